@@ -1,0 +1,16 @@
+//go:build !noasm
+
+package kernel
+
+import "golang.org/x/sys/cpu"
+
+func best() Level {
+	x := &cpu.X86
+	if !x.HasAVX2 || !x.HasFMA {
+		return Generic
+	}
+	if x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512VNNI {
+		return AVX512
+	}
+	return AVX2
+}
