@@ -1,0 +1,33 @@
+package testkit
+
+import (
+	"math"
+	"testing"
+)
+
+func TestRelL2(t *testing.T) {
+	nan := float32(math.NaN())
+	for _, c := range []struct {
+		name      string
+		got, want []float32
+		rel       float64
+	}{
+		{"equal", []float32{1, 2}, []float32{1, 2}, 0},
+		{"both zero", []float32{0}, []float32{0}, 0},
+		{"half off", []float32{1.5}, []float32{1}, 0.5},
+		{"length", []float32{1}, []float32{1, 2}, math.Inf(1)},
+		{"nan in got", []float32{nan}, []float32{1}, math.Inf(1)},
+		{"nan in want", []float32{1}, []float32{nan}, math.Inf(1)},
+		{"want zero", []float32{1}, []float32{0}, math.Inf(1)},
+	} {
+		if rel := RelL2(c.got, c.want); rel != c.rel {
+			t.Errorf("%s: got %v, want %v", c.name, rel, c.rel)
+		}
+	}
+}
+
+func TestGoldenModels(t *testing.T) {
+	for _, name := range GoldenModels(t) {
+		Golden(t, name+"/model.gguf")
+	}
+}
