@@ -1,0 +1,151 @@
+package quant
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Mix is a named recipe that says which tensor of a model gets which type, such
+// as "Q4_K_M": mostly Q4_K, with more bits where they matter. Get one from
+// [ParseMix]. The zero Mix is F32.
+type Mix struct {
+	kind      *kind
+	overrides []Override
+}
+
+// kind is one row of the table of mixes.
+type kind struct {
+	name     string
+	fileType uint32 // general.file_type, numbered by llama.cpp's llama_ftype
+	base     Type   // what most tensors get
+	note     string
+}
+
+var kinds = []kind{
+	{"F32", 0, F32, "32-bit floats, no loss"},
+	{"F16", 1, F16, "16-bit floats"},
+	{"BF16", 32, BF16, "16-bit floats with the range of F32"},
+	{"Q8_0", 7, Q8_0, "8.5 bits, practically lossless"},
+	{"Q6_K", 18, Q6_K, "6.6 bits, very close to the original"},
+	{"Q5_K_M", 17, Q5_K, "5.7 bits, sensitive tensors in Q6_K"},
+	{"Q5_K_S", 16, Q5_K, "5.5 bits"},
+	{"Q5_1", 9, Q5_1, "6.0 bits, older format"},
+	{"Q5_0", 8, Q5_0, "5.5 bits, older format"},
+	{"Q4_K_M", 15, Q4_K, "4.8 bits, sensitive tensors in Q6_K; a good default"},
+	{"Q4_K_S", 14, Q4_K, "4.6 bits"},
+	{"Q4_1", 3, Q4_1, "5.0 bits, older format"},
+	{"Q4_0", 2, Q4_0, "4.5 bits, older format"},
+	{"IQ4_NL", 25, IQ4_NL, "4.5 bits, non-linear code book"},
+	{"IQ4_XS", 30, IQ4_XS, "4.3 bits, non-linear code book; smallest here"},
+}
+
+// aliases are the short names people type for the medium-sized K mixes.
+var aliases = map[string]string{"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+
+// Mixes lists the names ParseMix accepts, largest files first.
+func Mixes() []string {
+	names := make([]string, len(kinds))
+	for i, k := range kinds {
+		names[i] = k.name
+	}
+	return names
+}
+
+// ParseMix finds a mix by name. Case does not matter; "Q4_K" and "Q5_K" mean
+// their _M forms.
+func ParseMix(name string) (Mix, error) {
+	want := strings.ToUpper(strings.TrimSpace(name))
+	if a, ok := aliases[want]; ok {
+		want = a
+	}
+	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == want })
+	if i < 0 {
+		return Mix{}, fmt.Errorf("unknown quantisation %q; known are %s", name, strings.Join(Mixes(), ", "))
+	}
+	return Mix{kind: &kinds[i]}, nil
+}
+
+func (m Mix) get() *kind {
+	if m.kind == nil {
+		return &kinds[0]
+	}
+	return m.kind
+}
+
+// Name is the canonical name, for example "Q4_K_M".
+func (m Mix) Name() string { return m.get().name }
+
+// FileType is the value for the key general.file_type.
+func (m Mix) FileType() uint32 { return m.get().fileType }
+
+// Base is the type most matrices get.
+func (m Mix) Base() Type { return m.get().base }
+
+// Note describes the mix in a few words, for help texts. Bits are per weight in
+// a typical model.
+func (m Mix) Note() string { return m.get().note }
+
+// Override gives the tensors whose whole name matches Pattern the type Type,
+// whatever the mix would choose, and also where the mix would leave a tensor
+// alone. In a pattern, * stands for any run of characters, ? for one and [a-z]
+// for a class.
+type Override struct {
+	Pattern string
+	Type    Type
+}
+
+// ParseOverride reads "pattern=type", for example "blk.*.attn_v.weight=q8_0".
+func ParseOverride(s string) (Override, error) {
+	pattern, typ, ok := strings.Cut(s, "=")
+	if !ok || pattern == "" {
+		return Override{}, fmt.Errorf("tensor type %q: want PATTERN=TYPE", s)
+	}
+	if _, err := path.Match(pattern, ""); err != nil {
+		return Override{}, fmt.Errorf("tensor type %q: malformed pattern", s)
+	}
+	t, err := ParseType(typ)
+	if err != nil {
+		return Override{}, fmt.Errorf("tensor type %q: %w", s, err)
+	}
+	return Override{pattern, t}, nil
+}
+
+// With returns a copy of m that looks at the overrides first. The first match
+// wins; overrides given here come after those m already has.
+func (m Mix) With(overrides ...Override) Mix {
+	m.overrides = append(slices.Clip(m.overrides), overrides...)
+	return m
+}
+
+// override returns the type forced on a tensor, if any.
+func (m Mix) override(name string) (Type, bool, error) {
+	for _, o := range m.overrides {
+		ok, err := path.Match(o.Pattern, name)
+		if err != nil {
+			return 0, false, fmt.Errorf("tensor type pattern %q: malformed", o.Pattern)
+		}
+		if ok {
+			return o.Type, true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+// FileTypeName is the name of a general.file_type value, including those no mix
+// here produces, or "" for an unknown one.
+func FileTypeName(ft uint32) string {
+	for _, k := range kinds {
+		if k.fileType == ft {
+			return k.name
+		}
+	}
+	return foreignFileTypes[ft]
+}
+
+var foreignFileTypes = map[uint32]string{
+	10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+	23: "IQ3_XXS", 24: "IQ1_S", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 31: "IQ1_M", 36: "TQ1_0",
+	37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0", 1024: "guessed",
+}
