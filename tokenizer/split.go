@@ -1,0 +1,269 @@
+package tokenizer
+
+import (
+	"maps"
+	"slices"
+	"unicode"
+	"unicode/utf8"
+)
+
+// A splitter returns the end of the piece of s that starts at i < len(s). Pieces
+// are what merging never crosses. Splitters are regular expressions written by
+// hand; the expressions are in the tests, which compare the two.
+type splitter func(s string, i int) int
+
+// preset is what a tokenizer.ggml.pre value stands for.
+type preset struct {
+	split      splitter
+	raw        bool // gemma4 spelling instead of the byte alphabet
+	wholeFirst bool // a piece that is a token is taken as it is
+	addBOS     bool // default of add_bos_token
+}
+
+var (
+	qwen2  = preset{split: splitQwen2}
+	qwen35 = preset{split: splitQwen35}
+	llama3 = preset{split: splitLlama3, wholeFirst: true, addBOS: true}
+	gpt2   = preset{split: splitGPT2}
+	gemma4 = preset{split: splitLines, raw: true, addBOS: true}
+)
+
+// presets also holds the names under which converters stored the same splitter.
+var presets = map[string]preset{
+	"qwen2": qwen2, "deepseek-r1-qwen": qwen2, "megrez": qwen2,
+	"qwen35": qwen35,
+	"llama3": llama3, "llama-v3": llama3, "llama-bpe": llama3, "falcon3": llama3, "pixtral": llama3, "lfm2": llama3,
+	"gpt2": gpt2, "gpt-2": gpt2, "phi-2": gpt2,
+	"gemma4": gemma4,
+}
+
+// PreNames returns the known tokenizer.ggml.pre values, sorted.
+func PreNames() []string { return slices.Sorted(maps.Keys(presets)) }
+
+// Character classes. Everything else, including an invalid byte, is 0: a symbol.
+const (
+	clsL  = 1 << iota // letter
+	clsM              // mark
+	clsN              // number
+	clsWS             // white space
+	clsNL             // CR or LF, always together with clsWS
+)
+
+// classes covers the basic plane. Filling it takes some 50 microseconds.
+var classes = func() (t [1 << 16]uint8) {
+	fill := func(tab *unicode.RangeTable, c uint8) {
+		for _, r := range tab.R16 {
+			for x := int(r.Lo); x <= int(r.Hi); x += int(r.Stride) {
+				t[x] |= c
+			}
+		}
+	}
+	fill(unicode.L, clsL)
+	fill(unicode.M, clsM)
+	fill(unicode.N, clsN)
+	fill(unicode.White_Space, clsWS)
+	t['\r'] |= clsNL
+	t['\n'] |= clsNL
+	return t
+}()
+
+// ascii holds the classes of one-byte characters and multi for all other bytes.
+var ascii = func() (t [256]uint8) {
+	for i := range t {
+		switch c := byte(i); {
+		case c >= utf8.RuneSelf:
+			t[i] = multi
+		case c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z':
+			t[i] = clsL
+		case c >= '0' && c <= '9':
+			t[i] = clsN
+		case c == '\r' || c == '\n':
+			t[i] = clsWS | clsNL
+		case c == ' ' || c >= '\t' && c <= '\r':
+			t[i] = clsWS
+		}
+	}
+	return t
+}()
+
+const multi = 0x80 // not a class: look at the whole character
+
+// classAt returns the class and length of the character at i.
+func classAt(s string, i int) (uint8, int) {
+	if c := ascii[s[i]]; c != multi {
+		return c, 1
+	}
+	return classMulti(s, i)
+}
+
+func classMulti(s string, i int) (uint8, int) {
+	r, n := utf8.DecodeRuneInString(s[i:])
+	if r < 1<<16 {
+		return classes[r], n
+	}
+	switch {
+	case unicode.Is(unicode.L, r):
+		return clsL, n
+	case unicode.Is(unicode.M, r):
+		return clsM, n
+	case unicode.Is(unicode.N, r):
+		return clsN, n
+	}
+	return 0, n // no white space beyond the basic plane
+}
+
+func splitQwen2(s string, i int) int  { return splitWords(s, i, clsL, 1) }
+func splitQwen35(s string, i int) int { return splitWords(s, i, clsL|clsM, 1) }
+func splitLlama3(s string, i int) int { return splitWords(s, i, clsL, 3) }
+
+// splitWords tries the alternatives of the Qwen and Llama 3 expressions in order.
+// letters is the class of a word's characters, digits the most in one piece.
+func splitWords(s string, i int, letters uint8, digits int) int {
+	if s[i] == '\'' {
+		if n := contraction(s[i+1:], true); n > 0 {
+			return i + 1 + n
+		}
+	}
+	c, n := classAt(s, i)
+	j := i + n
+	if c&letters != 0 {
+		return skip(s, j, letters)
+	}
+	if c&clsN != 0 {
+		for k := 1; k < digits && j < len(s); k++ {
+			c, n := classAt(s, j)
+			if c&clsN == 0 {
+				break
+			}
+			j += n
+		}
+		return j
+	}
+	var next uint8
+	var nn int
+	if j < len(s) {
+		next, nn = classAt(s, j)
+		if next&letters != 0 && c&clsNL == 0 {
+			return skip(s, j+nn, letters)
+		}
+	}
+	solid := letters | clsN | clsWS
+	if c&clsWS != 0 {
+		if s[i] != ' ' || j == len(s) || next&solid != 0 {
+			return splitSpace(s, i, true)
+		}
+		j += nn
+	}
+	for j < len(s) {
+		c, n := classAt(s, j)
+		if c&solid != 0 {
+			break
+		}
+		j += n
+	}
+	return skip(s, j, clsNL)
+}
+
+// splitGPT2 is the original expression: lower-case contractions, at most a space
+// in front, no special care for line ends.
+func splitGPT2(s string, i int) int {
+	if s[i] == '\'' {
+		if n := contraction(s[i+1:], false); n > 0 {
+			return i + 1 + n
+		}
+	}
+	j := i
+	if s[i] == ' ' && i+1 < len(s) {
+		j++
+	}
+	c, n := classAt(s, j)
+	switch {
+	case c&clsWS != 0:
+		return splitSpace(s, i, false)
+	case c&clsL != 0:
+		return skip(s, j+n, clsL)
+	case c&clsN != 0:
+		return skip(s, j+n, clsN)
+	}
+	for j < len(s) {
+		c, n := classAt(s, j)
+		if c&(clsL|clsN|clsWS) != 0 {
+			break
+		}
+		j += n
+	}
+	return j
+}
+
+// splitLines cuts between lines and runs of line feeds.
+func splitLines(s string, i int) int {
+	nl := s[i] == '\n'
+	for i < len(s) && (s[i] == '\n') == nl {
+		i++
+	}
+	return i
+}
+
+// skip returns the end of the run of characters of the given class.
+func skip(s string, i int, class uint8) int {
+	for i < len(s) {
+		c, n := classAt(s, i)
+		if c&class == 0 {
+			break
+		}
+		i += n
+	}
+	return i
+}
+
+// splitSpace ends a piece that starts with white space at i. With lines set, a run
+// with a line end in it stops after the last one. A run before other text leaves
+// its last character to that text.
+func splitSpace(s string, i int, lines bool) int {
+	j, last, afterNL := i, i, -1
+	for j < len(s) {
+		c, n := classAt(s, j)
+		if c&clsWS == 0 {
+			break
+		}
+		last = j
+		j += n
+		if c&clsNL != 0 {
+			afterNL = j
+		}
+	}
+	if lines && afterNL >= 0 {
+		return afterNL
+	}
+	if j == len(s) || last == i {
+		return j
+	}
+	return last
+}
+
+// contraction returns the length of an English contraction after an apostrophe.
+func contraction(s string, fold bool) int {
+	lower := func(i int) byte {
+		c := s[i]
+		if fold && c >= 'A' && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		return c
+	}
+	if len(s) == 0 {
+		return 0
+	}
+	switch lower(0) {
+	case 's', 't', 'm', 'd':
+		return 1
+	case 'r', 'v':
+		if len(s) > 1 && lower(1) == 'e' {
+			return 2
+		}
+	case 'l':
+		if len(s) > 1 && lower(1) == 'l' {
+			return 2
+		}
+	}
+	return 0
+}
