@@ -1,0 +1,432 @@
+// Package cpu runs models on the processor: a persistent pool of workers, weights read
+// in place from the mapped file, and the kernels of backend/cpu/kernel.
+//
+// New starts the workers; Close stops them. A Backend is used by one goroutine at a time.
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"unsafe"
+
+	"strobe/backend"
+	"strobe/backend/cpu/kernel"
+	"strobe/backend/cpu/kernel/qmat"
+	"strobe/backend/cpu/kernel/vec"
+	"strobe/gguf"
+	"strobe/quant"
+)
+
+// Options configures a Backend. The zero value uses every core.
+type Options struct {
+	Threads int // workers including the caller; 0 means one per core
+}
+
+// Backend is the CPU device.
+type Backend struct {
+	pool    *pool
+	workers []worker
+	rounded bool      // whether the current matrix product needs rows
+	rows    qmat.Rows // its activations, rounded to int8
+	acts    qmat.Acts // the same, arranged for the kernels
+	experts expertScratch
+	delta   deltaScratch
+}
+
+// worker is the scratch memory of one worker.
+type worker struct {
+	mul    *qmat.Scratch
+	scores []float32
+	_      [64]byte
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New returns a CPU backend.
+func New(opt Options) *Backend {
+	n := opt.Threads
+	if n <= 0 {
+		n = runtime.GOMAXPROCS(0)
+	}
+	b := &Backend{pool: newPool(n), workers: make([]worker, n)}
+	for i := range b.workers {
+		b.workers[i].mul = qmat.NewScratch()
+	}
+	return b
+}
+
+// Name describes the device.
+func (b *Backend) Name() string {
+	return fmt.Sprintf("cpu (%s, %d threads)", kernel.Current(), b.pool.n)
+}
+
+// Threads returns the number of workers.
+func (b *Backend) Threads() int { return b.pool.n }
+
+// Close stops the workers.
+func (b *Backend) Close() error {
+	b.pool.close()
+	return nil
+}
+
+type buffer []float32
+
+func (b buffer) Len() int { return len(b) }
+
+type ints []int32
+
+func (v ints) Len() int { return len(v) }
+
+type vector []float32
+
+func (v vector) Len() int { return len(v) }
+
+// Alloc returns zeroed memory that starts on a cache line.
+func (b *Backend) Alloc(rows, cols int) backend.Tensor {
+	n := rows * cols
+	m := make([]float32, n+16)
+	skip := 0
+	if r := uintptr(unsafe.Pointer(&m[0])) % 64; r != 0 {
+		skip = int(64-r) / 4
+	}
+	return backend.Tensor{Buf: buffer(m[skip : skip+n : skip+n]), Rows: rows, Cols: cols, Stride: cols}
+}
+
+// AllocInts returns n zeroed integers.
+func (b *Backend) AllocInts(n int) backend.Ints { return make(ints, n) }
+
+// SetInts copies v to the start of dst.
+func (b *Backend) SetInts(dst backend.Ints, v []int32) { copy(dst.(ints), v) }
+
+// Ints returns the values of v.
+func (b *Backend) Ints(v backend.Ints) []int32 { return v.(ints) }
+
+// BeginStep has nothing to record on a CPU.
+func (b *Backend) BeginStep(string) {}
+
+// f32 returns the memory of t from its first value on.
+func f32(t backend.Tensor) []float32 { return t.Buf.(buffer)[t.Off:] }
+
+// row returns row r of t.
+func row(t backend.Tensor, r int) []float32 {
+	o := t.Off + r*t.Stride
+	return t.Buf.(buffer)[o : o+t.Cols : o+t.Cols]
+}
+
+// Read returns the values of t, which alias its memory when its rows are contiguous.
+func (b *Backend) Read(t backend.Tensor) []float32 {
+	if t.Stride == t.Cols || t.Rows == 1 {
+		return f32(t)[:t.Rows*t.Cols]
+	}
+	out := make([]float32, 0, t.Rows*t.Cols)
+	for r := range t.Rows {
+		out = append(out, row(t, r)...)
+	}
+	return out
+}
+
+// Write copies v to the rows of t.
+func (b *Backend) Write(t backend.Tensor, v []float32) {
+	for r := range t.Rows {
+		copy(row(t, r), v[r*t.Cols:][:t.Cols])
+	}
+}
+
+// weight is a matrix in the mapped file.
+type weight struct {
+	typ        quant.Type
+	data       []byte
+	rows, cols int
+	experts    int
+	scale      []float32 // of the product: none, one, or one per expert
+}
+
+func (w *weight) Rows() int        { return w.rows }
+func (w *weight) Cols() int        { return w.cols }
+func (w *weight) Experts() int     { return w.experts }
+func (w *weight) Type() quant.Type { return w.typ }
+func (w *weight) Bytes() int       { return len(w.data) }
+
+// expert returns the matrix of expert e.
+func (w *weight) expert(e int) []byte {
+	n := len(w.data) / w.experts
+	return w.data[e*n:][:n]
+}
+
+func (w *weight) scaleOf(e int) float32 {
+	switch len(w.scale) {
+	case 0:
+		return 1
+	case 1:
+		return w.scale[0]
+	}
+	return w.scale[e]
+}
+
+// Weight binds a matrix. The bytes of t must stay mapped while it is used.
+func (b *Backend) Weight(t, scale *gguf.Tensor) (backend.Weight, error) {
+	w := &weight{typ: t.Type, data: t.Data, cols: t.Shape[0], rows: 1, experts: 1}
+	if len(t.Shape) > 1 {
+		w.rows = t.Shape[1]
+	}
+	if len(t.Shape) > 2 {
+		w.experts = t.Shape[2]
+	}
+	if len(t.Shape) > 3 && t.Shape[3] != 1 {
+		return nil, fmt.Errorf("tensor %q: %d dimensions, want at most 3", t.Name, len(t.Shape))
+	}
+	if !isFloat(t.Type) {
+		if !qmat.Supported(t.Type) {
+			return nil, fmt.Errorf("tensor %q: weights of type %s are not supported", t.Name, t.Type)
+		}
+		m := w.matrix(0)
+		if err := m.Validate(); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+	}
+	if scale != nil {
+		var err error
+		if w.scale, err = floats(scale); err != nil {
+			return nil, err
+		}
+		if len(w.scale) != 1 && len(w.scale) != w.experts {
+			return nil, fmt.Errorf("tensor %q: %d scales for %d experts", scale.Name, len(w.scale), w.experts)
+		}
+	}
+	return w, nil
+}
+
+func (w *weight) matrix(e int) qmat.Matrix {
+	return qmat.Matrix{Type: w.typ, Rows: w.rows, K: w.cols, Data: w.expert(e)}
+}
+
+func isFloat(t quant.Type) bool { return t == quant.F32 || t == quant.F16 || t == quant.BF16 }
+
+// Vector binds a parameter vector as float32.
+func (b *Backend) Vector(t *gguf.Tensor) (backend.Vector, error) {
+	v, err := floats(t)
+	return vector(v), err
+}
+
+// VectorOf binds values made by the model.
+func (b *Backend) VectorOf(v []float32) backend.Vector { return vector(v) }
+
+func floats(t *gguf.Tensor) ([]float32, error) {
+	v := make([]float32, t.Elems())
+	if err := quant.Dequantize(t.Type, v, t.Data); err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
+	for i, x := range v {
+		if math.IsNaN(float64(x)) || math.IsInf(float64(x), 0) {
+			return nil, fmt.Errorf("tensor %q: value %d is %v", t.Name, i, x)
+		}
+	}
+	return v, nil
+}
+
+func values(v backend.Vector) []float32 {
+	if v == nil {
+		return nil
+	}
+	return v.(vector)
+}
+
+// smallWork is the number of values below which sharing an elementwise operation among
+// workers costs more than it saves.
+const smallWork = 1 << 14
+
+// rowsOf calls fn for rows [0, n), in parallel when n rows of cols values are worth it.
+func (b *Backend) rowsOf(n, cols int, fn func(r int)) {
+	if b.pool.n == 1 || n == 1 || n*cols < smallWork {
+		for r := range n {
+			fn(r)
+		}
+		return
+	}
+	per := max(1, min(smallWork/2/max(cols, 1), (n+2*b.pool.n-1)/(2*b.pool.n)))
+	b.pool.each((n+per-1)/per, func(_, t int) {
+		for r := t * per; r < min(n, (t+1)*per); r++ {
+			fn(r)
+		}
+	})
+}
+
+// Embed looks up rows of the embedding matrix.
+func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, scale float32) {
+	m := w.(*weight)
+	rb := m.typ.RowBytes(m.cols)
+	id := ids.(ints)
+	scale *= m.scaleOf(0)
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) {
+		out := row(dst, r)
+		// The type was checked when the weight was bound.
+		_ = vec.DequantRow(out, m.typ, m.data[int(id[r])*rb:][:rb])
+		if scale != 1 {
+			vec.Scale(out, out, scale)
+		}
+	})
+}
+
+// AddBias adds a vector to every row.
+func (b *Backend) AddBias(x backend.Tensor, bias backend.Vector) {
+	v := values(bias)
+	b.rowsOf(x.Rows, x.Cols, func(r int) { vec.Add(row(x, r), row(x, r), v) })
+}
+
+// RMSNorm normalises every row.
+func (b *Backend) RMSNorm(dst, x backend.Tensor, w backend.Vector, eps float32) {
+	v := values(w)
+	b.rowsOf(x.Rows, x.Cols, func(r int) { vec.RMSNorm(row(dst, r), row(x, r), v, eps) })
+}
+
+// Add adds row by row.
+func (b *Backend) Add(dst, x, y backend.Tensor) {
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Add(row(dst, r), row(x, r), row(y, r)) })
+}
+
+// Mul multiplies row by row.
+func (b *Backend) Mul(dst, x, y backend.Tensor) {
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Mul(row(dst, r), row(x, r), row(y, r)) })
+}
+
+// MulVec multiplies every row by v.
+func (b *Backend) MulVec(dst, x backend.Tensor, v backend.Vector) {
+	f := values(v)
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Mul(row(dst, r), row(x, r), f) })
+}
+
+// Scale multiplies every value by s.
+func (b *Backend) Scale(dst, x backend.Tensor, s float32) {
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Scale(row(dst, r), row(x, r), s) })
+}
+
+// Copy copies row by row.
+func (b *Backend) Copy(dst, src backend.Tensor) {
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) { copy(row(dst, r), row(src, r)) })
+}
+
+// Gather copies the rows of src that rows names.
+func (b *Backend) Gather(dst, src backend.Tensor, rows backend.Ints) {
+	idx := rows.(ints)
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) { copy(row(dst, r), row(src, int(idx[r]))) })
+}
+
+// Gated computes act(gate) * up.
+func (b *Backend) Gated(dst, gate, up backend.Tensor, act backend.Activation) {
+	f := vec.SiluMul
+	if act == backend.GELU {
+		f = vec.GeluMul
+	}
+	b.rowsOf(dst.Rows, 8*dst.Cols, func(r int) { f(row(dst, r), row(gate, r), row(up, r)) })
+}
+
+// SigmoidGate computes x * sigmoid(gate).
+func (b *Backend) SigmoidGate(dst, x, gate backend.Tensor) {
+	b.rowsOf(dst.Rows, 8*dst.Cols, func(r int) { vec.SigmoidMul(row(dst, r), row(x, r), row(gate, r)) })
+}
+
+// AddGated adds x scaled by the sigmoid of one gate value per row.
+func (b *Backend) AddGated(dst, x, gate backend.Tensor) {
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) {
+		g := [1]float32{row(gate, r)[0]}
+		vec.Sigmoid(g[:], g[:])
+		vec.Axpy(row(dst, r), g[0], row(x, r))
+	})
+}
+
+// Softcap bounds values smoothly to (-c, c).
+func (b *Backend) Softcap(x backend.Tensor, c float32) {
+	// Split long rows: one row of logits is as much work as many rows of activations.
+	const part = 1 << 13
+	parts := (x.Cols + part - 1) / part
+	b.rowsOf(x.Rows*parts, part, func(i int) {
+		v := row(x, i/parts)
+		from := i % parts * part
+		v = v[from:min(from+part, len(v))]
+		vec.Softcap(v, v, c)
+	})
+}
+
+// Angles computes the cosines and sines of rotary embedding for every position.
+func (b *Backend) Angles(cos, sin backend.Tensor, pos backend.Ints, inv backend.Vector, mscale float32) {
+	p, f := pos.(ints), values(inv)
+	b.rowsOf(cos.Rows, 32*cos.Cols, func(r int) {
+		c, s := row(cos, r), row(sin, r)
+		for i := range c {
+			// In float64: at position 200,000 a float32 angle is off by a hundredth.
+			sn, cs := math.Sincos(float64(p[r]) * float64(f[i]))
+			c[i], s[i] = float32(cs)*mscale, float32(sn)*mscale
+		}
+	})
+}
+
+// RoPE rotates pairs (i, i+n) of every head.
+func (b *Backend) RoPE(x backend.Tensor, heads int, cos, sin backend.Tensor) {
+	b.rowsOf(x.Rows, x.Cols, func(r int) {
+		vec.RoPE(row(x, r), x.Cols, 2*cos.Cols, row(cos, r/heads), row(sin, r/heads))
+	})
+}
+
+// ArgMax finds the largest value of every row.
+func (b *Backend) ArgMax(ids backend.Ints, x backend.Tensor) {
+	id := ids.(ints)
+	b.rowsOf(x.Rows, x.Cols, func(r int) { id[r] = int32(vec.ArgMax(row(x, r))) })
+}
+
+// TopK finds the k largest values of every row and their log-softmax.
+func (b *Backend) TopK(ids backend.Ints, logp backend.Tensor, x backend.Tensor, k int) {
+	id := ids.(ints)
+	b.rowsOf(x.Rows, 4*x.Cols, func(r int) {
+		v := row(x, r)
+		top, val := id[r*k:][:k], row(logp, r)[:k]
+		topK(top, val, v)
+		lse := logSumExp(v)
+		for i := range val {
+			val[i] -= lse
+		}
+	})
+}
+
+// topK fills ids and vals with the largest values of v, descending, lowest id first among
+// equals. NaN counts as smallest. Missing entries get id -1.
+func topK(ids []int32, vals, v []float32) {
+	n := 0
+	k := len(ids)
+	for i, x := range v {
+		if n == k && !(x > vals[k-1]) || x != x {
+			continue
+		}
+		j := min(n, k-1)
+		for j > 0 && x > vals[j-1] {
+			vals[j], ids[j] = vals[j-1], ids[j-1]
+			j--
+		}
+		vals[j], ids[j] = x, int32(i)
+		n = min(n+1, k)
+	}
+	for ; n < k; n++ {
+		ids[n], vals[n] = -1, float32(math.Inf(-1))
+	}
+}
+
+func logSumExp(v []float32) float32 {
+	m := math.Inf(-1)
+	for _, x := range v {
+		m = max(m, float64(x))
+	}
+	var buf [256]float32
+	sum := 0.0
+	for len(v) > 0 {
+		c := min(len(v), len(buf))
+		for i, x := range v[:c] {
+			buf[i] = x - float32(m)
+		}
+		vec.Exp(buf[:c], buf[:c])
+		for _, e := range buf[:c] {
+			sum += float64(e)
+		}
+		v = v[c:]
+	}
+	return float32(m + math.Log(sum))
+}

@@ -1,0 +1,167 @@
+package cpu
+
+import (
+	"math"
+
+	"strobe/backend"
+	"strobe/backend/cpu/kernel/vec"
+)
+
+// deltaScratch holds what GatedDelta computes per row before the recurrence.
+type deltaScratch struct {
+	beta, decay, logDecay []float32 // [n, VHeads]
+	update                []float32 // [n, VHeads*VDim]
+}
+
+// ShortConv computes silu of the causal depthwise convolution along each row's ancestors.
+func (b *Backend) ShortConv(dst, u backend.Tensor, w backend.Vector, d backend.DeltaDims, segs []backend.DeltaSeg) {
+	wv := values(w)
+	for i := range segs {
+		s := &segs[i]
+		convCommit(d, s)
+		const part = 1024
+		parts := (d.ConvDim() + part - 1) / part
+		b.rowsOf(s.N*parts, 8*part, func(t int) {
+			r, c := t/parts, t%parts*part
+			var taps [8][]float32
+			at := r
+			for j := d.Kernel - 1; j >= 0; j-- {
+				if at >= 0 {
+					taps[j] = row(u, s.Row+at)
+					at = parent(s, at)
+				} else { // -1 is the newest committed input, -2 the one before it
+					taps[j] = row(s.Conv, d.Kernel-1+at)
+					at--
+				}
+			}
+			vec.ConvSilu(row(dst, s.Row+r), wv, taps[:d.Kernel], c, min(c+part, d.ConvDim()))
+		})
+		if s.Prompt {
+			convShift(d, s, func(i int) []float32 { return row(u, s.Row+i) }, s.N)
+		} else {
+			for r := range s.N {
+				copy(row(s.TapeU, r), row(u, s.Row+r))
+			}
+		}
+	}
+}
+
+func parent(s *backend.DeltaSeg, r int) int {
+	if s.Parents == nil {
+		return r - 1
+	}
+	return int(s.Parents[r])
+}
+
+// convCommit moves the pending inputs of the tape into the convolution state.
+func convCommit(d backend.DeltaDims, s *backend.DeltaSeg) {
+	convShift(d, s, func(i int) []float32 { return row(s.TapeU, i) }, s.Pending)
+}
+
+// convShift appends n inputs to the convolution state, which keeps the newest.
+func convShift(d backend.DeltaDims, s *backend.DeltaSeg, in func(i int) []float32, n int) {
+	keep := d.Kernel - 1
+	for j := range keep {
+		if from := j + n - keep; from >= 0 {
+			copy(row(s.Conv, j), in(from))
+		} else {
+			copy(row(s.Conv, j), row(s.Conv, j+n))
+		}
+	}
+}
+
+// GatedDelta runs the gated delta rule over every segment, head by head.
+func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend.Vector, d backend.DeltaDims, segs []backend.DeltaSeg) {
+	n := qkv.Rows
+	s := &b.delta
+	s.beta, s.decay, s.logDecay = grow(s.beta, n*d.VHeads), grow(s.decay, n*d.VHeads), grow(s.logDecay, n*d.VHeads)
+	s.update = grow(s.update, n*d.VHeads*d.VDim)
+	av, dv := values(a), values(dt)
+	kw := d.KHeads * d.KDim
+	b.rowsOf(n, 2*kw+64*d.VHeads, func(r int) {
+		x := row(qkv, r)
+		for h := range 2 * d.KHeads {
+			v := x[h*d.KDim:][:d.KDim]
+			vec.L2Norm(v, v, d.Eps)
+		}
+		al, at := row(alpha, r), r*d.VHeads
+		vec.Sigmoid(s.beta[at:][:d.VHeads], row(beta, r))
+		for h := range d.VHeads {
+			g := av[h] * vec.Softplus(al[h]+dv[h])
+			s.logDecay[at+h] = g
+			s.decay[at+h] = float32(math.Exp(float64(g)))
+		}
+	})
+	vw := d.VHeads * d.VDim
+	for i := range segs {
+		sg := &segs[i]
+		do := func(h int) {
+			kh := h % d.KHeads
+			if d.Grouped {
+				kh = h / (d.VHeads / d.KHeads)
+			}
+			x := f32(qkv)[sg.Row*qkv.Stride:]
+			at := sg.Row * d.VHeads
+			v := vec.Delta{
+				DK: d.KDim, DV: d.VDim, Scale: float32(1 / math.Sqrt(float64(d.KDim))),
+				State: f32(sg.State)[h*d.VDim*d.KDim:][:d.VDim*d.KDim],
+				NPend: sg.Pending,
+				N:     sg.N, Q: x[kh*d.KDim:], K: x[kw+kh*d.KDim:], QKStride: qkv.Stride,
+				V: x[2*kw+h*d.VDim:], VStride: qkv.Stride,
+				Beta: s.beta[at+h:], G: s.decay[at+h:], BGStride: d.VHeads,
+				DOut: s.update[sg.Row*vw+h*d.VDim:], DStride: vw,
+				O: f32(dst)[sg.Row*dst.Stride+h*d.VDim:], OStride: dst.Stride,
+				Store: sg.Pending,
+			}
+			if sg.Pending > 0 {
+				v.PK, v.PKStride = f32(sg.TapeK)[kh*d.KDim:], sg.TapeK.Stride
+				v.PD, v.PDStride = f32(sg.TapeD)[h*d.VDim:], sg.TapeD.Stride
+				v.PG, v.PGStride = f32(sg.TapeG)[h:], sg.TapeG.Stride
+			}
+			if sg.Prompt {
+				v.Store += sg.N
+			}
+			if sg.Parents != nil {
+				vec.DeltaTree(&v, sg.Parents, s.logDecay[at+h:])
+			} else {
+				vec.DeltaRule(&v)
+			}
+		}
+		if b.pool.n == 1 || d.VHeads*d.VDim*d.KDim < 1<<13 {
+			for h := range d.VHeads {
+				do(h)
+			}
+		} else {
+			b.pool.each(d.VHeads, func(_, h int) { do(h) })
+		}
+		if sg.Prompt {
+			continue
+		}
+		for r := range sg.N {
+			copy(row(sg.TapeK, r), row(qkv, sg.Row+r)[kw:2*kw])
+			copy(row(sg.TapeD, r), s.update[(sg.Row+r)*vw:][:vw])
+			copy(row(sg.TapeG, r), s.decay[(sg.Row+r)*d.VHeads:][:d.VHeads])
+		}
+	}
+}
+
+// DeltaCommit applies the pending tape rows to the convolution and recurrent state.
+func (b *Backend) DeltaCommit(d backend.DeltaDims, s backend.DeltaSeg) {
+	if s.Pending == 0 {
+		return
+	}
+	convCommit(d, &s)
+	b.rowsOf(d.VHeads, s.Pending*d.VDim*d.KDim, func(h int) {
+		kh := h % d.KHeads
+		if d.Grouped {
+			kh = h / (d.VHeads / d.KHeads)
+		}
+		vec.DeltaRule(&vec.Delta{
+			DK: d.KDim, DV: d.VDim, State: f32(s.State)[h*d.VDim*d.KDim:][:d.VDim*d.KDim],
+			NPend: s.Pending, Store: s.Pending,
+			PK: f32(s.TapeK)[kh*d.KDim:], PKStride: s.TapeK.Stride,
+			PD: f32(s.TapeD)[h*d.VDim:], PDStride: s.TapeD.Stride,
+			PG: f32(s.TapeG)[h:], PGStride: s.TapeG.Stride,
+		})
+	})
+}

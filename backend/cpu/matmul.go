@@ -1,0 +1,118 @@
+package cpu
+
+import (
+	"strobe/backend"
+	"strobe/backend/cpu/kernel/qmat"
+	"strobe/backend/cpu/kernel/vec"
+)
+
+// panel is the number of rows the kernels compute together; work is shared in multiples.
+const panel = 16
+
+// inlineMACs is the work below which a product runs on the calling worker alone.
+const inlineMACs = 1 << 15
+
+// MatMul computes every product of the same input. The input is rounded to int8 once when
+// any weight is quantised, and all outputs are shared among the workers together.
+func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
+	b.quantizeFor(x, ps)
+	b.pack(&b.acts, x, nil)
+	macs := 0
+	for _, p := range ps {
+		macs += p.W.Rows() * p.W.Cols() * x.Rows
+	}
+	chunk := b.chunkRows(ps, macs)
+	tasks := 0
+	for _, p := range ps {
+		tasks += (p.W.Rows() + chunk - 1) / chunk
+	}
+	do := func(w, t int) {
+		for _, p := range ps {
+			n := (p.W.Rows() + chunk - 1) / chunk
+			if t < n {
+				m := p.W.(*weight)
+				r0 := t * chunk
+				b.product(p.Y, m, 0, x, &b.acts, r0, min(r0+chunk, m.rows), w)
+				return
+			}
+			t -= n
+		}
+	}
+	if macs < inlineMACs {
+		for t := range tasks {
+			do(0, t)
+		}
+		return
+	}
+	b.pool.each(tasks, do)
+}
+
+// chunkRows chooses how many rows one task computes: enough tasks that a worker which was
+// held up does not delay the rest, few enough that taking one costs nothing.
+func (b *Backend) chunkRows(ps []backend.Product, macs int) int {
+	rows := 0
+	for _, p := range ps {
+		rows += p.W.Rows()
+	}
+	if b.pool.n == 1 || macs < inlineMACs {
+		return (rows + panel - 1) / panel * panel
+	}
+	per := max(rows/(8*b.pool.n), inlineMACs/2/max(1, macs/rows))
+	return max(panel, per/panel*panel)
+}
+
+// quantizeFor rounds x to int8 if a product needs it.
+func (b *Backend) quantizeFor(x backend.Tensor, ps []backend.Product) {
+	b.rounded = false
+	for _, p := range ps {
+		b.rounded = b.rounded || !isFloat(p.W.Type())
+	}
+	if !b.rounded {
+		return
+	}
+	b.rows.Reset(x.Rows, x.Cols)
+	v := f32(x)
+	b.share(x.Rows, x.Cols, func(r0, r1 int) { b.rows.Quantize(v, x.Stride, r0, r1) })
+}
+
+// pack arranges rounded rows (all of them when cols is nil) for the kernels.
+func (b *Backend) pack(a *qmat.Acts, x backend.Tensor, cols []int32) {
+	if !b.rounded {
+		return
+	}
+	n := x.Rows
+	if cols != nil {
+		n = len(cols)
+	}
+	a.Reset(n, x.Cols)
+	b.share(a.Blocks(), 256*n, func(b0, b1 int) { a.Pack(&b.rows, cols, b0, b1) })
+}
+
+// share splits [0, n) into ranges when n items of the given size are worth sharing.
+func (b *Backend) share(n, size int, fn func(from, to int)) {
+	if b.pool.n == 1 || n == 1 || n*size < 4*smallWork {
+		fn(0, n)
+		return
+	}
+	parts := min(n, 4*b.pool.n)
+	b.pool.each(parts, func(_, t int) { fn(t*n/parts, (t+1)*n/parts) })
+}
+
+// product computes rows [r0, r1) of y = W[e] x. a holds x rounded, for quantised weights.
+func (b *Backend) product(y backend.Tensor, m *weight, e int, x backend.Tensor, a *qmat.Acts, r0, r1, worker int) {
+	out := f32(y)
+	n := x.Rows
+	if isFloat(m.typ) {
+		vec.MatMul(out, y.Stride, m.typ, m.expert(e), m.cols, f32(x), x.Stride, n, r0, r1)
+	} else {
+		q := m.matrix(e)
+		n = a.N()
+		q.Mul(out, y.Stride, a, r0, r1, b.workers[worker].mul)
+	}
+	if s := m.scaleOf(e); s != 1 {
+		for c := range n {
+			v := out[c*y.Stride+r0 : c*y.Stride+r1]
+			vec.Scale(v, v, s)
+		}
+	}
+}

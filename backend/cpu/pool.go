@@ -1,0 +1,134 @@
+package cpu
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// pool runs one function on several workers at once. The caller is worker 0; the others
+// are goroutines that wait for the next function. Between the operations of a step they
+// spin, because waking a sleeping thread costs as much as a small operation; after
+// spinTime without work they sleep, so an idle engine uses no CPU.
+type pool struct {
+	n     int
+	fn    func(worker int)
+	epoch atomic.Uint32
+	left  atomic.Int32
+	stop  atomic.Bool
+	gates []gate // of workers 1..n-1
+	done  sync.WaitGroup
+}
+
+type gate struct {
+	asleep atomic.Bool
+	wake   chan struct{}
+	_      [40]byte // one gate per cache line
+}
+
+const spinTime = 150 * time.Microsecond
+
+func newPool(n int) *pool {
+	p := &pool{n: n, gates: make([]gate, n)}
+	for w := 1; w < n; w++ {
+		p.gates[w].wake = make(chan struct{}, 1)
+		p.done.Go(func() { p.work(w) })
+	}
+	return p
+}
+
+func (p *pool) work(w int) {
+	g := &p.gates[w]
+	seen := uint32(0)
+	for {
+		if !p.await(g, seen) {
+			return
+		}
+		seen++
+		p.fn(w)
+		p.left.Add(-1)
+	}
+}
+
+// await returns true when an epoch after seen has begun, false when the pool stops.
+func (p *pool) await(g *gate, seen uint32) bool {
+	var start time.Time
+	for i := 0; ; i++ {
+		if p.epoch.Load() != seen {
+			return !p.stop.Load()
+		}
+		if i&0xff != 0xff {
+			continue
+		}
+		runtime.Gosched()
+		if start.IsZero() {
+			start = time.Now()
+		} else if time.Since(start) > spinTime {
+			// Announce sleep, then look once more: run looks at asleep after it has
+			// changed the epoch, so one of the two sees the other.
+			g.asleep.Store(true)
+			if p.epoch.Load() == seen {
+				<-g.wake
+			} else if !g.asleep.CompareAndSwap(true, false) {
+				<-g.wake
+			}
+			start, i = time.Time{}, 0
+		}
+	}
+}
+
+// run calls fn(worker) on every worker and returns when all have returned.
+func (p *pool) run(fn func(worker int)) {
+	if p.n == 1 {
+		fn(0)
+		return
+	}
+	p.fn = fn
+	p.left.Store(int32(p.n - 1))
+	p.start()
+	fn(0)
+	for i := 0; p.left.Load() != 0; i++ {
+		if i&0x3ff == 0x3ff {
+			runtime.Gosched()
+		}
+	}
+}
+
+func (p *pool) start() {
+	p.epoch.Add(1)
+	for w := 1; w < p.n; w++ {
+		g := &p.gates[w]
+		if g.asleep.Load() && g.asleep.CompareAndSwap(true, false) {
+			g.wake <- struct{}{}
+		}
+	}
+}
+
+// each shares tasks [0, n) among the workers as they become free.
+func (p *pool) each(n int, fn func(worker, task int)) {
+	if n == 1 || p.n == 1 {
+		for t := range n {
+			fn(0, t)
+		}
+		return
+	}
+	var next atomic.Int32
+	p.run(func(w int) {
+		for {
+			t := int(next.Add(1)) - 1
+			if t >= n {
+				return
+			}
+			fn(w, t)
+		}
+	})
+}
+
+func (p *pool) close() {
+	if p.n == 1 || p.stop.Swap(true) {
+		return
+	}
+	p.start()
+	p.done.Wait()
+}

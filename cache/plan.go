@@ -1,0 +1,130 @@
+package cache
+
+import "strobe/backend"
+
+// Segment is the part of a batch that belongs to one sequence.
+type Segment struct {
+	Seq     *Seq
+	Rows    int
+	Parents []int32 // tree: parent row or -1 for the last committed token; nil for a chain
+	Prompt  bool    // known to be accepted whole
+}
+
+// Batch is what the layers of one forward pass need to know of the caches.
+type Batch struct {
+	Plans []backend.KVPlan // per group
+	Pos   []int32          // per row: its position
+	m     *Memory
+	segs  []Segment
+	delta []backend.DeltaSeg
+}
+
+// Begin prepares a forward pass: it makes room for every segment and plans what each row
+// writes and sees. With block set, the rows of a segment see each other in both directions
+// (a drafter's block) instead of only earlier ones; block[g] decides per group.
+func (m *Memory) Begin(segs []Segment, block []bool) (*Batch, error) {
+	b := &Batch{m: m, segs: segs, Plans: make([]backend.KVPlan, len(m.groups))}
+	for i := range segs {
+		s := &segs[i]
+		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {
+			return nil, err
+		}
+	}
+	for si := range segs {
+		s := &segs[si]
+		depth := depths(s)
+		for r := range s.Rows {
+			b.Pos = append(b.Pos, int32(s.Seq.n)+depth[r])
+		}
+		for gi, g := range m.groups {
+			p := &b.Plans[gi]
+			p.Tables = append(p.Tables, s.Seq.tables[gi])
+			for r := range s.Rows {
+				pos := s.Seq.n + int(depth[r])
+				lo, hi := 0, pos+1
+				if g.window > 0 {
+					lo = max(0, pos+1-g.window)
+				}
+				if block != nil && block[gi] {
+					hi = s.Seq.n + s.Rows
+				}
+				if s.Parents != nil {
+					hi = max(lo, s.Seq.n)
+					p.Extra = extend(p.Extra, len(p.Slot))
+					p.Extra = append(p.Extra, ancestors(s, r, lo, depth))
+				}
+				p.Seg = append(p.Seg, int32(si))
+				p.Slot = append(p.Slot, int32(s.Seq.n+r))
+				p.Lo = append(p.Lo, int32(lo))
+				p.Hi = append(p.Hi, int32(hi))
+			}
+		}
+	}
+	for gi := range b.Plans {
+		if p := &b.Plans[gi]; p.Extra != nil {
+			p.Extra = extend(p.Extra, len(p.Slot))
+		}
+	}
+	return b, nil
+}
+
+// extend pads a list of extra slots to n rows: rows of chains have none.
+func extend(x [][]int32, n int) [][]int32 {
+	for len(x) < n {
+		x = append(x, nil)
+	}
+	return x
+}
+
+func depths(s *Segment) []int32 {
+	d := make([]int32, s.Rows)
+	for r := range d {
+		if s.Parents == nil {
+			d[r] = int32(r)
+		} else if p := s.Parents[r]; p >= 0 {
+			d[r] = d[p] + 1
+		}
+	}
+	return d
+}
+
+// ancestors lists the slots of row r and its ancestors that lie in the window, in order of depth.
+func ancestors(s *Segment, r, lo int, depth []int32) []int32 {
+	var up []int32
+	for a := int32(r); a >= 0; a = s.Parents[a] {
+		if s.Seq.n+int(depth[a]) >= lo {
+			up = append(up, int32(s.Seq.n)+a)
+		}
+	}
+	for i, j := 0, len(up)-1; i < j; i, j = i+1, j-1 {
+		up[i], up[j] = up[j], up[i]
+	}
+	return up
+}
+
+// Delta returns the segments of recurrent layer i.
+func (b *Batch) Delta(i int) []backend.DeltaSeg {
+	b.delta = b.delta[:0]
+	row := 0
+	for _, s := range b.segs {
+		d := s.Seq.deltaSeg(i)
+		d.Row, d.N, d.Parents, d.Prompt = row, s.Rows, s.Parents, s.Prompt
+		b.delta = append(b.delta, d)
+		row += s.Rows
+	}
+	return b.delta
+}
+
+// Done tells the sequences that the pass is complete; their rows now wait for Commit.
+func (b *Batch) Done() {
+	for _, s := range b.segs {
+		s.Seq.forwarded()
+	}
+}
+
+// Fail tells the sequences that the pass ended half-way.
+func (b *Batch) Fail() {
+	for _, s := range b.segs {
+		s.Seq.Fail()
+	}
+}

@@ -1,0 +1,317 @@
+package model
+
+import (
+	"fmt"
+
+	"strobe/backend"
+	"strobe/gguf"
+)
+
+// qwen35 is the hybrid of Qwen3.5, Qwen3.6 and Qwen3-Next: most layers are Gated DeltaNet, every
+// few layers one is attention with an output gate; the feed-forward layers are dense or a
+// mixture of experts with a shared one.
+type qwen35 struct {
+	heads, kvHeads, headDim int
+	delta                   backend.DeltaDims
+	rope                    *rope
+	layers                  []qwen35Layer
+	width                   int // widest feed-forward layer
+	experts, used           int
+	expertWidth             int
+
+	h          backend.Tensor
+	qg, q      backend.Tensor // attention: query and gate per head; queries alone
+	k, v, o    backend.Tensor
+	u, conv, z backend.Tensor // DeltaNet: projections before and after the convolution; output gate
+	alpha      backend.Tensor
+	beta, d    backend.Tensor
+	ffn        ffnScratch
+	moe        moeScratch
+	shared     backend.Tensor
+	gate       backend.Tensor
+}
+
+type qwen35Layer struct {
+	norm, postNorm backend.Vector
+	attn           *gatedAttention
+	delta          *deltaNet
+	ffn            *ffn
+	moe            *moe
+	sharedGate     backend.Weight // with moe: ffn is the shared expert
+}
+
+type gatedAttention struct {
+	q, k, v, o   backend.Weight
+	qNorm, kNorm backend.Vector
+	cache        int
+}
+
+type deltaNet struct {
+	qkv, z, alpha, beta, out backend.Weight
+	conv, a, dt, norm        backend.Vector
+	index                    int
+}
+
+func newQwen35(l *loader, m *Model) (arch, error) {
+	a := &qwen35{
+		heads: l.need("attention.head_count"), experts: m.Experts, used: m.UsedExps,
+		delta: backend.DeltaDims{
+			KHeads: l.need("ssm.group_count"), VHeads: l.need("ssm.time_step_rank"),
+			KDim: l.need("ssm.state_size"), Kernel: l.need("ssm.conv_kernel"),
+			Grouped: l.arch == "qwen3next", Eps: m.eps,
+		},
+	}
+	a.kvHeads = l.int("attention.head_count_kv", a.heads)
+	a.headDim = l.int("attention.key_length", m.Hidden/max(1, a.heads))
+	a.delta.VDim = a.delta.KDim
+	d := &a.delta
+	if err := l.check(dim{"attention.head_count", a.heads, 1, 1 << 12}, dim{"attention.head_count_kv", a.kvHeads, 1, a.heads},
+		dim{"attention.key_length", a.headDim, 2, 1 << 14}, dim{"ssm.group_count", d.KHeads, 1, 1 << 12},
+		dim{"ssm.time_step_rank", d.VHeads, d.KHeads, 1 << 12}, dim{"ssm.state_size", d.KDim, 1, 1 << 12},
+		dim{"ssm.conv_kernel", d.Kernel, 2, 8}); err != nil {
+		return nil, err
+	}
+	if a.heads%a.kvHeads != 0 || d.VHeads%d.KHeads != 0 {
+		l.fail("heads do not divide evenly: %d by %d, %d by %d", a.heads, a.kvHeads, d.VHeads, d.KHeads)
+	}
+	if inner := l.need("ssm.inner_size"); inner != d.VHeads*d.VDim {
+		l.fail("key %s is %d; want %d heads of %d", l.key("ssm.inner_size"), inner, d.VHeads, d.VDim)
+	}
+	l.delta = a.delta
+	rot := l.int("rope.dimension_count", a.headDim)
+	l.textSections(rot)
+	a.rope = l.newRope(rot, l.float("rope.freq_base", 10000), nil)
+
+	dense := l.int("feed_forward_length", 0)
+	shared := l.int("expert_shared_feed_forward_length", dense)
+	a.expertWidth = l.int("expert_feed_forward_length", dense/max(1, a.used))
+	a.width = dense
+	if a.experts > 0 {
+		a.width = shared
+	}
+	if err := l.check(dim{"feed_forward_length", a.width, 1, 1 << 22}); err != nil {
+		return nil, err
+	}
+	recurrent := l.recurrentLayers(m.Layers)
+	for i := range m.Layers {
+		p := fmt.Sprintf("blk.%d.", i)
+		y := qwen35Layer{
+			norm:     l.vector(p+"attn_norm.weight", m.Hidden),
+			postNorm: l.vector(p+"post_attention_norm.weight", m.Hidden),
+		}
+		if recurrent[i] {
+			y.delta = a.loadDelta(l, p, m.Hidden)
+		} else {
+			y.attn = a.loadAttention(l, p, m.Hidden)
+		}
+		if a.experts > 0 {
+			e := l.moe(p, m.Hidden, a.expertWidth, a.experts, a.used, backend.SiLU)
+			f := l.ffn(p, "_shexp", m.Hidden, shared, backend.SiLU)
+			y.moe, y.ffn = &e, &f
+			y.sharedGate = l.matrix(p+"ffn_gate_inp_shexp.weight", m.Hidden, 1)
+		} else {
+			f := l.ffn(p, "", m.Hidden, dense, backend.SiLU)
+			y.ffn = &f
+		}
+		a.layers = append(a.layers, y)
+		if l.err != nil {
+			return nil, l.err
+		}
+	}
+	return a, nil
+}
+
+// recurrentLayers tells which layers are DeltaNet: listed in the file, or all but every n-th.
+func (l *loader) recurrentLayers(layers int) []bool {
+	if v, ok, err := l.f.Bools(l.key("attention.recurrent_layers")); ok || err != nil {
+		l.keep(err)
+		if len(v) >= layers {
+			return v[:layers]
+		}
+		l.fail("key %s has %d entries for %d layers", l.key("attention.recurrent_layers"), len(v), layers)
+	}
+	every := max(1, l.int("full_attention_interval", 4))
+	v := make([]bool, layers)
+	for i := range v {
+		v[i] = (i+1)%every != 0
+	}
+	return v
+}
+
+// textSections checks that the interleaved multimodal rotary sections are plain ones for text:
+// no pair may take its angle from the fourth position, which text leaves at zero.
+func (l *loader) textSections(dims int) {
+	s, ok, err := l.f.Ints(l.key("rope.dimension_sections"))
+	l.keep(err)
+	if !ok || err != nil || len(s) < 3 {
+		return
+	}
+	sum := int64(0)
+	for _, v := range s {
+		sum += v
+	}
+	if sum <= 0 {
+		return
+	}
+	for i := range dims / 2 {
+		sec := int64(i) % sum
+		if sec < 3*s[sec%3] {
+			continue
+		}
+		l.fail("key %s: pair %d of the rotary embedding is not a text position", l.key("rope.dimension_sections"), i)
+		return
+	}
+}
+
+func (a *qwen35) loadAttention(l *loader, p string, hidden int) *gatedAttention {
+	y := &gatedAttention{
+		o:     l.matrix(p+"attn_output.weight", a.heads*a.headDim, hidden),
+		qNorm: l.vector(p+"attn_q_norm.weight", a.headDim),
+		kNorm: l.vector(p+"attn_k_norm.weight", a.headDim),
+		cache: l.attn(a.kvHeads, a.headDim, 0),
+	}
+	y.q, y.k, y.v = l.qkv(p, hidden, 2*a.heads*a.headDim, a.kvHeads*a.headDim)
+	return y
+}
+
+func (a *qwen35) loadDelta(l *loader, p string, hidden int) *deltaNet {
+	d := a.delta
+	vw := d.VHeads * d.VDim
+	y := &deltaNet{
+		out:   l.matrix(p+"ssm_out.weight", vw, hidden),
+		conv:  l.vector(p+"ssm_conv1d.weight", d.Kernel, d.ConvDim()),
+		a:     l.vector(p+"ssm_a", d.VHeads),
+		dt:    l.vector(p+"ssm_dt.bias", d.VHeads),
+		norm:  l.vector(p+"ssm_norm.weight", d.VDim),
+		index: l.deltaLayers,
+	}
+	l.deltaLayers++
+	if l.has(p + "ssm_in.weight") {
+		y.qkv, y.z = a.splitInput(l, p, hidden)
+	} else {
+		y.qkv = l.matrix(p+"attn_qkv.weight", hidden, d.ConvDim())
+		y.z = l.matrix(p+"attn_gate.weight", hidden, vw)
+	}
+	if l.has(p + "ssm_ba.weight") {
+		y.beta, y.alpha = a.splitBA(l, p, hidden)
+	} else {
+		y.alpha = l.matrix(p+"ssm_alpha.weight", hidden, d.VHeads)
+		y.beta = l.matrix(p+"ssm_beta.weight", hidden, d.VHeads)
+	}
+	return y
+}
+
+// splitBA separates qwen3next's joint projection: per key head its betas, then its alphas.
+func (a *qwen35) splitBA(l *loader, p string, hidden int) (beta, alpha backend.Weight) {
+	t := l.tensor(p+"ssm_ba.weight", hidden, 2*a.delta.VHeads)
+	if t == nil {
+		return nil, nil
+	}
+	r := a.delta.VHeads / a.delta.KHeads
+	var bs, as []int
+	for h := range a.delta.VHeads {
+		at := h/r*2*r + h%r
+		bs, as = append(bs, at), append(as, at+r)
+	}
+	return l.bind(pickRows(t, p+"ssm_beta", bs)), l.bind(pickRows(t, p+"ssm_alpha", as))
+}
+
+// splitInput separates the joint projection of older qwen3next files: per key head the rows of
+// q, k, its v heads and its z heads.
+func (a *qwen35) splitInput(l *loader, p string, hidden int) (qkv, z backend.Weight) {
+	d := a.delta
+	kw, vw := d.KHeads*d.KDim, d.VHeads*d.VDim
+	t := l.tensor(p+"ssm_in.weight", hidden, 2*kw+2*vw)
+	if t == nil {
+		return nil, nil
+	}
+	group := 2*d.KDim + 2*vw/d.KHeads
+	rows := func(from, n int) (out []int) {
+		for g := range d.KHeads {
+			for i := range n {
+				out = append(out, g*group+from+i)
+			}
+		}
+		return out
+	}
+	v := vw / d.KHeads
+	all := append(append(rows(0, d.KDim), rows(d.KDim, d.KDim)...), rows(2*d.KDim, v)...)
+	var qt, zt *gguf.Tensor = pickRows(t, p+"attn_qkv", all), pickRows(t, p+"attn_gate", rows(2*d.KDim+v, v))
+	return l.bind(qt), l.bind(zt)
+}
+
+func (a *qwen35) reserve(m *Model, rows int) {
+	b, d := m.b, a.delta
+	qw, kw, vw := a.heads*a.headDim, a.kvHeads*a.headDim, d.VHeads*d.VDim
+	a.h = b.Alloc(rows, m.Hidden)
+	a.qg, a.q, a.k, a.v, a.o = b.Alloc(rows, 2*qw), b.Alloc(rows, qw), b.Alloc(rows, kw), b.Alloc(rows, kw), b.Alloc(rows, qw)
+	a.u, a.conv, a.z = b.Alloc(rows, d.ConvDim()), b.Alloc(rows, d.ConvDim()), b.Alloc(rows, vw)
+	a.alpha, a.beta, a.d = b.Alloc(rows, d.VHeads), b.Alloc(rows, d.VHeads), b.Alloc(rows, vw)
+	a.ffn = newFFNScratch(b, rows, a.width)
+	if a.experts > 0 {
+		a.moe = newMoEScratch(b, rows, a.experts, a.used, a.expertWidth, m.Hidden)
+		a.shared, a.gate = b.Alloc(rows, m.Hidden), b.Alloc(rows, 1)
+	}
+	a.rope.reserve(b, rows)
+}
+
+func (a *qwen35) begin(s *step) { a.rope.angles(s) }
+
+func (a *qwen35) layer(s *step, il int) {
+	b, n, y := s.b, s.n, &a.layers[il]
+	h := a.h.First(n)
+
+	b.RMSNorm(h, s.x, y.norm, s.eps)
+	if y.delta != nil {
+		a.deltaNet(s, h, y.delta)
+	} else {
+		a.attention(s, h, y.attn)
+	}
+	b.Add(s.x, s.x, h)
+
+	b.RMSNorm(h, s.x, y.postNorm, s.eps)
+	if y.moe == nil {
+		y.ffn.forward(s, h, h, &a.ffn)
+		b.Add(s.x, s.x, h)
+		return
+	}
+	gate, shared := a.gate.First(n), a.shared.First(n)
+	b.MatMul(h, backend.Product{W: y.sharedGate, Y: gate})
+	y.ffn.forward(s, shared, h, &a.ffn)
+	y.moe.route(s, h, &a.moe)
+	y.moe.forward(s, h, h, &a.moe)
+	b.AddGated(h, shared, gate)
+	b.Add(s.x, s.x, h)
+}
+
+// attention replaces h by gated attention of h. Each head's query is followed by its gate.
+func (a *qwen35) attention(s *step, h backend.Tensor, y *gatedAttention) {
+	b, n := s.b, s.n
+	qg, q, k, v, o := a.qg.First(n), a.q.First(n), a.k.First(n), a.v.First(n), a.o.First(n)
+	b.MatMul(h, backend.Product{W: y.q, Y: qg}, backend.Product{W: y.k, Y: k}, backend.Product{W: y.v, Y: v})
+	both := qg.Split(a.heads)
+	qh, kh := q.Split(a.heads), k.Split(a.kvHeads)
+	b.RMSNorm(qh, both.Columns(0, a.headDim), y.qNorm, s.eps)
+	b.RMSNorm(kh, kh, y.kNorm, s.eps)
+	a.rope.rotate(s, qh, a.heads)
+	a.rope.rotate(s, kh, a.kvHeads)
+	s.attend(o, q, k, v, y.cache, backend.AttnParams{Heads: a.heads, KVHeads: a.kvHeads, Scale: invSqrt(a.headDim)})
+	oh := o.Split(a.heads)
+	b.SigmoidGate(oh, oh, both.Columns(a.headDim, a.headDim))
+	b.MatMul(o, backend.Product{W: y.o, Y: h})
+}
+
+// deltaNet replaces h by the gated delta rule applied to h.
+func (a *qwen35) deltaNet(s *step, h backend.Tensor, y *deltaNet) {
+	b, n := s.b, s.n
+	u, conv, z, alpha, beta, o := a.u.First(n), a.conv.First(n), a.z.First(n), a.alpha.First(n), a.beta.First(n), a.d.First(n)
+	b.MatMul(h, backend.Product{W: y.qkv, Y: u}, backend.Product{W: y.z, Y: z},
+		backend.Product{W: y.alpha, Y: alpha}, backend.Product{W: y.beta, Y: beta})
+	segs := s.batch.Delta(y.index)
+	b.ShortConv(conv, u, y.conv, a.delta, segs)
+	b.GatedDelta(o, conv, alpha, beta, y.a, y.dt, a.delta, segs)
+	oh := o.Split(a.delta.VHeads)
+	b.RMSNorm(oh, oh, y.norm, s.eps)
+	b.Gated(o, z, o, backend.SiLU)
+	b.MatMul(o, backend.Product{W: y.out, Y: h})
+}
