@@ -3,20 +3,55 @@ package quant
 import "math"
 
 // The searches behind the quantisers. A block is described by a scale (and
-// perhaps a minimum); given those, the best code of each value is the nearest,
-// and given the codes, the best scale and minimum follow from weighted least
-// squares. The searches try several starting scales, refit each and keep the
-// fit with the smallest weighted squared error, which is the approach of ggml's
-// make_qx_quants and make_qkx2_quants.
+// perhaps a minimum). Given those, the best code of each value is the nearest
+// one; given the codes, the best scale and minimum follow from weighted least
+// squares. So each search rounds with several starting scales, refits, keeps
+// the fit with the smallest weighted squared error and polishes it. ggml's
+// make_qx_quants and make_qkx2_quants work the same way with narrower and finer
+// steps; wide steps followed by polishing find better fits in less time (see
+// docs/quant-error.md).
+//
+// Products are converted to float32 before they are added, which forbids fused
+// multiply-add: a model quantises to the same bytes on every machine.
 
-// roundMagic rounds float32 values of magnitude below 2^22 to integers, ties to
-// even, when added and subtracted again.
-const roundMagic = 3 << 22
+// polish is how often the best fit is rounded and refitted again.
+const polish = 3
 
-// round32 rounds to the nearest integer, ties to even.
-func round32(x float32) float32 {
-	x += roundMagic
-	return x - roundMagic
+// sample is up to 32 values with their weights.
+type sample struct {
+	x     []float32
+	w, wx [32]float32 // weight; weight times value
+}
+
+// byPower weighs with x² + floor*mean(x²): large values matter most, but small
+// ones are not ignored. Upstream has floor 0 for its symmetric types.
+func (s *sample) byPower(x []float32, floor float32) {
+	s.x = x
+	w, wx := s.w[:len(x)], s.wx[:len(x)]
+	base := floor * meanSquare(x)
+	for i, v := range x {
+		w[i] = float32(v*v) + base
+		wx[i] = w[i] * v
+	}
+}
+
+// byMagnitude weighs with |x| + sqrt(mean(x²)).
+func (s *sample) byMagnitude(x []float32) {
+	s.x = x
+	w, wx := s.w[:len(x)], s.wx[:len(x)]
+	base := float32(math.Sqrt(float64(meanSquare(x))))
+	for i, v := range x {
+		w[i] = math.Float32frombits(math.Float32bits(v)&^(1<<31)) + base
+		wx[i] = w[i] * v
+	}
+}
+
+func meanSquare(x []float32) float32 {
+	var sum float32
+	for _, v := range x {
+		sum += float32(v * v)
+	}
+	return sum / float32(len(x))
 }
 
 // extreme is the value of largest magnitude, with its sign.
@@ -31,157 +66,265 @@ func extreme(x []float32) float32 {
 	return at
 }
 
-// scaleFit accumulates what the least-squares scale for given codes needs.
+// round32 rounds to the nearest integer, ties to even. The magnitude of x must
+// be below 2^22.
+func round32(x float32) float32 {
+	const magic = 3 << 22 // where the unit of a float32 is 1
+	x += magic
+	return x - magic
+}
+
+// reciprocal is 1/d, or 0 where d is 0 so that everything rounds to code 0.
+// Scales come from halves and are never too small to invert.
+func reciprocal(d float32) float32 {
+	if d == 0 {
+		return 0
+	}
+	return 1 / d
+}
+
+// scaleFit sums what the least-squares scale for chosen codes l needs: w*x*l
+// and w*l*l.
 type scaleFit struct{ xl, ll float32 }
 
-// gain is the weighted squared error that the best scale removes, compared with
-// all zeros; larger is better.
+func (f scaleFit) scale() float32 { return f.xl / f.ll }
+
+// gain is the weighted squared error the best scale saves over all zeros. It is
+// NaN, and so never larger than another gain, when every code is zero.
 func (f scaleFit) gain() float32 { return f.xl / f.ll * f.xl }
 
-// fitSymmetric rounds x*inv to codes in [-n, n-1] and sums them up. wx is w*x.
-// The length of x must be a multiple of 2.
-func fitSymmetric(x, w, wx []float32, inv, n float32) scaleFit {
-	var a, b scaleFit
-	w, wx = w[:len(x)], wx[:len(x)]
-	hi := n - 1
+// symmetric fits the codes of x*inv rounded into [-n, n-1].
+func (s *sample) symmetric(inv, n float32) scaleFit {
+	var a, b scaleFit // two chains of additions instead of one hide latency
+	x := s.x
+	w, wx := s.w[:len(x)], s.wx[:len(x)]
 	for i := 0; i+1 < len(x); i += 2 {
 		l := round32(float32(x[i] * inv))
-		if l > hi {
-			l = hi
+		if l > n-1 {
+			l = n - 1
 		} else if l < -n {
 			l = -n
 		}
 		a.xl += float32(wx[i] * l)
-		a.ll += float32(w[i] * l * l)
+		a.ll += float32(w[i] * float32(l*l))
 		l = round32(float32(x[i+1] * inv))
-		if l > hi {
-			l = hi
+		if l > n-1 {
+			l = n - 1
 		} else if l < -n {
 			l = -n
 		}
 		b.xl += float32(wx[i+1] * l)
-		b.ll += float32(w[i+1] * l * l)
+		b.ll += float32(w[i+1] * float32(l*l))
 	}
 	return scaleFit{a.xl + b.xl, a.ll + b.ll}
 }
 
-var (
-	expC              = 0.0
-	expStep   float32 = 0.1
-	expTries          = 9
-	expRefine         = 0
-	expSc             = 0
-)
-
-// searchSymmetric finds the scale for codes in [-n, n-1]. The extreme value is
-// tried at -(n + k*step) for k from -tries to tries, then the best scale is
-// refined. It returns 0 for a block of zeros.
-func searchSymmetric(x, w, wx []float32, n, step float32, tries int) float32 {
-	ext := extreme(x)
-	if ext == 0 || math.IsInf(float64(n/ext), 0) {
+// bestSymmetric searches the scale for codes in [-n, n-1]. The extreme value is
+// put at -n + k*step and at n-1 + k*step, the range reaching one code further
+// on the negative side. It returns 0 for a block of zeros.
+func (s *sample) bestSymmetric(n, step float32, negative, positive int) float32 {
+	ext := extreme(s.x)
+	if ext == 0 {
 		return 0
 	}
 	var best scaleFit
-	top := float32(-1)
-	for k := -tries; k <= tries; k++ {
-		f := fitSymmetric(x, w, wx, -(n+step*float32(k))/ext, n)
-		if g := f.gain(); f.ll > 0 && g > top {
-			best, top = f, g
+	top := float32(0)
+	try := func(inv float32) bool {
+		f := s.symmetric(inv, n)
+		g := f.gain()
+		if !(g > top) {
+			return false
 		}
+		best, top = f, g
+		return true
 	}
-	if top < 0 {
+	for k := -negative; k <= negative; k++ {
+		try((float32(step*float32(k)) - n) / ext)
+	}
+	for k := -positive; k <= positive; k++ {
+		try((float32(step*float32(k)) + n - 1) / ext)
+	}
+	if top == 0 {
 		return 0
 	}
-	for range expRefine {
-		f := fitSymmetric(x, w, wx, best.ll/best.xl, n)
-		if g := f.gain(); f.ll > 0 && g > top {
-			best, top = f, g
-		} else {
+	for range polish {
+		if !try(1 / best.scale()) {
 			break
 		}
 	}
-	return best.xl / best.ll
+	return best.scale()
 }
 
-// affineFit
+// affineFit sums w*l, w*l*l and w*x*l over chosen codes l.
 type affineFit struct{ l, ll, xl float32 }
 
-func fitAffine(x, w, wx []float32, inv, lo, n float32) affineFit {
+// affine fits the codes of (x-low)*inv rounded into [0, n].
+func (s *sample) affine(inv, low, n float32) affineFit {
 	var a, b affineFit
-	w, wx = w[:len(x)], wx[:len(x)]
+	x := s.x
+	w, wx := s.w[:len(x)], s.wx[:len(x)]
 	for i := 0; i+1 < len(x); i += 2 {
-		l := round32(float32((x[i] - lo) * inv))
+		l := round32(float32((x[i] - low) * inv))
 		if l > n {
 			l = n
 		} else if l < 0 {
 			l = 0
 		}
 		wl := w[i] * l
-		a.l += wl
+		a.l += float32(wl)
 		a.ll += float32(wl * l)
 		a.xl += float32(wx[i] * l)
-		l = round32(float32((x[i+1] - lo) * inv))
+		l = round32(float32((x[i+1] - low) * inv))
 		if l > n {
 			l = n
 		} else if l < 0 {
 			l = 0
 		}
 		wl = w[i+1] * l
-		b.l += wl
+		b.l += float32(wl)
 		b.ll += float32(wl * l)
 		b.xl += float32(wx[i+1] * l)
 	}
 	return affineFit{a.l + b.l, a.ll + b.ll, a.xl + b.xl}
 }
 
-// solve
-func (f affineFit) solve(sw, sx float32, free bool) (s, m, gain float32) {
-	det := sw*f.ll - f.l*f.l
-	if det <= 0 {
+// solve finds scale and minimum; sw and sx are the sums of w and w*x. Unless
+// free, the minimum is at most 0. gain is the squared error saved over all
+// zeros, -1 when there is no solution.
+func (f affineFit) solve(sw, sx float32, free bool) (scale, low, gain float32) {
+	det := float32(sw*f.ll) - float32(f.l*f.l)
+	if !(det > 0) {
 		return 0, 0, -1
 	}
-	s, m = (sw*f.xl-sx*f.l)/det, (f.ll*sx-f.l*f.xl)/det
-	if m > 0 && !free {
-		s, m = f.xl/f.ll, 0
+	scale = (float32(sw*f.xl) - float32(sx*f.l)) / det
+	low = (float32(f.ll*sx) - float32(f.l*f.xl)) / det
+	if low > 0 && !free {
+		scale, low = f.xl/f.ll, 0
 	}
-	return s, m, s*f.xl + m*sx
+	return scale, low, float32(scale*f.xl) + float32(low*sx)
 }
 
-func searchAffine(x, w, wx []float32, n, first, step float32, steps int, free bool) (scale, min float32) {
-	lo, hi := x[0], x[0]
+// bestAffine searches scale and minimum for codes in [0, n], starting with the
+// range of the values stretched over n-2 to n+0.8 codes. Unless free, the
+// minimum is at most 0.
+func (s *sample) bestAffine(n float32, free bool) (scale, low float32) {
+	const first, step, steps = -2, 0.4, 8
+	x := s.x
+	low, high := x[0], x[0]
 	var sw, sx float32
 	for i, v := range x {
-		if v < lo {
-			lo = v
+		if v < low {
+			low = v
 		}
-		if v > hi {
-			hi = v
+		if v > high {
+			high = v
 		}
-		sw += w[i]
-		sx += wx[i]
+		sw += s.w[i]
+		sx += s.wx[i]
 	}
-	if lo > 0 && !free {
-		lo = 0
+	if low > 0 && !free {
+		low = 0
 	}
-	if hi == lo {
-		return 0, lo
+	if high == low {
+		return 0, low
 	}
-	rng := hi - lo
+	start, reach := low, high-low
+	scale = reach / n
 	top := float32(-1)
-	scale, min = rng/n, lo
-	for k := 0; k <= steps; k++ {
-		f := fitAffine(x, w, wx, (n+first+step*float32(k))/rng, lo, n)
-		if s, m, g := f.solve(sw, sx, free); g > top {
-			scale, min, top = s, m, g
+	try := func(inv, from float32) bool {
+		sc, lo, g := s.affine(inv, from, n).solve(sw, sx, free)
+		if !(g > top) {
+			return false
 		}
+		scale, low, top = sc, lo, g
+		return true
 	}
-	for range expRefine {
-		f := fitAffine(x, w, wx, 1/scale, min, n)
-		if s, m, g := f.solve(sw, sx, free); g > top {
-			scale, min, top = s, m, g
-		} else {
+	for k := range steps {
+		try((n+first+float32(step*float32(k)))/reach, start)
+	}
+	for range polish {
+		if !try(1/scale, low) {
 			break
 		}
 	}
-	return scale, min
+	return scale, low
+}
+
+// affineLoss is the weighted squared error of codes in [0, n] with the given
+// scale and minimum.
+func (s *sample) affineLoss(scale, low, n float32) float32 {
+	inv := reciprocal(scale)
+	var sum float32
+	w := s.w[:len(s.x)]
+	for i, v := range s.x {
+		l := round32(float32((v - low) * inv))
+		if l > n {
+			l = n
+		} else if l < 0 {
+			l = 0
+		}
+		d := float32(scale*l) + low - v
+		sum += float32(w[i] * float32(d*d))
+	}
+	return sum
+}
+
+// codebook fits the IQ4 code book to x*inv.
+func (s *sample) codebook(inv float32) scaleFit {
+	var a, b scaleFit
+	x := s.x
+	w, wx := s.w[:len(x)], s.wx[:len(x)]
+	for i := 0; i+1 < len(x); i += 2 {
+		l := iq4Values[iq4Code(x[i]*inv)&15]
+		a.xl += float32(wx[i] * l)
+		a.ll += float32(w[i] * float32(l*l))
+		l = iq4Values[iq4Code(x[i+1]*inv)&15]
+		b.xl += float32(wx[i+1] * l)
+		b.ll += float32(w[i+1] * float32(l*l))
+	}
+	return scaleFit{a.xl + b.xl, a.ll + b.ll}
+}
+
+// bestCodebook searches the scale for the IQ4 code book, which reaches from -127
+// to 113: the extreme value is put around either end.
+func (s *sample) bestCodebook() float32 {
+	ext := extreme(s.x)
+	if ext == 0 {
+		return 0
+	}
+	var best scaleFit
+	top := float32(0)
+	try := func(inv float32) bool {
+		f := s.codebook(inv)
+		g := f.gain()
+		if !(g > top) {
+			return false
+		}
+		best, top = f, g
+		return true
+	}
+	for _, end := range [...]float32{-134, -126, -118, -110, -102, 96, 104, 112} {
+		try(end / ext)
+	}
+	if top == 0 {
+		return 0
+	}
+	for range polish {
+		if !try(1 / best.scale()) {
+			break
+		}
+	}
+	return best.scale()
+}
+
+// codebookLoss is the weighted squared error of the code book at a scale.
+func (s *sample) codebookLoss(scale float32) float32 {
+	inv := reciprocal(scale)
+	var sum float32
+	w := s.w[:len(s.x)]
+	for i, v := range s.x {
+		d := float32(scale*iq4Values[iq4Code(v*inv)&15]) - v
+		sum += float32(w[i] * float32(d*d))
+	}
+	return sum
 }
