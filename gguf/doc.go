@@ -9,6 +9,6 @@
 // renames them when everything is there.
 //
 // A File is safe for concurrent use until Close. Tensor data is the mapping
-// itself: read-only, and gone after Close. Everything else is copied out and
-// stays valid. A Writer belongs to one goroutine.
+// itself: read-only, and gone after Close. Names and values that were read are
+// copies and stay valid. A Writer belongs to one goroutine.
 package gguf

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"sync/atomic"
 
 	"strobe/internal/platform"
 	"strobe/quant"
@@ -27,6 +28,7 @@ type File struct {
 	parts   []*part
 	tensors []*Tensor
 	byName  map[string]*Tensor
+	closed  atomic.Bool
 }
 
 // A Tensor is a named array in a File.
@@ -189,9 +191,15 @@ func (f *File) indexTensors() error {
 	return nil
 }
 
-// Close unmaps the file. Tensor data must not be used afterwards. Closing again
-// does nothing.
+// Close unmaps the file. Tensor data must not be used afterwards, and values
+// can no longer be read. Closing again does nothing.
 func (f *File) Close() error {
+	if f.closed.Swap(true) {
+		return nil
+	}
+	for _, t := range f.tensors {
+		t.Data = nil // so that late use is a plain panic, not a fault
+	}
 	var errs []error
 	for _, m := range f.maps {
 		errs = append(errs, m.Close())
@@ -258,6 +266,9 @@ func (f *File) WriteOptions() WriteOptions {
 	for _, p := range f.parts {
 		if len(p.tensors) == 0 && p.size > p.headerEnd {
 			opt.PadEmpty = true
+		}
+		if len(p.tensors) > 0 && p.size == p.dataEnd {
+			opt.NoEndPad = p.dataEnd != padded(p.dataEnd, p.align)
 		}
 	}
 	return opt

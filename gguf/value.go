@@ -3,6 +3,7 @@ package gguf
 import (
 	"encoding/binary"
 	"fmt"
+	"io/fs"
 	"math"
 	"strings"
 	"unicode/utf8"
@@ -76,12 +77,12 @@ func (f *File) Value(key string) (v any, ok bool, err error) { return get(f, key
 // KVs is all metadata in file order, ready for Create.
 func (f *File) KVs() ([]KV, error) {
 	out := make([]KV, 0, len(f.parts[0].kvs))
-	for _, e := range f.parts[0].kvs {
-		v, err := toAny(e)
+	for _, key := range f.Keys() {
+		v, _, err := f.Value(key)
 		if err != nil {
-			return nil, &Error{f.parts[0].path, keyField(e.key), err}
+			return nil, err
 		}
-		out = append(out, KV{e.key, v})
+		out = append(out, KV{key, v})
 	}
 	return out, nil
 }
@@ -92,6 +93,9 @@ func get[T any](f *File, key string, decode func(kv) (T, error)) (T, bool, error
 	i, ok := p.index[key]
 	if !ok {
 		return zero, false, nil
+	}
+	if f.closed.Load() {
+		return zero, true, &Error{p.path, keyField(key), fs.ErrClosed}
 	}
 	v, err := decode(p.kvs[i])
 	if err != nil {

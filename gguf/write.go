@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"unicode/utf8"
 
 	"strobe/quant"
@@ -46,6 +47,9 @@ type WriteOptions struct {
 	// PadEmpty pads the header of a file without tensors to the alignment.
 	// Writers of vocabulary-only files differ in this.
 	PadEmpty bool
+	// NoEndPad leaves out the padding after the last tensor. Upstream writes
+	// it but does not need it.
+	NoEndPad bool
 }
 
 // A Writer writes a GGUF file, or its parts, under temporary names. Call Close
@@ -66,6 +70,7 @@ type outTensor struct {
 	size   int64
 	offset uint64
 	file   int
+	noPad  bool
 }
 
 type outFile struct {
@@ -113,7 +118,7 @@ func (w *Writer) create(kvs []KV, tensors []TensorSpec, opt WriteOptions) error 
 	for i, n := range counts {
 		part := w.specs[at : at+n]
 		at += n
-		final, meta := w.path, kvs
+		final, meta := w.path, unsplit(kvs)
 		if len(counts) > 1 {
 			final = PartPath(splitPrefix(w.path), i+1, len(counts))
 			meta = partKVs(kvs, align, i, len(counts), len(tensors))
@@ -123,10 +128,9 @@ func (w *Writer) create(kvs []KV, tensors []TensorSpec, opt WriteOptions) error 
 			return err
 		}
 		w.files = append(w.files, out)
-		var end uint64
-		for j := range part {
-			part[j].file, part[j].offset = i, end
-			end = uint64(padded(int(end)+int(part[j].size), align))
+		layout(part, i, align)
+		if opt.NoEndPad && len(part) > 0 {
+			part[len(part)-1].noPad = true
 		}
 		head, err := w.header(version, meta, part)
 		if err != nil {
@@ -194,6 +198,7 @@ func (w *Writer) checkKVs(kvs []KV) (int, error) {
 
 func (w *Writer) checkTensors(tensors []TensorSpec) error {
 	seen := make(map[string]bool, len(tensors))
+	var total int64
 	for _, t := range tensors {
 		field := tensorField(t.Name)
 		switch {
@@ -225,6 +230,9 @@ func (w *Writer) checkTensors(tensors []TensorSpec) error {
 		size, err := tensorBytes(t.Type, t.Shape)
 		if err != nil {
 			return &Error{w.path, field, err}
+		}
+		if total += int64(size); total < 0 || total > math.MaxInt64/2 {
+			return fieldErr(w.path, field, "the tensors before it and shape %v are too large together", t.Shape)
 		}
 		w.specs = append(w.specs, outTensor{TensorSpec: t, size: int64(size)})
 	}
@@ -270,6 +278,15 @@ func (w *Writer) split(opt WriteOptions, align int) ([]int, error) {
 	return counts, nil
 }
 
+// layout places the tensors of part file one after the other.
+func layout(part []outTensor, file, align int) {
+	end := 0
+	for j := range part {
+		part[j].file, part[j].offset = file, uint64(end)
+		end = padded(end+int(part[j].size), align)
+	}
+}
+
 func splitPrefix(path string) string {
 	if prefix, _, _, ok := splitName(path); ok {
 		return prefix
@@ -292,22 +309,43 @@ func partKVs(kvs []KV, align, i, parts, tensors int) []KV {
 		}
 		return split
 	}
-	// Replace in place, so that a split file read and written keeps its order.
+	// In place and only where the number changes, so that a split file that is
+	// read and written keeps its order and types.
 	out := append([]KV(nil), kvs...)
-	for _, s := range split {
-		at := -1
-		for j := range out {
-			if out[j].Key == s.Key {
-				at = j
-			}
-		}
-		if at < 0 {
-			out = append(out, s)
-		} else {
-			out[at] = s
+	for _, sp := range split {
+		at := slices.IndexFunc(out, func(m KV) bool { return m.Key == sp.Key })
+		switch {
+		case at < 0:
+			out = append(out, sp)
+		case !sameInt(out[at].Value, sp.Value):
+			out[at] = sp
 		}
 	}
 	return out
+}
+
+// unsplit drops the keys that would make a reader look for other parts.
+func unsplit(kvs []KV) []KV {
+	at := slices.IndexFunc(kvs, func(m KV) bool { return m.Key == keySplitCount })
+	if at < 0 || sameInt(kvs[at].Value, int32(0)) || sameInt(kvs[at].Value, int32(1)) {
+		return kvs
+	}
+	return slices.DeleteFunc(slices.Clone(kvs), func(m KV) bool {
+		return m.Key == keySplitNo || m.Key == keySplitCount || m.Key == keySplitTensors
+	})
+}
+
+func sameInt(a, b any) bool {
+	asInt := func(v any) (int64, error) {
+		t, raw, err := encode(v)
+		if err != nil {
+			return 0, err
+		}
+		return toInt(kv{kind: Kind{Type: t}, data: raw})
+	}
+	x, errX := asInt(a)
+	y, errY := asInt(b)
+	return errX == nil && errY == nil && x == y
 }
 
 // header encodes everything before the data; only a value can be wrong with it.
@@ -316,11 +354,11 @@ func (w *Writer) header(version uint32, kvs []KV, tensors []outTensor) ([]byte, 
 	b = binary.LittleEndian.AppendUint32(b, version)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(tensors)))
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(kvs)))
-	for _, kv := range kvs {
-		b = appendString(b, kv.Key)
-		t, v, err := encode(kv.Value)
+	for _, m := range kvs {
+		b = appendString(b, m.Key)
+		t, v, err := encode(m.Value)
 		if err != nil {
-			return nil, &Error{w.path, keyField(kv.Key), err}
+			return nil, &Error{w.path, keyField(m.Key), err}
 		}
 		b = binary.LittleEndian.AppendUint32(b, uint32(t))
 		b = append(b, v...)
@@ -399,6 +437,9 @@ func (w *Writer) end() error {
 	}
 	out := w.files[t.file]
 	pad := padded(int(t.size), out.align) - int(t.size)
+	if t.noPad {
+		pad = 0
+	}
 	if _, err := out.w.Write(make([]byte, pad)); err != nil {
 		return w.fail(fmt.Errorf("write %s: %w", out.temp, err))
 	}
