@@ -36,7 +36,7 @@ type Layer struct {
 
 // Spec describes the memory of a model.
 type Spec struct {
-	Type        quant.Type // of keys and values; F16 when zero value F32 is not meant, so set it
+	Type        quant.Type // of keys and values
 	Layers      []Layer
 	Delta       backend.DeltaDims
 	DeltaLayers int // recurrent layers
@@ -54,7 +54,6 @@ type Memory struct {
 	groups []*group
 	places []Place
 	seqs   int
-	broken error
 }
 
 // group is the layers that share a window, and hence pages.
@@ -100,6 +99,9 @@ func New(b backend.Backend, spec Spec) (*Memory, error) {
 
 // Place returns where layer i of the Spec keeps its keys and values.
 func (m *Memory) Place(i int) Place { return m.places[i] }
+
+// Window returns the window of a group, 0 for none.
+func (m *Memory) Window(group int) int { return m.groups[group].window }
 
 // Pool returns the pool of a group.
 func (m *Memory) Pool(group int) backend.KVPool { return m.groups[group].pool }

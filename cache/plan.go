@@ -8,6 +8,7 @@ type Segment struct {
 	Rows    int
 	Parents []int32 // tree: parent row or -1 for the last committed token; nil for a chain
 	Prompt  bool    // known to be accepted whole
+	Block   []bool  // per group: rows see each other in both directions, as a drafter's block does; nil for none
 }
 
 // Batch is what the layers of one forward pass need to know of the caches.
@@ -20,9 +21,8 @@ type Batch struct {
 }
 
 // Begin prepares a forward pass: it makes room for every segment and plans what each row
-// writes and sees. With block set, the rows of a segment see each other in both directions
-// (a drafter's block) instead of only earlier ones; block[g] decides per group.
-func (m *Memory) Begin(segs []Segment, block []bool) (*Batch, error) {
+// writes and sees.
+func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 	b := &Batch{m: m, segs: segs, Plans: make([]backend.KVPlan, len(m.groups))}
 	for i := range segs {
 		s := &segs[i]
@@ -45,7 +45,7 @@ func (m *Memory) Begin(segs []Segment, block []bool) (*Batch, error) {
 				if g.window > 0 {
 					lo = max(0, pos+1-g.window)
 				}
-				if block != nil && block[gi] {
+				if s.Block != nil && s.Block[gi] {
 					hi = s.Seq.n + s.Rows
 				}
 				if s.Parents != nil {

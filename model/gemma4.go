@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"strobe/backend"
+	"strobe/nn"
 	"strobe/quant"
 )
 
@@ -13,8 +14,8 @@ import (
 // layers that reuse the keys and values of earlier ones.
 type gemma4 struct {
 	heads   int
-	sliding *rope
-	full    *rope
+	sliding *nn.Rope
+	full    *nn.Rope
 	layers  []gemma4Layer
 
 	width, maxQ, maxKV     int
@@ -24,8 +25,8 @@ type gemma4 struct {
 
 	h, y, e                       backend.Tensor
 	q, k, v, o                    backend.Tensor
-	ffn                           ffnScratch
-	moe                           moeScratch
+	ffn                           nn.FFNScratch
+	moe                           nn.MoEScratch
 	pleGate, pleInputs, pleTokens backend.Tensor
 }
 
@@ -34,13 +35,13 @@ type gemma4Layer struct {
 	q, k, v, o                          backend.Weight // v nil: values are the raw keys; k nil: keys of another layer
 	qNorm, kNorm                        backend.Vector
 	kvHeads, headDim                    int
-	rope                                *rope
+	rope                                *nn.Rope
 	cache                               int
-	ffn                                 ffn
+	ffn                                 nn.FFN
 	scale                               float32 // of the layer's output
 
 	// A layer with experts runs them beside the dense feed-forward layer.
-	moe                                  *moe
+	moe                                  *nn.MoE
 	routerScale                          backend.Vector
 	preFFNorm2, postFFNorm1, postFFNorm2 backend.Vector
 
@@ -56,124 +57,124 @@ type perLayerEmbedding struct {
 	norm   backend.Vector
 }
 
-func newGemma4(l *loader, m *Model) (arch, error) {
+func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 	m.EmbScale = float32(math.Sqrt(float64(m.Hidden)))
-	m.Softcap = l.float("final_logit_softcapping", 30)
+	m.Softcap = l.Float("final_logit_softcapping", 30)
 	a := &gemma4{
-		heads: l.need("attention.head_count"), experts: m.Experts, used: m.UsedExps,
-		expertW: l.int("expert_feed_forward_length", 0),
-		pleDim:  l.int("embedding_length_per_layer_input", 0),
+		heads: l.Need("attention.head_count"), experts: m.Experts, used: m.UsedExps,
+		expertW: l.Int("expert_feed_forward_length", 0),
+		pleDim:  l.Int("embedding_length_per_layer_input", 0),
 	}
-	all := l.need("block_count")
-	kvHeads := l.perLayer("attention.head_count_kv", m.Layers, a.heads)
-	widths := l.perLayer("feed_forward_length", m.Layers, 0)
-	fullDim := l.need("attention.key_length")
-	slideDim := l.int("attention.key_length_swa", fullDim)
-	window := l.need("attention.sliding_window")
-	sharedKV := l.int("attention.shared_kv_layers", 0)
-	slides, ok, err := l.f.Bools(l.key("attention.sliding_window_pattern"))
-	l.keep(err)
+	all := l.Need("block_count")
+	kvHeads := l.PerLayer("attention.head_count_kv", m.Layers, a.heads)
+	widths := l.PerLayer("feed_forward_length", m.Layers, 0)
+	fullDim := l.Need("attention.key_length")
+	slideDim := l.Int("attention.key_length_swa", fullDim)
+	window := l.Need("attention.sliding_window")
+	sharedKV := l.Int("attention.shared_kv_layers", 0)
+	slides, ok, err := l.File.Bools(l.Key("attention.sliding_window_pattern"))
+	l.Keep(err)
 	if err == nil && (!ok || len(slides) < m.Layers) {
-		l.fail("key %s: want %d entries", l.key("attention.sliding_window_pattern"), all)
+		l.Fail("key %s: want %d entries", l.Key("attention.sliding_window_pattern"), all)
 	}
-	if err := l.check(dim{"attention.head_count", a.heads, 1, 1 << 12}, dim{"attention.key_length", fullDim, 2, 1 << 14},
-		dim{"attention.key_length_swa", slideDim, 2, 1 << 14}, dim{"attention.sliding_window", window, 1, 1 << 30},
-		dim{"attention.shared_kv_layers", sharedKV, 0, m.Layers - 1},
-		dim{"embedding_length_per_layer_input", a.pleDim, 0, 1 << 16}); err != nil {
+	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.key_length", fullDim, 2, 1<<14),
+		nn.Range("attention.key_length_swa", slideDim, 2, 1<<14), nn.Range("attention.sliding_window", window, 1, 1<<30),
+		nn.Range("attention.shared_kv_layers", sharedKV, 0, m.Layers-1),
+		nn.Range("embedding_length_per_layer_input", a.pleDim, 0, 1<<16)); err != nil {
 		return nil, err
 	}
-	a.sliding = l.newRope(l.int("rope.dimension_count_swa", slideDim), l.float("rope.freq_base_swa", 10000), nil)
-	rot := l.int("rope.dimension_count", fullDim)
-	a.full = l.newRope(rot, l.float("rope.freq_base", 1e6), l.freqFactors(rot/2))
+	a.sliding = l.Rope(l.Int("rope.dimension_count_swa", slideDim), l.Float("rope.freq_base_swa", 10000), nil)
+	rot := l.Int("rope.dimension_count", fullDim)
+	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
 
 	lastOwner := map[bool]int{} // by kind: cache of the last layer with keys of its own
 	for i := range m.Layers {
 		p := fmt.Sprintf("blk.%d.", i)
 		y := gemma4Layer{
-			norm: l.vector(p+"attn_norm.weight", m.Hidden), postNorm: l.vector(p+"post_attention_norm.weight", m.Hidden),
-			ffnNorm: l.vector(p+"ffn_norm.weight", m.Hidden), postFFNorm: l.vector(p+"post_ffw_norm.weight", m.Hidden),
+			norm: l.Vector(p+"attn_norm.weight", m.Hidden), postNorm: l.Vector(p+"post_attention_norm.weight", m.Hidden),
+			ffnNorm: l.Vector(p+"ffn_norm.weight", m.Hidden), postFFNorm: l.Vector(p+"post_ffw_norm.weight", m.Hidden),
 			kvHeads: kvHeads[i], headDim: fullDim, rope: a.full, scale: 1,
 		}
 		w := 0
 		if slides[i] {
 			y.headDim, y.rope, w = slideDim, a.sliding, window
 		}
-		if err := l.check(dim{"attention.head_count_kv", y.kvHeads, 1, a.heads}, dim{"feed_forward_length", widths[i], 1, 1 << 22}); err != nil {
+		if err := l.Check(nn.Range("attention.head_count_kv", y.kvHeads, 1, a.heads), nn.Range("feed_forward_length", widths[i], 1, 1<<22)); err != nil {
 			return nil, err
 		}
 		if a.heads%y.kvHeads != 0 {
-			l.fail("layer %d: %d heads cannot share %d key/value heads", i, a.heads, y.kvHeads)
+			l.Fail("layer %d: %d heads cannot share %d key/value heads", i, a.heads, y.kvHeads)
 		}
 		qw, kw := a.heads*y.headDim, y.kvHeads*y.headDim
-		y.q = l.matrix(p+"attn_q.weight", m.Hidden, qw)
-		y.o = l.matrix(p+"attn_output.weight", qw, m.Hidden)
-		y.qNorm = l.vector(p+"attn_q_norm.weight", y.headDim)
+		y.q = l.Matrix(p+"attn_q.weight", m.Hidden, qw)
+		y.o = l.Matrix(p+"attn_output.weight", qw, m.Hidden)
+		y.qNorm = l.Vector(p+"attn_q_norm.weight", y.headDim)
 		if i < m.Layers-sharedKV {
-			y.k = l.matrix(p+"attn_k.weight", m.Hidden, kw)
-			if l.has(p + "attn_v.weight") {
-				y.v = l.matrix(p+"attn_v.weight", m.Hidden, kw)
+			y.k = l.Matrix(p+"attn_k.weight", m.Hidden, kw)
+			if l.Has(p + "attn_v.weight") {
+				y.v = l.Matrix(p+"attn_v.weight", m.Hidden, kw)
 			}
-			y.kNorm = l.vector(p+"attn_k_norm.weight", y.headDim)
-			y.cache = l.attn(y.kvHeads, y.headDim, w)
+			y.kNorm = l.Vector(p+"attn_k_norm.weight", y.headDim)
+			y.cache = l.Attention(y.kvHeads, y.headDim, w)
 			lastOwner[slides[i]] = y.cache
 		} else if c, ok := lastOwner[slides[i]]; ok {
 			y.cache = c
 		} else {
-			l.fail("layer %d shares keys, but no earlier layer of its kind has any", i)
+			l.Fail("layer %d shares keys, but no earlier layer of its kind has any", i)
 		}
-		y.ffn = l.ffn(p, "", m.Hidden, widths[i], backend.GELU)
-		if l.has(p + "layer_output_scale.weight") {
-			y.scale = l.scalar(p + "layer_output_scale.weight")
+		y.ffn = l.FFN(p, "", m.Hidden, widths[i], backend.GELU)
+		if l.Has(p + "layer_output_scale.weight") {
+			y.scale = l.Scalar(p + "layer_output_scale.weight")
 		}
-		if l.has(p + "ffn_gate_inp.weight") {
+		if l.Has(p + "ffn_gate_inp.weight") {
 			a.loadExperts(l, p, m.Hidden, &y)
 		}
 		if a.pleDim > 0 {
-			y.inputGate = l.matrix(p+"inp_gate.weight", m.Hidden, a.pleDim)
-			y.proj = l.matrix(p+"proj.weight", a.pleDim, m.Hidden)
-			y.pleNorm = l.vector(p+"post_norm.weight", m.Hidden)
+			y.inputGate = l.Matrix(p+"inp_gate.weight", m.Hidden, a.pleDim)
+			y.proj = l.Matrix(p+"proj.weight", a.pleDim, m.Hidden)
+			y.pleNorm = l.Vector(p+"post_norm.weight", m.Hidden)
 		}
 		a.width = max(a.width, widths[i])
 		a.maxQ, a.maxKV = max(a.maxQ, qw), max(a.maxKV, kw)
 		a.layers = append(a.layers, y)
-		if l.err != nil {
-			return nil, l.err
+		if l.Err != nil {
+			return nil, l.Err
 		}
 	}
 	if a.pleDim > 0 {
 		a.ple = &perLayerEmbedding{
-			tokens: l.matrix("per_layer_token_embd.weight", a.pleDim*m.Layers, m.Vocab),
-			proj:   l.matrix("per_layer_model_proj.weight", m.Hidden, a.pleDim*m.Layers),
-			norm:   l.vector("per_layer_proj_norm.weight", a.pleDim),
+			tokens: l.Matrix("per_layer_token_embd.weight", a.pleDim*m.Layers, m.Vocab),
+			proj:   l.Matrix("per_layer_model_proj.weight", m.Hidden, a.pleDim*m.Layers),
+			norm:   l.Vector("per_layer_proj_norm.weight", a.pleDim),
 		}
 	}
-	return a, l.err
+	return a, l.Err
 }
 
 // loadExperts adds the mixture of a layer. The dense layer stays, with norms of its own.
-func (a *gemma4) loadExperts(l *loader, p string, hidden int, y *gemma4Layer) {
-	if err := l.check(dim{"expert_count", a.experts, 1, 1 << 16}, dim{"expert_used_count", a.used, 1, a.experts},
-		dim{"expert_feed_forward_length", a.expertW, 1, 1 << 22}); err != nil {
+func (a *gemma4) loadExperts(l *nn.Loader, p string, hidden int, y *gemma4Layer) {
+	if err := l.Check(nn.Range("expert_count", a.experts, 1, 1<<16), nn.Range("expert_used_count", a.used, 1, a.experts),
+		nn.Range("expert_feed_forward_length", a.expertW, 1, 1<<22)); err != nil {
 		return
 	}
-	e := l.moe(p, hidden, a.expertW, a.experts, a.used, backend.GELU)
+	e := l.MoE(p, hidden, a.expertW, a.experts, a.used, backend.GELU)
 	// NVFP4 files fold this scale into the second-level scale of the weights.
-	if l.err == nil && e.down.Type() != quant.NVFP4 {
-		e.downScale = l.optional(p+"ffn_down_exps.scale", a.experts)
+	if l.Err == nil && e.Down.Type() != quant.NVFP4 {
+		e.DownScale = l.Optional(p+"ffn_down_exps.scale", a.experts)
 	}
 	y.moe = &e
-	y.routerScale = l.vector(p+"ffn_gate_inp.scale", hidden)
-	y.preFFNorm2 = l.vector(p+"pre_ffw_norm_2.weight", hidden)
-	y.postFFNorm1 = l.vector(p+"post_ffw_norm_1.weight", hidden)
-	y.postFFNorm2 = l.vector(p+"post_ffw_norm_2.weight", hidden)
+	y.routerScale = l.Vector(p+"ffn_gate_inp.scale", hidden)
+	y.preFFNorm2 = l.Vector(p+"pre_ffw_norm_2.weight", hidden)
+	y.postFFNorm1 = l.Vector(p+"post_ffw_norm_1.weight", hidden)
+	y.postFFNorm2 = l.Vector(p+"post_ffw_norm_2.weight", hidden)
 }
 
 // freqFactors reads the divisors of the full layers' rotary frequencies, which turn most pairs off.
-func (l *loader) freqFactors(n int) []float32 {
-	if !l.has("rope_freqs.weight") {
+func freqFactors(l *nn.Loader, n int) []float32 {
+	if !l.Has("rope_freqs.weight") {
 		return nil
 	}
-	return l.floats("rope_freqs.weight", n)
+	return l.Floats("rope_freqs.weight", n)
 }
 
 func (a *gemma4) reserve(m *Model, rows int) {
@@ -181,22 +182,22 @@ func (a *gemma4) reserve(m *Model, rows int) {
 	a.h, a.y = b.Alloc(rows, m.Hidden), b.Alloc(rows, m.Hidden)
 	a.q, a.o = b.Alloc(rows, a.maxQ), b.Alloc(rows, a.maxQ)
 	a.k, a.v = b.Alloc(rows, a.maxKV), b.Alloc(rows, a.maxKV)
-	a.ffn = newFFNScratch(b, rows, a.width)
+	a.ffn = nn.NewFFNScratch(b, rows, a.width)
 	if a.experts > 0 {
 		a.e = b.Alloc(rows, m.Hidden)
-		a.moe = newMoEScratch(b, rows, a.experts, a.used, a.expertW, m.Hidden)
+		a.moe = nn.NewMoEScratch(b, rows, a.experts, a.used, a.expertW, m.Hidden)
 	}
 	if a.ple != nil {
 		a.pleInputs, a.pleTokens = b.Alloc(rows, a.pleDim*m.Layers), b.Alloc(rows, a.pleDim*m.Layers)
 		a.pleGate = b.Alloc(rows, a.pleDim)
 	}
-	a.sliding.reserve(b, rows)
-	a.full.reserve(b, rows)
+	a.sliding.Reserve(b, rows)
+	a.full.Reserve(b, rows)
 }
 
 func (a *gemma4) begin(s *step) {
-	a.sliding.angles(s)
-	a.full.angles(s)
+	a.sliding.Angles(s.b, s.n, s.pos)
+	a.full.Angles(s.b, s.n, s.pos)
 	if a.ple == nil {
 		return
 	}
@@ -222,16 +223,16 @@ func (a *gemma4) layer(s *step, il int) {
 	b.Add(s.x, s.x, h)
 
 	b.RMSNorm(h, s.x, y.ffnNorm, s.eps)
-	y.ffn.forward(s, h, h, &a.ffn)
+	y.ffn.Forward(s.b, h, h, &a.ffn)
 	if y.moe != nil {
 		b.RMSNorm(h, h, y.postFFNorm1, s.eps)
 		e, in := a.e.First(n), a.y.First(n)
 		// The router sees the residual stream, not the experts' normalised input.
 		b.RMSNorm(in, s.x, y.routerScale, s.eps)
 		b.Scale(in, in, invSqrt(s.Hidden))
-		y.moe.route(s, in, &a.moe)
+		y.moe.Route(s.b, in, &a.moe)
 		b.RMSNorm(in, s.x, y.preFFNorm2, s.eps)
-		y.moe.forward(s, e, in, &a.moe)
+		y.moe.Forward(s.b, e, in, &a.moe)
 		b.RMSNorm(e, e, y.postFFNorm2, s.eps)
 		b.Add(h, h, e)
 	}
@@ -255,26 +256,26 @@ func (a *gemma4) layer(s *step, il int) {
 // weights, and are the raw keys where the layer has no projection for them.
 func (a *gemma4) attention(s *step, h backend.Tensor, y *gemma4Layer) {
 	b, n := s.b, s.n
-	q, o := view(a.q, n, a.heads*y.headDim), view(a.o, n, a.heads*y.headDim)
+	q, o := nn.View(a.q, n, a.heads*y.headDim), nn.View(a.o, n, a.heads*y.headDim)
 	var k, v backend.Tensor
 	switch {
 	case y.k == nil:
 		b.MatMul(h, backend.Product{W: y.q, Y: q})
 	case y.v == nil:
-		k, v = view(a.k, n, y.kvHeads*y.headDim), view(a.v, n, y.kvHeads*y.headDim)
+		k, v = nn.View(a.k, n, y.kvHeads*y.headDim), nn.View(a.v, n, y.kvHeads*y.headDim)
 		b.MatMul(h, backend.Product{W: y.q, Y: q}, backend.Product{W: y.k, Y: k})
 		b.Copy(v, k)
 	default:
-		k, v = view(a.k, n, y.kvHeads*y.headDim), view(a.v, n, y.kvHeads*y.headDim)
+		k, v = nn.View(a.k, n, y.kvHeads*y.headDim), nn.View(a.v, n, y.kvHeads*y.headDim)
 		b.MatMul(h, backend.Product{W: y.q, Y: q}, backend.Product{W: y.k, Y: k}, backend.Product{W: y.v, Y: v})
 	}
 	qh := q.Split(a.heads)
 	b.RMSNorm(qh, qh, y.qNorm, s.eps)
-	y.rope.rotate(s, qh, a.heads)
+	y.rope.Rotate(s.b, qh, a.heads)
 	if y.k != nil {
 		kh, vh := k.Split(y.kvHeads), v.Split(y.kvHeads)
 		b.RMSNorm(kh, kh, y.kNorm, s.eps)
-		y.rope.rotate(s, kh, y.kvHeads)
+		y.rope.Rotate(s.b, kh, y.kvHeads)
 		b.RMSNorm(vh, vh, nil, s.eps)
 	}
 	s.attend(o, q, k, v, y.cache, backend.AttnParams{Heads: a.heads, KVHeads: y.kvHeads, Scale: 1})

@@ -16,6 +16,7 @@ import (
 	"strobe/backend"
 	"strobe/cache"
 	"strobe/gguf"
+	"strobe/nn"
 	"strobe/quant"
 )
 
@@ -93,7 +94,7 @@ type step struct {
 	batch *cache.Batch
 }
 
-var architectures = map[string]func(l *loader, m *Model) (arch, error){
+var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
 	"qwen3":     newQwen3,
 	"qwen35":    newQwen35,
 	"qwen35moe": newQwen35,
@@ -115,32 +116,32 @@ func Open(f *gguf.File, b backend.Backend, opt Options) (*Model, error) {
 		sort.Strings(names)
 		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(), strings.Join(names, ", "))
 	}
-	l := &loader{f: f, b: b, arch: f.Arch(), kv: opt.kvType()}
+	l := &nn.Loader{File: f, Backend: b, Arch: f.Arch(), KV: opt.kvType()}
 	m := &Model{b: b, file: f}
 	m.Arch = f.Arch()
 	m.Name, _, _ = f.String("general.name")
-	m.Layers = l.need("block_count") - l.int("nextn_predict_layers", 0)
-	m.Hidden = l.need("embedding_length")
-	m.Context = l.need("context_length")
-	m.Experts = l.int("expert_count", 0)
-	m.UsedExps = l.int("expert_used_count", 0)
-	m.eps = l.float("attention.layer_norm_rms_epsilon", 1e-6)
+	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
+	m.Hidden = l.Need("embedding_length")
+	m.Context = l.Need("context_length")
+	m.Experts = l.Int("expert_count", 0)
+	m.UsedExps = l.Int("expert_used_count", 0)
+	m.eps = l.Float("attention.layer_norm_rms_epsilon", 1e-6)
 	m.EmbScale = 1
-	if err := l.check(
-		dim{"block_count", m.Layers, 1, 1024}, dim{"embedding_length", m.Hidden, 1, 1 << 20},
-		dim{"context_length", m.Context, 1, 1 << 30}, dim{"expert_count", m.Experts, 0, 1 << 16},
-		dim{"expert_used_count", m.UsedExps, 0, max(m.Experts, 0)},
+	if err := l.Check(
+		nn.Range("block_count", m.Layers, 1, 1024), nn.Range("embedding_length", m.Hidden, 1, 1<<20),
+		nn.Range("context_length", m.Context, 1, 1<<30), nn.Range("expert_count", m.Experts, 0, 1<<16),
+		nn.Range("expert_used_count", m.UsedExps, 0, max(m.Experts, 0)),
 	); err != nil {
 		return nil, err
 	}
-	m.embed = l.matrix("token_embd.weight", m.Hidden, 0)
+	m.embed = l.Matrix("token_embd.weight", m.Hidden, 0)
 	m.head = m.embed
-	if l.has("output.weight") {
-		m.head = l.matrix("output.weight", m.Hidden, 0)
+	if l.Has("output.weight") {
+		m.head = l.Matrix("output.weight", m.Hidden, 0)
 	}
-	m.outNorm = l.vector("output_norm.weight", m.Hidden)
-	if l.err != nil {
-		return nil, l.err
+	m.outNorm = l.Vector("output_norm.weight", m.Hidden)
+	if l.Err != nil {
+		return nil, l.Err
 	}
 	m.Vocab = m.head.Rows()
 	if m.embed.Rows() != m.Vocab {
@@ -157,14 +158,14 @@ func Open(f *gguf.File, b backend.Backend, opt Options) (*Model, error) {
 	if m.arch, err = build(l, m); err != nil {
 		return nil, err
 	}
-	if l.err != nil {
-		return nil, l.err
+	if l.Err != nil {
+		return nil, l.Err
 	}
-	if m.mem, err = cache.New(b, l.spec()); err != nil {
+	if m.mem, err = cache.New(b, l.Spec()); err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
-	m.Recurrent = l.deltaLayers > 0
-	m.weights = l.bytes
+	m.Recurrent = l.DeltaLayers > 0
+	m.weights = l.Bytes
 	return m, nil
 }
 
@@ -273,7 +274,7 @@ func (m *Model) Forward(segs []Segment) (*Output, error) {
 	if n == 0 || n > MaxRows {
 		return nil, fmt.Errorf("a batch of %d tokens; want 1 to %d", n, MaxRows)
 	}
-	batch, err := m.mem.Begin(parts, nil)
+	batch, err := m.mem.Begin(parts)
 	if err != nil {
 		return nil, err
 	}

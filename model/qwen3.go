@@ -5,18 +5,18 @@ import (
 	"math"
 
 	"strobe/backend"
-	"strobe/gguf"
+	"strobe/nn"
 )
 
 // qwen3 is a dense transformer: grouped-query attention with normalised queries and keys,
 // rotary positions, SwiGLU.
 type qwen3 struct {
 	heads, kvHeads, headDim int
-	rope                    *rope
+	rope                    *nn.Rope
 	layers                  []qwen3Layer
 
 	h, q, k, v, o backend.Tensor
-	ffn           ffnScratch
+	ffn           nn.FFNScratch
 	width         int
 }
 
@@ -26,65 +26,52 @@ type qwen3Layer struct {
 	qBias, kBias, vBias backend.Vector
 	qNorm, kNorm        backend.Vector
 	cache               int
-	ffn                 ffn
+	ffn                 nn.FFN
 }
 
-func newQwen3(l *loader, m *Model) (arch, error) {
-	a := &qwen3{heads: l.need("attention.head_count")}
-	a.kvHeads = l.int("attention.head_count_kv", a.heads)
-	a.headDim = l.int("attention.key_length", m.Hidden/max(1, a.heads))
-	a.width = l.need("feed_forward_length")
-	if err := l.check(dim{"attention.head_count", a.heads, 1, 1 << 12}, dim{"attention.head_count_kv", a.kvHeads, 1, a.heads},
-		dim{"attention.key_length", a.headDim, 2, 1 << 14}, dim{"feed_forward_length", a.width, 1, 1 << 22}); err != nil {
+func newQwen3(l *nn.Loader, m *Model) (arch, error) {
+	a := &qwen3{heads: l.Need("attention.head_count")}
+	a.kvHeads = l.Int("attention.head_count_kv", a.heads)
+	a.headDim = l.Int("attention.key_length", m.Hidden/max(1, a.heads))
+	a.width = l.Need("feed_forward_length")
+	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv", a.kvHeads, 1, a.heads),
+		nn.Range("attention.key_length", a.headDim, 2, 1<<14), nn.Range("feed_forward_length", a.width, 1, 1<<22)); err != nil {
 		return nil, err
 	}
 	if a.heads%a.kvHeads != 0 {
-		l.fail("%d heads cannot share %d key/value heads", a.heads, a.kvHeads)
+		l.Fail("%d heads cannot share %d key/value heads", a.heads, a.kvHeads)
 	}
-	if v := l.int("attention.value_length", a.headDim); v != a.headDim {
-		l.fail("value length %d differs from key length %d", v, a.headDim)
+	if v := l.Int("attention.value_length", a.headDim); v != a.headDim {
+		l.Fail("value length %d differs from key length %d", v, a.headDim)
 	}
-	a.rope = l.newRope(l.int("rope.dimension_count", a.headDim), l.float("rope.freq_base", 10000), nil)
+	a.rope = l.Rope(l.Int("rope.dimension_count", a.headDim), l.Float("rope.freq_base", 10000), nil)
 	for i := range m.Layers {
 		p := fmt.Sprintf("blk.%d.", i)
 		y := qwen3Layer{
-			norm: l.vector(p+"attn_norm.weight", m.Hidden), ffnNorm: l.vector(p+"ffn_norm.weight", m.Hidden),
-			qNorm: l.vector(p+"attn_q_norm.weight", a.headDim), kNorm: l.vector(p+"attn_k_norm.weight", a.headDim),
-			qBias: l.optional(p+"attn_q.bias", a.heads*a.headDim),
-			kBias: l.optional(p+"attn_k.bias", a.kvHeads*a.headDim),
-			vBias: l.optional(p+"attn_v.bias", a.kvHeads*a.headDim),
-			o:     l.matrix(p+"attn_output.weight", a.heads*a.headDim, m.Hidden),
-			ffn:   l.ffn(p, "", m.Hidden, a.width, backend.SiLU),
-			cache: l.attn(a.kvHeads, a.headDim, 0),
+			norm: l.Vector(p+"attn_norm.weight", m.Hidden), ffnNorm: l.Vector(p+"ffn_norm.weight", m.Hidden),
+			qNorm: l.Vector(p+"attn_q_norm.weight", a.headDim), kNorm: l.Vector(p+"attn_k_norm.weight", a.headDim),
+			qBias: l.Optional(p+"attn_q.bias", a.heads*a.headDim),
+			kBias: l.Optional(p+"attn_k.bias", a.kvHeads*a.headDim),
+			vBias: l.Optional(p+"attn_v.bias", a.kvHeads*a.headDim),
+			o:     l.Matrix(p+"attn_output.weight", a.heads*a.headDim, m.Hidden),
+			ffn:   l.FFN(p, "", m.Hidden, a.width, backend.SiLU),
+			cache: l.Attention(a.kvHeads, a.headDim, 0),
 		}
-		y.q, y.k, y.v = l.qkv(p, m.Hidden, a.heads*a.headDim, a.kvHeads*a.headDim)
+		y.q, y.k, y.v = l.QKV(p, m.Hidden, a.heads*a.headDim, a.kvHeads*a.headDim)
 		a.layers = append(a.layers, y)
 	}
-	return a, l.err
-}
-
-// qkv binds the three projections, which a file may hold as one.
-func (l *loader) qkv(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
-	if !l.has(p+"attn_qkv.weight") || l.has(p+"attn_q.weight") {
-		return l.matrix(p+"attn_q.weight", hidden, q), l.matrix(p+"attn_k.weight", hidden, kv), l.matrix(p+"attn_v.weight", hidden, kv)
-	}
-	t := l.tensor(p+"attn_qkv.weight", hidden, q+2*kv)
-	if t == nil {
-		return nil, nil, nil
-	}
-	part := func(name string, from, n int) *gguf.Tensor { return rowsOf(t, p+name, from, n) }
-	return l.bind(part("attn_q", 0, q)), l.bind(part("attn_k", q, kv)), l.bind(part("attn_v", q+kv, kv))
+	return a, l.Err
 }
 
 func (a *qwen3) reserve(m *Model, rows int) {
 	b := m.b
 	a.h, a.o = b.Alloc(rows, m.Hidden), b.Alloc(rows, a.heads*a.headDim)
 	a.q, a.k, a.v = b.Alloc(rows, a.heads*a.headDim), b.Alloc(rows, a.kvHeads*a.headDim), b.Alloc(rows, a.kvHeads*a.headDim)
-	a.ffn = newFFNScratch(b, rows, a.width)
-	a.rope.reserve(b, rows)
+	a.ffn = nn.NewFFNScratch(b, rows, a.width)
+	a.rope.Reserve(b, rows)
 }
 
-func (a *qwen3) begin(s *step) { a.rope.angles(s) }
+func (a *qwen3) begin(s *step) { a.rope.Angles(s.b, s.n, s.pos) }
 
 func (a *qwen3) layer(s *step, il int) {
 	b, n, y := s.b, s.n, &a.layers[il]
@@ -103,14 +90,14 @@ func (a *qwen3) layer(s *step, il int) {
 	qh, kh := q.Split(a.heads), k.Split(a.kvHeads)
 	b.RMSNorm(qh, qh, y.qNorm, s.eps)
 	b.RMSNorm(kh, kh, y.kNorm, s.eps)
-	a.rope.rotate(s, qh, a.heads)
-	a.rope.rotate(s, kh, a.kvHeads)
+	a.rope.Rotate(s.b, qh, a.heads)
+	a.rope.Rotate(s.b, kh, a.kvHeads)
 	s.attend(o, q, k, v, y.cache, backend.AttnParams{Heads: a.heads, KVHeads: a.kvHeads, Scale: invSqrt(a.headDim)})
 	b.MatMul(o, backend.Product{W: y.o, Y: h})
 	b.Add(s.x, s.x, h)
 
 	b.RMSNorm(h, s.x, y.ffnNorm, s.eps)
-	y.ffn.forward(s, h, h, &a.ffn)
+	y.ffn.Forward(s.b, h, h, &a.ffn)
 	b.Add(s.x, s.x, h)
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"strobe/backend"
 	"strobe/gguf"
+	"strobe/nn"
 )
 
 // qwen35 is the hybrid of Qwen3.5, Qwen3.6 and Qwen3-Next: most layers are Gated DeltaNet, every
@@ -13,7 +14,7 @@ import (
 type qwen35 struct {
 	heads, kvHeads, headDim int
 	delta                   backend.DeltaDims
-	rope                    *rope
+	rope                    *nn.Rope
 	layers                  []qwen35Layer
 	width                   int // widest feed-forward layer
 	experts, used           int
@@ -25,8 +26,8 @@ type qwen35 struct {
 	u, conv, z backend.Tensor // DeltaNet: projections before and after the convolution; output gate
 	alpha      backend.Tensor
 	beta, d    backend.Tensor
-	ffn        ffnScratch
-	moe        moeScratch
+	ffn        nn.FFNScratch
+	moe        nn.MoEScratch
 	shared     backend.Tensor
 	gate       backend.Tensor
 }
@@ -35,8 +36,8 @@ type qwen35Layer struct {
 	norm, postNorm backend.Vector
 	attn           *gatedAttention
 	delta          *deltaNet
-	ffn            *ffn
-	moe            *moe
+	ffn            *nn.FFN
+	moe            *nn.MoE
 	sharedGate     backend.Weight // with moe: ffn is the shared expert
 }
 
@@ -52,52 +53,52 @@ type deltaNet struct {
 	index                    int
 }
 
-func newQwen35(l *loader, m *Model) (arch, error) {
+func newQwen35(l *nn.Loader, m *Model) (arch, error) {
 	a := &qwen35{
-		heads: l.need("attention.head_count"), experts: m.Experts, used: m.UsedExps,
+		heads: l.Need("attention.head_count"), experts: m.Experts, used: m.UsedExps,
 		delta: backend.DeltaDims{
-			KHeads: l.need("ssm.group_count"), VHeads: l.need("ssm.time_step_rank"),
-			KDim: l.need("ssm.state_size"), Kernel: l.need("ssm.conv_kernel"),
-			Grouped: l.arch == "qwen3next", Eps: m.eps,
+			KHeads: l.Need("ssm.group_count"), VHeads: l.Need("ssm.time_step_rank"),
+			KDim: l.Need("ssm.state_size"), Kernel: l.Need("ssm.conv_kernel"),
+			Grouped: l.Arch == "qwen3next", Eps: m.eps,
 		},
 	}
-	a.kvHeads = l.int("attention.head_count_kv", a.heads)
-	a.headDim = l.int("attention.key_length", m.Hidden/max(1, a.heads))
+	a.kvHeads = l.Int("attention.head_count_kv", a.heads)
+	a.headDim = l.Int("attention.key_length", m.Hidden/max(1, a.heads))
 	a.delta.VDim = a.delta.KDim
 	d := &a.delta
-	if err := l.check(dim{"attention.head_count", a.heads, 1, 1 << 12}, dim{"attention.head_count_kv", a.kvHeads, 1, a.heads},
-		dim{"attention.key_length", a.headDim, 2, 1 << 14}, dim{"ssm.group_count", d.KHeads, 1, 1 << 12},
-		dim{"ssm.time_step_rank", d.VHeads, d.KHeads, 1 << 12}, dim{"ssm.state_size", d.KDim, 1, 1 << 12},
-		dim{"ssm.conv_kernel", d.Kernel, 2, 8}); err != nil {
+	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv", a.kvHeads, 1, a.heads),
+		nn.Range("attention.key_length", a.headDim, 2, 1<<14), nn.Range("ssm.group_count", d.KHeads, 1, 1<<12),
+		nn.Range("ssm.time_step_rank", d.VHeads, d.KHeads, 1<<12), nn.Range("ssm.state_size", d.KDim, 1, 1<<12),
+		nn.Range("ssm.conv_kernel", d.Kernel, 2, 8)); err != nil {
 		return nil, err
 	}
 	if a.heads%a.kvHeads != 0 || d.VHeads%d.KHeads != 0 {
-		l.fail("heads do not divide evenly: %d by %d, %d by %d", a.heads, a.kvHeads, d.VHeads, d.KHeads)
+		l.Fail("heads do not divide evenly: %d by %d, %d by %d", a.heads, a.kvHeads, d.VHeads, d.KHeads)
 	}
-	if inner := l.need("ssm.inner_size"); inner != d.VHeads*d.VDim {
-		l.fail("key %s is %d; want %d heads of %d", l.key("ssm.inner_size"), inner, d.VHeads, d.VDim)
+	if inner := l.Need("ssm.inner_size"); inner != d.VHeads*d.VDim {
+		l.Fail("key %s is %d; want %d heads of %d", l.Key("ssm.inner_size"), inner, d.VHeads, d.VDim)
 	}
-	l.delta = a.delta
-	rot := l.int("rope.dimension_count", a.headDim)
-	l.textSections(rot)
-	a.rope = l.newRope(rot, l.float("rope.freq_base", 10000), nil)
+	l.Delta = a.delta
+	rot := l.Int("rope.dimension_count", a.headDim)
+	textSections(l, rot)
+	a.rope = l.Rope(rot, l.Float("rope.freq_base", 10000), nil)
 
-	dense := l.int("feed_forward_length", 0)
-	shared := l.int("expert_shared_feed_forward_length", dense)
-	a.expertWidth = l.int("expert_feed_forward_length", dense/max(1, a.used))
+	dense := l.Int("feed_forward_length", 0)
+	shared := l.Int("expert_shared_feed_forward_length", dense)
+	a.expertWidth = l.Int("expert_feed_forward_length", dense/max(1, a.used))
 	a.width = dense
 	if a.experts > 0 {
 		a.width = shared
 	}
-	if err := l.check(dim{"feed_forward_length", a.width, 1, 1 << 22}); err != nil {
+	if err := l.Check(nn.Range("feed_forward_length", a.width, 1, 1<<22)); err != nil {
 		return nil, err
 	}
-	recurrent := l.recurrentLayers(m.Layers)
+	recurrent := recurrentLayers(l, m.Layers)
 	for i := range m.Layers {
 		p := fmt.Sprintf("blk.%d.", i)
 		y := qwen35Layer{
-			norm:     l.vector(p+"attn_norm.weight", m.Hidden),
-			postNorm: l.vector(p+"post_attention_norm.weight", m.Hidden),
+			norm:     l.Vector(p+"attn_norm.weight", m.Hidden),
+			postNorm: l.Vector(p+"post_attention_norm.weight", m.Hidden),
 		}
 		if recurrent[i] {
 			y.delta = a.loadDelta(l, p, m.Hidden)
@@ -105,32 +106,32 @@ func newQwen35(l *loader, m *Model) (arch, error) {
 			y.attn = a.loadAttention(l, p, m.Hidden)
 		}
 		if a.experts > 0 {
-			e := l.moe(p, m.Hidden, a.expertWidth, a.experts, a.used, backend.SiLU)
-			f := l.ffn(p, "_shexp", m.Hidden, shared, backend.SiLU)
+			e := l.MoE(p, m.Hidden, a.expertWidth, a.experts, a.used, backend.SiLU)
+			f := l.FFN(p, "_shexp", m.Hidden, shared, backend.SiLU)
 			y.moe, y.ffn = &e, &f
-			y.sharedGate = l.matrix(p+"ffn_gate_inp_shexp.weight", m.Hidden, 1)
+			y.sharedGate = l.Matrix(p+"ffn_gate_inp_shexp.weight", m.Hidden, 1)
 		} else {
-			f := l.ffn(p, "", m.Hidden, dense, backend.SiLU)
+			f := l.FFN(p, "", m.Hidden, dense, backend.SiLU)
 			y.ffn = &f
 		}
 		a.layers = append(a.layers, y)
-		if l.err != nil {
-			return nil, l.err
+		if l.Err != nil {
+			return nil, l.Err
 		}
 	}
 	return a, nil
 }
 
 // recurrentLayers tells which layers are DeltaNet: listed in the file, or all but every n-th.
-func (l *loader) recurrentLayers(layers int) []bool {
-	if v, ok, err := l.f.Bools(l.key("attention.recurrent_layers")); ok || err != nil {
-		l.keep(err)
+func recurrentLayers(l *nn.Loader, layers int) []bool {
+	if v, ok, err := l.File.Bools(l.Key("attention.recurrent_layers")); ok || err != nil {
+		l.Keep(err)
 		if len(v) >= layers {
 			return v[:layers]
 		}
-		l.fail("key %s has %d entries for %d layers", l.key("attention.recurrent_layers"), len(v), layers)
+		l.Fail("key %s has %d entries for %d layers", l.Key("attention.recurrent_layers"), len(v), layers)
 	}
-	every := max(1, l.int("full_attention_interval", 4))
+	every := max(1, l.Int("full_attention_interval", 4))
 	v := make([]bool, layers)
 	for i := range v {
 		v[i] = (i+1)%every != 0
@@ -140,9 +141,9 @@ func (l *loader) recurrentLayers(layers int) []bool {
 
 // textSections checks that the interleaved multimodal rotary sections are plain ones for text:
 // no pair may take its angle from the fourth position, which text leaves at zero.
-func (l *loader) textSections(dims int) {
-	s, ok, err := l.f.Ints(l.key("rope.dimension_sections"))
-	l.keep(err)
+func textSections(l *nn.Loader, dims int) {
+	s, ok, err := l.File.Ints(l.Key("rope.dimension_sections"))
+	l.Keep(err)
 	if !ok || err != nil || len(s) < 3 {
 		return
 	}
@@ -158,52 +159,52 @@ func (l *loader) textSections(dims int) {
 		if sec < 3*s[sec%3] {
 			continue
 		}
-		l.fail("key %s: pair %d of the rotary embedding is not a text position", l.key("rope.dimension_sections"), i)
+		l.Fail("key %s: pair %d of the rotary embedding is not a text position", l.Key("rope.dimension_sections"), i)
 		return
 	}
 }
 
-func (a *qwen35) loadAttention(l *loader, p string, hidden int) *gatedAttention {
+func (a *qwen35) loadAttention(l *nn.Loader, p string, hidden int) *gatedAttention {
 	y := &gatedAttention{
-		o:     l.matrix(p+"attn_output.weight", a.heads*a.headDim, hidden),
-		qNorm: l.vector(p+"attn_q_norm.weight", a.headDim),
-		kNorm: l.vector(p+"attn_k_norm.weight", a.headDim),
-		cache: l.attn(a.kvHeads, a.headDim, 0),
+		o:     l.Matrix(p+"attn_output.weight", a.heads*a.headDim, hidden),
+		qNorm: l.Vector(p+"attn_q_norm.weight", a.headDim),
+		kNorm: l.Vector(p+"attn_k_norm.weight", a.headDim),
+		cache: l.Attention(a.kvHeads, a.headDim, 0),
 	}
-	y.q, y.k, y.v = l.qkv(p, hidden, 2*a.heads*a.headDim, a.kvHeads*a.headDim)
+	y.q, y.k, y.v = l.QKV(p, hidden, 2*a.heads*a.headDim, a.kvHeads*a.headDim)
 	return y
 }
 
-func (a *qwen35) loadDelta(l *loader, p string, hidden int) *deltaNet {
+func (a *qwen35) loadDelta(l *nn.Loader, p string, hidden int) *deltaNet {
 	d := a.delta
 	vw := d.VHeads * d.VDim
 	y := &deltaNet{
-		out:   l.matrix(p+"ssm_out.weight", vw, hidden),
-		conv:  l.vector(p+"ssm_conv1d.weight", d.Kernel, d.ConvDim()),
-		a:     l.vector(p+"ssm_a", d.VHeads),
-		dt:    l.vector(p+"ssm_dt.bias", d.VHeads),
-		norm:  l.vector(p+"ssm_norm.weight", d.VDim),
-		index: l.deltaLayers,
+		out:   l.Matrix(p+"ssm_out.weight", vw, hidden),
+		conv:  l.Vector(p+"ssm_conv1d.weight", d.Kernel, d.ConvDim()),
+		a:     l.Vector(p+"ssm_a", d.VHeads),
+		dt:    l.Vector(p+"ssm_dt.bias", d.VHeads),
+		norm:  l.Vector(p+"ssm_norm.weight", d.VDim),
+		index: l.DeltaLayers,
 	}
-	l.deltaLayers++
-	if l.has(p + "ssm_in.weight") {
+	l.DeltaLayers++
+	if l.Has(p + "ssm_in.weight") {
 		y.qkv, y.z = a.splitInput(l, p, hidden)
 	} else {
-		y.qkv = l.matrix(p+"attn_qkv.weight", hidden, d.ConvDim())
-		y.z = l.matrix(p+"attn_gate.weight", hidden, vw)
+		y.qkv = l.Matrix(p+"attn_qkv.weight", hidden, d.ConvDim())
+		y.z = l.Matrix(p+"attn_gate.weight", hidden, vw)
 	}
-	if l.has(p + "ssm_ba.weight") {
+	if l.Has(p + "ssm_ba.weight") {
 		y.beta, y.alpha = a.splitBA(l, p, hidden)
 	} else {
-		y.alpha = l.matrix(p+"ssm_alpha.weight", hidden, d.VHeads)
-		y.beta = l.matrix(p+"ssm_beta.weight", hidden, d.VHeads)
+		y.alpha = l.Matrix(p+"ssm_alpha.weight", hidden, d.VHeads)
+		y.beta = l.Matrix(p+"ssm_beta.weight", hidden, d.VHeads)
 	}
 	return y
 }
 
 // splitBA separates qwen3next's joint projection: per key head its betas, then its alphas.
-func (a *qwen35) splitBA(l *loader, p string, hidden int) (beta, alpha backend.Weight) {
-	t := l.tensor(p+"ssm_ba.weight", hidden, 2*a.delta.VHeads)
+func (a *qwen35) splitBA(l *nn.Loader, p string, hidden int) (beta, alpha backend.Weight) {
+	t := l.Tensor(p+"ssm_ba.weight", hidden, 2*a.delta.VHeads)
 	if t == nil {
 		return nil, nil
 	}
@@ -213,15 +214,15 @@ func (a *qwen35) splitBA(l *loader, p string, hidden int) (beta, alpha backend.W
 		at := h/r*2*r + h%r
 		bs, as = append(bs, at), append(as, at+r)
 	}
-	return l.bind(pickRows(t, p+"ssm_beta", bs)), l.bind(pickRows(t, p+"ssm_alpha", as))
+	return l.Bind(nn.PickRows(t, p+"ssm_beta", bs)), l.Bind(nn.PickRows(t, p+"ssm_alpha", as))
 }
 
 // splitInput separates the joint projection of older qwen3next files: per key head the rows of
 // q, k, its v heads and its z heads.
-func (a *qwen35) splitInput(l *loader, p string, hidden int) (qkv, z backend.Weight) {
+func (a *qwen35) splitInput(l *nn.Loader, p string, hidden int) (qkv, z backend.Weight) {
 	d := a.delta
 	kw, vw := d.KHeads*d.KDim, d.VHeads*d.VDim
-	t := l.tensor(p+"ssm_in.weight", hidden, 2*kw+2*vw)
+	t := l.Tensor(p+"ssm_in.weight", hidden, 2*kw+2*vw)
 	if t == nil {
 		return nil, nil
 	}
@@ -236,8 +237,8 @@ func (a *qwen35) splitInput(l *loader, p string, hidden int) (qkv, z backend.Wei
 	}
 	v := vw / d.KHeads
 	all := append(append(rows(0, d.KDim), rows(d.KDim, d.KDim)...), rows(2*d.KDim, v)...)
-	var qt, zt *gguf.Tensor = pickRows(t, p+"attn_qkv", all), pickRows(t, p+"attn_gate", rows(2*d.KDim+v, v))
-	return l.bind(qt), l.bind(zt)
+	var qt, zt *gguf.Tensor = nn.PickRows(t, p+"attn_qkv", all), nn.PickRows(t, p+"attn_gate", rows(2*d.KDim+v, v))
+	return l.Bind(qt), l.Bind(zt)
 }
 
 func (a *qwen35) reserve(m *Model, rows int) {
@@ -247,15 +248,15 @@ func (a *qwen35) reserve(m *Model, rows int) {
 	a.qg, a.q, a.k, a.v, a.o = b.Alloc(rows, 2*qw), b.Alloc(rows, qw), b.Alloc(rows, kw), b.Alloc(rows, kw), b.Alloc(rows, qw)
 	a.u, a.conv, a.z = b.Alloc(rows, d.ConvDim()), b.Alloc(rows, d.ConvDim()), b.Alloc(rows, vw)
 	a.alpha, a.beta, a.d = b.Alloc(rows, d.VHeads), b.Alloc(rows, d.VHeads), b.Alloc(rows, vw)
-	a.ffn = newFFNScratch(b, rows, a.width)
+	a.ffn = nn.NewFFNScratch(b, rows, a.width)
 	if a.experts > 0 {
-		a.moe = newMoEScratch(b, rows, a.experts, a.used, a.expertWidth, m.Hidden)
+		a.moe = nn.NewMoEScratch(b, rows, a.experts, a.used, a.expertWidth, m.Hidden)
 		a.shared, a.gate = b.Alloc(rows, m.Hidden), b.Alloc(rows, 1)
 	}
-	a.rope.reserve(b, rows)
+	a.rope.Reserve(b, rows)
 }
 
-func (a *qwen35) begin(s *step) { a.rope.angles(s) }
+func (a *qwen35) begin(s *step) { a.rope.Angles(s.b, s.n, s.pos) }
 
 func (a *qwen35) layer(s *step, il int) {
 	b, n, y := s.b, s.n, &a.layers[il]
@@ -271,15 +272,15 @@ func (a *qwen35) layer(s *step, il int) {
 
 	b.RMSNorm(h, s.x, y.postNorm, s.eps)
 	if y.moe == nil {
-		y.ffn.forward(s, h, h, &a.ffn)
+		y.ffn.Forward(s.b, h, h, &a.ffn)
 		b.Add(s.x, s.x, h)
 		return
 	}
 	gate, shared := a.gate.First(n), a.shared.First(n)
 	b.MatMul(h, backend.Product{W: y.sharedGate, Y: gate})
-	y.ffn.forward(s, shared, h, &a.ffn)
-	y.moe.route(s, h, &a.moe)
-	y.moe.forward(s, h, h, &a.moe)
+	y.ffn.Forward(s.b, shared, h, &a.ffn)
+	y.moe.Route(s.b, h, &a.moe)
+	y.moe.Forward(s.b, h, h, &a.moe)
 	b.AddGated(h, shared, gate)
 	b.Add(s.x, s.x, h)
 }
@@ -293,8 +294,8 @@ func (a *qwen35) attention(s *step, h backend.Tensor, y *gatedAttention) {
 	qh, kh := q.Split(a.heads), k.Split(a.kvHeads)
 	b.RMSNorm(qh, both.Columns(0, a.headDim), y.qNorm, s.eps)
 	b.RMSNorm(kh, kh, y.kNorm, s.eps)
-	a.rope.rotate(s, qh, a.heads)
-	a.rope.rotate(s, kh, a.kvHeads)
+	a.rope.Rotate(s.b, qh, a.heads)
+	a.rope.Rotate(s.b, kh, a.kvHeads)
 	s.attend(o, q, k, v, y.cache, backend.AttnParams{Heads: a.heads, KVHeads: a.kvHeads, Scale: invSqrt(a.headDim)})
 	oh := o.Split(a.heads)
 	b.SigmoidGate(oh, oh, both.Columns(a.headDim, a.headDim))
