@@ -263,20 +263,14 @@ func stringsAt(b []byte, n int) ([]string, []byte, error) {
 		rest = rest[8+l:]
 	}
 	var buf strings.Builder
-	buf.Grow(total)
-	for at := b; buf.Len() < total; {
-		l := int(binary.LittleEndian.Uint64(at))
-		buf.Write(at[8 : 8+l])
-		at = at[8+l:]
-	}
-	all := buf.String()
+	buf.Grow(total) // so that the pieces taken below never move
 	out := make([]string, n)
-	at := 0
 	for i := range out {
 		l := int(binary.LittleEndian.Uint64(b))
+		at := buf.Len()
+		buf.Write(b[8 : 8+l])
 		b = b[8+l:]
-		out[i] = all[at : at+l]
-		at += l
+		out[i] = buf.String()[at:]
 		if !utf8.ValidString(out[i]) {
 			return nil, nil, fmt.Errorf("element %d: %s is not valid UTF-8", i, clip(out[i]))
 		}

@@ -170,6 +170,9 @@ func Parse(name string, data []byte) (*File, error) {
 // Close unmaps the files. Tensor data must not be used afterwards. Closing
 // again does nothing.
 func (f *File) Close() error {
+	for _, t := range f.tensors {
+		t.Data = nil // so that late use is a plain panic, not a fault
+	}
 	var errs []error
 	for _, m := range f.maps {
 		errs = append(errs, m.Close())
