@@ -148,17 +148,18 @@ func (t *Tokenizer) appendParts(dst []ID, text string, parse bool, sc *scratch) 
 			i++
 			continue
 		}
-		dst = t.appendText(dst, text[raw:start], sc)
 		if len(hits) == 1 && end-start == len(t.piece(tr.order[hits[0]])) {
+			dst = t.appendText(dst, text[raw:start], sc)
 			dst = append(dst, tr.order[hits[0]])
 			raw, i = end, end
 			continue
 		}
+		// The cluster's first and last bytes may turn out to be text, which then
+		// belongs together with the text around.
 		slices.Sort(hits)
-		// The text after the last token of the cluster belongs to what follows.
 		var rest int
-		dst, rest = t.appendCluster(dst, text[start:end], hits, sc)
-		raw, i = start+rest, end
+		dst, rest = t.appendCluster(dst, text[raw:end], hits, sc)
+		raw, i = raw+rest, end
 	}
 	return t.appendText(dst, text[raw:], sc)
 }
