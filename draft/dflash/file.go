@@ -1,0 +1,225 @@
+package dflash
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"strobe/backend"
+	"strobe/gguf"
+	"strobe/model"
+	"strobe/nn"
+)
+
+// dialect is how a family of drafter files spells the same things. It is decided by the
+// architecture name and the tensor names, never guessed from values.
+type dialect struct {
+	name       string
+	fc, norm   string // tensor names of the feature projection and its norm
+	idsOffset  int    // added to a Hugging Face layer id in the file
+	idsKey     string // below the architecture; "" when the file lists none
+	blockKey   string
+	maskKey    string // full key when it contains "tokenizer"
+	slidesLast bool   // a window without a pattern: every layer but the last slides
+	extraKey   int    // keys a sliding query sees beyond the window
+	causal     bool   // sliding layers are causal in the block unless the file says otherwise
+}
+
+var (
+	upstream = dialect{name: "dflash", fc: "fc.weight", norm: "enc.output_norm.weight", idsOffset: 1,
+		idsKey: "target_layers", blockKey: "block_size", maskKey: "tokenizer.ggml.mask_token_id"}
+	beellama = dialect{name: "dflash-draft", fc: "dflash_fc.weight", norm: "dflash_hidden_norm.weight",
+		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", extraKey: 1, causal: true}
+	lucebox = dialect{name: "lucebox", fc: "dflash.fc.weight", norm: "dflash.hidden_norm.weight",
+		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", slidesLast: true, causal: true}
+)
+
+// Supported reports whether a file is a DFlash drafter.
+func Supported(f *gguf.File) bool {
+	_, err := dialectOf(f)
+	return err == nil
+}
+
+func dialectOf(f *gguf.File) (dialect, error) {
+	switch a := f.Arch(); {
+	case a == "dflash":
+		return upstream, nil
+	case a == "dflash-draft" && f.Tensor(lucebox.fc) == nil:
+		return beellama, nil
+	case strings.HasSuffix(a, "dflash-draft"):
+		return lucebox, nil
+	default:
+		return dialect{}, fmt.Errorf("%s: architecture %q is not a DFlash drafter", f.Path(), a)
+	}
+}
+
+// causality inside the block: of sliding layers and of full ones.
+type causality struct{ sliding, full bool }
+
+// params is a drafter's hyper-parameters in one convention, whatever the dialect.
+type params struct {
+	layers, hidden          int
+	heads, kvHeads, headDim int
+	width                   int
+	block                   int
+	mask                    int32
+	ids                     []int // target layers whose outputs are the features
+	window                  []int // per layer, 0 for none
+	stated                  bool  // the file says whether the block is causal
+	rule                    causality
+	theta                   float32
+	scale                   float32
+	embScale                float32
+	logitScale, softcap     float32
+	act                     backend.Activation
+	eps                     float32
+}
+
+// readParams reads the hyper-parameters of a drafter and checks that it fits the target.
+func readParams(l *nn.Loader, d dialect, t *model.Model) (params, error) {
+	p := params{
+		layers: l.Need("block_count"), hidden: l.Need("embedding_length"), heads: l.Need("attention.head_count"),
+		width: l.Need("feed_forward_length"), block: l.Int(d.blockKey, 16),
+		eps: l.Float("attention.layer_norm_rms_epsilon", 1e-6), theta: l.Float("rope.freq_base", 10000),
+		scale: l.Float("attention.scale", 0), embScale: l.Float("embedding_scale", 0),
+		logitScale: l.Float("logit_scale", 0), softcap: l.Float("final_logit_softcapping", 0),
+	}
+	p.kvHeads = l.Int("attention.head_count_kv", p.heads)
+	p.headDim = l.Int("attention.key_length", p.hidden/max(1, p.heads))
+	mask := maskToken(l, d)
+	if err := l.Check(nn.Range("block_count", p.layers, 1, 256), nn.Range("embedding_length", p.hidden, 1, 1<<20),
+		nn.Range("attention.head_count", p.heads, 1, 1<<12), nn.Range("attention.head_count_kv", p.kvHeads, 1, p.heads),
+		nn.Range("attention.key_length", p.headDim, 2, 1<<14), nn.Range("feed_forward_length", p.width, 1, 1<<22),
+		nn.Range(d.blockKey, p.block, 2, 256), nn.Range(d.maskKey, mask, 0, t.Vocab-1)); err != nil {
+		return p, err
+	}
+	p.mask = int32(mask)
+	if p.heads%p.kvHeads != 0 {
+		l.Fail("%d heads cannot share %d key/value heads", p.heads, p.kvHeads)
+	}
+	if n := l.Int("hyper_connection.count", 0); n > 0 {
+		l.Fail("drafters with hyper-connections are not supported")
+	}
+	if p.hidden != t.Hidden {
+		l.Fail("the drafter has width %d, the target %d: it was trained for another target", p.hidden, t.Hidden)
+	}
+	if p.scale == 0 {
+		p.scale = float32(1 / math.Sqrt(float64(p.headDim)))
+	}
+	if p.embScale == 0 {
+		p.embScale = t.EmbScale // files rarely say so, but drafters of scaled embeddings expect them scaled
+	}
+	if p.logitScale == 0 {
+		p.logitScale = 1
+	}
+	switch act, _, err := l.File.String(l.Key("hidden_activation")); act {
+	case "", "silu":
+		l.Keep(err)
+	case "gelu", "gelu_pytorch_tanh":
+		p.act = backend.GELU
+	default:
+		l.Fail("key %s is %q; supported are silu and gelu", l.Key("hidden_activation"), act)
+	}
+	// Lucebox writes a wrong base for Qwen drafters; theirs is the target's.
+	if d.name == lucebox.name && strings.HasPrefix(l.Arch, "qwen") {
+		if base, ok, _ := t.File().Float(t.Arch + ".rope.freq_base"); ok {
+			p.theta = float32(base)
+		}
+	}
+	readWindows(l, d, &p)
+	readCausality(l, d, &p)
+	readTargetLayers(l, d, &p, t)
+	return p, l.Err
+}
+
+func maskToken(l *nn.Loader, d dialect) int {
+	key := d.maskKey
+	if !strings.HasPrefix(key, "tokenizer.") {
+		key = l.Key(key)
+	}
+	v, ok, err := l.File.Uint(key)
+	l.Keep(err)
+	if !ok && err == nil {
+		l.Fail("missing key %s", key)
+	}
+	return int(min(v, 1<<40))
+}
+
+func readWindows(l *nn.Loader, d dialect, p *params) {
+	p.window = make([]int, p.layers)
+	w := l.Int("attention.sliding_window", 0)
+	if w == 0 {
+		return
+	}
+	if w < 0 || w > 1<<30 {
+		l.Fail("key %s is %d", l.Key("attention.sliding_window"), w)
+		return
+	}
+	pattern, ok, err := l.File.Bools(l.Key("attention.sliding_window_pattern"))
+	l.Keep(err)
+	switch {
+	case ok && len(pattern) >= p.layers:
+	case d.slidesLast && !ok:
+		pattern = make([]bool, p.layers)
+		for i := range p.layers - 1 {
+			pattern[i] = true
+		}
+	case err == nil && (ok || d.name == upstream.name):
+		l.Fail("key %s: want %d entries", l.Key("attention.sliding_window_pattern"), p.layers)
+		return
+	default:
+		pattern = make([]bool, p.layers)
+	}
+	for i := range p.window {
+		if pattern[i] {
+			p.window[i] = w + d.extraKey
+		}
+	}
+}
+
+// readCausality finds out whether block rows see later rows. A file that does not say so
+// starts with its run-time's rule, and the loop may try the other.
+func readCausality(l *nn.Loader, d dialect, p *params) {
+	v, ok, err := l.File.Bool(l.Key("attention.causal"))
+	l.Keep(err)
+	if d.name != upstream.name {
+		// These files say false for the full layers; the sliding rule is their run-time's.
+		p.rule = causality{sliding: d.causal, full: ok && v}
+		return
+	}
+	p.stated = ok
+	p.rule = causality{sliding: v, full: v}
+}
+
+// readTargetLayers finds the target layers whose outputs are the drafter's features.
+func readTargetLayers(l *nn.Loader, d dialect, p *params, t *model.Model) {
+	fc := l.Tensor(d.fc, 0, p.hidden)
+	if fc == nil {
+		return
+	}
+	n := fc.Shape[0] / p.hidden
+	ids, ok, err := l.File.Ints(l.Key(d.idsKey))
+	l.Keep(err)
+	switch {
+	case ok:
+		for _, id := range ids {
+			p.ids = append(p.ids, int(id)-d.idsOffset)
+		}
+	case d.name == lucebox.name && n > 1 && strings.HasPrefix(l.Arch, "qwen"):
+		// Those files list none; their run-time spaces the layers evenly.
+		for k := range n {
+			p.ids = append(p.ids, 1+k*((t.Layers-2)/(n-1)))
+		}
+	case err == nil:
+		l.Fail("missing key %s", l.Key(d.idsKey))
+	}
+	if len(p.ids)*t.Hidden != fc.Shape[0] {
+		l.Fail("tensor %q takes %d features; %d captured layers of width %d give %d: it was trained for another target",
+			d.fc, fc.Shape[0], len(p.ids), t.Hidden, len(p.ids)*t.Hidden)
+	}
+	for _, id := range p.ids {
+		if id < 0 || id >= t.Layers {
+			l.Fail("key %s: the target has no layer %d (it has %d)", l.Key(d.idsKey), id, t.Layers)
+		}
+	}
+}
