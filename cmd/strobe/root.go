@@ -21,6 +21,8 @@ func commands() []*cobra.Command {
 		newConvertCmd(),
 		newQuantizeCmd(),
 		newSynthCmd(),
+		newTokenizeCmd(),
+		newDetokenizeCmd(),
 		newVersionCmd(),
 	}
 }
