@@ -57,14 +57,28 @@ func Dequantize(t Type, dst []float32, src []byte) error {
 }
 
 func dequantF32(dst []float32, src []byte) {
+	for ; len(dst) >= 4 && len(src) >= 16; dst, src = dst[4:], src[16:] {
+		lo, hi := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
+		dst[0] = math.Float32frombits(uint32(lo))
+		dst[1] = math.Float32frombits(uint32(lo >> 32))
+		dst[2] = math.Float32frombits(uint32(hi))
+		dst[3] = math.Float32frombits(uint32(hi >> 32))
+	}
 	for i := range dst {
 		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
 	}
 }
 
 func dequantF16(dst []float32, src []byte) {
+	src = src[:2*len(dst)]
 	for i := range dst {
-		dst[i] = F16ToF32(binary.LittleEndian.Uint16(src[2*i:]))
+		h := binary.LittleEndian.Uint16(src[2*i:])
+		if h&0x7c00-0x400 >= 0x7800 { // zero, subnormal, infinity, NaN
+			dst[i] = F16ToF32(h)
+			continue
+		}
+		// A normal number only needs a new exponent bias, all in integers.
+		dst[i] = math.Float32frombits(uint32(h&0x8000)<<16 | (uint32(h&0x7fff)<<13 + (127-15)<<23))
 	}
 }
 

@@ -9,9 +9,9 @@ func dequantQ2K(dst []float32, src []byte) {
 		d, dmin := half(b[80:]), half(b[82:])
 		for g := range 16 { // 16 values each; groups 2k and 2k+1 share a shift
 			sc := b[g]
-			dl, ml := d*float32(sc&15), dmin*float32(sc>>4)
+			dl, ml := d*float32(sc&15), float32(dmin*float32(sc>>4))
 			q := (*[16]byte)(b[16+32*(g/8)+16*(g%2):])
-			shift := g % 8 / 2 * 2
+			shift := uint(g%8/2*2) & 7 // the mask spares a range check per value
 			out := (*[16]float32)(y[16*g:])
 			for l := range 16 {
 				out[l] = float32(dl*float32(int32(q[l]>>shift&3))) - ml
@@ -31,7 +31,7 @@ func dequantQ3K(dst []float32, src []byte) {
 			dl := d * float32(int32(low|high<<4)-32)
 			q := (*[16]byte)(b[32+32*(g/8)+16*(g%2):])
 			h := (*[16]byte)(b[16*(g%2):])
-			shift, bit := g%8/2*2, g/2
+			shift, bit := uint(g%8/2*2)&7, uint(g/2)&7
 			out := (*[16]float32)(y[16*g:])
 			for l := range 16 {
 				v := int32(q[l]>>shift&3) | int32(h[l]>>bit&1)<<2
@@ -59,8 +59,8 @@ func dequantQ4K(dst []float32, src []byte) {
 		for c := range 4 {
 			s0, m0 := scaleMin((*[12]byte)(b[4:]), 2*c)
 			s1, m1 := scaleMin((*[12]byte)(b[4:]), 2*c+1)
-			d0, n0 := d*float32(s0), dmin*float32(m0)
-			d1, n1 := d*float32(s1), dmin*float32(m1)
+			d0, n0 := d*float32(s0), float32(dmin*float32(m0))
+			d1, n1 := d*float32(s1), float32(dmin*float32(m1))
 			q := (*[32]byte)(b[16+32*c:])
 			out := (*[64]float32)(y[64*c:])
 			for l := range 32 {
@@ -80,12 +80,13 @@ func dequantQ5K(dst []float32, src []byte) {
 		for c := range 4 {
 			s0, m0 := scaleMin((*[12]byte)(b[4:]), 2*c)
 			s1, m1 := scaleMin((*[12]byte)(b[4:]), 2*c+1)
-			d0, n0 := d*float32(s0), dmin*float32(m0)
-			d1, n1 := d*float32(s1), dmin*float32(m1)
+			d0, n0 := d*float32(s0), float32(dmin*float32(m0))
+			d1, n1 := d*float32(s1), float32(dmin*float32(m1))
+			bit := uint(2*c) & 7
 			q := (*[32]byte)(b[48+32*c:])
 			out := (*[64]float32)(y[64*c:])
 			for l := range 32 {
-				v, h := q[l], qh[l]>>(2*c)
+				v, h := q[l], qh[l]>>bit
 				out[l] = float32(d0*float32(int32(v&15|h&1<<4))) - n0
 				out[l+32] = float32(d1*float32(int32(v>>4|h&2<<3))) - n1
 			}

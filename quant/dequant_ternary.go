@@ -29,8 +29,9 @@ func dequantTQ20(dst []float32, src []byte) {
 		for g := range 8 {
 			q := (*[32]byte)(b[g/4*32:])
 			out := (*[32]float32)(y[32*g:])
+			shift := uint(g%4*2) & 7
 			for m := range 32 {
-				out[m] = float32(int32(q[m]>>(g%4*2)&3)-1) * d
+				out[m] = float32(int32(q[m]>>shift&3)-1) * d
 			}
 		}
 	}

@@ -4,9 +4,9 @@
 // ("Q4_K_M", "Q8_0", ...).
 //
 // [Type] carries the geometry, [Dequantize] and [Quantize] convert whole rows,
-// [Mix] plans a model. All functions are pure and safe for concurrent use; the
-// package holds no state and starts no goroutines except inside
-// [QuantizeRows], which waits for them before it returns.
+// [Convert] does both for a tensor on all cores, [Mix] plans a model. All functions are pure and safe for concurrent use; the
+// package holds no state and starts no goroutines except inside [Convert] and
+// [QuantizeAll], which wait for them before they return.
 //
 // Block layouts follow ggml and are little endian on every machine.
 package quant

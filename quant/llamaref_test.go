@@ -291,9 +291,9 @@ func refRound(narrow func(float32) float32) func(x []float32) []float32 {
 	}
 }
 
-// llamaRef maps each type we can produce to upstream's way of producing it, one
+// LlamaRef maps each type we can produce to upstream's way of producing it, one
 // block at a time.
-var llamaRef = map[Type]func(x []float32) []float32{
+var LlamaRef = map[Type]func(x []float32) []float32{
 	F16:    refRound(func(x float32) float32 { return float32(refHalf(float64(x))) }),
 	BF16:   refRound(func(x float32) float32 { return BF16ToF32(F32ToBF16(x)) }),
 	Q8_0:   refQ80,

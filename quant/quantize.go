@@ -7,7 +7,7 @@ import (
 )
 
 // quantizer is how one type is made: the row function, and the largest
-// magnitude whose scale still fits the format.
+// magnitude it accepts, at which every scale it may choose still fits a half.
 type quantizer struct {
 	row   func(dst []byte, src []float32)
 	limit float32
@@ -20,15 +20,29 @@ var quantizers = [maxType + 1]quantizer{
 	F16:    {quantF16, 65519.996}, // everything below rounds to 65504 or less
 	BF16:   {quantBF16, 0x1.fefffep127},
 	Q8_0:   {quantQ80, maxHalf * 127},
-	Q4_0:   {quantQ40, maxHalf * 7},
-	Q4_1:   {quantQ41, maxHalf},
-	Q5_0:   {quantQ50, maxHalf * 15},
-	Q5_1:   {quantQ51, maxHalf},
-	Q4_K:   {quantQ4K, maxHalf * 60},
-	Q5_K:   {quantQ5K, maxHalf * 60},
-	Q6_K:   {quantQ6K, maxHalf * 100},
-	IQ4_NL: {quantIQ4NL, maxHalf * 100},
-	IQ4_XS: {quantIQ4XS, maxHalf * 100},
+	Q4_0:   {quantQ40, maxHalf * 4},
+	Q4_1:   {quantQ41, maxHalf / 2},
+	Q5_0:   {quantQ50, maxHalf * 8},
+	Q5_1:   {quantQ51, maxHalf / 2},
+	Q4_K:   {quantQ4K, maxHalf * 32},
+	Q5_K:   {quantQ5K, maxHalf * 32},
+	Q6_K:   {quantQ6K, maxHalf * 64},
+	IQ4_NL: {quantIQ4NL, maxHalf * 64},
+	IQ4_XS: {quantIQ4XS, maxHalf * 64},
+}
+
+// ValueError is a number that cannot be quantised.
+type ValueError struct {
+	Type  Type // what it should have become
+	Index int  // its position in the source
+	Value float32
+}
+
+func (e *ValueError) Error() string {
+	if x := float64(e.Value); math.IsNaN(x) || math.IsInf(x, 0) {
+		return fmt.Sprintf("quantize %v: value %d is %v", e.Type, e.Index, e.Value)
+	}
+	return fmt.Sprintf("quantize %v: value %d is %v, too large for the type", e.Type, e.Index, e.Value)
 }
 
 // Quantizable reports whether [Quantize] can produce t.
@@ -39,9 +53,23 @@ func (t Type) Quantizable() bool { return t <= maxType && quantizers[t].row != n
 // size. Blocks do not influence each other, so a tensor may be converted in any
 // pieces of whole blocks with the same result.
 //
-// A NaN, an infinity or a number the type cannot hold is an error that names its
+// A NaN, an infinity or a number the type cannot hold is a [*ValueError] with its
 // position in src; dst is then undefined. F32 takes every value as it is.
 func Quantize(t Type, dst []byte, src []float32) error {
+	if err := checkQuantize(t, dst, src); err != nil {
+		return err
+	}
+	q := quantizers[t]
+	if t != F32 {
+		if i := firstBeyond(src, q.limit); i >= 0 {
+			return &ValueError{Type: t, Index: i, Value: src[i]}
+		}
+	}
+	q.row(dst, src)
+	return nil
+}
+
+func checkQuantize(t Type, dst []byte, src []float32) error {
 	if !t.Quantizable() {
 		return fmt.Errorf("quantize: type %v is not supported", t)
 	}
@@ -51,16 +79,6 @@ func Quantize(t Type, dst []byte, src []float32) error {
 	if want := t.RowBytes(len(src)); len(dst) != want {
 		return fmt.Errorf("quantize %v: %d values need %d bytes, have %d", t, len(src), want, len(dst))
 	}
-	q := quantizers[t]
-	if t != F32 {
-		if i := firstBeyond(src, q.limit); i >= 0 {
-			if x := float64(src[i]); math.IsNaN(x) || math.IsInf(x, 0) {
-				return fmt.Errorf("quantize %v: value %d is %v", t, i, x)
-			}
-			return fmt.Errorf("quantize %v: value %d is %v, too large for the type", t, i, src[i])
-		}
-	}
-	q.row(dst, src)
 	return nil
 }
 

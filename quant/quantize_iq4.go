@@ -64,7 +64,7 @@ func quantIQ4XS(dst []byte, src []float32) {
 		var high uint16
 		clear(b[4:8])
 		for j := range subs {
-			l := subs[j].snapCodebook(int(min(max(round32(scales[j]*reciprocal(d)), -32), 31)), d)
+			l := subs[j].snapCodebook(int(min(max(round32(float32(scales[j]*reciprocal(d))), -32), 31)), d)
 			encodeCodebook((*[16]byte)(b[8+16*j:]), subs[j].x, d*float32(l))
 			b[4+j/2] |= byte(l+32) & 15 << (j % 2 * 4)
 			high |= uint16(l+32) >> 4 << (2 * j)

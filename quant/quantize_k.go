@@ -22,13 +22,13 @@ func (a *affineSuper) encode(x *[256]float32, halves *[4]byte, n float32) {
 	for j := range a.subs {
 		s := &a.subs[j]
 		a.scale[j], a.low[j] = s.snap(sixBits(scales[j], d), sixBits(lows[j], m), d, m, n)
-		encodeAffine(a.codes[32*j:32*j+32], s.x, d*float32(a.scale[j]), -(m * float32(a.low[j])), n)
+		encodeAffine(a.codes[32*j:32*j+32], s.x, d*float32(a.scale[j]), -float32(m*float32(a.low[j])), n)
 	}
 }
 
 // sixBits is x in units of unit, within 0 to 63.
 func sixBits(x, unit float32) int {
-	return int(min(max(round32(x*reciprocal(unit)), 0), 63))
+	return int(min(max(round32(float32(x*reciprocal(unit))), 0), 63))
 }
 
 // snap picks the six-bit scale and minimum with the smallest error among the
@@ -38,7 +38,7 @@ func (s *sample) snap(scale, low int, d, m, n float32) (bestScale, bestLow byte)
 	best := float32(-1)
 	for sc := max(scale-1, 0); sc <= min(scale+1, 63); sc++ {
 		for lo := max(low-1, 0); lo <= min(low+1, 63); lo++ {
-			e := s.affineLoss(d*float32(sc), -(m * float32(lo)), n)
+			e := s.affineLoss(d*float32(sc), -float32(m*float32(lo)), n)
 			if best < 0 || e < best {
 				best, bestScale, bestLow = e, byte(sc), byte(lo)
 			}
@@ -109,7 +109,7 @@ func quantQ6K(dst []byte, src []float32) {
 		// The largest scale becomes -128, the one code with no positive twin.
 		d := putHalf(b[208:], extreme(scales[:])/-128)
 		for j, scale := range scales {
-			l := min(max(round32(scale*reciprocal(d)), -128), 127)
+			l := min(max(round32(float32(scale*reciprocal(d))), -128), 127)
 			b[192+j] = byte(int8(l))
 			encodeSymmetric(codes[16*j:], src[16*j:16*j+16], d*l, 32)
 		}

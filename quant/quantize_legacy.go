@@ -41,7 +41,7 @@ func quantQ41(dst []byte, src []float32) {
 	for ; len(src) >= 32 && len(dst) >= 20; src, dst = src[32:], dst[20:] {
 		b := (*[20]byte)(dst)
 		s.byMagnitude(src[:32])
-		scale, low := s.bestAffine(15, true)
+		scale, low := s.bestFree(15)
 		d, m := putHalf(b[:], scale), putHalf(b[2:], low)
 		encodeAffine(codes[:], s.x, d, m, 15)
 		packNibbles((*[16]byte)(b[4:]), &codes)
@@ -54,7 +54,7 @@ func quantQ51(dst []byte, src []float32) {
 	for ; len(src) >= 32 && len(dst) >= 24; src, dst = src[32:], dst[24:] {
 		b := (*[24]byte)(dst)
 		s.byMagnitude(src[:32])
-		scale, low := s.bestAffine(31, true)
+		scale, low := s.bestFree(31)
 		d, m := putHalf(b[:], scale), putHalf(b[2:], low)
 		encodeAffine(codes[:], s.x, d, m, 31)
 		packNibbles((*[16]byte)(b[8:]), &codes)

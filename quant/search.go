@@ -1,6 +1,9 @@
 package quant
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // The searches behind the quantisers. A block is described by a scale (and
 // perhaps a minimum). Given those, the best code of each value is the nearest
@@ -28,7 +31,7 @@ type sample struct {
 func (s *sample) byPower(x []float32, floor float32) {
 	s.x = x
 	w, wx := s.w[:len(x)], s.wx[:len(x)]
-	base := floor * meanSquare(x)
+	base := float32(floor * meanSquare(x))
 	for i, v := range x {
 		w[i] = float32(v*v) + base
 		wx[i] = w[i] * v
@@ -189,19 +192,24 @@ func (s *sample) affine(inv, low, n float32) affineFit {
 }
 
 // solve finds scale and minimum; sw and sx are the sums of w and w*x. Unless
-// free, the minimum is at most 0. gain is the squared error saved over all
-// zeros, -1 when there is no solution.
+// free, the minimum is at most 0. gain is the weighted squared error saved over
+// all zeros.
 func (f affineFit) solve(sw, sx float32, free bool) (scale, low, gain float32) {
-	det := float32(sw*f.ll) - float32(f.l*f.l)
-	if !(det > 0) {
-		return 0, 0, -1
+	square := float32(sw * f.ll)
+	det := square - float32(f.l*f.l)
+	// Where nearly all codes are equal the two unknowns cannot be told apart and
+	// det is rounding noise.
+	if det > 1e-5*square {
+		scale = (float32(sw*f.xl) - float32(sx*f.l)) / det
+		low = (float32(f.ll*sx) - float32(f.l*f.xl)) / det
 	}
-	scale = (float32(sw*f.xl) - float32(sx*f.l)) / det
-	low = (float32(f.ll*sx) - float32(f.l*f.xl)) / det
-	if low > 0 && !free {
+	if det <= 1e-5*square || low > 0 && !free {
 		scale, low = f.xl/f.ll, 0
 	}
-	return scale, low, float32(scale*f.xl) + float32(low*sx)
+	// At the exact solution this is scale*xl + low*sx; written out in full it
+	// also holds for one that suffered from rounding.
+	gain = float32(scale*(2*f.xl-float32(scale*f.ll)-2*float32(low*f.l))) + float32(low*(2*sx-float32(low*sw)))
+	return scale, low, gain
 }
 
 // bestAffine searches scale and minimum for codes in [0, n], starting with the
@@ -248,6 +256,20 @@ func (s *sample) bestAffine(n float32, free bool) (scale, low float32) {
 		}
 	}
 	return scale, low
+}
+
+// bestFree is bestAffine without a limit on the minimum. The values are moved to
+// start at 0 first: far from it, the sums above would cancel badly.
+func (s *sample) bestFree(n float32) (scale, low float32) {
+	base := slices.Min(s.x)
+	var y [32]float32
+	moved := sample{x: y[:len(s.x)], w: s.w}
+	for i, v := range s.x {
+		moved.x[i] = v - base
+		moved.wx[i] = s.w[i] * moved.x[i]
+	}
+	scale, low = moved.bestAffine(n, true)
+	return scale, low + base
 }
 
 // affineLoss is the weighted squared error of codes in [0, n] with the given
