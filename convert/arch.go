@@ -1,0 +1,84 @@
+package convert
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// family groups the architectures that share rules.
+type family int
+
+const (
+	qwen3 family = iota
+	qwen35
+	qwen3next
+	gemma4
+	gemma4Assistant
+	dflash
+)
+
+// arch is one supported kind of checkpoint.
+type arch struct {
+	name    string // general.architecture
+	family  family
+	moe     bool
+	classes []string // "architectures" in config.json
+}
+
+var archs = []arch{
+	{"qwen3", qwen3, false, []string{"Qwen3ForCausalLM", "Qwen3Model"}},
+	{"qwen35", qwen35, false, []string{"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}},
+	{"qwen35moe", qwen35, true, []string{"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
+	{"qwen3next", qwen3next, true, []string{"Qwen3NextForCausalLM"}},
+	{"gemma4", gemma4, false, []string{"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"}},
+	{"gemma4-assistant", gemma4Assistant, false, []string{"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}},
+	{"dflash", dflash, false, []string{"DFlashDraftModel", "DFlash2DraftModel"}},
+}
+
+// hybrid reports whether the model has gated delta-net layers.
+func (a *arch) hybrid() bool { return a.family == qwen35 || a.family == qwen3next }
+
+// gemma reports whether the model is a Gemma 4 or its assistant.
+func (a *arch) gemma() bool { return a.family == gemma4 || a.family == gemma4Assistant }
+
+// Classes lists the model classes of config.json that HF converts.
+func Classes() []string {
+	var out []string
+	for _, a := range archs {
+		out = append(out, a.classes...)
+	}
+	return out
+}
+
+// findArch recognises the checkpoint by its model class. A multimodal
+// checkpoint may name the class of its text part, too.
+func findArch(c config) (*arch, string, error) {
+	names, _ := c.strings("architectures")
+	inner, _ := c.object("text_config").strings("architectures")
+	if err := c.failed(); err != nil {
+		return nil, "", err
+	}
+	for _, list := range [][]string{inner, names} {
+		if len(list) == 0 {
+			continue
+		}
+		for i := range archs {
+			if slices.Contains(archs[i].classes, list[0]) {
+				return &archs[i], list[0], nil
+			}
+		}
+	}
+	if len(names) == 0 {
+		return nil, "", fieldErr(c.path, "architectures", "is missing")
+	}
+	if strings.Contains(names[0], "DSpark") {
+		return nil, "", fieldErr(c.path, "architectures", "%s drafters are not supported, only plain DFlash ones", names[0])
+	}
+	return nil, "", fieldErr(c.path, "architectures", "%s is not supported; supported are %s", names[0], strings.Join(Classes(), ", "))
+}
+
+// isReranker recognises Qwen3 rerankers, whose output layer is something else.
+func isReranker(dir, class string) bool {
+	return strings.Contains(strings.ToLower(filepath.Base(dir)), "qwen3-reranker") || strings.Contains(class, "SequenceClassification")
+}

@@ -1,0 +1,126 @@
+package convert
+
+import "path/filepath"
+
+// drafterKeys writes what a DFlash drafter adds to a Qwen3-like body. Captured
+// layers are stored by the layer whose input is captured, one more than the
+// output the checkpoint names.
+func (m *model) drafterKeys(k modelKeys) {
+	c, d := m.c, m.c.object("dflash_config")
+	if part, ok := m.rope.float("partial_rotary_factor"); ok {
+		k.u32("rope.dimension_count", int(float64(m.headDim())*part))
+	}
+	k.u32("block_size", m.drafterBlock())
+	if d.has("conv_kernel_size") {
+		for _, name := range []string{"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"} {
+			k.u32(name, d.need(name))
+		}
+	}
+	either := func(name string) (float64, bool) {
+		if v, ok := d.float(name); ok {
+			return v, true
+		}
+		return c.float(name)
+	}
+	v, ok := either("output_multiplier")
+	k.maybeF32("logit_scale", v, ok)
+	v, ok = either("final_logit_softcapping")
+	k.maybeF32("final_logit_softcapping", v, ok && v > 0)
+	v, ok = either("input_embedding_scale")
+	k.maybeF32("embedding_scale", v, ok)
+
+	ids := m.captured()
+	for i := range ids {
+		ids[i]++
+	}
+	k.i32s("target_layers", ids)
+
+	sliding, _ := c.bool("use_sliding_window")
+	all, _ := d.bool("use_swa")
+	window, ok := d.int("swa_window_size")
+	if !ok || window == 0 {
+		window, ok = c.int("sliding_window")
+	}
+	if (sliding || all) && ok && window > 0 {
+		pattern := make([]bool, m.layers)
+		if all {
+			for i := range pattern {
+				pattern[i] = true
+			}
+		} else {
+			pattern = kindsOf(m.layerTypes(), "sliding_attention")
+		}
+		k.u32("attention.sliding_window", window)
+		k.set(k.prefix+"attention.sliding_window_pattern", pattern)
+	}
+	causal, ok := c.bool("is_causal")
+	if !ok {
+		causal, ok = d.bool("causal")
+	}
+	if ok {
+		k.set(k.prefix+"attention.causal", causal)
+	}
+	// The drafter turns only with time: a degenerate form of its target's M-RoPE.
+	if ropeOf(m.target).has("mrope_section") {
+		k.i32s("rope.dimension_sections", []int{m.headDim() / 2, 0, 0, 0})
+	}
+}
+
+func (m *model) drafterBlock() int {
+	if n, ok := m.c.object("dflash_config").int("block_size"); ok {
+		return n
+	}
+	if n, ok := m.c.int("block_size"); ok {
+		return n
+	}
+	return 16
+}
+
+// captured is the list of target layers whose output the drafter reads, as the
+// checkpoint counts them.
+func (m *model) captured() []int {
+	d := m.c.object("dflash_config")
+	ids, ok := d.ints("target_layer_ids")
+	if !ok {
+		ids, ok = m.c.ints("target_layer_ids")
+	}
+	if !ok || len(ids) == 0 {
+		d.fail("target_layer_ids", "is missing")
+	}
+	return append([]int(nil), ids...)
+}
+
+// maskID is the token that fills the block to be drafted.
+func (m *model) maskID() (int, bool) { return m.c.object("dflash_config").int("mask_token_id") }
+
+// checkDrafter compares a drafter with the target it is converted for. fc is the
+// shape of its feature projection in torch order.
+func (m *model) checkDrafter(fc []int, path string) error {
+	ids := m.captured()
+	width, hidden := m.target.need("hidden_size"), m.c.need("hidden_size")
+	layers, vocab := m.target.need("num_hidden_layers"), m.c.need("vocab_size")
+	mask, hasMask := m.maskID()
+	if err := m.c.failed(); err != nil {
+		return err
+	}
+	if err := m.target.failed(); err != nil {
+		return err
+	}
+	cfg := m.c.path
+	switch {
+	case len(fc) != 2 || fc[0] != hidden:
+		return fieldErr(path, "fc.weight", "shape is %v, expected [%d, captured features]", fc, hidden)
+	case fc[1] != len(ids)*width:
+		return fieldErr(path, "fc.weight", "takes %d features, but %d captured layers of %s give %d; is this drafter for another target?",
+			fc[1], len(ids), filepath.Dir(m.target.path), len(ids)*width)
+	}
+	for _, id := range ids {
+		if id < 0 || id >= layers {
+			return fieldErr(cfg, "dflash_config.target_layer_ids", "layer %d is not in the target, which has %d layers", id, layers)
+		}
+	}
+	if hasMask && (mask < 0 || mask >= vocab) {
+		return fieldErr(cfg, "dflash_config.mask_token_id", "%d is outside the vocabulary of %d", mask, vocab)
+	}
+	return nil
+}
