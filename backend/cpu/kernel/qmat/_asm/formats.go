@@ -1,0 +1,409 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+const (
+	m0f = 0x0f0f0f0f
+	mf0 = 0xf0f0f0f0
+	m30 = 0x30303030
+	m10 = 0x10101010
+	m78 = 0x78787878
+	m80 = 0x80808080
+	m3f = 0x3f3f3f3f
+	mff = 0x000000ff
+
+	bits0 = 0x08040201
+	bits1 = 0x80402010
+
+	sixteenth = 0x3d800000 // 1/16
+	eighth    = 0x3e000000 // 1/8
+	signBit   = 0x80000000
+)
+
+// Codes of formats with an offset are scaled by a power of two so that the offset is 128
+// (sub-blocks of 32) or 32 (sub-blocks of 16), which the records subtract. The scale takes
+// the inverse; both are exact.
+var formats = []*format{
+	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, ticks: 8, fused: 6,
+		consts: []uint32{m0f}, header: header4K, emit: emitQ4K},
+	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 32, ticks: 8, fused: 4,
+		consts: []uint32{m0f, m10}, header: headerQ5K, emit: emitQ5K},
+	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, ticks: 6, unroll: true, fused: 4,
+		consts: []uint32{m0f, m30}, header: headerQ6K, emit: emitQ6K},
+	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, ticks: 8, fused: 6,
+		consts: []uint32{m80}, emit: emitQ80},
+	{name: "Q40", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, ticks: 4, fused: 4,
+		consts: []uint32{mf0}, emit: emitQ40},
+	{name: "Q50", kind: off32, length: 32, bytes: 22, chunk: 32, step: 22, ticks: 4, fused: 4,
+		consts: []uint32{m78, m80, bits0, bits1}, emit: emitQ50},
+	{name: "Q41", kind: min32, length: 32, bytes: 20, chunk: 32, step: 20, ticks: 4, fused: 2,
+		consts: []uint32{m0f}, emit: emitQ41},
+	{name: "Q51", kind: min32, length: 32, bytes: 24, chunk: 32, step: 24, ticks: 4, fused: 2,
+		consts: []uint32{m0f, m10, bits0, bits1}, emit: emitQ51},
+	{name: "IQ4NL", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, ticks: 4, fused: 4,
+		consts: []uint32{m0f}, tables: []*[16]byte{&iq4}, emit: emitIQ4NL},
+	{name: "IQ4XS", kind: off32, length: 256, bytes: 136, chunk: 32, step: 16, ticks: 4, fused: 4,
+		consts: []uint32{m0f}, tables: []*[16]byte{&iq4}, header: headerIQ4XS, emit: emitIQ4XS},
+	{name: "MXFP4", kind: off32, length: 32, bytes: 17, chunk: 32, step: 17, ticks: 4, fused: 4,
+		consts: []uint32{m0f, 0x00200000}, tables: []*[16]byte{&fp4}, emit: emitMXFP4},
+}
+
+var (
+	iq4 = table(1, -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+	fp4 = table(8, 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+)
+
+// table makes codes with offset 128 from signed values.
+func table(mul int, v ...int) (t [16]byte) {
+	for i := range t {
+		t[i] = byte(v[i]*mul + 128)
+	}
+	return t
+}
+
+// header4K decodes the sixteen scale bytes that Q4_K and Q5_K share. odd divides the
+// scales of odd sub-blocks by 16: Q4_K leaves their nibbles in the high half.
+func header4K(e *env) { scales4K(e, true) }
+
+func scales4K(e *env, odd bool) {
+	h := e.transpose512(0)
+	dm := e.high(h[0])
+	d := e.low(h[0])
+	VPXORD_BCST(dword(signBit), dm, dm)
+	d16 := d
+	if odd {
+		d16 = ZMM()
+		VMULPS_BCST(dword(sixteenth), d, d16)
+	}
+	sc, mn, t := zs(2), zs(2), ZMM()
+	VPANDD_BCST(dword(m3f), h[1], sc[0])
+	VPANDD_BCST(dword(m3f), h[2], mn[0])
+	VPSRLD(U8(2), h[1], sc[1])
+	VPANDD_BCST(dword(m30), sc[1], sc[1])
+	VPTERNLOGD_BCST(U8(orAnd), dword(m0f), h[3], sc[1])
+	VPSRLD(U8(2), h[2], mn[1])
+	VPANDD_BCST(dword(m30), mn[1], mn[1])
+	VPSRLD(U8(4), h[3], t)
+	VPTERNLOGD_BCST(U8(orAnd), dword(m0f), t, mn[1])
+	for j := range 8 {
+		v := e.byte(sc[j/4], j%4)
+		VCVTDQ2PS(v, v)
+		if j%2 == 0 {
+			VMULPS(d, v, v)
+		} else {
+			VMULPS(d16, v, v)
+		}
+		VMOVUPS(v, mem(e.p, panelScale+64*j))
+	}
+	for j := range 8 {
+		v := e.byte(mn[j/4], j%4)
+		VCVTDQ2PS(v, v)
+		VMULPS(dm, v, v)
+		VMOVUPS(v, mem(e.p, panelMin+64*j))
+	}
+}
+
+// orAnd is the truth table of dst | (src2 & src3).
+const orAnd = 0xf8
+
+// byte extracts byte j of every dword.
+func (e *env) byte(v VecVirtual, j int) VecVirtual {
+	z := ZMM()
+	switch j {
+	case 0:
+		VPANDD_BCST(dword(mff), v, z)
+	case 3:
+		VPSRLD(U8(24), v, z)
+	default:
+		VPSRLD(U8(8*j), v, z)
+		VPANDD_BCST(dword(mff), z, z)
+	}
+	return z
+}
+
+func emitQ4K(e *env, c int) {
+	e.begin(0)
+	e.begin(1)
+	for h := range 2 {
+		for i, v := range e.transpose512(16 + 16*h) {
+			lo := ZMM()
+			VPANDD(e.k(m0f), v, lo)
+			VPANDND(v, e.k(m0f), v)
+			e.vec(0, 4*h+i, lo)
+			e.vec(1, 4*h+i, v)
+			e.tick()
+		}
+	}
+	e.end(0)
+	e.end(1)
+}
+
+func headerQ5K(e *env) {
+	scales4K(e, false)
+	a, b := e.transpose512(16), e.transpose512(32)
+	if e.keep == nil {
+		e.keep = zs(8)
+	}
+	for i := range 4 {
+		VMOVDQA64(a[i], e.keep[i])
+		VMOVDQA64(b[i], e.keep[4+i])
+	}
+}
+
+func emitQ5K(e *env, c int) {
+	e.begin(0)
+	e.begin(1)
+	for h := range 2 {
+		for i, v := range e.transpose512(48 + 16*h) {
+			qh := e.keep[4*h+i]
+			lo, hi := ZMM(), ZMM()
+			VPSLLD(U8(4), qh, lo)
+			VPANDD(e.k(m10), lo, lo)
+			VPTERNLOGD(U8(orAnd), e.k(m0f), v, lo)
+			e.vec(0, 4*h+i, lo)
+			VPSLLD(U8(3), qh, hi)
+			VPANDD(e.k(m10), hi, hi)
+			VPSRLD(U8(4), v, v)
+			VPTERNLOGD(U8(orAnd), e.k(m0f), v, hi)
+			e.vec(1, 4*h+i, hi)
+			VPSRLD(U8(2), qh, qh)
+			e.tick()
+		}
+	}
+	e.end(0)
+	e.end(1)
+}
+
+func headerQ6K(e *env) {
+	d := e.high(e.gather(206)) // two bytes early: the block ends at 210
+	for i, v := range e.transpose512(192) {
+		for j := range 4 {
+			t := ZMM()
+			if j == 3 {
+				VPSRAD(U8(24), v, t)
+			} else {
+				VPSLLD(U8(24-8*j), v, t)
+				VPSRAD(U8(24), t, t)
+			}
+			VCVTDQ2PS(t, t)
+			VMULPS(d, t, t)
+			VMOVUPS(t, mem(e.p, panelScale+64*(4*i+j)))
+		}
+	}
+}
+
+func emitQ6K(e *env, c int) {
+	e.tick()
+	a := e.transpose512(128 + 32*c)
+	e.tick()
+	b := e.transpose512(128 + 32*c + 16)
+	qh := append(a[:], b[:]...)
+	for t := range 4 { // 16 bytes of ql: sub-blocks t and t+4
+		e.tick()
+		e.begin(t)
+		e.begin(t + 4)
+		for i, v := range e.transpose512(64*c + 16*t) {
+			h := qh[t%2*4+i]
+			lo, hi := ZMM(), ZMM()
+			if t < 2 {
+				VPSLLD(U8(4), h, lo)
+				VPANDD(e.k(m30), lo, lo)
+				VPANDD(e.k(m30), h, hi)
+			} else {
+				VPSLLD(U8(2), h, lo)
+				VPANDD(e.k(m30), lo, lo)
+				VPSRLD(U8(2), h, hi)
+				VPANDD(e.k(m30), hi, hi)
+			}
+			VPTERNLOGD(U8(orAnd), e.k(m0f), v, lo)
+			e.vec(t, i, lo)
+			VPSRLD(U8(4), v, v)
+			VPTERNLOGD(U8(orAnd), e.k(m0f), v, hi)
+			e.vec(t+4, i, hi)
+		}
+		e.end(t)
+		e.end(t + 4)
+	}
+}
+
+func emitQ80(e *env, c int) {
+	e.begin(0)
+	for h := range 2 {
+		for i, v := range e.transpose512(2 + 16*h) {
+			VPXORD(e.k(m80), v, v)
+			e.vec(0, 4*h+i, v)
+			e.tick()
+		}
+	}
+	e.scale(0, e.low(e.gather(0)))
+	e.end(0)
+}
+
+func emitQ40(e *env, c int) {
+	e.begin(0)
+	for i, v := range e.transpose512(2) {
+		lo, hi := ZMM(), ZMM()
+		VPSLLD(U8(4), v, lo)
+		VPANDD(e.k(mf0), lo, lo)
+		VPANDD(e.k(mf0), v, hi)
+		e.vec(0, i, lo)
+		e.vec(0, 4+i, hi)
+		e.tick()
+	}
+	d := e.low(e.gather(0))
+	VMULPS_BCST(dword(sixteenth), d, d)
+	e.scale(0, d)
+	e.end(0)
+}
+
+// nibbles emits 16 bytes at off with the fifth bits in qh (nil: none). shift moves the
+// nibble up inside its byte and bit is where the fifth one goes.
+func nibbles(e *env, off int, qh *VecVirtual, mask uint32, shift int, bit uint32) {
+	for i, v := range e.transpose512(off) {
+		lo, hi := ZMM(), ZMM()
+		if shift == 0 {
+			VPANDD(e.k(mask), v, lo)
+		} else {
+			VPSLLD(U8(shift), v, lo)
+			VPANDD(e.k(mask), lo, lo)
+		}
+		VPSRLD(U8(4-shift), v, hi)
+		VPANDD(e.k(mask), hi, hi)
+		if qh != nil {
+			fifth(e, lo, *qh, i, bit)
+			fifth(e, hi, *qh, 4+i, bit)
+		}
+		e.vec(0, i, lo)
+		e.vec(0, 4+i, hi)
+		e.tick()
+	}
+}
+
+// fifth sets bit in byte j of v where bit 4*g+j of qh is set.
+func fifth(e *env, v, qh VecVirtual, g int, bit uint32) {
+	t, k := ZMM(), K()
+	VPSHUFB(spread().Offset(64*(g/2)), qh, t) // byte g/2 of the dword, four times
+	VPTESTMB(e.k([]uint32{bits0, bits1}[g%2]), t, k)
+	VPADDB(e.k(bit), v, k, v)
+}
+
+var spreadData *Mem
+
+// spread holds four shuffles: byte i of every dword, four times.
+func spread() Mem {
+	if spreadData == nil {
+		m := GLOBL("spread", RODATA|NOPTR)
+		for i := range 4 {
+			for b := range 64 {
+				DATA(64*i+b, U8(b%16&^3+i))
+			}
+		}
+		spreadData = &m
+	}
+	return *spreadData
+}
+
+func emitQ50(e *env, c int) {
+	e.begin(0)
+	qh := e.gather(2)
+	nibbles(e, 6, &qh, m78, 3, m80)
+	d := e.low(e.gather(0))
+	VMULPS_BCST(dword(eighth), d, d)
+	e.scale(0, d)
+	e.end(0)
+}
+
+func emitQ41(e *env, c int) {
+	e.begin(0)
+	nibbles(e, 4, nil, m0f, 0, 0)
+	d := e.gather(0)
+	e.scale(0, e.low(d))
+	e.min(0, e.high(d))
+	e.end(0)
+}
+
+func emitQ51(e *env, c int) {
+	e.begin(0)
+	qh := e.gather(4)
+	nibbles(e, 8, &qh, m0f, 0, m10)
+	d := e.gather(0)
+	e.scale(0, e.low(d))
+	e.min(0, e.high(d))
+	e.end(0)
+}
+
+// lookup emits 16 bytes of nibbles at off through a table.
+func lookup(e *env, off int, t *[16]byte) {
+	for i, v := range e.transpose512(off) {
+		lo := ZMM()
+		VPANDD(e.k(m0f), v, lo)
+		VPSHUFB(lo, e.t[t], lo)
+		e.vec(0, i, lo)
+		VPSRLD(U8(4), v, v)
+		VPANDD(e.k(m0f), v, v)
+		VPSHUFB(v, e.t[t], v)
+		e.vec(0, 4+i, v)
+		e.tick()
+	}
+}
+
+func emitIQ4NL(e *env, c int) {
+	e.begin(0)
+	lookup(e, 2, &iq4)
+	e.scale(0, e.low(e.gather(0)))
+	e.end(0)
+}
+
+func headerIQ4XS(e *env) {
+	h := e.transpose512(0)
+	d, hi := e.low(h[0]), ZMM()
+	VPSRLD(U8(16), h[0], hi)
+	for j := range 8 {
+		lo, t := ZMM(), ZMM()
+		if j == 0 {
+			VPANDD_BCST(dword(15), h[1], lo)
+		} else {
+			VPSRLD(U8(4*j), h[1], lo)
+			VPANDD_BCST(dword(15), lo, lo)
+		}
+		switch n := 4 - 2*j; {
+		case n > 0:
+			VPSLLD(U8(n), hi, t)
+		case n < 0:
+			VPSRLD(U8(-n), hi, t)
+		default:
+			VMOVDQA64(hi, t)
+		}
+		VPTERNLOGD_BCST(U8(orAnd), dword(0x30), t, lo)
+		VPSUBD_BCST(dword(32), lo, lo)
+		VCVTDQ2PS(lo, lo)
+		VMULPS(d, lo, lo)
+		VMOVUPS(lo, mem(e.p, panelScale+64*j))
+	}
+}
+
+func emitIQ4XS(e *env, c int) {
+	e.begin(0)
+	lookup(e, 8, &iq4)
+	e.end(0)
+}
+
+// emitMXFP4: the scale is 2^(e-128); for e below 2 that is a subnormal number.
+func emitMXFP4(e *env, c int) {
+	e.begin(0)
+	lookup(e, 1, &fp4)
+	x := e.gather(0)
+	VPANDD_BCST(dword(mff), x, x)
+	k, d := K(), ZMM()
+	VPCMPUD_BCST(U8(1), dword(2), x, k)
+	VPSUBD_BCST(dword(1), x, d)
+	VPSLLD(U8(23), d, d)
+	VPSLLVD(x, e.k(0x00200000), k, d)
+	VMULPS_BCST(dword(eighth), d, d)
+	e.scale(0, d)
+	e.end(0)
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+// rows addresses sixteen rows of weights at a fixed distance.
+type rows struct {
+	b     [4]Register // rows 0, 4, 8, 12
+	s, s3 Register
+}
+
+func newRows(w, stride Register) rows {
+	r := rows{s: stride}
+	s3 := GP64()
+	LEAQ(Mem{Base: stride, Index: stride, Scale: 2}, s3)
+	r.s3 = s3
+	r.b[0] = w
+	for i := 1; i < 4; i++ {
+		n := GP64()
+		LEAQ(Mem{Base: r.b[i-1], Index: stride, Scale: 4}, n)
+		r.b[i] = n
+	}
+	return r
+}
+
+// at returns the address of byte off of row i.
+func (r rows) at(i, off int) Mem {
+	m := Mem{Base: r.b[i/4], Disp: off}
+	switch i % 4 {
+	case 1:
+		m.Index, m.Scale = r.s, 1
+	case 2:
+		m.Index, m.Scale = r.s, 2
+	case 3:
+		m.Index, m.Scale = r.s3, 1
+	}
+	return m
+}
+
+// advance moves all rows by n bytes.
+func (r rows) advance(n int) {
+	for _, b := range r.b {
+		ADDQ(I32(int32(n)), b)
+	}
+}
+
+// transpose512 loads 16 bytes at off from 16 rows and returns them as four vectors of
+// 16 dwords, one lane per row.
+func (r rows) transpose512(off int) [4]VecVirtual {
+	var z [4]VecVirtual
+	for i := range z {
+		z[i] = ZMM()
+		VBROADCASTI32X4(r.at(i, off), z[i])
+		for l := 1; l < 4; l++ {
+			VINSERTI32X4(U8(l), r.at(4*l+i, off), z[i], z[i])
+		}
+	}
+	t := zs(4)
+	VPUNPCKLDQ(z[1], z[0], t[0])
+	VPUNPCKHDQ(z[1], z[0], t[1])
+	VPUNPCKLDQ(z[3], z[2], t[2])
+	VPUNPCKHDQ(z[3], z[2], t[3])
+	VPUNPCKLQDQ(t[2], t[0], z[0])
+	VPUNPCKHQDQ(t[2], t[0], z[1])
+	VPUNPCKLQDQ(t[3], t[1], z[2])
+	VPUNPCKHQDQ(t[3], t[1], z[3])
+	return z
+}
