@@ -45,7 +45,7 @@ func quantIQ4NL(dst []byte, src []float32) {
 	for ; len(src) >= 32 && len(dst) >= 18; src, dst = src[32:], dst[18:] {
 		b := (*[18]byte)(dst)
 		s.byPower(src[:32], codebookFloor)
-		d := putHalf(b[:], s.bestCodebook())
+		d := putScale(b[:], s.bestCodebook())
 		encodeCodebook((*[16]byte)(b[2:]), s.x, d)
 	}
 }
@@ -60,7 +60,7 @@ func quantIQ4XS(dst []byte, src []float32) {
 			scales[j] = subs[j].bestCodebook()
 		}
 		// The largest scale becomes -32, the one code with no positive twin.
-		d := putHalf(b[:], extreme(scales[:])/-32)
+		d := putScale(b[:], extreme(scales[:])/-32)
 		var high uint16
 		clear(b[4:8])
 		for j := range subs {

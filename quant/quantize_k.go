@@ -1,5 +1,7 @@
 package quant
 
+import "slices"
+
 // affineSuper is a super-block of Q4_K or Q5_K before packing.
 type affineSuper struct {
 	subs       [8]sample
@@ -17,8 +19,8 @@ func (a *affineSuper) encode(x *[256]float32, halves *[4]byte, n float32) {
 		scale, low := s.bestAffine(n, false)
 		scales[j], lows[j] = scale, -low
 	}
-	d := putHalf(halves[:], max(0, extreme(scales[:]))/63)
-	m := putHalf(halves[2:], max(0, extreme(lows[:]))/63)
+	d := putScale(halves[:], max(0, slices.Max(scales[:]))/63)
+	m := putScale(halves[2:], max(0, slices.Max(lows[:]))/63)
 	for j := range a.subs {
 		s := &a.subs[j]
 		a.scale[j], a.low[j] = s.snap(sixBits(scales[j], d), sixBits(lows[j], m), d, m, n)
@@ -107,7 +109,7 @@ func quantQ6K(dst []byte, src []float32) {
 			scales[j] = s.bestSymmetric(32, 0.8, 3, 2)
 		}
 		// The largest scale becomes -128, the one code with no positive twin.
-		d := putHalf(b[208:], extreme(scales[:])/-128)
+		d := putScale(b[208:], extreme(scales[:])/-128)
 		for j, scale := range scales {
 			l := min(max(round32(float32(scale*reciprocal(d))), -128), 127)
 			b[192+j] = byte(int8(l))

@@ -1,6 +1,9 @@
 package quant
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // The 32-wide types. Upstream takes the scale straight from the extremes; the
 // search costs little more and removes several per cent of the error.
@@ -16,7 +19,7 @@ func quantQ40(dst []byte, src []float32) {
 	for ; len(src) >= 32 && len(dst) >= 18; src, dst = src[32:], dst[18:] {
 		b := (*[18]byte)(dst)
 		s.byPower(src[:32], symmetricFloor)
-		d := putHalf(b[:], s.bestSymmetric(8, 0.4, 4, 0))
+		d := putScale(b[:], s.bestSymmetric(8, 0.4, 4, 0))
 		encodeSymmetric(codes[:], s.x, d, 8)
 		packNibbles((*[16]byte)(b[2:]), &codes)
 	}
@@ -28,7 +31,7 @@ func quantQ50(dst []byte, src []float32) {
 	for ; len(src) >= 32 && len(dst) >= 22; src, dst = src[32:], dst[22:] {
 		b := (*[22]byte)(dst)
 		s.byPower(src[:32], symmetricFloor)
-		d := putHalf(b[:], s.bestSymmetric(16, 0.4, 4, 0))
+		d := putScale(b[:], s.bestSymmetric(16, 0.4, 4, 0))
 		encodeSymmetric(codes[:], s.x, d, 16)
 		packNibbles((*[16]byte)(b[6:]), &codes)
 		binary.LittleEndian.PutUint32(b[2:], fifthBits(&codes))
@@ -42,7 +45,7 @@ func quantQ41(dst []byte, src []float32) {
 		b := (*[20]byte)(dst)
 		s.byMagnitude(src[:32])
 		scale, low := s.bestFree(15)
-		d, m := putHalf(b[:], scale), putHalf(b[2:], low)
+		d, m := putScale(b[:], scale), putHalf(b[2:], low)
 		encodeAffine(codes[:], s.x, d, m, 15)
 		packNibbles((*[16]byte)(b[4:]), &codes)
 	}
@@ -55,7 +58,7 @@ func quantQ51(dst []byte, src []float32) {
 		b := (*[24]byte)(dst)
 		s.byMagnitude(src[:32])
 		scale, low := s.bestFree(31)
-		d, m := putHalf(b[:], scale), putHalf(b[2:], low)
+		d, m := putScale(b[:], scale), putHalf(b[2:], low)
 		encodeAffine(codes[:], s.x, d, m, 31)
 		packNibbles((*[16]byte)(b[8:]), &codes)
 		binary.LittleEndian.PutUint32(b[4:], fifthBits(&codes))
@@ -68,6 +71,17 @@ func putHalf(b []byte, x float32) float32 {
 	h := F32ToF16(x)
 	binary.LittleEndian.PutUint16(b, h)
 	return F16ToF32(h)
+}
+
+// putScale is putHalf for a scale: one slightly too small for a half becomes the
+// smallest half instead of wiping the block out. Coarse steps are better than
+// none, as long as the values still span several of them.
+func putScale(b []byte, x float32) float32 {
+	d := putHalf(b, x)
+	if d == 0 && math.Abs(float64(x)) >= 0x1p-27 {
+		d = putHalf(b, float32(math.Copysign(0x1p-24, float64(x))))
+	}
+	return d
 }
 
 // encodeSymmetric writes the codes in [-n, n-1] nearest to x/d, plus n.
