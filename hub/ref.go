@@ -1,0 +1,233 @@
+package hub
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Ref names what to fetch.
+type Ref struct {
+	Repo     string // "owner/repo"
+	Revision string // branch, tag or commit; "main" when none is given
+	File     string // a path in the repository, or a type such as "Q4_K_M"; empty for the default
+}
+
+// String is the reference as ParseRef reads it.
+func (r Ref) String() string {
+	s := r.Repo
+	if r.Revision != "" && r.Revision != "main" {
+		s += "@" + r.Revision
+	}
+	if r.File != "" {
+		s += ":" + r.File
+	}
+	return s
+}
+
+var repoPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}$`)
+
+// ParseRef reads OWNER/REPO[@REVISION][:FILE].
+func ParseRef(s string) (Ref, error) {
+	rest, file, hasFile := strings.Cut(s, ":")
+	repo, rev, hasRev := strings.Cut(rest, "@")
+	r := Ref{Repo: repo, Revision: "main", File: file}
+	if !repoPattern.MatchString(repo) || strings.Contains(repo, "..") || strings.Contains(repo, "--") {
+		return Ref{}, fmt.Errorf("%q: expected OWNER/REPO, OWNER/REPO:FILE or OWNER/REPO:TYPE", s)
+	}
+	if hasFile {
+		if err := checkPath(file); err != nil {
+			return Ref{}, fmt.Errorf("%q: file: %w", s, err)
+		}
+	}
+	if hasRev {
+		if err := checkPath(rev); err != nil {
+			return Ref{}, fmt.Errorf("%q: revision: %w", s, err)
+		}
+		r.Revision = rev
+	}
+	return r, nil
+}
+
+// checkPath accepts only names that stay inside whatever folder they are put in,
+// on every system.
+func checkPath(p string) error {
+	bad := p == "" || len(p) > 1000 || strings.ContainsAny(p, `\:*?"<>|`) || !filepath.IsLocal(filepath.FromSlash(p))
+	for _, c := range p {
+		bad = bad || c < ' ' || c == 0x7f || c == '\uFFFD'
+	}
+	for seg := range strings.SplitSeq(p, "/") {
+		bad = bad || seg == "" || seg == "." || seg == ".." || strings.HasSuffix(seg, ".") || strings.HasSuffix(seg, " ")
+	}
+	if bad {
+		return fmt.Errorf("%q is not a safe relative path", clip(p))
+	}
+	return nil
+}
+
+func clip(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "..."
+	}
+	return s
+}
+
+// DefaultType is the quantisation that is fetched when a reference names none:
+// close to the full model at about a third of its size.
+const DefaultType = "Q4_K_M"
+
+var splitPattern = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
+
+// A choice is one model in a repository: a file, or the parts of a split one.
+type choice struct {
+	name  string // without the part number
+	parts []string
+}
+
+// choices groups the GGUF files of a repository. Files that only accompany a
+// model (vision projectors, importance matrices) are left out.
+func choices(files []string) []choice {
+	var out []choice
+	index := map[string]int{}
+	for _, f := range files {
+		base := strings.ToLower(f[strings.LastIndexByte(f, '/')+1:])
+		if !strings.HasSuffix(base, ".gguf") || strings.HasPrefix(base, "mmproj") || strings.Contains(base, "imatrix") {
+			continue
+		}
+		name := f
+		if m := splitPattern.FindStringSubmatch(f); m != nil {
+			name = m[1] + ".gguf"
+		}
+		at, ok := index[name]
+		if !ok {
+			at = len(out)
+			index[name] = at
+			out = append(out, choice{name: name})
+		}
+		out[at].parts = append(out[at].parts, f)
+	}
+	return out
+}
+
+// choose decides which of a repository's files a reference means. The first one
+// returned is the one to open; folder is true when they are a checkpoint folder
+// to convert instead.
+func choose(r Ref, files []string) (chosen []string, folder bool, err error) {
+	if r.File != "" && slices.Contains(files, r.File) {
+		chosen, err = withParts(r.Repo, r.File, files)
+		return chosen, false, err
+	}
+	all := choices(files)
+	want := r.File
+	if want == "" {
+		want = DefaultType
+		if len(all) == 1 {
+			chosen, err = withParts(r.Repo, all[0].parts[0], files)
+			return chosen, false, err
+		}
+		if len(all) == 0 {
+			if chosen = checkpoint(files); len(chosen) > 0 {
+				return chosen, true, nil
+			}
+			return nil, false, fmt.Errorf("%s: no GGUF file and no safetensors checkpoint in the repository", r.Repo)
+		}
+	}
+	var match []choice
+	for _, c := range all {
+		if hasType(c.name, want) {
+			match = append(match, c)
+		}
+	}
+	// Variants of a type have longer names ("UD-Q4_K_M"): the plain one wins.
+	slices.SortStableFunc(match, func(a, b choice) int { return len(a.name) - len(b.name) })
+	if len(match) == 1 || len(match) > 1 && len(match[0].name) < len(match[1].name) {
+		chosen, err = withParts(r.Repo, match[0].parts[0], files)
+		return chosen, false, err
+	}
+	names := make([]string, len(all))
+	for i, c := range all {
+		names[i] = c.name
+	}
+	what := fmt.Sprintf("no file %q", want)
+	switch {
+	case r.File == "" && len(match) == 0:
+		what = fmt.Sprintf("%d models and none of type %s", len(all), want)
+	case len(match) > 1:
+		what = fmt.Sprintf("%d files of type %s", len(match), want)
+	}
+	list := "it has no GGUF files"
+	if len(names) > 0 {
+		list = "add :FILE with one of " + strings.Join(names, ", ")
+	}
+	return nil, false, fmt.Errorf("%s: %s in the repository; %s", r.Repo, what, list)
+}
+
+// hasType reports whether a file name says that type, between separators.
+func hasType(name, typ string) bool {
+	name, typ = strings.ToLower(name), strings.ToLower(typ)
+	for at := 0; ; {
+		i := strings.Index(name[at:], typ)
+		if i < 0 {
+			return false
+		}
+		i += at
+		end := i + len(typ)
+		sep := func(j int) bool { return j < 0 || j >= len(name) || strings.IndexByte("-._/", name[j]) >= 0 }
+		// An underscore goes on with the type: Q4_K is not Q4_K_M.
+		if sep(i-1) && sep(end) && (end == len(name) || name[end] != '_') {
+			return true
+		}
+		at = i + 1
+	}
+}
+
+// withParts is file, or all parts in order when it is one part of several.
+func withParts(repo, file string, files []string) ([]string, error) {
+	m := splitPattern.FindStringSubmatch(file)
+	if m == nil {
+		return []string{file}, nil
+	}
+	total, _ := strconv.Atoi(m[3])
+	have := make(map[string]bool, len(files))
+	for _, f := range files {
+		have[f] = true
+	}
+	var out []string
+	for i := 1; i <= total; i++ {
+		part := fmt.Sprintf("%s-%05d-of-%05d.gguf", m[1], i, total)
+		if !have[part] {
+			return nil, fmt.Errorf("%s: %s is missing in the repository", repo, part)
+		}
+		out = append(out, part)
+	}
+	if total == 0 {
+		return []string{file}, nil
+	}
+	return out, nil
+}
+
+// checkpoint lists what converting a checkpoint needs: weights at the top of the
+// repository and the small text files beside them.
+func checkpoint(files []string) []string {
+	var out []string
+	weights := false
+	for _, f := range files {
+		if strings.Contains(f, "/") {
+			continue
+		}
+		switch {
+		case strings.HasSuffix(f, ".safetensors"):
+			weights = true
+			out = append(out, f)
+		case strings.HasSuffix(f, ".json"), strings.HasSuffix(f, ".jinja"), strings.HasSuffix(f, ".model"), f == "merges.txt", f == "vocab.txt":
+			out = append(out, f)
+		}
+	}
+	if !weights {
+		return nil
+	}
+	return out
+}
