@@ -23,6 +23,7 @@ func commands() []*cobra.Command {
 		newSynthCmd(),
 		newTokenizeCmd(),
 		newDetokenizeCmd(),
+		newPullCmd(),
 		newVersionCmd(),
 	}
 }
