@@ -210,8 +210,18 @@ func (f *format) panel(p []byte, w *byte, stride, values int) {
 	}
 }
 
+// quantizeBlocks rounds len(out) blocks of v.
 func quantizeBlocks(out []record, v []float32) {
-	for b := range out {
-		quantizeBlock(&out[b], (*[blockLen]float32)(v[b*blockLen:]))
+	quantize := quantize512
+	if kernel.Current() != kernel.AVX512 {
+		quantize = nil
+	}
+	for b := 0; b < len(out); b++ {
+		if quantize != nil {
+			b += quantize((*byte)(unsafe.Pointer(&out[b])), &v[b*blockLen], len(out)-b)
+		}
+		if b < len(out) { // not finite
+			quantizeBlock(&out[b], (*[blockLen]float32)(v[b*blockLen:]))
+		}
 	}
 }

@@ -4,6 +4,12 @@
 
 package qmat
 
+// quantize512 rounds blocks of 256 values as quantizeBlock does and returns how many it did: it stops
+// in front of a block with a value that is not finite. Needs AVX-512 F, BW and VL.
+//
+//go:noescape
+func quantize512(out *byte, x *float32, blocks int) int
+
 // microOff32x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
 //

@@ -16,7 +16,10 @@ DATA dwords<>+32(SB)/4, $0x00000002
 DATA dwords<>+36(SB)/4, $0x0000000f
 DATA dwords<>+40(SB)/4, $0x00000020
 DATA dwords<>+44(SB)/4, $0x00000030
-GLOBL dwords<>(SB), RODATA|NOPTR, $48
+DATA dwords<>+48(SB)/4, $0x7f7fffff
+DATA dwords<>+52(SB)/4, $0x0d7fffff
+DATA dwords<>+56(SB)/4, $0x42fe0000
+GLOBL dwords<>(SB), RODATA|NOPTR, $60
 
 DATA iota16<>+0(SB)/4, $0x00000000
 DATA iota16<>+4(SB)/4, $0x00000001
@@ -329,6 +332,247 @@ DATA table1<>+13(SB)/1, $0x50
 DATA table1<>+14(SB)/1, $0x40
 DATA table1<>+15(SB)/1, $0x20
 GLOBL table1<>(SB), RODATA|NOPTR, $16
+
+DATA sumOrder<>+0(SB)/4, $0x00000000
+DATA sumOrder<>+4(SB)/4, $0x00000002
+DATA sumOrder<>+8(SB)/4, $0x00000004
+DATA sumOrder<>+12(SB)/4, $0x00000006
+DATA sumOrder<>+16(SB)/4, $0x00000001
+DATA sumOrder<>+20(SB)/4, $0x00000003
+DATA sumOrder<>+24(SB)/4, $0x00000005
+DATA sumOrder<>+28(SB)/4, $0x00000007
+DATA sumOrder<>+32(SB)/4, $0x00000008
+DATA sumOrder<>+36(SB)/4, $0x0000000a
+DATA sumOrder<>+40(SB)/4, $0x0000000c
+DATA sumOrder<>+44(SB)/4, $0x0000000e
+DATA sumOrder<>+48(SB)/4, $0x00000009
+DATA sumOrder<>+52(SB)/4, $0x0000000b
+DATA sumOrder<>+56(SB)/4, $0x0000000d
+DATA sumOrder<>+60(SB)/4, $0x0000000f
+DATA sumOrder<>+64(SB)/4, $0x00000000
+DATA sumOrder<>+68(SB)/4, $0x00000000
+DATA sumOrder<>+72(SB)/4, $0x00000001
+DATA sumOrder<>+76(SB)/4, $0x00000001
+DATA sumOrder<>+80(SB)/4, $0x00000002
+DATA sumOrder<>+84(SB)/4, $0x00000002
+DATA sumOrder<>+88(SB)/4, $0x00000003
+DATA sumOrder<>+92(SB)/4, $0x00000003
+DATA sumOrder<>+96(SB)/4, $0x00000004
+DATA sumOrder<>+100(SB)/4, $0x00000004
+DATA sumOrder<>+104(SB)/4, $0x00000005
+DATA sumOrder<>+108(SB)/4, $0x00000005
+DATA sumOrder<>+112(SB)/4, $0x00000006
+DATA sumOrder<>+116(SB)/4, $0x00000006
+DATA sumOrder<>+120(SB)/4, $0x00000007
+DATA sumOrder<>+124(SB)/4, $0x00000007
+GLOBL sumOrder<>(SB), RODATA|NOPTR, $128
+
+// func quantize512(out *byte, x *float32, blocks int) int
+// Requires: AVX, AVX2, AVX512BW, AVX512F
+TEXT ·quantize512(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVL         $0x7fffffff, BX
+	VPBROADCASTD BX, Z0
+	MOVL         $0x4b400000, BX
+	VPBROADCASTD BX, Z1
+	MOVL         $0x80808080, BX
+	VPBROADCASTD BX, Z2
+	VPXORD       Z1, Z1, Z3
+	VMOVDQU64    sumOrder<>+0(SB), Z4
+	VMOVDQU64    sumOrder<>+64(SB), Z5
+	MOVL         $0x00000800, BX
+	VPBROADCASTD BX, Z6
+
+quantize512_loop:
+	CMPQ          DX, $0x00
+	JE            quantize512_stop
+	VPANDD        (CX), Z0, Z7
+	VPANDD        64(CX), Z0, Z8
+	VPMAXUD       Z8, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VPMAXUD       Y8, Y7, Y9
+	VPANDD        128(CX), Z0, Z7
+	VPANDD        192(CX), Z0, Z8
+	VPMAXUD       Z8, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VPMAXUD       Y8, Y7, Y7
+	VPANDD        256(CX), Z0, Z8
+	VPANDD        320(CX), Z0, Z10
+	VPMAXUD       Z10, Z8, Z8
+	VEXTRACTI64X4 $0x01, Z8, Y10
+	VPMAXUD       Y10, Y8, Y8
+	VPANDD        384(CX), Z0, Z10
+	VPANDD        448(CX), Z0, Z11
+	VPMAXUD       Z11, Z10, Z10
+	VEXTRACTI64X4 $0x01, Z10, Y11
+	VPMAXUD       Y11, Y10, Y10
+	VPANDD        512(CX), Z0, Z11
+	VPANDD        576(CX), Z0, Z12
+	VPMAXUD       Z12, Z11, Z11
+	VEXTRACTI64X4 $0x01, Z11, Y12
+	VPMAXUD       Y12, Y11, Y11
+	VPANDD        640(CX), Z0, Z12
+	VPANDD        704(CX), Z0, Z13
+	VPMAXUD       Z13, Z12, Z12
+	VEXTRACTI64X4 $0x01, Z12, Y13
+	VPMAXUD       Y13, Y12, Y12
+	VPANDD        768(CX), Z0, Z13
+	VPANDD        832(CX), Z0, Z14
+	VPMAXUD       Z14, Z13, Z13
+	VEXTRACTI64X4 $0x01, Z13, Y14
+	VPMAXUD       Y14, Y13, Y13
+	VPANDD        896(CX), Z0, Z14
+	VPANDD        960(CX), Z0, Z15
+	VPMAXUD       Z15, Z14, Z14
+	VEXTRACTI64X4 $0x01, Z14, Y15
+	VPMAXUD       Y15, Y14, Y14
+	VPUNPCKLDQ    Y7, Y9, Y15
+	VPUNPCKHDQ    Y7, Y9, Y7
+	VPMAXUD       Y7, Y15, Y15
+	VPUNPCKLDQ    Y10, Y8, Y7
+	VPUNPCKHDQ    Y10, Y8, Y8
+	VPMAXUD       Y8, Y7, Y7
+	VPUNPCKLQDQ   Y7, Y15, Y8
+	VPUNPCKHQDQ   Y7, Y15, Y7
+	VPMAXUD       Y7, Y8, Y8
+	VPUNPCKLDQ    Y12, Y11, Y7
+	VPUNPCKHDQ    Y12, Y11, Y9
+	VPMAXUD       Y9, Y7, Y7
+	VPUNPCKLDQ    Y14, Y13, Y9
+	VPUNPCKHDQ    Y14, Y13, Y10
+	VPMAXUD       Y10, Y9, Y9
+	VPUNPCKLQDQ   Y9, Y7, Y10
+	VPUNPCKHQDQ   Y9, Y7, Y7
+	VPMAXUD       Y7, Y10, Y10
+	VPERM2I128    $0x20, Y10, Y8, Y7
+	VPERM2I128    $0x31, Y10, Y8, Y8
+	VPMAXUD       Y8, Y7, Y7
+	VPBROADCASTD  dwords<>+48(SB), Y8
+	VPCMPGTD      Y8, Y7, Y8
+	VPMOVMSKB     Y8, BX
+	TESTL         BX, BX
+	JNE           quantize512_stop
+	VPBROADCASTD  dwords<>+52(SB), Y8
+	VPCMPGTD      Y8, Y7, Y8
+	VBROADCASTSS  dwords<>+56(SB), Y9
+	VDIVPS        Y7, Y9, Y10
+	VDIVPS        Y9, Y7, Y9
+	VPAND         Y8, Y10, Y10
+	VPAND         Y8, Y9, Y9
+	VMOVUPS       Y10, 320(AX)
+	VMOVUPS       Y9, 256(AX)
+	VBROADCASTSS  320(AX), Z7
+	VMULPS        (CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, (AX)
+	VBROADCASTSS  320(AX), Z7
+	VMULPS        64(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 16(AX)
+	VBROADCASTSS  324(AX), Z7
+	VMULPS        128(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 32(AX)
+	VBROADCASTSS  324(AX), Z7
+	VMULPS        192(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 48(AX)
+	VBROADCASTSS  328(AX), Z7
+	VMULPS        256(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 64(AX)
+	VBROADCASTSS  328(AX), Z7
+	VMULPS        320(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 80(AX)
+	VBROADCASTSS  332(AX), Z7
+	VMULPS        384(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 96(AX)
+	VBROADCASTSS  332(AX), Z7
+	VMULPS        448(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 112(AX)
+	VBROADCASTSS  336(AX), Z7
+	VMULPS        512(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 128(AX)
+	VBROADCASTSS  336(AX), Z7
+	VMULPS        576(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 144(AX)
+	VBROADCASTSS  340(AX), Z7
+	VMULPS        640(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 160(AX)
+	VBROADCASTSS  340(AX), Z7
+	VMULPS        704(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 176(AX)
+	VBROADCASTSS  344(AX), Z7
+	VMULPS        768(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 192(AX)
+	VBROADCASTSS  344(AX), Z7
+	VMULPS        832(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 208(AX)
+	VBROADCASTSS  348(AX), Z7
+	VMULPS        896(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 224(AX)
+	VBROADCASTSS  348(AX), Z7
+	VMULPS        960(CX), Z7, Z7
+	VCVTPS2DQ     Z7, Z7
+	VPMOVSDB      Z7, 240(AX)
+	VPXORD        (AX), Z2, Z7
+	VPSADBW       Z3, Z7, Z7
+	VPXORD        64(AX), Z2, Z8
+	VPSADBW       Z3, Z8, Z8
+	VPXORD        128(AX), Z2, Z10
+	VPSADBW       Z3, Z10, Z10
+	VPXORD        192(AX), Z2, Z11
+	VPSADBW       Z3, Z11, Z11
+	VPUNPCKHQDQ   Z8, Z7, Z12
+	VPUNPCKLQDQ   Z8, Z7, Z7
+	VPADDQ        Z12, Z7, Z7
+	VPMOVQD       Z7, Y7
+	VPUNPCKHQDQ   Z11, Z10, Z8
+	VPUNPCKLQDQ   Z11, Z10, Z10
+	VPADDQ        Z8, Z10, Z10
+	VPMOVQD       Z10, Y10
+	VINSERTI64X4  $0x01, Y10, Z7, Z7
+	VPERMD        Z7, Z4, Z7
+	VPSUBD        Z6, Z7, Z7
+	VPSLLD        $0x05, Z7, Z8
+	VPSUBD        Z8, Z1, Z8
+	VMOVDQU64     Z8, 352(AX)
+	VPERMPS       Z9, Z5, Z8
+	VCVTDQ2PS     Z7, Z10
+	VMULPS        Z8, Z10, Z10
+	VMOVUPS       Z10, 416(AX)
+	VPSRLQ        $0x20, Z7, Z8
+	VPADDD        Z8, Z7, Z7
+	VPMOVQD       Z7, Y7
+	VPSLLD        $0x07, Y7, Y8
+	VPSUBD        Y8, Y1, Y8
+	VMOVDQU       Y8, 288(AX)
+	VCVTDQ2PS     Y7, Y7
+	VMULPS        Y9, Y7, Y7
+	VMOVUPS       Y7, 320(AX)
+	ADDQ          $+480, AX
+	ADDQ          $+1024, CX
+	DECQ          DX
+	JMP           quantize512_loop
+
+quantize512_stop:
+	VZEROUPPER
+	MOVQ blocks+16(FP), AX
+	SUBQ DX, AX
+	MOVQ AX, ret+24(FP)
+	RET
 
 // func microOff32x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
 // Requires: AVX, AVX512F, AVX512VNNI, MMX+

@@ -46,6 +46,10 @@ func main() {
 	spread()
 	tableData(&iq4)
 	tableData(&fp4)
+	sumOrder()
+	if want("quantize", 0) {
+		quantize512()
+	}
 	for _, k := range kinds {
 		for nc := 1; nc <= 6; nc++ {
 			if want(k.name, nc) {
@@ -115,7 +119,8 @@ func bcast(v uint32) VecVirtual {
 
 // dwords are the constants that kernels read with an embedded broadcast, to save registers
 // where speed does not matter.
-var dwords = []uint32{m0f, m30, m3f, mff, sixteenth, eighth, signBit, 1, 2, 15, 32, 0x30}
+var dwords = []uint32{m0f, m30, m3f, mff, sixteenth, eighth, signBit, 1, 2, 15, 32, 0x30,
+	infBits - 1, tiny - 1, c127}
 
 var dwordData Mem
 
