@@ -40,6 +40,9 @@ func (s *sample) snap(scale, low int, d, m, n float32) (bestScale, bestLow byte)
 	best := float32(-1)
 	for sc := max(scale-1, 0); sc <= min(scale+1, 63); sc++ {
 		for lo := max(low-1, 0); lo <= min(low+1, 63); lo++ {
+			if (sc-scale)*(lo-low) < 0 {
+				continue // one up, one down: that adds to an error, it never helps
+			}
 			e := s.affineLoss(d*float32(sc), -float32(m*float32(lo)), n)
 			if best < 0 || e < best {
 				best, bestScale, bestLow = e, byte(sc), byte(lo)

@@ -276,19 +276,28 @@ func (s *sample) bestFree(n float32) (scale, low float32) {
 // scale and minimum.
 func (s *sample) affineLoss(scale, low, n float32) float32 {
 	inv := reciprocal(scale)
-	var sum float32
-	w := s.w[:len(s.x)]
-	for i, v := range s.x {
-		l := round32(float32((v - low) * inv))
+	var a, b float32
+	x := s.x
+	w := s.w[:len(x)]
+	for i := 0; i+1 < len(x); i += 2 {
+		l := round32(float32((x[i] - low) * inv))
 		if l > n {
 			l = n
 		} else if l < 0 {
 			l = 0
 		}
-		d := float32(scale*l) + low - v
-		sum += float32(w[i] * float32(d*d))
+		d := float32(scale*l) - (x[i] - low)
+		a += float32(w[i] * float32(d*d))
+		l = round32(float32((x[i+1] - low) * inv))
+		if l > n {
+			l = n
+		} else if l < 0 {
+			l = 0
+		}
+		d = float32(scale*l) - (x[i+1] - low)
+		b += float32(w[i+1] * float32(d*d))
 	}
-	return sum
+	return a + b
 }
 
 // codebook fits the IQ4 code book to x*inv.
