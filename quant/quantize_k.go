@@ -41,7 +41,7 @@ func (s *sample) snap(scale, low int, d, m, n float32) (bestScale, bestLow byte)
 	for sc := max(scale-1, 0); sc <= min(scale+1, 63); sc++ {
 		for lo := max(low-1, 0); lo <= min(low+1, 63); lo++ {
 			if (sc-scale)*(lo-low) < 0 {
-				continue // one up, one down: that adds to an error, it never helps
+				continue // one up, one down: both push the values the same way, which hardly ever helps
 			}
 			e := s.affineLoss(d*float32(sc), -float32(m*float32(lo)), n)
 			if best < 0 || e < best {
