@@ -5,13 +5,52 @@
 // costs time, never correctness.
 package draft
 
+import (
+	"strobe/backend"
+	"strobe/cache"
+)
+
+// Drafter is a model that guesses from the target's hidden states. Per sequence it keeps a cache
+// of its own. It is driven by the goroutine that drives the target.
+type Drafter interface {
+	// Capture lists the target layers whose outputs Extend needs, side by side.
+	Capture() []int
+	// Max is the largest number of tokens one draft can guess.
+	Max() int
+	// NewSeq returns an empty context.
+	NewSeq() *cache.Seq
+	// Extend adds the features of newly committed tokens to the contexts of their sequences.
+	Extend(features backend.Tensor, items []Rows) error
+	// Draft guesses for several sequences in one pass, up to top candidates per position. It leaves
+	// the contexts as they were.
+	Draft(reqs []Request, top int) ([]Proposal, error)
+	// TryCausal reports that the drafter has two rules of attention inside a block and that its
+	// file does not say which one it was trained with.
+	TryCausal() bool
+}
+
+// Rows names the feature rows of one sequence's newly committed tokens, in order.
+type Rows struct {
+	Seq  *cache.Seq
+	Rows []int32
+}
+
+// Request asks for guesses after Last, the newest token of a sequence, which follows the tokens
+// in Seq.
+type Request struct {
+	Seq   *cache.Seq
+	Last  int32
+	N     int  // tokens to guess, at most Max
+	Other bool // use the other rule of attention inside the block (see TryCausal)
+}
+
 // Candidate is a guessed token.
 type Candidate struct {
 	ID   int32
 	LogP float32
 }
 
-// Proposal is a guess for the tokens after the last one. At(i) lists candidates for the i-th of
+// Proposal is a guess for the tokens after the last one. At[i] lists candidates for the i-th of
 // them, best first.
 type Proposal struct {
 	Source string

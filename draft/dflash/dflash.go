@@ -37,6 +37,8 @@ type Options struct {
 	KVF32 bool
 }
 
+var _ draft.Drafter = (*Drafter)(nil)
+
 // Drafter is a loaded drafter.
 type Drafter struct {
 	params
@@ -234,14 +236,8 @@ func (d *Drafter) TryCausal() bool { return !d.fixed }
 // NewSeq returns an empty context.
 func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
 
-// Rows names the feature rows of one sequence's newly committed tokens, in order.
-type Rows struct {
-	Seq  *cache.Seq
-	Rows []int32
-}
-
 // Extend adds the features of committed tokens to the contexts of their sequences.
-func (d *Drafter) Extend(features backend.Tensor, items []Rows) error {
+func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) error {
 	var pick []int32
 	var segs []cache.Segment
 	for _, it := range items {
@@ -300,18 +296,8 @@ func (d *Drafter) finishKV(y *layer, k, v backend.Tensor) {
 	d.rope.Rotate(b, kh, d.kvHeads)
 }
 
-// Request asks for guesses after Last, the newest token of a sequence, which follows the
-// tokens in Seq.
-type Request struct {
-	Seq  *cache.Seq
-	Last int32
-	N    int // tokens to guess, at most Max
-	// Other tries the other causality rule of sliding layers (see TryCausal).
-	Other bool
-}
-
 // Draft guesses for several sequences in one pass, with up to top candidates per position.
-func (d *Drafter) Draft(reqs []Request, top int) ([]draft.Proposal, error) {
+func (d *Drafter) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
 	logits, first, err := d.forward(reqs, 1)
 	if err != nil {
 		return nil, err
@@ -343,7 +329,7 @@ func (d *Drafter) Draft(reqs []Request, top int) ([]draft.Proposal, error) {
 // BlockLogits runs a whole block and returns the logits of every slot, the first token's included,
 // for comparison with references.
 func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
-	logits, _, err := d.forward([]Request{{Seq: seq, Last: last, N: d.Max()}}, 0)
+	logits, _, err := d.forward([]draft.Request{{Seq: seq, Last: last, N: d.Max()}}, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -352,7 +338,7 @@ func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
 
 // forward runs the blocks of all requests and returns the logits of slots from skip on; first
 // is each request's first row in them. Nothing is kept in the caches.
-func (d *Drafter) forward(reqs []Request, skip int) (logits backend.Tensor, first []int, err error) {
+func (d *Drafter) forward(reqs []draft.Request, skip int) (logits backend.Tensor, first []int, err error) {
 	var ids, pick []int32
 	segs := make([]cache.Segment, len(reqs))
 	for i, r := range reqs {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"strobe/backend/cpu"
+	"strobe/draft"
 	"strobe/gguf"
 	"strobe/internal/testkit"
 	"strobe/model"
@@ -83,7 +84,7 @@ func TestGolden(t *testing.T) {
 					for i := seq.Len(); i < start; i++ {
 						rows = append(rows, int32(i))
 					}
-					if err := d.Extend(features, []Rows{{Seq: seq, Rows: rows}}); err != nil {
+					if err := d.Extend(features, []draft.Rows{{Seq: seq, Rows: rows}}); err != nil {
 						t.Fatal(err)
 					}
 					got, err := d.BlockLogits(seq, tokens[start])

@@ -1,0 +1,136 @@
+package spec
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Stats is what a stream did and where its time went.
+type Stats struct {
+	Prompt  int // prompt tokens run
+	Cached  int // prompt tokens found in the cache
+	Tokens  int // generated
+	Rounds  int // target passes that generated
+	Drafts  int // drafter passes
+	Guessed int // tokens the target verified
+	// Accepted counts verified guesses that were right.
+	Accepted  int
+	BadDrafts int  // drafts without a usable token
+	Cold      bool // the drafter lacked context
+	DraftErr  error
+
+	Reached  [64]int // by position: rounds in which a guess there could have been accepted
+	Hit      [64]int // by position: rounds in which it was
+	ByLength [65]int // rounds by tokens they yielded
+	BySource map[string]int
+
+	PromptTime, DecodeTime              time.Duration
+	Draft, Verify, Sample, Commit, Rest time.Duration // of all steps
+	PlainCost                           time.Duration // of one token without drafting, as measured; 0 if never
+}
+
+func (s *Stats) learn(guessed, accepted int, source string) {
+	s.Guessed += guessed
+	s.Accepted += accepted
+	s.ByLength[min(accepted+1, len(s.ByLength)-1)]++
+	if guessed > 0 {
+		if s.BySource == nil {
+			s.BySource = make(map[string]int)
+		}
+		s.BySource[source]++
+	}
+	for d := range min(guessed, len(s.Reached)) {
+		if d > accepted {
+			break
+		}
+		s.Reached[d]++
+		if d < accepted {
+			s.Hit[d]++
+		}
+	}
+}
+
+// Mean is the number of tokens per target pass.
+func (s *Stats) Mean() float64 {
+	if s.Rounds == 0 {
+		return 0
+	}
+	n := 0
+	for l, c := range s.ByLength {
+		n += l * c
+	}
+	return float64(n) / float64(s.Rounds)
+}
+
+// Speed is generated tokens per second, the first token (which the prompt yields) left out.
+func (s *Stats) Speed() float64 {
+	if s.DecodeTime <= 0 || s.Tokens < 2 {
+		return 0
+	}
+	return float64(s.Tokens-1) / s.DecodeTime.Seconds()
+}
+
+// SpeedUp estimates how much faster the stream was than plain decoding on the same machine.
+func (s *Stats) SpeedUp() float64 { return s.Speed() * s.PlainCost.Seconds() }
+
+// PromptSpeed is prompt tokens per second.
+func (s *Stats) PromptSpeed() float64 {
+	if s.PromptTime <= 0 {
+		return 0
+	}
+	return float64(s.Prompt) / s.PromptTime.Seconds()
+}
+
+// Bars draws acceptance by position as a row of small bars.
+func (s *Stats) Bars() string {
+	var b strings.Builder
+	for d, n := range s.Reached {
+		if n == 0 {
+			break
+		}
+		b.WriteRune([]rune("▁▂▃▄▅▆▇█")[min(7, s.Hit[d]*8/n)])
+	}
+	return b.String()
+}
+
+// Add sums the counts and times of several streams.
+func (s *Stats) Add(o Stats) {
+	s.Prompt += o.Prompt
+	s.Cached += o.Cached
+	s.Tokens += o.Tokens
+	s.Rounds += o.Rounds
+	s.Drafts += o.Drafts
+	s.Guessed += o.Guessed
+	s.Accepted += o.Accepted
+	s.BadDrafts += o.BadDrafts
+	for i := range s.Reached {
+		s.Reached[i] += o.Reached[i]
+		s.Hit[i] += o.Hit[i]
+	}
+	for i := range s.ByLength {
+		s.ByLength[i] += o.ByLength[i]
+	}
+	for k, v := range o.BySource {
+		if s.BySource == nil {
+			s.BySource = make(map[string]int)
+		}
+		s.BySource[k] += v
+	}
+	s.PromptTime += o.PromptTime
+	s.DecodeTime += o.DecodeTime
+	s.Draft += o.Draft
+	s.Verify += o.Verify
+	s.Sample += o.Sample
+	s.Commit += o.Commit
+	s.Rest += o.Rest
+	if o.PlainCost > 0 {
+		s.PlainCost = o.PlainCost
+	}
+}
+
+// String sums up in one line.
+func (s *Stats) String() string {
+	return fmt.Sprintf("%d tokens, %.1f tokens/s, %.2f tokens per pass, %d of %d guesses accepted %s",
+		s.Tokens, s.Speed(), s.Mean(), s.Accepted, s.Guessed, s.Bars())
+}
