@@ -1,0 +1,327 @@
+// Package strobe holds no code: its tests keep the house rules of the whole
+// repository, so that "go test ./..." is the only command anyone has to know.
+package strobe
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/format"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// tracked lists the repository's files. Without git (an unpacked archive) it is
+// every file there is.
+func tracked(t *testing.T) []string {
+	t.Helper()
+	out, err := exec.Command("git", "ls-files", "-z").Output()
+	if err == nil && len(out) > 0 {
+		var files []string
+		for f := range strings.SplitSeq(strings.TrimRight(string(out), "\x00"), "\x00") {
+			// A file that is deleted but not committed is still listed.
+			if st, err := os.Lstat(f); err == nil && st.Mode().IsRegular() {
+				files = append(files, f)
+			}
+		}
+		return files
+	}
+	var files []string
+	err = filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == ".git" || p == "bin"):
+			return fs.SkipDir
+		case d.Type().IsRegular():
+			files = append(files, filepath.ToSlash(p))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// goFile is a parsed source file, with its imports and comments only.
+type goFile struct {
+	path string
+	dir  string
+	test bool
+	ast  *ast.File
+}
+
+// goFiles parses all Go code except what tests only read.
+func goFiles(t *testing.T) []goFile {
+	t.Helper()
+	var out []goFile
+	for _, f := range tracked(t) {
+		if !strings.HasSuffix(f, ".go") || inTestdata(f) {
+			continue
+		}
+		a, err := parser.ParseFile(token.NewFileSet(), f, nil, parser.ImportsOnly|parser.ParseComments)
+		if err != nil {
+			t.Errorf("%v", err)
+			continue
+		}
+		out = append(out, goFile{f, path.Dir(f), strings.HasSuffix(f, "_test.go"), a})
+	}
+	return out
+}
+
+func inTestdata(f string) bool { return slices.Contains(strings.Split(f, "/"), "testdata") }
+
+// under reports whether a package folder is one of the given ones or below.
+func under(dir string, roots ...string) bool {
+	return slices.ContainsFunc(roots, func(r string) bool { return dir == r || strings.HasPrefix(dir, r+"/") })
+}
+
+func TestFormatted(t *testing.T) {
+	for _, f := range tracked(t) {
+		if !strings.HasSuffix(f, ".go") || inTestdata(f) {
+			continue
+		}
+		src := read(t, f)
+		want, err := format.Source(src)
+		if err != nil {
+			t.Errorf("%s: %v", f, err)
+		} else if !bytes.Equal(src, want) {
+			t.Errorf("%s: not formatted; run gofmt -w %s", f, f)
+		}
+	}
+}
+
+func TestPackageComments(t *testing.T) {
+	documented := map[string]bool{}
+	for _, f := range goFiles(t) {
+		if f.test && f.dir != "." { // the root has tests only
+			continue
+		}
+		doc := f.ast.Doc.Text()
+		ok := strings.HasPrefix(doc, "Package "+f.ast.Name.Name+" ") || strings.HasPrefix(doc, "Command ")
+		documented[f.dir] = documented[f.dir] || ok
+	}
+	for dir, ok := range documented {
+		if !ok {
+			t.Errorf("%s: no package comment that begins with \"Package NAME\" or \"Command NAME\"", dir)
+		}
+	}
+}
+
+// Modules we depend on: where non-test code may import them, and why not
+// elsewhere. A module that is missing here is a new dependency and needs a line.
+var modules = []struct {
+	prefix string
+	dirs   []string
+	why    string
+}{
+	{"github.com/spf13/cobra", []string{"cmd"}, "the command line belongs to commands"},
+	{"github.com/spf13/pflag", []string{"cmd"}, "the command line belongs to commands"},
+	{"charm.land/", []string{"cmd"}, "terminal drawing belongs to commands"},
+	{"github.com/charmbracelet/", []string{"cmd"}, "terminal drawing belongs to commands"},
+	{"github.com/schollz/progressbar", []string{"cmd"}, "libraries report progress through callbacks"},
+	{"golang.org/x/term", []string{"cmd"}, "only commands talk to a terminal"},
+	{"github.com/VictoriaMetrics/metrics", []string{"cmd", "server"}, "metrics are served, libraries return numbers"},
+	{"github.com/ebitengine/purego", []string{"internal", "backend"}, "only backends load shared libraries"},
+	{"golang.org/x/sys", []string{"internal", "backend"}, "system differences live in internal/platform and kernels"},
+	{"golang.org/x/text", []string{"tokenizer", "convert", "chat"}, "only text handling normalises"},
+	{"golang.org/x/sync", []string{"cmd", "engine", "server"}, "the standard library does elsewhere"},
+
+	{"github.com/google/go-cmp", nil, "a test helper"},
+	{"github.com/dlclark/regexp2", nil, "a test oracle: splitters are written by hand"},
+	{"github.com/rogpeppe/go-internal", nil, "a test helper"},
+	{"github.com/santhosh-tekuri/jsonschema", nil, "a test oracle"},
+	{"go.uber.org/goleak", nil, "a test helper"},
+}
+
+func TestDependencies(t *testing.T) {
+	for _, f := range goFiles(t) {
+		if nestedModule(f.dir) {
+			continue
+		}
+		for _, imp := range f.ast.Imports {
+			name, _ := strconv.Unquote(imp.Path.Value)
+			first, _, _ := strings.Cut(name, "/")
+			if !strings.Contains(first, ".") {
+				if name == "C" {
+					t.Errorf("%s: imports C; the binary is built without cgo", f.path)
+				}
+				continue
+			}
+			i := slices.IndexFunc(modules, func(m struct {
+				prefix string
+				dirs   []string
+				why    string
+			}) bool {
+				return strings.HasPrefix(name, m.prefix)
+			})
+			if i < 0 {
+				t.Errorf("%s: imports %s, which is not in the list of dependencies in repo_test.go", f.path, name)
+			} else if m := modules[i]; !f.test && !under(f.dir, m.dirs...) {
+				t.Errorf("%s: imports %s, allowed in %v only: %s", f.path, name, m.dirs, m.why)
+			}
+		}
+	}
+}
+
+// nestedModule reports whether a folder belongs to a go.mod of its own.
+func nestedModule(dir string) bool {
+	for ; dir != "."; dir = path.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(filepath.FromSlash(dir), "go.mod")); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Imports point down. Each rule names what non-test code of some packages must
+// not import, and why; except lists what is allowed all the same.
+var layers = []struct {
+	of, forbid, except []string
+	why                string
+}{
+	{[]string{"quant"}, []string{"strobe"}, nil, "quant is the bottom: formats and their reference"},
+	{[]string{"gguf"}, []string{"strobe"}, []string{"strobe/quant", "strobe/internal"}, "a file knows nothing of models"},
+	{[]string{"safetensors"}, []string{"strobe"}, []string{"strobe/internal"}, "a file knows nothing of models"},
+	{[]string{"hub"}, []string{"strobe"}, []string{"strobe/internal"}, "fetching knows nothing of models"},
+	{[]string{"internal/platform"}, []string{"strobe"}, nil, "the system is below everything"},
+	{[]string{"tokenizer", "chat", "sample"}, []string{"strobe/model", "strobe/backend", "strobe/draft", "strobe/spec", "strobe/engine", "strobe/server", "net/http"}, nil, "text and sampling know nothing of how logits are made"},
+	{[]string{"backend"}, []string{"strobe/model", "strobe/draft", "strobe/spec", "strobe/engine", "strobe/server", "strobe/tokenizer", "strobe/chat"}, nil, "a backend knows no models"},
+	{[]string{"backend/cpu/kernel"}, []string{"strobe"}, []string{"strobe/quant", "strobe/internal", "strobe/backend/cpu/kernel"}, "a kernel knows numbers only"},
+	{[]string{"cache", "model"}, []string{"strobe/draft", "strobe/spec", "strobe/engine", "strobe/server"}, nil, "a model does not know who drafts for it"},
+	{[]string{"model", "cache", "draft", "spec"}, []string{"strobe/backend/cuda", "strobe/backend/vulkan"}, nil, "models are written once, against the backend interface"},
+	{[]string{"draft", "spec"}, []string{"strobe/engine", "strobe/server"}, nil, "imports point down"},
+	{[]string{"engine"}, []string{"strobe/server"}, nil, "imports point down"},
+	{[]string{"."}, []string{"net/http"}, nil, "network code lives in hub, server and the commands"},
+}
+
+// network lists the folders that may use net/http.
+var network = []string{"hub", "server", "cmd", "e2e"}
+
+func TestLayers(t *testing.T) {
+	for _, f := range goFiles(t) {
+		if f.test || nestedModule(f.dir) {
+			continue
+		}
+		for _, imp := range f.ast.Imports {
+			name, _ := strconv.Unquote(imp.Path.Value)
+			for _, l := range layers {
+				in := under(f.dir, l.of...) || slices.Contains(l.of, ".") && !under(f.dir, network...)
+				if in && under(name, l.forbid...) && !under(name, l.except...) {
+					t.Errorf("%s: imports %s: %s", f.path, name, l.why)
+				}
+			}
+		}
+	}
+}
+
+// TestGeneratorsStayOutside keeps the assembler generator's module out of ours.
+func TestGeneratorsStayOutside(t *testing.T) {
+	for _, f := range []string{"go.mod", "go.sum"} {
+		if bytes.Contains(read(t, f), []byte("mmcloughlin/avo")) {
+			t.Errorf("%s: names avo; generators live in modules of their own", f)
+		}
+	}
+}
+
+// TestNoMachinePaths: nothing may depend on, or tell of, the machine it was
+// written on. Data that others wrote is exempt.
+func TestNoMachinePaths(t *testing.T) {
+	var bad []string
+	for _, p := range []string{"work", "root", "tmp", "home"} {
+		bad = append(bad, "/"+p+"/")
+	}
+	text := map[string]bool{".go": true, ".md": true, ".s": true, ".cu": true, ".py": true, ".sh": true, ".mod": true, ".txtar": true, ".yml": true, ".json": true}
+	for _, f := range tracked(t) {
+		if !text[path.Ext(f)] && !strings.HasPrefix(f, ".ci/") || inTestdata(f) && path.Ext(f) == ".json" || strings.Contains(f, "/corpus/") {
+			continue
+		}
+		for n, line := range strings.Split(string(read(t, f)), "\n") {
+			for _, b := range bad {
+				// "/work/" in "https://host/work/" or "a/work/b" is no machine path.
+				at := strings.Index(line, b)
+				if at >= 0 && (at == 0 || strings.ContainsRune(" \t\"'`=(:", rune(line[at-1]))) {
+					t.Errorf("%s:%d: names the machine path %s", f, n+1, b)
+				}
+			}
+		}
+	}
+}
+
+// TestSize keeps cloning quick.
+func TestSize(t *testing.T) {
+	const modelsLimit, restLimit = 48 << 20, 22 << 20
+	var models, rest int64
+	for _, f := range tracked(t) {
+		st, err := os.Stat(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(f, "models/") {
+			models += st.Size()
+		} else {
+			rest += st.Size()
+		}
+	}
+	if models > modelsLimit || rest > restLimit {
+		t.Errorf("models/ has %.1f MiB (limit %d), the rest %.1f MiB (limit %d)", float64(models)/(1<<20), modelsLimit>>20, float64(rest)/(1<<20), restLimit>>20)
+	}
+}
+
+// TestOneTestCommand: what the README tells people to run is what CI runs.
+func TestOneTestCommand(t *testing.T) {
+	const command = "go test ./..."
+	if !bytes.Contains(read(t, "README.md"), []byte("\n    "+command+"\n")) && !bytes.Contains(read(t, "README.md"), []byte("\n"+command+"\n")) {
+		t.Errorf("README.md does not give the test command %q on a line of its own", command)
+	}
+	if !bytes.Contains(read(t, ".ci/run"), []byte("\n"+command+"\n")) {
+		t.Errorf(".ci/run does not run %q on a line of its own", command)
+	}
+}
+
+// TestLinks: every relative link in the documents leads to a file.
+func TestLinks(t *testing.T) {
+	for _, f := range tracked(t) {
+		if path.Ext(f) != ".md" || inTestdata(f) || strings.Contains(f, "/corpus/") {
+			continue
+		}
+		rest := string(read(t, f))
+		for {
+			_, after, ok := strings.Cut(rest, "](")
+			if !ok {
+				break
+			}
+			target, tail, ok := strings.Cut(after, ")")
+			rest = tail
+			target, _, _ = strings.Cut(target, "#")
+			if !ok || target == "" || strings.Contains(target, ":") || strings.ContainsAny(target, " \n") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(filepath.Dir(f), filepath.FromSlash(target))); errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s: link to %s leads nowhere", f, target)
+			} else if err != nil {
+				t.Error(fmt.Errorf("%s: %w", f, err))
+			}
+		}
+	}
+}
