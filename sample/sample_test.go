@@ -410,7 +410,7 @@ func TestSeeds(t *testing.T) {
 	}{
 		{Params{Temp: 1, Seed: 1}, []int32{927, 730, 903, 889, 704, 348, 951, 668}},
 		{Params{Temp: 0.7, TopK: 40, TopP: 0.95, Seed: 2}, []int32{593, 321, 99, 173, 420, 815, 704, 383}},
-		{Params{Temp: 1, MinP: 0.2, TypicalP: 0.9}, []int32{470, 730, 77, 927, 952, 482, 619, 767}},
+		{Params{Temp: 1, MinP: 0.2, TypicalP: 0.9}, []int32{459, 718, 988, 545, 655, 299, 754, 705}},
 	} {
 		s := New(tc.p, len(row))
 		var got []int32
@@ -565,7 +565,7 @@ func TestLogProbs(t *testing.T) {
 
 func TestExpNeg(t *testing.T) {
 	for x := float32(0); x > -87; x -= 0.00037 {
-		if got, want := float64(expNeg(x)), math.Exp(float64(x)); math.Abs(got-want) > 2e-7*want {
+		if got, want := float64(expNeg(x)), math.Exp(float64(x)); math.Abs(got-want) > 3e-7*want {
 			t.Fatalf("expNeg(%v) = %v, want %v", x, got, want)
 		}
 	}

@@ -105,10 +105,12 @@ type Sampler struct {
 	hist       history
 	dry        dryState
 
-	cand []Candidate // working set
-	w    []float32   // weights of the whole vocabulary
-	copy []float32   // Probs works on a copy
-	lps  []LogProb
+	cand   []Candidate // working set
+	edge   []Candidate // see keepMass
+	bucket []float64   // see keepMass
+	w      []float32   // weights of the whole vocabulary
+	copy   []float32   // Probs works on a copy
+	lps    []LogProb
 }
 
 type biasEntry struct {
@@ -222,8 +224,8 @@ func (s *Sampler) Probs(logits []float32) []Candidate {
 		c = s.truncate(row)
 	default:
 		c = appendFinite(c, row)
-		slices.SortFunc(c, byLogit)
 	}
+	slices.SortFunc(c, byLogit)
 	total := s.weigh(c)
 	for i := range c {
 		c[i].P = float32(float64(c[i].P) / total)

@@ -35,142 +35,187 @@ func (s *Sampler) truncates(n int) bool {
 	return s.p.TopK > 0 && s.p.TopK < n || on(s.p.TopP) || s.p.MinP > 0 || on(s.p.TypicalP)
 }
 
-// truncate returns the candidates left by steps 5 to 8, most likely first.
+// truncate returns the candidates left by steps 5 to 8, in no particular but always
+// the same order.
 func (s *Sampler) truncate(logits []float32) []Candidate {
 	c := s.cand[:0]
-	switch {
-	case s.p.TopK > 0 && s.p.TopK < len(logits):
+	total := 0.0 // weight of everything the candidates were chosen from
+	if s.p.TopK > 0 && s.p.TopK < len(logits) {
 		c = topK(c, logits, s.p.TopK)
-	case on(s.p.TypicalP):
-		c = appendFinite(c, logits)
-	default:
-		// Without a step that fixes the candidates first, top-p and min-p can
-		// choose directly from the row and sort only what they keep.
-		c = s.nucleus(c, logits)
-		s.cand = c
-		return c
-	}
-	s.cand = c // keep the memory even though steps below shorten c
-	if on(s.p.TypicalP) {
-		c = typical(c, float64(s.p.TypicalP))
-	}
-	if on(s.p.TopP) || s.p.MinP > 0 {
-		total := 0.0
 		for i := range c {
 			c[i].P = expNeg(c[i].Logit - c[0].Logit)
 			total += float64(c[i].P)
 		}
-		c = s.cut(c, total)
+	} else {
+		c, total = s.gather(c, logits)
 	}
-	return c
-}
-
-// cut applies top-p and min-p to sorted candidates whose P is the weight relative
-// to the best; total is the weight of everything the candidates were chosen from.
-func (s *Sampler) cut(c []Candidate, total float64) []Candidate {
-	if on(s.p.TopP) {
-		want, sum := float64(s.p.TopP)*total, 0.0
-		for i := range c {
-			if sum += float64(c[i].P); sum >= want {
-				c = c[:i+1]
-				break
-			}
-		}
-	}
-	if s.p.MinP > 0 {
-		n := 1
-		for n < len(c) && c[n].P >= s.p.MinP {
-			n++
-		}
-		c = c[:min(n, len(c))]
-	}
-	return c
-}
-
-// nucleus is top-p and min-p on a whole row.
-func (s *Sampler) nucleus(c []Candidate, logits []float32) []Candidate {
-	top := rowMax(logits)
-	if top == negInf {
+	s.cand = c // keeps the memory; the steps below only shorten c
+	if len(c) == 0 {
 		return c
 	}
-	least := s.p.MinP // weights below cannot survive
-	total := 0.0
-	if on(s.p.TopP) {
-		w := s.weights(len(logits))
-		for i, x := range logits {
-			w[i] = expNeg(x - top)
-			total += float64(w[i])
+	top := best(c)
+	if on(s.p.TypicalP) {
+		// The surprise of a token is top - logit plus a constant, so nearness to the
+		// expected surprise needs no logarithm.
+		mean := 0.0
+		for _, x := range c {
+			mean += float64(float64(x.P) * float64(top-x.Logit))
 		}
-		// All tokens lighter than this weigh less than 1-p together, so the nucleus
-		// is complete before the first of them.
-		least = max(least, float32(float64(1-s.p.TopP)*total/float64(len(logits))*(1-1e-6)))
-		for i, x := range w {
-			if x >= least && x > 0 {
-				c = append(c, Candidate{int32(i), logits[i], x})
+		c = s.keepMass(c, float64(s.p.TypicalP)*total, order{top, float32(mean / total), true})
+		total = 0
+		for _, x := range c {
+			total += float64(x.P)
+		}
+	}
+	if on(s.p.TopP) {
+		c = s.keepMass(c, float64(s.p.TopP)*total, order{top: top})
+	}
+	if s.p.MinP > 0 {
+		heaviest := float32(0)
+		for _, x := range c {
+			heaviest = max(heaviest, x.P)
+		}
+		least := min(s.p.MinP, 1) * heaviest
+		n := 0
+		for _, x := range c {
+			if x.P >= least {
+				c[n] = x
+				n++
 			}
 		}
-	} else {
+		c = c[:n]
+	}
+	return c
+}
+
+// gather appends the tokens of the row that can survive, with their weights, and
+// returns the weight of all.
+func (s *Sampler) gather(c []Candidate, logits []float32) ([]Candidate, float64) {
+	top := rowMax(logits)
+	if top == negInf {
+		return c, 0
+	}
+	if !on(s.p.TopP) && !on(s.p.TypicalP) { // min-p alone
+		least := min(s.p.MinP, 1)
+		cut := lnBelow(least)
 		for i, x := range logits {
-			if x -= top; x > -87 {
-				if w := expNeg(x); w >= least {
-					c = append(c, Candidate{int32(i), logits[i], w})
+			if d := x - top; d > cut {
+				if w := expNeg(d); w >= least {
+					c = append(c, Candidate{int32(i), x, w})
 				}
 			}
 		}
+		return c, 0
 	}
-	if len(c) == 0 { // MinP > 1
-		id := Argmax(logits)
-		c = append(c, Candidate{id, logits[id], 1})
+	w := s.weights(len(logits))
+	total := 0.0
+	for i, x := range logits {
+		v := expNeg(x - top)
+		w[i] = v
+		total += float64(v)
 	}
-	slices.SortFunc(c, byLogit)
-	return s.cut(c, total)
+	least := float32(0)
+	if !on(s.p.TypicalP) {
+		// All tokens lighter than (1-p)/n weigh less than 1-p together, so the top-p
+		// set is complete before the first of them.
+		least = float32(float64(1-s.p.TopP) * total / float64(len(logits)) * (1 - 1e-6))
+		least = max(least, min(s.p.MinP, 1))
+	}
+	for i, v := range w {
+		if v >= least && v > 0 {
+			c = append(c, Candidate{int32(i), logits[i], v})
+		}
+	}
+	return c, total
 }
 
-// typical keeps the candidates whose surprise is nearest to the expected one until
-// they reach mass p, and returns them most likely first. The surprise of a token is
-// top - logit plus a constant, so no logarithm is needed.
-func typical(c []Candidate, p float64) []Candidate {
-	if len(c) < 2 {
+// lnBelow is a little less than the logarithm of p, -87 at the least: what it cuts
+// off weighs less than p for sure.
+func lnBelow(p float32) float32 {
+	return max(-87, float32(math.Log(float64(p)))-0.01)
+}
+
+// best returns the largest logit of c.
+func best(c []Candidate) float32 {
+	top := negInf
+	for i := range c {
+		top = max(top, c[i].Logit)
+	}
+	return top
+}
+
+// order ranks candidates: by logit, or by the distance of top - logit from mean.
+type order struct {
+	top, mean float32
+	typical   bool
+}
+
+// key is smaller for what comes earlier. Non-negative floats order like their bits.
+func (o order) key(x Candidate) uint32 {
+	d := o.top - x.Logit
+	if o.typical {
+		d -= o.mean
+	}
+	return math.Float32bits(d) &^ (1 << 31)
+}
+
+func (o order) compare(a, b Candidate) int {
+	if c := cmp.Compare(o.key(a), o.key(b)); c != 0 {
 		return c
 	}
-	top := c[0].Logit
-	for _, x := range c {
-		top = max(top, x.Logit)
+	if !o.typical && a.Logit != b.Logit {
+		return cmp.Compare(b.Logit, a.Logit)
 	}
-	total, mean := 0.0, 0.0
-	for i := range c {
-		c[i].P = expNeg(c[i].Logit - top)
-		total += float64(c[i].P)
-		mean += float64(float64(c[i].P) * float64(top-c[i].Logit))
-	}
-	mean /= total
-	far := func(x Candidate) float64 { return math.Abs(float64(top-x.Logit) - mean) }
-	less := func(a, b Candidate) bool {
-		if fa, fb := far(a), far(b); fa != fb {
-			return fa < fb
+	return cmp.Compare(a.ID, b.ID)
+}
+
+// keyShift makes buckets of about 1.5 % in the key.
+const keyShift = 17
+
+// keepMass keeps the candidates that come first in the order until their weight
+// reaches want, including the one that reaches it. Sorting everything would take
+// tens of milliseconds on a flat row, so the weight is summed in buckets of the
+// key and only the bucket in which the limit falls is sorted.
+func (s *Sampler) keepMass(c []Candidate, want float64, o order) []Candidate {
+	edge, sum := c, 0.0
+	if len(c) > 256 {
+		if s.bucket == nil {
+			s.bucket = make([]float64, 1<<(31-keyShift))
 		}
-		return a.ID < b.ID
+		clear(s.bucket)
+		for _, x := range c {
+			s.bucket[o.key(x)>>keyShift] += float64(x.P)
+		}
+		b := uint32(0)
+		for int(b) < len(s.bucket)-1 && sum+s.bucket[b] < want {
+			sum += s.bucket[b]
+			b++
+		}
+		s.edge = s.edge[:0]
+		for _, x := range c {
+			if o.key(x)>>keyShift == b {
+				s.edge = append(s.edge, x)
+			}
+		}
+		edge = s.edge
+	} else {
+		s.edge = append(s.edge[:0], c...)
+		edge = s.edge
 	}
-	// A heap gives the nearest ones in order without sorting the vocabulary; they
-	// collect at the end of c.
-	for i := len(c)/2 - 1; i >= 0; i-- {
-		siftDown(c, i, less)
-	}
-	h, sum := c, 0.0
-	for len(h) > 0 {
-		x := h[0]
-		n := len(h) - 1
-		h[0] = h[n]
-		h[n] = x
-		h = h[:n]
-		siftDown(h, 0, less)
-		if sum += float64(x.P); sum >= p*total {
-			break
+	slices.SortFunc(edge, o.compare)
+	for _, last := range edge {
+		if sum += float64(last.P); sum >= want {
+			n := 0
+			for _, x := range c {
+				if o.compare(x, last) <= 0 {
+					c[n] = x
+					n++
+				}
+			}
+			return c[:n]
 		}
 	}
-	kept := c[len(h):]
-	slices.SortFunc(kept, byLogit)
-	return c[:copy(c, kept)]
+	return c // only rounding stood between the sum and want
 }
 
 // topK appends the k largest logits, most likely first.
@@ -260,22 +305,17 @@ func (s *Sampler) weights(n int) []float32 {
 	return s.w[:n]
 }
 
-// weigh sets P to the weight at the sampler's temperature and returns the sum. The
-// candidates are sorted.
+// weigh sets P to the weight at the sampler's temperature and returns the sum.
 func (s *Sampler) weigh(c []Candidate) float64 {
-	total := 0.0
+	top, total := best(c), 0.0
 	for i := range c {
-		c[i].P = s.weight(c[i].Logit - c[0].Logit)
+		c[i].P = 1
+		if s.p.Temp > 0 {
+			c[i].P = expNeg((c[i].Logit - top) / s.p.Temp)
+		}
 		total += float64(c[i].P)
 	}
 	return total
-}
-
-func (s *Sampler) weight(x float32) float32 {
-	if x == 0 || !(s.p.Temp > 0) {
-		return 1
-	}
-	return expNeg(x / s.p.Temp)
 }
 
 // draw returns the candidate at the fraction u of the total weight.
@@ -292,17 +332,18 @@ func draw(c []Candidate, total, u float64) int32 {
 	return id
 }
 
-// drawAll draws from the whole row, in id order, without sorting.
+// drawAll draws from the whole row without collecting candidates.
 func (s *Sampler) drawAll(logits []float32, u float64) int32 {
 	top := rowMax(logits)
 	if top == negInf {
 		return -1
 	}
 	w := s.weights(len(logits))
-	total := 0.0
+	temp, total := s.p.Temp, 0.0
 	for i, x := range logits {
-		w[i] = s.weight(x - top)
-		total += float64(w[i])
+		v := expNeg((x - top) / temp)
+		w[i] = v
+		total += float64(v)
 	}
 	id, sum, target := int32(-1), 0.0, u*total
 	for i, x := range w {
@@ -314,30 +355,4 @@ func (s *Sampler) drawAll(logits []float32, u float64) int32 {
 		}
 	}
 	return id
-}
-
-// expNeg is e^x for x <= 0, within 2e-7, and 0 below -87. It is written out so that
-// it rounds the same on every platform: math.Exp does not, and the conversions keep
-// multiplications and additions from being fused.
-func expNeg(x float32) float32 {
-	if !(x > -87) {
-		return 0
-	}
-	const (
-		log2e = 1.4426950408889634
-		ln2Hi = 0.693359375
-		ln2Lo = -2.12194440e-4
-	)
-	n := int32(float32(x*log2e) - 0.5) // x <= 0: nearest integer
-	k := float32(n)
-	r := x - float32(k*ln2Hi)
-	r -= float32(k * ln2Lo)
-	p := float32(1.9875691500e-4)
-	p = float32(p*r) + 1.3981999507e-3
-	p = float32(p*r) + 8.3334519073e-3
-	p = float32(p*r) + 4.1665795894e-2
-	p = float32(p*r) + 1.6666665459e-1
-	p = float32(p*r) + 5.0000001201e-1
-	p = float32(float32(p*r)*r) + r + 1
-	return p * math.Float32frombits(uint32(n+127)<<23)
 }
