@@ -11,23 +11,34 @@ import (
 
 // matArgs are the arguments of the matrix kernels, which know the offsets.
 type matArgs struct {
-	w     [4]unsafe.Pointer // rows
-	x     unsafe.Pointer
-	xs    uintptr // bytes from column to column
-	k     int
-	y     unsafe.Pointer // four results of the first column
-	ys    uintptr        // bytes to those of the next
-	next  uintptr        // what to prefetch, and how far to advance per round
-	adv   uintptr
-	alpha float32
+	w      unsafe.Pointer // four rows
+	stride uintptr        // bytes from row to row
+	next   uintptr        // rows to prefetch, at the same stride
+	x      unsafe.Pointer
+	xs     uintptr // bytes from column to column
+	k      int
+	y      unsafe.Pointer // four results of the first column
+	ys     uintptr        // bytes to those of the next
+	alpha  float32
+	add    int32 // add to y instead of setting it
 }
 
 // matTile is the number of rows of a kernel.
 const matTile = 4
 
-// columnBytes is what the columns of one pass over the weights may occupy, so
-// that they stay in the second-level cache.
+// pieceLen bounds the part of a row that is multiplied at a time, so that six
+// columns and four rows of it stay in the first-level cache. The sums of the
+// pieces are added in order; the length of the pieces must therefore depend on
+// nothing but k.
+const pieceLen = 1024
+
+// columnBytes is what one piece of all columns of a pass over the weights may
+// occupy, so that it stays in the second-level cache.
 const columnBytes = 1 << 20
+
+// decodeGroups is the number of column groups above which it pays to decode a
+// tile to float32 before it is multiplied.
+const decodeGroups = 3
 
 // maxCols is the number of columns the widest kernel takes.
 func maxCols(l kernel.Level) int {
@@ -37,79 +48,134 @@ func maxCols(l kernel.Level) int {
 	return 3
 }
 
-// matRowsAsm multiplies tiles of four rows. Few columns are multiplied with
-// the weights as they are stored; for more, a tile is decoded to float32 once
-// and used for all of them. Decoding is exact, so both give the same bits.
+// matRowsAsm multiplies tiles of four rows with groups of columns, piece by
+// piece. For many columns a tile is decoded once and used for all of them;
+// decoding is exact, so this gives the same bits.
 func matRowsAsm(l kernel.Level, y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {
-	cols := maxCols(l)
 	_, _ = x[(n-1)*xs:][:k], y[(n-1)*ys:][:rows] // the kernels do not check
-	size := typ.RowBytes(k)
-	_ = w[:(rows-1)*stride+size]
-	decode := false
+	_ = w[:(rows-1)*stride+typ.RowBytes(k)]
+	cols := maxCols(l)
+	m := matPass{l: l, typ: typ, w: w, stride: stride, k: k, rows: rows, x: x, xs: xs, y: y, ys: ys, alpha: alpha}
+	m.piece = (split(k, pieceLen) + 31) &^ 31
 	switch typ {
 	case quant.F32:
 	case quant.F16, quant.BF16:
-		decode = n > cols || l == kernel.AVX2 && k%8 != 0
+		m.decode = n > decodeGroups*cols || l == kernel.AVX2 && k%8 != 0
 	default:
-		decode = true
+		m.decode = true
 	}
-	var tile []float32
-	if decode {
-		b := getScratch(matTile * k)
+	if m.decode {
+		b := getScratch(matTile * m.piece)
 		defer scratch.Put(b)
-		tile = *b
+		m.tile = *b
 	}
-	pass := max(cols, columnBytes/(4*k))
-	pass = split(n, pass)
-	rounds := max(1, k/16) // of the kernel, a cache line per row each
-	if !decode && typ != quant.F32 {
-		rounds = max(1, k/32)
-	}
-	var a matArgs
-	a.k, a.alpha = k, alpha
-	a.xs = uintptr(4 * xs)
-	for c0 := 0; c0 < n; c0 += pass {
-		nc := min(pass, n-c0)
-		group := split(nc, cols)
+	if n <= cols { // one group: read the weights in their order
 		for r := 0; r < rows; r += matTile {
-			// The last tile overlaps the one before it; with less than a tile the
-			// last row is repeated.
-			r := max(0, min(r, rows-matTile))
-			kt := typ
-			for i := range a.w {
-				row := w[min(r+i, rows-1)*stride:]
-				if decode {
-					Load(typ, tile[i*k:(i+1)*k], row[:size])
-					a.w[i] = unsafe.Pointer(&tile[i*k])
-					kt = quant.F32
-				} else {
-					a.w[i] = unsafe.Pointer(&row[0])
-				}
+			for k0 := 0; k0 < k; k0 += m.piece {
+				m.run(r, k0, 0, n, n)
 			}
-			// While this tile is multiplied, the next one comes from memory: as many
-			// bytes per round as spread it over all the rounds.
-			ahead := r
-			if r+2*matTile <= rows {
-				ahead = r + matTile
+		}
+		return
+	}
+	pass := split(n, max(cols, columnBytes/(4*m.piece)))
+	for c := 0; c < n; c += pass {
+		nc := min(pass, n-c)
+		group := split(nc, cols)
+		for k0 := 0; k0 < k; k0 += m.piece {
+			for r := 0; r < rows; r += matTile {
+				m.run(r, k0, c, nc, group)
 			}
-			a.next = uintptr(unsafe.Pointer(&w[ahead*stride]))
-			a.adv = uintptr(matTile * stride / (rounds * ((nc + group - 1) / group)))
-			var out [6 * matTile]float32
-			for c := c0; c < c0+nc; c += group {
-				g := min(group, c0+nc-c)
-				a.x = unsafe.Pointer(&x[c*xs])
-				if rows < matTile {
-					a.y, a.ys = unsafe.Pointer(&out), 4*matTile
-				} else {
-					a.y, a.ys = unsafe.Pointer(&y[c*ys+r]), uintptr(4*ys)
+		}
+	}
+}
+
+// matPass is what the steps of one matrix product share.
+type matPass struct {
+	l      kernel.Level
+	typ    quant.Type
+	decode bool
+	w      []byte
+	stride int
+	k      int
+	rows   int
+	x      []float32
+	xs     int
+	y      []float32
+	ys     int
+	alpha  float32
+	piece  int       // values of a row taken at a time
+	tile   []float32 // [matTile][piece], decoded weights
+}
+
+// run multiplies the piece at k0 of rows [r,r+matTile), or what there is of
+// them, with columns [c0,c0+nc) in groups.
+func (m *matPass) run(r, k0, c0, nc, group int) {
+	switch {
+	case r+matTile <= m.rows:
+		m.tileRows(r, m.stride, r, matTile, k0, c0, nc, group)
+	case m.rows >= matTile: // the last four rows, some for the second time
+		m.tileRows(m.rows-matTile, m.stride, r, m.rows-r, k0, c0, nc, group)
+	default: // one row four times
+		for i := range m.rows {
+			m.tileRows(i, 0, i, 1, k0, c0, nc, group)
+		}
+	}
+}
+
+// tileRows runs the kernels on four rows from row base on, stride bytes apart,
+// and keeps the results of rows [r,r+n).
+func (m *matPass) tileRows(base, stride, r, n, k0, c0, nc, group int) {
+	a := matArgs{k: min(m.piece, m.k-k0), xs: uintptr(4 * m.xs), ys: uintptr(4 * m.ys), alpha: m.alpha}
+	if k0 > 0 {
+		a.add = 1
+	}
+	from, size := m.typ.RowBytes(k0), m.typ.RowBytes(a.k)
+	typ := m.typ
+	if m.decode {
+		typ = quant.F32
+		for i := range matTile {
+			Load(m.typ, m.tile[i*a.k:(i+1)*a.k], m.w[base*m.stride+i*stride+from:][:size])
+			if stride == 0 {
+				break
+			}
+		}
+		a.w, a.stride = unsafe.Pointer(&m.tile[0]), uintptr(4*a.k)
+		if stride == 0 {
+			a.stride = 0
+		}
+		a.next = uintptr(a.w)
+	} else {
+		a.w, a.stride = unsafe.Pointer(&m.w[base*m.stride+from]), uintptr(stride)
+		a.next = uintptr(a.w)
+		switch {
+		case nc > group: // the next tile
+			a.next += uintptr(matTile * stride)
+		case k0+a.k < m.k: // the next piece
+			a.next += uintptr(size)
+		default: // the first piece of the next tile
+			a.next += uintptr(matTile*stride - from)
+		}
+	}
+	var out [6 * matTile]float32
+	for c := c0; c < c0+nc; c += group {
+		g := min(group, c0+nc-c)
+		a.x = unsafe.Pointer(&m.x[c*m.xs+k0])
+		if n == matTile {
+			a.y = unsafe.Pointer(&m.y[c*m.ys+r])
+			matKernel(m.l, typ, g, (*byte)(unsafe.Pointer(&a)))
+			continue
+		}
+		part := a
+		part.y, part.ys, part.add = unsafe.Pointer(&out), 4*matTile, 0
+		matKernel(m.l, typ, g, (*byte)(unsafe.Pointer(&part)))
+		for i := range g {
+			y := m.y[(c+i)*m.ys+r:][:n]
+			for j := range y {
+				v := out[i*matTile+r-base+j]
+				if a.add != 0 {
+					v += y[j]
 				}
-				matKernel(l, kt, g, (*byte)(unsafe.Pointer(&a)))
-				if rows < matTile {
-					for i := range g {
-						copy(y[(c+i)*ys:(c+i)*ys+rows], out[i*matTile:])
-					}
-				}
-				a.next += a.adv * uintptr(rounds)
+				y[j] = v
 			}
 		}
 	}

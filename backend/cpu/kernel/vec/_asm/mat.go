@@ -10,15 +10,16 @@ import (
 
 // Byte offsets of type matArgs.
 const (
-	matW     = 0 // four rows
-	matX     = 32
-	matXS    = 40
-	matK     = 48
-	matY     = 56
-	matYS    = 64
-	matNext  = 72
-	matAdv   = 80
-	matAlpha = 88
+	matW      = 0
+	matStride = 8
+	matNext   = 16
+	matX      = 24
+	matXS     = 32
+	matK      = 40
+	matY      = 48
+	matYS     = 56
+	matAlpha  = 64
+	matAdd    = 68
 )
 
 // cols is the largest number of columns a matrix kernel takes: with four rows
@@ -52,13 +53,20 @@ func mat(l level, typ string, nc int) {
 	if typ == "F32" {
 		size = 4
 	}
-	// One offset serves all operands: in bytes of a row of weights.
-	scale := uint8(4 / size)
-	var w [4]Register
-	for r := range w {
-		p := GP64()
-		MOVQ(Mem{Base: a, Disp: matW + 8*r}, p)
-		w[r] = p
+	w, next, stride, stride3 := GP64(), GP64(), GP64(), GP64()
+	MOVQ(Mem{Base: a, Disp: matW}, w)
+	MOVQ(Mem{Base: a, Disp: matNext}, next)
+	MOVQ(Mem{Base: a, Disp: matStride}, stride)
+	LEAQ(Mem{Base: stride, Index: stride, Scale: 2}, stride3)
+	row := func(p Register, r, disp int) Mem {
+		m := Mem{Base: p, Disp: disp}
+		switch r {
+		case 1, 2:
+			m.Index, m.Scale = stride, uint8(r)
+		case 3:
+			m.Index, m.Scale = stride3, 1
+		}
+		return m
 	}
 	x := make([]Register, nc)
 	for i := range x {
@@ -71,8 +79,7 @@ func mat(l level, typ string, nc int) {
 		}
 		x[i] = p
 	}
-	next, k, off := GP64(), GP64(), GP64()
-	MOVQ(Mem{Base: a, Disp: matNext}, next)
+	k, off := GP64(), GP64() // off is the byte offset in the columns
 	MOVQ(Mem{Base: a, Disp: matK}, k)
 	XORQ(off, off)
 	acc := make([][]VecVirtual, nc)
@@ -86,17 +93,17 @@ func mat(l level, typ string, nc int) {
 		xv := make([]VecVirtual, nc)
 		column := func(i int) {
 			xv[i] = l.reg()
-			loadMaybe(m, Mem{Base: x[i], Index: off, Scale: scale, Disp: 4 * disp}, xv[i])
+			loadMaybe(m, Mem{Base: x[i], Index: off, Scale: 1, Disp: 4 * disp}, xv[i])
 		}
 		again := m != nil && !l.wide() // the mask takes the register of the columns
-		for r := range w {
+		for r := range 4 {
 			wv := l.reg()
 			if r == 0 && !again {
 				for i := range xv {
 					column(i)
 				}
 			}
-			l.widenHalf(typ, Mem{Base: w[r], Index: off, Scale: 1, Disp: size * disp}, m, wv)
+			l.widenHalf(typ, row(w, r, size*disp), m, wv)
 			for i := range xv {
 				if again {
 					column(i)
@@ -105,8 +112,8 @@ func mat(l level, typ string, nc int) {
 			}
 		}
 	}
-	// One round takes a cache line of every row, and fetches lines of the rows
-	// after these.
+	// A round takes a cache line of every row, and fetches one of the rows that
+	// come next.
 	round := 64 / size
 	Label(name + "_loop")
 	CMPQ(k, U32(uint32(round)))
@@ -114,11 +121,12 @@ func mat(l level, typ string, nc int) {
 	for d := 0; d < round; d += l.lanes {
 		step(d, nil)
 	}
-	for i := range 4 {
-		PREFETCHT0(Mem{Base: next, Disp: 64 * i})
+	for r := range 4 {
+		PREFETCHT0(row(next, r, 0))
 	}
-	ADDQ(Mem{Base: a, Disp: matAdv}, next)
-	ADDQ(U32(64), off)
+	ADDQ(U32(64), w)
+	ADDQ(U32(64), next)
+	ADDQ(U32(uint32(4*round)), off)
 	SUBQ(U32(uint32(round)), k)
 	JMP(LabelRef(name + "_loop"))
 	Label(name + "_rest")
@@ -126,7 +134,8 @@ func mat(l level, typ string, nc int) {
 		CMPQ(k, U32(uint32(l.lanes)))
 		JL(LabelRef(name + "_tail"))
 		step(0, nil)
-		ADDQ(U32(uint32(size*l.lanes)), off)
+		ADDQ(U32(uint32(size*l.lanes)), w)
+		ADDQ(U32(uint32(4*l.lanes)), off)
 		SUBQ(U32(uint32(l.lanes)), k)
 		if round > 2*l.lanes {
 			JMP(LabelRef(name + "_rest"))
@@ -141,12 +150,25 @@ func mat(l level, typ string, nc int) {
 		Label(name + "_done")
 	}
 	y, alpha := GP64(), XMM()
-	MOVQ(Mem{Base: a, Disp: matY}, y)
 	VBROADCASTSS(Mem{Base: a, Disp: matAlpha}, alpha)
+	MOVQ(Mem{Base: a, Disp: matY}, y)
+	s := make([]Register, nc)
 	for i := range acc {
-		s := l.sum4(acc[i])
-		VMULPS(alpha, s, s)
-		VMOVUPS(s, Mem{Base: y})
+		s[i] = l.sum4(acc[i])
+		VMULPS(alpha, s[i], s[i])
+	}
+	CMPL(Mem{Base: a, Disp: matAdd}, U8(0))
+	JE(LabelRef(name + "_set"))
+	for i := range s {
+		VADDPS(Mem{Base: y}, s[i], s[i])
+		if i+1 < nc {
+			ADDQ(Mem{Base: a, Disp: matYS}, y)
+		}
+	}
+	MOVQ(Mem{Base: a, Disp: matY}, y)
+	Label(name + "_set")
+	for i := range s {
+		VMOVUPS(s[i], Mem{Base: y})
 		if i+1 < nc {
 			ADDQ(Mem{Base: a, Disp: matYS}, y)
 		}
