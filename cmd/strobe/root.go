@@ -17,6 +17,7 @@ import (
 // A new command is one file with its constructor and one line here.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
+		newRunCmd(),
 		newInspectCmd(),
 		newConvertCmd(),
 		newQuantizeCmd(),

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/spf13/cobra"
+
+	"strobe/draft/dflash"
+	"strobe/engine"
+	"strobe/sample"
+	"strobe/spec"
+)
+
+// modelFlags are the flags of every command that runs a model.
+type modelFlags struct {
+	model, drafter string
+	threads        int
+	kv             string
+	ctx            int
+	draft          string
+	draftMax       int
+	tree           string
+	causal         string
+}
+
+func (m *modelFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model")
+	f.StringVarP(&m.drafter, "drafter", "d", "", "GGUF file of its DFlash drafter (default: the one beside the model, if any)")
+	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
+	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
+	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
+	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash or ngram")
+	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
+	f.StringVar(&m.tree, "tree", "auto", "verify a tree of drafts: auto, off, or a number of nodes")
+	f.StringVar(&m.causal, "draft-causal", "auto", "attention inside the drafter's block: auto, on (causal) or off")
+}
+
+// load opens the model the flags name.
+func (m *modelFlags) load() (*engine.Model, error) {
+	opt := engine.Options{Threads: m.threads, KV: m.kv, Drafter: m.drafter}
+	switch m.causal {
+	case "auto":
+	case "on":
+		opt.Causal = dflash.CausalOn
+	case "off":
+		opt.Causal = dflash.CausalOff
+	default:
+		return nil, usagef("--draft-causal %q: want auto, on or off", m.causal)
+	}
+	if _, err := m.spec(); err != nil {
+		return nil, err
+	}
+	if m.draft == "off" || m.draft == "ngram" {
+		opt.Drafter = "none"
+	}
+	if m.model == "" {
+		return nil, usagef("no model: give a GGUF file with -m FILE")
+	}
+	e, err := engine.Load(m.model, opt)
+	if err != nil {
+		return nil, err
+	}
+	if m.draft == "dflash" && e.Drafter == nil {
+		e.Close()
+		return nil, usagef("--draft dflash needs a drafter: give it with -d FILE")
+	}
+	return e, nil
+}
+
+// spec returns how the flags want drafts to be made and verified.
+func (m *modelFlags) spec() (opt spec.Options, err error) {
+	if opt.Draft, err = spec.ParseSource(m.draft); err != nil {
+		return opt, usageError{err}
+	}
+	opt.Max = m.draftMax
+	switch m.tree {
+	case "auto":
+	case "off":
+		opt.Tree = spec.TreeOff
+	default:
+		if _, err := fmt.Sscanf(m.tree, "%d", &opt.Tree); err != nil || opt.Tree < 1 {
+			return opt, usagef("--tree %q: want auto, off or a number of nodes", m.tree)
+		}
+	}
+	return opt, nil
+}
+
+// sampleFlags are the flags that choose tokens.
+type sampleFlags struct {
+	sample.Params
+	seed int64
+}
+
+func (s *sampleFlags) add(cmd *cobra.Command, temp float32) {
+	f := cmd.Flags()
+	f.Float32Var(&s.Temp, "temp", temp, "temperature; 0 always takes the most likely token")
+	f.IntVar(&s.TopK, "top-k", 40, "choose among the k most likely tokens; 0 means all")
+	f.Float32Var(&s.TopP, "top-p", 0.95, "choose among the most likely tokens that reach this probability")
+	f.Float32Var(&s.MinP, "min-p", 0.05, "drop tokens less likely than this fraction of the best")
+	f.Float32Var(&s.TypicalP, "typical-p", 1, "locally typical sampling; 1 turns it off")
+	f.Float32Var(&s.RepeatPenalty, "repeat-penalty", 1, "penalty for tokens that occurred; 1 turns it off")
+	f.Float32Var(&s.PresencePenalty, "presence-penalty", 0, "subtracted once from tokens that occurred")
+	f.Float32Var(&s.FrequencyPenalty, "frequency-penalty", 0, "subtracted per occurrence")
+	f.IntVar(&s.RepeatLastN, "repeat-last-n", 64, "tokens the penalties look back")
+	f.Float32Var(&s.DRY.Multiplier, "dry-multiplier", 0, "penalty for continuing a repetition (DRY); 0 turns it off")
+	f.Int64Var(&s.seed, "seed", -1, "seed of the random numbers; negative takes a new one each time")
+}
+
+// sampler returns a sampler for a vocabulary with the ids a model never wants.
+func (s *sampleFlags) sampler(m *engine.Model) (*sample.Sampler, error) {
+	p := s.Params
+	p.Seed = uint64(s.seed)
+	if s.seed < 0 {
+		p.Seed = rand.Uint64()
+	}
+	for _, id := range m.Target.Suppress {
+		if p.LogitBias == nil {
+			p.LogitBias = make(map[int32]float32)
+		}
+		p.LogitBias[id] = negInf
+	}
+	if err := p.Validate(); err != nil {
+		return nil, usageError{err}
+	}
+	return sample.New(p, m.Target.Vocab), nil
+}

@@ -1,0 +1,204 @@
+// Package engine turns model files into running generations: it loads a target with its drafter,
+// tokenizer and chat template, and turns token streams into text with stop conditions.
+//
+// The life of a Model is Load, use, Close. A Model belongs to one goroutine at a time.
+package engine
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"strobe/backend"
+	"strobe/backend/cpu"
+	"strobe/draft"
+	"strobe/draft/dflash"
+	"strobe/gguf"
+	"strobe/model"
+	"strobe/quant"
+	"strobe/spec"
+	"strobe/tokenizer"
+)
+
+// Options says how to load a model. The zero value uses all cores, an F16 cache and the drafter
+// that lies beside the target.
+type Options struct {
+	Threads int
+	KV      string // cache type: f16 (default), f32 or q8_0
+	Drafter string // file of the drafter; "" looks beside the target, "none" uses none
+	Causal  dflash.Causal
+}
+
+// Model is a loaded target with everything needed to generate text.
+type Model struct {
+	Target    *model.Model
+	Drafter   *dflash.Drafter // nil for none
+	Tokenizer *tokenizer.Tokenizer
+	Runner    *spec.Runner
+	Template  string // chat template of the file, "" for none
+
+	Path, DrafterPath string
+	backend           backend.Backend
+	files             []*gguf.File
+}
+
+// Source is an opened model file and, when known, its drafter.
+type Source struct {
+	Target, Drafter *gguf.File
+}
+
+// Load opens the model at path.
+func Load(path string, opt Options) (*Model, error) {
+	f, err := gguf.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	src := Source{Target: f}
+	drafter := opt.Drafter
+	if drafter == "" {
+		drafter = FindDrafter(path, f)
+	}
+	if drafter != "" && drafter != "none" {
+		if src.Drafter, err = gguf.Open(drafter); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	return LoadFiles(src, opt)
+}
+
+// LoadFiles loads a model from opened files, which it owns from then on.
+func LoadFiles(src Source, opt Options) (m *Model, err error) {
+	m = &Model{Path: src.Target.Path(), files: []*gguf.File{src.Target}}
+	if src.Drafter != nil {
+		m.files = append(m.files, src.Drafter)
+	}
+	defer func() {
+		if err != nil {
+			m.Close()
+		}
+	}()
+	kv, err := ParseKV(opt.KV)
+	if err != nil {
+		return nil, err
+	}
+	if dflash.Supported(src.Target) {
+		return nil, fmt.Errorf("%s: this is a DFlash drafter; give it with -d beside its target", m.Path)
+	}
+	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
+		return nil, err
+	}
+	m.backend = cpu.New(cpu.Options{Threads: opt.Threads})
+	if m.Target, err = model.Open(src.Target, m.backend, model.Options{KV: kv, KVF32: kv == quant.F32}); err != nil {
+		return nil, err
+	}
+	var guesser draft.Drafter
+	if src.Drafter != nil {
+		m.DrafterPath = src.Drafter.Path()
+		if m.Drafter, err = dflash.Open(src.Drafter, m.Target, dflash.Options{Causal: opt.Causal}); err != nil {
+			return nil, err
+		}
+		guesser = m.Drafter
+	}
+	if m.Runner, err = spec.NewRunner(m.Target, guesser); err != nil {
+		return nil, err
+	}
+	m.Template, _, err = src.Target.String("tokenizer.chat_template")
+	return m, err
+}
+
+// Close releases the model. It may be called more than once.
+func (m *Model) Close() error {
+	if m.backend != nil {
+		m.backend.Close()
+		m.backend = nil
+	}
+	var first error
+	for _, f := range m.files {
+		if err := f.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	m.files = nil
+	return first
+}
+
+// Backend returns the device the model runs on.
+func (m *Model) Backend() backend.Backend { return m.backend }
+
+// Summary states what the model needs: weights, cache per token, state per sequence.
+func (m *Model) Summary() string {
+	mem := m.Target.Memory()
+	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.backend.Name(),
+		Bytes(m.Target.WeightBytes()), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
+	if m.Drafter != nil {
+		s += fmt.Sprintf("; drafter %s, block %d, cache %s per token", Bytes(m.Drafter.WeightBytes()), m.Drafter.Block(), Bytes(m.Drafter.Memory().TokenBytes()))
+	}
+	return s
+}
+
+// Bytes prints a size for people.
+func Bytes(n int) string {
+	switch {
+	case n >= 1e9:
+		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
+	case n >= 1e6:
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	case n >= 1e3:
+		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// ParseKV reads a cache type.
+func ParseKV(s string) (quant.Type, error) {
+	switch strings.ToLower(s) {
+	case "", "f16":
+		return quant.F16, nil
+	case "f32":
+		return quant.F32, nil
+	case "q8_0":
+		return quant.Q8_0, nil
+	}
+	return 0, fmt.Errorf("cache type %q: want f16, f32 or q8_0", s)
+}
+
+// FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose
+// name shares the longest beginning with the target's. It returns "" when there is none.
+func FindDrafter(path string, target *gguf.File) string {
+	arch := target.Arch()
+	hidden, _, _ := target.Uint(arch + ".embedding_length")
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return ""
+	}
+	best, shared := "", -1
+	for _, e := range entries {
+		name := e.Name()
+		lower := strings.ToLower(name)
+		if e.IsDir() || !strings.HasSuffix(lower, ".gguf") || name == filepath.Base(path) ||
+			!strings.Contains(lower, "dflash") && !strings.Contains(lower, "draft") {
+			continue
+		}
+		n := 0
+		for stem := strings.ToLower(filepath.Base(path)); n < len(stem) && n < len(lower) && stem[n] == lower[n]; n++ {
+		}
+		if n <= shared || !fits(filepath.Join(filepath.Dir(path), name), hidden) {
+			continue
+		}
+		best, shared = filepath.Join(filepath.Dir(path), name), n
+	}
+	return best
+}
+
+// fits reports whether a file is a drafter of the given width.
+func fits(path string, hidden uint64) bool {
+	f, err := gguf.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	n, _, err := f.Uint(f.Arch() + ".embedding_length")
+	return err == nil && dflash.Supported(f) && n == hidden
+}
