@@ -52,16 +52,21 @@ func readJSON(path string) (c config, ok bool, err error) {
 	if err != nil {
 		return config{}, false, err
 	}
+	c, err = parseObject(path, data)
+	return c, err == nil, err
+}
+
+func parseObject(path string, data []byte) (config, error) {
 	var m map[string]any
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
 	if err := d.Decode(&m); err != nil {
-		return config{}, false, fieldErr(path, "", "not valid JSON: %v", err)
+		return config{}, fieldErr(path, "", "not valid JSON: %v", shortJSON(err))
 	}
 	if m == nil {
-		return config{}, false, fieldErr(path, "", "is not a JSON object")
+		return config{}, fieldErr(path, "", "is not a JSON object")
 	}
-	return config{path: path, m: m, err: new(error)}, true, nil
+	return config{path: path, m: m, err: new(error)}, nil
 }
 
 // readConfig reads the config.json of a checkpoint and moves the text part of a
@@ -75,6 +80,19 @@ func readConfig(dir string) (config, error) {
 	if !ok {
 		return config{}, fmt.Errorf("%s: no config.json in this folder; expected a Hugging Face checkpoint", dir)
 	}
+	return c.mergeText(), nil
+}
+
+// parseConfig is readConfig for a config that is not in a file.
+func parseConfig(name string, data []byte) (config, error) {
+	c, err := parseObject(name, data)
+	if err != nil {
+		return config{}, err
+	}
+	return c.mergeText(), nil
+}
+
+func (c config) mergeText() config {
 	if text, ok := c.m["text_config"].(map[string]any); ok {
 		merged := make(map[string]any, len(c.m)+len(text))
 		for k, v := range c.m {
@@ -88,7 +106,7 @@ func readConfig(dir string) (config, error) {
 		}
 		c.m = merged
 	}
-	return c, nil
+	return c
 }
 
 func (c config) fail(key, format string, args ...any) {

@@ -114,11 +114,38 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	if err != nil {
 		return err
 	}
-	kvs, err := m.metadata(b.out, tok, mix, opt)
+	specs := make([]gguf.TensorSpec, len(b.out))
+	for i, t := range b.out {
+		specs[i] = gguf.TensorSpec{Name: t.name, Type: types[i], Shape: t.shape()}
+	}
+	kvs, err := m.metadata(specs, tok, mix, opt)
 	if err != nil {
 		return err
 	}
-	return m.write(ctx, out, kvs, b.out, types, mix, opt)
+	if _, ok := plain[mix.Name()]; !ok {
+		kvs = quantisedKeys(kvs, mix)
+		for i := range specs {
+			specs[i].Shape = trimShape(specs[i].Shape)
+		}
+	}
+	plan := Plan{Arch: m.name, Type: mix.Name(), Tensors: len(specs)}
+	for _, s := range specs {
+		plan.Bytes += tensorBytes(s)
+	}
+	wr, err := gguf.Create(out, kvs, specs, gguf.WriteOptions{SplitBytes: opt.SplitBytes})
+	if err != nil {
+		return err
+	}
+	if opt.Plan != nil {
+		opt.Plan(plan)
+	}
+	for i, t := range b.out {
+		if err := writeSource(ctx, wr, t, types[i], opt.Progress); err != nil {
+			wr.Abort()
+			return err
+		}
+	}
+	return wr.Close()
 }
 
 // readModel reads the configuration, for a drafter also its target's.
@@ -208,8 +235,9 @@ var plain = map[string]quant.Type{"F32": quant.F32, "F16": quant.F16, "BF16": qu
 // chooseTypes decides the type of every tensor. For a mix the tensors are also
 // put into the order the quantiser writes them in.
 func (m *model) chooseTypes(b *builder, name string, list []stored) (quant.Mix, []quant.Type, error) {
+	stored := guessType(list)
 	if name == "" || strings.EqualFold(name, "auto") {
-		name = guessType(list)
+		name = stored
 	}
 	mix, err := quant.ParseMix(name)
 	if err != nil {
@@ -225,7 +253,7 @@ func (m *model) chooseTypes(b *builder, name string, list []stored) (quant.Mix, 
 	quant.SortTensors(b.out, func(t *outTensor) string { return t.name })
 	infos := make([]quant.TensorInfo, len(b.out))
 	for i, t := range b.out {
-		infos[i] = quant.TensorInfo{Name: t.name, Shape: t.shape(), Type: t.typeFor(quant.BF16)}
+		infos[i] = quant.TensorInfo{Name: t.name, Shape: t.shape(), Type: t.typeFor(plain[stored])}
 	}
 	types, err := mix.Plan(m.name, infos)
 	return mix, types, err
@@ -245,7 +273,7 @@ func guessType(list []stored) string {
 }
 
 // metadata assembles all keys in file order.
-func (m *model) metadata(tensors []*outTensor, tok *hfTokenizer, mix quant.Mix, opt Options) ([]gguf.KV, error) {
+func (m *model) metadata(tensors []gguf.TensorSpec, tok *hfTokenizer, mix quant.Mix, opt Options) ([]gguf.KV, error) {
 	l := &keyList{}
 	l.set("general.architecture", m.name)
 	l.set("general.type", "model")
@@ -271,29 +299,6 @@ func (m *model) metadata(tensors []*outTensor, tok *hfTokenizer, mix quant.Mix, 
 		}
 	}
 	return l.kvs, nil
-}
-
-func (m *model) write(ctx context.Context, out string, kvs []gguf.KV, tensors []*outTensor, types []quant.Type, mix quant.Mix, opt Options) error {
-	specs := make([]gguf.TensorSpec, len(tensors))
-	plan := Plan{Arch: m.name, Type: mix.Name(), Tensors: len(tensors)}
-	for i, t := range tensors {
-		specs[i] = gguf.TensorSpec{Name: t.name, Type: types[i], Shape: t.shape()}
-		plan.Bytes += tensorBytes(specs[i])
-	}
-	w, err := gguf.Create(out, kvs, specs, gguf.WriteOptions{SplitBytes: opt.SplitBytes})
-	if err != nil {
-		return err
-	}
-	if opt.Plan != nil {
-		opt.Plan(plan)
-	}
-	for i, t := range tensors {
-		if err := writeSource(ctx, w, t, types[i], opt.Progress); err != nil {
-			w.Abort()
-			return err
-		}
-	}
-	return w.Close()
 }
 
 func tensorBytes(t gguf.TensorSpec) int64 {

@@ -390,3 +390,27 @@ func (m *model) gemmaTarget() bool {
 	names, _ := m.target.strings("architectures")
 	return len(names) > 0 && len(names[0]) >= 5 && names[0][:5] == "Gemma"
 }
+
+// Keys gives the architecture and the keys a checkpoint with this config.json
+// gets, without the tokenizer and without names. target is the target's
+// config.json for a drafter, else nil.
+func Keys(configJSON, target []byte, fileType uint32) (arch string, kvs []gguf.KV, err error) {
+	c, err := parseConfig("config.json", configJSON)
+	if err != nil {
+		return "", nil, err
+	}
+	a, class, err := findArch(c)
+	if err != nil {
+		return "", nil, err
+	}
+	m := &model{arch: a, class: class, c: c, rope: ropeOf(c)}
+	m.layers = c.need("num_hidden_layers")
+	if target != nil {
+		if m.target, err = parseConfig("target config.json", target); err != nil {
+			return "", nil, err
+		}
+	}
+	l := &keyList{}
+	err = m.setKeys(l, fileType)
+	return a.name, l.kvs, err
+}

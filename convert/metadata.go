@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+
+	"strobe/gguf"
 )
 
 // authorship is what the general.* keys say about a model. Most of it is guessed
@@ -46,16 +48,16 @@ type params struct {
 	total, shared, expert, experts int
 }
 
-func countParams(tensors []*outTensor) params {
+func countParams(tensors []gguf.TensorSpec) params {
 	var p params
 	sum, n := 0, 0
 	for _, t := range tensors {
-		size, shape := 1, t.shape()
+		size, shape := 1, t.Shape
 		for _, d := range shape {
 			size *= d
 		}
 		p.total += size
-		if strings.Contains(t.name, "_exps.") && len(shape) >= 3 {
+		if strings.Contains(t.Name, "_exps.") && len(shape) >= 3 {
 			count := shape[2]
 			p.expert += size / count
 			sum += count
@@ -70,7 +72,9 @@ func countParams(tensors []*outTensor) params {
 	return p
 }
 
-// sizeLabel is the size people know a model by: "27B", or "256x2.6B".
+// SizeLabel is the size people know a model by, such as "27B" or "256x2.6B".
+func SizeLabel(tensors []gguf.TensorSpec) string { return countParams(tensors).sizeLabel() }
+
 func (p params) sizeLabel() string {
 	if p.experts > 0 {
 		return fmt.Sprintf("%dx%s", p.experts, roundedCount(p.shared+p.expert))

@@ -15,8 +15,9 @@ import (
 // is no memory to speak of.
 const chunkBytes = 4 << 20
 
-// rowEncoder converts rows from up to to of a tensor into dst.
-type rowEncoder func(dst []byte, from, to int) error
+// RowEncoder writes rows from up to to of a tensor into dst, which has exactly
+// their size.
+type RowEncoder func(dst []byte, from, to int) error
 
 // chunk is one piece of a tensor on its way to the file.
 type chunk struct {
@@ -26,9 +27,10 @@ type chunk struct {
 	done     chan struct{}
 }
 
-// writeRows converts a tensor on all cores and writes it in order. rowBytes is
-// the size of one converted row; newEncoder is called once per worker.
-func writeRows(ctx context.Context, w *gguf.Writer, name string, rows, rowBytes int, newEncoder func() rowEncoder, progress func(int64)) error {
+// WriteRows makes a tensor's rows on all cores and writes them in order. rowBytes
+// is the size of one row in the file; newEncoder is called once per worker.
+// Memory use is a few megabytes per core whatever the tensor's size.
+func WriteRows(ctx context.Context, w *gguf.Writer, name string, rows, rowBytes int, newEncoder func() RowEncoder, progress func(int64)) error {
 	per := min(rows, max(1, chunkBytes/max(1, rowBytes)))
 	workers := min(runtime.GOMAXPROCS(0), (rows+per-1)/max(1, per))
 	ctx, cancel := context.WithCancel(ctx)
@@ -103,9 +105,9 @@ func writeSource(ctx context.Context, w *gguf.Writer, t *outTensor, typ quant.Ty
 		return w.WriteTensor(t.name, b)
 	}
 	width := t.src.width()
-	enc := func() rowEncoder {
+	enc := func() RowEncoder {
 		scratch := make([]float32, width)
 		return func(dst []byte, from, to int) error { return t.src.encode(typ, dst, from, to, scratch) }
 	}
-	return writeRows(ctx, w, t.name, t.src.rows(), typ.RowBytes(width), enc, progress)
+	return WriteRows(ctx, w, t.name, t.src.rows(), typ.RowBytes(width), enc, progress)
 }

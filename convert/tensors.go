@@ -576,9 +576,9 @@ func (m *model) float8Scales(list []stored) (rest []stored, scales map[string]*s
 // negExp turns the stored logarithm of a decay rate into the rate.
 func negExp(v float32) float32 { return -float32(math.Exp(float64(v))) }
 
-// alwaysF32 reports whether a tensor is float32 in every file type: vectors,
+// AlwaysF32 reports whether a tensor is float32 in every file type: vectors,
 // norms, routers, convolutions and everything not named like a weight.
-func alwaysF32(name string, dims int) bool {
+func AlwaysF32(name string, dims int) bool {
 	if dims <= 1 || !strings.HasSuffix(name, ".weight") || strings.HasSuffix(name, "_norm.weight") {
 		return true
 	}
@@ -597,7 +597,7 @@ func (t *outTensor) typeFor(base quant.Type) quant.Type {
 	if t.ids != nil {
 		return quant.I64
 	}
-	if alwaysF32(t.name, len(t.src.shape)) {
+	if AlwaysF32(t.name, len(t.src.shape)) {
 		return quant.F32
 	}
 	if t.src.width()%base.BlockLen() != 0 {

@@ -1,0 +1,249 @@
+package synth
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// shape holds the dimensions of one model, named as in its config.json.
+type shape struct {
+	name  string
+	title string
+	class string
+
+	hidden, layers, heads, kv, headDim, ff int
+	vocab, context                         int
+	theta                                  float64
+	tied                                   bool
+
+	// Gated delta-net layers.
+	linK, linV, linDim int
+	// Mixture of experts.
+	experts, used, expertFF, sharedFF int
+	// Gemma: full-attention layers, which are every period-th one.
+	fullDim, fullKV, window, period int
+	// Drafters.
+	target  string
+	mask    int
+	capture []int
+}
+
+const (
+	qwen3Class     = "Qwen3ForCausalLM"
+	qwen35Class    = "Qwen3_5ForCausalLM"
+	qwen35MoEClass = "Qwen3_5MoeForCausalLM"
+	nextClass      = "Qwen3NextForCausalLM"
+	gemmaClass     = "Gemma4ForCausalLM"
+	drafterClass   = "DFlashDraftModel"
+)
+
+const block = 16 // tokens a drafter drafts at a time, anchor included
+
+// targets are the models people run. What all Qwen hybrids share is filled in by
+// hybrid.
+var targets = []shape{
+	{name: "qwen3-0.6b", title: "Qwen3 0.6B", class: qwen3Class, hidden: 1024, layers: 28, heads: 16, kv: 8, headDim: 128, ff: 3072,
+		vocab: 151936, context: 40960, theta: 1e6, tied: true},
+	hybrid(shape{name: "qwen3.5-0.8b", title: "Qwen3.5 0.8B", class: qwen35Class, hidden: 1024, layers: 24, heads: 8, kv: 2, ff: 3584,
+		linK: 16, linV: 16, tied: true}),
+	hybrid(shape{name: "qwen3.5-4b", title: "Qwen3.5 4B", class: qwen35Class, hidden: 2560, layers: 32, heads: 16, kv: 4, ff: 9216,
+		linK: 16, linV: 32, tied: true}),
+	hybrid(shape{name: "qwen3.5-27b", title: "Qwen3.5 27B", class: qwen35Class, hidden: 5120, layers: 64, heads: 24, kv: 4, ff: 17408,
+		linK: 16, linV: 48}),
+	hybrid(shape{name: "qwen3.6-35b-a3b", title: "Qwen3.6 35B A3B", class: qwen35MoEClass, hidden: 2048, layers: 40, heads: 16, kv: 2,
+		linK: 16, linV: 32, experts: 256, used: 8, expertFF: 512, sharedFF: 512}),
+	hybrid(shape{name: "qwen3.5-122b-a10b", title: "Qwen3.5 122B A10B", class: qwen35MoEClass, hidden: 3072, layers: 48, heads: 32, kv: 2,
+		linK: 16, linV: 64, experts: 256, used: 8, expertFF: 1024, sharedFF: 1024}),
+	hybrid(shape{name: "qwen3-coder-next", title: "Qwen3 Coder Next", class: nextClass, hidden: 2048, layers: 48, heads: 16, kv: 2, ff: 5120,
+		linK: 16, linV: 32, experts: 512, used: 10, expertFF: 512, sharedFF: 512, vocab: 151936, theta: 5e6}),
+	{name: "gemma-4-31b", title: "Gemma 4 31B", class: gemmaClass, hidden: 5376, layers: 60, heads: 32, kv: 16, headDim: 256, ff: 21504,
+		vocab: 262144, context: 262144, tied: true, fullDim: 512, fullKV: 4, window: 1024, period: 6},
+	{name: "gemma-4-26b-a4b", title: "Gemma 4 26B A4B", class: gemmaClass, hidden: 2816, layers: 30, heads: 16, kv: 8, headDim: 256, ff: 2112,
+		vocab: 262144, context: 262144, tied: true, fullDim: 512, fullKV: 2, window: 1024, period: 6, experts: 128, used: 8, expertFF: 704},
+
+	// Small ones with every kind of layer, for tests. Widths are multiples of 256
+	// so that all quantised types fit.
+	{name: "tiny-qwen3", title: "Tiny Qwen3", class: qwen3Class, hidden: 256, layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512,
+		vocab: 2048, context: 4096, theta: 1e6, tied: true},
+	hybrid(shape{name: "tiny-qwen35", title: "Tiny Qwen3.5", class: qwen35Class, hidden: 256, layers: 4, heads: 4, kv: 2, headDim: 64, ff: 512,
+		linK: 2, linV: 4, linDim: 64, vocab: 2048, context: 4096}),
+	hybrid(shape{name: "tiny-qwen35moe", title: "Tiny Qwen3.5 MoE", class: qwen35MoEClass, hidden: 256, layers: 4, heads: 4, kv: 2, headDim: 64,
+		linK: 2, linV: 4, linDim: 64, experts: 8, used: 2, expertFF: 256, sharedFF: 256, vocab: 2048, context: 4096}),
+	hybrid(shape{name: "tiny-qwen3next", title: "Tiny Qwen3 Next", class: nextClass, hidden: 256, layers: 4, heads: 4, kv: 2, headDim: 64, ff: 512,
+		linK: 2, linV: 4, linDim: 64, experts: 8, used: 2, expertFF: 256, sharedFF: 256, vocab: 2048, context: 4096, theta: 5e6}),
+	{name: "tiny-gemma4", title: "Tiny Gemma 4", class: gemmaClass, hidden: 256, layers: 4, heads: 4, kv: 2, headDim: 64, ff: 512,
+		vocab: 2048, context: 4096, tied: true, fullDim: 128, fullKV: 1, window: 64, period: 2},
+	{name: "tiny-gemma4moe", title: "Tiny Gemma 4 MoE", class: gemmaClass, hidden: 256, layers: 4, heads: 4, kv: 2, headDim: 64, ff: 512,
+		vocab: 2048, context: 4096, tied: true, fullDim: 128, fullKV: 1, window: 64, period: 2, experts: 8, used: 2, expertFF: 256},
+}
+
+// hybrid fills in what all Qwen hybrids have in common.
+func hybrid(s shape) shape {
+	def := func(v *int, to int) {
+		if *v == 0 {
+			*v = to
+		}
+	}
+	def(&s.headDim, 256)
+	def(&s.linDim, 128)
+	def(&s.vocab, 248320)
+	def(&s.context, 262144)
+	if s.theta == 0 {
+		s.theta = 1e7
+	}
+	return s
+}
+
+// drafters of the targets above. Where no drafter was released (0.6B, 0.8B and
+// the tiny models) the dimensions are made up in the style of the others.
+var drafters = []shape{
+	{target: "qwen3-0.6b", layers: 5, heads: 16, kv: 8, ff: 3072, mask: 151669, theta: 1e6},
+	{target: "qwen3.5-0.8b", layers: 5, heads: 16, kv: 4, ff: 3584, mask: 248070, theta: 1e7},
+	{target: "qwen3.5-4b", layers: 5, heads: 32, kv: 8, ff: 9216, mask: 248070, theta: 1e7},
+	{target: "qwen3.5-27b", layers: 5, heads: 32, kv: 8, ff: 17408, mask: 248070, theta: 1e7},
+	{target: "qwen3.6-35b-a3b", layers: 8, heads: 32, kv: 4, ff: 6144, mask: 248070, theta: 1e7, window: 4096},
+	{target: "qwen3.5-122b-a10b", layers: 6, heads: 32, kv: 8, ff: 9216, mask: 248077, theta: 1e7, window: 4096,
+		capture: []int{1, 7, 14, 20, 26, 32, 39, 45}},
+	{target: "qwen3-coder-next", layers: 8, heads: 32, kv: 4, ff: 6144, mask: 151669, theta: 5e6, window: 4096},
+	{target: "gemma-4-31b", layers: 5, heads: 64, kv: 8, ff: 10752, mask: 4, theta: 1e6, window: 2048, capture: []int{1, 12, 23, 35, 46, 57}},
+	{target: "gemma-4-26b-a4b", layers: 5, heads: 32, kv: 8, ff: 5632, mask: 4, theta: 1e6, window: 2048, capture: []int{1, 6, 11, 17, 22, 27}},
+	{target: "tiny-qwen3", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0, 1}},
+	{target: "tiny-qwen35", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e7, window: 64, capture: []int{0, 1, 2}},
+	{target: "tiny-qwen35moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e7, window: 64, capture: []int{0, 1, 2}},
+	{target: "tiny-qwen3next", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 5e6, window: 64, capture: []int{0, 1, 2}},
+	{target: "tiny-gemma4", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, mask: 4, theta: 1e6, window: 64, capture: []int{0, 1, 2}},
+	{target: "tiny-gemma4moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, mask: 4, theta: 1e6, window: 64, capture: []int{0, 1, 2}},
+}
+
+const drafterSuffix = "-dflash"
+
+// Shapes lists the names Write knows: targets first, then their drafters.
+func Shapes() []string {
+	var names []string
+	for _, s := range targets {
+		names = append(names, s.name)
+	}
+	for _, d := range drafters {
+		names = append(names, d.target+drafterSuffix)
+	}
+	return names
+}
+
+// find looks a shape up. For a drafter, target is the shape it belongs to.
+func find(name string) (s shape, target *shape, err error) {
+	name = strings.ToLower(name)
+	base, isDrafter := strings.CutSuffix(name, drafterSuffix)
+	i := slices.IndexFunc(targets, func(s shape) bool { return s.name == base })
+	if i < 0 {
+		return shape{}, nil, fmt.Errorf("unknown shape %q; known are %s", name, strings.Join(Shapes(), ", "))
+	}
+	t := targets[i]
+	if !isDrafter {
+		return t, nil, nil
+	}
+	d := drafters[slices.IndexFunc(drafters, func(d shape) bool { return d.target == base })]
+	d.name, d.title, d.class = name, t.title+" DFlash", drafterClass
+	d.hidden, d.vocab, d.context = t.hidden, t.vocab, t.context
+	if d.headDim == 0 {
+		d.headDim = 128
+	}
+	if d.mask == 0 {
+		d.mask = t.vocab - 1
+	}
+	if d.capture == nil {
+		d.capture = captureLayers(t.layers, 5)
+	}
+	return d, &t, nil
+}
+
+// captureLayers spreads n captured layers over a target as the reference does.
+func captureLayers(layers, n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = int(math.RoundToEven(1 + float64(i*(layers-4))/float64(n-1)))
+	}
+	return out
+}
+
+func (s *shape) gemma() bool  { return s.class == gemmaClass }
+func (s *shape) linear() bool { return s.linK > 0 }
+
+// full reports whether layer i attends to everything.
+func (s *shape) full(i int) bool {
+	switch {
+	case s.linear():
+		return (i+1)%4 == 0
+	case s.gemma():
+		return (i+1)%s.period == 0
+	case s.class == drafterClass:
+		return s.window == 0 || i == s.layers-1
+	}
+	return true
+}
+
+// config is the config.json a checkpoint of this shape would have.
+func (s *shape) config() []byte {
+	c := map[string]any{
+		"architectures": []string{s.class}, "hidden_size": s.hidden, "num_hidden_layers": s.layers,
+		"num_attention_heads": s.heads, "num_key_value_heads": s.kv, "head_dim": s.headDim, "vocab_size": s.vocab,
+		"max_position_embeddings": s.context, "rms_norm_eps": 1e-6, "tie_word_embeddings": s.tied,
+	}
+	if s.ff > 0 {
+		c["intermediate_size"] = s.ff
+	}
+	rope := map[string]any{"rope_type": "default", "rope_theta": s.theta}
+	if s.experts > 0 {
+		c["num_experts"], c["num_experts_per_tok"], c["moe_intermediate_size"] = s.experts, s.used, s.expertFF
+	}
+	kinds := make([]string, s.layers)
+	other := "sliding_attention"
+	if s.linear() {
+		other = "linear_attention"
+	}
+	for i := range kinds {
+		if kinds[i] = other; s.full(i) {
+			kinds[i] = "full_attention"
+		}
+	}
+	c["layer_types"] = kinds
+	switch {
+	case s.linear():
+		c["linear_conv_kernel_dim"], c["full_attention_interval"] = convTaps, 4
+		c["linear_num_key_heads"], c["linear_num_value_heads"] = s.linK, s.linV
+		c["linear_key_head_dim"], c["linear_value_head_dim"] = s.linDim, s.linDim
+		if s.sharedFF > 0 {
+			c["shared_expert_intermediate_size"] = s.sharedFF
+		}
+		rope["partial_rotary_factor"] = 0.25
+		if s.class != nextClass {
+			n := s.headDim / 8 // rotated pairs
+			rope["mrope_section"] = []int{n - 2*(n/3), n / 3, n / 3}
+			if n == 32 {
+				rope["mrope_section"] = []int{11, 11, 10}
+			}
+		}
+	case s.gemma():
+		c["global_head_dim"], c["num_global_key_value_heads"] = s.fullDim, s.fullKV
+		c["sliding_window"], c["num_kv_shared_layers"], c["hidden_size_per_layer_input"] = s.window, 0, 0
+		c["attention_k_eq_v"], c["final_logit_softcapping"] = true, 30.0
+		rope = map[string]any{
+			"full_attention":    map[string]any{"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+			"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": 1e4},
+		}
+	case s.class == drafterClass:
+		c["block_size"] = block
+		c["dflash_config"] = map[string]any{"mask_token_id": s.mask, "target_layer_ids": s.capture}
+		if s.window > 0 {
+			c["use_sliding_window"], c["sliding_window"] = true, s.window
+		}
+	}
+	c["rope_parameters"] = rope
+	b, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // only plain values above
+	}
+	return b
+}
