@@ -1,0 +1,165 @@
+package chat
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"strobe/chat/jinja"
+)
+
+// Template is a model's chat template.
+type Template struct {
+	source   string
+	jinja    *jinja.Template
+	fallback bool
+
+	probe sync.Once
+	caps  caps
+}
+
+// Options of one rendering. The zero value renders the messages alone.
+type Options struct {
+	Tools               []json.RawMessage // OpenAI tool objects; their key order reaches the prompt
+	AddGenerationPrompt bool              // end with the opening of the assistant's turn
+	EnableThinking      *bool             // nil leaves the choice to the template
+	Extra               map[string]any    // more template variables (chat_template_kwargs)
+	BOS, EOS            string            // text of the model's special tokens
+	Now                 time.Time         // what the template's clock shows; zero is the current time
+	// Strict gives the messages to the template exactly as they are, as
+	// transformers does, and fails where it fails.
+	Strict bool
+	// Limits of the template's work; zero fields take the defaults.
+	Limits jinja.Limits
+}
+
+// chatML is used for models without a template: the turn markers most open
+// models learnt. It cannot describe tools.
+const chatML = `{%- if tools %}
+    {{- raise_exception('the model file has no chat template, so tools cannot be described to the model') }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}`
+
+// ParseTemplate reads a template; name stands in front of its error messages.
+func ParseTemplate(name, source string) (*Template, error) {
+	t, err := jinja.Parse(name, source)
+	if err != nil {
+		return nil, err
+	}
+	return &Template{source: source, jinja: t}, nil
+}
+
+// ForModel reads the template of a model file, or gives the ChatML fallback
+// when the file has none.
+func ForModel(source string) (*Template, error) {
+	if source == "" {
+		t, err := ParseTemplate("built-in chat template", chatML)
+		if err != nil {
+			return nil, err
+		}
+		t.fallback = true
+		return t, nil
+	}
+	return ParseTemplate("chat template", source)
+}
+
+// Source returns the text of the template.
+func (t *Template) Source() string { return t.source }
+
+// Fallback reports whether this is the built-in template of models without one.
+func (t *Template) Fallback() bool { return t.fallback }
+
+// Tools reports whether the template can describe tools.
+func (t *Template) Tools() bool { return t.jinja.HasName("tools") && !t.fallback }
+
+// Thinking reports whether the template has a switch for thinking.
+func (t *Template) Thinking() bool { return t.jinja.HasName("enable_thinking") }
+
+// reserved are the variables Extra cannot set.
+var reserved = map[string]bool{"messages": true, "tools": true, "add_generation_prompt": true}
+
+// Render returns the prompt for the messages. An error of the template is a
+// *jinja.Error; when its Raised field is set, the template refused the
+// conversation.
+func (t *Template) Render(msgs []Message, opt Options) (string, error) {
+	vars := jinja.NewDict()
+	vars.Set("messages", nil)
+	var tools any // transformers passes None, not an undefined name
+	if len(opt.Tools) > 0 {
+		l := jinja.NewList()
+		for i, raw := range opt.Tools {
+			v, err := jinja.FromJSON(raw)
+			if err != nil {
+				return "", fmt.Errorf("tools[%d]: %w", i, err)
+			}
+			l.Items = append(l.Items, v)
+		}
+		tools = l
+	}
+	vars.Set("tools", tools)
+	vars.Set("documents", nil)
+	vars.Set("add_generation_prompt", opt.AddGenerationPrompt)
+	vars.Set("bos_token", opt.BOS)
+	vars.Set("eos_token", opt.EOS)
+	if opt.EnableThinking != nil {
+		vars.Set("enable_thinking", *opt.EnableThinking)
+	}
+	for k, v := range opt.Extra {
+		if reserved[k] {
+			return "", fmt.Errorf("chat_template_kwargs: %s cannot be set", k)
+		}
+		x, err := jinja.FromGo(v)
+		if err != nil {
+			return "", fmt.Errorf("chat_template_kwargs: %s: %w", k, err)
+		}
+		vars.Set(k, x)
+	}
+	jopt := jinja.Options{Now: opt.Now, Limits: opt.Limits}
+	if opt.Strict {
+		list, err := values(msgs, shape{})
+		if err != nil {
+			return "", err
+		}
+		vars.Set("messages", list)
+		return t.jinja.Render(vars, jopt)
+	}
+	return t.renderAdapted(msgs, vars, jopt)
+}
+
+// renderAdapted renders the messages in the shape the template takes. What the
+// probe could not tell is tried: the first shape that renders wins, so a
+// conversation transformers renders is rendered in the same way.
+func (t *Template) renderAdapted(msgs []Message, vars *jinja.Dict, opt jinja.Options) (string, error) {
+	t.probe.Do(t.findCaps)
+	var first error
+	for _, s := range t.shapes(msgs) {
+		adapted, err := t.adapt(msgs, s)
+		if err != nil {
+			return "", err
+		}
+		list, err := values(adapted, s)
+		if err != nil {
+			return "", err
+		}
+		vars.Set("messages", list)
+		text, err := t.jinja.Render(vars, opt)
+		if err == nil {
+			return text, nil
+		}
+		if first == nil {
+			first = err
+		}
+		var je *jinja.Error
+		if errors.As(err, &je) && je.Limit {
+			break
+		}
+	}
+	return "", first
+}
