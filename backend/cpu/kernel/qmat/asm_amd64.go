@@ -25,6 +25,7 @@ const (
 )
 
 type (
+	micro2Func func(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 	decodeFunc func(p *byte, w *byte, stride int, chunks int, pf uintptr)
 	microFunc  func(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
 	fusedFunc  func(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -49,6 +50,32 @@ var kernels512 = [...]kernels{
 	quant.IQ4_XS: {decodeIQ4XS, []fusedFunc{fusedIQ4XSx1, fusedIQ4XSx2, fusedIQ4XSx3, fusedIQ4XSx4}},
 	quant.MXFP4:  {decodeMXFP4, []fusedFunc{fusedMXFP4x1, fusedMXFP4x2, fusedMXFP4x3, fusedMXFP4x4}},
 	quant.Q2_0:   {},
+}
+
+// kernelsAVX2 is the same for AVX2. One kernel serves any number of columns; without a
+// decoder, the codes are those of format.panel with offset off.
+var kernelsAVX2 = [...]struct {
+	decode decodeFunc
+	micro  micro2Func
+}{
+	quant.Q4_0:   {decode2Q40, micro2Off32u4},
+	quant.Q4_1:   {decode2Q41, micro2Min32u4},
+	quant.Q5_0:   {nil, micro2Off32s8},
+	quant.Q5_1:   {nil, micro2Min32u5},
+	quant.Q8_0:   {decode2Q80, micro2Off32s8},
+	quant.Q2_K:   {nil, micro2Min16u2},
+	quant.Q3_K:   {nil, micro2Off16u6},
+	quant.Q4_K:   {decode2Q4K, micro2Min32u4},
+	quant.Q5_K:   {decode2Q5K, micro2Min32u5},
+	quant.Q6_K:   {decode2Q6K, micro2Off16u6},
+	quant.IQ4_NL: {decode2IQ4NL, micro2Off32s8},
+	quant.IQ4_XS: {decode2IQ4XS, micro2Off32s8},
+	quant.TQ1_0:  {nil, micro2Off32s8},
+	quant.TQ2_0:  {nil, micro2Off32s8},
+	quant.MXFP4:  {nil, micro2Off32s8},
+	quant.NVFP4:  {nil, micro2Off16u6},
+	quant.Q1_0:   {nil, micro2Off32s8},
+	quant.Q2_0:   {nil, micro2Off32s8},
 }
 
 var micro512 = [4][maxTile]microFunc{
@@ -78,7 +105,8 @@ func aligned(n int) []byte {
 
 func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) bool {
 	if kernel.Current() != kernel.AVX512 {
-		return false
+		m.mulAVX2(f, y, ys, x, r0, r1, s)
+		return true
 	}
 	k := &kernels512[m.Type]
 	if x.n <= len(k.fused) {
@@ -139,12 +167,8 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 				if k.decode != nil {
 					k.decode(p, wp, stride, values/32, ahead+uintptr(i*(Panel*bb-microPrefetch)))
 				} else {
-					f.panel(s.panels[i*panelSize:][:panelSize], wp, stride, values)
+					f.panel(s.panels[i*panelSize:][:panelSize], wp, stride, values, f.kind.offset())
 				}
-			}
-			iters := values / 32
-			if f.kind.sub() == 16 {
-				iters = (values + 127) / 128
 			}
 			yin, yinStep := &s.zero[0], 0
 			if b > 0 {
@@ -162,7 +186,7 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 					nc++
 				}
 				micro[nc-1](&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])),
-					addf(yin, c*yinStep), yinStep, addf(yout, c*youtStep), youtStep, iters, pf)
+					addf(yin, c*yinStep), yinStep, addf(yout, c*youtStep), youtStep, f.kind.iters(values), pf)
 				pf = uintptr(unsafe.Pointer(&s.panels[0])) // in the cache already
 				c += nc
 			}
@@ -175,20 +199,74 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 	}
 }
 
+// tileAVX2 is the number of columns that go through a panel together: their records stay
+// in the first cache.
+const tileAVX2 = 24
+
+// mulAVX2 decodes one panel of 16 rows x 256 values and multiplies it by all columns.
+func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) {
+	k := &kernelsAVX2[m.Type]
+	stride := m.K / f.len * f.bytes
+	bb := blockLen / f.len * f.bytes
+	off := f.kind.offset()
+	if f.kind == off32 {
+		off = 0 // signed
+	}
+	s.acc = grow(s.acc, x.n*Panel)
+	for r := r0; r < r1; r += Panel {
+		w, next := m.rows(r, Panel, stride, s)
+		out, step := s.acc[:x.n*Panel], Panel
+		if r+Panel <= r1 {
+			out, step = y[r:], ys
+		}
+		for c := range x.n {
+			clear(out[c*step:][:Panel])
+		}
+		for b := range x.blocks {
+			values := min(blockLen, m.K-b*blockLen)
+			if k.decode != nil {
+				k.decode(&s.panels[0], add(w, b*bb), stride, values/32, next+uintptr(b*Panel*bb))
+			} else {
+				f.panel(s.panels[:panelSize], add(w, b*bb), stride, values, off)
+			}
+			for c := 0; c < x.n; c += tileAVX2 {
+				k.micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])), min(tileAVX2, x.n-c), &out[c*step], 4*step, f.kind.iters(values))
+			}
+		}
+		if r+Panel > r1 {
+			for c := range x.n {
+				copy(y[c*ys+r:c*ys+r1], s.acc[c*Panel:])
+			}
+		}
+	}
+}
+
+// iters is the loop count of the micro kernels.
+func (k kind) iters(values int) int {
+	if k.sub() == 16 {
+		return (values + 127) / 128
+	}
+	return values / 32
+}
+
+// offset is what the records subtract from every code.
+func (k kind) offset() byte {
+	switch k {
+	case off32:
+		return 128
+	case off16:
+		return 32
+	}
+	return 0
+}
+
 func add(p *byte, n int) *byte        { return (*byte)(unsafe.Add(unsafe.Pointer(p), n)) }
 func addf(p *float32, n int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(p), n)) }
 
-// panel decodes 16 rows in Go, for types without a kernel.
-func (f *format) panel(p []byte, w *byte, stride, values int) {
+// panel decodes 16 rows in Go, for types without a kernel, and adds off to every code.
+func (f *format) panel(p []byte, w *byte, stride, values int, off byte) {
 	var u unpacked
 	sub := f.kind.sub()
-	off := byte(0)
-	switch f.kind {
-	case off32:
-		off = 128
-	case off16:
-		off = 32
-	}
 	scale := unsafe.Slice((*float32)(unsafe.Pointer(&p[panelScale])), 256)
 	mins := unsafe.Slice((*float32)(unsafe.Pointer(&p[panelMin])), 256)
 	if values < blockLen {
@@ -212,14 +290,12 @@ func (f *format) panel(p []byte, w *byte, stride, values int) {
 
 // quantizeBlocks rounds len(out) blocks of v.
 func quantizeBlocks(out []record, v []float32) {
-	quantize := quantize512
-	if kernel.Current() != kernel.AVX512 {
-		quantize = nil
+	quantize := quantize2
+	if kernel.Current() == kernel.AVX512 {
+		quantize = quantize512
 	}
 	for b := 0; b < len(out); b++ {
-		if quantize != nil {
-			b += quantize((*byte)(unsafe.Pointer(&out[b])), &v[b*blockLen], len(out)-b)
-		}
+		b += quantize((*byte)(unsafe.Pointer(&out[b])), &v[b*blockLen], len(out)-b)
 		if b < len(out) { // not finite
 			quantizeBlock(&out[b], (*[blockLen]float32)(v[b*blockLen:]))
 		}

@@ -10,6 +10,12 @@ package qmat
 //go:noescape
 func quantize512(out *byte, x *float32, blocks int) int
 
+// quantize2 rounds blocks of 256 values as quantizeBlock does and returns how many it did: it stops
+// in front of a block with a value that is not finite. Needs AVX2.
+//
+//go:noescape
+func quantize2(out *byte, x *float32, blocks int) int
+
 // microOff32x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
 //
@@ -483,3 +489,93 @@ func fusedMXFP4x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, x
 //
 //go:noescape
 func fusedMXFP4x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// micro2Min32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2 and FMA.
+//
+//go:noescape
+func micro2Min32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2Min32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2 and FMA.
+//
+//go:noescape
+func micro2Min32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2Off32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2 and FMA.
+//
+//go:noescape
+func micro2Off32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2Off32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2 and FMA.
+//
+//go:noescape
+func micro2Off32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2Off32s8 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2 and FMA.
+//
+//go:noescape
+func micro2Off32s8(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2Off16u6 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 128 values. Needs AVX2 and FMA.
+//
+//go:noescape
+func micro2Off16u6(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2Min16u2 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 128 values. Needs AVX2 and FMA.
+//
+//go:noescape
+func micro2Min16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// decode2Q4K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf. chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q4K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+
+// decode2Q5K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2816 bytes at pf. chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q5K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+
+// decode2Q6K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 3360 bytes at pf. chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q6K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+
+// decode2Q80 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 4352 bytes at pf. chunks counts 32 values.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q80(p *byte, w *byte, stride int, chunks int, pf uintptr)
+
+// decode2Q40 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf. chunks counts 32 values.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q40(p *byte, w *byte, stride int, chunks int, pf uintptr)
+
+// decode2Q41 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2560 bytes at pf. chunks counts 32 values.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q41(p *byte, w *byte, stride int, chunks int, pf uintptr)
+
+// decode2IQ4NL unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf. chunks counts 32 values.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr)
+
+// decode2IQ4XS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2176 bytes at pf. chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr)

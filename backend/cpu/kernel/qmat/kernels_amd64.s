@@ -365,7 +365,327 @@ DATA sumOrder<>+112(SB)/4, $0x00000006
 DATA sumOrder<>+116(SB)/4, $0x00000006
 DATA sumOrder<>+120(SB)/4, $0x00000007
 DATA sumOrder<>+124(SB)/4, $0x00000007
-GLOBL sumOrder<>(SB), RODATA|NOPTR, $128
+DATA sumOrder<>+128(SB)/4, $0x00000000
+DATA sumOrder<>+132(SB)/4, $0x00000004
+DATA sumOrder<>+136(SB)/4, $0x00000001
+DATA sumOrder<>+140(SB)/4, $0x00000005
+DATA sumOrder<>+144(SB)/4, $0x00000002
+DATA sumOrder<>+148(SB)/4, $0x00000006
+DATA sumOrder<>+152(SB)/4, $0x00000003
+DATA sumOrder<>+156(SB)/4, $0x00000007
+GLOBL sumOrder<>(SB), RODATA|NOPTR, $160
+
+DATA wide0f0f0f0f<>+0(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+4(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+8(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+12(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+16(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+20(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+24(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+28(SB)/4, $0x0f0f0f0f
+GLOBL wide0f0f0f0f<>(SB), RODATA|NOPTR, $32
+
+DATA wide30303030<>+0(SB)/4, $0x30303030
+DATA wide30303030<>+4(SB)/4, $0x30303030
+DATA wide30303030<>+8(SB)/4, $0x30303030
+DATA wide30303030<>+12(SB)/4, $0x30303030
+DATA wide30303030<>+16(SB)/4, $0x30303030
+DATA wide30303030<>+20(SB)/4, $0x30303030
+DATA wide30303030<>+24(SB)/4, $0x30303030
+DATA wide30303030<>+28(SB)/4, $0x30303030
+GLOBL wide30303030<>(SB), RODATA|NOPTR, $32
+
+DATA wide3f3f3f3f<>+0(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+4(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+8(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+12(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+16(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+20(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+24(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+28(SB)/4, $0x3f3f3f3f
+GLOBL wide3f3f3f3f<>(SB), RODATA|NOPTR, $32
+
+DATA wide10101010<>+0(SB)/4, $0x10101010
+DATA wide10101010<>+4(SB)/4, $0x10101010
+DATA wide10101010<>+8(SB)/4, $0x10101010
+DATA wide10101010<>+12(SB)/4, $0x10101010
+DATA wide10101010<>+16(SB)/4, $0x10101010
+DATA wide10101010<>+20(SB)/4, $0x10101010
+DATA wide10101010<>+24(SB)/4, $0x10101010
+DATA wide10101010<>+28(SB)/4, $0x10101010
+GLOBL wide10101010<>(SB), RODATA|NOPTR, $32
+
+DATA wide000000ff<>+0(SB)/4, $0x000000ff
+DATA wide000000ff<>+4(SB)/4, $0x000000ff
+DATA wide000000ff<>+8(SB)/4, $0x000000ff
+DATA wide000000ff<>+12(SB)/4, $0x000000ff
+DATA wide000000ff<>+16(SB)/4, $0x000000ff
+DATA wide000000ff<>+20(SB)/4, $0x000000ff
+DATA wide000000ff<>+24(SB)/4, $0x000000ff
+DATA wide000000ff<>+28(SB)/4, $0x000000ff
+GLOBL wide000000ff<>(SB), RODATA|NOPTR, $32
+
+DATA wide80808080<>+0(SB)/4, $0x80808080
+DATA wide80808080<>+4(SB)/4, $0x80808080
+DATA wide80808080<>+8(SB)/4, $0x80808080
+DATA wide80808080<>+12(SB)/4, $0x80808080
+DATA wide80808080<>+16(SB)/4, $0x80808080
+DATA wide80808080<>+20(SB)/4, $0x80808080
+DATA wide80808080<>+24(SB)/4, $0x80808080
+DATA wide80808080<>+28(SB)/4, $0x80808080
+GLOBL wide80808080<>(SB), RODATA|NOPTR, $32
+
+DATA wide80000000<>+0(SB)/4, $0x80000000
+DATA wide80000000<>+4(SB)/4, $0x80000000
+DATA wide80000000<>+8(SB)/4, $0x80000000
+DATA wide80000000<>+12(SB)/4, $0x80000000
+DATA wide80000000<>+16(SB)/4, $0x80000000
+DATA wide80000000<>+20(SB)/4, $0x80000000
+DATA wide80000000<>+24(SB)/4, $0x80000000
+DATA wide80000000<>+28(SB)/4, $0x80000000
+GLOBL wide80000000<>(SB), RODATA|NOPTR, $32
+
+DATA wide4b400000<>+0(SB)/4, $0x4b400000
+DATA wide4b400000<>+4(SB)/4, $0x4b400000
+DATA wide4b400000<>+8(SB)/4, $0x4b400000
+DATA wide4b400000<>+12(SB)/4, $0x4b400000
+DATA wide4b400000<>+16(SB)/4, $0x4b400000
+DATA wide4b400000<>+20(SB)/4, $0x4b400000
+DATA wide4b400000<>+24(SB)/4, $0x4b400000
+DATA wide4b400000<>+28(SB)/4, $0x4b400000
+GLOBL wide4b400000<>(SB), RODATA|NOPTR, $32
+
+DATA wide3d800000<>+0(SB)/4, $0x3d800000
+DATA wide3d800000<>+4(SB)/4, $0x3d800000
+DATA wide3d800000<>+8(SB)/4, $0x3d800000
+DATA wide3d800000<>+12(SB)/4, $0x3d800000
+DATA wide3d800000<>+16(SB)/4, $0x3d800000
+DATA wide3d800000<>+20(SB)/4, $0x3d800000
+DATA wide3d800000<>+24(SB)/4, $0x3d800000
+DATA wide3d800000<>+28(SB)/4, $0x3d800000
+GLOBL wide3d800000<>(SB), RODATA|NOPTR, $32
+
+DATA wide3e000000<>+0(SB)/4, $0x3e000000
+DATA wide3e000000<>+4(SB)/4, $0x3e000000
+DATA wide3e000000<>+8(SB)/4, $0x3e000000
+DATA wide3e000000<>+12(SB)/4, $0x3e000000
+DATA wide3e000000<>+16(SB)/4, $0x3e000000
+DATA wide3e000000<>+20(SB)/4, $0x3e000000
+DATA wide3e000000<>+24(SB)/4, $0x3e000000
+DATA wide3e000000<>+28(SB)/4, $0x3e000000
+GLOBL wide3e000000<>(SB), RODATA|NOPTR, $32
+
+DATA wide00010001<>+0(SB)/4, $0x00010001
+DATA wide00010001<>+4(SB)/4, $0x00010001
+DATA wide00010001<>+8(SB)/4, $0x00010001
+DATA wide00010001<>+12(SB)/4, $0x00010001
+DATA wide00010001<>+16(SB)/4, $0x00010001
+DATA wide00010001<>+20(SB)/4, $0x00010001
+DATA wide00010001<>+24(SB)/4, $0x00010001
+DATA wide00010001<>+28(SB)/4, $0x00010001
+GLOBL wide00010001<>(SB), RODATA|NOPTR, $32
+
+DATA wide00100010<>+0(SB)/4, $0x00100010
+DATA wide00100010<>+4(SB)/4, $0x00100010
+DATA wide00100010<>+8(SB)/4, $0x00100010
+DATA wide00100010<>+12(SB)/4, $0x00100010
+DATA wide00100010<>+16(SB)/4, $0x00100010
+DATA wide00100010<>+20(SB)/4, $0x00100010
+DATA wide00100010<>+24(SB)/4, $0x00100010
+DATA wide00100010<>+28(SB)/4, $0x00100010
+GLOBL wide00100010<>(SB), RODATA|NOPTR, $32
+
+DATA wide00080008<>+0(SB)/4, $0x00080008
+DATA wide00080008<>+4(SB)/4, $0x00080008
+DATA wide00080008<>+8(SB)/4, $0x00080008
+DATA wide00080008<>+12(SB)/4, $0x00080008
+DATA wide00080008<>+16(SB)/4, $0x00080008
+DATA wide00080008<>+20(SB)/4, $0x00080008
+DATA wide00080008<>+24(SB)/4, $0x00080008
+DATA wide00080008<>+28(SB)/4, $0x00080008
+GLOBL wide00080008<>(SB), RODATA|NOPTR, $32
+
+DATA wide0000000f<>+0(SB)/4, $0x0000000f
+DATA wide0000000f<>+4(SB)/4, $0x0000000f
+DATA wide0000000f<>+8(SB)/4, $0x0000000f
+DATA wide0000000f<>+12(SB)/4, $0x0000000f
+DATA wide0000000f<>+16(SB)/4, $0x0000000f
+DATA wide0000000f<>+20(SB)/4, $0x0000000f
+DATA wide0000000f<>+24(SB)/4, $0x0000000f
+DATA wide0000000f<>+28(SB)/4, $0x0000000f
+GLOBL wide0000000f<>(SB), RODATA|NOPTR, $32
+
+DATA wide00000020<>+0(SB)/4, $0x00000020
+DATA wide00000020<>+4(SB)/4, $0x00000020
+DATA wide00000020<>+8(SB)/4, $0x00000020
+DATA wide00000020<>+12(SB)/4, $0x00000020
+DATA wide00000020<>+16(SB)/4, $0x00000020
+DATA wide00000020<>+20(SB)/4, $0x00000020
+DATA wide00000020<>+24(SB)/4, $0x00000020
+DATA wide00000020<>+28(SB)/4, $0x00000020
+GLOBL wide00000020<>(SB), RODATA|NOPTR, $32
+
+DATA wide00000030<>+0(SB)/4, $0x00000030
+DATA wide00000030<>+4(SB)/4, $0x00000030
+DATA wide00000030<>+8(SB)/4, $0x00000030
+DATA wide00000030<>+12(SB)/4, $0x00000030
+DATA wide00000030<>+16(SB)/4, $0x00000030
+DATA wide00000030<>+20(SB)/4, $0x00000030
+DATA wide00000030<>+24(SB)/4, $0x00000030
+DATA wide00000030<>+28(SB)/4, $0x00000030
+GLOBL wide00000030<>(SB), RODATA|NOPTR, $32
+
+DATA wide7fffffff<>+0(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+4(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+8(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+12(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+16(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+20(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+24(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+28(SB)/4, $0x7fffffff
+GLOBL wide7fffffff<>(SB), RODATA|NOPTR, $32
+
+DATA wide7f7fffff<>+0(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+4(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+8(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+12(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+16(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+20(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+24(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+28(SB)/4, $0x7f7fffff
+GLOBL wide7f7fffff<>(SB), RODATA|NOPTR, $32
+
+DATA wide0d7fffff<>+0(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+4(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+8(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+12(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+16(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+20(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+24(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+28(SB)/4, $0x0d7fffff
+GLOBL wide0d7fffff<>(SB), RODATA|NOPTR, $32
+
+DATA wide42fe0000<>+0(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+4(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+8(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+12(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+16(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+20(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+24(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+28(SB)/4, $0x42fe0000
+GLOBL wide42fe0000<>(SB), RODATA|NOPTR, $32
+
+DATA wide00000800<>+0(SB)/4, $0x00000800
+DATA wide00000800<>+4(SB)/4, $0x00000800
+DATA wide00000800<>+8(SB)/4, $0x00000800
+DATA wide00000800<>+12(SB)/4, $0x00000800
+DATA wide00000800<>+16(SB)/4, $0x00000800
+DATA wide00000800<>+20(SB)/4, $0x00000800
+DATA wide00000800<>+24(SB)/4, $0x00000800
+DATA wide00000800<>+28(SB)/4, $0x00000800
+GLOBL wide00000800<>(SB), RODATA|NOPTR, $32
+
+DATA lowWords<>+0(SB)/1, $0x00
+DATA lowWords<>+1(SB)/1, $0x01
+DATA lowWords<>+2(SB)/1, $0x04
+DATA lowWords<>+3(SB)/1, $0x05
+DATA lowWords<>+4(SB)/1, $0x08
+DATA lowWords<>+5(SB)/1, $0x09
+DATA lowWords<>+6(SB)/1, $0x0c
+DATA lowWords<>+7(SB)/1, $0x0d
+DATA lowWords<>+8(SB)/1, $0x80
+DATA lowWords<>+9(SB)/1, $0x80
+DATA lowWords<>+10(SB)/1, $0x80
+DATA lowWords<>+11(SB)/1, $0x80
+DATA lowWords<>+12(SB)/1, $0x80
+DATA lowWords<>+13(SB)/1, $0x80
+DATA lowWords<>+14(SB)/1, $0x80
+DATA lowWords<>+15(SB)/1, $0x80
+DATA lowWords<>+16(SB)/1, $0x00
+DATA lowWords<>+17(SB)/1, $0x01
+DATA lowWords<>+18(SB)/1, $0x04
+DATA lowWords<>+19(SB)/1, $0x05
+DATA lowWords<>+20(SB)/1, $0x08
+DATA lowWords<>+21(SB)/1, $0x09
+DATA lowWords<>+22(SB)/1, $0x0c
+DATA lowWords<>+23(SB)/1, $0x0d
+DATA lowWords<>+24(SB)/1, $0x80
+DATA lowWords<>+25(SB)/1, $0x80
+DATA lowWords<>+26(SB)/1, $0x80
+DATA lowWords<>+27(SB)/1, $0x80
+DATA lowWords<>+28(SB)/1, $0x80
+DATA lowWords<>+29(SB)/1, $0x80
+DATA lowWords<>+30(SB)/1, $0x80
+DATA lowWords<>+31(SB)/1, $0x80
+GLOBL lowWords<>(SB), RODATA|NOPTR, $32
+
+DATA signed0<>+0(SB)/1, $0x81
+DATA signed0<>+1(SB)/1, $0x98
+DATA signed0<>+2(SB)/1, $0xad
+DATA signed0<>+3(SB)/1, $0xbf
+DATA signed0<>+4(SB)/1, $0xcf
+DATA signed0<>+5(SB)/1, $0xdd
+DATA signed0<>+6(SB)/1, $0xea
+DATA signed0<>+7(SB)/1, $0xf6
+DATA signed0<>+8(SB)/1, $0x01
+DATA signed0<>+9(SB)/1, $0x0d
+DATA signed0<>+10(SB)/1, $0x19
+DATA signed0<>+11(SB)/1, $0x26
+DATA signed0<>+12(SB)/1, $0x35
+DATA signed0<>+13(SB)/1, $0x45
+DATA signed0<>+14(SB)/1, $0x59
+DATA signed0<>+15(SB)/1, $0x71
+DATA signed0<>+16(SB)/1, $0x81
+DATA signed0<>+17(SB)/1, $0x98
+DATA signed0<>+18(SB)/1, $0xad
+DATA signed0<>+19(SB)/1, $0xbf
+DATA signed0<>+20(SB)/1, $0xcf
+DATA signed0<>+21(SB)/1, $0xdd
+DATA signed0<>+22(SB)/1, $0xea
+DATA signed0<>+23(SB)/1, $0xf6
+DATA signed0<>+24(SB)/1, $0x01
+DATA signed0<>+25(SB)/1, $0x0d
+DATA signed0<>+26(SB)/1, $0x19
+DATA signed0<>+27(SB)/1, $0x26
+DATA signed0<>+28(SB)/1, $0x35
+DATA signed0<>+29(SB)/1, $0x45
+DATA signed0<>+30(SB)/1, $0x59
+DATA signed0<>+31(SB)/1, $0x71
+GLOBL signed0<>(SB), RODATA|NOPTR, $32
+
+DATA signed1<>+0(SB)/1, $0x00
+DATA signed1<>+1(SB)/1, $0x01
+DATA signed1<>+2(SB)/1, $0x02
+DATA signed1<>+3(SB)/1, $0x03
+DATA signed1<>+4(SB)/1, $0x04
+DATA signed1<>+5(SB)/1, $0x06
+DATA signed1<>+6(SB)/1, $0x08
+DATA signed1<>+7(SB)/1, $0x0c
+DATA signed1<>+8(SB)/1, $0x00
+DATA signed1<>+9(SB)/1, $0xff
+DATA signed1<>+10(SB)/1, $0xfe
+DATA signed1<>+11(SB)/1, $0xfd
+DATA signed1<>+12(SB)/1, $0xfc
+DATA signed1<>+13(SB)/1, $0xfa
+DATA signed1<>+14(SB)/1, $0xf8
+DATA signed1<>+15(SB)/1, $0xf4
+DATA signed1<>+16(SB)/1, $0x00
+DATA signed1<>+17(SB)/1, $0x01
+DATA signed1<>+18(SB)/1, $0x02
+DATA signed1<>+19(SB)/1, $0x03
+DATA signed1<>+20(SB)/1, $0x04
+DATA signed1<>+21(SB)/1, $0x06
+DATA signed1<>+22(SB)/1, $0x08
+DATA signed1<>+23(SB)/1, $0x0c
+DATA signed1<>+24(SB)/1, $0x00
+DATA signed1<>+25(SB)/1, $0xff
+DATA signed1<>+26(SB)/1, $0xfe
+DATA signed1<>+27(SB)/1, $0xfd
+DATA signed1<>+28(SB)/1, $0xfc
+DATA signed1<>+29(SB)/1, $0xfa
+DATA signed1<>+30(SB)/1, $0xf8
+DATA signed1<>+31(SB)/1, $0xf4
+GLOBL signed1<>(SB), RODATA|NOPTR, $32
 
 // func quantize512(out *byte, x *float32, blocks int) int
 // Requires: AVX, AVX2, AVX512BW, AVX512F
@@ -568,6 +888,342 @@ quantize512_loop:
 	JMP           quantize512_loop
 
 quantize512_stop:
+	VZEROUPPER
+	MOVQ blocks+16(FP), AX
+	SUBQ DX, AX
+	MOVQ AX, ret+24(FP)
+	RET
+
+// func quantize2(out *byte, x *float32, blocks int) int
+// Requires: AVX, AVX2
+TEXT ·quantize2(SB), NOSPLIT, $0-32
+	MOVQ out+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ blocks+16(FP), DX
+
+quantize2_loop:
+	CMPQ         DX, $0x00
+	JE           quantize2_stop
+	VMOVDQU      wide7fffffff<>+0(SB), Y0
+	VPAND        (CX), Y0, Y1
+	VPAND        32(CX), Y0, Y2
+	VPMAXUD      Y2, Y1, Y1
+	VPAND        64(CX), Y0, Y2
+	VPMAXUD      Y2, Y1, Y1
+	VPAND        96(CX), Y0, Y0
+	VPMAXUD      Y0, Y1, Y1
+	VMOVDQU      wide7fffffff<>+0(SB), Y0
+	VPAND        128(CX), Y0, Y2
+	VPAND        160(CX), Y0, Y3
+	VPMAXUD      Y3, Y2, Y2
+	VPAND        192(CX), Y0, Y3
+	VPMAXUD      Y3, Y2, Y2
+	VPAND        224(CX), Y0, Y0
+	VPMAXUD      Y0, Y2, Y2
+	VMOVDQU      wide7fffffff<>+0(SB), Y0
+	VPAND        256(CX), Y0, Y3
+	VPAND        288(CX), Y0, Y4
+	VPMAXUD      Y4, Y3, Y3
+	VPAND        320(CX), Y0, Y4
+	VPMAXUD      Y4, Y3, Y3
+	VPAND        352(CX), Y0, Y0
+	VPMAXUD      Y0, Y3, Y3
+	VMOVDQU      wide7fffffff<>+0(SB), Y0
+	VPAND        384(CX), Y0, Y4
+	VPAND        416(CX), Y0, Y5
+	VPMAXUD      Y5, Y4, Y4
+	VPAND        448(CX), Y0, Y5
+	VPMAXUD      Y5, Y4, Y4
+	VPAND        480(CX), Y0, Y0
+	VPMAXUD      Y0, Y4, Y4
+	VMOVDQU      wide7fffffff<>+0(SB), Y0
+	VPAND        512(CX), Y0, Y5
+	VPAND        544(CX), Y0, Y6
+	VPMAXUD      Y6, Y5, Y5
+	VPAND        576(CX), Y0, Y6
+	VPMAXUD      Y6, Y5, Y5
+	VPAND        608(CX), Y0, Y0
+	VPMAXUD      Y0, Y5, Y5
+	VMOVDQU      wide7fffffff<>+0(SB), Y0
+	VPAND        640(CX), Y0, Y6
+	VPAND        672(CX), Y0, Y7
+	VPMAXUD      Y7, Y6, Y6
+	VPAND        704(CX), Y0, Y7
+	VPMAXUD      Y7, Y6, Y6
+	VPAND        736(CX), Y0, Y0
+	VPMAXUD      Y0, Y6, Y6
+	VMOVDQU      wide7fffffff<>+0(SB), Y0
+	VPAND        768(CX), Y0, Y7
+	VPAND        800(CX), Y0, Y8
+	VPMAXUD      Y8, Y7, Y7
+	VPAND        832(CX), Y0, Y8
+	VPMAXUD      Y8, Y7, Y7
+	VPAND        864(CX), Y0, Y0
+	VPMAXUD      Y0, Y7, Y7
+	VMOVDQU      wide7fffffff<>+0(SB), Y0
+	VPAND        896(CX), Y0, Y8
+	VPAND        928(CX), Y0, Y9
+	VPMAXUD      Y9, Y8, Y8
+	VPAND        960(CX), Y0, Y9
+	VPMAXUD      Y9, Y8, Y8
+	VPAND        992(CX), Y0, Y0
+	VPMAXUD      Y0, Y8, Y8
+	VPUNPCKLDQ   Y2, Y1, Y0
+	VPUNPCKHDQ   Y2, Y1, Y1
+	VPMAXUD      Y1, Y0, Y0
+	VPUNPCKLDQ   Y4, Y3, Y1
+	VPUNPCKHDQ   Y4, Y3, Y2
+	VPMAXUD      Y2, Y1, Y1
+	VPUNPCKLQDQ  Y1, Y0, Y2
+	VPUNPCKHQDQ  Y1, Y0, Y0
+	VPMAXUD      Y0, Y2, Y2
+	VPUNPCKLDQ   Y6, Y5, Y0
+	VPUNPCKHDQ   Y6, Y5, Y1
+	VPMAXUD      Y1, Y0, Y0
+	VPUNPCKLDQ   Y8, Y7, Y1
+	VPUNPCKHDQ   Y8, Y7, Y3
+	VPMAXUD      Y3, Y1, Y1
+	VPUNPCKLQDQ  Y1, Y0, Y3
+	VPUNPCKHQDQ  Y1, Y0, Y0
+	VPMAXUD      Y0, Y3, Y3
+	VPERM2I128   $0x20, Y3, Y2, Y0
+	VPERM2I128   $0x31, Y3, Y2, Y1
+	VPMAXUD      Y1, Y0, Y0
+	VPBROADCASTD dwords<>+48(SB), Y1
+	VPCMPGTD     Y1, Y0, Y1
+	VPMOVMSKB    Y1, BX
+	TESTL        BX, BX
+	JNE          quantize2_stop
+	VPBROADCASTD dwords<>+52(SB), Y1
+	VPCMPGTD     Y1, Y0, Y1
+	VBROADCASTSS dwords<>+56(SB), Y2
+	VDIVPS       Y0, Y2, Y3
+	VDIVPS       Y2, Y0, Y0
+	VPAND        Y1, Y3, Y3
+	VPAND        Y1, Y0, Y0
+	VMOVUPS      Y3, 320(AX)
+	VMOVUPS      Y0, 256(AX)
+	VBROADCASTSS 320(AX), Y1
+	VMULPS       (CX), Y1, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       32(CX), Y1, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       64(CX), Y1, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       96(CX), Y1, Y1
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y1, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      sumOrder<>+128(SB), Y1
+	VPERMD       Y2, Y1, Y2
+	VMOVDQU      Y2, (AX)
+	VPXOR        wide80808080<>+0(SB), Y2, Y1
+	VPXOR        Y3, Y3, Y2
+	VPSADBW      Y2, Y1, Y1
+	VPSHUFD      $0x4e, Y1, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVD        X1, 352(AX)
+	VEXTRACTI128 $0x01, Y1, X2
+	VMOVD        X2, 356(AX)
+	VBROADCASTSS 324(AX), Y1
+	VMULPS       128(CX), Y1, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       160(CX), Y1, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       192(CX), Y1, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       224(CX), Y1, Y1
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y1, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      sumOrder<>+128(SB), Y1
+	VPERMD       Y2, Y1, Y2
+	VMOVDQU      Y2, 32(AX)
+	VPXOR        wide80808080<>+0(SB), Y2, Y1
+	VPXOR        Y3, Y3, Y2
+	VPSADBW      Y2, Y1, Y1
+	VPSHUFD      $0x4e, Y1, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVD        X1, 360(AX)
+	VEXTRACTI128 $0x01, Y1, X2
+	VMOVD        X2, 364(AX)
+	VBROADCASTSS 328(AX), Y1
+	VMULPS       256(CX), Y1, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       288(CX), Y1, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       320(CX), Y1, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       352(CX), Y1, Y1
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y1, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      sumOrder<>+128(SB), Y1
+	VPERMD       Y2, Y1, Y2
+	VMOVDQU      Y2, 64(AX)
+	VPXOR        wide80808080<>+0(SB), Y2, Y1
+	VPXOR        Y3, Y3, Y2
+	VPSADBW      Y2, Y1, Y1
+	VPSHUFD      $0x4e, Y1, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVD        X1, 368(AX)
+	VEXTRACTI128 $0x01, Y1, X2
+	VMOVD        X2, 372(AX)
+	VBROADCASTSS 332(AX), Y1
+	VMULPS       384(CX), Y1, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       416(CX), Y1, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       448(CX), Y1, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       480(CX), Y1, Y1
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y1, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      sumOrder<>+128(SB), Y1
+	VPERMD       Y2, Y1, Y2
+	VMOVDQU      Y2, 96(AX)
+	VPXOR        wide80808080<>+0(SB), Y2, Y1
+	VPXOR        Y3, Y3, Y2
+	VPSADBW      Y2, Y1, Y1
+	VPSHUFD      $0x4e, Y1, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVD        X1, 376(AX)
+	VEXTRACTI128 $0x01, Y1, X2
+	VMOVD        X2, 380(AX)
+	VBROADCASTSS 336(AX), Y1
+	VMULPS       512(CX), Y1, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       544(CX), Y1, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       576(CX), Y1, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       608(CX), Y1, Y1
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y1, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      sumOrder<>+128(SB), Y1
+	VPERMD       Y2, Y1, Y2
+	VMOVDQU      Y2, 128(AX)
+	VPXOR        wide80808080<>+0(SB), Y2, Y1
+	VPXOR        Y3, Y3, Y2
+	VPSADBW      Y2, Y1, Y1
+	VPSHUFD      $0x4e, Y1, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVD        X1, 384(AX)
+	VEXTRACTI128 $0x01, Y1, X2
+	VMOVD        X2, 388(AX)
+	VBROADCASTSS 340(AX), Y1
+	VMULPS       640(CX), Y1, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       672(CX), Y1, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       704(CX), Y1, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       736(CX), Y1, Y1
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y1, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      sumOrder<>+128(SB), Y1
+	VPERMD       Y2, Y1, Y2
+	VMOVDQU      Y2, 160(AX)
+	VPXOR        wide80808080<>+0(SB), Y2, Y1
+	VPXOR        Y3, Y3, Y2
+	VPSADBW      Y2, Y1, Y1
+	VPSHUFD      $0x4e, Y1, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVD        X1, 392(AX)
+	VEXTRACTI128 $0x01, Y1, X2
+	VMOVD        X2, 396(AX)
+	VBROADCASTSS 344(AX), Y1
+	VMULPS       768(CX), Y1, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       800(CX), Y1, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       832(CX), Y1, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       864(CX), Y1, Y1
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y1, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      sumOrder<>+128(SB), Y1
+	VPERMD       Y2, Y1, Y2
+	VMOVDQU      Y2, 192(AX)
+	VPXOR        wide80808080<>+0(SB), Y2, Y1
+	VPXOR        Y3, Y3, Y2
+	VPSADBW      Y2, Y1, Y1
+	VPSHUFD      $0x4e, Y1, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVD        X1, 400(AX)
+	VEXTRACTI128 $0x01, Y1, X2
+	VMOVD        X2, 404(AX)
+	VBROADCASTSS 348(AX), Y1
+	VMULPS       896(CX), Y1, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       928(CX), Y1, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       960(CX), Y1, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       992(CX), Y1, Y1
+	VCVTPS2DQ    Y1, Y1
+	VPACKSSDW    Y3, Y2, Y2
+	VPACKSSDW    Y1, Y4, Y4
+	VPACKSSWB    Y4, Y2, Y2
+	VMOVDQU      sumOrder<>+128(SB), Y1
+	VPERMD       Y2, Y1, Y2
+	VMOVDQU      Y2, 224(AX)
+	VPXOR        wide80808080<>+0(SB), Y2, Y1
+	VPXOR        Y3, Y3, Y2
+	VPSADBW      Y2, Y1, Y1
+	VPSHUFD      $0x4e, Y1, Y2
+	VPADDD       Y2, Y1, Y1
+	VMOVD        X1, 408(AX)
+	VEXTRACTI128 $0x01, Y1, X2
+	VMOVD        X2, 412(AX)
+	VMOVDQU      352(AX), Y1
+	VPSUBD       wide00000800<>+0(SB), Y1, Y1
+	VPSLLD       $0x05, Y1, Y3
+	VMOVDQU      wide4b400000<>+0(SB), Y2
+	VPSUBD       Y3, Y2, Y3
+	VMOVDQU      Y3, 352(AX)
+	VMOVDQU      sumOrder<>+64(SB), Y2
+	VPERMPS      Y0, Y2, Y3
+	VCVTDQ2PS    Y1, Y2
+	VMULPS       Y3, Y2, Y2
+	VMOVUPS      Y2, 416(AX)
+	VMOVDQU      384(AX), Y2
+	VPSUBD       wide00000800<>+0(SB), Y2, Y2
+	VPSLLD       $0x05, Y2, Y4
+	VMOVDQU      wide4b400000<>+0(SB), Y3
+	VPSUBD       Y4, Y3, Y4
+	VMOVDQU      Y4, 384(AX)
+	VMOVDQU      sumOrder<>+96(SB), Y3
+	VPERMPS      Y0, Y3, Y4
+	VCVTDQ2PS    Y2, Y3
+	VMULPS       Y4, Y3, Y3
+	VMOVUPS      Y3, 448(AX)
+	VPHADDD      Y2, Y1, Y1
+	VPERMQ       $0xd8, Y1, Y1
+	VPSLLD       $0x07, Y1, Y2
+	VMOVDQU      wide4b400000<>+0(SB), Y3
+	VPSUBD       Y2, Y3, Y2
+	VMOVDQU      Y2, 288(AX)
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 320(AX)
+	ADDQ         $+480, AX
+	ADDQ         $+1024, CX
+	DECQ         DX
+	JMP          quantize2_loop
+
+quantize2_stop:
 	VZEROUPPER
 	MOVQ blocks+16(FP), AX
 	SUBQ DX, AX
@@ -22284,5 +22940,3568 @@ fusedMXFP4x4_chunk:
 	VMOVUPS          Z7, (AX)
 	ADDQ             CX, AX
 	VMOVUPS          Z8, (AX)
+	VZEROUPPER
+	RET
+
+// func micro2Min32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2Min32u4(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+
+micro2Min32u4_loop:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	VMOVDQU 256(AX), Y4
+	VMOVDQU 320(AX), Y5
+	VMOVDQU 384(AX), Y6
+	VMOVDQU 448(AX), Y7
+	MOVQ    CX, R8
+	MOVQ    DI, R9
+	LEAQ    (DX), R10
+	MOVQ    n+16(FP), R11
+
+micro2Min32u4_0_0:
+	VPBROADCASTD (R8), Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPMADDUBSW   Y9, Y1, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 20(R8), Y9
+	VPMADDUBSW   Y9, Y5, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 24(R8), Y9
+	VPMADDUBSW   Y9, Y6, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 28(R8), Y9
+	VPMADDUBSW   Y9, Y7, Y9
+	VPADDW       Y9, Y8, Y8
+	VPMADDWD     wide00010001<>+0(SB), Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       (SI), Y8, Y8
+	VMOVUPS      (R10), Y9
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y8, Y9
+	VBROADCASTSS 64(R9), Y8
+	VFMADD231PS  1024(SI), Y8, Y9
+	VMOVUPS      Y9, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Min32u4_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	VMOVDQU      288(AX), Y4
+	VMOVDQU      352(AX), Y5
+	VMOVDQU      416(AX), Y6
+	VMOVDQU      480(AX), Y7
+	MOVQ         CX, R8
+	MOVQ         DI, R9
+	LEAQ         32(DX), R10
+	MOVQ         n+16(FP), R11
+
+micro2Min32u4_0_8:
+	VPBROADCASTD (R8), Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPMADDUBSW   Y9, Y1, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 20(R8), Y9
+	VPMADDUBSW   Y9, Y5, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 24(R8), Y9
+	VPMADDUBSW   Y9, Y6, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 28(R8), Y9
+	VPMADDUBSW   Y9, Y7, Y9
+	VPADDW       Y9, Y8, Y8
+	VPMADDWD     wide00010001<>+0(SB), Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       32(SI), Y8, Y8
+	VMOVUPS      (R10), Y9
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y8, Y9
+	VBROADCASTSS 64(R9), Y8
+	VFMADD231PS  1056(SI), Y8, Y9
+	VMOVUPS      Y9, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Min32u4_0_8
+	ADDQ         $+512, AX
+	ADDQ         $+64, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	DECQ         BX
+	JNZ          micro2Min32u4_loop
+	VZEROUPPER
+	RET
+
+// func micro2Min32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2Min32u5(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+
+micro2Min32u5_loop:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	VMOVDQU 256(AX), Y4
+	VMOVDQU 320(AX), Y5
+	VMOVDQU 384(AX), Y6
+	VMOVDQU 448(AX), Y7
+	MOVQ    CX, R8
+	MOVQ    DI, R9
+	LEAQ    (DX), R10
+	MOVQ    n+16(FP), R11
+
+micro2Min32u5_0_0:
+	VPBROADCASTD (R8), Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPMADDUBSW   Y9, Y1, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPADDW       Y9, Y8, Y8
+	VPMADDWD     wide00010001<>+0(SB), Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPBROADCASTD 20(R8), Y10
+	VPMADDUBSW   Y10, Y5, Y10
+	VPADDW       Y10, Y9, Y9
+	VPBROADCASTD 24(R8), Y10
+	VPMADDUBSW   Y10, Y6, Y10
+	VPADDW       Y10, Y9, Y9
+	VPBROADCASTD 28(R8), Y10
+	VPMADDUBSW   Y10, Y7, Y10
+	VPADDW       Y10, Y9, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       (SI), Y8, Y8
+	VMOVUPS      (R10), Y9
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y8, Y9
+	VBROADCASTSS 64(R9), Y8
+	VFMADD231PS  1024(SI), Y8, Y9
+	VMOVUPS      Y9, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Min32u5_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	VMOVDQU      288(AX), Y4
+	VMOVDQU      352(AX), Y5
+	VMOVDQU      416(AX), Y6
+	VMOVDQU      480(AX), Y7
+	MOVQ         CX, R8
+	MOVQ         DI, R9
+	LEAQ         32(DX), R10
+	MOVQ         n+16(FP), R11
+
+micro2Min32u5_0_8:
+	VPBROADCASTD (R8), Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPMADDUBSW   Y9, Y1, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPADDW       Y9, Y8, Y8
+	VPMADDWD     wide00010001<>+0(SB), Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPBROADCASTD 20(R8), Y10
+	VPMADDUBSW   Y10, Y5, Y10
+	VPADDW       Y10, Y9, Y9
+	VPBROADCASTD 24(R8), Y10
+	VPMADDUBSW   Y10, Y6, Y10
+	VPADDW       Y10, Y9, Y9
+	VPBROADCASTD 28(R8), Y10
+	VPMADDUBSW   Y10, Y7, Y10
+	VPADDW       Y10, Y9, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       32(SI), Y8, Y8
+	VMOVUPS      (R10), Y9
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y8, Y9
+	VBROADCASTSS 64(R9), Y8
+	VFMADD231PS  1056(SI), Y8, Y9
+	VMOVUPS      Y9, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Min32u5_0_8
+	ADDQ         $+512, AX
+	ADDQ         $+64, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	DECQ         BX
+	JNZ          micro2Min32u5_loop
+	VZEROUPPER
+	RET
+
+// func micro2Off32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2Off32u4(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+
+micro2Off32u4_loop:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	VMOVDQU 256(AX), Y4
+	VMOVDQU 320(AX), Y5
+	VMOVDQU 384(AX), Y6
+	VMOVDQU 448(AX), Y7
+	MOVQ    CX, R8
+	MOVQ    DI, R9
+	LEAQ    (DX), R10
+	MOVQ    n+16(FP), R11
+
+micro2Off32u4_0_0:
+	VPBROADCASTD (R8), Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPMADDUBSW   Y9, Y1, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 20(R8), Y9
+	VPMADDUBSW   Y9, Y5, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 24(R8), Y9
+	VPMADDUBSW   Y9, Y6, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 28(R8), Y9
+	VPMADDUBSW   Y9, Y7, Y9
+	VPADDW       Y9, Y8, Y8
+	VPMADDWD     wide00100010<>+0(SB), Y8, Y8
+	VPBROADCASTD 32(R9), Y9
+	VPADDD       Y9, Y8, Y8
+	VMOVUPS      (SI), Y9
+	VMULPS       wide4b400000<>+0(SB), Y9, Y10
+	VFMSUB213PS  Y10, Y9, Y8
+	VMOVUPS      (R10), Y9
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y8, Y9
+	VMOVUPS      Y9, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Off32u4_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	VMOVDQU      288(AX), Y4
+	VMOVDQU      352(AX), Y5
+	VMOVDQU      416(AX), Y6
+	VMOVDQU      480(AX), Y7
+	MOVQ         CX, R8
+	MOVQ         DI, R9
+	LEAQ         32(DX), R10
+	MOVQ         n+16(FP), R11
+
+micro2Off32u4_0_8:
+	VPBROADCASTD (R8), Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPMADDUBSW   Y9, Y1, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 20(R8), Y9
+	VPMADDUBSW   Y9, Y5, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 24(R8), Y9
+	VPMADDUBSW   Y9, Y6, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 28(R8), Y9
+	VPMADDUBSW   Y9, Y7, Y9
+	VPADDW       Y9, Y8, Y8
+	VPMADDWD     wide00100010<>+0(SB), Y8, Y8
+	VPBROADCASTD 32(R9), Y9
+	VPADDD       Y9, Y8, Y8
+	VMOVUPS      32(SI), Y9
+	VMULPS       wide4b400000<>+0(SB), Y9, Y10
+	VFMSUB213PS  Y10, Y9, Y8
+	VMOVUPS      (R10), Y9
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y8, Y9
+	VMOVUPS      Y9, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Off32u4_0_8
+	ADDQ         $+512, AX
+	ADDQ         $+64, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	DECQ         BX
+	JNZ          micro2Off32u4_loop
+	VZEROUPPER
+	RET
+
+// func micro2Off32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2Off32u5(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+
+micro2Off32u5_loop:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	VMOVDQU 256(AX), Y4
+	VMOVDQU 320(AX), Y5
+	VMOVDQU 384(AX), Y6
+	VMOVDQU 448(AX), Y7
+	MOVQ    CX, R8
+	MOVQ    DI, R9
+	LEAQ    (DX), R10
+	MOVQ    n+16(FP), R11
+
+micro2Off32u5_0_0:
+	VPBROADCASTD (R8), Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPMADDUBSW   Y9, Y1, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPADDW       Y9, Y8, Y8
+	VPMADDWD     wide00080008<>+0(SB), Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPBROADCASTD 20(R8), Y10
+	VPMADDUBSW   Y10, Y5, Y10
+	VPADDW       Y10, Y9, Y9
+	VPBROADCASTD 24(R8), Y10
+	VPMADDUBSW   Y10, Y6, Y10
+	VPADDW       Y10, Y9, Y9
+	VPBROADCASTD 28(R8), Y10
+	VPMADDUBSW   Y10, Y7, Y10
+	VPADDW       Y10, Y9, Y9
+	VPMADDWD     wide00080008<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 32(R9), Y9
+	VPADDD       Y9, Y8, Y8
+	VMOVUPS      (SI), Y9
+	VMULPS       wide4b400000<>+0(SB), Y9, Y10
+	VFMSUB213PS  Y10, Y9, Y8
+	VMOVUPS      (R10), Y9
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y8, Y9
+	VMOVUPS      Y9, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Off32u5_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	VMOVDQU      288(AX), Y4
+	VMOVDQU      352(AX), Y5
+	VMOVDQU      416(AX), Y6
+	VMOVDQU      480(AX), Y7
+	MOVQ         CX, R8
+	MOVQ         DI, R9
+	LEAQ         32(DX), R10
+	MOVQ         n+16(FP), R11
+
+micro2Off32u5_0_8:
+	VPBROADCASTD (R8), Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPMADDUBSW   Y9, Y1, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPADDW       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPADDW       Y9, Y8, Y8
+	VPMADDWD     wide00080008<>+0(SB), Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPBROADCASTD 20(R8), Y10
+	VPMADDUBSW   Y10, Y5, Y10
+	VPADDW       Y10, Y9, Y9
+	VPBROADCASTD 24(R8), Y10
+	VPMADDUBSW   Y10, Y6, Y10
+	VPADDW       Y10, Y9, Y9
+	VPBROADCASTD 28(R8), Y10
+	VPMADDUBSW   Y10, Y7, Y10
+	VPADDW       Y10, Y9, Y9
+	VPMADDWD     wide00080008<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 32(R9), Y9
+	VPADDD       Y9, Y8, Y8
+	VMOVUPS      32(SI), Y9
+	VMULPS       wide4b400000<>+0(SB), Y9, Y10
+	VFMSUB213PS  Y10, Y9, Y8
+	VMOVUPS      (R10), Y9
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y8, Y9
+	VMOVUPS      Y9, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Off32u5_0_8
+	ADDQ         $+512, AX
+	ADDQ         $+64, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	DECQ         BX
+	JNZ          micro2Off32u5_loop
+	VZEROUPPER
+	RET
+
+// func micro2Off32s8(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2Off32s8(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+
+micro2Off32s8_loop:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	VMOVDQU 256(AX), Y4
+	VMOVDQU 320(AX), Y5
+	VMOVDQU 384(AX), Y6
+	VMOVDQU 448(AX), Y7
+	MOVQ    CX, R8
+	MOVQ    DI, R9
+	LEAQ    (DX), R10
+	MOVQ    n+16(FP), R11
+
+micro2Off32s8_0_0:
+	VPBROADCASTD (R8), Y8
+	VPABSB       Y0, Y9
+	VPSIGNB      Y0, Y8, Y8
+	VPMADDUBSW   Y8, Y9, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPBROADCASTD 4(R8), Y8
+	VPABSB       Y1, Y10
+	VPSIGNB      Y1, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 8(R8), Y8
+	VPABSB       Y2, Y10
+	VPSIGNB      Y2, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 12(R8), Y8
+	VPABSB       Y3, Y10
+	VPSIGNB      Y3, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 16(R8), Y8
+	VPABSB       Y4, Y10
+	VPSIGNB      Y4, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 20(R8), Y8
+	VPABSB       Y5, Y10
+	VPSIGNB      Y5, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 24(R8), Y8
+	VPABSB       Y6, Y10
+	VPSIGNB      Y6, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 28(R8), Y8
+	VPABSB       Y7, Y10
+	VPSIGNB      Y7, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       (SI), Y9, Y9
+	VMOVUPS      (R10), Y8
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y9, Y8
+	VMOVUPS      Y8, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Off32s8_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	VMOVDQU      288(AX), Y4
+	VMOVDQU      352(AX), Y5
+	VMOVDQU      416(AX), Y6
+	VMOVDQU      480(AX), Y7
+	MOVQ         CX, R8
+	MOVQ         DI, R9
+	LEAQ         32(DX), R10
+	MOVQ         n+16(FP), R11
+
+micro2Off32s8_0_8:
+	VPBROADCASTD (R8), Y8
+	VPABSB       Y0, Y9
+	VPSIGNB      Y0, Y8, Y8
+	VPMADDUBSW   Y8, Y9, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPBROADCASTD 4(R8), Y8
+	VPABSB       Y1, Y10
+	VPSIGNB      Y1, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 8(R8), Y8
+	VPABSB       Y2, Y10
+	VPSIGNB      Y2, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 12(R8), Y8
+	VPABSB       Y3, Y10
+	VPSIGNB      Y3, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 16(R8), Y8
+	VPABSB       Y4, Y10
+	VPSIGNB      Y4, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 20(R8), Y8
+	VPABSB       Y5, Y10
+	VPSIGNB      Y5, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 24(R8), Y8
+	VPABSB       Y6, Y10
+	VPSIGNB      Y6, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VPBROADCASTD 28(R8), Y8
+	VPABSB       Y7, Y10
+	VPSIGNB      Y7, Y8, Y8
+	VPMADDUBSW   Y8, Y10, Y10
+	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
+	VPADDD       Y10, Y9, Y9
+	VCVTDQ2PS    Y9, Y9
+	VMULPS       32(SI), Y9, Y9
+	VMOVUPS      (R10), Y8
+	VBROADCASTSS (R9), Y10
+	VFMADD231PS  Y10, Y9, Y8
+	VMOVUPS      Y8, (R10)
+	ADDQ         $+480, R8
+	ADDQ         $+480, R9
+	ADDQ         yStep+32(FP), R10
+	DECQ         R11
+	JNZ          micro2Off32s8_0_8
+	ADDQ         $+512, AX
+	ADDQ         $+64, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	DECQ         BX
+	JNZ          micro2Off32s8_loop
+	VZEROUPPER
+	RET
+
+// func micro2Off16u6(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2Off16u6(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+	MOVQ DI, R8
+
+micro2Off16u6_loop:
+	MOVQ $+2, R9
+
+micro2Off16u6_half:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	MOVQ    CX, R10
+	MOVQ    DI, R11
+	MOVQ    R8, R14
+	LEAQ    (DX), R12
+	MOVQ    n+16(FP), R13
+
+micro2Off16u6_0_0:
+	VPBROADCASTD (R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 4(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VPBROADCASTD 8(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPBROADCASTD 12(R10), Y6
+	VPMADDUBSW   Y6, Y3, Y6
+	VPADDW       Y6, Y5, Y5
+	VPMADDWD     wide00010001<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTD 96(R14), Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVUPS      (SI), Y5
+	VMULPS       wide4b400000<>+0(SB), Y5, Y6
+	VFMSUB213PS  Y6, Y5, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS (R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Off16u6_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Off16u6_0_8:
+	VPBROADCASTD (R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 4(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VPBROADCASTD 8(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPBROADCASTD 12(R10), Y6
+	VPMADDUBSW   Y6, Y3, Y6
+	VPADDW       Y6, Y5, Y5
+	VPMADDWD     wide00010001<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTD 96(R14), Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVUPS      32(SI), Y5
+	VMULPS       wide4b400000<>+0(SB), Y5, Y6
+	VFMSUB213PS  Y6, Y5, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS (R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Off16u6_0_8
+	VMOVDQU      1024(AX), Y0
+	VMOVDQU      1088(AX), Y1
+	VMOVDQU      1152(AX), Y2
+	VMOVDQU      1216(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Off16u6_4_0:
+	VPBROADCASTD 64(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 68(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VPBROADCASTD 72(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPBROADCASTD 76(R10), Y6
+	VPMADDUBSW   Y6, Y3, Y6
+	VPADDW       Y6, Y5, Y5
+	VPMADDWD     wide00010001<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTD 112(R14), Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVUPS      256(SI), Y5
+	VMULPS       wide4b400000<>+0(SB), Y5, Y6
+	VFMSUB213PS  Y6, Y5, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS 8(R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Off16u6_4_0
+	VMOVDQU      1056(AX), Y0
+	VMOVDQU      1120(AX), Y1
+	VMOVDQU      1184(AX), Y2
+	VMOVDQU      1248(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Off16u6_4_8:
+	VPBROADCASTD 64(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 68(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VPBROADCASTD 72(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPBROADCASTD 76(R10), Y6
+	VPMADDUBSW   Y6, Y3, Y6
+	VPADDW       Y6, Y5, Y5
+	VPMADDWD     wide00010001<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTD 112(R14), Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVUPS      288(SI), Y5
+	VMULPS       wide4b400000<>+0(SB), Y5, Y6
+	VFMSUB213PS  Y6, Y5, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS 8(R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Off16u6_4_8
+	VMOVDQU      256(AX), Y0
+	VMOVDQU      320(AX), Y1
+	VMOVDQU      384(AX), Y2
+	VMOVDQU      448(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Off16u6_1_0:
+	VPBROADCASTD 16(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 20(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VPBROADCASTD 24(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPBROADCASTD 28(R10), Y6
+	VPMADDUBSW   Y6, Y3, Y6
+	VPADDW       Y6, Y5, Y5
+	VPMADDWD     wide00010001<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTD 100(R14), Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVUPS      64(SI), Y5
+	VMULPS       wide4b400000<>+0(SB), Y5, Y6
+	VFMSUB213PS  Y6, Y5, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS (R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Off16u6_1_0
+	VMOVDQU      288(AX), Y0
+	VMOVDQU      352(AX), Y1
+	VMOVDQU      416(AX), Y2
+	VMOVDQU      480(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Off16u6_1_8:
+	VPBROADCASTD 16(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 20(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VPBROADCASTD 24(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPBROADCASTD 28(R10), Y6
+	VPMADDUBSW   Y6, Y3, Y6
+	VPADDW       Y6, Y5, Y5
+	VPMADDWD     wide00010001<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTD 100(R14), Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVUPS      96(SI), Y5
+	VMULPS       wide4b400000<>+0(SB), Y5, Y6
+	VFMSUB213PS  Y6, Y5, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS (R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Off16u6_1_8
+	VMOVDQU      1280(AX), Y0
+	VMOVDQU      1344(AX), Y1
+	VMOVDQU      1408(AX), Y2
+	VMOVDQU      1472(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Off16u6_5_0:
+	VPBROADCASTD 80(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 84(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VPBROADCASTD 88(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPBROADCASTD 92(R10), Y6
+	VPMADDUBSW   Y6, Y3, Y6
+	VPADDW       Y6, Y5, Y5
+	VPMADDWD     wide00010001<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTD 116(R14), Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVUPS      320(SI), Y5
+	VMULPS       wide4b400000<>+0(SB), Y5, Y6
+	VFMSUB213PS  Y6, Y5, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS 8(R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Off16u6_5_0
+	VMOVDQU      1312(AX), Y0
+	VMOVDQU      1376(AX), Y1
+	VMOVDQU      1440(AX), Y2
+	VMOVDQU      1504(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Off16u6_5_8:
+	VPBROADCASTD 80(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 84(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VPBROADCASTD 88(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPBROADCASTD 92(R10), Y6
+	VPMADDUBSW   Y6, Y3, Y6
+	VPADDW       Y6, Y5, Y5
+	VPMADDWD     wide00010001<>+0(SB), Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VPBROADCASTD 116(R14), Y5
+	VPADDD       Y5, Y4, Y4
+	VMOVUPS      352(SI), Y5
+	VMULPS       wide4b400000<>+0(SB), Y5, Y6
+	VFMSUB213PS  Y6, Y5, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS 8(R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Off16u6_5_8
+	ADDQ         $+512, AX
+	ADDQ         $+128, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	ADDQ         $+8, R8
+	DECQ         R9
+	JNZ          micro2Off16u6_half
+	ADDQ         $+1024, AX
+	ADDQ         $+256, SI
+	ADDQ         $+64, CX
+	ADDQ         $+8, DI
+	ADDQ         $+16, R8
+	DECQ         BX
+	JNZ          micro2Off16u6_loop
+	VZEROUPPER
+	RET
+
+// func micro2Min16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2Min16u2(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+	MOVQ DI, R8
+
+micro2Min16u2_loop:
+	MOVQ $+2, R9
+
+micro2Min16u2_half:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	MOVQ    CX, R10
+	MOVQ    DI, R11
+	MOVQ    R8, R14
+	LEAQ    (DX), R12
+	MOVQ    n+16(FP), R13
+
+micro2Min16u2_0_0:
+	VPBROADCASTD (R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 4(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 8(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 12(R10), Y5
+	VPMADDUBSW   Y5, Y3, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       (SI), Y4, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS (R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VBROADCASTSS 160(R14), Y4
+	VFMADD231PS  1024(SI), Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u2_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u2_0_8:
+	VPBROADCASTD (R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 4(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 8(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 12(R10), Y5
+	VPMADDUBSW   Y5, Y3, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       32(SI), Y4, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS (R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VBROADCASTSS 160(R14), Y4
+	VFMADD231PS  1056(SI), Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u2_0_8
+	VMOVDQU      1024(AX), Y0
+	VMOVDQU      1088(AX), Y1
+	VMOVDQU      1152(AX), Y2
+	VMOVDQU      1216(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u2_4_0:
+	VPBROADCASTD 64(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 68(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 72(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 76(R10), Y5
+	VPMADDUBSW   Y5, Y3, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       256(SI), Y4, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS 8(R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VBROADCASTSS 176(R14), Y4
+	VFMADD231PS  1280(SI), Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u2_4_0
+	VMOVDQU      1056(AX), Y0
+	VMOVDQU      1120(AX), Y1
+	VMOVDQU      1184(AX), Y2
+	VMOVDQU      1248(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u2_4_8:
+	VPBROADCASTD 64(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 68(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 72(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 76(R10), Y5
+	VPMADDUBSW   Y5, Y3, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       288(SI), Y4, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS 8(R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VBROADCASTSS 176(R14), Y4
+	VFMADD231PS  1312(SI), Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u2_4_8
+	VMOVDQU      256(AX), Y0
+	VMOVDQU      320(AX), Y1
+	VMOVDQU      384(AX), Y2
+	VMOVDQU      448(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u2_1_0:
+	VPBROADCASTD 16(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 20(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 24(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 28(R10), Y5
+	VPMADDUBSW   Y5, Y3, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       64(SI), Y4, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS (R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VBROADCASTSS 164(R14), Y4
+	VFMADD231PS  1088(SI), Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u2_1_0
+	VMOVDQU      288(AX), Y0
+	VMOVDQU      352(AX), Y1
+	VMOVDQU      416(AX), Y2
+	VMOVDQU      480(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u2_1_8:
+	VPBROADCASTD 16(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 20(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 24(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 28(R10), Y5
+	VPMADDUBSW   Y5, Y3, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       96(SI), Y4, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS (R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VBROADCASTSS 164(R14), Y4
+	VFMADD231PS  1120(SI), Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u2_1_8
+	VMOVDQU      1280(AX), Y0
+	VMOVDQU      1344(AX), Y1
+	VMOVDQU      1408(AX), Y2
+	VMOVDQU      1472(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u2_5_0:
+	VPBROADCASTD 80(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 84(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 88(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 92(R10), Y5
+	VPMADDUBSW   Y5, Y3, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       320(SI), Y4, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS 8(R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VBROADCASTSS 180(R14), Y4
+	VFMADD231PS  1344(SI), Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u2_5_0
+	VMOVDQU      1312(AX), Y0
+	VMOVDQU      1376(AX), Y1
+	VMOVDQU      1440(AX), Y2
+	VMOVDQU      1504(AX), Y3
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u2_5_8:
+	VPBROADCASTD 80(R10), Y4
+	VPMADDUBSW   Y4, Y0, Y4
+	VPBROADCASTD 84(R10), Y5
+	VPMADDUBSW   Y5, Y1, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 88(R10), Y5
+	VPMADDUBSW   Y5, Y2, Y5
+	VPADDW       Y5, Y4, Y4
+	VPBROADCASTD 92(R10), Y5
+	VPMADDUBSW   Y5, Y3, Y5
+	VPADDW       Y5, Y4, Y4
+	VPMADDWD     wide00010001<>+0(SB), Y4, Y4
+	VCVTDQ2PS    Y4, Y4
+	VMULPS       352(SI), Y4, Y4
+	VMOVUPS      (R12), Y5
+	VBROADCASTSS 8(R11), Y6
+	VFMADD231PS  Y6, Y4, Y5
+	VBROADCASTSS 180(R14), Y4
+	VFMADD231PS  1376(SI), Y4, Y5
+	VMOVUPS      Y5, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u2_5_8
+	ADDQ         $+512, AX
+	ADDQ         $+128, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	ADDQ         $+8, R8
+	DECQ         R9
+	JNZ          micro2Min16u2_half
+	ADDQ         $+1024, AX
+	ADDQ         $+256, SI
+	ADDQ         $+64, CX
+	ADDQ         $+8, DI
+	ADDQ         $+16, R8
+	DECQ         BX
+	JNZ          micro2Min16u2_loop
+	VZEROUPPER
+	RET
+
+// func decode2Q4K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q4K(SB), NOSPLIT, $0-40
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q4K_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	PREFETCHT0     (R8)
+	VBROADCASTI128 (BX), Y0
+	VINSERTI128    $0x01, (SI), Y0, Y0
+	VBROADCASTI128 (BX)(DI*1), Y1
+	VINSERTI128    $0x01, (SI)(DI*1), Y1, Y1
+	VBROADCASTI128 (BX)(DI*2), Y2
+	VINSERTI128    $0x01, (SI)(DI*2), Y2, Y2
+	VBROADCASTI128 (BX)(R9*1), Y3
+	VINSERTI128    $0x01, (SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPSRLD         $0x10, Y0, Y4
+	VPSHUFB        lowWords<>+0(SB), Y4, Y4
+	VPERMQ         $0x08, Y4, Y4
+	VCVTPH2PS      X4, Y4
+	VPSHUFB        lowWords<>+0(SB), Y0, Y0
+	VPERMQ         $0x08, Y0, Y0
+	VCVTPH2PS      X0, Y0
+	VPXOR          wide80000000<>+0(SB), Y4, Y4
+	VPAND          wide3f3f3f3f<>+0(SB), Y1, Y5
+	VPAND          wide3f3f3f3f<>+0(SB), Y2, Y6
+	VPSRLD         $0x02, Y1, Y1
+	VPAND          wide30303030<>+0(SB), Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y7
+	VPOR           Y7, Y1, Y1
+	VPSRLD         $0x02, Y2, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPSRLD         $0x04, Y3, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VPAND          wide000000ff<>+0(SB), Y5, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, (DX)
+	VPAND          wide000000ff<>+0(SB), Y6, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1024(DX)
+	VPSRLD         $0x08, Y5, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 64(DX)
+	VPSRLD         $0x08, Y6, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1088(DX)
+	VPSRLD         $0x10, Y5, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 128(DX)
+	VPSRLD         $0x10, Y6, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1152(DX)
+	VPSRLD         $0x18, Y5, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 192(DX)
+	VPSRLD         $0x18, Y6, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1216(DX)
+	VPAND          wide000000ff<>+0(SB), Y1, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 256(DX)
+	VPAND          wide000000ff<>+0(SB), Y2, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1280(DX)
+	VPSRLD         $0x08, Y1, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 320(DX)
+	VPSRLD         $0x08, Y2, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1344(DX)
+	VPSRLD         $0x10, Y1, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 384(DX)
+	VPSRLD         $0x10, Y2, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1408(DX)
+	VPSRLD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 448(DX)
+	VPSRLD         $0x18, Y2, Y0
+	VCVTDQ2PS      Y0, Y0
+	VMULPS         Y4, Y0, Y0
+	VMOVUPS        Y0, 1472(DX)
+	MOVQ           $+4, R12
+
+decode2Q4K_loop:
+	PREFETCHT0     (R8)
+	PREFETCHT0     64(R8)
+	VBROADCASTI128 16(BX), Y0
+	VINSERTI128    $0x01, 16(SI), Y0, Y0
+	VBROADCASTI128 16(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 16(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVDQU        Y4, (CX)
+	VMOVDQU        Y0, 512(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y1, 576(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
+	VPSRLD         $0x04, Y2, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 640(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
+	VPSRLD         $0x04, Y3, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 704(CX)
+	PREFETCHT0     128(R8)
+	PREFETCHT0     192(R8)
+	PREFETCHT0     256(R8)
+	VBROADCASTI128 32(BX), Y0
+	VINSERTI128    $0x01, 32(SI), Y0, Y0
+	VBROADCASTI128 32(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 32(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 32(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVDQU        Y4, 256(CX)
+	VMOVDQU        Y0, 768(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 320(CX)
+	VMOVDQU        Y1, 832(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
+	VPSRLD         $0x04, Y2, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 384(CX)
+	VMOVDQU        Y1, 896(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
+	VPSRLD         $0x04, Y3, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 448(CX)
+	VMOVDQU        Y1, 960(CX)
+	ADDQ           $+32, BX
+	ADDQ           $+32, SI
+	ADDQ           $+1024, CX
+	ADDQ           $+128, DX
+	ADDQ           $+288, R8
+	DECQ           R12
+	JNZ            decode2Q4K_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q4K_rows
+	VZEROUPPER
+	RET
+
+// func decode2Q5K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q5K(SB), NOSPLIT, $0-40
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q5K_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	PREFETCHT0     (R8)
+	VBROADCASTI128 (BX), Y0
+	VINSERTI128    $0x01, (SI), Y0, Y0
+	VBROADCASTI128 (BX)(DI*1), Y1
+	VINSERTI128    $0x01, (SI)(DI*1), Y1, Y1
+	VBROADCASTI128 (BX)(DI*2), Y2
+	VINSERTI128    $0x01, (SI)(DI*2), Y2, Y2
+	VBROADCASTI128 (BX)(R9*1), Y3
+	VINSERTI128    $0x01, (SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPSRLD         $0x10, Y0, Y4
+	VPSHUFB        lowWords<>+0(SB), Y4, Y4
+	VPERMQ         $0x08, Y4, Y4
+	VCVTPH2PS      X4, Y4
+	VPSHUFB        lowWords<>+0(SB), Y0, Y0
+	VPERMQ         $0x08, Y0, Y0
+	VCVTPH2PS      X0, Y0
+	VPXOR          wide80000000<>+0(SB), Y4, Y4
+	VPAND          wide3f3f3f3f<>+0(SB), Y1, Y5
+	VPAND          wide3f3f3f3f<>+0(SB), Y2, Y6
+	VPSRLD         $0x02, Y1, Y1
+	VPAND          wide30303030<>+0(SB), Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y7
+	VPOR           Y7, Y1, Y1
+	VPSRLD         $0x02, Y2, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPSRLD         $0x04, Y3, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VPAND          wide000000ff<>+0(SB), Y5, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, (DX)
+	VPAND          wide000000ff<>+0(SB), Y6, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1024(DX)
+	VPSRLD         $0x08, Y5, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 64(DX)
+	VPSRLD         $0x08, Y6, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1088(DX)
+	VPSRLD         $0x10, Y5, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 128(DX)
+	VPSRLD         $0x10, Y6, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1152(DX)
+	VPSRLD         $0x18, Y5, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 192(DX)
+	VPSRLD         $0x18, Y6, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1216(DX)
+	VPAND          wide000000ff<>+0(SB), Y1, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 256(DX)
+	VPAND          wide000000ff<>+0(SB), Y2, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1280(DX)
+	VPSRLD         $0x08, Y1, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 320(DX)
+	VPSRLD         $0x08, Y2, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1344(DX)
+	VPSRLD         $0x10, Y1, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y0, Y3, Y3
+	VMOVUPS        Y3, 384(DX)
+	VPSRLD         $0x10, Y2, Y3
+	VPAND          wide000000ff<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y4, Y3, Y3
+	VMOVUPS        Y3, 1408(DX)
+	VPSRLD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 448(DX)
+	VPSRLD         $0x18, Y2, Y0
+	VCVTDQ2PS      Y0, Y0
+	VMULPS         Y4, Y0, Y0
+	VMOVUPS        Y0, 1472(DX)
+	PREFETCHT0     (R8)
+	PREFETCHT0     64(R8)
+	VBROADCASTI128 16(BX), Y0
+	VINSERTI128    $0x01, 16(SI), Y0, Y0
+	VBROADCASTI128 16(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 16(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     128(R8)
+	PREFETCHT0     192(R8)
+	PREFETCHT0     256(R8)
+	VBROADCASTI128 48(BX), Y4
+	VINSERTI128    $0x01, 48(SI), Y4, Y4
+	VBROADCASTI128 48(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 48(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 48(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 48(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 48(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 48(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x04, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSLLD         $0x03, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, (CX)
+	VMOVDQU        Y4, 512(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x04, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSLLD         $0x03, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y4, 576(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSLLD         $0x03, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 640(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSLLD         $0x03, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 704(CX)
+	PREFETCHT0     320(R8)
+	PREFETCHT0     384(R8)
+	PREFETCHT0     448(R8)
+	VBROADCASTI128 32(BX), Y0
+	VINSERTI128    $0x01, 32(SI), Y0, Y0
+	VBROADCASTI128 32(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 32(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 32(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     512(R8)
+	PREFETCHT0     576(R8)
+	PREFETCHT0     640(R8)
+	VBROADCASTI128 64(BX), Y4
+	VINSERTI128    $0x01, 64(SI), Y4, Y4
+	VBROADCASTI128 64(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 64(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 64(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 64(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 64(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 64(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x04, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSLLD         $0x03, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 256(CX)
+	VMOVDQU        Y4, 768(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x04, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSLLD         $0x03, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 320(CX)
+	VMOVDQU        Y4, 832(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSLLD         $0x03, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 384(CX)
+	VMOVDQU        Y1, 896(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSLLD         $0x03, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 448(CX)
+	VMOVDQU        Y1, 960(CX)
+	ADDQ           $+1024, CX
+	PREFETCHT0     704(R8)
+	PREFETCHT0     768(R8)
+	VBROADCASTI128 16(BX), Y0
+	VINSERTI128    $0x01, 16(SI), Y0, Y0
+	VBROADCASTI128 16(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 16(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     832(R8)
+	PREFETCHT0     896(R8)
+	PREFETCHT0     960(R8)
+	VBROADCASTI128 80(BX), Y4
+	VINSERTI128    $0x01, 80(SI), Y4, Y4
+	VBROADCASTI128 80(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 80(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 80(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 80(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 80(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 80(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSLLD         $0x01, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, (CX)
+	VMOVDQU        Y4, 512(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSLLD         $0x01, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y4, 576(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSLLD         $0x01, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 640(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSLLD         $0x01, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 704(CX)
+	PREFETCHT0     1024(R8)
+	PREFETCHT0     1088(R8)
+	PREFETCHT0     1152(R8)
+	VBROADCASTI128 32(BX), Y0
+	VINSERTI128    $0x01, 32(SI), Y0, Y0
+	VBROADCASTI128 32(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 32(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 32(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     1216(R8)
+	PREFETCHT0     1280(R8)
+	PREFETCHT0     1344(R8)
+	VBROADCASTI128 96(BX), Y4
+	VINSERTI128    $0x01, 96(SI), Y4, Y4
+	VBROADCASTI128 96(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 96(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 96(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 96(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 96(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 96(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSLLD         $0x01, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 256(CX)
+	VMOVDQU        Y4, 768(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSLLD         $0x01, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 320(CX)
+	VMOVDQU        Y4, 832(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSLLD         $0x01, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 384(CX)
+	VMOVDQU        Y1, 896(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSLLD         $0x01, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 448(CX)
+	VMOVDQU        Y1, 960(CX)
+	ADDQ           $+1024, CX
+	PREFETCHT0     1408(R8)
+	PREFETCHT0     1472(R8)
+	VBROADCASTI128 16(BX), Y0
+	VINSERTI128    $0x01, 16(SI), Y0, Y0
+	VBROADCASTI128 16(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 16(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     1536(R8)
+	PREFETCHT0     1600(R8)
+	PREFETCHT0     1664(R8)
+	VBROADCASTI128 112(BX), Y4
+	VINSERTI128    $0x01, 112(SI), Y4, Y4
+	VBROADCASTI128 112(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 112(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 112(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 112(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 112(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 112(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVDQA        Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLD         $0x01, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, (CX)
+	VMOVDQU        Y4, 512(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVDQA        Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSRLD         $0x01, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y4, 576(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQA        Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSRLD         $0x01, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 640(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQA        Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSRLD         $0x01, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 704(CX)
+	PREFETCHT0     1728(R8)
+	PREFETCHT0     1792(R8)
+	PREFETCHT0     1856(R8)
+	VBROADCASTI128 32(BX), Y0
+	VINSERTI128    $0x01, 32(SI), Y0, Y0
+	VBROADCASTI128 32(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 32(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 32(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     1920(R8)
+	PREFETCHT0     1984(R8)
+	PREFETCHT0     2048(R8)
+	VBROADCASTI128 128(BX), Y4
+	VINSERTI128    $0x01, 128(SI), Y4, Y4
+	VBROADCASTI128 128(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 128(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 128(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 128(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 128(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 128(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVDQA        Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLD         $0x01, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 256(CX)
+	VMOVDQU        Y4, 768(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VMOVDQA        Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSRLD         $0x01, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 320(CX)
+	VMOVDQU        Y4, 832(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQA        Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSRLD         $0x01, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 384(CX)
+	VMOVDQU        Y1, 896(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQA        Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSRLD         $0x01, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 448(CX)
+	VMOVDQU        Y1, 960(CX)
+	ADDQ           $+1024, CX
+	PREFETCHT0     2112(R8)
+	PREFETCHT0     2176(R8)
+	VBROADCASTI128 16(BX), Y0
+	VINSERTI128    $0x01, 16(SI), Y0, Y0
+	VBROADCASTI128 16(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 16(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     2240(R8)
+	PREFETCHT0     2304(R8)
+	PREFETCHT0     2368(R8)
+	VBROADCASTI128 144(BX), Y4
+	VINSERTI128    $0x01, 144(SI), Y4, Y4
+	VBROADCASTI128 144(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 144(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 144(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 144(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 144(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 144(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSRLD         $0x02, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLD         $0x03, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, (CX)
+	VMOVDQU        Y4, 512(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSRLD         $0x02, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSRLD         $0x03, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y4, 576(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSRLD         $0x03, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 640(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSRLD         $0x03, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 704(CX)
+	PREFETCHT0     2432(R8)
+	PREFETCHT0     2496(R8)
+	PREFETCHT0     2560(R8)
+	VBROADCASTI128 32(BX), Y0
+	VINSERTI128    $0x01, 32(SI), Y0, Y0
+	VBROADCASTI128 32(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 32(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 32(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     2624(R8)
+	PREFETCHT0     2688(R8)
+	PREFETCHT0     2752(R8)
+	VBROADCASTI128 160(BX), Y4
+	VINSERTI128    $0x01, 160(SI), Y4, Y4
+	VBROADCASTI128 160(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 160(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 160(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 160(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 160(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 160(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSRLD         $0x02, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLD         $0x03, Y0, Y9
+	VPAND          wide10101010<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 256(CX)
+	VMOVDQU        Y4, 768(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSRLD         $0x02, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSRLD         $0x03, Y1, Y5
+	VPAND          wide10101010<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 320(CX)
+	VMOVDQU        Y4, 832(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSRLD         $0x03, Y2, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 384(CX)
+	VMOVDQU        Y1, 896(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSRLD         $0x03, Y3, Y2
+	VPAND          wide10101010<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 448(CX)
+	VMOVDQU        Y1, 960(CX)
+	ADDQ           $+1024, CX
+	ADDQ           $+1408, R8
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q5K_rows
+	VZEROUPPER
+	RET
+
+// func decode2Q6K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q6K(SB), NOSPLIT, $0-40
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q6K_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VPBROADCASTW   208(BX), X0
+	VPINSRW        $0x01, 208(BX)(DI*1), X0, X0
+	VPINSRW        $0x02, 208(BX)(DI*2), X0, X0
+	VPINSRW        $0x03, 208(BX)(R9*1), X0, X0
+	VPINSRW        $0x04, 208(SI), X0, X0
+	VPINSRW        $0x05, 208(SI)(DI*1), X0, X0
+	VPINSRW        $0x06, 208(SI)(DI*2), X0, X0
+	VPINSRW        $0x07, 208(SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	PREFETCHT0     (R8)
+	VBROADCASTI128 192(BX), Y1
+	VINSERTI128    $0x01, 192(SI), Y1, Y1
+	VBROADCASTI128 192(BX)(DI*1), Y2
+	VINSERTI128    $0x01, 192(SI)(DI*1), Y2, Y2
+	VBROADCASTI128 192(BX)(DI*2), Y3
+	VINSERTI128    $0x01, 192(SI)(DI*2), Y3, Y3
+	VBROADCASTI128 192(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 192(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y1
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	VPSLLD         $0x18, Y1, Y5
+	VPSRAD         $0x18, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         Y0, Y5, Y5
+	VMOVUPS        Y5, (DX)
+	VPSLLD         $0x10, Y1, Y5
+	VPSRAD         $0x18, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         Y0, Y5, Y5
+	VMOVUPS        Y5, 64(DX)
+	VPSLLD         $0x08, Y1, Y5
+	VPSRAD         $0x18, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         Y0, Y5, Y5
+	VMOVUPS        Y5, 128(DX)
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 192(DX)
+	VPSLLD         $0x18, Y2, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 256(DX)
+	VPSLLD         $0x10, Y2, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 320(DX)
+	VPSLLD         $0x08, Y2, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 384(DX)
+	VPSRAD         $0x18, Y2, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 448(DX)
+	VPSLLD         $0x18, Y3, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 512(DX)
+	VPSLLD         $0x10, Y3, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 576(DX)
+	VPSLLD         $0x08, Y3, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 640(DX)
+	VPSRAD         $0x18, Y3, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 704(DX)
+	VPSLLD         $0x18, Y4, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 768(DX)
+	VPSLLD         $0x10, Y4, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 832(DX)
+	VPSLLD         $0x08, Y4, Y1
+	VPSRAD         $0x18, Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 896(DX)
+	VPSRAD         $0x18, Y4, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y0, Y1, Y1
+	VMOVUPS        Y1, 960(DX)
+	PREFETCHT0     (R8)
+	PREFETCHT0     64(R8)
+	VBROADCASTI128 128(BX), Y0
+	VINSERTI128    $0x01, 128(SI), Y0, Y0
+	VBROADCASTI128 128(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 128(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 128(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 128(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 128(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 128(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     128(R8)
+	PREFETCHT0     192(R8)
+	VBROADCASTI128 (BX), Y4
+	VINSERTI128    $0x01, (SI), Y4, Y4
+	VBROADCASTI128 (BX)(DI*1), Y5
+	VINSERTI128    $0x01, (SI)(DI*1), Y5, Y5
+	VBROADCASTI128 (BX)(DI*2), Y6
+	VINSERTI128    $0x01, (SI)(DI*2), Y6, Y6
+	VBROADCASTI128 (BX)(R9*1), Y7
+	VINSERTI128    $0x01, (SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x04, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VMOVDQA        Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, (CX)
+	VMOVDQU        Y4, 1024(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y4
+	VPSRLD         $0x04, Y5, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y1, Y8
+	VPAND          wide30303030<>+0(SB), Y8, Y8
+	VPOR           Y8, Y4, Y4
+	VMOVDQA        Y1, Y8
+	VPAND          wide30303030<>+0(SB), Y8, Y8
+	VPOR           Y8, Y5, Y5
+	VMOVDQU        Y4, 64(CX)
+	VMOVDQU        Y5, 1088(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y4
+	VPSRLD         $0x04, Y6, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y2, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVDQA        Y2, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVDQU        Y4, 128(CX)
+	VMOVDQU        Y5, 1152(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y4
+	VPSRLD         $0x04, Y7, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVDQA        Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVDQU        Y4, 192(CX)
+	VMOVDQU        Y5, 1216(CX)
+	PREFETCHT0     256(R8)
+	PREFETCHT0     320(R8)
+	VBROADCASTI128 32(BX), Y4
+	VINSERTI128    $0x01, 32(SI), Y4, Y4
+	VBROADCASTI128 32(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 32(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 32(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLD         $0x02, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 512(CX)
+	VMOVDQU        Y4, 1536(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y1, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSRLD         $0x02, Y1, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 576(CX)
+	VMOVDQU        Y4, 1600(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y2, Y4
+	VPAND          wide30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSRLD         $0x02, Y2, Y4
+	VPAND          wide30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 640(CX)
+	VMOVDQU        Y1, 1664(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 704(CX)
+	VMOVDQU        Y1, 1728(CX)
+	PREFETCHT0     384(R8)
+	PREFETCHT0     448(R8)
+	PREFETCHT0     512(R8)
+	VBROADCASTI128 144(BX), Y0
+	VINSERTI128    $0x01, 144(SI), Y0, Y0
+	VBROADCASTI128 144(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 144(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 144(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 144(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 144(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 144(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     576(R8)
+	PREFETCHT0     640(R8)
+	VBROADCASTI128 16(BX), Y4
+	VINSERTI128    $0x01, 16(SI), Y4, Y4
+	VBROADCASTI128 16(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 16(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 16(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x04, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VMOVDQA        Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 256(CX)
+	VMOVDQU        Y4, 1280(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y4
+	VPSRLD         $0x04, Y5, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y1, Y8
+	VPAND          wide30303030<>+0(SB), Y8, Y8
+	VPOR           Y8, Y4, Y4
+	VMOVDQA        Y1, Y8
+	VPAND          wide30303030<>+0(SB), Y8, Y8
+	VPOR           Y8, Y5, Y5
+	VMOVDQU        Y4, 320(CX)
+	VMOVDQU        Y5, 1344(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y4
+	VPSRLD         $0x04, Y6, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y2, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVDQA        Y2, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVDQU        Y4, 384(CX)
+	VMOVDQU        Y5, 1408(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y4
+	VPSRLD         $0x04, Y7, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVDQA        Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVDQU        Y4, 448(CX)
+	VMOVDQU        Y5, 1472(CX)
+	PREFETCHT0     704(R8)
+	PREFETCHT0     768(R8)
+	VBROADCASTI128 48(BX), Y4
+	VINSERTI128    $0x01, 48(SI), Y4, Y4
+	VBROADCASTI128 48(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 48(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 48(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 48(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 48(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 48(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLD         $0x02, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 768(CX)
+	VMOVDQU        Y4, 1792(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y1, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSRLD         $0x02, Y1, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 832(CX)
+	VMOVDQU        Y4, 1856(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y2, Y4
+	VPAND          wide30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSRLD         $0x02, Y2, Y4
+	VPAND          wide30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 896(CX)
+	VMOVDQU        Y1, 1920(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 960(CX)
+	VMOVDQU        Y1, 1984(CX)
+	ADDQ           $+2048, CX
+	PREFETCHT0     832(R8)
+	PREFETCHT0     896(R8)
+	VBROADCASTI128 160(BX), Y0
+	VINSERTI128    $0x01, 160(SI), Y0, Y0
+	VBROADCASTI128 160(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 160(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 160(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 160(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 160(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 160(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     960(R8)
+	PREFETCHT0     1024(R8)
+	PREFETCHT0     1088(R8)
+	VBROADCASTI128 64(BX), Y4
+	VINSERTI128    $0x01, 64(SI), Y4, Y4
+	VBROADCASTI128 64(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 64(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 64(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 64(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 64(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 64(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x04, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VMOVDQA        Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, (CX)
+	VMOVDQU        Y4, 1024(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y4
+	VPSRLD         $0x04, Y5, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y1, Y8
+	VPAND          wide30303030<>+0(SB), Y8, Y8
+	VPOR           Y8, Y4, Y4
+	VMOVDQA        Y1, Y8
+	VPAND          wide30303030<>+0(SB), Y8, Y8
+	VPOR           Y8, Y5, Y5
+	VMOVDQU        Y4, 64(CX)
+	VMOVDQU        Y5, 1088(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y4
+	VPSRLD         $0x04, Y6, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y2, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVDQA        Y2, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVDQU        Y4, 128(CX)
+	VMOVDQU        Y5, 1152(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y4
+	VPSRLD         $0x04, Y7, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVDQA        Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVDQU        Y4, 192(CX)
+	VMOVDQU        Y5, 1216(CX)
+	PREFETCHT0     1152(R8)
+	PREFETCHT0     1216(R8)
+	VBROADCASTI128 96(BX), Y4
+	VINSERTI128    $0x01, 96(SI), Y4, Y4
+	VBROADCASTI128 96(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 96(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 96(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 96(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 96(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 96(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLD         $0x02, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 512(CX)
+	VMOVDQU        Y4, 1536(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y1, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSRLD         $0x02, Y1, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 576(CX)
+	VMOVDQU        Y4, 1600(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y2, Y4
+	VPAND          wide30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSRLD         $0x02, Y2, Y4
+	VPAND          wide30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 640(CX)
+	VMOVDQU        Y1, 1664(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 704(CX)
+	VMOVDQU        Y1, 1728(CX)
+	PREFETCHT0     1280(R8)
+	PREFETCHT0     1344(R8)
+	VBROADCASTI128 176(BX), Y0
+	VINSERTI128    $0x01, 176(SI), Y0, Y0
+	VBROADCASTI128 176(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 176(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 176(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 176(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 176(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 176(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT0     1408(R8)
+	PREFETCHT0     1472(R8)
+	VBROADCASTI128 80(BX), Y4
+	VINSERTI128    $0x01, 80(SI), Y4, Y4
+	VBROADCASTI128 80(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 80(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 80(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 80(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 80(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 80(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x04, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VMOVDQA        Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 256(CX)
+	VMOVDQU        Y4, 1280(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y4
+	VPSRLD         $0x04, Y5, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y1, Y8
+	VPAND          wide30303030<>+0(SB), Y8, Y8
+	VPOR           Y8, Y4, Y4
+	VMOVDQA        Y1, Y8
+	VPAND          wide30303030<>+0(SB), Y8, Y8
+	VPOR           Y8, Y5, Y5
+	VMOVDQU        Y4, 320(CX)
+	VMOVDQU        Y5, 1344(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y4
+	VPSRLD         $0x04, Y6, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y2, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVDQA        Y2, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVDQU        Y4, 384(CX)
+	VMOVDQU        Y5, 1408(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y4
+	VPSRLD         $0x04, Y7, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVDQA        Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VMOVDQU        Y4, 448(CX)
+	VMOVDQU        Y5, 1472(CX)
+	PREFETCHT0     1536(R8)
+	PREFETCHT0     1600(R8)
+	PREFETCHT0     1664(R8)
+	VBROADCASTI128 112(BX), Y4
+	VINSERTI128    $0x01, 112(SI), Y4, Y4
+	VBROADCASTI128 112(BX)(DI*1), Y5
+	VINSERTI128    $0x01, 112(SI)(DI*1), Y5, Y5
+	VBROADCASTI128 112(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 112(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 112(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 112(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y5, Y4, Y8
+	VPUNPCKHDQ     Y5, Y4, Y9
+	VPUNPCKLDQ     Y7, Y6, Y5
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y5, Y8, Y4
+	VPUNPCKHQDQ    Y5, Y8, Y5
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y8
+	VPSRLD         $0x04, Y4, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLD         $0x02, Y0, Y9
+	VPAND          wide30303030<>+0(SB), Y9, Y9
+	VPOR           Y9, Y4, Y4
+	VMOVDQU        Y8, 768(CX)
+	VMOVDQU        Y4, 1792(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y0
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y4
+	VPSLLD         $0x02, Y1, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VPSRLD         $0x02, Y1, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VMOVDQU        Y0, 832(CX)
+	VMOVDQU        Y4, 1856(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y6, Y0
+	VPSRLD         $0x04, Y6, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y2, Y4
+	VPAND          wide30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VPSRLD         $0x02, Y2, Y4
+	VPAND          wide30303030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VMOVDQU        Y0, 896(CX)
+	VMOVDQU        Y1, 1920(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y7, Y0
+	VPSRLD         $0x04, Y7, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y0, 960(CX)
+	VMOVDQU        Y1, 1984(CX)
+	ADDQ           $+2048, CX
+	ADDQ           $+1680, R8
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q6K_rows
+	VZEROUPPER
+	RET
+
+// func decode2Q80(p *byte, w *byte, stride int, chunks int, pf uintptr)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q80(SB), NOSPLIT, $0-40
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q80_rows:
+	MOVQ BX, R11
+	LEAQ (BX)(DI*4), SI
+	MOVQ AX, CX
+	LEAQ 4096(AX), DX
+	MOVQ chunks+24(FP), R12
+
+decode2Q80_loop:
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMOVUPS        Y0, (DX)
+	PREFETCHT0     (R8)
+	PREFETCHT0     64(R8)
+	VBROADCASTI128 2(BX), Y0
+	VINSERTI128    $0x01, 2(SI), Y0, Y0
+	VBROADCASTI128 2(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 2(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 2(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVDQU        Y0, (CX)
+	VMOVDQU        Y1, 64(CX)
+	VMOVDQU        Y2, 128(CX)
+	VMOVDQU        Y3, 192(CX)
+	PREFETCHT0     128(R8)
+	PREFETCHT0     192(R8)
+	PREFETCHT0     256(R8)
+	VBROADCASTI128 18(BX), Y0
+	VINSERTI128    $0x01, 18(SI), Y0, Y0
+	VBROADCASTI128 18(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 18(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 18(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 18(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 18(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 18(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVDQU        Y0, 256(CX)
+	VMOVDQU        Y1, 320(CX)
+	VMOVDQU        Y2, 384(CX)
+	VMOVDQU        Y3, 448(CX)
+	ADDQ           $+34, BX
+	ADDQ           $+34, SI
+	ADDQ           $+512, CX
+	ADDQ           $+64, DX
+	ADDQ           $+272, R8
+	DECQ           R12
+	JNZ            decode2Q80_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q80_rows
+	VZEROUPPER
+	RET
+
+// func decode2Q40(p *byte, w *byte, stride int, chunks int, pf uintptr)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q40(SB), NOSPLIT, $0-40
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q40_rows:
+	MOVQ BX, R11
+	LEAQ (BX)(DI*4), SI
+	MOVQ AX, CX
+	LEAQ 4096(AX), DX
+	MOVQ chunks+24(FP), R12
+
+decode2Q40_loop:
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMULPS         wide3d800000<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, (DX)
+	PREFETCHT0     (R8)
+	PREFETCHT0     64(R8)
+	PREFETCHT0     128(R8)
+	VBROADCASTI128 2(BX), Y0
+	VINSERTI128    $0x01, 2(SI), Y0, Y0
+	VBROADCASTI128 2(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 2(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 2(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVDQU        Y4, (CX)
+	VMOVDQU        Y0, 256(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y1, 320(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
+	VPSRLD         $0x04, Y2, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 384(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
+	VPSRLD         $0x04, Y3, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 448(CX)
+	ADDQ           $+18, BX
+	ADDQ           $+18, SI
+	ADDQ           $+512, CX
+	ADDQ           $+64, DX
+	ADDQ           $+144, R8
+	DECQ           R12
+	JNZ            decode2Q40_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q40_rows
+	VZEROUPPER
+	RET
+
+// func decode2Q41(p *byte, w *byte, stride int, chunks int, pf uintptr)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q41(SB), NOSPLIT, $0-40
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q41_rows:
+	MOVQ BX, R11
+	LEAQ (BX)(DI*4), SI
+	MOVQ AX, CX
+	LEAQ 4096(AX), DX
+	MOVQ chunks+24(FP), R12
+
+decode2Q41_loop:
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMOVUPS        Y0, (DX)
+	VPBROADCASTW   2(BX), X0
+	VPINSRW        $0x01, 2(BX)(DI*1), X0, X0
+	VPINSRW        $0x02, 2(BX)(DI*2), X0, X0
+	VPINSRW        $0x03, 2(BX)(R9*1), X0, X0
+	VPINSRW        $0x04, 2(SI), X0, X0
+	VPINSRW        $0x05, 2(SI)(DI*1), X0, X0
+	VPINSRW        $0x06, 2(SI)(DI*2), X0, X0
+	VPINSRW        $0x07, 2(SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMOVUPS        Y0, 1024(DX)
+	PREFETCHT0     (R8)
+	PREFETCHT0     64(R8)
+	PREFETCHT0     128(R8)
+	VBROADCASTI128 4(BX), Y0
+	VINSERTI128    $0x01, 4(SI), Y0, Y0
+	VBROADCASTI128 4(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 4(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 4(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 4(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 4(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 4(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVDQU        Y4, (CX)
+	VMOVDQU        Y0, 256(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y1, 320(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
+	VPSRLD         $0x04, Y2, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 384(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
+	VPSRLD         $0x04, Y3, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 448(CX)
+	ADDQ           $+20, BX
+	ADDQ           $+20, SI
+	ADDQ           $+512, CX
+	ADDQ           $+64, DX
+	ADDQ           $+160, R8
+	DECQ           R12
+	JNZ            decode2Q41_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q41_rows
+	VZEROUPPER
+	RET
+
+// func decode2IQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2IQ4NL(SB), NOSPLIT, $0-40
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ4NL_rows:
+	MOVQ BX, R11
+	LEAQ (BX)(DI*4), SI
+	MOVQ AX, CX
+	LEAQ 4096(AX), DX
+	MOVQ chunks+24(FP), R12
+
+decode2IQ4NL_loop:
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMOVUPS        Y0, (DX)
+	PREFETCHT0     (R8)
+	PREFETCHT0     64(R8)
+	PREFETCHT0     128(R8)
+	VBROADCASTI128 2(BX), Y0
+	VINSERTI128    $0x01, 2(SI), Y0, Y0
+	VBROADCASTI128 2(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 2(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 2(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVDQU        signed0<>+0(SB), Y5
+	VPSHUFB        Y4, Y5, Y4
+	VPSHUFB        Y0, Y5, Y0
+	VMOVDQU        Y4, (CX)
+	VMOVDQU        Y0, 256(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        signed0<>+0(SB), Y4
+	VPSHUFB        Y0, Y4, Y0
+	VPSHUFB        Y1, Y4, Y1
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y1, 320(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
+	VPSRLD         $0x04, Y2, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        signed0<>+0(SB), Y2
+	VPSHUFB        Y0, Y2, Y0
+	VPSHUFB        Y1, Y2, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 384(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
+	VPSRLD         $0x04, Y3, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        signed0<>+0(SB), Y2
+	VPSHUFB        Y0, Y2, Y0
+	VPSHUFB        Y1, Y2, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 448(CX)
+	ADDQ           $+18, BX
+	ADDQ           $+18, SI
+	ADDQ           $+512, CX
+	ADDQ           $+64, DX
+	ADDQ           $+144, R8
+	DECQ           R12
+	JNZ            decode2IQ4NL_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2IQ4NL_rows
+	VZEROUPPER
+	RET
+
+// func decode2IQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2IQ4XS(SB), NOSPLIT, $0-40
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ4XS_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	PREFETCHT0     (R8)
+	VBROADCASTI128 (BX), Y0
+	VINSERTI128    $0x01, (SI), Y0, Y0
+	VBROADCASTI128 (BX)(DI*1), Y1
+	VINSERTI128    $0x01, (SI)(DI*1), Y1, Y1
+	VBROADCASTI128 (BX)(DI*2), Y2
+	VINSERTI128    $0x01, (SI)(DI*2), Y2, Y2
+	VBROADCASTI128 (BX)(R9*1), Y3
+	VINSERTI128    $0x01, (SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPSHUFB        lowWords<>+0(SB), Y0, Y2
+	VPERMQ         $0x08, Y2, Y2
+	VCVTPH2PS      X2, Y2
+	VPSRLD         $0x10, Y0, Y0
+	VMOVDQA        Y1, Y3
+	VPAND          wide0000000f<>+0(SB), Y3, Y3
+	VPSLLD         $0x04, Y0, Y4
+	VPAND          wide00000030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPSUBD         wide00000020<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y2, Y3, Y3
+	VMOVUPS        Y3, (DX)
+	VPSRLD         $0x04, Y1, Y3
+	VPAND          wide0000000f<>+0(SB), Y3, Y3
+	VPSLLD         $0x02, Y0, Y4
+	VPAND          wide00000030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPSUBD         wide00000020<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y2, Y3, Y3
+	VMOVUPS        Y3, 64(DX)
+	VPSRLD         $0x08, Y1, Y3
+	VPAND          wide0000000f<>+0(SB), Y3, Y3
+	VMOVDQA        Y0, Y4
+	VPAND          wide00000030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPSUBD         wide00000020<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y2, Y3, Y3
+	VMOVUPS        Y3, 128(DX)
+	VPSRLD         $0x0c, Y1, Y3
+	VPAND          wide0000000f<>+0(SB), Y3, Y3
+	VPSRLD         $0x02, Y0, Y4
+	VPAND          wide00000030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPSUBD         wide00000020<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y2, Y3, Y3
+	VMOVUPS        Y3, 192(DX)
+	VPSRLD         $0x10, Y1, Y3
+	VPAND          wide0000000f<>+0(SB), Y3, Y3
+	VPSRLD         $0x04, Y0, Y4
+	VPAND          wide00000030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPSUBD         wide00000020<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y2, Y3, Y3
+	VMOVUPS        Y3, 256(DX)
+	VPSRLD         $0x14, Y1, Y3
+	VPAND          wide0000000f<>+0(SB), Y3, Y3
+	VPSRLD         $0x06, Y0, Y4
+	VPAND          wide00000030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPSUBD         wide00000020<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y2, Y3, Y3
+	VMOVUPS        Y3, 320(DX)
+	VPSRLD         $0x18, Y1, Y3
+	VPAND          wide0000000f<>+0(SB), Y3, Y3
+	VPSRLD         $0x08, Y0, Y4
+	VPAND          wide00000030<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VPSUBD         wide00000020<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VMULPS         Y2, Y3, Y3
+	VMOVUPS        Y3, 384(DX)
+	VPSRLD         $0x1c, Y1, Y1
+	VPAND          wide0000000f<>+0(SB), Y1, Y1
+	VPSRLD         $0x0a, Y0, Y0
+	VPAND          wide00000030<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VPSUBD         wide00000020<>+0(SB), Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y2, Y1, Y1
+	VMOVUPS        Y1, 448(DX)
+	MOVQ           $+8, R12
+
+decode2IQ4XS_loop:
+	PREFETCHT0     (R8)
+	PREFETCHT0     64(R8)
+	PREFETCHT0     128(R8)
+	VBROADCASTI128 8(BX), Y0
+	VINSERTI128    $0x01, 8(SI), Y0, Y0
+	VBROADCASTI128 8(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 8(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 8(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 8(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 8(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 8(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVDQU        signed0<>+0(SB), Y5
+	VPSHUFB        Y4, Y5, Y4
+	VPSHUFB        Y0, Y5, Y0
+	VMOVDQU        Y4, (CX)
+	VMOVDQU        Y0, 256(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        signed0<>+0(SB), Y4
+	VPSHUFB        Y0, Y4, Y0
+	VPSHUFB        Y1, Y4, Y1
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y1, 320(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
+	VPSRLD         $0x04, Y2, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        signed0<>+0(SB), Y2
+	VPSHUFB        Y0, Y2, Y0
+	VPSHUFB        Y1, Y2, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 384(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
+	VPSRLD         $0x04, Y3, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        signed0<>+0(SB), Y2
+	VPSHUFB        Y0, Y2, Y0
+	VPSHUFB        Y1, Y2, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 448(CX)
+	ADDQ           $+16, BX
+	ADDQ           $+16, SI
+	ADDQ           $+512, CX
+	ADDQ           $+64, DX
+	ADDQ           $+136, R8
+	DECQ           R12
+	JNZ            decode2IQ4XS_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2IQ4XS_rows
 	VZEROUPPER
 	RET

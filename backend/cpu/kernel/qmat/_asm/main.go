@@ -47,8 +47,10 @@ func main() {
 	tableData(&iq4)
 	tableData(&fp4)
 	sumOrder()
+	initWide()
 	if want("quantize", 0) {
 		quantize512()
+		quantize2()
 	}
 	for _, k := range kinds {
 		for nc := 1; nc <= 6; nc++ {
@@ -65,6 +67,16 @@ func main() {
 			if want(f.name, nc) {
 				fused512(f, nc)
 			}
+		}
+	}
+	for _, f := range forms {
+		if want(f.name, 0) {
+			microAVX2(f)
+		}
+	}
+	for _, f := range formats2 {
+		if want("2"+f.name, 0) {
+			decodeAVX2(f)
 		}
 	}
 	Generate()

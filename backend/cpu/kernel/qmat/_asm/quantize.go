@@ -148,8 +148,8 @@ func quantize512() {
 
 var sumOrderData *Mem
 
-// sumOrder holds two permutations: the sums of 16 as they come out of the byte sums, and
-// every scale twice.
+// sumOrder holds three permutations: the sums of 16 as they come out of the byte sums,
+// every scale twice, and the bytes of 32 values after packing.
 func sumOrder() Mem {
 	if sumOrderData == nil {
 		m := GLOBL("sumOrder", RODATA|NOPTR)
@@ -159,7 +159,98 @@ func sumOrder() Mem {
 		for i := range 16 {
 			DATA(64+4*i, U32(i/2))
 		}
+		for i, v := range []int{0, 4, 1, 5, 2, 6, 3, 7} {
+			DATA(128+4*i, U32(v))
+		}
 		sumOrderData = &m
 	}
 	return *sumOrderData
+}
+
+func quantize2() {
+	const name = "quantize2"
+	TEXT(name, NOSPLIT, "func(out *byte, x *float32, blocks int) int")
+	quantDoc(name, "Needs AVX2.")
+	out := Load(Param("out"), GP64())
+	x := Load(Param("x"), GP64())
+	n := Load(Param("blocks"), GP64())
+	Label(name + "_loop")
+	CMPQ(n, Imm(0))
+	JE(LabelRef(name + "_stop"))
+	var v []VecVirtual
+	for j := range 8 {
+		m, t := YMM(), YMM()
+		VMOVDQU(wide(absMask), m)
+		for i := range 4 {
+			if i == 0 {
+				VPAND(mem(x, 128*j), m, t)
+				continue
+			}
+			u := YMM()
+			VPAND(mem(x, 128*j+32*i), m, u)
+			VPMAXUD(u, t, t)
+		}
+		v = append(v, t)
+	}
+	xs := scales(maxima(v), out, name+"_stop")
+	for j := range 8 {
+		inv, q := YMM(), ys(4)
+		VBROADCASTSS(mem(out, recMS32+4*j), inv)
+		for i := range q {
+			VMULPS(mem(x, 128*j+32*i), inv, q[i])
+			VCVTPS2DQ(q[i], q[i])
+		}
+		VPACKSSDW(q[1], q[0], q[0])
+		VPACKSSDW(q[3], q[2], q[2])
+		VPACKSSWB(q[2], q[0], q[0])
+		order := YMM()
+		VMOVDQU(sumOrder().Offset(128), order)
+		VPERMD(q[0], order, q[0])
+		VMOVDQU(q[0], mem(out, recQ+32*j))
+		// Sums of 8 as unsigned bytes; sums of 16 wait in init16.
+		s, z := YMM(), YMM()
+		VPXOR(wide(m80), q[0], s)
+		VPXOR(q[1], q[1], z)
+		VPSADBW(z, s, s)
+		VPSHUFD(U8(0x4e), s, z)
+		VPADDD(z, s, s)
+		VMOVD(s.AsX(), mem(out, recInit16+8*j))
+		VEXTRACTI128(U8(1), s, z.AsX())
+		VMOVD(z.AsX(), mem(out, recInit16+8*j+4))
+	}
+	s := ys(2)
+	for i := range s {
+		idx, t, f := YMM(), YMM(), YMM()
+		VMOVDQU(mem(out, recInit16+32*i), s[i])
+		VPSUBD(wide(2048), s[i], s[i])
+		VPSLLD(U8(5), s[i], t)
+		VMOVDQU(wide(magic), idx)
+		VPSUBD(t, idx, t)
+		VMOVDQU(t, mem(out, recInit16+32*i))
+		VMOVDQU(sumOrder().Offset(64+32*i), idx)
+		VPERMPS(xs, idx, t)
+		VCVTDQ2PS(s[i], f)
+		VMULPS(t, f, f)
+		VMOVUPS(f, mem(out, recMS16+32*i))
+	}
+	VPHADDD(s[1], s[0], s[0])
+	VPERMQ(U8(0xd8), s[0], s[0])
+	t, mg := YMM(), YMM()
+	VPSLLD(U8(7), s[0], t)
+	VMOVDQU(wide(magic), mg)
+	VPSUBD(t, mg, t)
+	VMOVDQU(t, mem(out, recInit32))
+	VCVTDQ2PS(s[0], s[0])
+	VMULPS(xs, s[0], s[0])
+	VMOVUPS(s[0], mem(out, recMS32))
+	ADDQ(I32(recSize), out)
+	ADDQ(I32(1024), x)
+	DECQ(n)
+	JMP(LabelRef(name + "_loop"))
+	Label(name + "_stop")
+	VZEROUPPER()
+	done := Load(Param("blocks"), GP64())
+	SUBQ(n, done)
+	Store(done, ReturnIndex(0))
+	RET()
 }

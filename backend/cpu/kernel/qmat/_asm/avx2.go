@@ -1,0 +1,601 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+// AVX2 uses the same panels, eight rows per register. Its byte multiplication adds pairs
+// of products in 16 bits with saturation, so codes are kept small (no power of two, no
+// offset of 128); signed codes are split into magnitude and sign.
+
+// form is a kind together with the range of its codes.
+type form struct {
+	name   string
+	kind   kind
+	depth  int  // vectors that can be added in 16 bits: 2*depth*largest code*127 < 2^15
+	mul    int  // codes are this much smaller than what the record's offset is for
+	signed bool // signed codes without offset
+}
+
+var forms = []form{
+	{"Min32u4", min32, 8, 1, false},
+	{"Min32u5", min32, 4, 1, false},
+	{"Off32u4", off32, 8, 16, false},
+	{"Off32u5", off32, 4, 8, false},
+	{"Off32s8", off32, 1, 1, true},
+	{"Off16u6", off16, 2, 1, false},
+	{"Min16u2", min16, 4, 1, false},
+}
+
+func ys(n int) []VecVirtual {
+	r := make([]VecVirtual, n)
+	for i := range r {
+		r[i] = YMM()
+	}
+	return r
+}
+
+// wide is a 32-byte constant in memory: v in every dword.
+func wide(v uint32) Mem {
+	if !wideOpen {
+		m, ok := wideMem[v]
+		if !ok {
+			panic(fmt.Sprintf("constant %#x is not declared", v))
+		}
+		return m
+	}
+	m := GLOBL(fmt.Sprintf("wide%08x", v), RODATA|NOPTR)
+	for i := range 8 {
+		DATA(4*i, U32(v))
+	}
+	wideMem[v] = m
+	return m
+}
+
+var (
+	wideMem  = map[uint32]Mem{}
+	wideOpen bool
+)
+
+// initWide declares the constants; data cannot be declared inside a function.
+func initWide() {
+	wideOpen = true
+	for _, v := range []uint32{m0f, m30, m3f, m10, mff, m80, signBit, magic, sixteenth, eighth, 0x00010001, 0x00100010, 0x00080008,
+		15, 32, 0x30, absMask, infBits - 1, tiny - 1, c127, 2048} {
+		wide(v)
+	}
+	wideOpen = false
+	wordsMem = GLOBL("lowWords", RODATA|NOPTR)
+	for i := range 32 {
+		v := 0x80
+		if i%16 < 8 {
+			v = i%16/2*4 + i%2
+		}
+		DATA(i, U8(v))
+	}
+	for i, t := range []*[16]byte{&iq4, &fp4} {
+		mul := []int{1, 8}[i]
+		m := GLOBL(fmt.Sprintf("signed%d", i), RODATA|NOPTR)
+		for j := range 32 {
+			DATA(j, U8(byte((int(t[j%16])-128)/mul)))
+		}
+		signedMem[t] = m
+	}
+}
+
+var (
+	wordsMem  Mem
+	signedMem = map[*[16]byte]Mem{}
+)
+
+// microAVX2 emits the kernel of one form. The codes of eight rows and one sub-block stay in
+// registers while it goes through the columns, so one kernel serves any number of them.
+func microAVX2(f form) {
+	name := "micro2" + f.name
+	k := f.kind
+	groups := k.sub / 4
+	TEXT(name, NOSPLIT, "func(p *byte, x *byte, n int, y *float32, yStep int, iters int)")
+	Doc(fmt.Sprintf("%s adds a panel times n columns to y, whose columns are yStep bytes apart.", name),
+		fmt.Sprintf("iters counts %d values. Needs AVX2 and FMA.", map[int]int{32: 32, 16: 128}[k.sub]))
+	Pragma("noescape")
+	p := Load(Param("p"), GP64())
+	x := Load(Param("x"), GP64())
+	y := Load(Param("y"), GP64())
+	iters := Load(Param("iters"), GP64())
+	ps, xs := GP64(), GP64()
+	LEAQ(mem(p, panelScale), ps)
+	LEAQ(mem(x, recXS), xs)
+	xi := xs
+	if k.sub == 16 {
+		xi = GP64()
+		MOVQ(xs, xi)
+	}
+
+	// sub emits sub-block s for the eight rows from row r on.
+	sub := func(s, r int) {
+		label := fmt.Sprintf("%s_%d_%d", name, s, r)
+		at := 64*s + 4*r // of the scales
+		w := ys(groups)
+		for g := range w {
+			VMOVDQU(mem(p, (s*groups+g)*64+4*r), w[g])
+		}
+		xc, xf, yc, cnt := GP64(), GP64(), GP64(), GP64()
+		xn := xf
+		MOVQ(x, xc)
+		MOVQ(xs, xf)
+		if k.sub == 16 {
+			xn = GP64()
+			MOVQ(xi, xn)
+		}
+		LEAQ(mem(y, 4*r), yc)
+		MOVQ(NewParamAddr("n", 16), cnt)
+		Label(label)
+		var acc VecVirtual // 32 bits
+		var sum VecVirtual // 16 bits
+		flush := func(g int) {
+			if (g+1)%f.depth != 0 {
+				return
+			}
+			VPMADDWD(wide(uint32(f.mul)*0x00010001), sum, sum)
+			if acc == nil {
+				acc = sum
+			} else {
+				VPADDD(sum, acc, acc)
+			}
+		}
+		for g := range w {
+			b, t := YMM(), YMM()
+			VPBROADCASTD(mem(xc, recQ+s*k.sub+4*g), b)
+			if f.signed {
+				VPABSB(w[g], t)
+				VPSIGNB(w[g], b, b)
+				VPMADDUBSW(b, t, t)
+			} else {
+				VPMADDUBSW(b, w[g], t)
+			}
+			if g%f.depth == 0 {
+				sum = t
+			} else {
+				VPADDW(t, sum, sum)
+			}
+			flush(g)
+		}
+		if f.signed || k.min {
+			VCVTDQ2PS(acc, acc)
+			VMULPS(mem(ps, at), acc, acc)
+		} else {
+			// The offset comes with magic added; see acts.go.
+			b, ws, mw := YMM(), YMM(), YMM()
+			VPBROADCASTD(mem(xn, k.initOff()+4*s), b)
+			VPADDD(b, acc, acc)
+			VMOVUPS(mem(ps, at), ws)
+			VMULPS(wide(magic), ws, mw)
+			VFMSUB213PS(mw, ws, acc)
+		}
+		v, sx := YMM(), YMM()
+		VMOVUPS(mem(yc, 0), v)
+		VBROADCASTSS(mem(xf, 4*(s*k.sub/32)), sx)
+		VFMADD231PS(sx, acc, v)
+		if k.min {
+			ms := YMM()
+			VBROADCASTSS(mem(xn, k.msOff()+4*s), ms)
+			VFMADD231PS(mem(ps, panelMin-panelScale+at), ms, v)
+		}
+		VMOVUPS(v, mem(yc, 0))
+		ADDQ(I32(recSize), xc)
+		ADDQ(I32(recSize), xf)
+		if k.sub == 16 {
+			ADDQ(I32(recSize), xn)
+		}
+		ADDQ(NewParamAddr("yStep", 32), yc)
+		DECQ(cnt)
+		JNZ(LabelRef(label))
+	}
+
+	Label(name + "_loop")
+	if k.sub == 32 {
+		sub(0, 0)
+		sub(0, 8)
+		ADDQ(I32(8*64), p)
+		ADDQ(I8(64), ps)
+		ADDQ(I8(32), x)
+		ADDQ(I8(4), xs)
+	} else {
+		half := GP64()
+		MOVQ(I32(2), half)
+		Label(name + "_half")
+		for _, s := range []int{0, 4, 1, 5} {
+			sub(s, 0)
+			sub(s, 8)
+		}
+		ADDQ(I32(2*4*64), p)
+		ADDQ(I32(2*64), ps)
+		ADDQ(I8(32), x)
+		ADDQ(I8(4), xs)
+		ADDQ(I8(8), xi)
+		DECQ(half)
+		JNZ(LabelRef(name + "_half"))
+		ADDQ(I32(4*4*64), p)
+		ADDQ(I32(4*64), ps)
+		ADDQ(I8(64), x)
+		ADDQ(I8(8), xs)
+		ADDQ(I8(16), xi)
+	}
+	DECQ(iters)
+	JNZ(LabelRef(name + "_loop"))
+	VZEROUPPER()
+	RET()
+}
+
+// format2 is a format as AVX2 decodes it, eight rows at a time.
+type format2 struct {
+	name   string
+	kind   kind
+	length int // values per block of the file
+	bytes  int
+	chunk  int // values per call of emit
+	step   int // bytes the rows advance per call of emit
+	unroll bool
+	header func(e *env2)
+	emit   func(e *env2, c int)
+}
+
+var formats2 = []*format2{
+	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, header: func(e *env2) { e.scales4K() }, emit: emit2Q4K},
+	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 0, unroll: true, header: func(e *env2) { e.scales4K() }, emit: emit2Q5K},
+	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, unroll: true, header: header2Q6K, emit: emit2Q6K},
+	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, emit: emit2Q80},
+	{name: "Q40", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, emit: emit2Q40},
+	{name: "Q41", kind: min32, length: 32, bytes: 20, chunk: 32, step: 20, emit: emit2Q41},
+	{name: "IQ4NL", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, emit: emit2IQ4NL},
+	{name: "IQ4XS", kind: off32, length: 256, bytes: 136, chunk: 32, step: 16, header: header2IQ4XS, emit: emit2IQ4XS},
+}
+
+// env2 is what a format sees of its decoder. All addresses are those of eight rows.
+type env2 struct {
+	b     [2]Register // rows 0 and 4
+	s, s3 Register
+	p     Register // panel
+	pq    Register // codes of the chunk
+	ps    Register // scales of the chunk
+	k     kind
+	pf    Register
+	lines int
+	ticks int
+	at    int
+}
+
+func (e *env2) row(i, off int) Mem {
+	m := Mem{Base: e.b[i/4], Disp: off}
+	switch i % 4 {
+	case 1:
+		m.Index, m.Scale = e.s, 1
+	case 2:
+		m.Index, m.Scale = e.s, 2
+	case 3:
+		m.Index, m.Scale = e.s3, 1
+	}
+	return m
+}
+
+// transpose loads 16 bytes at off from eight rows and returns four vectors of dwords.
+func (e *env2) transpose(off int) [4]VecVirtual {
+	for i := e.at * e.lines / e.ticks; i < (e.at+1)*e.lines/e.ticks; i++ {
+		PREFETCHT0(mem(e.pf, 64*i))
+	}
+	e.at++
+	var z [4]VecVirtual
+	for i := range z {
+		z[i] = YMM()
+		VBROADCASTI128(e.row(i, off), z[i])
+		VINSERTI128(U8(1), e.row(4+i, off), z[i], z[i])
+	}
+	t := ys(4)
+	VPUNPCKLDQ(z[1], z[0], t[0])
+	VPUNPCKHDQ(z[1], z[0], t[1])
+	VPUNPCKLDQ(z[3], z[2], t[2])
+	VPUNPCKHDQ(z[3], z[2], t[3])
+	VPUNPCKLQDQ(t[2], t[0], z[0])
+	VPUNPCKHQDQ(t[2], t[0], z[1])
+	VPUNPCKLQDQ(t[3], t[1], z[2])
+	VPUNPCKHQDQ(t[3], t[1], z[3])
+	return z
+}
+
+// halves loads the half float at off of every row.
+func (e *env2) halves(off int) VecVirtual {
+	z := YMM()
+	x := z.AsX()
+	VPBROADCASTW(e.row(0, off), x)
+	for i := 1; i < 8; i++ {
+		VPINSRW(U8(i), e.row(i, off), x, x)
+	}
+	VCVTPH2PS(x, z)
+	return z
+}
+
+// low converts the half float in the low half of every dword.
+func (e *env2) low(v VecVirtual) VecVirtual {
+	z := YMM()
+	VPSHUFB(wordsMem, v, z)
+	VPERMQ(U8(0x08), z, z)
+	VCVTPH2PS(z.AsX(), z)
+	return z
+}
+
+func (e *env2) high(v VecVirtual) VecVirtual {
+	z := YMM()
+	VPSRLD(U8(16), v, z)
+	return e.low(z)
+}
+
+func (e *env2) vec(sub, g int, v VecVirtual)  { VMOVDQU(v, mem(e.pq, (sub*e.k.sub/4+g)*64)) }
+func (e *env2) scale(sub int, v VecVirtual)   { VMOVUPS(v, mem(e.ps, 64*sub)) }
+func (e *env2) min(sub int, v VecVirtual)     { VMOVUPS(v, mem(e.ps, panelMin-panelScale+64*sub)) }
+func (e *env2) and(v uint32, a, b VecVirtual) { VPAND(wide(v), a, b) }
+func (e *env2) nib(v VecVirtual) (lo, hi VecVirtual) {
+	lo, hi = YMM(), YMM()
+	e.and(m0f, v, lo)
+	VPSRLD(U8(4), v, hi)
+	e.and(m0f, hi, hi)
+	return lo, hi
+}
+
+// decodeAVX2 emits the decoder of f: eight rows, then the other eight.
+func decodeAVX2(f *format2) {
+	name := "decode2" + f.name
+	chunks := 256 / f.chunk
+	bytes := 8 * f.bytes * 256 / f.length
+	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, chunks int, pf uintptr)")
+	doc := fmt.Sprintf("chunks counts %d values.", f.chunk)
+	if f.header != nil {
+		doc = "chunks is not used."
+	}
+	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches %d bytes at pf. %s", name, 2*bytes, doc),
+		"Needs AVX2 and F16C.")
+	Pragma("noescape")
+	e := &env2{k: f.kind, p: GP64(), pq: GP64(), ps: GP64()}
+	p := Load(Param("p"), e.p.(GPVirtual))
+	e.b = [2]Register{Load(Param("w"), GP64()), GP64()}
+	e.s = Load(Param("stride"), GP64())
+	e.pf = Load(Param("pf"), GP64())
+	s3, two := GP64(), GP64()
+	LEAQ(Mem{Base: e.s, Index: e.s, Scale: 2}, s3)
+	e.s3 = s3
+	MOVQ(I32(2), two)
+	Label(name + "_rows")
+	w := GP64()
+	MOVQ(e.b[0], w)
+	LEAQ(Mem{Base: e.b[0], Index: e.s, Scale: 4}, e.b[1])
+	MOVQ(p, e.pq)
+	LEAQ(mem(p, panelScale), e.ps)
+	transposes := f.chunk * f.bytes / f.length / 16 // per chunk; close enough for prefetching
+	if f.header != nil {
+		e.lines, e.ticks = 1, 1
+		f.header(e)
+	}
+	if f.unroll {
+		e.at, e.lines, e.ticks = 0, (bytes+63)/64, max(1, transposes*chunks)
+		for c := range chunks {
+			f.emit(e, c)
+			ADDQ(I32(int32(f.chunk*16)), e.pq)
+		}
+		ADDQ(I32(int32(bytes)), e.pf)
+	} else {
+		e.at, e.lines, e.ticks = 0, (bytes/chunks+63)/64, max(1, transposes)
+		cnt := GP64()
+		if f.header != nil {
+			MOVQ(I32(int32(chunks)), cnt)
+		} else {
+			MOVQ(NewParamAddr("chunks", 24), cnt)
+		}
+		Label(name + "_loop")
+		f.emit(e, 0)
+		ADDQ(I32(int32(f.step)), e.b[0])
+		ADDQ(I32(int32(f.step)), e.b[1])
+		ADDQ(I32(int32(f.chunk*16)), e.pq)
+		ADDQ(I32(int32(64*f.chunk/f.kind.sub)), e.ps)
+		ADDQ(I32(int32(bytes/chunks)), e.pf)
+		DECQ(cnt)
+		JNZ(LabelRef(name + "_loop"))
+	}
+	LEAQ(Mem{Base: w, Index: e.s, Scale: 8}, e.b[0])
+	ADDQ(I8(32), p)
+	DECQ(two)
+	JNZ(LabelRef(name + "_rows"))
+	VZEROUPPER()
+	RET()
+}
+
+// byte extracts byte j of every dword.
+func (e *env2) byte(v VecVirtual, j int) VecVirtual {
+	z := YMM()
+	switch j {
+	case 0:
+		e.and(mff, v, z)
+	case 3:
+		VPSRLD(U8(24), v, z)
+	default:
+		VPSRLD(U8(8*j), v, z)
+		e.and(mff, z, z)
+	}
+	return z
+}
+
+// scales4K decodes the header of Q4_K and Q5_K.
+func (e *env2) scales4K() {
+	h := e.transpose(0)
+	dm, d := e.high(h[0]), e.low(h[0])
+	VPXOR(wide(signBit), dm, dm)
+	sc, mn, t := ys(2), ys(2), YMM()
+	e.and(m3f, h[1], sc[0])
+	e.and(m3f, h[2], mn[0])
+	VPSRLD(U8(2), h[1], sc[1])
+	e.and(m30, sc[1], sc[1])
+	e.and(m0f, h[3], t)
+	VPOR(t, sc[1], sc[1])
+	VPSRLD(U8(2), h[2], mn[1])
+	e.and(m30, mn[1], mn[1])
+	VPSRLD(U8(4), h[3], t)
+	e.and(m0f, t, t)
+	VPOR(t, mn[1], mn[1])
+	for j := range 8 {
+		v := e.byte(sc[j/4], j%4)
+		VCVTDQ2PS(v, v)
+		VMULPS(d, v, v)
+		e.scale(j, v)
+		v = e.byte(mn[j/4], j%4)
+		VCVTDQ2PS(v, v)
+		VMULPS(dm, v, v)
+		e.min(j, v)
+	}
+}
+
+func emit2Q4K(e *env2, c int) {
+	for h := range 2 {
+		for i, v := range e.transpose(16 + 16*h) {
+			lo, hi := e.nib(v)
+			e.vec(0, 4*h+i, lo)
+			e.vec(1, 4*h+i, hi)
+		}
+	}
+}
+
+func emit2Q5K(e *env2, c int) {
+	for h := range 2 {
+		qh := e.transpose(16 + 16*h)
+		for i, v := range e.transpose(48 + 32*c + 16*h) {
+			lo, hi := e.nib(v)
+			t := YMM()
+			shift(4-2*c, qh[i], t)
+			e.and(m10, t, t)
+			VPOR(t, lo, lo)
+			shift(3-2*c, qh[i], t)
+			e.and(m10, t, t)
+			VPOR(t, hi, hi)
+			e.vec(0, 4*h+i, lo)
+			e.vec(1, 4*h+i, hi)
+		}
+	}
+}
+
+// shift moves dwords left, or right when n is negative.
+func shift(n int, a, b VecVirtual) {
+	switch {
+	case n > 0:
+		VPSLLD(U8(n), a, b)
+	case n < 0:
+		VPSRLD(U8(-n), a, b)
+	default:
+		VMOVDQA(a, b)
+	}
+}
+
+func header2Q6K(e *env2) {
+	d := e.halves(208)
+	for i, v := range e.transpose(192) {
+		for j := range 4 {
+			t := YMM()
+			if j == 3 {
+				VPSRAD(U8(24), v, t)
+			} else {
+				VPSLLD(U8(24-8*j), v, t)
+				VPSRAD(U8(24), t, t)
+			}
+			VCVTDQ2PS(t, t)
+			VMULPS(d, t, t)
+			e.scale(4*i+j, t)
+		}
+	}
+}
+
+func emit2Q6K(e *env2, c int) {
+	for l := range 2 { // sub-blocks l, l+2, l+4, l+6
+		qh := e.transpose(128 + 32*c + 16*l)
+		for t := range 2 {
+			for i, v := range e.transpose(64*c + 32*t + 16*l) {
+				lo, hi := e.nib(v)
+				h := YMM()
+				shift(4-2*t, qh[i], h)
+				e.and(m30, h, h)
+				VPOR(h, lo, lo)
+				shift(-2*t, qh[i], h)
+				e.and(m30, h, h)
+				VPOR(h, hi, hi)
+				e.vec(2*t+l, i, lo)
+				e.vec(4+2*t+l, i, hi)
+			}
+		}
+	}
+}
+
+func emit2Q80(e *env2, c int) {
+	e.scale(0, e.halves(0))
+	for h := range 2 {
+		for i, v := range e.transpose(2 + 16*h) {
+			e.vec(0, 4*h+i, v)
+		}
+	}
+}
+
+func (e *env2) nibbles(off int) {
+	for i, v := range e.transpose(off) {
+		lo, hi := e.nib(v)
+		e.vec(0, i, lo)
+		e.vec(0, 4+i, hi)
+	}
+}
+
+func emit2Q40(e *env2, c int) {
+	d := e.halves(0)
+	VMULPS(wide(sixteenth), d, d)
+	e.scale(0, d)
+	e.nibbles(2)
+}
+
+func emit2Q41(e *env2, c int) {
+	e.scale(0, e.halves(0))
+	e.min(0, e.halves(2))
+	e.nibbles(4)
+}
+
+func (e *env2) lookup(off int, t *[16]byte) {
+	for i, v := range e.transpose(off) {
+		lo, hi := e.nib(v)
+		tab := YMM()
+		VMOVDQU(signedMem[t], tab)
+		VPSHUFB(lo, tab, lo)
+		VPSHUFB(hi, tab, hi)
+		e.vec(0, i, lo)
+		e.vec(0, 4+i, hi)
+	}
+}
+
+func emit2IQ4NL(e *env2, c int) {
+	e.scale(0, e.halves(0))
+	e.lookup(2, &iq4)
+}
+
+func header2IQ4XS(e *env2) {
+	h := e.transpose(0)
+	d, hi := e.low(h[0]), YMM()
+	VPSRLD(U8(16), h[0], hi)
+	for j := range 8 {
+		lo, t := YMM(), YMM()
+		shift(-4*j, h[1], lo)
+		e.and(15, lo, lo)
+		shift(4-2*j, hi, t)
+		e.and(0x30, t, t)
+		VPOR(t, lo, lo)
+		VPSUBD(wide(32), lo, lo)
+		VCVTDQ2PS(lo, lo)
+		VMULPS(d, lo, lo)
+		e.scale(j, lo)
+	}
+}
+
+func emit2IQ4XS(e *env2, c int) { e.lookup(8, &iq4) }
