@@ -11,14 +11,14 @@ import (
 type scratch struct {
 	hits  []int32
 	syms  []symbol
-	heap  []uint64
+	queue pairQueue
 	cache [cacheSize]cacheEntry
 }
 
 // shrink lets go of what an unusually long piece needed.
 func (sc *scratch) shrink() {
 	if cap(sc.syms) > 1<<16 {
-		sc.syms, sc.heap = nil, nil
+		sc.syms, sc.queue = nil, pairQueue{}
 	}
 }
 
@@ -244,49 +244,41 @@ func (t *Tokenizer) mergeShort(dst []ID, s string, syms []symbol) []ID {
 	return dst
 }
 
-// mergeLong keeps the pairs in a heap of rank<<32 | node.
+// mergeLong keeps the pairs in a queue of rank<<32 | node.
 func (t *Tokenizer) mergeLong(dst []ID, s string, syms []symbol, sc *scratch) []ID {
-	h := sc.heap[:0]
+	q := &sc.queue
+	q.reset()
 	for i := range syms {
 		syms[i].prev, syms[i].next = int32(i-1), int32(i+1)
-		if p := syms[i].pair; p < noMerge {
-			h = append(h, p&^0xffffffff|uint64(i))
-		}
+		q.push(syms[i].pair, int32(i))
 	}
 	syms[len(syms)-1].next = -1
-	heapInit(h)
-	for len(h) > 0 {
-		top := h[0]
+	for {
+		top, ok := q.pop()
+		if !ok {
+			break
+		}
 		i := int32(uint32(top))
 		a := &syms[i]
-		if a.next == dead || a.pair>>32 != top>>32 || a.pair >= noMerge {
-			h = heapPop(h) // the pair is gone
-			continue
+		if a.next == dead || a.pair>>32 != top>>32 {
+			continue // the pair is gone
 		}
 		b := &syms[a.next]
 		a.sym = int32(uint32(a.pair))
 		a.next, b.next = b.next, dead
-		a.pair = noMerge
-		replaced := false
-		if a.next >= 0 {
-			syms[a.next].prev = i
-			if a.pair = t.merge.get(a.sym, syms[a.next].sym); a.pair < noMerge {
-				h[0] = a.pair&^0xffffffff | uint64(i)
-				heapDown(h, 0)
-				replaced = true
-			}
-		}
-		if !replaced {
-			h = heapPop(h)
-		}
 		if a.prev >= 0 {
 			p := &syms[a.prev]
-			if p.pair = t.merge.get(p.sym, a.sym); p.pair < noMerge {
-				h = heapPush(h, p.pair&^0xffffffff|uint64(a.prev))
-			}
+			p.pair = t.merge.get(p.sym, a.sym)
+			q.push(p.pair, a.prev)
+		}
+		a.pair = noMerge
+		if a.next >= 0 {
+			n := &syms[a.next]
+			n.prev = i
+			a.pair = t.merge.get(a.sym, n.sym)
+			q.push(a.pair, i)
 		}
 	}
-	sc.heap = h
 	for i := int32(0); i >= 0; i = syms[i].next {
 		end := len(s)
 		if n := syms[i].next; n >= 0 {
@@ -313,60 +305,4 @@ func (t *Tokenizer) emit(dst []ID, text string, sym int32) []ID {
 		}
 	}
 	return dst
-}
-
-// A four-way heap: half the levels of a binary one, and a node's children share a
-// cache line.
-
-func heapInit(h []uint64) {
-	for i := (len(h) - 2) / 4; i >= 0 && len(h) > 1; i-- {
-		heapDown(h, i)
-	}
-}
-
-func heapDown(h []uint64, i int) {
-	x := h[i]
-	for {
-		c := 4*i + 1
-		if c >= len(h) {
-			break
-		}
-		m := c
-		for k := c + 1; k < min(c+4, len(h)); k++ {
-			if h[k] < h[m] {
-				m = k
-			}
-		}
-		if h[m] >= x {
-			break
-		}
-		h[i] = h[m]
-		i = m
-	}
-	h[i] = x
-}
-
-func heapPop(h []uint64) []uint64 {
-	n := len(h) - 1
-	h[0] = h[n]
-	h = h[:n]
-	if n > 1 {
-		heapDown(h, 0)
-	}
-	return h
-}
-
-func heapPush(h []uint64, x uint64) []uint64 {
-	h = append(h, x)
-	i := len(h) - 1
-	for i > 0 {
-		p := (i - 1) / 4
-		if h[p] <= x {
-			break
-		}
-		h[i] = h[p]
-		i = p
-	}
-	h[i] = x
-	return h
 }

@@ -9,7 +9,7 @@ type DecodeOptions struct {
 
 // Decode returns the bytes of ids. Ids outside the vocabulary render as nothing.
 func (t *Tokenizer) Decode(ids []ID, opt DecodeOptions) []byte {
-	var out []byte
+	out := make([]byte, 0, 5*len(ids))
 	for _, id := range ids {
 		out = append(out, t.rendered(id, opt.Special)...)
 	}
@@ -50,7 +50,7 @@ func (t *Tokenizer) Lookup(text string) (ID, bool) { return t.lookup(text) }
 type Stream struct {
 	Special bool // render control tokens
 	t       *Tokenizer
-	buf     []byte // out[:n] was handed out, out[n:] is held back
+	buf     []byte // what the last Push returned, then what is held back
 	held    int    // length of the held-back tail of buf
 }
 

@@ -73,7 +73,7 @@ var Roles = []Role{
 // Config is a vocabulary in the form GGUF stores it.
 type Config struct {
 	Model    string      // "gpt2" (byte-level BPE) or "gemma4"
-	Pre      string      // splitter: see PreNames; empty is allowed for gemma4
+	Pre      string      // splitter: see PreNames; gemma4 needs none
 	Tokens   []string    // index = id; each text at most once, empty texts allowed
 	Types    []TokenKind // nil = all Normal; otherwise at least one per token
 	Merges   []string    // "left right" in rank order
@@ -107,13 +107,11 @@ type Tokenizer struct {
 
 // New builds a tokenizer. Errors name the GGUF key that is at fault.
 func New(c Config) (*Tokenizer, error) {
-	t := &Tokenizer{model: c.Model, pre: c.Pre}
+	t := &Tokenizer{model: strings.Clone(c.Model), pre: strings.Clone(c.Pre)} // the originals may alias a file
 	switch c.Model {
-	case "gpt2": // byte-level
+	case "gpt2":
 	case "gemma4":
-		if t.pre == "" {
-			t.pre = "gemma4"
-		}
+		t.pre = "gemma4" // there is only one, whatever the file says
 	case "":
 		return nil, fmt.Errorf("tokenizer.ggml.model: missing")
 	default:
@@ -125,11 +123,6 @@ func New(c Config) (*Tokenizer, error) {
 		return nil, fmt.Errorf("tokenizer.ggml.pre: missing (known: %s)", strings.Join(PreNames(), ", "))
 	case !ok:
 		return nil, fmt.Errorf("tokenizer.ggml.pre: unknown pre-tokenizer %q (known: %s)", t.pre, strings.Join(PreNames(), ", "))
-	}
-	// Files in the wild pair model "gpt2" with pre "gemma4"; the splitter decides
-	// how text is spelled, as it does upstream.
-	if c.Model == "gemma4" && !p.raw {
-		return nil, fmt.Errorf("tokenizer.ggml.pre: %q does not fit tokenizer.ggml.model %q", t.pre, c.Model)
 	}
 	t.split, t.wholeFirst = p.split, p.wholeFirst
 

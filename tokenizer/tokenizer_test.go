@@ -147,7 +147,9 @@ func TestAddSpecial(t *testing.T) {
 }
 
 func TestGemma(t *testing.T) {
-	tok := mustNew(t, gemmaVocab())
+	c := gemmaVocab()
+	c.Pre = "default" // as some converters wrote
+	tok := mustNew(t, c)
 	for _, tc := range []struct {
 		text string
 		want []string
@@ -260,7 +262,6 @@ func TestErrors(t *testing.T) {
 		{"other model", func(c *Config) { c.Model = "llama" }, `tokenizer.ggml.model "llama"`},
 		{"no pre", func(c *Config) { c.Pre = "" }, "tokenizer.ggml.pre missing qwen35"},
 		{"unknown pre", func(c *Config) { c.Pre = "qwen99" }, `tokenizer.ggml.pre "qwen99" qwen35 llama-bpe gemma4`},
-		{"mismatched pre", func(c *Config) { c.Model = "gemma4" }, `tokenizer.ggml.pre "qwen2" "gemma4"`},
 		{"no tokens", func(c *Config) { c.Tokens = nil }, "tokenizer.ggml.tokens no tokens"},
 		{"few types", func(c *Config) { c.Types = c.Types[:100] }, "tokenizer.ggml.token_type 100 256"},
 		{"duplicate", func(c *Config) { c.Tokens = append(slices.Clone(c.Tokens), "!"); c.Types = nil }, `tokenizer.ggml.tokens "!" 33 256`},
