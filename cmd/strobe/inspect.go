@@ -1,15 +1,202 @@
 package main
 
 import (
+	"bufio"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"strobe/gguf"
 )
 
 func newInspectCmd() *cobra.Command {
-	return &cobra.Command{
+	var target string
+	var asJSON, tensors, keys bool
+	cmd := &cobra.Command{
 		Use:   "inspect FILE",
-		Short: "Show what is in a GGUF file",
-		RunE:  func(cmd *cobra.Command, args []string) error { return errors.New("not finished yet") },
+		Short: "Show what is in a GGUF file and check it",
+		Long: `Show what is in a GGUF file and check it: architecture, sizes, the types of the
+weights, tokenizer and chat template, and whether the file is complete and
+consistent.
+
+With --target FILE also whether a drafter fits that model. The exit code is 1
+when a check fails.`,
+		Example: `  strobe inspect model.gguf
+  strobe inspect model.gguf --tensors
+  strobe inspect drafter.gguf --target model.gguf
+  strobe inspect model.gguf --json | jq .model`,
+		Args: positional("FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := gguf.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			r, err := inspectFile(f)
+			if err != nil {
+				return err
+			}
+			if target != "" {
+				t, err := gguf.Open(target)
+				if err != nil {
+					return err
+				}
+				defer t.Close()
+				r.Target = target
+				r.checkTarget(f, t)
+			}
+			if tensors || asJSON {
+				r.listTensors(f)
+			}
+			if keys || asJSON {
+				if err := r.listKeys(f); err != nil {
+					return err
+				}
+			}
+			w := bufio.NewWriter(cmd.OutOrStdout())
+			if asJSON {
+				enc := json.NewEncoder(w)
+				enc.SetIndent("", "  ")
+				enc.SetEscapeHTML(false)
+				err = enc.Encode(r)
+			} else {
+				err = r.print(w)
+			}
+			if err := errors.Join(err, w.Flush()); err != nil {
+				return err
+			}
+			if n := r.failed(); n > 0 {
+				return fmt.Errorf("%s: %d of %d checks failed", args[0], n, len(r.Checks))
+			}
+			return nil
+		},
 	}
+	f := cmd.Flags()
+	f.StringVar(&target, "target", "", "GGUF file of the model this drafter should draft for")
+	f.BoolVar(&tensors, "tensors", false, "list every tensor")
+	f.BoolVar(&keys, "keys", false, "list every metadata key")
+	f.BoolVar(&asJSON, "json", false, "print everything as JSON")
+	return cmd
+}
+
+// print writes the report for people.
+func (r *report) print(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(tw, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	row("file", "%s, %s, GGUF version %d%s", r.File, formatBytes(r.Bytes), r.Version, partsNote(r.Parts))
+	m := r.Model
+	name := m.Name
+	if name == "" {
+		name = "(no name)"
+	}
+	row("model", "%s, architecture %s, %s parameters", name, m.Arch, formatCount(m.Parameters))
+	if m.Layers > 0 {
+		row("shape", "%d layers%s, width %d, context %d", m.Layers, m.layerNote(), m.Width, m.Context)
+	}
+	if m.Heads > 0 {
+		row("attention", "%d heads, %s key/value heads of %d", m.Heads, m.KVHeads, m.HeadDim)
+	}
+	if m.Experts > 0 {
+		row("experts", "%d, of which %d are used", m.Experts, m.ExpertsUsed)
+	}
+	if d := r.Drafter; d != nil {
+		row("drafter", "block of %d tokens, reads the output of target layers %s, mask token %s", d.Block, joinInts(d.Layers), orNone(d.Mask))
+	}
+	row("weights", "%s, %.2f bits per weight", orText(r.FileType, "unknown mix"), r.BitsPerWeight)
+	for _, t := range r.Types {
+		row("", "%-6s %4d tensors %9s %5.1f %%", t.Type, t.Tensors, formatBytes(t.Bytes), 100*float64(t.Bytes)/float64(max(1, r.TensorBytes)))
+	}
+	if t := r.Tokenizer; t != nil {
+		row("tokenizer", "%s, %d tokens%s", orText(strings.Trim(t.Model+" "+t.Pre, " "), "none"), t.Size, t.endNote())
+	} else {
+		row("tokenizer", "none in this file")
+	}
+	row("template", "%s", orText(r.Template, "none"))
+	for i, c := range r.Checks {
+		name := ""
+		if i == 0 {
+			name = "checks"
+		}
+		row(name, "%-4s %s", c.Result, c.What)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if len(r.Keys) > 0 {
+		fmt.Fprintln(w)
+		for _, k := range r.Keys {
+			fmt.Fprintf(tw, "%s\t%s\t%v\n", k.Key, k.Kind, shortValue(k.Value))
+		}
+		if err := tw.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Tensors) > 0 {
+		fmt.Fprintln(w)
+		fmt.Fprintf(tw, "tensor\ttype\tshape\tsize\n")
+		for _, t := range r.Tensors {
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", t.Name, t.Type, strings.Trim(fmt.Sprint(t.Shape), "[]"), formatBytes(t.Bytes))
+		}
+		return tw.Flush()
+	}
+	return nil
+}
+
+func partsNote(n int) string {
+	if n > 1 {
+		return fmt.Sprintf(", %d parts", n)
+	}
+	return ""
+}
+
+func orText(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
+
+func orNone(id *int64) string {
+	if id == nil {
+		return "none"
+	}
+	return fmt.Sprint(*id)
+}
+
+func joinInts(ids []int64) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(ids), "[]"), " ", ", ")
+}
+
+// formatCount prints a number of parameters: 27.4 B, 596 M.
+func formatCount(n int64) string {
+	switch {
+	case n >= 1e9:
+		return fmt.Sprintf("%.1f billion", float64(n)/1e9)
+	case n >= 1e6:
+		return fmt.Sprintf("%.1f million", float64(n)/1e6)
+	}
+	return fmt.Sprint(n)
+}
+
+// shortValue keeps a value on one line of a list.
+func shortValue(v any) string {
+	s := fmt.Sprint(v)
+	if t, ok := v.(string); ok {
+		s = fmt.Sprintf("%q", t)
+	}
+	if len(s) > 100 {
+		cut := 97
+		for cut > 0 && s[cut]&0xc0 == 0x80 {
+			cut--
+		}
+		s = s[:cut] + "..."
+	}
+	return s
 }
