@@ -20,7 +20,8 @@ type matArgs struct {
 	y      unsafe.Pointer // four results of the first column
 	ys     uintptr        // bytes to those of the next
 	alpha  float32
-	add    int32 // add to y instead of setting it
+	add    int32   // add to y instead of setting it
+	adv    uintptr // bytes to advance next per cache line of a row
 }
 
 // matTile is the number of rows of a kernel.
@@ -65,7 +66,7 @@ func matRowsAsm(l kernel.Level, y []float32, ys int, typ quant.Type, w []byte, s
 		m.decode = true
 	}
 	if m.decode {
-		b := getScratch(matTile * m.piece)
+		b := getScratch(matTile * (m.piece + 16))
 		defer scratch.Put(b)
 		m.tile = *b
 	}
@@ -129,57 +130,73 @@ func (m *matPass) tileRows(base, stride, r, n, k0, c0, nc, group int) {
 	if k0 > 0 {
 		a.add = 1
 	}
-	from, size := m.typ.RowBytes(k0), m.typ.RowBytes(a.k)
+	at, size := base*m.stride+m.typ.RowBytes(k0), m.typ.RowBytes(a.k)
+	a.w, a.stride = unsafe.Pointer(&m.w[at]), uintptr(stride)
+	lines := a.k * 4 / 64 // rounds of the kernel
 	typ := m.typ
 	if m.decode {
-		typ = quant.F32
+		typ = tileType
+		step := 4 * (a.k + 16) // rows at multiples of 4096 would share cache sets
+		a.w, a.stride = unsafe.Pointer(&m.tile[0]), uintptr(step)
 		for i := range matTile {
-			Load(m.typ, m.tile[i*a.k:(i+1)*a.k], m.w[base*m.stride+i*stride+from:][:size])
+			Load(m.typ, m.tile[i*step/4:][:a.k], m.w[at+i*stride:][:size])
 			if stride == 0 {
+				a.stride = 0
 				break
 			}
 		}
-		a.w, a.stride = unsafe.Pointer(&m.tile[0]), uintptr(4*a.k)
-		if stride == 0 {
-			a.stride = 0
-		}
-		a.next = uintptr(a.w)
-	} else {
-		a.w, a.stride = unsafe.Pointer(&m.w[base*m.stride+from]), uintptr(stride)
-		a.next = uintptr(a.w)
-		switch {
-		case nc > group: // the next tile
-			a.next += uintptr(matTile * stride)
-		case k0+a.k < m.k: // the next piece
-			a.next += uintptr(size)
-		default: // the first piece of the next tile
-			a.next += uintptr(matTile*stride - from)
+	} else if typ != quant.F32 {
+		lines = a.k * 2 / 64
+	}
+	// What comes next: the next tile, or with a single group the next piece.
+	ahead := uintptr(unsafe.Pointer(&m.w[at])) + uintptr(matTile*stride)
+	if nc <= group && m.k > m.piece {
+		ahead = uintptr(unsafe.Pointer(&m.w[at+size-1])) + 1
+		if k0+a.k == m.k {
+			ahead += uintptr((matTile - 1) * stride)
 		}
 	}
+	groups := (nc + group - 1) / group
+	a.next, a.adv = ahead, uintptr(64/groups)
 	var out [6 * matTile]float32
-	for c := c0; c < c0+nc; c += group {
+	for c, i := c0, 0; c < c0+nc; c, i = c+group, i+1 {
+		if m.decode { // a row per group
+			a.adv = uintptr(size / max(1, lines))
+			a.next = ahead + uintptr(i*stride)
+			if i >= matTile {
+				a.next, a.adv = uintptr(a.w), 0
+			}
+		}
 		g := min(group, c0+nc-c)
 		a.x = unsafe.Pointer(&m.x[c*m.xs+k0])
 		if n == matTile {
 			a.y = unsafe.Pointer(&m.y[c*m.ys+r])
 			matKernel(m.l, typ, g, (*byte)(unsafe.Pointer(&a)))
-			continue
-		}
-		part := a
-		part.y, part.ys, part.add = unsafe.Pointer(&out), 4*matTile, 0
-		matKernel(m.l, typ, g, (*byte)(unsafe.Pointer(&part)))
-		for i := range g {
-			y := m.y[(c+i)*m.ys+r:][:n]
-			for j := range y {
-				v := out[i*matTile+r-base+j]
-				if a.add != 0 {
-					v += y[j]
-				}
-				y[j] = v
+		} else {
+			part := a
+			part.y, part.ys, part.add = unsafe.Pointer(&out), 4*matTile, 0
+			matKernel(m.l, typ, g, (*byte)(unsafe.Pointer(&part)))
+			for j := range g {
+				m.keep(m.y[(c+j)*m.ys+r:][:n], out[j*matTile+r-base:], a.add != 0)
 			}
+		}
+		a.next += a.adv * uintptr(lines)
+	}
+}
+
+// keep stores or adds the results of a tile that is not kept as a whole.
+func (m *matPass) keep(y, out []float32, add bool) {
+	for i := range y {
+		if add {
+			y[i] += out[i]
+		} else {
+			y[i] = out[i]
 		}
 	}
 }
+
+// tileType stands for decoded rows when a kernel is chosen.
+const tileType = quant.Type(1 << 31)
 
 // split returns the size of the pieces when n is cut into as few and as equal
 // pieces of at most limit as possible.
@@ -201,6 +218,15 @@ func matKernel(l kernel.Level, typ quant.Type, cols int, a *byte) {
 				matF32x2AVX2(a)
 			case 3:
 				matF32x3AVX2(a)
+			}
+		case tileType:
+			switch cols {
+			case 1:
+				matTilex1AVX2(a)
+			case 2:
+				matTilex2AVX2(a)
+			case 3:
+				matTilex3AVX2(a)
 			}
 		case quant.F16:
 			switch cols {
@@ -238,6 +264,21 @@ func matKernel(l kernel.Level, typ quant.Type, cols int, a *byte) {
 			matF32x5AVX512(a)
 		case 6:
 			matF32x6AVX512(a)
+		}
+	case tileType:
+		switch cols {
+		case 1:
+			matTilex1AVX512(a)
+		case 2:
+			matTilex2AVX512(a)
+		case 3:
+			matTilex3AVX512(a)
+		case 4:
+			matTilex4AVX512(a)
+		case 5:
+			matTilex5AVX512(a)
+		case 6:
+			matTilex6AVX512(a)
 		}
 	case quant.F16:
 		switch cols {

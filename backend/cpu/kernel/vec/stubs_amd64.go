@@ -169,6 +169,21 @@ func matBF16x2AVX2(a *byte)
 //go:noescape
 func matBF16x3AVX2(a *byte)
 
+// matTilex1AVX2 multiplies four F32 rows with 1 columns.
+//
+//go:noescape
+func matTilex1AVX2(a *byte)
+
+// matTilex2AVX2 multiplies four F32 rows with 2 columns.
+//
+//go:noescape
+func matTilex2AVX2(a *byte)
+
+// matTilex3AVX2 multiplies four F32 rows with 3 columns.
+//
+//go:noescape
+func matTilex3AVX2(a *byte)
+
 // accumF32x1AVX2 adds the weighted rows of 32 columns for 1 queries.
 //
 //go:noescape
@@ -418,6 +433,36 @@ func matBF16x5AVX512(a *byte)
 //
 //go:noescape
 func matBF16x6AVX512(a *byte)
+
+// matTilex1AVX512 multiplies four F32 rows with 1 columns.
+//
+//go:noescape
+func matTilex1AVX512(a *byte)
+
+// matTilex2AVX512 multiplies four F32 rows with 2 columns.
+//
+//go:noescape
+func matTilex2AVX512(a *byte)
+
+// matTilex3AVX512 multiplies four F32 rows with 3 columns.
+//
+//go:noescape
+func matTilex3AVX512(a *byte)
+
+// matTilex4AVX512 multiplies four F32 rows with 4 columns.
+//
+//go:noescape
+func matTilex4AVX512(a *byte)
+
+// matTilex5AVX512 multiplies four F32 rows with 5 columns.
+//
+//go:noescape
+func matTilex5AVX512(a *byte)
+
+// matTilex6AVX512 multiplies four F32 rows with 6 columns.
+//
+//go:noescape
+func matTilex6AVX512(a *byte)
 
 // accumF32x1AVX512 adds the weighted rows of 64 columns for 1 queries.
 //

@@ -20,6 +20,7 @@ const (
 	matYS     = 56
 	matAlpha  = 64
 	matAdd    = 68
+	matAdv    = 72
 )
 
 // cols is the largest number of columns a matrix kernel takes: with four rows
@@ -34,20 +35,28 @@ func (l level) cols() int {
 func matrix(l level) {
 	for _, typ := range []string{"F32", "F16", "BF16"} {
 		for nc := 1; nc <= l.cols(); nc++ {
-			mat(l, typ, nc)
+			mat(l, typ, nc, false)
 		}
+	}
+	for nc := 1; nc <= l.cols(); nc++ {
+		mat(l, "F32", nc, true)
 	}
 }
 
 // mat emits four rows times nc columns. Lanes run along k, every (row, column)
 // has one accumulator, and the lanes are added in a fixed tree: the order of a
-// sum depends on k only.
-func mat(l level, typ string, nc int) {
+// sum depends on k only. A tile of decoded rows says with next and adv what to
+// prefetch; rows in memory are followed by rows at the same distance.
+func mat(l level, typ string, nc int, tile bool) {
 	tail := ""
 	if !l.wide() && typ != "F32" {
 		tail = " k is a multiple of 8."
 	}
-	name := l.text(fmt.Sprintf("mat%sx%d", typ, nc), "func(a *byte)", fmt.Sprintf("multiplies four %s rows with %d columns.%s", typ, nc, tail))
+	kind := typ
+	if tile {
+		kind = "Tile"
+	}
+	name := l.text(fmt.Sprintf("mat%sx%d", kind, nc), "func(a *byte)", fmt.Sprintf("multiplies four %s rows with %d columns.%s", typ, nc, tail))
 	a := Load(Param("a"), GP64())
 	size := 2 // bytes per weight
 	if typ == "F32" {
@@ -112,8 +121,8 @@ func mat(l level, typ string, nc int) {
 			}
 		}
 	}
-	// A round takes a cache line of every row, and fetches one of the rows that
-	// come next.
+	// A round takes a cache line of every row. Prefetches are spread over the
+	// rounds: a burst would fill the line buffers and stop the core.
 	round := 64 / size
 	Label(name + "_loop")
 	CMPQ(k, U32(uint32(round)))
@@ -123,9 +132,12 @@ func mat(l level, typ string, nc int) {
 	}
 	for r := range 4 {
 		PREFETCHT0(row(next, r, 0))
+		if tile {
+			break
+		}
 	}
 	ADDQ(U32(64), w)
-	ADDQ(U32(64), next)
+	ADDQ(Mem{Base: a, Disp: matAdv}, next)
 	ADDQ(U32(uint32(4*round)), off)
 	SUBQ(U32(uint32(round)), k)
 	JMP(LabelRef(name + "_loop"))
