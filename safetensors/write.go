@@ -134,7 +134,7 @@ func check(path string, t *Tensor, seen map[string]bool) error {
 	}
 	elems := 1
 	for i, d := range t.Shape {
-		if d < 0 || d > 0 && elems > math.MaxInt64/64/d {
+		if d < 0 || d > 0 && elems > math.MaxInt/64/d {
 			return fieldErr(path, field, "dimension %d is %d", i, d)
 		}
 		elems *= d
