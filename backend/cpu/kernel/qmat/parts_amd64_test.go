@@ -81,4 +81,23 @@ func BenchmarkParts(b *testing.B) {
 			})
 		}
 	}
+	x = pack(gauss(24*256, rng), 24, 256)
+	xp = (*byte)(unsafe.Pointer(&x.data[0]))
+	y = make([]float32, 24*16)
+	for t, k := range kernelsAVX2 {
+		if k.decode == nil {
+			continue
+		}
+		typ := quant.Type(t)
+		m := newMatrix(typ, 16, 256, rng)
+		stride := typ.RowBytes(256)
+		b.Run("decode2/"+typ.String(), func(b *testing.B) {
+			quiet(b, 0, func() { k.decode(&s.panels[0], &m.Data[0], stride, 8, pf) })
+		})
+		for _, n := range []int{1, 4, 8, 24} {
+			b.Run(fmt.Sprintf("micro2/%v/%d", typ, n), func(b *testing.B) {
+				quiet(b, n*16*256, func() { k.micro(&s.panels[0], xp, n, &y[0], 64, formats[t].kind.iters(256)) })
+			})
+		}
+	}
 }

@@ -1,0 +1,47 @@
+package qmat
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// TestGenerated runs the generator and compares its output with the files beside it.
+func TestGenerated(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the generator, which takes a while the first time")
+	}
+	// The generator writes its command line into the files, so it runs in a copy of the
+	// folder with the arguments that go generate uses.
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "_asm"), os.DirFS("_asm")); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) ([]byte, error) {
+		cmd := exec.Command("go", args...)
+		cmd.Dir = filepath.Join(dir, "_asm")
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOOS=", "GOARCH=", "GOFLAGS=-mod=readonly")
+		return cmd.CombinedOutput()
+	}
+	if out, err := run("mod", "download"); err != nil {
+		t.Skipf("the generator's modules are not here and cannot be downloaded: %v\n%s", err, out)
+	}
+	if out, err := run("run", ".", "-out", "../kernels_amd64.s", "-stubs", "../kernels_amd64.go", "-pkg", "qmat"); err != nil {
+		t.Fatalf("generator: %v\n%s", err, out)
+	}
+	for _, name := range []string{"kernels_amd64.s", "kernels_amd64.go"} {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s is not what the generator writes; run go generate", name)
+		}
+	}
+}
