@@ -96,7 +96,7 @@ func LoadFiles(src Source, opt Options) (m *Model, err error) {
 	var guesser draft.Drafter
 	if src.Drafter != nil {
 		m.DrafterPath = src.Drafter.Path()
-		if m.Drafter, err = dflash.Open(src.Drafter, m.Target, dflash.Options{Causal: opt.Causal}); err != nil {
+		if m.Drafter, err = dflash.Open(src.Drafter, m.Target, dflash.Options{Causal: opt.Causal, KVF32: kv == quant.F32}); err != nil {
 			return nil, err
 		}
 		guesser = m.Drafter

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"strobe/draft"
+	"strobe/engine"
+	"strobe/model"
+	"strobe/safetensors"
+)
+
+type logitsOptions struct {
+	modelFlags
+	tokens, out, rounds string
+	hidden              bool
+	batch               int
+}
+
+func newLogitsCmd() *cobra.Command {
+	var opt logitsOptions
+	cmd := &cobra.Command{
+		Use:   "logits -m FILE --tokens FILE.json --out FILE.safetensors",
+		Short: "Write a model's raw outputs for comparison with a reference",
+		Long: `Logits runs the token ids of a JSON array through a model and writes what it
+computed to a safetensors file: "logits" [tokens, vocabulary] and, with --hidden, "hidden_states"
+[layers+1, tokens, width], where 0 is the (scaled) embedding and the last one is after the final
+norm. Everything is float32; keys and values are cached in float32 unless --kv says otherwise.
+
+With a drafter (-d) and --rounds, it writes the drafter's outputs instead: "roundI.logits" [block,
+vocabulary] with the first START tokens as context and the token at START as the block's first
+input, for each START of the list.`,
+		Example: `  strobe logits -m model.gguf --tokens ids.json --out out.safetensors --hidden
+  strobe logits -m target.gguf -d drafter.gguf --tokens ids.json --rounds 20,23,40 --out out.safetensors`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return writeLogits(cmd, &opt) },
+	}
+	opt.modelFlags.add(cmd)
+	f := cmd.Flags()
+	f.StringVar(&opt.tokens, "tokens", "", "JSON file with an array of token ids")
+	f.StringVar(&opt.out, "out", "", "safetensors file to write")
+	f.StringVar(&opt.rounds, "rounds", "", "comma-separated context lengths to draft at")
+	f.BoolVar(&opt.hidden, "hidden", false, "also write the hidden states of every layer")
+	f.IntVar(&opt.batch, "batch", 64, "tokens per forward pass")
+	f.Lookup("kv").DefValue, opt.kv = "f32", "f32"
+	return cmd
+}
+
+func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
+	if opt.tokens == "" || opt.out == "" {
+		return usagef("logits needs --tokens FILE.json and --out FILE.safetensors")
+	}
+	if opt.batch < 1 || opt.batch > model.MaxRows {
+		return usagef("--batch %d: want 1 to %d", opt.batch, model.MaxRows)
+	}
+	starts, err := parseRounds(opt.rounds)
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(opt.tokens)
+	if err != nil {
+		return err
+	}
+	var ids []int32
+	if err := json.Unmarshal(data, &ids); err != nil {
+		return fmt.Errorf("%s: want a JSON array of token ids: %w", opt.tokens, err)
+	}
+	if len(ids) == 0 {
+		return fmt.Errorf("%s: no token ids", opt.tokens)
+	}
+	if starts == nil && opt.drafter == "" {
+		opt.drafter = "none"
+	}
+	m, err := opt.load()
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if n := m.Target.Context; len(ids) > n {
+		return fmt.Errorf("%s: %d tokens; the context holds %d", opt.tokens, len(ids), n)
+	}
+	var tensors []safetensors.Tensor
+	if starts != nil {
+		tensors, err = draftLogits(m, ids, starts)
+	} else {
+		tensors, err = targetLogits(cmd, m, ids, opt)
+	}
+	if err != nil {
+		return err
+	}
+	return safetensors.Write(opt.out, tensors, nil)
+}
+
+func parseRounds(s string) (starts []int, err error) {
+	if s == "" {
+		return nil, nil
+	}
+	last := 0
+	for _, part := range strings.Split(s, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(part))
+		if err != nil || n < max(1, last) {
+			return nil, usagef("--rounds %q: want increasing context lengths such as 20,23,40", s)
+		}
+		starts, last = append(starts, n), n
+	}
+	return starts, nil
+}
+
+// targetLogits runs all tokens and collects every row.
+func targetLogits(cmd *cobra.Command, m *engine.Model, ids []int32, opt *logitsOptions) ([]safetensors.Tensor, error) {
+	t := m.Target
+	n := len(ids)
+	logits := make([]float32, 0, n*t.Vocab)
+	var hidden []float32
+	var layers []int
+	if opt.hidden {
+		for l := -1; l < t.Layers-1; l++ {
+			layers = append(layers, l)
+		}
+		hidden = make([]float32, (t.Layers+1)*n*t.Hidden)
+	}
+	if err := t.Capture(layers); err != nil {
+		return nil, err
+	}
+	seq := t.NewSeq()
+	defer seq.Close()
+	for from := 0; from < n; from += opt.batch {
+		if err := cmd.Context().Err(); err != nil {
+			return nil, err
+		}
+		part := ids[from:min(from+opt.batch, n)]
+		out, err := t.Forward([]model.Segment{{Seq: seq, Tokens: part, Logits: model.LogitsAll}})
+		if err != nil {
+			return nil, err
+		}
+		logits = append(logits, t.Backend().Read(out.Logits)...)
+		if opt.hidden {
+			for r := range part {
+				at := func(l int) []float32 { return hidden[(l*n+from+r)*t.Hidden:][:t.Hidden] }
+				f := t.Backend().Read(out.FeatureRows(0, r, 1))
+				for l := range t.Layers {
+					copy(at(l), f[l*t.Hidden:])
+				}
+				copy(at(t.Layers), t.Backend().Read(out.Final.Slice(r, 1)))
+			}
+		}
+		if err := seq.CommitAll(); err != nil {
+			return nil, err
+		}
+	}
+	tensors := []safetensors.Tensor{floatTensor("logits", logits, n, t.Vocab)}
+	if opt.hidden {
+		tensors = append(tensors, floatTensor("hidden_states", hidden, t.Layers+1, n, t.Hidden))
+	}
+	return tensors, nil
+}
+
+// draftLogits commits tokens up to each start and runs a block from there.
+func draftLogits(m *engine.Model, ids []int32, starts []int) ([]safetensors.Tensor, error) {
+	if m.Drafter == nil {
+		return nil, usagef("--rounds needs a drafter: give it with -d FILE")
+	}
+	if last := starts[len(starts)-1]; last >= len(ids) {
+		return nil, fmt.Errorf("round at %d, but there are only %d tokens", last, len(ids))
+	}
+	t := m.Target
+	seq, ctx := t.NewSeq(), m.Drafter.NewSeq()
+	defer seq.Close()
+	defer ctx.Close()
+	var tensors []safetensors.Tensor
+	for i, start := range starts {
+		for seq.Len() < start {
+			part := ids[seq.Len():min(start, seq.Len()+promptChunk)]
+			out, err := t.Forward([]model.Segment{{Seq: seq, Tokens: part, Prompt: true}})
+			if err != nil {
+				return nil, err
+			}
+			if err := seq.CommitAll(); err != nil {
+				return nil, err
+			}
+			rows := make([]int32, len(part))
+			for r := range rows {
+				rows[r] = int32(r)
+			}
+			if err := m.Drafter.Extend(out.Features, []draft.Rows{{Seq: ctx, Rows: rows}}); err != nil {
+				return nil, err
+			}
+		}
+		logits, err := m.Drafter.BlockLogits(ctx, ids[start])
+		if err != nil {
+			return nil, err
+		}
+		rows := m.Drafter.Block()
+		tensors = append(tensors, floatTensor(fmt.Sprintf("round%d.logits", i), logits, rows, len(logits)/rows))
+	}
+	return tensors, nil
+}
+
+func floatTensor(name string, v []float32, shape ...int) safetensors.Tensor {
+	data := make([]byte, 4*len(v))
+	for i, x := range v {
+		binary.LittleEndian.PutUint32(data[4*i:], math.Float32bits(x))
+	}
+	return safetensors.Tensor{Name: name, DType: "F32", Shape: shape, Data: data}
+}
