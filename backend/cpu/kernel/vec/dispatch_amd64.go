@@ -338,42 +338,49 @@ func convSilu(dst []float32, w []float32, taps [][]float32, c0 int) {
 	if l == kernel.AVX512 {
 		lanes = 16
 	}
-	n := len(dst) &^ (lanes - 1)
 	// A missing tap is a slice of zeros, a tail a vector padded with zeros.
-	var t [4][]float32
-	for j := range t {
-		if taps[j] == nil {
-			z := getScratch(max(n, lanes))
-			clear(*z)
-			t[j] = *z
-			defer scratch.Put(z)
-		} else {
-			t[j] = taps[j][c0 : c0+len(dst)]
-		}
-	}
-	run := func(dst, w []float32, t *[4][]float32, n int) {
-		if l == kernel.AVX512 {
-			conv4AVX512(p(dst), p(w), p(t[0]), p(t[1]), p(t[2]), p(t[3]), n)
-		} else {
-			conv4AVX2(p(dst), p(w), p(t[0]), p(t[1]), p(t[2]), p(t[3]), n)
-		}
-	}
+	n := len(dst) &^ (lanes - 1)
 	if n > 0 {
-		run(dst, w, &t, n)
+		var t [4]*float32
+		var zeros *[]float32
+		for j := range t {
+			if taps[j] != nil {
+				t[j] = &taps[j][c0]
+				continue
+			}
+			if zeros == nil {
+				zeros = getScratch(n)
+				clear(*zeros)
+			}
+			t[j] = p(*zeros)
+		}
+		conv4(l, p(dst), p(w), &t, n)
+		if zeros != nil {
+			scratch.Put(zeros)
+		}
 	}
 	if n < len(dst) {
 		var d [16]float32
 		var pw [64]float32
 		var pt [4][16]float32
+		var t [4]*float32
 		copy(pw[:], w[4*n:])
 		for j := range t {
 			if taps[j] != nil {
-				copy(pt[j][:], t[j][n:])
+				copy(pt[j][:], taps[j][c0+n:c0+len(dst)])
 			}
-			t[j] = pt[j][:]
+			t[j] = &pt[j][0]
 		}
-		run(d[:], pw[:], &t, lanes)
+		conv4(l, &d[0], &pw[0], &t, lanes)
 		copy(dst[n:], d[:])
+	}
+}
+
+func conv4(l kernel.Level, dst, w *float32, t *[4]*float32, n int) {
+	if l == kernel.AVX512 {
+		conv4AVX512(dst, w, t[0], t[1], t[2], t[3], n)
+	} else {
+		conv4AVX2(dst, w, t[0], t[1], t[2], t[3], n)
 	}
 }
 

@@ -87,9 +87,7 @@ func exp64(x float64) float64 {
 	case x != x:
 		return x
 	}
-	const shift = 0x1.8p52 // adding it rounds to an integer in the low bits
-	k := x*math.Log2E + shift
-	n := int64(math.Float64bits(k)<<32) >> 32
+	n := int64(x*math.Log2E+1024.5) - 1024 // rounds to nearest
 	r := x - float64(n)*math.Ln2
 	p := 1 + r*(1+r*(1.0/2+r*(1.0/6+r*(1.0/24+r*(1.0/120+r*(1.0/720+r*(1.0/5040+r*(1.0/40320))))))))
 	return p * math.Float64frombits(uint64(n+1023)<<52)

@@ -70,7 +70,7 @@ func TestMatMul(t *testing.T) {
 		r := newRand(10)
 		for _, typ := range weightTypes {
 			t.Run(typ.String(), func(t *testing.T) {
-				ks := append(lengths(), 2048)
+				ks := append(lengths(), 1024, 1025, 2048, 2501, 9216)
 				for i, k := range ks {
 					rows := 1 + i%9
 					w, wv := rowsOf(r, typ, rows, k, typ.RowBytes(k))
@@ -104,7 +104,7 @@ func TestMatMulBatch(t *testing.T) {
 	levels(t, func(t *testing.T) {
 		r := newRand(11)
 		for _, typ := range weightTypes {
-			for _, k := range []int{33, 64, 100, 576} {
+			for _, k := range []int{33, 64, 100, 576, 1500} {
 				const rows, n = 23, 70
 				w, _ := rowsOf(r, typ, rows, k, typ.RowBytes(k))
 				x := normal(r, n*k)
@@ -130,6 +130,24 @@ func TestMatMulBatch(t *testing.T) {
 				got := make([]float32, n*rows+1)[1:]
 				MatMul(got, rows, typ, w2, k, at(x, 3), k, n, 0, rows)
 				sameBits(t, "misaligned", got, want)
+			}
+		}
+	})
+}
+
+// TestMatMulManyColumns needs several passes over the weights.
+func TestMatMulManyColumns(t *testing.T) {
+	levels(t, func(t *testing.T) {
+		r := newRand(12)
+		for _, typ := range weightTypes {
+			const k, rows, n = 2100, 6, 400
+			w, _ := rowsOf(r, typ, rows, k, typ.RowBytes(k))
+			x := normal(r, n*k)
+			got, want := make([]float32, n*rows), make([]float32, rows)
+			MatMul(got, rows, typ, w, k, x, k, n, 0, rows)
+			for _, c := range []int{0, 5, 6, 199, 200, 201, 398, 399} {
+				MatMul(want, rows, typ, w, k, x[c*k:], k, 1, 0, rows)
+				sameBits(t, caseName(typ, " column ", c), got[c*rows:(c+1)*rows], want)
 			}
 		}
 	})
