@@ -1,0 +1,196 @@
+"""CPU smoke test at toy size: python test_smoke.py (a minute or two on one core, no GPU, PyTorch 1.13 or later)."""
+import os
+import sys
+import tempfile
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import drafter as drafter_step
+from common import Corpus, Opt, load_tokens, log, pad_prompts
+from formats import GGUF, load_drafter, load_target, read_safetensors, save_hf, write_safetensors
+from generate import Pool
+from model import *
+
+VOCAB, EOS, MASK = 96, 90, 91
+
+
+def toy(arch):
+    return TargetConfig(arch=arch, vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=2,
+                        num_key_value_heads=1, head_dim=32, linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=32,
+                        linear_value_head_dim=32, rope_theta=1e4, max_position_embeddings=512)
+
+
+def phrases(n, seed=1):
+    """text of 24 fixed phrases in random order: starts are unpredictable, insides are not"""
+    g = torch.Generator().manual_seed(seed)
+    ph = [torch.randint(0, 80, (int(torch.randint(3, 10, (1,), generator=g)),), generator=g) for _ in range(24)]
+    rng = np.random.default_rng(seed)
+    out, since = [], 0
+    while sum(map(len, out)) < n:
+        p = ph[rng.integers(24)].numpy()
+        out.append(p)
+        since += len(p)
+        if since > 300:
+            out.append(np.array([EOS]))
+            since = 0
+    return np.concatenate(out).astype(np.uint16)
+
+
+def close(a, b, tol, what):
+    e = (a - b).abs().max().item() / (b.abs().max().item() + 1e-9)
+    log(f"  {what}: relative error {e:.1e}")
+    assert e < tol, (what, e)
+
+
+def test_delta_rule():
+    B, T, Hk, Hv, D = 2, 128, 2, 4, 16
+    for hard in (False, True):                      # hard: repeated keys, beta near 1, slow decay
+        q, k = torch.randn(B, T, Hk, D), torch.randn(B, T, Hk, D)
+        if hard:
+            k = torch.randn(B, 1, Hk, D).expand(B, T, Hk, D) + 0.01 * k
+        v = torch.randn(B, T, Hv, D)
+        g = -torch.rand(B, T, Hv) * (0.01 if hard else 0.5)
+        b = torch.rand(B, T, Hv) * (0.05 if hard else 1) + (0.95 if hard else 0)
+        leafs = [x.clone().requires_grad_() for x in (q, k, v, g, b)]
+        o1, S1 = gdn_recurrent(*leafs)
+        W = torch.randn_like(o1)
+        g1 = torch.autograd.grad((o1 * W).sum(), leafs)
+        g2 = torch.autograd.grad((gdn_chunk(*leafs) * W).sum(), leafs)
+        with torch.no_grad():
+            o3, S3 = gdn_chunk(*leafs, want_state=True)
+        close(o3, o1, 1e-3, "chunked = recurrent, outputs")
+        close(S3, S1, 1e-3, "state")
+        for x, y in zip(g2, g1):
+            close(x, y, 5e-3, "gradient")
+
+
+def test_cached(m):
+    ids = torch.randint(0, 80, (3, 128))
+    with torch.no_grad():
+        full, ffull = m.hidden(ids, torch.float32, [0, 1, 2])
+        full = m.logits(full)
+    ct = CachedTarget(m, 3, 160, feat_ids=[0, 1, 2])
+    lg, f = ct.forward_block(ids[:, :40])
+    close(lg, full[:, :40], 1e-3, "prefill = full forward")
+    ct.commit(torch.tensor([40, 17, 33]))
+    for tb in (1, 16, 1, 5, 16, 1):
+        lg, f = ct.forward_block(torch.stack([ids[b, ct.pos[b]:ct.pos[b] + tb] for b in range(3)]))
+        for b in range(3):
+            p = ct.pos[b].item()
+            assert (lg[b] - full[b, p:p + tb]).abs().max() < 1e-2 * full.abs().max()
+            assert (f[b] - ffull[b, p:p + tb]).abs().max() < 1e-2 * ffull.abs().max()
+        ct.commit(torch.randint(1, tb + 1, (3,)))
+
+
+def test_pool(m, corpus):
+    for F0, T in ((0, 64), (64, 128)):
+        p = Pool(m, 6, T, [0, 1, 2], F0=F0, dtype=torch.float32, keep=torch.float32, sampled=0.34)
+        p.fill(corpus, F0 + 4, F0 + 16, spread=(2, 6))
+        with torch.no_grad():
+            h, f = m.hidden(p.x, torch.float32, [0, 1, 2])
+            close(p.feats, f, 1e-3, f"pool's features (prefill {F0}) = full forward")
+            close(p.hid, h, 1e-3, "pool's hidden states")
+            nxt = m.logits(h).argmax(-1)
+        for r in range(6):
+            assert (p.x[r, p.sl[r]:] == nxt[r, p.sl[r] - 1:-1]).all(), "greedy text is not the target's argmax"
+            assert p.sl[r] == p.pl[r] or r < p.ns
+
+
+def test_draft_mask(m, d):
+    n = d.c.block_size
+    T = 64
+    x = torch.randint(0, 80, (2, T))
+    anc = torch.tensor([[1, 9, 30], [5, 40, 56]])
+    with torch.no_grad():
+        _, feats = m.hidden(x, torch.float32, d.c.target_layer_ids)
+        blk = torch.full((2, 3, n), MASK)
+        blk[:, :, 0] = x.gather(1, anc)
+        pos = anc[..., None] + torch.arange(n)
+        length = torch.tensor([[n, 5, n], [n, n, 4]])
+        h = d(feats, m.embed(blk.view(2, -1), torch.float32), torch.arange(T)[None], pos.view(2, -1), block_mask(anc, T, n, length), 3).view(2, 3, n, -1)
+        for b in range(2):
+            for a in range(3):
+                s, k = anc[b, a].item(), length[b, a].item()
+                one = d(feats[b:b + 1, :s], m.embed(blk[b:b + 1, a, :k], torch.float32), torch.arange(s)[None], torch.arange(s, s + k)[None],
+                        torch.ones(1, 1, k, s + k, dtype=torch.bool))
+                assert (one[0] - h[b, a, :k]).abs().max() < 1e-4, "a block of the training batch differs from the block alone"
+
+
+def train_target(m, toks, steps):
+    opt = Opt(list(m.named_parameters()), 5e-3)
+    corpus = Corpus(load_tokens(toks), EOS, torch.device("cpu"), 1)
+    for i in range(steps):
+        x = corpus.batch(8, 65, 0.0)
+        l = ce_loss(m.hidden(x[:, :-1], torch.float32), m.head_weight, x[:, 1:])
+        opt.zero()
+        l.backward()
+        opt.step(5e-3 * min(1, (steps - i) / (steps / 2), (i + 1) / 10))
+    return l.item()
+
+
+def test_arch(arch, tmp):
+    log(arch)
+    torch.manual_seed(0)
+    toks, dev = os.path.join(tmp, "train.u16"), os.path.join(tmp, "dev.u16")
+    phrases(60000).tofile(toks)
+    phrases(8000).tofile(dev)
+    m = Target(toy(arch)).init_weights()
+    log(f"  target loss {train_target(m, toks, 100):.3f}")
+    folder = os.path.join(tmp, arch)
+    save_hf(m, folder, eos=EOS)
+    m = load_target(folder).freeze(torch.float32)
+    test_cached(m)
+    test_pool(m, Corpus(load_tokens(toks), EOS, torch.device("cpu"), 2))
+
+    out = os.path.join(tmp, "run_" + arch)
+    argv = ["--target", folder, "--prompts", toks, "--dev", dev, "--out", out, "--eos", str(EOS), "--mask", str(MASK), "--layers", "2", "--heads", "2",
+            "--kv-heads", "1", "--head-dim", "32", "--ffn", "128", "--block", "8", "--capture", "0", "1", "2", "--rows", "16", "--length", "64", "--prompt",
+            "8", "16", "--long-rows", "0", "--batch", "8", "--anchors", "6", "--visits", "6", "--lr", "5e-3", "--eval-prompts", "8", "--device", "cpu",
+            "--steps", "160", "--warm", "10", "--qat", "0.1", "--ema", "0.9", "--eval-every", "5"]
+    drafter_step.main(argv + ["--stop-after", "60"])
+    t = drafter_step.main(argv)                     # resumes
+    assert t.step_no > 0 and os.path.exists(os.path.join(out, "drafter", "model.safetensors"))
+    d = load_drafter(os.path.join(out, "drafter"))
+    test_draft_mask(m, d)
+    P, pl = pad_prompts([list(map(int, phrases(40, s)[:n])) for s, n in ((1, 24), (1, 12), (2, 8), (3, 20))], EOS, "cpu")
+    g0 = plain_greedy(m, P, pl, 40, torch.float32)
+    for block in (8, 4):
+        g1, accs = dflash_greedy(m, d, P, pl, 40, torch.float32, block)
+        A = torch.stack(accs)
+        log(f"  block {block}: {A.sum().item()/(A > 0).sum().item():.2f} tokens per target step")
+        assert (g0 == g1).all(), "speculative and plain greedy text differ"
+    assert A.sum().item() / (A > 0).sum().item() > 1.2
+
+
+def test_files(tmp):
+    p = os.path.join(tmp, "x.safetensors")
+    t = {"a": torch.randn(3, 4), "b": torch.randn(5).bfloat16(), "c": torch.arange(7)}
+    write_safetensors(p, t)
+    r = read_safetensors(p)
+    assert all(torch.equal(r[k], t[k]) for k in t)
+    golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "testdata", "golden")
+    if os.path.isdir(golden):
+        for n in sorted(os.listdir(golden)):
+            if n in ("qwen35", "qwen3") and os.path.exists(os.path.join(golden, n, "model.gguf")):
+                load_target(os.path.join(golden, n, "model.gguf"))
+                log("  loads", n)
+
+
+def main():
+    t = time.time()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as tmp:
+        test_files(tmp)
+        test_delta_rule()
+        for arch in ("qwen3_5", "qwen3"):
+            test_arch(arch, tmp)
+    log(f"ok, {time.time()-t:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
