@@ -219,11 +219,8 @@ func (s *shape) config() []byte {
 		}
 		rope["partial_rotary_factor"] = 0.25
 		if s.class != nextClass {
-			n := s.headDim / 8 // rotated pairs
-			rope["mrope_section"] = []int{n - 2*(n/3), n / 3, n / 3}
-			if n == 32 {
-				rope["mrope_section"] = []int{11, 11, 10}
-			}
+			n := s.headDim / 8 // rotated pairs, dealt to time, height and width in turn
+			rope["mrope_section"] = []int{(n + 2) / 3, (n + 1) / 3, n / 3}
 		}
 	case s.gemma():
 		c["global_head_dim"], c["num_global_key_value_heads"] = s.fullDim, s.fullKV
