@@ -69,47 +69,51 @@ func deltaAsm(l kernel.Level, a *Delta) {
 		deltaAVX2(args)
 		return
 	}
-	tile := 1
+	// As many rows as the registers hold at a time, then smaller tiles.
+	var tiles [3]int
 	switch a.DK {
 	case 64:
-		tile = 4
+		tiles = [3]int{4, 2, 1}
 	case 128:
-		tile = 2
+		tiles = [3]int{3, 2, 1}
 	case 256:
+		tiles = [3]int{1, 1, 1}
 	default:
 		deltaAVX2(args)
 		return
 	}
-	rest := a.DV % tile
-	if c.rows = a.DV - rest; c.rows > 0 {
-		switch a.DK {
-		case 64:
-			delta64x4AVX512(args)
-		case 128:
-			delta128x2AVX512(args)
-		case 256:
+	from := 0
+	for _, tile := range tiles {
+		c.rows = (a.DV - from) / tile * tile
+		if c.rows == 0 {
+			continue
+		}
+		c.state = unsafe.Pointer(&a.State[from*a.DK])
+		if a.NPend > 0 {
+			c.pd = unsafe.Pointer(&a.PD[from])
+		}
+		if a.N > 0 {
+			c.v, c.o = unsafe.Pointer(&a.V[from]), unsafe.Pointer(&a.O[from])
+			if a.DOut != nil {
+				c.d = unsafe.Pointer(&a.DOut[from])
+			}
+		}
+		from += c.rows
+		switch {
+		case a.DK == 256:
 			delta256x1AVX512(args)
+		case a.DK == 128 && tile == 3:
+			delta128x3AVX512(args)
+		case a.DK == 128 && tile == 2:
+			delta128x2AVX512(args)
+		case a.DK == 128:
+			delta128x1AVX512(args)
+		case tile == 4:
+			delta64x4AVX512(args)
+		case tile == 2:
+			delta64x2AVX512(args)
+		default:
+			delta64x1AVX512(args)
 		}
-	}
-	if rest == 0 {
-		return
-	}
-	// The rows that do not fill a tile.
-	from := a.DV - rest
-	c.rows = rest
-	c.state = unsafe.Pointer(&a.State[from*a.DK])
-	if a.NPend > 0 {
-		c.pd = unsafe.Pointer(&a.PD[from])
-	}
-	if a.N > 0 {
-		c.v, c.o = unsafe.Pointer(&a.V[from]), unsafe.Pointer(&a.O[from])
-		if a.DOut != nil {
-			c.d = unsafe.Pointer(&a.DOut[from])
-		}
-	}
-	if a.DK == 64 {
-		delta64x1AVX512(args)
-	} else {
-		delta128x1AVX512(args)
 	}
 }

@@ -539,10 +539,20 @@ func accumF16OneAVX512(a *byte)
 //go:noescape
 func delta64x4AVX512(a *byte)
 
+// delta64x2AVX512 runs the delta rule with DK = 64, 2 rows at a time; rows is a multiple of that.
+//
+//go:noescape
+func delta64x2AVX512(a *byte)
+
 // delta64x1AVX512 runs the delta rule with DK = 64, 1 rows at a time; rows is a multiple of that.
 //
 //go:noescape
 func delta64x1AVX512(a *byte)
+
+// delta128x3AVX512 runs the delta rule with DK = 128, 3 rows at a time; rows is a multiple of that.
+//
+//go:noescape
+func delta128x3AVX512(a *byte)
 
 // delta128x2AVX512 runs the delta rule with DK = 128, 2 rows at a time; rows is a multiple of that.
 //

@@ -39,7 +39,7 @@ const (
 )
 
 func deltaRegisters() {
-	for _, s := range []struct{ dk, rows int }{{64, 4}, {64, 1}, {128, 2}, {128, 1}, {256, 1}} {
+	for _, s := range []struct{ dk, rows int }{{64, 4}, {64, 2}, {64, 1}, {128, 3}, {128, 2}, {128, 1}, {256, 1}} {
 		deltaRows(s.dk, s.rows)
 	}
 }
@@ -55,8 +55,6 @@ func deltaRows(dk, nr int) {
 	MOVQ(Mem{Base: a, Disp: dState}, state)
 	MOVQ(Mem{Base: a, Disp: dRows}, rows)
 	XORQ(voff, voff) // offset of the rows in vectors of values
-	scale := ZMM()
-	VBROADCASTSS(Mem{Base: a, Disp: dScale}, scale)
 
 	Label(name + "_rows")
 	s := make([][]VecVirtual, nr)
@@ -125,13 +123,11 @@ func deltaRows(dk, nr int) {
 	}
 	Label(name + "_token")
 	{
-		gv := ZMM()
-		VBROADCASTSS(Mem{Base: g}, gv)
-		pred := dots(l, nz, nr, func(z int, acc []VecVirtual, first bool) {
+		pred := dots(l, nz, nr, 2, func(z int, acc []VecVirtual, first bool) {
 			kz := ZMM()
 			VMOVUPS(Mem{Base: k, Disp: 64 * z}, kz)
 			for r := range nr {
-				VMULPS(gv, s[r][z], s[r][z])
+				VMULPS_BCST(Mem{Base: g}, s[r][z], s[r][z])
 				if first {
 					VMULPS(kz, s[r][z], acc[r])
 				} else {
@@ -140,37 +136,36 @@ func deltaRows(dk, nr int) {
 			}
 		})
 		// d = beta * (v - pred), then in all lanes
-		dv := make([]VecVirtual, nr)
+		var dv []VecVirtual
 		for i, p := range pred {
 			t := ZMM()
-			if nr == 1 {
-				VBROADCASTSS(Mem{Base: v}, t)
-			} else { // two rows: the halves of the vector
-				VBROADCASTSS(Mem{Base: v, Disp: 8 * i}, t)
+			VBROADCASTSS(Mem{Base: v, Disp: 8 * i}, t)
+			pair := 2*i+1 < nr
+			if pair {
 				u := ZMM()
 				VBROADCASTSS(Mem{Base: v, Disp: 8*i + 4}, u.AsY())
 				VINSERTF64X4(U8(1), u.AsY(), t, t)
 			}
 			VSUBPS(p, t, t)
 			VMULPS_BCST(Mem{Base: beta}, t, t)
-			if nr == 1 {
-				dv[0] = t
-				VMOVSS(t.AsX(), Mem{Base: d})
+			VMOVSS(t.AsX(), Mem{Base: d, Disp: 8 * i})
+			if !pair {
+				dv = append(dv, t)
 				break
 			}
 			lo, hi := ZMM(), ZMM()
 			VSHUFF32X4(U8(0x00), t, t, lo)
 			VSHUFF32X4(U8(0xff), t, t, hi)
-			VMOVSS(lo.AsX(), Mem{Base: d, Disp: 8 * i})
 			VMOVSS(hi.AsX(), Mem{Base: d, Disp: 8*i + 4})
-			dv[2*i], dv[2*i+1] = lo, hi
+			dv = append(dv, lo, hi)
 		}
-		out := dots(l, nz, nr, func(z int, acc []VecVirtual, first bool) {
-			kz, qz := ZMM(), ZMM()
-			VMOVUPS(Mem{Base: k, Disp: 64 * z}, kz)
+		// One chain is enough here: no later token waits for the output. The key
+		// comes from memory, the registers are full.
+		out := dots(l, nz, nr, 1, func(z int, acc []VecVirtual, first bool) {
+			qz := ZMM()
 			VMOVUPS(Mem{Base: q, Disp: 64 * z}, qz)
 			for r := range nr {
-				VFMADD231PS(kz, dv[r], s[r][z])
+				VFMADD231PS(Mem{Base: k, Disp: 64 * z}, dv[r], s[r][z])
 				if first {
 					VMULPS(qz, s[r][z], acc[r])
 				} else {
@@ -179,9 +174,9 @@ func deltaRows(dk, nr int) {
 			}
 		})
 		for i, p := range out {
-			VMULPS(scale, p, p)
+			VMULPS_BCST(Mem{Base: a, Disp: dScale}, p, p)
 			VMOVSS(p.AsX(), Mem{Base: o, Disp: 8 * i})
-			if nr > 1 {
+			if 2*i+1 < nr {
 				t := ZMM()
 				VEXTRACTF32X4(U8(2), p, t.AsX())
 				VMOVSS(t.AsX(), Mem{Base: o, Disp: 8*i + 4})
@@ -207,29 +202,30 @@ func deltaRows(dk, nr int) {
 	end()
 }
 
-// dots accumulates one dot product per row, even and odd vectors apart, and
+// dots accumulates one dot product per row in nacc vectors, taken in turn, and
 // adds the lanes. Rows are reduced in pairs: the sum of the first is in all
 // lanes of the lower half of the result, that of the second in the upper half.
-// A single row is in all lanes. The order of additions is the same in both.
-func dots(l level, nz, nr int, term func(z int, acc []VecVirtual, first bool)) []VecVirtual {
-	var acc [2][]VecVirtual
+// A last single row is in all lanes. The order of additions is the same in both.
+func dots(l level, nz, nr, nacc int, term func(z int, acc []VecVirtual, first bool)) []VecVirtual {
+	acc := make([][]VecVirtual, nacc)
 	for i := range acc {
 		acc[i] = l.regs(nr)
 	}
 	for z := range nz {
-		term(z, acc[z%2], z < 2)
+		term(z, acc[z%nacc], z < nacc)
 	}
-	for r := range nr {
-		VADDPS(acc[1][r], acc[0][r], acc[0][r])
+	if nacc == 2 {
+		for r := range nr {
+			VADDPS(acc[1][r], acc[0][r], acc[0][r])
+		}
 	}
 	var out []VecVirtual
 	for r := 0; r < nr; r += 2 {
 		t, u := ZMM(), ZMM()
 		a := acc[0][r]
-		if nr == 1 {
-			VSHUFF32X4(U8(0x4e), a, a, t)
-			VADDPS(t, a, a)
-			t = a
+		if r+1 == nr {
+			VSHUFF32X4(U8(0x4e), a, a, u)
+			VADDPS(u, a, t)
 		} else {
 			b := acc[0][r+1]
 			VSHUFF32X4(U8(0x44), b, a, t) // a0 a1 b0 b1
