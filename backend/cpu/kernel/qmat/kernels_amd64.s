@@ -11,15 +11,16 @@ DATA dwords<>+12(SB)/4, $0x000000ff
 DATA dwords<>+16(SB)/4, $0x3d800000
 DATA dwords<>+20(SB)/4, $0x3e000000
 DATA dwords<>+24(SB)/4, $0x80000000
-DATA dwords<>+28(SB)/4, $0x00000001
-DATA dwords<>+32(SB)/4, $0x00000002
-DATA dwords<>+36(SB)/4, $0x0000000f
-DATA dwords<>+40(SB)/4, $0x00000020
-DATA dwords<>+44(SB)/4, $0x00000030
-DATA dwords<>+48(SB)/4, $0x7f7fffff
-DATA dwords<>+52(SB)/4, $0x0d7fffff
-DATA dwords<>+56(SB)/4, $0x42fe0000
-GLOBL dwords<>(SB), RODATA|NOPTR, $60
+DATA dwords<>+28(SB)/4, $0x4b000000
+DATA dwords<>+32(SB)/4, $0x00000001
+DATA dwords<>+36(SB)/4, $0x00000002
+DATA dwords<>+40(SB)/4, $0x0000000f
+DATA dwords<>+44(SB)/4, $0x00000020
+DATA dwords<>+48(SB)/4, $0x00000030
+DATA dwords<>+52(SB)/4, $0x7f7fffff
+DATA dwords<>+56(SB)/4, $0x0d7fffff
+DATA dwords<>+60(SB)/4, $0x42fe0000
+GLOBL dwords<>(SB), RODATA|NOPTR, $64
 
 DATA iota16<>+0(SB)/4, $0x00000000
 DATA iota16<>+4(SB)/4, $0x00000001
@@ -769,14 +770,14 @@ quantize512_loop:
 	VPERM2I128    $0x20, Y10, Y8, Y7
 	VPERM2I128    $0x31, Y10, Y8, Y8
 	VPMAXUD       Y8, Y7, Y7
-	VPBROADCASTD  dwords<>+48(SB), Y8
+	VPBROADCASTD  dwords<>+52(SB), Y8
 	VPCMPGTD      Y8, Y7, Y8
 	VPMOVMSKB     Y8, BX
 	TESTL         BX, BX
 	JNE           quantize512_stop
-	VPBROADCASTD  dwords<>+52(SB), Y8
+	VPBROADCASTD  dwords<>+56(SB), Y8
 	VPCMPGTD      Y8, Y7, Y8
-	VBROADCASTSS  dwords<>+56(SB), Y9
+	VBROADCASTSS  dwords<>+60(SB), Y9
 	VDIVPS        Y7, Y9, Y10
 	VDIVPS        Y9, Y7, Y9
 	VPAND         Y8, Y10, Y10
@@ -989,14 +990,14 @@ quantize2_loop:
 	VPERM2I128   $0x20, Y3, Y2, Y0
 	VPERM2I128   $0x31, Y3, Y2, Y1
 	VPMAXUD      Y1, Y0, Y0
-	VPBROADCASTD dwords<>+48(SB), Y1
+	VPBROADCASTD dwords<>+52(SB), Y1
 	VPCMPGTD     Y1, Y0, Y1
 	VPMOVMSKB    Y1, BX
 	TESTL        BX, BX
 	JNE          quantize2_stop
-	VPBROADCASTD dwords<>+52(SB), Y1
+	VPBROADCASTD dwords<>+56(SB), Y1
 	VPCMPGTD     Y1, Y0, Y1
-	VBROADCASTSS dwords<>+56(SB), Y2
+	VBROADCASTSS dwords<>+60(SB), Y2
 	VDIVPS       Y0, Y2, Y3
 	VDIVPS       Y2, Y0, Y0
 	VPAND        Y1, Y3, Y3
@@ -8308,7 +8309,7 @@ microMin16x6_half:
 	RET
 
 // func decodeQ4K(p *byte, w *byte, stride int, chunks int, pf uintptr)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeQ4K(SB), NOSPLIT, $0-40
 	MOVQ            p+0(FP), AX
 	MOVQ            w+8(FP), CX
@@ -8321,6 +8322,8 @@ TEXT ·decodeQ4K(SB), NOSPLIT, $0-40
 	VPBROADCASTD    R9, Z0
 	MOVL            $0x0f0f0f0f, R9
 	VPBROADCASTD    R9, Z0
+	MOVQ            $0x1111111111111111, R9
+	KMOVQ           R9, K1
 	VMOVDQU64       iota16<>+0(SB), Z1
 	VPBROADCASTD    DX, Z2
 	VPMULLD         Z2, Z1, Z1
@@ -8367,97 +8370,84 @@ TEXT ·decodeQ4K(SB), NOSPLIT, $0-40
 	VPANDD.BCST     dwords<>+4(SB), Z3, Z3
 	VPSRLD          $0x04, Z4, Z4
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z4, Z3
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z1, Z4, Z4
-	VMOVUPS         Z4, 4096(AX)
-	VPSRLD          $0x08, Z7, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z6, Z4, Z4
-	VMOVUPS         Z4, 4160(AX)
-	VPSRLD          $0x10, Z7, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z1, Z4, Z4
-	VMOVUPS         Z4, 4224(AX)
-	VPSRLD          $0x18, Z7, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z6, Z4, Z4
-	VMOVUPS         Z4, 4288(AX)
-	VPANDD.BCST     dwords<>+12(SB), Z2, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z1, Z4, Z4
-	VMOVUPS         Z4, 4352(AX)
-	VPSRLD          $0x08, Z2, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z6, Z4, Z4
-	VMOVUPS         Z4, 4416(AX)
-	VPSRLD          $0x10, Z2, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z1, Z4, Z4
-	VMOVUPS         Z4, 4480(AX)
-	VPSRLD          $0x18, Z2, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z6, Z1, Z1
-	VMOVUPS         Z1, 4544(AX)
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z5, Z1, Z1
-	VMOVUPS         Z1, 5120(AX)
-	VPSRLD          $0x08, Z8, Z1
-	VPANDD.BCST     dwords<>+12(SB), Z1, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z5, Z1, Z1
-	VMOVUPS         Z1, 5184(AX)
-	VPSRLD          $0x10, Z8, Z1
-	VPANDD.BCST     dwords<>+12(SB), Z1, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z5, Z1, Z1
-	VMOVUPS         Z1, 5248(AX)
-	VPSRLD          $0x18, Z8, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z5, Z1, Z1
-	VMOVUPS         Z1, 5312(AX)
-	VPANDD.BCST     dwords<>+12(SB), Z3, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z5, Z1, Z1
-	VMOVUPS         Z1, 5376(AX)
-	VPSRLD          $0x08, Z3, Z1
-	VPANDD.BCST     dwords<>+12(SB), Z1, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z5, Z1, Z1
-	VMOVUPS         Z1, 5440(AX)
-	VPSRLD          $0x10, Z3, Z1
-	VPANDD.BCST     dwords<>+12(SB), Z1, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z5, Z1, Z1
+	VMULPS.BCST     dwords<>+28(SB), Z1, Z4
+	VMULPS.BCST     dwords<>+28(SB), Z5, Z9
+	VMULPS.BCST     dwords<>+28(SB), Z6, Z10
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z11
+	VFMSUB213PS     Z4, Z1, Z11
+	VMOVUPS         Z11, 4096(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z11
+	VFMSUB213PS     Z9, Z5, Z11
+	VMOVUPS         Z11, 5120(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z11
+	VFMSUB213PS     Z10, Z6, Z11
+	VMOVUPS         Z11, 4160(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z11
+	VFMSUB213PS     Z9, Z5, Z11
+	VMOVUPS         Z11, 5184(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z11
+	VFMSUB213PS     Z4, Z1, Z11
+	VMOVUPS         Z11, 4224(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z11
+	VFMSUB213PS     Z9, Z5, Z11
+	VMOVUPS         Z11, 5248(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z11
+	VFMSUB213PS     Z10, Z6, Z11
+	VMOVUPS         Z11, 4288(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z7
+	VFMSUB213PS     Z9, Z5, Z7
+	VMOVUPS         Z7, 5312(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+0(SB), Z2, K1, Z7
+	VFMSUB213PS     Z4, Z1, Z7
+	VMOVUPS         Z7, 4352(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+0(SB), Z3, K1, Z7
+	VFMSUB213PS     Z9, Z5, Z7
+	VMOVUPS         Z7, 5376(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+64(SB), Z2, K1, Z7
+	VFMSUB213PS     Z10, Z6, Z7
+	VMOVUPS         Z7, 4416(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+64(SB), Z3, K1, Z7
+	VFMSUB213PS     Z9, Z5, Z7
+	VMOVUPS         Z7, 5440(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+128(SB), Z2, K1, Z7
+	VFMSUB213PS     Z4, Z1, Z7
+	VMOVUPS         Z7, 4480(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z1
+	VPSHUFB         spread<>+128(SB), Z3, K1, Z1
+	VFMSUB213PS     Z9, Z5, Z1
 	VMOVUPS         Z1, 5504(AX)
-	VPSRLD          $0x18, Z3, Z1
-	VCVTDQ2PS       Z1, Z1
-	VMULPS          Z5, Z1, Z1
+	VPBROADCASTD    dwords<>+28(SB), Z1
+	VPSHUFB         spread<>+192(SB), Z2, K1, Z1
+	VFMSUB213PS     Z10, Z6, Z1
+	VMOVUPS         Z1, 4544(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z1
+	VPSHUFB         spread<>+192(SB), Z3, K1, Z1
+	VFMSUB213PS     Z9, Z5, Z1
 	VMOVUPS         Z1, 5568(AX)
 	MOVQ            $+4, AX
 
 decodeQ4K_loop:
-	VBROADCASTI32X4 16(CX), Z1
-	VINSERTI32X4    $0x01, 16(SI), Z1, Z1
-	VINSERTI32X4    $0x02, 16(DI), Z1, Z1
-	VINSERTI32X4    $0x03, 16(R8), Z1, Z1
-	VBROADCASTI32X4 16(CX)(DX*1), Z2
-	VINSERTI32X4    $0x01, 16(SI)(DX*1), Z2, Z2
-	VINSERTI32X4    $0x02, 16(DI)(DX*1), Z2, Z2
-	VINSERTI32X4    $0x03, 16(R8)(DX*1), Z2, Z2
-	VBROADCASTI32X4 16(CX)(DX*2), Z3
-	VINSERTI32X4    $0x01, 16(SI)(DX*2), Z3, Z3
-	VINSERTI32X4    $0x02, 16(DI)(DX*2), Z3, Z3
-	VINSERTI32X4    $0x03, 16(R8)(DX*2), Z3, Z3
-	VBROADCASTI32X4 16(CX)(BX*1), Z4
-	VINSERTI32X4    $0x01, 16(SI)(BX*1), Z4, Z4
-	VINSERTI32X4    $0x02, 16(DI)(BX*1), Z4, Z4
-	VINSERTI32X4    $0x03, 16(R8)(BX*1), Z4, Z4
+	VBROADCASTI64X4 16(CX), Z1
+	VINSERTI64X4    $0x01, 16(SI), Z1, Z1
+	VBROADCASTI64X4 16(CX)(DX*1), Z2
+	VINSERTI64X4    $0x01, 16(SI)(DX*1), Z2, Z2
+	VBROADCASTI64X4 16(CX)(DX*2), Z3
+	VINSERTI64X4    $0x01, 16(SI)(DX*2), Z3, Z3
+	VBROADCASTI64X4 16(CX)(BX*1), Z4
+	VINSERTI64X4    $0x01, 16(SI)(BX*1), Z4, Z4
 	VPUNPCKLDQ      Z2, Z1, Z5
 	VPUNPCKHDQ      Z2, Z1, Z6
 	VPUNPCKLDQ      Z4, Z3, Z2
@@ -8466,48 +8456,48 @@ decodeQ4K_loop:
 	VPUNPCKHQDQ     Z2, Z5, Z2
 	VPUNPCKLQDQ     Z4, Z6, Z3
 	VPUNPCKHQDQ     Z4, Z6, Z4
-	VPANDD          Z0, Z1, Z5
-	VPANDND         Z1, Z0, Z1
-	VMOVDQU64       Z5, (R10)
-	VMOVDQU64       Z1, 512(R10)
-	VPANDD          Z0, Z2, Z1
-	VPANDND         Z2, Z0, Z2
-	VMOVDQU64       Z1, 64(R10)
-	VMOVDQU64       Z2, 576(R10)
+	VBROADCASTI64X4 16(DI), Z5
+	VINSERTI64X4    $0x01, 16(R8), Z5, Z5
+	VBROADCASTI64X4 16(DI)(DX*1), Z6
+	VINSERTI64X4    $0x01, 16(R8)(DX*1), Z6, Z6
+	VBROADCASTI64X4 16(DI)(DX*2), Z7
+	VINSERTI64X4    $0x01, 16(R8)(DX*2), Z7, Z7
+	VBROADCASTI64X4 16(DI)(BX*1), Z8
+	VINSERTI64X4    $0x01, 16(R8)(BX*1), Z8, Z8
+	VPUNPCKLDQ      Z6, Z5, Z9
+	VPUNPCKHDQ      Z6, Z5, Z10
+	VPUNPCKLDQ      Z8, Z7, Z6
+	VPUNPCKHDQ      Z8, Z7, Z8
+	VPUNPCKLQDQ     Z6, Z9, Z5
+	VPUNPCKHQDQ     Z6, Z9, Z6
+	VPUNPCKLQDQ     Z8, Z10, Z7
+	VPUNPCKHQDQ     Z8, Z10, Z8
+	VSHUFI32X4      $0x88, Z5, Z1, Z9
+	VSHUFI32X4      $0xdd, Z5, Z1, Z1
+	VSHUFI32X4      $0x88, Z6, Z2, Z5
+	VSHUFI32X4      $0xdd, Z6, Z2, Z2
+	VSHUFI32X4      $0x88, Z7, Z3, Z6
+	VSHUFI32X4      $0xdd, Z7, Z3, Z3
+	VSHUFI32X4      $0x88, Z8, Z4, Z7
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	VPANDD          Z0, Z9, Z8
+	VPANDND         Z9, Z0, Z9
+	VMOVDQU64       Z8, (R10)
+	VMOVDQU64       Z9, 512(R10)
+	VPANDD          Z0, Z5, Z8
+	VPANDND         Z5, Z0, Z5
+	VMOVDQU64       Z8, 64(R10)
+	VMOVDQU64       Z5, 576(R10)
 	PREFETCHT0      (R9)
-	VPANDD          Z0, Z3, Z1
-	VPANDND         Z3, Z0, Z3
-	VMOVDQU64       Z1, 128(R10)
-	VMOVDQU64       Z3, 640(R10)
-	VPANDD          Z0, Z4, Z1
-	VPANDND         Z4, Z0, Z4
-	VMOVDQU64       Z1, 192(R10)
-	VMOVDQU64       Z4, 704(R10)
+	VPANDD          Z0, Z6, Z5
+	VPANDND         Z6, Z0, Z6
+	VMOVDQU64       Z5, 128(R10)
+	VMOVDQU64       Z6, 640(R10)
+	VPANDD          Z0, Z7, Z5
+	VPANDND         Z7, Z0, Z7
+	VMOVDQU64       Z5, 192(R10)
+	VMOVDQU64       Z7, 704(R10)
 	PREFETCHT0      64(R9)
-	VBROADCASTI32X4 32(CX), Z1
-	VINSERTI32X4    $0x01, 32(SI), Z1, Z1
-	VINSERTI32X4    $0x02, 32(DI), Z1, Z1
-	VINSERTI32X4    $0x03, 32(R8), Z1, Z1
-	VBROADCASTI32X4 32(CX)(DX*1), Z2
-	VINSERTI32X4    $0x01, 32(SI)(DX*1), Z2, Z2
-	VINSERTI32X4    $0x02, 32(DI)(DX*1), Z2, Z2
-	VINSERTI32X4    $0x03, 32(R8)(DX*1), Z2, Z2
-	VBROADCASTI32X4 32(CX)(DX*2), Z3
-	VINSERTI32X4    $0x01, 32(SI)(DX*2), Z3, Z3
-	VINSERTI32X4    $0x02, 32(DI)(DX*2), Z3, Z3
-	VINSERTI32X4    $0x03, 32(R8)(DX*2), Z3, Z3
-	VBROADCASTI32X4 32(CX)(BX*1), Z4
-	VINSERTI32X4    $0x01, 32(SI)(BX*1), Z4, Z4
-	VINSERTI32X4    $0x02, 32(DI)(BX*1), Z4, Z4
-	VINSERTI32X4    $0x03, 32(R8)(BX*1), Z4, Z4
-	VPUNPCKLDQ      Z2, Z1, Z5
-	VPUNPCKHDQ      Z2, Z1, Z6
-	VPUNPCKLDQ      Z4, Z3, Z2
-	VPUNPCKHDQ      Z4, Z3, Z4
-	VPUNPCKLQDQ     Z2, Z5, Z1
-	VPUNPCKHQDQ     Z2, Z5, Z2
-	VPUNPCKLQDQ     Z4, Z6, Z3
-	VPUNPCKHQDQ     Z4, Z6, Z4
 	VPANDD          Z0, Z1, Z5
 	VPANDND         Z1, Z0, Z1
 	VMOVDQU64       Z5, 256(R10)
@@ -8540,7 +8530,7 @@ decodeQ4K_loop:
 	RET
 
 // func fusedQ4Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ4Kx1(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -8552,6 +8542,8 @@ TEXT ·fusedQ4Kx1(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z0
 	MOVL         $0x0f0f0f0f, R8
 	VPBROADCASTD R8, Z1
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z2
 	VPBROADCASTD CX, Z3
 	VPMULLD      Z3, Z2, Z2
@@ -8602,77 +8594,72 @@ fusedQ4Kx1_block:
 	VPANDD.BCST     dwords<>+4(SB), Z5, Z5
 	VPSRLD          $0x04, Z6, Z6
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z6, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z3, Z6, Z6
-	VMOVUPS         Z6, 4096(R8)
-	VPSRLD          $0x08, Z9, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z8, Z6, Z6
-	VMOVUPS         Z6, 4160(R8)
-	VPSRLD          $0x10, Z9, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z3, Z6, Z6
-	VMOVUPS         Z6, 4224(R8)
-	VPSRLD          $0x18, Z9, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z8, Z6, Z6
-	VMOVUPS         Z6, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z3, Z6, Z6
-	VMOVUPS         Z6, 4352(R8)
-	VPSRLD          $0x08, Z4, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z8, Z6, Z6
-	VMOVUPS         Z6, 4416(R8)
-	VPSRLD          $0x10, Z4, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z3, Z6, Z6
-	VMOVUPS         Z6, 4480(R8)
-	VPSRLD          $0x18, Z4, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z8, Z3, Z3
-	VMOVUPS         Z3, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z7, Z3, Z3
-	VMOVUPS         Z3, 5120(R8)
-	VPSRLD          $0x08, Z10, Z3
-	VPANDD.BCST     dwords<>+12(SB), Z3, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z7, Z3, Z3
-	VMOVUPS         Z3, 5184(R8)
-	VPSRLD          $0x10, Z10, Z3
-	VPANDD.BCST     dwords<>+12(SB), Z3, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z7, Z3, Z3
-	VMOVUPS         Z3, 5248(R8)
-	VPSRLD          $0x18, Z10, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z7, Z3, Z3
-	VMOVUPS         Z3, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z7, Z3, Z3
-	VMOVUPS         Z3, 5376(R8)
-	VPSRLD          $0x08, Z5, Z3
-	VPANDD.BCST     dwords<>+12(SB), Z3, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z7, Z3, Z3
-	VMOVUPS         Z3, 5440(R8)
-	VPSRLD          $0x10, Z5, Z3
-	VPANDD.BCST     dwords<>+12(SB), Z3, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z7, Z3, Z3
+	VMULPS.BCST     dwords<>+28(SB), Z3, Z6
+	VMULPS.BCST     dwords<>+28(SB), Z7, Z11
+	VMULPS.BCST     dwords<>+28(SB), Z8, Z12
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z13
+	VFMSUB213PS     Z6, Z3, Z13
+	VMOVUPS         Z13, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z13
+	VFMSUB213PS     Z11, Z7, Z13
+	VMOVUPS         Z13, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z13
+	VFMSUB213PS     Z12, Z8, Z13
+	VMOVUPS         Z13, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z13
+	VFMSUB213PS     Z11, Z7, Z13
+	VMOVUPS         Z13, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z13
+	VFMSUB213PS     Z6, Z3, Z13
+	VMOVUPS         Z13, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z13
+	VFMSUB213PS     Z11, Z7, Z13
+	VMOVUPS         Z13, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z13
+	VFMSUB213PS     Z12, Z8, Z13
+	VMOVUPS         Z13, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z9
+	VFMSUB213PS     Z11, Z7, Z9
+	VMOVUPS         Z9, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+0(SB), Z4, K1, Z9
+	VFMSUB213PS     Z6, Z3, Z9
+	VMOVUPS         Z9, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z9
+	VFMSUB213PS     Z11, Z7, Z9
+	VMOVUPS         Z9, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+64(SB), Z4, K1, Z9
+	VFMSUB213PS     Z12, Z8, Z9
+	VMOVUPS         Z9, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z9
+	VFMSUB213PS     Z11, Z7, Z9
+	VMOVUPS         Z9, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+128(SB), Z4, K1, Z9
+	VFMSUB213PS     Z6, Z3, Z9
+	VMOVUPS         Z9, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z3
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z3
+	VFMSUB213PS     Z11, Z7, Z3
 	VMOVUPS         Z3, 5504(R8)
-	VPSRLD          $0x18, Z5, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z7, Z3, Z3
+	VPBROADCASTD    dwords<>+28(SB), Z3
+	VPSHUFB         spread<>+192(SB), Z4, K1, Z3
+	VFMSUB213PS     Z12, Z8, Z3
+	VMOVUPS         Z3, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z3
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z3
+	VFMSUB213PS     Z11, Z7, Z3
 	VMOVUPS         Z3, 5568(R8)
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
@@ -8682,22 +8669,14 @@ fusedQ4Kx1_block:
 fusedQ4Kx1_chunk:
 	VMOVDQA64        Z0, Z3
 	VMOVDQA64        Z0, Z4
-	VBROADCASTI32X4  16(AX), Z5
-	VINSERTI32X4     $0x01, 16(BX), Z5, Z5
-	VINSERTI32X4     $0x02, 16(SI), Z5, Z5
-	VINSERTI32X4     $0x03, 16(DI), Z5, Z5
-	VBROADCASTI32X4  16(AX)(CX*1), Z6
-	VINSERTI32X4     $0x01, 16(BX)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x02, 16(SI)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x03, 16(DI)(CX*1), Z6, Z6
-	VBROADCASTI32X4  16(AX)(CX*2), Z7
-	VINSERTI32X4     $0x01, 16(BX)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x02, 16(SI)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x03, 16(DI)(CX*2), Z7, Z7
-	VBROADCASTI32X4  16(AX)(DX*1), Z8
-	VINSERTI32X4     $0x01, 16(BX)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 16(SI)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 16(DI)(DX*1), Z8, Z8
+	VBROADCASTI64X4  16(AX), Z5
+	VINSERTI64X4     $0x01, 16(BX), Z5, Z5
+	VBROADCASTI64X4  16(AX)(CX*1), Z6
+	VINSERTI64X4     $0x01, 16(BX)(CX*1), Z6, Z6
+	VBROADCASTI64X4  16(AX)(CX*2), Z7
+	VINSERTI64X4     $0x01, 16(BX)(CX*2), Z7, Z7
+	VBROADCASTI64X4  16(AX)(DX*1), Z8
+	VINSERTI64X4     $0x01, 16(BX)(DX*1), Z8, Z8
 	VPUNPCKLDQ       Z6, Z5, Z9
 	VPUNPCKHDQ       Z6, Z5, Z10
 	VPUNPCKLDQ       Z8, Z7, Z6
@@ -8706,50 +8685,50 @@ fusedQ4Kx1_chunk:
 	VPUNPCKHQDQ      Z6, Z9, Z6
 	VPUNPCKLQDQ      Z8, Z10, Z7
 	VPUNPCKHQDQ      Z8, Z10, Z8
-	VPANDD           Z1, Z5, Z9
-	VPANDND          Z5, Z1, Z5
-	VPDPBUSD.BCST    (R12), Z9, Z3
-	VPDPBUSD.BCST    32(R12), Z5, Z4
+	VBROADCASTI64X4  16(SI), Z9
+	VINSERTI64X4     $0x01, 16(DI), Z9, Z9
+	VBROADCASTI64X4  16(SI)(CX*1), Z10
+	VINSERTI64X4     $0x01, 16(DI)(CX*1), Z10, Z10
+	VBROADCASTI64X4  16(SI)(CX*2), Z11
+	VINSERTI64X4     $0x01, 16(DI)(CX*2), Z11, Z11
+	VBROADCASTI64X4  16(SI)(DX*1), Z12
+	VINSERTI64X4     $0x01, 16(DI)(DX*1), Z12, Z12
+	VPUNPCKLDQ       Z10, Z9, Z13
+	VPUNPCKHDQ       Z10, Z9, Z14
+	VPUNPCKLDQ       Z12, Z11, Z10
+	VPUNPCKHDQ       Z12, Z11, Z12
+	VPUNPCKLQDQ      Z10, Z13, Z9
+	VPUNPCKHQDQ      Z10, Z13, Z10
+	VPUNPCKLQDQ      Z12, Z14, Z11
+	VPUNPCKHQDQ      Z12, Z14, Z12
+	VSHUFI32X4       $0x88, Z9, Z5, Z13
+	VSHUFI32X4       $0xdd, Z9, Z5, Z5
+	VSHUFI32X4       $0x88, Z10, Z6, Z9
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VPANDD           Z1, Z13, Z12
+	VPANDND          Z13, Z1, Z13
+	VPDPBUSD.BCST    (R12), Z12, Z3
+	VPDPBUSD.BCST    32(R12), Z13, Z4
 	PREFETCHT0       (R9)
-	VPANDD           Z1, Z6, Z5
-	VPANDND          Z6, Z1, Z6
-	VPDPBUSD.BCST    4(R12), Z5, Z3
-	VPDPBUSD.BCST    36(R12), Z6, Z4
+	VPANDD           Z1, Z9, Z12
+	VPANDND          Z9, Z1, Z9
+	VPDPBUSD.BCST    4(R12), Z12, Z3
+	VPDPBUSD.BCST    36(R12), Z9, Z4
 	PREFETCHT0       64(R9)
-	VPANDD           Z1, Z7, Z5
-	VPANDND          Z7, Z1, Z7
-	VPDPBUSD.BCST    8(R12), Z5, Z3
-	VPDPBUSD.BCST    40(R12), Z7, Z4
+	VPANDD           Z1, Z10, Z9
+	VPANDND          Z10, Z1, Z10
+	VPDPBUSD.BCST    8(R12), Z9, Z3
+	VPDPBUSD.BCST    40(R12), Z10, Z4
 	PREFETCHT0       128(R9)
-	VPANDD           Z1, Z8, Z5
-	VPANDND          Z8, Z1, Z8
-	VPDPBUSD.BCST    12(R12), Z5, Z3
-	VPDPBUSD.BCST    44(R12), Z8, Z4
+	VPANDD           Z1, Z11, Z9
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    12(R12), Z9, Z3
+	VPDPBUSD.BCST    44(R12), Z11, Z4
 	PREFETCHT0       192(R9)
-	VBROADCASTI32X4  32(AX), Z5
-	VINSERTI32X4     $0x01, 32(BX), Z5, Z5
-	VINSERTI32X4     $0x02, 32(SI), Z5, Z5
-	VINSERTI32X4     $0x03, 32(DI), Z5, Z5
-	VBROADCASTI32X4  32(AX)(CX*1), Z6
-	VINSERTI32X4     $0x01, 32(BX)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x02, 32(SI)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x03, 32(DI)(CX*1), Z6, Z6
-	VBROADCASTI32X4  32(AX)(CX*2), Z7
-	VINSERTI32X4     $0x01, 32(BX)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x02, 32(SI)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x03, 32(DI)(CX*2), Z7, Z7
-	VBROADCASTI32X4  32(AX)(DX*1), Z8
-	VINSERTI32X4     $0x01, 32(BX)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 32(SI)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 32(DI)(DX*1), Z8, Z8
-	VPUNPCKLDQ       Z6, Z5, Z9
-	VPUNPCKHDQ       Z6, Z5, Z10
-	VPUNPCKLDQ       Z8, Z7, Z6
-	VPUNPCKHDQ       Z8, Z7, Z8
-	VPUNPCKLQDQ      Z6, Z9, Z5
-	VPUNPCKHQDQ      Z6, Z9, Z6
-	VPUNPCKLQDQ      Z8, Z10, Z7
-	VPUNPCKHQDQ      Z8, Z10, Z8
 	VPANDD           Z1, Z5, Z9
 	VPANDND          Z5, Z1, Z5
 	VPDPBUSD.BCST    16(R12), Z9, Z3
@@ -8807,7 +8786,7 @@ fusedQ4Kx1_chunk:
 	RET
 
 // func fusedQ4Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ4Kx2(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -8819,6 +8798,8 @@ TEXT ·fusedQ4Kx2(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z0
 	MOVL         $0x0f0f0f0f, R8
 	VPBROADCASTD R8, Z1
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z2
 	VPBROADCASTD CX, Z3
 	VPMULLD      Z3, Z2, Z2
@@ -8870,77 +8851,72 @@ fusedQ4Kx2_block:
 	VPANDD.BCST     dwords<>+4(SB), Z6, Z6
 	VPSRLD          $0x04, Z7, Z7
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z7, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4096(R8)
-	VPSRLD          $0x08, Z10, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z9, Z7, Z7
-	VMOVUPS         Z7, 4160(R8)
-	VPSRLD          $0x10, Z10, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4224(R8)
-	VPSRLD          $0x18, Z10, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z9, Z7, Z7
-	VMOVUPS         Z7, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4352(R8)
-	VPSRLD          $0x08, Z5, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z9, Z7, Z7
-	VMOVUPS         Z7, 4416(R8)
-	VPSRLD          $0x10, Z5, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4480(R8)
-	VPSRLD          $0x18, Z5, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z9, Z4, Z4
-	VMOVUPS         Z4, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z11, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5120(R8)
-	VPSRLD          $0x08, Z11, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5184(R8)
-	VPSRLD          $0x10, Z11, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5248(R8)
-	VPSRLD          $0x18, Z11, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5376(R8)
-	VPSRLD          $0x08, Z6, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5440(R8)
-	VPSRLD          $0x10, Z6, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
+	VMULPS.BCST     dwords<>+28(SB), Z4, Z7
+	VMULPS.BCST     dwords<>+28(SB), Z8, Z12
+	VMULPS.BCST     dwords<>+28(SB), Z9, Z13
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z14
+	VFMSUB213PS     Z7, Z4, Z14
+	VMOVUPS         Z14, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z11, K1, Z14
+	VFMSUB213PS     Z12, Z8, Z14
+	VMOVUPS         Z14, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z14
+	VFMSUB213PS     Z13, Z9, Z14
+	VMOVUPS         Z14, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z11, K1, Z14
+	VFMSUB213PS     Z12, Z8, Z14
+	VMOVUPS         Z14, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z14
+	VFMSUB213PS     Z7, Z4, Z14
+	VMOVUPS         Z14, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+128(SB), Z11, K1, Z14
+	VFMSUB213PS     Z12, Z8, Z14
+	VMOVUPS         Z14, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z14
+	VFMSUB213PS     Z13, Z9, Z14
+	VMOVUPS         Z14, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+192(SB), Z11, K1, Z10
+	VFMSUB213PS     Z12, Z8, Z10
+	VMOVUPS         Z10, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z10
+	VFMSUB213PS     Z7, Z4, Z10
+	VMOVUPS         Z10, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z6, K1, Z10
+	VFMSUB213PS     Z12, Z8, Z10
+	VMOVUPS         Z10, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z10
+	VFMSUB213PS     Z13, Z9, Z10
+	VMOVUPS         Z10, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z6, K1, Z10
+	VFMSUB213PS     Z12, Z8, Z10
+	VMOVUPS         Z10, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z10
+	VFMSUB213PS     Z7, Z4, Z10
+	VMOVUPS         Z10, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z4
+	VPSHUFB         spread<>+128(SB), Z6, K1, Z4
+	VFMSUB213PS     Z12, Z8, Z4
 	VMOVUPS         Z4, 5504(R8)
-	VPSRLD          $0x18, Z6, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
+	VPBROADCASTD    dwords<>+28(SB), Z4
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z4
+	VFMSUB213PS     Z13, Z9, Z4
+	VMOVUPS         Z4, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z4
+	VPSHUFB         spread<>+192(SB), Z6, K1, Z4
+	VFMSUB213PS     Z12, Z8, Z4
 	VMOVUPS         Z4, 5568(R8)
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
@@ -8952,22 +8928,14 @@ fusedQ4Kx2_chunk:
 	VMOVDQA64        Z0, Z5
 	VMOVDQA64        Z0, Z6
 	VMOVDQA64        Z0, Z7
-	VBROADCASTI32X4  16(AX), Z8
-	VINSERTI32X4     $0x01, 16(BX), Z8, Z8
-	VINSERTI32X4     $0x02, 16(SI), Z8, Z8
-	VINSERTI32X4     $0x03, 16(DI), Z8, Z8
-	VBROADCASTI32X4  16(AX)(CX*1), Z9
-	VINSERTI32X4     $0x01, 16(BX)(CX*1), Z9, Z9
-	VINSERTI32X4     $0x02, 16(SI)(CX*1), Z9, Z9
-	VINSERTI32X4     $0x03, 16(DI)(CX*1), Z9, Z9
-	VBROADCASTI32X4  16(AX)(CX*2), Z10
-	VINSERTI32X4     $0x01, 16(BX)(CX*2), Z10, Z10
-	VINSERTI32X4     $0x02, 16(SI)(CX*2), Z10, Z10
-	VINSERTI32X4     $0x03, 16(DI)(CX*2), Z10, Z10
-	VBROADCASTI32X4  16(AX)(DX*1), Z11
-	VINSERTI32X4     $0x01, 16(BX)(DX*1), Z11, Z11
-	VINSERTI32X4     $0x02, 16(SI)(DX*1), Z11, Z11
-	VINSERTI32X4     $0x03, 16(DI)(DX*1), Z11, Z11
+	VBROADCASTI64X4  16(AX), Z8
+	VINSERTI64X4     $0x01, 16(BX), Z8, Z8
+	VBROADCASTI64X4  16(AX)(CX*1), Z9
+	VINSERTI64X4     $0x01, 16(BX)(CX*1), Z9, Z9
+	VBROADCASTI64X4  16(AX)(CX*2), Z10
+	VINSERTI64X4     $0x01, 16(BX)(CX*2), Z10, Z10
+	VBROADCASTI64X4  16(AX)(DX*1), Z11
+	VINSERTI64X4     $0x01, 16(BX)(DX*1), Z11, Z11
 	VPUNPCKLDQ       Z9, Z8, Z12
 	VPUNPCKHDQ       Z9, Z8, Z13
 	VPUNPCKLDQ       Z11, Z10, Z9
@@ -8976,58 +8944,58 @@ fusedQ4Kx2_chunk:
 	VPUNPCKHQDQ      Z9, Z12, Z9
 	VPUNPCKLQDQ      Z11, Z13, Z10
 	VPUNPCKHQDQ      Z11, Z13, Z11
-	VPANDD           Z1, Z8, Z12
-	VPANDND          Z8, Z1, Z8
-	VPDPBUSD.BCST    (R12), Z12, Z4
-	VPDPBUSD.BCST    480(R12), Z12, Z5
-	VPDPBUSD.BCST    32(R12), Z8, Z6
-	VPDPBUSD.BCST    512(R12), Z8, Z7
+	VBROADCASTI64X4  16(SI), Z12
+	VINSERTI64X4     $0x01, 16(DI), Z12, Z12
+	VBROADCASTI64X4  16(SI)(CX*1), Z13
+	VINSERTI64X4     $0x01, 16(DI)(CX*1), Z13, Z13
+	VBROADCASTI64X4  16(SI)(CX*2), Z14
+	VINSERTI64X4     $0x01, 16(DI)(CX*2), Z14, Z14
+	VBROADCASTI64X4  16(SI)(DX*1), Z15
+	VINSERTI64X4     $0x01, 16(DI)(DX*1), Z15, Z15
+	VPUNPCKLDQ       Z13, Z12, Z16
+	VPUNPCKHDQ       Z13, Z12, Z17
+	VPUNPCKLDQ       Z15, Z14, Z13
+	VPUNPCKHDQ       Z15, Z14, Z15
+	VPUNPCKLQDQ      Z13, Z16, Z12
+	VPUNPCKHQDQ      Z13, Z16, Z13
+	VPUNPCKLQDQ      Z15, Z17, Z14
+	VPUNPCKHQDQ      Z15, Z17, Z15
+	VSHUFI32X4       $0x88, Z12, Z8, Z16
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
+	VSHUFI32X4       $0x88, Z14, Z10, Z13
+	VSHUFI32X4       $0xdd, Z14, Z10, Z10
+	VSHUFI32X4       $0x88, Z15, Z11, Z14
+	VSHUFI32X4       $0xdd, Z15, Z11, Z11
+	VPANDD           Z1, Z16, Z15
+	VPANDND          Z16, Z1, Z16
+	VPDPBUSD.BCST    (R12), Z15, Z4
+	VPDPBUSD.BCST    480(R12), Z15, Z5
+	VPDPBUSD.BCST    32(R12), Z16, Z6
+	VPDPBUSD.BCST    512(R12), Z16, Z7
 	PREFETCHT0       (R9)
-	VPANDD           Z1, Z9, Z8
-	VPANDND          Z9, Z1, Z9
-	VPDPBUSD.BCST    4(R12), Z8, Z4
-	VPDPBUSD.BCST    484(R12), Z8, Z5
-	VPDPBUSD.BCST    36(R12), Z9, Z6
-	VPDPBUSD.BCST    516(R12), Z9, Z7
+	VPANDD           Z1, Z12, Z15
+	VPANDND          Z12, Z1, Z12
+	VPDPBUSD.BCST    4(R12), Z15, Z4
+	VPDPBUSD.BCST    484(R12), Z15, Z5
+	VPDPBUSD.BCST    36(R12), Z12, Z6
+	VPDPBUSD.BCST    516(R12), Z12, Z7
 	PREFETCHT0       64(R9)
-	VPANDD           Z1, Z10, Z8
-	VPANDND          Z10, Z1, Z10
-	VPDPBUSD.BCST    8(R12), Z8, Z4
-	VPDPBUSD.BCST    488(R12), Z8, Z5
-	VPDPBUSD.BCST    40(R12), Z10, Z6
-	VPDPBUSD.BCST    520(R12), Z10, Z7
+	VPANDD           Z1, Z13, Z12
+	VPANDND          Z13, Z1, Z13
+	VPDPBUSD.BCST    8(R12), Z12, Z4
+	VPDPBUSD.BCST    488(R12), Z12, Z5
+	VPDPBUSD.BCST    40(R12), Z13, Z6
+	VPDPBUSD.BCST    520(R12), Z13, Z7
 	PREFETCHT0       128(R9)
-	VPANDD           Z1, Z11, Z8
-	VPANDND          Z11, Z1, Z11
-	VPDPBUSD.BCST    12(R12), Z8, Z4
-	VPDPBUSD.BCST    492(R12), Z8, Z5
-	VPDPBUSD.BCST    44(R12), Z11, Z6
-	VPDPBUSD.BCST    524(R12), Z11, Z7
+	VPANDD           Z1, Z14, Z12
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    12(R12), Z12, Z4
+	VPDPBUSD.BCST    492(R12), Z12, Z5
+	VPDPBUSD.BCST    44(R12), Z14, Z6
+	VPDPBUSD.BCST    524(R12), Z14, Z7
 	PREFETCHT0       192(R9)
-	VBROADCASTI32X4  32(AX), Z8
-	VINSERTI32X4     $0x01, 32(BX), Z8, Z8
-	VINSERTI32X4     $0x02, 32(SI), Z8, Z8
-	VINSERTI32X4     $0x03, 32(DI), Z8, Z8
-	VBROADCASTI32X4  32(AX)(CX*1), Z9
-	VINSERTI32X4     $0x01, 32(BX)(CX*1), Z9, Z9
-	VINSERTI32X4     $0x02, 32(SI)(CX*1), Z9, Z9
-	VINSERTI32X4     $0x03, 32(DI)(CX*1), Z9, Z9
-	VBROADCASTI32X4  32(AX)(CX*2), Z10
-	VINSERTI32X4     $0x01, 32(BX)(CX*2), Z10, Z10
-	VINSERTI32X4     $0x02, 32(SI)(CX*2), Z10, Z10
-	VINSERTI32X4     $0x03, 32(DI)(CX*2), Z10, Z10
-	VBROADCASTI32X4  32(AX)(DX*1), Z11
-	VINSERTI32X4     $0x01, 32(BX)(DX*1), Z11, Z11
-	VINSERTI32X4     $0x02, 32(SI)(DX*1), Z11, Z11
-	VINSERTI32X4     $0x03, 32(DI)(DX*1), Z11, Z11
-	VPUNPCKLDQ       Z9, Z8, Z12
-	VPUNPCKHDQ       Z9, Z8, Z13
-	VPUNPCKLDQ       Z11, Z10, Z9
-	VPUNPCKHDQ       Z11, Z10, Z11
-	VPUNPCKLQDQ      Z9, Z12, Z8
-	VPUNPCKHQDQ      Z9, Z12, Z9
-	VPUNPCKLQDQ      Z11, Z13, Z10
-	VPUNPCKHQDQ      Z11, Z13, Z11
 	VPANDD           Z1, Z8, Z12
 	VPANDND          Z8, Z1, Z8
 	VPDPBUSD.BCST    16(R12), Z12, Z4
@@ -9101,7 +9069,7 @@ fusedQ4Kx2_chunk:
 	RET
 
 // func fusedQ4Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ4Kx3(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -9113,6 +9081,8 @@ TEXT ·fusedQ4Kx3(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z0
 	MOVL         $0x0f0f0f0f, R8
 	VPBROADCASTD R8, Z1
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z2
 	VPBROADCASTD CX, Z3
 	VPMULLD      Z3, Z2, Z2
@@ -9165,77 +9135,72 @@ fusedQ4Kx3_block:
 	VPANDD.BCST     dwords<>+4(SB), Z7, Z7
 	VPSRLD          $0x04, Z8, Z8
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z8, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z11, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4096(R8)
-	VPSRLD          $0x08, Z11, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z10, Z8, Z8
-	VMOVUPS         Z8, 4160(R8)
-	VPSRLD          $0x10, Z11, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4224(R8)
-	VPSRLD          $0x18, Z11, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z10, Z8, Z8
-	VMOVUPS         Z8, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4352(R8)
-	VPSRLD          $0x08, Z6, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z10, Z8, Z8
-	VMOVUPS         Z8, 4416(R8)
-	VPSRLD          $0x10, Z6, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4480(R8)
-	VPSRLD          $0x18, Z6, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z10, Z5, Z5
-	VMOVUPS         Z5, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z12, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5120(R8)
-	VPSRLD          $0x08, Z12, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5184(R8)
-	VPSRLD          $0x10, Z12, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5248(R8)
-	VPSRLD          $0x18, Z12, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5376(R8)
-	VPSRLD          $0x08, Z7, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5440(R8)
-	VPSRLD          $0x10, Z7, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
+	VMULPS.BCST     dwords<>+28(SB), Z5, Z8
+	VMULPS.BCST     dwords<>+28(SB), Z9, Z13
+	VMULPS.BCST     dwords<>+28(SB), Z10, Z14
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+0(SB), Z11, K1, Z15
+	VFMSUB213PS     Z8, Z5, Z15
+	VMOVUPS         Z15, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+0(SB), Z12, K1, Z15
+	VFMSUB213PS     Z13, Z9, Z15
+	VMOVUPS         Z15, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+64(SB), Z11, K1, Z15
+	VFMSUB213PS     Z14, Z10, Z15
+	VMOVUPS         Z15, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+64(SB), Z12, K1, Z15
+	VFMSUB213PS     Z13, Z9, Z15
+	VMOVUPS         Z15, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+128(SB), Z11, K1, Z15
+	VFMSUB213PS     Z8, Z5, Z15
+	VMOVUPS         Z15, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+128(SB), Z12, K1, Z15
+	VFMSUB213PS     Z13, Z9, Z15
+	VMOVUPS         Z15, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+192(SB), Z11, K1, Z15
+	VFMSUB213PS     Z14, Z10, Z15
+	VMOVUPS         Z15, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+192(SB), Z12, K1, Z11
+	VFMSUB213PS     Z13, Z9, Z11
+	VMOVUPS         Z11, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z6, K1, Z11
+	VFMSUB213PS     Z8, Z5, Z11
+	VMOVUPS         Z11, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z11
+	VFMSUB213PS     Z13, Z9, Z11
+	VMOVUPS         Z11, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z6, K1, Z11
+	VFMSUB213PS     Z14, Z10, Z11
+	VMOVUPS         Z11, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z11
+	VFMSUB213PS     Z13, Z9, Z11
+	VMOVUPS         Z11, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+128(SB), Z6, K1, Z11
+	VFMSUB213PS     Z8, Z5, Z11
+	VMOVUPS         Z11, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z5
+	VFMSUB213PS     Z13, Z9, Z5
 	VMOVUPS         Z5, 5504(R8)
-	VPSRLD          $0x18, Z7, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+192(SB), Z6, K1, Z5
+	VFMSUB213PS     Z14, Z10, Z5
+	VMOVUPS         Z5, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z5
+	VFMSUB213PS     Z13, Z9, Z5
 	VMOVUPS         Z5, 5568(R8)
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
@@ -9249,22 +9214,14 @@ fusedQ4Kx3_chunk:
 	VMOVDQA64        Z0, Z8
 	VMOVDQA64        Z0, Z9
 	VMOVDQA64        Z0, Z10
-	VBROADCASTI32X4  16(AX), Z11
-	VINSERTI32X4     $0x01, 16(BX), Z11, Z11
-	VINSERTI32X4     $0x02, 16(SI), Z11, Z11
-	VINSERTI32X4     $0x03, 16(DI), Z11, Z11
-	VBROADCASTI32X4  16(AX)(CX*1), Z12
-	VINSERTI32X4     $0x01, 16(BX)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 16(SI)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 16(DI)(CX*1), Z12, Z12
-	VBROADCASTI32X4  16(AX)(CX*2), Z13
-	VINSERTI32X4     $0x01, 16(BX)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x02, 16(SI)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x03, 16(DI)(CX*2), Z13, Z13
-	VBROADCASTI32X4  16(AX)(DX*1), Z14
-	VINSERTI32X4     $0x01, 16(BX)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x02, 16(SI)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x03, 16(DI)(DX*1), Z14, Z14
+	VBROADCASTI64X4  16(AX), Z11
+	VINSERTI64X4     $0x01, 16(BX), Z11, Z11
+	VBROADCASTI64X4  16(AX)(CX*1), Z12
+	VINSERTI64X4     $0x01, 16(BX)(CX*1), Z12, Z12
+	VBROADCASTI64X4  16(AX)(CX*2), Z13
+	VINSERTI64X4     $0x01, 16(BX)(CX*2), Z13, Z13
+	VBROADCASTI64X4  16(AX)(DX*1), Z14
+	VINSERTI64X4     $0x01, 16(BX)(DX*1), Z14, Z14
 	VPUNPCKLDQ       Z12, Z11, Z15
 	VPUNPCKHDQ       Z12, Z11, Z16
 	VPUNPCKLDQ       Z14, Z13, Z12
@@ -9273,66 +9230,66 @@ fusedQ4Kx3_chunk:
 	VPUNPCKHQDQ      Z12, Z15, Z12
 	VPUNPCKLQDQ      Z14, Z16, Z13
 	VPUNPCKHQDQ      Z14, Z16, Z14
-	VPANDD           Z1, Z11, Z15
-	VPANDND          Z11, Z1, Z11
-	VPDPBUSD.BCST    (R12), Z15, Z5
-	VPDPBUSD.BCST    480(R12), Z15, Z6
-	VPDPBUSD.BCST    960(R12), Z15, Z7
-	VPDPBUSD.BCST    32(R12), Z11, Z8
-	VPDPBUSD.BCST    512(R12), Z11, Z9
-	VPDPBUSD.BCST    992(R12), Z11, Z10
+	VBROADCASTI64X4  16(SI), Z15
+	VINSERTI64X4     $0x01, 16(DI), Z15, Z15
+	VBROADCASTI64X4  16(SI)(CX*1), Z16
+	VINSERTI64X4     $0x01, 16(DI)(CX*1), Z16, Z16
+	VBROADCASTI64X4  16(SI)(CX*2), Z17
+	VINSERTI64X4     $0x01, 16(DI)(CX*2), Z17, Z17
+	VBROADCASTI64X4  16(SI)(DX*1), Z18
+	VINSERTI64X4     $0x01, 16(DI)(DX*1), Z18, Z18
+	VPUNPCKLDQ       Z16, Z15, Z19
+	VPUNPCKHDQ       Z16, Z15, Z20
+	VPUNPCKLDQ       Z18, Z17, Z16
+	VPUNPCKHDQ       Z18, Z17, Z18
+	VPUNPCKLQDQ      Z16, Z19, Z15
+	VPUNPCKHQDQ      Z16, Z19, Z16
+	VPUNPCKLQDQ      Z18, Z20, Z17
+	VPUNPCKHQDQ      Z18, Z20, Z18
+	VSHUFI32X4       $0x88, Z15, Z11, Z19
+	VSHUFI32X4       $0xdd, Z15, Z11, Z11
+	VSHUFI32X4       $0x88, Z16, Z12, Z15
+	VSHUFI32X4       $0xdd, Z16, Z12, Z12
+	VSHUFI32X4       $0x88, Z17, Z13, Z16
+	VSHUFI32X4       $0xdd, Z17, Z13, Z13
+	VSHUFI32X4       $0x88, Z18, Z14, Z17
+	VSHUFI32X4       $0xdd, Z18, Z14, Z14
+	VPANDD           Z1, Z19, Z18
+	VPANDND          Z19, Z1, Z19
+	VPDPBUSD.BCST    (R12), Z18, Z5
+	VPDPBUSD.BCST    480(R12), Z18, Z6
+	VPDPBUSD.BCST    960(R12), Z18, Z7
+	VPDPBUSD.BCST    32(R12), Z19, Z8
+	VPDPBUSD.BCST    512(R12), Z19, Z9
+	VPDPBUSD.BCST    992(R12), Z19, Z10
 	PREFETCHT0       (R9)
-	VPANDD           Z1, Z12, Z11
-	VPANDND          Z12, Z1, Z12
-	VPDPBUSD.BCST    4(R12), Z11, Z5
-	VPDPBUSD.BCST    484(R12), Z11, Z6
-	VPDPBUSD.BCST    964(R12), Z11, Z7
-	VPDPBUSD.BCST    36(R12), Z12, Z8
-	VPDPBUSD.BCST    516(R12), Z12, Z9
-	VPDPBUSD.BCST    996(R12), Z12, Z10
+	VPANDD           Z1, Z15, Z18
+	VPANDND          Z15, Z1, Z15
+	VPDPBUSD.BCST    4(R12), Z18, Z5
+	VPDPBUSD.BCST    484(R12), Z18, Z6
+	VPDPBUSD.BCST    964(R12), Z18, Z7
+	VPDPBUSD.BCST    36(R12), Z15, Z8
+	VPDPBUSD.BCST    516(R12), Z15, Z9
+	VPDPBUSD.BCST    996(R12), Z15, Z10
 	PREFETCHT0       64(R9)
-	VPANDD           Z1, Z13, Z11
-	VPANDND          Z13, Z1, Z13
-	VPDPBUSD.BCST    8(R12), Z11, Z5
-	VPDPBUSD.BCST    488(R12), Z11, Z6
-	VPDPBUSD.BCST    968(R12), Z11, Z7
-	VPDPBUSD.BCST    40(R12), Z13, Z8
-	VPDPBUSD.BCST    520(R12), Z13, Z9
-	VPDPBUSD.BCST    1000(R12), Z13, Z10
+	VPANDD           Z1, Z16, Z15
+	VPANDND          Z16, Z1, Z16
+	VPDPBUSD.BCST    8(R12), Z15, Z5
+	VPDPBUSD.BCST    488(R12), Z15, Z6
+	VPDPBUSD.BCST    968(R12), Z15, Z7
+	VPDPBUSD.BCST    40(R12), Z16, Z8
+	VPDPBUSD.BCST    520(R12), Z16, Z9
+	VPDPBUSD.BCST    1000(R12), Z16, Z10
 	PREFETCHT0       128(R9)
-	VPANDD           Z1, Z14, Z11
-	VPANDND          Z14, Z1, Z14
-	VPDPBUSD.BCST    12(R12), Z11, Z5
-	VPDPBUSD.BCST    492(R12), Z11, Z6
-	VPDPBUSD.BCST    972(R12), Z11, Z7
-	VPDPBUSD.BCST    44(R12), Z14, Z8
-	VPDPBUSD.BCST    524(R12), Z14, Z9
-	VPDPBUSD.BCST    1004(R12), Z14, Z10
+	VPANDD           Z1, Z17, Z15
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    12(R12), Z15, Z5
+	VPDPBUSD.BCST    492(R12), Z15, Z6
+	VPDPBUSD.BCST    972(R12), Z15, Z7
+	VPDPBUSD.BCST    44(R12), Z17, Z8
+	VPDPBUSD.BCST    524(R12), Z17, Z9
+	VPDPBUSD.BCST    1004(R12), Z17, Z10
 	PREFETCHT0       192(R9)
-	VBROADCASTI32X4  32(AX), Z11
-	VINSERTI32X4     $0x01, 32(BX), Z11, Z11
-	VINSERTI32X4     $0x02, 32(SI), Z11, Z11
-	VINSERTI32X4     $0x03, 32(DI), Z11, Z11
-	VBROADCASTI32X4  32(AX)(CX*1), Z12
-	VINSERTI32X4     $0x01, 32(BX)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 32(SI)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 32(DI)(CX*1), Z12, Z12
-	VBROADCASTI32X4  32(AX)(CX*2), Z13
-	VINSERTI32X4     $0x01, 32(BX)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x02, 32(SI)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x03, 32(DI)(CX*2), Z13, Z13
-	VBROADCASTI32X4  32(AX)(DX*1), Z14
-	VINSERTI32X4     $0x01, 32(BX)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x02, 32(SI)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x03, 32(DI)(DX*1), Z14, Z14
-	VPUNPCKLDQ       Z12, Z11, Z15
-	VPUNPCKHDQ       Z12, Z11, Z16
-	VPUNPCKLDQ       Z14, Z13, Z12
-	VPUNPCKHDQ       Z14, Z13, Z14
-	VPUNPCKLQDQ      Z12, Z15, Z11
-	VPUNPCKHQDQ      Z12, Z15, Z12
-	VPUNPCKLQDQ      Z14, Z16, Z13
-	VPUNPCKHQDQ      Z14, Z16, Z14
 	VPANDD           Z1, Z11, Z15
 	VPANDND          Z11, Z1, Z11
 	VPDPBUSD.BCST    16(R12), Z15, Z5
@@ -9422,7 +9379,7 @@ fusedQ4Kx3_chunk:
 	RET
 
 // func fusedQ4Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ4Kx4(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -9434,6 +9391,8 @@ TEXT ·fusedQ4Kx4(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z0
 	MOVL         $0x0f0f0f0f, R8
 	VPBROADCASTD R8, Z1
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z2
 	VPBROADCASTD CX, Z3
 	VPMULLD      Z3, Z2, Z2
@@ -9487,77 +9446,72 @@ fusedQ4Kx4_block:
 	VPANDD.BCST     dwords<>+4(SB), Z8, Z8
 	VPSRLD          $0x04, Z9, Z9
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z9, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z12, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4096(R8)
-	VPSRLD          $0x08, Z12, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z11, Z9, Z9
-	VMOVUPS         Z9, 4160(R8)
-	VPSRLD          $0x10, Z12, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4224(R8)
-	VPSRLD          $0x18, Z12, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z11, Z9, Z9
-	VMOVUPS         Z9, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4352(R8)
-	VPSRLD          $0x08, Z7, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z11, Z9, Z9
-	VMOVUPS         Z9, 4416(R8)
-	VPSRLD          $0x10, Z7, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4480(R8)
-	VPSRLD          $0x18, Z7, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z11, Z6, Z6
-	VMOVUPS         Z6, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z13, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5120(R8)
-	VPSRLD          $0x08, Z13, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5184(R8)
-	VPSRLD          $0x10, Z13, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5248(R8)
-	VPSRLD          $0x18, Z13, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5376(R8)
-	VPSRLD          $0x08, Z8, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5440(R8)
-	VPSRLD          $0x10, Z8, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
+	VMULPS.BCST     dwords<>+28(SB), Z6, Z9
+	VMULPS.BCST     dwords<>+28(SB), Z10, Z14
+	VMULPS.BCST     dwords<>+28(SB), Z11, Z15
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+0(SB), Z12, K1, Z16
+	VFMSUB213PS     Z9, Z6, Z16
+	VMOVUPS         Z16, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+0(SB), Z13, K1, Z16
+	VFMSUB213PS     Z14, Z10, Z16
+	VMOVUPS         Z16, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+64(SB), Z12, K1, Z16
+	VFMSUB213PS     Z15, Z11, Z16
+	VMOVUPS         Z16, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+64(SB), Z13, K1, Z16
+	VFMSUB213PS     Z14, Z10, Z16
+	VMOVUPS         Z16, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+128(SB), Z12, K1, Z16
+	VFMSUB213PS     Z9, Z6, Z16
+	VMOVUPS         Z16, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+128(SB), Z13, K1, Z16
+	VFMSUB213PS     Z14, Z10, Z16
+	VMOVUPS         Z16, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+192(SB), Z12, K1, Z16
+	VFMSUB213PS     Z15, Z11, Z16
+	VMOVUPS         Z16, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+192(SB), Z13, K1, Z12
+	VFMSUB213PS     Z14, Z10, Z12
+	VMOVUPS         Z12, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z12
+	VFMSUB213PS     Z9, Z6, Z12
+	VMOVUPS         Z12, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z12
+	VFMSUB213PS     Z14, Z10, Z12
+	VMOVUPS         Z12, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z12
+	VFMSUB213PS     Z15, Z11, Z12
+	VMOVUPS         Z12, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z12
+	VFMSUB213PS     Z14, Z10, Z12
+	VMOVUPS         Z12, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z12
+	VFMSUB213PS     Z9, Z6, Z12
+	VMOVUPS         Z12, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z6
+	VFMSUB213PS     Z14, Z10, Z6
 	VMOVUPS         Z6, 5504(R8)
-	VPSRLD          $0x18, Z8, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z6
+	VFMSUB213PS     Z15, Z11, Z6
+	VMOVUPS         Z6, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z6
+	VFMSUB213PS     Z14, Z10, Z6
 	VMOVUPS         Z6, 5568(R8)
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
@@ -9573,22 +9527,14 @@ fusedQ4Kx4_chunk:
 	VMOVDQA64        Z0, Z11
 	VMOVDQA64        Z0, Z12
 	VMOVDQA64        Z0, Z13
-	VBROADCASTI32X4  16(AX), Z14
-	VINSERTI32X4     $0x01, 16(BX), Z14, Z14
-	VINSERTI32X4     $0x02, 16(SI), Z14, Z14
-	VINSERTI32X4     $0x03, 16(DI), Z14, Z14
-	VBROADCASTI32X4  16(AX)(CX*1), Z15
-	VINSERTI32X4     $0x01, 16(BX)(CX*1), Z15, Z15
-	VINSERTI32X4     $0x02, 16(SI)(CX*1), Z15, Z15
-	VINSERTI32X4     $0x03, 16(DI)(CX*1), Z15, Z15
-	VBROADCASTI32X4  16(AX)(CX*2), Z16
-	VINSERTI32X4     $0x01, 16(BX)(CX*2), Z16, Z16
-	VINSERTI32X4     $0x02, 16(SI)(CX*2), Z16, Z16
-	VINSERTI32X4     $0x03, 16(DI)(CX*2), Z16, Z16
-	VBROADCASTI32X4  16(AX)(DX*1), Z17
-	VINSERTI32X4     $0x01, 16(BX)(DX*1), Z17, Z17
-	VINSERTI32X4     $0x02, 16(SI)(DX*1), Z17, Z17
-	VINSERTI32X4     $0x03, 16(DI)(DX*1), Z17, Z17
+	VBROADCASTI64X4  16(AX), Z14
+	VINSERTI64X4     $0x01, 16(BX), Z14, Z14
+	VBROADCASTI64X4  16(AX)(CX*1), Z15
+	VINSERTI64X4     $0x01, 16(BX)(CX*1), Z15, Z15
+	VBROADCASTI64X4  16(AX)(CX*2), Z16
+	VINSERTI64X4     $0x01, 16(BX)(CX*2), Z16, Z16
+	VBROADCASTI64X4  16(AX)(DX*1), Z17
+	VINSERTI64X4     $0x01, 16(BX)(DX*1), Z17, Z17
 	VPUNPCKLDQ       Z15, Z14, Z18
 	VPUNPCKHDQ       Z15, Z14, Z19
 	VPUNPCKLDQ       Z17, Z16, Z15
@@ -9597,74 +9543,74 @@ fusedQ4Kx4_chunk:
 	VPUNPCKHQDQ      Z15, Z18, Z15
 	VPUNPCKLQDQ      Z17, Z19, Z16
 	VPUNPCKHQDQ      Z17, Z19, Z17
-	VPANDD           Z1, Z14, Z18
-	VPANDND          Z14, Z1, Z14
-	VPDPBUSD.BCST    (R12), Z18, Z6
-	VPDPBUSD.BCST    480(R12), Z18, Z7
-	VPDPBUSD.BCST    960(R12), Z18, Z8
-	VPDPBUSD.BCST    1440(R12), Z18, Z9
-	VPDPBUSD.BCST    32(R12), Z14, Z10
-	VPDPBUSD.BCST    512(R12), Z14, Z11
-	VPDPBUSD.BCST    992(R12), Z14, Z12
-	VPDPBUSD.BCST    1472(R12), Z14, Z13
+	VBROADCASTI64X4  16(SI), Z18
+	VINSERTI64X4     $0x01, 16(DI), Z18, Z18
+	VBROADCASTI64X4  16(SI)(CX*1), Z19
+	VINSERTI64X4     $0x01, 16(DI)(CX*1), Z19, Z19
+	VBROADCASTI64X4  16(SI)(CX*2), Z20
+	VINSERTI64X4     $0x01, 16(DI)(CX*2), Z20, Z20
+	VBROADCASTI64X4  16(SI)(DX*1), Z21
+	VINSERTI64X4     $0x01, 16(DI)(DX*1), Z21, Z21
+	VPUNPCKLDQ       Z19, Z18, Z22
+	VPUNPCKHDQ       Z19, Z18, Z23
+	VPUNPCKLDQ       Z21, Z20, Z19
+	VPUNPCKHDQ       Z21, Z20, Z21
+	VPUNPCKLQDQ      Z19, Z22, Z18
+	VPUNPCKHQDQ      Z19, Z22, Z19
+	VPUNPCKLQDQ      Z21, Z23, Z20
+	VPUNPCKHQDQ      Z21, Z23, Z21
+	VSHUFI32X4       $0x88, Z18, Z14, Z22
+	VSHUFI32X4       $0xdd, Z18, Z14, Z14
+	VSHUFI32X4       $0x88, Z19, Z15, Z18
+	VSHUFI32X4       $0xdd, Z19, Z15, Z15
+	VSHUFI32X4       $0x88, Z20, Z16, Z19
+	VSHUFI32X4       $0xdd, Z20, Z16, Z16
+	VSHUFI32X4       $0x88, Z21, Z17, Z20
+	VSHUFI32X4       $0xdd, Z21, Z17, Z17
+	VPANDD           Z1, Z22, Z21
+	VPANDND          Z22, Z1, Z22
+	VPDPBUSD.BCST    (R12), Z21, Z6
+	VPDPBUSD.BCST    480(R12), Z21, Z7
+	VPDPBUSD.BCST    960(R12), Z21, Z8
+	VPDPBUSD.BCST    1440(R12), Z21, Z9
+	VPDPBUSD.BCST    32(R12), Z22, Z10
+	VPDPBUSD.BCST    512(R12), Z22, Z11
+	VPDPBUSD.BCST    992(R12), Z22, Z12
+	VPDPBUSD.BCST    1472(R12), Z22, Z13
 	PREFETCHT0       (R9)
-	VPANDD           Z1, Z15, Z14
-	VPANDND          Z15, Z1, Z15
-	VPDPBUSD.BCST    4(R12), Z14, Z6
-	VPDPBUSD.BCST    484(R12), Z14, Z7
-	VPDPBUSD.BCST    964(R12), Z14, Z8
-	VPDPBUSD.BCST    1444(R12), Z14, Z9
-	VPDPBUSD.BCST    36(R12), Z15, Z10
-	VPDPBUSD.BCST    516(R12), Z15, Z11
-	VPDPBUSD.BCST    996(R12), Z15, Z12
-	VPDPBUSD.BCST    1476(R12), Z15, Z13
+	VPANDD           Z1, Z18, Z21
+	VPANDND          Z18, Z1, Z18
+	VPDPBUSD.BCST    4(R12), Z21, Z6
+	VPDPBUSD.BCST    484(R12), Z21, Z7
+	VPDPBUSD.BCST    964(R12), Z21, Z8
+	VPDPBUSD.BCST    1444(R12), Z21, Z9
+	VPDPBUSD.BCST    36(R12), Z18, Z10
+	VPDPBUSD.BCST    516(R12), Z18, Z11
+	VPDPBUSD.BCST    996(R12), Z18, Z12
+	VPDPBUSD.BCST    1476(R12), Z18, Z13
 	PREFETCHT0       64(R9)
-	VPANDD           Z1, Z16, Z14
-	VPANDND          Z16, Z1, Z16
-	VPDPBUSD.BCST    8(R12), Z14, Z6
-	VPDPBUSD.BCST    488(R12), Z14, Z7
-	VPDPBUSD.BCST    968(R12), Z14, Z8
-	VPDPBUSD.BCST    1448(R12), Z14, Z9
-	VPDPBUSD.BCST    40(R12), Z16, Z10
-	VPDPBUSD.BCST    520(R12), Z16, Z11
-	VPDPBUSD.BCST    1000(R12), Z16, Z12
-	VPDPBUSD.BCST    1480(R12), Z16, Z13
+	VPANDD           Z1, Z19, Z18
+	VPANDND          Z19, Z1, Z19
+	VPDPBUSD.BCST    8(R12), Z18, Z6
+	VPDPBUSD.BCST    488(R12), Z18, Z7
+	VPDPBUSD.BCST    968(R12), Z18, Z8
+	VPDPBUSD.BCST    1448(R12), Z18, Z9
+	VPDPBUSD.BCST    40(R12), Z19, Z10
+	VPDPBUSD.BCST    520(R12), Z19, Z11
+	VPDPBUSD.BCST    1000(R12), Z19, Z12
+	VPDPBUSD.BCST    1480(R12), Z19, Z13
 	PREFETCHT0       128(R9)
-	VPANDD           Z1, Z17, Z14
-	VPANDND          Z17, Z1, Z17
-	VPDPBUSD.BCST    12(R12), Z14, Z6
-	VPDPBUSD.BCST    492(R12), Z14, Z7
-	VPDPBUSD.BCST    972(R12), Z14, Z8
-	VPDPBUSD.BCST    1452(R12), Z14, Z9
-	VPDPBUSD.BCST    44(R12), Z17, Z10
-	VPDPBUSD.BCST    524(R12), Z17, Z11
-	VPDPBUSD.BCST    1004(R12), Z17, Z12
-	VPDPBUSD.BCST    1484(R12), Z17, Z13
+	VPANDD           Z1, Z20, Z18
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    12(R12), Z18, Z6
+	VPDPBUSD.BCST    492(R12), Z18, Z7
+	VPDPBUSD.BCST    972(R12), Z18, Z8
+	VPDPBUSD.BCST    1452(R12), Z18, Z9
+	VPDPBUSD.BCST    44(R12), Z20, Z10
+	VPDPBUSD.BCST    524(R12), Z20, Z11
+	VPDPBUSD.BCST    1004(R12), Z20, Z12
+	VPDPBUSD.BCST    1484(R12), Z20, Z13
 	PREFETCHT0       192(R9)
-	VBROADCASTI32X4  32(AX), Z14
-	VINSERTI32X4     $0x01, 32(BX), Z14, Z14
-	VINSERTI32X4     $0x02, 32(SI), Z14, Z14
-	VINSERTI32X4     $0x03, 32(DI), Z14, Z14
-	VBROADCASTI32X4  32(AX)(CX*1), Z15
-	VINSERTI32X4     $0x01, 32(BX)(CX*1), Z15, Z15
-	VINSERTI32X4     $0x02, 32(SI)(CX*1), Z15, Z15
-	VINSERTI32X4     $0x03, 32(DI)(CX*1), Z15, Z15
-	VBROADCASTI32X4  32(AX)(CX*2), Z16
-	VINSERTI32X4     $0x01, 32(BX)(CX*2), Z16, Z16
-	VINSERTI32X4     $0x02, 32(SI)(CX*2), Z16, Z16
-	VINSERTI32X4     $0x03, 32(DI)(CX*2), Z16, Z16
-	VBROADCASTI32X4  32(AX)(DX*1), Z17
-	VINSERTI32X4     $0x01, 32(BX)(DX*1), Z17, Z17
-	VINSERTI32X4     $0x02, 32(SI)(DX*1), Z17, Z17
-	VINSERTI32X4     $0x03, 32(DI)(DX*1), Z17, Z17
-	VPUNPCKLDQ       Z15, Z14, Z18
-	VPUNPCKHDQ       Z15, Z14, Z19
-	VPUNPCKLDQ       Z17, Z16, Z15
-	VPUNPCKHDQ       Z17, Z16, Z17
-	VPUNPCKLQDQ      Z15, Z18, Z14
-	VPUNPCKHQDQ      Z15, Z18, Z15
-	VPUNPCKLQDQ      Z17, Z19, Z16
-	VPUNPCKHQDQ      Z17, Z19, Z17
 	VPANDD           Z1, Z14, Z18
 	VPANDND          Z14, Z1, Z14
 	VPDPBUSD.BCST    16(R12), Z18, Z6
@@ -9770,7 +9716,7 @@ fusedQ4Kx4_chunk:
 	RET
 
 // func fusedQ4Kx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ4Kx5(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -9782,6 +9728,8 @@ TEXT ·fusedQ4Kx5(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z0
 	MOVL         $0x0f0f0f0f, R8
 	VPBROADCASTD R8, Z1
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z2
 	VPBROADCASTD CX, Z3
 	VPMULLD      Z3, Z2, Z2
@@ -9836,77 +9784,72 @@ fusedQ4Kx5_block:
 	VPANDD.BCST     dwords<>+4(SB), Z9, Z9
 	VPSRLD          $0x04, Z10, Z10
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z10, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z13, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4096(R8)
-	VPSRLD          $0x08, Z13, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z12, Z10, Z10
-	VMOVUPS         Z10, 4160(R8)
-	VPSRLD          $0x10, Z13, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4224(R8)
-	VPSRLD          $0x18, Z13, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z12, Z10, Z10
-	VMOVUPS         Z10, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4352(R8)
-	VPSRLD          $0x08, Z8, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z12, Z10, Z10
-	VMOVUPS         Z10, 4416(R8)
-	VPSRLD          $0x10, Z8, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4480(R8)
-	VPSRLD          $0x18, Z8, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z12, Z7, Z7
-	VMOVUPS         Z7, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z14, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5120(R8)
-	VPSRLD          $0x08, Z14, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5184(R8)
-	VPSRLD          $0x10, Z14, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5248(R8)
-	VPSRLD          $0x18, Z14, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5376(R8)
-	VPSRLD          $0x08, Z9, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5440(R8)
-	VPSRLD          $0x10, Z9, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
+	VMULPS.BCST     dwords<>+28(SB), Z7, Z10
+	VMULPS.BCST     dwords<>+28(SB), Z11, Z15
+	VMULPS.BCST     dwords<>+28(SB), Z12, Z16
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+0(SB), Z13, K1, Z17
+	VFMSUB213PS     Z10, Z7, Z17
+	VMOVUPS         Z17, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+0(SB), Z14, K1, Z17
+	VFMSUB213PS     Z15, Z11, Z17
+	VMOVUPS         Z17, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+64(SB), Z13, K1, Z17
+	VFMSUB213PS     Z16, Z12, Z17
+	VMOVUPS         Z17, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+64(SB), Z14, K1, Z17
+	VFMSUB213PS     Z15, Z11, Z17
+	VMOVUPS         Z17, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+128(SB), Z13, K1, Z17
+	VFMSUB213PS     Z10, Z7, Z17
+	VMOVUPS         Z17, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+128(SB), Z14, K1, Z17
+	VFMSUB213PS     Z15, Z11, Z17
+	VMOVUPS         Z17, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+192(SB), Z13, K1, Z17
+	VFMSUB213PS     Z16, Z12, Z17
+	VMOVUPS         Z17, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+192(SB), Z14, K1, Z13
+	VFMSUB213PS     Z15, Z11, Z13
+	VMOVUPS         Z13, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z13
+	VFMSUB213PS     Z10, Z7, Z13
+	VMOVUPS         Z13, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z13
+	VFMSUB213PS     Z15, Z11, Z13
+	VMOVUPS         Z13, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z13
+	VFMSUB213PS     Z16, Z12, Z13
+	VMOVUPS         Z13, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z13
+	VFMSUB213PS     Z15, Z11, Z13
+	VMOVUPS         Z13, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z13
+	VFMSUB213PS     Z10, Z7, Z13
+	VMOVUPS         Z13, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z7
+	VFMSUB213PS     Z15, Z11, Z7
 	VMOVUPS         Z7, 5504(R8)
-	VPSRLD          $0x18, Z9, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z7
+	VFMSUB213PS     Z16, Z12, Z7
+	VMOVUPS         Z7, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z7
+	VFMSUB213PS     Z15, Z11, Z7
 	VMOVUPS         Z7, 5568(R8)
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
@@ -10145,7 +10088,7 @@ fusedQ4Kx5_chunk:
 	RET
 
 // func fusedQ4Kx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ4Kx6(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -10157,6 +10100,8 @@ TEXT ·fusedQ4Kx6(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z0
 	MOVL         $0x0f0f0f0f, R8
 	VPBROADCASTD R8, Z1
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z2
 	VPBROADCASTD CX, Z3
 	VPMULLD      Z3, Z2, Z2
@@ -10212,77 +10157,72 @@ fusedQ4Kx6_block:
 	VPANDD.BCST     dwords<>+4(SB), Z10, Z10
 	VPSRLD          $0x04, Z11, Z11
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z11, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z14, Z11
-	VCVTDQ2PS       Z11, Z11
-	VMULPS          Z8, Z11, Z11
-	VMOVUPS         Z11, 4096(R8)
-	VPSRLD          $0x08, Z14, Z11
-	VPANDD.BCST     dwords<>+12(SB), Z11, Z11
-	VCVTDQ2PS       Z11, Z11
-	VMULPS          Z13, Z11, Z11
-	VMOVUPS         Z11, 4160(R8)
-	VPSRLD          $0x10, Z14, Z11
-	VPANDD.BCST     dwords<>+12(SB), Z11, Z11
-	VCVTDQ2PS       Z11, Z11
-	VMULPS          Z8, Z11, Z11
-	VMOVUPS         Z11, 4224(R8)
-	VPSRLD          $0x18, Z14, Z11
-	VCVTDQ2PS       Z11, Z11
-	VMULPS          Z13, Z11, Z11
-	VMOVUPS         Z11, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z11
-	VCVTDQ2PS       Z11, Z11
-	VMULPS          Z8, Z11, Z11
-	VMOVUPS         Z11, 4352(R8)
-	VPSRLD          $0x08, Z9, Z11
-	VPANDD.BCST     dwords<>+12(SB), Z11, Z11
-	VCVTDQ2PS       Z11, Z11
-	VMULPS          Z13, Z11, Z11
-	VMOVUPS         Z11, 4416(R8)
-	VPSRLD          $0x10, Z9, Z11
-	VPANDD.BCST     dwords<>+12(SB), Z11, Z11
-	VCVTDQ2PS       Z11, Z11
-	VMULPS          Z8, Z11, Z11
-	VMOVUPS         Z11, 4480(R8)
-	VPSRLD          $0x18, Z9, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z13, Z8, Z8
-	VMOVUPS         Z8, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z15, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z12, Z8, Z8
-	VMOVUPS         Z8, 5120(R8)
-	VPSRLD          $0x08, Z15, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z12, Z8, Z8
-	VMOVUPS         Z8, 5184(R8)
-	VPSRLD          $0x10, Z15, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z12, Z8, Z8
-	VMOVUPS         Z8, 5248(R8)
-	VPSRLD          $0x18, Z15, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z12, Z8, Z8
-	VMOVUPS         Z8, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z12, Z8, Z8
-	VMOVUPS         Z8, 5376(R8)
-	VPSRLD          $0x08, Z10, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z12, Z8, Z8
-	VMOVUPS         Z8, 5440(R8)
-	VPSRLD          $0x10, Z10, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z12, Z8, Z8
+	VMULPS.BCST     dwords<>+28(SB), Z8, Z11
+	VMULPS.BCST     dwords<>+28(SB), Z12, Z16
+	VMULPS.BCST     dwords<>+28(SB), Z13, Z17
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+0(SB), Z14, K1, Z18
+	VFMSUB213PS     Z11, Z8, Z18
+	VMOVUPS         Z18, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+0(SB), Z15, K1, Z18
+	VFMSUB213PS     Z16, Z12, Z18
+	VMOVUPS         Z18, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+64(SB), Z14, K1, Z18
+	VFMSUB213PS     Z17, Z13, Z18
+	VMOVUPS         Z18, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+64(SB), Z15, K1, Z18
+	VFMSUB213PS     Z16, Z12, Z18
+	VMOVUPS         Z18, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+128(SB), Z14, K1, Z18
+	VFMSUB213PS     Z11, Z8, Z18
+	VMOVUPS         Z18, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+128(SB), Z15, K1, Z18
+	VFMSUB213PS     Z16, Z12, Z18
+	VMOVUPS         Z18, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+192(SB), Z14, K1, Z18
+	VFMSUB213PS     Z17, Z13, Z18
+	VMOVUPS         Z18, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+192(SB), Z15, K1, Z14
+	VFMSUB213PS     Z16, Z12, Z14
+	VMOVUPS         Z14, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z14
+	VFMSUB213PS     Z11, Z8, Z14
+	VMOVUPS         Z14, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z14
+	VFMSUB213PS     Z16, Z12, Z14
+	VMOVUPS         Z14, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z14
+	VFMSUB213PS     Z17, Z13, Z14
+	VMOVUPS         Z14, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z14
+	VFMSUB213PS     Z16, Z12, Z14
+	VMOVUPS         Z14, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z14
+	VFMSUB213PS     Z11, Z8, Z14
+	VMOVUPS         Z14, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z8
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z8
+	VFMSUB213PS     Z16, Z12, Z8
 	VMOVUPS         Z8, 5504(R8)
-	VPSRLD          $0x18, Z10, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z12, Z8, Z8
+	VPBROADCASTD    dwords<>+28(SB), Z8
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z8
+	VFMSUB213PS     Z17, Z13, Z8
+	VMOVUPS         Z8, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z8
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z8
+	VFMSUB213PS     Z16, Z12, Z8
 	VMOVUPS         Z8, 5568(R8)
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
@@ -10547,7 +10487,7 @@ fusedQ4Kx6_chunk:
 	RET
 
 // func decodeQ5K(p *byte, w *byte, stride int, chunks int, pf uintptr)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeQ5K(SB), NOSPLIT, $0-40
 	MOVQ            p+0(FP), AX
 	MOVQ            w+8(FP), CX
@@ -10562,6 +10502,8 @@ TEXT ·decodeQ5K(SB), NOSPLIT, $0-40
 	VPBROADCASTD    R9, Z0
 	MOVL            $0x10101010, R9
 	VPBROADCASTD    R9, Z1
+	MOVQ            $0x1111111111111111, R9
+	KMOVQ           R9, K1
 	VMOVDQU64       iota16<>+0(SB), Z2
 	VPBROADCASTD    DX, Z3
 	VPMULLD         Z3, Z2, Z2
@@ -10607,94 +10549,80 @@ TEXT ·decodeQ5K(SB), NOSPLIT, $0-40
 	VPANDD.BCST     dwords<>+4(SB), Z4, Z4
 	VPSRLD          $0x04, Z5, Z5
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z5, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z2, Z5, Z5
-	VMOVUPS         Z5, 4096(AX)
-	VPSRLD          $0x08, Z7, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z2, Z5, Z5
-	VMOVUPS         Z5, 4160(AX)
-	VPSRLD          $0x10, Z7, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z2, Z5, Z5
-	VMOVUPS         Z5, 4224(AX)
-	VPSRLD          $0x18, Z7, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z2, Z5, Z5
-	VMOVUPS         Z5, 4288(AX)
-	VPANDD.BCST     dwords<>+12(SB), Z3, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z2, Z5, Z5
-	VMOVUPS         Z5, 4352(AX)
-	VPSRLD          $0x08, Z3, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z2, Z5, Z5
-	VMOVUPS         Z5, 4416(AX)
-	VPSRLD          $0x10, Z3, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z2, Z5, Z5
-	VMOVUPS         Z5, 4480(AX)
-	VPSRLD          $0x18, Z3, Z3
-	VCVTDQ2PS       Z3, Z3
-	VMULPS          Z2, Z3, Z3
-	VMOVUPS         Z3, 4544(AX)
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z2
-	VCVTDQ2PS       Z2, Z2
-	VMULPS          Z6, Z2, Z2
-	VMOVUPS         Z2, 5120(AX)
-	VPSRLD          $0x08, Z8, Z2
-	VPANDD.BCST     dwords<>+12(SB), Z2, Z2
-	VCVTDQ2PS       Z2, Z2
-	VMULPS          Z6, Z2, Z2
-	VMOVUPS         Z2, 5184(AX)
-	VPSRLD          $0x10, Z8, Z2
-	VPANDD.BCST     dwords<>+12(SB), Z2, Z2
-	VCVTDQ2PS       Z2, Z2
-	VMULPS          Z6, Z2, Z2
-	VMOVUPS         Z2, 5248(AX)
-	VPSRLD          $0x18, Z8, Z2
-	VCVTDQ2PS       Z2, Z2
-	VMULPS          Z6, Z2, Z2
-	VMOVUPS         Z2, 5312(AX)
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z2
-	VCVTDQ2PS       Z2, Z2
-	VMULPS          Z6, Z2, Z2
-	VMOVUPS         Z2, 5376(AX)
-	VPSRLD          $0x08, Z4, Z2
-	VPANDD.BCST     dwords<>+12(SB), Z2, Z2
-	VCVTDQ2PS       Z2, Z2
-	VMULPS          Z6, Z2, Z2
-	VMOVUPS         Z2, 5440(AX)
-	VPSRLD          $0x10, Z4, Z2
-	VPANDD.BCST     dwords<>+12(SB), Z2, Z2
-	VCVTDQ2PS       Z2, Z2
-	VMULPS          Z6, Z2, Z2
-	VMOVUPS         Z2, 5504(AX)
-	VPSRLD          $0x18, Z4, Z2
-	VCVTDQ2PS       Z2, Z2
-	VMULPS          Z6, Z2, Z2
+	VMULPS.BCST     dwords<>+28(SB), Z2, Z5
+	VMULPS.BCST     dwords<>+28(SB), Z6, Z9
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z10
+	VFMSUB213PS     Z5, Z2, Z10
+	VMOVUPS         Z10, 4096(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z10
+	VFMSUB213PS     Z9, Z6, Z10
+	VMOVUPS         Z10, 5120(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z10
+	VFMSUB213PS     Z5, Z2, Z10
+	VMOVUPS         Z10, 4160(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z10
+	VFMSUB213PS     Z9, Z6, Z10
+	VMOVUPS         Z10, 5184(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z10
+	VFMSUB213PS     Z5, Z2, Z10
+	VMOVUPS         Z10, 4224(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z10
+	VFMSUB213PS     Z9, Z6, Z10
+	VMOVUPS         Z10, 5248(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z10
+	VFMSUB213PS     Z5, Z2, Z10
+	VMOVUPS         Z10, 4288(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z7
+	VFMSUB213PS     Z9, Z6, Z7
+	VMOVUPS         Z7, 5312(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+0(SB), Z3, K1, Z7
+	VFMSUB213PS     Z5, Z2, Z7
+	VMOVUPS         Z7, 4352(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+0(SB), Z4, K1, Z7
+	VFMSUB213PS     Z9, Z6, Z7
+	VMOVUPS         Z7, 5376(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+64(SB), Z3, K1, Z7
+	VFMSUB213PS     Z5, Z2, Z7
+	VMOVUPS         Z7, 4416(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+64(SB), Z4, K1, Z7
+	VFMSUB213PS     Z9, Z6, Z7
+	VMOVUPS         Z7, 5440(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+128(SB), Z3, K1, Z7
+	VFMSUB213PS     Z5, Z2, Z7
+	VMOVUPS         Z7, 4480(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+128(SB), Z4, K1, Z7
+	VFMSUB213PS     Z9, Z6, Z7
+	VMOVUPS         Z7, 5504(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z3, K1, Z7
+	VFMSUB213PS     Z5, Z2, Z7
+	VMOVUPS         Z7, 4544(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z2
+	VPSHUFB         spread<>+192(SB), Z4, K1, Z2
+	VFMSUB213PS     Z9, Z6, Z2
 	VMOVUPS         Z2, 5568(AX)
-	VBROADCASTI32X4 16(CX), Z2
-	VINSERTI32X4    $0x01, 16(SI), Z2, Z2
-	VINSERTI32X4    $0x02, 16(DI), Z2, Z2
-	VINSERTI32X4    $0x03, 16(R8), Z2, Z2
-	VBROADCASTI32X4 16(CX)(DX*1), Z3
-	VINSERTI32X4    $0x01, 16(SI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x02, 16(DI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x03, 16(R8)(DX*1), Z3, Z3
-	VBROADCASTI32X4 16(CX)(DX*2), Z4
-	VINSERTI32X4    $0x01, 16(SI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x02, 16(DI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x03, 16(R8)(DX*2), Z4, Z4
-	VBROADCASTI32X4 16(CX)(BX*1), Z5
-	VINSERTI32X4    $0x01, 16(SI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 16(DI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 16(R8)(BX*1), Z5, Z5
+	VBROADCASTI64X4 16(CX), Z2
+	VINSERTI64X4    $0x01, 16(SI), Z2, Z2
+	VBROADCASTI64X4 16(CX)(DX*1), Z3
+	VINSERTI64X4    $0x01, 16(SI)(DX*1), Z3, Z3
+	VBROADCASTI64X4 16(CX)(DX*2), Z4
+	VINSERTI64X4    $0x01, 16(SI)(DX*2), Z4, Z4
+	VBROADCASTI64X4 16(CX)(BX*1), Z5
+	VINSERTI64X4    $0x01, 16(SI)(BX*1), Z5, Z5
 	VPUNPCKLDQ      Z3, Z2, Z6
 	VPUNPCKHDQ      Z3, Z2, Z7
 	VPUNPCKLDQ      Z5, Z4, Z3
@@ -10703,22 +10631,14 @@ TEXT ·decodeQ5K(SB), NOSPLIT, $0-40
 	VPUNPCKHQDQ     Z3, Z6, Z3
 	VPUNPCKLQDQ     Z5, Z7, Z4
 	VPUNPCKHQDQ     Z5, Z7, Z5
-	VBROADCASTI32X4 32(CX), Z6
-	VINSERTI32X4    $0x01, 32(SI), Z6, Z6
-	VINSERTI32X4    $0x02, 32(DI), Z6, Z6
-	VINSERTI32X4    $0x03, 32(R8), Z6, Z6
-	VBROADCASTI32X4 32(CX)(DX*1), Z7
-	VINSERTI32X4    $0x01, 32(SI)(DX*1), Z7, Z7
-	VINSERTI32X4    $0x02, 32(DI)(DX*1), Z7, Z7
-	VINSERTI32X4    $0x03, 32(R8)(DX*1), Z7, Z7
-	VBROADCASTI32X4 32(CX)(DX*2), Z8
-	VINSERTI32X4    $0x01, 32(SI)(DX*2), Z8, Z8
-	VINSERTI32X4    $0x02, 32(DI)(DX*2), Z8, Z8
-	VINSERTI32X4    $0x03, 32(R8)(DX*2), Z8, Z8
-	VBROADCASTI32X4 32(CX)(BX*1), Z9
-	VINSERTI32X4    $0x01, 32(SI)(BX*1), Z9, Z9
-	VINSERTI32X4    $0x02, 32(DI)(BX*1), Z9, Z9
-	VINSERTI32X4    $0x03, 32(R8)(BX*1), Z9, Z9
+	VBROADCASTI64X4 16(DI), Z6
+	VINSERTI64X4    $0x01, 16(R8), Z6, Z6
+	VBROADCASTI64X4 16(DI)(DX*1), Z7
+	VINSERTI64X4    $0x01, 16(R8)(DX*1), Z7, Z7
+	VBROADCASTI64X4 16(DI)(DX*2), Z8
+	VINSERTI64X4    $0x01, 16(R8)(DX*2), Z8, Z8
+	VBROADCASTI64X4 16(DI)(BX*1), Z9
+	VINSERTI64X4    $0x01, 16(R8)(BX*1), Z9, Z9
 	VPUNPCKLDQ      Z7, Z6, Z10
 	VPUNPCKHDQ      Z7, Z6, Z11
 	VPUNPCKLDQ      Z9, Z8, Z7
@@ -10727,151 +10647,143 @@ TEXT ·decodeQ5K(SB), NOSPLIT, $0-40
 	VPUNPCKHQDQ     Z7, Z10, Z7
 	VPUNPCKLQDQ     Z9, Z11, Z8
 	VPUNPCKHQDQ     Z9, Z11, Z9
-	VMOVDQA64       Z2, Z2
-	VMOVDQA64       Z6, Z6
-	VMOVDQA64       Z3, Z3
-	VMOVDQA64       Z7, Z7
-	VMOVDQA64       Z4, Z4
-	VMOVDQA64       Z8, Z8
-	VMOVDQA64       Z5, Z5
-	VMOVDQA64       Z9, Z9
+	VSHUFI32X4      $0x88, Z6, Z2, Z10
+	VSHUFI32X4      $0xdd, Z6, Z2, Z2
+	VSHUFI32X4      $0x88, Z7, Z3, Z6
+	VSHUFI32X4      $0xdd, Z7, Z3, Z3
+	VSHUFI32X4      $0x88, Z8, Z4, Z7
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	VSHUFI32X4      $0x88, Z9, Z5, Z8
+	VSHUFI32X4      $0xdd, Z9, Z5, Z5
 	MOVQ            $+4, AX
 
 decodeQ5K_loop:
-	VBROADCASTI32X4 48(CX), Z10
-	VINSERTI32X4    $0x01, 48(SI), Z10, Z10
-	VINSERTI32X4    $0x02, 48(DI), Z10, Z10
-	VINSERTI32X4    $0x03, 48(R8), Z10, Z10
-	VBROADCASTI32X4 48(CX)(DX*1), Z11
-	VINSERTI32X4    $0x01, 48(SI)(DX*1), Z11, Z11
-	VINSERTI32X4    $0x02, 48(DI)(DX*1), Z11, Z11
-	VINSERTI32X4    $0x03, 48(R8)(DX*1), Z11, Z11
-	VBROADCASTI32X4 48(CX)(DX*2), Z12
-	VINSERTI32X4    $0x01, 48(SI)(DX*2), Z12, Z12
-	VINSERTI32X4    $0x02, 48(DI)(DX*2), Z12, Z12
-	VINSERTI32X4    $0x03, 48(R8)(DX*2), Z12, Z12
-	VBROADCASTI32X4 48(CX)(BX*1), Z13
-	VINSERTI32X4    $0x01, 48(SI)(BX*1), Z13, Z13
-	VINSERTI32X4    $0x02, 48(DI)(BX*1), Z13, Z13
-	VINSERTI32X4    $0x03, 48(R8)(BX*1), Z13, Z13
-	VPUNPCKLDQ      Z11, Z10, Z14
-	VPUNPCKHDQ      Z11, Z10, Z15
+	VBROADCASTI64X4 48(CX), Z9
+	VINSERTI64X4    $0x01, 48(SI), Z9, Z9
+	VBROADCASTI64X4 48(CX)(DX*1), Z11
+	VINSERTI64X4    $0x01, 48(SI)(DX*1), Z11, Z11
+	VBROADCASTI64X4 48(CX)(DX*2), Z12
+	VINSERTI64X4    $0x01, 48(SI)(DX*2), Z12, Z12
+	VBROADCASTI64X4 48(CX)(BX*1), Z13
+	VINSERTI64X4    $0x01, 48(SI)(BX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
 	VPUNPCKLDQ      Z13, Z12, Z11
 	VPUNPCKHDQ      Z13, Z12, Z13
-	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKLQDQ     Z11, Z14, Z9
 	VPUNPCKHQDQ     Z11, Z14, Z11
 	VPUNPCKLQDQ     Z13, Z15, Z12
 	VPUNPCKHQDQ     Z13, Z15, Z13
+	VBROADCASTI64X4 48(DI), Z14
+	VINSERTI64X4    $0x01, 48(R8), Z14, Z14
+	VBROADCASTI64X4 48(DI)(DX*1), Z15
+	VINSERTI64X4    $0x01, 48(R8)(DX*1), Z15, Z15
+	VBROADCASTI64X4 48(DI)(DX*2), Z16
+	VINSERTI64X4    $0x01, 48(R8)(DX*2), Z16, Z16
+	VBROADCASTI64X4 48(DI)(BX*1), Z17
+	VINSERTI64X4    $0x01, 48(R8)(BX*1), Z17, Z17
+	VPUNPCKLDQ      Z15, Z14, Z18
+	VPUNPCKHDQ      Z15, Z14, Z19
+	VPUNPCKLDQ      Z17, Z16, Z15
+	VPUNPCKHDQ      Z17, Z16, Z17
+	VPUNPCKLQDQ     Z15, Z18, Z14
+	VPUNPCKHQDQ     Z15, Z18, Z15
+	VPUNPCKLQDQ     Z17, Z19, Z16
+	VPUNPCKHQDQ     Z17, Z19, Z17
+	VSHUFI32X4      $0x88, Z14, Z9, Z18
+	VSHUFI32X4      $0xdd, Z14, Z9, Z9
+	VSHUFI32X4      $0x88, Z15, Z11, Z14
+	VSHUFI32X4      $0xdd, Z15, Z11, Z11
+	VSHUFI32X4      $0x88, Z16, Z12, Z15
+	VSHUFI32X4      $0xdd, Z16, Z12, Z12
+	VSHUFI32X4      $0x88, Z17, Z13, Z16
+	VSHUFI32X4      $0xdd, Z17, Z13, Z13
+	VPSLLD          $0x04, Z10, Z17
+	VPANDD          Z1, Z17, Z17
+	VPTERNLOGD      $0xf8, Z0, Z18, Z17
+	VMOVDQU64       Z17, (R10)
+	VPSLLD          $0x03, Z10, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x04, Z18, Z18
+	VPTERNLOGD      $0xf8, Z0, Z18, Z17
+	VMOVDQU64       Z17, 512(R10)
+	VPSRLD          $0x02, Z10, Z10
+	VPSLLD          $0x04, Z6, Z17
+	VPANDD          Z1, Z17, Z17
+	VPTERNLOGD      $0xf8, Z0, Z14, Z17
+	VMOVDQU64       Z17, 64(R10)
+	VPSLLD          $0x03, Z6, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x04, Z14, Z14
+	VPTERNLOGD      $0xf8, Z0, Z14, Z17
+	VMOVDQU64       Z17, 576(R10)
+	VPSRLD          $0x02, Z6, Z6
+	PREFETCHT0      (R9)
+	VPSLLD          $0x04, Z7, Z14
+	VPANDD          Z1, Z14, Z14
+	VPTERNLOGD      $0xf8, Z0, Z15, Z14
+	VMOVDQU64       Z14, 128(R10)
+	VPSLLD          $0x03, Z7, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSRLD          $0x04, Z15, Z15
+	VPTERNLOGD      $0xf8, Z0, Z15, Z14
+	VMOVDQU64       Z14, 640(R10)
+	VPSRLD          $0x02, Z7, Z7
+	PREFETCHT0      64(R9)
+	VPSLLD          $0x04, Z8, Z14
+	VPANDD          Z1, Z14, Z14
+	VPTERNLOGD      $0xf8, Z0, Z16, Z14
+	VMOVDQU64       Z14, 192(R10)
+	VPSLLD          $0x03, Z8, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSRLD          $0x04, Z16, Z16
+	VPTERNLOGD      $0xf8, Z0, Z16, Z14
+	VMOVDQU64       Z14, 704(R10)
+	VPSRLD          $0x02, Z8, Z8
+	PREFETCHT0      128(R9)
 	VPSLLD          $0x04, Z2, Z14
 	VPANDD          Z1, Z14, Z14
-	VPTERNLOGD      $0xf8, Z0, Z10, Z14
-	VMOVDQU64       Z14, (R10)
+	VPTERNLOGD      $0xf8, Z0, Z9, Z14
+	VMOVDQU64       Z14, 256(R10)
 	VPSLLD          $0x03, Z2, Z14
 	VPANDD          Z1, Z14, Z14
-	VPSRLD          $0x04, Z10, Z10
-	VPTERNLOGD      $0xf8, Z0, Z10, Z14
-	VMOVDQU64       Z14, 512(R10)
-	VPSRLD          $0x02, Z2, Z2
-	VPSLLD          $0x04, Z3, Z10
-	VPANDD          Z1, Z10, Z10
-	VPTERNLOGD      $0xf8, Z0, Z11, Z10
-	VMOVDQU64       Z10, 64(R10)
-	VPSLLD          $0x03, Z3, Z10
-	VPANDD          Z1, Z10, Z10
-	VPSRLD          $0x04, Z11, Z11
-	VPTERNLOGD      $0xf8, Z0, Z11, Z10
-	VMOVDQU64       Z10, 576(R10)
-	VPSRLD          $0x02, Z3, Z3
-	PREFETCHT0      (R9)
-	VPSLLD          $0x04, Z4, Z10
-	VPANDD          Z1, Z10, Z10
-	VPTERNLOGD      $0xf8, Z0, Z12, Z10
-	VMOVDQU64       Z10, 128(R10)
-	VPSLLD          $0x03, Z4, Z10
-	VPANDD          Z1, Z10, Z10
-	VPSRLD          $0x04, Z12, Z12
-	VPTERNLOGD      $0xf8, Z0, Z12, Z10
-	VMOVDQU64       Z10, 640(R10)
-	VPSRLD          $0x02, Z4, Z4
-	PREFETCHT0      64(R9)
-	VPSLLD          $0x04, Z5, Z10
-	VPANDD          Z1, Z10, Z10
-	VPTERNLOGD      $0xf8, Z0, Z13, Z10
-	VMOVDQU64       Z10, 192(R10)
-	VPSLLD          $0x03, Z5, Z10
-	VPANDD          Z1, Z10, Z10
-	VPSRLD          $0x04, Z13, Z13
-	VPTERNLOGD      $0xf8, Z0, Z13, Z10
-	VMOVDQU64       Z10, 704(R10)
-	VPSRLD          $0x02, Z5, Z5
-	PREFETCHT0      128(R9)
-	VBROADCASTI32X4 64(CX), Z10
-	VINSERTI32X4    $0x01, 64(SI), Z10, Z10
-	VINSERTI32X4    $0x02, 64(DI), Z10, Z10
-	VINSERTI32X4    $0x03, 64(R8), Z10, Z10
-	VBROADCASTI32X4 64(CX)(DX*1), Z11
-	VINSERTI32X4    $0x01, 64(SI)(DX*1), Z11, Z11
-	VINSERTI32X4    $0x02, 64(DI)(DX*1), Z11, Z11
-	VINSERTI32X4    $0x03, 64(R8)(DX*1), Z11, Z11
-	VBROADCASTI32X4 64(CX)(DX*2), Z12
-	VINSERTI32X4    $0x01, 64(SI)(DX*2), Z12, Z12
-	VINSERTI32X4    $0x02, 64(DI)(DX*2), Z12, Z12
-	VINSERTI32X4    $0x03, 64(R8)(DX*2), Z12, Z12
-	VBROADCASTI32X4 64(CX)(BX*1), Z13
-	VINSERTI32X4    $0x01, 64(SI)(BX*1), Z13, Z13
-	VINSERTI32X4    $0x02, 64(DI)(BX*1), Z13, Z13
-	VINSERTI32X4    $0x03, 64(R8)(BX*1), Z13, Z13
-	VPUNPCKLDQ      Z11, Z10, Z14
-	VPUNPCKHDQ      Z11, Z10, Z15
-	VPUNPCKLDQ      Z13, Z12, Z11
-	VPUNPCKHDQ      Z13, Z12, Z13
-	VPUNPCKLQDQ     Z11, Z14, Z10
-	VPUNPCKHQDQ     Z11, Z14, Z11
-	VPUNPCKLQDQ     Z13, Z15, Z12
-	VPUNPCKHQDQ     Z13, Z15, Z13
-	VPSLLD          $0x04, Z6, Z14
-	VPANDD          Z1, Z14, Z14
-	VPTERNLOGD      $0xf8, Z0, Z10, Z14
-	VMOVDQU64       Z14, 256(R10)
-	VPSLLD          $0x03, Z6, Z14
-	VPANDD          Z1, Z14, Z14
-	VPSRLD          $0x04, Z10, Z10
-	VPTERNLOGD      $0xf8, Z0, Z10, Z14
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z0, Z9, Z14
 	VMOVDQU64       Z14, 768(R10)
-	VPSRLD          $0x02, Z6, Z6
+	VPSRLD          $0x02, Z2, Z2
 	PREFETCHT0      192(R9)
-	VPSLLD          $0x04, Z7, Z10
-	VPANDD          Z1, Z10, Z10
-	VPTERNLOGD      $0xf8, Z0, Z11, Z10
-	VMOVDQU64       Z10, 320(R10)
-	VPSLLD          $0x03, Z7, Z10
-	VPANDD          Z1, Z10, Z10
+	VPSLLD          $0x04, Z3, Z9
+	VPANDD          Z1, Z9, Z9
+	VPTERNLOGD      $0xf8, Z0, Z11, Z9
+	VMOVDQU64       Z9, 320(R10)
+	VPSLLD          $0x03, Z3, Z9
+	VPANDD          Z1, Z9, Z9
 	VPSRLD          $0x04, Z11, Z11
-	VPTERNLOGD      $0xf8, Z0, Z11, Z10
-	VMOVDQU64       Z10, 832(R10)
-	VPSRLD          $0x02, Z7, Z7
+	VPTERNLOGD      $0xf8, Z0, Z11, Z9
+	VMOVDQU64       Z9, 832(R10)
+	VPSRLD          $0x02, Z3, Z3
 	PREFETCHT0      256(R9)
-	VPSLLD          $0x04, Z8, Z10
-	VPANDD          Z1, Z10, Z10
-	VPTERNLOGD      $0xf8, Z0, Z12, Z10
-	VMOVDQU64       Z10, 384(R10)
-	VPSLLD          $0x03, Z8, Z10
-	VPANDD          Z1, Z10, Z10
+	VPSLLD          $0x04, Z4, Z9
+	VPANDD          Z1, Z9, Z9
+	VPTERNLOGD      $0xf8, Z0, Z12, Z9
+	VMOVDQU64       Z9, 384(R10)
+	VPSLLD          $0x03, Z4, Z9
+	VPANDD          Z1, Z9, Z9
 	VPSRLD          $0x04, Z12, Z12
-	VPTERNLOGD      $0xf8, Z0, Z12, Z10
-	VMOVDQU64       Z10, 896(R10)
-	VPSRLD          $0x02, Z8, Z8
+	VPTERNLOGD      $0xf8, Z0, Z12, Z9
+	VMOVDQU64       Z9, 896(R10)
+	VPSRLD          $0x02, Z4, Z4
 	PREFETCHT0      320(R9)
-	VPSLLD          $0x04, Z9, Z10
-	VPANDD          Z1, Z10, Z10
-	VPTERNLOGD      $0xf8, Z0, Z13, Z10
-	VMOVDQU64       Z10, 448(R10)
-	VPSLLD          $0x03, Z9, Z10
-	VPANDD          Z1, Z10, Z10
+	VPSLLD          $0x04, Z5, Z9
+	VPANDD          Z1, Z9, Z9
+	VPTERNLOGD      $0xf8, Z0, Z13, Z9
+	VMOVDQU64       Z9, 448(R10)
+	VPSLLD          $0x03, Z5, Z9
+	VPANDD          Z1, Z9, Z9
 	VPSRLD          $0x04, Z13, Z13
-	VPTERNLOGD      $0xf8, Z0, Z13, Z10
-	VMOVDQU64       Z10, 960(R10)
-	VPSRLD          $0x02, Z9, Z9
+	VPTERNLOGD      $0xf8, Z0, Z13, Z9
+	VMOVDQU64       Z9, 960(R10)
+	VPSRLD          $0x02, Z5, Z5
 	PREFETCHT0      384(R9)
 	ADDQ            $+32, CX
 	ADDQ            $+32, SI
@@ -10886,7 +10798,7 @@ decodeQ5K_loop:
 	RET
 
 // func fusedQ5Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ5Kx1(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -10900,6 +10812,8 @@ TEXT ·fusedQ5Kx1(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z1
 	MOVL         $0x10101010, R8
 	VPBROADCASTD R8, Z2
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z3
 	VPBROADCASTD CX, Z4
 	VPMULLD      Z4, Z3, Z3
@@ -10949,94 +10863,80 @@ fusedQ5Kx1_block:
 	VPANDD.BCST     dwords<>+4(SB), Z6, Z6
 	VPSRLD          $0x04, Z7, Z7
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z7, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4096(R8)
-	VPSRLD          $0x08, Z9, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4160(R8)
-	VPSRLD          $0x10, Z9, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4224(R8)
-	VPSRLD          $0x18, Z9, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4352(R8)
-	VPSRLD          $0x08, Z5, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4416(R8)
-	VPSRLD          $0x10, Z5, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z4, Z7, Z7
-	VMOVUPS         Z7, 4480(R8)
-	VPSRLD          $0x18, Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z4, Z5, Z5
-	VMOVUPS         Z5, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5120(R8)
-	VPSRLD          $0x08, Z10, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5184(R8)
-	VPSRLD          $0x10, Z10, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5248(R8)
-	VPSRLD          $0x18, Z10, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5376(R8)
-	VPSRLD          $0x08, Z6, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5440(R8)
-	VPSRLD          $0x10, Z6, Z4
-	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
-	VMOVUPS         Z4, 5504(R8)
-	VPSRLD          $0x18, Z6, Z4
-	VCVTDQ2PS       Z4, Z4
-	VMULPS          Z8, Z4, Z4
+	VMULPS.BCST     dwords<>+28(SB), Z4, Z7
+	VMULPS.BCST     dwords<>+28(SB), Z8, Z11
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z12
+	VFMSUB213PS     Z7, Z4, Z12
+	VMOVUPS         Z12, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z12
+	VFMSUB213PS     Z11, Z8, Z12
+	VMOVUPS         Z12, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z12
+	VFMSUB213PS     Z7, Z4, Z12
+	VMOVUPS         Z12, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z12
+	VFMSUB213PS     Z11, Z8, Z12
+	VMOVUPS         Z12, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z12
+	VFMSUB213PS     Z7, Z4, Z12
+	VMOVUPS         Z12, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z12
+	VFMSUB213PS     Z11, Z8, Z12
+	VMOVUPS         Z12, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z12
+	VFMSUB213PS     Z7, Z4, Z12
+	VMOVUPS         Z12, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z9
+	VFMSUB213PS     Z11, Z8, Z9
+	VMOVUPS         Z9, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z9
+	VFMSUB213PS     Z7, Z4, Z9
+	VMOVUPS         Z9, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+0(SB), Z6, K1, Z9
+	VFMSUB213PS     Z11, Z8, Z9
+	VMOVUPS         Z9, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z9
+	VFMSUB213PS     Z7, Z4, Z9
+	VMOVUPS         Z9, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+64(SB), Z6, K1, Z9
+	VFMSUB213PS     Z11, Z8, Z9
+	VMOVUPS         Z9, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z9
+	VFMSUB213PS     Z7, Z4, Z9
+	VMOVUPS         Z9, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+128(SB), Z6, K1, Z9
+	VFMSUB213PS     Z11, Z8, Z9
+	VMOVUPS         Z9, 5504(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z9
+	VFMSUB213PS     Z7, Z4, Z9
+	VMOVUPS         Z9, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z4
+	VPSHUFB         spread<>+192(SB), Z6, K1, Z4
+	VFMSUB213PS     Z11, Z8, Z4
 	VMOVUPS         Z4, 5568(R8)
-	VBROADCASTI32X4 16(AX), Z4
-	VINSERTI32X4    $0x01, 16(BX), Z4, Z4
-	VINSERTI32X4    $0x02, 16(SI), Z4, Z4
-	VINSERTI32X4    $0x03, 16(DI), Z4, Z4
-	VBROADCASTI32X4 16(AX)(CX*1), Z5
-	VINSERTI32X4    $0x01, 16(BX)(CX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 16(SI)(CX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 16(DI)(CX*1), Z5, Z5
-	VBROADCASTI32X4 16(AX)(CX*2), Z6
-	VINSERTI32X4    $0x01, 16(BX)(CX*2), Z6, Z6
-	VINSERTI32X4    $0x02, 16(SI)(CX*2), Z6, Z6
-	VINSERTI32X4    $0x03, 16(DI)(CX*2), Z6, Z6
-	VBROADCASTI32X4 16(AX)(DX*1), Z7
-	VINSERTI32X4    $0x01, 16(BX)(DX*1), Z7, Z7
-	VINSERTI32X4    $0x02, 16(SI)(DX*1), Z7, Z7
-	VINSERTI32X4    $0x03, 16(DI)(DX*1), Z7, Z7
+	VBROADCASTI64X4 16(AX), Z4
+	VINSERTI64X4    $0x01, 16(BX), Z4, Z4
+	VBROADCASTI64X4 16(AX)(CX*1), Z5
+	VINSERTI64X4    $0x01, 16(BX)(CX*1), Z5, Z5
+	VBROADCASTI64X4 16(AX)(CX*2), Z6
+	VINSERTI64X4    $0x01, 16(BX)(CX*2), Z6, Z6
+	VBROADCASTI64X4 16(AX)(DX*1), Z7
+	VINSERTI64X4    $0x01, 16(BX)(DX*1), Z7, Z7
 	VPUNPCKLDQ      Z5, Z4, Z8
 	VPUNPCKHDQ      Z5, Z4, Z9
 	VPUNPCKLDQ      Z7, Z6, Z5
@@ -11045,22 +10945,14 @@ fusedQ5Kx1_block:
 	VPUNPCKHQDQ     Z5, Z8, Z5
 	VPUNPCKLQDQ     Z7, Z9, Z6
 	VPUNPCKHQDQ     Z7, Z9, Z7
-	VBROADCASTI32X4 32(AX), Z8
-	VINSERTI32X4    $0x01, 32(BX), Z8, Z8
-	VINSERTI32X4    $0x02, 32(SI), Z8, Z8
-	VINSERTI32X4    $0x03, 32(DI), Z8, Z8
-	VBROADCASTI32X4 32(AX)(CX*1), Z9
-	VINSERTI32X4    $0x01, 32(BX)(CX*1), Z9, Z9
-	VINSERTI32X4    $0x02, 32(SI)(CX*1), Z9, Z9
-	VINSERTI32X4    $0x03, 32(DI)(CX*1), Z9, Z9
-	VBROADCASTI32X4 32(AX)(CX*2), Z10
-	VINSERTI32X4    $0x01, 32(BX)(CX*2), Z10, Z10
-	VINSERTI32X4    $0x02, 32(SI)(CX*2), Z10, Z10
-	VINSERTI32X4    $0x03, 32(DI)(CX*2), Z10, Z10
-	VBROADCASTI32X4 32(AX)(DX*1), Z11
-	VINSERTI32X4    $0x01, 32(BX)(DX*1), Z11, Z11
-	VINSERTI32X4    $0x02, 32(SI)(DX*1), Z11, Z11
-	VINSERTI32X4    $0x03, 32(DI)(DX*1), Z11, Z11
+	VBROADCASTI64X4 16(SI), Z8
+	VINSERTI64X4    $0x01, 16(DI), Z8, Z8
+	VBROADCASTI64X4 16(SI)(CX*1), Z9
+	VINSERTI64X4    $0x01, 16(DI)(CX*1), Z9, Z9
+	VBROADCASTI64X4 16(SI)(CX*2), Z10
+	VINSERTI64X4    $0x01, 16(DI)(CX*2), Z10, Z10
+	VBROADCASTI64X4 16(SI)(DX*1), Z11
+	VINSERTI64X4    $0x01, 16(DI)(DX*1), Z11, Z11
 	VPUNPCKLDQ      Z9, Z8, Z12
 	VPUNPCKHDQ      Z9, Z8, Z13
 	VPUNPCKLDQ      Z11, Z10, Z9
@@ -11069,38 +10961,30 @@ fusedQ5Kx1_block:
 	VPUNPCKHQDQ     Z9, Z12, Z9
 	VPUNPCKLQDQ     Z11, Z13, Z10
 	VPUNPCKHQDQ     Z11, Z13, Z11
-	VMOVDQA64       Z4, Z4
-	VMOVDQA64       Z8, Z8
-	VMOVDQA64       Z5, Z5
-	VMOVDQA64       Z9, Z9
-	VMOVDQA64       Z6, Z6
-	VMOVDQA64       Z10, Z10
-	VMOVDQA64       Z7, Z7
-	VMOVDQA64       Z11, Z11
+	VSHUFI32X4      $0x88, Z8, Z4, Z12
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	VSHUFI32X4      $0x88, Z9, Z5, Z8
+	VSHUFI32X4      $0xdd, Z9, Z5, Z5
+	VSHUFI32X4      $0x88, Z10, Z6, Z9
+	VSHUFI32X4      $0xdd, Z10, Z6, Z6
+	VSHUFI32X4      $0x88, Z11, Z7, Z10
+	VSHUFI32X4      $0xdd, Z11, Z7, Z7
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
 	LEAQ            4096(R8), R14
 	MOVQ            $+4, R15
 
 fusedQ5Kx1_chunk:
-	VMOVDQA64        Z0, Z12
+	VMOVDQA64        Z0, Z11
 	VMOVDQA64        Z0, Z13
-	VBROADCASTI32X4  48(AX), Z14
-	VINSERTI32X4     $0x01, 48(BX), Z14, Z14
-	VINSERTI32X4     $0x02, 48(SI), Z14, Z14
-	VINSERTI32X4     $0x03, 48(DI), Z14, Z14
-	VBROADCASTI32X4  48(AX)(CX*1), Z15
-	VINSERTI32X4     $0x01, 48(BX)(CX*1), Z15, Z15
-	VINSERTI32X4     $0x02, 48(SI)(CX*1), Z15, Z15
-	VINSERTI32X4     $0x03, 48(DI)(CX*1), Z15, Z15
-	VBROADCASTI32X4  48(AX)(CX*2), Z16
-	VINSERTI32X4     $0x01, 48(BX)(CX*2), Z16, Z16
-	VINSERTI32X4     $0x02, 48(SI)(CX*2), Z16, Z16
-	VINSERTI32X4     $0x03, 48(DI)(CX*2), Z16, Z16
-	VBROADCASTI32X4  48(AX)(DX*1), Z17
-	VINSERTI32X4     $0x01, 48(BX)(DX*1), Z17, Z17
-	VINSERTI32X4     $0x02, 48(SI)(DX*1), Z17, Z17
-	VINSERTI32X4     $0x03, 48(DI)(DX*1), Z17, Z17
+	VBROADCASTI64X4  48(AX), Z14
+	VINSERTI64X4     $0x01, 48(BX), Z14, Z14
+	VBROADCASTI64X4  48(AX)(CX*1), Z15
+	VINSERTI64X4     $0x01, 48(BX)(CX*1), Z15, Z15
+	VBROADCASTI64X4  48(AX)(CX*2), Z16
+	VINSERTI64X4     $0x01, 48(BX)(CX*2), Z16, Z16
+	VBROADCASTI64X4  48(AX)(DX*1), Z17
+	VINSERTI64X4     $0x01, 48(BX)(DX*1), Z17, Z17
 	VPUNPCKLDQ       Z15, Z14, Z18
 	VPUNPCKHDQ       Z15, Z14, Z19
 	VPUNPCKLDQ       Z17, Z16, Z15
@@ -11109,133 +10993,133 @@ fusedQ5Kx1_chunk:
 	VPUNPCKHQDQ      Z15, Z18, Z15
 	VPUNPCKLQDQ      Z17, Z19, Z16
 	VPUNPCKHQDQ      Z17, Z19, Z17
+	VBROADCASTI64X4  48(SI), Z18
+	VINSERTI64X4     $0x01, 48(DI), Z18, Z18
+	VBROADCASTI64X4  48(SI)(CX*1), Z19
+	VINSERTI64X4     $0x01, 48(DI)(CX*1), Z19, Z19
+	VBROADCASTI64X4  48(SI)(CX*2), Z20
+	VINSERTI64X4     $0x01, 48(DI)(CX*2), Z20, Z20
+	VBROADCASTI64X4  48(SI)(DX*1), Z21
+	VINSERTI64X4     $0x01, 48(DI)(DX*1), Z21, Z21
+	VPUNPCKLDQ       Z19, Z18, Z22
+	VPUNPCKHDQ       Z19, Z18, Z23
+	VPUNPCKLDQ       Z21, Z20, Z19
+	VPUNPCKHDQ       Z21, Z20, Z21
+	VPUNPCKLQDQ      Z19, Z22, Z18
+	VPUNPCKHQDQ      Z19, Z22, Z19
+	VPUNPCKLQDQ      Z21, Z23, Z20
+	VPUNPCKHQDQ      Z21, Z23, Z21
+	VSHUFI32X4       $0x88, Z18, Z14, Z22
+	VSHUFI32X4       $0xdd, Z18, Z14, Z14
+	VSHUFI32X4       $0x88, Z19, Z15, Z18
+	VSHUFI32X4       $0xdd, Z19, Z15, Z15
+	VSHUFI32X4       $0x88, Z20, Z16, Z19
+	VSHUFI32X4       $0xdd, Z20, Z16, Z16
+	VSHUFI32X4       $0x88, Z21, Z17, Z20
+	VSHUFI32X4       $0xdd, Z21, Z17, Z17
+	VPSLLD           $0x04, Z12, Z21
+	VPANDD           Z2, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z22, Z21
+	VPDPBUSD.BCST    (R12), Z21, Z11
+	VPSLLD           $0x03, Z12, Z21
+	VPANDD           Z2, Z21, Z21
+	VPSRLD           $0x04, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z22, Z21
+	VPDPBUSD.BCST    32(R12), Z21, Z13
+	VPSRLD           $0x02, Z12, Z12
+	PREFETCHT0       (R9)
+	VPSLLD           $0x04, Z8, Z21
+	VPANDD           Z2, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z18, Z21
+	VPDPBUSD.BCST    4(R12), Z21, Z11
+	VPSLLD           $0x03, Z8, Z21
+	VPANDD           Z2, Z21, Z21
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z21
+	VPDPBUSD.BCST    36(R12), Z21, Z13
+	VPSRLD           $0x02, Z8, Z8
+	PREFETCHT0       64(R9)
+	VPSLLD           $0x04, Z9, Z18
+	VPANDD           Z2, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z19, Z18
+	VPDPBUSD.BCST    8(R12), Z18, Z11
+	VPSLLD           $0x03, Z9, Z18
+	VPANDD           Z2, Z18, Z18
+	VPSRLD           $0x04, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z19, Z18
+	VPDPBUSD.BCST    40(R12), Z18, Z13
+	VPSRLD           $0x02, Z9, Z9
+	PREFETCHT0       128(R9)
+	PREFETCHT0       192(R9)
+	VPSLLD           $0x04, Z10, Z18
+	VPANDD           Z2, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z20, Z18
+	VPDPBUSD.BCST    12(R12), Z18, Z11
+	VPSLLD           $0x03, Z10, Z18
+	VPANDD           Z2, Z18, Z18
+	VPSRLD           $0x04, Z20, Z20
+	VPTERNLOGD       $0xf8, Z1, Z20, Z18
+	VPDPBUSD.BCST    44(R12), Z18, Z13
+	VPSRLD           $0x02, Z10, Z10
+	PREFETCHT0       256(R9)
 	VPSLLD           $0x04, Z4, Z18
 	VPANDD           Z2, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z14, Z18
-	VPDPBUSD.BCST    (R12), Z18, Z12
+	VPDPBUSD.BCST    16(R12), Z18, Z11
 	VPSLLD           $0x03, Z4, Z18
 	VPANDD           Z2, Z18, Z18
 	VPSRLD           $0x04, Z14, Z14
 	VPTERNLOGD       $0xf8, Z1, Z14, Z18
-	VPDPBUSD.BCST    32(R12), Z18, Z13
+	VPDPBUSD.BCST    48(R12), Z18, Z13
 	VPSRLD           $0x02, Z4, Z4
-	PREFETCHT0       (R9)
+	PREFETCHT0       320(R9)
 	VPSLLD           $0x04, Z5, Z14
 	VPANDD           Z2, Z14, Z14
 	VPTERNLOGD       $0xf8, Z1, Z15, Z14
-	VPDPBUSD.BCST    4(R12), Z14, Z12
+	VPDPBUSD.BCST    20(R12), Z14, Z11
 	VPSLLD           $0x03, Z5, Z14
 	VPANDD           Z2, Z14, Z14
 	VPSRLD           $0x04, Z15, Z15
 	VPTERNLOGD       $0xf8, Z1, Z15, Z14
-	VPDPBUSD.BCST    36(R12), Z14, Z13
+	VPDPBUSD.BCST    52(R12), Z14, Z13
 	VPSRLD           $0x02, Z5, Z5
-	PREFETCHT0       64(R9)
+	PREFETCHT0       384(R9)
+	PREFETCHT0       448(R9)
 	VPSLLD           $0x04, Z6, Z14
 	VPANDD           Z2, Z14, Z14
 	VPTERNLOGD       $0xf8, Z1, Z16, Z14
-	VPDPBUSD.BCST    8(R12), Z14, Z12
+	VPDPBUSD.BCST    24(R12), Z14, Z11
 	VPSLLD           $0x03, Z6, Z14
 	VPANDD           Z2, Z14, Z14
 	VPSRLD           $0x04, Z16, Z16
 	VPTERNLOGD       $0xf8, Z1, Z16, Z14
-	VPDPBUSD.BCST    40(R12), Z14, Z13
+	VPDPBUSD.BCST    56(R12), Z14, Z13
 	VPSRLD           $0x02, Z6, Z6
-	PREFETCHT0       128(R9)
-	PREFETCHT0       192(R9)
+	PREFETCHT0       512(R9)
 	VPSLLD           $0x04, Z7, Z14
 	VPANDD           Z2, Z14, Z14
 	VPTERNLOGD       $0xf8, Z1, Z17, Z14
-	VPDPBUSD.BCST    12(R12), Z14, Z12
+	VPDPBUSD.BCST    28(R12), Z14, Z11
 	VPSLLD           $0x03, Z7, Z14
 	VPANDD           Z2, Z14, Z14
 	VPSRLD           $0x04, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z17, Z14
-	VPDPBUSD.BCST    44(R12), Z14, Z13
-	VPSRLD           $0x02, Z7, Z7
-	PREFETCHT0       256(R9)
-	VBROADCASTI32X4  64(AX), Z14
-	VINSERTI32X4     $0x01, 64(BX), Z14, Z14
-	VINSERTI32X4     $0x02, 64(SI), Z14, Z14
-	VINSERTI32X4     $0x03, 64(DI), Z14, Z14
-	VBROADCASTI32X4  64(AX)(CX*1), Z15
-	VINSERTI32X4     $0x01, 64(BX)(CX*1), Z15, Z15
-	VINSERTI32X4     $0x02, 64(SI)(CX*1), Z15, Z15
-	VINSERTI32X4     $0x03, 64(DI)(CX*1), Z15, Z15
-	VBROADCASTI32X4  64(AX)(CX*2), Z16
-	VINSERTI32X4     $0x01, 64(BX)(CX*2), Z16, Z16
-	VINSERTI32X4     $0x02, 64(SI)(CX*2), Z16, Z16
-	VINSERTI32X4     $0x03, 64(DI)(CX*2), Z16, Z16
-	VBROADCASTI32X4  64(AX)(DX*1), Z17
-	VINSERTI32X4     $0x01, 64(BX)(DX*1), Z17, Z17
-	VINSERTI32X4     $0x02, 64(SI)(DX*1), Z17, Z17
-	VINSERTI32X4     $0x03, 64(DI)(DX*1), Z17, Z17
-	VPUNPCKLDQ       Z15, Z14, Z18
-	VPUNPCKHDQ       Z15, Z14, Z19
-	VPUNPCKLDQ       Z17, Z16, Z15
-	VPUNPCKHDQ       Z17, Z16, Z17
-	VPUNPCKLQDQ      Z15, Z18, Z14
-	VPUNPCKHQDQ      Z15, Z18, Z15
-	VPUNPCKLQDQ      Z17, Z19, Z16
-	VPUNPCKHQDQ      Z17, Z19, Z17
-	VPSLLD           $0x04, Z8, Z18
-	VPANDD           Z2, Z18, Z18
-	VPTERNLOGD       $0xf8, Z1, Z14, Z18
-	VPDPBUSD.BCST    16(R12), Z18, Z12
-	VPSLLD           $0x03, Z8, Z18
-	VPANDD           Z2, Z18, Z18
-	VPSRLD           $0x04, Z14, Z14
-	VPTERNLOGD       $0xf8, Z1, Z14, Z18
-	VPDPBUSD.BCST    48(R12), Z18, Z13
-	VPSRLD           $0x02, Z8, Z8
-	PREFETCHT0       320(R9)
-	VPSLLD           $0x04, Z9, Z14
-	VPANDD           Z2, Z14, Z14
-	VPTERNLOGD       $0xf8, Z1, Z15, Z14
-	VPDPBUSD.BCST    20(R12), Z14, Z12
-	VPSLLD           $0x03, Z9, Z14
-	VPANDD           Z2, Z14, Z14
-	VPSRLD           $0x04, Z15, Z15
-	VPTERNLOGD       $0xf8, Z1, Z15, Z14
-	VPDPBUSD.BCST    52(R12), Z14, Z13
-	VPSRLD           $0x02, Z9, Z9
-	PREFETCHT0       384(R9)
-	PREFETCHT0       448(R9)
-	VPSLLD           $0x04, Z10, Z14
-	VPANDD           Z2, Z14, Z14
-	VPTERNLOGD       $0xf8, Z1, Z16, Z14
-	VPDPBUSD.BCST    24(R12), Z14, Z12
-	VPSLLD           $0x03, Z10, Z14
-	VPANDD           Z2, Z14, Z14
-	VPSRLD           $0x04, Z16, Z16
-	VPTERNLOGD       $0xf8, Z1, Z16, Z14
-	VPDPBUSD.BCST    56(R12), Z14, Z13
-	VPSRLD           $0x02, Z10, Z10
-	PREFETCHT0       512(R9)
-	VPSLLD           $0x04, Z11, Z14
-	VPANDD           Z2, Z14, Z14
-	VPTERNLOGD       $0xf8, Z1, Z17, Z14
-	VPDPBUSD.BCST    28(R12), Z14, Z12
-	VPSLLD           $0x03, Z11, Z14
-	VPANDD           Z2, Z14, Z14
-	VPSRLD           $0x04, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z17, Z14
 	VPDPBUSD.BCST    60(R12), Z14, Z13
-	VPSRLD           $0x02, Z11, Z11
+	VPSRLD           $0x02, Z7, Z7
 	PREFETCHT0       576(R9)
 	PREFETCHT0       640(R9)
 	VMOVUPS          (R14), Z15
 	VMULPS           Z0, Z15, Z14
-	VFMSUB213PS      Z14, Z15, Z12
-	VFMADD231PS.BCST (R13), Z12, Z3
-	VMOVUPS          1024(R14), Z12
-	VFMADD231PS.BCST 64(R13), Z12, Z3
+	VFMSUB213PS      Z14, Z15, Z11
+	VFMADD231PS.BCST (R13), Z11, Z3
+	VMOVUPS          1024(R14), Z11
+	VFMADD231PS.BCST 64(R13), Z11, Z3
 	VMOVUPS          64(R14), Z14
-	VMULPS           Z0, Z14, Z12
-	VFMSUB213PS      Z12, Z14, Z13
+	VMULPS           Z0, Z14, Z11
+	VFMSUB213PS      Z11, Z14, Z13
 	VFMADD231PS.BCST 4(R13), Z13, Z3
-	VMOVUPS          1088(R14), Z12
-	VFMADD231PS.BCST 68(R13), Z12, Z3
+	VMOVUPS          1088(R14), Z11
+	VFMADD231PS.BCST 68(R13), Z11, Z3
 	ADDQ             $+32, AX
 	ADDQ             $+32, BX
 	ADDQ             $+32, SI
@@ -11260,7 +11144,7 @@ fusedQ5Kx1_chunk:
 	RET
 
 // func fusedQ5Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ5Kx2(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -11274,6 +11158,8 @@ TEXT ·fusedQ5Kx2(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z1
 	MOVL         $0x10101010, R8
 	VPBROADCASTD R8, Z2
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z3
 	VPBROADCASTD CX, Z4
 	VPMULLD      Z4, Z3, Z3
@@ -11324,94 +11210,80 @@ fusedQ5Kx2_block:
 	VPANDD.BCST     dwords<>+4(SB), Z7, Z7
 	VPSRLD          $0x04, Z8, Z8
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z8, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4096(R8)
-	VPSRLD          $0x08, Z10, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4160(R8)
-	VPSRLD          $0x10, Z10, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4224(R8)
-	VPSRLD          $0x18, Z10, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4352(R8)
-	VPSRLD          $0x08, Z6, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4416(R8)
-	VPSRLD          $0x10, Z6, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z5, Z8, Z8
-	VMOVUPS         Z8, 4480(R8)
-	VPSRLD          $0x18, Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z5, Z6, Z6
-	VMOVUPS         Z6, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z11, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5120(R8)
-	VPSRLD          $0x08, Z11, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5184(R8)
-	VPSRLD          $0x10, Z11, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5248(R8)
-	VPSRLD          $0x18, Z11, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5376(R8)
-	VPSRLD          $0x08, Z7, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5440(R8)
-	VPSRLD          $0x10, Z7, Z5
-	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
-	VMOVUPS         Z5, 5504(R8)
-	VPSRLD          $0x18, Z7, Z5
-	VCVTDQ2PS       Z5, Z5
-	VMULPS          Z9, Z5, Z5
+	VMULPS.BCST     dwords<>+28(SB), Z5, Z8
+	VMULPS.BCST     dwords<>+28(SB), Z9, Z12
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z13
+	VFMSUB213PS     Z8, Z5, Z13
+	VMOVUPS         Z13, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z11, K1, Z13
+	VFMSUB213PS     Z12, Z9, Z13
+	VMOVUPS         Z13, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z13
+	VFMSUB213PS     Z8, Z5, Z13
+	VMOVUPS         Z13, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z11, K1, Z13
+	VFMSUB213PS     Z12, Z9, Z13
+	VMOVUPS         Z13, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z13
+	VFMSUB213PS     Z8, Z5, Z13
+	VMOVUPS         Z13, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+128(SB), Z11, K1, Z13
+	VFMSUB213PS     Z12, Z9, Z13
+	VMOVUPS         Z13, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z13
+	VFMSUB213PS     Z8, Z5, Z13
+	VMOVUPS         Z13, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+192(SB), Z11, K1, Z10
+	VFMSUB213PS     Z12, Z9, Z10
+	VMOVUPS         Z10, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z6, K1, Z10
+	VFMSUB213PS     Z8, Z5, Z10
+	VMOVUPS         Z10, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z10
+	VFMSUB213PS     Z12, Z9, Z10
+	VMOVUPS         Z10, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z6, K1, Z10
+	VFMSUB213PS     Z8, Z5, Z10
+	VMOVUPS         Z10, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z10
+	VFMSUB213PS     Z12, Z9, Z10
+	VMOVUPS         Z10, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z6, K1, Z10
+	VFMSUB213PS     Z8, Z5, Z10
+	VMOVUPS         Z10, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z10
+	VFMSUB213PS     Z12, Z9, Z10
+	VMOVUPS         Z10, 5504(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+192(SB), Z6, K1, Z10
+	VFMSUB213PS     Z8, Z5, Z10
+	VMOVUPS         Z10, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z5
+	VFMSUB213PS     Z12, Z9, Z5
 	VMOVUPS         Z5, 5568(R8)
-	VBROADCASTI32X4 16(AX), Z5
-	VINSERTI32X4    $0x01, 16(BX), Z5, Z5
-	VINSERTI32X4    $0x02, 16(SI), Z5, Z5
-	VINSERTI32X4    $0x03, 16(DI), Z5, Z5
-	VBROADCASTI32X4 16(AX)(CX*1), Z6
-	VINSERTI32X4    $0x01, 16(BX)(CX*1), Z6, Z6
-	VINSERTI32X4    $0x02, 16(SI)(CX*1), Z6, Z6
-	VINSERTI32X4    $0x03, 16(DI)(CX*1), Z6, Z6
-	VBROADCASTI32X4 16(AX)(CX*2), Z7
-	VINSERTI32X4    $0x01, 16(BX)(CX*2), Z7, Z7
-	VINSERTI32X4    $0x02, 16(SI)(CX*2), Z7, Z7
-	VINSERTI32X4    $0x03, 16(DI)(CX*2), Z7, Z7
-	VBROADCASTI32X4 16(AX)(DX*1), Z8
-	VINSERTI32X4    $0x01, 16(BX)(DX*1), Z8, Z8
-	VINSERTI32X4    $0x02, 16(SI)(DX*1), Z8, Z8
-	VINSERTI32X4    $0x03, 16(DI)(DX*1), Z8, Z8
+	VBROADCASTI64X4 16(AX), Z5
+	VINSERTI64X4    $0x01, 16(BX), Z5, Z5
+	VBROADCASTI64X4 16(AX)(CX*1), Z6
+	VINSERTI64X4    $0x01, 16(BX)(CX*1), Z6, Z6
+	VBROADCASTI64X4 16(AX)(CX*2), Z7
+	VINSERTI64X4    $0x01, 16(BX)(CX*2), Z7, Z7
+	VBROADCASTI64X4 16(AX)(DX*1), Z8
+	VINSERTI64X4    $0x01, 16(BX)(DX*1), Z8, Z8
 	VPUNPCKLDQ      Z6, Z5, Z9
 	VPUNPCKHDQ      Z6, Z5, Z10
 	VPUNPCKLDQ      Z8, Z7, Z6
@@ -11420,22 +11292,14 @@ fusedQ5Kx2_block:
 	VPUNPCKHQDQ     Z6, Z9, Z6
 	VPUNPCKLQDQ     Z8, Z10, Z7
 	VPUNPCKHQDQ     Z8, Z10, Z8
-	VBROADCASTI32X4 32(AX), Z9
-	VINSERTI32X4    $0x01, 32(BX), Z9, Z9
-	VINSERTI32X4    $0x02, 32(SI), Z9, Z9
-	VINSERTI32X4    $0x03, 32(DI), Z9, Z9
-	VBROADCASTI32X4 32(AX)(CX*1), Z10
-	VINSERTI32X4    $0x01, 32(BX)(CX*1), Z10, Z10
-	VINSERTI32X4    $0x02, 32(SI)(CX*1), Z10, Z10
-	VINSERTI32X4    $0x03, 32(DI)(CX*1), Z10, Z10
-	VBROADCASTI32X4 32(AX)(CX*2), Z11
-	VINSERTI32X4    $0x01, 32(BX)(CX*2), Z11, Z11
-	VINSERTI32X4    $0x02, 32(SI)(CX*2), Z11, Z11
-	VINSERTI32X4    $0x03, 32(DI)(CX*2), Z11, Z11
-	VBROADCASTI32X4 32(AX)(DX*1), Z12
-	VINSERTI32X4    $0x01, 32(BX)(DX*1), Z12, Z12
-	VINSERTI32X4    $0x02, 32(SI)(DX*1), Z12, Z12
-	VINSERTI32X4    $0x03, 32(DI)(DX*1), Z12, Z12
+	VBROADCASTI64X4 16(SI), Z9
+	VINSERTI64X4    $0x01, 16(DI), Z9, Z9
+	VBROADCASTI64X4 16(SI)(CX*1), Z10
+	VINSERTI64X4    $0x01, 16(DI)(CX*1), Z10, Z10
+	VBROADCASTI64X4 16(SI)(CX*2), Z11
+	VINSERTI64X4    $0x01, 16(DI)(CX*2), Z11, Z11
+	VBROADCASTI64X4 16(SI)(DX*1), Z12
+	VINSERTI64X4    $0x01, 16(DI)(DX*1), Z12, Z12
 	VPUNPCKLDQ      Z10, Z9, Z13
 	VPUNPCKHDQ      Z10, Z9, Z14
 	VPUNPCKLDQ      Z12, Z11, Z10
@@ -11444,40 +11308,32 @@ fusedQ5Kx2_block:
 	VPUNPCKHQDQ     Z10, Z13, Z10
 	VPUNPCKLQDQ     Z12, Z14, Z11
 	VPUNPCKHQDQ     Z12, Z14, Z12
-	VMOVDQA64       Z5, Z5
-	VMOVDQA64       Z9, Z9
-	VMOVDQA64       Z6, Z6
-	VMOVDQA64       Z10, Z10
-	VMOVDQA64       Z7, Z7
-	VMOVDQA64       Z11, Z11
-	VMOVDQA64       Z8, Z8
-	VMOVDQA64       Z12, Z12
+	VSHUFI32X4      $0x88, Z9, Z5, Z13
+	VSHUFI32X4      $0xdd, Z9, Z5, Z5
+	VSHUFI32X4      $0x88, Z10, Z6, Z9
+	VSHUFI32X4      $0xdd, Z10, Z6, Z6
+	VSHUFI32X4      $0x88, Z11, Z7, Z10
+	VSHUFI32X4      $0xdd, Z11, Z7, Z7
+	VSHUFI32X4      $0x88, Z12, Z8, Z11
+	VSHUFI32X4      $0xdd, Z12, Z8, Z8
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
 	LEAQ            4096(R8), R14
 	MOVQ            $+4, R15
 
 fusedQ5Kx2_chunk:
-	VMOVDQA64        Z0, Z13
+	VMOVDQA64        Z0, Z12
 	VMOVDQA64        Z0, Z14
 	VMOVDQA64        Z0, Z15
 	VMOVDQA64        Z0, Z16
-	VBROADCASTI32X4  48(AX), Z17
-	VINSERTI32X4     $0x01, 48(BX), Z17, Z17
-	VINSERTI32X4     $0x02, 48(SI), Z17, Z17
-	VINSERTI32X4     $0x03, 48(DI), Z17, Z17
-	VBROADCASTI32X4  48(AX)(CX*1), Z18
-	VINSERTI32X4     $0x01, 48(BX)(CX*1), Z18, Z18
-	VINSERTI32X4     $0x02, 48(SI)(CX*1), Z18, Z18
-	VINSERTI32X4     $0x03, 48(DI)(CX*1), Z18, Z18
-	VBROADCASTI32X4  48(AX)(CX*2), Z19
-	VINSERTI32X4     $0x01, 48(BX)(CX*2), Z19, Z19
-	VINSERTI32X4     $0x02, 48(SI)(CX*2), Z19, Z19
-	VINSERTI32X4     $0x03, 48(DI)(CX*2), Z19, Z19
-	VBROADCASTI32X4  48(AX)(DX*1), Z20
-	VINSERTI32X4     $0x01, 48(BX)(DX*1), Z20, Z20
-	VINSERTI32X4     $0x02, 48(SI)(DX*1), Z20, Z20
-	VINSERTI32X4     $0x03, 48(DI)(DX*1), Z20, Z20
+	VBROADCASTI64X4  48(AX), Z17
+	VINSERTI64X4     $0x01, 48(BX), Z17, Z17
+	VBROADCASTI64X4  48(AX)(CX*1), Z18
+	VINSERTI64X4     $0x01, 48(BX)(CX*1), Z18, Z18
+	VBROADCASTI64X4  48(AX)(CX*2), Z19
+	VINSERTI64X4     $0x01, 48(BX)(CX*2), Z19, Z19
+	VBROADCASTI64X4  48(AX)(DX*1), Z20
+	VINSERTI64X4     $0x01, 48(BX)(DX*1), Z20, Z20
 	VPUNPCKLDQ       Z18, Z17, Z21
 	VPUNPCKHDQ       Z18, Z17, Z22
 	VPUNPCKLDQ       Z20, Z19, Z18
@@ -11486,155 +11342,155 @@ fusedQ5Kx2_chunk:
 	VPUNPCKHQDQ      Z18, Z21, Z18
 	VPUNPCKLQDQ      Z20, Z22, Z19
 	VPUNPCKHQDQ      Z20, Z22, Z20
+	VBROADCASTI64X4  48(SI), Z21
+	VINSERTI64X4     $0x01, 48(DI), Z21, Z21
+	VBROADCASTI64X4  48(SI)(CX*1), Z22
+	VINSERTI64X4     $0x01, 48(DI)(CX*1), Z22, Z22
+	VBROADCASTI64X4  48(SI)(CX*2), Z23
+	VINSERTI64X4     $0x01, 48(DI)(CX*2), Z23, Z23
+	VBROADCASTI64X4  48(SI)(DX*1), Z24
+	VINSERTI64X4     $0x01, 48(DI)(DX*1), Z24, Z24
+	VPUNPCKLDQ       Z22, Z21, Z25
+	VPUNPCKHDQ       Z22, Z21, Z26
+	VPUNPCKLDQ       Z24, Z23, Z22
+	VPUNPCKHDQ       Z24, Z23, Z24
+	VPUNPCKLQDQ      Z22, Z25, Z21
+	VPUNPCKHQDQ      Z22, Z25, Z22
+	VPUNPCKLQDQ      Z24, Z26, Z23
+	VPUNPCKHQDQ      Z24, Z26, Z24
+	VSHUFI32X4       $0x88, Z21, Z17, Z25
+	VSHUFI32X4       $0xdd, Z21, Z17, Z17
+	VSHUFI32X4       $0x88, Z22, Z18, Z21
+	VSHUFI32X4       $0xdd, Z22, Z18, Z18
+	VSHUFI32X4       $0x88, Z23, Z19, Z22
+	VSHUFI32X4       $0xdd, Z23, Z19, Z19
+	VSHUFI32X4       $0x88, Z24, Z20, Z23
+	VSHUFI32X4       $0xdd, Z24, Z20, Z20
+	VPSLLD           $0x04, Z13, Z24
+	VPANDD           Z2, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z25, Z24
+	VPDPBUSD.BCST    (R12), Z24, Z12
+	VPDPBUSD.BCST    480(R12), Z24, Z14
+	VPSLLD           $0x03, Z13, Z24
+	VPANDD           Z2, Z24, Z24
+	VPSRLD           $0x04, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z25, Z24
+	VPDPBUSD.BCST    32(R12), Z24, Z15
+	VPDPBUSD.BCST    512(R12), Z24, Z16
+	VPSRLD           $0x02, Z13, Z13
+	PREFETCHT0       (R9)
+	VPSLLD           $0x04, Z9, Z24
+	VPANDD           Z2, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z21, Z24
+	VPDPBUSD.BCST    4(R12), Z24, Z12
+	VPDPBUSD.BCST    484(R12), Z24, Z14
+	VPSLLD           $0x03, Z9, Z24
+	VPANDD           Z2, Z24, Z24
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z24
+	VPDPBUSD.BCST    36(R12), Z24, Z15
+	VPDPBUSD.BCST    516(R12), Z24, Z16
+	VPSRLD           $0x02, Z9, Z9
+	PREFETCHT0       64(R9)
+	VPSLLD           $0x04, Z10, Z21
+	VPANDD           Z2, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z22, Z21
+	VPDPBUSD.BCST    8(R12), Z21, Z12
+	VPDPBUSD.BCST    488(R12), Z21, Z14
+	VPSLLD           $0x03, Z10, Z21
+	VPANDD           Z2, Z21, Z21
+	VPSRLD           $0x04, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z22, Z21
+	VPDPBUSD.BCST    40(R12), Z21, Z15
+	VPDPBUSD.BCST    520(R12), Z21, Z16
+	VPSRLD           $0x02, Z10, Z10
+	PREFETCHT0       128(R9)
+	PREFETCHT0       192(R9)
+	VPSLLD           $0x04, Z11, Z21
+	VPANDD           Z2, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z23, Z21
+	VPDPBUSD.BCST    12(R12), Z21, Z12
+	VPDPBUSD.BCST    492(R12), Z21, Z14
+	VPSLLD           $0x03, Z11, Z21
+	VPANDD           Z2, Z21, Z21
+	VPSRLD           $0x04, Z23, Z23
+	VPTERNLOGD       $0xf8, Z1, Z23, Z21
+	VPDPBUSD.BCST    44(R12), Z21, Z15
+	VPDPBUSD.BCST    524(R12), Z21, Z16
+	VPSRLD           $0x02, Z11, Z11
+	PREFETCHT0       256(R9)
 	VPSLLD           $0x04, Z5, Z21
 	VPANDD           Z2, Z21, Z21
 	VPTERNLOGD       $0xf8, Z1, Z17, Z21
-	VPDPBUSD.BCST    (R12), Z21, Z13
-	VPDPBUSD.BCST    480(R12), Z21, Z14
-	VPSLLD           $0x03, Z5, Z21
-	VPANDD           Z2, Z21, Z21
-	VPSRLD           $0x04, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z17, Z21
-	VPDPBUSD.BCST    32(R12), Z21, Z15
-	VPDPBUSD.BCST    512(R12), Z21, Z16
-	VPSRLD           $0x02, Z5, Z5
-	PREFETCHT0       (R9)
-	VPSLLD           $0x04, Z6, Z17
-	VPANDD           Z2, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z18, Z17
-	VPDPBUSD.BCST    4(R12), Z17, Z13
-	VPDPBUSD.BCST    484(R12), Z17, Z14
-	VPSLLD           $0x03, Z6, Z17
-	VPANDD           Z2, Z17, Z17
-	VPSRLD           $0x04, Z18, Z18
-	VPTERNLOGD       $0xf8, Z1, Z18, Z17
-	VPDPBUSD.BCST    36(R12), Z17, Z15
-	VPDPBUSD.BCST    516(R12), Z17, Z16
-	VPSRLD           $0x02, Z6, Z6
-	PREFETCHT0       64(R9)
-	VPSLLD           $0x04, Z7, Z17
-	VPANDD           Z2, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z19, Z17
-	VPDPBUSD.BCST    8(R12), Z17, Z13
-	VPDPBUSD.BCST    488(R12), Z17, Z14
-	VPSLLD           $0x03, Z7, Z17
-	VPANDD           Z2, Z17, Z17
-	VPSRLD           $0x04, Z19, Z19
-	VPTERNLOGD       $0xf8, Z1, Z19, Z17
-	VPDPBUSD.BCST    40(R12), Z17, Z15
-	VPDPBUSD.BCST    520(R12), Z17, Z16
-	VPSRLD           $0x02, Z7, Z7
-	PREFETCHT0       128(R9)
-	PREFETCHT0       192(R9)
-	VPSLLD           $0x04, Z8, Z17
-	VPANDD           Z2, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z20, Z17
-	VPDPBUSD.BCST    12(R12), Z17, Z13
-	VPDPBUSD.BCST    492(R12), Z17, Z14
-	VPSLLD           $0x03, Z8, Z17
-	VPANDD           Z2, Z17, Z17
-	VPSRLD           $0x04, Z20, Z20
-	VPTERNLOGD       $0xf8, Z1, Z20, Z17
-	VPDPBUSD.BCST    44(R12), Z17, Z15
-	VPDPBUSD.BCST    524(R12), Z17, Z16
-	VPSRLD           $0x02, Z8, Z8
-	PREFETCHT0       256(R9)
-	VBROADCASTI32X4  64(AX), Z17
-	VINSERTI32X4     $0x01, 64(BX), Z17, Z17
-	VINSERTI32X4     $0x02, 64(SI), Z17, Z17
-	VINSERTI32X4     $0x03, 64(DI), Z17, Z17
-	VBROADCASTI32X4  64(AX)(CX*1), Z18
-	VINSERTI32X4     $0x01, 64(BX)(CX*1), Z18, Z18
-	VINSERTI32X4     $0x02, 64(SI)(CX*1), Z18, Z18
-	VINSERTI32X4     $0x03, 64(DI)(CX*1), Z18, Z18
-	VBROADCASTI32X4  64(AX)(CX*2), Z19
-	VINSERTI32X4     $0x01, 64(BX)(CX*2), Z19, Z19
-	VINSERTI32X4     $0x02, 64(SI)(CX*2), Z19, Z19
-	VINSERTI32X4     $0x03, 64(DI)(CX*2), Z19, Z19
-	VBROADCASTI32X4  64(AX)(DX*1), Z20
-	VINSERTI32X4     $0x01, 64(BX)(DX*1), Z20, Z20
-	VINSERTI32X4     $0x02, 64(SI)(DX*1), Z20, Z20
-	VINSERTI32X4     $0x03, 64(DI)(DX*1), Z20, Z20
-	VPUNPCKLDQ       Z18, Z17, Z21
-	VPUNPCKHDQ       Z18, Z17, Z22
-	VPUNPCKLDQ       Z20, Z19, Z18
-	VPUNPCKHDQ       Z20, Z19, Z20
-	VPUNPCKLQDQ      Z18, Z21, Z17
-	VPUNPCKHQDQ      Z18, Z21, Z18
-	VPUNPCKLQDQ      Z20, Z22, Z19
-	VPUNPCKHQDQ      Z20, Z22, Z20
-	VPSLLD           $0x04, Z9, Z21
-	VPANDD           Z2, Z21, Z21
-	VPTERNLOGD       $0xf8, Z1, Z17, Z21
-	VPDPBUSD.BCST    16(R12), Z21, Z13
+	VPDPBUSD.BCST    16(R12), Z21, Z12
 	VPDPBUSD.BCST    496(R12), Z21, Z14
-	VPSLLD           $0x03, Z9, Z21
+	VPSLLD           $0x03, Z5, Z21
 	VPANDD           Z2, Z21, Z21
 	VPSRLD           $0x04, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z17, Z21
 	VPDPBUSD.BCST    48(R12), Z21, Z15
 	VPDPBUSD.BCST    528(R12), Z21, Z16
-	VPSRLD           $0x02, Z9, Z9
+	VPSRLD           $0x02, Z5, Z5
 	PREFETCHT0       320(R9)
-	VPSLLD           $0x04, Z10, Z17
+	VPSLLD           $0x04, Z6, Z17
 	VPANDD           Z2, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z18, Z17
-	VPDPBUSD.BCST    20(R12), Z17, Z13
+	VPDPBUSD.BCST    20(R12), Z17, Z12
 	VPDPBUSD.BCST    500(R12), Z17, Z14
-	VPSLLD           $0x03, Z10, Z17
+	VPSLLD           $0x03, Z6, Z17
 	VPANDD           Z2, Z17, Z17
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z17
 	VPDPBUSD.BCST    52(R12), Z17, Z15
 	VPDPBUSD.BCST    532(R12), Z17, Z16
-	VPSRLD           $0x02, Z10, Z10
+	VPSRLD           $0x02, Z6, Z6
 	PREFETCHT0       384(R9)
 	PREFETCHT0       448(R9)
-	VPSLLD           $0x04, Z11, Z17
+	VPSLLD           $0x04, Z7, Z17
 	VPANDD           Z2, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z19, Z17
-	VPDPBUSD.BCST    24(R12), Z17, Z13
+	VPDPBUSD.BCST    24(R12), Z17, Z12
 	VPDPBUSD.BCST    504(R12), Z17, Z14
-	VPSLLD           $0x03, Z11, Z17
+	VPSLLD           $0x03, Z7, Z17
 	VPANDD           Z2, Z17, Z17
 	VPSRLD           $0x04, Z19, Z19
 	VPTERNLOGD       $0xf8, Z1, Z19, Z17
 	VPDPBUSD.BCST    56(R12), Z17, Z15
 	VPDPBUSD.BCST    536(R12), Z17, Z16
-	VPSRLD           $0x02, Z11, Z11
+	VPSRLD           $0x02, Z7, Z7
 	PREFETCHT0       512(R9)
-	VPSLLD           $0x04, Z12, Z17
+	VPSLLD           $0x04, Z8, Z17
 	VPANDD           Z2, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z20, Z17
-	VPDPBUSD.BCST    28(R12), Z17, Z13
+	VPDPBUSD.BCST    28(R12), Z17, Z12
 	VPDPBUSD.BCST    508(R12), Z17, Z14
-	VPSLLD           $0x03, Z12, Z17
+	VPSLLD           $0x03, Z8, Z17
 	VPANDD           Z2, Z17, Z17
 	VPSRLD           $0x04, Z20, Z20
 	VPTERNLOGD       $0xf8, Z1, Z20, Z17
 	VPDPBUSD.BCST    60(R12), Z17, Z15
 	VPDPBUSD.BCST    540(R12), Z17, Z16
-	VPSRLD           $0x02, Z12, Z12
+	VPSRLD           $0x02, Z8, Z8
 	PREFETCHT0       576(R9)
 	PREFETCHT0       640(R9)
 	VMOVUPS          (R14), Z18
 	VMULPS           Z0, Z18, Z17
-	VFMSUB213PS      Z17, Z18, Z13
-	VFMADD231PS.BCST (R13), Z13, Z3
+	VFMSUB213PS      Z17, Z18, Z12
+	VFMADD231PS.BCST (R13), Z12, Z3
 	VFMSUB213PS      Z17, Z18, Z14
 	VFMADD231PS.BCST 480(R13), Z14, Z4
-	VMOVUPS          1024(R14), Z13
-	VFMADD231PS.BCST 64(R13), Z13, Z3
-	VFMADD231PS.BCST 544(R13), Z13, Z4
+	VMOVUPS          1024(R14), Z12
+	VFMADD231PS.BCST 64(R13), Z12, Z3
+	VFMADD231PS.BCST 544(R13), Z12, Z4
 	VMOVUPS          64(R14), Z14
-	VMULPS           Z0, Z14, Z13
-	VFMSUB213PS      Z13, Z14, Z15
+	VMULPS           Z0, Z14, Z12
+	VFMSUB213PS      Z12, Z14, Z15
 	VFMADD231PS.BCST 4(R13), Z15, Z3
-	VFMSUB213PS      Z13, Z14, Z16
+	VFMSUB213PS      Z12, Z14, Z16
 	VFMADD231PS.BCST 484(R13), Z16, Z4
-	VMOVUPS          1088(R14), Z13
-	VFMADD231PS.BCST 68(R13), Z13, Z3
-	VFMADD231PS.BCST 548(R13), Z13, Z4
+	VMOVUPS          1088(R14), Z12
+	VFMADD231PS.BCST 68(R13), Z12, Z3
+	VFMADD231PS.BCST 548(R13), Z12, Z4
 	ADDQ             $+32, AX
 	ADDQ             $+32, BX
 	ADDQ             $+32, SI
@@ -11661,7 +11517,7 @@ fusedQ5Kx2_chunk:
 	RET
 
 // func fusedQ5Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ5Kx3(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -11675,6 +11531,8 @@ TEXT ·fusedQ5Kx3(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z1
 	MOVL         $0x10101010, R8
 	VPBROADCASTD R8, Z2
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z3
 	VPBROADCASTD CX, Z4
 	VPMULLD      Z4, Z3, Z3
@@ -11726,77 +11584,71 @@ fusedQ5Kx3_block:
 	VPANDD.BCST     dwords<>+4(SB), Z8, Z8
 	VPSRLD          $0x04, Z9, Z9
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z9, Z8
-	VPANDD.BCST     dwords<>+12(SB), Z11, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4096(R8)
-	VPSRLD          $0x08, Z11, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4160(R8)
-	VPSRLD          $0x10, Z11, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4224(R8)
-	VPSRLD          $0x18, Z11, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4352(R8)
-	VPSRLD          $0x08, Z7, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4416(R8)
-	VPSRLD          $0x10, Z7, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z9
-	VCVTDQ2PS       Z9, Z9
-	VMULPS          Z6, Z9, Z9
-	VMOVUPS         Z9, 4480(R8)
-	VPSRLD          $0x18, Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z6, Z7, Z7
-	VMOVUPS         Z7, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z12, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5120(R8)
-	VPSRLD          $0x08, Z12, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5184(R8)
-	VPSRLD          $0x10, Z12, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5248(R8)
-	VPSRLD          $0x18, Z12, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5376(R8)
-	VPSRLD          $0x08, Z8, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5440(R8)
-	VPSRLD          $0x10, Z8, Z6
-	VPANDD.BCST     dwords<>+12(SB), Z6, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
-	VMOVUPS         Z6, 5504(R8)
-	VPSRLD          $0x18, Z8, Z6
-	VCVTDQ2PS       Z6, Z6
-	VMULPS          Z10, Z6, Z6
+	VMULPS.BCST     dwords<>+28(SB), Z6, Z9
+	VMULPS.BCST     dwords<>+28(SB), Z10, Z13
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z11, K1, Z14
+	VFMSUB213PS     Z9, Z6, Z14
+	VMOVUPS         Z14, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z12, K1, Z14
+	VFMSUB213PS     Z13, Z10, Z14
+	VMOVUPS         Z14, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z11, K1, Z14
+	VFMSUB213PS     Z9, Z6, Z14
+	VMOVUPS         Z14, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z12, K1, Z14
+	VFMSUB213PS     Z13, Z10, Z14
+	VMOVUPS         Z14, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+128(SB), Z11, K1, Z14
+	VFMSUB213PS     Z9, Z6, Z14
+	VMOVUPS         Z14, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+128(SB), Z12, K1, Z14
+	VFMSUB213PS     Z13, Z10, Z14
+	VMOVUPS         Z14, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+192(SB), Z11, K1, Z14
+	VFMSUB213PS     Z9, Z6, Z14
+	VMOVUPS         Z14, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+192(SB), Z12, K1, Z11
+	VFMSUB213PS     Z13, Z10, Z11
+	VMOVUPS         Z11, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z11
+	VFMSUB213PS     Z9, Z6, Z11
+	VMOVUPS         Z11, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z11
+	VFMSUB213PS     Z13, Z10, Z11
+	VMOVUPS         Z11, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z11
+	VFMSUB213PS     Z9, Z6, Z11
+	VMOVUPS         Z11, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z11
+	VFMSUB213PS     Z13, Z10, Z11
+	VMOVUPS         Z11, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z11
+	VFMSUB213PS     Z9, Z6, Z11
+	VMOVUPS         Z11, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z11
+	VFMSUB213PS     Z13, Z10, Z11
+	VMOVUPS         Z11, 5504(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z11
+	VFMSUB213PS     Z9, Z6, Z11
+	VMOVUPS         Z11, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z6
+	VFMSUB213PS     Z13, Z10, Z6
 	VMOVUPS         Z6, 5568(R8)
 	VBROADCASTI32X4 16(AX), Z6
 	VINSERTI32X4    $0x01, 16(BX), Z6, Z6
@@ -11846,14 +11698,6 @@ fusedQ5Kx3_block:
 	VPUNPCKHQDQ     Z11, Z14, Z11
 	VPUNPCKLQDQ     Z13, Z15, Z12
 	VPUNPCKHQDQ     Z13, Z15, Z13
-	VMOVDQA64       Z6, Z6
-	VMOVDQA64       Z10, Z10
-	VMOVDQA64       Z7, Z7
-	VMOVDQA64       Z11, Z11
-	VMOVDQA64       Z8, Z8
-	VMOVDQA64       Z12, Z12
-	VMOVDQA64       Z9, Z9
-	VMOVDQA64       Z13, Z13
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
 	LEAQ            4096(R8), R14
@@ -12089,7 +11933,7 @@ fusedQ5Kx3_chunk:
 	RET
 
 // func fusedQ5Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
-// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
 TEXT ·fusedQ5Kx4(SB), NOSPLIT, $0-80
 	MOVQ         w+8(FP), AX
 	MOVQ         stride+16(FP), CX
@@ -12103,6 +11947,8 @@ TEXT ·fusedQ5Kx4(SB), NOSPLIT, $0-80
 	VPBROADCASTD R8, Z1
 	MOVL         $0x10101010, R8
 	VPBROADCASTD R8, Z2
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
 	VMOVDQU64    iota16<>+0(SB), Z3
 	VPBROADCASTD CX, Z4
 	VPMULLD      Z4, Z3, Z3
@@ -12155,77 +12001,71 @@ fusedQ5Kx4_block:
 	VPANDD.BCST     dwords<>+4(SB), Z9, Z9
 	VPSRLD          $0x04, Z10, Z10
 	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z10, Z9
-	VPANDD.BCST     dwords<>+12(SB), Z12, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4096(R8)
-	VPSRLD          $0x08, Z12, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4160(R8)
-	VPSRLD          $0x10, Z12, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4224(R8)
-	VPSRLD          $0x18, Z12, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4288(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z8, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4352(R8)
-	VPSRLD          $0x08, Z8, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4416(R8)
-	VPSRLD          $0x10, Z8, Z10
-	VPANDD.BCST     dwords<>+12(SB), Z10, Z10
-	VCVTDQ2PS       Z10, Z10
-	VMULPS          Z7, Z10, Z10
-	VMOVUPS         Z10, 4480(R8)
-	VPSRLD          $0x18, Z8, Z8
-	VCVTDQ2PS       Z8, Z8
-	VMULPS          Z7, Z8, Z8
-	VMOVUPS         Z8, 4544(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z13, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5120(R8)
-	VPSRLD          $0x08, Z13, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5184(R8)
-	VPSRLD          $0x10, Z13, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5248(R8)
-	VPSRLD          $0x18, Z13, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5312(R8)
-	VPANDD.BCST     dwords<>+12(SB), Z9, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5376(R8)
-	VPSRLD          $0x08, Z9, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5440(R8)
-	VPSRLD          $0x10, Z9, Z7
-	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
-	VMOVUPS         Z7, 5504(R8)
-	VPSRLD          $0x18, Z9, Z7
-	VCVTDQ2PS       Z7, Z7
-	VMULPS          Z11, Z7, Z7
+	VMULPS.BCST     dwords<>+28(SB), Z7, Z10
+	VMULPS.BCST     dwords<>+28(SB), Z11, Z14
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+0(SB), Z12, K1, Z15
+	VFMSUB213PS     Z10, Z7, Z15
+	VMOVUPS         Z15, 4096(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+0(SB), Z13, K1, Z15
+	VFMSUB213PS     Z14, Z11, Z15
+	VMOVUPS         Z15, 5120(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+64(SB), Z12, K1, Z15
+	VFMSUB213PS     Z10, Z7, Z15
+	VMOVUPS         Z15, 4160(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+64(SB), Z13, K1, Z15
+	VFMSUB213PS     Z14, Z11, Z15
+	VMOVUPS         Z15, 5184(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+128(SB), Z12, K1, Z15
+	VFMSUB213PS     Z10, Z7, Z15
+	VMOVUPS         Z15, 4224(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+128(SB), Z13, K1, Z15
+	VFMSUB213PS     Z14, Z11, Z15
+	VMOVUPS         Z15, 5248(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+192(SB), Z12, K1, Z15
+	VFMSUB213PS     Z10, Z7, Z15
+	VMOVUPS         Z15, 4288(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+192(SB), Z13, K1, Z12
+	VFMSUB213PS     Z14, Z11, Z12
+	VMOVUPS         Z12, 5312(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z12
+	VFMSUB213PS     Z10, Z7, Z12
+	VMOVUPS         Z12, 4352(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z12
+	VFMSUB213PS     Z14, Z11, Z12
+	VMOVUPS         Z12, 5376(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z12
+	VFMSUB213PS     Z10, Z7, Z12
+	VMOVUPS         Z12, 4416(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z12
+	VFMSUB213PS     Z14, Z11, Z12
+	VMOVUPS         Z12, 5440(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z12
+	VFMSUB213PS     Z10, Z7, Z12
+	VMOVUPS         Z12, 4480(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z12
+	VFMSUB213PS     Z14, Z11, Z12
+	VMOVUPS         Z12, 5504(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z12
+	VFMSUB213PS     Z10, Z7, Z12
+	VMOVUPS         Z12, 4544(R8)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z7
+	VFMSUB213PS     Z14, Z11, Z7
 	VMOVUPS         Z7, 5568(R8)
 	VBROADCASTI32X4 16(AX), Z7
 	VINSERTI32X4    $0x01, 16(BX), Z7, Z7
@@ -12275,14 +12115,6 @@ fusedQ5Kx4_block:
 	VPUNPCKHQDQ     Z12, Z15, Z12
 	VPUNPCKLQDQ     Z14, Z16, Z13
 	VPUNPCKHQDQ     Z14, Z16, Z14
-	VMOVDQA64       Z7, Z7
-	VMOVDQA64       Z11, Z11
-	VMOVDQA64       Z8, Z8
-	VMOVDQA64       Z12, Z12
-	VMOVDQA64       Z9, Z9
-	VMOVDQA64       Z13, Z13
-	VMOVDQA64       Z10, Z10
-	VMOVDQA64       Z14, Z14
 	MOVQ            R10, R12
 	LEAQ            256(R10), R13
 	LEAQ            4096(R8), R14
@@ -12674,22 +12506,17 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	PREFETCHT0      (R9)
 	PREFETCHT0      64(R9)
 	PREFETCHT0      128(R9)
-	VBROADCASTI32X4 128(CX), Z0
-	VINSERTI32X4    $0x01, 128(SI), Z0, Z0
-	VINSERTI32X4    $0x02, 128(DI), Z0, Z0
-	VINSERTI32X4    $0x03, 128(R8), Z0, Z0
-	VBROADCASTI32X4 128(CX)(DX*1), Z3
-	VINSERTI32X4    $0x01, 128(SI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x02, 128(DI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x03, 128(R8)(DX*1), Z3, Z3
-	VBROADCASTI32X4 128(CX)(DX*2), Z4
-	VINSERTI32X4    $0x01, 128(SI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x02, 128(DI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x03, 128(R8)(DX*2), Z4, Z4
-	VBROADCASTI32X4 128(CX)(BX*1), Z5
-	VINSERTI32X4    $0x01, 128(SI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 128(DI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 128(R8)(BX*1), Z5, Z5
+	PREFETCHT0      192(R9)
+	PREFETCHT0      256(R9)
+	PREFETCHT0      320(R9)
+	VBROADCASTI64X4 128(CX), Z0
+	VINSERTI64X4    $0x01, 128(SI), Z0, Z0
+	VBROADCASTI64X4 128(CX)(DX*1), Z3
+	VINSERTI64X4    $0x01, 128(SI)(DX*1), Z3, Z3
+	VBROADCASTI64X4 128(CX)(DX*2), Z4
+	VINSERTI64X4    $0x01, 128(SI)(DX*2), Z4, Z4
+	VBROADCASTI64X4 128(CX)(BX*1), Z5
+	VINSERTI64X4    $0x01, 128(SI)(BX*1), Z5, Z5
 	VPUNPCKLDQ      Z3, Z0, Z6
 	VPUNPCKHDQ      Z3, Z0, Z7
 	VPUNPCKLDQ      Z5, Z4, Z3
@@ -12698,25 +12525,14 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VPUNPCKHQDQ     Z3, Z6, Z3
 	VPUNPCKLQDQ     Z5, Z7, Z4
 	VPUNPCKHQDQ     Z5, Z7, Z5
-	PREFETCHT0      192(R9)
-	PREFETCHT0      256(R9)
-	PREFETCHT0      320(R9)
-	VBROADCASTI32X4 144(CX), Z6
-	VINSERTI32X4    $0x01, 144(SI), Z6, Z6
-	VINSERTI32X4    $0x02, 144(DI), Z6, Z6
-	VINSERTI32X4    $0x03, 144(R8), Z6, Z6
-	VBROADCASTI32X4 144(CX)(DX*1), Z7
-	VINSERTI32X4    $0x01, 144(SI)(DX*1), Z7, Z7
-	VINSERTI32X4    $0x02, 144(DI)(DX*1), Z7, Z7
-	VINSERTI32X4    $0x03, 144(R8)(DX*1), Z7, Z7
-	VBROADCASTI32X4 144(CX)(DX*2), Z8
-	VINSERTI32X4    $0x01, 144(SI)(DX*2), Z8, Z8
-	VINSERTI32X4    $0x02, 144(DI)(DX*2), Z8, Z8
-	VINSERTI32X4    $0x03, 144(R8)(DX*2), Z8, Z8
-	VBROADCASTI32X4 144(CX)(BX*1), Z9
-	VINSERTI32X4    $0x01, 144(SI)(BX*1), Z9, Z9
-	VINSERTI32X4    $0x02, 144(DI)(BX*1), Z9, Z9
-	VINSERTI32X4    $0x03, 144(R8)(BX*1), Z9, Z9
+	VBROADCASTI64X4 128(DI), Z6
+	VINSERTI64X4    $0x01, 128(R8), Z6, Z6
+	VBROADCASTI64X4 128(DI)(DX*1), Z7
+	VINSERTI64X4    $0x01, 128(R8)(DX*1), Z7, Z7
+	VBROADCASTI64X4 128(DI)(DX*2), Z8
+	VINSERTI64X4    $0x01, 128(R8)(DX*2), Z8, Z8
+	VBROADCASTI64X4 128(DI)(BX*1), Z9
+	VINSERTI64X4    $0x01, 128(R8)(BX*1), Z9, Z9
 	VPUNPCKLDQ      Z7, Z6, Z10
 	VPUNPCKHDQ      Z7, Z6, Z11
 	VPUNPCKLDQ      Z9, Z8, Z7
@@ -12725,13 +12541,21 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VPUNPCKHQDQ     Z7, Z10, Z7
 	VPUNPCKLQDQ     Z9, Z11, Z8
 	VPUNPCKHQDQ     Z9, Z11, Z9
+	VSHUFI32X4      $0x88, Z6, Z0, Z10
+	VSHUFI32X4      $0xdd, Z6, Z0, Z0
+	VSHUFI32X4      $0x88, Z7, Z3, Z6
+	VSHUFI32X4      $0xdd, Z7, Z3, Z3
+	VSHUFI32X4      $0x88, Z8, Z4, Z7
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	VSHUFI32X4      $0x88, Z9, Z5, Z8
+	VSHUFI32X4      $0xdd, Z9, Z5, Z5
 	PREFETCHT0      384(R9)
 	PREFETCHT0      448(R9)
 	PREFETCHT0      512(R9)
-	VBROADCASTI32X4 (CX), Z10
-	VINSERTI32X4    $0x01, (SI), Z10, Z10
-	VINSERTI32X4    $0x02, (DI), Z10, Z10
-	VINSERTI32X4    $0x03, (R8), Z10, Z10
+	VBROADCASTI32X4 (CX), Z9
+	VINSERTI32X4    $0x01, (SI), Z9, Z9
+	VINSERTI32X4    $0x02, (DI), Z9, Z9
+	VINSERTI32X4    $0x03, (R8), Z9, Z9
 	VBROADCASTI32X4 (CX)(DX*1), Z11
 	VINSERTI32X4    $0x01, (SI)(DX*1), Z11, Z11
 	VINSERTI32X4    $0x02, (DI)(DX*1), Z11, Z11
@@ -12744,53 +12568,53 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VINSERTI32X4    $0x01, (SI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x02, (DI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x03, (R8)(BX*1), Z13, Z13
-	VPUNPCKLDQ      Z11, Z10, Z14
-	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
 	VPUNPCKLDQ      Z13, Z12, Z11
 	VPUNPCKHDQ      Z13, Z12, Z13
-	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKLQDQ     Z11, Z14, Z9
 	VPUNPCKHQDQ     Z11, Z14, Z11
 	VPUNPCKLQDQ     Z13, Z15, Z12
 	VPUNPCKHQDQ     Z13, Z15, Z13
-	VPSLLD          $0x04, Z0, Z14
+	VPSLLD          $0x04, Z10, Z14
 	VPANDD          Z2, Z14, Z14
-	VPANDD          Z2, Z0, Z15
-	VPTERNLOGD      $0xf8, Z1, Z10, Z14
+	VPANDD          Z2, Z10, Z15
+	VPTERNLOGD      $0xf8, Z1, Z9, Z14
 	VMOVDQU64       Z14, (R10)
-	VPSRLD          $0x04, Z10, Z10
-	VPTERNLOGD      $0xf8, Z1, Z10, Z15
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z1, Z9, Z15
 	VMOVDQU64       Z15, 1024(R10)
-	VPSLLD          $0x04, Z3, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z3, Z14
-	VPTERNLOGD      $0xf8, Z1, Z11, Z10
-	VMOVDQU64       Z10, 64(R10)
+	VPSLLD          $0x04, Z6, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z6, Z14
+	VPTERNLOGD      $0xf8, Z1, Z11, Z9
+	VMOVDQU64       Z9, 64(R10)
 	VPSRLD          $0x04, Z11, Z11
 	VPTERNLOGD      $0xf8, Z1, Z11, Z14
 	VMOVDQU64       Z14, 1088(R10)
-	VPSLLD          $0x04, Z4, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z4, Z11
-	VPTERNLOGD      $0xf8, Z1, Z12, Z10
-	VMOVDQU64       Z10, 128(R10)
+	VPSLLD          $0x04, Z7, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z7, Z11
+	VPTERNLOGD      $0xf8, Z1, Z12, Z9
+	VMOVDQU64       Z9, 128(R10)
 	VPSRLD          $0x04, Z12, Z12
 	VPTERNLOGD      $0xf8, Z1, Z12, Z11
 	VMOVDQU64       Z11, 1152(R10)
-	VPSLLD          $0x04, Z5, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z5, Z11
-	VPTERNLOGD      $0xf8, Z1, Z13, Z10
-	VMOVDQU64       Z10, 192(R10)
+	VPSLLD          $0x04, Z8, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z8, Z11
+	VPTERNLOGD      $0xf8, Z1, Z13, Z9
+	VMOVDQU64       Z9, 192(R10)
 	VPSRLD          $0x04, Z13, Z13
 	VPTERNLOGD      $0xf8, Z1, Z13, Z11
 	VMOVDQU64       Z11, 1216(R10)
 	PREFETCHT0      576(R9)
 	PREFETCHT0      640(R9)
 	PREFETCHT0      704(R9)
-	VBROADCASTI32X4 16(CX), Z10
-	VINSERTI32X4    $0x01, 16(SI), Z10, Z10
-	VINSERTI32X4    $0x02, 16(DI), Z10, Z10
-	VINSERTI32X4    $0x03, 16(R8), Z10, Z10
+	VBROADCASTI32X4 16(CX), Z9
+	VINSERTI32X4    $0x01, 16(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 16(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 16(R8), Z9, Z9
 	VBROADCASTI32X4 16(CX)(DX*1), Z11
 	VINSERTI32X4    $0x01, 16(SI)(DX*1), Z11, Z11
 	VINSERTI32X4    $0x02, 16(DI)(DX*1), Z11, Z11
@@ -12803,53 +12627,53 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VINSERTI32X4    $0x01, 16(SI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x02, 16(DI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x03, 16(R8)(BX*1), Z13, Z13
-	VPUNPCKLDQ      Z11, Z10, Z14
-	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
 	VPUNPCKLDQ      Z13, Z12, Z11
 	VPUNPCKHDQ      Z13, Z12, Z13
-	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKLQDQ     Z11, Z14, Z9
 	VPUNPCKHQDQ     Z11, Z14, Z11
 	VPUNPCKLQDQ     Z13, Z15, Z12
 	VPUNPCKHQDQ     Z13, Z15, Z13
-	VPSLLD          $0x04, Z6, Z14
+	VPSLLD          $0x04, Z0, Z14
 	VPANDD          Z2, Z14, Z14
-	VPANDD          Z2, Z6, Z15
-	VPTERNLOGD      $0xf8, Z1, Z10, Z14
+	VPANDD          Z2, Z0, Z15
+	VPTERNLOGD      $0xf8, Z1, Z9, Z14
 	VMOVDQU64       Z14, 256(R10)
-	VPSRLD          $0x04, Z10, Z10
-	VPTERNLOGD      $0xf8, Z1, Z10, Z15
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z1, Z9, Z15
 	VMOVDQU64       Z15, 1280(R10)
-	VPSLLD          $0x04, Z7, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z7, Z14
-	VPTERNLOGD      $0xf8, Z1, Z11, Z10
-	VMOVDQU64       Z10, 320(R10)
+	VPSLLD          $0x04, Z3, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z3, Z14
+	VPTERNLOGD      $0xf8, Z1, Z11, Z9
+	VMOVDQU64       Z9, 320(R10)
 	VPSRLD          $0x04, Z11, Z11
 	VPTERNLOGD      $0xf8, Z1, Z11, Z14
 	VMOVDQU64       Z14, 1344(R10)
-	VPSLLD          $0x04, Z8, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z8, Z11
-	VPTERNLOGD      $0xf8, Z1, Z12, Z10
-	VMOVDQU64       Z10, 384(R10)
+	VPSLLD          $0x04, Z4, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z4, Z11
+	VPTERNLOGD      $0xf8, Z1, Z12, Z9
+	VMOVDQU64       Z9, 384(R10)
 	VPSRLD          $0x04, Z12, Z12
 	VPTERNLOGD      $0xf8, Z1, Z12, Z11
 	VMOVDQU64       Z11, 1408(R10)
-	VPSLLD          $0x04, Z9, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z9, Z11
-	VPTERNLOGD      $0xf8, Z1, Z13, Z10
-	VMOVDQU64       Z10, 448(R10)
+	VPSLLD          $0x04, Z5, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z5, Z11
+	VPTERNLOGD      $0xf8, Z1, Z13, Z9
+	VMOVDQU64       Z9, 448(R10)
 	VPSRLD          $0x04, Z13, Z13
 	VPTERNLOGD      $0xf8, Z1, Z13, Z11
 	VMOVDQU64       Z11, 1472(R10)
 	PREFETCHT0      768(R9)
 	PREFETCHT0      832(R9)
 	PREFETCHT0      896(R9)
-	VBROADCASTI32X4 32(CX), Z10
-	VINSERTI32X4    $0x01, 32(SI), Z10, Z10
-	VINSERTI32X4    $0x02, 32(DI), Z10, Z10
-	VINSERTI32X4    $0x03, 32(R8), Z10, Z10
+	VBROADCASTI32X4 32(CX), Z9
+	VINSERTI32X4    $0x01, 32(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 32(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 32(R8), Z9, Z9
 	VBROADCASTI32X4 32(CX)(DX*1), Z11
 	VINSERTI32X4    $0x01, 32(SI)(DX*1), Z11, Z11
 	VINSERTI32X4    $0x02, 32(DI)(DX*1), Z11, Z11
@@ -12862,160 +12686,69 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VINSERTI32X4    $0x01, 32(SI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x02, 32(DI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x03, 32(R8)(BX*1), Z13, Z13
-	VPUNPCKLDQ      Z11, Z10, Z14
-	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
 	VPUNPCKLDQ      Z13, Z12, Z11
 	VPUNPCKHDQ      Z13, Z12, Z13
-	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKLQDQ     Z11, Z14, Z9
 	VPUNPCKHQDQ     Z11, Z14, Z11
 	VPUNPCKLQDQ     Z13, Z15, Z12
 	VPUNPCKHQDQ     Z13, Z15, Z13
-	VPSLLD          $0x02, Z0, Z14
+	VPSLLD          $0x02, Z10, Z14
 	VPANDD          Z2, Z14, Z14
-	VPSRLD          $0x02, Z0, Z0
-	VPANDD          Z2, Z0, Z0
-	VPTERNLOGD      $0xf8, Z1, Z10, Z14
+	VPSRLD          $0x02, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPTERNLOGD      $0xf8, Z1, Z9, Z14
 	VMOVDQU64       Z14, 512(R10)
-	VPSRLD          $0x04, Z10, Z10
-	VPTERNLOGD      $0xf8, Z1, Z10, Z0
-	VMOVDQU64       Z0, 1536(R10)
-	VPSLLD          $0x02, Z3, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z3, Z3
-	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z11, Z0
-	VMOVDQU64       Z0, 576(R10)
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z1, Z9, Z10
+	VMOVDQU64       Z10, 1536(R10)
+	VPSLLD          $0x02, Z6, Z9
+	VPANDD          Z2, Z9, Z9
+	VPSRLD          $0x02, Z6, Z6
+	VPANDD          Z2, Z6, Z6
+	VPTERNLOGD      $0xf8, Z1, Z11, Z9
+	VMOVDQU64       Z9, 576(R10)
 	VPSRLD          $0x04, Z11, Z11
-	VPTERNLOGD      $0xf8, Z1, Z11, Z3
-	VMOVDQU64       Z3, 1600(R10)
-	VPSLLD          $0x02, Z4, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z4, Z3
-	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z12, Z0
-	VMOVDQU64       Z0, 640(R10)
+	VPTERNLOGD      $0xf8, Z1, Z11, Z6
+	VMOVDQU64       Z6, 1600(R10)
+	VPSLLD          $0x02, Z7, Z6
+	VPANDD          Z2, Z6, Z6
+	VPSRLD          $0x02, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VPTERNLOGD      $0xf8, Z1, Z12, Z6
+	VMOVDQU64       Z6, 640(R10)
 	VPSRLD          $0x04, Z12, Z12
-	VPTERNLOGD      $0xf8, Z1, Z12, Z3
-	VMOVDQU64       Z3, 1664(R10)
-	VPSLLD          $0x02, Z5, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z5, Z3
-	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z13, Z0
-	VMOVDQU64       Z0, 704(R10)
+	VPTERNLOGD      $0xf8, Z1, Z12, Z7
+	VMOVDQU64       Z7, 1664(R10)
+	VPSLLD          $0x02, Z8, Z6
+	VPANDD          Z2, Z6, Z6
+	VPSRLD          $0x02, Z8, Z7
+	VPANDD          Z2, Z7, Z7
+	VPTERNLOGD      $0xf8, Z1, Z13, Z6
+	VMOVDQU64       Z6, 704(R10)
 	VPSRLD          $0x04, Z13, Z13
-	VPTERNLOGD      $0xf8, Z1, Z13, Z3
-	VMOVDQU64       Z3, 1728(R10)
+	VPTERNLOGD      $0xf8, Z1, Z13, Z7
+	VMOVDQU64       Z7, 1728(R10)
 	PREFETCHT0      960(R9)
 	PREFETCHT0      1024(R9)
 	PREFETCHT0      1088(R9)
-	VBROADCASTI32X4 48(CX), Z0
-	VINSERTI32X4    $0x01, 48(SI), Z0, Z0
-	VINSERTI32X4    $0x02, 48(DI), Z0, Z0
-	VINSERTI32X4    $0x03, 48(R8), Z0, Z0
-	VBROADCASTI32X4 48(CX)(DX*1), Z3
-	VINSERTI32X4    $0x01, 48(SI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x02, 48(DI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x03, 48(R8)(DX*1), Z3, Z3
-	VBROADCASTI32X4 48(CX)(DX*2), Z4
-	VINSERTI32X4    $0x01, 48(SI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x02, 48(DI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x03, 48(R8)(DX*2), Z4, Z4
-	VBROADCASTI32X4 48(CX)(BX*1), Z5
-	VINSERTI32X4    $0x01, 48(SI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 48(DI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 48(R8)(BX*1), Z5, Z5
-	VPUNPCKLDQ      Z3, Z0, Z10
-	VPUNPCKHDQ      Z3, Z0, Z11
-	VPUNPCKLDQ      Z5, Z4, Z3
-	VPUNPCKHDQ      Z5, Z4, Z5
-	VPUNPCKLQDQ     Z3, Z10, Z0
-	VPUNPCKHQDQ     Z3, Z10, Z3
-	VPUNPCKLQDQ     Z5, Z11, Z4
-	VPUNPCKHQDQ     Z5, Z11, Z5
-	VPSLLD          $0x02, Z6, Z10
-	VPANDD          Z2, Z10, Z10
-	VPSRLD          $0x02, Z6, Z6
-	VPANDD          Z2, Z6, Z6
-	VPTERNLOGD      $0xf8, Z1, Z0, Z10
-	VMOVDQU64       Z10, 768(R10)
-	VPSRLD          $0x04, Z0, Z0
-	VPTERNLOGD      $0xf8, Z1, Z0, Z6
-	VMOVDQU64       Z6, 1792(R10)
-	VPSLLD          $0x02, Z7, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z7, Z6
-	VPANDD          Z2, Z6, Z6
-	VPTERNLOGD      $0xf8, Z1, Z3, Z0
-	VMOVDQU64       Z0, 832(R10)
-	VPSRLD          $0x04, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z3, Z6
-	VMOVDQU64       Z6, 1856(R10)
-	VPSLLD          $0x02, Z8, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z8, Z3
-	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z4, Z0
-	VMOVDQU64       Z0, 896(R10)
-	VPSRLD          $0x04, Z4, Z4
-	VPTERNLOGD      $0xf8, Z1, Z4, Z3
-	VMOVDQU64       Z3, 1920(R10)
-	VPSLLD          $0x02, Z9, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z9, Z3
-	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z5, Z0
-	VMOVDQU64       Z0, 960(R10)
-	VPSRLD          $0x04, Z5, Z5
-	VPTERNLOGD      $0xf8, Z1, Z5, Z3
-	VMOVDQU64       Z3, 1984(R10)
-	ADDQ            $+2048, R10
-	PREFETCHT0      1152(R9)
-	PREFETCHT0      1216(R9)
-	PREFETCHT0      1280(R9)
-	VBROADCASTI32X4 160(CX), Z0
-	VINSERTI32X4    $0x01, 160(SI), Z0, Z0
-	VINSERTI32X4    $0x02, 160(DI), Z0, Z0
-	VINSERTI32X4    $0x03, 160(R8), Z0, Z0
-	VBROADCASTI32X4 160(CX)(DX*1), Z3
-	VINSERTI32X4    $0x01, 160(SI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x02, 160(DI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x03, 160(R8)(DX*1), Z3, Z3
-	VBROADCASTI32X4 160(CX)(DX*2), Z4
-	VINSERTI32X4    $0x01, 160(SI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x02, 160(DI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x03, 160(R8)(DX*2), Z4, Z4
-	VBROADCASTI32X4 160(CX)(BX*1), Z5
-	VINSERTI32X4    $0x01, 160(SI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 160(DI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 160(R8)(BX*1), Z5, Z5
-	VPUNPCKLDQ      Z3, Z0, Z6
-	VPUNPCKHDQ      Z3, Z0, Z7
-	VPUNPCKLDQ      Z5, Z4, Z3
-	VPUNPCKHDQ      Z5, Z4, Z5
-	VPUNPCKLQDQ     Z3, Z6, Z0
-	VPUNPCKHQDQ     Z3, Z6, Z3
-	VPUNPCKLQDQ     Z5, Z7, Z4
-	VPUNPCKHQDQ     Z5, Z7, Z5
-	PREFETCHT0      1344(R9)
-	PREFETCHT0      1408(R9)
-	PREFETCHT0      1472(R9)
-	VBROADCASTI32X4 176(CX), Z6
-	VINSERTI32X4    $0x01, 176(SI), Z6, Z6
-	VINSERTI32X4    $0x02, 176(DI), Z6, Z6
-	VINSERTI32X4    $0x03, 176(R8), Z6, Z6
-	VBROADCASTI32X4 176(CX)(DX*1), Z7
-	VINSERTI32X4    $0x01, 176(SI)(DX*1), Z7, Z7
-	VINSERTI32X4    $0x02, 176(DI)(DX*1), Z7, Z7
-	VINSERTI32X4    $0x03, 176(R8)(DX*1), Z7, Z7
-	VBROADCASTI32X4 176(CX)(DX*2), Z8
-	VINSERTI32X4    $0x01, 176(SI)(DX*2), Z8, Z8
-	VINSERTI32X4    $0x02, 176(DI)(DX*2), Z8, Z8
-	VINSERTI32X4    $0x03, 176(R8)(DX*2), Z8, Z8
-	VBROADCASTI32X4 176(CX)(BX*1), Z9
-	VINSERTI32X4    $0x01, 176(SI)(BX*1), Z9, Z9
-	VINSERTI32X4    $0x02, 176(DI)(BX*1), Z9, Z9
-	VINSERTI32X4    $0x03, 176(R8)(BX*1), Z9, Z9
+	VBROADCASTI32X4 48(CX), Z6
+	VINSERTI32X4    $0x01, 48(SI), Z6, Z6
+	VINSERTI32X4    $0x02, 48(DI), Z6, Z6
+	VINSERTI32X4    $0x03, 48(R8), Z6, Z6
+	VBROADCASTI32X4 48(CX)(DX*1), Z7
+	VINSERTI32X4    $0x01, 48(SI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x02, 48(DI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x03, 48(R8)(DX*1), Z7, Z7
+	VBROADCASTI32X4 48(CX)(DX*2), Z8
+	VINSERTI32X4    $0x01, 48(SI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x02, 48(DI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x03, 48(R8)(DX*2), Z8, Z8
+	VBROADCASTI32X4 48(CX)(BX*1), Z9
+	VINSERTI32X4    $0x01, 48(SI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 48(DI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 48(R8)(BX*1), Z9, Z9
 	VPUNPCKLDQ      Z7, Z6, Z10
 	VPUNPCKHDQ      Z7, Z6, Z11
 	VPUNPCKLDQ      Z9, Z8, Z7
@@ -13024,13 +12757,96 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VPUNPCKHQDQ     Z7, Z10, Z7
 	VPUNPCKLQDQ     Z9, Z11, Z8
 	VPUNPCKHQDQ     Z9, Z11, Z9
+	VPSLLD          $0x02, Z0, Z10
+	VPANDD          Z2, Z10, Z10
+	VPSRLD          $0x02, Z0, Z0
+	VPANDD          Z2, Z0, Z0
+	VPTERNLOGD      $0xf8, Z1, Z6, Z10
+	VMOVDQU64       Z10, 768(R10)
+	VPSRLD          $0x04, Z6, Z6
+	VPTERNLOGD      $0xf8, Z1, Z6, Z0
+	VMOVDQU64       Z0, 1792(R10)
+	VPSLLD          $0x02, Z3, Z0
+	VPANDD          Z2, Z0, Z0
+	VPSRLD          $0x02, Z3, Z3
+	VPANDD          Z2, Z3, Z3
+	VPTERNLOGD      $0xf8, Z1, Z7, Z0
+	VMOVDQU64       Z0, 832(R10)
+	VPSRLD          $0x04, Z7, Z7
+	VPTERNLOGD      $0xf8, Z1, Z7, Z3
+	VMOVDQU64       Z3, 1856(R10)
+	VPSLLD          $0x02, Z4, Z0
+	VPANDD          Z2, Z0, Z0
+	VPSRLD          $0x02, Z4, Z3
+	VPANDD          Z2, Z3, Z3
+	VPTERNLOGD      $0xf8, Z1, Z8, Z0
+	VMOVDQU64       Z0, 896(R10)
+	VPSRLD          $0x04, Z8, Z8
+	VPTERNLOGD      $0xf8, Z1, Z8, Z3
+	VMOVDQU64       Z3, 1920(R10)
+	VPSLLD          $0x02, Z5, Z0
+	VPANDD          Z2, Z0, Z0
+	VPSRLD          $0x02, Z5, Z3
+	VPANDD          Z2, Z3, Z3
+	VPTERNLOGD      $0xf8, Z1, Z9, Z0
+	VMOVDQU64       Z0, 960(R10)
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z1, Z9, Z3
+	VMOVDQU64       Z3, 1984(R10)
+	ADDQ            $+2048, R10
+	PREFETCHT0      1152(R9)
+	PREFETCHT0      1216(R9)
+	PREFETCHT0      1280(R9)
+	PREFETCHT0      1344(R9)
+	PREFETCHT0      1408(R9)
+	PREFETCHT0      1472(R9)
+	VBROADCASTI64X4 160(CX), Z0
+	VINSERTI64X4    $0x01, 160(SI), Z0, Z0
+	VBROADCASTI64X4 160(CX)(DX*1), Z3
+	VINSERTI64X4    $0x01, 160(SI)(DX*1), Z3, Z3
+	VBROADCASTI64X4 160(CX)(DX*2), Z4
+	VINSERTI64X4    $0x01, 160(SI)(DX*2), Z4, Z4
+	VBROADCASTI64X4 160(CX)(BX*1), Z5
+	VINSERTI64X4    $0x01, 160(SI)(BX*1), Z5, Z5
+	VPUNPCKLDQ      Z3, Z0, Z6
+	VPUNPCKHDQ      Z3, Z0, Z7
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z5
+	VPUNPCKLQDQ     Z3, Z6, Z0
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPUNPCKLQDQ     Z5, Z7, Z4
+	VPUNPCKHQDQ     Z5, Z7, Z5
+	VBROADCASTI64X4 160(DI), Z6
+	VINSERTI64X4    $0x01, 160(R8), Z6, Z6
+	VBROADCASTI64X4 160(DI)(DX*1), Z7
+	VINSERTI64X4    $0x01, 160(R8)(DX*1), Z7, Z7
+	VBROADCASTI64X4 160(DI)(DX*2), Z8
+	VINSERTI64X4    $0x01, 160(R8)(DX*2), Z8, Z8
+	VBROADCASTI64X4 160(DI)(BX*1), Z9
+	VINSERTI64X4    $0x01, 160(R8)(BX*1), Z9, Z9
+	VPUNPCKLDQ      Z7, Z6, Z10
+	VPUNPCKHDQ      Z7, Z6, Z11
+	VPUNPCKLDQ      Z9, Z8, Z7
+	VPUNPCKHDQ      Z9, Z8, Z9
+	VPUNPCKLQDQ     Z7, Z10, Z6
+	VPUNPCKHQDQ     Z7, Z10, Z7
+	VPUNPCKLQDQ     Z9, Z11, Z8
+	VPUNPCKHQDQ     Z9, Z11, Z9
+	VSHUFI32X4      $0x88, Z6, Z0, Z10
+	VSHUFI32X4      $0xdd, Z6, Z0, Z0
+	VSHUFI32X4      $0x88, Z7, Z3, Z6
+	VSHUFI32X4      $0xdd, Z7, Z3, Z3
+	VSHUFI32X4      $0x88, Z8, Z4, Z7
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	VSHUFI32X4      $0x88, Z9, Z5, Z8
+	VSHUFI32X4      $0xdd, Z9, Z5, Z5
 	PREFETCHT0      1536(R9)
 	PREFETCHT0      1600(R9)
 	PREFETCHT0      1664(R9)
-	VBROADCASTI32X4 64(CX), Z10
-	VINSERTI32X4    $0x01, 64(SI), Z10, Z10
-	VINSERTI32X4    $0x02, 64(DI), Z10, Z10
-	VINSERTI32X4    $0x03, 64(R8), Z10, Z10
+	VBROADCASTI32X4 64(CX), Z9
+	VINSERTI32X4    $0x01, 64(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 64(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 64(R8), Z9, Z9
 	VBROADCASTI32X4 64(CX)(DX*1), Z11
 	VINSERTI32X4    $0x01, 64(SI)(DX*1), Z11, Z11
 	VINSERTI32X4    $0x02, 64(DI)(DX*1), Z11, Z11
@@ -13043,53 +12859,53 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VINSERTI32X4    $0x01, 64(SI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x02, 64(DI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x03, 64(R8)(BX*1), Z13, Z13
-	VPUNPCKLDQ      Z11, Z10, Z14
-	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
 	VPUNPCKLDQ      Z13, Z12, Z11
 	VPUNPCKHDQ      Z13, Z12, Z13
-	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKLQDQ     Z11, Z14, Z9
 	VPUNPCKHQDQ     Z11, Z14, Z11
 	VPUNPCKLQDQ     Z13, Z15, Z12
 	VPUNPCKHQDQ     Z13, Z15, Z13
-	VPSLLD          $0x04, Z0, Z14
+	VPSLLD          $0x04, Z10, Z14
 	VPANDD          Z2, Z14, Z14
-	VPANDD          Z2, Z0, Z15
-	VPTERNLOGD      $0xf8, Z1, Z10, Z14
+	VPANDD          Z2, Z10, Z15
+	VPTERNLOGD      $0xf8, Z1, Z9, Z14
 	VMOVDQU64       Z14, (R10)
-	VPSRLD          $0x04, Z10, Z10
-	VPTERNLOGD      $0xf8, Z1, Z10, Z15
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z1, Z9, Z15
 	VMOVDQU64       Z15, 1024(R10)
-	VPSLLD          $0x04, Z3, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z3, Z14
-	VPTERNLOGD      $0xf8, Z1, Z11, Z10
-	VMOVDQU64       Z10, 64(R10)
+	VPSLLD          $0x04, Z6, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z6, Z14
+	VPTERNLOGD      $0xf8, Z1, Z11, Z9
+	VMOVDQU64       Z9, 64(R10)
 	VPSRLD          $0x04, Z11, Z11
 	VPTERNLOGD      $0xf8, Z1, Z11, Z14
 	VMOVDQU64       Z14, 1088(R10)
-	VPSLLD          $0x04, Z4, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z4, Z11
-	VPTERNLOGD      $0xf8, Z1, Z12, Z10
-	VMOVDQU64       Z10, 128(R10)
+	VPSLLD          $0x04, Z7, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z7, Z11
+	VPTERNLOGD      $0xf8, Z1, Z12, Z9
+	VMOVDQU64       Z9, 128(R10)
 	VPSRLD          $0x04, Z12, Z12
 	VPTERNLOGD      $0xf8, Z1, Z12, Z11
 	VMOVDQU64       Z11, 1152(R10)
-	VPSLLD          $0x04, Z5, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z5, Z11
-	VPTERNLOGD      $0xf8, Z1, Z13, Z10
-	VMOVDQU64       Z10, 192(R10)
+	VPSLLD          $0x04, Z8, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z8, Z11
+	VPTERNLOGD      $0xf8, Z1, Z13, Z9
+	VMOVDQU64       Z9, 192(R10)
 	VPSRLD          $0x04, Z13, Z13
 	VPTERNLOGD      $0xf8, Z1, Z13, Z11
 	VMOVDQU64       Z11, 1216(R10)
 	PREFETCHT0      1728(R9)
 	PREFETCHT0      1792(R9)
 	PREFETCHT0      1856(R9)
-	VBROADCASTI32X4 80(CX), Z10
-	VINSERTI32X4    $0x01, 80(SI), Z10, Z10
-	VINSERTI32X4    $0x02, 80(DI), Z10, Z10
-	VINSERTI32X4    $0x03, 80(R8), Z10, Z10
+	VBROADCASTI32X4 80(CX), Z9
+	VINSERTI32X4    $0x01, 80(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 80(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 80(R8), Z9, Z9
 	VBROADCASTI32X4 80(CX)(DX*1), Z11
 	VINSERTI32X4    $0x01, 80(SI)(DX*1), Z11, Z11
 	VINSERTI32X4    $0x02, 80(DI)(DX*1), Z11, Z11
@@ -13102,53 +12918,53 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VINSERTI32X4    $0x01, 80(SI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x02, 80(DI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x03, 80(R8)(BX*1), Z13, Z13
-	VPUNPCKLDQ      Z11, Z10, Z14
-	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
 	VPUNPCKLDQ      Z13, Z12, Z11
 	VPUNPCKHDQ      Z13, Z12, Z13
-	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKLQDQ     Z11, Z14, Z9
 	VPUNPCKHQDQ     Z11, Z14, Z11
 	VPUNPCKLQDQ     Z13, Z15, Z12
 	VPUNPCKHQDQ     Z13, Z15, Z13
-	VPSLLD          $0x04, Z6, Z14
+	VPSLLD          $0x04, Z0, Z14
 	VPANDD          Z2, Z14, Z14
-	VPANDD          Z2, Z6, Z15
-	VPTERNLOGD      $0xf8, Z1, Z10, Z14
+	VPANDD          Z2, Z0, Z15
+	VPTERNLOGD      $0xf8, Z1, Z9, Z14
 	VMOVDQU64       Z14, 256(R10)
-	VPSRLD          $0x04, Z10, Z10
-	VPTERNLOGD      $0xf8, Z1, Z10, Z15
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z1, Z9, Z15
 	VMOVDQU64       Z15, 1280(R10)
-	VPSLLD          $0x04, Z7, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z7, Z14
-	VPTERNLOGD      $0xf8, Z1, Z11, Z10
-	VMOVDQU64       Z10, 320(R10)
+	VPSLLD          $0x04, Z3, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z3, Z14
+	VPTERNLOGD      $0xf8, Z1, Z11, Z9
+	VMOVDQU64       Z9, 320(R10)
 	VPSRLD          $0x04, Z11, Z11
 	VPTERNLOGD      $0xf8, Z1, Z11, Z14
 	VMOVDQU64       Z14, 1344(R10)
-	VPSLLD          $0x04, Z8, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z8, Z11
-	VPTERNLOGD      $0xf8, Z1, Z12, Z10
-	VMOVDQU64       Z10, 384(R10)
+	VPSLLD          $0x04, Z4, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z4, Z11
+	VPTERNLOGD      $0xf8, Z1, Z12, Z9
+	VMOVDQU64       Z9, 384(R10)
 	VPSRLD          $0x04, Z12, Z12
 	VPTERNLOGD      $0xf8, Z1, Z12, Z11
 	VMOVDQU64       Z11, 1408(R10)
-	VPSLLD          $0x04, Z9, Z10
-	VPANDD          Z2, Z10, Z10
-	VPANDD          Z2, Z9, Z11
-	VPTERNLOGD      $0xf8, Z1, Z13, Z10
-	VMOVDQU64       Z10, 448(R10)
+	VPSLLD          $0x04, Z5, Z9
+	VPANDD          Z2, Z9, Z9
+	VPANDD          Z2, Z5, Z11
+	VPTERNLOGD      $0xf8, Z1, Z13, Z9
+	VMOVDQU64       Z9, 448(R10)
 	VPSRLD          $0x04, Z13, Z13
 	VPTERNLOGD      $0xf8, Z1, Z13, Z11
 	VMOVDQU64       Z11, 1472(R10)
 	PREFETCHT0      1920(R9)
 	PREFETCHT0      1984(R9)
 	PREFETCHT0      2048(R9)
-	VBROADCASTI32X4 96(CX), Z10
-	VINSERTI32X4    $0x01, 96(SI), Z10, Z10
-	VINSERTI32X4    $0x02, 96(DI), Z10, Z10
-	VINSERTI32X4    $0x03, 96(R8), Z10, Z10
+	VBROADCASTI32X4 96(CX), Z9
+	VINSERTI32X4    $0x01, 96(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 96(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 96(R8), Z9, Z9
 	VBROADCASTI32X4 96(CX)(DX*1), Z11
 	VINSERTI32X4    $0x01, 96(SI)(DX*1), Z11, Z11
 	VINSERTI32X4    $0x02, 96(DI)(DX*1), Z11, Z11
@@ -13161,112 +12977,112 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VINSERTI32X4    $0x01, 96(SI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x02, 96(DI)(BX*1), Z13, Z13
 	VINSERTI32X4    $0x03, 96(R8)(BX*1), Z13, Z13
-	VPUNPCKLDQ      Z11, Z10, Z14
-	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
 	VPUNPCKLDQ      Z13, Z12, Z11
 	VPUNPCKHDQ      Z13, Z12, Z13
-	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKLQDQ     Z11, Z14, Z9
 	VPUNPCKHQDQ     Z11, Z14, Z11
 	VPUNPCKLQDQ     Z13, Z15, Z12
 	VPUNPCKHQDQ     Z13, Z15, Z13
-	VPSLLD          $0x02, Z0, Z14
+	VPSLLD          $0x02, Z10, Z14
 	VPANDD          Z2, Z14, Z14
+	VPSRLD          $0x02, Z10, Z10
+	VPANDD          Z2, Z10, Z10
+	VPTERNLOGD      $0xf8, Z1, Z9, Z14
+	VMOVDQU64       Z14, 512(R10)
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z1, Z9, Z10
+	VMOVDQU64       Z10, 1536(R10)
+	VPSLLD          $0x02, Z6, Z9
+	VPANDD          Z2, Z9, Z9
+	VPSRLD          $0x02, Z6, Z6
+	VPANDD          Z2, Z6, Z6
+	VPTERNLOGD      $0xf8, Z1, Z11, Z9
+	VMOVDQU64       Z9, 576(R10)
+	VPSRLD          $0x04, Z11, Z11
+	VPTERNLOGD      $0xf8, Z1, Z11, Z6
+	VMOVDQU64       Z6, 1600(R10)
+	VPSLLD          $0x02, Z7, Z6
+	VPANDD          Z2, Z6, Z6
+	VPSRLD          $0x02, Z7, Z7
+	VPANDD          Z2, Z7, Z7
+	VPTERNLOGD      $0xf8, Z1, Z12, Z6
+	VMOVDQU64       Z6, 640(R10)
+	VPSRLD          $0x04, Z12, Z12
+	VPTERNLOGD      $0xf8, Z1, Z12, Z7
+	VMOVDQU64       Z7, 1664(R10)
+	VPSLLD          $0x02, Z8, Z6
+	VPANDD          Z2, Z6, Z6
+	VPSRLD          $0x02, Z8, Z7
+	VPANDD          Z2, Z7, Z7
+	VPTERNLOGD      $0xf8, Z1, Z13, Z6
+	VMOVDQU64       Z6, 704(R10)
+	VPSRLD          $0x04, Z13, Z13
+	VPTERNLOGD      $0xf8, Z1, Z13, Z7
+	VMOVDQU64       Z7, 1728(R10)
+	PREFETCHT0      2112(R9)
+	PREFETCHT0      2176(R9)
+	PREFETCHT0      2240(R9)
+	VBROADCASTI32X4 112(CX), Z6
+	VINSERTI32X4    $0x01, 112(SI), Z6, Z6
+	VINSERTI32X4    $0x02, 112(DI), Z6, Z6
+	VINSERTI32X4    $0x03, 112(R8), Z6, Z6
+	VBROADCASTI32X4 112(CX)(DX*1), Z7
+	VINSERTI32X4    $0x01, 112(SI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x02, 112(DI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x03, 112(R8)(DX*1), Z7, Z7
+	VBROADCASTI32X4 112(CX)(DX*2), Z8
+	VINSERTI32X4    $0x01, 112(SI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x02, 112(DI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x03, 112(R8)(DX*2), Z8, Z8
+	VBROADCASTI32X4 112(CX)(BX*1), Z9
+	VINSERTI32X4    $0x01, 112(SI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 112(DI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 112(R8)(BX*1), Z9, Z9
+	VPUNPCKLDQ      Z7, Z6, Z10
+	VPUNPCKHDQ      Z7, Z6, Z11
+	VPUNPCKLDQ      Z9, Z8, Z7
+	VPUNPCKHDQ      Z9, Z8, Z9
+	VPUNPCKLQDQ     Z7, Z10, Z6
+	VPUNPCKHQDQ     Z7, Z10, Z7
+	VPUNPCKLQDQ     Z9, Z11, Z8
+	VPUNPCKHQDQ     Z9, Z11, Z9
+	VPSLLD          $0x02, Z0, Z10
+	VPANDD          Z2, Z10, Z10
 	VPSRLD          $0x02, Z0, Z0
 	VPANDD          Z2, Z0, Z0
-	VPTERNLOGD      $0xf8, Z1, Z10, Z14
-	VMOVDQU64       Z14, 512(R10)
-	VPSRLD          $0x04, Z10, Z10
-	VPTERNLOGD      $0xf8, Z1, Z10, Z0
-	VMOVDQU64       Z0, 1536(R10)
+	VPTERNLOGD      $0xf8, Z1, Z6, Z10
+	VMOVDQU64       Z10, 768(R10)
+	VPSRLD          $0x04, Z6, Z6
+	VPTERNLOGD      $0xf8, Z1, Z6, Z0
+	VMOVDQU64       Z0, 1792(R10)
 	VPSLLD          $0x02, Z3, Z0
 	VPANDD          Z2, Z0, Z0
 	VPSRLD          $0x02, Z3, Z3
 	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z11, Z0
-	VMOVDQU64       Z0, 576(R10)
-	VPSRLD          $0x04, Z11, Z11
-	VPTERNLOGD      $0xf8, Z1, Z11, Z3
-	VMOVDQU64       Z3, 1600(R10)
+	VPTERNLOGD      $0xf8, Z1, Z7, Z0
+	VMOVDQU64       Z0, 832(R10)
+	VPSRLD          $0x04, Z7, Z7
+	VPTERNLOGD      $0xf8, Z1, Z7, Z3
+	VMOVDQU64       Z3, 1856(R10)
 	VPSLLD          $0x02, Z4, Z0
 	VPANDD          Z2, Z0, Z0
 	VPSRLD          $0x02, Z4, Z3
 	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z12, Z0
-	VMOVDQU64       Z0, 640(R10)
-	VPSRLD          $0x04, Z12, Z12
-	VPTERNLOGD      $0xf8, Z1, Z12, Z3
-	VMOVDQU64       Z3, 1664(R10)
+	VPTERNLOGD      $0xf8, Z1, Z8, Z0
+	VMOVDQU64       Z0, 896(R10)
+	VPSRLD          $0x04, Z8, Z8
+	VPTERNLOGD      $0xf8, Z1, Z8, Z3
+	VMOVDQU64       Z3, 1920(R10)
 	VPSLLD          $0x02, Z5, Z0
 	VPANDD          Z2, Z0, Z0
 	VPSRLD          $0x02, Z5, Z3
 	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z13, Z0
-	VMOVDQU64       Z0, 704(R10)
-	VPSRLD          $0x04, Z13, Z13
-	VPTERNLOGD      $0xf8, Z1, Z13, Z3
-	VMOVDQU64       Z3, 1728(R10)
-	PREFETCHT0      2112(R9)
-	PREFETCHT0      2176(R9)
-	PREFETCHT0      2240(R9)
-	VBROADCASTI32X4 112(CX), Z0
-	VINSERTI32X4    $0x01, 112(SI), Z0, Z0
-	VINSERTI32X4    $0x02, 112(DI), Z0, Z0
-	VINSERTI32X4    $0x03, 112(R8), Z0, Z0
-	VBROADCASTI32X4 112(CX)(DX*1), Z3
-	VINSERTI32X4    $0x01, 112(SI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x02, 112(DI)(DX*1), Z3, Z3
-	VINSERTI32X4    $0x03, 112(R8)(DX*1), Z3, Z3
-	VBROADCASTI32X4 112(CX)(DX*2), Z4
-	VINSERTI32X4    $0x01, 112(SI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x02, 112(DI)(DX*2), Z4, Z4
-	VINSERTI32X4    $0x03, 112(R8)(DX*2), Z4, Z4
-	VBROADCASTI32X4 112(CX)(BX*1), Z5
-	VINSERTI32X4    $0x01, 112(SI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x02, 112(DI)(BX*1), Z5, Z5
-	VINSERTI32X4    $0x03, 112(R8)(BX*1), Z5, Z5
-	VPUNPCKLDQ      Z3, Z0, Z10
-	VPUNPCKHDQ      Z3, Z0, Z11
-	VPUNPCKLDQ      Z5, Z4, Z3
-	VPUNPCKHDQ      Z5, Z4, Z5
-	VPUNPCKLQDQ     Z3, Z10, Z0
-	VPUNPCKHQDQ     Z3, Z10, Z3
-	VPUNPCKLQDQ     Z5, Z11, Z4
-	VPUNPCKHQDQ     Z5, Z11, Z5
-	VPSLLD          $0x02, Z6, Z10
-	VPANDD          Z2, Z10, Z10
-	VPSRLD          $0x02, Z6, Z6
-	VPANDD          Z2, Z6, Z6
-	VPTERNLOGD      $0xf8, Z1, Z0, Z10
-	VMOVDQU64       Z10, 768(R10)
-	VPSRLD          $0x04, Z0, Z0
-	VPTERNLOGD      $0xf8, Z1, Z0, Z6
-	VMOVDQU64       Z6, 1792(R10)
-	VPSLLD          $0x02, Z7, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z7, Z6
-	VPANDD          Z2, Z6, Z6
-	VPTERNLOGD      $0xf8, Z1, Z3, Z0
-	VMOVDQU64       Z0, 832(R10)
-	VPSRLD          $0x04, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z3, Z6
-	VMOVDQU64       Z6, 1856(R10)
-	VPSLLD          $0x02, Z8, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z8, Z3
-	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z4, Z0
-	VMOVDQU64       Z0, 896(R10)
-	VPSRLD          $0x04, Z4, Z4
-	VPTERNLOGD      $0xf8, Z1, Z4, Z3
-	VMOVDQU64       Z3, 1920(R10)
-	VPSLLD          $0x02, Z9, Z0
-	VPANDD          Z2, Z0, Z0
-	VPSRLD          $0x02, Z9, Z3
-	VPANDD          Z2, Z3, Z3
-	VPTERNLOGD      $0xf8, Z1, Z5, Z0
+	VPTERNLOGD      $0xf8, Z1, Z9, Z0
 	VMOVDQU64       Z0, 960(R10)
-	VPSRLD          $0x04, Z5, Z5
-	VPTERNLOGD      $0xf8, Z1, Z5, Z3
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD      $0xf8, Z1, Z9, Z3
 	VMOVDQU64       Z3, 1984(R10)
 	ADDQ            $+2048, R10
 	VZEROUPPER
@@ -13409,22 +13225,18 @@ fusedQ6Kx1_block:
 	PREFETCHT0       64(R9)
 	PREFETCHT0       128(R9)
 	PREFETCHT0       192(R9)
-	VBROADCASTI32X4  128(AX), Z5
-	VINSERTI32X4     $0x01, 128(BX), Z5, Z5
-	VINSERTI32X4     $0x02, 128(SI), Z5, Z5
-	VINSERTI32X4     $0x03, 128(DI), Z5, Z5
-	VBROADCASTI32X4  128(AX)(CX*1), Z6
-	VINSERTI32X4     $0x01, 128(BX)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x02, 128(SI)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x03, 128(DI)(CX*1), Z6, Z6
-	VBROADCASTI32X4  128(AX)(CX*2), Z7
-	VINSERTI32X4     $0x01, 128(BX)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x02, 128(SI)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x03, 128(DI)(CX*2), Z7, Z7
-	VBROADCASTI32X4  128(AX)(DX*1), Z8
-	VINSERTI32X4     $0x01, 128(BX)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 128(SI)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 128(DI)(DX*1), Z8, Z8
+	PREFETCHT0       256(R9)
+	PREFETCHT0       320(R9)
+	PREFETCHT0       384(R9)
+	PREFETCHT0       448(R9)
+	VBROADCASTI64X4  128(AX), Z5
+	VINSERTI64X4     $0x01, 128(BX), Z5, Z5
+	VBROADCASTI64X4  128(AX)(CX*1), Z6
+	VINSERTI64X4     $0x01, 128(BX)(CX*1), Z6, Z6
+	VBROADCASTI64X4  128(AX)(CX*2), Z7
+	VINSERTI64X4     $0x01, 128(BX)(CX*2), Z7, Z7
+	VBROADCASTI64X4  128(AX)(DX*1), Z8
+	VINSERTI64X4     $0x01, 128(BX)(DX*1), Z8, Z8
 	VPUNPCKLDQ       Z6, Z5, Z9
 	VPUNPCKHDQ       Z6, Z5, Z10
 	VPUNPCKLDQ       Z8, Z7, Z6
@@ -13433,26 +13245,14 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z6, Z9, Z6
 	VPUNPCKLQDQ      Z8, Z10, Z7
 	VPUNPCKHQDQ      Z8, Z10, Z8
-	PREFETCHT0       256(R9)
-	PREFETCHT0       320(R9)
-	PREFETCHT0       384(R9)
-	PREFETCHT0       448(R9)
-	VBROADCASTI32X4  144(AX), Z9
-	VINSERTI32X4     $0x01, 144(BX), Z9, Z9
-	VINSERTI32X4     $0x02, 144(SI), Z9, Z9
-	VINSERTI32X4     $0x03, 144(DI), Z9, Z9
-	VBROADCASTI32X4  144(AX)(CX*1), Z10
-	VINSERTI32X4     $0x01, 144(BX)(CX*1), Z10, Z10
-	VINSERTI32X4     $0x02, 144(SI)(CX*1), Z10, Z10
-	VINSERTI32X4     $0x03, 144(DI)(CX*1), Z10, Z10
-	VBROADCASTI32X4  144(AX)(CX*2), Z11
-	VINSERTI32X4     $0x01, 144(BX)(CX*2), Z11, Z11
-	VINSERTI32X4     $0x02, 144(SI)(CX*2), Z11, Z11
-	VINSERTI32X4     $0x03, 144(DI)(CX*2), Z11, Z11
-	VBROADCASTI32X4  144(AX)(DX*1), Z12
-	VINSERTI32X4     $0x01, 144(BX)(DX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 144(SI)(DX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 144(DI)(DX*1), Z12, Z12
+	VBROADCASTI64X4  128(SI), Z9
+	VINSERTI64X4     $0x01, 128(DI), Z9, Z9
+	VBROADCASTI64X4  128(SI)(CX*1), Z10
+	VINSERTI64X4     $0x01, 128(DI)(CX*1), Z10, Z10
+	VBROADCASTI64X4  128(SI)(CX*2), Z11
+	VINSERTI64X4     $0x01, 128(DI)(CX*2), Z11, Z11
+	VBROADCASTI64X4  128(SI)(DX*1), Z12
+	VINSERTI64X4     $0x01, 128(DI)(DX*1), Z12, Z12
 	VPUNPCKLDQ       Z10, Z9, Z13
 	VPUNPCKHDQ       Z10, Z9, Z14
 	VPUNPCKLDQ       Z12, Z11, Z10
@@ -13461,12 +13261,20 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z10, Z13, Z10
 	VPUNPCKLQDQ      Z12, Z14, Z11
 	VPUNPCKHQDQ      Z12, Z14, Z12
+	VSHUFI32X4       $0x88, Z9, Z5, Z13
+	VSHUFI32X4       $0xdd, Z9, Z5, Z5
+	VSHUFI32X4       $0x88, Z10, Z6, Z9
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
 	PREFETCHT0       512(R9)
 	PREFETCHT0       576(R9)
 	PREFETCHT0       640(R9)
 	PREFETCHT0       704(R9)
 	PREFETCHT0       768(R9)
-	VPBROADCASTD     96(R12), Z13
+	VPBROADCASTD     96(R12), Z12
 	VPBROADCASTD     112(R12), Z14
 	VBROADCASTI32X4  (AX), Z15
 	VINSERTI32X4     $0x01, (BX), Z15, Z15
@@ -13492,51 +13300,51 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z16, Z19, Z16
 	VPUNPCKLQDQ      Z18, Z20, Z17
 	VPUNPCKHQDQ      Z18, Z20, Z18
-	VPSLLD           $0x04, Z5, Z19
+	VPSLLD           $0x04, Z13, Z19
 	VPANDD           Z2, Z19, Z19
-	VPANDD           Z2, Z5, Z20
+	VPANDD           Z2, Z13, Z20
 	VPTERNLOGD       $0xf8, Z1, Z15, Z19
-	VPDPBUSD.BCST    (R10), Z19, Z13
+	VPDPBUSD.BCST    (R10), Z19, Z12
 	VPSRLD           $0x04, Z15, Z15
 	VPTERNLOGD       $0xf8, Z1, Z15, Z20
 	VPDPBUSD.BCST    64(R10), Z20, Z14
-	VPSLLD           $0x04, Z6, Z15
+	VPSLLD           $0x04, Z9, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z6, Z19
+	VPANDD           Z2, Z9, Z19
 	VPTERNLOGD       $0xf8, Z1, Z16, Z15
-	VPDPBUSD.BCST    4(R10), Z15, Z13
+	VPDPBUSD.BCST    4(R10), Z15, Z12
 	VPSRLD           $0x04, Z16, Z16
 	VPTERNLOGD       $0xf8, Z1, Z16, Z19
 	VPDPBUSD.BCST    68(R10), Z19, Z14
-	VPSLLD           $0x04, Z7, Z15
+	VPSLLD           $0x04, Z10, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z7, Z16
+	VPANDD           Z2, Z10, Z16
 	VPTERNLOGD       $0xf8, Z1, Z17, Z15
-	VPDPBUSD.BCST    8(R10), Z15, Z13
+	VPDPBUSD.BCST    8(R10), Z15, Z12
 	VPSRLD           $0x04, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z17, Z16
 	VPDPBUSD.BCST    72(R10), Z16, Z14
-	VPSLLD           $0x04, Z8, Z15
+	VPSLLD           $0x04, Z11, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z8, Z16
+	VPANDD           Z2, Z11, Z16
 	VPTERNLOGD       $0xf8, Z1, Z18, Z15
-	VPDPBUSD.BCST    12(R10), Z15, Z13
+	VPDPBUSD.BCST    12(R10), Z15, Z12
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z16
 	VPDPBUSD.BCST    76(R10), Z16, Z14
 	VMOVUPS          (R13), Z16
 	VMULPS           Z0, Z16, Z15
-	VFMSUB213PS      Z15, Z16, Z13
-	VFMADD231PS.BCST (R12), Z13, Z4
+	VFMSUB213PS      Z15, Z16, Z12
+	VFMADD231PS.BCST (R12), Z12, Z4
 	VMOVUPS          256(R13), Z15
-	VMULPS           Z0, Z15, Z13
-	VFMSUB213PS      Z13, Z15, Z14
+	VMULPS           Z0, Z15, Z12
+	VFMSUB213PS      Z12, Z15, Z14
 	VFMADD231PS.BCST 8(R12), Z14, Z4
 	PREFETCHT0       832(R9)
 	PREFETCHT0       896(R9)
 	PREFETCHT0       960(R9)
 	PREFETCHT0       1024(R9)
-	VPBROADCASTD     100(R12), Z13
+	VPBROADCASTD     100(R12), Z12
 	VPBROADCASTD     116(R12), Z14
 	VBROADCASTI32X4  16(AX), Z15
 	VINSERTI32X4     $0x01, 16(BX), Z15, Z15
@@ -13562,52 +13370,52 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z16, Z19, Z16
 	VPUNPCKLQDQ      Z18, Z20, Z17
 	VPUNPCKHQDQ      Z18, Z20, Z18
-	VPSLLD           $0x04, Z9, Z19
+	VPSLLD           $0x04, Z5, Z19
 	VPANDD           Z2, Z19, Z19
-	VPANDD           Z2, Z9, Z20
+	VPANDD           Z2, Z5, Z20
 	VPTERNLOGD       $0xf8, Z1, Z15, Z19
-	VPDPBUSD.BCST    16(R10), Z19, Z13
+	VPDPBUSD.BCST    16(R10), Z19, Z12
 	VPSRLD           $0x04, Z15, Z15
 	VPTERNLOGD       $0xf8, Z1, Z15, Z20
 	VPDPBUSD.BCST    80(R10), Z20, Z14
-	VPSLLD           $0x04, Z10, Z15
+	VPSLLD           $0x04, Z6, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z10, Z19
+	VPANDD           Z2, Z6, Z19
 	VPTERNLOGD       $0xf8, Z1, Z16, Z15
-	VPDPBUSD.BCST    20(R10), Z15, Z13
+	VPDPBUSD.BCST    20(R10), Z15, Z12
 	VPSRLD           $0x04, Z16, Z16
 	VPTERNLOGD       $0xf8, Z1, Z16, Z19
 	VPDPBUSD.BCST    84(R10), Z19, Z14
-	VPSLLD           $0x04, Z11, Z15
+	VPSLLD           $0x04, Z7, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z11, Z16
+	VPANDD           Z2, Z7, Z16
 	VPTERNLOGD       $0xf8, Z1, Z17, Z15
-	VPDPBUSD.BCST    24(R10), Z15, Z13
+	VPDPBUSD.BCST    24(R10), Z15, Z12
 	VPSRLD           $0x04, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z17, Z16
 	VPDPBUSD.BCST    88(R10), Z16, Z14
-	VPSLLD           $0x04, Z12, Z15
+	VPSLLD           $0x04, Z8, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z12, Z16
+	VPANDD           Z2, Z8, Z16
 	VPTERNLOGD       $0xf8, Z1, Z18, Z15
-	VPDPBUSD.BCST    28(R10), Z15, Z13
+	VPDPBUSD.BCST    28(R10), Z15, Z12
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z16
 	VPDPBUSD.BCST    92(R10), Z16, Z14
 	VMOVUPS          64(R13), Z16
 	VMULPS           Z0, Z16, Z15
-	VFMSUB213PS      Z15, Z16, Z13
-	VFMADD231PS.BCST (R12), Z13, Z4
+	VFMSUB213PS      Z15, Z16, Z12
+	VFMADD231PS.BCST (R12), Z12, Z4
 	VMOVUPS          320(R13), Z15
-	VMULPS           Z0, Z15, Z13
-	VFMSUB213PS      Z13, Z15, Z14
+	VMULPS           Z0, Z15, Z12
+	VFMSUB213PS      Z12, Z15, Z14
 	VFMADD231PS.BCST 8(R12), Z14, Z4
 	PREFETCHT0       1088(R9)
 	PREFETCHT0       1152(R9)
 	PREFETCHT0       1216(R9)
 	PREFETCHT0       1280(R9)
 	PREFETCHT0       1344(R9)
-	VPBROADCASTD     104(R12), Z13
+	VPBROADCASTD     104(R12), Z12
 	VPBROADCASTD     120(R12), Z14
 	VBROADCASTI32X4  32(AX), Z15
 	VINSERTI32X4     $0x01, 32(BX), Z15, Z15
@@ -13633,64 +13441,64 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z16, Z19, Z16
 	VPUNPCKLQDQ      Z18, Z20, Z17
 	VPUNPCKHQDQ      Z18, Z20, Z18
-	VPSLLD           $0x02, Z5, Z19
+	VPSLLD           $0x02, Z13, Z19
 	VPANDD           Z2, Z19, Z19
-	VPSRLD           $0x02, Z5, Z5
-	VPANDD           Z2, Z5, Z5
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
 	VPTERNLOGD       $0xf8, Z1, Z15, Z19
-	VPDPBUSD.BCST    32(R10), Z19, Z13
+	VPDPBUSD.BCST    32(R10), Z19, Z12
 	VPSRLD           $0x04, Z15, Z15
-	VPTERNLOGD       $0xf8, Z1, Z15, Z5
-	VPDPBUSD.BCST    96(R10), Z5, Z14
-	VPSLLD           $0x02, Z6, Z5
-	VPANDD           Z2, Z5, Z5
-	VPSRLD           $0x02, Z6, Z6
-	VPANDD           Z2, Z6, Z6
-	VPTERNLOGD       $0xf8, Z1, Z16, Z5
-	VPDPBUSD.BCST    36(R10), Z5, Z13
+	VPTERNLOGD       $0xf8, Z1, Z15, Z13
+	VPDPBUSD.BCST    96(R10), Z13, Z14
+	VPSLLD           $0x02, Z9, Z13
+	VPANDD           Z2, Z13, Z13
+	VPSRLD           $0x02, Z9, Z9
+	VPANDD           Z2, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z16, Z13
+	VPDPBUSD.BCST    36(R10), Z13, Z12
 	VPSRLD           $0x04, Z16, Z16
-	VPTERNLOGD       $0xf8, Z1, Z16, Z6
-	VPDPBUSD.BCST    100(R10), Z6, Z14
-	VPSLLD           $0x02, Z7, Z5
-	VPANDD           Z2, Z5, Z5
-	VPSRLD           $0x02, Z7, Z6
-	VPANDD           Z2, Z6, Z6
-	VPTERNLOGD       $0xf8, Z1, Z17, Z5
-	VPDPBUSD.BCST    40(R10), Z5, Z13
+	VPTERNLOGD       $0xf8, Z1, Z16, Z9
+	VPDPBUSD.BCST    100(R10), Z9, Z14
+	VPSLLD           $0x02, Z10, Z9
+	VPANDD           Z2, Z9, Z9
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z17, Z9
+	VPDPBUSD.BCST    40(R10), Z9, Z12
 	VPSRLD           $0x04, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z17, Z6
-	VPDPBUSD.BCST    104(R10), Z6, Z14
-	VPSLLD           $0x02, Z8, Z5
-	VPANDD           Z2, Z5, Z5
-	VPSRLD           $0x02, Z8, Z6
-	VPANDD           Z2, Z6, Z6
-	VPTERNLOGD       $0xf8, Z1, Z18, Z5
-	VPDPBUSD.BCST    44(R10), Z5, Z13
+	VPTERNLOGD       $0xf8, Z1, Z17, Z10
+	VPDPBUSD.BCST    104(R10), Z10, Z14
+	VPSLLD           $0x02, Z11, Z9
+	VPANDD           Z2, Z9, Z9
+	VPSRLD           $0x02, Z11, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z18, Z9
+	VPDPBUSD.BCST    44(R10), Z9, Z12
 	VPSRLD           $0x04, Z18, Z18
-	VPTERNLOGD       $0xf8, Z1, Z18, Z6
-	VPDPBUSD.BCST    108(R10), Z6, Z14
-	VMOVUPS          128(R13), Z6
-	VMULPS           Z0, Z6, Z5
-	VFMSUB213PS      Z5, Z6, Z13
-	VFMADD231PS.BCST 4(R12), Z13, Z4
-	VMOVUPS          384(R13), Z6
-	VMULPS           Z0, Z6, Z5
-	VFMSUB213PS      Z5, Z6, Z14
+	VPTERNLOGD       $0xf8, Z1, Z18, Z10
+	VPDPBUSD.BCST    108(R10), Z10, Z14
+	VMOVUPS          128(R13), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z12
+	VFMADD231PS.BCST 4(R12), Z12, Z4
+	VMOVUPS          384(R13), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z14
 	VFMADD231PS.BCST 12(R12), Z14, Z4
 	PREFETCHT0       1408(R9)
 	PREFETCHT0       1472(R9)
 	PREFETCHT0       1536(R9)
 	PREFETCHT0       1600(R9)
-	VPBROADCASTD     108(R12), Z5
-	VPBROADCASTD     124(R12), Z6
-	VBROADCASTI32X4  48(AX), Z7
-	VINSERTI32X4     $0x01, 48(BX), Z7, Z7
-	VINSERTI32X4     $0x02, 48(SI), Z7, Z7
-	VINSERTI32X4     $0x03, 48(DI), Z7, Z7
-	VBROADCASTI32X4  48(AX)(CX*1), Z8
-	VINSERTI32X4     $0x01, 48(BX)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 48(SI)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 48(DI)(CX*1), Z8, Z8
+	VPBROADCASTD     108(R12), Z9
+	VPBROADCASTD     124(R12), Z10
+	VBROADCASTI32X4  48(AX), Z11
+	VINSERTI32X4     $0x01, 48(BX), Z11, Z11
+	VINSERTI32X4     $0x02, 48(SI), Z11, Z11
+	VINSERTI32X4     $0x03, 48(DI), Z11, Z11
+	VBROADCASTI32X4  48(AX)(CX*1), Z12
+	VINSERTI32X4     $0x01, 48(BX)(CX*1), Z12, Z12
+	VINSERTI32X4     $0x02, 48(SI)(CX*1), Z12, Z12
+	VINSERTI32X4     $0x03, 48(DI)(CX*1), Z12, Z12
 	VBROADCASTI32X4  48(AX)(CX*2), Z13
 	VINSERTI32X4     $0x01, 48(BX)(CX*2), Z13, Z13
 	VINSERTI32X4     $0x02, 48(SI)(CX*2), Z13, Z13
@@ -13699,78 +13507,75 @@ fusedQ6Kx1_block:
 	VINSERTI32X4     $0x01, 48(BX)(DX*1), Z14, Z14
 	VINSERTI32X4     $0x02, 48(SI)(DX*1), Z14, Z14
 	VINSERTI32X4     $0x03, 48(DI)(DX*1), Z14, Z14
-	VPUNPCKLDQ       Z8, Z7, Z15
-	VPUNPCKHDQ       Z8, Z7, Z16
-	VPUNPCKLDQ       Z14, Z13, Z8
+	VPUNPCKLDQ       Z12, Z11, Z15
+	VPUNPCKHDQ       Z12, Z11, Z16
+	VPUNPCKLDQ       Z14, Z13, Z12
 	VPUNPCKHDQ       Z14, Z13, Z14
-	VPUNPCKLQDQ      Z8, Z15, Z7
-	VPUNPCKHQDQ      Z8, Z15, Z8
+	VPUNPCKLQDQ      Z12, Z15, Z11
+	VPUNPCKHQDQ      Z12, Z15, Z12
 	VPUNPCKLQDQ      Z14, Z16, Z13
 	VPUNPCKHQDQ      Z14, Z16, Z14
-	VPSLLD           $0x02, Z9, Z15
+	VPSLLD           $0x02, Z5, Z15
 	VPANDD           Z2, Z15, Z15
-	VPSRLD           $0x02, Z9, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z7, Z15
-	VPDPBUSD.BCST    48(R10), Z15, Z5
-	VPSRLD           $0x04, Z7, Z7
-	VPTERNLOGD       $0xf8, Z1, Z7, Z9
-	VPDPBUSD.BCST    112(R10), Z9, Z6
-	VPSLLD           $0x02, Z10, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z10, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z8, Z7
-	VPDPBUSD.BCST    52(R10), Z7, Z5
-	VPSRLD           $0x04, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z8, Z9
-	VPDPBUSD.BCST    116(R10), Z9, Z6
-	VPSLLD           $0x02, Z11, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z11, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z13, Z7
-	VPDPBUSD.BCST    56(R10), Z7, Z5
+	VPSRLD           $0x02, Z5, Z5
+	VPANDD           Z2, Z5, Z5
+	VPTERNLOGD       $0xf8, Z1, Z11, Z15
+	VPDPBUSD.BCST    48(R10), Z15, Z9
+	VPSRLD           $0x04, Z11, Z11
+	VPTERNLOGD       $0xf8, Z1, Z11, Z5
+	VPDPBUSD.BCST    112(R10), Z5, Z10
+	VPSLLD           $0x02, Z6, Z5
+	VPANDD           Z2, Z5, Z5
+	VPSRLD           $0x02, Z6, Z6
+	VPANDD           Z2, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z12, Z5
+	VPDPBUSD.BCST    52(R10), Z5, Z9
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z6
+	VPDPBUSD.BCST    116(R10), Z6, Z10
+	VPSLLD           $0x02, Z7, Z5
+	VPANDD           Z2, Z5, Z5
+	VPSRLD           $0x02, Z7, Z6
+	VPANDD           Z2, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z13, Z5
+	VPDPBUSD.BCST    56(R10), Z5, Z9
 	VPSRLD           $0x04, Z13, Z13
-	VPTERNLOGD       $0xf8, Z1, Z13, Z8
-	VPDPBUSD.BCST    120(R10), Z8, Z6
-	VPSLLD           $0x02, Z12, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z12, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z14, Z7
-	VPDPBUSD.BCST    60(R10), Z7, Z5
+	VPTERNLOGD       $0xf8, Z1, Z13, Z6
+	VPDPBUSD.BCST    120(R10), Z6, Z10
+	VPSLLD           $0x02, Z8, Z5
+	VPANDD           Z2, Z5, Z5
+	VPSRLD           $0x02, Z8, Z6
+	VPANDD           Z2, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z14, Z5
+	VPDPBUSD.BCST    60(R10), Z5, Z9
 	VPSRLD           $0x04, Z14, Z14
-	VPTERNLOGD       $0xf8, Z1, Z14, Z8
-	VPDPBUSD.BCST    124(R10), Z8, Z6
-	VMOVUPS          192(R13), Z8
-	VMULPS           Z0, Z8, Z7
-	VFMSUB213PS      Z7, Z8, Z5
-	VFMADD231PS.BCST 4(R12), Z5, Z4
-	VMOVUPS          448(R13), Z7
-	VMULPS           Z0, Z7, Z5
-	VFMSUB213PS      Z5, Z7, Z6
-	VFMADD231PS.BCST 12(R12), Z6, Z4
+	VPTERNLOGD       $0xf8, Z1, Z14, Z6
+	VPDPBUSD.BCST    124(R10), Z6, Z10
+	VMOVUPS          192(R13), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z9
+	VFMADD231PS.BCST 4(R12), Z9, Z4
+	VMOVUPS          448(R13), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z10
+	VFMADD231PS.BCST 12(R12), Z10, Z4
 	PREFETCHT0       1664(R9)
 	PREFETCHT0       1728(R9)
 	PREFETCHT0       1792(R9)
 	PREFETCHT0       1856(R9)
-	VBROADCASTI32X4  160(AX), Z5
-	VINSERTI32X4     $0x01, 160(BX), Z5, Z5
-	VINSERTI32X4     $0x02, 160(SI), Z5, Z5
-	VINSERTI32X4     $0x03, 160(DI), Z5, Z5
-	VBROADCASTI32X4  160(AX)(CX*1), Z6
-	VINSERTI32X4     $0x01, 160(BX)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x02, 160(SI)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x03, 160(DI)(CX*1), Z6, Z6
-	VBROADCASTI32X4  160(AX)(CX*2), Z7
-	VINSERTI32X4     $0x01, 160(BX)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x02, 160(SI)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x03, 160(DI)(CX*2), Z7, Z7
-	VBROADCASTI32X4  160(AX)(DX*1), Z8
-	VINSERTI32X4     $0x01, 160(BX)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 160(SI)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 160(DI)(DX*1), Z8, Z8
+	PREFETCHT0       1920(R9)
+	PREFETCHT0       1984(R9)
+	PREFETCHT0       2048(R9)
+	PREFETCHT0       2112(R9)
+	PREFETCHT0       2176(R9)
+	VBROADCASTI64X4  160(AX), Z5
+	VINSERTI64X4     $0x01, 160(BX), Z5, Z5
+	VBROADCASTI64X4  160(AX)(CX*1), Z6
+	VINSERTI64X4     $0x01, 160(BX)(CX*1), Z6, Z6
+	VBROADCASTI64X4  160(AX)(CX*2), Z7
+	VINSERTI64X4     $0x01, 160(BX)(CX*2), Z7, Z7
+	VBROADCASTI64X4  160(AX)(DX*1), Z8
+	VINSERTI64X4     $0x01, 160(BX)(DX*1), Z8, Z8
 	VPUNPCKLDQ       Z6, Z5, Z9
 	VPUNPCKHDQ       Z6, Z5, Z10
 	VPUNPCKLDQ       Z8, Z7, Z6
@@ -13779,27 +13584,14 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z6, Z9, Z6
 	VPUNPCKLQDQ      Z8, Z10, Z7
 	VPUNPCKHQDQ      Z8, Z10, Z8
-	PREFETCHT0       1920(R9)
-	PREFETCHT0       1984(R9)
-	PREFETCHT0       2048(R9)
-	PREFETCHT0       2112(R9)
-	PREFETCHT0       2176(R9)
-	VBROADCASTI32X4  176(AX), Z9
-	VINSERTI32X4     $0x01, 176(BX), Z9, Z9
-	VINSERTI32X4     $0x02, 176(SI), Z9, Z9
-	VINSERTI32X4     $0x03, 176(DI), Z9, Z9
-	VBROADCASTI32X4  176(AX)(CX*1), Z10
-	VINSERTI32X4     $0x01, 176(BX)(CX*1), Z10, Z10
-	VINSERTI32X4     $0x02, 176(SI)(CX*1), Z10, Z10
-	VINSERTI32X4     $0x03, 176(DI)(CX*1), Z10, Z10
-	VBROADCASTI32X4  176(AX)(CX*2), Z11
-	VINSERTI32X4     $0x01, 176(BX)(CX*2), Z11, Z11
-	VINSERTI32X4     $0x02, 176(SI)(CX*2), Z11, Z11
-	VINSERTI32X4     $0x03, 176(DI)(CX*2), Z11, Z11
-	VBROADCASTI32X4  176(AX)(DX*1), Z12
-	VINSERTI32X4     $0x01, 176(BX)(DX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 176(SI)(DX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 176(DI)(DX*1), Z12, Z12
+	VBROADCASTI64X4  160(SI), Z9
+	VINSERTI64X4     $0x01, 160(DI), Z9, Z9
+	VBROADCASTI64X4  160(SI)(CX*1), Z10
+	VINSERTI64X4     $0x01, 160(DI)(CX*1), Z10, Z10
+	VBROADCASTI64X4  160(SI)(CX*2), Z11
+	VINSERTI64X4     $0x01, 160(DI)(CX*2), Z11, Z11
+	VBROADCASTI64X4  160(SI)(DX*1), Z12
+	VINSERTI64X4     $0x01, 160(DI)(DX*1), Z12, Z12
 	VPUNPCKLDQ       Z10, Z9, Z13
 	VPUNPCKHDQ       Z10, Z9, Z14
 	VPUNPCKLDQ       Z12, Z11, Z10
@@ -13808,11 +13600,19 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z10, Z13, Z10
 	VPUNPCKLQDQ      Z12, Z14, Z11
 	VPUNPCKHQDQ      Z12, Z14, Z12
+	VSHUFI32X4       $0x88, Z9, Z5, Z13
+	VSHUFI32X4       $0xdd, Z9, Z5, Z5
+	VSHUFI32X4       $0x88, Z10, Z6, Z9
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
 	PREFETCHT0       2240(R9)
 	PREFETCHT0       2304(R9)
 	PREFETCHT0       2368(R9)
 	PREFETCHT0       2432(R9)
-	VPBROADCASTD     128(R12), Z13
+	VPBROADCASTD     128(R12), Z12
 	VPBROADCASTD     144(R12), Z14
 	VBROADCASTI32X4  64(AX), Z15
 	VINSERTI32X4     $0x01, 64(BX), Z15, Z15
@@ -13838,52 +13638,52 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z16, Z19, Z16
 	VPUNPCKLQDQ      Z18, Z20, Z17
 	VPUNPCKHQDQ      Z18, Z20, Z18
-	VPSLLD           $0x04, Z5, Z19
+	VPSLLD           $0x04, Z13, Z19
 	VPANDD           Z2, Z19, Z19
-	VPANDD           Z2, Z5, Z20
+	VPANDD           Z2, Z13, Z20
 	VPTERNLOGD       $0xf8, Z1, Z15, Z19
-	VPDPBUSD.BCST    128(R10), Z19, Z13
+	VPDPBUSD.BCST    128(R10), Z19, Z12
 	VPSRLD           $0x04, Z15, Z15
 	VPTERNLOGD       $0xf8, Z1, Z15, Z20
 	VPDPBUSD.BCST    192(R10), Z20, Z14
-	VPSLLD           $0x04, Z6, Z15
+	VPSLLD           $0x04, Z9, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z6, Z19
+	VPANDD           Z2, Z9, Z19
 	VPTERNLOGD       $0xf8, Z1, Z16, Z15
-	VPDPBUSD.BCST    132(R10), Z15, Z13
+	VPDPBUSD.BCST    132(R10), Z15, Z12
 	VPSRLD           $0x04, Z16, Z16
 	VPTERNLOGD       $0xf8, Z1, Z16, Z19
 	VPDPBUSD.BCST    196(R10), Z19, Z14
-	VPSLLD           $0x04, Z7, Z15
+	VPSLLD           $0x04, Z10, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z7, Z16
+	VPANDD           Z2, Z10, Z16
 	VPTERNLOGD       $0xf8, Z1, Z17, Z15
-	VPDPBUSD.BCST    136(R10), Z15, Z13
+	VPDPBUSD.BCST    136(R10), Z15, Z12
 	VPSRLD           $0x04, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z17, Z16
 	VPDPBUSD.BCST    200(R10), Z16, Z14
-	VPSLLD           $0x04, Z8, Z15
+	VPSLLD           $0x04, Z11, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z8, Z16
+	VPANDD           Z2, Z11, Z16
 	VPTERNLOGD       $0xf8, Z1, Z18, Z15
-	VPDPBUSD.BCST    140(R10), Z15, Z13
+	VPDPBUSD.BCST    140(R10), Z15, Z12
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z16
 	VPDPBUSD.BCST    204(R10), Z16, Z14
 	VMOVUPS          512(R13), Z16
 	VMULPS           Z0, Z16, Z15
-	VFMSUB213PS      Z15, Z16, Z13
-	VFMADD231PS.BCST 16(R12), Z13, Z4
+	VFMSUB213PS      Z15, Z16, Z12
+	VFMADD231PS.BCST 16(R12), Z12, Z4
 	VMOVUPS          768(R13), Z15
-	VMULPS           Z0, Z15, Z13
-	VFMSUB213PS      Z13, Z15, Z14
+	VMULPS           Z0, Z15, Z12
+	VFMSUB213PS      Z12, Z15, Z14
 	VFMADD231PS.BCST 24(R12), Z14, Z4
 	PREFETCHT0       2496(R9)
 	PREFETCHT0       2560(R9)
 	PREFETCHT0       2624(R9)
 	PREFETCHT0       2688(R9)
 	PREFETCHT0       2752(R9)
-	VPBROADCASTD     132(R12), Z13
+	VPBROADCASTD     132(R12), Z12
 	VPBROADCASTD     148(R12), Z14
 	VBROADCASTI32X4  80(AX), Z15
 	VINSERTI32X4     $0x01, 80(BX), Z15, Z15
@@ -13909,51 +13709,51 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z16, Z19, Z16
 	VPUNPCKLQDQ      Z18, Z20, Z17
 	VPUNPCKHQDQ      Z18, Z20, Z18
-	VPSLLD           $0x04, Z9, Z19
+	VPSLLD           $0x04, Z5, Z19
 	VPANDD           Z2, Z19, Z19
-	VPANDD           Z2, Z9, Z20
+	VPANDD           Z2, Z5, Z20
 	VPTERNLOGD       $0xf8, Z1, Z15, Z19
-	VPDPBUSD.BCST    144(R10), Z19, Z13
+	VPDPBUSD.BCST    144(R10), Z19, Z12
 	VPSRLD           $0x04, Z15, Z15
 	VPTERNLOGD       $0xf8, Z1, Z15, Z20
 	VPDPBUSD.BCST    208(R10), Z20, Z14
-	VPSLLD           $0x04, Z10, Z15
+	VPSLLD           $0x04, Z6, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z10, Z19
+	VPANDD           Z2, Z6, Z19
 	VPTERNLOGD       $0xf8, Z1, Z16, Z15
-	VPDPBUSD.BCST    148(R10), Z15, Z13
+	VPDPBUSD.BCST    148(R10), Z15, Z12
 	VPSRLD           $0x04, Z16, Z16
 	VPTERNLOGD       $0xf8, Z1, Z16, Z19
 	VPDPBUSD.BCST    212(R10), Z19, Z14
-	VPSLLD           $0x04, Z11, Z15
+	VPSLLD           $0x04, Z7, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z11, Z16
+	VPANDD           Z2, Z7, Z16
 	VPTERNLOGD       $0xf8, Z1, Z17, Z15
-	VPDPBUSD.BCST    152(R10), Z15, Z13
+	VPDPBUSD.BCST    152(R10), Z15, Z12
 	VPSRLD           $0x04, Z17, Z17
 	VPTERNLOGD       $0xf8, Z1, Z17, Z16
 	VPDPBUSD.BCST    216(R10), Z16, Z14
-	VPSLLD           $0x04, Z12, Z15
+	VPSLLD           $0x04, Z8, Z15
 	VPANDD           Z2, Z15, Z15
-	VPANDD           Z2, Z12, Z16
+	VPANDD           Z2, Z8, Z16
 	VPTERNLOGD       $0xf8, Z1, Z18, Z15
-	VPDPBUSD.BCST    156(R10), Z15, Z13
+	VPDPBUSD.BCST    156(R10), Z15, Z12
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z16
 	VPDPBUSD.BCST    220(R10), Z16, Z14
 	VMOVUPS          576(R13), Z16
 	VMULPS           Z0, Z16, Z15
-	VFMSUB213PS      Z15, Z16, Z13
-	VFMADD231PS.BCST 16(R12), Z13, Z4
+	VFMSUB213PS      Z15, Z16, Z12
+	VFMADD231PS.BCST 16(R12), Z12, Z4
 	VMOVUPS          832(R13), Z15
-	VMULPS           Z0, Z15, Z13
-	VFMSUB213PS      Z13, Z15, Z14
+	VMULPS           Z0, Z15, Z12
+	VFMSUB213PS      Z12, Z15, Z14
 	VFMADD231PS.BCST 24(R12), Z14, Z4
 	PREFETCHT0       2816(R9)
 	PREFETCHT0       2880(R9)
 	PREFETCHT0       2944(R9)
 	PREFETCHT0       3008(R9)
-	VPBROADCASTD     136(R12), Z13
+	VPBROADCASTD     136(R12), Z12
 	VPBROADCASTD     152(R12), Z14
 	VBROADCASTI32X4  96(AX), Z15
 	VINSERTI32X4     $0x01, 96(BX), Z15, Z15
@@ -13979,65 +13779,65 @@ fusedQ6Kx1_block:
 	VPUNPCKHQDQ      Z16, Z19, Z16
 	VPUNPCKLQDQ      Z18, Z20, Z17
 	VPUNPCKHQDQ      Z18, Z20, Z18
-	VPSLLD           $0x02, Z5, Z19
+	VPSLLD           $0x02, Z13, Z19
 	VPANDD           Z2, Z19, Z19
-	VPSRLD           $0x02, Z5, Z5
-	VPANDD           Z2, Z5, Z5
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
 	VPTERNLOGD       $0xf8, Z1, Z15, Z19
-	VPDPBUSD.BCST    160(R10), Z19, Z13
+	VPDPBUSD.BCST    160(R10), Z19, Z12
 	VPSRLD           $0x04, Z15, Z15
-	VPTERNLOGD       $0xf8, Z1, Z15, Z5
-	VPDPBUSD.BCST    224(R10), Z5, Z14
-	VPSLLD           $0x02, Z6, Z5
-	VPANDD           Z2, Z5, Z5
-	VPSRLD           $0x02, Z6, Z6
-	VPANDD           Z2, Z6, Z6
-	VPTERNLOGD       $0xf8, Z1, Z16, Z5
-	VPDPBUSD.BCST    164(R10), Z5, Z13
+	VPTERNLOGD       $0xf8, Z1, Z15, Z13
+	VPDPBUSD.BCST    224(R10), Z13, Z14
+	VPSLLD           $0x02, Z9, Z13
+	VPANDD           Z2, Z13, Z13
+	VPSRLD           $0x02, Z9, Z9
+	VPANDD           Z2, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z16, Z13
+	VPDPBUSD.BCST    164(R10), Z13, Z12
 	VPSRLD           $0x04, Z16, Z16
-	VPTERNLOGD       $0xf8, Z1, Z16, Z6
-	VPDPBUSD.BCST    228(R10), Z6, Z14
-	VPSLLD           $0x02, Z7, Z5
-	VPANDD           Z2, Z5, Z5
-	VPSRLD           $0x02, Z7, Z6
-	VPANDD           Z2, Z6, Z6
-	VPTERNLOGD       $0xf8, Z1, Z17, Z5
-	VPDPBUSD.BCST    168(R10), Z5, Z13
+	VPTERNLOGD       $0xf8, Z1, Z16, Z9
+	VPDPBUSD.BCST    228(R10), Z9, Z14
+	VPSLLD           $0x02, Z10, Z9
+	VPANDD           Z2, Z9, Z9
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z17, Z9
+	VPDPBUSD.BCST    168(R10), Z9, Z12
 	VPSRLD           $0x04, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z17, Z6
-	VPDPBUSD.BCST    232(R10), Z6, Z14
-	VPSLLD           $0x02, Z8, Z5
-	VPANDD           Z2, Z5, Z5
-	VPSRLD           $0x02, Z8, Z6
-	VPANDD           Z2, Z6, Z6
-	VPTERNLOGD       $0xf8, Z1, Z18, Z5
-	VPDPBUSD.BCST    172(R10), Z5, Z13
+	VPTERNLOGD       $0xf8, Z1, Z17, Z10
+	VPDPBUSD.BCST    232(R10), Z10, Z14
+	VPSLLD           $0x02, Z11, Z9
+	VPANDD           Z2, Z9, Z9
+	VPSRLD           $0x02, Z11, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z18, Z9
+	VPDPBUSD.BCST    172(R10), Z9, Z12
 	VPSRLD           $0x04, Z18, Z18
-	VPTERNLOGD       $0xf8, Z1, Z18, Z6
-	VPDPBUSD.BCST    236(R10), Z6, Z14
-	VMOVUPS          640(R13), Z6
-	VMULPS           Z0, Z6, Z5
-	VFMSUB213PS      Z5, Z6, Z13
-	VFMADD231PS.BCST 20(R12), Z13, Z4
-	VMOVUPS          896(R13), Z6
-	VMULPS           Z0, Z6, Z5
-	VFMSUB213PS      Z5, Z6, Z14
+	VPTERNLOGD       $0xf8, Z1, Z18, Z10
+	VPDPBUSD.BCST    236(R10), Z10, Z14
+	VMOVUPS          640(R13), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z12
+	VFMADD231PS.BCST 20(R12), Z12, Z4
+	VMOVUPS          896(R13), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z14
 	VFMADD231PS.BCST 28(R12), Z14, Z4
 	PREFETCHT0       3072(R9)
 	PREFETCHT0       3136(R9)
 	PREFETCHT0       3200(R9)
 	PREFETCHT0       3264(R9)
 	PREFETCHT0       3328(R9)
-	VPBROADCASTD     140(R12), Z5
-	VPBROADCASTD     156(R12), Z6
-	VBROADCASTI32X4  112(AX), Z7
-	VINSERTI32X4     $0x01, 112(BX), Z7, Z7
-	VINSERTI32X4     $0x02, 112(SI), Z7, Z7
-	VINSERTI32X4     $0x03, 112(DI), Z7, Z7
-	VBROADCASTI32X4  112(AX)(CX*1), Z8
-	VINSERTI32X4     $0x01, 112(BX)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 112(SI)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 112(DI)(CX*1), Z8, Z8
+	VPBROADCASTD     140(R12), Z9
+	VPBROADCASTD     156(R12), Z10
+	VBROADCASTI32X4  112(AX), Z11
+	VINSERTI32X4     $0x01, 112(BX), Z11, Z11
+	VINSERTI32X4     $0x02, 112(SI), Z11, Z11
+	VINSERTI32X4     $0x03, 112(DI), Z11, Z11
+	VBROADCASTI32X4  112(AX)(CX*1), Z12
+	VINSERTI32X4     $0x01, 112(BX)(CX*1), Z12, Z12
+	VINSERTI32X4     $0x02, 112(SI)(CX*1), Z12, Z12
+	VINSERTI32X4     $0x03, 112(DI)(CX*1), Z12, Z12
 	VBROADCASTI32X4  112(AX)(CX*2), Z13
 	VINSERTI32X4     $0x01, 112(BX)(CX*2), Z13, Z13
 	VINSERTI32X4     $0x02, 112(SI)(CX*2), Z13, Z13
@@ -14046,58 +13846,58 @@ fusedQ6Kx1_block:
 	VINSERTI32X4     $0x01, 112(BX)(DX*1), Z14, Z14
 	VINSERTI32X4     $0x02, 112(SI)(DX*1), Z14, Z14
 	VINSERTI32X4     $0x03, 112(DI)(DX*1), Z14, Z14
-	VPUNPCKLDQ       Z8, Z7, Z15
-	VPUNPCKHDQ       Z8, Z7, Z16
-	VPUNPCKLDQ       Z14, Z13, Z8
+	VPUNPCKLDQ       Z12, Z11, Z15
+	VPUNPCKHDQ       Z12, Z11, Z16
+	VPUNPCKLDQ       Z14, Z13, Z12
 	VPUNPCKHDQ       Z14, Z13, Z14
-	VPUNPCKLQDQ      Z8, Z15, Z7
-	VPUNPCKHQDQ      Z8, Z15, Z8
+	VPUNPCKLQDQ      Z12, Z15, Z11
+	VPUNPCKHQDQ      Z12, Z15, Z12
 	VPUNPCKLQDQ      Z14, Z16, Z13
 	VPUNPCKHQDQ      Z14, Z16, Z14
-	VPSLLD           $0x02, Z9, Z15
+	VPSLLD           $0x02, Z5, Z15
 	VPANDD           Z2, Z15, Z15
-	VPSRLD           $0x02, Z9, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z7, Z15
-	VPDPBUSD.BCST    176(R10), Z15, Z5
-	VPSRLD           $0x04, Z7, Z7
-	VPTERNLOGD       $0xf8, Z1, Z7, Z9
-	VPDPBUSD.BCST    240(R10), Z9, Z6
-	VPSLLD           $0x02, Z10, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z10, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z8, Z7
-	VPDPBUSD.BCST    180(R10), Z7, Z5
-	VPSRLD           $0x04, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z8, Z9
-	VPDPBUSD.BCST    244(R10), Z9, Z6
-	VPSLLD           $0x02, Z11, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z11, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z13, Z7
-	VPDPBUSD.BCST    184(R10), Z7, Z5
+	VPSRLD           $0x02, Z5, Z5
+	VPANDD           Z2, Z5, Z5
+	VPTERNLOGD       $0xf8, Z1, Z11, Z15
+	VPDPBUSD.BCST    176(R10), Z15, Z9
+	VPSRLD           $0x04, Z11, Z11
+	VPTERNLOGD       $0xf8, Z1, Z11, Z5
+	VPDPBUSD.BCST    240(R10), Z5, Z10
+	VPSLLD           $0x02, Z6, Z5
+	VPANDD           Z2, Z5, Z5
+	VPSRLD           $0x02, Z6, Z6
+	VPANDD           Z2, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z12, Z5
+	VPDPBUSD.BCST    180(R10), Z5, Z9
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z6
+	VPDPBUSD.BCST    244(R10), Z6, Z10
+	VPSLLD           $0x02, Z7, Z5
+	VPANDD           Z2, Z5, Z5
+	VPSRLD           $0x02, Z7, Z6
+	VPANDD           Z2, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z13, Z5
+	VPDPBUSD.BCST    184(R10), Z5, Z9
 	VPSRLD           $0x04, Z13, Z13
-	VPTERNLOGD       $0xf8, Z1, Z13, Z8
-	VPDPBUSD.BCST    248(R10), Z8, Z6
-	VPSLLD           $0x02, Z12, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z12, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z14, Z7
-	VPDPBUSD.BCST    188(R10), Z7, Z5
+	VPTERNLOGD       $0xf8, Z1, Z13, Z6
+	VPDPBUSD.BCST    248(R10), Z6, Z10
+	VPSLLD           $0x02, Z8, Z5
+	VPANDD           Z2, Z5, Z5
+	VPSRLD           $0x02, Z8, Z6
+	VPANDD           Z2, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z14, Z5
+	VPDPBUSD.BCST    188(R10), Z5, Z9
 	VPSRLD           $0x04, Z14, Z14
-	VPTERNLOGD       $0xf8, Z1, Z14, Z8
-	VPDPBUSD.BCST    252(R10), Z8, Z6
-	VMOVUPS          704(R13), Z8
-	VMULPS           Z0, Z8, Z7
-	VFMSUB213PS      Z7, Z8, Z5
-	VFMADD231PS.BCST 20(R12), Z5, Z4
-	VMOVUPS          960(R13), Z7
-	VMULPS           Z0, Z7, Z5
-	VFMSUB213PS      Z5, Z7, Z6
-	VFMADD231PS.BCST 28(R12), Z6, Z4
+	VPTERNLOGD       $0xf8, Z1, Z14, Z6
+	VPDPBUSD.BCST    252(R10), Z6, Z10
+	VMOVUPS          704(R13), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z9
+	VFMADD231PS.BCST 20(R12), Z9, Z4
+	VMOVUPS          960(R13), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z10
+	VFMADD231PS.BCST 28(R12), Z10, Z4
 	ADDQ             $+210, AX
 	ADDQ             $+210, BX
 	ADDQ             $+210, SI
@@ -14250,22 +14050,18 @@ fusedQ6Kx2_block:
 	PREFETCHT0       64(R9)
 	PREFETCHT0       128(R9)
 	PREFETCHT0       192(R9)
-	VBROADCASTI32X4  128(AX), Z6
-	VINSERTI32X4     $0x01, 128(BX), Z6, Z6
-	VINSERTI32X4     $0x02, 128(SI), Z6, Z6
-	VINSERTI32X4     $0x03, 128(DI), Z6, Z6
-	VBROADCASTI32X4  128(AX)(CX*1), Z7
-	VINSERTI32X4     $0x01, 128(BX)(CX*1), Z7, Z7
-	VINSERTI32X4     $0x02, 128(SI)(CX*1), Z7, Z7
-	VINSERTI32X4     $0x03, 128(DI)(CX*1), Z7, Z7
-	VBROADCASTI32X4  128(AX)(CX*2), Z8
-	VINSERTI32X4     $0x01, 128(BX)(CX*2), Z8, Z8
-	VINSERTI32X4     $0x02, 128(SI)(CX*2), Z8, Z8
-	VINSERTI32X4     $0x03, 128(DI)(CX*2), Z8, Z8
-	VBROADCASTI32X4  128(AX)(DX*1), Z9
-	VINSERTI32X4     $0x01, 128(BX)(DX*1), Z9, Z9
-	VINSERTI32X4     $0x02, 128(SI)(DX*1), Z9, Z9
-	VINSERTI32X4     $0x03, 128(DI)(DX*1), Z9, Z9
+	PREFETCHT0       256(R9)
+	PREFETCHT0       320(R9)
+	PREFETCHT0       384(R9)
+	PREFETCHT0       448(R9)
+	VBROADCASTI64X4  128(AX), Z6
+	VINSERTI64X4     $0x01, 128(BX), Z6, Z6
+	VBROADCASTI64X4  128(AX)(CX*1), Z7
+	VINSERTI64X4     $0x01, 128(BX)(CX*1), Z7, Z7
+	VBROADCASTI64X4  128(AX)(CX*2), Z8
+	VINSERTI64X4     $0x01, 128(BX)(CX*2), Z8, Z8
+	VBROADCASTI64X4  128(AX)(DX*1), Z9
+	VINSERTI64X4     $0x01, 128(BX)(DX*1), Z9, Z9
 	VPUNPCKLDQ       Z7, Z6, Z10
 	VPUNPCKHDQ       Z7, Z6, Z11
 	VPUNPCKLDQ       Z9, Z8, Z7
@@ -14274,26 +14070,14 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z7, Z10, Z7
 	VPUNPCKLQDQ      Z9, Z11, Z8
 	VPUNPCKHQDQ      Z9, Z11, Z9
-	PREFETCHT0       256(R9)
-	PREFETCHT0       320(R9)
-	PREFETCHT0       384(R9)
-	PREFETCHT0       448(R9)
-	VBROADCASTI32X4  144(AX), Z10
-	VINSERTI32X4     $0x01, 144(BX), Z10, Z10
-	VINSERTI32X4     $0x02, 144(SI), Z10, Z10
-	VINSERTI32X4     $0x03, 144(DI), Z10, Z10
-	VBROADCASTI32X4  144(AX)(CX*1), Z11
-	VINSERTI32X4     $0x01, 144(BX)(CX*1), Z11, Z11
-	VINSERTI32X4     $0x02, 144(SI)(CX*1), Z11, Z11
-	VINSERTI32X4     $0x03, 144(DI)(CX*1), Z11, Z11
-	VBROADCASTI32X4  144(AX)(CX*2), Z12
-	VINSERTI32X4     $0x01, 144(BX)(CX*2), Z12, Z12
-	VINSERTI32X4     $0x02, 144(SI)(CX*2), Z12, Z12
-	VINSERTI32X4     $0x03, 144(DI)(CX*2), Z12, Z12
-	VBROADCASTI32X4  144(AX)(DX*1), Z13
-	VINSERTI32X4     $0x01, 144(BX)(DX*1), Z13, Z13
-	VINSERTI32X4     $0x02, 144(SI)(DX*1), Z13, Z13
-	VINSERTI32X4     $0x03, 144(DI)(DX*1), Z13, Z13
+	VBROADCASTI64X4  128(SI), Z10
+	VINSERTI64X4     $0x01, 128(DI), Z10, Z10
+	VBROADCASTI64X4  128(SI)(CX*1), Z11
+	VINSERTI64X4     $0x01, 128(DI)(CX*1), Z11, Z11
+	VBROADCASTI64X4  128(SI)(CX*2), Z12
+	VINSERTI64X4     $0x01, 128(DI)(CX*2), Z12, Z12
+	VBROADCASTI64X4  128(SI)(DX*1), Z13
+	VINSERTI64X4     $0x01, 128(DI)(DX*1), Z13, Z13
 	VPUNPCKLDQ       Z11, Z10, Z14
 	VPUNPCKHDQ       Z11, Z10, Z15
 	VPUNPCKLDQ       Z13, Z12, Z11
@@ -14302,12 +14086,20 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z11, Z14, Z11
 	VPUNPCKLQDQ      Z13, Z15, Z12
 	VPUNPCKHQDQ      Z13, Z15, Z13
+	VSHUFI32X4       $0x88, Z10, Z6, Z14
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
 	PREFETCHT0       512(R9)
 	PREFETCHT0       576(R9)
 	PREFETCHT0       640(R9)
 	PREFETCHT0       704(R9)
 	PREFETCHT0       768(R9)
-	VPBROADCASTD     96(R12), Z14
+	VPBROADCASTD     96(R12), Z13
 	VPBROADCASTD     576(R12), Z15
 	VPBROADCASTD     112(R12), Z16
 	VPBROADCASTD     592(R12), Z17
@@ -14335,41 +14127,41 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z19, Z22, Z19
 	VPUNPCKLQDQ      Z21, Z23, Z20
 	VPUNPCKHQDQ      Z21, Z23, Z21
-	VPSLLD           $0x04, Z6, Z22
+	VPSLLD           $0x04, Z14, Z22
 	VPANDD           Z2, Z22, Z22
-	VPANDD           Z2, Z6, Z23
+	VPANDD           Z2, Z14, Z23
 	VPTERNLOGD       $0xf8, Z1, Z18, Z22
-	VPDPBUSD.BCST    (R10), Z22, Z14
+	VPDPBUSD.BCST    (R10), Z22, Z13
 	VPDPBUSD.BCST    480(R10), Z22, Z15
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z23
 	VPDPBUSD.BCST    64(R10), Z23, Z16
 	VPDPBUSD.BCST    544(R10), Z23, Z17
-	VPSLLD           $0x04, Z7, Z18
+	VPSLLD           $0x04, Z10, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z7, Z22
+	VPANDD           Z2, Z10, Z22
 	VPTERNLOGD       $0xf8, Z1, Z19, Z18
-	VPDPBUSD.BCST    4(R10), Z18, Z14
+	VPDPBUSD.BCST    4(R10), Z18, Z13
 	VPDPBUSD.BCST    484(R10), Z18, Z15
 	VPSRLD           $0x04, Z19, Z19
 	VPTERNLOGD       $0xf8, Z1, Z19, Z22
 	VPDPBUSD.BCST    68(R10), Z22, Z16
 	VPDPBUSD.BCST    548(R10), Z22, Z17
-	VPSLLD           $0x04, Z8, Z18
+	VPSLLD           $0x04, Z11, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z8, Z19
+	VPANDD           Z2, Z11, Z19
 	VPTERNLOGD       $0xf8, Z1, Z20, Z18
-	VPDPBUSD.BCST    8(R10), Z18, Z14
+	VPDPBUSD.BCST    8(R10), Z18, Z13
 	VPDPBUSD.BCST    488(R10), Z18, Z15
 	VPSRLD           $0x04, Z20, Z20
 	VPTERNLOGD       $0xf8, Z1, Z20, Z19
 	VPDPBUSD.BCST    72(R10), Z19, Z16
 	VPDPBUSD.BCST    552(R10), Z19, Z17
-	VPSLLD           $0x04, Z9, Z18
+	VPSLLD           $0x04, Z12, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z9, Z19
+	VPANDD           Z2, Z12, Z19
 	VPTERNLOGD       $0xf8, Z1, Z21, Z18
-	VPDPBUSD.BCST    12(R10), Z18, Z14
+	VPDPBUSD.BCST    12(R10), Z18, Z13
 	VPDPBUSD.BCST    492(R10), Z18, Z15
 	VPSRLD           $0x04, Z21, Z21
 	VPTERNLOGD       $0xf8, Z1, Z21, Z19
@@ -14377,21 +14169,21 @@ fusedQ6Kx2_block:
 	VPDPBUSD.BCST    556(R10), Z19, Z17
 	VMOVUPS          (R13), Z19
 	VMULPS           Z0, Z19, Z18
-	VFMSUB213PS      Z18, Z19, Z14
-	VFMADD231PS.BCST (R12), Z14, Z4
+	VFMSUB213PS      Z18, Z19, Z13
+	VFMADD231PS.BCST (R12), Z13, Z4
 	VFMSUB213PS      Z18, Z19, Z15
 	VFMADD231PS.BCST 480(R12), Z15, Z5
 	VMOVUPS          256(R13), Z15
-	VMULPS           Z0, Z15, Z14
-	VFMSUB213PS      Z14, Z15, Z16
+	VMULPS           Z0, Z15, Z13
+	VFMSUB213PS      Z13, Z15, Z16
 	VFMADD231PS.BCST 8(R12), Z16, Z4
-	VFMSUB213PS      Z14, Z15, Z17
+	VFMSUB213PS      Z13, Z15, Z17
 	VFMADD231PS.BCST 488(R12), Z17, Z5
 	PREFETCHT0       832(R9)
 	PREFETCHT0       896(R9)
 	PREFETCHT0       960(R9)
 	PREFETCHT0       1024(R9)
-	VPBROADCASTD     100(R12), Z14
+	VPBROADCASTD     100(R12), Z13
 	VPBROADCASTD     580(R12), Z15
 	VPBROADCASTD     116(R12), Z16
 	VPBROADCASTD     596(R12), Z17
@@ -14419,41 +14211,41 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z19, Z22, Z19
 	VPUNPCKLQDQ      Z21, Z23, Z20
 	VPUNPCKHQDQ      Z21, Z23, Z21
-	VPSLLD           $0x04, Z10, Z22
+	VPSLLD           $0x04, Z6, Z22
 	VPANDD           Z2, Z22, Z22
-	VPANDD           Z2, Z10, Z23
+	VPANDD           Z2, Z6, Z23
 	VPTERNLOGD       $0xf8, Z1, Z18, Z22
-	VPDPBUSD.BCST    16(R10), Z22, Z14
+	VPDPBUSD.BCST    16(R10), Z22, Z13
 	VPDPBUSD.BCST    496(R10), Z22, Z15
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z23
 	VPDPBUSD.BCST    80(R10), Z23, Z16
 	VPDPBUSD.BCST    560(R10), Z23, Z17
-	VPSLLD           $0x04, Z11, Z18
+	VPSLLD           $0x04, Z7, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z11, Z22
+	VPANDD           Z2, Z7, Z22
 	VPTERNLOGD       $0xf8, Z1, Z19, Z18
-	VPDPBUSD.BCST    20(R10), Z18, Z14
+	VPDPBUSD.BCST    20(R10), Z18, Z13
 	VPDPBUSD.BCST    500(R10), Z18, Z15
 	VPSRLD           $0x04, Z19, Z19
 	VPTERNLOGD       $0xf8, Z1, Z19, Z22
 	VPDPBUSD.BCST    84(R10), Z22, Z16
 	VPDPBUSD.BCST    564(R10), Z22, Z17
-	VPSLLD           $0x04, Z12, Z18
+	VPSLLD           $0x04, Z8, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z12, Z19
+	VPANDD           Z2, Z8, Z19
 	VPTERNLOGD       $0xf8, Z1, Z20, Z18
-	VPDPBUSD.BCST    24(R10), Z18, Z14
+	VPDPBUSD.BCST    24(R10), Z18, Z13
 	VPDPBUSD.BCST    504(R10), Z18, Z15
 	VPSRLD           $0x04, Z20, Z20
 	VPTERNLOGD       $0xf8, Z1, Z20, Z19
 	VPDPBUSD.BCST    88(R10), Z19, Z16
 	VPDPBUSD.BCST    568(R10), Z19, Z17
-	VPSLLD           $0x04, Z13, Z18
+	VPSLLD           $0x04, Z9, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z13, Z19
+	VPANDD           Z2, Z9, Z19
 	VPTERNLOGD       $0xf8, Z1, Z21, Z18
-	VPDPBUSD.BCST    28(R10), Z18, Z14
+	VPDPBUSD.BCST    28(R10), Z18, Z13
 	VPDPBUSD.BCST    508(R10), Z18, Z15
 	VPSRLD           $0x04, Z21, Z21
 	VPTERNLOGD       $0xf8, Z1, Z21, Z19
@@ -14461,22 +14253,22 @@ fusedQ6Kx2_block:
 	VPDPBUSD.BCST    572(R10), Z19, Z17
 	VMOVUPS          64(R13), Z19
 	VMULPS           Z0, Z19, Z18
-	VFMSUB213PS      Z18, Z19, Z14
-	VFMADD231PS.BCST (R12), Z14, Z4
+	VFMSUB213PS      Z18, Z19, Z13
+	VFMADD231PS.BCST (R12), Z13, Z4
 	VFMSUB213PS      Z18, Z19, Z15
 	VFMADD231PS.BCST 480(R12), Z15, Z5
 	VMOVUPS          320(R13), Z15
-	VMULPS           Z0, Z15, Z14
-	VFMSUB213PS      Z14, Z15, Z16
+	VMULPS           Z0, Z15, Z13
+	VFMSUB213PS      Z13, Z15, Z16
 	VFMADD231PS.BCST 8(R12), Z16, Z4
-	VFMSUB213PS      Z14, Z15, Z17
+	VFMSUB213PS      Z13, Z15, Z17
 	VFMADD231PS.BCST 488(R12), Z17, Z5
 	PREFETCHT0       1088(R9)
 	PREFETCHT0       1152(R9)
 	PREFETCHT0       1216(R9)
 	PREFETCHT0       1280(R9)
 	PREFETCHT0       1344(R9)
-	VPBROADCASTD     104(R12), Z14
+	VPBROADCASTD     104(R12), Z13
 	VPBROADCASTD     584(R12), Z15
 	VPBROADCASTD     120(R12), Z16
 	VPBROADCASTD     600(R12), Z17
@@ -14504,70 +14296,70 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z19, Z22, Z19
 	VPUNPCKLQDQ      Z21, Z23, Z20
 	VPUNPCKHQDQ      Z21, Z23, Z21
-	VPSLLD           $0x02, Z6, Z22
+	VPSLLD           $0x02, Z14, Z22
 	VPANDD           Z2, Z22, Z22
-	VPSRLD           $0x02, Z6, Z6
-	VPANDD           Z2, Z6, Z6
+	VPSRLD           $0x02, Z14, Z14
+	VPANDD           Z2, Z14, Z14
 	VPTERNLOGD       $0xf8, Z1, Z18, Z22
-	VPDPBUSD.BCST    32(R10), Z22, Z14
+	VPDPBUSD.BCST    32(R10), Z22, Z13
 	VPDPBUSD.BCST    512(R10), Z22, Z15
 	VPSRLD           $0x04, Z18, Z18
-	VPTERNLOGD       $0xf8, Z1, Z18, Z6
-	VPDPBUSD.BCST    96(R10), Z6, Z16
-	VPDPBUSD.BCST    576(R10), Z6, Z17
-	VPSLLD           $0x02, Z7, Z6
-	VPANDD           Z2, Z6, Z6
-	VPSRLD           $0x02, Z7, Z7
-	VPANDD           Z2, Z7, Z7
-	VPTERNLOGD       $0xf8, Z1, Z19, Z6
-	VPDPBUSD.BCST    36(R10), Z6, Z14
-	VPDPBUSD.BCST    516(R10), Z6, Z15
+	VPTERNLOGD       $0xf8, Z1, Z18, Z14
+	VPDPBUSD.BCST    96(R10), Z14, Z16
+	VPDPBUSD.BCST    576(R10), Z14, Z17
+	VPSLLD           $0x02, Z10, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z19, Z14
+	VPDPBUSD.BCST    36(R10), Z14, Z13
+	VPDPBUSD.BCST    516(R10), Z14, Z15
 	VPSRLD           $0x04, Z19, Z19
-	VPTERNLOGD       $0xf8, Z1, Z19, Z7
-	VPDPBUSD.BCST    100(R10), Z7, Z16
-	VPDPBUSD.BCST    580(R10), Z7, Z17
-	VPSLLD           $0x02, Z8, Z6
-	VPANDD           Z2, Z6, Z6
-	VPSRLD           $0x02, Z8, Z7
-	VPANDD           Z2, Z7, Z7
-	VPTERNLOGD       $0xf8, Z1, Z20, Z6
-	VPDPBUSD.BCST    40(R10), Z6, Z14
-	VPDPBUSD.BCST    520(R10), Z6, Z15
+	VPTERNLOGD       $0xf8, Z1, Z19, Z10
+	VPDPBUSD.BCST    100(R10), Z10, Z16
+	VPDPBUSD.BCST    580(R10), Z10, Z17
+	VPSLLD           $0x02, Z11, Z10
+	VPANDD           Z2, Z10, Z10
+	VPSRLD           $0x02, Z11, Z11
+	VPANDD           Z2, Z11, Z11
+	VPTERNLOGD       $0xf8, Z1, Z20, Z10
+	VPDPBUSD.BCST    40(R10), Z10, Z13
+	VPDPBUSD.BCST    520(R10), Z10, Z15
 	VPSRLD           $0x04, Z20, Z20
-	VPTERNLOGD       $0xf8, Z1, Z20, Z7
-	VPDPBUSD.BCST    104(R10), Z7, Z16
-	VPDPBUSD.BCST    584(R10), Z7, Z17
-	VPSLLD           $0x02, Z9, Z6
-	VPANDD           Z2, Z6, Z6
-	VPSRLD           $0x02, Z9, Z7
-	VPANDD           Z2, Z7, Z7
-	VPTERNLOGD       $0xf8, Z1, Z21, Z6
-	VPDPBUSD.BCST    44(R10), Z6, Z14
-	VPDPBUSD.BCST    524(R10), Z6, Z15
+	VPTERNLOGD       $0xf8, Z1, Z20, Z11
+	VPDPBUSD.BCST    104(R10), Z11, Z16
+	VPDPBUSD.BCST    584(R10), Z11, Z17
+	VPSLLD           $0x02, Z12, Z10
+	VPANDD           Z2, Z10, Z10
+	VPSRLD           $0x02, Z12, Z11
+	VPANDD           Z2, Z11, Z11
+	VPTERNLOGD       $0xf8, Z1, Z21, Z10
+	VPDPBUSD.BCST    44(R10), Z10, Z13
+	VPDPBUSD.BCST    524(R10), Z10, Z15
 	VPSRLD           $0x04, Z21, Z21
-	VPTERNLOGD       $0xf8, Z1, Z21, Z7
-	VPDPBUSD.BCST    108(R10), Z7, Z16
-	VPDPBUSD.BCST    588(R10), Z7, Z17
-	VMOVUPS          128(R13), Z7
-	VMULPS           Z0, Z7, Z6
-	VFMSUB213PS      Z6, Z7, Z14
-	VFMADD231PS.BCST 4(R12), Z14, Z4
-	VFMSUB213PS      Z6, Z7, Z15
+	VPTERNLOGD       $0xf8, Z1, Z21, Z11
+	VPDPBUSD.BCST    108(R10), Z11, Z16
+	VPDPBUSD.BCST    588(R10), Z11, Z17
+	VMOVUPS          128(R13), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z13
+	VFMADD231PS.BCST 4(R12), Z13, Z4
+	VFMSUB213PS      Z10, Z11, Z15
 	VFMADD231PS.BCST 484(R12), Z15, Z5
-	VMOVUPS          384(R13), Z7
-	VMULPS           Z0, Z7, Z6
-	VFMSUB213PS      Z6, Z7, Z16
+	VMOVUPS          384(R13), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z16
 	VFMADD231PS.BCST 12(R12), Z16, Z4
-	VFMSUB213PS      Z6, Z7, Z17
+	VFMSUB213PS      Z10, Z11, Z17
 	VFMADD231PS.BCST 492(R12), Z17, Z5
 	PREFETCHT0       1408(R9)
 	PREFETCHT0       1472(R9)
 	PREFETCHT0       1536(R9)
 	PREFETCHT0       1600(R9)
-	VPBROADCASTD     108(R12), Z6
-	VPBROADCASTD     588(R12), Z7
-	VPBROADCASTD     124(R12), Z8
-	VPBROADCASTD     604(R12), Z9
+	VPBROADCASTD     108(R12), Z10
+	VPBROADCASTD     588(R12), Z11
+	VPBROADCASTD     124(R12), Z12
+	VPBROADCASTD     604(R12), Z13
 	VBROADCASTI32X4  48(AX), Z14
 	VINSERTI32X4     $0x01, 48(BX), Z14, Z14
 	VINSERTI32X4     $0x02, 48(SI), Z14, Z14
@@ -14592,82 +14384,79 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z15, Z18, Z15
 	VPUNPCKLQDQ      Z17, Z19, Z16
 	VPUNPCKHQDQ      Z17, Z19, Z17
-	VPSLLD           $0x02, Z10, Z18
+	VPSLLD           $0x02, Z6, Z18
 	VPANDD           Z2, Z18, Z18
-	VPSRLD           $0x02, Z10, Z10
-	VPANDD           Z2, Z10, Z10
+	VPSRLD           $0x02, Z6, Z6
+	VPANDD           Z2, Z6, Z6
 	VPTERNLOGD       $0xf8, Z1, Z14, Z18
-	VPDPBUSD.BCST    48(R10), Z18, Z6
-	VPDPBUSD.BCST    528(R10), Z18, Z7
+	VPDPBUSD.BCST    48(R10), Z18, Z10
+	VPDPBUSD.BCST    528(R10), Z18, Z11
 	VPSRLD           $0x04, Z14, Z14
-	VPTERNLOGD       $0xf8, Z1, Z14, Z10
-	VPDPBUSD.BCST    112(R10), Z10, Z8
-	VPDPBUSD.BCST    592(R10), Z10, Z9
-	VPSLLD           $0x02, Z11, Z10
-	VPANDD           Z2, Z10, Z10
-	VPSRLD           $0x02, Z11, Z11
-	VPANDD           Z2, Z11, Z11
-	VPTERNLOGD       $0xf8, Z1, Z15, Z10
-	VPDPBUSD.BCST    52(R10), Z10, Z6
-	VPDPBUSD.BCST    532(R10), Z10, Z7
+	VPTERNLOGD       $0xf8, Z1, Z14, Z6
+	VPDPBUSD.BCST    112(R10), Z6, Z12
+	VPDPBUSD.BCST    592(R10), Z6, Z13
+	VPSLLD           $0x02, Z7, Z6
+	VPANDD           Z2, Z6, Z6
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z15, Z6
+	VPDPBUSD.BCST    52(R10), Z6, Z10
+	VPDPBUSD.BCST    532(R10), Z6, Z11
 	VPSRLD           $0x04, Z15, Z15
-	VPTERNLOGD       $0xf8, Z1, Z15, Z11
-	VPDPBUSD.BCST    116(R10), Z11, Z8
-	VPDPBUSD.BCST    596(R10), Z11, Z9
-	VPSLLD           $0x02, Z12, Z10
-	VPANDD           Z2, Z10, Z10
-	VPSRLD           $0x02, Z12, Z11
-	VPANDD           Z2, Z11, Z11
-	VPTERNLOGD       $0xf8, Z1, Z16, Z10
-	VPDPBUSD.BCST    56(R10), Z10, Z6
-	VPDPBUSD.BCST    536(R10), Z10, Z7
+	VPTERNLOGD       $0xf8, Z1, Z15, Z7
+	VPDPBUSD.BCST    116(R10), Z7, Z12
+	VPDPBUSD.BCST    596(R10), Z7, Z13
+	VPSLLD           $0x02, Z8, Z6
+	VPANDD           Z2, Z6, Z6
+	VPSRLD           $0x02, Z8, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z16, Z6
+	VPDPBUSD.BCST    56(R10), Z6, Z10
+	VPDPBUSD.BCST    536(R10), Z6, Z11
 	VPSRLD           $0x04, Z16, Z16
-	VPTERNLOGD       $0xf8, Z1, Z16, Z11
-	VPDPBUSD.BCST    120(R10), Z11, Z8
-	VPDPBUSD.BCST    600(R10), Z11, Z9
-	VPSLLD           $0x02, Z13, Z10
-	VPANDD           Z2, Z10, Z10
-	VPSRLD           $0x02, Z13, Z11
-	VPANDD           Z2, Z11, Z11
-	VPTERNLOGD       $0xf8, Z1, Z17, Z10
-	VPDPBUSD.BCST    60(R10), Z10, Z6
-	VPDPBUSD.BCST    540(R10), Z10, Z7
+	VPTERNLOGD       $0xf8, Z1, Z16, Z7
+	VPDPBUSD.BCST    120(R10), Z7, Z12
+	VPDPBUSD.BCST    600(R10), Z7, Z13
+	VPSLLD           $0x02, Z9, Z6
+	VPANDD           Z2, Z6, Z6
+	VPSRLD           $0x02, Z9, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z17, Z6
+	VPDPBUSD.BCST    60(R10), Z6, Z10
+	VPDPBUSD.BCST    540(R10), Z6, Z11
 	VPSRLD           $0x04, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z17, Z11
-	VPDPBUSD.BCST    124(R10), Z11, Z8
-	VPDPBUSD.BCST    604(R10), Z11, Z9
-	VMOVUPS          192(R13), Z11
-	VMULPS           Z0, Z11, Z10
-	VFMSUB213PS      Z10, Z11, Z6
-	VFMADD231PS.BCST 4(R12), Z6, Z4
-	VFMSUB213PS      Z10, Z11, Z7
-	VFMADD231PS.BCST 484(R12), Z7, Z5
+	VPTERNLOGD       $0xf8, Z1, Z17, Z7
+	VPDPBUSD.BCST    124(R10), Z7, Z12
+	VPDPBUSD.BCST    604(R10), Z7, Z13
+	VMOVUPS          192(R13), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 4(R12), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 484(R12), Z11, Z5
 	VMOVUPS          448(R13), Z7
 	VMULPS           Z0, Z7, Z6
-	VFMSUB213PS      Z6, Z7, Z8
-	VFMADD231PS.BCST 12(R12), Z8, Z4
-	VFMSUB213PS      Z6, Z7, Z9
-	VFMADD231PS.BCST 492(R12), Z9, Z5
+	VFMSUB213PS      Z6, Z7, Z12
+	VFMADD231PS.BCST 12(R12), Z12, Z4
+	VFMSUB213PS      Z6, Z7, Z13
+	VFMADD231PS.BCST 492(R12), Z13, Z5
 	PREFETCHT0       1664(R9)
 	PREFETCHT0       1728(R9)
 	PREFETCHT0       1792(R9)
 	PREFETCHT0       1856(R9)
-	VBROADCASTI32X4  160(AX), Z6
-	VINSERTI32X4     $0x01, 160(BX), Z6, Z6
-	VINSERTI32X4     $0x02, 160(SI), Z6, Z6
-	VINSERTI32X4     $0x03, 160(DI), Z6, Z6
-	VBROADCASTI32X4  160(AX)(CX*1), Z7
-	VINSERTI32X4     $0x01, 160(BX)(CX*1), Z7, Z7
-	VINSERTI32X4     $0x02, 160(SI)(CX*1), Z7, Z7
-	VINSERTI32X4     $0x03, 160(DI)(CX*1), Z7, Z7
-	VBROADCASTI32X4  160(AX)(CX*2), Z8
-	VINSERTI32X4     $0x01, 160(BX)(CX*2), Z8, Z8
-	VINSERTI32X4     $0x02, 160(SI)(CX*2), Z8, Z8
-	VINSERTI32X4     $0x03, 160(DI)(CX*2), Z8, Z8
-	VBROADCASTI32X4  160(AX)(DX*1), Z9
-	VINSERTI32X4     $0x01, 160(BX)(DX*1), Z9, Z9
-	VINSERTI32X4     $0x02, 160(SI)(DX*1), Z9, Z9
-	VINSERTI32X4     $0x03, 160(DI)(DX*1), Z9, Z9
+	PREFETCHT0       1920(R9)
+	PREFETCHT0       1984(R9)
+	PREFETCHT0       2048(R9)
+	PREFETCHT0       2112(R9)
+	PREFETCHT0       2176(R9)
+	VBROADCASTI64X4  160(AX), Z6
+	VINSERTI64X4     $0x01, 160(BX), Z6, Z6
+	VBROADCASTI64X4  160(AX)(CX*1), Z7
+	VINSERTI64X4     $0x01, 160(BX)(CX*1), Z7, Z7
+	VBROADCASTI64X4  160(AX)(CX*2), Z8
+	VINSERTI64X4     $0x01, 160(BX)(CX*2), Z8, Z8
+	VBROADCASTI64X4  160(AX)(DX*1), Z9
+	VINSERTI64X4     $0x01, 160(BX)(DX*1), Z9, Z9
 	VPUNPCKLDQ       Z7, Z6, Z10
 	VPUNPCKHDQ       Z7, Z6, Z11
 	VPUNPCKLDQ       Z9, Z8, Z7
@@ -14676,27 +14465,14 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z7, Z10, Z7
 	VPUNPCKLQDQ      Z9, Z11, Z8
 	VPUNPCKHQDQ      Z9, Z11, Z9
-	PREFETCHT0       1920(R9)
-	PREFETCHT0       1984(R9)
-	PREFETCHT0       2048(R9)
-	PREFETCHT0       2112(R9)
-	PREFETCHT0       2176(R9)
-	VBROADCASTI32X4  176(AX), Z10
-	VINSERTI32X4     $0x01, 176(BX), Z10, Z10
-	VINSERTI32X4     $0x02, 176(SI), Z10, Z10
-	VINSERTI32X4     $0x03, 176(DI), Z10, Z10
-	VBROADCASTI32X4  176(AX)(CX*1), Z11
-	VINSERTI32X4     $0x01, 176(BX)(CX*1), Z11, Z11
-	VINSERTI32X4     $0x02, 176(SI)(CX*1), Z11, Z11
-	VINSERTI32X4     $0x03, 176(DI)(CX*1), Z11, Z11
-	VBROADCASTI32X4  176(AX)(CX*2), Z12
-	VINSERTI32X4     $0x01, 176(BX)(CX*2), Z12, Z12
-	VINSERTI32X4     $0x02, 176(SI)(CX*2), Z12, Z12
-	VINSERTI32X4     $0x03, 176(DI)(CX*2), Z12, Z12
-	VBROADCASTI32X4  176(AX)(DX*1), Z13
-	VINSERTI32X4     $0x01, 176(BX)(DX*1), Z13, Z13
-	VINSERTI32X4     $0x02, 176(SI)(DX*1), Z13, Z13
-	VINSERTI32X4     $0x03, 176(DI)(DX*1), Z13, Z13
+	VBROADCASTI64X4  160(SI), Z10
+	VINSERTI64X4     $0x01, 160(DI), Z10, Z10
+	VBROADCASTI64X4  160(SI)(CX*1), Z11
+	VINSERTI64X4     $0x01, 160(DI)(CX*1), Z11, Z11
+	VBROADCASTI64X4  160(SI)(CX*2), Z12
+	VINSERTI64X4     $0x01, 160(DI)(CX*2), Z12, Z12
+	VBROADCASTI64X4  160(SI)(DX*1), Z13
+	VINSERTI64X4     $0x01, 160(DI)(DX*1), Z13, Z13
 	VPUNPCKLDQ       Z11, Z10, Z14
 	VPUNPCKHDQ       Z11, Z10, Z15
 	VPUNPCKLDQ       Z13, Z12, Z11
@@ -14705,11 +14481,19 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z11, Z14, Z11
 	VPUNPCKLQDQ      Z13, Z15, Z12
 	VPUNPCKHQDQ      Z13, Z15, Z13
+	VSHUFI32X4       $0x88, Z10, Z6, Z14
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
 	PREFETCHT0       2240(R9)
 	PREFETCHT0       2304(R9)
 	PREFETCHT0       2368(R9)
 	PREFETCHT0       2432(R9)
-	VPBROADCASTD     128(R12), Z14
+	VPBROADCASTD     128(R12), Z13
 	VPBROADCASTD     608(R12), Z15
 	VPBROADCASTD     144(R12), Z16
 	VPBROADCASTD     624(R12), Z17
@@ -14737,41 +14521,41 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z19, Z22, Z19
 	VPUNPCKLQDQ      Z21, Z23, Z20
 	VPUNPCKHQDQ      Z21, Z23, Z21
-	VPSLLD           $0x04, Z6, Z22
+	VPSLLD           $0x04, Z14, Z22
 	VPANDD           Z2, Z22, Z22
-	VPANDD           Z2, Z6, Z23
+	VPANDD           Z2, Z14, Z23
 	VPTERNLOGD       $0xf8, Z1, Z18, Z22
-	VPDPBUSD.BCST    128(R10), Z22, Z14
+	VPDPBUSD.BCST    128(R10), Z22, Z13
 	VPDPBUSD.BCST    608(R10), Z22, Z15
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z23
 	VPDPBUSD.BCST    192(R10), Z23, Z16
 	VPDPBUSD.BCST    672(R10), Z23, Z17
-	VPSLLD           $0x04, Z7, Z18
+	VPSLLD           $0x04, Z10, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z7, Z22
+	VPANDD           Z2, Z10, Z22
 	VPTERNLOGD       $0xf8, Z1, Z19, Z18
-	VPDPBUSD.BCST    132(R10), Z18, Z14
+	VPDPBUSD.BCST    132(R10), Z18, Z13
 	VPDPBUSD.BCST    612(R10), Z18, Z15
 	VPSRLD           $0x04, Z19, Z19
 	VPTERNLOGD       $0xf8, Z1, Z19, Z22
 	VPDPBUSD.BCST    196(R10), Z22, Z16
 	VPDPBUSD.BCST    676(R10), Z22, Z17
-	VPSLLD           $0x04, Z8, Z18
+	VPSLLD           $0x04, Z11, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z8, Z19
+	VPANDD           Z2, Z11, Z19
 	VPTERNLOGD       $0xf8, Z1, Z20, Z18
-	VPDPBUSD.BCST    136(R10), Z18, Z14
+	VPDPBUSD.BCST    136(R10), Z18, Z13
 	VPDPBUSD.BCST    616(R10), Z18, Z15
 	VPSRLD           $0x04, Z20, Z20
 	VPTERNLOGD       $0xf8, Z1, Z20, Z19
 	VPDPBUSD.BCST    200(R10), Z19, Z16
 	VPDPBUSD.BCST    680(R10), Z19, Z17
-	VPSLLD           $0x04, Z9, Z18
+	VPSLLD           $0x04, Z12, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z9, Z19
+	VPANDD           Z2, Z12, Z19
 	VPTERNLOGD       $0xf8, Z1, Z21, Z18
-	VPDPBUSD.BCST    140(R10), Z18, Z14
+	VPDPBUSD.BCST    140(R10), Z18, Z13
 	VPDPBUSD.BCST    620(R10), Z18, Z15
 	VPSRLD           $0x04, Z21, Z21
 	VPTERNLOGD       $0xf8, Z1, Z21, Z19
@@ -14779,22 +14563,22 @@ fusedQ6Kx2_block:
 	VPDPBUSD.BCST    684(R10), Z19, Z17
 	VMOVUPS          512(R13), Z19
 	VMULPS           Z0, Z19, Z18
-	VFMSUB213PS      Z18, Z19, Z14
-	VFMADD231PS.BCST 16(R12), Z14, Z4
+	VFMSUB213PS      Z18, Z19, Z13
+	VFMADD231PS.BCST 16(R12), Z13, Z4
 	VFMSUB213PS      Z18, Z19, Z15
 	VFMADD231PS.BCST 496(R12), Z15, Z5
 	VMOVUPS          768(R13), Z15
-	VMULPS           Z0, Z15, Z14
-	VFMSUB213PS      Z14, Z15, Z16
+	VMULPS           Z0, Z15, Z13
+	VFMSUB213PS      Z13, Z15, Z16
 	VFMADD231PS.BCST 24(R12), Z16, Z4
-	VFMSUB213PS      Z14, Z15, Z17
+	VFMSUB213PS      Z13, Z15, Z17
 	VFMADD231PS.BCST 504(R12), Z17, Z5
 	PREFETCHT0       2496(R9)
 	PREFETCHT0       2560(R9)
 	PREFETCHT0       2624(R9)
 	PREFETCHT0       2688(R9)
 	PREFETCHT0       2752(R9)
-	VPBROADCASTD     132(R12), Z14
+	VPBROADCASTD     132(R12), Z13
 	VPBROADCASTD     612(R12), Z15
 	VPBROADCASTD     148(R12), Z16
 	VPBROADCASTD     628(R12), Z17
@@ -14822,41 +14606,41 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z19, Z22, Z19
 	VPUNPCKLQDQ      Z21, Z23, Z20
 	VPUNPCKHQDQ      Z21, Z23, Z21
-	VPSLLD           $0x04, Z10, Z22
+	VPSLLD           $0x04, Z6, Z22
 	VPANDD           Z2, Z22, Z22
-	VPANDD           Z2, Z10, Z23
+	VPANDD           Z2, Z6, Z23
 	VPTERNLOGD       $0xf8, Z1, Z18, Z22
-	VPDPBUSD.BCST    144(R10), Z22, Z14
+	VPDPBUSD.BCST    144(R10), Z22, Z13
 	VPDPBUSD.BCST    624(R10), Z22, Z15
 	VPSRLD           $0x04, Z18, Z18
 	VPTERNLOGD       $0xf8, Z1, Z18, Z23
 	VPDPBUSD.BCST    208(R10), Z23, Z16
 	VPDPBUSD.BCST    688(R10), Z23, Z17
-	VPSLLD           $0x04, Z11, Z18
+	VPSLLD           $0x04, Z7, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z11, Z22
+	VPANDD           Z2, Z7, Z22
 	VPTERNLOGD       $0xf8, Z1, Z19, Z18
-	VPDPBUSD.BCST    148(R10), Z18, Z14
+	VPDPBUSD.BCST    148(R10), Z18, Z13
 	VPDPBUSD.BCST    628(R10), Z18, Z15
 	VPSRLD           $0x04, Z19, Z19
 	VPTERNLOGD       $0xf8, Z1, Z19, Z22
 	VPDPBUSD.BCST    212(R10), Z22, Z16
 	VPDPBUSD.BCST    692(R10), Z22, Z17
-	VPSLLD           $0x04, Z12, Z18
+	VPSLLD           $0x04, Z8, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z12, Z19
+	VPANDD           Z2, Z8, Z19
 	VPTERNLOGD       $0xf8, Z1, Z20, Z18
-	VPDPBUSD.BCST    152(R10), Z18, Z14
+	VPDPBUSD.BCST    152(R10), Z18, Z13
 	VPDPBUSD.BCST    632(R10), Z18, Z15
 	VPSRLD           $0x04, Z20, Z20
 	VPTERNLOGD       $0xf8, Z1, Z20, Z19
 	VPDPBUSD.BCST    216(R10), Z19, Z16
 	VPDPBUSD.BCST    696(R10), Z19, Z17
-	VPSLLD           $0x04, Z13, Z18
+	VPSLLD           $0x04, Z9, Z18
 	VPANDD           Z2, Z18, Z18
-	VPANDD           Z2, Z13, Z19
+	VPANDD           Z2, Z9, Z19
 	VPTERNLOGD       $0xf8, Z1, Z21, Z18
-	VPDPBUSD.BCST    156(R10), Z18, Z14
+	VPDPBUSD.BCST    156(R10), Z18, Z13
 	VPDPBUSD.BCST    636(R10), Z18, Z15
 	VPSRLD           $0x04, Z21, Z21
 	VPTERNLOGD       $0xf8, Z1, Z21, Z19
@@ -14864,21 +14648,21 @@ fusedQ6Kx2_block:
 	VPDPBUSD.BCST    700(R10), Z19, Z17
 	VMOVUPS          576(R13), Z19
 	VMULPS           Z0, Z19, Z18
-	VFMSUB213PS      Z18, Z19, Z14
-	VFMADD231PS.BCST 16(R12), Z14, Z4
+	VFMSUB213PS      Z18, Z19, Z13
+	VFMADD231PS.BCST 16(R12), Z13, Z4
 	VFMSUB213PS      Z18, Z19, Z15
 	VFMADD231PS.BCST 496(R12), Z15, Z5
 	VMOVUPS          832(R13), Z15
-	VMULPS           Z0, Z15, Z14
-	VFMSUB213PS      Z14, Z15, Z16
+	VMULPS           Z0, Z15, Z13
+	VFMSUB213PS      Z13, Z15, Z16
 	VFMADD231PS.BCST 24(R12), Z16, Z4
-	VFMSUB213PS      Z14, Z15, Z17
+	VFMSUB213PS      Z13, Z15, Z17
 	VFMADD231PS.BCST 504(R12), Z17, Z5
 	PREFETCHT0       2816(R9)
 	PREFETCHT0       2880(R9)
 	PREFETCHT0       2944(R9)
 	PREFETCHT0       3008(R9)
-	VPBROADCASTD     136(R12), Z14
+	VPBROADCASTD     136(R12), Z13
 	VPBROADCASTD     616(R12), Z15
 	VPBROADCASTD     152(R12), Z16
 	VPBROADCASTD     632(R12), Z17
@@ -14906,71 +14690,71 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z19, Z22, Z19
 	VPUNPCKLQDQ      Z21, Z23, Z20
 	VPUNPCKHQDQ      Z21, Z23, Z21
-	VPSLLD           $0x02, Z6, Z22
+	VPSLLD           $0x02, Z14, Z22
 	VPANDD           Z2, Z22, Z22
-	VPSRLD           $0x02, Z6, Z6
-	VPANDD           Z2, Z6, Z6
+	VPSRLD           $0x02, Z14, Z14
+	VPANDD           Z2, Z14, Z14
 	VPTERNLOGD       $0xf8, Z1, Z18, Z22
-	VPDPBUSD.BCST    160(R10), Z22, Z14
+	VPDPBUSD.BCST    160(R10), Z22, Z13
 	VPDPBUSD.BCST    640(R10), Z22, Z15
 	VPSRLD           $0x04, Z18, Z18
-	VPTERNLOGD       $0xf8, Z1, Z18, Z6
-	VPDPBUSD.BCST    224(R10), Z6, Z16
-	VPDPBUSD.BCST    704(R10), Z6, Z17
-	VPSLLD           $0x02, Z7, Z6
-	VPANDD           Z2, Z6, Z6
-	VPSRLD           $0x02, Z7, Z7
-	VPANDD           Z2, Z7, Z7
-	VPTERNLOGD       $0xf8, Z1, Z19, Z6
-	VPDPBUSD.BCST    164(R10), Z6, Z14
-	VPDPBUSD.BCST    644(R10), Z6, Z15
+	VPTERNLOGD       $0xf8, Z1, Z18, Z14
+	VPDPBUSD.BCST    224(R10), Z14, Z16
+	VPDPBUSD.BCST    704(R10), Z14, Z17
+	VPSLLD           $0x02, Z10, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z19, Z14
+	VPDPBUSD.BCST    164(R10), Z14, Z13
+	VPDPBUSD.BCST    644(R10), Z14, Z15
 	VPSRLD           $0x04, Z19, Z19
-	VPTERNLOGD       $0xf8, Z1, Z19, Z7
-	VPDPBUSD.BCST    228(R10), Z7, Z16
-	VPDPBUSD.BCST    708(R10), Z7, Z17
-	VPSLLD           $0x02, Z8, Z6
-	VPANDD           Z2, Z6, Z6
-	VPSRLD           $0x02, Z8, Z7
-	VPANDD           Z2, Z7, Z7
-	VPTERNLOGD       $0xf8, Z1, Z20, Z6
-	VPDPBUSD.BCST    168(R10), Z6, Z14
-	VPDPBUSD.BCST    648(R10), Z6, Z15
+	VPTERNLOGD       $0xf8, Z1, Z19, Z10
+	VPDPBUSD.BCST    228(R10), Z10, Z16
+	VPDPBUSD.BCST    708(R10), Z10, Z17
+	VPSLLD           $0x02, Z11, Z10
+	VPANDD           Z2, Z10, Z10
+	VPSRLD           $0x02, Z11, Z11
+	VPANDD           Z2, Z11, Z11
+	VPTERNLOGD       $0xf8, Z1, Z20, Z10
+	VPDPBUSD.BCST    168(R10), Z10, Z13
+	VPDPBUSD.BCST    648(R10), Z10, Z15
 	VPSRLD           $0x04, Z20, Z20
-	VPTERNLOGD       $0xf8, Z1, Z20, Z7
-	VPDPBUSD.BCST    232(R10), Z7, Z16
-	VPDPBUSD.BCST    712(R10), Z7, Z17
-	VPSLLD           $0x02, Z9, Z6
-	VPANDD           Z2, Z6, Z6
-	VPSRLD           $0x02, Z9, Z7
-	VPANDD           Z2, Z7, Z7
-	VPTERNLOGD       $0xf8, Z1, Z21, Z6
-	VPDPBUSD.BCST    172(R10), Z6, Z14
-	VPDPBUSD.BCST    652(R10), Z6, Z15
+	VPTERNLOGD       $0xf8, Z1, Z20, Z11
+	VPDPBUSD.BCST    232(R10), Z11, Z16
+	VPDPBUSD.BCST    712(R10), Z11, Z17
+	VPSLLD           $0x02, Z12, Z10
+	VPANDD           Z2, Z10, Z10
+	VPSRLD           $0x02, Z12, Z11
+	VPANDD           Z2, Z11, Z11
+	VPTERNLOGD       $0xf8, Z1, Z21, Z10
+	VPDPBUSD.BCST    172(R10), Z10, Z13
+	VPDPBUSD.BCST    652(R10), Z10, Z15
 	VPSRLD           $0x04, Z21, Z21
-	VPTERNLOGD       $0xf8, Z1, Z21, Z7
-	VPDPBUSD.BCST    236(R10), Z7, Z16
-	VPDPBUSD.BCST    716(R10), Z7, Z17
-	VMOVUPS          640(R13), Z7
-	VMULPS           Z0, Z7, Z6
-	VFMSUB213PS      Z6, Z7, Z14
-	VFMADD231PS.BCST 20(R12), Z14, Z4
-	VFMSUB213PS      Z6, Z7, Z15
+	VPTERNLOGD       $0xf8, Z1, Z21, Z11
+	VPDPBUSD.BCST    236(R10), Z11, Z16
+	VPDPBUSD.BCST    716(R10), Z11, Z17
+	VMOVUPS          640(R13), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z13
+	VFMADD231PS.BCST 20(R12), Z13, Z4
+	VFMSUB213PS      Z10, Z11, Z15
 	VFMADD231PS.BCST 500(R12), Z15, Z5
-	VMOVUPS          896(R13), Z7
-	VMULPS           Z0, Z7, Z6
-	VFMSUB213PS      Z6, Z7, Z16
+	VMOVUPS          896(R13), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z16
 	VFMADD231PS.BCST 28(R12), Z16, Z4
-	VFMSUB213PS      Z6, Z7, Z17
+	VFMSUB213PS      Z10, Z11, Z17
 	VFMADD231PS.BCST 508(R12), Z17, Z5
 	PREFETCHT0       3072(R9)
 	PREFETCHT0       3136(R9)
 	PREFETCHT0       3200(R9)
 	PREFETCHT0       3264(R9)
 	PREFETCHT0       3328(R9)
-	VPBROADCASTD     140(R12), Z6
-	VPBROADCASTD     620(R12), Z7
-	VPBROADCASTD     156(R12), Z8
-	VPBROADCASTD     636(R12), Z9
+	VPBROADCASTD     140(R12), Z10
+	VPBROADCASTD     620(R12), Z11
+	VPBROADCASTD     156(R12), Z12
+	VPBROADCASTD     636(R12), Z13
 	VBROADCASTI32X4  112(AX), Z14
 	VINSERTI32X4     $0x01, 112(BX), Z14, Z14
 	VINSERTI32X4     $0x02, 112(SI), Z14, Z14
@@ -14995,62 +14779,62 @@ fusedQ6Kx2_block:
 	VPUNPCKHQDQ      Z15, Z18, Z15
 	VPUNPCKLQDQ      Z17, Z19, Z16
 	VPUNPCKHQDQ      Z17, Z19, Z17
-	VPSLLD           $0x02, Z10, Z18
+	VPSLLD           $0x02, Z6, Z18
 	VPANDD           Z2, Z18, Z18
-	VPSRLD           $0x02, Z10, Z10
-	VPANDD           Z2, Z10, Z10
+	VPSRLD           $0x02, Z6, Z6
+	VPANDD           Z2, Z6, Z6
 	VPTERNLOGD       $0xf8, Z1, Z14, Z18
-	VPDPBUSD.BCST    176(R10), Z18, Z6
-	VPDPBUSD.BCST    656(R10), Z18, Z7
+	VPDPBUSD.BCST    176(R10), Z18, Z10
+	VPDPBUSD.BCST    656(R10), Z18, Z11
 	VPSRLD           $0x04, Z14, Z14
-	VPTERNLOGD       $0xf8, Z1, Z14, Z10
-	VPDPBUSD.BCST    240(R10), Z10, Z8
-	VPDPBUSD.BCST    720(R10), Z10, Z9
-	VPSLLD           $0x02, Z11, Z10
-	VPANDD           Z2, Z10, Z10
-	VPSRLD           $0x02, Z11, Z11
-	VPANDD           Z2, Z11, Z11
-	VPTERNLOGD       $0xf8, Z1, Z15, Z10
-	VPDPBUSD.BCST    180(R10), Z10, Z6
-	VPDPBUSD.BCST    660(R10), Z10, Z7
+	VPTERNLOGD       $0xf8, Z1, Z14, Z6
+	VPDPBUSD.BCST    240(R10), Z6, Z12
+	VPDPBUSD.BCST    720(R10), Z6, Z13
+	VPSLLD           $0x02, Z7, Z6
+	VPANDD           Z2, Z6, Z6
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z15, Z6
+	VPDPBUSD.BCST    180(R10), Z6, Z10
+	VPDPBUSD.BCST    660(R10), Z6, Z11
 	VPSRLD           $0x04, Z15, Z15
-	VPTERNLOGD       $0xf8, Z1, Z15, Z11
-	VPDPBUSD.BCST    244(R10), Z11, Z8
-	VPDPBUSD.BCST    724(R10), Z11, Z9
-	VPSLLD           $0x02, Z12, Z10
-	VPANDD           Z2, Z10, Z10
-	VPSRLD           $0x02, Z12, Z11
-	VPANDD           Z2, Z11, Z11
-	VPTERNLOGD       $0xf8, Z1, Z16, Z10
-	VPDPBUSD.BCST    184(R10), Z10, Z6
-	VPDPBUSD.BCST    664(R10), Z10, Z7
+	VPTERNLOGD       $0xf8, Z1, Z15, Z7
+	VPDPBUSD.BCST    244(R10), Z7, Z12
+	VPDPBUSD.BCST    724(R10), Z7, Z13
+	VPSLLD           $0x02, Z8, Z6
+	VPANDD           Z2, Z6, Z6
+	VPSRLD           $0x02, Z8, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z16, Z6
+	VPDPBUSD.BCST    184(R10), Z6, Z10
+	VPDPBUSD.BCST    664(R10), Z6, Z11
 	VPSRLD           $0x04, Z16, Z16
-	VPTERNLOGD       $0xf8, Z1, Z16, Z11
-	VPDPBUSD.BCST    248(R10), Z11, Z8
-	VPDPBUSD.BCST    728(R10), Z11, Z9
-	VPSLLD           $0x02, Z13, Z10
-	VPANDD           Z2, Z10, Z10
-	VPSRLD           $0x02, Z13, Z11
-	VPANDD           Z2, Z11, Z11
-	VPTERNLOGD       $0xf8, Z1, Z17, Z10
-	VPDPBUSD.BCST    188(R10), Z10, Z6
-	VPDPBUSD.BCST    668(R10), Z10, Z7
+	VPTERNLOGD       $0xf8, Z1, Z16, Z7
+	VPDPBUSD.BCST    248(R10), Z7, Z12
+	VPDPBUSD.BCST    728(R10), Z7, Z13
+	VPSLLD           $0x02, Z9, Z6
+	VPANDD           Z2, Z6, Z6
+	VPSRLD           $0x02, Z9, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z17, Z6
+	VPDPBUSD.BCST    188(R10), Z6, Z10
+	VPDPBUSD.BCST    668(R10), Z6, Z11
 	VPSRLD           $0x04, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z17, Z11
-	VPDPBUSD.BCST    252(R10), Z11, Z8
-	VPDPBUSD.BCST    732(R10), Z11, Z9
-	VMOVUPS          704(R13), Z11
-	VMULPS           Z0, Z11, Z10
-	VFMSUB213PS      Z10, Z11, Z6
-	VFMADD231PS.BCST 20(R12), Z6, Z4
-	VFMSUB213PS      Z10, Z11, Z7
-	VFMADD231PS.BCST 500(R12), Z7, Z5
+	VPTERNLOGD       $0xf8, Z1, Z17, Z7
+	VPDPBUSD.BCST    252(R10), Z7, Z12
+	VPDPBUSD.BCST    732(R10), Z7, Z13
+	VMOVUPS          704(R13), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 20(R12), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 500(R12), Z11, Z5
 	VMOVUPS          960(R13), Z7
 	VMULPS           Z0, Z7, Z6
-	VFMSUB213PS      Z6, Z7, Z8
-	VFMADD231PS.BCST 28(R12), Z8, Z4
-	VFMSUB213PS      Z6, Z7, Z9
-	VFMADD231PS.BCST 508(R12), Z9, Z5
+	VFMSUB213PS      Z6, Z7, Z12
+	VFMADD231PS.BCST 28(R12), Z12, Z4
+	VFMSUB213PS      Z6, Z7, Z13
+	VFMADD231PS.BCST 508(R12), Z13, Z5
 	ADDQ             $+210, AX
 	ADDQ             $+210, BX
 	ADDQ             $+210, SI
@@ -15206,22 +14990,18 @@ fusedQ6Kx3_block:
 	PREFETCHT0       64(R9)
 	PREFETCHT0       128(R9)
 	PREFETCHT0       192(R9)
-	VBROADCASTI32X4  128(AX), Z7
-	VINSERTI32X4     $0x01, 128(BX), Z7, Z7
-	VINSERTI32X4     $0x02, 128(SI), Z7, Z7
-	VINSERTI32X4     $0x03, 128(DI), Z7, Z7
-	VBROADCASTI32X4  128(AX)(CX*1), Z8
-	VINSERTI32X4     $0x01, 128(BX)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 128(SI)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 128(DI)(CX*1), Z8, Z8
-	VBROADCASTI32X4  128(AX)(CX*2), Z9
-	VINSERTI32X4     $0x01, 128(BX)(CX*2), Z9, Z9
-	VINSERTI32X4     $0x02, 128(SI)(CX*2), Z9, Z9
-	VINSERTI32X4     $0x03, 128(DI)(CX*2), Z9, Z9
-	VBROADCASTI32X4  128(AX)(DX*1), Z10
-	VINSERTI32X4     $0x01, 128(BX)(DX*1), Z10, Z10
-	VINSERTI32X4     $0x02, 128(SI)(DX*1), Z10, Z10
-	VINSERTI32X4     $0x03, 128(DI)(DX*1), Z10, Z10
+	PREFETCHT0       256(R9)
+	PREFETCHT0       320(R9)
+	PREFETCHT0       384(R9)
+	PREFETCHT0       448(R9)
+	VBROADCASTI64X4  128(AX), Z7
+	VINSERTI64X4     $0x01, 128(BX), Z7, Z7
+	VBROADCASTI64X4  128(AX)(CX*1), Z8
+	VINSERTI64X4     $0x01, 128(BX)(CX*1), Z8, Z8
+	VBROADCASTI64X4  128(AX)(CX*2), Z9
+	VINSERTI64X4     $0x01, 128(BX)(CX*2), Z9, Z9
+	VBROADCASTI64X4  128(AX)(DX*1), Z10
+	VINSERTI64X4     $0x01, 128(BX)(DX*1), Z10, Z10
 	VPUNPCKLDQ       Z8, Z7, Z11
 	VPUNPCKHDQ       Z8, Z7, Z12
 	VPUNPCKLDQ       Z10, Z9, Z8
@@ -15230,26 +15010,14 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z8, Z11, Z8
 	VPUNPCKLQDQ      Z10, Z12, Z9
 	VPUNPCKHQDQ      Z10, Z12, Z10
-	PREFETCHT0       256(R9)
-	PREFETCHT0       320(R9)
-	PREFETCHT0       384(R9)
-	PREFETCHT0       448(R9)
-	VBROADCASTI32X4  144(AX), Z11
-	VINSERTI32X4     $0x01, 144(BX), Z11, Z11
-	VINSERTI32X4     $0x02, 144(SI), Z11, Z11
-	VINSERTI32X4     $0x03, 144(DI), Z11, Z11
-	VBROADCASTI32X4  144(AX)(CX*1), Z12
-	VINSERTI32X4     $0x01, 144(BX)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 144(SI)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 144(DI)(CX*1), Z12, Z12
-	VBROADCASTI32X4  144(AX)(CX*2), Z13
-	VINSERTI32X4     $0x01, 144(BX)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x02, 144(SI)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x03, 144(DI)(CX*2), Z13, Z13
-	VBROADCASTI32X4  144(AX)(DX*1), Z14
-	VINSERTI32X4     $0x01, 144(BX)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x02, 144(SI)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x03, 144(DI)(DX*1), Z14, Z14
+	VBROADCASTI64X4  128(SI), Z11
+	VINSERTI64X4     $0x01, 128(DI), Z11, Z11
+	VBROADCASTI64X4  128(SI)(CX*1), Z12
+	VINSERTI64X4     $0x01, 128(DI)(CX*1), Z12, Z12
+	VBROADCASTI64X4  128(SI)(CX*2), Z13
+	VINSERTI64X4     $0x01, 128(DI)(CX*2), Z13, Z13
+	VBROADCASTI64X4  128(SI)(DX*1), Z14
+	VINSERTI64X4     $0x01, 128(DI)(DX*1), Z14, Z14
 	VPUNPCKLDQ       Z12, Z11, Z15
 	VPUNPCKHDQ       Z12, Z11, Z16
 	VPUNPCKLDQ       Z14, Z13, Z12
@@ -15258,12 +15026,20 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z12, Z15, Z12
 	VPUNPCKLQDQ      Z14, Z16, Z13
 	VPUNPCKHQDQ      Z14, Z16, Z14
+	VSHUFI32X4       $0x88, Z11, Z7, Z15
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
+	VSHUFI32X4       $0x88, Z14, Z10, Z13
+	VSHUFI32X4       $0xdd, Z14, Z10, Z10
 	PREFETCHT0       512(R9)
 	PREFETCHT0       576(R9)
 	PREFETCHT0       640(R9)
 	PREFETCHT0       704(R9)
 	PREFETCHT0       768(R9)
-	VPBROADCASTD     96(R12), Z15
+	VPBROADCASTD     96(R12), Z14
 	VPBROADCASTD     576(R12), Z16
 	VPBROADCASTD     1056(R12), Z17
 	VPBROADCASTD     112(R12), Z18
@@ -15293,11 +15069,11 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z22, Z25, Z22
 	VPUNPCKLQDQ      Z24, Z26, Z23
 	VPUNPCKHQDQ      Z24, Z26, Z24
-	VPSLLD           $0x04, Z7, Z25
+	VPSLLD           $0x04, Z15, Z25
 	VPANDD           Z2, Z25, Z25
-	VPANDD           Z2, Z7, Z26
+	VPANDD           Z2, Z15, Z26
 	VPTERNLOGD       $0xf8, Z1, Z21, Z25
-	VPDPBUSD.BCST    (R10), Z25, Z15
+	VPDPBUSD.BCST    (R10), Z25, Z14
 	VPDPBUSD.BCST    480(R10), Z25, Z16
 	VPDPBUSD.BCST    960(R10), Z25, Z17
 	VPSRLD           $0x04, Z21, Z21
@@ -15305,11 +15081,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    64(R10), Z26, Z18
 	VPDPBUSD.BCST    544(R10), Z26, Z19
 	VPDPBUSD.BCST    1024(R10), Z26, Z20
-	VPSLLD           $0x04, Z8, Z21
+	VPSLLD           $0x04, Z11, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z8, Z25
+	VPANDD           Z2, Z11, Z25
 	VPTERNLOGD       $0xf8, Z1, Z22, Z21
-	VPDPBUSD.BCST    4(R10), Z21, Z15
+	VPDPBUSD.BCST    4(R10), Z21, Z14
 	VPDPBUSD.BCST    484(R10), Z21, Z16
 	VPDPBUSD.BCST    964(R10), Z21, Z17
 	VPSRLD           $0x04, Z22, Z22
@@ -15317,11 +15093,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    68(R10), Z25, Z18
 	VPDPBUSD.BCST    548(R10), Z25, Z19
 	VPDPBUSD.BCST    1028(R10), Z25, Z20
-	VPSLLD           $0x04, Z9, Z21
+	VPSLLD           $0x04, Z12, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z9, Z22
+	VPANDD           Z2, Z12, Z22
 	VPTERNLOGD       $0xf8, Z1, Z23, Z21
-	VPDPBUSD.BCST    8(R10), Z21, Z15
+	VPDPBUSD.BCST    8(R10), Z21, Z14
 	VPDPBUSD.BCST    488(R10), Z21, Z16
 	VPDPBUSD.BCST    968(R10), Z21, Z17
 	VPSRLD           $0x04, Z23, Z23
@@ -15329,11 +15105,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    72(R10), Z22, Z18
 	VPDPBUSD.BCST    552(R10), Z22, Z19
 	VPDPBUSD.BCST    1032(R10), Z22, Z20
-	VPSLLD           $0x04, Z10, Z21
+	VPSLLD           $0x04, Z13, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z10, Z22
+	VPANDD           Z2, Z13, Z22
 	VPTERNLOGD       $0xf8, Z1, Z24, Z21
-	VPDPBUSD.BCST    12(R10), Z21, Z15
+	VPDPBUSD.BCST    12(R10), Z21, Z14
 	VPDPBUSD.BCST    492(R10), Z21, Z16
 	VPDPBUSD.BCST    972(R10), Z21, Z17
 	VPSRLD           $0x04, Z24, Z24
@@ -15343,25 +15119,25 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    1036(R10), Z22, Z20
 	VMOVUPS          (R13), Z22
 	VMULPS           Z0, Z22, Z21
-	VFMSUB213PS      Z21, Z22, Z15
-	VFMADD231PS.BCST (R12), Z15, Z4
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST (R12), Z14, Z4
 	VFMSUB213PS      Z21, Z22, Z16
 	VFMADD231PS.BCST 480(R12), Z16, Z5
 	VFMSUB213PS      Z21, Z22, Z17
 	VFMADD231PS.BCST 960(R12), Z17, Z6
 	VMOVUPS          256(R13), Z16
-	VMULPS           Z0, Z16, Z15
-	VFMSUB213PS      Z15, Z16, Z18
+	VMULPS           Z0, Z16, Z14
+	VFMSUB213PS      Z14, Z16, Z18
 	VFMADD231PS.BCST 8(R12), Z18, Z4
-	VFMSUB213PS      Z15, Z16, Z19
+	VFMSUB213PS      Z14, Z16, Z19
 	VFMADD231PS.BCST 488(R12), Z19, Z5
-	VFMSUB213PS      Z15, Z16, Z20
+	VFMSUB213PS      Z14, Z16, Z20
 	VFMADD231PS.BCST 968(R12), Z20, Z6
 	PREFETCHT0       832(R9)
 	PREFETCHT0       896(R9)
 	PREFETCHT0       960(R9)
 	PREFETCHT0       1024(R9)
-	VPBROADCASTD     100(R12), Z15
+	VPBROADCASTD     100(R12), Z14
 	VPBROADCASTD     580(R12), Z16
 	VPBROADCASTD     1060(R12), Z17
 	VPBROADCASTD     116(R12), Z18
@@ -15391,11 +15167,11 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z22, Z25, Z22
 	VPUNPCKLQDQ      Z24, Z26, Z23
 	VPUNPCKHQDQ      Z24, Z26, Z24
-	VPSLLD           $0x04, Z11, Z25
+	VPSLLD           $0x04, Z7, Z25
 	VPANDD           Z2, Z25, Z25
-	VPANDD           Z2, Z11, Z26
+	VPANDD           Z2, Z7, Z26
 	VPTERNLOGD       $0xf8, Z1, Z21, Z25
-	VPDPBUSD.BCST    16(R10), Z25, Z15
+	VPDPBUSD.BCST    16(R10), Z25, Z14
 	VPDPBUSD.BCST    496(R10), Z25, Z16
 	VPDPBUSD.BCST    976(R10), Z25, Z17
 	VPSRLD           $0x04, Z21, Z21
@@ -15403,11 +15179,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    80(R10), Z26, Z18
 	VPDPBUSD.BCST    560(R10), Z26, Z19
 	VPDPBUSD.BCST    1040(R10), Z26, Z20
-	VPSLLD           $0x04, Z12, Z21
+	VPSLLD           $0x04, Z8, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z12, Z25
+	VPANDD           Z2, Z8, Z25
 	VPTERNLOGD       $0xf8, Z1, Z22, Z21
-	VPDPBUSD.BCST    20(R10), Z21, Z15
+	VPDPBUSD.BCST    20(R10), Z21, Z14
 	VPDPBUSD.BCST    500(R10), Z21, Z16
 	VPDPBUSD.BCST    980(R10), Z21, Z17
 	VPSRLD           $0x04, Z22, Z22
@@ -15415,11 +15191,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    84(R10), Z25, Z18
 	VPDPBUSD.BCST    564(R10), Z25, Z19
 	VPDPBUSD.BCST    1044(R10), Z25, Z20
-	VPSLLD           $0x04, Z13, Z21
+	VPSLLD           $0x04, Z9, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z13, Z22
+	VPANDD           Z2, Z9, Z22
 	VPTERNLOGD       $0xf8, Z1, Z23, Z21
-	VPDPBUSD.BCST    24(R10), Z21, Z15
+	VPDPBUSD.BCST    24(R10), Z21, Z14
 	VPDPBUSD.BCST    504(R10), Z21, Z16
 	VPDPBUSD.BCST    984(R10), Z21, Z17
 	VPSRLD           $0x04, Z23, Z23
@@ -15427,11 +15203,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    88(R10), Z22, Z18
 	VPDPBUSD.BCST    568(R10), Z22, Z19
 	VPDPBUSD.BCST    1048(R10), Z22, Z20
-	VPSLLD           $0x04, Z14, Z21
+	VPSLLD           $0x04, Z10, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z14, Z22
+	VPANDD           Z2, Z10, Z22
 	VPTERNLOGD       $0xf8, Z1, Z24, Z21
-	VPDPBUSD.BCST    28(R10), Z21, Z15
+	VPDPBUSD.BCST    28(R10), Z21, Z14
 	VPDPBUSD.BCST    508(R10), Z21, Z16
 	VPDPBUSD.BCST    988(R10), Z21, Z17
 	VPSRLD           $0x04, Z24, Z24
@@ -15441,26 +15217,26 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    1052(R10), Z22, Z20
 	VMOVUPS          64(R13), Z22
 	VMULPS           Z0, Z22, Z21
-	VFMSUB213PS      Z21, Z22, Z15
-	VFMADD231PS.BCST (R12), Z15, Z4
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST (R12), Z14, Z4
 	VFMSUB213PS      Z21, Z22, Z16
 	VFMADD231PS.BCST 480(R12), Z16, Z5
 	VFMSUB213PS      Z21, Z22, Z17
 	VFMADD231PS.BCST 960(R12), Z17, Z6
 	VMOVUPS          320(R13), Z16
-	VMULPS           Z0, Z16, Z15
-	VFMSUB213PS      Z15, Z16, Z18
+	VMULPS           Z0, Z16, Z14
+	VFMSUB213PS      Z14, Z16, Z18
 	VFMADD231PS.BCST 8(R12), Z18, Z4
-	VFMSUB213PS      Z15, Z16, Z19
+	VFMSUB213PS      Z14, Z16, Z19
 	VFMADD231PS.BCST 488(R12), Z19, Z5
-	VFMSUB213PS      Z15, Z16, Z20
+	VFMSUB213PS      Z14, Z16, Z20
 	VFMADD231PS.BCST 968(R12), Z20, Z6
 	PREFETCHT0       1088(R9)
 	PREFETCHT0       1152(R9)
 	PREFETCHT0       1216(R9)
 	PREFETCHT0       1280(R9)
 	PREFETCHT0       1344(R9)
-	VPBROADCASTD     104(R12), Z15
+	VPBROADCASTD     104(R12), Z14
 	VPBROADCASTD     584(R12), Z16
 	VPBROADCASTD     1064(R12), Z17
 	VPBROADCASTD     120(R12), Z18
@@ -15490,82 +15266,82 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z22, Z25, Z22
 	VPUNPCKLQDQ      Z24, Z26, Z23
 	VPUNPCKHQDQ      Z24, Z26, Z24
-	VPSLLD           $0x02, Z7, Z25
+	VPSLLD           $0x02, Z15, Z25
 	VPANDD           Z2, Z25, Z25
-	VPSRLD           $0x02, Z7, Z7
-	VPANDD           Z2, Z7, Z7
+	VPSRLD           $0x02, Z15, Z15
+	VPANDD           Z2, Z15, Z15
 	VPTERNLOGD       $0xf8, Z1, Z21, Z25
-	VPDPBUSD.BCST    32(R10), Z25, Z15
+	VPDPBUSD.BCST    32(R10), Z25, Z14
 	VPDPBUSD.BCST    512(R10), Z25, Z16
 	VPDPBUSD.BCST    992(R10), Z25, Z17
 	VPSRLD           $0x04, Z21, Z21
-	VPTERNLOGD       $0xf8, Z1, Z21, Z7
-	VPDPBUSD.BCST    96(R10), Z7, Z18
-	VPDPBUSD.BCST    576(R10), Z7, Z19
-	VPDPBUSD.BCST    1056(R10), Z7, Z20
-	VPSLLD           $0x02, Z8, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z8, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z22, Z7
-	VPDPBUSD.BCST    36(R10), Z7, Z15
-	VPDPBUSD.BCST    516(R10), Z7, Z16
-	VPDPBUSD.BCST    996(R10), Z7, Z17
+	VPTERNLOGD       $0xf8, Z1, Z21, Z15
+	VPDPBUSD.BCST    96(R10), Z15, Z18
+	VPDPBUSD.BCST    576(R10), Z15, Z19
+	VPDPBUSD.BCST    1056(R10), Z15, Z20
+	VPSLLD           $0x02, Z11, Z15
+	VPANDD           Z2, Z15, Z15
+	VPSRLD           $0x02, Z11, Z11
+	VPANDD           Z2, Z11, Z11
+	VPTERNLOGD       $0xf8, Z1, Z22, Z15
+	VPDPBUSD.BCST    36(R10), Z15, Z14
+	VPDPBUSD.BCST    516(R10), Z15, Z16
+	VPDPBUSD.BCST    996(R10), Z15, Z17
 	VPSRLD           $0x04, Z22, Z22
-	VPTERNLOGD       $0xf8, Z1, Z22, Z8
-	VPDPBUSD.BCST    100(R10), Z8, Z18
-	VPDPBUSD.BCST    580(R10), Z8, Z19
-	VPDPBUSD.BCST    1060(R10), Z8, Z20
-	VPSLLD           $0x02, Z9, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z9, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z23, Z7
-	VPDPBUSD.BCST    40(R10), Z7, Z15
-	VPDPBUSD.BCST    520(R10), Z7, Z16
-	VPDPBUSD.BCST    1000(R10), Z7, Z17
+	VPTERNLOGD       $0xf8, Z1, Z22, Z11
+	VPDPBUSD.BCST    100(R10), Z11, Z18
+	VPDPBUSD.BCST    580(R10), Z11, Z19
+	VPDPBUSD.BCST    1060(R10), Z11, Z20
+	VPSLLD           $0x02, Z12, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z12, Z12
+	VPANDD           Z2, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z23, Z11
+	VPDPBUSD.BCST    40(R10), Z11, Z14
+	VPDPBUSD.BCST    520(R10), Z11, Z16
+	VPDPBUSD.BCST    1000(R10), Z11, Z17
 	VPSRLD           $0x04, Z23, Z23
-	VPTERNLOGD       $0xf8, Z1, Z23, Z8
-	VPDPBUSD.BCST    104(R10), Z8, Z18
-	VPDPBUSD.BCST    584(R10), Z8, Z19
-	VPDPBUSD.BCST    1064(R10), Z8, Z20
-	VPSLLD           $0x02, Z10, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z10, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z24, Z7
-	VPDPBUSD.BCST    44(R10), Z7, Z15
-	VPDPBUSD.BCST    524(R10), Z7, Z16
-	VPDPBUSD.BCST    1004(R10), Z7, Z17
+	VPTERNLOGD       $0xf8, Z1, Z23, Z12
+	VPDPBUSD.BCST    104(R10), Z12, Z18
+	VPDPBUSD.BCST    584(R10), Z12, Z19
+	VPDPBUSD.BCST    1064(R10), Z12, Z20
+	VPSLLD           $0x02, Z13, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z13, Z12
+	VPANDD           Z2, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z24, Z11
+	VPDPBUSD.BCST    44(R10), Z11, Z14
+	VPDPBUSD.BCST    524(R10), Z11, Z16
+	VPDPBUSD.BCST    1004(R10), Z11, Z17
 	VPSRLD           $0x04, Z24, Z24
-	VPTERNLOGD       $0xf8, Z1, Z24, Z8
-	VPDPBUSD.BCST    108(R10), Z8, Z18
-	VPDPBUSD.BCST    588(R10), Z8, Z19
-	VPDPBUSD.BCST    1068(R10), Z8, Z20
-	VMOVUPS          128(R13), Z8
-	VMULPS           Z0, Z8, Z7
-	VFMSUB213PS      Z7, Z8, Z15
-	VFMADD231PS.BCST 4(R12), Z15, Z4
-	VFMSUB213PS      Z7, Z8, Z16
+	VPTERNLOGD       $0xf8, Z1, Z24, Z12
+	VPDPBUSD.BCST    108(R10), Z12, Z18
+	VPDPBUSD.BCST    588(R10), Z12, Z19
+	VPDPBUSD.BCST    1068(R10), Z12, Z20
+	VMOVUPS          128(R13), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z14
+	VFMADD231PS.BCST 4(R12), Z14, Z4
+	VFMSUB213PS      Z11, Z12, Z16
 	VFMADD231PS.BCST 484(R12), Z16, Z5
-	VFMSUB213PS      Z7, Z8, Z17
+	VFMSUB213PS      Z11, Z12, Z17
 	VFMADD231PS.BCST 964(R12), Z17, Z6
-	VMOVUPS          384(R13), Z8
-	VMULPS           Z0, Z8, Z7
-	VFMSUB213PS      Z7, Z8, Z18
+	VMOVUPS          384(R13), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z18
 	VFMADD231PS.BCST 12(R12), Z18, Z4
-	VFMSUB213PS      Z7, Z8, Z19
+	VFMSUB213PS      Z11, Z12, Z19
 	VFMADD231PS.BCST 492(R12), Z19, Z5
-	VFMSUB213PS      Z7, Z8, Z20
+	VFMSUB213PS      Z11, Z12, Z20
 	VFMADD231PS.BCST 972(R12), Z20, Z6
 	PREFETCHT0       1408(R9)
 	PREFETCHT0       1472(R9)
 	PREFETCHT0       1536(R9)
 	PREFETCHT0       1600(R9)
-	VPBROADCASTD     108(R12), Z7
-	VPBROADCASTD     588(R12), Z8
-	VPBROADCASTD     1068(R12), Z9
-	VPBROADCASTD     124(R12), Z10
+	VPBROADCASTD     108(R12), Z11
+	VPBROADCASTD     588(R12), Z12
+	VPBROADCASTD     1068(R12), Z13
+	VPBROADCASTD     124(R12), Z14
 	VPBROADCASTD     604(R12), Z15
 	VPBROADCASTD     1084(R12), Z16
 	VBROADCASTI32X4  48(AX), Z17
@@ -15592,70 +15368,70 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z18, Z21, Z18
 	VPUNPCKLQDQ      Z20, Z22, Z19
 	VPUNPCKHQDQ      Z20, Z22, Z20
-	VPSLLD           $0x02, Z11, Z21
+	VPSLLD           $0x02, Z7, Z21
 	VPANDD           Z2, Z21, Z21
-	VPSRLD           $0x02, Z11, Z11
-	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
 	VPTERNLOGD       $0xf8, Z1, Z17, Z21
-	VPDPBUSD.BCST    48(R10), Z21, Z7
-	VPDPBUSD.BCST    528(R10), Z21, Z8
-	VPDPBUSD.BCST    1008(R10), Z21, Z9
+	VPDPBUSD.BCST    48(R10), Z21, Z11
+	VPDPBUSD.BCST    528(R10), Z21, Z12
+	VPDPBUSD.BCST    1008(R10), Z21, Z13
 	VPSRLD           $0x04, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z17, Z11
-	VPDPBUSD.BCST    112(R10), Z11, Z10
-	VPDPBUSD.BCST    592(R10), Z11, Z15
-	VPDPBUSD.BCST    1072(R10), Z11, Z16
-	VPSLLD           $0x02, Z12, Z11
-	VPANDD           Z2, Z11, Z11
-	VPSRLD           $0x02, Z12, Z12
-	VPANDD           Z2, Z12, Z12
-	VPTERNLOGD       $0xf8, Z1, Z18, Z11
-	VPDPBUSD.BCST    52(R10), Z11, Z7
-	VPDPBUSD.BCST    532(R10), Z11, Z8
-	VPDPBUSD.BCST    1012(R10), Z11, Z9
+	VPTERNLOGD       $0xf8, Z1, Z17, Z7
+	VPDPBUSD.BCST    112(R10), Z7, Z14
+	VPDPBUSD.BCST    592(R10), Z7, Z15
+	VPDPBUSD.BCST    1072(R10), Z7, Z16
+	VPSLLD           $0x02, Z8, Z7
+	VPANDD           Z2, Z7, Z7
+	VPSRLD           $0x02, Z8, Z8
+	VPANDD           Z2, Z8, Z8
+	VPTERNLOGD       $0xf8, Z1, Z18, Z7
+	VPDPBUSD.BCST    52(R10), Z7, Z11
+	VPDPBUSD.BCST    532(R10), Z7, Z12
+	VPDPBUSD.BCST    1012(R10), Z7, Z13
 	VPSRLD           $0x04, Z18, Z18
-	VPTERNLOGD       $0xf8, Z1, Z18, Z12
-	VPDPBUSD.BCST    116(R10), Z12, Z10
-	VPDPBUSD.BCST    596(R10), Z12, Z15
-	VPDPBUSD.BCST    1076(R10), Z12, Z16
-	VPSLLD           $0x02, Z13, Z11
-	VPANDD           Z2, Z11, Z11
-	VPSRLD           $0x02, Z13, Z12
-	VPANDD           Z2, Z12, Z12
-	VPTERNLOGD       $0xf8, Z1, Z19, Z11
-	VPDPBUSD.BCST    56(R10), Z11, Z7
-	VPDPBUSD.BCST    536(R10), Z11, Z8
-	VPDPBUSD.BCST    1016(R10), Z11, Z9
+	VPTERNLOGD       $0xf8, Z1, Z18, Z8
+	VPDPBUSD.BCST    116(R10), Z8, Z14
+	VPDPBUSD.BCST    596(R10), Z8, Z15
+	VPDPBUSD.BCST    1076(R10), Z8, Z16
+	VPSLLD           $0x02, Z9, Z7
+	VPANDD           Z2, Z7, Z7
+	VPSRLD           $0x02, Z9, Z8
+	VPANDD           Z2, Z8, Z8
+	VPTERNLOGD       $0xf8, Z1, Z19, Z7
+	VPDPBUSD.BCST    56(R10), Z7, Z11
+	VPDPBUSD.BCST    536(R10), Z7, Z12
+	VPDPBUSD.BCST    1016(R10), Z7, Z13
 	VPSRLD           $0x04, Z19, Z19
-	VPTERNLOGD       $0xf8, Z1, Z19, Z12
-	VPDPBUSD.BCST    120(R10), Z12, Z10
-	VPDPBUSD.BCST    600(R10), Z12, Z15
-	VPDPBUSD.BCST    1080(R10), Z12, Z16
-	VPSLLD           $0x02, Z14, Z11
-	VPANDD           Z2, Z11, Z11
-	VPSRLD           $0x02, Z14, Z12
-	VPANDD           Z2, Z12, Z12
-	VPTERNLOGD       $0xf8, Z1, Z20, Z11
-	VPDPBUSD.BCST    60(R10), Z11, Z7
-	VPDPBUSD.BCST    540(R10), Z11, Z8
-	VPDPBUSD.BCST    1020(R10), Z11, Z9
+	VPTERNLOGD       $0xf8, Z1, Z19, Z8
+	VPDPBUSD.BCST    120(R10), Z8, Z14
+	VPDPBUSD.BCST    600(R10), Z8, Z15
+	VPDPBUSD.BCST    1080(R10), Z8, Z16
+	VPSLLD           $0x02, Z10, Z7
+	VPANDD           Z2, Z7, Z7
+	VPSRLD           $0x02, Z10, Z8
+	VPANDD           Z2, Z8, Z8
+	VPTERNLOGD       $0xf8, Z1, Z20, Z7
+	VPDPBUSD.BCST    60(R10), Z7, Z11
+	VPDPBUSD.BCST    540(R10), Z7, Z12
+	VPDPBUSD.BCST    1020(R10), Z7, Z13
 	VPSRLD           $0x04, Z20, Z20
-	VPTERNLOGD       $0xf8, Z1, Z20, Z12
-	VPDPBUSD.BCST    124(R10), Z12, Z10
-	VPDPBUSD.BCST    604(R10), Z12, Z15
-	VPDPBUSD.BCST    1084(R10), Z12, Z16
-	VMOVUPS          192(R13), Z12
-	VMULPS           Z0, Z12, Z11
-	VFMSUB213PS      Z11, Z12, Z7
-	VFMADD231PS.BCST 4(R12), Z7, Z4
-	VFMSUB213PS      Z11, Z12, Z8
-	VFMADD231PS.BCST 484(R12), Z8, Z5
-	VFMSUB213PS      Z11, Z12, Z9
-	VFMADD231PS.BCST 964(R12), Z9, Z6
+	VPTERNLOGD       $0xf8, Z1, Z20, Z8
+	VPDPBUSD.BCST    124(R10), Z8, Z14
+	VPDPBUSD.BCST    604(R10), Z8, Z15
+	VPDPBUSD.BCST    1084(R10), Z8, Z16
+	VMOVUPS          192(R13), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 4(R12), Z11, Z4
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 484(R12), Z12, Z5
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 964(R12), Z13, Z6
 	VMOVUPS          448(R13), Z8
 	VMULPS           Z0, Z8, Z7
-	VFMSUB213PS      Z7, Z8, Z10
-	VFMADD231PS.BCST 12(R12), Z10, Z4
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 12(R12), Z14, Z4
 	VFMSUB213PS      Z7, Z8, Z15
 	VFMADD231PS.BCST 492(R12), Z15, Z5
 	VFMSUB213PS      Z7, Z8, Z16
@@ -15664,22 +15440,19 @@ fusedQ6Kx3_block:
 	PREFETCHT0       1728(R9)
 	PREFETCHT0       1792(R9)
 	PREFETCHT0       1856(R9)
-	VBROADCASTI32X4  160(AX), Z7
-	VINSERTI32X4     $0x01, 160(BX), Z7, Z7
-	VINSERTI32X4     $0x02, 160(SI), Z7, Z7
-	VINSERTI32X4     $0x03, 160(DI), Z7, Z7
-	VBROADCASTI32X4  160(AX)(CX*1), Z8
-	VINSERTI32X4     $0x01, 160(BX)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 160(SI)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 160(DI)(CX*1), Z8, Z8
-	VBROADCASTI32X4  160(AX)(CX*2), Z9
-	VINSERTI32X4     $0x01, 160(BX)(CX*2), Z9, Z9
-	VINSERTI32X4     $0x02, 160(SI)(CX*2), Z9, Z9
-	VINSERTI32X4     $0x03, 160(DI)(CX*2), Z9, Z9
-	VBROADCASTI32X4  160(AX)(DX*1), Z10
-	VINSERTI32X4     $0x01, 160(BX)(DX*1), Z10, Z10
-	VINSERTI32X4     $0x02, 160(SI)(DX*1), Z10, Z10
-	VINSERTI32X4     $0x03, 160(DI)(DX*1), Z10, Z10
+	PREFETCHT0       1920(R9)
+	PREFETCHT0       1984(R9)
+	PREFETCHT0       2048(R9)
+	PREFETCHT0       2112(R9)
+	PREFETCHT0       2176(R9)
+	VBROADCASTI64X4  160(AX), Z7
+	VINSERTI64X4     $0x01, 160(BX), Z7, Z7
+	VBROADCASTI64X4  160(AX)(CX*1), Z8
+	VINSERTI64X4     $0x01, 160(BX)(CX*1), Z8, Z8
+	VBROADCASTI64X4  160(AX)(CX*2), Z9
+	VINSERTI64X4     $0x01, 160(BX)(CX*2), Z9, Z9
+	VBROADCASTI64X4  160(AX)(DX*1), Z10
+	VINSERTI64X4     $0x01, 160(BX)(DX*1), Z10, Z10
 	VPUNPCKLDQ       Z8, Z7, Z11
 	VPUNPCKHDQ       Z8, Z7, Z12
 	VPUNPCKLDQ       Z10, Z9, Z8
@@ -15688,27 +15461,14 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z8, Z11, Z8
 	VPUNPCKLQDQ      Z10, Z12, Z9
 	VPUNPCKHQDQ      Z10, Z12, Z10
-	PREFETCHT0       1920(R9)
-	PREFETCHT0       1984(R9)
-	PREFETCHT0       2048(R9)
-	PREFETCHT0       2112(R9)
-	PREFETCHT0       2176(R9)
-	VBROADCASTI32X4  176(AX), Z11
-	VINSERTI32X4     $0x01, 176(BX), Z11, Z11
-	VINSERTI32X4     $0x02, 176(SI), Z11, Z11
-	VINSERTI32X4     $0x03, 176(DI), Z11, Z11
-	VBROADCASTI32X4  176(AX)(CX*1), Z12
-	VINSERTI32X4     $0x01, 176(BX)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 176(SI)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 176(DI)(CX*1), Z12, Z12
-	VBROADCASTI32X4  176(AX)(CX*2), Z13
-	VINSERTI32X4     $0x01, 176(BX)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x02, 176(SI)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x03, 176(DI)(CX*2), Z13, Z13
-	VBROADCASTI32X4  176(AX)(DX*1), Z14
-	VINSERTI32X4     $0x01, 176(BX)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x02, 176(SI)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x03, 176(DI)(DX*1), Z14, Z14
+	VBROADCASTI64X4  160(SI), Z11
+	VINSERTI64X4     $0x01, 160(DI), Z11, Z11
+	VBROADCASTI64X4  160(SI)(CX*1), Z12
+	VINSERTI64X4     $0x01, 160(DI)(CX*1), Z12, Z12
+	VBROADCASTI64X4  160(SI)(CX*2), Z13
+	VINSERTI64X4     $0x01, 160(DI)(CX*2), Z13, Z13
+	VBROADCASTI64X4  160(SI)(DX*1), Z14
+	VINSERTI64X4     $0x01, 160(DI)(DX*1), Z14, Z14
 	VPUNPCKLDQ       Z12, Z11, Z15
 	VPUNPCKHDQ       Z12, Z11, Z16
 	VPUNPCKLDQ       Z14, Z13, Z12
@@ -15717,11 +15477,19 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z12, Z15, Z12
 	VPUNPCKLQDQ      Z14, Z16, Z13
 	VPUNPCKHQDQ      Z14, Z16, Z14
+	VSHUFI32X4       $0x88, Z11, Z7, Z15
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
+	VSHUFI32X4       $0x88, Z14, Z10, Z13
+	VSHUFI32X4       $0xdd, Z14, Z10, Z10
 	PREFETCHT0       2240(R9)
 	PREFETCHT0       2304(R9)
 	PREFETCHT0       2368(R9)
 	PREFETCHT0       2432(R9)
-	VPBROADCASTD     128(R12), Z15
+	VPBROADCASTD     128(R12), Z14
 	VPBROADCASTD     608(R12), Z16
 	VPBROADCASTD     1088(R12), Z17
 	VPBROADCASTD     144(R12), Z18
@@ -15751,11 +15519,11 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z22, Z25, Z22
 	VPUNPCKLQDQ      Z24, Z26, Z23
 	VPUNPCKHQDQ      Z24, Z26, Z24
-	VPSLLD           $0x04, Z7, Z25
+	VPSLLD           $0x04, Z15, Z25
 	VPANDD           Z2, Z25, Z25
-	VPANDD           Z2, Z7, Z26
+	VPANDD           Z2, Z15, Z26
 	VPTERNLOGD       $0xf8, Z1, Z21, Z25
-	VPDPBUSD.BCST    128(R10), Z25, Z15
+	VPDPBUSD.BCST    128(R10), Z25, Z14
 	VPDPBUSD.BCST    608(R10), Z25, Z16
 	VPDPBUSD.BCST    1088(R10), Z25, Z17
 	VPSRLD           $0x04, Z21, Z21
@@ -15763,11 +15531,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    192(R10), Z26, Z18
 	VPDPBUSD.BCST    672(R10), Z26, Z19
 	VPDPBUSD.BCST    1152(R10), Z26, Z20
-	VPSLLD           $0x04, Z8, Z21
+	VPSLLD           $0x04, Z11, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z8, Z25
+	VPANDD           Z2, Z11, Z25
 	VPTERNLOGD       $0xf8, Z1, Z22, Z21
-	VPDPBUSD.BCST    132(R10), Z21, Z15
+	VPDPBUSD.BCST    132(R10), Z21, Z14
 	VPDPBUSD.BCST    612(R10), Z21, Z16
 	VPDPBUSD.BCST    1092(R10), Z21, Z17
 	VPSRLD           $0x04, Z22, Z22
@@ -15775,11 +15543,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    196(R10), Z25, Z18
 	VPDPBUSD.BCST    676(R10), Z25, Z19
 	VPDPBUSD.BCST    1156(R10), Z25, Z20
-	VPSLLD           $0x04, Z9, Z21
+	VPSLLD           $0x04, Z12, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z9, Z22
+	VPANDD           Z2, Z12, Z22
 	VPTERNLOGD       $0xf8, Z1, Z23, Z21
-	VPDPBUSD.BCST    136(R10), Z21, Z15
+	VPDPBUSD.BCST    136(R10), Z21, Z14
 	VPDPBUSD.BCST    616(R10), Z21, Z16
 	VPDPBUSD.BCST    1096(R10), Z21, Z17
 	VPSRLD           $0x04, Z23, Z23
@@ -15787,11 +15555,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    200(R10), Z22, Z18
 	VPDPBUSD.BCST    680(R10), Z22, Z19
 	VPDPBUSD.BCST    1160(R10), Z22, Z20
-	VPSLLD           $0x04, Z10, Z21
+	VPSLLD           $0x04, Z13, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z10, Z22
+	VPANDD           Z2, Z13, Z22
 	VPTERNLOGD       $0xf8, Z1, Z24, Z21
-	VPDPBUSD.BCST    140(R10), Z21, Z15
+	VPDPBUSD.BCST    140(R10), Z21, Z14
 	VPDPBUSD.BCST    620(R10), Z21, Z16
 	VPDPBUSD.BCST    1100(R10), Z21, Z17
 	VPSRLD           $0x04, Z24, Z24
@@ -15801,26 +15569,26 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    1164(R10), Z22, Z20
 	VMOVUPS          512(R13), Z22
 	VMULPS           Z0, Z22, Z21
-	VFMSUB213PS      Z21, Z22, Z15
-	VFMADD231PS.BCST 16(R12), Z15, Z4
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 16(R12), Z14, Z4
 	VFMSUB213PS      Z21, Z22, Z16
 	VFMADD231PS.BCST 496(R12), Z16, Z5
 	VFMSUB213PS      Z21, Z22, Z17
 	VFMADD231PS.BCST 976(R12), Z17, Z6
 	VMOVUPS          768(R13), Z16
-	VMULPS           Z0, Z16, Z15
-	VFMSUB213PS      Z15, Z16, Z18
+	VMULPS           Z0, Z16, Z14
+	VFMSUB213PS      Z14, Z16, Z18
 	VFMADD231PS.BCST 24(R12), Z18, Z4
-	VFMSUB213PS      Z15, Z16, Z19
+	VFMSUB213PS      Z14, Z16, Z19
 	VFMADD231PS.BCST 504(R12), Z19, Z5
-	VFMSUB213PS      Z15, Z16, Z20
+	VFMSUB213PS      Z14, Z16, Z20
 	VFMADD231PS.BCST 984(R12), Z20, Z6
 	PREFETCHT0       2496(R9)
 	PREFETCHT0       2560(R9)
 	PREFETCHT0       2624(R9)
 	PREFETCHT0       2688(R9)
 	PREFETCHT0       2752(R9)
-	VPBROADCASTD     132(R12), Z15
+	VPBROADCASTD     132(R12), Z14
 	VPBROADCASTD     612(R12), Z16
 	VPBROADCASTD     1092(R12), Z17
 	VPBROADCASTD     148(R12), Z18
@@ -15850,11 +15618,11 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z22, Z25, Z22
 	VPUNPCKLQDQ      Z24, Z26, Z23
 	VPUNPCKHQDQ      Z24, Z26, Z24
-	VPSLLD           $0x04, Z11, Z25
+	VPSLLD           $0x04, Z7, Z25
 	VPANDD           Z2, Z25, Z25
-	VPANDD           Z2, Z11, Z26
+	VPANDD           Z2, Z7, Z26
 	VPTERNLOGD       $0xf8, Z1, Z21, Z25
-	VPDPBUSD.BCST    144(R10), Z25, Z15
+	VPDPBUSD.BCST    144(R10), Z25, Z14
 	VPDPBUSD.BCST    624(R10), Z25, Z16
 	VPDPBUSD.BCST    1104(R10), Z25, Z17
 	VPSRLD           $0x04, Z21, Z21
@@ -15862,11 +15630,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    208(R10), Z26, Z18
 	VPDPBUSD.BCST    688(R10), Z26, Z19
 	VPDPBUSD.BCST    1168(R10), Z26, Z20
-	VPSLLD           $0x04, Z12, Z21
+	VPSLLD           $0x04, Z8, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z12, Z25
+	VPANDD           Z2, Z8, Z25
 	VPTERNLOGD       $0xf8, Z1, Z22, Z21
-	VPDPBUSD.BCST    148(R10), Z21, Z15
+	VPDPBUSD.BCST    148(R10), Z21, Z14
 	VPDPBUSD.BCST    628(R10), Z21, Z16
 	VPDPBUSD.BCST    1108(R10), Z21, Z17
 	VPSRLD           $0x04, Z22, Z22
@@ -15874,11 +15642,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    212(R10), Z25, Z18
 	VPDPBUSD.BCST    692(R10), Z25, Z19
 	VPDPBUSD.BCST    1172(R10), Z25, Z20
-	VPSLLD           $0x04, Z13, Z21
+	VPSLLD           $0x04, Z9, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z13, Z22
+	VPANDD           Z2, Z9, Z22
 	VPTERNLOGD       $0xf8, Z1, Z23, Z21
-	VPDPBUSD.BCST    152(R10), Z21, Z15
+	VPDPBUSD.BCST    152(R10), Z21, Z14
 	VPDPBUSD.BCST    632(R10), Z21, Z16
 	VPDPBUSD.BCST    1112(R10), Z21, Z17
 	VPSRLD           $0x04, Z23, Z23
@@ -15886,11 +15654,11 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    216(R10), Z22, Z18
 	VPDPBUSD.BCST    696(R10), Z22, Z19
 	VPDPBUSD.BCST    1176(R10), Z22, Z20
-	VPSLLD           $0x04, Z14, Z21
+	VPSLLD           $0x04, Z10, Z21
 	VPANDD           Z2, Z21, Z21
-	VPANDD           Z2, Z14, Z22
+	VPANDD           Z2, Z10, Z22
 	VPTERNLOGD       $0xf8, Z1, Z24, Z21
-	VPDPBUSD.BCST    156(R10), Z21, Z15
+	VPDPBUSD.BCST    156(R10), Z21, Z14
 	VPDPBUSD.BCST    636(R10), Z21, Z16
 	VPDPBUSD.BCST    1116(R10), Z21, Z17
 	VPSRLD           $0x04, Z24, Z24
@@ -15900,25 +15668,25 @@ fusedQ6Kx3_block:
 	VPDPBUSD.BCST    1180(R10), Z22, Z20
 	VMOVUPS          576(R13), Z22
 	VMULPS           Z0, Z22, Z21
-	VFMSUB213PS      Z21, Z22, Z15
-	VFMADD231PS.BCST 16(R12), Z15, Z4
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 16(R12), Z14, Z4
 	VFMSUB213PS      Z21, Z22, Z16
 	VFMADD231PS.BCST 496(R12), Z16, Z5
 	VFMSUB213PS      Z21, Z22, Z17
 	VFMADD231PS.BCST 976(R12), Z17, Z6
 	VMOVUPS          832(R13), Z16
-	VMULPS           Z0, Z16, Z15
-	VFMSUB213PS      Z15, Z16, Z18
+	VMULPS           Z0, Z16, Z14
+	VFMSUB213PS      Z14, Z16, Z18
 	VFMADD231PS.BCST 24(R12), Z18, Z4
-	VFMSUB213PS      Z15, Z16, Z19
+	VFMSUB213PS      Z14, Z16, Z19
 	VFMADD231PS.BCST 504(R12), Z19, Z5
-	VFMSUB213PS      Z15, Z16, Z20
+	VFMSUB213PS      Z14, Z16, Z20
 	VFMADD231PS.BCST 984(R12), Z20, Z6
 	PREFETCHT0       2816(R9)
 	PREFETCHT0       2880(R9)
 	PREFETCHT0       2944(R9)
 	PREFETCHT0       3008(R9)
-	VPBROADCASTD     136(R12), Z15
+	VPBROADCASTD     136(R12), Z14
 	VPBROADCASTD     616(R12), Z16
 	VPBROADCASTD     1096(R12), Z17
 	VPBROADCASTD     152(R12), Z18
@@ -15948,83 +15716,83 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z22, Z25, Z22
 	VPUNPCKLQDQ      Z24, Z26, Z23
 	VPUNPCKHQDQ      Z24, Z26, Z24
-	VPSLLD           $0x02, Z7, Z25
+	VPSLLD           $0x02, Z15, Z25
 	VPANDD           Z2, Z25, Z25
-	VPSRLD           $0x02, Z7, Z7
-	VPANDD           Z2, Z7, Z7
+	VPSRLD           $0x02, Z15, Z15
+	VPANDD           Z2, Z15, Z15
 	VPTERNLOGD       $0xf8, Z1, Z21, Z25
-	VPDPBUSD.BCST    160(R10), Z25, Z15
+	VPDPBUSD.BCST    160(R10), Z25, Z14
 	VPDPBUSD.BCST    640(R10), Z25, Z16
 	VPDPBUSD.BCST    1120(R10), Z25, Z17
 	VPSRLD           $0x04, Z21, Z21
-	VPTERNLOGD       $0xf8, Z1, Z21, Z7
-	VPDPBUSD.BCST    224(R10), Z7, Z18
-	VPDPBUSD.BCST    704(R10), Z7, Z19
-	VPDPBUSD.BCST    1184(R10), Z7, Z20
-	VPSLLD           $0x02, Z8, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z8, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z22, Z7
-	VPDPBUSD.BCST    164(R10), Z7, Z15
-	VPDPBUSD.BCST    644(R10), Z7, Z16
-	VPDPBUSD.BCST    1124(R10), Z7, Z17
+	VPTERNLOGD       $0xf8, Z1, Z21, Z15
+	VPDPBUSD.BCST    224(R10), Z15, Z18
+	VPDPBUSD.BCST    704(R10), Z15, Z19
+	VPDPBUSD.BCST    1184(R10), Z15, Z20
+	VPSLLD           $0x02, Z11, Z15
+	VPANDD           Z2, Z15, Z15
+	VPSRLD           $0x02, Z11, Z11
+	VPANDD           Z2, Z11, Z11
+	VPTERNLOGD       $0xf8, Z1, Z22, Z15
+	VPDPBUSD.BCST    164(R10), Z15, Z14
+	VPDPBUSD.BCST    644(R10), Z15, Z16
+	VPDPBUSD.BCST    1124(R10), Z15, Z17
 	VPSRLD           $0x04, Z22, Z22
-	VPTERNLOGD       $0xf8, Z1, Z22, Z8
-	VPDPBUSD.BCST    228(R10), Z8, Z18
-	VPDPBUSD.BCST    708(R10), Z8, Z19
-	VPDPBUSD.BCST    1188(R10), Z8, Z20
-	VPSLLD           $0x02, Z9, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z9, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z23, Z7
-	VPDPBUSD.BCST    168(R10), Z7, Z15
-	VPDPBUSD.BCST    648(R10), Z7, Z16
-	VPDPBUSD.BCST    1128(R10), Z7, Z17
+	VPTERNLOGD       $0xf8, Z1, Z22, Z11
+	VPDPBUSD.BCST    228(R10), Z11, Z18
+	VPDPBUSD.BCST    708(R10), Z11, Z19
+	VPDPBUSD.BCST    1188(R10), Z11, Z20
+	VPSLLD           $0x02, Z12, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z12, Z12
+	VPANDD           Z2, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z23, Z11
+	VPDPBUSD.BCST    168(R10), Z11, Z14
+	VPDPBUSD.BCST    648(R10), Z11, Z16
+	VPDPBUSD.BCST    1128(R10), Z11, Z17
 	VPSRLD           $0x04, Z23, Z23
-	VPTERNLOGD       $0xf8, Z1, Z23, Z8
-	VPDPBUSD.BCST    232(R10), Z8, Z18
-	VPDPBUSD.BCST    712(R10), Z8, Z19
-	VPDPBUSD.BCST    1192(R10), Z8, Z20
-	VPSLLD           $0x02, Z10, Z7
-	VPANDD           Z2, Z7, Z7
-	VPSRLD           $0x02, Z10, Z8
-	VPANDD           Z2, Z8, Z8
-	VPTERNLOGD       $0xf8, Z1, Z24, Z7
-	VPDPBUSD.BCST    172(R10), Z7, Z15
-	VPDPBUSD.BCST    652(R10), Z7, Z16
-	VPDPBUSD.BCST    1132(R10), Z7, Z17
+	VPTERNLOGD       $0xf8, Z1, Z23, Z12
+	VPDPBUSD.BCST    232(R10), Z12, Z18
+	VPDPBUSD.BCST    712(R10), Z12, Z19
+	VPDPBUSD.BCST    1192(R10), Z12, Z20
+	VPSLLD           $0x02, Z13, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z13, Z12
+	VPANDD           Z2, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z24, Z11
+	VPDPBUSD.BCST    172(R10), Z11, Z14
+	VPDPBUSD.BCST    652(R10), Z11, Z16
+	VPDPBUSD.BCST    1132(R10), Z11, Z17
 	VPSRLD           $0x04, Z24, Z24
-	VPTERNLOGD       $0xf8, Z1, Z24, Z8
-	VPDPBUSD.BCST    236(R10), Z8, Z18
-	VPDPBUSD.BCST    716(R10), Z8, Z19
-	VPDPBUSD.BCST    1196(R10), Z8, Z20
-	VMOVUPS          640(R13), Z8
-	VMULPS           Z0, Z8, Z7
-	VFMSUB213PS      Z7, Z8, Z15
-	VFMADD231PS.BCST 20(R12), Z15, Z4
-	VFMSUB213PS      Z7, Z8, Z16
+	VPTERNLOGD       $0xf8, Z1, Z24, Z12
+	VPDPBUSD.BCST    236(R10), Z12, Z18
+	VPDPBUSD.BCST    716(R10), Z12, Z19
+	VPDPBUSD.BCST    1196(R10), Z12, Z20
+	VMOVUPS          640(R13), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z14
+	VFMADD231PS.BCST 20(R12), Z14, Z4
+	VFMSUB213PS      Z11, Z12, Z16
 	VFMADD231PS.BCST 500(R12), Z16, Z5
-	VFMSUB213PS      Z7, Z8, Z17
+	VFMSUB213PS      Z11, Z12, Z17
 	VFMADD231PS.BCST 980(R12), Z17, Z6
-	VMOVUPS          896(R13), Z8
-	VMULPS           Z0, Z8, Z7
-	VFMSUB213PS      Z7, Z8, Z18
+	VMOVUPS          896(R13), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z18
 	VFMADD231PS.BCST 28(R12), Z18, Z4
-	VFMSUB213PS      Z7, Z8, Z19
+	VFMSUB213PS      Z11, Z12, Z19
 	VFMADD231PS.BCST 508(R12), Z19, Z5
-	VFMSUB213PS      Z7, Z8, Z20
+	VFMSUB213PS      Z11, Z12, Z20
 	VFMADD231PS.BCST 988(R12), Z20, Z6
 	PREFETCHT0       3072(R9)
 	PREFETCHT0       3136(R9)
 	PREFETCHT0       3200(R9)
 	PREFETCHT0       3264(R9)
 	PREFETCHT0       3328(R9)
-	VPBROADCASTD     140(R12), Z7
-	VPBROADCASTD     620(R12), Z8
-	VPBROADCASTD     1100(R12), Z9
-	VPBROADCASTD     156(R12), Z10
+	VPBROADCASTD     140(R12), Z11
+	VPBROADCASTD     620(R12), Z12
+	VPBROADCASTD     1100(R12), Z13
+	VPBROADCASTD     156(R12), Z14
 	VPBROADCASTD     636(R12), Z15
 	VPBROADCASTD     1116(R12), Z16
 	VBROADCASTI32X4  112(AX), Z17
@@ -16051,70 +15819,70 @@ fusedQ6Kx3_block:
 	VPUNPCKHQDQ      Z18, Z21, Z18
 	VPUNPCKLQDQ      Z20, Z22, Z19
 	VPUNPCKHQDQ      Z20, Z22, Z20
-	VPSLLD           $0x02, Z11, Z21
+	VPSLLD           $0x02, Z7, Z21
 	VPANDD           Z2, Z21, Z21
-	VPSRLD           $0x02, Z11, Z11
-	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
 	VPTERNLOGD       $0xf8, Z1, Z17, Z21
-	VPDPBUSD.BCST    176(R10), Z21, Z7
-	VPDPBUSD.BCST    656(R10), Z21, Z8
-	VPDPBUSD.BCST    1136(R10), Z21, Z9
+	VPDPBUSD.BCST    176(R10), Z21, Z11
+	VPDPBUSD.BCST    656(R10), Z21, Z12
+	VPDPBUSD.BCST    1136(R10), Z21, Z13
 	VPSRLD           $0x04, Z17, Z17
-	VPTERNLOGD       $0xf8, Z1, Z17, Z11
-	VPDPBUSD.BCST    240(R10), Z11, Z10
-	VPDPBUSD.BCST    720(R10), Z11, Z15
-	VPDPBUSD.BCST    1200(R10), Z11, Z16
-	VPSLLD           $0x02, Z12, Z11
-	VPANDD           Z2, Z11, Z11
-	VPSRLD           $0x02, Z12, Z12
-	VPANDD           Z2, Z12, Z12
-	VPTERNLOGD       $0xf8, Z1, Z18, Z11
-	VPDPBUSD.BCST    180(R10), Z11, Z7
-	VPDPBUSD.BCST    660(R10), Z11, Z8
-	VPDPBUSD.BCST    1140(R10), Z11, Z9
+	VPTERNLOGD       $0xf8, Z1, Z17, Z7
+	VPDPBUSD.BCST    240(R10), Z7, Z14
+	VPDPBUSD.BCST    720(R10), Z7, Z15
+	VPDPBUSD.BCST    1200(R10), Z7, Z16
+	VPSLLD           $0x02, Z8, Z7
+	VPANDD           Z2, Z7, Z7
+	VPSRLD           $0x02, Z8, Z8
+	VPANDD           Z2, Z8, Z8
+	VPTERNLOGD       $0xf8, Z1, Z18, Z7
+	VPDPBUSD.BCST    180(R10), Z7, Z11
+	VPDPBUSD.BCST    660(R10), Z7, Z12
+	VPDPBUSD.BCST    1140(R10), Z7, Z13
 	VPSRLD           $0x04, Z18, Z18
-	VPTERNLOGD       $0xf8, Z1, Z18, Z12
-	VPDPBUSD.BCST    244(R10), Z12, Z10
-	VPDPBUSD.BCST    724(R10), Z12, Z15
-	VPDPBUSD.BCST    1204(R10), Z12, Z16
-	VPSLLD           $0x02, Z13, Z11
-	VPANDD           Z2, Z11, Z11
-	VPSRLD           $0x02, Z13, Z12
-	VPANDD           Z2, Z12, Z12
-	VPTERNLOGD       $0xf8, Z1, Z19, Z11
-	VPDPBUSD.BCST    184(R10), Z11, Z7
-	VPDPBUSD.BCST    664(R10), Z11, Z8
-	VPDPBUSD.BCST    1144(R10), Z11, Z9
+	VPTERNLOGD       $0xf8, Z1, Z18, Z8
+	VPDPBUSD.BCST    244(R10), Z8, Z14
+	VPDPBUSD.BCST    724(R10), Z8, Z15
+	VPDPBUSD.BCST    1204(R10), Z8, Z16
+	VPSLLD           $0x02, Z9, Z7
+	VPANDD           Z2, Z7, Z7
+	VPSRLD           $0x02, Z9, Z8
+	VPANDD           Z2, Z8, Z8
+	VPTERNLOGD       $0xf8, Z1, Z19, Z7
+	VPDPBUSD.BCST    184(R10), Z7, Z11
+	VPDPBUSD.BCST    664(R10), Z7, Z12
+	VPDPBUSD.BCST    1144(R10), Z7, Z13
 	VPSRLD           $0x04, Z19, Z19
-	VPTERNLOGD       $0xf8, Z1, Z19, Z12
-	VPDPBUSD.BCST    248(R10), Z12, Z10
-	VPDPBUSD.BCST    728(R10), Z12, Z15
-	VPDPBUSD.BCST    1208(R10), Z12, Z16
-	VPSLLD           $0x02, Z14, Z11
-	VPANDD           Z2, Z11, Z11
-	VPSRLD           $0x02, Z14, Z12
-	VPANDD           Z2, Z12, Z12
-	VPTERNLOGD       $0xf8, Z1, Z20, Z11
-	VPDPBUSD.BCST    188(R10), Z11, Z7
-	VPDPBUSD.BCST    668(R10), Z11, Z8
-	VPDPBUSD.BCST    1148(R10), Z11, Z9
+	VPTERNLOGD       $0xf8, Z1, Z19, Z8
+	VPDPBUSD.BCST    248(R10), Z8, Z14
+	VPDPBUSD.BCST    728(R10), Z8, Z15
+	VPDPBUSD.BCST    1208(R10), Z8, Z16
+	VPSLLD           $0x02, Z10, Z7
+	VPANDD           Z2, Z7, Z7
+	VPSRLD           $0x02, Z10, Z8
+	VPANDD           Z2, Z8, Z8
+	VPTERNLOGD       $0xf8, Z1, Z20, Z7
+	VPDPBUSD.BCST    188(R10), Z7, Z11
+	VPDPBUSD.BCST    668(R10), Z7, Z12
+	VPDPBUSD.BCST    1148(R10), Z7, Z13
 	VPSRLD           $0x04, Z20, Z20
-	VPTERNLOGD       $0xf8, Z1, Z20, Z12
-	VPDPBUSD.BCST    252(R10), Z12, Z10
-	VPDPBUSD.BCST    732(R10), Z12, Z15
-	VPDPBUSD.BCST    1212(R10), Z12, Z16
-	VMOVUPS          704(R13), Z12
-	VMULPS           Z0, Z12, Z11
-	VFMSUB213PS      Z11, Z12, Z7
-	VFMADD231PS.BCST 20(R12), Z7, Z4
-	VFMSUB213PS      Z11, Z12, Z8
-	VFMADD231PS.BCST 500(R12), Z8, Z5
-	VFMSUB213PS      Z11, Z12, Z9
-	VFMADD231PS.BCST 980(R12), Z9, Z6
+	VPTERNLOGD       $0xf8, Z1, Z20, Z8
+	VPDPBUSD.BCST    252(R10), Z8, Z14
+	VPDPBUSD.BCST    732(R10), Z8, Z15
+	VPDPBUSD.BCST    1212(R10), Z8, Z16
+	VMOVUPS          704(R13), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 20(R12), Z11, Z4
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 500(R12), Z12, Z5
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 980(R12), Z13, Z6
 	VMOVUPS          960(R13), Z8
 	VMULPS           Z0, Z8, Z7
-	VFMSUB213PS      Z7, Z8, Z10
-	VFMADD231PS.BCST 28(R12), Z10, Z4
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 28(R12), Z14, Z4
 	VFMSUB213PS      Z7, Z8, Z15
 	VFMADD231PS.BCST 508(R12), Z15, Z5
 	VFMSUB213PS      Z7, Z8, Z16
@@ -16277,22 +16045,18 @@ fusedQ6Kx4_block:
 	PREFETCHT0       64(R9)
 	PREFETCHT0       128(R9)
 	PREFETCHT0       192(R9)
-	VBROADCASTI32X4  128(AX), Z8
-	VINSERTI32X4     $0x01, 128(BX), Z8, Z8
-	VINSERTI32X4     $0x02, 128(SI), Z8, Z8
-	VINSERTI32X4     $0x03, 128(DI), Z8, Z8
-	VBROADCASTI32X4  128(AX)(CX*1), Z9
-	VINSERTI32X4     $0x01, 128(BX)(CX*1), Z9, Z9
-	VINSERTI32X4     $0x02, 128(SI)(CX*1), Z9, Z9
-	VINSERTI32X4     $0x03, 128(DI)(CX*1), Z9, Z9
-	VBROADCASTI32X4  128(AX)(CX*2), Z10
-	VINSERTI32X4     $0x01, 128(BX)(CX*2), Z10, Z10
-	VINSERTI32X4     $0x02, 128(SI)(CX*2), Z10, Z10
-	VINSERTI32X4     $0x03, 128(DI)(CX*2), Z10, Z10
-	VBROADCASTI32X4  128(AX)(DX*1), Z11
-	VINSERTI32X4     $0x01, 128(BX)(DX*1), Z11, Z11
-	VINSERTI32X4     $0x02, 128(SI)(DX*1), Z11, Z11
-	VINSERTI32X4     $0x03, 128(DI)(DX*1), Z11, Z11
+	PREFETCHT0       256(R9)
+	PREFETCHT0       320(R9)
+	PREFETCHT0       384(R9)
+	PREFETCHT0       448(R9)
+	VBROADCASTI64X4  128(AX), Z8
+	VINSERTI64X4     $0x01, 128(BX), Z8, Z8
+	VBROADCASTI64X4  128(AX)(CX*1), Z9
+	VINSERTI64X4     $0x01, 128(BX)(CX*1), Z9, Z9
+	VBROADCASTI64X4  128(AX)(CX*2), Z10
+	VINSERTI64X4     $0x01, 128(BX)(CX*2), Z10, Z10
+	VBROADCASTI64X4  128(AX)(DX*1), Z11
+	VINSERTI64X4     $0x01, 128(BX)(DX*1), Z11, Z11
 	VPUNPCKLDQ       Z9, Z8, Z12
 	VPUNPCKHDQ       Z9, Z8, Z13
 	VPUNPCKLDQ       Z11, Z10, Z9
@@ -16301,26 +16065,14 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z9, Z12, Z9
 	VPUNPCKLQDQ      Z11, Z13, Z10
 	VPUNPCKHQDQ      Z11, Z13, Z11
-	PREFETCHT0       256(R9)
-	PREFETCHT0       320(R9)
-	PREFETCHT0       384(R9)
-	PREFETCHT0       448(R9)
-	VBROADCASTI32X4  144(AX), Z12
-	VINSERTI32X4     $0x01, 144(BX), Z12, Z12
-	VINSERTI32X4     $0x02, 144(SI), Z12, Z12
-	VINSERTI32X4     $0x03, 144(DI), Z12, Z12
-	VBROADCASTI32X4  144(AX)(CX*1), Z13
-	VINSERTI32X4     $0x01, 144(BX)(CX*1), Z13, Z13
-	VINSERTI32X4     $0x02, 144(SI)(CX*1), Z13, Z13
-	VINSERTI32X4     $0x03, 144(DI)(CX*1), Z13, Z13
-	VBROADCASTI32X4  144(AX)(CX*2), Z14
-	VINSERTI32X4     $0x01, 144(BX)(CX*2), Z14, Z14
-	VINSERTI32X4     $0x02, 144(SI)(CX*2), Z14, Z14
-	VINSERTI32X4     $0x03, 144(DI)(CX*2), Z14, Z14
-	VBROADCASTI32X4  144(AX)(DX*1), Z15
-	VINSERTI32X4     $0x01, 144(BX)(DX*1), Z15, Z15
-	VINSERTI32X4     $0x02, 144(SI)(DX*1), Z15, Z15
-	VINSERTI32X4     $0x03, 144(DI)(DX*1), Z15, Z15
+	VBROADCASTI64X4  128(SI), Z12
+	VINSERTI64X4     $0x01, 128(DI), Z12, Z12
+	VBROADCASTI64X4  128(SI)(CX*1), Z13
+	VINSERTI64X4     $0x01, 128(DI)(CX*1), Z13, Z13
+	VBROADCASTI64X4  128(SI)(CX*2), Z14
+	VINSERTI64X4     $0x01, 128(DI)(CX*2), Z14, Z14
+	VBROADCASTI64X4  128(SI)(DX*1), Z15
+	VINSERTI64X4     $0x01, 128(DI)(DX*1), Z15, Z15
 	VPUNPCKLDQ       Z13, Z12, Z16
 	VPUNPCKHDQ       Z13, Z12, Z17
 	VPUNPCKLDQ       Z15, Z14, Z13
@@ -16329,12 +16081,20 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z13, Z16, Z13
 	VPUNPCKLQDQ      Z15, Z17, Z14
 	VPUNPCKHQDQ      Z15, Z17, Z15
+	VSHUFI32X4       $0x88, Z12, Z8, Z16
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
+	VSHUFI32X4       $0x88, Z14, Z10, Z13
+	VSHUFI32X4       $0xdd, Z14, Z10, Z10
+	VSHUFI32X4       $0x88, Z15, Z11, Z14
+	VSHUFI32X4       $0xdd, Z15, Z11, Z11
 	PREFETCHT0       512(R9)
 	PREFETCHT0       576(R9)
 	PREFETCHT0       640(R9)
 	PREFETCHT0       704(R9)
 	PREFETCHT0       768(R9)
-	VPBROADCASTD     96(R12), Z16
+	VPBROADCASTD     96(R12), Z15
 	VPBROADCASTD     576(R12), Z17
 	VPBROADCASTD     1056(R12), Z18
 	VPBROADCASTD     1536(R12), Z19
@@ -16366,11 +16126,11 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z25, Z28, Z25
 	VPUNPCKLQDQ      Z27, Z29, Z26
 	VPUNPCKHQDQ      Z27, Z29, Z27
-	VPSLLD           $0x04, Z8, Z28
+	VPSLLD           $0x04, Z16, Z28
 	VPANDD           Z2, Z28, Z28
-	VPANDD           Z2, Z8, Z29
+	VPANDD           Z2, Z16, Z29
 	VPTERNLOGD       $0xf8, Z1, Z24, Z28
-	VPDPBUSD.BCST    (R10), Z28, Z16
+	VPDPBUSD.BCST    (R10), Z28, Z15
 	VPDPBUSD.BCST    480(R10), Z28, Z17
 	VPDPBUSD.BCST    960(R10), Z28, Z18
 	VPDPBUSD.BCST    1440(R10), Z28, Z19
@@ -16380,11 +16140,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    544(R10), Z29, Z21
 	VPDPBUSD.BCST    1024(R10), Z29, Z22
 	VPDPBUSD.BCST    1504(R10), Z29, Z23
-	VPSLLD           $0x04, Z9, Z24
+	VPSLLD           $0x04, Z12, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z9, Z28
+	VPANDD           Z2, Z12, Z28
 	VPTERNLOGD       $0xf8, Z1, Z25, Z24
-	VPDPBUSD.BCST    4(R10), Z24, Z16
+	VPDPBUSD.BCST    4(R10), Z24, Z15
 	VPDPBUSD.BCST    484(R10), Z24, Z17
 	VPDPBUSD.BCST    964(R10), Z24, Z18
 	VPDPBUSD.BCST    1444(R10), Z24, Z19
@@ -16394,11 +16154,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    548(R10), Z28, Z21
 	VPDPBUSD.BCST    1028(R10), Z28, Z22
 	VPDPBUSD.BCST    1508(R10), Z28, Z23
-	VPSLLD           $0x04, Z10, Z24
+	VPSLLD           $0x04, Z13, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z10, Z25
+	VPANDD           Z2, Z13, Z25
 	VPTERNLOGD       $0xf8, Z1, Z26, Z24
-	VPDPBUSD.BCST    8(R10), Z24, Z16
+	VPDPBUSD.BCST    8(R10), Z24, Z15
 	VPDPBUSD.BCST    488(R10), Z24, Z17
 	VPDPBUSD.BCST    968(R10), Z24, Z18
 	VPDPBUSD.BCST    1448(R10), Z24, Z19
@@ -16408,11 +16168,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    552(R10), Z25, Z21
 	VPDPBUSD.BCST    1032(R10), Z25, Z22
 	VPDPBUSD.BCST    1512(R10), Z25, Z23
-	VPSLLD           $0x04, Z11, Z24
+	VPSLLD           $0x04, Z14, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z11, Z25
+	VPANDD           Z2, Z14, Z25
 	VPTERNLOGD       $0xf8, Z1, Z27, Z24
-	VPDPBUSD.BCST    12(R10), Z24, Z16
+	VPDPBUSD.BCST    12(R10), Z24, Z15
 	VPDPBUSD.BCST    492(R10), Z24, Z17
 	VPDPBUSD.BCST    972(R10), Z24, Z18
 	VPDPBUSD.BCST    1452(R10), Z24, Z19
@@ -16424,8 +16184,8 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    1516(R10), Z25, Z23
 	VMOVUPS          (R13), Z25
 	VMULPS           Z0, Z25, Z24
-	VFMSUB213PS      Z24, Z25, Z16
-	VFMADD231PS.BCST (R12), Z16, Z4
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST (R12), Z15, Z4
 	VFMSUB213PS      Z24, Z25, Z17
 	VFMADD231PS.BCST 480(R12), Z17, Z5
 	VFMSUB213PS      Z24, Z25, Z18
@@ -16433,20 +16193,20 @@ fusedQ6Kx4_block:
 	VFMSUB213PS      Z24, Z25, Z19
 	VFMADD231PS.BCST 1440(R12), Z19, Z7
 	VMOVUPS          256(R13), Z17
-	VMULPS           Z0, Z17, Z16
-	VFMSUB213PS      Z16, Z17, Z20
+	VMULPS           Z0, Z17, Z15
+	VFMSUB213PS      Z15, Z17, Z20
 	VFMADD231PS.BCST 8(R12), Z20, Z4
-	VFMSUB213PS      Z16, Z17, Z21
+	VFMSUB213PS      Z15, Z17, Z21
 	VFMADD231PS.BCST 488(R12), Z21, Z5
-	VFMSUB213PS      Z16, Z17, Z22
+	VFMSUB213PS      Z15, Z17, Z22
 	VFMADD231PS.BCST 968(R12), Z22, Z6
-	VFMSUB213PS      Z16, Z17, Z23
+	VFMSUB213PS      Z15, Z17, Z23
 	VFMADD231PS.BCST 1448(R12), Z23, Z7
 	PREFETCHT0       832(R9)
 	PREFETCHT0       896(R9)
 	PREFETCHT0       960(R9)
 	PREFETCHT0       1024(R9)
-	VPBROADCASTD     100(R12), Z16
+	VPBROADCASTD     100(R12), Z15
 	VPBROADCASTD     580(R12), Z17
 	VPBROADCASTD     1060(R12), Z18
 	VPBROADCASTD     1540(R12), Z19
@@ -16478,11 +16238,11 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z25, Z28, Z25
 	VPUNPCKLQDQ      Z27, Z29, Z26
 	VPUNPCKHQDQ      Z27, Z29, Z27
-	VPSLLD           $0x04, Z12, Z28
+	VPSLLD           $0x04, Z8, Z28
 	VPANDD           Z2, Z28, Z28
-	VPANDD           Z2, Z12, Z29
+	VPANDD           Z2, Z8, Z29
 	VPTERNLOGD       $0xf8, Z1, Z24, Z28
-	VPDPBUSD.BCST    16(R10), Z28, Z16
+	VPDPBUSD.BCST    16(R10), Z28, Z15
 	VPDPBUSD.BCST    496(R10), Z28, Z17
 	VPDPBUSD.BCST    976(R10), Z28, Z18
 	VPDPBUSD.BCST    1456(R10), Z28, Z19
@@ -16492,11 +16252,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    560(R10), Z29, Z21
 	VPDPBUSD.BCST    1040(R10), Z29, Z22
 	VPDPBUSD.BCST    1520(R10), Z29, Z23
-	VPSLLD           $0x04, Z13, Z24
+	VPSLLD           $0x04, Z9, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z13, Z28
+	VPANDD           Z2, Z9, Z28
 	VPTERNLOGD       $0xf8, Z1, Z25, Z24
-	VPDPBUSD.BCST    20(R10), Z24, Z16
+	VPDPBUSD.BCST    20(R10), Z24, Z15
 	VPDPBUSD.BCST    500(R10), Z24, Z17
 	VPDPBUSD.BCST    980(R10), Z24, Z18
 	VPDPBUSD.BCST    1460(R10), Z24, Z19
@@ -16506,11 +16266,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    564(R10), Z28, Z21
 	VPDPBUSD.BCST    1044(R10), Z28, Z22
 	VPDPBUSD.BCST    1524(R10), Z28, Z23
-	VPSLLD           $0x04, Z14, Z24
+	VPSLLD           $0x04, Z10, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z14, Z25
+	VPANDD           Z2, Z10, Z25
 	VPTERNLOGD       $0xf8, Z1, Z26, Z24
-	VPDPBUSD.BCST    24(R10), Z24, Z16
+	VPDPBUSD.BCST    24(R10), Z24, Z15
 	VPDPBUSD.BCST    504(R10), Z24, Z17
 	VPDPBUSD.BCST    984(R10), Z24, Z18
 	VPDPBUSD.BCST    1464(R10), Z24, Z19
@@ -16520,11 +16280,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    568(R10), Z25, Z21
 	VPDPBUSD.BCST    1048(R10), Z25, Z22
 	VPDPBUSD.BCST    1528(R10), Z25, Z23
-	VPSLLD           $0x04, Z15, Z24
+	VPSLLD           $0x04, Z11, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z15, Z25
+	VPANDD           Z2, Z11, Z25
 	VPTERNLOGD       $0xf8, Z1, Z27, Z24
-	VPDPBUSD.BCST    28(R10), Z24, Z16
+	VPDPBUSD.BCST    28(R10), Z24, Z15
 	VPDPBUSD.BCST    508(R10), Z24, Z17
 	VPDPBUSD.BCST    988(R10), Z24, Z18
 	VPDPBUSD.BCST    1468(R10), Z24, Z19
@@ -16536,8 +16296,8 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    1532(R10), Z25, Z23
 	VMOVUPS          64(R13), Z25
 	VMULPS           Z0, Z25, Z24
-	VFMSUB213PS      Z24, Z25, Z16
-	VFMADD231PS.BCST (R12), Z16, Z4
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST (R12), Z15, Z4
 	VFMSUB213PS      Z24, Z25, Z17
 	VFMADD231PS.BCST 480(R12), Z17, Z5
 	VFMSUB213PS      Z24, Z25, Z18
@@ -16545,21 +16305,21 @@ fusedQ6Kx4_block:
 	VFMSUB213PS      Z24, Z25, Z19
 	VFMADD231PS.BCST 1440(R12), Z19, Z7
 	VMOVUPS          320(R13), Z17
-	VMULPS           Z0, Z17, Z16
-	VFMSUB213PS      Z16, Z17, Z20
+	VMULPS           Z0, Z17, Z15
+	VFMSUB213PS      Z15, Z17, Z20
 	VFMADD231PS.BCST 8(R12), Z20, Z4
-	VFMSUB213PS      Z16, Z17, Z21
+	VFMSUB213PS      Z15, Z17, Z21
 	VFMADD231PS.BCST 488(R12), Z21, Z5
-	VFMSUB213PS      Z16, Z17, Z22
+	VFMSUB213PS      Z15, Z17, Z22
 	VFMADD231PS.BCST 968(R12), Z22, Z6
-	VFMSUB213PS      Z16, Z17, Z23
+	VFMSUB213PS      Z15, Z17, Z23
 	VFMADD231PS.BCST 1448(R12), Z23, Z7
 	PREFETCHT0       1088(R9)
 	PREFETCHT0       1152(R9)
 	PREFETCHT0       1216(R9)
 	PREFETCHT0       1280(R9)
 	PREFETCHT0       1344(R9)
-	VPBROADCASTD     104(R12), Z16
+	VPBROADCASTD     104(R12), Z15
 	VPBROADCASTD     584(R12), Z17
 	VPBROADCASTD     1064(R12), Z18
 	VPBROADCASTD     1544(R12), Z19
@@ -16591,94 +16351,94 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z25, Z28, Z25
 	VPUNPCKLQDQ      Z27, Z29, Z26
 	VPUNPCKHQDQ      Z27, Z29, Z27
-	VPSLLD           $0x02, Z8, Z28
+	VPSLLD           $0x02, Z16, Z28
 	VPANDD           Z2, Z28, Z28
-	VPSRLD           $0x02, Z8, Z8
-	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
 	VPTERNLOGD       $0xf8, Z1, Z24, Z28
-	VPDPBUSD.BCST    32(R10), Z28, Z16
+	VPDPBUSD.BCST    32(R10), Z28, Z15
 	VPDPBUSD.BCST    512(R10), Z28, Z17
 	VPDPBUSD.BCST    992(R10), Z28, Z18
 	VPDPBUSD.BCST    1472(R10), Z28, Z19
 	VPSRLD           $0x04, Z24, Z24
-	VPTERNLOGD       $0xf8, Z1, Z24, Z8
-	VPDPBUSD.BCST    96(R10), Z8, Z20
-	VPDPBUSD.BCST    576(R10), Z8, Z21
-	VPDPBUSD.BCST    1056(R10), Z8, Z22
-	VPDPBUSD.BCST    1536(R10), Z8, Z23
-	VPSLLD           $0x02, Z9, Z8
-	VPANDD           Z2, Z8, Z8
-	VPSRLD           $0x02, Z9, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z25, Z8
-	VPDPBUSD.BCST    36(R10), Z8, Z16
-	VPDPBUSD.BCST    516(R10), Z8, Z17
-	VPDPBUSD.BCST    996(R10), Z8, Z18
-	VPDPBUSD.BCST    1476(R10), Z8, Z19
+	VPTERNLOGD       $0xf8, Z1, Z24, Z16
+	VPDPBUSD.BCST    96(R10), Z16, Z20
+	VPDPBUSD.BCST    576(R10), Z16, Z21
+	VPDPBUSD.BCST    1056(R10), Z16, Z22
+	VPDPBUSD.BCST    1536(R10), Z16, Z23
+	VPSLLD           $0x02, Z12, Z16
+	VPANDD           Z2, Z16, Z16
+	VPSRLD           $0x02, Z12, Z12
+	VPANDD           Z2, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z25, Z16
+	VPDPBUSD.BCST    36(R10), Z16, Z15
+	VPDPBUSD.BCST    516(R10), Z16, Z17
+	VPDPBUSD.BCST    996(R10), Z16, Z18
+	VPDPBUSD.BCST    1476(R10), Z16, Z19
 	VPSRLD           $0x04, Z25, Z25
-	VPTERNLOGD       $0xf8, Z1, Z25, Z9
-	VPDPBUSD.BCST    100(R10), Z9, Z20
-	VPDPBUSD.BCST    580(R10), Z9, Z21
-	VPDPBUSD.BCST    1060(R10), Z9, Z22
-	VPDPBUSD.BCST    1540(R10), Z9, Z23
-	VPSLLD           $0x02, Z10, Z8
-	VPANDD           Z2, Z8, Z8
-	VPSRLD           $0x02, Z10, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z26, Z8
-	VPDPBUSD.BCST    40(R10), Z8, Z16
-	VPDPBUSD.BCST    520(R10), Z8, Z17
-	VPDPBUSD.BCST    1000(R10), Z8, Z18
-	VPDPBUSD.BCST    1480(R10), Z8, Z19
+	VPTERNLOGD       $0xf8, Z1, Z25, Z12
+	VPDPBUSD.BCST    100(R10), Z12, Z20
+	VPDPBUSD.BCST    580(R10), Z12, Z21
+	VPDPBUSD.BCST    1060(R10), Z12, Z22
+	VPDPBUSD.BCST    1540(R10), Z12, Z23
+	VPSLLD           $0x02, Z13, Z12
+	VPANDD           Z2, Z12, Z12
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z26, Z12
+	VPDPBUSD.BCST    40(R10), Z12, Z15
+	VPDPBUSD.BCST    520(R10), Z12, Z17
+	VPDPBUSD.BCST    1000(R10), Z12, Z18
+	VPDPBUSD.BCST    1480(R10), Z12, Z19
 	VPSRLD           $0x04, Z26, Z26
-	VPTERNLOGD       $0xf8, Z1, Z26, Z9
-	VPDPBUSD.BCST    104(R10), Z9, Z20
-	VPDPBUSD.BCST    584(R10), Z9, Z21
-	VPDPBUSD.BCST    1064(R10), Z9, Z22
-	VPDPBUSD.BCST    1544(R10), Z9, Z23
-	VPSLLD           $0x02, Z11, Z8
-	VPANDD           Z2, Z8, Z8
-	VPSRLD           $0x02, Z11, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z27, Z8
-	VPDPBUSD.BCST    44(R10), Z8, Z16
-	VPDPBUSD.BCST    524(R10), Z8, Z17
-	VPDPBUSD.BCST    1004(R10), Z8, Z18
-	VPDPBUSD.BCST    1484(R10), Z8, Z19
+	VPTERNLOGD       $0xf8, Z1, Z26, Z13
+	VPDPBUSD.BCST    104(R10), Z13, Z20
+	VPDPBUSD.BCST    584(R10), Z13, Z21
+	VPDPBUSD.BCST    1064(R10), Z13, Z22
+	VPDPBUSD.BCST    1544(R10), Z13, Z23
+	VPSLLD           $0x02, Z14, Z12
+	VPANDD           Z2, Z12, Z12
+	VPSRLD           $0x02, Z14, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z27, Z12
+	VPDPBUSD.BCST    44(R10), Z12, Z15
+	VPDPBUSD.BCST    524(R10), Z12, Z17
+	VPDPBUSD.BCST    1004(R10), Z12, Z18
+	VPDPBUSD.BCST    1484(R10), Z12, Z19
 	VPSRLD           $0x04, Z27, Z27
-	VPTERNLOGD       $0xf8, Z1, Z27, Z9
-	VPDPBUSD.BCST    108(R10), Z9, Z20
-	VPDPBUSD.BCST    588(R10), Z9, Z21
-	VPDPBUSD.BCST    1068(R10), Z9, Z22
-	VPDPBUSD.BCST    1548(R10), Z9, Z23
-	VMOVUPS          128(R13), Z9
-	VMULPS           Z0, Z9, Z8
-	VFMSUB213PS      Z8, Z9, Z16
-	VFMADD231PS.BCST 4(R12), Z16, Z4
-	VFMSUB213PS      Z8, Z9, Z17
+	VPTERNLOGD       $0xf8, Z1, Z27, Z13
+	VPDPBUSD.BCST    108(R10), Z13, Z20
+	VPDPBUSD.BCST    588(R10), Z13, Z21
+	VPDPBUSD.BCST    1068(R10), Z13, Z22
+	VPDPBUSD.BCST    1548(R10), Z13, Z23
+	VMOVUPS          128(R13), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z15
+	VFMADD231PS.BCST 4(R12), Z15, Z4
+	VFMSUB213PS      Z12, Z13, Z17
 	VFMADD231PS.BCST 484(R12), Z17, Z5
-	VFMSUB213PS      Z8, Z9, Z18
+	VFMSUB213PS      Z12, Z13, Z18
 	VFMADD231PS.BCST 964(R12), Z18, Z6
-	VFMSUB213PS      Z8, Z9, Z19
+	VFMSUB213PS      Z12, Z13, Z19
 	VFMADD231PS.BCST 1444(R12), Z19, Z7
-	VMOVUPS          384(R13), Z9
-	VMULPS           Z0, Z9, Z8
-	VFMSUB213PS      Z8, Z9, Z20
+	VMOVUPS          384(R13), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z20
 	VFMADD231PS.BCST 12(R12), Z20, Z4
-	VFMSUB213PS      Z8, Z9, Z21
+	VFMSUB213PS      Z12, Z13, Z21
 	VFMADD231PS.BCST 492(R12), Z21, Z5
-	VFMSUB213PS      Z8, Z9, Z22
+	VFMSUB213PS      Z12, Z13, Z22
 	VFMADD231PS.BCST 972(R12), Z22, Z6
-	VFMSUB213PS      Z8, Z9, Z23
+	VFMSUB213PS      Z12, Z13, Z23
 	VFMADD231PS.BCST 1452(R12), Z23, Z7
 	PREFETCHT0       1408(R9)
 	PREFETCHT0       1472(R9)
 	PREFETCHT0       1536(R9)
 	PREFETCHT0       1600(R9)
-	VPBROADCASTD     108(R12), Z8
-	VPBROADCASTD     588(R12), Z9
-	VPBROADCASTD     1068(R12), Z10
-	VPBROADCASTD     1548(R12), Z11
+	VPBROADCASTD     108(R12), Z12
+	VPBROADCASTD     588(R12), Z13
+	VPBROADCASTD     1068(R12), Z14
+	VPBROADCASTD     1548(R12), Z15
 	VPBROADCASTD     124(R12), Z16
 	VPBROADCASTD     604(R12), Z17
 	VPBROADCASTD     1084(R12), Z18
@@ -16707,76 +16467,76 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z21, Z24, Z21
 	VPUNPCKLQDQ      Z23, Z25, Z22
 	VPUNPCKHQDQ      Z23, Z25, Z23
-	VPSLLD           $0x02, Z12, Z24
+	VPSLLD           $0x02, Z8, Z24
 	VPANDD           Z2, Z24, Z24
-	VPSRLD           $0x02, Z12, Z12
-	VPANDD           Z2, Z12, Z12
+	VPSRLD           $0x02, Z8, Z8
+	VPANDD           Z2, Z8, Z8
 	VPTERNLOGD       $0xf8, Z1, Z20, Z24
-	VPDPBUSD.BCST    48(R10), Z24, Z8
-	VPDPBUSD.BCST    528(R10), Z24, Z9
-	VPDPBUSD.BCST    1008(R10), Z24, Z10
-	VPDPBUSD.BCST    1488(R10), Z24, Z11
+	VPDPBUSD.BCST    48(R10), Z24, Z12
+	VPDPBUSD.BCST    528(R10), Z24, Z13
+	VPDPBUSD.BCST    1008(R10), Z24, Z14
+	VPDPBUSD.BCST    1488(R10), Z24, Z15
 	VPSRLD           $0x04, Z20, Z20
-	VPTERNLOGD       $0xf8, Z1, Z20, Z12
-	VPDPBUSD.BCST    112(R10), Z12, Z16
-	VPDPBUSD.BCST    592(R10), Z12, Z17
-	VPDPBUSD.BCST    1072(R10), Z12, Z18
-	VPDPBUSD.BCST    1552(R10), Z12, Z19
-	VPSLLD           $0x02, Z13, Z12
-	VPANDD           Z2, Z12, Z12
-	VPSRLD           $0x02, Z13, Z13
-	VPANDD           Z2, Z13, Z13
-	VPTERNLOGD       $0xf8, Z1, Z21, Z12
-	VPDPBUSD.BCST    52(R10), Z12, Z8
-	VPDPBUSD.BCST    532(R10), Z12, Z9
-	VPDPBUSD.BCST    1012(R10), Z12, Z10
-	VPDPBUSD.BCST    1492(R10), Z12, Z11
+	VPTERNLOGD       $0xf8, Z1, Z20, Z8
+	VPDPBUSD.BCST    112(R10), Z8, Z16
+	VPDPBUSD.BCST    592(R10), Z8, Z17
+	VPDPBUSD.BCST    1072(R10), Z8, Z18
+	VPDPBUSD.BCST    1552(R10), Z8, Z19
+	VPSLLD           $0x02, Z9, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z9, Z9
+	VPANDD           Z2, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z21, Z8
+	VPDPBUSD.BCST    52(R10), Z8, Z12
+	VPDPBUSD.BCST    532(R10), Z8, Z13
+	VPDPBUSD.BCST    1012(R10), Z8, Z14
+	VPDPBUSD.BCST    1492(R10), Z8, Z15
 	VPSRLD           $0x04, Z21, Z21
-	VPTERNLOGD       $0xf8, Z1, Z21, Z13
-	VPDPBUSD.BCST    116(R10), Z13, Z16
-	VPDPBUSD.BCST    596(R10), Z13, Z17
-	VPDPBUSD.BCST    1076(R10), Z13, Z18
-	VPDPBUSD.BCST    1556(R10), Z13, Z19
-	VPSLLD           $0x02, Z14, Z12
-	VPANDD           Z2, Z12, Z12
-	VPSRLD           $0x02, Z14, Z13
-	VPANDD           Z2, Z13, Z13
-	VPTERNLOGD       $0xf8, Z1, Z22, Z12
-	VPDPBUSD.BCST    56(R10), Z12, Z8
-	VPDPBUSD.BCST    536(R10), Z12, Z9
-	VPDPBUSD.BCST    1016(R10), Z12, Z10
-	VPDPBUSD.BCST    1496(R10), Z12, Z11
+	VPTERNLOGD       $0xf8, Z1, Z21, Z9
+	VPDPBUSD.BCST    116(R10), Z9, Z16
+	VPDPBUSD.BCST    596(R10), Z9, Z17
+	VPDPBUSD.BCST    1076(R10), Z9, Z18
+	VPDPBUSD.BCST    1556(R10), Z9, Z19
+	VPSLLD           $0x02, Z10, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z10, Z9
+	VPANDD           Z2, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z22, Z8
+	VPDPBUSD.BCST    56(R10), Z8, Z12
+	VPDPBUSD.BCST    536(R10), Z8, Z13
+	VPDPBUSD.BCST    1016(R10), Z8, Z14
+	VPDPBUSD.BCST    1496(R10), Z8, Z15
 	VPSRLD           $0x04, Z22, Z22
-	VPTERNLOGD       $0xf8, Z1, Z22, Z13
-	VPDPBUSD.BCST    120(R10), Z13, Z16
-	VPDPBUSD.BCST    600(R10), Z13, Z17
-	VPDPBUSD.BCST    1080(R10), Z13, Z18
-	VPDPBUSD.BCST    1560(R10), Z13, Z19
-	VPSLLD           $0x02, Z15, Z12
-	VPANDD           Z2, Z12, Z12
-	VPSRLD           $0x02, Z15, Z13
-	VPANDD           Z2, Z13, Z13
-	VPTERNLOGD       $0xf8, Z1, Z23, Z12
-	VPDPBUSD.BCST    60(R10), Z12, Z8
-	VPDPBUSD.BCST    540(R10), Z12, Z9
-	VPDPBUSD.BCST    1020(R10), Z12, Z10
-	VPDPBUSD.BCST    1500(R10), Z12, Z11
+	VPTERNLOGD       $0xf8, Z1, Z22, Z9
+	VPDPBUSD.BCST    120(R10), Z9, Z16
+	VPDPBUSD.BCST    600(R10), Z9, Z17
+	VPDPBUSD.BCST    1080(R10), Z9, Z18
+	VPDPBUSD.BCST    1560(R10), Z9, Z19
+	VPSLLD           $0x02, Z11, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z11, Z9
+	VPANDD           Z2, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z23, Z8
+	VPDPBUSD.BCST    60(R10), Z8, Z12
+	VPDPBUSD.BCST    540(R10), Z8, Z13
+	VPDPBUSD.BCST    1020(R10), Z8, Z14
+	VPDPBUSD.BCST    1500(R10), Z8, Z15
 	VPSRLD           $0x04, Z23, Z23
-	VPTERNLOGD       $0xf8, Z1, Z23, Z13
-	VPDPBUSD.BCST    124(R10), Z13, Z16
-	VPDPBUSD.BCST    604(R10), Z13, Z17
-	VPDPBUSD.BCST    1084(R10), Z13, Z18
-	VPDPBUSD.BCST    1564(R10), Z13, Z19
-	VMOVUPS          192(R13), Z13
-	VMULPS           Z0, Z13, Z12
-	VFMSUB213PS      Z12, Z13, Z8
-	VFMADD231PS.BCST 4(R12), Z8, Z4
-	VFMSUB213PS      Z12, Z13, Z9
-	VFMADD231PS.BCST 484(R12), Z9, Z5
-	VFMSUB213PS      Z12, Z13, Z10
-	VFMADD231PS.BCST 964(R12), Z10, Z6
-	VFMSUB213PS      Z12, Z13, Z11
-	VFMADD231PS.BCST 1444(R12), Z11, Z7
+	VPTERNLOGD       $0xf8, Z1, Z23, Z9
+	VPDPBUSD.BCST    124(R10), Z9, Z16
+	VPDPBUSD.BCST    604(R10), Z9, Z17
+	VPDPBUSD.BCST    1084(R10), Z9, Z18
+	VPDPBUSD.BCST    1564(R10), Z9, Z19
+	VMOVUPS          192(R13), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z12
+	VFMADD231PS.BCST 4(R12), Z12, Z4
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 484(R12), Z13, Z5
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 964(R12), Z14, Z6
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 1444(R12), Z15, Z7
 	VMOVUPS          448(R13), Z9
 	VMULPS           Z0, Z9, Z8
 	VFMSUB213PS      Z8, Z9, Z16
@@ -16791,22 +16551,19 @@ fusedQ6Kx4_block:
 	PREFETCHT0       1728(R9)
 	PREFETCHT0       1792(R9)
 	PREFETCHT0       1856(R9)
-	VBROADCASTI32X4  160(AX), Z8
-	VINSERTI32X4     $0x01, 160(BX), Z8, Z8
-	VINSERTI32X4     $0x02, 160(SI), Z8, Z8
-	VINSERTI32X4     $0x03, 160(DI), Z8, Z8
-	VBROADCASTI32X4  160(AX)(CX*1), Z9
-	VINSERTI32X4     $0x01, 160(BX)(CX*1), Z9, Z9
-	VINSERTI32X4     $0x02, 160(SI)(CX*1), Z9, Z9
-	VINSERTI32X4     $0x03, 160(DI)(CX*1), Z9, Z9
-	VBROADCASTI32X4  160(AX)(CX*2), Z10
-	VINSERTI32X4     $0x01, 160(BX)(CX*2), Z10, Z10
-	VINSERTI32X4     $0x02, 160(SI)(CX*2), Z10, Z10
-	VINSERTI32X4     $0x03, 160(DI)(CX*2), Z10, Z10
-	VBROADCASTI32X4  160(AX)(DX*1), Z11
-	VINSERTI32X4     $0x01, 160(BX)(DX*1), Z11, Z11
-	VINSERTI32X4     $0x02, 160(SI)(DX*1), Z11, Z11
-	VINSERTI32X4     $0x03, 160(DI)(DX*1), Z11, Z11
+	PREFETCHT0       1920(R9)
+	PREFETCHT0       1984(R9)
+	PREFETCHT0       2048(R9)
+	PREFETCHT0       2112(R9)
+	PREFETCHT0       2176(R9)
+	VBROADCASTI64X4  160(AX), Z8
+	VINSERTI64X4     $0x01, 160(BX), Z8, Z8
+	VBROADCASTI64X4  160(AX)(CX*1), Z9
+	VINSERTI64X4     $0x01, 160(BX)(CX*1), Z9, Z9
+	VBROADCASTI64X4  160(AX)(CX*2), Z10
+	VINSERTI64X4     $0x01, 160(BX)(CX*2), Z10, Z10
+	VBROADCASTI64X4  160(AX)(DX*1), Z11
+	VINSERTI64X4     $0x01, 160(BX)(DX*1), Z11, Z11
 	VPUNPCKLDQ       Z9, Z8, Z12
 	VPUNPCKHDQ       Z9, Z8, Z13
 	VPUNPCKLDQ       Z11, Z10, Z9
@@ -16815,27 +16572,14 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z9, Z12, Z9
 	VPUNPCKLQDQ      Z11, Z13, Z10
 	VPUNPCKHQDQ      Z11, Z13, Z11
-	PREFETCHT0       1920(R9)
-	PREFETCHT0       1984(R9)
-	PREFETCHT0       2048(R9)
-	PREFETCHT0       2112(R9)
-	PREFETCHT0       2176(R9)
-	VBROADCASTI32X4  176(AX), Z12
-	VINSERTI32X4     $0x01, 176(BX), Z12, Z12
-	VINSERTI32X4     $0x02, 176(SI), Z12, Z12
-	VINSERTI32X4     $0x03, 176(DI), Z12, Z12
-	VBROADCASTI32X4  176(AX)(CX*1), Z13
-	VINSERTI32X4     $0x01, 176(BX)(CX*1), Z13, Z13
-	VINSERTI32X4     $0x02, 176(SI)(CX*1), Z13, Z13
-	VINSERTI32X4     $0x03, 176(DI)(CX*1), Z13, Z13
-	VBROADCASTI32X4  176(AX)(CX*2), Z14
-	VINSERTI32X4     $0x01, 176(BX)(CX*2), Z14, Z14
-	VINSERTI32X4     $0x02, 176(SI)(CX*2), Z14, Z14
-	VINSERTI32X4     $0x03, 176(DI)(CX*2), Z14, Z14
-	VBROADCASTI32X4  176(AX)(DX*1), Z15
-	VINSERTI32X4     $0x01, 176(BX)(DX*1), Z15, Z15
-	VINSERTI32X4     $0x02, 176(SI)(DX*1), Z15, Z15
-	VINSERTI32X4     $0x03, 176(DI)(DX*1), Z15, Z15
+	VBROADCASTI64X4  160(SI), Z12
+	VINSERTI64X4     $0x01, 160(DI), Z12, Z12
+	VBROADCASTI64X4  160(SI)(CX*1), Z13
+	VINSERTI64X4     $0x01, 160(DI)(CX*1), Z13, Z13
+	VBROADCASTI64X4  160(SI)(CX*2), Z14
+	VINSERTI64X4     $0x01, 160(DI)(CX*2), Z14, Z14
+	VBROADCASTI64X4  160(SI)(DX*1), Z15
+	VINSERTI64X4     $0x01, 160(DI)(DX*1), Z15, Z15
 	VPUNPCKLDQ       Z13, Z12, Z16
 	VPUNPCKHDQ       Z13, Z12, Z17
 	VPUNPCKLDQ       Z15, Z14, Z13
@@ -16844,11 +16588,19 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z13, Z16, Z13
 	VPUNPCKLQDQ      Z15, Z17, Z14
 	VPUNPCKHQDQ      Z15, Z17, Z15
+	VSHUFI32X4       $0x88, Z12, Z8, Z16
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
+	VSHUFI32X4       $0x88, Z14, Z10, Z13
+	VSHUFI32X4       $0xdd, Z14, Z10, Z10
+	VSHUFI32X4       $0x88, Z15, Z11, Z14
+	VSHUFI32X4       $0xdd, Z15, Z11, Z11
 	PREFETCHT0       2240(R9)
 	PREFETCHT0       2304(R9)
 	PREFETCHT0       2368(R9)
 	PREFETCHT0       2432(R9)
-	VPBROADCASTD     128(R12), Z16
+	VPBROADCASTD     128(R12), Z15
 	VPBROADCASTD     608(R12), Z17
 	VPBROADCASTD     1088(R12), Z18
 	VPBROADCASTD     1568(R12), Z19
@@ -16880,11 +16632,11 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z25, Z28, Z25
 	VPUNPCKLQDQ      Z27, Z29, Z26
 	VPUNPCKHQDQ      Z27, Z29, Z27
-	VPSLLD           $0x04, Z8, Z28
+	VPSLLD           $0x04, Z16, Z28
 	VPANDD           Z2, Z28, Z28
-	VPANDD           Z2, Z8, Z29
+	VPANDD           Z2, Z16, Z29
 	VPTERNLOGD       $0xf8, Z1, Z24, Z28
-	VPDPBUSD.BCST    128(R10), Z28, Z16
+	VPDPBUSD.BCST    128(R10), Z28, Z15
 	VPDPBUSD.BCST    608(R10), Z28, Z17
 	VPDPBUSD.BCST    1088(R10), Z28, Z18
 	VPDPBUSD.BCST    1568(R10), Z28, Z19
@@ -16894,11 +16646,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    672(R10), Z29, Z21
 	VPDPBUSD.BCST    1152(R10), Z29, Z22
 	VPDPBUSD.BCST    1632(R10), Z29, Z23
-	VPSLLD           $0x04, Z9, Z24
+	VPSLLD           $0x04, Z12, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z9, Z28
+	VPANDD           Z2, Z12, Z28
 	VPTERNLOGD       $0xf8, Z1, Z25, Z24
-	VPDPBUSD.BCST    132(R10), Z24, Z16
+	VPDPBUSD.BCST    132(R10), Z24, Z15
 	VPDPBUSD.BCST    612(R10), Z24, Z17
 	VPDPBUSD.BCST    1092(R10), Z24, Z18
 	VPDPBUSD.BCST    1572(R10), Z24, Z19
@@ -16908,11 +16660,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    676(R10), Z28, Z21
 	VPDPBUSD.BCST    1156(R10), Z28, Z22
 	VPDPBUSD.BCST    1636(R10), Z28, Z23
-	VPSLLD           $0x04, Z10, Z24
+	VPSLLD           $0x04, Z13, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z10, Z25
+	VPANDD           Z2, Z13, Z25
 	VPTERNLOGD       $0xf8, Z1, Z26, Z24
-	VPDPBUSD.BCST    136(R10), Z24, Z16
+	VPDPBUSD.BCST    136(R10), Z24, Z15
 	VPDPBUSD.BCST    616(R10), Z24, Z17
 	VPDPBUSD.BCST    1096(R10), Z24, Z18
 	VPDPBUSD.BCST    1576(R10), Z24, Z19
@@ -16922,11 +16674,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    680(R10), Z25, Z21
 	VPDPBUSD.BCST    1160(R10), Z25, Z22
 	VPDPBUSD.BCST    1640(R10), Z25, Z23
-	VPSLLD           $0x04, Z11, Z24
+	VPSLLD           $0x04, Z14, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z11, Z25
+	VPANDD           Z2, Z14, Z25
 	VPTERNLOGD       $0xf8, Z1, Z27, Z24
-	VPDPBUSD.BCST    140(R10), Z24, Z16
+	VPDPBUSD.BCST    140(R10), Z24, Z15
 	VPDPBUSD.BCST    620(R10), Z24, Z17
 	VPDPBUSD.BCST    1100(R10), Z24, Z18
 	VPDPBUSD.BCST    1580(R10), Z24, Z19
@@ -16938,8 +16690,8 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    1644(R10), Z25, Z23
 	VMOVUPS          512(R13), Z25
 	VMULPS           Z0, Z25, Z24
-	VFMSUB213PS      Z24, Z25, Z16
-	VFMADD231PS.BCST 16(R12), Z16, Z4
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 16(R12), Z15, Z4
 	VFMSUB213PS      Z24, Z25, Z17
 	VFMADD231PS.BCST 496(R12), Z17, Z5
 	VFMSUB213PS      Z24, Z25, Z18
@@ -16947,21 +16699,21 @@ fusedQ6Kx4_block:
 	VFMSUB213PS      Z24, Z25, Z19
 	VFMADD231PS.BCST 1456(R12), Z19, Z7
 	VMOVUPS          768(R13), Z17
-	VMULPS           Z0, Z17, Z16
-	VFMSUB213PS      Z16, Z17, Z20
+	VMULPS           Z0, Z17, Z15
+	VFMSUB213PS      Z15, Z17, Z20
 	VFMADD231PS.BCST 24(R12), Z20, Z4
-	VFMSUB213PS      Z16, Z17, Z21
+	VFMSUB213PS      Z15, Z17, Z21
 	VFMADD231PS.BCST 504(R12), Z21, Z5
-	VFMSUB213PS      Z16, Z17, Z22
+	VFMSUB213PS      Z15, Z17, Z22
 	VFMADD231PS.BCST 984(R12), Z22, Z6
-	VFMSUB213PS      Z16, Z17, Z23
+	VFMSUB213PS      Z15, Z17, Z23
 	VFMADD231PS.BCST 1464(R12), Z23, Z7
 	PREFETCHT0       2496(R9)
 	PREFETCHT0       2560(R9)
 	PREFETCHT0       2624(R9)
 	PREFETCHT0       2688(R9)
 	PREFETCHT0       2752(R9)
-	VPBROADCASTD     132(R12), Z16
+	VPBROADCASTD     132(R12), Z15
 	VPBROADCASTD     612(R12), Z17
 	VPBROADCASTD     1092(R12), Z18
 	VPBROADCASTD     1572(R12), Z19
@@ -16993,11 +16745,11 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z25, Z28, Z25
 	VPUNPCKLQDQ      Z27, Z29, Z26
 	VPUNPCKHQDQ      Z27, Z29, Z27
-	VPSLLD           $0x04, Z12, Z28
+	VPSLLD           $0x04, Z8, Z28
 	VPANDD           Z2, Z28, Z28
-	VPANDD           Z2, Z12, Z29
+	VPANDD           Z2, Z8, Z29
 	VPTERNLOGD       $0xf8, Z1, Z24, Z28
-	VPDPBUSD.BCST    144(R10), Z28, Z16
+	VPDPBUSD.BCST    144(R10), Z28, Z15
 	VPDPBUSD.BCST    624(R10), Z28, Z17
 	VPDPBUSD.BCST    1104(R10), Z28, Z18
 	VPDPBUSD.BCST    1584(R10), Z28, Z19
@@ -17007,11 +16759,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    688(R10), Z29, Z21
 	VPDPBUSD.BCST    1168(R10), Z29, Z22
 	VPDPBUSD.BCST    1648(R10), Z29, Z23
-	VPSLLD           $0x04, Z13, Z24
+	VPSLLD           $0x04, Z9, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z13, Z28
+	VPANDD           Z2, Z9, Z28
 	VPTERNLOGD       $0xf8, Z1, Z25, Z24
-	VPDPBUSD.BCST    148(R10), Z24, Z16
+	VPDPBUSD.BCST    148(R10), Z24, Z15
 	VPDPBUSD.BCST    628(R10), Z24, Z17
 	VPDPBUSD.BCST    1108(R10), Z24, Z18
 	VPDPBUSD.BCST    1588(R10), Z24, Z19
@@ -17021,11 +16773,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    692(R10), Z28, Z21
 	VPDPBUSD.BCST    1172(R10), Z28, Z22
 	VPDPBUSD.BCST    1652(R10), Z28, Z23
-	VPSLLD           $0x04, Z14, Z24
+	VPSLLD           $0x04, Z10, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z14, Z25
+	VPANDD           Z2, Z10, Z25
 	VPTERNLOGD       $0xf8, Z1, Z26, Z24
-	VPDPBUSD.BCST    152(R10), Z24, Z16
+	VPDPBUSD.BCST    152(R10), Z24, Z15
 	VPDPBUSD.BCST    632(R10), Z24, Z17
 	VPDPBUSD.BCST    1112(R10), Z24, Z18
 	VPDPBUSD.BCST    1592(R10), Z24, Z19
@@ -17035,11 +16787,11 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    696(R10), Z25, Z21
 	VPDPBUSD.BCST    1176(R10), Z25, Z22
 	VPDPBUSD.BCST    1656(R10), Z25, Z23
-	VPSLLD           $0x04, Z15, Z24
+	VPSLLD           $0x04, Z11, Z24
 	VPANDD           Z2, Z24, Z24
-	VPANDD           Z2, Z15, Z25
+	VPANDD           Z2, Z11, Z25
 	VPTERNLOGD       $0xf8, Z1, Z27, Z24
-	VPDPBUSD.BCST    156(R10), Z24, Z16
+	VPDPBUSD.BCST    156(R10), Z24, Z15
 	VPDPBUSD.BCST    636(R10), Z24, Z17
 	VPDPBUSD.BCST    1116(R10), Z24, Z18
 	VPDPBUSD.BCST    1596(R10), Z24, Z19
@@ -17051,8 +16803,8 @@ fusedQ6Kx4_block:
 	VPDPBUSD.BCST    1660(R10), Z25, Z23
 	VMOVUPS          576(R13), Z25
 	VMULPS           Z0, Z25, Z24
-	VFMSUB213PS      Z24, Z25, Z16
-	VFMADD231PS.BCST 16(R12), Z16, Z4
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 16(R12), Z15, Z4
 	VFMSUB213PS      Z24, Z25, Z17
 	VFMADD231PS.BCST 496(R12), Z17, Z5
 	VFMSUB213PS      Z24, Z25, Z18
@@ -17060,20 +16812,20 @@ fusedQ6Kx4_block:
 	VFMSUB213PS      Z24, Z25, Z19
 	VFMADD231PS.BCST 1456(R12), Z19, Z7
 	VMOVUPS          832(R13), Z17
-	VMULPS           Z0, Z17, Z16
-	VFMSUB213PS      Z16, Z17, Z20
+	VMULPS           Z0, Z17, Z15
+	VFMSUB213PS      Z15, Z17, Z20
 	VFMADD231PS.BCST 24(R12), Z20, Z4
-	VFMSUB213PS      Z16, Z17, Z21
+	VFMSUB213PS      Z15, Z17, Z21
 	VFMADD231PS.BCST 504(R12), Z21, Z5
-	VFMSUB213PS      Z16, Z17, Z22
+	VFMSUB213PS      Z15, Z17, Z22
 	VFMADD231PS.BCST 984(R12), Z22, Z6
-	VFMSUB213PS      Z16, Z17, Z23
+	VFMSUB213PS      Z15, Z17, Z23
 	VFMADD231PS.BCST 1464(R12), Z23, Z7
 	PREFETCHT0       2816(R9)
 	PREFETCHT0       2880(R9)
 	PREFETCHT0       2944(R9)
 	PREFETCHT0       3008(R9)
-	VPBROADCASTD     136(R12), Z16
+	VPBROADCASTD     136(R12), Z15
 	VPBROADCASTD     616(R12), Z17
 	VPBROADCASTD     1096(R12), Z18
 	VPBROADCASTD     1576(R12), Z19
@@ -17105,95 +16857,95 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z25, Z28, Z25
 	VPUNPCKLQDQ      Z27, Z29, Z26
 	VPUNPCKHQDQ      Z27, Z29, Z27
-	VPSLLD           $0x02, Z8, Z28
+	VPSLLD           $0x02, Z16, Z28
 	VPANDD           Z2, Z28, Z28
-	VPSRLD           $0x02, Z8, Z8
-	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
 	VPTERNLOGD       $0xf8, Z1, Z24, Z28
-	VPDPBUSD.BCST    160(R10), Z28, Z16
+	VPDPBUSD.BCST    160(R10), Z28, Z15
 	VPDPBUSD.BCST    640(R10), Z28, Z17
 	VPDPBUSD.BCST    1120(R10), Z28, Z18
 	VPDPBUSD.BCST    1600(R10), Z28, Z19
 	VPSRLD           $0x04, Z24, Z24
-	VPTERNLOGD       $0xf8, Z1, Z24, Z8
-	VPDPBUSD.BCST    224(R10), Z8, Z20
-	VPDPBUSD.BCST    704(R10), Z8, Z21
-	VPDPBUSD.BCST    1184(R10), Z8, Z22
-	VPDPBUSD.BCST    1664(R10), Z8, Z23
-	VPSLLD           $0x02, Z9, Z8
-	VPANDD           Z2, Z8, Z8
-	VPSRLD           $0x02, Z9, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z25, Z8
-	VPDPBUSD.BCST    164(R10), Z8, Z16
-	VPDPBUSD.BCST    644(R10), Z8, Z17
-	VPDPBUSD.BCST    1124(R10), Z8, Z18
-	VPDPBUSD.BCST    1604(R10), Z8, Z19
+	VPTERNLOGD       $0xf8, Z1, Z24, Z16
+	VPDPBUSD.BCST    224(R10), Z16, Z20
+	VPDPBUSD.BCST    704(R10), Z16, Z21
+	VPDPBUSD.BCST    1184(R10), Z16, Z22
+	VPDPBUSD.BCST    1664(R10), Z16, Z23
+	VPSLLD           $0x02, Z12, Z16
+	VPANDD           Z2, Z16, Z16
+	VPSRLD           $0x02, Z12, Z12
+	VPANDD           Z2, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z25, Z16
+	VPDPBUSD.BCST    164(R10), Z16, Z15
+	VPDPBUSD.BCST    644(R10), Z16, Z17
+	VPDPBUSD.BCST    1124(R10), Z16, Z18
+	VPDPBUSD.BCST    1604(R10), Z16, Z19
 	VPSRLD           $0x04, Z25, Z25
-	VPTERNLOGD       $0xf8, Z1, Z25, Z9
-	VPDPBUSD.BCST    228(R10), Z9, Z20
-	VPDPBUSD.BCST    708(R10), Z9, Z21
-	VPDPBUSD.BCST    1188(R10), Z9, Z22
-	VPDPBUSD.BCST    1668(R10), Z9, Z23
-	VPSLLD           $0x02, Z10, Z8
-	VPANDD           Z2, Z8, Z8
-	VPSRLD           $0x02, Z10, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z26, Z8
-	VPDPBUSD.BCST    168(R10), Z8, Z16
-	VPDPBUSD.BCST    648(R10), Z8, Z17
-	VPDPBUSD.BCST    1128(R10), Z8, Z18
-	VPDPBUSD.BCST    1608(R10), Z8, Z19
+	VPTERNLOGD       $0xf8, Z1, Z25, Z12
+	VPDPBUSD.BCST    228(R10), Z12, Z20
+	VPDPBUSD.BCST    708(R10), Z12, Z21
+	VPDPBUSD.BCST    1188(R10), Z12, Z22
+	VPDPBUSD.BCST    1668(R10), Z12, Z23
+	VPSLLD           $0x02, Z13, Z12
+	VPANDD           Z2, Z12, Z12
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z26, Z12
+	VPDPBUSD.BCST    168(R10), Z12, Z15
+	VPDPBUSD.BCST    648(R10), Z12, Z17
+	VPDPBUSD.BCST    1128(R10), Z12, Z18
+	VPDPBUSD.BCST    1608(R10), Z12, Z19
 	VPSRLD           $0x04, Z26, Z26
-	VPTERNLOGD       $0xf8, Z1, Z26, Z9
-	VPDPBUSD.BCST    232(R10), Z9, Z20
-	VPDPBUSD.BCST    712(R10), Z9, Z21
-	VPDPBUSD.BCST    1192(R10), Z9, Z22
-	VPDPBUSD.BCST    1672(R10), Z9, Z23
-	VPSLLD           $0x02, Z11, Z8
-	VPANDD           Z2, Z8, Z8
-	VPSRLD           $0x02, Z11, Z9
-	VPANDD           Z2, Z9, Z9
-	VPTERNLOGD       $0xf8, Z1, Z27, Z8
-	VPDPBUSD.BCST    172(R10), Z8, Z16
-	VPDPBUSD.BCST    652(R10), Z8, Z17
-	VPDPBUSD.BCST    1132(R10), Z8, Z18
-	VPDPBUSD.BCST    1612(R10), Z8, Z19
+	VPTERNLOGD       $0xf8, Z1, Z26, Z13
+	VPDPBUSD.BCST    232(R10), Z13, Z20
+	VPDPBUSD.BCST    712(R10), Z13, Z21
+	VPDPBUSD.BCST    1192(R10), Z13, Z22
+	VPDPBUSD.BCST    1672(R10), Z13, Z23
+	VPSLLD           $0x02, Z14, Z12
+	VPANDD           Z2, Z12, Z12
+	VPSRLD           $0x02, Z14, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z27, Z12
+	VPDPBUSD.BCST    172(R10), Z12, Z15
+	VPDPBUSD.BCST    652(R10), Z12, Z17
+	VPDPBUSD.BCST    1132(R10), Z12, Z18
+	VPDPBUSD.BCST    1612(R10), Z12, Z19
 	VPSRLD           $0x04, Z27, Z27
-	VPTERNLOGD       $0xf8, Z1, Z27, Z9
-	VPDPBUSD.BCST    236(R10), Z9, Z20
-	VPDPBUSD.BCST    716(R10), Z9, Z21
-	VPDPBUSD.BCST    1196(R10), Z9, Z22
-	VPDPBUSD.BCST    1676(R10), Z9, Z23
-	VMOVUPS          640(R13), Z9
-	VMULPS           Z0, Z9, Z8
-	VFMSUB213PS      Z8, Z9, Z16
-	VFMADD231PS.BCST 20(R12), Z16, Z4
-	VFMSUB213PS      Z8, Z9, Z17
+	VPTERNLOGD       $0xf8, Z1, Z27, Z13
+	VPDPBUSD.BCST    236(R10), Z13, Z20
+	VPDPBUSD.BCST    716(R10), Z13, Z21
+	VPDPBUSD.BCST    1196(R10), Z13, Z22
+	VPDPBUSD.BCST    1676(R10), Z13, Z23
+	VMOVUPS          640(R13), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z15
+	VFMADD231PS.BCST 20(R12), Z15, Z4
+	VFMSUB213PS      Z12, Z13, Z17
 	VFMADD231PS.BCST 500(R12), Z17, Z5
-	VFMSUB213PS      Z8, Z9, Z18
+	VFMSUB213PS      Z12, Z13, Z18
 	VFMADD231PS.BCST 980(R12), Z18, Z6
-	VFMSUB213PS      Z8, Z9, Z19
+	VFMSUB213PS      Z12, Z13, Z19
 	VFMADD231PS.BCST 1460(R12), Z19, Z7
-	VMOVUPS          896(R13), Z9
-	VMULPS           Z0, Z9, Z8
-	VFMSUB213PS      Z8, Z9, Z20
+	VMOVUPS          896(R13), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z20
 	VFMADD231PS.BCST 28(R12), Z20, Z4
-	VFMSUB213PS      Z8, Z9, Z21
+	VFMSUB213PS      Z12, Z13, Z21
 	VFMADD231PS.BCST 508(R12), Z21, Z5
-	VFMSUB213PS      Z8, Z9, Z22
+	VFMSUB213PS      Z12, Z13, Z22
 	VFMADD231PS.BCST 988(R12), Z22, Z6
-	VFMSUB213PS      Z8, Z9, Z23
+	VFMSUB213PS      Z12, Z13, Z23
 	VFMADD231PS.BCST 1468(R12), Z23, Z7
 	PREFETCHT0       3072(R9)
 	PREFETCHT0       3136(R9)
 	PREFETCHT0       3200(R9)
 	PREFETCHT0       3264(R9)
 	PREFETCHT0       3328(R9)
-	VPBROADCASTD     140(R12), Z8
-	VPBROADCASTD     620(R12), Z9
-	VPBROADCASTD     1100(R12), Z10
-	VPBROADCASTD     1580(R12), Z11
+	VPBROADCASTD     140(R12), Z12
+	VPBROADCASTD     620(R12), Z13
+	VPBROADCASTD     1100(R12), Z14
+	VPBROADCASTD     1580(R12), Z15
 	VPBROADCASTD     156(R12), Z16
 	VPBROADCASTD     636(R12), Z17
 	VPBROADCASTD     1116(R12), Z18
@@ -17222,76 +16974,76 @@ fusedQ6Kx4_block:
 	VPUNPCKHQDQ      Z21, Z24, Z21
 	VPUNPCKLQDQ      Z23, Z25, Z22
 	VPUNPCKHQDQ      Z23, Z25, Z23
-	VPSLLD           $0x02, Z12, Z24
+	VPSLLD           $0x02, Z8, Z24
 	VPANDD           Z2, Z24, Z24
-	VPSRLD           $0x02, Z12, Z12
-	VPANDD           Z2, Z12, Z12
+	VPSRLD           $0x02, Z8, Z8
+	VPANDD           Z2, Z8, Z8
 	VPTERNLOGD       $0xf8, Z1, Z20, Z24
-	VPDPBUSD.BCST    176(R10), Z24, Z8
-	VPDPBUSD.BCST    656(R10), Z24, Z9
-	VPDPBUSD.BCST    1136(R10), Z24, Z10
-	VPDPBUSD.BCST    1616(R10), Z24, Z11
+	VPDPBUSD.BCST    176(R10), Z24, Z12
+	VPDPBUSD.BCST    656(R10), Z24, Z13
+	VPDPBUSD.BCST    1136(R10), Z24, Z14
+	VPDPBUSD.BCST    1616(R10), Z24, Z15
 	VPSRLD           $0x04, Z20, Z20
-	VPTERNLOGD       $0xf8, Z1, Z20, Z12
-	VPDPBUSD.BCST    240(R10), Z12, Z16
-	VPDPBUSD.BCST    720(R10), Z12, Z17
-	VPDPBUSD.BCST    1200(R10), Z12, Z18
-	VPDPBUSD.BCST    1680(R10), Z12, Z19
-	VPSLLD           $0x02, Z13, Z12
-	VPANDD           Z2, Z12, Z12
-	VPSRLD           $0x02, Z13, Z13
-	VPANDD           Z2, Z13, Z13
-	VPTERNLOGD       $0xf8, Z1, Z21, Z12
-	VPDPBUSD.BCST    180(R10), Z12, Z8
-	VPDPBUSD.BCST    660(R10), Z12, Z9
-	VPDPBUSD.BCST    1140(R10), Z12, Z10
-	VPDPBUSD.BCST    1620(R10), Z12, Z11
+	VPTERNLOGD       $0xf8, Z1, Z20, Z8
+	VPDPBUSD.BCST    240(R10), Z8, Z16
+	VPDPBUSD.BCST    720(R10), Z8, Z17
+	VPDPBUSD.BCST    1200(R10), Z8, Z18
+	VPDPBUSD.BCST    1680(R10), Z8, Z19
+	VPSLLD           $0x02, Z9, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z9, Z9
+	VPANDD           Z2, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z21, Z8
+	VPDPBUSD.BCST    180(R10), Z8, Z12
+	VPDPBUSD.BCST    660(R10), Z8, Z13
+	VPDPBUSD.BCST    1140(R10), Z8, Z14
+	VPDPBUSD.BCST    1620(R10), Z8, Z15
 	VPSRLD           $0x04, Z21, Z21
-	VPTERNLOGD       $0xf8, Z1, Z21, Z13
-	VPDPBUSD.BCST    244(R10), Z13, Z16
-	VPDPBUSD.BCST    724(R10), Z13, Z17
-	VPDPBUSD.BCST    1204(R10), Z13, Z18
-	VPDPBUSD.BCST    1684(R10), Z13, Z19
-	VPSLLD           $0x02, Z14, Z12
-	VPANDD           Z2, Z12, Z12
-	VPSRLD           $0x02, Z14, Z13
-	VPANDD           Z2, Z13, Z13
-	VPTERNLOGD       $0xf8, Z1, Z22, Z12
-	VPDPBUSD.BCST    184(R10), Z12, Z8
-	VPDPBUSD.BCST    664(R10), Z12, Z9
-	VPDPBUSD.BCST    1144(R10), Z12, Z10
-	VPDPBUSD.BCST    1624(R10), Z12, Z11
+	VPTERNLOGD       $0xf8, Z1, Z21, Z9
+	VPDPBUSD.BCST    244(R10), Z9, Z16
+	VPDPBUSD.BCST    724(R10), Z9, Z17
+	VPDPBUSD.BCST    1204(R10), Z9, Z18
+	VPDPBUSD.BCST    1684(R10), Z9, Z19
+	VPSLLD           $0x02, Z10, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z10, Z9
+	VPANDD           Z2, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z22, Z8
+	VPDPBUSD.BCST    184(R10), Z8, Z12
+	VPDPBUSD.BCST    664(R10), Z8, Z13
+	VPDPBUSD.BCST    1144(R10), Z8, Z14
+	VPDPBUSD.BCST    1624(R10), Z8, Z15
 	VPSRLD           $0x04, Z22, Z22
-	VPTERNLOGD       $0xf8, Z1, Z22, Z13
-	VPDPBUSD.BCST    248(R10), Z13, Z16
-	VPDPBUSD.BCST    728(R10), Z13, Z17
-	VPDPBUSD.BCST    1208(R10), Z13, Z18
-	VPDPBUSD.BCST    1688(R10), Z13, Z19
-	VPSLLD           $0x02, Z15, Z12
-	VPANDD           Z2, Z12, Z12
-	VPSRLD           $0x02, Z15, Z13
-	VPANDD           Z2, Z13, Z13
-	VPTERNLOGD       $0xf8, Z1, Z23, Z12
-	VPDPBUSD.BCST    188(R10), Z12, Z8
-	VPDPBUSD.BCST    668(R10), Z12, Z9
-	VPDPBUSD.BCST    1148(R10), Z12, Z10
-	VPDPBUSD.BCST    1628(R10), Z12, Z11
+	VPTERNLOGD       $0xf8, Z1, Z22, Z9
+	VPDPBUSD.BCST    248(R10), Z9, Z16
+	VPDPBUSD.BCST    728(R10), Z9, Z17
+	VPDPBUSD.BCST    1208(R10), Z9, Z18
+	VPDPBUSD.BCST    1688(R10), Z9, Z19
+	VPSLLD           $0x02, Z11, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z11, Z9
+	VPANDD           Z2, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z23, Z8
+	VPDPBUSD.BCST    188(R10), Z8, Z12
+	VPDPBUSD.BCST    668(R10), Z8, Z13
+	VPDPBUSD.BCST    1148(R10), Z8, Z14
+	VPDPBUSD.BCST    1628(R10), Z8, Z15
 	VPSRLD           $0x04, Z23, Z23
-	VPTERNLOGD       $0xf8, Z1, Z23, Z13
-	VPDPBUSD.BCST    252(R10), Z13, Z16
-	VPDPBUSD.BCST    732(R10), Z13, Z17
-	VPDPBUSD.BCST    1212(R10), Z13, Z18
-	VPDPBUSD.BCST    1692(R10), Z13, Z19
-	VMOVUPS          704(R13), Z13
-	VMULPS           Z0, Z13, Z12
-	VFMSUB213PS      Z12, Z13, Z8
-	VFMADD231PS.BCST 20(R12), Z8, Z4
-	VFMSUB213PS      Z12, Z13, Z9
-	VFMADD231PS.BCST 500(R12), Z9, Z5
-	VFMSUB213PS      Z12, Z13, Z10
-	VFMADD231PS.BCST 980(R12), Z10, Z6
-	VFMSUB213PS      Z12, Z13, Z11
-	VFMADD231PS.BCST 1460(R12), Z11, Z7
+	VPTERNLOGD       $0xf8, Z1, Z23, Z9
+	VPDPBUSD.BCST    252(R10), Z9, Z16
+	VPDPBUSD.BCST    732(R10), Z9, Z17
+	VPDPBUSD.BCST    1212(R10), Z9, Z18
+	VPDPBUSD.BCST    1692(R10), Z9, Z19
+	VMOVUPS          704(R13), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z12
+	VFMADD231PS.BCST 20(R12), Z12, Z4
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 500(R12), Z13, Z5
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 980(R12), Z14, Z6
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 1460(R12), Z15, Z7
 	VMOVUPS          960(R13), Z9
 	VMULPS           Z0, Z9, Z8
 	VFMSUB213PS      Z8, Z9, Z16
@@ -17345,22 +17097,14 @@ TEXT ·decodeQ80(SB), NOSPLIT, $0-40
 	MOVQ         chunks+24(FP), R11
 
 decodeQ80_loop:
-	VBROADCASTI32X4 2(CX), Z3
-	VINSERTI32X4    $0x01, 2(SI), Z3, Z3
-	VINSERTI32X4    $0x02, 2(DI), Z3, Z3
-	VINSERTI32X4    $0x03, 2(R8), Z3, Z3
-	VBROADCASTI32X4 2(CX)(DX*1), Z4
-	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z4, Z4
-	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z4, Z4
-	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z4, Z4
-	VBROADCASTI32X4 2(CX)(DX*2), Z5
-	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z5, Z5
-	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z5, Z5
-	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z5, Z5
-	VBROADCASTI32X4 2(CX)(BX*1), Z6
-	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z6, Z6
-	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z6, Z6
-	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z6, Z6
+	VBROADCASTI64X4 2(CX), Z3
+	VINSERTI64X4    $0x01, 2(SI), Z3, Z3
+	VBROADCASTI64X4 2(CX)(DX*1), Z4
+	VINSERTI64X4    $0x01, 2(SI)(DX*1), Z4, Z4
+	VBROADCASTI64X4 2(CX)(DX*2), Z5
+	VINSERTI64X4    $0x01, 2(SI)(DX*2), Z5, Z5
+	VBROADCASTI64X4 2(CX)(BX*1), Z6
+	VINSERTI64X4    $0x01, 2(SI)(BX*1), Z6, Z6
 	VPUNPCKLDQ      Z4, Z3, Z7
 	VPUNPCKHDQ      Z4, Z3, Z8
 	VPUNPCKLDQ      Z6, Z5, Z4
@@ -17369,41 +17113,41 @@ decodeQ80_loop:
 	VPUNPCKHQDQ     Z4, Z7, Z4
 	VPUNPCKLQDQ     Z6, Z8, Z5
 	VPUNPCKHQDQ     Z6, Z8, Z6
-	VPXORD          Z1, Z3, Z3
-	VMOVDQU64       Z3, (R10)
-	VPXORD          Z1, Z4, Z4
-	VMOVDQU64       Z4, 64(R10)
+	VBROADCASTI64X4 2(DI), Z7
+	VINSERTI64X4    $0x01, 2(R8), Z7, Z7
+	VBROADCASTI64X4 2(DI)(DX*1), Z8
+	VINSERTI64X4    $0x01, 2(R8)(DX*1), Z8, Z8
+	VBROADCASTI64X4 2(DI)(DX*2), Z9
+	VINSERTI64X4    $0x01, 2(R8)(DX*2), Z9, Z9
+	VBROADCASTI64X4 2(DI)(BX*1), Z10
+	VINSERTI64X4    $0x01, 2(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z7, Z11
+	VPUNPCKHDQ      Z8, Z7, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z7
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VSHUFI32X4      $0x88, Z7, Z3, Z11
+	VSHUFI32X4      $0xdd, Z7, Z3, Z3
+	VSHUFI32X4      $0x88, Z8, Z4, Z7
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	VSHUFI32X4      $0x88, Z9, Z5, Z8
+	VSHUFI32X4      $0xdd, Z9, Z5, Z5
+	VSHUFI32X4      $0x88, Z10, Z6, Z9
+	VSHUFI32X4      $0xdd, Z10, Z6, Z6
+	VPXORD          Z1, Z11, Z11
+	VMOVDQU64       Z11, (R10)
+	VPXORD          Z1, Z7, Z7
+	VMOVDQU64       Z7, 64(R10)
 	PREFETCHT0      (R9)
-	VPXORD          Z1, Z5, Z5
-	VMOVDQU64       Z5, 128(R10)
+	VPXORD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 128(R10)
 	PREFETCHT0      64(R9)
-	VPXORD          Z1, Z6, Z6
-	VMOVDQU64       Z6, 192(R10)
+	VPXORD          Z1, Z9, Z9
+	VMOVDQU64       Z9, 192(R10)
 	PREFETCHT0      128(R9)
-	VBROADCASTI32X4 18(CX), Z3
-	VINSERTI32X4    $0x01, 18(SI), Z3, Z3
-	VINSERTI32X4    $0x02, 18(DI), Z3, Z3
-	VINSERTI32X4    $0x03, 18(R8), Z3, Z3
-	VBROADCASTI32X4 18(CX)(DX*1), Z4
-	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z4, Z4
-	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z4, Z4
-	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z4, Z4
-	VBROADCASTI32X4 18(CX)(DX*2), Z5
-	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z5, Z5
-	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z5, Z5
-	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z5, Z5
-	VBROADCASTI32X4 18(CX)(BX*1), Z6
-	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z6, Z6
-	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z6, Z6
-	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z6, Z6
-	VPUNPCKLDQ      Z4, Z3, Z7
-	VPUNPCKHDQ      Z4, Z3, Z8
-	VPUNPCKLDQ      Z6, Z5, Z4
-	VPUNPCKHDQ      Z6, Z5, Z6
-	VPUNPCKLQDQ     Z4, Z7, Z3
-	VPUNPCKHQDQ     Z4, Z7, Z4
-	VPUNPCKLQDQ     Z6, Z8, Z5
-	VPUNPCKHQDQ     Z6, Z8, Z6
 	VPXORD          Z1, Z3, Z3
 	VMOVDQU64       Z3, 256(R10)
 	PREFETCHT0      192(R9)
@@ -17464,22 +17208,14 @@ fusedQ80x1_block:
 
 fusedQ80x1_chunk:
 	VPBROADCASTD     32(R12), Z4
-	VBROADCASTI32X4  2(AX), Z5
-	VINSERTI32X4     $0x01, 2(BX), Z5, Z5
-	VINSERTI32X4     $0x02, 2(SI), Z5, Z5
-	VINSERTI32X4     $0x03, 2(DI), Z5, Z5
-	VBROADCASTI32X4  2(AX)(CX*1), Z6
-	VINSERTI32X4     $0x01, 2(BX)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x02, 2(SI)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x03, 2(DI)(CX*1), Z6, Z6
-	VBROADCASTI32X4  2(AX)(CX*2), Z7
-	VINSERTI32X4     $0x01, 2(BX)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x02, 2(SI)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x03, 2(DI)(CX*2), Z7, Z7
-	VBROADCASTI32X4  2(AX)(DX*1), Z8
-	VINSERTI32X4     $0x01, 2(BX)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 2(SI)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 2(DI)(DX*1), Z8, Z8
+	VBROADCASTI64X4  2(AX), Z5
+	VINSERTI64X4     $0x01, 2(BX), Z5, Z5
+	VBROADCASTI64X4  2(AX)(CX*1), Z6
+	VINSERTI64X4     $0x01, 2(BX)(CX*1), Z6, Z6
+	VBROADCASTI64X4  2(AX)(CX*2), Z7
+	VINSERTI64X4     $0x01, 2(BX)(CX*2), Z7, Z7
+	VBROADCASTI64X4  2(AX)(DX*1), Z8
+	VINSERTI64X4     $0x01, 2(BX)(DX*1), Z8, Z8
 	VPUNPCKLDQ       Z6, Z5, Z9
 	VPUNPCKHDQ       Z6, Z5, Z10
 	VPUNPCKLDQ       Z8, Z7, Z6
@@ -17488,42 +17224,42 @@ fusedQ80x1_chunk:
 	VPUNPCKHQDQ      Z6, Z9, Z6
 	VPUNPCKLQDQ      Z8, Z10, Z7
 	VPUNPCKHQDQ      Z8, Z10, Z8
-	VPXORD           Z1, Z5, Z5
-	VPDPBUSD.BCST    (R11), Z5, Z4
+	VBROADCASTI64X4  2(SI), Z9
+	VINSERTI64X4     $0x01, 2(DI), Z9, Z9
+	VBROADCASTI64X4  2(SI)(CX*1), Z10
+	VINSERTI64X4     $0x01, 2(DI)(CX*1), Z10, Z10
+	VBROADCASTI64X4  2(SI)(CX*2), Z11
+	VINSERTI64X4     $0x01, 2(DI)(CX*2), Z11, Z11
+	VBROADCASTI64X4  2(SI)(DX*1), Z12
+	VINSERTI64X4     $0x01, 2(DI)(DX*1), Z12, Z12
+	VPUNPCKLDQ       Z10, Z9, Z13
+	VPUNPCKHDQ       Z10, Z9, Z14
+	VPUNPCKLDQ       Z12, Z11, Z10
+	VPUNPCKHDQ       Z12, Z11, Z12
+	VPUNPCKLQDQ      Z10, Z13, Z9
+	VPUNPCKHQDQ      Z10, Z13, Z10
+	VPUNPCKLQDQ      Z12, Z14, Z11
+	VPUNPCKHQDQ      Z12, Z14, Z12
+	VSHUFI32X4       $0x88, Z9, Z5, Z13
+	VSHUFI32X4       $0xdd, Z9, Z5, Z5
+	VSHUFI32X4       $0x88, Z10, Z6, Z9
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VPXORD           Z1, Z13, Z13
+	VPDPBUSD.BCST    (R11), Z13, Z4
 	PREFETCHT0       (R8)
-	VPXORD           Z1, Z6, Z6
-	VPDPBUSD.BCST    4(R11), Z6, Z4
+	VPXORD           Z1, Z9, Z9
+	VPDPBUSD.BCST    4(R11), Z9, Z4
 	PREFETCHT0       64(R8)
-	VPXORD           Z1, Z7, Z7
-	VPDPBUSD.BCST    8(R11), Z7, Z4
+	VPXORD           Z1, Z10, Z10
+	VPDPBUSD.BCST    8(R11), Z10, Z4
 	PREFETCHT0       128(R8)
-	VPXORD           Z1, Z8, Z8
-	VPDPBUSD.BCST    12(R11), Z8, Z4
+	VPXORD           Z1, Z11, Z11
+	VPDPBUSD.BCST    12(R11), Z11, Z4
 	PREFETCHT0       192(R8)
-	VBROADCASTI32X4  18(AX), Z5
-	VINSERTI32X4     $0x01, 18(BX), Z5, Z5
-	VINSERTI32X4     $0x02, 18(SI), Z5, Z5
-	VINSERTI32X4     $0x03, 18(DI), Z5, Z5
-	VBROADCASTI32X4  18(AX)(CX*1), Z6
-	VINSERTI32X4     $0x01, 18(BX)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x02, 18(SI)(CX*1), Z6, Z6
-	VINSERTI32X4     $0x03, 18(DI)(CX*1), Z6, Z6
-	VBROADCASTI32X4  18(AX)(CX*2), Z7
-	VINSERTI32X4     $0x01, 18(BX)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x02, 18(SI)(CX*2), Z7, Z7
-	VINSERTI32X4     $0x03, 18(DI)(CX*2), Z7, Z7
-	VBROADCASTI32X4  18(AX)(DX*1), Z8
-	VINSERTI32X4     $0x01, 18(BX)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 18(SI)(DX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 18(DI)(DX*1), Z8, Z8
-	VPUNPCKLDQ       Z6, Z5, Z9
-	VPUNPCKHDQ       Z6, Z5, Z10
-	VPUNPCKLDQ       Z8, Z7, Z6
-	VPUNPCKHDQ       Z8, Z7, Z8
-	VPUNPCKLQDQ      Z6, Z9, Z5
-	VPUNPCKHQDQ      Z6, Z9, Z6
-	VPUNPCKLQDQ      Z8, Z10, Z7
-	VPUNPCKHQDQ      Z8, Z10, Z8
 	VPXORD           Z1, Z5, Z5
 	VPDPBUSD.BCST    16(R11), Z5, Z4
 	PREFETCHT0       256(R8)
@@ -17595,22 +17331,14 @@ fusedQ80x2_block:
 fusedQ80x2_chunk:
 	VPBROADCASTD     32(R12), Z5
 	VPBROADCASTD     512(R12), Z6
-	VBROADCASTI32X4  2(AX), Z7
-	VINSERTI32X4     $0x01, 2(BX), Z7, Z7
-	VINSERTI32X4     $0x02, 2(SI), Z7, Z7
-	VINSERTI32X4     $0x03, 2(DI), Z7, Z7
-	VBROADCASTI32X4  2(AX)(CX*1), Z8
-	VINSERTI32X4     $0x01, 2(BX)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 2(SI)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 2(DI)(CX*1), Z8, Z8
-	VBROADCASTI32X4  2(AX)(CX*2), Z9
-	VINSERTI32X4     $0x01, 2(BX)(CX*2), Z9, Z9
-	VINSERTI32X4     $0x02, 2(SI)(CX*2), Z9, Z9
-	VINSERTI32X4     $0x03, 2(DI)(CX*2), Z9, Z9
-	VBROADCASTI32X4  2(AX)(DX*1), Z10
-	VINSERTI32X4     $0x01, 2(BX)(DX*1), Z10, Z10
-	VINSERTI32X4     $0x02, 2(SI)(DX*1), Z10, Z10
-	VINSERTI32X4     $0x03, 2(DI)(DX*1), Z10, Z10
+	VBROADCASTI64X4  2(AX), Z7
+	VINSERTI64X4     $0x01, 2(BX), Z7, Z7
+	VBROADCASTI64X4  2(AX)(CX*1), Z8
+	VINSERTI64X4     $0x01, 2(BX)(CX*1), Z8, Z8
+	VBROADCASTI64X4  2(AX)(CX*2), Z9
+	VINSERTI64X4     $0x01, 2(BX)(CX*2), Z9, Z9
+	VBROADCASTI64X4  2(AX)(DX*1), Z10
+	VINSERTI64X4     $0x01, 2(BX)(DX*1), Z10, Z10
 	VPUNPCKLDQ       Z8, Z7, Z11
 	VPUNPCKHDQ       Z8, Z7, Z12
 	VPUNPCKLDQ       Z10, Z9, Z8
@@ -17619,46 +17347,46 @@ fusedQ80x2_chunk:
 	VPUNPCKHQDQ      Z8, Z11, Z8
 	VPUNPCKLQDQ      Z10, Z12, Z9
 	VPUNPCKHQDQ      Z10, Z12, Z10
-	VPXORD           Z1, Z7, Z7
-	VPDPBUSD.BCST    (R11), Z7, Z5
-	VPDPBUSD.BCST    480(R11), Z7, Z6
+	VBROADCASTI64X4  2(SI), Z11
+	VINSERTI64X4     $0x01, 2(DI), Z11, Z11
+	VBROADCASTI64X4  2(SI)(CX*1), Z12
+	VINSERTI64X4     $0x01, 2(DI)(CX*1), Z12, Z12
+	VBROADCASTI64X4  2(SI)(CX*2), Z13
+	VINSERTI64X4     $0x01, 2(DI)(CX*2), Z13, Z13
+	VBROADCASTI64X4  2(SI)(DX*1), Z14
+	VINSERTI64X4     $0x01, 2(DI)(DX*1), Z14, Z14
+	VPUNPCKLDQ       Z12, Z11, Z15
+	VPUNPCKHDQ       Z12, Z11, Z16
+	VPUNPCKLDQ       Z14, Z13, Z12
+	VPUNPCKHDQ       Z14, Z13, Z14
+	VPUNPCKLQDQ      Z12, Z15, Z11
+	VPUNPCKHQDQ      Z12, Z15, Z12
+	VPUNPCKLQDQ      Z14, Z16, Z13
+	VPUNPCKHQDQ      Z14, Z16, Z14
+	VSHUFI32X4       $0x88, Z11, Z7, Z15
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
+	VSHUFI32X4       $0x88, Z14, Z10, Z13
+	VSHUFI32X4       $0xdd, Z14, Z10, Z10
+	VPXORD           Z1, Z15, Z15
+	VPDPBUSD.BCST    (R11), Z15, Z5
+	VPDPBUSD.BCST    480(R11), Z15, Z6
 	PREFETCHT0       (R8)
-	VPXORD           Z1, Z8, Z8
-	VPDPBUSD.BCST    4(R11), Z8, Z5
-	VPDPBUSD.BCST    484(R11), Z8, Z6
+	VPXORD           Z1, Z11, Z11
+	VPDPBUSD.BCST    4(R11), Z11, Z5
+	VPDPBUSD.BCST    484(R11), Z11, Z6
 	PREFETCHT0       64(R8)
-	VPXORD           Z1, Z9, Z9
-	VPDPBUSD.BCST    8(R11), Z9, Z5
-	VPDPBUSD.BCST    488(R11), Z9, Z6
+	VPXORD           Z1, Z12, Z12
+	VPDPBUSD.BCST    8(R11), Z12, Z5
+	VPDPBUSD.BCST    488(R11), Z12, Z6
 	PREFETCHT0       128(R8)
-	VPXORD           Z1, Z10, Z10
-	VPDPBUSD.BCST    12(R11), Z10, Z5
-	VPDPBUSD.BCST    492(R11), Z10, Z6
+	VPXORD           Z1, Z13, Z13
+	VPDPBUSD.BCST    12(R11), Z13, Z5
+	VPDPBUSD.BCST    492(R11), Z13, Z6
 	PREFETCHT0       192(R8)
-	VBROADCASTI32X4  18(AX), Z7
-	VINSERTI32X4     $0x01, 18(BX), Z7, Z7
-	VINSERTI32X4     $0x02, 18(SI), Z7, Z7
-	VINSERTI32X4     $0x03, 18(DI), Z7, Z7
-	VBROADCASTI32X4  18(AX)(CX*1), Z8
-	VINSERTI32X4     $0x01, 18(BX)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x02, 18(SI)(CX*1), Z8, Z8
-	VINSERTI32X4     $0x03, 18(DI)(CX*1), Z8, Z8
-	VBROADCASTI32X4  18(AX)(CX*2), Z9
-	VINSERTI32X4     $0x01, 18(BX)(CX*2), Z9, Z9
-	VINSERTI32X4     $0x02, 18(SI)(CX*2), Z9, Z9
-	VINSERTI32X4     $0x03, 18(DI)(CX*2), Z9, Z9
-	VBROADCASTI32X4  18(AX)(DX*1), Z10
-	VINSERTI32X4     $0x01, 18(BX)(DX*1), Z10, Z10
-	VINSERTI32X4     $0x02, 18(SI)(DX*1), Z10, Z10
-	VINSERTI32X4     $0x03, 18(DI)(DX*1), Z10, Z10
-	VPUNPCKLDQ       Z8, Z7, Z11
-	VPUNPCKHDQ       Z8, Z7, Z12
-	VPUNPCKLDQ       Z10, Z9, Z8
-	VPUNPCKHDQ       Z10, Z9, Z10
-	VPUNPCKLQDQ      Z8, Z11, Z7
-	VPUNPCKHQDQ      Z8, Z11, Z8
-	VPUNPCKLQDQ      Z10, Z12, Z9
-	VPUNPCKHQDQ      Z10, Z12, Z10
 	VPXORD           Z1, Z7, Z7
 	VPDPBUSD.BCST    16(R11), Z7, Z5
 	VPDPBUSD.BCST    496(R11), Z7, Z6
@@ -17740,22 +17468,14 @@ fusedQ80x3_chunk:
 	VPBROADCASTD     32(R12), Z6
 	VPBROADCASTD     512(R12), Z7
 	VPBROADCASTD     992(R12), Z8
-	VBROADCASTI32X4  2(AX), Z9
-	VINSERTI32X4     $0x01, 2(BX), Z9, Z9
-	VINSERTI32X4     $0x02, 2(SI), Z9, Z9
-	VINSERTI32X4     $0x03, 2(DI), Z9, Z9
-	VBROADCASTI32X4  2(AX)(CX*1), Z10
-	VINSERTI32X4     $0x01, 2(BX)(CX*1), Z10, Z10
-	VINSERTI32X4     $0x02, 2(SI)(CX*1), Z10, Z10
-	VINSERTI32X4     $0x03, 2(DI)(CX*1), Z10, Z10
-	VBROADCASTI32X4  2(AX)(CX*2), Z11
-	VINSERTI32X4     $0x01, 2(BX)(CX*2), Z11, Z11
-	VINSERTI32X4     $0x02, 2(SI)(CX*2), Z11, Z11
-	VINSERTI32X4     $0x03, 2(DI)(CX*2), Z11, Z11
-	VBROADCASTI32X4  2(AX)(DX*1), Z12
-	VINSERTI32X4     $0x01, 2(BX)(DX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 2(SI)(DX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 2(DI)(DX*1), Z12, Z12
+	VBROADCASTI64X4  2(AX), Z9
+	VINSERTI64X4     $0x01, 2(BX), Z9, Z9
+	VBROADCASTI64X4  2(AX)(CX*1), Z10
+	VINSERTI64X4     $0x01, 2(BX)(CX*1), Z10, Z10
+	VBROADCASTI64X4  2(AX)(CX*2), Z11
+	VINSERTI64X4     $0x01, 2(BX)(CX*2), Z11, Z11
+	VBROADCASTI64X4  2(AX)(DX*1), Z12
+	VINSERTI64X4     $0x01, 2(BX)(DX*1), Z12, Z12
 	VPUNPCKLDQ       Z10, Z9, Z13
 	VPUNPCKHDQ       Z10, Z9, Z14
 	VPUNPCKLDQ       Z12, Z11, Z10
@@ -17764,50 +17484,50 @@ fusedQ80x3_chunk:
 	VPUNPCKHQDQ      Z10, Z13, Z10
 	VPUNPCKLQDQ      Z12, Z14, Z11
 	VPUNPCKHQDQ      Z12, Z14, Z12
-	VPXORD           Z1, Z9, Z9
-	VPDPBUSD.BCST    (R11), Z9, Z6
-	VPDPBUSD.BCST    480(R11), Z9, Z7
-	VPDPBUSD.BCST    960(R11), Z9, Z8
+	VBROADCASTI64X4  2(SI), Z13
+	VINSERTI64X4     $0x01, 2(DI), Z13, Z13
+	VBROADCASTI64X4  2(SI)(CX*1), Z14
+	VINSERTI64X4     $0x01, 2(DI)(CX*1), Z14, Z14
+	VBROADCASTI64X4  2(SI)(CX*2), Z15
+	VINSERTI64X4     $0x01, 2(DI)(CX*2), Z15, Z15
+	VBROADCASTI64X4  2(SI)(DX*1), Z16
+	VINSERTI64X4     $0x01, 2(DI)(DX*1), Z16, Z16
+	VPUNPCKLDQ       Z14, Z13, Z17
+	VPUNPCKHDQ       Z14, Z13, Z18
+	VPUNPCKLDQ       Z16, Z15, Z14
+	VPUNPCKHDQ       Z16, Z15, Z16
+	VPUNPCKLQDQ      Z14, Z17, Z13
+	VPUNPCKHQDQ      Z14, Z17, Z14
+	VPUNPCKLQDQ      Z16, Z18, Z15
+	VPUNPCKHQDQ      Z16, Z18, Z16
+	VSHUFI32X4       $0x88, Z13, Z9, Z17
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
+	VSHUFI32X4       $0x88, Z14, Z10, Z13
+	VSHUFI32X4       $0xdd, Z14, Z10, Z10
+	VSHUFI32X4       $0x88, Z15, Z11, Z14
+	VSHUFI32X4       $0xdd, Z15, Z11, Z11
+	VSHUFI32X4       $0x88, Z16, Z12, Z15
+	VSHUFI32X4       $0xdd, Z16, Z12, Z12
+	VPXORD           Z1, Z17, Z17
+	VPDPBUSD.BCST    (R11), Z17, Z6
+	VPDPBUSD.BCST    480(R11), Z17, Z7
+	VPDPBUSD.BCST    960(R11), Z17, Z8
 	PREFETCHT0       (R8)
-	VPXORD           Z1, Z10, Z10
-	VPDPBUSD.BCST    4(R11), Z10, Z6
-	VPDPBUSD.BCST    484(R11), Z10, Z7
-	VPDPBUSD.BCST    964(R11), Z10, Z8
+	VPXORD           Z1, Z13, Z13
+	VPDPBUSD.BCST    4(R11), Z13, Z6
+	VPDPBUSD.BCST    484(R11), Z13, Z7
+	VPDPBUSD.BCST    964(R11), Z13, Z8
 	PREFETCHT0       64(R8)
-	VPXORD           Z1, Z11, Z11
-	VPDPBUSD.BCST    8(R11), Z11, Z6
-	VPDPBUSD.BCST    488(R11), Z11, Z7
-	VPDPBUSD.BCST    968(R11), Z11, Z8
+	VPXORD           Z1, Z14, Z14
+	VPDPBUSD.BCST    8(R11), Z14, Z6
+	VPDPBUSD.BCST    488(R11), Z14, Z7
+	VPDPBUSD.BCST    968(R11), Z14, Z8
 	PREFETCHT0       128(R8)
-	VPXORD           Z1, Z12, Z12
-	VPDPBUSD.BCST    12(R11), Z12, Z6
-	VPDPBUSD.BCST    492(R11), Z12, Z7
-	VPDPBUSD.BCST    972(R11), Z12, Z8
+	VPXORD           Z1, Z15, Z15
+	VPDPBUSD.BCST    12(R11), Z15, Z6
+	VPDPBUSD.BCST    492(R11), Z15, Z7
+	VPDPBUSD.BCST    972(R11), Z15, Z8
 	PREFETCHT0       192(R8)
-	VBROADCASTI32X4  18(AX), Z9
-	VINSERTI32X4     $0x01, 18(BX), Z9, Z9
-	VINSERTI32X4     $0x02, 18(SI), Z9, Z9
-	VINSERTI32X4     $0x03, 18(DI), Z9, Z9
-	VBROADCASTI32X4  18(AX)(CX*1), Z10
-	VINSERTI32X4     $0x01, 18(BX)(CX*1), Z10, Z10
-	VINSERTI32X4     $0x02, 18(SI)(CX*1), Z10, Z10
-	VINSERTI32X4     $0x03, 18(DI)(CX*1), Z10, Z10
-	VBROADCASTI32X4  18(AX)(CX*2), Z11
-	VINSERTI32X4     $0x01, 18(BX)(CX*2), Z11, Z11
-	VINSERTI32X4     $0x02, 18(SI)(CX*2), Z11, Z11
-	VINSERTI32X4     $0x03, 18(DI)(CX*2), Z11, Z11
-	VBROADCASTI32X4  18(AX)(DX*1), Z12
-	VINSERTI32X4     $0x01, 18(BX)(DX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 18(SI)(DX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 18(DI)(DX*1), Z12, Z12
-	VPUNPCKLDQ       Z10, Z9, Z13
-	VPUNPCKHDQ       Z10, Z9, Z14
-	VPUNPCKLDQ       Z12, Z11, Z10
-	VPUNPCKHDQ       Z12, Z11, Z12
-	VPUNPCKLQDQ      Z10, Z13, Z9
-	VPUNPCKHQDQ      Z10, Z13, Z10
-	VPUNPCKLQDQ      Z12, Z14, Z11
-	VPUNPCKHQDQ      Z12, Z14, Z12
 	VPXORD           Z1, Z9, Z9
 	VPDPBUSD.BCST    16(R11), Z9, Z6
 	VPDPBUSD.BCST    496(R11), Z9, Z7
@@ -17899,22 +17619,14 @@ fusedQ80x4_chunk:
 	VPBROADCASTD     512(R12), Z8
 	VPBROADCASTD     992(R12), Z9
 	VPBROADCASTD     1472(R12), Z10
-	VBROADCASTI32X4  2(AX), Z11
-	VINSERTI32X4     $0x01, 2(BX), Z11, Z11
-	VINSERTI32X4     $0x02, 2(SI), Z11, Z11
-	VINSERTI32X4     $0x03, 2(DI), Z11, Z11
-	VBROADCASTI32X4  2(AX)(CX*1), Z12
-	VINSERTI32X4     $0x01, 2(BX)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 2(SI)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 2(DI)(CX*1), Z12, Z12
-	VBROADCASTI32X4  2(AX)(CX*2), Z13
-	VINSERTI32X4     $0x01, 2(BX)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x02, 2(SI)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x03, 2(DI)(CX*2), Z13, Z13
-	VBROADCASTI32X4  2(AX)(DX*1), Z14
-	VINSERTI32X4     $0x01, 2(BX)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x02, 2(SI)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x03, 2(DI)(DX*1), Z14, Z14
+	VBROADCASTI64X4  2(AX), Z11
+	VINSERTI64X4     $0x01, 2(BX), Z11, Z11
+	VBROADCASTI64X4  2(AX)(CX*1), Z12
+	VINSERTI64X4     $0x01, 2(BX)(CX*1), Z12, Z12
+	VBROADCASTI64X4  2(AX)(CX*2), Z13
+	VINSERTI64X4     $0x01, 2(BX)(CX*2), Z13, Z13
+	VBROADCASTI64X4  2(AX)(DX*1), Z14
+	VINSERTI64X4     $0x01, 2(BX)(DX*1), Z14, Z14
 	VPUNPCKLDQ       Z12, Z11, Z15
 	VPUNPCKHDQ       Z12, Z11, Z16
 	VPUNPCKLDQ       Z14, Z13, Z12
@@ -17923,54 +17635,54 @@ fusedQ80x4_chunk:
 	VPUNPCKHQDQ      Z12, Z15, Z12
 	VPUNPCKLQDQ      Z14, Z16, Z13
 	VPUNPCKHQDQ      Z14, Z16, Z14
-	VPXORD           Z1, Z11, Z11
-	VPDPBUSD.BCST    (R11), Z11, Z7
-	VPDPBUSD.BCST    480(R11), Z11, Z8
-	VPDPBUSD.BCST    960(R11), Z11, Z9
-	VPDPBUSD.BCST    1440(R11), Z11, Z10
+	VBROADCASTI64X4  2(SI), Z15
+	VINSERTI64X4     $0x01, 2(DI), Z15, Z15
+	VBROADCASTI64X4  2(SI)(CX*1), Z16
+	VINSERTI64X4     $0x01, 2(DI)(CX*1), Z16, Z16
+	VBROADCASTI64X4  2(SI)(CX*2), Z17
+	VINSERTI64X4     $0x01, 2(DI)(CX*2), Z17, Z17
+	VBROADCASTI64X4  2(SI)(DX*1), Z18
+	VINSERTI64X4     $0x01, 2(DI)(DX*1), Z18, Z18
+	VPUNPCKLDQ       Z16, Z15, Z19
+	VPUNPCKHDQ       Z16, Z15, Z20
+	VPUNPCKLDQ       Z18, Z17, Z16
+	VPUNPCKHDQ       Z18, Z17, Z18
+	VPUNPCKLQDQ      Z16, Z19, Z15
+	VPUNPCKHQDQ      Z16, Z19, Z16
+	VPUNPCKLQDQ      Z18, Z20, Z17
+	VPUNPCKHQDQ      Z18, Z20, Z18
+	VSHUFI32X4       $0x88, Z15, Z11, Z19
+	VSHUFI32X4       $0xdd, Z15, Z11, Z11
+	VSHUFI32X4       $0x88, Z16, Z12, Z15
+	VSHUFI32X4       $0xdd, Z16, Z12, Z12
+	VSHUFI32X4       $0x88, Z17, Z13, Z16
+	VSHUFI32X4       $0xdd, Z17, Z13, Z13
+	VSHUFI32X4       $0x88, Z18, Z14, Z17
+	VSHUFI32X4       $0xdd, Z18, Z14, Z14
+	VPXORD           Z1, Z19, Z19
+	VPDPBUSD.BCST    (R11), Z19, Z7
+	VPDPBUSD.BCST    480(R11), Z19, Z8
+	VPDPBUSD.BCST    960(R11), Z19, Z9
+	VPDPBUSD.BCST    1440(R11), Z19, Z10
 	PREFETCHT0       (R8)
-	VPXORD           Z1, Z12, Z12
-	VPDPBUSD.BCST    4(R11), Z12, Z7
-	VPDPBUSD.BCST    484(R11), Z12, Z8
-	VPDPBUSD.BCST    964(R11), Z12, Z9
-	VPDPBUSD.BCST    1444(R11), Z12, Z10
+	VPXORD           Z1, Z15, Z15
+	VPDPBUSD.BCST    4(R11), Z15, Z7
+	VPDPBUSD.BCST    484(R11), Z15, Z8
+	VPDPBUSD.BCST    964(R11), Z15, Z9
+	VPDPBUSD.BCST    1444(R11), Z15, Z10
 	PREFETCHT0       64(R8)
-	VPXORD           Z1, Z13, Z13
-	VPDPBUSD.BCST    8(R11), Z13, Z7
-	VPDPBUSD.BCST    488(R11), Z13, Z8
-	VPDPBUSD.BCST    968(R11), Z13, Z9
-	VPDPBUSD.BCST    1448(R11), Z13, Z10
+	VPXORD           Z1, Z16, Z16
+	VPDPBUSD.BCST    8(R11), Z16, Z7
+	VPDPBUSD.BCST    488(R11), Z16, Z8
+	VPDPBUSD.BCST    968(R11), Z16, Z9
+	VPDPBUSD.BCST    1448(R11), Z16, Z10
 	PREFETCHT0       128(R8)
-	VPXORD           Z1, Z14, Z14
-	VPDPBUSD.BCST    12(R11), Z14, Z7
-	VPDPBUSD.BCST    492(R11), Z14, Z8
-	VPDPBUSD.BCST    972(R11), Z14, Z9
-	VPDPBUSD.BCST    1452(R11), Z14, Z10
+	VPXORD           Z1, Z17, Z17
+	VPDPBUSD.BCST    12(R11), Z17, Z7
+	VPDPBUSD.BCST    492(R11), Z17, Z8
+	VPDPBUSD.BCST    972(R11), Z17, Z9
+	VPDPBUSD.BCST    1452(R11), Z17, Z10
 	PREFETCHT0       192(R8)
-	VBROADCASTI32X4  18(AX), Z11
-	VINSERTI32X4     $0x01, 18(BX), Z11, Z11
-	VINSERTI32X4     $0x02, 18(SI), Z11, Z11
-	VINSERTI32X4     $0x03, 18(DI), Z11, Z11
-	VBROADCASTI32X4  18(AX)(CX*1), Z12
-	VINSERTI32X4     $0x01, 18(BX)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x02, 18(SI)(CX*1), Z12, Z12
-	VINSERTI32X4     $0x03, 18(DI)(CX*1), Z12, Z12
-	VBROADCASTI32X4  18(AX)(CX*2), Z13
-	VINSERTI32X4     $0x01, 18(BX)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x02, 18(SI)(CX*2), Z13, Z13
-	VINSERTI32X4     $0x03, 18(DI)(CX*2), Z13, Z13
-	VBROADCASTI32X4  18(AX)(DX*1), Z14
-	VINSERTI32X4     $0x01, 18(BX)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x02, 18(SI)(DX*1), Z14, Z14
-	VINSERTI32X4     $0x03, 18(DI)(DX*1), Z14, Z14
-	VPUNPCKLDQ       Z12, Z11, Z15
-	VPUNPCKHDQ       Z12, Z11, Z16
-	VPUNPCKLDQ       Z14, Z13, Z12
-	VPUNPCKHDQ       Z14, Z13, Z14
-	VPUNPCKLQDQ      Z12, Z15, Z11
-	VPUNPCKHQDQ      Z12, Z15, Z12
-	VPUNPCKLQDQ      Z14, Z16, Z13
-	VPUNPCKHQDQ      Z14, Z16, Z14
 	VPXORD           Z1, Z11, Z11
 	VPDPBUSD.BCST    16(R11), Z11, Z7
 	VPDPBUSD.BCST    496(R11), Z11, Z8
@@ -18072,22 +17784,14 @@ fusedQ80x5_chunk:
 	VPBROADCASTD     992(R12), Z10
 	VPBROADCASTD     1472(R12), Z11
 	VPBROADCASTD     1952(R12), Z12
-	VBROADCASTI32X4  2(AX), Z13
-	VINSERTI32X4     $0x01, 2(BX), Z13, Z13
-	VINSERTI32X4     $0x02, 2(SI), Z13, Z13
-	VINSERTI32X4     $0x03, 2(DI), Z13, Z13
-	VBROADCASTI32X4  2(AX)(CX*1), Z14
-	VINSERTI32X4     $0x01, 2(BX)(CX*1), Z14, Z14
-	VINSERTI32X4     $0x02, 2(SI)(CX*1), Z14, Z14
-	VINSERTI32X4     $0x03, 2(DI)(CX*1), Z14, Z14
-	VBROADCASTI32X4  2(AX)(CX*2), Z15
-	VINSERTI32X4     $0x01, 2(BX)(CX*2), Z15, Z15
-	VINSERTI32X4     $0x02, 2(SI)(CX*2), Z15, Z15
-	VINSERTI32X4     $0x03, 2(DI)(CX*2), Z15, Z15
-	VBROADCASTI32X4  2(AX)(DX*1), Z16
-	VINSERTI32X4     $0x01, 2(BX)(DX*1), Z16, Z16
-	VINSERTI32X4     $0x02, 2(SI)(DX*1), Z16, Z16
-	VINSERTI32X4     $0x03, 2(DI)(DX*1), Z16, Z16
+	VBROADCASTI64X4  2(AX), Z13
+	VINSERTI64X4     $0x01, 2(BX), Z13, Z13
+	VBROADCASTI64X4  2(AX)(CX*1), Z14
+	VINSERTI64X4     $0x01, 2(BX)(CX*1), Z14, Z14
+	VBROADCASTI64X4  2(AX)(CX*2), Z15
+	VINSERTI64X4     $0x01, 2(BX)(CX*2), Z15, Z15
+	VBROADCASTI64X4  2(AX)(DX*1), Z16
+	VINSERTI64X4     $0x01, 2(BX)(DX*1), Z16, Z16
 	VPUNPCKLDQ       Z14, Z13, Z17
 	VPUNPCKHDQ       Z14, Z13, Z18
 	VPUNPCKLDQ       Z16, Z15, Z14
@@ -18096,58 +17800,58 @@ fusedQ80x5_chunk:
 	VPUNPCKHQDQ      Z14, Z17, Z14
 	VPUNPCKLQDQ      Z16, Z18, Z15
 	VPUNPCKHQDQ      Z16, Z18, Z16
-	VPXORD           Z1, Z13, Z13
-	VPDPBUSD.BCST    (R11), Z13, Z8
-	VPDPBUSD.BCST    480(R11), Z13, Z9
-	VPDPBUSD.BCST    960(R11), Z13, Z10
-	VPDPBUSD.BCST    1440(R11), Z13, Z11
-	VPDPBUSD.BCST    1920(R11), Z13, Z12
+	VBROADCASTI64X4  2(SI), Z17
+	VINSERTI64X4     $0x01, 2(DI), Z17, Z17
+	VBROADCASTI64X4  2(SI)(CX*1), Z18
+	VINSERTI64X4     $0x01, 2(DI)(CX*1), Z18, Z18
+	VBROADCASTI64X4  2(SI)(CX*2), Z19
+	VINSERTI64X4     $0x01, 2(DI)(CX*2), Z19, Z19
+	VBROADCASTI64X4  2(SI)(DX*1), Z20
+	VINSERTI64X4     $0x01, 2(DI)(DX*1), Z20, Z20
+	VPUNPCKLDQ       Z18, Z17, Z21
+	VPUNPCKHDQ       Z18, Z17, Z22
+	VPUNPCKLDQ       Z20, Z19, Z18
+	VPUNPCKHDQ       Z20, Z19, Z20
+	VPUNPCKLQDQ      Z18, Z21, Z17
+	VPUNPCKHQDQ      Z18, Z21, Z18
+	VPUNPCKLQDQ      Z20, Z22, Z19
+	VPUNPCKHQDQ      Z20, Z22, Z20
+	VSHUFI32X4       $0x88, Z17, Z13, Z21
+	VSHUFI32X4       $0xdd, Z17, Z13, Z13
+	VSHUFI32X4       $0x88, Z18, Z14, Z17
+	VSHUFI32X4       $0xdd, Z18, Z14, Z14
+	VSHUFI32X4       $0x88, Z19, Z15, Z18
+	VSHUFI32X4       $0xdd, Z19, Z15, Z15
+	VSHUFI32X4       $0x88, Z20, Z16, Z19
+	VSHUFI32X4       $0xdd, Z20, Z16, Z16
+	VPXORD           Z1, Z21, Z21
+	VPDPBUSD.BCST    (R11), Z21, Z8
+	VPDPBUSD.BCST    480(R11), Z21, Z9
+	VPDPBUSD.BCST    960(R11), Z21, Z10
+	VPDPBUSD.BCST    1440(R11), Z21, Z11
+	VPDPBUSD.BCST    1920(R11), Z21, Z12
 	PREFETCHT0       (R8)
-	VPXORD           Z1, Z14, Z14
-	VPDPBUSD.BCST    4(R11), Z14, Z8
-	VPDPBUSD.BCST    484(R11), Z14, Z9
-	VPDPBUSD.BCST    964(R11), Z14, Z10
-	VPDPBUSD.BCST    1444(R11), Z14, Z11
-	VPDPBUSD.BCST    1924(R11), Z14, Z12
+	VPXORD           Z1, Z17, Z17
+	VPDPBUSD.BCST    4(R11), Z17, Z8
+	VPDPBUSD.BCST    484(R11), Z17, Z9
+	VPDPBUSD.BCST    964(R11), Z17, Z10
+	VPDPBUSD.BCST    1444(R11), Z17, Z11
+	VPDPBUSD.BCST    1924(R11), Z17, Z12
 	PREFETCHT0       64(R8)
-	VPXORD           Z1, Z15, Z15
-	VPDPBUSD.BCST    8(R11), Z15, Z8
-	VPDPBUSD.BCST    488(R11), Z15, Z9
-	VPDPBUSD.BCST    968(R11), Z15, Z10
-	VPDPBUSD.BCST    1448(R11), Z15, Z11
-	VPDPBUSD.BCST    1928(R11), Z15, Z12
+	VPXORD           Z1, Z18, Z18
+	VPDPBUSD.BCST    8(R11), Z18, Z8
+	VPDPBUSD.BCST    488(R11), Z18, Z9
+	VPDPBUSD.BCST    968(R11), Z18, Z10
+	VPDPBUSD.BCST    1448(R11), Z18, Z11
+	VPDPBUSD.BCST    1928(R11), Z18, Z12
 	PREFETCHT0       128(R8)
-	VPXORD           Z1, Z16, Z16
-	VPDPBUSD.BCST    12(R11), Z16, Z8
-	VPDPBUSD.BCST    492(R11), Z16, Z9
-	VPDPBUSD.BCST    972(R11), Z16, Z10
-	VPDPBUSD.BCST    1452(R11), Z16, Z11
-	VPDPBUSD.BCST    1932(R11), Z16, Z12
+	VPXORD           Z1, Z19, Z19
+	VPDPBUSD.BCST    12(R11), Z19, Z8
+	VPDPBUSD.BCST    492(R11), Z19, Z9
+	VPDPBUSD.BCST    972(R11), Z19, Z10
+	VPDPBUSD.BCST    1452(R11), Z19, Z11
+	VPDPBUSD.BCST    1932(R11), Z19, Z12
 	PREFETCHT0       192(R8)
-	VBROADCASTI32X4  18(AX), Z13
-	VINSERTI32X4     $0x01, 18(BX), Z13, Z13
-	VINSERTI32X4     $0x02, 18(SI), Z13, Z13
-	VINSERTI32X4     $0x03, 18(DI), Z13, Z13
-	VBROADCASTI32X4  18(AX)(CX*1), Z14
-	VINSERTI32X4     $0x01, 18(BX)(CX*1), Z14, Z14
-	VINSERTI32X4     $0x02, 18(SI)(CX*1), Z14, Z14
-	VINSERTI32X4     $0x03, 18(DI)(CX*1), Z14, Z14
-	VBROADCASTI32X4  18(AX)(CX*2), Z15
-	VINSERTI32X4     $0x01, 18(BX)(CX*2), Z15, Z15
-	VINSERTI32X4     $0x02, 18(SI)(CX*2), Z15, Z15
-	VINSERTI32X4     $0x03, 18(DI)(CX*2), Z15, Z15
-	VBROADCASTI32X4  18(AX)(DX*1), Z16
-	VINSERTI32X4     $0x01, 18(BX)(DX*1), Z16, Z16
-	VINSERTI32X4     $0x02, 18(SI)(DX*1), Z16, Z16
-	VINSERTI32X4     $0x03, 18(DI)(DX*1), Z16, Z16
-	VPUNPCKLDQ       Z14, Z13, Z17
-	VPUNPCKHDQ       Z14, Z13, Z18
-	VPUNPCKLDQ       Z16, Z15, Z14
-	VPUNPCKHDQ       Z16, Z15, Z16
-	VPUNPCKLQDQ      Z14, Z17, Z13
-	VPUNPCKHQDQ      Z14, Z17, Z14
-	VPUNPCKLQDQ      Z16, Z18, Z15
-	VPUNPCKHQDQ      Z16, Z18, Z16
 	VPXORD           Z1, Z13, Z13
 	VPDPBUSD.BCST    16(R11), Z13, Z8
 	VPDPBUSD.BCST    496(R11), Z13, Z9
@@ -18259,22 +17963,14 @@ fusedQ80x6_chunk:
 	VPBROADCASTD     1472(R12), Z12
 	VPBROADCASTD     1952(R12), Z13
 	VPBROADCASTD     2432(R12), Z14
-	VBROADCASTI32X4  2(AX), Z15
-	VINSERTI32X4     $0x01, 2(BX), Z15, Z15
-	VINSERTI32X4     $0x02, 2(SI), Z15, Z15
-	VINSERTI32X4     $0x03, 2(DI), Z15, Z15
-	VBROADCASTI32X4  2(AX)(CX*1), Z16
-	VINSERTI32X4     $0x01, 2(BX)(CX*1), Z16, Z16
-	VINSERTI32X4     $0x02, 2(SI)(CX*1), Z16, Z16
-	VINSERTI32X4     $0x03, 2(DI)(CX*1), Z16, Z16
-	VBROADCASTI32X4  2(AX)(CX*2), Z17
-	VINSERTI32X4     $0x01, 2(BX)(CX*2), Z17, Z17
-	VINSERTI32X4     $0x02, 2(SI)(CX*2), Z17, Z17
-	VINSERTI32X4     $0x03, 2(DI)(CX*2), Z17, Z17
-	VBROADCASTI32X4  2(AX)(DX*1), Z18
-	VINSERTI32X4     $0x01, 2(BX)(DX*1), Z18, Z18
-	VINSERTI32X4     $0x02, 2(SI)(DX*1), Z18, Z18
-	VINSERTI32X4     $0x03, 2(DI)(DX*1), Z18, Z18
+	VBROADCASTI64X4  2(AX), Z15
+	VINSERTI64X4     $0x01, 2(BX), Z15, Z15
+	VBROADCASTI64X4  2(AX)(CX*1), Z16
+	VINSERTI64X4     $0x01, 2(BX)(CX*1), Z16, Z16
+	VBROADCASTI64X4  2(AX)(CX*2), Z17
+	VINSERTI64X4     $0x01, 2(BX)(CX*2), Z17, Z17
+	VBROADCASTI64X4  2(AX)(DX*1), Z18
+	VINSERTI64X4     $0x01, 2(BX)(DX*1), Z18, Z18
 	VPUNPCKLDQ       Z16, Z15, Z19
 	VPUNPCKHDQ       Z16, Z15, Z20
 	VPUNPCKLDQ       Z18, Z17, Z16
@@ -18283,62 +17979,62 @@ fusedQ80x6_chunk:
 	VPUNPCKHQDQ      Z16, Z19, Z16
 	VPUNPCKLQDQ      Z18, Z20, Z17
 	VPUNPCKHQDQ      Z18, Z20, Z18
-	VPXORD           Z1, Z15, Z15
-	VPDPBUSD.BCST    (R11), Z15, Z9
-	VPDPBUSD.BCST    480(R11), Z15, Z10
-	VPDPBUSD.BCST    960(R11), Z15, Z11
-	VPDPBUSD.BCST    1440(R11), Z15, Z12
-	VPDPBUSD.BCST    1920(R11), Z15, Z13
-	VPDPBUSD.BCST    2400(R11), Z15, Z14
+	VBROADCASTI64X4  2(SI), Z19
+	VINSERTI64X4     $0x01, 2(DI), Z19, Z19
+	VBROADCASTI64X4  2(SI)(CX*1), Z20
+	VINSERTI64X4     $0x01, 2(DI)(CX*1), Z20, Z20
+	VBROADCASTI64X4  2(SI)(CX*2), Z21
+	VINSERTI64X4     $0x01, 2(DI)(CX*2), Z21, Z21
+	VBROADCASTI64X4  2(SI)(DX*1), Z22
+	VINSERTI64X4     $0x01, 2(DI)(DX*1), Z22, Z22
+	VPUNPCKLDQ       Z20, Z19, Z23
+	VPUNPCKHDQ       Z20, Z19, Z24
+	VPUNPCKLDQ       Z22, Z21, Z20
+	VPUNPCKHDQ       Z22, Z21, Z22
+	VPUNPCKLQDQ      Z20, Z23, Z19
+	VPUNPCKHQDQ      Z20, Z23, Z20
+	VPUNPCKLQDQ      Z22, Z24, Z21
+	VPUNPCKHQDQ      Z22, Z24, Z22
+	VSHUFI32X4       $0x88, Z19, Z15, Z23
+	VSHUFI32X4       $0xdd, Z19, Z15, Z15
+	VSHUFI32X4       $0x88, Z20, Z16, Z19
+	VSHUFI32X4       $0xdd, Z20, Z16, Z16
+	VSHUFI32X4       $0x88, Z21, Z17, Z20
+	VSHUFI32X4       $0xdd, Z21, Z17, Z17
+	VSHUFI32X4       $0x88, Z22, Z18, Z21
+	VSHUFI32X4       $0xdd, Z22, Z18, Z18
+	VPXORD           Z1, Z23, Z23
+	VPDPBUSD.BCST    (R11), Z23, Z9
+	VPDPBUSD.BCST    480(R11), Z23, Z10
+	VPDPBUSD.BCST    960(R11), Z23, Z11
+	VPDPBUSD.BCST    1440(R11), Z23, Z12
+	VPDPBUSD.BCST    1920(R11), Z23, Z13
+	VPDPBUSD.BCST    2400(R11), Z23, Z14
 	PREFETCHT0       (R8)
-	VPXORD           Z1, Z16, Z16
-	VPDPBUSD.BCST    4(R11), Z16, Z9
-	VPDPBUSD.BCST    484(R11), Z16, Z10
-	VPDPBUSD.BCST    964(R11), Z16, Z11
-	VPDPBUSD.BCST    1444(R11), Z16, Z12
-	VPDPBUSD.BCST    1924(R11), Z16, Z13
-	VPDPBUSD.BCST    2404(R11), Z16, Z14
+	VPXORD           Z1, Z19, Z19
+	VPDPBUSD.BCST    4(R11), Z19, Z9
+	VPDPBUSD.BCST    484(R11), Z19, Z10
+	VPDPBUSD.BCST    964(R11), Z19, Z11
+	VPDPBUSD.BCST    1444(R11), Z19, Z12
+	VPDPBUSD.BCST    1924(R11), Z19, Z13
+	VPDPBUSD.BCST    2404(R11), Z19, Z14
 	PREFETCHT0       64(R8)
-	VPXORD           Z1, Z17, Z17
-	VPDPBUSD.BCST    8(R11), Z17, Z9
-	VPDPBUSD.BCST    488(R11), Z17, Z10
-	VPDPBUSD.BCST    968(R11), Z17, Z11
-	VPDPBUSD.BCST    1448(R11), Z17, Z12
-	VPDPBUSD.BCST    1928(R11), Z17, Z13
-	VPDPBUSD.BCST    2408(R11), Z17, Z14
+	VPXORD           Z1, Z20, Z20
+	VPDPBUSD.BCST    8(R11), Z20, Z9
+	VPDPBUSD.BCST    488(R11), Z20, Z10
+	VPDPBUSD.BCST    968(R11), Z20, Z11
+	VPDPBUSD.BCST    1448(R11), Z20, Z12
+	VPDPBUSD.BCST    1928(R11), Z20, Z13
+	VPDPBUSD.BCST    2408(R11), Z20, Z14
 	PREFETCHT0       128(R8)
-	VPXORD           Z1, Z18, Z18
-	VPDPBUSD.BCST    12(R11), Z18, Z9
-	VPDPBUSD.BCST    492(R11), Z18, Z10
-	VPDPBUSD.BCST    972(R11), Z18, Z11
-	VPDPBUSD.BCST    1452(R11), Z18, Z12
-	VPDPBUSD.BCST    1932(R11), Z18, Z13
-	VPDPBUSD.BCST    2412(R11), Z18, Z14
+	VPXORD           Z1, Z21, Z21
+	VPDPBUSD.BCST    12(R11), Z21, Z9
+	VPDPBUSD.BCST    492(R11), Z21, Z10
+	VPDPBUSD.BCST    972(R11), Z21, Z11
+	VPDPBUSD.BCST    1452(R11), Z21, Z12
+	VPDPBUSD.BCST    1932(R11), Z21, Z13
+	VPDPBUSD.BCST    2412(R11), Z21, Z14
 	PREFETCHT0       192(R8)
-	VBROADCASTI32X4  18(AX), Z15
-	VINSERTI32X4     $0x01, 18(BX), Z15, Z15
-	VINSERTI32X4     $0x02, 18(SI), Z15, Z15
-	VINSERTI32X4     $0x03, 18(DI), Z15, Z15
-	VBROADCASTI32X4  18(AX)(CX*1), Z16
-	VINSERTI32X4     $0x01, 18(BX)(CX*1), Z16, Z16
-	VINSERTI32X4     $0x02, 18(SI)(CX*1), Z16, Z16
-	VINSERTI32X4     $0x03, 18(DI)(CX*1), Z16, Z16
-	VBROADCASTI32X4  18(AX)(CX*2), Z17
-	VINSERTI32X4     $0x01, 18(BX)(CX*2), Z17, Z17
-	VINSERTI32X4     $0x02, 18(SI)(CX*2), Z17, Z17
-	VINSERTI32X4     $0x03, 18(DI)(CX*2), Z17, Z17
-	VBROADCASTI32X4  18(AX)(DX*1), Z18
-	VINSERTI32X4     $0x01, 18(BX)(DX*1), Z18, Z18
-	VINSERTI32X4     $0x02, 18(SI)(DX*1), Z18, Z18
-	VINSERTI32X4     $0x03, 18(DI)(DX*1), Z18, Z18
-	VPUNPCKLDQ       Z16, Z15, Z19
-	VPUNPCKHDQ       Z16, Z15, Z20
-	VPUNPCKLDQ       Z18, Z17, Z16
-	VPUNPCKHDQ       Z18, Z17, Z18
-	VPUNPCKLQDQ      Z16, Z19, Z15
-	VPUNPCKHQDQ      Z16, Z19, Z16
-	VPUNPCKLQDQ      Z18, Z20, Z17
-	VPUNPCKHQDQ      Z18, Z20, Z18
 	VPXORD           Z1, Z15, Z15
 	VPDPBUSD.BCST    16(R11), Z15, Z9
 	VPDPBUSD.BCST    496(R11), Z15, Z10
@@ -21239,66 +20935,66 @@ TEXT ·decodeIQ4XS(SB), NOSPLIT, $0-40
 	VPMOVDW         Z2, Y4
 	VCVTPH2PS       Y4, Z4
 	VPSRLD          $0x10, Z2, Z2
-	VPANDD.BCST     dwords<>+36(SB), Z3, Z5
+	VPANDD.BCST     dwords<>+40(SB), Z3, Z5
 	VPSLLD          $0x04, Z2, Z6
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z6, Z5
-	VPSUBD.BCST     dwords<>+40(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z6, Z5
+	VPSUBD.BCST     dwords<>+44(SB), Z5, Z5
 	VCVTDQ2PS       Z5, Z5
 	VMULPS          Z4, Z5, Z5
 	VMOVUPS         Z5, 4096(AX)
 	VPSRLD          $0x04, Z3, Z5
-	VPANDD.BCST     dwords<>+36(SB), Z5, Z5
+	VPANDD.BCST     dwords<>+40(SB), Z5, Z5
 	VPSLLD          $0x02, Z2, Z6
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z6, Z5
-	VPSUBD.BCST     dwords<>+40(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z6, Z5
+	VPSUBD.BCST     dwords<>+44(SB), Z5, Z5
 	VCVTDQ2PS       Z5, Z5
 	VMULPS          Z4, Z5, Z5
 	VMOVUPS         Z5, 4160(AX)
 	VPSRLD          $0x08, Z3, Z5
-	VPANDD.BCST     dwords<>+36(SB), Z5, Z5
+	VPANDD.BCST     dwords<>+40(SB), Z5, Z5
 	VMOVDQA64       Z2, Z6
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z6, Z5
-	VPSUBD.BCST     dwords<>+40(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z6, Z5
+	VPSUBD.BCST     dwords<>+44(SB), Z5, Z5
 	VCVTDQ2PS       Z5, Z5
 	VMULPS          Z4, Z5, Z5
 	VMOVUPS         Z5, 4224(AX)
 	VPSRLD          $0x0c, Z3, Z5
-	VPANDD.BCST     dwords<>+36(SB), Z5, Z5
+	VPANDD.BCST     dwords<>+40(SB), Z5, Z5
 	VPSRLD          $0x02, Z2, Z6
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z6, Z5
-	VPSUBD.BCST     dwords<>+40(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z6, Z5
+	VPSUBD.BCST     dwords<>+44(SB), Z5, Z5
 	VCVTDQ2PS       Z5, Z5
 	VMULPS          Z4, Z5, Z5
 	VMOVUPS         Z5, 4288(AX)
 	VPSRLD          $0x10, Z3, Z5
-	VPANDD.BCST     dwords<>+36(SB), Z5, Z5
+	VPANDD.BCST     dwords<>+40(SB), Z5, Z5
 	VPSRLD          $0x04, Z2, Z6
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z6, Z5
-	VPSUBD.BCST     dwords<>+40(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z6, Z5
+	VPSUBD.BCST     dwords<>+44(SB), Z5, Z5
 	VCVTDQ2PS       Z5, Z5
 	VMULPS          Z4, Z5, Z5
 	VMOVUPS         Z5, 4352(AX)
 	VPSRLD          $0x14, Z3, Z5
-	VPANDD.BCST     dwords<>+36(SB), Z5, Z5
+	VPANDD.BCST     dwords<>+40(SB), Z5, Z5
 	VPSRLD          $0x06, Z2, Z6
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z6, Z5
-	VPSUBD.BCST     dwords<>+40(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z6, Z5
+	VPSUBD.BCST     dwords<>+44(SB), Z5, Z5
 	VCVTDQ2PS       Z5, Z5
 	VMULPS          Z4, Z5, Z5
 	VMOVUPS         Z5, 4416(AX)
 	VPSRLD          $0x18, Z3, Z5
-	VPANDD.BCST     dwords<>+36(SB), Z5, Z5
+	VPANDD.BCST     dwords<>+40(SB), Z5, Z5
 	VPSRLD          $0x08, Z2, Z6
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z6, Z5
-	VPSUBD.BCST     dwords<>+40(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z6, Z5
+	VPSUBD.BCST     dwords<>+44(SB), Z5, Z5
 	VCVTDQ2PS       Z5, Z5
 	VMULPS          Z4, Z5, Z5
 	VMOVUPS         Z5, 4480(AX)
 	VPSRLD          $0x1c, Z3, Z3
-	VPANDD.BCST     dwords<>+36(SB), Z3, Z3
+	VPANDD.BCST     dwords<>+40(SB), Z3, Z3
 	VPSRLD          $0x0a, Z2, Z2
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z2, Z3
-	VPSUBD.BCST     dwords<>+40(SB), Z3, Z3
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z2, Z3
+	VPSUBD.BCST     dwords<>+44(SB), Z3, Z3
 	VCVTDQ2PS       Z3, Z3
 	VMULPS          Z4, Z3, Z3
 	VMOVUPS         Z3, 4544(AX)
@@ -21423,66 +21119,66 @@ fusedIQ4XSx1_block:
 	VPMOVDW         Z4, Y6
 	VCVTPH2PS       Y6, Z6
 	VPSRLD          $0x10, Z4, Z4
-	VPANDD.BCST     dwords<>+36(SB), Z5, Z7
+	VPANDD.BCST     dwords<>+40(SB), Z5, Z7
 	VPSLLD          $0x04, Z4, Z8
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z8, Z7
-	VPSUBD.BCST     dwords<>+40(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z8, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
 	VCVTDQ2PS       Z7, Z7
 	VMULPS          Z6, Z7, Z7
 	VMOVUPS         Z7, 4096(R8)
 	VPSRLD          $0x04, Z5, Z7
-	VPANDD.BCST     dwords<>+36(SB), Z7, Z7
+	VPANDD.BCST     dwords<>+40(SB), Z7, Z7
 	VPSLLD          $0x02, Z4, Z8
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z8, Z7
-	VPSUBD.BCST     dwords<>+40(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z8, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
 	VCVTDQ2PS       Z7, Z7
 	VMULPS          Z6, Z7, Z7
 	VMOVUPS         Z7, 4160(R8)
 	VPSRLD          $0x08, Z5, Z7
-	VPANDD.BCST     dwords<>+36(SB), Z7, Z7
+	VPANDD.BCST     dwords<>+40(SB), Z7, Z7
 	VMOVDQA64       Z4, Z8
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z8, Z7
-	VPSUBD.BCST     dwords<>+40(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z8, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
 	VCVTDQ2PS       Z7, Z7
 	VMULPS          Z6, Z7, Z7
 	VMOVUPS         Z7, 4224(R8)
 	VPSRLD          $0x0c, Z5, Z7
-	VPANDD.BCST     dwords<>+36(SB), Z7, Z7
+	VPANDD.BCST     dwords<>+40(SB), Z7, Z7
 	VPSRLD          $0x02, Z4, Z8
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z8, Z7
-	VPSUBD.BCST     dwords<>+40(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z8, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
 	VCVTDQ2PS       Z7, Z7
 	VMULPS          Z6, Z7, Z7
 	VMOVUPS         Z7, 4288(R8)
 	VPSRLD          $0x10, Z5, Z7
-	VPANDD.BCST     dwords<>+36(SB), Z7, Z7
+	VPANDD.BCST     dwords<>+40(SB), Z7, Z7
 	VPSRLD          $0x04, Z4, Z8
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z8, Z7
-	VPSUBD.BCST     dwords<>+40(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z8, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
 	VCVTDQ2PS       Z7, Z7
 	VMULPS          Z6, Z7, Z7
 	VMOVUPS         Z7, 4352(R8)
 	VPSRLD          $0x14, Z5, Z7
-	VPANDD.BCST     dwords<>+36(SB), Z7, Z7
+	VPANDD.BCST     dwords<>+40(SB), Z7, Z7
 	VPSRLD          $0x06, Z4, Z8
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z8, Z7
-	VPSUBD.BCST     dwords<>+40(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z8, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
 	VCVTDQ2PS       Z7, Z7
 	VMULPS          Z6, Z7, Z7
 	VMOVUPS         Z7, 4416(R8)
 	VPSRLD          $0x18, Z5, Z7
-	VPANDD.BCST     dwords<>+36(SB), Z7, Z7
+	VPANDD.BCST     dwords<>+40(SB), Z7, Z7
 	VPSRLD          $0x08, Z4, Z8
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z8, Z7
-	VPSUBD.BCST     dwords<>+40(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z8, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
 	VCVTDQ2PS       Z7, Z7
 	VMULPS          Z6, Z7, Z7
 	VMOVUPS         Z7, 4480(R8)
 	VPSRLD          $0x1c, Z5, Z5
-	VPANDD.BCST     dwords<>+36(SB), Z5, Z5
+	VPANDD.BCST     dwords<>+40(SB), Z5, Z5
 	VPSRLD          $0x0a, Z4, Z4
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z4, Z5
-	VPSUBD.BCST     dwords<>+40(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z4, Z5
+	VPSUBD.BCST     dwords<>+44(SB), Z5, Z5
 	VCVTDQ2PS       Z5, Z5
 	VMULPS          Z6, Z5, Z5
 	VMOVUPS         Z5, 4544(R8)
@@ -21629,66 +21325,66 @@ fusedIQ4XSx2_block:
 	VPMOVDW         Z5, Y7
 	VCVTPH2PS       Y7, Z7
 	VPSRLD          $0x10, Z5, Z5
-	VPANDD.BCST     dwords<>+36(SB), Z6, Z8
+	VPANDD.BCST     dwords<>+40(SB), Z6, Z8
 	VPSLLD          $0x04, Z5, Z9
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z9, Z8
-	VPSUBD.BCST     dwords<>+40(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z9, Z8
+	VPSUBD.BCST     dwords<>+44(SB), Z8, Z8
 	VCVTDQ2PS       Z8, Z8
 	VMULPS          Z7, Z8, Z8
 	VMOVUPS         Z8, 4096(R8)
 	VPSRLD          $0x04, Z6, Z8
-	VPANDD.BCST     dwords<>+36(SB), Z8, Z8
+	VPANDD.BCST     dwords<>+40(SB), Z8, Z8
 	VPSLLD          $0x02, Z5, Z9
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z9, Z8
-	VPSUBD.BCST     dwords<>+40(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z9, Z8
+	VPSUBD.BCST     dwords<>+44(SB), Z8, Z8
 	VCVTDQ2PS       Z8, Z8
 	VMULPS          Z7, Z8, Z8
 	VMOVUPS         Z8, 4160(R8)
 	VPSRLD          $0x08, Z6, Z8
-	VPANDD.BCST     dwords<>+36(SB), Z8, Z8
+	VPANDD.BCST     dwords<>+40(SB), Z8, Z8
 	VMOVDQA64       Z5, Z9
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z9, Z8
-	VPSUBD.BCST     dwords<>+40(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z9, Z8
+	VPSUBD.BCST     dwords<>+44(SB), Z8, Z8
 	VCVTDQ2PS       Z8, Z8
 	VMULPS          Z7, Z8, Z8
 	VMOVUPS         Z8, 4224(R8)
 	VPSRLD          $0x0c, Z6, Z8
-	VPANDD.BCST     dwords<>+36(SB), Z8, Z8
+	VPANDD.BCST     dwords<>+40(SB), Z8, Z8
 	VPSRLD          $0x02, Z5, Z9
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z9, Z8
-	VPSUBD.BCST     dwords<>+40(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z9, Z8
+	VPSUBD.BCST     dwords<>+44(SB), Z8, Z8
 	VCVTDQ2PS       Z8, Z8
 	VMULPS          Z7, Z8, Z8
 	VMOVUPS         Z8, 4288(R8)
 	VPSRLD          $0x10, Z6, Z8
-	VPANDD.BCST     dwords<>+36(SB), Z8, Z8
+	VPANDD.BCST     dwords<>+40(SB), Z8, Z8
 	VPSRLD          $0x04, Z5, Z9
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z9, Z8
-	VPSUBD.BCST     dwords<>+40(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z9, Z8
+	VPSUBD.BCST     dwords<>+44(SB), Z8, Z8
 	VCVTDQ2PS       Z8, Z8
 	VMULPS          Z7, Z8, Z8
 	VMOVUPS         Z8, 4352(R8)
 	VPSRLD          $0x14, Z6, Z8
-	VPANDD.BCST     dwords<>+36(SB), Z8, Z8
+	VPANDD.BCST     dwords<>+40(SB), Z8, Z8
 	VPSRLD          $0x06, Z5, Z9
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z9, Z8
-	VPSUBD.BCST     dwords<>+40(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z9, Z8
+	VPSUBD.BCST     dwords<>+44(SB), Z8, Z8
 	VCVTDQ2PS       Z8, Z8
 	VMULPS          Z7, Z8, Z8
 	VMOVUPS         Z8, 4416(R8)
 	VPSRLD          $0x18, Z6, Z8
-	VPANDD.BCST     dwords<>+36(SB), Z8, Z8
+	VPANDD.BCST     dwords<>+40(SB), Z8, Z8
 	VPSRLD          $0x08, Z5, Z9
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z9, Z8
-	VPSUBD.BCST     dwords<>+40(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z9, Z8
+	VPSUBD.BCST     dwords<>+44(SB), Z8, Z8
 	VCVTDQ2PS       Z8, Z8
 	VMULPS          Z7, Z8, Z8
 	VMOVUPS         Z8, 4480(R8)
 	VPSRLD          $0x1c, Z6, Z6
-	VPANDD.BCST     dwords<>+36(SB), Z6, Z6
+	VPANDD.BCST     dwords<>+40(SB), Z6, Z6
 	VPSRLD          $0x0a, Z5, Z5
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z5, Z6
-	VPSUBD.BCST     dwords<>+40(SB), Z6, Z6
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z5, Z6
+	VPSUBD.BCST     dwords<>+44(SB), Z6, Z6
 	VCVTDQ2PS       Z6, Z6
 	VMULPS          Z7, Z6, Z6
 	VMOVUPS         Z6, 4544(R8)
@@ -21849,66 +21545,66 @@ fusedIQ4XSx3_block:
 	VPMOVDW         Z6, Y8
 	VCVTPH2PS       Y8, Z8
 	VPSRLD          $0x10, Z6, Z6
-	VPANDD.BCST     dwords<>+36(SB), Z7, Z9
+	VPANDD.BCST     dwords<>+40(SB), Z7, Z9
 	VPSLLD          $0x04, Z6, Z10
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z10, Z9
-	VPSUBD.BCST     dwords<>+40(SB), Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z10, Z9
+	VPSUBD.BCST     dwords<>+44(SB), Z9, Z9
 	VCVTDQ2PS       Z9, Z9
 	VMULPS          Z8, Z9, Z9
 	VMOVUPS         Z9, 4096(R8)
 	VPSRLD          $0x04, Z7, Z9
-	VPANDD.BCST     dwords<>+36(SB), Z9, Z9
+	VPANDD.BCST     dwords<>+40(SB), Z9, Z9
 	VPSLLD          $0x02, Z6, Z10
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z10, Z9
-	VPSUBD.BCST     dwords<>+40(SB), Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z10, Z9
+	VPSUBD.BCST     dwords<>+44(SB), Z9, Z9
 	VCVTDQ2PS       Z9, Z9
 	VMULPS          Z8, Z9, Z9
 	VMOVUPS         Z9, 4160(R8)
 	VPSRLD          $0x08, Z7, Z9
-	VPANDD.BCST     dwords<>+36(SB), Z9, Z9
+	VPANDD.BCST     dwords<>+40(SB), Z9, Z9
 	VMOVDQA64       Z6, Z10
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z10, Z9
-	VPSUBD.BCST     dwords<>+40(SB), Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z10, Z9
+	VPSUBD.BCST     dwords<>+44(SB), Z9, Z9
 	VCVTDQ2PS       Z9, Z9
 	VMULPS          Z8, Z9, Z9
 	VMOVUPS         Z9, 4224(R8)
 	VPSRLD          $0x0c, Z7, Z9
-	VPANDD.BCST     dwords<>+36(SB), Z9, Z9
+	VPANDD.BCST     dwords<>+40(SB), Z9, Z9
 	VPSRLD          $0x02, Z6, Z10
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z10, Z9
-	VPSUBD.BCST     dwords<>+40(SB), Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z10, Z9
+	VPSUBD.BCST     dwords<>+44(SB), Z9, Z9
 	VCVTDQ2PS       Z9, Z9
 	VMULPS          Z8, Z9, Z9
 	VMOVUPS         Z9, 4288(R8)
 	VPSRLD          $0x10, Z7, Z9
-	VPANDD.BCST     dwords<>+36(SB), Z9, Z9
+	VPANDD.BCST     dwords<>+40(SB), Z9, Z9
 	VPSRLD          $0x04, Z6, Z10
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z10, Z9
-	VPSUBD.BCST     dwords<>+40(SB), Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z10, Z9
+	VPSUBD.BCST     dwords<>+44(SB), Z9, Z9
 	VCVTDQ2PS       Z9, Z9
 	VMULPS          Z8, Z9, Z9
 	VMOVUPS         Z9, 4352(R8)
 	VPSRLD          $0x14, Z7, Z9
-	VPANDD.BCST     dwords<>+36(SB), Z9, Z9
+	VPANDD.BCST     dwords<>+40(SB), Z9, Z9
 	VPSRLD          $0x06, Z6, Z10
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z10, Z9
-	VPSUBD.BCST     dwords<>+40(SB), Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z10, Z9
+	VPSUBD.BCST     dwords<>+44(SB), Z9, Z9
 	VCVTDQ2PS       Z9, Z9
 	VMULPS          Z8, Z9, Z9
 	VMOVUPS         Z9, 4416(R8)
 	VPSRLD          $0x18, Z7, Z9
-	VPANDD.BCST     dwords<>+36(SB), Z9, Z9
+	VPANDD.BCST     dwords<>+40(SB), Z9, Z9
 	VPSRLD          $0x08, Z6, Z10
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z10, Z9
-	VPSUBD.BCST     dwords<>+40(SB), Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z10, Z9
+	VPSUBD.BCST     dwords<>+44(SB), Z9, Z9
 	VCVTDQ2PS       Z9, Z9
 	VMULPS          Z8, Z9, Z9
 	VMOVUPS         Z9, 4480(R8)
 	VPSRLD          $0x1c, Z7, Z7
-	VPANDD.BCST     dwords<>+36(SB), Z7, Z7
+	VPANDD.BCST     dwords<>+40(SB), Z7, Z7
 	VPSRLD          $0x0a, Z6, Z6
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z6, Z7
-	VPSUBD.BCST     dwords<>+40(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z6, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
 	VCVTDQ2PS       Z7, Z7
 	VMULPS          Z8, Z7, Z7
 	VMOVUPS         Z7, 4544(R8)
@@ -22083,66 +21779,66 @@ fusedIQ4XSx4_block:
 	VPMOVDW         Z7, Y9
 	VCVTPH2PS       Y9, Z9
 	VPSRLD          $0x10, Z7, Z7
-	VPANDD.BCST     dwords<>+36(SB), Z8, Z10
+	VPANDD.BCST     dwords<>+40(SB), Z8, Z10
 	VPSLLD          $0x04, Z7, Z11
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z11, Z10
-	VPSUBD.BCST     dwords<>+40(SB), Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z11, Z10
+	VPSUBD.BCST     dwords<>+44(SB), Z10, Z10
 	VCVTDQ2PS       Z10, Z10
 	VMULPS          Z9, Z10, Z10
 	VMOVUPS         Z10, 4096(R8)
 	VPSRLD          $0x04, Z8, Z10
-	VPANDD.BCST     dwords<>+36(SB), Z10, Z10
+	VPANDD.BCST     dwords<>+40(SB), Z10, Z10
 	VPSLLD          $0x02, Z7, Z11
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z11, Z10
-	VPSUBD.BCST     dwords<>+40(SB), Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z11, Z10
+	VPSUBD.BCST     dwords<>+44(SB), Z10, Z10
 	VCVTDQ2PS       Z10, Z10
 	VMULPS          Z9, Z10, Z10
 	VMOVUPS         Z10, 4160(R8)
 	VPSRLD          $0x08, Z8, Z10
-	VPANDD.BCST     dwords<>+36(SB), Z10, Z10
+	VPANDD.BCST     dwords<>+40(SB), Z10, Z10
 	VMOVDQA64       Z7, Z11
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z11, Z10
-	VPSUBD.BCST     dwords<>+40(SB), Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z11, Z10
+	VPSUBD.BCST     dwords<>+44(SB), Z10, Z10
 	VCVTDQ2PS       Z10, Z10
 	VMULPS          Z9, Z10, Z10
 	VMOVUPS         Z10, 4224(R8)
 	VPSRLD          $0x0c, Z8, Z10
-	VPANDD.BCST     dwords<>+36(SB), Z10, Z10
+	VPANDD.BCST     dwords<>+40(SB), Z10, Z10
 	VPSRLD          $0x02, Z7, Z11
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z11, Z10
-	VPSUBD.BCST     dwords<>+40(SB), Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z11, Z10
+	VPSUBD.BCST     dwords<>+44(SB), Z10, Z10
 	VCVTDQ2PS       Z10, Z10
 	VMULPS          Z9, Z10, Z10
 	VMOVUPS         Z10, 4288(R8)
 	VPSRLD          $0x10, Z8, Z10
-	VPANDD.BCST     dwords<>+36(SB), Z10, Z10
+	VPANDD.BCST     dwords<>+40(SB), Z10, Z10
 	VPSRLD          $0x04, Z7, Z11
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z11, Z10
-	VPSUBD.BCST     dwords<>+40(SB), Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z11, Z10
+	VPSUBD.BCST     dwords<>+44(SB), Z10, Z10
 	VCVTDQ2PS       Z10, Z10
 	VMULPS          Z9, Z10, Z10
 	VMOVUPS         Z10, 4352(R8)
 	VPSRLD          $0x14, Z8, Z10
-	VPANDD.BCST     dwords<>+36(SB), Z10, Z10
+	VPANDD.BCST     dwords<>+40(SB), Z10, Z10
 	VPSRLD          $0x06, Z7, Z11
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z11, Z10
-	VPSUBD.BCST     dwords<>+40(SB), Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z11, Z10
+	VPSUBD.BCST     dwords<>+44(SB), Z10, Z10
 	VCVTDQ2PS       Z10, Z10
 	VMULPS          Z9, Z10, Z10
 	VMOVUPS         Z10, 4416(R8)
 	VPSRLD          $0x18, Z8, Z10
-	VPANDD.BCST     dwords<>+36(SB), Z10, Z10
+	VPANDD.BCST     dwords<>+40(SB), Z10, Z10
 	VPSRLD          $0x08, Z7, Z11
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z11, Z10
-	VPSUBD.BCST     dwords<>+40(SB), Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z11, Z10
+	VPSUBD.BCST     dwords<>+44(SB), Z10, Z10
 	VCVTDQ2PS       Z10, Z10
 	VMULPS          Z9, Z10, Z10
 	VMOVUPS         Z10, 4480(R8)
 	VPSRLD          $0x1c, Z8, Z8
-	VPANDD.BCST     dwords<>+36(SB), Z8, Z8
+	VPANDD.BCST     dwords<>+40(SB), Z8, Z8
 	VPSRLD          $0x0a, Z7, Z7
-	VPTERNLOGD.BCST $0xf8, dwords<>+44(SB), Z7, Z8
-	VPSUBD.BCST     dwords<>+40(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+48(SB), Z7, Z8
+	VPSUBD.BCST     dwords<>+44(SB), Z8, Z8
 	VCVTDQ2PS       Z8, Z8
 	VMULPS          Z9, Z8, Z8
 	VMOVUPS         Z8, 4544(R8)
@@ -22361,8 +22057,8 @@ decodeMXFP4_loop:
 	VPXORD          Z0, Z0, Z5
 	VPGATHERDD      (CX)(Z4*1), K1, Z5
 	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
-	VPCMPUD.BCST    $0x01, dwords<>+32(SB), Z5, K2
-	VPSUBD.BCST     dwords<>+28(SB), Z5, Z6
+	VPCMPUD.BCST    $0x01, dwords<>+36(SB), Z5, K2
+	VPSUBD.BCST     dwords<>+32(SB), Z5, Z6
 	VPSLLD          $0x17, Z6, Z6
 	VPSLLVD         Z5, Z2, K2, Z6
 	VMULPS.BCST     dwords<>+20(SB), Z6, Z6
@@ -22473,8 +22169,8 @@ fusedMXFP4x1_chunk:
 	VPXORD           Z0, Z0, Z7
 	VPGATHERDD       (AX)(Z4*1), K1, Z7
 	VPANDD.BCST      dwords<>+12(SB), Z7, Z7
-	VPCMPUD.BCST     $0x01, dwords<>+32(SB), Z7, K2
-	VPSUBD.BCST      dwords<>+28(SB), Z7, Z8
+	VPCMPUD.BCST     $0x01, dwords<>+36(SB), Z7, K2
+	VPSUBD.BCST      dwords<>+32(SB), Z7, Z8
 	VPSLLD           $0x17, Z8, Z8
 	VPSLLVD          Z7, Z2, K2, Z8
 	VMULPS.BCST      dwords<>+20(SB), Z8, Z8
@@ -22603,8 +22299,8 @@ fusedMXFP4x2_chunk:
 	VPXORD           Z0, Z0, Z9
 	VPGATHERDD       (AX)(Z4*1), K1, Z9
 	VPANDD.BCST      dwords<>+12(SB), Z9, Z9
-	VPCMPUD.BCST     $0x01, dwords<>+32(SB), Z9, K2
-	VPSUBD.BCST      dwords<>+28(SB), Z9, Z10
+	VPCMPUD.BCST     $0x01, dwords<>+36(SB), Z9, K2
+	VPSUBD.BCST      dwords<>+32(SB), Z9, Z10
 	VPSLLD           $0x17, Z10, Z10
 	VPSLLVD          Z9, Z2, K2, Z10
 	VMULPS.BCST      dwords<>+20(SB), Z10, Z10
@@ -22747,8 +22443,8 @@ fusedMXFP4x3_chunk:
 	VPXORD           Z0, Z0, Z11
 	VPGATHERDD       (AX)(Z4*1), K1, Z11
 	VPANDD.BCST      dwords<>+12(SB), Z11, Z11
-	VPCMPUD.BCST     $0x01, dwords<>+32(SB), Z11, K2
-	VPSUBD.BCST      dwords<>+28(SB), Z11, Z12
+	VPCMPUD.BCST     $0x01, dwords<>+36(SB), Z11, K2
+	VPSUBD.BCST      dwords<>+32(SB), Z11, Z12
 	VPSLLD           $0x17, Z12, Z12
 	VPSLLVD          Z11, Z2, K2, Z12
 	VMULPS.BCST      dwords<>+20(SB), Z12, Z12
@@ -22905,8 +22601,8 @@ fusedMXFP4x4_chunk:
 	VPXORD           Z0, Z0, Z13
 	VPGATHERDD       (AX)(Z4*1), K1, Z13
 	VPANDD.BCST      dwords<>+12(SB), Z13, Z13
-	VPCMPUD.BCST     $0x01, dwords<>+32(SB), Z13, K2
-	VPSUBD.BCST      dwords<>+28(SB), Z13, Z14
+	VPCMPUD.BCST     $0x01, dwords<>+36(SB), Z13, K2
+	VPSUBD.BCST      dwords<>+32(SB), Z13, Z14
 	VPSLLD           $0x17, Z14, Z14
 	VPSLLVD          Z13, Z2, K2, Z14
 	VMULPS.BCST      dwords<>+20(SB), Z14, Z14
@@ -23450,86 +23146,78 @@ TEXT ·micro2Off32s8(SB), NOSPLIT, $0-48
 	LEAQ 256(CX), DI
 
 micro2Off32s8_loop:
-	VMOVDQU (AX), Y0
-	VMOVDQU 64(AX), Y1
-	VMOVDQU 128(AX), Y2
-	VMOVDQU 192(AX), Y3
-	VMOVDQU 256(AX), Y4
-	VMOVDQU 320(AX), Y5
-	VMOVDQU 384(AX), Y6
-	VMOVDQU 448(AX), Y7
-	MOVQ    CX, R8
-	MOVQ    DI, R9
-	LEAQ    (DX), R10
-	MOVQ    n+16(FP), R11
+	VPABSB (AX), Y0
+	VPABSB 64(AX), Y1
+	VPABSB 128(AX), Y2
+	VPABSB 192(AX), Y3
+	VPABSB 256(AX), Y4
+	VPABSB 320(AX), Y5
+	VPABSB 384(AX), Y6
+	VPABSB 448(AX), Y7
+	MOVQ   CX, R8
+	MOVQ   DI, R9
+	LEAQ   (DX), R10
+	MOVQ   n+16(FP), R11
 
 micro2Off32s8_0_0:
 	VPBROADCASTD (R8), Y8
-	VPABSB       Y0, Y9
-	VPSIGNB      Y0, Y8, Y8
-	VPMADDUBSW   Y8, Y9, Y9
+	VPSIGNB      (AX), Y8, Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPMADDWD     wide00010001<>+0(SB), Y8, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPSIGNB      64(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y1, Y9
 	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
-	VPBROADCASTD 4(R8), Y8
-	VPABSB       Y1, Y10
-	VPSIGNB      Y1, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 8(R8), Y8
-	VPABSB       Y2, Y10
-	VPSIGNB      Y2, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 12(R8), Y8
-	VPABSB       Y3, Y10
-	VPSIGNB      Y3, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 16(R8), Y8
-	VPABSB       Y4, Y10
-	VPSIGNB      Y4, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 20(R8), Y8
-	VPABSB       Y5, Y10
-	VPSIGNB      Y5, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 24(R8), Y8
-	VPABSB       Y6, Y10
-	VPSIGNB      Y6, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 28(R8), Y8
-	VPABSB       Y7, Y10
-	VPSIGNB      Y7, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VCVTDQ2PS    Y9, Y9
-	VMULPS       (SI), Y9, Y9
-	VMOVUPS      (R10), Y8
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPSIGNB      128(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPSIGNB      192(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPSIGNB      256(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 20(R8), Y9
+	VPSIGNB      320(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y5, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 24(R8), Y9
+	VPSIGNB      384(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y6, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 28(R8), Y9
+	VPSIGNB      448(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y7, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       (SI), Y8, Y8
+	VMOVUPS      (R10), Y9
 	VBROADCASTSS (R9), Y10
-	VFMADD231PS  Y10, Y9, Y8
-	VMOVUPS      Y8, (R10)
+	VFMADD231PS  Y10, Y8, Y9
+	VMOVUPS      Y9, (R10)
 	ADDQ         $+480, R8
 	ADDQ         $+480, R9
 	ADDQ         yStep+32(FP), R10
 	DECQ         R11
 	JNZ          micro2Off32s8_0_0
-	VMOVDQU      32(AX), Y0
-	VMOVDQU      96(AX), Y1
-	VMOVDQU      160(AX), Y2
-	VMOVDQU      224(AX), Y3
-	VMOVDQU      288(AX), Y4
-	VMOVDQU      352(AX), Y5
-	VMOVDQU      416(AX), Y6
-	VMOVDQU      480(AX), Y7
+	VPABSB       32(AX), Y0
+	VPABSB       96(AX), Y1
+	VPABSB       160(AX), Y2
+	VPABSB       224(AX), Y3
+	VPABSB       288(AX), Y4
+	VPABSB       352(AX), Y5
+	VPABSB       416(AX), Y6
+	VPABSB       480(AX), Y7
 	MOVQ         CX, R8
 	MOVQ         DI, R9
 	LEAQ         32(DX), R10
@@ -23537,58 +23225,50 @@ micro2Off32s8_0_0:
 
 micro2Off32s8_0_8:
 	VPBROADCASTD (R8), Y8
-	VPABSB       Y0, Y9
-	VPSIGNB      Y0, Y8, Y8
-	VPMADDUBSW   Y8, Y9, Y9
+	VPSIGNB      32(AX), Y8, Y8
+	VPMADDUBSW   Y8, Y0, Y8
+	VPMADDWD     wide00010001<>+0(SB), Y8, Y8
+	VPBROADCASTD 4(R8), Y9
+	VPSIGNB      96(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y1, Y9
 	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
-	VPBROADCASTD 4(R8), Y8
-	VPABSB       Y1, Y10
-	VPSIGNB      Y1, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 8(R8), Y8
-	VPABSB       Y2, Y10
-	VPSIGNB      Y2, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 12(R8), Y8
-	VPABSB       Y3, Y10
-	VPSIGNB      Y3, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 16(R8), Y8
-	VPABSB       Y4, Y10
-	VPSIGNB      Y4, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 20(R8), Y8
-	VPABSB       Y5, Y10
-	VPSIGNB      Y5, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 24(R8), Y8
-	VPABSB       Y6, Y10
-	VPSIGNB      Y6, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VPBROADCASTD 28(R8), Y8
-	VPABSB       Y7, Y10
-	VPSIGNB      Y7, Y8, Y8
-	VPMADDUBSW   Y8, Y10, Y10
-	VPMADDWD     wide00010001<>+0(SB), Y10, Y10
-	VPADDD       Y10, Y9, Y9
-	VCVTDQ2PS    Y9, Y9
-	VMULPS       32(SI), Y9, Y9
-	VMOVUPS      (R10), Y8
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 8(R8), Y9
+	VPSIGNB      160(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y2, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 12(R8), Y9
+	VPSIGNB      224(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y3, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 16(R8), Y9
+	VPSIGNB      288(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y4, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 20(R8), Y9
+	VPSIGNB      352(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y5, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 24(R8), Y9
+	VPSIGNB      416(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y6, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VPBROADCASTD 28(R8), Y9
+	VPSIGNB      480(AX), Y9, Y9
+	VPMADDUBSW   Y9, Y7, Y9
+	VPMADDWD     wide00010001<>+0(SB), Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       32(SI), Y8, Y8
+	VMOVUPS      (R10), Y9
 	VBROADCASTSS (R9), Y10
-	VFMADD231PS  Y10, Y9, Y8
-	VMOVUPS      Y8, (R10)
+	VFMADD231PS  Y10, Y8, Y9
+	VMOVUPS      Y9, (R10)
 	ADDQ         $+480, R8
 	ADDQ         $+480, R9
 	ADDQ         yStep+32(FP), R10

@@ -120,8 +120,13 @@ func microAVX2(f form) {
 		label := fmt.Sprintf("%s_%d_%d", name, s, r)
 		at := 64*s + 4*r // of the scales
 		w := ys(groups)
+		code := func(g int) Mem { return mem(p, (s*groups+g)*64+4*r) }
 		for g := range w {
-			VMOVDQU(mem(p, (s*groups+g)*64+4*r), w[g])
+			if f.signed { // magnitudes; the signs are read again for every column
+				VPABSB(code(g), w[g])
+			} else {
+				VMOVDQU(code(g), w[g])
+			}
 		}
 		xc, xf, yc, cnt := GP64(), GP64(), GP64(), GP64()
 		xn := xf
@@ -151,12 +156,9 @@ func microAVX2(f form) {
 			b, t := YMM(), YMM()
 			VPBROADCASTD(mem(xc, recQ+s*k.sub+4*g), b)
 			if f.signed {
-				VPABSB(w[g], t)
-				VPSIGNB(w[g], b, b)
-				VPMADDUBSW(b, t, t)
-			} else {
-				VPMADDUBSW(b, w[g], t)
+				VPSIGNB(code(g), b, b)
 			}
+			VPMADDUBSW(b, w[g], t)
 			if g%f.depth == 0 {
 				sum = t
 			} else {

@@ -20,6 +20,7 @@ const (
 	bits1 = 0x80402010
 
 	sixteenth = 0x3d800000 // 1/16
+	exp23     = 0x4b000000 // 2^23
 	eighth    = 0x3e000000 // 1/8
 	signBit   = 0x80000000
 )
@@ -28,13 +29,13 @@ const (
 // (sub-blocks of 32) or 32 (sub-blocks of 16), which the records subtract. The scale takes
 // the inverse; both are exact.
 var formats = []*format{
-	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, ticks: 8, fused: 6,
+	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, ticks: 8, roomy: 4, bytes3: true, fused: 6,
 		consts: []uint32{m0f}, header: header4K, emit: emitQ4K},
-	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 32, ticks: 8, fused: 4,
+	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 32, ticks: 8, roomy: 2, bytes3: true, fused: 4,
 		consts: []uint32{m0f, m10}, header: headerQ5K, emit: emitQ5K},
-	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, ticks: 6, unroll: true, fused: 4,
+	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, ticks: 6, unroll: true, roomy: 4, fused: 4,
 		consts: []uint32{m0f, m30}, header: headerQ6K, emit: emitQ6K},
-	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, ticks: 8, fused: 6,
+	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, ticks: 8, roomy: 6, fused: 6,
 		consts: []uint32{m80}, emit: emitQ80},
 	{name: "Q40", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, ticks: 4, fused: 4,
 		consts: []uint32{mf0}, emit: emitQ40},
@@ -89,21 +90,32 @@ func scales4K(e *env, odd bool) {
 	VPANDD_BCST(dword(m30), mn[1], mn[1])
 	VPSRLD(U8(4), h[3], t)
 	VPTERNLOGD_BCST(U8(orAnd), dword(m0f), t, mn[1])
-	for j := range 8 {
-		v := e.byte(sc[j/4], j%4)
-		VCVTDQ2PS(v, v)
-		if j%2 == 0 {
-			VMULPS(d, v, v)
-		} else {
-			VMULPS(d16, v, v)
-		}
-		VMOVUPS(v, mem(e.p, panelScale+64*j))
+	// A byte under the exponent of 2^23 is the float32 2^23 + byte; the multiply-subtract
+	// takes 2^23 away again, exactly.
+	big := func(v VecVirtual) VecVirtual {
+		z := ZMM()
+		VMULPS_BCST(dword(exp23), v, z)
+		return z
+	}
+	put := func(v VecVirtual, j int, mul, sub VecVirtual, at int) {
+		z := ZMM()
+		VPBROADCASTD(dword(exp23), z)
+		VPSHUFB(spread().Offset(64*j), v, e.byte0, z)
+		VFMSUB213PS(sub, mul, z)
+		VMOVUPS(z, mem(e.p, at))
+	}
+	bd, bdm := big(d), big(dm)
+	bd16 := bd
+	if odd {
+		bd16 = big(d16)
 	}
 	for j := range 8 {
-		v := e.byte(mn[j/4], j%4)
-		VCVTDQ2PS(v, v)
-		VMULPS(dm, v, v)
-		VMOVUPS(v, mem(e.p, panelMin+64*j))
+		if j%2 == 0 {
+			put(sc[j/4], j%4, d, bd, panelScale+64*j)
+		} else {
+			put(sc[j/4], j%4, d16, bd16, panelScale+64*j)
+		}
+		put(mn[j/4], j%4, dm, bdm, panelMin+64*j)
 	}
 }
 
@@ -125,55 +137,59 @@ func (e *env) byte(v VecVirtual, j int) VecVirtual {
 	return z
 }
 
+// quads calls f for the eight groups of 32 bytes at off.
+func quads(e *env, off int, f func(g int, v VecVirtual)) {
+	if e.tight { // the second half only when the first one is done
+		for h := range 2 {
+			for i, v := range e.transpose512(off + 16*h) {
+				f(4*h+i, v)
+			}
+		}
+		return
+	}
+	for i, v := range e.transpose512x32(off) {
+		f(i, v)
+	}
+}
+
 func emitQ4K(e *env, c int) {
 	e.begin(0)
 	e.begin(1)
-	for h := range 2 {
-		for i, v := range e.transpose512(16 + 16*h) {
-			lo := ZMM()
-			VPANDD(e.k(m0f), v, lo)
-			VPANDND(v, e.k(m0f), v)
-			e.vec(0, 4*h+i, lo)
-			e.vec(1, 4*h+i, v)
-			e.tick()
-		}
-	}
+	quads(e, 16, func(g int, v VecVirtual) {
+		lo := ZMM()
+		VPANDD(e.k(m0f), v, lo)
+		VPANDND(v, e.k(m0f), v)
+		e.vec(0, g, lo)
+		e.vec(1, g, v)
+		e.tick()
+	})
 	e.end(0)
 	e.end(1)
 }
 
 func headerQ5K(e *env) {
 	scales4K(e, false)
-	a, b := e.transpose512(16), e.transpose512(32)
-	if e.keep == nil {
-		e.keep = zs(8)
-	}
-	for i := range 4 {
-		VMOVDQA64(a[i], e.keep[i])
-		VMOVDQA64(b[i], e.keep[4+i])
-	}
+	e.keep = e.transpose32(16)
 }
 
 func emitQ5K(e *env, c int) {
 	e.begin(0)
 	e.begin(1)
-	for h := range 2 {
-		for i, v := range e.transpose512(48 + 16*h) {
-			qh := e.keep[4*h+i]
-			lo, hi := ZMM(), ZMM()
-			VPSLLD(U8(4), qh, lo)
-			VPANDD(e.k(m10), lo, lo)
-			VPTERNLOGD(U8(orAnd), e.k(m0f), v, lo)
-			e.vec(0, 4*h+i, lo)
-			VPSLLD(U8(3), qh, hi)
-			VPANDD(e.k(m10), hi, hi)
-			VPSRLD(U8(4), v, v)
-			VPTERNLOGD(U8(orAnd), e.k(m0f), v, hi)
-			e.vec(1, 4*h+i, hi)
-			VPSRLD(U8(2), qh, qh)
-			e.tick()
-		}
-	}
+	quads(e, 48, func(g int, v VecVirtual) {
+		qh := e.keep[g]
+		lo, hi := ZMM(), ZMM()
+		VPSLLD(U8(4), qh, lo)
+		VPANDD(e.k(m10), lo, lo)
+		VPTERNLOGD(U8(orAnd), e.k(m0f), v, lo)
+		e.vec(0, g, lo)
+		VPSLLD(U8(3), qh, hi)
+		VPANDD(e.k(m10), hi, hi)
+		VPSRLD(U8(4), v, v)
+		VPTERNLOGD(U8(orAnd), e.k(m0f), v, hi)
+		e.vec(1, g, hi)
+		VPSRLD(U8(2), qh, qh)
+		e.tick()
+	})
 	e.end(0)
 	e.end(1)
 }
@@ -198,10 +214,8 @@ func headerQ6K(e *env) {
 
 func emitQ6K(e *env, c int) {
 	e.tick()
-	a := e.transpose512(128 + 32*c)
 	e.tick()
-	b := e.transpose512(128 + 32*c + 16)
-	qh := append(a[:], b[:]...)
+	qh := e.transpose32(128 + 32*c)
 	for t := range 4 { // 16 bytes of ql: sub-blocks t and t+4
 		e.tick()
 		e.begin(t)
@@ -232,13 +246,11 @@ func emitQ6K(e *env, c int) {
 
 func emitQ80(e *env, c int) {
 	e.begin(0)
-	for h := range 2 {
-		for i, v := range e.transpose512(2 + 16*h) {
-			VPXORD(e.k(m80), v, v)
-			e.vec(0, 4*h+i, v)
-			e.tick()
-		}
-	}
+	quads(e, 2, func(g int, v VecVirtual) {
+		VPXORD(e.k(m80), v, v)
+		e.vec(0, g, v)
+		e.tick()
+	})
 	e.scale(0, e.low(e.gather(0)))
 	e.end(0)
 }

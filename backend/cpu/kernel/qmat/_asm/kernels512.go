@@ -18,6 +18,8 @@ type format struct {
 	step   int // bytes the rows advance per call of emit
 	ticks  int // calls of tick per call of emit
 	unroll bool
+	bytes3 bool     // header wants byte0
+	roomy  int      // fused kernels with up to as many columns have registers to spare
 	fused  int      // fused kernels exist for 1 to fused columns
 	consts []uint32 // dword constants
 	tables []*[16]byte
@@ -35,6 +37,7 @@ type env struct {
 	p     Register   // panel, or scratch for its scales
 	idx   VecVirtual // row * stride
 	mg    VecVirtual
+	byte0 Register // mask: the lowest byte of every dword
 	c     map[uint32]VecVirtual
 	t     map[*[16]byte]VecVirtual
 	keep  []VecVirtual // registers of header that emit reads
@@ -42,6 +45,17 @@ type env struct {
 	lines int // to prefetch per chunk
 	ticks int // per chunk
 	at    int
+	tight bool // few registers are free
+}
+
+// transpose32 returns 32 bytes of every row as eight vectors.
+func (e *env) transpose32(off int) []VecVirtual {
+	if e.tight {
+		a, b := e.transpose512(off), e.transpose512(off+16)
+		return append(a[:], b[:]...)
+	}
+	v := e.transpose512x32(off)
+	return v[:]
 }
 
 // sink takes the codes of sub-blocks. Sub-blocks count from the start of the chunk.
@@ -107,6 +121,12 @@ func newEnv(f *format, w, stride Register) *env {
 	for _, t := range f.tables {
 		e.t[t] = ZMM()
 		VBROADCASTI32X4(tableData(t), e.t[t])
+	}
+	if f.bytes3 {
+		g := GP64()
+		e.byte0 = K()
+		MOVQ(U64(0x1111111111111111), g)
+		KMOVQ(g, e.byte0)
 	}
 	e.idx = ZMM()
 	s := ZMM()
@@ -299,6 +319,7 @@ func fused512(f *format, nc int) {
 	w := Load(Param("w"), GP64())
 	stride := Load(Param("stride"), GP64())
 	e := newEnv(f, w, stride)
+	e.tight = nc > f.roomy
 	s := &fusedSink{e: e, k: f.kind, nc: nc, header: f.header != nil, acc: map[int][]VecVirtual{}, scales: map[int]VecVirtual{}, mins: map[int]VecVirtual{}}
 	e.sink = s
 	if f.header != nil {

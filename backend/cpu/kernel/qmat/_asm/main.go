@@ -131,7 +131,7 @@ func bcast(v uint32) VecVirtual {
 
 // dwords are the constants that kernels read with an embedded broadcast, to save registers
 // where speed does not matter.
-var dwords = []uint32{m0f, m30, m3f, mff, sixteenth, eighth, signBit, 1, 2, 15, 32, 0x30,
+var dwords = []uint32{m0f, m30, m3f, mff, sixteenth, eighth, signBit, exp23, 1, 2, 15, 32, 0x30,
 	infBits - 1, tiny - 1, c127}
 
 var dwordData Mem
