@@ -53,9 +53,16 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// TestAVX2Registers proves that the AVX2 functions name no register and no mask
-// that only AVX-512 has; the generator's register allocator does not know.
-func TestAVX2Registers(t *testing.T) {
+// features is what the levels of package kernel promise, in avo's spelling.
+var features = map[string]string{
+	"AVX2":   " SSE SSE2 AVX AVX2 FMA3 F16C MMX+ ",
+	"AVX512": " SSE SSE2 AVX AVX2 FMA3 F16C MMX+ BMI2 AVX512F AVX512BW AVX512DQ AVX512VL ",
+}
+
+// TestInstructionSets proves that no function needs more than its level has:
+// neither by the features the generator lists, nor by naming registers and
+// masks that only AVX-512 has, of which its register allocator knows nothing.
+func TestInstructionSets(t *testing.T) {
 	src, err := os.ReadFile(asmFile)
 	if err != nil {
 		t.Fatal(err)
@@ -64,12 +71,21 @@ func TestAVX2Registers(t *testing.T) {
 		t.Errorf("%s has %d bytes, want at most 500 kB", asmFile, len(src))
 	}
 	wide := regexp.MustCompile(`\b(Z\d+|K[0-7]|[XY](1[6-9]|2\d|3[01]))\b`)
-	var name string
+	var name, needs string
 	functions := 0
 	for i, line := range strings.Split(string(src), "\n") {
+		if list, ok := strings.CutPrefix(line, "// Requires: "); ok {
+			needs = list
+		}
 		if f, ok := strings.CutPrefix(line, "TEXT ·"); ok {
 			name, _, _ = strings.Cut(f, "(")
-			if strings.HasSuffix(name, "AVX2") {
+			level := name[strings.LastIndex(name, "AVX"):]
+			for _, f := range strings.Split(needs, ", ") {
+				if !strings.Contains(features[level], " "+f+" ") {
+					t.Errorf("%s needs %s, which level %s does not promise", name, f, level)
+				}
+			}
+			if level == "AVX2" {
 				functions++
 			}
 		}
