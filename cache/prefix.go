@@ -1,0 +1,76 @@
+package cache
+
+// What keeping sequences for later needs to know of them.
+
+// Cuttable reports whether sequences can be cut anywhere: there is no recurrent state and no
+// window whose older keys are gone.
+func (m *Memory) Cuttable() bool {
+	for _, g := range m.groups {
+		if g.window > 0 {
+			return false
+		}
+	}
+	return m.spec.DeltaLayers == 0
+}
+
+// CanCut reports whether Truncate(n) would succeed.
+func (s *Seq) CanCut(n int) bool {
+	switch {
+	case s.broken || s.closed || n < 0 || n > s.n:
+		return false
+	case n == 0 || n == s.n:
+		return true
+	case len(s.delta) > 0:
+		return false
+	}
+	for gi, g := range s.m.groups {
+		if g.window > 0 {
+			p := max(0, n+1-g.window) / PageTokens
+			if p < len(s.tables[gi]) && s.tables[gi][p] < 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Pack prepares a sequence for keeping: it applies the pending rows of the tape and gives the
+// tape up, and with it the pages past the end.
+func (s *Seq) Pack() {
+	s.Settle()
+	for i := range s.delta {
+		l := &s.delta[i]
+		*l = deltaLayer{state: l.state, conv: l.conv}
+	}
+	s.open, s.parents = 0, nil
+	for gi, g := range s.m.groups {
+		t := s.tables[gi]
+		for p := s.pages(); p < len(t); p++ {
+			s.drop(g, t, p)
+		}
+		s.tables[gi] = t[:min(s.pages(), len(t))]
+	}
+}
+
+// Held is the memory that sequences hold together; pages they share count once.
+func (m *Memory) Held(seqs []*Seq) int {
+	n := 0
+	for _, s := range seqs {
+		n += len(s.delta) * 4 * (m.stateRows()*m.spec.Delta.KDim + m.convRows()*m.spec.Delta.ConvDim())
+	}
+	for gi, g := range m.groups {
+		seen := make([]bool, len(g.refs))
+		for _, s := range seqs {
+			if s.closed {
+				continue
+			}
+			for _, p := range s.tables[gi] {
+				if p >= 0 && !seen[p] {
+					seen[p] = true
+					n += g.pool.PageBytes()
+				}
+			}
+		}
+	}
+	return n
+}

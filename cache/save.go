@@ -1,0 +1,278 @@
+package cache
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+)
+
+// The stored form of a sequence, little endian:
+//
+//	magic, version       "SSEQ", 1
+//	fingerprint          of the Spec and the page size; memory of another shape is refused
+//	n                    tokens
+//	per group: first     the first page kept; all pages from there to the end follow
+//	checksum             of the above
+//	pages                group by group, in order, each with its checksum
+//	recurrent layers     state and convolution inputs, each with its checksum
+//
+// A page is stored as the backend keeps it, so a reader must know that the writer's backend was
+// of the same kind. Rows of the last page past the end are stored too; nothing can see them.
+const (
+	saveMagic   = "SSEQ"
+	saveVersion = 1
+	maxSaved    = 1 << 30 // tokens
+)
+
+// ErrCorrupt marks stored data that cannot be what was written.
+var ErrCorrupt = errors.New("stored sequence is damaged")
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Fingerprint identifies the shape of the memory. Stored sequences fit memories with the same one.
+func (m *Memory) Fingerprint() uint64 {
+	// Names rather than numbers of types: numbers mean different things in different programs.
+	text := fmt.Sprintf("page %d type %s delta %d %+v", PageTokens, m.spec.Type, m.spec.DeltaLayers, m.spec.Delta)
+	for _, l := range m.spec.Layers {
+		text += fmt.Sprintf(" layer %+v", l)
+	}
+	h := uint64(14695981039346656037) // FNV-1a
+	for i := range len(text) {
+		h = (h ^ uint64(text[i])) * 1099511628211
+	}
+	return h
+}
+
+// SavedBytes is the size of the stored form.
+func (s *Seq) SavedBytes() int64 {
+	n := int64(len(saveMagic) + 4 + 8 + 8 + 8*len(s.m.groups) + 4)
+	for gi, g := range s.m.groups {
+		n += int64(s.pages()-s.firstPage(gi)) * int64(g.pool.PageBytes()+4)
+	}
+	d := s.m.spec.Delta
+	return n + int64(len(s.delta))*int64(4*(s.m.stateRows()*d.KDim+s.m.convRows()*d.ConvDim())+8)
+}
+
+func (s *Seq) pages() int { return (s.n + PageTokens - 1) / PageTokens }
+
+// firstPage is the first page a later token of the group can see.
+func (s *Seq) firstPage(gi int) int {
+	w := s.m.groups[gi].window
+	if w == 0 {
+		return 0
+	}
+	return min(max(0, s.n+1-w)/PageTokens, s.pages())
+}
+
+// WriteTo writes the stored form. The sequence must not be in the middle of a pass.
+func (s *Seq) WriteTo(w io.Writer) (int64, error) {
+	if s.broken || s.closed {
+		return 0, fmt.Errorf("save: sequence is closed or broken by an earlier error")
+	}
+	s.Settle()
+	b := []byte(saveMagic)
+	b = binary.LittleEndian.AppendUint32(b, saveVersion)
+	b = binary.LittleEndian.AppendUint64(b, s.m.Fingerprint())
+	b = binary.LittleEndian.AppendUint64(b, uint64(s.n))
+	for gi := range s.m.groups {
+		b = binary.LittleEndian.AppendUint64(b, uint64(s.firstPage(gi)))
+	}
+	out := sealed{w: w}
+	out.write(b)
+	for gi, g := range s.m.groups {
+		page := make([]byte, g.pool.PageBytes(), g.pool.PageBytes()+4)
+		for _, p := range s.tables[gi][s.firstPage(gi):s.pages()] {
+			if out.err == nil {
+				g.pool.ReadPage(p, page)
+				out.write(page)
+			}
+		}
+	}
+	for i := range s.delta {
+		for _, v := range [][]float32{s.m.b.Read(s.delta[i].state), s.m.b.Read(s.delta[i].conv)} {
+			b = b[:0]
+			for _, x := range v {
+				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
+			}
+			out.write(b)
+		}
+	}
+	return out.n, out.err
+}
+
+// sealed writes parts, each followed by its checksum.
+type sealed struct {
+	w   io.Writer
+	n   int64
+	err error
+}
+
+func (s *sealed) write(b []byte) {
+	if s.err != nil {
+		return
+	}
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	n, err := s.w.Write(b)
+	s.n += int64(n)
+	s.err = err
+}
+
+// Loader brings a stored sequence back, a piece at a time, so that a long one does not hold up
+// other work. It ends with Seq or Close.
+type Loader struct {
+	r     io.Reader
+	s     *Seq
+	first []int
+	gi    int // group and page to come
+	page  int
+	state int // recurrent part to come, two per layer
+	buf   []byte
+	err   error
+}
+
+// Load starts reading a stored sequence. Data of another shape or version, or damaged data, is
+// ErrCorrupt.
+func (m *Memory) Load(r io.Reader) (*Loader, error) {
+	l := &Loader{r: r}
+	head := len(saveMagic) + 4 + 8 + 8 + 8*len(m.groups)
+	if err := l.read(head); err != nil {
+		return nil, err
+	}
+	b := l.buf
+	if string(b[:4]) != saveMagic {
+		return nil, fmt.Errorf("%w: it begins with %q", ErrCorrupt, b[:4])
+	}
+	if v := binary.LittleEndian.Uint32(b[4:]); v != saveVersion {
+		return nil, fmt.Errorf("%w: version %d, want %d", ErrCorrupt, v, saveVersion)
+	}
+	if f := binary.LittleEndian.Uint64(b[8:]); f != m.Fingerprint() {
+		return nil, fmt.Errorf("%w: it was made by a model or cache of another shape", ErrCorrupt)
+	}
+	n := binary.LittleEndian.Uint64(b[16:])
+	if n > maxSaved {
+		return nil, fmt.Errorf("%w: %d tokens", ErrCorrupt, n)
+	}
+	s := m.NewSeq()
+	s.n = int(n)
+	for gi := range m.groups {
+		first := binary.LittleEndian.Uint64(b[24+8*gi:])
+		if first != uint64(s.firstPage(gi)) {
+			s.Close()
+			return nil, fmt.Errorf("%w: %d tokens start at page %d", ErrCorrupt, n, first)
+		}
+		l.first = append(l.first, int(first))
+	}
+	l.s = s
+	return l, nil
+}
+
+// read reads a part of n bytes into the buffer and checks it.
+func (l *Loader) read(n int) error {
+	if cap(l.buf) < n+4 {
+		l.buf = make([]byte, n+4)
+	}
+	b := l.buf[:n+4]
+	if _, err := io.ReadFull(l.r, b); err != nil {
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			return fmt.Errorf("%w: it ends early", ErrCorrupt)
+		}
+		return err
+	}
+	if crc32.Checksum(b[:n], castagnoli) != binary.LittleEndian.Uint32(b[n:]) {
+		return fmt.Errorf("%w: checksum differs", ErrCorrupt)
+	}
+	l.buf = b[:n]
+	return nil
+}
+
+// More reads on for about the given number of bytes and reports whether the sequence is complete.
+// After an error the loader is closed.
+func (l *Loader) More(bytes int) (done bool, err error) {
+	for l.err == nil {
+		if bytes <= 0 {
+			return false, nil
+		}
+		n, end := l.part()
+		if end {
+			return true, nil
+		}
+		bytes -= n
+	}
+	l.Close()
+	return false, l.err
+}
+
+// part reads the next page or state and returns its size.
+func (l *Loader) part() (n int, end bool) {
+	s := l.s
+	for l.gi < len(s.m.groups) {
+		g, at := s.m.groups[l.gi], l.first[l.gi]+l.page
+		if at >= s.pages() {
+			l.gi, l.page = l.gi+1, 0
+			continue
+		}
+		if l.err = l.read(g.pool.PageBytes()); l.err != nil {
+			return 0, false
+		}
+		t := s.tables[l.gi]
+		for len(t) < at {
+			t = append(t, -1)
+		}
+		page, err := g.alloc()
+		if err != nil {
+			l.err = err
+			return 0, false
+		}
+		g.pool.WritePage(page, l.buf)
+		s.tables[l.gi] = append(t, page)
+		l.page++
+		return len(l.buf), false
+	}
+	if l.state == 2*len(s.delta) {
+		return 0, true
+	}
+	t := s.delta[l.state/2].state
+	if l.state%2 == 1 {
+		t = s.delta[l.state/2].conv
+	}
+	if l.err = l.read(4 * t.Rows * t.Cols); l.err != nil {
+		return 0, false
+	}
+	v := make([]float32, t.Rows*t.Cols)
+	for i := range v {
+		v[i] = math.Float32frombits(binary.LittleEndian.Uint32(l.buf[4*i:]))
+	}
+	s.m.b.Write(t, v)
+	l.state++
+	return len(l.buf), false
+}
+
+// Seq returns the sequence once More has reported it complete. It belongs to the caller.
+func (l *Loader) Seq() *Seq {
+	s := l.s
+	l.s = nil
+	return s
+}
+
+// Close gives up what was read so far. After Seq it does nothing.
+func (l *Loader) Close() {
+	if l.s != nil {
+		l.s.Close()
+		l.s = nil
+	}
+}
+
+// ReadSeq reads a stored sequence in one go.
+func (m *Memory) ReadSeq(r io.Reader) (*Seq, error) {
+	l, err := m.Load(r)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := l.More(math.MaxInt); err != nil {
+		return nil, err
+	}
+	return l.Seq(), nil
+}
