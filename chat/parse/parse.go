@@ -1,0 +1,419 @@
+// Package parse takes a model's output apart while it streams: reasoning,
+// answer and tool calls.
+//
+// A [Parser] reads text in pieces of any size and returns [Event]s:
+//
+//	p := parse.For(template, tools, parse.ThinkingOpen(prompt))
+//	for piece := range output {
+//		handle(p.Push(piece))
+//	}
+//	handle(p.Close())
+//
+// It decides byte by byte, so how the text was cut never changes the result
+// beyond how deltas are divided. Text that could still turn out to be a marker
+// is held back. What looks like a tool call but is none (broken syntax, a
+// function nobody offered, the output ending in the middle, an example inside
+// a fenced code block) is ordinary content; there are no errors.
+//
+// The families differ in their tool calls: JSON in tags (hermes.go), functions
+// and parameters as tags (qwenxml.go), Gemma 4's own notation (gemma4.go). The
+// text must contain the special tokens that mark them. A Parser belongs to one
+// response and one goroutine.
+package parse
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// Kind of an event.
+type Kind uint8
+
+const (
+	Content       Kind = iota // Text is a piece of the answer
+	Reasoning                 // Text is a piece of the thinking
+	ToolBegin                 // a call of the tool Name starts
+	ToolArguments             // Text is a piece of the call's arguments, a JSON object
+	ToolEnd                   // the call is complete
+	ToolAbort                 // the call is none after all; its text follows as content
+)
+
+func (k Kind) String() string {
+	return [...]string{"content", "reasoning", "tool begin", "tool arguments", "tool end", "tool abort"}[k]
+}
+
+// Event is a step of the output.
+type Event struct {
+	Kind  Kind
+	Text  string
+	Name  string // of the tool, on ToolBegin
+	Index int    // of the call, counted from 0; aborted calls give their number back
+}
+
+// call parses one tool call, byte by byte, after its opening marker.
+type call interface {
+	// feed takes the next byte.
+	// feed takes the next byte. Once the call is complete but for its closing
+	// marker it has called settle; what does not fit after that ends the call
+	// and is read again.
+	feed(c byte) status
+}
+
+type status uint8
+
+const (
+	more status = iota
+	done
+	bad // the byte just fed does not belong to a call
+)
+
+// Parser takes apart the output of one response.
+type Parser struct {
+	// Whole holds a call's events back until it is complete, so that an
+	// unfinished one never begins. Set it before the first Push.
+	Whole bool
+
+	tools   map[string]*schema
+	open    string // marker that opens a tool call, "" without tools
+	bare    string // marker of a call that lacks its opening marker, "" where there is none
+	shut    string // closing marker, dropped after a bare call
+	newCall func(p *Parser, bare bool) call
+
+	thinkStart, thinkEnd string // "" when the model does not think in the text
+	anywhere             bool   // thinking may start after content
+	drop                 []string
+
+	events []Event
+	kind   Kind   // of delta
+	delta  []byte // text of the event being gathered
+	held   []byte // may become a marker
+	ws     []byte // white space whose fate the next text decides
+	fence  fence
+
+	thinking  bool
+	fresh     bool // nothing but thinking and calls since the start or the last of them
+	answered  bool // some content was emitted
+	block     bool // a think block or call came before: space after it is layout
+	afterBare bool
+
+	call    call
+	raw     []byte // of the current call, with its marker
+	settled int    // length of raw when the call was complete; 0 before
+	begun   bool   // ToolBegin is out
+	ncalls  int
+	queue   []Event // events of the current call under Whole
+}
+
+// family finds out which notation a template teaches its model.
+func family(template string) string {
+	switch {
+	case strings.Contains(template, "<|tool_call>"):
+		return "gemma4"
+	case strings.Contains(template, "<tool_call>") && strings.Contains(template, "<function="):
+		return "qwenxml"
+	case strings.Contains(template, "<tool_call>"):
+		return "hermes"
+	}
+	return ""
+}
+
+// For returns a parser for the output of the model with this chat template.
+// tools are the tool objects of the request, in OpenAI's or Anthropic's shape;
+// without any, nothing is a tool call. thinkingOpen says that the prompt ended
+// inside an open block of reasoning (see ThinkingOpen).
+func For(template string, tools []json.RawMessage, thinkingOpen bool) *Parser {
+	p := &Parser{thinking: thinkingOpen, fresh: true, tools: map[string]*schema{}}
+	for _, t := range tools {
+		if name, s := toolSchema(t); name != "" {
+			p.tools[name] = s
+		}
+	}
+	fam := family(template)
+	if fam == "gemma4" {
+		p.thinkStart, p.thinkEnd, p.anywhere = "<|channel>thought", "<channel|>", true
+		p.drop = []string{"<|tool_response>", "<turn|>"}
+	} else if thinkingOpen || strings.Contains(template, "<think>") {
+		p.thinkStart, p.thinkEnd = "<think>", "</think>"
+	}
+	if len(p.tools) == 0 {
+		return p
+	}
+	switch fam {
+	case "hermes":
+		p.open, p.newCall = "<tool_call>", newHermes
+	case "qwenxml":
+		p.open, p.bare, p.shut, p.newCall = "<tool_call>", "<function=", "</tool_call>", newQwenXML
+	case "gemma4":
+		p.open, p.newCall = "<|tool_call>", newGemma4
+	}
+	return p
+}
+
+// ThinkingOpen reports whether a prompt ends with the start of a reasoning
+// block, so that the output begins inside it.
+func ThinkingOpen(prompt string) bool {
+	prompt = strings.TrimRight(prompt, " \t\r\n")
+	return strings.HasSuffix(prompt, "<think>") || strings.HasSuffix(prompt, "<|channel>thought")
+}
+
+// Push takes the next piece of output and returns what it settles.
+func (p *Parser) Push(text string) []Event {
+	for i := range len(text) {
+		p.feed(text[i])
+	}
+	return p.take()
+}
+
+// Close ends the output and returns what was held back.
+func (p *Parser) Close() []Event {
+	if p.call != nil {
+		if p.settled > 0 { // only the closing marker is missing
+			p.endCall()
+		} else {
+			p.abort(nil)
+		}
+	}
+	for _, c := range p.held {
+		p.text(c)
+	}
+	p.held = nil
+	if !p.thinking && !(p.fresh && p.block) {
+		p.put(Content, string(p.ws))
+	}
+	p.ws = nil
+	return p.take()
+}
+
+func (p *Parser) take() []Event {
+	p.flush()
+	e := p.events
+	p.events = nil
+	return e
+}
+
+// put adds text to the delta being gathered.
+func (p *Parser) put(kind Kind, text string) {
+	if text == "" {
+		return
+	}
+	if kind != p.kind {
+		p.flush()
+		p.kind = kind
+	}
+	p.delta = append(p.delta, text...)
+}
+
+// flush makes an event of the gathered delta.
+func (p *Parser) flush() {
+	if len(p.delta) == 0 {
+		return
+	}
+	e := Event{Kind: p.kind, Text: string(p.delta)}
+	p.delta = p.delta[:0]
+	if e.Kind == ToolArguments {
+		e.Index = p.ncalls
+	}
+	p.emit(e)
+}
+
+// emit sends an event; those of an unfinished call wait under Whole.
+func (p *Parser) emit(e Event) {
+	if p.Whole && (e.Kind == ToolBegin || e.Kind == ToolArguments) {
+		p.queue = append(p.queue, e)
+		return
+	}
+	p.events = append(p.events, e)
+}
+
+// begin starts a call of the named tool; false when nobody offered it.
+func (p *Parser) begin(name string) bool {
+	if _, ok := p.tools[name]; !ok {
+		return false
+	}
+	p.begun = true
+	p.flush()
+	p.emit(Event{Kind: ToolBegin, Name: name, Index: p.ncalls})
+	return true
+}
+
+func (p *Parser) arguments(text string) { p.put(ToolArguments, text) }
+
+func (p *Parser) feed(c byte) {
+	if p.call != nil {
+		p.raw = append(p.raw, c)
+		switch p.call.feed(c) {
+		case done:
+			p.endCall()
+		case bad:
+			if p.settled == 0 {
+				p.abort(p.raw[len(p.raw)-1:])
+				break
+			}
+			rest := append([]byte(nil), p.raw[p.settled:]...)
+			p.endCall()
+			for _, c := range rest {
+				p.feed(c)
+			}
+		}
+		return
+	}
+	p.held = append(p.held, c)
+	for len(p.held) > 0 {
+		m, hit := p.match()
+		if hit == "" && m {
+			return
+		}
+		if hit != "" {
+			p.held = p.held[:0]
+			p.marker(hit)
+			return
+		}
+		p.text(p.held[0])
+		p.held = p.held[1:]
+	}
+}
+
+// match compares the held text with the markers that count at this place. hit
+// is the one it equals; maybe says that it begins one.
+func (p *Parser) match() (maybe bool, hit string) {
+	if c := p.held[0]; c != '<' || p.fence.open && !p.thinking {
+		return false, ""
+	}
+	try := func(m string) {
+		if m == "" || len(m) < len(p.held) || m[:len(p.held)] != string(p.held) {
+			return
+		}
+		maybe = true
+		if len(m) == len(p.held) {
+			hit = m
+		}
+	}
+	if p.thinking {
+		try(p.thinkEnd)
+		return
+	}
+	if p.fresh || p.anywhere {
+		try(p.thinkStart)
+	}
+	try(p.open)
+	try(p.bare)
+	if p.afterBare {
+		try(p.shut)
+	}
+	for _, d := range p.drop {
+		try(d)
+	}
+	return
+}
+
+// marker acts on a marker that was just completed.
+func (p *Parser) marker(m string) {
+	switch {
+	case p.thinking:
+		p.thinking = false
+		p.ws = nil // the line break before the end marker
+		p.fresh, p.block = true, true
+	case m == p.thinkStart:
+		p.thinking, p.fresh = true, true
+		p.ws = nil
+	case m == p.open || m == p.bare:
+		p.call = p.newCall(p, m == p.bare)
+		p.raw = append(append(p.raw[:0], p.ws...), m...)
+		p.settled = 0
+	default: // a marker to drop
+		p.afterBare = false
+		p.ws = nil
+	}
+}
+
+// text handles a byte that is no part of a marker.
+func (p *Parser) text(c byte) {
+	space := c == ' ' || c == '\t' || c == '\n' || c == '\r'
+	if p.thinking {
+		if space {
+			p.ws = append(p.ws, c)
+			return
+		}
+		// Leading space was dropped with the marker or belongs to the prompt.
+		if p.fresh {
+			p.ws = nil
+			p.fresh = false
+		}
+		p.put(Reasoning, string(append(p.ws, c)))
+		p.ws = nil
+		return
+	}
+	p.fence.feed(c)
+	if space {
+		p.ws = append(p.ws, c)
+		return
+	}
+	if p.fresh && p.block && !p.answered {
+		p.ws = nil
+	}
+	p.put(Content, string(append(p.ws, c)))
+	p.ws = nil
+	p.fresh, p.answered, p.afterBare = false, true, false
+}
+
+func (p *Parser) endCall() {
+	_, p.afterBare = p.call.(interface{ bareCall() })
+	p.call = nil
+	p.flush()
+	p.events = append(p.events, p.queue...)
+	p.queue = nil
+	p.emit(Event{Kind: ToolEnd, Index: p.ncalls})
+	p.ncalls++
+	p.begun = false
+	p.ws = nil // around a call, white space is layout
+	p.fresh, p.block = true, true
+}
+
+// settle is called by a call that needs nothing more but its closing marker.
+func (p *Parser) settle() { p.settled = len(p.raw) }
+
+// abort turns the current call back into content. rest is the tail of its text
+// that has not been judged yet and goes through the front door again.
+func (p *Parser) abort(rest []byte) {
+	rest = append([]byte(nil), rest...)
+	raw := p.raw[:len(p.raw)-len(rest)]
+	if p.begun {
+		p.flush()
+		if !p.Whole {
+			p.emit(Event{Kind: ToolAbort, Index: p.ncalls})
+		}
+	}
+	p.call, p.begun, p.queue, p.ws = nil, false, nil, nil
+	for _, c := range raw {
+		p.text(c)
+	}
+	p.raw = p.raw[:0]
+	for _, c := range rest {
+		p.feed(c)
+	}
+}
+
+// fence tracks fenced code blocks in the answer, where markers are examples.
+type fence struct {
+	open   bool
+	col    int // bytes since the line began, 4 and more meaning "inside the line"
+	ticks  int
+	inLine bool
+}
+
+func (f *fence) feed(c byte) {
+	switch {
+	case c == '\n':
+		*f = fence{open: f.open}
+	case f.inLine:
+	case c == '`':
+		if f.ticks++; f.ticks == 3 {
+			f.open = !f.open
+			f.inLine = true
+		}
+	case c == ' ' && f.ticks == 0 && f.col < 3:
+		f.col++
+	default:
+		f.inLine = true
+	}
+}
