@@ -140,6 +140,15 @@ type KVPlan struct {
 	Extra  [][]int32 // per row: visible slots beyond Hi, ascending (tree ancestors and the row itself); nil without trees
 }
 
+// Visible returns the number of slots a row sees.
+func (p *KVPlan) Visible(row int) int {
+	n := int(p.Hi[row] - p.Lo[row])
+	if p.Extra != nil {
+		n += len(p.Extra[row])
+	}
+	return n
+}
+
 // DeltaDims are the sizes of a Gated DeltaNet layer.
 type DeltaDims struct {
 	KHeads, VHeads, KDim, VDim int
@@ -208,6 +217,11 @@ type Backend interface {
 	Softcap(x Tensor, c float32)
 	Angles(cos, sin Tensor, pos Ints, inv Vector, mscale float32)
 	RoPE(x Tensor, heads int, cos, sin Tensor) // x: tokens*heads rows; rotates the first 2*cos.Cols columns
+
+	// BlockConv mixes each row with the rows before it in its block, index[r] of them:
+	// dst[r][c] = sum over taps t <= index[r] of (base[t][c] + dyn[r][t][c/group]) * x[r-t][c].
+	// base is [taps][x.Cols], a row of dyn [taps][groups]. dst must not be x.
+	BlockConv(dst, x, dyn Tensor, base Vector, index Ints)
 
 	// Attention.
 	KVWrite(pool KVPool, layer int, k, v Tensor, plan *KVPlan)

@@ -28,8 +28,11 @@ func tokens(seed uint64, n int) []int32 {
 // TestBatchIdentity: the logits of a token have the same bits whatever it is decoded with: batches
 // of any size, other sequences beside it, any number of threads, on every instruction set.
 func TestBatchIdentity(t *testing.T) {
-	in := tokens(1, 70)
 	for _, level := range kernel.Available() {
+		in := tokens(1, 70)
+		if level == kernel.Generic {
+			in = in[:36] // plain Go is slow; one batch of 33 and a rest
+		}
 		for _, name := range targets {
 			t.Run(fmt.Sprintf("%s/%s", level, name), func(t *testing.T) {
 				defer kernel.Set(level)()
@@ -155,11 +158,7 @@ func TestRollback(t *testing.T) {
 				probe := tokens(99, 6)
 				got, _ := run(t, m, seq, probe, 6, false)
 				want, _ := run(t, m, clean, probe, 1, false)
-				if tree {
-					if e := testkit.RelL2(got, want); !(e <= 1e-5) {
-						t.Errorf("logits differ by %.2e after %d tokens", e, len(kept))
-					}
-				} else if !sameBits(got, want) {
+				if !sameBits(got, want) {
 					t.Errorf("other bits after %d tokens (relative %.2e)", len(kept), testkit.RelL2(got, want))
 				}
 			})
@@ -167,7 +166,7 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// TestTreeRows: a node's logits are those of the chain that leads to it.
+// TestTreeRows: a node's logits have the bits of the chain that leads to it.
 func TestTreeRows(t *testing.T) {
 	in := tokens(4, 30)
 	toks := tokens(5, 9)
@@ -199,8 +198,8 @@ func TestTreeRows(t *testing.T) {
 			}
 			got, _ := run(t, m, f, chain, 1, false)
 			f.Close()
-			if e := testkit.RelL2(rows[i], got[len(got)-m.Vocab:]); !(e <= 1e-5) {
-				t.Errorf("%s: node %d differs from its chain by %.2e", name, i, e)
+			if want := got[len(got)-m.Vocab:]; !sameBits(rows[i], want) {
+				t.Errorf("%s: node %d has other bits than its chain (relative %.2e)", name, i, testkit.RelL2(rows[i], want))
 			}
 		}
 	}
@@ -238,8 +237,7 @@ func TestForkIsIndependent(t *testing.T) {
 
 // TestLongRun crosses every page and window boundary many times.
 func TestLongRun(t *testing.T) {
-	const n = 20000
-	for _, name := range []string{"qwen35", "gemma4"} {
+	for name, n := range map[string]int{"qwen35": 20000, "gemma4": 6000} {
 		m := open(t, name, 2, Options{})
 		in := tokens(12, n)
 		one, many := m.NewSeq(), m.NewSeq()

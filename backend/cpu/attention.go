@@ -112,92 +112,122 @@ func (b *Backend) KVWrite(pool backend.KVPool, layer int, k, v backend.Tensor, p
 	})
 }
 
+// tileScores bounds the scores one worker holds at a time, so that they stay in its cache.
+const tileScores = 1 << 16
+
 // Attention computes softmax(q k) v for every row and head over the slots the row sees.
-// Scores are laid out in slot order and reduced in that order, whatever the batch.
+// Scores are laid out in slot order and reduced in that order, whatever the batch. Heads that
+// share keys, and neighbouring rows of a sequence, are computed together so that a page of
+// keys is read once for all of them.
 func (b *Backend) Attention(dst, q backend.Tensor, pool backend.KVPool, layer int, plan *backend.KVPlan, ap backend.AttnParams) {
 	p := pool.(*kvPool)
 	d := p.layout.Layers[layer]
-	group := ap.Heads / ap.KVHeads
-	sinks := values(ap.Sinks)
 	n := len(plan.Slot)
-	work := 0
+	work, longest := 0, 0
 	for r := range n {
-		work += int(plan.Hi[r]-plan.Lo[r]) + 16
+		seen := plan.Visible(r)
+		work += seen + 16
+		longest = max(longest, seen)
+	}
+	group := ap.Heads / ap.KVHeads
+	heads := group // query heads per task
+	for heads > 1 && heads%2 == 0 && n*ap.Heads/heads < 2*b.pool.n {
+		heads /= 2
+	}
+	rows := max(1, min(8, tileScores/(heads*max(1, longest)), n*ap.Heads/heads/(4*b.pool.n)))
+	b.tiles = b.tiles[:0]
+	for r := 0; r < n; {
+		end := r + 1
+		for end < n && end-r < rows && plan.Seg[end] == plan.Seg[r] {
+			end++
+		}
+		for h := 0; h < ap.Heads; h += heads {
+			b.tiles = append(b.tiles, tile{rows: [2]int{r, end}, head: h})
+		}
+		r = end
 	}
 	do := func(w, t int) {
-		r, kvh := t/ap.KVHeads, t%ap.KVHeads
-		for g := range group {
-			h := kvh*group + g
-			a := head{
-				pool: p, layer: layer, head: kvh, table: plan.Tables[plan.Seg[r]],
-				lo: int(plan.Lo[r]), hi: int(plan.Hi[r]),
-			}
-			if plan.Extra != nil {
-				a.extra = plan.Extra[r]
-			}
-			var sink *float32
-			if sinks != nil {
-				sink = &sinks[h]
-			}
-			out := row(dst, r)[h*d.ValueDim:][:d.ValueDim]
-			b.workers[w].attend(out, row(q, r)[h*d.KeyDim:][:d.KeyDim], a, ap.Scale, sink)
-		}
+		a := b.tiles[t]
+		a.pool, a.layer, a.heads, a.kvHead = p, layer, heads, a.head/group
+		b.workers[w].attend(dst, q, &a, plan, ap)
 	}
-	if work*group*ap.KVHeads*d.KeyDim < inlineMACs {
-		for t := range n * ap.KVHeads {
+	if work*ap.Heads*d.KeyDim < inlineMACs {
+		for t := range b.tiles {
 			do(0, t)
 		}
 		return
 	}
-	b.pool.each(n*ap.KVHeads, do)
+	b.pool.each(len(b.tiles), do)
 }
 
-// head is the part of a cache that one query head sees.
-type head struct {
+// tile is the part of an attention operation that one task computes.
+type tile struct {
 	pool        *kvPool
-	layer, head int
-	table       []int32
-	lo, hi      int
-	extra       []int32
+	layer       int
+	rows        [2]int // of the batch, one sequence
+	head, heads int    // query heads, all sharing kvHead
+	kvHead      int
 }
 
-// runs calls fn for every contiguous run of visible slots: the index of its first score,
-// its page, the row in the page and the number of rows.
-func (a *head) runs(fn func(i int, page []byte, at, n int)) int {
-	size := a.pool.layout.Page
-	i := 0
-	for s := a.lo; s < a.hi; {
-		n := min(a.hi-s, size-s%size)
-		fn(i, a.pool.page(a.table[s/size]), s%size, n)
-		s, i = s+n, i+n
-	}
-	for _, s := range a.extra {
-		fn(i, a.pool.page(a.table[int(s)/size]), int(s)%size, 1)
-		i++
-	}
-	return i
-}
-
-func (w *worker) attend(out, q []float32, a head, scale float32, sink *float32) {
-	y := a.pool.layers[a.layer]
+// attend computes one tile.
+func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap backend.AttnParams) {
+	y, d := a.pool.layers[a.layer], a.pool.layout.Layers[a.layer]
 	typ := a.pool.layout.Type
-	n := a.hi - a.lo + len(a.extra)
-	if cap(w.scores) < n {
-		w.scores = make([]float32, n+n/2+256)
+	stride := 0 // scores of one head of one row
+	for r := a.rows[0]; r < a.rows[1]; r++ {
+		stride = max(stride, plan.Visible(r))
 	}
-	sc := w.scores[:n]
-	a.runs(func(i int, page []byte, at, n int) {
-		vec.Scores(sc[i:i+n], q, typ, page[y.kOff+a.head*y.kHead+at*y.kRow:], y.kRow, n, scale)
+	w.scores = grow(w.scores, (a.rows[1]-a.rows[0])*a.heads*stride)
+	scores := func(r int) []float32 { return w.scores[(r-a.rows[0])*a.heads*stride:][:a.heads*stride] }
+
+	a.runs(plan, func(r, i int, page []byte, at, n int) {
+		vec.ScoresN(scores(r)[i:], stride, row(q, r)[a.head*d.KeyDim:], d.KeyDim, a.heads, d.KeyDim,
+			typ, page[y.kOff+a.kvHead*y.kHead+at*y.kRow:], y.kRow, n, ap.Scale)
 	})
-	if sink == nil {
-		vec.Softmax(sc)
-	} else {
-		softmaxSink(sc, *sink)
+	sinks := values(ap.Sinks)
+	for r := a.rows[0]; r < a.rows[1]; r++ {
+		for h := range a.heads {
+			s := scores(r)[h*stride:][:plan.Visible(r)]
+			if sinks != nil {
+				softmaxSink(s, sinks[a.head+h])
+			} else {
+				vec.Softmax(s)
+			}
+		}
+		clear(row(dst, r)[a.head*d.ValueDim:][:a.heads*d.ValueDim])
 	}
-	clear(out)
-	a.runs(func(i int, page []byte, at, n int) {
-		vec.Accum(out, sc[i:i+n], typ, page[y.vOff+a.head*y.vHead+at*y.vRow:], y.vRow, n)
+	a.runs(plan, func(r, i int, page []byte, at, n int) {
+		vec.AccumN(row(dst, r)[a.head*d.ValueDim:], d.ValueDim, scores(r)[i:], stride, a.heads, d.ValueDim,
+			typ, page[y.vOff+a.kvHead*y.vHead+at*y.vRow:], y.vRow, n)
 	})
+}
+
+// runs calls fn for every contiguous run of slots that a row of the tile sees, page by page: the
+// row, the index of the run's first score, its page, the row in the page and the number of rows.
+// Each row sees its runs in slot order.
+func (a *tile) runs(plan *backend.KVPlan, fn func(r, i int, page []byte, at, n int)) {
+	size := a.pool.layout.Page
+	table := plan.Tables[plan.Seg[a.rows[0]]]
+	lo, hi := int(plan.Lo[a.rows[0]]), int(plan.Hi[a.rows[0]])
+	for r := a.rows[0]; r < a.rows[1]; r++ {
+		lo, hi = min(lo, int(plan.Lo[r])), max(hi, int(plan.Hi[r]))
+	}
+	for p := lo / size; p*size < hi; p++ {
+		for r := a.rows[0]; r < a.rows[1]; r++ {
+			from, to := max(int(plan.Lo[r]), p*size), min(int(plan.Hi[r]), (p+1)*size)
+			if from < to {
+				fn(r, from-int(plan.Lo[r]), a.pool.page(table[p]), from-p*size, to-from)
+			}
+		}
+	}
+	if plan.Extra == nil {
+		return
+	}
+	for r := a.rows[0]; r < a.rows[1]; r++ {
+		for i, s := range plan.Extra[r] {
+			fn(r, int(plan.Hi[r]-plan.Lo[r])+i, a.pool.page(table[int(s)/size]), int(s)%size, 1)
+		}
+	}
 }
 
 // softmaxSink is softmax with one more logit that takes weight but has no value.

@@ -30,6 +30,7 @@ type Backend struct {
 	rounded bool      // whether the current matrix product needs rows
 	rows    qmat.Rows // its activations, rounded to int8
 	acts    qmat.Acts // the same, arranged for the kernels
+	tiles   []tile    // of the current attention operation
 	experts expertScratch
 	delta   deltaScratch
 }

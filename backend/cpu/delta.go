@@ -9,8 +9,8 @@ import (
 
 // deltaScratch holds what GatedDelta computes per row before the recurrence.
 type deltaScratch struct {
-	beta, decay, logDecay []float32 // [n, VHeads]
-	update                []float32 // [n, VHeads*VDim]
+	beta, decay []float32 // [n, VHeads]
+	update      []float32 // [n, VHeads*VDim]
 }
 
 // ShortConv computes silu of the causal depthwise convolution along each row's ancestors.
@@ -74,7 +74,7 @@ func convShift(d backend.DeltaDims, s *backend.DeltaSeg, in func(i int) []float3
 func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend.Vector, d backend.DeltaDims, segs []backend.DeltaSeg) {
 	n := qkv.Rows
 	s := &b.delta
-	s.beta, s.decay, s.logDecay = grow(s.beta, n*d.VHeads), grow(s.decay, n*d.VHeads), grow(s.logDecay, n*d.VHeads)
+	s.beta, s.decay = grow(s.beta, n*d.VHeads), grow(s.decay, n*d.VHeads)
 	s.update = grow(s.update, n*d.VHeads*d.VDim)
 	av, dv := values(a), values(dt)
 	kw := d.KHeads * d.KDim
@@ -88,7 +88,6 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 		vec.Sigmoid(s.beta[at:][:d.VHeads], row(beta, r))
 		for h := range d.VHeads {
 			g := av[h] * vec.Softplus(al[h]+dv[h])
-			s.logDecay[at+h] = g
 			s.decay[at+h] = float32(math.Exp(float64(g)))
 		}
 	})
@@ -122,7 +121,7 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 				v.Store += sg.N
 			}
 			if sg.Parents != nil {
-				vec.DeltaTree(&v, sg.Parents, s.logDecay[at+h:])
+				vec.DeltaTree(&v, sg.Parents)
 			} else {
 				vec.DeltaRule(&v)
 			}

@@ -24,7 +24,7 @@ func TestNoAllocations(t *testing.T) {
 			"softmax":              func() { Softmax(s) },
 			"conv":                 func() { ConvSilu(y[:20], q, taps, 0, 20) },
 			"delta":                func() { DeltaRule(a) },
-			"tree":                 func() { DeltaTree(a, parent, x) },
+			"tree":                 func() { DeltaTree(a, parent) },
 			"store":                func() { Store(quant.Q8_0, w[:102], x[:k]) },
 		} {
 			f()

@@ -1,11 +1,5 @@
 package vec
 
-import (
-	"math"
-
-	"strobe/quant"
-)
-
 // Delta describes one V head of a gated delta rule over a few tokens. All
 // strides are in elements and lead from one token to the next; the slices start
 // at the head's values of the first token.
@@ -112,68 +106,75 @@ func deltaRuleGeneric(a *Delta) {
 	}
 }
 
+// treeRows is how many rows of the state DeltaTree takes through the whole tree at a time: few
+// enough that the states of its branching nodes stay in the cache.
+const treeRows = 16
+
 // DeltaTree is [DeltaRule] for new tokens that form a tree: the parent of token
-// t is token parent[t] < t, or the last pending token when parent[t] is -1. It
-// needs the logarithms of the decays, logG[t*BGStride], instead of G, and
-// evaluates the triangular form of the recurrence, so that the state is read
-// once for all branches. The state is stored after the pending tokens (Store
-// must be NPend); DOut must be given and is the tape: replaying the tokens of
-// one root-to-node path commits that path. The bits of a token depend on its
-// ancestors only.
-func DeltaTree(a *Delta, parent []int32, logG []float32) {
+// t is token parent[t] < t, or the last pending token when parent[t] is -1. The
+// state is stored after the pending tokens (Store must be NPend). Every token has
+// the bits that the chain of its ancestors gives it, since it is computed by the
+// same operations: a run of tokens without branches is a call of the rule, and
+// runs start from the state their parent left behind.
+func DeltaTree(a *Delta, parent []int32) {
 	if a.Store != a.NPend {
 		panic("vec: delta rule on a tree stores after the pending tokens")
 	}
-	n := a.N
+	a.check()
 	replay := *a
 	replay.N = 0
-	DeltaRule(&replay)
+	deltaRule(&replay)
+	n := a.N
 	if n == 0 {
 		return
 	}
-	a.check()
-	parent, _ = parent[:n], logG[(n-1)*a.BGStride]
-
-	// O and DOut first hold S0 q and S0 k of every token.
-	state := f32Bytes(a.State[:a.DV*a.DK])
-	stride := 4 * a.DK
-	matRows(a.DOut, a.DStride, quant.F32, state, stride, a.DK, a.K, a.QKStride, n, a.DV, 1)
-	matRows(a.O, a.OStride, quant.F32, state, stride, a.DK, a.Q, a.QKStride, n, a.DV, 1)
-
-	// Differences of L go through float64 so that long paths lose nothing.
-	var lbuf [64]float64
-	var pbuf [64]int32
-	l, path := lbuf[:0], pbuf[:0]
-	for i := range n {
-		li := float64(logG[i*a.BGStride])
-		if p := parent[i]; p >= 0 {
-			if int(p) >= i {
-				panic("vec: a tree lists parents before children")
+	// at[t] is the place of the state after token t among the kept ones: 0 for tokens
+	// that nobody starts a run from, 1 for the first kept state.
+	var buf [64]int32
+	at := buf[:min(n, len(buf))]
+	if n > len(buf) {
+		at = make([]int32, n)
+	}
+	kept := int32(0)
+	for t, p := range parent[:n] {
+		if int(p) >= t {
+			panic("vec: a tree lists parents before children")
+		}
+		if p >= 0 && int(p) != t-1 && at[p] == 0 {
+			kept++
+			at[p] = kept
+		}
+	}
+	size := min(treeRows, a.DV) * a.DK
+	b := getScratch(int(kept+1) * size)
+	defer scratch.Put(b)
+	for v := 0; v < a.DV; v += treeRows {
+		rows := min(treeRows, a.DV-v)
+		s := (*b)[:rows*a.DK]
+		run := *a
+		run.DV, run.NPend, run.State = rows, 0, s
+		for t := 0; t < n; t += run.N {
+			switch p := parent[t]; {
+			case p < 0:
+				copy(s, a.State[v*a.DK:])
+			case at[p] > 0:
+				copy(s, (*b)[int(at[p])*size:])
+			} // otherwise the run before this one ended at p and left its state in s
+			run.N = 1
+			for e := t; e+1 < n && int(parent[e+1]) == e && at[e] == 0; e++ {
+				run.N++
 			}
-			li += l[p]
+			run.Q, run.K, run.V = a.Q[t*a.QKStride:], a.K[t*a.QKStride:], a.V[t*a.VStride+v:]
+			run.Beta, run.G = a.Beta[t*a.BGStride:], a.G[t*a.BGStride:]
+			run.O = a.O[t*a.OStride+v:]
+			if a.DOut != nil {
+				run.DOut = a.DOut[t*a.DStride+v:]
+			}
+			run.Store = run.N
+			deltaRule(&run)
+			if k := at[t+run.N-1]; k > 0 {
+				copy((*b)[int(k)*size:][:size], s)
+			}
 		}
-		l = append(l, li)
-		path = path[:0]
-		for j := parent[i]; j >= 0; j = parent[j] {
-			path = append(path, j)
-		}
-
-		k, q := a.K[i*a.QKStride:][:a.DK], a.Q[i*a.QKStride:][:a.DK]
-		u, o := a.DOut[i*a.DStride:][:a.DV], a.O[i*a.OStride:][:a.DV]
-		decay := float32(math.Exp(li))
-		// u = beta * (v - decay*S0k - sum D kk u_j), o = decay*S0q + sum D kq u_j
-		scale(u, u, -decay)
-		scale(o, o, decay)
-		for x := len(path) - 1; x >= 0; x-- { // root first
-			j := int(path[x])
-			kj, uj := a.K[j*a.QKStride:][:a.DK], a.DOut[j*a.DStride:][:a.DV]
-			d := float32(math.Exp(li - l[j]))
-			axpy(u, -d*dot(kj, k), uj)
-			axpy(o, d*dot(kj, q), uj)
-		}
-		add(u, u, a.V[i*a.VStride:][:a.DV])
-		scale(u, u, a.Beta[i*a.BGStride])
-		axpy(o, dot(k, q), u)
-		scale(o, o, a.Scale)
 	}
 }

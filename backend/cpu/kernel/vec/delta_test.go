@@ -8,11 +8,11 @@ import (
 
 // deltaCase holds the inputs of one head for a number of tokens.
 type deltaCase struct {
-	dk, dv, n    int
-	qk, v, o     int // strides
-	q, k, val    []float32
-	beta, g, log []float32
-	state        []float32
+	dk, dv, n int
+	qk, v, o  int // strides
+	q, k, val []float32
+	beta, g   []float32
+	state     []float32
 }
 
 func newDeltaCase(r *rand.Rand, dk, dv, n int) *deltaCase {
@@ -24,7 +24,6 @@ func newDeltaCase(r *rand.Rand, dk, dv, n int) *deltaCase {
 			L2Norm(x[t*c.qk:][:dk], x[t*c.qk:][:dk], 1e-6)
 		}
 		l := float32(-2 * r.Float64() * r.Float64())
-		c.log = append(c.log, l, 0)
 		c.g = append(c.g, float32(math.Exp(float64(l))), 0)
 		c.beta = append(c.beta, float32(r.Float64()), 0)
 	}
@@ -173,17 +172,8 @@ func (c *deltaCase) tree(state, tape []float32, pend, first int, parent []int32,
 		N: n, Q: c.q[first*c.qk:], K: c.k[first*c.qk:], QKStride: c.qk, V: c.val[first*c.v:], VStride: c.v,
 		Beta: c.beta[2*first:], G: c.g[2*first:], BGStride: 2,
 		DOut: d, DStride: c.dv, O: o, OStride: c.o, Store: pend,
-	}, parent, c.log[2*first:])
+	}, parent)
 	return o
-}
-
-func rel(got, want []float32) float64 {
-	var d, w float64
-	for i := range got {
-		d += math.Pow(float64(got[i])-float64(want[i]), 2)
-		w += math.Pow(float64(want[i]), 2)
-	}
-	return math.Sqrt(d / max(w, 1e-30))
 }
 
 func TestDeltaTreeChain(t *testing.T) {
@@ -206,19 +196,13 @@ func TestDeltaTreeChain(t *testing.T) {
 				s, d := clone(c.state), make([]float32, (n-pend)*c.dv)
 				got := c.tree(s, tape, pend, pend, parent, d)
 				sameBits(t, "committed state", s, committed)
-				if e := rel(got, want); e > 1e-5 {
-					t.Errorf("%v: outputs differ from the chain by %g", sh, e)
-				}
-				if e := rel(d, wantTape[pend*c.dv:]); e > 1e-5 {
-					t.Errorf("%v: tape differs from the chain by %g", sh, e)
-				}
+				sameBits(t, caseName("outputs of a chain as a tree ", sh), got, want)
+				sameBits(t, caseName("tape of a chain as a tree ", sh), d, wantTape[pend*c.dv:])
 				// Committing the path by replay reaches the chain's state.
 				all := c.tape()
 				copy(all[pend*c.dv:], d)
 				c.run(s, all, pend, n, n, n, false)
-				if e := rel(s, start); e > 1e-5 {
-					t.Errorf("%v: replayed state differs from the chain by %g", sh, e)
-				}
+				sameBits(t, caseName("replayed state ", sh), s, start)
 			}
 		}
 	})
@@ -230,7 +214,7 @@ func TestDeltaTreeBranches(t *testing.T) {
 	levels(t, func(t *testing.T) {
 		r := newRand(44)
 		for _, sh := range [][2]int{{128, 128}, {16, 5}} {
-			const n = 70 // more than the stack buffers of DeltaTree hold
+			const n = 70 // more than the stack buffer of DeltaTree holds
 			c := newDeltaCase(r, sh[0], sh[1], n)
 			parent := make([]int32, n)
 			for i := range parent {
@@ -258,9 +242,7 @@ func TestDeltaTreeBranches(t *testing.T) {
 				for _, j := range path {
 					o = c.run(chain, tape, 0, 0, j, j+1, true)
 				}
-				if e := rel(got[i*c.o:][:c.dv], o[:c.dv]); e > 1e-5 {
-					t.Fatalf("%v: node %d at depth %d differs from its chain by %g", sh, i, len(path)-1, e)
-				}
+				sameBits(t, caseName("node ", i, " against its chain ", sh), got[i*c.o:][:c.dv], o[:c.dv])
 			}
 		}
 	})

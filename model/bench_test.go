@@ -1,0 +1,47 @@
+package model
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"strobe/backend/cpu"
+	"strobe/gguf"
+)
+
+// BenchmarkForward times passes of the model that STROBE_BENCH_MODEL names (for example one that
+// strobe synth wrote) by rows. GB/s counts the weights once per pass.
+func BenchmarkForward(b *testing.B) {
+	path := os.Getenv("STROBE_BENCH_MODEL")
+	if path == "" {
+		b.Skip("STROBE_BENCH_MODEL names no GGUF file")
+	}
+	f, err := gguf.Open(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	be := cpu.New(cpu.Options{})
+	defer be.Close()
+	m, err := Open(f, be, Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, rows := range []int{1, 2, 4, 8, 16, 32, 128, 512} {
+		b.Run(fmt.Sprintf("rows=%d", rows), func(b *testing.B) {
+			seq := m.NewSeq()
+			defer seq.Close()
+			toks := tokens(1, rows)
+			b.SetBytes(int64(m.WeightBytes()))
+			for b.Loop() {
+				if _, err := m.Forward([]Segment{{Seq: seq, Tokens: toks, Logits: LogitsLast}}); err != nil {
+					b.Fatal(err)
+				}
+				if err := seq.Commit(nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(rows)*float64(b.N)/b.Elapsed().Seconds(), "tokens/s")
+		})
+	}
+}
