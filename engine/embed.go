@@ -1,9 +1,103 @@
 package engine
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"slices"
 
-// Embed returns the final hidden state of the last token: the model's summary of the text, Hidden
-// values, not normalised. It waits its turn like a generation.
+	"strobe/cache"
+	"strobe/model"
+)
+
+// embedding is a call of Embed in progress.
+type embedding struct {
+	ctx    context.Context
+	tokens []int32 // still to run
+	seq    *cache.Seq
+	done   chan struct{}
+	value  []float32
+	err    error
+}
+
+func (c *embedding) finish(v []float32, err error) {
+	if c.seq != nil {
+		c.seq.Close()
+	}
+	c.value, c.err = v, err
+	close(c.done)
+}
+
+// Embed returns the final hidden state of the last token: the model's summary of the text,
+// Hidden values, not normalised. It runs in chunks between the steps of generations.
 func (e *Engine) Embed(ctx context.Context, tokens []int32) ([]float32, error) {
-	return nil, ErrUnsupported
+	req := Request{Tokens: tokens, PromptOnly: true}
+	if err := e.check(&req); err != nil {
+		return nil, err
+	}
+	c := &embedding{ctx: ctx, tokens: tokens, done: make(chan struct{})}
+	e.mu.Lock()
+	err := e.failed
+	switch {
+	case err != nil:
+	case e.closing:
+		err = ErrClosed
+	case len(e.calls) > e.cfg.Queue:
+		err = ErrQueueFull
+	default:
+		e.calls = append(e.calls, c)
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	e.wake()
+	select {
+	case <-c.done:
+		return c.value, c.err
+	case <-ctx.Done():
+		return nil, ctx.Err() // the loop drops it at its next turn
+	}
+}
+
+// embedStep runs one chunk of the oldest embedding.
+func (l *loop) embedStep() {
+	l.embeds = slices.DeleteFunc(l.embeds, func(c *embedding) bool {
+		if c.ctx.Err() != nil {
+			c.finish(nil, c.ctx.Err())
+			return true
+		}
+		return false
+	})
+	if len(l.embeds) == 0 {
+		return
+	}
+	c := l.embeds[0]
+	v, err := l.embed(c)
+	if err != nil || v != nil {
+		l.embeds = l.embeds[1:]
+		c.finish(v, err)
+	}
+}
+
+// embed runs a chunk and returns the value after the last one.
+func (l *loop) embed(c *embedding) ([]float32, error) {
+	if c.seq == nil {
+		c.seq = l.m.Target.NewSeq()
+	}
+	n := min(len(c.tokens), l.e.cfg.Chunk)
+	seg := model.Segment{Seq: c.seq, Tokens: c.tokens[:n], Prompt: true}
+	if n == len(c.tokens) {
+		seg.Logits = model.LogitsLast
+	}
+	out, err := l.m.Target.Forward([]model.Segment{seg})
+	if err != nil {
+		return nil, err
+	}
+	if c.tokens = c.tokens[n:]; len(c.tokens) > 0 {
+		return nil, c.seq.CommitAll()
+	}
+	if out.Final.Rows != 1 {
+		return nil, fmt.Errorf("the model gave %d final states, want 1", out.Final.Rows)
+	}
+	return slices.Clone(l.m.Target.Backend().Read(out.Final)), nil
 }

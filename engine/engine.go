@@ -66,14 +66,15 @@ type Engine struct {
 
 	mu      sync.Mutex
 	queue   []*Generation // waiting, oldest first
-	calls   []*call       // other work for the loop
+	calls   []*embedding  // waiting for the loop
 	closing bool          // no new requests
 	abort   bool          // running ones are to be cancelled
 	failed  error         // a defect ended the loop
 	snap    Snapshot
 
-	work chan struct{} // wakes the loop
-	done chan struct{} // closed when the loop has ended
+	release sync.Once     // of the model
+	work    chan struct{} // wakes the loop
+	done    chan struct{} // closed when the loop has ended
 }
 
 // New starts an engine for m, which belongs to the engine from then on.
@@ -98,12 +99,15 @@ func (e *Engine) Submit(ctx context.Context, req Request) (*Generation, error) {
 		return nil, err
 	}
 	g := newGeneration(ctx, req)
+	g.stop = context.AfterFunc(g.ctx, func() { e.dropQueued(g) })
 	if err := e.enqueue(g); err != nil {
+		g.stop()
 		g.cancel(nil)
 		return nil, err
 	}
-	// Ends with the generation, which cancels its context.
-	context.AfterFunc(g.ctx, func() { e.dropQueued(g) })
+	if g.ctx.Err() != nil { // it may have ended before there was anything to drop
+		e.dropQueued(g)
+	}
 	e.wake()
 	return g, nil
 }
@@ -186,5 +190,14 @@ func (e *Engine) Close(ctx context.Context) error {
 		e.wake()
 		<-e.done
 	}
-	return e.model.Close()
+	var err error
+	e.release.Do(func() { err = e.model.Close() })
+	return err
+}
+
+// Err returns why the engine stopped by itself, nil while it works.
+func (e *Engine) Err() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.failed
 }

@@ -16,6 +16,7 @@ type Generation struct {
 	req       Request
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
+	stop      func() bool // ends the watch on ctx
 	submitted time.Time
 
 	mu      sync.Mutex
@@ -144,6 +145,7 @@ func (g *Generation) finish(rest []byte, r Result) {
 	g.mu.Unlock()
 	g.wake()
 	close(g.done)
+	g.stop()
 	g.cancel(nil)
 }
 

@@ -1,11 +1,376 @@
 package engine
 
-// loop is the state of an engine's goroutine.
-type loop struct{ e *Engine }
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
 
-// call is work for the loop that is not a generation.
-type call struct{}
+	"strobe/model"
+	"strobe/spec"
+)
 
-func newLoop(e *Engine) *loop { return &loop{e: e} }
+// loop is what the engine's goroutine works with. Nothing of it is shared.
+type loop struct {
+	e      *Engine
+	m      *Model
+	r      *spec.Runner
+	jobs   []*job // in slots, oldest first
+	slots  []*job
+	cache  *prefixes // nil when off
+	embeds []*embedding
+	steps  int64
+	abort  bool
+}
 
-func (l *loop) run() { close(l.e.done) }
+func newLoop(e *Engine) *loop {
+	l := &loop{e: e, m: e.model, r: e.model.Runner, slots: make([]*job, e.cfg.Parallel)}
+	if e.cfg.CacheBytes > 0 {
+		l.cache = &prefixes{target: l.m.Target.Memory(), limit: e.cfg.CacheBytes}
+		if l.r.Drafter != nil {
+			s := l.r.Drafter.NewSeq()
+			l.cache.drafter = s.Memory()
+			s.Close()
+		}
+	}
+	for i := range l.slots {
+		e.snap.Slots = append(e.snap.Slots, Slot{ID: i, State: State{Slot: -1}})
+	}
+	return l
+}
+
+// run admits, steps and ends generations until the engine closes.
+func (l *loop) run() {
+	defer close(l.e.done)
+	err := l.guard(func() error {
+		for l.admit() {
+			l.dropEnded()
+			if len(l.jobs) == 0 && len(l.embeds) == 0 {
+				l.rest()
+				continue
+			}
+			l.step()
+			l.embedStep()
+			l.publish()
+		}
+		return nil
+	})
+	if err != nil {
+		l.fail(err)
+	}
+	l.close()
+}
+
+// guard turns a panic into an error: a defect must not end the process and everybody's work.
+func (l *loop) guard(fn func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.e.cfg.Log.Error("engine stopped by a defect", "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("the engine stopped by a defect: %v", p)
+		}
+	}()
+	return fn()
+}
+
+// fail ends everything after a defect.
+func (l *loop) fail(err error) {
+	l.e.mu.Lock()
+	l.e.failed = err
+	queued, calls := l.e.queue, l.e.calls
+	l.e.queue, l.e.calls = nil, nil
+	l.e.mu.Unlock()
+	for _, g := range queued {
+		l.refuse(g, ReasonError, err)
+	}
+	for _, c := range append(calls, l.embeds...) {
+		c.finish(nil, err)
+	}
+	for _, j := range slices.Clone(l.jobs) {
+		j.g.finish(nil, Result{Reason: ReasonError, Err: err, Slot: j.slot, Stats: j.stats})
+	}
+	l.jobs, l.embeds, l.cache = nil, nil, nil
+}
+
+// admit moves requests from the queue into free slots. It returns false when the engine is to end.
+func (l *loop) admit() bool {
+	e := l.e
+	for {
+		e.mu.Lock()
+		l.abort = e.abort
+		l.embeds = append(l.embeds, e.calls...)
+		e.calls = nil
+		if e.closing && (len(e.queue) == 0 && len(l.jobs) == 0 && len(l.embeds) == 0 || e.abort) {
+			queued := e.queue
+			e.queue = nil
+			e.mu.Unlock()
+			for _, g := range queued {
+				l.refuse(g, ReasonCancelled, ErrClosed)
+			}
+			return false
+		}
+		slot := slices.Index(l.slots, nil)
+		i := -1
+		if slot >= 0 {
+			i = slices.IndexFunc(e.queue, func(g *Generation) bool { return !l.follows(g) })
+		}
+		if i < 0 {
+			e.mu.Unlock()
+			return true
+		}
+		g := e.queue[i]
+		e.queue = slices.Delete(e.queue, i, i+1)
+		e.snap.Slots[slot] = Slot{ID: slot, Busy: true, State: g.State(), Draft: g.req.Spec.Draft, Since: time.Now()}
+		e.mu.Unlock()
+		l.start(g, slot)
+	}
+}
+
+// refuse ends a generation that was never admitted.
+func (l *loop) refuse(g *Generation, r Reason, err error) {
+	l.e.mu.Lock()
+	l.e.snap.count(r)
+	l.e.mu.Unlock()
+	g.finish(nil, Result{Reason: r, Err: err, Slot: -1, Queued: time.Since(g.submitted)})
+}
+
+// start puts a generation into a slot.
+func (l *loop) start(g *Generation, slot int) {
+	j := &job{g: g, model: l.m, slot: slot, since: time.Now(), sampler: l.m.newSampler(&g.req)}
+	j.text = NewText(l.m.Tokenizer, g.req.Stops)
+	j.text.stream.Special = g.req.KeepSpecial
+	l.slots[slot] = j
+	l.jobs = append(l.jobs, j)
+	l.lookup(j)
+	j.cached = j.seq.Len()
+	j.kept = j.cached
+	l.mark(j)
+	g.update(func(s *State) {
+		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, slot, j.cached, j.cached
+	})
+	if err := j.next(l.r, l.e.cfg.Context); err != nil {
+		l.end(j, ReasonError, err)
+	}
+}
+
+// lookup gives a job its memory: a copy of the longest cached beginning of its prompt, or an empty one.
+func (l *loop) lookup(j *job) {
+	req := &j.g.req
+	draft := l.r.Drafter != nil && drafts(req.Spec)
+	if l.cache != nil && !req.NoCache {
+		if e, n := l.cache.find(req.Tokens, draft); e != nil {
+			var err error
+			if j.seq, j.draft, err = l.cache.take(e, n, draft); err != nil {
+				l.e.cfg.Log.Warn("prefix cache: entry not usable", "error", err)
+				l.cache.drop(e)
+				j.seq, j.draft = nil, nil
+			}
+		}
+	}
+	if j.seq == nil {
+		j.seq = l.m.Target.NewSeq()
+		if draft {
+			j.draft = l.r.Drafter.NewSeq()
+		}
+	}
+	if l.cache != nil && !req.NoCache {
+		if j.seq.Len() > 0 {
+			l.cache.stats.Hits++
+		} else {
+			l.cache.stats.Misses++
+		}
+	}
+}
+
+// dropEnded ends the jobs whose request was cancelled.
+func (l *loop) dropEnded() {
+	for _, j := range slices.Clone(l.jobs) {
+		if j.g.ctx.Err() != nil {
+			l.end(j, ReasonCancelled, context.Cause(j.g.ctx))
+		}
+	}
+}
+
+// rest waits for work.
+func (l *loop) rest() {
+	l.publish()
+	<-l.e.work
+}
+
+// step advances every job by a round or a piece of its prompt.
+func (l *loop) step() {
+	live, streams := l.batch()
+	if len(live) == 0 {
+		return
+	}
+	start := time.Now()
+	l.steps++
+	if err := l.r.Step(streams, l.e.cfg.Chunk); err != nil {
+		l.recover(live, err)
+	}
+	l.e.mu.Lock()
+	l.e.snap.Steps++
+	l.e.snap.BatchRows += int64(len(streams))
+	l.e.snap.Busy += time.Since(start)
+	l.e.mu.Unlock()
+	for _, j := range live {
+		if j.stream != nil {
+			l.settle(j)
+		}
+	}
+}
+
+// batch chooses who takes part in the next step: everyone who generates, and as many prompts as
+// fit into a chunk. The prompt that waited longest comes first, so that none waits for another
+// longer than a chunk per prompt.
+func (l *loop) batch() (live []*job, streams []*spec.Stream) {
+	var prompts []*job
+	for _, j := range l.jobs {
+		if j.prefilling() {
+			prompts = append(prompts, j)
+		} else {
+			live = append(live, j)
+		}
+	}
+	slices.SortStableFunc(prompts, func(a, b *job) int { return cmp.Compare(a.served, b.served) })
+	room := min(l.e.cfg.Chunk, model.MaxRows-len(live))
+	for i, j := range prompts {
+		if room <= 0 {
+			break
+		}
+		if i == 0 {
+			j.served = l.steps + 1
+		}
+		live = append(live, j)
+		room -= len(j.stream.Prompt)
+	}
+	for _, j := range live {
+		streams = append(streams, j.stream)
+	}
+	return live, streams
+}
+
+// recover finds out whose fault a failed step was. Memory may be short: the cache gives up what it
+// can. Then each stream that is still sound tries alone, and only those that fail again end.
+func (l *loop) recover(live []*job, err error) {
+	l.e.cfg.Log.Warn("step failed, trying each stream alone", "streams", len(live), "error", err)
+	if l.cache != nil {
+		l.cache.shrink(0)
+	}
+	for _, j := range live {
+		fault := err
+		if j.consistent() {
+			if j.stream.Done() {
+				continue
+			}
+			if fault = l.r.Step([]*spec.Stream{j.stream}, l.e.cfg.Chunk); fault == nil {
+				continue
+			}
+		}
+		l.end(j, ReasonError, fault)
+	}
+}
+
+// settle books what a step did for a job: its text, its checkpoints, its end.
+func (l *loop) settle(j *job) {
+	j.g.emit(j.out)
+	j.out = j.out[:0]
+	at := min(j.seq.Len(), len(j.g.req.Tokens))
+	j.g.update(func(s *State) {
+		s.Processed = at
+		if len(j.tokens) > 0 {
+			s.Phase = PhaseGenerate
+		}
+	})
+	l.checkpoint(j)
+	if !j.stream.Done() {
+		return
+	}
+	switch {
+	case j.sampler.err != nil:
+		l.end(j, ReasonError, j.sampler.err)
+	case j.stream.Err() != nil:
+		l.end(j, ReasonError, j.stream.Err())
+	case j.last:
+		if j.reason == 0 {
+			j.reason = ReasonLength
+		}
+		l.end(j, j.reason, nil)
+	case j.seq.Len() == len(j.g.req.Tokens): // PromptOnly
+		l.end(j, ReasonLength, nil)
+	default:
+		j.endLeg()
+		if err := j.next(l.r, l.e.cfg.Context); err != nil {
+			l.end(j, ReasonError, err)
+		}
+	}
+}
+
+// end takes a job out of its slot. What its sequence remembers stays in the cache.
+func (l *loop) end(j *job, r Reason, err error) {
+	if r != ReasonError {
+		l.keepWhole(j)
+	}
+	st := j.sum()
+	if j.seq != nil {
+		j.seq.Close()
+	}
+	if j.draft != nil {
+		j.draft.Close()
+	}
+	l.slots[j.slot] = nil
+	l.jobs = slices.DeleteFunc(l.jobs, func(x *job) bool { return x == j })
+	rest := j.text.Flush()
+	res := Result{
+		Reason: r, Stop: string(j.text.Stopped), Err: err, Slot: j.slot,
+		Cached: j.cached, Generated: len(j.tokens),
+		Queued: j.since.Sub(j.g.submitted), First: j.first, Stats: st,
+	}
+	if len(j.text.Stopped) > 0 && (r == ReasonLength || r == ReasonEOG) {
+		res.Reason = ReasonStop // the last bytes completed a stop string
+	}
+	j.g.emit(j.out)
+	l.e.mu.Lock()
+	l.e.snap.count(res.Reason)
+	l.e.snap.Stats.Add(st)
+	s := &l.e.snap.Slots[j.slot]
+	s.Busy, s.State = false, j.g.State()
+	s.State.Phase = PhaseDone
+	l.e.mu.Unlock()
+	l.publish()
+	j.g.finish(rest, res)
+}
+
+// publish makes the state visible to Snapshot.
+func (l *loop) publish() {
+	target, drafter := l.m.Target.Memory().UsedBytes(), 0
+	var c CacheStats
+	if l.cache != nil {
+		c = l.cache.stats
+		c.Entries, c.Bytes, c.Limit = len(l.cache.entries), l.cache.bytes, l.cache.limit
+		if l.cache.drafter != nil {
+			drafter = l.cache.drafter.UsedBytes()
+		}
+	}
+	l.e.mu.Lock()
+	defer l.e.mu.Unlock()
+	l.e.snap.TargetBytes, l.e.snap.DrafterBytes, l.e.snap.Cache = target, drafter, c
+	for _, j := range l.jobs {
+		l.e.snap.Slots[j.slot].State = j.g.State()
+	}
+}
+
+// close ends what is left.
+func (l *loop) close() {
+	for _, j := range slices.Clone(l.jobs) {
+		l.end(j, ReasonCancelled, ErrClosed)
+	}
+	for _, c := range l.embeds {
+		c.finish(nil, ErrClosed)
+	}
+	if l.cache != nil {
+		l.cache.shrink(0)
+	}
+	l.publish()
+}

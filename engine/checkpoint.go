@@ -1,0 +1,178 @@
+package engine
+
+import (
+	"slices"
+)
+
+// Where the memory of a prompt is kept.
+//
+// Memory that can be cut anywhere needs one copy, at the end. Other memory is only good at the
+// lengths where it was kept, so the loop guesses which ones a later request will ask for:
+//
+//   - the lengths the request names: boundaries between messages
+//   - a little before the end of the prompt: the next turn of a chat often repeats the prompt
+//     but not the answer as it was generated (reasoning is left out), and templates end a prompt with an
+//     opening that later turns lack
+//   - where this prompt leaves an earlier one: others may leave it there as well
+//   - now and then in a long prompt, where a step ends anyway
+//   - the end of the generation, which costs nothing to keep
+const (
+	markGap   = 16   // closer to each other checkpoints are not worth a pass
+	tailGap   = 4    // tokens from the last checkpoint to the end of the prompt
+	namedMax  = 3    // lengths a request names, the last ones
+	spacing   = 2048 // least distance of checkpoints inside a long prompt
+	perPrompt = 8    // most such checkpoints
+)
+
+// mark chooses the lengths at which the job's prompt is kept.
+func (l *loop) mark(j *job) {
+	if l.cache == nil || j.g.req.NoCache {
+		return
+	}
+	j.hard = !l.cache.cuttable()
+	if !j.hard {
+		return
+	}
+	req := &j.g.req
+	end := len(req.Tokens)
+	var named []int
+	for _, n := range req.Checkpoints {
+		if n > j.cached && n < end {
+			named = append(named, n)
+		}
+	}
+	slices.Sort(named)
+	named = named[max(0, len(named)-namedMax):]
+	marks := named
+	if n := len(named); n == 0 || end-named[n-1] > markGap {
+		marks = append(marks, end-tailGap)
+	}
+	marks = append(marks, l.cache.longest(req.Tokens))
+	slices.Sort(marks)
+	// Walking back from the end keeps the later one of two that are close.
+	next := end + markGap
+	for _, m := range slices.Backward(marks) {
+		if m-j.cached >= markGap && m < end && next-m >= markGap {
+			j.marks = append(j.marks, m)
+			next = m
+		}
+	}
+	slices.Reverse(j.marks)
+}
+
+// checkpoint keeps the memory of a job's prompt where that is due.
+func (l *loop) checkpoint(j *job) {
+	if l.cache == nil || j.g.req.NoCache || j.stream.Err() != nil {
+		return
+	}
+	at, end := j.seq.Len(), len(j.g.req.Tokens)
+	due := !j.hard && at == end && len(j.tokens) > 0
+	for len(j.marks) > 0 && j.marks[0] <= at {
+		j.marks = j.marks[1:]
+		due = true
+	}
+	if j.hard && at < end && at-j.kept >= max(spacing, end/perPrompt) {
+		due = true
+	}
+	// At its end the whole sequence is kept, without a copy.
+	if !due || at == j.kept || at > end || j.last && j.stream.Done() {
+		return
+	}
+	e := &entry{tokens: slices.Clone(j.g.req.Tokens[:at])}
+	var err error
+	if e.seq, err = j.seq.Fork(); err != nil {
+		return
+	}
+	if j.draft != nil && j.draft.Len() == at {
+		if e.draft, err = j.draft.Fork(); err != nil {
+			e.seq.Close()
+			return
+		}
+	}
+	l.cache.add(e)
+	j.kept = at
+}
+
+// keepWhole moves the memory of a job that ends into the cache.
+func (l *loop) keepWhole(j *job) {
+	if l.cache == nil || j.g.req.NoCache || !j.consistent() {
+		return
+	}
+	n := j.seq.Len()
+	if n < minReuse || n == j.kept {
+		return
+	}
+	if j.stream != nil && j.draft != nil {
+		// An error leaves the drafter behind; its memory is not kept then.
+		_ = l.r.Sync(j.stream)
+	}
+	tokens := slices.Concat(j.g.req.Tokens, j.tokens)[:n]
+	e := &entry{tokens: tokens, seq: j.seq}
+	if j.draft != nil && j.draft.Len() == n {
+		e.draft = j.draft
+		j.draft = nil
+	}
+	j.seq = nil
+	l.cache.add(e)
+}
+
+// follows reports whether a queued request should wait, although there is a slot, for a running prompt
+// that begins alike: it finds the common beginning in the cache then instead of computing it once
+// more beside the other. It waits for nothing that it would not have to compute itself.
+func (l *loop) follows(g *Generation) bool {
+	if l.cache == nil || g.req.NoCache || g.ctx.Err() != nil {
+		return false
+	}
+	draft := l.r.Drafter != nil && drafts(g.req.Spec)
+	have := -1
+	for _, j := range l.jobs {
+		if j.g.req.NoCache || j.seq == nil || !j.prefilling() || draft && j.draft == nil {
+			continue
+		}
+		at := j.seq.Len()
+		n := min(common(j.g.req.Tokens, g.req.Tokens), len(g.req.Tokens)-1)
+		if n < at+markGap {
+			continue
+		}
+		if have < 0 {
+			_, have = l.cache.find(g.req.Tokens, draft)
+		}
+		if n < have+markGap {
+			continue
+		}
+		if point := j.point(n, at); point >= max(have, at)+markGap {
+			return true
+		}
+	}
+	return false
+}
+
+// point makes sure that a prompt in progress is kept so that another can start with its first n
+// tokens, and returns how many of them it will get.
+func (j *job) point(n, at int) int {
+	if !j.hard {
+		if n < len(j.g.req.Tokens)-1 {
+			j.addMark(n)
+		}
+		return n
+	}
+	best := 0
+	for _, m := range j.marks {
+		if m <= n {
+			best = m
+		}
+	}
+	// The leg in progress ends at marks[0]; a new mark must come after it.
+	if n-best >= markGap && len(j.marks) > 0 && n > j.marks[0] {
+		j.addMark(n)
+		best = n
+	}
+	return best
+}
+
+func (j *job) addMark(n int) {
+	i, found := slices.BinarySearch(j.marks, n)
+	if !found {
+		j.marks = slices.Insert(j.marks, i, n)
+	}
+}
