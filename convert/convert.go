@@ -293,6 +293,9 @@ func (m *model) metadata(tensors []gguf.TensorSpec, tok *hfTokenizer, mix quant.
 	if err := tok.setVocab(l, m, opt.Pre, vocab); err != nil {
 		return nil, err
 	}
+	if tok.note != "" {
+		opt.warn("%s", tok.note)
+	}
 	if m.family == dflash {
 		if id, ok := m.maskID(); ok {
 			l.set("tokenizer.ggml.mask_token_id", uint32(id))

@@ -166,6 +166,58 @@ func TestFloat8(t *testing.T) {
 	}
 }
 
+// TestFloat8Scales: one scale per row, per tensor, and what does not fit.
+func TestFloat8Scales(t *testing.T) {
+	weight := &safetensors.Tensor{Name: "w", DType: "F8_E4M3", Shape: []int{2, 4}, Data: []byte{0x38, 0x38, 0x38, 0x38, 0x40, 0x40, 0x40, 0xc0}}
+	s, err := newSource("f", weight)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		scales []float32
+		block  []int
+		want   []float32
+	}{
+		{[]float32{3}, nil, []float32{3, 3, 3, 3, 6, 6, 6, -6}},
+		{[]float32{3, 5}, nil, []float32{3, 3, 3, 3, 10, 10, 10, -10}},
+		{[]float32{1, 2}, []int{2, 3}, []float32{1, 1, 1, 2, 2, 2, 2, -4}},
+		{[]float32{1, 2, 3}, nil, nil},
+		{[]float32{1}, []int{1, 1}, nil},
+	} {
+		x, err := s.scaled(&safetensors.Tensor{Name: "s", DType: "F32", Shape: []int{len(c.scales)}, Data: f32Bytes(c.scales)}, c.block)
+		if c.want == nil {
+			if err == nil {
+				t.Errorf("%v with blocks %v is accepted", c.scales, c.block)
+			}
+			continue
+		}
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		got := make([]float32, 8)
+		for r := range 2 {
+			if err := x.row(got[4*r:4*r+4], r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d := cmp.Diff(c.want, got); d != "" {
+			t.Errorf("%v with blocks %v: %s", c.scales, c.block, d)
+		}
+	}
+}
+
+// TestPooling: embedding models keep how they pool.
+func TestPooling(t *testing.T) {
+	c := golden(t, "qwen3")
+	c.files["modules.json"] = `[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]`
+	c.files["1_Pooling/config.json"] = `{"pooling_mode_cls_token": false, "pooling_mode_lasttoken": true}`
+	f := openGGUF(t, convertTo(t, c.write(), Options{}))
+	if v, ok, err := f.Uint("qwen3.pooling_type"); v != 3 || !ok || err != nil {
+		t.Errorf("pooling type is %d, %v, %v", v, ok, err)
+	}
+}
+
 // TestHalfArithmetic: "+1" on a half-precision norm happens in half precision.
 func TestHalfArithmetic(t *testing.T) {
 	c := golden(t, "qwen35")

@@ -1,8 +1,12 @@
 package convert
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"strobe/gguf"
 )
@@ -130,6 +134,8 @@ func (m *model) setKeys(l *keyList, fileType uint32) error {
 	k := modelKeys{l, m.name + "."}
 	m.commonKeys(k, fileType)
 	switch m.family {
+	case qwen3:
+		m.poolingKey(k)
 	case qwen35, qwen3next:
 		m.hybridKeys(k)
 	case gemma4, gemma4Assistant:
@@ -141,6 +147,36 @@ func (m *model) setKeys(l *keyList, fileType uint32) error {
 		return err
 	}
 	return m.target.failed()
+}
+
+// poolingKey marks embedding models, which say in modules.json how the states
+// of a text become one vector.
+func (m *model) poolingKey(k modelKeys) {
+	data, err := os.ReadFile(filepath.Join(m.dir, "modules.json"))
+	if err != nil {
+		return
+	}
+	var modules []struct{ Type, Path string }
+	if err := json.Unmarshal(data, &modules); err != nil {
+		return
+	}
+	for _, mod := range modules {
+		if !strings.HasSuffix(mod.Type, "Pooling") {
+			continue
+		}
+		path := filepath.Join(m.dir, filepath.Base(mod.Path), "config.json")
+		c, ok, err := readJSON(path)
+		if err != nil || !ok {
+			m.c.fail("modules.json", "names a pooling module, but %s cannot be read", path)
+			return
+		}
+		for i, mode := range []string{"mean_tokens", "cls_token", "lasttoken"} {
+			if on, _ := c.bool("pooling_mode_" + mode); on {
+				k.u32("pooling_type", i+1)
+				return
+			}
+		}
+	}
 }
 
 func (m *model) commonKeys(k modelKeys, fileType uint32) {
@@ -373,7 +409,7 @@ func (m *model) gemmaKeys(k modelKeys) {
 	k.u32("rope.dimension_count_swa", int(float64(swa)*part))
 
 	if m.class == "Gemma4UnifiedForConditionalGeneration" {
-		if gen, ok, _ := readJSON(m.dir + "/generation_config.json"); ok {
+		if gen, ok, _ := readJSON(filepath.Join(m.dir, "generation_config.json")); ok {
 			if ids, ok := gen.ints("suppress_tokens"); ok {
 				setList(k.keyList, "tokenizer.ggml.suppress_tokens", toInt32s(ids))
 			}
@@ -388,7 +424,7 @@ func (m *model) gemmaKeys(k modelKeys) {
 // gemmaTarget reports whether a drafter's target is a Gemma.
 func (m *model) gemmaTarget() bool {
 	names, _ := m.target.strings("architectures")
-	return len(names) > 0 && len(names[0]) >= 5 && names[0][:5] == "Gemma"
+	return len(names) > 0 && strings.HasPrefix(names[0], "Gemma")
 }
 
 // Keys gives the architecture and the keys a checkpoint with this config.json

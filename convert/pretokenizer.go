@@ -61,6 +61,7 @@ func (t *hfTokenizer) recognisePre(m *model) (string, error) {
 		// ByteLevel alone names no pattern: it is the trainer's default and no
 		// released model of the supported families has it. Files made from such
 		// checkpoints carry qwen35.
+		t.note = t.path + ": names no split pattern, using qwen35; change it with --pre"
 		return "qwen35", nil
 	}
 	if len(patterns) == 1 && !builtin {

@@ -175,24 +175,29 @@ func (s *source) scaled(scale *safetensors.Tensor, block []int) (*source, error)
 	if err != nil {
 		return nil, fieldErr(s.file, "tensor "+scale.Name, "%v", err)
 	}
-	width := s.width()
-	at := func(r, c int) int { return 0 }
-	height := s.rows()
+	width, height := s.width(), 1
 	if len(s.shape) > 1 {
 		height = s.shape[len(s.shape)-2]
 	}
 	batch := s.rows() / height
+	// scalesOf returns the scales of row r, each for `span` columns.
+	span := width
+	scalesOf := func(r int) []float32 { return values }
 	switch {
 	case len(block) == 2 && block[0] > 0 && block[1] > 0:
 		down, across := (height+block[0]-1)/block[0], (width+block[1]-1)/block[1]
 		if len(values) != batch*down*across {
 			return nil, s.fail("has %d scales, expected %d for blocks of %v", len(values), batch*down*across, block)
 		}
-		at = func(r, c int) int { return (r/height*down+r%height/block[0])*across + c/block[1] }
+		span = block[1]
+		scalesOf = func(r int) []float32 {
+			at := (r/height*down + r%height/block[0]) * across
+			return values[at : at+across]
+		}
 	case len(values) == s.rows():
-		at = func(r, c int) int { return r }
+		scalesOf = func(r int) []float32 { return values[r : r+1] }
 	case len(values) == batch:
-		at = func(r, c int) int { return r / height }
+		scalesOf = func(r int) []float32 { return values[r/height : r/height+1] }
 	case len(values) != 1:
 		return nil, s.fail("has %d scales for %d rows", len(values), s.rows())
 	}
@@ -202,8 +207,10 @@ func (s *source) scaled(scale *safetensors.Tensor, block []int) (*source, error)
 		if err := s.row(dst, r); err != nil {
 			return err
 		}
-		for c := range dst {
-			dst[c] *= values[at(r, c)]
+		for i, scale := range scalesOf(r) {
+			for c := i * span; c < min((i+1)*span, len(dst)); c++ {
+				dst[c] *= scale
+			}
 		}
 		return nil
 	}

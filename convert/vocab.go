@@ -33,6 +33,7 @@ type hfTokenizer struct {
 	// SentencePiece models have it, instead of a byte-level one.
 	spaced bool
 	cfg    config // tokenizer_config.json; empty when missing
+	note   string // something about it that the user may want to know
 }
 
 type addedToken struct {
@@ -373,8 +374,8 @@ func (t *hfTokenizer) namedSpecials() map[string]bool {
 	return out
 }
 
-// setVocab writes all tokenizer keys. gemma says whether the target model is a
-// Gemma, whose tokenizer alone may be spaced.
+// setVocab writes all tokenizer keys. Only a Gemma, or a drafter for one, may
+// have a spaced vocabulary.
 func (t *hfTokenizer) setVocab(l *keyList, m *model, pre string, vocabSize int) error {
 	if t.spaced {
 		if !m.gemma() && !m.gemmaTarget() {

@@ -6,10 +6,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
+	"strobe/convert"
 	"strobe/gguf"
+	"strobe/internal/testkit"
 	"strobe/quant"
 	"strobe/tokenizer"
 )
@@ -159,6 +162,42 @@ func TestShapes(t *testing.T) {
 			if sp.Shape[0]%sp.Type.BlockLen() != 0 {
 				t.Errorf("%s: %s: rows of %d cannot be %v", name, sp.Name, sp.Shape[0], sp.Type)
 			}
+		}
+	}
+}
+
+// TestRealKeys compares a shape with the metadata of the real model: the
+// reference vocabulary file of Gemma 4 carries that of the 26B one.
+func TestRealKeys(t *testing.T) {
+	f, err := gguf.Open(testkit.Shared(t, "vocab/ggml-vocab-gemma-4.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	s, _, err := find("gemma-4-26b-a4b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, kvs, err := convert.Keys(s.config(), nil, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, key := range f.Keys() {
+		if strings.HasPrefix(key, "gemma4.") || key == "general.file_type" {
+			keys = append(keys, key)
+		}
+	}
+	if len(keys) != len(kvs) {
+		t.Errorf("%d keys, want %d", len(kvs), len(keys))
+	}
+	for i, key := range keys {
+		v, _, _ := f.Value(key)
+		if a, ok := v.(gguf.Array); ok {
+			v = a.Values
+		}
+		if i < len(kvs) && (kvs[i].Key != key || !reflect.DeepEqual(kvs[i].Value, v)) {
+			t.Errorf("key %d is %s = %v, want %s = %v", i, kvs[i].Key, kvs[i].Value, key, v)
 		}
 	}
 }
