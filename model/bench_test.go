@@ -34,10 +34,18 @@ func BenchmarkForward(b *testing.B) {
 			toks := tokens(1, rows)
 			b.SetBytes(int64(m.WeightBytes()))
 			for b.Loop() {
-				if _, err := m.Forward([]Segment{{Seq: seq, Tokens: toks, Logits: LogitsLast}}); err != nil {
+				// Few rows are verified, and need logits; many are a prompt.
+				g := Segment{Seq: seq, Tokens: toks, Logits: LogitsAll}
+				if rows > 64 {
+					g.Prompt, g.Logits = true, LogitsLast
+				}
+				if _, err := m.Forward([]Segment{g}); err != nil {
 					b.Fatal(err)
 				}
-				if err := seq.Commit(nil); err != nil {
+				if err := seq.CommitAll(); err != nil {
+					b.Fatal(err)
+				}
+				if err := seq.Truncate(0); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -181,21 +181,47 @@ func (b *Backend) Weight(t, scale *gguf.Tensor) (backend.Weight, error) {
 		if !qmat.Supported(t.Type) {
 			return nil, fmt.Errorf("tensor %q: weights of type %s are not supported", t.Name, t.Type)
 		}
+		if w.cols < exactCols {
+			if err := w.expand(); err != nil {
+				return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+			}
+			return w, w.setScale(scale)
+		}
 		m := w.matrix(0)
 		if err := m.Validate(); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 	}
-	if scale != nil {
-		var err error
-		if w.scale, err = floats(scale); err != nil {
-			return nil, err
-		}
-		if len(w.scale) != 1 && len(w.scale) != w.experts {
-			return nil, fmt.Errorf("tensor %q: %d scales for %d experts", scale.Name, len(w.scale), w.experts)
-		}
+	return w, w.setScale(scale)
+}
+
+// exactCols is the row length below which quantised weights are multiplied in float32. Rounding
+// activations to int8 is harmless in sums over many values; short rows neither hide the error
+// nor cost enough to matter.
+const exactCols = 512
+
+// expand replaces quantised values by float32 ones.
+func (w *weight) expand() error {
+	n := w.rows * w.experts * w.cols
+	v := make([]float32, n)
+	if err := quant.Dequantize(w.typ, v, w.data); err != nil {
+		return err
 	}
-	return w, nil
+	w.typ, w.data = quant.F32, unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*n)
+	return nil
+}
+
+func (w *weight) setScale(scale *gguf.Tensor) (err error) {
+	if scale == nil {
+		return nil
+	}
+	if w.scale, err = floats(scale); err != nil {
+		return err
+	}
+	if len(w.scale) != 1 && len(w.scale) != w.experts {
+		return fmt.Errorf("tensor %q: %d scales for %d experts", scale.Name, len(w.scale), w.experts)
+	}
+	return nil
 }
 
 func (w *weight) matrix(e int) qmat.Matrix {
