@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"encoding/json"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,6 +39,15 @@ var archs = []arch{
 
 // hybrid reports whether the model has gated delta-net layers.
 func (a *arch) hybrid() bool { return a.family == qwen35 || a.family == qwen3next }
+
+// headDim is the width of a head where the config leaves it out: the default of
+// the model's class, which is not hidden size by heads.
+func (a *arch) headDim() json.Number {
+	if a.family == qwen3 || a.family == dflash {
+		return "128"
+	}
+	return "256"
+}
 
 // gemma reports whether the model is a Gemma 4 or its assistant.
 func (a *arch) gemma() bool { return a.family == gemma4 || a.family == gemma4Assistant }

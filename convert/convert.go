@@ -161,6 +161,9 @@ func readModel(dir string, opt Options) (*model, error) {
 	if isReranker(dir, class) {
 		return nil, fieldErr(c.path, "architectures", "rerankers are not supported")
 	}
+	if !c.has("head_dim") {
+		c.m["head_dim"] = a.headDim()
+	}
 	m := &model{arch: a, class: class, dir: dir, c: c, rope: ropeOf(c)}
 	m.layers = c.need("num_hidden_layers", "n_layer", "num_layers")
 	if err := c.failed(); err != nil {

@@ -88,6 +88,54 @@ func TestStackedExperts(t *testing.T) {
 	}
 }
 
+// TestGemmaExperts: single experts of a Gemma become separate stacks, and a
+// double-wide MLP a list of widths.
+func TestGemmaExperts(t *testing.T) {
+	c := golden(t, "gemma4moe")
+	for _, x := range c.remove(func(name string) bool { return strings.Contains(name, ".experts.") }) {
+		base, proj := x.Name[:strings.LastIndexByte(x.Name, '.')], x.Name[strings.LastIndexByte(x.Name, '.')+1:]
+		size := len(x.Data) / x.Shape[0]
+		for e := range x.Shape[0] {
+			part := x.Data[e*size : (e+1)*size]
+			add := func(proj string, rows int, data []byte) {
+				c.tensors = append(c.tensors, safetensors.Tensor{
+					Name: fmt.Sprintf("%s.%d.%s.weight", base, e, proj), DType: x.DType, Shape: []int{rows, x.Shape[2]}, Data: data})
+			}
+			if proj == "gate_up_proj" {
+				add("gate_proj", x.Shape[1]/2, part[:size/2])
+				add("up_proj", x.Shape[1]/2, part[size/2:])
+			} else {
+				add(proj, x.Shape[1], part)
+			}
+		}
+	}
+	c.config["use_double_wide_mlp"], c.config["num_kv_shared_layers"] = true, 1
+	f := openGGUF(t, convertTo(t, c.write(), Options{}))
+	want := openGGUF(t, testkit.Golden(t, "gemma4moe/model.gguf"))
+	for i := range 4 {
+		fused := want.Tensor(fmt.Sprintf("blk.%d.ffn_gate_up_exps.weight", i)).Data
+		gate := f.Tensor(fmt.Sprintf("blk.%d.ffn_gate_exps.weight", i)).Data
+		up := f.Tensor(fmt.Sprintf("blk.%d.ffn_up_exps.weight", i)).Data
+		half := len(fused) / 8 // of one expert
+		for e := range 4 {
+			if !cmp.Equal(fused[2*e*half:(2*e+1)*half], gate[e*half:(e+1)*half]) || !cmp.Equal(fused[(2*e+1)*half:(2*e+2)*half], up[e*half:(e+1)*half]) {
+				t.Errorf("layer %d expert %d differs", i, e)
+			}
+		}
+		name := fmt.Sprintf("blk.%d.ffn_down_exps.weight", i)
+		if !cmp.Equal(want.Tensor(name).Data, f.Tensor(name).Data) {
+			t.Errorf("%s differs", name)
+		}
+	}
+	widths, _, err := f.Ints("gemma4.feed_forward_length")
+	if d := cmp.Diff([]int64{128, 128, 128, 256}, widths); d != "" || err != nil {
+		t.Errorf("widths: %s, %v", d, err)
+	}
+	if f.Keys()[7] != want.Keys()[7] {
+		t.Errorf("the list is at %s, not in its place", f.Keys()[7])
+	}
+}
+
 // TestMTP: NextN layers become a further block with their own tensors.
 func TestMTP(t *testing.T) {
 	c := golden(t, "qwen35")

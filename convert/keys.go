@@ -122,12 +122,7 @@ type model struct {
 func (m *model) blocks() int { return m.layers + m.mtp }
 
 // headDim is the width of one attention head.
-func (m *model) headDim() int {
-	if d, ok := m.c.int("head_dim"); ok {
-		return d
-	}
-	return m.c.need("hidden_size") / max(1, m.c.need("num_attention_heads"))
-}
+func (m *model) headDim() int { return m.c.need("head_dim") }
 
 // setKeys writes the architecture's keys, from block_count on.
 func (m *model) setKeys(l *keyList, fileType uint32) error {
@@ -265,6 +260,16 @@ func (m *model) layerTypes() []string {
 				types = append(types, "full_attention")
 			} else {
 				types = append(types, "linear_attention")
+			}
+		}
+		ok = true
+	}
+	if first, set := m.c.int("max_window_layers"); !ok && m.family == dflash && set {
+		for i := range m.layers {
+			if i >= first {
+				types = append(types, "sliding_attention")
+			} else {
+				types = append(types, "full_attention")
 			}
 		}
 		ok = true

@@ -193,6 +193,8 @@ var gemmaNames = map[string]string{
 	"post_per_layer_input_norm":    "post_norm",
 	"router.proj":                  "ffn_gate_inp",
 	"experts.gate_up_proj":         "ffn_gate_up_exps",
+	"experts.gate_proj":            "ffn_gate_exps",
+	"experts.up_proj":              "ffn_up_exps",
 	"experts.down_proj":            "ffn_down_exps",
 }
 

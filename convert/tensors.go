@@ -240,6 +240,9 @@ func (b *builder) addGemma(name string, s *source) error {
 		case "router.per_expert_scale":
 			return b.emit(fmt.Sprintf("blk.%d.ffn_down_exps.scale", bid), s)
 		}
+		if part, ok := strings.CutPrefix(rest, "experts."); ok && part[0] >= '0' && part[0] <= '9' {
+			return b.addExpert(bid, fmt.Sprintf("model.layers.%d.experts.", bid), part, s)
+		}
 	}
 	if strings.Contains(name, "embed_tokens.weight") && len(s.shape) == 2 && b.vocab > 0 && b.vocab < s.shape[0] {
 		s = s.picked([]int{b.vocab, s.shape[1]}, func(r int) int { return r })
@@ -430,6 +433,11 @@ func (b *builder) addExperts(bid int, part string, s *source) error {
 		}
 		return b.emitMapped(base+"up_proj.weight", half(ff))
 	}
+	return b.addExpert(bid, base, part, s)
+}
+
+// addExpert collects single experts and stacks them when a layer is complete.
+func (b *builder) addExpert(bid int, base, part string, s *source) error {
 	n := b.m.c.need("num_local_experts", "num_experts")
 	if err := b.m.c.failed(); err != nil {
 		return err

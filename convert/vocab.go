@@ -364,6 +364,12 @@ func (t *hfTokenizer) namedSpecials() map[string]bool {
 		}
 	}
 	delete(out, "")
+	if class, _ := t.cfg.str("tokenizer_class"); strings.HasPrefix(class, "Gemma") {
+		// Roles the class knows without being told.
+		for _, role := range []string{"bos", "eos", "unk", "pad", "mask"} {
+			out["<"+role+">"] = true
+		}
+	}
 	if len(out) == 0 {
 		for _, a := range t.added {
 			if a.Special {
