@@ -241,5 +241,5 @@ type Backend interface {
 
 	// Reductions that leave the device small.
 	ArgMax(ids Ints, x Tensor)
-	TopK(ids Ints, logp Tensor, x Tensor, k int) // per row: k best ids, descending, with log-softmax values
+	TopK(ids Ints, logp Tensor, x Tensor, k int) // per row: k best ids, descending, with log-softmax values; overwrites x
 }

@@ -69,43 +69,46 @@ func Load(path string, opt Options) (*Model, error) {
 }
 
 // LoadFiles loads a model from opened files, which it owns from then on.
-func LoadFiles(src Source, opt Options) (m *Model, err error) {
-	m = &Model{Path: src.Target.Path(), files: []*gguf.File{src.Target}}
+func LoadFiles(src Source, opt Options) (*Model, error) {
+	m := &Model{Path: src.Target.Path(), files: []*gguf.File{src.Target}}
 	if src.Drafter != nil {
 		m.files = append(m.files, src.Drafter)
 	}
-	defer func() {
-		if err != nil {
-			m.Close()
-		}
-	}()
+	if err := m.load(src, opt); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *Model) load(src Source, opt Options) error {
 	kv, err := ParseKV(opt.KV)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if dflash.Supported(src.Target) {
-		return nil, fmt.Errorf("%s: this is a DFlash drafter; give it with -d beside its target", m.Path)
+		return fmt.Errorf("%s: this is a DFlash drafter; give it with -d beside its target", m.Path)
 	}
 	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
-		return nil, err
+		return err
 	}
 	m.backend = cpu.New(cpu.Options{Threads: opt.Threads})
 	if m.Target, err = model.Open(src.Target, m.backend, model.Options{KV: kv, KVF32: kv == quant.F32}); err != nil {
-		return nil, err
+		return err
 	}
 	var guesser draft.Drafter
 	if src.Drafter != nil {
 		m.DrafterPath = src.Drafter.Path()
 		if m.Drafter, err = dflash.Open(src.Drafter, m.Target, dflash.Options{Causal: opt.Causal, KVF32: kv == quant.F32}); err != nil {
-			return nil, err
+			return err
 		}
 		guesser = m.Drafter
 	}
 	if m.Runner, err = spec.NewRunner(m.Target, guesser); err != nil {
-		return nil, err
+		return err
 	}
 	m.Template, _, err = src.Target.String("tokenizer.chat_template")
-	return m, err
+	return err
 }
 
 // Close releases the model. It may be called more than once.

@@ -408,7 +408,7 @@ func (b *Backend) TopK(ids backend.Ints, logp backend.Tensor, x backend.Tensor, 
 		v := row(x, r)
 		top, val := id[r*k:][:k], row(logp, r)[:k]
 		topK(top, val, v)
-		lse := logSumExp(v)
+		lse := vec.LogSumExp(v)
 		for i := range val {
 			val[i] -= lse
 		}
@@ -416,44 +416,20 @@ func (b *Backend) TopK(ids backend.Ints, logp backend.Tensor, x backend.Tensor, 
 }
 
 // topK fills ids and vals with the largest values of v, descending, lowest id first among
-// equals. NaN counts as smallest. Missing entries get id -1.
+// equals. NaN counts as smallest; missing entries get id -1. A scan per value is faster than one
+// scan that keeps a sorted list: it runs in vector registers.
 func topK(ids []int32, vals, v []float32) {
-	n := 0
-	k := len(ids)
-	for i, x := range v {
-		if n == k && !(x > vals[k-1]) || x != x {
-			continue
+	none := float32(math.Inf(-1))
+	for i := range ids {
+		at := vec.ArgMax(v)
+		ids[i], vals[i] = int32(at), none
+		if at >= 0 {
+			vals[i], v[at] = v[at], none
 		}
-		j := min(n, k-1)
-		for j > 0 && x > vals[j-1] {
-			vals[j], ids[j] = vals[j-1], ids[j-1]
-			j--
+	}
+	for i, at := range ids {
+		if at >= 0 {
+			v[at] = vals[i]
 		}
-		vals[j], ids[j] = x, int32(i)
-		n = min(n+1, k)
 	}
-	for ; n < k; n++ {
-		ids[n], vals[n] = -1, float32(math.Inf(-1))
-	}
-}
-
-func logSumExp(v []float32) float32 {
-	m := math.Inf(-1)
-	for _, x := range v {
-		m = max(m, float64(x))
-	}
-	var buf [256]float32
-	sum := 0.0
-	for len(v) > 0 {
-		c := min(len(v), len(buf))
-		for i, x := range v[:c] {
-			buf[i] = x - float32(m)
-		}
-		vec.Exp(buf[:c], buf[:c])
-		for _, e := range buf[:c] {
-			sum += float64(e)
-		}
-		v = v[c:]
-	}
-	return float32(m + math.Log(sum))
 }

@@ -22,6 +22,16 @@ func Softmax(x []float32) {
 	scale(x, x, float32(1/expSum(x, m)))
 }
 
+// LogSumExp returns the logarithm of the sum of e^x, -Inf for no values. It leaves x
+// overwritten.
+func LogSumExp(x []float32) float32 {
+	m := maximum(x)
+	if math.IsInf(float64(m), -1) {
+		return m
+	}
+	return float32(float64(m) + math.Log(expSum(x, m)))
+}
+
 // ArgMax returns the lowest index of the largest value, ignoring NaN, or -1
 // when there is no value.
 func ArgMax(x []float32) int { return indexOf(x, maximum(x)) }

@@ -120,3 +120,22 @@ func TestArgMax(t *testing.T) {
 		}
 	})
 }
+
+func TestLogSumExp(t *testing.T) {
+	levels(t, func(t *testing.T) {
+		r := newRand(61)
+		for n := range 67 {
+			x := normal(r, n)
+			sum := 0.0
+			for _, v := range x {
+				sum += math.Exp(float64(v))
+			}
+			if got, want := float64(LogSumExp(x)), math.Log(sum); math.Abs(got-want) > 1e-6*max(1, math.Abs(want)) && n > 0 {
+				t.Errorf("%d values: %v, want %v", n, got, want)
+			}
+		}
+		if got := LogSumExp(nil); !math.IsInf(float64(got), -1) {
+			t.Errorf("no values: %v, want -Inf", got)
+		}
+	})
+}
