@@ -16,18 +16,15 @@ const (
 	panelMin   = 5120 // [sub-block][row]float32
 	panelSize  = 6144
 
-	// microPrefetch is the part of the next 16 x 256 values that micro kernels fetch.
-	microPrefetch = 1024
-
 	pair     = 2 * Panel // rows per micro kernel
-	maxTile  = 6         // columns per micro kernel
+	maxTile  = 4         // columns per micro kernel
 	recBytes = int(unsafe.Sizeof(record{}))
 )
 
 type (
 	micro2Func func(p *byte, x *byte, n int, y *float32, yStep int, iters int)
-	decodeFunc func(p *byte, w *byte, stride int, chunks int, pf uintptr)
-	microFunc  func(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+	decodeFunc func(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+	microFunc  func(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 	fusedFunc  func(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 )
 
@@ -79,10 +76,10 @@ var kernelsAVX2 = [...]struct {
 }
 
 var micro512 = [4][maxTile]microFunc{
-	off32: {microOff32x1, microOff32x2, microOff32x3, microOff32x4, microOff32x5, microOff32x6},
-	min32: {microMin32x1, microMin32x2, microMin32x3, microMin32x4, microMin32x5, microMin32x6},
-	off16: {microOff16x1, microOff16x2, microOff16x3, microOff16x4, microOff16x5, microOff16x6},
-	min16: {microMin16x1, microMin16x2, microMin16x3, microMin16x4, microMin16x5, microMin16x6},
+	off32: {microOff32x1, microOff32x2, microOff32x3, microOff32x4},
+	min32: {microMin32x1, microMin32x2, microMin32x3, microMin32x4},
+	off16: {microOff16x1, microOff16x2, microOff16x3, microOff16x4},
+	min16: {microMin16x1, microMin16x2, microMin16x3, microMin16x4},
 }
 
 // Scratch is the working memory of one worker.
@@ -94,12 +91,19 @@ type Scratch struct {
 }
 
 // NewScratch returns working memory that grows as needed.
-func NewScratch() *Scratch { return &Scratch{panels: aligned(2 * panelSize)} }
+func NewScratch() *Scratch { return &Scratch{panels: aligned(2*panelSize, 64)} }
 
-// aligned returns n bytes that start on a 64-byte boundary.
-func aligned(n int) []byte {
-	b := make([]byte, n+64)
-	o := -int(uintptr(unsafe.Pointer(&b[0]))) & 63
+// plan spreads the prefetching of the next pair of panels over a block: a decoder takes
+// about half as long as a tile.
+func plan(bytes, panels, tiles int) (decode, tile int) {
+	tile = min(2048, 2*bytes/(2*tiles+panels))
+	return (bytes - tiles*tile) / panels, tile
+}
+
+// aligned returns n bytes that start on a multiple of to, a power of two.
+func aligned(n, to int) []byte {
+	b := make([]byte, n+to)
+	o := -int(uintptr(unsafe.Pointer(&b[0]))) & (to - 1)
 	return b[o : o+n : o+n]
 }
 
@@ -158,14 +162,16 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 	small, big := x.n/tiles, x.n%tiles // big tiles have one column more
 	for r := r0; r < r1; r += pair {
 		np := (min(r1-r, pair) + Panel - 1) / Panel
+		decodeAhead, tileAhead := plan(np*Panel*bb, np, tiles)
 		w, next := m.rows(r, np*Panel, stride, s)
 		for b := range x.blocks {
 			values := min(blockLen, m.K-b*blockLen)
-			ahead := next + uintptr(b*np*Panel*bb)
+			pf := next + uintptr(b*np*Panel*bb)
 			for i := range np {
 				p, wp := &s.panels[i*panelSize], add(w, i*Panel*stride+b*bb)
 				if k.decode != nil {
-					k.decode(p, wp, stride, values/32, ahead+uintptr(i*(Panel*bb-microPrefetch)))
+					k.decode(p, wp, stride, values/32, pf, decodeAhead/64)
+					pf += uintptr(decodeAhead)
 				} else {
 					f.panel(s.panels[i*panelSize:][:panelSize], wp, stride, values, f.kind.offset())
 				}
@@ -178,7 +184,6 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 			if b == x.blocks-1 && r+pair <= r1 {
 				yout, youtStep = &y[r], 4*ys
 			}
-			pf := ahead + uintptr(np*(Panel*bb-microPrefetch))
 			c := 0
 			for t := range tiles {
 				nc := small
@@ -186,8 +191,8 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 					nc++
 				}
 				micro[nc-1](&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])),
-					addf(yin, c*yinStep), yinStep, addf(yout, c*youtStep), youtStep, f.kind.iters(values), pf)
-				pf = uintptr(unsafe.Pointer(&s.panels[0])) // in the cache already
+					addf(yin, c*yinStep), yinStep, addf(yout, c*youtStep), youtStep, f.kind.iters(values), pf, tileAhead/32)
+				pf += uintptr(tileAhead)
 				c += nc
 			}
 		}
@@ -225,7 +230,7 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1 int, s 
 		for b := range x.blocks {
 			values := min(blockLen, m.K-b*blockLen)
 			if k.decode != nil {
-				k.decode(&s.panels[0], add(w, b*bb), stride, values/32, next+uintptr(b*Panel*bb))
+				k.decode(&s.panels[0], add(w, b*bb), stride, values/32, next+uintptr(b*Panel*bb), 0)
 			} else {
 				f.panel(s.panels[:panelSize], add(w, b*bb), stride, values, off)
 			}

@@ -17,154 +17,106 @@ func quantize512(out *byte, x *float32, blocks int) int
 func quantize2(out *byte, x *float32, blocks int) int
 
 // microOff32x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microOff32x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microOff32x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff32x2 adds two panels times 2 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microOff32x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microOff32x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff32x3 adds two panels times 3 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microOff32x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microOff32x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff32x4 adds two panels times 4 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microOff32x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
-
-// microOff32x5 adds two panels times 5 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
-//
-//go:noescape
-func microOff32x5(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
-
-// microOff32x6 adds two panels times 6 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
-//
-//go:noescape
-func microOff32x6(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microOff32x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin32x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microMin32x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microMin32x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin32x2 adds two panels times 2 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microMin32x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microMin32x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin32x3 adds two panels times 3 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microMin32x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microMin32x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin32x4 adds two panels times 4 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microMin32x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
-
-// microMin32x5 adds two panels times 5 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
-//
-//go:noescape
-func microMin32x5(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
-
-// microMin32x6 adds two panels times 6 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 32 values. It prefetches 256 bytes at pf per iteration. Needs AVX-512 F and VNNI.
-//
-//go:noescape
-func microMin32x6(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microMin32x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff16x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microOff16x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microOff16x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff16x2 adds two panels times 2 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microOff16x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microOff16x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff16x3 adds two panels times 3 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microOff16x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microOff16x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff16x4 adds two panels times 4 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microOff16x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
-
-// microOff16x5 adds two panels times 5 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
-//
-//go:noescape
-func microOff16x5(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
-
-// microOff16x6 adds two panels times 6 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
-//
-//go:noescape
-func microOff16x6(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microOff16x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin16x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microMin16x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microMin16x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin16x2 adds two panels times 2 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microMin16x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microMin16x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin16x3 adds two panels times 3 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microMin16x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microMin16x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin16x4 adds two panels times 4 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
+// iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
 //
 //go:noescape
-func microMin16x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
+func microMin16x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
-// microMin16x5 adds two panels times 5 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
-//
-//go:noescape
-func microMin16x5(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
-
-// microMin16x6 adds two panels times 6 columns to yin and writes yout; their columns are the steps apart, in bytes.
-// iters counts 128 values. It prefetches 1024 bytes at pf per iteration. Needs AVX-512 F and VNNI.
-//
-//go:noescape
-func microMin16x6(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)
-
-// decodeQ4K unpacks 256 values of 16 rows into a panel and prefetches 1280 bytes at pf. chunks is not used.
+// decodeQ4K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeQ4K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeQ4K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ4Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -202,11 +154,11 @@ func fusedQ4Kx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ4Kx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeQ5K unpacks 256 values of 16 rows into a panel and prefetches 1792 bytes at pf. chunks is not used.
+// decodeQ5K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeQ5K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeQ5K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ5Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -232,11 +184,11 @@ func fusedQ5Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ5Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeQ6K unpacks 256 values of 16 rows into a panel and prefetches 2336 bytes at pf. chunks is not used.
+// decodeQ6K unpacks 256 values of 16 rows into a panel and prefetches 60 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeQ6K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeQ6K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ6Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -262,11 +214,11 @@ func fusedQ6Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ6Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeQ80 unpacks 256 values of 16 rows into a panel and prefetches 3328 bytes at pf. chunks counts 32 values.
+// decodeQ80 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeQ80(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeQ80(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ80x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses the scales of panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -304,11 +256,11 @@ func fusedQ80x5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ80x6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeQ40 unpacks 256 values of 16 rows into a panel and prefetches 1280 bytes at pf. chunks counts 32 values.
+// decodeQ40 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeQ40(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeQ40(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ40x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -334,11 +286,11 @@ func fusedQ40x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ40x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeQ50 unpacks 256 values of 16 rows into a panel and prefetches 1792 bytes at pf. chunks counts 32 values.
+// decodeQ50 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeQ50(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeQ50(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ50x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -364,11 +316,11 @@ func fusedQ50x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ50x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeQ41 unpacks 256 values of 16 rows into a panel and prefetches 1536 bytes at pf. chunks counts 32 values.
+// decodeQ41 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeQ41(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeQ41(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ41x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses the scales of panel p as scratch and prefetches 2560 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -382,11 +334,11 @@ func fusedQ41x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ41x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeQ51 unpacks 256 values of 16 rows into a panel and prefetches 2048 bytes at pf. chunks counts 32 values.
+// decodeQ51 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeQ51(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeQ51(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ51x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses the scales of panel p as scratch and prefetches 3072 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -400,11 +352,11 @@ func fusedQ51x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ51x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeIQ4NL unpacks 256 values of 16 rows into a panel and prefetches 1280 bytes at pf. chunks counts 32 values.
+// decodeIQ4NL unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeIQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeIQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ4NLx1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -430,11 +382,11 @@ func fusedIQ4NLx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, x
 //go:noescape
 func fusedIQ4NLx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeIQ4XS unpacks 256 values of 16 rows into a panel and prefetches 1152 bytes at pf. chunks is not used.
+// decodeIQ4XS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeIQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeIQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ4XSx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -460,11 +412,11 @@ func fusedIQ4XSx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, x
 //go:noescape
 func fusedIQ4XSx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
-// decodeMXFP4 unpacks 256 values of 16 rows into a panel and prefetches 1152 bytes at pf. chunks counts 32 values.
+// decodeMXFP4 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 //
 //go:noescape
-func decodeMXFP4(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decodeMXFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedMXFP4x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
@@ -532,50 +484,50 @@ func micro2Off16u6(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 //go:noescape
 func micro2Min16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
-// decode2Q4K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf. chunks is not used.
+// decode2Q4K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
 //
 //go:noescape
-func decode2Q4K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decode2Q4K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
-// decode2Q5K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2816 bytes at pf. chunks is not used.
+// decode2Q5K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2816 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
 //
 //go:noescape
-func decode2Q5K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decode2Q5K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
-// decode2Q6K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 3360 bytes at pf. chunks is not used.
+// decode2Q6K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 3360 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
 //
 //go:noescape
-func decode2Q6K(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decode2Q6K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
-// decode2Q80 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 4352 bytes at pf. chunks counts 32 values.
+// decode2Q80 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 4352 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
 //
 //go:noescape
-func decode2Q80(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decode2Q80(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
-// decode2Q40 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf. chunks counts 32 values.
+// decode2Q40 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
 //
 //go:noescape
-func decode2Q40(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decode2Q40(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
-// decode2Q41 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2560 bytes at pf. chunks counts 32 values.
+// decode2Q41 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2560 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
 //
 //go:noescape
-func decode2Q41(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decode2Q41(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
-// decode2IQ4NL unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf. chunks counts 32 values.
+// decode2IQ4NL unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
 //
 //go:noescape
-func decode2IQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decode2IQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
-// decode2IQ4XS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2176 bytes at pf. chunks is not used.
+// decode2IQ4XS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2176 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
 //
 //go:noescape
-func decode2IQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr)
+func decode2IQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)

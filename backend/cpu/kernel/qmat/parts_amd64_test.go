@@ -61,7 +61,7 @@ func BenchmarkParts(b *testing.B) {
 					iters = 2
 				}
 				f := micro512[k][nc-1]
-				quiet(b, nc*32*256, func() { f(&s.panels[0], xp, &zero[0], 0, &y[0], 128, iters, pf) })
+				quiet(b, nc*32*256, func() { f(&s.panels[0], xp, &zero[0], 0, &y[0], 128, iters, pf, 0) })
 			})
 		}
 	}
@@ -73,7 +73,7 @@ func BenchmarkParts(b *testing.B) {
 		m := newMatrix(typ, 16, 256, rng)
 		stride := typ.RowBytes(256)
 		b.Run("decode/"+typ.String(), func(b *testing.B) {
-			quiet(b, 0, func() { k.decode(&s.panels[0], &m.Data[0], stride, 8, pf) })
+			quiet(b, 0, func() { k.decode(&s.panels[0], &m.Data[0], stride, 8, pf, 0) })
 		})
 		for n, f := range k.fused {
 			b.Run(fmt.Sprintf("fused/%v/%d", typ, n+1), func(b *testing.B) {
@@ -92,7 +92,7 @@ func BenchmarkParts(b *testing.B) {
 		m := newMatrix(typ, 16, 256, rng)
 		stride := typ.RowBytes(256)
 		b.Run("decode2/"+typ.String(), func(b *testing.B) {
-			quiet(b, 0, func() { k.decode(&s.panels[0], &m.Data[0], stride, 8, pf) })
+			quiet(b, 0, func() { k.decode(&s.panels[0], &m.Data[0], stride, 8, pf, 0) })
 		})
 		for _, n := range []int{1, 4, 8, 24} {
 			b.Run(fmt.Sprintf("micro2/%v/%d", typ, n), func(b *testing.B) {

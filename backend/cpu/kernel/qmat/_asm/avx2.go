@@ -352,12 +352,12 @@ func decodeAVX2(f *format2) {
 	name := "decode2" + f.name
 	chunks := 256 / f.chunk
 	bytes := 8 * f.bytes * 256 / f.length
-	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, chunks int, pf uintptr)")
+	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)")
 	doc := fmt.Sprintf("chunks counts %d values.", f.chunk)
 	if f.header != nil {
 		doc = "chunks is not used."
 	}
-	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches %d bytes at pf. %s", name, 2*bytes, doc),
+	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches %d bytes at pf (pfStep is not used). %s", name, 2*bytes, doc),
 		"Needs AVX2 and F16C.")
 	Pragma("noescape")
 	e := &env2{k: f.kind, p: GP64(), pq: GP64(), ps: GP64()}

@@ -42,10 +42,13 @@ type env struct {
 	t     map[*[16]byte]VecVirtual
 	keep  []VecVirtual // registers of header that emit reads
 	pf    Register
-	lines int // to prefetch per chunk
-	ticks int // per chunk
-	at    int
-	tight bool // few registers are free
+	lines int // to prefetch per chunk, in fused kernels
+	// Decoders prefetch a number of lines that the caller sets by their distance.
+	pfStep Register
+	slots  int // per tick
+	ticks  int // per chunk
+	at     int
+	tight  bool // few registers are free
 }
 
 // transpose32 returns 32 bytes of every row as eight vectors.
@@ -69,6 +72,12 @@ type sink interface {
 
 // tick marks a place between arithmetic where prefetches may go.
 func (e *env) tick() {
+	if e.pfStep != nil {
+		for range e.slots {
+			prefetch(e.pf, e.pfStep)
+		}
+		return
+	}
 	for i := e.at * e.lines / e.ticks; i < (e.at+1)*e.lines/e.ticks; i++ {
 		PREFETCHT0(mem(e.pf, 64*i))
 	}
@@ -179,21 +188,24 @@ func (s *panelSink) min(sub int, v VecVirtual) {
 	VMOVUPS(v, mem(s.ps, panelMin-panelScale+64*sub))
 }
 
-// microPrefetch is the part of the next 16 x 256 values that the micro kernels fetch; the
-// decoders do the rest.
-const microPrefetch = 1024
+// prefetch fetches the line at pf and moves on. Steps of less than a line fetch fewer lines
+// in as many slots.
+func prefetch(pf, step Register) {
+	PREFETCHT1(mem(pf, 0))
+	ADDQ(step, pf)
+}
 
 // decode512 emits the decoder of f.
 func decode512(f *format) {
 	name := "decode" + f.name
 	blocks := 256 / f.chunk
-	bytes := 16*f.bytes*256/f.length - microPrefetch
+	slots := max(1, 64/(blocks*f.ticks))
 	doc := fmt.Sprintf("chunks counts %d values.", f.chunk)
 	if f.header != nil {
 		doc = "chunks is not used."
 	}
-	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, chunks int, pf uintptr)")
-	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel and prefetches %d bytes at pf. %s", name, bytes, doc),
+	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)")
+	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel and prefetches %d lines, pfStep bytes apart, from pf on. %s", name, slots*blocks*f.ticks, doc),
 		"Needs AVX-512 F and BW.")
 	Pragma("noescape")
 	p := Load(Param("p"), GP64())
@@ -202,7 +214,7 @@ func decode512(f *format) {
 	e := newEnv(f, w, stride)
 	e.pf = Load(Param("pf"), GP64())
 	e.p = p
-	e.lines = (bytes/blocks + 63) / 64
+	e.pfStep, e.slots = Load(Param("pfStep"), GP64()), slots
 	s := &panelSink{k: f.kind, pq: GP64(), ps: GP64()}
 	e.sink = s
 	MOVQ(p, s.pq)
@@ -211,7 +223,6 @@ func decode512(f *format) {
 		f.header(e)
 	}
 	if f.unroll {
-		e.lines, e.ticks = bytes/64, f.ticks*blocks
 		for c := range blocks {
 			f.emit(e, c)
 			ADDQ(I32(int32(f.chunk*16)), s.pq)
@@ -229,7 +240,6 @@ func decode512(f *format) {
 		e.advance(f.step)
 		ADDQ(I32(int32(f.chunk*16)), s.pq)
 		ADDQ(I32(int32(64*f.chunk/f.kind.sub)), s.ps)
-		ADDQ(I32(int32(bytes/blocks)), e.pf)
 		DECQ(cnt)
 		JNZ(LabelRef(name + "_loop"))
 	}

@@ -53,7 +53,7 @@ func main() {
 		quantize2()
 	}
 	for _, k := range kinds {
-		for nc := 1; nc <= 6; nc++ {
+		for nc := 1; nc <= 4; nc++ {
 			if want(k.name, nc) {
 				micro512(k, nc)
 			}

@@ -10,22 +10,25 @@ import (
 
 // micro512 emits the kernel for two panels (32 rows) and nc columns. A broadcast of
 // four activations is loaded once and used for both panels, so the loads stay well below
-// the two per cycle that as many multiplications with a memory operand would take.
+// the two per cycle that as many multiplications with a memory operand would take. Two
+// sub-blocks run side by side: sixteen sums for four columns, where the latency of the
+// multiplication asks for ten.
 func micro512(k kind, nc int) {
 	name := fmt.Sprintf("micro%sx%d", k.name, nc)
 	per := 32
 	if k.sub == 16 {
 		per = 128
 	}
-	TEXT(name, NOSPLIT, "func(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr)")
+	TEXT(name, NOSPLIT, "func(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)")
 	Doc(fmt.Sprintf("%s adds two panels times %d columns to yin and writes yout; their columns are the steps apart, in bytes.", name, nc),
-		fmt.Sprintf("iters counts %d values. It prefetches %d bytes at pf per iteration. Needs AVX-512 F and VNNI.", per, 8*per))
+		fmt.Sprintf("iters counts %d values. It prefetches %d lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.", per, per/8))
 	Pragma("noescape")
 	pq := Load(Param("p"), GP64())
 	xq := Load(Param("x"), GP64())
 	pf := Load(Param("pf"), GP64())
 	cnt := Load(Param("iters"), GP64())
 	m := &micro{k: k, nc: nc, pq: pq, xq: xq, pf: pf, mg: bcast(magic)}
+	m.pfStep = Load(Param("pfStep"), GP64())
 	m.ps, m.xf = GP64(), GP64()
 	LEAQ(mem(pq, panelScale), m.ps)
 	LEAQ(mem(xq, recXS), m.xf)
@@ -40,15 +43,19 @@ func micro512(k kind, nc int) {
 		}
 	}
 	if k.sub == 32 {
+		CMPQ(cnt, Imm(2))
+		JL(LabelRef(name + "_odd"))
 		Label(name + "_loop")
-		m.sub(0)
-		ADDQ(I32(8*64), pq)
-		ADDQ(I8(64), m.ps)
-		ADDQ(I8(32), xq)
-		ADDQ(I8(4), m.xf)
-		ADDQ(I32(256), pf)
-		DECQ(cnt)
-		JNZ(LabelRef(name + "_loop"))
+		m.subs(0, 1)
+		m.advance32(2)
+		SUBQ(Imm(2), cnt)
+		CMPQ(cnt, Imm(2))
+		JGE(LabelRef(name + "_loop"))
+		Label(name + "_odd")
+		CMPQ(cnt, Imm(0))
+		JE(LabelRef(name + "_end"))
+		m.subs(0)
+		Label(name + "_end")
 	} else {
 		// One half block in the order of order16: twice four sub-blocks. The fields
 		// per 16 values advance twice as fast as the scales.
@@ -58,15 +65,13 @@ func micro512(k kind, nc int) {
 		Label(name + "_loop")
 		MOVQ(I32(2), half)
 		Label(name + "_half")
-		for _, s := range []int{0, 4, 1, 5} {
-			m.sub(s)
-		}
+		m.subs(0, 4)
+		m.subs(1, 5)
 		ADDQ(I32(2*4*64), pq)
 		ADDQ(I32(2*64), m.ps)
 		ADDQ(I8(32), xq)
 		ADDQ(I8(4), m.xf)
 		ADDQ(I8(8), m.xi)
-		ADDQ(I32(512), pf)
 		DECQ(half)
 		JNZ(LabelRef(name + "_half"))
 		ADDQ(I32(4*4*64), pq)
@@ -93,46 +98,62 @@ type micro struct {
 	k                  kind
 	nc                 int
 	pq, ps, xq, xf, xi Register
-	pf                 Register
+	pf, pfStep         Register
 	mg                 VecVirtual
 	y                  [2][]VecVirtual
 }
 
-// sub emits sub-block s, counted from where the pointers are.
-func (m *micro) sub(s int) {
+// advance32 moves on by n sub-blocks of 32.
+func (m *micro) advance32(n int) {
+	ADDQ(I32(int32(n*8*64)), m.pq)
+	ADDQ(I32(int32(n*64)), m.ps)
+	ADDQ(I32(int32(n*32)), m.xq)
+	ADDQ(I32(int32(n*4)), m.xf)
+}
+
+// subs emits sub-blocks, counted from where the pointers are, side by side.
+func (m *micro) subs(list ...int) {
 	groups := m.k.sub / 4
-	acc := [2][]VecVirtual{zs(m.nc), zs(m.nc)}
-	per, xi := m.xf, 4*s // the fields that come once per sub-block
+	acc := make([][2][]VecVirtual, len(list))
+	per := m.xf // the fields that come once per sub-block
 	if m.k.sub == 16 {
 		per = m.xi
 	}
-	for c := range m.nc {
-		if m.k.min {
-			VMOVDQA64(m.mg, acc[0][c])
-		} else {
-			VPBROADCASTD(mem(per, c*recSize+m.k.initOff()+xi), acc[0][c])
+	for n, s := range list {
+		acc[n] = [2][]VecVirtual{zs(m.nc), zs(m.nc)}
+		for c := range m.nc {
+			if m.k.min {
+				VMOVDQA64(m.mg, acc[n][0][c])
+			} else {
+				VPBROADCASTD(mem(per, c*recSize+m.k.initOff()+4*s), acc[n][0][c])
+			}
+			VMOVDQA64(acc[n][0][c], acc[n][1][c])
 		}
-		VMOVDQA64(acc[0][c], acc[1][c])
 	}
 	for g := range groups {
-		w := zs(2)
-		for i := range w {
-			VMOVDQU64(mem(m.pq, i*panelSize+(s*groups+g)*64), w[i])
-		}
-		if g%2 == 0 {
-			line := g / 2
-			if m.k.sub == 16 { // 0, 4, 1, 5 -> 0..3
-				line += []int{0, 2, 0, 0, 1, 3}[s] * groups / 2
+		for n, s := range list {
+			w := zs(2)
+			for i := range w {
+				VMOVDQU64(mem(m.pq, i*panelSize+(s*groups+g)*64), w[i])
 			}
-			PREFETCHT0(mem(m.pf, 64*line))
-		}
-		for c := range m.nc {
-			b := ZMM()
-			VPBROADCASTD(mem(m.xq, c*recSize+s*m.k.sub+4*g), b)
-			VPDPBUSD(b, w[0], acc[0][c])
-			VPDPBUSD(b, w[1], acc[1][c])
+			if g%2 == 0 {
+				prefetch(m.pf, m.pfStep)
+			}
+			for c := range m.nc {
+				b := ZMM()
+				VPBROADCASTD(mem(m.xq, c*recSize+s*m.k.sub+4*g), b)
+				VPDPBUSD(b, w[0], acc[n][0][c])
+				VPDPBUSD(b, w[1], acc[n][1][c])
+			}
 		}
 	}
+	for n, s := range list {
+		m.sums(s, acc[n], per)
+	}
+}
+
+// sums adds the accumulators of sub-block s to y.
+func (m *micro) sums(s int, acc [2][]VecVirtual, per Register) {
 	ws, mw := zs(2), zs(2)
 	for i := range ws {
 		VMOVUPS(mem(m.ps, i*panelSize+64*s), ws[i])
@@ -155,7 +176,7 @@ func (m *micro) sub(s int) {
 	}
 	for c := range m.nc {
 		ms := ZMM()
-		VBROADCASTSS(mem(per, c*recSize+m.k.msOff()+xi), ms)
+		VBROADCASTSS(mem(per, c*recSize+m.k.msOff()+4*s), ms)
 		for i := range mv {
 			VFMADD231PS(ms, mv[i], m.y[i][c])
 		}
