@@ -31,25 +31,29 @@ func NewReader(n int) *Reader {
 // Size is the number of bytes in the buffer.
 func (r *Reader) Size() int { return len(r.buf) }
 
-// Read reads about n bytes with the given number of threads, from where the last call ended,
-// and returns how many it read and how long that took.
+// Read reads about n bytes with the given number of threads, from where the last call ended, and
+// returns how many it read and how long that took. Asked for more than the buffer has, every thread
+// reads its own part of it again and again.
 func (r *Reader) Read(threads, n int) (int, time.Duration) {
 	threads = max(1, threads)
-	part := max(turn, n/threads/turn*turn)
-	var pieces [][]byte
-	for range threads {
+	laps := max(1, n/len(r.buf))
+	part := max(turn, min(n, len(r.buf))/threads/turn*turn)
+	pieces := make([][]byte, threads)
+	total := 0
+	for t := range pieces {
 		if r.at+part > len(r.buf) {
 			r.at = 0
 		}
 		end := min(len(r.buf), r.at+part)
-		pieces = append(pieces, r.buf[r.at:end])
+		pieces[t] = r.buf[r.at:end]
+		total += laps * (end - r.at)
 		r.at = end % len(r.buf)
 	}
-	total := 0
-	for _, p := range pieces {
-		total += len(p)
-	}
-	return total, together(threads, func(t int) { read(pieces[t]) })
+	return total, together(threads, func(t int) {
+		for range laps {
+			read(pieces[t])
+		}
+	})
 }
 
 // Dot multiplies with the given number of threads for about the given time and returns the

@@ -18,6 +18,7 @@ import (
 func commands() []*cobra.Command {
 	return []*cobra.Command{
 		newRunCmd(),
+		newBenchCmd(),
 		newLogitsCmd(),
 		newInspectCmd(),
 		newConvertCmd(),

@@ -1,0 +1,146 @@
+package bench
+
+import (
+	"context"
+	"time"
+
+	"strobe/bench/floor"
+	"strobe/engine"
+)
+
+// MachineConfig says how to measure passes and floors. The zero value works.
+type MachineConfig struct {
+	ReadBytes int // buffer whose reading speed counts as that of memory; 0 means 512 MiB
+	Rounds    int // 0 means 9
+	Rows      []int
+	Prompt    int // length of the prompt to time; 0 means 512
+	Chunk     int // prompt tokens per pass; 0 means 128
+	Context   int // tokens in the cache before a pass; 0 means 64
+}
+
+func (c MachineConfig) withDefaults(m *engine.Model) MachineConfig {
+	set := func(v *int, def int) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	set(&c.ReadBytes, 512<<20)
+	set(&c.Rounds, 9)
+	set(&c.Prompt, 512)
+	set(&c.Chunk, 128)
+	set(&c.Context, 64)
+	if len(c.Rows) == 0 {
+		c.Rows = []int{1, 2, 4, 8, 16, 32}
+	}
+	c.Context = min(c.Context, m.Target.Context/4)
+	c.Prompt = min(c.Prompt, m.Target.Context-1)
+	return c
+}
+
+// Machine compares passes of the target with what the machine can do. Rates are medians over the
+// rounds; all of them were measured in the same rounds.
+type Machine struct {
+	Threads int `json:"threads"`
+	// ReadOne and ReadAll are the speed of reading memory with one and all threads, bytes per second.
+	ReadOne Spread `json:"read_bytes_per_second_1_thread"`
+	ReadAll Spread `json:"read_bytes_per_second"`
+	// ReadWeights is the speed of reading as many bytes as a token needs over and over. It is higher than
+	// ReadAll when they fit the processor's caches, and the floor that counts then.
+	ReadWeights Spread `json:"read_weights_bytes_per_second"`
+	Dot         Spread `json:"integer_macs_per_second"`
+
+	Passes []Pass `json:"passes"`
+	// DecodeShare is the floor of a pass of one token divided by its time.
+	DecodeShare float64 `json:"decode_share_of_floor"`
+
+	PromptTokens          int    `json:"prompt_tokens"`
+	PromptTokensPerSecond Spread `json:"prompt_tokens_per_second"`
+}
+
+// Pass is the cost of a pass of several tokens of one sequence.
+type Pass struct {
+	Rows         int     `json:"rows"`
+	Milliseconds Spread  `json:"milliseconds"`
+	Ratio        float64 `json:"ratio"` // to one row, inside a round
+	// The two floors: reading the weights, and multiplying. The pass cannot beat the larger one.
+	ReadFloor float64 `json:"read_floor_milliseconds"`
+	DotFloor  float64 `json:"integer_floor_milliseconds"`
+	Share     float64 `json:"share_of_floor"` // the larger floor divided by the time
+}
+
+// MeasureMachine times passes of m and the machine's floors.
+func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*Machine, error) {
+	cfg = cfg.withDefaults(m)
+	threads := m.Backend().Threads()
+	w := weightsOf(m.Target.File(), &m.Target.Config)
+	memory := floor.NewReader(cfg.ReadBytes)
+	weights := memory
+	if int(w.bytes(1)) < cfg.ReadBytes {
+		weights = floor.NewReader(int(w.bytes(1)))
+	}
+	p, err := newProbe(m, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer p.close()
+
+	var one, all, cached, dot, prompt []float64
+	times := make([][]float64, len(cfg.Rows))
+	for round := range cfg.Rounds {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		one = append(one, readRate(memory, 1, cfg.ReadBytes/16))
+		all = append(all, readRate(memory, threads, cfg.ReadBytes/8))
+		cached = append(cached, readRate(weights, threads, max(weights.Size(), 16<<20)))
+		n, took := floor.Dot(threads, 4*time.Millisecond)
+		dot = append(dot, rate(n, took))
+		// The reading above pushed the weights out of the caches.
+		if _, err := p.pass(1); err != nil {
+			return nil, err
+		}
+		for i, rows := range cfg.Rows {
+			d, err := p.pass(rows)
+			if err != nil {
+				return nil, err
+			}
+			times[i] = append(times[i], d.Seconds()*1e3)
+		}
+		if round%4 == 0 { // a prompt takes as long as all of the above
+			s, err := p.prompt(ctx, cfg.Prompt, cfg.Chunk)
+			if err != nil {
+				return nil, err
+			}
+			prompt = append(prompt, s)
+		}
+	}
+	mc := &Machine{Threads: threads, ReadOne: NewSpread(one), ReadAll: NewSpread(all), ReadWeights: NewSpread(cached), Dot: NewSpread(dot),
+		PromptTokens: cfg.Prompt, PromptTokensPerSecond: NewSpread(prompt)}
+	for i, rows := range cfg.Rows {
+		mc.Passes = append(mc.Passes, mc.pass(rows, times[i], times[0], &w))
+	}
+	if len(mc.Passes) > 0 && mc.Passes[0].Rows == 1 {
+		mc.DecodeShare = mc.Passes[0].Share
+	}
+	return mc, nil
+}
+
+func (mc *Machine) pass(rows int, times, one []float64, w *weights) Pass {
+	p := Pass{Rows: rows, Milliseconds: NewSpread(times), Ratio: median(ratios(times, one))}
+	read := max(mc.ReadWeights.Median, mc.ReadAll.Median)
+	if read > 0 {
+		p.ReadFloor = w.bytes(rows) / read * 1e3
+	}
+	if mc.Dot.Median > 0 {
+		p.DotFloor = float64(rows) * w.macs() / mc.Dot.Median * 1e3
+	}
+	if p.Milliseconds.Median > 0 {
+		p.Share = max(p.ReadFloor, p.DotFloor) / p.Milliseconds.Median
+	}
+	return p
+}
+
+func readRate(r *floor.Reader, threads, n int) float64 {
+	got, took := r.Read(threads, n)
+	return rate(got, took)
+}

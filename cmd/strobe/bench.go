@@ -1,0 +1,226 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"strobe/bench"
+	"strobe/engine"
+	"strobe/spec"
+)
+
+type benchOptions struct {
+	modelFlags
+	sampleFlags
+	prompts, suite, dir string
+	limit               int
+	n, repeats          int
+	modes               []string
+	synthetic           float64
+	ignoreEnd           bool
+	json                bool
+	plot                string
+	machine             bool
+	readMB              int
+}
+
+func newBenchCmd() *cobra.Command {
+	var opt benchOptions
+	cmd := &cobra.Command{
+		Use:   "bench [-m FILE] [-d DRAFTER]",
+		Short: "Measure speed with and without drafting",
+		Long: `Bench generates the same text in several ways and compares them:
+
+  plain   one token per pass
+  chain   every pass verifies one block of the drafter
+  tree    every pass verifies a tree of the drafter's alternatives
+  ngram   guesses are repetitions of earlier text; needs no drafter
+  auto    the controller decides each round, as in normal use
+
+All modes take turns on every prompt, so that whatever else the machine does hits all of them alike;
+speeds are medians over the repeats with their range, and ratios are formed inside a repeat. The report also
+shows where the time went, how many guesses were right, what memory was used, and how far passes of the model
+are from the machine's floors (reading the weights, multiplying integers). It ends with a check that all
+modes generated the same tokens; if they did not, the exit code is 1.
+
+Prompts come from a suite or a file of JSON lines. The suites code (beginnings of Go files) and general
+(questions) are part of the program; humaneval, gsm8k, mt-bench, math and agent are read from the folder
+--prompts-dir (or STROBE_PROMPTS). A line of a prompt file has "messages", "prompt" (with "raw": true to be continued
+instead of answered), "turns", "question" or "tokens".`,
+		Example: `  strobe bench -m target.gguf -d drafter.gguf
+  strobe bench -m target.gguf -d drafter.gguf --suite humaneval --prompts-dir prompts -n 256 --json
+  strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd, &opt) },
+	}
+	opt.modelFlags.add(cmd)
+	opt.sampleFlags.add(cmd, 0)
+	f := cmd.Flags()
+	f.StringVar(&opt.prompts, "prompts", "", "file of prompts, one JSON object per line")
+	f.StringVar(&opt.suite, "suite", "code", "named prompts: "+strings.Join(bench.SuiteNames(), ", "))
+	f.StringVar(&opt.dir, "prompts-dir", os.Getenv("STROBE_PROMPTS"), "folder with the files of public suites")
+	f.IntVar(&opt.limit, "limit", 0, "use only this many prompts, spread over the suite (default: all)")
+	f.IntVarP(&opt.n, "n", "n", 128, "most tokens to generate per prompt")
+	f.IntVar(&opt.repeats, "repeats", 3, "how often everything runs")
+	f.StringSliceVar(&opt.modes, "modes", nil, "modes to compare: "+strings.Join(bench.ModeNames, ", ")+" (default: those that the model allows)")
+	f.Float64Var(&opt.synthetic, "synthetic-accept", 0, "pretend that passes yield this many tokens on average, to measure speed on models with random weights")
+	f.BoolVar(&opt.ignoreEnd, "ignore-end", false, "go on after the model has ended its text")
+	f.BoolVar(&opt.json, "json", false, "print the report as one JSON object")
+	f.StringVar(&opt.plot, "plot", "", "also draw the comparison into this .svg or .png file")
+	f.BoolVar(&opt.machine, "machine", true, "measure the machine's floors and the cost of passes by their size")
+	f.IntVar(&opt.readMB, "read-mb", 512, "megabytes to read when measuring memory; must exceed the processor's caches")
+	return cmd
+}
+
+func runBench(cmd *cobra.Command, opt *benchOptions) error {
+	// Mistakes that can be seen before the model is loaded come first.
+	if opt.prompts != "" && cmd.Flags().Changed("suite") {
+		return usagef("give prompts with --prompts or --suite, not both")
+	}
+	if opt.n < 1 || opt.repeats < 1 {
+		return usagef("--n and --repeats must be at least 1")
+	}
+	if opt.synthetic != 0 && (opt.synthetic < 1 || opt.synthetic > 64) {
+		return usagef("--synthetic-accept %g: want 1 to 64 tokens per pass", opt.synthetic)
+	}
+	if opt.plot != "" {
+		if _, err := bench.PlotFormat(opt.plot); err != nil {
+			return usageError{err}
+		}
+	}
+	prompts, source, err := opt.read()
+	if err != nil {
+		return err
+	}
+	m, err := opt.load()
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	cfg, err := opt.config(m, prompts)
+	if err != nil {
+		return err
+	}
+	bar := newRunBar(cmd)
+	cfg.Progress = bar.step
+	report, err := bench.Measure(cmd.Context(), m, cfg)
+	bar.stop()
+	if err != nil {
+		return err
+	}
+	report.Settings.Source = source
+	report.Settings.Temperature = float64(max(0, opt.Temp))
+	if opt.machine {
+		mc := bench.MachineConfig{ReadBytes: opt.readMB << 20, Chunk: promptChunk}
+		if report.Machine, err = bench.MeasureMachine(cmd.Context(), m, mc); err != nil {
+			return err
+		}
+	}
+	if opt.plot != "" {
+		if err := report.WritePlot(opt.plot); err != nil {
+			return err
+		}
+	}
+	write := report.WriteText
+	if opt.json {
+		write = report.WriteJSON
+	}
+	if err := write(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+	if report.Identical.Checked && !report.Identical.Same {
+		return fmt.Errorf("%s", report.Verdict())
+	}
+	return nil
+}
+
+// read returns the prompts and what to call them.
+func (o *benchOptions) read() (ps []bench.Prompt, source string, err error) {
+	if o.prompts != "" {
+		ps, err = bench.ReadPromptFile(o.prompts)
+		source = o.prompts
+	} else {
+		ps, err = bench.Suite(o.suite, o.dir)
+		source = "suite " + o.suite
+	}
+	return bench.Pick(ps, o.limit), source, err
+}
+
+// config encodes the prompts and chooses the modes.
+func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Config, error) {
+	c := bench.Config{Tokens: o.n, Repeats: o.repeats, Context: o.ctx, Chunk: promptChunk, IgnoreEnd: o.ignoreEnd}
+	so, err := o.spec()
+	if err != nil {
+		return c, err
+	}
+	mo := bench.ModeOptions{Names: o.modes, Drafter: m.Drafter != nil, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
+	if c.Modes, err = bench.Modes(mo); err != nil {
+		return c, usageError{err}
+	}
+	for _, p := range prompts {
+		ids, err := encodeBench(m, &p)
+		if err != nil {
+			return c, fmt.Errorf("prompt %s: %w", p.ID, err)
+		}
+		c.Cases = append(c.Cases, bench.Case{ID: p.ID, Tokens: ids, Max: p.Max})
+	}
+	if o.seed < 0 {
+		o.seed = 1 // all runs must draw the same
+	}
+	if _, err := o.sampler(m); err != nil {
+		return c, err
+	}
+	c.Sampler = func() spec.Sampler {
+		s, _ := o.sampler(m)
+		return s
+	}
+	return c, nil
+}
+
+// encodeBench turns a prompt into tokens. A model without a chat template continues what a user would
+// have said.
+func encodeBench(m *engine.Model, p *bench.Prompt) ([]int32, error) {
+	switch {
+	case len(p.Tokens) > 0:
+		return p.Tokens, nil
+	case len(p.Messages) == 0:
+		return encodePrompt(m, p.Text, p.Raw)
+	case m.Template == "":
+		var text strings.Builder
+		for _, msg := range p.Messages {
+			text.WriteString(msg.Text())
+			text.WriteString("\n")
+		}
+		return encodePrompt(m, text.String(), true)
+	}
+	return encodeChat(m, p.Messages)
+}
+
+// runBar shows how many runs are done, on a terminal only.
+type runBar struct{ bar *progressbar.ProgressBar }
+
+func newRunBar(cmd *cobra.Command) *runBar {
+	w := cmd.ErrOrStderr()
+	if isQuiet(cmd) || !isTerminal(w) || os.Getenv("NO_COLOR") != "" {
+		return &runBar{}
+	}
+	return &runBar{progressbar.NewOptions(1, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription("runs"), progressbar.OptionSetWidth(30),
+		progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true), progressbar.OptionClearOnFinish())}
+}
+
+func (b *runBar) step(done, total int) {
+	if b.bar != nil {
+		b.bar.ChangeMax(total)
+		_ = b.bar.Set(done)
+	}
+}
+
+func (b *runBar) stop() {
+	if b.bar != nil {
+		_ = b.bar.Clear()
+	}
+}
