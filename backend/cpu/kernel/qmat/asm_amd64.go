@@ -153,53 +153,72 @@ func (m *Matrix) mulFused(f *format, fn fusedFunc, y []float32, ys int, x *Acts,
 	}
 }
 
+// columns chooses how many of n columns go through the matrix together: their activations
+// should stay in the second cache and their sums, for a pair of panels, in the first. The
+// matrix is decoded again for the next columns, which costs a few percent.
+func columns(n, k int) int {
+	const cache = 512 << 10
+	most := min(96, max(32, cache/((k+blockLen-1)/blockLen*recBytes)&^(maxTile-1)))
+	parts := (n + most - 1) / most
+	return (n + parts*maxTile - 1) / (parts * maxTile) * maxTile
+}
+
 // mulPanels decodes two panels of 16 rows x 256 values and multiplies them by all columns.
 func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) {
+	step := columns(x.n, m.K)
+	s.acc = grow(s.acc, step*pair)
+	for c := 0; c < x.n; c += step {
+		for r := r0; r < r1; r += pair {
+			m.mulPair(f, k, micro, y[c*ys:], ys, x, c, min(step, x.n-c), r, min(r1, r+pair), s)
+		}
+	}
+}
+
+// mulPair computes rows [r0, r1), at most two panels, for n columns from c0 on. y starts at
+// column c0.
+func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, c0, n, r0, r1 int, s *Scratch) {
 	stride := m.K / f.len * f.bytes
 	bb := blockLen / f.len * f.bytes
-	s.acc = grow(s.acc, x.n*pair)
-	tiles := (x.n + maxTile - 1) / maxTile
-	small, big := x.n/tiles, x.n%tiles // big tiles have one column more
-	for r := r0; r < r1; r += pair {
-		np := (min(r1-r, pair) + Panel - 1) / Panel
-		decodeAhead, tileAhead := plan(np*Panel*bb, np, tiles)
-		w, next := m.rows(r, np*Panel, stride, s)
-		for b := range x.blocks {
-			values := min(blockLen, m.K-b*blockLen)
-			pf := next + uintptr(b*np*Panel*bb)
-			for i := range np {
-				p, wp := &s.panels[i*panelSize], add(w, i*Panel*stride+b*bb)
-				if k.decode != nil {
-					k.decode(p, wp, stride, values/32, pf, decodeAhead/64)
-					pf += uintptr(decodeAhead)
-				} else {
-					f.panel(s.panels[i*panelSize:][:panelSize], wp, stride, values, f.kind.offset())
-				}
-			}
-			yin, yinStep := &s.zero[0], 0
-			if b > 0 {
-				yin, yinStep = &s.acc[0], 4*pair
-			}
-			yout, youtStep := &s.acc[0], 4*pair
-			if b == x.blocks-1 && r+pair <= r1 {
-				yout, youtStep = &y[r], 4*ys
-			}
-			c := 0
-			for t := range tiles {
-				nc := small
-				if t < big {
-					nc++
-				}
-				micro[nc-1](&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])),
-					addf(yin, c*yinStep), yinStep, addf(yout, c*youtStep), youtStep, f.kind.iters(values), pf, tileAhead/32)
-				pf += uintptr(tileAhead)
-				c += nc
+	tiles := (n + maxTile - 1) / maxTile
+	small, big := n/tiles, n%tiles // big tiles have one column more
+	np := (r1 - r0 + Panel - 1) / Panel
+	decodeAhead, tileAhead := plan(np*Panel*bb, np, tiles)
+	w, next := m.rows(r0, np*Panel, stride, s)
+	for b := range x.blocks {
+		values := min(blockLen, m.K-b*blockLen)
+		pf := next + uintptr(b*np*Panel*bb)
+		for i := range np {
+			p, wp := s.panels[i*panelSize:][:panelSize], add(w, i*Panel*stride+b*bb)
+			if k.decode != nil {
+				k.decode(&p[0], wp, stride, values/32, pf, decodeAhead/64)
+				pf += uintptr(decodeAhead)
+			} else {
+				f.panel(p, wp, stride, values, f.kind.offset())
 			}
 		}
-		if r+pair > r1 {
-			for c := range x.n {
-				copy(y[c*ys+r:c*ys+r1], s.acc[c*pair:])
+		yin, yinStep := &s.zero[0], 0
+		if b > 0 {
+			yin, yinStep = &s.acc[0], 4*pair
+		}
+		yout, youtStep := &s.acc[0], 4*pair
+		if b == x.blocks-1 && r1-r0 == pair {
+			yout, youtStep = &y[r0], 4*ys
+		}
+		c := 0
+		for t := range tiles {
+			nc := small
+			if t < big {
+				nc++
 			}
+			micro[nc-1](&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c0+c])),
+				addf(yin, c*yinStep), yinStep, addf(yout, c*youtStep), youtStep, f.kind.iters(values), pf, tileAhead/32)
+			pf += uintptr(tileAhead)
+			c += nc
+		}
+	}
+	if r1-r0 < pair {
+		for c := range n {
+			copy(y[c*ys+r0:c*ys+r1], s.acc[c*pair:])
 		}
 	}
 }

@@ -287,7 +287,7 @@ func (e *env2) row(i, off int) Mem {
 // transpose loads 16 bytes at off from eight rows and returns four vectors of dwords.
 func (e *env2) transpose(off int) [4]VecVirtual {
 	for i := e.at * e.lines / e.ticks; i < (e.at+1)*e.lines/e.ticks; i++ {
-		PREFETCHT0(mem(e.pf, 64*i))
+		PREFETCHT1(mem(e.pf, 64*i))
 	}
 	e.at++
 	var z [4]VecVirtual

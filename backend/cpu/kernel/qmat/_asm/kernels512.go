@@ -79,7 +79,7 @@ func (e *env) tick() {
 		return
 	}
 	for i := e.at * e.lines / e.ticks; i < (e.at+1)*e.lines/e.ticks; i++ {
-		PREFETCHT0(mem(e.pf, 64*i))
+		PREFETCHT1(mem(e.pf, 64*i))
 	}
 	e.at = (e.at + 1) % e.ticks
 }
