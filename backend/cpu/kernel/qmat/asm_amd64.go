@@ -46,6 +46,9 @@ var kernels512 = [...]kernels{
 	quant.IQ4_NL: {decodeIQ4NL, []fusedFunc{fusedIQ4NLx1, fusedIQ4NLx2, fusedIQ4NLx3, fusedIQ4NLx4}},
 	quant.IQ4_XS: {decodeIQ4XS, []fusedFunc{fusedIQ4XSx1, fusedIQ4XSx2, fusedIQ4XSx3, fusedIQ4XSx4}},
 	quant.MXFP4:  {decodeMXFP4, []fusedFunc{fusedMXFP4x1, fusedMXFP4x2, fusedMXFP4x3, fusedMXFP4x4}},
+	quant.NVFP4:  {decodeNVFP4, nil},
+	quant.Q2_K:   {decodeQ2K, []fusedFunc{fusedQ2Kx1}},
+	quant.Q3_K:   {decodeQ3K, []fusedFunc{fusedQ3Kx1, fusedQ3Kx2}},
 	quant.Q2_0:   {},
 }
 
@@ -57,11 +60,11 @@ var kernelsAVX2 = [...]struct {
 }{
 	quant.Q4_0:   {decode2Q40, micro2Off32u4},
 	quant.Q4_1:   {decode2Q41, micro2Min32u4},
-	quant.Q5_0:   {nil, micro2Off32s8},
-	quant.Q5_1:   {nil, micro2Min32u5},
+	quant.Q5_0:   {decode2Q50, micro2Off32u5},
+	quant.Q5_1:   {decode2Q51, micro2Min32u5},
 	quant.Q8_0:   {decode2Q80, micro2Off32s8},
-	quant.Q2_K:   {nil, micro2Min16u2},
-	quant.Q3_K:   {nil, micro2Off16u6},
+	quant.Q2_K:   {decode2Q2K, micro2Min16u2},
+	quant.Q3_K:   {decode2Q3K, micro2Off16u6},
 	quant.Q4_K:   {decode2Q4K, micro2Min32u4},
 	quant.Q5_K:   {decode2Q5K, micro2Min32u5},
 	quant.Q6_K:   {decode2Q6K, micro2Off16u6},
@@ -69,8 +72,8 @@ var kernelsAVX2 = [...]struct {
 	quant.IQ4_XS: {decode2IQ4XS, micro2Off32s8},
 	quant.TQ1_0:  {nil, micro2Off32s8},
 	quant.TQ2_0:  {nil, micro2Off32s8},
-	quant.MXFP4:  {nil, micro2Off32s8},
-	quant.NVFP4:  {nil, micro2Off16u6},
+	quant.MXFP4:  {decode2MXFP4, micro2Off32s8},
+	quant.NVFP4:  {decode2NVFP4, micro2Off16u6},
 	quant.Q1_0:   {nil, micro2Off32s8},
 	quant.Q2_0:   {nil, micro2Off32s8},
 }
@@ -189,12 +192,8 @@ func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []f
 		pf := next + uintptr(b*np*Panel*bb)
 		for i := range np {
 			p, wp := s.panels[i*panelSize:][:panelSize], add(w, i*Panel*stride+b*bb)
-			if k.decode != nil {
-				k.decode(&p[0], wp, stride, values/32, pf, decodeAhead/64)
-				pf += uintptr(decodeAhead)
-			} else {
-				f.panel(p, wp, stride, values, f.kind.offset())
-			}
+			f.decodePanel(k.decode, p, wp, stride, values, f.kind.offset(), pf, decodeAhead/64)
+			pf += uintptr(decodeAhead)
 		}
 		yin, yinStep := &s.zero[0], 0
 		if b > 0 {
@@ -248,11 +247,7 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1 int, s 
 		}
 		for b := range x.blocks {
 			values := min(blockLen, m.K-b*blockLen)
-			if k.decode != nil {
-				k.decode(&s.panels[0], add(w, b*bb), stride, values/32, next+uintptr(b*Panel*bb), 0)
-			} else {
-				f.panel(s.panels[:panelSize], add(w, b*bb), stride, values, off)
-			}
+			f.decodePanel(k.decode, s.panels[:panelSize], add(w, b*bb), stride, values, off, next+uintptr(b*Panel*bb), 0)
 			for c := 0; c < x.n; c += tileAVX2 {
 				k.micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])), min(tileAVX2, x.n-c), &out[c*step], 4*step, f.kind.iters(values))
 			}
@@ -287,16 +282,24 @@ func (k kind) offset() byte {
 func add(p *byte, n int) *byte        { return (*byte)(unsafe.Add(unsafe.Pointer(p), n)) }
 func addf(p *float32, n int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(p), n)) }
 
+// decodePanel decodes 16 rows with a kernel, or in Go where there is none.
+func (f *format) decodePanel(decode decodeFunc, p []byte, w *byte, stride, values int, off byte, pf uintptr, pfStep int) {
+	if f.kind.sub() == 16 && values%128 != 0 {
+		clear(p[panelScale:]) // micro kernels go on to the next 128
+	}
+	if decode == nil {
+		f.panel(p, w, stride, values, off)
+		return
+	}
+	decode(&p[0], w, stride, values/f.len, pf, pfStep)
+}
+
 // panel decodes 16 rows in Go, for types without a kernel, and adds off to every code.
 func (f *format) panel(p []byte, w *byte, stride, values int, off byte) {
 	var u unpacked
 	sub := f.kind.sub()
 	scale := unsafe.Slice((*float32)(unsafe.Pointer(&p[panelScale])), 256)
 	mins := unsafe.Slice((*float32)(unsafe.Pointer(&p[panelMin])), 256)
-	if values < blockLen {
-		clear(scale)
-		clear(mins)
-	}
 	for r := range Panel {
 		row := unsafe.Slice(add(w, r*stride), values/f.len*f.bytes)
 		f.block(&u, row, 0, values)

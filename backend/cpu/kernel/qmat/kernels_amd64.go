@@ -442,6 +442,42 @@ func fusedMXFP4x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, x
 //go:noescape
 func fusedMXFP4x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
+// decodeNVFP4 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 64 values.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeNVFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeQ2K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeQ2K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// fusedQ2Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 1344 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ2Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// decodeQ3K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeQ3K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// fusedQ3Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ3Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ3Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ3Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
 // micro2Min32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
 //
@@ -519,6 +555,42 @@ func decode2Q40(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int
 //
 //go:noescape
 func decode2Q41(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2Q50 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2816 bytes at pf (pfStep is not used). chunks counts 32 values.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q50(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2Q51 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 3072 bytes at pf (pfStep is not used). chunks counts 32 values.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q51(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2Q2K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1344 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q2K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2Q3K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1760 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2Q3K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2MXFP4 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2176 bytes at pf (pfStep is not used). chunks counts 32 values.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2MXFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2NVFP4 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks counts 64 values.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2NVFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2IQ4NL unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.

@@ -20,7 +20,466 @@ DATA dwords<>+48(SB)/4, $0x00000030
 DATA dwords<>+52(SB)/4, $0x7f7fffff
 DATA dwords<>+56(SB)/4, $0x0d7fffff
 DATA dwords<>+60(SB)/4, $0x42fe0000
-GLOBL dwords<>(SB), RODATA|NOPTR, $64
+DATA dwords<>+64(SB)/4, $0x0000007f
+DATA dwords<>+68(SB)/4, $0x7b000000
+DATA dwords<>+72(SB)/4, $0x3f000000
+GLOBL dwords<>(SB), RODATA|NOPTR, $76
+
+DATA wide0f0f0f0f<>+0(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+4(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+8(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+12(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+16(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+20(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+24(SB)/4, $0x0f0f0f0f
+DATA wide0f0f0f0f<>+28(SB)/4, $0x0f0f0f0f
+GLOBL wide0f0f0f0f<>(SB), RODATA|NOPTR, $32
+
+DATA wide30303030<>+0(SB)/4, $0x30303030
+DATA wide30303030<>+4(SB)/4, $0x30303030
+DATA wide30303030<>+8(SB)/4, $0x30303030
+DATA wide30303030<>+12(SB)/4, $0x30303030
+DATA wide30303030<>+16(SB)/4, $0x30303030
+DATA wide30303030<>+20(SB)/4, $0x30303030
+DATA wide30303030<>+24(SB)/4, $0x30303030
+DATA wide30303030<>+28(SB)/4, $0x30303030
+GLOBL wide30303030<>(SB), RODATA|NOPTR, $32
+
+DATA wide3f3f3f3f<>+0(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+4(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+8(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+12(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+16(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+20(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+24(SB)/4, $0x3f3f3f3f
+DATA wide3f3f3f3f<>+28(SB)/4, $0x3f3f3f3f
+GLOBL wide3f3f3f3f<>(SB), RODATA|NOPTR, $32
+
+DATA wide10101010<>+0(SB)/4, $0x10101010
+DATA wide10101010<>+4(SB)/4, $0x10101010
+DATA wide10101010<>+8(SB)/4, $0x10101010
+DATA wide10101010<>+12(SB)/4, $0x10101010
+DATA wide10101010<>+16(SB)/4, $0x10101010
+DATA wide10101010<>+20(SB)/4, $0x10101010
+DATA wide10101010<>+24(SB)/4, $0x10101010
+DATA wide10101010<>+28(SB)/4, $0x10101010
+GLOBL wide10101010<>(SB), RODATA|NOPTR, $32
+
+DATA wide000000ff<>+0(SB)/4, $0x000000ff
+DATA wide000000ff<>+4(SB)/4, $0x000000ff
+DATA wide000000ff<>+8(SB)/4, $0x000000ff
+DATA wide000000ff<>+12(SB)/4, $0x000000ff
+DATA wide000000ff<>+16(SB)/4, $0x000000ff
+DATA wide000000ff<>+20(SB)/4, $0x000000ff
+DATA wide000000ff<>+24(SB)/4, $0x000000ff
+DATA wide000000ff<>+28(SB)/4, $0x000000ff
+GLOBL wide000000ff<>(SB), RODATA|NOPTR, $32
+
+DATA wide80808080<>+0(SB)/4, $0x80808080
+DATA wide80808080<>+4(SB)/4, $0x80808080
+DATA wide80808080<>+8(SB)/4, $0x80808080
+DATA wide80808080<>+12(SB)/4, $0x80808080
+DATA wide80808080<>+16(SB)/4, $0x80808080
+DATA wide80808080<>+20(SB)/4, $0x80808080
+DATA wide80808080<>+24(SB)/4, $0x80808080
+DATA wide80808080<>+28(SB)/4, $0x80808080
+GLOBL wide80808080<>(SB), RODATA|NOPTR, $32
+
+DATA wide80000000<>+0(SB)/4, $0x80000000
+DATA wide80000000<>+4(SB)/4, $0x80000000
+DATA wide80000000<>+8(SB)/4, $0x80000000
+DATA wide80000000<>+12(SB)/4, $0x80000000
+DATA wide80000000<>+16(SB)/4, $0x80000000
+DATA wide80000000<>+20(SB)/4, $0x80000000
+DATA wide80000000<>+24(SB)/4, $0x80000000
+DATA wide80000000<>+28(SB)/4, $0x80000000
+GLOBL wide80000000<>(SB), RODATA|NOPTR, $32
+
+DATA wide4b400000<>+0(SB)/4, $0x4b400000
+DATA wide4b400000<>+4(SB)/4, $0x4b400000
+DATA wide4b400000<>+8(SB)/4, $0x4b400000
+DATA wide4b400000<>+12(SB)/4, $0x4b400000
+DATA wide4b400000<>+16(SB)/4, $0x4b400000
+DATA wide4b400000<>+20(SB)/4, $0x4b400000
+DATA wide4b400000<>+24(SB)/4, $0x4b400000
+DATA wide4b400000<>+28(SB)/4, $0x4b400000
+GLOBL wide4b400000<>(SB), RODATA|NOPTR, $32
+
+DATA wide3d800000<>+0(SB)/4, $0x3d800000
+DATA wide3d800000<>+4(SB)/4, $0x3d800000
+DATA wide3d800000<>+8(SB)/4, $0x3d800000
+DATA wide3d800000<>+12(SB)/4, $0x3d800000
+DATA wide3d800000<>+16(SB)/4, $0x3d800000
+DATA wide3d800000<>+20(SB)/4, $0x3d800000
+DATA wide3d800000<>+24(SB)/4, $0x3d800000
+DATA wide3d800000<>+28(SB)/4, $0x3d800000
+GLOBL wide3d800000<>(SB), RODATA|NOPTR, $32
+
+DATA wide3e000000<>+0(SB)/4, $0x3e000000
+DATA wide3e000000<>+4(SB)/4, $0x3e000000
+DATA wide3e000000<>+8(SB)/4, $0x3e000000
+DATA wide3e000000<>+12(SB)/4, $0x3e000000
+DATA wide3e000000<>+16(SB)/4, $0x3e000000
+DATA wide3e000000<>+20(SB)/4, $0x3e000000
+DATA wide3e000000<>+24(SB)/4, $0x3e000000
+DATA wide3e000000<>+28(SB)/4, $0x3e000000
+GLOBL wide3e000000<>(SB), RODATA|NOPTR, $32
+
+DATA wide00010001<>+0(SB)/4, $0x00010001
+DATA wide00010001<>+4(SB)/4, $0x00010001
+DATA wide00010001<>+8(SB)/4, $0x00010001
+DATA wide00010001<>+12(SB)/4, $0x00010001
+DATA wide00010001<>+16(SB)/4, $0x00010001
+DATA wide00010001<>+20(SB)/4, $0x00010001
+DATA wide00010001<>+24(SB)/4, $0x00010001
+DATA wide00010001<>+28(SB)/4, $0x00010001
+GLOBL wide00010001<>(SB), RODATA|NOPTR, $32
+
+DATA wide00100010<>+0(SB)/4, $0x00100010
+DATA wide00100010<>+4(SB)/4, $0x00100010
+DATA wide00100010<>+8(SB)/4, $0x00100010
+DATA wide00100010<>+12(SB)/4, $0x00100010
+DATA wide00100010<>+16(SB)/4, $0x00100010
+DATA wide00100010<>+20(SB)/4, $0x00100010
+DATA wide00100010<>+24(SB)/4, $0x00100010
+DATA wide00100010<>+28(SB)/4, $0x00100010
+GLOBL wide00100010<>(SB), RODATA|NOPTR, $32
+
+DATA wide00080008<>+0(SB)/4, $0x00080008
+DATA wide00080008<>+4(SB)/4, $0x00080008
+DATA wide00080008<>+8(SB)/4, $0x00080008
+DATA wide00080008<>+12(SB)/4, $0x00080008
+DATA wide00080008<>+16(SB)/4, $0x00080008
+DATA wide00080008<>+20(SB)/4, $0x00080008
+DATA wide00080008<>+24(SB)/4, $0x00080008
+DATA wide00080008<>+28(SB)/4, $0x00080008
+GLOBL wide00080008<>(SB), RODATA|NOPTR, $32
+
+DATA wide0000000f<>+0(SB)/4, $0x0000000f
+DATA wide0000000f<>+4(SB)/4, $0x0000000f
+DATA wide0000000f<>+8(SB)/4, $0x0000000f
+DATA wide0000000f<>+12(SB)/4, $0x0000000f
+DATA wide0000000f<>+16(SB)/4, $0x0000000f
+DATA wide0000000f<>+20(SB)/4, $0x0000000f
+DATA wide0000000f<>+24(SB)/4, $0x0000000f
+DATA wide0000000f<>+28(SB)/4, $0x0000000f
+GLOBL wide0000000f<>(SB), RODATA|NOPTR, $32
+
+DATA wide00000020<>+0(SB)/4, $0x00000020
+DATA wide00000020<>+4(SB)/4, $0x00000020
+DATA wide00000020<>+8(SB)/4, $0x00000020
+DATA wide00000020<>+12(SB)/4, $0x00000020
+DATA wide00000020<>+16(SB)/4, $0x00000020
+DATA wide00000020<>+20(SB)/4, $0x00000020
+DATA wide00000020<>+24(SB)/4, $0x00000020
+DATA wide00000020<>+28(SB)/4, $0x00000020
+GLOBL wide00000020<>(SB), RODATA|NOPTR, $32
+
+DATA wide00000030<>+0(SB)/4, $0x00000030
+DATA wide00000030<>+4(SB)/4, $0x00000030
+DATA wide00000030<>+8(SB)/4, $0x00000030
+DATA wide00000030<>+12(SB)/4, $0x00000030
+DATA wide00000030<>+16(SB)/4, $0x00000030
+DATA wide00000030<>+20(SB)/4, $0x00000030
+DATA wide00000030<>+24(SB)/4, $0x00000030
+DATA wide00000030<>+28(SB)/4, $0x00000030
+GLOBL wide00000030<>(SB), RODATA|NOPTR, $32
+
+DATA wide03030303<>+0(SB)/4, $0x03030303
+DATA wide03030303<>+4(SB)/4, $0x03030303
+DATA wide03030303<>+8(SB)/4, $0x03030303
+DATA wide03030303<>+12(SB)/4, $0x03030303
+DATA wide03030303<>+16(SB)/4, $0x03030303
+DATA wide03030303<>+20(SB)/4, $0x03030303
+DATA wide03030303<>+24(SB)/4, $0x03030303
+DATA wide03030303<>+28(SB)/4, $0x03030303
+GLOBL wide03030303<>(SB), RODATA|NOPTR, $32
+
+DATA wide18181818<>+0(SB)/4, $0x18181818
+DATA wide18181818<>+4(SB)/4, $0x18181818
+DATA wide18181818<>+8(SB)/4, $0x18181818
+DATA wide18181818<>+12(SB)/4, $0x18181818
+DATA wide18181818<>+16(SB)/4, $0x18181818
+DATA wide18181818<>+20(SB)/4, $0x18181818
+DATA wide18181818<>+24(SB)/4, $0x18181818
+DATA wide18181818<>+28(SB)/4, $0x18181818
+GLOBL wide18181818<>(SB), RODATA|NOPTR, $32
+
+DATA wide20202020<>+0(SB)/4, $0x20202020
+DATA wide20202020<>+4(SB)/4, $0x20202020
+DATA wide20202020<>+8(SB)/4, $0x20202020
+DATA wide20202020<>+12(SB)/4, $0x20202020
+DATA wide20202020<>+16(SB)/4, $0x20202020
+DATA wide20202020<>+20(SB)/4, $0x20202020
+DATA wide20202020<>+24(SB)/4, $0x20202020
+DATA wide20202020<>+28(SB)/4, $0x20202020
+GLOBL wide20202020<>(SB), RODATA|NOPTR, $32
+
+DATA wide0000007f<>+0(SB)/4, $0x0000007f
+DATA wide0000007f<>+4(SB)/4, $0x0000007f
+DATA wide0000007f<>+8(SB)/4, $0x0000007f
+DATA wide0000007f<>+12(SB)/4, $0x0000007f
+DATA wide0000007f<>+16(SB)/4, $0x0000007f
+DATA wide0000007f<>+20(SB)/4, $0x0000007f
+DATA wide0000007f<>+24(SB)/4, $0x0000007f
+DATA wide0000007f<>+28(SB)/4, $0x0000007f
+GLOBL wide0000007f<>(SB), RODATA|NOPTR, $32
+
+DATA wide08040201<>+0(SB)/4, $0x08040201
+DATA wide08040201<>+4(SB)/4, $0x08040201
+DATA wide08040201<>+8(SB)/4, $0x08040201
+DATA wide08040201<>+12(SB)/4, $0x08040201
+DATA wide08040201<>+16(SB)/4, $0x08040201
+DATA wide08040201<>+20(SB)/4, $0x08040201
+DATA wide08040201<>+24(SB)/4, $0x08040201
+DATA wide08040201<>+28(SB)/4, $0x08040201
+GLOBL wide08040201<>(SB), RODATA|NOPTR, $32
+
+DATA wide80402010<>+0(SB)/4, $0x80402010
+DATA wide80402010<>+4(SB)/4, $0x80402010
+DATA wide80402010<>+8(SB)/4, $0x80402010
+DATA wide80402010<>+12(SB)/4, $0x80402010
+DATA wide80402010<>+16(SB)/4, $0x80402010
+DATA wide80402010<>+20(SB)/4, $0x80402010
+DATA wide80402010<>+24(SB)/4, $0x80402010
+DATA wide80402010<>+28(SB)/4, $0x80402010
+GLOBL wide80402010<>(SB), RODATA|NOPTR, $32
+
+DATA wide7b000000<>+0(SB)/4, $0x7b000000
+DATA wide7b000000<>+4(SB)/4, $0x7b000000
+DATA wide7b000000<>+8(SB)/4, $0x7b000000
+DATA wide7b000000<>+12(SB)/4, $0x7b000000
+DATA wide7b000000<>+16(SB)/4, $0x7b000000
+DATA wide7b000000<>+20(SB)/4, $0x7b000000
+DATA wide7b000000<>+24(SB)/4, $0x7b000000
+DATA wide7b000000<>+28(SB)/4, $0x7b000000
+GLOBL wide7b000000<>(SB), RODATA|NOPTR, $32
+
+DATA wide3f000000<>+0(SB)/4, $0x3f000000
+DATA wide3f000000<>+4(SB)/4, $0x3f000000
+DATA wide3f000000<>+8(SB)/4, $0x3f000000
+DATA wide3f000000<>+12(SB)/4, $0x3f000000
+DATA wide3f000000<>+16(SB)/4, $0x3f000000
+DATA wide3f000000<>+20(SB)/4, $0x3f000000
+DATA wide3f000000<>+24(SB)/4, $0x3f000000
+DATA wide3f000000<>+28(SB)/4, $0x3f000000
+GLOBL wide3f000000<>(SB), RODATA|NOPTR, $32
+
+DATA wide00000001<>+0(SB)/4, $0x00000001
+DATA wide00000001<>+4(SB)/4, $0x00000001
+DATA wide00000001<>+8(SB)/4, $0x00000001
+DATA wide00000001<>+12(SB)/4, $0x00000001
+DATA wide00000001<>+16(SB)/4, $0x00000001
+DATA wide00000001<>+20(SB)/4, $0x00000001
+DATA wide00000001<>+24(SB)/4, $0x00000001
+DATA wide00000001<>+28(SB)/4, $0x00000001
+GLOBL wide00000001<>(SB), RODATA|NOPTR, $32
+
+DATA wide00000002<>+0(SB)/4, $0x00000002
+DATA wide00000002<>+4(SB)/4, $0x00000002
+DATA wide00000002<>+8(SB)/4, $0x00000002
+DATA wide00000002<>+12(SB)/4, $0x00000002
+DATA wide00000002<>+16(SB)/4, $0x00000002
+DATA wide00000002<>+20(SB)/4, $0x00000002
+DATA wide00000002<>+24(SB)/4, $0x00000002
+DATA wide00000002<>+28(SB)/4, $0x00000002
+GLOBL wide00000002<>(SB), RODATA|NOPTR, $32
+
+DATA wide00200000<>+0(SB)/4, $0x00200000
+DATA wide00200000<>+4(SB)/4, $0x00200000
+DATA wide00200000<>+8(SB)/4, $0x00200000
+DATA wide00200000<>+12(SB)/4, $0x00200000
+DATA wide00200000<>+16(SB)/4, $0x00200000
+DATA wide00200000<>+20(SB)/4, $0x00200000
+DATA wide00200000<>+24(SB)/4, $0x00200000
+DATA wide00200000<>+28(SB)/4, $0x00200000
+GLOBL wide00200000<>(SB), RODATA|NOPTR, $32
+
+DATA wide7fffffff<>+0(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+4(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+8(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+12(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+16(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+20(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+24(SB)/4, $0x7fffffff
+DATA wide7fffffff<>+28(SB)/4, $0x7fffffff
+GLOBL wide7fffffff<>(SB), RODATA|NOPTR, $32
+
+DATA wide7f7fffff<>+0(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+4(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+8(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+12(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+16(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+20(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+24(SB)/4, $0x7f7fffff
+DATA wide7f7fffff<>+28(SB)/4, $0x7f7fffff
+GLOBL wide7f7fffff<>(SB), RODATA|NOPTR, $32
+
+DATA wide0d7fffff<>+0(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+4(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+8(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+12(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+16(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+20(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+24(SB)/4, $0x0d7fffff
+DATA wide0d7fffff<>+28(SB)/4, $0x0d7fffff
+GLOBL wide0d7fffff<>(SB), RODATA|NOPTR, $32
+
+DATA wide42fe0000<>+0(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+4(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+8(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+12(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+16(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+20(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+24(SB)/4, $0x42fe0000
+DATA wide42fe0000<>+28(SB)/4, $0x42fe0000
+GLOBL wide42fe0000<>(SB), RODATA|NOPTR, $32
+
+DATA wide00000800<>+0(SB)/4, $0x00000800
+DATA wide00000800<>+4(SB)/4, $0x00000800
+DATA wide00000800<>+8(SB)/4, $0x00000800
+DATA wide00000800<>+12(SB)/4, $0x00000800
+DATA wide00000800<>+16(SB)/4, $0x00000800
+DATA wide00000800<>+20(SB)/4, $0x00000800
+DATA wide00000800<>+24(SB)/4, $0x00000800
+DATA wide00000800<>+28(SB)/4, $0x00000800
+GLOBL wide00000800<>(SB), RODATA|NOPTR, $32
+
+DATA lowWords<>+0(SB)/1, $0x00
+DATA lowWords<>+1(SB)/1, $0x01
+DATA lowWords<>+2(SB)/1, $0x04
+DATA lowWords<>+3(SB)/1, $0x05
+DATA lowWords<>+4(SB)/1, $0x08
+DATA lowWords<>+5(SB)/1, $0x09
+DATA lowWords<>+6(SB)/1, $0x0c
+DATA lowWords<>+7(SB)/1, $0x0d
+DATA lowWords<>+8(SB)/1, $0x80
+DATA lowWords<>+9(SB)/1, $0x80
+DATA lowWords<>+10(SB)/1, $0x80
+DATA lowWords<>+11(SB)/1, $0x80
+DATA lowWords<>+12(SB)/1, $0x80
+DATA lowWords<>+13(SB)/1, $0x80
+DATA lowWords<>+14(SB)/1, $0x80
+DATA lowWords<>+15(SB)/1, $0x80
+DATA lowWords<>+16(SB)/1, $0x00
+DATA lowWords<>+17(SB)/1, $0x01
+DATA lowWords<>+18(SB)/1, $0x04
+DATA lowWords<>+19(SB)/1, $0x05
+DATA lowWords<>+20(SB)/1, $0x08
+DATA lowWords<>+21(SB)/1, $0x09
+DATA lowWords<>+22(SB)/1, $0x0c
+DATA lowWords<>+23(SB)/1, $0x0d
+DATA lowWords<>+24(SB)/1, $0x80
+DATA lowWords<>+25(SB)/1, $0x80
+DATA lowWords<>+26(SB)/1, $0x80
+DATA lowWords<>+27(SB)/1, $0x80
+DATA lowWords<>+28(SB)/1, $0x80
+DATA lowWords<>+29(SB)/1, $0x80
+DATA lowWords<>+30(SB)/1, $0x80
+DATA lowWords<>+31(SB)/1, $0x80
+GLOBL lowWords<>(SB), RODATA|NOPTR, $32
+
+DATA codes0<>+0(SB)/1, $0x81
+DATA codes0<>+1(SB)/1, $0x98
+DATA codes0<>+2(SB)/1, $0xad
+DATA codes0<>+3(SB)/1, $0xbf
+DATA codes0<>+4(SB)/1, $0xcf
+DATA codes0<>+5(SB)/1, $0xdd
+DATA codes0<>+6(SB)/1, $0xea
+DATA codes0<>+7(SB)/1, $0xf6
+DATA codes0<>+8(SB)/1, $0x01
+DATA codes0<>+9(SB)/1, $0x0d
+DATA codes0<>+10(SB)/1, $0x19
+DATA codes0<>+11(SB)/1, $0x26
+DATA codes0<>+12(SB)/1, $0x35
+DATA codes0<>+13(SB)/1, $0x45
+DATA codes0<>+14(SB)/1, $0x59
+DATA codes0<>+15(SB)/1, $0x71
+DATA codes0<>+16(SB)/1, $0x81
+DATA codes0<>+17(SB)/1, $0x98
+DATA codes0<>+18(SB)/1, $0xad
+DATA codes0<>+19(SB)/1, $0xbf
+DATA codes0<>+20(SB)/1, $0xcf
+DATA codes0<>+21(SB)/1, $0xdd
+DATA codes0<>+22(SB)/1, $0xea
+DATA codes0<>+23(SB)/1, $0xf6
+DATA codes0<>+24(SB)/1, $0x01
+DATA codes0<>+25(SB)/1, $0x0d
+DATA codes0<>+26(SB)/1, $0x19
+DATA codes0<>+27(SB)/1, $0x26
+DATA codes0<>+28(SB)/1, $0x35
+DATA codes0<>+29(SB)/1, $0x45
+DATA codes0<>+30(SB)/1, $0x59
+DATA codes0<>+31(SB)/1, $0x71
+GLOBL codes0<>(SB), RODATA|NOPTR, $32
+
+DATA codes1<>+0(SB)/1, $0x00
+DATA codes1<>+1(SB)/1, $0x01
+DATA codes1<>+2(SB)/1, $0x02
+DATA codes1<>+3(SB)/1, $0x03
+DATA codes1<>+4(SB)/1, $0x04
+DATA codes1<>+5(SB)/1, $0x06
+DATA codes1<>+6(SB)/1, $0x08
+DATA codes1<>+7(SB)/1, $0x0c
+DATA codes1<>+8(SB)/1, $0x00
+DATA codes1<>+9(SB)/1, $0xff
+DATA codes1<>+10(SB)/1, $0xfe
+DATA codes1<>+11(SB)/1, $0xfd
+DATA codes1<>+12(SB)/1, $0xfc
+DATA codes1<>+13(SB)/1, $0xfa
+DATA codes1<>+14(SB)/1, $0xf8
+DATA codes1<>+15(SB)/1, $0xf4
+DATA codes1<>+16(SB)/1, $0x00
+DATA codes1<>+17(SB)/1, $0x01
+DATA codes1<>+18(SB)/1, $0x02
+DATA codes1<>+19(SB)/1, $0x03
+DATA codes1<>+20(SB)/1, $0x04
+DATA codes1<>+21(SB)/1, $0x06
+DATA codes1<>+22(SB)/1, $0x08
+DATA codes1<>+23(SB)/1, $0x0c
+DATA codes1<>+24(SB)/1, $0x00
+DATA codes1<>+25(SB)/1, $0xff
+DATA codes1<>+26(SB)/1, $0xfe
+DATA codes1<>+27(SB)/1, $0xfd
+DATA codes1<>+28(SB)/1, $0xfc
+DATA codes1<>+29(SB)/1, $0xfa
+DATA codes1<>+30(SB)/1, $0xf8
+DATA codes1<>+31(SB)/1, $0xf4
+GLOBL codes1<>(SB), RODATA|NOPTR, $32
+
+DATA codes2<>+0(SB)/1, $0x20
+DATA codes2<>+1(SB)/1, $0x22
+DATA codes2<>+2(SB)/1, $0x24
+DATA codes2<>+3(SB)/1, $0x26
+DATA codes2<>+4(SB)/1, $0x28
+DATA codes2<>+5(SB)/1, $0x2c
+DATA codes2<>+6(SB)/1, $0x30
+DATA codes2<>+7(SB)/1, $0x38
+DATA codes2<>+8(SB)/1, $0x20
+DATA codes2<>+9(SB)/1, $0x1e
+DATA codes2<>+10(SB)/1, $0x1c
+DATA codes2<>+11(SB)/1, $0x1a
+DATA codes2<>+12(SB)/1, $0x18
+DATA codes2<>+13(SB)/1, $0x14
+DATA codes2<>+14(SB)/1, $0x10
+DATA codes2<>+15(SB)/1, $0x08
+DATA codes2<>+16(SB)/1, $0x20
+DATA codes2<>+17(SB)/1, $0x22
+DATA codes2<>+18(SB)/1, $0x24
+DATA codes2<>+19(SB)/1, $0x26
+DATA codes2<>+20(SB)/1, $0x28
+DATA codes2<>+21(SB)/1, $0x2c
+DATA codes2<>+22(SB)/1, $0x30
+DATA codes2<>+23(SB)/1, $0x38
+DATA codes2<>+24(SB)/1, $0x20
+DATA codes2<>+25(SB)/1, $0x1e
+DATA codes2<>+26(SB)/1, $0x1c
+DATA codes2<>+27(SB)/1, $0x1a
+DATA codes2<>+28(SB)/1, $0x18
+DATA codes2<>+29(SB)/1, $0x14
+DATA codes2<>+30(SB)/1, $0x10
+DATA codes2<>+31(SB)/1, $0x08
+GLOBL codes2<>(SB), RODATA|NOPTR, $32
 
 DATA iota16<>+0(SB)/4, $0x00000000
 DATA iota16<>+4(SB)/4, $0x00000001
@@ -298,42 +757,6 @@ DATA spread<>+254(SB)/1, $0x0f
 DATA spread<>+255(SB)/1, $0x0f
 GLOBL spread<>(SB), RODATA|NOPTR, $256
 
-DATA table0<>+0(SB)/1, $0x01
-DATA table0<>+1(SB)/1, $0x18
-DATA table0<>+2(SB)/1, $0x2d
-DATA table0<>+3(SB)/1, $0x3f
-DATA table0<>+4(SB)/1, $0x4f
-DATA table0<>+5(SB)/1, $0x5d
-DATA table0<>+6(SB)/1, $0x6a
-DATA table0<>+7(SB)/1, $0x76
-DATA table0<>+8(SB)/1, $0x81
-DATA table0<>+9(SB)/1, $0x8d
-DATA table0<>+10(SB)/1, $0x99
-DATA table0<>+11(SB)/1, $0xa6
-DATA table0<>+12(SB)/1, $0xb5
-DATA table0<>+13(SB)/1, $0xc5
-DATA table0<>+14(SB)/1, $0xd9
-DATA table0<>+15(SB)/1, $0xf1
-GLOBL table0<>(SB), RODATA|NOPTR, $16
-
-DATA table1<>+0(SB)/1, $0x80
-DATA table1<>+1(SB)/1, $0x88
-DATA table1<>+2(SB)/1, $0x90
-DATA table1<>+3(SB)/1, $0x98
-DATA table1<>+4(SB)/1, $0xa0
-DATA table1<>+5(SB)/1, $0xb0
-DATA table1<>+6(SB)/1, $0xc0
-DATA table1<>+7(SB)/1, $0xe0
-DATA table1<>+8(SB)/1, $0x80
-DATA table1<>+9(SB)/1, $0x78
-DATA table1<>+10(SB)/1, $0x70
-DATA table1<>+11(SB)/1, $0x68
-DATA table1<>+12(SB)/1, $0x60
-DATA table1<>+13(SB)/1, $0x50
-DATA table1<>+14(SB)/1, $0x40
-DATA table1<>+15(SB)/1, $0x20
-GLOBL table1<>(SB), RODATA|NOPTR, $16
-
 DATA sumOrder<>+0(SB)/4, $0x00000000
 DATA sumOrder<>+4(SB)/4, $0x00000002
 DATA sumOrder<>+8(SB)/4, $0x00000004
@@ -376,317 +799,59 @@ DATA sumOrder<>+152(SB)/4, $0x00000003
 DATA sumOrder<>+156(SB)/4, $0x00000007
 GLOBL sumOrder<>(SB), RODATA|NOPTR, $160
 
-DATA wide0f0f0f0f<>+0(SB)/4, $0x0f0f0f0f
-DATA wide0f0f0f0f<>+4(SB)/4, $0x0f0f0f0f
-DATA wide0f0f0f0f<>+8(SB)/4, $0x0f0f0f0f
-DATA wide0f0f0f0f<>+12(SB)/4, $0x0f0f0f0f
-DATA wide0f0f0f0f<>+16(SB)/4, $0x0f0f0f0f
-DATA wide0f0f0f0f<>+20(SB)/4, $0x0f0f0f0f
-DATA wide0f0f0f0f<>+24(SB)/4, $0x0f0f0f0f
-DATA wide0f0f0f0f<>+28(SB)/4, $0x0f0f0f0f
-GLOBL wide0f0f0f0f<>(SB), RODATA|NOPTR, $32
+DATA table0<>+0(SB)/1, $0x01
+DATA table0<>+1(SB)/1, $0x18
+DATA table0<>+2(SB)/1, $0x2d
+DATA table0<>+3(SB)/1, $0x3f
+DATA table0<>+4(SB)/1, $0x4f
+DATA table0<>+5(SB)/1, $0x5d
+DATA table0<>+6(SB)/1, $0x6a
+DATA table0<>+7(SB)/1, $0x76
+DATA table0<>+8(SB)/1, $0x81
+DATA table0<>+9(SB)/1, $0x8d
+DATA table0<>+10(SB)/1, $0x99
+DATA table0<>+11(SB)/1, $0xa6
+DATA table0<>+12(SB)/1, $0xb5
+DATA table0<>+13(SB)/1, $0xc5
+DATA table0<>+14(SB)/1, $0xd9
+DATA table0<>+15(SB)/1, $0xf1
+GLOBL table0<>(SB), RODATA|NOPTR, $16
 
-DATA wide30303030<>+0(SB)/4, $0x30303030
-DATA wide30303030<>+4(SB)/4, $0x30303030
-DATA wide30303030<>+8(SB)/4, $0x30303030
-DATA wide30303030<>+12(SB)/4, $0x30303030
-DATA wide30303030<>+16(SB)/4, $0x30303030
-DATA wide30303030<>+20(SB)/4, $0x30303030
-DATA wide30303030<>+24(SB)/4, $0x30303030
-DATA wide30303030<>+28(SB)/4, $0x30303030
-GLOBL wide30303030<>(SB), RODATA|NOPTR, $32
+DATA table1<>+0(SB)/1, $0x80
+DATA table1<>+1(SB)/1, $0x88
+DATA table1<>+2(SB)/1, $0x90
+DATA table1<>+3(SB)/1, $0x98
+DATA table1<>+4(SB)/1, $0xa0
+DATA table1<>+5(SB)/1, $0xb0
+DATA table1<>+6(SB)/1, $0xc0
+DATA table1<>+7(SB)/1, $0xe0
+DATA table1<>+8(SB)/1, $0x80
+DATA table1<>+9(SB)/1, $0x78
+DATA table1<>+10(SB)/1, $0x70
+DATA table1<>+11(SB)/1, $0x68
+DATA table1<>+12(SB)/1, $0x60
+DATA table1<>+13(SB)/1, $0x50
+DATA table1<>+14(SB)/1, $0x40
+DATA table1<>+15(SB)/1, $0x20
+GLOBL table1<>(SB), RODATA|NOPTR, $16
 
-DATA wide3f3f3f3f<>+0(SB)/4, $0x3f3f3f3f
-DATA wide3f3f3f3f<>+4(SB)/4, $0x3f3f3f3f
-DATA wide3f3f3f3f<>+8(SB)/4, $0x3f3f3f3f
-DATA wide3f3f3f3f<>+12(SB)/4, $0x3f3f3f3f
-DATA wide3f3f3f3f<>+16(SB)/4, $0x3f3f3f3f
-DATA wide3f3f3f3f<>+20(SB)/4, $0x3f3f3f3f
-DATA wide3f3f3f3f<>+24(SB)/4, $0x3f3f3f3f
-DATA wide3f3f3f3f<>+28(SB)/4, $0x3f3f3f3f
-GLOBL wide3f3f3f3f<>(SB), RODATA|NOPTR, $32
-
-DATA wide10101010<>+0(SB)/4, $0x10101010
-DATA wide10101010<>+4(SB)/4, $0x10101010
-DATA wide10101010<>+8(SB)/4, $0x10101010
-DATA wide10101010<>+12(SB)/4, $0x10101010
-DATA wide10101010<>+16(SB)/4, $0x10101010
-DATA wide10101010<>+20(SB)/4, $0x10101010
-DATA wide10101010<>+24(SB)/4, $0x10101010
-DATA wide10101010<>+28(SB)/4, $0x10101010
-GLOBL wide10101010<>(SB), RODATA|NOPTR, $32
-
-DATA wide000000ff<>+0(SB)/4, $0x000000ff
-DATA wide000000ff<>+4(SB)/4, $0x000000ff
-DATA wide000000ff<>+8(SB)/4, $0x000000ff
-DATA wide000000ff<>+12(SB)/4, $0x000000ff
-DATA wide000000ff<>+16(SB)/4, $0x000000ff
-DATA wide000000ff<>+20(SB)/4, $0x000000ff
-DATA wide000000ff<>+24(SB)/4, $0x000000ff
-DATA wide000000ff<>+28(SB)/4, $0x000000ff
-GLOBL wide000000ff<>(SB), RODATA|NOPTR, $32
-
-DATA wide80808080<>+0(SB)/4, $0x80808080
-DATA wide80808080<>+4(SB)/4, $0x80808080
-DATA wide80808080<>+8(SB)/4, $0x80808080
-DATA wide80808080<>+12(SB)/4, $0x80808080
-DATA wide80808080<>+16(SB)/4, $0x80808080
-DATA wide80808080<>+20(SB)/4, $0x80808080
-DATA wide80808080<>+24(SB)/4, $0x80808080
-DATA wide80808080<>+28(SB)/4, $0x80808080
-GLOBL wide80808080<>(SB), RODATA|NOPTR, $32
-
-DATA wide80000000<>+0(SB)/4, $0x80000000
-DATA wide80000000<>+4(SB)/4, $0x80000000
-DATA wide80000000<>+8(SB)/4, $0x80000000
-DATA wide80000000<>+12(SB)/4, $0x80000000
-DATA wide80000000<>+16(SB)/4, $0x80000000
-DATA wide80000000<>+20(SB)/4, $0x80000000
-DATA wide80000000<>+24(SB)/4, $0x80000000
-DATA wide80000000<>+28(SB)/4, $0x80000000
-GLOBL wide80000000<>(SB), RODATA|NOPTR, $32
-
-DATA wide4b400000<>+0(SB)/4, $0x4b400000
-DATA wide4b400000<>+4(SB)/4, $0x4b400000
-DATA wide4b400000<>+8(SB)/4, $0x4b400000
-DATA wide4b400000<>+12(SB)/4, $0x4b400000
-DATA wide4b400000<>+16(SB)/4, $0x4b400000
-DATA wide4b400000<>+20(SB)/4, $0x4b400000
-DATA wide4b400000<>+24(SB)/4, $0x4b400000
-DATA wide4b400000<>+28(SB)/4, $0x4b400000
-GLOBL wide4b400000<>(SB), RODATA|NOPTR, $32
-
-DATA wide3d800000<>+0(SB)/4, $0x3d800000
-DATA wide3d800000<>+4(SB)/4, $0x3d800000
-DATA wide3d800000<>+8(SB)/4, $0x3d800000
-DATA wide3d800000<>+12(SB)/4, $0x3d800000
-DATA wide3d800000<>+16(SB)/4, $0x3d800000
-DATA wide3d800000<>+20(SB)/4, $0x3d800000
-DATA wide3d800000<>+24(SB)/4, $0x3d800000
-DATA wide3d800000<>+28(SB)/4, $0x3d800000
-GLOBL wide3d800000<>(SB), RODATA|NOPTR, $32
-
-DATA wide3e000000<>+0(SB)/4, $0x3e000000
-DATA wide3e000000<>+4(SB)/4, $0x3e000000
-DATA wide3e000000<>+8(SB)/4, $0x3e000000
-DATA wide3e000000<>+12(SB)/4, $0x3e000000
-DATA wide3e000000<>+16(SB)/4, $0x3e000000
-DATA wide3e000000<>+20(SB)/4, $0x3e000000
-DATA wide3e000000<>+24(SB)/4, $0x3e000000
-DATA wide3e000000<>+28(SB)/4, $0x3e000000
-GLOBL wide3e000000<>(SB), RODATA|NOPTR, $32
-
-DATA wide00010001<>+0(SB)/4, $0x00010001
-DATA wide00010001<>+4(SB)/4, $0x00010001
-DATA wide00010001<>+8(SB)/4, $0x00010001
-DATA wide00010001<>+12(SB)/4, $0x00010001
-DATA wide00010001<>+16(SB)/4, $0x00010001
-DATA wide00010001<>+20(SB)/4, $0x00010001
-DATA wide00010001<>+24(SB)/4, $0x00010001
-DATA wide00010001<>+28(SB)/4, $0x00010001
-GLOBL wide00010001<>(SB), RODATA|NOPTR, $32
-
-DATA wide00100010<>+0(SB)/4, $0x00100010
-DATA wide00100010<>+4(SB)/4, $0x00100010
-DATA wide00100010<>+8(SB)/4, $0x00100010
-DATA wide00100010<>+12(SB)/4, $0x00100010
-DATA wide00100010<>+16(SB)/4, $0x00100010
-DATA wide00100010<>+20(SB)/4, $0x00100010
-DATA wide00100010<>+24(SB)/4, $0x00100010
-DATA wide00100010<>+28(SB)/4, $0x00100010
-GLOBL wide00100010<>(SB), RODATA|NOPTR, $32
-
-DATA wide00080008<>+0(SB)/4, $0x00080008
-DATA wide00080008<>+4(SB)/4, $0x00080008
-DATA wide00080008<>+8(SB)/4, $0x00080008
-DATA wide00080008<>+12(SB)/4, $0x00080008
-DATA wide00080008<>+16(SB)/4, $0x00080008
-DATA wide00080008<>+20(SB)/4, $0x00080008
-DATA wide00080008<>+24(SB)/4, $0x00080008
-DATA wide00080008<>+28(SB)/4, $0x00080008
-GLOBL wide00080008<>(SB), RODATA|NOPTR, $32
-
-DATA wide0000000f<>+0(SB)/4, $0x0000000f
-DATA wide0000000f<>+4(SB)/4, $0x0000000f
-DATA wide0000000f<>+8(SB)/4, $0x0000000f
-DATA wide0000000f<>+12(SB)/4, $0x0000000f
-DATA wide0000000f<>+16(SB)/4, $0x0000000f
-DATA wide0000000f<>+20(SB)/4, $0x0000000f
-DATA wide0000000f<>+24(SB)/4, $0x0000000f
-DATA wide0000000f<>+28(SB)/4, $0x0000000f
-GLOBL wide0000000f<>(SB), RODATA|NOPTR, $32
-
-DATA wide00000020<>+0(SB)/4, $0x00000020
-DATA wide00000020<>+4(SB)/4, $0x00000020
-DATA wide00000020<>+8(SB)/4, $0x00000020
-DATA wide00000020<>+12(SB)/4, $0x00000020
-DATA wide00000020<>+16(SB)/4, $0x00000020
-DATA wide00000020<>+20(SB)/4, $0x00000020
-DATA wide00000020<>+24(SB)/4, $0x00000020
-DATA wide00000020<>+28(SB)/4, $0x00000020
-GLOBL wide00000020<>(SB), RODATA|NOPTR, $32
-
-DATA wide00000030<>+0(SB)/4, $0x00000030
-DATA wide00000030<>+4(SB)/4, $0x00000030
-DATA wide00000030<>+8(SB)/4, $0x00000030
-DATA wide00000030<>+12(SB)/4, $0x00000030
-DATA wide00000030<>+16(SB)/4, $0x00000030
-DATA wide00000030<>+20(SB)/4, $0x00000030
-DATA wide00000030<>+24(SB)/4, $0x00000030
-DATA wide00000030<>+28(SB)/4, $0x00000030
-GLOBL wide00000030<>(SB), RODATA|NOPTR, $32
-
-DATA wide7fffffff<>+0(SB)/4, $0x7fffffff
-DATA wide7fffffff<>+4(SB)/4, $0x7fffffff
-DATA wide7fffffff<>+8(SB)/4, $0x7fffffff
-DATA wide7fffffff<>+12(SB)/4, $0x7fffffff
-DATA wide7fffffff<>+16(SB)/4, $0x7fffffff
-DATA wide7fffffff<>+20(SB)/4, $0x7fffffff
-DATA wide7fffffff<>+24(SB)/4, $0x7fffffff
-DATA wide7fffffff<>+28(SB)/4, $0x7fffffff
-GLOBL wide7fffffff<>(SB), RODATA|NOPTR, $32
-
-DATA wide7f7fffff<>+0(SB)/4, $0x7f7fffff
-DATA wide7f7fffff<>+4(SB)/4, $0x7f7fffff
-DATA wide7f7fffff<>+8(SB)/4, $0x7f7fffff
-DATA wide7f7fffff<>+12(SB)/4, $0x7f7fffff
-DATA wide7f7fffff<>+16(SB)/4, $0x7f7fffff
-DATA wide7f7fffff<>+20(SB)/4, $0x7f7fffff
-DATA wide7f7fffff<>+24(SB)/4, $0x7f7fffff
-DATA wide7f7fffff<>+28(SB)/4, $0x7f7fffff
-GLOBL wide7f7fffff<>(SB), RODATA|NOPTR, $32
-
-DATA wide0d7fffff<>+0(SB)/4, $0x0d7fffff
-DATA wide0d7fffff<>+4(SB)/4, $0x0d7fffff
-DATA wide0d7fffff<>+8(SB)/4, $0x0d7fffff
-DATA wide0d7fffff<>+12(SB)/4, $0x0d7fffff
-DATA wide0d7fffff<>+16(SB)/4, $0x0d7fffff
-DATA wide0d7fffff<>+20(SB)/4, $0x0d7fffff
-DATA wide0d7fffff<>+24(SB)/4, $0x0d7fffff
-DATA wide0d7fffff<>+28(SB)/4, $0x0d7fffff
-GLOBL wide0d7fffff<>(SB), RODATA|NOPTR, $32
-
-DATA wide42fe0000<>+0(SB)/4, $0x42fe0000
-DATA wide42fe0000<>+4(SB)/4, $0x42fe0000
-DATA wide42fe0000<>+8(SB)/4, $0x42fe0000
-DATA wide42fe0000<>+12(SB)/4, $0x42fe0000
-DATA wide42fe0000<>+16(SB)/4, $0x42fe0000
-DATA wide42fe0000<>+20(SB)/4, $0x42fe0000
-DATA wide42fe0000<>+24(SB)/4, $0x42fe0000
-DATA wide42fe0000<>+28(SB)/4, $0x42fe0000
-GLOBL wide42fe0000<>(SB), RODATA|NOPTR, $32
-
-DATA wide00000800<>+0(SB)/4, $0x00000800
-DATA wide00000800<>+4(SB)/4, $0x00000800
-DATA wide00000800<>+8(SB)/4, $0x00000800
-DATA wide00000800<>+12(SB)/4, $0x00000800
-DATA wide00000800<>+16(SB)/4, $0x00000800
-DATA wide00000800<>+20(SB)/4, $0x00000800
-DATA wide00000800<>+24(SB)/4, $0x00000800
-DATA wide00000800<>+28(SB)/4, $0x00000800
-GLOBL wide00000800<>(SB), RODATA|NOPTR, $32
-
-DATA lowWords<>+0(SB)/1, $0x00
-DATA lowWords<>+1(SB)/1, $0x01
-DATA lowWords<>+2(SB)/1, $0x04
-DATA lowWords<>+3(SB)/1, $0x05
-DATA lowWords<>+4(SB)/1, $0x08
-DATA lowWords<>+5(SB)/1, $0x09
-DATA lowWords<>+6(SB)/1, $0x0c
-DATA lowWords<>+7(SB)/1, $0x0d
-DATA lowWords<>+8(SB)/1, $0x80
-DATA lowWords<>+9(SB)/1, $0x80
-DATA lowWords<>+10(SB)/1, $0x80
-DATA lowWords<>+11(SB)/1, $0x80
-DATA lowWords<>+12(SB)/1, $0x80
-DATA lowWords<>+13(SB)/1, $0x80
-DATA lowWords<>+14(SB)/1, $0x80
-DATA lowWords<>+15(SB)/1, $0x80
-DATA lowWords<>+16(SB)/1, $0x00
-DATA lowWords<>+17(SB)/1, $0x01
-DATA lowWords<>+18(SB)/1, $0x04
-DATA lowWords<>+19(SB)/1, $0x05
-DATA lowWords<>+20(SB)/1, $0x08
-DATA lowWords<>+21(SB)/1, $0x09
-DATA lowWords<>+22(SB)/1, $0x0c
-DATA lowWords<>+23(SB)/1, $0x0d
-DATA lowWords<>+24(SB)/1, $0x80
-DATA lowWords<>+25(SB)/1, $0x80
-DATA lowWords<>+26(SB)/1, $0x80
-DATA lowWords<>+27(SB)/1, $0x80
-DATA lowWords<>+28(SB)/1, $0x80
-DATA lowWords<>+29(SB)/1, $0x80
-DATA lowWords<>+30(SB)/1, $0x80
-DATA lowWords<>+31(SB)/1, $0x80
-GLOBL lowWords<>(SB), RODATA|NOPTR, $32
-
-DATA signed0<>+0(SB)/1, $0x81
-DATA signed0<>+1(SB)/1, $0x98
-DATA signed0<>+2(SB)/1, $0xad
-DATA signed0<>+3(SB)/1, $0xbf
-DATA signed0<>+4(SB)/1, $0xcf
-DATA signed0<>+5(SB)/1, $0xdd
-DATA signed0<>+6(SB)/1, $0xea
-DATA signed0<>+7(SB)/1, $0xf6
-DATA signed0<>+8(SB)/1, $0x01
-DATA signed0<>+9(SB)/1, $0x0d
-DATA signed0<>+10(SB)/1, $0x19
-DATA signed0<>+11(SB)/1, $0x26
-DATA signed0<>+12(SB)/1, $0x35
-DATA signed0<>+13(SB)/1, $0x45
-DATA signed0<>+14(SB)/1, $0x59
-DATA signed0<>+15(SB)/1, $0x71
-DATA signed0<>+16(SB)/1, $0x81
-DATA signed0<>+17(SB)/1, $0x98
-DATA signed0<>+18(SB)/1, $0xad
-DATA signed0<>+19(SB)/1, $0xbf
-DATA signed0<>+20(SB)/1, $0xcf
-DATA signed0<>+21(SB)/1, $0xdd
-DATA signed0<>+22(SB)/1, $0xea
-DATA signed0<>+23(SB)/1, $0xf6
-DATA signed0<>+24(SB)/1, $0x01
-DATA signed0<>+25(SB)/1, $0x0d
-DATA signed0<>+26(SB)/1, $0x19
-DATA signed0<>+27(SB)/1, $0x26
-DATA signed0<>+28(SB)/1, $0x35
-DATA signed0<>+29(SB)/1, $0x45
-DATA signed0<>+30(SB)/1, $0x59
-DATA signed0<>+31(SB)/1, $0x71
-GLOBL signed0<>(SB), RODATA|NOPTR, $32
-
-DATA signed1<>+0(SB)/1, $0x00
-DATA signed1<>+1(SB)/1, $0x01
-DATA signed1<>+2(SB)/1, $0x02
-DATA signed1<>+3(SB)/1, $0x03
-DATA signed1<>+4(SB)/1, $0x04
-DATA signed1<>+5(SB)/1, $0x06
-DATA signed1<>+6(SB)/1, $0x08
-DATA signed1<>+7(SB)/1, $0x0c
-DATA signed1<>+8(SB)/1, $0x00
-DATA signed1<>+9(SB)/1, $0xff
-DATA signed1<>+10(SB)/1, $0xfe
-DATA signed1<>+11(SB)/1, $0xfd
-DATA signed1<>+12(SB)/1, $0xfc
-DATA signed1<>+13(SB)/1, $0xfa
-DATA signed1<>+14(SB)/1, $0xf8
-DATA signed1<>+15(SB)/1, $0xf4
-DATA signed1<>+16(SB)/1, $0x00
-DATA signed1<>+17(SB)/1, $0x01
-DATA signed1<>+18(SB)/1, $0x02
-DATA signed1<>+19(SB)/1, $0x03
-DATA signed1<>+20(SB)/1, $0x04
-DATA signed1<>+21(SB)/1, $0x06
-DATA signed1<>+22(SB)/1, $0x08
-DATA signed1<>+23(SB)/1, $0x0c
-DATA signed1<>+24(SB)/1, $0x00
-DATA signed1<>+25(SB)/1, $0xff
-DATA signed1<>+26(SB)/1, $0xfe
-DATA signed1<>+27(SB)/1, $0xfd
-DATA signed1<>+28(SB)/1, $0xfc
-DATA signed1<>+29(SB)/1, $0xfa
-DATA signed1<>+30(SB)/1, $0xf8
-DATA signed1<>+31(SB)/1, $0xf4
-GLOBL signed1<>(SB), RODATA|NOPTR, $32
+DATA table2<>+0(SB)/1, $0x20
+DATA table2<>+1(SB)/1, $0x22
+DATA table2<>+2(SB)/1, $0x24
+DATA table2<>+3(SB)/1, $0x26
+DATA table2<>+4(SB)/1, $0x28
+DATA table2<>+5(SB)/1, $0x2c
+DATA table2<>+6(SB)/1, $0x30
+DATA table2<>+7(SB)/1, $0x38
+DATA table2<>+8(SB)/1, $0x20
+DATA table2<>+9(SB)/1, $0x1e
+DATA table2<>+10(SB)/1, $0x1c
+DATA table2<>+11(SB)/1, $0x1a
+DATA table2<>+12(SB)/1, $0x18
+DATA table2<>+13(SB)/1, $0x14
+DATA table2<>+14(SB)/1, $0x10
+DATA table2<>+15(SB)/1, $0x08
+GLOBL table2<>(SB), RODATA|NOPTR, $16
 
 // func quantize512(out *byte, x *float32, blocks int) int
 // Requires: AVX, AVX2, AVX512BW, AVX512F
@@ -21435,6 +21600,3676 @@ fusedMXFP4x4_chunk:
 	VZEROUPPER
 	RET
 
+// func decodeNVFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeNVFP4(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	VBROADCASTI32X4 table2<>+0(SB), Z2
+	VMOVDQU64       iota16<>+0(SB), Z3
+	VPBROADCASTD    DX, Z4
+	VPMULLD         Z4, Z3, Z3
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), AX
+	MOVQ            chunks+24(FP), R12
+
+decodeNVFP4_loop:
+	KXNORW          K1, K1, K1
+	VPXORD          Z0, Z0, Z4
+	VPGATHERDD      (CX)(Z3*1), K1, Z4
+	VPANDD.BCST     dwords<>+12(SB), Z4, Z5
+	VPCMPUD.BCST    $0x04, dwords<>+64(SB), Z5, K2
+	VPANDD.BCST     dwords<>+64(SB), Z5, Z5
+	VPSLLD          $0x14, Z5, Z5
+	VMULPS.BCST     dwords<>+68(SB), Z5, Z5
+	VMULPS.BCST.Z   dwords<>+72(SB), Z5, K2, Z5
+	VMOVUPS         Z5, (AX)
+	VPSRLD          $0x08, Z4, Z5
+	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
+	VPCMPUD.BCST    $0x04, dwords<>+64(SB), Z5, K2
+	VPANDD.BCST     dwords<>+64(SB), Z5, Z5
+	VPSLLD          $0x14, Z5, Z5
+	VMULPS.BCST     dwords<>+68(SB), Z5, Z5
+	VMULPS.BCST.Z   dwords<>+72(SB), Z5, K2, Z5
+	VMOVUPS         Z5, 64(AX)
+	VPSRLD          $0x10, Z4, Z5
+	VPANDD.BCST     dwords<>+12(SB), Z5, Z5
+	VPCMPUD.BCST    $0x04, dwords<>+64(SB), Z5, K2
+	VPANDD.BCST     dwords<>+64(SB), Z5, Z5
+	VPSLLD          $0x14, Z5, Z5
+	VMULPS.BCST     dwords<>+68(SB), Z5, Z5
+	VMULPS.BCST.Z   dwords<>+72(SB), Z5, K2, Z5
+	VMOVUPS         Z5, 128(AX)
+	VPSRLD          $0x18, Z4, Z4
+	VPCMPUD.BCST    $0x04, dwords<>+64(SB), Z4, K2
+	VPANDD.BCST     dwords<>+64(SB), Z4, Z4
+	VPSLLD          $0x14, Z4, Z4
+	VMULPS.BCST     dwords<>+68(SB), Z4, Z4
+	VMULPS.BCST.Z   dwords<>+72(SB), Z4, K2, Z4
+	VMOVUPS         Z4, 192(AX)
+	VBROADCASTI64X4 4(CX), Z4
+	VINSERTI64X4    $0x01, 4(SI), Z4, Z4
+	VBROADCASTI64X4 4(CX)(DX*1), Z5
+	VINSERTI64X4    $0x01, 4(SI)(DX*1), Z5, Z5
+	VBROADCASTI64X4 4(CX)(DX*2), Z6
+	VINSERTI64X4    $0x01, 4(SI)(DX*2), Z6, Z6
+	VBROADCASTI64X4 4(CX)(BX*1), Z7
+	VINSERTI64X4    $0x01, 4(SI)(BX*1), Z7, Z7
+	VPUNPCKLDQ      Z5, Z4, Z8
+	VPUNPCKHDQ      Z5, Z4, Z9
+	VPUNPCKLDQ      Z7, Z6, Z5
+	VPUNPCKHDQ      Z7, Z6, Z7
+	VPUNPCKLQDQ     Z5, Z8, Z4
+	VPUNPCKHQDQ     Z5, Z8, Z5
+	VPUNPCKLQDQ     Z7, Z9, Z6
+	VPUNPCKHQDQ     Z7, Z9, Z7
+	VBROADCASTI64X4 4(DI), Z8
+	VINSERTI64X4    $0x01, 4(R8), Z8, Z8
+	VBROADCASTI64X4 4(DI)(DX*1), Z9
+	VINSERTI64X4    $0x01, 4(R8)(DX*1), Z9, Z9
+	VBROADCASTI64X4 4(DI)(DX*2), Z10
+	VINSERTI64X4    $0x01, 4(R8)(DX*2), Z10, Z10
+	VBROADCASTI64X4 4(DI)(BX*1), Z11
+	VINSERTI64X4    $0x01, 4(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VSHUFI32X4      $0x88, Z8, Z4, Z12
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	VSHUFI32X4      $0x88, Z9, Z5, Z8
+	VSHUFI32X4      $0xdd, Z9, Z5, Z5
+	VSHUFI32X4      $0x88, Z10, Z6, Z9
+	VSHUFI32X4      $0xdd, Z10, Z6, Z6
+	VSHUFI32X4      $0x88, Z11, Z7, Z10
+	VSHUFI32X4      $0xdd, Z11, Z7, Z7
+	VPANDD          Z1, Z12, Z11
+	VPSHUFB         Z11, Z2, Z11
+	VMOVDQU64       Z11, (R11)
+	VPSRLD          $0x04, Z12, Z12
+	VPANDD          Z1, Z12, Z12
+	VPSHUFB         Z12, Z2, Z12
+	VMOVDQU64       Z12, 128(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPANDD          Z1, Z8, Z11
+	VPSHUFB         Z11, Z2, Z11
+	VMOVDQU64       Z11, 64(R11)
+	VPSRLD          $0x04, Z8, Z8
+	VPANDD          Z1, Z8, Z8
+	VPSHUFB         Z8, Z2, Z8
+	VMOVDQU64       Z8, 192(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPANDD          Z1, Z9, Z8
+	VPSHUFB         Z8, Z2, Z8
+	VMOVDQU64       Z8, 256(R11)
+	VPSRLD          $0x04, Z9, Z9
+	VPANDD          Z1, Z9, Z9
+	VPSHUFB         Z9, Z2, Z9
+	VMOVDQU64       Z9, 384(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPANDD          Z1, Z10, Z8
+	VPSHUFB         Z8, Z2, Z8
+	VMOVDQU64       Z8, 320(R11)
+	VPSRLD          $0x04, Z10, Z10
+	VPANDD          Z1, Z10, Z10
+	VPSHUFB         Z10, Z2, Z10
+	VMOVDQU64       Z10, 448(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPANDD          Z1, Z4, Z8
+	VPSHUFB         Z8, Z2, Z8
+	VMOVDQU64       Z8, 512(R11)
+	VPSRLD          $0x04, Z4, Z4
+	VPANDD          Z1, Z4, Z4
+	VPSHUFB         Z4, Z2, Z4
+	VMOVDQU64       Z4, 640(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPANDD          Z1, Z5, Z4
+	VPSHUFB         Z4, Z2, Z4
+	VMOVDQU64       Z4, 576(R11)
+	VPSRLD          $0x04, Z5, Z5
+	VPANDD          Z1, Z5, Z5
+	VPSHUFB         Z5, Z2, Z5
+	VMOVDQU64       Z5, 704(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPANDD          Z1, Z6, Z4
+	VPSHUFB         Z4, Z2, Z4
+	VMOVDQU64       Z4, 768(R11)
+	VPSRLD          $0x04, Z6, Z6
+	VPANDD          Z1, Z6, Z6
+	VPSHUFB         Z6, Z2, Z6
+	VMOVDQU64       Z6, 896(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPANDD          Z1, Z7, Z4
+	VPSHUFB         Z4, Z2, Z4
+	VMOVDQU64       Z4, 832(R11)
+	VPSRLD          $0x04, Z7, Z7
+	VPANDD          Z1, Z7, Z7
+	VPSHUFB         Z7, Z2, Z7
+	VMOVDQU64       Z7, 960(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	ADDQ            $+36, CX
+	ADDQ            $+36, SI
+	ADDQ            $+36, DI
+	ADDQ            $+36, R8
+	ADDQ            $+1024, R11
+	ADDQ            $+256, AX
+	DECQ            R12
+	JNZ             decodeNVFP4_loop
+	VZEROUPPER
+	RET
+
+// func decodeQ2K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeQ2K(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x03030303, R9
+	VPBROADCASTD    R9, Z1
+	MOVQ            $0x1111111111111111, R9
+	KMOVQ           R9, K1
+	VMOVDQU64       iota16<>+0(SB), Z2
+	VPBROADCASTD    DX, Z3
+	VPMULLD         Z3, Z2, Z2
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z0
+	VPGATHERDD      80(CX)(Z2*1), K2, Z0
+	VPMOVDW         Z0, Y2
+	VCVTPH2PS       Y2, Z2
+	VPSRLD          $0x10, Z0, Z0
+	VPMOVDW         Z0, Y0
+	VCVTPH2PS       Y0, Z0
+	VPXORD.BCST     dwords<>+24(SB), Z0, Z0
+	VMULPS.BCST     dwords<>+28(SB), Z2, Z3
+	VMULPS.BCST     dwords<>+28(SB), Z0, Z4
+	VBROADCASTI32X4 (CX), Z5
+	VINSERTI32X4    $0x01, (SI), Z5, Z5
+	VINSERTI32X4    $0x02, (DI), Z5, Z5
+	VINSERTI32X4    $0x03, (R8), Z5, Z5
+	VBROADCASTI32X4 (CX)(DX*1), Z6
+	VINSERTI32X4    $0x01, (SI)(DX*1), Z6, Z6
+	VINSERTI32X4    $0x02, (DI)(DX*1), Z6, Z6
+	VINSERTI32X4    $0x03, (R8)(DX*1), Z6, Z6
+	VBROADCASTI32X4 (CX)(DX*2), Z7
+	VINSERTI32X4    $0x01, (SI)(DX*2), Z7, Z7
+	VINSERTI32X4    $0x02, (DI)(DX*2), Z7, Z7
+	VINSERTI32X4    $0x03, (R8)(DX*2), Z7, Z7
+	VBROADCASTI32X4 (CX)(BX*1), Z8
+	VINSERTI32X4    $0x01, (SI)(BX*1), Z8, Z8
+	VINSERTI32X4    $0x02, (DI)(BX*1), Z8, Z8
+	VINSERTI32X4    $0x03, (R8)(BX*1), Z8, Z8
+	VPUNPCKLDQ      Z6, Z5, Z9
+	VPUNPCKHDQ      Z6, Z5, Z10
+	VPUNPCKLDQ      Z8, Z7, Z6
+	VPUNPCKHDQ      Z8, Z7, Z8
+	VPUNPCKLQDQ     Z6, Z9, Z5
+	VPUNPCKHQDQ     Z6, Z9, Z6
+	VPUNPCKLQDQ     Z8, Z10, Z7
+	VPUNPCKHQDQ     Z8, Z10, Z8
+	VPANDD.BCST     dwords<>+0(SB), Z5, Z9
+	VPSRLD          $0x04, Z5, Z5
+	VPANDD.BCST     dwords<>+0(SB), Z5, Z5
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z10
+	VFMSUB213PS     Z3, Z2, Z10
+	VMOVUPS         Z10, 4096(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z10
+	VFMSUB213PS     Z4, Z0, Z10
+	VMOVUPS         Z10, 5120(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z10
+	VFMSUB213PS     Z3, Z2, Z10
+	VMOVUPS         Z10, 4160(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z10
+	VFMSUB213PS     Z4, Z0, Z10
+	VMOVUPS         Z10, 5184(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z10
+	VFMSUB213PS     Z3, Z2, Z10
+	VMOVUPS         Z10, 4224(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z10
+	VFMSUB213PS     Z4, Z0, Z10
+	VMOVUPS         Z10, 5248(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z10
+	VFMSUB213PS     Z3, Z2, Z10
+	VMOVUPS         Z10, 4288(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z9
+	VFMSUB213PS     Z4, Z0, Z9
+	VMOVUPS         Z9, 5312(AX)
+	VPANDD.BCST     dwords<>+0(SB), Z6, Z5
+	VPSRLD          $0x04, Z6, Z6
+	VPANDD.BCST     dwords<>+0(SB), Z6, Z6
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z9
+	VFMSUB213PS     Z3, Z2, Z9
+	VMOVUPS         Z9, 4352(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+0(SB), Z6, K1, Z9
+	VFMSUB213PS     Z4, Z0, Z9
+	VMOVUPS         Z9, 5376(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z9
+	VFMSUB213PS     Z3, Z2, Z9
+	VMOVUPS         Z9, 4416(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+64(SB), Z6, K1, Z9
+	VFMSUB213PS     Z4, Z0, Z9
+	VMOVUPS         Z9, 5440(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z9
+	VFMSUB213PS     Z3, Z2, Z9
+	VMOVUPS         Z9, 4480(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+128(SB), Z6, K1, Z9
+	VFMSUB213PS     Z4, Z0, Z9
+	VMOVUPS         Z9, 5504(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z9
+	VFMSUB213PS     Z3, Z2, Z9
+	VMOVUPS         Z9, 4544(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+192(SB), Z6, K1, Z5
+	VFMSUB213PS     Z4, Z0, Z5
+	VMOVUPS         Z5, 5568(AX)
+	VPANDD.BCST     dwords<>+0(SB), Z7, Z5
+	VPSRLD          $0x04, Z7, Z7
+	VPANDD.BCST     dwords<>+0(SB), Z7, Z7
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z6
+	VFMSUB213PS     Z3, Z2, Z6
+	VMOVUPS         Z6, 4608(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z6
+	VFMSUB213PS     Z4, Z0, Z6
+	VMOVUPS         Z6, 5632(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z6
+	VFMSUB213PS     Z3, Z2, Z6
+	VMOVUPS         Z6, 4672(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z6
+	VFMSUB213PS     Z4, Z0, Z6
+	VMOVUPS         Z6, 5696(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z6
+	VFMSUB213PS     Z3, Z2, Z6
+	VMOVUPS         Z6, 4736(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z6
+	VFMSUB213PS     Z4, Z0, Z6
+	VMOVUPS         Z6, 5760(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z6
+	VFMSUB213PS     Z3, Z2, Z6
+	VMOVUPS         Z6, 4800(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z5
+	VFMSUB213PS     Z4, Z0, Z5
+	VMOVUPS         Z5, 5824(AX)
+	VPANDD.BCST     dwords<>+0(SB), Z8, Z5
+	VPSRLD          $0x04, Z8, Z8
+	VPANDD.BCST     dwords<>+0(SB), Z8, Z8
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z6
+	VFMSUB213PS     Z3, Z2, Z6
+	VMOVUPS         Z6, 4864(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z6
+	VFMSUB213PS     Z4, Z0, Z6
+	VMOVUPS         Z6, 5888(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z6
+	VFMSUB213PS     Z3, Z2, Z6
+	VMOVUPS         Z6, 4928(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z6
+	VFMSUB213PS     Z4, Z0, Z6
+	VMOVUPS         Z6, 5952(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z6
+	VFMSUB213PS     Z3, Z2, Z6
+	VMOVUPS         Z6, 4992(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z6
+	VFMSUB213PS     Z4, Z0, Z6
+	VMOVUPS         Z6, 6016(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z6
+	VFMSUB213PS     Z3, Z2, Z6
+	VMOVUPS         Z6, 5056(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z2
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z2
+	VFMSUB213PS     Z4, Z0, Z2
+	VMOVUPS         Z2, 6080(AX)
+	VBROADCASTI64X4 16(CX), Z0
+	VINSERTI64X4    $0x01, 16(SI), Z0, Z0
+	VBROADCASTI64X4 16(CX)(DX*1), Z2
+	VINSERTI64X4    $0x01, 16(SI)(DX*1), Z2, Z2
+	VBROADCASTI64X4 16(CX)(DX*2), Z3
+	VINSERTI64X4    $0x01, 16(SI)(DX*2), Z3, Z3
+	VBROADCASTI64X4 16(CX)(BX*1), Z4
+	VINSERTI64X4    $0x01, 16(SI)(BX*1), Z4, Z4
+	VPUNPCKLDQ      Z2, Z0, Z5
+	VPUNPCKHDQ      Z2, Z0, Z6
+	VPUNPCKLDQ      Z4, Z3, Z2
+	VPUNPCKHDQ      Z4, Z3, Z4
+	VPUNPCKLQDQ     Z2, Z5, Z0
+	VPUNPCKHQDQ     Z2, Z5, Z2
+	VPUNPCKLQDQ     Z4, Z6, Z3
+	VPUNPCKHQDQ     Z4, Z6, Z4
+	VBROADCASTI64X4 16(DI), Z5
+	VINSERTI64X4    $0x01, 16(R8), Z5, Z5
+	VBROADCASTI64X4 16(DI)(DX*1), Z6
+	VINSERTI64X4    $0x01, 16(R8)(DX*1), Z6, Z6
+	VBROADCASTI64X4 16(DI)(DX*2), Z7
+	VINSERTI64X4    $0x01, 16(R8)(DX*2), Z7, Z7
+	VBROADCASTI64X4 16(DI)(BX*1), Z8
+	VINSERTI64X4    $0x01, 16(R8)(BX*1), Z8, Z8
+	VPUNPCKLDQ      Z6, Z5, Z9
+	VPUNPCKHDQ      Z6, Z5, Z10
+	VPUNPCKLDQ      Z8, Z7, Z6
+	VPUNPCKHDQ      Z8, Z7, Z8
+	VPUNPCKLQDQ     Z6, Z9, Z5
+	VPUNPCKHQDQ     Z6, Z9, Z6
+	VPUNPCKLQDQ     Z8, Z10, Z7
+	VPUNPCKHQDQ     Z8, Z10, Z8
+	VSHUFI32X4      $0x88, Z5, Z0, Z9
+	VSHUFI32X4      $0xdd, Z5, Z0, Z0
+	VSHUFI32X4      $0x88, Z6, Z2, Z5
+	VSHUFI32X4      $0xdd, Z6, Z2, Z2
+	VSHUFI32X4      $0x88, Z7, Z3, Z6
+	VSHUFI32X4      $0xdd, Z7, Z3, Z3
+	VSHUFI32X4      $0x88, Z8, Z4, Z7
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VMOVDQA64       Z9, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, (R11)
+	VMOVDQA64       Z5, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 64(R11)
+	VMOVDQA64       Z6, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 128(R11)
+	VMOVDQA64       Z7, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 192(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x04, Z9, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1024(R11)
+	VPSRLD          $0x04, Z5, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1088(R11)
+	VPSRLD          $0x04, Z6, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1152(R11)
+	VPSRLD          $0x04, Z7, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1216(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VMOVDQA64       Z0, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 256(R11)
+	VMOVDQA64       Z2, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 320(R11)
+	VMOVDQA64       Z3, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 384(R11)
+	VMOVDQA64       Z4, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 448(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x04, Z0, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1280(R11)
+	VPSRLD          $0x04, Z2, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1344(R11)
+	VPSRLD          $0x04, Z3, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1408(R11)
+	VPSRLD          $0x04, Z4, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1472(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x02, Z9, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 512(R11)
+	VPSRLD          $0x02, Z5, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 576(R11)
+	VPSRLD          $0x02, Z6, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 640(R11)
+	VPSRLD          $0x02, Z7, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 704(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x06, Z9, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1536(R11)
+	VPSRLD          $0x06, Z5, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 1600(R11)
+	VPSRLD          $0x06, Z6, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 1664(R11)
+	VPSRLD          $0x06, Z7, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 1728(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x02, Z0, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 768(R11)
+	VPSRLD          $0x02, Z2, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 832(R11)
+	VPSRLD          $0x02, Z3, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 896(R11)
+	VPSRLD          $0x02, Z4, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 960(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x06, Z0, Z0
+	VPANDD          Z1, Z0, Z0
+	VMOVDQU64       Z0, 1792(R11)
+	VPSRLD          $0x06, Z2, Z0
+	VPANDD          Z1, Z0, Z0
+	VMOVDQU64       Z0, 1856(R11)
+	VPSRLD          $0x06, Z3, Z0
+	VPANDD          Z1, Z0, Z0
+	VMOVDQU64       Z0, 1920(R11)
+	VPSRLD          $0x06, Z4, Z0
+	VPANDD          Z1, Z0, Z0
+	VMOVDQU64       Z0, 1984(R11)
+	ADDQ            $+2048, R11
+	VBROADCASTI64X4 48(CX), Z0
+	VINSERTI64X4    $0x01, 48(SI), Z0, Z0
+	VBROADCASTI64X4 48(CX)(DX*1), Z2
+	VINSERTI64X4    $0x01, 48(SI)(DX*1), Z2, Z2
+	VBROADCASTI64X4 48(CX)(DX*2), Z3
+	VINSERTI64X4    $0x01, 48(SI)(DX*2), Z3, Z3
+	VBROADCASTI64X4 48(CX)(BX*1), Z4
+	VINSERTI64X4    $0x01, 48(SI)(BX*1), Z4, Z4
+	VPUNPCKLDQ      Z2, Z0, Z5
+	VPUNPCKHDQ      Z2, Z0, Z6
+	VPUNPCKLDQ      Z4, Z3, Z2
+	VPUNPCKHDQ      Z4, Z3, Z4
+	VPUNPCKLQDQ     Z2, Z5, Z0
+	VPUNPCKHQDQ     Z2, Z5, Z2
+	VPUNPCKLQDQ     Z4, Z6, Z3
+	VPUNPCKHQDQ     Z4, Z6, Z4
+	VBROADCASTI64X4 48(DI), Z5
+	VINSERTI64X4    $0x01, 48(R8), Z5, Z5
+	VBROADCASTI64X4 48(DI)(DX*1), Z6
+	VINSERTI64X4    $0x01, 48(R8)(DX*1), Z6, Z6
+	VBROADCASTI64X4 48(DI)(DX*2), Z7
+	VINSERTI64X4    $0x01, 48(R8)(DX*2), Z7, Z7
+	VBROADCASTI64X4 48(DI)(BX*1), Z8
+	VINSERTI64X4    $0x01, 48(R8)(BX*1), Z8, Z8
+	VPUNPCKLDQ      Z6, Z5, Z9
+	VPUNPCKHDQ      Z6, Z5, Z10
+	VPUNPCKLDQ      Z8, Z7, Z6
+	VPUNPCKHDQ      Z8, Z7, Z8
+	VPUNPCKLQDQ     Z6, Z9, Z5
+	VPUNPCKHQDQ     Z6, Z9, Z6
+	VPUNPCKLQDQ     Z8, Z10, Z7
+	VPUNPCKHQDQ     Z8, Z10, Z8
+	VSHUFI32X4      $0x88, Z5, Z0, Z9
+	VSHUFI32X4      $0xdd, Z5, Z0, Z0
+	VSHUFI32X4      $0x88, Z6, Z2, Z5
+	VSHUFI32X4      $0xdd, Z6, Z2, Z2
+	VSHUFI32X4      $0x88, Z7, Z3, Z6
+	VSHUFI32X4      $0xdd, Z7, Z3, Z3
+	VSHUFI32X4      $0x88, Z8, Z4, Z7
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VMOVDQA64       Z9, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, (R11)
+	VMOVDQA64       Z5, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 64(R11)
+	VMOVDQA64       Z6, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 128(R11)
+	VMOVDQA64       Z7, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 192(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x04, Z9, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1024(R11)
+	VPSRLD          $0x04, Z5, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1088(R11)
+	VPSRLD          $0x04, Z6, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1152(R11)
+	VPSRLD          $0x04, Z7, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1216(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VMOVDQA64       Z0, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 256(R11)
+	VMOVDQA64       Z2, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 320(R11)
+	VMOVDQA64       Z3, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 384(R11)
+	VMOVDQA64       Z4, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 448(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x04, Z0, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1280(R11)
+	VPSRLD          $0x04, Z2, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1344(R11)
+	VPSRLD          $0x04, Z3, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1408(R11)
+	VPSRLD          $0x04, Z4, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1472(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x02, Z9, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 512(R11)
+	VPSRLD          $0x02, Z5, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 576(R11)
+	VPSRLD          $0x02, Z6, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 640(R11)
+	VPSRLD          $0x02, Z7, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 704(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x06, Z9, Z8
+	VPANDD          Z1, Z8, Z8
+	VMOVDQU64       Z8, 1536(R11)
+	VPSRLD          $0x06, Z5, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 1600(R11)
+	VPSRLD          $0x06, Z6, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 1664(R11)
+	VPSRLD          $0x06, Z7, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 1728(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x02, Z0, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 768(R11)
+	VPSRLD          $0x02, Z2, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 832(R11)
+	VPSRLD          $0x02, Z3, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 896(R11)
+	VPSRLD          $0x02, Z4, Z5
+	VPANDD          Z1, Z5, Z5
+	VMOVDQU64       Z5, 960(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x06, Z0, Z0
+	VPANDD          Z1, Z0, Z0
+	VMOVDQU64       Z0, 1792(R11)
+	VPSRLD          $0x06, Z2, Z0
+	VPANDD          Z1, Z0, Z0
+	VMOVDQU64       Z0, 1856(R11)
+	VPSRLD          $0x06, Z3, Z0
+	VPANDD          Z1, Z0, Z0
+	VMOVDQU64       Z0, 1920(R11)
+	VPSRLD          $0x06, Z4, Z0
+	VPANDD          Z1, Z0, Z0
+	VMOVDQU64       Z0, 1984(R11)
+	ADDQ            $+2048, R11
+	VZEROUPPER
+	RET
+
+// func fusedQ2Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ2Kx1(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	LEAQ         (CX)(CX*2), DX
+	LEAQ         (AX)(CX*4), BX
+	LEAQ         (BX)(CX*4), SI
+	LEAQ         (SI)(CX*4), DI
+	MOVL         $0x4b400000, R8
+	VPBROADCASTD R8, Z0
+	MOVL         $0x03030303, R8
+	VPBROADCASTD R8, Z1
+	MOVQ         $0x1111111111111111, R8
+	KMOVQ        R8, K1
+	VMOVDQU64    iota16<>+0(SB), Z2
+	VPBROADCASTD CX, Z3
+	VPMULLD      Z3, Z2, Z2
+	MOVQ         p+0(FP), R8
+	MOVQ         pf+56(FP), R9
+	MOVQ         x+40(FP), R10
+	MOVQ         blocks+24(FP), R11
+	VPXORD       Z0, Z0, Z3
+
+fusedQ2Kx1_block:
+	KXNORW           K2, K2, K2
+	VPXORD           Z0, Z0, Z4
+	VPGATHERDD       80(AX)(Z2*1), K2, Z4
+	VPMOVDW          Z4, Y5
+	VCVTPH2PS        Y5, Z5
+	VPSRLD           $0x10, Z4, Z4
+	VPMOVDW          Z4, Y4
+	VCVTPH2PS        Y4, Z4
+	VPXORD.BCST      dwords<>+24(SB), Z4, Z4
+	VMULPS.BCST      dwords<>+28(SB), Z5, Z6
+	VMULPS.BCST      dwords<>+28(SB), Z4, Z7
+	VBROADCASTI32X4  (AX), Z8
+	VINSERTI32X4     $0x01, (BX), Z8, Z8
+	VINSERTI32X4     $0x02, (SI), Z8, Z8
+	VINSERTI32X4     $0x03, (DI), Z8, Z8
+	VBROADCASTI32X4  (AX)(CX*1), Z9
+	VINSERTI32X4     $0x01, (BX)(CX*1), Z9, Z9
+	VINSERTI32X4     $0x02, (SI)(CX*1), Z9, Z9
+	VINSERTI32X4     $0x03, (DI)(CX*1), Z9, Z9
+	VBROADCASTI32X4  (AX)(CX*2), Z10
+	VINSERTI32X4     $0x01, (BX)(CX*2), Z10, Z10
+	VINSERTI32X4     $0x02, (SI)(CX*2), Z10, Z10
+	VINSERTI32X4     $0x03, (DI)(CX*2), Z10, Z10
+	VBROADCASTI32X4  (AX)(DX*1), Z11
+	VINSERTI32X4     $0x01, (BX)(DX*1), Z11, Z11
+	VINSERTI32X4     $0x02, (SI)(DX*1), Z11, Z11
+	VINSERTI32X4     $0x03, (DI)(DX*1), Z11, Z11
+	VPUNPCKLDQ       Z9, Z8, Z12
+	VPUNPCKHDQ       Z9, Z8, Z13
+	VPUNPCKLDQ       Z11, Z10, Z9
+	VPUNPCKHDQ       Z11, Z10, Z11
+	VPUNPCKLQDQ      Z9, Z12, Z8
+	VPUNPCKHQDQ      Z9, Z12, Z9
+	VPUNPCKLQDQ      Z11, Z13, Z10
+	VPUNPCKHQDQ      Z11, Z13, Z11
+	VPANDD.BCST      dwords<>+0(SB), Z8, Z12
+	VPSRLD           $0x04, Z8, Z8
+	VPANDD.BCST      dwords<>+0(SB), Z8, Z8
+	VPBROADCASTD     dwords<>+28(SB), Z13
+	VPSHUFB          spread<>+0(SB), Z12, K1, Z13
+	VFMSUB213PS      Z6, Z5, Z13
+	VMOVUPS          Z13, 4096(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z13
+	VPSHUFB          spread<>+0(SB), Z8, K1, Z13
+	VFMSUB213PS      Z7, Z4, Z13
+	VMOVUPS          Z13, 5120(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z13
+	VPSHUFB          spread<>+64(SB), Z12, K1, Z13
+	VFMSUB213PS      Z6, Z5, Z13
+	VMOVUPS          Z13, 4160(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z13
+	VPSHUFB          spread<>+64(SB), Z8, K1, Z13
+	VFMSUB213PS      Z7, Z4, Z13
+	VMOVUPS          Z13, 5184(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z13
+	VPSHUFB          spread<>+128(SB), Z12, K1, Z13
+	VFMSUB213PS      Z6, Z5, Z13
+	VMOVUPS          Z13, 4224(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z13
+	VPSHUFB          spread<>+128(SB), Z8, K1, Z13
+	VFMSUB213PS      Z7, Z4, Z13
+	VMOVUPS          Z13, 5248(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z13
+	VPSHUFB          spread<>+192(SB), Z12, K1, Z13
+	VFMSUB213PS      Z6, Z5, Z13
+	VMOVUPS          Z13, 4288(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z12
+	VPSHUFB          spread<>+192(SB), Z8, K1, Z12
+	VFMSUB213PS      Z7, Z4, Z12
+	VMOVUPS          Z12, 5312(R8)
+	VPANDD.BCST      dwords<>+0(SB), Z9, Z8
+	VPSRLD           $0x04, Z9, Z9
+	VPANDD.BCST      dwords<>+0(SB), Z9, Z9
+	VPBROADCASTD     dwords<>+28(SB), Z12
+	VPSHUFB          spread<>+0(SB), Z8, K1, Z12
+	VFMSUB213PS      Z6, Z5, Z12
+	VMOVUPS          Z12, 4352(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z12
+	VPSHUFB          spread<>+0(SB), Z9, K1, Z12
+	VFMSUB213PS      Z7, Z4, Z12
+	VMOVUPS          Z12, 5376(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z12
+	VPSHUFB          spread<>+64(SB), Z8, K1, Z12
+	VFMSUB213PS      Z6, Z5, Z12
+	VMOVUPS          Z12, 4416(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z12
+	VPSHUFB          spread<>+64(SB), Z9, K1, Z12
+	VFMSUB213PS      Z7, Z4, Z12
+	VMOVUPS          Z12, 5440(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z12
+	VPSHUFB          spread<>+128(SB), Z8, K1, Z12
+	VFMSUB213PS      Z6, Z5, Z12
+	VMOVUPS          Z12, 4480(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z12
+	VPSHUFB          spread<>+128(SB), Z9, K1, Z12
+	VFMSUB213PS      Z7, Z4, Z12
+	VMOVUPS          Z12, 5504(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z12
+	VPSHUFB          spread<>+192(SB), Z8, K1, Z12
+	VFMSUB213PS      Z6, Z5, Z12
+	VMOVUPS          Z12, 4544(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z8
+	VPSHUFB          spread<>+192(SB), Z9, K1, Z8
+	VFMSUB213PS      Z7, Z4, Z8
+	VMOVUPS          Z8, 5568(R8)
+	VPANDD.BCST      dwords<>+0(SB), Z10, Z8
+	VPSRLD           $0x04, Z10, Z10
+	VPANDD.BCST      dwords<>+0(SB), Z10, Z10
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+0(SB), Z8, K1, Z9
+	VFMSUB213PS      Z6, Z5, Z9
+	VMOVUPS          Z9, 4608(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+0(SB), Z10, K1, Z9
+	VFMSUB213PS      Z7, Z4, Z9
+	VMOVUPS          Z9, 5632(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+64(SB), Z8, K1, Z9
+	VFMSUB213PS      Z6, Z5, Z9
+	VMOVUPS          Z9, 4672(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+64(SB), Z10, K1, Z9
+	VFMSUB213PS      Z7, Z4, Z9
+	VMOVUPS          Z9, 5696(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+128(SB), Z8, K1, Z9
+	VFMSUB213PS      Z6, Z5, Z9
+	VMOVUPS          Z9, 4736(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+128(SB), Z10, K1, Z9
+	VFMSUB213PS      Z7, Z4, Z9
+	VMOVUPS          Z9, 5760(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+192(SB), Z8, K1, Z9
+	VFMSUB213PS      Z6, Z5, Z9
+	VMOVUPS          Z9, 4800(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z8
+	VPSHUFB          spread<>+192(SB), Z10, K1, Z8
+	VFMSUB213PS      Z7, Z4, Z8
+	VMOVUPS          Z8, 5824(R8)
+	VPANDD.BCST      dwords<>+0(SB), Z11, Z8
+	VPSRLD           $0x04, Z11, Z11
+	VPANDD.BCST      dwords<>+0(SB), Z11, Z11
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+0(SB), Z8, K1, Z9
+	VFMSUB213PS      Z6, Z5, Z9
+	VMOVUPS          Z9, 4864(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+0(SB), Z11, K1, Z9
+	VFMSUB213PS      Z7, Z4, Z9
+	VMOVUPS          Z9, 5888(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+64(SB), Z8, K1, Z9
+	VFMSUB213PS      Z6, Z5, Z9
+	VMOVUPS          Z9, 4928(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+64(SB), Z11, K1, Z9
+	VFMSUB213PS      Z7, Z4, Z9
+	VMOVUPS          Z9, 5952(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+128(SB), Z8, K1, Z9
+	VFMSUB213PS      Z6, Z5, Z9
+	VMOVUPS          Z9, 4992(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+128(SB), Z11, K1, Z9
+	VFMSUB213PS      Z7, Z4, Z9
+	VMOVUPS          Z9, 6016(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z9
+	VPSHUFB          spread<>+192(SB), Z8, K1, Z9
+	VFMSUB213PS      Z6, Z5, Z9
+	VMOVUPS          Z9, 5056(R8)
+	VPBROADCASTD     dwords<>+28(SB), Z5
+	VPSHUFB          spread<>+192(SB), Z11, K1, Z5
+	VFMSUB213PS      Z7, Z4, Z5
+	VMOVUPS          Z5, 6080(R8)
+	LEAQ             256(R10), R12
+	LEAQ             4096(R8), R13
+	VBROADCASTI64X4  16(AX), Z4
+	VINSERTI64X4     $0x01, 16(BX), Z4, Z4
+	VBROADCASTI64X4  16(AX)(CX*1), Z5
+	VINSERTI64X4     $0x01, 16(BX)(CX*1), Z5, Z5
+	VBROADCASTI64X4  16(AX)(CX*2), Z6
+	VINSERTI64X4     $0x01, 16(BX)(CX*2), Z6, Z6
+	VBROADCASTI64X4  16(AX)(DX*1), Z7
+	VINSERTI64X4     $0x01, 16(BX)(DX*1), Z7, Z7
+	VPUNPCKLDQ       Z5, Z4, Z8
+	VPUNPCKHDQ       Z5, Z4, Z9
+	VPUNPCKLDQ       Z7, Z6, Z5
+	VPUNPCKHDQ       Z7, Z6, Z7
+	VPUNPCKLQDQ      Z5, Z8, Z4
+	VPUNPCKHQDQ      Z5, Z8, Z5
+	VPUNPCKLQDQ      Z7, Z9, Z6
+	VPUNPCKHQDQ      Z7, Z9, Z7
+	VBROADCASTI64X4  16(SI), Z8
+	VINSERTI64X4     $0x01, 16(DI), Z8, Z8
+	VBROADCASTI64X4  16(SI)(CX*1), Z9
+	VINSERTI64X4     $0x01, 16(DI)(CX*1), Z9, Z9
+	VBROADCASTI64X4  16(SI)(CX*2), Z10
+	VINSERTI64X4     $0x01, 16(DI)(CX*2), Z10, Z10
+	VBROADCASTI64X4  16(SI)(DX*1), Z11
+	VINSERTI64X4     $0x01, 16(DI)(DX*1), Z11, Z11
+	VPUNPCKLDQ       Z9, Z8, Z12
+	VPUNPCKHDQ       Z9, Z8, Z13
+	VPUNPCKLDQ       Z11, Z10, Z9
+	VPUNPCKHDQ       Z11, Z10, Z11
+	VPUNPCKLQDQ      Z9, Z12, Z8
+	VPUNPCKHQDQ      Z9, Z12, Z9
+	VPUNPCKLQDQ      Z11, Z13, Z10
+	VPUNPCKHQDQ      Z11, Z13, Z11
+	VSHUFI32X4       $0x88, Z8, Z4, Z12
+	VSHUFI32X4       $0xdd, Z8, Z4, Z4
+	VSHUFI32X4       $0x88, Z9, Z5, Z8
+	VSHUFI32X4       $0xdd, Z9, Z5, Z5
+	VSHUFI32X4       $0x88, Z10, Z6, Z9
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	PREFETCHT1       (R9)
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z12, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    (R10), Z13, Z11
+	VMOVDQA64        Z8, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    4(R10), Z13, Z11
+	VMOVDQA64        Z9, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    8(R10), Z13, Z11
+	VMOVDQA64        Z10, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    12(R10), Z13, Z11
+	VMOVUPS          (R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST (R12), Z11, Z3
+	VMOVUPS          1024(R13), Z11
+	VFMADD231PS.BCST 160(R12), Z11, Z3
+	PREFETCHT1       64(R9)
+	VMOVDQA64        Z0, Z11
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    64(R10), Z13, Z11
+	VPSRLD           $0x04, Z8, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    68(R10), Z13, Z11
+	VPSRLD           $0x04, Z9, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    72(R10), Z13, Z11
+	VPSRLD           $0x04, Z10, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    76(R10), Z13, Z11
+	VMOVUPS          256(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST 8(R12), Z11, Z3
+	VMOVUPS          1280(R13), Z11
+	VFMADD231PS.BCST 176(R12), Z11, Z3
+	PREFETCHT1       128(R9)
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z4, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    16(R10), Z13, Z11
+	VMOVDQA64        Z5, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    20(R10), Z13, Z11
+	VMOVDQA64        Z6, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    24(R10), Z13, Z11
+	VMOVDQA64        Z7, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    28(R10), Z13, Z11
+	VMOVUPS          64(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST (R12), Z11, Z3
+	VMOVUPS          1088(R13), Z11
+	VFMADD231PS.BCST 164(R12), Z11, Z3
+	PREFETCHT1       192(R9)
+	PREFETCHT1       256(R9)
+	VMOVDQA64        Z0, Z11
+	VPSRLD           $0x04, Z4, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    80(R10), Z13, Z11
+	VPSRLD           $0x04, Z5, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    84(R10), Z13, Z11
+	VPSRLD           $0x04, Z6, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    88(R10), Z13, Z11
+	VPSRLD           $0x04, Z7, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    92(R10), Z13, Z11
+	VMOVUPS          320(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST 8(R12), Z11, Z3
+	VMOVUPS          1344(R13), Z11
+	VFMADD231PS.BCST 180(R12), Z11, Z3
+	PREFETCHT1       320(R9)
+	VMOVDQA64        Z0, Z11
+	VPSRLD           $0x02, Z12, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    32(R10), Z13, Z11
+	VPSRLD           $0x02, Z8, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    36(R10), Z13, Z11
+	VPSRLD           $0x02, Z9, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    40(R10), Z13, Z11
+	VPSRLD           $0x02, Z10, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    44(R10), Z13, Z11
+	VMOVUPS          128(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST 4(R12), Z11, Z3
+	VMOVUPS          1152(R13), Z11
+	VFMADD231PS.BCST 168(R12), Z11, Z3
+	PREFETCHT1       384(R9)
+	VMOVDQA64        Z0, Z11
+	VPSRLD           $0x06, Z12, Z12
+	VPANDD           Z1, Z12, Z12
+	VPDPBUSD.BCST    96(R10), Z12, Z11
+	VPSRLD           $0x06, Z8, Z8
+	VPANDD           Z1, Z8, Z8
+	VPDPBUSD.BCST    100(R10), Z8, Z11
+	VPSRLD           $0x06, Z9, Z8
+	VPANDD           Z1, Z8, Z8
+	VPDPBUSD.BCST    104(R10), Z8, Z11
+	VPSRLD           $0x06, Z10, Z8
+	VPANDD           Z1, Z8, Z8
+	VPDPBUSD.BCST    108(R10), Z8, Z11
+	VMOVUPS          384(R13), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z11
+	VFMADD231PS.BCST 12(R12), Z11, Z3
+	VMOVUPS          1408(R13), Z8
+	VFMADD231PS.BCST 184(R12), Z8, Z3
+	PREFETCHT1       448(R9)
+	PREFETCHT1       512(R9)
+	VMOVDQA64        Z0, Z8
+	VPSRLD           $0x02, Z4, Z9
+	VPANDD           Z1, Z9, Z9
+	VPDPBUSD.BCST    48(R10), Z9, Z8
+	VPSRLD           $0x02, Z5, Z9
+	VPANDD           Z1, Z9, Z9
+	VPDPBUSD.BCST    52(R10), Z9, Z8
+	VPSRLD           $0x02, Z6, Z9
+	VPANDD           Z1, Z9, Z9
+	VPDPBUSD.BCST    56(R10), Z9, Z8
+	VPSRLD           $0x02, Z7, Z9
+	VPANDD           Z1, Z9, Z9
+	VPDPBUSD.BCST    60(R10), Z9, Z8
+	VMOVUPS          192(R13), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z8
+	VFMADD231PS.BCST 4(R12), Z8, Z3
+	VMOVUPS          1216(R13), Z8
+	VFMADD231PS.BCST 172(R12), Z8, Z3
+	PREFETCHT1       576(R9)
+	VMOVDQA64        Z0, Z8
+	VPSRLD           $0x06, Z4, Z4
+	VPANDD           Z1, Z4, Z4
+	VPDPBUSD.BCST    112(R10), Z4, Z8
+	VPSRLD           $0x06, Z5, Z4
+	VPANDD           Z1, Z4, Z4
+	VPDPBUSD.BCST    116(R10), Z4, Z8
+	VPSRLD           $0x06, Z6, Z4
+	VPANDD           Z1, Z4, Z4
+	VPDPBUSD.BCST    120(R10), Z4, Z8
+	VPSRLD           $0x06, Z7, Z4
+	VPANDD           Z1, Z4, Z4
+	VPDPBUSD.BCST    124(R10), Z4, Z8
+	VMOVUPS          448(R13), Z5
+	VMULPS           Z0, Z5, Z4
+	VFMSUB213PS      Z4, Z5, Z8
+	VFMADD231PS.BCST 12(R12), Z8, Z3
+	VMOVUPS          1472(R13), Z4
+	VFMADD231PS.BCST 188(R12), Z4, Z3
+	VBROADCASTI64X4  48(AX), Z4
+	VINSERTI64X4     $0x01, 48(BX), Z4, Z4
+	VBROADCASTI64X4  48(AX)(CX*1), Z5
+	VINSERTI64X4     $0x01, 48(BX)(CX*1), Z5, Z5
+	VBROADCASTI64X4  48(AX)(CX*2), Z6
+	VINSERTI64X4     $0x01, 48(BX)(CX*2), Z6, Z6
+	VBROADCASTI64X4  48(AX)(DX*1), Z7
+	VINSERTI64X4     $0x01, 48(BX)(DX*1), Z7, Z7
+	VPUNPCKLDQ       Z5, Z4, Z8
+	VPUNPCKHDQ       Z5, Z4, Z9
+	VPUNPCKLDQ       Z7, Z6, Z5
+	VPUNPCKHDQ       Z7, Z6, Z7
+	VPUNPCKLQDQ      Z5, Z8, Z4
+	VPUNPCKHQDQ      Z5, Z8, Z5
+	VPUNPCKLQDQ      Z7, Z9, Z6
+	VPUNPCKHQDQ      Z7, Z9, Z7
+	VBROADCASTI64X4  48(SI), Z8
+	VINSERTI64X4     $0x01, 48(DI), Z8, Z8
+	VBROADCASTI64X4  48(SI)(CX*1), Z9
+	VINSERTI64X4     $0x01, 48(DI)(CX*1), Z9, Z9
+	VBROADCASTI64X4  48(SI)(CX*2), Z10
+	VINSERTI64X4     $0x01, 48(DI)(CX*2), Z10, Z10
+	VBROADCASTI64X4  48(SI)(DX*1), Z11
+	VINSERTI64X4     $0x01, 48(DI)(DX*1), Z11, Z11
+	VPUNPCKLDQ       Z9, Z8, Z12
+	VPUNPCKHDQ       Z9, Z8, Z13
+	VPUNPCKLDQ       Z11, Z10, Z9
+	VPUNPCKHDQ       Z11, Z10, Z11
+	VPUNPCKLQDQ      Z9, Z12, Z8
+	VPUNPCKHQDQ      Z9, Z12, Z9
+	VPUNPCKLQDQ      Z11, Z13, Z10
+	VPUNPCKHQDQ      Z11, Z13, Z11
+	VSHUFI32X4       $0x88, Z8, Z4, Z12
+	VSHUFI32X4       $0xdd, Z8, Z4, Z4
+	VSHUFI32X4       $0x88, Z9, Z5, Z8
+	VSHUFI32X4       $0xdd, Z9, Z5, Z5
+	VSHUFI32X4       $0x88, Z10, Z6, Z9
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	PREFETCHT1       640(R9)
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z12, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    128(R10), Z13, Z11
+	VMOVDQA64        Z8, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    132(R10), Z13, Z11
+	VMOVDQA64        Z9, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    136(R10), Z13, Z11
+	VMOVDQA64        Z10, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    140(R10), Z13, Z11
+	VMOVUPS          512(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST 16(R12), Z11, Z3
+	VMOVUPS          1536(R13), Z11
+	VFMADD231PS.BCST 192(R12), Z11, Z3
+	PREFETCHT1       704(R9)
+	PREFETCHT1       768(R9)
+	VMOVDQA64        Z0, Z11
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    192(R10), Z13, Z11
+	VPSRLD           $0x04, Z8, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    196(R10), Z13, Z11
+	VPSRLD           $0x04, Z9, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    200(R10), Z13, Z11
+	VPSRLD           $0x04, Z10, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    204(R10), Z13, Z11
+	VMOVUPS          768(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST 24(R12), Z11, Z3
+	VMOVUPS          1792(R13), Z11
+	VFMADD231PS.BCST 208(R12), Z11, Z3
+	PREFETCHT1       832(R9)
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z4, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    144(R10), Z13, Z11
+	VMOVDQA64        Z5, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    148(R10), Z13, Z11
+	VMOVDQA64        Z6, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    152(R10), Z13, Z11
+	VMOVDQA64        Z7, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    156(R10), Z13, Z11
+	VMOVUPS          576(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST 16(R12), Z11, Z3
+	VMOVUPS          1600(R13), Z11
+	VFMADD231PS.BCST 196(R12), Z11, Z3
+	PREFETCHT1       896(R9)
+	VMOVDQA64        Z0, Z11
+	VPSRLD           $0x04, Z4, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    208(R10), Z13, Z11
+	VPSRLD           $0x04, Z5, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    212(R10), Z13, Z11
+	VPSRLD           $0x04, Z6, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    216(R10), Z13, Z11
+	VPSRLD           $0x04, Z7, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    220(R10), Z13, Z11
+	VMOVUPS          832(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST 24(R12), Z11, Z3
+	VMOVUPS          1856(R13), Z11
+	VFMADD231PS.BCST 212(R12), Z11, Z3
+	PREFETCHT1       960(R9)
+	PREFETCHT1       1024(R9)
+	VMOVDQA64        Z0, Z11
+	VPSRLD           $0x02, Z12, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    160(R10), Z13, Z11
+	VPSRLD           $0x02, Z8, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    164(R10), Z13, Z11
+	VPSRLD           $0x02, Z9, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    168(R10), Z13, Z11
+	VPSRLD           $0x02, Z10, Z13
+	VPANDD           Z1, Z13, Z13
+	VPDPBUSD.BCST    172(R10), Z13, Z11
+	VMOVUPS          640(R13), Z14
+	VMULPS           Z0, Z14, Z13
+	VFMSUB213PS      Z13, Z14, Z11
+	VFMADD231PS.BCST 20(R12), Z11, Z3
+	VMOVUPS          1664(R13), Z11
+	VFMADD231PS.BCST 200(R12), Z11, Z3
+	PREFETCHT1       1088(R9)
+	VMOVDQA64        Z0, Z11
+	VPSRLD           $0x06, Z12, Z12
+	VPANDD           Z1, Z12, Z12
+	VPDPBUSD.BCST    224(R10), Z12, Z11
+	VPSRLD           $0x06, Z8, Z8
+	VPANDD           Z1, Z8, Z8
+	VPDPBUSD.BCST    228(R10), Z8, Z11
+	VPSRLD           $0x06, Z9, Z8
+	VPANDD           Z1, Z8, Z8
+	VPDPBUSD.BCST    232(R10), Z8, Z11
+	VPSRLD           $0x06, Z10, Z8
+	VPANDD           Z1, Z8, Z8
+	VPDPBUSD.BCST    236(R10), Z8, Z11
+	VMOVUPS          896(R13), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z11
+	VFMADD231PS.BCST 28(R12), Z11, Z3
+	VMOVUPS          1920(R13), Z8
+	VFMADD231PS.BCST 216(R12), Z8, Z3
+	PREFETCHT1       1152(R9)
+	VMOVDQA64        Z0, Z8
+	VPSRLD           $0x02, Z4, Z9
+	VPANDD           Z1, Z9, Z9
+	VPDPBUSD.BCST    176(R10), Z9, Z8
+	VPSRLD           $0x02, Z5, Z9
+	VPANDD           Z1, Z9, Z9
+	VPDPBUSD.BCST    180(R10), Z9, Z8
+	VPSRLD           $0x02, Z6, Z9
+	VPANDD           Z1, Z9, Z9
+	VPDPBUSD.BCST    184(R10), Z9, Z8
+	VPSRLD           $0x02, Z7, Z9
+	VPANDD           Z1, Z9, Z9
+	VPDPBUSD.BCST    188(R10), Z9, Z8
+	VMOVUPS          704(R13), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z8
+	VFMADD231PS.BCST 20(R12), Z8, Z3
+	VMOVUPS          1728(R13), Z8
+	VFMADD231PS.BCST 204(R12), Z8, Z3
+	PREFETCHT1       1216(R9)
+	PREFETCHT1       1280(R9)
+	VMOVDQA64        Z0, Z8
+	VPSRLD           $0x06, Z4, Z4
+	VPANDD           Z1, Z4, Z4
+	VPDPBUSD.BCST    240(R10), Z4, Z8
+	VPSRLD           $0x06, Z5, Z4
+	VPANDD           Z1, Z4, Z4
+	VPDPBUSD.BCST    244(R10), Z4, Z8
+	VPSRLD           $0x06, Z6, Z4
+	VPANDD           Z1, Z4, Z4
+	VPDPBUSD.BCST    248(R10), Z4, Z8
+	VPSRLD           $0x06, Z7, Z4
+	VPANDD           Z1, Z4, Z4
+	VPDPBUSD.BCST    252(R10), Z4, Z8
+	VMOVUPS          960(R13), Z5
+	VMULPS           Z0, Z5, Z4
+	VFMSUB213PS      Z4, Z5, Z8
+	VFMADD231PS.BCST 28(R12), Z8, Z3
+	VMOVUPS          1984(R13), Z4
+	VFMADD231PS.BCST 220(R12), Z4, Z3
+	ADDQ             $+84, AX
+	ADDQ             $+84, BX
+	ADDQ             $+84, SI
+	ADDQ             $+84, DI
+	ADDQ             $+1344, R9
+	ADDQ             xStep+48(FP), R10
+	DECQ             R11
+	JNZ              fusedQ2Kx1_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	VZEROUPPER
+	RET
+
+// func decodeQ3K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·decodeQ3K(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x18181818, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x20202020, R9
+	VPBROADCASTD    R9, Z2
+	VMOVDQU64       iota16<>+0(SB), Z3
+	VPBROADCASTD    DX, Z4
+	VPMULLD         Z4, Z3, Z3
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	KXNORW          K1, K1, K1
+	VPXORD          Z0, Z0, Z4
+	VPGATHERDD      96(CX)(Z3*1), K1, Z4
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z5
+	VPGATHERDD      100(CX)(Z3*1), K2, Z5
+	KXNORW          K3, K3, K3
+	VPXORD          Z0, Z0, Z6
+	VPGATHERDD      104(CX)(Z3*1), K3, Z6
+	KXNORW          K4, K4, K4
+	VPXORD          Z0, Z0, Z0
+	VPGATHERDD      106(CX)(Z3*1), K4, Z0
+	VPSRLD          $0x10, Z0, Z0
+	VPMOVDW         Z0, Y0
+	VCVTPH2PS       Y0, Z0
+	VMULPS.BCST     dwords<>+20(SB), Z0, Z0
+	VMOVDQA64       Z4, Z3
+	VPANDD.BCST     dwords<>+0(SB), Z3, Z3
+	VPSLLD          $0x04, Z6, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+4(SB), Z7, Z3
+	VPANDD.BCST     dwords<>+12(SB), Z3, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS       Z7, Z7
+	VMULPS          Z0, Z7, Z7
+	VMOVUPS         Z7, 4096(AX)
+	VPSRLD          $0x08, Z3, Z7
+	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS       Z7, Z7
+	VMULPS          Z0, Z7, Z7
+	VMOVUPS         Z7, 4160(AX)
+	VPSRLD          $0x10, Z3, Z7
+	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS       Z7, Z7
+	VMULPS          Z0, Z7, Z7
+	VMOVUPS         Z7, 4224(AX)
+	VPSRLD          $0x18, Z3, Z3
+	VPSUBD.BCST     dwords<>+44(SB), Z3, Z3
+	VCVTDQ2PS       Z3, Z3
+	VMULPS          Z0, Z3, Z3
+	VMOVUPS         Z3, 4288(AX)
+	VMOVDQA64       Z5, Z3
+	VPANDD.BCST     dwords<>+0(SB), Z3, Z3
+	VPSLLD          $0x02, Z6, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+4(SB), Z7, Z3
+	VPANDD.BCST     dwords<>+12(SB), Z3, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS       Z7, Z7
+	VMULPS          Z0, Z7, Z7
+	VMOVUPS         Z7, 4352(AX)
+	VPSRLD          $0x08, Z3, Z7
+	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS       Z7, Z7
+	VMULPS          Z0, Z7, Z7
+	VMOVUPS         Z7, 4416(AX)
+	VPSRLD          $0x10, Z3, Z7
+	VPANDD.BCST     dwords<>+12(SB), Z7, Z7
+	VPSUBD.BCST     dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS       Z7, Z7
+	VMULPS          Z0, Z7, Z7
+	VMOVUPS         Z7, 4480(AX)
+	VPSRLD          $0x18, Z3, Z3
+	VPSUBD.BCST     dwords<>+44(SB), Z3, Z3
+	VCVTDQ2PS       Z3, Z3
+	VMULPS          Z0, Z3, Z3
+	VMOVUPS         Z3, 4544(AX)
+	VPSRLD          $0x04, Z4, Z3
+	VPANDD.BCST     dwords<>+0(SB), Z3, Z3
+	VMOVDQA64       Z6, Z4
+	VPTERNLOGD.BCST $0xf8, dwords<>+4(SB), Z4, Z3
+	VPANDD.BCST     dwords<>+12(SB), Z3, Z4
+	VPSUBD.BCST     dwords<>+44(SB), Z4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VMULPS          Z0, Z4, Z4
+	VMOVUPS         Z4, 4608(AX)
+	VPSRLD          $0x08, Z3, Z4
+	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
+	VPSUBD.BCST     dwords<>+44(SB), Z4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VMULPS          Z0, Z4, Z4
+	VMOVUPS         Z4, 4672(AX)
+	VPSRLD          $0x10, Z3, Z4
+	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
+	VPSUBD.BCST     dwords<>+44(SB), Z4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VMULPS          Z0, Z4, Z4
+	VMOVUPS         Z4, 4736(AX)
+	VPSRLD          $0x18, Z3, Z3
+	VPSUBD.BCST     dwords<>+44(SB), Z3, Z3
+	VCVTDQ2PS       Z3, Z3
+	VMULPS          Z0, Z3, Z3
+	VMOVUPS         Z3, 4800(AX)
+	VPSRLD          $0x04, Z5, Z3
+	VPANDD.BCST     dwords<>+0(SB), Z3, Z3
+	VPSRLD          $0x02, Z6, Z4
+	VPTERNLOGD.BCST $0xf8, dwords<>+4(SB), Z4, Z3
+	VPANDD.BCST     dwords<>+12(SB), Z3, Z4
+	VPSUBD.BCST     dwords<>+44(SB), Z4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VMULPS          Z0, Z4, Z4
+	VMOVUPS         Z4, 4864(AX)
+	VPSRLD          $0x08, Z3, Z4
+	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
+	VPSUBD.BCST     dwords<>+44(SB), Z4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VMULPS          Z0, Z4, Z4
+	VMOVUPS         Z4, 4928(AX)
+	VPSRLD          $0x10, Z3, Z4
+	VPANDD.BCST     dwords<>+12(SB), Z4, Z4
+	VPSUBD.BCST     dwords<>+44(SB), Z4, Z4
+	VCVTDQ2PS       Z4, Z4
+	VMULPS          Z0, Z4, Z4
+	VMOVUPS         Z4, 4992(AX)
+	VPSRLD          $0x18, Z3, Z3
+	VPSUBD.BCST     dwords<>+44(SB), Z3, Z3
+	VCVTDQ2PS       Z3, Z3
+	VMULPS          Z0, Z3, Z3
+	VMOVUPS         Z3, 5056(AX)
+	VBROADCASTI64X4 (CX), Z0
+	VINSERTI64X4    $0x01, (SI), Z0, Z0
+	VBROADCASTI64X4 (CX)(DX*1), Z3
+	VINSERTI64X4    $0x01, (SI)(DX*1), Z3, Z3
+	VBROADCASTI64X4 (CX)(DX*2), Z4
+	VINSERTI64X4    $0x01, (SI)(DX*2), Z4, Z4
+	VBROADCASTI64X4 (CX)(BX*1), Z5
+	VINSERTI64X4    $0x01, (SI)(BX*1), Z5, Z5
+	VPUNPCKLDQ      Z3, Z0, Z6
+	VPUNPCKHDQ      Z3, Z0, Z7
+	VPUNPCKLDQ      Z5, Z4, Z3
+	VPUNPCKHDQ      Z5, Z4, Z5
+	VPUNPCKLQDQ     Z3, Z6, Z0
+	VPUNPCKHQDQ     Z3, Z6, Z3
+	VPUNPCKLQDQ     Z5, Z7, Z4
+	VPUNPCKHQDQ     Z5, Z7, Z5
+	VBROADCASTI64X4 (DI), Z6
+	VINSERTI64X4    $0x01, (R8), Z6, Z6
+	VBROADCASTI64X4 (DI)(DX*1), Z7
+	VINSERTI64X4    $0x01, (R8)(DX*1), Z7, Z7
+	VBROADCASTI64X4 (DI)(DX*2), Z8
+	VINSERTI64X4    $0x01, (R8)(DX*2), Z8, Z8
+	VBROADCASTI64X4 (DI)(BX*1), Z9
+	VINSERTI64X4    $0x01, (R8)(BX*1), Z9, Z9
+	VPUNPCKLDQ      Z7, Z6, Z10
+	VPUNPCKHDQ      Z7, Z6, Z11
+	VPUNPCKLDQ      Z9, Z8, Z7
+	VPUNPCKHDQ      Z9, Z8, Z9
+	VPUNPCKLQDQ     Z7, Z10, Z6
+	VPUNPCKHQDQ     Z7, Z10, Z7
+	VPUNPCKLQDQ     Z9, Z11, Z8
+	VPUNPCKHQDQ     Z9, Z11, Z9
+	VSHUFI32X4      $0x88, Z6, Z0, Z10
+	VSHUFI32X4      $0xdd, Z6, Z0, Z0
+	VSHUFI32X4      $0x88, Z7, Z3, Z6
+	VSHUFI32X4      $0xdd, Z7, Z3, Z3
+	VSHUFI32X4      $0x88, Z8, Z4, Z7
+	VSHUFI32X4      $0xdd, Z8, Z4, Z4
+	VSHUFI32X4      $0x88, Z9, Z5, Z8
+	VSHUFI32X4      $0xdd, Z9, Z5, Z5
+	VBROADCASTI64X4 32(CX), Z9
+	VINSERTI64X4    $0x01, 32(SI), Z9, Z9
+	VBROADCASTI64X4 32(CX)(DX*1), Z11
+	VINSERTI64X4    $0x01, 32(SI)(DX*1), Z11, Z11
+	VBROADCASTI64X4 32(CX)(DX*2), Z12
+	VINSERTI64X4    $0x01, 32(SI)(DX*2), Z12, Z12
+	VBROADCASTI64X4 32(CX)(BX*1), Z13
+	VINSERTI64X4    $0x01, 32(SI)(BX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z9
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VBROADCASTI64X4 32(DI), Z14
+	VINSERTI64X4    $0x01, 32(R8), Z14, Z14
+	VBROADCASTI64X4 32(DI)(DX*1), Z15
+	VINSERTI64X4    $0x01, 32(R8)(DX*1), Z15, Z15
+	VBROADCASTI64X4 32(DI)(DX*2), Z16
+	VINSERTI64X4    $0x01, 32(R8)(DX*2), Z16, Z16
+	VBROADCASTI64X4 32(DI)(BX*1), Z17
+	VINSERTI64X4    $0x01, 32(R8)(BX*1), Z17, Z17
+	VPUNPCKLDQ      Z15, Z14, Z18
+	VPUNPCKHDQ      Z15, Z14, Z19
+	VPUNPCKLDQ      Z17, Z16, Z15
+	VPUNPCKHDQ      Z17, Z16, Z17
+	VPUNPCKLQDQ     Z15, Z18, Z14
+	VPUNPCKHQDQ     Z15, Z18, Z15
+	VPUNPCKLQDQ     Z17, Z19, Z16
+	VPUNPCKHQDQ     Z17, Z19, Z17
+	VSHUFI32X4      $0x88, Z14, Z9, Z18
+	VSHUFI32X4      $0xdd, Z14, Z9, Z9
+	VSHUFI32X4      $0x88, Z15, Z11, Z14
+	VSHUFI32X4      $0xdd, Z15, Z11, Z11
+	VSHUFI32X4      $0x88, Z16, Z12, Z15
+	VSHUFI32X4      $0xdd, Z16, Z12, Z12
+	VSHUFI32X4      $0x88, Z17, Z13, Z16
+	VSHUFI32X4      $0xdd, Z17, Z13, Z13
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSLLD          $0x03, Z18, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x05, Z10, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, (R11)
+	VPSLLD          $0x03, Z14, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x05, Z6, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 64(R11)
+	VPSLLD          $0x03, Z15, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x05, Z7, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 128(R11)
+	VPSLLD          $0x03, Z16, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x05, Z8, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 192(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x01, Z18, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x03, Z10, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1024(R11)
+	VPSRLD          $0x01, Z14, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x03, Z6, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1088(R11)
+	VPSRLD          $0x01, Z15, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x03, Z7, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1152(R11)
+	VPSRLD          $0x01, Z16, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x03, Z8, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1216(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSLLD          $0x03, Z9, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x05, Z0, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 256(R11)
+	VPSLLD          $0x03, Z11, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x05, Z3, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 320(R11)
+	VPSLLD          $0x03, Z12, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x05, Z4, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 384(R11)
+	VPSLLD          $0x03, Z13, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x05, Z5, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 448(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x01, Z9, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x03, Z0, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1280(R11)
+	VPSRLD          $0x01, Z11, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x03, Z3, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1344(R11)
+	VPSRLD          $0x01, Z12, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x03, Z4, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1408(R11)
+	VPSRLD          $0x01, Z13, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x03, Z5, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1472(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSLLD          $0x01, Z18, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x04, Z10, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 512(R11)
+	VPSLLD          $0x01, Z14, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x04, Z6, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 576(R11)
+	VPSLLD          $0x01, Z15, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x04, Z7, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 640(R11)
+	VPSLLD          $0x01, Z16, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x04, Z8, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 704(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x03, Z18, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x02, Z10, Z18
+	VPTERNLOGD      $0xf8, Z2, Z18, Z17
+	VMOVDQU64       Z17, 1536(R11)
+	VPSRLD          $0x03, Z14, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSLLD          $0x02, Z6, Z17
+	VPTERNLOGD      $0xf8, Z2, Z17, Z14
+	VMOVDQU64       Z14, 1600(R11)
+	VPSRLD          $0x03, Z15, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSLLD          $0x02, Z7, Z15
+	VPTERNLOGD      $0xf8, Z2, Z15, Z14
+	VMOVDQU64       Z14, 1664(R11)
+	VPSRLD          $0x03, Z16, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSLLD          $0x02, Z8, Z15
+	VPTERNLOGD      $0xf8, Z2, Z15, Z14
+	VMOVDQU64       Z14, 1728(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSLLD          $0x01, Z9, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSLLD          $0x04, Z0, Z15
+	VPTERNLOGD      $0xf8, Z2, Z15, Z14
+	VMOVDQU64       Z14, 768(R11)
+	VPSLLD          $0x01, Z11, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSLLD          $0x04, Z3, Z15
+	VPTERNLOGD      $0xf8, Z2, Z15, Z14
+	VMOVDQU64       Z14, 832(R11)
+	VPSLLD          $0x01, Z12, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSLLD          $0x04, Z4, Z15
+	VPTERNLOGD      $0xf8, Z2, Z15, Z14
+	VMOVDQU64       Z14, 896(R11)
+	VPSLLD          $0x01, Z13, Z14
+	VPANDD          Z1, Z14, Z14
+	VPSLLD          $0x04, Z5, Z15
+	VPTERNLOGD      $0xf8, Z2, Z15, Z14
+	VMOVDQU64       Z14, 960(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x03, Z9, Z9
+	VPANDD          Z1, Z9, Z9
+	VPSLLD          $0x02, Z0, Z14
+	VPTERNLOGD      $0xf8, Z2, Z14, Z9
+	VMOVDQU64       Z9, 1792(R11)
+	VPSRLD          $0x03, Z11, Z9
+	VPANDD          Z1, Z9, Z9
+	VPSLLD          $0x02, Z3, Z11
+	VPTERNLOGD      $0xf8, Z2, Z11, Z9
+	VMOVDQU64       Z9, 1856(R11)
+	VPSRLD          $0x03, Z12, Z9
+	VPANDD          Z1, Z9, Z9
+	VPSLLD          $0x02, Z4, Z11
+	VPTERNLOGD      $0xf8, Z2, Z11, Z9
+	VMOVDQU64       Z9, 1920(R11)
+	VPSRLD          $0x03, Z13, Z9
+	VPANDD          Z1, Z9, Z9
+	VPSLLD          $0x02, Z5, Z11
+	VPTERNLOGD      $0xf8, Z2, Z11, Z9
+	VMOVDQU64       Z9, 1984(R11)
+	ADDQ            $+2048, R11
+	VBROADCASTI64X4 64(CX), Z9
+	VINSERTI64X4    $0x01, 64(SI), Z9, Z9
+	VBROADCASTI64X4 64(CX)(DX*1), Z11
+	VINSERTI64X4    $0x01, 64(SI)(DX*1), Z11, Z11
+	VBROADCASTI64X4 64(CX)(DX*2), Z12
+	VINSERTI64X4    $0x01, 64(SI)(DX*2), Z12, Z12
+	VBROADCASTI64X4 64(CX)(BX*1), Z13
+	VINSERTI64X4    $0x01, 64(SI)(BX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z9, Z14
+	VPUNPCKHDQ      Z11, Z9, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z9
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VBROADCASTI64X4 64(DI), Z14
+	VINSERTI64X4    $0x01, 64(R8), Z14, Z14
+	VBROADCASTI64X4 64(DI)(DX*1), Z15
+	VINSERTI64X4    $0x01, 64(R8)(DX*1), Z15, Z15
+	VBROADCASTI64X4 64(DI)(DX*2), Z16
+	VINSERTI64X4    $0x01, 64(R8)(DX*2), Z16, Z16
+	VBROADCASTI64X4 64(DI)(BX*1), Z17
+	VINSERTI64X4    $0x01, 64(R8)(BX*1), Z17, Z17
+	VPUNPCKLDQ      Z15, Z14, Z18
+	VPUNPCKHDQ      Z15, Z14, Z19
+	VPUNPCKLDQ      Z17, Z16, Z15
+	VPUNPCKHDQ      Z17, Z16, Z17
+	VPUNPCKLQDQ     Z15, Z18, Z14
+	VPUNPCKHQDQ     Z15, Z18, Z15
+	VPUNPCKLQDQ     Z17, Z19, Z16
+	VPUNPCKHQDQ     Z17, Z19, Z17
+	VSHUFI32X4      $0x88, Z14, Z9, Z18
+	VSHUFI32X4      $0xdd, Z14, Z9, Z9
+	VSHUFI32X4      $0x88, Z15, Z11, Z14
+	VSHUFI32X4      $0xdd, Z15, Z11, Z11
+	VSHUFI32X4      $0x88, Z16, Z12, Z15
+	VSHUFI32X4      $0xdd, Z16, Z12, Z12
+	VSHUFI32X4      $0x88, Z17, Z13, Z16
+	VSHUFI32X4      $0xdd, Z17, Z13, Z13
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSLLD          $0x03, Z18, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x01, Z10, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, (R11)
+	VPSLLD          $0x03, Z14, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x01, Z6, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 64(R11)
+	VPSLLD          $0x03, Z15, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x01, Z7, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 128(R11)
+	VPSLLD          $0x03, Z16, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x01, Z8, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 192(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x01, Z18, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x01, Z10, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1024(R11)
+	VPSRLD          $0x01, Z14, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x01, Z6, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1088(R11)
+	VPSRLD          $0x01, Z15, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x01, Z7, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1152(R11)
+	VPSRLD          $0x01, Z16, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x01, Z8, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1216(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSLLD          $0x03, Z9, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x01, Z0, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 256(R11)
+	VPSLLD          $0x03, Z11, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x01, Z3, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 320(R11)
+	VPSLLD          $0x03, Z12, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x01, Z4, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 384(R11)
+	VPSLLD          $0x03, Z13, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSLLD          $0x01, Z5, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 448(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x01, Z9, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x01, Z0, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1280(R11)
+	VPSRLD          $0x01, Z11, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x01, Z3, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1344(R11)
+	VPSRLD          $0x01, Z12, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x01, Z4, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1408(R11)
+	VPSRLD          $0x01, Z13, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x01, Z5, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 1472(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSLLD          $0x01, Z18, Z17
+	VPANDD          Z1, Z17, Z17
+	VMOVDQA64       Z10, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 512(R11)
+	VPSLLD          $0x01, Z14, Z17
+	VPANDD          Z1, Z17, Z17
+	VMOVDQA64       Z6, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 576(R11)
+	VPSLLD          $0x01, Z15, Z17
+	VPANDD          Z1, Z17, Z17
+	VMOVDQA64       Z7, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 640(R11)
+	VPSLLD          $0x01, Z16, Z17
+	VPANDD          Z1, Z17, Z17
+	VMOVDQA64       Z8, Z19
+	VPTERNLOGD      $0xf8, Z2, Z19, Z17
+	VMOVDQU64       Z17, 704(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x03, Z18, Z17
+	VPANDD          Z1, Z17, Z17
+	VPSRLD          $0x02, Z10, Z10
+	VPTERNLOGD      $0xf8, Z2, Z10, Z17
+	VMOVDQU64       Z17, 1536(R11)
+	VPSRLD          $0x03, Z14, Z10
+	VPANDD          Z1, Z10, Z10
+	VPSRLD          $0x02, Z6, Z6
+	VPTERNLOGD      $0xf8, Z2, Z6, Z10
+	VMOVDQU64       Z10, 1600(R11)
+	VPSRLD          $0x03, Z15, Z6
+	VPANDD          Z1, Z6, Z6
+	VPSRLD          $0x02, Z7, Z7
+	VPTERNLOGD      $0xf8, Z2, Z7, Z6
+	VMOVDQU64       Z6, 1664(R11)
+	VPSRLD          $0x03, Z16, Z6
+	VPANDD          Z1, Z6, Z6
+	VPSRLD          $0x02, Z8, Z7
+	VPTERNLOGD      $0xf8, Z2, Z7, Z6
+	VMOVDQU64       Z6, 1728(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSLLD          $0x01, Z9, Z6
+	VPANDD          Z1, Z6, Z6
+	VMOVDQA64       Z0, Z7
+	VPTERNLOGD      $0xf8, Z2, Z7, Z6
+	VMOVDQU64       Z6, 768(R11)
+	VPSLLD          $0x01, Z11, Z6
+	VPANDD          Z1, Z6, Z6
+	VMOVDQA64       Z3, Z7
+	VPTERNLOGD      $0xf8, Z2, Z7, Z6
+	VMOVDQU64       Z6, 832(R11)
+	VPSLLD          $0x01, Z12, Z6
+	VPANDD          Z1, Z6, Z6
+	VMOVDQA64       Z4, Z7
+	VPTERNLOGD      $0xf8, Z2, Z7, Z6
+	VMOVDQU64       Z6, 896(R11)
+	VPSLLD          $0x01, Z13, Z6
+	VPANDD          Z1, Z6, Z6
+	VMOVDQA64       Z5, Z7
+	VPTERNLOGD      $0xf8, Z2, Z7, Z6
+	VMOVDQU64       Z6, 960(R11)
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	PREFETCHT1      (R9)
+	ADDQ            R10, R9
+	VPSRLD          $0x03, Z9, Z6
+	VPANDD          Z1, Z6, Z6
+	VPSRLD          $0x02, Z0, Z0
+	VPTERNLOGD      $0xf8, Z2, Z0, Z6
+	VMOVDQU64       Z6, 1792(R11)
+	VPSRLD          $0x03, Z11, Z0
+	VPANDD          Z1, Z0, Z0
+	VPSRLD          $0x02, Z3, Z3
+	VPTERNLOGD      $0xf8, Z2, Z3, Z0
+	VMOVDQU64       Z0, 1856(R11)
+	VPSRLD          $0x03, Z12, Z0
+	VPANDD          Z1, Z0, Z0
+	VPSRLD          $0x02, Z4, Z3
+	VPTERNLOGD      $0xf8, Z2, Z3, Z0
+	VMOVDQU64       Z0, 1920(R11)
+	VPSRLD          $0x03, Z13, Z0
+	VPANDD          Z1, Z0, Z0
+	VPSRLD          $0x02, Z5, Z1
+	VPTERNLOGD      $0xf8, Z2, Z1, Z0
+	VMOVDQU64       Z0, 1984(R11)
+	ADDQ            $+2048, R11
+	VZEROUPPER
+	RET
+
+// func fusedQ3Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ3Kx1(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	LEAQ         (CX)(CX*2), DX
+	LEAQ         (AX)(CX*4), BX
+	LEAQ         (BX)(CX*4), SI
+	LEAQ         (SI)(CX*4), DI
+	MOVL         $0x4b400000, R8
+	VPBROADCASTD R8, Z0
+	MOVL         $0x18181818, R8
+	VPBROADCASTD R8, Z1
+	MOVL         $0x20202020, R8
+	VPBROADCASTD R8, Z2
+	VMOVDQU64    iota16<>+0(SB), Z3
+	VPBROADCASTD CX, Z4
+	VPMULLD      Z4, Z3, Z3
+	MOVQ         p+0(FP), R8
+	MOVQ         pf+56(FP), R9
+	MOVQ         x+40(FP), R10
+	MOVQ         blocks+24(FP), R11
+	VPXORD       Z0, Z0, Z4
+
+fusedQ3Kx1_block:
+	KXNORW           K1, K1, K1
+	VPXORD           Z0, Z0, Z5
+	VPGATHERDD       96(AX)(Z3*1), K1, Z5
+	KXNORW           K2, K2, K2
+	VPXORD           Z0, Z0, Z6
+	VPGATHERDD       100(AX)(Z3*1), K2, Z6
+	KXNORW           K3, K3, K3
+	VPXORD           Z0, Z0, Z7
+	VPGATHERDD       104(AX)(Z3*1), K3, Z7
+	KXNORW           K4, K4, K4
+	VPXORD           Z0, Z0, Z8
+	VPGATHERDD       106(AX)(Z3*1), K4, Z8
+	VPSRLD           $0x10, Z8, Z8
+	VPMOVDW          Z8, Y8
+	VCVTPH2PS        Y8, Z8
+	VMULPS.BCST      dwords<>+20(SB), Z8, Z8
+	VMOVDQA64        Z5, Z9
+	VPANDD.BCST      dwords<>+0(SB), Z9, Z9
+	VPSLLD           $0x04, Z7, Z10
+	VPTERNLOGD.BCST  $0xf8, dwords<>+4(SB), Z10, Z9
+	VPANDD.BCST      dwords<>+12(SB), Z9, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z8, Z10, Z10
+	VMOVUPS          Z10, 4096(R8)
+	VPSRLD           $0x08, Z9, Z10
+	VPANDD.BCST      dwords<>+12(SB), Z10, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z8, Z10, Z10
+	VMOVUPS          Z10, 4160(R8)
+	VPSRLD           $0x10, Z9, Z10
+	VPANDD.BCST      dwords<>+12(SB), Z10, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z8, Z10, Z10
+	VMOVUPS          Z10, 4224(R8)
+	VPSRLD           $0x18, Z9, Z9
+	VPSUBD.BCST      dwords<>+44(SB), Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4288(R8)
+	VMOVDQA64        Z6, Z9
+	VPANDD.BCST      dwords<>+0(SB), Z9, Z9
+	VPSLLD           $0x02, Z7, Z10
+	VPTERNLOGD.BCST  $0xf8, dwords<>+4(SB), Z10, Z9
+	VPANDD.BCST      dwords<>+12(SB), Z9, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z8, Z10, Z10
+	VMOVUPS          Z10, 4352(R8)
+	VPSRLD           $0x08, Z9, Z10
+	VPANDD.BCST      dwords<>+12(SB), Z10, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z8, Z10, Z10
+	VMOVUPS          Z10, 4416(R8)
+	VPSRLD           $0x10, Z9, Z10
+	VPANDD.BCST      dwords<>+12(SB), Z10, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z8, Z10, Z10
+	VMOVUPS          Z10, 4480(R8)
+	VPSRLD           $0x18, Z9, Z9
+	VPSUBD.BCST      dwords<>+44(SB), Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4544(R8)
+	VPSRLD           $0x04, Z5, Z5
+	VPANDD.BCST      dwords<>+0(SB), Z5, Z5
+	VMOVDQA64        Z7, Z9
+	VPTERNLOGD.BCST  $0xf8, dwords<>+4(SB), Z9, Z5
+	VPANDD.BCST      dwords<>+12(SB), Z5, Z9
+	VPSUBD.BCST      dwords<>+44(SB), Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4608(R8)
+	VPSRLD           $0x08, Z5, Z9
+	VPANDD.BCST      dwords<>+12(SB), Z9, Z9
+	VPSUBD.BCST      dwords<>+44(SB), Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4672(R8)
+	VPSRLD           $0x10, Z5, Z9
+	VPANDD.BCST      dwords<>+12(SB), Z9, Z9
+	VPSUBD.BCST      dwords<>+44(SB), Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4736(R8)
+	VPSRLD           $0x18, Z5, Z5
+	VPSUBD.BCST      dwords<>+44(SB), Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z8, Z5, Z5
+	VMOVUPS          Z5, 4800(R8)
+	VPSRLD           $0x04, Z6, Z5
+	VPANDD.BCST      dwords<>+0(SB), Z5, Z5
+	VPSRLD           $0x02, Z7, Z6
+	VPTERNLOGD.BCST  $0xf8, dwords<>+4(SB), Z6, Z5
+	VPANDD.BCST      dwords<>+12(SB), Z5, Z6
+	VPSUBD.BCST      dwords<>+44(SB), Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z8, Z6, Z6
+	VMOVUPS          Z6, 4864(R8)
+	VPSRLD           $0x08, Z5, Z6
+	VPANDD.BCST      dwords<>+12(SB), Z6, Z6
+	VPSUBD.BCST      dwords<>+44(SB), Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z8, Z6, Z6
+	VMOVUPS          Z6, 4928(R8)
+	VPSRLD           $0x10, Z5, Z6
+	VPANDD.BCST      dwords<>+12(SB), Z6, Z6
+	VPSUBD.BCST      dwords<>+44(SB), Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z8, Z6, Z6
+	VMOVUPS          Z6, 4992(R8)
+	VPSRLD           $0x18, Z5, Z5
+	VPSUBD.BCST      dwords<>+44(SB), Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z8, Z5, Z5
+	VMOVUPS          Z5, 5056(R8)
+	LEAQ             256(R10), R12
+	LEAQ             4096(R8), R13
+	VBROADCASTI64X4  (AX), Z5
+	VINSERTI64X4     $0x01, (BX), Z5, Z5
+	VBROADCASTI64X4  (AX)(CX*1), Z6
+	VINSERTI64X4     $0x01, (BX)(CX*1), Z6, Z6
+	VBROADCASTI64X4  (AX)(CX*2), Z7
+	VINSERTI64X4     $0x01, (BX)(CX*2), Z7, Z7
+	VBROADCASTI64X4  (AX)(DX*1), Z8
+	VINSERTI64X4     $0x01, (BX)(DX*1), Z8, Z8
+	VPUNPCKLDQ       Z6, Z5, Z9
+	VPUNPCKHDQ       Z6, Z5, Z10
+	VPUNPCKLDQ       Z8, Z7, Z6
+	VPUNPCKHDQ       Z8, Z7, Z8
+	VPUNPCKLQDQ      Z6, Z9, Z5
+	VPUNPCKHQDQ      Z6, Z9, Z6
+	VPUNPCKLQDQ      Z8, Z10, Z7
+	VPUNPCKHQDQ      Z8, Z10, Z8
+	VBROADCASTI64X4  (SI), Z9
+	VINSERTI64X4     $0x01, (DI), Z9, Z9
+	VBROADCASTI64X4  (SI)(CX*1), Z10
+	VINSERTI64X4     $0x01, (DI)(CX*1), Z10, Z10
+	VBROADCASTI64X4  (SI)(CX*2), Z11
+	VINSERTI64X4     $0x01, (DI)(CX*2), Z11, Z11
+	VBROADCASTI64X4  (SI)(DX*1), Z12
+	VINSERTI64X4     $0x01, (DI)(DX*1), Z12, Z12
+	VPUNPCKLDQ       Z10, Z9, Z13
+	VPUNPCKHDQ       Z10, Z9, Z14
+	VPUNPCKLDQ       Z12, Z11, Z10
+	VPUNPCKHDQ       Z12, Z11, Z12
+	VPUNPCKLQDQ      Z10, Z13, Z9
+	VPUNPCKHQDQ      Z10, Z13, Z10
+	VPUNPCKLQDQ      Z12, Z14, Z11
+	VPUNPCKHQDQ      Z12, Z14, Z12
+	VSHUFI32X4       $0x88, Z9, Z5, Z13
+	VSHUFI32X4       $0xdd, Z9, Z5, Z5
+	VSHUFI32X4       $0x88, Z10, Z6, Z9
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VBROADCASTI64X4  32(AX), Z12
+	VINSERTI64X4     $0x01, 32(BX), Z12, Z12
+	VBROADCASTI64X4  32(AX)(CX*1), Z14
+	VINSERTI64X4     $0x01, 32(BX)(CX*1), Z14, Z14
+	VBROADCASTI64X4  32(AX)(CX*2), Z15
+	VINSERTI64X4     $0x01, 32(BX)(CX*2), Z15, Z15
+	VBROADCASTI64X4  32(AX)(DX*1), Z16
+	VINSERTI64X4     $0x01, 32(BX)(DX*1), Z16, Z16
+	VPUNPCKLDQ       Z14, Z12, Z17
+	VPUNPCKHDQ       Z14, Z12, Z18
+	VPUNPCKLDQ       Z16, Z15, Z14
+	VPUNPCKHDQ       Z16, Z15, Z16
+	VPUNPCKLQDQ      Z14, Z17, Z12
+	VPUNPCKHQDQ      Z14, Z17, Z14
+	VPUNPCKLQDQ      Z16, Z18, Z15
+	VPUNPCKHQDQ      Z16, Z18, Z16
+	VBROADCASTI64X4  32(SI), Z17
+	VINSERTI64X4     $0x01, 32(DI), Z17, Z17
+	VBROADCASTI64X4  32(SI)(CX*1), Z18
+	VINSERTI64X4     $0x01, 32(DI)(CX*1), Z18, Z18
+	VBROADCASTI64X4  32(SI)(CX*2), Z19
+	VINSERTI64X4     $0x01, 32(DI)(CX*2), Z19, Z19
+	VBROADCASTI64X4  32(SI)(DX*1), Z20
+	VINSERTI64X4     $0x01, 32(DI)(DX*1), Z20, Z20
+	VPUNPCKLDQ       Z18, Z17, Z21
+	VPUNPCKHDQ       Z18, Z17, Z22
+	VPUNPCKLDQ       Z20, Z19, Z18
+	VPUNPCKHDQ       Z20, Z19, Z20
+	VPUNPCKLQDQ      Z18, Z21, Z17
+	VPUNPCKHQDQ      Z18, Z21, Z18
+	VPUNPCKLQDQ      Z20, Z22, Z19
+	VPUNPCKHQDQ      Z20, Z22, Z20
+	VSHUFI32X4       $0x88, Z17, Z12, Z21
+	VSHUFI32X4       $0xdd, Z17, Z12, Z12
+	VSHUFI32X4       $0x88, Z18, Z14, Z17
+	VSHUFI32X4       $0xdd, Z18, Z14, Z14
+	VSHUFI32X4       $0x88, Z19, Z15, Z18
+	VSHUFI32X4       $0xdd, Z19, Z15, Z15
+	VSHUFI32X4       $0x88, Z20, Z16, Z19
+	VSHUFI32X4       $0xdd, Z20, Z16, Z16
+	PREFETCHT1       (R9)
+	VPBROADCASTD     96(R12), Z20
+	VPSLLD           $0x03, Z21, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x05, Z13, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    (R10), Z22, Z20
+	VPSLLD           $0x03, Z17, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x05, Z9, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    4(R10), Z22, Z20
+	VPSLLD           $0x03, Z18, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x05, Z10, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    8(R10), Z22, Z20
+	VPSLLD           $0x03, Z19, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x05, Z11, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    12(R10), Z22, Z20
+	VMOVUPS          (R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST (R12), Z20, Z4
+	PREFETCHT1       64(R9)
+	PREFETCHT1       128(R9)
+	VPBROADCASTD     112(R12), Z20
+	VPSRLD           $0x01, Z21, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x03, Z13, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    64(R10), Z22, Z20
+	VPSRLD           $0x01, Z17, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x03, Z9, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    68(R10), Z22, Z20
+	VPSRLD           $0x01, Z18, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x03, Z10, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    72(R10), Z22, Z20
+	VPSRLD           $0x01, Z19, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x03, Z11, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    76(R10), Z22, Z20
+	VMOVUPS          256(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST 8(R12), Z20, Z4
+	PREFETCHT1       192(R9)
+	PREFETCHT1       256(R9)
+	VPBROADCASTD     100(R12), Z20
+	VPSLLD           $0x03, Z12, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x05, Z5, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    16(R10), Z22, Z20
+	VPSLLD           $0x03, Z14, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x05, Z6, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    20(R10), Z22, Z20
+	VPSLLD           $0x03, Z15, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x05, Z7, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    24(R10), Z22, Z20
+	VPSLLD           $0x03, Z16, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x05, Z8, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    28(R10), Z22, Z20
+	VMOVUPS          64(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST (R12), Z20, Z4
+	PREFETCHT1       320(R9)
+	PREFETCHT1       384(R9)
+	VPBROADCASTD     116(R12), Z20
+	VPSRLD           $0x01, Z12, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x03, Z5, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    80(R10), Z22, Z20
+	VPSRLD           $0x01, Z14, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x03, Z6, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    84(R10), Z22, Z20
+	VPSRLD           $0x01, Z15, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x03, Z7, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    88(R10), Z22, Z20
+	VPSRLD           $0x01, Z16, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x03, Z8, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    92(R10), Z22, Z20
+	VMOVUPS          320(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST 8(R12), Z20, Z4
+	PREFETCHT1       448(R9)
+	VPBROADCASTD     104(R12), Z20
+	VPSLLD           $0x01, Z21, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x04, Z13, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    32(R10), Z22, Z20
+	VPSLLD           $0x01, Z17, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x04, Z9, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    36(R10), Z22, Z20
+	VPSLLD           $0x01, Z18, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x04, Z10, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    40(R10), Z22, Z20
+	VPSLLD           $0x01, Z19, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x04, Z11, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    44(R10), Z22, Z20
+	VMOVUPS          128(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST 4(R12), Z20, Z4
+	PREFETCHT1       512(R9)
+	PREFETCHT1       576(R9)
+	VPBROADCASTD     120(R12), Z20
+	VPSRLD           $0x03, Z21, Z21
+	VPANDD           Z1, Z21, Z21
+	VPSLLD           $0x02, Z13, Z22
+	VPTERNLOGD       $0xf8, Z2, Z22, Z21
+	VPDPBUSD.BCST    96(R10), Z21, Z20
+	VPSRLD           $0x03, Z17, Z17
+	VPANDD           Z1, Z17, Z17
+	VPSLLD           $0x02, Z9, Z21
+	VPTERNLOGD       $0xf8, Z2, Z21, Z17
+	VPDPBUSD.BCST    100(R10), Z17, Z20
+	VPSRLD           $0x03, Z18, Z17
+	VPANDD           Z1, Z17, Z17
+	VPSLLD           $0x02, Z10, Z18
+	VPTERNLOGD       $0xf8, Z2, Z18, Z17
+	VPDPBUSD.BCST    104(R10), Z17, Z20
+	VPSRLD           $0x03, Z19, Z17
+	VPANDD           Z1, Z17, Z17
+	VPSLLD           $0x02, Z11, Z18
+	VPTERNLOGD       $0xf8, Z2, Z18, Z17
+	VPDPBUSD.BCST    108(R10), Z17, Z20
+	VMOVUPS          384(R13), Z18
+	VMULPS           Z0, Z18, Z17
+	VFMSUB213PS      Z17, Z18, Z20
+	VFMADD231PS.BCST 12(R12), Z20, Z4
+	PREFETCHT1       640(R9)
+	PREFETCHT1       704(R9)
+	VPBROADCASTD     108(R12), Z17
+	VPSLLD           $0x01, Z12, Z18
+	VPANDD           Z1, Z18, Z18
+	VPSLLD           $0x04, Z5, Z19
+	VPTERNLOGD       $0xf8, Z2, Z19, Z18
+	VPDPBUSD.BCST    48(R10), Z18, Z17
+	VPSLLD           $0x01, Z14, Z18
+	VPANDD           Z1, Z18, Z18
+	VPSLLD           $0x04, Z6, Z19
+	VPTERNLOGD       $0xf8, Z2, Z19, Z18
+	VPDPBUSD.BCST    52(R10), Z18, Z17
+	VPSLLD           $0x01, Z15, Z18
+	VPANDD           Z1, Z18, Z18
+	VPSLLD           $0x04, Z7, Z19
+	VPTERNLOGD       $0xf8, Z2, Z19, Z18
+	VPDPBUSD.BCST    56(R10), Z18, Z17
+	VPSLLD           $0x01, Z16, Z18
+	VPANDD           Z1, Z18, Z18
+	VPSLLD           $0x04, Z8, Z19
+	VPTERNLOGD       $0xf8, Z2, Z19, Z18
+	VPDPBUSD.BCST    60(R10), Z18, Z17
+	VMOVUPS          192(R13), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z17
+	VFMADD231PS.BCST 4(R12), Z17, Z4
+	PREFETCHT1       768(R9)
+	PREFETCHT1       832(R9)
+	VPBROADCASTD     124(R12), Z17
+	VPSRLD           $0x03, Z12, Z12
+	VPANDD           Z1, Z12, Z12
+	VPSLLD           $0x02, Z5, Z18
+	VPTERNLOGD       $0xf8, Z2, Z18, Z12
+	VPDPBUSD.BCST    112(R10), Z12, Z17
+	VPSRLD           $0x03, Z14, Z12
+	VPANDD           Z1, Z12, Z12
+	VPSLLD           $0x02, Z6, Z14
+	VPTERNLOGD       $0xf8, Z2, Z14, Z12
+	VPDPBUSD.BCST    116(R10), Z12, Z17
+	VPSRLD           $0x03, Z15, Z12
+	VPANDD           Z1, Z12, Z12
+	VPSLLD           $0x02, Z7, Z14
+	VPTERNLOGD       $0xf8, Z2, Z14, Z12
+	VPDPBUSD.BCST    120(R10), Z12, Z17
+	VPSRLD           $0x03, Z16, Z12
+	VPANDD           Z1, Z12, Z12
+	VPSLLD           $0x02, Z8, Z14
+	VPTERNLOGD       $0xf8, Z2, Z14, Z12
+	VPDPBUSD.BCST    124(R10), Z12, Z17
+	VMOVUPS          448(R13), Z14
+	VMULPS           Z0, Z14, Z12
+	VFMSUB213PS      Z12, Z14, Z17
+	VFMADD231PS.BCST 12(R12), Z17, Z4
+	VBROADCASTI64X4  64(AX), Z12
+	VINSERTI64X4     $0x01, 64(BX), Z12, Z12
+	VBROADCASTI64X4  64(AX)(CX*1), Z14
+	VINSERTI64X4     $0x01, 64(BX)(CX*1), Z14, Z14
+	VBROADCASTI64X4  64(AX)(CX*2), Z15
+	VINSERTI64X4     $0x01, 64(BX)(CX*2), Z15, Z15
+	VBROADCASTI64X4  64(AX)(DX*1), Z16
+	VINSERTI64X4     $0x01, 64(BX)(DX*1), Z16, Z16
+	VPUNPCKLDQ       Z14, Z12, Z17
+	VPUNPCKHDQ       Z14, Z12, Z18
+	VPUNPCKLDQ       Z16, Z15, Z14
+	VPUNPCKHDQ       Z16, Z15, Z16
+	VPUNPCKLQDQ      Z14, Z17, Z12
+	VPUNPCKHQDQ      Z14, Z17, Z14
+	VPUNPCKLQDQ      Z16, Z18, Z15
+	VPUNPCKHQDQ      Z16, Z18, Z16
+	VBROADCASTI64X4  64(SI), Z17
+	VINSERTI64X4     $0x01, 64(DI), Z17, Z17
+	VBROADCASTI64X4  64(SI)(CX*1), Z18
+	VINSERTI64X4     $0x01, 64(DI)(CX*1), Z18, Z18
+	VBROADCASTI64X4  64(SI)(CX*2), Z19
+	VINSERTI64X4     $0x01, 64(DI)(CX*2), Z19, Z19
+	VBROADCASTI64X4  64(SI)(DX*1), Z20
+	VINSERTI64X4     $0x01, 64(DI)(DX*1), Z20, Z20
+	VPUNPCKLDQ       Z18, Z17, Z21
+	VPUNPCKHDQ       Z18, Z17, Z22
+	VPUNPCKLDQ       Z20, Z19, Z18
+	VPUNPCKHDQ       Z20, Z19, Z20
+	VPUNPCKLQDQ      Z18, Z21, Z17
+	VPUNPCKHQDQ      Z18, Z21, Z18
+	VPUNPCKLQDQ      Z20, Z22, Z19
+	VPUNPCKHQDQ      Z20, Z22, Z20
+	VSHUFI32X4       $0x88, Z17, Z12, Z21
+	VSHUFI32X4       $0xdd, Z17, Z12, Z12
+	VSHUFI32X4       $0x88, Z18, Z14, Z17
+	VSHUFI32X4       $0xdd, Z18, Z14, Z14
+	VSHUFI32X4       $0x88, Z19, Z15, Z18
+	VSHUFI32X4       $0xdd, Z19, Z15, Z15
+	VSHUFI32X4       $0x88, Z20, Z16, Z19
+	VSHUFI32X4       $0xdd, Z20, Z16, Z16
+	PREFETCHT1       896(R9)
+	VPBROADCASTD     128(R12), Z20
+	VPSLLD           $0x03, Z21, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x01, Z13, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    128(R10), Z22, Z20
+	VPSLLD           $0x03, Z17, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x01, Z9, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    132(R10), Z22, Z20
+	VPSLLD           $0x03, Z18, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x01, Z10, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    136(R10), Z22, Z20
+	VPSLLD           $0x03, Z19, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x01, Z11, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    140(R10), Z22, Z20
+	VMOVUPS          512(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST 16(R12), Z20, Z4
+	PREFETCHT1       960(R9)
+	PREFETCHT1       1024(R9)
+	VPBROADCASTD     144(R12), Z20
+	VPSRLD           $0x01, Z21, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x01, Z13, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    192(R10), Z22, Z20
+	VPSRLD           $0x01, Z17, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x01, Z9, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    196(R10), Z22, Z20
+	VPSRLD           $0x01, Z18, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x01, Z10, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    200(R10), Z22, Z20
+	VPSRLD           $0x01, Z19, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x01, Z11, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    204(R10), Z22, Z20
+	VMOVUPS          768(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST 24(R12), Z20, Z4
+	PREFETCHT1       1088(R9)
+	PREFETCHT1       1152(R9)
+	VPBROADCASTD     132(R12), Z20
+	VPSLLD           $0x03, Z12, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x01, Z5, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    144(R10), Z22, Z20
+	VPSLLD           $0x03, Z14, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x01, Z6, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    148(R10), Z22, Z20
+	VPSLLD           $0x03, Z15, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x01, Z7, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    152(R10), Z22, Z20
+	VPSLLD           $0x03, Z16, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x01, Z8, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    156(R10), Z22, Z20
+	VMOVUPS          576(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST 16(R12), Z20, Z4
+	PREFETCHT1       1216(R9)
+	PREFETCHT1       1280(R9)
+	VPBROADCASTD     148(R12), Z20
+	VPSRLD           $0x01, Z12, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x01, Z5, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    208(R10), Z22, Z20
+	VPSRLD           $0x01, Z14, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x01, Z6, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    212(R10), Z22, Z20
+	VPSRLD           $0x01, Z15, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x01, Z7, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    216(R10), Z22, Z20
+	VPSRLD           $0x01, Z16, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x01, Z8, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    220(R10), Z22, Z20
+	VMOVUPS          832(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST 24(R12), Z20, Z4
+	PREFETCHT1       1344(R9)
+	VPBROADCASTD     136(R12), Z20
+	VPSLLD           $0x01, Z21, Z22
+	VPANDD           Z1, Z22, Z22
+	VMOVDQA64        Z13, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    160(R10), Z22, Z20
+	VPSLLD           $0x01, Z17, Z22
+	VPANDD           Z1, Z22, Z22
+	VMOVDQA64        Z9, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    164(R10), Z22, Z20
+	VPSLLD           $0x01, Z18, Z22
+	VPANDD           Z1, Z22, Z22
+	VMOVDQA64        Z10, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    168(R10), Z22, Z20
+	VPSLLD           $0x01, Z19, Z22
+	VPANDD           Z1, Z22, Z22
+	VMOVDQA64        Z11, Z23
+	VPTERNLOGD       $0xf8, Z2, Z23, Z22
+	VPDPBUSD.BCST    172(R10), Z22, Z20
+	VMOVUPS          640(R13), Z23
+	VMULPS           Z0, Z23, Z22
+	VFMSUB213PS      Z22, Z23, Z20
+	VFMADD231PS.BCST 20(R12), Z20, Z4
+	PREFETCHT1       1408(R9)
+	PREFETCHT1       1472(R9)
+	VPBROADCASTD     152(R12), Z20
+	VPSRLD           $0x03, Z21, Z21
+	VPANDD           Z1, Z21, Z21
+	VPSRLD           $0x02, Z13, Z13
+	VPTERNLOGD       $0xf8, Z2, Z13, Z21
+	VPDPBUSD.BCST    224(R10), Z21, Z20
+	VPSRLD           $0x03, Z17, Z13
+	VPANDD           Z1, Z13, Z13
+	VPSRLD           $0x02, Z9, Z9
+	VPTERNLOGD       $0xf8, Z2, Z9, Z13
+	VPDPBUSD.BCST    228(R10), Z13, Z20
+	VPSRLD           $0x03, Z18, Z9
+	VPANDD           Z1, Z9, Z9
+	VPSRLD           $0x02, Z10, Z10
+	VPTERNLOGD       $0xf8, Z2, Z10, Z9
+	VPDPBUSD.BCST    232(R10), Z9, Z20
+	VPSRLD           $0x03, Z19, Z9
+	VPANDD           Z1, Z9, Z9
+	VPSRLD           $0x02, Z11, Z10
+	VPTERNLOGD       $0xf8, Z2, Z10, Z9
+	VPDPBUSD.BCST    236(R10), Z9, Z20
+	VMOVUPS          896(R13), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 28(R12), Z20, Z4
+	PREFETCHT1       1536(R9)
+	PREFETCHT1       1600(R9)
+	VPBROADCASTD     140(R12), Z9
+	VPSLLD           $0x01, Z12, Z10
+	VPANDD           Z1, Z10, Z10
+	VMOVDQA64        Z5, Z11
+	VPTERNLOGD       $0xf8, Z2, Z11, Z10
+	VPDPBUSD.BCST    176(R10), Z10, Z9
+	VPSLLD           $0x01, Z14, Z10
+	VPANDD           Z1, Z10, Z10
+	VMOVDQA64        Z6, Z11
+	VPTERNLOGD       $0xf8, Z2, Z11, Z10
+	VPDPBUSD.BCST    180(R10), Z10, Z9
+	VPSLLD           $0x01, Z15, Z10
+	VPANDD           Z1, Z10, Z10
+	VMOVDQA64        Z7, Z11
+	VPTERNLOGD       $0xf8, Z2, Z11, Z10
+	VPDPBUSD.BCST    184(R10), Z10, Z9
+	VPSLLD           $0x01, Z16, Z10
+	VPANDD           Z1, Z10, Z10
+	VMOVDQA64        Z8, Z11
+	VPTERNLOGD       $0xf8, Z2, Z11, Z10
+	VPDPBUSD.BCST    188(R10), Z10, Z9
+	VMOVUPS          704(R13), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z9
+	VFMADD231PS.BCST 20(R12), Z9, Z4
+	PREFETCHT1       1664(R9)
+	PREFETCHT1       1728(R9)
+	VPBROADCASTD     156(R12), Z9
+	VPSRLD           $0x03, Z12, Z10
+	VPANDD           Z1, Z10, Z10
+	VPSRLD           $0x02, Z5, Z5
+	VPTERNLOGD       $0xf8, Z2, Z5, Z10
+	VPDPBUSD.BCST    240(R10), Z10, Z9
+	VPSRLD           $0x03, Z14, Z5
+	VPANDD           Z1, Z5, Z5
+	VPSRLD           $0x02, Z6, Z6
+	VPTERNLOGD       $0xf8, Z2, Z6, Z5
+	VPDPBUSD.BCST    244(R10), Z5, Z9
+	VPSRLD           $0x03, Z15, Z5
+	VPANDD           Z1, Z5, Z5
+	VPSRLD           $0x02, Z7, Z6
+	VPTERNLOGD       $0xf8, Z2, Z6, Z5
+	VPDPBUSD.BCST    248(R10), Z5, Z9
+	VPSRLD           $0x03, Z16, Z5
+	VPANDD           Z1, Z5, Z5
+	VPSRLD           $0x02, Z8, Z6
+	VPTERNLOGD       $0xf8, Z2, Z6, Z5
+	VPDPBUSD.BCST    252(R10), Z5, Z9
+	VMOVUPS          960(R13), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z9
+	VFMADD231PS.BCST 28(R12), Z9, Z4
+	ADDQ             $+110, AX
+	ADDQ             $+110, BX
+	ADDQ             $+110, SI
+	ADDQ             $+110, DI
+	ADDQ             $+1760, R9
+	ADDQ             xStep+48(FP), R10
+	DECQ             R11
+	JNZ              fusedQ3Kx1_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z4, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ3Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ3Kx2(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	LEAQ         (CX)(CX*2), DX
+	LEAQ         (AX)(CX*4), BX
+	LEAQ         (BX)(CX*4), SI
+	LEAQ         (SI)(CX*4), DI
+	MOVL         $0x4b400000, R8
+	VPBROADCASTD R8, Z0
+	MOVL         $0x18181818, R8
+	VPBROADCASTD R8, Z1
+	MOVL         $0x20202020, R8
+	VPBROADCASTD R8, Z2
+	VMOVDQU64    iota16<>+0(SB), Z3
+	VPBROADCASTD CX, Z4
+	VPMULLD      Z4, Z3, Z3
+	MOVQ         p+0(FP), R8
+	MOVQ         pf+56(FP), R9
+	MOVQ         x+40(FP), R10
+	MOVQ         blocks+24(FP), R11
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+
+fusedQ3Kx2_block:
+	KXNORW           K1, K1, K1
+	VPXORD           Z0, Z0, Z6
+	VPGATHERDD       96(AX)(Z3*1), K1, Z6
+	KXNORW           K2, K2, K2
+	VPXORD           Z0, Z0, Z7
+	VPGATHERDD       100(AX)(Z3*1), K2, Z7
+	KXNORW           K3, K3, K3
+	VPXORD           Z0, Z0, Z8
+	VPGATHERDD       104(AX)(Z3*1), K3, Z8
+	KXNORW           K4, K4, K4
+	VPXORD           Z0, Z0, Z9
+	VPGATHERDD       106(AX)(Z3*1), K4, Z9
+	VPSRLD           $0x10, Z9, Z9
+	VPMOVDW          Z9, Y9
+	VCVTPH2PS        Y9, Z9
+	VMULPS.BCST      dwords<>+20(SB), Z9, Z9
+	VMOVDQA64        Z6, Z10
+	VPANDD.BCST      dwords<>+0(SB), Z10, Z10
+	VPSLLD           $0x04, Z8, Z11
+	VPTERNLOGD.BCST  $0xf8, dwords<>+4(SB), Z11, Z10
+	VPANDD.BCST      dwords<>+12(SB), Z10, Z11
+	VPSUBD.BCST      dwords<>+44(SB), Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z9, Z11, Z11
+	VMOVUPS          Z11, 4096(R8)
+	VPSRLD           $0x08, Z10, Z11
+	VPANDD.BCST      dwords<>+12(SB), Z11, Z11
+	VPSUBD.BCST      dwords<>+44(SB), Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z9, Z11, Z11
+	VMOVUPS          Z11, 4160(R8)
+	VPSRLD           $0x10, Z10, Z11
+	VPANDD.BCST      dwords<>+12(SB), Z11, Z11
+	VPSUBD.BCST      dwords<>+44(SB), Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z9, Z11, Z11
+	VMOVUPS          Z11, 4224(R8)
+	VPSRLD           $0x18, Z10, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4288(R8)
+	VMOVDQA64        Z7, Z10
+	VPANDD.BCST      dwords<>+0(SB), Z10, Z10
+	VPSLLD           $0x02, Z8, Z11
+	VPTERNLOGD.BCST  $0xf8, dwords<>+4(SB), Z11, Z10
+	VPANDD.BCST      dwords<>+12(SB), Z10, Z11
+	VPSUBD.BCST      dwords<>+44(SB), Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z9, Z11, Z11
+	VMOVUPS          Z11, 4352(R8)
+	VPSRLD           $0x08, Z10, Z11
+	VPANDD.BCST      dwords<>+12(SB), Z11, Z11
+	VPSUBD.BCST      dwords<>+44(SB), Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z9, Z11, Z11
+	VMOVUPS          Z11, 4416(R8)
+	VPSRLD           $0x10, Z10, Z11
+	VPANDD.BCST      dwords<>+12(SB), Z11, Z11
+	VPSUBD.BCST      dwords<>+44(SB), Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z9, Z11, Z11
+	VMOVUPS          Z11, 4480(R8)
+	VPSRLD           $0x18, Z10, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4544(R8)
+	VPSRLD           $0x04, Z6, Z6
+	VPANDD.BCST      dwords<>+0(SB), Z6, Z6
+	VMOVDQA64        Z8, Z10
+	VPTERNLOGD.BCST  $0xf8, dwords<>+4(SB), Z10, Z6
+	VPANDD.BCST      dwords<>+12(SB), Z6, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4608(R8)
+	VPSRLD           $0x08, Z6, Z10
+	VPANDD.BCST      dwords<>+12(SB), Z10, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4672(R8)
+	VPSRLD           $0x10, Z6, Z10
+	VPANDD.BCST      dwords<>+12(SB), Z10, Z10
+	VPSUBD.BCST      dwords<>+44(SB), Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4736(R8)
+	VPSRLD           $0x18, Z6, Z6
+	VPSUBD.BCST      dwords<>+44(SB), Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z9, Z6, Z6
+	VMOVUPS          Z6, 4800(R8)
+	VPSRLD           $0x04, Z7, Z6
+	VPANDD.BCST      dwords<>+0(SB), Z6, Z6
+	VPSRLD           $0x02, Z8, Z7
+	VPTERNLOGD.BCST  $0xf8, dwords<>+4(SB), Z7, Z6
+	VPANDD.BCST      dwords<>+12(SB), Z6, Z7
+	VPSUBD.BCST      dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z9, Z7, Z7
+	VMOVUPS          Z7, 4864(R8)
+	VPSRLD           $0x08, Z6, Z7
+	VPANDD.BCST      dwords<>+12(SB), Z7, Z7
+	VPSUBD.BCST      dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z9, Z7, Z7
+	VMOVUPS          Z7, 4928(R8)
+	VPSRLD           $0x10, Z6, Z7
+	VPANDD.BCST      dwords<>+12(SB), Z7, Z7
+	VPSUBD.BCST      dwords<>+44(SB), Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z9, Z7, Z7
+	VMOVUPS          Z7, 4992(R8)
+	VPSRLD           $0x18, Z6, Z6
+	VPSUBD.BCST      dwords<>+44(SB), Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z9, Z6, Z6
+	VMOVUPS          Z6, 5056(R8)
+	LEAQ             256(R10), R12
+	LEAQ             4096(R8), R13
+	VBROADCASTI64X4  (AX), Z6
+	VINSERTI64X4     $0x01, (BX), Z6, Z6
+	VBROADCASTI64X4  (AX)(CX*1), Z7
+	VINSERTI64X4     $0x01, (BX)(CX*1), Z7, Z7
+	VBROADCASTI64X4  (AX)(CX*2), Z8
+	VINSERTI64X4     $0x01, (BX)(CX*2), Z8, Z8
+	VBROADCASTI64X4  (AX)(DX*1), Z9
+	VINSERTI64X4     $0x01, (BX)(DX*1), Z9, Z9
+	VPUNPCKLDQ       Z7, Z6, Z10
+	VPUNPCKHDQ       Z7, Z6, Z11
+	VPUNPCKLDQ       Z9, Z8, Z7
+	VPUNPCKHDQ       Z9, Z8, Z9
+	VPUNPCKLQDQ      Z7, Z10, Z6
+	VPUNPCKHQDQ      Z7, Z10, Z7
+	VPUNPCKLQDQ      Z9, Z11, Z8
+	VPUNPCKHQDQ      Z9, Z11, Z9
+	VBROADCASTI64X4  (SI), Z10
+	VINSERTI64X4     $0x01, (DI), Z10, Z10
+	VBROADCASTI64X4  (SI)(CX*1), Z11
+	VINSERTI64X4     $0x01, (DI)(CX*1), Z11, Z11
+	VBROADCASTI64X4  (SI)(CX*2), Z12
+	VINSERTI64X4     $0x01, (DI)(CX*2), Z12, Z12
+	VBROADCASTI64X4  (SI)(DX*1), Z13
+	VINSERTI64X4     $0x01, (DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ       Z11, Z10, Z14
+	VPUNPCKHDQ       Z11, Z10, Z15
+	VPUNPCKLDQ       Z13, Z12, Z11
+	VPUNPCKHDQ       Z13, Z12, Z13
+	VPUNPCKLQDQ      Z11, Z14, Z10
+	VPUNPCKHQDQ      Z11, Z14, Z11
+	VPUNPCKLQDQ      Z13, Z15, Z12
+	VPUNPCKHQDQ      Z13, Z15, Z13
+	VSHUFI32X4       $0x88, Z10, Z6, Z14
+	VSHUFI32X4       $0xdd, Z10, Z6, Z6
+	VSHUFI32X4       $0x88, Z11, Z7, Z10
+	VSHUFI32X4       $0xdd, Z11, Z7, Z7
+	VSHUFI32X4       $0x88, Z12, Z8, Z11
+	VSHUFI32X4       $0xdd, Z12, Z8, Z8
+	VSHUFI32X4       $0x88, Z13, Z9, Z12
+	VSHUFI32X4       $0xdd, Z13, Z9, Z9
+	VBROADCASTI64X4  32(AX), Z13
+	VINSERTI64X4     $0x01, 32(BX), Z13, Z13
+	VBROADCASTI64X4  32(AX)(CX*1), Z15
+	VINSERTI64X4     $0x01, 32(BX)(CX*1), Z15, Z15
+	VBROADCASTI64X4  32(AX)(CX*2), Z16
+	VINSERTI64X4     $0x01, 32(BX)(CX*2), Z16, Z16
+	VBROADCASTI64X4  32(AX)(DX*1), Z17
+	VINSERTI64X4     $0x01, 32(BX)(DX*1), Z17, Z17
+	VPUNPCKLDQ       Z15, Z13, Z18
+	VPUNPCKHDQ       Z15, Z13, Z19
+	VPUNPCKLDQ       Z17, Z16, Z15
+	VPUNPCKHDQ       Z17, Z16, Z17
+	VPUNPCKLQDQ      Z15, Z18, Z13
+	VPUNPCKHQDQ      Z15, Z18, Z15
+	VPUNPCKLQDQ      Z17, Z19, Z16
+	VPUNPCKHQDQ      Z17, Z19, Z17
+	VBROADCASTI64X4  32(SI), Z18
+	VINSERTI64X4     $0x01, 32(DI), Z18, Z18
+	VBROADCASTI64X4  32(SI)(CX*1), Z19
+	VINSERTI64X4     $0x01, 32(DI)(CX*1), Z19, Z19
+	VBROADCASTI64X4  32(SI)(CX*2), Z20
+	VINSERTI64X4     $0x01, 32(DI)(CX*2), Z20, Z20
+	VBROADCASTI64X4  32(SI)(DX*1), Z21
+	VINSERTI64X4     $0x01, 32(DI)(DX*1), Z21, Z21
+	VPUNPCKLDQ       Z19, Z18, Z22
+	VPUNPCKHDQ       Z19, Z18, Z23
+	VPUNPCKLDQ       Z21, Z20, Z19
+	VPUNPCKHDQ       Z21, Z20, Z21
+	VPUNPCKLQDQ      Z19, Z22, Z18
+	VPUNPCKHQDQ      Z19, Z22, Z19
+	VPUNPCKLQDQ      Z21, Z23, Z20
+	VPUNPCKHQDQ      Z21, Z23, Z21
+	VSHUFI32X4       $0x88, Z18, Z13, Z22
+	VSHUFI32X4       $0xdd, Z18, Z13, Z13
+	VSHUFI32X4       $0x88, Z19, Z15, Z18
+	VSHUFI32X4       $0xdd, Z19, Z15, Z15
+	VSHUFI32X4       $0x88, Z20, Z16, Z19
+	VSHUFI32X4       $0xdd, Z20, Z16, Z16
+	VSHUFI32X4       $0x88, Z21, Z17, Z20
+	VSHUFI32X4       $0xdd, Z21, Z17, Z17
+	PREFETCHT1       (R9)
+	VPBROADCASTD     96(R12), Z21
+	VPBROADCASTD     576(R12), Z23
+	VPSLLD           $0x03, Z22, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x05, Z14, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    (R10), Z24, Z21
+	VPDPBUSD.BCST    480(R10), Z24, Z23
+	VPSLLD           $0x03, Z18, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x05, Z10, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    4(R10), Z24, Z21
+	VPDPBUSD.BCST    484(R10), Z24, Z23
+	VPSLLD           $0x03, Z19, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x05, Z11, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    8(R10), Z24, Z21
+	VPDPBUSD.BCST    488(R10), Z24, Z23
+	VPSLLD           $0x03, Z20, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x05, Z12, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    12(R10), Z24, Z21
+	VPDPBUSD.BCST    492(R10), Z24, Z23
+	VMOVUPS          (R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST (R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 480(R12), Z23, Z5
+	PREFETCHT1       64(R9)
+	PREFETCHT1       128(R9)
+	VPBROADCASTD     112(R12), Z21
+	VPBROADCASTD     592(R12), Z23
+	VPSRLD           $0x01, Z22, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x03, Z14, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    64(R10), Z24, Z21
+	VPDPBUSD.BCST    544(R10), Z24, Z23
+	VPSRLD           $0x01, Z18, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x03, Z10, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    68(R10), Z24, Z21
+	VPDPBUSD.BCST    548(R10), Z24, Z23
+	VPSRLD           $0x01, Z19, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x03, Z11, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    72(R10), Z24, Z21
+	VPDPBUSD.BCST    552(R10), Z24, Z23
+	VPSRLD           $0x01, Z20, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x03, Z12, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    76(R10), Z24, Z21
+	VPDPBUSD.BCST    556(R10), Z24, Z23
+	VMOVUPS          256(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST 8(R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 488(R12), Z23, Z5
+	PREFETCHT1       192(R9)
+	PREFETCHT1       256(R9)
+	VPBROADCASTD     100(R12), Z21
+	VPBROADCASTD     580(R12), Z23
+	VPSLLD           $0x03, Z13, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x05, Z6, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    16(R10), Z24, Z21
+	VPDPBUSD.BCST    496(R10), Z24, Z23
+	VPSLLD           $0x03, Z15, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x05, Z7, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    20(R10), Z24, Z21
+	VPDPBUSD.BCST    500(R10), Z24, Z23
+	VPSLLD           $0x03, Z16, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x05, Z8, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    24(R10), Z24, Z21
+	VPDPBUSD.BCST    504(R10), Z24, Z23
+	VPSLLD           $0x03, Z17, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x05, Z9, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    28(R10), Z24, Z21
+	VPDPBUSD.BCST    508(R10), Z24, Z23
+	VMOVUPS          64(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST (R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 480(R12), Z23, Z5
+	PREFETCHT1       320(R9)
+	PREFETCHT1       384(R9)
+	VPBROADCASTD     116(R12), Z21
+	VPBROADCASTD     596(R12), Z23
+	VPSRLD           $0x01, Z13, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x03, Z6, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    80(R10), Z24, Z21
+	VPDPBUSD.BCST    560(R10), Z24, Z23
+	VPSRLD           $0x01, Z15, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x03, Z7, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    84(R10), Z24, Z21
+	VPDPBUSD.BCST    564(R10), Z24, Z23
+	VPSRLD           $0x01, Z16, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x03, Z8, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    88(R10), Z24, Z21
+	VPDPBUSD.BCST    568(R10), Z24, Z23
+	VPSRLD           $0x01, Z17, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x03, Z9, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    92(R10), Z24, Z21
+	VPDPBUSD.BCST    572(R10), Z24, Z23
+	VMOVUPS          320(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST 8(R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 488(R12), Z23, Z5
+	PREFETCHT1       448(R9)
+	VPBROADCASTD     104(R12), Z21
+	VPBROADCASTD     584(R12), Z23
+	VPSLLD           $0x01, Z22, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x04, Z14, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    32(R10), Z24, Z21
+	VPDPBUSD.BCST    512(R10), Z24, Z23
+	VPSLLD           $0x01, Z18, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x04, Z10, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    36(R10), Z24, Z21
+	VPDPBUSD.BCST    516(R10), Z24, Z23
+	VPSLLD           $0x01, Z19, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x04, Z11, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    40(R10), Z24, Z21
+	VPDPBUSD.BCST    520(R10), Z24, Z23
+	VPSLLD           $0x01, Z20, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x04, Z12, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    44(R10), Z24, Z21
+	VPDPBUSD.BCST    524(R10), Z24, Z23
+	VMOVUPS          128(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST 4(R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 484(R12), Z23, Z5
+	PREFETCHT1       512(R9)
+	PREFETCHT1       576(R9)
+	VPBROADCASTD     120(R12), Z21
+	VPBROADCASTD     600(R12), Z23
+	VPSRLD           $0x03, Z22, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSLLD           $0x02, Z14, Z24
+	VPTERNLOGD       $0xf8, Z2, Z24, Z22
+	VPDPBUSD.BCST    96(R10), Z22, Z21
+	VPDPBUSD.BCST    576(R10), Z22, Z23
+	VPSRLD           $0x03, Z18, Z18
+	VPANDD           Z1, Z18, Z18
+	VPSLLD           $0x02, Z10, Z22
+	VPTERNLOGD       $0xf8, Z2, Z22, Z18
+	VPDPBUSD.BCST    100(R10), Z18, Z21
+	VPDPBUSD.BCST    580(R10), Z18, Z23
+	VPSRLD           $0x03, Z19, Z18
+	VPANDD           Z1, Z18, Z18
+	VPSLLD           $0x02, Z11, Z19
+	VPTERNLOGD       $0xf8, Z2, Z19, Z18
+	VPDPBUSD.BCST    104(R10), Z18, Z21
+	VPDPBUSD.BCST    584(R10), Z18, Z23
+	VPSRLD           $0x03, Z20, Z18
+	VPANDD           Z1, Z18, Z18
+	VPSLLD           $0x02, Z12, Z19
+	VPTERNLOGD       $0xf8, Z2, Z19, Z18
+	VPDPBUSD.BCST    108(R10), Z18, Z21
+	VPDPBUSD.BCST    588(R10), Z18, Z23
+	VMOVUPS          384(R13), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z21
+	VFMADD231PS.BCST 12(R12), Z21, Z4
+	VFMSUB213PS      Z18, Z19, Z23
+	VFMADD231PS.BCST 492(R12), Z23, Z5
+	PREFETCHT1       640(R9)
+	PREFETCHT1       704(R9)
+	VPBROADCASTD     108(R12), Z18
+	VPBROADCASTD     588(R12), Z19
+	VPSLLD           $0x01, Z13, Z20
+	VPANDD           Z1, Z20, Z20
+	VPSLLD           $0x04, Z6, Z21
+	VPTERNLOGD       $0xf8, Z2, Z21, Z20
+	VPDPBUSD.BCST    48(R10), Z20, Z18
+	VPDPBUSD.BCST    528(R10), Z20, Z19
+	VPSLLD           $0x01, Z15, Z20
+	VPANDD           Z1, Z20, Z20
+	VPSLLD           $0x04, Z7, Z21
+	VPTERNLOGD       $0xf8, Z2, Z21, Z20
+	VPDPBUSD.BCST    52(R10), Z20, Z18
+	VPDPBUSD.BCST    532(R10), Z20, Z19
+	VPSLLD           $0x01, Z16, Z20
+	VPANDD           Z1, Z20, Z20
+	VPSLLD           $0x04, Z8, Z21
+	VPTERNLOGD       $0xf8, Z2, Z21, Z20
+	VPDPBUSD.BCST    56(R10), Z20, Z18
+	VPDPBUSD.BCST    536(R10), Z20, Z19
+	VPSLLD           $0x01, Z17, Z20
+	VPANDD           Z1, Z20, Z20
+	VPSLLD           $0x04, Z9, Z21
+	VPTERNLOGD       $0xf8, Z2, Z21, Z20
+	VPDPBUSD.BCST    60(R10), Z20, Z18
+	VPDPBUSD.BCST    540(R10), Z20, Z19
+	VMOVUPS          192(R13), Z21
+	VMULPS           Z0, Z21, Z20
+	VFMSUB213PS      Z20, Z21, Z18
+	VFMADD231PS.BCST 4(R12), Z18, Z4
+	VFMSUB213PS      Z20, Z21, Z19
+	VFMADD231PS.BCST 484(R12), Z19, Z5
+	PREFETCHT1       768(R9)
+	PREFETCHT1       832(R9)
+	VPBROADCASTD     124(R12), Z18
+	VPBROADCASTD     604(R12), Z19
+	VPSRLD           $0x03, Z13, Z13
+	VPANDD           Z1, Z13, Z13
+	VPSLLD           $0x02, Z6, Z20
+	VPTERNLOGD       $0xf8, Z2, Z20, Z13
+	VPDPBUSD.BCST    112(R10), Z13, Z18
+	VPDPBUSD.BCST    592(R10), Z13, Z19
+	VPSRLD           $0x03, Z15, Z13
+	VPANDD           Z1, Z13, Z13
+	VPSLLD           $0x02, Z7, Z15
+	VPTERNLOGD       $0xf8, Z2, Z15, Z13
+	VPDPBUSD.BCST    116(R10), Z13, Z18
+	VPDPBUSD.BCST    596(R10), Z13, Z19
+	VPSRLD           $0x03, Z16, Z13
+	VPANDD           Z1, Z13, Z13
+	VPSLLD           $0x02, Z8, Z15
+	VPTERNLOGD       $0xf8, Z2, Z15, Z13
+	VPDPBUSD.BCST    120(R10), Z13, Z18
+	VPDPBUSD.BCST    600(R10), Z13, Z19
+	VPSRLD           $0x03, Z17, Z13
+	VPANDD           Z1, Z13, Z13
+	VPSLLD           $0x02, Z9, Z15
+	VPTERNLOGD       $0xf8, Z2, Z15, Z13
+	VPDPBUSD.BCST    124(R10), Z13, Z18
+	VPDPBUSD.BCST    604(R10), Z13, Z19
+	VMOVUPS          448(R13), Z15
+	VMULPS           Z0, Z15, Z13
+	VFMSUB213PS      Z13, Z15, Z18
+	VFMADD231PS.BCST 12(R12), Z18, Z4
+	VFMSUB213PS      Z13, Z15, Z19
+	VFMADD231PS.BCST 492(R12), Z19, Z5
+	VBROADCASTI64X4  64(AX), Z13
+	VINSERTI64X4     $0x01, 64(BX), Z13, Z13
+	VBROADCASTI64X4  64(AX)(CX*1), Z15
+	VINSERTI64X4     $0x01, 64(BX)(CX*1), Z15, Z15
+	VBROADCASTI64X4  64(AX)(CX*2), Z16
+	VINSERTI64X4     $0x01, 64(BX)(CX*2), Z16, Z16
+	VBROADCASTI64X4  64(AX)(DX*1), Z17
+	VINSERTI64X4     $0x01, 64(BX)(DX*1), Z17, Z17
+	VPUNPCKLDQ       Z15, Z13, Z18
+	VPUNPCKHDQ       Z15, Z13, Z19
+	VPUNPCKLDQ       Z17, Z16, Z15
+	VPUNPCKHDQ       Z17, Z16, Z17
+	VPUNPCKLQDQ      Z15, Z18, Z13
+	VPUNPCKHQDQ      Z15, Z18, Z15
+	VPUNPCKLQDQ      Z17, Z19, Z16
+	VPUNPCKHQDQ      Z17, Z19, Z17
+	VBROADCASTI64X4  64(SI), Z18
+	VINSERTI64X4     $0x01, 64(DI), Z18, Z18
+	VBROADCASTI64X4  64(SI)(CX*1), Z19
+	VINSERTI64X4     $0x01, 64(DI)(CX*1), Z19, Z19
+	VBROADCASTI64X4  64(SI)(CX*2), Z20
+	VINSERTI64X4     $0x01, 64(DI)(CX*2), Z20, Z20
+	VBROADCASTI64X4  64(SI)(DX*1), Z21
+	VINSERTI64X4     $0x01, 64(DI)(DX*1), Z21, Z21
+	VPUNPCKLDQ       Z19, Z18, Z22
+	VPUNPCKHDQ       Z19, Z18, Z23
+	VPUNPCKLDQ       Z21, Z20, Z19
+	VPUNPCKHDQ       Z21, Z20, Z21
+	VPUNPCKLQDQ      Z19, Z22, Z18
+	VPUNPCKHQDQ      Z19, Z22, Z19
+	VPUNPCKLQDQ      Z21, Z23, Z20
+	VPUNPCKHQDQ      Z21, Z23, Z21
+	VSHUFI32X4       $0x88, Z18, Z13, Z22
+	VSHUFI32X4       $0xdd, Z18, Z13, Z13
+	VSHUFI32X4       $0x88, Z19, Z15, Z18
+	VSHUFI32X4       $0xdd, Z19, Z15, Z15
+	VSHUFI32X4       $0x88, Z20, Z16, Z19
+	VSHUFI32X4       $0xdd, Z20, Z16, Z16
+	VSHUFI32X4       $0x88, Z21, Z17, Z20
+	VSHUFI32X4       $0xdd, Z21, Z17, Z17
+	PREFETCHT1       896(R9)
+	VPBROADCASTD     128(R12), Z21
+	VPBROADCASTD     608(R12), Z23
+	VPSLLD           $0x03, Z22, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x01, Z14, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    128(R10), Z24, Z21
+	VPDPBUSD.BCST    608(R10), Z24, Z23
+	VPSLLD           $0x03, Z18, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x01, Z10, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    132(R10), Z24, Z21
+	VPDPBUSD.BCST    612(R10), Z24, Z23
+	VPSLLD           $0x03, Z19, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x01, Z11, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    136(R10), Z24, Z21
+	VPDPBUSD.BCST    616(R10), Z24, Z23
+	VPSLLD           $0x03, Z20, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x01, Z12, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    140(R10), Z24, Z21
+	VPDPBUSD.BCST    620(R10), Z24, Z23
+	VMOVUPS          512(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST 16(R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 496(R12), Z23, Z5
+	PREFETCHT1       960(R9)
+	PREFETCHT1       1024(R9)
+	VPBROADCASTD     144(R12), Z21
+	VPBROADCASTD     624(R12), Z23
+	VPSRLD           $0x01, Z22, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSRLD           $0x01, Z14, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    192(R10), Z24, Z21
+	VPDPBUSD.BCST    672(R10), Z24, Z23
+	VPSRLD           $0x01, Z18, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSRLD           $0x01, Z10, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    196(R10), Z24, Z21
+	VPDPBUSD.BCST    676(R10), Z24, Z23
+	VPSRLD           $0x01, Z19, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSRLD           $0x01, Z11, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    200(R10), Z24, Z21
+	VPDPBUSD.BCST    680(R10), Z24, Z23
+	VPSRLD           $0x01, Z20, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSRLD           $0x01, Z12, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    204(R10), Z24, Z21
+	VPDPBUSD.BCST    684(R10), Z24, Z23
+	VMOVUPS          768(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST 24(R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 504(R12), Z23, Z5
+	PREFETCHT1       1088(R9)
+	PREFETCHT1       1152(R9)
+	VPBROADCASTD     132(R12), Z21
+	VPBROADCASTD     612(R12), Z23
+	VPSLLD           $0x03, Z13, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x01, Z6, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    144(R10), Z24, Z21
+	VPDPBUSD.BCST    624(R10), Z24, Z23
+	VPSLLD           $0x03, Z15, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x01, Z7, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    148(R10), Z24, Z21
+	VPDPBUSD.BCST    628(R10), Z24, Z23
+	VPSLLD           $0x03, Z16, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x01, Z8, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    152(R10), Z24, Z21
+	VPDPBUSD.BCST    632(R10), Z24, Z23
+	VPSLLD           $0x03, Z17, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSLLD           $0x01, Z9, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    156(R10), Z24, Z21
+	VPDPBUSD.BCST    636(R10), Z24, Z23
+	VMOVUPS          576(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST 16(R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 496(R12), Z23, Z5
+	PREFETCHT1       1216(R9)
+	PREFETCHT1       1280(R9)
+	VPBROADCASTD     148(R12), Z21
+	VPBROADCASTD     628(R12), Z23
+	VPSRLD           $0x01, Z13, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSRLD           $0x01, Z6, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    208(R10), Z24, Z21
+	VPDPBUSD.BCST    688(R10), Z24, Z23
+	VPSRLD           $0x01, Z15, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSRLD           $0x01, Z7, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    212(R10), Z24, Z21
+	VPDPBUSD.BCST    692(R10), Z24, Z23
+	VPSRLD           $0x01, Z16, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSRLD           $0x01, Z8, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    216(R10), Z24, Z21
+	VPDPBUSD.BCST    696(R10), Z24, Z23
+	VPSRLD           $0x01, Z17, Z24
+	VPANDD           Z1, Z24, Z24
+	VPSRLD           $0x01, Z9, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    220(R10), Z24, Z21
+	VPDPBUSD.BCST    700(R10), Z24, Z23
+	VMOVUPS          832(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST 24(R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 504(R12), Z23, Z5
+	PREFETCHT1       1344(R9)
+	VPBROADCASTD     136(R12), Z21
+	VPBROADCASTD     616(R12), Z23
+	VPSLLD           $0x01, Z22, Z24
+	VPANDD           Z1, Z24, Z24
+	VMOVDQA64        Z14, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    160(R10), Z24, Z21
+	VPDPBUSD.BCST    640(R10), Z24, Z23
+	VPSLLD           $0x01, Z18, Z24
+	VPANDD           Z1, Z24, Z24
+	VMOVDQA64        Z10, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    164(R10), Z24, Z21
+	VPDPBUSD.BCST    644(R10), Z24, Z23
+	VPSLLD           $0x01, Z19, Z24
+	VPANDD           Z1, Z24, Z24
+	VMOVDQA64        Z11, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    168(R10), Z24, Z21
+	VPDPBUSD.BCST    648(R10), Z24, Z23
+	VPSLLD           $0x01, Z20, Z24
+	VPANDD           Z1, Z24, Z24
+	VMOVDQA64        Z12, Z25
+	VPTERNLOGD       $0xf8, Z2, Z25, Z24
+	VPDPBUSD.BCST    172(R10), Z24, Z21
+	VPDPBUSD.BCST    652(R10), Z24, Z23
+	VMOVUPS          640(R13), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z21
+	VFMADD231PS.BCST 20(R12), Z21, Z4
+	VFMSUB213PS      Z24, Z25, Z23
+	VFMADD231PS.BCST 500(R12), Z23, Z5
+	PREFETCHT1       1408(R9)
+	PREFETCHT1       1472(R9)
+	VPBROADCASTD     152(R12), Z21
+	VPBROADCASTD     632(R12), Z23
+	VPSRLD           $0x03, Z22, Z22
+	VPANDD           Z1, Z22, Z22
+	VPSRLD           $0x02, Z14, Z14
+	VPTERNLOGD       $0xf8, Z2, Z14, Z22
+	VPDPBUSD.BCST    224(R10), Z22, Z21
+	VPDPBUSD.BCST    704(R10), Z22, Z23
+	VPSRLD           $0x03, Z18, Z14
+	VPANDD           Z1, Z14, Z14
+	VPSRLD           $0x02, Z10, Z10
+	VPTERNLOGD       $0xf8, Z2, Z10, Z14
+	VPDPBUSD.BCST    228(R10), Z14, Z21
+	VPDPBUSD.BCST    708(R10), Z14, Z23
+	VPSRLD           $0x03, Z19, Z10
+	VPANDD           Z1, Z10, Z10
+	VPSRLD           $0x02, Z11, Z11
+	VPTERNLOGD       $0xf8, Z2, Z11, Z10
+	VPDPBUSD.BCST    232(R10), Z10, Z21
+	VPDPBUSD.BCST    712(R10), Z10, Z23
+	VPSRLD           $0x03, Z20, Z10
+	VPANDD           Z1, Z10, Z10
+	VPSRLD           $0x02, Z12, Z11
+	VPTERNLOGD       $0xf8, Z2, Z11, Z10
+	VPDPBUSD.BCST    236(R10), Z10, Z21
+	VPDPBUSD.BCST    716(R10), Z10, Z23
+	VMOVUPS          896(R13), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 28(R12), Z21, Z4
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 508(R12), Z23, Z5
+	PREFETCHT1       1536(R9)
+	PREFETCHT1       1600(R9)
+	VPBROADCASTD     140(R12), Z10
+	VPBROADCASTD     620(R12), Z11
+	VPSLLD           $0x01, Z13, Z12
+	VPANDD           Z1, Z12, Z12
+	VMOVDQA64        Z6, Z14
+	VPTERNLOGD       $0xf8, Z2, Z14, Z12
+	VPDPBUSD.BCST    176(R10), Z12, Z10
+	VPDPBUSD.BCST    656(R10), Z12, Z11
+	VPSLLD           $0x01, Z15, Z12
+	VPANDD           Z1, Z12, Z12
+	VMOVDQA64        Z7, Z14
+	VPTERNLOGD       $0xf8, Z2, Z14, Z12
+	VPDPBUSD.BCST    180(R10), Z12, Z10
+	VPDPBUSD.BCST    660(R10), Z12, Z11
+	VPSLLD           $0x01, Z16, Z12
+	VPANDD           Z1, Z12, Z12
+	VMOVDQA64        Z8, Z14
+	VPTERNLOGD       $0xf8, Z2, Z14, Z12
+	VPDPBUSD.BCST    184(R10), Z12, Z10
+	VPDPBUSD.BCST    664(R10), Z12, Z11
+	VPSLLD           $0x01, Z17, Z12
+	VPANDD           Z1, Z12, Z12
+	VMOVDQA64        Z9, Z14
+	VPTERNLOGD       $0xf8, Z2, Z14, Z12
+	VPDPBUSD.BCST    188(R10), Z12, Z10
+	VPDPBUSD.BCST    668(R10), Z12, Z11
+	VMOVUPS          704(R13), Z14
+	VMULPS           Z0, Z14, Z12
+	VFMSUB213PS      Z12, Z14, Z10
+	VFMADD231PS.BCST 20(R12), Z10, Z4
+	VFMSUB213PS      Z12, Z14, Z11
+	VFMADD231PS.BCST 500(R12), Z11, Z5
+	PREFETCHT1       1664(R9)
+	PREFETCHT1       1728(R9)
+	VPBROADCASTD     156(R12), Z10
+	VPBROADCASTD     636(R12), Z11
+	VPSRLD           $0x03, Z13, Z12
+	VPANDD           Z1, Z12, Z12
+	VPSRLD           $0x02, Z6, Z6
+	VPTERNLOGD       $0xf8, Z2, Z6, Z12
+	VPDPBUSD.BCST    240(R10), Z12, Z10
+	VPDPBUSD.BCST    720(R10), Z12, Z11
+	VPSRLD           $0x03, Z15, Z6
+	VPANDD           Z1, Z6, Z6
+	VPSRLD           $0x02, Z7, Z7
+	VPTERNLOGD       $0xf8, Z2, Z7, Z6
+	VPDPBUSD.BCST    244(R10), Z6, Z10
+	VPDPBUSD.BCST    724(R10), Z6, Z11
+	VPSRLD           $0x03, Z16, Z6
+	VPANDD           Z1, Z6, Z6
+	VPSRLD           $0x02, Z8, Z7
+	VPTERNLOGD       $0xf8, Z2, Z7, Z6
+	VPDPBUSD.BCST    248(R10), Z6, Z10
+	VPDPBUSD.BCST    728(R10), Z6, Z11
+	VPSRLD           $0x03, Z17, Z6
+	VPANDD           Z1, Z6, Z6
+	VPSRLD           $0x02, Z9, Z7
+	VPTERNLOGD       $0xf8, Z2, Z7, Z6
+	VPDPBUSD.BCST    252(R10), Z6, Z10
+	VPDPBUSD.BCST    732(R10), Z6, Z11
+	VMOVUPS          960(R13), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 28(R12), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 508(R12), Z11, Z5
+	ADDQ             $+110, AX
+	ADDQ             $+110, BX
+	ADDQ             $+110, SI
+	ADDQ             $+110, DI
+	ADDQ             $+1760, R9
+	ADDQ             xStep+48(FP), R10
+	DECQ             R11
+	JNZ              fusedQ3Kx2_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	VZEROUPPER
+	RET
+
 // func micro2Min32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 // Requires: AVX, AVX2, FMA3
 TEXT ·micro2Min32u4(SB), NOSPLIT, $0-48
@@ -24713,6 +28548,1754 @@ decode2Q41_loop:
 	VZEROUPPER
 	RET
 
+// func decode2Q50(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q50(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q50_rows:
+	MOVQ BX, R11
+	LEAQ (BX)(DI*4), SI
+	MOVQ AX, CX
+	LEAQ 4096(AX), DX
+	MOVQ chunks+24(FP), R12
+
+decode2Q50_loop:
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMULPS         wide3e000000<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, (DX)
+	VMOVD          2(BX), X1
+	VPINSRD        $0x01, 2(BX)(DI*1), X1, X1
+	VPINSRD        $0x02, 2(BX)(DI*2), X1, X1
+	VPINSRD        $0x03, 2(BX)(R9*1), X1, X1
+	VMOVD          2(SI), X0
+	VPINSRD        $0x01, 2(SI)(DI*1), X0, X0
+	VPINSRD        $0x02, 2(SI)(DI*2), X0, X0
+	VPINSRD        $0x03, 2(SI)(R9*1), X0, X0
+	VINSERTI128    $0x01, X0, Y1, Y0
+	PREFETCHT1     (R8)
+	PREFETCHT1     64(R8)
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 6(BX), Y2
+	VINSERTI128    $0x01, 6(SI), Y2, Y2
+	VBROADCASTI128 6(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 6(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 6(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 6(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 6(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 6(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y6
+	VPSRLD         $0x04, Y2, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VPSHUFB        spread<>+0(SB), Y0, Y7
+	VMOVDQU        wide08040201<>+0(SB), Y8
+	VPAND          Y8, Y7, Y7
+	VPCMPEQB       Y8, Y7, Y7
+	VPAND          wide10101010<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPSHUFB        spread<>+128(SB), Y0, Y7
+	VMOVDQU        wide08040201<>+0(SB), Y8
+	VPAND          Y8, Y7, Y7
+	VPCMPEQB       Y8, Y7, Y7
+	VPAND          wide10101010<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVDQU        Y6, (CX)
+	VMOVDQU        Y2, 256(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y2
+	VPSRLD         $0x04, Y3, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        spread<>+0(SB), Y0, Y6
+	VMOVDQU        wide80402010<>+0(SB), Y7
+	VPAND          Y7, Y6, Y6
+	VPCMPEQB       Y7, Y6, Y6
+	VPAND          wide10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VPSHUFB        spread<>+128(SB), Y0, Y6
+	VMOVDQU        wide80402010<>+0(SB), Y7
+	VPAND          Y7, Y6, Y6
+	VPCMPEQB       Y7, Y6, Y6
+	VPAND          wide10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y3, Y3
+	VMOVDQU        Y2, 64(CX)
+	VMOVDQU        Y3, 320(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y2
+	VPSRLD         $0x04, Y4, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        spread<>+64(SB), Y0, Y4
+	VMOVDQU        wide08040201<>+0(SB), Y6
+	VPAND          Y6, Y4, Y4
+	VPCMPEQB       Y6, Y4, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VPSHUFB        spread<>+192(SB), Y0, Y4
+	VMOVDQU        wide08040201<>+0(SB), Y6
+	VPAND          Y6, Y4, Y4
+	VPCMPEQB       Y6, Y4, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VMOVDQU        Y2, 128(CX)
+	VMOVDQU        Y3, 384(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y2
+	VPSRLD         $0x04, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        spread<>+64(SB), Y0, Y4
+	VMOVDQU        wide80402010<>+0(SB), Y5
+	VPAND          Y5, Y4, Y4
+	VPCMPEQB       Y5, Y4, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VPSHUFB        spread<>+192(SB), Y0, Y0
+	VMOVDQU        wide80402010<>+0(SB), Y4
+	VPAND          Y4, Y0, Y0
+	VPCMPEQB       Y4, Y0, Y0
+	VPAND          wide10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y3, Y3
+	VMOVDQU        Y2, 192(CX)
+	VMOVDQU        Y3, 448(CX)
+	ADDQ           $+22, BX
+	ADDQ           $+22, SI
+	ADDQ           $+512, CX
+	ADDQ           $+64, DX
+	ADDQ           $+176, R8
+	DECQ           R12
+	JNZ            decode2Q50_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q50_rows
+	VZEROUPPER
+	RET
+
+// func decode2Q51(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q51(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q51_rows:
+	MOVQ BX, R11
+	LEAQ (BX)(DI*4), SI
+	MOVQ AX, CX
+	LEAQ 4096(AX), DX
+	MOVQ chunks+24(FP), R12
+
+decode2Q51_loop:
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMOVUPS        Y0, (DX)
+	VPBROADCASTW   2(BX), X0
+	VPINSRW        $0x01, 2(BX)(DI*1), X0, X0
+	VPINSRW        $0x02, 2(BX)(DI*2), X0, X0
+	VPINSRW        $0x03, 2(BX)(R9*1), X0, X0
+	VPINSRW        $0x04, 2(SI), X0, X0
+	VPINSRW        $0x05, 2(SI)(DI*1), X0, X0
+	VPINSRW        $0x06, 2(SI)(DI*2), X0, X0
+	VPINSRW        $0x07, 2(SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMOVUPS        Y0, 1024(DX)
+	VMOVD          4(BX), X1
+	VPINSRD        $0x01, 4(BX)(DI*1), X1, X1
+	VPINSRD        $0x02, 4(BX)(DI*2), X1, X1
+	VPINSRD        $0x03, 4(BX)(R9*1), X1, X1
+	VMOVD          4(SI), X0
+	VPINSRD        $0x01, 4(SI)(DI*1), X0, X0
+	VPINSRD        $0x02, 4(SI)(DI*2), X0, X0
+	VPINSRD        $0x03, 4(SI)(R9*1), X0, X0
+	VINSERTI128    $0x01, X0, Y1, Y0
+	PREFETCHT1     (R8)
+	PREFETCHT1     64(R8)
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 8(BX), Y2
+	VINSERTI128    $0x01, 8(SI), Y2, Y2
+	VBROADCASTI128 8(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 8(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 8(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 8(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 8(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 8(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y6
+	VPSRLD         $0x04, Y2, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VPSHUFB        spread<>+0(SB), Y0, Y7
+	VMOVDQU        wide08040201<>+0(SB), Y8
+	VPAND          Y8, Y7, Y7
+	VPCMPEQB       Y8, Y7, Y7
+	VPAND          wide10101010<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPSHUFB        spread<>+128(SB), Y0, Y7
+	VMOVDQU        wide08040201<>+0(SB), Y8
+	VPAND          Y8, Y7, Y7
+	VPCMPEQB       Y8, Y7, Y7
+	VPAND          wide10101010<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVDQU        Y6, (CX)
+	VMOVDQU        Y2, 256(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y2
+	VPSRLD         $0x04, Y3, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        spread<>+0(SB), Y0, Y6
+	VMOVDQU        wide80402010<>+0(SB), Y7
+	VPAND          Y7, Y6, Y6
+	VPCMPEQB       Y7, Y6, Y6
+	VPAND          wide10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VPSHUFB        spread<>+128(SB), Y0, Y6
+	VMOVDQU        wide80402010<>+0(SB), Y7
+	VPAND          Y7, Y6, Y6
+	VPCMPEQB       Y7, Y6, Y6
+	VPAND          wide10101010<>+0(SB), Y6, Y6
+	VPOR           Y6, Y3, Y3
+	VMOVDQU        Y2, 64(CX)
+	VMOVDQU        Y3, 320(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y2
+	VPSRLD         $0x04, Y4, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        spread<>+64(SB), Y0, Y4
+	VMOVDQU        wide08040201<>+0(SB), Y6
+	VPAND          Y6, Y4, Y4
+	VPCMPEQB       Y6, Y4, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VPSHUFB        spread<>+192(SB), Y0, Y4
+	VMOVDQU        wide08040201<>+0(SB), Y6
+	VPAND          Y6, Y4, Y4
+	VPCMPEQB       Y6, Y4, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VMOVDQU        Y2, 128(CX)
+	VMOVDQU        Y3, 384(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y2
+	VPSRLD         $0x04, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPSHUFB        spread<>+64(SB), Y0, Y4
+	VMOVDQU        wide80402010<>+0(SB), Y5
+	VPAND          Y5, Y4, Y4
+	VPCMPEQB       Y5, Y4, Y4
+	VPAND          wide10101010<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VPSHUFB        spread<>+192(SB), Y0, Y0
+	VMOVDQU        wide80402010<>+0(SB), Y4
+	VPAND          Y4, Y0, Y0
+	VPCMPEQB       Y4, Y0, Y0
+	VPAND          wide10101010<>+0(SB), Y0, Y0
+	VPOR           Y0, Y3, Y3
+	VMOVDQU        Y2, 192(CX)
+	VMOVDQU        Y3, 448(CX)
+	ADDQ           $+24, BX
+	ADDQ           $+24, SI
+	ADDQ           $+512, CX
+	ADDQ           $+64, DX
+	ADDQ           $+192, R8
+	DECQ           R12
+	JNZ            decode2Q51_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q51_rows
+	VZEROUPPER
+	RET
+
+// func decode2Q2K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q2K(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q2K_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VPBROADCASTW   80(BX), X0
+	VPINSRW        $0x01, 80(BX)(DI*1), X0, X0
+	VPINSRW        $0x02, 80(BX)(DI*2), X0, X0
+	VPINSRW        $0x03, 80(BX)(R9*1), X0, X0
+	VPINSRW        $0x04, 80(SI), X0, X0
+	VPINSRW        $0x05, 80(SI)(DI*1), X0, X0
+	VPINSRW        $0x06, 80(SI)(DI*2), X0, X0
+	VPINSRW        $0x07, 80(SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VPBROADCASTW   82(BX), X1
+	VPINSRW        $0x01, 82(BX)(DI*1), X1, X1
+	VPINSRW        $0x02, 82(BX)(DI*2), X1, X1
+	VPINSRW        $0x03, 82(BX)(R9*1), X1, X1
+	VPINSRW        $0x04, 82(SI), X1, X1
+	VPINSRW        $0x05, 82(SI)(DI*1), X1, X1
+	VPINSRW        $0x06, 82(SI)(DI*2), X1, X1
+	VPINSRW        $0x07, 82(SI)(R9*1), X1, X1
+	VCVTPH2PS      X1, Y1
+	VPXOR          wide80000000<>+0(SB), Y1, Y1
+	PREFETCHT1     (R8)
+	VBROADCASTI128 (BX), Y2
+	VINSERTI128    $0x01, (SI), Y2, Y2
+	VBROADCASTI128 (BX)(DI*1), Y3
+	VINSERTI128    $0x01, (SI)(DI*1), Y3, Y3
+	VBROADCASTI128 (BX)(DI*2), Y4
+	VINSERTI128    $0x01, (SI)(DI*2), Y4, Y4
+	VBROADCASTI128 (BX)(R9*1), Y5
+	VINSERTI128    $0x01, (SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y6
+	VPSRLD         $0x04, Y2, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VPAND          wide000000ff<>+0(SB), Y6, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         Y0, Y7, Y7
+	VMOVUPS        Y7, (DX)
+	VPAND          wide000000ff<>+0(SB), Y2, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         Y1, Y7, Y7
+	VMOVUPS        Y7, 1024(DX)
+	VPSRLD         $0x08, Y6, Y7
+	VPAND          wide000000ff<>+0(SB), Y7, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         Y0, Y7, Y7
+	VMOVUPS        Y7, 64(DX)
+	VPSRLD         $0x08, Y2, Y7
+	VPAND          wide000000ff<>+0(SB), Y7, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         Y1, Y7, Y7
+	VMOVUPS        Y7, 1088(DX)
+	VPSRLD         $0x10, Y6, Y7
+	VPAND          wide000000ff<>+0(SB), Y7, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         Y0, Y7, Y7
+	VMOVUPS        Y7, 128(DX)
+	VPSRLD         $0x10, Y2, Y7
+	VPAND          wide000000ff<>+0(SB), Y7, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         Y1, Y7, Y7
+	VMOVUPS        Y7, 1152(DX)
+	VPSRLD         $0x18, Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y0, Y6, Y6
+	VMOVUPS        Y6, 192(DX)
+	VPSRLD         $0x18, Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y1, Y2, Y2
+	VMOVUPS        Y2, 1216(DX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y2
+	VPSRLD         $0x04, Y3, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPAND          wide000000ff<>+0(SB), Y2, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y0, Y6, Y6
+	VMOVUPS        Y6, 256(DX)
+	VPAND          wide000000ff<>+0(SB), Y3, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y1, Y6, Y6
+	VMOVUPS        Y6, 1280(DX)
+	VPSRLD         $0x08, Y2, Y6
+	VPAND          wide000000ff<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y0, Y6, Y6
+	VMOVUPS        Y6, 320(DX)
+	VPSRLD         $0x08, Y3, Y6
+	VPAND          wide000000ff<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y1, Y6, Y6
+	VMOVUPS        Y6, 1344(DX)
+	VPSRLD         $0x10, Y2, Y6
+	VPAND          wide000000ff<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y0, Y6, Y6
+	VMOVUPS        Y6, 384(DX)
+	VPSRLD         $0x10, Y3, Y6
+	VPAND          wide000000ff<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y1, Y6, Y6
+	VMOVUPS        Y6, 1408(DX)
+	VPSRLD         $0x18, Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y0, Y2, Y2
+	VMOVUPS        Y2, 448(DX)
+	VPSRLD         $0x18, Y3, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y1, Y2, Y2
+	VMOVUPS        Y2, 1472(DX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y2
+	VPSRLD         $0x04, Y4, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPAND          wide000000ff<>+0(SB), Y2, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y0, Y4, Y4
+	VMOVUPS        Y4, 512(DX)
+	VPAND          wide000000ff<>+0(SB), Y3, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y1, Y4, Y4
+	VMOVUPS        Y4, 1536(DX)
+	VPSRLD         $0x08, Y2, Y4
+	VPAND          wide000000ff<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y0, Y4, Y4
+	VMOVUPS        Y4, 576(DX)
+	VPSRLD         $0x08, Y3, Y4
+	VPAND          wide000000ff<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y1, Y4, Y4
+	VMOVUPS        Y4, 1600(DX)
+	VPSRLD         $0x10, Y2, Y4
+	VPAND          wide000000ff<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y0, Y4, Y4
+	VMOVUPS        Y4, 640(DX)
+	VPSRLD         $0x10, Y3, Y4
+	VPAND          wide000000ff<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y1, Y4, Y4
+	VMOVUPS        Y4, 1664(DX)
+	VPSRLD         $0x18, Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y0, Y2, Y2
+	VMOVUPS        Y2, 704(DX)
+	VPSRLD         $0x18, Y3, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y1, Y2, Y2
+	VMOVUPS        Y2, 1728(DX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y2
+	VPSRLD         $0x04, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y3
+	VPAND          wide000000ff<>+0(SB), Y2, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y0, Y4, Y4
+	VMOVUPS        Y4, 768(DX)
+	VPAND          wide000000ff<>+0(SB), Y3, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y1, Y4, Y4
+	VMOVUPS        Y4, 1792(DX)
+	VPSRLD         $0x08, Y2, Y4
+	VPAND          wide000000ff<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y0, Y4, Y4
+	VMOVUPS        Y4, 832(DX)
+	VPSRLD         $0x08, Y3, Y4
+	VPAND          wide000000ff<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y1, Y4, Y4
+	VMOVUPS        Y4, 1856(DX)
+	VPSRLD         $0x10, Y2, Y4
+	VPAND          wide000000ff<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y0, Y4, Y4
+	VMOVUPS        Y4, 896(DX)
+	VPSRLD         $0x10, Y3, Y4
+	VPAND          wide000000ff<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         Y1, Y4, Y4
+	VMOVUPS        Y4, 1920(DX)
+	VPSRLD         $0x18, Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y0, Y2, Y2
+	VMOVUPS        Y2, 960(DX)
+	VPSRLD         $0x18, Y3, Y0
+	VCVTDQ2PS      Y0, Y0
+	VMULPS         Y1, Y0, Y0
+	VMOVUPS        Y0, 1984(DX)
+	PREFETCHT1     (R8)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 16(BX), Y0
+	VINSERTI128    $0x01, 16(SI), Y0, Y0
+	VBROADCASTI128 16(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 16(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVDQA        Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, (CX)
+	VPSRLD         $0x02, Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 512(CX)
+	VPSRLD         $0x04, Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 1024(CX)
+	VPSRLD         $0x06, Y0, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1536(CX)
+	VMOVDQA        Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 64(CX)
+	VPSRLD         $0x02, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 576(CX)
+	VPSRLD         $0x04, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1088(CX)
+	VPSRLD         $0x06, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1600(CX)
+	VMOVDQA        Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 128(CX)
+	VPSRLD         $0x02, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 640(CX)
+	VPSRLD         $0x04, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1152(CX)
+	VPSRLD         $0x06, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1664(CX)
+	VMOVDQA        Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 192(CX)
+	VPSRLD         $0x02, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 704(CX)
+	VPSRLD         $0x04, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1216(CX)
+	VPSRLD         $0x06, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1728(CX)
+	PREFETCHT1     128(R8)
+	PREFETCHT1     192(R8)
+	PREFETCHT1     256(R8)
+	VBROADCASTI128 32(BX), Y0
+	VINSERTI128    $0x01, 32(SI), Y0, Y0
+	VBROADCASTI128 32(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 32(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 32(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVDQA        Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 256(CX)
+	VPSRLD         $0x02, Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 768(CX)
+	VPSRLD         $0x04, Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 1280(CX)
+	VPSRLD         $0x06, Y0, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1792(CX)
+	VMOVDQA        Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 320(CX)
+	VPSRLD         $0x02, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 832(CX)
+	VPSRLD         $0x04, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1344(CX)
+	VPSRLD         $0x06, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1856(CX)
+	VMOVDQA        Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 384(CX)
+	VPSRLD         $0x02, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 896(CX)
+	VPSRLD         $0x04, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1408(CX)
+	VPSRLD         $0x06, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1920(CX)
+	VMOVDQA        Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 448(CX)
+	VPSRLD         $0x02, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 960(CX)
+	VPSRLD         $0x04, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1472(CX)
+	VPSRLD         $0x06, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1984(CX)
+	ADDQ           $+2048, CX
+	PREFETCHT1     320(R8)
+	PREFETCHT1     384(R8)
+	PREFETCHT1     448(R8)
+	VBROADCASTI128 48(BX), Y0
+	VINSERTI128    $0x01, 48(SI), Y0, Y0
+	VBROADCASTI128 48(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 48(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 48(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 48(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 48(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 48(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVDQA        Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, (CX)
+	VPSRLD         $0x02, Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 512(CX)
+	VPSRLD         $0x04, Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 1024(CX)
+	VPSRLD         $0x06, Y0, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1536(CX)
+	VMOVDQA        Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 64(CX)
+	VPSRLD         $0x02, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 576(CX)
+	VPSRLD         $0x04, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1088(CX)
+	VPSRLD         $0x06, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1600(CX)
+	VMOVDQA        Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 128(CX)
+	VPSRLD         $0x02, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 640(CX)
+	VPSRLD         $0x04, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1152(CX)
+	VPSRLD         $0x06, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1664(CX)
+	VMOVDQA        Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 192(CX)
+	VPSRLD         $0x02, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 704(CX)
+	VPSRLD         $0x04, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1216(CX)
+	VPSRLD         $0x06, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1728(CX)
+	PREFETCHT1     512(R8)
+	PREFETCHT1     576(R8)
+	PREFETCHT1     640(R8)
+	VBROADCASTI128 64(BX), Y0
+	VINSERTI128    $0x01, 64(SI), Y0, Y0
+	VBROADCASTI128 64(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 64(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 64(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 64(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 64(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 64(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVDQA        Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 256(CX)
+	VPSRLD         $0x02, Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 768(CX)
+	VPSRLD         $0x04, Y0, Y4
+	VPAND          wide03030303<>+0(SB), Y4, Y4
+	VMOVDQU        Y4, 1280(CX)
+	VPSRLD         $0x06, Y0, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1792(CX)
+	VMOVDQA        Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 320(CX)
+	VPSRLD         $0x02, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 832(CX)
+	VPSRLD         $0x04, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1344(CX)
+	VPSRLD         $0x06, Y1, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1856(CX)
+	VMOVDQA        Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 384(CX)
+	VPSRLD         $0x02, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 896(CX)
+	VPSRLD         $0x04, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1408(CX)
+	VPSRLD         $0x06, Y2, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1920(CX)
+	VMOVDQA        Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 448(CX)
+	VPSRLD         $0x02, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 960(CX)
+	VPSRLD         $0x04, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1472(CX)
+	VPSRLD         $0x06, Y3, Y0
+	VPAND          wide03030303<>+0(SB), Y0, Y0
+	VMOVDQU        Y0, 1984(CX)
+	ADDQ           $+2048, CX
+	ADDQ           $+672, R8
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q2K_rows
+	VZEROUPPER
+	RET
+
+// func decode2Q3K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·decode2Q3K(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2Q3K_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VMOVD          96(BX), X0
+	VPINSRD        $0x01, 96(BX)(DI*1), X0, X0
+	VPINSRD        $0x02, 96(BX)(DI*2), X0, X0
+	VPINSRD        $0x03, 96(BX)(R9*1), X0, X0
+	VMOVD          96(SI), X1
+	VPINSRD        $0x01, 96(SI)(DI*1), X1, X1
+	VPINSRD        $0x02, 96(SI)(DI*2), X1, X1
+	VPINSRD        $0x03, 96(SI)(R9*1), X1, X1
+	VINSERTI128    $0x01, X1, Y0, Y1
+	VMOVD          100(BX), X0
+	VPINSRD        $0x01, 100(BX)(DI*1), X0, X0
+	VPINSRD        $0x02, 100(BX)(DI*2), X0, X0
+	VPINSRD        $0x03, 100(BX)(R9*1), X0, X0
+	VMOVD          100(SI), X2
+	VPINSRD        $0x01, 100(SI)(DI*1), X2, X2
+	VPINSRD        $0x02, 100(SI)(DI*2), X2, X2
+	VPINSRD        $0x03, 100(SI)(R9*1), X2, X2
+	VINSERTI128    $0x01, X2, Y0, Y2
+	VMOVD          104(BX), X0
+	VPINSRD        $0x01, 104(BX)(DI*1), X0, X0
+	VPINSRD        $0x02, 104(BX)(DI*2), X0, X0
+	VPINSRD        $0x03, 104(BX)(R9*1), X0, X0
+	VMOVD          104(SI), X3
+	VPINSRD        $0x01, 104(SI)(DI*1), X3, X3
+	VPINSRD        $0x02, 104(SI)(DI*2), X3, X3
+	VPINSRD        $0x03, 104(SI)(R9*1), X3, X3
+	VINSERTI128    $0x01, X3, Y0, Y3
+	VPBROADCASTW   108(BX), X4
+	VPINSRW        $0x01, 108(BX)(DI*1), X4, X4
+	VPINSRW        $0x02, 108(BX)(DI*2), X4, X4
+	VPINSRW        $0x03, 108(BX)(R9*1), X4, X4
+	VPINSRW        $0x04, 108(SI), X4, X4
+	VPINSRW        $0x05, 108(SI)(DI*1), X4, X4
+	VPINSRW        $0x06, 108(SI)(DI*2), X4, X4
+	VPINSRW        $0x07, 108(SI)(R9*1), X4, X4
+	VCVTPH2PS      X4, Y4
+	VMULPS         wide3e000000<>+0(SB), Y4, Y4
+	VMOVDQA        Y1, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x04, Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VPAND          wide000000ff<>+0(SB), Y5, Y6
+	VPSUBD         wide00000020<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y4, Y6, Y6
+	VMOVUPS        Y6, (DX)
+	VPSRLD         $0x08, Y5, Y6
+	VPAND          wide000000ff<>+0(SB), Y6, Y6
+	VPSUBD         wide00000020<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y4, Y6, Y6
+	VMOVUPS        Y6, 64(DX)
+	VPSRLD         $0x10, Y5, Y6
+	VPAND          wide000000ff<>+0(SB), Y6, Y6
+	VPSUBD         wide00000020<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y4, Y6, Y6
+	VMOVUPS        Y6, 128(DX)
+	VPSRLD         $0x18, Y5, Y5
+	VPSUBD         wide00000020<>+0(SB), Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         Y4, Y5, Y5
+	VMOVUPS        Y5, 192(DX)
+	VMOVDQA        Y2, Y5
+	VPAND          wide0f0f0f0f<>+0(SB), Y5, Y5
+	VPSLLD         $0x02, Y3, Y6
+	VPAND          wide30303030<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VPAND          wide000000ff<>+0(SB), Y5, Y6
+	VPSUBD         wide00000020<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y4, Y6, Y6
+	VMOVUPS        Y6, 256(DX)
+	VPSRLD         $0x08, Y5, Y6
+	VPAND          wide000000ff<>+0(SB), Y6, Y6
+	VPSUBD         wide00000020<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y4, Y6, Y6
+	VMOVUPS        Y6, 320(DX)
+	VPSRLD         $0x10, Y5, Y6
+	VPAND          wide000000ff<>+0(SB), Y6, Y6
+	VPSUBD         wide00000020<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VMULPS         Y4, Y6, Y6
+	VMOVUPS        Y6, 384(DX)
+	VPSRLD         $0x18, Y5, Y5
+	VPSUBD         wide00000020<>+0(SB), Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         Y4, Y5, Y5
+	VMOVUPS        Y5, 448(DX)
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQA        Y3, Y5
+	VPAND          wide30303030<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VPAND          wide000000ff<>+0(SB), Y1, Y5
+	VPSUBD         wide00000020<>+0(SB), Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         Y4, Y5, Y5
+	VMOVUPS        Y5, 512(DX)
+	VPSRLD         $0x08, Y1, Y5
+	VPAND          wide000000ff<>+0(SB), Y5, Y5
+	VPSUBD         wide00000020<>+0(SB), Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         Y4, Y5, Y5
+	VMOVUPS        Y5, 576(DX)
+	VPSRLD         $0x10, Y1, Y5
+	VPAND          wide000000ff<>+0(SB), Y5, Y5
+	VPSUBD         wide00000020<>+0(SB), Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         Y4, Y5, Y5
+	VMOVUPS        Y5, 640(DX)
+	VPSRLD         $0x18, Y1, Y1
+	VPSUBD         wide00000020<>+0(SB), Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y4, Y1, Y1
+	VMOVUPS        Y1, 704(DX)
+	VPSRLD         $0x04, Y2, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide30303030<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VPAND          wide000000ff<>+0(SB), Y1, Y2
+	VPSUBD         wide00000020<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y4, Y2, Y2
+	VMOVUPS        Y2, 768(DX)
+	VPSRLD         $0x08, Y1, Y2
+	VPAND          wide000000ff<>+0(SB), Y2, Y2
+	VPSUBD         wide00000020<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y4, Y2, Y2
+	VMOVUPS        Y2, 832(DX)
+	VPSRLD         $0x10, Y1, Y2
+	VPAND          wide000000ff<>+0(SB), Y2, Y2
+	VPSUBD         wide00000020<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VMULPS         Y4, Y2, Y2
+	VMOVUPS        Y2, 896(DX)
+	VPSRLD         $0x18, Y1, Y1
+	VPSUBD         wide00000020<>+0(SB), Y1, Y1
+	VCVTDQ2PS      Y1, Y1
+	VMULPS         Y4, Y1, Y1
+	VMOVUPS        Y1, 960(DX)
+	PREFETCHT1     (R8)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 (BX), Y1
+	VINSERTI128    $0x01, (SI), Y1, Y1
+	VBROADCASTI128 (BX)(DI*1), Y2
+	VINSERTI128    $0x01, (SI)(DI*1), Y2, Y2
+	VBROADCASTI128 (BX)(DI*2), Y3
+	VINSERTI128    $0x01, (SI)(DI*2), Y3, Y3
+	VBROADCASTI128 (BX)(R9*1), Y4
+	VINSERTI128    $0x01, (SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y1
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	PREFETCHT1     128(R8)
+	PREFETCHT1     192(R8)
+	VBROADCASTI128 32(BX), Y5
+	VINSERTI128    $0x01, 32(SI), Y5, Y5
+	VBROADCASTI128 32(BX)(DI*1), Y6
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y6, Y6
+	VBROADCASTI128 32(BX)(DI*2), Y7
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y7, Y7
+	VBROADCASTI128 32(BX)(R9*1), Y8
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y5, Y9
+	VPUNPCKHDQ     Y6, Y5, Y10
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y8
+	VPUNPCKLQDQ    Y6, Y9, Y5
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y8, Y10, Y7
+	VPUNPCKHQDQ    Y8, Y10, Y8
+	VPSLLD         $0x03, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSLLD         $0x05, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, (CX)
+	VPSLLD         $0x01, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSLLD         $0x04, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 512(CX)
+	VPSRLD         $0x01, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSLLD         $0x03, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 1024(CX)
+	VPSRLD         $0x03, Y5, Y5
+	VPAND          wide18181818<>+0(SB), Y5, Y5
+	VPSLLD         $0x02, Y1, Y1
+	VPAND          wide20202020<>+0(SB), Y1, Y1
+	VPOR           Y1, Y5, Y5
+	VMOVDQU        Y5, 1536(CX)
+	VPSLLD         $0x03, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x05, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 64(CX)
+	VPSLLD         $0x01, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 576(CX)
+	VPSRLD         $0x01, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x03, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 1088(CX)
+	VPSRLD         $0x03, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y2, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1600(CX)
+	VPSLLD         $0x03, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x05, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 128(CX)
+	VPSLLD         $0x01, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 640(CX)
+	VPSRLD         $0x01, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x03, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1152(CX)
+	VPSRLD         $0x03, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1664(CX)
+	VPSLLD         $0x03, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x05, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 192(CX)
+	VPSLLD         $0x01, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 704(CX)
+	VPSRLD         $0x01, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x03, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1216(CX)
+	VPSRLD         $0x03, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1728(CX)
+	PREFETCHT1     256(R8)
+	PREFETCHT1     320(R8)
+	PREFETCHT1     384(R8)
+	VBROADCASTI128 16(BX), Y1
+	VINSERTI128    $0x01, 16(SI), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*1), Y2
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y2, Y2
+	VBROADCASTI128 16(BX)(DI*2), Y3
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y3, Y3
+	VBROADCASTI128 16(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y1
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	PREFETCHT1     448(R8)
+	PREFETCHT1     512(R8)
+	VBROADCASTI128 48(BX), Y5
+	VINSERTI128    $0x01, 48(SI), Y5, Y5
+	VBROADCASTI128 48(BX)(DI*1), Y6
+	VINSERTI128    $0x01, 48(SI)(DI*1), Y6, Y6
+	VBROADCASTI128 48(BX)(DI*2), Y7
+	VINSERTI128    $0x01, 48(SI)(DI*2), Y7, Y7
+	VBROADCASTI128 48(BX)(R9*1), Y8
+	VINSERTI128    $0x01, 48(SI)(R9*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y5, Y9
+	VPUNPCKHDQ     Y6, Y5, Y10
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y8
+	VPUNPCKLQDQ    Y6, Y9, Y5
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y8, Y10, Y7
+	VPUNPCKHQDQ    Y8, Y10, Y8
+	VPSLLD         $0x03, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSLLD         $0x05, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 256(CX)
+	VPSLLD         $0x01, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSLLD         $0x04, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 768(CX)
+	VPSRLD         $0x01, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSLLD         $0x03, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 1280(CX)
+	VPSRLD         $0x03, Y5, Y5
+	VPAND          wide18181818<>+0(SB), Y5, Y5
+	VPSLLD         $0x02, Y1, Y1
+	VPAND          wide20202020<>+0(SB), Y1, Y1
+	VPOR           Y1, Y5, Y5
+	VMOVDQU        Y5, 1792(CX)
+	VPSLLD         $0x03, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x05, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 320(CX)
+	VPSLLD         $0x01, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 832(CX)
+	VPSRLD         $0x01, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x03, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 1344(CX)
+	VPSRLD         $0x03, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y2, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1856(CX)
+	VPSLLD         $0x03, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x05, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 384(CX)
+	VPSLLD         $0x01, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 896(CX)
+	VPSRLD         $0x01, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x03, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1408(CX)
+	VPSRLD         $0x03, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1920(CX)
+	VPSLLD         $0x03, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x05, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 448(CX)
+	VPSLLD         $0x01, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x04, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 960(CX)
+	VPSRLD         $0x01, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x03, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1472(CX)
+	VPSRLD         $0x03, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x02, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1984(CX)
+	ADDQ           $+2048, CX
+	PREFETCHT1     576(R8)
+	PREFETCHT1     640(R8)
+	VBROADCASTI128 (BX), Y1
+	VINSERTI128    $0x01, (SI), Y1, Y1
+	VBROADCASTI128 (BX)(DI*1), Y2
+	VINSERTI128    $0x01, (SI)(DI*1), Y2, Y2
+	VBROADCASTI128 (BX)(DI*2), Y3
+	VINSERTI128    $0x01, (SI)(DI*2), Y3, Y3
+	VBROADCASTI128 (BX)(R9*1), Y4
+	VINSERTI128    $0x01, (SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y1
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	PREFETCHT1     704(R8)
+	PREFETCHT1     768(R8)
+	PREFETCHT1     832(R8)
+	VBROADCASTI128 64(BX), Y5
+	VINSERTI128    $0x01, 64(SI), Y5, Y5
+	VBROADCASTI128 64(BX)(DI*1), Y6
+	VINSERTI128    $0x01, 64(SI)(DI*1), Y6, Y6
+	VBROADCASTI128 64(BX)(DI*2), Y7
+	VINSERTI128    $0x01, 64(SI)(DI*2), Y7, Y7
+	VBROADCASTI128 64(BX)(R9*1), Y8
+	VINSERTI128    $0x01, 64(SI)(R9*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y5, Y9
+	VPUNPCKHDQ     Y6, Y5, Y10
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y8
+	VPUNPCKLQDQ    Y6, Y9, Y5
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y8, Y10, Y7
+	VPUNPCKHQDQ    Y8, Y10, Y8
+	VPSLLD         $0x03, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSLLD         $0x01, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, (CX)
+	VPSLLD         $0x01, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VMOVDQA        Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 512(CX)
+	VPSRLD         $0x01, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSRLD         $0x01, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 1024(CX)
+	VPSRLD         $0x03, Y5, Y5
+	VPAND          wide18181818<>+0(SB), Y5, Y5
+	VPSRLD         $0x02, Y1, Y1
+	VPAND          wide20202020<>+0(SB), Y1, Y1
+	VPOR           Y1, Y5, Y5
+	VMOVDQU        Y5, 1536(CX)
+	VPSLLD         $0x03, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 64(CX)
+	VPSLLD         $0x01, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VMOVDQA        Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 576(CX)
+	VPSRLD         $0x01, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x01, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 1088(CX)
+	VPSRLD         $0x03, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y2, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1600(CX)
+	VPSLLD         $0x03, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 128(CX)
+	VPSLLD         $0x01, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VMOVDQA        Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 640(CX)
+	VPSRLD         $0x01, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x01, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1152(CX)
+	VPSRLD         $0x03, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1664(CX)
+	VPSLLD         $0x03, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 192(CX)
+	VPSLLD         $0x01, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VMOVDQA        Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 704(CX)
+	VPSRLD         $0x01, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x01, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1216(CX)
+	VPSRLD         $0x03, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1728(CX)
+	PREFETCHT1     896(R8)
+	PREFETCHT1     960(R8)
+	VBROADCASTI128 16(BX), Y1
+	VINSERTI128    $0x01, 16(SI), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*1), Y2
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y2, Y2
+	VBROADCASTI128 16(BX)(DI*2), Y3
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y3, Y3
+	VBROADCASTI128 16(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y1
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	PREFETCHT1     1024(R8)
+	PREFETCHT1     1088(R8)
+	VBROADCASTI128 80(BX), Y5
+	VINSERTI128    $0x01, 80(SI), Y5, Y5
+	VBROADCASTI128 80(BX)(DI*1), Y6
+	VINSERTI128    $0x01, 80(SI)(DI*1), Y6, Y6
+	VBROADCASTI128 80(BX)(DI*2), Y7
+	VINSERTI128    $0x01, 80(SI)(DI*2), Y7, Y7
+	VBROADCASTI128 80(BX)(R9*1), Y8
+	VINSERTI128    $0x01, 80(SI)(R9*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y5, Y9
+	VPUNPCKHDQ     Y6, Y5, Y10
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y8
+	VPUNPCKLQDQ    Y6, Y9, Y5
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y8, Y10, Y7
+	VPUNPCKHQDQ    Y8, Y10, Y8
+	VPSLLD         $0x03, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSLLD         $0x01, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 256(CX)
+	VPSLLD         $0x01, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VMOVDQA        Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 768(CX)
+	VPSRLD         $0x01, Y5, Y9
+	VPAND          wide18181818<>+0(SB), Y9, Y9
+	VPSRLD         $0x01, Y1, Y10
+	VPAND          wide20202020<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VMOVDQU        Y9, 1280(CX)
+	VPSRLD         $0x03, Y5, Y5
+	VPAND          wide18181818<>+0(SB), Y5, Y5
+	VPSRLD         $0x02, Y1, Y1
+	VPAND          wide20202020<>+0(SB), Y1, Y1
+	VPOR           Y1, Y5, Y5
+	VMOVDQU        Y5, 1792(CX)
+	VPSLLD         $0x03, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 320(CX)
+	VPSLLD         $0x01, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VMOVDQA        Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 832(CX)
+	VPSRLD         $0x01, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x01, Y2, Y5
+	VPAND          wide20202020<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VMOVDQU        Y1, 1344(CX)
+	VPSRLD         $0x03, Y6, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y2, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1856(CX)
+	VPSLLD         $0x03, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 384(CX)
+	VPSLLD         $0x01, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VMOVDQA        Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 896(CX)
+	VPSRLD         $0x01, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x01, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1408(CX)
+	VPSRLD         $0x03, Y7, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y3, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1920(CX)
+	VPSLLD         $0x03, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSLLD         $0x01, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 448(CX)
+	VPSLLD         $0x01, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VMOVDQA        Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 960(CX)
+	VPSRLD         $0x01, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x01, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1472(CX)
+	VPSRLD         $0x03, Y8, Y1
+	VPAND          wide18181818<>+0(SB), Y1, Y1
+	VPSRLD         $0x02, Y4, Y2
+	VPAND          wide20202020<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVDQU        Y1, 1984(CX)
+	ADDQ           $+2048, CX
+	ADDQ           $+880, R8
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2Q3K_rows
+	VZEROUPPER
+	RET
+
+// func decode2MXFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, MMX+
+TEXT ·decode2MXFP4(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2MXFP4_rows:
+	MOVQ BX, R11
+	LEAQ (BX)(DI*4), SI
+	MOVQ AX, CX
+	LEAQ 4096(AX), DX
+	MOVQ chunks+24(FP), R12
+
+decode2MXFP4_loop:
+	PREFETCHT1     (R8)
+	PREFETCHT1     64(R8)
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 1(BX), Y0
+	VINSERTI128    $0x01, 1(SI), Y0, Y0
+	VBROADCASTI128 1(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 1(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 1(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 1(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 1(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 1(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
+	VPSRLD         $0x04, Y0, Y0
+	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
+	VMOVDQU        codes1<>+0(SB), Y5
+	VPSHUFB        Y4, Y5, Y4
+	VPSHUFB        Y0, Y5, Y0
+	VMOVDQU        Y4, (CX)
+	VMOVDQU        Y0, 256(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        codes1<>+0(SB), Y4
+	VPSHUFB        Y0, Y4, Y0
+	VPSHUFB        Y1, Y4, Y1
+	VMOVDQU        Y0, 64(CX)
+	VMOVDQU        Y1, 320(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
+	VPSRLD         $0x04, Y2, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        codes1<>+0(SB), Y2
+	VPSHUFB        Y0, Y2, Y0
+	VPSHUFB        Y1, Y2, Y1
+	VMOVDQU        Y0, 128(CX)
+	VMOVDQU        Y1, 384(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
+	VPSRLD         $0x04, Y3, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        codes1<>+0(SB), Y2
+	VPSHUFB        Y0, Y2, Y0
+	VPSHUFB        Y1, Y2, Y1
+	VMOVDQU        Y0, 192(CX)
+	VMOVDQU        Y1, 448(CX)
+	VMOVD          (BX), X6
+	VPINSRD        $0x01, (BX)(DI*1), X6, X6
+	VPINSRD        $0x02, (BX)(DI*2), X6, X6
+	VPINSRD        $0x03, (BX)(R9*1), X6, X6
+	VMOVD          (SI), X0
+	VPINSRD        $0x01, (SI)(DI*1), X0, X0
+	VPINSRD        $0x02, (SI)(DI*2), X0, X0
+	VPINSRD        $0x03, (SI)(R9*1), X0, X0
+	VINSERTI128    $0x01, X0, Y6, Y0
+	VPAND          wide000000ff<>+0(SB), Y0, Y0
+	VPSUBD         wide00000001<>+0(SB), Y0, Y1
+	VPSLLD         $0x17, Y1, Y1
+	VMOVDQU        wide00200000<>+0(SB), Y2
+	VPSLLVD        Y0, Y2, Y2
+	VMOVDQU        wide00000002<>+0(SB), Y3
+	VPCMPGTD       Y0, Y3, Y3
+	VPBLENDVB      Y3, Y2, Y1, Y1
+	VMOVUPS        Y1, (DX)
+	ADDQ           $+17, BX
+	ADDQ           $+17, SI
+	ADDQ           $+512, CX
+	ADDQ           $+64, DX
+	ADDQ           $+136, R8
+	DECQ           R12
+	JNZ            decode2MXFP4_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2MXFP4_rows
+	VZEROUPPER
+	RET
+
+// func decode2NVFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, MMX+
+TEXT ·decode2NVFP4(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2NVFP4_rows:
+	MOVQ BX, R11
+	LEAQ (BX)(DI*4), SI
+	MOVQ AX, CX
+	LEAQ 4096(AX), DX
+	MOVQ chunks+24(FP), R12
+
+decode2NVFP4_loop:
+	VMOVD          (BX), X0
+	VPINSRD        $0x01, (BX)(DI*1), X0, X0
+	VPINSRD        $0x02, (BX)(DI*2), X0, X0
+	VPINSRD        $0x03, (BX)(R9*1), X0, X0
+	VMOVD          (SI), X1
+	VPINSRD        $0x01, (SI)(DI*1), X1, X1
+	VPINSRD        $0x02, (SI)(DI*2), X1, X1
+	VPINSRD        $0x03, (SI)(R9*1), X1, X1
+	VINSERTI128    $0x01, X1, Y0, Y1
+	VPAND          wide000000ff<>+0(SB), Y1, Y2
+	VPCMPEQD       wide0000007f<>+0(SB), Y2, Y3
+	VPAND          wide0000007f<>+0(SB), Y2, Y2
+	VPSLLD         $0x14, Y2, Y2
+	VMULPS         wide7b000000<>+0(SB), Y2, Y2
+	VMULPS         wide3f000000<>+0(SB), Y2, Y2
+	VPANDN         Y2, Y3, Y2
+	VMOVUPS        Y2, (DX)
+	VPSRLD         $0x08, Y1, Y2
+	VPAND          wide000000ff<>+0(SB), Y2, Y2
+	VPCMPEQD       wide0000007f<>+0(SB), Y2, Y3
+	VPAND          wide0000007f<>+0(SB), Y2, Y2
+	VPSLLD         $0x14, Y2, Y2
+	VMULPS         wide7b000000<>+0(SB), Y2, Y2
+	VMULPS         wide3f000000<>+0(SB), Y2, Y2
+	VPANDN         Y2, Y3, Y2
+	VMOVUPS        Y2, 64(DX)
+	VPSRLD         $0x10, Y1, Y2
+	VPAND          wide000000ff<>+0(SB), Y2, Y2
+	VPCMPEQD       wide0000007f<>+0(SB), Y2, Y3
+	VPAND          wide0000007f<>+0(SB), Y2, Y2
+	VPSLLD         $0x14, Y2, Y2
+	VMULPS         wide7b000000<>+0(SB), Y2, Y2
+	VMULPS         wide3f000000<>+0(SB), Y2, Y2
+	VPANDN         Y2, Y3, Y2
+	VMOVUPS        Y2, 128(DX)
+	VPSRLD         $0x18, Y1, Y1
+	VPCMPEQD       wide0000007f<>+0(SB), Y1, Y2
+	VPAND          wide0000007f<>+0(SB), Y1, Y1
+	VPSLLD         $0x14, Y1, Y1
+	VMULPS         wide7b000000<>+0(SB), Y1, Y1
+	VMULPS         wide3f000000<>+0(SB), Y1, Y1
+	VPANDN         Y1, Y2, Y1
+	VMOVUPS        Y1, 192(DX)
+	PREFETCHT1     (R8)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 4(BX), Y1
+	VINSERTI128    $0x01, 4(SI), Y1, Y1
+	VBROADCASTI128 4(BX)(DI*1), Y2
+	VINSERTI128    $0x01, 4(SI)(DI*1), Y2, Y2
+	VBROADCASTI128 4(BX)(DI*2), Y3
+	VINSERTI128    $0x01, 4(SI)(DI*2), Y3, Y3
+	VBROADCASTI128 4(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 4(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y1
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y5
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        codes2<>+0(SB), Y6
+	VPSHUFB        Y5, Y6, Y5
+	VPSHUFB        Y1, Y6, Y1
+	VMOVDQU        Y5, (CX)
+	VMOVDQU        Y1, 128(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y1
+	VPSRLD         $0x04, Y2, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        codes2<>+0(SB), Y5
+	VPSHUFB        Y1, Y5, Y1
+	VPSHUFB        Y2, Y5, Y2
+	VMOVDQU        Y1, 64(CX)
+	VMOVDQU        Y2, 192(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y1
+	VPSRLD         $0x04, Y3, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        codes2<>+0(SB), Y3
+	VPSHUFB        Y1, Y3, Y1
+	VPSHUFB        Y2, Y3, Y2
+	VMOVDQU        Y1, 256(CX)
+	VMOVDQU        Y2, 384(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y1
+	VPSRLD         $0x04, Y4, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        codes2<>+0(SB), Y3
+	VPSHUFB        Y1, Y3, Y1
+	VPSHUFB        Y2, Y3, Y2
+	VMOVDQU        Y1, 320(CX)
+	VMOVDQU        Y2, 448(CX)
+	PREFETCHT1     128(R8)
+	PREFETCHT1     192(R8)
+	PREFETCHT1     256(R8)
+	VBROADCASTI128 20(BX), Y1
+	VINSERTI128    $0x01, 20(SI), Y1, Y1
+	VBROADCASTI128 20(BX)(DI*1), Y2
+	VINSERTI128    $0x01, 20(SI)(DI*1), Y2, Y2
+	VBROADCASTI128 20(BX)(DI*2), Y3
+	VINSERTI128    $0x01, 20(SI)(DI*2), Y3, Y3
+	VBROADCASTI128 20(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 20(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y1, Y5
+	VPUNPCKHDQ     Y2, Y1, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y1
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y5
+	VPSRLD         $0x04, Y1, Y1
+	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
+	VMOVDQU        codes2<>+0(SB), Y6
+	VPSHUFB        Y5, Y6, Y5
+	VPSHUFB        Y1, Y6, Y1
+	VMOVDQU        Y5, 512(CX)
+	VMOVDQU        Y1, 640(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y1
+	VPSRLD         $0x04, Y2, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        codes2<>+0(SB), Y5
+	VPSHUFB        Y1, Y5, Y1
+	VPSHUFB        Y2, Y5, Y2
+	VMOVDQU        Y1, 576(CX)
+	VMOVDQU        Y2, 704(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y1
+	VPSRLD         $0x04, Y3, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        codes2<>+0(SB), Y3
+	VPSHUFB        Y1, Y3, Y1
+	VPSHUFB        Y2, Y3, Y2
+	VMOVDQU        Y1, 768(CX)
+	VMOVDQU        Y2, 896(CX)
+	VPAND          wide0f0f0f0f<>+0(SB), Y4, Y1
+	VPSRLD         $0x04, Y4, Y2
+	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y2
+	VMOVDQU        codes2<>+0(SB), Y3
+	VPSHUFB        Y1, Y3, Y1
+	VPSHUFB        Y2, Y3, Y2
+	VMOVDQU        Y1, 832(CX)
+	VMOVDQU        Y2, 960(CX)
+	ADDQ           $+36, BX
+	ADDQ           $+36, SI
+	ADDQ           $+1024, CX
+	ADDQ           $+256, DX
+	ADDQ           $+288, R8
+	DECQ           R12
+	JNZ            decode2NVFP4_loop
+	LEAQ           (R11)(DI*8), BX
+	ADDQ           $+32, AX
+	DECQ           R10
+	JNZ            decode2NVFP4_rows
+	VZEROUPPER
+	RET
+
 // func decode2IQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 // Requires: AVX, AVX2, F16C, MMX+
 TEXT ·decode2IQ4NL(SB), NOSPLIT, $0-48
@@ -24763,7 +30346,7 @@ decode2IQ4NL_loop:
 	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
 	VPSRLD         $0x04, Y0, Y0
 	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
-	VMOVDQU        signed0<>+0(SB), Y5
+	VMOVDQU        codes0<>+0(SB), Y5
 	VPSHUFB        Y4, Y5, Y4
 	VPSHUFB        Y0, Y5, Y0
 	VMOVDQU        Y4, (CX)
@@ -24771,7 +30354,7 @@ decode2IQ4NL_loop:
 	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
 	VPSRLD         $0x04, Y1, Y1
 	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
-	VMOVDQU        signed0<>+0(SB), Y4
+	VMOVDQU        codes0<>+0(SB), Y4
 	VPSHUFB        Y0, Y4, Y0
 	VPSHUFB        Y1, Y4, Y1
 	VMOVDQU        Y0, 64(CX)
@@ -24779,7 +30362,7 @@ decode2IQ4NL_loop:
 	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
 	VPSRLD         $0x04, Y2, Y1
 	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
-	VMOVDQU        signed0<>+0(SB), Y2
+	VMOVDQU        codes0<>+0(SB), Y2
 	VPSHUFB        Y0, Y2, Y0
 	VPSHUFB        Y1, Y2, Y1
 	VMOVDQU        Y0, 128(CX)
@@ -24787,7 +30370,7 @@ decode2IQ4NL_loop:
 	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
 	VPSRLD         $0x04, Y3, Y1
 	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
-	VMOVDQU        signed0<>+0(SB), Y2
+	VMOVDQU        codes0<>+0(SB), Y2
 	VPSHUFB        Y0, Y2, Y0
 	VPSHUFB        Y1, Y2, Y1
 	VMOVDQU        Y0, 192(CX)
@@ -24939,7 +30522,7 @@ decode2IQ4XS_loop:
 	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y4
 	VPSRLD         $0x04, Y0, Y0
 	VPAND          wide0f0f0f0f<>+0(SB), Y0, Y0
-	VMOVDQU        signed0<>+0(SB), Y5
+	VMOVDQU        codes0<>+0(SB), Y5
 	VPSHUFB        Y4, Y5, Y4
 	VPSHUFB        Y0, Y5, Y0
 	VMOVDQU        Y4, (CX)
@@ -24947,7 +30530,7 @@ decode2IQ4XS_loop:
 	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y0
 	VPSRLD         $0x04, Y1, Y1
 	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
-	VMOVDQU        signed0<>+0(SB), Y4
+	VMOVDQU        codes0<>+0(SB), Y4
 	VPSHUFB        Y0, Y4, Y0
 	VPSHUFB        Y1, Y4, Y1
 	VMOVDQU        Y0, 64(CX)
@@ -24955,7 +30538,7 @@ decode2IQ4XS_loop:
 	VPAND          wide0f0f0f0f<>+0(SB), Y2, Y0
 	VPSRLD         $0x04, Y2, Y1
 	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
-	VMOVDQU        signed0<>+0(SB), Y2
+	VMOVDQU        codes0<>+0(SB), Y2
 	VPSHUFB        Y0, Y2, Y0
 	VPSHUFB        Y1, Y2, Y1
 	VMOVDQU        Y0, 128(CX)
@@ -24963,7 +30546,7 @@ decode2IQ4XS_loop:
 	VPAND          wide0f0f0f0f<>+0(SB), Y3, Y0
 	VPSRLD         $0x04, Y3, Y1
 	VPAND          wide0f0f0f0f<>+0(SB), Y1, Y1
-	VMOVDQU        signed0<>+0(SB), Y2
+	VMOVDQU        codes0<>+0(SB), Y2
 	VPSHUFB        Y0, Y2, Y0
 	VPSHUFB        Y1, Y2, Y1
 	VMOVDQU        Y0, 192(CX)

@@ -65,7 +65,7 @@ var (
 func initWide() {
 	wideOpen = true
 	for _, v := range []uint32{m0f, m30, m3f, m10, mff, m80, signBit, magic, sixteenth, eighth, 0x00010001, 0x00100010, 0x00080008,
-		15, 32, 0x30, absMask, infBits - 1, tiny - 1, c127, 2048} {
+		15, 32, 0x30, m03, m18, m20, m7f, bits0, bits1, two119, half1, 1, 2, 0x00200000, absMask, infBits - 1, tiny - 1, c127, 2048} {
 		wide(v)
 	}
 	wideOpen = false
@@ -77,19 +77,19 @@ func initWide() {
 		}
 		DATA(i, U8(v))
 	}
-	for i, t := range []*[16]byte{&iq4, &fp4} {
-		mul := []int{1, 8}[i]
-		m := GLOBL(fmt.Sprintf("signed%d", i), RODATA|NOPTR)
+	for i, t := range []*[16]byte{&iq4, &fp4, &nv4} {
+		mul, off := []int{1, 8, 1}[i], []int{128, 128, 0}[i]
+		m := GLOBL(fmt.Sprintf("codes%d", i), RODATA|NOPTR)
 		for j := range 32 {
-			DATA(j, U8(byte((int(t[j%16])-128)/mul)))
+			DATA(j, U8(byte((int(t[j%16])-off)/mul)))
 		}
-		signedMem[t] = m
+		codesMem[t] = m
 	}
 }
 
 var (
-	wordsMem  Mem
-	signedMem = map[*[16]byte]Mem{}
+	wordsMem Mem
+	codesMem = map[*[16]byte]Mem{}
 )
 
 // microAVX2 emits the kernel of one form. The codes of eight rows and one sub-block stay in
@@ -253,6 +253,12 @@ var formats2 = []*format2{
 	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, emit: emit2Q80},
 	{name: "Q40", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, emit: emit2Q40},
 	{name: "Q41", kind: min32, length: 32, bytes: 20, chunk: 32, step: 20, emit: emit2Q41},
+	{name: "Q50", kind: off32, length: 32, bytes: 22, chunk: 32, step: 22, emit: emit2Q50},
+	{name: "Q51", kind: min32, length: 32, bytes: 24, chunk: 32, step: 24, emit: emit2Q51},
+	{name: "Q2K", kind: min16, length: 256, bytes: 84, chunk: 128, unroll: true, header: header2Q2K, emit: emit2Q2K},
+	{name: "Q3K", kind: off16, length: 256, bytes: 110, chunk: 128, unroll: true, header: header2Q3K, emit: emit2Q3K},
+	{name: "MXFP4", kind: off32, length: 32, bytes: 17, chunk: 32, step: 17, emit: emit2MXFP4},
+	{name: "NVFP4", kind: off16, length: 64, bytes: 36, chunk: 64, step: 36, emit: emit2NVFP4},
 	{name: "IQ4NL", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, emit: emit2IQ4NL},
 	{name: "IQ4XS", kind: off32, length: 256, bytes: 136, chunk: 32, step: 16, header: header2IQ4XS, emit: emit2IQ4XS},
 }
@@ -569,7 +575,7 @@ func (e *env2) lookup(off int, t *[16]byte) {
 	for i, v := range e.transpose(off) {
 		lo, hi := e.nib(v)
 		tab := YMM()
-		VMOVDQU(signedMem[t], tab)
+		VMOVDQU(codesMem[t], tab)
 		VPSHUFB(lo, tab, lo)
 		VPSHUFB(hi, tab, hi)
 		e.vec(0, i, lo)
@@ -601,3 +607,160 @@ func header2IQ4XS(e *env2) {
 }
 
 func emit2IQ4XS(e *env2, c int) { e.lookup(8, &iq4) }
+
+// dwords loads the dword at off of every row.
+func (e *env2) dwords(off int) VecVirtual {
+	var x [2]VecVirtual
+	for h := range x {
+		z := XMM()
+		VMOVD(e.row(4*h, off), z)
+		for i := 1; i < 4; i++ {
+			VPINSRD(U8(i), e.row(4*h+i, off), z, z)
+		}
+		x[h] = z
+	}
+	z := YMM()
+	VINSERTI128(U8(1), x[1], x[0].AsY(), z)
+	return z
+}
+
+// fifth emits nibbles at off with the fifth bits in qh.
+func (e *env2) fifth(off int, qh VecVirtual) {
+	set := func(v VecVirtual, g int) {
+		t, b := YMM(), YMM()
+		VPSHUFB(spread().Offset(64*(g/2)), qh, t)
+		VMOVDQU(wide([]uint32{bits0, bits1}[g%2]), b)
+		VPAND(b, t, t)
+		VPCMPEQB(b, t, t)
+		e.and(m10, t, t)
+		VPOR(t, v, v)
+	}
+	for i, v := range e.transpose(off) {
+		lo, hi := e.nib(v)
+		set(lo, i)
+		set(hi, 4+i)
+		e.vec(0, i, lo)
+		e.vec(0, 4+i, hi)
+	}
+}
+
+func emit2Q50(e *env2, c int) {
+	d := e.halves(0)
+	VMULPS(wide(eighth), d, d)
+	e.scale(0, d)
+	e.fifth(6, e.dwords(2))
+}
+
+func emit2Q51(e *env2, c int) {
+	e.scale(0, e.halves(0))
+	e.min(0, e.halves(2))
+	e.fifth(8, e.dwords(4))
+}
+
+func header2Q2K(e *env2) {
+	d, dm := e.halves(80), e.halves(82)
+	VPXOR(wide(signBit), dm, dm)
+	for i, v := range e.transpose(0) {
+		sc, mn := e.nib(v)
+		for j := range 4 {
+			z := e.byte(sc, j)
+			VCVTDQ2PS(z, z)
+			VMULPS(d, z, z)
+			e.scale(4*i+j, z)
+			z = e.byte(mn, j)
+			VCVTDQ2PS(z, z)
+			VMULPS(dm, z, z)
+			e.min(4*i+j, z)
+		}
+	}
+}
+
+func emit2Q2K(e *env2, c int) {
+	for l := range 2 {
+		for i, v := range e.transpose(16 + 32*c + 16*l) {
+			for s := range 4 {
+				z := YMM()
+				shift(-2*s, v, z)
+				e.and(m03, z, z)
+				e.vec(2*s+l, i, z)
+			}
+		}
+	}
+}
+
+func header2Q3K(e *env2) {
+	a, b, c, d := e.dwords(96), e.dwords(100), e.dwords(104), e.halves(108)
+	VMULPS(wide(eighth), d, d)
+	for i := range 4 {
+		lo, hi := YMM(), YMM()
+		shift(-4*(i/2), []VecVirtual{a, b}[i%2], lo)
+		e.and(m0f, lo, lo)
+		shift(4-2*i, c, hi)
+		e.and(m30, hi, hi)
+		VPOR(hi, lo, lo)
+		for j := range 4 {
+			z := e.byte(lo, j)
+			VPSUBD(wide(32), z, z)
+			VCVTDQ2PS(z, z)
+			VMULPS(d, z, z)
+			e.scale(4*i+j, z)
+		}
+	}
+}
+
+func emit2Q3K(e *env2, c int) {
+	for l := range 2 {
+		hm := e.transpose(16 * l)
+		for i, v := range e.transpose(32 + 32*c + 16*l) {
+			for s := range 4 {
+				z, h := YMM(), YMM()
+				shift(3-2*s, v, z)
+				e.and(m18, z, z)
+				shift(5-4*c-s, hm[i], h)
+				e.and(m20, h, h)
+				VPOR(h, z, z)
+				e.vec(2*s+l, i, z)
+			}
+		}
+	}
+}
+
+func emit2MXFP4(e *env2, c int) {
+	e.lookup(1, &fp4)
+	x, d, small, k := e.dwords(0), YMM(), YMM(), YMM()
+	e.and(mff, x, x)
+	VPSUBD(wide(1), x, d)
+	VPSLLD(U8(23), d, d)
+	VMOVDQU(wide(0x00200000), small)
+	VPSLLVD(x, small, small)
+	VMOVDQU(wide(2), k)
+	VPCMPGTD(x, k, k)
+	VPBLENDVB(k, small, d, d)
+	e.scale(0, d)
+}
+
+func emit2NVFP4(e *env2, c int) {
+	d := e.dwords(0)
+	for s := range 4 {
+		b, k := e.byte(d, s), YMM()
+		VPCMPEQD(wide(m7f), b, k)
+		e.and(m7f, b, b)
+		VPSLLD(U8(20), b, b)
+		VMULPS(wide(two119), b, b)
+		VMULPS(wide(half1), b, b)
+		VPANDN(b, k, b)
+		e.scale(s, b)
+	}
+	for h := range 2 {
+		for i, v := range e.transpose(4 + 16*h) {
+			lo, hi := e.nib(v)
+			tab := YMM()
+			VMOVDQU(codesMem[&nv4], tab)
+			VPSHUFB(lo, tab, lo)
+			VPSHUFB(hi, tab, hi)
+			g := 4*h + i
+			e.vec(g/2, g%2, lo)
+			e.vec(g/2, 2+g%2, hi)
+		}
+	}
+}

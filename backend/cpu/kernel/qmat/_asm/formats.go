@@ -15,6 +15,13 @@ const (
 	m80 = 0x80808080
 	m3f = 0x3f3f3f3f
 	mff = 0x000000ff
+	m7f = 0x0000007f
+	m03 = 0x03030303
+	m18 = 0x18181818
+	m20 = 0x20202020
+
+	two119 = 0x7b000000 // 2^119
+	half1  = 0x3f000000 // 1/2
 
 	bits0 = 0x08040201
 	bits1 = 0x80402010
@@ -51,17 +58,24 @@ var formats = []*format{
 		consts: []uint32{m0f}, tables: []*[16]byte{&iq4}, header: headerIQ4XS, emit: emitIQ4XS},
 	{name: "MXFP4", kind: off32, length: 32, bytes: 17, chunk: 32, step: 17, ticks: 4, fused: 4,
 		consts: []uint32{m0f, 0x00200000}, tables: []*[16]byte{&fp4}, emit: emitMXFP4},
+	{name: "NVFP4", kind: off16, length: 64, bytes: 36, chunk: 64, step: 36, ticks: 8,
+		consts: []uint32{m0f}, tables: []*[16]byte{&nv4}, emit: emitNVFP4},
+	{name: "Q2K", kind: min16, length: 256, bytes: 84, chunk: 128, ticks: 8, unroll: true, bytes3: true, roomy: 4, fused: 1,
+		consts: []uint32{m03}, header: headerQ2K, emit: emitQ2K},
+	{name: "Q3K", kind: off16, length: 256, bytes: 110, chunk: 128, ticks: 8, unroll: true, roomy: 4, fused: 2,
+		consts: []uint32{m18, m20}, header: headerQ3K, emit: emitQ3K},
 }
 
 var (
-	iq4 = table(1, -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-	fp4 = table(8, 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+	iq4 = table(1, 128, -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+	fp4 = table(8, 128, 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+	nv4 = table(2, 32, 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 )
 
-// table makes codes with offset 128 from signed values.
-func table(mul int, v ...int) (t [16]byte) {
+// table makes codes with an offset from signed values.
+func table(mul, off int, v ...int) (t [16]byte) {
 	for i := range t {
-		t[i] = byte(v[i]*mul + 128)
+		t[i] = byte(v[i]*mul + off)
 	}
 	return t
 }
@@ -90,33 +104,35 @@ func scales4K(e *env, odd bool) {
 	VPANDD_BCST(dword(m30), mn[1], mn[1])
 	VPSRLD(U8(4), h[3], t)
 	VPTERNLOGD_BCST(U8(orAnd), dword(m0f), t, mn[1])
-	// A byte under the exponent of 2^23 is the float32 2^23 + byte; the multiply-subtract
-	// takes 2^23 away again, exactly.
-	big := func(v VecVirtual) VecVirtual {
-		z := ZMM()
-		VMULPS_BCST(dword(exp23), v, z)
-		return z
-	}
-	put := func(v VecVirtual, j int, mul, sub VecVirtual, at int) {
-		z := ZMM()
-		VPBROADCASTD(dword(exp23), z)
-		VPSHUFB(spread().Offset(64*j), v, e.byte0, z)
-		VFMSUB213PS(sub, mul, z)
-		VMOVUPS(z, mem(e.p, at))
-	}
-	bd, bdm := big(d), big(dm)
+	bd, bdm := big23(d), big23(dm)
 	bd16 := bd
 	if odd {
-		bd16 = big(d16)
+		bd16 = big23(d16)
 	}
 	for j := range 8 {
 		if j%2 == 0 {
-			put(sc[j/4], j%4, d, bd, panelScale+64*j)
+			e.put(sc[j/4], j%4, d, bd, panelScale+64*j)
 		} else {
-			put(sc[j/4], j%4, d16, bd16, panelScale+64*j)
+			e.put(sc[j/4], j%4, d16, bd16, panelScale+64*j)
 		}
-		put(mn[j/4], j%4, dm, bdm, panelMin+64*j)
+		e.put(mn[j/4], j%4, dm, bdm, panelMin+64*j)
 	}
+}
+
+// put stores byte j of every dword times mul. A byte under the exponent of 2^23 is the
+// float32 2^23 + byte; the multiply-subtract takes 2^23 * mul (from big23) away, exactly.
+func (e *env) put(v VecVirtual, j int, mul, big VecVirtual, at int) {
+	z := ZMM()
+	VPBROADCASTD(dword(exp23), z)
+	VPSHUFB(spread().Offset(64*j), v, e.byte0, z)
+	VFMSUB213PS(big, mul, z)
+	VMOVUPS(z, mem(e.p, at))
+}
+
+func big23(v VecVirtual) VecVirtual {
+	z := ZMM()
+	VMULPS_BCST(dword(exp23), v, z)
+	return z
 }
 
 // orAnd is the truth table of dst | (src2 & src3).
@@ -418,4 +434,122 @@ func emitMXFP4(e *env, c int) {
 	VMULPS_BCST(dword(eighth), d, d)
 	e.scale(0, d)
 	e.end(0)
+}
+
+// emitNVFP4: the scale is half of an E4M3 number, whose bits under those of a float32 are
+// that number times 2^-120; 0x7f counts as zero. Codes are doubled once more, hence 2^118.
+func emitNVFP4(e *env, c int) {
+	d := e.gather(0)
+	for s := range 4 {
+		e.begin(s)
+		b, k, z := e.byte(d, s), K(), ZMM()
+		VPCMPUD_BCST(U8(4), dword(m7f), b, k) // not equal
+		VPANDD_BCST(dword(m7f), b, b)
+		VPSLLD(U8(20), b, b)
+		VMULPS_BCST(dword(two119), b, b)
+		VMULPS_BCST_Z(dword(half1), b, k, z)
+		e.scale(s, z)
+	}
+	quads(e, 4, func(g int, v VecVirtual) {
+		lo := ZMM()
+		VPANDD(e.k(m0f), v, lo)
+		VPSHUFB(lo, e.t[&nv4], lo)
+		e.vec(g/2, g%2, lo)
+		VPSRLD(U8(4), v, v)
+		VPANDD(e.k(m0f), v, v)
+		VPSHUFB(v, e.t[&nv4], v)
+		e.vec(g/2, 2+g%2, v)
+		e.tick()
+	})
+	for s := range 4 {
+		e.end(s)
+	}
+}
+
+func headerQ2K(e *env) {
+	h := e.gather(80)
+	d, dm := e.low(h), e.high(h)
+	VPXORD_BCST(dword(signBit), dm, dm)
+	bd, bdm := big23(d), big23(dm)
+	for i, v := range e.transpose512(0) {
+		sc := ZMM()
+		VPANDD_BCST(dword(m0f), v, sc)
+		VPSRLD(U8(4), v, v)
+		VPANDD_BCST(dword(m0f), v, v)
+		for j := range 4 {
+			e.put(sc, j, d, bd, panelScale+64*(4*i+j))
+			e.put(v, j, dm, bdm, panelMin+64*(4*i+j))
+		}
+	}
+}
+
+// order16 is the order of the sub-blocks in half a block, as in format.go of the package.
+var order16 = []int{0, 4, 1, 5, 2, 6, 3, 7}
+
+func emitQ2K(e *env, c int) {
+	q := e.transpose32(16 + 32*c)
+	for _, s := range order16 {
+		e.tick()
+		e.begin(s)
+		for i := range 4 {
+			z := ZMM()
+			shift512(-2*(s/2), q[s%2*4+i], z)
+			VPANDD(e.k(m03), z, z)
+			e.vec(s, i, z)
+		}
+		e.end(s)
+	}
+}
+
+// shift512 moves dwords left, or right when n is negative.
+func shift512(n int, a, b VecVirtual) {
+	switch {
+	case n > 0:
+		VPSLLD(U8(n), a, b)
+	case n < 0:
+		VPSRLD(U8(-n), a, b)
+	default:
+		VMOVDQA64(a, b)
+	}
+}
+
+func headerQ3K(e *env) {
+	a, b, c := e.gather(96), e.gather(100), e.gather(104)
+	d := e.high(e.gather(106)) // two bytes early: the block ends at 110
+	VMULPS_BCST(dword(eighth), d, d)
+	for i := range 4 { // four scales: nibbles of a or b, two bits of c
+		lo, hi := ZMM(), ZMM()
+		shift512(-4*(i/2), []VecVirtual{a, b}[i%2], lo)
+		VPANDD_BCST(dword(m0f), lo, lo)
+		shift512(4-2*i, c, hi)
+		VPTERNLOGD_BCST(U8(orAnd), dword(m30), hi, lo)
+		for j := range 4 {
+			z := e.byte(lo, j)
+			VPSUBD_BCST(dword(32), z, z)
+			VCVTDQ2PS(z, z)
+			VMULPS(d, z, z)
+			VMOVUPS(z, mem(e.p, panelScale+64*(4*i+j)))
+		}
+	}
+}
+
+// emitQ3K: codes are eight times q (0 to 7), so that the offset is 32.
+func emitQ3K(e *env, c int) {
+	if c == 0 {
+		e.keep = e.transpose32(0)
+	}
+	q := e.transpose32(32 + 32*c)
+	for _, s := range order16 {
+		e.tick()
+		e.begin(s)
+		for i := range 4 {
+			z, h := ZMM(), ZMM()
+			shift512(3-2*(s/2), q[s%2*4+i], z)
+			VPANDD(e.k(m18), z, z)
+			shift512(5-4*c-s/2, e.keep[s%2*4+i], h)
+			VPTERNLOGD(U8(orAnd), e.k(m20), h, z)
+			e.vec(s, i, z)
+		}
+		e.end(s)
+	}
 }

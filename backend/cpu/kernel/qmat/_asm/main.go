@@ -8,7 +8,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"slices"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -41,45 +40,39 @@ const magic = 0x4b400000
 
 func main() {
 	ConstraintExpr("amd64,!noasm")
-	initDwords()
-	iota16()
-	spread()
-	tableData(&iq4)
-	tableData(&fp4)
-	sumOrder()
-	initWide()
-	if want("quantize", 0) {
-		quantize512()
-		quantize2()
-	}
+	initData()
+	quantize512()
+	quantize2()
 	for _, k := range kinds {
 		for nc := 1; nc <= 4; nc++ {
-			if want(k.name, nc) {
-				micro512(k, nc)
-			}
+			micro512(k, nc)
 		}
 	}
 	for _, f := range formats {
-		if want(f.name, 0) {
-			decode512(f)
-		}
+		decode512(f)
 		for nc := 1; nc <= f.fused; nc++ {
-			if want(f.name, nc) {
-				fused512(f, nc)
-			}
+			fused512(f, nc)
 		}
 	}
 	for _, f := range forms {
-		if want(f.name, 0) {
-			microAVX2(f)
-		}
+		microAVX2(f)
 	}
 	for _, f := range formats2 {
-		if want("2"+f.name, 0) {
-			decodeAVX2(f)
-		}
+		decodeAVX2(f)
 	}
 	Generate()
+}
+
+// initData declares the data of all kernels; it cannot be declared inside a function.
+func initData() {
+	initDwords()
+	initWide()
+	iota16()
+	spread()
+	sumOrder()
+	for _, t := range []*[16]byte{&iq4, &fp4, &nv4} {
+		tableData(t)
+	}
 }
 
 // kind is the way sub-blocks enter the sum, as in format.go of the package.
@@ -132,7 +125,7 @@ func bcast(v uint32) VecVirtual {
 // dwords are the constants that kernels read with an embedded broadcast, to save registers
 // where speed does not matter.
 var dwords = []uint32{m0f, m30, m3f, mff, sixteenth, eighth, signBit, exp23, 1, 2, 15, 32, 0x30,
-	infBits - 1, tiny - 1, c127}
+	infBits - 1, tiny - 1, c127, m7f, two119, half1}
 
 var dwordData Mem
 
@@ -152,8 +145,3 @@ func dword(v uint32) Mem {
 }
 
 func mem(base Register, disp int) Mem { return Mem{Base: base, Disp: disp} }
-
-func want(name string, n int) bool {
-	o := os.Getenv("ONLY")
-	return o == "" || o == fmt.Sprintf("%s:%d", name, n)
-}
