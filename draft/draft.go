@@ -75,11 +75,18 @@ func (p *Proposal) Chain(dst []int32) []int32 {
 	return dst
 }
 
-// Sane cuts the proposal before the first position that has no usable best candidate: an id
-// outside the vocabulary or a probability that is not a number.
+// Sane drops what the target could not verify: candidates with an id outside the vocabulary or a
+// probability that is not a number, with those after them, and the positions from the first one
+// that is left without any.
 func (p *Proposal) Sane(vocab int) {
-	for i, c := range p.At {
-		if len(c) == 0 || c[0].ID < 0 || int(c[0].ID) >= vocab || c[0].LogP != c[0].LogP {
+	for i, cs := range p.At {
+		for j, c := range cs {
+			if c.ID < 0 || int(c.ID) >= vocab || c.LogP != c.LogP {
+				cs = cs[:j]
+				break
+			}
+		}
+		if p.At[i] = cs; len(cs) == 0 {
 			p.At = p.At[:i]
 			return
 		}

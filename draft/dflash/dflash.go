@@ -5,11 +5,15 @@
 // shares. Per sequence a drafter has a cache of its own (NewSeq). Extend projects the target's
 // features of newly committed tokens into it, once; Draft guesses the tokens after the last one.
 // A drafter belongs to the goroutine that drives the target's backend.
+//
+// DSpark and DFlash2 drafters are the same network with more parts, recognised by their tensors: a
+// Markov head with a confidence head (markov.go), convolutions along the block (conv.go) and a
+// selector among candidates (selector.go).
 package dflash
 
 import (
 	"fmt"
-	"strings"
+	"math"
 
 	"strobe/backend"
 	"strobe/cache"
@@ -33,6 +37,9 @@ const (
 // Options configures a drafter. The zero value obeys the file.
 type Options struct {
 	Causal Causal
+	// PMin cuts a draft before the first guess that is less probable than this, by the confidence
+	// head or the selector of drafters that have one. 0 never cuts.
+	PMin float32
 	// KVF32 keeps keys and values in float32, for comparisons with references.
 	KVF32 bool
 }
@@ -43,18 +50,26 @@ var _ draft.Drafter = (*Drafter)(nil)
 type Drafter struct {
 	params
 	b       backend.Backend
+	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
 	fixed   bool // the causality rule is not up for trial
+	pMin    float32
 	fc      backend.Weight
 	ctxNorm backend.Vector
 	outNorm backend.Vector
 	embed   backend.Weight
 	head    backend.Weight
-	d2t     []int32
+	d2t     []int32 // target id of each output; nil when they are the target's
 	rope    *nn.Rope
 	layers  []layer
 	weights int
+	scanned bool  // the weights have been searched for values that are not numbers
+	bad     error // what the search found
+
+	// Optional parts.
+	markov   *markov
+	selector *selector
 
 	rows       int
 	features   backend.Tensor // gathered features of committed rows
@@ -62,11 +77,13 @@ type Drafter struct {
 	x, h       backend.Tensor
 	q, k, v, o backend.Tensor
 	ffn        nn.FFNScratch
+	mixed, dyn backend.Tensor // convolutions: outputs and dynamic taps
 	final      backend.Tensor
 	logits     backend.Tensor
 	blockIDs   backend.Ints
 	pos        backend.Ints
 	pick       backend.Ints
+	index      backend.Ints // convolutions: place of each row in its block
 	topIDs     backend.Ints
 	topLogP    backend.Tensor
 }
@@ -79,6 +96,7 @@ type layer struct {
 	scale             float32
 	sinks             backend.Vector
 	ffn               nn.FFN
+	attnConv, ffnConv *conv // optional
 	cache             int
 }
 
@@ -94,7 +112,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	}
 	b := target.Backend()
 	l := &nn.Loader{File: f, Backend: b, Arch: f.Arch(), KV: kv}
-	d := &Drafter{b: b, target: target}
+	d := &Drafter{b: b, file: f, target: target, pMin: opt.PMin}
 	if d.params, err = readParams(l, dia, target); err != nil {
 		return nil, err
 	}
@@ -110,14 +128,17 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	d.ctxNorm = l.Vector(dia.norm, d.hidden)
 	d.outNorm = l.Vector("output_norm.weight", d.hidden)
 	d.bindVocabulary(l)
-	d.rope = l.Rope(l.Int("rope.dimension_count", d.headDim), d.theta, optionalFloats(l, "rope_freqs.weight", d.headDim/2))
+	d.rope = d.readRope(l)
+	if err := d.readHeads(l); err != nil {
+		return nil, err
+	}
 	for i := range d.params.layers {
 		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), d.window[i]))
 		if l.Err != nil {
 			return nil, l.Err
 		}
 	}
-	rejectUnknown(l, dia)
+	d.rejectUnknown(l, dia)
 	if l.Err != nil {
 		return nil, l.Err
 	}
@@ -137,12 +158,25 @@ func (d *Drafter) slides() bool {
 	return false
 }
 
-// bindVocabulary finds the embedding and output matrices: the file's own, else the target's.
+// bindVocabulary finds the embedding and output matrices: the file's own, else the target's. Whoever
+// owns a matrix owns its transform: a borrowed embedding is scaled as the target scales it and logits
+// of a borrowed head are capped as the target's, unless the file says otherwise.
 func (d *Drafter) bindVocabulary(l *nn.Loader) {
 	d.embed, d.head = d.target.Embedding(), d.target.Head()
+	scale, softcap := d.target.EmbScale, d.target.Softcap
 	if l.Has("token_embd.weight") {
 		d.embed = l.Matrix("token_embd.weight", d.hidden, d.target.Vocab)
 		d.head = d.embed
+		scale, softcap = 1, 0
+	}
+	if l.Has("output.weight") {
+		softcap = 0
+	}
+	if d.embScale == 0 {
+		d.embScale = scale
+	}
+	if d.softcap == 0 && !l.Has(selectorName) { // the selector is trained on what the file says
+		d.softcap = softcap
 	}
 	drafts := d.target.Vocab
 	if t := l.File.Tensor("d2t"); t != nil {
@@ -175,11 +209,42 @@ func le64(b []byte) uint64 {
 	return v
 }
 
-func optionalFloats(l *nn.Loader, name string, n int) []float32 {
-	if !l.Has(name) {
+// readRope reads the rotary embedding, whose frequencies the file may divide.
+func (d *Drafter) readRope(l *nn.Loader) *nn.Rope {
+	dims := l.Int("rope.dimension_count", d.headDim)
+	if dims > d.headDim {
+		l.Fail("key %s is %d; heads have %d dimensions", l.Key("rope.dimension_count"), dims, d.headDim)
 		return nil
 	}
-	return l.Floats(name, n)
+	var factors []float32
+	if l.Has("rope_freqs.weight") {
+		factors = l.Floats("rope_freqs.weight", d.headDim/2)
+		for i, f := range factors {
+			if !(f > 0) || math.IsInf(float64(f), 0) {
+				l.Fail("tensor \"rope_freqs.weight\": value %d is %v", i, f)
+				return nil
+			}
+		}
+	}
+	if l.Err != nil {
+		return nil
+	}
+	return l.Rope(dims, d.theta, factors)
+}
+
+// readHeads binds the parts that choose tokens in other ways than by the best logit.
+func (d *Drafter) readHeads(l *nn.Loader) error {
+	if l.Has(markovName) && l.Has(selectorName) {
+		l.Fail("tensors %q and %q: a drafter has a Markov head or a selector, not both", markovName, selectorName)
+	}
+	switch {
+	case l.Err != nil:
+	case l.Has(markovName):
+		d.markov = d.readMarkov(l)
+	case l.Has(selectorName):
+		d.selector = d.readSelector(l)
+	}
+	return l.Err
 }
 
 func (d *Drafter) readLayer(l *nn.Loader, p string, window int) layer {
@@ -194,6 +259,9 @@ func (d *Drafter) readLayer(l *nn.Loader, p string, window int) layer {
 		postFFN: l.Optional(p+"post_ffw_norm.weight", d.hidden),
 		cache:   l.Attention(d.kvHeads, d.headDim, window),
 	}
+	if name := p + "attn_sinks"; l.Has(name) { // some converters leave the suffix out
+		y.sinks = l.Vector(name, d.heads)
+	}
 	if l.Has(p + "attn_v.weight") {
 		y.v = l.Matrix(p+"attn_v.weight", d.hidden, d.kvHeads*d.headDim)
 	}
@@ -205,8 +273,14 @@ func (d *Drafter) readLayer(l *nn.Loader, p string, window int) layer {
 	} else {
 		y.ffnNorm = l.Vector(p+"post_attention_norm.weight", d.hidden)
 	}
-	if l.Has(p + "layer_output_scale.weight") {
-		y.scale = l.Scalar(p + "layer_output_scale.weight")
+	if name := p + "layer_output_scale.weight"; l.Has(name) {
+		if y.scale = l.Scalar(name); y.scale != y.scale || math.IsInf(float64(y.scale), 0) {
+			l.Fail("tensor %q is %v", name, y.scale)
+		}
+	}
+	if d.selector != nil {
+		y.attnConv = d.readConv(l, p+"attn_conv_")
+		y.ffnConv = d.readConv(l, p+"ffn_conv_")
 	}
 	return y
 }
@@ -218,7 +292,17 @@ func (d *Drafter) Target() *model.Model { return d.target }
 func (d *Drafter) Capture() []int { return d.ids }
 
 // Max is the largest number of tokens one block can guess.
-func (d *Drafter) Max() int { return d.block - 1 }
+func (d *Drafter) Max() int { return d.block - d.firstSlot() }
+
+// firstSlot is the first slot of a block that predicts. Slot 0 holds the last token; it predicts
+// the one after it only in drafters that sample from the anchor, otherwise masks predict
+// themselves.
+func (d *Drafter) firstSlot() int {
+	if d.markov != nil && d.markov.anchor {
+		return 0
+	}
+	return 1
+}
 
 // Block is the trained block length.
 func (d *Drafter) Block() int { return d.block }
@@ -294,185 +378,4 @@ func (d *Drafter) finishKV(y *layer, k, v backend.Tensor) {
 	}
 	b.RMSNorm(kh, kh, y.kNorm, d.eps)
 	d.rope.Rotate(b, kh, d.kvHeads)
-}
-
-// Draft guesses for several sequences in one pass, with up to top candidates per position.
-func (d *Drafter) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
-	logits, first, err := d.forward(reqs, 1)
-	if err != nil {
-		return nil, err
-	}
-	n := logits.Rows
-	if d.topLogP.Cols != top || d.topLogP.Rows < n {
-		d.topLogP, d.topIDs = d.b.Alloc(max(n, d.block), top), d.b.AllocInts(max(n, d.block)*top)
-	}
-	d.b.TopK(d.topIDs, d.topLogP.First(n), logits, top)
-	ids, logp := d.b.Ints(d.topIDs), d.b.Read(d.topLogP.First(n))
-	out := make([]draft.Proposal, len(reqs))
-	for r := range reqs {
-		p := draft.Proposal{Source: "dflash", At: make([][]draft.Candidate, reqs[r].N)}
-		for i := range p.At {
-			row := (first[r] + i) * top
-			for j := range top {
-				id := ids[row+j]
-				if id >= 0 && d.d2t != nil {
-					id = d.d2t[id]
-				}
-				p.At[i] = append(p.At[i], draft.Candidate{ID: id, LogP: logp[row+j]})
-			}
-		}
-		out[r] = p
-	}
-	return out, nil
-}
-
-// BlockLogits runs a whole block and returns the logits of every slot, the first token's included,
-// for comparison with references.
-func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
-	logits, _, err := d.forward([]draft.Request{{Seq: seq, Last: last, N: d.Max()}}, 0)
-	if err != nil {
-		return nil, err
-	}
-	return d.b.Read(logits), nil
-}
-
-// forward runs the blocks of all requests and returns the logits of slots from skip on; first
-// is each request's first row in them. Nothing is kept in the caches.
-func (d *Drafter) forward(reqs []draft.Request, skip int) (logits backend.Tensor, first []int, err error) {
-	var ids, pick []int32
-	segs := make([]cache.Segment, len(reqs))
-	for i, r := range reqs {
-		if r.N < 1 || r.N > d.Max() {
-			return logits, nil, fmt.Errorf("draft of %d tokens; this drafter guesses 1 to %d", r.N, d.Max())
-		}
-		if r.Last < 0 || int(r.Last) >= d.target.Vocab {
-			return logits, nil, fmt.Errorf("token id %d is outside the vocabulary of %d", r.Last, d.target.Vocab)
-		}
-		first = append(first, len(pick))
-		for s := range r.N + 1 {
-			if s >= skip {
-				pick = append(pick, int32(len(ids)))
-			}
-			if s == 0 {
-				ids = append(ids, r.Last)
-			} else {
-				ids = append(ids, d.mask)
-			}
-		}
-		segs[i] = cache.Segment{Seq: r.Seq, Rows: r.N + 1, Block: d.bothWays(r.Other)}
-	}
-	batch, err := d.mem.Begin(segs)
-	if err != nil {
-		return logits, nil, err
-	}
-	n := len(ids)
-	d.reserve(n, len(pick))
-	b := d.b
-	b.BeginStep(fmt.Sprintf("draft/%d/%d", n, len(pick)))
-	b.SetInts(d.blockIDs, ids)
-	b.SetInts(d.pos, batch.Pos)
-	b.SetInts(d.pick, pick)
-	x, h := d.x.First(n), d.h.First(n)
-	q, k, v, o := d.q.First(n), d.k.First(n), d.v.First(n), d.o.First(n)
-	b.Embed(x, d.embed, d.blockIDs, d.embScale)
-	d.rope.Angles(b, n, d.pos)
-	for i := range d.layers {
-		y := &d.layers[i]
-		b.RMSNorm(h, x, y.norm, d.eps)
-		if y.v != nil {
-			b.MatMul(h, backend.Product{W: y.q, Y: q}, backend.Product{W: y.k, Y: k}, backend.Product{W: y.v, Y: v})
-		} else {
-			b.MatMul(h, backend.Product{W: y.q, Y: q}, backend.Product{W: y.k, Y: k})
-		}
-		qh := q.Split(d.heads)
-		b.RMSNorm(qh, qh, y.qNorm, d.eps)
-		d.rope.Rotate(b, qh, d.heads)
-		d.finishKV(y, k, v)
-		at := d.mem.Place(y.cache)
-		pool, plan := d.mem.Pool(at.Group), &batch.Plans[at.Group]
-		b.KVWrite(pool, at.Index, k, v, plan)
-		b.Attention(o, q, pool, at.Index, plan, backend.AttnParams{Heads: d.heads, KVHeads: d.kvHeads, Scale: d.scale, Sinks: y.sinks})
-		b.MatMul(o, backend.Product{W: y.o, Y: h})
-		if y.postAttn != nil {
-			b.RMSNorm(h, h, y.postAttn, d.eps)
-		}
-		b.Add(x, x, h)
-
-		b.RMSNorm(h, x, y.ffnNorm, d.eps)
-		y.ffn.Forward(b, h, h, &d.ffn)
-		if y.postFFN != nil {
-			b.RMSNorm(h, h, y.postFFN, d.eps)
-		}
-		b.Add(x, x, h)
-		if y.scale != 1 {
-			b.Scale(x, x, y.scale)
-		}
-	}
-	final := d.final.First(len(pick))
-	logits = d.logits.First(len(pick))
-	b.Gather(final, x, d.pick)
-	b.RMSNorm(final, final, d.outNorm, d.eps)
-	b.MatMul(final, backend.Product{W: d.head, Y: logits})
-	batch.Done()
-	return logits, first, nil
-}
-
-// bothWays says per cache group whether block rows see later rows.
-func (d *Drafter) bothWays(other bool) []bool {
-	v := make([]bool, d.mem.Groups())
-	for g := range v {
-		if d.mem.Window(g) == 0 {
-			v[g] = !d.rule.full
-		} else {
-			v[g] = d.rule.sliding == other
-		}
-	}
-	return v
-}
-
-// reserve makes the buffers large enough.
-func (d *Drafter) reserve(n, picks int) {
-	b := d.b
-	if n > d.rows {
-		r := d.block
-		for r < n {
-			r *= 2
-		}
-		d.rows = r
-		d.features = b.Alloc(r, len(d.ids)*d.hidden)
-		d.ctx, d.x, d.h = b.Alloc(r, d.hidden), b.Alloc(r, d.hidden), b.Alloc(r, d.hidden)
-		d.q, d.o = b.Alloc(r, d.heads*d.headDim), b.Alloc(r, d.heads*d.headDim)
-		d.k, d.v = b.Alloc(r, d.kvHeads*d.headDim), b.Alloc(r, d.kvHeads*d.headDim)
-		d.ffn = nn.NewFFNScratch(b, r, d.width)
-		d.rope.Reserve(b, r)
-		d.blockIDs, d.pos, d.pick = b.AllocInts(r), b.AllocInts(r), b.AllocInts(r)
-	}
-	if picks > d.final.Rows {
-		r := d.block
-		for r < picks {
-			r *= 2
-		}
-		d.final, d.logits = b.Alloc(r, d.hidden), b.Alloc(r, d.head.Rows())
-	}
-}
-
-// rejectUnknown fails on tensors that would change what the drafter computes.
-func rejectUnknown(l *nn.Loader, dia dialect) {
-	known := map[string]bool{dia.fc: true, dia.norm: true, "output_norm.weight": true, "token_embd.weight": true,
-		"output.weight": true, "d2t": true, "rope_freqs.weight": true}
-	for _, n := range []string{"attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm",
-		"ffn_gate", "ffn_up", "ffn_down", "post_attention_norm", "post_ffw_norm", "layer_output_scale", "attn_sinks"} {
-		known[n] = true
-	}
-	for _, t := range l.File.Tensors() {
-		name := t.Name
-		if rest, ok := strings.CutPrefix(name, "blk."); ok {
-			_, name, _ = strings.Cut(rest, ".")
-			name = strings.TrimSuffix(name, ".weight")
-		}
-		if !known[name] {
-			l.Fail("tensor %q: this drafter has a part that is not supported", t.Name)
-			return
-		}
-	}
 }

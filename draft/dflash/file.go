@@ -9,6 +9,7 @@ import (
 	"strobe/gguf"
 	"strobe/model"
 	"strobe/nn"
+	"strobe/quant"
 )
 
 // dialect is how a family of drafter files spells the same things. It is decided by the
@@ -22,6 +23,7 @@ type dialect struct {
 	maskKey    string // full key when it contains "tokenizer"
 	slidesLast bool   // a window without a pattern: every layer but the last slides
 	extraKey   int    // keys a sliding query sees beyond the window
+	wholeCtx   bool   // the window of every row is the one before the block
 	causal     bool   // sliding layers are causal in the block unless the file says otherwise
 }
 
@@ -31,7 +33,7 @@ var (
 	beellama = dialect{name: "dflash-draft", fc: "dflash_fc.weight", norm: "dflash_hidden_norm.weight",
 		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", extraKey: 1, causal: true}
 	lucebox = dialect{name: "lucebox", fc: "dflash.fc.weight", norm: "dflash.hidden_norm.weight",
-		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", slidesLast: true, causal: true}
+		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", slidesLast: true, wholeCtx: true, causal: true}
 )
 
 // Supported reports whether a file is a DFlash drafter.
@@ -65,11 +67,12 @@ type params struct {
 	mask                    int32
 	ids                     []int // target layers whose outputs are the features
 	window                  []int // per layer, 0 for none
+	wholeWindow             bool  // the window of every row is the one before the block
 	stated                  bool  // the file says whether the block is causal
 	rule                    causality
 	theta                   float32
 	scale                   float32
-	embScale                float32
+	embScale                float32 // 0 until bindVocabulary
 	logitScale, softcap     float32
 	act                     backend.Activation
 	eps                     float32
@@ -94,6 +97,9 @@ func readParams(l *nn.Loader, d dialect, t *model.Model) (params, error) {
 		return p, err
 	}
 	p.mask = int32(mask)
+	if p.eps < 0 || p.eps >= 1 {
+		l.Fail("key %s is %g", l.Key("attention.layer_norm_rms_epsilon"), p.eps)
+	}
 	if p.heads%p.kvHeads != 0 {
 		l.Fail("%d heads cannot share %d key/value heads", p.heads, p.kvHeads)
 	}
@@ -105,9 +111,6 @@ func readParams(l *nn.Loader, d dialect, t *model.Model) (params, error) {
 	}
 	if p.scale == 0 {
 		p.scale = float32(1 / math.Sqrt(float64(p.headDim)))
-	}
-	if p.embScale == 0 {
-		p.embScale = t.EmbScale // files rarely say so, but drafters of scaled embeddings expect them scaled
 	}
 	if p.logitScale == 0 {
 		p.logitScale = 1
@@ -148,6 +151,7 @@ func maskToken(l *nn.Loader, d dialect) int {
 func readWindows(l *nn.Loader, d dialect, p *params) {
 	p.window = make([]int, p.layers)
 	w := l.Int("attention.sliding_window", 0)
+	p.wholeWindow = d.wholeCtx
 	if w == 0 {
 		return
 	}
@@ -203,7 +207,7 @@ func readTargetLayers(l *nn.Loader, d dialect, p *params, t *model.Model) {
 	switch {
 	case ok:
 		for _, id := range ids {
-			p.ids = append(p.ids, int(id)-d.idsOffset)
+			p.ids = append(p.ids, int(min(max(id, math.MinInt32), math.MaxInt32))-d.idsOffset)
 		}
 	case d.name == lucebox.name && n > 1 && strings.HasPrefix(l.Arch, "qwen"):
 		// Those files list none; their run-time spaces the layers evenly.
@@ -217,9 +221,58 @@ func readTargetLayers(l *nn.Loader, d dialect, p *params, t *model.Model) {
 		l.Fail("tensor %q takes %d features; %d captured layers of width %d give %d: it was trained for another target",
 			d.fc, fc.Shape[0], len(p.ids), t.Hidden, len(p.ids)*t.Hidden)
 	}
+	if v, ok, err := l.File.Uint(l.Key("dflash.n_target_features")); ok && v != uint64(fc.Shape[0]) {
+		l.Fail("key %s is %d; tensor %q takes %d", l.Key("dflash.n_target_features"), v, d.fc, fc.Shape[0])
+	} else {
+		l.Keep(err)
+	}
 	for _, id := range p.ids {
-		if id < 0 || id >= t.Layers {
-			l.Fail("key %s: the target has no layer %d (it has %d)", l.Key(d.idsKey), id, t.Layers)
+		// The input of layer 0, which upstream can name, is the embeddings.
+		if id < -d.idsOffset || id >= t.Layers {
+			l.Fail("key %s: entry %d; the target has %d layers", l.Key(d.idsKey), id+d.idsOffset, t.Layers)
+		}
+	}
+}
+
+// Tensors of a block, without prefix and suffix. conv are those of drafters with convolutions.
+var (
+	blockNames = []string{"attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm",
+		"ffn_gate", "ffn_up", "ffn_down", "post_attention_norm", "post_ffw_norm", "layer_output_scale", "attn_sinks"}
+	convNames = []string{"attn_conv_base", "attn_conv_proj.weight", "ffn_conv_base", "ffn_conv_proj.weight"}
+)
+
+// rejectUnknown fails on tensors that nothing has read: they would change what the drafter computes.
+func (d *Drafter) rejectUnknown(l *nn.Loader, dia dialect) {
+	known := map[string]bool{}
+	add := func(prefix, suffix string, names ...string) {
+		for _, n := range names {
+			known[prefix+n+suffix] = true
+		}
+	}
+	add("", "", dia.fc, dia.norm, "output_norm.weight", "token_embd.weight", "output.weight", "d2t", "rope_freqs.weight")
+	if d.markov != nil {
+		add("", "", markovNames...)
+	}
+	if d.selector != nil {
+		add("", "", selectorNames...)
+	}
+	for i := range d.params.layers {
+		p := fmt.Sprintf("blk.%d.", i)
+		add(p, ".weight", blockNames...)
+		add(p, "", "attn_sinks")
+		if d.selector != nil {
+			add(p, "", convNames...)
+		}
+	}
+	for _, t := range l.File.Tensors() {
+		if base, ok := strings.CutSuffix(t.Name, ".scale"); ok && known[base+".weight"] {
+			if w := l.File.Tensor(base + ".weight"); w != nil && w.Type == quant.NVFP4 {
+				continue // the scale of its weight
+			}
+		}
+		if !known[t.Name] {
+			l.Fail("tensor %q: this drafter has a part that is not supported", t.Name)
+			return
 		}
 	}
 }
