@@ -47,8 +47,9 @@ func key(t []int32) uint64 {
 // Len returns the number of tokens seen.
 func (x *Index) Len() int { return len(x.tokens) }
 
-// Guess returns up to n tokens that followed the longest earlier occurrence of the newest
-// tokens, and how many tokens matched. It returns none without a match of at least minMatch.
+// Guess returns n tokens that followed the longest earlier occurrence of the newest tokens, and
+// how many tokens matched. Where that occurrence runs into the newest tokens the text has a
+// period, and the guess goes on with it. It returns none without a match of at least minMatch.
 func (x *Index) Guess(n int) (tokens []int32, match int) {
 	end := len(x.tokens)
 	if end < minMatch+1 || n <= 0 {
@@ -65,7 +66,14 @@ func (x *Index) Guess(n int) (tokens []int32, match int) {
 	if best < minMatch { // a collision of keys
 		return nil, 0
 	}
-	return x.tokens[at:min(at+n, end)], best
+	for i := at; len(tokens) < n; i++ {
+		if i < end {
+			tokens = append(tokens, x.tokens[i])
+		} else {
+			tokens = append(tokens, tokens[i-end])
+		}
+	}
+	return tokens, best
 }
 
 // matchLen counts the equal tokens before a and b.
