@@ -95,7 +95,7 @@ func (l *loop) checkpoint(j *job) {
 
 // keepWhole moves the memory of a job that ends into the cache.
 func (l *loop) keepWhole(j *job) {
-	if l.cache == nil || j.g.req.NoCache || !j.consistent() {
+	if l.cache == nil || j.g.req.NoCache || j.seq == nil || !j.consistent() {
 		return
 	}
 	n := j.seq.Len()

@@ -59,8 +59,8 @@ func (e *Engine) Embed(ctx context.Context, tokens []int32) ([]float32, error) {
 	}
 }
 
-// embedStep runs one chunk of the oldest embedding.
-func (l *loop) embedStep() {
+// embedStep runs one chunk of the oldest embedding. It reports whether there was one.
+func (l *loop) embedStep() bool {
 	l.embeds = slices.DeleteFunc(l.embeds, func(c *embedding) bool {
 		if c.ctx.Err() != nil {
 			c.finish(nil, c.ctx.Err())
@@ -69,7 +69,7 @@ func (l *loop) embedStep() {
 		return false
 	})
 	if len(l.embeds) == 0 {
-		return
+		return false
 	}
 	c := l.embeds[0]
 	v, err := l.embed(c)
@@ -77,6 +77,7 @@ func (l *loop) embedStep() {
 		l.embeds = l.embeds[1:]
 		c.finish(v, err)
 	}
+	return true
 }
 
 // embed runs a chunk and returns the value after the last one.

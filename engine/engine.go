@@ -72,6 +72,8 @@ type Engine struct {
 	failed  error         // a defect ended the loop
 	snap    Snapshot
 
+	saveDelay time.Duration // of idleness before the cache is saved
+
 	release sync.Once     // of the model
 	work    chan struct{} // wakes the loop
 	done    chan struct{} // closed when the loop has ended
@@ -80,9 +82,17 @@ type Engine struct {
 // New starts an engine for m, which belongs to the engine from then on.
 func New(m *Model, cfg Config) *Engine {
 	e := &Engine{model: m, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1), done: make(chan struct{})}
-	e.snap.Started = time.Now()
-	go newLoop(e).run()
+	e.saveDelay = 3 * time.Second
+	e.start()
 	return e
+}
+
+func (e *Engine) start() {
+	e.snap.Started = time.Now()
+	for i := range e.cfg.Parallel {
+		e.snap.Slots = append(e.snap.Slots, Slot{ID: i, State: State{Slot: -1}})
+	}
+	go func() { newLoop(e).run() }()
 }
 
 // Model returns the engine's model. Only its tokenizer, template, paths and sizes may be used.

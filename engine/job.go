@@ -39,6 +39,7 @@ type job struct {
 	reason  Reason
 	logits  []float32 // copy of the newest row, when log probabilities are wanted
 	first   time.Duration
+	loading *restore // what the prompt waits for, nil when it can run
 }
 
 // drafts reports whether a request wants the drafter to follow.

@@ -14,15 +14,16 @@ import (
 
 // loop is what the engine's goroutine works with. Nothing of it is shared.
 type loop struct {
-	e      *Engine
-	m      *Model
-	r      *spec.Runner
-	jobs   []*job // in slots, oldest first
-	slots  []*job
-	cache  *prefixes // nil when off
-	embeds []*embedding
-	steps  int64
-	abort  bool
+	e        *Engine
+	m        *Model
+	r        *spec.Runner
+	jobs     []*job // in slots, oldest first
+	slots    []*job
+	cache    *prefixes // nil when off
+	disk     *disk     // nil without a folder
+	restores []*restore
+	embeds   []*embedding
+	steps    int64
 }
 
 func newLoop(e *Engine) *loop {
@@ -35,8 +36,16 @@ func newLoop(e *Engine) *loop {
 			s.Close()
 		}
 	}
-	for i := range l.slots {
-		e.snap.Slots = append(e.snap.Slots, Slot{ID: i, State: State{Slot: -1}})
+	if l.cache != nil && e.cfg.CacheDir != "" {
+		d, err := openDisk(&disk{
+			root: e.cfg.CacheDir, model: l.m.Fingerprint(), limit: e.cfg.CacheDiskBytes, cuttable: l.cache.cuttable(),
+			log: e.cfg.Log, stats: &l.cache.stats, wake: e.wake,
+		})
+		if err != nil {
+			e.cfg.Log.Warn("prefix cache: no folder", "error", err)
+		} else {
+			l.disk = d
+		}
 	}
 	return l
 }
@@ -47,13 +56,13 @@ func (l *loop) run() {
 	err := l.guard(func() error {
 		for l.admit() {
 			l.dropEnded()
-			if len(l.jobs) == 0 && len(l.embeds) == 0 {
-				l.rest()
-				continue
-			}
-			l.step()
-			l.embedStep()
+			restored := l.restoreStep()
+			stepped := l.step()
+			embedded := l.embedStep()
 			l.publish()
+			if !restored && !stepped && !embedded {
+				l.rest()
+			}
 		}
 		return nil
 	})
@@ -98,7 +107,6 @@ func (l *loop) admit() bool {
 	e := l.e
 	for {
 		e.mu.Lock()
-		l.abort = e.abort
 		l.embeds = append(l.embeds, e.calls...)
 		e.calls = nil
 		if e.closing && (len(e.queue) == 0 && len(l.jobs) == 0 && len(l.embeds) == 0 || e.abort) {
@@ -142,12 +150,19 @@ func (l *loop) start(g *Generation, slot int) {
 	j.text.stream.Special = g.req.KeepSpecial
 	l.slots[slot] = j
 	l.jobs = append(l.jobs, j)
+	if j.loading = l.wanted(j); j.loading == nil {
+		l.begin(j)
+	}
+}
+
+// begin gives a job its memory and its first stream.
+func (l *loop) begin(j *job) {
 	l.lookup(j)
 	j.cached = j.seq.Len()
 	j.kept = j.cached
 	l.mark(j)
-	g.update(func(s *State) {
-		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, slot, j.cached, j.cached
+	j.g.update(func(s *State) {
+		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, j.cached
 	})
 	if err := j.next(l.r, l.e.cfg.Context); err != nil {
 		l.end(j, ReasonError, err)
@@ -192,17 +207,32 @@ func (l *loop) dropEnded() {
 	}
 }
 
-// rest waits for work.
+// rest waits for work. Time that nobody needs goes into saving the cache.
 func (l *loop) rest() {
-	l.publish()
-	<-l.e.work
+	e := (*entry)(nil)
+	if len(l.jobs) == 0 {
+		e = l.unsaved()
+	}
+	if e == nil {
+		<-l.e.work
+		return
+	}
+	select {
+	case <-l.e.work:
+	case <-time.After(l.e.saveDelay):
+		l.save(e, func() bool {
+			l.e.mu.Lock()
+			defer l.e.mu.Unlock()
+			return l.e.closing || len(l.e.queue) > 0 || len(l.e.calls) > 0
+		})
+	}
 }
 
-// step advances every job by a round or a piece of its prompt.
-func (l *loop) step() {
+// step advances every job by a round or a piece of its prompt. It reports whether there was any.
+func (l *loop) step() bool {
 	live, streams := l.batch()
 	if len(live) == 0 {
-		return
+		return false
 	}
 	start := time.Now()
 	l.steps++
@@ -219,6 +249,7 @@ func (l *loop) step() {
 			l.settle(j)
 		}
 	}
+	return true
 }
 
 // batch chooses who takes part in the next step: everyone who generates, and as many prompts as
@@ -227,6 +258,9 @@ func (l *loop) step() {
 func (l *loop) batch() (live []*job, streams []*spec.Stream) {
 	var prompts []*job
 	for _, j := range l.jobs {
+		if j.loading != nil {
+			continue
+		}
 		if j.prefilling() {
 			prompts = append(prompts, j)
 		} else {
@@ -346,6 +380,9 @@ func (l *loop) end(j *job, r Reason, err error) {
 func (l *loop) publish() {
 	target, drafter := l.m.Target.Memory().UsedBytes(), 0
 	var c CacheStats
+	if l.disk != nil {
+		l.disk.collect()
+	}
 	if l.cache != nil {
 		c = l.cache.stats
 		c.Entries, c.Bytes, c.Limit = len(l.cache.entries), l.cache.bytes, l.cache.limit
@@ -368,6 +405,15 @@ func (l *loop) close() {
 	}
 	for _, c := range l.embeds {
 		c.finish(nil, ErrClosed)
+	}
+	if l.disk != nil {
+		if l.cache != nil {
+			l.saveAll()
+		}
+		l.disk.close()
+		for _, r := range slices.Clone(l.restores) {
+			l.drop(r)
+		}
 	}
 	if l.cache != nil {
 		l.cache.shrink(0)
