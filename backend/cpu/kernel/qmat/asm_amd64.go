@@ -5,6 +5,8 @@ package qmat
 import (
 	"unsafe"
 
+	"golang.org/x/sys/cpu"
+
 	"strobe/backend/cpu/kernel"
 	"strobe/quant"
 )
@@ -57,26 +59,30 @@ var kernels512 = [...]kernels{
 var kernelsAVX2 = [...]struct {
 	decode decodeFunc
 	micro  micro2Func
+	vnni   micro2Func // with AVX-VNNI
 }{
-	quant.Q4_0:   {decode2Q40, micro2Off32u4},
-	quant.Q4_1:   {decode2Q41, micro2Min32u4},
-	quant.Q5_0:   {decode2Q50, micro2Off32u5},
-	quant.Q5_1:   {decode2Q51, micro2Min32u5},
-	quant.Q8_0:   {decode2Q80, micro2Off32s8},
-	quant.Q2_K:   {decode2Q2K, micro2Min16u2},
-	quant.Q3_K:   {decode2Q3K, micro2Off16u6},
-	quant.Q4_K:   {decode2Q4K, micro2Min32u4},
-	quant.Q5_K:   {decode2Q5K, micro2Min32u5},
-	quant.Q6_K:   {decode2Q6K, micro2Off16u6},
-	quant.IQ4_NL: {decode2IQ4NL, micro2Off32s8},
-	quant.IQ4_XS: {decode2IQ4XS, micro2Off32s8},
-	quant.TQ1_0:  {nil, micro2Off32s8},
-	quant.TQ2_0:  {nil, micro2Off32s8},
-	quant.MXFP4:  {decode2MXFP4, micro2Off32s8},
-	quant.NVFP4:  {decode2NVFP4, micro2Off16u6},
-	quant.Q1_0:   {nil, micro2Off32s8},
-	quant.Q2_0:   {nil, micro2Off32s8},
+	quant.Q4_0:   {decode2Q40, micro2Off32u4, micro2vOff32u4},
+	quant.Q4_1:   {decode2Q41, micro2Min32u4, micro2vMin32u4},
+	quant.Q5_0:   {decode2Q50, micro2Off32u5, micro2vOff32u5},
+	quant.Q5_1:   {decode2Q51, micro2Min32u5, micro2vMin32u5},
+	quant.Q8_0:   {decode2Q80, micro2Off32s8, micro2vOff32s8},
+	quant.Q2_K:   {decode2Q2K, micro2Min16u2, micro2vMin16u2},
+	quant.Q3_K:   {decode2Q3K, micro2Off16u6, micro2vOff16u6},
+	quant.Q4_K:   {decode2Q4K, micro2Min32u4, micro2vMin32u4},
+	quant.Q5_K:   {decode2Q5K, micro2Min32u5, micro2vMin32u5},
+	quant.Q6_K:   {decode2Q6K, micro2Off16u6, micro2vOff16u6},
+	quant.IQ4_NL: {decode2IQ4NL, micro2Off32s8, micro2vOff32s8},
+	quant.IQ4_XS: {decode2IQ4XS, micro2Off32s8, micro2vOff32s8},
+	quant.TQ1_0:  {nil, micro2Off32s8, micro2vOff32s8},
+	quant.TQ2_0:  {nil, micro2Off32s8, micro2vOff32s8},
+	quant.MXFP4:  {decode2MXFP4, micro2Off32s8, micro2vOff32s8},
+	quant.NVFP4:  {decode2NVFP4, micro2Off16u6, micro2vOff16u6},
+	quant.Q1_0:   {nil, micro2Off32s8, micro2vOff32s8},
+	quant.Q2_0:   {nil, micro2Off32s8, micro2vOff32s8},
 }
+
+// hasVNNI says whether the CPU has AVX-VNNI: many that have no AVX-512 do. Tests clear it.
+var hasVNNI = cpu.X86.HasAVXVNNI
 
 var micro512 = [4][maxTile]microFunc{
 	off32: {microOff32x1, microOff32x2, microOff32x3, microOff32x4},
@@ -229,33 +235,31 @@ const tileAVX2 = 24
 // mulAVX2 decodes one panel of 16 rows x 256 values and multiplies it by all columns.
 func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) {
 	k := &kernelsAVX2[m.Type]
+	micro := k.micro
+	if hasVNNI {
+		micro = k.vnni
+	}
 	stride := m.K / f.len * f.bytes
 	bb := blockLen / f.len * f.bytes
 	off := f.kind.offset()
 	if f.kind == off32 {
 		off = 0 // signed
 	}
+	// The sums stay in one piece: columns of y may be a multiple of 4 KB apart and would
+	// push each other out of the cache.
 	s.acc = grow(s.acc, x.n*Panel)
 	for r := r0; r < r1; r += Panel {
 		w, next := m.rows(r, Panel, stride, s)
-		out, step := s.acc[:x.n*Panel], Panel
-		if r+Panel <= r1 {
-			out, step = y[r:], ys
-		}
-		for c := range x.n {
-			clear(out[c*step:][:Panel])
-		}
+		clear(s.acc)
 		for b := range x.blocks {
 			values := min(blockLen, m.K-b*blockLen)
 			f.decodePanel(k.decode, s.panels[:panelSize], add(w, b*bb), stride, values, off, next+uintptr(b*Panel*bb), 0)
 			for c := 0; c < x.n; c += tileAVX2 {
-				k.micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])), min(tileAVX2, x.n-c), &out[c*step], 4*step, f.kind.iters(values))
+				micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])), min(tileAVX2, x.n-c), &s.acc[c*Panel], 4*Panel, f.kind.iters(values))
 			}
 		}
-		if r+Panel > r1 {
-			for c := range x.n {
-				copy(y[c*ys+r:c*ys+r1], s.acc[c*Panel:])
-			}
+		for c := range x.n {
+			copy(y[c*ys+r:c*ys+min(r+Panel, r1)], s.acc[c*Panel:])
 		}
 	}
 }

@@ -484,11 +484,23 @@ func fusedQ3Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func micro2Min32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
+// micro2vMin32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+//
+//go:noescape
+func micro2vMin32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
 // micro2Min32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
 //
 //go:noescape
 func micro2Min32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2vMin32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+//
+//go:noescape
+func micro2vMin32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Off32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
@@ -496,11 +508,23 @@ func micro2Min32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 //go:noescape
 func micro2Off32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
+// micro2vOff32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+//
+//go:noescape
+func micro2vOff32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
 // micro2Off32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
 //
 //go:noescape
 func micro2Off32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2vOff32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+//
+//go:noescape
+func micro2vOff32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Off32s8 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
@@ -508,17 +532,35 @@ func micro2Off32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 //go:noescape
 func micro2Off32s8(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
+// micro2vOff32s8 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+//
+//go:noescape
+func micro2vOff32s8(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
 // micro2Off16u6 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 128 values. Needs AVX2 and FMA.
 //
 //go:noescape
 func micro2Off16u6(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
+// micro2vOff16u6 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 128 values. Needs AVX2, FMA and AVX-VNNI.
+//
+//go:noescape
+func micro2vOff16u6(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
 // micro2Min16u2 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 128 values. Needs AVX2 and FMA.
 //
 //go:noescape
 func micro2Min16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2vMin16u2 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 128 values. Needs AVX2, FMA and AVX-VNNI.
+//
+//go:noescape
+func micro2vMin16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // decode2Q4K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.

@@ -14,6 +14,20 @@ import (
 	"strobe/quant"
 )
 
+func init() {
+	if !hasVNNI || kernel.Best() < kernel.AVX2 {
+		return
+	}
+	variants["avx2 without vnni"] = func() func() {
+		restore := kernel.Set(kernel.AVX2)
+		hasVNNI = false
+		return func() {
+			hasVNNI = true
+			restore()
+		}
+	}
+}
+
 // quiet reports the time of f in the fastest tenth of many short samples: what it takes
 // when the machine does nothing else. What b measures itself is beside the point.
 func quiet(b *testing.B, macs int, f func()) {
@@ -97,6 +111,12 @@ func BenchmarkParts(b *testing.B) {
 		for _, n := range []int{1, 4, 8, 24} {
 			b.Run(fmt.Sprintf("micro2/%v/%d", typ, n), func(b *testing.B) {
 				quiet(b, n*16*256, func() { k.micro(&s.panels[0], xp, n, &y[0], 64, formats[t].kind.iters(256)) })
+			})
+			if !hasVNNI {
+				continue
+			}
+			b.Run(fmt.Sprintf("vnni/%v/%d", typ, n), func(b *testing.B) {
+				quiet(b, n*16*256, func() { k.vnni(&s.panels[0], xp, n, &y[0], 64, formats[t].kind.iters(256)) })
 			})
 		}
 	}

@@ -84,11 +84,21 @@ func pack(x []float32, n, k int) *Acts {
 	return &a
 }
 
-// eachLevel runs f at every CPU level of this machine.
+// variants are ways to run the kernels that no level selects on this machine. Each changes
+// what is used and returns a function that undoes it.
+var variants = map[string]func() (restore func()){}
+
+// eachLevel runs f at every CPU level of this machine and in every variant.
 func eachLevel(t *testing.T, f func(t *testing.T)) {
 	for _, l := range kernel.Available() {
 		t.Run(l.String(), func(t *testing.T) {
 			defer kernel.Set(l)()
+			f(t)
+		})
+	}
+	for name, set := range variants {
+		t.Run(name, func(t *testing.T) {
+			defer set()()
 			f(t)
 		})
 	}

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/ir"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
 )
@@ -65,7 +68,7 @@ var (
 func initWide() {
 	wideOpen = true
 	for _, v := range []uint32{m0f, m30, m3f, m10, mff, m80, signBit, magic, sixteenth, eighth, 0x00010001, 0x00100010, 0x00080008,
-		15, 32, 0x30, m03, m18, m20, m7f, bits0, bits1, two119, half1, 1, 2, 0x00200000, absMask, infBits - 1, tiny - 1, c127, 2048} {
+		15, 32, 0x30, m03, m18, m20, m7f, bits0, bits1, exp118, two11, 1, 2, 8, 0x00200000, absMask, infBits - 1, tiny - 1, c127, 2048} {
 		wide(v)
 	}
 	wideOpen = false
@@ -94,13 +97,17 @@ var (
 
 // microAVX2 emits the kernel of one form. The codes of eight rows and one sub-block stay in
 // registers while it goes through the columns, so one kernel serves any number of them.
-func microAVX2(f form) {
-	name := "micro2" + f.name
+// With vnni it multiplies by VPDPBUSD in the encoding of AVX-VNNI.
+func microAVX2(f form, vnni bool) {
+	name, needs := "micro2"+f.name, "AVX2 and FMA"
+	if vnni {
+		name, needs = "micro2v"+f.name, "AVX2, FMA and AVX-VNNI"
+	}
 	k := f.kind
 	groups := k.sub / 4
 	TEXT(name, NOSPLIT, "func(p *byte, x *byte, n int, y *float32, yStep int, iters int)")
 	Doc(fmt.Sprintf("%s adds a panel times n columns to y, whose columns are yStep bytes apart.", name),
-		fmt.Sprintf("iters counts %d values. Needs AVX2 and FMA.", map[int]int{32: 32, 16: 128}[k.sub]))
+		fmt.Sprintf("iters counts %d values. Needs %s.", map[int]int{32: 32, 16: 128}[k.sub], needs))
 	Pragma("noescape")
 	p := Load(Param("p"), GP64())
 	x := Load(Param("x"), GP64())
@@ -119,14 +126,27 @@ func microAVX2(f form) {
 	sub := func(s, r int) {
 		label := fmt.Sprintf("%s_%d_%d", name, s, r)
 		at := 64*s + 4*r // of the scales
-		w := ys(groups)
 		code := func(g int) Mem { return mem(p, (s*groups+g)*64+4*r) }
+		w := []VecPhysical{Y0, Y1, Y2, Y3, Y4, Y5, Y6, Y7}[:groups]
 		for g := range w {
-			if f.signed { // magnitudes; the signs are read again for every column
+			switch {
+			case f.signed && vnni: // unsigned, with the offset that the record subtracts
+				VMOVDQU(wide(m80), w[g])
+				VPXOR(code(g), w[g], w[g])
+			case f.signed: // magnitudes; the signs are read again for every column
 				VPABSB(code(g), w[g])
-			} else {
+			default:
 				VMOVDQU(code(g), w[g])
 			}
+		}
+		offset := !k.min && (vnni || !f.signed)
+		ws, mw, mv := YMM(), YMM(), YMM()
+		VMOVUPS(mem(ps, at), ws)
+		if offset {
+			VMULPS(wide(magic), ws, mw)
+		}
+		if k.min {
+			VMOVUPS(mem(ps, panelMin-panelScale+at), mv)
 		}
 		xc, xf, yc, cnt := GP64(), GP64(), GP64(), GP64()
 		xn := xf
@@ -139,44 +159,37 @@ func microAVX2(f form) {
 		LEAQ(mem(y, 4*r), yc)
 		MOVQ(NewParamAddr("n", 16), cnt)
 		Label(label)
-		var acc VecVirtual // 32 bits
-		var sum VecVirtual // 16 bits
-		flush := func(g int) {
-			if (g+1)%f.depth != 0 {
-				return
-			}
-			VPMADDWD(wide(uint32(f.mul)*0x00010001), sum, sum)
-			if acc == nil {
-				acc = sum
+		start := mem(xn, k.initOff()+4*s) // the offset, with magic added; see acts.go
+		var acc Register
+		if vnni {
+			acc = Y8
+			if offset && f.mul == 1 {
+				VPBROADCASTD(start, Y8)
 			} else {
-				VPADDD(sum, acc, acc)
+				VPXOR(Y8, Y8, Y8)
 			}
-		}
-		for g := range w {
-			b, t := YMM(), YMM()
-			VPBROADCASTD(mem(xc, recQ+s*k.sub+4*g), b)
-			if f.signed {
-				VPSIGNB(code(g), b, b)
+			VPXOR(Y10, Y10, Y10) // two sums: the multiplication takes five cycles
+			for g := range w {
+				VPBROADCASTD(mem(xc, recQ+s*k.sub+4*g), Y9)
+				dotVEX(Y9, w[g], []VecPhysical{Y8, Y10}[g%2])
 			}
-			VPMADDUBSW(b, w[g], t)
-			if g%f.depth == 0 {
-				sum = t
-			} else {
-				VPADDW(t, sum, sum)
+			VPADDD(Y10, Y8, Y8)
+			if f.mul > 1 {
+				VPSLLD(U8(bits.Len(uint(f.mul))-1), Y8, Y8)
 			}
-			flush(g)
-		}
-		if f.signed || k.min {
-			VCVTDQ2PS(acc, acc)
-			VMULPS(mem(ps, at), acc, acc)
 		} else {
-			// The offset comes with magic added; see acts.go.
-			b, ws, mw := YMM(), YMM(), YMM()
-			VPBROADCASTD(mem(xn, k.initOff()+4*s), b)
-			VPADDD(b, acc, acc)
-			VMOVUPS(mem(ps, at), ws)
-			VMULPS(wide(magic), ws, mw)
-			VFMSUB213PS(mw, ws, acc)
+			acc = f.dots(w, xc, s*k.sub, code)
+		}
+		if offset {
+			if !vnni || f.mul > 1 {
+				b := YMM()
+				VPBROADCASTD(start, b)
+				VPADDD(b, acc, acc)
+			}
+			VFMSUB132PS(ws, mw, acc)
+		} else {
+			VCVTDQ2PS(acc, acc)
+			VMULPS(ws, acc, acc)
 		}
 		v, sx := YMM(), YMM()
 		VMOVUPS(mem(yc, 0), v)
@@ -185,7 +198,7 @@ func microAVX2(f form) {
 		if k.min {
 			ms := YMM()
 			VBROADCASTSS(mem(xn, k.msOff()+4*s), ms)
-			VFMADD231PS(mem(ps, panelMin-panelScale+at), ms, v)
+			VFMADD231PS(mv, ms, v)
 		}
 		VMOVUPS(v, mem(yc, 0))
 		ADDQ(I32(recSize), xc)
@@ -231,6 +244,45 @@ func microAVX2(f form) {
 	JNZ(LabelRef(name + "_loop"))
 	VZEROUPPER()
 	RET()
+}
+
+// dots multiplies one column by the codes in w and returns the sums in 32 bits.
+func (f form) dots(w []VecPhysical, x Register, off int, code func(g int) Mem) VecVirtual {
+	var acc, sum VecVirtual // 32 and 16 bits
+	for g := range w {
+		b, t := YMM(), YMM()
+		VPBROADCASTD(mem(x, recQ+off+4*g), b)
+		if f.signed {
+			VPSIGNB(code(g), b, b)
+		}
+		VPMADDUBSW(b, w[g], t)
+		if g%f.depth == 0 {
+			sum = t
+		} else {
+			VPADDW(t, sum, sum)
+		}
+		if (g+1)%f.depth != 0 {
+			continue
+		}
+		VPMADDWD(wide(uint32(f.mul)*0x00010001), sum, sum)
+		if acc == nil {
+			acc = sum
+		} else {
+			VPADDD(sum, acc, acc)
+		}
+	}
+	return acc
+}
+
+// dotVEX emits VPDPBUSD b, w, acc (signed b, unsigned w), which the assembler only knows
+// in the encoding of AVX-512.
+func dotVEX(b, w, acc VecPhysical) {
+	n := func(r VecPhysical) byte { return byte(r.PhysicalIndex()) }
+	enc := []byte{0xc4, 0xe2 ^ n(acc)>>3<<7 ^ n(b)>>3<<5, ^n(w)&15<<3 | 5, 0x50, 0xc0 | n(acc)&7<<3 | n(b)&7}
+	Comment(fmt.Sprintf("VPDPBUSD %s, %s, %s", b.Asm(), w.Asm(), acc.Asm()))
+	in, out := []Op{b, w, acc}, []Op{acc}
+	Instruction(&ir.Instruction{Opcode: "LONG", Operands: []Op{U32(binary.LittleEndian.Uint32(enc))}, Inputs: in, Outputs: out})
+	Instruction(&ir.Instruction{Opcode: "BYTE", Operands: []Op{U8(enc[4])}, Inputs: in, Outputs: out})
 }
 
 // format2 is a format as AVX2 decodes it, eight rows at a time.
@@ -745,11 +797,16 @@ func emit2NVFP4(e *env2, c int) {
 		b, k := e.byte(d, s), YMM()
 		VPCMPEQD(wide(m7f), b, k)
 		e.and(m7f, b, b)
-		VPSLLD(U8(20), b, b)
-		VMULPS(wide(two119), b, b)
-		VMULPS(wide(half1), b, b)
-		VPANDN(b, k, b)
-		e.scale(s, b)
+		z, small := YMM(), YMM()
+		VPSLLD(U8(20), b, z)
+		VPADDD(wide(exp118), z, z)
+		VMOVDQU(wide(8), small)
+		VPCMPGTD(b, small, small)
+		VCVTDQ2PS(b, b)
+		VMULPS(wide(two11), b, b)
+		VPBLENDVB(small, b, z, z)
+		VPANDN(z, k, z)
+		e.scale(s, z)
 	}
 	for h := range 2 {
 		for i, v := range e.transpose(4 + 16*h) {

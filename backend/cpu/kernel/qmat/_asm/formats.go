@@ -20,8 +20,8 @@ const (
 	m18 = 0x18181818
 	m20 = 0x20202020
 
-	two119 = 0x7b000000 // 2^119
-	half1  = 0x3f000000 // 1/2
+	exp118 = 118 << 23
+	two11  = 0x3a000000 // 2^-11
 
 	bits0 = 0x08040201
 	bits1 = 0x80402010
@@ -436,18 +436,22 @@ func emitMXFP4(e *env, c int) {
 	e.end(0)
 }
 
-// emitNVFP4: the scale is half of an E4M3 number, whose bits under those of a float32 are
-// that number times 2^-120; 0x7f counts as zero. Codes are doubled once more, hence 2^118.
+// emitNVFP4: the scale is half of an unsigned E4M3 number, halved again because codes are
+// doubled. Its bits move under the exponent of a float32; subnormal numbers are converted,
+// since float32 subnormals are slow, and 0x7f counts as zero.
 func emitNVFP4(e *env, c int) {
 	d := e.gather(0)
 	for s := range 4 {
 		e.begin(s)
-		b, k, z := e.byte(d, s), K(), ZMM()
-		VPCMPUD_BCST(U8(4), dword(m7f), b, k) // not equal
+		b, small, nan, z := e.byte(d, s), K(), K(), ZMM()
+		VPCMPUD_BCST(U8(4), dword(m7f), b, nan) // not equal
 		VPANDD_BCST(dword(m7f), b, b)
-		VPSLLD(U8(20), b, b)
-		VMULPS_BCST(dword(two119), b, b)
-		VMULPS_BCST_Z(dword(half1), b, k, z)
+		VPCMPUD_BCST(U8(1), dword(8), b, small)
+		VPSLLD(U8(20), b, z)
+		VPADDD_BCST(dword(exp118), z, z)
+		VCVTDQ2PS(b, b)
+		VMULPS_BCST(dword(two11), b, small, z)
+		VMOVDQU32_Z(z, nan, z)
 		e.scale(s, z)
 	}
 	quads(e, 4, func(g int, v VecVirtual) {

@@ -55,7 +55,8 @@ func main() {
 		}
 	}
 	for _, f := range forms {
-		microAVX2(f)
+		microAVX2(f, false)
+		microAVX2(f, true)
 	}
 	for _, f := range formats2 {
 		decodeAVX2(f)
@@ -125,7 +126,7 @@ func bcast(v uint32) VecVirtual {
 // dwords are the constants that kernels read with an embedded broadcast, to save registers
 // where speed does not matter.
 var dwords = []uint32{m0f, m30, m3f, mff, sixteenth, eighth, signBit, exp23, 1, 2, 15, 32, 0x30,
-	infBits - 1, tiny - 1, c127, m7f, two119, half1}
+	infBits - 1, tiny - 1, c127, m7f, exp118, two11, 8}
 
 var dwordData Mem
 
