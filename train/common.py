@@ -54,24 +54,25 @@ def documents(t, eos):
 
 
 class Corpus:
-    """random windows of a token array on the device"""
+    """random windows of a token array on the device; document starts may come from an array of their own"""
 
-    def __init__(self, toks, eos, device, seed):
+    def __init__(self, toks, eos, device, seed, starts=None):
         self.t = torch.from_numpy(toks).to(device)
-        self.doc = torch.from_numpy(documents(toks, eos)[0]).to(device)
+        self.s = self.t if starts is None else torch.from_numpy(starts).to(device)
+        self.doc = torch.from_numpy(documents(toks if starts is None else starts, eos)[0]).to(device)
         self.dev = device
         self.g = torch.Generator(device=device)
         self.g.manual_seed(seed)
 
     def batch(self, B, L, doc_frac):
         """(B,L) ids; the share doc_frac of the rows begins at the start of a document"""
-        n = len(self.t) - L
-        s = torch.randint(0, n, (B,), device=self.dev, generator=self.g)
+        at = torch.arange(L, device=self.dev)[None]
+        x = self.t[torch.randint(0, len(self.t) - L, (B,), device=self.dev, generator=self.g)[:, None] + at]
         k = int(B * doc_frac)
         if k:
             i = torch.randint(0, len(self.doc), (k,), device=self.dev, generator=self.g)
-            s[:k] = self.doc[i].clamp(max=n)
-        return self.t[s[:, None] + torch.arange(L, device=self.dev)[None]].long()
+            x[:k] = self.s[self.doc[i].clamp(max=len(self.s) - L)[:, None] + at]
+        return x.long()
 
 
 def held_out_prompts(toks, eos, count, seed=3, lo=16, hi=64, need=200):

@@ -3,14 +3,17 @@
     python drafter.py --target target.gguf --prompts prompts.u16.xz --dev dev.u16.xz --minutes 18 --out run
 
 The target (Hugging Face folder or GGUF; qwen3_5 or qwen3) writes the training text itself: it continues fresh prompts
-greedily all through training (generate.py), on a second CUDA stream while the drafter trains on the pool before.
+greedily all through training (generate.py): a pool is made, used for a few seconds and thrown away.
 The schedule is wall-clock time; --slice ends a run early with a checkpoint in --out that the next run resumes.
 """
 import argparse
 import copy
 import json
 import os
+import subprocess
+import sys
 import time
+from types import SimpleNamespace as Namespace
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +29,7 @@ def arguments(argv=None):
     ap.add_argument("--target", required=True, help="Hugging Face folder or GGUF file")
     ap.add_argument("--tokenizer", help="folder whose tokenizer files go with the result (default: the target folder)")
     ap.add_argument("--prompts", nargs="+", required=True, help="token files (.u16/.u32, also .xz) to take prompts from")
+    ap.add_argument("--starts", nargs="+", help="token files whose documents' first tokens are the prompts at document starts")
     ap.add_argument("--dev", help="token file of held-out documents; accepted length on it is printed while training")
     ap.add_argument("--out", default="run")
     ap.add_argument("--init", help="drafter folder to start from")
@@ -37,33 +41,33 @@ def arguments(argv=None):
     ap.add_argument("--mask", type=int, default=8179, help="mask token id")
     ap.add_argument("--layers", type=int, default=5)
     ap.add_argument("--heads", type=int, default=8)
-    ap.add_argument("--kv-heads", type=int, default=2)
+    ap.add_argument("--kv-heads", type=int, default=4)
     ap.add_argument("--head-dim", type=int, default=64)
-    ap.add_argument("--ffn", type=int, default=1536)
+    ap.add_argument("--ffn", type=int, default=1280)
     ap.add_argument("--block", type=int, default=16)
     ap.add_argument("--capture", type=int, nargs="+", help="captured target layers (default: z-lab's rule, five)")
     ap.add_argument("--rows", type=int, default=4096, help="rows of a short pool")
     ap.add_argument("--length", type=int, default=256, help="tokens of a short row")
     ap.add_argument("--prompt", type=int, nargs=2, default=(16, 64), help="prompt lengths of a short row")
-    ap.add_argument("--long-rows", type=int, default=1024, help="rows of a long pool, 0: none")
+    ap.add_argument("--long-rows", type=int, default=2048, help="rows of a long pool, 0: none")
     ap.add_argument("--long-length", type=int, default=1024)
-    ap.add_argument("--long-every", type=int, default=5, help="every n-th pool is a long one")
-    ap.add_argument("--batch", type=int, default=512, help="short rows per step")
-    ap.add_argument("--anchors", type=int, default=8, help="blocks per short row and step")
-    ap.add_argument("--visits", type=int, default=14, help="steps every row takes part in")
-    ap.add_argument("--lr", type=float, default=2e-3)
-    ap.add_argument("--warm", type=int, default=100, help="warm-up steps")
+    ap.add_argument("--long-every", type=int, default=8, help="every n-th pool is a long one")
+    ap.add_argument("--batch", type=int, default=256, help="short rows per step")
+    ap.add_argument("--anchors", type=int, default=16, help="blocks per short row and step")
+    ap.add_argument("--visits", type=int, default=10, help="steps every row takes part in")
+    ap.add_argument("--lr", type=float, default=3e-3)
+    ap.add_argument("--warm", type=int, default=60, help="warm-up steps")
     ap.add_argument("--decay-from", type=float, default=0.4, help="share of the schedule after which the learning rate falls to zero")
     ap.add_argument("--hard", type=float, default=0.5, help="weight of the hard label; the rest is the target's distribution")
     ap.add_argument("--gamma", type=float, default=7.0, help="position weights exp(-(k-1)/gamma)")
-    ap.add_argument("--reach", type=float, default=0.5, help="share of the position weight that is the chance to be reached")
+    ap.add_argument("--reach", type=float, default=0.7, help="share of the position weight that is the chance to be reached")
     ap.add_argument("--short-blocks", type=float, default=0.25, help="share of blocks trained shorter than --block")
     ap.add_argument("--no-walk", action="store_true", help="anchors uniform instead of where decoding would put them")
     ap.add_argument("--sampled", type=float, default=0.3, help="share of rows whose continuation starts with sampled text")
     ap.add_argument("--qat", type=float, default=0.0, help="train with fake 4-bit weights in the last share of the schedule")
     ap.add_argument("--ema", type=float, default=0.0, help="average of the weights, 0: off")
     ap.add_argument("--state16", action="store_true", help="recurrent state in half precision while generating")
-    ap.add_argument("--no-overlap", action="store_true", help="generate between, not during training steps")
+    ap.add_argument("--precompile", action="store_true", help=argparse.SUPPRESS)
     ap.add_argument("--no-compile", action="store_true")
     ap.add_argument("--eval-every", type=float, default=120, help="seconds")
     ap.add_argument("--eval-prompts", type=int, default=128)
@@ -72,14 +76,14 @@ def arguments(argv=None):
     return ap.parse_args(argv)
 
 
-def block_loss(h, th, E, lab, decay, valid, hard, reach):
+def block_loss(h, th, E, lab, decay, valid, hard, reach, soft=True):
     """h (N,n-1,H) drafter's hidden states for the tokens after the anchor, th the target's for the same tokens, lab (N,n-1).
     Returns the loss and per block the tokens a target step would yield (accepted + 1)."""
     s = F.linear(h, E.to(h.dtype)).float()
     lse = torch.logsumexp(s, -1)
     sl = s.gather(-1, lab[..., None])[..., 0]
     l = lse - hard * sl
-    if hard < 1:
+    if soft:
         t = torch.softmax(F.linear(th, E.to(th.dtype)).float(), -1)
         l = l - (1 - hard) * (t * s).sum(-1)
     with torch.no_grad():
@@ -161,36 +165,65 @@ class Trainer:
         self.emb = t32.model.embed_tokens.weight.to(self.dt)
         self.opt = Opt(list(self.draft.named_parameters()), a.lr)
         self.step_no = 0
+        self.hard, self.reach = torch.tensor(a.hard, device=self.dev), torch.tensor(a.reach, device=self.dev)
         self.kk = torch.arange(self.n, device=self.dev)
-        self.quant = [p for p in self.draft.parameters() if p.dim() == 2 and p.shape[1] % 256 == 0]
+        self.quant = [p for p in self.draft.parameters() if p.dim() == 2 and p.numel() % 256 == 0]
         self.master = None
         self.ema = {k: v.clone() for k, v in self.draft.state_dict().items()} if a.ema else None
         self.loss_fn = torch.compile(block_loss, dynamic=False) if self.compile else block_loss
-        self.fq = torch.compile(fake_q4k, dynamic=True) if self.compile else fake_q4k
-        self.draft.run = [torch.compile(l, dynamic=False) for l in self.draft.layers] if self.compile else None
-        self.prompts = Corpus(load_tokens(*a.prompts), a.eos, self.dev, a.seed + 100)
+        if self.compile:
+            self.draft.compile()
+        self.prompts = Corpus(load_tokens(*a.prompts), a.eos, self.dev, a.seed + 100, load_tokens(*a.starts) if a.starts else None)
         self.dev_prompts = held_out_prompts(load_tokens(a.dev), a.eos, a.eval_prompts) if a.dev else None
-        self.side = torch.cuda.Stream() if self.cuda and not a.no_overlap else None
-        self.slots, self.turn = None, 0
+        self.pools, self.turn = None, 0
 
     # ------------------------------------------------------------ pools
 
-    def make_pools(self):
+    def plans(self):
+        """shape of the short and of the long pool, and how they are trained on"""
         a = self.a
-        kw = dict(feat_ids=self.draft.c.target_layer_ids, dtype=self.gen_dt, keep=self.dt, sampled=a.sampled, compile=self.compile,
-                  state=torch.float16 if a.state16 else torch.float32)
-        short = [Pool(self.target, a.rows, a.length, **kw) for _ in range(2)]
-        for p in short:
-            p.plan = dict(lo=a.prompt[0], hi=a.prompt[1], batch=a.batch, anchors=a.anchors)
-        self.slots = short * (a.long_every // 2)
-        if a.long_rows:
-            f0 = (a.long_length - 320) // 64 * 64
-            long = Pool(self.target, a.long_rows, a.long_length, F0=f0, **kw)
-            long.plan = dict(lo=f0 + 1, hi=f0 + 128, batch=max(1, a.batch * a.length // a.long_length), anchors=2 * a.anchors)
-            self.slots.append(long)
+        short = dict(R=a.rows, T=a.length, F0=0, lo=a.prompt[0], hi=a.prompt[1], doc_frac=0.6, batch=min(a.batch, a.rows), anchors=a.anchors, visits=a.visits)
+        if not a.long_rows:
+            return [short]
+        f0 = (a.long_length - 320) // 64 * 64
+        return [short, dict(R=a.long_rows, T=a.long_length, F0=f0, lo=f0 + 1, hi=f0 + 128, doc_frac=0.0,
+                            batch=max(1, a.batch * a.length // a.long_length), anchors=2 * a.anchors, visits=max(1, a.visits // 2))]
 
-    def fill(self, pool):
-        pool.fill(self.prompts, pool.plan["lo"], pool.plan["hi"])
+    def make_pool(self, plan):
+        a = self.a
+        p = Pool(self.target, plan["R"], plan["T"], self.draft.c.target_layer_ids, F0=plan["F0"], dtype=self.gen_dt, keep=self.dt,
+                 state=torch.float16 if a.state16 else torch.float32, sampled=a.sampled, compile=self.compile)
+        p.plan = plan
+        return p
+
+    def next_pool(self):
+        """a freshly filled pool; every long_every-th is the long one, not before the first few are done"""
+        if self.pools is None:
+            self.pools = [None] * len(self.plans())
+        k = 1 if len(self.pools) > 1 and self.turn % self.a.long_every == self.a.long_every - 1 and self.turn >= 2 * self.a.long_every else 0
+        if self.pools[k] is None:
+            self.pools[k] = self.make_pool(self.plans()[k])
+        p = self.pools[k]
+        p.fill(self.prompts, p.plan["lo"], p.plan["hi"], p.plan["doc_frac"])
+        self.turn += 1
+        return p
+
+    def precompile(self):
+        """Compile the training step for both pools from made-up data.  Run in a process of its own beside the real one
+        (--precompile), which then finds the kernels in the cache on disk."""
+        for plan in self.plans():
+            B, A, T, H, dev = plan["batch"], plan["anchors"], plan["T"], self.draft.c.hidden_size, self.dev
+            pool = Namespace(R=B, T=T, dev=dev, x=torch.zeros(B, T, dtype=torch.long, device=dev),
+                             feats=torch.randn(B, T, H * len(self.draft.c.target_layer_ids), device=dev).to(self.dt),
+                             hid=torch.randn(B, T, H, device=dev).to(self.dt))
+            t = time.time()
+            self.opt.zero()
+            self.loss(pool, torch.arange(B, device=dev), torch.randint(0, T - self.n, (B, A), device=dev))[0].backward()
+            log(f"compiled T={T} in {time.time()-t:.1f} s")
+        for plan in self.plans()[1:]:
+            t = time.time()
+            self.make_pool(plan).fill(self.prompts, plan["lo"], plan["hi"])
+            log(f"compiled generation of T={plan['T']} in {time.time()-t:.1f} s")
 
     # ------------------------------------------------------------ one step
 
@@ -204,7 +237,7 @@ class Trainer:
             tok = x.gather(1, pos.view(B, -1)).view(B, A, n)
             blk = torch.full_like(tok, self.draft.c.mask_token_id)
             blk[..., 0] = tok[..., 0]
-            noise = F.embedding(blk.view(B, -1), self.emb)
+            noise = F.embedding(blk.view(B, -1), self.emb).requires_grad_()      # one compiled layer serves the first one, too
             length = torch.full((B, A), n, device=self.dev)
             if self.a.short_blocks:
                 cut = torch.randint(min(4, n - 1), n, (B, A), device=self.dev)
@@ -216,124 +249,79 @@ class Trainer:
             decay = torch.exp(-(self.kk[1:] - 1).float() / self.a.gamma)
         out = self.draft(feats, noise, torch.arange(T, device=self.dev)[None], pos.view(B, -1), mask, A)
         out = out.view(B * A, n, -1)[:, 1:].contiguous()
-        loss, al, ok = self.loss_fn(out, th, self.E, lab, decay, valid, self.a.hard, self.a.reach)
+        loss, al, ok = self.loss_fn(out, th, self.E, lab, decay, valid, self.hard, self.reach, self.a.hard < 1)
         return loss, al.view(B, A), ok
 
-    def set_qat(self, on):
-        if on and self.master is None:
-            self.master = [p.detach().clone() for p in self.quant]
-        elif not on and self.master is not None:
-            with torch.no_grad():
-                for p, m in zip(self.quant, self.master):
-                    p.copy_(m)
-            self.master = None
+    def set_qat(self):
+        if self.master is None:
+            self.master = torch.cat([p.detach().reshape(-1) for p in self.quant])
+
+    def quant_views(self, flat):
+        return [x.view(p.shape) for x, p in zip(flat.split([p.numel() for p in self.quant]), self.quant)]
 
     def step(self, pool, walkers, rows, lr):
-        if self.master is not None:
+        qat = self.master is not None
+        if qat:                                     # straight-through: gradient at the rounded weights, applied to the master copy
             with torch.no_grad():
-                for p, m in zip(self.quant, self.master):
-                    p.copy_(self.fq(m))
+                copy_all(self.quant, self.quant_views(fake_q4k(self.master)))
         self.opt.zero()
         loss, al, _ = self.loss(pool, rows, walkers.take(rows))
         loss.backward()
-        if self.master is not None:
-            with torch.no_grad():
-                torch._foreach_copy_(self.quant, self.master) if hasattr(torch, "_foreach_copy_") else [p.copy_(m) for p, m in zip(self.quant, self.master)]
-        self.opt.step(lr)
-        if self.master is not None:
-            with torch.no_grad():
-                for p, m in zip(self.quant, self.master):
-                    m.copy_(p)
-        walkers.hop(rows, al)
-        self.step_no += 1
-        if self.ema is not None:
-            with torch.no_grad():
+        with torch.no_grad():
+            if qat:
+                copy_all(self.quant, self.quant_views(self.master))
+            self.opt.step(lr)
+            if qat:
+                copy_all(self.quant_views(self.master), self.quant)
+            walkers.hop(rows, al)
+            self.step_no += 1
+            if self.ema is not None:
                 for k, v in self.draft.state_dict().items():
                     self.ema[k].lerp_(v, 1 - min(self.a.ema, self.step_no / (self.step_no + 10)))
         return loss.detach(), al.float().mean()
 
     # ------------------------------------------------------------ the loop
 
-    def run(self, lr_of, done, budget=None):
-        """train until done() says so; lr_of() gives the learning rate.  Yields (loss, tokens per step, blocks, pool) sums
-        about every ten seconds."""
-        a = self.a
-        if self.slots is None:
-            self.make_pools()
-            self.fill(self.slots[0])
-        acc, t0 = None, time.time()
+    def run(self, lr_of, done):
+        """train until done(); lr_of() gives the learning rate.  Yields sums of loss, tokens per step, blocks and steps on
+        short pools about every ten seconds."""
+        acc, t0, gen = None, time.time(), 0.0
         while True:
-            pool, nxt = self.slots[self.turn % len(self.slots)], self.slots[(self.turn + 1) % len(self.slots)]
+            t = time.time()
+            pool = self.next_pool()
             if self.cuda:
                 torch.cuda.synchronize()
-            filler = self.filler(nxt)
-            plan = pool.plan
-            B = min(plan["batch"], pool.R)
-            walk = Walkers(pool, plan["anchors"], self.n, not a.no_walk)
+            gen += time.time() - t
+            B, A = pool.plan["batch"], pool.plan["anchors"]
+            walk = Walkers(pool, A, self.n, not self.a.no_walk)
             per = pool.R // B
-            total = per * a.visits
-            for i in range(total):
+            for i in range(per * pool.plan["visits"]):
                 if i % per == 0:
                     perm = torch.randperm(pool.R, device=self.dev)
-                rows = perm[i % per * B:i % per * B + B]
-                filler((i + 1) / total)
-                l, al = self.step(pool, walk, rows, lr_of())
-                v = torch.stack((l, al, torch.ones_like(al) * B * plan["anchors"], torch.ones_like(al)))
-                if pool.T == a.length:
+                l, al = self.step(pool, walk, perm[i % per * B:i % per * B + B], lr_of())
+                v = torch.stack((l, al, torch.ones_like(al) * B * A, torch.ones_like(al)))
+                if pool.T == self.a.length:
                     acc = v if acc is None else acc + v
                 if i % 4 == 3 and self.cuda:
-                    torch.cuda.current_stream().synchronize()      # keeps the wall clock honest
+                    torch.cuda.synchronize()                       # keeps the wall clock honest
                 if done():
-                    filler(1.0)
-                    if self.cuda:
-                        torch.cuda.synchronize()
-                    self.turn += 1
                     return
                 if acc is not None and time.time() - t0 > 10:
-                    yield acc.tolist(), time.time() - t0
-                    acc, t0 = None, time.time()
-            filler(1.0)
-            self.turn += 1
-
-    def filler(self, pool):
-        """returns f(share): run the generation of the next pool up to that share, on the side stream"""
-        if self.side is None:
-            def at_end(share, state=[False]):
-                if share >= 1 and not state[0]:
-                    state[0] = True
-                    self.fill(pool)
-            return at_end
-        it = pool.fill_steps(self.prompts, pool.plan["lo"], pool.plan["hi"])
-        state = [0, next_or_none(it, self.side)]
-
-        def advance(share):
-            goal = int(share * pool.steps())
-            while state[1] is not None and state[0] < goal:
-                state[1] = next_or_none(it, self.side)
-                state[0] += 1
-            if share >= 1:
-                while state[1] is not None:
-                    state[1] = next_or_none(it, self.side)
-        return advance
+                    yield acc.tolist(), time.time() - t0, gen
+                    acc, t0, gen = None, time.time(), 0.0
 
     # ------------------------------------------------------------ evaluation and files
 
     def accepted(self, prompts=None, new=128, weights=None, dtype=torch.float32, block=None, quant=False):
         """mean tokens per target step of greedy DFlash decoding on the dev prompts"""
-        d = copy.deepcopy(self.draft)
-        d.run = None
+        d = Drafter(self.draft.c).to(self.dev)
+        d.load_state_dict(self.draft.state_dict())
         if weights is not None:
             d.load_state_dict(weights)
-        elif self.master is not None:
-            names = {id(p): n for n, p in self.draft.named_parameters()}
-            own = dict(d.named_parameters())
-            with torch.no_grad():
-                for p, m in zip(self.quant, self.master):
-                    own[names[id(p)]].copy_(m)
         if quant:
             with torch.no_grad():
                 for p in d.parameters():
-                    if p.dim() == 2 and p.shape[1] % 256 == 0:
+                    if p.dim() == 2 and p.numel() % 256 == 0:
                         p.copy_(fake_q4k(p))
         P, pl = pad_prompts(prompts or self.dev_prompts, self.a.eos, self.dev)
         _, accs = dflash_greedy(self.t32, d, P, pl, new, dtype, block)
@@ -341,8 +329,7 @@ class Trainer:
         return A.sum().item() / (A > 0).sum().item()
 
     def weights(self):
-        self_master = {id(p): m for p, m in zip(self.quant, self.master)} if self.master is not None else {}
-        return {k: self_master.get(id(p), p.detach()).clone() for k, p in self.draft.named_parameters()}
+        return {k: p.detach().clone() for k, p in self.draft.named_parameters()}
 
     def save(self, path, elapsed):
         torch.save({"draft": self.weights(), "opt": self.opt.state_dict(), "ema": self.ema, "elapsed": elapsed, "step": self.step_no,
@@ -365,9 +352,9 @@ class Trainer:
         save_hf(d, folder, tok, self.a.eos)
 
 
-def next_or_none(it, stream):
-    with torch.cuda.stream(stream):
-        return next(it, None)
+def copy_all(dst, src):
+    for d, s in zip(dst, src):
+        d.copy_(s)
 
 
 def main(argv=None):
@@ -375,6 +362,11 @@ def main(argv=None):
     T0 = time.time()
     setup_torch(a.seed)
     os.makedirs(a.out, exist_ok=True)
+    if a.precompile:
+        return Trainer(a).precompile()
+    if a.device.startswith("cuda") and not a.no_compile:
+        with open(os.path.join(a.out, "precompile.log"), "w") as f:
+            subprocess.Popen([sys.executable, os.path.abspath(__file__)] + (argv or sys.argv[1:]) + ["--precompile"], stdout=f, stderr=f)
     tr = Trainer(a)
     ck = os.path.join(a.out, "drafter.pt")
     before = 0.0
@@ -389,13 +381,12 @@ def main(argv=None):
     def lr_of():
         p = clock()
         if a.qat and p > 1 - a.qat:
-            tr.set_qat(True)
+            tr.set_qat()
         return wsd(p, tr.step_no, a.lr, decay_from=a.decay_from, warm=a.warm)
-    for (l, al, blocks, n), dt in tr.run(lr_of,
-                                         lambda: clock() >= 1 or time.time() - T0 >= stop or tr.step_no == a.stop_after):
-        line = f"step {tr.step_no} {clock()*100:.1f}% loss {l/n:.4f} tokens/step on pool {al/n:.3f} blocks/s {blocks/dt:.0f}"
+    for (l, al, blocks, n), dt, gen in tr.run(lr_of, lambda: clock() >= 1 or time.time() - T0 >= stop or tr.step_no == a.stop_after):
+        line = f"step {tr.step_no} {clock()*100:.1f}% loss {l/n:.4f} tokens/step on pool {al/n:.3f} blocks/s {blocks/dt:.0f} generating {100*gen/dt:.0f} % pools {tr.turn}"
         if tr.dev_prompts and time.time() - last_eval > a.eval_every:
-            line += f" DEV {tr.accepted():.3f}"
+            line += f" DEV {tr.accepted(new=96):.3f}"
             last_eval = time.time()
             tr.save(ck, before + time.time() - T0)
             tr.export(os.path.join(a.out, "drafter"))
@@ -406,7 +397,7 @@ def main(argv=None):
     line = f"end step {tr.step_no} {clock()*100:.1f}%"
     if tr.dev_prompts:
         with fp32_exact():
-            r = {"dev": tr.accepted(), "dev_q4": tr.accepted(quant=True)}
+            r = {"dev": tr.accepted()}
             if tr.ema is not None:
                 r["dev_ema"] = tr.accepted(weights=tr.ema)
                 tr.export(os.path.join(a.out, "drafter_ema"), tr.ema)

@@ -31,14 +31,17 @@ except ImportError:
     triton = None
 
 
+TILE = (128, 4)       # columns of the state and warps per program: the fastest of six on an H200
+
+
 def gdn_step_(S, q, k, v, g, beta):
     """in place: S (R,Hv,Dk,Dv); q, k (R,Hk,Dk) normalised; v (R,Hv,Dv); g, beta (R,Hv).  Returns o (R,Hv,Dv) float32."""
     R, Hv, Dk, Dv = S.shape
     rep = Hv // q.shape[1]
     if S.is_cuda and triton is not None:
         o = torch.empty(R, Hv, Dv, dtype=torch.float32, device=S.device)
-        bv = min(32, Dv)
-        _gdn_kernel[(R * Hv, Dv // bv)](S, q, k, v, g, beta, o, Hv, rep, Dk, Dv, bv)
+        bv, warps = min(TILE[0], Dv), TILE[1]
+        _gdn_kernel[(R * Hv, Dv // bv)](S, q, k, v, g, beta, o, Hv, rep, Dk, Dv, bv, num_warps=warps)
         return o
     q, k = q.repeat_interleave(rep, 1), k.repeat_interleave(rep, 1)
     s = S.float() * g.exp()[..., None, None]
@@ -92,6 +95,12 @@ def _att_pre(x, nw, wqkv, qw, kw, cos, sin, eps, h, hkv, d, gated):
     return q.reshape(R, hkv, h // hkv, d), k.reshape(R, hkv, 1, d), v.reshape(R, hkv, 1, d), gate
 
 
+def _attend(q, k, v, mask):
+    """q (R,hkv,rep,d) against the cache (R,hkv,T,d)"""
+    s = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2)).float().masked_fill(~mask, float("-inf"))
+    return torch.matmul(torch.softmax(s, -1).to(q.dtype), v)
+
+
 def _att_post(x, o, gate, wo, nw, wgu, wd, eps, gated):
     R = x.shape[0]
     o = o.reshape(R, -1)
@@ -142,7 +151,8 @@ class Pool:
                 self.w.append((pre, None, (a.norm.weight.float(), W(a.out_proj)) + mlp))
         self.head = (nw(target.model.norm), target.head_weight.to(dtype), eps)
         C = (lambda f: torch.compile(f, dynamic=False)) if compile else (lambda f: f)
-        self.lin_pre, self.lin_post, self.att_pre, self.att_post, self.finish = map(C, (_lin_pre, _lin_post, _att_pre, _att_post, _finish))
+        self.lin_pre, self.lin_post, self.att_pre, self.att_post, self.attend, self.finish = map(
+            C, (_lin_pre, _lin_post, _att_pre, _att_post, _attend, _finish))
         self.graph = None
 
     def _step(self):
@@ -160,7 +170,7 @@ class Pool:
                 q, k, v, gate = self.att_pre(x, *pre, cos, sin, *dims)
                 st[0].index_copy_(2, pos, k)
                 st[1].index_copy_(2, pos, v)
-                o = sdpa(q, st[0], st[1], mask=mask.expand(self.R, q.shape[1], q.shape[2], self.T))
+                o = self.attend(q, st[0], st[1], mask)
                 x = self.att_post(x, o, gate, *post)
             else:
                 q, k, v, g, b, z, cs = self.lin_pre(x, st[0], *pre)
@@ -213,18 +223,9 @@ class Pool:
             self.hid[sl, :n] = h.to(self.hid.dtype)
             # the last prefilled position predicts the first decoded token; rows all have longer prompts, so it is known
 
-    def steps(self):
-        return self.T - self.F0 + 2
-
-    def fill(self, corpus, lo, hi, **kw):
-        """new prompts of lo..hi tokens from corpus (F0 < lo), continued to T tokens"""
-        for _ in self.fill_steps(corpus, lo, hi, **kw):
-            pass
-        return self
-
     @torch.no_grad()
-    def fill_steps(self, corpus, lo, hi, doc_frac=0.5, spread=None):
-        """the same as a generator that yields after every piece of work, so that a trainer can put its own work between"""
+    def fill(self, corpus, lo, hi, doc_frac=0.5, spread=None):
+        """new prompts of lo..hi tokens from corpus (F0 < lo), continued to T tokens"""
         assert self.F0 < lo <= hi < self.T
         R, dev = self.R, self.dev
         self.x.copy_(corpus.batch(R, self.T, doc_frac)[torch.randperm(R, device=dev)])
@@ -237,10 +238,8 @@ class Pool:
             if not l.full:
                 st[0].zero_()
                 st[1].zero_()
-        yield 1
         if self.F0:
             self._prefill()
-        yield 1
         self.pos.fill_(self.F0)
         steps = self.T - self.F0
         if self.dev.type == "cuda" and self.graph is None:
@@ -257,4 +256,4 @@ class Pool:
                 self._step()
         for _ in range(steps):
             self.graph.replay() if self.graph is not None else self._step()
-            yield 1
+        return self

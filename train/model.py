@@ -624,31 +624,37 @@ class DraftAttention(nn.Module):
         self.k_norm = RMSNorm(self.d, c.rms_norm_eps)
 
     def kv(self, x, cos, sin):
+        """keys and values of the context"""
         B, S, _ = x.shape
         k, v = lin_cat(x, self.k_proj, self.v_proj)
         return apply_rope(self.k_norm(k.reshape(B, S, self.hkv, self.d)), cos, sin), v.reshape(B, S, self.hkv, self.d)
 
     def forward(self, x, ctx, rope_q, rope_c, mask, A):
-        """x (B, A*n, H): A blocks of n tokens; ctx (B,T,H); mask bool (B,A,n,T+n), True = attend.
-        Every block attends to the shared context and to itself, so the keys of a block are T+n, not T+A*n: the context's
-        keys are repeated per block, which costs less than masking away the other blocks."""
+        """x (B, A*n, H): A blocks of n tokens; ctx (B,T,H); mask: bool (B,A,T) and (B,A,n), True = attend.
+        Every block attends to the shared context and to itself: one product for the context of all blocks, one per block
+        for itself, one softmax over both."""
         B, Q, _ = x.shape
-        n, T, rep = Q // A, ctx.shape[1], self.h // self.hkv
+        n, T, rep, kv, d = Q // A, ctx.shape[1], self.h // self.hkv, self.hkv, self.d
         q, k, v = lin_cat(x, self.q_proj, self.k_proj, self.v_proj)
-        q = apply_rope(self.q_norm(q.reshape(B, Q, self.h, self.d)), *rope_q)
-        k = apply_rope(self.k_norm(k.reshape(B, Q, self.hkv, self.d)), *rope_q)
-        v = v.reshape(B, Q, self.hkv, self.d)
+        q = apply_rope(self.q_norm(q.reshape(B, Q, self.h, d)), *rope_q)
+        k = apply_rope(self.k_norm(k.reshape(B, Q, kv, d)), *rope_q)
         kc, vc = self.kv(ctx, *rope_c)
-
-        def join(c, own):                                                  # -> (B*A, hkv, T+n, d)
-            c = c.transpose(1, 2)[:, None].expand(B, A, self.hkv, T, self.d)
-            own = own.reshape(B, A, n, self.hkv, self.d).transpose(2, 3)
-            return torch.cat((c, own), dim=3).reshape(B * A, self.hkv, T + n, self.d)
-        # the query heads of one kv head become rows of one attention
-        q = q.reshape(B, A, n, self.hkv, rep, self.d).permute(0, 1, 3, 4, 2, 5).reshape(B * A, self.hkv, rep * n, self.d)
-        m = mask.reshape(B * A, 1, 1, n, T + n).expand(-1, -1, rep, -1, -1).reshape(B * A, 1, rep * n, T + n)
-        o = sdpa(q, join(kc, k), join(vc, v), mask=m)
-        o = o.reshape(B, A, self.hkv, rep, n, self.d).permute(0, 1, 4, 2, 3, 5).reshape(B, Q, self.h * self.d)
+        # the query heads of one kv head become rows: (B, kv, A*rep*n, d)
+        q = (q * d ** -0.5).reshape(B, A, n, kv, rep, d).permute(0, 3, 1, 4, 2, 5).reshape(B * kv, A * rep * n, d)
+        own = lambda t: t.reshape(B, A, n, kv, d).permute(0, 3, 1, 2, 4).reshape(B * kv * A, n, d)
+        k, v = own(k), own(v.reshape(B, Q, kv, d))
+        kc, vc = kc.transpose(1, 2).reshape(B * kv, T, d), vc.transpose(1, 2).reshape(B * kv, T, d)
+        sc = torch.bmm(q, kc.transpose(1, 2)).view(B, kv, A, rep * n, T).float()
+        so = torch.bmm(q.view(B * kv * A, rep * n, d), k.transpose(1, 2)).view(B, kv, A, rep * n, n).float()
+        sc = sc.masked_fill(~mask[0][:, None, :, None], float("-inf"))
+        so = so.masked_fill(~mask[1][:, None, :, None], float("-inf"))
+        top = torch.maximum(sc.amax(-1, keepdim=True), so.amax(-1, keepdim=True)).detach()
+        sc, so = torch.exp(sc - top), torch.exp(so - top)
+        den = 1 / (sc.sum(-1, keepdim=True) + so.sum(-1, keepdim=True))
+        pc, po = (sc * den).to(x.dtype), (so * den).to(x.dtype)
+        o = torch.bmm(pc.view(B * kv, A * rep * n, T), vc).view(B * kv * A, rep * n, d)
+        o = torch.baddbmm(o, po.view(B * kv * A, rep * n, n), v)
+        o = o.view(B, kv, A, rep, n, d).permute(0, 2, 4, 1, 3, 5).reshape(B, Q, self.h * d)
         return self.o_proj(o)
 
 
@@ -674,34 +680,42 @@ class Drafter(nn.Module):
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.fc = Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size)
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.run = None                     # optional list of compiled layers
+        self.run = None                     # compiled parts, see compile()
         with torch.no_grad():
             for n, p in self.named_parameters():
                 if p.dim() == 2:
                     nn.init.normal_(p, std=0.02)
                     if n.endswith(("o_proj.weight", "down_proj.weight")):
                         p.mul_(1.0 / math.sqrt(2 * c.num_hidden_layers))
+            self.norm.weight.fill_(0.3)     # the borrowed head is large: start with flat predictions
 
     def forward(self, feats, noise, pos_ctx, pos_q, mask, A=1):
         """feats (B,T,n*H) captured features; noise (B,A*n,H) embeddings of A blocks [anchor, mask, mask ...];
-        pos_ctx (B|1,T); pos_q (B,A*n); mask bool (B,A,n,T+n).  Returns the final normed hidden states (B,A*n,H)."""
-        ctx = self.hidden_norm(self.fc(feats))
+        pos_ctx (B|1,T); pos_q (B,A*n); mask from block_mask().  Returns the final normed hidden states (B,A*n,H)."""
+        ctx = self.context(feats) if self.run is None else self.run[-2](feats)
         rope_q = rope_tables(pos_q, self.c.head_dim, self.c.rope_theta)
         rope_c = rope_tables(pos_ctx, self.c.head_dim, self.c.rope_theta)
         x = noise
-        for l in self.run if self.run is not None else self.layers:
+        for l in self.layers if self.run is None else self.run[:-2]:
             x = l(x, ctx, rope_q, rope_c, mask, A)
-        return self.norm(x)
+        return self.norm(x) if self.run is None else self.run[-1](x)
+
+    def context(self, feats):
+        return self.hidden_norm(self.fc(feats))
+
+    def compile(self):
+        c = lambda f: torch.compile(f, dynamic=False)
+        self.run = [c(l) for l in self.layers] + [c(self.context), c(self.norm)]
 
 
 def block_mask(anchors, T, n, length=None):
-    """anchors (B,A) -> bool (B,A,n,T+n): context positions before the anchor, plus the own block (not causal), of which
-    only the first length (B,A) tokens exist"""
-    B, A = anchors.shape
+    """anchors (B,A) -> what a block may attend to: context positions before the anchor (B,A,T), and of its own n tokens
+    (not causal) the first length (B,A), all if None"""
     dev = anchors.device
-    ctx = torch.arange(T, device=dev) < anchors[..., None]                             # B,A,T
-    own = torch.ones(B, A, n, dtype=torch.bool, device=dev) if length is None else torch.arange(n, device=dev) < length[..., None]
-    return torch.cat((ctx, own), -1)[:, :, None].expand(B, A, n, T + n)
+    ctx = torch.arange(T, device=dev) < anchors[..., None]
+    if length is None:
+        length = torch.full_like(anchors, n)
+    return ctx, torch.arange(n, device=dev) < length[..., None]
 
 
 # ---------------------------------------------------------------- greedy decoding, plain and speculative

@@ -116,7 +116,7 @@ def test_draft_mask(m, d):
             for a in range(3):
                 s, k = anc[b, a].item(), length[b, a].item()
                 one = d(feats[b:b + 1, :s], m.embed(blk[b:b + 1, a, :k], torch.float32), torch.arange(s)[None], torch.arange(s, s + k)[None],
-                        torch.ones(1, 1, k, s + k, dtype=torch.bool))
+                        block_mask(torch.tensor([[s]]), s, k))
                 assert (one[0] - h[b, a, :k]).abs().max() < 1e-4, "a block of the training batch differs from the block alone"
 
 

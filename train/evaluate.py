@@ -1,0 +1,96 @@
+"""Held-out loss of a target, accepted length of a pair, and the proof that speculation changed nothing.
+
+    python evaluate.py --target target.gguf --drafter drafter.gguf --val val.u16 --report eval.json
+
+Target and drafter are Hugging Face folders or GGUF files (dequantised; the arithmetic is float32).  The report holds the
+prompts, the greedy continuations and the target steps of every prompt, so that another engine can be compared with it.
+"""
+import argparse
+import json
+import math
+import os
+import time
+
+import torch
+import torch.nn.functional as F
+
+from common import fp32_exact, held_out_prompts, load_tokens, log, pad_prompts, setup_torch
+from formats import load_drafter, load_target
+from model import dflash_greedy, plain_greedy
+
+
+@torch.no_grad()
+def held_out_loss(model, toks, windows, T=1024, batch=16):
+    t = torch.from_numpy(toks).long()
+    n = min((len(t) - 1) // T, windows)
+    tot = hit = cnt = 0
+    for k in range(0, n, batch):
+        x = torch.stack([t[i * T:i * T + T + 1] for i in range(k, min(n, k + batch))]).to(model.device)
+        lg = model.logits(model.hidden(x[:, :-1], torch.float32))
+        tot += F.cross_entropy(lg.reshape(-1, lg.shape[-1]), x[:, 1:].reshape(-1), reduction="sum").item()
+        hit += (lg.argmax(-1) == x[:, 1:]).sum().item()
+        cnt += x[:, 1:].numel()
+    return tot / cnt, hit / cnt, cnt
+
+
+def accepted_length(target, draft, prompts, new, eos, block=None):
+    """decode every prompt plainly and speculatively; a step's tokens are the accepted ones and the target's own"""
+    P, pl = pad_prompts(prompts, eos, target.device)
+    g0 = plain_greedy(target, P, pl, new, torch.float32)
+    g1, accs = dflash_greedy(target, draft, P, pl, new, torch.float32, block)
+    A = torch.stack(accs).cpu()
+    n = block or draft.c.block_size
+    steps = (A > 0).sum(0)
+    hist = torch.bincount(A[A > 0], minlength=n + 1)[1:]
+    left = hist.flip(0).cumsum(0).flip(0).float()                     # steps that yielded at least k tokens
+    same = (g0 == g1).all(1).cpu()
+    return dict(
+        tokens_per_step=A.sum().item() / steps.sum().item(), capped=len(prompts) * new / steps.sum().item(),
+        identical=int(same.sum()), prompts=len(prompts), steps=int(steps.sum()), block=n, new=new,
+        histogram=hist.tolist(), accept_at=[round((left[k] / left[k - 1]).item(), 4) if left[k - 1] > 0 else None for k in range(1, n)],
+        per_prompt=[dict(tokens=int(A[:, i].sum()), steps=int(steps[i])) for i in range(len(prompts))]), g0
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("--target", required=True)
+    ap.add_argument("--drafter", nargs="*", default=[])
+    ap.add_argument("--val", required=True, help="token file of held-out documents")
+    ap.add_argument("--windows", type=int, default=384, help="windows of 1024 tokens for the loss, 0: skip it")
+    ap.add_argument("--prompts", type=int, default=40)
+    ap.add_argument("--prompt-length", type=int, nargs=2, default=(16, 64))
+    ap.add_argument("--new", type=int, default=128)
+    ap.add_argument("--block", type=int, nargs="*", default=[0], help="draft lengths including the anchor, 0: as trained")
+    ap.add_argument("--eos", type=int, default=8176)
+    ap.add_argument("--report", help="JSON file to write")
+    ap.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    a = ap.parse_args()
+    setup_torch()
+    va = load_tokens(a.val)
+    target = load_target(a.target).freeze(torch.float32).to(a.device)
+    res = {"target": os.path.basename(a.target.rstrip("/")), "runs": []}
+    with fp32_exact():
+        if a.windows:
+            l, top, n = held_out_loss(target, va, a.windows)
+            res.update(loss=l, perplexity=math.exp(l), top1=top, tokens=n)
+            log(f"held-out loss {l:.4f} perplexity {math.exp(l):.3f} top-1 {top:.3f} over {n} tokens")
+        prompts = held_out_prompts(va, a.eos, a.prompts, lo=a.prompt_length[0], hi=a.prompt_length[1])
+        for p in a.drafter:
+            d = load_drafter(p).to(a.device).requires_grad_(False)
+            for b in a.block:
+                t = time.time()
+                r, g = accepted_length(target, d, prompts, a.new, a.eos, b or None)
+                r["drafter"] = os.path.basename(p.rstrip("/"))
+                res["runs"].append(r)
+                log(f"{r['drafter']} block {r['block']}: {r['tokens_per_step']:.3f} tokens per target step over {r['steps']} steps "
+                    f"({r['capped']:.3f} counting only the {a.new} tokens asked for), identical {r['identical']} of {r['prompts']}, {time.time()-t:.0f} s")
+                log("  accepted at position 1, 2, ...:", r["accept_at"])
+                log("  tokens per step 1, 2, ...:", r["histogram"])
+            res["prompts"] = [dict(prompt=q, greedy=x) for q, x in zip(prompts, g.tolist())]
+    if a.report:
+        with open(a.report, "w") as f:
+            json.dump(res, f)
+
+
+if __name__ == "__main__":
+    main()
