@@ -126,21 +126,17 @@ func (l *loop) follows(g *Generation) bool {
 	draft := l.r.Drafter != nil && drafts(g.req.Spec)
 	have := -1
 	for _, j := range l.jobs {
-		if j.g.req.NoCache || j.seq == nil || !j.prefilling() || draft && j.draft == nil {
+		if j.g.req.NoCache || j.loading != nil || !j.prefilling() || draft && j.draft == nil {
 			continue
 		}
-		at := j.seq.Len()
 		n := min(common(j.g.req.Tokens, g.req.Tokens), len(g.req.Tokens)-1)
-		if n < at+markGap {
+		if n < markGap {
 			continue
 		}
 		if have < 0 {
 			_, have = l.cache.find(g.req.Tokens, draft)
 		}
-		if n < have+markGap {
-			continue
-		}
-		if point := j.point(n, at); point >= max(have, at)+markGap {
+		if n >= have+markGap && l.point(j, n) >= have+markGap {
 			return true
 		}
 	}
@@ -149,7 +145,7 @@ func (l *loop) follows(g *Generation) bool {
 
 // point makes sure that a prompt in progress is kept so that another can start with its first n
 // tokens, and returns how many of them it will get.
-func (j *job) point(n, at int) int {
+func (l *loop) point(j *job, n int) int {
 	if !j.hard {
 		if n < len(j.g.req.Tokens)-1 {
 			j.addMark(n)
@@ -162,17 +158,22 @@ func (j *job) point(n, at int) int {
 			best = m
 		}
 	}
-	// The leg in progress ends at marks[0]; a new mark must come after it.
-	if n-best >= markGap && len(j.marks) > 0 && n > j.marks[0] {
-		j.addMark(n)
-		best = n
+	if n-max(best, j.seq.Len()) < markGap {
+		return best
 	}
-	return best
+	past := len(j.marks) == 0 || j.marks[0] > n // the leg in progress goes past it
+	j.addMark(n)
+	if past {
+		j.endLeg()
+		if err := j.next(l.r, l.e.cfg.Context); err != nil {
+			j.g.cancel(err) // the job ends before the next step
+		}
+	}
+	return n
 }
 
 func (j *job) addMark(n int) {
-	i, found := slices.BinarySearch(j.marks, n)
-	if !found {
+	if i, found := slices.BinarySearch(j.marks, n); !found {
 		j.marks = slices.Insert(j.marks, i, n)
 	}
 }
