@@ -130,11 +130,15 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1 int, s *
 	return true
 }
 
-// rows returns the address of at least n rows from row r on and what lies behind them, for
-// prefetching: an address, not a pointer, since it may be past the end. Rows that the matrix
-// does not have are zero.
-func (m *Matrix) rows(r, n, stride int, s *Scratch) (w *byte, next uintptr) {
-	next = uintptr(unsafe.Pointer(&m.Data[0])) + uintptr((r+n)*stride)
+// rows returns the address of n rows from row r on and where to prefetch meanwhile: the
+// rows behind them, or these same rows when the range ends there. What follows the range
+// belongs to another worker, and fetching it too would waste memory bandwidth. Rows that the
+// matrix does not have are zero.
+func (m *Matrix) rows(r, n, r1, stride int, s *Scratch) (w *byte, next uintptr) {
+	next = uintptr(unsafe.Pointer(&m.Data[r*stride]))
+	if r+n < r1 {
+		next += uintptr(n * stride)
+	}
 	if r+n <= m.Rows {
 		return &m.Data[r*stride], next
 	}
@@ -149,7 +153,7 @@ func (m *Matrix) mulFused(f *format, fn fusedFunc, y []float32, ys int, x *Acts,
 	last := (m.K - (x.blocks-1)*blockLen) / 32
 	xp := (*byte)(unsafe.Pointer(&x.data[0]))
 	for r := r0; r < r1; r += Panel {
-		w, next := m.rows(r, Panel, stride, s)
+		w, next := m.rows(r, Panel, r1, stride, s)
 		if r+Panel <= r1 {
 			fn(&s.panels[0], w, stride, x.blocks, last, xp, x.n*recBytes, next, &y[r], 4*ys)
 			continue
@@ -178,21 +182,21 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 	s.acc = grow(s.acc, step*pair)
 	for c := 0; c < x.n; c += step {
 		for r := r0; r < r1; r += pair {
-			m.mulPair(f, k, micro, y[c*ys:], ys, x, c, min(step, x.n-c), r, min(r1, r+pair), s)
+			m.mulPair(f, k, micro, y[c*ys:], ys, x, c, min(step, x.n-c), r, min(r1, r+pair), r1, s)
 		}
 	}
 }
 
 // mulPair computes rows [r0, r1), at most two panels, for n columns from c0 on. y starts at
-// column c0.
-func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, c0, n, r0, r1 int, s *Scratch) {
+// column c0; the range of the caller goes on to row end.
+func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, c0, n, r0, r1, end int, s *Scratch) {
 	stride := m.K / f.len * f.bytes
 	bb := blockLen / f.len * f.bytes
 	tiles := (n + maxTile - 1) / maxTile
 	small, big := n/tiles, n%tiles // big tiles have one column more
 	np := (r1 - r0 + Panel - 1) / Panel
 	decodeAhead, tileAhead := plan(np*Panel*bb, np, tiles)
-	w, next := m.rows(r0, np*Panel, stride, s)
+	w, next := m.rows(r0, np*Panel, end, stride, s)
 	for b := range x.blocks {
 		values := min(blockLen, m.K-b*blockLen)
 		pf := next + uintptr(b*np*Panel*bb)
@@ -249,7 +253,7 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1 int, s 
 	// push each other out of the cache.
 	s.acc = grow(s.acc, x.n*Panel)
 	for r := r0; r < r1; r += Panel {
-		w, next := m.rows(r, Panel, stride, s)
+		w, next := m.rows(r, Panel, r1, stride, s)
 		clear(s.acc)
 		for b := range x.blocks {
 			values := min(blockLen, m.K-b*blockLen)
