@@ -318,6 +318,9 @@ func (s *Seq) Bytes() int {
 	return n
 }
 
+// Closed reports whether Close was called.
+func (s *Seq) Closed() bool { return s.closed }
+
 // Close gives the pages back. It may be called more than once.
 func (s *Seq) Close() {
 	if s.closed {

@@ -15,6 +15,22 @@ type costs struct {
 	chain, tree table // target passes
 	draft       table // drafter passes, by guesses per stream times streams
 	sinceOne    int   // passes since plain decoding was last measured
+	// load is how much slower passes are now than the tables say. What slows the machine down for a
+	// while slows all sizes alike, so samples are divided by it: the tables, on which decisions
+	// rest, stay comparable although their entries were measured at different times.
+	load float64
+}
+
+// normal divides a sample by the current load, which it updates.
+func (c *costs) normal(t *table, n int, d time.Duration) time.Duration {
+	if c.load == 0 {
+		c.load = 1
+	}
+	if want := t.at(n); want > 0 && t.known(n) {
+		ratio := min(max(d.Seconds()/want, 0.25), 4)
+		c.load += 0.15 * (ratio - c.load)
+	}
+	return time.Duration(float64(d) / c.load)
 }
 
 // table is time by size, learnt from noisy samples.
@@ -22,37 +38,44 @@ type table struct {
 	mean []float64 // seconds; 0 where nothing was measured
 }
 
-// learn adds a sample. Outliers (a busy machine) count at most twice the mean.
+// learn adds a sample. What disturbs a measurement (a busy machine, memory touched for the first
+// time) only ever adds time, so the estimate follows fast samples quickly and slow ones slowly.
 func (t *table) learn(n int, d time.Duration) {
 	for len(t.mean) <= n {
 		t.mean = append(t.mean, 0)
 	}
-	x := d.Seconds()
-	if m := t.mean[n]; m > 0 {
-		x = m + 0.2*(min(x, 2*m)-m)
+	x, m := d.Seconds(), t.mean[n]
+	switch {
+	case m == 0:
+		m = x
+	case x < m:
+		m += 0.4 * (x - m)
+	default:
+		m += 0.1 * (min(x, 2*m) - m)
 	}
-	t.mean[n] = x
+	t.mean[n] = m
 }
 
 // at estimates the time of size n: measured, between its measured neighbours, or, beyond them,
-// a guess that each further row costs a seventh of the first.
+// a guess that each further row costs a seventh of the first. A larger size that was measured
+// faster bounds the estimate: more rows never take less time.
 func (t *table) at(n int) float64 {
-	if n < len(t.mean) && t.mean[n] > 0 {
-		return t.mean[n]
-	}
 	lo, hi := 0, 0
-	for i := min(n, len(t.mean)) - 1; i > 0 && lo == 0; i-- {
+	for i := min(n, len(t.mean)-1); i > 0 && lo == 0; i-- {
 		if t.mean[i] > 0 {
 			lo = i
 		}
 	}
-	for i := n + 1; i < len(t.mean) && hi == 0; i++ {
-		if t.mean[i] > 0 {
+	for i := n + 1; i < len(t.mean); i++ {
+		if m := t.mean[i]; m > 0 && (hi == 0 || m < t.mean[hi]) {
 			hi = i
 		}
 	}
 	switch {
 	case lo > 0 && hi > 0:
+		if t.mean[hi] <= t.mean[lo] {
+			return t.mean[hi]
+		}
 		f := float64(n-lo) / float64(hi-lo)
 		return t.mean[lo] + f*(t.mean[hi]-t.mean[lo])
 	case lo > 0:
@@ -67,7 +90,7 @@ func (t *table) known(n int) bool { return n < len(t.mean) && t.mean[n] > 0 }
 
 // plain is the time of one token without drafting, 0 if unknown.
 func (c *costs) plain() time.Duration {
-	return time.Duration(c.chain.at(1) * float64(time.Second))
+	return time.Duration(c.chain.at(1) * max(c.load, 1e-9) * float64(time.Second))
 }
 
 // verify is the expected time of a pass.
@@ -85,9 +108,9 @@ func (c *costs) learn(p *plan, d time.Duration) {
 	if p.tree {
 		t = &c.tree
 	}
-	t.learn(p.rows, d)
+	t.learn(p.rows, c.normal(t, p.rows, d))
 	if p.drafts > 0 {
-		c.draft.learn(p.drafts, p.draft)
+		c.draft.learn(p.drafts, time.Duration(float64(p.draft)/c.load))
 	}
 	c.sinceOne++
 	if p.rows == 1 {

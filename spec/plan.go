@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"time"
 
 	"strobe/draft"
@@ -17,6 +18,9 @@ type plan struct {
 	drafts  int           // tokens asked of the drafter
 	draft   time.Duration // time of its pass
 }
+
+// maxBad is how many useless drafts in a row end a drafter's work for a stream.
+const maxBad = 3
 
 // refreshPlain is how many passes may go by before plain decoding is measured again.
 const refreshPlain = 512
@@ -66,13 +70,15 @@ func (r *Runner) guess(p *plan, decode []*Stream) {
 		if s.guessesNGram() {
 			chains[i] = s.repeated(limit)
 		}
-		if n := r.draftSize(s, limit, len(decode)); n > 0 && !r.prefers(&chains[i], s, n, p) {
+		if s.follows() && !r.prefers(&chains[i], s, limit) {
 			if r.Drafter.TryCausal() {
 				s.otherRule = s.trial.other()
 			}
-			reqs = append(reqs, draft.Request{Seq: s.draftSeq, Last: s.last, N: n, Other: s.otherRule})
+			// Always the whole block, also when only a part of it can be verified: a block
+			// shorter than the trained one guesses worse at every position.
+			reqs = append(reqs, draft.Request{Seq: s.draftSeq, Last: s.last, N: r.Drafter.Max(), Other: s.otherRule})
 			asked = append(asked, s)
-			p.drafts += n
+			p.drafts += r.Drafter.Max()
 		}
 	}
 	r.ask(p, reqs, asked)
@@ -81,7 +87,7 @@ func (r *Runner) guess(p *plan, decode []*Stream) {
 	for i, s := range decode {
 		if s.proposal.Source == "dflash" {
 			own := s.accept.chainOf(&s.proposal)
-			if r.ratio(&own, p) >= r.ratio(&chains[i], p) {
+			if r.ratio(&own) >= r.ratio(&chains[i]) {
 				chains[i] = own
 				trees[i] = s.accept.treeOf(&s.proposal, s.treeSize())
 			}
@@ -128,8 +134,13 @@ func (r *Runner) ask(p *plan, reqs []draft.Request, asked []*Stream) {
 		s.proposal = ps[i]
 		s.proposal.Source = "dflash"
 		s.proposal.Sane(r.Target.Vocab)
-		if s.proposal.Len() == 0 {
-			s.stats.BadDrafts++
+		s.proposal.Cut(s.limit())
+		if s.proposal.Len() > 0 {
+			s.bad = 0
+		} else if s.stats.BadDrafts++; s.limit() > 0 {
+			if s.bad++; s.bad == maxBad {
+				s.draftFailed(fmt.Errorf("%d drafts in a row had no usable token", maxBad))
+			}
 		}
 		s.stats.Drafts++
 	}
@@ -199,51 +210,30 @@ func (s *Stream) repeated(limit int) offer {
 	return o
 }
 
-// draftSize chooses how many tokens to ask of the drafter; 0 means not to ask.
-func (r *Runner) draftSize(s *Stream, limit, streams int) int {
-	if !s.follows() {
-		return 0
-	}
-	limit = min(limit, r.Drafter.Max())
-	if s.Fixed || s.stats.Drafts%16 == 15 {
-		return limit // now and then a whole block, to learn how far guesses reach
-	}
-	best, value := limit, 0.0
-	for n := range limit {
-		n++
-		if n > 4 && n%4 != 3 && n != limit {
-			continue
-		}
-		if v := r.worth(s, n, streams); v > value*1.01 {
-			best, value = n, v
-		}
-	}
-	return best
-}
-
-// worth is the expected tokens per second of drafting n tokens and verifying the best part.
-func (r *Runner) worth(s *Stream, n, streams int) float64 {
+// worth is the expected tokens per second of asking the drafter, from earlier drafts, with up to
+// limit of its guesses verified.
+func (r *Runner) worth(s *Stream, limit int) float64 {
+	n := r.Drafter.Max()
 	best := 0.0
-	d := r.costs.draft.at(n*streams) / float64(streams)
-	for k := range n {
-		t := d + r.costs.verify(1+k+1, false)
-		if t > 0 {
+	d := r.costs.draft.at(n)
+	for k := range min(n, limit) {
+		if t := d + r.costs.verify(k+2, false); t > 0 {
 			best = max(best, (1+s.accept.survival(k+1))/t)
 		}
 	}
 	return best
 }
 
-// prefers reports whether a repetition promises more than a draft of n would.
-func (r *Runner) prefers(o *offer, s *Stream, n int, p *plan) bool {
+// prefers reports whether a repetition promises more than a draft would.
+func (r *Runner) prefers(o *offer, s *Stream, limit int) bool {
 	if len(o.tokens) == 0 || s.Fixed {
 		return false
 	}
-	return r.ratio(o, p) > r.worth(s, n, 1)
+	return r.ratio(o) > r.worth(s, limit)
 }
 
 // ratio is the expected tokens per second of the best part of one stream's offer.
-func (r *Runner) ratio(o *offer, p *plan) float64 {
+func (r *Runner) ratio(o *offer) float64 {
 	best, sum := 0.0, 1.0
 	for i, g := range o.gain {
 		sum += g
@@ -273,7 +263,7 @@ func (r *Runner) choose(offers []offer, ss []*Stream, p *plan, tree bool) (count
 		prompt = r.costs.verify(p.prompt, false)
 	}
 	cost := func(guesses int) float64 {
-		return max(1e-9, r.costs.verify(p.base+guesses, tree && guesses > 0)-prompt) + p.draft.Seconds()
+		return max(1e-9, r.costs.verify(p.base+guesses, tree && guesses > 0)-prompt) + r.draftCost(p)
 	}
 	tokens := float64(len(ss))
 	taken := make([]int, len(offers))
@@ -296,6 +286,14 @@ func (r *Runner) choose(offers []offer, ss []*Stream, p *plan, tree bool) (count
 		}
 	}
 	return counts, value
+}
+
+// draftCost is the expected time of the step's draft.
+func (r *Runner) draftCost(p *plan) float64 {
+	if p.drafts == 0 {
+		return 0
+	}
+	return r.costs.draft.at(p.drafts)
 }
 
 // settle learns from a step: how good the guesses were and what they cost.
@@ -321,7 +319,9 @@ func (r *Runner) settle(live []*Stream, p *plan, took time.Duration) {
 	}
 	if len(p.guesses) > 0 && plain > 0 && p.prompt == 0 {
 		perToken := plain / float64(decode)
-		loss := (took.Seconds()-plain)/perToken - float64(extra)
+		// Expected times, not this round's: what disturbs one round is not the drafter's fault.
+		spent := r.costs.verify(p.rows, p.tree) + r.draftCost(p)
+		loss := (spent-plain)/perToken - float64(extra)
 		for _, s := range p.guesses {
 			s.ledger.settle(loss / float64(len(p.guesses)))
 		}

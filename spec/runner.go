@@ -158,7 +158,7 @@ func (r *Runner) commit(s *Stream, out *model.Output, segment int) error {
 func (r *Runner) extend() error {
 	var items []draft.Rows
 	for _, s := range r.waiting {
-		if !s.closed && len(s.waiting) > 0 {
+		if !s.closed && !s.draftSeq.Closed() && len(s.waiting) > 0 {
 			items = append(items, draft.Rows{Seq: s.draftSeq, Rows: s.waiting})
 		}
 	}

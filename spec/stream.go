@@ -97,6 +97,7 @@ type Stream struct {
 	trial   causalTrial
 	waiting []int32 // feature rows of committed tokens that the drafter has not seen
 	cold    bool    // the drafter lacks context or failed
+	bad     int     // useless drafts in a row
 
 	synthetic float64 // guesses still owed to reach the synthetic mean
 
