@@ -1,0 +1,915 @@
+package grammar
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/big"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Object returns the grammar of any JSON object, for "JSON mode".
+func Object() *Grammar { return builtin(ruleObject) }
+
+// Value returns the grammar of any JSON value.
+func Value() *Grammar { return builtin(ruleValue) }
+
+func builtin(rule int32) *Grammar {
+	p, err := withBuiltins().finish(rule)
+	if err != nil {
+		panic("grammar: built-in rules: " + err.Error())
+	}
+	return &Grammar{p: p, bases: map[baseKey]*base{}}
+}
+
+// Compile turns a JSON Schema into a grammar. Errors are of type *Error.
+func Compile(schema []byte) (*Grammar, error) {
+	root, err := decodeSchema(schema)
+	if err != nil {
+		return nil, err
+	}
+	c := &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{}, work: maxWork}
+	rule := c.b.newRule()
+	start, err := c.value(root, "#", endState)
+	if err != nil {
+		return nil, err
+	}
+	c.b.rules[rule].start = start
+	// Rules are compiled from a list, not recursively, so nesting through
+	// references costs no stack.
+	for len(c.todo) > 0 {
+		o := c.todo[len(c.todo)-1]
+		c.todo = c.todo[:len(c.todo)-1]
+		start, err := c.body(o, endState)
+		if err != nil {
+			return nil, err
+		}
+		c.b.rules[c.rules[o]].start = start
+		if c.b.err != nil {
+			break
+		}
+	}
+	p, err := c.b.finish(rule)
+	if err != nil {
+		return nil, errAt("#", "%v", err)
+	}
+	return &Grammar{p: p, bases: map[baseKey]*base{}}, nil
+}
+
+type compiler struct {
+	b      *builder
+	root   any
+	rules  map[*object]int32
+	todo   []*object
+	merged map[string]*object // merged schemas by content, so that recursion through them closes
+	work   int
+}
+
+func (c *compiler) spend(path string) error {
+	if c.work--; c.work < 0 {
+		return errAt(path, "the schema is too complex")
+	}
+	if c.b.err != nil {
+		return errAt(path, "%v", c.b.err)
+	}
+	return nil
+}
+
+// shared returns the merged schema made before with the same content.
+func (c *compiler) shared(o *object) (*object, error) {
+	var b strings.Builder
+	if !writeKey(&b, o, 1<<16) {
+		return nil, errAt(o.path, "the combined schema is too complex")
+	}
+	if old, ok := c.merged[b.String()]; ok {
+		return old, nil
+	}
+	c.merged[b.String()] = o
+	return o, nil
+}
+
+// writeKey writes a text that is the same for equal schemas.
+func writeKey(b *strings.Builder, v any, limit int) bool {
+	if b.Len() > limit {
+		return false
+	}
+	switch v := v.(type) {
+	case *object:
+		b.WriteByte('{')
+		for _, k := range v.keys {
+			fmt.Fprintf(b, "%q:", k)
+			if !writeKey(b, v.m[k], limit) {
+				return false
+			}
+			b.WriteByte(',')
+		}
+		b.WriteByte('}')
+	case []any:
+		b.WriteByte('[')
+		for _, e := range v {
+			if !writeKey(b, e, limit) {
+				return false
+			}
+			b.WriteByte(',')
+		}
+		b.WriteByte(']')
+	case string:
+		fmt.Fprintf(b, "%q", v)
+	default:
+		fmt.Fprint(b, v)
+	}
+	return true
+}
+
+func (c *compiler) nothing() int32 { return c.b.add(state{kind: kindBytes}) }
+
+// value reads a value of a schema: a call of the schema's rule.
+func (c *compiler) value(v any, path string, next int32) (int32, error) {
+	flat, err := c.flatten(v, path, 0)
+	if err != nil {
+		return 0, err
+	}
+	o, ok := flat.(*object)
+	if !ok {
+		if flat == true {
+			return c.b.call(ruleValue, next), nil
+		}
+		return c.nothing(), nil
+	}
+	r, ok := c.rules[o]
+	if !ok {
+		r = c.b.newRule()
+		c.rules[o] = r
+		c.todo = append(c.todo, o)
+	}
+	return c.b.call(r, next), nil
+}
+
+// body builds the rule of a flat schema.
+func (c *compiler) body(o *object, next int32) (int32, error) {
+	if err := c.spend(o.path); err != nil {
+		return 0, err
+	}
+	for _, k := range o.keys {
+		if unsupported[k] {
+			return 0, errAt(o.at(k), "keyword %q is not supported", k)
+		}
+	}
+	for _, k := range []string{"anyOf", "oneOf"} {
+		if _, ok := o.get(k); ok {
+			return c.alternatives(o, k, next)
+		}
+	}
+	if v, ok := o.get("const"); ok {
+		return c.literals(o, []any{v}, "const", next)
+	}
+	if v, ok := o.get("enum"); ok {
+		list, isList := v.([]any)
+		if !isList {
+			return 0, errAt(o.at("enum"), "must be a list")
+		}
+		return c.literals(o, list, "enum", next)
+	}
+	t, err := o.types()
+	if err != nil {
+		return 0, err
+	}
+	var starts []int32
+	add := func(s int32, err error) error {
+		starts = append(starts, s)
+		return err
+	}
+	if t&tObject != 0 {
+		err = add(c.object(o, next))
+	}
+	if err == nil && t&tArray != 0 {
+		err = add(c.array(o, next))
+	}
+	if err == nil && t&tString != 0 {
+		err = add(c.string(o, next))
+	}
+	if err == nil && t&(tNumber|tInteger) != 0 {
+		err = add(c.number(o, t&tNumber == 0, next))
+	}
+	if err != nil {
+		return 0, err
+	}
+	var words []string
+	if t&tBoolean != 0 {
+		words = append(words, "true", "false")
+	}
+	if t&tNull != 0 {
+		words = append(words, "null")
+	}
+	if len(words) > 0 {
+		starts = append(starts, c.b.words(words, next))
+	}
+	if len(starts) == 0 {
+		return c.nothing(), nil
+	}
+	return c.b.alt(starts...), nil
+}
+
+// typeKeywords restrict values of one type; without a "type" they suggest it.
+var typeKeywords = []struct {
+	t    types
+	keys []string
+}{
+	{tObject, []string{"properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties"}},
+	{tArray, []string{"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"}},
+	{tString, []string{"minLength", "maxLength", "pattern"}},
+	{tNumber | tInteger, []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},
+}
+
+// types returns the types a schema is about. Where it does not say, the
+// keywords tell: {"properties": ...} means an object, though other values
+// would be valid too.
+func (o *object) types() (types, error) {
+	if v, ok := o.get("type"); ok {
+		return typeSet(v, o.at("type"))
+	}
+	var t types
+	for _, g := range typeKeywords {
+		for _, k := range g.keys {
+			if _, ok := o.get(k); ok {
+				t |= g.t
+			}
+		}
+	}
+	if t == 0 {
+		t = tAll
+	}
+	return t, nil
+}
+
+// alternatives builds anyOf and oneOf. What stands beside them holds for each.
+func (c *compiler) alternatives(o *object, key string, next int32) (int32, error) {
+	list, ok := o.m[key].([]any)
+	if !ok || len(list) == 0 {
+		return 0, errAt(o.at(key), "must be a list with at least one schema")
+	}
+	rest := o.without(key)
+	var starts []int32
+	var flats []any
+	for i, sub := range list {
+		path := fmt.Sprintf("%s/%d", o.at(key), i)
+		flat, err := c.flatten(sub, path, 0)
+		if err != nil {
+			return 0, err
+		}
+		if rest.constrained() {
+			if flat, err = c.merge(rest, flat, path); err != nil {
+				return 0, err
+			}
+		}
+		flats = append(flats, flat)
+		s, err := c.value(flat, path, next)
+		if err != nil {
+			return 0, err
+		}
+		starts = append(starts, s)
+	}
+	if key == "oneOf" {
+		// A value of two alternatives is valid for neither; only alternatives
+		// that cannot meet can be generated blindly.
+		if len(flats) > 100 {
+			return 0, errAt(o.at(key), "more than 100 alternatives are not supported; use anyOf")
+		}
+		for i := range flats {
+			for j := range i {
+				apart, err := c.apart(flats[i], flats[j], 0)
+				if err != nil {
+					return 0, err
+				}
+				if !apart {
+					return 0, errAt(o.at(key), "alternatives %d and %d may overlap, which is not supported; use anyOf", j, i)
+				}
+			}
+		}
+	}
+	return c.b.alt(starts...), nil
+}
+
+// apart reports whether no value generated for one schema is valid for the
+// other. It errs on the side of false.
+func (c *compiler) apart(a, b any, depth int) (bool, error) {
+	if a == false || b == false {
+		return true, nil
+	}
+	x, ok1 := a.(*object)
+	y, ok2 := b.(*object)
+	if !ok1 || !ok2 || depth > 4 {
+		return false, nil
+	}
+	if p, ok := x.values(); ok {
+		if q, ok := y.values(); ok {
+			for _, v := range p {
+				if slices.ContainsFunc(q, func(w any) bool { return equal(v, w) }) {
+					return false, nil
+				}
+			}
+			return true, nil
+		}
+	}
+	tx, err := x.allTypes()
+	if err != nil {
+		return false, err
+	}
+	ty, err := y.allTypes()
+	if err != nil {
+		return false, err
+	}
+	if tx&ty == 0 {
+		return true, nil
+	}
+	if tx != tObject || ty != tObject {
+		return false, nil
+	}
+	px, _ := x.m["properties"].(*object)
+	py, _ := y.m["properties"].(*object)
+	if px == nil || py == nil {
+		return false, nil
+	}
+	rx, ry := x.required(), y.required()
+	// A property both require whose values never agree tells them apart.
+	for _, k := range rx {
+		sx, ok1 := px.get(k)
+		sy, ok2 := py.get(k)
+		if !ok1 || !ok2 || !slices.Contains(ry, k) {
+			continue
+		}
+		fx, err := c.flatten(sx, px.at(k), 0)
+		if err != nil {
+			return false, err
+		}
+		fy, err := c.flatten(sy, py.at(k), 0)
+		if err != nil {
+			return false, err
+		}
+		if apart, err := c.apart(fx, fy, depth+1); apart || err != nil {
+			return apart, err
+		}
+	}
+	// So do properties each side requires and the other never has.
+	lacks := func(req []string, props, o *object) bool {
+		ap, ok := o.get("additionalProperties")
+		if ok && ap != false {
+			return false
+		}
+		return slices.ContainsFunc(req, func(k string) bool { _, has := props.get(k); return !has })
+	}
+	return lacks(rx, py, y) && lacks(ry, px, x), nil
+}
+
+// values returns the list of a const or enum.
+func (o *object) values() ([]any, bool) {
+	if v, ok := o.get("const"); ok {
+		return []any{v}, true
+	}
+	l, ok := o.m["enum"].([]any)
+	return l, ok
+}
+
+// allTypes are the types of the values that are generated or valid.
+func (o *object) allTypes() (types, error) {
+	if v, ok := o.get("type"); ok {
+		return typeSet(v, o.at("type"))
+	}
+	if l, ok := o.values(); ok {
+		var t types
+		for _, v := range l {
+			t |= typeOf(v)
+		}
+		return t, nil
+	}
+	return tAll, nil
+}
+
+func (o *object) required() []string {
+	list, _ := o.m["required"].([]any)
+	var out []string
+	for _, v := range list {
+		if s, ok := v.(string); ok && !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// literals builds const and enum: the listed values that meet the other keywords.
+func (c *compiler) literals(o *object, list []any, key string, next int32) (int32, error) {
+	t := tAll
+	if v, ok := o.get("type"); ok {
+		var err error
+		if t, err = typeSet(v, o.at("type")); err != nil {
+			return 0, err
+		}
+	}
+	if other, ok := o.get("enum"); ok && key == "const" {
+		l, _ := other.([]any)
+		if !slices.ContainsFunc(l, func(w any) bool { return equal(list[0], w) }) {
+			return c.nothing(), nil
+		}
+	}
+	var words []string
+	var starts []int32
+	for _, v := range list {
+		if err := c.spend(o.path); err != nil {
+			return 0, err
+		}
+		vt := typeOf(v)
+		if vt&t == 0 || vt == tNumber && t&tNumber == 0 {
+			continue
+		}
+		ok, err := o.admits(v, vt)
+		if err != nil {
+			return 0, err
+		}
+		if !ok {
+			continue
+		}
+		switch v.(type) {
+		case *object, []any:
+			starts = append(starts, c.literal(v, next))
+		default:
+			words = append(words, scalar(v))
+		}
+	}
+	if len(words) > 0 {
+		starts = append(starts, c.b.words(words, next))
+	}
+	if len(starts) == 0 {
+		return c.nothing(), nil
+	}
+	return c.b.alt(starts...), nil
+}
+
+// admits checks a listed value against the keywords beside the list.
+func (o *object) admits(v any, t types) (bool, error) {
+	for _, g := range typeKeywords {
+		if g.t&t == 0 {
+			continue
+		}
+		for _, k := range g.keys {
+			arg, ok := o.get(k)
+			if !ok {
+				continue
+			}
+			if t&(tObject|tArray) != 0 {
+				return false, errAt(o.at(k), "beside a list of objects or lists it is not supported")
+			}
+			ok, err := o.admitsScalar(v, k, arg)
+			if !ok || err != nil {
+				return false, err
+			}
+		}
+	}
+	return true, nil
+}
+
+func (o *object) admitsScalar(v any, k string, arg any) (bool, error) {
+	if k == "pattern" {
+		s, _ := arg.(string)
+		re, err := regexp.Compile(s)
+		if err != nil {
+			return false, errAt(o.at(k), "regular expression is not supported: %v", err)
+		}
+		return re.MatchString(v.(string)), nil
+	}
+	n, ok := rat(arg)
+	if !ok {
+		return false, errAt(o.at(k), "must be a number")
+	}
+	var x *big.Rat
+	if s, isString := v.(string); isString {
+		x = new(big.Rat).SetInt64(int64(utf8.RuneCountInString(s)))
+	} else if x, ok = rat(v); !ok {
+		return false, errAt(o.at(k), "does not go with so large a number")
+	}
+	switch k {
+	case "minLength", "minimum":
+		return x.Cmp(n) >= 0, nil
+	case "maxLength", "maximum":
+		return x.Cmp(n) <= 0, nil
+	case "exclusiveMinimum":
+		return x.Cmp(n) > 0, nil
+	case "exclusiveMaximum":
+		return x.Cmp(n) < 0, nil
+	}
+	if n.Sign() <= 0 {
+		return false, errAt(o.at(k), "must be above 0")
+	}
+	return new(big.Rat).Quo(x, n).IsInt(), nil // multipleOf
+}
+
+// scalar is the JSON text of a value that is no object or list.
+func scalar(v any) string {
+	switch v := v.(type) {
+	case string:
+		return encode(v)
+	case json.Number:
+		return string(v)
+	case bool:
+		if v {
+			return "true"
+		}
+		return "false"
+	}
+	return "null"
+}
+
+// literal reads one given value.
+func (c *compiler) literal(v any, next int32) int32 {
+	b := c.b
+	switch v := v.(type) {
+	case *object:
+		s := b.space(b.lit("}", next))
+		for i := len(v.keys) - 1; i >= 0; i-- {
+			s = b.lit(encode(v.keys[i]), b.colon(c.literal(v.m[v.keys[i]], s)))
+			if i > 0 {
+				s = b.comma(s)
+			}
+		}
+		if len(v.keys) > 0 {
+			s = b.space(s)
+		}
+		return b.lit("{", s)
+	case []any:
+		s := b.space(b.lit("]", next))
+		for i := len(v) - 1; i >= 0; i-- {
+			s = c.literal(v[i], s)
+			if i > 0 {
+				s = b.comma(s)
+			}
+		}
+		if len(v) > 0 {
+			s = b.space(s)
+		}
+		return b.lit("[", s)
+	}
+	return b.lit(scalar(v), next)
+}
+
+// count reads a keyword that is a number of things.
+func (o *object) count(key string, def int) (int, error) {
+	v, ok := o.get(key)
+	if !ok {
+		return def, nil
+	}
+	r, ok := rat(v)
+	if !ok || !r.IsInt() || r.Sign() < 0 {
+		return 0, errAt(o.at(key), "must be an integer, 0 or more")
+	}
+	if !r.Num().IsInt64() || r.Num().Int64() > 1<<30 {
+		return 1 << 30, nil // as good as no limit
+	}
+	return int(r.Num().Int64()), nil
+}
+
+func (o *object) bounds(minKey, maxKey string) (lo, hi int, err error) {
+	if lo, err = o.count(minKey, 0); err != nil {
+		return
+	}
+	if hi, err = o.count(maxKey, -1); err != nil {
+		return
+	}
+	if hi == 1<<30 {
+		hi = -1
+	}
+	return
+}
+
+func (c *compiler) string(o *object, next int32) (int32, error) {
+	lo, hi, err := o.bounds("minLength", "maxLength")
+	if err != nil {
+		return 0, err
+	}
+	if hi >= 0 && lo > hi {
+		return c.nothing(), nil
+	}
+	if p, ok := o.get("pattern"); ok {
+		expr, isString := p.(string)
+		if !isString {
+			return 0, errAt(o.at("pattern"), "must be a string")
+		}
+		if lo > 10_000 || hi > 10_000 {
+			return 0, errAt(o.at("pattern"), "together with a length over 10000 it is not supported")
+		}
+		s, err := c.b.pattern(expr, lo, hi, next)
+		if err != nil {
+			return 0, errAt(o.at("pattern"), "%v", err)
+		}
+		return s, nil
+	}
+	if lo == 0 && hi < 0 {
+		return c.b.call(ruleString, next), nil
+	}
+	return c.b.lit(`"`, c.b.repeat(ruleChar, lo, hi, c.b.lit(`"`, next))), nil
+}
+
+func (c *compiler) number(o *object, integer bool, next int32) (int32, error) {
+	if m, ok := o.get("multipleOf"); ok {
+		r, isNum := rat(m)
+		if !isNum || r.Cmp(big.NewRat(1, 1)) != 0 {
+			return 0, errAt(o.at("multipleOf"), "keyword \"multipleOf\" is not supported but for 1")
+		}
+		integer = true
+	}
+	lo, err := o.limit("minimum", "exclusiveMinimum", 1)
+	if err != nil {
+		return 0, err
+	}
+	hi, err := o.limit("maximum", "exclusiveMaximum", -1)
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case lo == nil && hi == nil && integer:
+		return c.b.call(ruleInteger, next), nil
+	case lo == nil && hi == nil:
+		return c.b.call(ruleNumber, next), nil
+	case integer:
+		return c.b.integerRange(lo, hi, next), nil
+	}
+	return c.b.numberRange(lo, hi, next), nil
+}
+
+// limit combines an inclusive and an exclusive bound; sign is 1 for lower ones.
+func (o *object) limit(key, exKey string, sign int) (*limit, error) {
+	var l *limit
+	if v, ok := o.get(key); ok {
+		r, ok := rat(v)
+		if !ok {
+			return nil, errAt(o.at(key), "must be a number of reasonable size")
+		}
+		l = &limit{v: r}
+	}
+	v, ok := o.get(exKey)
+	if !ok {
+		return l, nil
+	}
+	if b, isBool := v.(bool); isBool { // draft 4 spelling
+		if l != nil {
+			l.exclusive = b
+		}
+		return l, nil
+	}
+	r, ok := rat(v)
+	if !ok {
+		return nil, errAt(o.at(exKey), "must be a number of reasonable size")
+	}
+	if l == nil || r.Cmp(l.v)*sign >= 0 {
+		l = &limit{r, true}
+	}
+	return l, nil
+}
+
+func (c *compiler) array(o *object, next int32) (int32, error) {
+	if v, ok := o.get("contains"); ok && v != true {
+		return 0, errAt(o.at("contains"), "keyword \"contains\" is not supported")
+	}
+	lo, hi, err := o.bounds("minItems", "maxItems")
+	if err != nil {
+		return 0, err
+	}
+	if v, ok := o.get("uniqueItems"); ok && v == true && (hi < 0 || hi > 1) {
+		return 0, errAt(o.at("uniqueItems"), "keyword \"uniqueItems\" is not supported")
+	}
+	items, hasItems := o.get("items")
+	itemsPath := o.at("items")
+	prefix, hasPrefix := o.m["prefixItems"].([]any)
+	prefixPath := o.at("prefixItems")
+	if _, ok := o.get("prefixItems"); ok && !hasPrefix {
+		return 0, errAt(prefixPath, "must be a list")
+	}
+	if list, ok := items.([]any); ok && !hasPrefix { // the spelling before draft 2020-12
+		prefix, hasPrefix, prefixPath = list, true, itemsPath
+		items, hasItems = o.get("additionalItems")
+		itemsPath = o.at("additionalItems")
+	}
+	if !hasItems {
+		items = !hasPrefix // a tuple has no more items than it lists
+	}
+	if items == false {
+		if hi < 0 || hi > len(prefix) {
+			hi = len(prefix)
+		}
+	}
+	if hi >= 0 && lo > hi {
+		return c.nothing(), nil
+	}
+	if hi >= 0 && hi < len(prefix) {
+		prefix = prefix[:hi]
+	}
+	b := c.b
+	closing := b.space(b.lit("]", next))
+	// After the prefix: repetitions of ", item".
+	tail := closing
+	if hi < 0 || hi > len(prefix) {
+		more := max(lo-len(prefix), 0)
+		most := -1
+		if hi >= 0 {
+			most = hi - len(prefix)
+		}
+		if len(prefix) > 0 {
+			r, err := c.nextItem(items, itemsPath)
+			if err != nil {
+				return 0, err
+			}
+			tail = c.times(r, more, most, closing)
+		} else {
+			r, err := c.nextItem(items, itemsPath)
+			if err != nil {
+				return 0, err
+			}
+			if most > 0 {
+				most--
+			}
+			first, err := c.value(items, itemsPath, c.times(r, max(more-1, 0), most, closing))
+			if err != nil {
+				return 0, err
+			}
+			start := b.space(first)
+			if lo == 0 {
+				start = b.alt(start, closing)
+			}
+			return b.lit("[", start), nil
+		}
+	}
+	for i := len(prefix) - 1; i >= 0; i-- {
+		s, err := c.value(prefix[i], fmt.Sprintf("%s/%d", prefixPath, i), tail)
+		if err != nil {
+			return 0, err
+		}
+		if i > 0 {
+			s = b.comma(s)
+		} else {
+			s = b.space(s)
+		}
+		if lo <= i {
+			s = b.alt(s, closing)
+		}
+		tail = s
+	}
+	return b.lit("[", tail), nil
+}
+
+// times runs a rule min to max times; a plain loop where no count is needed.
+func (c *compiler) times(rule int32, min, max int, next int32) int32 {
+	if min == 0 && max < 0 {
+		return c.b.star(rule, next)
+	}
+	return c.b.repeat(rule, min, max, next)
+}
+
+// nextItem is the rule ", item".
+func (c *compiler) nextItem(items any, path string) (int32, error) {
+	if items == true {
+		return ruleItemNext, nil
+	}
+	r := c.b.newRule()
+	s, err := c.value(items, path, endState)
+	if err != nil {
+		return 0, err
+	}
+	c.b.rules[r].start = c.b.comma(s)
+	return r, nil
+}
+
+func (c *compiler) object(o *object, next int32) (int32, error) {
+	for _, k := range []string{"patternProperties", "propertyNames"} {
+		if v, ok := o.get(k); ok {
+			if p, isObj := v.(*object); isObj && !(k == "patternProperties" && len(p.keys) == 0) {
+				return 0, errAt(o.at(k), "keyword %q is not supported", k)
+			}
+		}
+	}
+	props := &object{m: map[string]any{}, path: o.at("properties")}
+	v, hasProps := o.get("properties")
+	if hasProps {
+		p, ok := v.(*object)
+		if !ok {
+			return 0, errAt(o.at("properties"), "must be an object")
+		}
+		props = p
+	}
+	required := o.required()
+	if v, ok := o.get("required"); ok {
+		list, isList := v.([]any)
+		if !isList {
+			return 0, errAt(o.at("required"), "must be a list")
+		}
+		for _, e := range list {
+			if _, ok := e.(string); !ok {
+				return 0, errAt(o.at("required"), "must be a list of strings")
+			}
+		}
+	}
+	extra, hasExtra := o.get("additionalProperties")
+	if !hasExtra {
+		extra = !hasProps // a plain {"type": "object"} is any object
+	}
+	extraPath := o.at("additionalProperties")
+
+	// Required properties without a schema of their own come last.
+	names := slices.Clone(props.keys)
+	for _, k := range required {
+		if _, ok := props.get(k); !ok {
+			names = append(names, k)
+		}
+	}
+	least, most, err := o.bounds("minProperties", "maxProperties")
+	if err != nil {
+		return 0, err
+	}
+	if least > len(required) && !(least == 1 && len(names) == 0) {
+		return 0, errAt(o.at("minProperties"), "keyword \"minProperties\" is not supported beyond the required properties")
+	}
+	if most >= 0 && most < len(names) {
+		return 0, errAt(o.at("maxProperties"), "keyword \"maxProperties\" below the number of properties is not supported")
+	}
+
+	b := c.b
+	closing := b.space(b.lit("}", next))
+	// With n the properties before, first[n] goes on when none has been
+	// written, later[n] when one has and a comma is due.
+	first, later := int32(-1), closing
+	if least == 0 || len(required) > 0 {
+		first = closing
+	}
+	if extra != false && (most < 0 || most > len(names)) {
+		room := -1
+		if most >= 0 {
+			room = most - len(names)
+		}
+		member, err := c.extraMember(names, extra, extraPath)
+		if err != nil {
+			return 0, err
+		}
+		again := b.newRule()
+		b.rules[again].start = b.comma(b.call(member, endState))
+		later = c.times(again, 0, room, closing)
+		rest := closing
+		if room < 0 || room > 1 {
+			left := room
+			if left > 0 {
+				left--
+			}
+			rest = c.times(again, 0, left, closing)
+		}
+		one := b.space(b.call(member, rest))
+		if first < 0 {
+			first = one
+		} else {
+			first = b.alt(one, first)
+		}
+	}
+	if first < 0 {
+		return c.nothing(), nil
+	}
+	for i := len(names) - 1; i >= 0; i-- {
+		schema, ok := props.get(names[i])
+		path := props.at(names[i])
+		if !ok {
+			// No schema of its own: additionalProperties speaks for it.
+			schema, path = extra, extraPath
+			if !hasExtra {
+				schema = true
+			}
+		}
+		member := b.newRule()
+		s, err := c.value(schema, path, endState)
+		if err != nil {
+			return 0, err
+		}
+		b.rules[member].start = b.lit(encode(names[i]), b.colon(s))
+		f := b.space(b.call(member, later))
+		l := b.comma(b.call(member, later))
+		if slices.Contains(required, names[i]) {
+			first, later = f, l
+		} else {
+			first, later = b.alt(f, first), b.alt(l, later)
+		}
+	}
+	return b.lit("{", first), nil
+}
+
+// extraMember is a rule for a member that is none of the named ones.
+func (c *compiler) extraMember(names []string, schema any, path string) (int32, error) {
+	if len(names) == 0 && schema == true {
+		return ruleMember, nil
+	}
+	r := c.b.newRule()
+	s, err := c.value(schema, path, endState)
+	if err != nil {
+		return 0, err
+	}
+	if len(names) == 0 {
+		c.b.rules[r].start = c.b.call(ruleKey, c.b.colon(s))
+	} else {
+		c.b.rules[r].start = c.b.otherKey(names, c.b.colon(s))
+	}
+	return r, nil
+}

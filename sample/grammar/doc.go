@@ -1,0 +1,24 @@
+// Package grammar constrains sampling to JSON that fits a schema.
+//
+//	v := grammar.NewVocab(pieces, eog)       // once per model
+//	g, err := grammar.Compile(schema)        // once per schema
+//	m := g.NewMatcher(v)                     // per sequence
+//	m.Mask(logits); id := ...; m.Accept(id)  // per token
+//
+// A schema becomes rules, the rules become one automaton over bytes whose
+// rules call each other through a stack, and a [Matcher] walks the
+// vocabulary's trie with it to find which tokens may come next. Work is shared
+// on three levels: what a state of the automaton allows whatever surrounds it
+// (kept with the vocabulary or the grammar), steps between configurations
+// (kept with the matcher and its forks), and finished masks.
+//
+// Everything the grammar emits validates against the schema. The reverse does
+// not hold in full: objects keep the order of the schema's properties and have
+// no others unless additionalProperties says so, white space is limited to
+// what printers write, numbers have at most 16 digits before and after the
+// point. A keyword that would change the language and is not supported is a
+// [*Error] that names it and where it stands; format is ignored.
+//
+// A [Grammar] and a [Vocab] may be shared by goroutines; a Matcher and its
+// forks belong to one.
+package grammar

@@ -1,0 +1,347 @@
+package grammar
+
+import "fmt"
+
+// The automaton. A state either reads a byte, moves on without reading, calls
+// a rule, repeats a rule a counted number of times, or ends its rule.
+type stateKind uint8
+
+const (
+	kindEnd    stateKind = iota // the rule is complete: return to the caller
+	kindBytes                   // read a byte along one of edges
+	kindJump                    // go on at any of next
+	kindCall                    // run rule, then go on at next[0]
+	kindRepeat                  // run rule between min and max times, then go on at next[0]
+)
+
+type edge struct {
+	lo, hi byte
+	to     int32
+}
+
+type state struct {
+	kind     stateKind
+	heavy    bool // reads so many bytes that walking the vocabulary from here is costly
+	rule     int32
+	min, max int32 // max < 0: no bound
+	edges    []edge
+	next     []int32
+}
+
+// rule is a part of the grammar that can be called from several places.
+type rule struct {
+	start int32
+}
+
+// program is a finished automaton.
+type program struct {
+	states  []state
+	rules   []rule
+	root    int32 // rule
+	counted bool  // has kindRepeat states
+}
+
+const (
+	endState   = int32(0)
+	maxStates  = 300_000
+	heavyBytes = 64
+)
+
+// builder makes states from back to front: every method takes the state to go
+// on with and returns the state to start from.
+type builder struct {
+	states []state
+	rules  []rule
+	err    error // the state limit was hit; checked by the compiler now and then
+}
+
+func newBuilder() *builder {
+	return &builder{states: []state{{kind: kindEnd}}}
+}
+
+func (b *builder) add(s state) int32 {
+	if len(b.states) >= maxStates {
+		if b.err == nil {
+			b.err = fmt.Errorf("the schema is too complex: its automaton has more than %d states", maxStates)
+		}
+		return endState
+	}
+	b.states = append(b.states, s)
+	return int32(len(b.states) - 1)
+}
+
+// hole is a state to be filled in later, for loops.
+func (b *builder) hole() int32 { return b.add(state{kind: kindJump}) }
+
+func (b *builder) fill(hole int32, next ...int32) {
+	if hole != endState { // the limit was hit
+		b.states[hole].next = next
+	}
+}
+
+func (b *builder) alt(starts ...int32) int32 {
+	if len(starts) == 1 {
+		return starts[0]
+	}
+	return b.add(state{kind: kindJump, next: starts})
+}
+
+func (b *builder) bytes(next int32, ranges ...byte) int32 {
+	var e []edge
+	for i := 0; i < len(ranges); i += 2 {
+		e = append(e, edge{ranges[i], ranges[i+1], next})
+	}
+	return b.add(state{kind: kindBytes, edges: e})
+}
+
+func (b *builder) lit(s string, next int32) int32 {
+	for i := len(s) - 1; i >= 0; i-- {
+		next = b.bytes(next, s[i], s[i])
+	}
+	return next
+}
+
+// words accepts one of the strings; common beginnings share states.
+func (b *builder) words(list []string, next int32) int32 {
+	var e []edge
+	var ends bool
+	groups := map[byte][]string{}
+	var order []byte
+	for _, s := range list {
+		if s == "" {
+			ends = true
+			continue
+		}
+		if groups[s[0]] == nil {
+			order = append(order, s[0])
+		}
+		groups[s[0]] = append(groups[s[0]], s[1:])
+	}
+	for _, c := range order {
+		e = append(e, edge{c, c, b.words(groups[c], next)})
+	}
+	s := b.add(state{kind: kindBytes, edges: e})
+	if ends {
+		return b.alt(s, next)
+	}
+	return s
+}
+
+func (b *builder) call(rule, next int32) int32 {
+	return b.add(state{kind: kindCall, rule: rule, next: []int32{next}})
+}
+
+// repeat runs a rule, which must read at least one byte, min to max times.
+func (b *builder) repeat(rule int32, min, max int, next int32) int32 {
+	if max == 0 {
+		return next
+	}
+	return b.add(state{kind: kindRepeat, rule: rule, min: int32(min), max: int32(max), next: []int32{next}})
+}
+
+// newRule reserves a rule, so that it can be called before it is built.
+func (b *builder) newRule() int32 {
+	b.rules = append(b.rules, rule{})
+	return int32(len(b.rules) - 1)
+}
+
+// finish checks the automaton and drops what cannot lead to an end.
+func (b *builder) finish(root int32) (*program, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	p := &program{states: b.states, rules: b.rules, root: root}
+	good := p.productive()
+	if !good[p.rules[root].start] {
+		return nil, fmt.Errorf("the schema allows no value")
+	}
+	for i := range p.states {
+		s := &p.states[i]
+		if s.kind == kindRepeat {
+			p.counted = true
+		}
+		if s.kind == kindBytes {
+			kept := s.edges[:0]
+			n := 0
+			for _, e := range s.edges {
+				if good[e.to] {
+					kept = append(kept, e)
+					n += int(e.hi) - int(e.lo) + 1
+				}
+			}
+			s.edges = kept
+			s.heavy = n >= heavyBytes
+		}
+		if s.kind == kindJump {
+			kept := make([]int32, 0, len(s.next))
+			for _, t := range s.next {
+				if good[t] {
+					kept = append(kept, t)
+				}
+			}
+			s.next = kept
+		}
+	}
+	if p.leftRecursive(good) {
+		return nil, fmt.Errorf("the schema refers to itself without anything in between")
+	}
+	return p, nil
+}
+
+// productive finds the states from which some finite text reaches the end of
+// their rule.
+func (p *program) productive() []bool {
+	good := make([]bool, len(p.states))
+	users := make([][]int32, len(p.states)) // states to look at again when one turns good
+	ruleUsers := make([][]int32, len(p.rules))
+	for i, s := range p.states {
+		for _, e := range s.edges {
+			users[e.to] = append(users[e.to], int32(i))
+		}
+		for _, t := range s.next {
+			users[t] = append(users[t], int32(i))
+		}
+		if s.kind == kindCall || s.kind == kindRepeat {
+			ruleUsers[s.rule] = append(ruleUsers[s.rule], int32(i))
+		}
+	}
+	for r, ru := range p.rules {
+		users[ru.start] = append(users[ru.start], ruleUsers[r]...)
+	}
+	check := func(i int32) bool {
+		s := &p.states[i]
+		switch s.kind {
+		case kindEnd:
+			return true
+		case kindBytes:
+			for _, e := range s.edges {
+				if good[e.to] {
+					return true
+				}
+			}
+			return false
+		case kindJump:
+			for _, t := range s.next {
+				if good[t] {
+					return true
+				}
+			}
+			return false
+		case kindRepeat:
+			if s.min == 0 {
+				return good[s.next[0]]
+			}
+		}
+		return good[s.next[0]] && good[p.rules[s.rule].start]
+	}
+	good[endState] = true
+	work := []int32{endState}
+	for len(work) > 0 {
+		i := work[len(work)-1]
+		work = work[:len(work)-1]
+		for _, u := range users[i] {
+			if !good[u] && check(u) {
+				good[u] = true
+				work = append(work, u)
+			}
+		}
+	}
+	return good
+}
+
+// leftRecursive reports whether a rule can call itself before reading a byte,
+// which would never end.
+func (p *program) leftRecursive(good []bool) bool {
+	nullable := p.nullable()
+	// first lists the rules a rule may call before it reads anything.
+	first := make([][]int32, len(p.rules))
+	for r := range p.rules {
+		seen := map[int32]bool{}
+		stack := []int32{p.rules[r].start}
+		for len(stack) > 0 {
+			i := stack[len(stack)-1]
+			stack = stack[:len(stack)-1]
+			if seen[i] || !good[i] {
+				continue
+			}
+			seen[i] = true
+			s := &p.states[i]
+			switch s.kind {
+			case kindJump:
+				stack = append(stack, s.next...)
+			case kindCall, kindRepeat:
+				first[r] = append(first[r], s.rule)
+				if nullable[s.rule] || s.kind == kindRepeat && s.min == 0 {
+					stack = append(stack, s.next...)
+				}
+			}
+		}
+	}
+	const (
+		white = iota
+		grey
+		black
+	)
+	color := make([]uint8, len(p.rules))
+	type frame struct{ rule, i int32 }
+	for r := range p.rules {
+		if color[r] != white {
+			continue
+		}
+		color[r] = grey
+		stack := []frame{{int32(r), 0}}
+		for len(stack) > 0 {
+			f := &stack[len(stack)-1]
+			if int(f.i) == len(first[f.rule]) {
+				color[f.rule] = black
+				stack = stack[:len(stack)-1]
+				continue
+			}
+			next := first[f.rule][f.i]
+			f.i++
+			switch color[next] {
+			case grey:
+				return true
+			case white:
+				color[next] = grey
+				stack = append(stack, frame{next, 0})
+			}
+		}
+	}
+	return false
+}
+
+// nullable finds the rules that match the empty text.
+func (p *program) nullable() []bool {
+	null := make([]bool, len(p.rules))
+	for changed := true; changed; {
+		changed = false
+		for r := range p.rules {
+			if null[r] {
+				continue
+			}
+			seen := map[int32]bool{}
+			stack := []int32{p.rules[r].start}
+			for len(stack) > 0 && !null[r] {
+				i := stack[len(stack)-1]
+				stack = stack[:len(stack)-1]
+				if seen[i] {
+					continue
+				}
+				seen[i] = true
+				s := &p.states[i]
+				switch s.kind {
+				case kindEnd:
+					null[r], changed = true, true
+				case kindJump:
+					stack = append(stack, s.next...)
+				case kindCall, kindRepeat:
+					if null[s.rule] || s.kind == kindRepeat && s.min == 0 {
+						stack = append(stack, s.next...)
+					}
+				}
+			}
+		}
+	}
+	return null
+}

@@ -1,0 +1,539 @@
+package grammar
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"slices"
+	"strings"
+)
+
+// Error is a schema that cannot be turned into a grammar.
+type Error struct {
+	Path string // JSON pointer to the keyword, "#" for the root
+	Msg  string
+}
+
+func (e *Error) Error() string { return "schema " + e.Path + ": " + e.Msg }
+
+func errAt(path, format string, args ...any) error {
+	return &Error{path, fmt.Sprintf(format, args...)}
+}
+
+const (
+	maxSchema      = 1 << 20
+	maxSchemaDepth = 128
+	maxRefs        = 64
+	maxWork        = 20_000 // schemas compiled or merged
+)
+
+// object is a JSON object with its keys in order: properties are generated in
+// the order the schema lists them.
+type object struct {
+	keys []string
+	m    map[string]any // values are *object, []any, string, json.Number, bool or nil
+	// path is where the object stands in the schema.
+	path string
+}
+
+func (o *object) get(k string) (any, bool) { v, ok := o.m[k]; return v, ok }
+
+func (o *object) set(k string, v any) {
+	if _, ok := o.m[k]; !ok {
+		o.keys = append(o.keys, k)
+	}
+	o.m[k] = v
+}
+
+func (o *object) at(key string) string { return o.path + "/" + pointer(key) }
+
+// with returns a shallow copy without the given keys.
+func (o *object) without(keys ...string) *object {
+	out := &object{m: map[string]any{}, path: o.path}
+	for _, k := range o.keys {
+		if !slices.Contains(keys, k) {
+			out.set(k, o.m[k])
+		}
+	}
+	return out
+}
+
+func pointer(key string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(key, "~", "~0"), "/", "~1")
+}
+
+// decodeSchema reads JSON with the order of keys and exact numbers.
+func decodeSchema(data []byte) (any, error) {
+	if len(data) > maxSchema {
+		return nil, errAt("#", "%d bytes are over the limit of %d", len(data), maxSchema)
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	v, err := decodeValue(d, "#", 0)
+	if err == nil {
+		if _, e := d.Token(); e != io.EOF {
+			err = errors.New("text after the schema")
+		}
+	}
+	if err != nil {
+		var se *Error
+		if errors.As(err, &se) {
+			return nil, err
+		}
+		return nil, errAt("#", "not JSON: %v", err)
+	}
+	return v, nil
+}
+
+func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
+	if depth > maxSchemaDepth {
+		return nil, errAt("#", "nested more than %d levels deep", maxSchemaDepth)
+	}
+	t, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	switch t := t.(type) {
+	case json.Delim:
+		if t == '[' {
+			list := []any{}
+			for d.More() {
+				v, err := decodeValue(d, fmt.Sprintf("%s/%d", path, len(list)), depth+1)
+				if err != nil {
+					return nil, err
+				}
+				list = append(list, v)
+			}
+			_, err := d.Token()
+			return list, err
+		}
+		o := &object{m: map[string]any{}, path: path}
+		for d.More() {
+			k, err := d.Token()
+			if err != nil {
+				return nil, err
+			}
+			key := k.(string) // the decoder accepts no other kind of key
+			v, err := decodeValue(d, path+"/"+pointer(key), depth+1)
+			if err != nil {
+				return nil, err
+			}
+			o.set(key, v)
+		}
+		_, err := d.Token()
+		return o, err
+	}
+	return t, nil
+}
+
+// annotations say nothing about which values are allowed, or nothing that is
+// enforced here (format).
+var annotations = map[string]bool{
+	"$schema": true, "$id": true, "id": true, "$comment": true, "$anchor": true, "$defs": true, "definitions": true, "$vocabulary": true,
+	"title": true, "description": true, "default": true, "examples": true, "example": true, "deprecated": true,
+	"readOnly": true, "writeOnly": true, "format": true, "contentEncoding": true, "contentMediaType": true, "contentSchema": true,
+	"nullable": true, "discriminator": true, "strict": true,
+}
+
+// unsupported change the language and are not understood. Keywords known to
+// no one are annotations, as JSON Schema says.
+var unsupported = map[string]bool{
+	"not": true, "if": true, "dependentRequired": true, "dependentSchemas": true, "dependencies": true,
+	"$dynamicRef": true, "$recursiveRef": true,
+}
+
+// constraints are all keywords that matter.
+var constraints = map[string]bool{
+	"$ref": true, "allOf": true, "anyOf": true, "oneOf": true, "type": true, "enum": true, "const": true,
+	"properties": true, "required": true, "additionalProperties": true, "patternProperties": true, "propertyNames": true,
+	"minProperties": true, "maxProperties": true,
+	"items": true, "prefixItems": true, "additionalItems": true, "minItems": true, "maxItems": true, "uniqueItems": true,
+	"contains": true, "minLength": true, "maxLength": true, "pattern": true,
+	"minimum": true, "maximum": true, "exclusiveMinimum": true, "exclusiveMaximum": true, "multipleOf": true,
+}
+
+// constrained reports whether the object restricts values at all.
+func (o *object) constrained() bool {
+	for _, k := range o.keys {
+		if constraints[k] || unsupported[k] {
+			return true
+		}
+	}
+	return false
+}
+
+// resolve follows a local reference.
+func (c *compiler) resolve(ref, path string) (any, error) {
+	if ref == "#" {
+		return c.root, nil
+	}
+	rest, ok := strings.CutPrefix(ref, "#/")
+	if !ok {
+		return nil, errAt(path, "reference %q is not supported, only local ones (#/...) are", ref)
+	}
+	at := c.root
+	for part := range strings.SplitSeq(rest, "/") {
+		part = strings.ReplaceAll(strings.ReplaceAll(part, "~1", "/"), "~0", "~")
+		switch v := at.(type) {
+		case *object:
+			at, ok = v.get(part)
+		case []any:
+			var i int
+			n, err := fmt.Sscanf(part, "%d", &i)
+			if ok = err == nil && n == 1 && i >= 0 && i < len(v); ok {
+				at = v[i]
+			}
+		default:
+			ok = false
+		}
+		if !ok {
+			return nil, errAt(path, "reference %q leads nowhere", ref)
+		}
+	}
+	return at, nil
+}
+
+// flatten returns a schema without $ref and allOf at its top: an *object or a
+// boolean.
+func (c *compiler) flatten(v any, path string, depth int) (any, error) {
+	o, ok := v.(*object)
+	if !ok {
+		if _, isBool := v.(bool); isBool {
+			return v, nil
+		}
+		return nil, errAt(path, "must be an object or a boolean")
+	}
+	if depth > maxRefs {
+		return nil, errAt(o.path, "references and allOf are nested too deep or lead back to themselves")
+	}
+	if err := c.spend(o.path); err != nil {
+		return nil, err
+	}
+	if ref, ok := o.get("$ref"); ok {
+		s, isString := ref.(string)
+		if !isString {
+			return nil, errAt(o.at("$ref"), "must be a string")
+		}
+		target, err := c.resolve(s, o.at("$ref"))
+		if err != nil {
+			return nil, err
+		}
+		flat, err := c.flatten(target, o.at("$ref"), depth+1)
+		if err != nil {
+			return nil, err
+		}
+		rest := o.without("$ref")
+		if !rest.constrained() {
+			return flat, nil
+		}
+		more, err := c.flatten(rest, o.path, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		return c.merge(flat, more, o.path)
+	}
+	if all, ok := o.get("allOf"); ok {
+		list, isList := all.([]any)
+		if !isList {
+			return nil, errAt(o.at("allOf"), "must be a list")
+		}
+		out, err := c.flatten(o.without("allOf"), o.path, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		for i, sub := range list {
+			flat, err := c.flatten(sub, fmt.Sprintf("%s/%d", o.at("allOf"), i), depth+1)
+			if err != nil {
+				return nil, err
+			}
+			if out, err = c.merge(out, flat, o.at("allOf")); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}
+	return o, nil
+}
+
+// merge is the conjunction of two flat schemas.
+func (c *compiler) merge(a, b any, path string) (any, error) {
+	if err := c.spend(path); err != nil {
+		return nil, err
+	}
+	if v, ok := a.(bool); ok {
+		if v {
+			return b, nil
+		}
+		return false, nil
+	}
+	if v, ok := b.(bool); ok {
+		if v {
+			return a, nil
+		}
+		return false, nil
+	}
+	x, y := a.(*object), b.(*object)
+	if !y.constrained() {
+		return x, nil
+	}
+	if !x.constrained() {
+		return y, nil
+	}
+	if err := additionalMerge(x, y, path); err != nil {
+		return nil, err
+	}
+	out := &object{m: map[string]any{}, path: path}
+	for _, k := range x.keys {
+		out.set(k, x.m[k])
+	}
+	for _, k := range y.keys {
+		old, both := out.get(k)
+		if !both || annotations[k] || !constraints[k] && !unsupported[k] {
+			if !both {
+				out.set(k, y.m[k])
+			}
+			continue
+		}
+		v, err := mergeKeyword(k, old, y.m[k], path)
+		if err != nil {
+			return nil, err
+		}
+		out.set(k, v)
+	}
+	return c.shared(out)
+}
+
+// additionalMerge refuses conjunctions whose additionalProperties would have
+// to look at both sides.
+func additionalMerge(x, y *object, path string) error {
+	for _, pair := range [][2]*object{{x, y}, {y, x}} {
+		ap, ok := pair[0].get("additionalProperties")
+		if !ok || ap == true {
+			continue
+		}
+		own, _ := pair[0].m["properties"].(*object)
+		other, _ := pair[1].m["properties"].(*object)
+		if other == nil {
+			continue
+		}
+		for _, k := range other.keys {
+			if own == nil || own.m[k] == nil {
+				return errAt(path, "additionalProperties together with properties of another part (%q) is not supported", k)
+			}
+		}
+	}
+	return nil
+}
+
+func mergeKeyword(k string, a, b any, path string) (any, error) {
+	where := path + "/" + k
+	switch k {
+	case "properties":
+		x, ok1 := a.(*object)
+		y, ok2 := b.(*object)
+		if !ok1 || !ok2 {
+			return nil, errAt(where, "must be an object")
+		}
+		out := &object{m: map[string]any{}, path: where}
+		for _, n := range x.keys {
+			out.set(n, x.m[n])
+		}
+		for _, n := range y.keys {
+			if old, ok := out.get(n); ok {
+				out.set(n, allOf(where+"/"+pointer(n), old, y.m[n]))
+			} else {
+				out.set(n, y.m[n])
+			}
+		}
+		return out, nil
+	case "required":
+		x, ok1 := a.([]any)
+		y, ok2 := b.([]any)
+		if !ok1 || !ok2 {
+			return nil, errAt(where, "must be a list")
+		}
+		return append(slices.Clone(x), y...), nil
+	case "type":
+		x, err := typeSet(a, where)
+		if err != nil {
+			return nil, err
+		}
+		y, err := typeSet(b, where)
+		if err != nil {
+			return nil, err
+		}
+		return typeList(x & y), nil
+	case "items", "additionalProperties":
+		return allOf(where, a, b), nil
+	case "enum":
+		x, ok1 := a.([]any)
+		y, ok2 := b.([]any)
+		if !ok1 || !ok2 {
+			return nil, errAt(where, "must be a list")
+		}
+		out := []any{}
+		for _, v := range x {
+			if slices.ContainsFunc(y, func(w any) bool { return equal(v, w) }) {
+				out = append(out, v)
+			}
+		}
+		return out, nil
+	case "const":
+		if equal(a, b) {
+			return a, nil
+		}
+	case "minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties":
+		return stricter(a, b, 1, where)
+	case "maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties":
+		return stricter(a, b, -1, where)
+	case "uniqueItems":
+		return a == true || b == true, nil
+	case "anyOf", "oneOf":
+		// Both conditions hold: keep one here and hang the other below.
+		return nil, errAt(where, "two of them for the same value are not supported")
+	}
+	if equal(a, b) {
+		return a, nil
+	}
+	return nil, errAt(where, "two different values for the same keyword cannot be combined")
+}
+
+func allOf(path string, schemas ...any) *object {
+	return &object{keys: []string{"allOf"}, m: map[string]any{"allOf": schemas}, path: path}
+}
+
+// stricter picks the larger (sign 1) or smaller (-1) of two numbers.
+func stricter(a, b any, sign int, where string) (any, error) {
+	x, ok1 := rat(a)
+	y, ok2 := rat(b)
+	if !ok1 || !ok2 {
+		return nil, errAt(where, "must be a number")
+	}
+	if x.Cmp(y)*sign >= 0 {
+		return a, nil
+	}
+	return b, nil
+}
+
+// rat is the exact value of a JSON number. Exponents are bounded: 1e999999999
+// would be an integer of that many digits.
+func rat(v any) (*big.Rat, bool) {
+	n, ok := v.(json.Number)
+	if !ok || len(n) > 400 {
+		return nil, false
+	}
+	if i := strings.IndexAny(string(n), "eE"); i >= 0 && len(n)-i > 5 {
+		return nil, false
+	}
+	return new(big.Rat).SetString(string(n))
+}
+
+// equal compares JSON values; numbers by value.
+func equal(a, b any) bool {
+	switch x := a.(type) {
+	case *object:
+		y, ok := b.(*object)
+		if !ok || len(x.keys) != len(y.keys) {
+			return false
+		}
+		for _, k := range x.keys {
+			w, ok := y.get(k)
+			if !ok || !equal(x.m[k], w) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		y, ok := b.([]any)
+		return ok && slices.EqualFunc(x, y, equal)
+	case json.Number:
+		y, ok := b.(json.Number)
+		if !ok {
+			return false
+		}
+		p, ok1 := rat(x)
+		q, ok2 := rat(y)
+		return ok1 && ok2 && p.Cmp(q) == 0
+	}
+	switch b.(type) {
+	case *object, []any:
+		return false
+	}
+	return a == b
+}
+
+// types is a set of JSON types.
+type types uint8
+
+const (
+	tNull types = 1 << iota
+	tBoolean
+	tInteger
+	tNumber // all numbers, integers included
+	tString
+	tArray
+	tObject
+	tAll = tNull | tBoolean | tNumber | tInteger | tString | tArray | tObject
+)
+
+var typeNames = []struct {
+	name string
+	t    types
+}{
+	{"null", tNull}, {"boolean", tBoolean}, {"integer", tInteger}, {"number", tNumber | tInteger},
+	{"string", tString}, {"array", tArray}, {"object", tObject},
+}
+
+func typeSet(v any, where string) (types, error) {
+	list, ok := v.([]any)
+	if !ok {
+		list = []any{v}
+	}
+	var t types
+next:
+	for _, e := range list {
+		for _, n := range typeNames {
+			if e == n.name {
+				t |= n.t
+				continue next
+			}
+		}
+		return 0, errAt(where, "must be the name of a JSON type or a list of them")
+	}
+	return t, nil
+}
+
+func typeList(t types) any {
+	list := []any{}
+	for _, n := range typeNames {
+		if t&n.t == n.t && !(n.t == tInteger && t&tNumber != 0) {
+			list = append(list, n.name)
+		}
+	}
+	return list
+}
+
+// typeOf is the type of a JSON value, integers being both.
+func typeOf(v any) types {
+	switch v := v.(type) {
+	case nil:
+		return tNull
+	case bool:
+		return tBoolean
+	case string:
+		return tString
+	case []any:
+		return tArray
+	case *object:
+		return tObject
+	case json.Number:
+		if r, ok := rat(v); ok && r.IsInt() {
+			return tInteger | tNumber
+		}
+		return tNumber
+	}
+	return 0
+}
