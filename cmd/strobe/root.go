@@ -18,6 +18,8 @@ import (
 func commands() []*cobra.Command {
 	return []*cobra.Command{
 		newRunCmd(),
+		newChatCmd(),
+		newDemoCmd(),
 		newBenchCmd(),
 		newLogitsCmd(),
 		newInspectCmd(),

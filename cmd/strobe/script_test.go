@@ -16,6 +16,7 @@ import (
 // the testscript package, of which this is the part they use:
 //
 //	[!] exec strobe ARGS   run the program; with ! it must fail
+//	stdin FILE             what the next exec reads
 //	[!] stdout REGEXP      what the last exec printed
 //	[!] stderr REGEXP
 //	[!] exists FILE
@@ -48,6 +49,7 @@ type script struct {
 	path           string
 	line           int
 	env            map[string]string
+	stdin          string
 	stdout, stderr string
 }
 
@@ -98,11 +100,15 @@ func (s *script) command(not bool, name string, args []string) {
 	switch name {
 	case "exec":
 		var out, errs bytes.Buffer
-		code := run(s.t.Context(), args[1:], strings.NewReader(""), &out, &errs)
-		s.stdout, s.stderr = out.String(), errs.String()
+		code := run(s.t.Context(), args[1:], strings.NewReader(s.stdin), &out, &errs)
+		s.stdin, s.stdout, s.stderr = "", out.String(), errs.String()
 		if (code != exitOK) != not {
 			s.fatalf("strobe %q ended with code %d", args[1:], code)
 		}
+	case "stdin":
+		b, err := os.ReadFile(args[0])
+		s.check(err)
+		s.stdin = string(b)
 	case "stdout", "stderr":
 		text := s.stdout
 		if name == "stderr" {

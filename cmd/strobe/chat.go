@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"strobe/engine"
+)
+
+type chatOptions struct {
+	modelFlags
+	sampleFlags
+	n           int
+	system      string
+	load        string
+	raw         bool
+	colorDrafts bool
+	noHistory   bool
+	hideStats   bool
+}
+
+func newChatCmd() *cobra.Command {
+	var opt chatOptions
+	cmd := &cobra.Command{
+		Use:   "chat [-m FILE] [-d DRAFTER]",
+		Short: "Talk to a model in the terminal",
+		Long: `Chat is a conversation with a model.
+
+  Enter              sends the message
+  Alt-Enter, Ctrl-J  begin a new line; so does a backslash at the end of a line
+  Up, Down           go through earlier messages
+  Ctrl-C             stops an answer; the conversation goes on
+  Ctrl-D             leaves, as does /quit
+  /help              lists the commands: save, load, retry, change settings ...
+
+The conversation stays in the cache between turns, so a turn costs only what is new. A model without a chat
+template continues the text instead of answering; --raw asks for that. When input or output is not a terminal,
+or NO_COLOR is set, chat reads and writes plain lines.`,
+		Example: `  strobe chat -m model.gguf
+  strobe chat -m target.gguf -d drafter.gguf --color-drafts
+  echo "Why is the sky blue?" | strobe chat -m model.gguf`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runChat(cmd, &opt) },
+	}
+	opt.modelFlags.add(cmd)
+	opt.sampleFlags.add(cmd, 0.8)
+	f := cmd.Flags()
+	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens per answer (default: until the model ends; 256 without a chat template)")
+	f.StringVar(&opt.system, "system", "", "system message")
+	f.StringVar(&opt.load, "load", "", "continue a conversation that /save wrote")
+	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template")
+	f.BoolVar(&opt.colorDrafts, "color-drafts", false, "colour the tokens that were drafted and accepted")
+	f.BoolVar(&opt.noHistory, "no-history", false, "neither read nor write the file of earlier messages")
+	f.BoolVar(&opt.hideStats, "no-stats", false, "no line of numbers after each answer")
+	return cmd
+}
+
+func runChat(cmd *cobra.Command, opt *chatOptions) error {
+	m, err := opt.modelFlags.load()
+	if err != nil {
+		return err
+	}
+	// The loop of the engine owns the model from here on.
+	e := engine.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: promptChunk})
+	defer e.Close(context.WithoutCancel(cmd.Context()))
+
+	t, err := newTalk(e, cmd, opt)
+	if err != nil {
+		return err
+	}
+	if opt.load != "" {
+		if err := t.loadFile(opt.load); err != nil {
+			return err
+		}
+	}
+	stdin, stdout := cmd.InOrStdin(), cmd.OutOrStdout()
+	if isTerminal(stdin) && isTerminal(stdout) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" {
+		return chatScreen(cmd, t)
+	}
+	return chatLines(cmd, t)
+}
+
+// greeting says what was loaded and how to begin.
+func (t *talk) greeting() string {
+	s := fmt.Sprintf("%s\n", t.model().Summary())
+	if t.template == nil {
+		s += "The model has no chat template: it continues what you write.\n"
+	}
+	if n := len(t.messages); n > 0 {
+		s += fmt.Sprintf("The conversation has %d messages.\n", n)
+	}
+	return s + "/help lists the commands, Ctrl-D leaves."
+}

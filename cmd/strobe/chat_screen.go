@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
+	"github.com/spf13/cobra"
+)
+
+// chatScreen talks in a terminal: an editor at the bottom, the conversation above it in the terminal's own
+// scrollback, so that it stays there afterwards.
+func chatScreen(cmd *cobra.Command, t *talk) error {
+	s := &screen{talk: t, look: newPaint(true), width: 80}
+	// Ctrl-C arrives as a key; the context would end with signals only.
+	s.ctx = context.WithoutCancel(cmd.Context())
+	if path := historyFile(); path != "" && !t.opt.noHistory {
+		s.edit.history = readHistory(path)
+		s.edit.past = len(s.edit.history)
+		defer func() { _ = writeHistory(path, s.edit.history) }()
+	}
+	_, err := tea.NewProgram(s, tea.WithInput(cmd.InOrStdin()), tea.WithOutput(cmd.OutOrStdout()), tea.WithContext(cmd.Context())).Run()
+	if s.turn != nil { // the program was ended from outside
+		s.turn.stop()
+	}
+	if errors.Is(err, tea.ErrProgramKilled) && cmd.Context().Err() != nil {
+		return cmd.Context().Err()
+	}
+	return err
+}
+
+// screen is the state of the chat on a terminal.
+type screen struct {
+	talk *talk
+	ctx  context.Context
+	look paint
+	edit editor
+
+	turn    *turn // nil while the user writes
+	line    string
+	thought bool   // the last piece was reasoning
+	hint    string // below the editor
+
+	width, height int
+}
+
+// What happens besides keys.
+type (
+	piecesMsg struct {
+		pieces []piece
+		err    error
+	}
+	turnMsg struct {
+		turn *turn
+		err  error
+	}
+)
+
+func (s *screen) Init() tea.Cmd { return tea.Println(s.look.dim(s.talk.greeting())) }
+
+func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch m := msg.(type) {
+	case tea.WindowSizeMsg:
+		s.width, s.height = m.Width, m.Height
+	case tea.PasteMsg:
+		s.edit.insert(m.Content)
+	case tea.KeyPressMsg:
+		return s, s.key(m.String(), m.Text)
+	case turnMsg:
+		if m.err != nil {
+			return s, tea.Println(s.look.strong("strobe: " + oneLine(m.err)))
+		}
+		s.turn, s.line, s.thought = m.turn, "", false
+		return s, s.next()
+	case piecesMsg:
+		return s, s.show(m)
+	}
+	return s, nil
+}
+
+// key acts on a key press.
+func (s *screen) key(name, text string) tea.Cmd {
+	s.hint = ""
+	switch name {
+	case "ctrl+c":
+		switch {
+		case s.turn != nil:
+			s.turn.stop()
+		case len(s.edit.text) > 0:
+			s.edit.take()
+		default:
+			s.hint = "Ctrl-D or /quit leaves"
+		}
+		return nil
+	case "ctrl+d":
+		if len(s.edit.text) == 0 {
+			return s.quit()
+		}
+	case "ctrl+l":
+		return tea.ClearScreen
+	case "esc":
+		if s.turn != nil {
+			s.turn.stop()
+		}
+		return nil
+	}
+	if !s.edit.key(name, text) || s.turn != nil {
+		return nil
+	}
+	return s.send(s.edit.take())
+}
+
+func (s *screen) quit() tea.Cmd {
+	if s.turn != nil {
+		s.turn.stop()
+	}
+	return tea.Quit
+}
+
+// send runs a command or asks for an answer.
+func (s *screen) send(text string) tea.Cmd {
+	if strings.TrimSpace(text) == "" {
+		return nil
+	}
+	echo := tea.Println(s.look.mark("> ") + s.look.strong(strings.ReplaceAll(text, "\n", "\n  ")))
+	text, command := isCommand(text)
+	if !command {
+		return tea.Sequence(echo, func() tea.Msg {
+			u, err := s.talk.say(s.ctx, text)
+			return turnMsg{u, err}
+		})
+	}
+	out, quit, again, err := s.talk.command(text)
+	switch {
+	case err != nil:
+		return tea.Sequence(echo, tea.Println(s.look.strong("strobe: "+oneLine(err))))
+	case quit:
+		return s.quit()
+	case again:
+		return tea.Sequence(echo, func() tea.Msg {
+			u, err := s.talk.retry(s.ctx)
+			return turnMsg{u, err}
+		})
+	}
+	return tea.Sequence(echo, tea.Println(s.look.dim(out)))
+}
+
+// next waits for more of the answer.
+func (s *screen) next() tea.Cmd {
+	u := s.turn
+	return func() tea.Msg {
+		ps, err := u.next()
+		return piecesMsg{ps, err}
+	}
+}
+
+// show adds pieces to the answer. Whole lines go above the editor for good; the next pieces are only asked
+// for after that, which keeps the lines in order.
+func (s *screen) show(m piecesMsg) tea.Cmd {
+	for _, p := range m.pieces {
+		if s.thought && !p.reasoning {
+			s.line += "\n\n"
+		}
+		s.thought = p.reasoning
+		p.text = harmless(p.text)
+		s.line += s.look.piece(p, s.talk.opt.colorDrafts)
+	}
+	if m.err == nil {
+		i := strings.LastIndexByte(s.line, '\n')
+		if i < 0 {
+			return s.next()
+		}
+		lines := s.line[:i]
+		s.line = s.line[i+1:]
+		return tea.Sequence(tea.Println(lines), s.next())
+	}
+	lines, u := s.line, s.turn
+	s.turn, s.line = nil, ""
+	if !errors.Is(m.err, io.EOF) {
+		lines += "\n" + s.look.strong("strobe: "+oneLine(m.err))
+	} else if !s.talk.opt.hideStats {
+		lines += "\n" + s.look.dim("["+u.footer()+"]")
+	}
+	return tea.Println(lines + "\n")
+}
+
+// View is what stays at the bottom: the line being written and the editor.
+func (s *screen) View() tea.View {
+	var b strings.Builder
+	if s.turn != nil {
+		b.WriteString(ansi.Hardwrap(s.line, max(8, s.width), true))
+		b.WriteString("\n\n")
+	}
+	above := strings.Count(b.String(), "\n")
+	rows, x, y := s.edit.rows(s.width)
+	// A long text scrolls inside the lower half of the screen.
+	if most := max(3, s.height/2); len(rows) > most {
+		from := min(max(0, y-most/2), len(rows)-most)
+		rows, y = rows[from:from+most], y-from
+	}
+	for i, r := range rows {
+		mark := "  "
+		if i == 0 {
+			mark = s.look.mark("> ")
+		}
+		b.WriteString(mark + r + "\n")
+	}
+	hint := s.hint
+	if hint == "" && s.turn != nil {
+		hint = "Ctrl-C stops the answer"
+	}
+	b.WriteString(s.look.dim(hint))
+	v := tea.NewView(b.String())
+	v.Cursor = tea.NewCursor(x, above+y)
+	return v
+}
+
+// harmless takes out of a model's text what a terminal would act on. Tabs become spaces, because the
+// width of lines has to be known.
+func harmless(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r != '\n' && r != '\t' && (r < ' ' || r >= 0x7f && r < 0xa0) {
+			return '\ufffd'
+		}
+		return r
+	}, s)
+	return strings.ReplaceAll(s, "\t", "    ")
+}

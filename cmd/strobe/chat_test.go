@@ -1,0 +1,328 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	tea "charm.land/bubbletea/v2"
+
+	"strobe/chat/parse"
+	"strobe/engine"
+	"strobe/gguf"
+	"strobe/internal/testkit"
+)
+
+// thinking is a small template of the kind that reasoning models have.
+const thinking = `{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}`
+
+// withTemplate copies a golden model and adds a chat template.
+func withTemplate(t *testing.T, name string) string {
+	t.Helper()
+	f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var kvs []gguf.KV
+	for _, k := range f.Keys() {
+		v, _, err := f.Value(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if k != "tokenizer.chat_template" {
+			kvs = append(kvs, gguf.KV{Key: k, Value: v})
+		}
+	}
+	kvs = append(kvs, gguf.KV{Key: "tokenizer.chat_template", Value: thinking})
+	var specs []gguf.TensorSpec
+	for _, x := range f.Tensors() {
+		specs = append(specs, gguf.TensorSpec{Name: x.Name, Type: x.Type, Shape: x.Shape})
+	}
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	w, err := gguf.Create(path, kvs, specs, gguf.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range f.Tensors() {
+		if err := w.WriteTensor(x.Name, x.Data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// newTestTalk starts a conversation with a model.
+func newTestTalk(t *testing.T, path string, args ...string) *talk {
+	t.Helper()
+	cmd := newChatCmd()
+	var opt chatOptions
+	cmd.ResetFlags()
+	opt.modelFlags.add(cmd)
+	opt.sampleFlags.add(cmd, 0)
+	cmd.Flags().IntVar(&opt.n, "predict", 16, "")
+	if err := cmd.ParseFlags(append([]string{"-m", path}, args...)); err != nil {
+		t.Fatal(err)
+	}
+	m, err := opt.modelFlags.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := engine.New(m, engine.Config{Parallel: 1})
+	t.Cleanup(func() { e.Close(context.Background()) })
+	tk, err := newTalk(e, cmd, &opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tk
+}
+
+// all reads an answer to its end.
+func all(t *testing.T, u *turn, err error) []piece {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ps []piece
+	for {
+		p, err := u.next()
+		ps = append(ps, p...)
+		if errors.Is(err, io.EOF) {
+			return ps
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestTalkCache: turns cost what is new, and say what a fresh conversation says.
+func TestTalkCache(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
+		t.Run(name, func(t *testing.T) {
+			path := withTemplate(t, name)
+			long := "tell me something about " + strings.Repeat("cats and dogs ", 12)
+			a := newTestTalk(t, path, "-d", testkit.Golden(t, "dflash-"+name+"/model.gguf"))
+			u, err := a.say(t.Context(), long)
+			all(t, u, err)
+			u, err = a.say(t.Context(), "and more")
+			all(t, u, err)
+			if u.result.Cached < 30 {
+				t.Errorf("second turn: %d of %d prompt tokens were cached", u.result.Cached, u.result.Prompt)
+			}
+			first := a.messages[3]
+			u, err = a.retry(t.Context())
+			all(t, u, err)
+
+			b := newTestTalk(t, path, "--draft", "off")
+			for _, text := range []string{long, "and more"} {
+				u, err := b.say(t.Context(), text)
+				all(t, u, err)
+			}
+			for i := range b.messages {
+				x, y := &a.messages[i], &b.messages[i]
+				if x.Text() != y.Text() || x.Reasoning != y.Reasoning {
+					t.Errorf("message %d: %q %q with cache and drafts, %q %q without", i, x.Reasoning, x.Text(), y.Reasoning, y.Text())
+				}
+			}
+			if last := a.messages[3]; last.Reasoning != first.Reasoning || last.Text() != first.Text() {
+				t.Errorf("retry said something else: %q, before %q", last.Reasoning, first.Reasoning)
+			}
+		})
+	}
+}
+
+// TestReasoning: thinking and answer are told apart however the text is cut.
+func TestReasoning(t *testing.T) {
+	const text = "First I think.\n</think>\n\nThen I say."
+	for size := 1; size < 9; size++ {
+		u := &turn{parser: parse.For(thinking, nil, true)}
+		var ps []piece
+		for s := text; s != ""; {
+			n := min(size, len(s))
+			ps = u.take(ps, s[:n], true)
+			s = s[n:]
+		}
+		ps = u.events(ps, u.parser.Close(), false)
+		var thought, said string
+		for _, p := range ps {
+			if p.reasoning {
+				thought += p.text
+			} else {
+				said += p.text
+			}
+		}
+		if strings.TrimSpace(thought) != "First I think." || said != "Then I say." {
+			t.Errorf("pieces of %d: thought %q, said %q", size, thought, said)
+		}
+	}
+}
+
+// TestStop: an answer that was stopped is part of the conversation, which goes on.
+func TestStop(t *testing.T) {
+	tk := newTestTalk(t, testkit.Golden(t, "qwen35/model.gguf"), "--predict", "20000")
+	u, err := tk.say(t.Context(), "hello")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := u.next(); err != nil {
+		t.Fatal(err)
+	}
+	u.stop()
+	all(t, u, nil)
+	if u.result.Reason != engine.ReasonCancelled || !strings.HasPrefix(u.footer(), "stopped; ") {
+		t.Errorf("reason %v, %s", u.result.Reason, u.footer())
+	}
+	if len(tk.messages) != 2 || tk.messages[1].Text() == "" {
+		t.Errorf("conversation: %+v", tk.messages)
+	}
+	tk.opt.n = 4
+	u, err = tk.say(t.Context(), "again")
+	all(t, u, err)
+	if len(tk.messages) != 4 || u.result.Generated != 4 {
+		t.Errorf("after the next answer of %d tokens: %d messages", u.result.Generated, len(tk.messages))
+	}
+}
+
+func TestPaint(t *testing.T) {
+	p := piece{text: "a\tb\nc", drafted: true}
+	if got := newPaint(false).piece(p, true); got != p.text {
+		t.Errorf("without colours: %q", got)
+	}
+	on := newPaint(true)
+	if got := on.piece(p, false); got != p.text {
+		t.Errorf("drafts not coloured: %q", got)
+	}
+	if got := on.piece(p, true); got != "\x1b[32ma\tb\x1b[m\n\x1b[32mc\x1b[m" {
+		t.Errorf("drafts coloured: %q", got)
+	}
+	if got := on.piece(piece{text: "x", reasoning: true}, true); got != "\x1b[2mx\x1b[m" {
+		t.Errorf("reasoning: %q", got)
+	}
+	if got := harmless("a\x1b[2Jb\u009bc\td\n"); got != "a\ufffd[2Jb\ufffdc    d\n" {
+		t.Errorf("harmless: %q", got)
+	}
+}
+
+// pump runs what a command does and everything that follows from it, and returns what was printed.
+func pump(t *testing.T, s *screen, cmd tea.Cmd) string {
+	t.Helper()
+	printed := ""
+	var work func(tea.Cmd)
+	work = func(c tea.Cmd) {
+		if c == nil {
+			return
+		}
+		switch m := c().(type) {
+		case nil:
+		case tea.QuitMsg:
+			printed += "<quit>"
+		case piecesMsg, turnMsg:
+			_, next := s.Update(m)
+			work(next)
+		default:
+			if cmds, ok := sequence(m); ok {
+				for _, c := range cmds {
+					work(c)
+				}
+				return
+			}
+			printed += printedText(m)
+		}
+	}
+	work(cmd)
+	return printed
+}
+
+// sequence returns the commands of a tea.Sequence, whose type has no name outside its package.
+func sequence(m tea.Msg) ([]tea.Cmd, bool) {
+	v := reflect.ValueOf(m)
+	if typ := reflect.TypeFor[[]tea.Cmd](); v.CanConvert(typ) {
+		return v.Convert(typ).Interface().([]tea.Cmd), true
+	}
+	return nil, false
+}
+
+// printedText is the text of a tea.Println, whose type has no name either.
+func printedText(m tea.Msg) string {
+	return strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%v", m), "{"), "}") + "\n"
+}
+
+// TestScreen plays a chat without a terminal.
+func TestScreen(t *testing.T) {
+	tk := newTestTalk(t, testkit.Golden(t, "qwen35/model.gguf"), "--predict", "6")
+	s := &screen{talk: tk, look: newPaint(false), ctx: t.Context()}
+	s.Update(tea.WindowSizeMsg{Width: 40, Height: 20})
+	press := func(keys ...string) string {
+		out := ""
+		for _, k := range keys {
+			out += pump(t, s, s.key(k, k))
+		}
+		return out
+	}
+	press("h", "i")
+	if v := s.View(); !strings.Contains(v.Content, "> hi") || v.Cursor == nil || v.Cursor.X != 4 || v.Cursor.Y != 0 {
+		t.Errorf("view %q, cursor %+v", v.Content, v.Cursor)
+	}
+	out := press("enter")
+	if !strings.HasPrefix(out, "> hi") || !strings.Contains(out, "generated 6 tokens") {
+		t.Errorf("answer: %q", out)
+	}
+	if s.turn != nil || len(tk.messages) != 2 || s.edit.String() != "" {
+		t.Errorf("after the answer: %+v, %d messages, editor %q", s.turn, len(tk.messages), s.edit.String())
+	}
+	for _, c := range []struct{ line, want string }{
+		{"/stats", "1 answers, 2 messages"},
+		{"/nonsense", "strobe: there is no command /nonsense"},
+		{"/undo", "The conversation has 0 messages"},
+		{"/retry", "strobe: there is no message to answer"},
+		{"/quit", "<quit>"},
+	} {
+		s.edit.set(c.line)
+		if out := press("enter"); !strings.Contains(out, c.want) {
+			t.Errorf("%s: %q, want %q", c.line, out, c.want)
+		}
+	}
+	if press("ctrl+c"); !strings.Contains(s.View().Content, "Ctrl-D or /quit leaves") {
+		t.Errorf("no hint after Ctrl-C: %q", s.View().Content)
+	}
+	s.Update(tea.PasteMsg{Content: strings.Repeat("line\n", 30)})
+	if n := strings.Count(s.View().Content, "\n"); n > 12 {
+		t.Errorf("a long text takes %d of 20 rows", n)
+	}
+	if press("ctrl+c"); s.edit.String() != "" {
+		t.Error("Ctrl-C does not clear the text")
+	}
+	if out := press("ctrl+d"); out != "<quit>" {
+		t.Errorf("Ctrl-D: %q", out)
+	}
+}
+
+// TestScreenStop: Ctrl-C during an answer stops it and nothing else.
+func TestScreenStop(t *testing.T) {
+	tk := newTestTalk(t, testkit.Golden(t, "qwen35/model.gguf"), "--predict", "20000")
+	s := &screen{talk: tk, look: newPaint(false), ctx: t.Context(), width: 60, height: 20}
+	u, err := tk.say(t.Context(), "hi")
+	_, cmd := s.Update(turnMsg{u, err})
+	if v := s.View(); !strings.Contains(v.Content, "Ctrl-C stops the answer") {
+		t.Errorf("view %q", v.Content)
+	}
+	if out := pump(t, s, s.key("ctrl+c", "")); out != "" {
+		t.Errorf("Ctrl-C printed %q", out)
+	}
+	if out := pump(t, s, cmd); !strings.Contains(out, "[stopped; ") {
+		t.Errorf("stopped answer: %q", out)
+	}
+}

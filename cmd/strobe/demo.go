@@ -1,0 +1,126 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"strobe/engine"
+)
+
+type demoOptions struct {
+	modelFlags
+	prompt, file string
+	raw          bool
+	n            int
+	record       string
+	still        bool
+}
+
+// demoCode is what the model that comes with the program is good at: continuing Go code.
+const demoCode = `package stack
+
+import "errors"
+
+// ErrEmpty is returned when the stack has no elements.
+var ErrEmpty = errors.New("stack is empty")
+
+// Stack is a last-in, first-out list of values.
+type Stack[T any] struct {
+	items []T
+}
+
+// Push adds a value to the top of the stack.
+func (s *Stack[T]) Push(v T) {
+`
+
+// demoQuestion is for models that answer.
+const demoQuestion = "Write a Go function that returns the n most frequent words of a text, and explain how it works."
+
+func newDemoCmd() *cobra.Command {
+	var opt demoOptions
+	cmd := &cobra.Command{
+		Use:   "demo [-m FILE] [-d DRAFTER]",
+		Short: "See plain and drafted decoding race each other",
+		Long: `Demo generates the same text twice, side by side: plainly, one token per pass, and with drafts that are
+verified several tokens at a time. Tokens that were drafted and accepted are coloured. At the end it shows the
+speeds and proves that both texts are the same.
+
+The two take turns on the same processor, a twentieth of a second each, and each one's clock runs only in its own
+turns: what else the machine does slows both alike. Without a terminal, or with NO_COLOR set, the result is
+printed as plain text.`,
+		Example: `  strobe demo -m target.gguf -d drafter.gguf
+  strobe demo -m target.gguf -d drafter.gguf -p "Explain how a hash table works." -n 400
+  strobe demo -m target.gguf -d drafter.gguf --record demo.svg`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runDemo(cmd, &opt) },
+	}
+	opt.modelFlags.add(cmd)
+	f := cmd.Flags()
+	f.StringVarP(&opt.prompt, "prompt", "p", "", "prompt text (default: one that suits the model)")
+	f.StringVarP(&opt.file, "file", "f", "", "file with the prompt; - is standard input")
+	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template")
+	f.IntVarP(&opt.n, "predict", "n", 256, "most tokens to generate")
+	f.StringVar(&opt.record, "record", "", "also write the race as an animated picture to this .svg file")
+	f.BoolVar(&opt.still, "still", false, "with --record: a picture of the end that does not move")
+	return cmd
+}
+
+func runDemo(cmd *cobra.Command, opt *demoOptions) error {
+	if opt.n < 2 {
+		return usagef("--predict %d: a race needs at least 2 tokens", opt.n)
+	}
+	if opt.still && opt.record == "" {
+		return usagef("--still needs --record FILE.svg")
+	}
+	run := runOptions{prompt: opt.prompt, file: opt.file}
+	m, err := opt.load()
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	text, raw := demoCode, true
+	switch {
+	case opt.prompt != "" || opt.file != "":
+		if text, err = run.promptText(cmd.InOrStdin()); err != nil {
+			return err
+		}
+		raw = opt.raw
+	case m.Template != "" && !opt.raw:
+		text, raw = demoQuestion, false
+	}
+	r, err := newRace(m, opt, text, raw)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	out := cmd.OutOrStdout()
+	if isTerminal(out) && isTerminal(cmd.InOrStdin()) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" {
+		err = demoScreen(cmd, r)
+	} else if err = r.run(cmd.Context(), func() {}); err == nil {
+		err = r.print(out)
+	}
+	if err != nil {
+		return err
+	}
+	if opt.record != "" {
+		if err := os.WriteFile(opt.record, r.svg(!opt.still), 0o644); err != nil {
+			return err
+		}
+		infof(cmd, "written: %s", opt.record)
+	}
+	if !r.identical() {
+		return fmt.Errorf("the texts differ: drafting changed what the model says, which is a defect")
+	}
+	return nil
+}
+
+// demoTitle names the model and the machine.
+func demoTitle(m *engine.Model) string {
+	name := m.Target.Name
+	if name == "" {
+		name = m.Target.Arch
+	}
+	return fmt.Sprintf("strobe demo: %s on %s", name, m.Backend().Name())
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"time"
+
+	"strobe/cache"
+	"strobe/draft"
+	"strobe/engine"
+	"strobe/sample"
+	"strobe/spec"
+	"strobe/tokenizer"
+)
+
+// slice is how long a lane runs before the other one's turn.
+const slice = 50 * time.Millisecond
+
+// race generates one text in two lanes that take turns.
+type race struct {
+	title  string
+	prompt string
+	max    int
+	lanes  [2]*lane
+}
+
+// lane is one way to generate the text.
+type lane struct {
+	name   string
+	model  *engine.Model
+	ids    []int32
+	runner *spec.Runner
+	opt    spec.Options
+	seqs   []*cache.Seq
+	stream *spec.Stream
+	text   *tokenizer.Stream
+
+	tokens  []raceToken
+	output  []byte
+	elapsed time.Duration // of this lane's own steps after the prompt
+	stats   spec.Stats
+	done    bool
+}
+
+// raceToken is a token as it appeared.
+type raceToken struct {
+	text    string
+	drafted bool
+	at      time.Duration // on the lane's own clock
+}
+
+func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, error) {
+	so, err := opt.spec()
+	if err != nil {
+		return nil, err
+	}
+	if so.Draft == spec.Off {
+		return nil, usagef("--draft off leaves nothing to race against")
+	}
+	ids, err := encodePrompt(m, text, raw)
+	if err != nil {
+		return nil, err
+	}
+	r := &race{title: demoTitle(m), prompt: text, max: opt.n}
+	name := "DFlash"
+	if m.Drafter == nil {
+		name = "n-gram drafts"
+	}
+	for i, l := range []*lane{
+		{name: "plain", opt: spec.Options{Draft: spec.Off}},
+		{name: name, opt: so},
+	} {
+		l.model, l.ids, l.text = m, ids, m.Tokenizer.NewStream()
+		var d draft.Drafter
+		if i == 1 && m.Drafter != nil {
+			d = m.Drafter
+		}
+		if l.runner, err = spec.NewRunner(m.Target, d); err != nil {
+			return nil, err
+		}
+		r.lanes[i] = l
+	}
+	for _, l := range r.lanes {
+		// A short run first brings the weights into memory and shows the controller what passes cost.
+		if err := l.start(opt.ctx, min(24, opt.n)); err == nil {
+			for !l.done && err == nil {
+				err = l.step()
+			}
+		}
+		if err != nil {
+			r.close()
+			return nil, err
+		}
+	}
+	for _, l := range r.lanes {
+		if err := l.start(opt.ctx, opt.n); err != nil {
+			r.close()
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// start begins the text from the beginning.
+func (l *lane) start(ctx, limit int) error {
+	l.close()
+	l.tokens, l.output, l.elapsed, l.done = nil, nil, 0, false
+	l.text = l.model.Tokenizer.NewStream()
+	c := spec.Config{Options: l.opt, Seq: l.model.Target.NewSeq(), Prompt: l.ids, Sampler: greedySampler(l.model), Context: ctx, Max: limit, Emit: l.emit}
+	l.seqs = []*cache.Seq{c.Seq}
+	if l.runner.Drafter != nil {
+		c.DraftSeq = l.model.Drafter.NewSeq()
+		l.seqs = append(l.seqs, c.DraftSeq)
+	}
+	var err error
+	l.stream, err = l.runner.NewStream(c)
+	return err
+}
+
+func (l *lane) close() {
+	if l.stream != nil {
+		l.stream.Close()
+	}
+	for _, s := range l.seqs {
+		s.Close()
+	}
+	l.stream, l.seqs = nil, nil
+}
+
+func (l *lane) emit(t spec.Token) bool {
+	if l.model.Tokenizer.IsEOG(t.ID) {
+		return false
+	}
+	b := l.text.Push(t.ID)
+	l.output = append(l.output, b...)
+	l.tokens = append(l.tokens, raceToken{text: string(b), drafted: t.Drafted})
+	return true
+}
+
+// step advances the lane by one pass.
+func (l *lane) step() error {
+	prefilling, before := l.stream.Prefilling(), len(l.tokens)
+	start := time.Now()
+	if err := l.runner.Step([]*spec.Stream{l.stream}, promptChunk); err != nil {
+		return err
+	}
+	if !prefilling {
+		l.elapsed += time.Since(start)
+	}
+	if l.stream.Done() {
+		if b := l.text.Flush(); len(b) > 0 {
+			l.output = append(l.output, b...)
+			l.tokens = append(l.tokens, raceToken{text: string(b)})
+		}
+		l.done = true
+	}
+	for i := before; i < len(l.tokens); i++ {
+		l.tokens[i].at = l.elapsed
+	}
+	l.stats = l.stream.Stats()
+	return l.stream.Err()
+}
+
+// speed is tokens per second after the first one.
+func (l *lane) speed() float64 {
+	if l.elapsed <= 0 || l.stats.Tokens < 2 {
+		return 0
+	}
+	return float64(l.stats.Tokens-1) / l.elapsed.Seconds()
+}
+
+func (l *lane) hash() string { return fmt.Sprintf("%x", sha256.Sum256(l.output)) }
+
+// run lets the lanes take turns until both are done, and calls shown after each turn.
+func (r *race) run(ctx context.Context, shown func()) error {
+	for !r.lanes[0].done || !r.lanes[1].done {
+		for _, l := range r.lanes {
+			turn := l.elapsed
+			for !l.done && l.elapsed-turn < slice {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if err := l.step(); err != nil {
+					return err
+				}
+			}
+			shown()
+		}
+	}
+	return nil
+}
+
+func (r *race) close() {
+	for _, l := range r.lanes {
+		if l != nil {
+			l.close()
+		}
+	}
+}
+
+func (r *race) identical() bool { return string(r.lanes[0].output) == string(r.lanes[1].output) }
+
+// ratio is how many times as fast the drafted lane was.
+func (r *race) ratio() float64 {
+	if p := r.lanes[0].speed(); p > 0 {
+		return r.lanes[1].speed() / p
+	}
+	return 0
+}
+
+// greedySampler takes the most likely token, but none that the model must not say.
+func greedySampler(m *engine.Model) spec.Sampler {
+	p := sample.Params{}
+	for _, id := range m.Target.Suppress {
+		if p.LogitBias == nil {
+			p.LogitBias = make(map[int32]float32)
+		}
+		p.LogitBias[id] = negInf
+	}
+	return sample.New(p, m.Target.Vocab)
+}
+
+// numbers sums a lane up.
+func (l *lane) numbers() string {
+	s := fmt.Sprintf("%.2f s, %.1f tokens/s", l.elapsed.Seconds(), l.speed())
+	if l.stats.Guessed > 0 {
+		s += fmt.Sprintf(", %.2f per pass", l.stats.Mean())
+	}
+	return s
+}
+
+// verdict are the last lines: who was faster, and whether the texts are the same.
+func (r *race) verdict() []string {
+	plain, fast := r.lanes[0], r.lanes[1]
+	lines := []string{fmt.Sprintf("%s decoding was %.2f times as fast as plain decoding: %.1f against %.1f tokens/s", fast.name, r.ratio(), fast.speed(), plain.speed())}
+	if r.identical() {
+		return append(lines, fmt.Sprintf("the texts are identical: sha256 %.16s = %.16s", plain.hash(), fast.hash()))
+	}
+	return append(lines, fmt.Sprintf("THE TEXTS DIFFER: sha256 %.16s and %.16s", plain.hash(), fast.hash()))
+}
