@@ -89,7 +89,23 @@ var reserved = map[string]bool{"messages": true, "tools": true, "add_generation_
 // *jinja.Error; when its Raised field is set, the template refused the
 // conversation.
 func (t *Template) Render(msgs []Message, opt Options) (string, error) {
-	vars := jinja.NewDict()
+	text, _, err := t.render(msgs, opt)
+	return text, err
+}
+
+// rendering is what a prompt was made from, for rendering it again.
+type rendering struct {
+	vars *jinja.Dict
+	list *jinja.List // the messages in the shape that was accepted
+	opt  jinja.Options
+}
+
+func (t *Template) render(msgs []Message, opt Options) (string, *rendering, error) {
+	r := &rendering{vars: jinja.NewDict(), opt: jinja.Options{Now: opt.Now, Limits: opt.Limits}}
+	if r.opt.Now.IsZero() {
+		r.opt.Now = time.Now() // one clock for all attempts
+	}
+	vars := r.vars
 	vars.Set("messages", nil)
 	var tools any // transformers passes None, not an undefined name
 	if len(opt.Tools) > 0 {
@@ -97,7 +113,7 @@ func (t *Template) Render(msgs []Message, opt Options) (string, error) {
 		for i, raw := range opt.Tools {
 			v, err := jinja.FromJSON(raw)
 			if err != nil {
-				return "", fmt.Errorf("tools[%d]: %w", i, err)
+				return "", nil, fmt.Errorf("tools[%d]: %w", i, err)
 			}
 			l.Items = append(l.Items, v)
 		}
@@ -113,30 +129,36 @@ func (t *Template) Render(msgs []Message, opt Options) (string, error) {
 	}
 	for k, v := range opt.Extra {
 		if reserved[k] {
-			return "", fmt.Errorf("chat_template_kwargs: %s cannot be set", k)
+			return "", nil, fmt.Errorf("chat_template_kwargs: %s cannot be set", k)
 		}
 		x, err := jinja.FromGo(v)
 		if err != nil {
-			return "", fmt.Errorf("chat_template_kwargs: %s: %w", k, err)
+			return "", nil, fmt.Errorf("chat_template_kwargs: %s: %w", k, err)
 		}
 		vars.Set(k, x)
 	}
-	jopt := jinja.Options{Now: opt.Now, Limits: opt.Limits}
+	var err error
+	var text string
 	if opt.Strict {
-		list, err := values(msgs, shape{})
-		if err != nil {
-			return "", err
+		if r.list, err = values(msgs, shape{}); err == nil {
+			text, err = t.again(r, r.list)
 		}
-		vars.Set("messages", list)
-		return t.jinja.Render(vars, jopt)
+	} else {
+		text, err = t.renderAdapted(msgs, r)
 	}
-	return t.renderAdapted(msgs, vars, jopt)
+	return text, r, err
+}
+
+// again renders with other messages.
+func (t *Template) again(r *rendering, list *jinja.List) (string, error) {
+	r.vars.Set("messages", list)
+	return t.jinja.Render(r.vars, r.opt)
 }
 
 // renderAdapted renders the messages in the shape the template takes. What the
 // probe could not tell is tried: the first shape that renders wins, so a
 // conversation transformers renders is rendered in the same way.
-func (t *Template) renderAdapted(msgs []Message, vars *jinja.Dict, opt jinja.Options) (string, error) {
+func (t *Template) renderAdapted(msgs []Message, r *rendering) (string, error) {
 	t.probe.Do(t.findCaps)
 	var first error
 	for _, s := range t.shapes(msgs) {
@@ -144,12 +166,10 @@ func (t *Template) renderAdapted(msgs []Message, vars *jinja.Dict, opt jinja.Opt
 		if err != nil {
 			return "", err
 		}
-		list, err := values(adapted, s)
-		if err != nil {
+		if r.list, err = values(adapted, s); err != nil {
 			return "", err
 		}
-		vars.Set("messages", list)
-		text, err := t.jinja.Render(vars, opt)
+		text, err := t.again(r, r.list)
 		if err == nil {
 			return text, nil
 		}

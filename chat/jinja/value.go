@@ -59,6 +59,32 @@ func (d *Dict) Get(key string) (any, bool) {
 	return nil, false
 }
 
+// MapStrings returns a deep copy of a value with every string replaced by f of
+// it, keys excepted.
+func MapStrings(v any, f func(string) string) any {
+	switch v := v.(type) {
+	case string:
+		return f(v)
+	case *List:
+		out := &List{Items: make([]any, len(v.Items)), tuple: v.tuple}
+		for i, e := range v.Items {
+			out.Items[i] = MapStrings(e, f)
+		}
+		return out
+	case *Dict:
+		out := NewDict()
+		for h, i := range v.index {
+			out.index[h] = i
+		}
+		out.keys = append(out.keys, v.keys...)
+		for _, e := range v.values {
+			out.values = append(out.values, MapStrings(e, f))
+		}
+		return out
+	}
+	return v
+}
+
 // Len returns the number of keys.
 func (d *Dict) Len() int { return len(d.keys) }
 
