@@ -1,0 +1,293 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+)
+
+// middleware puts the checks in front of the endpoints, outermost first: log and recover, host, CORS,
+// readiness, key, size.
+func (s *Server) middleware(next http.Handler) http.Handler {
+	next = s.limitHeld(next)
+	next = s.checkKey(next)
+	next = s.checkReady(next)
+	next = s.cors(next)
+	next = s.checkHost(next)
+	return s.observe(next)
+}
+
+// record gathers what the log line of a request says. Handlers add to it from the request's
+// goroutine only.
+type record struct {
+	attrs []slog.Attr
+	err   *apiError
+}
+
+type recordKey struct{}
+
+// logOf returns the record of a request; handlers called without the middleware get a throw-away.
+func logOf(r *http.Request) *record {
+	if rec, ok := r.Context().Value(recordKey{}).(*record); ok {
+		return rec
+	}
+	return &record{}
+}
+
+func (l *record) add(attrs ...slog.Attr) { l.attrs = append(l.attrs, attrs...) }
+func (l *record) fail(e *apiError)       { l.err = e }
+
+// response counts what is written and gives every write its own deadline: a client may be slow for
+// as long as it takes something.
+type response struct {
+	http.ResponseWriter
+	rc      *http.ResponseController
+	timeout time.Duration
+	status  int
+	bytes   int64
+}
+
+func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *response) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 {
+		w.status = status
+	}
+	if status == statusClientGone {
+		status = http.StatusBadRequest // not a status of HTTP's, and nobody reads it
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *response) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	_ = w.rc.SetWriteDeadline(time.Now().Add(w.timeout))
+	n, err := w.ResponseWriter.Write(p)
+	w.bytes += int64(n)
+	return n, err
+}
+
+// observe gives a request its id and its log line, and turns a panic into an error.
+func (s *Server) observe(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		rec := &record{}
+		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, rec))
+		id := requestID(r)
+		h := w.Header()
+		h.Set("X-Request-Id", id)
+		h.Set("Server", "strobe")
+		h.Set("X-Content-Type-Options", "nosniff")
+		rw := &response{ResponseWriter: w, rc: http.NewResponseController(w), timeout: s.cfg.WriteTimeout}
+		// The connection may still have the deadline of the response before.
+		_ = rw.rc.SetWriteDeadline(time.Time{})
+		if r.ContentLength != 0 {
+			// Also for bodies that no handler reads: the server would wait for the rest of them.
+			_ = rw.rc.SetReadDeadline(start.Add(s.cfg.BodyTimeout))
+		}
+		defer func() {
+			if p := recover(); p != nil {
+				s.cfg.Log.Error("handler stopped by a defect", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+				if rw.status == 0 {
+					fail(rw, r, fmt.Errorf("the server has a defect; its log says more"))
+				}
+			}
+			s.logLine(r, rw, rec, id, time.Since(start))
+		}()
+		next.ServeHTTP(rw, r)
+	})
+}
+
+func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, took time.Duration) {
+	status := w.status
+	if status == 0 {
+		status = http.StatusOK
+	}
+	s.metrics.request(r, status, took)
+	level := slog.LevelInfo
+	switch {
+	case status >= 500:
+		level = slog.LevelError
+	case r.URL.Path == "/health" || r.URL.Path == "/v1/health" || r.URL.Path == "/metrics" || strings.HasPrefix(r.URL.Path, "/ui/"):
+		level = slog.LevelDebug // asked for every few seconds
+	}
+	if !s.cfg.Log.Enabled(r.Context(), level) {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("id", id), slog.String("client", clientIP(r)), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+		slog.Int("status", status), slog.Float64("ms", ms(took)), slog.Int64("bytes", w.bytes),
+	}
+	attrs = append(attrs, rec.attrs...)
+	if rec.err != nil {
+		attrs = append(attrs, slog.String("error", rec.err.Message))
+	}
+	s.cfg.Log.LogAttrs(context.WithoutCancel(r.Context()), level, "request", attrs...)
+}
+
+// requestID is the one a proxy gave the request, if it is harmless to print, or a new one.
+func requestID(r *http.Request) string {
+	id := r.Header.Get("X-Request-Id")
+	ok := id != "" && len(id) <= 64
+	for _, c := range id {
+		ok = ok && (c == '-' || c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z')
+	}
+	if ok {
+		return id
+	}
+	return newID("req_")
+}
+
+// newID returns a prefix with 24 random hexadecimal digits.
+func newID(prefix string) string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return prefix + hex.EncodeToString(b[:])
+}
+
+func clientIP(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+
+// checkHost refuses names the server does not go by. Addresses are always allowed: a page cannot
+// make a browser send one it was not loaded from.
+func (s *Server) checkHost(next http.Handler) http.Handler {
+	if s.cfg.Hosts == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := r.Host
+		if h, _, err := net.SplitHostPort(host); err == nil {
+			host = h
+		}
+		host = strings.ToLower(strings.Trim(host, "[]"))
+		if host != "" && net.ParseIP(host) == nil && !slices.Contains(s.cfg.Hosts, host) {
+			fail(w, r, &apiError{Status: http.StatusForbidden, Type: "permission_error",
+				Message: fmt.Sprintf("this server does not go by the name %q", host)})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// cors lets pages of the allowed origins read answers, and keeps others from making requests with
+// effects.
+func (s *Server) cors(next http.Handler) http.Handler {
+	guard := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		origin := r.Header.Get("Origin")
+		allowed := origin != "" && (slices.Contains(s.cfg.CORS, "*") || slices.Contains(s.cfg.CORS, origin))
+		if len(s.cfg.CORS) > 0 {
+			w.Header().Add("Vary", "Origin")
+		}
+		if allowed {
+			h := w.Header()
+			h.Set("Access-Control-Allow-Origin", origin)
+			h.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After")
+			if r.Method == http.MethodOptions {
+				h.Set("Access-Control-Allow-Methods", "GET, POST, OPTIONS")
+				if want := r.Header.Get("Access-Control-Request-Headers"); want != "" {
+					h.Set("Access-Control-Allow-Headers", want)
+				}
+				h.Set("Access-Control-Max-Age", "600")
+			}
+		}
+		if r.Method == http.MethodOptions {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		if !allowed {
+			if err := guard.Check(r); err != nil {
+				fail(w, r, &apiError{Status: http.StatusForbidden, Type: "permission_error",
+					Message: "requests of pages from another origin are not allowed; see --cors"})
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// open are the paths that need neither a model nor a key.
+func open(r *http.Request) bool {
+	p := r.URL.Path
+	return p == "/" || strings.HasPrefix(p, "/ui/")
+}
+
+func isHealth(r *http.Request) bool { return r.URL.Path == "/health" || r.URL.Path == "/v1/health" }
+
+func (s *Server) checkReady(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.loading.Load() && !open(r) {
+			fail(w, r, errLoading)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// checkKey wants one of the keys, as a bearer token or in X-Api-Key. Keys are compared by their
+// hashes, all of them, in constant time: how long it takes tells nothing.
+func (s *Server) checkKey(next http.Handler) http.Handler {
+	if len(s.keys) == 0 {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if open(r) || isHealth(r) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		key := r.Header.Get("X-Api-Key")
+		if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
+			key = strings.TrimSpace(token)
+		}
+		sum := sha256.Sum256([]byte(key))
+		found := 0
+		for _, k := range s.keys {
+			found |= subtle.ConstantTimeCompare(sum[:], k[:])
+		}
+		if found == 0 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			fail(w, r, &apiError{Status: http.StatusUnauthorized, Type: "authentication_error", Code: "invalid_api_key",
+				Message: "a valid API key is needed: Authorization: Bearer KEY"})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// limitHeld bounds the memory of all request bodies together. A body of unknown length counts as the
+// largest one.
+func (s *Server) limitHeld(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := r.ContentLength
+		if n < 0 || n > s.cfg.MaxBody {
+			n = s.cfg.MaxBody
+		}
+		if n > 0 {
+			defer s.held.Add(-n)
+			if s.held.Add(n) > s.cfg.MaxHeld {
+				fail(w, r, unavailable("the requests being handled take too much memory; try again later"))
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,218 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+	"unicode/utf8"
+
+	"strobe/engine"
+	"strobe/spec"
+	"strobe/tokenizer"
+)
+
+// fingerprint tells builds apart in answers.
+func (s *Server) fingerprint() string {
+	if s.cfg.Version == "" {
+		return "strobe"
+	}
+	return "strobe-" + s.cfg.Version
+}
+
+// health says whether the server can answer. It fails when the only model has stopped by a defect.
+func (s *Server) health(w http.ResponseWriter, r *http.Request) {
+	if list := s.cfg.Models.List(); len(list) == 1 && list[0].State == engine.StateFailed && list[0].Err != nil {
+		fail(w, r, unavailable(list[0].Err.Error()))
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+// props shows the effective configuration of a model: what runs, not what was asked for.
+func (s *Server) props(w http.ResponseWriter, r *http.Request) {
+	v, err := s.loaded(r.URL.Query().Get("model"))
+	if err != nil {
+		// Nothing is loaded; what the server itself knows is still worth showing.
+		writeJSON(w, http.StatusOK, map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.cfg.Models.List())})
+		return
+	}
+	cfg, m := v.engine.Config(), v.engine.Model()
+	p := s.cfg.Params
+	out := map[string]any{
+		"default_generation_settings": map[string]any{
+			"n_ctx": cfg.Context,
+			"params": map[string]any{
+				"temperature": p.Temp, "top_k": p.TopK, "top_p": p.TopP, "min_p": p.MinP, "typical_p": p.TypicalP,
+				"repeat_penalty": p.RepeatPenalty, "presence_penalty": p.PresencePenalty, "frequency_penalty": p.FrequencyPenalty,
+				"repeat_last_n": p.RepeatLastN, "max_tokens": s.cfg.MaxTokens,
+			},
+		},
+		"total_slots":   cfg.Parallel,
+		"queue":         cfg.Queue,
+		"model_alias":   v.name,
+		"build_info":    s.fingerprint(),
+		"chat_template": v.template.Source(),
+		"chat_template_caps": map[string]bool{
+			"supports_tools": v.template.Tools(), "supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
+		},
+		"modalities": map[string]bool{"vision": false, "audio": false},
+		"bos_token":  v.bos,
+		"eos_token":  v.eos,
+		"model": map[string]any{
+			"arch": m.Target.Arch, "n_ctx_train": m.Target.Context, "n_vocab": m.Target.Vocab, "n_embd": m.Target.Hidden,
+			"n_layer": m.Target.Layers, "size": m.Target.WeightBytes(), "recurrent": m.Target.Recurrent, "n_expert": m.Target.Experts,
+		},
+		"runtime": map[string]any{
+			"backend": m.Backend().Name(), "chunk": cfg.Chunk, "parallel": cfg.Parallel,
+			"cache_bytes_per_token": m.Target.Memory().TokenBytes(), "cache_bytes_per_sequence": m.Target.Memory().SeqBytes(),
+		},
+		"prefix_cache": map[string]any{"ram_bytes": max(cfg.CacheBytes, 0), "disk": cfg.CacheDir != "", "disk_bytes": cfg.CacheDiskBytes},
+		"speculative":  speculative(m, sourceName(s.cfg.Spec.Draft)),
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+func speculative(m *engine.Model, source string) map[string]any {
+	out := map[string]any{"draft": source, "drafter": m.Drafter != nil}
+	if m.Drafter != nil {
+		out["block"] = m.Drafter.Block()
+		out["size"] = m.Drafter.WeightBytes()
+	}
+	return out
+}
+
+// slots shows what every slot of a model does. ?fail_on_no_slot=1 turns it into a check for a free one.
+func (s *Server) slots(w http.ResponseWriter, r *http.Request) {
+	v, err := s.loaded(r.URL.Query().Get("model"))
+	if err != nil {
+		writeJSON(w, http.StatusOK, []any{})
+		return
+	}
+	snap, cfg := v.engine.Snapshot(), v.engine.Config()
+	if r.URL.Query().Get("fail_on_no_slot") == "1" && snap.Active() == len(snap.Slots) {
+		fail(w, r, unavailable("no slot is free"))
+		return
+	}
+	out := []map[string]any{}
+	for _, x := range snap.Slots {
+		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": v.engine.Model().Drafter != nil, "is_processing": x.Busy}
+		if !x.Since.IsZero() {
+			st := x.State
+			j["phase"] = st.Phase.String()
+			j["n_prompt_tokens"] = st.Prompt
+			j["n_prompt_tokens_processed"] = max(0, st.Processed-st.Cached)
+			j["n_prompt_tokens_cache"] = st.Cached
+			j["draft"] = sourceName(x.Draft)
+			j["next_token"] = []map[string]any{{"has_next_token": x.Busy, "n_remain": -1, "n_decoded": st.Generated}}
+			if x.Busy {
+				j["busy_ms"] = ms(time.Since(x.Since))
+			}
+		}
+		out = append(out, j)
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+type tokenizeRequest struct {
+	Model        string `json:"model"`
+	Content      string `json:"content"`
+	AddSpecial   bool   `json:"add_special"`
+	ParseSpecial *bool  `json:"parse_special"`
+	WithPieces   bool   `json:"with_pieces"`
+}
+
+func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
+	var q tokenizeRequest
+	if err := s.decode(w, r, &q); err != nil {
+		fail(w, r, err)
+		return
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	defer l.release()
+	ids := l.tok.Encode(q.Content, tokenizer.EncodeOptions{AddSpecial: q.AddSpecial, ParseSpecial: q.ParseSpecial == nil || *q.ParseSpecial})
+	if !q.WithPieces {
+		if ids == nil {
+			ids = []int32{}
+		}
+		writeJSON(w, http.StatusOK, map[string]any{"tokens": ids})
+		return
+	}
+	out := []map[string]any{}
+	for _, id := range ids {
+		var piece any
+		b := l.tok.Piece(id, true)
+		if piece = string(b); !utf8.Valid(b) {
+			bytes := make([]int, len(b))
+			for i, c := range b {
+				bytes[i] = int(c)
+			}
+			piece = bytes
+		}
+		out = append(out, map[string]any{"id": id, "piece": piece})
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"tokens": out})
+}
+
+type detokenizeRequest struct {
+	Model  string          `json:"model"`
+	Tokens json.RawMessage `json:"tokens"`
+}
+
+func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) {
+	var q detokenizeRequest
+	if err := s.decode(w, r, &q); err != nil {
+		fail(w, r, err)
+		return
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	defer l.release()
+	ids, err := l.tokenList(q.Tokens, "tokens")
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]string{"content": string(l.tok.Decode(ids, tokenizer.DecodeOptions{Special: true}))})
+}
+
+// applyTemplate shows the prompt of a chat request without running it.
+func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) {
+	var q chatRequest
+	if err := s.decode(w, r, &q); err != nil {
+		fail(w, r, err)
+		return
+	}
+	c, err := q.conversation()
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	defer l.release()
+	p, err := l.render(c)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"prompt": l.shown(p.text), "n_tokens": len(p.tokens)})
+}
+
+// sourceName is what flags and requests call a source of drafts.
+func sourceName(s spec.Source) string {
+	names := [...]string{"auto", "off", "dflash", "ngram"}
+	if s < 0 || int(s) >= len(names) {
+		return "unknown"
+	}
+	return names[s]
+}

@@ -1,0 +1,323 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"strobe/engine"
+	"strobe/tokenizer"
+)
+
+// completionRequest is the body of POST /v1/completions.
+type completionRequest struct {
+	samplingFields
+	Model          string          `json:"model"`
+	Prompt         json.RawMessage `json:"prompt"`
+	Suffix         *string         `json:"suffix"`
+	Echo           bool            `json:"echo"`
+	Stream         bool            `json:"stream"`
+	StreamOptions  *streamOptions  `json:"stream_options"`
+	N              *int            `json:"n"`
+	LogProbs       *int            `json:"logprobs"`
+	ResponseFormat *responseFormat `json:"response_format"`
+	JSONSchema     json.RawMessage `json:"json_schema"`
+}
+
+type completionResponse struct {
+	ID                string             `json:"id"`
+	Object            string             `json:"object"` // text_completion, also in streams
+	Created           int64              `json:"created"`
+	Model             string             `json:"model"`
+	SystemFingerprint string             `json:"system_fingerprint"`
+	Choices           []completionChoice `json:"choices"`
+	Usage             *usageJSON         `json:"usage,omitempty"`
+	Timings           *timingsJSON       `json:"timings,omitempty"`
+	Strobe            *strobeJSON        `json:"strobe,omitempty"`
+}
+
+type completionChoice struct {
+	Index        int            `json:"index"`
+	Text         string         `json:"text"`
+	LogProbs     *textProbsJSON `json:"logprobs"`
+	FinishReason *string        `json:"finish_reason"`
+}
+
+// textProbsJSON is the older shape of log probabilities.
+type textProbsJSON struct {
+	Tokens        []string             `json:"tokens"`
+	TokenLogProbs []float64            `json:"token_logprobs"`
+	TopLogProbs   []map[string]float64 `json:"top_logprobs"`
+	TextOffset    []int                `json:"text_offset"`
+}
+
+// textPrompt is one prompt of a completion.
+type textPrompt struct {
+	text   string
+	tokens []int32
+}
+
+// prompts reads a string, a list of strings, tokens, or a list of token lists.
+func (v *view) prompts(name string, raw json.RawMessage) ([]textPrompt, error) {
+	encode := func(s string) (textPrompt, error) {
+		if err := v.fits(len(s)); err != nil {
+			return textPrompt{}, err
+		}
+		return textPrompt{s, v.tok.Encode(s, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: true})}, nil
+	}
+	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
+		if kindOf(raw) == "string" {
+			var s string
+			if err := decodeJSON(raw, at, &s); err != nil {
+				return textPrompt{}, err
+			}
+			return encode(s)
+		}
+		ids, err := v.tokenList(raw, at)
+		return textPrompt{"", ids}, err
+	}
+	switch kindOf(raw) {
+	case "string":
+		p, err := decode(raw, name)
+		return []textPrompt{p}, err
+	case "array":
+	case "null":
+		return nil, invalid(name, "is missing")
+	default:
+		return nil, invalid(name, "must be a string, a list of strings or a list of tokens")
+	}
+	var list []json.RawMessage
+	if err := decodeJSON(raw, name, &list); err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
+		return nil, invalid(name, "is empty")
+	}
+	if kindOf(list[0]) == "number" {
+		ids, err := v.tokenList(raw, name)
+		return []textPrompt{{"", ids}}, err
+	}
+	out := make([]textPrompt, len(list))
+	for i, x := range list {
+		var err error
+		if out[i], err = decode(x, name+index(i)); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// tokenList reads token ids.
+func (v *view) tokenList(raw json.RawMessage, at string) ([]int32, error) {
+	if kindOf(raw) != "array" {
+		return nil, invalid(at, "must be a string or a list of tokens")
+	}
+	var ids []int32
+	if err := decodeJSON(raw, at, &ids); err != nil {
+		return nil, err
+	}
+	for i, id := range ids {
+		if id < 0 || int(id) >= v.tok.Size() {
+			return nil, invalid(at+index(i), "%d is not the id of a token", id)
+		}
+	}
+	return ids, nil
+}
+
+func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
+	var q completionRequest
+	if err := s.decode(w, r, &q); err != nil {
+		fail(w, r, err)
+		return
+	}
+	if q.Suffix != nil && *q.Suffix != "" {
+		fail(w, r, invalid("suffix", "is not supported"))
+		return
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	defer l.release()
+	a, reqs, err := s.newTextAnswer(&q, l.view)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	b, err := s.submit(r.Context(), l.view, reqs, a.replies)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	a.gens = b.gens
+	if q.Stream {
+		a.stream(w, r, b)
+		return
+	}
+	if err := b.run(r, discard, nil); err != nil {
+		fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, a.whole())
+}
+
+// textAnswer is the answer to a completion request: n choices per prompt.
+type textAnswer struct {
+	q       *completionRequest
+	v       *view
+	n       int
+	base    completionResponse
+	prompts []textPrompt
+	gens    []*engine.Generation
+	replies []*reply
+	offset  []int // of each choice, for log probabilities
+}
+
+func (s *Server) newTextAnswer(q *completionRequest, v *view) (*textAnswer, []engine.Request, error) {
+	a := &textAnswer{q: q, v: v, n: 1, base: completionResponse{
+		ID: newID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: v.name, SystemFingerprint: s.fingerprint(),
+	}}
+	if q.N != nil {
+		a.n = *q.N
+	}
+	var err error
+	if a.prompts, err = v.prompts("prompt", q.Prompt); err != nil {
+		return nil, nil, err
+	}
+	if total := a.n * len(a.prompts); a.n < 1 || total > maxChoices {
+		return nil, nil, invalid("n", "%d choices are not between 1 and %d", total, maxChoices)
+	}
+	req := s.request()
+	if err := q.samplingFields.apply(&req, v.tok); err != nil {
+		return nil, nil, err
+	}
+	if q.LogProbs != nil {
+		if err := logProbs(&req, "logprobs", *q.LogProbs); err != nil {
+			return nil, nil, err
+		}
+	}
+	c := &conversation{budget: -1, raw: true}
+	if c.format, err = q.ResponseFormat.format(); err != nil {
+		return nil, nil, err
+	}
+	if kindOf(q.JSONSchema) != "null" {
+		c.format = &format{q.JSONSchema}
+	}
+	var reqs []engine.Request
+	for _, p := range a.prompts {
+		for i := range a.n {
+			one := req
+			one.Tokens = p.tokens
+			one.Params.Seed += uint64(i)
+			if one.Constraint, err = v.constraint(c, &prompt{}); err != nil {
+				return nil, nil, err
+			}
+			reqs = append(reqs, one)
+			rep := newReply(v, nil, nil, q.Stream)
+			rep.keepTokens = q.LogProbs != nil
+			a.replies = append(a.replies, rep)
+		}
+	}
+	a.offset = make([]int, len(a.replies))
+	return a, reqs, nil
+}
+
+// echo is the prompt's text where the answer begins with it.
+func (a *textAnswer) echo(i int) string {
+	p := a.prompts[i/a.n]
+	switch {
+	case !a.q.Echo:
+		return ""
+	case p.text != "":
+		return p.text
+	}
+	return string(a.v.tok.Decode(p.tokens, tokenizer.DecodeOptions{Special: true}))
+}
+
+func (a *textAnswer) logProbs(i int, tokens []engine.Token) *textProbsJSON {
+	if a.q.LogProbs == nil {
+		return nil
+	}
+	l := &textProbsJSON{Tokens: []string{}, TokenLogProbs: []float64{}, TopLogProbs: []map[string]float64{}, TextOffset: []int{}}
+	for _, t := range tokens {
+		e := newTop(a.v.tok, t.ID, t.LogProb)
+		l.Tokens = append(l.Tokens, e.Token)
+		l.TokenLogProbs = append(l.TokenLogProbs, e.LogProb)
+		top := map[string]float64{}
+		for _, x := range tops(a.v.tok, t.Top) {
+			top[x.Token] = x.LogProb
+		}
+		l.TopLogProbs = append(l.TopLogProbs, top)
+		l.TextOffset = append(l.TextOffset, a.offset[i])
+		a.offset[i] += len(e.Token)
+	}
+	return l
+}
+
+func (a *textAnswer) whole() *completionResponse {
+	out := a.base
+	for i, rep := range a.replies {
+		finish := rep.finish()
+		out.Choices = append(out.Choices, completionChoice{
+			Index: i, Text: a.echo(i) + rep.content.String(), LogProbs: a.logProbs(i, rep.tokens), FinishReason: &finish,
+		})
+	}
+	out.Usage = usage(a.replies, a.n)
+	out.Timings = timings(a.replies[0].result)
+	return &out
+}
+
+func (a *textAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
+	st := newStream(w)
+	begun := make([]bool, len(a.replies))
+	err := b.run(r, func(i int, ds []delta) error {
+		rep := a.replies[i]
+		ch := completionChoice{Index: i}
+		if !begun[i] {
+			begun[i] = true
+			ch.Text = a.echo(i)
+		}
+		for _, d := range ds {
+			ch.Text += d.text
+		}
+		out := a.base
+		if len(rep.tokens) > 0 {
+			ch.LogProbs = a.logProbs(i, rep.tokens)
+			rep.tokens = rep.tokens[:0]
+		}
+		if rep.result != nil {
+			finish := rep.finish()
+			ch.FinishReason = &finish
+			if len(a.replies) == 1 {
+				out.Timings = timings(rep.result)
+			}
+		} else if a.q.TimingsPerToken {
+			out.Timings = rep.progress(a.gens[i].State())
+		}
+		if ch.Text == "" && ch.FinishReason == nil && ch.LogProbs == nil {
+			return nil // all of it is held back
+		}
+		out.Choices = []completionChoice{ch}
+		if a.q.Strobe != nil && a.q.Strobe.Spans {
+			out.Strobe = spans(ds)
+		}
+		if err := st.send("", &out); err != nil {
+			return err
+		}
+		return st.flush()
+	}, st.ping)
+	if err == nil && a.q.StreamOptions != nil && a.q.StreamOptions.IncludeUsage {
+		last := a.base
+		last.Choices = []completionChoice{}
+		last.Usage = usage(a.replies, a.n)
+		last.Timings = timings(a.replies[0].result)
+		err = st.send("", &last)
+	}
+	if err != nil {
+		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]any{"error": e.json()} })
+		return
+	}
+	st.done()
+	_ = st.flush()
+}

@@ -1,0 +1,175 @@
+package server
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"path/filepath"
+
+	"strobe/engine"
+)
+
+// modelJSON is an entry of GET /v1/models: OpenAI's fields, then what llama.cpp and vLLM add, then
+// how the model stands here.
+type modelJSON struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	OwnedBy string `json:"owned_by"`
+
+	MaxModelLen   int            `json:"max_model_len"`  // vLLM
+	ContextLength int            `json:"context_length"` // Open WebUI and others
+	Meta          map[string]any `json:"meta,omitempty"` // llama.cpp; of loaded models
+
+	State      string `json:"state"` // unloaded, loading, loaded or failed
+	Error      string `json:"error,omitempty"`
+	Size       int64  `json:"size"`         // bytes of the files
+	LastUsedMS int64  `json:"last_used_ms"` // Unix time; 0 is never
+	InUse      int    `json:"in_use"`       // requests
+	Arch       string `json:"arch,omitempty"`
+	Drafter    string `json:"drafter,omitempty"`
+}
+
+func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
+	j := modelJSON{
+		ID: m.Name, Object: "model", OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context, ContextLength: m.Context,
+		State: string(m.State), Size: m.Size, InUse: m.Users, Arch: m.Arch,
+	}
+	if m.Drafter != "" {
+		j.Drafter = filepath.Base(m.Drafter) // where the file lies is nobody's business
+	}
+	if !m.Modified.IsZero() {
+		j.Created = m.Modified.Unix()
+	}
+	if !m.LastUsed.IsZero() {
+		j.LastUsedMS = m.LastUsed.UnixMilli()
+	}
+	if m.Err != nil {
+		j.Error = m.Err.Error()
+	}
+	if e != nil {
+		t := e.Model().Target
+		j.Meta = map[string]any{
+			"n_vocab": t.Vocab, "n_ctx": e.Config().Context, "n_ctx_train": t.Context, "n_embd": t.Hidden, "size": t.WeightBytes(),
+		}
+	}
+	return j
+}
+
+func (s *Server) listModels(w http.ResponseWriter, _ *http.Request) {
+	engines := s.cfg.Models.Resident()
+	data := []modelJSON{}
+	for _, m := range s.cfg.Models.List() {
+		data = append(data, s.modelEntry(&m, engines[m.Name]))
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": data})
+}
+
+func (s *Server) getModel(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	for _, m := range s.cfg.Models.List() {
+		if m.Name == id {
+			writeJSON(w, http.StatusOK, s.modelEntry(&m, s.cfg.Models.Resident()[id]))
+			return
+		}
+	}
+	fail(w, r, &engine.UnknownModelError{Name: id})
+}
+
+// embeddingRequest is the body of POST /v1/embeddings.
+type embeddingRequest struct {
+	Model          string          `json:"model"`
+	Input          json.RawMessage `json:"input"`
+	EncodingFormat string          `json:"encoding_format"`
+	Dimensions     *int            `json:"dimensions"`
+}
+
+type embeddingJSON struct {
+	Object    string `json:"object"`
+	Index     int    `json:"index"`
+	Embedding any    `json:"embedding"`
+}
+
+func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
+	var q embeddingRequest
+	if err := s.decode(w, r, &q); err != nil {
+		fail(w, r, err)
+		return
+	}
+	if q.EncodingFormat != "" && q.EncodingFormat != "float" && q.EncodingFormat != "base64" {
+		fail(w, r, invalid("encoding_format", "%q is neither float nor base64", q.EncodingFormat))
+		return
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	defer l.release()
+	data, tokens, err := l.embed(r, &q)
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	logOf(r).add(slog.String("model", l.name), slog.Int("prompt", tokens))
+	writeJSON(w, http.StatusOK, map[string]any{
+		"object": "list", "model": l.name, "data": data,
+		"usage": map[string]int{"prompt_tokens": tokens, "total_tokens": tokens},
+	})
+}
+
+func (v *view) embed(r *http.Request, q *embeddingRequest) (data []embeddingJSON, tokens int, err error) {
+	inputs, err := v.prompts("input", q.Input)
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(inputs) > 2048 {
+		return nil, 0, invalid("input", "has %d entries; at most 2048 are allowed", len(inputs))
+	}
+	if hidden := v.engine.Model().Target.Hidden; q.Dimensions != nil && *q.Dimensions != hidden {
+		return nil, 0, invalid("dimensions", "this model has %d", hidden)
+	}
+	for i, in := range inputs {
+		if len(in.tokens) == 0 {
+			return nil, 0, invalid(fmt.Sprintf("input[%d]", i), "is empty")
+		}
+		x, err := v.engine.Embed(r.Context(), in.tokens)
+		if err != nil {
+			return nil, 0, err
+		}
+		normalise(x)
+		e := embeddingJSON{Object: "embedding", Index: i, Embedding: x}
+		if q.EncodingFormat == "base64" {
+			b := make([]byte, 0, 4*len(x))
+			for _, f := range x {
+				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+			}
+			e.Embedding = base64.StdEncoding.EncodeToString(b)
+		}
+		data = append(data, e)
+		tokens += len(in.tokens)
+	}
+	return data, tokens, nil
+}
+
+// normalise makes a vector's length 1. JSON has no words for what is not a number, so such values
+// become 0.
+func normalise(x []float32) {
+	var sum float64
+	for i, f := range x {
+		if f != f || math.IsInf(float64(f), 0) {
+			x[i] = 0
+		}
+		sum += float64(x[i]) * float64(x[i])
+	}
+	if sum > 0 {
+		scale := float32(1 / math.Sqrt(sum))
+		for i := range x {
+			x[i] *= scale
+		}
+	}
+}

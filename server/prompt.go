@@ -1,0 +1,260 @@
+package server
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"strobe/chat"
+	"strobe/chat/parse"
+	"strobe/engine"
+	"strobe/sample/grammar"
+	"strobe/tokenizer"
+)
+
+// view is what the server derives from a model, once.
+type view struct {
+	name     string
+	engine   *engine.Engine
+	tok      *tokenizer.Tokenizer
+	template *chat.Template
+	bos, eos string
+	longest  int // bytes of the longest token
+	// mark puts inert around the texts of control tokens; see quote.
+	mark  *strings.Replacer
+	inert [2]string
+
+	vocab func() *grammar.Vocab // for constraints
+}
+
+func newView(name string, e *engine.Engine) (*view, error) {
+	m := e.Model()
+	v := &view{name: name, engine: e, tok: m.Tokenizer}
+	var err error
+	if v.template, err = chat.ForModel(m.Template); err != nil {
+		return nil, err
+	}
+	if id, ok := v.tok.BOS(); ok {
+		v.bos = v.tok.Text(id)
+	}
+	if id, ok := v.tok.EOS(); ok {
+		v.eos = v.tok.Text(id)
+	}
+	// Private-use characters around a random word: no text has them by accident or on purpose.
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	word := hex.EncodeToString(b[:])
+	v.inert = [2]string{"\ue000" + word + "\ue001", "\ue002" + word + "\ue003"}
+	var pairs []string
+	for id := range tokenizer.ID(v.tok.Size()) {
+		piece := v.tok.Piece(id, true)
+		v.longest = max(v.longest, len(piece))
+		if v.tok.Kind(id) == tokenizer.Control && len(piece) > 0 {
+			pairs = append(pairs, string(piece), v.inert[0]+string(piece)+v.inert[1])
+		}
+	}
+	v.mark = strings.NewReplacer(pairs...)
+	v.vocab = sync.OnceValue(func() *grammar.Vocab { return newVocab(v.tok) })
+	return v, nil
+}
+
+// quote marks texts of control tokens in what a user or a tool wrote, so that they reach the model as
+// plain text: nobody can end a turn or open one by writing its marker.
+func (v *view) quote(text string) string { return v.mark.Replace(text) }
+
+// encode turns a rendered prompt into tokens.
+func (v *view) encode(text string) []int32 {
+	var ids []int32
+	for text != "" {
+		plain, rest, found := strings.Cut(text, v.inert[0])
+		ids = v.tok.AppendEncode(ids, plain, tokenizer.EncodeOptions{ParseSpecial: true})
+		if !found {
+			break
+		}
+		quoted, after, _ := strings.Cut(rest, v.inert[1])
+		ids = v.tok.AppendEncode(ids, quoted, tokenizer.EncodeOptions{})
+		text = after
+	}
+	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
+	if bos, ok := v.tok.BOS(); ok && v.tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
+		ids = append([]int32{bos}, ids...)
+	}
+	return ids
+}
+
+// fits refuses a text that is too long whatever its tokens, before any work is done on it.
+func (v *view) fits(bytes int) error {
+	if n, limit := bytes/max(v.longest, 1), v.engine.Config().Context; n >= limit {
+		return &engine.ContextError{Prompt: n, Context: limit}
+	}
+	return nil
+}
+
+// toolChoice says whether the model may, must or must not call tools.
+type toolChoice struct {
+	none, required bool
+	name           string // the only one to call
+}
+
+// conversation is what the chat protocols have in common.
+type conversation struct {
+	messages []chat.Message
+	tools    []json.RawMessage // in OpenAI's shape
+	choice   toolChoice
+	oneCall  bool           // at most one tool call
+	format   *format        // of the answer; nil for free text
+	thinking *bool          // nil leaves it to the template
+	budget   int            // most tokens of thinking; < 0 for no limit
+	kwargs   map[string]any // template variables
+	raw      bool           // leave reasoning and tool calls in the text
+}
+
+// prompt is a rendered conversation.
+type prompt struct {
+	text     string
+	tokens   []int32
+	thinking bool // it ends inside an open block of reasoning
+}
+
+// render makes the prompt of a conversation.
+func (v *view) render(c *conversation) (*prompt, error) {
+	opt := chat.Options{
+		Tools: c.tools, AddGenerationPrompt: true, EnableThinking: c.thinking, Extra: c.kwargs,
+		BOS: v.bos, EOS: v.eos, Now: time.Now(),
+	}
+	if c.choice.none {
+		opt.Tools = nil
+	}
+	msgs := slices.Clone(c.messages)
+	size := 0
+	for i := range msgs {
+		size += v.prepare(&msgs[i])
+	}
+	for _, t := range opt.Tools {
+		size += len(t)
+	}
+	if err := v.fits(size); err != nil {
+		return nil, err
+	}
+	// A conversation that ends with the assistant is to be continued there.
+	continued := ""
+	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
+		continued = msgs[n-1].Text()
+		msgs = msgs[:n-1]
+		if opt.EnableThinking == nil && v.template.Thinking() {
+			off := false
+			opt.EnableThinking = &off
+		}
+	}
+	text, err := v.template.Render(msgs, opt)
+	if err != nil {
+		return nil, err
+	}
+	text += continued
+	p := &prompt{text: text, tokens: v.encode(text), thinking: parse.ThinkingOpen(text)}
+	return p, nil
+}
+
+// prepare quotes what a message brings from outside and returns its size.
+func (v *view) prepare(m *chat.Message) int {
+	// The assistant's own words hold markers that templates look for.
+	own := m.Role == "assistant"
+	size := len(m.Reasoning)
+	for _, c := range m.ToolCalls {
+		size += len(c.Arguments)
+	}
+	switch c := m.Content.(type) {
+	case string:
+		size += len(c)
+		if !own {
+			m.Content = v.quote(c)
+		}
+	case []chat.Part:
+		c = slices.Clone(c)
+		for i := range c {
+			size += len(c[i].Text)
+			if q := v.quote(c[i].Text); !own && q != c[i].Text {
+				c[i] = chat.Part{Type: c[i].Type, Text: q}
+			}
+		}
+		m.Content = c
+	}
+	return size
+}
+
+// shown is a prompt's text without the marks of quote.
+func (v *view) shown(text string) string {
+	return strings.NewReplacer(v.inert[0], "", v.inert[1], "").Replace(text)
+}
+
+// checkpoints are the lengths of a prompt after which a later one may differ: the ends of its turns.
+func (v *view) checkpoints(tokens []int32) []int {
+	var at []int
+	for i, id := range tokens {
+		if v.tok.IsEOG(id) {
+			at = append(at, i+1)
+		}
+	}
+	return at
+}
+
+// answers makes the engine's requests for n answers to a conversation, and the replies that will
+// read them. What is common to them, the sampling, is already in req.
+func (v *view) answers(c *conversation, req engine.Request, n int, stream bool) ([]engine.Request, []*reply, error) {
+	p, err := v.render(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	req.Tokens = p.tokens
+	req.Checkpoints = v.checkpoints(p.tokens)
+	// Gemma marks reasoning and calls with control tokens, which its parser has to see.
+	req.KeepSpecial = !c.raw && strings.Contains(v.template.Source(), "<|channel>")
+	reqs, replies := make([]engine.Request, n), make([]*reply, n)
+	for i := range reqs {
+		reqs[i] = req
+		reqs[i].Params.Seed += uint64(i)
+		if reqs[i].Constraint, err = v.constraint(c, p); err != nil {
+			return nil, nil, err
+		}
+		replies[i] = newReply(v, c, p, stream)
+	}
+	return reqs, replies, nil
+}
+
+// parser takes the answers to a prompt apart.
+func (v *view) parser(c *conversation, p *prompt) *parse.Parser {
+	if c.raw {
+		return nil
+	}
+	tools := c.tools
+	if c.choice.none {
+		tools = nil
+	}
+	return parse.For(v.template.Source(), tools, p.thinking)
+}
+
+// decodeMessages reads OpenAI's messages and names the one that is wrong.
+func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
+	if len(raw) == 0 {
+		return nil, invalid("messages", "must be a list with at least one message")
+	}
+	msgs := make([]chat.Message, len(raw))
+	for i, m := range raw {
+		at := fmt.Sprintf("messages[%d]", i)
+		if kindOf(m) != "object" {
+			return nil, invalid(at, "must be an object")
+		}
+		if err := decodeJSON(m, at, &msgs[i]); err != nil {
+			return nil, err
+		}
+		if msgs[i].Role != "assistant" && msgs[i].Content == nil {
+			return nil, invalid(at+".content", "is missing")
+		}
+	}
+	return msgs, nil
+}

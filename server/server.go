@@ -1,0 +1,252 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"strobe/engine"
+	"strobe/sample"
+	"strobe/spec"
+)
+
+// Config says what a server offers and what it allows. Only Models is required.
+type Config struct {
+	Models  Models
+	Version string       // of the program, for /props and the Server header
+	Log     *slog.Logger // nil discards
+	TLS     *tls.Config  // nil serves plain HTTP
+
+	Params    sample.Params // for what requests leave out; zero is greedy
+	Spec      spec.Options  // likewise
+	MaxTokens int           // likewise; 0 means until the context is full
+
+	Keys []string // any of them opens the server; none leaves it open
+	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
+	// answer to read, and their POST requests are refused.
+	CORS []string
+	// Hosts are the names this server goes by. A request with another Host header is refused, which keeps
+	// web pages from reaching a local server through a name of their own. nil allows any.
+	Hosts []string
+
+	MaxBody  int64 // bytes of a request; 0 means 16 MiB
+	MaxHeld  int64 // bytes of all requests being handled; 0 means 256 MiB
+	MaxConns int   // connections at a time; 0 means 1024
+
+	HeaderTimeout time.Duration // for the headers of a request; 0 means 10 s
+	BodyTimeout   time.Duration // for the body; 0 means a minute
+	WriteTimeout  time.Duration // for a client to take what one write sends; 0 means 30 s
+	IdleTimeout   time.Duration // of a connection between requests; 0 means 2 minutes
+	Ping          time.Duration // silence after which a stream sends a comment; 0 means 10 s
+	Drain         time.Duration // for running requests after the context of Serve ended; 0 means 10 s
+}
+
+func (c Config) withDefaults() Config {
+	set := func(v *time.Duration, def time.Duration) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	set(&c.HeaderTimeout, 10*time.Second)
+	set(&c.BodyTimeout, time.Minute)
+	set(&c.WriteTimeout, 30*time.Second)
+	set(&c.IdleTimeout, 2*time.Minute)
+	set(&c.Ping, 10*time.Second)
+	set(&c.Drain, 10*time.Second)
+	if c.MaxBody <= 0 {
+		c.MaxBody = 16 << 20
+	}
+	if c.MaxHeld <= 0 {
+		c.MaxHeld = 256 << 20
+	}
+	c.MaxHeld = max(c.MaxHeld, c.MaxBody)
+	if c.MaxConns <= 0 {
+		c.MaxConns = 1024
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Server answers HTTP requests. Its methods may be called from any goroutine.
+type Server struct {
+	cfg     Config
+	keys    [][sha256.Size]byte
+	mux     *http.ServeMux
+	handler http.Handler
+	metrics *meter
+	started time.Time
+	loading atomic.Bool
+	held    atomic.Int64 // bytes of requests being handled
+
+	mu    sync.Mutex
+	views map[*engine.Engine]*view
+
+	// tweak changes requests on their way to the engine, in tests.
+	tweak func(*engine.Request, *view)
+}
+
+// New returns a server.
+func New(cfg Config) *Server {
+	s := &Server{cfg: cfg.withDefaults(), mux: http.NewServeMux(), started: time.Now(), views: map[*engine.Engine]*view{}}
+	for _, k := range s.cfg.Keys {
+		s.keys = append(s.keys, sha256.Sum256([]byte(k)))
+	}
+	s.metrics = newMeter(s)
+	s.routes()
+	s.handler = s.middleware(s.mux)
+	return s
+}
+
+// Handler returns the server as a handler, with everything but the limits on connections.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// SetLoading makes the server answer everything but the page with "not ready" until it is called
+// again with false.
+func (s *Server) SetLoading(on bool) { s.loading.Store(on) }
+
+// routes lists every endpoint. Aliases are those of llama.cpp.
+func (s *Server) routes() {
+	for pattern, h := range map[string]http.HandlerFunc{
+		"POST /v1/chat/completions":      s.chatCompletions,
+		"POST /chat/completions":         s.chatCompletions,
+		"POST /v1/completions":           s.completions,
+		"POST /completions":              s.completions,
+		"POST /v1/responses":             s.responses,
+		"POST /responses":                s.responses,
+		"POST /v1/embeddings":            s.embeddings,
+		"POST /embeddings":               s.embeddings,
+		"GET /v1/models":                 s.listModels,
+		"GET /models":                    s.listModels,
+		"GET /v1/models/{id...}":         s.getModel,
+		"POST /v1/messages":              s.messages,
+		"POST /v1/messages/count_tokens": s.countTokens,
+		"GET /health":                    s.health,
+		"GET /v1/health":                 s.health,
+		"GET /props":                     s.props,
+		"GET /slots":                     s.slots,
+		"GET /metrics":                   s.metrics.serve,
+		"POST /tokenize":                 s.tokenize,
+		"POST /detokenize":               s.detokenize,
+		"POST /apply-template":           s.applyTemplate,
+	} {
+		s.mux.HandleFunc(pattern, h)
+	}
+	s.mux.Handle("GET /{$}", uiHandler())
+	s.mux.Handle("GET /ui/", uiHandler())
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		// This pattern also takes wrong methods of known paths away from the mux; ask it.
+		for _, m := range []string{http.MethodGet, http.MethodPost} {
+			probe := r.Clone(r.Context())
+			probe.Method = m
+			if _, pattern := s.mux.Handler(probe); m != r.Method && pattern != "/" {
+				w.Header().Set("Allow", m)
+				fail(w, r, &apiError{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Message: r.URL.Path + " takes " + m + " requests"})
+				return
+			}
+		}
+		fail(w, r, &apiError{Status: http.StatusNotFound, Type: "not_found_error", Message: "there is nothing at " + r.URL.Path})
+	})
+}
+
+// Serve answers requests on ln until ctx ends. Then it takes no new ones and lets the running ones
+// finish for Config.Drain; those still running after that are cancelled and end their streams with an
+// error. Serve returns when all handlers have ended. It does not close the models.
+func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	requests, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(errShutdown)
+	var handlers sync.WaitGroup
+	handlers.Add(1) // Serve itself, so that the count cannot reach zero while others may still add
+	srv := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			handlers.Add(1)
+			defer handlers.Done()
+			s.handler.ServeHTTP(w, r)
+		}),
+		ReadHeaderTimeout: s.cfg.HeaderTimeout,
+		IdleTimeout:       s.cfg.IdleTimeout,
+		MaxHeaderBytes:    64 << 10,
+		BaseContext:       func(net.Listener) context.Context { return requests },
+		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug), // broken handshakes and the like
+	}
+	ln = newLimitListener(ln, s.cfg.MaxConns)
+	if s.cfg.TLS != nil {
+		ln = tls.NewListener(ln, s.cfg.TLS)
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(ln) }()
+	select {
+	case err := <-failed:
+		cancel(errShutdown)
+		_ = srv.Close()
+		handlers.Done()
+		handlers.Wait()
+		return err
+	case <-ctx.Done():
+	}
+	drain, done := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Drain)
+	defer done()
+	err := srv.Shutdown(drain)
+	if err != nil { // the deadline passed: end what is left
+		s.cfg.Log.Warn("requests are still running; cancelling them")
+		cancel(errShutdown)
+		last, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer done()
+		if srv.Shutdown(last) != nil {
+			_ = srv.Close()
+		}
+	}
+	<-failed
+	handlers.Done()
+	handlers.Wait()
+	return nil
+}
+
+// limitListener bounds the connections that are open at a time. Others wait in the system's queue.
+type limitListener struct {
+	net.Listener
+	room   chan struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newLimitListener(ln net.Listener, n int) net.Listener {
+	return &limitListener{Listener: ln, room: make(chan struct{}, n), closed: make(chan struct{})}
+}
+
+func (l *limitListener) Accept() (net.Conn, error) {
+	select {
+	case l.room <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.room
+		return nil, err
+	}
+	return &limitedConn{Conn: c, free: sync.OnceFunc(func() { <-l.room })}, nil
+}
+
+func (l *limitListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+type limitedConn struct {
+	net.Conn
+	free func()
+}
+
+func (c *limitedConn) Close() error {
+	err := c.Conn.Close()
+	c.free()
+	return err
+}

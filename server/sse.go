@@ -1,0 +1,97 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+)
+
+// stream writes server-sent events. The status line is sent with the first of them, so that whatever
+// fails before can still be an ordinary error.
+//
+// Events are gathered by send and go out with flush: what one step of the engine brought is one
+// write.
+type stream struct {
+	w       http.ResponseWriter
+	rc      *http.ResponseController
+	buf     bytes.Buffer
+	enc     *json.Encoder
+	started bool
+}
+
+func newStream(w http.ResponseWriter) *stream {
+	s := &stream{w: w, rc: http.NewResponseController(w)}
+	s.enc = json.NewEncoder(&s.buf)
+	s.enc.SetEscapeHTML(false)
+	return s
+}
+
+// send adds an event. A name is what Anthropic and the Responses API have and the others lack.
+func (s *stream) send(name string, v any) error {
+	if name != "" {
+		s.buf.WriteString("event: ")
+		s.buf.WriteString(name)
+		s.buf.WriteByte('\n')
+	}
+	s.buf.WriteString("data: ")
+	if err := s.enc.Encode(v); err != nil { // ends with a line break
+		return err
+	}
+	s.buf.WriteByte('\n')
+	return nil
+}
+
+// done adds OpenAI's end of a stream.
+func (s *stream) done() { s.buf.WriteString("data: [DONE]\n\n") }
+
+// ping sends a comment, which clients ignore and proxies count as a sign of life.
+func (s *stream) ping() error {
+	s.buf.WriteString(":\n\n")
+	return s.flush()
+}
+
+// flush sends what was gathered. An error means that the client is gone.
+func (s *stream) flush() error {
+	if !s.started {
+		h := s.w.Header()
+		h.Set("Content-Type", "text/event-stream; charset=utf-8")
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Accel-Buffering", "no") // nginx would collect events
+		s.w.WriteHeader(http.StatusOK)
+		s.started = true
+	}
+	if s.buf.Len() == 0 {
+		return nil
+	}
+	_, err := s.w.Write(s.buf.Bytes())
+	s.buf.Reset()
+	if err == nil {
+		err = s.rc.Flush()
+	}
+	if err != nil {
+		return errClient
+	}
+	return nil
+}
+
+// fail ends a stream with an error: an ordinary one while nothing was sent, else an event of the
+// protocol, made by event.
+func (s *stream) fail(r *http.Request, err error, event func(*apiError) (string, any)) {
+	if !s.started {
+		fail(s.w, r, err)
+		return
+	}
+	if r.Context().Err() != nil {
+		err = context.Cause(r.Context())
+	}
+	e := explain(err)
+	logOf(r).fail(e)
+	if e.Status == statusClientGone {
+		return
+	}
+	name, v := event(e)
+	if s.send(name, v) == nil {
+		_ = s.flush()
+	}
+}
