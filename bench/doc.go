@@ -4,7 +4,7 @@
 //	prompts, err := bench.Suite("code", "")           // or ReadPrompts
 //	report, err := bench.Measure(ctx, m, bench.Config{Modes: modes, Cases: cases, Tokens: 128, Repeats: 3})
 //	report.Machine, err = bench.MeasureMachine(ctx, m, bench.MachineConfig{})
-//	report.WriteText(os.Stdout)
+//	report.WriteText(os.Stdout, false)
 //
 // Every repeat runs every prompt in every mode, one after the other, so that what else the machine
 // does hits all modes alike; ratios are formed inside a repeat. The same tokens are generated in every

@@ -51,7 +51,8 @@ type Machine struct {
 
 	Passes []Pass `json:"passes"`
 	// DecodeShare is the floor of a pass of one token divided by its time.
-	DecodeShare float64 `json:"decode_share_of_floor"`
+	DecodeShare      float64 `json:"decode_share_of_floor"`
+	QuietDecodeShare float64 `json:"quiet_decode_share_of_floor"` // of the fastest rounds
 
 	PromptTokens          int    `json:"prompt_tokens"`
 	PromptTokensPerSecond Spread `json:"prompt_tokens_per_second"`
@@ -66,6 +67,9 @@ type Pass struct {
 	ReadFloor float64 `json:"read_floor_milliseconds"`
 	DotFloor  float64 `json:"integer_floor_milliseconds"`
 	Share     float64 `json:"share_of_floor"` // the larger floor divided by the time
+	// The same from the fastest rounds: what a quiet machine would show.
+	QuietRatio float64 `json:"quiet_ratio"`
+	QuietShare float64 `json:"quiet_share_of_floor"`
 }
 
 // MeasureMachine times passes of m and the machine's floors.
@@ -95,8 +99,7 @@ func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*M
 		cached = append(cached, readRate(weights, threads, max(weights.Size(), 16<<20)))
 		n, took := floor.Dot(threads, 4*time.Millisecond)
 		dot = append(dot, rate(n, took))
-		// The reading above pushed the weights out of the caches.
-		if _, err := p.pass(1); err != nil {
+		if err := p.settle(); err != nil {
 			return nil, err
 		}
 		for i, rows := range cfg.Rows {
@@ -120,24 +123,30 @@ func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*M
 		mc.Passes = append(mc.Passes, mc.pass(rows, times[i], times[0], &w))
 	}
 	if len(mc.Passes) > 0 && mc.Passes[0].Rows == 1 {
-		mc.DecodeShare = mc.Passes[0].Share
+		mc.DecodeShare, mc.QuietDecodeShare = mc.Passes[0].Share, mc.Passes[0].QuietShare
 	}
 	return mc, nil
 }
 
 func (mc *Machine) pass(rows int, times, one []float64, w *weights) Pass {
 	p := Pass{Rows: rows, Milliseconds: NewSpread(times), Ratio: median(ratios(times, one))}
-	read := max(mc.ReadWeights.Median, mc.ReadAll.Median)
-	if read > 0 {
-		p.ReadFloor = w.bytes(rows) / read * 1e3
-	}
-	if mc.Dot.Median > 0 {
-		p.DotFloor = float64(rows) * w.macs() / mc.Dot.Median * 1e3
-	}
-	if p.Milliseconds.Median > 0 {
-		p.Share = max(p.ReadFloor, p.DotFloor) / p.Milliseconds.Median
+	p.ReadFloor = milliseconds(w.bytes(rows), max(mc.ReadWeights.Median, mc.ReadAll.Median))
+	p.DotFloor = milliseconds(float64(rows)*w.macs(), mc.Dot.Median)
+	quiet := max(milliseconds(w.bytes(rows), max(mc.ReadWeights.Max, mc.ReadAll.Max)), milliseconds(float64(rows)*w.macs(), mc.Dot.Max))
+	if t := p.Milliseconds; t.Min > 0 {
+		p.Share = max(p.ReadFloor, p.DotFloor) / t.Median
+		p.QuietShare = quiet / t.Min
+		p.QuietRatio = t.Min / NewSpread(one).Min
 	}
 	return p
+}
+
+// milliseconds is the time of n things at a rate per second.
+func milliseconds(n, rate float64) float64 {
+	if rate <= 0 {
+		return 0
+	}
+	return n / rate * 1e3
 }
 
 func readRate(r *floor.Reader, threads, n int) float64 {

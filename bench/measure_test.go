@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -181,7 +182,7 @@ func TestMachine(t *testing.T) {
 		var rows []int
 		for _, p := range mc.Passes {
 			rows = append(rows, p.Rows)
-			if p.Milliseconds.Min <= 0 || p.ReadFloor <= 0 || p.DotFloor <= 0 || p.Share <= 0 || p.Ratio <= 0 {
+			if p.Milliseconds.Min <= 0 || p.ReadFloor <= 0 || p.DotFloor <= 0 || p.Share <= 0 || p.Ratio <= 0 || p.QuietShare <= 0 || p.QuietRatio <= 0 {
 				t.Errorf("%s: pass %+v", name, p)
 			}
 		}
@@ -242,13 +243,14 @@ func TestJSON(t *testing.T) {
 
 func TestText(t *testing.T) {
 	r := sampleReport()
+	r.Prompts = []PromptReport{{ID: "one", Tokens: 12, Modes: map[string]PromptMode{"plain": {10, 1}, "chain": {24, 3}}}}
 	r.Machine = &Machine{Threads: 2, ReadOne: NewSpread([]float64{1e10}), Passes: []Pass{{Rows: 1, Milliseconds: NewSpread([]float64{2}), Ratio: 1, Share: 0.5}}}
 	var b strings.Builder
-	if err := r.WriteText(&b); err != nil {
+	if err := r.WriteText(&b, true); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"chain", "24.0 (22.0..25.0)", "2.50 (2.00..2.70)", "20 of 150", "10.0 GB/s with 1 thread", "Identical: yes, all 2 modes"} {
-		if !strings.Contains(b.String(), want) {
+	for _, want := range []string{"chain", "24.0 (22.0..25.0)", "2.50 (2.00..2.70)", "20 of 150", "Prompts: tokens/s", "one +12 +10.0 +1.00 +24.0 +3.00", "10.0 GB/s with 1 thread", "Identical: yes, all 2 modes"} {
+		if !strings.Contains(b.String(), want) && !regexp.MustCompile(want).MatchString(b.String()) {
 			t.Errorf("no %q in\n%s", want, &b)
 		}
 	}

@@ -61,6 +61,16 @@ func (p *probe) pass(rows int) (time.Duration, error) {
 	return took, p.seq.Commit(nil)
 }
 
+// settle runs passes until weights and workers are back where the measurements of the floors took them from:
+// in the caches, and each on a core of its own.
+func (p *probe) settle() error {
+	for start := time.Now(); ; {
+		if _, err := p.pass(1); err != nil || time.Since(start) > 60*time.Millisecond {
+			return err
+		}
+	}
+}
+
 // prompt returns the tokens per second of a prompt of n tokens.
 func (p *probe) prompt(ctx context.Context, n, chunk int) (float64, error) {
 	if err := ctx.Err(); err != nil {

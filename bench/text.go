@@ -9,13 +9,16 @@ import (
 	"strobe/engine"
 )
 
-// WriteText prints the report for people.
-func (r *Report) WriteText(w io.Writer) error {
+// WriteText prints the report for people; verbose adds a line per prompt.
+func (r *Report) WriteText(w io.Writer, verbose bool) error {
 	p := &printer{w: w}
 	r.head(p)
 	r.speed(p)
 	r.split(p)
 	r.acceptance(p)
+	if verbose {
+		r.perPrompt(p)
+	}
 	if r.Machine != nil {
 		r.Machine.text(p, &r.Model)
 	}
@@ -130,6 +133,26 @@ func (r *Report) acceptance(p *printer) {
 	}
 }
 
+// perPrompt prints the speed and the accepted length of each prompt.
+func (r *Report) perPrompt(p *printer) {
+	p.line("")
+	p.line("Prompts: tokens/s and tokens per pass")
+	head := []string{"prompt", "tokens"}
+	for _, m := range r.Modes {
+		head = append(head, m.Name, "")
+	}
+	rows := [][]string{head}
+	for _, x := range r.Prompts {
+		row := []string{x.ID, fmt.Sprint(x.Tokens)}
+		for _, m := range r.Modes {
+			v := x.Modes[m.Name]
+			row = append(row, fmt.Sprintf("%.1f", v.TokensPerSecond), fmt.Sprintf("%.2f", v.TokensPerPass))
+		}
+		rows = append(rows, row)
+	}
+	p.table(rows)
+}
+
 func number(n int) []string {
 	row := []string{""}
 	for i := range n {
@@ -161,12 +184,12 @@ func (mc *Machine) text(p *printer, m *ModelInfo) {
 	p.line("  reading memory   %.1f GB/s with 1 thread, %.1f GB/s with %d", mc.ReadOne.Median/giga, mc.ReadAll.Median/giga, mc.Threads)
 	p.line("  reading %s over and over, which is what a token needs: %.1f GB/s", engine.Bytes(m.BytesPerToken), mc.ReadWeights.Median/giga)
 	p.line("  integer products %.0f G/s; a token needs %.2f G", mc.Dot.Median/giga, float64(m.MACsPerToken)/giga)
-	p.line("  decoding one token runs at %.0f %% of what these floors allow", 100*mc.DecodeShare)
+	p.line("  decoding one token runs at %.0f %% of what these floors allow (%.0f %% in the fastest rounds)", 100*mc.DecodeShare, 100*mc.QuietDecodeShare)
 	p.line("  a prompt of %d tokens runs at %s tokens/s", mc.PromptTokens, mc.PromptTokensPerSecond.text(0))
-	rows := [][]string{{"tokens in a pass", "ms", "against 1", "read floor ms", "integer floor ms", "% of the floor"}}
+	rows := [][]string{{"tokens in a pass", "ms", "against 1", "fastest", "read floor ms", "integer floor ms", "% of the floor", "fastest"}}
 	for _, x := range mc.Passes {
-		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(2), fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f", x.ReadFloor),
-			fmt.Sprintf("%.2f", x.DotFloor), fmt.Sprintf("%.0f", 100*x.Share)})
+		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(2), fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f", x.QuietRatio),
+			fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.2f", x.DotFloor), fmt.Sprintf("%.0f", 100*x.Share), fmt.Sprintf("%.0f", 100*x.QuietShare)})
 	}
 	p.table(rows)
 }

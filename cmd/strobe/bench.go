@@ -22,7 +22,7 @@ type benchOptions struct {
 	modes               []string
 	synthetic           float64
 	ignoreEnd           bool
-	json                bool
+	json, verbose       bool
 	plot                string
 	machine             bool
 	readMB              int
@@ -69,6 +69,7 @@ instead of answered), "turns", "question" or "tokens".`,
 	f.StringSliceVar(&opt.modes, "modes", nil, "modes to compare: "+strings.Join(bench.ModeNames, ", ")+" (default: those that the model allows)")
 	f.Float64Var(&opt.synthetic, "synthetic-accept", 0, "pretend that passes yield this many tokens on average, to measure speed on models with random weights")
 	f.BoolVar(&opt.ignoreEnd, "ignore-end", false, "go on after the model has ended its text")
+	f.BoolVarP(&opt.verbose, "verbose", "v", false, "also show each prompt")
 	f.BoolVar(&opt.json, "json", false, "print the report as one JSON object")
 	f.StringVar(&opt.plot, "plot", "", "also draw the comparison into this .svg or .png file")
 	f.BoolVar(&opt.machine, "machine", true, "measure the machine's floors and the cost of passes by their size")
@@ -125,11 +126,12 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 			return err
 		}
 	}
-	write := report.WriteText
 	if opt.json {
-		write = report.WriteJSON
+		err = report.WriteJSON(cmd.OutOrStdout())
+	} else {
+		err = report.WriteText(cmd.OutOrStdout(), opt.verbose)
 	}
-	if err := write(cmd.OutOrStdout()); err != nil {
+	if err != nil {
 		return err
 	}
 	if report.Identical.Checked && !report.Identical.Same {
