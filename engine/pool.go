@@ -5,19 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 )
 
 // PoolConfig says which models a Pool offers.
 type PoolConfig struct {
-	Dir    string   // folder whose GGUF files are offered; "" for none
+	Dir    string   // folder whose GGUF files are offered, subfolders included; "" for none
 	Files  []string // further model files
 	Load   Options  // how every model is loaded
 	Engine Config   // how every engine runs; a CacheDir is shared, entries are told apart by model
-	// MemoryBytes limits the weights of all resident models together; 0 means no limit. A single
-	// model that is larger is still loaded, alone.
+	// MemoryBytes limits what the resident models hold together: files of weights, sequences and
+	// prefix caches. 0 means no limit. A model that is larger alone is still loaded, alone.
 	MemoryBytes int64
-	// Wait is how long a request waits for room while every resident model is busy; 0 means a
+	// Wait is how long a request waits for room while every resident model is in use; 0 means a
 	// minute. Loading itself is not limited by it.
 	Wait time.Duration
 	Log  *slog.Logger // nil discards
@@ -38,12 +42,12 @@ const (
 type ModelInfo struct {
 	Name     string // what requests say
 	Path     string
-	Drafter  string // file name of the drafter, "" for none or unknown while unloaded
+	Drafter  string // path of the drafter, "" for none
 	Arch     string
 	Size     int64 // bytes of the files
-	Context  int   // of a sequence in the engine; the trained context while unloaded
+	Context  int   // most tokens of a sequence
 	State    ModelState
-	Err      error     // of the last failed load
+	Err      error     // of the last failed load, or why the file cannot be read
 	LastUsed time.Time // zero if never
 	Users    int       // leases held now
 	Modified time.Time // of the file
@@ -56,7 +60,7 @@ const Any = "any"
 var (
 	ErrNoModelName  = errors.New("the model's name is missing")
 	ErrNoneResident = errors.New(`model "any": no model is loaded; name one`)
-	ErrNoRoom       = errors.New("no memory for another model: all loaded ones are busy; try again later")
+	ErrNoRoom       = errors.New("no memory for another model: all loaded ones are in use; try again later")
 )
 
 // UnknownModelError reports a name the pool does not offer.
@@ -73,36 +77,350 @@ type LoadError struct {
 func (e *LoadError) Error() string { return fmt.Sprintf("load model %q: %v", e.Name, e.Err) }
 func (e *LoadError) Unwrap() error { return e.Err }
 
+// Pool offers several models and keeps those in memory that fit. Its methods may be called from any
+// goroutine.
+//
+// A model is loaded when it is first asked for, by a goroutine of its own; all who want it wait for
+// the same load. When memory is short, the least recently used model without users makes
+// room. A model in use is never evicted.
+type Pool struct {
+	cfg PoolConfig
+
+	mu      sync.Mutex
+	models  []*resident // by name
+	scanned map[string]scan
+	room    []*resident   // models that wait for memory, oldest first
+	changed chan struct{} // closed and replaced when any state changes
+	closed  bool
+	work    sync.WaitGroup // loads and evictions
+}
+
+// resident is a model of the pool, loaded or not.
+type resident struct {
+	ModelInfo
+	engine  *Engine
+	loading *loading // nil unless a load runs
+	closing bool     // it is being evicted
+	waiters int      // requests that wait for room for it
+}
+
+// loading is a load that requests wait for.
+type loading struct {
+	done chan struct{}
+	err  error
+}
+
 // Lease keeps a model resident while it is used.
 type Lease struct {
 	Name   string // resolved, never Any
 	Engine *Engine
+	once   sync.Once
 	pool   *Pool
 	model  *resident
 }
 
-// Pool offers several models and keeps those in memory that fit. Its methods may be called from any
-// goroutine.
-type Pool struct{}
-
-type resident struct{}
-
 // NewPool returns a pool. Nothing is loaded before the first Acquire.
-func NewPool(cfg PoolConfig) (*Pool, error) { return nil, ErrUnsupported }
+func NewPool(cfg PoolConfig) (*Pool, error) {
+	if cfg.Wait == 0 {
+		cfg.Wait = time.Minute
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Engine.Log == nil {
+		cfg.Engine.Log = cfg.Log
+	}
+	p := &Pool{cfg: cfg, scanned: make(map[string]scan), changed: make(chan struct{})}
+	return p, p.scan()
+}
 
-// Models lists what the pool offers, by name.
-func (p *Pool) Models() []ModelInfo { return nil }
+// Models lists what the pool offers, by name. Files that came since are included.
+func (p *Pool) Models() []ModelInfo {
+	if err := p.scan(); err != nil {
+		p.cfg.Log.Warn("models", "error", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []ModelInfo
+	for _, m := range p.models {
+		out = append(out, m.ModelInfo)
+	}
+	return out
+}
 
-// Resident returns the engines of the loaded models, by name, for metrics.
-func (p *Pool) Resident() map[string]*Engine { return nil }
+// Resident returns the engines of the loaded models, by name, for metrics. They may close any time.
+func (p *Pool) Resident() map[string]*Engine {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make(map[string]*Engine)
+	for _, m := range p.models {
+		if m.engine != nil && !m.closing {
+			out[m.Name] = m.engine
+		}
+	}
+	return out
+}
 
 // Acquire returns the engine of a model, loading it when needed, and keeps it resident until
 // Release. ctx ends the wait of this caller only. Errors: ErrNoModelName, *UnknownModelError,
 // ErrNoneResident, *LoadError, ErrNoRoom, ErrClosed, or that of ctx.
-func (p *Pool) Acquire(ctx context.Context, name string) (*Lease, error) { return nil, ErrUnsupported }
+func (p *Pool) Acquire(ctx context.Context, name string) (*Lease, error) {
+	if name == "" {
+		return nil, ErrNoModelName
+	}
+	m, err := p.resolve(name)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var deadline <-chan time.Time // of the wait for room
+	for {
+		if p.closed {
+			return nil, ErrClosed
+		}
+		if !slices.Contains(p.models, m) { // its file is gone since
+			return nil, &UnknownModelError{name}
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if m.engine != nil && !m.closing {
+			if m.engine.Err() == nil {
+				m.Users++
+				m.LastUsed = time.Now()
+				return &Lease{Name: m.Name, Engine: m.engine, pool: p, model: m}, nil
+			}
+			p.evict(m)
+		}
+		if l := m.loading; l != nil {
+			if err := p.wait(ctx, l.done, nil); err != nil {
+				return nil, err
+			}
+			if l.err != nil {
+				return nil, &LoadError{m.Name, l.err}
+			}
+			continue
+		}
+		changed := p.changed
+		if p.makeRoom(m) {
+			p.load(m)
+			continue
+		}
+		if deadline == nil {
+			t := time.NewTimer(p.cfg.Wait)
+			defer t.Stop()
+			deadline = t.C
+		}
+		m.waiters++
+		err := p.wait(ctx, changed, deadline)
+		if m.waiters--; m.waiters == 0 && err != nil {
+			// Nobody wants it any more; those behind may have the room.
+			p.room = slices.DeleteFunc(p.room, func(x *resident) bool { return x == m })
+			p.broadcast()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// wait releases the lock until c is closed.
+func (p *Pool) wait(ctx context.Context, c <-chan struct{}, deadline <-chan time.Time) error {
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-deadline:
+		return ErrNoRoom
+	}
+}
+
+// resolve finds the model a name stands for.
+func (p *Pool) resolve(name string) (*resident, error) {
+	if name == Any {
+		return p.mostRecent()
+	}
+	find := func() *resident {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		i, ok := slices.BinarySearchFunc(p.models, name, func(m *resident, n string) int { return strings.Compare(m.Name, n) })
+		if !ok {
+			return nil
+		}
+		return p.models[i]
+	}
+	m := find()
+	if m == nil { // it may have been added since
+		if err := p.scan(); err != nil {
+			p.cfg.Log.Warn("models", "error", err)
+		}
+		m = find()
+	}
+	if m == nil {
+		return nil, &UnknownModelError{name}
+	}
+	return m, nil
+}
+
+func (p *Pool) mostRecent() (*resident, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var best *resident
+	for _, m := range p.models {
+		if m.engine != nil && !m.closing && m.engine.Err() == nil && (best == nil || m.LastUsed.After(best.LastUsed)) {
+			best = m
+		}
+	}
+	if best == nil {
+		return nil, ErrNoneResident
+	}
+	return best, nil
+}
+
+// makeRoom reports whether a model fits now. If not, it evicts an idle one when that helps; the
+// caller tries again when something has changed. Models get room in the order they asked.
+func (p *Pool) makeRoom(m *resident) bool {
+	used, others := int64(0), 0
+	var idle *resident
+	for _, x := range p.models {
+		if x.engine == nil && x.loading == nil {
+			continue
+		}
+		others++
+		used += x.held()
+		if x.engine != nil && !x.closing && x.Users == 0 && x.waiters == 0 && (idle == nil || x.LastUsed.Before(idle.LastUsed)) {
+			idle = x
+		}
+	}
+	first := len(p.room) == 0 || p.room[0] == m
+	if first && !m.closing && (p.cfg.MemoryBytes <= 0 || others == 0 || used+m.Size <= p.cfg.MemoryBytes) {
+		if len(p.room) > 0 {
+			p.room = p.room[1:]
+			p.broadcast()
+		}
+		return true
+	}
+	if !slices.Contains(p.room, m) {
+		p.room = append(p.room, m)
+	}
+	evicting := slices.ContainsFunc(p.models, func(x *resident) bool { return x.closing })
+	if first && idle != nil && !evicting {
+		p.evict(idle)
+	}
+	return false
+}
+
+// held is the memory a model takes.
+func (m *resident) held() int64 {
+	n := m.Size
+	if m.engine != nil {
+		s := m.engine.Snapshot()
+		n += int64(s.TargetBytes) + int64(s.DrafterBytes)
+	}
+	return n
+}
+
+// load starts loading a model.
+func (p *Pool) load(m *resident) {
+	l := &loading{done: make(chan struct{})}
+	m.loading, m.State, m.Err = l, StateLoading, nil
+	path := m.Path
+	p.work.Go(func() {
+		start := time.Now()
+		e, err := p.open(path)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		m.loading, l.err = nil, err
+		if err != nil {
+			m.State, m.Err = StateFailed, err
+			p.cfg.Log.Error("model not loaded", "model", m.Name, "error", err)
+		} else {
+			m.engine, m.State = e, StateLoaded
+			m.Drafter, m.Context = e.Model().DrafterPath, e.Config().Context
+			m.LastUsed = time.Now()
+			p.cfg.Log.Info("model loaded", "model", m.Name, "seconds", time.Since(start).Seconds(), "what", e.Model().Summary())
+		}
+		close(l.done)
+		p.broadcast()
+	})
+}
+
+// open loads a file and starts its engine. A defect in reading it is an error like any other.
+func (p *Pool) open(path string) (e *Engine, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			p.cfg.Log.Error("loading stopped by a defect", "file", path, "panic", r, "stack", string(debug.Stack()))
+			err = fmt.Errorf("%s: a defect in loading: %v", path, r)
+		}
+	}()
+	m, err := Load(path, p.cfg.Load)
+	if err != nil {
+		return nil, err
+	}
+	return New(m, p.cfg.Engine), nil
+}
+
+// evictTime is how long an evicted engine may take to save its cache.
+const evictTime = 10 * time.Second
+
+// evict unloads a model in the background.
+func (p *Pool) evict(m *resident) {
+	e := m.engine
+	m.closing = true
+	p.work.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), evictTime)
+		defer cancel()
+		err := e.Close(ctx)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		m.engine, m.closing, m.State = nil, false, StateUnloaded
+		p.cfg.Log.Info("model unloaded", "model", m.Name, "error", err)
+		p.broadcast()
+	})
+}
+
+// broadcast wakes everyone who waits for a change.
+func (p *Pool) broadcast() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
 
 // Release gives the lease back. It may be called more than once.
-func (l *Lease) Release() {}
+func (l *Lease) Release() {
+	l.once.Do(func() {
+		l.pool.mu.Lock()
+		defer l.pool.mu.Unlock()
+		l.model.Users--
+		l.model.LastUsed = time.Now()
+		l.pool.broadcast()
+	})
+}
 
-// Close refuses further leases and closes every engine as Engine.Close does.
-func (p *Pool) Close(ctx context.Context) error { return nil }
+// Close refuses further leases, waits for loads, and closes every engine as Engine.Close does.
+func (p *Pool) Close(ctx context.Context) error {
+	p.mu.Lock()
+	p.closed = true
+	p.broadcast()
+	p.mu.Unlock()
+	p.work.Wait()
+	var engines []*Engine
+	p.mu.Lock()
+	for _, m := range p.models {
+		if m.engine != nil {
+			engines = append(engines, m.engine)
+			m.engine, m.State = nil, StateUnloaded
+		}
+	}
+	p.mu.Unlock()
+	errs := make([]error, len(engines))
+	var wg sync.WaitGroup
+	for i, e := range engines {
+		wg.Go(func() { errs[i] = e.Close(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
