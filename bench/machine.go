@@ -11,7 +11,9 @@ import (
 // MachineConfig says how to measure passes and floors. The zero value works.
 type MachineConfig struct {
 	ReadBytes int // buffer whose reading speed counts as that of memory; 0 means 512 MiB
-	Rounds    int // 0 means 9
+	Rounds    int // 0 means 9; large models get fewer, see Budget
+	// Budget is the time after which no further round begins, once there are three; 0 means 20 s.
+	Budget time.Duration
 	Rows      []int
 	Prompt    int // length of the prompt to time; 0 means 512
 	Chunk     int // prompt tokens per pass; 0 means 128
@@ -29,6 +31,9 @@ func (c MachineConfig) withDefaults(m *engine.Model) MachineConfig {
 	set(&c.Prompt, 512)
 	set(&c.Chunk, 128)
 	set(&c.Context, 64)
+	if c.Budget <= 0 {
+		c.Budget = 20 * time.Second
+	}
 	if len(c.Rows) == 0 {
 		c.Rows = []int{1, 2, 4, 8, 16, 32}
 	}
@@ -79,7 +84,7 @@ func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*M
 	w := weightsOf(m.Target.File(), &m.Target.Config)
 	memory := floor.NewReader(cfg.ReadBytes)
 	weights := memory
-	if int(w.bytes(1)) < cfg.ReadBytes {
+	if int(w.bytes(1)) < cfg.ReadBytes/2 { // else they do not fit the caches either
 		weights = floor.NewReader(int(w.bytes(1)))
 	}
 	p, err := newProbe(m, cfg)
@@ -90,9 +95,14 @@ func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*M
 
 	var one, all, cached, dot, prompt []float64
 	times := make([][]float64, len(cfg.Rows))
+	start := time.Now()
 	for round := range cfg.Rounds {
 		if err := ctx.Err(); err != nil {
 			return nil, err
+		}
+		late := time.Since(start) > cfg.Budget
+		if late && round >= 3 {
+			break
 		}
 		one = append(one, readRate(memory, 1, cfg.ReadBytes/16))
 		all = append(all, readRate(memory, threads, cfg.ReadBytes/8))
@@ -109,7 +119,7 @@ func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*M
 			}
 			times[i] = append(times[i], d.Seconds()*1e3)
 		}
-		if round%4 == 0 { // a prompt takes as long as all of the above
+		if round%4 == 0 && (round == 0 || !late) { // a prompt takes as long as all of the above
 			s, err := p.prompt(ctx, cfg.Prompt, cfg.Chunk)
 			if err != nil {
 				return nil, err
