@@ -169,7 +169,7 @@ type DeltaSeg struct {
 	Parents []int32 // tree: parent row inside the segment or -1; nil for a chain
 	Prompt  bool    // the rows are certain to be accepted: advance the state instead of taping them
 
-	State Tensor // [VHeads*VDim, KDim]
+	State Tensor // VHeads*VDim*KDim values, laid out as the backend likes
 	Conv  Tensor // [Kernel-1, ConvDim], oldest first
 	// The tape: what a commit needs of each row.
 	TapeU   Tensor // convolution inputs [rows, ConvDim]

@@ -11,7 +11,6 @@ import (
 func TestArgumentOffsets(t *testing.T) {
 	var m matArgs
 	var a accArgs
-	var d deltaArgs
 	for _, c := range []struct {
 		name      string
 		got, want uintptr
@@ -35,15 +34,6 @@ func TestArgumentOffsets(t *testing.T) {
 		{"accArgs.out", unsafe.Offsetof(a.out), 40},
 		{"accArgs.os", unsafe.Offsetof(a.os), 48},
 		{"accArgs.width", unsafe.Offsetof(a.width), 56},
-		{"deltaArgs.pk", unsafe.Offsetof(d.pk), 8 * 3},
-		{"deltaArgs.n", unsafe.Offsetof(d.n), 8 * 9},
-		{"deltaArgs.qkStep", unsafe.Offsetof(d.qkStep), 8 * 12},
-		{"deltaArgs.beta", unsafe.Offsetof(d.beta), 8 * 15},
-		{"deltaArgs.oStep", unsafe.Offsetof(d.oStep), 8 * 21},
-		{"deltaArgs.store", unsafe.Offsetof(d.store), 8 * 22},
-		{"deltaArgs.scale", unsafe.Offsetof(d.scale), 8 * 23},
-		{"deltaArgs.dk", unsafe.Offsetof(d.dk), 8 * 24},
-		{"deltaArgs.tmp", unsafe.Offsetof(d.tmp), 8 * 25},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s is at offset %d, the generator has %d", c.name, c.got, c.want)

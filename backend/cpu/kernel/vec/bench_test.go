@@ -152,7 +152,7 @@ func BenchmarkDelta(b *testing.B) {
 		pend := min(n, 2)
 		c := newDeltaCase(r, dk, dv, n+pend)
 		state := normal(r, heads*dk*dv)
-		tape, o := c.tape(), make([]float32, n*dv)
+		tape, o := normal(r, (n+pend)*dv), make([]float32, n*dv)
 		b.Run(fmt.Sprintf("n%d", n), func(b *testing.B) {
 			benchLevels(b, func(b *testing.B) {
 				b.SetBytes(heads * dk * dv * 4)

@@ -4,21 +4,22 @@ package vec
 // strides are in elements and lead from one token to the next; the slices start
 // at the head's values of the first token.
 //
-// Each row v of the state is independent. First the pending tokens, accepted
-// earlier and read from the tape, are applied:
+// Each value v has a state s of DK numbers, and the values are independent. First the
+// pending tokens, accepted earlier and read from the tape, are applied:
 //
 //	s = s*PG[t]; s = s + PD[t][v]*PK[t]
 //
 // then the new ones:
 //
-//	s = s*G[t]; d = Beta[t]*(V[t][v] - s.K[t]); s = s + d*K[t]; O[t][v] = Scale*(s.Q[t])
+//	d = Beta[t]*(V[t][v] - G[t]*(s.K[t])); s = s*G[t]; s = s + d*K[t]; O[t][v] = Scale*(s.Q[t])
 //
 // d goes to DOut, the tape of these tokens. A later call with that tape as
 // pending tokens moves the state by exactly the bits this call did.
 type Delta struct {
 	DK, DV int
 	Scale  float32
-	State  []float32 // [DV][DK]
+	// State is in tiles of 32 values (the last one may be narrower), each [DK][values].
+	State []float32
 
 	NPend    int
 	PK       []float32 // [NPend][DK]
@@ -67,114 +68,130 @@ func (a *Delta) check() {
 	}
 }
 
-// DeltaRule runs the recurrence for all rows of one head.
+// deltaLanes is the number of values in a tile of the state.
+const deltaLanes = 32
+
+// DeltaRule runs the recurrence for all values of one head.
 func DeltaRule(a *Delta) {
 	a.check()
-	deltaRule(a)
+	b := getScratch(deltaLanes * (a.DK + 1))
+	defer scratch.Put(b)
+	for v := 0; v < a.DV; v += deltaLanes {
+		deltaTile(a, v, *b)
+	}
 }
 
-func deltaRuleGeneric(a *Delta) {
-	b := getScratch(a.DK)
-	defer scratch.Put(b)
-	for v := range a.DV {
-		s := a.State[v*a.DK : (v+1)*a.DK]
-		for t := range a.NPend {
-			g, d := a.PG[t*a.PGStride], a.PD[t*a.PDStride+v]
-			for i, k := range a.PK[t*a.PKStride:][:len(s)] {
-				s[i] = float32(s[i]*g) + float32(d*k)
-			}
+// deltaTile runs the recurrence for the tile that starts at value v. tmp has room for a tile
+// and one row.
+func deltaTile(a *Delta, v int, tmp []float32) {
+	w := min(deltaLanes, a.DV-v)
+	tile := a.State[v*a.DK:][:w*a.DK]
+	for t := range a.NPend {
+		deltaReplay(tile, w, a.PK[t*a.PKStride:][:a.DK], a.PD[t*a.PDStride+v:][:w], a.PG[t*a.PGStride])
+	}
+	src := tile
+	for t := range a.N {
+		dst, d := tile, tmp[w*a.DK:][:w]
+		switch {
+		case a.Store > a.NPend:
+		case t == a.N-1:
+			dst = nil // nobody needs the state after the last uncommitted token
+		default:
+			dst = tmp[:w*a.DK]
 		}
-		if a.Store == a.NPend && a.N > 0 {
-			copy(*b, s)
-			s = *b
+		if a.DOut != nil {
+			d = a.DOut[t*a.DStride+v:][:w]
 		}
-		for t := range a.N {
-			k := a.K[t*a.QKStride:][:len(s)]
-			g := a.G[t*a.BGStride]
-			for i := range s {
-				s[i] *= g
-			}
-			d := a.Beta[t*a.BGStride] * (a.V[t*a.VStride+v] - dotGeneric(s, k))
-			for i, k := range k {
-				s[i] += float32(d * k)
-			}
-			if a.DOut != nil {
-				a.DOut[t*a.DStride+v] = d
-			}
-			a.O[t*a.OStride+v] = a.Scale * dotGeneric(s, a.Q[t*a.QKStride:])
+		deltaStep(src, dst, w, a.K[t*a.QKStride:][:a.DK], a.Q[t*a.QKStride:][:a.DK], a.V[t*a.VStride+v:][:w], d, a.O[t*a.OStride+v:][:w],
+			[3]float32{a.G[t*a.BGStride], a.Beta[t*a.BGStride], a.Scale})
+		src = dst
+	}
+}
+
+func deltaReplayGeneric(s []float32, w int, k, d []float32, g float32) {
+	for i, k := range k {
+		row := s[i*w:][:len(d)]
+		for j, d := range d {
+			row[j] = float32(row[j]*g) + float32(d*k)
 		}
 	}
 }
 
-// treeRows is how many rows of the state DeltaTree takes through the whole tree at a time: few
-// enough that the states of its branching nodes stay in the cache.
-const treeRows = 16
+func deltaStepGeneric(src, dst []float32, w int, k, q, v, d, o []float32, gbs [3]float32) {
+	var pred, out [deltaLanes]float32
+	for i, k := range k {
+		for j, s := range src[i*w:][:w] {
+			pred[j] += float32(k * s)
+		}
+	}
+	for j := range d {
+		d[j] = gbs[1] * (v[j] - float32(gbs[0]*pred[j]))
+	}
+	for i, k := range k {
+		for j, s := range src[i*w:][:w] {
+			s = float32(s*gbs[0]) + float32(d[j]*k)
+			if dst != nil {
+				dst[i*w+j] = s
+			}
+			out[j] += float32(q[i] * s)
+		}
+	}
+	for j := range o {
+		o[j] = gbs[2] * out[j]
+	}
+}
 
 // DeltaTree is [DeltaRule] for new tokens that form a tree: the parent of token
 // t is token parent[t] < t, or the last pending token when parent[t] is -1. The
 // state is stored after the pending tokens (Store must be NPend). Every token has
 // the bits that the chain of its ancestors gives it, since it is computed by the
-// same operations: a run of tokens without branches is a call of the rule, and
-// runs start from the state their parent left behind.
+// same operations from the state its parent left behind.
 func DeltaTree(a *Delta, parent []int32) {
 	if a.Store != a.NPend {
 		panic("vec: delta rule on a tree stores after the pending tokens")
 	}
 	a.check()
-	replay := *a
-	replay.N = 0
-	deltaRule(&replay)
 	n := a.N
-	if n == 0 {
-		return
-	}
-	// at[t] is the place of the state after token t among the kept ones: 0 for tokens
-	// that nobody starts a run from, 1 for the first kept state.
+	// keep[t] is where the state after token t is kept: 0 for tokens without children.
 	var buf [64]int32
-	at := buf[:min(n, len(buf))]
+	keep := buf[:min(n, len(buf))]
 	if n > len(buf) {
-		at = make([]int32, n)
+		keep = make([]int32, n)
 	}
 	kept := int32(0)
 	for t, p := range parent[:n] {
 		if int(p) >= t {
 			panic("vec: a tree lists parents before children")
 		}
-		if p >= 0 && int(p) != t-1 && at[p] == 0 {
+		if p >= 0 && keep[p] == 0 {
 			kept++
-			at[p] = kept
+			keep[p] = kept
 		}
 	}
-	size := min(treeRows, a.DV) * a.DK
-	b := getScratch(int(kept+1) * size)
+	size := deltaLanes * a.DK
+	b := getScratch(int(kept)*size + deltaLanes)
 	defer scratch.Put(b)
-	for v := 0; v < a.DV; v += treeRows {
-		rows := min(treeRows, a.DV-v)
-		s := (*b)[:rows*a.DK]
-		run := *a
-		run.DV, run.NPend, run.State = rows, 0, s
-		for t := 0; t < n; t += run.N {
-			switch p := parent[t]; {
-			case p < 0:
-				copy(s, a.State[v*a.DK:])
-			case at[p] > 0:
-				copy(s, (*b)[int(at[p])*size:])
-			} // otherwise the run before this one ended at p and left its state in s
-			run.N = 1
-			for e := t; e+1 < n && int(parent[e+1]) == e && at[e] == 0; e++ {
-				run.N++
+	for v := 0; v < a.DV; v += deltaLanes {
+		w := min(deltaLanes, a.DV-v)
+		tile := a.State[v*a.DK:][:w*a.DK]
+		state := func(t int32) []float32 { return (*b)[int(keep[t]-1)*size:][:w*a.DK] }
+		for t := range a.NPend {
+			deltaReplay(tile, w, a.PK[t*a.PKStride:][:a.DK], a.PD[t*a.PDStride+v:][:w], a.PG[t*a.PGStride])
+		}
+		for t := range n {
+			src, d := tile, (*b)[int(kept)*size:][:w]
+			if p := parent[t]; p >= 0 {
+				src = state(p)
 			}
-			run.Q, run.K, run.V = a.Q[t*a.QKStride:], a.K[t*a.QKStride:], a.V[t*a.VStride+v:]
-			run.Beta, run.G = a.Beta[t*a.BGStride:], a.G[t*a.BGStride:]
-			run.O = a.O[t*a.OStride+v:]
+			var dst []float32
+			if keep[t] > 0 {
+				dst = state(int32(t))
+			}
 			if a.DOut != nil {
-				run.DOut = a.DOut[t*a.DStride+v:]
+				d = a.DOut[t*a.DStride+v:][:w]
 			}
-			run.Store = run.N
-			deltaRule(&run)
-			if k := at[t+run.N-1]; k > 0 {
-				copy((*b)[int(k)*size:][:size], s)
-			}
+			deltaStep(src, dst, w, a.K[t*a.QKStride:][:a.DK], a.Q[t*a.QKStride:][:a.DK], a.V[t*a.VStride+v:][:w], d, a.O[t*a.OStride+v:][:w],
+				[3]float32{a.G[t*a.BGStride], a.Beta[t*a.BGStride], a.Scale})
 		}
 	}
 }

@@ -52,7 +52,7 @@ func (c *deltaCase) tape() []float32 { return make([]float32, c.n*c.dv) }
 
 func clone(x []float32) []float32 { return append([]float32(nil), x...) }
 
-var deltaShapes = [][2]int{{128, 128}, {64, 64}, {256, 8}, {128, 5}, {64, 7}, {32, 16}, {100, 3}, {16, 1}, {7, 4}}
+var deltaShapes = [][2]int{{128, 128}, {64, 64}, {256, 40}, {128, 5}, {64, 32}, {32, 16}, {100, 35}, {16, 1}, {7, 33}}
 
 func TestDeltaRule(t *testing.T) {
 	levels(t, func(t *testing.T) {
@@ -64,17 +64,20 @@ func TestDeltaRule(t *testing.T) {
 			got := c.run(state, tape, 0, 0, 0, c.n, true)
 			for tok := range c.n {
 				for v := range c.dv {
-					row := s[v*c.dk : (v+1)*c.dk]
+					// Value v is a column of its tile.
+					first := v / deltaLanes * deltaLanes
+					w := min(deltaLanes, c.dv-first)
+					at := func(i int) *float64 { return &s[first*c.dk+i*w+v-first] }
 					k, q := c.k[tok*c.qk:], c.q[tok*c.qk:]
 					var pred, o float64
-					for i := range row {
-						row[i] *= float64(c.g[2*tok])
-						pred += row[i] * float64(k[i])
+					for i := range c.dk {
+						*at(i) *= float64(c.g[2*tok])
+						pred += *at(i) * float64(k[i])
 					}
 					d := float64(c.beta[2*tok]) * (float64(c.val[tok*c.v+v]) - pred)
-					for i := range row {
-						row[i] += d * float64(k[i])
-						o += row[i] * float64(q[i])
+					for i := range c.dk {
+						*at(i) += d * float64(k[i])
+						o += *at(i) * float64(q[i])
 					}
 					near(t, caseName("output ", sh, " token ", tok), got[tok*c.o+v:][:1], []float64{o * 0.25}, 0, 3e-6)
 					near(t, caseName("tape ", sh, " token ", tok), tape[tok*c.dv+v:][:1], []float64{d}, 0, 6e-6)
@@ -138,23 +141,24 @@ func TestDeltaReplay(t *testing.T) {
 	})
 }
 
-// TestDeltaRows checks that a row of the state does not depend on its
-// neighbours, so that a head may be split between threads.
-func TestDeltaRows(t *testing.T) {
+// TestDeltaTiles checks that a tile of the state does not depend on the others, so that a head may
+// be split between threads.
+func TestDeltaTiles(t *testing.T) {
 	levels(t, func(t *testing.T) {
 		r := newRand(42)
-		for _, sh := range deltaShapes {
+		for _, sh := range [][2]int{{128, 128}, {64, 70}, {16, 33}} {
 			c := newDeltaCase(r, sh[0], sh[1], 6)
 			s, tape := clone(c.state), c.tape()
 			want := c.run(s, tape, 0, 0, 0, c.n, true)
-			for v := range c.dv {
-				one := clone(c.state[v*c.dk : (v+1)*c.dk])
-				o := make([]float32, c.n)
-				DeltaRule(&Delta{DK: c.dk, DV: 1, Scale: 0.25, State: one, N: c.n, Q: c.q, K: c.k, QKStride: c.qk, V: c.val[v:], VStride: c.v,
-					Beta: c.beta, G: c.g, BGStride: 2, O: o, OStride: 1, Store: c.n})
-				sameBits(t, caseName("row ", v, " alone ", sh), one, s[v*c.dk:(v+1)*c.dk])
-				for i := range o {
-					sameBits(t, caseName("output of row ", v, " alone ", sh), o[i:i+1], want[i*c.o+v:][:1])
+			for v := 0; v < c.dv; v += deltaLanes {
+				w := min(deltaLanes, c.dv-v)
+				one := clone(c.state[v*c.dk : (v+w)*c.dk])
+				o := make([]float32, c.n*w)
+				DeltaRule(&Delta{DK: c.dk, DV: w, Scale: 0.25, State: one, N: c.n, Q: c.q, K: c.k, QKStride: c.qk, V: c.val[v:], VStride: c.v,
+					Beta: c.beta, G: c.g, BGStride: 2, O: o, OStride: w, Store: c.n})
+				sameBits(t, caseName("tile at ", v, " alone ", sh), one, s[v*c.dk:(v+w)*c.dk])
+				for i := range c.n {
+					sameBits(t, caseName("output of the tile at ", v, " alone ", sh), o[i*w:][:w], want[i*c.o+v:][:w])
 				}
 			}
 		}
@@ -213,7 +217,7 @@ func TestDeltaTreeChain(t *testing.T) {
 func TestDeltaTreeBranches(t *testing.T) {
 	levels(t, func(t *testing.T) {
 		r := newRand(44)
-		for _, sh := range [][2]int{{128, 128}, {16, 5}} {
+		for _, sh := range [][2]int{{128, 128}, {16, 5}, {12, 37}} {
 			const n = 70 // more than the stack buffer of DeltaTree holds
 			c := newDeltaCase(r, sh[0], sh[1], n)
 			parent := make([]int32, n)

@@ -3,6 +3,8 @@
 package vec
 
 import (
+	"unsafe"
+
 	"strobe/backend/cpu/kernel"
 	"strobe/quant"
 )
@@ -384,13 +386,32 @@ func conv4(l kernel.Level, dst, w *float32, t *[4]*float32, n int) {
 	}
 }
 
-func deltaRule(a *Delta) {
-	l := kernel.Current()
-	if l == kernel.Generic || a.DK%32 != 0 {
-		deltaRuleGeneric(a)
-		return
+func deltaReplay(s []float32, w int, k, d []float32, g float32) {
+	if w == deltaLanes && len(k)%4 == 0 { // as deltaStep, whose bits it must repeat
+		switch kernel.Current() {
+		case kernel.AVX512:
+			deltaReplayAVX512(p(s), len(k), p(k), p(d), g)
+			return
+		case kernel.AVX2:
+			deltaReplayAVX2(p(s), len(k), p(k), p(d), g)
+			return
+		}
 	}
-	deltaAsm(l, a)
+	deltaReplayGeneric(s, w, k, d, g)
+}
+
+func deltaStep(src, dst []float32, w int, k, q, v, d, o []float32, gbs [3]float32) {
+	if w == deltaLanes && len(k)%4 == 0 {
+		switch kernel.Current() {
+		case kernel.AVX512:
+			deltaStepAVX512(p(src), unsafe.SliceData(dst), len(k), p(k), p(q), p(v), p(d), p(o), &gbs)
+			return
+		case kernel.AVX2:
+			deltaStepAVX2(p(src), unsafe.SliceData(dst), len(k), p(k), p(q), p(v), p(d), p(o), &gbs)
+			return
+		}
+	}
+	deltaStepGeneric(src, dst, w, k, q, v, d, o, gbs)
 }
 
 func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {

@@ -39,9 +39,8 @@ func main() {
 		conv4(l)
 		matrix(l)
 		accumulate(l)
+		delta(l)
 	}
-	deltaRegisters()
-	deltaMemory()
 	Generate()
 }
 
