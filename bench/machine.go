@@ -13,11 +13,11 @@ type MachineConfig struct {
 	ReadBytes int // buffer whose reading speed counts as that of memory; 0 means 512 MiB
 	Rounds    int // 0 means 9; large models get fewer, see Budget
 	// Budget is the time after which no further round begins, once there are three; 0 means 20 s.
-	Budget time.Duration
-	Rows      []int
-	Prompt    int // length of the prompt to time; 0 means 512
-	Chunk     int // prompt tokens per pass; 0 means 128
-	Context   int // tokens in the cache before a pass; 0 means 64
+	Budget  time.Duration
+	Rows    []int
+	Prompt  int // length of the prompt to time; 0 means 512
+	Chunk   int // prompt tokens per pass; 0 means 128
+	Context int // tokens in the cache before a pass; 0 means 64
 }
 
 func (c MachineConfig) withDefaults(m *engine.Model) MachineConfig {
