@@ -6,8 +6,12 @@ import (
 	"strobe/backend/cpu/kernel/vec"
 )
 
-// panel is the number of rows the kernels compute together; work is shared in multiples.
-const panel = 16
+// panel is the number of rows the kernels compute together, and tile what they like best: work is
+// shared in multiples of it.
+const (
+	panel   = qmat.Panel
+	rowTile = 2 * panel
+)
 
 // inlineMACs is the work below which a product runs on the calling worker alone.
 const inlineMACs = 1 << 15
@@ -17,48 +21,26 @@ const inlineMACs = 1 << 15
 func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
 	b.quantizeFor(x, ps)
 	b.pack(&b.acts, x, nil)
-	macs := 0
+	macs, tiles := 0, 0
 	for _, p := range ps {
 		macs += p.W.Rows() * p.W.Cols() * x.Rows
+		tiles += (p.W.Rows() + rowTile - 1) / rowTile
 	}
-	chunk := b.chunkRows(ps, macs)
-	tasks := 0
-	for _, p := range ps {
-		tasks += (p.W.Rows() + chunk - 1) / chunk
-	}
-	do := func(w, t int) {
+	do := func(w, from, to int) {
 		for _, p := range ps {
-			n := (p.W.Rows() + chunk - 1) / chunk
-			if t < n {
-				m := p.W.(*weight)
-				r0 := t * chunk
-				b.product(p.Y, m, 0, x, &b.acts, r0, min(r0+chunk, m.rows), w)
-				return
+			m := p.W.(*weight)
+			n := (m.rows + rowTile - 1) / rowTile
+			if from < n && to > 0 {
+				b.product(p.Y, m, 0, x, &b.acts, max(from, 0)*rowTile, min(to*rowTile, m.rows), w)
 			}
-			t -= n
+			from, to = from-n, to-n
 		}
 	}
 	if macs < inlineMACs {
-		for t := range tasks {
-			do(0, t)
-		}
+		do(0, 0, tiles)
 		return
 	}
-	b.pool.each(tasks, do)
-}
-
-// chunkRows chooses how many rows one task computes: enough tasks that a worker which was
-// held up does not delay the rest, few enough that taking one costs nothing.
-func (b *Backend) chunkRows(ps []backend.Product, macs int) int {
-	rows := 0
-	for _, p := range ps {
-		rows += p.W.Rows()
-	}
-	if b.pool.n == 1 || macs < inlineMACs {
-		return (rows + panel - 1) / panel * panel
-	}
-	per := max(rows/(8*b.pool.n), inlineMACs/2/max(1, macs/rows))
-	return max(panel, per/panel*panel)
+	b.pool.split(tiles, do)
 }
 
 // quantizeFor rounds x to int8 if a product needs it.

@@ -96,7 +96,7 @@ func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps 
 		}
 		s.out = grow(s.out, n*m.rows)
 		parts := max(1, min((m.rows+63)/64, 4*b.pool.n/max(1, len(s.live))))
-		chunk := ((m.rows+parts-1)/parts + panel - 1) / panel * panel
+		chunk := ((m.rows+parts-1)/parts + rowTile - 1) / rowTile * rowTile
 		parts = (m.rows + chunk - 1) / chunk
 		b.pool.each(len(s.live)*parts, func(w, t int) {
 			i := t / parts

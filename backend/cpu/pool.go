@@ -18,7 +18,40 @@ type pool struct {
 	left  atomic.Int32
 	stop  atomic.Bool
 	gates []gate // of workers 1..n-1
+	spans []span // of the current split
 	done  sync.WaitGroup
+}
+
+// span is a range of items that a worker still has to do, as two 32-bit halves. Its owner takes from
+// the front, others from the back.
+type span struct {
+	v atomic.Uint64
+	_ [56]byte // one span per cache line
+}
+
+func (s *span) set(lo, hi int) { s.v.Store(uint64(lo)<<32 | uint64(hi)) }
+
+// take removes a part of the range: a quarter from the front, or half from the back.
+func (s *span) take(front bool) (lo, hi int) {
+	for {
+		v := s.v.Load()
+		lo, hi := int(v>>32), int(v&0xffffffff)
+		n := hi - lo
+		if n <= 0 {
+			return 0, 0
+		}
+		if front {
+			n = (n + 3) / 4
+			if s.v.CompareAndSwap(v, uint64(lo+n)<<32|uint64(hi)) {
+				return lo, lo + n
+			}
+			continue
+		}
+		n = (n + 1) / 2
+		if s.v.CompareAndSwap(v, uint64(lo)<<32|uint64(hi-n)) {
+			return hi - n, hi
+		}
+	}
 }
 
 type gate struct {
@@ -30,7 +63,7 @@ type gate struct {
 const spinTime = 150 * time.Microsecond
 
 func newPool(n int) *pool {
-	p := &pool{n: n, gates: make([]gate, n)}
+	p := &pool{n: n, gates: make([]gate, n), spans: make([]span, n)}
 	for w := 1; w < n; w++ {
 		p.gates[w].wake = make(chan struct{}, 1)
 		p.done.Go(func() { p.work(w) })
@@ -121,6 +154,29 @@ func (p *pool) each(n int, fn func(worker, task int)) {
 				return
 			}
 			fn(w, t)
+		}
+	})
+}
+
+// split shares items [0, n) so that each worker goes through one range in order, which keeps the
+// processor's prefetching useful. Whoever finishes early takes from the end of another's range.
+func (p *pool) split(n int, fn func(worker, from, to int)) {
+	if p.n == 1 || n == 1 {
+		fn(0, 0, n)
+		return
+	}
+	for w := range p.n {
+		p.spans[w].set(n*w/p.n, n*(w+1)/p.n)
+	}
+	p.run(func(w int) {
+		for lo, hi := p.spans[w].take(true); lo < hi; lo, hi = p.spans[w].take(true) {
+			fn(w, lo, hi)
+		}
+		for i := 1; i < p.n; i++ {
+			v := &p.spans[(w+i)%p.n]
+			for lo, hi := v.take(false); lo < hi; lo, hi = v.take(false) {
+				fn(w, lo, hi)
+			}
 		}
 	})
 }
