@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -100,6 +101,9 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 		err = demoScreen(cmd, r)
 	} else if err = r.run(cmd.Context(), func() {}); err == nil {
 		err = r.print(out)
+	}
+	if errors.Is(err, errQuit) {
+		return nil
 	}
 	if err != nil {
 		return err

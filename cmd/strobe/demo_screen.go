@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	tea "charm.land/bubbletea/v2"
@@ -9,6 +10,9 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 )
+
+// errQuit says that the user left before the end.
+var errQuit = errors.New("left before the end")
 
 // demoScreen shows the race while it runs. The last picture stays in the terminal.
 func demoScreen(cmd *cobra.Command, r *race) error {
@@ -26,7 +30,11 @@ func demoScreen(cmd *cobra.Command, r *race) error {
 	}()
 	_, err := p.Run()
 	cancel()
-	if raceErr := <-result; raceErr != nil {
+	raceErr := <-result
+	switch {
+	case errors.Is(raceErr, context.Canceled) && cmd.Context().Err() == nil:
+		return errQuit
+	case raceErr != nil:
 		return raceErr
 	}
 	return err

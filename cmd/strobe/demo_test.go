@@ -78,6 +78,9 @@ func testRace(t *testing.T, prompt string, n int) *race {
 
 func TestRace(t *testing.T) {
 	r := testRace(t, "x := <y> & z\n", 60)
+	if v := r.verdict()[1]; !strings.HasPrefix(v, "stopped before the end") {
+		t.Errorf("verdict at the start: %s", v)
+	}
 	shown := 0
 	if err := r.run(t.Context(), func() { shown++ }); err != nil {
 		t.Fatal(err)
