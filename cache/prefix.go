@@ -2,11 +2,11 @@ package cache
 
 // What keeping sequences for later needs to know of them.
 
-// Cuttable reports whether sequences can be cut anywhere: there is no recurrent state and no
-// window whose older keys are gone.
-func (m *Memory) Cuttable() bool {
+// Cuttable reports whether a sequence of n tokens can be cut anywhere: there is no recurrent state,
+// and no window that has left keys behind by then.
+func (m *Memory) Cuttable(n int) bool {
 	for _, g := range m.groups {
-		if g.window > 0 {
+		if g.window > 0 && n > g.window {
 			return false
 		}
 	}

@@ -6,8 +6,9 @@ import (
 
 // Where the memory of a prompt is kept.
 //
-// Memory that can be cut anywhere needs one copy, at the end. Other memory is only good at the
-// lengths where it was kept, so the loop guesses which ones a later request will ask for:
+// Memory that can be cut anywhere needs one copy, at the end of the prompt: it serves everybody who
+// comes while the generation runs. Other memory is only good at the lengths where it was kept,
+// so the loop guesses which ones a later request will ask for:
 //
 //   - the lengths the request names: boundaries between messages
 //   - a little before the end of the prompt: the next turn of a chat often repeats the prompt
@@ -29,7 +30,7 @@ func (l *loop) mark(j *job) {
 	if l.cache == nil || j.g.req.NoCache {
 		return
 	}
-	j.hard = !l.cache.cuttable()
+	j.hard = !l.cache.cuttable(len(j.g.req.Tokens))
 	if !j.hard {
 		return
 	}

@@ -50,7 +50,7 @@ type disk struct {
 	root, dir string
 	model     string
 	limit     int64
-	cuttable  bool // a file serves any beginning of its tokens
+	cuttable  func(n int) bool // a file of n tokens serves any beginning of them
 	log       *slog.Logger
 	files     []*diskFile
 	stats     *CacheStats
@@ -189,7 +189,7 @@ func (d *disk) find(prompt []int32, draft bool) (best *diskFile, n int) {
 			continue
 		}
 		k := min(common(f.tokens, prompt), len(prompt)-1)
-		if k > n && (k == len(f.tokens) || d.cuttable) {
+		if k > n && (k == len(f.tokens) || d.cuttable(len(f.tokens))) {
 			best, n = f, k
 		}
 	}
@@ -200,7 +200,7 @@ func (d *disk) find(prompt []int32, draft bool) (best *diskFile, n int) {
 func (d *disk) has(e *entry) bool {
 	return slices.ContainsFunc(d.files, func(f *diskFile) bool {
 		n := common(f.tokens, e.tokens)
-		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable) && (f.draft || e.draft == nil)
+		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable(len(f.tokens))) && (f.draft || e.draft == nil)
 	})
 }
 
@@ -330,7 +330,7 @@ func (d *disk) collect() {
 			if x.path == f.path {
 				return true
 			}
-			old := d.cuttable && common(x.tokens, f.tokens) == len(x.tokens) && (f.draft || !x.draft)
+			old := d.cuttable(len(f.tokens)) && common(x.tokens, f.tokens) == len(x.tokens) && (f.draft || !x.draft)
 			if old {
 				os.Remove(x.path)
 			}

@@ -225,7 +225,7 @@ func TestInterruptedSave(t *testing.T) {
 	dir := t.TempDir()
 	m := loadGolden(t, "qwen3", false)
 	defer m.Close()
-	d, err := openDisk(&disk{root: dir, model: m.Fingerprint(), limit: 1 << 30, log: slog.New(slog.DiscardHandler), stats: &CacheStats{}, wake: func() {}})
+	d, err := openDisk(&disk{root: dir, model: m.Fingerprint(), limit: 1 << 30, log: slog.New(slog.DiscardHandler), stats: &CacheStats{}, wake: func() {}, cuttable: func(int) bool { return true }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,25 @@
-// Package engine turns model files into running generations: it loads a target with its drafter,
-// tokenizer and chat template, and turns token streams into text with stop conditions.
+// Package engine turns model files into running generations.
 //
-// The life of a Model is Load, use, Close. A Model belongs to one goroutine at a time.
+// Load opens a target with its drafter, tokenizer and chat template; a Model belongs to one goroutine
+// at a time. New gives it to an Engine, which runs many generations at once:
+//
+//	m, err := engine.Load("model.gguf", engine.Options{})
+//	e := engine.New(m, engine.Config{})
+//	defer e.Close(ctx)
+//	g, err := e.Submit(ctx, engine.Request{Tokens: m.Tokenizer.Encode("Hello", tokenizer.EncodeOptions{AddSpecial: true})})
+//	for {
+//		ev, err := g.Next(ctx) // text as it comes; ev.Result is set in the last event
+//	}
+//
+// A Pool keeps several models, each with its engine, within a memory budget.
+//
+// What a request says depends on its tokens, parameters and seed alone: not on what runs beside it, on
+// speculation, or on what the prefix cache holds.
+//
+// Goroutines: an Engine has one that owns the model and everything computed with it (loop.go); it
+// starts others to finish and to read ahead cache files (disk.go, restore.go) and waits for them
+// before it ends, which Close waits for. A Pool starts one per load and per eviction; its Close
+// waits for them.
 package engine
 
 import (

@@ -38,7 +38,7 @@ func newLoop(e *Engine) *loop {
 	}
 	if l.cache != nil && e.cfg.CacheDir != "" {
 		d, err := openDisk(&disk{
-			root: e.cfg.CacheDir, model: l.m.Fingerprint(), limit: e.cfg.CacheDiskBytes, cuttable: l.cache.cuttable(),
+			root: e.cfg.CacheDir, model: l.m.Fingerprint(), limit: e.cfg.CacheDiskBytes, cuttable: l.cache.cuttable,
 			log: e.cfg.Log, stats: &l.cache.stats, wake: e.wake,
 		})
 		if err != nil {

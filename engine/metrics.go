@@ -79,5 +79,6 @@ func (e *Engine) Snapshot() Snapshot {
 	s.Queued = len(e.queue)
 	s.Slots = slices.Clone(s.Slots)
 	s.Requests = maps.Clone(s.Requests)
+	s.Stats.BySource = maps.Clone(s.Stats.BySource)
 	return s
 }

@@ -19,7 +19,6 @@ type prefixes struct {
 	entries         []*entry // least recently used first
 	bytes           int64
 	stats           CacheStats
-	onDrop          func(*entry)
 }
 
 type entry struct {
@@ -32,9 +31,9 @@ type entry struct {
 // minReuse is the shortest beginning worth copying a memory for.
 const minReuse = 8
 
-// cuttable reports whether entries serve any beginning of their tokens.
-func (c *prefixes) cuttable() bool {
-	return c.target.Cuttable() && (c.drafter == nil || c.drafter.Cuttable())
+// cuttable reports whether an entry of n tokens serves any beginning of them.
+func (c *prefixes) cuttable(n int) bool {
+	return c.target.Cuttable(n) && (c.drafter == nil || c.drafter.Cuttable(n))
 }
 
 // serves reports whether an entry can give the first n of its tokens.
