@@ -74,7 +74,11 @@ func decodeJSON(data []byte, path string, v any) error {
 		return invalid(join(field.Field), "%s", field.Msg)
 	case errors.As(err, &wrong):
 		what, _, _ := strings.Cut(wrong.Value, " ")
-		if name := join(wrong.Field); name != "" {
+		name := wrong.Field
+		for _, embedded := range []string{"samplingFields.", "thinkingFields."} { // no keys of the request
+			name = strings.TrimPrefix(name, embedded)
+		}
+		if name := join(name); name != "" {
 			return invalid(name, "must be %s, not %s", typeName(wrong.Type), valueName(what))
 		}
 		return invalid("", "the request must be %s, not %s", typeName(wrong.Type), valueName(what))

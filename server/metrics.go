@@ -151,7 +151,7 @@ func (m *meter) serve(w http.ResponseWriter, _ *http.Request) {
 func (m *meter) families() []*family {
 	var order []*family
 	byName := map[string]*family{}
-	engines := m.s.cfg.Models.Resident()
+	engines := m.s.models().Resident()
 	for _, model := range slices.Sorted(maps.Keys(engines)) {
 		e := engines[model]
 		snap := e.Snapshot()

@@ -235,7 +235,7 @@ func isHealth(r *http.Request) bool { return r.URL.Path == "/health" || r.URL.Pa
 
 func (s *Server) checkReady(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.loading.Load() && !open(r) {
+		if s.models() == nil && !open(r) {
 			fail(w, r, errLoading)
 			return
 		}

@@ -96,7 +96,7 @@ type lease struct {
 
 // acquire gets the model a request names.
 func (s *Server) acquire(ctx context.Context, name string) (*lease, error) {
-	resolved, e, release, err := s.cfg.Models.Acquire(ctx, name)
+	resolved, e, release, err := s.models().Acquire(ctx, name)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -123,7 +123,7 @@ func (s *Server) view(name string, e *engine.Engine) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	resident := slices.Collect(maps.Values(s.cfg.Models.Resident()))
+	resident := slices.Collect(maps.Values(s.models().Resident()))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Views of models that were unloaded would keep their memory.
@@ -135,16 +135,16 @@ func (s *Server) view(name string, e *engine.Engine) (*view, error) {
 // loaded returns a loaded model for endpoints that only ask about it: the one named, the only one, or
 // the one used last. They must not load anything.
 func (s *Server) loaded(name string) (*view, error) {
-	engines := s.cfg.Models.Resident()
+	engines := s.models().Resident()
 	if e := engines[name]; e != nil {
 		return s.view(name, e)
 	}
-	if name != "" && name != engine.Any && len(s.cfg.Models.List()) > 1 {
+	if name != "" && name != engine.Any && len(s.models().List()) > 1 {
 		return nil, invalid("model", "%q is not loaded", name)
 	}
 	var best string
 	var last time.Time
-	for _, m := range s.cfg.Models.List() {
+	for _, m := range s.models().List() {
 		if engines[m.Name] != nil && (best == "" || m.LastUsed.After(last)) {
 			best, last = m.Name, m.LastUsed
 		}

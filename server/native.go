@@ -21,7 +21,7 @@ func (s *Server) fingerprint() string {
 
 // health says whether the server can answer. It fails when the only model has stopped by a defect.
 func (s *Server) health(w http.ResponseWriter, r *http.Request) {
-	if list := s.cfg.Models.List(); len(list) == 1 && list[0].State == engine.StateFailed && list[0].Err != nil {
+	if list := s.models().List(); len(list) == 1 && list[0].State == engine.StateFailed && list[0].Err != nil {
 		fail(w, r, unavailable(list[0].Err.Error()))
 		return
 	}
@@ -33,7 +33,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) {
 	v, err := s.loaded(r.URL.Query().Get("model"))
 	if err != nil {
 		// Nothing is loaded; what the server itself knows is still worth showing.
-		writeJSON(w, http.StatusOK, map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.cfg.Models.List())})
+		writeJSON(w, http.StatusOK, map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List())})
 		return
 	}
 	cfg, m := v.engine.Config(), v.engine.Model()
@@ -205,7 +205,7 @@ func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) {
 		fail(w, r, err)
 		return
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"prompt": l.shown(p.text), "n_tokens": len(p.tokens)})
+	writeJSON(w, http.StatusOK, map[string]any{"prompt": p.text, "n_tokens": len(p.tokens)})
 }
 
 // sourceName is what flags and requests call a source of drafts.

@@ -61,9 +61,9 @@ func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 }
 
 func (s *Server) listModels(w http.ResponseWriter, _ *http.Request) {
-	engines := s.cfg.Models.Resident()
+	engines := s.models().Resident()
 	data := []modelJSON{}
-	for _, m := range s.cfg.Models.List() {
+	for _, m := range s.models().List() {
 		data = append(data, s.modelEntry(&m, engines[m.Name]))
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": data})
@@ -71,9 +71,9 @@ func (s *Server) listModels(w http.ResponseWriter, _ *http.Request) {
 
 func (s *Server) getModel(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
-	for _, m := range s.cfg.Models.List() {
+	for _, m := range s.models().List() {
 		if m.Name == id {
-			writeJSON(w, http.StatusOK, s.modelEntry(&m, s.cfg.Models.Resident()[id]))
+			writeJSON(w, http.StatusOK, s.modelEntry(&m, s.models().Resident()[id]))
 			return
 		}
 	}

@@ -1,11 +1,8 @@
 package server
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,10 +21,8 @@ type view struct {
 	tok      *tokenizer.Tokenizer
 	template *chat.Template
 	bos, eos string
-	longest  int // bytes of the longest token
-	// mark puts inert around the texts of control tokens; see quote.
-	mark  *strings.Replacer
-	inert [2]string
+	longest  int      // bytes of the longest token
+	control  []string // texts of the control tokens
 
 	vocab func() *grammar.Vocab // for constraints
 }
@@ -45,41 +40,28 @@ func newView(name string, e *engine.Engine) (*view, error) {
 	if id, ok := v.tok.EOS(); ok {
 		v.eos = v.tok.Text(id)
 	}
-	// Private-use characters around a random word: no text has them by accident or on purpose.
-	var b [8]byte
-	_, _ = rand.Read(b[:])
-	word := hex.EncodeToString(b[:])
-	v.inert = [2]string{"\ue000" + word + "\ue001", "\ue002" + word + "\ue003"}
-	var pairs []string
 	for id := range tokenizer.ID(v.tok.Size()) {
 		piece := v.tok.Piece(id, true)
 		v.longest = max(v.longest, len(piece))
 		if v.tok.Kind(id) == tokenizer.Control && len(piece) > 0 {
-			pairs = append(pairs, string(piece), v.inert[0]+string(piece)+v.inert[1])
+			v.control = append(v.control, string(piece))
 		}
 	}
-	v.mark = strings.NewReplacer(pairs...)
 	v.vocab = sync.OnceValue(func() *grammar.Vocab { return newVocab(v.tok) })
 	return v, nil
 }
 
-// quote marks texts of control tokens in what a user or a tool wrote, so that they reach the model as
-// plain text: nobody can end a turn or open one by writing its marker.
-func (v *view) quote(text string) string { return v.mark.Replace(text) }
-
-// encode turns a rendered prompt into tokens.
-func (v *view) encode(text string) []int32 {
+// encode turns a rendered prompt into tokens. Plain are the places where control tokens are spelled by
+// the conversation and not by the template: nobody can end a turn or open one by writing its marker.
+func (v *view) encode(text string, plain []chat.Span) []int32 {
 	var ids []int32
-	for text != "" {
-		plain, rest, found := strings.Cut(text, v.inert[0])
-		ids = v.tok.AppendEncode(ids, plain, tokenizer.EncodeOptions{ParseSpecial: true})
-		if !found {
-			break
-		}
-		quoted, after, _ := strings.Cut(rest, v.inert[1])
-		ids = v.tok.AppendEncode(ids, quoted, tokenizer.EncodeOptions{})
-		text = after
+	at := 0
+	for _, s := range plain {
+		ids = v.tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true})
+		ids = v.tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{})
+		at = s.End
 	}
+	ids = v.tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true})
 	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
 	if bos, ok := v.tok.BOS(); ok && v.tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
 		ids = append([]int32{bos}, ids...)
@@ -130,10 +112,10 @@ func (v *view) render(c *conversation) (*prompt, error) {
 	if c.choice.none {
 		opt.Tools = nil
 	}
-	msgs := slices.Clone(c.messages)
+	msgs := c.messages
 	size := 0
 	for i := range msgs {
-		size += v.prepare(&msgs[i])
+		size += messageSize(&msgs[i])
 	}
 	for _, t := range opt.Tools {
 		size += len(t)
@@ -151,45 +133,30 @@ func (v *view) render(c *conversation) (*prompt, error) {
 			opt.EnableThinking = &off
 		}
 	}
-	text, err := v.template.Render(msgs, opt)
+	text, plain, err := v.template.RenderMarked(msgs, opt, v.control)
 	if err != nil {
 		return nil, err
 	}
 	text += continued
-	p := &prompt{text: text, tokens: v.encode(text), thinking: parse.ThinkingOpen(text)}
-	return p, nil
+	return &prompt{text: text, tokens: v.encode(text, plain), thinking: parse.ThinkingOpen(text)}, nil
 }
 
-// prepare quotes what a message brings from outside and returns its size.
-func (v *view) prepare(m *chat.Message) int {
-	// The assistant's own words hold markers that templates look for.
-	own := m.Role == "assistant"
-	size := len(m.Reasoning)
+// messageSize is how much text a message adds to the prompt at least; templates may leave out
+// reasoning.
+func messageSize(m *chat.Message) int {
+	size := 0
 	for _, c := range m.ToolCalls {
 		size += len(c.Arguments)
 	}
 	switch c := m.Content.(type) {
 	case string:
 		size += len(c)
-		if !own {
-			m.Content = v.quote(c)
-		}
 	case []chat.Part:
-		c = slices.Clone(c)
-		for i := range c {
-			size += len(c[i].Text)
-			if q := v.quote(c[i].Text); !own && q != c[i].Text {
-				c[i] = chat.Part{Type: c[i].Type, Text: q}
-			}
+		for _, p := range c {
+			size += len(p.Text)
 		}
-		m.Content = c
 	}
 	return size
-}
-
-// shown is a prompt's text without the marks of quote.
-func (v *view) shown(text string) string {
-	return strings.NewReplacer(v.inert[0], "", v.inert[1], "").Replace(text)
 }
 
 // checkpoints are the lengths of a prompt after which a later one may differ: the ends of its turns.

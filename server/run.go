@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"sync"
 	"time"
@@ -13,7 +14,11 @@ import (
 
 // request is the start of every engine request: the server's defaults.
 func (s *Server) request() engine.Request {
-	return engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
+	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
+	if req.Params.Seed = rand.Uint64(); s.cfg.Seed != nil {
+		req.Params.Seed = *s.cfg.Seed
+	}
+	return req
 }
 
 // batch is the generations of one HTTP request, with a reply each.

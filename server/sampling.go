@@ -3,7 +3,6 @@ package server
 import (
 	"encoding/json"
 	"math"
-	"math/rand/v2"
 	"strconv"
 
 	"strobe/engine"
@@ -119,9 +118,12 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 	if p.DRY.Multiplier > 0 && p.DRY.Breakers == nil {
 		p.DRY.Breakers = dryBreakers(tok)
 	}
-	var err error
-	if p.Seed, err = seed(f.Seed); err != nil {
+	n, given, err := seed(f.Seed)
+	if err != nil {
 		return err
+	}
+	if given {
+		p.Seed = n
 	}
 	if req.Stops, err = stops("stop", f.Stop); err != nil {
 		return err
@@ -179,22 +181,18 @@ func (f *strobeFields) apply(req *engine.Request) error {
 	return nil
 }
 
-// seed reads a seed; a negative or missing one is random.
-func seed(raw json.RawMessage) (uint64, error) {
+// seed reads a seed; a negative one asks for a random one, like none.
+func seed(raw json.RawMessage) (n uint64, given bool, err error) {
 	if kindOf(raw) == "null" {
-		return rand.Uint64(), nil
+		return 0, false, nil
 	}
 	if v, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
-		if v < 0 {
-			return rand.Uint64(), nil
-		}
-		return uint64(v), nil
+		return uint64(v), v >= 0, nil
 	}
-	v, err := strconv.ParseUint(string(raw), 10, 64)
-	if err != nil {
-		return 0, invalid("seed", "must be an integer")
+	if n, err = strconv.ParseUint(string(raw), 10, 64); err != nil {
+		return 0, false, invalid("seed", "must be an integer")
 	}
-	return v, nil
+	return n, true, nil
 }
 
 // stops reads a string or a list of strings.

@@ -16,9 +16,9 @@ import (
 	"strobe/spec"
 )
 
-// Config says what a server offers and what it allows. Only Models is required.
+// Config says what a server offers and what it allows. The zero value works.
 type Config struct {
-	Models  Models
+	Models  Models       // nil answers "not ready" until SetModels is called
 	Version string       // of the program, for /props and the Server header
 	Log     *slog.Logger // nil discards
 	TLS     *tls.Config  // nil serves plain HTTP
@@ -26,6 +26,7 @@ type Config struct {
 	Params    sample.Params // for what requests leave out; zero is greedy
 	Spec      spec.Options  // likewise
 	MaxTokens int           // likewise; 0 means until the context is full
+	Seed      *uint64       // likewise; nil takes a new one for each request
 
 	Keys []string // any of them opens the server; none leaves it open
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
@@ -83,9 +84,9 @@ type Server struct {
 	handler http.Handler
 	metrics *meter
 	started time.Time
-	loading atomic.Bool
 	held    atomic.Int64 // bytes of requests being handled
 
+	offer atomic.Pointer[Models] // nil while loading
 	mu    sync.Mutex
 	views map[*engine.Engine]*view
 
@@ -99,6 +100,9 @@ func New(cfg Config) *Server {
 	for _, k := range s.cfg.Keys {
 		s.keys = append(s.keys, sha256.Sum256([]byte(k)))
 	}
+	if cfg.Models != nil {
+		s.SetModels(cfg.Models)
+	}
 	s.metrics = newMeter(s)
 	s.routes()
 	s.handler = s.middleware(s.mux)
@@ -108,9 +112,17 @@ func New(cfg Config) *Server {
 // Handler returns the server as a handler, with everything but the limits on connections.
 func (s *Server) Handler() http.Handler { return s.handler }
 
-// SetLoading makes the server answer everything but the page with "not ready" until it is called
-// again with false.
-func (s *Server) SetLoading(on bool) { s.loading.Store(on) }
+// SetModels gives the server its models. Until then it answers everything but the page with "not
+// ready".
+func (s *Server) SetModels(m Models) { s.offer.Store(&m) }
+
+// models returns what the server offers. Behind the middleware there always is something.
+func (s *Server) models() Models {
+	if m := s.offer.Load(); m != nil {
+		return *m
+	}
+	return nil
+}
 
 // routes lists every endpoint. Aliases are those of llama.cpp.
 func (s *Server) routes() {

@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"strobe/chat"
 	"strobe/engine"
 	"strobe/gguf"
 	"strobe/internal/testkit"
@@ -365,4 +366,19 @@ func names(evs []event) []string {
 		}
 	}
 	return slices.Clip(out)
+}
+
+func engineConfig(parallel int) engine.Config { return engine.Config{Parallel: parallel} }
+
+func mustMessages(t testing.TB, msgs []dict) []chat.Message {
+	t.Helper()
+	var raw []json.RawMessage
+	for _, m := range msgs {
+		raw = append(raw, json.RawMessage(encode(t, m)))
+	}
+	out, err := decodeMessages(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }

@@ -1,0 +1,348 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"strobe/draft/dflash"
+	"strobe/engine"
+	"strobe/server"
+)
+
+type serveOptions struct {
+	modelFlags
+	sampleFlags
+	models    string
+	memory    byteSize
+	alias     string
+	host      string
+	port      int
+	parallel  int
+	queue     int
+	maxTokens int
+
+	keys    []string
+	keyFile string
+	cors    []string
+	hosts   []string
+	cert    string
+	certKey string
+
+	cacheDir  string
+	cacheRAM  byteSize
+	cacheDisk byteSize
+
+	maxBody      byteSize
+	maxConns     int
+	writeTimeout time.Duration
+	drain        time.Duration
+	logFormat    string
+}
+
+// keyVariable names the environment variable that mirrors --api-key.
+const keyVariable = "STROBE_API_KEY"
+
+func newServeCmd() *cobra.Command {
+	opt := serveOptions{cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20}
+	cmd := &cobra.Command{
+		Use:   "serve [-m FILE | --models DIR]",
+		Short: "Serve models over HTTP, with a web page",
+		Long: `Serve answers HTTP requests: the OpenAI and Anthropic APIs, health and metrics, and a
+web page for chatting at the server's own address.
+
+With -m it serves one model, loaded at once, whatever model name requests give. With --models it
+offers every GGUF file of a folder under its name, loads them when they are asked for and unloads the
+ones used least recently when memory runs short; the name "any" stands for the one used last.
+
+It listens on this machine only unless --host says otherwise. Its address goes to standard output, logs
+to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.`,
+		Example: `  strobe serve -m model.gguf
+  strobe serve --models ~/models --models-memory 16GiB --port 9000
+  strobe serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert c.pem --tls-key k.pem`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return opt.run(cmd) },
+	}
+	opt.modelFlags.add(cmd)
+	opt.sampleFlags.add(cmd, 0.8)
+	f := cmd.Flags()
+	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
+	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
+	f.StringVar(&opt.alias, "alias", "", "name of the model in answers (default: its file's)")
+	f.StringVar(&opt.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
+	f.IntVar(&opt.port, "port", 8080, "port to listen on; 0 takes a free one")
+	f.IntVar(&opt.parallel, "parallel", 4, "requests that run together")
+	f.IntVar(&opt.queue, "queue", 64, "requests that may wait for their turn; others are refused")
+	f.IntVar(&opt.maxTokens, "max-tokens", 0, "most tokens of an answer when the request does not say (default: until the context is full)")
+	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
+	f.StringVar(&opt.keyFile, "api-key-file", "", "file with keys, one per line")
+	f.StringArrayVar(&opt.cors, "cors", nil, "origin whose web pages may use the server, * for any; may be repeated")
+	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be repeated")
+	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
+	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
+	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
+	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off")
+	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
+	f.Var(&opt.maxBody, "max-body", "bytes of the largest request")
+	f.IntVar(&opt.maxConns, "max-conns", 1024, "connections at a time; others wait")
+	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second, "time a client may take to accept a piece of its answer")
+	f.DurationVar(&opt.drain, "shutdown-timeout", 10*time.Second, "time running requests have to finish when the server is told to stop")
+	f.StringVar(&opt.logFormat, "log-format", "text", "format of the log: text or json")
+	return cmd
+}
+
+func (o *serveOptions) run(cmd *cobra.Command) error {
+	log, err := o.logger(cmd)
+	if err != nil {
+		return err
+	}
+	cfg, err := o.config(log)
+	if err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(o.port)))
+	if err != nil {
+		return err
+	}
+	s := server.New(cfg)
+	ctx, stop := context.WithCancel(cmd.Context())
+	defer stop()
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, ln) }()
+
+	scheme := "http"
+	if cfg.TLS != nil {
+		scheme = "https"
+	}
+	url := scheme + "://" + ln.Addr().String()
+	fmt.Fprintln(cmd.OutOrStdout(), url)
+	log.Info("listening", "url", url, "version", buildVersion())
+	if len(cfg.Keys) == 0 && !isLoopback(o.host) {
+		log.Warn("everyone who reaches this address may use the server; --api-key would change that")
+	}
+
+	closeModels, err := o.offer(s, log)
+	if err != nil {
+		stop()
+		<-served
+		return err
+	}
+	err = <-served
+	log.Info("stopping")
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.drain)
+	defer cancel()
+	if cerr := closeModels(end); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// offer loads what there is to load and gives it to the server. The function it returns unloads.
+func (o *serveOptions) offer(s *server.Server, log *slog.Logger) (closeModels func(context.Context) error, err error) {
+	ecfg := engine.Config{
+		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir, CacheDiskBytes: int64(o.cacheDisk), Log: log,
+	}
+	// In the engine zero means the default, here it means none.
+	if o.cacheRAM == 0 {
+		ecfg.CacheBytes = -1
+	}
+	if o.queue == 0 {
+		ecfg.Queue = -1
+	}
+	if o.models != "" {
+		load, err := o.loadOptions()
+		if err != nil {
+			return nil, err
+		}
+		p, err := engine.NewPool(engine.PoolConfig{Dir: o.models, Load: load, Engine: ecfg, MemoryBytes: int64(o.memory), Log: log})
+		if err != nil {
+			return nil, err
+		}
+		s.SetModels(server.Pool(p, ""))
+		return p.Close, nil
+	}
+	start := time.Now()
+	m, err := o.load()
+	if err != nil {
+		return nil, err
+	}
+	name := o.alias
+	if name == "" {
+		name = strings.TrimSuffix(filepath.Base(m.Path), filepath.Ext(m.Path))
+	}
+	e := engine.New(m, ecfg)
+	s.SetModels(server.Single(name, e))
+	log.Info("model loaded", "model", name, "seconds", time.Since(start).Seconds(), "what", m.Summary())
+	return e.Close, nil
+}
+
+// loadOptions is how the flags want every model of a folder to be loaded.
+func (o *serveOptions) loadOptions() (engine.Options, error) {
+	opt := engine.Options{Threads: o.threads, KV: o.kv, Drafter: o.drafter}
+	switch {
+	case o.model != "":
+		return opt, usagef("give a model with -m or a folder with --models, not both")
+	case o.drafter != "" && o.drafter != "none":
+		return opt, usagef("--models finds the drafter beside each model; -d belongs to -m")
+	case o.alias != "":
+		return opt, usagef("--alias names a single model; --models takes the names of the files")
+	case o.draft == "off" || o.draft == "ngram":
+		opt.Drafter = "none"
+	}
+	switch o.causal {
+	case "on":
+		opt.Causal = dflash.CausalOn
+	case "off":
+		opt.Causal = dflash.CausalOff
+	}
+	return opt, nil
+}
+
+// config checks the flags of the server itself.
+func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
+	cfg = server.Config{
+		Version: buildVersion(), Log: log, Params: o.Params, MaxTokens: o.maxTokens, CORS: o.cors,
+		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, WriteTimeout: o.writeTimeout, Drain: o.drain,
+	}
+	if o.seed >= 0 {
+		n := uint64(o.seed)
+		cfg.Seed = &n
+	}
+	if err := o.Params.Validate(); err != nil {
+		return cfg, usageError{err}
+	}
+	if cfg.Spec, err = o.spec(); err != nil {
+		return cfg, err
+	}
+	if o.port < 0 || o.port > math.MaxUint16 {
+		return cfg, usagef("--port %d: want 0 to %d", o.port, math.MaxUint16)
+	}
+	if o.parallel < 1 {
+		return cfg, usagef("--parallel %d: want at least 1", o.parallel)
+	}
+	if o.queue < 0 {
+		return cfg, usagef("--queue %d: want at least 0", o.queue)
+	}
+	if o.maxTokens < 0 {
+		return cfg, usagef("--max-tokens %d: want at least 0", o.maxTokens)
+	}
+	if cfg.Keys, err = o.allKeys(); err != nil {
+		return cfg, err
+	}
+	// Without this a web page could reach a server that listens on this machine only, through a name
+	// that it made point here.
+	if isLoopback(o.host) || len(o.hosts) > 0 {
+		cfg.Hosts = append([]string{"localhost", strings.ToLower(o.host)}, o.hosts...)
+	}
+	if (o.cert == "") != (o.certKey == "") {
+		return cfg, usagef("--tls-cert and --tls-key belong together")
+	}
+	if o.cert != "" {
+		pair, err := tls.LoadX509KeyPair(o.cert, o.certKey)
+		if err != nil {
+			return cfg, err
+		}
+		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}
+	}
+	return cfg, nil
+}
+
+// allKeys gathers the keys of the flags, the file and the environment.
+func (o *serveOptions) allKeys() ([]string, error) {
+	keys := append([]string{}, o.keys...)
+	if o.keyFile != "" {
+		f, err := os.Open(o.keyFile)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		n := 0
+		sc := bufio.NewScanner(f)
+		for sc.Scan() {
+			if k := strings.TrimSpace(sc.Text()); k != "" && !strings.HasPrefix(k, "#") {
+				keys = append(keys, k)
+				n++
+			}
+		}
+		if err := sc.Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", o.keyFile, err)
+		}
+		if n == 0 { // an open server is not what was meant
+			return nil, fmt.Errorf("%s: there is no key in it", o.keyFile)
+		}
+	}
+	if k := os.Getenv(keyVariable); k != "" {
+		keys = append(keys, k)
+	}
+	for _, k := range keys {
+		if strings.TrimSpace(k) == "" {
+			return nil, usagef("--api-key: a key must not be empty")
+		}
+	}
+	return keys, nil
+}
+
+func (o *serveOptions) logger(cmd *cobra.Command) (*slog.Logger, error) {
+	h := &slog.HandlerOptions{Level: slog.LevelInfo}
+	if quiet, _ := cmd.Flags().GetBool("quiet"); quiet {
+		h.Level = slog.LevelWarn
+	}
+	var w io.Writer = cmd.ErrOrStderr()
+	switch o.logFormat {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, h)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, h)), nil
+	}
+	return nil, usagef("--log-format %q: want text or json", o.logFormat)
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// byteSize is a flag for a number of bytes with an optional unit.
+type byteSize int64
+
+func (b *byteSize) Type() string { return "bytes" }
+
+func (b *byteSize) String() string {
+	n := int64(*b)
+	for _, u := range []struct {
+		shift uint
+		name  string
+	}{{30, "GiB"}, {20, "MiB"}, {10, "KiB"}} {
+		if n != 0 && n%(1<<u.shift) == 0 {
+			return strconv.FormatInt(n>>u.shift, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+func (b *byteSize) Set(s string) error {
+	digits := strings.TrimRight(s, "KMGTiBkmgtb ")
+	unit := strings.ToLower(strings.TrimSpace(s[len(digits):]))
+	scale := map[string]float64{
+		"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1e3, "m": 1 << 20, "mib": 1 << 20, "mb": 1e6,
+		"g": 1 << 30, "gib": 1 << 30, "gb": 1e9, "t": 1 << 40, "tib": 1 << 40, "tb": 1e12,
+	}[unit]
+	v, err := strconv.ParseFloat(digits, 64)
+	if err != nil || scale == 0 || !(v >= 0 && v*scale < 1<<62) {
+		return fmt.Errorf("%q is not a size; want for instance 4GiB or 500MB", s)
+	}
+	*b = byteSize(v * scale)
+	return nil
+}
