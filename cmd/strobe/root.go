@@ -20,6 +20,7 @@ func commands() []*cobra.Command {
 		newRunCmd(),
 		newChatCmd(),
 		newDemoCmd(),
+		newServeCmd(),
 		newBenchCmd(),
 		newLogitsCmd(),
 		newInspectCmd(),
