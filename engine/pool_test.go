@@ -122,7 +122,11 @@ func TestPoolNames(t *testing.T) {
 	if _, err := p.Acquire(t.Context(), ""); !errors.Is(err, ErrNoModelName) {
 		t.Errorf("no name: %v", err)
 	}
-	// F30: any is the most recently used resident model, and an error when there is none.
+}
+
+// TestF30_Any: any is the most recently used resident model, and an error when there is none.
+func TestF30_Any(t *testing.T) {
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3", "b=qwen3")})
 	if _, err := p.Acquire(t.Context(), Any); !errors.Is(err, ErrNoneResident) {
 		t.Errorf("any without a resident model: %v", err)
 	}
