@@ -74,6 +74,32 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// TestRestoredOnce: requests that need the same file at the same time share one load of it, and one that
+// is cancelled meanwhile harms nobody.
+func TestRestoredOnce(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen35"} {
+		dir := t.TempDir()
+		e := start(t, name, Config{CacheDir: dir})
+		generate(t, e, Request{Tokens: randomPrompt(1, 300), PromptOnly: true})
+		stop(t, e)
+		e = start(t, name, Config{CacheDir: dir, Parallel: 4})
+		var gs []*Generation
+		for i := range 4 {
+			req := Request{Tokens: slices.Concat(randomPrompt(1, 300), randomPrompt(uint64(i+5), 10)), MaxTokens: 5, IgnoreEOG: true}
+			gs = append(gs, submit(t, e, req))
+		}
+		gs[0].Cancel()
+		for i, g := range gs {
+			if r := wait(t, g).Result; i > 0 && (r.Reason != ReasonLength || r.Cached < 300-tailGap) {
+				t.Errorf("%s, request %d: %v, %d tokens cached", name, i, r.Reason, r.Cached)
+			}
+		}
+		if s := e.Snapshot(); s.Cache.DiskHits != 1 {
+			t.Errorf("%s: %d hits on disk", name, s.Cache.DiskHits)
+		}
+	}
+}
+
 // TestDamagedFiles: a file cut anywhere or with any bit changed costs its entry and a line in the log,
 // never a request or its text.
 func TestDamagedFiles(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 // embedding is a call of Embed in progress.
 type embedding struct {
+	e      *Engine
 	ctx    context.Context
 	tokens []int32 // still to run
 	seq    *cache.Seq
@@ -24,6 +25,9 @@ func (c *embedding) finish(v []float32, err error) {
 		c.seq.Close()
 	}
 	c.value, c.err = v, err
+	c.e.mu.Lock()
+	c.e.embeds--
+	c.e.mu.Unlock()
 	close(c.done)
 }
 
@@ -34,17 +38,18 @@ func (e *Engine) Embed(ctx context.Context, tokens []int32) ([]float32, error) {
 	if err := e.check(&req); err != nil {
 		return nil, err
 	}
-	c := &embedding{ctx: ctx, tokens: tokens, done: make(chan struct{})}
+	c := &embedding{e: e, ctx: ctx, tokens: tokens, done: make(chan struct{})}
 	e.mu.Lock()
 	err := e.failed
 	switch {
 	case err != nil:
 	case e.closing:
 		err = ErrClosed
-	case len(e.calls) > e.cfg.Queue:
+	case e.embeds >= e.cfg.Queue+e.cfg.Parallel:
 		err = ErrQueueFull
 	default:
 		e.calls = append(e.calls, c)
+		e.embeds++
 	}
 	e.mu.Unlock()
 	if err != nil {

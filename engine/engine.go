@@ -67,6 +67,7 @@ type Engine struct {
 	mu      sync.Mutex
 	queue   []*Generation // waiting, oldest first
 	calls   []*embedding  // waiting for the loop
+	embeds  int           // embeddings that wait or run
 	closing bool          // no new requests
 	abort   bool          // running ones are to be cancelled
 	failed  error         // a defect ended the loop

@@ -550,6 +550,31 @@ func TestEmbed(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	wait(t, running)
+
+	// The number that may wait is limited.
+	e = start(t, "qwen3", Config{Parallel: 1, Queue: 2})
+	hold := newGate(0)
+	running = submit(t, e, Request{Tokens: randomPrompt(3, 20), MaxTokens: 1, IgnoreEOG: true, Constraint: hold})
+	<-hold.ready
+	errs := make(chan error)
+	for range 6 {
+		go func() {
+			_, err := e.Embed(t.Context(), randomPrompt(1, 50))
+			errs <- err
+		}()
+	}
+	for range 3 {
+		if err := <-errs; !errors.Is(err, ErrQueueFull) {
+			t.Errorf("too many embeddings: %v", err)
+		}
+	}
+	close(hold.open)
+	for range 3 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	wait(t, running)
 }
 
 // TestClose: closing drains what runs, or cancels it when its context ends first.
