@@ -241,3 +241,43 @@ func TestHeld(t *testing.T) {
 		}
 	}
 }
+
+// FuzzLoad: whatever the bytes, loading ends with an error or with a sequence that stores as the same
+// bytes, and nothing else stays in memory.
+func FuzzLoad(f *testing.F) {
+	dev := cpu.New(cpu.Options{Threads: 1})
+	f.Cleanup(func() { dev.Close() })
+	m, err := cache.New(dev, shapes["recurrent"])
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, n := range []int{0, 1, 65} {
+		s := m.NewSeq()
+		if n > 0 {
+			if _, err := m.Begin([]cache.Segment{{Seq: s, Rows: n, Prompt: true}}); err != nil {
+				f.Fatal(err)
+			}
+			if err := s.CommitAll(); err != nil {
+				f.Fatal(err)
+			}
+		}
+		var b bytes.Buffer
+		if _, err := s.WriteTo(&b); err != nil {
+			f.Fatal(err)
+		}
+		s.Close()
+		f.Add(b.Bytes())
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := m.ReadSeq(bytes.NewReader(data))
+		if err == nil {
+			if got := save(t, s); !bytes.HasPrefix(data, got) {
+				t.Error("a sequence stores as other bytes than it was loaded from")
+			}
+			s.Close()
+		}
+		if m.UsedBytes() != 0 {
+			t.Errorf("%d bytes left", m.UsedBytes())
+		}
+	})
+}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"strobe/cache"
 	"strobe/model"
 	"strobe/spec"
 )
@@ -17,7 +18,8 @@ type loop struct {
 	e        *Engine
 	m        *Model
 	r        *spec.Runner
-	jobs     []*job // in slots, oldest first
+	drafter  *cache.Memory // nil without one
+	jobs     []*job        // in slots, oldest first
 	slots    []*job
 	cache    *prefixes // nil when off
 	disk     *disk     // nil without a folder
@@ -28,13 +30,13 @@ type loop struct {
 
 func newLoop(e *Engine) *loop {
 	l := &loop{e: e, m: e.model, r: e.model.Runner, slots: make([]*job, e.cfg.Parallel)}
+	if l.r.Drafter != nil {
+		s := l.r.Drafter.NewSeq()
+		l.drafter = s.Memory()
+		s.Close()
+	}
 	if e.cfg.CacheBytes > 0 {
-		l.cache = &prefixes{target: l.m.Target.Memory(), limit: e.cfg.CacheBytes}
-		if l.r.Drafter != nil {
-			s := l.r.Drafter.NewSeq()
-			l.cache.drafter = s.Memory()
-			s.Close()
-		}
+		l.cache = &prefixes{target: l.m.Target.Memory(), drafter: l.drafter, limit: e.cfg.CacheBytes}
 	}
 	if l.cache != nil && e.cfg.CacheDir != "" {
 		d, err := openDisk(&disk{
@@ -104,35 +106,39 @@ func (l *loop) fail(err error) {
 
 // admit moves requests from the queue into free slots. It returns false when the engine is to end.
 func (l *loop) admit() bool {
-	e := l.e
 	for {
-		e.mu.Lock()
-		l.embeds = append(l.embeds, e.calls...)
-		e.calls = nil
-		if e.closing && (len(e.queue) == 0 && len(l.jobs) == 0 && len(l.embeds) == 0 || e.abort) {
-			queued := e.queue
-			e.queue = nil
-			e.mu.Unlock()
-			for _, g := range queued {
-				l.refuse(g, ReasonCancelled, ErrClosed)
-			}
+		g, slot, end := l.take()
+		if end {
 			return false
 		}
-		slot := slices.Index(l.slots, nil)
-		i := -1
-		if slot >= 0 {
-			i = slices.IndexFunc(e.queue, func(g *Generation) bool { return !l.follows(g) })
-		}
-		if i < 0 {
-			e.mu.Unlock()
+		if g == nil {
 			return true
 		}
-		g := e.queue[i]
-		e.queue = slices.Delete(e.queue, i, i+1)
-		e.snap.Slots[slot] = Slot{ID: slot, Busy: true, State: g.State(), Draft: g.req.Spec.Draft, Since: time.Now()}
-		e.mu.Unlock()
 		l.start(g, slot)
 	}
+}
+
+// take takes the next request from the queue and the slot for it.
+func (l *loop) take() (g *Generation, slot int, end bool) {
+	e := l.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l.embeds = append(l.embeds, e.calls...)
+	e.calls = nil
+	if e.abort || e.closing && len(e.queue) == 0 && len(l.jobs) == 0 && len(l.embeds) == 0 {
+		return nil, 0, true
+	}
+	if slot = slices.Index(l.slots, nil); slot < 0 {
+		return nil, 0, false
+	}
+	i := slices.IndexFunc(e.queue, func(g *Generation) bool { return !l.follows(g) })
+	if i < 0 {
+		return nil, 0, false
+	}
+	g = e.queue[i]
+	e.queue = slices.Delete(e.queue, i, i+1)
+	e.snap.Slots[slot] = Slot{ID: slot, Busy: true, State: g.State(), Draft: g.req.Spec.Draft, Since: time.Now()}
+	return g, slot, false
 }
 
 // refuse ends a generation that was never admitted.
@@ -386,9 +392,9 @@ func (l *loop) publish() {
 	if l.cache != nil {
 		c = l.cache.stats
 		c.Entries, c.Bytes, c.Limit = len(l.cache.entries), l.cache.bytes, l.cache.limit
-		if l.cache.drafter != nil {
-			drafter = l.cache.drafter.UsedBytes()
-		}
+	}
+	if l.drafter != nil {
+		drafter = l.drafter.UsedBytes()
 	}
 	l.e.mu.Lock()
 	defer l.e.mu.Unlock()
@@ -400,6 +406,13 @@ func (l *loop) publish() {
 
 // close ends what is left.
 func (l *loop) close() {
+	l.e.mu.Lock()
+	queued := l.e.queue
+	l.e.queue = nil
+	l.e.mu.Unlock()
+	for _, g := range queued {
+		l.refuse(g, ReasonCancelled, ErrClosed)
+	}
 	for _, j := range slices.Clone(l.jobs) {
 		l.end(j, ReasonCancelled, ErrClosed)
 	}
