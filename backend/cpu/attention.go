@@ -180,9 +180,22 @@ func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap
 	w.scores = grow(w.scores, (a.rows[1]-a.rows[0])*a.heads*stride)
 	scores := func(r int) []float32 { return w.scores[(r-a.rows[0])*a.heads*stride:][:a.heads*stride] }
 
+	// Pages that every row of the tile sees are multiplied with all their queries at once.
+	rows := a.rows[1] - a.rows[0]
+	w.queries = grow(w.queries, rows*a.heads*d.KeyDim)
+	for r := range rows {
+		copy(w.queries[r*a.heads*d.KeyDim:][:a.heads*d.KeyDim], row(q, a.rows[0]+r)[a.head*d.KeyDim:])
+	}
+	w.sums = grow(w.sums, rows*a.heads*d.ValueDim)
+	clear(w.sums)
+
 	a.runs(plan, func(r, i int, page []byte, at, n int) {
-		vec.ScoresN(scores(r)[i:], stride, row(q, r)[a.head*d.KeyDim:], d.KeyDim, a.heads, d.KeyDim,
-			typ, page[y.kOff+a.kvHead*y.kHead+at*y.kRow:], y.kRow, n, ap.Scale)
+		keys := page[y.kOff+a.kvHead*y.kHead+at*y.kRow:]
+		if r < 0 {
+			vec.ScoresN(w.scores[i:], stride, w.queries, d.KeyDim, rows*a.heads, d.KeyDim, typ, keys, y.kRow, n, ap.Scale)
+			return
+		}
+		vec.ScoresN(scores(r)[i:], stride, w.queries[(r-a.rows[0])*a.heads*d.KeyDim:], d.KeyDim, a.heads, d.KeyDim, typ, keys, y.kRow, n, ap.Scale)
 	})
 	sinks := values(ap.Sinks)
 	for r := a.rows[0]; r < a.rows[1]; r++ {
@@ -194,25 +207,39 @@ func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap
 				vec.Softmax(s)
 			}
 		}
-		clear(row(dst, r)[a.head*d.ValueDim:][:a.heads*d.ValueDim])
 	}
 	a.runs(plan, func(r, i int, page []byte, at, n int) {
-		vec.AccumN(row(dst, r)[a.head*d.ValueDim:], d.ValueDim, scores(r)[i:], stride, a.heads, d.ValueDim,
-			typ, page[y.vOff+a.kvHead*y.vHead+at*y.vRow:], y.vRow, n)
+		vals := page[y.vOff+a.kvHead*y.vHead+at*y.vRow:]
+		if r < 0 {
+			vec.AccumN(w.sums, d.ValueDim, w.scores[i:], stride, rows*a.heads, d.ValueDim, typ, vals, y.vRow, n)
+			return
+		}
+		vec.AccumN(w.sums[(r-a.rows[0])*a.heads*d.ValueDim:], d.ValueDim, scores(r)[i:], stride, a.heads, d.ValueDim, typ, vals, y.vRow, n)
 	})
+	for r := range rows {
+		copy(row(dst, a.rows[0]+r)[a.head*d.ValueDim:][:a.heads*d.ValueDim], w.sums[r*a.heads*d.ValueDim:])
+	}
 }
 
 // runs calls fn for every contiguous run of slots that a row of the tile sees, page by page: the
 // row, the index of the run's first score, its page, the row in the page and the number of rows.
-// Each row sees its runs in slot order.
+// Row -1 stands for all rows at once, where all see the run at the same index. Each row sees its
+// runs in slot order.
 func (a *tile) runs(plan *backend.KVPlan, fn func(r, i int, page []byte, at, n int)) {
 	size := a.pool.layout.Page
 	table := plan.Tables[plan.Seg[a.rows[0]]]
 	lo, hi := int(plan.Lo[a.rows[0]]), int(plan.Hi[a.rows[0]])
+	together, until := true, hi // rows that begin at the same slot, and how far all of them see
 	for r := a.rows[0]; r < a.rows[1]; r++ {
-		lo, hi = min(lo, int(plan.Lo[r])), max(hi, int(plan.Hi[r]))
+		together = together && int(plan.Lo[r]) == lo
+		lo, hi, until = min(lo, int(plan.Lo[r])), max(hi, int(plan.Hi[r])), min(until, int(plan.Hi[r]))
 	}
 	for p := lo / size; p*size < hi; p++ {
+		if end := min((p+1)*size, hi); together && end <= until {
+			from := max(lo, p*size)
+			fn(-1, from-lo, a.pool.page(table[p]), from-p*size, end-from)
+			continue
+		}
 		for r := a.rows[0]; r < a.rows[1]; r++ {
 			from, to := max(int(plan.Lo[r]), p*size), min(int(plan.Hi[r]), (p+1)*size)
 			if from < to {

@@ -37,9 +37,9 @@ type Backend struct {
 
 // worker is the scratch memory of one worker.
 type worker struct {
-	mul    *qmat.Scratch
-	scores []float32
-	_      [64]byte
+	mul                   *qmat.Scratch
+	scores, queries, sums []float32 // of attention
+	_                     [64]byte
 }
 
 var _ backend.Backend = (*Backend)(nil)

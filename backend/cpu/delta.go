@@ -7,10 +7,13 @@ import (
 	"strobe/backend/cpu/kernel/vec"
 )
 
-// deltaScratch holds what GatedDelta computes per row before the recurrence.
+// deltaScratch holds what GatedDelta computes before the recurrence. Queries, keys and updates are
+// arranged by head: rows of the batch lie a power of two apart, so that the tokens of one head would
+// compete for the same few lines of the cache.
 type deltaScratch struct {
 	beta, decay []float32 // [n, VHeads]
-	update      []float32 // [n, VHeads*VDim]
+	q, k        []float32 // [KHeads, n, KDim], normalised
+	update      []float32 // [VHeads, n, VDim]
 }
 
 // ShortConv computes silu of the causal depthwise convolution along each row's ancestors.
@@ -75,14 +78,16 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 	n := qkv.Rows
 	s := &b.delta
 	s.beta, s.decay = grow(s.beta, n*d.VHeads), grow(s.decay, n*d.VHeads)
+	s.q, s.k = grow(s.q, n*d.KHeads*d.KDim), grow(s.k, n*d.KHeads*d.KDim)
 	s.update = grow(s.update, n*d.VHeads*d.VDim)
 	av, dv := values(a), values(dt)
 	kw := d.KHeads * d.KDim
 	b.rowsOf(n, 2*kw+64*d.VHeads, func(r int) {
 		x := row(qkv, r)
-		for h := range 2 * d.KHeads {
-			v := x[h*d.KDim:][:d.KDim]
-			vec.L2Norm(v, v, d.Eps)
+		for h := range d.KHeads {
+			at := (h*n + r) * d.KDim
+			vec.L2Norm(s.q[at:][:d.KDim], x[h*d.KDim:][:d.KDim], d.Eps)
+			vec.L2Norm(s.k[at:][:d.KDim], x[kw+h*d.KDim:][:d.KDim], d.Eps)
 		}
 		al, at := row(alpha, r), r*d.VHeads
 		vec.Sigmoid(s.beta[at:][:d.VHeads], row(beta, r))
@@ -91,7 +96,6 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 			s.decay[at+h] = float32(math.Exp(float64(g)))
 		}
 	})
-	vw := d.VHeads * d.VDim
 	for i := range segs {
 		sg := &segs[i]
 		do := func(h int) {
@@ -100,15 +104,15 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 				kh = h / (d.VHeads / d.KHeads)
 			}
 			x := f32(qkv)[sg.Row*qkv.Stride:]
-			at := sg.Row * d.VHeads
+			at, kat := sg.Row*d.VHeads, (kh*n+sg.Row)*d.KDim
 			v := vec.Delta{
 				DK: d.KDim, DV: d.VDim, Scale: float32(1 / math.Sqrt(float64(d.KDim))),
 				State: f32(sg.State)[h*d.VDim*d.KDim:][:d.VDim*d.KDim],
 				NPend: sg.Pending,
-				N:     sg.N, Q: x[kh*d.KDim:], K: x[kw+kh*d.KDim:], QKStride: qkv.Stride,
+				N:     sg.N, Q: s.q[kat:], K: s.k[kat:], QKStride: d.KDim,
 				V: x[2*kw+h*d.VDim:], VStride: qkv.Stride,
 				Beta: s.beta[at+h:], G: s.decay[at+h:], BGStride: d.VHeads,
-				DOut: s.update[sg.Row*vw+h*d.VDim:], DStride: vw,
+				DOut: s.update[(h*n+sg.Row)*d.VDim:], DStride: d.VDim,
 				O: f32(dst)[sg.Row*dst.Stride+h*d.VDim:], OStride: dst.Stride,
 				Store: sg.Pending,
 			}
@@ -137,8 +141,13 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 			continue
 		}
 		for r := range sg.N {
-			copy(row(sg.TapeK, r), row(qkv, sg.Row+r)[kw:2*kw])
-			copy(row(sg.TapeD, r), s.update[(sg.Row+r)*vw:][:vw])
+			tk, td := row(sg.TapeK, r), row(sg.TapeD, r)
+			for h := range d.KHeads {
+				copy(tk[h*d.KDim:][:d.KDim], s.k[(h*n+sg.Row+r)*d.KDim:])
+			}
+			for h := range d.VHeads {
+				copy(td[h*d.VDim:][:d.VDim], s.update[(h*n+sg.Row+r)*d.VDim:])
+			}
 			copy(row(sg.TapeG, r), s.decay[(sg.Row+r)*d.VHeads:][:d.VHeads])
 		}
 	}

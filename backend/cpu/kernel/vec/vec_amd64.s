@@ -4263,8 +4263,8 @@ accumF16OneAVX2_loop:
 	RET
 
 // func deltaReplayAVX2(s *float32, dk int, k *float32, d *float32, decay float32)
-// Requires: AVX, FMA3
-TEXT ·deltaReplayAVX2(SB), NOSPLIT, $0-36
+// Requires: AVX, FMA3, SSE
+TEXT ·deltaReplayAVX2(SB), NOSPLIT, $8-36
 	MOVQ         s+0(FP), AX
 	MOVQ         dk+8(FP), CX
 	MOVQ         k+16(FP), DX
@@ -4274,6 +4274,11 @@ TEXT ·deltaReplayAVX2(SB), NOSPLIT, $0-36
 	VMOVUPS      32(BX), Y2
 	VMOVUPS      64(BX), Y3
 	VMOVUPS      96(BX), Y4
+	STMXCSR      (SP)
+	MOVL         (SP), BX
+	ORL          $0x00008040, BX
+	MOVL         BX, 4(SP)
+	LDMXCSR      4(SP)
 
 deltaReplayAVX2_loop:
 	VBROADCASTSS (DX), Y5
@@ -4293,28 +4298,34 @@ deltaReplayAVX2_loop:
 	ADDQ         $0x00000080, AX
 	DECQ         CX
 	JNZ          deltaReplayAVX2_loop
+	LDMXCSR      (SP)
 	VZEROUPPER
 	RET
 
 // func deltaStepAVX2(src *float32, dst *float32, dk int, k *float32, q *float32, v *float32, d *float32, o *float32, gbs *[3]float32)
-// Requires: AVX, FMA3
-TEXT ·deltaStepAVX2(SB), NOSPLIT, $0-72
-	MOVQ   src+0(FP), AX
-	MOVQ   dst+8(FP), CX
-	MOVQ   dk+16(FP), DX
-	MOVQ   k+24(FP), BX
-	MOVQ   q+32(FP), SI
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	MOVQ   AX, DI
-	MOVQ   BX, R8
-	MOVQ   DX, R9
+// Requires: AVX, FMA3, SSE
+TEXT ·deltaStepAVX2(SB), NOSPLIT, $8-72
+	MOVQ    src+0(FP), AX
+	MOVQ    dst+8(FP), CX
+	MOVQ    dk+16(FP), DX
+	MOVQ    k+24(FP), BX
+	MOVQ    q+32(FP), SI
+	STMXCSR (SP)
+	MOVL    (SP), DI
+	ORL     $0x00008040, DI
+	MOVL    DI, 4(SP)
+	LDMXCSR 4(SP)
+	VXORPS  Y0, Y0, Y0
+	VXORPS  Y1, Y1, Y1
+	VXORPS  Y2, Y2, Y2
+	VXORPS  Y3, Y3, Y3
+	VXORPS  Y4, Y4, Y4
+	VXORPS  Y5, Y5, Y5
+	VXORPS  Y6, Y6, Y6
+	VXORPS  Y7, Y7, Y7
+	MOVQ    AX, DI
+	MOVQ    BX, R8
+	MOVQ    DX, R9
 
 deltaStepAVX2_predict:
 	VBROADCASTSS (R8), Y8
@@ -4539,6 +4550,7 @@ deltaStepAVX2_done:
 	VMOVUPS      Y6, 64(R9)
 	VMULPS       Y0, Y7, Y7
 	VMOVUPS      Y7, 96(R9)
+	LDMXCSR      (SP)
 	VZEROUPPER
 	RET
 
@@ -11560,8 +11572,8 @@ accumF16OneAVX512_loop:
 	RET
 
 // func deltaReplayAVX512(s *float32, dk int, k *float32, d *float32, decay float32)
-// Requires: AVX, AVX512F
-TEXT ·deltaReplayAVX512(SB), NOSPLIT, $0-36
+// Requires: AVX, AVX512F, SSE
+TEXT ·deltaReplayAVX512(SB), NOSPLIT, $8-36
 	MOVQ         s+0(FP), AX
 	MOVQ         dk+8(FP), CX
 	MOVQ         k+16(FP), DX
@@ -11569,6 +11581,11 @@ TEXT ·deltaReplayAVX512(SB), NOSPLIT, $0-36
 	VBROADCASTSS decay+32(FP), Z0
 	VMOVUPS      (BX), Z1
 	VMOVUPS      64(BX), Z2
+	STMXCSR      (SP)
+	MOVL         (SP), BX
+	ORL          $0x00008040, BX
+	MOVL         BX, 4(SP)
+	LDMXCSR      4(SP)
 
 deltaReplayAVX512_loop:
 	VBROADCASTSS (DX), Z3
@@ -11582,28 +11599,34 @@ deltaReplayAVX512_loop:
 	ADDQ         $0x00000080, AX
 	DECQ         CX
 	JNZ          deltaReplayAVX512_loop
+	LDMXCSR      (SP)
 	VZEROUPPER
 	RET
 
 // func deltaStepAVX512(src *float32, dst *float32, dk int, k *float32, q *float32, v *float32, d *float32, o *float32, gbs *[3]float32)
-// Requires: AVX, AVX512DQ, AVX512F
-TEXT ·deltaStepAVX512(SB), NOSPLIT, $0-72
-	MOVQ   src+0(FP), AX
-	MOVQ   dst+8(FP), CX
-	MOVQ   dk+16(FP), DX
-	MOVQ   k+24(FP), BX
-	MOVQ   q+32(FP), SI
-	VXORPS Z0, Z0, Z0
-	VXORPS Z1, Z1, Z1
-	VXORPS Z2, Z2, Z2
-	VXORPS Z3, Z3, Z3
-	VXORPS Z4, Z4, Z4
-	VXORPS Z5, Z5, Z5
-	VXORPS Z6, Z6, Z6
-	VXORPS Z7, Z7, Z7
-	MOVQ   AX, DI
-	MOVQ   BX, R8
-	MOVQ   DX, R9
+// Requires: AVX, AVX512DQ, AVX512F, SSE
+TEXT ·deltaStepAVX512(SB), NOSPLIT, $8-72
+	MOVQ    src+0(FP), AX
+	MOVQ    dst+8(FP), CX
+	MOVQ    dk+16(FP), DX
+	MOVQ    k+24(FP), BX
+	MOVQ    q+32(FP), SI
+	STMXCSR (SP)
+	MOVL    (SP), DI
+	ORL     $0x00008040, DI
+	MOVL    DI, 4(SP)
+	LDMXCSR 4(SP)
+	VXORPS  Z0, Z0, Z0
+	VXORPS  Z1, Z1, Z1
+	VXORPS  Z2, Z2, Z2
+	VXORPS  Z3, Z3, Z3
+	VXORPS  Z4, Z4, Z4
+	VXORPS  Z5, Z5, Z5
+	VXORPS  Z6, Z6, Z6
+	VXORPS  Z7, Z7, Z7
+	MOVQ    AX, DI
+	MOVQ    BX, R8
+	MOVQ    DX, R9
 
 deltaStepAVX512_predict:
 	VBROADCASTSS (R8), Z8
@@ -11754,5 +11777,6 @@ deltaStepAVX512_done:
 	VMOVUPS      Z2, (R9)
 	VMULPS       Z0, Z3, Z3
 	VMOVUPS      Z3, 64(R9)
+	LDMXCSR      (SP)
 	VZEROUPPER
 	RET
