@@ -8,6 +8,8 @@ import (
 
 	"strobe/draft/dflash"
 	"strobe/engine"
+	"strobe/gguf"
+	"strobe/models"
 	"strobe/sample"
 	"strobe/spec"
 )
@@ -26,7 +28,7 @@ type modelFlags struct {
 
 func (m *modelFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model")
+	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model (default: the one built in, which completes Go code)")
 	f.StringVarP(&m.drafter, "drafter", "d", "", "GGUF file of its DFlash drafter (default: the one beside the model, if any)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
@@ -55,10 +57,7 @@ func (m *modelFlags) load() (*engine.Model, error) {
 	if m.draft == "off" || m.draft == "ngram" {
 		opt.Drafter = "none"
 	}
-	if m.model == "" {
-		return nil, usagef("no model: give a GGUF file with -m FILE")
-	}
-	e, err := engine.Load(m.model, opt)
+	e, err := m.open(opt)
 	if err != nil {
 		return nil, err
 	}
@@ -67,6 +66,28 @@ func (m *modelFlags) load() (*engine.Model, error) {
 		return nil, usagef("--draft dflash needs a drafter: give it with -d FILE")
 	}
 	return e, nil
+}
+
+// open loads the file the flags name, or the pair that is part of the program.
+func (m *modelFlags) open(opt engine.Options) (*engine.Model, error) {
+	if m.model != "" {
+		return engine.Load(m.model, opt)
+	}
+	var src engine.Source
+	var err error
+	if src.Target, src.Drafter, err = models.Open(); err != nil {
+		return nil, err
+	}
+	switch opt.Drafter {
+	case "":
+	case "none":
+		src.Drafter = nil
+	default:
+		if src.Drafter, err = gguf.Open(opt.Drafter); err != nil {
+			return nil, err
+		}
+	}
+	return engine.LoadFiles(src, opt)
 }
 
 // spec returns how the flags want drafts to be made and verified.
