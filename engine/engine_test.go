@@ -18,7 +18,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func loadGolden(t testing.TB, name string, drafter bool) *Model {
 	t.Helper()
-	opt := Options{Threads: 2, Drafter: "none"}
+	// One thread: the models are so small that a second one only gets in the way.
+	opt := Options{Threads: 1, Drafter: "none"}
 	if drafter {
 		opt.Drafter = testkit.Golden(t, "dflash-"+name+"/model.gguf")
 	}

@@ -622,7 +622,7 @@ func TestHammer(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		e := start(t, name, Config{Parallel: 6, Queue: 1000, Chunk: 32, CacheBytes: 600 << 10})
 		var wg sync.WaitGroup
-		for i := range 60 {
+		for i := range 40 {
 			wg.Go(func() {
 				r := rand.New(rand.NewPCG(uint64(i), 1))
 				for range 4 {
