@@ -31,10 +31,8 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 		// Said before reading, so that a large upload is not waited for.
 		return nil, &http.MaxBytesError{Limit: limit}
 	}
-	// The deadline must not outlive the body: it would end the watch for a client that leaves.
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout))
-	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
 	var buf bytes.Buffer
 	if r.ContentLength > 0 {
 		buf.Grow(int(r.ContentLength) + bytes.MinRead)
@@ -46,6 +44,8 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 		}
 		return nil, &apiError{Status: http.StatusRequestTimeout, Type: "invalid_request_error", Message: "the request's body did not arrive: " + err.Error()}
 	}
+	// The deadline must not outlive the body: it would end the watch for a client that leaves.
+	_ = rc.SetReadDeadline(time.Time{})
 	return buf.Bytes(), nil
 }
 

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"strobe/chat"
-	"strobe/chat/jinja"
 	"strobe/engine"
 	"strobe/sample/grammar"
 )
@@ -67,7 +66,6 @@ func explain(err error) *apiError {
 		unknown *engine.UnknownModelError
 		load    *engine.LoadError
 		field   *chat.FieldError
-		tmpl    *jinja.Error
 		schema  *grammar.Error
 		size    *http.MaxBytesError
 	)
@@ -97,8 +95,6 @@ func explain(err error) *apiError {
 		e := bad("")
 		e.Param = "response_format"
 		return e
-	case errors.As(err, &tmpl):
-		return bad("")
 	case errors.As(err, &size):
 		return &apiError{Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error", Code: "request_too_large",
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}

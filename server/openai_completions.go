@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -86,16 +87,16 @@ func (v *view) prompts(name string, raw json.RawMessage) ([]textPrompt, error) {
 	default:
 		return nil, invalid(name, "must be a string, a list of strings or a list of tokens")
 	}
+	if first := bytes.TrimSpace(raw)[1:]; kindOf(first) == "number" && !bytes.HasPrefix(bytes.TrimSpace(first), []byte("]")) {
+		ids, err := v.tokenList(raw, name) // there may be millions, so they are read once
+		return []textPrompt{{"", ids}}, err
+	}
 	var list []json.RawMessage
 	if err := decodeJSON(raw, name, &list); err != nil {
 		return nil, err
 	}
 	if len(list) == 0 {
 		return nil, invalid(name, "is empty")
-	}
-	if kindOf(list[0]) == "number" {
-		ids, err := v.tokenList(raw, name)
-		return []textPrompt{{"", ids}}, err
 	}
 	out := make([]textPrompt, len(list))
 	for i, x := range list {
@@ -111,6 +112,11 @@ func (v *view) prompts(name string, raw json.RawMessage) ([]textPrompt, error) {
 func (v *view) tokenList(raw json.RawMessage, at string) ([]int32, error) {
 	if kindOf(raw) != "array" {
 		return nil, invalid(at, "must be a string or a list of tokens")
+	}
+	// An id with its comma takes 32 bytes at most in any list worth reading; a list that must be too
+	// long is refused unread.
+	if n, limit := len(raw)/32, v.engine.Config().Context; n > limit {
+		return nil, &engine.ContextError{Prompt: n, Context: limit}
 	}
 	var ids []int32
 	if err := decodeJSON(raw, at, &ids); err != nil {

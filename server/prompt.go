@@ -134,8 +134,8 @@ func (v *view) render(c *conversation) (*prompt, error) {
 		}
 	}
 	text, plain, err := v.template.RenderMarked(msgs, opt, v.control)
-	if err != nil {
-		return nil, err
+	if err != nil { // the template refuses the conversation, or cannot show it
+		return nil, invalid("", "%v", err)
 	}
 	text += continued
 	return &prompt{text: text, tokens: v.encode(text, plain), thinking: parse.ThinkingOpen(text)}, nil

@@ -93,6 +93,7 @@ type options struct {
 	plain    bool   // without a drafter
 	engine   engine.Config
 	config   Config
+	buffer   int // bytes the system keeps of what a live server sends; 0 leaves it
 }
 
 // fixture is a server on a golden model.
@@ -381,4 +382,15 @@ func mustMessages(t testing.TB, msgs []dict) []chat.Message {
 		t.Fatal(err)
 	}
 	return out
+}
+
+func sampleParams() sample.Params { return sample.Params{Temp: 1} }
+
+func rawJSON(s string) json.RawMessage { return json.RawMessage(s) }
+
+// serve puts a server behind an address.
+func (f *fixture) serve(s *Server) {
+	srv := httptest.NewServer(s.Handler())
+	f.t.Cleanup(srv.Close)
+	f.s, f.url = s, srv.URL
 }
