@@ -26,6 +26,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"strobe/backend"
@@ -120,6 +121,9 @@ func (m *Model) load(src Source, opt Options) error {
 		if m.Drafter, err = dflash.Open(src.Drafter, m.Target, dflash.Options{Causal: opt.Causal, KVF32: kv == quant.F32}); err != nil {
 			return err
 		}
+		if err := sameVocabulary(src); err != nil {
+			return err
+		}
 		guesser = m.Drafter
 	}
 	if m.Runner, err = spec.NewRunner(m.Target, guesser); err != nil {
@@ -127,6 +131,24 @@ func (m *Model) load(src Source, opt Options) error {
 	}
 	m.Template, _, err = src.Target.String("tokenizer.chat_template")
 	return err
+}
+
+// sameVocabulary checks that a drafter which brings a vocabulary speaks the target's. Drafters of one
+// width fit many targets by their shapes alone.
+func sameVocabulary(src Source) error {
+	const key = "tokenizer.ggml.tokens"
+	d, ok, err := src.Drafter.Strings(key)
+	if err != nil || !ok {
+		return err
+	}
+	t, ok, err := src.Target.Strings(key)
+	if err != nil || !ok {
+		return err
+	}
+	if !slices.Equal(d, t) {
+		return fmt.Errorf("%s: its vocabulary is not that of %s: the drafter was made for another target", src.Drafter.Path(), src.Target.Path())
+	}
+	return nil
 }
 
 // Close releases the model. It may be called more than once.

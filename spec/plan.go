@@ -70,7 +70,7 @@ func (r *Runner) guess(p *plan, decode []*Stream) {
 		if s.guessesNGram() {
 			chains[i] = s.repeated(limit)
 		}
-		if s.follows() && !r.prefers(&chains[i], s, limit) {
+		if s.follows() && (s.Fixed || r.pays(decode, limit)) && !r.prefers(&chains[i], s, limit) {
 			if r.Drafter.TryCausal() {
 				s.otherRule = s.trial.other()
 			}
@@ -224,6 +224,28 @@ func (r *Runner) worth(s *Stream, limit int) float64 {
 	return best
 }
 
+// pays reports whether drafting for several streams promises more than a pass without guesses. A single
+// stream finds out by trying, within the limits of its ledger; but a draft for many costs as many times
+// more, while verifying for many leaves less of the machine unused.
+func (r *Runner) pays(decode []*Stream, limit int) bool {
+	n := len(decode)
+	plain := r.costs.verify(n, false)
+	if n == 1 || plain == 0 {
+		return true
+	}
+	d := r.costs.draft.at(n * r.Drafter.Max())
+	for k := range min(r.Drafter.Max(), limit) {
+		tokens := float64(n)
+		for _, s := range decode {
+			tokens += s.accept.survival(k + 1)
+		}
+		if tokens/(d+r.costs.verify(n*(k+2), false)) > 1.05*float64(n)/plain {
+			return true
+		}
+	}
+	return false
+}
+
 // prefers reports whether a repetition promises more than a draft would.
 func (r *Runner) prefers(o *offer, s *Stream, limit int) bool {
 	if len(o.tokens) == 0 || s.Fixed {
@@ -327,7 +349,7 @@ func (r *Runner) settle(live []*Stream, p *plan, took time.Duration) {
 		}
 	}
 	for _, s := range live {
-		if s.done {
+		if s.done && s.stats.Rounds > 0 {
 			r.prior = s.accept
 		}
 	}

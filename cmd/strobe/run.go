@@ -82,9 +82,12 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if g.spec, err = opt.spec(); err != nil {
 		return err
 	}
-	if g.sampler, err = opt.sampler(m); err != nil {
+	sampler, err := opt.sampler(m)
+	if err != nil {
 		return err
 	}
+	sampler.Prime(ids)
+	g.sampler = sampler
 	st, err := g.run(cmd.Context())
 	if err != nil {
 		return err
