@@ -1,0 +1,86 @@
+package models_test
+
+import (
+	"slices"
+	"testing"
+
+	"strobe/engine"
+	"strobe/models"
+	"strobe/sample"
+	"strobe/spec"
+	"strobe/tokenizer"
+)
+
+var prompts = []string{
+	"package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\nfunc main() {\n",
+	"package cache\n\nimport \"sync\"\n\n// Cache keeps values by key.\ntype Cache struct {\n\tmu sync.Mutex\n",
+	"// Reverse returns its argument with the bytes in reverse order.\nfunc Reverse(s string) string {\n",
+}
+
+func load(t *testing.T) *engine.Model {
+	t.Helper()
+	target, drafter, err := models.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := engine.LoadFiles(engine.Source{Target: target, Drafter: drafter}, engine.Options{Threads: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+func generate(t *testing.T, m *engine.Model, prompt string, opt spec.Options, p sample.Params, n int) ([]int32, spec.Stats) {
+	t.Helper()
+	seq, ctx := m.Target.NewSeq(), m.Drafter.NewSeq()
+	defer seq.Close()
+	defer ctx.Close()
+	var out []int32
+	s, err := m.Runner.NewStream(spec.Config{
+		Options: opt, Seq: seq, DraftSeq: ctx, Max: n, Sampler: sample.New(p, m.Target.Vocab),
+		Prompt: m.Tokenizer.Encode(prompt, tokenizer.EncodeOptions{AddSpecial: true}),
+		Emit:   func(tok spec.Token) bool { out = append(out, tok.ID); return true },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for !s.Done() {
+		if err := m.Runner.Step([]*spec.Stream{s}, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out, s.Stats()
+}
+
+// TestLossless: on real weights, too, no way of drafting changes a token, greedy or with a seed.
+func TestLossless(t *testing.T) {
+	m := load(t)
+	for _, params := range []sample.Params{{}, {Temp: 0.8, TopK: 40, TopP: 0.95, RepeatPenalty: 1.1, Seed: 7}} {
+		for _, prompt := range prompts {
+			want, _ := generate(t, m, prompt, spec.Options{Draft: spec.Off}, params, 80)
+			for name, opt := range map[string]spec.Options{
+				"automatic": {}, "ngram": {Draft: spec.NGram},
+				"chain": {Draft: spec.DFlash, Fixed: true, Tree: spec.TreeOff}, "tree": {Draft: spec.DFlash, Fixed: true, Tree: 24},
+			} {
+				if got, _ := generate(t, m, prompt, opt, params, 80); !slices.Equal(got, want) {
+					t.Errorf("%s at temperature %v: other tokens than plain decoding after %q", name, params.Temp, prompt)
+				}
+			}
+		}
+	}
+}
+
+// TestAcceptance keeps the drafter honest: lossless output would hide a broken one (F97).
+func TestAcceptance(t *testing.T) {
+	m := load(t)
+	var all spec.Stats
+	for _, prompt := range prompts {
+		_, st := generate(t, m, prompt, spec.Options{Draft: spec.DFlash, Fixed: true, Tree: spec.TreeOff}, sample.Params{}, 128)
+		all.Add(st)
+	}
+	if got := all.Mean(); got < 3 {
+		t.Errorf("%.2f tokens per pass, want at least 3", got)
+	}
+}
