@@ -15,20 +15,23 @@ type costs struct {
 	chain, tree table // target passes
 	draft       table // drafter passes, by guesses per stream times streams
 	sinceOne    int   // passes since plain decoding was last measured
+	refresh     int   // how many of them may go by
+	largest     int   // rows of the largest pass so far that was not a prompt
 	// load is how much slower passes are now than the tables say. What slows the machine down for a
 	// while slows all sizes alike, so samples are divided by it: the tables, on which decisions
 	// rest, stay comparable although their entries were measured at different times.
 	load float64
 }
 
-// normal divides a sample by the current load, which it updates.
+// normal divides a sample by the current load, which it updates. The load forgets: a change that lasts
+// belongs into the tables, and without that the two could drift apart together.
 func (c *costs) normal(t *table, n int, d time.Duration) time.Duration {
 	if c.load == 0 {
 		c.load = 1
 	}
-	if want := t.at(n); want > 0 && t.known(n) {
-		ratio := min(max(d.Seconds()/want, 0.25), 4)
-		c.load += 0.15 * (ratio - c.load)
+	if t.known(n) && t.seen[n] > 2 {
+		ratio := min(max(d.Seconds()/t.mean[n], 0.25), 4)
+		c.load += 0.15*(ratio-c.load) + 0.03*(1-c.load)
 	}
 	return time.Duration(float64(d) / c.load)
 }
@@ -36,55 +39,90 @@ func (c *costs) normal(t *table, n int, d time.Duration) time.Duration {
 // table is time by size, learnt from noisy samples.
 type table struct {
 	mean []float64 // seconds; 0 where nothing was measured
+	seen []int
 }
 
-// learn adds a sample. What disturbs a measurement (a busy machine, memory touched for the first
-// time) only ever adds time, so the estimate follows fast samples quickly and slow ones slowly.
+// learn adds a sample. What disturbs one (a busy machine, memory touched for the first time) mostly adds
+// time, so of the first few the fastest counts; later ones are averaged, within bounds.
 func (t *table) learn(n int, d time.Duration) {
 	for len(t.mean) <= n {
-		t.mean = append(t.mean, 0)
+		t.mean, t.seen = append(t.mean, 0), append(t.seen, 0)
 	}
 	x, m := d.Seconds(), t.mean[n]
+	t.seen[n]++
 	switch {
 	case m == 0:
 		m = x
-	case x < m:
-		m += 0.4 * (x - m)
+	case t.seen[n] <= 3:
+		m = min(m, x)
 	default:
-		m += 0.1 * (min(x, 2*m) - m)
+		m += 0.15 * (min(max(x, m/2), 2*m) - m)
 	}
 	t.mean[n] = m
 }
 
-// at estimates the time of size n: measured, between its measured neighbours, or, beyond them,
-// a guess that each further row costs a seventh of the first. A larger size that was measured
-// faster bounds the estimate: more rows never take less time.
+// at estimates the time of size n: measured, between its measured neighbours, or beyond them by their
+// slope. A single sample may be an accident, so it only counts when it is no dearer than
+// smaller sizes, measured more often, suggest.
 func (t *table) at(n int) float64 {
-	lo, hi := 0, 0
-	for i := min(n, len(t.mean)-1); i > 0 && lo == 0; i-- {
-		if t.mean[i] > 0 {
-			lo = i
+	if t.known(n) {
+		m := t.mean[n]
+		if t.seen[n] == 1 {
+			if near, less := t.below(n, 2); less > 0 {
+				m = min(m, t.beyond(less, near, n))
+			}
 		}
+		// More rows never take less time.
+		for i := n + 1; i < len(t.mean); i++ {
+			if t.seen[i] > 1 {
+				m = min(m, t.mean[i])
+			}
+		}
+		return m
 	}
-	for i := n + 1; i < len(t.mean); i++ {
-		if m := t.mean[i]; m > 0 && (hi == 0 || m < t.mean[hi]) {
-			hi = i
-		}
+	near, less := t.below(n, 1)
+	above := n + 1
+	for above < len(t.mean) && t.mean[above] == 0 {
+		above++
 	}
 	switch {
-	case lo > 0 && hi > 0:
-		if t.mean[hi] <= t.mean[lo] {
-			return t.mean[hi]
-		}
-		f := float64(n-lo) / float64(hi-lo)
-		return t.mean[lo] + f*(t.mean[hi]-t.mean[lo])
-	case lo > 0:
-		return t.mean[lo] * (1 + float64(n-lo)/float64(lo+6))
-	case hi > 0:
-		return t.mean[hi] * float64(n+6) / float64(hi+6)
+	case near == 0 && above >= len(t.mean):
+		return 0
+	case near == 0:
+		return t.mean[above] * float64(n+6) / float64(above+6)
+	case above < len(t.mean):
+		f := float64(n-near) / float64(above-near)
+		return t.at(near) + f*max(0, t.at(above)-t.at(near))
 	}
-	return 0
+	return t.beyond(less, near, n)
 }
+
+// below returns the two largest sizes under n that were measured so often, 0 where there is none.
+func (t *table) below(n, often int) (near, less int) {
+	for i := min(n, len(t.mean)) - 1; i > 0; i-- {
+		switch {
+		case t.seen[i] < often:
+		case near == 0:
+			near = i
+		default:
+			return near, i
+		}
+	}
+	return near, 0
+}
+
+// beyond extrapolates from two sizes to a larger one. Without the smaller of them (0), each further row is
+// guessed to cost a seventh of the first.
+func (t *table) beyond(less, near, n int) float64 {
+	slope := t.mean[near] / float64(near+6)
+	if less > 0 {
+		slope = max(0, t.mean[near]-t.mean[less]) / float64(near-less)
+	}
+	return t.mean[near] + slope*float64(n-near)
+}
+
+// doubtful reports that a size was measured just once.
+func (t *table) doubtful(n int) bool { return n < len(t.seen) && t.seen[n] == 1 }
 
 func (t *table) known(n int) bool { return n < len(t.mean) && t.mean[n] > 0 }
 
@@ -114,9 +152,30 @@ func (c *costs) learn(p *plan, d time.Duration) {
 	}
 	c.sinceOne++
 	if p.rows == 1 {
-		c.sinceOne = 0
+		c.sinceOne, c.refresh = 0, min(max(2*c.refresh, firstRefresh), lastRefresh)
+	}
+	if p.prompt == 0 {
+		c.largest = max(c.largest, p.rows)
 	}
 }
+
+const firstRefresh, lastRefresh = 8, 512
+
+// stale reports whether plain decoding is to be measured again: soon while one sample is all there is,
+// later rarely, and more rarely when drafting is better beyond doubt.
+func (c *costs) stale(beyondDoubt bool) bool {
+	switch {
+	case !c.chain.known(1), c.sinceOne > lastRefresh:
+		return true
+	case c.chain.seen[1] < 3:
+		return c.sinceOne > firstRefresh
+	}
+	return c.sinceOne > c.refresh && !beyondDoubt
+}
+
+// safe is the largest pass worth trying: what a much larger pass than any so far would cost is a
+// guess, and on a mixture of experts a bad one.
+func (c *costs) safe() int { return 2*c.largest + 1 }
 
 // acceptance is how often guesses were right, by what the drafter thought of them.
 type acceptance struct {
@@ -142,8 +201,28 @@ func (o *odds) learn(hit bool) {
 
 // rate mixes what was seen with a prior of the given weight.
 func (o *odds) rate(prior, weight float64) float64 {
+	weight /= 1 + o.seen/20
 	return (o.hit + prior*weight) / (o.seen + weight)
 }
+
+// age makes what was seen easier to change, without changing it: drafting pauses, and when it is tried
+// again the text may have become another.
+func (a *acceptance) age() {
+	fade := func(os []odds) {
+		for i := range os {
+			if o := &os[i]; o.seen > fadedOdds {
+				o.hit, o.seen = o.hit*fadedOdds/o.seen, fadedOdds
+			}
+		}
+	}
+	for i := range a.dflash {
+		fade(a.dflash[i][:])
+	}
+	fade(a.other[:])
+	fade(a.reach[:])
+}
+
+const fadedOdds = 8
 
 // claim sorts a probability into 16 classes, finer near 0 and 1.
 func claim(p float64) int {
@@ -197,32 +276,63 @@ func (a *acceptance) survival(n int) float64 {
 // rounds cost beyond what their tokens would have cost plainly.
 type ledger struct {
 	debt    float64
-	pause   int // plain tokens until the next trial
+	lately  float64 // tokens of a drafted round, averaged over a few
+	usually float64 // the same over many
+	trial   int     // rounds since the last pause
+	pause   int     // plain tokens until the next trial
 	backoff int
 }
 
 const (
-	maxDebt    = 4.0
-	maxCredit  = -6.0
+	maxDebt    = 2.0 // that a drafter may run up when it does not look worth while
+	maxCredit  = 6.0
 	firstPause = 24
 	longPause  = 768
+	pauseRatio = 50 // plain tokens of a pause per token that the trial before it lost
+	trialLen   = 8  // rounds in which a trial must begin to look worth while
 )
 
-func (l *ledger) reset() { *l = ledger{backoff: firstPause} }
+// reset opens the ledger with some credit: one draft says little.
+func (l *ledger) reset() { *l = ledger{debt: -maxDebt, backoff: firstPause} }
 
-// settle books a drafted round.
-func (l *ledger) settle(loss float64) {
-	l.debt = math.Max(maxCredit, l.debt+math.Min(loss, 3))
+// settle books a round with guesses that yielded tokens and took as long as cost plain tokens, and reports
+// whether speculation pauses now. drafted says that a drafter was asked, hopeful that such rounds
+// should pay, by all that is known. Unless things have changed lately, a loss is bad luck then
+// and may be larger, by a round or so.
+func (l *ledger) settle(tokens, cost float64, drafted, hopeful bool) bool {
+	if drafted {
+		if l.usually == 0 {
+			l.lately, l.usually = tokens, tokens
+		}
+		l.lately += 0.2 * (tokens - l.lately)
+		l.usually += 0.03 * (tokens - l.usually)
+		l.trial++
+	}
+	l.debt = math.Max(-maxCredit-cost, l.debt+cost-tokens)
 	if l.debt < -1 {
 		l.backoff = firstPause
 	}
-	if l.debt > maxDebt {
-		l.pause = l.backoff
-		l.backoff = min(2*l.backoff, longPause)
-		// The trial after the pause has one round to prove itself.
-		l.debt = maxDebt - 0.25
+	if hopeful && (!drafted || l.lately > l.usually/2) {
+		limit := 2*maxDebt + 2*cost
+		if l.debt <= limit {
+			return false
+		}
+		l.pause, l.debt = l.backoff, limit/2
+	} else {
+		l.debt = math.Max(l.debt, -maxDebt)
+		if l.trial < trialLen && (l.debt <= maxDebt || tokens > 1) {
+			return false
+		}
+		l.pause = max(l.backoff, int(pauseRatio*math.Min(cost-tokens, 20)))
+		l.debt = maxDebt - 0.25 // the next trial has one round to prove itself
 	}
+	l.backoff = min(2*l.backoff, longPause)
+	l.trial = 0
+	return true
 }
+
+// rich reports that drafting gains so much that it need not be compared closely.
+func (l *ledger) rich() bool { return l.debt <= -maxCredit }
 
 // paused counts a plain token and reports whether drafting is off.
 func (l *ledger) paused() bool {

@@ -610,15 +610,11 @@ func TestF108(t *testing.T) {
 
 // TestF36: a long generation never fills the drafter's memory up.
 func TestF36(t *testing.T) {
-	n := 1200
-	if testing.Short() {
-		n = 300
-	}
 	for _, name := range []string{"qwen35", "gemma4"} {
 		m := target(t, name)
 		r := runner(t, m, dflashFor(t, m, name))
 		for _, opt := range []Options{chain, {Draft: DFlash}} {
-			f := start(t, r, opt, greedy{}, prompt(5), n)
+			f := start(t, r, opt, greedy{}, prompt(5), 400)
 			f.Observe = nil
 			finish(t, r, 16, f)
 			if st := f.Stats(); st.DraftErr != nil || st.BadDrafts != 0 || f.draftSeq.Len() != f.seq.Len() {
@@ -781,7 +777,7 @@ func TestF148(t *testing.T) {
 		m := target(t, name)
 		in := prompt(9)
 		free := plain(t, m, greedy{}, in, 40).out
-		for offset := range 18 {
+		for _, offset := range []int{0, 1, 2, 7, 14, 15, 16, 17} {
 			at := free[offset]
 			want := plain(t, m, &trigger{at: at}, in, 40)
 			// The drafter does not know of the rule.

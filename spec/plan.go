@@ -22,9 +22,6 @@ type plan struct {
 // maxBad is how many useless drafts in a row end a drafter's work for a stream.
 const maxBad = 3
 
-// refreshPlain is how many passes may go by before plain decoding is measured again.
-const refreshPlain = 512
-
 // plan decides what every stream adds to the batch.
 func (r *Runner) plan(live []*Stream, chunk int) (*plan, error) {
 	p := &plan{}
@@ -133,9 +130,10 @@ func (r *Runner) ask(p *plan, reqs []draft.Request, asked []*Stream) {
 		}
 		s.proposal = ps[i]
 		s.proposal.Source = "dflash"
+		unsure := s.proposal.Len() == 0 // of all its guesses, which is no fault
 		s.proposal.Sane(r.Target.Vocab)
 		s.proposal.Cut(s.limit())
-		if s.proposal.Len() > 0 {
+		if s.proposal.Len() > 0 || unsure {
 			s.bad = 0
 		} else if s.stats.BadDrafts++; s.limit() > 0 {
 			if s.bad++; s.bad == maxBad {
@@ -164,7 +162,7 @@ func (s *Stream) off(streams int) bool {
 		return false
 	}
 	c := &s.runner.costs
-	if streams == 1 && (!c.chain.known(1) || c.sinceOne > refreshPlain) {
+	if streams == 1 && c.stale(s.ledger.rich()) {
 		return true // measure what speculation has to beat
 	}
 	return s.ledger.paused()
@@ -246,6 +244,19 @@ func (r *Runner) pays(decode []*Stream, limit int) bool {
 	return false
 }
 
+// hopeful reports whether, by all that is known, guesses like this round's pay.
+func (r *Runner) hopeful(decode []*Stream, s *Stream, perToken float64) bool {
+	switch {
+	case s.proposal.Source != "dflash":
+		return true // repetitions are verified only when they have been right often enough
+	case !s.follows():
+		return false
+	case len(decode) > 1:
+		return r.pays(decode, s.limit())
+	}
+	return r.worth(s, s.limit()) > 1/perToken
+}
+
 // prefers reports whether a repetition promises more than a draft would.
 func (r *Runner) prefers(o *offer, s *Stream, limit int) bool {
 	if len(o.tokens) == 0 || s.Fixed {
@@ -290,7 +301,8 @@ func (r *Runner) choose(offers []offer, ss []*Stream, p *plan, tree bool) (count
 	tokens := float64(len(ss))
 	taken := make([]int, len(offers))
 	value = tokens / cost(0)
-	for n := 1; p.base+n <= model.MaxRows; n++ {
+	most := max(p.base+1, min(model.MaxRows, p.base+r.costs.safe()-len(ss)))
+	for n := 1; p.base+n <= most; n++ {
 		best := -1
 		for i := range offers {
 			if taken[i] < len(offers[i].gain) && (best < 0 || offers[i].gain[taken[i]] > offers[best].gain[taken[best]]) {
@@ -306,6 +318,11 @@ func (r *Runner) choose(offers []offer, ss []*Stream, p *plan, tree bool) (count
 			value = v
 			copy(counts, taken)
 		}
+	}
+	if k := min(2, len(offers[0].tokens)); len(ss) == 1 && counts[0] == 0 && k > 0 && ss[0].ledger.trial == 0 && r.costs.chain.doubtful(p.base+k) {
+		// What a few rows cost was measured once, perhaps at a bad moment. A trial that would verify
+		// nothing looks again.
+		counts[0] = k
 	}
 	return counts, value
 }
@@ -324,11 +341,10 @@ func (r *Runner) settle(live []*Stream, p *plan, took time.Duration) {
 	if p.prompt > 0 {
 		plain -= r.costs.chain.at(p.prompt)
 	}
-	decode, extra := 0, 0
+	var decode []*Stream
 	for _, s := range live {
 		if s.prefilled == 0 {
-			decode++
-			extra += s.emitted - 1
+			decode = append(decode, s)
 		}
 	}
 	for _, s := range live {
@@ -340,12 +356,16 @@ func (r *Runner) settle(live []*Stream, p *plan, took time.Duration) {
 		s.learn()
 	}
 	if len(p.guesses) > 0 && plain > 0 && p.prompt == 0 {
-		perToken := plain / float64(decode)
+		perToken := plain / float64(len(decode))
 		// Expected times, not this round's: what disturbs one round is not the drafter's fault.
+		// Streams share the cost of what they add to the pass.
 		spent := r.costs.verify(p.rows, p.tree) + r.draftCost(p)
-		loss := (spent-plain)/perToken - float64(extra)
+		cost := 1 + (spent-plain)/perToken/float64(len(p.guesses))
 		for _, s := range p.guesses {
-			s.ledger.settle(loss / float64(len(p.guesses)))
+			drafted := s.proposal.Source == "dflash"
+			if s.ledger.settle(float64(s.emitted), cost, drafted, r.hopeful(decode, s, perToken)) && drafted {
+				s.accept.age()
+			}
 		}
 	}
 	for _, s := range live {

@@ -1,0 +1,470 @@
+package spec
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"strobe/backend"
+	"strobe/cache"
+	"strobe/draft"
+	"strobe/model"
+	"strobe/quant"
+)
+
+// world is a made-up machine: what passes cost, in units of a plain token, and how good the drafter is.
+type world struct {
+	verify func(rows int) float64  // a target pass
+	draft  func(n int) float64     // a drafter pass
+	right  func(at, d int) float64 // probability that the guess at depth d of a draft after token at is right
+	claim  func(p float64) float64 // what the drafter says of such a guess
+	noise  float64                 // relative spread of times
+	slow   func(at int) float64    // factor on all times, by token
+	text   func(i int) int32       // token i of the text; i itself by default
+}
+
+// fixed returns a probability that does not change.
+func fixed(p float64) func(at, d int) float64 { return func(int, int) float64 { return p } }
+
+// linear is a pass that costs a plain token plus so much per further row.
+func linear(base, row float64) func(n int) float64 {
+	return func(n int) float64 { return base + row*float64(n) }
+}
+
+// rounds is one simulated generation. It runs the controller's code the way Runner.Step does; only the
+// models' passes are replaced.
+type rounds struct {
+	w      world
+	r      *Runner
+	s      *Stream
+	rnd    *rand.Rand
+	now    time.Duration
+	tokens int
+	asked  int // drafter passes
+
+	spent     float64 // time so far
+	plain     float64 // time the same tokens take without drafting
+	lastDraft int     // token of the newest draft
+}
+
+const unit = 10 * time.Millisecond
+
+func simulate(t testing.TB, w world, opt Options, seed uint64) *rounds {
+	t.Helper()
+	x := &rounds{w: w, rnd: rand.New(rand.NewPCG(seed, 3))}
+	if x.w.claim == nil {
+		x.w.claim = func(p float64) float64 { return p }
+	}
+	if x.w.slow == nil {
+		x.w.slow = func(int) float64 { return 1 }
+	}
+	if x.w.text == nil {
+		x.w.text = func(i int) int32 { return int32(i) }
+	}
+	mem, err := cache.New(nil, cache.Spec{Type: quant.F16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.r = &Runner{Target: &model.Model{Config: model.Config{Vocab: 1 << 30, Context: 1 << 40}}, Drafter: madeUp{x, mem},
+		clock: func() time.Time { return time.Unix(0, 0).Add(x.now) }}
+	x.s, err = x.r.NewStream(Config{Options: opt, Seq: mem.NewSeq(), DraftSeq: mem.NewSeq(), Prompt: []int32{0}, Sampler: greedy{},
+		Emit: func(Token) bool { return true }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.s.Prompt = nil
+	return x
+}
+
+// madeUp is the drafter of a simulation.
+type madeUp struct {
+	x   *rounds
+	mem *cache.Memory
+}
+
+func (madeUp) Capture() []int                            { return nil }
+func (madeUp) Max() int                                  { return 15 }
+func (madeUp) TryCausal() bool                           { return false }
+func (d madeUp) NewSeq() *cache.Seq                      { return d.mem.NewSeq() }
+func (madeUp) Extend(backend.Tensor, []draft.Rows) error { return errors.New("not in a simulation") }
+func (d madeUp) Draft(reqs []draft.Request, _ int) ([]draft.Proposal, error) {
+	x := d.x
+	x.asked++
+	x.lastDraft = x.tokens
+	n := 0
+	out := make([]draft.Proposal, len(reqs))
+	for i, q := range reqs {
+		n += q.N
+		for k := range q.N {
+			p := x.w.right(x.tokens, k)
+			id := x.w.text(x.tokens + 1 + k)
+			if x.rnd.Float64() >= p {
+				id = 1 << 29
+			}
+			lp := math.Log(math.Max(1e-6, x.w.claim(p)))
+			out[i].At = append(out[i].At, []draft.Candidate{{ID: id, LogP: float32(lp)}})
+		}
+	}
+	x.pass(x.w.draft(n))
+	return out, nil
+}
+
+// pass lets time go by.
+func (x *rounds) pass(cost float64) {
+	cost *= x.w.slow(x.tokens)
+	if x.w.noise > 0 {
+		cost *= math.Exp(x.w.noise * x.rnd.NormFloat64())
+		if x.rnd.IntN(100) == 0 {
+			cost *= 3 // something else ran
+		}
+	}
+	x.now += time.Duration(cost * float64(unit))
+}
+
+// disturbance is the mean factor of the noise.
+func (w world) disturbance() float64 {
+	if w.noise == 0 {
+		return 1
+	}
+	return math.Exp(w.noise*w.noise/2) * 1.02
+}
+
+// round is one step.
+func (x *rounds) round(t testing.TB) (rows int) {
+	t.Helper()
+	r, s := x.r, x.s
+	begin, first := x.now, x.tokens
+	p, err := r.plan([]*Stream{s}, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drafted := x.now
+	x.pass(x.w.verify(p.rows))
+	r.costs.learn(p, x.now-drafted)
+	s.path, s.emitted = s.path[:0], 0
+	s.stats.Rounds++
+	for row := 0; row >= 0; {
+		s.path = append(s.path, int32(row))
+		x.tokens++
+		id := x.w.text(x.tokens)
+		next := s.child(row, id)
+		s.record(Token{ID: id, Drafted: next >= 0})
+		row = next
+	}
+	r.settle([]*Stream{s}, p, x.now-begin)
+	x.spent += float64(x.now-begin) / float64(unit)
+	for i := first; i < x.tokens; i++ {
+		x.plain += x.w.verify(1) * x.w.slow(i) * x.w.disturbance()
+	}
+	return p.rows
+}
+
+// until runs to a number of tokens.
+func (x *rounds) until(t testing.TB, tokens int) *rounds {
+	t.Helper()
+	for x.tokens < tokens {
+		x.round(t)
+	}
+	return x
+}
+
+// gain is the speed relative to plain decoding.
+func (x *rounds) gain() float64 { return x.plain / x.spent }
+
+// best is the gain of the best fixed length of drafts, 1 if none pays.
+func (w world) best() (gain float64, n int) {
+	gain = 1
+	for k := 1; k <= 15; k++ {
+		e, p := 1.0, 1.0
+		for d := range k {
+			p *= w.right(0, d)
+			e += p
+		}
+		if g := e * w.verify(1) / (w.draft(15) + w.verify(1+k)); g > gain {
+			gain, n = g, k
+		}
+	}
+	return gain, n
+}
+
+// mean runs a world with several seeds and returns the mean gain after so many tokens.
+func (w world) mean(t testing.TB, opt Options, tokens int) float64 {
+	t.Helper()
+	const seeds = 12
+	sum := 0.0
+	for seed := range uint64(seeds) {
+		sum += simulate(t, w, opt, seed).until(t, tokens).gain()
+	}
+	return sum / seeds
+}
+
+// machines are cost shapes: a GPU that verifies almost for free, CPUs, a mixture of experts whose passes
+// cost nearly as much as their tokens alone, and a drafter as dear as two tokens.
+var machines = []struct {
+	name          string
+	verify, draft func(n int) float64
+}{
+	{"gpu", linear(0.98, 0.02), linear(0.15, 0)},
+	{"cpu", linear(0.85, 0.15), linear(0.15, 0.02)},
+	{"slow cpu", linear(0.7, 0.3), linear(0.3, 0.03)},
+	{"experts", linear(0.1, 0.9), linear(0.15, 0)},
+	{"dear drafter", linear(0.85, 0.15), linear(1, 0.05)},
+}
+
+var auto = Options{Draft: DFlash}
+
+// claims are what a drafter may say of its guesses: the truth, too much, and nothing of use.
+var claims = map[string]func(p float64) float64{
+	"honest":   func(p float64) float64 { return p },
+	"boasting": func(float64) float64 { return 0.9 },
+	"modest":   func(float64) float64 { return 0.3 },
+}
+
+// TestUselessDrafter: a drafter that is always wrong costs at most 3 % over 512 tokens, whatever passes
+// cost and whatever it says.
+func TestUselessDrafter(t *testing.T) {
+	for _, m := range machines {
+		for name, claim := range claims {
+			for _, noise := range []float64{0, 0.05} {
+				w := world{verify: m.verify, draft: m.draft, right: fixed(0), claim: claim, noise: noise}
+				if g := w.mean(t, auto, 512); !(g >= 0.97) {
+					t.Errorf("%s, %s drafter, noise %v: %.3f of plain decoding's speed", m.name, name, noise, g)
+				}
+			}
+		}
+	}
+}
+
+// TestGoodDrafter: with a drafter that pays, the speed is within 5 % of the best fixed length of drafts, and
+// where the best gains next to nothing, at least 0.97 of plain decoding.
+func TestGoodDrafter(t *testing.T) {
+	for _, m := range machines {
+		for name, claim := range claims {
+			for _, p := range []float64{0.5, 0.7, 0.88, 0.95} {
+				w := world{verify: m.verify, draft: m.draft, right: fixed(p), claim: claim, noise: 0.05}
+				best, n := w.best()
+				want := 0.95 * best
+				if name == "modest" {
+					want = 0.9 * best // it takes a while to find out how good it is
+				}
+				if best < 1.15 {
+					want = 0.97
+				}
+				if g := w.mean(t, auto, 2000); !(g >= want) {
+					t.Errorf("%s, %s drafter right with %.2f: speed %.3f, the best fixed length %d gives %.3f", m.name, name, p, g, n, best)
+				}
+			}
+		}
+	}
+}
+
+// TestDenseTarget is the first of the policy's examples: a drafted round of four costs 2.3 plain tokens and
+// three of four guesses are right.
+func TestDenseTarget(t *testing.T) {
+	w := world{verify: linear(0.8, 0.2), draft: linear(0.5, 0), right: fixed(0.88)}
+	if g := w.mean(t, auto, 512); !(g >= 1.5) {
+		t.Errorf("speed %.3f, want at least 1.5", g)
+	}
+}
+
+// TestF45: verifying four guesses on a mixture of experts costs 4.7 plain tokens, and one in three is
+// right: speculation must know to stay off (F202: at least 0.98 of plain decoding).
+func TestF45(t *testing.T) {
+	w := world{verify: linear(0.12, 0.88), draft: linear(0.3, 0), right: fixed(0.33)}
+	for name, claim := range claims {
+		w.claim = claim
+		if g := w.mean(t, auto, 2000); !(g >= 0.98) {
+			t.Errorf("%s drafter: speed %.3f over 2000 tokens, want at least 0.98", name, g)
+		}
+	}
+}
+
+// TestF202: no drafter, however bad, makes a long generation slower than 0.98 of plain decoding.
+func TestF202(t *testing.T) {
+	for _, m := range machines {
+		for _, p := range []float64{0, 0.1, 0.2} {
+			w := world{verify: m.verify, draft: m.draft, right: fixed(p), noise: 0.05}
+			if best, _ := w.best(); best > 1 {
+				continue
+			}
+			if g := w.mean(t, auto, 2000); !(g >= 0.98) {
+				t.Errorf("%s, drafter right with %.2f: speed %.3f", m.name, p, g)
+			}
+		}
+	}
+}
+
+// TestF78: the trained block is a ceiling, not an optimum: where rows are dear, fewer are verified.
+func TestF78(t *testing.T) {
+	rows := func(row float64) float64 {
+		x := simulate(t, world{verify: linear(1-row, row), draft: linear(0.2, 0), right: fixed(0.8)}, auto, 1).until(t, 200)
+		n, sum := 0, 0
+		for range 200 {
+			if k := x.round(t); k > 1 {
+				n, sum = n+1, sum+k
+			}
+		}
+		return float64(sum) / float64(n)
+	}
+	cheap, dear := rows(0.01), rows(0.3)
+	if !(cheap > 12) || !(dear < 8) || !(dear > 2) {
+		t.Errorf("%.1f rows where they cost little, %.1f where they cost much", cheap, dear)
+	}
+}
+
+// TestF144: plain decoding is measured before anything is drafted, and again now and then.
+func TestF144(t *testing.T) {
+	x := simulate(t, world{verify: linear(0.85, 0.15), draft: linear(0.2, 0), right: fixed(0.9)}, auto, 1)
+	x.round(t)
+	if x.asked != 0 || !x.r.costs.chain.known(1) {
+		t.Fatal("the first round did not measure plain decoding")
+	}
+	since, longest := 0, 0
+	for x.tokens < 20000 {
+		if x.round(t) == 1 {
+			since = 0
+		}
+		since++
+		longest = max(longest, since)
+	}
+	if longest > lastRefresh+2 {
+		t.Errorf("%d rounds without a measurement of plain decoding", longest)
+	}
+}
+
+// collapsing is a drafter that is good up to a token, useless to another, and good again.
+func collapsing(from, to int) func(at, d int) float64 {
+	return func(at, _ int) float64 {
+		if at >= from && at < to {
+			return 0.02
+		}
+		return 0.85
+	}
+}
+
+// TestCollapse: when a good drafter fails, drafting ends within 20 rounds, or more if they are so cheap that they
+// cost less than eight tokens. Afterwards it costs next to nothing.
+func TestCollapse(t *testing.T) {
+	for _, m := range machines[:3] {
+		for name, claim := range claims {
+			for seed := range uint64(8) {
+				x := simulate(t, world{verify: m.verify, draft: m.draft, right: collapsing(600, 1<<30), claim: claim}, auto, seed).until(t, 600)
+				asked, spent, plain := x.asked, x.spent, x.plain
+				for range 60 {
+					x.round(t)
+				}
+				if n, lost := x.asked-asked, (x.spent-spent)-(x.plain-plain); n > 20 && lost > 8 {
+					t.Errorf("%s, %s drafter: %d of 60 rounds drafted after the collapse, %.1f tokens lost", m.name, name, n, lost)
+				}
+				spent, plain = x.spent, x.plain
+				x.until(t, x.tokens+2000)
+				if g := (x.plain - plain) / (x.spent - spent); !(g >= 0.98) {
+					t.Errorf("%s, %s drafter: speed %.3f after the collapse", m.name, name, g)
+				}
+			}
+		}
+	}
+}
+
+// TestF146: while drafting is off it is tried now and then, and when the drafter has recovered it is used
+// again within two pauses.
+func TestF146(t *testing.T) {
+	const bad, good, seeds = 600, 1400, 8
+	for _, m := range machines[:3] {
+		for name, claim := range claims {
+			sum := 0.0
+			for seed := range uint64(seeds) {
+				x := simulate(t, world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto, seed).until(t, good)
+				x.until(t, good+2*max(x.s.ledger.pause, x.s.ledger.backoff))
+				spent, plain := x.spent, x.plain
+				x.until(t, x.tokens+600)
+				sum += (x.plain - plain) / (x.spent - spent)
+			}
+			best, _ := world{verify: m.verify, draft: m.draft, right: fixed(0.85)}.best()
+			if g := sum / seeds; !(g >= 1+0.6*(best-1)) {
+				t.Errorf("%s, %s drafter: speed %.3f after recovery and two pauses, the best is %.3f", m.name, name, g, best)
+			}
+		}
+	}
+}
+
+// TestSlowerMachine: when all passes become slower or faster at once, as with a longer context or another
+// program beside, a drafter that pays stays on and one that does not stays off.
+func TestSlowerMachine(t *testing.T) {
+	for _, factor := range []float64{0.4, 2.5} {
+		slow := func(at int) float64 {
+			if at >= 700 && at < 1500 {
+				return factor
+			}
+			return 1
+		}
+		for _, m := range machines[:3] {
+			for _, p := range []float64{0.1, 0.9} {
+				w := world{verify: m.verify, draft: m.draft, right: fixed(p), noise: 0.05, slow: slow}
+				best, _ := w.best()
+				want := 0.93 * best
+				if best < 1.15 {
+					want = 0.97
+				}
+				if g := w.mean(t, auto, 2200); !(g >= want) {
+					t.Errorf("%s, factor %v, right with %.1f: speed %.3f, best %.3f", m.name, factor, p, g, best)
+				}
+			}
+		}
+	}
+}
+
+// TestOutlier: one pass that takes ten times as long, whichever it is, changes little.
+func TestOutlier(t *testing.T) {
+	for at := range 40 {
+		w := world{verify: linear(0.9, 0.1), draft: linear(0.2, 0), right: fixed(0.85)}
+		best, _ := w.best()
+		x := simulate(t, w, auto, 5)
+		for i := 0; x.tokens < 1500; i++ {
+			if i == at {
+				x.w.slow = func(int) float64 { return 10 }
+			}
+			before := x.spent
+			x.round(t)
+			if i == at {
+				x.w.slow = func(int) float64 { return 1 }
+				x.spent = before + (x.spent-before)/10 // the loss itself is not ours
+			}
+		}
+		if g := x.gain(); !(g >= 0.85*best) {
+			t.Errorf("slow pass %d: speed %.3f, best %.3f", at, g, best)
+		}
+	}
+}
+
+// TestMisleadingRepetitions: a text whose repetitions never go on as before costs next to nothing.
+func TestMisleadingRepetitions(t *testing.T) {
+	for _, m := range machines {
+		w := world{verify: m.verify, draft: m.draft, right: fixed(0), text: func(i int) int32 {
+			if i%5 < 4 {
+				return int32(i % 5) // four known tokens,
+			}
+			return int32(100 + i) // then a new one
+		}}
+		if g := w.mean(t, Options{Draft: NGram}, 512); !(g >= 0.97) {
+			// The four known tokens after a new one can be guessed; only slower is bad.
+			t.Errorf("%s: speed %.3f", m.name, g)
+		}
+	}
+}
+
+// TestRepetitions: a text that repeats itself is guessed for nothing, and that goes on.
+func TestRepetitions(t *testing.T) {
+	for _, m := range machines[:3] {
+		w := world{verify: m.verify, draft: m.draft, right: fixed(0), text: func(i int) int32 { return int32(i % 10) }}
+		best := 0.0
+		for n := 1; n <= 24; n++ {
+			best = max(best, float64(n+1)/m.verify(n+1))
+		}
+		if g := w.mean(t, Options{Draft: NGram}, 2000); !(g >= 0.85*best) {
+			t.Errorf("%s: speed %.3f, want at least 0.85 of %.3f", m.name, g, best)
+		}
+	}
+}
