@@ -2,6 +2,7 @@ package dflash
 
 import (
 	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -215,5 +216,65 @@ func TestRequests(t *testing.T) {
 	}
 	if err := d.Extend(m.Backend().Alloc(1, 192), nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestHostileRandom: files changed at random are refused with an error or give a drafter that works; nothing
+// panics.
+func TestHostileRandom(t *testing.T) {
+	m := openTarget(t, "qwen35")
+	r := rand.New(rand.NewPCG(6, 6))
+	numbers := []any{uint32(0), uint32(1), uint32(2), uint32(7), uint32(64), uint32(1 << 20), uint32(math.MaxUint32), uint64(math.MaxUint64), int32(-1),
+		float32(0), float32(-1), float32(1e30), float32(math.NaN()), float32(math.Inf(1)), "text", true, []int32{}, []int32{1, 2, 3}, []bool{true}, []float32{1}}
+	types := []quant.Type{quant.F32, quant.F16, quant.BF16, quant.I8, quant.I32, quant.I64}
+	opened := 0
+	for i := range 400 {
+		var e *edit
+		switch i % 3 {
+		case 0:
+			e = golden(t, "qwen35")
+		case 1:
+			e = markovFile(t, "qwen35", 30*(i%2))
+		default:
+			e = selectorFile(t, "qwen35")
+		}
+		for range 1 + r.IntN(2) {
+			switch r.IntN(4) {
+			case 0:
+				if kv := e.kvs[r.IntN(len(e.kvs))]; strings.HasPrefix(kv.Key, "dflash.") {
+					e.set(kv.Key, numbers[r.IntN(len(numbers))])
+				}
+			case 1:
+				e.drop(e.tensors[r.IntN(len(e.tensors))].Name)
+			case 2: // another shape with as many values
+				x := e.tensors[r.IntN(len(e.tensors))]
+				if len(x.Shape) == 2 && x.Shape[1]%2 == 0 && x.Type != quant.I64 {
+					x.Shape = [][]int{{x.Shape[0] * 2, x.Shape[1] / 2}, {x.Shape[1], x.Shape[0]}, {x.Shape[0], 2, x.Shape[1] / 2}, {x.Shape[0] * x.Shape[1]}}[r.IntN(4)]
+				}
+			default: // another type, with data of the right size
+				x := e.tensors[r.IntN(len(e.tensors))]
+				x.Type = types[r.IntN(len(types))]
+				x.Data = make([]byte, x.Elems()*x.Type.BlockBytes())
+				for j := range x.Data {
+					x.Data[j] = byte(r.Uint32())
+				}
+			}
+		}
+		f := e.write(t)
+		d, err := Open(f, m, Options{})
+		if err != nil {
+			if !strings.Contains(err.Error(), f.Path()) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %q", err)
+			}
+			continue
+		}
+		opened++
+		seq, _ := context(t, d, 1, 20)
+		if p, err := d.Draft([]draft.Request{{Seq: seq, Last: 1, N: d.Max()}}, 3); err == nil {
+			p[0].Sane(m.Vocab)
+		}
+	}
+	if opened < 20 || opened > 380 {
+		t.Errorf("%d of 400 files opened: the test shows little", opened)
 	}
 }
