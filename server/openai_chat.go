@@ -304,7 +304,8 @@ type functionJSON struct {
 
 // strobeJSON is what only this server says, in chunks of requests that ask for it.
 type strobeJSON struct {
-	Spans []spanJSON `json:"spans"`
+	Spans   []spanJSON `json:"spans"`   // the text of the chunk, by token
+	Drafted []bool     `json:"drafted"` // of every token since the last chunk, also those without text
 }
 
 // spanJSON is a piece of the chunk's text from one token.
@@ -314,8 +315,10 @@ type spanJSON struct {
 	Drafted bool   `json:"drafted"` // the token was guessed by the drafter and accepted
 }
 
-func spans(ds []delta) *strobeJSON {
-	s := &strobeJSON{Spans: []spanJSON{}}
+// spans is the native part of a chunk. It takes the flags the reply has gathered.
+func (r *reply) spans(ds []delta) *strobeJSON {
+	s := &strobeJSON{Spans: []spanJSON{}, Drafted: append([]bool{}, r.drafted...)}
+	r.drafted = r.drafted[:0]
 	for _, d := range ds {
 		if d.kind == parse.Content || d.kind == parse.Reasoning {
 			s.Spans = append(s.Spans, spanJSON{d.kind.String(), d.text, d.drafted})
@@ -561,10 +564,10 @@ func (a *chatAnswer) chunk(st *stream, i int, d *chatDelta, finish *string, ds [
 	case finish != nil && len(a.replies) == 1:
 		out.Timings = timings(rep.result)
 	case a.q.TimingsPerToken && d.Role == "" && finish == nil:
-		out.Timings = rep.progress(a.gens[i].State())
+		out.Timings = rep.progress(a.gens[i].State(), a.v.engine)
 	}
-	if a.q.Strobe != nil && a.q.Strobe.Spans && len(ds) > 0 {
-		out.Strobe = spans(ds)
+	if a.q.Strobe != nil && a.q.Strobe.Spans && d.Role == "" {
+		out.Strobe = rep.spans(ds)
 	}
 	return st.send("", &out)
 }

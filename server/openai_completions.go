@@ -299,14 +299,14 @@ func (a *textAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 				out.Timings = timings(rep.result)
 			}
 		} else if a.q.TimingsPerToken {
-			out.Timings = rep.progress(a.gens[i].State())
+			out.Timings = rep.progress(a.gens[i].State(), a.v.engine)
 		}
 		if ch.Text == "" && ch.FinishReason == nil && ch.LogProbs == nil {
 			return nil // all of it is held back
 		}
 		out.Choices = []completionChoice{ch}
 		if a.q.Strobe != nil && a.q.Strobe.Spans {
-			out.Strobe = spans(ds)
+			out.Strobe = rep.spans(ds)
 		}
 		if err := st.send("", &out); err != nil {
 			return err

@@ -21,7 +21,8 @@ type reply struct {
 	content, reasoning strings.Builder
 	calls              []*toolCall // with those a stream began and the text did not finish
 	tokens             []engine.Token
-	keepTokens         bool // for log probabilities of the whole
+	keepTokens         bool   // for log probabilities
+	drafted            []bool // of the tokens since the last chunk
 	count              int
 	thinkTokens        int
 	thinking           bool
@@ -70,6 +71,7 @@ func (r *reply) take(ev engine.Event) []delta {
 			break
 		}
 		r.count++
+		r.drafted = append(r.drafted, t.Drafted)
 		if r.keepTokens {
 			r.tokens = append(r.tokens, t)
 		}
@@ -229,14 +231,18 @@ func timings(res *engine.Result) *timingsJSON {
 	return t
 }
 
-// progress accounts for a generation that is still running.
-func (r *reply) progress(s engine.State) *timingsJSON {
+// progress accounts for a generation that is still running. What plain decoding would reach is known from
+// generations that ended before.
+func (r *reply) progress(s engine.State, e *engine.Engine) *timingsJSON {
 	t := &timingsJSON{CacheN: s.Cached, PromptN: max(0, s.Processed-s.Cached), PredictedN: r.count}
 	if !r.firstAt.IsZero() {
 		d := time.Since(r.firstAt)
 		t.PredictedMS = ms(d)
 		t.PredictedPerTokenMS = perToken(d, r.count-1)
 		t.PredictedPerSecond = perSecond(r.count-1, d)
+	}
+	if cost := e.Snapshot().Stats.PlainCost; cost > 0 {
+		t.PlainPerSecond = 1 / cost.Seconds()
 	}
 	return t
 }
