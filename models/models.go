@@ -21,9 +21,9 @@ var drafter []byte
 
 // Open returns the target and its drafter. They need no closing and stay valid forever.
 func Open() (t, d *gguf.File, err error) {
-	if t, err = gguf.Parse(Name+" (built in)", target); err != nil {
+	if t, err = gguf.Parse(Name, target); err != nil {
 		return nil, nil, err
 	}
-	d, err = gguf.Parse(Name+"-dflash (built in)", drafter)
+	d, err = gguf.Parse(Name+"-dflash", drafter)
 	return t, d, err
 }
