@@ -1,10 +1,13 @@
 package models_test
 
 import (
+	"math"
 	"slices"
 	"testing"
 
+	"strobe/backend/cpu/kernel"
 	"strobe/engine"
+	"strobe/model"
 	"strobe/models"
 	"strobe/sample"
 	"strobe/spec"
@@ -82,5 +85,58 @@ func TestAcceptance(t *testing.T) {
 	}
 	if got := all.Mean(); got < 3 {
 		t.Errorf("%.2f tokens per pass, want at least 3", got)
+	}
+}
+
+// TestBatchIdentity: with K-quants and rounded activations, too, logits have the same bits in any batch,
+// with any number of threads, on every instruction set.
+func TestBatchIdentity(t *testing.T) {
+	logits := func(threads, batch int, ids []int32) (all []float32) {
+		target, _, err := models.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := engine.LoadFiles(engine.Source{Target: target}, engine.Options{Threads: threads})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		seq := m.Target.NewSeq()
+		for from := 0; from < len(ids); from += batch {
+			part := ids[from:min(from+batch, len(ids))]
+			out, err := m.Target.Forward([]model.Segment{{Seq: seq, Tokens: part, Logits: model.LogitsAll}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for r := range part {
+				all = append(all, out.Row(0, r)...)
+			}
+			if err := seq.CommitAll(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+	for _, level := range kernel.Available() {
+		restore := kernel.Set(level)
+		n := 36
+		if level == kernel.Generic {
+			n = 3 // plain Go takes a second per token
+		}
+		ids := make([]int32, n)
+		for i := range ids {
+			ids[i] = int32(300 + 37*i)
+		}
+		want := logits(1, 1, ids)
+		for _, c := range [][2]int{{1, 2}, {2, 3}, {2, 5}, {3, 16}, {2, 33}} {
+			if c[1] > n {
+				continue
+			}
+			got := logits(c[0], c[1], ids)
+			if !slices.EqualFunc(got, want, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
+				t.Errorf("%s: other bits with %d threads in batches of %d", level, c[0], c[1])
+			}
+		}
+		restore()
 	}
 }
