@@ -238,6 +238,11 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	if o.maxTokens < 0 {
 		return cfg, usagef("--max-tokens %d: want at least 0", o.maxTokens)
 	}
+	if o.models != "" {
+		if _, err := o.loadOptions(); err != nil {
+			return cfg, err
+		}
+	}
 	if cfg.Keys, err = o.allKeys(); err != nil {
 		return cfg, err
 	}
