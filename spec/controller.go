@@ -182,7 +182,9 @@ type acceptance struct {
 	dflash [3][16]odds // by depth (first, next three, later) and claimed probability
 	other  [16]odds    // candidates after the best one
 	ngram  [33]odds    // by length of the match
-	reach  [64]odds    // drafter's best guess by position, given that the earlier ones were right
+	// reach is how often the drafter's best guess was right by position, given that the earlier ones were,
+	// for each size of block.
+	reach [blockSizes][64]odds
 }
 
 // odds is a success rate that forgets.
@@ -219,7 +221,9 @@ func (a *acceptance) age() {
 		fade(a.dflash[i][:])
 	}
 	fade(a.other[:])
-	fade(a.reach[:])
+	for i := range a.reach {
+		fade(a.reach[i][:])
+	}
 }
 
 const fadedOdds = 8
@@ -262,14 +266,45 @@ func (a *acceptance) repeat(match int) float64 {
 	return a.ngram[m].rate(math.Min(0.9, 0.3+0.06*float64(m)), 3)
 }
 
-// survival is the expected number of accepted guesses of a draft of n, from earlier drafts.
-func (a *acceptance) survival(n int) float64 {
+// survival is the expected number of accepted guesses among the first n of a block of the given size.
+func (a *acceptance) survival(size, n int) float64 {
 	sum, p := 0.0, 1.0
 	for i := range n {
-		p *= a.reach[min(i, len(a.reach)-1)].rate(0.7, 2)
+		p *= a.reach[size][min(i, len(a.reach[size])-1)].rate(0.7, 2)
 		sum += p
 	}
 	return sum
+}
+
+// blockSizes is the number of block sizes a stream tries: whole, half and quarter. A shorter block is
+// cheaper to draft; whether its guesses are worse depends on how the drafter was trained.
+const blockSizes = 3
+
+// Drafts of a size before it is judged, and how often a size that is not the best is tried.
+const (
+	sizeSamples = 12
+	sizeTrial   = 6  // every so many drafts until all sizes are known
+	sizeRetrial = 96 // and later
+)
+
+// known reports whether enough drafts of a size were seen. The whole block is what the drafter was
+// trained for, so it needs no proof.
+func (a *acceptance) known(size int) bool { return size == 0 || a.reach[size][0].seen >= sizeSamples }
+
+// trial returns a size to try in the n-th draft instead of the best one, or -1.
+func (a *acceptance) trial(n int) int {
+	for size := range blockSizes {
+		if !a.known(size) {
+			if n%sizeTrial == sizeTrial-1 {
+				return size
+			}
+			return -1
+		}
+	}
+	if n%sizeRetrial == sizeRetrial-1 {
+		return n / sizeRetrial % blockSizes
+	}
+	return -1
 }
 
 // ledger keeps a stream from losing time to a drafter. debt counts, in plain tokens, what drafted

@@ -71,11 +71,11 @@ func (r *Runner) guess(p *plan, decode []*Stream) {
 			if r.Drafter.TryCausal() {
 				s.otherRule = s.trial.other()
 			}
-			// Always the whole block, also when only a part of it can be verified: a block
-			// shorter than the trained one guesses worse at every position.
-			reqs = append(reqs, draft.Request{Seq: s.draftSeq, Last: s.last, N: r.Drafter.Max(), Other: s.otherRule})
+			s.size = r.chooseSize(s, limit)
+			n := r.blockLen(s.size)
+			reqs = append(reqs, draft.Request{Seq: s.draftSeq, Last: s.last, N: n, Other: s.otherRule})
 			asked = append(asked, s)
-			p.drafts += r.Drafter.Max()
+			p.drafts += n
 		}
 	}
 	r.ask(p, reqs, asked)
@@ -208,18 +208,39 @@ func (s *Stream) repeated(limit int) offer {
 	return o
 }
 
-// worth is the expected tokens per second of asking the drafter, from earlier drafts, with up to
-// limit of its guesses verified.
-func (r *Runner) worth(s *Stream, limit int) float64 {
-	n := r.Drafter.Max()
-	best := 0.0
-	d := r.costs.draft.at(n)
-	for k := range min(n, limit) {
-		if t := d + r.costs.verify(k+2, false); t > 0 {
-			best = max(best, (1+s.accept.survival(k+1))/t)
+// blockLen is the number of guesses in a block of the given size.
+func (r *Runner) blockLen(size int) int { return max(1, (r.Drafter.Max()+1)>>size-1) }
+
+// chooseSize decides how long a block to draft.
+func (r *Runner) chooseSize(s *Stream, limit int) int {
+	if s.Fixed {
+		return 0
+	}
+	if t := s.accept.trial(s.stats.Drafts); t >= 0 {
+		return t
+	}
+	size, _ := r.worth(s, limit)
+	return size
+}
+
+// worth is the best size of block to ask the drafter for, and the expected tokens per second of that, from
+// earlier drafts, with up to limit of its guesses verified.
+func (r *Runner) worth(s *Stream, limit int) (size int, value float64) {
+	for z := range blockSizes {
+		if !s.accept.known(z) {
+			continue
+		}
+		n := r.blockLen(z)
+		d := r.costs.draft.at(n)
+		for k := range min(n, limit) {
+			if t := d + r.costs.verify(k+2, false); t > 0 {
+				if v := (1 + s.accept.survival(z, k+1)) / t; v > value*1.01 {
+					size, value = z, v
+				}
+			}
 		}
 	}
-	return best
+	return size, value
 }
 
 // pays reports whether drafting for several streams promises more than a pass without guesses. A single
@@ -231,14 +252,19 @@ func (r *Runner) pays(decode []*Stream, limit int) bool {
 	if n == 1 || plain == 0 {
 		return true
 	}
-	d := r.costs.draft.at(n * r.Drafter.Max())
-	for k := range min(r.Drafter.Max(), limit) {
-		tokens := float64(n)
-		for _, s := range decode {
-			tokens += s.accept.survival(k + 1)
-		}
-		if tokens/(d+r.costs.verify(n*(k+2), false)) > 1.05*float64(n)/plain {
-			return true
+	for z := range blockSizes {
+		size := r.blockLen(z)
+		d := r.costs.draft.at(n * size)
+		for k := range min(size, limit) {
+			tokens := float64(n)
+			for _, s := range decode {
+				if s.accept.known(z) {
+					tokens += s.accept.survival(z, k+1)
+				}
+			}
+			if tokens/(d+r.costs.verify(n*(k+2), false)) > 1.05*float64(n)/plain {
+				return true
+			}
 		}
 	}
 	return false
@@ -254,7 +280,8 @@ func (r *Runner) hopeful(decode []*Stream, s *Stream, perToken float64) bool {
 	case len(decode) > 1:
 		return r.pays(decode, s.limit())
 	}
-	return r.worth(s, s.limit()) > 1/perToken
+	_, value := r.worth(s, s.limit())
+	return value > 1/perToken
 }
 
 // prefers reports whether a repetition promises more than a draft would.
@@ -262,7 +289,8 @@ func (r *Runner) prefers(o *offer, s *Stream, limit int) bool {
 	if len(o.tokens) == 0 || s.Fixed {
 		return false
 	}
-	return r.ratio(o) > r.worth(s, limit)
+	_, value := r.worth(s, limit)
+	return r.ratio(o) > value
 }
 
 // ratio is the expected tokens per second of the best part of one stream's offer.
@@ -395,7 +423,7 @@ func (s *Stream) learn() {
 			s.accept.ngram[min(s.match+d, len(s.accept.ngram)-1)].learn(hit)
 			continue
 		}
-		s.accept.reach[min(d, len(s.accept.reach)-1)].learn(hit)
+		s.accept.reach[s.size][min(d, len(s.accept.reach[0])-1)].learn(hit)
 		for rank, c := range at {
 			s.accept.model(d, rank, prob(c.LogP)).learn(c.ID == s.round[d])
 		}

@@ -110,6 +110,7 @@ type Stream struct {
 	emitted   int
 	match     int  // ngram: tokens that matched
 	otherRule bool // the draft used the other rule of attention
+	size      int  // of the block that was drafted: 0 whole, 1 half, 2 a quarter
 	stats     Stats
 }
 
