@@ -385,6 +385,11 @@ def main(argv=None):
         return wsd(p, tr.step_no, a.lr, decay_from=a.decay_from, warm=a.warm)
     for (l, al, blocks, n), dt, gen in tr.run(lr_of, lambda: clock() >= 1 or time.time() - T0 >= stop or tr.step_no == a.stop_after):
         line = f"step {tr.step_no} {clock()*100:.1f}% loss {l/n:.4f} tokens/step on pool {al/n:.3f} blocks/s {blocks/dt:.0f} generating {100*gen/dt:.0f} % pools {tr.turn}"
+        if l != l and os.path.exists(ck):
+            log(line, "- not a number: back to the checkpoint")
+            tr.master = None
+            tr.load(ck)
+            continue
         if tr.dev_prompts and time.time() - last_eval > a.eval_every:
             line += f" DEV {tr.accepted(new=96):.3f}"
             last_eval = time.time()

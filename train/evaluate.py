@@ -15,18 +15,19 @@ import torch
 import torch.nn.functional as F
 
 from common import fp32_exact, held_out_prompts, load_tokens, log, pad_prompts, setup_torch
+import model
 from formats import load_drafter, load_target
 from model import dflash_greedy, plain_greedy
 
 
 @torch.no_grad()
-def held_out_loss(model, toks, windows, T=1024, batch=16):
+def held_out_loss(target, toks, windows, T=1024, batch=16):
     t = torch.from_numpy(toks).long()
     n = min((len(t) - 1) // T, windows)
     tot = hit = cnt = 0
     for k in range(0, n, batch):
-        x = torch.stack([t[i * T:i * T + T + 1] for i in range(k, min(n, k + batch))]).to(model.device)
-        lg = model.logits(model.hidden(x[:, :-1], torch.float32))
+        x = torch.stack([t[i * T:i * T + T + 1] for i in range(k, min(n, k + batch))]).to(target.device)
+        lg = target.logits(target.hidden(x[:, :-1], torch.float32))
         tot += F.cross_entropy(lg.reshape(-1, lg.shape[-1]), x[:, 1:].reshape(-1), reduction="sum").item()
         hit += (lg.argmax(-1) == x[:, 1:]).sum().item()
         cnt += x[:, 1:].numel()
@@ -44,11 +45,13 @@ def accepted_length(target, draft, prompts, new, eos, block=None):
     hist = torch.bincount(A[A > 0], minlength=n + 1)[1:]
     left = hist.flip(0).cumsum(0).flip(0).float()                     # steps that yielded at least k tokens
     same = (g0 == g1).all(1).cpu()
+    # an engine takes the first token from the prompt's pass and stops at the last one asked for
+    passes = ((A.cumsum(0) - A + 1 < new) & (A > 0)).sum(0)
     return dict(
-        tokens_per_step=A.sum().item() / steps.sum().item(), capped=len(prompts) * new / steps.sum().item(),
+        tokens_per_step=A.sum().item() / steps.sum().item(), tokens_per_pass=len(prompts) * (new - 1) / passes.sum().item(),
         identical=int(same.sum()), prompts=len(prompts), steps=int(steps.sum()), block=n, new=new,
         histogram=hist.tolist(), accept_at=[round((left[k] / left[k - 1]).item(), 4) if left[k - 1] > 0 else None for k in range(1, n)],
-        per_prompt=[dict(tokens=int(A[:, i].sum()), steps=int(steps[i])) for i in range(len(prompts))]), g0
+        per_prompt=[dict(tokens=int(A[:, i].sum()), steps=int(steps[i]), passes=int(passes[i])) for i in range(len(prompts))]), g0
 
 
 def main():
@@ -62,10 +65,12 @@ def main():
     ap.add_argument("--new", type=int, default=128)
     ap.add_argument("--block", type=int, nargs="*", default=[0], help="draft lengths including the anchor, 0: as trained")
     ap.add_argument("--eos", type=int, default=8176)
+    ap.add_argument("--act8", action="store_true", help="round activations to int8 as Strobe does for quantised weights")
     ap.add_argument("--report", help="JSON file to write")
     ap.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a = ap.parse_args()
     setup_torch()
+    model.ACT8 = a.act8
     va = load_tokens(a.val)
     target = load_target(a.target).freeze(torch.float32).to(a.device)
     res = {"target": os.path.basename(a.target.rstrip("/")), "runs": []}
@@ -83,7 +88,7 @@ def main():
                 r["drafter"] = os.path.basename(p.rstrip("/"))
                 res["runs"].append(r)
                 log(f"{r['drafter']} block {r['block']}: {r['tokens_per_step']:.3f} tokens per target step over {r['steps']} steps "
-                    f"({r['capped']:.3f} counting only the {a.new} tokens asked for), identical {r['identical']} of {r['prompts']}, {time.time()-t:.0f} s")
+                    f"({r['tokens_per_pass']:.3f} as an engine counts that stops after {a.new}), identical {r['identical']} of {r['prompts']}, {time.time()-t:.0f} s")
                 log("  accepted at position 1, 2, ...:", r["accept_at"])
                 log("  tokens per step 1, 2, ...:", r["histogram"])
             res["prompts"] = [dict(prompt=q, greedy=x) for q, x in zip(prompts, g.tolist())]

@@ -72,17 +72,28 @@ def default_target_layers(n_layers, n_captured):
     return [round(1 + i * (n_layers - 4) / (n_captured - 1)) for i in range(n_captured)]
 
 
+ACT8 = False        # round the input of every product to int8 in groups of 32, as Strobe does for quantised weights (evaluation only)
+
+
+def act(x):
+    if not ACT8:
+        return x
+    y = x.reshape(*x.shape[:-1], -1, 32)
+    s = y.abs().amax(-1, keepdim=True) / 127
+    return ((y / s.clamp(min=1e-30)).round() * s).reshape(x.shape)
+
+
 class Linear(nn.Linear):
     def __init__(self, i, o):
         super().__init__(i, o, bias=False)
 
     def forward(self, x):
-        return F.linear(x, self.weight.to(x.dtype))
+        return F.linear(act(x), self.weight.to(x.dtype))
 
 
 def lin_cat(x, *mods):
     """one matmul for several projections of the same input"""
-    y = F.linear(x, torch.cat([m.weight for m in mods]).to(x.dtype))
+    y = F.linear(act(x), torch.cat([m.weight for m in mods]).to(x.dtype))
     return torch.split(y, [m.weight.shape[0] for m in mods], dim=-1)
 
 
@@ -515,7 +526,7 @@ class Target(nn.Module):
         return x, torch.cat([feats[i] for i in feat_ids], dim=-1)
 
     def logits(self, h):
-        return F.linear(h, self.head_weight.to(h.dtype))
+        return F.linear(act(h), self.head_weight.to(h.dtype))
 
     def forward(self, ids, dtype=torch.float32):
         T = ids.shape[1]
