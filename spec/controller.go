@@ -282,8 +282,8 @@ const blockSizes = 3
 
 // Drafts of a size before it is judged, and how often a size that is not the best is tried.
 const (
-	sizeSamples = 12
-	sizeTrial   = 6  // every so many drafts until all sizes are known
+	sizeSamples = 8
+	sizeTrial   = 8  // every so many drafts until all sizes are known
 	sizeRetrial = 96 // and later
 )
 
@@ -291,18 +291,19 @@ const (
 // trained for, so it needs no proof.
 func (a *acceptance) known(size int) bool { return size == 0 || a.reach[size][0].seen >= sizeSamples }
 
-// trial returns a size to try in the n-th draft instead of the best one, or -1.
-func (a *acceptance) trial(n int) int {
+// trial returns a size to try in the n-th draft instead of the best one, or -1. Only sizes that could
+// be better are tried.
+func (a *acceptance) trial(n int, promising func(size int) bool) int {
 	for size := range blockSizes {
-		if !a.known(size) {
+		if !a.known(size) && promising(size) {
 			if n%sizeTrial == sizeTrial-1 {
 				return size
 			}
 			return -1
 		}
 	}
-	if n%sizeRetrial == sizeRetrial-1 {
-		return n / sizeRetrial % blockSizes
+	if size := n / sizeRetrial % blockSizes; n%sizeRetrial == sizeRetrial-1 && promising(size) {
+		return size
 	}
 	return -1
 }

@@ -216,31 +216,38 @@ func (r *Runner) chooseSize(s *Stream, limit int) int {
 	if s.Fixed {
 		return 0
 	}
-	if t := s.accept.trial(s.stats.Drafts); t >= 0 {
+	best, value := r.worth(s, limit)
+	promising := func(size int) bool { return r.sizeValue(s, size, 0, limit) > 1.03*value }
+	if t := s.accept.trial(s.stats.Drafts, promising); t >= 0 {
 		return t
 	}
-	size, _ := r.worth(s, limit)
-	return size
+	return best
 }
 
-// worth is the best size of block to ask the drafter for, and the expected tokens per second of that, from
-// earlier drafts, with up to limit of its guesses verified.
+// worth is the best size of block to ask the drafter for, and the expected tokens per second of that.
 func (r *Runner) worth(s *Stream, limit int) (size int, value float64) {
 	for z := range blockSizes {
-		if !s.accept.known(z) {
-			continue
-		}
-		n := r.blockLen(z)
-		d := r.costs.draft.at(n)
-		for k := range min(n, limit) {
-			if t := d + r.costs.verify(k+2, false); t > 0 {
-				if v := (1 + s.accept.survival(z, k+1)) / t; v > value*1.01 {
-					size, value = z, v
-				}
+		if s.accept.known(z) {
+			if v := r.sizeValue(s, z, z, limit); v > value*1.01 {
+				size, value = z, v
 			}
 		}
 	}
 	return size, value
+}
+
+// sizeValue is the expected tokens per second of drafting a block of a size and verifying the best
+// part of it, up to limit guesses, if its guesses are as good as those of blocks of size like.
+func (r *Runner) sizeValue(s *Stream, size, like, limit int) float64 {
+	n := r.blockLen(size)
+	d := r.costs.draft.at(n)
+	best := 0.0
+	for k := range min(n, limit) {
+		if t := d + r.costs.verify(k+2, false); t > 0 {
+			best = max(best, (1+s.accept.survival(like, k+1))/t)
+		}
+	}
+	return best
 }
 
 // pays reports whether drafting for several streams promises more than a pass without guesses. A single
