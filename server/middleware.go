@@ -118,10 +118,10 @@ func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, t
 	s.metrics.request(r, status, took)
 	level := slog.LevelInfo
 	switch {
-	case status >= 500:
-		level = slog.LevelError
-	case r.URL.Path == "/health" || r.URL.Path == "/v1/health" || r.URL.Path == "/metrics" || strings.HasPrefix(r.URL.Path, "/ui/"):
+	case isHealth(r) || r.URL.Path == "/metrics" || strings.HasPrefix(r.URL.Path, "/ui/"):
 		level = slog.LevelDebug // asked for every few seconds
+	case status >= 500 && status != http.StatusServiceUnavailable: // being busy is no error
+		level = slog.LevelError
 	}
 	if !s.cfg.Log.Enabled(r.Context(), level) {
 		return
