@@ -29,11 +29,32 @@ func newVocab(tok *tokenizer.Tokenizer) *grammar.Vocab {
 	return grammar.NewVocab(pieces, tok.EOG())
 }
 
-func (f *format) compile() (*grammar.Grammar, error) {
-	if f.schema == nil {
-		return grammar.Object(), nil
+// maxGrammars is how many compiled schemas a model keeps. Clients use few, again and again, and what
+// a grammar learns about the vocabulary is worth more than its compilation.
+const maxGrammars = 32
+
+// grammar returns the grammar of a schema; nil is any object.
+func (v *view) grammar(schema json.RawMessage) (*grammar.Grammar, error) {
+	v.mu.Lock()
+	g := v.grammars[string(schema)]
+	v.mu.Unlock()
+	if g != nil {
+		return g, nil
 	}
-	return grammar.Compile(f.schema)
+	g = grammar.Object()
+	if schema != nil {
+		var err error
+		if g, err = grammar.Compile(schema); err != nil {
+			return nil, err
+		}
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.grammars) >= maxGrammars {
+		clear(v.grammars)
+	}
+	v.grammars[string(schema)] = g
+	return g, nil
 }
 
 // phase is a stretch of the answer with rules of its own.
@@ -54,7 +75,7 @@ func (v *view) constraint(c *conversation, p *prompt) (sample.Constraint, error)
 		g.phases, err = v.forcedCall(c)
 	case c.format != nil:
 		var gr *grammar.Grammar
-		if gr, err = c.format.compile(); err != nil {
+		if gr, err = v.grammar(c.format.schema); err != nil {
 			break
 		}
 		answer := &matched{gr.NewMatcher(v.vocab())}
@@ -121,7 +142,7 @@ func (v *view) forcedCall(c *conversation) ([]phase, error) {
 				return nil, err
 			}
 			l.add(open+"\n{\"name\": "+string(name)+", \"arguments\": ",
-				&object{matched{argumentGrammar(params[i]).NewMatcher(v.vocab())}}, v.literal("}\n</tool_call>"))
+				&object{matched{v.arguments(params[i]).NewMatcher(v.vocab())}}, v.literal("}\n</tool_call>"))
 		}
 	}
 	return []phase{l}, nil
@@ -150,11 +171,11 @@ func callable(c *conversation) (names []string, params []json.RawMessage, err er
 	return names, params, nil
 }
 
-// argumentGrammar is the grammar of a tool's arguments. A tool without a schema, or with one that
+// arguments is the grammar of a tool's arguments. A tool without a schema, or with one that
 // cannot be compiled, takes any object.
-func argumentGrammar(schema json.RawMessage) *grammar.Grammar {
+func (v *view) arguments(schema json.RawMessage) *grammar.Grammar {
 	if kindOf(schema) == "object" {
-		if g, err := grammar.Compile(schema); err == nil {
+		if g, err := v.grammar(schema); err == nil {
 			return g
 		}
 	}

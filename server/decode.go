@@ -33,13 +33,10 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	}
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout))
-	var buf bytes.Buffer
-	if r.ContentLength > 0 {
-		buf.Grow(int(r.ContentLength) + bytes.MinRead)
-	}
+	var buf bytes.Buffer // grows with what has come, whatever length was announced
 	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, limit)); err != nil {
 		var size *http.MaxBytesError
-		if errors.As(err, &size) {
+		if errors.As(err, &size) || errors.Is(err, errHeld) {
 			return nil, err
 		}
 		return nil, &apiError{Status: http.StatusRequestTimeout, Type: "invalid_request_error", Message: "the request's body did not arrive: " + err.Error()}

@@ -50,6 +50,7 @@ func unavailable(msg string) *apiError {
 // Errors the server itself makes.
 var (
 	errShutdown = errors.New("the server is shutting down")
+	errHeld     = errors.New("the requests being handled take too much memory; try again later")
 	errLoading  = errors.New("the model is being loaded; try again later")
 	// errClient ends a request whose client is gone; nobody reads the answer.
 	errClient = errors.New("the client has left")
@@ -102,7 +103,7 @@ func explain(err error) *apiError {
 		return bad("")
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading):
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld):
 		return unavailable(err.Error())
 	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
 		return unavailable(errShutdown.Error())

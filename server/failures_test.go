@@ -369,7 +369,7 @@ func TestF150_Deltas(t *testing.T) {
 	}
 }
 
-// TestNothingElse: the bodies of requests that were refused are not kept.
+// TestHeldMemory: bodies have a limit, each and all together, and are not kept.
 func TestHeldMemory(t *testing.T) {
 	f := start(t, options{config: Config{MaxBody: 1000, MaxHeld: 2000}})
 	if status, b := f.do("POST", "/v1/completions", `{"prompt":"`+strings.Repeat("x", 2000)+`"}`); status != http.StatusRequestEntityTooLarge {
@@ -394,4 +394,30 @@ func TestHeldMemory(t *testing.T) {
 		t.Errorf("memory taken: %d", status)
 	}
 	f.s.held.Add(-2000)
+	f.post("/v1/completions", dict{"prompt": "x", "max_tokens": 1})
+}
+
+// TestFaultyConstraint: a defect in what constrains one answer ends that answer only.
+func TestFaultyConstraint(t *testing.T) {
+	f := start(t, options{})
+	for _, stream := range []bool{false, true} {
+		f.s.tweak = func(req *engine.Request, _ *view) { req.Constraint = &faulty{} }
+		status, b := f.do("POST", "/v1/chat/completions", encode(t, dict{"messages": user("hi"), "stream": stream, "ignore_eos": true}))
+		if stream && (status != 200 || !strings.Contains(string(b), `data: {"error":`) || strings.Contains(string(b), "[DONE]")) || !stream && status != 500 {
+			t.Errorf("stream %v: %d %s", stream, status, b)
+		}
+		f.s.tweak = nil
+		f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 2})
+	}
+}
+
+// faulty panics at its fifth token.
+type faulty struct{ n int }
+
+func (f *faulty) Mask([]float32) {}
+
+func (f *faulty) Accept(int32) {
+	if f.n++; f.n == 5 {
+		panic("made to fail")
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -30,8 +31,9 @@ func (s *Server) middleware(next http.Handler) http.Handler {
 // record gathers what the log line of a request says. Handlers add to it from the request's
 // goroutine only.
 type record struct {
-	attrs []slog.Attr
-	err   *apiError
+	attrs   []slog.Attr
+	choices int // generations
+	err     *apiError
 }
 
 type recordKey struct{}
@@ -131,6 +133,9 @@ func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, t
 		slog.Int("status", status), slog.Float64("ms", ms(took)), slog.Int64("bytes", w.bytes),
 	}
 	attrs = append(attrs, rec.attrs...)
+	if rec.choices > 1 {
+		attrs = append(attrs, slog.Int("choices", rec.choices))
+	}
 	if rec.err != nil {
 		attrs = append(attrs, slog.String("error", rec.err.Message))
 	}
@@ -273,21 +278,30 @@ func (s *Server) checkKey(next http.Handler) http.Handler {
 	})
 }
 
-// limitHeld bounds the memory of all request bodies together. A body of unknown length counts as the
-// largest one.
+// limitHeld bounds the memory of all request bodies together, as they are read. A body counts until its
+// request has been answered.
 func (s *Server) limitHeld(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n := r.ContentLength
-		if n < 0 || n > s.cfg.MaxBody {
-			n = s.cfg.MaxBody
-		}
-		if n > 0 {
-			defer s.held.Add(-n)
-			if s.held.Add(n) > s.cfg.MaxHeld {
-				fail(w, r, unavailable("the requests being handled take too much memory; try again later"))
-				return
-			}
+		if r.Body != nil && r.Body != http.NoBody {
+			b := &heldBody{ReadCloser: r.Body, s: s}
+			defer func() { s.held.Add(-b.n) }()
+			r.Body = b
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+type heldBody struct {
+	io.ReadCloser
+	s *Server
+	n int64
+}
+
+func (b *heldBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.n += int64(n)
+	if b.s.held.Add(int64(n)) > b.s.cfg.MaxHeld {
+		return n, errHeld
+	}
+	return n, err
 }

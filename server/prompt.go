@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,13 +24,17 @@ type view struct {
 	bos, eos string
 	longest  int      // bytes of the longest token
 	control  []string // texts of the control tokens
+	// keepControl: the markers of reasoning or calls are control tokens, which the parser has to see.
+	keepControl bool
 
-	vocab func() *grammar.Vocab // for constraints
+	vocab    func() *grammar.Vocab // for constraints
+	mu       sync.Mutex
+	grammars map[string]*grammar.Grammar // compiled schemas
 }
 
 func newView(name string, e *engine.Engine) (*view, error) {
 	m := e.Model()
-	v := &view{name: name, engine: e, tok: m.Tokenizer}
+	v := &view{name: name, engine: e, tok: m.Tokenizer, grammars: map[string]*grammar.Grammar{}}
 	var err error
 	if v.template, err = chat.ForModel(m.Template); err != nil {
 		return nil, err
@@ -46,6 +51,9 @@ func newView(name string, e *engine.Engine) (*view, error) {
 		if v.tok.Kind(id) == tokenizer.Control && len(piece) > 0 {
 			v.control = append(v.control, string(piece))
 		}
+	}
+	for _, marker := range []string{"<|channel>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>"} {
+		v.keepControl = v.keepControl || strings.Contains(v.template.Source(), marker) && slices.Contains(v.control, marker)
 	}
 	v.vocab = sync.OnceValue(func() *grammar.Vocab { return newVocab(v.tok) })
 	return v, nil
@@ -179,8 +187,7 @@ func (v *view) answers(c *conversation, req engine.Request, n int, stream bool) 
 	}
 	req.Tokens = p.tokens
 	req.Checkpoints = v.checkpoints(p.tokens)
-	// Gemma marks reasoning and calls with control tokens, which its parser has to see.
-	req.KeepSpecial = !c.raw && strings.Contains(v.template.Source(), "<|channel>")
+	req.KeepSpecial = !c.raw && v.keepControl
 	reqs, replies := make([]engine.Request, n), make([]*reply, n)
 	for i := range reqs {
 		reqs[i] = req

@@ -247,8 +247,11 @@ func (r *reply) progress(s engine.State, e *engine.Engine) *timingsJSON {
 	return t
 }
 
-// log adds a generation to the request's log line.
+// generation adds a generation to the request's log line, which has room for the first one.
 func (l *record) generation(model string, res *engine.Result) {
+	if l.choices++; l.choices > 1 {
+		return
+	}
 	t := timings(res)
 	l.add(slog.String("model", model), slog.String("end", res.Reason.String()),
 		slog.Int("prompt", res.Prompt), slog.Int("cached", res.Cached), slog.Int("tokens", res.Generated),

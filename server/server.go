@@ -37,7 +37,7 @@ type Config struct {
 	Hosts []string
 
 	MaxBody  int64 // bytes of a request; 0 means 16 MiB
-	MaxHeld  int64 // bytes of all requests being handled; 0 means 256 MiB
+	MaxHeld  int64 // bytes of all requests being handled; 0 means 64 MiB
 	MaxConns int   // connections at a time; 0 means 1024
 
 	HeaderTimeout time.Duration // for the headers of a request; 0 means 10 s
@@ -64,7 +64,7 @@ func (c Config) withDefaults() Config {
 		c.MaxBody = 16 << 20
 	}
 	if c.MaxHeld <= 0 {
-		c.MaxHeld = 256 << 20
+		c.MaxHeld = 64 << 20
 	}
 	c.MaxHeld = max(c.MaxHeld, c.MaxBody)
 	if c.MaxConns <= 0 {
