@@ -180,7 +180,7 @@ func (o *serveOptions) offer(s *server.Server, log *slog.Logger) (closeModels fu
 	}
 	name := o.alias
 	if name == "" {
-		name = strings.TrimSuffix(filepath.Base(m.Path), filepath.Ext(m.Path))
+		name = strings.TrimSuffix(filepath.Base(m.Path), ".gguf")
 	}
 	e := engine.New(m, ecfg)
 	s.SetModels(server.Single(name, e))
