@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -137,10 +138,26 @@ func TestPage(t *testing.T) {
 	}
 	shot(t, b, "phone")
 
+	// A model without a chat template continues texts.
+	base := startLive(t, options{engine: engine.Config{Context: 512}})
+	b.open(base.url + "/")
+	b.until("document.querySelector('#input').placeholder === 'Begin a text'")
+	b.eval("document.querySelector('#input').focus()")
+	b.write("func main")
+	b.key("Enter", 13)
+	b.until("[...document.querySelectorAll('.assistant button')].some(b => b.textContent === 'Regenerate')")
+	if s := b.eval("document.querySelector('.assistant > .text').textContent"); s == "" {
+		t.Error("the text was not continued")
+	}
+	checkProblems(t, b, 0)
+
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if !slices.Contains(b.requests, base.url+"/v1/completions") {
+		t.Errorf("requests %v", b.requests)
+	}
 	for _, u := range b.requests {
-		if !strings.HasPrefix(u, l.url+"/") && u != "about:blank" {
+		if !strings.HasPrefix(u, l.url+"/") && !strings.HasPrefix(u, base.url+"/") && u != "about:blank" {
 			t.Errorf("the page asked for %s", u)
 		}
 	}

@@ -63,13 +63,15 @@ func newServeCmd() *cobra.Command {
 		Long: `Serve answers HTTP requests: the OpenAI and Anthropic APIs, health and metrics, and a
 web page for chatting at the server's own address.
 
-With -m it serves one model, loaded at once, whatever model name requests give. With --models it
-offers every GGUF file of a folder under its name, loads them when they are asked for and unloads the
-ones used least recently when memory runs short; the name "any" stands for the one used last.
+With -m it serves one model, loaded at once, whatever model name requests give; without it, the one
+that is built in. With --models it offers every GGUF file of a folder under its name, loads them when
+they are asked for and unloads the ones used least recently when memory runs short; the name "any"
+stands for the one used last.
 
 It listens on this machine only unless --host says otherwise. Its address goes to standard output, logs
 to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.`,
-		Example: `  strobe serve -m model.gguf
+		Example: `  strobe serve
+  strobe serve -m model.gguf
   strobe serve --models ~/models --models-memory 16GiB --port 9000
   strobe serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert c.pem --tls-key k.pem`,
 		Args: cobra.NoArgs,

@@ -43,9 +43,17 @@ export async function* events(body) {
   }
 }
 
-// chat yields the chunks of an answer until it ends or signal aborts it.
-export async function* chat(request, key, signal) {
-  const resp = await fetch(new URL('v1/chat/completions', base), {
+// props tells how a model is set up; null when it is not loaded.
+export async function props(model, key) {
+  const resp = await fetch(new URL('props?model=' + encodeURIComponent(model), base), { headers: headers(key) });
+  if (!resp.ok) return null;
+  const p = await resp.json();
+  return p.chat_template_caps ? p : null;
+}
+
+// stream yields the chunks of an answer until it ends or signal aborts it.
+export async function* stream(path, request, key, signal) {
+  const resp = await fetch(new URL(path, base), {
     method: 'POST', headers: headers(key), signal,
     body: JSON.stringify({ ...request, stream: true, timings_per_token: true, stream_options: { include_usage: true } }),
   });

@@ -4,10 +4,11 @@ import * as api from './api.js';
 import { Panel } from './spec.js';
 
 const $ = (id) => document.getElementById(id);
-const fields = ['system', 'temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed', 'thinking', 'draft', 'tint'];
+const fields = ['mode', 'system', 'temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed', 'thinking', 'draft', 'tint'];
 const panel = new Panel();
 let turns = []; // {role, content, reasoning, item}
 let abort = null; // ends the answer being written
+let plainText = false; // the model has no chat template: it continues texts
 
 // Settings stay in this browser; the key only as long as the tab is open.
 function restore() {
@@ -39,10 +40,20 @@ async function listModels() {
     $('model').replaceChildren(...list.map((m) => new Option(m.state === 'loaded' ? m.id : `${m.id} (${m.state})`, m.id)));
     if (list.some((m) => m.id === want)) $('model').value = want;
     say('');
+    await learn();
   } catch (err) {
     complain(err.message);
   }
 }
+
+// learn finds out what the chosen model is for.
+async function learn() {
+  const props = await api.props($('model').value, $('key').value);
+  plainText = props?.chat_template_caps.fallback ?? false;
+  $('input').placeholder = continues() ? 'Begin a text' : 'Write a message';
+}
+
+const continues = () => ($('mode').value || (plainText ? 'text' : 'chat')) === 'text';
 
 const complain = (text) => { $('alert').textContent = text; };
 const say = (text) => { $('status').textContent = text; if (text) complain(''); };
@@ -88,21 +99,28 @@ function toBottom() {
   else $('form').scrollIntoView({ block: 'end' });
 }
 
+// request returns where to ask for the next turn, and what.
 function request() {
-  const messages = turns.map(({ role, content, reasoning }) => (reasoning ? { role, content, reasoning_content: reasoning } : { role, content }));
-  if ($('system').value.trim()) messages.unshift({ role: 'system', content: $('system').value });
-  const req = { model: $('model').value || 'any', messages, strobe: { spans: true } };
+  const req = { model: $('model').value || 'any', strobe: { spans: true } };
   for (const id of ['temperature', 'top_p', 'top_k', 'min_p', 'max_tokens', 'seed']) {
     if ($(id).value !== '') req[id] = Number($(id).value);
   }
-  if ($('thinking').value) req.chat_template_kwargs = { enable_thinking: $('thinking').value === 'on' };
   if ($('draft').value) req.strobe.draft = $('draft').value;
-  return req;
+  if (continues()) {
+    req.prompt = turns.map((t) => t.content).join('');
+    req.max_tokens ??= 256; // such models seldom end by themselves
+    return ['v1/completions', req];
+  }
+  const messages = turns.map(({ role, content, reasoning }) => (reasoning ? { role, content, reasoning_content: reasoning } : { role, content }));
+  if ($('system').value.trim()) messages.unshift({ role: 'system', content: $('system').value });
+  req.messages = messages;
+  if ($('thinking').value) req.chat_template_kwargs = { enable_thinking: $('thinking').value === 'on' };
+  return ['v1/chat/completions', req];
 }
 
 // answer asks for the next turn and writes it as it comes.
 async function answer() {
-  const req = request();
+  const [path, req] = request();
   const turn = { role: 'assistant', content: '', reasoning: '' };
   const parts = show(turn);
   turns.push(turn);
@@ -115,7 +133,7 @@ async function answer() {
   let end = '';
   let failed = false;
   try {
-    for await (const chunk of api.chat(req, $('key').value, abort.signal)) {
+    for await (const chunk of api.stream(path, req, $('key').value, abort.signal)) {
       const follow = atBottom();
       for (const s of chunk.strobe?.spans ?? []) {
         const to = s.kind === 'reasoning' ? parts.reasoning : parts.text;
@@ -193,8 +211,8 @@ function busy(on) {
 }
 
 function send() {
-  const content = $('input').value.trim();
-  if (!content || abort) return;
+  const content = continues() ? $('input').value : $('input').value.trim();
+  if (!content.trim() || abort) return;
   $('input').value = '';
   complain('');
   const turn = { role: 'user', content };
@@ -221,6 +239,8 @@ $('new').addEventListener('click', () => {
 });
 for (const id of [...fields, 'key', 'model']) $(id).addEventListener('change', save);
 $('key').addEventListener('change', listModels);
+$('model').addEventListener('change', learn);
+$('mode').addEventListener('change', learn);
 const tint = () => document.body.classList.toggle('tint', $('tint').checked);
 $('tint').addEventListener('change', tint);
 
