@@ -60,13 +60,32 @@ func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	return j
 }
 
-func (s *Server) listModels(w http.ResponseWriter, _ *http.Request) {
+func (s *Server) listModels(w http.ResponseWriter, r *http.Request) {
 	engines := s.models().Resident()
 	data := []modelJSON{}
 	for _, m := range s.models().List() {
 		data = append(data, s.modelEntry(&m, engines[m.Name]))
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": data})
+	out := map[string]any{"object": "list", "data": data}
+	if r.URL.Query().Has("client_version") {
+		out["models"] = codexModels(data)
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+// codexModels describes models to the Codex command line, which asks with its version and reads no
+// other list.
+func codexModels(data []modelJSON) []map[string]any {
+	out := []map[string]any{}
+	for _, m := range data {
+		out = append(out, map[string]any{
+			"slug": m.ID, "display_name": m.ID, "description": m.Arch, "visibility": "list", "supported_in_api": true, "priority": 1,
+			"context_window": m.ContextLength, "shell_type": "shell_command", "supports_parallel_tool_calls": true,
+			"supports_reasoning_summaries": false, "default_reasoning_level": "low",
+			"supported_reasoning_levels": []map[string]string{{"effort": "none", "description": "no reasoning"}, {"effort": "low", "description": "as the model likes"}},
+		})
+	}
+	return out
 }
 
 func (s *Server) getModel(w http.ResponseWriter, r *http.Request) {

@@ -309,6 +309,9 @@ func TestNative(t *testing.T) {
 	if text(m, "id") != "qwen35" || text(m, "state") != "loaded" || number(m, "size") == 0 || number(m, "last_used_ms") == 0 || number(m, "context_length") != 2048 {
 		t.Errorf("models: %s", b)
 	}
+	if _, b := f.do("GET", "/v1/models?client_version=1.0", ""); text(decodeObject(t, b), "models", 0, "slug") != "qwen35" || number(decodeObject(t, b), "models", 0, "context_window") != 2048 {
+		t.Errorf("models for Codex: %s", b)
+	}
 	if status, b := f.do("GET", "/v1/models/qwen35", ""); status != 200 {
 		t.Errorf("model: %d %s", status, b)
 	}
