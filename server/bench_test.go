@@ -59,6 +59,9 @@ func BenchmarkServing(b *testing.B) {
 			b.Fatal(resp.Status, err)
 		}
 	}
+	for range 5 {
+		direct(b, spec.Auto) // until the controller knows the machine
+	}
 	for _, c := range []struct {
 		name    string
 		streams int
