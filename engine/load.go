@@ -28,6 +28,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"strobe/backend"
 	"strobe/backend/cpu"
@@ -61,6 +62,13 @@ type Model struct {
 	backend           backend.Backend
 	files             []*gguf.File
 }
+
+// Small models are calibrated when they are loaded: that takes less time than starting the program. Large
+// ones would make their first user wait, and learn from what they do for him instead.
+const (
+	calibrateBelow = 512 << 20 // bytes of weights
+	calibrateTime  = 200 * time.Millisecond
+)
 
 // Source is an opened model file and, when known, its drafter.
 type Source struct {
@@ -128,6 +136,11 @@ func (m *Model) load(src Source, opt Options) error {
 	}
 	if m.Runner, err = spec.NewRunner(m.Target, guesser); err != nil {
 		return err
+	}
+	if m.Drafter != nil && m.Target.WeightBytes() < calibrateBelow {
+		if err := m.Runner.Calibrate(calibrateTime); err != nil {
+			return err
+		}
 	}
 	m.Template, _, err = src.Target.String("tokenizer.chat_template")
 	return err
