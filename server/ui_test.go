@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"strobe/engine"
 )
@@ -104,7 +105,7 @@ func TestPage(t *testing.T) {
 	}
 
 	// Stop, with the keyboard, in the middle of an endless answer.
-	l.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG, req.MaxTokens = true, 30000 }
+	l.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG, req.MaxTokens, req.Constraint = true, 30000, slow{} }
 	b.write("Go on")
 	b.key("Enter", 13)
 	b.until("document.querySelectorAll('.assistant').length === 2 && document.querySelectorAll('.assistant')[1].textContent.length > 40")
@@ -165,6 +166,12 @@ func TestPage(t *testing.T) {
 		t.Errorf("requests %v", b.requests)
 	}
 }
+
+// slow makes an answer take long enough for a person, or a busy machine, to stop it.
+type slow struct{}
+
+func (slow) Mask([]float32) { time.Sleep(2 * time.Millisecond) }
+func (slow) Accept(int32)   {}
 
 // checkProblems wants no more than n errors on the console.
 func checkProblems(t *testing.T, b *browser, n int) {
