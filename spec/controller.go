@@ -282,8 +282,8 @@ const blockSizes = 3
 
 // Drafts of a size before it is judged, and how often a size that is not the best is tried.
 const (
-	sizeSamples = 8
-	sizeTrial   = 8  // every so many drafts until all sizes are known
+	sizeSamples = 5
+	sizeTrial   = 4  // every so many drafts until all sizes are known
 	sizeRetrial = 96 // and later
 )
 
@@ -291,18 +291,19 @@ const (
 // trained for, so it needs no proof.
 func (a *acceptance) known(size int) bool { return size == 0 || a.reach[size][0].seen >= sizeSamples }
 
-// trial returns a size to try in the n-th draft instead of the best one, or -1. Only sizes that could
-// be better are tried.
-func (a *acceptance) trial(n int, promising func(size int) bool) int {
+// trial returns a size to try in the n-th draft instead of the best one, or -1. promise is what a size
+// would be worth at best, 0 if it cannot win; of the sizes not known yet the most promising comes first.
+func (a *acceptance) trial(n int, promise func(size int) float64) int {
+	unknown, most := -1, 0.0
 	for size := range blockSizes {
-		if !a.known(size) && promising(size) {
-			if n%sizeTrial == sizeTrial-1 {
-				return size
-			}
-			return -1
+		if p := promise(size); p > most && !a.known(size) {
+			unknown, most = size, p
 		}
 	}
-	if size := n / sizeRetrial % blockSizes; n%sizeRetrial == sizeRetrial-1 && promising(size) {
+	if unknown >= 0 && n%sizeTrial == sizeTrial-1 {
+		return unknown
+	}
+	if size := n / sizeRetrial % blockSizes; unknown < 0 && n%sizeRetrial == sizeRetrial-1 && promise(size) > 0 {
 		return size
 	}
 	return -1

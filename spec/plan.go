@@ -217,8 +217,15 @@ func (r *Runner) chooseSize(s *Stream, limit int) int {
 		return 0
 	}
 	best, value := r.worth(s, limit)
-	promising := func(size int) bool { return r.sizeValue(s, size, 0, limit) > 1.03*value }
-	if t := s.accept.trial(s.stats.Drafts, promising); t >= 0 {
+	// A size is worth trying if it would win, and pay, with guesses as good as the whole block's.
+	promise := func(size int) float64 {
+		v := r.sizeValue(s, size, 0, limit)
+		if s.accept.reach[0][0].seen < sizeSamples || v < 1.05*value || v*r.costs.verify(1, false) < 1.03 {
+			return 0
+		}
+		return v
+	}
+	if t := s.accept.trial(s.stats.Drafts, promise); t >= 0 {
 		return t
 	}
 	return best
