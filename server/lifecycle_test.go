@@ -304,17 +304,25 @@ func TestTLS(t *testing.T) {
 
 // TestPing: while nothing is generated a stream shows signs of life.
 func TestPing(t *testing.T) {
-	f := start(t, options{engine: engine.Config{Parallel: 1}, config: Config{Ping: 10 * time.Millisecond}})
-	release := make(chan struct{})
-	f.s.tweak = func(req *engine.Request, v *view) { req.Constraint = &blocked{release: release} }
-	go func() {
-		time.Sleep(60 * time.Millisecond)
+	l := startLive(t, options{engine: engine.Config{Parallel: 1}, config: Config{Ping: 10 * time.Millisecond}})
+	for path, want := range map[string]string{"/v1/completions": ":\n", "/v1/messages": "event: ping\n", "/v1/responses": ":\n"} {
+		release := make(chan struct{})
+		l.s.tweak = func(req *engine.Request, _ *view) { req.Constraint = &blocked{release: release} }
+		resp, r := l.open(t, path, dict{"prompt": "x", "input": "x", "messages": user("x"), "max_tokens": 2, "max_output_tokens": 2, "stream": true})
+		// The first token waits until there was a sign; without one the test does not end.
+		seen := path == "/v1/completions" // it was the first line
+		for !seen {
+			line, err := r.ReadString('\n')
+			if err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			seen = line == want
+		}
 		close(release)
-	}()
-	for path, want := range map[string]string{"/v1/completions": ":\n\n", "/v1/messages": "event: ping\n"} {
-		status, b := f.do("POST", path, encode(t, dict{"prompt": "x", "messages": user("x"), "max_tokens": 2, "stream": true}))
-		if status != 200 || path == "/v1/completions" && !strings.Contains(string(b), want) {
-			t.Errorf("%s: %d %s", path, status, b)
+		b, err := io.ReadAll(r)
+		resp.Body.Close()
+		if err != nil || len(b) == 0 {
+			t.Errorf("%s: %q, %v", path, b, err)
 		}
 	}
 }
