@@ -20,33 +20,45 @@ type deltaScratch struct {
 func (b *Backend) ShortConv(dst, u backend.Tensor, w backend.Vector, d backend.DeltaDims, segs []backend.DeltaSeg) {
 	wv := values(w)
 	for i := range segs {
-		s := &segs[i]
-		convCommit(d, s)
-		const part = 1024
-		parts := (d.ConvDim() + part - 1) / part
-		b.rowsOf(s.N*parts, 8*part, func(t int) {
-			r, c := t/parts, t%parts*part
-			var taps [8][]float32
-			at := r
-			for j := d.Kernel - 1; j >= 0; j-- {
-				if at >= 0 {
-					taps[j] = row(u, s.Row+at)
-					at = parent(s, at)
-				} else { // -1 is the newest committed input, -2 the one before it
-					taps[j] = row(s.Conv, d.Kernel-1+at)
-					at--
-				}
-			}
-			vec.ConvSilu(row(dst, s.Row+r), wv, taps[:d.Kernel], c, min(c+part, d.ConvDim()))
-		})
-		if s.Prompt {
-			convShift(d, s, func(i int) []float32 { return row(u, s.Row+i) }, s.N)
-		} else {
-			for r := range s.N {
-				copy(row(s.TapeU, r), row(u, s.Row+r))
+		convCommit(d, &segs[i])
+	}
+	const part = 1024
+	parts := (d.ConvDim() + part - 1) / part
+	b.rowsOf(u.Rows*parts, 8*part, func(t int) {
+		r, c := t/parts, t%parts*part
+		s := segmentOf(segs, r)
+		var taps [8][]float32
+		at := r - s.Row
+		for j := d.Kernel - 1; j >= 0; j-- {
+			if at >= 0 {
+				taps[j] = row(u, s.Row+at)
+				at = parent(s, at)
+			} else { // -1 is the newest committed input, -2 the one before it
+				taps[j] = row(s.Conv, d.Kernel-1+at)
+				at--
 			}
 		}
+		vec.ConvSilu(row(dst, r), wv, taps[:d.Kernel], c, min(c+part, d.ConvDim()))
+	})
+	for i := range segs {
+		s := &segs[i]
+		if s.Prompt {
+			convShift(d, s, func(i int) []float32 { return row(u, s.Row+i) }, s.N)
+			continue
+		}
+		for r := range s.N {
+			copy(row(s.TapeU, r), row(u, s.Row+r))
+		}
 	}
+}
+
+// segmentOf finds the segment of a row of the batch.
+func segmentOf(segs []backend.DeltaSeg, r int) *backend.DeltaSeg {
+	i := 0
+	for r >= segs[i].Row+segs[i].N {
+		i++
+	}
+	return &segs[i]
 }
 
 func parent(s *backend.DeltaSeg, r int) int {
@@ -96,47 +108,50 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 			s.decay[at+h] = float32(math.Exp(float64(g)))
 		}
 	})
+	// Heads of all sequences are shared out together: a step of many streams is many small tasks.
+	do := func(t int) {
+		sg, h := &segs[t/d.VHeads], t%d.VHeads
+		kh := h % d.KHeads
+		if d.Grouped {
+			kh = h / (d.VHeads / d.KHeads)
+		}
+		x := f32(qkv)[sg.Row*qkv.Stride:]
+		at, kat := sg.Row*d.VHeads, (kh*n+sg.Row)*d.KDim
+		v := vec.Delta{
+			DK: d.KDim, DV: d.VDim, Scale: float32(1 / math.Sqrt(float64(d.KDim))),
+			State: f32(sg.State)[h*d.VDim*d.KDim:][:d.VDim*d.KDim],
+			NPend: sg.Pending,
+			N:     sg.N, Q: s.q[kat:], K: s.k[kat:], QKStride: d.KDim,
+			V: x[2*kw+h*d.VDim:], VStride: qkv.Stride,
+			Beta: s.beta[at+h:], G: s.decay[at+h:], BGStride: d.VHeads,
+			DOut: s.update[(h*n+sg.Row)*d.VDim:], DStride: d.VDim,
+			O: f32(dst)[sg.Row*dst.Stride+h*d.VDim:], OStride: dst.Stride,
+			Store: sg.Pending,
+		}
+		if sg.Pending > 0 {
+			v.PK, v.PKStride = f32(sg.TapeK)[kh*d.KDim:], sg.TapeK.Stride
+			v.PD, v.PDStride = f32(sg.TapeD)[h*d.VDim:], sg.TapeD.Stride
+			v.PG, v.PGStride = f32(sg.TapeG)[h:], sg.TapeG.Stride
+		}
+		if sg.Prompt {
+			v.Store += sg.N
+		}
+		if sg.Parents != nil {
+			vec.DeltaTree(&v, sg.Parents)
+		} else {
+			vec.DeltaRule(&v)
+		}
+	}
+	tasks := len(segs) * d.VHeads
+	if b.pool.n == 1 || tasks*d.VDim*d.KDim < 1<<13 {
+		for t := range tasks {
+			do(t)
+		}
+	} else {
+		b.pool.each(tasks, func(_, t int) { do(t) })
+	}
 	for i := range segs {
 		sg := &segs[i]
-		do := func(h int) {
-			kh := h % d.KHeads
-			if d.Grouped {
-				kh = h / (d.VHeads / d.KHeads)
-			}
-			x := f32(qkv)[sg.Row*qkv.Stride:]
-			at, kat := sg.Row*d.VHeads, (kh*n+sg.Row)*d.KDim
-			v := vec.Delta{
-				DK: d.KDim, DV: d.VDim, Scale: float32(1 / math.Sqrt(float64(d.KDim))),
-				State: f32(sg.State)[h*d.VDim*d.KDim:][:d.VDim*d.KDim],
-				NPend: sg.Pending,
-				N:     sg.N, Q: s.q[kat:], K: s.k[kat:], QKStride: d.KDim,
-				V: x[2*kw+h*d.VDim:], VStride: qkv.Stride,
-				Beta: s.beta[at+h:], G: s.decay[at+h:], BGStride: d.VHeads,
-				DOut: s.update[(h*n+sg.Row)*d.VDim:], DStride: d.VDim,
-				O: f32(dst)[sg.Row*dst.Stride+h*d.VDim:], OStride: dst.Stride,
-				Store: sg.Pending,
-			}
-			if sg.Pending > 0 {
-				v.PK, v.PKStride = f32(sg.TapeK)[kh*d.KDim:], sg.TapeK.Stride
-				v.PD, v.PDStride = f32(sg.TapeD)[h*d.VDim:], sg.TapeD.Stride
-				v.PG, v.PGStride = f32(sg.TapeG)[h:], sg.TapeG.Stride
-			}
-			if sg.Prompt {
-				v.Store += sg.N
-			}
-			if sg.Parents != nil {
-				vec.DeltaTree(&v, sg.Parents)
-			} else {
-				vec.DeltaRule(&v)
-			}
-		}
-		if b.pool.n == 1 || d.VHeads*d.VDim*d.KDim < 1<<13 {
-			for h := range d.VHeads {
-				do(h)
-			}
-		} else {
-			b.pool.each(d.VHeads, func(_, h int) { do(h) })
-		}
 		if sg.Prompt {
 			continue
 		}
