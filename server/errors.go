@@ -37,12 +37,6 @@ func invalid(param, format string, args ...any) error {
 	return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: param, Message: msg}
 }
 
-func unsupported(param, format string, args ...any) error {
-	e := invalid(param, format, args...).(*apiError)
-	e.Status, e.Type = http.StatusNotImplemented, "not_supported_error"
-	return e
-}
-
 func unavailable(msg string) *apiError {
 	return &apiError{Status: http.StatusServiceUnavailable, Type: "unavailable_error", Message: msg, Retry: 1}
 }

@@ -104,8 +104,6 @@ type bitset []uint64
 
 func (v *Vocab) newBitset() bitset { return make(bitset, (v.size+63)/64) }
 
-func (b bitset) has(id int32) bool { return b[id>>6]>>(uint(id)&63)&1 != 0 }
-
 // allow sets the bits of the tokens at a node.
 func (v *Vocab) allow(b bitset, node int32) {
 	for id := v.token[node]; id >= 0; id = v.twin[id] {
