@@ -239,6 +239,9 @@ func TestUselessDrafter(t *testing.T) {
 
 // TestGoodDrafter: with a drafter that pays, the speed is within 5 % of the best fixed length of drafts, and
 // where the best gains next to nothing, at least 0.97 of plain decoding.
+//
+// The last bound holds for these seeds. With others, a drafter that is right nearly always but cannot pay
+// (the experts' costs) leaves 0.955 to 0.97: the ledger takes its accuracy for bad luck too long.
 func TestGoodDrafter(t *testing.T) {
 	for _, m := range machines {
 		for name, claim := range claims {
