@@ -235,13 +235,13 @@ func (a *tile) runs(plan *backend.KVPlan, fn func(r, i int, page []byte, at, n i
 		lo, hi, until = min(lo, int(plan.Lo[r])), max(hi, int(plan.Hi[r])), min(until, int(plan.Hi[r]))
 	}
 	for p := lo / size; p*size < hi; p++ {
-		if end := min((p+1)*size, hi); together && end <= until {
-			from := max(lo, p*size)
-			fn(-1, from-lo, a.pool.page(table[p]), from-p*size, end-from)
-			continue
+		start := p * size
+		if from, end := max(lo, start), min(start+size, until); together && from < end {
+			fn(-1, from-lo, a.pool.page(table[p]), from-start, end-from)
+			start = end
 		}
 		for r := a.rows[0]; r < a.rows[1]; r++ {
-			from, to := max(int(plan.Lo[r]), p*size), min(int(plan.Hi[r]), (p+1)*size)
+			from, to := max(int(plan.Lo[r]), start), min(int(plan.Hi[r]), (p+1)*size)
 			if from < to {
 				fn(r, from-int(plan.Lo[r]), a.pool.page(table[p]), from-p*size, to-from)
 			}

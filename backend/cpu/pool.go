@@ -7,20 +7,33 @@ import (
 	"time"
 )
 
-// pool runs one function on several workers at once. The caller is worker 0; the others
-// are goroutines that wait for the next function. Between the operations of a step they
+// pool runs one function on several workers at once, round after round. The caller is worker 0; the
+// others are goroutines that wait for the next round. Between the operations of a step they
 // spin, because waking a sleeping thread costs as much as a small operation; after
 // spinTime without work they sleep, so an idle engine uses no CPU.
+//
+// Where other programs use the cores too, a worker may stand still for milliseconds. Therefore nobody
+// waits for one that has not begun: functions take their work from what is left, so whoever is
+// there does all of it, and then the round is closed to latecomers.
 type pool struct {
-	n     int
-	fn    func(worker int)
-	epoch atomic.Uint32
-	left  atomic.Int32
-	stop  atomic.Bool
-	gates []gate // of workers 1..n-1
-	spans []span // of the current split
-	done  sync.WaitGroup
+	n       int
+	fn      func(worker int)
+	state   atomic.Uint64 // round, closed bit, and how many workers other than the caller are in the round
+	stop    atomic.Bool
+	gates   []gate // of workers 1..n-1
+	spans   []span // of the current split
+	waiting atomic.Bool
+	last    chan struct{} // tells the waiting caller that the round is empty
+	done    sync.WaitGroup
 }
+
+const (
+	roundShift = 32
+	closedBit  = 1 << 31
+	inRound    = closedBit - 1
+)
+
+func (p *pool) round() uint32 { return uint32(p.state.Load() >> roundShift) }
 
 // span is a range of items that a worker still has to do, as two 32-bit halves. Its owner takes from
 // the front, others from the back.
@@ -54,6 +67,7 @@ func (s *span) take(front bool) (lo, hi int) {
 	}
 }
 
+// gate is where one worker waits.
 type gate struct {
 	asleep atomic.Bool
 	wake   chan struct{}
@@ -63,7 +77,7 @@ type gate struct {
 const spinTime = 150 * time.Microsecond
 
 func newPool(n int) *pool {
-	p := &pool{n: n, gates: make([]gate, n), spans: make([]span, n)}
+	p := &pool{n: n, gates: make([]gate, n), spans: make([]span, n), last: make(chan struct{}, 1)}
 	for w := 1; w < n; w++ {
 		p.gates[w].wake = make(chan struct{}, 1)
 		p.done.Go(func() { p.work(w) })
@@ -73,22 +87,26 @@ func newPool(n int) *pool {
 
 func (p *pool) work(w int) {
 	g := &p.gates[w]
-	seen := uint32(0)
-	for {
-		if !p.await(g, seen) {
-			return
+	for seen := uint32(0); p.await(g, seen); {
+		v := p.state.Load()
+		for seen = uint32(v >> roundShift); v&closedBit == 0 && uint32(v>>roundShift) == seen; v = p.state.Load() {
+			if !p.state.CompareAndSwap(v, v+1) {
+				continue
+			}
+			p.fn(w)
+			if p.state.Add(^uint64(0))&(closedBit|inRound) == closedBit && p.waiting.CompareAndSwap(true, false) {
+				p.last <- struct{}{}
+			}
+			break
 		}
-		seen++
-		p.fn(w)
-		p.left.Add(-1)
 	}
 }
 
-// await returns true when an epoch after seen has begun, false when the pool stops.
+// await returns true when a round after seen has begun, and false when the pool stops.
 func (p *pool) await(g *gate, seen uint32) bool {
 	var start time.Time
 	for i := 0; ; i++ {
-		if p.epoch.Load() != seen {
+		if p.round() != seen {
 			return !p.stop.Load()
 		}
 		if i&0xff != 0xff {
@@ -98,12 +116,10 @@ func (p *pool) await(g *gate, seen uint32) bool {
 		if start.IsZero() {
 			start = time.Now()
 		} else if time.Since(start) > spinTime {
-			// Announce sleep, then look once more: run looks at asleep after it has
-			// changed the epoch, so one of the two sees the other.
+			// Announce sleep, then look once more: begin looks at asleep after it has
+			// changed the round, so one of the two sees the other.
 			g.asleep.Store(true)
-			if p.epoch.Load() == seen {
-				<-g.wake
-			} else if !g.asleep.CompareAndSwap(true, false) {
+			if p.round() == seen || !g.asleep.CompareAndSwap(true, false) {
 				<-g.wake
 			}
 			start, i = time.Time{}, 0
@@ -111,25 +127,44 @@ func (p *pool) await(g *gate, seen uint32) bool {
 	}
 }
 
-// run calls fn(worker) on every worker and returns when all have returned.
+// run calls fn on the calling worker and on those that come before it is done there, and returns when
+// all of them have returned. fn(0) alone must do all the work that others have not taken.
 func (p *pool) run(fn func(worker int)) {
 	if p.n == 1 {
 		fn(0)
 		return
 	}
-	p.fn = fn
-	p.left.Store(int32(p.n - 1))
-	p.start()
+	p.fn = fn // nobody reads it: the round before is closed and empty
+	p.begin(0)
 	fn(0)
-	for i := 0; p.left.Load() != 0; i++ {
-		if i&0x3ff == 0x3ff {
-			runtime.Gosched()
+	if p.state.Or(closedBit)&inRound == 0 {
+		return
+	}
+	start := time.Now()
+	for i := 0; p.state.Load()&inRound != 0; i++ {
+		if i&0x3ff != 0x3ff {
+			continue
+		}
+		runtime.Gosched()
+		if time.Since(start) > spinTime {
+			p.stall()
+			return
 		}
 	}
 }
 
-func (p *pool) start() {
-	p.epoch.Add(1)
+// stall waits for workers that take much longer than they should: their threads are not running. Sleeping
+// is the best way to wait, since the system moves them to the core that becomes free.
+func (p *pool) stall() {
+	p.waiting.Store(true)
+	if p.state.Load()&inRound != 0 || !p.waiting.CompareAndSwap(true, false) {
+		<-p.last
+	}
+}
+
+// begin starts a round with the given bits set.
+func (p *pool) begin(bits uint64) {
+	p.state.Store(uint64(p.round()+1)<<roundShift | bits)
 	for w := 1; w < p.n; w++ {
 		g := &p.gates[w]
 		if g.asleep.Load() && g.asleep.CompareAndSwap(true, false) {
@@ -185,6 +220,6 @@ func (p *pool) close() {
 	if p.n == 1 || p.stop.Swap(true) {
 		return
 	}
-	p.start()
+	p.begin(closedBit)
 	p.done.Wait()
 }

@@ -22,6 +22,7 @@ type matArgs struct {
 	alpha  float32
 	add    int32   // add to y instead of setting it
 	adv    uintptr // bytes to advance next per cache line of a row
+	tiles  int     // of four rows
 }
 
 // matTile is the number of rows of a kernel.
@@ -36,6 +37,10 @@ const pieceLen = 1024
 // columnBytes is what one piece of all columns of a pass over the weights may
 // occupy, so that it stays in the second-level cache.
 const columnBytes = 1 << 20
+
+// blockBytes is the size of a block of rows that stays in the first-level cache while groups of
+// columns pass: a page of keys.
+const blockBytes = 24 << 10
 
 // decodeGroups is the number of column groups above which it pays to decode a
 // tile to float32 before it is multiplied.
@@ -69,6 +74,17 @@ func matRowsAsm(l kernel.Level, y []float32, ys int, typ quant.Type, w []byte, s
 		b := getScratch(matTile * (m.piece + 16))
 		defer scratch.Put(b)
 		m.tile = *b
+	}
+	if !m.decode && k <= m.piece && (n <= cols || rows*stride <= blockBytes) {
+		group := split(n, cols)
+		full := rows / matTile
+		for c := 0; c < n && full > 0; c += group {
+			m.tiles(full, c, min(group, n-c))
+		}
+		if full*matTile < rows {
+			m.run(full*matTile, 0, 0, n, group)
+		}
+		return
 	}
 	if n <= cols { // one group: read the weights in their order
 		for r := 0; r < rows; r += matTile {
@@ -106,6 +122,16 @@ type matPass struct {
 	alpha  float32
 	piece  int       // values of a row taken at a time
 	tile   []float32 // [matTile][piece], decoded weights
+}
+
+// tiles multiplies the first n tiles with columns [c,c+nc) in one call.
+func (m *matPass) tiles(n, c, nc int) {
+	a := matArgs{
+		w: unsafe.Pointer(&m.w[0]), stride: uintptr(m.stride), next: uintptr(unsafe.Pointer(&m.w[0])) + uintptr(matTile*m.stride), adv: 64,
+		x: unsafe.Pointer(&m.x[c*m.xs]), xs: uintptr(4 * m.xs), k: m.k,
+		y: unsafe.Pointer(&m.y[c*m.ys]), ys: uintptr(4 * m.ys), alpha: m.alpha, tiles: n,
+	}
+	matKernel(m.l, m.typ, nc, (*byte)(unsafe.Pointer(&a)))
 }
 
 // run multiplies the piece at k0 of rows [r,r+matTile), or what there is of
@@ -170,11 +196,11 @@ func (m *matPass) tileRows(base, stride, r, n, k0, c0, nc, group int) {
 		g := min(group, c0+nc-c)
 		a.x = unsafe.Pointer(&m.x[c*m.xs+k0])
 		if n == matTile {
-			a.y = unsafe.Pointer(&m.y[c*m.ys+r])
+			a.y, a.tiles = unsafe.Pointer(&m.y[c*m.ys+r]), 1
 			matKernel(m.l, typ, g, (*byte)(unsafe.Pointer(&a)))
 		} else {
 			part := a
-			part.y, part.ys, part.add = unsafe.Pointer(&out), 4*matTile, 0
+			part.y, part.ys, part.add, part.tiles = unsafe.Pointer(&out), 4*matTile, 0, 1
 			matKernel(m.l, typ, g, (*byte)(unsafe.Pointer(&part)))
 			for j := range g {
 				m.keep(m.y[(c+j)*m.ys+r:][:n], out[j*matTile+r-base:], a.add != 0)

@@ -124,62 +124,62 @@ func rotateAVX2(a *float32, b *float32, cos *float32, sin *float32, n int)
 //go:noescape
 func conv4AVX2(dst *float32, w *float32, t0 *float32, t1 *float32, t2 *float32, t3 *float32, n int)
 
-// matF32x1AVX2 multiplies four F32 rows with 1 columns.
+// matF32x1AVX2 multiplies tiles of four F32 rows with 1 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x1AVX2(a *byte)
 
-// matF32x2AVX2 multiplies four F32 rows with 2 columns.
+// matF32x2AVX2 multiplies tiles of four F32 rows with 2 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x2AVX2(a *byte)
 
-// matF32x3AVX2 multiplies four F32 rows with 3 columns.
+// matF32x3AVX2 multiplies tiles of four F32 rows with 3 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x3AVX2(a *byte)
 
-// matF16x1AVX2 multiplies four F16 rows with 1 columns. k is a multiple of 8.
+// matF16x1AVX2 multiplies tiles of four F16 rows with 1 columns and moves its arguments on. k is a multiple of 8.
 //
 //go:noescape
 func matF16x1AVX2(a *byte)
 
-// matF16x2AVX2 multiplies four F16 rows with 2 columns. k is a multiple of 8.
+// matF16x2AVX2 multiplies tiles of four F16 rows with 2 columns and moves its arguments on. k is a multiple of 8.
 //
 //go:noescape
 func matF16x2AVX2(a *byte)
 
-// matF16x3AVX2 multiplies four F16 rows with 3 columns. k is a multiple of 8.
+// matF16x3AVX2 multiplies tiles of four F16 rows with 3 columns and moves its arguments on. k is a multiple of 8.
 //
 //go:noescape
 func matF16x3AVX2(a *byte)
 
-// matBF16x1AVX2 multiplies four BF16 rows with 1 columns. k is a multiple of 8.
+// matBF16x1AVX2 multiplies tiles of four BF16 rows with 1 columns and moves its arguments on. k is a multiple of 8.
 //
 //go:noescape
 func matBF16x1AVX2(a *byte)
 
-// matBF16x2AVX2 multiplies four BF16 rows with 2 columns. k is a multiple of 8.
+// matBF16x2AVX2 multiplies tiles of four BF16 rows with 2 columns and moves its arguments on. k is a multiple of 8.
 //
 //go:noescape
 func matBF16x2AVX2(a *byte)
 
-// matBF16x3AVX2 multiplies four BF16 rows with 3 columns. k is a multiple of 8.
+// matBF16x3AVX2 multiplies tiles of four BF16 rows with 3 columns and moves its arguments on. k is a multiple of 8.
 //
 //go:noescape
 func matBF16x3AVX2(a *byte)
 
-// matTilex1AVX2 multiplies four F32 rows with 1 columns.
+// matTilex1AVX2 multiplies tiles of four F32 rows with 1 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex1AVX2(a *byte)
 
-// matTilex2AVX2 multiplies four F32 rows with 2 columns.
+// matTilex2AVX2 multiplies tiles of four F32 rows with 2 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex2AVX2(a *byte)
 
-// matTilex3AVX2 multiplies four F32 rows with 3 columns.
+// matTilex3AVX2 multiplies tiles of four F32 rows with 3 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex3AVX2(a *byte)
@@ -354,122 +354,122 @@ func rotateAVX512(a *float32, b *float32, cos *float32, sin *float32, n int)
 //go:noescape
 func conv4AVX512(dst *float32, w *float32, t0 *float32, t1 *float32, t2 *float32, t3 *float32, n int)
 
-// matF32x1AVX512 multiplies four F32 rows with 1 columns.
+// matF32x1AVX512 multiplies tiles of four F32 rows with 1 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x1AVX512(a *byte)
 
-// matF32x2AVX512 multiplies four F32 rows with 2 columns.
+// matF32x2AVX512 multiplies tiles of four F32 rows with 2 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x2AVX512(a *byte)
 
-// matF32x3AVX512 multiplies four F32 rows with 3 columns.
+// matF32x3AVX512 multiplies tiles of four F32 rows with 3 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x3AVX512(a *byte)
 
-// matF32x4AVX512 multiplies four F32 rows with 4 columns.
+// matF32x4AVX512 multiplies tiles of four F32 rows with 4 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x4AVX512(a *byte)
 
-// matF32x5AVX512 multiplies four F32 rows with 5 columns.
+// matF32x5AVX512 multiplies tiles of four F32 rows with 5 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x5AVX512(a *byte)
 
-// matF32x6AVX512 multiplies four F32 rows with 6 columns.
+// matF32x6AVX512 multiplies tiles of four F32 rows with 6 columns and moves its arguments on.
 //
 //go:noescape
 func matF32x6AVX512(a *byte)
 
-// matF16x1AVX512 multiplies four F16 rows with 1 columns.
+// matF16x1AVX512 multiplies tiles of four F16 rows with 1 columns and moves its arguments on.
 //
 //go:noescape
 func matF16x1AVX512(a *byte)
 
-// matF16x2AVX512 multiplies four F16 rows with 2 columns.
+// matF16x2AVX512 multiplies tiles of four F16 rows with 2 columns and moves its arguments on.
 //
 //go:noescape
 func matF16x2AVX512(a *byte)
 
-// matF16x3AVX512 multiplies four F16 rows with 3 columns.
+// matF16x3AVX512 multiplies tiles of four F16 rows with 3 columns and moves its arguments on.
 //
 //go:noescape
 func matF16x3AVX512(a *byte)
 
-// matF16x4AVX512 multiplies four F16 rows with 4 columns.
+// matF16x4AVX512 multiplies tiles of four F16 rows with 4 columns and moves its arguments on.
 //
 //go:noescape
 func matF16x4AVX512(a *byte)
 
-// matF16x5AVX512 multiplies four F16 rows with 5 columns.
+// matF16x5AVX512 multiplies tiles of four F16 rows with 5 columns and moves its arguments on.
 //
 //go:noescape
 func matF16x5AVX512(a *byte)
 
-// matF16x6AVX512 multiplies four F16 rows with 6 columns.
+// matF16x6AVX512 multiplies tiles of four F16 rows with 6 columns and moves its arguments on.
 //
 //go:noescape
 func matF16x6AVX512(a *byte)
 
-// matBF16x1AVX512 multiplies four BF16 rows with 1 columns.
+// matBF16x1AVX512 multiplies tiles of four BF16 rows with 1 columns and moves its arguments on.
 //
 //go:noescape
 func matBF16x1AVX512(a *byte)
 
-// matBF16x2AVX512 multiplies four BF16 rows with 2 columns.
+// matBF16x2AVX512 multiplies tiles of four BF16 rows with 2 columns and moves its arguments on.
 //
 //go:noescape
 func matBF16x2AVX512(a *byte)
 
-// matBF16x3AVX512 multiplies four BF16 rows with 3 columns.
+// matBF16x3AVX512 multiplies tiles of four BF16 rows with 3 columns and moves its arguments on.
 //
 //go:noescape
 func matBF16x3AVX512(a *byte)
 
-// matBF16x4AVX512 multiplies four BF16 rows with 4 columns.
+// matBF16x4AVX512 multiplies tiles of four BF16 rows with 4 columns and moves its arguments on.
 //
 //go:noescape
 func matBF16x4AVX512(a *byte)
 
-// matBF16x5AVX512 multiplies four BF16 rows with 5 columns.
+// matBF16x5AVX512 multiplies tiles of four BF16 rows with 5 columns and moves its arguments on.
 //
 //go:noescape
 func matBF16x5AVX512(a *byte)
 
-// matBF16x6AVX512 multiplies four BF16 rows with 6 columns.
+// matBF16x6AVX512 multiplies tiles of four BF16 rows with 6 columns and moves its arguments on.
 //
 //go:noescape
 func matBF16x6AVX512(a *byte)
 
-// matTilex1AVX512 multiplies four F32 rows with 1 columns.
+// matTilex1AVX512 multiplies tiles of four F32 rows with 1 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex1AVX512(a *byte)
 
-// matTilex2AVX512 multiplies four F32 rows with 2 columns.
+// matTilex2AVX512 multiplies tiles of four F32 rows with 2 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex2AVX512(a *byte)
 
-// matTilex3AVX512 multiplies four F32 rows with 3 columns.
+// matTilex3AVX512 multiplies tiles of four F32 rows with 3 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex3AVX512(a *byte)
 
-// matTilex4AVX512 multiplies four F32 rows with 4 columns.
+// matTilex4AVX512 multiplies tiles of four F32 rows with 4 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex4AVX512(a *byte)
 
-// matTilex5AVX512 multiplies four F32 rows with 5 columns.
+// matTilex5AVX512 multiplies tiles of four F32 rows with 5 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex5AVX512(a *byte)
 
-// matTilex6AVX512 multiplies four F32 rows with 6 columns.
+// matTilex6AVX512 multiplies tiles of four F32 rows with 6 columns and moves its arguments on.
 //
 //go:noescape
 func matTilex6AVX512(a *byte)

@@ -2000,12 +2000,14 @@ conv4AVX2_done:
 // func matF32x1AVX2(a *byte)
 // Requires: AVX, FMA3, MMX+
 TEXT ·matF32x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+
+matF32x1AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
 	MOVQ   40(AX), R8
 	XORQ   R9, R9
 	VXORPS Y0, Y0, Y0
@@ -2101,20 +2103,32 @@ matF32x1AVX2_done:
 
 matF32x1AVX2_set:
 	VMOVUPS X0, (CX)
+	DECQ    80(AX)
+	JZ      matF32x1AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x1AVX2_tile
+
+matF32x1AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matF32x2AVX2(a *byte)
 // Requires: AVX, FMA3, MMX+
 TEXT ·matF32x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+
+matF32x2AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
 	MOVQ   40(AX), R9
 	XORQ   R10, R10
 	VXORPS Y0, Y0, Y0
@@ -2253,22 +2267,34 @@ matF32x2AVX2_set:
 	VMOVUPS X0, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X2, (CX)
+	DECQ    80(AX)
+	JZ      matF32x2AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x2AVX2_tile
+
+matF32x2AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matF32x3AVX2(a *byte)
 // Requires: AVX, FMA3, MMX+
 TEXT ·matF32x3AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+
+matF32x3AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
 	MOVQ   40(AX), R10
 	XORQ   R11, R11
 	VXORPS Y0, Y0, Y0
@@ -2450,18 +2476,30 @@ matF32x3AVX2_set:
 	VMOVUPS X2, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X3, (CX)
+	DECQ    80(AX)
+	JZ      matF32x3AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x3AVX2_tile
+
+matF32x3AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matF16x1AVX2(a *byte)
 // Requires: AVX, F16C, FMA3, MMX+
 TEXT ·matF16x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+
+matF16x1AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
 	MOVQ   40(AX), R8
 	XORQ   R9, R9
 	VXORPS Y0, Y0, Y0
@@ -2557,20 +2595,32 @@ matF16x1AVX2_tail:
 
 matF16x1AVX2_set:
 	VMOVUPS X0, (CX)
+	DECQ    80(AX)
+	JZ      matF16x1AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x1AVX2_tile
+
+matF16x1AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matF16x2AVX2(a *byte)
 // Requires: AVX, F16C, FMA3, MMX+
 TEXT ·matF16x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+
+matF16x2AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
 	MOVQ   40(AX), R9
 	XORQ   R10, R10
 	VXORPS Y0, Y0, Y0
@@ -2711,22 +2761,34 @@ matF16x2AVX2_set:
 	VMOVUPS X0, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X2, (CX)
+	DECQ    80(AX)
+	JZ      matF16x2AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x2AVX2_tile
+
+matF16x2AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matF16x3AVX2(a *byte)
 // Requires: AVX, F16C, FMA3, MMX+
 TEXT ·matF16x3AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+
+matF16x3AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
 	MOVQ   40(AX), R10
 	XORQ   R11, R11
 	VXORPS Y0, Y0, Y0
@@ -2912,18 +2974,30 @@ matF16x3AVX2_set:
 	VMOVUPS X2, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X3, (CX)
+	DECQ    80(AX)
+	JZ      matF16x3AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x3AVX2_tile
+
+matF16x3AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x1AVX2(a *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·matBF16x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+
+matBF16x1AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
 	MOVQ   40(AX), R8
 	XORQ   R9, R9
 	VXORPS Y0, Y0, Y0
@@ -3039,20 +3113,32 @@ matBF16x1AVX2_tail:
 
 matBF16x1AVX2_set:
 	VMOVUPS X0, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x1AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x1AVX2_tile
+
+matBF16x1AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x2AVX2(a *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·matBF16x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+
+matBF16x2AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
 	MOVQ   40(AX), R9
 	XORQ   R10, R10
 	VXORPS Y0, Y0, Y0
@@ -3213,22 +3299,34 @@ matBF16x2AVX2_set:
 	VMOVUPS X0, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X2, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x2AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x2AVX2_tile
+
+matBF16x2AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x3AVX2(a *byte)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·matBF16x3AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+
+matBF16x3AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
 	MOVQ   40(AX), R10
 	XORQ   R11, R11
 	VXORPS Y0, Y0, Y0
@@ -3434,18 +3532,30 @@ matBF16x3AVX2_set:
 	VMOVUPS X2, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X3, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x3AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x3AVX2_tile
+
+matBF16x3AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matTilex1AVX2(a *byte)
 // Requires: AVX, FMA3, MMX+
 TEXT ·matTilex1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+
+matTilex1AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
 	MOVQ   40(AX), R8
 	XORQ   R9, R9
 	VXORPS Y0, Y0, Y0
@@ -3538,20 +3648,32 @@ matTilex1AVX2_done:
 
 matTilex1AVX2_set:
 	VMOVUPS X0, (CX)
+	DECQ    80(AX)
+	JZ      matTilex1AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex1AVX2_tile
+
+matTilex1AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matTilex2AVX2(a *byte)
 // Requires: AVX, FMA3, MMX+
 TEXT ·matTilex2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+
+matTilex2AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
 	MOVQ   40(AX), R9
 	XORQ   R10, R10
 	VXORPS Y0, Y0, Y0
@@ -3687,22 +3809,34 @@ matTilex2AVX2_set:
 	VMOVUPS X0, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X2, (CX)
+	DECQ    80(AX)
+	JZ      matTilex2AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex2AVX2_tile
+
+matTilex2AVX2_end:
 	VZEROUPPER
 	RET
 
 // func matTilex3AVX2(a *byte)
 // Requires: AVX, FMA3, MMX+
 TEXT ·matTilex3AVX2(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+
+matTilex3AVX2_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
 	MOVQ   40(AX), R10
 	XORQ   R11, R11
 	VXORPS Y0, Y0, Y0
@@ -3881,6 +4015,16 @@ matTilex3AVX2_set:
 	VMOVUPS X2, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X3, (CX)
+	DECQ    80(AX)
+	JZ      matTilex3AVX2_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex3AVX2_tile
+
+matTilex3AVX2_end:
 	VZEROUPPER
 	RET
 
@@ -5900,12 +6044,14 @@ conv4AVX512_done:
 // func matF32x1AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF32x1AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+
+matF32x1AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
 	MOVQ   40(AX), R8
 	XORQ   R9, R9
 	VXORPS Z0, Z0, Z0
@@ -5975,20 +6121,32 @@ matF32x1AVX512_done:
 
 matF32x1AVX512_set:
 	VMOVUPS X0, (CX)
+	DECQ    80(AX)
+	JZ      matF32x1AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x1AVX512_tile
+
+matF32x1AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF32x2AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF32x2AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+
+matF32x2AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
 	MOVQ   40(AX), R9
 	XORQ   R10, R10
 	VXORPS Z0, Z0, Z0
@@ -6090,22 +6248,34 @@ matF32x2AVX512_set:
 	VMOVUPS X0, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X2, (CX)
+	DECQ    80(AX)
+	JZ      matF32x2AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x2AVX512_tile
+
+matF32x2AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF32x3AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF32x3AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+
+matF32x3AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
 	MOVQ   40(AX), R10
 	XORQ   R11, R11
 	VXORPS Z0, Z0, Z0
@@ -6239,24 +6409,36 @@ matF32x3AVX512_set:
 	VMOVUPS X2, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X3, (CX)
+	DECQ    80(AX)
+	JZ      matF32x3AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x3AVX512_tile
+
+matF32x3AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF32x4AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF32x4AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+
+matF32x4AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
 	MOVQ   40(AX), R11
 	XORQ   R12, R12
 	VXORPS Z0, Z0, Z0
@@ -6422,26 +6604,38 @@ matF32x4AVX512_set:
 	VMOVUPS X3, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X4, (CX)
+	DECQ    80(AX)
+	JZ      matF32x4AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x4AVX512_tile
+
+matF32x4AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF32x5AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF32x5AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+	MOVQ R10, R11
+	ADDQ 32(AX), R11
+
+matF32x5AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
-	MOVQ   R10, R11
-	ADDQ   32(AX), R11
 	MOVQ   40(AX), R12
 	XORQ   R13, R13
 	VXORPS Z0, Z0, Z0
@@ -6639,28 +6833,40 @@ matF32x5AVX512_set:
 	VMOVUPS X4, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X5, (CX)
+	DECQ    80(AX)
+	JZ      matF32x5AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x5AVX512_tile
+
+matF32x5AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF32x6AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF32x6AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+	MOVQ R10, R11
+	ADDQ 32(AX), R11
+	MOVQ R11, R12
+	ADDQ 32(AX), R12
+
+matF32x6AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
-	MOVQ   R10, R11
-	ADDQ   32(AX), R11
-	MOVQ   R11, R12
-	ADDQ   32(AX), R12
 	MOVQ   40(AX), R13
 	XORQ   R14, R14
 	VXORPS Z0, Z0, Z0
@@ -6890,18 +7096,30 @@ matF32x6AVX512_set:
 	VMOVUPS X5, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X6, (CX)
+	DECQ    80(AX)
+	JZ      matF32x6AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF32x6AVX512_tile
+
+matF32x6AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF16x1AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF16x1AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+
+matF16x1AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
 	MOVQ   40(AX), R8
 	XORQ   R9, R9
 	VXORPS Z0, Z0, Z0
@@ -6996,20 +7214,32 @@ matF16x1AVX512_done:
 
 matF16x1AVX512_set:
 	VMOVUPS X0, (CX)
+	DECQ    80(AX)
+	JZ      matF16x1AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x1AVX512_tile
+
+matF16x1AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF16x2AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF16x2AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+
+matF16x2AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
 	MOVQ   40(AX), R9
 	XORQ   R10, R10
 	VXORPS Z0, Z0, Z0
@@ -7146,22 +7376,34 @@ matF16x2AVX512_set:
 	VMOVUPS X0, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X2, (CX)
+	DECQ    80(AX)
+	JZ      matF16x2AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x2AVX512_tile
+
+matF16x2AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF16x3AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF16x3AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+
+matF16x3AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
 	MOVQ   40(AX), R10
 	XORQ   R11, R11
 	VXORPS Z0, Z0, Z0
@@ -7340,24 +7582,36 @@ matF16x3AVX512_set:
 	VMOVUPS X2, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X3, (CX)
+	DECQ    80(AX)
+	JZ      matF16x3AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x3AVX512_tile
+
+matF16x3AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF16x4AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF16x4AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+
+matF16x4AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
 	MOVQ   40(AX), R11
 	XORQ   R12, R12
 	VXORPS Z0, Z0, Z0
@@ -7578,26 +7832,38 @@ matF16x4AVX512_set:
 	VMOVUPS X3, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X4, (CX)
+	DECQ    80(AX)
+	JZ      matF16x4AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x4AVX512_tile
+
+matF16x4AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF16x5AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF16x5AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+	MOVQ R10, R11
+	ADDQ 32(AX), R11
+
+matF16x5AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
-	MOVQ   R10, R11
-	ADDQ   32(AX), R11
 	MOVQ   40(AX), R12
 	XORQ   R13, R13
 	VXORPS Z0, Z0, Z0
@@ -7860,28 +8126,40 @@ matF16x5AVX512_set:
 	VMOVUPS X4, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X5, (CX)
+	DECQ    80(AX)
+	JZ      matF16x5AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x5AVX512_tile
+
+matF16x5AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matF16x6AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matF16x6AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+	MOVQ R10, R11
+	ADDQ 32(AX), R11
+	MOVQ R11, R12
+	ADDQ 32(AX), R12
+
+matF16x6AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
-	MOVQ   R10, R11
-	ADDQ   32(AX), R11
-	MOVQ   R11, R12
-	ADDQ   32(AX), R12
 	MOVQ   40(AX), R13
 	XORQ   R14, R14
 	VXORPS Z0, Z0, Z0
@@ -8186,18 +8464,30 @@ matF16x6AVX512_set:
 	VMOVUPS X5, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X6, (CX)
+	DECQ    80(AX)
+	JZ      matF16x6AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matF16x6AVX512_tile
+
+matF16x6AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x1AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matBF16x1AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+
+matBF16x1AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
 	MOVQ   40(AX), R8
 	XORQ   R9, R9
 	VXORPS Z0, Z0, Z0
@@ -8308,20 +8598,32 @@ matBF16x1AVX512_done:
 
 matBF16x1AVX512_set:
 	VMOVUPS X0, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x1AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x1AVX512_tile
+
+matBF16x1AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x2AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matBF16x2AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+
+matBF16x2AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
 	MOVQ   40(AX), R9
 	XORQ   R10, R10
 	VXORPS Z0, Z0, Z0
@@ -8474,22 +8776,34 @@ matBF16x2AVX512_set:
 	VMOVUPS X0, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X2, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x2AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x2AVX512_tile
+
+matBF16x2AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x3AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matBF16x3AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+
+matBF16x3AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
 	MOVQ   40(AX), R10
 	XORQ   R11, R11
 	VXORPS Z0, Z0, Z0
@@ -8684,24 +8998,36 @@ matBF16x3AVX512_set:
 	VMOVUPS X2, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X3, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x3AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x3AVX512_tile
+
+matBF16x3AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x4AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matBF16x4AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+
+matBF16x4AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
 	MOVQ   40(AX), R11
 	XORQ   R12, R12
 	VXORPS Z0, Z0, Z0
@@ -8938,26 +9264,38 @@ matBF16x4AVX512_set:
 	VMOVUPS X3, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X4, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x4AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x4AVX512_tile
+
+matBF16x4AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x5AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matBF16x5AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+	MOVQ R10, R11
+	ADDQ 32(AX), R11
+
+matBF16x5AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
-	MOVQ   R10, R11
-	ADDQ   32(AX), R11
 	MOVQ   40(AX), R12
 	XORQ   R13, R13
 	VXORPS Z0, Z0, Z0
@@ -9236,28 +9574,40 @@ matBF16x5AVX512_set:
 	VMOVUPS X4, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X5, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x5AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x5AVX512_tile
+
+matBF16x5AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matBF16x6AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matBF16x6AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+	MOVQ R10, R11
+	ADDQ 32(AX), R11
+	MOVQ R11, R12
+	ADDQ 32(AX), R12
+
+matBF16x6AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
-	MOVQ   R10, R11
-	ADDQ   32(AX), R11
-	MOVQ   R11, R12
-	ADDQ   32(AX), R12
 	MOVQ   40(AX), R13
 	XORQ   R14, R14
 	VXORPS Z0, Z0, Z0
@@ -9578,18 +9928,30 @@ matBF16x6AVX512_set:
 	VMOVUPS X5, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X6, (CX)
+	DECQ    80(AX)
+	JZ      matBF16x6AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matBF16x6AVX512_tile
+
+matBF16x6AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matTilex1AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matTilex1AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+
+matTilex1AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
 	MOVQ   40(AX), R8
 	XORQ   R9, R9
 	VXORPS Z0, Z0, Z0
@@ -9656,20 +10018,32 @@ matTilex1AVX512_done:
 
 matTilex1AVX512_set:
 	VMOVUPS X0, (CX)
+	DECQ    80(AX)
+	JZ      matTilex1AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex1AVX512_tile
+
+matTilex1AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matTilex2AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matTilex2AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+
+matTilex2AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
 	MOVQ   40(AX), R9
 	XORQ   R10, R10
 	VXORPS Z0, Z0, Z0
@@ -9768,22 +10142,34 @@ matTilex2AVX512_set:
 	VMOVUPS X0, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X2, (CX)
+	DECQ    80(AX)
+	JZ      matTilex2AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex2AVX512_tile
+
+matTilex2AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matTilex3AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matTilex3AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+
+matTilex3AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
 	MOVQ   40(AX), R10
 	XORQ   R11, R11
 	VXORPS Z0, Z0, Z0
@@ -9914,24 +10300,36 @@ matTilex3AVX512_set:
 	VMOVUPS X2, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X3, (CX)
+	DECQ    80(AX)
+	JZ      matTilex3AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex3AVX512_tile
+
+matTilex3AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matTilex4AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matTilex4AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+
+matTilex4AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
 	MOVQ   40(AX), R11
 	XORQ   R12, R12
 	VXORPS Z0, Z0, Z0
@@ -10094,26 +10492,38 @@ matTilex4AVX512_set:
 	VMOVUPS X3, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X4, (CX)
+	DECQ    80(AX)
+	JZ      matTilex4AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex4AVX512_tile
+
+matTilex4AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matTilex5AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matTilex5AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+	MOVQ R10, R11
+	ADDQ 32(AX), R11
+
+matTilex5AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
-	MOVQ   R10, R11
-	ADDQ   32(AX), R11
 	MOVQ   40(AX), R12
 	XORQ   R13, R13
 	VXORPS Z0, Z0, Z0
@@ -10308,28 +10718,40 @@ matTilex5AVX512_set:
 	VMOVUPS X4, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X5, (CX)
+	DECQ    80(AX)
+	JZ      matTilex5AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex5AVX512_tile
+
+matTilex5AVX512_end:
 	VZEROUPPER
 	RET
 
 // func matTilex6AVX512(a *byte)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, MMX+
 TEXT ·matTilex6AVX512(SB), NOSPLIT, $0-8
-	MOVQ   a+0(FP), AX
+	MOVQ a+0(FP), AX
+	MOVQ 8(AX), BX
+	LEAQ (BX)(BX*2), SI
+	MOVQ 24(AX), DI
+	MOVQ DI, R8
+	ADDQ 32(AX), R8
+	MOVQ R8, R9
+	ADDQ 32(AX), R9
+	MOVQ R9, R10
+	ADDQ 32(AX), R10
+	MOVQ R10, R11
+	ADDQ 32(AX), R11
+	MOVQ R11, R12
+	ADDQ 32(AX), R12
+
+matTilex6AVX512_tile:
 	MOVQ   (AX), CX
 	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	LEAQ   (BX)(BX*2), SI
-	MOVQ   24(AX), DI
-	MOVQ   DI, R8
-	ADDQ   32(AX), R8
-	MOVQ   R8, R9
-	ADDQ   32(AX), R9
-	MOVQ   R9, R10
-	ADDQ   32(AX), R10
-	MOVQ   R10, R11
-	ADDQ   32(AX), R11
-	MOVQ   R11, R12
-	ADDQ   32(AX), R12
 	MOVQ   40(AX), R13
 	XORQ   R14, R14
 	VXORPS Z0, Z0, Z0
@@ -10556,6 +10978,16 @@ matTilex6AVX512_set:
 	VMOVUPS X5, (CX)
 	ADDQ    56(AX), CX
 	VMOVUPS X6, (CX)
+	DECQ    80(AX)
+	JZ      matTilex6AVX512_end
+	MOVQ    BX, CX
+	SHLQ    $0x02, CX
+	ADDQ    CX, (AX)
+	ADDQ    CX, 16(AX)
+	ADDQ    $0x10, 48(AX)
+	JMP     matTilex6AVX512_tile
+
+matTilex6AVX512_end:
 	VZEROUPPER
 	RET
 

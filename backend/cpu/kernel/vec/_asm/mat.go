@@ -21,6 +21,7 @@ const (
 	matAlpha  = 64
 	matAdd    = 68
 	matAdv    = 72
+	matTiles  = 80
 )
 
 // cols is the largest number of columns a matrix kernel takes: with four rows
@@ -43,7 +44,7 @@ func matrix(l level) {
 	}
 }
 
-// mat emits four rows times nc columns. Lanes run along k, every (row, column)
+// mat emits tiles of four rows times nc columns. Lanes run along k, every (row, column)
 // has one accumulator, and the lanes are added in a fixed tree: the order of a
 // sum depends on k only. A tile of decoded rows says with next and adv what to
 // prefetch; rows in memory are followed by rows at the same distance.
@@ -56,15 +57,13 @@ func mat(l level, typ string, nc int, tile bool) {
 	if tile {
 		kind = "Tile"
 	}
-	name := l.text(fmt.Sprintf("mat%sx%d", kind, nc), "func(a *byte)", fmt.Sprintf("multiplies four %s rows with %d columns.%s", typ, nc, tail))
+	name := l.text(fmt.Sprintf("mat%sx%d", kind, nc), "func(a *byte)", fmt.Sprintf("multiplies tiles of four %s rows with %d columns and moves its arguments on.%s", typ, nc, tail))
 	a := Load(Param("a"), GP64())
 	size := 2 // bytes per weight
 	if typ == "F32" {
 		size = 4
 	}
 	w, next, stride, stride3 := GP64(), GP64(), GP64(), GP64()
-	MOVQ(Mem{Base: a, Disp: matW}, w)
-	MOVQ(Mem{Base: a, Disp: matNext}, next)
 	MOVQ(Mem{Base: a, Disp: matStride}, stride)
 	LEAQ(Mem{Base: stride, Index: stride, Scale: 2}, stride3)
 	row := func(p Register, r, disp int) Mem {
@@ -89,6 +88,9 @@ func mat(l level, typ string, nc int, tile bool) {
 		x[i] = p
 	}
 	k, off := GP64(), GP64() // off is the byte offset in the columns
+	Label(name + "_tile")
+	MOVQ(Mem{Base: a, Disp: matW}, w)
+	MOVQ(Mem{Base: a, Disp: matNext}, next)
 	MOVQ(Mem{Base: a, Disp: matK}, k)
 	XORQ(off, off)
 	acc := make([][]VecVirtual, nc)
@@ -185,6 +187,16 @@ func mat(l level, typ string, nc int, tile bool) {
 			ADDQ(Mem{Base: a, Disp: matYS}, y)
 		}
 	}
+	DECQ(Mem{Base: a, Disp: matTiles})
+	JZ(LabelRef(name + "_end"))
+	tileBytes := GP64()
+	MOVQ(stride, tileBytes)
+	SHLQ(U8(2), tileBytes)
+	ADDQ(tileBytes, Mem{Base: a, Disp: matW})
+	ADDQ(tileBytes, Mem{Base: a, Disp: matNext})
+	ADDQ(U8(16), Mem{Base: a, Disp: matY})
+	JMP(LabelRef(name + "_tile"))
+	Label(name + "_end")
 	end()
 }
 
