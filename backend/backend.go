@@ -7,10 +7,10 @@
 //   - Activations live in device buffers behind Tensor views; the host sees them
 //     only through Read, so a step can run asynchronously until then.
 //   - Whatever changes between two steps of the same shape (token ids, positions,
-//     page tables, visible ranges) is handed over through Ints and KVPlan before
-//     the step's operations, never as a scalar argument of an operation. The
-//     operations between two BeginStep calls with the same key can therefore be
-//     recorded once and replayed.
+//     page tables, visible ranges, recurrent state) is handed over through Ints,
+//     KVPlan and DeltaSeg, never as a scalar argument of an operation. A device
+//     keeps copies of them at fixed addresses, so that the operations between
+//     BeginStep and EndStep can be recorded once and replayed.
 //   - Weights are bound once with Weight; a CPU keeps the mapped bytes, a GPU copies.
 //
 // A backend is driven by one goroutine at a time. Operations on the CPU fix the order
@@ -186,7 +186,8 @@ type Backend interface {
 	Close() error
 
 	// Memory.
-	Alloc(rows, cols int) Tensor
+	Alloc(rows, cols int) Tensor // zeroed
+	Free(t Tensor)               // gives the buffer of t back when the operations so far are done with it; a zero t is fine
 	AllocInts(n int) Ints
 	SetInts(dst Ints, v []int32)
 	Ints(v Ints) []int32 // waits for the device; the slice is valid until the next operation
@@ -197,8 +198,18 @@ type Backend interface {
 	Read(t Tensor) []float32 // contiguous rows; waits for the device; valid until the next operation on t
 	Write(t Tensor, v []float32)
 
-	// BeginStep starts a sequence of operations that may be recorded under key.
+	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when
+	// they come again. The key is a hint, not a promise: under the same key a device compares what
+	// it is asked with what it recorded, since buffers move when they grow and a batch of eight rows is
+	// eight sequences, a chain or a tree. Inside a step nothing is allocated, freed, read or written by
+	// the host (SetInts excepted), and no page of a pool is copied.
 	BeginStep(key string)
+	EndStep()
+
+	// Sync waits until all operations are done, and reports the first failure of the device since
+	// it was opened. Operations have no errors of their own: after a failure their results mean nothing.
+	// Whoever times a pass calls it before looking at the clock.
+	Sync() error
 
 	// Dense operations. Rows are tokens, or tokens x heads.
 	Embed(dst Tensor, w Weight, ids Ints, scale float32)

@@ -46,7 +46,7 @@ func (p *probe) prefill(seq *cache.Seq, n, chunk int) error {
 			return err
 		}
 	}
-	return nil
+	return p.m.Backend().Sync()
 }
 
 // pass times a pass of rows tokens, all with logits, as verification needs them.

@@ -118,6 +118,7 @@ func (s *Seq) growTape(rows int) {
 			if s.pending > 0 {
 				s.m.b.Copy(bigger.First(s.pending), t.t.First(s.pending))
 			}
+			s.m.b.Free(*t.t)
 			*t.t = bigger
 		}
 	}
@@ -321,7 +322,7 @@ func (s *Seq) Bytes() int {
 // Closed reports whether Close was called.
 func (s *Seq) Closed() bool { return s.closed }
 
-// Close gives the pages back. It may be called more than once.
+// Close gives the pages and the recurrent state back. It may be called more than once.
 func (s *Seq) Close() {
 	if s.closed {
 		return
@@ -332,6 +333,11 @@ func (s *Seq) Close() {
 			s.drop(g, s.tables[gi], p)
 		}
 		s.tables[gi] = nil
+	}
+	for _, l := range s.delta {
+		for _, t := range []backend.Tensor{l.state, l.conv, l.tapeU, l.tapeK, l.tapeD, l.tapeG} {
+			s.m.b.Free(t)
+		}
 	}
 	s.delta = nil
 	s.m.seqs--

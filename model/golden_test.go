@@ -24,7 +24,7 @@ func open(t testing.TB, name string, threads int, opt Options) *Model {
 	}
 	b := cpu.New(cpu.Options{Threads: threads})
 	t.Cleanup(func() { b.Close(); f.Close() })
-	m, err := Open(f, b, opt)
+	m, err := Open(f, testkit.NewDevice(t, b), opt)
 	if err != nil {
 		t.Fatal(err)
 	}

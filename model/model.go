@@ -304,6 +304,7 @@ func (m *Model) Forward(segs []Segment) (*Output, error) {
 			b.Softcap(out.Logits, m.Softcap)
 		}
 	}
+	b.EndStep()
 	batch.Done()
 	return out, nil
 }

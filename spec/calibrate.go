@@ -19,6 +19,9 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 		begin := r.clock()
 		out, err := r.Target.Forward([]model.Segment{{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll}})
 		if err == nil {
+			err = r.Target.Backend().Sync()
+		}
+		if err == nil {
 			r.costs.chain.learn(rows, r.clock().Sub(begin))
 		}
 		return out, err

@@ -86,6 +86,9 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 		segs[i] = s.segment()
 	}
 	out, err := r.Target.Forward(segs)
+	if err == nil {
+		err = r.Target.Backend().Sync() // before the clock, and before anything is sampled from a failed pass
+	}
 	if err != nil {
 		return fmt.Errorf("target: %w", err)
 	}

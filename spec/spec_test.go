@@ -35,7 +35,7 @@ func target(t testing.TB, name string) *model.Model {
 	t.Helper()
 	b := cpu.New(cpu.Options{Threads: 2})
 	t.Cleanup(func() { b.Close() })
-	m, err := model.Open(open(t, name+"/model.gguf"), b, model.Options{})
+	m, err := model.Open(open(t, name+"/model.gguf"), testkit.NewDevice(t, b), model.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

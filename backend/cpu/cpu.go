@@ -94,6 +94,9 @@ func (b *Backend) Alloc(rows, cols int) backend.Tensor {
 	return backend.Tensor{Buf: buffer(m[skip : skip+n : skip+n]), Rows: rows, Cols: cols, Stride: cols}
 }
 
+// Free leaves the memory to the garbage collector.
+func (b *Backend) Free(backend.Tensor) {}
+
 // AllocInts returns n zeroed integers.
 func (b *Backend) AllocInts(n int) backend.Ints { return make(ints, n) }
 
@@ -105,6 +108,12 @@ func (b *Backend) Ints(v backend.Ints) []int32 { return v.(ints) }
 
 // BeginStep has nothing to record on a CPU.
 func (b *Backend) BeginStep(string) {}
+
+// EndStep has nothing to start: operations are done when they return.
+func (b *Backend) EndStep() {}
+
+// Sync has nothing to wait for.
+func (b *Backend) Sync() error { return nil }
 
 // f32 returns the memory of t from its first value on.
 func f32(t backend.Tensor) []float32 { return t.Buf.(buffer)[t.Off:] }

@@ -146,6 +146,7 @@ func (d *Drafter) forward(reqs []draft.Request, skip int) (*pass, error) {
 	b.Gather(p.final, x, d.pick)
 	b.RMSNorm(p.final, p.final, d.outNorm, d.eps)
 	b.MatMul(p.final, backend.Product{W: d.head, Y: p.logits})
+	b.EndStep()
 	batch.Done()
 	return p, nil
 }

@@ -359,6 +359,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) error {
 		at := d.mem.Place(y.cache)
 		b.KVWrite(d.mem.Pool(at.Group), at.Index, k, v, &batch.Plans[at.Group])
 	}
+	b.EndStep()
 	batch.Done()
 	for _, s := range segs {
 		if err := s.Seq.CommitAll(); err != nil {

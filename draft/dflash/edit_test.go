@@ -206,7 +206,7 @@ func openTarget(t testing.TB, name string) *model.Model {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	m, err := model.Open(f, b, model.Options{KVF32: true})
+	m, err := model.Open(f, testkit.NewDevice(t, b), model.Options{KVF32: true})
 	if err != nil {
 		t.Fatal(err)
 	}

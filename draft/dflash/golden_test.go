@@ -28,7 +28,7 @@ func openPair(t testing.TB, name string) (*model.Model, *Drafter) {
 		t.Cleanup(func() { f.Close() })
 		return f
 	}
-	m, err := model.Open(file(name+"/model.gguf"), b, model.Options{KVF32: true})
+	m, err := model.Open(file(name+"/model.gguf"), testkit.NewDevice(t, b), model.Options{KVF32: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,6 +44,7 @@ func (d *Drafter) best(p *pass, reqs []draft.Request, top int) []draft.Proposal 
 		b.Softcap(p.logits, d.softcap)
 	}
 	b.TopK(d.topIDs, d.topLogP.First(n), p.logits, top)
+	b.EndStep()
 	ids, logp := b.Ints(d.topIDs), b.Read(d.topLogP.First(n))
 	out := make([]draft.Proposal, len(reqs))
 	for r := range reqs {

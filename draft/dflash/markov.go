@@ -82,9 +82,11 @@ func (m *markov) walk(d *Drafter, p *pass, reqs []draft.Request) (sure []float32
 		b.MatMul(e, backend.Product{W: m.w2, Y: m.add.First(n)})
 		b.Add(logits, logits, m.add.First(n))
 		if end {
+			b.EndStep()
 			break
 		}
 		b.ArgMax(m.best, logits)
+		b.EndStep()
 		for j, id := range b.Ints(m.best)[:n] {
 			// Without a single number among its logits the guess is dropped; any token will do.
 			prev[j] = max(0, d.targetID(id))
@@ -97,6 +99,7 @@ func (m *markov) walk(d *Drafter, p *pass, reqs []draft.Request) (sure []float32
 	in := m.in.First(rows)
 	b.Copy(in.Columns(0, d.hidden), p.final)
 	b.MatMul(in, backend.Product{W: m.conf, Y: m.score.First(rows)})
+	b.EndStep()
 	for _, x := range b.Read(m.score.First(rows)) {
 		sure = append(sure, float32(1/(1+math.Exp(-float64(x+m.bias)))))
 	}

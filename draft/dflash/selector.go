@@ -55,6 +55,7 @@ func (d *Drafter) readSelector(l *nn.Loader) *selector {
 func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) []draft.Proposal {
 	b, rows := d.b, p.logits.Rows
 	s.reserve(d, rows, len(reqs))
+	b.BeginStep(fmt.Sprintf("top/%d", rows))
 	if d.logitScale != 1 {
 		b.Scale(p.logits, p.logits, d.logitScale)
 	}
@@ -63,6 +64,7 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) []dr
 	}
 	logp := d.topLogP.First(rows)
 	b.TopK(d.topIDs, logp, p.logits, s.top)
+	b.EndStep()
 	ids := make([]int32, rows*s.top)
 	for i, id := range b.Ints(d.topIDs)[:len(ids)] {
 		ids[i] = d.targetID(id)
@@ -82,6 +84,7 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) []dr
 	b.Embed(s.predE.First(len(ids)), s.pred, s.ids, 1)
 	b.Embed(s.lastE.First(len(reqs)), s.pred, s.last, 1)
 	b.MatMul(p.final, backend.Product{W: s.hidden, Y: s.gate.First(rows)})
+	b.EndStep()
 
 	w := selectorWalk{s: s, ids: ids, logp: b.Read(logp), gate: b.Read(s.gate.First(rows)),
 		succ: b.Read(s.sucE.First(len(ids))), pred: b.Read(s.predE.First(len(ids)))}
