@@ -38,16 +38,15 @@ func (b *Backend) ShortConv(dst, u backend.Tensor, w backend.Vector, d backend.D
 				at--
 			}
 		}
-		vec.ConvSilu(row(dst, r), wv, taps[:d.Kernel], c, min(c+part, d.ConvDim()))
+		end := min(c+part, d.ConvDim())
+		vec.ConvSilu(row(dst, r), wv, taps[:d.Kernel], c, end)
+		if !s.Prompt {
+			copy(row(s.TapeU, r-s.Row)[c:end], row(u, r)[c:end])
+		}
 	})
 	for i := range segs {
-		s := &segs[i]
-		if s.Prompt {
+		if s := &segs[i]; s.Prompt {
 			convShift(d, s, func(i int) []float32 { return row(u, s.Row+i) }, s.N)
-			continue
-		}
-		for r := range s.N {
-			copy(row(s.TapeU, r), row(u, s.Row+r))
 		}
 	}
 }
@@ -141,6 +140,11 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 		} else {
 			vec.DeltaRule(&v)
 		}
+		if !sg.Prompt { // for a later commit; the rest of the tape is still read by other heads
+			for r := range sg.N {
+				copy(row(sg.TapeD, r)[h*d.VDim:][:d.VDim], s.update[(h*n+sg.Row+r)*d.VDim:])
+			}
+		}
 	}
 	tasks := len(segs) * d.VHeads
 	if b.pool.n == 1 || tasks*d.VDim*d.KDim < 1<<13 {
@@ -156,12 +160,8 @@ func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend
 			continue
 		}
 		for r := range sg.N {
-			tk, td := row(sg.TapeK, r), row(sg.TapeD, r)
 			for h := range d.KHeads {
-				copy(tk[h*d.KDim:][:d.KDim], s.k[(h*n+sg.Row+r)*d.KDim:])
-			}
-			for h := range d.VHeads {
-				copy(td[h*d.VDim:][:d.VDim], s.update[(h*n+sg.Row+r)*d.VDim:])
+				copy(row(sg.TapeK, r)[h*d.KDim:][:d.KDim], s.k[(h*n+sg.Row+r)*d.KDim:])
 			}
 			copy(row(sg.TapeG, r), s.decay[(sg.Row+r)*d.VHeads:][:d.VHeads])
 		}

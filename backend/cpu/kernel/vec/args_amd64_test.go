@@ -11,6 +11,7 @@ import (
 func TestArgumentOffsets(t *testing.T) {
 	var m matArgs
 	var a accArgs
+	var d deltaToken
 	for _, c := range []struct {
 		name      string
 		got, want uintptr
@@ -26,6 +27,17 @@ func TestArgumentOffsets(t *testing.T) {
 		{"matArgs.alpha", unsafe.Offsetof(m.alpha), 64},
 		{"matArgs.add", unsafe.Offsetof(m.add), 68},
 		{"matArgs.adv", unsafe.Offsetof(m.adv), 72},
+		{"matArgs.tiles", unsafe.Offsetof(m.tiles), 80},
+		{"deltaToken.k", unsafe.Offsetof(d.k), 0},
+		{"deltaToken.q", unsafe.Offsetof(d.q), 24},
+		{"deltaToken.v", unsafe.Offsetof(d.v), 48},
+		{"deltaToken.d", unsafe.Offsetof(d.d), 72},
+		{"deltaToken.o", unsafe.Offsetof(d.o), 96},
+		{"deltaToken.g", unsafe.Offsetof(d.g), 120},
+		{"deltaToken.beta", unsafe.Offsetof(d.beta), 124},
+		{"deltaToken.scale", unsafe.Offsetof(d.scale), 128},
+		{"deltaToken.qk", unsafe.Offsetof(d.qk), 132},
+		{"size of deltaToken", unsafe.Sizeof(d), 136},
 		{"accArgs.v", unsafe.Offsetof(a.v), 0},
 		{"accArgs.stride", unsafe.Offsetof(a.stride), 8},
 		{"accArgs.n", unsafe.Offsetof(a.n), 16},

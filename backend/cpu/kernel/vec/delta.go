@@ -1,5 +1,7 @@
 package vec
 
+import "sync"
+
 // Delta describes one V head of a gated delta rule over a few tokens. All
 // strides are in elements and lead from one token to the next; the slices start
 // at the head's values of the first token.
@@ -11,9 +13,12 @@ package vec
 //
 // then the new ones:
 //
-//	d = Beta[t]*(V[t][v] - G[t]*(s.K[t])); s = s*G[t]; s = s + d*K[t]; O[t][v] = Scale*(s.Q[t])
+//	d = Beta[t]*(V[t][v] - G[t]*(s.K[t]))
+//	O[t][v] = Scale*(G[t]*(s.Q[t]) + d*(Q[t].K[t]))
+//	s = s*G[t]; s = s + d*K[t]
 //
-// d goes to DOut, the tape of these tokens. A later call with that tape as
+// O is the new state read with Q, computed from the old one, so that the state of the last token need
+// not be made. d goes to DOut, the tape of these tokens. A later call with that tape as
 // pending tokens moves the state by exactly the bits this call did.
 type Delta struct {
 	DK, DV int
@@ -71,73 +76,108 @@ func (a *Delta) check() {
 // deltaLanes is the number of values in a tile of the state.
 const deltaLanes = 32
 
+// deltaToken is a token of one head as the kernels see it, which know the offsets. A pending token has
+// no q.
+type deltaToken struct {
+	k, q, v, d, o      []float32
+	g, beta, scale, qk float32
+}
+
+// deltaHead is working memory for one head.
+type deltaHead struct {
+	toks []deltaToken
+	mem  []float32
+}
+
+var deltaHeads = sync.Pool{New: func() any { return new(deltaHead) }}
+
+// prepare lists the tokens of a, pending ones first, and makes room for a number of tiles.
+func (h *deltaHead) prepare(a *Delta, tiles int) {
+	if n := a.DV + tiles*deltaLanes*a.DK; cap(h.mem) < n {
+		h.mem = make([]float32, n)
+	}
+	h.mem = h.mem[:cap(h.mem)]
+	h.toks = h.toks[:0]
+	for t := range a.NPend {
+		h.toks = append(h.toks, deltaToken{k: a.PK[t*a.PKStride:][:a.DK], d: a.PD[t*a.PDStride:][:a.DV], g: a.PG[t*a.PGStride]})
+	}
+	for t := range a.N {
+		x := deltaToken{
+			k: a.K[t*a.QKStride:][:a.DK], q: a.Q[t*a.QKStride:][:a.DK], v: a.V[t*a.VStride:][:a.DV], d: h.mem[:a.DV], o: a.O[t*a.OStride:][:a.DV],
+			g: a.G[t*a.BGStride], beta: a.Beta[t*a.BGStride], scale: a.Scale,
+		}
+		if a.DOut != nil {
+			x.d = a.DOut[t*a.DStride:][:a.DV]
+		}
+		x.qk = Dot(x.q, x.k)
+		h.toks = append(h.toks, x)
+	}
+}
+
+// tile returns the i-th tile of the working memory.
+func (h *deltaHead) tile(a *Delta, i int) []float32 {
+	size := deltaLanes * a.DK
+	return h.mem[a.DV+i*size:][:size]
+}
+
+// done gives the memory back without keeping the caller's alive.
+func (h *deltaHead) done() {
+	clear(h.toks)
+	deltaHeads.Put(h)
+}
+
 // DeltaRule runs the recurrence for all values of one head.
 func DeltaRule(a *Delta) {
 	a.check()
-	b := getScratch(deltaLanes * (a.DK + 1))
-	defer scratch.Put(b)
+	if a.NPend+a.N == 0 {
+		return
+	}
+	h := deltaHeads.Get().(*deltaHead)
+	defer h.done()
+	h.prepare(a, 1)
+	store := a.Store > a.NPend
 	for v := 0; v < a.DV; v += deltaLanes {
-		deltaTile(a, v, *b)
+		w := min(deltaLanes, a.DV-v)
+		src := a.State[v*a.DK:][:w*a.DK]
+		dst := src
+		if !store {
+			dst = h.tile(a, 0)[:w*a.DK]
+		}
+		deltaChain(h.toks, src, dst, v, w, store)
 	}
 }
 
-// deltaTile runs the recurrence for the tile that starts at value v. tmp has room for a tile
-// and one row.
-func deltaTile(a *Delta, v int, tmp []float32) {
-	w := min(deltaLanes, a.DV-v)
-	tile := a.State[v*a.DK:][:w*a.DK]
-	for t := range a.NPend {
-		deltaReplay(tile, w, a.PK[t*a.PKStride:][:a.DK], a.PD[t*a.PDStride+v:][:w], a.PG[t*a.PGStride])
-	}
-	src := tile
-	for t := range a.N {
-		dst, d := tile, tmp[w*a.DK:][:w]
-		switch {
-		case a.Store > a.NPend:
-		case t == a.N-1:
-			dst = nil // nobody needs the state after the last uncommitted token
-		default:
-			dst = tmp[:w*a.DK]
-		}
-		if a.DOut != nil {
-			d = a.DOut[t*a.DStride+v:][:w]
-		}
-		deltaStep(src, dst, w, a.K[t*a.QKStride:][:a.DK], a.Q[t*a.QKStride:][:a.DK], a.V[t*a.VStride+v:][:w], d, a.O[t*a.OStride+v:][:w],
-			[3]float32{a.G[t*a.BGStride], a.Beta[t*a.BGStride], a.Scale})
-		src = dst
-	}
-}
-
-func deltaReplayGeneric(s []float32, w int, k, d []float32, g float32) {
-	for i, k := range k {
-		row := s[i*w:][:len(d)]
-		for j, d := range d {
-			row[j] = float32(row[j]*g) + float32(d*k)
-		}
-	}
-}
-
-func deltaStepGeneric(src, dst []float32, w int, k, q, v, d, o []float32, gbs [3]float32) {
-	var pred, out [deltaLanes]float32
-	for i, k := range k {
-		for j, s := range src[i*w:][:w] {
-			pred[j] += float32(k * s)
-		}
-	}
-	for j := range d {
-		d[j] = gbs[1] * (v[j] - float32(gbs[0]*pred[j]))
-	}
-	for i, k := range k {
-		for j, s := range src[i*w:][:w] {
-			s = float32(s*gbs[0]) + float32(d[j]*k)
-			if dst != nil {
-				dst[i*w+j] = s
+// deltaChainGeneric runs tokens on a tile, the w values from v on. Pending ones change src in place, new ones
+// write dst, which may be src; the last new one is applied only if last is set.
+func deltaChainGeneric(toks []deltaToken, src, dst []float32, v, w int, last bool) {
+	for i := range toks {
+		t := &toks[i]
+		d, to := t.d[v:][:w], src
+		if t.q != nil {
+			to = dst
+			var sk, sq [deltaLanes]float32
+			for i, k := range t.k {
+				q := t.q[i]
+				for j, s := range src[i*w:][:w] {
+					sk[j] += float32(k * s)
+					sq[j] += float32(q * s)
+				}
 			}
-			out[j] += float32(q[i] * s)
+			for j := range d {
+				d[j] = t.beta * (t.v[v+j] - float32(t.g*sk[j]))
+				t.o[v+j] = t.scale * (float32(t.g*sq[j]) + float32(d[j]*t.qk))
+			}
+			if i == len(toks)-1 && !last {
+				return
+			}
 		}
-	}
-	for j := range o {
-		o[j] = gbs[2] * out[j]
+		for i, k := range t.k {
+			from, row := src[i*w:][:w], to[i*w:][:w]
+			for j, d := range d {
+				row[j] = float32(from[j]*t.g) + float32(d*k)
+			}
+		}
+		src = to
 	}
 }
 
@@ -168,30 +208,26 @@ func DeltaTree(a *Delta, parent []int32) {
 			keep[p] = kept
 		}
 	}
-	size := deltaLanes * a.DK
-	b := getScratch(int(kept)*size + deltaLanes)
-	defer scratch.Put(b)
+	h := deltaHeads.Get().(*deltaHead)
+	defer h.done()
+	h.prepare(a, int(kept))
 	for v := 0; v < a.DV; v += deltaLanes {
 		w := min(deltaLanes, a.DV-v)
 		tile := a.State[v*a.DK:][:w*a.DK]
-		state := func(t int32) []float32 { return (*b)[int(keep[t]-1)*size:][:w*a.DK] }
-		for t := range a.NPend {
-			deltaReplay(tile, w, a.PK[t*a.PKStride:][:a.DK], a.PD[t*a.PDStride+v:][:w], a.PG[t*a.PGStride])
+		state := func(t int32) []float32 { return h.tile(a, int(keep[t]-1))[:w*a.DK] }
+		if a.NPend > 0 {
+			deltaChain(h.toks[:a.NPend], tile, tile, v, w, true)
 		}
 		for t := range n {
-			src, d := tile, (*b)[int(kept)*size:][:w]
+			src := tile
 			if p := parent[t]; p >= 0 {
 				src = state(p)
 			}
-			var dst []float32
+			dst := src
 			if keep[t] > 0 {
 				dst = state(int32(t))
 			}
-			if a.DOut != nil {
-				d = a.DOut[t*a.DStride+v:][:w]
-			}
-			deltaStep(src, dst, w, a.K[t*a.QKStride:][:a.DK], a.Q[t*a.QKStride:][:a.DK], a.V[t*a.VStride+v:][:w], d, a.O[t*a.OStride+v:][:w],
-				[3]float32{a.G[t*a.BGStride], a.Beta[t*a.BGStride], a.Scale})
+			deltaChain(h.toks[a.NPend+t:][:1], src, dst, v, w, keep[t] > 0)
 		}
 	}
 }

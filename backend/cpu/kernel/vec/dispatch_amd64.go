@@ -386,32 +386,21 @@ func conv4(l kernel.Level, dst, w *float32, t *[4]*float32, n int) {
 	}
 }
 
-func deltaReplay(s []float32, w int, k, d []float32, g float32) {
-	if w == deltaLanes && len(k)%4 == 0 { // as deltaStep, whose bits it must repeat
+func deltaChain(toks []deltaToken, src, dst []float32, v, w int, last bool) {
+	if dk := len(toks[0].k); w == deltaLanes && dk%4 == 0 {
+		t := (*byte)(unsafe.Pointer(&toks[0]))
 		switch kernel.Current() {
 		case kernel.AVX512:
-			deltaReplayAVX512(p(s), len(k), p(k), p(d), g)
+			deltaChainAVX512(t, len(toks), &src[0], &dst[0], dk, 4*v, last)
 			return
 		case kernel.AVX2:
-			deltaReplayAVX2(p(s), len(k), p(k), p(d), g)
+			const half = deltaLanes / 2
+			deltaChainAVX2(t, len(toks), &src[0], &dst[0], dk, 4*v, last)
+			deltaChainAVX2(t, len(toks), &src[half], &dst[half], dk, 4*(v+half), last)
 			return
 		}
 	}
-	deltaReplayGeneric(s, w, k, d, g)
-}
-
-func deltaStep(src, dst []float32, w int, k, q, v, d, o []float32, gbs [3]float32) {
-	if w == deltaLanes && len(k)%4 == 0 {
-		switch kernel.Current() {
-		case kernel.AVX512:
-			deltaStepAVX512(p(src), unsafe.SliceData(dst), len(k), p(k), p(q), p(v), p(d), p(o), &gbs)
-			return
-		case kernel.AVX2:
-			deltaStepAVX2(p(src), unsafe.SliceData(dst), len(k), p(k), p(q), p(v), p(d), p(o), &gbs)
-			return
-		}
-	}
-	deltaStepGeneric(src, dst, w, k, q, v, d, o, gbs)
+	deltaChainGeneric(toks, src, dst, v, w, last)
 }
 
 func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {

@@ -55,8 +55,8 @@ func TestGenerated(t *testing.T) {
 
 // features is what the levels of package kernel promise, in avo's spelling.
 var features = map[string]string{
-	"AVX2":   " SSE SSE2 AVX AVX2 FMA3 F16C MMX+ ",
-	"AVX512": " SSE SSE2 AVX AVX2 FMA3 F16C MMX+ BMI2 AVX512F AVX512BW AVX512DQ AVX512VL ",
+	"AVX2":   " SSE SSE2 AVX AVX2 FMA3 F16C MMX+ CMOV ",
+	"AVX512": " SSE SSE2 AVX AVX2 FMA3 F16C MMX+ CMOV BMI2 AVX512F AVX512BW AVX512DQ AVX512VL ",
 }
 
 // TestInstructionSets proves that no function needs more than its level has:

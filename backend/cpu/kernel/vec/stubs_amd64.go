@@ -224,15 +224,10 @@ func accumF16x3AVX2(a *byte)
 //go:noescape
 func accumF16OneAVX2(a *byte)
 
-// deltaReplayAVX2 applies one token of the tape to a tile of the state: s = s*decay + d*k. dk is at least 1.
+// deltaChainAVX2 runs n tokens on one tile of the state, or on half of it. n is at least 1, dk a multiple of 4.
 //
 //go:noescape
-func deltaReplayAVX2(s *float32, dk int, k *float32, d *float32, decay float32)
-
-// deltaStepAVX2 runs one token on a tile of the state: d = beta*(v - g*(s.k)), s' = s*g + d*k, o = scale*(s'.q). gbs holds g, beta and scale. s' goes to dst, which may be src, or nowhere if dst is nil. dk is a multiple of 4.
-//
-//go:noescape
-func deltaStepAVX2(src *float32, dst *float32, dk int, k *float32, q *float32, v *float32, d *float32, o *float32, gbs *[3]float32)
+func deltaChainAVX2(tok *byte, n int, src *float32, dst *float32, dk int, off int, last bool)
 
 // addAVX512 is dst = a + b.
 //
@@ -544,12 +539,7 @@ func accumF16x6AVX512(a *byte)
 //go:noescape
 func accumF16OneAVX512(a *byte)
 
-// deltaReplayAVX512 applies one token of the tape to a tile of the state: s = s*decay + d*k. dk is at least 1.
+// deltaChainAVX512 runs n tokens on one tile of the state, or on half of it. n is at least 1, dk a multiple of 4.
 //
 //go:noescape
-func deltaReplayAVX512(s *float32, dk int, k *float32, d *float32, decay float32)
-
-// deltaStepAVX512 runs one token on a tile of the state: d = beta*(v - g*(s.k)), s' = s*g + d*k, o = scale*(s'.q). gbs holds g, beta and scale. s' goes to dst, which may be src, or nowhere if dst is nil. dk is a multiple of 4.
-//
-//go:noescape
-func deltaStepAVX512(src *float32, dst *float32, dk int, k *float32, q *float32, v *float32, d *float32, o *float32, gbs *[3]float32)
+func deltaChainAVX512(tok *byte, n int, src *float32, dst *float32, dk int, off int, last bool)
