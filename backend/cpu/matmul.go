@@ -26,18 +26,18 @@ func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
 		macs += p.W.Rows() * p.W.Cols() * x.Rows
 		tiles += (p.W.Rows() + rowTile - 1) / rowTile
 	}
-	do := func(w, from, to int) {
+	do := func(w, from, to, ahead int) {
 		for _, p := range ps {
 			m := p.W.(*weight)
 			n := (m.rows + rowTile - 1) / rowTile
 			if from < n && to > 0 {
-				b.product(p.Y, m, 0, x, &b.acts, max(from, 0)*rowTile, min(to*rowTile, m.rows), w)
+				b.product(p.Y, m, 0, x, &b.acts, max(from, 0)*rowTile, min(to*rowTile, m.rows), ahead*rowTile, w)
 			}
-			from, to = from-n, to-n
+			from, to, ahead = from-n, to-n, ahead-n
 		}
 	}
 	if macs < inlineMACs {
-		do(0, 0, tiles)
+		do(0, 0, tiles, tiles)
 		return
 	}
 	b.pool.split(tiles, do)
@@ -80,8 +80,9 @@ func (b *Backend) share(n, size int, fn func(from, to int)) {
 	b.pool.each(parts, func(_, t int) { fn(t*n/parts, (t+1)*n/parts) })
 }
 
-// product computes rows [r0, r1) of y = W[e] x. a holds x rounded, for quantised weights.
-func (b *Backend) product(y backend.Tensor, m *weight, e int, x backend.Tensor, a *qmat.Acts, r0, r1, worker int) {
+// product computes rows [r0, r1) of y = W[e] x. a holds x rounded, for quantised weights. The worker will
+// probably go on with the rows up to ahead.
+func (b *Backend) product(y backend.Tensor, m *weight, e int, x backend.Tensor, a *qmat.Acts, r0, r1, ahead, worker int) {
 	out := f32(y)
 	n := x.Rows
 	if isFloat(m.typ) {
@@ -89,7 +90,7 @@ func (b *Backend) product(y backend.Tensor, m *weight, e int, x backend.Tensor, 
 	} else {
 		q := m.matrix(e)
 		n = a.N()
-		q.Mul(out, y.Stride, a, r0, r1, b.workers[worker].mul)
+		q.Mul(out, y.Stride, a, r0, r1, ahead, b.workers[worker].mul)
 	}
 	if s := m.scaleOf(e); s != 1 {
 		for c := range n {

@@ -105,7 +105,7 @@ func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps 
 			in := backend.Tensor{Buf: buffer(s.in), Off: from * x.Cols, Rows: to - from, Cols: x.Cols, Stride: x.Cols}
 			out := backend.Tensor{Buf: buffer(s.out), Off: from * m.rows, Rows: to - from, Cols: m.rows, Stride: m.rows}
 			r0 := t % parts * chunk
-			b.product(out, m, e, in, &s.acts[i], r0, min(r0+chunk, m.rows), w)
+			b.product(out, m, e, in, &s.acts[i], r0, min(r0+chunk, m.rows), 0, w)
 		})
 		b.rowsOf(n, m.rows, func(i int) {
 			copy(row(p.Y, int(s.order[i])), s.out[i*m.rows:][:m.rows])

@@ -44,25 +44,26 @@ type span struct {
 
 func (s *span) set(lo, hi int) { s.v.Store(uint64(lo)<<32 | uint64(hi)) }
 
-// take removes a part of the range: a quarter from the front, or half from the back.
-func (s *span) take(front bool) (lo, hi int) {
+// take removes a part of the range: a quarter from the front, or half from the back. end is where the
+// owner's range ends now.
+func (s *span) take(front bool) (lo, hi, end int) {
 	for {
 		v := s.v.Load()
 		lo, hi := int(v>>32), int(v&0xffffffff)
 		n := hi - lo
 		if n <= 0 {
-			return 0, 0
+			return 0, 0, 0
 		}
 		if front {
 			n = (n + 3) / 4
 			if s.v.CompareAndSwap(v, uint64(lo+n)<<32|uint64(hi)) {
-				return lo, lo + n
+				return lo, lo + n, hi
 			}
 			continue
 		}
 		n = (n + 1) / 2
 		if s.v.CompareAndSwap(v, uint64(lo)<<32|uint64(hi-n)) {
-			return hi - n, hi
+			return hi - n, hi, hi
 		}
 	}
 }
@@ -194,23 +195,24 @@ func (p *pool) each(n int, fn func(worker, task int)) {
 }
 
 // split shares items [0, n) so that each worker goes through one range in order, which keeps the
-// processor's prefetching useful. Whoever finishes early takes from the end of another's range.
-func (p *pool) split(n int, fn func(worker, from, to int)) {
+// processor's prefetching useful. Whoever finishes early takes from the end of another's range. The
+// worker will probably go on from item to to item ahead.
+func (p *pool) split(n int, fn func(worker, from, to, ahead int)) {
 	if p.n == 1 || n == 1 {
-		fn(0, 0, n)
+		fn(0, 0, n, n)
 		return
 	}
 	for w := range p.n {
 		p.spans[w].set(n*w/p.n, n*(w+1)/p.n)
 	}
 	p.run(func(w int) {
-		for lo, hi := p.spans[w].take(true); lo < hi; lo, hi = p.spans[w].take(true) {
-			fn(w, lo, hi)
+		for lo, hi, end := p.spans[w].take(true); lo < hi; lo, hi, end = p.spans[w].take(true) {
+			fn(w, lo, hi, end)
 		}
 		for i := 1; i < p.n; i++ {
 			v := &p.spans[(w+i)%p.n]
-			for lo, hi := v.take(false); lo < hi; lo, hi = v.take(false) {
-				fn(w, lo, hi)
+			for lo, hi, end := v.take(false); lo < hi; lo, hi, end = v.take(false) {
+				fn(w, lo, hi, end)
 			}
 		}
 	})

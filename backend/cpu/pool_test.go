@@ -17,7 +17,10 @@ func TestPoolCoversEverything(t *testing.T) {
 			}
 			for _, n := range []int{1, 2, 3, 16, 97, 1000} {
 				done := make([]atomic.Int32, n)
-				p.split(n, func(_, from, to int) {
+				p.split(n, func(_, from, to, ahead int) {
+					if ahead < to || ahead > n {
+						t.Errorf("range up to %d goes on to %d of %d", to, ahead, n)
+					}
 					for i := from; i < to; i++ {
 						done[i].Add(1)
 					}

@@ -50,7 +50,7 @@ func TestAccuracy(t *testing.T) {
 				want[i] = float32(sum)
 			}
 			y := make([]float32, n*rows)
-			m.Mul(y, rows, pack(x, n, k), 0, rows, NewScratch())
+			m.Mul(y, rows, pack(x, n, k), 0, rows, rows, NewScratch())
 			got := testkit.RelL2(y, want)
 			t.Logf("%v, %s: %.2f %%", typ, in.name, 100*got)
 			if !(got <= in.bound) {

@@ -116,27 +116,27 @@ func aligned(n, to int) []byte {
 	return b[o : o+n : o+n]
 }
 
-func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) bool {
+func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) bool {
 	if kernel.Current() != kernel.AVX512 {
-		m.mulAVX2(f, y, ys, x, r0, r1, s)
+		m.mulAVX2(f, y, ys, x, r0, r1, ahead, s)
 		return true
 	}
 	k := &kernels512[m.Type]
 	if x.n <= len(k.fused) {
-		m.mulFused(f, k.fused[x.n-1], y, ys, x, r0, r1, s)
+		m.mulFused(f, k.fused[x.n-1], y, ys, x, r0, r1, ahead, s)
 	} else {
-		m.mulPanels(f, k, &micro512[f.kind], y, ys, x, r0, r1, s)
+		m.mulPanels(f, k, &micro512[f.kind], y, ys, x, r0, r1, ahead, s)
 	}
 	return true
 }
 
 // rows returns the address of n rows from row r on and where to prefetch meanwhile: the
-// rows behind them, or these same rows when the range ends there. What follows the range
+// rows behind them, or these same rows when the worker's part ends there. What follows
 // belongs to another worker, and fetching it too would waste memory bandwidth. Rows that the
 // matrix does not have are zero.
-func (m *Matrix) rows(r, n, r1, stride int, s *Scratch) (w *byte, next uintptr) {
+func (m *Matrix) rows(r, n, ahead, stride int, s *Scratch) (w *byte, next uintptr) {
 	next = uintptr(unsafe.Pointer(&m.Data[r*stride]))
-	if r+n < r1 {
+	if r+n < ahead {
 		next += uintptr(n * stride)
 	}
 	if r+n <= m.Rows {
@@ -148,12 +148,12 @@ func (m *Matrix) rows(r, n, r1, stride int, s *Scratch) (w *byte, next uintptr) 
 }
 
 // mulFused is for few columns: 16 rows at a time, codes stay in registers.
-func (m *Matrix) mulFused(f *format, fn fusedFunc, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) {
+func (m *Matrix) mulFused(f *format, fn fusedFunc, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) {
 	stride := m.K / f.len * f.bytes
 	last := (m.K - (x.blocks-1)*blockLen) / 32
 	xp := (*byte)(unsafe.Pointer(&x.data[0]))
 	for r := r0; r < r1; r += Panel {
-		w, next := m.rows(r, Panel, r1, stride, s)
+		w, next := m.rows(r, Panel, ahead, stride, s)
 		if r+Panel <= r1 {
 			fn(&s.panels[0], w, stride, x.blocks, last, xp, x.n*recBytes, next, &y[r], 4*ys)
 			continue
@@ -177,26 +177,26 @@ func columns(n, k int) int {
 }
 
 // mulPanels decodes two panels of 16 rows x 256 values and multiplies them by all columns.
-func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) {
+func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) {
 	step := columns(x.n, m.K)
 	s.acc = grow(s.acc, step*pair)
 	for c := 0; c < x.n; c += step {
 		for r := r0; r < r1; r += pair {
-			m.mulPair(f, k, micro, y[c*ys:], ys, x, c, min(step, x.n-c), r, min(r1, r+pair), r1, s)
+			m.mulPair(f, k, micro, y[c*ys:], ys, x, c, min(step, x.n-c), r, min(r1, r+pair), ahead, s)
 		}
 	}
 }
 
 // mulPair computes rows [r0, r1), at most two panels, for n columns from c0 on. y starts at
-// column c0; the range of the caller goes on to row end.
-func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, c0, n, r0, r1, end int, s *Scratch) {
+// column c0.
+func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, c0, n, r0, r1, ahead int, s *Scratch) {
 	stride := m.K / f.len * f.bytes
 	bb := blockLen / f.len * f.bytes
 	tiles := (n + maxTile - 1) / maxTile
 	small, big := n/tiles, n%tiles // big tiles have one column more
 	np := (r1 - r0 + Panel - 1) / Panel
 	decodeAhead, tileAhead := plan(np*Panel*bb, np, tiles)
-	w, next := m.rows(r0, np*Panel, end, stride, s)
+	w, next := m.rows(r0, np*Panel, ahead, stride, s)
 	for b := range x.blocks {
 		values := min(blockLen, m.K-b*blockLen)
 		pf := next + uintptr(b*np*Panel*bb)
@@ -237,7 +237,7 @@ func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []f
 const tileAVX2 = 24
 
 // mulAVX2 decodes one panel of 16 rows x 256 values and multiplies it by all columns.
-func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) {
+func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) {
 	k := &kernelsAVX2[m.Type]
 	micro := k.micro
 	if hasVNNI {
@@ -253,7 +253,7 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1 int, s 
 	// push each other out of the cache.
 	s.acc = grow(s.acc, x.n*Panel)
 	for r := r0; r < r1; r += Panel {
-		w, next := m.rows(r, Panel, r1, stride, s)
+		w, next := m.rows(r, Panel, ahead, stride, s)
 		clear(s.acc)
 		for b := range x.blocks {
 			values := min(blockLen, m.K-b*blockLen)

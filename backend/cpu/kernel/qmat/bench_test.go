@@ -45,7 +45,7 @@ func BenchmarkMul(b *testing.B) {
 					b.SetBytes(int64(size))
 					i := 0
 					for b.Loop() {
-						ms[i].Mul(y, rows, a, 0, rows, s)
+						ms[i].Mul(y, rows, a, 0, rows, rows, s)
 						i = (i + 1) % len(ms)
 					}
 					b.ReportMetric(float64(rows)*k*float64(n)*float64(b.N)/float64(b.Elapsed().Nanoseconds()), "GMAC/s")

@@ -39,7 +39,7 @@ func TestGuard(t *testing.T) {
 					m.mulGeneric(formatOf(typ), want, rows, pack(x, n, k), 0, rows)
 					eachLevel(t, func(t *testing.T) {
 						y := make([]float32, n*rows)
-						m.Mul(y, rows, pack(x, n, k), 0, rows, NewScratch())
+						m.Mul(y, rows, pack(x, n, k), 0, rows, rows, NewScratch())
 						equal(t, typ.String(), y, want)
 					})
 				}

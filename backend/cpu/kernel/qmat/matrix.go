@@ -40,8 +40,9 @@ func (m *Matrix) Validate() error {
 
 // Mul computes y[c*ys+r] = W[r,:] . x[c] for rows [r0, r1) and every column c of x. r0 is
 // a multiple of [Panel], r1 too or m.Rows. x has m.K values per column. s belongs to the
-// calling worker. Ranges of the same product may run at the same time.
-func (m *Matrix) Mul(y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) {
+// calling worker, which will probably go on with the rows from r1 to ahead: their first weights are
+// prefetched, nothing beyond. Ranges of the same product may run at the same time.
+func (m *Matrix) Mul(y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) {
 	if r0 >= r1 || x.n == 0 {
 		return
 	}
@@ -56,7 +57,7 @@ func (m *Matrix) Mul(y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) {
 		return
 	}
 	f := formatOf(m.Type)
-	if kernel.Current() != kernel.Generic && m.mulAsm(f, y, ys, x, r0, r1, s) {
+	if kernel.Current() != kernel.Generic && m.mulAsm(f, y, ys, x, r0, r1, min(max(r1, ahead), m.Rows), s) {
 		return
 	}
 	m.mulGeneric(f, y, ys, x, r0, r1)

@@ -8,7 +8,7 @@ type Scratch struct{}
 // NewScratch returns working memory that grows as needed.
 func NewScratch() *Scratch { return new(Scratch) }
 
-func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1 int, s *Scratch) bool {
+func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) bool {
 	return false
 }
 

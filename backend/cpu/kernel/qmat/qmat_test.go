@@ -133,7 +133,7 @@ func TestReference(t *testing.T) {
 		}
 		x := pack(gauss(n*k, rng), n, k)
 		y := make([]float32, n*rows)
-		m.Mul(y, rows, x, 0, rows, NewScratch())
+		m.Mul(y, rows, x, 0, rows, rows, NewScratch())
 		for c := range n {
 			for r := range rows {
 				var want, norm float64
@@ -177,7 +177,7 @@ func TestMatrix(t *testing.T) {
 					s := NewScratch()
 					for _, n := range ns {
 						y := make([]float32, n*rows)
-						m.Mul(y, rows, pack(x[:n*k], n, k), 0, rows, s)
+						m.Mul(y, rows, pack(x[:n*k], n, k), 0, rows, rows, s)
 						equal(t, fmt.Sprintf("%v K=%d rows=%d n=%d", typ, k, rows, n), y, want[:n*rows])
 					}
 				})
@@ -205,7 +205,7 @@ func TestSplit(t *testing.T) {
 				}
 				var wg sync.WaitGroup
 				for _, r := range [][2]int{{0, 16}, {16, 48}, {48, 64}, {64, 83}} {
-					wg.Go(func() { m.Mul(y, ys, a, r[0], r[1], NewScratch()) })
+					wg.Go(func() { m.Mul(y, ys, a, r[0], r[1], r[1], NewScratch()) })
 				}
 				wg.Wait()
 				for c := range n {
@@ -337,7 +337,7 @@ func TestNotFinite(t *testing.T) {
 				a.Reset(len(cols), k)
 				a.Pack(&q, cols, 0, a.Blocks())
 				y := make([]float32, len(cols)*rows)
-				m.Mul(y, rows, &a, 0, rows, NewScratch())
+				m.Mul(y, rows, &a, 0, rows, rows, NewScratch())
 				for i, c := range cols {
 					if c != 2 && c != 5 {
 						equal(t, typ.String(), y[i*rows:][:rows], want[int(c)*rows:][:rows])
