@@ -19,9 +19,7 @@ type deltaScratch struct {
 // ShortConv computes silu of the causal depthwise convolution along each row's ancestors.
 func (b *Backend) ShortConv(dst, u backend.Tensor, w backend.Vector, d backend.DeltaDims, segs []backend.DeltaSeg) {
 	wv := values(w)
-	for i := range segs {
-		convCommit(d, &segs[i])
-	}
+	b.rowsOf(len(segs), (d.Kernel-1)*d.ConvDim(), func(i int) { convCommit(d, &segs[i]) })
 	const part = 1024
 	parts := (d.ConvDim() + part - 1) / part
 	b.rowsOf(u.Rows*parts, 8*part, func(t int) {
