@@ -32,7 +32,7 @@ def arguments(argv=None):
     ap.add_argument("--starts", nargs="+", help="token files whose documents' first tokens are the prompts at document starts")
     ap.add_argument("--dev", help="token file of held-out documents; accepted length on it is printed while training")
     ap.add_argument("--out", default="run")
-    ap.add_argument("--init", help="drafter folder to start from")
+    ap.add_argument("--init", help="drafter to start from, folder or GGUF file")
     ap.add_argument("--minutes", type=float, default=15, help="length of the schedule, start-up included, over all slices")
     ap.add_argument("--steps", type=int, default=0, help="length of the schedule in steps instead")
     ap.add_argument("--slice", type=float, default=1e9, help="minutes for this process")
@@ -116,6 +116,7 @@ class Walkers:
         self.pool, self.n, self.walk = pool, n, walk
         self.hi = pool.T - n
         R = pool.R
+        assert pool.sl.max() <= self.hi, "rows are too short for a prompt, sampled text and a block"
         self.at = self.anywhere(torch.arange(R, device=pool.dev), A)
         if walk:
             self.at[:, 0] = pool.sl
@@ -346,10 +347,17 @@ class Trainer:
         return s["elapsed"]
 
     def export(self, folder, weights=None):
+        """weights trained with 4-bit rounding are written rounded, in float32: a quantiser then finds the very grid they
+        were trained for instead of one of its own"""
         d = Drafter(self.draft.c)
         d.load_state_dict({k: v.cpu() for k, v in (weights or self.weights()).items()})
+        if self.master is not None:
+            with torch.no_grad():
+                for p in d.parameters():
+                    if p.dim() == 2 and p.numel() % 256 == 0:
+                        p.copy_(fake_q4k(p))
         tok = self.a.tokenizer or (self.a.target if os.path.isdir(self.a.target) else None)
-        save_hf(d, folder, tok, self.a.eos)
+        save_hf(d, folder, tok, self.a.eos, torch.bfloat16 if self.master is None else torch.float32)
 
 
 def copy_all(dst, src):

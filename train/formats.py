@@ -314,6 +314,7 @@ def save_hf(model, folder, tokenizer=None, eos=None, dtype=torch.bfloat16):
     os.makedirs(folder, exist_ok=True)
     write_safetensors(os.path.join(folder, "model.safetensors"), {k: v.to(dtype) for k, v in model.state_dict().items()})
     cfg = (draft_config_json if isinstance(model, Drafter) else target_config_json)(model.c, eos)
+    cfg["dtype"] = cfg["torch_dtype"] = str(dtype)[6:]
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(cfg, f, indent=1)
     with open(os.path.join(folder, "generation_config.json"), "w") as f:

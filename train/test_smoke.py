@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import drafter as drafter_step
 import target as target_step
 from common import Corpus, load_tokens, log
-from evaluate import accepted_length
+from evaluate import accepted_length, passes_on
 from formats import load_drafter, load_target, read_safetensors, write_safetensors
 from generate import Pool
 from model import *
@@ -142,10 +142,11 @@ def test_arch(arch, tmp):
     test_draft_mask(m, d)
     prompts = [list(map(int, phrases(40, k)[:n])) for k, n in ((1, 24), (1, 12), (2, 8), (3, 20))]
     for block in (8, 4):
-        r, _ = accepted_length(m, d, prompts, 40, EOS, block)
+        r, text = accepted_length(m, d, prompts, 40, EOS, block)
         log(f"  block {block}: {r['tokens_per_step']:.2f} tokens per target step, {r['tokens_per_pass']:.2f} per pass")
         assert r["identical"] == 4, "speculative and plain greedy text differ"
         assert r["tokens_per_step"] > 1.2
+        assert [len(g) for g in passes_on(m, d, prompts, text.tolist(), block)] == [p["passes"] for p in r["per_prompt"]], "passes for a given text"
 
 
 def test_tokens(tmp):
