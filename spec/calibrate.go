@@ -22,7 +22,7 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 			err = r.Target.Backend().Sync()
 		}
 		if err == nil {
-			r.costs.chain.learn(rows, r.clock().Sub(begin))
+			r.costs.learn(&plan{rows: rows, base: 1}, r.clock().Sub(begin))
 		}
 		return out, err
 	}
@@ -32,6 +32,17 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 	}
 	if r.Drafter == nil {
 		return nil
+	}
+	for range plainSamples - 1 { // the unit of all other costs
+		if err := seq.Commit(nil); err != nil {
+			return err
+		}
+		if r.clock().Sub(start) > budget {
+			return nil
+		}
+		if out, err = pass(1); err != nil {
+			return err
+		}
 	}
 	ctx := r.Drafter.NewSeq()
 	defer ctx.Close()
@@ -56,7 +67,7 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 			if _, err := r.Drafter.Draft([]draft.Request{{Seq: ctx, Last: tokens[0], N: n}}, candidates); err != nil {
 				return err
 			}
-			r.costs.draft.learn(n, r.clock().Sub(begin))
+			r.costs.draft.learn(n, r.clock().Sub(begin).Seconds()/r.costs.load)
 		}
 	}
 	return nil

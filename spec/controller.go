@@ -2,189 +2,287 @@ package spec
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
-// The controller answers two questions each round: whether to ask the drafter at all, and how many
-// of the guesses to verify. Both follow from measured costs and calibrated probabilities:
-// the choice is the one with the most expected tokens per second. A ledger of time lost against
-// plain decoding bounds what a bad drafter can cost.
+// The controller answers three questions each round: whether to ask the drafter, for how long a block,
+// and how many of its guesses to verify. The answers follow from measured costs and calibrated
+// probabilities: the choice is the one with the most expected tokens per second. Both may be wrong, so
+// a ledger of what drafting really yielded bounds what they can cost.
 
 // costs is what passes took on this machine, by rows. Streams share it.
+//
+// Times are counted in what a plain pass took at the time. What slows the machine down for a while slows all
+// passes alike, so the tables, on which decisions rest, stay comparable although their entries were
+// measured at different times.
 type costs struct {
-	chain, tree table // target passes
-	draft       table // drafter passes, by guesses per stream times streams
-	sinceOne    int   // passes since plain decoding was last measured
-	refresh     int   // how many of them may go by
-	largest     int   // rows of the largest pass so far that was not a prompt
-	// load is how much slower passes are now than the tables say. What slows the machine down for a
-	// while slows all sizes alike, so samples are divided by it: the tables, on which decisions
-	// rest, stay comparable although their entries were measured at different times.
-	load float64
+	chain, tree table   // target passes
+	draft       table   // drafter passes, by guesses per stream times streams
+	load        float64 // seconds of a plain pass, lately
+	plains      window  // what it is the median of
+	recent      window  // how much longer than expected passes took
+	sinceOne    int     // passes since plain decoding was last measured
+	largest     int     // rows of the largest pass so far that was not a prompt
 }
 
-// normal divides a sample by the current load, which it updates. The load forgets: a change that lasts
-// belongs into the tables, and without that the two could drift apart together.
-func (c *costs) normal(t *table, n int, d time.Duration) time.Duration {
-	if c.load == 0 {
-		c.load = 1
+// window is the last few samples. Their median is close even if some of them were disturbed.
+type window []float64
+
+func (w *window) add(x float64, most int) {
+	if len(*w) == most {
+		*w = append((*w)[:0], (*w)[1:]...)
 	}
-	if t.known(n) && t.seen[n] > 2 {
-		ratio := min(max(d.Seconds()/t.mean[n], 0.25), 4)
-		c.load += 0.15*(ratio-c.load) + 0.03*(1-c.load)
+	*w = append(*w, x)
+}
+
+func (w window) median() float64 {
+	s := slices.Sorted(slices.Values(w))
+	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
+}
+
+// plainSamples is how many plain passes must agree before anything is compared with them.
+const plainSamples = 3
+
+// agree reports whether there are enough samples that differ little.
+func (w window) agree() bool {
+	if len(w) < plainSamples {
+		return false
 	}
-	return time.Duration(float64(d) / c.load)
+	s := slices.Sorted(slices.Values(w))
+	return s[plainSamples-1] < 1.5*s[0]
 }
 
 // table is time by size, learnt from noisy samples.
 type table struct {
-	mean []float64 // seconds; 0 where nothing was measured
-	seen []int
+	sizes []cost
+	now   int // samples so far
 }
 
-// learn adds a sample. What disturbs one (a busy machine, memory touched for the first time) mostly adds
-// time, so of the first few the fastest counts; later ones are averaged, within bounds.
-func (t *table) learn(n int, d time.Duration) {
-	for len(t.mean) <= n {
-		t.mean, t.seen = append(t.mean, 0), append(t.seen, 0)
-	}
-	x, m := d.Seconds(), t.mean[n]
-	t.seen[n]++
-	switch {
-	case m == 0:
-		m = x
-	case t.seen[n] <= 3:
-		m = min(m, x)
-	default:
-		m += 0.15 * (min(max(x, m/2), 2*m) - m)
-	}
-	t.mean[n] = m
+// cost is what is known of one size.
+type cost struct {
+	typical float64    // median time
+	seen    int        // samples
+	first   [5]float64 // of them
+	sure    bool       // typical is no accident
+	last    int        // when it was measured
 }
+
+// learn adds a sample. What disturbs a pass mostly makes it slower, so a size that seems dear, compared with others,
+// is not sure before three samples say so. After the first few, the median is followed by small steps.
+func (t *table) learn(n int, x float64) {
+	for len(t.sizes) <= n {
+		t.sizes = append(t.sizes, cost{})
+	}
+	c := &t.sizes[n]
+	if t.doubted(n) && x < c.typical/dear {
+		*c = cost{}
+	}
+	t.now++
+	c.last = t.now
+	c.seen++
+	if c.seen > len(c.first) {
+		c.typical *= min(max(1+(x/c.typical-1)/16, 1-maxStep), 1+maxStep)
+		return
+	}
+	c.first[c.seen-1] = x
+	s := c.first
+	slices.Sort(s[:c.seen])
+	c.typical = s[(c.seen-1)/2]
+	c.sure = false
+	g := dear * t.guess(n)
+	c.sure = n == 1 && x == 1 || c.typical <= g || c.seen >= 3 && s[0] > g || c.seen == len(c.first)
+}
+
+const (
+	dear    = 1.3
+	maxStep = 0.1 / 16
+)
 
 // at estimates the time of size n: measured, between its measured neighbours, or beyond them by their
-// slope. A single sample may be an accident, so it only counts when it is no dearer than
-// smaller sizes, measured more often, suggest.
+// slope.
 func (t *table) at(n int) float64 {
-	if t.known(n) {
-		m := t.mean[n]
-		if t.seen[n] == 1 {
-			if near, less := t.below(n, 2); less > 0 {
-				m = min(m, t.beyond(less, near, n))
-			}
-		}
-		// More rows never take less time.
-		for i := n + 1; i < len(t.mean); i++ {
-			if t.seen[i] > 1 {
-				m = min(m, t.mean[i])
-			}
-		}
-		return m
+	g := t.guess(n)
+	if !t.sure(n) {
+		return g
 	}
-	near, less := t.below(n, 1)
-	above := n + 1
-	for above < len(t.mean) && t.mean[above] == 0 {
-		above++
+	c := &t.sizes[n]
+	switch {
+	case t.doubted(n):
+		return min(c.typical, g)
+	case c.seen >= 8 || n == 1:
+		return c.typical
+	}
+	return (c.typical*float64(c.seen) + 2*g) / float64(c.seen+2)
+}
+
+// paid is what a pass of size n that was made has cost, with less hope.
+func (t *table) paid(n int) float64 {
+	if !t.known(n) || t.sure(n) {
+		return t.at(n)
+	}
+	return min(t.sizes[n].typical, 2*t.guess(n))
+}
+
+// guess estimates the time of size n from others.
+func (t *table) guess(n int) float64 {
+	good := t.sure
+	first, near := t.below(n, good)
+	above := t.above(n, good)
+	if near == 0 && above == 0 {
+		good = t.known
+		first, near = t.below(n, good)
+		above = t.above(n, good)
 	}
 	switch {
-	case near == 0 && above >= len(t.mean):
-		return 0
+	case near == 0 && above == 0:
+		return 1
 	case near == 0:
-		return t.mean[above] * float64(n+6) / float64(above+6)
-	case above < len(t.mean):
+		return t.sizes[above].typical * float64(n+6) / float64(above+6)
+	case above > 0:
 		f := float64(n-near) / float64(above-near)
-		return t.at(near) + f*max(0, t.at(above)-t.at(near))
+		return t.sizes[near].typical + f*max(0, t.sizes[above].typical-t.sizes[near].typical)
 	}
-	return t.beyond(less, near, n)
+	// Without a second size, each further row is guessed to cost a seventh of the first.
+	slope := t.sizes[near].typical / float64(near+6)
+	if first < near {
+		slope = max(0, t.sizes[near].typical-t.sizes[first].typical) / float64(near-first)
+	}
+	return t.sizes[near].typical + slope*float64(n-near)
 }
 
-// below returns the two largest sizes under n that were measured so often, 0 where there is none.
-func (t *table) below(n, often int) (near, less int) {
-	for i := min(n, len(t.mean)) - 1; i > 0; i-- {
-		switch {
-		case t.seen[i] < often:
-		case near == 0:
+// below returns the smallest and the largest measured size under n, 0 if there is none.
+func (t *table) below(n int, good func(int) bool) (first, near int) {
+	for i := 1; i < min(n, len(t.sizes)); i++ {
+		if good(i) {
+			if first == 0 {
+				first = i
+			}
 			near = i
-		default:
-			return near, i
 		}
 	}
-	return near, 0
+	return first, near
 }
 
-// beyond extrapolates from two sizes to a larger one. Without the smaller of them (0), each further row is
-// guessed to cost a seventh of the first.
-func (t *table) beyond(less, near, n int) float64 {
-	slope := t.mean[near] / float64(near+6)
-	if less > 0 {
-		slope = max(0, t.mean[near]-t.mean[less]) / float64(near-less)
+// above returns the smallest measured size over n, 0 where there is none.
+func (t *table) above(n int, good func(int) bool) int {
+	for i := n + 1; i < len(t.sizes); i++ {
+		if good(i) {
+			return i
+		}
 	}
-	return t.mean[near] + slope*float64(n-near)
+	return 0
 }
 
-// doubtful reports that a size was measured just once.
-func (t *table) doubtful(n int) bool { return n < len(t.seen) && t.seen[n] == 1 }
+func (t *table) any() bool        { return len(t.sizes) > 0 }
+func (t *table) known(n int) bool { return n < len(t.sizes) && t.sizes[n].seen > 0 }
+func (t *table) sure(n int) bool  { return t.known(n) && t.sizes[n].sure }
 
-func (t *table) known(n int) bool { return n < len(t.mean) && t.mean[n] > 0 }
+// doubted reports that a size was measured a few times long ago.
+func (t *table) doubted(n int) bool {
+	return t.known(n) && t.now-t.sizes[n].last > 32*t.sizes[n].seen*t.sizes[n].seen
+}
 
 // plain is the time of one token without drafting, 0 if unknown.
 func (c *costs) plain() time.Duration {
-	return time.Duration(c.chain.at(1) * max(c.load, 1e-9) * float64(time.Second))
+	return time.Duration(c.chain.at(1) * c.load * float64(time.Second))
+}
+
+// passes is the table that a kind of pass is measured in.
+func (c *costs) passes(tree bool) *table {
+	if tree && c.tree.any() {
+		return &c.tree
+	}
+	return &c.chain
 }
 
 // verify is the expected time of a pass.
-func (c *costs) verify(rows int, tree bool) float64 {
-	if tree && c.tree.any() {
-		return c.tree.at(rows)
-	}
-	return c.chain.at(rows)
-}
+func (c *costs) verify(rows int, tree bool) float64 { return c.passes(tree).at(rows) }
 
-func (t *table) any() bool { return len(t.mean) > 0 }
-
-func (c *costs) learn(p *plan, d time.Duration) {
-	t := &c.chain
+// learn adds what the passes of a step took.
+func (c *costs) learn(p *plan, took time.Duration) {
+	t, d := &c.chain, took.Seconds()
 	if p.tree {
 		t = &c.tree
 	}
-	t.learn(p.rows, c.normal(t, p.rows, d))
-	if p.drafts > 0 {
-		c.draft.learn(p.drafts, time.Duration(float64(p.draft)/c.load))
-	}
 	c.sinceOne++
-	if p.rows == 1 {
-		c.sinceOne, c.refresh = 0, min(max(2*c.refresh, firstRefresh), lastRefresh)
+	if p.prompt == 0 && t.sure(p.rows) {
+		// When all passes take longer, or less long, the machine has changed.
+		c.recent.add(d/c.load/t.sizes[p.rows].typical, 9)
+		if m := c.recent.median(); len(c.recent) == 9 && (m > 1.5 || m < 1/1.5) {
+			c.plains, c.recent = nil, nil
+		}
 	}
-	if p.prompt == 0 {
+	if p.rows == p.base && p.prompt == 0 { // plain
+		rows := 1.0
+		if p.rows > 1 && c.chain.at(p.rows) > 0 {
+			rows = c.chain.at(p.rows)
+		}
+		c.plains.add(d/rows, 32)
+		c.load = c.plains.median()
+		if p.rows == 1 {
+			c.sinceOne = 0
+		}
+	}
+	if !c.plains.agree() {
+		return
+	}
+	if p.rows == 1 {
+		c.chain.learn(1, 1)
+	} else {
+		t.learn(p.rows, d/c.load)
+	}
+	if p.drafts > 0 {
+		c.draft.learn(p.drafts, p.draft.Seconds()/c.load)
+	}
+	if p.prompt == 0 && t.sure(p.rows) {
 		c.largest = max(c.largest, p.rows)
+	}
+	// What was measured counts, but not what disturbed this round alone.
+	p.spent = min(d/c.load, 1.5*t.paid(p.rows))
+	if p.drafts > 0 {
+		p.spent += min(p.draft.Seconds()/c.load, 1.5*c.draft.paid(p.drafts))
 	}
 }
 
-const firstRefresh, lastRefresh = 8, 512
+// Passes between measurements of plain decoding.
+const firstRefresh, lastRefresh = 4, 512
 
-// stale reports whether plain decoding is to be measured again: soon while one sample is all there is,
-// later rarely, and more rarely when drafting is better beyond doubt.
-func (c *costs) stale(beyondDoubt bool) bool {
-	switch {
-	case !c.chain.known(1), c.sinceOne > lastRefresh:
-		return true
-	case c.chain.seen[1] < 3:
-		return c.sinceOne > firstRefresh
+// stale reports whether plain decoding is to be measured again: the less drafting gains over it, the more
+// exactly it must be known, and the less it costs.
+func (c *costs) stale(gain float64) bool {
+	more := (gain - 1) * (gain - 1)
+	interval := float64(firstRefresh)
+	if float64(len(c.plains))*more > 0.5 {
+		interval = min(max(800*more, firstRefresh), lastRefresh)
 	}
-	return c.sinceOne > c.refresh && !beyondDoubt
+	return !c.plains.agree() || float64(c.sinceOne) >= interval
 }
 
 // safe is the largest pass worth trying: what a much larger pass than any so far would cost is a
 // guess, and on a mixture of experts a bad one.
-func (c *costs) safe() int { return 2*c.largest + 1 }
+func (c *costs) safe() int {
+	most := 2*max(c.largest, 1) + 1
+	for n := 2; n < most; n++ {
+		if c.chain.known(n) && !c.chain.sure(n) {
+			return n
+		}
+	}
+	return most
+}
 
 // acceptance is how often guesses were right, by what the drafter thought of them.
 type acceptance struct {
 	dflash [3][16]odds // by depth (first, next three, later) and claimed probability
 	other  [16]odds    // candidates after the best one
 	ngram  [33]odds    // by length of the match
-	// reach is how often the drafter's best guess was right by position, given that the earlier ones were,
-	// for each size of block.
-	reach [blockSizes][64]odds
+	// reach is how often the drafter's best guess was right by position, given that the earlier ones were:
+	// in all blocks, and in those of each size.
+	reach  [64]odds
+	bySize [blockSizes][64]odds
+	drafts int
+	// How many more guesses than expected were right over the last few drafts, and the variance of that.
+	excess, spread float64
 }
 
 // odds is a success rate that forgets.
@@ -207,26 +305,18 @@ func (o *odds) rate(prior, weight float64) float64 {
 	return (o.hit + prior*weight) / (o.seen + weight)
 }
 
-// age makes what was seen easier to change, without changing it: drafting pauses, and when it is tried
-// again the text may have become another.
-func (a *acceptance) age() {
-	fade := func(os []odds) {
-		for i := range os {
-			if o := &os[i]; o.seen > fadedOdds {
-				o.hit, o.seen = o.hit*fadedOdds/o.seen, fadedOdds
-			}
-		}
-	}
+// age leaves as much weight to what was seen as so many samples have: it is old, or no longer true. What
+// it says is kept until new samples say otherwise.
+func (a *acceptance) age(samples float64) {
 	for i := range a.dflash {
-		fade(a.dflash[i][:])
+		fade(a.dflash[i][:], samples)
 	}
-	fade(a.other[:])
-	for i := range a.reach {
-		fade(a.reach[i][:])
+	fade(a.other[:], samples)
+	fade(a.reach[:], samples)
+	for i := range a.bySize {
+		fade(a.bySize[i][:], samples)
 	}
 }
-
-const fadedOdds = 8
 
 // claim sorts a probability into 16 classes, finer near 0 and 1.
 func claim(p float64) int {
@@ -266,118 +356,113 @@ func (a *acceptance) repeat(match int) float64 {
 	return a.ngram[m].rate(math.Min(0.9, 0.3+0.06*float64(m)), 3)
 }
 
-// survival is the expected number of accepted guesses among the first n of a block of the given size.
-func (a *acceptance) survival(size, n int) float64 {
-	sum, p := 0.0, 1.0
-	for i := range n {
-		p *= a.reach[size][min(i, len(a.reach[size])-1)].rate(0.7, 2)
+// survival is the expected number of accepted guesses among the first n of a block of the given size. Until
+// seen otherwise, a guess is as good as the one before it, and those of a shorter block as good as
+// those of the whole one, which is what the drafter was trained for.
+func (a *acceptance) survival(size, n int) []float64 {
+	out := make([]float64, n)
+	sum, p, prior := 0.0, 1.0, firstGuess
+	for i := range out {
+		prior = a.reach[i].rate(prior, 2)
+		p *= a.bySize[size][i].rate(prior, 8)
 		sum += p
+		out[i] = sum
 	}
-	return sum
+	return out
+}
+
+// firstGuess is how good an unknown drafter is taken to be: good enough to be tried.
+const firstGuess = 0.8
+
+// reached learns that a guess of a block of some size was reached. What is known of later positions, and of
+// the other sizes, fades.
+func (a *acceptance) reached(size, at int, hit bool) {
+	if at == 0 {
+		a.drafts++
+	}
+	for _, os := range [][]odds{a.reach[:], a.bySize[size][:]} {
+		os[at].learn(hit)
+		if hit {
+			continue
+		}
+		for i := range os[at+1:] {
+			os[at+1+i].hit *= 0.9
+			os[at+1+i].seen *= 0.9
+		}
+	}
+	for z := range a.bySize {
+		if o := &a.bySize[z][at]; z != size {
+			o.hit, o.seen = 0.99*o.hit, 0.99*o.seen
+		}
+	}
+}
+
+// expect notes a guess before its rate learns from it.
+func (a *acceptance) expect(size, at int, hit bool) {
+	p := a.bySize[size][at].rate(a.reach[at].rate(firstGuess, 2), 8)
+	a.excess -= p
+	if hit {
+		a.excess++
+	}
+	a.spread += p * (1 - p)
+}
+
+// changed reports whether guesses have lately been so much better or worse than expected that it is no accident.
+func (a *acceptance) changed() bool {
+	if a.excess*a.excess > 9*(a.spread+0.5) {
+		a.excess, a.spread = 0, 0
+		return true
+	}
+	a.excess *= 0.87
+	a.spread *= 0.87 * 0.87
+	return false
+}
+
+// fade limits the weight of what was seen.
+func fade(os []odds, most float64) {
+	for i := range os {
+		if o := &os[i]; o.seen > most {
+			o.hit, o.seen = o.hit*most/o.seen, most
+		}
+	}
 }
 
 // blockSizes is the number of block sizes a stream tries: whole, half and quarter. A shorter block is
 // cheaper to draft; whether its guesses are worse depends on how the drafter was trained.
 const blockSizes = 3
 
-// Drafts of a size before it is judged, and how often a size that is not the best is tried.
-const (
-	sizeSamples = 5
-	sizeTrial   = 4  // every so many drafts until all sizes are known
-	sizeRetrial = 96 // and later
-)
-
-// known reports whether enough drafts of a size were seen. The whole block is what the drafter was
-// trained for, so it needs no proof.
-func (a *acceptance) known(size int) bool { return size == 0 || a.reach[size][0].seen >= sizeSamples }
-
-// trial returns a size to try in the n-th draft instead of the best one, or -1. promise is what a size
-// would be worth at best, 0 if it cannot win; of the sizes not known yet the most promising comes first.
-func (a *acceptance) trial(n int, promise func(size int) float64) int {
-	unknown, most := -1, 0.0
-	for size := range blockSizes {
-		if p := promise(size); p > most && !a.known(size) {
-			unknown, most = size, p
-		}
-	}
-	if unknown >= 0 && n%sizeTrial == sizeTrial-1 {
-		return unknown
-	}
-	if size := n / sizeRetrial % blockSizes; unknown < 0 && n%sizeRetrial == sizeRetrial-1 && promise(size) > 0 {
-		return size
-	}
-	return -1
-}
-
-// ledger keeps a stream from losing time to a drafter. debt counts, in plain tokens, what drafted
-// rounds cost beyond what their tokens would have cost plainly.
+// ledger bounds what drafting can cost a stream. It counts in plain tokens what rounds with guesses yielded
+// beyond their cost, and stops them when too much is lost, whatever their promise. Rounds that
+// promise nothing have an account of their own, for trials.
 type ledger struct {
-	debt    float64
-	lately  float64 // tokens of a drafted round, averaged over a few
-	usually float64 // the same over many
-	trial   int     // rounds since the last pause
-	pause   int     // plain tokens until the next trial
-	backoff int
+	credit float64 // what may be lost
+	trials float64 // what trials may be expected to lose
+	since  int     // rounds since the last draft
 }
 
 const (
-	maxDebt    = 2.0 // that a drafter may run up when it does not look worth while
-	maxCredit  = 6.0
-	firstPause = 24
-	longPause  = 768
-	pauseRatio = 50 // plain tokens of a pause per token that the trial before it lost
-	trialLen   = 8  // rounds in which a trial must begin to look worth while
+	startCredit = 6.0
+	maxCredit   = 12.0 // however much was gained
+	startTrials = 2.0
+	maxTrials   = 1.0
+	lossShare   = 0.01 // of all tokens, that may be lost forever
 )
 
-// reset opens the ledger with some credit: one draft says little.
-func (l *ledger) reset() { *l = ledger{debt: -maxDebt, backoff: firstPause} }
+func (l *ledger) reset() { *l = ledger{credit: startCredit, trials: startTrials} }
 
-// settle books a round with guesses that yielded tokens and took as long as cost plain tokens, and reports
-// whether speculation pauses now. drafted says that a drafter was asked, hopeful that such rounds
-// should pay, by all that is known. Unless things have changed lately, a loss is bad luck then
-// and may be larger, by a round or so.
-func (l *ledger) settle(tokens, cost float64, drafted, hopeful bool) bool {
-	if drafted {
-		if l.usually == 0 {
-			l.lately, l.usually = tokens, tokens
-		}
-		l.lately += 0.2 * (tokens - l.lately)
-		l.usually += 0.03 * (tokens - l.usually)
-		l.trial++
-	}
-	l.debt = math.Max(-maxCredit-cost, l.debt+cost-tokens)
-	if l.debt < -1 {
-		l.backoff = firstPause
-	}
-	if hopeful && (!drafted || l.lately > l.usually/2) {
-		limit := 2*maxDebt + 2*cost
-		if l.debt <= limit {
-			return false
-		}
-		l.pause, l.debt = l.backoff, limit/2
-	} else {
-		l.debt = math.Max(l.debt, -maxDebt)
-		if l.trial < trialLen && (l.debt <= maxDebt || tokens > 1) {
-			return false
-		}
-		l.pause = max(l.backoff, int(pauseRatio*math.Min(cost-tokens, 20)))
-		l.debt = maxDebt - 0.25 // the next trial has one round to prove itself
-	}
-	l.backoff = min(2*l.backoff, longPause)
-	l.trial = 0
-	return true
+// earn counts a round's tokens, of which a share may be lost later: more if drafting should gain much.
+func (l *ledger) earn(tokens, gain float64) {
+	l.credit = max(l.credit, min(l.credit+max(lossShare, 0.1*(gain-1))*tokens, startCredit))
+	l.trials = max(l.trials, min(l.trials+lossShare*tokens, maxTrials))
+	l.since++
 }
 
-// rich reports that drafting gains so much that it need not be compared closely.
-func (l *ledger) rich() bool { return l.debt <= -maxCredit }
-
-// paused counts a plain token and reports whether drafting is off.
-func (l *ledger) paused() bool {
-	if l.pause == 0 {
-		return false
-	}
-	l.pause--
-	return true
+// settle books a round with guesses that yielded tokens and took as long as cost plain tokens. A trial is
+// charged what it should lose, not what it did: its luck says little.
+func (l *ledger) settle(tokens, cost, risk float64) {
+	l.credit = min(l.credit+tokens-cost, maxCredit)
+	l.trials -= risk
+	l.since = 0
 }
 
 // causalTrial compares the two rules of attention inside a block over the first drafts.

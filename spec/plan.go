@@ -17,7 +17,11 @@ type plan struct {
 	guesses []*Stream     // streams that verify guesses or paid for a draft
 	drafts  int           // tokens asked of the drafter
 	draft   time.Duration // time of its pass
+	spent   float64       // time of both passes, in plain passes
 }
+
+// maxGuesses is the longest chain.
+const maxGuesses = 63
 
 // maxBad is how many useless drafts in a row end a drafter's work for a stream.
 const maxBad = 3
@@ -67,11 +71,10 @@ func (r *Runner) guess(p *plan, decode []*Stream) {
 		if s.guessesNGram() {
 			chains[i] = s.repeated(limit)
 		}
-		if s.follows() && (s.Fixed || r.pays(decode, limit)) && !r.prefers(&chains[i], s, limit) {
+		if s.follows() && r.wants(decode, s, limit) && !r.prefers(&chains[i], s, limit) {
 			if r.Drafter.TryCausal() {
 				s.otherRule = s.trial.other()
 			}
-			s.size = r.chooseSize(s, limit)
 			n := r.blockLen(s.size)
 			reqs = append(reqs, draft.Request{Seq: s.draftSeq, Last: s.last, N: n, Other: s.otherRule})
 			asked = append(asked, s)
@@ -99,7 +102,7 @@ func (r *Runner) guess(p *plan, decode []*Stream) {
 	counts, value := r.choose(chains, decode, p, false)
 	pick := chains
 	if wantsTree(decode) {
-		if c, v := r.choose(trees, decode, p, true); v > value*1.02 || fixedTree(decode) {
+		if c, v := r.choose(trees, decode, p, true); v > value+0.02*float64(len(decode)) || fixedTree(decode) {
 			counts, pick = c, trees
 		}
 	}
@@ -146,7 +149,7 @@ func (r *Runner) ask(p *plan, reqs []draft.Request, asked []*Stream) {
 
 // limit is the largest number of guesses that can still be used.
 func (s *Stream) limit() int {
-	n := min(s.left-1, s.Context-s.seq.Len()-2, 63)
+	n := min(s.left-1, s.Context-s.seq.Len()-2, maxGuesses)
 	if s.Config.Options.Max > 0 {
 		n = min(n, s.Config.Options.Max)
 	}
@@ -155,17 +158,16 @@ func (s *Stream) limit() int {
 
 // off reports whether this round decodes plainly.
 func (s *Stream) off(streams int) bool {
-	if s.Draft == Off {
+	switch {
+	case s.Draft == Off:
+		return true
+	case s.Fixed:
+		return false
+	case s.ledger.credit <= 0:
 		return true
 	}
-	if s.Fixed {
-		return false
-	}
 	c := &s.runner.costs
-	if streams == 1 && c.stale(s.ledger.rich()) {
-		return true // measure what speculation has to beat
-	}
-	return s.ledger.paused()
+	return !c.plains.agree() || streams == 1 && c.stale(s.promise) // measure what speculation has to beat
 }
 
 // treeSize is the largest tree a stream may verify.
@@ -211,91 +213,60 @@ func (s *Stream) repeated(limit int) offer {
 // blockLen is the number of guesses in a block of the given size.
 func (r *Runner) blockLen(size int) int { return max(1, (r.Drafter.Max()+1)>>size-1) }
 
-// chooseSize decides how long a block to draft.
-func (r *Runner) chooseSize(s *Stream, limit int) int {
+// wants decides whether to ask the drafter for a stream, and for how long a block.
+func (r *Runner) wants(decode []*Stream, s *Stream, limit int) bool {
+	s.size, s.risk = 0, 0
 	if s.Fixed {
-		return 0
-	}
-	best, value := r.worth(s, limit)
-	// A size is worth trying if it would win, and pay, with guesses as good as the whole block's.
-	promise := func(size int) float64 {
-		v := r.sizeValue(s, size, 0, limit)
-		if s.accept.reach[0][0].seen < sizeSamples || v < 1.05*value || v*r.costs.verify(1, false) < 1.03 {
-			return 0
-		}
-		return v
-	}
-	if t := s.accept.trial(s.stats.Drafts, promise); t >= 0 {
-		return t
-	}
-	return best
-}
-
-// worth is the best size of block to ask the drafter for, and the expected tokens per second of that.
-func (r *Runner) worth(s *Stream, limit int) (size int, value float64) {
-	for z := range blockSizes {
-		if s.accept.known(z) {
-			if v := r.sizeValue(s, z, z, limit); v > value*1.01 {
-				size, value = z, v
-			}
-		}
-	}
-	return size, value
-}
-
-// sizeValue is the expected tokens per second of drafting a block of a size and verifying the best
-// part of it, up to limit guesses, if its guesses are as good as those of blocks of size like.
-func (r *Runner) sizeValue(s *Stream, size, like, limit int) float64 {
-	n := r.blockLen(size)
-	d := r.costs.draft.at(n)
-	best := 0.0
-	for k := range min(n, limit) {
-		if t := d + r.costs.verify(k+2, false); t > 0 {
-			best = max(best, (1+s.accept.survival(like, k+1))/t)
-		}
-	}
-	return best
-}
-
-// pays reports whether drafting for several streams promises more than a pass without guesses. A single
-// stream finds out by trying, within the limits of its ledger; but a draft for many costs as many times
-// more, while verifying for many leaves less of the machine unused.
-func (r *Runner) pays(decode []*Stream, limit int) bool {
-	n := len(decode)
-	plain := r.costs.verify(n, false)
-	if n == 1 || plain == 0 {
 		return true
 	}
+	size, gain, cost := r.worth(decode, limit)
+	s.size, s.promise = size, gain
+	if d := s.accept.drafts; d&(d-1) == 0 && s.ledger.credit > startCredit {
+		s.size = 0 // ever more rarely, to see whether the whole block has become better
+	}
+	switch {
+	case gain > payMargin:
+		return true
+	case len(decode) > 1 || s.ledger.trials <= 0:
+		return false
+	}
+	// A trial. The text may have become another since the last one.
+	if s.ledger.since > 16 {
+		s.accept.age(4)
+	}
+	if gain < 1 && s.accept.drafts%4 == 0 {
+		s.size = 0
+	}
+	s.risk = cost * (payMargin - gain)
+	return true
+}
+
+// payMargin is the gain below which drafting is not worth its uncertainty.
+const payMargin = 1.04
+
+// worth is the best size of block to ask the drafter for, how many times as fast as plain decoding the streams
+// would be with it, and what the round would cost, in plain passes. A draft for many streams costs
+// as many times more, while verifying for many leaves less of the machine unused.
+func (r *Runner) worth(ss []*Stream, limit int) (size int, gain, cost float64) {
+	n := len(ss)
+	plain := r.costs.verify(n, false)
 	for z := range blockSizes {
-		size := r.blockLen(z)
-		d := r.costs.draft.at(n * size)
-		for k := range min(size, limit) {
-			tokens := float64(n)
-			for _, s := range decode {
-				if s.accept.known(z) {
-					tokens += s.accept.survival(z, k+1)
-				}
+		block := r.blockLen(z)
+		d := r.costs.draft.at(n * block)
+		var tokens [maxGuesses]float64
+		for _, s := range ss {
+			for i, x := range s.accept.survival(z, min(block, limit)) {
+				tokens[i] += 1 + x
 			}
-			if tokens/(d+r.costs.verify(n*(k+2), false)) > 1.05*float64(n)/plain {
-				return true
+		}
+		for k, tokens := range tokens[:min(block, limit)] {
+			c := (d + r.costs.verify(n*(k+2), false)) / plain
+			if g := tokens / float64(n) / c; g > gain {
+				size, gain, cost = z, g, c
 			}
 		}
 	}
-	return false
-}
-
-// hopeful reports whether, by all that is known, guesses like this round's pay.
-func (r *Runner) hopeful(decode []*Stream, s *Stream, perToken float64) bool {
-	switch {
-	case s.proposal.Source != "dflash":
-		return true // repetitions are verified only when they have been right often enough
-	case !s.follows():
-		return false
-	case len(decode) > 1:
-		return r.pays(decode, s.limit())
-	}
-	_, value := r.worth(s, s.limit())
-	return value > 1/perToken
+	return size, gain, cost
 }
 
 // prefers reports whether a repetition promises more than a draft would.
@@ -303,8 +274,8 @@ func (r *Runner) prefers(o *offer, s *Stream, limit int) bool {
 	if len(o.tokens) == 0 || s.Fixed {
 		return false
 	}
-	_, value := r.worth(s, limit)
-	return r.ratio(o) > value
+	_, gain, _ := r.worth([]*Stream{s}, limit)
+	return r.ratio(o)*r.costs.verify(1, false) > gain
 }
 
 // ratio is the expected tokens per second of the best part of one stream's offer.
@@ -320,7 +291,7 @@ func (r *Runner) ratio(o *offer) float64 {
 }
 
 // choose decides how many guesses of each offer to verify: it adds the most probable guess of any
-// stream as long as that raises the expected tokens per second of the whole batch.
+// stream as long as that is worth its time.
 func (r *Runner) choose(offers []offer, ss []*Stream, p *plan, tree bool) (counts []int, value float64) {
 	counts = make([]int, len(offers))
 	fixed := true
@@ -342,7 +313,14 @@ func (r *Runner) choose(offers []offer, ss []*Stream, p *plan, tree bool) (count
 	}
 	tokens := float64(len(ss))
 	taken := make([]int, len(offers))
-	value = tokens / cost(0)
+	// A guess is worth verifying if it yields more than the same time does otherwise: at the streams' own
+	// pace, or plainly.
+	own := 0.0
+	for _, s := range ss {
+		own += s.pace.rate()
+	}
+	pace := max(own, tokens/r.costs.verify(p.base, false))
+	value = tokens - pace*cost(0)
 	most := max(p.base+1, min(model.MaxRows, p.base+r.costs.safe()-len(ss)))
 	for n := 1; p.base+n <= most; n++ {
 		best := -1
@@ -354,17 +332,15 @@ func (r *Runner) choose(offers []offer, ss []*Stream, p *plan, tree bool) (count
 		if best < 0 {
 			break
 		}
+		if len(ss) == 1 && cost(n) > (4+ss[0].ledger.credit)*r.costs.verify(1, false) {
+			break // a stake is never larger than the credit
+		}
 		tokens += offers[best].gain[taken[best]]
 		taken[best]++
-		if v := tokens / cost(n); v > value {
+		if v := tokens - pace*cost(n); v > value {
 			value = v
 			copy(counts, taken)
 		}
-	}
-	if k := min(2, len(offers[0].tokens)); len(ss) == 1 && counts[0] == 0 && k > 0 && ss[0].ledger.trial == 0 && r.costs.chain.doubtful(p.base+k) {
-		// What a few rows cost was measured once, perhaps at a bad moment. A trial that would verify
-		// nothing looks again.
-		counts[0] = k
 	}
 	return counts, value
 }
@@ -397,17 +373,16 @@ func (r *Runner) settle(live []*Stream, p *plan, took time.Duration) {
 		s.stats.DecodeTime += took
 		s.learn()
 	}
+	for _, s := range decode {
+		s.ledger.earn(float64(s.emitted), s.promise)
+		s.pace.learn(float64(s.emitted), p.spent)
+	}
 	if len(p.guesses) > 0 && plain > 0 && p.prompt == 0 {
 		perToken := plain / float64(len(decode))
-		// Expected times, not this round's: what disturbs one round is not the drafter's fault.
 		// Streams share the cost of what they add to the pass.
-		spent := r.costs.verify(p.rows, p.tree) + r.draftCost(p)
-		cost := 1 + (spent-plain)/perToken/float64(len(p.guesses))
+		cost := 1 + (p.spent-plain)/perToken/float64(len(p.guesses))
 		for _, s := range p.guesses {
-			drafted := s.proposal.Source == "dflash"
-			if s.ledger.settle(float64(s.emitted), cost, drafted, r.hopeful(decode, s, perToken)) && drafted {
-				s.accept.age()
-			}
+			s.ledger.settle(float64(s.emitted), cost, s.risk)
 		}
 	}
 	for _, s := range live {
@@ -430,16 +405,21 @@ func (s *Stream) learn() {
 	}
 	for d, at := range s.proposal.At {
 		if d >= len(s.round) || d > accepted {
-			return
+			break
 		}
 		hit := at[0].ID == s.round[d]
 		if s.proposal.Source == "ngram" {
 			s.accept.ngram[min(s.match+d, len(s.accept.ngram)-1)].learn(hit)
 			continue
 		}
-		s.accept.reach[s.size][min(d, len(s.accept.reach[0])-1)].learn(hit)
+		s.accept.expect(s.size, d, hit)
+		s.accept.reached(s.size, d, hit)
 		for rank, c := range at {
 			s.accept.model(d, rank, prob(c.LogP)).learn(c.ID == s.round[d])
 		}
+	}
+	if s.proposal.Source == "dflash" && s.accept.changed() {
+		s.accept.age(1)
+		s.ledger.credit = min(s.ledger.credit, startCredit/2) // what was gained before says nothing now
 	}
 }

@@ -19,11 +19,23 @@ type world struct {
 	verify func(rows int) float64  // a target pass
 	draft  func(n int) float64     // a drafter pass
 	right  func(at, d int) float64 // probability that the guess at depth d of a draft after token at is right
+	short  float64                 // of that, what is left in a block of three quarters fewer guesses; 0 means all
 	claim  func(p float64) float64 // what the drafter says of such a guess
-	noise  float64                 // relative spread of times
-	slow   func(at int) float64    // factor on all times, by token
-	text   func(i int) int32       // token i of the text; i itself by default
+	noise  noise
+	slow   func(at int) float64 // factor on all times, by token
+	text   func(i int) int32    // token i of the text; i itself by default
 }
+
+// noise is how single passes differ from their cost.
+type noise struct {
+	spread float64 // relative, of all passes
+	busy   float64 // share of passes that take two to four times as long, because something else ran
+}
+
+var (
+	jitter = noise{0.05, 0.01} // a quiet machine
+	shared = noise{0.15, 0.08} // a virtual machine with neighbours
+)
 
 // fixed returns a probability that does not change.
 func fixed(p float64) func(at, d int) float64 { return func(int, int) float64 { return p } }
@@ -44,9 +56,10 @@ type rounds struct {
 	tokens int
 	asked  int // drafter passes
 
-	spent     float64 // time so far
-	plain     float64 // time the same tokens take without drafting
-	lastDraft int     // token of the newest draft
+	// What was done and what plain decoding would have done, by the costs of the world: noise, which
+	// hits both alike, is only in what the controller sees.
+	spent, plain float64
+	lastDraft    int // token of the newest draft
 }
 
 const unit = 10 * time.Millisecond
@@ -99,6 +112,9 @@ func (d madeUp) Draft(reqs []draft.Request, _ int) ([]draft.Proposal, error) {
 		n += q.N
 		for k := range q.N {
 			p := x.w.right(x.tokens, k)
+			if x.w.short > 0 && q.N < 15 {
+				p *= x.w.short
+			}
 			id := x.w.text(x.tokens + 1 + k)
 			if x.rnd.Float64() >= p {
 				id = 1 << 29
@@ -114,21 +130,12 @@ func (d madeUp) Draft(reqs []draft.Request, _ int) ([]draft.Proposal, error) {
 // pass lets time go by.
 func (x *rounds) pass(cost float64) {
 	cost *= x.w.slow(x.tokens)
-	if x.w.noise > 0 {
-		cost *= math.Exp(x.w.noise * x.rnd.NormFloat64())
-		if x.rnd.IntN(100) == 0 {
-			cost *= 3 // something else ran
-		}
+	x.spent += cost
+	cost *= math.Exp(x.w.noise.spread * x.rnd.NormFloat64())
+	if x.rnd.Float64() < x.w.noise.busy {
+		cost *= 2 + 2*x.rnd.Float64()
 	}
 	x.now += time.Duration(cost * float64(unit))
-}
-
-// disturbance is the mean factor of the noise.
-func (w world) disturbance() float64 {
-	if w.noise == 0 {
-		return 1
-	}
-	return math.Exp(w.noise*w.noise/2) * 1.02
 }
 
 // round is one step.
@@ -154,9 +161,8 @@ func (x *rounds) round(t testing.TB) (rows int) {
 		row = next
 	}
 	r.settle([]*Stream{s}, p, x.now-begin)
-	x.spent += float64(x.now-begin) / float64(unit)
 	for i := first; i < x.tokens; i++ {
-		x.plain += x.w.verify(1) * x.w.slow(i) * x.w.disturbance()
+		x.plain += x.w.verify(1) * x.w.slow(i)
 	}
 	return p.rows
 }
@@ -227,7 +233,7 @@ var claims = map[string]func(p float64) float64{
 func TestUselessDrafter(t *testing.T) {
 	for _, m := range machines {
 		for name, claim := range claims {
-			for _, noise := range []float64{0, 0.05} {
+			for _, noise := range []noise{{}, jitter} {
 				w := world{verify: m.verify, draft: m.draft, right: fixed(0), claim: claim, noise: noise}
 				if g := w.mean(t, auto, 512); !(g >= 0.97) {
 					t.Errorf("%s, %s drafter, noise %v: %.3f of plain decoding's speed", m.name, name, noise, g)
@@ -239,14 +245,11 @@ func TestUselessDrafter(t *testing.T) {
 
 // TestGoodDrafter: with a drafter that pays, the speed is within 5 % of the best fixed length of drafts, and
 // where the best gains next to nothing, at least 0.97 of plain decoding.
-//
-// The last bound holds for these seeds. With others, a drafter that is right nearly always but cannot pay
-// (the experts' costs) leaves 0.955 to 0.97: the ledger takes its accuracy for bad luck too long.
 func TestGoodDrafter(t *testing.T) {
 	for _, m := range machines {
 		for name, claim := range claims {
 			for _, p := range []float64{0.5, 0.7, 0.88, 0.95} {
-				w := world{verify: m.verify, draft: m.draft, right: fixed(p), claim: claim, noise: 0.05}
+				w := world{verify: m.verify, draft: m.draft, right: fixed(p), claim: claim, noise: jitter}
 				best, n := w.best()
 				want := 0.95 * best
 				if name == "modest" {
@@ -257,6 +260,30 @@ func TestGoodDrafter(t *testing.T) {
 				}
 				if g := w.mean(t, auto, 2000); !(g >= want) {
 					t.Errorf("%s, %s drafter right with %.2f: speed %.3f, the best fixed length %d gives %.3f", m.name, name, p, g, n, best)
+				}
+			}
+		}
+	}
+}
+
+// TestNothingPays: where no length of drafts gains anything, no single run loses much, however good the drafter
+// is. Over 1,275 runs with other seeds the worst kept 0.968 after 512 tokens and 0.985 after 2000.
+func TestNothingPays(t *testing.T) {
+	for _, m := range machines {
+		for name, claim := range claims {
+			for _, p := range []float64{0, 0.2, 0.5, 0.7, 0.88, 0.95} {
+				w := world{verify: m.verify, draft: m.draft, right: fixed(p), claim: claim, noise: jitter}
+				if best, _ := w.best(); best > 1 {
+					continue
+				}
+				for seed := range uint64(3) {
+					x := simulate(t, w, auto, 300+seed)
+					if g := x.until(t, 512).gain(); !(g >= 0.96) {
+						t.Errorf("%s, %s drafter right with %.2f: speed %.3f over 512 tokens", m.name, name, p, g)
+					}
+					if g := x.until(t, 2000).gain(); !(g >= 0.98) {
+						t.Errorf("%s, %s drafter right with %.2f: speed %.3f over 2000 tokens", m.name, name, p, g)
+					}
 				}
 			}
 		}
@@ -288,7 +315,7 @@ func TestF45(t *testing.T) {
 func TestF202(t *testing.T) {
 	for _, m := range machines {
 		for _, p := range []float64{0, 0.1, 0.2} {
-			w := world{verify: m.verify, draft: m.draft, right: fixed(p), noise: 0.05}
+			w := world{verify: m.verify, draft: m.draft, right: fixed(p), noise: jitter}
 			if best, _ := w.best(); best > 1 {
 				continue
 			}
@@ -321,7 +348,7 @@ func TestF78(t *testing.T) {
 func TestF144(t *testing.T) {
 	x := simulate(t, world{verify: linear(0.85, 0.15), draft: linear(0.2, 0), right: fixed(0.9)}, auto, 1)
 	x.round(t)
-	if x.asked != 0 || !x.r.costs.chain.known(1) {
+	if x.asked != 0 || len(x.r.costs.plains) == 0 {
 		t.Fatal("the first round did not measure plain decoding")
 	}
 	since, longest := 0, 0
@@ -348,7 +375,7 @@ func collapsing(from, to int) func(at, d int) float64 {
 }
 
 // TestCollapse: when a good drafter fails, drafting ends within 20 rounds, or more if they are so cheap that they
-// cost less than eight tokens. Afterwards it costs next to nothing.
+// cost less than ten tokens. Afterwards it costs next to nothing.
 func TestCollapse(t *testing.T) {
 	for _, m := range machines[:3] {
 		for name, claim := range claims {
@@ -358,7 +385,7 @@ func TestCollapse(t *testing.T) {
 				for range 60 {
 					x.round(t)
 				}
-				if n, lost := x.asked-asked, (x.spent-spent)-(x.plain-plain); n > 20 && lost > 8 {
+				if n, lost := x.asked-asked, (x.spent-spent)-(x.plain-plain); n > 20 && lost > 10 {
 					t.Errorf("%s, %s drafter: %d of 60 rounds drafted after the collapse, %.1f tokens lost", m.name, name, n, lost)
 				}
 				spent, plain = x.spent, x.plain
@@ -372,22 +399,21 @@ func TestCollapse(t *testing.T) {
 }
 
 // TestF146: while drafting is off it is tried now and then, and when the drafter has recovered it is used
-// again within two pauses.
+// again within 400 tokens.
 func TestF146(t *testing.T) {
 	const bad, good, seeds = 600, 1400, 8
 	for _, m := range machines[:3] {
 		for name, claim := range claims {
 			sum := 0.0
 			for seed := range uint64(seeds) {
-				x := simulate(t, world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto, seed).until(t, good)
-				x.until(t, good+2*max(x.s.ledger.pause, x.s.ledger.backoff))
+				x := simulate(t, world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto, seed).until(t, good+400)
 				spent, plain := x.spent, x.plain
 				x.until(t, x.tokens+600)
 				sum += (x.plain - plain) / (x.spent - spent)
 			}
 			best, _ := world{verify: m.verify, draft: m.draft, right: fixed(0.85)}.best()
 			if g := sum / seeds; !(g >= 1+0.6*(best-1)) {
-				t.Errorf("%s, %s drafter: speed %.3f after recovery and two pauses, the best is %.3f", m.name, name, g, best)
+				t.Errorf("%s, %s drafter: speed %.3f after recovery, the best is %.3f", m.name, name, g, best)
 			}
 		}
 	}
@@ -405,7 +431,7 @@ func TestSlowerMachine(t *testing.T) {
 		}
 		for _, m := range machines[:3] {
 			for _, p := range []float64{0.1, 0.9} {
-				w := world{verify: m.verify, draft: m.draft, right: fixed(p), noise: 0.05, slow: slow}
+				w := world{verify: m.verify, draft: m.draft, right: fixed(p), noise: jitter, slow: slow}
 				best, _ := w.best()
 				want := 0.93 * best
 				if best < 1.15 {

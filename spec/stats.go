@@ -140,9 +140,9 @@ func (r *Runner) Describe() string {
 	var b strings.Builder
 	row := func(name string, t *table) {
 		fmt.Fprintf(&b, "%s ms:", name)
-		for n, s := range t.mean {
-			if s > 0 {
-				fmt.Fprintf(&b, " %d:%.2f", n, 1e3*s)
+		for n, c := range t.sizes {
+			if c.seen > 0 {
+				fmt.Fprintf(&b, " %d:%.2f", n, 1e3*c.typical*r.costs.load)
 			}
 		}
 		b.WriteString("\n")

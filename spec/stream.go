@@ -108,10 +108,32 @@ type Stream struct {
 	path      []int32 // accepted rows
 	round     []int32 // tokens drawn
 	emitted   int
-	match     int  // ngram: tokens that matched
-	otherRule bool // the draft used the other rule of attention
-	size      int  // of the block that was drafted: 0 whole, 1 half, 2 a quarter
-	stats     Stats
+	match     int     // ngram: tokens that matched
+	otherRule bool    // the draft used the other rule of attention
+	size      int     // of the block that was drafted: 0 whole, 1 half, 2 a quarter
+	promise   float64 // how many times as fast as plain decoding drafting should be
+	risk      float64 // plain tokens that the round should lose, when it is a trial
+
+	pace  pace
+	stats Stats
+}
+
+// pace is how fast a stream has been lately: tokens and time, in plain passes, of a round.
+type pace struct{ tokens, time float64 }
+
+func (p *pace) learn(tokens, time float64) {
+	if time > 0 {
+		p.tokens += 0.05 * (tokens - p.tokens)
+		p.time += 0.05 * (time - p.time)
+	}
+}
+
+// rate is tokens per plain pass, 0 if unknown.
+func (p *pace) rate() float64 {
+	if p.time == 0 {
+		return 0
+	}
+	return p.tokens / p.time
 }
 
 // nodes is what a stream adds to the batch: the last token and guesses, or a prompt chunk.
