@@ -427,9 +427,9 @@ func fade(os []odds, most float64) {
 	}
 }
 
-// blockSizes is the number of block sizes a stream tries: whole, half and quarter. A shorter block is
+// blockSizes is the number of block sizes a stream tries: whole, half, a third, a quarter. A shorter block is
 // cheaper to draft; whether its guesses are worse depends on how the drafter was trained.
-const blockSizes = 3
+const blockSizes = 4
 
 // ledger bounds what drafting can cost a stream. It counts in plain tokens what rounds with guesses yielded
 // beyond their cost, and stops them when too much is lost, whatever their promise. Rounds that

@@ -211,7 +211,7 @@ func (s *Stream) repeated(limit int) offer {
 }
 
 // blockLen is the number of guesses in a block of the given size.
-func (r *Runner) blockLen(size int) int { return max(1, (r.Drafter.Max()+1)>>size-1) }
+func (r *Runner) blockLen(size int) int { return max(1, (r.Drafter.Max()+1)/(size+1)-1) }
 
 // wants decides whether to ask the drafter for a stream, and for how long a block.
 func (r *Runner) wants(decode []*Stream, s *Stream, limit int) bool {

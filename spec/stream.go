@@ -110,7 +110,7 @@ type Stream struct {
 	emitted   int
 	match     int     // ngram: tokens that matched
 	otherRule bool    // the draft used the other rule of attention
-	size      int     // of the block that was drafted: 0 whole, 1 half, 2 a quarter
+	size      int     // of the block that was drafted: 0 whole, 1 half, 2 a third, 3 a quarter
 	promise   float64 // how many times as fast as plain decoding drafting should be
 	risk      float64 // plain tokens that the round should lose, when it is a trial
 
