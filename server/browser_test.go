@@ -99,7 +99,7 @@ func startBrowser(t *testing.T) *browser {
 	// One that lacks libraries or permissions ends before it answers.
 	if _, ok := <-b.send("Browser.getVersion", dict{}); !ok {
 		_ = cmd.Wait()
-		t.Skipf("Chromium does not run here: %.300s", says.String())
+		t.Skipf("Chromium lacks something it needs to run (a library, a permission); it says: %.300s", says.String())
 	}
 	var target struct{ TargetID string }
 	b.call("Target.createTarget", dict{"url": "about:blank"}, &target)

@@ -55,8 +55,9 @@ func (w window) agree() bool {
 
 // table is time by size, learnt from noisy samples.
 type table struct {
-	sizes []cost
-	now   int // samples so far
+	sizes    []cost
+	measured []int // which of them are, ascending: prompts make them few among many
+	now      int   // samples so far
 }
 
 // cost is what is known of one size.
@@ -75,6 +76,9 @@ func (t *table) learn(n int, x float64) {
 		t.sizes = append(t.sizes, cost{})
 	}
 	c := &t.sizes[n]
+	if at, ok := slices.BinarySearch(t.measured, n); !ok {
+		t.measured = slices.Insert(t.measured, at, n)
+	}
 	if t.doubted(n) && x < c.typical/dear {
 		*c = cost{}
 	}
@@ -102,18 +106,17 @@ const (
 // at estimates the time of size n: measured, between its measured neighbours, or beyond them by their
 // slope.
 func (t *table) at(n int) float64 {
-	g := t.guess(n)
 	if !t.sure(n) {
-		return g
+		return t.guess(n)
 	}
 	c := &t.sizes[n]
 	switch {
 	case t.doubted(n):
-		return min(c.typical, g)
+		return min(c.typical, t.guess(n))
 	case c.seen >= 8 || n == 1:
 		return c.typical
 	}
-	return (c.typical*float64(c.seen) + 2*g) / float64(c.seen+2)
+	return (c.typical*float64(c.seen) + 2*t.guess(n)) / float64(c.seen+2)
 }
 
 // paid is what a pass of size n that was made has cost, with less hope.
@@ -126,13 +129,9 @@ func (t *table) paid(n int) float64 {
 
 // guess estimates the time of size n from others.
 func (t *table) guess(n int) float64 {
-	good := t.sure
-	first, near := t.below(n, good)
-	above := t.above(n, good)
+	first, near, above := t.around(n, t.sure)
 	if near == 0 && above == 0 {
-		good = t.known
-		first, near = t.below(n, good)
-		above = t.above(n, good)
+		first, near, above = t.around(n, t.known)
 	}
 	switch {
 	case near == 0 && above == 0:
@@ -151,27 +150,21 @@ func (t *table) guess(n int) float64 {
 	return t.sizes[near].typical + slope*float64(n-near)
 }
 
-// below returns the smallest and the largest measured size under n, 0 if there is none.
-func (t *table) below(n int, good func(int) bool) (first, near int) {
-	for i := 1; i < min(n, len(t.sizes)); i++ {
-		if good(i) {
-			if first == 0 {
-				first = i
-			}
+// around returns the smallest size, the largest under n and the smallest over n that are good, 0 where there
+// is none.
+func (t *table) around(n int, good func(int) bool) (first, near, above int) {
+	for _, i := range t.measured {
+		switch {
+		case i == n || !good(i):
+		case i > n:
+			return first, near, i
+		case first == 0:
+			first, near = i, i
+		default:
 			near = i
 		}
 	}
-	return first, near
-}
-
-// above returns the smallest measured size over n, 0 where there is none.
-func (t *table) above(n int, good func(int) bool) int {
-	for i := n + 1; i < len(t.sizes); i++ {
-		if good(i) {
-			return i
-		}
-	}
-	return 0
+	return first, near, 0
 }
 
 func (t *table) any() bool        { return len(t.sizes) > 0 }

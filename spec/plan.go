@@ -420,6 +420,6 @@ func (s *Stream) learn() {
 	}
 	if s.proposal.Source == "dflash" && s.accept.changed() {
 		s.accept.age(1)
-		s.ledger.credit = min(s.ledger.credit, startCredit/2) // what was gained before says nothing now
+		s.ledger.credit = min(s.ledger.credit, startCredit/3) // what was gained before says nothing now
 	}
 }

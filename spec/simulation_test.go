@@ -386,7 +386,7 @@ func collapsing(from, to int) func(at, d int) float64 {
 }
 
 // TestCollapse: when a good drafter fails, drafting ends within 20 rounds, or more if they are so cheap that they
-// cost less than ten tokens. Afterwards it costs next to nothing.
+// cost less than eight tokens. Afterwards it costs next to nothing.
 func TestCollapse(t *testing.T) {
 	for _, m := range machines[:3] {
 		for name, claim := range claims {
@@ -396,7 +396,7 @@ func TestCollapse(t *testing.T) {
 				for range 60 {
 					x.round(t)
 				}
-				if n, lost := x.asked-asked, (x.spent-spent)-(x.plain-plain); n > 20 && lost > 10 {
+				if n, lost := x.asked-asked, (x.spent-spent)-(x.plain-plain); n > 20 && lost > 8 {
 					t.Errorf("%s, %s drafter: %d of 60 rounds drafted after the collapse, %.1f tokens lost", m.name, name, n, lost)
 				}
 				spent, plain = x.spent, x.plain
