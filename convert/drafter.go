@@ -11,9 +11,10 @@ func (m *model) drafterKeys(k modelKeys) {
 		k.u32("rope.dimension_count", int(float64(m.headDim())*part))
 	}
 	k.u32("block_size", m.drafterBlock())
-	if d.has("conv_kernel_size") {
-		for _, name := range []string{"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"} {
-			k.u32(name, d.need(name))
+	for _, part := range [][]string{{"conv_kernel_size", "conv_group_size"}, {"selector_rank", "selector_top_k"}} {
+		if d.has(part[0]) {
+			k.u32(part[0], d.need(part[0]))
+			k.u32(part[1], d.need(part[1]))
 		}
 	}
 	either := func(name string) (float64, bool) {

@@ -55,6 +55,17 @@ type Candidate struct {
 type Proposal struct {
 	Source string
 	At     [][]Candidate
+	// Next, if not nil, gives the candidates for the i-th token, i > 0, after another one than the best of
+	// At[i-1], for drafters whose guesses depend on the token before. At is then the path of the best ones.
+	Next func(i int, before int32) []Candidate
+}
+
+// After lists the candidates for the i-th token when the one before it is known.
+func (p *Proposal) After(i int, before int32) []Candidate {
+	if p.Next == nil || i == 0 || before == p.At[i-1][0].ID {
+		return p.At[i]
+	}
+	return p.Next(i, before)
 }
 
 // Len returns the number of guessed positions.
@@ -79,16 +90,22 @@ func (p *Proposal) Chain(dst []int32) []int32 {
 // probability that is not a number, with those after them, and the positions from the first one
 // that is left without any.
 func (p *Proposal) Sane(vocab int) {
+	if next := p.Next; next != nil {
+		p.Next = func(i int, before int32) []Candidate { return sane(next(i, before), vocab) }
+	}
 	for i, cs := range p.At {
-		for j, c := range cs {
-			if c.ID < 0 || int(c.ID) >= vocab || c.LogP != c.LogP {
-				cs = cs[:j]
-				break
-			}
-		}
-		if p.At[i] = cs; len(cs) == 0 {
+		if p.At[i] = sane(cs, vocab); len(p.At[i]) == 0 {
 			p.At = p.At[:i]
 			return
 		}
 	}
+}
+
+func sane(cs []Candidate, vocab int) []Candidate {
+	for j, c := range cs {
+		if c.ID < 0 || int(c.ID) >= vocab || c.LogP != c.LogP {
+			return cs[:j]
+		}
+	}
+	return cs
 }

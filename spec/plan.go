@@ -89,7 +89,8 @@ func (r *Runner) guess(p *plan, decode []*Stream) {
 			own := s.accept.chainOf(&s.proposal)
 			if r.ratio(&own) >= r.ratio(&chains[i]) {
 				chains[i] = own
-				trees[i] = s.accept.treeOf(&s.proposal, s.treeSize())
+				most, least := s.treeSize()
+				trees[i] = s.accept.treeOf(&s.proposal, most, least)
 			}
 		}
 		if chains[i].source == "ngram" {
@@ -170,13 +171,20 @@ func (s *Stream) off(streams int) bool {
 	return !c.plains.agree() || streams == 1 && c.stale(s.promise) // measure what speculation has to beat
 }
 
-// treeSize is the largest tree a stream may verify.
-func (s *Stream) treeSize() int {
+// treeSize is the largest tree a stream may verify, and how probable its guesses have to be.
+func (s *Stream) treeSize() (most int, least float64) {
+	most, least = maxTree, hopeless
 	if s.Tree > 0 {
-		return min(s.Tree, maxTree)
+		most = min(s.Tree, maxTree)
 	}
-	return maxTree
+	if s.Fixed {
+		least = 0
+	}
+	return most, least
 }
+
+// hopeless is the probability below which no guess is worth a row of any pass.
+const hopeless = 0.01
 
 func wantsTree(ss []*Stream) bool {
 	for _, s := range ss {
@@ -403,8 +411,15 @@ func (s *Stream) learn() {
 	if s.proposal.Source == "dflash" && s.runner.Drafter.TryCausal() {
 		s.trial.learn(s.otherRule, accepted)
 	}
-	for d, at := range s.proposal.At {
+	for d := range s.proposal.At {
 		if d >= len(s.round) || d > accepted {
+			break
+		}
+		at := s.proposal.At[0]
+		if d > 0 {
+			at = s.proposal.After(d, s.round[d-1])
+		}
+		if len(at) == 0 {
 			break
 		}
 		hit := at[0].ID == s.round[d]

@@ -308,6 +308,51 @@ func TestPerfectDrafter(t *testing.T) {
 	}
 }
 
+// dependent adds to a scripted drafter what follows other tokens than its best ones.
+type dependent struct {
+	*scripted
+	next func(pos, i int, before int32) []draft.Candidate
+}
+
+func (d dependent) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
+	ps, err := d.scripted.Draft(reqs, top)
+	for i := range ps {
+		pos := reqs[i].Seq.Len()
+		ps[i].Next = func(k int, before int32) []draft.Candidate { return d.next(pos, k, before) }
+	}
+	return ps, err
+}
+
+// TestDependentGuesses: a tree grows by what the drafter says after each token, not only after its best ones.
+func TestDependentGuesses(t *testing.T) {
+	const n = 64
+	in := prompt(10)
+	m := target(t, "qwen35")
+	want, _ := run(t, m, nil, Options{Draft: Off}, greedy{}, in, n)
+	right := func(pos, i int) int32 { return want[min(pos-len(in)+1+i, n-1)] }
+	wrong := func(pos, i int) int32 { return (right(pos, i) + 1) % 500 }
+	s := script(t, m, func(pos int, _ int32, k int) (at [][]draft.Candidate) {
+		for i := range k {
+			at = append(at, []draft.Candidate{{ID: wrong(pos, i), LogP: -0.6}})
+		}
+		at[0] = append(at[0], draft.Candidate{ID: right(pos, 0), LogP: -0.9})
+		return at
+	})
+	d := dependent{s, func(pos, i int, before int32) []draft.Candidate {
+		if before != right(pos, i-1) {
+			return nil
+		}
+		return []draft.Candidate{{ID: right(pos, i), LogP: -0.1}, {ID: 1 << 30, LogP: -3}}
+	}}
+	for _, opt := range []Options{{Fixed: true, Tree: 12}, {}, {Fixed: true}} {
+		got, st := run(t, m, d, opt, greedy{}, in, n)
+		same(t, got, want)
+		if opt.Tree > 0 && st.Mean() < 4 {
+			t.Errorf("%.2f tokens per pass: the right branch was not followed", st.Mean())
+		}
+	}
+}
+
 // TestDrafterFailure: an error of the drafter costs its guesses, not the stream.
 func TestDrafterFailure(t *testing.T) {
 	m := target(t, "qwen35")

@@ -1,7 +1,6 @@
 package spec
 
 import (
-	"container/heap"
 	"math"
 
 	"strobe/draft"
@@ -13,7 +12,6 @@ import (
 type offer struct {
 	tokens  []int32
 	parents []int32 // of each guess: -1 is the last token; nil for a chain
-	depth   []int
 	gain    []float64
 
 	source   string         // who guesses, when it is not the drafter
@@ -21,51 +19,55 @@ type offer struct {
 	proposal draft.Proposal // ngram: the same guesses
 }
 
-// guess is a branch the tree builder may grow.
-type guess struct {
+// branch is where the tree builder may put its next guess: below a parent, the candidate at rank.
+type branch struct {
 	p      float64 // of the whole path
+	above  float64 // of the path to the parent
 	parent int32
 	depth  int // from 0
+	at     []draft.Candidate
 	rank   int
 }
 
-type guesses []guess
-
-func (h guesses) Len() int           { return len(h) }
-func (h guesses) Less(i, j int) bool { return h[i].p > h[j].p }
-func (h guesses) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *guesses) Push(x any)        { *h = append(*h, x.(guess)) }
-func (h *guesses) Pop() any {
-	old := *h
-	g := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return g
-}
-
-// grow builds the most probable tree of up to n guesses. Positions are independent given that the
-// path so far is right, so the best tree is the n most probable paths, found best first. prob gives
-// the probability of a candidate by position and rank.
-func grow(at [][]int32, prob func(depth, rank int) float64, n int) offer {
+// grow builds the most probable tree of up to n guesses, none of them less probable than least. A path is never
+// more probable than a part of it, and earlier candidates are better than later ones, so the best tree is found best first. prob gives
+// the probability of a candidate, given that the path to it is right.
+func grow(pr *draft.Proposal, prob func(depth, rank int, c draft.Candidate) float64, n int, least float64) offer {
 	var o offer
-	h := &guesses{}
-	if len(at) > 0 && len(at[0]) > 0 {
-		heap.Push(h, guess{p: prob(0, 0), parent: -1})
+	var open []branch
+	add := func(b branch) {
+		if b.rank < len(b.at) {
+			b.p = b.above * prob(b.depth, b.rank, b.at[b.rank])
+			open = append(open, b)
+		}
 	}
-	for h.Len() > 0 && len(o.tokens) < n {
-		g := heap.Pop(h).(guess)
-		if g.p <= 0 {
+	if pr.Len() > 0 {
+		add(branch{above: 1, parent: -1, at: pr.At[0]})
+	}
+	for len(open) > 0 && len(o.tokens) < n {
+		best := 0
+		for i := range open {
+			if open[i].p > open[best].p {
+				best = i
+			}
+		}
+		g := open[best]
+		open[best] = open[len(open)-1]
+		open = open[:len(open)-1]
+		if g.p <= 0 || g.p < least {
 			break
 		}
-		o.tokens = append(o.tokens, at[g.depth][g.rank])
+		id := g.at[g.rank].ID
+		o.tokens = append(o.tokens, id)
 		o.parents = append(o.parents, g.parent)
-		o.depth = append(o.depth, g.depth)
 		o.gain = append(o.gain, g.p)
-		if g.rank+1 < len(at[g.depth]) {
-			here := prob(g.depth, g.rank)
-			heap.Push(h, guess{p: g.p / here * prob(g.depth, g.rank+1), parent: g.parent, depth: g.depth, rank: g.rank + 1})
-		}
-		if g.depth+1 < len(at) && len(at[g.depth+1]) > 0 {
-			heap.Push(h, guess{p: g.p * prob(g.depth+1, 0), parent: int32(len(o.tokens) - 1), depth: g.depth + 1})
+		below := g
+		g.rank++
+		add(g)
+		if below.depth++; below.depth < pr.Len() {
+			below.above, below.parent, below.rank = below.p, int32(len(o.tokens)-1), 0
+			below.at = pr.After(below.depth, id)
+			add(below)
 		}
 	}
 	return o
@@ -86,17 +88,9 @@ func (a *acceptance) chainOf(pr *draft.Proposal) offer {
 	return o
 }
 
-// treeOf offers the most probable tree of up to n guesses.
-func (a *acceptance) treeOf(pr *draft.Proposal, n int) offer {
-	at := make([][]int32, len(pr.At))
-	for d, cs := range pr.At {
-		for _, c := range cs {
-			if c.ID >= 0 {
-				at[d] = append(at[d], c.ID)
-			}
-		}
-	}
-	return grow(at, func(d, rank int) float64 { return a.guess(d, rank, pr.At[d][rank].LogP) }, n)
+// treeOf offers the most probable tree of up to n guesses that are not hopeless.
+func (a *acceptance) treeOf(pr *draft.Proposal, n int, least float64) offer {
+	return grow(pr, func(d, rank int, c draft.Candidate) float64 { return a.guess(d, rank, c.LogP) }, n, least)
 }
 
 // take turns the first n guesses of an offer into rows after the last token.

@@ -195,8 +195,8 @@ func (d *Drafter) reserve(n, picks int) {
 		d.ffn = nn.NewFFNScratch(b, r, d.width)
 		d.rope.Reserve(b, r)
 		d.blockIDs, d.pos, d.pick = b.AllocInts(r), b.AllocInts(r), b.AllocInts(r)
-		if d.selector != nil {
-			d.mixed, d.dyn = b.Alloc(r, d.hidden), b.Alloc(r, d.selector.taps)
+		if d.taps > 0 {
+			d.mixed, d.dyn = b.Alloc(r, d.hidden), b.Alloc(r, d.taps)
 			d.index = b.AllocInts(r)
 		}
 	}

@@ -14,10 +14,24 @@ type conv struct {
 	base [2]backend.Vector // fixed taps per side: [kernel][hidden]
 }
 
+// readTaps reads the shape of the convolutions, if there are any.
+func (d *Drafter) readTaps(l *nn.Loader) {
+	if !l.Has("blk.0." + convNames[0]) {
+		return
+	}
+	kernel, group := l.Need("conv_kernel_size"), l.Need("conv_group_size")
+	if l.Check(nn.Range("conv_kernel_size", kernel, 1, 64), nn.Range("conv_group_size", group, 1, d.hidden)) != nil {
+		return
+	}
+	if d.hidden%group != 0 {
+		l.Fail("key %s is %d, which does not divide the width %d", l.Key("conv_group_size"), group, d.hidden)
+	}
+	d.kernel, d.taps = kernel, 2*kernel*(d.hidden/group)
+}
+
 func (d *Drafter) readConv(l *nn.Loader, prefix string) *conv {
-	s := d.selector
-	c := &conv{proj: l.Matrix(prefix+"proj.weight", d.hidden, s.taps)}
-	v := l.Floats(prefix+"base", d.hidden, s.kernel, 2)
+	c := &conv{proj: l.Matrix(prefix+"proj.weight", d.hidden, d.taps)}
+	v := l.Floats(prefix+"base", d.hidden, d.kernel, 2)
 	for i, x := range v {
 		if x-x != 0 {
 			l.Fail("tensor %q: value %d is %v", prefix+"base", i, x)
@@ -31,7 +45,7 @@ func (d *Drafter) readConv(l *nn.Loader, prefix string) *conv {
 
 // setIndex tells the convolutions where each row is in its block.
 func (d *Drafter) setIndex(n int, starts []int32) {
-	if d.selector == nil {
+	if d.taps == 0 {
 		return
 	}
 	index := make([]int32, n)

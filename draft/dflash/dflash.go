@@ -70,6 +70,8 @@ type Drafter struct {
 	// Optional parts.
 	markov   *markov
 	selector *selector
+	// Convolutions: length, and dynamic taps per row for both sides; 0 for none.
+	kernel, taps int
 
 	rows       int
 	features   backend.Tensor // gathered features of committed rows
@@ -129,7 +131,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	d.outNorm = l.Vector("output_norm.weight", d.hidden)
 	d.bindVocabulary(l)
 	d.rope = d.readRope(l)
-	if err := d.readHeads(l); err != nil {
+	if err := d.readParts(l); err != nil {
 		return nil, err
 	}
 	for i := range d.params.layers {
@@ -232,8 +234,9 @@ func (d *Drafter) readRope(l *nn.Loader) *nn.Rope {
 	return l.Rope(dims, d.theta, factors)
 }
 
-// readHeads binds the parts that choose tokens in other ways than by the best logit.
-func (d *Drafter) readHeads(l *nn.Loader) error {
+// readParts binds the parts that choose tokens in other ways than by the best logit and finds out whether
+// there are convolutions.
+func (d *Drafter) readParts(l *nn.Loader) error {
 	if l.Has(markovName) && l.Has(selectorName) {
 		l.Fail("tensors %q and %q: a drafter has a Markov head or a selector, not both", markovName, selectorName)
 	}
@@ -244,6 +247,7 @@ func (d *Drafter) readHeads(l *nn.Loader) error {
 	case l.Has(selectorName):
 		d.selector = d.readSelector(l)
 	}
+	d.readTaps(l)
 	return l.Err
 }
 
@@ -278,7 +282,7 @@ func (d *Drafter) readLayer(l *nn.Loader, p string, window int) layer {
 			l.Fail("tensor %q is %v", name, y.scale)
 		}
 	}
-	if d.selector != nil {
+	if d.taps > 0 {
 		y.attnConv = d.readConv(l, p+"attn_conv_")
 		y.ffnConv = d.readConv(l, p+"ffn_conv_")
 	}

@@ -260,7 +260,7 @@ func (d *Drafter) rejectUnknown(l *nn.Loader, dia dialect) {
 		p := fmt.Sprintf("blk.%d.", i)
 		add(p, ".weight", blockNames...)
 		add(p, "", "attn_sinks")
-		if d.selector != nil {
+		if d.taps > 0 {
 			add(p, "", convNames...)
 		}
 	}

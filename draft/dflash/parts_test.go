@@ -343,16 +343,22 @@ func TestConfidence(t *testing.T) {
 
 // selectorFile adds DFlash2's parts to a golden drafter.
 func selectorFile(t testing.TB, target string) *edit {
-	e := golden(t, target)
+	e := selectorOnly(t, target)
 	e.set("dflash.conv_kernel_size", uint32(3)).set("dflash.conv_group_size", uint32(16))
-	e.set("dflash.selector_rank", uint32(12)).set("dflash.selector_top_k", uint32(5))
-	e.set("dflash.logit_scale", float32(0.8)).set("dflash.final_logit_softcapping", float32(6))
 	for _, p := range []string{"blk.0.", "blk.1.", "blk.2."} {
 		for _, half := range []string{"attn", "ffn"} {
 			e.random(p+half+"_conv_base", 0.3, 0.3, 64, 3, 2)
 			e.random(p+half+"_conv_proj.weight", 0, 0.1, 64, 2*3*4)
 		}
 	}
+	return e
+}
+
+// selectorOnly adds the selector alone.
+func selectorOnly(t testing.TB, target string) *edit {
+	e := golden(t, target)
+	e.set("dflash.selector_rank", uint32(12)).set("dflash.selector_top_k", uint32(5))
+	e.set("dflash.logit_scale", float32(0.8)).set("dflash.final_logit_softcapping", float32(6))
 	e.random("selector_predecessor.weight", 0, 1, 12, 512)
 	e.random("selector_successor.weight", 0, 1, 12, 512)
 	return e.random("selector_hidden.weight", 0, 0.3, 64, 12)
@@ -364,9 +370,8 @@ func selectorReference(t testing.TB, e *edit, d *Drafter) *reference {
 	return r
 }
 
-// selectorWalkBySpec chooses by the full table of scores. It returns the chain and the softmax of each
-// row's scores at their maximum.
-func selectorWalkBySpec(r *reference, features []float64, last int32, n int, d2t []int64) (ids []int32, p []float64) {
+// selectorBySpec returns the candidates of slot s after the token prev, and their probabilities, best first.
+func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []int64) func(s int, prev int32) (ids []int32, p []float64) {
 	pred, succ := r.e.values("selector_predecessor.weight"), r.e.values("selector_successor.weight")
 	final, logits := r.run(features, r.tokens(last, n+1))
 	target := func(id int32) int32 {
@@ -375,8 +380,7 @@ func selectorWalkBySpec(r *reference, features []float64, last int32, n int, d2t
 		}
 		return id
 	}
-	prev := last
-	for s := 1; s <= n; s++ {
+	return func(s int, prev int32) (ids []int32, p []float64) {
 		l := slices.Clone(logits[s])
 		for i := range l {
 			l[i] = r.cap * math.Tanh(r.logitScale*l[i]/r.cap)
@@ -395,20 +399,37 @@ func selectorWalkBySpec(r *reference, features []float64, last int32, n int, d2t
 			}
 			scores = append(scores, v)
 		}
-		best := argmax(scores)
-		p = append(p, math.Exp(logSoftmax(scores, best)))
-		prev = target(order[best])
-		ids = append(ids, prev)
+		best := []int{0, 1, 2, 3, 4}
+		sort.SliceStable(best, func(a, b int) bool { return scores[best[a]] > scores[best[b]] })
+		for _, i := range best {
+			ids = append(ids, target(order[i]))
+			p = append(p, math.Exp(logSoftmax(scores, int32(i))))
+		}
+		return ids, p
+	}
+}
+
+// selectorWalkBySpec returns the chain and the probability of each of its tokens.
+func selectorWalkBySpec(r *reference, features []float64, last int32, n int, d2t []int64) (ids []int32, p []float64) {
+	slot := selectorBySpec(r, features, last, n, d2t)
+	for s := 1; s <= n; s++ {
+		at, q := slot(s, last)
+		last = at[0]
+		ids, p = append(ids, at[0]), append(p, q[0])
 	}
 	return ids, p
 }
 
-// TestSelector: DFlash2's convolutions and selector.
+// TestSelector: DFlash2's convolutions and selector, the selector alone, and with a reduced vocabulary.
 func TestSelector(t *testing.T) {
-	for _, reduced := range []bool{false, true} {
+	for _, parts := range []string{"both", "selector", "reduced"} {
 		m := openTarget(t, "qwen35")
 		e := selectorFile(t, "qwen35")
+		reduced := parts == "reduced"
 		var d2t []int64
+		if parts == "selector" {
+			e = selectorOnly(t, "qwen35")
+		}
 		if reduced {
 			d2t = everyTwelfth(36)
 			e.random("output.weight", 0, 0.3, 64, 36).putD2T(d2t)
@@ -433,11 +454,25 @@ func TestSelector(t *testing.T) {
 			p := propose(t, d, 3, req)[0]
 			ids, prob := selectorWalkBySpec(r, wide(features), last, n, d2t)
 			if got := p.Chain(nil); !slices.Equal(got, ids) {
-				t.Errorf("reduced=%v, %d guesses: %v, want %v", reduced, n, got, ids)
+				t.Errorf("%s, %d guesses: %v, want %v", parts, n, got, ids)
 			}
 			for j, cs := range p.At {
 				if math.Abs(math.Exp(float64(cs[0].LogP))-prob[j]) > 1e-3 || len(cs) != 3 {
 					t.Errorf("position %d: %d candidates, best at %.4f; want 3 and %.4f", j, len(cs), math.Exp(float64(cs[0].LogP)), prob[j])
+				}
+			}
+			slot := selectorBySpec(r, wide(features), last, n, d2t)
+			for j := 1; j < n; j++ {
+				for _, before := range p.At[j-1] {
+					ids, prob := slot(j+1, before.ID)
+					for k, c := range p.After(j, before.ID) {
+						if c.ID != ids[k] || math.Abs(math.Exp(float64(c.LogP))-prob[k]) > 1e-3 {
+							t.Errorf("position %d after %d: candidate %d is %d at %.4f; want %d at %.4f", j, before.ID, k, c.ID, math.Exp(float64(c.LogP)), ids[k], prob[k])
+						}
+					}
+				}
+				if got := p.After(j, -5); got != nil {
+					t.Errorf("position %d after a token that was no candidate: %v", j, got)
 				}
 			}
 			_, logits := r.run(wide(features), r.tokens(last, n+1))
@@ -475,7 +510,7 @@ func TestSelector(t *testing.T) {
 func TestUnknownParts(t *testing.T) {
 	m := openTarget(t, "qwen3")
 	for _, name := range []string{"g_proj.weight", "blk.0.attn_qkv.weight", "blk.0.attn_q.bias", "blk.3.attn_norm.weight", "blk.x.attn_norm.weight",
-		"aux_hidden_norms.0.weight", "blk.0.attn_conv_base", "selector_successor.weight", "markov_w2.weight", "blk.0.attn_v", "fc.scale"} {
+		"aux_hidden_norms.0.weight", "blk.1.attn_conv_base", "selector_successor.weight", "markov_w2.weight", "blk.0.attn_v", "fc.scale"} {
 		f := golden(t, "qwen3").random(name, 0, 1, 64).write(t)
 		mustFail(t, f, m, Options{}, name)
 	}

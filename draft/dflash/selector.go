@@ -12,13 +12,11 @@ import (
 )
 
 // selector is DFlash2's head: among the best few tokens of each slot it prefers those that fit the
-// token chosen before, by a low-rank product gated by the slot's state. Drafters with one have
-// convolutions too (conv.go).
+// token chosen before, by a low-rank product gated by the slot's state.
 type selector struct {
-	pred, succ   backend.Weight // [target id] -> rank, as predecessor and as successor
-	hidden       backend.Weight // state -> gate
-	rank, top    int
-	kernel, taps int // of the convolutions: length, and dynamic taps per row for both sides
+	pred, succ backend.Weight // [target id] -> rank, as predecessor and as successor
+	hidden     backend.Weight // state -> gate
+	rank, top  int
 
 	gate        backend.Tensor
 	predE, sucE backend.Tensor // embeddings of the candidates
@@ -31,19 +29,13 @@ const selectorName = "selector_hidden.weight"
 var selectorNames = []string{selectorName, "selector_predecessor.weight", "selector_successor.weight"}
 
 func (d *Drafter) readSelector(l *nn.Loader) *selector {
-	s := &selector{rank: l.Need("selector_rank"), top: l.Need("selector_top_k"), kernel: l.Need("conv_kernel_size")}
-	group := l.Need("conv_group_size")
-	if l.Check(nn.Range("selector_rank", s.rank, 1, 1<<16), nn.Range("selector_top_k", s.top, 1, 256),
-		nn.Range("conv_kernel_size", s.kernel, 1, 64), nn.Range("conv_group_size", group, 1, d.hidden)) != nil {
+	s := &selector{rank: l.Need("selector_rank"), top: l.Need("selector_top_k")}
+	if l.Check(nn.Range("selector_rank", s.rank, 1, 1<<16), nn.Range("selector_top_k", s.top, 1, 256)) != nil {
 		return nil
-	}
-	if d.hidden%group != 0 {
-		l.Fail("key %s is %d, which does not divide the width %d", l.Key("conv_group_size"), group, d.hidden)
 	}
 	if s.top*(s.top+1) > d.hidden {
 		l.Fail("key %s is %d; a width of %d allows no more than k(k+1)", l.Key("selector_top_k"), s.top, d.hidden)
 	}
-	s.taps = 2 * s.kernel * (d.hidden / group)
 	s.pred = l.Matrix("selector_predecessor.weight", s.rank, d.target.Vocab)
 	s.succ = l.Matrix("selector_successor.weight", s.rank, d.target.Vocab)
 	s.hidden = l.Matrix(selectorName, d.hidden, s.rank)
@@ -86,21 +78,33 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) []dr
 	b.MatMul(p.final, backend.Product{W: s.hidden, Y: s.gate.First(rows)})
 	b.EndStep()
 
-	w := selectorWalk{s: s, ids: ids, logp: b.Read(logp), gate: b.Read(s.gate.First(rows)),
-		succ: b.Read(s.sucE.First(len(ids))), pred: b.Read(s.predE.First(len(ids)))}
+	w := &selectorWalk{s: s, ids: ids, logp: slices.Clone(b.Read(logp)), gate: slices.Clone(b.Read(s.gate.First(rows))),
+		succ: slices.Clone(b.Read(s.sucE.First(len(ids)))), pred: slices.Clone(b.Read(s.predE.First(len(ids))))}
 	anchors := b.Read(s.lastE.First(len(reqs)))
 	out := make([]draft.Proposal, len(reqs))
 	for r := range reqs {
-		out[r].Source = "dflash"
-		before := anchors[r*s.rank:][:s.rank]
+		next := func(i int, before int32) []draft.Candidate {
+			e := w.embedding(p.row(r, i-1), before)
+			if e == nil {
+				return nil
+			}
+			at := w.slot(p.row(r, i), e)
+			return at[:min(top, len(at))]
+		}
+		out[r] = draft.Proposal{Source: "dflash", Next: next}
 		for i := range reqs[r].N {
-			at, best := w.slot(p.row(r, i), before)
-			if best < 0 {
-				out[r].At = append(out[r].At, at)
+			var at []draft.Candidate
+			if i == 0 {
+				at = w.slot(p.row(r, 0), anchors[r*s.rank:][:s.rank])
+				at = at[:min(top, len(at))]
+			} else {
+				at = next(i, out[r].At[i-1][0].ID)
+			}
+			if len(at) == 0 {
+				out[r].At = append(out[r].At, []draft.Candidate{{ID: -1, LogP: float32(math.NaN())}})
 				break
 			}
-			before = w.pred[best*s.rank:][:s.rank]
-			out[r].At = append(out[r].At, at[:min(top, len(at))])
+			out[r].At = append(out[r].At, at)
 		}
 	}
 	return out
@@ -113,44 +117,48 @@ type selectorWalk struct {
 	logp, gate, succ, pred []float32
 }
 
-// slot scores the candidates of a row after the token whose embedding is before. It returns them best
-// first, and the number of the best one, or -1 and a candidate without probability when there
-// is none.
-func (w *selectorWalk) slot(row int, before []float32) (at []draft.Candidate, best int) {
+// embedding is that of a row's candidate as a predecessor, nil if it is none.
+func (w *selectorWalk) embedding(row int, id int32) []float32 {
+	for n := row * w.s.top; n < (row+1)*w.s.top; n++ {
+		if w.ids[n] == id {
+			return w.pred[n*w.s.rank:][:w.s.rank]
+		}
+	}
+	return nil
+}
+
+// slot scores the candidates of a row after the token whose embedding is before, best first. It leaves out those
+// whose score is not a number.
+func (w *selectorWalk) slot(row int, before []float32) []draft.Candidate {
 	s := w.s
-	gate := w.gate[row*s.rank:][:s.rank]
-	type scored struct {
-		n     int
-		score float64
+	fit := make([]float32, s.rank)
+	for k, g := range w.gate[row*s.rank:][:s.rank] {
+		fit[k] = before[k] * g
 	}
-	var all []scored
-	peak := math.Inf(-1)
+	at := make([]draft.Candidate, 0, s.top)
 	for n := row * s.top; n < (row+1)*s.top; n++ {
-		if w.ids[n] < 0 {
-			continue
-		}
 		// Log-probabilities differ from logits by a constant of the row.
-		score := float64(w.logp[n])
-		for k, v := range w.succ[n*s.rank:][:s.rank] {
-			score += float64(v) * float64(before[k]) * float64(gate[k])
+		score := w.logp[n]
+		for k, x := range w.succ[n*s.rank:][:s.rank] {
+			score += x * fit[k]
 		}
-		if score-score == 0 {
-			all = append(all, scored{n, score})
-			peak = math.Max(peak, score)
+		if w.ids[n] >= 0 && score-score == 0 {
+			at = append(at, draft.Candidate{ID: w.ids[n], LogP: score})
 		}
 	}
-	if len(all) == 0 {
-		return []draft.Candidate{{ID: -1, LogP: float32(math.NaN())}}, -1
+	if len(at) == 0 {
+		return nil
 	}
-	slices.SortStableFunc(all, func(a, b scored) int { return cmp.Compare(b.score, a.score) })
-	sum := 0.0
-	for _, c := range all {
-		sum += math.Exp(c.score - peak)
+	slices.SortStableFunc(at, func(a, b draft.Candidate) int { return cmp.Compare(b.LogP, a.LogP) })
+	sum, peak := 0.0, at[0].LogP
+	for _, c := range at {
+		sum += math.Exp(float64(c.LogP - peak))
 	}
-	for _, c := range all {
-		at = append(at, draft.Candidate{ID: w.ids[c.n], LogP: float32(c.score - peak - math.Log(sum))})
+	all := peak + float32(math.Log(sum))
+	for i := range at {
+		at[i].LogP -= all
 	}
-	return at, all[0].n
+	return at
 }
 
 func (s *selector) reserve(d *Drafter, rows, reqs int) {
