@@ -26,6 +26,8 @@ type Options struct {
 	Target string
 	// NoMTP leaves out the NextN layers.
 	NoMTP bool
+	// NoVocab leaves the tokenizer out of a drafter: the target's file has it.
+	NoVocab bool
 	// Pre overrides the recognised pre-tokenizer.
 	Pre string
 	// Name overrides general.name.
@@ -170,6 +172,9 @@ func readModel(dir string, opt Options) (*model, error) {
 		return nil, err
 	}
 	if m.family != dflash {
+		if opt.NoVocab {
+			return nil, fmt.Errorf("%s: is no drafter; only a drafter can do without a tokenizer", dir)
+		}
 		return m, nil
 	}
 	if opt.Target == "" {
@@ -293,7 +298,9 @@ func (m *model) metadata(tensors []gguf.TensorSpec, tok *hfTokenizer, mix quant.
 	}
 	l.set("general.quantization_version", uint32(quantVersion))
 	vocab, _ := m.c.int("vocab_size")
-	if err := tok.setVocab(l, m, opt.Pre, vocab); err != nil {
+	if opt.NoVocab {
+		l.set(m.name+".vocab_size", uint32(vocab))
+	} else if err := tok.setVocab(l, m, opt.Pre, vocab); err != nil {
 		return nil, err
 	}
 	if tok.note != "" {

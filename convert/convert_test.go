@@ -488,6 +488,7 @@ func TestDrafterChecks(t *testing.T) {
 func TestDrafterKeys(t *testing.T) {
 	c := golden(t, "dflash-qwen3")
 	d := c.config["dflash_config"].(map[string]any)
+	d["selector_rank"], d["selector_top_k"] = 8, 4
 	d["use_swa"], d["swa_window_size"], d["causal"], d["block_size"] = true, 33, true, 12
 	c.config["input_embedding_scale"], c.config["output_multiplier"], c.config["final_logit_softcapping"] = 8.0, 0.5, 20.0
 	c.config["rope_parameters"] = map[string]any{
@@ -505,6 +506,7 @@ func TestDrafterKeys(t *testing.T) {
 		"dflash.block_size": uint32(12), "dflash.embedding_scale": float32(8), "dflash.logit_scale": float32(0.5),
 		"dflash.final_logit_softcapping": float32(20), "dflash.attention.causal": true,
 		"dflash.attention.sliding_window": uint32(33), "dflash.attention.sliding_window_pattern": []bool{true, true, true},
+		"dflash.selector_rank": uint32(8), "dflash.selector_top_k": uint32(4),
 		"dflash.rope.scaling.type": "yarn", "dflash.rope.scaling.factor": float32(32),
 		"dflash.rope.scaling.original_context_length": uint32(8192), "dflash.rope.scaling.yarn_beta_fast": float32(32),
 	} {
@@ -512,6 +514,21 @@ func TestDrafterKeys(t *testing.T) {
 			t.Errorf("%s: %s", key, d)
 		}
 	}
+}
+
+// TestDrafterWithoutTokenizer: a drafter may leave the tokenizer to its target, and nothing else may.
+func TestDrafterWithoutTokenizer(t *testing.T) {
+	target := testkit.Golden(t, "qwen35/hf")
+	f := openGGUF(t, convertTo(t, testkit.Golden(t, "dflash-qwen35/hf"), Options{Target: target, NoVocab: true}))
+	for _, key := range f.Keys() {
+		if strings.HasPrefix(key, "tokenizer.") && key != "tokenizer.ggml.mask_token_id" {
+			t.Errorf("key %s", key)
+		}
+	}
+	if n, ok, err := f.Uint("dflash.vocab_size"); n != 512 || !ok || err != nil {
+		t.Errorf("vocabulary of %d tokens (%v)", n, err)
+	}
+	convertFails(t, target, Options{NoVocab: true}, "no drafter")
 }
 
 // TestInterleavedRope: rotary pairs stored side by side are moved apart.
