@@ -686,3 +686,25 @@ func BenchmarkSample(b *testing.B) {
 		})
 	}
 }
+
+// TestArgmax: the largest, the lowest among equals, whatever the length and whatever is not a number.
+func TestArgmax(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	for n := range 40 {
+		for range 50 {
+			x := make([]float32, n)
+			for i := range x {
+				x[i] = []float32{nan, -inf, inf, -1, 0, 1, 2, 3}[r.IntN(2+r.IntN(7))]
+			}
+			want := int32(-1)
+			for i, v := range x {
+				if v > -inf && (want < 0 || v > x[want]) {
+					want = int32(i)
+				}
+			}
+			if got := Argmax(x); got != want {
+				t.Fatalf("%v: %d, want %d", x, got, want)
+			}
+		}
+	}
+}

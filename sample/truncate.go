@@ -12,9 +12,23 @@ var negInf = float32(math.Inf(-1))
 // all are NaN or -Inf.
 func Argmax(logits []float32) int32 {
 	best, id := negInf, int32(-1)
-	for i, x := range logits {
-		if x > best { // false for NaN
-			best, id = x, int32(i)
+	at := 0
+	for ; at+8 <= len(logits); at += 8 {
+		// Nearly always nothing in a row of eight is larger; asking for all of them at once takes a third of the time.
+		// Every comparison is false for NaN.
+		x := logits[at : at+8 : at+8]
+		if !(x[0] > best || x[1] > best || x[2] > best || x[3] > best || x[4] > best || x[5] > best || x[6] > best || x[7] > best) {
+			continue
+		}
+		for i, x := range x {
+			if x > best {
+				best, id = x, int32(at+i)
+			}
+		}
+	}
+	for ; at < len(logits); at++ {
+		if x := logits[at]; x > best {
+			best, id = x, int32(at)
 		}
 	}
 	return id
