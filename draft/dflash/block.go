@@ -110,11 +110,7 @@ func (d *Drafter) forward(reqs []draft.Request, skip int) (*pass, error) {
 		y := &d.layers[i]
 		b.RMSNorm(h, x, y.norm, d.eps)
 		in := d.convIn(y.attnConv, h)
-		if y.v != nil {
-			b.MatMul(in, backend.Product{W: y.q, Y: q}, backend.Product{W: y.k, Y: k}, backend.Product{W: y.v, Y: v})
-		} else {
-			b.MatMul(in, backend.Product{W: y.q, Y: q}, backend.Product{W: y.k, Y: k})
-		}
+		b.MatMul(in, append(y.projectKV(k, v), backend.Product{W: y.q, Y: q})...)
 		qh := q.Split(d.heads)
 		b.RMSNorm(qh, qh, y.qNorm, d.eps)
 		d.rope.Rotate(b, qh, d.heads)
@@ -198,6 +194,12 @@ func (d *Drafter) reserve(n, picks int) {
 		if d.taps > 0 {
 			d.mixed, d.dyn = b.Alloc(r, d.hidden), b.Alloc(r, d.taps)
 			d.index = b.AllocInts(r)
+		}
+	}
+	if d.roundK == nil {
+		for range d.layers {
+			d.roundK = append(d.roundK, b.Alloc(d.block, d.kvHeads*d.headDim))
+			d.roundV = append(d.roundV, b.Alloc(d.block, d.kvHeads*d.headDim))
 		}
 	}
 	if picks > d.final.Rows {

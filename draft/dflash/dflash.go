@@ -78,6 +78,8 @@ type Drafter struct {
 	ctx        backend.Tensor
 	x, h       backend.Tensor
 	q, k, v, o backend.Tensor
+	roundK     []backend.Tensor // keys and values of a round's tokens, by layer
+	roundV     []backend.Tensor
 	ffn        nn.FFNScratch
 	mixed, dyn backend.Tensor // convolutions: outputs and dynamic taps
 	final      backend.Tensor
@@ -352,12 +354,20 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) error {
 	b.MatMul(f, backend.Product{W: d.fc, Y: c})
 	b.RMSNorm(c, c, d.ctxNorm, d.eps)
 	d.rope.Angles(b, n, d.pos)
+	together := n <= d.block // every product has to get going; after a round one for all layers is faster
+	if together {
+		var all []backend.Product
+		for i := range d.layers {
+			all = append(all, d.layers[i].projectKV(d.roundK[i].First(n), d.roundV[i].First(n))...)
+		}
+		b.MatMul(c, all...)
+	}
 	for i := range d.layers {
 		y := &d.layers[i]
-		if y.v != nil {
-			b.MatMul(c, backend.Product{W: y.k, Y: k}, backend.Product{W: y.v, Y: v})
+		if together {
+			k, v = d.roundK[i].First(n), d.roundV[i].First(n)
 		} else {
-			b.MatMul(c, backend.Product{W: y.k, Y: k})
+			b.MatMul(c, y.projectKV(k, v)...)
 		}
 		d.finishKV(y, k, v)
 		at := d.mem.Place(y.cache)
@@ -371,6 +381,14 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) error {
 		}
 	}
 	return nil
+}
+
+// projectKV is what makes the keys and values of a layer.
+func (y *layer) projectKV(k, v backend.Tensor) []backend.Product {
+	if y.v == nil {
+		return []backend.Product{{W: y.k, Y: k}}
+	}
+	return []backend.Product{{W: y.k, Y: k}, {W: y.v, Y: v}}
 }
 
 // finishKV normalises and rotates keys; without a projection of their own, values are the raw keys
