@@ -87,12 +87,25 @@ type deltaToken struct {
 type deltaHead struct {
 	toks []deltaToken
 	mem  []float32
+
+	// A tree as chains: how many children a token has, which chain it is in, the chains, and the tokens chain by chain.
+	kids, chain []int32
+	chains      []deltaPath
+	order       []int32
+}
+
+// deltaPath is a chain of tokens inside a tree: all but the last have one child. States are numbered: 0 is the
+// one before the tree, 1 is of no further use, the others are kept for the children of one token.
+type deltaPath struct {
+	n        int32
+	from, to int32 // states
 }
 
 var deltaHeads = sync.Pool{New: func() any { return new(deltaHead) }}
 
-// prepare lists the tokens of a, pending ones first, and makes room for a number of tiles.
-func (h *deltaHead) prepare(a *Delta, tiles int) {
+// prepare lists the tokens of a, pending ones first, then the others in the given order (nil: as they come), and
+// makes room for a number of tiles.
+func (h *deltaHead) prepare(a *Delta, order []int32, tiles int) {
 	if n := a.DV + tiles*deltaLanes*a.DK; cap(h.mem) < n {
 		h.mem = make([]float32, n)
 	}
@@ -101,7 +114,11 @@ func (h *deltaHead) prepare(a *Delta, tiles int) {
 	for t := range a.NPend {
 		h.toks = append(h.toks, deltaToken{k: a.PK[t*a.PKStride:][:a.DK], d: a.PD[t*a.PDStride:][:a.DV], g: a.PG[t*a.PGStride]})
 	}
-	for t := range a.N {
+	for i := range a.N {
+		t := i
+		if order != nil {
+			t = int(order[i])
+		}
 		x := deltaToken{
 			k: a.K[t*a.QKStride:][:a.DK], q: a.Q[t*a.QKStride:][:a.DK], v: a.V[t*a.VStride:][:a.DV], d: h.mem[:a.DV], o: a.O[t*a.OStride:][:a.DV],
 			g: a.G[t*a.BGStride], beta: a.Beta[t*a.BGStride], scale: a.Scale,
@@ -134,7 +151,7 @@ func DeltaRule(a *Delta) {
 	}
 	h := deltaHeads.Get().(*deltaHead)
 	defer h.done()
-	h.prepare(a, 1)
+	h.prepare(a, nil, 1)
 	store := a.Store > a.NPend
 	for v := 0; v < a.DV; v += deltaLanes {
 		w := min(deltaLanes, a.DV-v)
@@ -191,43 +208,79 @@ func DeltaTree(a *Delta, parent []int32) {
 		panic("vec: delta rule on a tree stores after the pending tokens")
 	}
 	a.check()
-	n := a.N
-	// keep[t] is where the state after token t is kept: 0 for tokens without children.
-	var buf [64]int32
-	keep := buf[:min(n, len(buf))]
-	if n > len(buf) {
-		keep = make([]int32, n)
-	}
-	kept := int32(0)
-	for t, p := range parent[:n] {
-		if int(p) >= t {
-			panic("vec: a tree lists parents before children")
-		}
-		if p >= 0 && keep[p] == 0 {
-			kept++
-			keep[p] = kept
-		}
+	if a.N == 0 {
+		DeltaRule(a)
+		return
 	}
 	h := deltaHeads.Get().(*deltaHead)
 	defer h.done()
-	h.prepare(a, int(kept))
+	kept := h.split(parent[:a.N])
+	h.prepare(a, h.order, kept)
 	for v := 0; v < a.DV; v += deltaLanes {
 		w := min(deltaLanes, a.DV-v)
-		tile := a.State[v*a.DK:][:w*a.DK]
-		state := func(t int32) []float32 { return h.tile(a, int(keep[t]-1))[:w*a.DK] }
-		if a.NPend > 0 {
-			deltaChain(h.toks[:a.NPend], tile, tile, v, w, true)
+		state := func(i int32) []float32 {
+			if i == 0 {
+				return a.State[v*a.DK:][:w*a.DK]
+			}
+			return h.tile(a, int(i-1))[:w*a.DK]
 		}
-		for t := range n {
-			src := tile
-			if p := parent[t]; p >= 0 {
-				src = state(p)
-			}
-			dst := src
-			if keep[t] > 0 {
-				dst = state(int32(t))
-			}
-			deltaChain(h.toks[a.NPend+t:][:1], src, dst, v, w, keep[t] > 0)
+		first, end := 0, a.NPend // the first chain begins with the pending tokens
+		for _, c := range h.chains {
+			end += int(c.n)
+			deltaChain(h.toks[first:end], state(c.from), state(c.to), v, w, c.to > 1)
+			first = end
 		}
 	}
+}
+
+// split takes a tree apart into chains, each after the one it grows from, and returns the number of states they
+// need beside the stored one.
+func (h *deltaHead) split(parent []int32) (states int) {
+	n := len(parent)
+	if cap(h.kids) < n {
+		h.kids, h.chain, h.order = make([]int32, n), make([]int32, n), make([]int32, n)
+	}
+	h.kids, h.chain, h.order, h.chains = h.kids[:n], h.chain[:n], h.order[:n], h.chains[:0]
+	clear(h.kids)
+	for t, p := range parent {
+		if int(p) >= t {
+			panic("vec: a tree lists parents before children")
+		}
+		if p >= 0 {
+			h.kids[p]++
+		}
+	}
+	states = 1
+	for t, p := range parent {
+		if p >= 0 && h.kids[p] == 1 {
+			h.chain[t] = h.chain[p]
+		} else {
+			from := int32(0)
+			if p >= 0 {
+				from = h.chains[h.chain[p]].to
+			}
+			h.chain[t] = int32(len(h.chains))
+			h.chains = append(h.chains, deltaPath{from: from, to: 1})
+		}
+		c := &h.chains[h.chain[t]]
+		c.n++
+		if h.kids[t] > 1 {
+			states++
+			c.to = int32(states)
+		}
+	}
+	at := int32(0)
+	for i := range h.chains { // n counts up again while the tokens are placed
+		c := &h.chains[i]
+		at, c.n = at+c.n, at
+	}
+	for t, i := range h.chain {
+		c := &h.chains[i]
+		h.order[c.n] = int32(t)
+		c.n++
+	}
+	for i := len(h.chains) - 1; i > 0; i-- {
+		h.chains[i].n -= h.chains[i-1].n
+	}
+	return states
 }
