@@ -134,7 +134,7 @@ func (b *Backend) Attention(dst, q backend.Tensor, pool backend.KVPool, layer in
 	for heads > 1 && heads%2 == 0 && n*ap.Heads/heads < 2*b.pool.n {
 		heads /= 2
 	}
-	rows := max(1, min(8, tileScores/(heads*max(1, longest)), n*ap.Heads/heads/(4*b.pool.n)))
+	rows := max(1, min(8, tileScores/(heads*max(1, longest)), n*ap.Heads/heads/(2*b.pool.n)))
 	b.tiles = b.tiles[:0]
 	for r := 0; r < n; {
 		end := r + 1
