@@ -107,7 +107,11 @@ func (r *report) print(w io.Writer) error {
 		row("experts", "%d, of which %d are used", m.Experts, m.ExpertsUsed)
 	}
 	if d := r.Drafter; d != nil {
-		row("drafter", "block of %d tokens, reads the output of target layers %s, mask token %s", d.Block, joinInts(d.Layers), orNone(d.Mask))
+		head := ""
+		if d.Head != "" {
+			head = " and " + d.Head
+		}
+		row("drafter", "block of %d tokens%s, reads the output of target layers %s, mask token %s", d.Block, head, joinInts(d.Layers), orNone(d.Mask))
 	}
 	row("weights", "%s, %.2f bits per weight", orText(r.FileType, "unknown mix"), r.BitsPerWeight)
 	for _, t := range r.Types {

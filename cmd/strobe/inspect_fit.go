@@ -13,6 +13,7 @@ type drafterInfo struct {
 	Block    int     `json:"block,omitempty"`
 	Layers   []int64 `json:"target_layers,omitempty"` // whose output it reads
 	Mask     *int64  `json:"mask_token,omitempty"`
+	Head     string  `json:"head,omitempty"`     // that makes a guess depend on the one before
 	Features int     `json:"features,omitempty"` // inputs of its feature projection
 }
 
@@ -60,6 +61,12 @@ func (r *report) readDrafter(f *gguf.File) {
 		}
 	} else {
 		d.Layers, _, _ = f.Ints(prefix + "target_layer_ids")
+	}
+	switch {
+	case f.Tensor("selector_hidden.weight") != nil:
+		d.Head = "a selector"
+	case f.Tensor("markov_w1.weight") != nil:
+		d.Head = "a Markov head"
 	}
 	t := f.Tensor(fc)
 	if t == nil {
