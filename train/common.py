@@ -2,6 +2,7 @@
 import lzma
 import math
 import os
+import re
 import time
 
 import numpy as np
@@ -138,13 +139,13 @@ class Muon:
 
 
 class Opt:
-    """Muon for the matrices, AdamW for the embedding and the vectors"""
+    """Muon for the matrices, AdamW for tables of tokens and the vectors"""
 
     def __init__(self, named, lr, wd=0.1):
         mu, ad = [], []
         for n, p in named:
             if p.requires_grad:
-                (mu if p.dim() == 2 and min(p.shape) >= 32 and "embed" not in n else ad).append(p)
+                (mu if p.dim() == 2 and min(p.shape) >= 32 and not re.search("embed|codebook", n) else ad).append(p)
         self.mu = Muon(mu, wd)
         self.ad_params, self.ps = ad, mu + ad
         self.ad = torch.optim.AdamW(ad, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, **({"fused": True} if ad[0].is_cuda else {}))

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from common import Corpus, Opt, fp32_exact, held_out_prompts, load_tokens, log, pad_prompts, setup_torch, wsd
 from formats import load_drafter, load_target, save_hf
 from generate import Pool
-from model import DraftConfig, Drafter, block_mask, default_target_layers, dflash_greedy
+from model import DraftConfig, Drafter, Selector, block_mask, default_target_layers, dflash_greedy
 
 
 def arguments(argv=None):
@@ -45,6 +45,7 @@ def arguments(argv=None):
     ap.add_argument("--head-dim", type=int, default=64)
     ap.add_argument("--ffn", type=int, default=1280)
     ap.add_argument("--block", type=int, default=16)
+    ap.add_argument("--selector", type=int, default=0, help="rank of a head that chooses among a slot's best tokens by the token before, 0: none")
     ap.add_argument("--capture", type=int, nargs="+", help="captured target layers (default: z-lab's rule, five)")
     ap.add_argument("--rows", type=int, default=4096, help="rows of a short pool")
     ap.add_argument("--length", type=int, default=256, help="tokens of a short row")
@@ -76,19 +77,34 @@ def arguments(argv=None):
     return ap.parse_args(argv)
 
 
-def block_loss(h, th, E, lab, decay, valid, hard, reach, soft=True):
-    """h (N,n-1,H) drafter's hidden states for the tokens after the anchor, th the target's for the same tokens, lab (N,n-1).
+def block_loss(h, th, E, prev, lab, decay, valid, hard, reach, soft=True, selector=None):
+    """h (N,n-1,H) drafter's hidden states for the tokens after the anchor, th the target's for the same tokens, lab (N,n-1)
+    these tokens and prev the ones before them.
     Returns the loss and per block the tokens a target step would yield (accepted + 1)."""
     s = F.linear(h, E.to(h.dtype)).float()
     lse = torch.logsumexp(s, -1)
     sl = s.gather(-1, lab[..., None])[..., 0]
     l = lse - hard * sl
+    t = torch.softmax(F.linear(th, E.to(th.dtype)).float(), -1) if soft else None
     if soft:
-        t = torch.softmax(F.linear(th, E.to(th.dtype)).float(), -1)
         l = l - (1 - hard) * (t * s).sum(-1)
+    if selector is None:
+        hit, p = s.argmax(-1) == lab, torch.exp(sl - lse)
+    else:                                           # the same loss among the candidates, wherever the right one is there
+        ids = s.detach().topk(selector.top).indices
+        z = selector(ids, s.gather(-1, ids), h, prev)
+        lz = torch.logsumexp(z, -1)
+        at = ids == lab[..., None]
+        zl = (z * at).sum(-1)
+        lc = lz - hard * zl
+        if soft:
+            tc = t.gather(-1, ids)
+            lc = lc - (1 - hard) * (tc / tc.sum(-1, keepdim=True) * z).sum(-1)
+        found = at.any(-1)
+        l = l + lc * found
+        hit, p = at.gather(-1, z.argmax(-1, keepdim=True))[..., 0], torch.exp(zl - lz) * found
     with torch.no_grad():
-        ok = ((s.argmax(-1) == lab) & valid).long()
-        p = torch.exp(sl - lse)
+        ok = (hit & valid).long()
         got = torch.cat((torch.ones_like(p[:, :1]), p[:, :-1].cumprod(-1)), -1)
         w = ((1 - reach) * decay + reach * got) * valid
         w = w / w.sum()
@@ -108,6 +124,11 @@ def fake_q4k(w):
     return (q * sc[..., None] - mn[..., None]).reshape(w.shape)
 
 
+def four_bit(d):
+    """the weights that will be stored in 4 bits"""
+    return [p for n, p in d.named_parameters() if p.dim() == 2 and p.numel() % 256 == 0 and "selector" not in n]
+
+
 class Walkers:
     """Anchors of a pool.  They start anywhere in the greedy text and hop by what was accepted, as decoding does; so they
     gather where drafts fail, which is where the next draft really starts."""
@@ -118,8 +139,18 @@ class Walkers:
         R = pool.R
         assert pool.sl.max() <= self.hi, "rows are too short for a prompt, sampled text and a block"
         self.at = self.anywhere(torch.arange(R, device=pool.dev), A)
+        self.ease = torch.ones(R, device=pool.dev)  # tokens per step of every row, when last seen
+        self.fresh = True
         if walk:
             self.at[:, 0] = pool.sl
+
+    def order(self):
+        """Rows to visit next: all of them first, then as often as decoding would stop in them.  Text a drafter knows by heart
+        takes few target steps, but would be most of what it is trained on."""
+        if self.fresh or not self.walk:
+            self.fresh = False
+            return torch.randperm(self.pool.R, device=self.pool.dev)
+        return torch.multinomial(1 / self.ease, self.pool.R, replacement=True)
 
     def anywhere(self, rows, A):
         lo = self.pool.sl[rows][:, None]
@@ -129,6 +160,7 @@ class Walkers:
         return self.at[rows]
 
     def hop(self, rows, al):
+        self.ease[rows] = al.float().mean(1)
         new = self.anywhere(rows, al.shape[1])
         if self.walk:
             nxt = self.at[rows] + al
@@ -148,16 +180,21 @@ class Trainer:
         self.t32 = t32.freeze(torch.float32)
         self.target = copy.deepcopy(t32).freeze(self.gen_dt)
         c = t32.c
+        torch.manual_seed(a.seed)
         if a.init:
-            self.draft = load_drafter(a.init).to(self.dev)
+            self.draft = load_drafter(a.init)
+            if a.selector and not self.draft.c.selector_rank:
+                self.draft.c.selector_rank = a.selector
+                self.draft.candidate_selector = Selector(self.draft.c)
+            self.draft.to(self.dev)
         else:
-            torch.manual_seed(a.seed)
             self.draft = Drafter(DraftConfig(
                 vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=a.ffn, num_hidden_layers=a.layers,
                 num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, head_dim=a.head_dim, rms_norm_eps=c.rms_norm_eps,
                 rope_theta=c.rope_theta, max_position_embeddings=c.max_position_embeddings, block_size=a.block,
                 target_layer_ids=a.capture or default_target_layers(c.num_hidden_layers, min(5, c.num_hidden_layers - 2)),
-                num_target_layers=c.num_hidden_layers, mask_token_id=a.mask)).to(self.dev)
+                num_target_layers=c.num_hidden_layers, mask_token_id=a.mask,
+                selector_rank=a.selector)).to(self.dev)
         d = self.draft.c
         self.n = d.block_size
         log(f"target {sum(p.numel() for p in t32.parameters())/1e6:.2f}M parameters ({a.target}), drafter "
@@ -168,7 +205,7 @@ class Trainer:
         self.step_no = 0
         self.hard, self.reach = torch.tensor(a.hard, device=self.dev), torch.tensor(a.reach, device=self.dev)
         self.kk = torch.arange(self.n, device=self.dev)
-        self.quant = [p for p in self.draft.parameters() if p.dim() == 2 and p.numel() % 256 == 0]
+        self.quant = four_bit(self.draft)
         self.master = None
         self.ema = {k: v.clone() for k, v in self.draft.state_dict().items()} if a.ema else None
         self.loss_fn = torch.compile(block_loss, dynamic=False) if self.compile else block_loss
@@ -245,12 +282,12 @@ class Trainer:
                 length = torch.where(torch.rand(B, A, device=self.dev) < self.a.short_blocks, cut, length)
             mask = block_mask(anc, T, n, length)
             valid = (self.kk[1:] < length[..., None]).view(B * A, n - 1)
-            lab = tok[..., 1:].reshape(B * A, n - 1)
+            prev, lab = tok[..., :-1].reshape(B * A, n - 1), tok[..., 1:].reshape(B * A, n - 1)
             th = pool.hid[rows[:, None], pos[..., :-1].reshape(B, -1)].view(B * A, n - 1, -1)
             decay = torch.exp(-(self.kk[1:] - 1).float() / self.a.gamma)
         out = self.draft(feats, noise, torch.arange(T, device=self.dev)[None], pos.view(B, -1), mask, A)
         out = out.view(B * A, n, -1)[:, 1:].contiguous()
-        loss, al, ok = self.loss_fn(out, th, self.E, lab, decay, valid, self.hard, self.reach, self.a.hard < 1)
+        loss, al, ok = self.loss_fn(out, th, self.E, prev, lab, decay, valid, self.hard, self.reach, self.a.hard < 1, self.draft.candidate_selector)
         return loss, al.view(B, A), ok
 
     def set_qat(self):
@@ -298,7 +335,7 @@ class Trainer:
             per = pool.R // B
             for i in range(per * pool.plan["visits"]):
                 if i % per == 0:
-                    perm = torch.randperm(pool.R, device=self.dev)
+                    perm = walk.order()
                 l, al = self.step(pool, walk, perm[i % per * B:i % per * B + B], lr_of())
                 v = torch.stack((l, al, torch.ones_like(al) * B * A, torch.ones_like(al)))
                 if pool.T == self.a.length:
@@ -321,9 +358,8 @@ class Trainer:
             d.load_state_dict(weights)
         if quant:
             with torch.no_grad():
-                for p in d.parameters():
-                    if p.dim() == 2 and p.numel() % 256 == 0:
-                        p.copy_(fake_q4k(p))
+                for p in four_bit(d):
+                    p.copy_(fake_q4k(p))
         P, pl = pad_prompts(prompts or self.dev_prompts, self.a.eos, self.dev)
         _, accs = dflash_greedy(self.t32, d, P, pl, new, dtype, block)
         A = torch.stack(accs)
@@ -353,9 +389,8 @@ class Trainer:
         d.load_state_dict({k: v.cpu() for k, v in (weights or self.weights()).items()})
         if self.master is not None:
             with torch.no_grad():
-                for p in d.parameters():
-                    if p.dim() == 2 and p.numel() % 256 == 0:
-                        p.copy_(fake_q4k(p))
+                for p in four_bit(d):
+                    p.copy_(fake_q4k(p))
         tok = self.a.tokenizer or (self.a.target if os.path.isdir(self.a.target) else None)
         save_hf(d, folder, tok, self.a.eos, torch.bfloat16 if self.master is None else torch.float32)
 

@@ -79,7 +79,8 @@ def passes_on(target, draft, prompts, texts, block=None, rows=46):
             x, rope_q, mask = target.embed(blk, torch.float32), rope_tables(pos, c.head_dim, c.rope_theta), block_mask(at[r, None], T, n)
             for l in draft.layers:
                 x = l(x, ctx[r], rope_q, rope, mask, 1)
-            guess, pos = target.logits(draft.norm(x))[:, 1:].argmax(-1), pos[:, 1:]
+            h, pos = draft.norm(x)[:, 1:], pos[:, 1:]
+            guess = draft.guess(target.logits(h), h, blk[:, 0])
             ok = (guess == ids[r].gather(1, pos.clamp(max=T - 1))) & (pos < end[r, None])
             a = torch.minimum(ok.long().cumprod(1).sum(1) + 1, end[r] - 1 - at[r])
             at[r] += a

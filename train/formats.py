@@ -68,7 +68,7 @@ def write_safetensors(path, tensors):
 
 _KV = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # ggml type id -> (name, block length, block bytes)
-GGML = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144),
+GGML = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 6: ("Q5_0", 32, 22), 8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144),
         13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 30: ("BF16", 1, 2)}
 
 
@@ -100,6 +100,10 @@ def dequantise(raw, kind):
     if kind == "Q4_0":
         q = raw[:, 2:]
         return _f16(raw[:, :2]) * (np.concatenate((q & 15, q >> 4), 1).astype(np.float32) - 8)
+    if kind == "Q5_0":
+        h = (np.ascontiguousarray(raw[:, 2:6]).view("<u4") >> np.arange(32, dtype=np.uint32)) & 1
+        q = raw[:, 6:]
+        return _f16(raw[:, :2]) * ((np.concatenate((q & 15, q >> 4), 1) | h << 4).astype(np.float32) - 16)
     if kind in ("Q4_K", "Q5_K"):
         d, dmin = _f16(raw[:, 0:2]), _f16(raw[:, 2:4])
         sc, mn = _k_scales(raw[:, 4:16])
@@ -305,7 +309,8 @@ def draft_config_json(d: DraftConfig, eos):
         max_position_embeddings=d.max_position_embeddings, attention_bias=False, attention_dropout=0.0, tie_word_embeddings=False,
         use_sliding_window=False, sliding_window=None, max_window_layers=d.num_hidden_layers,
         layer_types=["full_attention"] * d.num_hidden_layers, block_size=d.block_size, num_target_layers=d.num_target_layers,
-        initializer_range=0.02, use_cache=True, dflash_config=dict(mask_token_id=d.mask_token_id, target_layer_ids=d.target_layer_ids),
+        initializer_range=0.02, use_cache=True, dflash_config=dict(mask_token_id=d.mask_token_id, target_layer_ids=d.target_layer_ids, **(
+            dict(selector_rank=d.selector_rank, selector_top_k=d.selector_top_k) if d.selector_rank else {})),
         bos_token_id=None, eos_token_id=eos, pad_token_id=eos, dtype="bfloat16", torch_dtype="bfloat16")
 
 
@@ -344,11 +349,15 @@ def load_drafter(path):
                     num_attention_heads=m("attention.head_count"), num_key_value_heads=m("attention.head_count_kv"),
                     head_dim=m("attention.key_length"), rms_norm_eps=m("attention.layer_norm_rms_epsilon"), rope_theta=m("rope.freq_base"),
                     max_position_embeddings=m("context_length"), block_size=m("block_size"),
-                    target_layer_ids=[int(i) - 1 for i in m("target_layers")], mask_token_id=g.meta["tokenizer.ggml.mask_token_id"])
+                    target_layer_ids=[int(i) - 1 for i in m("target_layers")], mask_token_id=g.meta["tokenizer.ggml.mask_token_id"],
+                    selector_rank=m("selector_rank", 0), selector_top_k=m("selector_top_k", DraftConfig.selector_top_k))
     d = Drafter(c)
     sd = {"fc.weight": g.tensor("fc.weight"), "norm.weight": g.tensor("output_norm.weight"), "hidden_norm.weight": g.tensor("enc.output_norm.weight")}
     for i in range(c.num_hidden_layers):
         for a, q in {**_ATTN, **_MLP, "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}.items():
             sd[f"layers.{i}.{a}.weight"] = g.tensor(f"blk.{i}.{q}.weight")
+    if c.selector_rank:
+        for a, q in {"predecessor_codebook": "predecessor", "successor_codebook": "successor", "hidden_projection.weight": "hidden"}.items():
+            sd["candidate_selector." + a] = g.tensor(f"selector_{q}.weight")
     d.load_state_dict(sd)
     return d

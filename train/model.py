@@ -63,6 +63,8 @@ class DraftConfig:
     target_layer_ids: List[int] = field(default_factory=lambda: [1, 3, 5, 7, 9])
     num_target_layers: int = 12
     mask_token_id: int = 8179
+    selector_rank: int = 0                  # 0: no selector
+    selector_top_k: int = 8
 
 
 def default_target_layers(n_layers, n_captured):
@@ -683,6 +685,33 @@ class DraftLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class Selector(nn.Module):
+    """DFlash2's head: the slots of a block are filled at once and do not know each other's tokens, so among the best few
+    tokens of a slot prefer those that fit the token before"""
+
+    def __init__(self, c):
+        super().__init__()
+        self.top = c.selector_top_k
+        self.predecessor_codebook = nn.Parameter(torch.randn(c.vocab_size, c.selector_rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(c.vocab_size, c.selector_rank))
+        self.hidden_projection = Linear(c.hidden_size, c.selector_rank)
+
+    def forward(self, ids, logits, h, prev):
+        """scores (...,k) of the candidates ids (...,k) with these logits, for the state h (...,H) after the token prev (...)"""
+        q = F.embedding(prev, self.predecessor_codebook) * self.hidden_projection(h).float()
+        return logits + (F.embedding(ids, self.successor_codebook) * q[..., None, :]).sum(-1)
+
+    def walk(self, logits, h, last):
+        """tokens (B,n) for logits (B,n,V) and states (B,n,H), each given the one chosen before; last (B,) comes first"""
+        top, ids = logits.float().topk(self.top)
+        out = []
+        for k in range(h.shape[1]):
+            best = self(ids[:, k], top[:, k], h[:, k], last).argmax(-1, keepdim=True)
+            last = ids[:, k].gather(-1, best)[:, 0]
+            out.append(last)
+        return torch.stack(out, 1)
+
+
 class Drafter(nn.Module):
     def __init__(self, c: DraftConfig):
         super().__init__()
@@ -691,10 +720,11 @@ class Drafter(nn.Module):
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.fc = Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size)
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.candidate_selector = Selector(c) if c.selector_rank else None
         self.run = None                     # compiled parts, see compile()
         with torch.no_grad():
             for n, p in self.named_parameters():
-                if p.dim() == 2:
+                if p.dim() == 2 and "codebook" not in n:
                     nn.init.normal_(p, std=0.02)
                     if n.endswith(("o_proj.weight", "down_proj.weight")):
                         p.mul_(1.0 / math.sqrt(2 * c.num_hidden_layers))
@@ -710,6 +740,12 @@ class Drafter(nn.Module):
         for l in self.layers if self.run is None else self.run[:-2]:
             x = l(x, ctx, rope_q, rope_c, mask, A)
         return self.norm(x) if self.run is None else self.run[-1](x)
+
+    def guess(self, logits, h, last):
+        """tokens (B,n) for logits (B,n,V) of the states h (B,n,H) after the token last (B,)"""
+        if self.candidate_selector is None:
+            return logits.argmax(-1)
+        return self.candidate_selector.walk(logits, h, last)
 
     def context(self, feats):
         return self.hidden_norm(self.fc(feats))
@@ -778,7 +814,7 @@ def dflash_greedy(m, d, prompts, plens, n_new, dtype, block=None):
         ids[:, 0] = out[rows, start]
         pos_q = start[:, None] + torch.arange(n, device=dev)[None]
         h = d(feats, m.embed(ids, dtype), pos_ctx, pos_q, block_mask(start[:, None], Lmax, n))
-        ids[:, 1:] = m.logits(h)[:, 1:].argmax(-1)
+        ids[:, 1:] = d.guess(m.logits(h[:, 1:]), h[:, 1:], ids[:, 0])
         lg, f = ct.forward_block(ids)
         post = lg.argmax(-1)
         acc = (ids[:, 1:] == post[:, :-1]).long().cumprod(1).sum(1)

@@ -134,7 +134,7 @@ def test_arch(arch, tmp):
     argv = ["--target", folder, "--prompts", toks, "--dev", dev, "--out", out, "--eos", str(EOS), "--mask", str(MASK), "--layers", "2", "--heads", "2",
             "--kv-heads", "1", "--head-dim", "32", "--ffn", "128", "--block", "8", "--capture", "0", "1", "2", "--rows", "16", "--length", "64", "--prompt",
             "8", "16", "--long-rows", "0", "--batch", "8", "--anchors", "6", "--visits", "6", "--lr", "5e-3", "--eval-prompts", "8", "--device", "cpu",
-            "--steps", "160", "--warm", "10", "--qat", "0.1", "--ema", "0.9", "--eval-every", "5"]
+            "--steps", "160", "--warm", "10", "--qat", "0.1", "--ema", "0.9", "--eval-every", "5"] + ["--selector", "8"] * (arch == "qwen3")
     drafter_step.main(argv + ["--stop-after", "60"])
     t = drafter_step.main(argv)                     # resumes
     assert t.step_no > 0 and os.path.exists(os.path.join(out, "drafter", "model.safetensors"))
