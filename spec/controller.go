@@ -442,12 +442,11 @@ type ledger struct {
 const (
 	startCredit = 6.0
 	maxCredit   = 12.0 // however much was gained
-	startTrials = 2.0
 	maxTrials   = 1.0
 	lossShare   = 0.01 // of all tokens, that may be lost forever
 )
 
-func (l *ledger) reset() { *l = ledger{credit: startCredit, trials: startTrials} }
+func (l *ledger) reset() { *l = ledger{credit: startCredit, trials: maxTrials} }
 
 // earn counts a round's tokens, of which a share may be lost later: more if drafting should gain much.
 func (l *ledger) earn(tokens, gain float64) {
