@@ -36,8 +36,14 @@ func (w *window) add(x float64, most int) {
 	*w = append(*w, x)
 }
 
+func (w window) sorted() []float64 {
+	s := slices.Clone(w)
+	slices.Sort(s)
+	return s
+}
+
 func (w window) median() float64 {
-	s := slices.Sorted(slices.Values(w))
+	s := w.sorted()
 	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
 }
 
@@ -49,7 +55,7 @@ func (w window) agree() bool {
 	if len(w) < plainSamples {
 		return false
 	}
-	s := slices.Sorted(slices.Values(w))
+	s := w.sorted()
 	return s[plainSamples-1] < 1.5*s[0]
 }
 
@@ -313,8 +319,8 @@ func (a *acceptance) age(samples float64) {
 
 // claim sorts a probability into 16 classes, finer near 0 and 1.
 func claim(p float64) int {
-	p = math.Min(math.Max(p, 1e-4), 1-1e-4)
-	return int(math.Min(15, math.Max(0, 8+math.Log(p/(1-p))*1.2)))
+	p = min(max(p, 1e-4), 1-1e-4)
+	return int(min(15, max(0, 8+math.Log(p/(1-p))*1.2)))
 }
 
 func depthClass(depth int) int {
@@ -346,7 +352,7 @@ func (a *acceptance) guess(depth, rank int, logp float32) float64 {
 // repeat is the probability that a token after a repetition of the given length repeats too.
 func (a *acceptance) repeat(match int) float64 {
 	m := min(match, len(a.ngram)-1)
-	return a.ngram[m].rate(math.Min(0.9, 0.3+0.06*float64(m)), 3)
+	return a.ngram[m].rate(min(0.9, 0.3+0.06*float64(m)), 3)
 }
 
 // survival is the expected number of accepted guesses among the first n of a block of the given size. Until
@@ -436,12 +442,11 @@ type ledger struct {
 const (
 	startCredit = 6.0
 	maxCredit   = 12.0 // however much was gained
-	startTrials = 2.0
 	maxTrials   = 1.0
 	lossShare   = 0.01 // of all tokens, that may be lost forever
 )
 
-func (l *ledger) reset() { *l = ledger{credit: startCredit, trials: startTrials} }
+func (l *ledger) reset() { *l = ledger{credit: startCredit, trials: maxTrials} }
 
 // earn counts a round's tokens, of which a share may be lost later: more if drafting should gain much.
 func (l *ledger) earn(tokens, gain float64) {

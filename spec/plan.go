@@ -96,7 +96,7 @@ func (r *Runner) guess(p *plan, decode []*Stream) {
 		if chains[i].source == "ngram" {
 			s.proposal, s.match = chains[i].proposal, chains[i].match
 		}
-		if trees[i].tokens == nil {
+		if len(trees[i].tokens) == 0 {
 			trees[i] = chains[i]
 		}
 	}
@@ -171,16 +171,16 @@ func (s *Stream) off(streams int) bool {
 	return !c.plains.agree() || streams == 1 && c.stale(s.promise) // measure what speculation has to beat
 }
 
-// treeSize is the largest tree a stream may verify, and how probable its guesses have to be.
+// treeSize is the largest tree a stream may verify in one pass, and how probable its guesses have to be.
 func (s *Stream) treeSize() (most int, least float64) {
 	most, least = maxTree, hopeless
 	if s.Tree > 0 {
 		most = min(s.Tree, maxTree)
 	}
 	if s.Fixed {
-		least = 0
+		return most, 0
 	}
-	return most, least
+	return min(most, s.runner.costs.safe()), least
 }
 
 // hopeless is the probability below which no guess is worth a row of any pass.

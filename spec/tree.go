@@ -33,11 +33,14 @@ type branch struct {
 // more probable than a part of it, and earlier candidates are better than later ones, so the best tree is found best first. prob gives
 // the probability of a candidate, given that the path to it is right.
 func grow(pr *draft.Proposal, prob func(depth, rank int, c draft.Candidate) float64, n int, least float64) offer {
-	var o offer
-	var open []branch
+	o := offer{tokens: make([]int32, 0, n), parents: make([]int32, 0, n), gain: make([]float64, 0, n)}
+	open := make([]branch, 0, n)
 	add := func(b branch) {
-		if b.rank < len(b.at) {
-			b.p = b.above * prob(b.depth, b.rank, b.at[b.rank])
+		if b.rank == len(b.at) {
+			return
+		}
+		b.p = b.above * prob(b.depth, b.rank, b.at[b.rank])
+		if b.p > 0 && b.p >= least {
 			open = append(open, b)
 		}
 	}
@@ -54,9 +57,6 @@ func grow(pr *draft.Proposal, prob func(depth, rank int, c draft.Candidate) floa
 		g := open[best]
 		open[best] = open[len(open)-1]
 		open = open[:len(open)-1]
-		if g.p <= 0 || g.p < least {
-			break
-		}
 		id := g.at[g.rank].ID
 		o.tokens = append(o.tokens, id)
 		o.parents = append(o.parents, g.parent)
