@@ -237,11 +237,25 @@ func (c *costs) learn(p *plan, took time.Duration) {
 	if p.prompt == 0 && t.sure(p.rows) {
 		c.largest = max(c.largest, p.rows)
 	}
-	// What was measured counts, but not what disturbed this round alone.
-	p.spent = min(d/c.load, 1.5*t.paid(p.rows))
+	// What was measured counts, but not what disturbed this round alone, and as much as it disturbs plain passes, too.
+	p.spent = min(d/c.load, clip*t.paid(p.rows))
 	if p.drafts > 0 {
-		p.spent += min(p.draft.Seconds()/c.load, 1.5*c.draft.paid(p.drafts))
+		p.spent += min(p.draft.Seconds()/c.load, clip*c.draft.paid(p.drafts))
 	}
+	p.spent /= c.drag()
+}
+
+// clip is how many times as long as usual a pass may take and still be believed.
+const clip = 1.5
+
+// drag is how much longer than usual plain passes take on average: the usual time is a median, what is spent is a sum.
+func (c *costs) drag() float64 {
+	const prior = 4
+	sum := float64(prior)
+	for _, x := range c.plains {
+		sum += min(x/c.load, clip)
+	}
+	return sum / float64(len(c.plains)+prior)
 }
 
 // Passes between measurements of plain decoding.
@@ -435,22 +449,29 @@ const blockSizes = 4
 // promise nothing have an account of their own, for trials.
 type ledger struct {
 	credit float64 // what may be lost
+	start  float64 // what it was at first
+	won    float64 // what rounds with guesses have gained
 	trials float64 // what trials may be expected to lose
 	since  int     // rounds since the last draft
 }
 
 const (
 	startCredit = 6.0
-	maxCredit   = 12.0 // however much was gained
+	maxBank     = 24.0 // what streams leave to later ones, of which a quarter may be lost
 	maxTrials   = 1.0
 	lossShare   = 0.01 // of all tokens, that may be lost forever
 )
 
-func (l *ledger) reset() { *l = ledger{credit: startCredit, trials: maxTrials} }
+// reset opens the ledger of a stream after others have gained bank tokens. A stream's luck says little, and text on which
+// drafting pays begins with a few bad rounds, too; what was gained before allows to wait for longer.
+func (l *ledger) reset(bank float64) {
+	start := startCredit + bank/4
+	*l = ledger{credit: start, start: start, trials: maxTrials}
+}
 
 // earn counts a round's tokens, of which a share may be lost later: more if drafting should gain much.
 func (l *ledger) earn(tokens, gain float64) {
-	l.credit = max(l.credit, min(l.credit+max(lossShare, 0.1*(gain-1))*tokens, startCredit))
+	l.credit = max(l.credit, min(l.credit+max(lossShare, 0.1*(gain-1))*tokens, l.start))
 	l.trials = max(l.trials, min(l.trials+lossShare*tokens, maxTrials))
 	l.since++
 }
@@ -458,7 +479,8 @@ func (l *ledger) earn(tokens, gain float64) {
 // settle books a round with guesses that yielded tokens and took as long as cost plain tokens. A trial is
 // charged what it should lose, not what it did: its luck says little.
 func (l *ledger) settle(tokens, cost, risk float64) {
-	l.credit = min(l.credit+tokens-cost, maxCredit)
+	l.credit = min(l.credit+tokens-cost, 2*l.start) // however much was gained
+	l.won += tokens - cost
 	l.trials -= risk
 	l.since = 0
 }

@@ -229,7 +229,7 @@ func (r *Runner) wants(decode []*Stream, s *Stream, limit int) bool {
 	}
 	size, gain, cost := r.worth(decode, limit)
 	s.size, s.promise = size, gain
-	if d := s.accept.drafts; d&(d-1) == 0 && s.ledger.credit > startCredit {
+	if d := s.accept.drafts; d&(d-1) == 0 && s.ledger.credit > s.ledger.start {
 		s.size = 0 // ever more rarely, to see whether the whole block has become better
 	}
 	switch {
@@ -396,6 +396,7 @@ func (r *Runner) settle(live []*Stream, p *plan, took time.Duration) {
 	for _, s := range live {
 		if s.done && s.stats.Rounds > 0 {
 			r.prior = s.accept
+			r.bank = min(max(r.bank+s.ledger.won, 0), maxBank)
 		}
 	}
 }

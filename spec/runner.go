@@ -42,6 +42,7 @@ type Runner struct {
 
 	costs    costs
 	prior    acceptance // of earlier streams, where new ones start
+	bank     float64    // what they gained by drafting, in plain tokens
 	features backend.Tensor
 	waiting  []*Stream // streams with rows in features
 	used     int       // rows of features in use

@@ -168,7 +168,7 @@ func (r *Runner) NewStream(c Config) (*Stream, error) {
 	s.cold = r.Drafter == nil || c.DraftSeq == nil || c.DraftSeq.Len() != c.Seq.Len()
 	s.stats.Cold = r.Drafter != nil && s.cold && c.Draft != Off && c.Draft != NGram
 	s.stats.Cached = c.Seq.Len()
-	s.ledger.reset()
+	s.ledger.reset(r.bank)
 	if s.guessesNGram() {
 		s.history.Append(c.Known...)
 		s.history.Append(c.Prompt...)

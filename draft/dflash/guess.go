@@ -26,8 +26,9 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error)
 		out = d.best(p, reqs, top)
 		d.cut(out, func(r, i int) float32 { return sure[p.row(r, i)] })
 	case d.selector != nil:
-		out = d.selector.walk(d, p, reqs, top)
-		d.cut(out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP) })
+		var sure func(r, i int) float32
+		out, sure = d.selector.walk(d, p, reqs, top)
+		d.cut(out, sure)
 	default:
 		out = d.best(p, reqs, top)
 		d.cut(out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP) })

@@ -370,8 +370,9 @@ func selectorReference(t testing.TB, e *edit, d *Drafter) *reference {
 	return r
 }
 
-// selectorBySpec returns the candidates of slot s after the token prev, and their probabilities, best first.
-func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []int64) func(s int, prev int32) (ids []int32, p []float64) {
+// selectorBySpec returns the candidates of slot s after the token prev, their probabilities among each other, best
+// first, and how probable all of them are by the logits.
+func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []int64) func(s int, prev int32) (ids []int32, p []float64, mass float64) {
 	pred, succ := r.e.values("selector_predecessor.weight"), r.e.values("selector_successor.weight")
 	final, logits := r.run(features, r.tokens(last, n+1))
 	target := func(id int32) int32 {
@@ -380,7 +381,7 @@ func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []i
 		}
 		return id
 	}
-	return func(s int, prev int32) (ids []int32, p []float64) {
+	return func(s int, prev int32) (ids []int32, p []float64, mass float64) {
 		l := slices.Clone(logits[s])
 		for i := range l {
 			l[i] = r.cap * math.Tanh(r.logitScale*l[i]/r.cap)
@@ -394,6 +395,7 @@ func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []i
 		var scores []float64
 		for _, c := range order[:5] {
 			v := l[c]
+			mass += math.Exp(logSoftmax(l, c))
 			for k := range 12 {
 				v += succ[int(target(c))*12+k] * pred[int(prev)*12+k] * gate[k]
 			}
@@ -405,7 +407,7 @@ func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []i
 			ids = append(ids, target(order[i]))
 			p = append(p, math.Exp(logSoftmax(scores, int32(i))))
 		}
-		return ids, p
+		return ids, p, mass
 	}
 }
 
@@ -413,7 +415,7 @@ func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []i
 func selectorWalkBySpec(r *reference, features []float64, last int32, n int, d2t []int64) (ids []int32, p []float64) {
 	slot := selectorBySpec(r, features, last, n, d2t)
 	for s := 1; s <= n; s++ {
-		at, q := slot(s, last)
+		at, q, _ := slot(s, last)
 		last = at[0]
 		ids, p = append(ids, at[0]), append(p, q[0])
 	}
@@ -456,18 +458,19 @@ func TestSelector(t *testing.T) {
 			if got := p.Chain(nil); !slices.Equal(got, ids) {
 				t.Errorf("%s, %d guesses: %v, want %v", parts, n, got, ids)
 			}
+			slot := selectorBySpec(r, wide(features), last, n, d2t)
 			for j, cs := range p.At {
-				if math.Abs(math.Exp(float64(cs[0].LogP))-prob[j]) > 1e-3 || len(cs) != 3 {
-					t.Errorf("position %d: %d candidates, best at %.4f; want 3 and %.4f", j, len(cs), math.Exp(float64(cs[0].LogP)), prob[j])
+				_, _, mass := slot(j+1, last)
+				if math.Abs(math.Exp(float64(cs[0].LogP))-prob[j]*mass) > 1e-3 || len(cs) != 3 {
+					t.Errorf("position %d: %d candidates, best at %.4f; want 3 and %.4f", j, len(cs), math.Exp(float64(cs[0].LogP)), prob[j]*mass)
 				}
 			}
-			slot := selectorBySpec(r, wide(features), last, n, d2t)
 			for j := 1; j < n; j++ {
 				for _, before := range p.At[j-1] {
-					ids, prob := slot(j+1, before.ID)
+					ids, prob, mass := slot(j+1, before.ID)
 					for k, c := range p.After(j, before.ID) {
-						if c.ID != ids[k] || math.Abs(math.Exp(float64(c.LogP))-prob[k]) > 1e-3 {
-							t.Errorf("position %d after %d: candidate %d is %d at %.4f; want %d at %.4f", j, before.ID, k, c.ID, math.Exp(float64(c.LogP)), ids[k], prob[k])
+						if c.ID != ids[k] || math.Abs(math.Exp(float64(c.LogP))-prob[k]*mass) > 1e-3 {
+							t.Errorf("position %d after %d: candidate %d is %d at %.4f; want %d at %.4f", j, before.ID, k, c.ID, math.Exp(float64(c.LogP)), ids[k], prob[k]*mass)
 						}
 					}
 				}

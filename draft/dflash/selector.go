@@ -42,9 +42,9 @@ func (d *Drafter) readSelector(l *nn.Loader) *selector {
 	return s
 }
 
-// walk chooses candidates from each request's last token on, every slot given the one chosen before.
-// The probabilities are those among the candidates.
-func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) []draft.Proposal {
+// walk chooses candidates from each request's last token on, every slot given the one chosen before. sure is
+// how probable the best one of a row's candidates is among them.
+func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out []draft.Proposal, sure func(r, i int) float32) {
 	b, rows := d.b, p.logits.Rows
 	s.reserve(d, rows, len(reqs))
 	b.BeginStep(fmt.Sprintf("top/%d", rows))
@@ -81,7 +81,7 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) []dr
 	w := &selectorWalk{s: s, ids: ids, logp: slices.Clone(b.Read(logp)), gate: slices.Clone(b.Read(s.gate.First(rows))),
 		succ: slices.Clone(b.Read(s.sucE.First(len(ids)))), pred: slices.Clone(b.Read(s.predE.First(len(ids))))}
 	anchors := b.Read(s.lastE.First(len(reqs)))
-	out := make([]draft.Proposal, len(reqs))
+	out = make([]draft.Proposal, len(reqs))
 	for r := range reqs {
 		next := func(i int, before int32) []draft.Candidate {
 			e := w.embedding(p.row(r, i-1), before)
@@ -107,7 +107,7 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) []dr
 			out[r].At = append(out[r].At, at)
 		}
 	}
-	return out
+	return out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP - w.mass(p.row(r, i))) }
 }
 
 // selectorWalk is what the walk reads, on the host: a few thousand products per block.
@@ -127,8 +127,17 @@ func (w *selectorWalk) embedding(row int, id int32) []float32 {
 	return nil
 }
 
+// mass is the log-probability that one of a row's candidates is right, as far as the logits know.
+func (w *selectorWalk) mass(row int) float32 {
+	sum := 0.0
+	for _, x := range w.logp[row*w.s.top:][:w.s.top] {
+		sum += math.Exp(float64(x))
+	}
+	return float32(math.Log(min(1, sum)))
+}
+
 // slot scores the candidates of a row after the token whose embedding is before, best first. It leaves out those
-// whose score is not a number.
+// whose score is not a number. Scores say which candidate it is if it is one; their probabilities share the mass.
 func (w *selectorWalk) slot(row int, before []float32) []draft.Candidate {
 	s := w.s
 	fit := make([]float32, s.rank)
@@ -154,7 +163,7 @@ func (w *selectorWalk) slot(row int, before []float32) []draft.Candidate {
 	for _, c := range at {
 		sum += math.Exp(float64(c.LogP - peak))
 	}
-	all := peak + float32(math.Log(sum))
+	all := peak + float32(math.Log(sum)) - w.mass(row)
 	for i := range at {
 		at[i].LogP -= all
 	}
