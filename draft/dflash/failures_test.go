@@ -377,24 +377,23 @@ func TestF123(t *testing.T) {
 	mustFail(t, golden(t, "gemma4").putD2T([]int64{1, 2}).write(t), m, Options{}, "output.weight")
 }
 
-// TestF160: the least probability is compared with probabilities, not with their logarithms.
+// TestF160: the least probability is compared with probabilities, not with their logarithms. TestSelector does the
+// same for drafters with a selector, which compare with the probability among the candidates.
 func TestF160(t *testing.T) {
-	m := openTarget(t, "qwen35")
-	for _, file := range []*edit{golden(t, "qwen35"), selectorFile(t, "qwen35")} {
-		all := file.open(t, m, Options{})
-		seq, features := context(t, all, 1, 20)
-		ps := propose(t, all, 1, draft.Request{Seq: seq, Last: 1, N: 15})[0]
-		for _, least := range []float32{1e-9, 0.003, 0.01, 0.3, 0.6, 0.99} {
-			want := 0
-			for want < 15 && math.Exp(float64(ps.At[want][0].LogP)) >= float64(least) {
-				want++
-			}
-			d := file.open(t, m, Options{PMin: least})
-			seq := d.NewSeq()
-			feed(t, d, seq, features)
-			if got := propose(t, d, 1, draft.Request{Seq: seq, Last: 1, N: 15})[0].Len(); got != want {
-				t.Errorf("least %v: %d guesses, want %d", least, got, want)
-			}
+	m, file := openTarget(t, "qwen35"), golden(t, "qwen35")
+	all := file.open(t, m, Options{})
+	seq, features := context(t, all, 1, 20)
+	ps := propose(t, all, 1, draft.Request{Seq: seq, Last: 1, N: 15})[0]
+	for _, least := range []float32{1e-9, 0.003, 0.01, 0.3, 0.6, 0.99} {
+		want := 0
+		for want < 15 && math.Exp(float64(ps.At[want][0].LogP)) >= float64(least) {
+			want++
+		}
+		d := file.open(t, m, Options{PMin: least})
+		seq := d.NewSeq()
+		feed(t, d, seq, features)
+		if got := propose(t, d, 1, draft.Request{Seq: seq, Last: 1, N: 15})[0].Len(); got != want {
+			t.Errorf("least %v: %d guesses, want %d", least, got, want)
 		}
 	}
 }
