@@ -26,6 +26,7 @@ type Options struct {
 // Backend is the CPU device.
 type Backend struct {
 	pool    *pool
+	spare   int // bytes of memory for copies of weights; negative before it is known
 	workers []worker
 	rounded bool      // whether the current matrix product needs rows
 	rows    qmat.Rows // its activations, rounded to int8
@@ -50,7 +51,7 @@ func New(opt Options) *Backend {
 	if n <= 0 {
 		n = runtime.GOMAXPROCS(0)
 	}
-	b := &Backend{pool: newPool(n), workers: make([]worker, n)}
+	b := &Backend{pool: newPool(n), workers: make([]worker, n), spare: -1}
 	for i := range b.workers {
 		b.workers[i].mul = qmat.NewScratch()
 	}
@@ -149,6 +150,7 @@ type weight struct {
 	data       []byte
 	rows, cols int
 	experts    int
+	woven      []byte    // a copy for products, in another order; nil for none
 	scale      []float32 // of the product: none, one, or one per expert
 }
 
@@ -200,6 +202,7 @@ func (b *Backend) Weight(t, scale *gguf.Tensor) (backend.Weight, error) {
 		if err := m.Validate(); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
+		b.weave(w)
 	}
 	return w, w.setScale(scale)
 }
@@ -234,7 +237,7 @@ func (w *weight) setScale(scale *gguf.Tensor) (err error) {
 }
 
 func (w *weight) matrix(e int) qmat.Matrix {
-	return qmat.Matrix{Type: w.typ, Rows: w.rows, K: w.cols, Data: w.expert(e)}
+	return qmat.Matrix{Type: w.typ, Rows: w.rows, K: w.cols, Data: w.expert(e), Woven: w.woven}
 }
 
 func isFloat(t quant.Type) bool { return t == quant.F32 || t == quant.F16 || t == quant.BF16 }

@@ -1,6 +1,8 @@
 package cpu
 
 import (
+	"runtime"
+
 	"strobe/backend"
 	"strobe/backend/cpu/kernel/qmat"
 	"strobe/backend/cpu/kernel/vec"
@@ -91,6 +93,7 @@ func (b *Backend) product(y backend.Tensor, m *weight, e int, x backend.Tensor, 
 		q := m.matrix(e)
 		n = a.N()
 		q.Mul(out, y.Stride, a, r0, r1, ahead, b.workers[worker].mul)
+		runtime.KeepAlive(m) // with it goes the memory of its copy
 	}
 	if s := m.scaleOf(e); s != 1 {
 		for c := range n {

@@ -54,6 +54,12 @@ var kernels512 = [...]kernels{
 	quant.Q2_0:   {},
 }
 
+// wovenQ4K are the kernels for woven weights. Without transposing, more columns fit into the registers.
+var wovenQ4K = kernels{decodeQ4KWoven, []fusedFunc{fusedQ4KWovenx1, fusedQ4KWovenx2, fusedQ4KWovenx3, fusedQ4KWovenx4,
+	fusedQ4KWovenx5, fusedQ4KWovenx6, fusedQ4KWovenx7, fusedQ4KWovenx8}}
+
+func weavable(t quant.Type) bool { return t == quant.Q4_K && kernel.Best() == kernel.AVX512 }
+
 // kernelsAVX2 is the same for AVX2. One kernel serves any number of columns; without a
 // decoder, the codes are those of format.panel with offset off.
 var kernelsAVX2 = [...]struct {
@@ -122,6 +128,9 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 		return true
 	}
 	k := &kernels512[m.Type]
+	if m.Woven != nil {
+		k = &wovenQ4K
+	}
 	if x.n <= len(k.fused) {
 		m.mulFused(f, k.fused[x.n-1], y, ys, x, r0, r1, ahead, s)
 	} else {
@@ -135,12 +144,16 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 // belongs to another worker, and fetching it too would waste memory bandwidth. Rows that the
 // matrix does not have are zero.
 func (m *Matrix) rows(r, n, ahead, stride int, s *Scratch) (w *byte, next uintptr) {
-	next = uintptr(unsafe.Pointer(&m.Data[r*stride]))
+	data := m.Data
+	if m.Woven != nil && kernel.Current() == kernel.AVX512 {
+		data = m.Woven
+	}
+	next = uintptr(unsafe.Pointer(&data[r*stride]))
 	if r+n < ahead {
 		next += uintptr(n * stride)
 	}
-	if r+n <= m.Rows {
-		return &m.Data[r*stride], next
+	if (r+n)*stride <= len(data) {
+		return &data[r*stride], next
 	}
 	s.tail = grow(s.tail, n*stride)
 	clear(s.tail[copy(s.tail, m.Data[r*stride:]):])
@@ -192,6 +205,10 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, c0, n, r0, r1, ahead int, s *Scratch) {
 	stride := m.K / f.len * f.bytes
 	bb := blockLen / f.len * f.bytes
+	step := bb // from block to block
+	if m.Woven != nil {
+		step *= Panel
+	}
 	tiles := (n + maxTile - 1) / maxTile
 	small, big := n/tiles, n%tiles // big tiles have one column more
 	np := (r1 - r0 + Panel - 1) / Panel
@@ -201,7 +218,7 @@ func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []f
 		values := min(blockLen, m.K-b*blockLen)
 		pf := next + uintptr(b*np*Panel*bb)
 		for i := range np {
-			p, wp := s.panels[i*panelSize:][:panelSize], add(w, i*Panel*stride+b*bb)
+			p, wp := s.panels[i*panelSize:][:panelSize], add(w, i*Panel*stride+b*step)
 			f.decodePanel(k.decode, p, wp, stride, values, f.kind.offset(), pf, decodeAhead/64)
 			pf += uintptr(decodeAhead)
 		}

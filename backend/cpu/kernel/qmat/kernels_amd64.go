@@ -154,6 +154,60 @@ func fusedQ4Kx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ4Kx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
+// decodeQ4KWoven unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeQ4KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// fusedQ4KWovenx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ4KWovenx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ4KWovenx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ4KWovenx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ4KWovenx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx5 multiplies 16 rows by 5 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ4KWovenx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx6 multiplies 16 rows by 6 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ4KWovenx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx7 multiplies 16 rows by 7 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ4KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx8 multiplies 16 rows by 8 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ4KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
 // decodeQ5K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
 //

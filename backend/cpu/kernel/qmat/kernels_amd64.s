@@ -9250,6 +9250,2476 @@ fusedQ4Kx6_chunk:
 	VZEROUPPER
 	RET
 
+// func decodeQ4KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeQ4KWoven(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	MOVL            $0x4b400000, DX
+	VPBROADCASTD    DX, Z0
+	MOVL            $0x0f0f0f0f, DX
+	VPBROADCASTD    DX, Z0
+	MOVQ            $0x1111111111111111, DX
+	KMOVQ           DX, K1
+	MOVQ            pf+32(FP), DX
+	MOVQ            pfStep+40(FP), BX
+	MOVQ            AX, SI
+	LEAQ            4096(AX), DI
+	VMOVDQU64       (CX), Z1
+	VMOVDQU64       64(CX), Z2
+	VMOVDQU64       128(CX), Z3
+	VMOVDQU64       192(CX), Z4
+	VPSRLD          $0x10, Z1, Z5
+	VPMOVDW         Z5, Y5
+	VCVTPH2PS       Y5, Z5
+	VPMOVDW         Z1, Y1
+	VCVTPH2PS       Y1, Z1
+	VPXORD.BCST     dwords<>+24(SB), Z5, Z5
+	VMULPS.BCST     dwords<>+16(SB), Z1, Z6
+	VPANDD.BCST     dwords<>+8(SB), Z2, Z7
+	VPANDD.BCST     dwords<>+8(SB), Z3, Z8
+	VPSRLD          $0x02, Z2, Z2
+	VPANDD.BCST     dwords<>+4(SB), Z2, Z2
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z4, Z2
+	VPSRLD          $0x02, Z3, Z3
+	VPANDD.BCST     dwords<>+4(SB), Z3, Z3
+	VPSRLD          $0x04, Z4, Z4
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z4, Z3
+	VMULPS.BCST     dwords<>+28(SB), Z1, Z4
+	VMULPS.BCST     dwords<>+28(SB), Z5, Z9
+	VMULPS.BCST     dwords<>+28(SB), Z6, Z10
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z11
+	VFMSUB213PS     Z4, Z1, Z11
+	VMOVUPS         Z11, 4096(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z11
+	VFMSUB213PS     Z9, Z5, Z11
+	VMOVUPS         Z11, 5120(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z11
+	VFMSUB213PS     Z10, Z6, Z11
+	VMOVUPS         Z11, 4160(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z11
+	VFMSUB213PS     Z9, Z5, Z11
+	VMOVUPS         Z11, 5184(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z11
+	VFMSUB213PS     Z4, Z1, Z11
+	VMOVUPS         Z11, 4224(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z11
+	VFMSUB213PS     Z9, Z5, Z11
+	VMOVUPS         Z11, 5248(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z11
+	VFMSUB213PS     Z10, Z6, Z11
+	VMOVUPS         Z11, 4288(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z7
+	VFMSUB213PS     Z9, Z5, Z7
+	VMOVUPS         Z7, 5312(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+0(SB), Z2, K1, Z7
+	VFMSUB213PS     Z4, Z1, Z7
+	VMOVUPS         Z7, 4352(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+0(SB), Z3, K1, Z7
+	VFMSUB213PS     Z9, Z5, Z7
+	VMOVUPS         Z7, 5376(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+64(SB), Z2, K1, Z7
+	VFMSUB213PS     Z10, Z6, Z7
+	VMOVUPS         Z7, 4416(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+64(SB), Z3, K1, Z7
+	VFMSUB213PS     Z9, Z5, Z7
+	VMOVUPS         Z7, 5440(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+128(SB), Z2, K1, Z7
+	VFMSUB213PS     Z4, Z1, Z7
+	VMOVUPS         Z7, 4480(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z1
+	VPSHUFB         spread<>+128(SB), Z3, K1, Z1
+	VFMSUB213PS     Z9, Z5, Z1
+	VMOVUPS         Z1, 5504(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z1
+	VPSHUFB         spread<>+192(SB), Z2, K1, Z1
+	VFMSUB213PS     Z10, Z6, Z1
+	VMOVUPS         Z1, 4544(AX)
+	VPBROADCASTD    dwords<>+28(SB), Z1
+	VPSHUFB         spread<>+192(SB), Z3, K1, Z1
+	VFMSUB213PS     Z9, Z5, Z1
+	VMOVUPS         Z1, 5568(AX)
+	MOVQ            $+4, AX
+
+decodeQ4KWoven_loop:
+	VMOVDQU64  256(CX), Z1
+	VPANDD     Z0, Z1, Z2
+	VPANDND    Z1, Z0, Z1
+	VMOVDQU64  Z2, (SI)
+	VMOVDQU64  Z1, 512(SI)
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	VMOVDQU64  320(CX), Z1
+	VPANDD     Z0, Z1, Z2
+	VPANDND    Z1, Z0, Z1
+	VMOVDQU64  Z2, 64(SI)
+	VMOVDQU64  Z1, 576(SI)
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	VMOVDQU64  384(CX), Z1
+	VPANDD     Z0, Z1, Z2
+	VPANDND    Z1, Z0, Z1
+	VMOVDQU64  Z2, 128(SI)
+	VMOVDQU64  Z1, 640(SI)
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	VMOVDQU64  448(CX), Z1
+	VPANDD     Z0, Z1, Z2
+	VPANDND    Z1, Z0, Z1
+	VMOVDQU64  Z2, 192(SI)
+	VMOVDQU64  Z1, 704(SI)
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	VMOVDQU64  512(CX), Z1
+	VPANDD     Z0, Z1, Z2
+	VPANDND    Z1, Z0, Z1
+	VMOVDQU64  Z2, 256(SI)
+	VMOVDQU64  Z1, 768(SI)
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	VMOVDQU64  576(CX), Z1
+	VPANDD     Z0, Z1, Z2
+	VPANDND    Z1, Z0, Z1
+	VMOVDQU64  Z2, 320(SI)
+	VMOVDQU64  Z1, 832(SI)
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	VMOVDQU64  640(CX), Z1
+	VPANDD     Z0, Z1, Z2
+	VPANDND    Z1, Z0, Z1
+	VMOVDQU64  Z2, 384(SI)
+	VMOVDQU64  Z1, 896(SI)
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	VMOVDQU64  704(CX), Z1
+	VPANDD     Z0, Z1, Z2
+	VPANDND    Z1, Z0, Z1
+	VMOVDQU64  Z2, 448(SI)
+	VMOVDQU64  Z1, 960(SI)
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	PREFETCHT1 (DX)
+	ADDQ       BX, DX
+	ADDQ       $+512, CX
+	ADDQ       $+1024, SI
+	ADDQ       $+128, DI
+	DECQ       AX
+	JNZ        decodeQ4KWoven_loop
+	VZEROUPPER
+	RET
+
+// func fusedQ4KWovenx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ4KWovenx1(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVQ         $0x1111111111111111, CX
+	KMOVQ        CX, K1
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z2
+
+fusedQ4KWovenx1_block:
+	VMOVDQU64       (AX), Z3
+	VMOVDQU64       64(AX), Z4
+	VMOVDQU64       128(AX), Z5
+	VMOVDQU64       192(AX), Z6
+	VPSRLD          $0x10, Z3, Z7
+	VPMOVDW         Z7, Y7
+	VCVTPH2PS       Y7, Z7
+	VPMOVDW         Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VPXORD.BCST     dwords<>+24(SB), Z7, Z7
+	VMULPS.BCST     dwords<>+16(SB), Z3, Z8
+	VPANDD.BCST     dwords<>+8(SB), Z4, Z9
+	VPANDD.BCST     dwords<>+8(SB), Z5, Z10
+	VPSRLD          $0x02, Z4, Z4
+	VPANDD.BCST     dwords<>+4(SB), Z4, Z4
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z6, Z4
+	VPSRLD          $0x02, Z5, Z5
+	VPANDD.BCST     dwords<>+4(SB), Z5, Z5
+	VPSRLD          $0x04, Z6, Z6
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z6, Z5
+	VMULPS.BCST     dwords<>+28(SB), Z3, Z6
+	VMULPS.BCST     dwords<>+28(SB), Z7, Z11
+	VMULPS.BCST     dwords<>+28(SB), Z8, Z12
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z13
+	VFMSUB213PS     Z6, Z3, Z13
+	VMOVUPS         Z13, 4096(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z13
+	VFMSUB213PS     Z11, Z7, Z13
+	VMOVUPS         Z13, 5120(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z13
+	VFMSUB213PS     Z12, Z8, Z13
+	VMOVUPS         Z13, 4160(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z13
+	VFMSUB213PS     Z11, Z7, Z13
+	VMOVUPS         Z13, 5184(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z13
+	VFMSUB213PS     Z6, Z3, Z13
+	VMOVUPS         Z13, 4224(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z13
+	VFMSUB213PS     Z11, Z7, Z13
+	VMOVUPS         Z13, 5248(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z13
+	VFMSUB213PS     Z12, Z8, Z13
+	VMOVUPS         Z13, 4288(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z9
+	VFMSUB213PS     Z11, Z7, Z9
+	VMOVUPS         Z9, 5312(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+0(SB), Z4, K1, Z9
+	VFMSUB213PS     Z6, Z3, Z9
+	VMOVUPS         Z9, 4352(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z9
+	VFMSUB213PS     Z11, Z7, Z9
+	VMOVUPS         Z9, 5376(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+64(SB), Z4, K1, Z9
+	VFMSUB213PS     Z12, Z8, Z9
+	VMOVUPS         Z9, 4416(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z9
+	VFMSUB213PS     Z11, Z7, Z9
+	VMOVUPS         Z9, 5440(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+128(SB), Z4, K1, Z9
+	VFMSUB213PS     Z6, Z3, Z9
+	VMOVUPS         Z9, 4480(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z3
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z3
+	VFMSUB213PS     Z11, Z7, Z3
+	VMOVUPS         Z3, 5504(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z3
+	VPSHUFB         spread<>+192(SB), Z4, K1, Z3
+	VFMSUB213PS     Z12, Z8, Z3
+	VMOVUPS         Z3, 4544(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z3
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z3
+	VFMSUB213PS     Z11, Z7, Z3
+	VMOVUPS         Z3, 5568(CX)
+	MOVQ            BX, DI
+	LEAQ            256(BX), R8
+	LEAQ            4096(CX), R9
+	MOVQ            $+4, R10
+
+fusedQ4KWovenx1_chunk:
+	VMOVDQA64        Z0, Z3
+	VMOVDQA64        Z0, Z4
+	VMOVDQU64        256(AX), Z5
+	VPANDD           Z1, Z5, Z6
+	VPANDND          Z5, Z1, Z5
+	VPDPBUSD.BCST    (DI), Z6, Z3
+	VPDPBUSD.BCST    32(DI), Z5, Z4
+	PREFETCHT1       (DX)
+	VMOVDQU64        320(AX), Z5
+	VPANDD           Z1, Z5, Z6
+	VPANDND          Z5, Z1, Z5
+	VPDPBUSD.BCST    4(DI), Z6, Z3
+	VPDPBUSD.BCST    36(DI), Z5, Z4
+	PREFETCHT1       64(DX)
+	VMOVDQU64        384(AX), Z5
+	VPANDD           Z1, Z5, Z6
+	VPANDND          Z5, Z1, Z5
+	VPDPBUSD.BCST    8(DI), Z6, Z3
+	VPDPBUSD.BCST    40(DI), Z5, Z4
+	PREFETCHT1       128(DX)
+	VMOVDQU64        448(AX), Z5
+	VPANDD           Z1, Z5, Z6
+	VPANDND          Z5, Z1, Z5
+	VPDPBUSD.BCST    12(DI), Z6, Z3
+	VPDPBUSD.BCST    44(DI), Z5, Z4
+	PREFETCHT1       192(DX)
+	VMOVDQU64        512(AX), Z5
+	VPANDD           Z1, Z5, Z6
+	VPANDND          Z5, Z1, Z5
+	VPDPBUSD.BCST    16(DI), Z6, Z3
+	VPDPBUSD.BCST    48(DI), Z5, Z4
+	PREFETCHT1       256(DX)
+	VMOVDQU64        576(AX), Z5
+	VPANDD           Z1, Z5, Z6
+	VPANDND          Z5, Z1, Z5
+	VPDPBUSD.BCST    20(DI), Z6, Z3
+	VPDPBUSD.BCST    52(DI), Z5, Z4
+	PREFETCHT1       320(DX)
+	VMOVDQU64        640(AX), Z5
+	VPANDD           Z1, Z5, Z6
+	VPANDND          Z5, Z1, Z5
+	VPDPBUSD.BCST    24(DI), Z6, Z3
+	VPDPBUSD.BCST    56(DI), Z5, Z4
+	PREFETCHT1       384(DX)
+	VMOVDQU64        704(AX), Z5
+	VPANDD           Z1, Z5, Z6
+	VPANDND          Z5, Z1, Z5
+	VPDPBUSD.BCST    28(DI), Z6, Z3
+	VPDPBUSD.BCST    60(DI), Z5, Z4
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	VMOVUPS          (R9), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z3
+	VFMADD231PS.BCST (R8), Z3, Z2
+	VMOVUPS          1024(R9), Z3
+	VFMADD231PS.BCST 64(R8), Z3, Z2
+	VMOVUPS          64(R9), Z5
+	VMULPS           Z0, Z5, Z3
+	VFMSUB213PS      Z3, Z5, Z4
+	VFMADD231PS.BCST 4(R8), Z4, Z2
+	VMOVUPS          1088(R9), Z3
+	VFMADD231PS.BCST 68(R8), Z3, Z2
+	ADDQ             $+512, AX
+	ADDQ             $+64, DI
+	ADDQ             $+8, R8
+	ADDQ             $+128, R9
+	ADDQ             $+576, DX
+	DECQ             R10
+	JNZ              fusedQ4KWovenx1_chunk
+	ADDQ             $+256, AX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ4KWovenx1_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z2, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ4KWovenx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ4KWovenx2(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVQ         $0x1111111111111111, CX
+	KMOVQ        CX, K1
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z2
+	VPXORD       Z0, Z0, Z3
+
+fusedQ4KWovenx2_block:
+	VMOVDQU64       (AX), Z4
+	VMOVDQU64       64(AX), Z5
+	VMOVDQU64       128(AX), Z6
+	VMOVDQU64       192(AX), Z7
+	VPSRLD          $0x10, Z4, Z8
+	VPMOVDW         Z8, Y8
+	VCVTPH2PS       Y8, Z8
+	VPMOVDW         Z4, Y4
+	VCVTPH2PS       Y4, Z4
+	VPXORD.BCST     dwords<>+24(SB), Z8, Z8
+	VMULPS.BCST     dwords<>+16(SB), Z4, Z9
+	VPANDD.BCST     dwords<>+8(SB), Z5, Z10
+	VPANDD.BCST     dwords<>+8(SB), Z6, Z11
+	VPSRLD          $0x02, Z5, Z5
+	VPANDD.BCST     dwords<>+4(SB), Z5, Z5
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z7, Z5
+	VPSRLD          $0x02, Z6, Z6
+	VPANDD.BCST     dwords<>+4(SB), Z6, Z6
+	VPSRLD          $0x04, Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z7, Z6
+	VMULPS.BCST     dwords<>+28(SB), Z4, Z7
+	VMULPS.BCST     dwords<>+28(SB), Z8, Z12
+	VMULPS.BCST     dwords<>+28(SB), Z9, Z13
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z14
+	VFMSUB213PS     Z7, Z4, Z14
+	VMOVUPS         Z14, 4096(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z11, K1, Z14
+	VFMSUB213PS     Z12, Z8, Z14
+	VMOVUPS         Z14, 5120(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z14
+	VFMSUB213PS     Z13, Z9, Z14
+	VMOVUPS         Z14, 4160(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z11, K1, Z14
+	VFMSUB213PS     Z12, Z8, Z14
+	VMOVUPS         Z14, 5184(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z14
+	VFMSUB213PS     Z7, Z4, Z14
+	VMOVUPS         Z14, 4224(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+128(SB), Z11, K1, Z14
+	VFMSUB213PS     Z12, Z8, Z14
+	VMOVUPS         Z14, 5248(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z14
+	VFMSUB213PS     Z13, Z9, Z14
+	VMOVUPS         Z14, 4288(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+192(SB), Z11, K1, Z10
+	VFMSUB213PS     Z12, Z8, Z10
+	VMOVUPS         Z10, 5312(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z5, K1, Z10
+	VFMSUB213PS     Z7, Z4, Z10
+	VMOVUPS         Z10, 4352(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+0(SB), Z6, K1, Z10
+	VFMSUB213PS     Z12, Z8, Z10
+	VMOVUPS         Z10, 5376(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z5, K1, Z10
+	VFMSUB213PS     Z13, Z9, Z10
+	VMOVUPS         Z10, 4416(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+64(SB), Z6, K1, Z10
+	VFMSUB213PS     Z12, Z8, Z10
+	VMOVUPS         Z10, 5440(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z5, K1, Z10
+	VFMSUB213PS     Z7, Z4, Z10
+	VMOVUPS         Z10, 4480(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z4
+	VPSHUFB         spread<>+128(SB), Z6, K1, Z4
+	VFMSUB213PS     Z12, Z8, Z4
+	VMOVUPS         Z4, 5504(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z4
+	VPSHUFB         spread<>+192(SB), Z5, K1, Z4
+	VFMSUB213PS     Z13, Z9, Z4
+	VMOVUPS         Z4, 4544(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z4
+	VPSHUFB         spread<>+192(SB), Z6, K1, Z4
+	VFMSUB213PS     Z12, Z8, Z4
+	VMOVUPS         Z4, 5568(CX)
+	MOVQ            BX, DI
+	LEAQ            256(BX), R8
+	LEAQ            4096(CX), R9
+	MOVQ            $+4, R10
+
+fusedQ4KWovenx2_chunk:
+	VMOVDQA64        Z0, Z4
+	VMOVDQA64        Z0, Z5
+	VMOVDQA64        Z0, Z6
+	VMOVDQA64        Z0, Z7
+	VMOVDQU64        256(AX), Z8
+	VPANDD           Z1, Z8, Z9
+	VPANDND          Z8, Z1, Z8
+	VPDPBUSD.BCST    (DI), Z9, Z4
+	VPDPBUSD.BCST    480(DI), Z9, Z5
+	VPDPBUSD.BCST    32(DI), Z8, Z6
+	VPDPBUSD.BCST    512(DI), Z8, Z7
+	PREFETCHT1       (DX)
+	VMOVDQU64        320(AX), Z8
+	VPANDD           Z1, Z8, Z9
+	VPANDND          Z8, Z1, Z8
+	VPDPBUSD.BCST    4(DI), Z9, Z4
+	VPDPBUSD.BCST    484(DI), Z9, Z5
+	VPDPBUSD.BCST    36(DI), Z8, Z6
+	VPDPBUSD.BCST    516(DI), Z8, Z7
+	PREFETCHT1       64(DX)
+	VMOVDQU64        384(AX), Z8
+	VPANDD           Z1, Z8, Z9
+	VPANDND          Z8, Z1, Z8
+	VPDPBUSD.BCST    8(DI), Z9, Z4
+	VPDPBUSD.BCST    488(DI), Z9, Z5
+	VPDPBUSD.BCST    40(DI), Z8, Z6
+	VPDPBUSD.BCST    520(DI), Z8, Z7
+	PREFETCHT1       128(DX)
+	VMOVDQU64        448(AX), Z8
+	VPANDD           Z1, Z8, Z9
+	VPANDND          Z8, Z1, Z8
+	VPDPBUSD.BCST    12(DI), Z9, Z4
+	VPDPBUSD.BCST    492(DI), Z9, Z5
+	VPDPBUSD.BCST    44(DI), Z8, Z6
+	VPDPBUSD.BCST    524(DI), Z8, Z7
+	PREFETCHT1       192(DX)
+	VMOVDQU64        512(AX), Z8
+	VPANDD           Z1, Z8, Z9
+	VPANDND          Z8, Z1, Z8
+	VPDPBUSD.BCST    16(DI), Z9, Z4
+	VPDPBUSD.BCST    496(DI), Z9, Z5
+	VPDPBUSD.BCST    48(DI), Z8, Z6
+	VPDPBUSD.BCST    528(DI), Z8, Z7
+	PREFETCHT1       256(DX)
+	VMOVDQU64        576(AX), Z8
+	VPANDD           Z1, Z8, Z9
+	VPANDND          Z8, Z1, Z8
+	VPDPBUSD.BCST    20(DI), Z9, Z4
+	VPDPBUSD.BCST    500(DI), Z9, Z5
+	VPDPBUSD.BCST    52(DI), Z8, Z6
+	VPDPBUSD.BCST    532(DI), Z8, Z7
+	PREFETCHT1       320(DX)
+	VMOVDQU64        640(AX), Z8
+	VPANDD           Z1, Z8, Z9
+	VPANDND          Z8, Z1, Z8
+	VPDPBUSD.BCST    24(DI), Z9, Z4
+	VPDPBUSD.BCST    504(DI), Z9, Z5
+	VPDPBUSD.BCST    56(DI), Z8, Z6
+	VPDPBUSD.BCST    536(DI), Z8, Z7
+	PREFETCHT1       384(DX)
+	VMOVDQU64        704(AX), Z8
+	VPANDD           Z1, Z8, Z9
+	VPANDND          Z8, Z1, Z8
+	VPDPBUSD.BCST    28(DI), Z9, Z4
+	VPDPBUSD.BCST    508(DI), Z9, Z5
+	VPDPBUSD.BCST    60(DI), Z8, Z6
+	VPDPBUSD.BCST    540(DI), Z8, Z7
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	VMOVUPS          (R9), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z4
+	VFMADD231PS.BCST (R8), Z4, Z2
+	VFMSUB213PS      Z8, Z9, Z5
+	VFMADD231PS.BCST 480(R8), Z5, Z3
+	VMOVUPS          1024(R9), Z4
+	VFMADD231PS.BCST 64(R8), Z4, Z2
+	VFMADD231PS.BCST 544(R8), Z4, Z3
+	VMOVUPS          64(R9), Z5
+	VMULPS           Z0, Z5, Z4
+	VFMSUB213PS      Z4, Z5, Z6
+	VFMADD231PS.BCST 4(R8), Z6, Z2
+	VFMSUB213PS      Z4, Z5, Z7
+	VFMADD231PS.BCST 484(R8), Z7, Z3
+	VMOVUPS          1088(R9), Z4
+	VFMADD231PS.BCST 68(R8), Z4, Z2
+	VFMADD231PS.BCST 548(R8), Z4, Z3
+	ADDQ             $+512, AX
+	ADDQ             $+64, DI
+	ADDQ             $+8, R8
+	ADDQ             $+128, R9
+	ADDQ             $+576, DX
+	DECQ             R10
+	JNZ              fusedQ4KWovenx2_chunk
+	ADDQ             $+256, AX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ4KWovenx2_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z2, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z3, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ4KWovenx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ4KWovenx3(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVQ         $0x1111111111111111, CX
+	KMOVQ        CX, K1
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z2
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+
+fusedQ4KWovenx3_block:
+	VMOVDQU64       (AX), Z5
+	VMOVDQU64       64(AX), Z6
+	VMOVDQU64       128(AX), Z7
+	VMOVDQU64       192(AX), Z8
+	VPSRLD          $0x10, Z5, Z9
+	VPMOVDW         Z9, Y9
+	VCVTPH2PS       Y9, Z9
+	VPMOVDW         Z5, Y5
+	VCVTPH2PS       Y5, Z5
+	VPXORD.BCST     dwords<>+24(SB), Z9, Z9
+	VMULPS.BCST     dwords<>+16(SB), Z5, Z10
+	VPANDD.BCST     dwords<>+8(SB), Z6, Z11
+	VPANDD.BCST     dwords<>+8(SB), Z7, Z12
+	VPSRLD          $0x02, Z6, Z6
+	VPANDD.BCST     dwords<>+4(SB), Z6, Z6
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z8, Z6
+	VPSRLD          $0x02, Z7, Z7
+	VPANDD.BCST     dwords<>+4(SB), Z7, Z7
+	VPSRLD          $0x04, Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z8, Z7
+	VMULPS.BCST     dwords<>+28(SB), Z5, Z8
+	VMULPS.BCST     dwords<>+28(SB), Z9, Z13
+	VMULPS.BCST     dwords<>+28(SB), Z10, Z14
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+0(SB), Z11, K1, Z15
+	VFMSUB213PS     Z8, Z5, Z15
+	VMOVUPS         Z15, 4096(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+0(SB), Z12, K1, Z15
+	VFMSUB213PS     Z13, Z9, Z15
+	VMOVUPS         Z15, 5120(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+64(SB), Z11, K1, Z15
+	VFMSUB213PS     Z14, Z10, Z15
+	VMOVUPS         Z15, 4160(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+64(SB), Z12, K1, Z15
+	VFMSUB213PS     Z13, Z9, Z15
+	VMOVUPS         Z15, 5184(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+128(SB), Z11, K1, Z15
+	VFMSUB213PS     Z8, Z5, Z15
+	VMOVUPS         Z15, 4224(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+128(SB), Z12, K1, Z15
+	VFMSUB213PS     Z13, Z9, Z15
+	VMOVUPS         Z15, 5248(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+192(SB), Z11, K1, Z15
+	VFMSUB213PS     Z14, Z10, Z15
+	VMOVUPS         Z15, 4288(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+192(SB), Z12, K1, Z11
+	VFMSUB213PS     Z13, Z9, Z11
+	VMOVUPS         Z11, 5312(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z6, K1, Z11
+	VFMSUB213PS     Z8, Z5, Z11
+	VMOVUPS         Z11, 4352(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z11
+	VFMSUB213PS     Z13, Z9, Z11
+	VMOVUPS         Z11, 5376(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z6, K1, Z11
+	VFMSUB213PS     Z14, Z10, Z11
+	VMOVUPS         Z11, 4416(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z11
+	VFMSUB213PS     Z13, Z9, Z11
+	VMOVUPS         Z11, 5440(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z11
+	VPSHUFB         spread<>+128(SB), Z6, K1, Z11
+	VFMSUB213PS     Z8, Z5, Z11
+	VMOVUPS         Z11, 4480(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z5
+	VFMSUB213PS     Z13, Z9, Z5
+	VMOVUPS         Z5, 5504(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+192(SB), Z6, K1, Z5
+	VFMSUB213PS     Z14, Z10, Z5
+	VMOVUPS         Z5, 4544(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z5
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z5
+	VFMSUB213PS     Z13, Z9, Z5
+	VMOVUPS         Z5, 5568(CX)
+	MOVQ            BX, DI
+	LEAQ            256(BX), R8
+	LEAQ            4096(CX), R9
+	MOVQ            $+4, R10
+
+fusedQ4KWovenx3_chunk:
+	VMOVDQA64        Z0, Z5
+	VMOVDQA64        Z0, Z6
+	VMOVDQA64        Z0, Z7
+	VMOVDQA64        Z0, Z8
+	VMOVDQA64        Z0, Z9
+	VMOVDQA64        Z0, Z10
+	VMOVDQU64        256(AX), Z11
+	VPANDD           Z1, Z11, Z12
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    (DI), Z12, Z5
+	VPDPBUSD.BCST    480(DI), Z12, Z6
+	VPDPBUSD.BCST    960(DI), Z12, Z7
+	VPDPBUSD.BCST    32(DI), Z11, Z8
+	VPDPBUSD.BCST    512(DI), Z11, Z9
+	VPDPBUSD.BCST    992(DI), Z11, Z10
+	PREFETCHT1       (DX)
+	VMOVDQU64        320(AX), Z11
+	VPANDD           Z1, Z11, Z12
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    4(DI), Z12, Z5
+	VPDPBUSD.BCST    484(DI), Z12, Z6
+	VPDPBUSD.BCST    964(DI), Z12, Z7
+	VPDPBUSD.BCST    36(DI), Z11, Z8
+	VPDPBUSD.BCST    516(DI), Z11, Z9
+	VPDPBUSD.BCST    996(DI), Z11, Z10
+	PREFETCHT1       64(DX)
+	VMOVDQU64        384(AX), Z11
+	VPANDD           Z1, Z11, Z12
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    8(DI), Z12, Z5
+	VPDPBUSD.BCST    488(DI), Z12, Z6
+	VPDPBUSD.BCST    968(DI), Z12, Z7
+	VPDPBUSD.BCST    40(DI), Z11, Z8
+	VPDPBUSD.BCST    520(DI), Z11, Z9
+	VPDPBUSD.BCST    1000(DI), Z11, Z10
+	PREFETCHT1       128(DX)
+	VMOVDQU64        448(AX), Z11
+	VPANDD           Z1, Z11, Z12
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    12(DI), Z12, Z5
+	VPDPBUSD.BCST    492(DI), Z12, Z6
+	VPDPBUSD.BCST    972(DI), Z12, Z7
+	VPDPBUSD.BCST    44(DI), Z11, Z8
+	VPDPBUSD.BCST    524(DI), Z11, Z9
+	VPDPBUSD.BCST    1004(DI), Z11, Z10
+	PREFETCHT1       192(DX)
+	VMOVDQU64        512(AX), Z11
+	VPANDD           Z1, Z11, Z12
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    16(DI), Z12, Z5
+	VPDPBUSD.BCST    496(DI), Z12, Z6
+	VPDPBUSD.BCST    976(DI), Z12, Z7
+	VPDPBUSD.BCST    48(DI), Z11, Z8
+	VPDPBUSD.BCST    528(DI), Z11, Z9
+	VPDPBUSD.BCST    1008(DI), Z11, Z10
+	PREFETCHT1       256(DX)
+	VMOVDQU64        576(AX), Z11
+	VPANDD           Z1, Z11, Z12
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    20(DI), Z12, Z5
+	VPDPBUSD.BCST    500(DI), Z12, Z6
+	VPDPBUSD.BCST    980(DI), Z12, Z7
+	VPDPBUSD.BCST    52(DI), Z11, Z8
+	VPDPBUSD.BCST    532(DI), Z11, Z9
+	VPDPBUSD.BCST    1012(DI), Z11, Z10
+	PREFETCHT1       320(DX)
+	VMOVDQU64        640(AX), Z11
+	VPANDD           Z1, Z11, Z12
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    24(DI), Z12, Z5
+	VPDPBUSD.BCST    504(DI), Z12, Z6
+	VPDPBUSD.BCST    984(DI), Z12, Z7
+	VPDPBUSD.BCST    56(DI), Z11, Z8
+	VPDPBUSD.BCST    536(DI), Z11, Z9
+	VPDPBUSD.BCST    1016(DI), Z11, Z10
+	PREFETCHT1       384(DX)
+	VMOVDQU64        704(AX), Z11
+	VPANDD           Z1, Z11, Z12
+	VPANDND          Z11, Z1, Z11
+	VPDPBUSD.BCST    28(DI), Z12, Z5
+	VPDPBUSD.BCST    508(DI), Z12, Z6
+	VPDPBUSD.BCST    988(DI), Z12, Z7
+	VPDPBUSD.BCST    60(DI), Z11, Z8
+	VPDPBUSD.BCST    540(DI), Z11, Z9
+	VPDPBUSD.BCST    1020(DI), Z11, Z10
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	VMOVUPS          (R9), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z5
+	VFMADD231PS.BCST (R8), Z5, Z2
+	VFMSUB213PS      Z11, Z12, Z6
+	VFMADD231PS.BCST 480(R8), Z6, Z3
+	VFMSUB213PS      Z11, Z12, Z7
+	VFMADD231PS.BCST 960(R8), Z7, Z4
+	VMOVUPS          1024(R9), Z5
+	VFMADD231PS.BCST 64(R8), Z5, Z2
+	VFMADD231PS.BCST 544(R8), Z5, Z3
+	VFMADD231PS.BCST 1024(R8), Z5, Z4
+	VMOVUPS          64(R9), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 4(R8), Z8, Z2
+	VFMSUB213PS      Z5, Z6, Z9
+	VFMADD231PS.BCST 484(R8), Z9, Z3
+	VFMSUB213PS      Z5, Z6, Z10
+	VFMADD231PS.BCST 964(R8), Z10, Z4
+	VMOVUPS          1088(R9), Z5
+	VFMADD231PS.BCST 68(R8), Z5, Z2
+	VFMADD231PS.BCST 548(R8), Z5, Z3
+	VFMADD231PS.BCST 1028(R8), Z5, Z4
+	ADDQ             $+512, AX
+	ADDQ             $+64, DI
+	ADDQ             $+8, R8
+	ADDQ             $+128, R9
+	ADDQ             $+576, DX
+	DECQ             R10
+	JNZ              fusedQ4KWovenx3_chunk
+	ADDQ             $+256, AX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ4KWovenx3_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z2, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ4KWovenx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ4KWovenx4(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVQ         $0x1111111111111111, CX
+	KMOVQ        CX, K1
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z2
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+
+fusedQ4KWovenx4_block:
+	VMOVDQU64       (AX), Z6
+	VMOVDQU64       64(AX), Z7
+	VMOVDQU64       128(AX), Z8
+	VMOVDQU64       192(AX), Z9
+	VPSRLD          $0x10, Z6, Z10
+	VPMOVDW         Z10, Y10
+	VCVTPH2PS       Y10, Z10
+	VPMOVDW         Z6, Y6
+	VCVTPH2PS       Y6, Z6
+	VPXORD.BCST     dwords<>+24(SB), Z10, Z10
+	VMULPS.BCST     dwords<>+16(SB), Z6, Z11
+	VPANDD.BCST     dwords<>+8(SB), Z7, Z12
+	VPANDD.BCST     dwords<>+8(SB), Z8, Z13
+	VPSRLD          $0x02, Z7, Z7
+	VPANDD.BCST     dwords<>+4(SB), Z7, Z7
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z9, Z7
+	VPSRLD          $0x02, Z8, Z8
+	VPANDD.BCST     dwords<>+4(SB), Z8, Z8
+	VPSRLD          $0x04, Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z9, Z8
+	VMULPS.BCST     dwords<>+28(SB), Z6, Z9
+	VMULPS.BCST     dwords<>+28(SB), Z10, Z14
+	VMULPS.BCST     dwords<>+28(SB), Z11, Z15
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+0(SB), Z12, K1, Z16
+	VFMSUB213PS     Z9, Z6, Z16
+	VMOVUPS         Z16, 4096(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+0(SB), Z13, K1, Z16
+	VFMSUB213PS     Z14, Z10, Z16
+	VMOVUPS         Z16, 5120(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+64(SB), Z12, K1, Z16
+	VFMSUB213PS     Z15, Z11, Z16
+	VMOVUPS         Z16, 4160(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+64(SB), Z13, K1, Z16
+	VFMSUB213PS     Z14, Z10, Z16
+	VMOVUPS         Z16, 5184(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+128(SB), Z12, K1, Z16
+	VFMSUB213PS     Z9, Z6, Z16
+	VMOVUPS         Z16, 4224(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+128(SB), Z13, K1, Z16
+	VFMSUB213PS     Z14, Z10, Z16
+	VMOVUPS         Z16, 5248(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+192(SB), Z12, K1, Z16
+	VFMSUB213PS     Z15, Z11, Z16
+	VMOVUPS         Z16, 4288(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+192(SB), Z13, K1, Z12
+	VFMSUB213PS     Z14, Z10, Z12
+	VMOVUPS         Z12, 5312(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+0(SB), Z7, K1, Z12
+	VFMSUB213PS     Z9, Z6, Z12
+	VMOVUPS         Z12, 4352(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z12
+	VFMSUB213PS     Z14, Z10, Z12
+	VMOVUPS         Z12, 5376(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+64(SB), Z7, K1, Z12
+	VFMSUB213PS     Z15, Z11, Z12
+	VMOVUPS         Z12, 4416(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z12
+	VFMSUB213PS     Z14, Z10, Z12
+	VMOVUPS         Z12, 5440(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z12
+	VPSHUFB         spread<>+128(SB), Z7, K1, Z12
+	VFMSUB213PS     Z9, Z6, Z12
+	VMOVUPS         Z12, 4480(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z6
+	VFMSUB213PS     Z14, Z10, Z6
+	VMOVUPS         Z6, 5504(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+192(SB), Z7, K1, Z6
+	VFMSUB213PS     Z15, Z11, Z6
+	VMOVUPS         Z6, 4544(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z6
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z6
+	VFMSUB213PS     Z14, Z10, Z6
+	VMOVUPS         Z6, 5568(CX)
+	MOVQ            BX, DI
+	LEAQ            256(BX), R8
+	LEAQ            4096(CX), R9
+	MOVQ            $+4, R10
+
+fusedQ4KWovenx4_chunk:
+	VMOVDQA64        Z0, Z6
+	VMOVDQA64        Z0, Z7
+	VMOVDQA64        Z0, Z8
+	VMOVDQA64        Z0, Z9
+	VMOVDQA64        Z0, Z10
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z0, Z12
+	VMOVDQA64        Z0, Z13
+	VMOVDQU64        256(AX), Z14
+	VPANDD           Z1, Z14, Z15
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    (DI), Z15, Z6
+	VPDPBUSD.BCST    480(DI), Z15, Z7
+	VPDPBUSD.BCST    960(DI), Z15, Z8
+	VPDPBUSD.BCST    1440(DI), Z15, Z9
+	VPDPBUSD.BCST    32(DI), Z14, Z10
+	VPDPBUSD.BCST    512(DI), Z14, Z11
+	VPDPBUSD.BCST    992(DI), Z14, Z12
+	VPDPBUSD.BCST    1472(DI), Z14, Z13
+	PREFETCHT1       (DX)
+	VMOVDQU64        320(AX), Z14
+	VPANDD           Z1, Z14, Z15
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    4(DI), Z15, Z6
+	VPDPBUSD.BCST    484(DI), Z15, Z7
+	VPDPBUSD.BCST    964(DI), Z15, Z8
+	VPDPBUSD.BCST    1444(DI), Z15, Z9
+	VPDPBUSD.BCST    36(DI), Z14, Z10
+	VPDPBUSD.BCST    516(DI), Z14, Z11
+	VPDPBUSD.BCST    996(DI), Z14, Z12
+	VPDPBUSD.BCST    1476(DI), Z14, Z13
+	PREFETCHT1       64(DX)
+	VMOVDQU64        384(AX), Z14
+	VPANDD           Z1, Z14, Z15
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    8(DI), Z15, Z6
+	VPDPBUSD.BCST    488(DI), Z15, Z7
+	VPDPBUSD.BCST    968(DI), Z15, Z8
+	VPDPBUSD.BCST    1448(DI), Z15, Z9
+	VPDPBUSD.BCST    40(DI), Z14, Z10
+	VPDPBUSD.BCST    520(DI), Z14, Z11
+	VPDPBUSD.BCST    1000(DI), Z14, Z12
+	VPDPBUSD.BCST    1480(DI), Z14, Z13
+	PREFETCHT1       128(DX)
+	VMOVDQU64        448(AX), Z14
+	VPANDD           Z1, Z14, Z15
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    12(DI), Z15, Z6
+	VPDPBUSD.BCST    492(DI), Z15, Z7
+	VPDPBUSD.BCST    972(DI), Z15, Z8
+	VPDPBUSD.BCST    1452(DI), Z15, Z9
+	VPDPBUSD.BCST    44(DI), Z14, Z10
+	VPDPBUSD.BCST    524(DI), Z14, Z11
+	VPDPBUSD.BCST    1004(DI), Z14, Z12
+	VPDPBUSD.BCST    1484(DI), Z14, Z13
+	PREFETCHT1       192(DX)
+	VMOVDQU64        512(AX), Z14
+	VPANDD           Z1, Z14, Z15
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    16(DI), Z15, Z6
+	VPDPBUSD.BCST    496(DI), Z15, Z7
+	VPDPBUSD.BCST    976(DI), Z15, Z8
+	VPDPBUSD.BCST    1456(DI), Z15, Z9
+	VPDPBUSD.BCST    48(DI), Z14, Z10
+	VPDPBUSD.BCST    528(DI), Z14, Z11
+	VPDPBUSD.BCST    1008(DI), Z14, Z12
+	VPDPBUSD.BCST    1488(DI), Z14, Z13
+	PREFETCHT1       256(DX)
+	VMOVDQU64        576(AX), Z14
+	VPANDD           Z1, Z14, Z15
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    20(DI), Z15, Z6
+	VPDPBUSD.BCST    500(DI), Z15, Z7
+	VPDPBUSD.BCST    980(DI), Z15, Z8
+	VPDPBUSD.BCST    1460(DI), Z15, Z9
+	VPDPBUSD.BCST    52(DI), Z14, Z10
+	VPDPBUSD.BCST    532(DI), Z14, Z11
+	VPDPBUSD.BCST    1012(DI), Z14, Z12
+	VPDPBUSD.BCST    1492(DI), Z14, Z13
+	PREFETCHT1       320(DX)
+	VMOVDQU64        640(AX), Z14
+	VPANDD           Z1, Z14, Z15
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    24(DI), Z15, Z6
+	VPDPBUSD.BCST    504(DI), Z15, Z7
+	VPDPBUSD.BCST    984(DI), Z15, Z8
+	VPDPBUSD.BCST    1464(DI), Z15, Z9
+	VPDPBUSD.BCST    56(DI), Z14, Z10
+	VPDPBUSD.BCST    536(DI), Z14, Z11
+	VPDPBUSD.BCST    1016(DI), Z14, Z12
+	VPDPBUSD.BCST    1496(DI), Z14, Z13
+	PREFETCHT1       384(DX)
+	VMOVDQU64        704(AX), Z14
+	VPANDD           Z1, Z14, Z15
+	VPANDND          Z14, Z1, Z14
+	VPDPBUSD.BCST    28(DI), Z15, Z6
+	VPDPBUSD.BCST    508(DI), Z15, Z7
+	VPDPBUSD.BCST    988(DI), Z15, Z8
+	VPDPBUSD.BCST    1468(DI), Z15, Z9
+	VPDPBUSD.BCST    60(DI), Z14, Z10
+	VPDPBUSD.BCST    540(DI), Z14, Z11
+	VPDPBUSD.BCST    1020(DI), Z14, Z12
+	VPDPBUSD.BCST    1500(DI), Z14, Z13
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	VMOVUPS          (R9), Z15
+	VMULPS           Z0, Z15, Z14
+	VFMSUB213PS      Z14, Z15, Z6
+	VFMADD231PS.BCST (R8), Z6, Z2
+	VFMSUB213PS      Z14, Z15, Z7
+	VFMADD231PS.BCST 480(R8), Z7, Z3
+	VFMSUB213PS      Z14, Z15, Z8
+	VFMADD231PS.BCST 960(R8), Z8, Z4
+	VFMSUB213PS      Z14, Z15, Z9
+	VFMADD231PS.BCST 1440(R8), Z9, Z5
+	VMOVUPS          1024(R9), Z6
+	VFMADD231PS.BCST 64(R8), Z6, Z2
+	VFMADD231PS.BCST 544(R8), Z6, Z3
+	VFMADD231PS.BCST 1024(R8), Z6, Z4
+	VFMADD231PS.BCST 1504(R8), Z6, Z5
+	VMOVUPS          64(R9), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 4(R8), Z10, Z2
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 484(R8), Z11, Z3
+	VFMSUB213PS      Z6, Z7, Z12
+	VFMADD231PS.BCST 964(R8), Z12, Z4
+	VFMSUB213PS      Z6, Z7, Z13
+	VFMADD231PS.BCST 1444(R8), Z13, Z5
+	VMOVUPS          1088(R9), Z6
+	VFMADD231PS.BCST 68(R8), Z6, Z2
+	VFMADD231PS.BCST 548(R8), Z6, Z3
+	VFMADD231PS.BCST 1028(R8), Z6, Z4
+	VFMADD231PS.BCST 1508(R8), Z6, Z5
+	ADDQ             $+512, AX
+	ADDQ             $+64, DI
+	ADDQ             $+8, R8
+	ADDQ             $+128, R9
+	ADDQ             $+576, DX
+	DECQ             R10
+	JNZ              fusedQ4KWovenx4_chunk
+	ADDQ             $+256, AX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ4KWovenx4_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z2, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ4KWovenx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ4KWovenx5(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVQ         $0x1111111111111111, CX
+	KMOVQ        CX, K1
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z2
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+
+fusedQ4KWovenx5_block:
+	VMOVDQU64       (AX), Z7
+	VMOVDQU64       64(AX), Z8
+	VMOVDQU64       128(AX), Z9
+	VMOVDQU64       192(AX), Z10
+	VPSRLD          $0x10, Z7, Z11
+	VPMOVDW         Z11, Y11
+	VCVTPH2PS       Y11, Z11
+	VPMOVDW         Z7, Y7
+	VCVTPH2PS       Y7, Z7
+	VPXORD.BCST     dwords<>+24(SB), Z11, Z11
+	VMULPS.BCST     dwords<>+16(SB), Z7, Z12
+	VPANDD.BCST     dwords<>+8(SB), Z8, Z13
+	VPANDD.BCST     dwords<>+8(SB), Z9, Z14
+	VPSRLD          $0x02, Z8, Z8
+	VPANDD.BCST     dwords<>+4(SB), Z8, Z8
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z10, Z8
+	VPSRLD          $0x02, Z9, Z9
+	VPANDD.BCST     dwords<>+4(SB), Z9, Z9
+	VPSRLD          $0x04, Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z10, Z9
+	VMULPS.BCST     dwords<>+28(SB), Z7, Z10
+	VMULPS.BCST     dwords<>+28(SB), Z11, Z15
+	VMULPS.BCST     dwords<>+28(SB), Z12, Z16
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+0(SB), Z13, K1, Z17
+	VFMSUB213PS     Z10, Z7, Z17
+	VMOVUPS         Z17, 4096(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+0(SB), Z14, K1, Z17
+	VFMSUB213PS     Z15, Z11, Z17
+	VMOVUPS         Z17, 5120(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+64(SB), Z13, K1, Z17
+	VFMSUB213PS     Z16, Z12, Z17
+	VMOVUPS         Z17, 4160(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+64(SB), Z14, K1, Z17
+	VFMSUB213PS     Z15, Z11, Z17
+	VMOVUPS         Z17, 5184(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+128(SB), Z13, K1, Z17
+	VFMSUB213PS     Z10, Z7, Z17
+	VMOVUPS         Z17, 4224(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+128(SB), Z14, K1, Z17
+	VFMSUB213PS     Z15, Z11, Z17
+	VMOVUPS         Z17, 5248(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z17
+	VPSHUFB         spread<>+192(SB), Z13, K1, Z17
+	VFMSUB213PS     Z16, Z12, Z17
+	VMOVUPS         Z17, 4288(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+192(SB), Z14, K1, Z13
+	VFMSUB213PS     Z15, Z11, Z13
+	VMOVUPS         Z13, 5312(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z8, K1, Z13
+	VFMSUB213PS     Z10, Z7, Z13
+	VMOVUPS         Z13, 4352(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z13
+	VFMSUB213PS     Z15, Z11, Z13
+	VMOVUPS         Z13, 5376(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z8, K1, Z13
+	VFMSUB213PS     Z16, Z12, Z13
+	VMOVUPS         Z13, 4416(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z13
+	VFMSUB213PS     Z15, Z11, Z13
+	VMOVUPS         Z13, 5440(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z13
+	VPSHUFB         spread<>+128(SB), Z8, K1, Z13
+	VFMSUB213PS     Z10, Z7, Z13
+	VMOVUPS         Z13, 4480(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z7
+	VFMSUB213PS     Z15, Z11, Z7
+	VMOVUPS         Z7, 5504(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z8, K1, Z7
+	VFMSUB213PS     Z16, Z12, Z7
+	VMOVUPS         Z7, 4544(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z7
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z7
+	VFMSUB213PS     Z15, Z11, Z7
+	VMOVUPS         Z7, 5568(CX)
+	MOVQ            BX, DI
+	LEAQ            256(BX), R8
+	LEAQ            4096(CX), R9
+	MOVQ            $+4, R10
+
+fusedQ4KWovenx5_chunk:
+	VMOVDQA64        Z0, Z7
+	VMOVDQA64        Z0, Z8
+	VMOVDQA64        Z0, Z9
+	VMOVDQA64        Z0, Z10
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z0, Z12
+	VMOVDQA64        Z0, Z13
+	VMOVDQA64        Z0, Z14
+	VMOVDQA64        Z0, Z15
+	VMOVDQA64        Z0, Z16
+	VMOVDQU64        256(AX), Z17
+	VPANDD           Z1, Z17, Z18
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    (DI), Z18, Z7
+	VPDPBUSD.BCST    480(DI), Z18, Z8
+	VPDPBUSD.BCST    960(DI), Z18, Z9
+	VPDPBUSD.BCST    1440(DI), Z18, Z10
+	VPDPBUSD.BCST    1920(DI), Z18, Z11
+	VPDPBUSD.BCST    32(DI), Z17, Z12
+	VPDPBUSD.BCST    512(DI), Z17, Z13
+	VPDPBUSD.BCST    992(DI), Z17, Z14
+	VPDPBUSD.BCST    1472(DI), Z17, Z15
+	VPDPBUSD.BCST    1952(DI), Z17, Z16
+	PREFETCHT1       (DX)
+	VMOVDQU64        320(AX), Z17
+	VPANDD           Z1, Z17, Z18
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    4(DI), Z18, Z7
+	VPDPBUSD.BCST    484(DI), Z18, Z8
+	VPDPBUSD.BCST    964(DI), Z18, Z9
+	VPDPBUSD.BCST    1444(DI), Z18, Z10
+	VPDPBUSD.BCST    1924(DI), Z18, Z11
+	VPDPBUSD.BCST    36(DI), Z17, Z12
+	VPDPBUSD.BCST    516(DI), Z17, Z13
+	VPDPBUSD.BCST    996(DI), Z17, Z14
+	VPDPBUSD.BCST    1476(DI), Z17, Z15
+	VPDPBUSD.BCST    1956(DI), Z17, Z16
+	PREFETCHT1       64(DX)
+	VMOVDQU64        384(AX), Z17
+	VPANDD           Z1, Z17, Z18
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    8(DI), Z18, Z7
+	VPDPBUSD.BCST    488(DI), Z18, Z8
+	VPDPBUSD.BCST    968(DI), Z18, Z9
+	VPDPBUSD.BCST    1448(DI), Z18, Z10
+	VPDPBUSD.BCST    1928(DI), Z18, Z11
+	VPDPBUSD.BCST    40(DI), Z17, Z12
+	VPDPBUSD.BCST    520(DI), Z17, Z13
+	VPDPBUSD.BCST    1000(DI), Z17, Z14
+	VPDPBUSD.BCST    1480(DI), Z17, Z15
+	VPDPBUSD.BCST    1960(DI), Z17, Z16
+	PREFETCHT1       128(DX)
+	VMOVDQU64        448(AX), Z17
+	VPANDD           Z1, Z17, Z18
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    12(DI), Z18, Z7
+	VPDPBUSD.BCST    492(DI), Z18, Z8
+	VPDPBUSD.BCST    972(DI), Z18, Z9
+	VPDPBUSD.BCST    1452(DI), Z18, Z10
+	VPDPBUSD.BCST    1932(DI), Z18, Z11
+	VPDPBUSD.BCST    44(DI), Z17, Z12
+	VPDPBUSD.BCST    524(DI), Z17, Z13
+	VPDPBUSD.BCST    1004(DI), Z17, Z14
+	VPDPBUSD.BCST    1484(DI), Z17, Z15
+	VPDPBUSD.BCST    1964(DI), Z17, Z16
+	PREFETCHT1       192(DX)
+	VMOVDQU64        512(AX), Z17
+	VPANDD           Z1, Z17, Z18
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    16(DI), Z18, Z7
+	VPDPBUSD.BCST    496(DI), Z18, Z8
+	VPDPBUSD.BCST    976(DI), Z18, Z9
+	VPDPBUSD.BCST    1456(DI), Z18, Z10
+	VPDPBUSD.BCST    1936(DI), Z18, Z11
+	VPDPBUSD.BCST    48(DI), Z17, Z12
+	VPDPBUSD.BCST    528(DI), Z17, Z13
+	VPDPBUSD.BCST    1008(DI), Z17, Z14
+	VPDPBUSD.BCST    1488(DI), Z17, Z15
+	VPDPBUSD.BCST    1968(DI), Z17, Z16
+	PREFETCHT1       256(DX)
+	VMOVDQU64        576(AX), Z17
+	VPANDD           Z1, Z17, Z18
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    20(DI), Z18, Z7
+	VPDPBUSD.BCST    500(DI), Z18, Z8
+	VPDPBUSD.BCST    980(DI), Z18, Z9
+	VPDPBUSD.BCST    1460(DI), Z18, Z10
+	VPDPBUSD.BCST    1940(DI), Z18, Z11
+	VPDPBUSD.BCST    52(DI), Z17, Z12
+	VPDPBUSD.BCST    532(DI), Z17, Z13
+	VPDPBUSD.BCST    1012(DI), Z17, Z14
+	VPDPBUSD.BCST    1492(DI), Z17, Z15
+	VPDPBUSD.BCST    1972(DI), Z17, Z16
+	PREFETCHT1       320(DX)
+	VMOVDQU64        640(AX), Z17
+	VPANDD           Z1, Z17, Z18
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    24(DI), Z18, Z7
+	VPDPBUSD.BCST    504(DI), Z18, Z8
+	VPDPBUSD.BCST    984(DI), Z18, Z9
+	VPDPBUSD.BCST    1464(DI), Z18, Z10
+	VPDPBUSD.BCST    1944(DI), Z18, Z11
+	VPDPBUSD.BCST    56(DI), Z17, Z12
+	VPDPBUSD.BCST    536(DI), Z17, Z13
+	VPDPBUSD.BCST    1016(DI), Z17, Z14
+	VPDPBUSD.BCST    1496(DI), Z17, Z15
+	VPDPBUSD.BCST    1976(DI), Z17, Z16
+	PREFETCHT1       384(DX)
+	VMOVDQU64        704(AX), Z17
+	VPANDD           Z1, Z17, Z18
+	VPANDND          Z17, Z1, Z17
+	VPDPBUSD.BCST    28(DI), Z18, Z7
+	VPDPBUSD.BCST    508(DI), Z18, Z8
+	VPDPBUSD.BCST    988(DI), Z18, Z9
+	VPDPBUSD.BCST    1468(DI), Z18, Z10
+	VPDPBUSD.BCST    1948(DI), Z18, Z11
+	VPDPBUSD.BCST    60(DI), Z17, Z12
+	VPDPBUSD.BCST    540(DI), Z17, Z13
+	VPDPBUSD.BCST    1020(DI), Z17, Z14
+	VPDPBUSD.BCST    1500(DI), Z17, Z15
+	VPDPBUSD.BCST    1980(DI), Z17, Z16
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	VMOVUPS          (R9), Z18
+	VMULPS           Z0, Z18, Z17
+	VFMSUB213PS      Z17, Z18, Z7
+	VFMADD231PS.BCST (R8), Z7, Z2
+	VFMSUB213PS      Z17, Z18, Z8
+	VFMADD231PS.BCST 480(R8), Z8, Z3
+	VFMSUB213PS      Z17, Z18, Z9
+	VFMADD231PS.BCST 960(R8), Z9, Z4
+	VFMSUB213PS      Z17, Z18, Z10
+	VFMADD231PS.BCST 1440(R8), Z10, Z5
+	VFMSUB213PS      Z17, Z18, Z11
+	VFMADD231PS.BCST 1920(R8), Z11, Z6
+	VMOVUPS          1024(R9), Z7
+	VFMADD231PS.BCST 64(R8), Z7, Z2
+	VFMADD231PS.BCST 544(R8), Z7, Z3
+	VFMADD231PS.BCST 1024(R8), Z7, Z4
+	VFMADD231PS.BCST 1504(R8), Z7, Z5
+	VFMADD231PS.BCST 1984(R8), Z7, Z6
+	VMOVUPS          64(R9), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 4(R8), Z12, Z2
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 484(R8), Z13, Z3
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 964(R8), Z14, Z4
+	VFMSUB213PS      Z7, Z8, Z15
+	VFMADD231PS.BCST 1444(R8), Z15, Z5
+	VFMSUB213PS      Z7, Z8, Z16
+	VFMADD231PS.BCST 1924(R8), Z16, Z6
+	VMOVUPS          1088(R9), Z7
+	VFMADD231PS.BCST 68(R8), Z7, Z2
+	VFMADD231PS.BCST 548(R8), Z7, Z3
+	VFMADD231PS.BCST 1028(R8), Z7, Z4
+	VFMADD231PS.BCST 1508(R8), Z7, Z5
+	VFMADD231PS.BCST 1988(R8), Z7, Z6
+	ADDQ             $+512, AX
+	ADDQ             $+64, DI
+	ADDQ             $+8, R8
+	ADDQ             $+128, R9
+	ADDQ             $+576, DX
+	DECQ             R10
+	JNZ              fusedQ4KWovenx5_chunk
+	ADDQ             $+256, AX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ4KWovenx5_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z2, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ4KWovenx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ4KWovenx6(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVQ         $0x1111111111111111, CX
+	KMOVQ        CX, K1
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z2
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+	VPXORD       Z0, Z0, Z7
+
+fusedQ4KWovenx6_block:
+	VMOVDQU64       (AX), Z8
+	VMOVDQU64       64(AX), Z9
+	VMOVDQU64       128(AX), Z10
+	VMOVDQU64       192(AX), Z11
+	VPSRLD          $0x10, Z8, Z12
+	VPMOVDW         Z12, Y12
+	VCVTPH2PS       Y12, Z12
+	VPMOVDW         Z8, Y8
+	VCVTPH2PS       Y8, Z8
+	VPXORD.BCST     dwords<>+24(SB), Z12, Z12
+	VMULPS.BCST     dwords<>+16(SB), Z8, Z13
+	VPANDD.BCST     dwords<>+8(SB), Z9, Z14
+	VPANDD.BCST     dwords<>+8(SB), Z10, Z15
+	VPSRLD          $0x02, Z9, Z9
+	VPANDD.BCST     dwords<>+4(SB), Z9, Z9
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z11, Z9
+	VPSRLD          $0x02, Z10, Z10
+	VPANDD.BCST     dwords<>+4(SB), Z10, Z10
+	VPSRLD          $0x04, Z11, Z11
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z11, Z10
+	VMULPS.BCST     dwords<>+28(SB), Z8, Z11
+	VMULPS.BCST     dwords<>+28(SB), Z12, Z16
+	VMULPS.BCST     dwords<>+28(SB), Z13, Z17
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+0(SB), Z14, K1, Z18
+	VFMSUB213PS     Z11, Z8, Z18
+	VMOVUPS         Z18, 4096(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+0(SB), Z15, K1, Z18
+	VFMSUB213PS     Z16, Z12, Z18
+	VMOVUPS         Z18, 5120(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+64(SB), Z14, K1, Z18
+	VFMSUB213PS     Z17, Z13, Z18
+	VMOVUPS         Z18, 4160(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+64(SB), Z15, K1, Z18
+	VFMSUB213PS     Z16, Z12, Z18
+	VMOVUPS         Z18, 5184(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+128(SB), Z14, K1, Z18
+	VFMSUB213PS     Z11, Z8, Z18
+	VMOVUPS         Z18, 4224(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+128(SB), Z15, K1, Z18
+	VFMSUB213PS     Z16, Z12, Z18
+	VMOVUPS         Z18, 5248(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z18
+	VPSHUFB         spread<>+192(SB), Z14, K1, Z18
+	VFMSUB213PS     Z17, Z13, Z18
+	VMOVUPS         Z18, 4288(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+192(SB), Z15, K1, Z14
+	VFMSUB213PS     Z16, Z12, Z14
+	VMOVUPS         Z14, 5312(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z9, K1, Z14
+	VFMSUB213PS     Z11, Z8, Z14
+	VMOVUPS         Z14, 4352(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z14
+	VFMSUB213PS     Z16, Z12, Z14
+	VMOVUPS         Z14, 5376(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z9, K1, Z14
+	VFMSUB213PS     Z17, Z13, Z14
+	VMOVUPS         Z14, 4416(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z14
+	VFMSUB213PS     Z16, Z12, Z14
+	VMOVUPS         Z14, 5440(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z14
+	VPSHUFB         spread<>+128(SB), Z9, K1, Z14
+	VFMSUB213PS     Z11, Z8, Z14
+	VMOVUPS         Z14, 4480(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z8
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z8
+	VFMSUB213PS     Z16, Z12, Z8
+	VMOVUPS         Z8, 5504(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z8
+	VPSHUFB         spread<>+192(SB), Z9, K1, Z8
+	VFMSUB213PS     Z17, Z13, Z8
+	VMOVUPS         Z8, 4544(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z8
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z8
+	VFMSUB213PS     Z16, Z12, Z8
+	VMOVUPS         Z8, 5568(CX)
+	MOVQ            BX, DI
+	LEAQ            256(BX), R8
+	LEAQ            4096(CX), R9
+	MOVQ            $+4, R10
+
+fusedQ4KWovenx6_chunk:
+	VMOVDQA64        Z0, Z8
+	VMOVDQA64        Z0, Z9
+	VMOVDQA64        Z0, Z10
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z0, Z12
+	VMOVDQA64        Z0, Z13
+	VMOVDQA64        Z0, Z14
+	VMOVDQA64        Z0, Z15
+	VMOVDQA64        Z0, Z16
+	VMOVDQA64        Z0, Z17
+	VMOVDQA64        Z0, Z18
+	VMOVDQA64        Z0, Z19
+	VMOVDQU64        256(AX), Z20
+	VPANDD           Z1, Z20, Z21
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    (DI), Z21, Z8
+	VPDPBUSD.BCST    480(DI), Z21, Z9
+	VPDPBUSD.BCST    960(DI), Z21, Z10
+	VPDPBUSD.BCST    1440(DI), Z21, Z11
+	VPDPBUSD.BCST    1920(DI), Z21, Z12
+	VPDPBUSD.BCST    2400(DI), Z21, Z13
+	VPDPBUSD.BCST    32(DI), Z20, Z14
+	VPDPBUSD.BCST    512(DI), Z20, Z15
+	VPDPBUSD.BCST    992(DI), Z20, Z16
+	VPDPBUSD.BCST    1472(DI), Z20, Z17
+	VPDPBUSD.BCST    1952(DI), Z20, Z18
+	VPDPBUSD.BCST    2432(DI), Z20, Z19
+	PREFETCHT1       (DX)
+	VMOVDQU64        320(AX), Z20
+	VPANDD           Z1, Z20, Z21
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    4(DI), Z21, Z8
+	VPDPBUSD.BCST    484(DI), Z21, Z9
+	VPDPBUSD.BCST    964(DI), Z21, Z10
+	VPDPBUSD.BCST    1444(DI), Z21, Z11
+	VPDPBUSD.BCST    1924(DI), Z21, Z12
+	VPDPBUSD.BCST    2404(DI), Z21, Z13
+	VPDPBUSD.BCST    36(DI), Z20, Z14
+	VPDPBUSD.BCST    516(DI), Z20, Z15
+	VPDPBUSD.BCST    996(DI), Z20, Z16
+	VPDPBUSD.BCST    1476(DI), Z20, Z17
+	VPDPBUSD.BCST    1956(DI), Z20, Z18
+	VPDPBUSD.BCST    2436(DI), Z20, Z19
+	PREFETCHT1       64(DX)
+	VMOVDQU64        384(AX), Z20
+	VPANDD           Z1, Z20, Z21
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    8(DI), Z21, Z8
+	VPDPBUSD.BCST    488(DI), Z21, Z9
+	VPDPBUSD.BCST    968(DI), Z21, Z10
+	VPDPBUSD.BCST    1448(DI), Z21, Z11
+	VPDPBUSD.BCST    1928(DI), Z21, Z12
+	VPDPBUSD.BCST    2408(DI), Z21, Z13
+	VPDPBUSD.BCST    40(DI), Z20, Z14
+	VPDPBUSD.BCST    520(DI), Z20, Z15
+	VPDPBUSD.BCST    1000(DI), Z20, Z16
+	VPDPBUSD.BCST    1480(DI), Z20, Z17
+	VPDPBUSD.BCST    1960(DI), Z20, Z18
+	VPDPBUSD.BCST    2440(DI), Z20, Z19
+	PREFETCHT1       128(DX)
+	VMOVDQU64        448(AX), Z20
+	VPANDD           Z1, Z20, Z21
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    12(DI), Z21, Z8
+	VPDPBUSD.BCST    492(DI), Z21, Z9
+	VPDPBUSD.BCST    972(DI), Z21, Z10
+	VPDPBUSD.BCST    1452(DI), Z21, Z11
+	VPDPBUSD.BCST    1932(DI), Z21, Z12
+	VPDPBUSD.BCST    2412(DI), Z21, Z13
+	VPDPBUSD.BCST    44(DI), Z20, Z14
+	VPDPBUSD.BCST    524(DI), Z20, Z15
+	VPDPBUSD.BCST    1004(DI), Z20, Z16
+	VPDPBUSD.BCST    1484(DI), Z20, Z17
+	VPDPBUSD.BCST    1964(DI), Z20, Z18
+	VPDPBUSD.BCST    2444(DI), Z20, Z19
+	PREFETCHT1       192(DX)
+	VMOVDQU64        512(AX), Z20
+	VPANDD           Z1, Z20, Z21
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    16(DI), Z21, Z8
+	VPDPBUSD.BCST    496(DI), Z21, Z9
+	VPDPBUSD.BCST    976(DI), Z21, Z10
+	VPDPBUSD.BCST    1456(DI), Z21, Z11
+	VPDPBUSD.BCST    1936(DI), Z21, Z12
+	VPDPBUSD.BCST    2416(DI), Z21, Z13
+	VPDPBUSD.BCST    48(DI), Z20, Z14
+	VPDPBUSD.BCST    528(DI), Z20, Z15
+	VPDPBUSD.BCST    1008(DI), Z20, Z16
+	VPDPBUSD.BCST    1488(DI), Z20, Z17
+	VPDPBUSD.BCST    1968(DI), Z20, Z18
+	VPDPBUSD.BCST    2448(DI), Z20, Z19
+	PREFETCHT1       256(DX)
+	VMOVDQU64        576(AX), Z20
+	VPANDD           Z1, Z20, Z21
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    20(DI), Z21, Z8
+	VPDPBUSD.BCST    500(DI), Z21, Z9
+	VPDPBUSD.BCST    980(DI), Z21, Z10
+	VPDPBUSD.BCST    1460(DI), Z21, Z11
+	VPDPBUSD.BCST    1940(DI), Z21, Z12
+	VPDPBUSD.BCST    2420(DI), Z21, Z13
+	VPDPBUSD.BCST    52(DI), Z20, Z14
+	VPDPBUSD.BCST    532(DI), Z20, Z15
+	VPDPBUSD.BCST    1012(DI), Z20, Z16
+	VPDPBUSD.BCST    1492(DI), Z20, Z17
+	VPDPBUSD.BCST    1972(DI), Z20, Z18
+	VPDPBUSD.BCST    2452(DI), Z20, Z19
+	PREFETCHT1       320(DX)
+	VMOVDQU64        640(AX), Z20
+	VPANDD           Z1, Z20, Z21
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    24(DI), Z21, Z8
+	VPDPBUSD.BCST    504(DI), Z21, Z9
+	VPDPBUSD.BCST    984(DI), Z21, Z10
+	VPDPBUSD.BCST    1464(DI), Z21, Z11
+	VPDPBUSD.BCST    1944(DI), Z21, Z12
+	VPDPBUSD.BCST    2424(DI), Z21, Z13
+	VPDPBUSD.BCST    56(DI), Z20, Z14
+	VPDPBUSD.BCST    536(DI), Z20, Z15
+	VPDPBUSD.BCST    1016(DI), Z20, Z16
+	VPDPBUSD.BCST    1496(DI), Z20, Z17
+	VPDPBUSD.BCST    1976(DI), Z20, Z18
+	VPDPBUSD.BCST    2456(DI), Z20, Z19
+	PREFETCHT1       384(DX)
+	VMOVDQU64        704(AX), Z20
+	VPANDD           Z1, Z20, Z21
+	VPANDND          Z20, Z1, Z20
+	VPDPBUSD.BCST    28(DI), Z21, Z8
+	VPDPBUSD.BCST    508(DI), Z21, Z9
+	VPDPBUSD.BCST    988(DI), Z21, Z10
+	VPDPBUSD.BCST    1468(DI), Z21, Z11
+	VPDPBUSD.BCST    1948(DI), Z21, Z12
+	VPDPBUSD.BCST    2428(DI), Z21, Z13
+	VPDPBUSD.BCST    60(DI), Z20, Z14
+	VPDPBUSD.BCST    540(DI), Z20, Z15
+	VPDPBUSD.BCST    1020(DI), Z20, Z16
+	VPDPBUSD.BCST    1500(DI), Z20, Z17
+	VPDPBUSD.BCST    1980(DI), Z20, Z18
+	VPDPBUSD.BCST    2460(DI), Z20, Z19
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	VMOVUPS          (R9), Z21
+	VMULPS           Z0, Z21, Z20
+	VFMSUB213PS      Z20, Z21, Z8
+	VFMADD231PS.BCST (R8), Z8, Z2
+	VFMSUB213PS      Z20, Z21, Z9
+	VFMADD231PS.BCST 480(R8), Z9, Z3
+	VFMSUB213PS      Z20, Z21, Z10
+	VFMADD231PS.BCST 960(R8), Z10, Z4
+	VFMSUB213PS      Z20, Z21, Z11
+	VFMADD231PS.BCST 1440(R8), Z11, Z5
+	VFMSUB213PS      Z20, Z21, Z12
+	VFMADD231PS.BCST 1920(R8), Z12, Z6
+	VFMSUB213PS      Z20, Z21, Z13
+	VFMADD231PS.BCST 2400(R8), Z13, Z7
+	VMOVUPS          1024(R9), Z8
+	VFMADD231PS.BCST 64(R8), Z8, Z2
+	VFMADD231PS.BCST 544(R8), Z8, Z3
+	VFMADD231PS.BCST 1024(R8), Z8, Z4
+	VFMADD231PS.BCST 1504(R8), Z8, Z5
+	VFMADD231PS.BCST 1984(R8), Z8, Z6
+	VFMADD231PS.BCST 2464(R8), Z8, Z7
+	VMOVUPS          64(R9), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 4(R8), Z14, Z2
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 484(R8), Z15, Z3
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 964(R8), Z16, Z4
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1444(R8), Z17, Z5
+	VFMSUB213PS      Z8, Z9, Z18
+	VFMADD231PS.BCST 1924(R8), Z18, Z6
+	VFMSUB213PS      Z8, Z9, Z19
+	VFMADD231PS.BCST 2404(R8), Z19, Z7
+	VMOVUPS          1088(R9), Z8
+	VFMADD231PS.BCST 68(R8), Z8, Z2
+	VFMADD231PS.BCST 548(R8), Z8, Z3
+	VFMADD231PS.BCST 1028(R8), Z8, Z4
+	VFMADD231PS.BCST 1508(R8), Z8, Z5
+	VFMADD231PS.BCST 1988(R8), Z8, Z6
+	VFMADD231PS.BCST 2468(R8), Z8, Z7
+	ADDQ             $+512, AX
+	ADDQ             $+64, DI
+	ADDQ             $+8, R8
+	ADDQ             $+128, R9
+	ADDQ             $+576, DX
+	DECQ             R10
+	JNZ              fusedQ4KWovenx6_chunk
+	ADDQ             $+256, AX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ4KWovenx6_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z2, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z7, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ4KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ4KWovenx7(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVQ         $0x1111111111111111, CX
+	KMOVQ        CX, K1
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z2
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+	VPXORD       Z0, Z0, Z7
+	VPXORD       Z0, Z0, Z8
+
+fusedQ4KWovenx7_block:
+	VMOVDQU64       (AX), Z9
+	VMOVDQU64       64(AX), Z10
+	VMOVDQU64       128(AX), Z11
+	VMOVDQU64       192(AX), Z12
+	VPSRLD          $0x10, Z9, Z13
+	VPMOVDW         Z13, Y13
+	VCVTPH2PS       Y13, Z13
+	VPMOVDW         Z9, Y9
+	VCVTPH2PS       Y9, Z9
+	VPXORD.BCST     dwords<>+24(SB), Z13, Z13
+	VMULPS.BCST     dwords<>+16(SB), Z9, Z14
+	VPANDD.BCST     dwords<>+8(SB), Z10, Z15
+	VPANDD.BCST     dwords<>+8(SB), Z11, Z16
+	VPSRLD          $0x02, Z10, Z10
+	VPANDD.BCST     dwords<>+4(SB), Z10, Z10
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z12, Z10
+	VPSRLD          $0x02, Z11, Z11
+	VPANDD.BCST     dwords<>+4(SB), Z11, Z11
+	VPSRLD          $0x04, Z12, Z12
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z12, Z11
+	VMULPS.BCST     dwords<>+28(SB), Z9, Z12
+	VMULPS.BCST     dwords<>+28(SB), Z13, Z17
+	VMULPS.BCST     dwords<>+28(SB), Z14, Z18
+	VPBROADCASTD    dwords<>+28(SB), Z19
+	VPSHUFB         spread<>+0(SB), Z15, K1, Z19
+	VFMSUB213PS     Z12, Z9, Z19
+	VMOVUPS         Z19, 4096(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z19
+	VPSHUFB         spread<>+0(SB), Z16, K1, Z19
+	VFMSUB213PS     Z17, Z13, Z19
+	VMOVUPS         Z19, 5120(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z19
+	VPSHUFB         spread<>+64(SB), Z15, K1, Z19
+	VFMSUB213PS     Z18, Z14, Z19
+	VMOVUPS         Z19, 4160(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z19
+	VPSHUFB         spread<>+64(SB), Z16, K1, Z19
+	VFMSUB213PS     Z17, Z13, Z19
+	VMOVUPS         Z19, 5184(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z19
+	VPSHUFB         spread<>+128(SB), Z15, K1, Z19
+	VFMSUB213PS     Z12, Z9, Z19
+	VMOVUPS         Z19, 4224(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z19
+	VPSHUFB         spread<>+128(SB), Z16, K1, Z19
+	VFMSUB213PS     Z17, Z13, Z19
+	VMOVUPS         Z19, 5248(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z19
+	VPSHUFB         spread<>+192(SB), Z15, K1, Z19
+	VFMSUB213PS     Z18, Z14, Z19
+	VMOVUPS         Z19, 4288(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+192(SB), Z16, K1, Z15
+	VFMSUB213PS     Z17, Z13, Z15
+	VMOVUPS         Z15, 5312(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+0(SB), Z10, K1, Z15
+	VFMSUB213PS     Z12, Z9, Z15
+	VMOVUPS         Z15, 4352(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+0(SB), Z11, K1, Z15
+	VFMSUB213PS     Z17, Z13, Z15
+	VMOVUPS         Z15, 5376(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+64(SB), Z10, K1, Z15
+	VFMSUB213PS     Z18, Z14, Z15
+	VMOVUPS         Z15, 4416(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+64(SB), Z11, K1, Z15
+	VFMSUB213PS     Z17, Z13, Z15
+	VMOVUPS         Z15, 5440(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z15
+	VPSHUFB         spread<>+128(SB), Z10, K1, Z15
+	VFMSUB213PS     Z12, Z9, Z15
+	VMOVUPS         Z15, 4480(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+128(SB), Z11, K1, Z9
+	VFMSUB213PS     Z17, Z13, Z9
+	VMOVUPS         Z9, 5504(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+192(SB), Z10, K1, Z9
+	VFMSUB213PS     Z18, Z14, Z9
+	VMOVUPS         Z9, 4544(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z9
+	VPSHUFB         spread<>+192(SB), Z11, K1, Z9
+	VFMSUB213PS     Z17, Z13, Z9
+	VMOVUPS         Z9, 5568(CX)
+	MOVQ            BX, DI
+	LEAQ            256(BX), R8
+	LEAQ            4096(CX), R9
+	MOVQ            $+4, R10
+
+fusedQ4KWovenx7_chunk:
+	VMOVDQA64        Z0, Z9
+	VMOVDQA64        Z0, Z10
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z0, Z12
+	VMOVDQA64        Z0, Z13
+	VMOVDQA64        Z0, Z14
+	VMOVDQA64        Z0, Z15
+	VMOVDQA64        Z0, Z16
+	VMOVDQA64        Z0, Z17
+	VMOVDQA64        Z0, Z18
+	VMOVDQA64        Z0, Z19
+	VMOVDQA64        Z0, Z20
+	VMOVDQA64        Z0, Z21
+	VMOVDQA64        Z0, Z22
+	VMOVDQU64        256(AX), Z23
+	VPANDD           Z1, Z23, Z24
+	VPANDND          Z23, Z1, Z23
+	VPDPBUSD.BCST    (DI), Z24, Z9
+	VPDPBUSD.BCST    480(DI), Z24, Z10
+	VPDPBUSD.BCST    960(DI), Z24, Z11
+	VPDPBUSD.BCST    1440(DI), Z24, Z12
+	VPDPBUSD.BCST    1920(DI), Z24, Z13
+	VPDPBUSD.BCST    2400(DI), Z24, Z14
+	VPDPBUSD.BCST    2880(DI), Z24, Z15
+	VPDPBUSD.BCST    32(DI), Z23, Z16
+	VPDPBUSD.BCST    512(DI), Z23, Z17
+	VPDPBUSD.BCST    992(DI), Z23, Z18
+	VPDPBUSD.BCST    1472(DI), Z23, Z19
+	VPDPBUSD.BCST    1952(DI), Z23, Z20
+	VPDPBUSD.BCST    2432(DI), Z23, Z21
+	VPDPBUSD.BCST    2912(DI), Z23, Z22
+	PREFETCHT1       (DX)
+	VMOVDQU64        320(AX), Z23
+	VPANDD           Z1, Z23, Z24
+	VPANDND          Z23, Z1, Z23
+	VPDPBUSD.BCST    4(DI), Z24, Z9
+	VPDPBUSD.BCST    484(DI), Z24, Z10
+	VPDPBUSD.BCST    964(DI), Z24, Z11
+	VPDPBUSD.BCST    1444(DI), Z24, Z12
+	VPDPBUSD.BCST    1924(DI), Z24, Z13
+	VPDPBUSD.BCST    2404(DI), Z24, Z14
+	VPDPBUSD.BCST    2884(DI), Z24, Z15
+	VPDPBUSD.BCST    36(DI), Z23, Z16
+	VPDPBUSD.BCST    516(DI), Z23, Z17
+	VPDPBUSD.BCST    996(DI), Z23, Z18
+	VPDPBUSD.BCST    1476(DI), Z23, Z19
+	VPDPBUSD.BCST    1956(DI), Z23, Z20
+	VPDPBUSD.BCST    2436(DI), Z23, Z21
+	VPDPBUSD.BCST    2916(DI), Z23, Z22
+	PREFETCHT1       64(DX)
+	VMOVDQU64        384(AX), Z23
+	VPANDD           Z1, Z23, Z24
+	VPANDND          Z23, Z1, Z23
+	VPDPBUSD.BCST    8(DI), Z24, Z9
+	VPDPBUSD.BCST    488(DI), Z24, Z10
+	VPDPBUSD.BCST    968(DI), Z24, Z11
+	VPDPBUSD.BCST    1448(DI), Z24, Z12
+	VPDPBUSD.BCST    1928(DI), Z24, Z13
+	VPDPBUSD.BCST    2408(DI), Z24, Z14
+	VPDPBUSD.BCST    2888(DI), Z24, Z15
+	VPDPBUSD.BCST    40(DI), Z23, Z16
+	VPDPBUSD.BCST    520(DI), Z23, Z17
+	VPDPBUSD.BCST    1000(DI), Z23, Z18
+	VPDPBUSD.BCST    1480(DI), Z23, Z19
+	VPDPBUSD.BCST    1960(DI), Z23, Z20
+	VPDPBUSD.BCST    2440(DI), Z23, Z21
+	VPDPBUSD.BCST    2920(DI), Z23, Z22
+	PREFETCHT1       128(DX)
+	VMOVDQU64        448(AX), Z23
+	VPANDD           Z1, Z23, Z24
+	VPANDND          Z23, Z1, Z23
+	VPDPBUSD.BCST    12(DI), Z24, Z9
+	VPDPBUSD.BCST    492(DI), Z24, Z10
+	VPDPBUSD.BCST    972(DI), Z24, Z11
+	VPDPBUSD.BCST    1452(DI), Z24, Z12
+	VPDPBUSD.BCST    1932(DI), Z24, Z13
+	VPDPBUSD.BCST    2412(DI), Z24, Z14
+	VPDPBUSD.BCST    2892(DI), Z24, Z15
+	VPDPBUSD.BCST    44(DI), Z23, Z16
+	VPDPBUSD.BCST    524(DI), Z23, Z17
+	VPDPBUSD.BCST    1004(DI), Z23, Z18
+	VPDPBUSD.BCST    1484(DI), Z23, Z19
+	VPDPBUSD.BCST    1964(DI), Z23, Z20
+	VPDPBUSD.BCST    2444(DI), Z23, Z21
+	VPDPBUSD.BCST    2924(DI), Z23, Z22
+	PREFETCHT1       192(DX)
+	VMOVDQU64        512(AX), Z23
+	VPANDD           Z1, Z23, Z24
+	VPANDND          Z23, Z1, Z23
+	VPDPBUSD.BCST    16(DI), Z24, Z9
+	VPDPBUSD.BCST    496(DI), Z24, Z10
+	VPDPBUSD.BCST    976(DI), Z24, Z11
+	VPDPBUSD.BCST    1456(DI), Z24, Z12
+	VPDPBUSD.BCST    1936(DI), Z24, Z13
+	VPDPBUSD.BCST    2416(DI), Z24, Z14
+	VPDPBUSD.BCST    2896(DI), Z24, Z15
+	VPDPBUSD.BCST    48(DI), Z23, Z16
+	VPDPBUSD.BCST    528(DI), Z23, Z17
+	VPDPBUSD.BCST    1008(DI), Z23, Z18
+	VPDPBUSD.BCST    1488(DI), Z23, Z19
+	VPDPBUSD.BCST    1968(DI), Z23, Z20
+	VPDPBUSD.BCST    2448(DI), Z23, Z21
+	VPDPBUSD.BCST    2928(DI), Z23, Z22
+	PREFETCHT1       256(DX)
+	VMOVDQU64        576(AX), Z23
+	VPANDD           Z1, Z23, Z24
+	VPANDND          Z23, Z1, Z23
+	VPDPBUSD.BCST    20(DI), Z24, Z9
+	VPDPBUSD.BCST    500(DI), Z24, Z10
+	VPDPBUSD.BCST    980(DI), Z24, Z11
+	VPDPBUSD.BCST    1460(DI), Z24, Z12
+	VPDPBUSD.BCST    1940(DI), Z24, Z13
+	VPDPBUSD.BCST    2420(DI), Z24, Z14
+	VPDPBUSD.BCST    2900(DI), Z24, Z15
+	VPDPBUSD.BCST    52(DI), Z23, Z16
+	VPDPBUSD.BCST    532(DI), Z23, Z17
+	VPDPBUSD.BCST    1012(DI), Z23, Z18
+	VPDPBUSD.BCST    1492(DI), Z23, Z19
+	VPDPBUSD.BCST    1972(DI), Z23, Z20
+	VPDPBUSD.BCST    2452(DI), Z23, Z21
+	VPDPBUSD.BCST    2932(DI), Z23, Z22
+	PREFETCHT1       320(DX)
+	VMOVDQU64        640(AX), Z23
+	VPANDD           Z1, Z23, Z24
+	VPANDND          Z23, Z1, Z23
+	VPDPBUSD.BCST    24(DI), Z24, Z9
+	VPDPBUSD.BCST    504(DI), Z24, Z10
+	VPDPBUSD.BCST    984(DI), Z24, Z11
+	VPDPBUSD.BCST    1464(DI), Z24, Z12
+	VPDPBUSD.BCST    1944(DI), Z24, Z13
+	VPDPBUSD.BCST    2424(DI), Z24, Z14
+	VPDPBUSD.BCST    2904(DI), Z24, Z15
+	VPDPBUSD.BCST    56(DI), Z23, Z16
+	VPDPBUSD.BCST    536(DI), Z23, Z17
+	VPDPBUSD.BCST    1016(DI), Z23, Z18
+	VPDPBUSD.BCST    1496(DI), Z23, Z19
+	VPDPBUSD.BCST    1976(DI), Z23, Z20
+	VPDPBUSD.BCST    2456(DI), Z23, Z21
+	VPDPBUSD.BCST    2936(DI), Z23, Z22
+	PREFETCHT1       384(DX)
+	VMOVDQU64        704(AX), Z23
+	VPANDD           Z1, Z23, Z24
+	VPANDND          Z23, Z1, Z23
+	VPDPBUSD.BCST    28(DI), Z24, Z9
+	VPDPBUSD.BCST    508(DI), Z24, Z10
+	VPDPBUSD.BCST    988(DI), Z24, Z11
+	VPDPBUSD.BCST    1468(DI), Z24, Z12
+	VPDPBUSD.BCST    1948(DI), Z24, Z13
+	VPDPBUSD.BCST    2428(DI), Z24, Z14
+	VPDPBUSD.BCST    2908(DI), Z24, Z15
+	VPDPBUSD.BCST    60(DI), Z23, Z16
+	VPDPBUSD.BCST    540(DI), Z23, Z17
+	VPDPBUSD.BCST    1020(DI), Z23, Z18
+	VPDPBUSD.BCST    1500(DI), Z23, Z19
+	VPDPBUSD.BCST    1980(DI), Z23, Z20
+	VPDPBUSD.BCST    2460(DI), Z23, Z21
+	VPDPBUSD.BCST    2940(DI), Z23, Z22
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	VMOVUPS          (R9), Z24
+	VMULPS           Z0, Z24, Z23
+	VFMSUB213PS      Z23, Z24, Z9
+	VFMADD231PS.BCST (R8), Z9, Z2
+	VFMSUB213PS      Z23, Z24, Z10
+	VFMADD231PS.BCST 480(R8), Z10, Z3
+	VFMSUB213PS      Z23, Z24, Z11
+	VFMADD231PS.BCST 960(R8), Z11, Z4
+	VFMSUB213PS      Z23, Z24, Z12
+	VFMADD231PS.BCST 1440(R8), Z12, Z5
+	VFMSUB213PS      Z23, Z24, Z13
+	VFMADD231PS.BCST 1920(R8), Z13, Z6
+	VFMSUB213PS      Z23, Z24, Z14
+	VFMADD231PS.BCST 2400(R8), Z14, Z7
+	VFMSUB213PS      Z23, Z24, Z15
+	VFMADD231PS.BCST 2880(R8), Z15, Z8
+	VMOVUPS          1024(R9), Z9
+	VFMADD231PS.BCST 64(R8), Z9, Z2
+	VFMADD231PS.BCST 544(R8), Z9, Z3
+	VFMADD231PS.BCST 1024(R8), Z9, Z4
+	VFMADD231PS.BCST 1504(R8), Z9, Z5
+	VFMADD231PS.BCST 1984(R8), Z9, Z6
+	VFMADD231PS.BCST 2464(R8), Z9, Z7
+	VFMADD231PS.BCST 2944(R8), Z9, Z8
+	VMOVUPS          64(R9), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 4(R8), Z16, Z2
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 484(R8), Z17, Z3
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 964(R8), Z18, Z4
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1444(R8), Z19, Z5
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 1924(R8), Z20, Z6
+	VFMSUB213PS      Z9, Z10, Z21
+	VFMADD231PS.BCST 2404(R8), Z21, Z7
+	VFMSUB213PS      Z9, Z10, Z22
+	VFMADD231PS.BCST 2884(R8), Z22, Z8
+	VMOVUPS          1088(R9), Z9
+	VFMADD231PS.BCST 68(R8), Z9, Z2
+	VFMADD231PS.BCST 548(R8), Z9, Z3
+	VFMADD231PS.BCST 1028(R8), Z9, Z4
+	VFMADD231PS.BCST 1508(R8), Z9, Z5
+	VFMADD231PS.BCST 1988(R8), Z9, Z6
+	VFMADD231PS.BCST 2468(R8), Z9, Z7
+	VFMADD231PS.BCST 2948(R8), Z9, Z8
+	ADDQ             $+512, AX
+	ADDQ             $+64, DI
+	ADDQ             $+8, R8
+	ADDQ             $+128, R9
+	ADDQ             $+576, DX
+	DECQ             R10
+	JNZ              fusedQ4KWovenx7_chunk
+	ADDQ             $+256, AX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ4KWovenx7_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z2, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z7, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z8, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ4KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ4KWovenx8(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVQ         $0x1111111111111111, CX
+	KMOVQ        CX, K1
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z2
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+	VPXORD       Z0, Z0, Z7
+	VPXORD       Z0, Z0, Z8
+	VPXORD       Z0, Z0, Z9
+
+fusedQ4KWovenx8_block:
+	VMOVDQU64       (AX), Z10
+	VMOVDQU64       64(AX), Z11
+	VMOVDQU64       128(AX), Z12
+	VMOVDQU64       192(AX), Z13
+	VPSRLD          $0x10, Z10, Z14
+	VPMOVDW         Z14, Y14
+	VCVTPH2PS       Y14, Z14
+	VPMOVDW         Z10, Y10
+	VCVTPH2PS       Y10, Z10
+	VPXORD.BCST     dwords<>+24(SB), Z14, Z14
+	VMULPS.BCST     dwords<>+16(SB), Z10, Z15
+	VPANDD.BCST     dwords<>+8(SB), Z11, Z16
+	VPANDD.BCST     dwords<>+8(SB), Z12, Z17
+	VPSRLD          $0x02, Z11, Z11
+	VPANDD.BCST     dwords<>+4(SB), Z11, Z11
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z13, Z11
+	VPSRLD          $0x02, Z12, Z12
+	VPANDD.BCST     dwords<>+4(SB), Z12, Z12
+	VPSRLD          $0x04, Z13, Z13
+	VPTERNLOGD.BCST $0xf8, dwords<>+0(SB), Z13, Z12
+	VMULPS.BCST     dwords<>+28(SB), Z10, Z13
+	VMULPS.BCST     dwords<>+28(SB), Z14, Z18
+	VMULPS.BCST     dwords<>+28(SB), Z15, Z19
+	VPBROADCASTD    dwords<>+28(SB), Z20
+	VPSHUFB         spread<>+0(SB), Z16, K1, Z20
+	VFMSUB213PS     Z13, Z10, Z20
+	VMOVUPS         Z20, 4096(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z20
+	VPSHUFB         spread<>+0(SB), Z17, K1, Z20
+	VFMSUB213PS     Z18, Z14, Z20
+	VMOVUPS         Z20, 5120(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z20
+	VPSHUFB         spread<>+64(SB), Z16, K1, Z20
+	VFMSUB213PS     Z19, Z15, Z20
+	VMOVUPS         Z20, 4160(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z20
+	VPSHUFB         spread<>+64(SB), Z17, K1, Z20
+	VFMSUB213PS     Z18, Z14, Z20
+	VMOVUPS         Z20, 5184(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z20
+	VPSHUFB         spread<>+128(SB), Z16, K1, Z20
+	VFMSUB213PS     Z13, Z10, Z20
+	VMOVUPS         Z20, 4224(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z20
+	VPSHUFB         spread<>+128(SB), Z17, K1, Z20
+	VFMSUB213PS     Z18, Z14, Z20
+	VMOVUPS         Z20, 5248(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z20
+	VPSHUFB         spread<>+192(SB), Z16, K1, Z20
+	VFMSUB213PS     Z19, Z15, Z20
+	VMOVUPS         Z20, 4288(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+192(SB), Z17, K1, Z16
+	VFMSUB213PS     Z18, Z14, Z16
+	VMOVUPS         Z16, 5312(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+0(SB), Z11, K1, Z16
+	VFMSUB213PS     Z13, Z10, Z16
+	VMOVUPS         Z16, 4352(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+0(SB), Z12, K1, Z16
+	VFMSUB213PS     Z18, Z14, Z16
+	VMOVUPS         Z16, 5376(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+64(SB), Z11, K1, Z16
+	VFMSUB213PS     Z19, Z15, Z16
+	VMOVUPS         Z16, 4416(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+64(SB), Z12, K1, Z16
+	VFMSUB213PS     Z18, Z14, Z16
+	VMOVUPS         Z16, 5440(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z16
+	VPSHUFB         spread<>+128(SB), Z11, K1, Z16
+	VFMSUB213PS     Z13, Z10, Z16
+	VMOVUPS         Z16, 4480(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+128(SB), Z12, K1, Z10
+	VFMSUB213PS     Z18, Z14, Z10
+	VMOVUPS         Z10, 5504(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+192(SB), Z11, K1, Z10
+	VFMSUB213PS     Z19, Z15, Z10
+	VMOVUPS         Z10, 4544(CX)
+	VPBROADCASTD    dwords<>+28(SB), Z10
+	VPSHUFB         spread<>+192(SB), Z12, K1, Z10
+	VFMSUB213PS     Z18, Z14, Z10
+	VMOVUPS         Z10, 5568(CX)
+	MOVQ            BX, DI
+	LEAQ            256(BX), R8
+	LEAQ            4096(CX), R9
+	MOVQ            $+4, R10
+
+fusedQ4KWovenx8_chunk:
+	VMOVDQA64        Z0, Z10
+	VMOVDQA64        Z0, Z11
+	VMOVDQA64        Z0, Z12
+	VMOVDQA64        Z0, Z13
+	VMOVDQA64        Z0, Z14
+	VMOVDQA64        Z0, Z15
+	VMOVDQA64        Z0, Z16
+	VMOVDQA64        Z0, Z17
+	VMOVDQA64        Z0, Z18
+	VMOVDQA64        Z0, Z19
+	VMOVDQA64        Z0, Z20
+	VMOVDQA64        Z0, Z21
+	VMOVDQA64        Z0, Z22
+	VMOVDQA64        Z0, Z23
+	VMOVDQA64        Z0, Z24
+	VMOVDQA64        Z0, Z25
+	VMOVDQU64        256(AX), Z26
+	VPANDD           Z1, Z26, Z27
+	VPANDND          Z26, Z1, Z26
+	VPDPBUSD.BCST    (DI), Z27, Z10
+	VPDPBUSD.BCST    480(DI), Z27, Z11
+	VPDPBUSD.BCST    960(DI), Z27, Z12
+	VPDPBUSD.BCST    1440(DI), Z27, Z13
+	VPDPBUSD.BCST    1920(DI), Z27, Z14
+	VPDPBUSD.BCST    2400(DI), Z27, Z15
+	VPDPBUSD.BCST    2880(DI), Z27, Z16
+	VPDPBUSD.BCST    3360(DI), Z27, Z17
+	VPDPBUSD.BCST    32(DI), Z26, Z18
+	VPDPBUSD.BCST    512(DI), Z26, Z19
+	VPDPBUSD.BCST    992(DI), Z26, Z20
+	VPDPBUSD.BCST    1472(DI), Z26, Z21
+	VPDPBUSD.BCST    1952(DI), Z26, Z22
+	VPDPBUSD.BCST    2432(DI), Z26, Z23
+	VPDPBUSD.BCST    2912(DI), Z26, Z24
+	VPDPBUSD.BCST    3392(DI), Z26, Z25
+	PREFETCHT1       (DX)
+	VMOVDQU64        320(AX), Z26
+	VPANDD           Z1, Z26, Z27
+	VPANDND          Z26, Z1, Z26
+	VPDPBUSD.BCST    4(DI), Z27, Z10
+	VPDPBUSD.BCST    484(DI), Z27, Z11
+	VPDPBUSD.BCST    964(DI), Z27, Z12
+	VPDPBUSD.BCST    1444(DI), Z27, Z13
+	VPDPBUSD.BCST    1924(DI), Z27, Z14
+	VPDPBUSD.BCST    2404(DI), Z27, Z15
+	VPDPBUSD.BCST    2884(DI), Z27, Z16
+	VPDPBUSD.BCST    3364(DI), Z27, Z17
+	VPDPBUSD.BCST    36(DI), Z26, Z18
+	VPDPBUSD.BCST    516(DI), Z26, Z19
+	VPDPBUSD.BCST    996(DI), Z26, Z20
+	VPDPBUSD.BCST    1476(DI), Z26, Z21
+	VPDPBUSD.BCST    1956(DI), Z26, Z22
+	VPDPBUSD.BCST    2436(DI), Z26, Z23
+	VPDPBUSD.BCST    2916(DI), Z26, Z24
+	VPDPBUSD.BCST    3396(DI), Z26, Z25
+	PREFETCHT1       64(DX)
+	VMOVDQU64        384(AX), Z26
+	VPANDD           Z1, Z26, Z27
+	VPANDND          Z26, Z1, Z26
+	VPDPBUSD.BCST    8(DI), Z27, Z10
+	VPDPBUSD.BCST    488(DI), Z27, Z11
+	VPDPBUSD.BCST    968(DI), Z27, Z12
+	VPDPBUSD.BCST    1448(DI), Z27, Z13
+	VPDPBUSD.BCST    1928(DI), Z27, Z14
+	VPDPBUSD.BCST    2408(DI), Z27, Z15
+	VPDPBUSD.BCST    2888(DI), Z27, Z16
+	VPDPBUSD.BCST    3368(DI), Z27, Z17
+	VPDPBUSD.BCST    40(DI), Z26, Z18
+	VPDPBUSD.BCST    520(DI), Z26, Z19
+	VPDPBUSD.BCST    1000(DI), Z26, Z20
+	VPDPBUSD.BCST    1480(DI), Z26, Z21
+	VPDPBUSD.BCST    1960(DI), Z26, Z22
+	VPDPBUSD.BCST    2440(DI), Z26, Z23
+	VPDPBUSD.BCST    2920(DI), Z26, Z24
+	VPDPBUSD.BCST    3400(DI), Z26, Z25
+	PREFETCHT1       128(DX)
+	VMOVDQU64        448(AX), Z26
+	VPANDD           Z1, Z26, Z27
+	VPANDND          Z26, Z1, Z26
+	VPDPBUSD.BCST    12(DI), Z27, Z10
+	VPDPBUSD.BCST    492(DI), Z27, Z11
+	VPDPBUSD.BCST    972(DI), Z27, Z12
+	VPDPBUSD.BCST    1452(DI), Z27, Z13
+	VPDPBUSD.BCST    1932(DI), Z27, Z14
+	VPDPBUSD.BCST    2412(DI), Z27, Z15
+	VPDPBUSD.BCST    2892(DI), Z27, Z16
+	VPDPBUSD.BCST    3372(DI), Z27, Z17
+	VPDPBUSD.BCST    44(DI), Z26, Z18
+	VPDPBUSD.BCST    524(DI), Z26, Z19
+	VPDPBUSD.BCST    1004(DI), Z26, Z20
+	VPDPBUSD.BCST    1484(DI), Z26, Z21
+	VPDPBUSD.BCST    1964(DI), Z26, Z22
+	VPDPBUSD.BCST    2444(DI), Z26, Z23
+	VPDPBUSD.BCST    2924(DI), Z26, Z24
+	VPDPBUSD.BCST    3404(DI), Z26, Z25
+	PREFETCHT1       192(DX)
+	VMOVDQU64        512(AX), Z26
+	VPANDD           Z1, Z26, Z27
+	VPANDND          Z26, Z1, Z26
+	VPDPBUSD.BCST    16(DI), Z27, Z10
+	VPDPBUSD.BCST    496(DI), Z27, Z11
+	VPDPBUSD.BCST    976(DI), Z27, Z12
+	VPDPBUSD.BCST    1456(DI), Z27, Z13
+	VPDPBUSD.BCST    1936(DI), Z27, Z14
+	VPDPBUSD.BCST    2416(DI), Z27, Z15
+	VPDPBUSD.BCST    2896(DI), Z27, Z16
+	VPDPBUSD.BCST    3376(DI), Z27, Z17
+	VPDPBUSD.BCST    48(DI), Z26, Z18
+	VPDPBUSD.BCST    528(DI), Z26, Z19
+	VPDPBUSD.BCST    1008(DI), Z26, Z20
+	VPDPBUSD.BCST    1488(DI), Z26, Z21
+	VPDPBUSD.BCST    1968(DI), Z26, Z22
+	VPDPBUSD.BCST    2448(DI), Z26, Z23
+	VPDPBUSD.BCST    2928(DI), Z26, Z24
+	VPDPBUSD.BCST    3408(DI), Z26, Z25
+	PREFETCHT1       256(DX)
+	VMOVDQU64        576(AX), Z26
+	VPANDD           Z1, Z26, Z27
+	VPANDND          Z26, Z1, Z26
+	VPDPBUSD.BCST    20(DI), Z27, Z10
+	VPDPBUSD.BCST    500(DI), Z27, Z11
+	VPDPBUSD.BCST    980(DI), Z27, Z12
+	VPDPBUSD.BCST    1460(DI), Z27, Z13
+	VPDPBUSD.BCST    1940(DI), Z27, Z14
+	VPDPBUSD.BCST    2420(DI), Z27, Z15
+	VPDPBUSD.BCST    2900(DI), Z27, Z16
+	VPDPBUSD.BCST    3380(DI), Z27, Z17
+	VPDPBUSD.BCST    52(DI), Z26, Z18
+	VPDPBUSD.BCST    532(DI), Z26, Z19
+	VPDPBUSD.BCST    1012(DI), Z26, Z20
+	VPDPBUSD.BCST    1492(DI), Z26, Z21
+	VPDPBUSD.BCST    1972(DI), Z26, Z22
+	VPDPBUSD.BCST    2452(DI), Z26, Z23
+	VPDPBUSD.BCST    2932(DI), Z26, Z24
+	VPDPBUSD.BCST    3412(DI), Z26, Z25
+	PREFETCHT1       320(DX)
+	VMOVDQU64        640(AX), Z26
+	VPANDD           Z1, Z26, Z27
+	VPANDND          Z26, Z1, Z26
+	VPDPBUSD.BCST    24(DI), Z27, Z10
+	VPDPBUSD.BCST    504(DI), Z27, Z11
+	VPDPBUSD.BCST    984(DI), Z27, Z12
+	VPDPBUSD.BCST    1464(DI), Z27, Z13
+	VPDPBUSD.BCST    1944(DI), Z27, Z14
+	VPDPBUSD.BCST    2424(DI), Z27, Z15
+	VPDPBUSD.BCST    2904(DI), Z27, Z16
+	VPDPBUSD.BCST    3384(DI), Z27, Z17
+	VPDPBUSD.BCST    56(DI), Z26, Z18
+	VPDPBUSD.BCST    536(DI), Z26, Z19
+	VPDPBUSD.BCST    1016(DI), Z26, Z20
+	VPDPBUSD.BCST    1496(DI), Z26, Z21
+	VPDPBUSD.BCST    1976(DI), Z26, Z22
+	VPDPBUSD.BCST    2456(DI), Z26, Z23
+	VPDPBUSD.BCST    2936(DI), Z26, Z24
+	VPDPBUSD.BCST    3416(DI), Z26, Z25
+	PREFETCHT1       384(DX)
+	VMOVDQU64        704(AX), Z26
+	VPANDD           Z1, Z26, Z27
+	VPANDND          Z26, Z1, Z26
+	VPDPBUSD.BCST    28(DI), Z27, Z10
+	VPDPBUSD.BCST    508(DI), Z27, Z11
+	VPDPBUSD.BCST    988(DI), Z27, Z12
+	VPDPBUSD.BCST    1468(DI), Z27, Z13
+	VPDPBUSD.BCST    1948(DI), Z27, Z14
+	VPDPBUSD.BCST    2428(DI), Z27, Z15
+	VPDPBUSD.BCST    2908(DI), Z27, Z16
+	VPDPBUSD.BCST    3388(DI), Z27, Z17
+	VPDPBUSD.BCST    60(DI), Z26, Z18
+	VPDPBUSD.BCST    540(DI), Z26, Z19
+	VPDPBUSD.BCST    1020(DI), Z26, Z20
+	VPDPBUSD.BCST    1500(DI), Z26, Z21
+	VPDPBUSD.BCST    1980(DI), Z26, Z22
+	VPDPBUSD.BCST    2460(DI), Z26, Z23
+	VPDPBUSD.BCST    2940(DI), Z26, Z24
+	VPDPBUSD.BCST    3420(DI), Z26, Z25
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	VMOVUPS          (R9), Z27
+	VMULPS           Z0, Z27, Z26
+	VFMSUB213PS      Z26, Z27, Z10
+	VFMADD231PS.BCST (R8), Z10, Z2
+	VFMSUB213PS      Z26, Z27, Z11
+	VFMADD231PS.BCST 480(R8), Z11, Z3
+	VFMSUB213PS      Z26, Z27, Z12
+	VFMADD231PS.BCST 960(R8), Z12, Z4
+	VFMSUB213PS      Z26, Z27, Z13
+	VFMADD231PS.BCST 1440(R8), Z13, Z5
+	VFMSUB213PS      Z26, Z27, Z14
+	VFMADD231PS.BCST 1920(R8), Z14, Z6
+	VFMSUB213PS      Z26, Z27, Z15
+	VFMADD231PS.BCST 2400(R8), Z15, Z7
+	VFMSUB213PS      Z26, Z27, Z16
+	VFMADD231PS.BCST 2880(R8), Z16, Z8
+	VFMSUB213PS      Z26, Z27, Z17
+	VFMADD231PS.BCST 3360(R8), Z17, Z9
+	VMOVUPS          1024(R9), Z10
+	VFMADD231PS.BCST 64(R8), Z10, Z2
+	VFMADD231PS.BCST 544(R8), Z10, Z3
+	VFMADD231PS.BCST 1024(R8), Z10, Z4
+	VFMADD231PS.BCST 1504(R8), Z10, Z5
+	VFMADD231PS.BCST 1984(R8), Z10, Z6
+	VFMADD231PS.BCST 2464(R8), Z10, Z7
+	VFMADD231PS.BCST 2944(R8), Z10, Z8
+	VFMADD231PS.BCST 3424(R8), Z10, Z9
+	VMOVUPS          64(R9), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 4(R8), Z18, Z2
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 484(R8), Z19, Z3
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 964(R8), Z20, Z4
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1444(R8), Z21, Z5
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 1924(R8), Z22, Z6
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2404(R8), Z23, Z7
+	VFMSUB213PS      Z10, Z11, Z24
+	VFMADD231PS.BCST 2884(R8), Z24, Z8
+	VFMSUB213PS      Z10, Z11, Z25
+	VFMADD231PS.BCST 3364(R8), Z25, Z9
+	VMOVUPS          1088(R9), Z10
+	VFMADD231PS.BCST 68(R8), Z10, Z2
+	VFMADD231PS.BCST 548(R8), Z10, Z3
+	VFMADD231PS.BCST 1028(R8), Z10, Z4
+	VFMADD231PS.BCST 1508(R8), Z10, Z5
+	VFMADD231PS.BCST 1988(R8), Z10, Z6
+	VFMADD231PS.BCST 2468(R8), Z10, Z7
+	VFMADD231PS.BCST 2948(R8), Z10, Z8
+	VFMADD231PS.BCST 3428(R8), Z10, Z9
+	ADDQ             $+512, AX
+	ADDQ             $+64, DI
+	ADDQ             $+8, R8
+	ADDQ             $+128, R9
+	ADDQ             $+576, DX
+	DECQ             R10
+	JNZ              fusedQ4KWovenx8_chunk
+	ADDQ             $+256, AX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ4KWovenx8_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z2, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z7, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z8, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z9, (AX)
+	VZEROUPPER
+	RET
+
 // func decodeQ5K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 // Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·decodeQ5K(SB), NOSPLIT, $0-48

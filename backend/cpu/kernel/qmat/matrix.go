@@ -17,6 +17,8 @@ type Matrix struct {
 	Type    quant.Type
 	Rows, K int
 	Data    []byte
+	// Woven is a copy of Data in another order (see Weave), or nil. With it products of few columns are faster.
+	Woven []byte
 }
 
 // Supported reports whether matrices of type t can be multiplied.

@@ -2,6 +2,8 @@
 
 package qmat
 
+import "strobe/quant"
+
 // Scratch is the working memory of one worker.
 type Scratch struct{}
 
@@ -11,5 +13,7 @@ func NewScratch() *Scratch { return new(Scratch) }
 func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) bool {
 	return false
 }
+
+func weavable(quant.Type) bool { return false }
 
 func quantizeBlocks(out []record, v []float32) { panic("qmat: no assembly in this build") }

@@ -360,15 +360,15 @@ func TestValidate(t *testing.T) {
 		m    Matrix
 		ok   bool
 	}{
-		{"good", Matrix{quant.Q4_K, 2, 512, make([]byte, 576)}, true},
-		{"no rows", Matrix{quant.Q4_K, 0, 512, nil}, true},
-		{"short", Matrix{quant.Q4_K, 2, 512, make([]byte, 575)}, false},
-		{"long", Matrix{quant.Q4_K, 2, 512, make([]byte, 577)}, false},
-		{"half block", Matrix{quant.Q4_K, 2, 384, make([]byte, 432)}, false},
-		{"float", Matrix{quant.F32, 2, 2, make([]byte, 16)}, false},
-		{"unknown", Matrix{quant.Type(999), 2, 2, make([]byte, 16)}, false},
-		{"negative", Matrix{quant.Q8_0, -1, -32, make([]byte, 34)}, false},
-		{"overflow", Matrix{quant.Q8_0, math.MaxInt / 2, 64, make([]byte, 34)}, false},
+		{"good", Matrix{Type: quant.Q4_K, Rows: 2, K: 512, Data: make([]byte, 576)}, true},
+		{"no rows", Matrix{Type: quant.Q4_K, Rows: 0, K: 512, Data: nil}, true},
+		{"short", Matrix{Type: quant.Q4_K, Rows: 2, K: 512, Data: make([]byte, 575)}, false},
+		{"long", Matrix{Type: quant.Q4_K, Rows: 2, K: 512, Data: make([]byte, 577)}, false},
+		{"half block", Matrix{Type: quant.Q4_K, Rows: 2, K: 384, Data: make([]byte, 432)}, false},
+		{"float", Matrix{Type: quant.F32, Rows: 2, K: 2, Data: make([]byte, 16)}, false},
+		{"unknown", Matrix{Type: quant.Type(999), Rows: 2, K: 2, Data: make([]byte, 16)}, false},
+		{"negative", Matrix{Type: quant.Q8_0, Rows: -1, K: -32, Data: make([]byte, 34)}, false},
+		{"overflow", Matrix{Type: quant.Q8_0, Rows: math.MaxInt / 2, K: 64, Data: make([]byte, 34)}, false},
 	} {
 		if err := c.m.Validate(); (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)

@@ -38,6 +38,8 @@ const (
 var formats = []*format{
 	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, ticks: 8, roomy: 4, bytes3: true, fused: 6,
 		consts: []uint32{m0f}, header: header4K, emit: emitQ4K},
+	{name: "Q4KWoven", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, ticks: 8, bytes3: true, fused: 8, woven: true,
+		consts: []uint32{m0f}, header: header4K, emit: emitQ4K},
 	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 32, ticks: 8, roomy: 2, bytes3: true, fused: 4,
 		consts: []uint32{m0f, m10}, header: headerQ5K, emit: emitQ5K},
 	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, ticks: 6, unroll: true, roomy: 4, fused: 4,
@@ -155,6 +157,12 @@ func (e *env) byte(v VecVirtual, j int) VecVirtual {
 
 // quads calls f for the eight groups of 32 bytes at off.
 func quads(e *env, off int, f func(g int, v VecVirtual)) {
+	if e.woven {
+		for g := range 8 {
+			f(g, e.dword16(off+4*g))
+		}
+		return
+	}
 	if e.tight { // the second half only when the first one is done
 		for h := range 2 {
 			for i, v := range e.transpose512(off + 16*h) {

@@ -18,6 +18,7 @@ type format struct {
 	step   int // bytes the rows advance per call of emit
 	ticks  int // calls of tick per call of emit
 	unroll bool
+	woven  bool     // rows are woven
 	bytes3 bool     // header wants byte0
 	roomy  int      // fused kernels with up to as many columns have registers to spare
 	fused  int      // fused kernels exist for 1 to fused columns
@@ -121,7 +122,7 @@ func (e *env) high(v VecVirtual) VecVirtual {
 
 // newEnv loads what formats need before the loop.
 func newEnv(f *format, w, stride Register) *env {
-	e := &env{rows: newRows(w, stride), c: map[uint32]VecVirtual{}, t: map[*[16]byte]VecVirtual{}, ticks: f.ticks}
+	e := &env{rows: newRows(w, stride, f.woven), c: map[uint32]VecVirtual{}, t: map[*[16]byte]VecVirtual{}, ticks: f.ticks}
 	e.mg = bcast(magic)
 	e.c[magic] = e.mg
 	for _, v := range f.consts {
@@ -136,6 +137,9 @@ func newEnv(f *format, w, stride Register) *env {
 		e.byte0 = K()
 		MOVQ(U64(0x1111111111111111), g)
 		KMOVQ(g, e.byte0)
+	}
+	if f.woven {
+		return e
 	}
 	e.idx = ZMM()
 	s := ZMM()

@@ -6,14 +6,20 @@ import (
 	. "github.com/mmcloughlin/avo/reg"
 )
 
-// rows addresses sixteen rows of weights at a fixed distance.
+// rows addresses sixteen rows of weights: at a fixed distance, or woven, dword by dword one after the other. Woven
+// rows need no transposing.
 type rows struct {
-	b     [4]Register // rows 0, 4, 8, 12
+	b     [4]Register // rows 0, 4, 8, 12; of woven ones only the first
 	s, s3 Register
+	woven bool
 }
 
-func newRows(w, stride Register) rows {
-	r := rows{s: stride}
+func newRows(w, stride Register, woven bool) rows {
+	r := rows{s: stride, woven: woven}
+	if woven {
+		r.b[0] = w
+		return r
+	}
 	s3 := GP64()
 	LEAQ(Mem{Base: stride, Index: stride, Scale: 2}, s3)
 	r.s3 = s3
@@ -42,6 +48,10 @@ func (r rows) at(i, off int) Mem {
 
 // advance moves all rows by n bytes.
 func (r rows) advance(n int) {
+	if r.woven {
+		ADDQ(I32(int32(16*n)), r.b[0])
+		return
+	}
 	for _, b := range r.b {
 		ADDQ(I32(int32(n)), b)
 	}
@@ -51,6 +61,12 @@ func (r rows) advance(n int) {
 // 16 dwords, one lane per row.
 func (r rows) transpose512(off int) [4]VecVirtual {
 	var z [4]VecVirtual
+	if r.woven {
+		for i := range z {
+			z[i] = r.dword16(off + 4*i)
+		}
+		return z
+	}
 	for i := range z {
 		z[i] = ZMM()
 		VBROADCASTI32X4(r.at(i, off), z[i])
@@ -59,6 +75,13 @@ func (r rows) transpose512(off int) [4]VecVirtual {
 		}
 	}
 	unpack4(&z)
+	return z
+}
+
+// dword16 loads the dword at off of 16 woven rows.
+func (r rows) dword16(off int) VecVirtual {
+	z := ZMM()
+	VMOVDQU64(mem(r.b[0], 16*off), z)
 	return z
 }
 

@@ -1,0 +1,74 @@
+package qmat
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"strobe/backend/cpu/kernel"
+	"strobe/quant"
+)
+
+// TestWoven: woven weights give the same bits as the rows they were made of, whatever the numbers of rows and
+// columns, on every level, and in parts.
+func TestWoven(t *testing.T) {
+	if !Weavable(quant.Q4_K) {
+		t.Skip("this processor has no kernels for woven weights")
+	}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, rows := range []int{1, 15, 16, 17, 48, 61} {
+		for _, k := range []int{256, 768} {
+			data := make([]byte, rows*quant.Q4_K.RowBytes(k))
+			fill(quant.Q4_K, data, rng)
+			m := Matrix{Type: quant.Q4_K, Rows: rows, K: k, Data: data}
+			w := m
+			w.Woven = make([]byte, m.WovenBytes())
+			for p := range (rows + Panel - 1) / Panel {
+				m.Weave(w.Woven, p, p+1)
+			}
+			x := gauss(40*k, rng)
+			for _, l := range kernel.Available() {
+				for n := 1; n <= 40; n++ {
+					done := kernel.Set(l)
+					a, s := pack(x, n, k), NewScratch()
+					want, got := make([]float32, n*rows), make([]float32, n*rows)
+					m.Mul(want, rows, a, 0, rows, rows, s)
+					cut := rows / 2 &^ (Panel - 1)
+					w.Mul(got, rows, a, cut, rows, rows, s)
+					w.Mul(got, rows, a, 0, cut, rows, s)
+					done()
+					if !slices.Equal(got, want) {
+						t.Fatalf("%d x %d, %d columns, %v: not the same", rows, k, n, l)
+					}
+				}
+			}
+		}
+	}
+}
+
+// BenchmarkWoven compares both layouts on weights that stay in the cache.
+func BenchmarkWoven(b *testing.B) {
+	if !Weavable(quant.Q4_K) {
+		b.Skip("this processor has no kernels for woven weights")
+	}
+	const rows, k = 512, 512
+	rng := rand.New(rand.NewPCG(1, 2))
+	data := make([]byte, rows*quant.Q4_K.RowBytes(k))
+	fill(quant.Q4_K, data, rng)
+	m := Matrix{Type: quant.Q4_K, Rows: rows, K: k, Data: data}
+	w := m
+	w.Woven = make([]byte, m.WovenBytes())
+	m.Weave(w.Woven, 0, rows/Panel)
+	y := make([]float32, 16*rows)
+	for _, n := range []int{1, 2, 4, 6, 8, 16} {
+		a, s := pack(gauss(n*k, rng), n, k), NewScratch()
+		for name, m := range map[string]*Matrix{"rows": &m, "woven": &w} {
+			b.Run(fmt.Sprintf("%s/n=%d", name, n), func(b *testing.B) {
+				for b.Loop() {
+					m.Mul(y, rows, a, 0, rows, rows, s)
+				}
+			})
+		}
+	}
+}
