@@ -37,6 +37,15 @@ type Tensor struct {
 	Type  quant.Type
 	Shape []int  // ne order: Shape[0] is the contiguous axis
 	Data  []byte // part of the mapping: read-only, gone after File.Close
+
+	source *platform.Mapping // nil: the file is in memory
+}
+
+// Forget says that Data will hardly be read again, so that its pages need not stay in memory.
+func (t *Tensor) Forget() {
+	if t.source != nil {
+		t.source.Forget(t.Data)
+	}
 }
 
 // Elems is the number of values.
@@ -151,6 +160,9 @@ func (f *File) addPart(path string) error {
 	p, err := parse(path, m.Bytes())
 	if err != nil {
 		return err
+	}
+	for _, t := range p.tensors {
+		t.source = m
 	}
 	f.parts = append(f.parts, p)
 	return nil

@@ -202,7 +202,7 @@ func (b *Backend) Weight(t, scale *gguf.Tensor) (backend.Weight, error) {
 		if err := m.Validate(); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
-		b.weave(w)
+		b.weave(w, t)
 	}
 	return w, w.setScale(scale)
 }

@@ -4,24 +4,26 @@ import (
 	"runtime"
 
 	"strobe/backend/cpu/kernel/qmat"
+	"strobe/gguf"
+	"strobe/internal/platform"
 )
 
 // weave copies a matrix into the order that its kernels like best (see qmat.Matrix.Weave), as long as the memory set
-// aside for copies lasts. The mapped file is not read again for products, so the system may drop its pages. Experts
-// stay where they are: most of them may never be needed.
-func (b *Backend) weave(w *weight) {
+// aside for copies lasts. Products no longer read the file, so its pages are let go. Experts stay where they
+// are: most of them may never be needed.
+func (b *Backend) weave(w *weight, t *gguf.Tensor) {
 	if w.experts > 1 || !qmat.Weavable(w.typ) {
 		return
 	}
 	m := w.matrix(0)
 	n := m.WovenBytes()
 	if b.spare < 0 {
-		b.spare = availableMemory() / 4
+		b.spare = platform.AvailableMemory() / 4
 	}
 	if n > b.spare {
 		return
 	}
-	mem := mapMemory(n)
+	mem := platform.Anonymous(n)
 	if mem == nil {
 		return
 	}
@@ -29,5 +31,6 @@ func (b *Backend) weave(w *weight) {
 	panels := n / (qmat.Panel * w.typ.RowBytes(w.cols))
 	b.share(panels, n/panels, func(p0, p1 int) { m.Weave(mem, p0, p1) })
 	w.woven = mem
-	runtime.AddCleanup(w, unmapMemory, mem)
+	runtime.AddCleanup(w, platform.Free, mem)
+	t.Forget()
 }

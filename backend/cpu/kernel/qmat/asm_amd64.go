@@ -54,11 +54,25 @@ var kernels512 = [...]kernels{
 	quant.Q2_0:   {},
 }
 
-// wovenQ4K are the kernels for woven weights. Without transposing, more columns fit into the registers.
-var wovenQ4K = kernels{decodeQ4KWoven, []fusedFunc{fusedQ4KWovenx1, fusedQ4KWovenx2, fusedQ4KWovenx3, fusedQ4KWovenx4,
-	fusedQ4KWovenx5, fusedQ4KWovenx6, fusedQ4KWovenx7, fusedQ4KWovenx8}}
+// woven512 is the same for woven weights. Without transposing, more columns fit into the registers.
+var woven512 = map[quant.Type]*kernels{
+	quant.Q4_K: {decodeQ4KWoven, []fusedFunc{fusedQ4KWovenx1, fusedQ4KWovenx2, fusedQ4KWovenx3, fusedQ4KWovenx4,
+		fusedQ4KWovenx5, fusedQ4KWovenx6, fusedQ4KWovenx7, fusedQ4KWovenx8}},
+	quant.Q6_K: {decodeQ6KWoven, []fusedFunc{fusedQ6KWovenx1, fusedQ6KWovenx2, fusedQ6KWovenx3, fusedQ6KWovenx4,
+		fusedQ6KWovenx5, fusedQ6KWovenx6, fusedQ6KWovenx7, fusedQ6KWovenx8}},
+}
 
-func weavable(t quant.Type) bool { return t == quant.Q4_K && kernel.Best() == kernel.AVX512 }
+// weavePieces weaves the first n times 16 bytes of 16 rows.
+func weavePieces(dst, src []byte, stride, n int) bool {
+	if kernel.Best() != kernel.AVX512 {
+		return false
+	}
+	_, _ = dst[:256*n], src[:15*stride+16*n]
+	weave16(&dst[0], &src[0], stride, n)
+	return true
+}
+
+func weavable(t quant.Type) bool { return woven512[t] != nil && kernel.Best() == kernel.AVX512 }
 
 // kernelsAVX2 is the same for AVX2. One kernel serves any number of columns; without a
 // decoder, the codes are those of format.panel with offset off.
@@ -129,7 +143,7 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 	}
 	k := &kernels512[m.Type]
 	if m.Woven != nil {
-		k = &wovenQ4K
+		k = woven512[m.Type]
 	}
 	if x.n <= len(k.fused) {
 		m.mulFused(f, k.fused[x.n-1], y, ys, x, r0, r1, ahead, s)

@@ -268,6 +268,60 @@ func fusedQ6Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ6Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
+// decodeQ6KWoven unpacks 256 values of 16 rows into a panel and prefetches 60 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeQ6KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// fusedQ6KWovenx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ6KWovenx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ6KWovenx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ6KWovenx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ6KWovenx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx5 multiplies 16 rows by 5 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ6KWovenx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx6 multiplies 16 rows by 6 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ6KWovenx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx7 multiplies 16 rows by 7 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ6KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx8 multiplies 16 rows by 8 columns. blocks counts 256 values; last is not used.
+// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedQ6KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
 // decodeQ80 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 //
@@ -531,6 +585,11 @@ func fusedQ3Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //
 //go:noescape
 func fusedQ3Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// weave16 writes n times 16 bytes of 16 rows to dst, dword by dword of all rows. Needs AVX-512 F.
+//
+//go:noescape
+func weave16(dst *byte, w *byte, stride int, n int)
 
 // micro2Min32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.

@@ -18418,6 +18418,8432 @@ fusedQ6Kx4_block:
 	VZEROUPPER
 	RET
 
+// func decodeQ6KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·decodeQ6KWoven(SB), NOSPLIT, $0-48
+	MOVQ         p+0(FP), AX
+	MOVQ         w+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	MOVL         $0x4b400000, DX
+	VPBROADCASTD DX, Z0
+	MOVL         $0x0f0f0f0f, DX
+	VPBROADCASTD DX, Z0
+	MOVL         $0x30303030, DX
+	VPBROADCASTD DX, Z1
+	MOVQ         pf+32(FP), DX
+	MOVQ         pfStep+40(FP), BX
+	MOVQ         AX, SI
+	LEAQ         4096(AX), DI
+	VCVTPH2PS    3328(CX), Z2
+	VMOVDQU64    3072(CX), Z3
+	VMOVDQU64    3136(CX), Z4
+	VMOVDQU64    3200(CX), Z5
+	VMOVDQU64    3264(CX), Z6
+	VPSLLD       $0x18, Z3, Z7
+	VPSRAD       $0x18, Z7, Z7
+	VCVTDQ2PS    Z7, Z7
+	VMULPS       Z2, Z7, Z7
+	VMOVUPS      Z7, 4096(AX)
+	VPSLLD       $0x10, Z3, Z7
+	VPSRAD       $0x18, Z7, Z7
+	VCVTDQ2PS    Z7, Z7
+	VMULPS       Z2, Z7, Z7
+	VMOVUPS      Z7, 4160(AX)
+	VPSLLD       $0x08, Z3, Z7
+	VPSRAD       $0x18, Z7, Z7
+	VCVTDQ2PS    Z7, Z7
+	VMULPS       Z2, Z7, Z7
+	VMOVUPS      Z7, 4224(AX)
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4288(AX)
+	VPSLLD       $0x18, Z4, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4352(AX)
+	VPSLLD       $0x10, Z4, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4416(AX)
+	VPSLLD       $0x08, Z4, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4480(AX)
+	VPSRAD       $0x18, Z4, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4544(AX)
+	VPSLLD       $0x18, Z5, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4608(AX)
+	VPSLLD       $0x10, Z5, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4672(AX)
+	VPSLLD       $0x08, Z5, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4736(AX)
+	VPSRAD       $0x18, Z5, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4800(AX)
+	VPSLLD       $0x18, Z6, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4864(AX)
+	VPSLLD       $0x10, Z6, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4928(AX)
+	VPSLLD       $0x08, Z6, Z3
+	VPSRAD       $0x18, Z3, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 4992(AX)
+	VPSRAD       $0x18, Z6, Z3
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z2, Z3, Z3
+	VMOVUPS      Z3, 5056(AX)
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	VMOVDQU64    (CX), Z2
+	VMOVDQU64    2048(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, (SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1024(SI)
+	VMOVDQU64    64(CX), Z2
+	VMOVDQU64    2112(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 64(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1088(SI)
+	VMOVDQU64    128(CX), Z2
+	VMOVDQU64    2176(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 128(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1152(SI)
+	VMOVDQU64    192(CX), Z2
+	VMOVDQU64    2240(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 192(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1216(SI)
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	VMOVDQU64    256(CX), Z2
+	VMOVDQU64    2304(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 256(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1280(SI)
+	VMOVDQU64    320(CX), Z2
+	VMOVDQU64    2368(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 320(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1344(SI)
+	VMOVDQU64    384(CX), Z2
+	VMOVDQU64    2432(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 384(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1408(SI)
+	VMOVDQU64    448(CX), Z2
+	VMOVDQU64    2496(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 448(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1472(SI)
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	VMOVDQU64    512(CX), Z2
+	VMOVDQU64    2048(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 512(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1536(SI)
+	VMOVDQU64    576(CX), Z2
+	VMOVDQU64    2112(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 576(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1600(SI)
+	VMOVDQU64    640(CX), Z2
+	VMOVDQU64    2176(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 640(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1664(SI)
+	VMOVDQU64    704(CX), Z2
+	VMOVDQU64    2240(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 704(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1728(SI)
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	VMOVDQU64    768(CX), Z2
+	VMOVDQU64    2304(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 768(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1792(SI)
+	VMOVDQU64    832(CX), Z2
+	VMOVDQU64    2368(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 832(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1856(SI)
+	VMOVDQU64    896(CX), Z2
+	VMOVDQU64    2432(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 896(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1920(SI)
+	VMOVDQU64    960(CX), Z2
+	VMOVDQU64    2496(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 960(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1984(SI)
+	ADDQ         $+2048, SI
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	VMOVDQU64    1024(CX), Z2
+	VMOVDQU64    2560(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, (SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1024(SI)
+	VMOVDQU64    1088(CX), Z2
+	VMOVDQU64    2624(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 64(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1088(SI)
+	VMOVDQU64    1152(CX), Z2
+	VMOVDQU64    2688(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 128(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1152(SI)
+	VMOVDQU64    1216(CX), Z2
+	VMOVDQU64    2752(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 192(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1216(SI)
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	VMOVDQU64    1280(CX), Z2
+	VMOVDQU64    2816(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 256(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1280(SI)
+	VMOVDQU64    1344(CX), Z2
+	VMOVDQU64    2880(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 320(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1344(SI)
+	VMOVDQU64    1408(CX), Z2
+	VMOVDQU64    2944(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 384(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1408(SI)
+	VMOVDQU64    1472(CX), Z2
+	VMOVDQU64    3008(CX), Z3
+	VPSLLD       $0x04, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 448(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1472(SI)
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	VMOVDQU64    1536(CX), Z2
+	VMOVDQU64    2560(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 512(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1536(SI)
+	VMOVDQU64    1600(CX), Z2
+	VMOVDQU64    2624(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 576(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1600(SI)
+	VMOVDQU64    1664(CX), Z2
+	VMOVDQU64    2688(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 640(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1664(SI)
+	VMOVDQU64    1728(CX), Z2
+	VMOVDQU64    2752(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 704(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1728(SI)
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	PREFETCHT1   (DX)
+	ADDQ         BX, DX
+	VMOVDQU64    1792(CX), Z2
+	VMOVDQU64    2816(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 768(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1792(SI)
+	VMOVDQU64    1856(CX), Z2
+	VMOVDQU64    2880(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 832(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1856(SI)
+	VMOVDQU64    1920(CX), Z2
+	VMOVDQU64    2944(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 896(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1920(SI)
+	VMOVDQU64    1984(CX), Z2
+	VMOVDQU64    3008(CX), Z3
+	VPSLLD       $0x02, Z3, Z4
+	VPANDD       Z1, Z4, Z4
+	VPSRLD       $0x02, Z3, Z3
+	VPANDD       Z1, Z3, Z3
+	VPTERNLOGD   $0xf8, Z0, Z2, Z4
+	VMOVDQU64    Z4, 960(SI)
+	VPSRLD       $0x04, Z2, Z2
+	VPTERNLOGD   $0xf8, Z0, Z2, Z3
+	VMOVDQU64    Z3, 1984(SI)
+	ADDQ         $+2048, SI
+	VZEROUPPER
+	RET
+
+// func fusedQ6KWovenx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ6KWovenx1(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVL         $0x30303030, CX
+	VPBROADCASTD CX, Z2
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z3
+
+fusedQ6KWovenx1_block:
+	VCVTPH2PS        3328(AX), Z4
+	VMOVDQU64        3072(AX), Z5
+	VMOVDQU64        3136(AX), Z6
+	VMOVDQU64        3200(AX), Z7
+	VMOVDQU64        3264(AX), Z8
+	VPSLLD           $0x18, Z5, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z4, Z9, Z9
+	VMOVUPS          Z9, 4096(CX)
+	VPSLLD           $0x10, Z5, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z4, Z9, Z9
+	VMOVUPS          Z9, 4160(CX)
+	VPSLLD           $0x08, Z5, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z4, Z9, Z9
+	VMOVUPS          Z9, 4224(CX)
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4288(CX)
+	VPSLLD           $0x18, Z6, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4352(CX)
+	VPSLLD           $0x10, Z6, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4416(CX)
+	VPSLLD           $0x08, Z6, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4480(CX)
+	VPSRAD           $0x18, Z6, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4544(CX)
+	VPSLLD           $0x18, Z7, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4608(CX)
+	VPSLLD           $0x10, Z7, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4672(CX)
+	VPSLLD           $0x08, Z7, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4736(CX)
+	VPSRAD           $0x18, Z7, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4800(CX)
+	VPSLLD           $0x18, Z8, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4864(CX)
+	VPSLLD           $0x10, Z8, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4928(CX)
+	VPSLLD           $0x08, Z8, Z5
+	VPSRAD           $0x18, Z5, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 4992(CX)
+	VPSRAD           $0x18, Z8, Z5
+	VCVTDQ2PS        Z5, Z5
+	VMULPS           Z4, Z5, Z5
+	VMOVUPS          Z5, 5056(CX)
+	LEAQ             256(BX), DI
+	LEAQ             4096(CX), R8
+	PREFETCHT1       (DX)
+	PREFETCHT1       64(DX)
+	PREFETCHT1       128(DX)
+	PREFETCHT1       192(DX)
+	PREFETCHT1       256(DX)
+	PREFETCHT1       320(DX)
+	PREFETCHT1       384(DX)
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	PREFETCHT1       576(DX)
+	PREFETCHT1       640(DX)
+	PREFETCHT1       704(DX)
+	PREFETCHT1       768(DX)
+	VPBROADCASTD     96(DI), Z4
+	VPBROADCASTD     112(DI), Z5
+	VMOVDQU64        (AX), Z6
+	VMOVDQU64        2048(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    (BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    64(BX), Z7, Z5
+	VMOVDQU64        64(AX), Z6
+	VMOVDQU64        2112(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    4(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    68(BX), Z7, Z5
+	VMOVDQU64        128(AX), Z6
+	VMOVDQU64        2176(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    8(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    72(BX), Z7, Z5
+	VMOVDQU64        192(AX), Z6
+	VMOVDQU64        2240(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    12(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    76(BX), Z7, Z5
+	VMOVUPS          (R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z4
+	VFMADD231PS.BCST (DI), Z4, Z3
+	VMOVUPS          256(R8), Z6
+	VMULPS           Z0, Z6, Z4
+	VFMSUB213PS      Z4, Z6, Z5
+	VFMADD231PS.BCST 8(DI), Z5, Z3
+	PREFETCHT1       832(DX)
+	PREFETCHT1       896(DX)
+	PREFETCHT1       960(DX)
+	PREFETCHT1       1024(DX)
+	VPBROADCASTD     100(DI), Z4
+	VPBROADCASTD     116(DI), Z5
+	VMOVDQU64        256(AX), Z6
+	VMOVDQU64        2304(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    16(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    80(BX), Z7, Z5
+	VMOVDQU64        320(AX), Z6
+	VMOVDQU64        2368(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    20(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    84(BX), Z7, Z5
+	VMOVDQU64        384(AX), Z6
+	VMOVDQU64        2432(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    24(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    88(BX), Z7, Z5
+	VMOVDQU64        448(AX), Z6
+	VMOVDQU64        2496(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    28(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    92(BX), Z7, Z5
+	VMOVUPS          64(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z4
+	VFMADD231PS.BCST (DI), Z4, Z3
+	VMOVUPS          320(R8), Z6
+	VMULPS           Z0, Z6, Z4
+	VFMSUB213PS      Z4, Z6, Z5
+	VFMADD231PS.BCST 8(DI), Z5, Z3
+	PREFETCHT1       1088(DX)
+	PREFETCHT1       1152(DX)
+	PREFETCHT1       1216(DX)
+	PREFETCHT1       1280(DX)
+	PREFETCHT1       1344(DX)
+	VPBROADCASTD     104(DI), Z4
+	VPBROADCASTD     120(DI), Z5
+	VMOVDQU64        512(AX), Z6
+	VMOVDQU64        2048(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    32(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    96(BX), Z7, Z5
+	VMOVDQU64        576(AX), Z6
+	VMOVDQU64        2112(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    36(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    100(BX), Z7, Z5
+	VMOVDQU64        640(AX), Z6
+	VMOVDQU64        2176(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    40(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    104(BX), Z7, Z5
+	VMOVDQU64        704(AX), Z6
+	VMOVDQU64        2240(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    44(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    108(BX), Z7, Z5
+	VMOVUPS          128(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z4
+	VFMADD231PS.BCST 4(DI), Z4, Z3
+	VMOVUPS          384(R8), Z6
+	VMULPS           Z0, Z6, Z4
+	VFMSUB213PS      Z4, Z6, Z5
+	VFMADD231PS.BCST 12(DI), Z5, Z3
+	PREFETCHT1       1408(DX)
+	PREFETCHT1       1472(DX)
+	PREFETCHT1       1536(DX)
+	PREFETCHT1       1600(DX)
+	VPBROADCASTD     108(DI), Z4
+	VPBROADCASTD     124(DI), Z5
+	VMOVDQU64        768(AX), Z6
+	VMOVDQU64        2304(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    48(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    112(BX), Z7, Z5
+	VMOVDQU64        832(AX), Z6
+	VMOVDQU64        2368(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    52(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    116(BX), Z7, Z5
+	VMOVDQU64        896(AX), Z6
+	VMOVDQU64        2432(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    56(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    120(BX), Z7, Z5
+	VMOVDQU64        960(AX), Z6
+	VMOVDQU64        2496(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    60(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    124(BX), Z7, Z5
+	VMOVUPS          192(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z4
+	VFMADD231PS.BCST 4(DI), Z4, Z3
+	VMOVUPS          448(R8), Z6
+	VMULPS           Z0, Z6, Z4
+	VFMSUB213PS      Z4, Z6, Z5
+	VFMADD231PS.BCST 12(DI), Z5, Z3
+	PREFETCHT1       1664(DX)
+	PREFETCHT1       1728(DX)
+	PREFETCHT1       1792(DX)
+	PREFETCHT1       1856(DX)
+	PREFETCHT1       1920(DX)
+	PREFETCHT1       1984(DX)
+	PREFETCHT1       2048(DX)
+	PREFETCHT1       2112(DX)
+	PREFETCHT1       2176(DX)
+	PREFETCHT1       2240(DX)
+	PREFETCHT1       2304(DX)
+	PREFETCHT1       2368(DX)
+	PREFETCHT1       2432(DX)
+	VPBROADCASTD     128(DI), Z4
+	VPBROADCASTD     144(DI), Z5
+	VMOVDQU64        1024(AX), Z6
+	VMOVDQU64        2560(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    128(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    192(BX), Z7, Z5
+	VMOVDQU64        1088(AX), Z6
+	VMOVDQU64        2624(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    132(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    196(BX), Z7, Z5
+	VMOVDQU64        1152(AX), Z6
+	VMOVDQU64        2688(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    136(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    200(BX), Z7, Z5
+	VMOVDQU64        1216(AX), Z6
+	VMOVDQU64        2752(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    140(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    204(BX), Z7, Z5
+	VMOVUPS          512(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z4
+	VFMADD231PS.BCST 16(DI), Z4, Z3
+	VMOVUPS          768(R8), Z6
+	VMULPS           Z0, Z6, Z4
+	VFMSUB213PS      Z4, Z6, Z5
+	VFMADD231PS.BCST 24(DI), Z5, Z3
+	PREFETCHT1       2496(DX)
+	PREFETCHT1       2560(DX)
+	PREFETCHT1       2624(DX)
+	PREFETCHT1       2688(DX)
+	PREFETCHT1       2752(DX)
+	VPBROADCASTD     132(DI), Z4
+	VPBROADCASTD     148(DI), Z5
+	VMOVDQU64        1280(AX), Z6
+	VMOVDQU64        2816(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    144(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    208(BX), Z7, Z5
+	VMOVDQU64        1344(AX), Z6
+	VMOVDQU64        2880(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    148(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    212(BX), Z7, Z5
+	VMOVDQU64        1408(AX), Z6
+	VMOVDQU64        2944(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    152(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    216(BX), Z7, Z5
+	VMOVDQU64        1472(AX), Z6
+	VMOVDQU64        3008(AX), Z7
+	VPSLLD           $0x04, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    156(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    220(BX), Z7, Z5
+	VMOVUPS          576(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z4
+	VFMADD231PS.BCST 16(DI), Z4, Z3
+	VMOVUPS          832(R8), Z6
+	VMULPS           Z0, Z6, Z4
+	VFMSUB213PS      Z4, Z6, Z5
+	VFMADD231PS.BCST 24(DI), Z5, Z3
+	PREFETCHT1       2816(DX)
+	PREFETCHT1       2880(DX)
+	PREFETCHT1       2944(DX)
+	PREFETCHT1       3008(DX)
+	VPBROADCASTD     136(DI), Z4
+	VPBROADCASTD     152(DI), Z5
+	VMOVDQU64        1536(AX), Z6
+	VMOVDQU64        2560(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    160(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    224(BX), Z7, Z5
+	VMOVDQU64        1600(AX), Z6
+	VMOVDQU64        2624(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    164(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    228(BX), Z7, Z5
+	VMOVDQU64        1664(AX), Z6
+	VMOVDQU64        2688(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    168(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    232(BX), Z7, Z5
+	VMOVDQU64        1728(AX), Z6
+	VMOVDQU64        2752(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    172(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    236(BX), Z7, Z5
+	VMOVUPS          640(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z4
+	VFMADD231PS.BCST 20(DI), Z4, Z3
+	VMOVUPS          896(R8), Z6
+	VMULPS           Z0, Z6, Z4
+	VFMSUB213PS      Z4, Z6, Z5
+	VFMADD231PS.BCST 28(DI), Z5, Z3
+	PREFETCHT1       3072(DX)
+	PREFETCHT1       3136(DX)
+	PREFETCHT1       3200(DX)
+	PREFETCHT1       3264(DX)
+	PREFETCHT1       3328(DX)
+	VPBROADCASTD     140(DI), Z4
+	VPBROADCASTD     156(DI), Z5
+	VMOVDQU64        1792(AX), Z6
+	VMOVDQU64        2816(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    176(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    240(BX), Z7, Z5
+	VMOVDQU64        1856(AX), Z6
+	VMOVDQU64        2880(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    180(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    244(BX), Z7, Z5
+	VMOVDQU64        1920(AX), Z6
+	VMOVDQU64        2944(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    184(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    248(BX), Z7, Z5
+	VMOVDQU64        1984(AX), Z6
+	VMOVDQU64        3008(AX), Z7
+	VPSLLD           $0x02, Z7, Z8
+	VPANDD           Z2, Z8, Z8
+	VPSRLD           $0x02, Z7, Z7
+	VPANDD           Z2, Z7, Z7
+	VPTERNLOGD       $0xf8, Z1, Z6, Z8
+	VPDPBUSD.BCST    188(BX), Z8, Z4
+	VPSRLD           $0x04, Z6, Z6
+	VPTERNLOGD       $0xf8, Z1, Z6, Z7
+	VPDPBUSD.BCST    252(BX), Z7, Z5
+	VMOVUPS          704(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z4
+	VFMADD231PS.BCST 20(DI), Z4, Z3
+	VMOVUPS          960(R8), Z6
+	VMULPS           Z0, Z6, Z4
+	VFMSUB213PS      Z4, Z6, Z5
+	VFMADD231PS.BCST 28(DI), Z5, Z3
+	ADDQ             $+3360, AX
+	ADDQ             $+3360, DX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ6KWovenx1_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ6KWovenx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ6KWovenx2(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVL         $0x30303030, CX
+	VPBROADCASTD CX, Z2
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+
+fusedQ6KWovenx2_block:
+	VCVTPH2PS        3328(AX), Z5
+	VMOVDQU64        3072(AX), Z6
+	VMOVDQU64        3136(AX), Z7
+	VMOVDQU64        3200(AX), Z8
+	VMOVDQU64        3264(AX), Z9
+	VPSLLD           $0x18, Z6, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z5, Z10, Z10
+	VMOVUPS          Z10, 4096(CX)
+	VPSLLD           $0x10, Z6, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z5, Z10, Z10
+	VMOVUPS          Z10, 4160(CX)
+	VPSLLD           $0x08, Z6, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z5, Z10, Z10
+	VMOVUPS          Z10, 4224(CX)
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4288(CX)
+	VPSLLD           $0x18, Z7, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4352(CX)
+	VPSLLD           $0x10, Z7, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4416(CX)
+	VPSLLD           $0x08, Z7, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4480(CX)
+	VPSRAD           $0x18, Z7, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4544(CX)
+	VPSLLD           $0x18, Z8, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4608(CX)
+	VPSLLD           $0x10, Z8, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4672(CX)
+	VPSLLD           $0x08, Z8, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4736(CX)
+	VPSRAD           $0x18, Z8, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4800(CX)
+	VPSLLD           $0x18, Z9, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4864(CX)
+	VPSLLD           $0x10, Z9, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4928(CX)
+	VPSLLD           $0x08, Z9, Z6
+	VPSRAD           $0x18, Z6, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 4992(CX)
+	VPSRAD           $0x18, Z9, Z6
+	VCVTDQ2PS        Z6, Z6
+	VMULPS           Z5, Z6, Z6
+	VMOVUPS          Z6, 5056(CX)
+	LEAQ             256(BX), DI
+	LEAQ             4096(CX), R8
+	PREFETCHT1       (DX)
+	PREFETCHT1       64(DX)
+	PREFETCHT1       128(DX)
+	PREFETCHT1       192(DX)
+	PREFETCHT1       256(DX)
+	PREFETCHT1       320(DX)
+	PREFETCHT1       384(DX)
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	PREFETCHT1       576(DX)
+	PREFETCHT1       640(DX)
+	PREFETCHT1       704(DX)
+	PREFETCHT1       768(DX)
+	VPBROADCASTD     96(DI), Z5
+	VPBROADCASTD     576(DI), Z6
+	VPBROADCASTD     112(DI), Z7
+	VPBROADCASTD     592(DI), Z8
+	VMOVDQU64        (AX), Z9
+	VMOVDQU64        2048(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    (BX), Z11, Z5
+	VPDPBUSD.BCST    480(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    64(BX), Z10, Z7
+	VPDPBUSD.BCST    544(BX), Z10, Z8
+	VMOVDQU64        64(AX), Z9
+	VMOVDQU64        2112(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    4(BX), Z11, Z5
+	VPDPBUSD.BCST    484(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    68(BX), Z10, Z7
+	VPDPBUSD.BCST    548(BX), Z10, Z8
+	VMOVDQU64        128(AX), Z9
+	VMOVDQU64        2176(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    8(BX), Z11, Z5
+	VPDPBUSD.BCST    488(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    72(BX), Z10, Z7
+	VPDPBUSD.BCST    552(BX), Z10, Z8
+	VMOVDQU64        192(AX), Z9
+	VMOVDQU64        2240(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    12(BX), Z11, Z5
+	VPDPBUSD.BCST    492(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    76(BX), Z10, Z7
+	VPDPBUSD.BCST    556(BX), Z10, Z8
+	VMOVUPS          (R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z5
+	VFMADD231PS.BCST (DI), Z5, Z3
+	VFMSUB213PS      Z9, Z10, Z6
+	VFMADD231PS.BCST 480(DI), Z6, Z4
+	VMOVUPS          256(R8), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z7
+	VFMADD231PS.BCST 8(DI), Z7, Z3
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 488(DI), Z8, Z4
+	PREFETCHT1       832(DX)
+	PREFETCHT1       896(DX)
+	PREFETCHT1       960(DX)
+	PREFETCHT1       1024(DX)
+	VPBROADCASTD     100(DI), Z5
+	VPBROADCASTD     580(DI), Z6
+	VPBROADCASTD     116(DI), Z7
+	VPBROADCASTD     596(DI), Z8
+	VMOVDQU64        256(AX), Z9
+	VMOVDQU64        2304(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    16(BX), Z11, Z5
+	VPDPBUSD.BCST    496(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    80(BX), Z10, Z7
+	VPDPBUSD.BCST    560(BX), Z10, Z8
+	VMOVDQU64        320(AX), Z9
+	VMOVDQU64        2368(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    20(BX), Z11, Z5
+	VPDPBUSD.BCST    500(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    84(BX), Z10, Z7
+	VPDPBUSD.BCST    564(BX), Z10, Z8
+	VMOVDQU64        384(AX), Z9
+	VMOVDQU64        2432(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    24(BX), Z11, Z5
+	VPDPBUSD.BCST    504(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    88(BX), Z10, Z7
+	VPDPBUSD.BCST    568(BX), Z10, Z8
+	VMOVDQU64        448(AX), Z9
+	VMOVDQU64        2496(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    28(BX), Z11, Z5
+	VPDPBUSD.BCST    508(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    92(BX), Z10, Z7
+	VPDPBUSD.BCST    572(BX), Z10, Z8
+	VMOVUPS          64(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z5
+	VFMADD231PS.BCST (DI), Z5, Z3
+	VFMSUB213PS      Z9, Z10, Z6
+	VFMADD231PS.BCST 480(DI), Z6, Z4
+	VMOVUPS          320(R8), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z7
+	VFMADD231PS.BCST 8(DI), Z7, Z3
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 488(DI), Z8, Z4
+	PREFETCHT1       1088(DX)
+	PREFETCHT1       1152(DX)
+	PREFETCHT1       1216(DX)
+	PREFETCHT1       1280(DX)
+	PREFETCHT1       1344(DX)
+	VPBROADCASTD     104(DI), Z5
+	VPBROADCASTD     584(DI), Z6
+	VPBROADCASTD     120(DI), Z7
+	VPBROADCASTD     600(DI), Z8
+	VMOVDQU64        512(AX), Z9
+	VMOVDQU64        2048(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    32(BX), Z11, Z5
+	VPDPBUSD.BCST    512(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    96(BX), Z10, Z7
+	VPDPBUSD.BCST    576(BX), Z10, Z8
+	VMOVDQU64        576(AX), Z9
+	VMOVDQU64        2112(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    36(BX), Z11, Z5
+	VPDPBUSD.BCST    516(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    100(BX), Z10, Z7
+	VPDPBUSD.BCST    580(BX), Z10, Z8
+	VMOVDQU64        640(AX), Z9
+	VMOVDQU64        2176(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    40(BX), Z11, Z5
+	VPDPBUSD.BCST    520(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    104(BX), Z10, Z7
+	VPDPBUSD.BCST    584(BX), Z10, Z8
+	VMOVDQU64        704(AX), Z9
+	VMOVDQU64        2240(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    44(BX), Z11, Z5
+	VPDPBUSD.BCST    524(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    108(BX), Z10, Z7
+	VPDPBUSD.BCST    588(BX), Z10, Z8
+	VMOVUPS          128(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z5
+	VFMADD231PS.BCST 4(DI), Z5, Z3
+	VFMSUB213PS      Z9, Z10, Z6
+	VFMADD231PS.BCST 484(DI), Z6, Z4
+	VMOVUPS          384(R8), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z7
+	VFMADD231PS.BCST 12(DI), Z7, Z3
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 492(DI), Z8, Z4
+	PREFETCHT1       1408(DX)
+	PREFETCHT1       1472(DX)
+	PREFETCHT1       1536(DX)
+	PREFETCHT1       1600(DX)
+	VPBROADCASTD     108(DI), Z5
+	VPBROADCASTD     588(DI), Z6
+	VPBROADCASTD     124(DI), Z7
+	VPBROADCASTD     604(DI), Z8
+	VMOVDQU64        768(AX), Z9
+	VMOVDQU64        2304(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    48(BX), Z11, Z5
+	VPDPBUSD.BCST    528(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    112(BX), Z10, Z7
+	VPDPBUSD.BCST    592(BX), Z10, Z8
+	VMOVDQU64        832(AX), Z9
+	VMOVDQU64        2368(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    52(BX), Z11, Z5
+	VPDPBUSD.BCST    532(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    116(BX), Z10, Z7
+	VPDPBUSD.BCST    596(BX), Z10, Z8
+	VMOVDQU64        896(AX), Z9
+	VMOVDQU64        2432(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    56(BX), Z11, Z5
+	VPDPBUSD.BCST    536(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    120(BX), Z10, Z7
+	VPDPBUSD.BCST    600(BX), Z10, Z8
+	VMOVDQU64        960(AX), Z9
+	VMOVDQU64        2496(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    60(BX), Z11, Z5
+	VPDPBUSD.BCST    540(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    124(BX), Z10, Z7
+	VPDPBUSD.BCST    604(BX), Z10, Z8
+	VMOVUPS          192(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z5
+	VFMADD231PS.BCST 4(DI), Z5, Z3
+	VFMSUB213PS      Z9, Z10, Z6
+	VFMADD231PS.BCST 484(DI), Z6, Z4
+	VMOVUPS          448(R8), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z7
+	VFMADD231PS.BCST 12(DI), Z7, Z3
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 492(DI), Z8, Z4
+	PREFETCHT1       1664(DX)
+	PREFETCHT1       1728(DX)
+	PREFETCHT1       1792(DX)
+	PREFETCHT1       1856(DX)
+	PREFETCHT1       1920(DX)
+	PREFETCHT1       1984(DX)
+	PREFETCHT1       2048(DX)
+	PREFETCHT1       2112(DX)
+	PREFETCHT1       2176(DX)
+	PREFETCHT1       2240(DX)
+	PREFETCHT1       2304(DX)
+	PREFETCHT1       2368(DX)
+	PREFETCHT1       2432(DX)
+	VPBROADCASTD     128(DI), Z5
+	VPBROADCASTD     608(DI), Z6
+	VPBROADCASTD     144(DI), Z7
+	VPBROADCASTD     624(DI), Z8
+	VMOVDQU64        1024(AX), Z9
+	VMOVDQU64        2560(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    128(BX), Z11, Z5
+	VPDPBUSD.BCST    608(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    192(BX), Z10, Z7
+	VPDPBUSD.BCST    672(BX), Z10, Z8
+	VMOVDQU64        1088(AX), Z9
+	VMOVDQU64        2624(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    132(BX), Z11, Z5
+	VPDPBUSD.BCST    612(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    196(BX), Z10, Z7
+	VPDPBUSD.BCST    676(BX), Z10, Z8
+	VMOVDQU64        1152(AX), Z9
+	VMOVDQU64        2688(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    136(BX), Z11, Z5
+	VPDPBUSD.BCST    616(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    200(BX), Z10, Z7
+	VPDPBUSD.BCST    680(BX), Z10, Z8
+	VMOVDQU64        1216(AX), Z9
+	VMOVDQU64        2752(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    140(BX), Z11, Z5
+	VPDPBUSD.BCST    620(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    204(BX), Z10, Z7
+	VPDPBUSD.BCST    684(BX), Z10, Z8
+	VMOVUPS          512(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z5
+	VFMADD231PS.BCST 16(DI), Z5, Z3
+	VFMSUB213PS      Z9, Z10, Z6
+	VFMADD231PS.BCST 496(DI), Z6, Z4
+	VMOVUPS          768(R8), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z7
+	VFMADD231PS.BCST 24(DI), Z7, Z3
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 504(DI), Z8, Z4
+	PREFETCHT1       2496(DX)
+	PREFETCHT1       2560(DX)
+	PREFETCHT1       2624(DX)
+	PREFETCHT1       2688(DX)
+	PREFETCHT1       2752(DX)
+	VPBROADCASTD     132(DI), Z5
+	VPBROADCASTD     612(DI), Z6
+	VPBROADCASTD     148(DI), Z7
+	VPBROADCASTD     628(DI), Z8
+	VMOVDQU64        1280(AX), Z9
+	VMOVDQU64        2816(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    144(BX), Z11, Z5
+	VPDPBUSD.BCST    624(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    208(BX), Z10, Z7
+	VPDPBUSD.BCST    688(BX), Z10, Z8
+	VMOVDQU64        1344(AX), Z9
+	VMOVDQU64        2880(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    148(BX), Z11, Z5
+	VPDPBUSD.BCST    628(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    212(BX), Z10, Z7
+	VPDPBUSD.BCST    692(BX), Z10, Z8
+	VMOVDQU64        1408(AX), Z9
+	VMOVDQU64        2944(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    152(BX), Z11, Z5
+	VPDPBUSD.BCST    632(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    216(BX), Z10, Z7
+	VPDPBUSD.BCST    696(BX), Z10, Z8
+	VMOVDQU64        1472(AX), Z9
+	VMOVDQU64        3008(AX), Z10
+	VPSLLD           $0x04, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    156(BX), Z11, Z5
+	VPDPBUSD.BCST    636(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    220(BX), Z10, Z7
+	VPDPBUSD.BCST    700(BX), Z10, Z8
+	VMOVUPS          576(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z5
+	VFMADD231PS.BCST 16(DI), Z5, Z3
+	VFMSUB213PS      Z9, Z10, Z6
+	VFMADD231PS.BCST 496(DI), Z6, Z4
+	VMOVUPS          832(R8), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z7
+	VFMADD231PS.BCST 24(DI), Z7, Z3
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 504(DI), Z8, Z4
+	PREFETCHT1       2816(DX)
+	PREFETCHT1       2880(DX)
+	PREFETCHT1       2944(DX)
+	PREFETCHT1       3008(DX)
+	VPBROADCASTD     136(DI), Z5
+	VPBROADCASTD     616(DI), Z6
+	VPBROADCASTD     152(DI), Z7
+	VPBROADCASTD     632(DI), Z8
+	VMOVDQU64        1536(AX), Z9
+	VMOVDQU64        2560(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    160(BX), Z11, Z5
+	VPDPBUSD.BCST    640(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    224(BX), Z10, Z7
+	VPDPBUSD.BCST    704(BX), Z10, Z8
+	VMOVDQU64        1600(AX), Z9
+	VMOVDQU64        2624(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    164(BX), Z11, Z5
+	VPDPBUSD.BCST    644(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    228(BX), Z10, Z7
+	VPDPBUSD.BCST    708(BX), Z10, Z8
+	VMOVDQU64        1664(AX), Z9
+	VMOVDQU64        2688(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    168(BX), Z11, Z5
+	VPDPBUSD.BCST    648(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    232(BX), Z10, Z7
+	VPDPBUSD.BCST    712(BX), Z10, Z8
+	VMOVDQU64        1728(AX), Z9
+	VMOVDQU64        2752(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    172(BX), Z11, Z5
+	VPDPBUSD.BCST    652(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    236(BX), Z10, Z7
+	VPDPBUSD.BCST    716(BX), Z10, Z8
+	VMOVUPS          640(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z5
+	VFMADD231PS.BCST 20(DI), Z5, Z3
+	VFMSUB213PS      Z9, Z10, Z6
+	VFMADD231PS.BCST 500(DI), Z6, Z4
+	VMOVUPS          896(R8), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z7
+	VFMADD231PS.BCST 28(DI), Z7, Z3
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 508(DI), Z8, Z4
+	PREFETCHT1       3072(DX)
+	PREFETCHT1       3136(DX)
+	PREFETCHT1       3200(DX)
+	PREFETCHT1       3264(DX)
+	PREFETCHT1       3328(DX)
+	VPBROADCASTD     140(DI), Z5
+	VPBROADCASTD     620(DI), Z6
+	VPBROADCASTD     156(DI), Z7
+	VPBROADCASTD     636(DI), Z8
+	VMOVDQU64        1792(AX), Z9
+	VMOVDQU64        2816(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    176(BX), Z11, Z5
+	VPDPBUSD.BCST    656(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    240(BX), Z10, Z7
+	VPDPBUSD.BCST    720(BX), Z10, Z8
+	VMOVDQU64        1856(AX), Z9
+	VMOVDQU64        2880(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    180(BX), Z11, Z5
+	VPDPBUSD.BCST    660(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    244(BX), Z10, Z7
+	VPDPBUSD.BCST    724(BX), Z10, Z8
+	VMOVDQU64        1920(AX), Z9
+	VMOVDQU64        2944(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    184(BX), Z11, Z5
+	VPDPBUSD.BCST    664(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    248(BX), Z10, Z7
+	VPDPBUSD.BCST    728(BX), Z10, Z8
+	VMOVDQU64        1984(AX), Z9
+	VMOVDQU64        3008(AX), Z10
+	VPSLLD           $0x02, Z10, Z11
+	VPANDD           Z2, Z11, Z11
+	VPSRLD           $0x02, Z10, Z10
+	VPANDD           Z2, Z10, Z10
+	VPTERNLOGD       $0xf8, Z1, Z9, Z11
+	VPDPBUSD.BCST    188(BX), Z11, Z5
+	VPDPBUSD.BCST    668(BX), Z11, Z6
+	VPSRLD           $0x04, Z9, Z9
+	VPTERNLOGD       $0xf8, Z1, Z9, Z10
+	VPDPBUSD.BCST    252(BX), Z10, Z7
+	VPDPBUSD.BCST    732(BX), Z10, Z8
+	VMOVUPS          704(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z5
+	VFMADD231PS.BCST 20(DI), Z5, Z3
+	VFMSUB213PS      Z9, Z10, Z6
+	VFMADD231PS.BCST 500(DI), Z6, Z4
+	VMOVUPS          960(R8), Z6
+	VMULPS           Z0, Z6, Z5
+	VFMSUB213PS      Z5, Z6, Z7
+	VFMADD231PS.BCST 28(DI), Z7, Z3
+	VFMSUB213PS      Z5, Z6, Z8
+	VFMADD231PS.BCST 508(DI), Z8, Z4
+	ADDQ             $+3360, AX
+	ADDQ             $+3360, DX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ6KWovenx2_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ6KWovenx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ6KWovenx3(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVL         $0x30303030, CX
+	VPBROADCASTD CX, Z2
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+
+fusedQ6KWovenx3_block:
+	VCVTPH2PS        3328(AX), Z6
+	VMOVDQU64        3072(AX), Z7
+	VMOVDQU64        3136(AX), Z8
+	VMOVDQU64        3200(AX), Z9
+	VMOVDQU64        3264(AX), Z10
+	VPSLLD           $0x18, Z7, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z6, Z11, Z11
+	VMOVUPS          Z11, 4096(CX)
+	VPSLLD           $0x10, Z7, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z6, Z11, Z11
+	VMOVUPS          Z11, 4160(CX)
+	VPSLLD           $0x08, Z7, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z6, Z11, Z11
+	VMOVUPS          Z11, 4224(CX)
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4288(CX)
+	VPSLLD           $0x18, Z8, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4352(CX)
+	VPSLLD           $0x10, Z8, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4416(CX)
+	VPSLLD           $0x08, Z8, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4480(CX)
+	VPSRAD           $0x18, Z8, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4544(CX)
+	VPSLLD           $0x18, Z9, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4608(CX)
+	VPSLLD           $0x10, Z9, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4672(CX)
+	VPSLLD           $0x08, Z9, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4736(CX)
+	VPSRAD           $0x18, Z9, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4800(CX)
+	VPSLLD           $0x18, Z10, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4864(CX)
+	VPSLLD           $0x10, Z10, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4928(CX)
+	VPSLLD           $0x08, Z10, Z7
+	VPSRAD           $0x18, Z7, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 4992(CX)
+	VPSRAD           $0x18, Z10, Z7
+	VCVTDQ2PS        Z7, Z7
+	VMULPS           Z6, Z7, Z7
+	VMOVUPS          Z7, 5056(CX)
+	LEAQ             256(BX), DI
+	LEAQ             4096(CX), R8
+	PREFETCHT1       (DX)
+	PREFETCHT1       64(DX)
+	PREFETCHT1       128(DX)
+	PREFETCHT1       192(DX)
+	PREFETCHT1       256(DX)
+	PREFETCHT1       320(DX)
+	PREFETCHT1       384(DX)
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	PREFETCHT1       576(DX)
+	PREFETCHT1       640(DX)
+	PREFETCHT1       704(DX)
+	PREFETCHT1       768(DX)
+	VPBROADCASTD     96(DI), Z6
+	VPBROADCASTD     576(DI), Z7
+	VPBROADCASTD     1056(DI), Z8
+	VPBROADCASTD     112(DI), Z9
+	VPBROADCASTD     592(DI), Z10
+	VPBROADCASTD     1072(DI), Z11
+	VMOVDQU64        (AX), Z12
+	VMOVDQU64        2048(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    (BX), Z14, Z6
+	VPDPBUSD.BCST    480(BX), Z14, Z7
+	VPDPBUSD.BCST    960(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    64(BX), Z13, Z9
+	VPDPBUSD.BCST    544(BX), Z13, Z10
+	VPDPBUSD.BCST    1024(BX), Z13, Z11
+	VMOVDQU64        64(AX), Z12
+	VMOVDQU64        2112(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    4(BX), Z14, Z6
+	VPDPBUSD.BCST    484(BX), Z14, Z7
+	VPDPBUSD.BCST    964(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    68(BX), Z13, Z9
+	VPDPBUSD.BCST    548(BX), Z13, Z10
+	VPDPBUSD.BCST    1028(BX), Z13, Z11
+	VMOVDQU64        128(AX), Z12
+	VMOVDQU64        2176(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    8(BX), Z14, Z6
+	VPDPBUSD.BCST    488(BX), Z14, Z7
+	VPDPBUSD.BCST    968(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    72(BX), Z13, Z9
+	VPDPBUSD.BCST    552(BX), Z13, Z10
+	VPDPBUSD.BCST    1032(BX), Z13, Z11
+	VMOVDQU64        192(AX), Z12
+	VMOVDQU64        2240(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    12(BX), Z14, Z6
+	VPDPBUSD.BCST    492(BX), Z14, Z7
+	VPDPBUSD.BCST    972(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    76(BX), Z13, Z9
+	VPDPBUSD.BCST    556(BX), Z13, Z10
+	VPDPBUSD.BCST    1036(BX), Z13, Z11
+	VMOVUPS          (R8), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z6
+	VFMADD231PS.BCST (DI), Z6, Z3
+	VFMSUB213PS      Z12, Z13, Z7
+	VFMADD231PS.BCST 480(DI), Z7, Z4
+	VFMSUB213PS      Z12, Z13, Z8
+	VFMADD231PS.BCST 960(DI), Z8, Z5
+	VMOVUPS          256(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z9
+	VFMADD231PS.BCST 8(DI), Z9, Z3
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 488(DI), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 968(DI), Z11, Z5
+	PREFETCHT1       832(DX)
+	PREFETCHT1       896(DX)
+	PREFETCHT1       960(DX)
+	PREFETCHT1       1024(DX)
+	VPBROADCASTD     100(DI), Z6
+	VPBROADCASTD     580(DI), Z7
+	VPBROADCASTD     1060(DI), Z8
+	VPBROADCASTD     116(DI), Z9
+	VPBROADCASTD     596(DI), Z10
+	VPBROADCASTD     1076(DI), Z11
+	VMOVDQU64        256(AX), Z12
+	VMOVDQU64        2304(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    16(BX), Z14, Z6
+	VPDPBUSD.BCST    496(BX), Z14, Z7
+	VPDPBUSD.BCST    976(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    80(BX), Z13, Z9
+	VPDPBUSD.BCST    560(BX), Z13, Z10
+	VPDPBUSD.BCST    1040(BX), Z13, Z11
+	VMOVDQU64        320(AX), Z12
+	VMOVDQU64        2368(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    20(BX), Z14, Z6
+	VPDPBUSD.BCST    500(BX), Z14, Z7
+	VPDPBUSD.BCST    980(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    84(BX), Z13, Z9
+	VPDPBUSD.BCST    564(BX), Z13, Z10
+	VPDPBUSD.BCST    1044(BX), Z13, Z11
+	VMOVDQU64        384(AX), Z12
+	VMOVDQU64        2432(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    24(BX), Z14, Z6
+	VPDPBUSD.BCST    504(BX), Z14, Z7
+	VPDPBUSD.BCST    984(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    88(BX), Z13, Z9
+	VPDPBUSD.BCST    568(BX), Z13, Z10
+	VPDPBUSD.BCST    1048(BX), Z13, Z11
+	VMOVDQU64        448(AX), Z12
+	VMOVDQU64        2496(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    28(BX), Z14, Z6
+	VPDPBUSD.BCST    508(BX), Z14, Z7
+	VPDPBUSD.BCST    988(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    92(BX), Z13, Z9
+	VPDPBUSD.BCST    572(BX), Z13, Z10
+	VPDPBUSD.BCST    1052(BX), Z13, Z11
+	VMOVUPS          64(R8), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z6
+	VFMADD231PS.BCST (DI), Z6, Z3
+	VFMSUB213PS      Z12, Z13, Z7
+	VFMADD231PS.BCST 480(DI), Z7, Z4
+	VFMSUB213PS      Z12, Z13, Z8
+	VFMADD231PS.BCST 960(DI), Z8, Z5
+	VMOVUPS          320(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z9
+	VFMADD231PS.BCST 8(DI), Z9, Z3
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 488(DI), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 968(DI), Z11, Z5
+	PREFETCHT1       1088(DX)
+	PREFETCHT1       1152(DX)
+	PREFETCHT1       1216(DX)
+	PREFETCHT1       1280(DX)
+	PREFETCHT1       1344(DX)
+	VPBROADCASTD     104(DI), Z6
+	VPBROADCASTD     584(DI), Z7
+	VPBROADCASTD     1064(DI), Z8
+	VPBROADCASTD     120(DI), Z9
+	VPBROADCASTD     600(DI), Z10
+	VPBROADCASTD     1080(DI), Z11
+	VMOVDQU64        512(AX), Z12
+	VMOVDQU64        2048(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    32(BX), Z14, Z6
+	VPDPBUSD.BCST    512(BX), Z14, Z7
+	VPDPBUSD.BCST    992(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    96(BX), Z13, Z9
+	VPDPBUSD.BCST    576(BX), Z13, Z10
+	VPDPBUSD.BCST    1056(BX), Z13, Z11
+	VMOVDQU64        576(AX), Z12
+	VMOVDQU64        2112(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    36(BX), Z14, Z6
+	VPDPBUSD.BCST    516(BX), Z14, Z7
+	VPDPBUSD.BCST    996(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    100(BX), Z13, Z9
+	VPDPBUSD.BCST    580(BX), Z13, Z10
+	VPDPBUSD.BCST    1060(BX), Z13, Z11
+	VMOVDQU64        640(AX), Z12
+	VMOVDQU64        2176(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    40(BX), Z14, Z6
+	VPDPBUSD.BCST    520(BX), Z14, Z7
+	VPDPBUSD.BCST    1000(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    104(BX), Z13, Z9
+	VPDPBUSD.BCST    584(BX), Z13, Z10
+	VPDPBUSD.BCST    1064(BX), Z13, Z11
+	VMOVDQU64        704(AX), Z12
+	VMOVDQU64        2240(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    44(BX), Z14, Z6
+	VPDPBUSD.BCST    524(BX), Z14, Z7
+	VPDPBUSD.BCST    1004(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    108(BX), Z13, Z9
+	VPDPBUSD.BCST    588(BX), Z13, Z10
+	VPDPBUSD.BCST    1068(BX), Z13, Z11
+	VMOVUPS          128(R8), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z6
+	VFMADD231PS.BCST 4(DI), Z6, Z3
+	VFMSUB213PS      Z12, Z13, Z7
+	VFMADD231PS.BCST 484(DI), Z7, Z4
+	VFMSUB213PS      Z12, Z13, Z8
+	VFMADD231PS.BCST 964(DI), Z8, Z5
+	VMOVUPS          384(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z9
+	VFMADD231PS.BCST 12(DI), Z9, Z3
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 492(DI), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 972(DI), Z11, Z5
+	PREFETCHT1       1408(DX)
+	PREFETCHT1       1472(DX)
+	PREFETCHT1       1536(DX)
+	PREFETCHT1       1600(DX)
+	VPBROADCASTD     108(DI), Z6
+	VPBROADCASTD     588(DI), Z7
+	VPBROADCASTD     1068(DI), Z8
+	VPBROADCASTD     124(DI), Z9
+	VPBROADCASTD     604(DI), Z10
+	VPBROADCASTD     1084(DI), Z11
+	VMOVDQU64        768(AX), Z12
+	VMOVDQU64        2304(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    48(BX), Z14, Z6
+	VPDPBUSD.BCST    528(BX), Z14, Z7
+	VPDPBUSD.BCST    1008(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    112(BX), Z13, Z9
+	VPDPBUSD.BCST    592(BX), Z13, Z10
+	VPDPBUSD.BCST    1072(BX), Z13, Z11
+	VMOVDQU64        832(AX), Z12
+	VMOVDQU64        2368(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    52(BX), Z14, Z6
+	VPDPBUSD.BCST    532(BX), Z14, Z7
+	VPDPBUSD.BCST    1012(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    116(BX), Z13, Z9
+	VPDPBUSD.BCST    596(BX), Z13, Z10
+	VPDPBUSD.BCST    1076(BX), Z13, Z11
+	VMOVDQU64        896(AX), Z12
+	VMOVDQU64        2432(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    56(BX), Z14, Z6
+	VPDPBUSD.BCST    536(BX), Z14, Z7
+	VPDPBUSD.BCST    1016(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    120(BX), Z13, Z9
+	VPDPBUSD.BCST    600(BX), Z13, Z10
+	VPDPBUSD.BCST    1080(BX), Z13, Z11
+	VMOVDQU64        960(AX), Z12
+	VMOVDQU64        2496(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    60(BX), Z14, Z6
+	VPDPBUSD.BCST    540(BX), Z14, Z7
+	VPDPBUSD.BCST    1020(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    124(BX), Z13, Z9
+	VPDPBUSD.BCST    604(BX), Z13, Z10
+	VPDPBUSD.BCST    1084(BX), Z13, Z11
+	VMOVUPS          192(R8), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z6
+	VFMADD231PS.BCST 4(DI), Z6, Z3
+	VFMSUB213PS      Z12, Z13, Z7
+	VFMADD231PS.BCST 484(DI), Z7, Z4
+	VFMSUB213PS      Z12, Z13, Z8
+	VFMADD231PS.BCST 964(DI), Z8, Z5
+	VMOVUPS          448(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z9
+	VFMADD231PS.BCST 12(DI), Z9, Z3
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 492(DI), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 972(DI), Z11, Z5
+	PREFETCHT1       1664(DX)
+	PREFETCHT1       1728(DX)
+	PREFETCHT1       1792(DX)
+	PREFETCHT1       1856(DX)
+	PREFETCHT1       1920(DX)
+	PREFETCHT1       1984(DX)
+	PREFETCHT1       2048(DX)
+	PREFETCHT1       2112(DX)
+	PREFETCHT1       2176(DX)
+	PREFETCHT1       2240(DX)
+	PREFETCHT1       2304(DX)
+	PREFETCHT1       2368(DX)
+	PREFETCHT1       2432(DX)
+	VPBROADCASTD     128(DI), Z6
+	VPBROADCASTD     608(DI), Z7
+	VPBROADCASTD     1088(DI), Z8
+	VPBROADCASTD     144(DI), Z9
+	VPBROADCASTD     624(DI), Z10
+	VPBROADCASTD     1104(DI), Z11
+	VMOVDQU64        1024(AX), Z12
+	VMOVDQU64        2560(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    128(BX), Z14, Z6
+	VPDPBUSD.BCST    608(BX), Z14, Z7
+	VPDPBUSD.BCST    1088(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    192(BX), Z13, Z9
+	VPDPBUSD.BCST    672(BX), Z13, Z10
+	VPDPBUSD.BCST    1152(BX), Z13, Z11
+	VMOVDQU64        1088(AX), Z12
+	VMOVDQU64        2624(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    132(BX), Z14, Z6
+	VPDPBUSD.BCST    612(BX), Z14, Z7
+	VPDPBUSD.BCST    1092(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    196(BX), Z13, Z9
+	VPDPBUSD.BCST    676(BX), Z13, Z10
+	VPDPBUSD.BCST    1156(BX), Z13, Z11
+	VMOVDQU64        1152(AX), Z12
+	VMOVDQU64        2688(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    136(BX), Z14, Z6
+	VPDPBUSD.BCST    616(BX), Z14, Z7
+	VPDPBUSD.BCST    1096(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    200(BX), Z13, Z9
+	VPDPBUSD.BCST    680(BX), Z13, Z10
+	VPDPBUSD.BCST    1160(BX), Z13, Z11
+	VMOVDQU64        1216(AX), Z12
+	VMOVDQU64        2752(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    140(BX), Z14, Z6
+	VPDPBUSD.BCST    620(BX), Z14, Z7
+	VPDPBUSD.BCST    1100(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    204(BX), Z13, Z9
+	VPDPBUSD.BCST    684(BX), Z13, Z10
+	VPDPBUSD.BCST    1164(BX), Z13, Z11
+	VMOVUPS          512(R8), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z6
+	VFMADD231PS.BCST 16(DI), Z6, Z3
+	VFMSUB213PS      Z12, Z13, Z7
+	VFMADD231PS.BCST 496(DI), Z7, Z4
+	VFMSUB213PS      Z12, Z13, Z8
+	VFMADD231PS.BCST 976(DI), Z8, Z5
+	VMOVUPS          768(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z9
+	VFMADD231PS.BCST 24(DI), Z9, Z3
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 504(DI), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 984(DI), Z11, Z5
+	PREFETCHT1       2496(DX)
+	PREFETCHT1       2560(DX)
+	PREFETCHT1       2624(DX)
+	PREFETCHT1       2688(DX)
+	PREFETCHT1       2752(DX)
+	VPBROADCASTD     132(DI), Z6
+	VPBROADCASTD     612(DI), Z7
+	VPBROADCASTD     1092(DI), Z8
+	VPBROADCASTD     148(DI), Z9
+	VPBROADCASTD     628(DI), Z10
+	VPBROADCASTD     1108(DI), Z11
+	VMOVDQU64        1280(AX), Z12
+	VMOVDQU64        2816(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    144(BX), Z14, Z6
+	VPDPBUSD.BCST    624(BX), Z14, Z7
+	VPDPBUSD.BCST    1104(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    208(BX), Z13, Z9
+	VPDPBUSD.BCST    688(BX), Z13, Z10
+	VPDPBUSD.BCST    1168(BX), Z13, Z11
+	VMOVDQU64        1344(AX), Z12
+	VMOVDQU64        2880(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    148(BX), Z14, Z6
+	VPDPBUSD.BCST    628(BX), Z14, Z7
+	VPDPBUSD.BCST    1108(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    212(BX), Z13, Z9
+	VPDPBUSD.BCST    692(BX), Z13, Z10
+	VPDPBUSD.BCST    1172(BX), Z13, Z11
+	VMOVDQU64        1408(AX), Z12
+	VMOVDQU64        2944(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    152(BX), Z14, Z6
+	VPDPBUSD.BCST    632(BX), Z14, Z7
+	VPDPBUSD.BCST    1112(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    216(BX), Z13, Z9
+	VPDPBUSD.BCST    696(BX), Z13, Z10
+	VPDPBUSD.BCST    1176(BX), Z13, Z11
+	VMOVDQU64        1472(AX), Z12
+	VMOVDQU64        3008(AX), Z13
+	VPSLLD           $0x04, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    156(BX), Z14, Z6
+	VPDPBUSD.BCST    636(BX), Z14, Z7
+	VPDPBUSD.BCST    1116(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    220(BX), Z13, Z9
+	VPDPBUSD.BCST    700(BX), Z13, Z10
+	VPDPBUSD.BCST    1180(BX), Z13, Z11
+	VMOVUPS          576(R8), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z6
+	VFMADD231PS.BCST 16(DI), Z6, Z3
+	VFMSUB213PS      Z12, Z13, Z7
+	VFMADD231PS.BCST 496(DI), Z7, Z4
+	VFMSUB213PS      Z12, Z13, Z8
+	VFMADD231PS.BCST 976(DI), Z8, Z5
+	VMOVUPS          832(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z9
+	VFMADD231PS.BCST 24(DI), Z9, Z3
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 504(DI), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 984(DI), Z11, Z5
+	PREFETCHT1       2816(DX)
+	PREFETCHT1       2880(DX)
+	PREFETCHT1       2944(DX)
+	PREFETCHT1       3008(DX)
+	VPBROADCASTD     136(DI), Z6
+	VPBROADCASTD     616(DI), Z7
+	VPBROADCASTD     1096(DI), Z8
+	VPBROADCASTD     152(DI), Z9
+	VPBROADCASTD     632(DI), Z10
+	VPBROADCASTD     1112(DI), Z11
+	VMOVDQU64        1536(AX), Z12
+	VMOVDQU64        2560(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    160(BX), Z14, Z6
+	VPDPBUSD.BCST    640(BX), Z14, Z7
+	VPDPBUSD.BCST    1120(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    224(BX), Z13, Z9
+	VPDPBUSD.BCST    704(BX), Z13, Z10
+	VPDPBUSD.BCST    1184(BX), Z13, Z11
+	VMOVDQU64        1600(AX), Z12
+	VMOVDQU64        2624(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    164(BX), Z14, Z6
+	VPDPBUSD.BCST    644(BX), Z14, Z7
+	VPDPBUSD.BCST    1124(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    228(BX), Z13, Z9
+	VPDPBUSD.BCST    708(BX), Z13, Z10
+	VPDPBUSD.BCST    1188(BX), Z13, Z11
+	VMOVDQU64        1664(AX), Z12
+	VMOVDQU64        2688(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    168(BX), Z14, Z6
+	VPDPBUSD.BCST    648(BX), Z14, Z7
+	VPDPBUSD.BCST    1128(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    232(BX), Z13, Z9
+	VPDPBUSD.BCST    712(BX), Z13, Z10
+	VPDPBUSD.BCST    1192(BX), Z13, Z11
+	VMOVDQU64        1728(AX), Z12
+	VMOVDQU64        2752(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    172(BX), Z14, Z6
+	VPDPBUSD.BCST    652(BX), Z14, Z7
+	VPDPBUSD.BCST    1132(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    236(BX), Z13, Z9
+	VPDPBUSD.BCST    716(BX), Z13, Z10
+	VPDPBUSD.BCST    1196(BX), Z13, Z11
+	VMOVUPS          640(R8), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z6
+	VFMADD231PS.BCST 20(DI), Z6, Z3
+	VFMSUB213PS      Z12, Z13, Z7
+	VFMADD231PS.BCST 500(DI), Z7, Z4
+	VFMSUB213PS      Z12, Z13, Z8
+	VFMADD231PS.BCST 980(DI), Z8, Z5
+	VMOVUPS          896(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z9
+	VFMADD231PS.BCST 28(DI), Z9, Z3
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 508(DI), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 988(DI), Z11, Z5
+	PREFETCHT1       3072(DX)
+	PREFETCHT1       3136(DX)
+	PREFETCHT1       3200(DX)
+	PREFETCHT1       3264(DX)
+	PREFETCHT1       3328(DX)
+	VPBROADCASTD     140(DI), Z6
+	VPBROADCASTD     620(DI), Z7
+	VPBROADCASTD     1100(DI), Z8
+	VPBROADCASTD     156(DI), Z9
+	VPBROADCASTD     636(DI), Z10
+	VPBROADCASTD     1116(DI), Z11
+	VMOVDQU64        1792(AX), Z12
+	VMOVDQU64        2816(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    176(BX), Z14, Z6
+	VPDPBUSD.BCST    656(BX), Z14, Z7
+	VPDPBUSD.BCST    1136(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    240(BX), Z13, Z9
+	VPDPBUSD.BCST    720(BX), Z13, Z10
+	VPDPBUSD.BCST    1200(BX), Z13, Z11
+	VMOVDQU64        1856(AX), Z12
+	VMOVDQU64        2880(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    180(BX), Z14, Z6
+	VPDPBUSD.BCST    660(BX), Z14, Z7
+	VPDPBUSD.BCST    1140(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    244(BX), Z13, Z9
+	VPDPBUSD.BCST    724(BX), Z13, Z10
+	VPDPBUSD.BCST    1204(BX), Z13, Z11
+	VMOVDQU64        1920(AX), Z12
+	VMOVDQU64        2944(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    184(BX), Z14, Z6
+	VPDPBUSD.BCST    664(BX), Z14, Z7
+	VPDPBUSD.BCST    1144(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    248(BX), Z13, Z9
+	VPDPBUSD.BCST    728(BX), Z13, Z10
+	VPDPBUSD.BCST    1208(BX), Z13, Z11
+	VMOVDQU64        1984(AX), Z12
+	VMOVDQU64        3008(AX), Z13
+	VPSLLD           $0x02, Z13, Z14
+	VPANDD           Z2, Z14, Z14
+	VPSRLD           $0x02, Z13, Z13
+	VPANDD           Z2, Z13, Z13
+	VPTERNLOGD       $0xf8, Z1, Z12, Z14
+	VPDPBUSD.BCST    188(BX), Z14, Z6
+	VPDPBUSD.BCST    668(BX), Z14, Z7
+	VPDPBUSD.BCST    1148(BX), Z14, Z8
+	VPSRLD           $0x04, Z12, Z12
+	VPTERNLOGD       $0xf8, Z1, Z12, Z13
+	VPDPBUSD.BCST    252(BX), Z13, Z9
+	VPDPBUSD.BCST    732(BX), Z13, Z10
+	VPDPBUSD.BCST    1212(BX), Z13, Z11
+	VMOVUPS          704(R8), Z13
+	VMULPS           Z0, Z13, Z12
+	VFMSUB213PS      Z12, Z13, Z6
+	VFMADD231PS.BCST 20(DI), Z6, Z3
+	VFMSUB213PS      Z12, Z13, Z7
+	VFMADD231PS.BCST 500(DI), Z7, Z4
+	VFMSUB213PS      Z12, Z13, Z8
+	VFMADD231PS.BCST 980(DI), Z8, Z5
+	VMOVUPS          960(R8), Z7
+	VMULPS           Z0, Z7, Z6
+	VFMSUB213PS      Z6, Z7, Z9
+	VFMADD231PS.BCST 28(DI), Z9, Z3
+	VFMSUB213PS      Z6, Z7, Z10
+	VFMADD231PS.BCST 508(DI), Z10, Z4
+	VFMSUB213PS      Z6, Z7, Z11
+	VFMADD231PS.BCST 988(DI), Z11, Z5
+	ADDQ             $+3360, AX
+	ADDQ             $+3360, DX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ6KWovenx3_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ6KWovenx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ6KWovenx4(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVL         $0x30303030, CX
+	VPBROADCASTD CX, Z2
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+
+fusedQ6KWovenx4_block:
+	VCVTPH2PS        3328(AX), Z7
+	VMOVDQU64        3072(AX), Z8
+	VMOVDQU64        3136(AX), Z9
+	VMOVDQU64        3200(AX), Z10
+	VMOVDQU64        3264(AX), Z11
+	VPSLLD           $0x18, Z8, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z7, Z12, Z12
+	VMOVUPS          Z12, 4096(CX)
+	VPSLLD           $0x10, Z8, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z7, Z12, Z12
+	VMOVUPS          Z12, 4160(CX)
+	VPSLLD           $0x08, Z8, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z7, Z12, Z12
+	VMOVUPS          Z12, 4224(CX)
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4288(CX)
+	VPSLLD           $0x18, Z9, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4352(CX)
+	VPSLLD           $0x10, Z9, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4416(CX)
+	VPSLLD           $0x08, Z9, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4480(CX)
+	VPSRAD           $0x18, Z9, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4544(CX)
+	VPSLLD           $0x18, Z10, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4608(CX)
+	VPSLLD           $0x10, Z10, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4672(CX)
+	VPSLLD           $0x08, Z10, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4736(CX)
+	VPSRAD           $0x18, Z10, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4800(CX)
+	VPSLLD           $0x18, Z11, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4864(CX)
+	VPSLLD           $0x10, Z11, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4928(CX)
+	VPSLLD           $0x08, Z11, Z8
+	VPSRAD           $0x18, Z8, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 4992(CX)
+	VPSRAD           $0x18, Z11, Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS           Z7, Z8, Z8
+	VMOVUPS          Z8, 5056(CX)
+	LEAQ             256(BX), DI
+	LEAQ             4096(CX), R8
+	PREFETCHT1       (DX)
+	PREFETCHT1       64(DX)
+	PREFETCHT1       128(DX)
+	PREFETCHT1       192(DX)
+	PREFETCHT1       256(DX)
+	PREFETCHT1       320(DX)
+	PREFETCHT1       384(DX)
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	PREFETCHT1       576(DX)
+	PREFETCHT1       640(DX)
+	PREFETCHT1       704(DX)
+	PREFETCHT1       768(DX)
+	VPBROADCASTD     96(DI), Z7
+	VPBROADCASTD     576(DI), Z8
+	VPBROADCASTD     1056(DI), Z9
+	VPBROADCASTD     1536(DI), Z10
+	VPBROADCASTD     112(DI), Z11
+	VPBROADCASTD     592(DI), Z12
+	VPBROADCASTD     1072(DI), Z13
+	VPBROADCASTD     1552(DI), Z14
+	VMOVDQU64        (AX), Z15
+	VMOVDQU64        2048(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    (BX), Z17, Z7
+	VPDPBUSD.BCST    480(BX), Z17, Z8
+	VPDPBUSD.BCST    960(BX), Z17, Z9
+	VPDPBUSD.BCST    1440(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    64(BX), Z16, Z11
+	VPDPBUSD.BCST    544(BX), Z16, Z12
+	VPDPBUSD.BCST    1024(BX), Z16, Z13
+	VPDPBUSD.BCST    1504(BX), Z16, Z14
+	VMOVDQU64        64(AX), Z15
+	VMOVDQU64        2112(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    4(BX), Z17, Z7
+	VPDPBUSD.BCST    484(BX), Z17, Z8
+	VPDPBUSD.BCST    964(BX), Z17, Z9
+	VPDPBUSD.BCST    1444(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    68(BX), Z16, Z11
+	VPDPBUSD.BCST    548(BX), Z16, Z12
+	VPDPBUSD.BCST    1028(BX), Z16, Z13
+	VPDPBUSD.BCST    1508(BX), Z16, Z14
+	VMOVDQU64        128(AX), Z15
+	VMOVDQU64        2176(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    8(BX), Z17, Z7
+	VPDPBUSD.BCST    488(BX), Z17, Z8
+	VPDPBUSD.BCST    968(BX), Z17, Z9
+	VPDPBUSD.BCST    1448(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    72(BX), Z16, Z11
+	VPDPBUSD.BCST    552(BX), Z16, Z12
+	VPDPBUSD.BCST    1032(BX), Z16, Z13
+	VPDPBUSD.BCST    1512(BX), Z16, Z14
+	VMOVDQU64        192(AX), Z15
+	VMOVDQU64        2240(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    12(BX), Z17, Z7
+	VPDPBUSD.BCST    492(BX), Z17, Z8
+	VPDPBUSD.BCST    972(BX), Z17, Z9
+	VPDPBUSD.BCST    1452(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    76(BX), Z16, Z11
+	VPDPBUSD.BCST    556(BX), Z16, Z12
+	VPDPBUSD.BCST    1036(BX), Z16, Z13
+	VPDPBUSD.BCST    1516(BX), Z16, Z14
+	VMOVUPS          (R8), Z16
+	VMULPS           Z0, Z16, Z15
+	VFMSUB213PS      Z15, Z16, Z7
+	VFMADD231PS.BCST (DI), Z7, Z3
+	VFMSUB213PS      Z15, Z16, Z8
+	VFMADD231PS.BCST 480(DI), Z8, Z4
+	VFMSUB213PS      Z15, Z16, Z9
+	VFMADD231PS.BCST 960(DI), Z9, Z5
+	VFMSUB213PS      Z15, Z16, Z10
+	VFMADD231PS.BCST 1440(DI), Z10, Z6
+	VMOVUPS          256(R8), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 8(DI), Z11, Z3
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 488(DI), Z12, Z4
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 968(DI), Z13, Z5
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 1448(DI), Z14, Z6
+	PREFETCHT1       832(DX)
+	PREFETCHT1       896(DX)
+	PREFETCHT1       960(DX)
+	PREFETCHT1       1024(DX)
+	VPBROADCASTD     100(DI), Z7
+	VPBROADCASTD     580(DI), Z8
+	VPBROADCASTD     1060(DI), Z9
+	VPBROADCASTD     1540(DI), Z10
+	VPBROADCASTD     116(DI), Z11
+	VPBROADCASTD     596(DI), Z12
+	VPBROADCASTD     1076(DI), Z13
+	VPBROADCASTD     1556(DI), Z14
+	VMOVDQU64        256(AX), Z15
+	VMOVDQU64        2304(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    16(BX), Z17, Z7
+	VPDPBUSD.BCST    496(BX), Z17, Z8
+	VPDPBUSD.BCST    976(BX), Z17, Z9
+	VPDPBUSD.BCST    1456(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    80(BX), Z16, Z11
+	VPDPBUSD.BCST    560(BX), Z16, Z12
+	VPDPBUSD.BCST    1040(BX), Z16, Z13
+	VPDPBUSD.BCST    1520(BX), Z16, Z14
+	VMOVDQU64        320(AX), Z15
+	VMOVDQU64        2368(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    20(BX), Z17, Z7
+	VPDPBUSD.BCST    500(BX), Z17, Z8
+	VPDPBUSD.BCST    980(BX), Z17, Z9
+	VPDPBUSD.BCST    1460(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    84(BX), Z16, Z11
+	VPDPBUSD.BCST    564(BX), Z16, Z12
+	VPDPBUSD.BCST    1044(BX), Z16, Z13
+	VPDPBUSD.BCST    1524(BX), Z16, Z14
+	VMOVDQU64        384(AX), Z15
+	VMOVDQU64        2432(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    24(BX), Z17, Z7
+	VPDPBUSD.BCST    504(BX), Z17, Z8
+	VPDPBUSD.BCST    984(BX), Z17, Z9
+	VPDPBUSD.BCST    1464(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    88(BX), Z16, Z11
+	VPDPBUSD.BCST    568(BX), Z16, Z12
+	VPDPBUSD.BCST    1048(BX), Z16, Z13
+	VPDPBUSD.BCST    1528(BX), Z16, Z14
+	VMOVDQU64        448(AX), Z15
+	VMOVDQU64        2496(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    28(BX), Z17, Z7
+	VPDPBUSD.BCST    508(BX), Z17, Z8
+	VPDPBUSD.BCST    988(BX), Z17, Z9
+	VPDPBUSD.BCST    1468(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    92(BX), Z16, Z11
+	VPDPBUSD.BCST    572(BX), Z16, Z12
+	VPDPBUSD.BCST    1052(BX), Z16, Z13
+	VPDPBUSD.BCST    1532(BX), Z16, Z14
+	VMOVUPS          64(R8), Z16
+	VMULPS           Z0, Z16, Z15
+	VFMSUB213PS      Z15, Z16, Z7
+	VFMADD231PS.BCST (DI), Z7, Z3
+	VFMSUB213PS      Z15, Z16, Z8
+	VFMADD231PS.BCST 480(DI), Z8, Z4
+	VFMSUB213PS      Z15, Z16, Z9
+	VFMADD231PS.BCST 960(DI), Z9, Z5
+	VFMSUB213PS      Z15, Z16, Z10
+	VFMADD231PS.BCST 1440(DI), Z10, Z6
+	VMOVUPS          320(R8), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 8(DI), Z11, Z3
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 488(DI), Z12, Z4
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 968(DI), Z13, Z5
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 1448(DI), Z14, Z6
+	PREFETCHT1       1088(DX)
+	PREFETCHT1       1152(DX)
+	PREFETCHT1       1216(DX)
+	PREFETCHT1       1280(DX)
+	PREFETCHT1       1344(DX)
+	VPBROADCASTD     104(DI), Z7
+	VPBROADCASTD     584(DI), Z8
+	VPBROADCASTD     1064(DI), Z9
+	VPBROADCASTD     1544(DI), Z10
+	VPBROADCASTD     120(DI), Z11
+	VPBROADCASTD     600(DI), Z12
+	VPBROADCASTD     1080(DI), Z13
+	VPBROADCASTD     1560(DI), Z14
+	VMOVDQU64        512(AX), Z15
+	VMOVDQU64        2048(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    32(BX), Z17, Z7
+	VPDPBUSD.BCST    512(BX), Z17, Z8
+	VPDPBUSD.BCST    992(BX), Z17, Z9
+	VPDPBUSD.BCST    1472(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    96(BX), Z16, Z11
+	VPDPBUSD.BCST    576(BX), Z16, Z12
+	VPDPBUSD.BCST    1056(BX), Z16, Z13
+	VPDPBUSD.BCST    1536(BX), Z16, Z14
+	VMOVDQU64        576(AX), Z15
+	VMOVDQU64        2112(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    36(BX), Z17, Z7
+	VPDPBUSD.BCST    516(BX), Z17, Z8
+	VPDPBUSD.BCST    996(BX), Z17, Z9
+	VPDPBUSD.BCST    1476(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    100(BX), Z16, Z11
+	VPDPBUSD.BCST    580(BX), Z16, Z12
+	VPDPBUSD.BCST    1060(BX), Z16, Z13
+	VPDPBUSD.BCST    1540(BX), Z16, Z14
+	VMOVDQU64        640(AX), Z15
+	VMOVDQU64        2176(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    40(BX), Z17, Z7
+	VPDPBUSD.BCST    520(BX), Z17, Z8
+	VPDPBUSD.BCST    1000(BX), Z17, Z9
+	VPDPBUSD.BCST    1480(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    104(BX), Z16, Z11
+	VPDPBUSD.BCST    584(BX), Z16, Z12
+	VPDPBUSD.BCST    1064(BX), Z16, Z13
+	VPDPBUSD.BCST    1544(BX), Z16, Z14
+	VMOVDQU64        704(AX), Z15
+	VMOVDQU64        2240(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    44(BX), Z17, Z7
+	VPDPBUSD.BCST    524(BX), Z17, Z8
+	VPDPBUSD.BCST    1004(BX), Z17, Z9
+	VPDPBUSD.BCST    1484(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    108(BX), Z16, Z11
+	VPDPBUSD.BCST    588(BX), Z16, Z12
+	VPDPBUSD.BCST    1068(BX), Z16, Z13
+	VPDPBUSD.BCST    1548(BX), Z16, Z14
+	VMOVUPS          128(R8), Z16
+	VMULPS           Z0, Z16, Z15
+	VFMSUB213PS      Z15, Z16, Z7
+	VFMADD231PS.BCST 4(DI), Z7, Z3
+	VFMSUB213PS      Z15, Z16, Z8
+	VFMADD231PS.BCST 484(DI), Z8, Z4
+	VFMSUB213PS      Z15, Z16, Z9
+	VFMADD231PS.BCST 964(DI), Z9, Z5
+	VFMSUB213PS      Z15, Z16, Z10
+	VFMADD231PS.BCST 1444(DI), Z10, Z6
+	VMOVUPS          384(R8), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 12(DI), Z11, Z3
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 492(DI), Z12, Z4
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 972(DI), Z13, Z5
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 1452(DI), Z14, Z6
+	PREFETCHT1       1408(DX)
+	PREFETCHT1       1472(DX)
+	PREFETCHT1       1536(DX)
+	PREFETCHT1       1600(DX)
+	VPBROADCASTD     108(DI), Z7
+	VPBROADCASTD     588(DI), Z8
+	VPBROADCASTD     1068(DI), Z9
+	VPBROADCASTD     1548(DI), Z10
+	VPBROADCASTD     124(DI), Z11
+	VPBROADCASTD     604(DI), Z12
+	VPBROADCASTD     1084(DI), Z13
+	VPBROADCASTD     1564(DI), Z14
+	VMOVDQU64        768(AX), Z15
+	VMOVDQU64        2304(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    48(BX), Z17, Z7
+	VPDPBUSD.BCST    528(BX), Z17, Z8
+	VPDPBUSD.BCST    1008(BX), Z17, Z9
+	VPDPBUSD.BCST    1488(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    112(BX), Z16, Z11
+	VPDPBUSD.BCST    592(BX), Z16, Z12
+	VPDPBUSD.BCST    1072(BX), Z16, Z13
+	VPDPBUSD.BCST    1552(BX), Z16, Z14
+	VMOVDQU64        832(AX), Z15
+	VMOVDQU64        2368(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    52(BX), Z17, Z7
+	VPDPBUSD.BCST    532(BX), Z17, Z8
+	VPDPBUSD.BCST    1012(BX), Z17, Z9
+	VPDPBUSD.BCST    1492(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    116(BX), Z16, Z11
+	VPDPBUSD.BCST    596(BX), Z16, Z12
+	VPDPBUSD.BCST    1076(BX), Z16, Z13
+	VPDPBUSD.BCST    1556(BX), Z16, Z14
+	VMOVDQU64        896(AX), Z15
+	VMOVDQU64        2432(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    56(BX), Z17, Z7
+	VPDPBUSD.BCST    536(BX), Z17, Z8
+	VPDPBUSD.BCST    1016(BX), Z17, Z9
+	VPDPBUSD.BCST    1496(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    120(BX), Z16, Z11
+	VPDPBUSD.BCST    600(BX), Z16, Z12
+	VPDPBUSD.BCST    1080(BX), Z16, Z13
+	VPDPBUSD.BCST    1560(BX), Z16, Z14
+	VMOVDQU64        960(AX), Z15
+	VMOVDQU64        2496(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    60(BX), Z17, Z7
+	VPDPBUSD.BCST    540(BX), Z17, Z8
+	VPDPBUSD.BCST    1020(BX), Z17, Z9
+	VPDPBUSD.BCST    1500(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    124(BX), Z16, Z11
+	VPDPBUSD.BCST    604(BX), Z16, Z12
+	VPDPBUSD.BCST    1084(BX), Z16, Z13
+	VPDPBUSD.BCST    1564(BX), Z16, Z14
+	VMOVUPS          192(R8), Z16
+	VMULPS           Z0, Z16, Z15
+	VFMSUB213PS      Z15, Z16, Z7
+	VFMADD231PS.BCST 4(DI), Z7, Z3
+	VFMSUB213PS      Z15, Z16, Z8
+	VFMADD231PS.BCST 484(DI), Z8, Z4
+	VFMSUB213PS      Z15, Z16, Z9
+	VFMADD231PS.BCST 964(DI), Z9, Z5
+	VFMSUB213PS      Z15, Z16, Z10
+	VFMADD231PS.BCST 1444(DI), Z10, Z6
+	VMOVUPS          448(R8), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 12(DI), Z11, Z3
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 492(DI), Z12, Z4
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 972(DI), Z13, Z5
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 1452(DI), Z14, Z6
+	PREFETCHT1       1664(DX)
+	PREFETCHT1       1728(DX)
+	PREFETCHT1       1792(DX)
+	PREFETCHT1       1856(DX)
+	PREFETCHT1       1920(DX)
+	PREFETCHT1       1984(DX)
+	PREFETCHT1       2048(DX)
+	PREFETCHT1       2112(DX)
+	PREFETCHT1       2176(DX)
+	PREFETCHT1       2240(DX)
+	PREFETCHT1       2304(DX)
+	PREFETCHT1       2368(DX)
+	PREFETCHT1       2432(DX)
+	VPBROADCASTD     128(DI), Z7
+	VPBROADCASTD     608(DI), Z8
+	VPBROADCASTD     1088(DI), Z9
+	VPBROADCASTD     1568(DI), Z10
+	VPBROADCASTD     144(DI), Z11
+	VPBROADCASTD     624(DI), Z12
+	VPBROADCASTD     1104(DI), Z13
+	VPBROADCASTD     1584(DI), Z14
+	VMOVDQU64        1024(AX), Z15
+	VMOVDQU64        2560(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    128(BX), Z17, Z7
+	VPDPBUSD.BCST    608(BX), Z17, Z8
+	VPDPBUSD.BCST    1088(BX), Z17, Z9
+	VPDPBUSD.BCST    1568(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    192(BX), Z16, Z11
+	VPDPBUSD.BCST    672(BX), Z16, Z12
+	VPDPBUSD.BCST    1152(BX), Z16, Z13
+	VPDPBUSD.BCST    1632(BX), Z16, Z14
+	VMOVDQU64        1088(AX), Z15
+	VMOVDQU64        2624(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    132(BX), Z17, Z7
+	VPDPBUSD.BCST    612(BX), Z17, Z8
+	VPDPBUSD.BCST    1092(BX), Z17, Z9
+	VPDPBUSD.BCST    1572(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    196(BX), Z16, Z11
+	VPDPBUSD.BCST    676(BX), Z16, Z12
+	VPDPBUSD.BCST    1156(BX), Z16, Z13
+	VPDPBUSD.BCST    1636(BX), Z16, Z14
+	VMOVDQU64        1152(AX), Z15
+	VMOVDQU64        2688(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    136(BX), Z17, Z7
+	VPDPBUSD.BCST    616(BX), Z17, Z8
+	VPDPBUSD.BCST    1096(BX), Z17, Z9
+	VPDPBUSD.BCST    1576(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    200(BX), Z16, Z11
+	VPDPBUSD.BCST    680(BX), Z16, Z12
+	VPDPBUSD.BCST    1160(BX), Z16, Z13
+	VPDPBUSD.BCST    1640(BX), Z16, Z14
+	VMOVDQU64        1216(AX), Z15
+	VMOVDQU64        2752(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    140(BX), Z17, Z7
+	VPDPBUSD.BCST    620(BX), Z17, Z8
+	VPDPBUSD.BCST    1100(BX), Z17, Z9
+	VPDPBUSD.BCST    1580(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    204(BX), Z16, Z11
+	VPDPBUSD.BCST    684(BX), Z16, Z12
+	VPDPBUSD.BCST    1164(BX), Z16, Z13
+	VPDPBUSD.BCST    1644(BX), Z16, Z14
+	VMOVUPS          512(R8), Z16
+	VMULPS           Z0, Z16, Z15
+	VFMSUB213PS      Z15, Z16, Z7
+	VFMADD231PS.BCST 16(DI), Z7, Z3
+	VFMSUB213PS      Z15, Z16, Z8
+	VFMADD231PS.BCST 496(DI), Z8, Z4
+	VFMSUB213PS      Z15, Z16, Z9
+	VFMADD231PS.BCST 976(DI), Z9, Z5
+	VFMSUB213PS      Z15, Z16, Z10
+	VFMADD231PS.BCST 1456(DI), Z10, Z6
+	VMOVUPS          768(R8), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 24(DI), Z11, Z3
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 504(DI), Z12, Z4
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 984(DI), Z13, Z5
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 1464(DI), Z14, Z6
+	PREFETCHT1       2496(DX)
+	PREFETCHT1       2560(DX)
+	PREFETCHT1       2624(DX)
+	PREFETCHT1       2688(DX)
+	PREFETCHT1       2752(DX)
+	VPBROADCASTD     132(DI), Z7
+	VPBROADCASTD     612(DI), Z8
+	VPBROADCASTD     1092(DI), Z9
+	VPBROADCASTD     1572(DI), Z10
+	VPBROADCASTD     148(DI), Z11
+	VPBROADCASTD     628(DI), Z12
+	VPBROADCASTD     1108(DI), Z13
+	VPBROADCASTD     1588(DI), Z14
+	VMOVDQU64        1280(AX), Z15
+	VMOVDQU64        2816(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    144(BX), Z17, Z7
+	VPDPBUSD.BCST    624(BX), Z17, Z8
+	VPDPBUSD.BCST    1104(BX), Z17, Z9
+	VPDPBUSD.BCST    1584(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    208(BX), Z16, Z11
+	VPDPBUSD.BCST    688(BX), Z16, Z12
+	VPDPBUSD.BCST    1168(BX), Z16, Z13
+	VPDPBUSD.BCST    1648(BX), Z16, Z14
+	VMOVDQU64        1344(AX), Z15
+	VMOVDQU64        2880(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    148(BX), Z17, Z7
+	VPDPBUSD.BCST    628(BX), Z17, Z8
+	VPDPBUSD.BCST    1108(BX), Z17, Z9
+	VPDPBUSD.BCST    1588(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    212(BX), Z16, Z11
+	VPDPBUSD.BCST    692(BX), Z16, Z12
+	VPDPBUSD.BCST    1172(BX), Z16, Z13
+	VPDPBUSD.BCST    1652(BX), Z16, Z14
+	VMOVDQU64        1408(AX), Z15
+	VMOVDQU64        2944(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    152(BX), Z17, Z7
+	VPDPBUSD.BCST    632(BX), Z17, Z8
+	VPDPBUSD.BCST    1112(BX), Z17, Z9
+	VPDPBUSD.BCST    1592(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    216(BX), Z16, Z11
+	VPDPBUSD.BCST    696(BX), Z16, Z12
+	VPDPBUSD.BCST    1176(BX), Z16, Z13
+	VPDPBUSD.BCST    1656(BX), Z16, Z14
+	VMOVDQU64        1472(AX), Z15
+	VMOVDQU64        3008(AX), Z16
+	VPSLLD           $0x04, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    156(BX), Z17, Z7
+	VPDPBUSD.BCST    636(BX), Z17, Z8
+	VPDPBUSD.BCST    1116(BX), Z17, Z9
+	VPDPBUSD.BCST    1596(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    220(BX), Z16, Z11
+	VPDPBUSD.BCST    700(BX), Z16, Z12
+	VPDPBUSD.BCST    1180(BX), Z16, Z13
+	VPDPBUSD.BCST    1660(BX), Z16, Z14
+	VMOVUPS          576(R8), Z16
+	VMULPS           Z0, Z16, Z15
+	VFMSUB213PS      Z15, Z16, Z7
+	VFMADD231PS.BCST 16(DI), Z7, Z3
+	VFMSUB213PS      Z15, Z16, Z8
+	VFMADD231PS.BCST 496(DI), Z8, Z4
+	VFMSUB213PS      Z15, Z16, Z9
+	VFMADD231PS.BCST 976(DI), Z9, Z5
+	VFMSUB213PS      Z15, Z16, Z10
+	VFMADD231PS.BCST 1456(DI), Z10, Z6
+	VMOVUPS          832(R8), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 24(DI), Z11, Z3
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 504(DI), Z12, Z4
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 984(DI), Z13, Z5
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 1464(DI), Z14, Z6
+	PREFETCHT1       2816(DX)
+	PREFETCHT1       2880(DX)
+	PREFETCHT1       2944(DX)
+	PREFETCHT1       3008(DX)
+	VPBROADCASTD     136(DI), Z7
+	VPBROADCASTD     616(DI), Z8
+	VPBROADCASTD     1096(DI), Z9
+	VPBROADCASTD     1576(DI), Z10
+	VPBROADCASTD     152(DI), Z11
+	VPBROADCASTD     632(DI), Z12
+	VPBROADCASTD     1112(DI), Z13
+	VPBROADCASTD     1592(DI), Z14
+	VMOVDQU64        1536(AX), Z15
+	VMOVDQU64        2560(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    160(BX), Z17, Z7
+	VPDPBUSD.BCST    640(BX), Z17, Z8
+	VPDPBUSD.BCST    1120(BX), Z17, Z9
+	VPDPBUSD.BCST    1600(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    224(BX), Z16, Z11
+	VPDPBUSD.BCST    704(BX), Z16, Z12
+	VPDPBUSD.BCST    1184(BX), Z16, Z13
+	VPDPBUSD.BCST    1664(BX), Z16, Z14
+	VMOVDQU64        1600(AX), Z15
+	VMOVDQU64        2624(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    164(BX), Z17, Z7
+	VPDPBUSD.BCST    644(BX), Z17, Z8
+	VPDPBUSD.BCST    1124(BX), Z17, Z9
+	VPDPBUSD.BCST    1604(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    228(BX), Z16, Z11
+	VPDPBUSD.BCST    708(BX), Z16, Z12
+	VPDPBUSD.BCST    1188(BX), Z16, Z13
+	VPDPBUSD.BCST    1668(BX), Z16, Z14
+	VMOVDQU64        1664(AX), Z15
+	VMOVDQU64        2688(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    168(BX), Z17, Z7
+	VPDPBUSD.BCST    648(BX), Z17, Z8
+	VPDPBUSD.BCST    1128(BX), Z17, Z9
+	VPDPBUSD.BCST    1608(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    232(BX), Z16, Z11
+	VPDPBUSD.BCST    712(BX), Z16, Z12
+	VPDPBUSD.BCST    1192(BX), Z16, Z13
+	VPDPBUSD.BCST    1672(BX), Z16, Z14
+	VMOVDQU64        1728(AX), Z15
+	VMOVDQU64        2752(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    172(BX), Z17, Z7
+	VPDPBUSD.BCST    652(BX), Z17, Z8
+	VPDPBUSD.BCST    1132(BX), Z17, Z9
+	VPDPBUSD.BCST    1612(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    236(BX), Z16, Z11
+	VPDPBUSD.BCST    716(BX), Z16, Z12
+	VPDPBUSD.BCST    1196(BX), Z16, Z13
+	VPDPBUSD.BCST    1676(BX), Z16, Z14
+	VMOVUPS          640(R8), Z16
+	VMULPS           Z0, Z16, Z15
+	VFMSUB213PS      Z15, Z16, Z7
+	VFMADD231PS.BCST 20(DI), Z7, Z3
+	VFMSUB213PS      Z15, Z16, Z8
+	VFMADD231PS.BCST 500(DI), Z8, Z4
+	VFMSUB213PS      Z15, Z16, Z9
+	VFMADD231PS.BCST 980(DI), Z9, Z5
+	VFMSUB213PS      Z15, Z16, Z10
+	VFMADD231PS.BCST 1460(DI), Z10, Z6
+	VMOVUPS          896(R8), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 28(DI), Z11, Z3
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 508(DI), Z12, Z4
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 988(DI), Z13, Z5
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 1468(DI), Z14, Z6
+	PREFETCHT1       3072(DX)
+	PREFETCHT1       3136(DX)
+	PREFETCHT1       3200(DX)
+	PREFETCHT1       3264(DX)
+	PREFETCHT1       3328(DX)
+	VPBROADCASTD     140(DI), Z7
+	VPBROADCASTD     620(DI), Z8
+	VPBROADCASTD     1100(DI), Z9
+	VPBROADCASTD     1580(DI), Z10
+	VPBROADCASTD     156(DI), Z11
+	VPBROADCASTD     636(DI), Z12
+	VPBROADCASTD     1116(DI), Z13
+	VPBROADCASTD     1596(DI), Z14
+	VMOVDQU64        1792(AX), Z15
+	VMOVDQU64        2816(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    176(BX), Z17, Z7
+	VPDPBUSD.BCST    656(BX), Z17, Z8
+	VPDPBUSD.BCST    1136(BX), Z17, Z9
+	VPDPBUSD.BCST    1616(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    240(BX), Z16, Z11
+	VPDPBUSD.BCST    720(BX), Z16, Z12
+	VPDPBUSD.BCST    1200(BX), Z16, Z13
+	VPDPBUSD.BCST    1680(BX), Z16, Z14
+	VMOVDQU64        1856(AX), Z15
+	VMOVDQU64        2880(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    180(BX), Z17, Z7
+	VPDPBUSD.BCST    660(BX), Z17, Z8
+	VPDPBUSD.BCST    1140(BX), Z17, Z9
+	VPDPBUSD.BCST    1620(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    244(BX), Z16, Z11
+	VPDPBUSD.BCST    724(BX), Z16, Z12
+	VPDPBUSD.BCST    1204(BX), Z16, Z13
+	VPDPBUSD.BCST    1684(BX), Z16, Z14
+	VMOVDQU64        1920(AX), Z15
+	VMOVDQU64        2944(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    184(BX), Z17, Z7
+	VPDPBUSD.BCST    664(BX), Z17, Z8
+	VPDPBUSD.BCST    1144(BX), Z17, Z9
+	VPDPBUSD.BCST    1624(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    248(BX), Z16, Z11
+	VPDPBUSD.BCST    728(BX), Z16, Z12
+	VPDPBUSD.BCST    1208(BX), Z16, Z13
+	VPDPBUSD.BCST    1688(BX), Z16, Z14
+	VMOVDQU64        1984(AX), Z15
+	VMOVDQU64        3008(AX), Z16
+	VPSLLD           $0x02, Z16, Z17
+	VPANDD           Z2, Z17, Z17
+	VPSRLD           $0x02, Z16, Z16
+	VPANDD           Z2, Z16, Z16
+	VPTERNLOGD       $0xf8, Z1, Z15, Z17
+	VPDPBUSD.BCST    188(BX), Z17, Z7
+	VPDPBUSD.BCST    668(BX), Z17, Z8
+	VPDPBUSD.BCST    1148(BX), Z17, Z9
+	VPDPBUSD.BCST    1628(BX), Z17, Z10
+	VPSRLD           $0x04, Z15, Z15
+	VPTERNLOGD       $0xf8, Z1, Z15, Z16
+	VPDPBUSD.BCST    252(BX), Z16, Z11
+	VPDPBUSD.BCST    732(BX), Z16, Z12
+	VPDPBUSD.BCST    1212(BX), Z16, Z13
+	VPDPBUSD.BCST    1692(BX), Z16, Z14
+	VMOVUPS          704(R8), Z16
+	VMULPS           Z0, Z16, Z15
+	VFMSUB213PS      Z15, Z16, Z7
+	VFMADD231PS.BCST 20(DI), Z7, Z3
+	VFMSUB213PS      Z15, Z16, Z8
+	VFMADD231PS.BCST 500(DI), Z8, Z4
+	VFMSUB213PS      Z15, Z16, Z9
+	VFMADD231PS.BCST 980(DI), Z9, Z5
+	VFMSUB213PS      Z15, Z16, Z10
+	VFMADD231PS.BCST 1460(DI), Z10, Z6
+	VMOVUPS          960(R8), Z8
+	VMULPS           Z0, Z8, Z7
+	VFMSUB213PS      Z7, Z8, Z11
+	VFMADD231PS.BCST 28(DI), Z11, Z3
+	VFMSUB213PS      Z7, Z8, Z12
+	VFMADD231PS.BCST 508(DI), Z12, Z4
+	VFMSUB213PS      Z7, Z8, Z13
+	VFMADD231PS.BCST 988(DI), Z13, Z5
+	VFMSUB213PS      Z7, Z8, Z14
+	VFMADD231PS.BCST 1468(DI), Z14, Z6
+	ADDQ             $+3360, AX
+	ADDQ             $+3360, DX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ6KWovenx4_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ6KWovenx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ6KWovenx5(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVL         $0x30303030, CX
+	VPBROADCASTD CX, Z2
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+	VPXORD       Z0, Z0, Z7
+
+fusedQ6KWovenx5_block:
+	VCVTPH2PS        3328(AX), Z8
+	VMOVDQU64        3072(AX), Z9
+	VMOVDQU64        3136(AX), Z10
+	VMOVDQU64        3200(AX), Z11
+	VMOVDQU64        3264(AX), Z12
+	VPSLLD           $0x18, Z9, Z13
+	VPSRAD           $0x18, Z13, Z13
+	VCVTDQ2PS        Z13, Z13
+	VMULPS           Z8, Z13, Z13
+	VMOVUPS          Z13, 4096(CX)
+	VPSLLD           $0x10, Z9, Z13
+	VPSRAD           $0x18, Z13, Z13
+	VCVTDQ2PS        Z13, Z13
+	VMULPS           Z8, Z13, Z13
+	VMOVUPS          Z13, 4160(CX)
+	VPSLLD           $0x08, Z9, Z13
+	VPSRAD           $0x18, Z13, Z13
+	VCVTDQ2PS        Z13, Z13
+	VMULPS           Z8, Z13, Z13
+	VMOVUPS          Z13, 4224(CX)
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4288(CX)
+	VPSLLD           $0x18, Z10, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4352(CX)
+	VPSLLD           $0x10, Z10, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4416(CX)
+	VPSLLD           $0x08, Z10, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4480(CX)
+	VPSRAD           $0x18, Z10, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4544(CX)
+	VPSLLD           $0x18, Z11, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4608(CX)
+	VPSLLD           $0x10, Z11, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4672(CX)
+	VPSLLD           $0x08, Z11, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4736(CX)
+	VPSRAD           $0x18, Z11, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4800(CX)
+	VPSLLD           $0x18, Z12, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4864(CX)
+	VPSLLD           $0x10, Z12, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4928(CX)
+	VPSLLD           $0x08, Z12, Z9
+	VPSRAD           $0x18, Z9, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 4992(CX)
+	VPSRAD           $0x18, Z12, Z9
+	VCVTDQ2PS        Z9, Z9
+	VMULPS           Z8, Z9, Z9
+	VMOVUPS          Z9, 5056(CX)
+	LEAQ             256(BX), DI
+	LEAQ             4096(CX), R8
+	PREFETCHT1       (DX)
+	PREFETCHT1       64(DX)
+	PREFETCHT1       128(DX)
+	PREFETCHT1       192(DX)
+	PREFETCHT1       256(DX)
+	PREFETCHT1       320(DX)
+	PREFETCHT1       384(DX)
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	PREFETCHT1       576(DX)
+	PREFETCHT1       640(DX)
+	PREFETCHT1       704(DX)
+	PREFETCHT1       768(DX)
+	VPBROADCASTD     96(DI), Z8
+	VPBROADCASTD     576(DI), Z9
+	VPBROADCASTD     1056(DI), Z10
+	VPBROADCASTD     1536(DI), Z11
+	VPBROADCASTD     2016(DI), Z12
+	VPBROADCASTD     112(DI), Z13
+	VPBROADCASTD     592(DI), Z14
+	VPBROADCASTD     1072(DI), Z15
+	VPBROADCASTD     1552(DI), Z16
+	VPBROADCASTD     2032(DI), Z17
+	VMOVDQU64        (AX), Z18
+	VMOVDQU64        2048(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    (BX), Z20, Z8
+	VPDPBUSD.BCST    480(BX), Z20, Z9
+	VPDPBUSD.BCST    960(BX), Z20, Z10
+	VPDPBUSD.BCST    1440(BX), Z20, Z11
+	VPDPBUSD.BCST    1920(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    64(BX), Z19, Z13
+	VPDPBUSD.BCST    544(BX), Z19, Z14
+	VPDPBUSD.BCST    1024(BX), Z19, Z15
+	VPDPBUSD.BCST    1504(BX), Z19, Z16
+	VPDPBUSD.BCST    1984(BX), Z19, Z17
+	VMOVDQU64        64(AX), Z18
+	VMOVDQU64        2112(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    4(BX), Z20, Z8
+	VPDPBUSD.BCST    484(BX), Z20, Z9
+	VPDPBUSD.BCST    964(BX), Z20, Z10
+	VPDPBUSD.BCST    1444(BX), Z20, Z11
+	VPDPBUSD.BCST    1924(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    68(BX), Z19, Z13
+	VPDPBUSD.BCST    548(BX), Z19, Z14
+	VPDPBUSD.BCST    1028(BX), Z19, Z15
+	VPDPBUSD.BCST    1508(BX), Z19, Z16
+	VPDPBUSD.BCST    1988(BX), Z19, Z17
+	VMOVDQU64        128(AX), Z18
+	VMOVDQU64        2176(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    8(BX), Z20, Z8
+	VPDPBUSD.BCST    488(BX), Z20, Z9
+	VPDPBUSD.BCST    968(BX), Z20, Z10
+	VPDPBUSD.BCST    1448(BX), Z20, Z11
+	VPDPBUSD.BCST    1928(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    72(BX), Z19, Z13
+	VPDPBUSD.BCST    552(BX), Z19, Z14
+	VPDPBUSD.BCST    1032(BX), Z19, Z15
+	VPDPBUSD.BCST    1512(BX), Z19, Z16
+	VPDPBUSD.BCST    1992(BX), Z19, Z17
+	VMOVDQU64        192(AX), Z18
+	VMOVDQU64        2240(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    12(BX), Z20, Z8
+	VPDPBUSD.BCST    492(BX), Z20, Z9
+	VPDPBUSD.BCST    972(BX), Z20, Z10
+	VPDPBUSD.BCST    1452(BX), Z20, Z11
+	VPDPBUSD.BCST    1932(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    76(BX), Z19, Z13
+	VPDPBUSD.BCST    556(BX), Z19, Z14
+	VPDPBUSD.BCST    1036(BX), Z19, Z15
+	VPDPBUSD.BCST    1516(BX), Z19, Z16
+	VPDPBUSD.BCST    1996(BX), Z19, Z17
+	VMOVUPS          (R8), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z8
+	VFMADD231PS.BCST (DI), Z8, Z3
+	VFMSUB213PS      Z18, Z19, Z9
+	VFMADD231PS.BCST 480(DI), Z9, Z4
+	VFMSUB213PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 960(DI), Z10, Z5
+	VFMSUB213PS      Z18, Z19, Z11
+	VFMADD231PS.BCST 1440(DI), Z11, Z6
+	VFMSUB213PS      Z18, Z19, Z12
+	VFMADD231PS.BCST 1920(DI), Z12, Z7
+	VMOVUPS          256(R8), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 8(DI), Z13, Z3
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 488(DI), Z14, Z4
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 968(DI), Z15, Z5
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 1448(DI), Z16, Z6
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1928(DI), Z17, Z7
+	PREFETCHT1       832(DX)
+	PREFETCHT1       896(DX)
+	PREFETCHT1       960(DX)
+	PREFETCHT1       1024(DX)
+	VPBROADCASTD     100(DI), Z8
+	VPBROADCASTD     580(DI), Z9
+	VPBROADCASTD     1060(DI), Z10
+	VPBROADCASTD     1540(DI), Z11
+	VPBROADCASTD     2020(DI), Z12
+	VPBROADCASTD     116(DI), Z13
+	VPBROADCASTD     596(DI), Z14
+	VPBROADCASTD     1076(DI), Z15
+	VPBROADCASTD     1556(DI), Z16
+	VPBROADCASTD     2036(DI), Z17
+	VMOVDQU64        256(AX), Z18
+	VMOVDQU64        2304(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    16(BX), Z20, Z8
+	VPDPBUSD.BCST    496(BX), Z20, Z9
+	VPDPBUSD.BCST    976(BX), Z20, Z10
+	VPDPBUSD.BCST    1456(BX), Z20, Z11
+	VPDPBUSD.BCST    1936(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    80(BX), Z19, Z13
+	VPDPBUSD.BCST    560(BX), Z19, Z14
+	VPDPBUSD.BCST    1040(BX), Z19, Z15
+	VPDPBUSD.BCST    1520(BX), Z19, Z16
+	VPDPBUSD.BCST    2000(BX), Z19, Z17
+	VMOVDQU64        320(AX), Z18
+	VMOVDQU64        2368(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    20(BX), Z20, Z8
+	VPDPBUSD.BCST    500(BX), Z20, Z9
+	VPDPBUSD.BCST    980(BX), Z20, Z10
+	VPDPBUSD.BCST    1460(BX), Z20, Z11
+	VPDPBUSD.BCST    1940(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    84(BX), Z19, Z13
+	VPDPBUSD.BCST    564(BX), Z19, Z14
+	VPDPBUSD.BCST    1044(BX), Z19, Z15
+	VPDPBUSD.BCST    1524(BX), Z19, Z16
+	VPDPBUSD.BCST    2004(BX), Z19, Z17
+	VMOVDQU64        384(AX), Z18
+	VMOVDQU64        2432(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    24(BX), Z20, Z8
+	VPDPBUSD.BCST    504(BX), Z20, Z9
+	VPDPBUSD.BCST    984(BX), Z20, Z10
+	VPDPBUSD.BCST    1464(BX), Z20, Z11
+	VPDPBUSD.BCST    1944(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    88(BX), Z19, Z13
+	VPDPBUSD.BCST    568(BX), Z19, Z14
+	VPDPBUSD.BCST    1048(BX), Z19, Z15
+	VPDPBUSD.BCST    1528(BX), Z19, Z16
+	VPDPBUSD.BCST    2008(BX), Z19, Z17
+	VMOVDQU64        448(AX), Z18
+	VMOVDQU64        2496(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    28(BX), Z20, Z8
+	VPDPBUSD.BCST    508(BX), Z20, Z9
+	VPDPBUSD.BCST    988(BX), Z20, Z10
+	VPDPBUSD.BCST    1468(BX), Z20, Z11
+	VPDPBUSD.BCST    1948(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    92(BX), Z19, Z13
+	VPDPBUSD.BCST    572(BX), Z19, Z14
+	VPDPBUSD.BCST    1052(BX), Z19, Z15
+	VPDPBUSD.BCST    1532(BX), Z19, Z16
+	VPDPBUSD.BCST    2012(BX), Z19, Z17
+	VMOVUPS          64(R8), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z8
+	VFMADD231PS.BCST (DI), Z8, Z3
+	VFMSUB213PS      Z18, Z19, Z9
+	VFMADD231PS.BCST 480(DI), Z9, Z4
+	VFMSUB213PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 960(DI), Z10, Z5
+	VFMSUB213PS      Z18, Z19, Z11
+	VFMADD231PS.BCST 1440(DI), Z11, Z6
+	VFMSUB213PS      Z18, Z19, Z12
+	VFMADD231PS.BCST 1920(DI), Z12, Z7
+	VMOVUPS          320(R8), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 8(DI), Z13, Z3
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 488(DI), Z14, Z4
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 968(DI), Z15, Z5
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 1448(DI), Z16, Z6
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1928(DI), Z17, Z7
+	PREFETCHT1       1088(DX)
+	PREFETCHT1       1152(DX)
+	PREFETCHT1       1216(DX)
+	PREFETCHT1       1280(DX)
+	PREFETCHT1       1344(DX)
+	VPBROADCASTD     104(DI), Z8
+	VPBROADCASTD     584(DI), Z9
+	VPBROADCASTD     1064(DI), Z10
+	VPBROADCASTD     1544(DI), Z11
+	VPBROADCASTD     2024(DI), Z12
+	VPBROADCASTD     120(DI), Z13
+	VPBROADCASTD     600(DI), Z14
+	VPBROADCASTD     1080(DI), Z15
+	VPBROADCASTD     1560(DI), Z16
+	VPBROADCASTD     2040(DI), Z17
+	VMOVDQU64        512(AX), Z18
+	VMOVDQU64        2048(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    32(BX), Z20, Z8
+	VPDPBUSD.BCST    512(BX), Z20, Z9
+	VPDPBUSD.BCST    992(BX), Z20, Z10
+	VPDPBUSD.BCST    1472(BX), Z20, Z11
+	VPDPBUSD.BCST    1952(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    96(BX), Z19, Z13
+	VPDPBUSD.BCST    576(BX), Z19, Z14
+	VPDPBUSD.BCST    1056(BX), Z19, Z15
+	VPDPBUSD.BCST    1536(BX), Z19, Z16
+	VPDPBUSD.BCST    2016(BX), Z19, Z17
+	VMOVDQU64        576(AX), Z18
+	VMOVDQU64        2112(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    36(BX), Z20, Z8
+	VPDPBUSD.BCST    516(BX), Z20, Z9
+	VPDPBUSD.BCST    996(BX), Z20, Z10
+	VPDPBUSD.BCST    1476(BX), Z20, Z11
+	VPDPBUSD.BCST    1956(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    100(BX), Z19, Z13
+	VPDPBUSD.BCST    580(BX), Z19, Z14
+	VPDPBUSD.BCST    1060(BX), Z19, Z15
+	VPDPBUSD.BCST    1540(BX), Z19, Z16
+	VPDPBUSD.BCST    2020(BX), Z19, Z17
+	VMOVDQU64        640(AX), Z18
+	VMOVDQU64        2176(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    40(BX), Z20, Z8
+	VPDPBUSD.BCST    520(BX), Z20, Z9
+	VPDPBUSD.BCST    1000(BX), Z20, Z10
+	VPDPBUSD.BCST    1480(BX), Z20, Z11
+	VPDPBUSD.BCST    1960(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    104(BX), Z19, Z13
+	VPDPBUSD.BCST    584(BX), Z19, Z14
+	VPDPBUSD.BCST    1064(BX), Z19, Z15
+	VPDPBUSD.BCST    1544(BX), Z19, Z16
+	VPDPBUSD.BCST    2024(BX), Z19, Z17
+	VMOVDQU64        704(AX), Z18
+	VMOVDQU64        2240(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    44(BX), Z20, Z8
+	VPDPBUSD.BCST    524(BX), Z20, Z9
+	VPDPBUSD.BCST    1004(BX), Z20, Z10
+	VPDPBUSD.BCST    1484(BX), Z20, Z11
+	VPDPBUSD.BCST    1964(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    108(BX), Z19, Z13
+	VPDPBUSD.BCST    588(BX), Z19, Z14
+	VPDPBUSD.BCST    1068(BX), Z19, Z15
+	VPDPBUSD.BCST    1548(BX), Z19, Z16
+	VPDPBUSD.BCST    2028(BX), Z19, Z17
+	VMOVUPS          128(R8), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z8
+	VFMADD231PS.BCST 4(DI), Z8, Z3
+	VFMSUB213PS      Z18, Z19, Z9
+	VFMADD231PS.BCST 484(DI), Z9, Z4
+	VFMSUB213PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 964(DI), Z10, Z5
+	VFMSUB213PS      Z18, Z19, Z11
+	VFMADD231PS.BCST 1444(DI), Z11, Z6
+	VFMSUB213PS      Z18, Z19, Z12
+	VFMADD231PS.BCST 1924(DI), Z12, Z7
+	VMOVUPS          384(R8), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 12(DI), Z13, Z3
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 492(DI), Z14, Z4
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 972(DI), Z15, Z5
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 1452(DI), Z16, Z6
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1932(DI), Z17, Z7
+	PREFETCHT1       1408(DX)
+	PREFETCHT1       1472(DX)
+	PREFETCHT1       1536(DX)
+	PREFETCHT1       1600(DX)
+	VPBROADCASTD     108(DI), Z8
+	VPBROADCASTD     588(DI), Z9
+	VPBROADCASTD     1068(DI), Z10
+	VPBROADCASTD     1548(DI), Z11
+	VPBROADCASTD     2028(DI), Z12
+	VPBROADCASTD     124(DI), Z13
+	VPBROADCASTD     604(DI), Z14
+	VPBROADCASTD     1084(DI), Z15
+	VPBROADCASTD     1564(DI), Z16
+	VPBROADCASTD     2044(DI), Z17
+	VMOVDQU64        768(AX), Z18
+	VMOVDQU64        2304(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    48(BX), Z20, Z8
+	VPDPBUSD.BCST    528(BX), Z20, Z9
+	VPDPBUSD.BCST    1008(BX), Z20, Z10
+	VPDPBUSD.BCST    1488(BX), Z20, Z11
+	VPDPBUSD.BCST    1968(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    112(BX), Z19, Z13
+	VPDPBUSD.BCST    592(BX), Z19, Z14
+	VPDPBUSD.BCST    1072(BX), Z19, Z15
+	VPDPBUSD.BCST    1552(BX), Z19, Z16
+	VPDPBUSD.BCST    2032(BX), Z19, Z17
+	VMOVDQU64        832(AX), Z18
+	VMOVDQU64        2368(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    52(BX), Z20, Z8
+	VPDPBUSD.BCST    532(BX), Z20, Z9
+	VPDPBUSD.BCST    1012(BX), Z20, Z10
+	VPDPBUSD.BCST    1492(BX), Z20, Z11
+	VPDPBUSD.BCST    1972(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    116(BX), Z19, Z13
+	VPDPBUSD.BCST    596(BX), Z19, Z14
+	VPDPBUSD.BCST    1076(BX), Z19, Z15
+	VPDPBUSD.BCST    1556(BX), Z19, Z16
+	VPDPBUSD.BCST    2036(BX), Z19, Z17
+	VMOVDQU64        896(AX), Z18
+	VMOVDQU64        2432(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    56(BX), Z20, Z8
+	VPDPBUSD.BCST    536(BX), Z20, Z9
+	VPDPBUSD.BCST    1016(BX), Z20, Z10
+	VPDPBUSD.BCST    1496(BX), Z20, Z11
+	VPDPBUSD.BCST    1976(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    120(BX), Z19, Z13
+	VPDPBUSD.BCST    600(BX), Z19, Z14
+	VPDPBUSD.BCST    1080(BX), Z19, Z15
+	VPDPBUSD.BCST    1560(BX), Z19, Z16
+	VPDPBUSD.BCST    2040(BX), Z19, Z17
+	VMOVDQU64        960(AX), Z18
+	VMOVDQU64        2496(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    60(BX), Z20, Z8
+	VPDPBUSD.BCST    540(BX), Z20, Z9
+	VPDPBUSD.BCST    1020(BX), Z20, Z10
+	VPDPBUSD.BCST    1500(BX), Z20, Z11
+	VPDPBUSD.BCST    1980(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    124(BX), Z19, Z13
+	VPDPBUSD.BCST    604(BX), Z19, Z14
+	VPDPBUSD.BCST    1084(BX), Z19, Z15
+	VPDPBUSD.BCST    1564(BX), Z19, Z16
+	VPDPBUSD.BCST    2044(BX), Z19, Z17
+	VMOVUPS          192(R8), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z8
+	VFMADD231PS.BCST 4(DI), Z8, Z3
+	VFMSUB213PS      Z18, Z19, Z9
+	VFMADD231PS.BCST 484(DI), Z9, Z4
+	VFMSUB213PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 964(DI), Z10, Z5
+	VFMSUB213PS      Z18, Z19, Z11
+	VFMADD231PS.BCST 1444(DI), Z11, Z6
+	VFMSUB213PS      Z18, Z19, Z12
+	VFMADD231PS.BCST 1924(DI), Z12, Z7
+	VMOVUPS          448(R8), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 12(DI), Z13, Z3
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 492(DI), Z14, Z4
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 972(DI), Z15, Z5
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 1452(DI), Z16, Z6
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1932(DI), Z17, Z7
+	PREFETCHT1       1664(DX)
+	PREFETCHT1       1728(DX)
+	PREFETCHT1       1792(DX)
+	PREFETCHT1       1856(DX)
+	PREFETCHT1       1920(DX)
+	PREFETCHT1       1984(DX)
+	PREFETCHT1       2048(DX)
+	PREFETCHT1       2112(DX)
+	PREFETCHT1       2176(DX)
+	PREFETCHT1       2240(DX)
+	PREFETCHT1       2304(DX)
+	PREFETCHT1       2368(DX)
+	PREFETCHT1       2432(DX)
+	VPBROADCASTD     128(DI), Z8
+	VPBROADCASTD     608(DI), Z9
+	VPBROADCASTD     1088(DI), Z10
+	VPBROADCASTD     1568(DI), Z11
+	VPBROADCASTD     2048(DI), Z12
+	VPBROADCASTD     144(DI), Z13
+	VPBROADCASTD     624(DI), Z14
+	VPBROADCASTD     1104(DI), Z15
+	VPBROADCASTD     1584(DI), Z16
+	VPBROADCASTD     2064(DI), Z17
+	VMOVDQU64        1024(AX), Z18
+	VMOVDQU64        2560(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    128(BX), Z20, Z8
+	VPDPBUSD.BCST    608(BX), Z20, Z9
+	VPDPBUSD.BCST    1088(BX), Z20, Z10
+	VPDPBUSD.BCST    1568(BX), Z20, Z11
+	VPDPBUSD.BCST    2048(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    192(BX), Z19, Z13
+	VPDPBUSD.BCST    672(BX), Z19, Z14
+	VPDPBUSD.BCST    1152(BX), Z19, Z15
+	VPDPBUSD.BCST    1632(BX), Z19, Z16
+	VPDPBUSD.BCST    2112(BX), Z19, Z17
+	VMOVDQU64        1088(AX), Z18
+	VMOVDQU64        2624(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    132(BX), Z20, Z8
+	VPDPBUSD.BCST    612(BX), Z20, Z9
+	VPDPBUSD.BCST    1092(BX), Z20, Z10
+	VPDPBUSD.BCST    1572(BX), Z20, Z11
+	VPDPBUSD.BCST    2052(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    196(BX), Z19, Z13
+	VPDPBUSD.BCST    676(BX), Z19, Z14
+	VPDPBUSD.BCST    1156(BX), Z19, Z15
+	VPDPBUSD.BCST    1636(BX), Z19, Z16
+	VPDPBUSD.BCST    2116(BX), Z19, Z17
+	VMOVDQU64        1152(AX), Z18
+	VMOVDQU64        2688(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    136(BX), Z20, Z8
+	VPDPBUSD.BCST    616(BX), Z20, Z9
+	VPDPBUSD.BCST    1096(BX), Z20, Z10
+	VPDPBUSD.BCST    1576(BX), Z20, Z11
+	VPDPBUSD.BCST    2056(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    200(BX), Z19, Z13
+	VPDPBUSD.BCST    680(BX), Z19, Z14
+	VPDPBUSD.BCST    1160(BX), Z19, Z15
+	VPDPBUSD.BCST    1640(BX), Z19, Z16
+	VPDPBUSD.BCST    2120(BX), Z19, Z17
+	VMOVDQU64        1216(AX), Z18
+	VMOVDQU64        2752(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    140(BX), Z20, Z8
+	VPDPBUSD.BCST    620(BX), Z20, Z9
+	VPDPBUSD.BCST    1100(BX), Z20, Z10
+	VPDPBUSD.BCST    1580(BX), Z20, Z11
+	VPDPBUSD.BCST    2060(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    204(BX), Z19, Z13
+	VPDPBUSD.BCST    684(BX), Z19, Z14
+	VPDPBUSD.BCST    1164(BX), Z19, Z15
+	VPDPBUSD.BCST    1644(BX), Z19, Z16
+	VPDPBUSD.BCST    2124(BX), Z19, Z17
+	VMOVUPS          512(R8), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z8
+	VFMADD231PS.BCST 16(DI), Z8, Z3
+	VFMSUB213PS      Z18, Z19, Z9
+	VFMADD231PS.BCST 496(DI), Z9, Z4
+	VFMSUB213PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 976(DI), Z10, Z5
+	VFMSUB213PS      Z18, Z19, Z11
+	VFMADD231PS.BCST 1456(DI), Z11, Z6
+	VFMSUB213PS      Z18, Z19, Z12
+	VFMADD231PS.BCST 1936(DI), Z12, Z7
+	VMOVUPS          768(R8), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 24(DI), Z13, Z3
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 504(DI), Z14, Z4
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 984(DI), Z15, Z5
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 1464(DI), Z16, Z6
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1944(DI), Z17, Z7
+	PREFETCHT1       2496(DX)
+	PREFETCHT1       2560(DX)
+	PREFETCHT1       2624(DX)
+	PREFETCHT1       2688(DX)
+	PREFETCHT1       2752(DX)
+	VPBROADCASTD     132(DI), Z8
+	VPBROADCASTD     612(DI), Z9
+	VPBROADCASTD     1092(DI), Z10
+	VPBROADCASTD     1572(DI), Z11
+	VPBROADCASTD     2052(DI), Z12
+	VPBROADCASTD     148(DI), Z13
+	VPBROADCASTD     628(DI), Z14
+	VPBROADCASTD     1108(DI), Z15
+	VPBROADCASTD     1588(DI), Z16
+	VPBROADCASTD     2068(DI), Z17
+	VMOVDQU64        1280(AX), Z18
+	VMOVDQU64        2816(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    144(BX), Z20, Z8
+	VPDPBUSD.BCST    624(BX), Z20, Z9
+	VPDPBUSD.BCST    1104(BX), Z20, Z10
+	VPDPBUSD.BCST    1584(BX), Z20, Z11
+	VPDPBUSD.BCST    2064(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    208(BX), Z19, Z13
+	VPDPBUSD.BCST    688(BX), Z19, Z14
+	VPDPBUSD.BCST    1168(BX), Z19, Z15
+	VPDPBUSD.BCST    1648(BX), Z19, Z16
+	VPDPBUSD.BCST    2128(BX), Z19, Z17
+	VMOVDQU64        1344(AX), Z18
+	VMOVDQU64        2880(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    148(BX), Z20, Z8
+	VPDPBUSD.BCST    628(BX), Z20, Z9
+	VPDPBUSD.BCST    1108(BX), Z20, Z10
+	VPDPBUSD.BCST    1588(BX), Z20, Z11
+	VPDPBUSD.BCST    2068(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    212(BX), Z19, Z13
+	VPDPBUSD.BCST    692(BX), Z19, Z14
+	VPDPBUSD.BCST    1172(BX), Z19, Z15
+	VPDPBUSD.BCST    1652(BX), Z19, Z16
+	VPDPBUSD.BCST    2132(BX), Z19, Z17
+	VMOVDQU64        1408(AX), Z18
+	VMOVDQU64        2944(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    152(BX), Z20, Z8
+	VPDPBUSD.BCST    632(BX), Z20, Z9
+	VPDPBUSD.BCST    1112(BX), Z20, Z10
+	VPDPBUSD.BCST    1592(BX), Z20, Z11
+	VPDPBUSD.BCST    2072(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    216(BX), Z19, Z13
+	VPDPBUSD.BCST    696(BX), Z19, Z14
+	VPDPBUSD.BCST    1176(BX), Z19, Z15
+	VPDPBUSD.BCST    1656(BX), Z19, Z16
+	VPDPBUSD.BCST    2136(BX), Z19, Z17
+	VMOVDQU64        1472(AX), Z18
+	VMOVDQU64        3008(AX), Z19
+	VPSLLD           $0x04, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    156(BX), Z20, Z8
+	VPDPBUSD.BCST    636(BX), Z20, Z9
+	VPDPBUSD.BCST    1116(BX), Z20, Z10
+	VPDPBUSD.BCST    1596(BX), Z20, Z11
+	VPDPBUSD.BCST    2076(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    220(BX), Z19, Z13
+	VPDPBUSD.BCST    700(BX), Z19, Z14
+	VPDPBUSD.BCST    1180(BX), Z19, Z15
+	VPDPBUSD.BCST    1660(BX), Z19, Z16
+	VPDPBUSD.BCST    2140(BX), Z19, Z17
+	VMOVUPS          576(R8), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z8
+	VFMADD231PS.BCST 16(DI), Z8, Z3
+	VFMSUB213PS      Z18, Z19, Z9
+	VFMADD231PS.BCST 496(DI), Z9, Z4
+	VFMSUB213PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 976(DI), Z10, Z5
+	VFMSUB213PS      Z18, Z19, Z11
+	VFMADD231PS.BCST 1456(DI), Z11, Z6
+	VFMSUB213PS      Z18, Z19, Z12
+	VFMADD231PS.BCST 1936(DI), Z12, Z7
+	VMOVUPS          832(R8), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 24(DI), Z13, Z3
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 504(DI), Z14, Z4
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 984(DI), Z15, Z5
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 1464(DI), Z16, Z6
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1944(DI), Z17, Z7
+	PREFETCHT1       2816(DX)
+	PREFETCHT1       2880(DX)
+	PREFETCHT1       2944(DX)
+	PREFETCHT1       3008(DX)
+	VPBROADCASTD     136(DI), Z8
+	VPBROADCASTD     616(DI), Z9
+	VPBROADCASTD     1096(DI), Z10
+	VPBROADCASTD     1576(DI), Z11
+	VPBROADCASTD     2056(DI), Z12
+	VPBROADCASTD     152(DI), Z13
+	VPBROADCASTD     632(DI), Z14
+	VPBROADCASTD     1112(DI), Z15
+	VPBROADCASTD     1592(DI), Z16
+	VPBROADCASTD     2072(DI), Z17
+	VMOVDQU64        1536(AX), Z18
+	VMOVDQU64        2560(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    160(BX), Z20, Z8
+	VPDPBUSD.BCST    640(BX), Z20, Z9
+	VPDPBUSD.BCST    1120(BX), Z20, Z10
+	VPDPBUSD.BCST    1600(BX), Z20, Z11
+	VPDPBUSD.BCST    2080(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    224(BX), Z19, Z13
+	VPDPBUSD.BCST    704(BX), Z19, Z14
+	VPDPBUSD.BCST    1184(BX), Z19, Z15
+	VPDPBUSD.BCST    1664(BX), Z19, Z16
+	VPDPBUSD.BCST    2144(BX), Z19, Z17
+	VMOVDQU64        1600(AX), Z18
+	VMOVDQU64        2624(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    164(BX), Z20, Z8
+	VPDPBUSD.BCST    644(BX), Z20, Z9
+	VPDPBUSD.BCST    1124(BX), Z20, Z10
+	VPDPBUSD.BCST    1604(BX), Z20, Z11
+	VPDPBUSD.BCST    2084(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    228(BX), Z19, Z13
+	VPDPBUSD.BCST    708(BX), Z19, Z14
+	VPDPBUSD.BCST    1188(BX), Z19, Z15
+	VPDPBUSD.BCST    1668(BX), Z19, Z16
+	VPDPBUSD.BCST    2148(BX), Z19, Z17
+	VMOVDQU64        1664(AX), Z18
+	VMOVDQU64        2688(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    168(BX), Z20, Z8
+	VPDPBUSD.BCST    648(BX), Z20, Z9
+	VPDPBUSD.BCST    1128(BX), Z20, Z10
+	VPDPBUSD.BCST    1608(BX), Z20, Z11
+	VPDPBUSD.BCST    2088(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    232(BX), Z19, Z13
+	VPDPBUSD.BCST    712(BX), Z19, Z14
+	VPDPBUSD.BCST    1192(BX), Z19, Z15
+	VPDPBUSD.BCST    1672(BX), Z19, Z16
+	VPDPBUSD.BCST    2152(BX), Z19, Z17
+	VMOVDQU64        1728(AX), Z18
+	VMOVDQU64        2752(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    172(BX), Z20, Z8
+	VPDPBUSD.BCST    652(BX), Z20, Z9
+	VPDPBUSD.BCST    1132(BX), Z20, Z10
+	VPDPBUSD.BCST    1612(BX), Z20, Z11
+	VPDPBUSD.BCST    2092(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    236(BX), Z19, Z13
+	VPDPBUSD.BCST    716(BX), Z19, Z14
+	VPDPBUSD.BCST    1196(BX), Z19, Z15
+	VPDPBUSD.BCST    1676(BX), Z19, Z16
+	VPDPBUSD.BCST    2156(BX), Z19, Z17
+	VMOVUPS          640(R8), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z8
+	VFMADD231PS.BCST 20(DI), Z8, Z3
+	VFMSUB213PS      Z18, Z19, Z9
+	VFMADD231PS.BCST 500(DI), Z9, Z4
+	VFMSUB213PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 980(DI), Z10, Z5
+	VFMSUB213PS      Z18, Z19, Z11
+	VFMADD231PS.BCST 1460(DI), Z11, Z6
+	VFMSUB213PS      Z18, Z19, Z12
+	VFMADD231PS.BCST 1940(DI), Z12, Z7
+	VMOVUPS          896(R8), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 28(DI), Z13, Z3
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 508(DI), Z14, Z4
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 988(DI), Z15, Z5
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 1468(DI), Z16, Z6
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1948(DI), Z17, Z7
+	PREFETCHT1       3072(DX)
+	PREFETCHT1       3136(DX)
+	PREFETCHT1       3200(DX)
+	PREFETCHT1       3264(DX)
+	PREFETCHT1       3328(DX)
+	VPBROADCASTD     140(DI), Z8
+	VPBROADCASTD     620(DI), Z9
+	VPBROADCASTD     1100(DI), Z10
+	VPBROADCASTD     1580(DI), Z11
+	VPBROADCASTD     2060(DI), Z12
+	VPBROADCASTD     156(DI), Z13
+	VPBROADCASTD     636(DI), Z14
+	VPBROADCASTD     1116(DI), Z15
+	VPBROADCASTD     1596(DI), Z16
+	VPBROADCASTD     2076(DI), Z17
+	VMOVDQU64        1792(AX), Z18
+	VMOVDQU64        2816(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    176(BX), Z20, Z8
+	VPDPBUSD.BCST    656(BX), Z20, Z9
+	VPDPBUSD.BCST    1136(BX), Z20, Z10
+	VPDPBUSD.BCST    1616(BX), Z20, Z11
+	VPDPBUSD.BCST    2096(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    240(BX), Z19, Z13
+	VPDPBUSD.BCST    720(BX), Z19, Z14
+	VPDPBUSD.BCST    1200(BX), Z19, Z15
+	VPDPBUSD.BCST    1680(BX), Z19, Z16
+	VPDPBUSD.BCST    2160(BX), Z19, Z17
+	VMOVDQU64        1856(AX), Z18
+	VMOVDQU64        2880(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    180(BX), Z20, Z8
+	VPDPBUSD.BCST    660(BX), Z20, Z9
+	VPDPBUSD.BCST    1140(BX), Z20, Z10
+	VPDPBUSD.BCST    1620(BX), Z20, Z11
+	VPDPBUSD.BCST    2100(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    244(BX), Z19, Z13
+	VPDPBUSD.BCST    724(BX), Z19, Z14
+	VPDPBUSD.BCST    1204(BX), Z19, Z15
+	VPDPBUSD.BCST    1684(BX), Z19, Z16
+	VPDPBUSD.BCST    2164(BX), Z19, Z17
+	VMOVDQU64        1920(AX), Z18
+	VMOVDQU64        2944(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    184(BX), Z20, Z8
+	VPDPBUSD.BCST    664(BX), Z20, Z9
+	VPDPBUSD.BCST    1144(BX), Z20, Z10
+	VPDPBUSD.BCST    1624(BX), Z20, Z11
+	VPDPBUSD.BCST    2104(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    248(BX), Z19, Z13
+	VPDPBUSD.BCST    728(BX), Z19, Z14
+	VPDPBUSD.BCST    1208(BX), Z19, Z15
+	VPDPBUSD.BCST    1688(BX), Z19, Z16
+	VPDPBUSD.BCST    2168(BX), Z19, Z17
+	VMOVDQU64        1984(AX), Z18
+	VMOVDQU64        3008(AX), Z19
+	VPSLLD           $0x02, Z19, Z20
+	VPANDD           Z2, Z20, Z20
+	VPSRLD           $0x02, Z19, Z19
+	VPANDD           Z2, Z19, Z19
+	VPTERNLOGD       $0xf8, Z1, Z18, Z20
+	VPDPBUSD.BCST    188(BX), Z20, Z8
+	VPDPBUSD.BCST    668(BX), Z20, Z9
+	VPDPBUSD.BCST    1148(BX), Z20, Z10
+	VPDPBUSD.BCST    1628(BX), Z20, Z11
+	VPDPBUSD.BCST    2108(BX), Z20, Z12
+	VPSRLD           $0x04, Z18, Z18
+	VPTERNLOGD       $0xf8, Z1, Z18, Z19
+	VPDPBUSD.BCST    252(BX), Z19, Z13
+	VPDPBUSD.BCST    732(BX), Z19, Z14
+	VPDPBUSD.BCST    1212(BX), Z19, Z15
+	VPDPBUSD.BCST    1692(BX), Z19, Z16
+	VPDPBUSD.BCST    2172(BX), Z19, Z17
+	VMOVUPS          704(R8), Z19
+	VMULPS           Z0, Z19, Z18
+	VFMSUB213PS      Z18, Z19, Z8
+	VFMADD231PS.BCST 20(DI), Z8, Z3
+	VFMSUB213PS      Z18, Z19, Z9
+	VFMADD231PS.BCST 500(DI), Z9, Z4
+	VFMSUB213PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 980(DI), Z10, Z5
+	VFMSUB213PS      Z18, Z19, Z11
+	VFMADD231PS.BCST 1460(DI), Z11, Z6
+	VFMSUB213PS      Z18, Z19, Z12
+	VFMADD231PS.BCST 1940(DI), Z12, Z7
+	VMOVUPS          960(R8), Z9
+	VMULPS           Z0, Z9, Z8
+	VFMSUB213PS      Z8, Z9, Z13
+	VFMADD231PS.BCST 28(DI), Z13, Z3
+	VFMSUB213PS      Z8, Z9, Z14
+	VFMADD231PS.BCST 508(DI), Z14, Z4
+	VFMSUB213PS      Z8, Z9, Z15
+	VFMADD231PS.BCST 988(DI), Z15, Z5
+	VFMSUB213PS      Z8, Z9, Z16
+	VFMADD231PS.BCST 1468(DI), Z16, Z6
+	VFMSUB213PS      Z8, Z9, Z17
+	VFMADD231PS.BCST 1948(DI), Z17, Z7
+	ADDQ             $+3360, AX
+	ADDQ             $+3360, DX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ6KWovenx5_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z7, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ6KWovenx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ6KWovenx6(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVL         $0x30303030, CX
+	VPBROADCASTD CX, Z2
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+	VPXORD       Z0, Z0, Z7
+	VPXORD       Z0, Z0, Z8
+
+fusedQ6KWovenx6_block:
+	VCVTPH2PS        3328(AX), Z9
+	VMOVDQU64        3072(AX), Z10
+	VMOVDQU64        3136(AX), Z11
+	VMOVDQU64        3200(AX), Z12
+	VMOVDQU64        3264(AX), Z13
+	VPSLLD           $0x18, Z10, Z14
+	VPSRAD           $0x18, Z14, Z14
+	VCVTDQ2PS        Z14, Z14
+	VMULPS           Z9, Z14, Z14
+	VMOVUPS          Z14, 4096(CX)
+	VPSLLD           $0x10, Z10, Z14
+	VPSRAD           $0x18, Z14, Z14
+	VCVTDQ2PS        Z14, Z14
+	VMULPS           Z9, Z14, Z14
+	VMOVUPS          Z14, 4160(CX)
+	VPSLLD           $0x08, Z10, Z14
+	VPSRAD           $0x18, Z14, Z14
+	VCVTDQ2PS        Z14, Z14
+	VMULPS           Z9, Z14, Z14
+	VMOVUPS          Z14, 4224(CX)
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4288(CX)
+	VPSLLD           $0x18, Z11, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4352(CX)
+	VPSLLD           $0x10, Z11, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4416(CX)
+	VPSLLD           $0x08, Z11, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4480(CX)
+	VPSRAD           $0x18, Z11, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4544(CX)
+	VPSLLD           $0x18, Z12, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4608(CX)
+	VPSLLD           $0x10, Z12, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4672(CX)
+	VPSLLD           $0x08, Z12, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4736(CX)
+	VPSRAD           $0x18, Z12, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4800(CX)
+	VPSLLD           $0x18, Z13, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4864(CX)
+	VPSLLD           $0x10, Z13, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4928(CX)
+	VPSLLD           $0x08, Z13, Z10
+	VPSRAD           $0x18, Z10, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 4992(CX)
+	VPSRAD           $0x18, Z13, Z10
+	VCVTDQ2PS        Z10, Z10
+	VMULPS           Z9, Z10, Z10
+	VMOVUPS          Z10, 5056(CX)
+	LEAQ             256(BX), DI
+	LEAQ             4096(CX), R8
+	PREFETCHT1       (DX)
+	PREFETCHT1       64(DX)
+	PREFETCHT1       128(DX)
+	PREFETCHT1       192(DX)
+	PREFETCHT1       256(DX)
+	PREFETCHT1       320(DX)
+	PREFETCHT1       384(DX)
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	PREFETCHT1       576(DX)
+	PREFETCHT1       640(DX)
+	PREFETCHT1       704(DX)
+	PREFETCHT1       768(DX)
+	VPBROADCASTD     96(DI), Z9
+	VPBROADCASTD     576(DI), Z10
+	VPBROADCASTD     1056(DI), Z11
+	VPBROADCASTD     1536(DI), Z12
+	VPBROADCASTD     2016(DI), Z13
+	VPBROADCASTD     2496(DI), Z14
+	VPBROADCASTD     112(DI), Z15
+	VPBROADCASTD     592(DI), Z16
+	VPBROADCASTD     1072(DI), Z17
+	VPBROADCASTD     1552(DI), Z18
+	VPBROADCASTD     2032(DI), Z19
+	VPBROADCASTD     2512(DI), Z20
+	VMOVDQU64        (AX), Z21
+	VMOVDQU64        2048(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    (BX), Z23, Z9
+	VPDPBUSD.BCST    480(BX), Z23, Z10
+	VPDPBUSD.BCST    960(BX), Z23, Z11
+	VPDPBUSD.BCST    1440(BX), Z23, Z12
+	VPDPBUSD.BCST    1920(BX), Z23, Z13
+	VPDPBUSD.BCST    2400(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    64(BX), Z22, Z15
+	VPDPBUSD.BCST    544(BX), Z22, Z16
+	VPDPBUSD.BCST    1024(BX), Z22, Z17
+	VPDPBUSD.BCST    1504(BX), Z22, Z18
+	VPDPBUSD.BCST    1984(BX), Z22, Z19
+	VPDPBUSD.BCST    2464(BX), Z22, Z20
+	VMOVDQU64        64(AX), Z21
+	VMOVDQU64        2112(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    4(BX), Z23, Z9
+	VPDPBUSD.BCST    484(BX), Z23, Z10
+	VPDPBUSD.BCST    964(BX), Z23, Z11
+	VPDPBUSD.BCST    1444(BX), Z23, Z12
+	VPDPBUSD.BCST    1924(BX), Z23, Z13
+	VPDPBUSD.BCST    2404(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    68(BX), Z22, Z15
+	VPDPBUSD.BCST    548(BX), Z22, Z16
+	VPDPBUSD.BCST    1028(BX), Z22, Z17
+	VPDPBUSD.BCST    1508(BX), Z22, Z18
+	VPDPBUSD.BCST    1988(BX), Z22, Z19
+	VPDPBUSD.BCST    2468(BX), Z22, Z20
+	VMOVDQU64        128(AX), Z21
+	VMOVDQU64        2176(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    8(BX), Z23, Z9
+	VPDPBUSD.BCST    488(BX), Z23, Z10
+	VPDPBUSD.BCST    968(BX), Z23, Z11
+	VPDPBUSD.BCST    1448(BX), Z23, Z12
+	VPDPBUSD.BCST    1928(BX), Z23, Z13
+	VPDPBUSD.BCST    2408(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    72(BX), Z22, Z15
+	VPDPBUSD.BCST    552(BX), Z22, Z16
+	VPDPBUSD.BCST    1032(BX), Z22, Z17
+	VPDPBUSD.BCST    1512(BX), Z22, Z18
+	VPDPBUSD.BCST    1992(BX), Z22, Z19
+	VPDPBUSD.BCST    2472(BX), Z22, Z20
+	VMOVDQU64        192(AX), Z21
+	VMOVDQU64        2240(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    12(BX), Z23, Z9
+	VPDPBUSD.BCST    492(BX), Z23, Z10
+	VPDPBUSD.BCST    972(BX), Z23, Z11
+	VPDPBUSD.BCST    1452(BX), Z23, Z12
+	VPDPBUSD.BCST    1932(BX), Z23, Z13
+	VPDPBUSD.BCST    2412(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    76(BX), Z22, Z15
+	VPDPBUSD.BCST    556(BX), Z22, Z16
+	VPDPBUSD.BCST    1036(BX), Z22, Z17
+	VPDPBUSD.BCST    1516(BX), Z22, Z18
+	VPDPBUSD.BCST    1996(BX), Z22, Z19
+	VPDPBUSD.BCST    2476(BX), Z22, Z20
+	VMOVUPS          (R8), Z22
+	VMULPS           Z0, Z22, Z21
+	VFMSUB213PS      Z21, Z22, Z9
+	VFMADD231PS.BCST (DI), Z9, Z3
+	VFMSUB213PS      Z21, Z22, Z10
+	VFMADD231PS.BCST 480(DI), Z10, Z4
+	VFMSUB213PS      Z21, Z22, Z11
+	VFMADD231PS.BCST 960(DI), Z11, Z5
+	VFMSUB213PS      Z21, Z22, Z12
+	VFMADD231PS.BCST 1440(DI), Z12, Z6
+	VFMSUB213PS      Z21, Z22, Z13
+	VFMADD231PS.BCST 1920(DI), Z13, Z7
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 2400(DI), Z14, Z8
+	VMOVUPS          256(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z15
+	VFMADD231PS.BCST 8(DI), Z15, Z3
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 488(DI), Z16, Z4
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 968(DI), Z17, Z5
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 1448(DI), Z18, Z6
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1928(DI), Z19, Z7
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 2408(DI), Z20, Z8
+	PREFETCHT1       832(DX)
+	PREFETCHT1       896(DX)
+	PREFETCHT1       960(DX)
+	PREFETCHT1       1024(DX)
+	VPBROADCASTD     100(DI), Z9
+	VPBROADCASTD     580(DI), Z10
+	VPBROADCASTD     1060(DI), Z11
+	VPBROADCASTD     1540(DI), Z12
+	VPBROADCASTD     2020(DI), Z13
+	VPBROADCASTD     2500(DI), Z14
+	VPBROADCASTD     116(DI), Z15
+	VPBROADCASTD     596(DI), Z16
+	VPBROADCASTD     1076(DI), Z17
+	VPBROADCASTD     1556(DI), Z18
+	VPBROADCASTD     2036(DI), Z19
+	VPBROADCASTD     2516(DI), Z20
+	VMOVDQU64        256(AX), Z21
+	VMOVDQU64        2304(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    16(BX), Z23, Z9
+	VPDPBUSD.BCST    496(BX), Z23, Z10
+	VPDPBUSD.BCST    976(BX), Z23, Z11
+	VPDPBUSD.BCST    1456(BX), Z23, Z12
+	VPDPBUSD.BCST    1936(BX), Z23, Z13
+	VPDPBUSD.BCST    2416(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    80(BX), Z22, Z15
+	VPDPBUSD.BCST    560(BX), Z22, Z16
+	VPDPBUSD.BCST    1040(BX), Z22, Z17
+	VPDPBUSD.BCST    1520(BX), Z22, Z18
+	VPDPBUSD.BCST    2000(BX), Z22, Z19
+	VPDPBUSD.BCST    2480(BX), Z22, Z20
+	VMOVDQU64        320(AX), Z21
+	VMOVDQU64        2368(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    20(BX), Z23, Z9
+	VPDPBUSD.BCST    500(BX), Z23, Z10
+	VPDPBUSD.BCST    980(BX), Z23, Z11
+	VPDPBUSD.BCST    1460(BX), Z23, Z12
+	VPDPBUSD.BCST    1940(BX), Z23, Z13
+	VPDPBUSD.BCST    2420(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    84(BX), Z22, Z15
+	VPDPBUSD.BCST    564(BX), Z22, Z16
+	VPDPBUSD.BCST    1044(BX), Z22, Z17
+	VPDPBUSD.BCST    1524(BX), Z22, Z18
+	VPDPBUSD.BCST    2004(BX), Z22, Z19
+	VPDPBUSD.BCST    2484(BX), Z22, Z20
+	VMOVDQU64        384(AX), Z21
+	VMOVDQU64        2432(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    24(BX), Z23, Z9
+	VPDPBUSD.BCST    504(BX), Z23, Z10
+	VPDPBUSD.BCST    984(BX), Z23, Z11
+	VPDPBUSD.BCST    1464(BX), Z23, Z12
+	VPDPBUSD.BCST    1944(BX), Z23, Z13
+	VPDPBUSD.BCST    2424(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    88(BX), Z22, Z15
+	VPDPBUSD.BCST    568(BX), Z22, Z16
+	VPDPBUSD.BCST    1048(BX), Z22, Z17
+	VPDPBUSD.BCST    1528(BX), Z22, Z18
+	VPDPBUSD.BCST    2008(BX), Z22, Z19
+	VPDPBUSD.BCST    2488(BX), Z22, Z20
+	VMOVDQU64        448(AX), Z21
+	VMOVDQU64        2496(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    28(BX), Z23, Z9
+	VPDPBUSD.BCST    508(BX), Z23, Z10
+	VPDPBUSD.BCST    988(BX), Z23, Z11
+	VPDPBUSD.BCST    1468(BX), Z23, Z12
+	VPDPBUSD.BCST    1948(BX), Z23, Z13
+	VPDPBUSD.BCST    2428(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    92(BX), Z22, Z15
+	VPDPBUSD.BCST    572(BX), Z22, Z16
+	VPDPBUSD.BCST    1052(BX), Z22, Z17
+	VPDPBUSD.BCST    1532(BX), Z22, Z18
+	VPDPBUSD.BCST    2012(BX), Z22, Z19
+	VPDPBUSD.BCST    2492(BX), Z22, Z20
+	VMOVUPS          64(R8), Z22
+	VMULPS           Z0, Z22, Z21
+	VFMSUB213PS      Z21, Z22, Z9
+	VFMADD231PS.BCST (DI), Z9, Z3
+	VFMSUB213PS      Z21, Z22, Z10
+	VFMADD231PS.BCST 480(DI), Z10, Z4
+	VFMSUB213PS      Z21, Z22, Z11
+	VFMADD231PS.BCST 960(DI), Z11, Z5
+	VFMSUB213PS      Z21, Z22, Z12
+	VFMADD231PS.BCST 1440(DI), Z12, Z6
+	VFMSUB213PS      Z21, Z22, Z13
+	VFMADD231PS.BCST 1920(DI), Z13, Z7
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 2400(DI), Z14, Z8
+	VMOVUPS          320(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z15
+	VFMADD231PS.BCST 8(DI), Z15, Z3
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 488(DI), Z16, Z4
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 968(DI), Z17, Z5
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 1448(DI), Z18, Z6
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1928(DI), Z19, Z7
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 2408(DI), Z20, Z8
+	PREFETCHT1       1088(DX)
+	PREFETCHT1       1152(DX)
+	PREFETCHT1       1216(DX)
+	PREFETCHT1       1280(DX)
+	PREFETCHT1       1344(DX)
+	VPBROADCASTD     104(DI), Z9
+	VPBROADCASTD     584(DI), Z10
+	VPBROADCASTD     1064(DI), Z11
+	VPBROADCASTD     1544(DI), Z12
+	VPBROADCASTD     2024(DI), Z13
+	VPBROADCASTD     2504(DI), Z14
+	VPBROADCASTD     120(DI), Z15
+	VPBROADCASTD     600(DI), Z16
+	VPBROADCASTD     1080(DI), Z17
+	VPBROADCASTD     1560(DI), Z18
+	VPBROADCASTD     2040(DI), Z19
+	VPBROADCASTD     2520(DI), Z20
+	VMOVDQU64        512(AX), Z21
+	VMOVDQU64        2048(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    32(BX), Z23, Z9
+	VPDPBUSD.BCST    512(BX), Z23, Z10
+	VPDPBUSD.BCST    992(BX), Z23, Z11
+	VPDPBUSD.BCST    1472(BX), Z23, Z12
+	VPDPBUSD.BCST    1952(BX), Z23, Z13
+	VPDPBUSD.BCST    2432(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    96(BX), Z22, Z15
+	VPDPBUSD.BCST    576(BX), Z22, Z16
+	VPDPBUSD.BCST    1056(BX), Z22, Z17
+	VPDPBUSD.BCST    1536(BX), Z22, Z18
+	VPDPBUSD.BCST    2016(BX), Z22, Z19
+	VPDPBUSD.BCST    2496(BX), Z22, Z20
+	VMOVDQU64        576(AX), Z21
+	VMOVDQU64        2112(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    36(BX), Z23, Z9
+	VPDPBUSD.BCST    516(BX), Z23, Z10
+	VPDPBUSD.BCST    996(BX), Z23, Z11
+	VPDPBUSD.BCST    1476(BX), Z23, Z12
+	VPDPBUSD.BCST    1956(BX), Z23, Z13
+	VPDPBUSD.BCST    2436(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    100(BX), Z22, Z15
+	VPDPBUSD.BCST    580(BX), Z22, Z16
+	VPDPBUSD.BCST    1060(BX), Z22, Z17
+	VPDPBUSD.BCST    1540(BX), Z22, Z18
+	VPDPBUSD.BCST    2020(BX), Z22, Z19
+	VPDPBUSD.BCST    2500(BX), Z22, Z20
+	VMOVDQU64        640(AX), Z21
+	VMOVDQU64        2176(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    40(BX), Z23, Z9
+	VPDPBUSD.BCST    520(BX), Z23, Z10
+	VPDPBUSD.BCST    1000(BX), Z23, Z11
+	VPDPBUSD.BCST    1480(BX), Z23, Z12
+	VPDPBUSD.BCST    1960(BX), Z23, Z13
+	VPDPBUSD.BCST    2440(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    104(BX), Z22, Z15
+	VPDPBUSD.BCST    584(BX), Z22, Z16
+	VPDPBUSD.BCST    1064(BX), Z22, Z17
+	VPDPBUSD.BCST    1544(BX), Z22, Z18
+	VPDPBUSD.BCST    2024(BX), Z22, Z19
+	VPDPBUSD.BCST    2504(BX), Z22, Z20
+	VMOVDQU64        704(AX), Z21
+	VMOVDQU64        2240(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    44(BX), Z23, Z9
+	VPDPBUSD.BCST    524(BX), Z23, Z10
+	VPDPBUSD.BCST    1004(BX), Z23, Z11
+	VPDPBUSD.BCST    1484(BX), Z23, Z12
+	VPDPBUSD.BCST    1964(BX), Z23, Z13
+	VPDPBUSD.BCST    2444(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    108(BX), Z22, Z15
+	VPDPBUSD.BCST    588(BX), Z22, Z16
+	VPDPBUSD.BCST    1068(BX), Z22, Z17
+	VPDPBUSD.BCST    1548(BX), Z22, Z18
+	VPDPBUSD.BCST    2028(BX), Z22, Z19
+	VPDPBUSD.BCST    2508(BX), Z22, Z20
+	VMOVUPS          128(R8), Z22
+	VMULPS           Z0, Z22, Z21
+	VFMSUB213PS      Z21, Z22, Z9
+	VFMADD231PS.BCST 4(DI), Z9, Z3
+	VFMSUB213PS      Z21, Z22, Z10
+	VFMADD231PS.BCST 484(DI), Z10, Z4
+	VFMSUB213PS      Z21, Z22, Z11
+	VFMADD231PS.BCST 964(DI), Z11, Z5
+	VFMSUB213PS      Z21, Z22, Z12
+	VFMADD231PS.BCST 1444(DI), Z12, Z6
+	VFMSUB213PS      Z21, Z22, Z13
+	VFMADD231PS.BCST 1924(DI), Z13, Z7
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 2404(DI), Z14, Z8
+	VMOVUPS          384(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z15
+	VFMADD231PS.BCST 12(DI), Z15, Z3
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 492(DI), Z16, Z4
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 972(DI), Z17, Z5
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 1452(DI), Z18, Z6
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1932(DI), Z19, Z7
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 2412(DI), Z20, Z8
+	PREFETCHT1       1408(DX)
+	PREFETCHT1       1472(DX)
+	PREFETCHT1       1536(DX)
+	PREFETCHT1       1600(DX)
+	VPBROADCASTD     108(DI), Z9
+	VPBROADCASTD     588(DI), Z10
+	VPBROADCASTD     1068(DI), Z11
+	VPBROADCASTD     1548(DI), Z12
+	VPBROADCASTD     2028(DI), Z13
+	VPBROADCASTD     2508(DI), Z14
+	VPBROADCASTD     124(DI), Z15
+	VPBROADCASTD     604(DI), Z16
+	VPBROADCASTD     1084(DI), Z17
+	VPBROADCASTD     1564(DI), Z18
+	VPBROADCASTD     2044(DI), Z19
+	VPBROADCASTD     2524(DI), Z20
+	VMOVDQU64        768(AX), Z21
+	VMOVDQU64        2304(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    48(BX), Z23, Z9
+	VPDPBUSD.BCST    528(BX), Z23, Z10
+	VPDPBUSD.BCST    1008(BX), Z23, Z11
+	VPDPBUSD.BCST    1488(BX), Z23, Z12
+	VPDPBUSD.BCST    1968(BX), Z23, Z13
+	VPDPBUSD.BCST    2448(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    112(BX), Z22, Z15
+	VPDPBUSD.BCST    592(BX), Z22, Z16
+	VPDPBUSD.BCST    1072(BX), Z22, Z17
+	VPDPBUSD.BCST    1552(BX), Z22, Z18
+	VPDPBUSD.BCST    2032(BX), Z22, Z19
+	VPDPBUSD.BCST    2512(BX), Z22, Z20
+	VMOVDQU64        832(AX), Z21
+	VMOVDQU64        2368(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    52(BX), Z23, Z9
+	VPDPBUSD.BCST    532(BX), Z23, Z10
+	VPDPBUSD.BCST    1012(BX), Z23, Z11
+	VPDPBUSD.BCST    1492(BX), Z23, Z12
+	VPDPBUSD.BCST    1972(BX), Z23, Z13
+	VPDPBUSD.BCST    2452(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    116(BX), Z22, Z15
+	VPDPBUSD.BCST    596(BX), Z22, Z16
+	VPDPBUSD.BCST    1076(BX), Z22, Z17
+	VPDPBUSD.BCST    1556(BX), Z22, Z18
+	VPDPBUSD.BCST    2036(BX), Z22, Z19
+	VPDPBUSD.BCST    2516(BX), Z22, Z20
+	VMOVDQU64        896(AX), Z21
+	VMOVDQU64        2432(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    56(BX), Z23, Z9
+	VPDPBUSD.BCST    536(BX), Z23, Z10
+	VPDPBUSD.BCST    1016(BX), Z23, Z11
+	VPDPBUSD.BCST    1496(BX), Z23, Z12
+	VPDPBUSD.BCST    1976(BX), Z23, Z13
+	VPDPBUSD.BCST    2456(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    120(BX), Z22, Z15
+	VPDPBUSD.BCST    600(BX), Z22, Z16
+	VPDPBUSD.BCST    1080(BX), Z22, Z17
+	VPDPBUSD.BCST    1560(BX), Z22, Z18
+	VPDPBUSD.BCST    2040(BX), Z22, Z19
+	VPDPBUSD.BCST    2520(BX), Z22, Z20
+	VMOVDQU64        960(AX), Z21
+	VMOVDQU64        2496(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    60(BX), Z23, Z9
+	VPDPBUSD.BCST    540(BX), Z23, Z10
+	VPDPBUSD.BCST    1020(BX), Z23, Z11
+	VPDPBUSD.BCST    1500(BX), Z23, Z12
+	VPDPBUSD.BCST    1980(BX), Z23, Z13
+	VPDPBUSD.BCST    2460(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    124(BX), Z22, Z15
+	VPDPBUSD.BCST    604(BX), Z22, Z16
+	VPDPBUSD.BCST    1084(BX), Z22, Z17
+	VPDPBUSD.BCST    1564(BX), Z22, Z18
+	VPDPBUSD.BCST    2044(BX), Z22, Z19
+	VPDPBUSD.BCST    2524(BX), Z22, Z20
+	VMOVUPS          192(R8), Z22
+	VMULPS           Z0, Z22, Z21
+	VFMSUB213PS      Z21, Z22, Z9
+	VFMADD231PS.BCST 4(DI), Z9, Z3
+	VFMSUB213PS      Z21, Z22, Z10
+	VFMADD231PS.BCST 484(DI), Z10, Z4
+	VFMSUB213PS      Z21, Z22, Z11
+	VFMADD231PS.BCST 964(DI), Z11, Z5
+	VFMSUB213PS      Z21, Z22, Z12
+	VFMADD231PS.BCST 1444(DI), Z12, Z6
+	VFMSUB213PS      Z21, Z22, Z13
+	VFMADD231PS.BCST 1924(DI), Z13, Z7
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 2404(DI), Z14, Z8
+	VMOVUPS          448(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z15
+	VFMADD231PS.BCST 12(DI), Z15, Z3
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 492(DI), Z16, Z4
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 972(DI), Z17, Z5
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 1452(DI), Z18, Z6
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1932(DI), Z19, Z7
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 2412(DI), Z20, Z8
+	PREFETCHT1       1664(DX)
+	PREFETCHT1       1728(DX)
+	PREFETCHT1       1792(DX)
+	PREFETCHT1       1856(DX)
+	PREFETCHT1       1920(DX)
+	PREFETCHT1       1984(DX)
+	PREFETCHT1       2048(DX)
+	PREFETCHT1       2112(DX)
+	PREFETCHT1       2176(DX)
+	PREFETCHT1       2240(DX)
+	PREFETCHT1       2304(DX)
+	PREFETCHT1       2368(DX)
+	PREFETCHT1       2432(DX)
+	VPBROADCASTD     128(DI), Z9
+	VPBROADCASTD     608(DI), Z10
+	VPBROADCASTD     1088(DI), Z11
+	VPBROADCASTD     1568(DI), Z12
+	VPBROADCASTD     2048(DI), Z13
+	VPBROADCASTD     2528(DI), Z14
+	VPBROADCASTD     144(DI), Z15
+	VPBROADCASTD     624(DI), Z16
+	VPBROADCASTD     1104(DI), Z17
+	VPBROADCASTD     1584(DI), Z18
+	VPBROADCASTD     2064(DI), Z19
+	VPBROADCASTD     2544(DI), Z20
+	VMOVDQU64        1024(AX), Z21
+	VMOVDQU64        2560(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    128(BX), Z23, Z9
+	VPDPBUSD.BCST    608(BX), Z23, Z10
+	VPDPBUSD.BCST    1088(BX), Z23, Z11
+	VPDPBUSD.BCST    1568(BX), Z23, Z12
+	VPDPBUSD.BCST    2048(BX), Z23, Z13
+	VPDPBUSD.BCST    2528(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    192(BX), Z22, Z15
+	VPDPBUSD.BCST    672(BX), Z22, Z16
+	VPDPBUSD.BCST    1152(BX), Z22, Z17
+	VPDPBUSD.BCST    1632(BX), Z22, Z18
+	VPDPBUSD.BCST    2112(BX), Z22, Z19
+	VPDPBUSD.BCST    2592(BX), Z22, Z20
+	VMOVDQU64        1088(AX), Z21
+	VMOVDQU64        2624(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    132(BX), Z23, Z9
+	VPDPBUSD.BCST    612(BX), Z23, Z10
+	VPDPBUSD.BCST    1092(BX), Z23, Z11
+	VPDPBUSD.BCST    1572(BX), Z23, Z12
+	VPDPBUSD.BCST    2052(BX), Z23, Z13
+	VPDPBUSD.BCST    2532(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    196(BX), Z22, Z15
+	VPDPBUSD.BCST    676(BX), Z22, Z16
+	VPDPBUSD.BCST    1156(BX), Z22, Z17
+	VPDPBUSD.BCST    1636(BX), Z22, Z18
+	VPDPBUSD.BCST    2116(BX), Z22, Z19
+	VPDPBUSD.BCST    2596(BX), Z22, Z20
+	VMOVDQU64        1152(AX), Z21
+	VMOVDQU64        2688(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    136(BX), Z23, Z9
+	VPDPBUSD.BCST    616(BX), Z23, Z10
+	VPDPBUSD.BCST    1096(BX), Z23, Z11
+	VPDPBUSD.BCST    1576(BX), Z23, Z12
+	VPDPBUSD.BCST    2056(BX), Z23, Z13
+	VPDPBUSD.BCST    2536(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    200(BX), Z22, Z15
+	VPDPBUSD.BCST    680(BX), Z22, Z16
+	VPDPBUSD.BCST    1160(BX), Z22, Z17
+	VPDPBUSD.BCST    1640(BX), Z22, Z18
+	VPDPBUSD.BCST    2120(BX), Z22, Z19
+	VPDPBUSD.BCST    2600(BX), Z22, Z20
+	VMOVDQU64        1216(AX), Z21
+	VMOVDQU64        2752(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    140(BX), Z23, Z9
+	VPDPBUSD.BCST    620(BX), Z23, Z10
+	VPDPBUSD.BCST    1100(BX), Z23, Z11
+	VPDPBUSD.BCST    1580(BX), Z23, Z12
+	VPDPBUSD.BCST    2060(BX), Z23, Z13
+	VPDPBUSD.BCST    2540(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    204(BX), Z22, Z15
+	VPDPBUSD.BCST    684(BX), Z22, Z16
+	VPDPBUSD.BCST    1164(BX), Z22, Z17
+	VPDPBUSD.BCST    1644(BX), Z22, Z18
+	VPDPBUSD.BCST    2124(BX), Z22, Z19
+	VPDPBUSD.BCST    2604(BX), Z22, Z20
+	VMOVUPS          512(R8), Z22
+	VMULPS           Z0, Z22, Z21
+	VFMSUB213PS      Z21, Z22, Z9
+	VFMADD231PS.BCST 16(DI), Z9, Z3
+	VFMSUB213PS      Z21, Z22, Z10
+	VFMADD231PS.BCST 496(DI), Z10, Z4
+	VFMSUB213PS      Z21, Z22, Z11
+	VFMADD231PS.BCST 976(DI), Z11, Z5
+	VFMSUB213PS      Z21, Z22, Z12
+	VFMADD231PS.BCST 1456(DI), Z12, Z6
+	VFMSUB213PS      Z21, Z22, Z13
+	VFMADD231PS.BCST 1936(DI), Z13, Z7
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 2416(DI), Z14, Z8
+	VMOVUPS          768(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z15
+	VFMADD231PS.BCST 24(DI), Z15, Z3
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 504(DI), Z16, Z4
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 984(DI), Z17, Z5
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 1464(DI), Z18, Z6
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1944(DI), Z19, Z7
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 2424(DI), Z20, Z8
+	PREFETCHT1       2496(DX)
+	PREFETCHT1       2560(DX)
+	PREFETCHT1       2624(DX)
+	PREFETCHT1       2688(DX)
+	PREFETCHT1       2752(DX)
+	VPBROADCASTD     132(DI), Z9
+	VPBROADCASTD     612(DI), Z10
+	VPBROADCASTD     1092(DI), Z11
+	VPBROADCASTD     1572(DI), Z12
+	VPBROADCASTD     2052(DI), Z13
+	VPBROADCASTD     2532(DI), Z14
+	VPBROADCASTD     148(DI), Z15
+	VPBROADCASTD     628(DI), Z16
+	VPBROADCASTD     1108(DI), Z17
+	VPBROADCASTD     1588(DI), Z18
+	VPBROADCASTD     2068(DI), Z19
+	VPBROADCASTD     2548(DI), Z20
+	VMOVDQU64        1280(AX), Z21
+	VMOVDQU64        2816(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    144(BX), Z23, Z9
+	VPDPBUSD.BCST    624(BX), Z23, Z10
+	VPDPBUSD.BCST    1104(BX), Z23, Z11
+	VPDPBUSD.BCST    1584(BX), Z23, Z12
+	VPDPBUSD.BCST    2064(BX), Z23, Z13
+	VPDPBUSD.BCST    2544(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    208(BX), Z22, Z15
+	VPDPBUSD.BCST    688(BX), Z22, Z16
+	VPDPBUSD.BCST    1168(BX), Z22, Z17
+	VPDPBUSD.BCST    1648(BX), Z22, Z18
+	VPDPBUSD.BCST    2128(BX), Z22, Z19
+	VPDPBUSD.BCST    2608(BX), Z22, Z20
+	VMOVDQU64        1344(AX), Z21
+	VMOVDQU64        2880(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    148(BX), Z23, Z9
+	VPDPBUSD.BCST    628(BX), Z23, Z10
+	VPDPBUSD.BCST    1108(BX), Z23, Z11
+	VPDPBUSD.BCST    1588(BX), Z23, Z12
+	VPDPBUSD.BCST    2068(BX), Z23, Z13
+	VPDPBUSD.BCST    2548(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    212(BX), Z22, Z15
+	VPDPBUSD.BCST    692(BX), Z22, Z16
+	VPDPBUSD.BCST    1172(BX), Z22, Z17
+	VPDPBUSD.BCST    1652(BX), Z22, Z18
+	VPDPBUSD.BCST    2132(BX), Z22, Z19
+	VPDPBUSD.BCST    2612(BX), Z22, Z20
+	VMOVDQU64        1408(AX), Z21
+	VMOVDQU64        2944(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    152(BX), Z23, Z9
+	VPDPBUSD.BCST    632(BX), Z23, Z10
+	VPDPBUSD.BCST    1112(BX), Z23, Z11
+	VPDPBUSD.BCST    1592(BX), Z23, Z12
+	VPDPBUSD.BCST    2072(BX), Z23, Z13
+	VPDPBUSD.BCST    2552(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    216(BX), Z22, Z15
+	VPDPBUSD.BCST    696(BX), Z22, Z16
+	VPDPBUSD.BCST    1176(BX), Z22, Z17
+	VPDPBUSD.BCST    1656(BX), Z22, Z18
+	VPDPBUSD.BCST    2136(BX), Z22, Z19
+	VPDPBUSD.BCST    2616(BX), Z22, Z20
+	VMOVDQU64        1472(AX), Z21
+	VMOVDQU64        3008(AX), Z22
+	VPSLLD           $0x04, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    156(BX), Z23, Z9
+	VPDPBUSD.BCST    636(BX), Z23, Z10
+	VPDPBUSD.BCST    1116(BX), Z23, Z11
+	VPDPBUSD.BCST    1596(BX), Z23, Z12
+	VPDPBUSD.BCST    2076(BX), Z23, Z13
+	VPDPBUSD.BCST    2556(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    220(BX), Z22, Z15
+	VPDPBUSD.BCST    700(BX), Z22, Z16
+	VPDPBUSD.BCST    1180(BX), Z22, Z17
+	VPDPBUSD.BCST    1660(BX), Z22, Z18
+	VPDPBUSD.BCST    2140(BX), Z22, Z19
+	VPDPBUSD.BCST    2620(BX), Z22, Z20
+	VMOVUPS          576(R8), Z22
+	VMULPS           Z0, Z22, Z21
+	VFMSUB213PS      Z21, Z22, Z9
+	VFMADD231PS.BCST 16(DI), Z9, Z3
+	VFMSUB213PS      Z21, Z22, Z10
+	VFMADD231PS.BCST 496(DI), Z10, Z4
+	VFMSUB213PS      Z21, Z22, Z11
+	VFMADD231PS.BCST 976(DI), Z11, Z5
+	VFMSUB213PS      Z21, Z22, Z12
+	VFMADD231PS.BCST 1456(DI), Z12, Z6
+	VFMSUB213PS      Z21, Z22, Z13
+	VFMADD231PS.BCST 1936(DI), Z13, Z7
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 2416(DI), Z14, Z8
+	VMOVUPS          832(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z15
+	VFMADD231PS.BCST 24(DI), Z15, Z3
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 504(DI), Z16, Z4
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 984(DI), Z17, Z5
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 1464(DI), Z18, Z6
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1944(DI), Z19, Z7
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 2424(DI), Z20, Z8
+	PREFETCHT1       2816(DX)
+	PREFETCHT1       2880(DX)
+	PREFETCHT1       2944(DX)
+	PREFETCHT1       3008(DX)
+	VPBROADCASTD     136(DI), Z9
+	VPBROADCASTD     616(DI), Z10
+	VPBROADCASTD     1096(DI), Z11
+	VPBROADCASTD     1576(DI), Z12
+	VPBROADCASTD     2056(DI), Z13
+	VPBROADCASTD     2536(DI), Z14
+	VPBROADCASTD     152(DI), Z15
+	VPBROADCASTD     632(DI), Z16
+	VPBROADCASTD     1112(DI), Z17
+	VPBROADCASTD     1592(DI), Z18
+	VPBROADCASTD     2072(DI), Z19
+	VPBROADCASTD     2552(DI), Z20
+	VMOVDQU64        1536(AX), Z21
+	VMOVDQU64        2560(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    160(BX), Z23, Z9
+	VPDPBUSD.BCST    640(BX), Z23, Z10
+	VPDPBUSD.BCST    1120(BX), Z23, Z11
+	VPDPBUSD.BCST    1600(BX), Z23, Z12
+	VPDPBUSD.BCST    2080(BX), Z23, Z13
+	VPDPBUSD.BCST    2560(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    224(BX), Z22, Z15
+	VPDPBUSD.BCST    704(BX), Z22, Z16
+	VPDPBUSD.BCST    1184(BX), Z22, Z17
+	VPDPBUSD.BCST    1664(BX), Z22, Z18
+	VPDPBUSD.BCST    2144(BX), Z22, Z19
+	VPDPBUSD.BCST    2624(BX), Z22, Z20
+	VMOVDQU64        1600(AX), Z21
+	VMOVDQU64        2624(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    164(BX), Z23, Z9
+	VPDPBUSD.BCST    644(BX), Z23, Z10
+	VPDPBUSD.BCST    1124(BX), Z23, Z11
+	VPDPBUSD.BCST    1604(BX), Z23, Z12
+	VPDPBUSD.BCST    2084(BX), Z23, Z13
+	VPDPBUSD.BCST    2564(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    228(BX), Z22, Z15
+	VPDPBUSD.BCST    708(BX), Z22, Z16
+	VPDPBUSD.BCST    1188(BX), Z22, Z17
+	VPDPBUSD.BCST    1668(BX), Z22, Z18
+	VPDPBUSD.BCST    2148(BX), Z22, Z19
+	VPDPBUSD.BCST    2628(BX), Z22, Z20
+	VMOVDQU64        1664(AX), Z21
+	VMOVDQU64        2688(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    168(BX), Z23, Z9
+	VPDPBUSD.BCST    648(BX), Z23, Z10
+	VPDPBUSD.BCST    1128(BX), Z23, Z11
+	VPDPBUSD.BCST    1608(BX), Z23, Z12
+	VPDPBUSD.BCST    2088(BX), Z23, Z13
+	VPDPBUSD.BCST    2568(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    232(BX), Z22, Z15
+	VPDPBUSD.BCST    712(BX), Z22, Z16
+	VPDPBUSD.BCST    1192(BX), Z22, Z17
+	VPDPBUSD.BCST    1672(BX), Z22, Z18
+	VPDPBUSD.BCST    2152(BX), Z22, Z19
+	VPDPBUSD.BCST    2632(BX), Z22, Z20
+	VMOVDQU64        1728(AX), Z21
+	VMOVDQU64        2752(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    172(BX), Z23, Z9
+	VPDPBUSD.BCST    652(BX), Z23, Z10
+	VPDPBUSD.BCST    1132(BX), Z23, Z11
+	VPDPBUSD.BCST    1612(BX), Z23, Z12
+	VPDPBUSD.BCST    2092(BX), Z23, Z13
+	VPDPBUSD.BCST    2572(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    236(BX), Z22, Z15
+	VPDPBUSD.BCST    716(BX), Z22, Z16
+	VPDPBUSD.BCST    1196(BX), Z22, Z17
+	VPDPBUSD.BCST    1676(BX), Z22, Z18
+	VPDPBUSD.BCST    2156(BX), Z22, Z19
+	VPDPBUSD.BCST    2636(BX), Z22, Z20
+	VMOVUPS          640(R8), Z22
+	VMULPS           Z0, Z22, Z21
+	VFMSUB213PS      Z21, Z22, Z9
+	VFMADD231PS.BCST 20(DI), Z9, Z3
+	VFMSUB213PS      Z21, Z22, Z10
+	VFMADD231PS.BCST 500(DI), Z10, Z4
+	VFMSUB213PS      Z21, Z22, Z11
+	VFMADD231PS.BCST 980(DI), Z11, Z5
+	VFMSUB213PS      Z21, Z22, Z12
+	VFMADD231PS.BCST 1460(DI), Z12, Z6
+	VFMSUB213PS      Z21, Z22, Z13
+	VFMADD231PS.BCST 1940(DI), Z13, Z7
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 2420(DI), Z14, Z8
+	VMOVUPS          896(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z15
+	VFMADD231PS.BCST 28(DI), Z15, Z3
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 508(DI), Z16, Z4
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 988(DI), Z17, Z5
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 1468(DI), Z18, Z6
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1948(DI), Z19, Z7
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 2428(DI), Z20, Z8
+	PREFETCHT1       3072(DX)
+	PREFETCHT1       3136(DX)
+	PREFETCHT1       3200(DX)
+	PREFETCHT1       3264(DX)
+	PREFETCHT1       3328(DX)
+	VPBROADCASTD     140(DI), Z9
+	VPBROADCASTD     620(DI), Z10
+	VPBROADCASTD     1100(DI), Z11
+	VPBROADCASTD     1580(DI), Z12
+	VPBROADCASTD     2060(DI), Z13
+	VPBROADCASTD     2540(DI), Z14
+	VPBROADCASTD     156(DI), Z15
+	VPBROADCASTD     636(DI), Z16
+	VPBROADCASTD     1116(DI), Z17
+	VPBROADCASTD     1596(DI), Z18
+	VPBROADCASTD     2076(DI), Z19
+	VPBROADCASTD     2556(DI), Z20
+	VMOVDQU64        1792(AX), Z21
+	VMOVDQU64        2816(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    176(BX), Z23, Z9
+	VPDPBUSD.BCST    656(BX), Z23, Z10
+	VPDPBUSD.BCST    1136(BX), Z23, Z11
+	VPDPBUSD.BCST    1616(BX), Z23, Z12
+	VPDPBUSD.BCST    2096(BX), Z23, Z13
+	VPDPBUSD.BCST    2576(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    240(BX), Z22, Z15
+	VPDPBUSD.BCST    720(BX), Z22, Z16
+	VPDPBUSD.BCST    1200(BX), Z22, Z17
+	VPDPBUSD.BCST    1680(BX), Z22, Z18
+	VPDPBUSD.BCST    2160(BX), Z22, Z19
+	VPDPBUSD.BCST    2640(BX), Z22, Z20
+	VMOVDQU64        1856(AX), Z21
+	VMOVDQU64        2880(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    180(BX), Z23, Z9
+	VPDPBUSD.BCST    660(BX), Z23, Z10
+	VPDPBUSD.BCST    1140(BX), Z23, Z11
+	VPDPBUSD.BCST    1620(BX), Z23, Z12
+	VPDPBUSD.BCST    2100(BX), Z23, Z13
+	VPDPBUSD.BCST    2580(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    244(BX), Z22, Z15
+	VPDPBUSD.BCST    724(BX), Z22, Z16
+	VPDPBUSD.BCST    1204(BX), Z22, Z17
+	VPDPBUSD.BCST    1684(BX), Z22, Z18
+	VPDPBUSD.BCST    2164(BX), Z22, Z19
+	VPDPBUSD.BCST    2644(BX), Z22, Z20
+	VMOVDQU64        1920(AX), Z21
+	VMOVDQU64        2944(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    184(BX), Z23, Z9
+	VPDPBUSD.BCST    664(BX), Z23, Z10
+	VPDPBUSD.BCST    1144(BX), Z23, Z11
+	VPDPBUSD.BCST    1624(BX), Z23, Z12
+	VPDPBUSD.BCST    2104(BX), Z23, Z13
+	VPDPBUSD.BCST    2584(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    248(BX), Z22, Z15
+	VPDPBUSD.BCST    728(BX), Z22, Z16
+	VPDPBUSD.BCST    1208(BX), Z22, Z17
+	VPDPBUSD.BCST    1688(BX), Z22, Z18
+	VPDPBUSD.BCST    2168(BX), Z22, Z19
+	VPDPBUSD.BCST    2648(BX), Z22, Z20
+	VMOVDQU64        1984(AX), Z21
+	VMOVDQU64        3008(AX), Z22
+	VPSLLD           $0x02, Z22, Z23
+	VPANDD           Z2, Z23, Z23
+	VPSRLD           $0x02, Z22, Z22
+	VPANDD           Z2, Z22, Z22
+	VPTERNLOGD       $0xf8, Z1, Z21, Z23
+	VPDPBUSD.BCST    188(BX), Z23, Z9
+	VPDPBUSD.BCST    668(BX), Z23, Z10
+	VPDPBUSD.BCST    1148(BX), Z23, Z11
+	VPDPBUSD.BCST    1628(BX), Z23, Z12
+	VPDPBUSD.BCST    2108(BX), Z23, Z13
+	VPDPBUSD.BCST    2588(BX), Z23, Z14
+	VPSRLD           $0x04, Z21, Z21
+	VPTERNLOGD       $0xf8, Z1, Z21, Z22
+	VPDPBUSD.BCST    252(BX), Z22, Z15
+	VPDPBUSD.BCST    732(BX), Z22, Z16
+	VPDPBUSD.BCST    1212(BX), Z22, Z17
+	VPDPBUSD.BCST    1692(BX), Z22, Z18
+	VPDPBUSD.BCST    2172(BX), Z22, Z19
+	VPDPBUSD.BCST    2652(BX), Z22, Z20
+	VMOVUPS          704(R8), Z22
+	VMULPS           Z0, Z22, Z21
+	VFMSUB213PS      Z21, Z22, Z9
+	VFMADD231PS.BCST 20(DI), Z9, Z3
+	VFMSUB213PS      Z21, Z22, Z10
+	VFMADD231PS.BCST 500(DI), Z10, Z4
+	VFMSUB213PS      Z21, Z22, Z11
+	VFMADD231PS.BCST 980(DI), Z11, Z5
+	VFMSUB213PS      Z21, Z22, Z12
+	VFMADD231PS.BCST 1460(DI), Z12, Z6
+	VFMSUB213PS      Z21, Z22, Z13
+	VFMADD231PS.BCST 1940(DI), Z13, Z7
+	VFMSUB213PS      Z21, Z22, Z14
+	VFMADD231PS.BCST 2420(DI), Z14, Z8
+	VMOVUPS          960(R8), Z10
+	VMULPS           Z0, Z10, Z9
+	VFMSUB213PS      Z9, Z10, Z15
+	VFMADD231PS.BCST 28(DI), Z15, Z3
+	VFMSUB213PS      Z9, Z10, Z16
+	VFMADD231PS.BCST 508(DI), Z16, Z4
+	VFMSUB213PS      Z9, Z10, Z17
+	VFMADD231PS.BCST 988(DI), Z17, Z5
+	VFMSUB213PS      Z9, Z10, Z18
+	VFMADD231PS.BCST 1468(DI), Z18, Z6
+	VFMSUB213PS      Z9, Z10, Z19
+	VFMADD231PS.BCST 1948(DI), Z19, Z7
+	VFMSUB213PS      Z9, Z10, Z20
+	VFMADD231PS.BCST 2428(DI), Z20, Z8
+	ADDQ             $+3360, AX
+	ADDQ             $+3360, DX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ6KWovenx6_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z7, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z8, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ6KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ6KWovenx7(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVL         $0x30303030, CX
+	VPBROADCASTD CX, Z2
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+	VPXORD       Z0, Z0, Z7
+	VPXORD       Z0, Z0, Z8
+	VPXORD       Z0, Z0, Z9
+
+fusedQ6KWovenx7_block:
+	VCVTPH2PS        3328(AX), Z10
+	VMOVDQU64        3072(AX), Z11
+	VMOVDQU64        3136(AX), Z12
+	VMOVDQU64        3200(AX), Z13
+	VMOVDQU64        3264(AX), Z14
+	VPSLLD           $0x18, Z11, Z15
+	VPSRAD           $0x18, Z15, Z15
+	VCVTDQ2PS        Z15, Z15
+	VMULPS           Z10, Z15, Z15
+	VMOVUPS          Z15, 4096(CX)
+	VPSLLD           $0x10, Z11, Z15
+	VPSRAD           $0x18, Z15, Z15
+	VCVTDQ2PS        Z15, Z15
+	VMULPS           Z10, Z15, Z15
+	VMOVUPS          Z15, 4160(CX)
+	VPSLLD           $0x08, Z11, Z15
+	VPSRAD           $0x18, Z15, Z15
+	VCVTDQ2PS        Z15, Z15
+	VMULPS           Z10, Z15, Z15
+	VMOVUPS          Z15, 4224(CX)
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4288(CX)
+	VPSLLD           $0x18, Z12, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4352(CX)
+	VPSLLD           $0x10, Z12, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4416(CX)
+	VPSLLD           $0x08, Z12, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4480(CX)
+	VPSRAD           $0x18, Z12, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4544(CX)
+	VPSLLD           $0x18, Z13, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4608(CX)
+	VPSLLD           $0x10, Z13, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4672(CX)
+	VPSLLD           $0x08, Z13, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4736(CX)
+	VPSRAD           $0x18, Z13, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4800(CX)
+	VPSLLD           $0x18, Z14, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4864(CX)
+	VPSLLD           $0x10, Z14, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4928(CX)
+	VPSLLD           $0x08, Z14, Z11
+	VPSRAD           $0x18, Z11, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 4992(CX)
+	VPSRAD           $0x18, Z14, Z11
+	VCVTDQ2PS        Z11, Z11
+	VMULPS           Z10, Z11, Z11
+	VMOVUPS          Z11, 5056(CX)
+	LEAQ             256(BX), DI
+	LEAQ             4096(CX), R8
+	PREFETCHT1       (DX)
+	PREFETCHT1       64(DX)
+	PREFETCHT1       128(DX)
+	PREFETCHT1       192(DX)
+	PREFETCHT1       256(DX)
+	PREFETCHT1       320(DX)
+	PREFETCHT1       384(DX)
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	PREFETCHT1       576(DX)
+	PREFETCHT1       640(DX)
+	PREFETCHT1       704(DX)
+	PREFETCHT1       768(DX)
+	VPBROADCASTD     96(DI), Z10
+	VPBROADCASTD     576(DI), Z11
+	VPBROADCASTD     1056(DI), Z12
+	VPBROADCASTD     1536(DI), Z13
+	VPBROADCASTD     2016(DI), Z14
+	VPBROADCASTD     2496(DI), Z15
+	VPBROADCASTD     2976(DI), Z16
+	VPBROADCASTD     112(DI), Z17
+	VPBROADCASTD     592(DI), Z18
+	VPBROADCASTD     1072(DI), Z19
+	VPBROADCASTD     1552(DI), Z20
+	VPBROADCASTD     2032(DI), Z21
+	VPBROADCASTD     2512(DI), Z22
+	VPBROADCASTD     2992(DI), Z23
+	VMOVDQU64        (AX), Z24
+	VMOVDQU64        2048(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    (BX), Z26, Z10
+	VPDPBUSD.BCST    480(BX), Z26, Z11
+	VPDPBUSD.BCST    960(BX), Z26, Z12
+	VPDPBUSD.BCST    1440(BX), Z26, Z13
+	VPDPBUSD.BCST    1920(BX), Z26, Z14
+	VPDPBUSD.BCST    2400(BX), Z26, Z15
+	VPDPBUSD.BCST    2880(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    64(BX), Z25, Z17
+	VPDPBUSD.BCST    544(BX), Z25, Z18
+	VPDPBUSD.BCST    1024(BX), Z25, Z19
+	VPDPBUSD.BCST    1504(BX), Z25, Z20
+	VPDPBUSD.BCST    1984(BX), Z25, Z21
+	VPDPBUSD.BCST    2464(BX), Z25, Z22
+	VPDPBUSD.BCST    2944(BX), Z25, Z23
+	VMOVDQU64        64(AX), Z24
+	VMOVDQU64        2112(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    4(BX), Z26, Z10
+	VPDPBUSD.BCST    484(BX), Z26, Z11
+	VPDPBUSD.BCST    964(BX), Z26, Z12
+	VPDPBUSD.BCST    1444(BX), Z26, Z13
+	VPDPBUSD.BCST    1924(BX), Z26, Z14
+	VPDPBUSD.BCST    2404(BX), Z26, Z15
+	VPDPBUSD.BCST    2884(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    68(BX), Z25, Z17
+	VPDPBUSD.BCST    548(BX), Z25, Z18
+	VPDPBUSD.BCST    1028(BX), Z25, Z19
+	VPDPBUSD.BCST    1508(BX), Z25, Z20
+	VPDPBUSD.BCST    1988(BX), Z25, Z21
+	VPDPBUSD.BCST    2468(BX), Z25, Z22
+	VPDPBUSD.BCST    2948(BX), Z25, Z23
+	VMOVDQU64        128(AX), Z24
+	VMOVDQU64        2176(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    8(BX), Z26, Z10
+	VPDPBUSD.BCST    488(BX), Z26, Z11
+	VPDPBUSD.BCST    968(BX), Z26, Z12
+	VPDPBUSD.BCST    1448(BX), Z26, Z13
+	VPDPBUSD.BCST    1928(BX), Z26, Z14
+	VPDPBUSD.BCST    2408(BX), Z26, Z15
+	VPDPBUSD.BCST    2888(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    72(BX), Z25, Z17
+	VPDPBUSD.BCST    552(BX), Z25, Z18
+	VPDPBUSD.BCST    1032(BX), Z25, Z19
+	VPDPBUSD.BCST    1512(BX), Z25, Z20
+	VPDPBUSD.BCST    1992(BX), Z25, Z21
+	VPDPBUSD.BCST    2472(BX), Z25, Z22
+	VPDPBUSD.BCST    2952(BX), Z25, Z23
+	VMOVDQU64        192(AX), Z24
+	VMOVDQU64        2240(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    12(BX), Z26, Z10
+	VPDPBUSD.BCST    492(BX), Z26, Z11
+	VPDPBUSD.BCST    972(BX), Z26, Z12
+	VPDPBUSD.BCST    1452(BX), Z26, Z13
+	VPDPBUSD.BCST    1932(BX), Z26, Z14
+	VPDPBUSD.BCST    2412(BX), Z26, Z15
+	VPDPBUSD.BCST    2892(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    76(BX), Z25, Z17
+	VPDPBUSD.BCST    556(BX), Z25, Z18
+	VPDPBUSD.BCST    1036(BX), Z25, Z19
+	VPDPBUSD.BCST    1516(BX), Z25, Z20
+	VPDPBUSD.BCST    1996(BX), Z25, Z21
+	VPDPBUSD.BCST    2476(BX), Z25, Z22
+	VPDPBUSD.BCST    2956(BX), Z25, Z23
+	VMOVUPS          (R8), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z10
+	VFMADD231PS.BCST (DI), Z10, Z3
+	VFMSUB213PS      Z24, Z25, Z11
+	VFMADD231PS.BCST 480(DI), Z11, Z4
+	VFMSUB213PS      Z24, Z25, Z12
+	VFMADD231PS.BCST 960(DI), Z12, Z5
+	VFMSUB213PS      Z24, Z25, Z13
+	VFMADD231PS.BCST 1440(DI), Z13, Z6
+	VFMSUB213PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 1920(DI), Z14, Z7
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 2400(DI), Z15, Z8
+	VFMSUB213PS      Z24, Z25, Z16
+	VFMADD231PS.BCST 2880(DI), Z16, Z9
+	VMOVUPS          256(R8), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z17
+	VFMADD231PS.BCST 8(DI), Z17, Z3
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 488(DI), Z18, Z4
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 968(DI), Z19, Z5
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 1448(DI), Z20, Z6
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1928(DI), Z21, Z7
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 2408(DI), Z22, Z8
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2888(DI), Z23, Z9
+	PREFETCHT1       832(DX)
+	PREFETCHT1       896(DX)
+	PREFETCHT1       960(DX)
+	PREFETCHT1       1024(DX)
+	VPBROADCASTD     100(DI), Z10
+	VPBROADCASTD     580(DI), Z11
+	VPBROADCASTD     1060(DI), Z12
+	VPBROADCASTD     1540(DI), Z13
+	VPBROADCASTD     2020(DI), Z14
+	VPBROADCASTD     2500(DI), Z15
+	VPBROADCASTD     2980(DI), Z16
+	VPBROADCASTD     116(DI), Z17
+	VPBROADCASTD     596(DI), Z18
+	VPBROADCASTD     1076(DI), Z19
+	VPBROADCASTD     1556(DI), Z20
+	VPBROADCASTD     2036(DI), Z21
+	VPBROADCASTD     2516(DI), Z22
+	VPBROADCASTD     2996(DI), Z23
+	VMOVDQU64        256(AX), Z24
+	VMOVDQU64        2304(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    16(BX), Z26, Z10
+	VPDPBUSD.BCST    496(BX), Z26, Z11
+	VPDPBUSD.BCST    976(BX), Z26, Z12
+	VPDPBUSD.BCST    1456(BX), Z26, Z13
+	VPDPBUSD.BCST    1936(BX), Z26, Z14
+	VPDPBUSD.BCST    2416(BX), Z26, Z15
+	VPDPBUSD.BCST    2896(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    80(BX), Z25, Z17
+	VPDPBUSD.BCST    560(BX), Z25, Z18
+	VPDPBUSD.BCST    1040(BX), Z25, Z19
+	VPDPBUSD.BCST    1520(BX), Z25, Z20
+	VPDPBUSD.BCST    2000(BX), Z25, Z21
+	VPDPBUSD.BCST    2480(BX), Z25, Z22
+	VPDPBUSD.BCST    2960(BX), Z25, Z23
+	VMOVDQU64        320(AX), Z24
+	VMOVDQU64        2368(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    20(BX), Z26, Z10
+	VPDPBUSD.BCST    500(BX), Z26, Z11
+	VPDPBUSD.BCST    980(BX), Z26, Z12
+	VPDPBUSD.BCST    1460(BX), Z26, Z13
+	VPDPBUSD.BCST    1940(BX), Z26, Z14
+	VPDPBUSD.BCST    2420(BX), Z26, Z15
+	VPDPBUSD.BCST    2900(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    84(BX), Z25, Z17
+	VPDPBUSD.BCST    564(BX), Z25, Z18
+	VPDPBUSD.BCST    1044(BX), Z25, Z19
+	VPDPBUSD.BCST    1524(BX), Z25, Z20
+	VPDPBUSD.BCST    2004(BX), Z25, Z21
+	VPDPBUSD.BCST    2484(BX), Z25, Z22
+	VPDPBUSD.BCST    2964(BX), Z25, Z23
+	VMOVDQU64        384(AX), Z24
+	VMOVDQU64        2432(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    24(BX), Z26, Z10
+	VPDPBUSD.BCST    504(BX), Z26, Z11
+	VPDPBUSD.BCST    984(BX), Z26, Z12
+	VPDPBUSD.BCST    1464(BX), Z26, Z13
+	VPDPBUSD.BCST    1944(BX), Z26, Z14
+	VPDPBUSD.BCST    2424(BX), Z26, Z15
+	VPDPBUSD.BCST    2904(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    88(BX), Z25, Z17
+	VPDPBUSD.BCST    568(BX), Z25, Z18
+	VPDPBUSD.BCST    1048(BX), Z25, Z19
+	VPDPBUSD.BCST    1528(BX), Z25, Z20
+	VPDPBUSD.BCST    2008(BX), Z25, Z21
+	VPDPBUSD.BCST    2488(BX), Z25, Z22
+	VPDPBUSD.BCST    2968(BX), Z25, Z23
+	VMOVDQU64        448(AX), Z24
+	VMOVDQU64        2496(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    28(BX), Z26, Z10
+	VPDPBUSD.BCST    508(BX), Z26, Z11
+	VPDPBUSD.BCST    988(BX), Z26, Z12
+	VPDPBUSD.BCST    1468(BX), Z26, Z13
+	VPDPBUSD.BCST    1948(BX), Z26, Z14
+	VPDPBUSD.BCST    2428(BX), Z26, Z15
+	VPDPBUSD.BCST    2908(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    92(BX), Z25, Z17
+	VPDPBUSD.BCST    572(BX), Z25, Z18
+	VPDPBUSD.BCST    1052(BX), Z25, Z19
+	VPDPBUSD.BCST    1532(BX), Z25, Z20
+	VPDPBUSD.BCST    2012(BX), Z25, Z21
+	VPDPBUSD.BCST    2492(BX), Z25, Z22
+	VPDPBUSD.BCST    2972(BX), Z25, Z23
+	VMOVUPS          64(R8), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z10
+	VFMADD231PS.BCST (DI), Z10, Z3
+	VFMSUB213PS      Z24, Z25, Z11
+	VFMADD231PS.BCST 480(DI), Z11, Z4
+	VFMSUB213PS      Z24, Z25, Z12
+	VFMADD231PS.BCST 960(DI), Z12, Z5
+	VFMSUB213PS      Z24, Z25, Z13
+	VFMADD231PS.BCST 1440(DI), Z13, Z6
+	VFMSUB213PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 1920(DI), Z14, Z7
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 2400(DI), Z15, Z8
+	VFMSUB213PS      Z24, Z25, Z16
+	VFMADD231PS.BCST 2880(DI), Z16, Z9
+	VMOVUPS          320(R8), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z17
+	VFMADD231PS.BCST 8(DI), Z17, Z3
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 488(DI), Z18, Z4
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 968(DI), Z19, Z5
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 1448(DI), Z20, Z6
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1928(DI), Z21, Z7
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 2408(DI), Z22, Z8
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2888(DI), Z23, Z9
+	PREFETCHT1       1088(DX)
+	PREFETCHT1       1152(DX)
+	PREFETCHT1       1216(DX)
+	PREFETCHT1       1280(DX)
+	PREFETCHT1       1344(DX)
+	VPBROADCASTD     104(DI), Z10
+	VPBROADCASTD     584(DI), Z11
+	VPBROADCASTD     1064(DI), Z12
+	VPBROADCASTD     1544(DI), Z13
+	VPBROADCASTD     2024(DI), Z14
+	VPBROADCASTD     2504(DI), Z15
+	VPBROADCASTD     2984(DI), Z16
+	VPBROADCASTD     120(DI), Z17
+	VPBROADCASTD     600(DI), Z18
+	VPBROADCASTD     1080(DI), Z19
+	VPBROADCASTD     1560(DI), Z20
+	VPBROADCASTD     2040(DI), Z21
+	VPBROADCASTD     2520(DI), Z22
+	VPBROADCASTD     3000(DI), Z23
+	VMOVDQU64        512(AX), Z24
+	VMOVDQU64        2048(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    32(BX), Z26, Z10
+	VPDPBUSD.BCST    512(BX), Z26, Z11
+	VPDPBUSD.BCST    992(BX), Z26, Z12
+	VPDPBUSD.BCST    1472(BX), Z26, Z13
+	VPDPBUSD.BCST    1952(BX), Z26, Z14
+	VPDPBUSD.BCST    2432(BX), Z26, Z15
+	VPDPBUSD.BCST    2912(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    96(BX), Z25, Z17
+	VPDPBUSD.BCST    576(BX), Z25, Z18
+	VPDPBUSD.BCST    1056(BX), Z25, Z19
+	VPDPBUSD.BCST    1536(BX), Z25, Z20
+	VPDPBUSD.BCST    2016(BX), Z25, Z21
+	VPDPBUSD.BCST    2496(BX), Z25, Z22
+	VPDPBUSD.BCST    2976(BX), Z25, Z23
+	VMOVDQU64        576(AX), Z24
+	VMOVDQU64        2112(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    36(BX), Z26, Z10
+	VPDPBUSD.BCST    516(BX), Z26, Z11
+	VPDPBUSD.BCST    996(BX), Z26, Z12
+	VPDPBUSD.BCST    1476(BX), Z26, Z13
+	VPDPBUSD.BCST    1956(BX), Z26, Z14
+	VPDPBUSD.BCST    2436(BX), Z26, Z15
+	VPDPBUSD.BCST    2916(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    100(BX), Z25, Z17
+	VPDPBUSD.BCST    580(BX), Z25, Z18
+	VPDPBUSD.BCST    1060(BX), Z25, Z19
+	VPDPBUSD.BCST    1540(BX), Z25, Z20
+	VPDPBUSD.BCST    2020(BX), Z25, Z21
+	VPDPBUSD.BCST    2500(BX), Z25, Z22
+	VPDPBUSD.BCST    2980(BX), Z25, Z23
+	VMOVDQU64        640(AX), Z24
+	VMOVDQU64        2176(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    40(BX), Z26, Z10
+	VPDPBUSD.BCST    520(BX), Z26, Z11
+	VPDPBUSD.BCST    1000(BX), Z26, Z12
+	VPDPBUSD.BCST    1480(BX), Z26, Z13
+	VPDPBUSD.BCST    1960(BX), Z26, Z14
+	VPDPBUSD.BCST    2440(BX), Z26, Z15
+	VPDPBUSD.BCST    2920(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    104(BX), Z25, Z17
+	VPDPBUSD.BCST    584(BX), Z25, Z18
+	VPDPBUSD.BCST    1064(BX), Z25, Z19
+	VPDPBUSD.BCST    1544(BX), Z25, Z20
+	VPDPBUSD.BCST    2024(BX), Z25, Z21
+	VPDPBUSD.BCST    2504(BX), Z25, Z22
+	VPDPBUSD.BCST    2984(BX), Z25, Z23
+	VMOVDQU64        704(AX), Z24
+	VMOVDQU64        2240(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    44(BX), Z26, Z10
+	VPDPBUSD.BCST    524(BX), Z26, Z11
+	VPDPBUSD.BCST    1004(BX), Z26, Z12
+	VPDPBUSD.BCST    1484(BX), Z26, Z13
+	VPDPBUSD.BCST    1964(BX), Z26, Z14
+	VPDPBUSD.BCST    2444(BX), Z26, Z15
+	VPDPBUSD.BCST    2924(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    108(BX), Z25, Z17
+	VPDPBUSD.BCST    588(BX), Z25, Z18
+	VPDPBUSD.BCST    1068(BX), Z25, Z19
+	VPDPBUSD.BCST    1548(BX), Z25, Z20
+	VPDPBUSD.BCST    2028(BX), Z25, Z21
+	VPDPBUSD.BCST    2508(BX), Z25, Z22
+	VPDPBUSD.BCST    2988(BX), Z25, Z23
+	VMOVUPS          128(R8), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z10
+	VFMADD231PS.BCST 4(DI), Z10, Z3
+	VFMSUB213PS      Z24, Z25, Z11
+	VFMADD231PS.BCST 484(DI), Z11, Z4
+	VFMSUB213PS      Z24, Z25, Z12
+	VFMADD231PS.BCST 964(DI), Z12, Z5
+	VFMSUB213PS      Z24, Z25, Z13
+	VFMADD231PS.BCST 1444(DI), Z13, Z6
+	VFMSUB213PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 1924(DI), Z14, Z7
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 2404(DI), Z15, Z8
+	VFMSUB213PS      Z24, Z25, Z16
+	VFMADD231PS.BCST 2884(DI), Z16, Z9
+	VMOVUPS          384(R8), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z17
+	VFMADD231PS.BCST 12(DI), Z17, Z3
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 492(DI), Z18, Z4
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 972(DI), Z19, Z5
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 1452(DI), Z20, Z6
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1932(DI), Z21, Z7
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 2412(DI), Z22, Z8
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2892(DI), Z23, Z9
+	PREFETCHT1       1408(DX)
+	PREFETCHT1       1472(DX)
+	PREFETCHT1       1536(DX)
+	PREFETCHT1       1600(DX)
+	VPBROADCASTD     108(DI), Z10
+	VPBROADCASTD     588(DI), Z11
+	VPBROADCASTD     1068(DI), Z12
+	VPBROADCASTD     1548(DI), Z13
+	VPBROADCASTD     2028(DI), Z14
+	VPBROADCASTD     2508(DI), Z15
+	VPBROADCASTD     2988(DI), Z16
+	VPBROADCASTD     124(DI), Z17
+	VPBROADCASTD     604(DI), Z18
+	VPBROADCASTD     1084(DI), Z19
+	VPBROADCASTD     1564(DI), Z20
+	VPBROADCASTD     2044(DI), Z21
+	VPBROADCASTD     2524(DI), Z22
+	VPBROADCASTD     3004(DI), Z23
+	VMOVDQU64        768(AX), Z24
+	VMOVDQU64        2304(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    48(BX), Z26, Z10
+	VPDPBUSD.BCST    528(BX), Z26, Z11
+	VPDPBUSD.BCST    1008(BX), Z26, Z12
+	VPDPBUSD.BCST    1488(BX), Z26, Z13
+	VPDPBUSD.BCST    1968(BX), Z26, Z14
+	VPDPBUSD.BCST    2448(BX), Z26, Z15
+	VPDPBUSD.BCST    2928(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    112(BX), Z25, Z17
+	VPDPBUSD.BCST    592(BX), Z25, Z18
+	VPDPBUSD.BCST    1072(BX), Z25, Z19
+	VPDPBUSD.BCST    1552(BX), Z25, Z20
+	VPDPBUSD.BCST    2032(BX), Z25, Z21
+	VPDPBUSD.BCST    2512(BX), Z25, Z22
+	VPDPBUSD.BCST    2992(BX), Z25, Z23
+	VMOVDQU64        832(AX), Z24
+	VMOVDQU64        2368(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    52(BX), Z26, Z10
+	VPDPBUSD.BCST    532(BX), Z26, Z11
+	VPDPBUSD.BCST    1012(BX), Z26, Z12
+	VPDPBUSD.BCST    1492(BX), Z26, Z13
+	VPDPBUSD.BCST    1972(BX), Z26, Z14
+	VPDPBUSD.BCST    2452(BX), Z26, Z15
+	VPDPBUSD.BCST    2932(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    116(BX), Z25, Z17
+	VPDPBUSD.BCST    596(BX), Z25, Z18
+	VPDPBUSD.BCST    1076(BX), Z25, Z19
+	VPDPBUSD.BCST    1556(BX), Z25, Z20
+	VPDPBUSD.BCST    2036(BX), Z25, Z21
+	VPDPBUSD.BCST    2516(BX), Z25, Z22
+	VPDPBUSD.BCST    2996(BX), Z25, Z23
+	VMOVDQU64        896(AX), Z24
+	VMOVDQU64        2432(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    56(BX), Z26, Z10
+	VPDPBUSD.BCST    536(BX), Z26, Z11
+	VPDPBUSD.BCST    1016(BX), Z26, Z12
+	VPDPBUSD.BCST    1496(BX), Z26, Z13
+	VPDPBUSD.BCST    1976(BX), Z26, Z14
+	VPDPBUSD.BCST    2456(BX), Z26, Z15
+	VPDPBUSD.BCST    2936(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    120(BX), Z25, Z17
+	VPDPBUSD.BCST    600(BX), Z25, Z18
+	VPDPBUSD.BCST    1080(BX), Z25, Z19
+	VPDPBUSD.BCST    1560(BX), Z25, Z20
+	VPDPBUSD.BCST    2040(BX), Z25, Z21
+	VPDPBUSD.BCST    2520(BX), Z25, Z22
+	VPDPBUSD.BCST    3000(BX), Z25, Z23
+	VMOVDQU64        960(AX), Z24
+	VMOVDQU64        2496(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    60(BX), Z26, Z10
+	VPDPBUSD.BCST    540(BX), Z26, Z11
+	VPDPBUSD.BCST    1020(BX), Z26, Z12
+	VPDPBUSD.BCST    1500(BX), Z26, Z13
+	VPDPBUSD.BCST    1980(BX), Z26, Z14
+	VPDPBUSD.BCST    2460(BX), Z26, Z15
+	VPDPBUSD.BCST    2940(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    124(BX), Z25, Z17
+	VPDPBUSD.BCST    604(BX), Z25, Z18
+	VPDPBUSD.BCST    1084(BX), Z25, Z19
+	VPDPBUSD.BCST    1564(BX), Z25, Z20
+	VPDPBUSD.BCST    2044(BX), Z25, Z21
+	VPDPBUSD.BCST    2524(BX), Z25, Z22
+	VPDPBUSD.BCST    3004(BX), Z25, Z23
+	VMOVUPS          192(R8), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z10
+	VFMADD231PS.BCST 4(DI), Z10, Z3
+	VFMSUB213PS      Z24, Z25, Z11
+	VFMADD231PS.BCST 484(DI), Z11, Z4
+	VFMSUB213PS      Z24, Z25, Z12
+	VFMADD231PS.BCST 964(DI), Z12, Z5
+	VFMSUB213PS      Z24, Z25, Z13
+	VFMADD231PS.BCST 1444(DI), Z13, Z6
+	VFMSUB213PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 1924(DI), Z14, Z7
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 2404(DI), Z15, Z8
+	VFMSUB213PS      Z24, Z25, Z16
+	VFMADD231PS.BCST 2884(DI), Z16, Z9
+	VMOVUPS          448(R8), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z17
+	VFMADD231PS.BCST 12(DI), Z17, Z3
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 492(DI), Z18, Z4
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 972(DI), Z19, Z5
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 1452(DI), Z20, Z6
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1932(DI), Z21, Z7
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 2412(DI), Z22, Z8
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2892(DI), Z23, Z9
+	PREFETCHT1       1664(DX)
+	PREFETCHT1       1728(DX)
+	PREFETCHT1       1792(DX)
+	PREFETCHT1       1856(DX)
+	PREFETCHT1       1920(DX)
+	PREFETCHT1       1984(DX)
+	PREFETCHT1       2048(DX)
+	PREFETCHT1       2112(DX)
+	PREFETCHT1       2176(DX)
+	PREFETCHT1       2240(DX)
+	PREFETCHT1       2304(DX)
+	PREFETCHT1       2368(DX)
+	PREFETCHT1       2432(DX)
+	VPBROADCASTD     128(DI), Z10
+	VPBROADCASTD     608(DI), Z11
+	VPBROADCASTD     1088(DI), Z12
+	VPBROADCASTD     1568(DI), Z13
+	VPBROADCASTD     2048(DI), Z14
+	VPBROADCASTD     2528(DI), Z15
+	VPBROADCASTD     3008(DI), Z16
+	VPBROADCASTD     144(DI), Z17
+	VPBROADCASTD     624(DI), Z18
+	VPBROADCASTD     1104(DI), Z19
+	VPBROADCASTD     1584(DI), Z20
+	VPBROADCASTD     2064(DI), Z21
+	VPBROADCASTD     2544(DI), Z22
+	VPBROADCASTD     3024(DI), Z23
+	VMOVDQU64        1024(AX), Z24
+	VMOVDQU64        2560(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    128(BX), Z26, Z10
+	VPDPBUSD.BCST    608(BX), Z26, Z11
+	VPDPBUSD.BCST    1088(BX), Z26, Z12
+	VPDPBUSD.BCST    1568(BX), Z26, Z13
+	VPDPBUSD.BCST    2048(BX), Z26, Z14
+	VPDPBUSD.BCST    2528(BX), Z26, Z15
+	VPDPBUSD.BCST    3008(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    192(BX), Z25, Z17
+	VPDPBUSD.BCST    672(BX), Z25, Z18
+	VPDPBUSD.BCST    1152(BX), Z25, Z19
+	VPDPBUSD.BCST    1632(BX), Z25, Z20
+	VPDPBUSD.BCST    2112(BX), Z25, Z21
+	VPDPBUSD.BCST    2592(BX), Z25, Z22
+	VPDPBUSD.BCST    3072(BX), Z25, Z23
+	VMOVDQU64        1088(AX), Z24
+	VMOVDQU64        2624(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    132(BX), Z26, Z10
+	VPDPBUSD.BCST    612(BX), Z26, Z11
+	VPDPBUSD.BCST    1092(BX), Z26, Z12
+	VPDPBUSD.BCST    1572(BX), Z26, Z13
+	VPDPBUSD.BCST    2052(BX), Z26, Z14
+	VPDPBUSD.BCST    2532(BX), Z26, Z15
+	VPDPBUSD.BCST    3012(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    196(BX), Z25, Z17
+	VPDPBUSD.BCST    676(BX), Z25, Z18
+	VPDPBUSD.BCST    1156(BX), Z25, Z19
+	VPDPBUSD.BCST    1636(BX), Z25, Z20
+	VPDPBUSD.BCST    2116(BX), Z25, Z21
+	VPDPBUSD.BCST    2596(BX), Z25, Z22
+	VPDPBUSD.BCST    3076(BX), Z25, Z23
+	VMOVDQU64        1152(AX), Z24
+	VMOVDQU64        2688(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    136(BX), Z26, Z10
+	VPDPBUSD.BCST    616(BX), Z26, Z11
+	VPDPBUSD.BCST    1096(BX), Z26, Z12
+	VPDPBUSD.BCST    1576(BX), Z26, Z13
+	VPDPBUSD.BCST    2056(BX), Z26, Z14
+	VPDPBUSD.BCST    2536(BX), Z26, Z15
+	VPDPBUSD.BCST    3016(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    200(BX), Z25, Z17
+	VPDPBUSD.BCST    680(BX), Z25, Z18
+	VPDPBUSD.BCST    1160(BX), Z25, Z19
+	VPDPBUSD.BCST    1640(BX), Z25, Z20
+	VPDPBUSD.BCST    2120(BX), Z25, Z21
+	VPDPBUSD.BCST    2600(BX), Z25, Z22
+	VPDPBUSD.BCST    3080(BX), Z25, Z23
+	VMOVDQU64        1216(AX), Z24
+	VMOVDQU64        2752(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    140(BX), Z26, Z10
+	VPDPBUSD.BCST    620(BX), Z26, Z11
+	VPDPBUSD.BCST    1100(BX), Z26, Z12
+	VPDPBUSD.BCST    1580(BX), Z26, Z13
+	VPDPBUSD.BCST    2060(BX), Z26, Z14
+	VPDPBUSD.BCST    2540(BX), Z26, Z15
+	VPDPBUSD.BCST    3020(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    204(BX), Z25, Z17
+	VPDPBUSD.BCST    684(BX), Z25, Z18
+	VPDPBUSD.BCST    1164(BX), Z25, Z19
+	VPDPBUSD.BCST    1644(BX), Z25, Z20
+	VPDPBUSD.BCST    2124(BX), Z25, Z21
+	VPDPBUSD.BCST    2604(BX), Z25, Z22
+	VPDPBUSD.BCST    3084(BX), Z25, Z23
+	VMOVUPS          512(R8), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z10
+	VFMADD231PS.BCST 16(DI), Z10, Z3
+	VFMSUB213PS      Z24, Z25, Z11
+	VFMADD231PS.BCST 496(DI), Z11, Z4
+	VFMSUB213PS      Z24, Z25, Z12
+	VFMADD231PS.BCST 976(DI), Z12, Z5
+	VFMSUB213PS      Z24, Z25, Z13
+	VFMADD231PS.BCST 1456(DI), Z13, Z6
+	VFMSUB213PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 1936(DI), Z14, Z7
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 2416(DI), Z15, Z8
+	VFMSUB213PS      Z24, Z25, Z16
+	VFMADD231PS.BCST 2896(DI), Z16, Z9
+	VMOVUPS          768(R8), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z17
+	VFMADD231PS.BCST 24(DI), Z17, Z3
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 504(DI), Z18, Z4
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 984(DI), Z19, Z5
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 1464(DI), Z20, Z6
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1944(DI), Z21, Z7
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 2424(DI), Z22, Z8
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2904(DI), Z23, Z9
+	PREFETCHT1       2496(DX)
+	PREFETCHT1       2560(DX)
+	PREFETCHT1       2624(DX)
+	PREFETCHT1       2688(DX)
+	PREFETCHT1       2752(DX)
+	VPBROADCASTD     132(DI), Z10
+	VPBROADCASTD     612(DI), Z11
+	VPBROADCASTD     1092(DI), Z12
+	VPBROADCASTD     1572(DI), Z13
+	VPBROADCASTD     2052(DI), Z14
+	VPBROADCASTD     2532(DI), Z15
+	VPBROADCASTD     3012(DI), Z16
+	VPBROADCASTD     148(DI), Z17
+	VPBROADCASTD     628(DI), Z18
+	VPBROADCASTD     1108(DI), Z19
+	VPBROADCASTD     1588(DI), Z20
+	VPBROADCASTD     2068(DI), Z21
+	VPBROADCASTD     2548(DI), Z22
+	VPBROADCASTD     3028(DI), Z23
+	VMOVDQU64        1280(AX), Z24
+	VMOVDQU64        2816(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    144(BX), Z26, Z10
+	VPDPBUSD.BCST    624(BX), Z26, Z11
+	VPDPBUSD.BCST    1104(BX), Z26, Z12
+	VPDPBUSD.BCST    1584(BX), Z26, Z13
+	VPDPBUSD.BCST    2064(BX), Z26, Z14
+	VPDPBUSD.BCST    2544(BX), Z26, Z15
+	VPDPBUSD.BCST    3024(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    208(BX), Z25, Z17
+	VPDPBUSD.BCST    688(BX), Z25, Z18
+	VPDPBUSD.BCST    1168(BX), Z25, Z19
+	VPDPBUSD.BCST    1648(BX), Z25, Z20
+	VPDPBUSD.BCST    2128(BX), Z25, Z21
+	VPDPBUSD.BCST    2608(BX), Z25, Z22
+	VPDPBUSD.BCST    3088(BX), Z25, Z23
+	VMOVDQU64        1344(AX), Z24
+	VMOVDQU64        2880(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    148(BX), Z26, Z10
+	VPDPBUSD.BCST    628(BX), Z26, Z11
+	VPDPBUSD.BCST    1108(BX), Z26, Z12
+	VPDPBUSD.BCST    1588(BX), Z26, Z13
+	VPDPBUSD.BCST    2068(BX), Z26, Z14
+	VPDPBUSD.BCST    2548(BX), Z26, Z15
+	VPDPBUSD.BCST    3028(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    212(BX), Z25, Z17
+	VPDPBUSD.BCST    692(BX), Z25, Z18
+	VPDPBUSD.BCST    1172(BX), Z25, Z19
+	VPDPBUSD.BCST    1652(BX), Z25, Z20
+	VPDPBUSD.BCST    2132(BX), Z25, Z21
+	VPDPBUSD.BCST    2612(BX), Z25, Z22
+	VPDPBUSD.BCST    3092(BX), Z25, Z23
+	VMOVDQU64        1408(AX), Z24
+	VMOVDQU64        2944(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    152(BX), Z26, Z10
+	VPDPBUSD.BCST    632(BX), Z26, Z11
+	VPDPBUSD.BCST    1112(BX), Z26, Z12
+	VPDPBUSD.BCST    1592(BX), Z26, Z13
+	VPDPBUSD.BCST    2072(BX), Z26, Z14
+	VPDPBUSD.BCST    2552(BX), Z26, Z15
+	VPDPBUSD.BCST    3032(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    216(BX), Z25, Z17
+	VPDPBUSD.BCST    696(BX), Z25, Z18
+	VPDPBUSD.BCST    1176(BX), Z25, Z19
+	VPDPBUSD.BCST    1656(BX), Z25, Z20
+	VPDPBUSD.BCST    2136(BX), Z25, Z21
+	VPDPBUSD.BCST    2616(BX), Z25, Z22
+	VPDPBUSD.BCST    3096(BX), Z25, Z23
+	VMOVDQU64        1472(AX), Z24
+	VMOVDQU64        3008(AX), Z25
+	VPSLLD           $0x04, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    156(BX), Z26, Z10
+	VPDPBUSD.BCST    636(BX), Z26, Z11
+	VPDPBUSD.BCST    1116(BX), Z26, Z12
+	VPDPBUSD.BCST    1596(BX), Z26, Z13
+	VPDPBUSD.BCST    2076(BX), Z26, Z14
+	VPDPBUSD.BCST    2556(BX), Z26, Z15
+	VPDPBUSD.BCST    3036(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    220(BX), Z25, Z17
+	VPDPBUSD.BCST    700(BX), Z25, Z18
+	VPDPBUSD.BCST    1180(BX), Z25, Z19
+	VPDPBUSD.BCST    1660(BX), Z25, Z20
+	VPDPBUSD.BCST    2140(BX), Z25, Z21
+	VPDPBUSD.BCST    2620(BX), Z25, Z22
+	VPDPBUSD.BCST    3100(BX), Z25, Z23
+	VMOVUPS          576(R8), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z10
+	VFMADD231PS.BCST 16(DI), Z10, Z3
+	VFMSUB213PS      Z24, Z25, Z11
+	VFMADD231PS.BCST 496(DI), Z11, Z4
+	VFMSUB213PS      Z24, Z25, Z12
+	VFMADD231PS.BCST 976(DI), Z12, Z5
+	VFMSUB213PS      Z24, Z25, Z13
+	VFMADD231PS.BCST 1456(DI), Z13, Z6
+	VFMSUB213PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 1936(DI), Z14, Z7
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 2416(DI), Z15, Z8
+	VFMSUB213PS      Z24, Z25, Z16
+	VFMADD231PS.BCST 2896(DI), Z16, Z9
+	VMOVUPS          832(R8), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z17
+	VFMADD231PS.BCST 24(DI), Z17, Z3
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 504(DI), Z18, Z4
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 984(DI), Z19, Z5
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 1464(DI), Z20, Z6
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1944(DI), Z21, Z7
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 2424(DI), Z22, Z8
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2904(DI), Z23, Z9
+	PREFETCHT1       2816(DX)
+	PREFETCHT1       2880(DX)
+	PREFETCHT1       2944(DX)
+	PREFETCHT1       3008(DX)
+	VPBROADCASTD     136(DI), Z10
+	VPBROADCASTD     616(DI), Z11
+	VPBROADCASTD     1096(DI), Z12
+	VPBROADCASTD     1576(DI), Z13
+	VPBROADCASTD     2056(DI), Z14
+	VPBROADCASTD     2536(DI), Z15
+	VPBROADCASTD     3016(DI), Z16
+	VPBROADCASTD     152(DI), Z17
+	VPBROADCASTD     632(DI), Z18
+	VPBROADCASTD     1112(DI), Z19
+	VPBROADCASTD     1592(DI), Z20
+	VPBROADCASTD     2072(DI), Z21
+	VPBROADCASTD     2552(DI), Z22
+	VPBROADCASTD     3032(DI), Z23
+	VMOVDQU64        1536(AX), Z24
+	VMOVDQU64        2560(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    160(BX), Z26, Z10
+	VPDPBUSD.BCST    640(BX), Z26, Z11
+	VPDPBUSD.BCST    1120(BX), Z26, Z12
+	VPDPBUSD.BCST    1600(BX), Z26, Z13
+	VPDPBUSD.BCST    2080(BX), Z26, Z14
+	VPDPBUSD.BCST    2560(BX), Z26, Z15
+	VPDPBUSD.BCST    3040(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    224(BX), Z25, Z17
+	VPDPBUSD.BCST    704(BX), Z25, Z18
+	VPDPBUSD.BCST    1184(BX), Z25, Z19
+	VPDPBUSD.BCST    1664(BX), Z25, Z20
+	VPDPBUSD.BCST    2144(BX), Z25, Z21
+	VPDPBUSD.BCST    2624(BX), Z25, Z22
+	VPDPBUSD.BCST    3104(BX), Z25, Z23
+	VMOVDQU64        1600(AX), Z24
+	VMOVDQU64        2624(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    164(BX), Z26, Z10
+	VPDPBUSD.BCST    644(BX), Z26, Z11
+	VPDPBUSD.BCST    1124(BX), Z26, Z12
+	VPDPBUSD.BCST    1604(BX), Z26, Z13
+	VPDPBUSD.BCST    2084(BX), Z26, Z14
+	VPDPBUSD.BCST    2564(BX), Z26, Z15
+	VPDPBUSD.BCST    3044(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    228(BX), Z25, Z17
+	VPDPBUSD.BCST    708(BX), Z25, Z18
+	VPDPBUSD.BCST    1188(BX), Z25, Z19
+	VPDPBUSD.BCST    1668(BX), Z25, Z20
+	VPDPBUSD.BCST    2148(BX), Z25, Z21
+	VPDPBUSD.BCST    2628(BX), Z25, Z22
+	VPDPBUSD.BCST    3108(BX), Z25, Z23
+	VMOVDQU64        1664(AX), Z24
+	VMOVDQU64        2688(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    168(BX), Z26, Z10
+	VPDPBUSD.BCST    648(BX), Z26, Z11
+	VPDPBUSD.BCST    1128(BX), Z26, Z12
+	VPDPBUSD.BCST    1608(BX), Z26, Z13
+	VPDPBUSD.BCST    2088(BX), Z26, Z14
+	VPDPBUSD.BCST    2568(BX), Z26, Z15
+	VPDPBUSD.BCST    3048(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    232(BX), Z25, Z17
+	VPDPBUSD.BCST    712(BX), Z25, Z18
+	VPDPBUSD.BCST    1192(BX), Z25, Z19
+	VPDPBUSD.BCST    1672(BX), Z25, Z20
+	VPDPBUSD.BCST    2152(BX), Z25, Z21
+	VPDPBUSD.BCST    2632(BX), Z25, Z22
+	VPDPBUSD.BCST    3112(BX), Z25, Z23
+	VMOVDQU64        1728(AX), Z24
+	VMOVDQU64        2752(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    172(BX), Z26, Z10
+	VPDPBUSD.BCST    652(BX), Z26, Z11
+	VPDPBUSD.BCST    1132(BX), Z26, Z12
+	VPDPBUSD.BCST    1612(BX), Z26, Z13
+	VPDPBUSD.BCST    2092(BX), Z26, Z14
+	VPDPBUSD.BCST    2572(BX), Z26, Z15
+	VPDPBUSD.BCST    3052(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    236(BX), Z25, Z17
+	VPDPBUSD.BCST    716(BX), Z25, Z18
+	VPDPBUSD.BCST    1196(BX), Z25, Z19
+	VPDPBUSD.BCST    1676(BX), Z25, Z20
+	VPDPBUSD.BCST    2156(BX), Z25, Z21
+	VPDPBUSD.BCST    2636(BX), Z25, Z22
+	VPDPBUSD.BCST    3116(BX), Z25, Z23
+	VMOVUPS          640(R8), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z10
+	VFMADD231PS.BCST 20(DI), Z10, Z3
+	VFMSUB213PS      Z24, Z25, Z11
+	VFMADD231PS.BCST 500(DI), Z11, Z4
+	VFMSUB213PS      Z24, Z25, Z12
+	VFMADD231PS.BCST 980(DI), Z12, Z5
+	VFMSUB213PS      Z24, Z25, Z13
+	VFMADD231PS.BCST 1460(DI), Z13, Z6
+	VFMSUB213PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 1940(DI), Z14, Z7
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 2420(DI), Z15, Z8
+	VFMSUB213PS      Z24, Z25, Z16
+	VFMADD231PS.BCST 2900(DI), Z16, Z9
+	VMOVUPS          896(R8), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z17
+	VFMADD231PS.BCST 28(DI), Z17, Z3
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 508(DI), Z18, Z4
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 988(DI), Z19, Z5
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 1468(DI), Z20, Z6
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1948(DI), Z21, Z7
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 2428(DI), Z22, Z8
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2908(DI), Z23, Z9
+	PREFETCHT1       3072(DX)
+	PREFETCHT1       3136(DX)
+	PREFETCHT1       3200(DX)
+	PREFETCHT1       3264(DX)
+	PREFETCHT1       3328(DX)
+	VPBROADCASTD     140(DI), Z10
+	VPBROADCASTD     620(DI), Z11
+	VPBROADCASTD     1100(DI), Z12
+	VPBROADCASTD     1580(DI), Z13
+	VPBROADCASTD     2060(DI), Z14
+	VPBROADCASTD     2540(DI), Z15
+	VPBROADCASTD     3020(DI), Z16
+	VPBROADCASTD     156(DI), Z17
+	VPBROADCASTD     636(DI), Z18
+	VPBROADCASTD     1116(DI), Z19
+	VPBROADCASTD     1596(DI), Z20
+	VPBROADCASTD     2076(DI), Z21
+	VPBROADCASTD     2556(DI), Z22
+	VPBROADCASTD     3036(DI), Z23
+	VMOVDQU64        1792(AX), Z24
+	VMOVDQU64        2816(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    176(BX), Z26, Z10
+	VPDPBUSD.BCST    656(BX), Z26, Z11
+	VPDPBUSD.BCST    1136(BX), Z26, Z12
+	VPDPBUSD.BCST    1616(BX), Z26, Z13
+	VPDPBUSD.BCST    2096(BX), Z26, Z14
+	VPDPBUSD.BCST    2576(BX), Z26, Z15
+	VPDPBUSD.BCST    3056(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    240(BX), Z25, Z17
+	VPDPBUSD.BCST    720(BX), Z25, Z18
+	VPDPBUSD.BCST    1200(BX), Z25, Z19
+	VPDPBUSD.BCST    1680(BX), Z25, Z20
+	VPDPBUSD.BCST    2160(BX), Z25, Z21
+	VPDPBUSD.BCST    2640(BX), Z25, Z22
+	VPDPBUSD.BCST    3120(BX), Z25, Z23
+	VMOVDQU64        1856(AX), Z24
+	VMOVDQU64        2880(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    180(BX), Z26, Z10
+	VPDPBUSD.BCST    660(BX), Z26, Z11
+	VPDPBUSD.BCST    1140(BX), Z26, Z12
+	VPDPBUSD.BCST    1620(BX), Z26, Z13
+	VPDPBUSD.BCST    2100(BX), Z26, Z14
+	VPDPBUSD.BCST    2580(BX), Z26, Z15
+	VPDPBUSD.BCST    3060(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    244(BX), Z25, Z17
+	VPDPBUSD.BCST    724(BX), Z25, Z18
+	VPDPBUSD.BCST    1204(BX), Z25, Z19
+	VPDPBUSD.BCST    1684(BX), Z25, Z20
+	VPDPBUSD.BCST    2164(BX), Z25, Z21
+	VPDPBUSD.BCST    2644(BX), Z25, Z22
+	VPDPBUSD.BCST    3124(BX), Z25, Z23
+	VMOVDQU64        1920(AX), Z24
+	VMOVDQU64        2944(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    184(BX), Z26, Z10
+	VPDPBUSD.BCST    664(BX), Z26, Z11
+	VPDPBUSD.BCST    1144(BX), Z26, Z12
+	VPDPBUSD.BCST    1624(BX), Z26, Z13
+	VPDPBUSD.BCST    2104(BX), Z26, Z14
+	VPDPBUSD.BCST    2584(BX), Z26, Z15
+	VPDPBUSD.BCST    3064(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    248(BX), Z25, Z17
+	VPDPBUSD.BCST    728(BX), Z25, Z18
+	VPDPBUSD.BCST    1208(BX), Z25, Z19
+	VPDPBUSD.BCST    1688(BX), Z25, Z20
+	VPDPBUSD.BCST    2168(BX), Z25, Z21
+	VPDPBUSD.BCST    2648(BX), Z25, Z22
+	VPDPBUSD.BCST    3128(BX), Z25, Z23
+	VMOVDQU64        1984(AX), Z24
+	VMOVDQU64        3008(AX), Z25
+	VPSLLD           $0x02, Z25, Z26
+	VPANDD           Z2, Z26, Z26
+	VPSRLD           $0x02, Z25, Z25
+	VPANDD           Z2, Z25, Z25
+	VPTERNLOGD       $0xf8, Z1, Z24, Z26
+	VPDPBUSD.BCST    188(BX), Z26, Z10
+	VPDPBUSD.BCST    668(BX), Z26, Z11
+	VPDPBUSD.BCST    1148(BX), Z26, Z12
+	VPDPBUSD.BCST    1628(BX), Z26, Z13
+	VPDPBUSD.BCST    2108(BX), Z26, Z14
+	VPDPBUSD.BCST    2588(BX), Z26, Z15
+	VPDPBUSD.BCST    3068(BX), Z26, Z16
+	VPSRLD           $0x04, Z24, Z24
+	VPTERNLOGD       $0xf8, Z1, Z24, Z25
+	VPDPBUSD.BCST    252(BX), Z25, Z17
+	VPDPBUSD.BCST    732(BX), Z25, Z18
+	VPDPBUSD.BCST    1212(BX), Z25, Z19
+	VPDPBUSD.BCST    1692(BX), Z25, Z20
+	VPDPBUSD.BCST    2172(BX), Z25, Z21
+	VPDPBUSD.BCST    2652(BX), Z25, Z22
+	VPDPBUSD.BCST    3132(BX), Z25, Z23
+	VMOVUPS          704(R8), Z25
+	VMULPS           Z0, Z25, Z24
+	VFMSUB213PS      Z24, Z25, Z10
+	VFMADD231PS.BCST 20(DI), Z10, Z3
+	VFMSUB213PS      Z24, Z25, Z11
+	VFMADD231PS.BCST 500(DI), Z11, Z4
+	VFMSUB213PS      Z24, Z25, Z12
+	VFMADD231PS.BCST 980(DI), Z12, Z5
+	VFMSUB213PS      Z24, Z25, Z13
+	VFMADD231PS.BCST 1460(DI), Z13, Z6
+	VFMSUB213PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 1940(DI), Z14, Z7
+	VFMSUB213PS      Z24, Z25, Z15
+	VFMADD231PS.BCST 2420(DI), Z15, Z8
+	VFMSUB213PS      Z24, Z25, Z16
+	VFMADD231PS.BCST 2900(DI), Z16, Z9
+	VMOVUPS          960(R8), Z11
+	VMULPS           Z0, Z11, Z10
+	VFMSUB213PS      Z10, Z11, Z17
+	VFMADD231PS.BCST 28(DI), Z17, Z3
+	VFMSUB213PS      Z10, Z11, Z18
+	VFMADD231PS.BCST 508(DI), Z18, Z4
+	VFMSUB213PS      Z10, Z11, Z19
+	VFMADD231PS.BCST 988(DI), Z19, Z5
+	VFMSUB213PS      Z10, Z11, Z20
+	VFMADD231PS.BCST 1468(DI), Z20, Z6
+	VFMSUB213PS      Z10, Z11, Z21
+	VFMADD231PS.BCST 1948(DI), Z21, Z7
+	VFMSUB213PS      Z10, Z11, Z22
+	VFMADD231PS.BCST 2428(DI), Z22, Z8
+	VFMSUB213PS      Z10, Z11, Z23
+	VFMADD231PS.BCST 2908(DI), Z23, Z9
+	ADDQ             $+3360, AX
+	ADDQ             $+3360, DX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ6KWovenx7_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z7, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z8, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z9, (AX)
+	VZEROUPPER
+	RET
+
+// func fusedQ6KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedQ6KWovenx8(SB), NOSPLIT, $0-80
+	MOVQ         w+8(FP), AX
+	MOVQ         stride+16(FP), CX
+	MOVL         $0x4b400000, CX
+	VPBROADCASTD CX, Z0
+	MOVL         $0x0f0f0f0f, CX
+	VPBROADCASTD CX, Z1
+	MOVL         $0x30303030, CX
+	VPBROADCASTD CX, Z2
+	MOVQ         p+0(FP), CX
+	MOVQ         pf+56(FP), DX
+	MOVQ         x+40(FP), BX
+	MOVQ         blocks+24(FP), SI
+	VPXORD       Z0, Z0, Z3
+	VPXORD       Z0, Z0, Z4
+	VPXORD       Z0, Z0, Z5
+	VPXORD       Z0, Z0, Z6
+	VPXORD       Z0, Z0, Z7
+	VPXORD       Z0, Z0, Z8
+	VPXORD       Z0, Z0, Z9
+	VPXORD       Z0, Z0, Z10
+
+fusedQ6KWovenx8_block:
+	VCVTPH2PS        3328(AX), Z11
+	VMOVDQU64        3072(AX), Z12
+	VMOVDQU64        3136(AX), Z13
+	VMOVDQU64        3200(AX), Z14
+	VMOVDQU64        3264(AX), Z15
+	VPSLLD           $0x18, Z12, Z16
+	VPSRAD           $0x18, Z16, Z16
+	VCVTDQ2PS        Z16, Z16
+	VMULPS           Z11, Z16, Z16
+	VMOVUPS          Z16, 4096(CX)
+	VPSLLD           $0x10, Z12, Z16
+	VPSRAD           $0x18, Z16, Z16
+	VCVTDQ2PS        Z16, Z16
+	VMULPS           Z11, Z16, Z16
+	VMOVUPS          Z16, 4160(CX)
+	VPSLLD           $0x08, Z12, Z16
+	VPSRAD           $0x18, Z16, Z16
+	VCVTDQ2PS        Z16, Z16
+	VMULPS           Z11, Z16, Z16
+	VMOVUPS          Z16, 4224(CX)
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4288(CX)
+	VPSLLD           $0x18, Z13, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4352(CX)
+	VPSLLD           $0x10, Z13, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4416(CX)
+	VPSLLD           $0x08, Z13, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4480(CX)
+	VPSRAD           $0x18, Z13, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4544(CX)
+	VPSLLD           $0x18, Z14, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4608(CX)
+	VPSLLD           $0x10, Z14, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4672(CX)
+	VPSLLD           $0x08, Z14, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4736(CX)
+	VPSRAD           $0x18, Z14, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4800(CX)
+	VPSLLD           $0x18, Z15, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4864(CX)
+	VPSLLD           $0x10, Z15, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4928(CX)
+	VPSLLD           $0x08, Z15, Z12
+	VPSRAD           $0x18, Z12, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 4992(CX)
+	VPSRAD           $0x18, Z15, Z12
+	VCVTDQ2PS        Z12, Z12
+	VMULPS           Z11, Z12, Z12
+	VMOVUPS          Z12, 5056(CX)
+	LEAQ             256(BX), DI
+	LEAQ             4096(CX), R8
+	PREFETCHT1       (DX)
+	PREFETCHT1       64(DX)
+	PREFETCHT1       128(DX)
+	PREFETCHT1       192(DX)
+	PREFETCHT1       256(DX)
+	PREFETCHT1       320(DX)
+	PREFETCHT1       384(DX)
+	PREFETCHT1       448(DX)
+	PREFETCHT1       512(DX)
+	PREFETCHT1       576(DX)
+	PREFETCHT1       640(DX)
+	PREFETCHT1       704(DX)
+	PREFETCHT1       768(DX)
+	VPBROADCASTD     96(DI), Z11
+	VPBROADCASTD     576(DI), Z12
+	VPBROADCASTD     1056(DI), Z13
+	VPBROADCASTD     1536(DI), Z14
+	VPBROADCASTD     2016(DI), Z15
+	VPBROADCASTD     2496(DI), Z16
+	VPBROADCASTD     2976(DI), Z17
+	VPBROADCASTD     3456(DI), Z18
+	VPBROADCASTD     112(DI), Z19
+	VPBROADCASTD     592(DI), Z20
+	VPBROADCASTD     1072(DI), Z21
+	VPBROADCASTD     1552(DI), Z22
+	VPBROADCASTD     2032(DI), Z23
+	VPBROADCASTD     2512(DI), Z24
+	VPBROADCASTD     2992(DI), Z25
+	VPBROADCASTD     3472(DI), Z26
+	VMOVDQU64        (AX), Z27
+	VMOVDQU64        2048(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    (BX), Z29, Z11
+	VPDPBUSD.BCST    480(BX), Z29, Z12
+	VPDPBUSD.BCST    960(BX), Z29, Z13
+	VPDPBUSD.BCST    1440(BX), Z29, Z14
+	VPDPBUSD.BCST    1920(BX), Z29, Z15
+	VPDPBUSD.BCST    2400(BX), Z29, Z16
+	VPDPBUSD.BCST    2880(BX), Z29, Z17
+	VPDPBUSD.BCST    3360(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    64(BX), Z28, Z19
+	VPDPBUSD.BCST    544(BX), Z28, Z20
+	VPDPBUSD.BCST    1024(BX), Z28, Z21
+	VPDPBUSD.BCST    1504(BX), Z28, Z22
+	VPDPBUSD.BCST    1984(BX), Z28, Z23
+	VPDPBUSD.BCST    2464(BX), Z28, Z24
+	VPDPBUSD.BCST    2944(BX), Z28, Z25
+	VPDPBUSD.BCST    3424(BX), Z28, Z26
+	VMOVDQU64        64(AX), Z27
+	VMOVDQU64        2112(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    4(BX), Z29, Z11
+	VPDPBUSD.BCST    484(BX), Z29, Z12
+	VPDPBUSD.BCST    964(BX), Z29, Z13
+	VPDPBUSD.BCST    1444(BX), Z29, Z14
+	VPDPBUSD.BCST    1924(BX), Z29, Z15
+	VPDPBUSD.BCST    2404(BX), Z29, Z16
+	VPDPBUSD.BCST    2884(BX), Z29, Z17
+	VPDPBUSD.BCST    3364(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    68(BX), Z28, Z19
+	VPDPBUSD.BCST    548(BX), Z28, Z20
+	VPDPBUSD.BCST    1028(BX), Z28, Z21
+	VPDPBUSD.BCST    1508(BX), Z28, Z22
+	VPDPBUSD.BCST    1988(BX), Z28, Z23
+	VPDPBUSD.BCST    2468(BX), Z28, Z24
+	VPDPBUSD.BCST    2948(BX), Z28, Z25
+	VPDPBUSD.BCST    3428(BX), Z28, Z26
+	VMOVDQU64        128(AX), Z27
+	VMOVDQU64        2176(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    8(BX), Z29, Z11
+	VPDPBUSD.BCST    488(BX), Z29, Z12
+	VPDPBUSD.BCST    968(BX), Z29, Z13
+	VPDPBUSD.BCST    1448(BX), Z29, Z14
+	VPDPBUSD.BCST    1928(BX), Z29, Z15
+	VPDPBUSD.BCST    2408(BX), Z29, Z16
+	VPDPBUSD.BCST    2888(BX), Z29, Z17
+	VPDPBUSD.BCST    3368(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    72(BX), Z28, Z19
+	VPDPBUSD.BCST    552(BX), Z28, Z20
+	VPDPBUSD.BCST    1032(BX), Z28, Z21
+	VPDPBUSD.BCST    1512(BX), Z28, Z22
+	VPDPBUSD.BCST    1992(BX), Z28, Z23
+	VPDPBUSD.BCST    2472(BX), Z28, Z24
+	VPDPBUSD.BCST    2952(BX), Z28, Z25
+	VPDPBUSD.BCST    3432(BX), Z28, Z26
+	VMOVDQU64        192(AX), Z27
+	VMOVDQU64        2240(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    12(BX), Z29, Z11
+	VPDPBUSD.BCST    492(BX), Z29, Z12
+	VPDPBUSD.BCST    972(BX), Z29, Z13
+	VPDPBUSD.BCST    1452(BX), Z29, Z14
+	VPDPBUSD.BCST    1932(BX), Z29, Z15
+	VPDPBUSD.BCST    2412(BX), Z29, Z16
+	VPDPBUSD.BCST    2892(BX), Z29, Z17
+	VPDPBUSD.BCST    3372(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    76(BX), Z28, Z19
+	VPDPBUSD.BCST    556(BX), Z28, Z20
+	VPDPBUSD.BCST    1036(BX), Z28, Z21
+	VPDPBUSD.BCST    1516(BX), Z28, Z22
+	VPDPBUSD.BCST    1996(BX), Z28, Z23
+	VPDPBUSD.BCST    2476(BX), Z28, Z24
+	VPDPBUSD.BCST    2956(BX), Z28, Z25
+	VPDPBUSD.BCST    3436(BX), Z28, Z26
+	VMOVUPS          (R8), Z28
+	VMULPS           Z0, Z28, Z27
+	VFMSUB213PS      Z27, Z28, Z11
+	VFMADD231PS.BCST (DI), Z11, Z3
+	VFMSUB213PS      Z27, Z28, Z12
+	VFMADD231PS.BCST 480(DI), Z12, Z4
+	VFMSUB213PS      Z27, Z28, Z13
+	VFMADD231PS.BCST 960(DI), Z13, Z5
+	VFMSUB213PS      Z27, Z28, Z14
+	VFMADD231PS.BCST 1440(DI), Z14, Z6
+	VFMSUB213PS      Z27, Z28, Z15
+	VFMADD231PS.BCST 1920(DI), Z15, Z7
+	VFMSUB213PS      Z27, Z28, Z16
+	VFMADD231PS.BCST 2400(DI), Z16, Z8
+	VFMSUB213PS      Z27, Z28, Z17
+	VFMADD231PS.BCST 2880(DI), Z17, Z9
+	VFMSUB213PS      Z27, Z28, Z18
+	VFMADD231PS.BCST 3360(DI), Z18, Z10
+	VMOVUPS          256(R8), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z19
+	VFMADD231PS.BCST 8(DI), Z19, Z3
+	VFMSUB213PS      Z11, Z12, Z20
+	VFMADD231PS.BCST 488(DI), Z20, Z4
+	VFMSUB213PS      Z11, Z12, Z21
+	VFMADD231PS.BCST 968(DI), Z21, Z5
+	VFMSUB213PS      Z11, Z12, Z22
+	VFMADD231PS.BCST 1448(DI), Z22, Z6
+	VFMSUB213PS      Z11, Z12, Z23
+	VFMADD231PS.BCST 1928(DI), Z23, Z7
+	VFMSUB213PS      Z11, Z12, Z24
+	VFMADD231PS.BCST 2408(DI), Z24, Z8
+	VFMSUB213PS      Z11, Z12, Z25
+	VFMADD231PS.BCST 2888(DI), Z25, Z9
+	VFMSUB213PS      Z11, Z12, Z26
+	VFMADD231PS.BCST 3368(DI), Z26, Z10
+	PREFETCHT1       832(DX)
+	PREFETCHT1       896(DX)
+	PREFETCHT1       960(DX)
+	PREFETCHT1       1024(DX)
+	VPBROADCASTD     100(DI), Z11
+	VPBROADCASTD     580(DI), Z12
+	VPBROADCASTD     1060(DI), Z13
+	VPBROADCASTD     1540(DI), Z14
+	VPBROADCASTD     2020(DI), Z15
+	VPBROADCASTD     2500(DI), Z16
+	VPBROADCASTD     2980(DI), Z17
+	VPBROADCASTD     3460(DI), Z18
+	VPBROADCASTD     116(DI), Z19
+	VPBROADCASTD     596(DI), Z20
+	VPBROADCASTD     1076(DI), Z21
+	VPBROADCASTD     1556(DI), Z22
+	VPBROADCASTD     2036(DI), Z23
+	VPBROADCASTD     2516(DI), Z24
+	VPBROADCASTD     2996(DI), Z25
+	VPBROADCASTD     3476(DI), Z26
+	VMOVDQU64        256(AX), Z27
+	VMOVDQU64        2304(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    16(BX), Z29, Z11
+	VPDPBUSD.BCST    496(BX), Z29, Z12
+	VPDPBUSD.BCST    976(BX), Z29, Z13
+	VPDPBUSD.BCST    1456(BX), Z29, Z14
+	VPDPBUSD.BCST    1936(BX), Z29, Z15
+	VPDPBUSD.BCST    2416(BX), Z29, Z16
+	VPDPBUSD.BCST    2896(BX), Z29, Z17
+	VPDPBUSD.BCST    3376(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    80(BX), Z28, Z19
+	VPDPBUSD.BCST    560(BX), Z28, Z20
+	VPDPBUSD.BCST    1040(BX), Z28, Z21
+	VPDPBUSD.BCST    1520(BX), Z28, Z22
+	VPDPBUSD.BCST    2000(BX), Z28, Z23
+	VPDPBUSD.BCST    2480(BX), Z28, Z24
+	VPDPBUSD.BCST    2960(BX), Z28, Z25
+	VPDPBUSD.BCST    3440(BX), Z28, Z26
+	VMOVDQU64        320(AX), Z27
+	VMOVDQU64        2368(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    20(BX), Z29, Z11
+	VPDPBUSD.BCST    500(BX), Z29, Z12
+	VPDPBUSD.BCST    980(BX), Z29, Z13
+	VPDPBUSD.BCST    1460(BX), Z29, Z14
+	VPDPBUSD.BCST    1940(BX), Z29, Z15
+	VPDPBUSD.BCST    2420(BX), Z29, Z16
+	VPDPBUSD.BCST    2900(BX), Z29, Z17
+	VPDPBUSD.BCST    3380(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    84(BX), Z28, Z19
+	VPDPBUSD.BCST    564(BX), Z28, Z20
+	VPDPBUSD.BCST    1044(BX), Z28, Z21
+	VPDPBUSD.BCST    1524(BX), Z28, Z22
+	VPDPBUSD.BCST    2004(BX), Z28, Z23
+	VPDPBUSD.BCST    2484(BX), Z28, Z24
+	VPDPBUSD.BCST    2964(BX), Z28, Z25
+	VPDPBUSD.BCST    3444(BX), Z28, Z26
+	VMOVDQU64        384(AX), Z27
+	VMOVDQU64        2432(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    24(BX), Z29, Z11
+	VPDPBUSD.BCST    504(BX), Z29, Z12
+	VPDPBUSD.BCST    984(BX), Z29, Z13
+	VPDPBUSD.BCST    1464(BX), Z29, Z14
+	VPDPBUSD.BCST    1944(BX), Z29, Z15
+	VPDPBUSD.BCST    2424(BX), Z29, Z16
+	VPDPBUSD.BCST    2904(BX), Z29, Z17
+	VPDPBUSD.BCST    3384(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    88(BX), Z28, Z19
+	VPDPBUSD.BCST    568(BX), Z28, Z20
+	VPDPBUSD.BCST    1048(BX), Z28, Z21
+	VPDPBUSD.BCST    1528(BX), Z28, Z22
+	VPDPBUSD.BCST    2008(BX), Z28, Z23
+	VPDPBUSD.BCST    2488(BX), Z28, Z24
+	VPDPBUSD.BCST    2968(BX), Z28, Z25
+	VPDPBUSD.BCST    3448(BX), Z28, Z26
+	VMOVDQU64        448(AX), Z27
+	VMOVDQU64        2496(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    28(BX), Z29, Z11
+	VPDPBUSD.BCST    508(BX), Z29, Z12
+	VPDPBUSD.BCST    988(BX), Z29, Z13
+	VPDPBUSD.BCST    1468(BX), Z29, Z14
+	VPDPBUSD.BCST    1948(BX), Z29, Z15
+	VPDPBUSD.BCST    2428(BX), Z29, Z16
+	VPDPBUSD.BCST    2908(BX), Z29, Z17
+	VPDPBUSD.BCST    3388(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    92(BX), Z28, Z19
+	VPDPBUSD.BCST    572(BX), Z28, Z20
+	VPDPBUSD.BCST    1052(BX), Z28, Z21
+	VPDPBUSD.BCST    1532(BX), Z28, Z22
+	VPDPBUSD.BCST    2012(BX), Z28, Z23
+	VPDPBUSD.BCST    2492(BX), Z28, Z24
+	VPDPBUSD.BCST    2972(BX), Z28, Z25
+	VPDPBUSD.BCST    3452(BX), Z28, Z26
+	VMOVUPS          64(R8), Z28
+	VMULPS           Z0, Z28, Z27
+	VFMSUB213PS      Z27, Z28, Z11
+	VFMADD231PS.BCST (DI), Z11, Z3
+	VFMSUB213PS      Z27, Z28, Z12
+	VFMADD231PS.BCST 480(DI), Z12, Z4
+	VFMSUB213PS      Z27, Z28, Z13
+	VFMADD231PS.BCST 960(DI), Z13, Z5
+	VFMSUB213PS      Z27, Z28, Z14
+	VFMADD231PS.BCST 1440(DI), Z14, Z6
+	VFMSUB213PS      Z27, Z28, Z15
+	VFMADD231PS.BCST 1920(DI), Z15, Z7
+	VFMSUB213PS      Z27, Z28, Z16
+	VFMADD231PS.BCST 2400(DI), Z16, Z8
+	VFMSUB213PS      Z27, Z28, Z17
+	VFMADD231PS.BCST 2880(DI), Z17, Z9
+	VFMSUB213PS      Z27, Z28, Z18
+	VFMADD231PS.BCST 3360(DI), Z18, Z10
+	VMOVUPS          320(R8), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z19
+	VFMADD231PS.BCST 8(DI), Z19, Z3
+	VFMSUB213PS      Z11, Z12, Z20
+	VFMADD231PS.BCST 488(DI), Z20, Z4
+	VFMSUB213PS      Z11, Z12, Z21
+	VFMADD231PS.BCST 968(DI), Z21, Z5
+	VFMSUB213PS      Z11, Z12, Z22
+	VFMADD231PS.BCST 1448(DI), Z22, Z6
+	VFMSUB213PS      Z11, Z12, Z23
+	VFMADD231PS.BCST 1928(DI), Z23, Z7
+	VFMSUB213PS      Z11, Z12, Z24
+	VFMADD231PS.BCST 2408(DI), Z24, Z8
+	VFMSUB213PS      Z11, Z12, Z25
+	VFMADD231PS.BCST 2888(DI), Z25, Z9
+	VFMSUB213PS      Z11, Z12, Z26
+	VFMADD231PS.BCST 3368(DI), Z26, Z10
+	PREFETCHT1       1088(DX)
+	PREFETCHT1       1152(DX)
+	PREFETCHT1       1216(DX)
+	PREFETCHT1       1280(DX)
+	PREFETCHT1       1344(DX)
+	VPBROADCASTD     104(DI), Z11
+	VPBROADCASTD     584(DI), Z12
+	VPBROADCASTD     1064(DI), Z13
+	VPBROADCASTD     1544(DI), Z14
+	VPBROADCASTD     2024(DI), Z15
+	VPBROADCASTD     2504(DI), Z16
+	VPBROADCASTD     2984(DI), Z17
+	VPBROADCASTD     3464(DI), Z18
+	VPBROADCASTD     120(DI), Z19
+	VPBROADCASTD     600(DI), Z20
+	VPBROADCASTD     1080(DI), Z21
+	VPBROADCASTD     1560(DI), Z22
+	VPBROADCASTD     2040(DI), Z23
+	VPBROADCASTD     2520(DI), Z24
+	VPBROADCASTD     3000(DI), Z25
+	VPBROADCASTD     3480(DI), Z26
+	VMOVDQU64        512(AX), Z27
+	VMOVDQU64        2048(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    32(BX), Z29, Z11
+	VPDPBUSD.BCST    512(BX), Z29, Z12
+	VPDPBUSD.BCST    992(BX), Z29, Z13
+	VPDPBUSD.BCST    1472(BX), Z29, Z14
+	VPDPBUSD.BCST    1952(BX), Z29, Z15
+	VPDPBUSD.BCST    2432(BX), Z29, Z16
+	VPDPBUSD.BCST    2912(BX), Z29, Z17
+	VPDPBUSD.BCST    3392(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    96(BX), Z28, Z19
+	VPDPBUSD.BCST    576(BX), Z28, Z20
+	VPDPBUSD.BCST    1056(BX), Z28, Z21
+	VPDPBUSD.BCST    1536(BX), Z28, Z22
+	VPDPBUSD.BCST    2016(BX), Z28, Z23
+	VPDPBUSD.BCST    2496(BX), Z28, Z24
+	VPDPBUSD.BCST    2976(BX), Z28, Z25
+	VPDPBUSD.BCST    3456(BX), Z28, Z26
+	VMOVDQU64        576(AX), Z27
+	VMOVDQU64        2112(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    36(BX), Z29, Z11
+	VPDPBUSD.BCST    516(BX), Z29, Z12
+	VPDPBUSD.BCST    996(BX), Z29, Z13
+	VPDPBUSD.BCST    1476(BX), Z29, Z14
+	VPDPBUSD.BCST    1956(BX), Z29, Z15
+	VPDPBUSD.BCST    2436(BX), Z29, Z16
+	VPDPBUSD.BCST    2916(BX), Z29, Z17
+	VPDPBUSD.BCST    3396(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    100(BX), Z28, Z19
+	VPDPBUSD.BCST    580(BX), Z28, Z20
+	VPDPBUSD.BCST    1060(BX), Z28, Z21
+	VPDPBUSD.BCST    1540(BX), Z28, Z22
+	VPDPBUSD.BCST    2020(BX), Z28, Z23
+	VPDPBUSD.BCST    2500(BX), Z28, Z24
+	VPDPBUSD.BCST    2980(BX), Z28, Z25
+	VPDPBUSD.BCST    3460(BX), Z28, Z26
+	VMOVDQU64        640(AX), Z27
+	VMOVDQU64        2176(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    40(BX), Z29, Z11
+	VPDPBUSD.BCST    520(BX), Z29, Z12
+	VPDPBUSD.BCST    1000(BX), Z29, Z13
+	VPDPBUSD.BCST    1480(BX), Z29, Z14
+	VPDPBUSD.BCST    1960(BX), Z29, Z15
+	VPDPBUSD.BCST    2440(BX), Z29, Z16
+	VPDPBUSD.BCST    2920(BX), Z29, Z17
+	VPDPBUSD.BCST    3400(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    104(BX), Z28, Z19
+	VPDPBUSD.BCST    584(BX), Z28, Z20
+	VPDPBUSD.BCST    1064(BX), Z28, Z21
+	VPDPBUSD.BCST    1544(BX), Z28, Z22
+	VPDPBUSD.BCST    2024(BX), Z28, Z23
+	VPDPBUSD.BCST    2504(BX), Z28, Z24
+	VPDPBUSD.BCST    2984(BX), Z28, Z25
+	VPDPBUSD.BCST    3464(BX), Z28, Z26
+	VMOVDQU64        704(AX), Z27
+	VMOVDQU64        2240(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    44(BX), Z29, Z11
+	VPDPBUSD.BCST    524(BX), Z29, Z12
+	VPDPBUSD.BCST    1004(BX), Z29, Z13
+	VPDPBUSD.BCST    1484(BX), Z29, Z14
+	VPDPBUSD.BCST    1964(BX), Z29, Z15
+	VPDPBUSD.BCST    2444(BX), Z29, Z16
+	VPDPBUSD.BCST    2924(BX), Z29, Z17
+	VPDPBUSD.BCST    3404(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    108(BX), Z28, Z19
+	VPDPBUSD.BCST    588(BX), Z28, Z20
+	VPDPBUSD.BCST    1068(BX), Z28, Z21
+	VPDPBUSD.BCST    1548(BX), Z28, Z22
+	VPDPBUSD.BCST    2028(BX), Z28, Z23
+	VPDPBUSD.BCST    2508(BX), Z28, Z24
+	VPDPBUSD.BCST    2988(BX), Z28, Z25
+	VPDPBUSD.BCST    3468(BX), Z28, Z26
+	VMOVUPS          128(R8), Z28
+	VMULPS           Z0, Z28, Z27
+	VFMSUB213PS      Z27, Z28, Z11
+	VFMADD231PS.BCST 4(DI), Z11, Z3
+	VFMSUB213PS      Z27, Z28, Z12
+	VFMADD231PS.BCST 484(DI), Z12, Z4
+	VFMSUB213PS      Z27, Z28, Z13
+	VFMADD231PS.BCST 964(DI), Z13, Z5
+	VFMSUB213PS      Z27, Z28, Z14
+	VFMADD231PS.BCST 1444(DI), Z14, Z6
+	VFMSUB213PS      Z27, Z28, Z15
+	VFMADD231PS.BCST 1924(DI), Z15, Z7
+	VFMSUB213PS      Z27, Z28, Z16
+	VFMADD231PS.BCST 2404(DI), Z16, Z8
+	VFMSUB213PS      Z27, Z28, Z17
+	VFMADD231PS.BCST 2884(DI), Z17, Z9
+	VFMSUB213PS      Z27, Z28, Z18
+	VFMADD231PS.BCST 3364(DI), Z18, Z10
+	VMOVUPS          384(R8), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z19
+	VFMADD231PS.BCST 12(DI), Z19, Z3
+	VFMSUB213PS      Z11, Z12, Z20
+	VFMADD231PS.BCST 492(DI), Z20, Z4
+	VFMSUB213PS      Z11, Z12, Z21
+	VFMADD231PS.BCST 972(DI), Z21, Z5
+	VFMSUB213PS      Z11, Z12, Z22
+	VFMADD231PS.BCST 1452(DI), Z22, Z6
+	VFMSUB213PS      Z11, Z12, Z23
+	VFMADD231PS.BCST 1932(DI), Z23, Z7
+	VFMSUB213PS      Z11, Z12, Z24
+	VFMADD231PS.BCST 2412(DI), Z24, Z8
+	VFMSUB213PS      Z11, Z12, Z25
+	VFMADD231PS.BCST 2892(DI), Z25, Z9
+	VFMSUB213PS      Z11, Z12, Z26
+	VFMADD231PS.BCST 3372(DI), Z26, Z10
+	PREFETCHT1       1408(DX)
+	PREFETCHT1       1472(DX)
+	PREFETCHT1       1536(DX)
+	PREFETCHT1       1600(DX)
+	VPBROADCASTD     108(DI), Z11
+	VPBROADCASTD     588(DI), Z12
+	VPBROADCASTD     1068(DI), Z13
+	VPBROADCASTD     1548(DI), Z14
+	VPBROADCASTD     2028(DI), Z15
+	VPBROADCASTD     2508(DI), Z16
+	VPBROADCASTD     2988(DI), Z17
+	VPBROADCASTD     3468(DI), Z18
+	VPBROADCASTD     124(DI), Z19
+	VPBROADCASTD     604(DI), Z20
+	VPBROADCASTD     1084(DI), Z21
+	VPBROADCASTD     1564(DI), Z22
+	VPBROADCASTD     2044(DI), Z23
+	VPBROADCASTD     2524(DI), Z24
+	VPBROADCASTD     3004(DI), Z25
+	VPBROADCASTD     3484(DI), Z26
+	VMOVDQU64        768(AX), Z27
+	VMOVDQU64        2304(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    48(BX), Z29, Z11
+	VPDPBUSD.BCST    528(BX), Z29, Z12
+	VPDPBUSD.BCST    1008(BX), Z29, Z13
+	VPDPBUSD.BCST    1488(BX), Z29, Z14
+	VPDPBUSD.BCST    1968(BX), Z29, Z15
+	VPDPBUSD.BCST    2448(BX), Z29, Z16
+	VPDPBUSD.BCST    2928(BX), Z29, Z17
+	VPDPBUSD.BCST    3408(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    112(BX), Z28, Z19
+	VPDPBUSD.BCST    592(BX), Z28, Z20
+	VPDPBUSD.BCST    1072(BX), Z28, Z21
+	VPDPBUSD.BCST    1552(BX), Z28, Z22
+	VPDPBUSD.BCST    2032(BX), Z28, Z23
+	VPDPBUSD.BCST    2512(BX), Z28, Z24
+	VPDPBUSD.BCST    2992(BX), Z28, Z25
+	VPDPBUSD.BCST    3472(BX), Z28, Z26
+	VMOVDQU64        832(AX), Z27
+	VMOVDQU64        2368(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    52(BX), Z29, Z11
+	VPDPBUSD.BCST    532(BX), Z29, Z12
+	VPDPBUSD.BCST    1012(BX), Z29, Z13
+	VPDPBUSD.BCST    1492(BX), Z29, Z14
+	VPDPBUSD.BCST    1972(BX), Z29, Z15
+	VPDPBUSD.BCST    2452(BX), Z29, Z16
+	VPDPBUSD.BCST    2932(BX), Z29, Z17
+	VPDPBUSD.BCST    3412(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    116(BX), Z28, Z19
+	VPDPBUSD.BCST    596(BX), Z28, Z20
+	VPDPBUSD.BCST    1076(BX), Z28, Z21
+	VPDPBUSD.BCST    1556(BX), Z28, Z22
+	VPDPBUSD.BCST    2036(BX), Z28, Z23
+	VPDPBUSD.BCST    2516(BX), Z28, Z24
+	VPDPBUSD.BCST    2996(BX), Z28, Z25
+	VPDPBUSD.BCST    3476(BX), Z28, Z26
+	VMOVDQU64        896(AX), Z27
+	VMOVDQU64        2432(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    56(BX), Z29, Z11
+	VPDPBUSD.BCST    536(BX), Z29, Z12
+	VPDPBUSD.BCST    1016(BX), Z29, Z13
+	VPDPBUSD.BCST    1496(BX), Z29, Z14
+	VPDPBUSD.BCST    1976(BX), Z29, Z15
+	VPDPBUSD.BCST    2456(BX), Z29, Z16
+	VPDPBUSD.BCST    2936(BX), Z29, Z17
+	VPDPBUSD.BCST    3416(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    120(BX), Z28, Z19
+	VPDPBUSD.BCST    600(BX), Z28, Z20
+	VPDPBUSD.BCST    1080(BX), Z28, Z21
+	VPDPBUSD.BCST    1560(BX), Z28, Z22
+	VPDPBUSD.BCST    2040(BX), Z28, Z23
+	VPDPBUSD.BCST    2520(BX), Z28, Z24
+	VPDPBUSD.BCST    3000(BX), Z28, Z25
+	VPDPBUSD.BCST    3480(BX), Z28, Z26
+	VMOVDQU64        960(AX), Z27
+	VMOVDQU64        2496(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    60(BX), Z29, Z11
+	VPDPBUSD.BCST    540(BX), Z29, Z12
+	VPDPBUSD.BCST    1020(BX), Z29, Z13
+	VPDPBUSD.BCST    1500(BX), Z29, Z14
+	VPDPBUSD.BCST    1980(BX), Z29, Z15
+	VPDPBUSD.BCST    2460(BX), Z29, Z16
+	VPDPBUSD.BCST    2940(BX), Z29, Z17
+	VPDPBUSD.BCST    3420(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    124(BX), Z28, Z19
+	VPDPBUSD.BCST    604(BX), Z28, Z20
+	VPDPBUSD.BCST    1084(BX), Z28, Z21
+	VPDPBUSD.BCST    1564(BX), Z28, Z22
+	VPDPBUSD.BCST    2044(BX), Z28, Z23
+	VPDPBUSD.BCST    2524(BX), Z28, Z24
+	VPDPBUSD.BCST    3004(BX), Z28, Z25
+	VPDPBUSD.BCST    3484(BX), Z28, Z26
+	VMOVUPS          192(R8), Z28
+	VMULPS           Z0, Z28, Z27
+	VFMSUB213PS      Z27, Z28, Z11
+	VFMADD231PS.BCST 4(DI), Z11, Z3
+	VFMSUB213PS      Z27, Z28, Z12
+	VFMADD231PS.BCST 484(DI), Z12, Z4
+	VFMSUB213PS      Z27, Z28, Z13
+	VFMADD231PS.BCST 964(DI), Z13, Z5
+	VFMSUB213PS      Z27, Z28, Z14
+	VFMADD231PS.BCST 1444(DI), Z14, Z6
+	VFMSUB213PS      Z27, Z28, Z15
+	VFMADD231PS.BCST 1924(DI), Z15, Z7
+	VFMSUB213PS      Z27, Z28, Z16
+	VFMADD231PS.BCST 2404(DI), Z16, Z8
+	VFMSUB213PS      Z27, Z28, Z17
+	VFMADD231PS.BCST 2884(DI), Z17, Z9
+	VFMSUB213PS      Z27, Z28, Z18
+	VFMADD231PS.BCST 3364(DI), Z18, Z10
+	VMOVUPS          448(R8), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z19
+	VFMADD231PS.BCST 12(DI), Z19, Z3
+	VFMSUB213PS      Z11, Z12, Z20
+	VFMADD231PS.BCST 492(DI), Z20, Z4
+	VFMSUB213PS      Z11, Z12, Z21
+	VFMADD231PS.BCST 972(DI), Z21, Z5
+	VFMSUB213PS      Z11, Z12, Z22
+	VFMADD231PS.BCST 1452(DI), Z22, Z6
+	VFMSUB213PS      Z11, Z12, Z23
+	VFMADD231PS.BCST 1932(DI), Z23, Z7
+	VFMSUB213PS      Z11, Z12, Z24
+	VFMADD231PS.BCST 2412(DI), Z24, Z8
+	VFMSUB213PS      Z11, Z12, Z25
+	VFMADD231PS.BCST 2892(DI), Z25, Z9
+	VFMSUB213PS      Z11, Z12, Z26
+	VFMADD231PS.BCST 3372(DI), Z26, Z10
+	PREFETCHT1       1664(DX)
+	PREFETCHT1       1728(DX)
+	PREFETCHT1       1792(DX)
+	PREFETCHT1       1856(DX)
+	PREFETCHT1       1920(DX)
+	PREFETCHT1       1984(DX)
+	PREFETCHT1       2048(DX)
+	PREFETCHT1       2112(DX)
+	PREFETCHT1       2176(DX)
+	PREFETCHT1       2240(DX)
+	PREFETCHT1       2304(DX)
+	PREFETCHT1       2368(DX)
+	PREFETCHT1       2432(DX)
+	VPBROADCASTD     128(DI), Z11
+	VPBROADCASTD     608(DI), Z12
+	VPBROADCASTD     1088(DI), Z13
+	VPBROADCASTD     1568(DI), Z14
+	VPBROADCASTD     2048(DI), Z15
+	VPBROADCASTD     2528(DI), Z16
+	VPBROADCASTD     3008(DI), Z17
+	VPBROADCASTD     3488(DI), Z18
+	VPBROADCASTD     144(DI), Z19
+	VPBROADCASTD     624(DI), Z20
+	VPBROADCASTD     1104(DI), Z21
+	VPBROADCASTD     1584(DI), Z22
+	VPBROADCASTD     2064(DI), Z23
+	VPBROADCASTD     2544(DI), Z24
+	VPBROADCASTD     3024(DI), Z25
+	VPBROADCASTD     3504(DI), Z26
+	VMOVDQU64        1024(AX), Z27
+	VMOVDQU64        2560(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    128(BX), Z29, Z11
+	VPDPBUSD.BCST    608(BX), Z29, Z12
+	VPDPBUSD.BCST    1088(BX), Z29, Z13
+	VPDPBUSD.BCST    1568(BX), Z29, Z14
+	VPDPBUSD.BCST    2048(BX), Z29, Z15
+	VPDPBUSD.BCST    2528(BX), Z29, Z16
+	VPDPBUSD.BCST    3008(BX), Z29, Z17
+	VPDPBUSD.BCST    3488(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    192(BX), Z28, Z19
+	VPDPBUSD.BCST    672(BX), Z28, Z20
+	VPDPBUSD.BCST    1152(BX), Z28, Z21
+	VPDPBUSD.BCST    1632(BX), Z28, Z22
+	VPDPBUSD.BCST    2112(BX), Z28, Z23
+	VPDPBUSD.BCST    2592(BX), Z28, Z24
+	VPDPBUSD.BCST    3072(BX), Z28, Z25
+	VPDPBUSD.BCST    3552(BX), Z28, Z26
+	VMOVDQU64        1088(AX), Z27
+	VMOVDQU64        2624(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    132(BX), Z29, Z11
+	VPDPBUSD.BCST    612(BX), Z29, Z12
+	VPDPBUSD.BCST    1092(BX), Z29, Z13
+	VPDPBUSD.BCST    1572(BX), Z29, Z14
+	VPDPBUSD.BCST    2052(BX), Z29, Z15
+	VPDPBUSD.BCST    2532(BX), Z29, Z16
+	VPDPBUSD.BCST    3012(BX), Z29, Z17
+	VPDPBUSD.BCST    3492(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    196(BX), Z28, Z19
+	VPDPBUSD.BCST    676(BX), Z28, Z20
+	VPDPBUSD.BCST    1156(BX), Z28, Z21
+	VPDPBUSD.BCST    1636(BX), Z28, Z22
+	VPDPBUSD.BCST    2116(BX), Z28, Z23
+	VPDPBUSD.BCST    2596(BX), Z28, Z24
+	VPDPBUSD.BCST    3076(BX), Z28, Z25
+	VPDPBUSD.BCST    3556(BX), Z28, Z26
+	VMOVDQU64        1152(AX), Z27
+	VMOVDQU64        2688(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    136(BX), Z29, Z11
+	VPDPBUSD.BCST    616(BX), Z29, Z12
+	VPDPBUSD.BCST    1096(BX), Z29, Z13
+	VPDPBUSD.BCST    1576(BX), Z29, Z14
+	VPDPBUSD.BCST    2056(BX), Z29, Z15
+	VPDPBUSD.BCST    2536(BX), Z29, Z16
+	VPDPBUSD.BCST    3016(BX), Z29, Z17
+	VPDPBUSD.BCST    3496(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    200(BX), Z28, Z19
+	VPDPBUSD.BCST    680(BX), Z28, Z20
+	VPDPBUSD.BCST    1160(BX), Z28, Z21
+	VPDPBUSD.BCST    1640(BX), Z28, Z22
+	VPDPBUSD.BCST    2120(BX), Z28, Z23
+	VPDPBUSD.BCST    2600(BX), Z28, Z24
+	VPDPBUSD.BCST    3080(BX), Z28, Z25
+	VPDPBUSD.BCST    3560(BX), Z28, Z26
+	VMOVDQU64        1216(AX), Z27
+	VMOVDQU64        2752(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    140(BX), Z29, Z11
+	VPDPBUSD.BCST    620(BX), Z29, Z12
+	VPDPBUSD.BCST    1100(BX), Z29, Z13
+	VPDPBUSD.BCST    1580(BX), Z29, Z14
+	VPDPBUSD.BCST    2060(BX), Z29, Z15
+	VPDPBUSD.BCST    2540(BX), Z29, Z16
+	VPDPBUSD.BCST    3020(BX), Z29, Z17
+	VPDPBUSD.BCST    3500(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    204(BX), Z28, Z19
+	VPDPBUSD.BCST    684(BX), Z28, Z20
+	VPDPBUSD.BCST    1164(BX), Z28, Z21
+	VPDPBUSD.BCST    1644(BX), Z28, Z22
+	VPDPBUSD.BCST    2124(BX), Z28, Z23
+	VPDPBUSD.BCST    2604(BX), Z28, Z24
+	VPDPBUSD.BCST    3084(BX), Z28, Z25
+	VPDPBUSD.BCST    3564(BX), Z28, Z26
+	VMOVUPS          512(R8), Z28
+	VMULPS           Z0, Z28, Z27
+	VFMSUB213PS      Z27, Z28, Z11
+	VFMADD231PS.BCST 16(DI), Z11, Z3
+	VFMSUB213PS      Z27, Z28, Z12
+	VFMADD231PS.BCST 496(DI), Z12, Z4
+	VFMSUB213PS      Z27, Z28, Z13
+	VFMADD231PS.BCST 976(DI), Z13, Z5
+	VFMSUB213PS      Z27, Z28, Z14
+	VFMADD231PS.BCST 1456(DI), Z14, Z6
+	VFMSUB213PS      Z27, Z28, Z15
+	VFMADD231PS.BCST 1936(DI), Z15, Z7
+	VFMSUB213PS      Z27, Z28, Z16
+	VFMADD231PS.BCST 2416(DI), Z16, Z8
+	VFMSUB213PS      Z27, Z28, Z17
+	VFMADD231PS.BCST 2896(DI), Z17, Z9
+	VFMSUB213PS      Z27, Z28, Z18
+	VFMADD231PS.BCST 3376(DI), Z18, Z10
+	VMOVUPS          768(R8), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z19
+	VFMADD231PS.BCST 24(DI), Z19, Z3
+	VFMSUB213PS      Z11, Z12, Z20
+	VFMADD231PS.BCST 504(DI), Z20, Z4
+	VFMSUB213PS      Z11, Z12, Z21
+	VFMADD231PS.BCST 984(DI), Z21, Z5
+	VFMSUB213PS      Z11, Z12, Z22
+	VFMADD231PS.BCST 1464(DI), Z22, Z6
+	VFMSUB213PS      Z11, Z12, Z23
+	VFMADD231PS.BCST 1944(DI), Z23, Z7
+	VFMSUB213PS      Z11, Z12, Z24
+	VFMADD231PS.BCST 2424(DI), Z24, Z8
+	VFMSUB213PS      Z11, Z12, Z25
+	VFMADD231PS.BCST 2904(DI), Z25, Z9
+	VFMSUB213PS      Z11, Z12, Z26
+	VFMADD231PS.BCST 3384(DI), Z26, Z10
+	PREFETCHT1       2496(DX)
+	PREFETCHT1       2560(DX)
+	PREFETCHT1       2624(DX)
+	PREFETCHT1       2688(DX)
+	PREFETCHT1       2752(DX)
+	VPBROADCASTD     132(DI), Z11
+	VPBROADCASTD     612(DI), Z12
+	VPBROADCASTD     1092(DI), Z13
+	VPBROADCASTD     1572(DI), Z14
+	VPBROADCASTD     2052(DI), Z15
+	VPBROADCASTD     2532(DI), Z16
+	VPBROADCASTD     3012(DI), Z17
+	VPBROADCASTD     3492(DI), Z18
+	VPBROADCASTD     148(DI), Z19
+	VPBROADCASTD     628(DI), Z20
+	VPBROADCASTD     1108(DI), Z21
+	VPBROADCASTD     1588(DI), Z22
+	VPBROADCASTD     2068(DI), Z23
+	VPBROADCASTD     2548(DI), Z24
+	VPBROADCASTD     3028(DI), Z25
+	VPBROADCASTD     3508(DI), Z26
+	VMOVDQU64        1280(AX), Z27
+	VMOVDQU64        2816(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    144(BX), Z29, Z11
+	VPDPBUSD.BCST    624(BX), Z29, Z12
+	VPDPBUSD.BCST    1104(BX), Z29, Z13
+	VPDPBUSD.BCST    1584(BX), Z29, Z14
+	VPDPBUSD.BCST    2064(BX), Z29, Z15
+	VPDPBUSD.BCST    2544(BX), Z29, Z16
+	VPDPBUSD.BCST    3024(BX), Z29, Z17
+	VPDPBUSD.BCST    3504(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    208(BX), Z28, Z19
+	VPDPBUSD.BCST    688(BX), Z28, Z20
+	VPDPBUSD.BCST    1168(BX), Z28, Z21
+	VPDPBUSD.BCST    1648(BX), Z28, Z22
+	VPDPBUSD.BCST    2128(BX), Z28, Z23
+	VPDPBUSD.BCST    2608(BX), Z28, Z24
+	VPDPBUSD.BCST    3088(BX), Z28, Z25
+	VPDPBUSD.BCST    3568(BX), Z28, Z26
+	VMOVDQU64        1344(AX), Z27
+	VMOVDQU64        2880(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    148(BX), Z29, Z11
+	VPDPBUSD.BCST    628(BX), Z29, Z12
+	VPDPBUSD.BCST    1108(BX), Z29, Z13
+	VPDPBUSD.BCST    1588(BX), Z29, Z14
+	VPDPBUSD.BCST    2068(BX), Z29, Z15
+	VPDPBUSD.BCST    2548(BX), Z29, Z16
+	VPDPBUSD.BCST    3028(BX), Z29, Z17
+	VPDPBUSD.BCST    3508(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    212(BX), Z28, Z19
+	VPDPBUSD.BCST    692(BX), Z28, Z20
+	VPDPBUSD.BCST    1172(BX), Z28, Z21
+	VPDPBUSD.BCST    1652(BX), Z28, Z22
+	VPDPBUSD.BCST    2132(BX), Z28, Z23
+	VPDPBUSD.BCST    2612(BX), Z28, Z24
+	VPDPBUSD.BCST    3092(BX), Z28, Z25
+	VPDPBUSD.BCST    3572(BX), Z28, Z26
+	VMOVDQU64        1408(AX), Z27
+	VMOVDQU64        2944(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    152(BX), Z29, Z11
+	VPDPBUSD.BCST    632(BX), Z29, Z12
+	VPDPBUSD.BCST    1112(BX), Z29, Z13
+	VPDPBUSD.BCST    1592(BX), Z29, Z14
+	VPDPBUSD.BCST    2072(BX), Z29, Z15
+	VPDPBUSD.BCST    2552(BX), Z29, Z16
+	VPDPBUSD.BCST    3032(BX), Z29, Z17
+	VPDPBUSD.BCST    3512(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    216(BX), Z28, Z19
+	VPDPBUSD.BCST    696(BX), Z28, Z20
+	VPDPBUSD.BCST    1176(BX), Z28, Z21
+	VPDPBUSD.BCST    1656(BX), Z28, Z22
+	VPDPBUSD.BCST    2136(BX), Z28, Z23
+	VPDPBUSD.BCST    2616(BX), Z28, Z24
+	VPDPBUSD.BCST    3096(BX), Z28, Z25
+	VPDPBUSD.BCST    3576(BX), Z28, Z26
+	VMOVDQU64        1472(AX), Z27
+	VMOVDQU64        3008(AX), Z28
+	VPSLLD           $0x04, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    156(BX), Z29, Z11
+	VPDPBUSD.BCST    636(BX), Z29, Z12
+	VPDPBUSD.BCST    1116(BX), Z29, Z13
+	VPDPBUSD.BCST    1596(BX), Z29, Z14
+	VPDPBUSD.BCST    2076(BX), Z29, Z15
+	VPDPBUSD.BCST    2556(BX), Z29, Z16
+	VPDPBUSD.BCST    3036(BX), Z29, Z17
+	VPDPBUSD.BCST    3516(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    220(BX), Z28, Z19
+	VPDPBUSD.BCST    700(BX), Z28, Z20
+	VPDPBUSD.BCST    1180(BX), Z28, Z21
+	VPDPBUSD.BCST    1660(BX), Z28, Z22
+	VPDPBUSD.BCST    2140(BX), Z28, Z23
+	VPDPBUSD.BCST    2620(BX), Z28, Z24
+	VPDPBUSD.BCST    3100(BX), Z28, Z25
+	VPDPBUSD.BCST    3580(BX), Z28, Z26
+	VMOVUPS          576(R8), Z28
+	VMULPS           Z0, Z28, Z27
+	VFMSUB213PS      Z27, Z28, Z11
+	VFMADD231PS.BCST 16(DI), Z11, Z3
+	VFMSUB213PS      Z27, Z28, Z12
+	VFMADD231PS.BCST 496(DI), Z12, Z4
+	VFMSUB213PS      Z27, Z28, Z13
+	VFMADD231PS.BCST 976(DI), Z13, Z5
+	VFMSUB213PS      Z27, Z28, Z14
+	VFMADD231PS.BCST 1456(DI), Z14, Z6
+	VFMSUB213PS      Z27, Z28, Z15
+	VFMADD231PS.BCST 1936(DI), Z15, Z7
+	VFMSUB213PS      Z27, Z28, Z16
+	VFMADD231PS.BCST 2416(DI), Z16, Z8
+	VFMSUB213PS      Z27, Z28, Z17
+	VFMADD231PS.BCST 2896(DI), Z17, Z9
+	VFMSUB213PS      Z27, Z28, Z18
+	VFMADD231PS.BCST 3376(DI), Z18, Z10
+	VMOVUPS          832(R8), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z19
+	VFMADD231PS.BCST 24(DI), Z19, Z3
+	VFMSUB213PS      Z11, Z12, Z20
+	VFMADD231PS.BCST 504(DI), Z20, Z4
+	VFMSUB213PS      Z11, Z12, Z21
+	VFMADD231PS.BCST 984(DI), Z21, Z5
+	VFMSUB213PS      Z11, Z12, Z22
+	VFMADD231PS.BCST 1464(DI), Z22, Z6
+	VFMSUB213PS      Z11, Z12, Z23
+	VFMADD231PS.BCST 1944(DI), Z23, Z7
+	VFMSUB213PS      Z11, Z12, Z24
+	VFMADD231PS.BCST 2424(DI), Z24, Z8
+	VFMSUB213PS      Z11, Z12, Z25
+	VFMADD231PS.BCST 2904(DI), Z25, Z9
+	VFMSUB213PS      Z11, Z12, Z26
+	VFMADD231PS.BCST 3384(DI), Z26, Z10
+	PREFETCHT1       2816(DX)
+	PREFETCHT1       2880(DX)
+	PREFETCHT1       2944(DX)
+	PREFETCHT1       3008(DX)
+	VPBROADCASTD     136(DI), Z11
+	VPBROADCASTD     616(DI), Z12
+	VPBROADCASTD     1096(DI), Z13
+	VPBROADCASTD     1576(DI), Z14
+	VPBROADCASTD     2056(DI), Z15
+	VPBROADCASTD     2536(DI), Z16
+	VPBROADCASTD     3016(DI), Z17
+	VPBROADCASTD     3496(DI), Z18
+	VPBROADCASTD     152(DI), Z19
+	VPBROADCASTD     632(DI), Z20
+	VPBROADCASTD     1112(DI), Z21
+	VPBROADCASTD     1592(DI), Z22
+	VPBROADCASTD     2072(DI), Z23
+	VPBROADCASTD     2552(DI), Z24
+	VPBROADCASTD     3032(DI), Z25
+	VPBROADCASTD     3512(DI), Z26
+	VMOVDQU64        1536(AX), Z27
+	VMOVDQU64        2560(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    160(BX), Z29, Z11
+	VPDPBUSD.BCST    640(BX), Z29, Z12
+	VPDPBUSD.BCST    1120(BX), Z29, Z13
+	VPDPBUSD.BCST    1600(BX), Z29, Z14
+	VPDPBUSD.BCST    2080(BX), Z29, Z15
+	VPDPBUSD.BCST    2560(BX), Z29, Z16
+	VPDPBUSD.BCST    3040(BX), Z29, Z17
+	VPDPBUSD.BCST    3520(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    224(BX), Z28, Z19
+	VPDPBUSD.BCST    704(BX), Z28, Z20
+	VPDPBUSD.BCST    1184(BX), Z28, Z21
+	VPDPBUSD.BCST    1664(BX), Z28, Z22
+	VPDPBUSD.BCST    2144(BX), Z28, Z23
+	VPDPBUSD.BCST    2624(BX), Z28, Z24
+	VPDPBUSD.BCST    3104(BX), Z28, Z25
+	VPDPBUSD.BCST    3584(BX), Z28, Z26
+	VMOVDQU64        1600(AX), Z27
+	VMOVDQU64        2624(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    164(BX), Z29, Z11
+	VPDPBUSD.BCST    644(BX), Z29, Z12
+	VPDPBUSD.BCST    1124(BX), Z29, Z13
+	VPDPBUSD.BCST    1604(BX), Z29, Z14
+	VPDPBUSD.BCST    2084(BX), Z29, Z15
+	VPDPBUSD.BCST    2564(BX), Z29, Z16
+	VPDPBUSD.BCST    3044(BX), Z29, Z17
+	VPDPBUSD.BCST    3524(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    228(BX), Z28, Z19
+	VPDPBUSD.BCST    708(BX), Z28, Z20
+	VPDPBUSD.BCST    1188(BX), Z28, Z21
+	VPDPBUSD.BCST    1668(BX), Z28, Z22
+	VPDPBUSD.BCST    2148(BX), Z28, Z23
+	VPDPBUSD.BCST    2628(BX), Z28, Z24
+	VPDPBUSD.BCST    3108(BX), Z28, Z25
+	VPDPBUSD.BCST    3588(BX), Z28, Z26
+	VMOVDQU64        1664(AX), Z27
+	VMOVDQU64        2688(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    168(BX), Z29, Z11
+	VPDPBUSD.BCST    648(BX), Z29, Z12
+	VPDPBUSD.BCST    1128(BX), Z29, Z13
+	VPDPBUSD.BCST    1608(BX), Z29, Z14
+	VPDPBUSD.BCST    2088(BX), Z29, Z15
+	VPDPBUSD.BCST    2568(BX), Z29, Z16
+	VPDPBUSD.BCST    3048(BX), Z29, Z17
+	VPDPBUSD.BCST    3528(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    232(BX), Z28, Z19
+	VPDPBUSD.BCST    712(BX), Z28, Z20
+	VPDPBUSD.BCST    1192(BX), Z28, Z21
+	VPDPBUSD.BCST    1672(BX), Z28, Z22
+	VPDPBUSD.BCST    2152(BX), Z28, Z23
+	VPDPBUSD.BCST    2632(BX), Z28, Z24
+	VPDPBUSD.BCST    3112(BX), Z28, Z25
+	VPDPBUSD.BCST    3592(BX), Z28, Z26
+	VMOVDQU64        1728(AX), Z27
+	VMOVDQU64        2752(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    172(BX), Z29, Z11
+	VPDPBUSD.BCST    652(BX), Z29, Z12
+	VPDPBUSD.BCST    1132(BX), Z29, Z13
+	VPDPBUSD.BCST    1612(BX), Z29, Z14
+	VPDPBUSD.BCST    2092(BX), Z29, Z15
+	VPDPBUSD.BCST    2572(BX), Z29, Z16
+	VPDPBUSD.BCST    3052(BX), Z29, Z17
+	VPDPBUSD.BCST    3532(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    236(BX), Z28, Z19
+	VPDPBUSD.BCST    716(BX), Z28, Z20
+	VPDPBUSD.BCST    1196(BX), Z28, Z21
+	VPDPBUSD.BCST    1676(BX), Z28, Z22
+	VPDPBUSD.BCST    2156(BX), Z28, Z23
+	VPDPBUSD.BCST    2636(BX), Z28, Z24
+	VPDPBUSD.BCST    3116(BX), Z28, Z25
+	VPDPBUSD.BCST    3596(BX), Z28, Z26
+	VMOVUPS          640(R8), Z28
+	VMULPS           Z0, Z28, Z27
+	VFMSUB213PS      Z27, Z28, Z11
+	VFMADD231PS.BCST 20(DI), Z11, Z3
+	VFMSUB213PS      Z27, Z28, Z12
+	VFMADD231PS.BCST 500(DI), Z12, Z4
+	VFMSUB213PS      Z27, Z28, Z13
+	VFMADD231PS.BCST 980(DI), Z13, Z5
+	VFMSUB213PS      Z27, Z28, Z14
+	VFMADD231PS.BCST 1460(DI), Z14, Z6
+	VFMSUB213PS      Z27, Z28, Z15
+	VFMADD231PS.BCST 1940(DI), Z15, Z7
+	VFMSUB213PS      Z27, Z28, Z16
+	VFMADD231PS.BCST 2420(DI), Z16, Z8
+	VFMSUB213PS      Z27, Z28, Z17
+	VFMADD231PS.BCST 2900(DI), Z17, Z9
+	VFMSUB213PS      Z27, Z28, Z18
+	VFMADD231PS.BCST 3380(DI), Z18, Z10
+	VMOVUPS          896(R8), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z19
+	VFMADD231PS.BCST 28(DI), Z19, Z3
+	VFMSUB213PS      Z11, Z12, Z20
+	VFMADD231PS.BCST 508(DI), Z20, Z4
+	VFMSUB213PS      Z11, Z12, Z21
+	VFMADD231PS.BCST 988(DI), Z21, Z5
+	VFMSUB213PS      Z11, Z12, Z22
+	VFMADD231PS.BCST 1468(DI), Z22, Z6
+	VFMSUB213PS      Z11, Z12, Z23
+	VFMADD231PS.BCST 1948(DI), Z23, Z7
+	VFMSUB213PS      Z11, Z12, Z24
+	VFMADD231PS.BCST 2428(DI), Z24, Z8
+	VFMSUB213PS      Z11, Z12, Z25
+	VFMADD231PS.BCST 2908(DI), Z25, Z9
+	VFMSUB213PS      Z11, Z12, Z26
+	VFMADD231PS.BCST 3388(DI), Z26, Z10
+	PREFETCHT1       3072(DX)
+	PREFETCHT1       3136(DX)
+	PREFETCHT1       3200(DX)
+	PREFETCHT1       3264(DX)
+	PREFETCHT1       3328(DX)
+	VPBROADCASTD     140(DI), Z11
+	VPBROADCASTD     620(DI), Z12
+	VPBROADCASTD     1100(DI), Z13
+	VPBROADCASTD     1580(DI), Z14
+	VPBROADCASTD     2060(DI), Z15
+	VPBROADCASTD     2540(DI), Z16
+	VPBROADCASTD     3020(DI), Z17
+	VPBROADCASTD     3500(DI), Z18
+	VPBROADCASTD     156(DI), Z19
+	VPBROADCASTD     636(DI), Z20
+	VPBROADCASTD     1116(DI), Z21
+	VPBROADCASTD     1596(DI), Z22
+	VPBROADCASTD     2076(DI), Z23
+	VPBROADCASTD     2556(DI), Z24
+	VPBROADCASTD     3036(DI), Z25
+	VPBROADCASTD     3516(DI), Z26
+	VMOVDQU64        1792(AX), Z27
+	VMOVDQU64        2816(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    176(BX), Z29, Z11
+	VPDPBUSD.BCST    656(BX), Z29, Z12
+	VPDPBUSD.BCST    1136(BX), Z29, Z13
+	VPDPBUSD.BCST    1616(BX), Z29, Z14
+	VPDPBUSD.BCST    2096(BX), Z29, Z15
+	VPDPBUSD.BCST    2576(BX), Z29, Z16
+	VPDPBUSD.BCST    3056(BX), Z29, Z17
+	VPDPBUSD.BCST    3536(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    240(BX), Z28, Z19
+	VPDPBUSD.BCST    720(BX), Z28, Z20
+	VPDPBUSD.BCST    1200(BX), Z28, Z21
+	VPDPBUSD.BCST    1680(BX), Z28, Z22
+	VPDPBUSD.BCST    2160(BX), Z28, Z23
+	VPDPBUSD.BCST    2640(BX), Z28, Z24
+	VPDPBUSD.BCST    3120(BX), Z28, Z25
+	VPDPBUSD.BCST    3600(BX), Z28, Z26
+	VMOVDQU64        1856(AX), Z27
+	VMOVDQU64        2880(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    180(BX), Z29, Z11
+	VPDPBUSD.BCST    660(BX), Z29, Z12
+	VPDPBUSD.BCST    1140(BX), Z29, Z13
+	VPDPBUSD.BCST    1620(BX), Z29, Z14
+	VPDPBUSD.BCST    2100(BX), Z29, Z15
+	VPDPBUSD.BCST    2580(BX), Z29, Z16
+	VPDPBUSD.BCST    3060(BX), Z29, Z17
+	VPDPBUSD.BCST    3540(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    244(BX), Z28, Z19
+	VPDPBUSD.BCST    724(BX), Z28, Z20
+	VPDPBUSD.BCST    1204(BX), Z28, Z21
+	VPDPBUSD.BCST    1684(BX), Z28, Z22
+	VPDPBUSD.BCST    2164(BX), Z28, Z23
+	VPDPBUSD.BCST    2644(BX), Z28, Z24
+	VPDPBUSD.BCST    3124(BX), Z28, Z25
+	VPDPBUSD.BCST    3604(BX), Z28, Z26
+	VMOVDQU64        1920(AX), Z27
+	VMOVDQU64        2944(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    184(BX), Z29, Z11
+	VPDPBUSD.BCST    664(BX), Z29, Z12
+	VPDPBUSD.BCST    1144(BX), Z29, Z13
+	VPDPBUSD.BCST    1624(BX), Z29, Z14
+	VPDPBUSD.BCST    2104(BX), Z29, Z15
+	VPDPBUSD.BCST    2584(BX), Z29, Z16
+	VPDPBUSD.BCST    3064(BX), Z29, Z17
+	VPDPBUSD.BCST    3544(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    248(BX), Z28, Z19
+	VPDPBUSD.BCST    728(BX), Z28, Z20
+	VPDPBUSD.BCST    1208(BX), Z28, Z21
+	VPDPBUSD.BCST    1688(BX), Z28, Z22
+	VPDPBUSD.BCST    2168(BX), Z28, Z23
+	VPDPBUSD.BCST    2648(BX), Z28, Z24
+	VPDPBUSD.BCST    3128(BX), Z28, Z25
+	VPDPBUSD.BCST    3608(BX), Z28, Z26
+	VMOVDQU64        1984(AX), Z27
+	VMOVDQU64        3008(AX), Z28
+	VPSLLD           $0x02, Z28, Z29
+	VPANDD           Z2, Z29, Z29
+	VPSRLD           $0x02, Z28, Z28
+	VPANDD           Z2, Z28, Z28
+	VPTERNLOGD       $0xf8, Z1, Z27, Z29
+	VPDPBUSD.BCST    188(BX), Z29, Z11
+	VPDPBUSD.BCST    668(BX), Z29, Z12
+	VPDPBUSD.BCST    1148(BX), Z29, Z13
+	VPDPBUSD.BCST    1628(BX), Z29, Z14
+	VPDPBUSD.BCST    2108(BX), Z29, Z15
+	VPDPBUSD.BCST    2588(BX), Z29, Z16
+	VPDPBUSD.BCST    3068(BX), Z29, Z17
+	VPDPBUSD.BCST    3548(BX), Z29, Z18
+	VPSRLD           $0x04, Z27, Z27
+	VPTERNLOGD       $0xf8, Z1, Z27, Z28
+	VPDPBUSD.BCST    252(BX), Z28, Z19
+	VPDPBUSD.BCST    732(BX), Z28, Z20
+	VPDPBUSD.BCST    1212(BX), Z28, Z21
+	VPDPBUSD.BCST    1692(BX), Z28, Z22
+	VPDPBUSD.BCST    2172(BX), Z28, Z23
+	VPDPBUSD.BCST    2652(BX), Z28, Z24
+	VPDPBUSD.BCST    3132(BX), Z28, Z25
+	VPDPBUSD.BCST    3612(BX), Z28, Z26
+	VMOVUPS          704(R8), Z28
+	VMULPS           Z0, Z28, Z27
+	VFMSUB213PS      Z27, Z28, Z11
+	VFMADD231PS.BCST 20(DI), Z11, Z3
+	VFMSUB213PS      Z27, Z28, Z12
+	VFMADD231PS.BCST 500(DI), Z12, Z4
+	VFMSUB213PS      Z27, Z28, Z13
+	VFMADD231PS.BCST 980(DI), Z13, Z5
+	VFMSUB213PS      Z27, Z28, Z14
+	VFMADD231PS.BCST 1460(DI), Z14, Z6
+	VFMSUB213PS      Z27, Z28, Z15
+	VFMADD231PS.BCST 1940(DI), Z15, Z7
+	VFMSUB213PS      Z27, Z28, Z16
+	VFMADD231PS.BCST 2420(DI), Z16, Z8
+	VFMSUB213PS      Z27, Z28, Z17
+	VFMADD231PS.BCST 2900(DI), Z17, Z9
+	VFMSUB213PS      Z27, Z28, Z18
+	VFMADD231PS.BCST 3380(DI), Z18, Z10
+	VMOVUPS          960(R8), Z12
+	VMULPS           Z0, Z12, Z11
+	VFMSUB213PS      Z11, Z12, Z19
+	VFMADD231PS.BCST 28(DI), Z19, Z3
+	VFMSUB213PS      Z11, Z12, Z20
+	VFMADD231PS.BCST 508(DI), Z20, Z4
+	VFMSUB213PS      Z11, Z12, Z21
+	VFMADD231PS.BCST 988(DI), Z21, Z5
+	VFMSUB213PS      Z11, Z12, Z22
+	VFMADD231PS.BCST 1468(DI), Z22, Z6
+	VFMSUB213PS      Z11, Z12, Z23
+	VFMADD231PS.BCST 1948(DI), Z23, Z7
+	VFMSUB213PS      Z11, Z12, Z24
+	VFMADD231PS.BCST 2428(DI), Z24, Z8
+	VFMSUB213PS      Z11, Z12, Z25
+	VFMADD231PS.BCST 2908(DI), Z25, Z9
+	VFMSUB213PS      Z11, Z12, Z26
+	VFMADD231PS.BCST 3388(DI), Z26, Z10
+	ADDQ             $+3360, AX
+	ADDQ             $+3360, DX
+	ADDQ             xStep+48(FP), BX
+	DECQ             SI
+	JNZ              fusedQ6KWovenx8_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z3, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z4, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z5, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z6, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z7, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z8, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z9, (AX)
+	ADDQ             CX, AX
+	VMOVUPS          Z10, (AX)
+	VZEROUPPER
+	RET
+
 // func decodeQ80(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·decodeQ80(SB), NOSPLIT, $0-48
@@ -27760,6 +36186,57 @@ fusedQ3Kx2_block:
 	VMOVUPS          Z4, (AX)
 	ADDQ             CX, AX
 	VMOVUPS          Z5, (AX)
+	VZEROUPPER
+	RET
+
+// func weave16(dst *byte, w *byte, stride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·weave16(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	LEAQ (CX)(DX*4), SI
+	LEAQ (SI)(DX*4), DI
+	LEAQ (DI)(DX*4), R8
+	MOVQ n+24(FP), R9
+
+weave16_loop:
+	VBROADCASTI32X4 (CX), Z0
+	VINSERTI32X4    $0x01, (SI), Z0, Z0
+	VINSERTI32X4    $0x02, (DI), Z0, Z0
+	VINSERTI32X4    $0x03, (R8), Z0, Z0
+	VBROADCASTI32X4 (CX)(DX*1), Z1
+	VINSERTI32X4    $0x01, (SI)(DX*1), Z1, Z1
+	VINSERTI32X4    $0x02, (DI)(DX*1), Z1, Z1
+	VINSERTI32X4    $0x03, (R8)(DX*1), Z1, Z1
+	VBROADCASTI32X4 (CX)(DX*2), Z2
+	VINSERTI32X4    $0x01, (SI)(DX*2), Z2, Z2
+	VINSERTI32X4    $0x02, (DI)(DX*2), Z2, Z2
+	VINSERTI32X4    $0x03, (R8)(DX*2), Z2, Z2
+	VBROADCASTI32X4 (CX)(BX*1), Z3
+	VINSERTI32X4    $0x01, (SI)(BX*1), Z3, Z3
+	VINSERTI32X4    $0x02, (DI)(BX*1), Z3, Z3
+	VINSERTI32X4    $0x03, (R8)(BX*1), Z3, Z3
+	VPUNPCKLDQ      Z1, Z0, Z4
+	VPUNPCKHDQ      Z1, Z0, Z5
+	VPUNPCKLDQ      Z3, Z2, Z1
+	VPUNPCKHDQ      Z3, Z2, Z3
+	VPUNPCKLQDQ     Z1, Z4, Z0
+	VPUNPCKHQDQ     Z1, Z4, Z1
+	VPUNPCKLQDQ     Z3, Z5, Z2
+	VPUNPCKHQDQ     Z3, Z5, Z3
+	VMOVDQU64       Z0, (AX)
+	VMOVDQU64       Z1, 64(AX)
+	VMOVDQU64       Z2, 128(AX)
+	VMOVDQU64       Z3, 192(AX)
+	ADDQ            $+16, CX
+	ADDQ            $+16, SI
+	ADDQ            $+16, DI
+	ADDQ            $+16, R8
+	ADDQ            $+256, AX
+	DECQ            R9
+	JNZ             weave16_loop
 	VZEROUPPER
 	RET
 

@@ -14,6 +14,8 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 	return false
 }
 
+func weavePieces([]byte, []byte, int, int) bool { return false }
+
 func weavable(quant.Type) bool { return false }
 
 func quantizeBlocks(out []record, v []float32) { panic("qmat: no assembly in this build") }

@@ -13,15 +13,21 @@ import (
 // TestWoven: woven weights give the same bits as the rows they were made of, whatever the numbers of rows and
 // columns, on every level, and in parts.
 func TestWoven(t *testing.T) {
-	if !Weavable(quant.Q4_K) {
+	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K} {
+		t.Run(typ.String(), func(t *testing.T) { testWoven(t, typ) })
+	}
+}
+
+func testWoven(t *testing.T, typ quant.Type) {
+	if !Weavable(typ) {
 		t.Skip("this processor has no kernels for woven weights")
 	}
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, rows := range []int{1, 15, 16, 17, 48, 61} {
 		for _, k := range []int{256, 768} {
-			data := make([]byte, rows*quant.Q4_K.RowBytes(k))
-			fill(quant.Q4_K, data, rng)
-			m := Matrix{Type: quant.Q4_K, Rows: rows, K: k, Data: data}
+			data := make([]byte, rows*typ.RowBytes(k))
+			fill(typ, data, rng)
+			m := Matrix{Type: typ, Rows: rows, K: k, Data: data}
 			w := m
 			w.Woven = make([]byte, m.WovenBytes())
 			for p := range (rows + Panel - 1) / Panel {
@@ -49,26 +55,28 @@ func TestWoven(t *testing.T) {
 
 // BenchmarkWoven compares both layouts on weights that stay in the cache.
 func BenchmarkWoven(b *testing.B) {
-	if !Weavable(quant.Q4_K) {
-		b.Skip("this processor has no kernels for woven weights")
-	}
 	const rows, k = 512, 512
 	rng := rand.New(rand.NewPCG(1, 2))
-	data := make([]byte, rows*quant.Q4_K.RowBytes(k))
-	fill(quant.Q4_K, data, rng)
-	m := Matrix{Type: quant.Q4_K, Rows: rows, K: k, Data: data}
-	w := m
-	w.Woven = make([]byte, m.WovenBytes())
-	m.Weave(w.Woven, 0, rows/Panel)
 	y := make([]float32, 16*rows)
-	for _, n := range []int{1, 2, 4, 6, 8, 16} {
-		a, s := pack(gauss(n*k, rng), n, k), NewScratch()
-		for name, m := range map[string]*Matrix{"rows": &m, "woven": &w} {
-			b.Run(fmt.Sprintf("%s/n=%d", name, n), func(b *testing.B) {
-				for b.Loop() {
-					m.Mul(y, rows, a, 0, rows, rows, s)
-				}
-			})
+	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K} {
+		if !Weavable(typ) {
+			b.Skip("this processor has no kernels for woven weights")
+		}
+		data := make([]byte, rows*typ.RowBytes(k))
+		fill(typ, data, rng)
+		m := Matrix{Type: typ, Rows: rows, K: k, Data: data}
+		w := m
+		w.Woven = make([]byte, m.WovenBytes())
+		m.Weave(w.Woven, 0, rows/Panel)
+		for _, n := range []int{1, 2, 4, 6, 8, 16} {
+			a, s := pack(gauss(n*k, rng), n, k), NewScratch()
+			for name, m := range map[string]*Matrix{"rows": &m, "woven": &w} {
+				b.Run(fmt.Sprintf("%v/%s/n=%d", typ, name, n), func(b *testing.B) {
+					for b.Loop() {
+						m.Mul(y, rows, a, 0, rows, rows, s)
+					}
+				})
+			}
 		}
 	}
 }

@@ -44,6 +44,8 @@ var formats = []*format{
 		consts: []uint32{m0f, m10}, header: headerQ5K, emit: emitQ5K},
 	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, ticks: 6, unroll: true, roomy: 4, fused: 4,
 		consts: []uint32{m0f, m30}, header: headerQ6K, emit: emitQ6K},
+	{name: "Q6KWoven", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, ticks: 6, unroll: true, fused: 8, woven: true,
+		consts: []uint32{m0f, m30}, header: headerQ6K, emit: emitQ6K},
 	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, ticks: 8, roomy: 6, fused: 6,
 		consts: []uint32{m80}, emit: emitQ80},
 	{name: "Q40", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, ticks: 4, fused: 4,
@@ -155,6 +157,14 @@ func (e *env) byte(v VecVirtual, j int) VecVirtual {
 	return z
 }
 
+// quad returns 16 bytes of every row as four vectors; of woven rows nothing, they are loaded one by one.
+func (e *env) quad(off int) (v [4]VecVirtual) {
+	if e.woven {
+		return v
+	}
+	return e.transpose512(off)
+}
+
 // quads calls f for the eight groups of 32 bytes at off.
 func quads(e *env, off int, f func(g int, v VecVirtual)) {
 	if e.woven {
@@ -219,7 +229,13 @@ func emitQ5K(e *env, c int) {
 }
 
 func headerQ6K(e *env) {
-	d := e.high(e.gather(206)) // two bytes early: the block ends at 210
+	var d VecVirtual
+	if e.woven {
+		d = ZMM()
+		VCVTPH2PS(mem(e.b[0], 16*208), d)
+	} else {
+		d = e.high(e.gather(206)) // two bytes early: the block ends at 210
+	}
 	for i, v := range e.transpose512(192) {
 		for j := range 4 {
 			t := ZMM()
@@ -239,13 +255,21 @@ func headerQ6K(e *env) {
 func emitQ6K(e *env, c int) {
 	e.tick()
 	e.tick()
-	qh := e.transpose32(128 + 32*c)
+	var qh []VecVirtual
+	if !e.woven { // there they are loaded when they are needed, which leaves registers for more columns
+		qh = e.transpose32(128 + 32*c)
+	}
 	for t := range 4 { // 16 bytes of ql: sub-blocks t and t+4
 		e.tick()
 		e.begin(t)
 		e.begin(t + 4)
-		for i, v := range e.transpose512(64*c + 16*t) {
-			h := qh[t%2*4+i]
+		for i, v := range e.quad(64*c + 16*t) {
+			var h VecVirtual
+			if e.woven {
+				v, h = e.dword16(64*c+16*t+4*i), e.dword16(128+32*c+4*(t%2*4+i))
+			} else {
+				h = qh[t%2*4+i]
+			}
 			lo, hi := ZMM(), ZMM()
 			if t < 2 {
 				VPSLLD(U8(4), h, lo)

@@ -54,6 +54,7 @@ func main() {
 			fused512(f, nc)
 		}
 	}
+	weave512()
 	for _, f := range forms {
 		microAVX2(f, false)
 		microAVX2(f, true)

@@ -78,6 +78,26 @@ func (r rows) transpose512(off int) [4]VecVirtual {
 	return z
 }
 
+// weave512 emits the kernel that weaves rows.
+func weave512() {
+	TEXT("weave16", NOSPLIT, "func(dst *byte, w *byte, stride int, n int)")
+	Doc("weave16 writes n times 16 bytes of 16 rows to dst, dword by dword of all rows. Needs AVX-512 F.")
+	Pragma("noescape")
+	dst := Load(Param("dst"), GP64())
+	r := newRows(Load(Param("w"), GP64()), Load(Param("stride"), GP64()), false)
+	n := Load(Param("n"), GP64())
+	Label("weave16_loop")
+	for i, z := range r.transpose512(0) {
+		VMOVDQU64(z, mem(dst, 64*i))
+	}
+	r.advance(16)
+	ADDQ(I32(256), dst)
+	DECQ(n)
+	JNZ(LabelRef("weave16_loop"))
+	VZEROUPPER()
+	RET()
+}
+
 // dword16 loads the dword at off of 16 woven rows.
 func (r rows) dword16(off int) VecVirtual {
 	z := ZMM()

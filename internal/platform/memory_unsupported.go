@@ -1,0 +1,11 @@
+//go:build !linux
+
+package platform
+
+func forget([]byte) {}
+
+func availableMemory() int { return 0 }
+
+func anonymous(int) []byte { return nil }
+
+func free([]byte) {}
