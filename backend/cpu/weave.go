@@ -8,6 +8,10 @@ import (
 	"strobe/internal/platform"
 )
 
+// wovenPerThread bounds the time that weaving adds to loading, to a few tenths of a second. It pays most for weights that
+// stay in the caches; those of large models arrive no faster than rows can be transposed anyway.
+const wovenPerThread = 384 << 20
+
 // weave copies a matrix into the order that its kernels like best (see qmat.Matrix.Weave), as long as the memory set
 // aside for copies lasts. Products no longer read the file, so its pages are let go. Experts stay where they
 // are: most of them may never be needed.
@@ -18,7 +22,7 @@ func (b *Backend) weave(w *weight, t *gguf.Tensor) {
 	m := w.matrix(0)
 	n := m.WovenBytes()
 	if b.spare < 0 {
-		b.spare = platform.AvailableMemory() / 4
+		b.spare = min(platform.AvailableMemory()/4, wovenPerThread*b.pool.n)
 	}
 	if n > b.spare {
 		return
