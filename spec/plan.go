@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"strobe/draft"
@@ -268,7 +269,10 @@ func (r *Runner) worth(ss []*Stream, limit int) (size int, gain, cost float64) {
 			}
 		}
 		for k, tokens := range tokens[:min(block, limit)] {
-			c := (d + r.costs.verify(n*(k+2), false)) / plain
+			// Of each draft only the promising part is verified: something between the guesses that will be right, with one
+			// more, and all of them.
+			all, right := n*(k+2), int(math.Round(tokens))+n
+			c := (d + (r.costs.verify(all, false)+r.costs.verify(min(all, right), false))/2) / plain
 			if g := tokens / float64(n) / c; g > gain {
 				size, gain, cost = z, g, c
 			}
