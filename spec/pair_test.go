@@ -46,7 +46,7 @@ func (m *metered) BeginStep(key string) {
 }
 
 // TestShippedPairPays: on held-out code automatic drafting with the shipped pair is worth nearly half as much again as plain
-// decoding. It fails when the drafter gets worse or the controller stops making use of it. 1.54 was seen; small changes
+// decoding. It fails when the drafter gets worse or the controller stops making use of it. 1.56 was seen; small changes
 // move it by 2 %.
 func TestShippedPairPays(t *testing.T) {
 	data, err := os.ReadFile("../train/reference/pair.json")
