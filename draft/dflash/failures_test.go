@@ -377,23 +377,34 @@ func TestF123(t *testing.T) {
 	mustFail(t, golden(t, "gemma4").putD2T([]int64{1, 2}).write(t), m, Options{}, "output.weight")
 }
 
-// TestF160: the least probability is compared with probabilities, not with their logarithms. TestSelector does the
-// same for drafters with a selector, which compare with the probability among the candidates.
+// TestF160: the least probability is compared with probabilities, not with their logarithms. With a selector it is
+// the probability among its candidates.
 func TestF160(t *testing.T) {
-	m, file := openTarget(t, "qwen35"), golden(t, "qwen35")
-	all := file.open(t, m, Options{})
-	seq, features := context(t, all, 1, 20)
-	ps := propose(t, all, 1, draft.Request{Seq: seq, Last: 1, N: 15})[0]
-	for _, least := range []float32{1e-9, 0.003, 0.01, 0.3, 0.6, 0.99} {
-		want := 0
-		for want < 15 && math.Exp(float64(ps.At[want][0].LogP)) >= float64(least) {
-			want++
-		}
-		d := file.open(t, m, Options{PMin: least})
-		seq := d.NewSeq()
-		feed(t, d, seq, features)
-		if got := propose(t, d, 1, draft.Request{Seq: seq, Last: 1, N: 15})[0].Len(); got != want {
-			t.Errorf("least %v: %d guesses, want %d", least, got, want)
+	m := openTarget(t, "qwen35")
+	for _, file := range []*edit{golden(t, "qwen35"), selectorFile(t, "qwen35")} {
+		all := file.open(t, m, Options{})
+		seq, features := context(t, all, 1, 20)
+		ps := propose(t, all, 5, draft.Request{Seq: seq, Last: 1, N: 15})[0]
+		for _, least := range []float32{1e-9, 0.003, 0.01, 0.3, 0.6, 0.99} {
+			want := 0
+			for ; want < 15; want++ {
+				p, sum := math.Exp(float64(ps.At[want][0].LogP)), 1.0
+				if all.selector != nil { // it has five candidates
+					sum = 0
+					for _, c := range ps.At[want] {
+						sum += math.Exp(float64(c.LogP))
+					}
+				}
+				if p/sum < float64(least) {
+					break
+				}
+			}
+			d := file.open(t, m, Options{PMin: least})
+			seq := d.NewSeq()
+			feed(t, d, seq, features)
+			if got := propose(t, d, 1, draft.Request{Seq: seq, Last: 1, N: 15})[0].Len(); got != want {
+				t.Errorf("least %v: %d guesses, want %d", least, got, want)
+			}
 		}
 	}
 }

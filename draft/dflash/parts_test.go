@@ -517,6 +517,8 @@ func TestUnknownParts(t *testing.T) {
 		f := golden(t, "qwen3").random(name, 0, 1, 64).write(t)
 		mustFail(t, f, m, Options{}, name)
 	}
+	// Convolutions are known, but not without their shape.
+	mustFail(t, golden(t, "qwen3").random("blk.0.attn_conv_base", 0, 1, 64).write(t), m, Options{}, "conv_kernel_size")
 	// Both heads at once are nobody's format.
 	e := selectorFile(t, "qwen3")
 	e.random(markovName, 0, 1, 16, 512)

@@ -27,20 +27,3 @@ func TestForget(t *testing.T) {
 		}
 	}
 }
-
-func TestAnonymous(t *testing.T) {
-	if AvailableMemory() == 0 {
-		t.Skip("the memory of this system is unknown")
-	}
-	b := Anonymous(3<<20 + 5)
-	if len(b) != 3<<20+5 {
-		t.Fatalf("%d bytes", len(b))
-	}
-	for i, v := range b {
-		if v != 0 {
-			t.Fatalf("byte %d is %d", i, v)
-		}
-	}
-	b[0], b[len(b)-1] = 1, 2
-	Free(b)
-}

@@ -170,7 +170,7 @@ func (m *Matrix) rows(r, n, ahead, stride int, s *Scratch) (w *byte, next uintpt
 		return &data[r*stride], next
 	}
 	s.tail = grow(s.tail, n*stride)
-	clear(s.tail[copy(s.tail, m.Data[r*stride:]):])
+	clear(s.tail[copy(s.tail, data[r*stride:]):])
 	return &s.tail[0], next
 }
 

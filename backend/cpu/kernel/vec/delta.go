@@ -238,9 +238,9 @@ func DeltaTree(a *Delta, parent []int32) {
 func (h *deltaHead) split(parent []int32) (states int) {
 	n := len(parent)
 	if cap(h.kids) < n {
-		h.kids, h.chain, h.order = make([]int32, n), make([]int32, n), make([]int32, n)
+		h.kids, h.chain = make([]int32, n), make([]int32, n)
 	}
-	h.kids, h.chain, h.order, h.chains = h.kids[:n], h.chain[:n], h.order[:n], h.chains[:0]
+	h.kids, h.chain, h.chains = h.kids[:n], h.chain[:n], h.chains[:0]
 	clear(h.kids)
 	for t, p := range parent {
 		if int(p) >= t {
@@ -269,18 +269,13 @@ func (h *deltaHead) split(parent []int32) (states int) {
 			c.to = int32(states)
 		}
 	}
-	at := int32(0)
-	for i := range h.chains { // n counts up again while the tokens are placed
-		c := &h.chains[i]
-		at, c.n = at+c.n, at
-	}
-	for t, i := range h.chain {
-		c := &h.chains[i]
-		h.order[c.n] = int32(t)
-		c.n++
-	}
-	for i := len(h.chains) - 1; i > 0; i-- {
-		h.chains[i].n -= h.chains[i-1].n
+	h.order = h.order[:0]
+	for i := range h.chains {
+		for t, c := range h.chain {
+			if int(c) == i {
+				h.order = append(h.order, int32(t))
+			}
+		}
 	}
 	return states
 }

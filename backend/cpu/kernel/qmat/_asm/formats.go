@@ -157,14 +157,6 @@ func (e *env) byte(v VecVirtual, j int) VecVirtual {
 	return z
 }
 
-// quad returns 16 bytes of every row as four vectors; of woven rows nothing, they are loaded one by one.
-func (e *env) quad(off int) (v [4]VecVirtual) {
-	if e.woven {
-		return v
-	}
-	return e.transpose512(off)
-}
-
 // quads calls f for the eight groups of 32 bytes at off.
 func quads(e *env, off int, f func(g int, v VecVirtual)) {
 	if e.woven {
@@ -255,20 +247,25 @@ func headerQ6K(e *env) {
 func emitQ6K(e *env, c int) {
 	e.tick()
 	e.tick()
+	// Woven rows are loaded where they are needed, which leaves registers for more columns.
 	var qh []VecVirtual
-	if !e.woven { // there they are loaded when they are needed, which leaves registers for more columns
+	if !e.woven {
 		qh = e.transpose32(128 + 32*c)
 	}
 	for t := range 4 { // 16 bytes of ql: sub-blocks t and t+4
 		e.tick()
 		e.begin(t)
 		e.begin(t + 4)
-		for i, v := range e.quad(64*c + 16*t) {
-			var h VecVirtual
+		var ql [4]VecVirtual
+		if !e.woven {
+			ql = e.transpose512(64*c + 16*t)
+		}
+		for i := range 4 {
+			var v, h VecVirtual
 			if e.woven {
 				v, h = e.dword16(64*c+16*t+4*i), e.dword16(128+32*c+4*(t%2*4+i))
 			} else {
-				h = qh[t%2*4+i]
+				v, h = ql[i], qh[t%2*4+i]
 			}
 			lo, hi := ZMM(), ZMM()
 			if t < 2 {
