@@ -10,7 +10,7 @@ import (
 
 	"strobe/cache"
 	"strobe/engine"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // Case is a prompt ready to run.
@@ -29,7 +29,7 @@ type Config struct {
 	Context int // most tokens in the cache; 0 means the model's
 	Chunk   int // prompt tokens per pass; 0 means 128
 	// Sampler returns a fresh sampler; every run gets one that draws the same. nil is greedy.
-	Sampler func() spec.Sampler
+	Sampler func() speculate.Sampler
 	// IgnoreEnd goes on after an end-of-generation token.
 	IgnoreEnd bool
 	// Progress, if set, is called after each run.
@@ -52,8 +52,8 @@ func (c Config) withDefaults() Config {
 // result is one run of one prompt in one mode.
 type result struct {
 	tokens     []int32
-	prompt     spec.Stats // until the first token
-	decode     spec.Stats // after it
+	prompt     speculate.Stats // until the first token
+	decode     speculate.Stats // after it
 	cacheBytes int
 	draftBytes int
 }
@@ -62,7 +62,7 @@ type result struct {
 type bencher struct {
 	model   *engine.Model
 	cfg     Config
-	runners []*spec.Runner // per mode: each learns for itself, as it would alone
+	runners []*speculate.Runner // per mode: each learns for itself, as it would alone
 }
 
 // Measure runs every case in every mode, Repeats times.
@@ -109,11 +109,11 @@ func Measure(ctx context.Context, m *engine.Model, cfg Config) (*Report, error) 
 }
 
 // runner returns the runner of a mode. Plain decoding has none of the drafter's costs.
-func (b *bencher) runner(mode Mode) (*spec.Runner, error) {
-	if b.model.Drafter == nil || mode.Options.Draft == spec.Off || mode.Options.Draft == spec.NGram {
-		return spec.NewRunner(b.model.Target, nil)
+func (b *bencher) runner(mode Mode) (*speculate.Runner, error) {
+	if b.model.Drafter == nil || mode.Options.Draft == speculate.Off || mode.Options.Draft == speculate.NGram {
+		return speculate.NewRunner(b.model.Target, nil)
 	}
-	return spec.NewRunner(b.model.Target, b.model.Drafter)
+	return speculate.NewRunner(b.model.Target, b.model.Drafter)
 }
 
 // capture switches the target's capture of features for the drafter.
@@ -155,9 +155,9 @@ func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result
 		defer draftSeq.Close()
 	}
 	var res result
-	s, err := r.NewStream(spec.Config{
+	s, err := r.NewStream(speculate.Config{
 		Options: b.cfg.Modes[mode].Options, Seq: seq, DraftSeq: draftSeq, Prompt: c.Tokens, Sampler: b.sampler(), Context: b.cfg.Context, Max: limit,
-		Emit: func(t spec.Token) bool {
+		Emit: func(t speculate.Token) bool {
 			res.tokens = append(res.tokens, t.ID)
 			return b.cfg.IgnoreEnd || !b.model.Tokenizer.IsEOG(t.ID)
 		},
@@ -166,7 +166,7 @@ func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result
 		return res, err
 	}
 	defer s.Close()
-	one := []*spec.Stream{s}
+	one := []*speculate.Stream{s}
 	for !s.Done() {
 		if err := ctx.Err(); err != nil {
 			return res, err
@@ -194,7 +194,7 @@ func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result
 }
 
 // since takes what happened before the first token out of the times.
-func since(st spec.Stats, before *spec.Stats) spec.Stats {
+func since(st speculate.Stats, before *speculate.Stats) speculate.Stats {
 	st.Draft -= before.Draft
 	st.Verify -= before.Verify
 	st.Sample -= before.Sample
@@ -203,7 +203,7 @@ func since(st spec.Stats, before *spec.Stats) spec.Stats {
 	return st
 }
 
-func (b *bencher) sampler() spec.Sampler {
+func (b *bencher) sampler() speculate.Sampler {
 	if b.cfg.Sampler == nil {
 		return newGreedy(b.model.Target.Vocab, b.model.Target.Suppress)
 	}
@@ -240,7 +240,7 @@ func (b *bencher) report(results [][][]result) *Report {
 func summarise(name string, cases [][]result, repeats int) ModeReport {
 	m := ModeReport{Name: name, Sources: map[string]int{}}
 	var speeds, prompts []float64
-	var all spec.Stats
+	var all speculate.Stats
 	for rep := range repeats {
 		var tokens, promptTokens int
 		var decode, prompt time.Duration
@@ -285,7 +285,7 @@ func histogram(byLength []int) []int {
 }
 
 // byPosition returns how often a guess was right, given that all before it were.
-func byPosition(st *spec.Stats) []float64 {
+func byPosition(st *speculate.Stats) []float64 {
 	p := []float64{}
 	for d, n := range st.Reached {
 		if n == 0 {
@@ -309,7 +309,7 @@ func (b *bencher) prompts(results [][][]result) []PromptReport {
 	for c := range b.cfg.Cases {
 		p := PromptReport{ID: b.cfg.Cases[c].ID, PromptTokens: len(b.cfg.Cases[c].Tokens), Tokens: len(results[0][c][0].tokens), Modes: map[string]PromptMode{}}
 		for i, mode := range b.cfg.Modes {
-			var all spec.Stats
+			var all speculate.Stats
 			var speeds []float64
 			for _, r := range results[i][c] {
 				all.Add(r.decode)

@@ -13,7 +13,7 @@ import (
 	"strobe/engine"
 	"strobe/internal/testkit"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 func load(t *testing.T, name string, drafter bool) *engine.Model {
@@ -95,7 +95,7 @@ func TestMeasureSampled(t *testing.T) {
 	m := load(t, "qwen3", true)
 	modes, _ := Modes(ModeOptions{Drafter: true})
 	r, err := Measure(t.Context(), m, Config{Modes: modes, Cases: cases()[:1], Tokens: 20, Repeats: 1,
-		Sampler: func() spec.Sampler { return sample.New(sample.Params{Temp: 1, Seed: 7}, m.Target.Vocab) }})
+		Sampler: func() speculate.Sampler { return sample.New(sample.Params{Temp: 1, Seed: 7}, m.Target.Vocab) }})
 	if err != nil {
 		t.Fatal(err)
 	}

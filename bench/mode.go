@@ -5,13 +5,13 @@ import (
 	"slices"
 	"strings"
 
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // Mode is a way to generate.
 type Mode struct {
 	Name    string
-	Options spec.Options
+	Options speculate.Options
 }
 
 // ModeNames lists the modes in the order in which reports show them.
@@ -56,18 +56,18 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 		if !slices.Contains(names, known) {
 			continue
 		}
-		o := spec.Options{Max: opt.Max, Synthetic: opt.Synthetic}
+		o := speculate.Options{Max: opt.Max, Synthetic: opt.Synthetic}
 		switch known {
 		case "plain":
-			o = spec.Options{Draft: spec.Off}
+			o = speculate.Options{Draft: speculate.Off}
 		case "chain":
-			o.Draft, o.Fixed, o.Tree = spec.DFlash, true, spec.TreeOff
+			o.Draft, o.Fixed, o.Tree = speculate.DFlash, true, speculate.TreeOff
 		case "tree":
-			o.Draft, o.Fixed, o.Tree = spec.DFlash, true, tree
+			o.Draft, o.Fixed, o.Tree = speculate.DFlash, true, tree
 		case "ngram":
-			o.Draft = spec.NGram
+			o.Draft = speculate.NGram
 		}
-		if !opt.Drafter && o.Draft == spec.DFlash {
+		if !opt.Drafter && o.Draft == speculate.DFlash {
 			return nil, fmt.Errorf("mode %q needs a drafter: give it with -d FILE", known)
 		}
 		modes = append(modes, Mode{known, o})

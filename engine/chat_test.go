@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"strobe/draft"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // turns runs a conversation on one slot: every prompt is the one before, its answer (or another text
@@ -16,7 +16,7 @@ func turns(t *testing.T, e *Engine, n int, rewrite, cold bool) (evs []Event, pro
 	t.Helper()
 	prompt := randomPrompt(1, 70)
 	for i := range n {
-		req := Request{Tokens: prompt, MaxTokens: 30, IgnoreEOG: true, NoCache: cold, Spec: spec.Options{Fixed: true, Tree: spec.TreeOff}}
+		req := Request{Tokens: prompt, MaxTokens: 30, IgnoreEOG: true, NoCache: cold, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff}}
 		ev := generate(t, e, req)
 		evs, prompts = append(evs, ev), append(prompts, prompt)
 		answer := ids(ev.Tokens)
@@ -89,7 +89,7 @@ func (r *recorder) guesses(t *testing.T, e *Engine, req Request) []string {
 	r.mu.Lock()
 	r.log = nil
 	r.mu.Unlock()
-	req.Spec = spec.Options{Fixed: true, Tree: spec.TreeOff, Draft: spec.DFlash}
+	req.Spec = speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: speculate.DFlash}
 	res := generate(t, e, req).Result
 	if res.Stats.Cold || res.Stats.DraftErr != nil || res.Stats.BadDrafts > 0 {
 		t.Errorf("drafter cold %v, error %v, bad drafts %d", res.Stats.Cold, res.Stats.DraftErr, res.Stats.BadDrafts)
@@ -174,7 +174,7 @@ func TestF7_CheckpointRestore(t *testing.T) {
 func TestWithoutDrafterMemory(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
-		req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true, Spec: spec.Options{Draft: spec.Off}}
+		req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true, Spec: speculate.Options{Draft: speculate.Off}}
 		generate(t, e, req)
 		if c := generate(t, e, req).Result.Cached; c < 80-tailGap {
 			t.Errorf("%s: %d tokens cached for the same kind of request", name, c)

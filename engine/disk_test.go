@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"strobe/internal/testkit"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // stop closes an engine before the end of the test.
@@ -40,7 +40,7 @@ func prefixFiles(t *testing.T, dir string) []string {
 	return files
 }
 
-var fixed = spec.Options{Fixed: true, Tree: spec.TreeOff}
+var fixed = speculate.Options{Fixed: true, Tree: speculate.TreeOff}
 
 // TestRestart (also F169): what one engine saved, the next one uses, with the same text and the same
 // guesses as without a cache.
@@ -257,12 +257,12 @@ func TestInterruptedSave(t *testing.T) {
 	}
 	seq := m.Target.NewSeq()
 	defer seq.Close()
-	s, err := m.Runner.NewStream(spec.Config{Seq: seq, Prompt: randomPrompt(1, 300), Sampler: nothing{}, Emit: func(spec.Token) bool { return false }})
+	s, err := m.Runner.NewStream(speculate.Config{Seq: seq, Prompt: randomPrompt(1, 300), Sampler: nothing{}, Emit: func(speculate.Token) bool { return false }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for !s.Done() {
-		if err := m.Runner.Step([]*spec.Stream{s}, 64); err != nil {
+		if err := m.Runner.Step([]*speculate.Stream{s}, 64); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 	"strobe/internal/testkit"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -100,9 +100,9 @@ func plain(t testing.TB, name string, req Request) []int32 {
 	defer m.Close()
 	seq := m.Target.NewSeq()
 	var got []int32
-	s, err := m.Runner.NewStream(spec.Config{
-		Options: spec.Options{Draft: spec.Off}, Seq: seq, Prompt: req.Tokens, Sampler: m.newSampler(&req), Max: req.MaxTokens,
-		Emit: func(tok spec.Token) bool {
+	s, err := m.Runner.NewStream(speculate.Config{
+		Options: speculate.Options{Draft: speculate.Off}, Seq: seq, Prompt: req.Tokens, Sampler: m.newSampler(&req), Max: req.MaxTokens,
+		Emit: func(tok speculate.Token) bool {
 			if !req.IgnoreEOG && m.Tokenizer.IsEOG(tok.ID) {
 				return false
 			}
@@ -114,7 +114,7 @@ func plain(t testing.TB, name string, req Request) []int32 {
 		t.Fatal(err)
 	}
 	for !s.Done() {
-		if err := m.Runner.Step([]*spec.Stream{s}, 64); err != nil {
+		if err := m.Runner.Step([]*speculate.Stream{s}, 64); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -144,7 +144,7 @@ func TestSameText(t *testing.T) {
 					t.Errorf("%s: request %d differs\n got %v\nwant %v", how, i, got, want[i])
 				}
 			}
-			for _, opt := range []spec.Options{{Draft: spec.Off}, {}, {Fixed: true, Tree: spec.TreeOff}, {Draft: spec.NGram}} {
+			for _, opt := range []speculate.Options{{Draft: speculate.Off}, {}, {Fixed: true, Tree: speculate.TreeOff}, {Draft: speculate.NGram}} {
 				e := start(t, name, Config{Parallel: 8, Chunk: 32})
 				for i, req := range reqs {
 					req.Spec = opt
@@ -171,7 +171,7 @@ func TestSameText(t *testing.T) {
 }
 
 // together runs requests at the same time.
-func together(t *testing.T, e *Engine, reqs []Request, opt spec.Options, check func(i int, ev Event)) {
+func together(t *testing.T, e *Engine, reqs []Request, opt speculate.Options, check func(i int, ev Event)) {
 	t.Helper()
 	var gs []*Generation
 	for _, req := range reqs {

@@ -9,7 +9,7 @@ import (
 
 	"strobe/cache"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // job is a generation in a slot. It belongs to the loop's goroutine.
@@ -28,10 +28,10 @@ type job struct {
 	hard    bool  // marks must be met exactly, because the memory cannot be cut
 	kept    int   // length of the newest entry made of this job
 	served  int64 // step in which its prompt last came first
-	stream  *spec.Stream
+	stream  *speculate.Stream
 	last    bool // the stream is the last leg
 	cached  int
-	stats   spec.Stats // of earlier legs
+	stats   speculate.Stats // of earlier legs
 	sampler *guarded
 	text    *Text
 	tokens  []int32 // generated
@@ -43,19 +43,19 @@ type job struct {
 }
 
 // drafts reports whether a request wants the drafter to follow.
-func drafts(o spec.Options) bool { return o.Draft == spec.Auto || o.Draft == spec.DFlash }
+func drafts(o speculate.Options) bool { return o.Draft == speculate.Auto || o.Draft == speculate.DFlash }
 
 // prefilling reports whether prompt tokens are left.
 func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
 
 // next opens the next leg: up to the next mark, or the last one.
-func (j *job) next(r *spec.Runner, limit int) error {
+func (j *job) next(r *speculate.Runner, limit int) error {
 	req := &j.g.req
 	at := j.seq.Len()
 	for len(j.marks) > 0 && j.marks[0] <= at {
 		j.marks = j.marks[1:]
 	}
-	c := spec.Config{
+	c := speculate.Config{
 		Options: req.Spec, Seq: j.seq, DraftSeq: j.draft, Known: req.Tokens[:at], Prompt: req.Tokens[at:],
 		Sampler: j.sampler, Context: limit, Max: req.MaxTokens, Emit: j.emit,
 	}
@@ -70,14 +70,14 @@ func (j *job) next(r *spec.Runner, limit int) error {
 		}
 		j.last = false
 		c.Prompt = req.Tokens[at:to]
-		c.Sampler, c.Observe, c.Emit = nothing{}, nil, func(spec.Token) bool { return false }
+		c.Sampler, c.Observe, c.Emit = nothing{}, nil, func(speculate.Token) bool { return false }
 		c.Context, c.Max = limit+1, 1
 		// No history of repetitions: this leg guesses nothing.
 		switch c.Draft {
-		case spec.Auto:
-			c.Draft = spec.DFlash
-		case spec.NGram:
-			c.Draft = spec.Off
+		case speculate.Auto:
+			c.Draft = speculate.DFlash
+		case speculate.NGram:
+			c.Draft = speculate.Off
 		}
 	}
 	s, err := r.NewStream(c)
@@ -114,7 +114,7 @@ func (j *job) endLeg() {
 }
 
 // sum is what the job did so far.
-func (j *job) sum() spec.Stats {
+func (j *job) sum() speculate.Stats {
 	j.endLeg()
 	st := j.stats
 	st.Cached = j.cached
@@ -132,7 +132,7 @@ func (j *job) consistent() bool {
 }
 
 // emit takes a token of the last leg and reports whether to go on.
-func (j *job) emit(t spec.Token) bool {
+func (j *job) emit(t speculate.Token) bool {
 	if j.first == 0 {
 		j.first = time.Since(j.g.submitted)
 	}

@@ -37,7 +37,7 @@ import (
 	"strobe/gguf"
 	"strobe/model"
 	"strobe/quant"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -55,7 +55,7 @@ type Model struct {
 	Target    *model.Model
 	Drafter   *dflash.Drafter // nil for none
 	Tokenizer *tokenizer.Tokenizer
-	Runner    *spec.Runner
+	Runner    *speculate.Runner
 	Template  string // chat template of the file, "" for none
 
 	Path, DrafterPath string
@@ -134,7 +134,7 @@ func (m *Model) load(src Source, opt Options) error {
 		}
 		guesser = m.Drafter
 	}
-	if m.Runner, err = spec.NewRunner(m.Target, guesser); err != nil {
+	if m.Runner, err = speculate.NewRunner(m.Target, guesser); err != nil {
 		return err
 	}
 	if m.Drafter != nil && m.Target.WeightBytes() < calibrateBelow {

@@ -10,14 +10,14 @@ import (
 
 	"strobe/cache"
 	"strobe/model"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // loop is what the engine's goroutine works with. Nothing of it is shared.
 type loop struct {
 	e        *Engine
 	m        *Model
-	r        *spec.Runner
+	r        *speculate.Runner
 	drafter  *cache.Memory // nil without one
 	jobs     []*job        // in slots, oldest first
 	slots    []*job
@@ -261,7 +261,7 @@ func (l *loop) step() bool {
 // batch chooses who takes part in the next step: everyone who generates, and as many prompts as
 // fit into a chunk. The prompt that waited longest comes first, so that none waits for another
 // longer than a chunk per prompt.
-func (l *loop) batch() (live []*job, streams []*spec.Stream) {
+func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 	var prompts []*job
 	for _, j := range l.jobs {
 		if j.loading != nil {
@@ -304,7 +304,7 @@ func (l *loop) recover(live []*job, err error) {
 			if j.stream.Done() {
 				continue
 			}
-			if fault = l.r.Step([]*spec.Stream{j.stream}, l.e.cfg.Chunk); fault == nil {
+			if fault = l.r.Step([]*speculate.Stream{j.stream}, l.e.cfg.Chunk); fault == nil {
 				continue
 			}
 		}

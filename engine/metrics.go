@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // Slot is what one of the Parallel places of an engine does.
@@ -13,7 +13,7 @@ type Slot struct {
 	ID    int
 	Busy  bool
 	State State // of the generation in it, or of the last one; its tokens counts are zero before the first
-	Draft spec.Source
+	Draft speculate.Source
 	Since time.Time // when the generation was admitted
 }
 
@@ -30,7 +30,7 @@ type Snapshot struct {
 	Busy      time.Duration    // time in steps
 
 	// Stats sums the streams that ended: Prompt, Cached, Tokens, Guessed, Accepted and so on.
-	Stats spec.Stats
+	Stats speculate.Stats
 
 	Cache CacheStats
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // Request asks for a generation. Only Tokens is required.
@@ -16,7 +16,7 @@ type Request struct {
 	// Constraint limits the tokens that may come next. It is called on the engine's goroutine, one
 	// token after the other, and belongs to this request alone. A panic in it fails the request only.
 	Constraint  sample.Constraint
-	Spec        spec.Options // zero lets the controller decide
+	Spec        speculate.Options // zero lets the controller decide
 	MaxTokens   int          // most tokens to generate; 0 means as many as the context holds
 	PromptOnly  bool         // run the prompt (into the cache) and generate nothing
 	Stops       []string     // the text ends before any of these
@@ -89,7 +89,7 @@ type Result struct {
 	First  time.Duration // from Submit until the first token; 0 without one
 	Total  time.Duration // from Submit to the end
 	// Stats has the counts and times of prompt and rounds: Guessed is draft_n, Accepted draft_n_accepted.
-	Stats spec.Stats
+	Stats speculate.Stats
 }
 
 // Errors of Submit and Embed that callers tell apart.

@@ -18,7 +18,7 @@ import (
 	"strobe/internal/testkit"
 	"strobe/model"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -157,7 +157,7 @@ func (w watch) Accept(int32)   {}
 func TestLongPromptHoldsNobodyUp(t *testing.T) {
 	e := start(t, "qwen3", Config{Parallel: 4, Chunk: 16, Context: 4096})
 	hold := newGate(1)
-	running := submit(t, e, Request{Tokens: randomPrompt(1, 10), MaxTokens: 200, IgnoreEOG: true, Constraint: hold, Spec: spec.Options{Draft: spec.Off}})
+	running := submit(t, e, Request{Tokens: randomPrompt(1, 10), MaxTokens: 200, IgnoreEOG: true, Constraint: hold, Spec: speculate.Options{Draft: speculate.Off}})
 	<-hold.ready // the engine stands still in its second step
 	var long []*Generation
 	for i := range 2 {
@@ -208,7 +208,7 @@ func TestCancel(t *testing.T) {
 			if g := g.Load(); g != nil && g.State().Processed >= 100 {
 				cancel(gone)
 			}
-		}), Spec: spec.Options{Draft: spec.Off}})
+		}), Spec: speculate.Options{Draft: speculate.Off}})
 		long, err := e.Submit(ctx, Request{Tokens: randomPrompt(1, 1500), IgnoreEOG: true})
 		if err != nil {
 			t.Fatal(err)
@@ -221,7 +221,7 @@ func TestCancel(t *testing.T) {
 
 		ctx2, cancel2 := context.WithCancelCause(t.Context())
 		n := 0
-		again, err := e.Submit(ctx2, Request{Tokens: randomPrompt(1, 1500), IgnoreEOG: true, Spec: spec.Options{Draft: spec.Off}, Constraint: watch(func() {
+		again, err := e.Submit(ctx2, Request{Tokens: randomPrompt(1, 1500), IgnoreEOG: true, Spec: speculate.Options{Draft: speculate.Off}, Constraint: watch(func() {
 			if n++; n == 5 {
 				cancel2(gone)
 			}
@@ -270,7 +270,7 @@ func TestStopStrings(t *testing.T) {
 	for _, at := range []int{len(text) / 3, len(text) / 2} {
 		stop := text[at : at+5]
 		first := strings.Index(text, stop)
-		for _, opt := range []spec.Options{{Draft: spec.Off}, fixed} {
+		for _, opt := range []speculate.Options{{Draft: speculate.Off}, fixed} {
 			req.Stops, req.Spec = []string{"never occurs", stop}, opt
 			ev := generate(t, e, req)
 			if string(ev.Text) != text[:first] || ev.Result.Reason != ReasonStop || ev.Result.Stop != stop {
@@ -289,7 +289,7 @@ func TestStopStrings(t *testing.T) {
 // plain decoding.
 func TestF166_LogProbs(t *testing.T) {
 	e := start(t, "qwen3", Config{})
-	req := Request{Tokens: randomPrompt(1, 30), MaxTokens: 40, IgnoreEOG: true, LogProbs: 5, Spec: spec.Options{Draft: spec.Off}}
+	req := Request{Tokens: randomPrompt(1, 30), MaxTokens: 40, IgnoreEOG: true, LogProbs: 5, Spec: speculate.Options{Draft: speculate.Off}}
 	want := generate(t, e, req)
 	req.Spec, req.NoCache = fixed, true
 	got := generate(t, e, req)
@@ -339,7 +339,7 @@ func (f *forbid) Accept(int32) {}
 
 // TestFaultyRequest: a request that fails takes nobody with it.
 func TestFaultyRequest(t *testing.T) {
-	for _, opt := range []spec.Options{{}, fixed} {
+	for _, opt := range []speculate.Options{{}, fixed} {
 		e := start(t, "qwen35", Config{Parallel: 4})
 		req := Request{Tokens: randomPrompt(1, 10), MaxTokens: 60, IgnoreEOG: true, Spec: opt}
 		want := generate(t, e, req)
@@ -414,7 +414,7 @@ func TestF176_CacheFull(t *testing.T) {
 		if m.Tokenizer, err = tokenizer.FromGGUF(f); err != nil {
 			t.Fatal(err)
 		}
-		if m.Runner, err = spec.NewRunner(m.Target, nil); err != nil {
+		if m.Runner, err = speculate.NewRunner(m.Target, nil); err != nil {
 			t.Fatal(err)
 		}
 		e := startModel(t, m, Config{Parallel: 3, Chunk: 64})
@@ -464,7 +464,7 @@ func TestIdenticalPromptsTogether(t *testing.T) {
 		for i := range 8 {
 			reqs = append(reqs, Request{Tokens: randomPrompt(1, 400), MaxTokens: 10, IgnoreEOG: true, Params: sample.Params{Temp: 1, Seed: uint64(i)}})
 		}
-		together(t, e, reqs, spec.Options{}, func(int, Event) {})
+		together(t, e, reqs, speculate.Options{}, func(int, Event) {})
 		if s := e.Snapshot().Stats; s.Prompt > 400+7*(tailGap+1)+20 || s.Prompt+s.Cached != 8*400 {
 			t.Errorf("%s: %d prompt tokens run, %d cached", name, s.Prompt, s.Cached)
 		}
@@ -473,7 +473,7 @@ func TestIdenticalPromptsTogether(t *testing.T) {
 			reqs[i].Tokens = slices.Concat(randomPrompt(2, 300), randomPrompt(uint64(50+i), 40))
 		}
 		before := e.Snapshot().Stats.Prompt
-		together(t, e, reqs, spec.Options{}, func(int, Event) {})
+		together(t, e, reqs, speculate.Options{}, func(int, Event) {})
 		if n := e.Snapshot().Stats.Prompt - before; n > 300+8*40+8*markGap {
 			t.Errorf("%s: %d prompt tokens run for a common beginning of 300 and 8 times 40", name, n)
 		}
@@ -631,7 +631,7 @@ func TestHammer(t *testing.T) {
 						Tokens: randomPrompt(uint64(r.IntN(4)), 5+r.IntN(200)), MaxTokens: 1 + r.IntN(40), IgnoreEOG: true,
 						Params: sample.Params{Temp: float32(r.IntN(2)), Seed: r.Uint64()}, NoCache: r.IntN(5) == 0,
 						Checkpoints: []int{r.IntN(300), r.IntN(300) - 100},
-						Spec:        spec.Options{Draft: spec.Source(r.IntN(4)), Fixed: r.IntN(3) == 0},
+						Spec:        speculate.Options{Draft: speculate.Source(r.IntN(4)), Fixed: r.IntN(3) == 0},
 						LogProbs:    r.IntN(2) * 3,
 					}
 					g, err := e.Submit(ctx, req)

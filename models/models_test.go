@@ -12,7 +12,7 @@ import (
 	"strobe/model"
 	"strobe/models"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -36,28 +36,28 @@ func load(t *testing.T) *engine.Model {
 	return m
 }
 
-func generate(t *testing.T, m *engine.Model, prompt string, opt spec.Options, p sample.Params, n int) ([]int32, spec.Stats) {
+func generate(t *testing.T, m *engine.Model, prompt string, opt speculate.Options, p sample.Params, n int) ([]int32, speculate.Stats) {
 	t.Helper()
 	return generateIDs(t, m, m.Tokenizer.Encode(prompt, tokenizer.EncodeOptions{AddSpecial: true}), opt, p, n)
 }
 
-func generateIDs(t *testing.T, m *engine.Model, prompt []int32, opt spec.Options, p sample.Params, n int) ([]int32, spec.Stats) {
+func generateIDs(t *testing.T, m *engine.Model, prompt []int32, opt speculate.Options, p sample.Params, n int) ([]int32, speculate.Stats) {
 	t.Helper()
 	seq, ctx := m.Target.NewSeq(), m.Drafter.NewSeq()
 	defer seq.Close()
 	defer ctx.Close()
 	var out []int32
-	s, err := m.Runner.NewStream(spec.Config{
+	s, err := m.Runner.NewStream(speculate.Config{
 		Options: opt, Seq: seq, DraftSeq: ctx, Max: n, Sampler: sample.New(p, m.Target.Vocab),
 		Prompt: prompt,
-		Emit:   func(tok spec.Token) bool { out = append(out, tok.ID); return true },
+		Emit:   func(tok speculate.Token) bool { out = append(out, tok.ID); return true },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
 	for !s.Done() {
-		if err := m.Runner.Step([]*spec.Stream{s}, 64); err != nil {
+		if err := m.Runner.Step([]*speculate.Stream{s}, 64); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -69,10 +69,10 @@ func TestLossless(t *testing.T) {
 	m := load(t)
 	for _, params := range []sample.Params{{}, {Temp: 0.8, TopK: 40, TopP: 0.95, RepeatPenalty: 1.1, Seed: 7}} {
 		for _, prompt := range prompts {
-			want, _ := generate(t, m, prompt, spec.Options{Draft: spec.Off}, params, 80)
-			for name, opt := range map[string]spec.Options{
-				"automatic": {}, "ngram": {Draft: spec.NGram},
-				"chain": {Draft: spec.DFlash, Fixed: true, Tree: spec.TreeOff}, "tree": {Draft: spec.DFlash, Fixed: true, Tree: 24},
+			want, _ := generate(t, m, prompt, speculate.Options{Draft: speculate.Off}, params, 80)
+			for name, opt := range map[string]speculate.Options{
+				"automatic": {}, "ngram": {Draft: speculate.NGram},
+				"chain": {Draft: speculate.DFlash, Fixed: true, Tree: speculate.TreeOff}, "tree": {Draft: speculate.DFlash, Fixed: true, Tree: 24},
 			} {
 				if got, _ := generate(t, m, prompt, opt, params, 80); !slices.Equal(got, want) {
 					t.Errorf("%s at temperature %v: other tokens than plain decoding after %q", name, params.Temp, prompt)
@@ -85,9 +85,9 @@ func TestLossless(t *testing.T) {
 // TestAcceptance keeps the drafter honest: lossless output would hide a broken one (F97).
 func TestAcceptance(t *testing.T) {
 	m := load(t)
-	var all spec.Stats
+	var all speculate.Stats
 	for _, prompt := range prompts {
-		_, st := generate(t, m, prompt, spec.Options{Draft: spec.DFlash, Fixed: true, Tree: spec.TreeOff}, sample.Params{}, 128)
+		_, st := generate(t, m, prompt, speculate.Options{Draft: speculate.DFlash, Fixed: true, Tree: speculate.TreeOff}, sample.Params{}, 128)
 		all.Add(st)
 	}
 	if got := all.Mean(); got < 3 {
@@ -116,7 +116,7 @@ func TestReference(t *testing.T) {
 	same, got, want := 0, 0, 0
 	for i := 0; i < len(ref.Prompts); i += 17 {
 		p := ref.Prompts[i]
-		text, st := generateIDs(t, m, p.Prompt, spec.Options{Draft: spec.DFlash, Fixed: true, Tree: spec.TreeOff}, sample.Params{}, ref.New)
+		text, st := generateIDs(t, m, p.Prompt, speculate.Options{Draft: speculate.DFlash, Fixed: true, Tree: speculate.TreeOff}, sample.Params{}, ref.New)
 		if slices.Equal(text, p.Greedy) {
 			same, got, want = same+1, got+st.Rounds, want+p.Passes
 		}

@@ -13,7 +13,7 @@ import (
 	"strobe/engine"
 	"strobe/models"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -38,8 +38,8 @@ func BenchmarkServing(b *testing.B) {
 	defer srv.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 
-	direct := func(b *testing.B, draft spec.Source) {
-		req := engine.Request{Tokens: m.Tokenizer.Encode(goPrompt, tokenizer.EncodeOptions{}), Params: sample.Params{}, MaxTokens: n, IgnoreEOG: true, Spec: spec.Options{Draft: draft}}
+	direct := func(b *testing.B, draft speculate.Source) {
+		req := engine.Request{Tokens: m.Tokenizer.Encode(goPrompt, tokenizer.EncodeOptions{}), Params: sample.Params{}, MaxTokens: n, IgnoreEOG: true, Spec: speculate.Options{Draft: draft}}
 		g, err := e.Submit(b.Context(), req)
 		if err != nil {
 			b.Fatal(err)
@@ -60,16 +60,16 @@ func BenchmarkServing(b *testing.B) {
 		}
 	}
 	for range 5 {
-		direct(b, spec.Auto) // until the controller knows the machine
+		direct(b, speculate.Auto) // until the controller knows the machine
 	}
 	for _, c := range []struct {
 		name    string
 		streams int
 		run     func(b *testing.B)
 	}{
-		{"plain/engine/1", 1, func(b *testing.B) { direct(b, spec.Off) }},
+		{"plain/engine/1", 1, func(b *testing.B) { direct(b, speculate.Off) }},
 		{"plain/http/1", 1, func(b *testing.B) { overHTTP(b, "off") }},
-		{"auto/engine/1", 1, func(b *testing.B) { direct(b, spec.Auto) }},
+		{"auto/engine/1", 1, func(b *testing.B) { direct(b, speculate.Auto) }},
 		{"auto/http/1", 1, func(b *testing.B) { overHTTP(b, "auto") }},
 		{"plain/http/8", 8, func(b *testing.B) { overHTTP(b, "off") }},
 		{"auto/http/8", 8, func(b *testing.B) { overHTTP(b, "auto") }},

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 
 	"strobe/engine"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -209,7 +209,7 @@ func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) {
 }
 
 // sourceName is what flags and requests call a source of drafts.
-func sourceName(s spec.Source) string {
+func sourceName(s speculate.Source) string {
 	names := [...]string{"auto", "off", "dflash", "ngram"}
 	if s < 0 || int(s) >= len(names) {
 		return "unknown"

@@ -7,7 +7,7 @@ import (
 
 	"strobe/engine"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -156,7 +156,7 @@ func (f *strobeFields) apply(req *engine.Request) error {
 		return nil
 	}
 	if f.Draft != "" {
-		d, err := spec.ParseSource(f.Draft)
+		d, err := speculate.ParseSource(f.Draft)
 		if err != nil {
 			return invalid("strobe.draft", "%v", err)
 		}
@@ -173,7 +173,7 @@ func (f *strobeFields) apply(req *engine.Request) error {
 		case *f.Tree < 0 || *f.Tree > 256:
 			return invalid("strobe.tree", "%d is not between 0 and 256", *f.Tree)
 		case *f.Tree == 0:
-			req.Spec.Tree = spec.TreeOff
+			req.Spec.Tree = speculate.TreeOff
 		default:
 			req.Spec.Tree = *f.Tree
 		}

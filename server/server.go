@@ -13,7 +13,7 @@ import (
 
 	"strobe/engine"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // Config says what a server offers and what it allows. The zero value works.
@@ -24,7 +24,7 @@ type Config struct {
 	TLS     *tls.Config  // nil serves plain HTTP
 
 	Params    sample.Params // for what requests leave out; zero is greedy
-	Spec      spec.Options  // likewise
+	Spec      speculate.Options  // likewise
 	MaxTokens int           // likewise; 0 means until the context is full
 	Seed      *uint64       // likewise; nil takes a new one for each request
 

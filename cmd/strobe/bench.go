@@ -10,7 +10,7 @@ import (
 
 	"strobe/bench"
 	"strobe/engine"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 type benchOptions struct {
@@ -176,7 +176,7 @@ func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Co
 	if _, err := o.sampler(m); err != nil {
 		return c, err
 	}
-	c.Sampler = func() spec.Sampler {
+	c.Sampler = func() speculate.Sampler {
 		s, _ := o.sampler(m)
 		return s
 	}

@@ -17,7 +17,7 @@ import (
 	"strobe/chat/parse"
 	"strobe/engine"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -27,14 +27,14 @@ type talk struct {
 	opt      *chatOptions
 	flags    *pflag.FlagSet
 	template *chat.Template // nil: continue the text
-	spec     spec.Options
+	spec     speculate.Options
 	think    *bool
 
 	system   string
 	messages []chat.Message // user and assistant in turn
 	turns    int
-	total    spec.Stats
-	last     spec.Stats
+	total    speculate.Stats
+	last     speculate.Stats
 	context  int // tokens of the conversation after the last answer
 }
 

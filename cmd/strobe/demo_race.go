@@ -10,7 +10,7 @@ import (
 	"strobe/draft"
 	"strobe/engine"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -30,16 +30,16 @@ type lane struct {
 	name   string
 	model  *engine.Model
 	ids    []int32
-	runner *spec.Runner
-	opt    spec.Options
+	runner *speculate.Runner
+	opt    speculate.Options
 	seqs   []*cache.Seq
-	stream *spec.Stream
+	stream *speculate.Stream
 	text   *tokenizer.Stream
 
 	tokens  []raceToken
 	output  []byte
 	elapsed time.Duration // of this lane's own steps after the prompt
-	stats   spec.Stats
+	stats   speculate.Stats
 	done    bool
 }
 
@@ -55,7 +55,7 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 	if err != nil {
 		return nil, err
 	}
-	if so.Draft == spec.Off {
+	if so.Draft == speculate.Off {
 		return nil, usagef("--draft off leaves nothing to race against")
 	}
 	ids, err := encodePrompt(m, text, raw)
@@ -68,7 +68,7 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 		name = "n-gram drafts"
 	}
 	for i, l := range []*lane{
-		{name: "plain", opt: spec.Options{Draft: spec.Off}},
+		{name: "plain", opt: speculate.Options{Draft: speculate.Off}},
 		{name: name, opt: so},
 	} {
 		l.model, l.ids, l.text = m, ids, m.Tokenizer.NewStream()
@@ -76,7 +76,7 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 		if i == 1 && m.Drafter != nil {
 			d = m.Drafter
 		}
-		if l.runner, err = spec.NewRunner(m.Target, d); err != nil {
+		if l.runner, err = speculate.NewRunner(m.Target, d); err != nil {
 			return nil, err
 		}
 		r.lanes[i] = l
@@ -107,7 +107,7 @@ func (l *lane) start(ctx, limit int) error {
 	l.close()
 	l.tokens, l.output, l.elapsed, l.done = nil, nil, 0, false
 	l.text = l.model.Tokenizer.NewStream()
-	c := spec.Config{Options: l.opt, Seq: l.model.Target.NewSeq(), Prompt: l.ids, Sampler: greedySampler(l.model), Context: ctx, Max: limit, Emit: l.emit}
+	c := speculate.Config{Options: l.opt, Seq: l.model.Target.NewSeq(), Prompt: l.ids, Sampler: greedySampler(l.model), Context: ctx, Max: limit, Emit: l.emit}
 	l.seqs = []*cache.Seq{c.Seq}
 	if l.runner.Drafter != nil {
 		c.DraftSeq = l.model.Drafter.NewSeq()
@@ -128,7 +128,7 @@ func (l *lane) close() {
 	l.stream, l.seqs = nil, nil
 }
 
-func (l *lane) emit(t spec.Token) bool {
+func (l *lane) emit(t speculate.Token) bool {
 	if l.model.Tokenizer.IsEOG(t.ID) {
 		return false
 	}
@@ -142,7 +142,7 @@ func (l *lane) emit(t spec.Token) bool {
 func (l *lane) step() error {
 	prefilling, before := l.stream.Prefilling(), len(l.tokens)
 	start := time.Now()
-	if err := l.runner.Step([]*spec.Stream{l.stream}, promptChunk); err != nil {
+	if err := l.runner.Step([]*speculate.Stream{l.stream}, promptChunk); err != nil {
 		return err
 	}
 	if !prefilling {
@@ -210,7 +210,7 @@ func (r *race) ratio() float64 {
 }
 
 // greedySampler takes the most likely token, but none that the model must not say.
-func greedySampler(m *engine.Model) spec.Sampler {
+func greedySampler(m *engine.Model) speculate.Sampler {
 	p := sample.Params{}
 	for _, id := range m.Target.Suppress {
 		if p.LogitBias == nil {

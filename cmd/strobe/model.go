@@ -11,7 +11,7 @@ import (
 	"strobe/gguf"
 	"strobe/models"
 	"strobe/sample"
-	"strobe/spec"
+	"strobe/speculate"
 )
 
 // modelFlags are the flags of every command that runs a model.
@@ -91,15 +91,15 @@ func (m *modelFlags) open(opt engine.Options) (*engine.Model, error) {
 }
 
 // spec returns how the flags want drafts to be made and verified.
-func (m *modelFlags) spec() (opt spec.Options, err error) {
-	if opt.Draft, err = spec.ParseSource(m.draft); err != nil {
+func (m *modelFlags) spec() (opt speculate.Options, err error) {
+	if opt.Draft, err = speculate.ParseSource(m.draft); err != nil {
 		return opt, usageError{err}
 	}
 	opt.Max = m.draftMax
 	switch m.tree {
 	case "auto":
 	case "off":
-		opt.Tree = spec.TreeOff
+		opt.Tree = speculate.TreeOff
 	default:
 		if _, err := fmt.Sscanf(m.tree, "%d", &opt.Tree); err != nil || opt.Tree < 1 {
 			return opt, usagef("--tree %q: want auto, off or a number of nodes", m.tree)

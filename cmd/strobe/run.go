@@ -11,7 +11,7 @@ import (
 
 	"strobe/chat"
 	"strobe/engine"
-	"strobe/spec"
+	"strobe/speculate"
 	"strobe/tokenizer"
 )
 
@@ -161,15 +161,15 @@ type generation struct {
 	max     int
 	ctx     int
 	stops   []string
-	spec    spec.Options
-	sampler spec.Sampler
+	spec    speculate.Options
+	sampler speculate.Sampler
 	out     io.Writer
 	accept  func(text []byte, drafted bool) // instead of out, when set
 }
 
-func (g *generation) run(ctx context.Context) (spec.Stats, error) {
+func (g *generation) run(ctx context.Context) (speculate.Stats, error) {
 	m := g.model
-	c := spec.Config{
+	c := speculate.Config{
 		Options: g.spec, Seq: m.Target.NewSeq(), Prompt: g.prompt, Sampler: g.sampler, Context: g.ctx, Max: g.max,
 	}
 	defer c.Seq.Close()
@@ -186,7 +186,7 @@ func (g *generation) run(ctx context.Context) (spec.Stats, error) {
 			_, werr = g.out.Write(b)
 		}
 	}
-	c.Emit = func(t spec.Token) bool {
+	c.Emit = func(t speculate.Token) bool {
 		if m.Tokenizer.IsEOG(t.ID) {
 			return false
 		}
@@ -196,14 +196,14 @@ func (g *generation) run(ctx context.Context) (spec.Stats, error) {
 	}
 	s, err := m.Runner.NewStream(c)
 	if err != nil {
-		return spec.Stats{}, err
+		return speculate.Stats{}, err
 	}
 	defer s.Close()
 	for !s.Done() {
 		if err := ctx.Err(); err != nil {
 			return s.Stats(), err
 		}
-		if err := m.Runner.Step([]*spec.Stream{s}, promptChunk); err != nil {
+		if err := m.Runner.Step([]*speculate.Stream{s}, promptChunk); err != nil {
 			return s.Stats(), err
 		}
 	}
@@ -215,7 +215,7 @@ func (g *generation) run(ctx context.Context) (spec.Stats, error) {
 }
 
 // summary is the last line of a run.
-func summary(st *spec.Stats) string {
+func summary(st *speculate.Stats) string {
 	s := fmt.Sprintf("prompt %d tokens, %.1f tokens/s; generated %d tokens, %.1f tokens/s", st.Prompt, st.PromptSpeed(), st.Tokens, st.Speed())
 	if st.Guessed > 0 {
 		s += fmt.Sprintf("; %.2f tokens per pass", st.Mean())

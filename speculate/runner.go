@@ -1,4 +1,4 @@
-// Package spec is the speculative loop: guess several tokens, let the target verify them in one
+// Package speculate is the speculative loop: guess several tokens, let the target verify them in one
 // pass, keep what it would have said anyway.
 //
 // A Runner drives one target (and its drafter) for any number of Streams. One Step advances
@@ -14,7 +14,7 @@
 // same random numbers as without speculation. Guesses only decide how many tokens one pass yields.
 //
 // A Runner and its streams belong to one goroutine.
-package spec
+package speculate
 
 import (
 	"fmt"
