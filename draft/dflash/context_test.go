@@ -116,15 +116,16 @@ func TestFourSequences(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
+				d.rule.sliding = r.IntN(2) > 0
 				var reqs []draft.Request
 				for i, s := range seqs {
 					if r.IntN(4) > 0 {
-						reqs = append(reqs, draft.Request{Seq: s, Last: int32(10*i + round), N: 1 + r.IntN(d.Max()), Other: r.IntN(2) > 0})
+						reqs = append(reqs, draft.Request{Seq: s, Last: int32(10*i + round), N: 1 + r.IntN(d.Max())})
 					}
 				}
 				all := propose(t, d, 3, reqs...)
 				for j, q := range reqs {
-					i := slices.Index(seqs, q.Seq)
+					i := slices.Index(seqs, q.Seq.(*cache.Seq))
 					q.Seq = hs[i].fresh(t, d, seqs[i].Len())
 					alone := propose(t, d, 3, q)[0]
 					q.Seq.Close()
