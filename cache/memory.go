@@ -49,11 +49,12 @@ type Place struct {
 
 // Memory is the cache of one model, whose layers may lie on several devices.
 type Memory struct {
-	spec   Spec
-	groups []*group
-	states []*states
-	places []Place
-	seqs   int
+	spec    Spec
+	devices int
+	groups  []*group
+	states  []*states
+	places  []Place
+	seqs    int
 }
 
 // group is the layers of a device that share a window, and hence pages.
@@ -75,7 +76,7 @@ type states struct {
 
 // New returns the memory for a model on the given devices.
 func New(devices []backend.Backend, spec Spec) (*Memory, error) {
-	m := &Memory{spec: spec}
+	m := &Memory{spec: spec, devices: len(devices)}
 	for _, l := range spec.Layers {
 		for _, t := range []quant.Type{l.Key, l.Value} {
 			if t != quant.F32 && t != quant.F16 && t != quant.Q8_0 {

@@ -21,7 +21,7 @@ type Batch struct {
 // Begin prepares a forward pass: it makes room for every segment and plans what each row
 // writes and sees.
 func (m *Memory) Begin(segs []Segment) (*Batch, error) {
-	b := &Batch{segs: segs, Plans: make([]backend.Plan, m.devices())}
+	b := &Batch{segs: segs, Plans: make([]backend.Plan, m.devices)}
 	for i := range segs {
 		s := &segs[i]
 		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {
@@ -77,18 +77,6 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 		}
 	}
 	return b, nil
-}
-
-// devices is the number of devices that the memory knows of.
-func (m *Memory) devices() int {
-	n := 1
-	for _, g := range m.groups {
-		n = max(n, g.device+1)
-	}
-	for _, y := range m.states {
-		n = max(n, y.device+1)
-	}
-	return n
 }
 
 // extend pads a list of extra slots to n rows: rows of chains have none.

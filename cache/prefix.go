@@ -20,7 +20,7 @@ func (s *Seq) CanCut(n int) bool {
 		return false
 	case n == 0 || n == s.n:
 		return true
-	case len(s.slots) > 0:
+	case len(s.m.states) > 0:
 		return false
 	}
 	for gi, g := range s.m.groups {

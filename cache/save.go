@@ -69,6 +69,9 @@ func (s *Seq) WriteTo(w io.Writer) (int64, error) {
 	if s.broken || s.closed {
 		return 0, fmt.Errorf("save: sequence is closed or broken by an earlier error")
 	}
+	if err := s.take(); err != nil {
+		return 0, err
+	}
 	s.Settle()
 	b := []byte(saveMagic)
 	b = binary.LittleEndian.AppendUint32(b, saveVersion)
@@ -153,8 +156,9 @@ func (m *Memory) Load(r io.Reader) (*Loader, error) {
 	if n > maxSaved {
 		return nil, fmt.Errorf("%w: %d tokens", ErrCorrupt, n)
 	}
-	s, err := m.NewSeq()
-	if err != nil {
+	s := m.NewSeq()
+	if err := s.take(); err != nil {
+		s.Close()
 		return nil, err
 	}
 	s.n = int(n)

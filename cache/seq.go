@@ -24,19 +24,22 @@ type Seq struct {
 	broken bool // a pass failed half-way: layers disagree about what they remember
 }
 
-// NewSeq returns an empty sequence. It fails when a device has no room for one more.
-func (m *Memory) NewSeq() (*Seq, error) {
-	s := &Seq{m: m, tables: make([][]int32, len(m.groups))}
-	for _, y := range m.states {
-		slot, err := y.pool.Alloc()
+// NewSeq returns an empty sequence. It takes no memory before its first pass.
+func (m *Memory) NewSeq() *Seq {
+	m.seqs++
+	return &Seq{m: m, tables: make([][]int32, len(m.groups))}
+}
+
+// take makes sure that the sequence has its recurrent memory.
+func (s *Seq) take() error {
+	for i := len(s.slots); i < len(s.m.states); i++ {
+		slot, err := s.m.states[i].pool.Alloc()
 		if err != nil {
-			s.freeSlots()
-			return nil, err
+			return err
 		}
 		s.slots = append(s.slots, slot)
 	}
-	m.seqs++
-	return s, nil
+	return nil
 }
 
 func (s *Seq) freeSlots() {
@@ -69,6 +72,9 @@ func (s *Seq) begin(rows int, parents []int32, prompt bool) error {
 				return err
 			}
 		}
+	}
+	if err := s.take(); err != nil {
+		return err
 	}
 	if !prompt {
 		for i, slot := range s.slots {
@@ -126,7 +132,7 @@ func (s *Seq) Commit(path []int32) error {
 	if s.parents != nil {
 		s.moveTogether(path)
 	}
-	if len(s.slots) > 0 && !s.prompt {
+	if len(s.m.states) > 0 && !s.prompt {
 		s.pending = len(path)
 	}
 	s.n += len(path)
@@ -238,7 +244,7 @@ func (s *Seq) Truncate(n int) error {
 		return nil
 	}
 	if n > 0 {
-		if len(s.slots) > 0 {
+		if len(s.m.states) > 0 {
 			return ErrRewind
 		}
 		for gi, g := range s.m.groups {
@@ -271,9 +277,12 @@ func (s *Seq) Fork() (*Seq, error) {
 		return nil, fmt.Errorf("fork: sequence is closed or broken by an earlier error")
 	}
 	s.Settle()
-	f, err := s.m.NewSeq()
-	if err != nil {
-		return nil, err
+	f := s.m.NewSeq()
+	if len(s.slots) > 0 {
+		if err := f.take(); err != nil {
+			f.Close()
+			return nil, err
+		}
 	}
 	f.n = s.n
 	for gi, g := range s.m.groups {

@@ -79,8 +79,11 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 	rot := l.Int("rope.dimension_count", fullDim)
 	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
 
-	lastOwner := map[bool]int{} // by kind: cache of the last layer with keys of its own
+	lastOwner := map[bool]int{} // by kind: the last layer with keys of its own
 	for i := range m.Layers {
+		if owner, ok := lastOwner[slides[i]]; ok && i >= m.Layers-sharedKV {
+			m.place[i] = m.place[owner] // where the keys are
+		}
 		p := m.block(l, i)
 		y := gemma4Layer{
 			norm: l.Vector(p+"attn_norm.weight", m.Hidden), postNorm: l.Vector(p+"post_attention_norm.weight", m.Hidden),
@@ -108,9 +111,9 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 			}
 			y.kNorm = l.Vector(p+"attn_k_norm.weight", y.headDim)
 			y.cache = l.Attention(y.kvHeads, y.headDim, w)
-			lastOwner[slides[i]] = y.cache
-		} else if c, ok := lastOwner[slides[i]]; ok {
-			y.cache = c
+			lastOwner[slides[i]] = i
+		} else if owner, ok := lastOwner[slides[i]]; ok {
+			y.cache = a.layers[owner].cache
 		} else {
 			l.Fail("layer %d shares keys, but no earlier layer of its kind has any", i)
 		}
@@ -131,7 +134,7 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 			return nil, l.Err
 		}
 	}
-	if l.On(0); a.pleDim > 0 {
+	if l.On(m.place[0]); a.pleDim > 0 {
 		a.ple = &perLayerEmbedding{
 			tokens: l.Matrix("per_layer_token_embd.weight", a.pleDim*m.Layers, m.Vocab),
 			proj:   l.Matrix("per_layer_model_proj.weight", m.Hidden, a.pleDim*m.Layers),

@@ -64,6 +64,7 @@ type Model struct {
 	Config
 	devices []backend.Backend
 	place   []int // device of each layer
+	out     int   // device of the output
 	arenas  []*nn.Arena
 	file    *gguf.File
 	mem     *cache.Memory
@@ -87,6 +88,7 @@ type arch interface {
 type step struct {
 	*Model
 	*nn.Step                // operations and memory on the device of the current layer
+	device   int
 	ids      backend.Ints   // tokens
 	x        backend.Tensor // residual stream
 	features backend.Tensor // captured layers side by side
@@ -143,13 +145,14 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 			m.place[i] = opt.Place(i)
 		}
 	}
+	m.out = m.place[m.Layers-1]
 	l.On(m.place[0])
 	m.embed = l.Matrix("token_embd.weight", m.Hidden, 0)
 	m.head = m.embed
-	l.On(m.place[m.Layers-1])
+	l.On(m.out)
 	if l.Has("output.weight") {
 		m.head = l.Matrix("output.weight", m.Hidden, 0)
-	} else if m.place[0] != m.place[m.Layers-1] {
+	} else if m.place[0] != m.out {
 		m.head = l.Matrix("token_embd.weight", m.Hidden, 0)
 	}
 	m.outNorm = l.Vector("output_norm.weight", m.Hidden)
@@ -194,7 +197,7 @@ func (m *Model) block(l *nn.Loader, i int) string {
 }
 
 // Backend returns the device of the model's output: its logits and features.
-func (m *Model) Backend() backend.Backend { return m.devices[m.place[m.Layers-1]] }
+func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
 
 // Sync waits for all devices and returns their first failure.
 func (m *Model) Sync() error {
@@ -238,7 +241,7 @@ func (m *Model) Vocabulary(b backend.Backend) (embed, head backend.Weight, err e
 }
 
 // NewSeq returns an empty sequence.
-func (m *Model) NewSeq() (*cache.Seq, error) { return m.mem.NewSeq() }
+func (m *Model) NewSeq() *cache.Seq { return m.mem.NewSeq() }
 
 // Capture chooses the layers whose outputs later passes put into Output.Features: the residual
 // stream after layer l, or the embeddings for l = -1.
@@ -369,7 +372,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	s.captured(-1)
 	at := s.Mark()
 	for il := range m.Layers {
-		if il > 0 && m.place[il] != m.place[il-1] {
+		if m.place[il] != s.device {
 			if err := s.enter(m.place[il], batch, ids); err != nil {
 				return nil, err
 			}
@@ -379,6 +382,11 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		m.arch.layer(s, il)
 		s.captured(il)
 		s.Release(at)
+	}
+	if m.out != s.device {
+		if err := s.enter(m.out, batch, ids); err != nil {
+			return nil, err
+		}
 	}
 	out.Features = s.features
 	if len(pick) > 0 {
@@ -417,7 +425,7 @@ func (s *step) enter(device int, batch *cache.Batch, ids []int32) error {
 		}
 	}
 	s.Begin()
-	s.ids = s.Ints32(ids)
+	s.device, s.ids = device, s.Ints32(ids)
 	return nil
 }
 

@@ -67,7 +67,7 @@ func (d *Drafter) plan(reqs []draft.Request, skip int) (p *pass, ids, pick, star
 // for comparison with references. They are the head's own: not capped, and without what a Markov
 // head adds.
 func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
-	p, err := d.forward([]draft.Request{{Seq: seq, Last: last, N: d.Max()}}, 0)
+	p, err := d.forward([]draft.Request{{Seq: seq, Last: last, N: d.Max()}}, 0, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -78,15 +78,15 @@ func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
 func (d *Drafter) slots(r draft.Request) int { return r.N + d.firstSlot() }
 
 // forward runs the blocks of all requests up to the logits of the slots from skip on. Nothing is kept
-// in the caches.
-func (d *Drafter) forward(reqs []draft.Request, skip int) (p *pass, err error) {
+// in the caches. rule 1 is the other one of a trial.
+func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err error) {
 	p, ids, pick, starts, err := d.plan(reqs, skip)
 	if err != nil {
 		return nil, err
 	}
 	segs := make([]cache.Segment, len(reqs))
 	for i, r := range reqs {
-		segs[i] = cache.Segment{Seq: r.Seq, Rows: d.slots(r), Block: d.bothWays(r.Other)}
+		segs[i] = cache.Segment{Seq: r.Seq.(*cache.Seq), Rows: d.slots(r), Block: d.bothWays(rule == 1)}
 	}
 	batch, err := d.mem.Begin(segs)
 	if err != nil {

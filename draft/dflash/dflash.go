@@ -46,7 +46,7 @@ type Options struct {
 	Device backend.Backend
 }
 
-var _ draft.Drafter = (*Drafter)(nil)
+var _ draft.Source = (*Drafter)(nil)
 
 // Drafter is a loaded drafter.
 type Drafter struct {
@@ -56,7 +56,7 @@ type Drafter struct {
 	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
-	fixed   bool // the causality rule is not up for trial
+	trial   trial // of the causality rule
 	pMin    float32
 	fc      backend.Weight
 	ctxNorm backend.Vector
@@ -110,11 +110,11 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	}
 	switch opt.Causal {
 	case CausalOn:
-		d.rule, d.fixed = causality{true, true}, true
+		d.rule = causality{true, true}
 	case CausalOff:
-		d.rule, d.fixed = causality{false, false}, true
+		d.rule = causality{false, false}
 	default:
-		d.fixed = d.stated || !d.slides()
+		d.trial.open = !d.stated && d.slides()
 	}
 	d.fc = l.Matrix(dia.fc, len(d.ids)*d.hidden, d.hidden)
 	d.ctxNorm = l.Vector(dia.norm, d.hidden)
@@ -312,12 +312,14 @@ func (d *Drafter) WeightBytes() int { return d.weights }
 // Memory returns the drafter's cache.
 func (d *Drafter) Memory() *cache.Memory { return d.mem }
 
-// TryCausal reports whether it is open, by the file, whether sliding layers are causal inside the
-// block, so that trying both and keeping the better one is worth while.
-func (d *Drafter) TryCausal() bool { return !d.fixed }
+// Name is what flags, requests and statistics call the source.
+func (d *Drafter) Name() string { return "dflash" }
 
 // NewSeq returns an empty context.
-func (d *Drafter) NewSeq() (*cache.Seq, error) { return d.mem.NewSeq() }
+func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
+
+// NewContext is NewSeq for who does not know what the context is.
+func (d *Drafter) NewContext() draft.Context { return d.NewSeq() }
 
 // Extend adds the features of committed tokens to the contexts of their sequences.
 func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error) {
@@ -325,8 +327,12 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	var segs []cache.Segment
 	for _, it := range items {
 		if len(it.Rows) > 0 {
+			seq := it.Seq.(*cache.Seq)
+			if d.trial.judge(seq, it.Tokens) {
+				d.rule.sliding = !d.rule.sliding
+			}
 			pick = append(pick, it.Rows...)
-			segs = append(segs, cache.Segment{Seq: it.Seq, Rows: len(it.Rows), Prompt: true})
+			segs = append(segs, cache.Segment{Seq: seq, Rows: len(it.Rows), Prompt: true})
 		}
 	}
 	n := len(pick)

@@ -18,7 +18,8 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 		return nil, d.bad
 	}
 	top = max(1, top)
-	p, err := d.forward(reqs, d.firstSlot())
+	rule := d.trial.rule()
+	p, err := d.forward(reqs, d.firstSlot(), rule)
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +36,11 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 		out = d.best(p, reqs, top)
 		d.cut(out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP) })
 	}
-	return out, d.checkNumbers(out)
+	if err := d.checkNumbers(out); err != nil {
+		return nil, err
+	}
+	d.trial.guess(reqs, out, rule)
+	return out, nil
 }
 
 // best turns the logits of a pass into candidates by probability.
@@ -52,7 +57,7 @@ func (d *Drafter) best(p *pass, reqs []draft.Request, top int) []draft.Proposal 
 				at[i] = append(at[i], draft.Candidate{ID: d.targetID(best[row+j]), LogP: lp[row+j]})
 			}
 		}
-		out[r] = draft.Proposal{Source: "dflash", At: at}
+		out[r] = draft.Proposal{At: at}
 	}
 	return out
 }

@@ -68,7 +68,7 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 			at := w.slot(p.row(r, i), e)
 			return at[:min(top, len(at))]
 		}
-		out[r] = draft.Proposal{Source: "dflash", Next: next}
+		out[r] = draft.Proposal{Next: next}
 		for i := range reqs[r].N {
 			var at []draft.Candidate
 			if i == 0 {
