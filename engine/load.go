@@ -146,6 +146,17 @@ func (m *Model) load(src Source, opt Options) error {
 	return err
 }
 
+// Check says why a target would not load, without keeping it.
+func Check(target *gguf.File) error {
+	if _, err := tokenizer.FromGGUF(target); err != nil {
+		return err
+	}
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	_, err := model.Open(target, b, model.Options{})
+	return err
+}
+
 // sameVocabulary checks that a drafter which brings a vocabulary speaks the target's. Drafters of one
 // width fit many targets by their shapes alone.
 func sameVocabulary(src Source) error {

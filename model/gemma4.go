@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"strobe/backend"
 	"strobe/nn"
@@ -83,8 +84,11 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 		nn.Range("embedding_length_per_layer_input", a.pleDim, 0, 1<<16)); err != nil {
 		return nil, err
 	}
-	a.sliding = l.Rope(l.Int("rope.dimension_count_swa", slideDim), l.Float("rope.freq_base_swa", 10000), nil)
-	rot := l.Int("rope.dimension_count", fullDim)
+	rotSlide, rot := l.Int("rope.dimension_count_swa", slideDim), l.Int("rope.dimension_count", fullDim)
+	if err := l.Check(nn.Range("rope.dimension_count_swa", rotSlide, 2, slideDim), nn.Range("rope.dimension_count", rot, 2, fullDim)); err != nil {
+		return nil, err
+	}
+	a.sliding = l.Rope(rotSlide, l.Float("rope.freq_base_swa", 10000), nil)
 	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
 
 	lastOwner := map[bool]int{} // by kind: cache of the last layer with keys of its own
@@ -183,7 +187,8 @@ func (a *gemma4) reserve(m *Model, rows int) {
 	a.q, a.o = b.Alloc(rows, a.maxQ), b.Alloc(rows, a.maxQ)
 	a.k, a.v = b.Alloc(rows, a.maxKV), b.Alloc(rows, a.maxKV)
 	a.ffn = nn.NewFFNScratch(b, rows, a.width)
-	if a.experts > 0 {
+	// Sizes that no tensor of a layer has confirmed are mere claims of the metadata.
+	if slices.ContainsFunc(a.layers, func(y gemma4Layer) bool { return y.moe != nil }) {
 		a.e = b.Alloc(rows, m.Hidden)
 		a.moe = nn.NewMoEScratch(b, rows, a.experts, a.used, a.expertW, m.Hidden)
 	}

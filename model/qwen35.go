@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 
 	"strobe/backend"
 	"strobe/gguf"
@@ -80,6 +81,9 @@ func newQwen35(l *nn.Loader, m *Model) (arch, error) {
 	}
 	l.Delta = a.delta
 	rot := l.Int("rope.dimension_count", a.headDim)
+	if err := l.Check(nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
+		return nil, err
+	}
 	textSections(l, rot)
 	a.rope = l.Rope(rot, l.Float("rope.freq_base", 10000), nil)
 
@@ -87,10 +91,13 @@ func newQwen35(l *nn.Loader, m *Model) (arch, error) {
 	shared := l.Int("expert_shared_feed_forward_length", dense)
 	a.expertWidth = l.Int("expert_feed_forward_length", dense/max(1, a.used))
 	a.width = dense
+	width := nn.Range("feed_forward_length", dense, 1, 1<<22)
 	if a.experts > 0 {
 		a.width = shared
+		width = nn.Range("expert_shared_feed_forward_length", shared, 1, 1<<22)
+		l.Check(nn.Range("expert_used_count", a.used, 1, a.experts), nn.Range("expert_feed_forward_length", a.expertWidth, 1, 1<<22))
 	}
-	if err := l.Check(nn.Range("feed_forward_length", a.width, 1, 1<<22)); err != nil {
+	if err := l.Check(width); err != nil {
 		return nil, err
 	}
 	recurrent := recurrentLayers(l, m.Layers)
@@ -245,9 +252,14 @@ func (a *qwen35) reserve(m *Model, rows int) {
 	b, d := m.b, a.delta
 	qw, kw, vw := a.heads*a.headDim, a.kvHeads*a.headDim, d.VHeads*d.VDim
 	a.h = b.Alloc(rows, m.Hidden)
-	a.qg, a.q, a.k, a.v, a.o = b.Alloc(rows, 2*qw), b.Alloc(rows, qw), b.Alloc(rows, kw), b.Alloc(rows, kw), b.Alloc(rows, qw)
-	a.u, a.conv, a.z = b.Alloc(rows, d.ConvDim()), b.Alloc(rows, d.ConvDim()), b.Alloc(rows, vw)
-	a.alpha, a.beta, a.d = b.Alloc(rows, d.VHeads), b.Alloc(rows, d.VHeads), b.Alloc(rows, vw)
+	// Sizes that no tensor of a layer has confirmed are mere claims of the metadata.
+	if slices.ContainsFunc(a.layers, func(y qwen35Layer) bool { return y.attn != nil }) {
+		a.qg, a.q, a.k, a.v, a.o = b.Alloc(rows, 2*qw), b.Alloc(rows, qw), b.Alloc(rows, kw), b.Alloc(rows, kw), b.Alloc(rows, qw)
+	}
+	if slices.ContainsFunc(a.layers, func(y qwen35Layer) bool { return y.delta != nil }) {
+		a.u, a.conv, a.z = b.Alloc(rows, d.ConvDim()), b.Alloc(rows, d.ConvDim()), b.Alloc(rows, vw)
+		a.alpha, a.beta, a.d = b.Alloc(rows, d.VHeads), b.Alloc(rows, d.VHeads), b.Alloc(rows, vw)
+	}
 	a.ffn = nn.NewFFNScratch(b, rows, a.width)
 	if a.experts > 0 {
 		a.moe = nn.NewMoEScratch(b, rows, a.experts, a.used, a.expertWidth, m.Hidden)
