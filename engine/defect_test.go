@@ -42,14 +42,19 @@ func (b *defective) KVWrite(p backend.KVPool, layer int, k, v backend.Tensor, pl
 // loadOn loads a golden model with its drafter on a device.
 func loadOn(t *testing.T, name string, b backend.Backend) *Model {
 	t.Helper()
-	open := func(name string) *gguf.File {
-		f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
+	return loadPair(t, testkit.Golden(t, name+"/model.gguf"), testkit.Golden(t, "dflash-"+name+"/model.gguf"), b)
+}
+
+func loadPair(t *testing.T, target, drafter string, b backend.Backend) *Model {
+	t.Helper()
+	open := func(path string) *gguf.File {
+		f, err := gguf.Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return f
 	}
-	m := &Model{backend: b, files: []*gguf.File{open(name), open("dflash-" + name)}}
+	m := &Model{backend: b, files: []*gguf.File{open(target), open(drafter)}, Path: target}
 	var err error
 	if m.Target, err = model.Open(m.files[0], b, model.Options{}); err != nil {
 		t.Fatal(err)

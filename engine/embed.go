@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"strobe/cache"
+	"strobe/internal/platform"
 	"strobe/model"
 )
 
@@ -83,6 +84,9 @@ func (l *loop) embedStep() (bool, error) {
 		v, err = l.embed(c)
 		return err
 	})
+	if l.e.change() == platform.Overwritten {
+		err = fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
+	}
 	if err != nil && l.fatal(err) {
 		return true, err
 	}

@@ -92,10 +92,6 @@ func (l *loop) run() {
 // errDefect is what a panic becomes.
 var errDefect = errors.New("the engine was stopped by a defect")
 
-// ErrFileChanged reports a model whose file another program changed while the model was in use. The engine
-// ends; the file has to be loaded anew.
-var ErrFileChanged = errors.New("the model's file was changed while it was in use")
-
 // guard turns a panic into an error: a defect must not end the process and everybody's work.
 func (l *loop) guard(fn func() error) (err error) {
 	defer func() {
@@ -304,9 +300,13 @@ func (l *loop) step() (bool, error) {
 	return true, nil
 }
 
-// advance runs one step of the streams. A panic is its error.
+// advance runs one step of the streams. A panic is its error, and so are weights that were written to while it ran:
+// what it computed is worth nothing then.
 func (l *loop) advance(streams []*speculate.Stream) error {
 	err := l.guard(func() error { return l.r.Step(streams, l.e.cfg.Chunk) })
+	if l.e.change() == platform.Overwritten {
+		err = fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
+	}
 	if err == nil {
 		l.defects = 0
 	}
