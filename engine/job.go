@@ -43,7 +43,9 @@ type job struct {
 }
 
 // drafts reports whether a request wants the drafter to follow.
-func drafts(o speculate.Options) bool { return o.Draft == speculate.Auto || o.Draft == speculate.DFlash }
+func drafts(o speculate.Options) bool {
+	return o.Draft == speculate.Auto || o.Draft == speculate.DFlash
+}
 
 // prefilling reports whether prompt tokens are left.
 func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
@@ -122,13 +124,14 @@ func (j *job) sum() speculate.Stats {
 }
 
 // consistent reports whether the memory holds exactly what the stream has accepted. After a
-// failed step it tells the streams that can go on from those that cannot.
+// failed step it tells the streams that can go on from those that cannot: rows that were computed and never
+// committed are those of a pass that ended half-way.
 func (j *job) consistent() bool {
 	if j.stream == nil {
 		return true
 	}
 	st := j.stream.Stats()
-	return j.stream.Err() == nil && j.seq.Len() == st.Cached+st.Prompt+max(0, st.Tokens-1)
+	return j.stream.Err() == nil && j.seq.Open() == 0 && j.seq.Len() == st.Cached+st.Prompt+max(0, st.Tokens-1)
 }
 
 // emit takes a token of the last leg and reports whether to go on.

@@ -23,9 +23,11 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +37,7 @@ import (
 	"strobe/draft"
 	"strobe/draft/dflash"
 	"strobe/gguf"
+	"strobe/internal/platform"
 	"strobe/model"
 	"strobe/quant"
 	"strobe/speculate"
@@ -75,24 +78,51 @@ type Source struct {
 	Target, Drafter *gguf.File
 }
 
+// ErrFileChanged reports a model whose file another program changed while it was read. It has to be loaded anew.
+var ErrFileChanged = errors.New("the model's file was changed while it was in use")
+
+// reading calls fn, which reads the model file at path. A part of the file that is gone because another program
+// cut it short is an error then; it would end the process otherwise.
+func reading(path string, fn func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); platform.IsFault(p) {
+			err = fmt.Errorf("%s: %w", path, ErrFileChanged)
+		} else if p != nil {
+			panic(p)
+		}
+	}()
+	return fn()
+}
+
 // Load opens the model at path.
 func Load(path string, opt Options) (*Model, error) {
-	f, err := gguf.Open(path)
+	var src Source
+	err := reading(path, func() (err error) {
+		src, err = open(path, opt)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	src := Source{Target: f}
+	return LoadFiles(src, opt)
+}
+
+// open opens a model file and its drafter's.
+func open(path string, opt Options) (src Source, err error) {
+	if src.Target, err = gguf.Open(path); err != nil {
+		return src, err
+	}
 	drafter := opt.Drafter
 	if drafter == "" {
-		drafter = FindDrafter(path, f)
+		drafter = FindDrafter(path, src.Target)
 	}
 	if drafter != "" && drafter != "none" {
 		if src.Drafter, err = gguf.Open(drafter); err != nil {
-			f.Close()
-			return nil, err
+			src.Target.Close()
 		}
 	}
-	return LoadFiles(src, opt)
+	return src, err
 }
 
 // LoadFiles loads a model from opened files, which it owns from then on.
@@ -101,10 +131,16 @@ func LoadFiles(src Source, opt Options) (*Model, error) {
 	if src.Drafter != nil {
 		m.files = append(m.files, src.Drafter)
 	}
-	if err := m.load(src, opt); err != nil {
-		m.Close()
+	complete := false
+	defer func() {
+		if !complete { // also after a panic, which a pool recovers
+			m.Close()
+		}
+	}()
+	if err := reading(m.Path, func() error { return m.load(src, opt) }); err != nil {
 		return nil, err
 	}
+	complete = true
 	return m, nil
 }
 
@@ -143,6 +179,17 @@ func (m *Model) load(src Source, opt Options) error {
 		}
 	}
 	m.Template, _, err = src.Target.String("tokenizer.chat_template")
+	return err
+}
+
+// Check says why a target would not load, without keeping it.
+func Check(target *gguf.File) error {
+	if _, err := tokenizer.FromGGUF(target); err != nil {
+		return err
+	}
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	_, err := model.Open(target, b, model.Options{})
 	return err
 }
 

@@ -97,7 +97,8 @@ func explain(err error) *apiError {
 		return bad("")
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld):
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld),
+		errors.Is(err, engine.ErrFileChanged):
 		return unavailable(err.Error())
 	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
 		return unavailable(errShutdown.Error())
