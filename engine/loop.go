@@ -38,8 +38,8 @@ func newLoop(e *Engine) *loop {
 // prepare makes what the loop needs of the model. It reads the model's file.
 func (l *loop) prepare() {
 	e := l.e
-	if l.r.Drafter != nil {
-		s := l.r.Drafter.NewSeq()
+	if i := keeper(l.r); i >= 0 {
+		s := l.r.Sources[i].NewContext().(*cache.Seq)
 		l.drafter = s.Memory()
 		s.Close()
 	}
@@ -217,7 +217,7 @@ func (l *loop) begin(j *job) {
 // lookup gives a job its memory: a copy of the longest cached beginning of its prompt, or an empty one.
 func (l *loop) lookup(j *job) {
 	req := &j.g.req
-	draft := l.r.Drafter != nil && drafts(req.Spec)
+	draft := drafts(l.r, req.Spec)
 	if l.cache != nil && !req.NoCache {
 		if e, n := l.cache.find(req.Tokens, draft); e != nil {
 			var err error
@@ -231,7 +231,7 @@ func (l *loop) lookup(j *job) {
 	if j.seq == nil {
 		j.seq = l.m.Target.NewSeq()
 		if draft {
-			j.draft = l.r.Drafter.NewSeq()
+			j.draft = l.drafter.NewSeq()
 		}
 	}
 	if l.cache != nil && !req.NoCache {
