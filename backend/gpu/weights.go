@@ -25,8 +25,11 @@ const (
 	TileN4                // nibbles that index a table, a float32 as the scale of 32 columns
 	TileNV4               // nibbles that index the table of FP4, a half as the scale of 16 columns
 	tileFormats
+)
 
-	KeepF32 Format = iota + 100 // plain rows
+// Plain rows.
+const (
+	KeepF32 Format = 100 + iota
 	KeepF16
 	KeepBF16
 )

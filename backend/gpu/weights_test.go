@@ -3,6 +3,7 @@ package gpu
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -101,6 +102,21 @@ func randomBlocks(r *rand.Rand, t quant.Type, values int) []byte {
 		b[i] = byte(r.Uint32())
 	}
 	n := t.BlockBytes()
+	switch t {
+	case quant.F32, quant.F16, quant.BF16:
+		for i := 0; i < len(b); i += n {
+			f := float32(r.NormFloat64())
+			switch t {
+			case quant.F32:
+				binary.LittleEndian.PutUint32(b[i:], math.Float32bits(f))
+			case quant.F16:
+				binary.LittleEndian.PutUint16(b[i:], quant.F32ToF16(f))
+			default:
+				binary.LittleEndian.PutUint16(b[i:], quant.F32ToBF16(f))
+			}
+		}
+		return b
+	}
 	halves := map[quant.Type][]int{quant.Q4_K: {0, 2}, quant.Q5_K: {0, 2}, quant.Q6_K: {208}, quant.Q2_K: {80, 82}, quant.Q3_K: {108},
 		quant.Q4_1: {0, 2}, quant.Q5_1: {0, 2}, quant.TQ1_0: {52}, quant.TQ2_0: {64}}
 	for i := 0; i < len(b); i += n {

@@ -1,3 +1,4 @@
+// also for sm_90
 // Matrix products of repacked weights with up to 64 tokens at a time: y = W x. More tokens are further chunks (BIDY).
 #include "product.h"
 

@@ -34,14 +34,18 @@ struct ProductArgs {
   int late;           // let the next kernel start only when the one before is done
 };
 
-// The job of this block, and which of the job's blocks it is. Parameters must not be indexed: that would copy them to local
-// memory; nor may the compiler turn a choice of values into a choice of addresses.
+// The job of this block, and which of the job's blocks it is. Parameters must not be indexed, nor may the compiler turn a choice
+// of values into a choice of addresses: both would copy them to local memory. So the values pass through f_bits, which it does not see through.
+DEV int opaque(int v) { return (int)f_bits(bits_f((u32)v)); }
+DEV u64 opaque(const void* p) { return (u32)opaque((int)(u64)p) | (u64)(u32)opaque((int)((u64)p >> 32)) << 32; }
 DEV Job find_job(const ProductArgs& a, int& b) {
   Job j = a.job[0];
   auto next = [&](const Job& o) __attribute__((always_inline)) {
+    Job k = {(const u8*)opaque(o.w), (float*)opaque(o.part), opaque(o.groups), opaque(o.blocks), opaque(o.format), opaque(o.table),
+             bits_f((u32)opaque((int)f_bits(o.scale))), 0};
     if (b < j.blocks) return;
     b -= j.blocks;
-    j = o;
+    j = k;
   };
   next(a.job[1]); next(a.job[2]); next(a.job[3]); next(a.job[4]); next(a.job[5]); next(a.job[6]); next(a.job[7]);
   return j;
