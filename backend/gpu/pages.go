@@ -190,8 +190,8 @@ func (p *Pages) ReadPage(page int32, dst []byte) {
 func (p *Pages) WritePage(page int32, src []byte) { p.d.Upload(p.Addr(page), src[:p.Layout.Bytes]) }
 
 type moveArgs struct {
-	moves, strips    uint64
-	nmoves, nstrips  int32
+	moves, strips   Addr
+	nmoves, nstrips int32
 }
 
 // Move moves slots of all layers, in the given order.
@@ -217,7 +217,7 @@ func (p *Pages) Move(rows []RowMove) error {
 	p.d.Upload(p.moves, b)
 	n := len(p.Layout.strips)
 	p.d.Launch(&Launch{Kernel: p.move, Name: "kv_move", Grid: [3]int{(n + 3) / 4, 1, 1}, Threads: 128,
-		Args: argBytes(&moveArgs{uint64(p.moves), uint64(p.strips), int32(len(rows)), int32(n)})})
+		Args: Args(moveArgs{p.moves, p.strips, int32(len(rows)), int32(n)})})
 	return nil
 }
 

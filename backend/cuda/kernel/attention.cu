@@ -1,4 +1,5 @@
 // Attention on the tensor cores (compute capability 8.0) for halves and Q8_0, plain attention for everything else, and the sum of splits.
+// also for sm_90
 #include "attention.h"
 
 // ---- 32 slots of keys or values in shared memory as [DIM/64][32 slots][64 dimensions] halves, chunks swizzled as in the pages.

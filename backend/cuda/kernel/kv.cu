@@ -1,4 +1,5 @@
 // Writing keys and values to their slots, and moving slots.
+// also for sm_90
 #include "kv.h"
 
 struct WriteAt {
