@@ -469,3 +469,48 @@ func TestAttention(t *testing.T) {
 		})
 	}
 }
+
+// TestSequences: several sequences in one batch, some of which share pages, with sinks. Every segment has the bits it has alone.
+func TestSequences(t *testing.T) {
+	for _, c := range kind {
+		t.Run(name(c.heads, c.s), func(t *testing.T) {
+			w := newWorld(t, c.heads, c.s)
+			w.sinks = w.normal(c.heads, 2)
+			a, b, long := w.sequence(150, 0), w.sequence(64, 0), w.sequence(520, 0)
+			fork := &sequence{k: slices.Clone(a.k[:128]), v: slices.Clone(a.v[:128])} // shares the pages that are full
+			for range 7 {
+				fork.k = append(fork.k, w.stored(c.s.Key, w.normal(c.s.Heads*c.s.KeyDim, 1)))
+				fork.v = append(fork.v, w.stored(c.s.Value, w.normal(c.s.Heads*c.s.ValueDim, 1)))
+			}
+			w.place(fork, 192)
+			copy(fork.table, a.table[:2])
+			segs := []rows{{s: a, n: 3}, {s: b, n: 1}, {s: long, n: 33, window: 200}, {s: fork, n: 7, parents: tree(w.r, 7)}, {s: long, n: 1}}
+			q := w.queries(segs)
+			got := w.check("together", segs, q)
+			first := 0
+			for i, g := range segs {
+				same(t, fmt.Sprintf("segment %d alone", i), w.attend(segs[i:i+1], q[first:first+g.n]), got[first:first+g.n])
+				first += g.n
+			}
+		})
+	}
+}
+
+// TestLongSplits: splits of several pages, and rows of one segment that split differently.
+func TestLongSplits(t *testing.T) {
+	for _, c := range []int{1, 3, 8} { // one kind of each family
+		t.Run(name(kind[c].heads, kind[c].s), func(t *testing.T) {
+			w := newWorld(t, kind[c].heads, kind[c].s)
+			s := w.sequence(1000, 0)
+			for _, n := range []int{1, 500} { // 8 splits of one page end with slot 511
+				g := rows{s: &sequence{table: s.table, k: s.k[:max(515, n)], v: s.v[:max(515, n)]}, n: 9}
+				q := w.queries([]rows{g})
+				w.alone("around slot 512", g, q, w.check("around slot 512", []rows{g}, q))
+				if n == 1 {
+					continue
+				}
+				w.check("1000 slots", []rows{{s: s, n: 2}}, q[:2])
+			}
+		})
+	}
+}
