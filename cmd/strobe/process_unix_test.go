@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"strobe/engine"
 	"strobe/internal/testkit"
@@ -85,10 +86,16 @@ func TestSecondSignal(t *testing.T) {
 		}
 		r.Body.Close()
 	}
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
+	ended := make(chan error)
+	go func() { ended <- cmd.Wait() }()
+	for running := true; running; { // one that comes with the first is the first, too
+		cmd.Process.Signal(os.Interrupt)
+		select {
+		case err = <-ended:
+			running = false
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
-	err = cmd.Wait()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
 		t.Errorf("the process ended with %v", err)
