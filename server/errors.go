@@ -173,10 +173,11 @@ func speaksAnthropic(r *http.Request) bool {
 
 // fail answers with an error. Nothing may have been written before.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() != nil { // why it ended explains more than what failed then
-		err = context.Cause(r.Context())
-	}
 	e := explain(err)
+	// Why the request ended explains more than what failed then, unless that is why it ended.
+	if r.Context().Err() != nil && e.Status != http.StatusRequestTimeout {
+		e = explain(context.Cause(r.Context()))
+	}
 	logOf(r).fail(e)
 	if e.Retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))

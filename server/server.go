@@ -86,6 +86,9 @@ type Server struct {
 	started time.Time
 	held    atomic.Int64 // bytes of requests being handled
 
+	stopping context.Context // ends when Serve is told to stop
+	stop     context.CancelFunc
+
 	offer atomic.Pointer[Models] // nil while loading
 	mu    sync.Mutex
 	views map[*engine.Engine]*view
@@ -97,6 +100,7 @@ type Server struct {
 // New returns a server.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg.withDefaults(), mux: http.NewServeMux(), started: time.Now(), views: map[*engine.Engine]*view{}}
+	s.stopping, s.stop = context.WithCancel(context.Background())
 	for _, k := range s.cfg.Keys {
 		s.keys = append(s.keys, sha256.Sum256([]byte(k)))
 	}
@@ -168,9 +172,13 @@ func (s *Server) routes() {
 	})
 }
 
-// Serve answers requests on ln until ctx ends. Then it takes no new ones and lets the running ones
-// finish for Config.Drain; those still running after that are cancelled and end their streams with an
-// error. Serve returns when all handlers have ended. It does not close the models.
+// lastWords is how long requests have to say that they were cancelled.
+const lastWords = time.Second
+
+// Serve answers requests on ln until ctx ends. Then it takes no new ones, refuses those that still wait for a model
+// to load and lets the running ones finish for Config.Drain; those still running after that are cancelled and end
+// their streams with an error. Serve returns when all handlers have ended, or lastWords later: one that is
+// deep in something that cannot be interrupted is left behind. It does not close the models. A server serves once.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	requests, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(errShutdown)
@@ -203,16 +211,20 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		return err
 	case <-ctx.Done():
 	}
+	s.stop()
 	drain, done := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Drain)
 	defer done()
-	err := srv.Shutdown(drain)
-	if err != nil { // the deadline passed: end what is left
+	if srv.Shutdown(drain) != nil { // the deadline passed: end what is left
 		s.cfg.Log.Warn("requests are still running; cancelling them")
 		cancel(errShutdown)
-		last, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		last, done := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 		defer done()
 		if srv.Shutdown(last) != nil {
+			s.cfg.Log.Warn("requests do not end; leaving them behind")
 			_ = srv.Close()
+			<-failed
+			handlers.Done()
+			return nil
 		}
 	}
 	<-failed

@@ -41,6 +41,23 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 
 // load opens the model the flags name.
 func (m *modelFlags) load() (*engine.Model, error) {
+	opt, err := m.options()
+	if err != nil {
+		return nil, err
+	}
+	e, err := m.open(opt)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.checkDrafter(e); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// options is how the flags want a model to be loaded.
+func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{Threads: m.threads, KV: m.kv, Drafter: m.drafter}
 	switch m.causal {
 	case "auto":
@@ -49,24 +66,25 @@ func (m *modelFlags) load() (*engine.Model, error) {
 	case "off":
 		opt.Causal = dflash.CausalOff
 	default:
-		return nil, usagef("--draft-causal %q: want auto, on or off", m.causal)
-	}
-	spec, err := m.spec()
-	if err != nil {
-		return nil, err
+		return opt, usagef("--draft-causal %q: want auto, on or off", m.causal)
 	}
 	if m.draft == "off" || m.draft == "ngram" {
 		opt.Drafter = "none"
 	}
-	e, err := m.open(opt)
+	_, err := m.spec()
+	return opt, err
+}
+
+// checkDrafter refuses a model without the source of guesses that the flags insist on.
+func (m *modelFlags) checkDrafter(e *engine.Model) error {
+	spec, err := m.spec()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := e.Runner.Check(spec.Draft); err != nil {
-		e.Close()
-		return nil, usageError{err}
+		return usageError{err}
 	}
-	return e, nil
+	return nil
 }
 
 // open loads the file the flags name, or the pair that is part of the program.
