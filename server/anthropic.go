@@ -552,5 +552,5 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
 		fail(w, r, err)
 		return
 	}
-	writeJSON(w, http.StatusOK, map[string]int{"input_tokens": len(p.tokens)})
+	writeJSON(w, http.StatusOK, map[string]int{"input_tokens": len(p.Tokens)})
 }

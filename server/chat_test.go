@@ -438,7 +438,7 @@ func TestMarkersInText(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := 0
-		for _, id := range p.tokens {
+		for _, id := range p.Tokens {
 			if v.tok.IsEOG(id) {
 				n++
 			}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"strobe/dialog"
 	"strobe/sample"
 	"strobe/sample/grammar"
 	"strobe/tokenizer"
@@ -65,8 +66,8 @@ type phase interface {
 }
 
 // constraint is what a conversation asks of the answer's tokens; nil if nothing.
-func (v *view) constraint(c *conversation, p *prompt) (sample.Constraint, error) {
-	g := &guide{v: v, thinking: p.thinking, budget: c.budget}
+func (v *view) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint, error) {
+	g := &guide{v: v, thinking: p.Thinking, budget: c.budget}
 	g.start, g.end = v.thinkMarkers()
 	mayCall := len(c.tools) > 0 && !c.choice.none
 	var err error
@@ -101,7 +102,7 @@ func (v *view) constraint(c *conversation, p *prompt) (sample.Constraint, error)
 
 // thinkMarkers are what begins and ends reasoning in this model's text.
 func (v *view) thinkMarkers() (start, end string) {
-	if strings.Contains(v.template.Source(), "<|channel>") {
+	if strings.Contains(v.Template.Source(), "<|channel>") {
 		return "<|channel>thought", "<channel|>"
 	}
 	return "<think>", "</think>"
@@ -109,7 +110,7 @@ func (v *view) thinkMarkers() (start, end string) {
 
 // callOpener is what begins a tool call in this model's text, "" when it has none.
 func (v *view) callOpener() string {
-	switch src := v.template.Source(); {
+	switch src := v.Template.Source(); {
 	case strings.Contains(src, "<|tool_call>"):
 		return "<|tool_call>"
 	case strings.Contains(src, "<tool_call>"):
@@ -134,7 +135,7 @@ func (v *view) forcedCall(c *conversation) ([]phase, error) {
 			return nil, invalid("tool_choice", "the model's chat template does not say how tools are called")
 		case open == "<|tool_call>":
 			l.add(open+"call:"+n+"{", &until{v: v, end: "<tool_call|>"})
-		case strings.Contains(v.template.Source(), "<function="):
+		case strings.Contains(v.Template.Source(), "<function="):
 			l.add(open+"\n<function="+n+">\n", &until{v: v, end: "</function>"})
 		default:
 			name, err := json.Marshal(n)

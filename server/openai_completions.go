@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/tokenizer"
 )
@@ -61,10 +62,10 @@ type textPrompt struct {
 // prompts reads a string, a list of strings, tokens, or a list of token lists.
 func (v *view) prompts(name string, raw json.RawMessage) ([]textPrompt, error) {
 	encode := func(s string) (textPrompt, error) {
-		if err := v.fits(len(s)); err != nil {
+		if err := v.Fits(len(s), v.engine.Config().Context); err != nil {
 			return textPrompt{}, err
 		}
-		return textPrompt{s, v.tok.Encode(s, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: true})}, nil
+		return textPrompt{s, dialog.Text(v.engine.Model(), s, true).Tokens}, nil
 	}
 	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
 		if kindOf(raw) == "string" {
@@ -216,7 +217,7 @@ func (s *Server) newTextAnswer(q *completionRequest, v *view) (*textAnswer, []en
 			one := req
 			one.Tokens = p.tokens
 			one.Params.Seed += uint64(i)
-			if one.Constraint, err = v.constraint(c, &prompt{}); err != nil {
+			if one.Constraint, err = v.constraint(c, &dialog.Prompt{}); err != nil {
 				return nil, nil, err
 			}
 			reqs = append(reqs, one)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"strobe/chat/parse"
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/tokenizer"
 )
@@ -48,11 +49,12 @@ type delta struct {
 
 // newReply returns a reply whose deltas are shown as they come, or one that is shown whole. In
 // a stream a tool call begins as soon as its name is known; a whole answer has complete calls only.
-func newReply(v *view, c *conversation, p *prompt, stream bool) *reply {
+func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
 	r := &reply{tok: v.tok}
 	if c != nil {
-		r.parser, r.oneCall, r.thinking = v.parser(c, p), c.oneCall, p.thinking
-		if r.parser != nil {
+		r.oneCall, r.thinking = c.oneCall, p.Thinking
+		if !c.raw {
+			r.parser = p.Parser()
 			r.parser.Whole = !stream
 		}
 	}
