@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"strobe/chat"
@@ -23,13 +24,17 @@ import (
 
 // Format is how one model converses.
 type Format struct {
-	// Template is the model's own, or a plain one when its file has none.
-	Template *chat.Template
 	BOS, EOS string // text of the tokens that templates may write
 
-	tok     *tokenizer.Tokenizer
-	control []string // texts of the control tokens
-	longest int      // bytes of the longest token
+	model *engine.Model
+	load  func() (*format, error) // once, when a conversation needs it
+}
+
+// format is what conversations need besides the tokenizer.
+type format struct {
+	template *chat.Template
+	control  []string // texts of the control tokens
+	longest  int      // bytes of the longest token
 	// keepControl: the markers of reasoning or calls are control tokens, which the parser has to see.
 	keepControl bool
 }
@@ -37,31 +42,50 @@ type Format struct {
 // markers stand around reasoning and tool calls in answers.
 var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>"}
 
-// For returns the format of a model.
-func For(m *engine.Model) (*Format, error) {
-	f := &Format{tok: m.Tokenizer}
+// For returns the format of a model, of which it uses the tokenizer and the template only.
+func For(m *engine.Model) *Format {
+	f := &Format{model: m}
+	if id, ok := m.Tokenizer.BOS(); ok {
+		f.BOS = m.Tokenizer.Text(id)
+	}
+	if id, ok := m.Tokenizer.EOS(); ok {
+		f.EOS = m.Tokenizer.Text(id)
+	}
+	f.load = sync.OnceValues(func() (*format, error) { return load(m) })
+	return f
+}
+
+func load(m *engine.Model) (*format, error) {
+	f := &format{}
 	var err error
-	if f.Template, err = chat.ForModel(m.Template); err != nil {
+	if f.template, err = chat.ForModel(m.Template); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Path, err)
 	}
-	if id, ok := f.tok.BOS(); ok {
-		f.BOS = f.tok.Text(id)
-	}
-	if id, ok := f.tok.EOS(); ok {
-		f.EOS = f.tok.Text(id)
-	}
-	for id := range tokenizer.ID(f.tok.Size()) {
-		piece := f.tok.Piece(id, true)
+	for id := range tokenizer.ID(m.Tokenizer.Size()) {
+		piece := m.Tokenizer.Piece(id, true)
 		f.longest = max(f.longest, len(piece))
-		if f.tok.Kind(id) == tokenizer.Control && len(piece) > 0 {
+		if m.Tokenizer.Kind(id) == tokenizer.Control && len(piece) > 0 {
 			f.control = append(f.control, string(piece))
 		}
 	}
 	for _, s := range markers {
-		f.keepControl = f.keepControl || strings.Contains(f.Template.Source(), s) && slices.Contains(f.control, s)
+		f.keepControl = f.keepControl || strings.Contains(f.template.Source(), s) && slices.Contains(f.control, s)
 	}
 	return f, nil
 }
+
+// Template returns the model's chat template, or a plain one when its file has none. It fails when the file's cannot
+// be read.
+func (f *Format) Template() (*chat.Template, error) {
+	x, err := f.load()
+	if err != nil {
+		return nil, err
+	}
+	return x.template, nil
+}
+
+// Converses reports whether the model's file has a chat template.
+func (f *Format) Converses() bool { return f.model.Template != "" }
 
 // Options of one prompt. The zero value lets the template decide.
 type Options struct {
@@ -78,18 +102,36 @@ type Prompt struct {
 	// Thinking: it ends inside an open block of reasoning.
 	Thinking bool
 
-	format *Format // nil for text to be continued
+	tok    *tokenizer.Tokenizer
+	format *format // nil for text to be continued
 	tools  []json.RawMessage
 }
 
 // Text returns the prompt of a text that is to be continued. Raw text may contain control tokens.
-func Text(m *engine.Model, text string, raw bool) *Prompt {
-	return &Prompt{Text: text, Tokens: m.Tokenizer.Encode(text, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw})}
+func (f *Format) Text(text string, raw bool) *Prompt {
+	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw})}
+}
+
+// Prompt returns the prompt for an answer, or, when it is to be raw or the model has no chat template, for a continuation
+// of what the messages say.
+func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, error) {
+	if !raw && f.Converses() {
+		return f.Chat(msgs, o)
+	}
+	var text strings.Builder
+	for i := range msgs {
+		text.WriteString(msgs[i].Text())
+	}
+	return f.Text(text.String(), raw), nil
 }
 
 // Chat returns the prompt for an answer to a conversation. A conversation that ends with the assistant is to be
 // continued there. Errors are *engine.ContextError or the template's.
 func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
+	x, err := f.load()
+	if err != nil {
+		return nil, err
+	}
 	size := 0
 	for i := range msgs {
 		size += messageSize(&msgs[i])
@@ -107,18 +149,19 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
 		continued = msgs[n-1].Text()
 		msgs = msgs[:n-1]
-		if opt.EnableThinking == nil && f.Template.Thinking() {
+		if opt.EnableThinking == nil && x.template.Thinking() {
 			off := false
 			opt.EnableThinking = &off
 		}
 	}
-	text, plain, err := f.Template.RenderMarked(msgs, opt, f.control)
+	text, plain, err := x.template.RenderMarked(msgs, opt, x.control)
 	if err != nil {
 		return nil, err
 	}
 	plain = append(plain, spoken(text+continued, len(text))...)
 	text += continued
-	return &Prompt{Text: text, Tokens: f.encode(text, plain), Thinking: parse.ThinkingOpen(text), format: f, tools: o.Tools}, nil
+	tok := f.model.Tokenizer
+	return &Prompt{Text: text, Tokens: encode(tok, text, plain), Thinking: parse.ThinkingOpen(text), tok: tok, format: x, tools: o.Tools}, nil
 }
 
 // spoken is the range of the beginning of an answer, without the markers in it: those the model wrote itself.
@@ -142,17 +185,17 @@ func spoken(text string, start int) (spans []chat.Span) {
 
 // encode turns a rendered prompt into tokens. Plain are the places where control tokens
 // would be the conversation's and not the template's.
-func (f *Format) encode(text string, plain []chat.Span) []int32 {
+func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span) []int32 {
 	var ids []int32
 	at := 0
 	for _, s := range plain {
-		ids = f.tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true})
-		ids = f.tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{})
+		ids = tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true})
+		ids = tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{})
 		at = s.End
 	}
-	ids = f.tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true})
+	ids = tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true})
 	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
-	if bos, ok := f.tok.BOS(); ok && f.tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
+	if bos, ok := tok.BOS(); ok && tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
 		ids = append([]int32{bos}, ids...)
 	}
 	return ids
@@ -160,7 +203,11 @@ func (f *Format) encode(text string, plain []chat.Span) []int32 {
 
 // Fits refuses a text that is too long whatever its tokens, before any work is done on it.
 func (f *Format) Fits(bytes, context int) error {
-	if n := bytes / max(f.longest, 1); context > 0 && n >= context {
+	x, err := f.load()
+	if err != nil {
+		return err
+	}
+	if n := bytes / max(x.longest, 1); context > 0 && n >= context {
 		return &engine.ContextError{Prompt: n, Context: context}
 	}
 	return nil
@@ -191,7 +238,7 @@ func (p *Prompt) Request(req engine.Request) engine.Request {
 	}
 	req.KeepSpecial = p.format.keepControl
 	for i, id := range p.Tokens { // later prompts may differ after the end of any turn
-		if p.format.tok.IsEOG(id) {
+		if p.tok.IsEOG(id) {
 			req.Checkpoints = append(req.Checkpoints, i+1)
 		}
 	}
@@ -203,5 +250,5 @@ func (p *Prompt) Parser() *parse.Parser {
 	if p.format == nil {
 		return nil
 	}
-	return parse.For(p.format.Template.Source(), p.tools, p.Thinking)
+	return parse.For(p.format.template.Source(), p.tools, p.Thinking)
 }

@@ -42,6 +42,12 @@ type job struct {
 	loading *restore // what the prompt waits for, nil when it can run
 }
 
+func newJob(m *Model, g *Generation) *job {
+	j := &job{g: g, model: m, since: time.Now(), sampler: m.newSampler(&g.req), text: NewText(m.Tokenizer, g.req.Stops)}
+	j.text.stream.Special = g.req.KeepSpecial
+	return j
+}
+
 // drafts reports whether a request wants the drafter to follow.
 func drafts(o speculate.Options) bool { return o.Draft == speculate.Auto || o.Draft == speculate.DFlash }
 

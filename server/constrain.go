@@ -102,7 +102,7 @@ func (v *view) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint,
 
 // thinkMarkers are what begins and ends reasoning in this model's text.
 func (v *view) thinkMarkers() (start, end string) {
-	if strings.Contains(v.Template.Source(), "<|channel>") {
+	if strings.Contains(v.template.Source(), "<|channel>") {
 		return "<|channel>thought", "<channel|>"
 	}
 	return "<think>", "</think>"
@@ -110,7 +110,7 @@ func (v *view) thinkMarkers() (start, end string) {
 
 // callOpener is what begins a tool call in this model's text, "" when it has none.
 func (v *view) callOpener() string {
-	switch src := v.Template.Source(); {
+	switch src := v.template.Source(); {
 	case strings.Contains(src, "<|tool_call>"):
 		return "<|tool_call>"
 	case strings.Contains(src, "<tool_call>"):
@@ -135,7 +135,7 @@ func (v *view) forcedCall(c *conversation) ([]phase, error) {
 			return nil, invalid("tool_choice", "the model's chat template does not say how tools are called")
 		case open == "<|tool_call>":
 			l.add(open+"call:"+n+"{", &until{v: v, end: "<tool_call|>"})
-		case strings.Contains(v.Template.Source(), "<function="):
+		case strings.Contains(v.template.Source(), "<function="):
 			l.add(open+"\n<function="+n+">\n", &until{v: v, end: "</function>"})
 		default:
 			name, err := json.Marshal(n)

@@ -336,7 +336,7 @@ func TestF185_SecondBlock(t *testing.T) {
 	}
 	g := con.(*guide)
 	say := func(s string) {
-		for _, id := range dialog.Text(v.engine.Model(), s, true).Tokens {
+		for _, id := range v.format.Text(s, true).Tokens {
 			g.Accept(id)
 		}
 	}

@@ -79,7 +79,7 @@ func newTestView(t testing.TB) *view {
 func TestChunking(t *testing.T) {
 	v := newTestView(t)
 	c := &conversation{tools: weather, budget: -1}
-	p, err := v.Chat(mustMessages(t, user("hi")), dialog.Options{Tools: weather})
+	p, err := v.format.Chat(mustMessages(t, user("hi")), dialog.Options{Tools: weather})
 	if err != nil {
 		t.Fatal(err)
 	}

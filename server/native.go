@@ -51,13 +51,13 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) {
 		"queue":         cfg.Queue,
 		"model_alias":   v.name,
 		"build_info":    s.fingerprint(),
-		"chat_template": v.Template.Source(),
+		"chat_template": v.template.Source(),
 		"chat_template_caps": map[string]bool{
-			"supports_tools": v.Template.Tools(), "supports_thinking": v.Template.Thinking(), "fallback": v.Template.Fallback(),
+			"supports_tools": v.template.Tools(), "supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
 		},
 		"modalities": map[string]bool{"vision": false, "audio": false},
-		"bos_token":  v.BOS,
-		"eos_token":  v.EOS,
+		"bos_token":  v.format.BOS,
+		"eos_token":  v.format.EOS,
 		"model": map[string]any{
 			"arch": m.Target.Arch, "n_ctx_train": m.Target.Context, "n_vocab": m.Target.Vocab, "n_embd": m.Target.Hidden,
 			"n_layer": m.Target.Layers, "size": m.Target.WeightBytes(), "recurrent": m.Target.Recurrent, "n_expert": m.Target.Experts,

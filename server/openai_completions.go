@@ -62,10 +62,10 @@ type textPrompt struct {
 // prompts reads a string, a list of strings, tokens, or a list of token lists.
 func (v *view) prompts(name string, raw json.RawMessage) ([]textPrompt, error) {
 	encode := func(s string) (textPrompt, error) {
-		if err := v.Fits(len(s), v.engine.Config().Context); err != nil {
+		if err := v.format.Fits(len(s), v.engine.Config().Context); err != nil {
 			return textPrompt{}, err
 		}
-		return textPrompt{s, dialog.Text(v.engine.Model(), s, true).Tokens}, nil
+		return textPrompt{s, v.format.Text(s, true).Tokens}, nil
 	}
 	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
 		if kindOf(raw) == "string" {

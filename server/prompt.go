@@ -15,10 +15,11 @@ import (
 
 // view is what the server derives from a model, once.
 type view struct {
-	*dialog.Format
-	name   string
-	engine *engine.Engine
-	tok    *tokenizer.Tokenizer
+	name     string
+	engine   *engine.Engine
+	tok      *tokenizer.Tokenizer
+	format   *dialog.Format
+	template *chat.Template
 
 	vocab    func() *grammar.Vocab // for constraints
 	mu       sync.Mutex
@@ -26,11 +27,12 @@ type view struct {
 }
 
 func newView(name string, e *engine.Engine) (*view, error) {
-	f, err := dialog.For(e.Model())
-	if err != nil {
+	m := e.Model()
+	v := &view{name: name, engine: e, tok: m.Tokenizer, format: dialog.For(m), grammars: map[string]*grammar.Grammar{}}
+	var err error
+	if v.template, err = v.format.Template(); err != nil {
 		return nil, err
 	}
-	v := &view{Format: f, name: name, engine: e, tok: e.Model().Tokenizer, grammars: map[string]*grammar.Grammar{}}
 	v.vocab = sync.OnceValue(func() *grammar.Vocab { return newVocab(v.tok) })
 	return v, nil
 }
@@ -60,7 +62,7 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	if c.choice.none {
 		opt.Tools = nil
 	}
-	p, err := v.Chat(c.messages, opt)
+	p, err := v.format.Chat(c.messages, opt)
 	var long *engine.ContextError
 	if err != nil && !errors.As(err, &long) { // the template refuses the conversation, or cannot show it
 		return nil, invalid("", "%v", err)

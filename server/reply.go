@@ -64,7 +64,6 @@ func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
 // take adds what the engine has sent and returns what it says.
 func (r *reply) take(ev engine.Event) []delta {
 	var out []delta
-	text := string(ev.Text)
 	if len(ev.Tokens) > 0 && r.firstAt.IsZero() {
 		r.firstAt = time.Now()
 	}
@@ -77,14 +76,12 @@ func (r *reply) take(ev engine.Event) []delta {
 		if r.keepTokens {
 			r.tokens = append(r.tokens, t)
 		}
-		n := min(len(t.Text), len(text))
-		out = r.push(out, text[:n], t.Drafted)
-		text = text[n:]
+		out = r.push(out, string(t.Text), t.Drafted)
 		if r.thinking {
 			r.thinkTokens++
 		}
 	}
-	out = r.push(out, text, false) // what was held back until the end
+	out = r.push(out, string(ev.Rest()), false)
 	if ev.Result != nil {
 		r.result = ev.Result
 		if r.parser != nil && !r.enough {
