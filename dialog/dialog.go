@@ -92,6 +92,7 @@ type Options struct {
 	Tools    []json.RawMessage // in OpenAI's shape
 	Thinking *bool             // nil leaves it to the template
 	Extra    map[string]any    // more variables of the template
+	Whole    bool              // leave reasoning and tool calls in the text of the answer
 	Context  int               // most tokens of a prompt, the answer included; 0 means no limit here
 }
 
@@ -105,6 +106,7 @@ type Prompt struct {
 	tok    *tokenizer.Tokenizer
 	format *format // nil for text to be continued
 	tools  []json.RawMessage
+	whole  bool
 }
 
 // Text returns the prompt of a text that is to be continued. Raw text may contain control tokens.
@@ -161,7 +163,8 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	plain = append(plain, spoken(text+continued, len(text))...)
 	text += continued
 	tok := f.model.Tokenizer
-	return &Prompt{Text: text, Tokens: encode(tok, text, plain), Thinking: parse.ThinkingOpen(text), tok: tok, format: x, tools: o.Tools}, nil
+	return &Prompt{Text: text, Tokens: encode(tok, text, plain), Thinking: parse.ThinkingOpen(text), 
+		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
 }
 
 // spoken is the range of the beginning of an answer, without the markers in it: those the model wrote itself.
@@ -236,7 +239,7 @@ func (p *Prompt) Request(req engine.Request) engine.Request {
 	if p.format == nil {
 		return req
 	}
-	req.KeepSpecial = p.format.keepControl
+	req.KeepSpecial = p.format.keepControl && !p.whole
 	for i, id := range p.Tokens { // later prompts may differ after the end of any turn
 		if p.tok.IsEOG(id) {
 			req.Checkpoints = append(req.Checkpoints, i+1)
@@ -247,7 +250,7 @@ func (p *Prompt) Request(req engine.Request) engine.Request {
 
 // Parser takes answers to the prompt apart; nil when all their text is the answer.
 func (p *Prompt) Parser() *parse.Parser {
-	if p.format == nil {
+	if p.format == nil || p.whole {
 		return nil
 	}
 	return parse.For(p.format.template.Source(), p.tools, p.Thinking)

@@ -58,7 +58,7 @@ type conversation struct {
 
 // render makes the prompt of a conversation.
 func (v *view) render(c *conversation) (*dialog.Prompt, error) {
-	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Context: v.engine.Config().Context}
+	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw, Context: v.engine.Config().Context}
 	if c.choice.none {
 		opt.Tools = nil
 	}
@@ -78,7 +78,6 @@ func (v *view) answers(c *conversation, req engine.Request, n int, stream bool) 
 		return nil, nil, err
 	}
 	req = p.Request(req)
-	req.KeepSpecial = req.KeepSpecial && !c.raw
 	reqs, replies := make([]engine.Request, n), make([]*reply, n)
 	for i := range reqs {
 		reqs[i] = req

@@ -52,9 +52,8 @@ type delta struct {
 func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
 	r := &reply{tok: v.tok}
 	if c != nil {
-		r.oneCall, r.thinking = c.oneCall, p.Thinking
-		if !c.raw {
-			r.parser = p.Parser()
+		r.parser, r.oneCall, r.thinking = p.Parser(), c.oneCall, p.Thinking
+		if r.parser != nil {
 			r.parser.Whole = !stream
 		}
 	}

@@ -1,12 +1,12 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"strobe"
 	"strobe/engine"
 )
 
@@ -64,10 +64,10 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		return err
 	}
 	// The loop of the engine owns the model from here on.
-	e := engine.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: promptChunk})
-	defer e.Close(context.WithoutCancel(cmd.Context()))
+	s := strobe.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: promptChunk})
+	defer s.Close()
 
-	t, err := newTalk(e, cmd, opt)
+	t, err := newTalk(s, cmd, opt)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 // greeting says what was loaded and how to begin.
 func (t *talk) greeting() string {
 	s := fmt.Sprintf("%s\n", t.model().Summary())
-	if t.template == nil {
+	if t.continues() {
 		s += "The model has no chat template: it continues what you write.\n"
 	}
 	if n := len(t.messages); n > 0 {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
-	"strobe/chat/parse"
+	"strobe"
 	"strobe/engine"
 	"strobe/gguf"
 	"strobe/internal/testkit"
@@ -80,9 +79,9 @@ func newTestTalk(t *testing.T, path string, args ...string) *talk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := engine.New(m, engine.Config{Parallel: 1})
-	t.Cleanup(func() { e.Close(context.Background()) })
-	tk, err := newTalk(e, cmd, &opt)
+	s := strobe.New(m, engine.Config{Parallel: 1})
+	t.Cleanup(func() { s.Close() })
+	tk, err := newTalk(s, cmd, &opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,12 +89,12 @@ func newTestTalk(t *testing.T, path string, args ...string) *talk {
 }
 
 // all reads an answer to its end.
-func all(t *testing.T, u *turn, err error) []piece {
+func all(t *testing.T, u *turn, err error) []strobe.Piece {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ps []piece
+	var ps []strobe.Piece
 	for {
 		p, err := u.next()
 		ps = append(ps, p...)
@@ -119,8 +118,8 @@ func TestTalkCache(t *testing.T) {
 			all(t, u, err)
 			u, err = a.say(t.Context(), "and more")
 			all(t, u, err)
-			if u.result.Cached < 30 {
-				t.Errorf("second turn: %d of %d prompt tokens were cached", u.result.Cached, u.result.Prompt)
+			if u.Result().Cached < 30 {
+				t.Errorf("second turn: %d of %d prompt tokens were cached", u.Result().Cached, u.Result().Prompt)
 			}
 			first := a.messages[3]
 			u, err = a.retry(t.Context())
@@ -144,32 +143,6 @@ func TestTalkCache(t *testing.T) {
 	}
 }
 
-// TestReasoning: thinking and answer are told apart however the text is cut.
-func TestReasoning(t *testing.T) {
-	const text = "First I think.\n</think>\n\nThen I say."
-	for size := 1; size < 9; size++ {
-		u := &turn{parser: parse.For(thinking, nil, true)}
-		var ps []piece
-		for s := text; s != ""; {
-			n := min(size, len(s))
-			ps = u.take(ps, s[:n], true)
-			s = s[n:]
-		}
-		ps = u.events(ps, u.parser.Close(), false)
-		var thought, said string
-		for _, p := range ps {
-			if p.reasoning {
-				thought += p.text
-			} else {
-				said += p.text
-			}
-		}
-		if strings.TrimSpace(thought) != "First I think." || said != "Then I say." {
-			t.Errorf("pieces of %d: thought %q, said %q", size, thought, said)
-		}
-	}
-}
-
 // TestStop: an answer that was stopped is part of the conversation, which goes on.
 func TestStop(t *testing.T) {
 	tk := newTestTalk(t, testkit.Golden(t, "qwen35/model.gguf"), "--predict", "20000")
@@ -180,10 +153,10 @@ func TestStop(t *testing.T) {
 	if _, err := u.next(); err != nil {
 		t.Fatal(err)
 	}
-	u.stop()
+	u.Stop()
 	all(t, u, nil)
-	if u.result.Reason != engine.ReasonCancelled || !strings.HasPrefix(u.footer(), "stopped; ") {
-		t.Errorf("reason %v, %s", u.result.Reason, u.footer())
+	if u.Result().Reason != engine.ReasonCancelled || !strings.HasPrefix(u.footer(), "stopped; ") {
+		t.Errorf("reason %v, %s", u.Result().Reason, u.footer())
 	}
 	if len(tk.messages) != 2 || tk.messages[1].Text() == "" {
 		t.Errorf("conversation: %+v", tk.messages)
@@ -191,25 +164,25 @@ func TestStop(t *testing.T) {
 	tk.opt.n = 4
 	u, err = tk.say(t.Context(), "again")
 	all(t, u, err)
-	if len(tk.messages) != 4 || u.result.Generated != 4 {
-		t.Errorf("after the next answer of %d tokens: %d messages", u.result.Generated, len(tk.messages))
+	if len(tk.messages) != 4 || u.Result().Generated != 4 {
+		t.Errorf("after the next answer of %d tokens: %d messages", u.Result().Generated, len(tk.messages))
 	}
 }
 
 func TestPaint(t *testing.T) {
-	p := piece{text: "a\tb\nc", drafted: true}
-	if got := newPaint(false).piece(p, true); got != p.text {
+	p := strobe.Piece{Text: "a\tb\nc", Drafted: true}
+	if got := newPaint(false).piece(p, true); got != p.Text {
 		t.Errorf("without colours: %q", got)
 	}
 	on := newPaint(true)
-	if got := on.piece(p, false); got != p.text {
+	if got := on.piece(p, false); got != p.Text {
 		t.Errorf("drafts not coloured: %q", got)
 	}
 	if got := on.piece(p, true); got != "\x1b[32ma\tb\x1b[m\n\x1b[32mc\x1b[m" {
 		t.Errorf("drafts coloured: %q", got)
 	}
-	if got := on.piece(piece{text: "x", reasoning: true}, true); got != "\x1b[2mx\x1b[m" {
-		t.Errorf("reasoning: %q", got)
+	if got := on.piece(strobe.Piece{Text: "x", Reasoning: true}, true); got != "\x1b[2mx\x1b[m" {
+		t.Errorf("Reasoning: %q", got)
 	}
 	if got := harmless("a\x1b[2Jb\u009bc\td\n"); got != "a\ufffd[2Jb\ufffdc    d\n" {
 		t.Errorf("harmless: %q", got)
