@@ -50,6 +50,16 @@ type (
 	Result = engine.Result
 	// ToolCall is a function the model wants called.
 	ToolCall = chat.ToolCall
+	// Tool describes a function the model may ask for: a JSON object in OpenAI's shape.
+	Tool = json.RawMessage
+)
+
+// Who drafts, for Drafting.Draft.
+const (
+	DraftAuto   = speculate.Auto // the drafter and repetitions, whatever pays
+	DraftOff    = speculate.Off
+	DraftDFlash = speculate.DFlash
+	DraftNGram  = speculate.NGram // repetitions in prompt and answer
 )
 
 // Options says how to open a model. The zero value works.
@@ -119,9 +129,7 @@ type Settings struct {
 	Drafting  Drafting
 	MaxTokens int      // 0 means as many as the context holds
 	Stops     []string // the text ends before any of these
-
-	// Tools are functions the model may ask for, in OpenAI's shape, if its template can describe them.
-	Tools []json.RawMessage
+	Tools     []Tool   // for Chat, if the model's template can describe them
 	// Thinking asks for reasoning before the answer, or for none, if the template has a switch; nil leaves it alone.
 	Thinking *bool
 	// Raw lets control tokens in the text of Complete be control tokens, for programs that write a whole prompt.

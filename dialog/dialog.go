@@ -163,7 +163,7 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	plain = append(plain, spoken(text+continued, len(text))...)
 	text += continued
 	tok := f.model.Tokenizer
-	return &Prompt{Text: text, Tokens: encode(tok, text, plain), Thinking: parse.ThinkingOpen(text), 
+	return &Prompt{Text: text, Tokens: encode(tok, text, plain), Thinking: parse.ThinkingOpen(text),
 		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
 }
 

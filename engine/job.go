@@ -49,7 +49,9 @@ func newJob(m *Model, g *Generation) *job {
 }
 
 // drafts reports whether a request wants the drafter to follow.
-func drafts(o speculate.Options) bool { return o.Draft == speculate.Auto || o.Draft == speculate.DFlash }
+func drafts(o speculate.Options) bool {
+	return o.Draft == speculate.Auto || o.Draft == speculate.DFlash
+}
 
 // prefilling reports whether prompt tokens are left.
 func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
