@@ -51,7 +51,7 @@ or NO_COLOR is set, chat reads and writes plain lines.`,
 	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens per answer (default: until the model ends; 256 without a chat template)")
 	f.StringVar(&opt.system, "system", "", "system message")
 	f.StringVar(&opt.load, "load", "", "continue a conversation that /save wrote")
-	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template")
+	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.BoolVar(&opt.colorDrafts, "color-drafts", false, "colour the tokens that were drafted and accepted")
 	f.BoolVar(&opt.noHistory, "no-history", false, "neither read nor write the file of earlier messages")
 	f.BoolVar(&opt.hideStats, "no-stats", false, "no line of numbers after each answer")

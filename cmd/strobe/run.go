@@ -50,7 +50,7 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 	f := cmd.Flags()
 	f.StringVarP(&opt.prompt, "prompt", "p", "", "prompt text")
 	f.StringVarP(&opt.file, "file", "f", "", "file with the prompt; - is standard input")
-	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template")
+	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens to generate (default: until the model ends or the context is full)")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "show what was loaded and what the controller did")
 	f.StringArrayVar(&opt.stops, "stop", nil, "end the text before this string; may be repeated")
