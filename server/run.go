@@ -21,6 +21,30 @@ func (s *Server) request() engine.Request {
 	return req
 }
 
+// answer is how a protocol shows replies: as a stream, or step by step for the whole.
+type answer interface {
+	stream(w http.ResponseWriter, r *http.Request, b *batch)
+	step(i int, ds []delta) error
+	whole() (any, error)
+}
+
+// answer runs requests and shows their replies.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, v *view, reqs []engine.Request, replies []*reply,
+	stream bool, a answer) (any, error) {
+	b, err := s.submit(r.Context(), v, reqs, replies)
+	if err != nil {
+		return nil, err
+	}
+	if stream {
+		a.stream(w, r, b)
+		return nil, nil
+	}
+	if err := b.run(r, a.step, nil); err != nil {
+		return nil, err
+	}
+	return a.whole()
+}
+
 // batch is the generations of one HTTP request, with a reply each.
 type batch struct {
 	s       *Server
@@ -185,6 +209,3 @@ func (b *batch) next(ctx context.Context) (engine.Event, error) {
 	defer cancel()
 	return b.gens[0].Next(ctx)
 }
-
-// discard is the step of an answer that is shown whole.
-func discard(int, []delta) error { return nil }
