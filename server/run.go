@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -122,9 +120,6 @@ func (b *batch) abandon(r *http.Request) {
 
 // read calls fn with every event of all generations.
 func (b *batch) read(ctx context.Context, fn func(i int, ev engine.Event) error, idle func() error) error {
-	if len(b.gens) == 1 {
-		return b.readOne(ctx, fn, idle)
-	}
 	type item struct {
 		i   int
 		ev  engine.Event
@@ -176,36 +171,4 @@ func (b *batch) read(ctx context.Context, fn func(i int, ev engine.Event) error,
 		}
 	}
 	return nil
-}
-
-// readOne is read for the usual case, without goroutines.
-func (b *batch) readOne(ctx context.Context, fn func(i int, ev engine.Event) error, idle func() error) error {
-	for {
-		ev, err := b.next(ctx)
-		switch {
-		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-			if idle != nil {
-				if err := idle(); err != nil {
-					return err
-				}
-			}
-			continue
-		case err == io.EOF:
-			return nil
-		case err != nil:
-			return err
-		}
-		if err := fn(0, ev); err != nil {
-			return err
-		}
-		if ev.Result != nil {
-			return nil
-		}
-	}
-}
-
-func (b *batch) next(ctx context.Context) (engine.Event, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.s.cfg.Ping)
-	defer cancel()
-	return b.gens[0].Next(ctx)
 }
