@@ -17,7 +17,8 @@ import (
 // tiny opens a golden model, which has a template of its own.
 func tiny(t *testing.T) *Model {
 	t.Helper()
-	m, err := Open(testkit.Golden(t, "qwen35/model.gguf"), Options{Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf"), Parallel: 2})
+	opt := Options{Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf"), Parallel: 2}
+	m, err := Open(testkit.Golden(t, "qwen35/model.gguf"), opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +30,8 @@ func tiny(t *testing.T) *Model {
 func TestAnswerSplits(t *testing.T) {
 	const template = "<think> <tool_call> {\"name\": arguments}"
 	tool := []byte(`{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}`)
-	said := "First I thünk.\n</think>\n\nThen I say 🙂.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>"
+	said := "First I thünk.\n</think>\n\nThen I say 🙂.\n" +
+		"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>"
 	for size := 1; size < len(said); size++ {
 		a := &Answer{parser: parse.For(template, []Tool{tool}, true)}
 		var ps []Piece
@@ -47,12 +49,15 @@ func TestAnswerSplits(t *testing.T) {
 				text += p.Text
 			}
 		}
-		m := a.Message()
-		if strings.TrimSpace(thought) != "First I thünk." || strings.TrimSpace(text) != "Then I say 🙂." || text != a.Text() {
+		if strings.TrimSpace(thought) != "First I thünk." || strings.TrimSpace(text) != "Then I say 🙂." {
 			t.Errorf("pieces of %d: thought %q, said %q", size, thought, text)
 		}
-		if len(m.ToolCalls) != 1 || m.ToolCalls[0].Name != "f" || strings.TrimSpace(string(m.ToolCalls[0].Arguments)) != `{"a": 1}` || m.Reasoning != thought {
-			t.Errorf("pieces of %d: message %+v", size, m)
+		m := a.Message()
+		if m.Reasoning != thought || m.Text() != text || a.Text() != text || len(m.ToolCalls) != 1 {
+			t.Fatalf("pieces of %d: message %+v", size, m)
+		}
+		if c := m.ToolCalls[0]; c.Name != "f" || strings.TrimSpace(string(c.Arguments)) != `{"a": 1}` {
+			t.Errorf("pieces of %d: call %+v", size, c)
 		}
 	}
 }
@@ -91,8 +96,8 @@ func TestControlTokens(t *testing.T) {
 	}
 }
 
-// TestAnswerEnds: an answer that its reader stops is whole, one whose context ends or whose model closes has failed; both
-// keep what was said.
+// TestAnswerEnds: an answer that its reader stops is whole, one whose context ends or whose model closes has failed;
+// both keep what was said.
 func TestAnswerEnds(t *testing.T) {
 	m := tiny(t)
 	begin := func(ctx context.Context) *Answer {

@@ -10,7 +10,7 @@ import (
 	"strobe/models"
 )
 
-// open opens the small model that is part of this repository, with its drafter. Other models: strobe.Open("model.gguf", ...).
+// open opens the small model that is part of this repository, with its drafter. For others there is strobe.Open.
 func open() *strobe.Model {
 	target, drafter, err := models.Open()
 	if err != nil {

@@ -214,7 +214,7 @@ var layers = []struct {
 	{[]string{"model", "cache", "draft", "speculate"}, []string{"strobe/backend/cuda", "strobe/backend/vulkan"}, nil, "models are written once, against the backend interface"},
 	{[]string{"draft", "speculate"}, []string{"strobe/engine", "strobe/server"}, nil, "imports point down"},
 	{[]string{"engine"}, []string{"strobe/server", "strobe/dialog"}, nil, "imports point down"},
-	{[]string{"dialog"}, []string{"strobe/server", "strobe/model", "strobe/backend"}, nil, "a dialog knows text and tokens only"},
+	{[]string{"dialog"}, []string{"strobe/server", "strobe/model", "strobe/backend"}, nil, "a dialog is text and tokens"},
 	{[]string{"."}, []string{"net/http"}, nil, "network code lives in hub, server and the commands"},
 }
 

@@ -1,12 +1,13 @@
-// Package strobe runs language models on this machine and drafts ahead where that is faster, without changing a token of
-// what the model says.
+// Package strobe runs language models on this machine and drafts ahead where that is faster, without changing a
+// token of what the model says.
 //
 //	m, err := strobe.Open("model.gguf", strobe.Options{})
 //	if err != nil {
 //		return err
 //	}
 //	defer m.Close()
-//	answer, err := m.Chat(ctx, []strobe.Message{{Role: "user", Content: "Why is the sky blue?"}}, strobe.Settings{})
+//	question := []strobe.Message{{Role: "user", Content: "Why is the sky blue?"}}
+//	answer, err := m.Chat(ctx, question, strobe.Settings{})
 //	if err != nil {
 //		return err
 //	}
@@ -136,16 +137,18 @@ type Settings struct {
 	Raw bool
 }
 
-// Chat begins the answer to a conversation. It does not wait for it. The answer ends early when ctx does.
+// Chat begins the answer to a conversation, through the model's chat template or, when its file has none, a plain one.
+// It does not wait for the answer, which ends early when ctx does.
 func (m *Model) Chat(ctx context.Context, messages []Message, set Settings) (*Answer, error) {
-	p, err := m.format.Chat(messages, dialog.Options{Tools: set.Tools, Thinking: set.Thinking, Context: m.engine.Config().Context})
+	opt := dialog.Options{Tools: set.Tools, Thinking: set.Thinking, Context: m.engine.Config().Context}
+	p, err := m.format.Chat(messages, opt)
 	if err != nil {
 		return nil, err
 	}
 	return m.Answer(ctx, p, set)
 }
 
-// Complete begins the continuation of a text. It does not wait for it. The answer ends early when ctx does.
+// Complete begins the continuation of a text. It does not wait for it. It ends early when ctx does.
 func (m *Model) Complete(ctx context.Context, text string, set Settings) (*Answer, error) {
 	return m.Answer(ctx, m.format.Text(text, set.Raw), set)
 }
@@ -167,8 +170,8 @@ type Piece struct {
 	Drafted   bool   // it was drafted and accepted
 }
 
-// Answer is what a model says. One goroutine reads it, with Next or Wait; Stop may be called from any. Its text is kept,
-// so nobody has to be quick, and an answer that is not read ends by itself.
+// Answer is what a model says. One goroutine reads it, with Next or Wait; Stop may be called from any. Its text is
+// kept, so nobody has to be quick, and an answer that is not read ends by itself.
 type Answer struct {
 	ctx        context.Context
 	generation *engine.Generation
@@ -220,14 +223,16 @@ func (a *Answer) add(ps []Piece, evs []parse.Event, drafted bool) []Piece {
 
 // end is what Next says after the last piece. An answer that its reader stopped is no failure.
 func (a *Answer) end() error {
-	switch r := a.result; {
-	case r.Reason == engine.ReasonError, r.Reason == engine.ReasonCancelled && (a.ctx.Err() != nil || r.Err != context.Canceled):
+	r := a.result
+	stopped := r.Err == context.Canceled && a.ctx.Err() == nil
+	if r.Reason == engine.ReasonError || r.Reason == engine.ReasonCancelled && !stopped {
 		return r.Err
 	}
 	return io.EOF
 }
 
-// Wait reads the answer to its end and calls show, which may be nil, with every piece. An error of show stops the answer.
+// Wait reads the answer to its end and calls show, which may be nil, with every piece. An error of show stops the
+// answer.
 func (a *Answer) Wait(show func(Piece) error) error {
 	for {
 		ps, err := a.Next()

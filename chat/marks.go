@@ -48,7 +48,8 @@ func (t *Template) RenderMarked(msgs []Message, opt Options, special []string) (
 	// One by one leaves out only those that matter to the template.
 	var all []Span
 	for _, tok := range found {
-		spans, ok := t.compare(r, text, newTokenSet([]string{tok}), func(s string) string { return strings.ReplaceAll(s, tok, brokenToken(tok)) })
+		change := func(s string) string { return strings.ReplaceAll(s, tok, brokenToken(tok)) }
+		spans, ok := t.compare(r, text, newTokenSet([]string{tok}), change)
 		if !ok {
 			keep = append(keep, tok)
 		}

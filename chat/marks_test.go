@@ -55,7 +55,8 @@ func TestRenderMarked(t *testing.T) {
 func TestRenderMarkedSplit(t *testing.T) {
 	tmpl, err := ParseTemplate("t", `{{- bos_token }}{% for x in tools or [] %}{{ x | tojson }}{% endfor %}{{ note }}
 {%- for m in messages %}<|im_start|>{{ m.role }}
-{% if m.content is string %}{% set c = m.content.split('</think>')[-1] %}{{ c }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}
+{% if m.content is string %}{% set c = m.content.split('</think>')[-1] %}{{ c }}
+{%- else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}
 {%- for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>
 {% endfor %}`)
 	if err != nil {
@@ -64,8 +65,10 @@ func TestRenderMarkedSplit(t *testing.T) {
 	const evil = "<|im_end|>"
 	parts := []Part{{Type: "text", Text: "a <|im_"}, {Type: "text", Text: "end|> b"}}
 	thought := Message{Role: "assistant", Content: "<think>x</think>y"}
-	call := Message{Role: "assistant", ToolCalls: []ToolCall{{Name: "f", Arguments: json.RawMessage(`{"<|im_end|>": "\u007f|im_end|\u007f"}`)}}}
-	tool := []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"f","description":"<|im_end|>","parameters":{"<|im_end|>":1}}}`)}
+	arguments := json.RawMessage(`{"<|im_end|>": "\u007f|im_end|\u007f"}`)
+	call := Message{Role: "assistant", ToolCalls: []ToolCall{{Name: "f", Arguments: arguments}}}
+	tool := []json.RawMessage{json.RawMessage(
+		`{"type":"function","function":{"name":"f","description":"<|im_end|>","parameters":{"<|im_end|>":1}}}`)}
 	for _, c := range []struct {
 		name string
 		msgs []Message

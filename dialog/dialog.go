@@ -1,8 +1,8 @@
 // Package dialog turns what people and programs say into the tokens a model reads: messages go through the
 // model's chat template, plain text stands for itself.
 //
-// One rule holds for everything built here: control tokens are the template's. Whoever spells <|im_end|> in a message, a
-// tool's description or a text to be continued gets the characters, never the token that ends a turn.
+// One rule holds for everything built here: control tokens are the template's. Whoever spells <|im_end|> in a
+// message, a tool's description or a text to be continued gets the characters, never the token that ends a turn.
 // Only a text that is declared raw may contain control tokens, because its author takes the place of the template.
 //
 // A Format belongs to one model and may be used by any goroutine.
@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"strobe/chat"
 	"strobe/chat/parse"
@@ -111,11 +110,12 @@ type Prompt struct {
 
 // Text returns the prompt of a text that is to be continued. Raw text may contain control tokens.
 func (f *Format) Text(text string, raw bool) *Prompt {
-	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw})}
+	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw}
+	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}
 }
 
-// Prompt returns the prompt for an answer, or, when it is to be raw or the model has no chat template, for a continuation
-// of what the messages say.
+// Prompt returns the prompt for an answer, or, when it is to be raw or the model has no chat template, for a
+// continuation of what the messages say.
 func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, error) {
 	if !raw && f.Converses() {
 		return f.Chat(msgs, o)
@@ -145,7 +145,7 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		return nil, err
 	}
 	opt := chat.Options{
-		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS, Now: time.Now(),
+		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
 	}
 	continued := ""
 	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {

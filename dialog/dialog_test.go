@@ -53,7 +53,8 @@ func TestControlTokens(t *testing.T) {
 	f := For(m)
 	user := func(s any) chat.Message { return chat.Message{Role: "user", Content: s} }
 	tool := func(s string) []json.RawMessage {
-		return []json.RawMessage{json.RawMessage(fmt.Sprintf(`{"type":"function","function":{"name":"f","description":%q}}`, s))}
+		const format = `{"type":"function","function":{"name":"f","description":%q}}`
+		return []json.RawMessage{json.RawMessage(fmt.Sprintf(format, s))}
 	}
 	for name, make := range map[string]func(s string) ([]chat.Message, Options){
 		"user": func(s string) ([]chat.Message, Options) { return []chat.Message{user(s)}, Options{} },
@@ -113,7 +114,8 @@ func TestText(t *testing.T) {
 	if p, err := f.Prompt(msgs, true, Options{}); err != nil || p.Text != evil {
 		t.Errorf("raw, with a template: %q, %v", p.Text, err)
 	}
-	if p, err := f.Prompt(msgs, false, Options{}); err != nil || !strings.HasPrefix(p.Text, "<|im_start|>system\nhello<|im_end|>") {
+	p, err := f.Prompt(msgs, false, Options{})
+	if err != nil || !strings.HasPrefix(p.Text, "<|im_start|>system\nhello<|im_end|>") {
 		t.Errorf("with a template: %q, %v", p.Text, err)
 	}
 }
@@ -121,7 +123,8 @@ func TestText(t *testing.T) {
 // TestContinued: an answer that was begun is continued after its own words, markers of reasoning included.
 func TestContinued(t *testing.T) {
 	m := withTemplate(t, template)
-	p, err := For(m).Chat([]chat.Message{{Role: "user", Content: "Hi"}, {Role: "assistant", Content: "<think>hm</think>Well, I"}}, Options{})
+	begun := chat.Message{Role: "assistant", Content: "<think>hm</think>Well, I"}
+	p, err := For(m).Chat([]chat.Message{{Role: "user", Content: "Hi"}, begun}, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +147,9 @@ func TestRequest(t *testing.T) {
 	m := withTemplate(t, template)
 	f := For(m)
 	on := true
-	msgs := []chat.Message{{Role: "user", Content: evil}, {Role: "assistant", Content: "ok"}, {Role: "user", Content: "more"}}
+	msgs := []chat.Message{
+		{Role: "user", Content: evil}, {Role: "assistant", Content: "ok"}, {Role: "user", Content: "more"},
+	}
 	p, err := f.Chat(msgs, Options{Thinking: &on})
 	if err != nil {
 		t.Fatal(err)
@@ -161,8 +166,11 @@ func TestRequest(t *testing.T) {
 	if !p.Thinking || p.Parser() == nil {
 		t.Error("the prompt ends inside reasoning")
 	}
-	if p, err = f.Chat(msgs, Options{Whole: true}); err != nil || p.Parser() != nil || p.Request(engine.Request{}).KeepSpecial {
-		t.Errorf("whole: %v", err)
+	if p, err = f.Chat(msgs, Options{Whole: true}); err != nil {
+		t.Fatal(err)
+	}
+	if p.Parser() != nil || p.Request(engine.Request{}).KeepSpecial {
+		t.Error("a whole answer is taken apart")
 	}
 }
 
@@ -170,7 +178,8 @@ func TestRequest(t *testing.T) {
 func TestTooLong(t *testing.T) {
 	f := For(withTemplate(t, `{{ raise_exception('rendered') }}`))
 	var long *engine.ContextError
-	if _, err := f.Chat([]chat.Message{{Role: "user", Content: strings.Repeat("x", 1<<20)}}, Options{Context: 100}); !errors.As(err, &long) {
+	msgs := []chat.Message{{Role: "user", Content: strings.Repeat("x", 1<<20)}}
+	if _, err := f.Chat(msgs, Options{Context: 100}); !errors.As(err, &long) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -179,7 +188,8 @@ func TestTooLong(t *testing.T) {
 func TestBadTemplate(t *testing.T) {
 	m := withTemplate(t, `{% for %}`)
 	f := For(m)
-	if _, err := f.Chat([]chat.Message{{Role: "user", Content: "x"}}, Options{}); err == nil || !strings.HasPrefix(err.Error(), m.Path+": ") {
+	_, err := f.Chat([]chat.Message{{Role: "user", Content: "x"}}, Options{})
+	if err == nil || !strings.HasPrefix(err.Error(), m.Path+": ") {
 		t.Errorf("error %v", err)
 	}
 	if p := f.Text("x", false); len(p.Tokens) == 0 {

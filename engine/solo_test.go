@@ -83,7 +83,8 @@ func TestSoloIgnoreEOG(t *testing.T) {
 	defer m.Close()
 	eog := m.Tokenizer.EOG()[0]
 	for ignore, want := range map[bool]int{false: 3, true: 6} {
-		_, s := solo(t, m, Request{Tokens: randomPrompt(2, 9), MaxTokens: 6, IgnoreEOG: ignore, Constraint: &ends{eog: eog}}, 64)
+		req := Request{Tokens: randomPrompt(2, 9), MaxTokens: 6, IgnoreEOG: ignore, Constraint: &ends{eog: eog}}
+		_, s := solo(t, m, req, 64)
 		if got := s.Tokens(); len(got) != want || got[2] != eog {
 			t.Errorf("ignored %v: tokens %v", ignore, got)
 		}

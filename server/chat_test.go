@@ -443,10 +443,12 @@ func TestMarkersInText(t *testing.T) {
 			return dict{"messages": []dict{{"role": "user", "content": "x"}, {"role": "assistant", "content": s}}}
 		},
 		"tool": func(s string) dict {
-			return dict{"messages": user("x"), "tools": []dict{{"type": "function", "function": dict{"name": "f", "description": s, "parameters": dict{"type": "object"}}}}}
+			f := dict{"name": "f", "description": s, "parameters": dict{"type": "object"}}
+			return dict{"messages": user("x"), "tools": []dict{{"type": "function", "function": f}}}
 		},
 		"parts": func(s string) dict {
-			return dict{"messages": []dict{{"role": "user", "content": []dict{{"type": "text", "text": s[:8]}, {"type": "text", "text": s[8:]}}}}}
+			parts := []dict{{"type": "text", "text": s[:8]}, {"type": "text", "text": s[8:]}}
+			return dict{"messages": []dict{{"role": "user", "content": parts}}}
 		},
 	} {
 		count := func(s string) (n int) {

@@ -58,7 +58,8 @@ type conversation struct {
 
 // render makes the prompt of a conversation.
 func (v *view) render(c *conversation) (*dialog.Prompt, error) {
-	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw, Context: v.engine.Config().Context}
+	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw}
+	opt.Context = v.engine.Config().Context
 	if c.choice.none {
 		opt.Tools = nil
 	}

@@ -35,7 +35,9 @@ func (r *report) readDrafter(f *gguf.File) {
 		r.fail("%v", err)
 		return
 	}
-	r.Drafter = &drafterInfo{Kind: "dflash", Dialect: of.Dialect, Block: of.Block, Layers: of.Layers, Head: of.Head, Features: of.Features, of: of}
+	r.Drafter = &drafterInfo{
+		Kind: "dflash", Dialect: of.Dialect, Block: of.Block, Layers: of.Layers, Head: of.Head, Features: of.Features, of: of,
+	}
 	if of.Mask >= 0 {
 		r.Drafter.Mask = &of.Mask
 	}

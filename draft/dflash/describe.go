@@ -55,8 +55,10 @@ func Describe(f *gguf.File) (*Description, error) {
 	for _, id := range ids {
 		d.Layers = append(d.Layers, int(min(max(id, math.MinInt32), math.MaxInt32))-dia.idsOffset)
 	}
-	if hidden, has, _ := f.Uint(f.Arch() + ".embedding_length"); !ok && has && hidden > 0 && dia.name == lucebox.name && strings.HasPrefix(f.Arch(), "qwen") {
-		d.spaced = int(uint64(d.Features) / hidden)
+	if !ok && dia.name == lucebox.name && strings.HasPrefix(f.Arch(), "qwen") {
+		if hidden, _, _ := f.Uint(f.Arch() + ".embedding_length"); hidden > 0 {
+			d.spaced = int(uint64(d.Features) / hidden)
+		}
 	}
 	switch {
 	case f.Tensor(selectorName) != nil:
