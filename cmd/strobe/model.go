@@ -148,21 +148,15 @@ func (s *sampleFlags) add(cmd *cobra.Command, temp float32) {
 	f.Int64Var(&s.seed, "seed", -1, "seed of the random numbers; negative takes a new one each time")
 }
 
-// sampler returns a sampler for a vocabulary with the ids a model never wants.
-func (s *sampleFlags) sampler(m *engine.Model) (*sample.Sampler, error) {
+// params are the settings of the turn-th answer, each with a seed of its own.
+func (s *sampleFlags) params(turn int) (sample.Params, error) {
 	p := s.Params
-	p.Seed = uint64(s.seed)
+	p.Seed = uint64(s.seed) + uint64(turn)
 	if s.seed < 0 {
 		p.Seed = rand.Uint64()
 	}
-	for _, id := range m.Target.Suppress {
-		if p.LogitBias == nil {
-			p.LogitBias = make(map[int32]float32)
-		}
-		p.LogitBias[id] = negInf
-	}
 	if err := p.Validate(); err != nil {
-		return nil, usageError{err}
+		return p, usageError{err}
 	}
-	return sample.New(p, m.Target.Vocab), nil
+	return p, nil
 }
