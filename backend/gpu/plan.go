@@ -51,7 +51,7 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 	}
 	var dt *DeltaTables
 	if s.plan != nil && s.plan.State != nil {
-		if dt, err = s.plan.State.(*statePool).tables(s.plan.Delta); err != nil {
+		if dt, err = s.plan.State.(*States).Tables(s.plan.Delta); err != nil {
 			return nil, lay, err
 		}
 		lay.delta = deltaUse{dt.Room(), lay.bytes}

@@ -1,208 +1,255 @@
 package gpu
 
 import (
-	"encoding/binary"
-	"math"
-	"slices"
+	"fmt"
+	"math/bits"
+	"unsafe"
 
 	"strobe/backend"
 )
 
-// statePool is the recurrent memory of sequences on the device.
-type statePool struct {
-	b      *Backend
-	d      backend.DeltaDims
-	delta  *Delta
+// States is a backend.StatePool on a device. Every slot has its state in memory of its own, and two tapes: a pass reads what the pass before
+// taped and writes its own rows beside it. Keeping rows of a tape moves nothing: the next pass is told which rows they are.
+type States struct {
+	*Delta
+	d      Driver
 	layers int
-	slots  []*stateSlot // nil where free
+	slots  []stateSlot
 	free   []int32
-	table  Addr // for Settle
-	room   int
+	spare  map[int][]Addr // memory that was given back, by size
+	table  Addr           // of Settle
+	room   int            // bytes of it
 }
 
-// stateSlot is the memory of one sequence. A pass reads pending rows from one tape while it writes its own to the other, since blocks of
-// some heads may be done before those of others have begun.
 type stateSlot struct {
+	used  bool
 	state Addr
-	tape  [2]Addr
-	rows  [2]int  // room
-	last  int     // tape of the last pass
-	path  []int32 // rows of it that were kept, in order; nil means the first ones
+	tapes [2]stateTape
+	last  int     // the tape of the last pass
+	path  []int32 // its rows, if they were chosen; nil means as they are
 }
 
-// NewStatePool returns an empty pool.
-func (b *Backend) NewStatePool(d backend.DeltaDims, layers int) (backend.StatePool, error) {
-	delta, err := NewDelta(b.d, d)
+type stateTape struct {
+	at   Addr
+	rows int
+}
+
+var _ backend.StatePool = (*States)(nil)
+
+// NewStates returns an empty pool.
+func NewStates(d Driver, dims backend.DeltaDims, layers int) (*States, error) {
+	t, err := NewDelta(d, dims)
 	if err != nil {
 		return nil, err
 	}
-	return &statePool{b: b, d: d, delta: delta, layers: layers}, nil
+	return &States{Delta: t, d: d, layers: layers, spare: map[int][]Addr{}}, nil
 }
 
-func (p *statePool) layerBytes() int { return 4 * p.d.StateValues() }
+func (p *States) stateBytes() int        { return 4 * p.layers * p.dims.StateValues() }
+func (p *States) tapeBytes(rows int) int { return 4 * p.layers * rows * DeltaTapeRow(p.dims) }
 
-func (p *statePool) Alloc() (int32, error) {
-	a, err := p.b.d.Alloc(p.layers * p.layerBytes())
+// take returns memory, used memory of the same size if there is some. Memory of other sizes is only given up when the device has no more.
+func (p *States) take(bytes int) (Addr, error) {
+	if s := p.spare[bytes]; len(s) > 0 {
+		p.spare[bytes] = s[:len(s)-1]
+		return s[len(s)-1], nil
+	}
+	return p.alloc(bytes)
+}
+
+func (p *States) alloc(bytes int) (Addr, error) {
+	a, err := p.d.Alloc(bytes)
+	if err != nil && p.drop() {
+		a, err = p.d.Alloc(bytes)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("recurrent memory: %w", err)
+	}
+	return a, nil
+}
+
+// drop gives spare memory back to the device and reports whether there was any.
+func (p *States) drop() bool {
+	any := false
+	for n, s := range p.spare {
+		for _, a := range s {
+			p.d.Release(a)
+			any = true
+		}
+		delete(p.spare, n)
+	}
+	return any
+}
+
+func (p *States) give(a Addr, bytes int) {
+	if a != 0 {
+		p.spare[bytes] = append(p.spare[bytes], a)
+	}
+}
+
+// Alloc returns a slot that has seen no token.
+func (p *States) Alloc() (int32, error) {
+	a, err := p.take(p.stateBytes())
 	if err != nil {
 		return 0, err
 	}
-	s := &stateSlot{state: a}
-	id := int32(len(p.slots))
+	var slot int32
 	if n := len(p.free); n > 0 {
-		id, p.free = p.free[n-1], p.free[:n-1]
-		p.slots[id] = s
+		slot, p.free = p.free[n-1], p.free[:n-1]
 	} else {
-		p.slots = append(p.slots, s)
+		slot = int32(len(p.slots))
+		p.slots = append(p.slots, stateSlot{})
 	}
-	p.Clear(id)
-	return id, nil
+	p.slots[slot] = stateSlot{used: true, state: a}
+	p.Clear(slot)
+	return slot, nil
 }
 
-func (p *statePool) Free(id int32) {
-	p.Release(id)
-	p.b.d.Release(p.slots[id].state)
-	p.slots[id] = nil
-	p.free = append(p.free, id)
+// Free gives a slot back.
+func (p *States) Free(slot int32) {
+	s := &p.slots[slot]
+	if !s.used {
+		return
+	}
+	p.Release(slot)
+	p.give(s.state, p.stateBytes())
+	*s = stateSlot{}
+	p.free = append(p.free, slot)
 }
 
-func (p *statePool) Clear(id int32) { p.b.d.Fill(p.slots[id].state, 0, p.layers*p.layerBytes()) }
+// Clear forgets all tokens.
+func (p *States) Clear(slot int32) { p.d.Fill(p.slots[slot].state, 0, p.stateBytes()) }
 
-func (p *statePool) Copy(dst, src int32) {
-	p.b.d.Copy(p.slots[dst].state, p.slots[src].state, p.layers*p.layerBytes())
+// Copy copies the state, not the tape.
+func (p *States) Copy(dst, src int32) {
+	p.d.Copy(p.slots[dst].state, p.slots[src].state, p.stateBytes())
 }
 
-// Reserve makes room on the tape that the next pass writes.
-func (p *statePool) Reserve(id int32, rows int) error {
-	s := p.slots[id]
-	next := 1 - s.last
-	if rows <= s.rows[next] {
+// Reserve makes room for a pass over rows. It will write the other tape, so what the last pass taped stays.
+func (p *States) Reserve(slot int32, rows int) error {
+	s := &p.slots[slot]
+	t := &s.tapes[1-s.last]
+	if rows <= t.rows {
 		return nil
 	}
-	rows = roomFor(rows)
-	a, err := p.b.d.Alloc(rows * p.layers * DeltaTapeRow(p.d) * 4)
+	n := 1 << bits.Len(uint(rows-1)) // so that memory that was given back fits again
+	if err := p.reserveTable(n); err != nil {
+		return err
+	}
+	a, err := p.take(p.tapeBytes(n))
 	if err != nil {
 		return err
 	}
-	if s.tape[next] != 0 {
-		p.b.d.Release(s.tape[next])
-	}
-	s.tape[next], s.rows[next] = a, rows
+	p.give(t.at, p.tapeBytes(t.rows))
+	*t = stateTape{a, n}
 	return nil
 }
 
-func (p *statePool) Release(id int32) {
-	s := p.slots[id]
-	for i, a := range s.tape {
-		if a != 0 {
-			p.b.d.Release(a)
-		}
-		s.tape[i], s.rows[i] = 0, 0
+// reserveTable makes sure that Settle has room for the tables of so many pending rows.
+func (p *States) reserveTable(rows int) error {
+	n := 4 * (4 + deltaSeg + rows)
+	if n <= p.room {
+		return nil
+	}
+	a, err := p.alloc(n)
+	if err != nil {
+		return err
+	}
+	p.d.Release(p.table)
+	p.table, p.room = a, n
+	return nil
+}
+
+// Release gives the tapes back.
+func (p *States) Release(slot int32) {
+	s := &p.slots[slot]
+	for i, t := range s.tapes {
+		p.give(t.at, p.tapeBytes(t.rows))
+		s.tapes[i] = stateTape{}
 	}
 	s.path = nil
 }
 
-// Keep moves nothing: the next pass reads the rows where they are.
-func (p *statePool) Keep(id int32, path []int32) { p.slots[id].path = slices.Clone(path) }
-
-func (p *statePool) memory(id int32) DeltaMemory {
-	s := p.slots[id]
-	return DeltaMemory{State: s.state, Read: s.tape[s.last], Write: s.tape[1-s.last], ReadRows: s.rows[s.last], WriteRows: s.rows[1-s.last], Path: s.path}
-}
-
-func (p *statePool) tables(segs []backend.DeltaSeg) (*DeltaTables, error) {
-	return NewDeltaTables(p.d, segs, p.memory)
-}
-
-// stepped says that a pass over the segments was launched.
-func (p *statePool) stepped(segs []backend.DeltaSeg) {
-	for _, g := range segs {
-		s := p.slots[g.Slot]
-		s.path = nil
-		if !g.Prompt {
-			s.last = 1 - s.last
+// Keep makes row path[i] of the tape row i.
+func (p *States) Keep(slot int32, path []int32) {
+	s := &p.slots[slot]
+	next := make([]int32, len(path))
+	for i, r := range path {
+		next[i] = r
+		if s.path != nil {
+			next[i] = s.path[r]
 		}
 	}
+	s.path = next
 }
 
-func (b *Backend) stepped(plan *backend.Plan) {
-	if plan != nil && plan.State != nil {
-		plan.State.(*statePool).stepped(plan.Delta)
+// memory says where a slot lies for a pass that reads its last tape.
+func (p *States) memory(slot int32) DeltaMemory {
+	s := &p.slots[slot]
+	read, write := s.tapes[s.last], s.tapes[1-s.last]
+	return DeltaMemory{State: s.state, Read: read.at, ReadRows: read.rows, Write: write.at, WriteRows: write.rows, Path: s.path}
+}
+
+// Tables makes the tables of a pass, which must follow: from now on the tapes are those that it writes.
+func (p *States) Tables(segs []backend.DeltaSeg) (*DeltaTables, error) {
+	for i, s := range segs {
+		if s.Slot < 0 || int(s.Slot) >= len(p.slots) || !p.slots[s.Slot].used {
+			return nil, fmt.Errorf("segment %d of the recurrent layers has the slot %d, which nobody has", i, s.Slot)
+		}
 	}
+	t, err := NewDeltaTables(p.dims, segs, p.memory)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range segs {
+		if !s.Prompt && s.N > 0 {
+			p.slots[s.Slot].last = 1 - p.slots[s.Slot].last
+			p.slots[s.Slot].path = nil
+		}
+	}
+	return t, nil
 }
 
-// Settle applies pending rows of the tape.
-func (p *statePool) Settle(id int32, pending int) {
-	t, err := p.tables([]backend.DeltaSeg{{Slot: id, Pending: pending}})
-	if err != nil {
-		p.b.fail(err)
+// Settle applies the first pending rows of the tape.
+func (p *States) Settle(slot int32, pending int) {
+	if pending == 0 {
 		return
 	}
-	r := t.Room()
-	if r.Bytes() > p.room {
-		a, err := p.b.d.Alloc(r.Bytes())
-		if err != nil {
-			p.b.fail(err)
-			return
-		}
-		if p.table != 0 {
-			p.b.d.Release(p.table)
-		}
-		p.table, p.room = a, r.Bytes()
+	t, err := NewDeltaTables(p.dims, []backend.DeltaSeg{{Slot: slot, Pending: pending}}, p.memory)
+	if err != nil {
+		panic("gpu: " + err.Error()) // more rows than the last pass had: a mistake of the caller
 	}
-	blk := make([]byte, r.Bytes())
-	t.Put(blk, r)
-	p.b.d.Upload(p.table, blk)
-	p.b.run(p.delta.Settle(nil, p.table, r.Segs, p.layers)...)
-	p.slots[id].path = nil
+	p.d.Upload(p.table, int32sBytes(t.ints))
+	for _, l := range p.Delta.Settle(nil, p.table, 1, p.layers) {
+		p.d.Launch(&l)
+	}
 }
 
-func (p *statePool) Read(id int32, layer int) []float32 {
-	raw := make([]byte, p.layerBytes())
-	if err := p.b.d.Download(raw, p.slots[id].state+Addr(layer*p.layerBytes())); err != nil {
-		p.b.fail(err)
-	}
-	v := make([]float32, len(raw)/4)
-	for i := range v {
-		v[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
+// Read returns the state of a layer.
+func (p *States) Read(slot int32, layer int) []float32 {
+	n := p.dims.StateValues()
+	v := make([]float32, n)
+	if err := p.d.Download(float32sBytes(v), p.slots[slot].state+Addr(4*layer*n)); err != nil {
+		clear(v) // the device has failed, which Sync says
 	}
 	return v
 }
 
-func (p *statePool) Write(id int32, layer int, v []float32) {
-	p.b.d.Upload(p.slots[id].state+Addr(layer*p.layerBytes()), floatBytes(v))
+// Write replaces the state of a layer.
+func (p *States) Write(slot int32, layer int, v []float32) {
+	p.d.Upload(p.slots[slot].state+Addr(4*layer*p.dims.StateValues()), float32sBytes(v[:p.dims.StateValues()]))
 }
 
-// deltaCall is the part of a recurrent layer's launches that both of its operations share.
-func (l *lowering) deltaCall(layer int32, rows int) (*Delta, DeltaCall) {
-	u := l.lay.delta
-	return l.plan.State.(*statePool).delta, DeltaCall{Table: l.lay.base + Addr(u.at), Segs: u.room.Segs, Rows: rows, Layer: int(layer)}
-}
-
-// shortConv runs the convolution, and the delta rule with it if that comes next and nobody else reads what lies between.
-func (l *lowering) shortConv(i int) int {
-	o, g := l.ops[i], *l.at(i + 1)
-	delta, c := l.deltaCall(o.n, int(o.a.rows))
-	c.U, c.W, c.QKV = l.in(o.a), o.v, o.dst.out()
-	l.overwrite(o.dst)
-	if g.kind != opGatedDelta || g.a != o.dst || g.n != o.n || l.wanted(i+1, o.dst) {
-		l.out = delta.ShortConv(l.out, c)
-		return 1
+// Close gives all memory back.
+func (p *States) Close() {
+	for i := range p.slots {
+		p.Free(int32(i))
 	}
-	c.Alpha, c.Beta, c.A, c.DT = l.in(g.b), l.in(g.c), g.v, g.v2
-	l.overwrite(g.dst)
-	c.Out, c.Scratch = g.dst.out(), l.take(delta.ScratchBytes(c.Rows))
-	l.out = delta.Both(l.out, c)
-	l.b.spare.give(c.Scratch)
-	return 2
+	p.drop()
+	p.d.Release(p.table)
+	p.table, p.room = 0, 0
 }
 
-// gatedDelta runs the delta rule by itself.
-func (l *lowering) gatedDelta(o op) {
-	delta, c := l.deltaCall(o.n, int(o.a.rows))
-	x := l.plain(o.a)
-	c.QKV, c.Alpha, c.Beta, c.A, c.DT = x.out(), l.in(o.b), l.in(o.c), o.v, o.v2
-	l.overwrite(o.dst)
-	c.Out, c.Scratch = o.dst.out(), l.take(delta.ScratchBytes(c.Rows))
-	l.out = delta.GatedDelta(l.out, c)
-	l.b.spare.give(c.Scratch)
+func float32sBytes(v []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
 }

@@ -146,7 +146,6 @@ func (b *Backend) EndStep() {
 			b.d.Launch(&r.launches[i])
 		}
 	}
-	b.stepped(s.plan)
 }
 
 func (b *Backend) dropOldest() {
