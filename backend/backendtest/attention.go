@@ -37,7 +37,7 @@ var attended = []view{
 	{n: 90, rows: 2, fork: true},
 	{n: 200, rows: 3, block: true, window: 66},
 	{n: 300, rows: 1},
-	{n: 0, rows: 17},
+	{n: 40, rows: 33},
 	{n: 5, rows: 4, window: 1}, // only itself
 	{n: 515, rows: 1, window: 512},
 }
@@ -263,23 +263,29 @@ func attend(s *suite, a attention) {
 		}
 		return k.row(name, item, a.heads*d.KeyDim)
 	}
+	// attend runs a step over the given rows of some sequences, which writes their keys and values first if asked to.
+	attend := func(k *kit, items []int, rows func(item int) []int, write bool) [][]float32 {
+		var qs, keys, vals [][]float32
+		for _, i := range items {
+			for _, slot := range rows(i) {
+				qs = append(qs, query(k, i, slot-attended[i].n))
+				keys, vals = append(keys, q.key(i, slot)), append(vals, q.value(i, slot))
+			}
+		}
+		kt, vt, qt, dst := k.input(keys), k.input(vals), k.input(qs), k.place(len(qs), a.heads*d.ValueDim)
+		p := q.params()
+		q.step(items, rows, func() {
+			if write {
+				k.KVWrite(1, testLayer, kt.Tensor, vt.Tensor)
+			}
+			k.Attention(dst.Tensor, qt.Tensor, 1, testLayer, p)
+		})
+		return k.finish(dst)[0]
+	}
 	k.obey(op{
 		items: len(attended), bound: s.Attention(d.Key, d.Value),
 		run: func(k *kit, items []int, _ int) [][]float32 {
-			var rows, keys, vals [][]float32
-			for _, i := range items {
-				for r := range attended[i].rows {
-					rows = append(rows, query(k, i, r))
-					keys, vals = append(keys, q.key(i, attended[i].n+r)), append(vals, q.value(i, attended[i].n+r))
-				}
-			}
-			kt, vt, qt, dst := k.input(keys), k.input(vals), k.input(rows), k.place(len(rows), a.heads*d.ValueDim)
-			p := q.params()
-			q.step(items, q.pass, func() {
-				k.KVWrite(1, testLayer, kt.Tensor, vt.Tensor)
-				k.Attention(dst.Tensor, qt.Tensor, 1, testLayer, p)
-			})
-			return grouped(k.finish(dst)[0], items, func(i int) int { return attended[i].rows })
+			return grouped(attend(k, items, q.pass, true), items, func(i int) int { return attended[i].rows })
 		},
 		want: func(k *kit, i int) []float64 {
 			var out []float64
@@ -289,6 +295,14 @@ func attend(s *suite, a attention) {
 			return out
 		},
 	})
+	// A row of a sequence has the same bits without the other rows of its pass.
+	for i, v := range attended {
+		whole := attend(k, []int{i}, q.pass, true)
+		for r := 0; r < v.rows; r += 1 + v.rows/8 {
+			alone := attend(k, []int{i}, func(int) []int { return []int{v.n + r} }, false)
+			k.equal(fmt.Sprintf("row %d of sequence %d alone", r, i), alone, whole[r:r+1])
+		}
+	}
 }
 
 // pass lists the slots of a sequence's pass.

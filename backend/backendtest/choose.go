@@ -55,7 +55,7 @@ const logitKinds = 11
 func argMax(s *suite) {
 	k := s.device()
 	for _, cols := range []int{1, 7, 64, 257, 5000, s.BigRow} {
-		rows := manyRows
+		rows := s.most()
 		if cols > 1000 {
 			rows = logitKinds
 		}
@@ -96,7 +96,7 @@ func argMax(s *suite) {
 
 func topK(s *suite) {
 	k := s.device()
-	for _, c := range []struct{ cols, k, rows int }{{64, 1, manyRows}, {64, 8, manyRows}, {9, 9, manyRows}, {3000, 40, logitKinds}, {s.BigRow, 8, logitKinds}} {
+	for _, c := range []struct{ cols, k, rows int }{{64, 1, s.most()}, {64, 8, s.most()}, {9, 9, s.most()}, {3000, 40, logitKinds}, {s.BigRow, 8, logitKinds}} {
 		rows := slices.Repeat([]int{0}, c.rows)
 		for i := range rows {
 			rows[i] = i

@@ -7,9 +7,6 @@ import (
 	"strobe/backend"
 )
 
-// manyRows is the largest batch of most operations.
-const manyRows = 33
-
 // dense is an operation that computes each row of dst from the same row of its inputs.
 type dense struct {
 	name    string
@@ -114,9 +111,9 @@ func denseCases() []testCase {
 		list = append(list, testCase{d.name, func(s *suite) {
 			k := s.device()
 			for _, cols := range []int{1, 37, 96, 260} {
-				k.dense(d, cols, manyRows)
+				k.dense(d, cols, k.most())
 			}
-			k.dense(d, 9000, 4) // a row that is worth sharing
+			k.dense(d, min(9000, k.BigRow), 4) // rows that are worth sharing out
 		}})
 	}
 	return append(list, testCase{"Gather", gather}, testCase{"BlockConv", blockConv})

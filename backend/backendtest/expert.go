@@ -112,7 +112,7 @@ func route(s *suite) {
 		}
 		const scale = 2.5
 		k.obey(op{
-			items: manyRows, bound: function,
+			items: k.most(), bound: function,
 			run: func(k *kit, items []int, _ int) [][]float32 {
 				var x [][]float32
 				for _, r := range items {
@@ -184,7 +184,7 @@ func expertSum(s *suite) {
 	for _, scaled := range []bool{false, true} {
 		for _, c := range []struct{ cols, used int }{{96, 2}, {37, 4}, {5, 1}} {
 			k.obey(op{
-				items: manyRows, bound: function, strict: true,
+				items: k.most(), bound: function, strict: true,
 				run: func(k *kit, items []int, _ int) [][]float32 {
 					var y [][]float32
 					var ids []int32

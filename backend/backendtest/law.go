@@ -23,6 +23,9 @@ type op struct {
 	clean bool
 }
 
+// most is the number of rows of the largest batch, with room for poisoned ones.
+func (s *suite) most() int { return max(5, slices.Max(s.Rows)) }
+
 // batches returns the sets of items to try: every size of batch, with changing members in changing order.
 func (s *suite) batches(items int) [][]int {
 	step := 1 // from one member to the next; has no common factor with items, so members differ

@@ -12,6 +12,7 @@ func pageCases(o Options) []testCase {
 	pair := [2]quant.Type{o.KV[0], o.KV[len(o.KV)-1]} // of different types where there are several
 	return []testCase{
 		{"KVPool Alloc and Free", func(s *suite) { pageNumbers(s) }},
+		{"Attention of a path through a tree", func(s *suite) { treePath(s, pair) }},
 		{"KVPool Move", func(s *suite) { movedRows(s, pair) }},
 		{"KVPool Copy", func(s *suite) { copiedPage(s, pair) }},
 		{"KVPool ReadPage and WritePage", func(s *suite) { storedPage(s, pair) }},
@@ -186,4 +187,50 @@ func storedPage(s *suite, types [2]quant.Type) {
 	clear(raw)
 	other.shows("after WritePage", types, content)
 	b.shows("after ReadPage", types, b.content)
+}
+
+// treePath: a row at the end of a path through a tree sees what it sees when the path has become a chain, with the same bits.
+func treePath(s *suite, types [2]quant.Type) {
+	b := s.device().book(types, 2)
+	const n = 62 // committed; the tree goes over the border of the page
+	path := []int32{0, 2, 5, 6}
+	for _, window := range []int{0, 40, 3, 1} {
+		lo := 0
+		if window > 0 {
+			lo = n + len(path) - window
+		}
+		tree := backend.KVPlan{Seg: []int32{0}, Slot: []int32{n + path[3]}, Lo: []int32{int32(lo)}, Hi: []int32{int32(max(lo, n))}}
+		var extra []int32
+		for depth, r := range path {
+			if n+depth >= lo {
+				extra = append(extra, n+r)
+			}
+		}
+		tree.Extra = [][]int32{extra}
+		before := b.see(tree)
+		var moves []backend.RowMove
+		for to, from := range path {
+			moves = append(moves, backend.RowMove{To: b.pages[(n+to)/pageTokens], Dst: (n + to) % pageTokens,
+				From: b.pages[(n+from)/pageTokens], Src: int(n+from) % pageTokens})
+		}
+		b.pool.Move(moves)
+		end := int32(n + len(path))
+		chain := backend.KVPlan{Seg: []int32{0}, Slot: []int32{end - 1}, Lo: tree.Lo, Hi: []int32{end}}
+		b.k.equal(fmt.Sprint("window ", window), b.see(chain), before)
+		b.write(b.content)
+	}
+}
+
+// see is what one row sees of every layer.
+func (b *book) see(p backend.KVPlan) [][]float32 {
+	p.Pool, p.Tables = b.pool, [][]int32{b.pages}
+	var out [][]float32
+	for l, d := range b.layers {
+		q, dst := b.k.input([][]float32{values("query", l, d.Heads*d.KeyDim)}), b.k.place(1, d.Heads*d.ValueDim)
+		b.k.BeginStep(&backend.Plan{KV: []backend.KVPlan{p}})
+		b.k.Attention(dst.Tensor, q.Tensor, 0, l, backend.AttnParams{Heads: d.Heads, KVHeads: d.Heads, Scale: 0.3})
+		b.k.EndStep()
+		out = append(out, b.k.finish(dst)[0]...)
+	}
+	return out
 }

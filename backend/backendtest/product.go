@@ -82,7 +82,7 @@ func (k *kit) product(s *suite, typ quant.Type, rows, cols int) {
 	m := k.matrix(typ, 1, rows, cols)
 	w := k.bind(m)
 	k.obey(op{
-		items: manyRows, bound: s.Product(typ, cols), strict: isFloat(typ),
+		items: k.most(), bound: s.Product(typ, cols), strict: isFloat(typ),
 		run: func(k *kit, items []int, _ int) [][]float32 {
 			x, y := k.input(k.rows("x", items, cols)), k.place(len(items), rows)
 			k.MatMul(x.Tensor, backend.Product{W: w, Y: y.Tensor})

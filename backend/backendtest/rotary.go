@@ -56,7 +56,7 @@ func rope(s *suite) {
 	for _, c := range []struct{ heads, dim, pairs int }{{1, 64, 32}, {3, 40, 8}, {4, 64, 16}, {2, 256, 128}, {5, 6, 3}} {
 		angle := func(item int) []float64 { return wide(values("angle", item, c.pairs)) }
 		k.obey(op{
-			items: manyRows, bound: function, strict: true,
+			items: k.most(), bound: function, strict: true,
 			run: func(k *kit, items []int, _ int) [][]float32 {
 				var x, cos, sin [][]float32
 				for _, item := range items {
