@@ -57,10 +57,8 @@ type (
 
 // Who drafts, for Drafting.Draft.
 const (
-	DraftAuto   = speculate.Auto // the drafter and repetitions, whatever pays
-	DraftOff    = speculate.Off
-	DraftDFlash = speculate.DFlash
-	DraftNGram  = speculate.NGram // repetitions in prompt and answer
+	DraftAuto = speculate.Auto // a drafter or repetitions in the text, whatever pays
+	DraftOff  = speculate.Off
 )
 
 // Options says how to open a model. The zero value works.

@@ -28,7 +28,7 @@ func solo(t *testing.T, m *Model, req Request, chunk int) (all Event, s *Solo) {
 		all.Tokens = append(all.Tokens, ev.Tokens...)
 		all.Text = append(all.Text, ev.Text...)
 	}
-	if target, drafter := s.Bytes(); target == 0 || m.Drafter != nil && drafts(req.Spec) && drafter == 0 {
+	if target, drafter := s.Bytes(); target == 0 || m.Drafter != nil && req.Spec.Draft != speculate.Off && drafter == 0 {
 		t.Errorf("%d and %d bytes in use", target, drafter)
 	}
 	return all, s
