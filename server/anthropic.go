@@ -339,6 +339,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 		fail(w, r, err)
 		return
 	}
+	c.done = r.Context().Done()
 	reqs, replies, err := l.answers(c, req, 1, q.Stream)
 	if err != nil {
 		fail(w, r, err)
@@ -547,6 +548,7 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer l.release()
+	c.done = r.Context().Done()
 	p, err := l.render(c)
 	if err != nil {
 		fail(w, r, err)

@@ -335,7 +335,7 @@ func TestF185_SecondBlock(t *testing.T) {
 	}
 	g := con.(*guide)
 	say := func(s string) {
-		for _, id := range v.encode(s, nil) {
+		for _, id := range v.encode(s, nil, nil) {
 			g.Accept(id)
 		}
 	}

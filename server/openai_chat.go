@@ -414,6 +414,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	c.done = r.Context().Done()
 	reqs, replies, err := l.answers(c, req, n, q.Stream)
 	if err != nil {
 		fail(w, r, err)

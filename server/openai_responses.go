@@ -310,6 +310,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		fail(w, r, err)
 		return
 	}
+	c.done = r.Context().Done()
 	reqs, replies, err := l.answers(c, req, 1, q.Stream)
 	if err != nil {
 		fail(w, r, err)

@@ -61,15 +61,15 @@ func newView(name string, e *engine.Engine) (*view, error) {
 
 // encode turns a rendered prompt into tokens. Plain are the places where control tokens are spelled by
 // the conversation and not by the template: nobody can end a turn or open one by writing its marker.
-func (v *view) encode(text string, plain []chat.Span) []int32 {
+func (v *view) encode(text string, plain []chat.Span, done <-chan struct{}) []int32 {
 	var ids []int32
 	at := 0
 	for _, s := range plain {
-		ids = v.tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true})
-		ids = v.tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{})
+		ids = v.tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true, Done: done})
+		ids = v.tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{Done: done})
 		at = s.End
 	}
-	ids = v.tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true})
+	ids = v.tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true, Done: done})
 	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
 	if bos, ok := v.tok.BOS(); ok && v.tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
 		ids = append([]int32{bos}, ids...)
@@ -96,12 +96,13 @@ type conversation struct {
 	messages []chat.Message
 	tools    []json.RawMessage // in OpenAI's shape
 	choice   toolChoice
-	oneCall  bool           // at most one tool call
-	format   *format        // of the answer; nil for free text
-	thinking *bool          // nil leaves it to the template
-	budget   int            // most tokens of thinking; < 0 for no limit
-	kwargs   map[string]any // template variables
-	raw      bool           // leave reasoning and tool calls in the text
+	oneCall  bool            // at most one tool call
+	format   *format         // of the answer; nil for free text
+	thinking *bool           // nil leaves it to the template
+	budget   int             // most tokens of thinking; < 0 for no limit
+	kwargs   map[string]any  // template variables
+	raw      bool            // leave reasoning and tool calls in the text
+	done     <-chan struct{} // closed when nobody wants the answer any more; its prompt is incomplete then
 }
 
 // prompt is a rendered conversation.
@@ -115,7 +116,7 @@ type prompt struct {
 func (v *view) render(c *conversation) (*prompt, error) {
 	opt := chat.Options{
 		Tools: c.tools, AddGenerationPrompt: true, EnableThinking: c.thinking, Extra: c.kwargs,
-		BOS: v.bos, EOS: v.eos, Now: time.Now(),
+		BOS: v.bos, EOS: v.eos, Now: time.Now(), Done: c.done,
 	}
 	if c.choice.none {
 		opt.Tools = nil
@@ -146,7 +147,13 @@ func (v *view) render(c *conversation) (*prompt, error) {
 		return nil, invalid("", "%v", err)
 	}
 	text += continued
-	return &prompt{text: text, tokens: v.encode(text, plain), thinking: parse.ThinkingOpen(text)}, nil
+	p := &prompt{text: text, tokens: v.encode(text, plain, c.done), thinking: parse.ThinkingOpen(text)}
+	select {
+	case <-c.done:
+		return nil, errClient
+	default:
+	}
+	return p, nil
 }
 
 // messageSize is how much text a message adds to the prompt at least; templates may leave out
