@@ -10,6 +10,7 @@ package dialog
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -93,6 +94,20 @@ type Options struct {
 	Extra    map[string]any    // more variables of the template
 	Whole    bool              // leave reasoning and tool calls in the text of the answer
 	Context  int               // most tokens of a prompt, the answer included; 0 means no limit here
+	Done     <-chan struct{}   // ends the work with ErrStopped when it is closed; nil never does
+}
+
+// ErrStopped is the error of a prompt that nobody waited for.
+var ErrStopped = errors.New("the prompt is not wanted any more")
+
+// stopped is what is wrong with a prompt that was made while done may have been closed: it may lack its end.
+func stopped(done <-chan struct{}) error {
+	select {
+	case <-done:
+		return ErrStopped
+	default:
+		return nil
+	}
 }
 
 // Prompt is what a model is to go on from.
@@ -108,10 +123,11 @@ type Prompt struct {
 	whole  bool
 }
 
-// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens.
-func (f *Format) Text(text string, raw bool) *Prompt {
-	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw}
-	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}
+// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens. Its only
+// error is ErrStopped, when done is closed.
+func (f *Format) Text(text string, raw bool, done <-chan struct{}) (*Prompt, error) {
+	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw, Done: done}
+	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}, stopped(done)
 }
 
 // Prompt returns the prompt for an answer, or, when it is to be raw or the model has no chat template, for a
@@ -124,11 +140,11 @@ func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, erro
 	for i := range msgs {
 		text.WriteString(msgs[i].Text())
 	}
-	return f.Text(text.String(), raw), nil
+	return f.Text(text.String(), raw, o.Done)
 }
 
 // Chat returns the prompt for an answer to a conversation. A conversation that ends with the assistant is to be
-// continued there. Errors are *engine.ContextError or the template's.
+// continued there. Errors are *engine.ContextError, ErrStopped or the template's.
 func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	x, err := f.load()
 	if err != nil {
@@ -146,6 +162,7 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	}
 	opt := chat.Options{
 		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
+		Done: o.Done,
 	}
 	continued := ""
 	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
@@ -157,14 +174,17 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		}
 	}
 	text, plain, err := x.template.RenderMarked(msgs, opt, x.control)
+	if stop := stopped(o.Done); stop != nil {
+		return nil, stop // whatever the template says of it, or found in it
+	}
 	if err != nil {
 		return nil, err
 	}
 	plain = append(plain, spoken(text+continued, len(text))...)
 	text += continued
 	tok := f.model.Tokenizer
-	return &Prompt{Text: text, Tokens: encode(tok, text, plain), Thinking: parse.ThinkingOpen(text),
-		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
+	return &Prompt{Text: text, Tokens: encode(tok, text, plain, o.Done), Thinking: parse.ThinkingOpen(text),
+		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, stopped(o.Done)
 }
 
 // spoken is the range of the beginning of an answer, without the markers in it: those the model wrote itself.
@@ -188,15 +208,16 @@ func spoken(text string, start int) (spans []chat.Span) {
 
 // encode turns a rendered prompt into tokens. Plain are the places where control tokens
 // would be the conversation's and not the template's.
-func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span) []int32 {
+func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span, done <-chan struct{}) []int32 {
+	control, words := tokenizer.EncodeOptions{ParseSpecial: true, Done: done}, tokenizer.EncodeOptions{Done: done}
 	var ids []int32
 	at := 0
 	for _, s := range plain {
-		ids = tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true})
-		ids = tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{})
+		ids = tok.AppendEncode(ids, text[at:s.Start], control)
+		ids = tok.AppendEncode(ids, text[s.Start:s.End], words)
 		at = s.End
 	}
-	ids = tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true})
+	ids = tok.AppendEncode(ids, text[at:], control)
 	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
 	if bos, ok := tok.BOS(); ok && tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
 		ids = append([]int32{bos}, ids...)

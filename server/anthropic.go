@@ -329,6 +329,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesReq
 	if req.Stops, err = stopList("stop_sequences", q.StopSequences); err != nil {
 		return nil, err
 	}
+	c.done = r.Context().Done()
 	reqs, replies, err := l.answers(c, req, 1, q.Stream)
 	if err != nil {
 		return nil, err
@@ -518,6 +519,7 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request, q *messages
 		return nil, err
 	}
 	defer l.release()
+	c.done = r.Context().Done()
 	p, err := l.render(c)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"strobe/chat"
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/sample/grammar"
 	"strobe/speculate"
@@ -107,7 +108,7 @@ func explain(err error) *apiError {
 		return unavailable(err.Error())
 	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
 		return unavailable(errShutdown.Error())
-	case errors.Is(err, errClient), errors.Is(err, context.Canceled):
+	case errors.Is(err, errClient), errors.Is(err, context.Canceled), errors.Is(err, dialog.ErrStopped):
 		return &apiError{Status: statusClientGone, Type: "server_error", Message: errClient.Error()}
 	}
 	return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Message: err.Error()}
@@ -212,11 +213,14 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	writeJSON(w, e.Status, map[string]any{"error": e.json()})
 }
 
+func jsonHeader(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+}
+
 // writeJSON answers with a value. Errors of the connection show when the handler ends.
 func writeJSON(w http.ResponseWriter, status int, v any) {
-	h := w.Header()
-	h.Set("Content-Type", "application/json; charset=utf-8")
-	h.Set("Cache-Control", "no-store")
+	jsonHeader(w)
 	w.WriteHeader(status)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)

@@ -14,6 +14,7 @@ import (
 	"strobe/engine"
 	"strobe/internal/testkit"
 	"strobe/speculate"
+	"strobe/tokenizer"
 )
 
 // Rows of the failure catalogue that concern the server. Those about drafts and caches themselves are
@@ -336,7 +337,7 @@ func TestF185_SecondBlock(t *testing.T) {
 	}
 	g := con.(*guide)
 	say := func(s string) {
-		for _, id := range v.format.Text(s, true).Tokens {
+		for _, id := range v.tok.Encode(s, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: true}) {
 			g.Accept(id)
 		}
 	}

@@ -302,6 +302,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	if err := f.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
+	c.done = r.Context().Done()
 	reqs, replies, err := l.answers(c, req, 1, q.Stream)
 	if err != nil {
 		return nil, err
