@@ -150,6 +150,9 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	if err != nil {
 		return nil, err
 	}
+	if msgs, err = textOnly(msgs); err != nil {
+		return nil, err
+	}
 	size := 0
 	for i := range msgs {
 		size += messageSize(&msgs[i])
@@ -185,6 +188,48 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	tok := f.model.Tokenizer
 	return &Prompt{Text: text, Tokens: encode(tok, text, plain, o.Done), Thinking: parse.ThinkingOpen(text),
 		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, stopped(o.Done)
+}
+
+// textOnly refuses images, sounds and whatever else no model here can read: templates would put a token there that
+// stands for nothing. Results of tools, which nobody can take back, mention them instead.
+func textOnly(msgs []chat.Message) ([]chat.Message, error) {
+	var out []chat.Message
+	for i, m := range msgs {
+		parts, _ := m.Content.([]chat.Part)
+		var changed []chat.Part
+		for j, p := range parts {
+			switch {
+			case p.IsText():
+				continue
+			case m.Role != "tool":
+				return nil, &chat.FieldError{Field: fmt.Sprintf("messages[%d].content[%d].type", i, j),
+					Msg: fmt.Sprintf("%q is not supported; this model reads text only", p.Type)}
+			case changed == nil:
+				changed = slices.Clone(parts)
+			}
+			changed[j] = chat.Part{Type: "text", Text: Placeholder(p.Type)}
+		}
+		if changed != nil {
+			if out == nil {
+				out = slices.Clone(msgs)
+			}
+			out[i].Content = changed
+		}
+	}
+	if out == nil {
+		return msgs, nil
+	}
+	return out, nil
+}
+
+// Placeholder stands in the result of a tool for a part that the model cannot read.
+func Placeholder(kind string) string {
+	for _, known := range []string{"image", "audio", "video", "file", "document"} {
+		if strings.Contains(kind, known) {
+			return "[" + known + " left out: this model reads text only]"
+		}
+	}
+	return "[content left out: this model reads text only]"
 }
 
 // spoken is the range of the beginning of an answer, without the markers in it: those the model wrote itself.

@@ -219,3 +219,33 @@ func TestStopped(t *testing.T) {
 		}
 	}
 }
+
+// TestTextOnly: a template that knows images must not get one, nor any other part that no model here can read. Results
+// of tools mention it.
+func TestTextOnly(t *testing.T) {
+	m := withTemplate(t, `{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}<|image_pad|>{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}`)
+	f := For(m)
+	parts := func(role, kind string) []chat.Message {
+		return []chat.Message{{Role: "user", Content: "x"}, {Role: role, Content: []chat.Part{{Type: "text", Text: "see "}, {Type: kind}}}}
+	}
+	for _, kind := range []string{"image_url", "input_image", "input_audio", "video_url", "file", "hologram"} {
+		_, err := f.Chat(parts("user", kind), Options{})
+		var field *chat.FieldError
+		if !errors.As(err, &field) || field.Field != "messages[1].content[1].type" || !strings.Contains(field.Msg, kind) {
+			t.Errorf("%s: %v", kind, err)
+		}
+		msgs := parts("tool", kind)
+		p, err := f.Chat(msgs, Options{})
+		if err != nil || !strings.Contains(p.Text, "see "+Placeholder(kind)) || strings.Contains(p.Text, "image_pad") {
+			t.Errorf("%s in a result: %q, %v", kind, p.Text, err)
+		}
+		if msgs[1].Content.([]chat.Part)[1].Type != kind {
+			t.Error("the caller's message was changed")
+		}
+	}
+	if s := Placeholder("input_image"); s != "[image left out: this model reads text only]" {
+		t.Error(s)
+	}
+}

@@ -77,7 +77,7 @@ func decodeJSON(data []byte, path string, v any) error {
 	case errors.As(err, &wrong):
 		what, _, _ := strings.Cut(wrong.Value, " ")
 		name := wrong.Field
-		for _, embedded := range []string{"samplingFields.", "thinkingFields."} { // no keys of the request
+		for _, embedded := range []string{"samplingFields.", "thinkingFields.", "namedTool."} { // no keys of the request
 			name = strings.TrimPrefix(name, embedded)
 		}
 		if name := join(name); name != "" {

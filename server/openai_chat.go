@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"time"
 
 	"strobe/chat/parse"
@@ -138,6 +139,7 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	if c.choice, err = decodeChoice(q.ToolChoice, c.tools); err != nil {
 		return nil, err
 	}
+	c.tools = c.choice.offered(c.tools)
 	c.oneCall = q.ParallelToolCalls != nil && !*q.ParallelToolCalls
 	if c.format, err = q.ResponseFormat.format(); err != nil {
 		return nil, err
@@ -178,6 +180,58 @@ func checkTools(tools []json.RawMessage) ([]json.RawMessage, error) {
 	return tools, nil
 }
 
+// namedTool is {"type":"function","function":{"name"}} or, in the Responses API, {"type":"function","name"}.
+type namedTool struct {
+	Type      string `json:"type"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Function  struct {
+		Name string `json:"name"`
+	} `json:"function"`
+}
+
+func (t *namedTool) flat() string {
+	if t.Function.Name != "" {
+		return t.Function.Name
+	}
+	return toolName{t.Namespace, t.Name}.flat()
+}
+
+// choiceJSON is a tool_choice that is an object: a tool, or several to choose from.
+type choiceJSON struct {
+	namedTool
+	Mode    string      `json:"mode"`
+	Tools   []namedTool `json:"tools"`
+	Allowed *struct {   // where chat has mode and tools
+		Mode  string      `json:"mode"`
+		Tools []namedTool `json:"tools"`
+	} `json:"allowed_tools"`
+}
+
+// allow limits the choice to some of the tools.
+func (c *toolChoice) allow(mode string, some []namedTool, tools []json.RawMessage) error {
+	const at = "tool_choice"
+	switch mode {
+	case "auto":
+	case "required":
+		c.required = true
+	default:
+		return invalid(at+".mode", "%q is neither auto nor required", mode)
+	}
+	c.allowed = []string{}
+	for i, t := range some {
+		name := t.flat()
+		if !slices.ContainsFunc(tools, func(raw json.RawMessage) bool { return nameOf(raw) == name }) {
+			return invalid(at+".tools"+index(i), "there is no tool named %q", name)
+		}
+		c.allowed = append(c.allowed, name)
+	}
+	if len(some) == 0 {
+		return invalid(at+".tools", "is empty")
+	}
+	return nil
+}
+
 // decodeChoice reads OpenAI's tool_choice.
 func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, err error) {
 	const at = "tool_choice"
@@ -199,21 +253,17 @@ func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, e
 			return c, invalid(at, "%q is none of auto, none and required", s)
 		}
 	case "object":
-		// {"type":"function","function":{"name"}} or, in the Responses API, {"type":"function","name"}
-		var o struct {
-			Type     string `json:"type"`
-			Name     string `json:"name"`
-			Function struct {
-				Name string `json:"name"`
-			} `json:"function"`
-		}
+		var o choiceJSON
 		if err := decodeJSON(raw, at, &o); err != nil {
 			return c, err
 		}
-		if c.name = o.Function.Name; c.name == "" {
-			c.name = o.Name
+		if o.Type == "allowed_tools" {
+			if o.Allowed != nil {
+				o.Mode, o.Tools = o.Allowed.Mode, o.Allowed.Tools
+			}
+			return c, c.allow(o.Mode, o.Tools, tools)
 		}
-		if c.name == "" {
+		if c.name = o.flat(); c.name == "" {
 			return c, invalid(at+".function.name", "is missing")
 		}
 	default:

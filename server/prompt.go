@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"strobe/chat"
@@ -41,6 +42,25 @@ func newView(name string, e *engine.Engine) (*view, error) {
 type toolChoice struct {
 	none, required bool
 	name           string // the only one to call
+	// allowed are the tools to choose from; nil is all of them.
+	allowed []string
+}
+
+// offered are the tools that the choice leaves, which are all the model hears of.
+func (c *toolChoice) offered(tools []json.RawMessage) []json.RawMessage {
+	if c.allowed == nil {
+		return tools
+	}
+	return slices.DeleteFunc(slices.Clone(tools), func(raw json.RawMessage) bool { return !slices.Contains(c.allowed, nameOf(raw)) })
+}
+
+// nameOf is the name of a tool, "" if it has none.
+func nameOf(tool json.RawMessage) string {
+	var t struct{ Function struct{ Name string } }
+	if json.Unmarshal(tool, &t) != nil {
+		return ""
+	}
+	return t.Function.Name
 }
 
 // conversation is what the chat protocols have in common.
@@ -66,7 +86,8 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	}
 	p, err := v.format.Chat(c.messages, opt)
 	var long *engine.ContextError
-	if err != nil && !errors.As(err, &long) && !errors.Is(err, dialog.ErrStopped) {
+	var field *chat.FieldError
+	if err != nil && !errors.As(err, &long) && !errors.As(err, &field) && !errors.Is(err, dialog.ErrStopped) {
 		// The template refuses the conversation, or cannot show it.
 		return nil, invalid("", "%v", err)
 	}

@@ -46,6 +46,8 @@ type serveOptions struct {
 	cacheDisk byteSize
 
 	maxBody      byteSize
+	maxStored    byteSize
+	storedAge    time.Duration
 	maxConns     int
 	perAddress   int
 	writeTimeout time.Duration
@@ -57,7 +59,7 @@ type serveOptions struct {
 const keyVariable = "STROBE_API_KEY"
 
 func newServeCmd() *cobra.Command {
-	opt := serveOptions{cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20}
+	opt := serveOptions{cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20, maxStored: 64 << 20}
 	cmd := &cobra.Command{
 		Use:   "serve [-m FILE | --models DIR]",
 		Short: "Serve models over HTTP, with a web page",
@@ -100,6 +102,8 @@ to standard error. SIGINT or SIGTERM lets running requests finish for a while, t
 	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off")
 	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
 	f.Var(&opt.maxBody, "max-body", "bytes of the largest request")
+	f.Var(&opt.maxStored, "responses-memory", "bytes of responses kept for requests that refer to them; 0 keeps none")
+	f.DurationVar(&opt.storedAge, "responses-age", 24*time.Hour, "time they are kept after their last use")
 	f.IntVar(&opt.maxConns, "max-conns", 1024, "connections at a time; idle ones make room, others wait")
 	f.IntVar(&opt.perAddress, "max-conns-per-address", 0, "connections of one address at a time (default: no limit)")
 	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second, "time a client may take to accept a piece of its answer")
@@ -266,6 +270,10 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	cfg = server.Config{
 		Version: buildVersion(), Log: log, Params: o.Params, MaxTokens: o.maxTokens, CORS: o.cors,
 		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress, WriteTimeout: o.writeTimeout, Drain: o.drain,
+		MaxStored: int64(o.maxStored), StoredAge: o.storedAge,
+	}
+	if o.maxStored == 0 { // there zero means the default
+		cfg.MaxStored = -1
 	}
 	if o.seed >= 0 {
 		n := uint64(o.seed)
