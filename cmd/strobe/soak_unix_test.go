@@ -14,6 +14,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -204,7 +205,14 @@ func (s *soak) request(ctx context.Context, url, model, body string, stream bool
 	if err != nil {
 		return "", 0, err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	reused := false
+	trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }}
+	resp, err := http.DefaultClient.Do(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
+	if reused && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
+		// The server closed an idle connection in the moment it was used again, as every server may. Clients ask once more.
+		s.count("asked again on another connection")
+		return s.request(ctx, url, model, body, stream, leave)
+	}
 	if err != nil {
 		return "", 0, err
 	}
