@@ -44,7 +44,7 @@ func NewAttention(d Driver, heads int, s KVShape) (*Attention, error) {
 	switch dim := s.KeyDim; {
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
 		names = append(names, "attend_plain")
-	case a.props.Major == 9 && a.props.Minor == 0 && s.Key == quant.F16 && s.Value == quant.F16 && (dim == 128 || dim == 256):
+	case a.props.Major == 9 && a.props.Minor == 0 && s.Key == quant.F16 && s.Value == quant.F16 && dim <= 256:
 		a.family = flashAttention
 		names = append(names, fmt.Sprintf("flash%dx1", dim), fmt.Sprintf("flash%dx2", dim))
 	default:
@@ -202,8 +202,12 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 	return ls
 }
 
-// flashShared is the shared memory of the kernel for Hopper: queries and a ring of pages; see kernel/flash.cu.
-func flashShared(dim, groups int) int { return 0 }
+// flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two barriers for each place in it,
+// what rows have so far, and what it takes to begin at a multiple of 1024; see kernel/flash.cu.
+func flashShared(dim, groups int) int {
+	page, ring := 128*dim, map[int]int{64: 16, 128: 10, 256: 5}[dim]
+	return 1024 + (groups+ring)*page + 16*ring + groups*64*8
+}
 
 type kvWriteArgs struct {
 	k, v  In

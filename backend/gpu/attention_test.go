@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -35,8 +36,19 @@ type sequence struct {
 
 const layer = 1 // of two, so that offsets matter
 
-func newWorld(t testing.TB, heads int, s gpu.KVShape) *world {
-	w := &world{t: t, d: emulate.Open(t), r: rand.New(rand.NewPCG(1, uint64(heads*s.KeyDim))), shape: s, heads: heads}
+// older is a device without what Hopper brought.
+type older struct{ gpu.Driver }
+
+func (o older) Props() gpu.Props {
+	p := o.Driver.Props()
+	p.Major, p.Minor = 8, 0
+	return p
+}
+
+func newWorld(t testing.TB, heads int, s gpu.KVShape) *world { return newWorldOn(t, emulate.Open(t), heads, s) }
+
+func newWorldOn(t testing.TB, d gpu.Driver, heads int, s gpu.KVShape) *world {
+	w := &world{t: t, d: d, r: rand.New(rand.NewPCG(1, uint64(heads*s.KeyDim))), shape: s, heads: heads}
 	l, err := gpu.NewPageLayout([]gpu.KVShape{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s})
 	w.must(err)
 	w.pages, err = gpu.NewPages(w.d, l)
@@ -510,6 +522,39 @@ func TestLongSplits(t *testing.T) {
 					continue
 				}
 				w.check("1000 slots", []rows{{s: s, n: 2}}, q[:2])
+			}
+		})
+	}
+}
+
+// TestFlash: the kernel for Hopper gives the bits of the one for all devices. Without a GPU its instructions are emulated.
+func TestFlash(t *testing.T) {
+	for _, c := range kind[:3] {
+		t.Run(name(c.heads, c.s), func(t *testing.T) {
+			var d gpu.Driver
+			if os.Getenv("STROBE_CUDA") == "cuda" {
+				if d = emulate.Open(t); d.Props().Major != 9 {
+					t.Skip("needs a Hopper GPU")
+				}
+			} else {
+				d = emulate.Emulated(t, emulate.Options{Hopper: true})
+			}
+			w := newWorldOn(t, d, c.heads, c.s)
+			flash := w.at
+			tensor, err := gpu.NewAttention(older{d}, c.heads, c.s)
+			w.must(err)
+			short, long := w.sequence(70, 0), w.sequence(600, 0)
+			for _, segs := range [][]rows{
+				{{s: long, n: 1}},
+				{{s: short, n: 3}, {s: long, n: 30}},
+				{{s: long, n: 17, parents: tree(w.r, 17)}, {s: short, n: 1}},
+				{{s: long, n: 9, window: 100}, {s: short, n: 9, parents: tree(w.r, 9), window: 3}},
+			} {
+				q := w.queries(segs)
+				w.at = flash
+				got := w.check("flash", segs, q)
+				w.at = tensor
+				same(t, "tensor cores without warpgroups", w.attend(segs, q), got)
 			}
 		})
 	}

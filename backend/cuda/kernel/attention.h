@@ -45,6 +45,12 @@ DEV void take_in(float& m, float& l, float sm, float sl, float& f, float& g) {
   m = n;
 }
 
+// Query heads that chunk y of a KV head has.
+DEV int heads_of(const Attn& a, int y) {
+  int left = a.group - y * a.chunk;
+  return left < a.chunk ? left : a.chunk;
+}
+
 // A walk over what a block reads: pages, and from the item's base on every page once per path.
 struct Walk {
   int p, k;
