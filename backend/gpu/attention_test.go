@@ -45,7 +45,9 @@ func (o older) Props() gpu.Props {
 	return p
 }
 
-func newWorld(t testing.TB, heads int, s gpu.KVShape) *world { return newWorldOn(t, emulate.Open(t), heads, s) }
+func newWorld(t testing.TB, heads int, s gpu.KVShape) *world {
+	return newWorldOn(t, emulate.Open(t), heads, s)
+}
 
 func newWorldOn(t testing.TB, d gpu.Driver, heads int, s gpu.KVShape) *world {
 	w := &world{t: t, d: d, r: rand.New(rand.NewPCG(1, uint64(heads*s.KeyDim))), shape: s, heads: heads}
@@ -529,7 +531,7 @@ func TestLongSplits(t *testing.T) {
 
 // TestFlash: the kernel for Hopper gives the bits of the one for all devices. Without a GPU its instructions are emulated.
 func TestFlash(t *testing.T) {
-	for _, c := range kind[:3] {
+	for _, c := range kind[:4] {
 		t.Run(name(c.heads, c.s), func(t *testing.T) {
 			var d gpu.Driver
 			if os.Getenv("STROBE_CUDA") == "cuda" {

@@ -1,13 +1,14 @@
 // Attention on Hopper's warpgroup products, for halves: the same operations in the same order as attend in attention.cu.
 // also for sm_90a
 //
-// A warpgroup has 64 rows (tokens x query heads of a KV head): S = Q K' from shared memory, the weights stay in its registers, O += P V. One
-// warp copies whole pages of keys and of values into a ring; pages without slots of this step before the kernels before are done.
+// A warpgroup has 64 rows (tokens x query heads of a KV head): S = Q K' from shared memory, the weights stay in its registers, O += P V. With
+// 512 dimensions two warpgroups have the same rows, both compute their scores, and each has half of the values' dimensions. One
+// warp copies pages of keys and of values into a ring; pages without slots of this step before the kernels before are done.
 #include "attention.h"
 #include "warpgroup.h"
 #if defined(HOPPER) || defined(EMULATE)
 
-// Starts the copy of a page of keys or values as a path sees it: 16 bytes at a time where slots change their place.
+// Starts the copy of DIM dimensions of a page as a path sees it: 16 bytes at a time where slots change their place.
 template <int DIM> DEV void gather(const Attn& a, const Item& it, const Walk& w, u64 region, u32 dst, u32 bar, int lane) {
   for (int s = lane; s < 64; s += 32) {
     int from = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + s);
@@ -21,8 +22,8 @@ template <int DIM> DEV void gather(const Attn& a, const Item& it, const Walk& w,
   }
 }
 
-// 64 rows of queries as halves, swizzled; 128 threads
-template <int DIM> DEV void load_q(const Attn& a, int row, u32 qs, int first, int used, int h0, int hs, int tid) {
+// DIM dimensions of 64 rows of queries as halves, swizzled; 128 threads
+template <int DIM> DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int hs, int tid) {
   const int STEP = 128 / (DIM / 8), B = 64 / STEP < 8 ? 64 / STEP : 8; // rows that 128 threads have at once; loads in flight
   int c = tid % (DIM / 8), r0 = tid / (DIM / 8);
 #pragma unroll
@@ -33,7 +34,7 @@ template <int DIM> DEV void load_q(const Attn& a, int row, u32 qs, int first, in
       int m = first + r0 + (k + i) * STEP;
 #pragma unroll
       for (int j = 0; j < 8; j++) v[i][j] = 0;
-      if (m < used) load8(v[i], a.q + (u64)(row + m / hs) * a.qstride + (h0 + m % hs) * DIM + c * 8);
+      if (m < used) load8(v[i], q + (u64)(m / hs) * a.qstride + m % hs * a.at.kdim + c * 8);
     }
 #pragma unroll
     for (int i = 0; i < B; i++) {
@@ -48,9 +49,9 @@ template <int DIM> DEV void load_q(const Attn& a, int row, u32 qs, int first, in
 DEV u64 from_slot(int s) { return s <= 0 ? ~0ull : s > 63 ? 0 : ~0ull << s; }
 
 template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
-  const int TILE = DIM * 128; // bytes of a page of keys or values
+  const int H = DIM > 256 ? 2 : 1, DV = DIM / H, TILE = DV * 128; // parts of a page, their dimensions and bytes
   int warp = TID >> 5, lane = TID & 31;
-  u32 base = (saddr(smem) + 1023) & ~1023u, qs = base, ring = base + WG * TILE, full = ring + SLOTS * TILE, empty = full + 8 * SLOTS, state = empty + 8 * SLOTS;
+  u32 base = (saddr(smem) + 1023) & ~1023u, qs = base, ring = base + WG * TILE, full = ring + SLOTS * TILE, empty = full + 8 * SLOTS, state = empty + 8 * SLOTS + (H > 1 ? TID >> 7 : 0) * 512;
   if (TID == 0) {
     for (int i = 0; i < SLOTS; i++) {
       bar_init(full + i * 8, 1);
@@ -75,16 +76,16 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
           pdl_wait();
           waited = true;
         }
-        const u8* src = (const u8*)a.pages[it.table + w.p] + region;
-        for (int h = 0; h < 2; h++) {
+        for (int h = 0; h < 2 * H; h++) {
+          u64 part = region + (h < H ? h * TILE : a.at.values + (h - H) * TILE);
           if (n >= SLOTS) bar_wait(empty + slot * 8, par);
           if (lane == 0) {
             bar_expect(full + slot * 8, TILE);
-            if (!gathered) bulk(ring + slot * TILE, src + (h ? a.at.values : 0), TILE, full + slot * 8);
+            if (!gathered) bulk(ring + slot * TILE, (const u8*)a.pages[it.table + w.p] + part, TILE, full + slot * 8);
           }
           if (gathered) {
             syncwarp();
-            gather<DIM>(a, it, w, region + (h ? a.at.values : 0), ring + slot * TILE, full + slot * 8, lane);
+            gather<DV>(a, it, w, part, ring + slot * TILE, full + slot * 8, lane);
             syncwarp();
           }
           n++;
@@ -99,13 +100,13 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
   }
   if (WG > 1) more_registers<224>(); // with the loading warps' 56 all there are
   int wg = warp >> 2, g = lane >> 2, t = lane & 3, par = 0;
-  qs += wg * TILE;
-  u64 dq = desc128(qs, 16, 1024);
+  int wrow = H > 1 ? 0 : wg * 64, team = H > 1 ? 256 : 128; // its first row; threads that share queries
+  u64 dq = desc128(qs + (H > 1 ? 0 : wg * TILE), 16, 1024);
   pdl_wait();
   for (int u = BID; u < units; u += GDIM) {
     const Item* ip = (const Item*)a.items + 1 + u / ys; // its fields are read again where they are needed: registers are scarce
     int kv = u % ys / a.chunks, y = u % a.chunks, hs = heads_of(a, y), used = ip->rows * hs;
-    int row0 = wg * 64 + (warp & 3) * 16 + g, p1 = ip->p1, tail = ip->base >> 6, clear0 = (ip->lo + 63) >> 6, clear1 = ip->hi >> 6;
+    int row0 = wrow + (warp & 3) * 16 + g, p1 = ip->p1, tail = ip->base >> 6, clear0 = (ip->lo + 63) >> 6, clear1 = ip->hi >> 6;
     auto done = [&]() __attribute__((always_inline)) {
       syncwarp();
       if (lane == 0) bar_arrive(empty + slot * 8);
@@ -114,38 +115,42 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
         par ^= 1;
       }
     };
-    if (wg * 64 >= used) { // no rows for this warpgroup
+    if (wrow >= used) { // no rows for this warpgroup
       Item it = *ip;
       for (Walk w = {it.p0, 0}; w.p < it.p1; w.next(it))
-        for (int h = 0; h < 2; h++) {
+        for (int h = 0; h < 2 * H; h++) {
           bar_wait(full + slot * 8, par);
           done();
         }
       continue;
     }
-    bar_named(1 + wg, 128); // all warps are done with the queries before
-    load_q<DIM>(a, ip->row, qs, wg * 64, used, kv * a.group + y * a.chunk, hs, TID & 127);
+    bar_named(H > 1 ? 1 : 1 + wg, team); // all warps are done with the queries before
+    const float* q = a.q + (u64)ip->row * a.qstride + (kv * a.group + y * a.chunk) * DIM + (H > 1 ? wg * DV : 0);
+    load_q<DV>(a, q, qs + wg * TILE, wrow, used, hs, TID & 127);
     fence_async();
-    bar_named(1 + wg, 128);
-    float o[DIM / 2];
+    bar_named(H > 1 ? 1 : 1 + wg, team);
+    float o[DV / 2];
 #pragma unroll
-    for (int i = 0; i < DIM / 2; i++) o[i] = 0;
+    for (int i = 0; i < DV / 2; i++) o[i] = 0;
     float m[2] = {NOTHING, NOTHING}, l[2] = {0, 0};
     for (int p = ip->p0, path = 0; p < p1;) {
       float s[32];
-      bar_wait(full + slot * 8, par);
-      u64 dk = desc128(ring + slot * TILE, 16, 1024);
-      wg_keep(s);
-      wg_fence();
 #pragma unroll
-      for (int d = 0; d < DIM / 16; d++) {
-        int at = (d >> 2) * (8192 >> 4) + (d & 3) * 2;
-        wg_ss(s, dq + at, dk + at, d > 0);
+      for (int h = 0; h < H; h++) {
+        bar_wait(full + slot * 8, par);
+        u64 dk = desc128(ring + slot * TILE, 16, 1024);
+        wg_keep(s);
+        wg_fence();
+#pragma unroll
+        for (int d = 0; d < DV / 16; d++) {
+          int at = (d >> 2) * (8192 >> 4) + (d & 3) * 2;
+          wg_ss(s, dq + h * (TILE >> 4) + at, dk + at, h > 0 || d > 0);
+        }
+        wg_commit();
+        wg_wait<0>();
+        wg_keep(s);
+        done();
       }
-      wg_commit();
-      wg_wait<0>();
-      wg_keep(s);
-      done();
       if (p >= tail || p < clear0 || p >= clear1) {
         int here = (int)ldg32(&ip->path) + path, row = (int)ldg32(&ip->row);
 #pragma unroll
@@ -189,18 +194,23 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
       }
       if (ballot(f[0] != 1.f || f[1] != 1.f)) {
 #pragma unroll
-        for (int j = 0; j < DIM / 2; j++) o[j] = fmul(o[j], f[(j >> 1) & 1]);
+        for (int j = 0; j < DV / 2; j++) o[j] = fmul(o[j], f[(j >> 1) & 1]);
       }
-      bar_wait(full + slot * 8, par);
-      u64 dv = desc128(ring + slot * TILE, 8192, 1024);
-      wg_keep(o);
-      wg_fence();
 #pragma unroll
-      for (int k = 0; k < 4; k++) wg_rst(o, pr[4 * k], pr[4 * k + 1], pr[4 * k + 2], pr[4 * k + 3], dv + k * (2048 >> 4));
-      wg_commit();
-      wg_wait<0>();
-      wg_keep(o);
-      done();
+      for (int h = 0; h < H; h++) {
+        bar_wait(full + slot * 8, par);
+        if (H == 1 || h == wg) {
+          u64 dv = desc128(ring + slot * TILE, 8192, 1024);
+          wg_keep(o);
+          wg_fence();
+#pragma unroll
+          for (int k = 0; k < 4; k++) wg_rst(o, pr[4 * k], pr[4 * k + 1], pr[4 * k + 2], pr[4 * k + 3], dv + k * (2048 >> 4));
+          wg_commit();
+          wg_wait<0>();
+          wg_keep(o);
+        }
+        done();
+      }
       if (p >= tail && ++path < (int)ldg32(&ip->paths)) continue; // the same page once more, for another path
       path = 0;
       p++;
@@ -219,7 +229,7 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
           float* d;
           if (seen.part >= 0) {
             u64 at = (u64)(seen.part + nth) * heads + head;
-            if (t == 0) {
+            if (t == 0 && (H == 1 || wg == 0)) {
               a.ml[at * 2] = m[r];
               a.ml[at * 2 + 1] = sl;
             }
@@ -235,11 +245,11 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
             sm = rm, sl = rl;
             d = a.out + (u64)tok * a.ostride + head * DIM;
           }
-          d += 2 * t;
+          d += 2 * t + (H > 1 ? wg * DV : 0);
           bool add = seen.part < 0 && nth > 0, end = seen.part < 0 && nth == seen.splits - 1;
           if (add) {
 #pragma unroll
-            for (int j = 0; j < DIM / 8; j++) {
+            for (int j = 0; j < DV / 8; j++) {
               U2 v = *(const U2*)(d + 8 * j);
               o[4 * j + 2 * r] = ffma(bits_f(v.x), f, fmul(o[4 * j + 2 * r], fg));
               o[4 * j + 2 * r + 1] = ffma(bits_f(v.y), f, fmul(o[4 * j + 2 * r + 1], fg));
@@ -247,13 +257,13 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
           }
           if (end) {
 #pragma unroll
-            for (int j = 0; j < DIM / 8; j++) {
+            for (int j = 0; j < DV / 8; j++) {
               o[4 * j + 2 * r] = fmul(o[4 * j + 2 * r], last);
               o[4 * j + 2 * r + 1] = fmul(o[4 * j + 2 * r + 1], last);
             }
           }
 #pragma unroll
-          for (int j = 0; j < DIM / 8; j++) {
+          for (int j = 0; j < DV / 8; j++) {
             U2 v = {f_bits(o[4 * j + 2 * r]), f_bits(o[4 * j + 2 * r + 1])};
             *(U2*)(d + 8 * j) = v;
           }
@@ -267,7 +277,7 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
         m[r] = NOTHING;
         l[r] = 0;
 #pragma unroll
-        for (int j = 0; j < DIM / 8; j++) o[4 * j + 2 * r] = o[4 * j + 2 * r + 1] = 0;
+        for (int j = 0; j < DV / 8; j++) o[4 * j + 2 * r] = o[4 * j + 2 * r + 1] = 0;
       }
     }
   }
@@ -278,4 +288,5 @@ KERNEL(flash128x1, Attn, a, 160, 1) { flash<128, 1, 10>(a); }
 KERNEL(flash128x2, Attn, a, 384, 1) { flash<128, 2, 10>(a); }
 KERNEL(flash256x1, Attn, a, 160, 1) { flash<256, 1, 5>(a); }
 KERNEL(flash256x2, Attn, a, 384, 1) { flash<256, 2, 5>(a); }
+KERNEL(flash512x2, Attn, a, 384, 1) { flash<512, 2, 5>(a); }
 #endif
