@@ -132,9 +132,9 @@ func (a *Attention) unit() int {
 	return 64 * a.Shape.KeyDim
 }
 
-// shared is the shared memory of the tensor-core kernel with so many tiles and copies in flight; see attend in kernel/attention.cu.
+// shared is the shared memory of the tensor-core kernel with so many tiles and copies in flight; see kernel/attend.h.
 func (a *Attention) shared(tiles, ring int) int {
-	n := 16*tiles*(2*a.Shape.KeyDim+128+16+64+16) + ring*a.unit()
+	n := 16*tiles*(2*a.Shape.KeyDim+128+16+64+48) + ring*a.unit()
 	if a.Shape.Key == quant.Q8_0 || a.Shape.Value == quant.Q8_0 {
 		n += 64 * a.Shape.KeyDim
 	}
@@ -209,7 +209,7 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 }
 
 // flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two barriers for each place in it,
-// what rows have so far, and what it takes to begin at a multiple of 1024; see kernel/flash.cu.
+// what rows have so far, and what it takes to begin at a multiple of 1024; see kernel/flash.h.
 func flashShared(dim, groups int) int {
 	page, ring := 128*min(dim, 256), map[int]int{64: 16, 128: 10, 256: 5, 512: 5}[dim]
 	return 1024 + (groups+ring)*page + 16*ring + groups*64*8

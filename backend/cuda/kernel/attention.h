@@ -1,4 +1,4 @@
-// Attention over the pages of the cache: what the kernels share. flash.cu has the one for Hopper.
+// Attention over the pages of the cache: what the kernels share. attend.h has the one for tensor cores, flash.h the one for Hopper.
 //
 // The pages a row sees are cut into splits; how long they are depends on what that row sees alone. A split is computed page by page
 // with a running maximum m, a sum l of exponentials and weighted sums o of values; splits are then added in order. Both are always the same

@@ -1,4 +1,4 @@
-// What flash.cu needs of Hopper, for the emulation: barriers that count bytes, bulk copies and warpgroup products. Copies and
+// What flash.h needs of Hopper, for the emulation: barriers that count bytes, bulk copies and warpgroup products. Copies and
 // products are done at once. Products are made of mma16816, so that their sums have its order.
 #pragma once
 

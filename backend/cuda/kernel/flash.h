@@ -1,9 +1,9 @@
-// Attention on Hopper's warpgroup products, for halves: the same operations in the same order as attend in attention.cu.
-// also for sm_90a
+// Attention on Hopper's warpgroup products, for halves: the same operations in the same order as attend in attend.h.
 //
 // A warpgroup has 64 rows (tokens x query heads of a KV head): S = Q K' from shared memory, the weights stay in its registers, O += P V. With
 // 512 dimensions two warpgroups have the same rows, both compute their scores, and each has half of the values' dimensions. One
 // warp copies pages of keys and of values into a ring; pages without slots of this step before the kernels before are done.
+#pragma once
 #include "attention.h"
 #include "warpgroup.h"
 #if defined(HOPPER) || defined(EMULATE)
@@ -235,14 +235,12 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
             }
             d = a.part + at * DIM;
           } else {
-            float rm = m[r], rl = sl;
             if (nth > 0) {
-              rm = lds_f(state + row * 8);
-              rl = lds_f(state + row * 8 + 4);
-              take_in(rm, rl, m[r], sl, f, fg);
+              float rm = lds_f(state + row * 8), rl = lds_f(state + row * 8 + 4);
+              take_in(rm, rl, sm, sl, f, fg);
+              sm = rm, sl = rl;
             }
-            if (nth == seen.splits - 1) last = last_factor(rm, rl, a.sinks, head);
-            sm = rm, sl = rl;
+            if (nth == seen.splits - 1) last = last_factor(sm, sl, a.sinks, head);
             d = a.out + (u64)tok * a.ostride + head * DIM;
           }
           d += 2 * t + (H > 1 ? wg * DV : 0);
@@ -282,11 +280,4 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
     }
   }
 }
-KERNEL(flash64x1, Attn, a, 160, 1) { flash<64, 1, 16>(a); }
-KERNEL(flash64x2, Attn, a, 384, 1) { flash<64, 2, 16>(a); }
-KERNEL(flash128x1, Attn, a, 160, 1) { flash<128, 1, 10>(a); }
-KERNEL(flash128x2, Attn, a, 384, 1) { flash<128, 2, 10>(a); }
-KERNEL(flash256x1, Attn, a, 160, 1) { flash<256, 1, 5>(a); }
-KERNEL(flash256x2, Attn, a, 384, 1) { flash<256, 2, 5>(a); }
-KERNEL(flash512x2, Attn, a, 384, 1) { flash<512, 2, 5>(a); }
 #endif
