@@ -121,12 +121,12 @@ type cutting struct {
 	cut  bool
 }
 
-func (b *cutting) KVWrite(p backend.KVPool, layer int, k, v backend.Tensor, plan *backend.KVPlan) {
+func (b *cutting) KVWrite(group, layer int, k, v backend.Tensor) {
 	if b.cut {
 		b.cut = false
 		os.Truncate(b.path, 4096)
 	}
-	b.Backend.KVWrite(p, layer, k, v, plan)
+	b.Backend.KVWrite(group, layer, k, v)
 }
 
 // TestCutInPass: the pages of the weights are gone while workers read them. That is a fault, which ends the

@@ -18,25 +18,43 @@ import (
 // defective is a device that panics when it is told to, as a defect in a kernel does: in the middle of a pass.
 type defective struct {
 	backend.Backend
-	in     string // beginning of the key of the steps that panic
-	key    string
-	after  int // operations of such steps that go well
-	panics int // how often to panic yet
+	in      string         // the steps that panic: "draft" and "extend" for those of the drafter, "target" for those of the target; all by default
+	first   backend.KVPool // the target's: it is loaded first
+	drafter bool           // the current step is the drafter's
+	after   int            // operations of such steps that go well
+	panics  int            // how often to panic yet
 }
 
-func (b *defective) BeginStep(key string) {
-	b.key = key
-	b.Backend.BeginStep(key)
+func (b *defective) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
+	p, err := b.Backend.NewKVPool(l)
+	if b.first == nil {
+		b.first = p
+	}
+	return p, err
 }
 
-func (b *defective) KVWrite(p backend.KVPool, layer int, k, v backend.Tensor, plan *backend.KVPlan) {
-	if b.panics > 0 && strings.HasPrefix(b.key, b.in) {
+func (b *defective) BeginStep(p *backend.Plan) {
+	b.drafter = p != nil && p.KV[0].Pool != b.first
+	b.Backend.BeginStep(p)
+}
+
+func (b *defective) strike(here bool) {
+	if b.panics > 0 && here {
 		if b.after--; b.after < 0 {
 			b.panics--
 			panic("a defect in a kernel")
 		}
 	}
-	b.Backend.KVWrite(p, layer, k, v, plan)
+}
+
+func (b *defective) KVWrite(group, layer int, k, v backend.Tensor) {
+	b.strike(b.in == "" || b.in == "extend" && b.drafter || b.in == "target" && !b.drafter)
+	b.Backend.KVWrite(group, layer, k, v)
+}
+
+func (b *defective) Attention(dst, q backend.Tensor, group, layer int, p backend.AttnParams) {
+	b.strike(b.in == "draft" && b.drafter)
+	b.Backend.Attention(dst, q, group, layer, p)
 }
 
 // loadOn loads a golden model with its drafter on a device.
@@ -93,7 +111,7 @@ func TestDefectInStep(t *testing.T) {
 					req.Constraint = watch(func() {
 						if !armed {
 							armed = true
-							dev.in, dev.after, dev.panics = "target/", round, 1
+							dev.in, dev.after, dev.panics = "target", round, 1
 						}
 					})
 				}
@@ -124,7 +142,7 @@ func TestDefectInStep(t *testing.T) {
 // TestDefectInDrafter: a panic while the drafter guesses costs nothing but guesses. While it takes in what
 // was verified, it may end generations of that step, whose tokens are not all committed.
 func TestDefectInDrafter(t *testing.T) {
-	for _, in := range []string{"draft/", "extend/"} {
+	for _, in := range []string{"draft", "extend"} {
 		dev := &defective{Backend: cpu.New(cpu.Options{Threads: 2})}
 		e := startModel(t, loadOn(t, "qwen35", dev), Config{Parallel: 2})
 		req := Request{Tokens: randomPrompt(1, 40), MaxTokens: 60, IgnoreEOG: true, Spec: fixed}

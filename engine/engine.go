@@ -145,6 +145,9 @@ func (e *Engine) check(req *Request) error {
 	if req.MaxTokens < 0 {
 		return fmt.Errorf("MaxTokens is %d; want at least 0", req.MaxTokens)
 	}
+	if err := e.model.Runner.Check(req.Spec.Draft); err != nil {
+		return err
+	}
 	return req.Params.Validate()
 }
 

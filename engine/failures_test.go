@@ -61,7 +61,7 @@ func TestF10_ManySlots(t *testing.T) {
 		var reqs []Request
 		var want []string
 		for i := range 4 {
-			req := Request{Tokens: randomPrompt(uint64(i), 10+45*i), MaxTokens: 40, IgnoreEOG: true, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: speculate.DFlash}}
+			req := Request{Tokens: randomPrompt(uint64(i), 10+45*i), MaxTokens: 40, IgnoreEOG: true, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: "dflash"}}
 			reqs = append(reqs, req)
 			want = append(want, r.guesses(t, e, req)...)
 		}
@@ -104,14 +104,14 @@ func TestF25_DrafterInUse(t *testing.T) {
 
 // mute is a drafter that now and then gives nothing, too little, or fails.
 type mute struct {
-	draft.Drafter
+	draft.Source
 	calls, failed int
 }
 
 var errMute = errors.New("no output")
 
 func (m *mute) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
-	ps, err := m.Drafter.Draft(reqs, top)
+	ps, err := m.Source.Draft(reqs, top)
 	switch m.calls++; {
 	case err != nil || m.calls < 5:
 	case m.calls%3 == 0:
@@ -129,8 +129,8 @@ func (m *mute) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
 func TestF163_MissingOutput(t *testing.T) {
 	for _, name := range tiny {
 		m := loadGolden(t, name, true)
-		d := &mute{Drafter: m.Runner.Drafter}
-		m.Runner.Drafter = d
+		d := &mute{Source: m.Runner.Sources[0]}
+		m.Runner.Sources[0] = d
 		e := startModel(t, m, Config{Parallel: 3})
 		var reqs []Request
 		for i := range 3 {
@@ -279,7 +279,7 @@ func TestF164_LaterTurns(t *testing.T) {
 func TestF178_Counts(t *testing.T) {
 	for _, name := range tiny {
 		e := start(t, name, Config{})
-		for i, opt := range []speculate.Options{{}, fixed, {Fixed: true, Tree: 20}, {Draft: speculate.NGram}, {Draft: speculate.Off}} {
+		for i, opt := range []speculate.Options{{}, fixed, {Fixed: true, Tree: 20}, {Draft: "ngram"}, {Draft: speculate.Off}} {
 			r := generate(t, e, Request{Tokens: randomPrompt(uint64(i), 50), MaxTokens: 60, IgnoreEOG: true, Spec: opt, Checkpoints: []int{20}}).Result
 			st := r.Stats
 			if st.Accepted > st.Guessed || st.Tokens != 60 || r.Generated != 60 || st.Prompt+st.Cached != 50 || st.Rounds+st.Accepted < 59 {

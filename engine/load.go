@@ -36,6 +36,7 @@ import (
 	"strobe/backend/cpu"
 	"strobe/draft"
 	"strobe/draft/dflash"
+	"strobe/draft/ngram"
 	"strobe/gguf"
 	"strobe/internal/platform"
 	"strobe/model"
@@ -64,6 +65,17 @@ type Model struct {
 	Path, DrafterPath string
 	backend           backend.Backend
 	files             []*gguf.File
+}
+
+// ParseDraft reads the choice of a source of drafts: auto, off, or the name of one that models may have.
+func ParseDraft(s string) (string, error) {
+	switch s {
+	case "auto":
+		return speculate.Auto, nil
+	case speculate.Off, "dflash", "ngram":
+		return s, nil
+	}
+	return "", fmt.Errorf("draft source %q: want auto, off, dflash or ngram", s)
 }
 
 // Small models are calibrated when they are loaded: that takes less time than starting the program. Large
@@ -159,7 +171,7 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Target, err = model.Open(src.Target, m.backend, model.Options{KV: kv, KVF32: kv == quant.F32}); err != nil {
 		return err
 	}
-	var guesser draft.Drafter
+	var sources []draft.Source
 	if src.Drafter != nil {
 		m.DrafterPath = src.Drafter.Path()
 		if m.Drafter, err = dflash.Open(src.Drafter, m.Target, dflash.Options{Causal: opt.Causal, KVF32: kv == quant.F32}); err != nil {
@@ -168,9 +180,9 @@ func (m *Model) load(src Source, opt Options) error {
 		if err := sameVocabulary(src); err != nil {
 			return err
 		}
-		guesser = m.Drafter
+		sources = append(sources, m.Drafter)
 	}
-	if m.Runner, err = speculate.NewRunner(m.Target, guesser); err != nil {
+	if m.Runner, err = speculate.NewRunner(m.Target, append(sources, ngram.Source{})...); err != nil {
 		return err
 	}
 	if m.Drafter != nil && m.Target.WeightBytes() < calibrateBelow {

@@ -39,8 +39,8 @@ func newLoop(e *Engine) *loop {
 // prepare makes what the loop needs of the model. It reads the model's file.
 func (l *loop) prepare() {
 	e := l.e
-	if l.r.Drafter != nil {
-		s := l.r.Drafter.NewSeq()
+	if i := keeper(l.r); i >= 0 {
+		s := l.r.Sources[i].NewContext().(*cache.Seq)
 		l.drafter = s.Memory()
 		s.Close()
 	}
@@ -197,9 +197,8 @@ func (l *loop) refuse(g *Generation, r Reason, err error) {
 
 // start puts a generation into a slot.
 func (l *loop) start(g *Generation, slot int) {
-	j := &job{g: g, model: l.m, slot: slot, since: time.Now(), sampler: l.m.newSampler(&g.req)}
-	j.text = NewText(l.m.Tokenizer, g.req.Stops)
-	j.text.stream.Special = g.req.KeepSpecial
+	j := newJob(l.m, g)
+	j.slot = slot
 	l.slots[slot] = j
 	l.jobs = append(l.jobs, j)
 	if j.loading = l.wanted(j); j.loading == nil {
@@ -224,7 +223,7 @@ func (l *loop) begin(j *job) {
 // lookup gives a job its memory: a copy of the longest cached beginning of its prompt, or an empty one.
 func (l *loop) lookup(j *job) {
 	req := &j.g.req
-	draft := l.r.Drafter != nil && drafts(req.Spec)
+	draft := drafts(l.r, req.Spec)
 	if l.cache != nil && !req.NoCache {
 		if e, n := l.cache.find(req.Tokens, draft); e != nil {
 			var err error
@@ -238,7 +237,7 @@ func (l *loop) lookup(j *job) {
 	if j.seq == nil {
 		j.seq = l.m.Target.NewSeq()
 		if draft {
-			j.draft = l.r.Drafter.NewSeq()
+			j.draft = l.drafter.NewSeq()
 		}
 	}
 	if l.cache != nil && !req.NoCache {

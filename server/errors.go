@@ -12,6 +12,7 @@ import (
 	"strobe/chat"
 	"strobe/engine"
 	"strobe/sample/grammar"
+	"strobe/speculate"
 )
 
 // apiError is an error a client gets to see.
@@ -95,6 +96,10 @@ func explain(err error) *apiError {
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}
 	case errors.Is(err, engine.ErrEmptyPrompt):
 		return bad("")
+	case errors.Is(err, speculate.ErrNoSource):
+		e := bad("")
+		e.Param = "strobe.draft"
+		return e
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
 	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld),
@@ -164,6 +169,29 @@ func (e *apiError) anthropic() anthropicError {
 // speaksAnthropic reports whether a request is made in Anthropic's protocol.
 func speaksAnthropic(r *http.Request) bool {
 	return r.URL.Path == "/v1/messages" || strings.HasPrefix(r.URL.Path, "/v1/messages/")
+}
+
+// endpoint makes the answer to a request: a value that is sent as JSON, or nil when it was streamed.
+type endpoint func(w http.ResponseWriter, r *http.Request) (any, error)
+
+func (e endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch v, err := e(w, r); {
+	case err != nil:
+		fail(w, r, err)
+	case v != nil:
+		writeJSON(w, http.StatusOK, v)
+	}
+}
+
+// post is an endpoint whose requests have a body.
+func post[Q any](s *Server, e func(w http.ResponseWriter, r *http.Request, q *Q) (any, error)) endpoint {
+	return func(w http.ResponseWriter, r *http.Request) (any, error) {
+		var q Q
+		if err := s.decode(w, r, &q); err != nil {
+			return nil, err
+		}
+		return e(w, r, &q)
+	}
 }
 
 // fail answers with an error. Nothing may have been written before.

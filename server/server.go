@@ -132,31 +132,31 @@ func (s *Server) models() Models {
 
 // routes lists every endpoint. Aliases are those of llama.cpp.
 func (s *Server) routes() {
-	for pattern, h := range map[string]http.HandlerFunc{
-		"POST /v1/chat/completions":      s.chatCompletions,
-		"POST /chat/completions":         s.chatCompletions,
-		"POST /v1/completions":           s.completions,
-		"POST /completions":              s.completions,
-		"POST /v1/responses":             s.responses,
-		"POST /responses":                s.responses,
-		"POST /v1/embeddings":            s.embeddings,
-		"POST /embeddings":               s.embeddings,
+	for pattern, e := range map[string]endpoint{
+		"POST /v1/chat/completions":      post(s, s.chatCompletions),
+		"POST /chat/completions":         post(s, s.chatCompletions),
+		"POST /v1/completions":           post(s, s.completions),
+		"POST /completions":              post(s, s.completions),
+		"POST /v1/responses":             post(s, s.responses),
+		"POST /responses":                post(s, s.responses),
+		"POST /v1/embeddings":            post(s, s.embeddings),
+		"POST /embeddings":               post(s, s.embeddings),
 		"GET /v1/models":                 s.listModels,
 		"GET /models":                    s.listModels,
 		"GET /v1/models/{id...}":         s.getModel,
-		"POST /v1/messages":              s.messages,
-		"POST /v1/messages/count_tokens": s.countTokens,
+		"POST /v1/messages":              post(s, s.messages),
+		"POST /v1/messages/count_tokens": post(s, s.countTokens),
 		"GET /health":                    s.health,
 		"GET /v1/health":                 s.health,
 		"GET /props":                     s.props,
 		"GET /slots":                     s.slots,
-		"GET /metrics":                   s.metrics.serve,
-		"POST /tokenize":                 s.tokenize,
-		"POST /detokenize":               s.detokenize,
-		"POST /apply-template":           s.applyTemplate,
+		"POST /tokenize":                 post(s, s.tokenize),
+		"POST /detokenize":               post(s, s.detokenize),
+		"POST /apply-template":           post(s, s.applyTemplate),
 	} {
-		s.mux.HandleFunc(pattern, h)
+		s.mux.Handle(pattern, e)
 	}
+	s.mux.HandleFunc("GET /metrics", s.metrics.serve)
 	s.mux.Handle("GET /{$}", uiHandler())
 	s.mux.Handle("GET /ui/", uiHandler())
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {

@@ -75,10 +75,14 @@ func (m *modelFlags) options() (engine.Options, error) {
 	return opt, err
 }
 
-// checkDrafter refuses a model without the drafter that the flags insist on.
+// checkDrafter refuses a model without the source of guesses that the flags insist on.
 func (m *modelFlags) checkDrafter(e *engine.Model) error {
-	if m.draft == "dflash" && e.Drafter == nil {
-		return usagef("--draft dflash needs a drafter: give it with -d FILE")
+	spec, err := m.spec()
+	if err != nil {
+		return err
+	}
+	if err := e.Runner.Check(spec.Draft); err != nil {
+		return usageError{err}
 	}
 	return nil
 }
@@ -107,7 +111,7 @@ func (m *modelFlags) open(opt engine.Options) (*engine.Model, error) {
 
 // spec returns how the flags want drafts to be made and verified.
 func (m *modelFlags) spec() (opt speculate.Options, err error) {
-	if opt.Draft, err = speculate.ParseSource(m.draft); err != nil {
+	if opt.Draft, err = engine.ParseDraft(m.draft); err != nil {
 		return opt, usageError{err}
 	}
 	opt.Max = m.draftMax
@@ -144,21 +148,15 @@ func (s *sampleFlags) add(cmd *cobra.Command, temp float32) {
 	f.Int64Var(&s.seed, "seed", -1, "seed of the random numbers; negative takes a new one each time")
 }
 
-// sampler returns a sampler for a vocabulary with the ids a model never wants.
-func (s *sampleFlags) sampler(m *engine.Model) (*sample.Sampler, error) {
+// params are the settings of the turn-th answer, each with a seed of its own.
+func (s *sampleFlags) params(turn int) (sample.Params, error) {
 	p := s.Params
-	p.Seed = uint64(s.seed)
+	p.Seed = uint64(s.seed) + uint64(turn)
 	if s.seed < 0 {
 		p.Seed = rand.Uint64()
 	}
-	for _, id := range m.Target.Suppress {
-		if p.LogitBias == nil {
-			p.LogitBias = make(map[int32]float32)
-		}
-		p.LogitBias[id] = negInf
-	}
 	if err := p.Validate(); err != nil {
-		return nil, usageError{err}
+		return p, usageError{err}
 	}
-	return sample.New(p, m.Target.Vocab), nil
+	return p, nil
 }

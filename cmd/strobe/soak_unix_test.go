@@ -42,6 +42,10 @@ func TestSoak(t *testing.T) {
 		t.Skip("takes minutes; run it with -soak 10m")
 	}
 	s := newSoak(t)
+	t.Cleanup(func() {
+		s.cmd.Process.Kill()
+		s.cmd.Wait()
+	})
 	s.start()
 	s.learn()
 	end := time.Now().Add(*soakTime)

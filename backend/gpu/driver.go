@@ -1,0 +1,53 @@
+// Package gpu runs models on a GPU: it turns the operations of a step into a list of kernel launches that is recorded
+// once and replayed. It knows no driver; backend/cuda implements Driver.
+package gpu
+
+// Addr is an address in device memory.
+type Addr uint64
+
+// Props is what the layer above needs to know of a device.
+type Props struct {
+	Name        string
+	Major       int // compute capability
+	Minor       int
+	Units       int // multiprocessors
+	Memory      int // bytes in all
+	SharedBlock int // bytes of shared memory a block may ask for
+}
+
+// Kernel is a loaded kernel.
+type Kernel interface{}
+
+// Launch is one kernel of a step. Every kernel has exactly one parameter: a structure, whose bytes Args holds in the
+// device's layout.
+type Launch struct {
+	Kernel  Kernel
+	Name    string
+	Grid    [3]int
+	Threads int  // of a block
+	Shared  int  // bytes of dynamic shared memory
+	Early   bool // may start before the launch before it has ended; the kernel waits by itself (programmatic dependent launch)
+	Args    []byte
+}
+
+// Recording is a list of launches that can be replayed at once.
+type Recording interface{ Close() }
+
+// Driver is a device: memory, kernels and one queue on which everything happens in order. It is used by one goroutine at a
+// time. Failures of asynchronous work are reported by Wait.
+type Driver interface {
+	Props() Props
+	Free() (free, total int) // bytes of device memory
+	Alloc(bytes int) (Addr, error)
+	Release(a Addr)
+	Upload(dst Addr, src []byte)         // ordered with launches; src may be changed when it returns
+	Download(dst []byte, src Addr) error // waits
+	Copy(dst, src Addr, bytes int)
+	Fill(dst Addr, value byte, bytes int)
+	Kernel(name string) (Kernel, error)
+	Launch(l *Launch)
+	Record(ls []Launch) (Recording, error)
+	Replay(r Recording)
+	Wait() error
+	Close() error
+}
