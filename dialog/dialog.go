@@ -110,7 +110,8 @@ type Prompt struct {
 	whole  bool
 }
 
-// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens. Done is that of Options.
+// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens. Done is that of
+// Options.
 func (f *Format) Text(text string, raw bool, done <-chan struct{}) *Prompt {
 	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw, Done: done}
 	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}
@@ -147,7 +148,8 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		return nil, err
 	}
 	opt := chat.Options{
-		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS, Done: o.Done,
+		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
+		Done: o.Done,
 	}
 	continued := ""
 	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {

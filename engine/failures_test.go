@@ -80,8 +80,8 @@ func TestF10_ManySlots(t *testing.T) {
 	}
 }
 
-// TestF25_DrafterInUse (also F111): a drafter that lies beside its target in a pool's folder drafts, and the text is that
-// without it, with several sequences at once.
+// TestF25_DrafterInUse (also F111): a drafter that lies beside its target in a pool's folder drafts, and the text is
+// that without it, with several sequences at once.
 func TestF25_DrafterInUse(t *testing.T) {
 	dir := modelDir(t, "m=qwen35", "m-dflash=dflash-qwen35")
 	p := newPool(t, PoolConfig{Dir: dir})
@@ -124,8 +124,8 @@ func (m *mute) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
 	return ps, err
 }
 
-// TestF163_MissingOutput (also F41): where a drafter's output is missing the step is a plain one. Nothing ends, and the text
-// is the same.
+// TestF163_MissingOutput (also F41): where a drafter's output is missing the step is a plain one. Nothing ends, and
+// the text is the same.
 func TestF163_MissingOutput(t *testing.T) {
 	for _, name := range tiny {
 		m := loadGolden(t, name, true)
@@ -147,11 +147,12 @@ func TestF163_MissingOutput(t *testing.T) {
 	}
 }
 
-// TestF129_EveryCacheType: a thousand rounds of several streams with drafts end with every type of cache, and give what one
-// stream alone gives. On a device with queues of its own this is where a circular wait shows.
+// TestF129_EveryCacheType: a thousand rounds of several streams with drafts end with every type of cache, and give
+// what one stream alone gives. On a device with queues of its own this is where a circular wait shows.
 func TestF129_EveryCacheType(t *testing.T) {
 	for _, kv := range []string{"f16", "f32", "q8_0"} {
-		m, err := Load(testkit.Golden(t, "qwen35/model.gguf"), Options{Threads: 2, KV: kv, Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf")})
+		opt := Options{Threads: 2, KV: kv, Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf")}
+		m, err := Load(testkit.Golden(t, "qwen35/model.gguf"), opt)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +160,8 @@ func TestF129_EveryCacheType(t *testing.T) {
 		var reqs []Request
 		var want [][]int32
 		for i := range 4 {
-			req := Request{Tokens: randomPrompt(uint64(i), 10), MaxTokens: 90, IgnoreEOG: true, Spec: speculate.Options{Draft: speculate.Off}}
+			req := Request{Tokens: randomPrompt(uint64(i), 10), MaxTokens: 90, IgnoreEOG: true}
+			req.Spec.Draft = speculate.Off
 			want = append(want, ids(generate(t, e, req).Tokens))
 			reqs = append(reqs, req)
 		}
@@ -188,7 +190,8 @@ func TestPenaltiesSeeThePrompt(t *testing.T) {
 		t.Fatal("nothing of the prompt is repeated anyway: the test shows nothing")
 	}
 	for _, p := range []sample.Params{
-		{PresencePenalty: 100, RepeatLastN: -1}, {FrequencyPenalty: 100, RepeatLastN: -1}, {RepeatPenalty: 1e6, RepeatLastN: -1},
+		{PresencePenalty: 100, RepeatLastN: -1}, {FrequencyPenalty: 100, RepeatLastN: -1},
+		{RepeatPenalty: 1e6, RepeatLastN: -1},
 	} {
 		if n := said(p); n > 0 { // from the cache
 			t.Errorf("%+v: %d tokens of the prompt are repeated", p, n)

@@ -289,7 +289,10 @@ func functionTool(name, description string, schema json.RawMessage) (json.RawMes
 
 // sampling puts the request's fields into those the engine's request is made from.
 func (q *messagesRequest) sampling() *samplingFields {
-	return &samplingFields{Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP, MaxTokens: q.MaxTokens, Strobe: q.Strobe}
+	return &samplingFields{
+		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
+		MaxTokens: q.MaxTokens, Strobe: q.Strobe,
+	}
 }
 
 // anthropicUsage counts tokens; those found in the cache are not among the input's.

@@ -215,8 +215,8 @@ func TestF151_SchemaAfterReasoning(t *testing.T) {
 	}
 }
 
-// TestF151_ReasoningIsFree: while the model reasons every token is possible, whatever the format of the answer is; from its
-// end on the format holds.
+// TestF151_ReasoningIsFree: while the model reasons every token is possible, whatever the format of the answer is;
+// from its end on the format holds.
 func TestF151_ReasoningIsFree(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	v, err := f.s.view("m", f.e)
@@ -224,7 +224,8 @@ func TestF151_ReasoningIsFree(t *testing.T) {
 		t.Fatal(err)
 	}
 	on := true
-	c := &conversation{messages: mustMessages(t, user("?")), thinking: &on, budget: -1, format: &format{schema: rawJSON(personSchema)}}
+	c := &conversation{messages: mustMessages(t, user("?")), thinking: &on, budget: -1}
+	c.format = &format{schema: rawJSON(personSchema)}
 	p, err := v.render(c)
 	if err != nil {
 		t.Fatal(err)

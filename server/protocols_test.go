@@ -16,8 +16,8 @@ import (
 	"strobe/sample"
 )
 
-// TestSamplingReachesTheSampler: what a request says about sampling arrives, by every protocol, and what it leaves out is the
-// server's default.
+// TestSamplingReachesTheSampler: what a request says about sampling arrives, by every protocol, and what it leaves
+// out is the server's default.
 func TestSamplingReachesTheSampler(t *testing.T) {
 	defaults := sample.Params{Temp: 0.5, TopK: 11, TopP: 0.8, MinP: 0.11, TypicalP: 0.77}
 	f := start(t, options{config: Config{Params: defaults}})
