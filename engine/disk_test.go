@@ -173,9 +173,21 @@ func TestForeignModel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Not even one that somebody puts into its folder.
+	theirs := prefixFiles(t, dir)[0]
+	ours := filepath.Join(dir, m.Fingerprint(), filepath.Base(theirs))
+	if err := os.Mkdir(filepath.Dir(ours), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(ours, must(os.ReadFile(theirs)), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	e = startModel(t, m, Config{CacheDir: dir})
 	if r := generate(t, e, req).Result; r.Cached != 0 {
 		t.Errorf("another model restored %d tokens", r.Cached)
+	}
+	if n := e.Snapshot().Cache.DiskCorrupted; n != 1 {
+		t.Errorf("%d files were dropped, want the one of another model", n)
 	}
 	stop(t, e)
 	if n := len(prefixFiles(t, dir)); n != 2 {

@@ -169,7 +169,8 @@ type textAnswer struct {
 	offset  []int // of each choice, for log probabilities
 }
 
-func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *view) (*textAnswer, []engine.Request, error) {
+func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *view) (
+	*textAnswer, []engine.Request, error) {
 	a := &textAnswer{q: q, v: v, n: 1, base: completionResponse{
 		ID: newID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: v.name, SystemFingerprint: s.fingerprint(),
 	}}

@@ -93,7 +93,10 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	}
 	defer l.release()
 	req := s.request()
-	f := samplingFields{Temperature: q.Temperature, TopP: q.TopP, MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe}
+	f := samplingFields{
+		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
+		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,
+	}
 	if err := f.apply(&req, l.tok); err != nil {
 		return nil, err
 	}

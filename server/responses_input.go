@@ -27,6 +27,9 @@ type responsesRequest struct {
 	MaxOutputTokens   *int              `json:"max_output_tokens"`
 	Temperature       *float32          `json:"temperature"`
 	TopP              *float32          `json:"top_p"`
+	TopK              *int              `json:"top_k"` // not OpenAI's, like the next ones
+	MinP              *float32          `json:"min_p"`
+	TypicalP          *float32          `json:"typical_p"`
 	Stream            bool              `json:"stream"`
 	Text              *struct {
 		Format *responseFormat `json:"format"`

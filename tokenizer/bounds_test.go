@@ -10,9 +10,16 @@ import (
 	"strobe/internal/testkit"
 )
 
+// bothKinds is a tokenizer of bytes and one of characters.
+func bothKinds(t *testing.T) map[string]*Tokenizer {
+	return map[string]*Tokenizer{
+		"bytes": load(t, testkit.Golden(t, "qwen3/model.gguf")), "gemma": mustNew(t, gemmaVocab("aa", "aaaa")),
+	}
+}
+
 // TestMemory: text without any boundary takes memory in proportion, not a hundred times its size.
 func TestMemory(t *testing.T) {
-	for name, tok := range map[string]*Tokenizer{"bytes": load(t, testkit.Golden(t, "qwen3/model.gguf")), "gemma": mustNew(t, gemmaVocab("aa", "aaaa"))} {
+	for name, tok := range bothKinds(t) {
 		for _, s := range []string{" ", "a", "я"} {
 			text := strings.Repeat(s, 4<<20/len(s))
 			var before, after runtime.MemStats
@@ -46,7 +53,7 @@ func TestCutIsLate(t *testing.T) {
 func TestEncodeStops(t *testing.T) {
 	closed := make(chan struct{})
 	close(closed)
-	for name, tok := range map[string]*Tokenizer{"bytes": load(t, testkit.Golden(t, "qwen3/model.gguf")), "gemma": mustNew(t, gemmaVocab("aa", "aaaa"))} {
+	for name, tok := range bothKinds(t) {
 		for _, text := range []string{strings.Repeat("one two\n", 1<<17), strings.Repeat(" ", 1<<20)} {
 			if n := len(tok.Encode(text, EncodeOptions{Done: closed})); n > 2*maxPiece {
 				t.Errorf("%s: %d tokens after the end", name, n)

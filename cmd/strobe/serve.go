@@ -94,8 +94,9 @@ to standard error. SIGINT or SIGTERM lets running requests finish for a while, t
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
 	f.StringVar(&opt.keyFile, "api-key-file", "", "file with keys, one per line")
 	f.StringArrayVar(&opt.cors, "cors", nil, "origin whose web pages may use the server, * for any; may be repeated")
-	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be repeated. "+
-		"Without it: addresses, localhost and this machine's name, or any name when --host is no local address and there is a key")
+	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be "+
+		"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
+		"and there is a key")
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
@@ -269,7 +270,8 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	cfg = server.Config{
 		Version: buildVersion(), Log: log, Params: o.Params, MaxTokens: o.maxTokens, CORS: o.cors,
-		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress, WriteTimeout: o.writeTimeout, Drain: o.drain,
+		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress,
+		WriteTimeout: o.writeTimeout, Drain: o.drain,
 		MaxStored: int64(o.maxStored), StoredAge: o.storedAge,
 	}
 	if o.maxStored == 0 { // there zero means the default
@@ -317,8 +319,8 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	return cfg, nil
 }
 
-// hostNames are the names that requests may call the server by; nil means any. Addresses always work. Without
-// such a list a web page could use the server from a browser that reaches it, through a name of the page's own that it made
+// hostNames are the names that requests may call the server by; nil means any. Addresses always work. Without such a
+// list a web page could use the server from a browser that reaches it, through a name of the page's own that it made
 // point here. With a key it could not; a server on the network that wants one needs no list.
 func (o *serveOptions) hostNames(keys bool) []string {
 	names := []string{"localhost", strings.ToLower(o.host)}

@@ -193,6 +193,32 @@ func TestServeModels(t *testing.T) {
 	}
 }
 
+// TestServeModelsDrafter: a drafter that lies beside its model in the folder is used, unless drafting is off.
+func TestServeModelsDrafter(t *testing.T) {
+	dir := t.TempDir()
+	for name, golden := range map[string]string{"m": "qwen35", "m-dflash": "dflash-qwen35"} {
+		b, err := os.ReadFile(testkit.Golden(t, golden+"/model.gguf"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name+".gguf"), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for draft, want := range map[string]bool{"auto": true, "dflash": true, "off": false, "ngram": false} {
+		url, stop := serve(t, "--models", dir, "--draft", draft, "--quiet")
+		ready(t, url)
+		if status, v := ask(t, url+"/v1/completions", `{"model":"m","prompt":"x","max_tokens":2}`); status != http.StatusOK {
+			t.Errorf("%d %v", status, v)
+		}
+		_, v := ask(t, url+"/props", "")
+		if got := v["speculative"].(map[string]any)["drafter"]; got != want {
+			t.Errorf("--draft %s: drafter %v, want %v", draft, got, want)
+		}
+		stop()
+	}
+}
+
 func TestServeFlags(t *testing.T) {
 	model := testkit.Golden(t, "qwen35/model.gguf")
 	empty := filepath.Join(t.TempDir(), "empty")
