@@ -4,4 +4,5 @@
 #ifdef HOPPER
 #include "solo.h"
 SOLOS(k, K_QUANTS)
+SOLOS_BETWEEN(k, K_QUANTS)
 #endif
