@@ -1,27 +1,23 @@
 // Package backend is the contract between models and the devices that run them.
 //
 // A model's forward pass is Go code that calls the operations of a Backend in
-// order. A backend knows kernels and memory, never model names. Three properties
+// order. A backend knows kernels and memory, never model names or files. Three properties
 // keep the contract fit for a GPU as well as for the CPU:
 //
 //   - Activations live in device buffers behind Tensor views; the host sees them
 //     only through Read, so a step can run asynchronously until then.
-//   - Whatever changes between two steps of the same shape (token ids, positions,
-//     page tables, visible ranges, recurrent state) is handed over through Ints,
-//     KVPlan and DeltaSeg, never as a scalar argument of an operation. A device
-//     keeps copies of them at fixed addresses, so that the operations between
-//     BeginStep and EndStep can be recorded once and replayed.
-//   - Weights are bound once with Weight; a CPU keeps the mapped bytes, a GPU copies.
+//   - Whatever changes between two steps of the same shape (token ids, positions, page tables,
+//     visible ranges, which sequences take part) is handed over through SetInts and the
+//     step's Plan, never as an argument of an operation. A device uploads the plan once
+//     and keeps it at fixed addresses, so that the operations of a step can be recorded and replayed.
+//   - Weights are bound once; a CPU keeps the mapped bytes, a GPU copies.
 //
-// A backend is driven by one goroutine at a time. Operations on the CPU fix the order
-// of every floating-point reduction independently of the batch: the result of a row
-// has the same bits whatever other rows are computed with it.
+// A backend is driven by one goroutine at a time. Its operations fix the order of every
+// floating-point reduction independently of the batch: the result of a row has the same bits
+// whatever other rows are computed with it. Package backendtest checks all of this for any device.
 package backend
 
-import (
-	"strobe/gguf"
-	"strobe/quant"
-)
+import "strobe/quant"
 
 // Buffer is device memory for float32 values.
 type Buffer interface {
@@ -40,9 +36,6 @@ type Tensor struct {
 	Rows, Cols int
 	Stride     int
 }
-
-// First returns the first n rows.
-func (t Tensor) First(n int) Tensor { t.Rows = n; return t }
 
 // Slice returns rows [from, from+n).
 func (t Tensor) Slice(from, n int) Tensor {
@@ -69,14 +62,25 @@ func (t Tensor) Split(parts int) Tensor {
 	return t
 }
 
-// Weight is a matrix (or a stack of expert matrices) bound to a device. Its values
-// multiply activations: y = W x, one output per row.
+// Matrix is the stored form of a weight: a matrix of Rows outputs and Cols inputs, or a stack of
+// Experts such matrices. Data holds the rows of all experts one after the other in the format of Type.
+type Matrix struct {
+	Name       string // for errors
+	Type       quant.Type
+	Rows, Cols int
+	Experts    int // 1 for a plain matrix
+	Data       []byte
+	Scale      []float32 // of the product: none, one, or one per expert
+	Forget     func()    // if set: the device has a copy now, so Data need not stay in memory
+}
+
+// Weight is a Matrix bound to a device. Its values multiply activations: y = W x, one output per row.
 type Weight interface {
 	Rows() int    // outputs (of one expert)
 	Cols() int    // inputs
 	Experts() int // 1 for a plain matrix
 	Type() quant.Type
-	Bytes() int // stored size of all experts
+	Bytes() int // read by a product with all experts
 }
 
 // Vector is a float32 parameter vector bound to a device: norms, biases, small tables.
@@ -106,16 +110,24 @@ type AttnParams struct {
 	Sinks          Vector // optional extra logit per head in the softmax denominator
 }
 
-// KVDims is the size of one layer's keys and values.
+// KVDims is the size and the stored types of one layer's keys and values: F32, F16 or Q8_0.
 type KVDims struct {
 	Heads, KeyDim, ValueDim int
+	Key, Value              quant.Type
 }
 
 // KVLayout describes a pool of cache pages. A page holds Page tokens of every layer.
 type KVLayout struct {
-	Type   quant.Type // F32, F16 or Q8_0
 	Page   int
 	Layers []KVDims
+}
+
+// RowMove says that row Src of page From is to become row Dst of page To.
+type RowMove struct {
+	To   int32
+	Dst  int
+	From int32
+	Src  int
 }
 
 // KVPool is device memory for cache pages, identified by small integers.
@@ -124,17 +136,18 @@ type KVPool interface {
 	Alloc() (int32, error)
 	Free(page int32)
 	Copy(dst, src int32)
-	CopyRow(dst int32, dstRow int, src int32, srcRow int) // all layers
-	ReadPage(page int32, dst []byte)
-	WritePage(page int32, src []byte)
-	Used() int // pages in use
+	Move(rows []RowMove)              // all layers, in the given order
+	ReadPage(page int32, dst []byte)  // as the device keeps it
+	WritePage(page int32, src []byte) // what ReadPage of such a pool gave
+	Used() int                        // pages in use; may be called from any goroutine
 }
 
 // KVPlan says where the rows of a batch write their keys and values and what they see.
 // Slots count tokens of a sequence; slot s lives in page Tables[seg][s/Page].
 type KVPlan struct {
+	Pool   KVPool
 	Tables [][]int32 // per segment
-	Seg    []int32   // per row: its segment
+	Seg    []int32   // per row: its segment; rows of a segment follow each other
 	Slot   []int32   // per row: where its key and value go
 	Lo, Hi []int32   // per row: visible slots [Lo, Hi)
 	Extra  [][]int32 // per row: visible slots beyond Hi, ascending (tree ancestors and the row itself); nil without trees
@@ -160,50 +173,71 @@ type DeltaDims struct {
 // ConvDim is the width of the convolution: queries, keys and values.
 func (d DeltaDims) ConvDim() int { return 2*d.KHeads*d.KDim + d.VHeads*d.VDim }
 
-// DeltaSeg is the part of a batch that belongs to one sequence, and that sequence's
-// recurrent memory in one layer. State is at the last committed token except for
-// the first Pending rows of the tape, which are accepted but not yet applied: the next
-// GatedDelta applies them on its way through the state.
+// StateValues is the size of one layer's recurrent state and convolution inputs.
+func (d DeltaDims) StateValues() int {
+	return d.VHeads*d.VDim*d.KDim + max(0, d.Kernel-1)*d.ConvDim()
+}
+
+// StatePool is device memory for the recurrent layers of sequences, identified by small integers.
+// A slot holds, for every layer, the state and the newest inputs of the convolution at the last token that
+// was applied, and a tape: what it takes to apply the rows of the last pass.
+type StatePool interface {
+	Alloc() (int32, error) // a slot that has seen no token
+	Free(slot int32)
+	Clear(slot int32)
+	Copy(dst, src int32)                  // state, not the tape
+	Reserve(slot int32, rows int) error   // room on the tape for a pass over rows; keeps what is on it
+	Release(slot int32)                   // gives the tape back
+	Keep(slot int32, path []int32)        // row path[i] of the tape becomes row i, for all i in ascending order
+	Settle(slot int32, pending int)       // applies the first pending rows of the tape
+	Read(slot int32, layer int) []float32 // StateValues values, as the device keeps them
+	Write(slot int32, layer int, v []float32)
+}
+
+// DeltaSeg is the part of a batch that belongs to one sequence, and that sequence's recurrent memory. Its
+// state is at the last committed token except for the first Pending rows of the tape, which are accepted but
+// not yet applied: the pass applies them on its way through the state.
 type DeltaSeg struct {
 	Row, N  int     // rows of the batch
 	Parents []int32 // tree: parent row inside the segment or -1; nil for a chain
 	Prompt  bool    // the rows are certain to be accepted: advance the state instead of taping them
-
-	State Tensor // VHeads*VDim*KDim values, laid out as the backend likes
-	Conv  Tensor // [Kernel-1, ConvDim], oldest first
-	// The tape: what a commit needs of each row.
-	TapeU   Tensor // convolution inputs [rows, ConvDim]
-	TapeK   Tensor // normalised keys [rows, KHeads*KDim]
-	TapeD   Tensor // updates [rows, VHeads*VDim]
-	TapeG   Tensor // decay factors [rows, VHeads]
+	Slot    int32   // in the plan's StatePool
 	Pending int
+}
+
+// Plan is what the operations of one step need to know of the sequences. Package cache makes it.
+type Plan struct {
+	KV    []KVPlan
+	State StatePool  // nil without recurrent layers
+	Delta []DeltaSeg // one per segment of the batch, in order of rows
 }
 
 // Backend is a device.
 type Backend interface {
 	Name() string
-	Threads() int
 	Close() error
 
-	// Memory.
-	Alloc(rows, cols int) Tensor // zeroed
-	Free(t Tensor)               // gives the buffer of t back when the operations so far are done with it; a zero t is fine
-	AllocInts(n int) Ints
+	// Memory. Allocations may fail: the caller gives up what it was about to do and goes on.
+	Alloc(rows, cols int) (Tensor, error) // zeroed
+	Free(t Tensor)                        // gives the buffer of t back when the operations so far are done with it; a zero t is fine
+	AllocInts(n int) (Ints, error)
 	SetInts(dst Ints, v []int32)
 	Ints(v Ints) []int32 // waits for the device; the slice is valid until the next operation
 	NewKVPool(l KVLayout) (KVPool, error)
-	Weight(t *gguf.Tensor, scale *gguf.Tensor) (Weight, error) // scale: optional companion of NVFP4 weights
-	Vector(t *gguf.Tensor) (Vector, error)
-	VectorOf(v []float32) Vector
-	Read(t Tensor) []float32 // contiguous rows; waits for the device; valid until the next operation on t
+	NewStatePool(d DeltaDims, layers int) (StatePool, error)
+	WeightBytes(m Matrix) int // memory that Weight would take on the device
+	// Weight binds a matrix, whose bytes must stay readable while it is used unless Forget was called. A device may
+	// still be copying when it returns; Sync waits for that and reports what failed.
+	Weight(m Matrix) (Weight, error)
+	Vector(v []float32) (Vector, error)
+	Read(t Tensor) []float32 // waits for the device; valid until the next operation on t
 	Write(t Tensor, v []float32)
 
 	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when
-	// they come again. The key is a hint, not a promise: under the same key a device compares what
-	// it is asked with what it recorded, since buffers move when they grow and a batch of eight rows is
-	// eight sequences, a chain or a tree. Inside a step nothing is allocated, freed, read or written by
-	// the host (SetInts excepted), and no page of a pool is copied.
-	BeginStep(key string)
+	// they come again: it compares what it is asked with what it recorded. The plan may be nil for operations that need none;
+	// it must not change until EndStep returns. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step nothing is freed, read or written by
+	// the host (SetInts excepted), and no page or slot of a pool is copied or moved.
+	BeginStep(p *Plan)
 	EndStep()
 
 	// Sync waits until all operations are done, and reports the first failure of the device since
@@ -212,13 +246,11 @@ type Backend interface {
 	Sync() error
 
 	// Dense operations. Rows are tokens, or tokens x heads.
-	Embed(dst Tensor, w Weight, ids Ints, scale float32)
+	Embed(dst Tensor, w Weight, ids Ints, scale float32) // a negative id stands for row 0
 	MatMul(x Tensor, ps ...Product)
-	AddBias(x Tensor, bias Vector)
 	RMSNorm(dst, x Tensor, w Vector, eps float32) // w may be nil
 	Add(dst, a, b Tensor)
-	Mul(dst, a, b Tensor)
-	MulVec(dst, a Tensor, v Vector) // row-wise elementwise product
+	AddBias(x Tensor, bias Vector)
 	Scale(dst, a Tensor, s float32)
 	Copy(dst, src Tensor)
 	Gather(dst, src Tensor, rows Ints)
@@ -234,23 +266,21 @@ type Backend interface {
 	// base is [taps][x.Cols], a row of dyn [taps][groups]. dst must not be x.
 	BlockConv(dst, x, dyn Tensor, base Vector, index Ints)
 
-	// Attention.
-	KVWrite(pool KVPool, layer int, k, v Tensor, plan *KVPlan)
-	Attention(dst, q Tensor, pool KVPool, layer int, plan *KVPlan, p AttnParams)
+	// Attention over plan KV[group] of the step. Rows of k, v and q are tokens with their heads side by side.
+	KVWrite(group, layer int, k, v Tensor)
+	Attention(dst, q Tensor, group, layer int, p AttnParams)
 
-	// Mixture of experts.
+	// Mixture of experts. Route chooses the used best experts of each row and softmaxes their logits, times scale.
 	Route(ids Ints, weights, logits Tensor, used int, scale float32)
 	ExpertMatMul(x Tensor, ids Ints, used int, ps ...Product) // row t*used+j of Y = W[ids[t*used+j]] x; x has tokens or tokens*used rows
 	ExpertSum(dst, y, weights Tensor, ids Ints, used int, scale Vector)
 
-	// Gated DeltaNet. ShortConv turns u [n, ConvDim] into silu(conv(u)); GatedDelta runs the
+	// Gated DeltaNet over the step's Delta segments. ShortConv turns u [n, ConvDim] into silu(conv(u)); GatedDelta runs the
 	// recurrence on its output and keeps the tape. alpha and beta are the raw projections.
-	ShortConv(dst, u Tensor, w Vector, d DeltaDims, segs []DeltaSeg)
-	GatedDelta(dst, qkv, alpha, beta Tensor, a, dt Vector, d DeltaDims, segs []DeltaSeg)
-	// DeltaCommit applies the pending rows of a segment's tape to its state.
-	DeltaCommit(d DeltaDims, seg DeltaSeg)
+	ShortConv(dst, u Tensor, w Vector, layer int)
+	GatedDelta(dst, qkv, alpha, beta Tensor, a, dt Vector, layer int)
 
-	// Reductions that leave the device small.
+	// Reductions that leave the device small. Rows without a single number get id -1; equal values go to the lower id.
 	ArgMax(ids Ints, x Tensor)
-	TopK(ids Ints, logp Tensor, x Tensor, k int) // per row: k best ids, descending, with log-softmax values; overwrites x
+	TopK(ids Ints, logp Tensor, x Tensor, k int) // per row: k best ids, descending, with log-softmax values; may overwrite x
 }

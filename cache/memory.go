@@ -32,73 +32,106 @@ const PageTokens = 64
 type Layer struct {
 	backend.KVDims
 	Window int // tokens a query sees, itself included; 0 means all
+	Device int // that runs the layer
 }
 
 // Spec describes the memory of a model.
 type Spec struct {
-	Type        quant.Type // of keys and values
-	Layers      []Layer
-	Delta       backend.DeltaDims
-	DeltaLayers int // recurrent layers
+	Layers    []Layer
+	Delta     backend.DeltaDims
+	Recurrent []int // device of each recurrent layer
 }
 
-// Place says where the keys and values of a layer are: which plan and pool, and the layer in it.
+// Place says where the keys and values of a layer are: which plan of its device, and the layer in the plan's pool.
 type Place struct {
 	Group, Index int
 }
 
-// Memory is the cache of one model on one device.
+// Memory is the cache of one model, whose layers may lie on several devices.
 type Memory struct {
-	b      backend.Backend
-	spec   Spec
-	groups []*group
-	places []Place
-	seqs   int
+	spec    Spec
+	devices int
+	groups  []*group
+	states  []*states
+	places  []Place
+	seqs    int
 }
 
-// group is the layers that share a window, and hence pages.
+// group is the layers of a device that share a window, and hence pages.
 type group struct {
+	device int
+	index  int // among the groups of its device
 	window int
 	layers []backend.KVDims
 	pool   backend.KVPool
 	refs   []int32
 }
 
-// New returns the memory for a model.
-func New(b backend.Backend, spec Spec) (*Memory, error) {
-	switch spec.Type {
-	case quant.F32, quant.F16, quant.Q8_0:
-	default:
-		return nil, fmt.Errorf("cache type %s: want F32, F16 or Q8_0", spec.Type)
-	}
-	m := &Memory{b: b, spec: spec}
+// states is the recurrent memory on a device.
+type states struct {
+	device int
+	layers int
+	pool   backend.StatePool
+}
+
+// New returns the memory for a model on the given devices.
+func New(devices []backend.Backend, spec Spec) (*Memory, error) {
+	m := &Memory{spec: spec, devices: len(devices)}
 	for _, l := range spec.Layers {
-		gi := -1
-		for i, g := range m.groups {
-			if g.window == l.Window {
-				gi = i
+		for _, t := range []quant.Type{l.Key, l.Value} {
+			if t != quant.F32 && t != quant.F16 && t != quant.Q8_0 {
+				return nil, fmt.Errorf("cache type %s: want F32, F16 or Q8_0", t)
 			}
 		}
-		if gi < 0 {
-			gi = len(m.groups)
-			m.groups = append(m.groups, &group{window: l.Window})
-		}
-		g := m.groups[gi]
-		m.places = append(m.places, Place{gi, len(g.layers)})
+		g := m.group(l.Device, l.Window)
+		m.places = append(m.places, Place{g.index, len(g.layers)})
 		g.layers = append(g.layers, l.KVDims)
 	}
+	var err error
 	for _, g := range m.groups {
-		pool, err := b.NewKVPool(backend.KVLayout{Type: spec.Type, Page: PageTokens, Layers: g.layers})
-		if err != nil {
+		if g.pool, err = devices[g.device].NewKVPool(backend.KVLayout{Page: PageTokens, Layers: g.layers}); err != nil {
 			return nil, err
 		}
-		g.pool = pool
+	}
+	for d, b := range devices {
+		y := &states{device: d}
+		for _, at := range spec.Recurrent {
+			if at == d {
+				y.layers++
+			}
+		}
+		if y.layers == 0 {
+			continue
+		}
+		if y.pool, err = b.NewStatePool(spec.Delta, y.layers); err != nil {
+			return nil, err
+		}
+		m.states = append(m.states, y)
 	}
 	return m, nil
 }
 
-// Place returns where layer i of the Spec keeps its keys and values.
+// group finds the group of a device's layers with a window, or adds it.
+func (m *Memory) group(device, window int) *group {
+	index := 0
+	for _, g := range m.groups {
+		if g.device == device && g.window == window {
+			return g
+		}
+		if g.device == device {
+			index++
+		}
+	}
+	g := &group{device: device, index: index, window: window}
+	m.groups = append(m.groups, g)
+	return g
+}
+
+// Place returns where layer i of the Spec keeps its keys and values, and Dims their size.
 func (m *Memory) Place(i int) Place { return m.places[i] }
+
+// Dims returns the size of layer i's keys and values.
+func (m *Memory) Dims(i int) backend.KVDims { return m.spec.Layers[i].KVDims }
 
 // Window returns the window of a group, 0 for none.
 func (m *Memory) Window(group int) int { return m.groups[group].window }
@@ -123,7 +156,7 @@ func (m *Memory) TokenBytes() int {
 
 // SeqBytes is what a sequence costs apart from TokenBytes: full windows and recurrent state.
 func (m *Memory) SeqBytes() int {
-	n := m.spec.DeltaLayers * 4 * (m.stateRows()*m.spec.Delta.KDim + m.convRows()*m.spec.Delta.ConvDim())
+	n := m.stateBytes()
 	for _, g := range m.groups {
 		if g.window > 0 {
 			n += (g.window/PageTokens + 2) * g.pool.PageBytes()
@@ -134,15 +167,15 @@ func (m *Memory) SeqBytes() int {
 
 // UsedBytes is the memory that all sequences hold now, pages and state.
 func (m *Memory) UsedBytes() int {
-	n := m.seqs * m.spec.DeltaLayers * 4 * (m.stateRows()*m.spec.Delta.KDim + m.convRows()*m.spec.Delta.ConvDim())
+	n := m.seqs * m.stateBytes()
 	for _, g := range m.groups {
 		n += g.pool.Used() * g.pool.PageBytes()
 	}
 	return n
 }
 
-func (m *Memory) stateRows() int { return m.spec.Delta.VHeads * m.spec.Delta.VDim }
-func (m *Memory) convRows() int  { return max(0, m.spec.Delta.Kernel-1) }
+// stateBytes is the recurrent state of a sequence.
+func (m *Memory) stateBytes() int { return len(m.spec.Recurrent) * 4 * m.spec.Delta.StateValues() }
 
 func (g *group) alloc() (int32, error) {
 	p, err := g.pool.Alloc()

@@ -13,23 +13,22 @@ type Segment struct {
 
 // Batch is what the layers of one forward pass need to know of the caches.
 type Batch struct {
-	Plans []backend.KVPlan // per group
-	Pos   []int32          // per row: its position
-	m     *Memory
+	Plans []backend.Plan // per device
+	Pos   []int32        // per row: its position
 	segs  []Segment
-	delta []backend.DeltaSeg
 }
 
 // Begin prepares a forward pass: it makes room for every segment and plans what each row
 // writes and sees.
 func (m *Memory) Begin(segs []Segment) (*Batch, error) {
-	b := &Batch{m: m, segs: segs, Plans: make([]backend.KVPlan, len(m.groups))}
+	b := &Batch{segs: segs, Plans: make([]backend.Plan, m.devices)}
 	for i := range segs {
 		s := &segs[i]
 		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {
 			return nil, err
 		}
 	}
+	plans := make([]backend.KVPlan, len(m.groups))
 	for si := range segs {
 		s := &segs[si]
 		depth := depths(s)
@@ -37,7 +36,7 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 			b.Pos = append(b.Pos, int32(s.Seq.n)+depth[r])
 		}
 		for gi, g := range m.groups {
-			p := &b.Plans[gi]
+			p := &plans[gi]
 			p.Tables = append(p.Tables, s.Seq.tables[gi])
 			for r := range s.Rows {
 				pos := s.Seq.n + int(depth[r])
@@ -60,9 +59,21 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 			}
 		}
 	}
-	for gi := range b.Plans {
-		if p := &b.Plans[gi]; p.Extra != nil {
+	for gi, g := range m.groups {
+		p := &plans[gi]
+		if p.Pool = g.pool; p.Extra != nil {
 			p.Extra = extend(p.Extra, len(p.Slot))
+		}
+		b.Plans[g.device].KV = append(b.Plans[g.device].KV, *p)
+	}
+	for i, y := range m.states {
+		p := &b.Plans[y.device]
+		p.State = y.pool
+		row := 0
+		for _, s := range segs {
+			p.Delta = append(p.Delta, backend.DeltaSeg{Row: row, N: s.Rows, Parents: s.Parents, Prompt: s.Prompt,
+				Slot: s.Seq.slots[i], Pending: s.Seq.pending})
+			row += s.Rows
 		}
 	}
 	return b, nil
@@ -100,19 +111,6 @@ func ancestors(s *Segment, r, lo int, depth []int32) []int32 {
 		up[i], up[j] = up[j], up[i]
 	}
 	return up
-}
-
-// Delta returns the segments of recurrent layer i.
-func (b *Batch) Delta(i int) []backend.DeltaSeg {
-	b.delta = b.delta[:0]
-	row := 0
-	for _, s := range b.segs {
-		d := s.Seq.deltaSeg(i)
-		d.Row, d.N, d.Parents, d.Prompt = row, s.Rows, s.Parents, s.Prompt
-		b.delta = append(b.delta, d)
-		row += s.Rows
-	}
-	return b.delta
 }
 
 // Done tells the sequences that the pass is complete; their rows now wait for Commit.

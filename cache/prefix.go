@@ -10,7 +10,7 @@ func (m *Memory) Cuttable(n int) bool {
 			return false
 		}
 	}
-	return m.spec.DeltaLayers == 0
+	return len(m.spec.Recurrent) == 0
 }
 
 // CanCut reports whether Truncate(n) would succeed.
@@ -20,7 +20,7 @@ func (s *Seq) CanCut(n int) bool {
 		return false
 	case n == 0 || n == s.n:
 		return true
-	case len(s.delta) > 0:
+	case len(s.m.states) > 0:
 		return false
 	}
 	for gi, g := range s.m.groups {
@@ -38,9 +38,8 @@ func (s *Seq) CanCut(n int) bool {
 // tape up, and with it the pages past the end.
 func (s *Seq) Pack() {
 	s.Settle()
-	for i := range s.delta {
-		l := &s.delta[i]
-		*l = deltaLayer{state: l.state, conv: l.conv}
+	for i, slot := range s.slots {
+		s.m.states[i].pool.Release(slot)
 	}
 	s.open, s.parents = 0, nil
 	for gi, g := range s.m.groups {
@@ -56,7 +55,9 @@ func (s *Seq) Pack() {
 func (m *Memory) Held(seqs []*Seq) int {
 	n := 0
 	for _, s := range seqs {
-		n += len(s.delta) * 4 * (m.stateRows()*m.spec.Delta.KDim + m.convRows()*m.spec.Delta.ConvDim())
+		if !s.closed {
+			n += m.stateBytes()
+		}
 	}
 	for gi, g := range m.groups {
 		seen := make([]bool, len(g.refs))

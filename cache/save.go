@@ -5,25 +5,26 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"hash/fnv"
 	"io"
 	"math"
 )
 
 // The stored form of a sequence, little endian:
 //
-//	magic, version       "SSEQ", 1
+//	magic, version       "SSEQ", 2
 //	fingerprint          of the Spec and the page size; memory of another shape is refused
 //	n                    tokens
 //	per group: first     the first page kept; all pages from there to the end follow
 //	checksum             of the above
 //	pages                group by group, in order, each with its checksum
-//	recurrent layers     state and convolution inputs, each with its checksum
+//	recurrent layers     device by device: state with convolution inputs, each with its checksum
 //
-// A page is stored as the backend keeps it, so a reader must know that the writer's backend was
+// Pages and states are stored as the backend keeps them, so a reader must know that the writer's backend was
 // of the same kind. Rows of the last page past the end are stored too; nothing can see them.
 const (
 	saveMagic   = "SSEQ"
-	saveVersion = 1
+	saveVersion = 2
 	maxSaved    = 1 << 30 // tokens
 )
 
@@ -35,15 +36,12 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Fingerprint identifies the shape of the memory. Stored sequences fit memories with the same one.
 func (m *Memory) Fingerprint() uint64 {
 	// Names rather than numbers of types: numbers mean different things in different programs.
-	text := fmt.Sprintf("page %d type %s delta %d %+v", PageTokens, m.spec.Type, m.spec.DeltaLayers, m.spec.Delta)
+	h := fnv.New64a()
+	fmt.Fprintf(h, "page %d delta %v %+v", PageTokens, m.spec.Recurrent, m.spec.Delta)
 	for _, l := range m.spec.Layers {
-		text += fmt.Sprintf(" layer %+v", l)
+		fmt.Fprintf(h, " layer %d %d %d %s %s %d %d", l.Heads, l.KeyDim, l.ValueDim, l.Key, l.Value, l.Window, l.Device)
 	}
-	h := uint64(14695981039346656037) // FNV-1a
-	for i := range len(text) {
-		h = (h ^ uint64(text[i])) * 1099511628211
-	}
-	return h
+	return h.Sum64()
 }
 
 // SavedBytes is the size of the stored form.
@@ -52,8 +50,7 @@ func (s *Seq) SavedBytes() int64 {
 	for gi, g := range s.m.groups {
 		n += int64(s.pages()-s.firstPage(gi)) * int64(g.pool.PageBytes()+4)
 	}
-	d := s.m.spec.Delta
-	return n + int64(len(s.delta))*int64(4*(s.m.stateRows()*d.KDim+s.m.convRows()*d.ConvDim())+8)
+	return n + int64(s.m.stateBytes()+4*len(s.m.spec.Recurrent))
 }
 
 func (s *Seq) pages() int { return (s.n + PageTokens - 1) / PageTokens }
@@ -71,6 +68,9 @@ func (s *Seq) firstPage(gi int) int {
 func (s *Seq) WriteTo(w io.Writer) (int64, error) {
 	if s.broken || s.closed {
 		return 0, fmt.Errorf("save: sequence is closed or broken by an earlier error")
+	}
+	if err := s.take(); err != nil {
+		return 0, err
 	}
 	s.Settle()
 	b := []byte(saveMagic)
@@ -91,10 +91,10 @@ func (s *Seq) WriteTo(w io.Writer) (int64, error) {
 			}
 		}
 	}
-	for i := range s.delta {
-		for _, v := range [][]float32{s.m.b.Read(s.delta[i].state), s.m.b.Read(s.delta[i].conv)} {
+	for i, y := range s.m.states {
+		for layer := range y.layers {
 			b = b[:0]
-			for _, x := range v {
+			for _, x := range y.pool.Read(s.slots[i], layer) {
 				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
 			}
 			out.write(b)
@@ -128,7 +128,8 @@ type Loader struct {
 	first []int
 	gi    int // group and page to come
 	page  int
-	state int // recurrent part to come, two per layer
+	dev   int // recurrent state to come: device and layer
+	layer int
 	buf   []byte
 	err   error
 }
@@ -156,6 +157,10 @@ func (m *Memory) Load(r io.Reader) (*Loader, error) {
 		return nil, fmt.Errorf("%w: %d tokens", ErrCorrupt, n)
 	}
 	s := m.NewSeq()
+	if err := s.take(); err != nil {
+		s.Close()
+		return nil, err
+	}
 	s.n = int(n)
 	for gi := range m.groups {
 		first := binary.LittleEndian.Uint64(b[24+8*gi:])
@@ -231,22 +236,21 @@ func (l *Loader) part() (n int, end bool) {
 		l.page++
 		return len(l.buf), false
 	}
-	if l.state == 2*len(s.delta) {
+	if l.dev == len(s.m.states) {
 		return 0, true
 	}
-	t := s.delta[l.state/2].state
-	if l.state%2 == 1 {
-		t = s.delta[l.state/2].conv
-	}
-	if l.err = l.read(4 * t.Rows * t.Cols); l.err != nil {
+	y := s.m.states[l.dev]
+	v := make([]float32, s.m.spec.Delta.StateValues())
+	if l.err = l.read(4 * len(v)); l.err != nil {
 		return 0, false
 	}
-	v := make([]float32, t.Rows*t.Cols)
 	for i := range v {
 		v[i] = math.Float32frombits(binary.LittleEndian.Uint32(l.buf[4*i:]))
 	}
-	s.m.b.Write(t, v)
-	l.state++
+	y.pool.Write(s.slots[l.dev], l.layer, v)
+	if l.layer++; l.layer == y.layers {
+		l.dev, l.layer = l.dev+1, 0
+	}
 	return len(l.buf), false
 }
 

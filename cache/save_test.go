@@ -15,18 +15,20 @@ import (
 
 // shapes are memories of every kind: plain, windowed, recurrent, mixed, empty.
 var shapes = map[string]cache.Spec{
-	"attention": {Type: quant.F16, Layers: []cache.Layer{{KVDims: backend.KVDims{Heads: 2, KeyDim: 8, ValueDim: 8}}}},
-	"windows": {Type: quant.Q8_0, Layers: []cache.Layer{
-		{KVDims: backend.KVDims{Heads: 1, KeyDim: 32, ValueDim: 32}, Window: 100},
-		{KVDims: backend.KVDims{Heads: 1, KeyDim: 32, ValueDim: 32}}}},
-	"recurrent": {Type: quant.F16, Layers: []cache.Layer{{KVDims: backend.KVDims{Heads: 1, KeyDim: 8, ValueDim: 4}}},
-		Delta: backend.DeltaDims{KHeads: 1, VHeads: 2, KDim: 4, VDim: 4, Kernel: 4}, DeltaLayers: 2},
-	"nothing": {Type: quant.F16},
+	"attention": {Layers: []cache.Layer{{KVDims: kv(2, 8, 8, quant.F16)}}},
+	"windows":   {Layers: []cache.Layer{{KVDims: kv(1, 32, 32, quant.Q8_0), Window: 100}, {KVDims: kv(1, 32, 32, quant.Q8_0)}}},
+	"recurrent": {Layers: []cache.Layer{{KVDims: kv(1, 8, 4, quant.F16)}},
+		Delta: backend.DeltaDims{KHeads: 1, VHeads: 2, KDim: 4, VDim: 4, Kernel: 4}, Recurrent: []int{0, 0}},
+	"nothing": {},
+}
+
+func kv(heads, key, value int, t quant.Type) backend.KVDims {
+	return backend.KVDims{Heads: heads, KeyDim: key, ValueDim: value, Key: t, Value: t}
 }
 
 func memory(t *testing.T, b backend.Backend, spec cache.Spec) *cache.Memory {
 	t.Helper()
-	m, err := cache.New(b, spec)
+	m, err := cache.New([]backend.Backend{b}, spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +47,7 @@ func filled(t *testing.T, m *cache.Memory, n int, r *rand.Rand) *cache.Seq {
 		}
 		for gi := range m.Groups() {
 			page := make([]byte, m.Pool(gi).PageBytes())
-			for _, p := range b.Plans[gi].Tables[0] {
+			for _, p := range b.Plans[0].KV[gi].Tables[0] {
 				if p >= 0 {
 					for i := range page {
 						page[i] = byte(r.Uint32())
@@ -170,7 +172,7 @@ func TestF204_ForeignShape(t *testing.T) {
 	}
 	f16 := shapes["attention"]
 	f32 := f16
-	f32.Type = quant.F32
+	f32.Layers = []cache.Layer{{KVDims: kv(2, 8, 8, quant.F32)}}
 	data := save(t, filled(t, memory(t, dev, f16), 70, r))
 	if _, err := memory(t, dev, f32).ReadSeq(bytes.NewReader(data)); !errors.Is(err, cache.ErrCorrupt) {
 		t.Errorf("F16 read as F32: error %v", err)
@@ -247,7 +249,7 @@ func TestHeld(t *testing.T) {
 func FuzzLoad(f *testing.F) {
 	dev := cpu.New(cpu.Options{Threads: 1})
 	f.Cleanup(func() { dev.Close() })
-	m, err := cache.New(dev, shapes["recurrent"])
+	m, err := cache.New([]backend.Backend{dev}, shapes["recurrent"])
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -11,8 +11,9 @@ type Seq struct {
 	m       *Memory
 	n       int       // committed tokens
 	tables  [][]int32 // per group: page of each 64 slots, -1 where dropped
-	delta   []deltaLayer
-	pending int // tape rows accepted but not yet applied to the state
+	slots   []int32   // per device with recurrent layers
+	pending int       // tape rows accepted but not yet applied to the state
+	moves   []backend.RowMove
 
 	// The rows of the last forward pass, until Commit.
 	open    int
@@ -23,22 +24,29 @@ type Seq struct {
 	broken bool // a pass failed half-way: layers disagree about what they remember
 }
 
-type deltaLayer struct {
-	state, conv                backend.Tensor
-	tapeU, tapeK, tapeD, tapeG backend.Tensor
+// NewSeq returns an empty sequence. It takes no memory before its first pass.
+func (m *Memory) NewSeq() *Seq {
+	m.seqs++
+	return &Seq{m: m, tables: make([][]int32, len(m.groups))}
 }
 
-// NewSeq returns an empty sequence.
-func (m *Memory) NewSeq() *Seq {
-	s := &Seq{m: m, tables: make([][]int32, len(m.groups))}
-	d := m.spec.Delta
-	s.delta = make([]deltaLayer, m.spec.DeltaLayers)
-	for i := range s.delta {
-		s.delta[i].state = m.b.Alloc(m.stateRows(), d.KDim)
-		s.delta[i].conv = m.b.Alloc(m.convRows(), d.ConvDim())
+// take makes sure that the sequence has its recurrent memory.
+func (s *Seq) take() error {
+	for i := len(s.slots); i < len(s.m.states); i++ {
+		slot, err := s.m.states[i].pool.Alloc()
+		if err != nil {
+			return err
+		}
+		s.slots = append(s.slots, slot)
 	}
-	m.seqs++
-	return s
+	return nil
+}
+
+func (s *Seq) freeSlots() {
+	for i, slot := range s.slots {
+		s.m.states[i].pool.Free(slot)
+	}
+	s.slots = nil
 }
 
 // Len returns the number of committed tokens.
@@ -65,8 +73,15 @@ func (s *Seq) begin(rows int, parents []int32, prompt bool) error {
 			}
 		}
 	}
+	if err := s.take(); err != nil {
+		return err
+	}
 	if !prompt {
-		s.growTape(rows)
+		for i, slot := range s.slots {
+			if err := s.m.states[i].pool.Reserve(slot, rows); err != nil {
+				return err
+			}
+		}
 	}
 	s.open, s.prompt = rows, prompt
 	s.parents = append(s.parents[:0], parents...)
@@ -101,29 +116,6 @@ func (s *Seq) own(gi int, g *group, p int) error {
 	return nil
 }
 
-// growTape makes room for rows on the tape and keeps the pending ones.
-func (s *Seq) growTape(rows int) {
-	d := s.m.spec.Delta
-	for i := range s.delta {
-		l := &s.delta[i]
-		if l.tapeU.Rows >= rows {
-			return
-		}
-		size := max(rows, 2*l.tapeU.Rows, 4)
-		for _, t := range []struct {
-			t    *backend.Tensor
-			cols int
-		}{{&l.tapeU, d.ConvDim()}, {&l.tapeK, d.KHeads * d.KDim}, {&l.tapeD, d.VHeads * d.VDim}, {&l.tapeG, d.VHeads}} {
-			bigger := s.m.b.Alloc(size, t.cols)
-			if s.pending > 0 {
-				s.m.b.Copy(bigger.First(s.pending), t.t.First(s.pending))
-			}
-			s.m.b.Free(*t.t)
-			*t.t = bigger
-		}
-	}
-}
-
 // Fail marks the sequence unusable after a forward pass that ended half-way.
 func (s *Seq) Fail() { s.broken = true }
 
@@ -137,29 +129,37 @@ func (s *Seq) Commit(path []int32) error {
 	if err := s.checkPath(path); err != nil {
 		return err
 	}
-	for j, r := range path {
-		if int(r) == j {
-			continue
-		}
-		for gi, g := range s.m.groups {
-			from, to := s.n+int(r), s.n+j
-			t := s.tables[gi]
-			g.pool.CopyRow(t[to/PageTokens], to%PageTokens, t[from/PageTokens], from%PageTokens)
-		}
-		for i := range s.delta {
-			l := &s.delta[i]
-			for _, t := range []backend.Tensor{l.tapeU, l.tapeK, l.tapeD, l.tapeG} {
-				s.m.b.Copy(t.Slice(j, 1), t.Slice(int(r), 1))
-			}
-		}
+	if s.parents != nil {
+		s.moveTogether(path)
 	}
-	if len(s.delta) > 0 && !s.prompt {
+	if len(s.m.states) > 0 && !s.prompt {
 		s.pending = len(path)
 	}
 	s.n += len(path)
 	s.open, s.parents = 0, nil
 	s.trim()
 	return nil
+}
+
+// moveTogether moves the rows of a tree's path behind the committed ones.
+func (s *Seq) moveTogether(path []int32) {
+	for gi, g := range s.m.groups {
+		t, moves := s.tables[gi], s.moves[:0]
+		for j, r := range path {
+			if int(r) != j {
+				from, to := s.n+int(r), s.n+j
+				moves = append(moves, backend.RowMove{
+					To: t[to/PageTokens], Dst: to % PageTokens, From: t[from/PageTokens], Src: from % PageTokens,
+				})
+			}
+		}
+		if s.moves = moves; len(moves) > 0 {
+			g.pool.Move(moves)
+		}
+	}
+	for i, slot := range s.slots {
+		s.m.states[i].pool.Keep(slot, path)
+	}
 }
 
 // CommitAll keeps every row of the last pass, which must have been a chain.
@@ -224,19 +224,10 @@ func (s *Seq) Settle() {
 	if s.pending == 0 {
 		return
 	}
-	for i := range s.delta {
-		s.m.b.DeltaCommit(s.m.spec.Delta, s.deltaSeg(i))
+	for i, slot := range s.slots {
+		s.m.states[i].pool.Settle(slot, s.pending)
 	}
 	s.pending = 0
-}
-
-func (s *Seq) deltaSeg(i int) backend.DeltaSeg {
-	l := &s.delta[i]
-	return backend.DeltaSeg{
-		State: l.state, Conv: l.conv,
-		TapeU: l.tapeU, TapeK: l.tapeK, TapeD: l.tapeD, TapeG: l.tapeG,
-		Pending: s.pending,
-	}
 }
 
 // Truncate cuts the sequence to n tokens. It fails with ErrRewind when the memory of that
@@ -253,7 +244,7 @@ func (s *Seq) Truncate(n int) error {
 		return nil
 	}
 	if n > 0 {
-		if len(s.delta) > 0 {
+		if len(s.m.states) > 0 {
 			return ErrRewind
 		}
 		for gi, g := range s.m.groups {
@@ -265,9 +256,8 @@ func (s *Seq) Truncate(n int) error {
 			}
 		}
 	}
-	for i := range s.delta {
-		s.m.b.Scale(s.delta[i].state, s.delta[i].state, 0)
-		s.m.b.Scale(s.delta[i].conv, s.delta[i].conv, 0)
+	for i, slot := range s.slots {
+		s.m.states[i].pool.Clear(slot)
 	}
 	for gi, g := range s.m.groups {
 		t := s.tables[gi]
@@ -288,6 +278,12 @@ func (s *Seq) Fork() (*Seq, error) {
 	}
 	s.Settle()
 	f := s.m.NewSeq()
+	if len(s.slots) > 0 {
+		if err := f.take(); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
 	f.n = s.n
 	for gi, g := range s.m.groups {
 		keep := min(len(s.tables[gi]), (s.n+PageTokens-1)/PageTokens)
@@ -298,17 +294,15 @@ func (s *Seq) Fork() (*Seq, error) {
 			}
 		}
 	}
-	for i := range s.delta {
-		s.m.b.Copy(f.delta[i].state, s.delta[i].state)
-		s.m.b.Copy(f.delta[i].conv, s.delta[i].conv)
+	for i, slot := range s.slots {
+		s.m.states[i].pool.Copy(f.slots[i], slot)
 	}
 	return f, nil
 }
 
 // Bytes is the memory the sequence holds: its pages (shared ones count in full) and state.
 func (s *Seq) Bytes() int {
-	d := s.m.spec.Delta
-	n := len(s.delta) * 4 * (s.m.stateRows()*d.KDim + s.m.convRows()*d.ConvDim())
+	n := s.m.stateBytes()
 	for gi, g := range s.m.groups {
 		for _, p := range s.tables[gi] {
 			if p >= 0 {
@@ -334,11 +328,6 @@ func (s *Seq) Close() {
 		}
 		s.tables[gi] = nil
 	}
-	for _, l := range s.delta {
-		for _, t := range []backend.Tensor{l.state, l.conv, l.tapeU, l.tapeK, l.tapeD, l.tapeG} {
-			s.m.b.Free(t)
-		}
-	}
-	s.delta = nil
+	s.freeSlots()
 	s.m.seqs--
 }

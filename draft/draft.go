@@ -5,43 +5,51 @@
 // costs time, never correctness.
 package draft
 
-import (
-	"strobe/backend"
-	"strobe/cache"
-)
+import "strobe/backend"
 
-// Drafter is a model that guesses from the target's hidden states. Per sequence it keeps a cache
-// of its own. It is driven by the goroutine that drives the target.
-type Drafter interface {
-	// Capture lists the target layers whose outputs Extend needs, side by side.
+// Source guesses tokens: from the target's hidden states, from the text, or from both. The loop knows nothing else of it;
+// it measures what drafts cost and how often they are right, and uses whichever source pays. A source is driven by the
+// goroutine that drives the target.
+type Source interface {
+	// Name is what flags, requests and statistics call the source.
+	Name() string
+	// Capture lists the target layers whose outputs Extend needs, side by side. A source that needs none
+	// guesses from the text alone.
 	Capture() []int
 	// Max is the largest number of tokens one draft can guess.
 	Max() int
-	// NewSeq returns an empty context.
-	NewSeq() *cache.Seq
-	// Extend adds the features of newly committed tokens to the contexts of their sequences.
+	// NewContext returns an empty context.
+	NewContext() Context
+	// Extend tells the contexts of newly committed tokens. It may be called late, for the tokens of many rounds at
+	// once, but every committed token is told once, in order, and before the next draft.
 	Extend(features backend.Tensor, items []Rows) error
-	// Draft guesses for several sequences in one pass, up to top candidates per position. It leaves
-	// the contexts as they were.
+	// Draft guesses for several sequences in one pass, up to top candidates per position. It may guess fewer tokens than
+	// asked for, or none. It leaves the contexts as they were, as far as anybody can see.
 	Draft(reqs []Request, top int) ([]Proposal, error)
-	// TryCausal reports that the drafter has two rules of attention inside a block and that its
-	// file does not say which one it was trained with.
-	TryCausal() bool
 }
 
-// Rows names the feature rows of one sequence's newly committed tokens, in order.
+// Context is what a source knows of one sequence: whatever the source likes, made by its NewContext, for example a
+// *cache.Seq. Whoever owns the target's sequence forks, cuts, saves and restores the contexts of sources
+// that capture with it; those of other sources are made anew from the tokens.
+type Context interface {
+	Len() int // tokens it has been told of
+	Close()
+}
+
+// Rows names the newly committed tokens of one sequence and their rows of the features, in order. Without Capture there
+// are no rows.
 type Rows struct {
-	Seq  *cache.Seq
-	Rows []int32
+	Seq    Context
+	Tokens []int32
+	Rows   []int32
 }
 
 // Request asks for guesses after Last, the newest token of a sequence, which follows the tokens
 // in Seq.
 type Request struct {
-	Seq   *cache.Seq
-	Last  int32
-	N     int  // tokens to guess, at most Max
-	Other bool // use the other rule of attention inside the block (see TryCausal)
+	Seq  Context
+	Last int32
+	N    int // tokens to guess, at most Max
 }
 
 // Candidate is a guessed token.
@@ -53,8 +61,7 @@ type Candidate struct {
 // Proposal is a guess for the tokens after the last one. At[i] lists candidates for the i-th of
 // them, best first.
 type Proposal struct {
-	Source string
-	At     [][]Candidate
+	At [][]Candidate
 	// Next, if not nil, gives the candidates for the i-th token, i > 0, after another one than the best of
 	// At[i-1], for drafters whose guesses depend on the token before. At is then the path of the best ones.
 	Next func(i int, before int32) []Candidate

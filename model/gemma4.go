@@ -1,7 +1,6 @@
 package model
 
 import (
-	"fmt"
 	"math"
 
 	"strobe/backend"
@@ -18,16 +17,9 @@ type gemma4 struct {
 	full    *nn.Rope
 	layers  []gemma4Layer
 
-	width, maxQ, maxKV     int
 	experts, used, expertW int
 	pleDim                 int
 	ple                    *perLayerEmbedding
-
-	h, y, e                       backend.Tensor
-	q, k, v, o                    backend.Tensor
-	ffn                           nn.FFNScratch
-	moe                           nn.MoEScratch
-	pleGate, pleInputs, pleTokens backend.Tensor
 }
 
 type gemma4Layer struct {
@@ -87,9 +79,12 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 	rot := l.Int("rope.dimension_count", fullDim)
 	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
 
-	lastOwner := map[bool]int{} // by kind: cache of the last layer with keys of its own
+	lastOwner := map[bool]int{} // by kind: the last layer with keys of its own
 	for i := range m.Layers {
-		p := fmt.Sprintf("blk.%d.", i)
+		if owner, ok := lastOwner[slides[i]]; ok && i >= m.Layers-sharedKV {
+			m.place[i] = m.place[owner] // where the keys are
+		}
+		p := m.block(l, i)
 		y := gemma4Layer{
 			norm: l.Vector(p+"attn_norm.weight", m.Hidden), postNorm: l.Vector(p+"post_attention_norm.weight", m.Hidden),
 			ffnNorm: l.Vector(p+"ffn_norm.weight", m.Hidden), postFFNorm: l.Vector(p+"post_ffw_norm.weight", m.Hidden),
@@ -116,9 +111,9 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 			}
 			y.kNorm = l.Vector(p+"attn_k_norm.weight", y.headDim)
 			y.cache = l.Attention(y.kvHeads, y.headDim, w)
-			lastOwner[slides[i]] = y.cache
-		} else if c, ok := lastOwner[slides[i]]; ok {
-			y.cache = c
+			lastOwner[slides[i]] = i
+		} else if owner, ok := lastOwner[slides[i]]; ok {
+			y.cache = a.layers[owner].cache
 		} else {
 			l.Fail("layer %d shares keys, but no earlier layer of its kind has any", i)
 		}
@@ -134,14 +129,12 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 			y.proj = l.Matrix(p+"proj.weight", a.pleDim, m.Hidden)
 			y.pleNorm = l.Vector(p+"post_norm.weight", m.Hidden)
 		}
-		a.width = max(a.width, widths[i])
-		a.maxQ, a.maxKV = max(a.maxQ, qw), max(a.maxKV, kw)
 		a.layers = append(a.layers, y)
 		if l.Err != nil {
 			return nil, l.Err
 		}
 	}
-	if a.pleDim > 0 {
+	if l.On(m.place[0]); a.pleDim > 0 {
 		a.ple = &perLayerEmbedding{
 			tokens: l.Matrix("per_layer_token_embd.weight", a.pleDim*m.Layers, m.Vocab),
 			proj:   l.Matrix("per_layer_model_proj.weight", m.Hidden, a.pleDim*m.Layers),
@@ -177,107 +170,76 @@ func freqFactors(l *nn.Loader, n int) []float32 {
 	return l.Floats("rope_freqs.weight", n)
 }
 
-func (a *gemma4) reserve(m *Model, rows int) {
-	b := m.b
-	a.h, a.y = b.Alloc(rows, m.Hidden), b.Alloc(rows, m.Hidden)
-	a.q, a.o = b.Alloc(rows, a.maxQ), b.Alloc(rows, a.maxQ)
-	a.k, a.v = b.Alloc(rows, a.maxKV), b.Alloc(rows, a.maxKV)
-	a.ffn = nn.NewFFNScratch(b, rows, a.width)
-	if a.experts > 0 {
-		a.e = b.Alloc(rows, m.Hidden)
-		a.moe = nn.NewMoEScratch(b, rows, a.experts, a.used, a.expertW, m.Hidden)
-	}
-	if a.ple != nil {
-		a.pleInputs, a.pleTokens = b.Alloc(rows, a.pleDim*m.Layers), b.Alloc(rows, a.pleDim*m.Layers)
-		a.pleGate = b.Alloc(rows, a.pleDim)
-	}
-	a.sliding.Reserve(b, rows)
-	a.full.Reserve(b, rows)
-}
-
 func (a *gemma4) begin(s *step) {
-	a.sliding.Angles(s.b, s.n, s.pos)
-	a.full.Angles(s.b, s.n, s.pos)
-	if a.ple == nil {
+	s.Angles(a.sliding, a.full)
+	if a.ple == nil || s.extra.Buf != nil {
 		return
 	}
 	// The input of each layer: the token's own embedding for it, mixed with a projection of
 	// the token's embedding.
-	b, in, tok := s.b, a.pleInputs.First(s.n), a.pleTokens.First(s.n)
-	b.MatMul(s.x, backend.Product{W: a.ple.proj, Y: in})
-	b.Scale(in, in, invSqrt(s.Hidden))
-	slices := in.Split(s.Layers)
-	b.RMSNorm(slices, slices, a.ple.norm, s.eps)
-	b.Embed(tok, a.ple.tokens, s.ids, float32(math.Sqrt(float64(a.pleDim))))
-	b.Add(in, in, tok)
-	b.Scale(in, in, float32(math.Sqrt(0.5)))
+	in, tok := s.Multiply(s.x, a.ple.proj), s.Rows(a.pleDim*s.Layers)
+	s.Scale(in, in, invSqrt(s.Hidden))
+	s.NormHeads(in, s.Layers, a.ple.norm)
+	s.Embed(tok, a.ple.tokens, s.ids, float32(math.Sqrt(float64(a.pleDim))))
+	s.Add(in, in, tok)
+	s.Scale(in, in, float32(math.Sqrt(0.5)))
+	s.extra = in
 }
 
 func (a *gemma4) layer(s *step, il int) {
-	b, n, y := s.b, s.n, &a.layers[il]
-	h := a.h.First(n)
+	y := &a.layers[il]
+	h := a.attention(s, s.Norm(s.x, y.norm), y)
+	s.RMSNorm(h, h, y.postNorm, s.Eps)
+	s.Add(s.x, s.x, h)
 
-	b.RMSNorm(h, s.x, y.norm, s.eps)
-	a.attention(s, h, y)
-	b.RMSNorm(h, h, y.postNorm, s.eps)
-	b.Add(s.x, s.x, h)
-
-	b.RMSNorm(h, s.x, y.ffnNorm, s.eps)
-	y.ffn.Forward(s.b, h, h, &a.ffn)
+	h = y.ffn.Forward(s.Step, s.Norm(s.x, y.ffnNorm))
 	if y.moe != nil {
-		b.RMSNorm(h, h, y.postFFNorm1, s.eps)
-		e, in := a.e.First(n), a.y.First(n)
+		s.RMSNorm(h, h, y.postFFNorm1, s.Eps)
 		// The router sees the residual stream, not the experts' normalised input.
-		b.RMSNorm(in, s.x, y.routerScale, s.eps)
-		b.Scale(in, in, invSqrt(s.Hidden))
-		y.moe.Route(s.b, in, &a.moe)
-		b.RMSNorm(in, s.x, y.preFFNorm2, s.eps)
-		y.moe.Forward(s.b, e, in, &a.moe)
-		b.RMSNorm(e, e, y.postFFNorm2, s.eps)
-		b.Add(h, h, e)
+		router := s.Norm(s.x, y.routerScale)
+		s.Scale(router, router, invSqrt(s.Hidden))
+		e := y.moe.Forward(s.Step, s.Norm(s.x, y.preFFNorm2), router)
+		s.RMSNorm(e, e, y.postFFNorm2, s.Eps)
+		s.Add(h, h, e)
 	}
-	b.RMSNorm(h, h, y.postFFNorm, s.eps)
-	b.Add(s.x, s.x, h)
+	s.RMSNorm(h, h, y.postFFNorm, s.Eps)
+	s.Add(s.x, s.x, h)
 
 	if a.ple != nil {
-		g := a.pleGate.First(n)
-		b.MatMul(s.x, backend.Product{W: y.inputGate, Y: g})
-		b.Gated(g, g, a.pleInputs.First(n).Columns(il*a.pleDim, a.pleDim), backend.GELU)
-		b.MatMul(g, backend.Product{W: y.proj, Y: h})
-		b.RMSNorm(h, h, y.pleNorm, s.eps)
-		b.Add(s.x, s.x, h)
+		g := s.Multiply(s.x, y.inputGate)
+		s.Gated(g, g, s.extra.Columns(il*a.pleDim, a.pleDim), backend.GELU)
+		h = s.Multiply(g, y.proj)
+		s.RMSNorm(h, h, y.pleNorm, s.Eps)
+		s.Add(s.x, s.x, h)
 	}
 	if y.scale != 1 {
-		b.Scale(s.x, s.x, y.scale)
+		s.Scale(s.x, s.x, y.scale)
 	}
 }
 
-// attention replaces h by attention of h. Scores are not scaled; values are normalised without
-// weights, and are the raw keys where the layer has no projection for them.
-func (a *gemma4) attention(s *step, h backend.Tensor, y *gemma4Layer) {
-	b, n := s.b, s.n
-	q, o := nn.View(a.q, n, a.heads*y.headDim), nn.View(a.o, n, a.heads*y.headDim)
-	var k, v backend.Tensor
+// attention: scores are not scaled; values are normalised without weights, and are the raw keys where the layer has no
+// projection for them.
+func (a *gemma4) attention(s *step, h backend.Tensor, y *gemma4Layer) backend.Tensor {
+	var q, k, v backend.Tensor
 	switch {
 	case y.k == nil:
-		b.MatMul(h, backend.Product{W: y.q, Y: q})
+		q = s.Multiply(h, y.q)
 	case y.v == nil:
-		k, v = nn.View(a.k, n, y.kvHeads*y.headDim), nn.View(a.v, n, y.kvHeads*y.headDim)
-		b.MatMul(h, backend.Product{W: y.q, Y: q}, backend.Product{W: y.k, Y: k})
-		b.Copy(v, k)
+		p := s.Project(h, y.q, y.k)
+		q, k, v = p[0], p[1], s.Rows(y.k.Rows())
+		s.RMSNorm(v.Split(y.kvHeads), k.Split(y.kvHeads), nil, s.Eps)
 	default:
-		k, v = nn.View(a.k, n, y.kvHeads*y.headDim), nn.View(a.v, n, y.kvHeads*y.headDim)
-		b.MatMul(h, backend.Product{W: y.q, Y: q}, backend.Product{W: y.k, Y: k}, backend.Product{W: y.v, Y: v})
+		p := s.Project(h, y.q, y.k, y.v)
+		q, k, v = p[0], p[1], p[2]
+		s.NormHeads(v, y.kvHeads, nil)
 	}
-	qh := q.Split(a.heads)
-	b.RMSNorm(qh, qh, y.qNorm, s.eps)
-	y.rope.Rotate(s.b, qh, a.heads)
+	s.NormHeads(q, a.heads, y.qNorm)
+	s.Rotate(q, a.heads, y.rope)
 	if y.k != nil {
-		kh, vh := k.Split(y.kvHeads), v.Split(y.kvHeads)
-		b.RMSNorm(kh, kh, y.kNorm, s.eps)
-		y.rope.Rotate(s.b, kh, y.kvHeads)
-		b.RMSNorm(vh, vh, nil, s.eps)
+		s.NormHeads(k, y.kvHeads, y.kNorm)
+		s.Rotate(k, y.kvHeads, y.rope)
+		s.Remember(y.cache, k, v)
 	}
-	s.attend(o, q, k, v, y.cache, backend.AttnParams{Heads: a.heads, KVHeads: y.kvHeads, Scale: 1})
-	b.MatMul(o, backend.Product{W: y.o, Y: h})
+	o := s.Attend(y.cache, q, backend.AttnParams{Heads: a.heads, KVHeads: y.kvHeads, Scale: 1})
+	return s.Multiply(o, y.o)
 }

@@ -85,11 +85,11 @@ func run(t testing.TB, m *Model, seq *cache.Seq, tokens []int32, batch int, hidd
 			at := func(layer int) []float32 {
 				return states[(layer*len(tokens)+from+r)*m.Hidden:][:m.Hidden]
 			}
-			f := m.b.Read(out.FeatureRows(0, r, 1))
+			f := m.Backend().Read(out.FeatureRows(0, r, 1))
 			for l := range m.Layers {
 				copy(at(l), f[l*m.Hidden:][:m.Hidden])
 			}
-			copy(at(m.Layers), m.b.Read(out.Final.Slice(r, 1)))
+			copy(at(m.Layers), m.Backend().Read(out.Final.Slice(r, 1)))
 		}
 		if err := seq.CommitAll(); err != nil {
 			t.Fatal(err)

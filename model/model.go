@@ -23,11 +23,14 @@ import (
 // MaxRows is the largest batch Forward takes.
 const MaxRows = 512
 
-// Options configures a model. The zero value keeps keys and values in F16.
+// Options configures a model. The zero value keeps keys and values in F16 and everything on one device.
 type Options struct {
 	KV quant.Type // F16 (also for the zero value, unless KVF32 is set) or Q8_0
 	// KVF32 keeps keys and values in float32, for comparisons with references.
 	KVF32 bool
+	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token embeddings lie with the
+	// first layer, the output matrix with the last.
+	Place func(layer int) int
 }
 
 func (o Options) kvType() quant.Type {
@@ -59,7 +62,10 @@ type Config struct {
 // Model is a loaded target.
 type Model struct {
 	Config
-	b       backend.Backend
+	devices []backend.Backend
+	place   []int // device of each layer
+	out     int   // device of the output
+	arenas  []*nn.Arena
 	file    *gguf.File
 	mem     *cache.Memory
 	arch    arch
@@ -70,28 +76,23 @@ type Model struct {
 	weights int // bytes
 
 	capture []int // layers whose output is captured; -1 is the embedding
-
-	rows     int // rows the buffers are for
-	x, final backend.Tensor
-	features backend.Tensor
-	logits   backend.Tensor
-	ids, pos backend.Ints
-	pick     backend.Ints
 }
 
 // arch is the part of a model that differs between architectures.
 type arch interface {
-	reserve(m *Model, rows int) // make scratch for batches of up to rows
-	begin(s *step)              // before the first layer; s.x holds the embeddings
-	layer(s *step, layer int)   // advance s.x through one layer
+	begin(s *step)            // before the first layer of each device; s.x holds the embeddings at the very first
+	layer(s *step, layer int) // advance s.x through one layer
 }
 
 // step is one forward pass in progress.
 type step struct {
 	*Model
-	n     int
-	x     backend.Tensor // residual stream
-	batch *cache.Batch
+	*nn.Step                // operations and memory on the device of the current layer
+	device   int
+	ids      backend.Ints   // tokens
+	x        backend.Tensor // residual stream
+	features backend.Tensor // captured layers side by side
+	extra    backend.Tensor // what an architecture wants to have on every device; optional
 }
 
 var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
@@ -105,8 +106,8 @@ var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
 // Supported reports whether Open can load an architecture.
 func Supported(arch string) bool { return architectures[arch] != nil }
 
-// Open loads the model of f on b. The file must stay open while the model is used.
-func Open(f *gguf.File, b backend.Backend, opt Options) (*Model, error) {
+// Open loads the model of f on a device, or on several if Options.Place says so. The file must stay open while the model is used.
+func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend) (*Model, error) {
 	build := architectures[f.Arch()]
 	if build == nil {
 		var names []string
@@ -116,8 +117,12 @@ func Open(f *gguf.File, b backend.Backend, opt Options) (*Model, error) {
 		sort.Strings(names)
 		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(), strings.Join(names, ", "))
 	}
-	l := &nn.Loader{File: f, Backend: b, Arch: f.Arch(), KV: opt.kvType()}
-	m := &Model{b: b, file: f}
+	devices := append([]backend.Backend{b}, more...)
+	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType()}
+	m := &Model{devices: devices, file: f}
+	for _, b := range devices {
+		m.arenas = append(m.arenas, nn.NewArena(b))
+	}
 	m.Arch = f.Arch()
 	m.Name, _, _ = f.String("general.name")
 	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
@@ -134,10 +139,21 @@ func Open(f *gguf.File, b backend.Backend, opt Options) (*Model, error) {
 	); err != nil {
 		return nil, err
 	}
+	m.place = make([]int, m.Layers)
+	for i := range m.place {
+		if opt.Place != nil {
+			m.place[i] = opt.Place(i)
+		}
+	}
+	m.out = m.place[m.Layers-1]
+	l.On(m.place[0])
 	m.embed = l.Matrix("token_embd.weight", m.Hidden, 0)
 	m.head = m.embed
+	l.On(m.out)
 	if l.Has("output.weight") {
 		m.head = l.Matrix("output.weight", m.Hidden, 0)
+	} else if m.place[0] != m.out {
+		m.head = l.Matrix("token_embd.weight", m.Hidden, 0)
 	}
 	m.outNorm = l.Vector("output_norm.weight", m.Hidden)
 	if l.Err != nil {
@@ -161,16 +177,37 @@ func Open(f *gguf.File, b backend.Backend, opt Options) (*Model, error) {
 	if l.Err != nil {
 		return nil, l.Err
 	}
-	if m.mem, err = cache.New(b, l.Spec()); err != nil {
+	if m.mem, err = cache.New(devices, l.Spec()); err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
-	m.Recurrent = l.DeltaLayers > 0
+	m.Recurrent = len(l.Spec().Recurrent) > 0
 	m.weights = l.Bytes
+	for _, b := range devices {
+		if err := b.Sync(); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.Path(), err)
+		}
+	}
 	return m, nil
 }
 
-// Backend returns the device of the model.
-func (m *Model) Backend() backend.Backend { return m.b }
+// block chooses the device of a layer and returns the prefix of its tensors.
+func (m *Model) block(l *nn.Loader, i int) string {
+	l.On(m.place[i])
+	return fmt.Sprintf("blk.%d.", i)
+}
+
+// Backend returns the device of the model's output: its logits and features.
+func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
+
+// Sync waits for all devices and returns their first failure.
+func (m *Model) Sync() error {
+	for _, b := range m.devices {
+		if err := b.Sync(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Memory returns the model's cache.
 func (m *Model) Memory() *cache.Memory { return m.mem }
@@ -181,12 +218,27 @@ func (m *Model) File() *gguf.File { return m.file }
 // WeightBytes is the size of the weights one pass may read.
 func (m *Model) WeightBytes() int { return m.weights }
 
-// Embedding returns the token embedding matrix, and Head the output matrix, for drafters that
-// share them.
-func (m *Model) Embedding() backend.Weight { return m.embed }
-
-// Head returns the output matrix.
-func (m *Model) Head() backend.Weight { return m.head }
+// Vocabulary returns the token embedding and output matrices on a device, for drafters that share them.
+func (m *Model) Vocabulary(b backend.Backend) (embed, head backend.Weight, err error) {
+	first, last := m.devices[m.place[0]], m.Backend()
+	l := &nn.Loader{File: m.file, Devices: []backend.Backend{b}, Arch: m.Arch}
+	bind := func(w backend.Weight, at backend.Backend, name string) backend.Weight {
+		if at == b {
+			return w
+		}
+		return l.Matrix(name, m.Hidden, m.Vocab)
+	}
+	embed = bind(m.embed, first, "token_embd.weight")
+	switch {
+	case m.file.Tensor("output.weight") != nil:
+		head = bind(m.head, last, "output.weight")
+	case last == b:
+		head = m.head
+	default:
+		head = embed
+	}
+	return embed, head, l.Err
+}
 
 // NewSeq returns an empty sequence.
 func (m *Model) NewSeq() *cache.Seq { return m.mem.NewSeq() }
@@ -200,7 +252,6 @@ func (m *Model) Capture(layers []int) error {
 		}
 	}
 	m.capture = append([]int(nil), layers...)
-	m.rows = 0
 	return nil
 }
 
@@ -221,6 +272,7 @@ type Segment struct {
 	Parents []int32 // tree: index of the parent token in this segment, -1 for the last committed token; nil for a chain
 	Prompt  bool    // known to be accepted whole, so recurrent layers need no tape
 	Logits  LogitRows
+	Greedy  bool // of its logits only the best id is wanted (Output.Best)
 }
 
 // Output is the result of a pass, valid until the next one.
@@ -228,15 +280,37 @@ type Output struct {
 	m        *Model
 	first    []int          // per segment: its first row in Logits
 	firstRow []int          // per segment: its first row in Features
+	logits   []float32      // what Row has read
+	best     []int32        // what Best has read
+	bestIDs  backend.Ints   // nil if a segment wants more than the best
 	Logits   backend.Tensor // rows that asked for logits, segment by segment
 	Final    backend.Tensor // the same rows after the final norm
 	Features backend.Tensor // all rows: captured layers side by side
 }
 
-// Row returns the logits of the i-th row with logits of a segment. The caller may change them.
+// Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at once.
 func (o *Output) Row(segment, i int) []float32 {
-	return o.m.b.Read(o.Logits.Slice(o.first[segment]+i, 1))
+	if o.logits == nil {
+		o.logits = o.m.Backend().Read(o.Logits)
+	}
+	n := o.Logits.Cols
+	return o.logits[(o.first[segment]+i)*n:][:n]
 }
+
+// Best returns the best id of the i-th row with logits of a segment, -1 if there is none, chosen by the device when all segments with
+// logits are greedy.
+func (o *Output) Best(segment, i int) int32 {
+	if o.bestIDs == nil {
+		return -1
+	}
+	if o.best == nil {
+		o.best = o.m.Backend().Ints(o.bestIDs)
+	}
+	return o.best[o.first[segment]+i]
+}
+
+// HasBest reports whether Best knows the ids.
+func (o *Output) HasBest() bool { return o.bestIDs != nil }
 
 // FeatureRows returns the captured features of n rows of a segment.
 func (o *Output) FeatureRows(segment, from, n int) backend.Tensor {
@@ -247,10 +321,11 @@ func (o *Output) FeatureRows(segment, from, n int) backend.Tensor {
 func (o *Output) FeatureRow(segment, i int) int { return o.firstRow[segment] + i }
 
 // Forward runs a batch. Its rows are in the caches afterwards but not committed; each
-// sequence needs a Commit before its next pass.
-func (m *Model) Forward(segs []Segment) (*Output, error) {
-	out := &Output{m: m}
+// sequence needs a Commit before its next pass. After an error its sequences are unusable, except where nothing had begun.
+func (m *Model) Forward(segs []Segment) (out *Output, err error) {
+	out = &Output{m: m}
 	var ids, pick []int32
+	greedy := true
 	parts := make([]cache.Segment, len(segs))
 	for i := range segs {
 		s := &segs[i]
@@ -267,6 +342,7 @@ func (m *Model) Forward(segs []Segment) (*Output, error) {
 				pick = append(pick, int32(len(ids)+r))
 			}
 		}
+		greedy = greedy && (s.Greedy || s.Logits == LogitsNone)
 		ids = append(ids, s.Tokens...)
 		parts[i] = cache.Segment{Seq: s.Seq, Rows: len(s.Tokens), Parents: s.Parents, Prompt: s.Prompt}
 	}
@@ -278,35 +354,79 @@ func (m *Model) Forward(segs []Segment) (*Output, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.reserve(n, len(pick))
+	s := &step{Model: m}
+	if err := s.enter(m.place[0], batch, ids); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			batch.Fail()
+		}
+	}()
+	defer nn.Catch(&err)
 
-	b := m.b
-	b.BeginStep(fmt.Sprintf("target/%d/%d", n, len(pick)))
-	b.SetInts(m.ids, ids)
-	b.SetInts(m.pos, batch.Pos)
-	b.SetInts(m.pick, pick)
-	s := &step{Model: m, n: n, x: m.x.First(n), batch: batch}
-	b.Embed(s.x, m.embed, m.ids, m.EmbScale)
+	s.x = s.Rows(m.Hidden)
+	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
+	s.Embed(s.x, m.embed, s.ids, m.EmbScale)
 	m.arch.begin(s)
-	out.Features = m.features.First(n)
 	s.captured(-1)
+	at := s.Mark()
 	for il := range m.Layers {
+		if m.place[il] != s.device {
+			if err := s.enter(m.place[il], batch, ids); err != nil {
+				return nil, err
+			}
+			m.arch.begin(s)
+			at = s.Mark()
+		}
 		m.arch.layer(s, il)
 		s.captured(il)
+		s.Release(at)
 	}
-	if len(pick) > 0 {
-		out.Final = m.final.First(len(pick))
-		out.Logits = m.logits.First(len(pick))
-		b.Gather(out.Final, s.x, m.pick)
-		b.RMSNorm(out.Final, out.Final, m.outNorm, m.eps)
-		b.MatMul(out.Final, backend.Product{W: m.head, Y: out.Logits})
-		if m.Softcap > 0 {
-			b.Softcap(out.Logits, m.Softcap)
+	if m.out != s.device {
+		if err := s.enter(m.out, batch, ids); err != nil {
+			return nil, err
 		}
 	}
-	b.EndStep()
+	out.Features = s.features
+	if len(pick) > 0 {
+		out.Final, out.Logits = s.New(len(pick), m.Hidden), s.New(len(pick), m.Vocab)
+		s.Gather(out.Final, s.x, s.Ints32(pick))
+		s.RMSNorm(out.Final, out.Final, m.outNorm, m.eps)
+		s.MatMul(out.Final, backend.Product{W: m.head, Y: out.Logits})
+		if m.Softcap > 0 {
+			s.Step.Softcap(out.Logits, m.Softcap)
+		}
+		if greedy {
+			out.bestIDs = s.NewInts(len(pick))
+			s.ArgMax(out.bestIDs, out.Logits)
+		}
+	}
+	s.EndStep()
 	batch.Done()
 	return out, nil
+}
+
+// enter begins the operations of the next layers on their device, with what the layers before have left on theirs.
+func (s *step) enter(device int, batch *cache.Batch, ids []int32) error {
+	from := s.Step
+	if from != nil {
+		from.EndStep()
+	}
+	var err error
+	if s.Step, err = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps); err != nil {
+		return err
+	}
+	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
+		if t.Buf != nil {
+			v := from.Read(*t)
+			*t = s.Rows(t.Cols)
+			s.Write(*t, v)
+		}
+	}
+	s.Begin()
+	s.device, s.ids = device, s.Ints32(ids)
+	return nil
 }
 
 func (m *Model) checkSegment(s *Segment) error {
@@ -335,34 +455,7 @@ func (m *Model) checkSegment(s *Segment) error {
 func (s *step) captured(layer int) {
 	for i, l := range s.capture {
 		if l == layer {
-			s.b.Copy(s.features.First(s.n).Columns(i*s.Hidden, s.Hidden), s.x)
+			s.Copy(s.features.Columns(i*s.Hidden, s.Hidden), s.x)
 		}
-	}
-}
-
-// reserve makes the buffers large enough for a batch.
-func (m *Model) reserve(n, picks int) {
-	if n > m.rows {
-		// Powers of two, so that growing step by step does not allocate each time.
-		r := 16
-		for r < n {
-			r *= 2
-		}
-		m.rows = r
-		m.x = m.b.Alloc(r, m.Hidden)
-		m.ids, m.pos = m.b.AllocInts(r), m.b.AllocInts(r)
-		m.features = m.b.Alloc(r, max(1, len(m.capture))*m.Hidden)
-		m.arch.reserve(m, r)
-	}
-	if picks > m.final.Rows {
-		r := 1
-		for r < picks {
-			r *= 2
-		}
-		m.final = m.b.Alloc(r, m.Hidden)
-		m.logits = m.b.Alloc(r, m.Vocab)
-		m.pick = m.b.AllocInts(r)
-	} else if m.pick == nil {
-		m.pick = m.b.AllocInts(1)
 	}
 }

@@ -1,8 +1,6 @@
 package model
 
 import (
-	"fmt"
-
 	"strobe/backend"
 	"strobe/gguf"
 	"strobe/nn"
@@ -16,20 +14,7 @@ type qwen35 struct {
 	delta                   backend.DeltaDims
 	rope                    *nn.Rope
 	layers                  []qwen35Layer
-	width                   int // widest feed-forward layer
 	experts, used           int
-	expertWidth             int
-
-	h          backend.Tensor
-	qg, q      backend.Tensor // attention: query and gate per head; queries alone
-	k, v, o    backend.Tensor
-	u, conv, z backend.Tensor // DeltaNet: projections before and after the convolution; output gate
-	alpha      backend.Tensor
-	beta, d    backend.Tensor
-	ffn        nn.FFNScratch
-	moe        nn.MoEScratch
-	shared     backend.Tensor
-	gate       backend.Tensor
 }
 
 type qwen35Layer struct {
@@ -85,17 +70,17 @@ func newQwen35(l *nn.Loader, m *Model) (arch, error) {
 
 	dense := l.Int("feed_forward_length", 0)
 	shared := l.Int("expert_shared_feed_forward_length", dense)
-	a.expertWidth = l.Int("expert_feed_forward_length", dense/max(1, a.used))
-	a.width = dense
+	expertWidth := l.Int("expert_feed_forward_length", dense/max(1, a.used))
+	width := dense
 	if a.experts > 0 {
-		a.width = shared
+		width = shared
 	}
-	if err := l.Check(nn.Range("feed_forward_length", a.width, 1, 1<<22)); err != nil {
+	if err := l.Check(nn.Range("feed_forward_length", width, 1, 1<<22)); err != nil {
 		return nil, err
 	}
 	recurrent := recurrentLayers(l, m.Layers)
 	for i := range m.Layers {
-		p := fmt.Sprintf("blk.%d.", i)
+		p := m.block(l, i)
 		y := qwen35Layer{
 			norm:     l.Vector(p+"attn_norm.weight", m.Hidden),
 			postNorm: l.Vector(p+"post_attention_norm.weight", m.Hidden),
@@ -106,7 +91,7 @@ func newQwen35(l *nn.Loader, m *Model) (arch, error) {
 			y.attn = a.loadAttention(l, p, m.Hidden)
 		}
 		if a.experts > 0 {
-			e := l.MoE(p, m.Hidden, a.expertWidth, a.experts, a.used, backend.SiLU)
+			e := l.MoE(p, m.Hidden, expertWidth, a.experts, a.used, backend.SiLU)
 			f := l.FFN(p, "_shexp", m.Hidden, shared, backend.SiLU)
 			y.moe, y.ffn = &e, &f
 			y.sharedGate = l.Matrix(p+"ffn_gate_inp_shexp.weight", m.Hidden, 1)
@@ -184,9 +169,8 @@ func (a *qwen35) loadDelta(l *nn.Loader, p string, hidden int) *deltaNet {
 		a:     l.Vector(p+"ssm_a", d.VHeads),
 		dt:    l.Vector(p+"ssm_dt.bias", d.VHeads),
 		norm:  l.Vector(p+"ssm_norm.weight", d.VDim),
-		index: l.DeltaLayers,
+		index: l.Recurrent(),
 	}
-	l.DeltaLayers++
 	if l.Has(p + "ssm_in.weight") {
 		y.qkv, y.z = a.splitInput(l, p, hidden)
 	} else {
@@ -241,78 +225,53 @@ func (a *qwen35) splitInput(l *nn.Loader, p string, hidden int) (qkv, z backend.
 	return l.Bind(qt), l.Bind(zt)
 }
 
-func (a *qwen35) reserve(m *Model, rows int) {
-	b, d := m.b, a.delta
-	qw, kw, vw := a.heads*a.headDim, a.kvHeads*a.headDim, d.VHeads*d.VDim
-	a.h = b.Alloc(rows, m.Hidden)
-	a.qg, a.q, a.k, a.v, a.o = b.Alloc(rows, 2*qw), b.Alloc(rows, qw), b.Alloc(rows, kw), b.Alloc(rows, kw), b.Alloc(rows, qw)
-	a.u, a.conv, a.z = b.Alloc(rows, d.ConvDim()), b.Alloc(rows, d.ConvDim()), b.Alloc(rows, vw)
-	a.alpha, a.beta, a.d = b.Alloc(rows, d.VHeads), b.Alloc(rows, d.VHeads), b.Alloc(rows, vw)
-	a.ffn = nn.NewFFNScratch(b, rows, a.width)
-	if a.experts > 0 {
-		a.moe = nn.NewMoEScratch(b, rows, a.experts, a.used, a.expertWidth, m.Hidden)
-		a.shared, a.gate = b.Alloc(rows, m.Hidden), b.Alloc(rows, 1)
-	}
-	a.rope.Reserve(b, rows)
-}
-
-func (a *qwen35) begin(s *step) { a.rope.Angles(s.b, s.n, s.pos) }
+func (a *qwen35) begin(s *step) { s.Angles(a.rope) }
 
 func (a *qwen35) layer(s *step, il int) {
-	b, n, y := s.b, s.n, &a.layers[il]
-	h := a.h.First(n)
-
-	b.RMSNorm(h, s.x, y.norm, s.eps)
+	y := &a.layers[il]
+	h := s.Norm(s.x, y.norm)
 	if y.delta != nil {
-		a.deltaNet(s, h, y.delta)
+		h = a.deltaNet(s, h, y.delta)
 	} else {
-		a.attention(s, h, y.attn)
+		h = a.attention(s, h, y.attn)
 	}
-	b.Add(s.x, s.x, h)
+	s.Add(s.x, s.x, h)
 
-	b.RMSNorm(h, s.x, y.postNorm, s.eps)
+	h = s.Norm(s.x, y.postNorm)
 	if y.moe == nil {
-		y.ffn.Forward(s.b, h, h, &a.ffn)
-		b.Add(s.x, s.x, h)
+		s.Add(s.x, s.x, y.ffn.Forward(s.Step, h))
 		return
 	}
-	gate, shared := a.gate.First(n), a.shared.First(n)
-	b.MatMul(h, backend.Product{W: y.sharedGate, Y: gate})
-	y.ffn.Forward(s.b, shared, h, &a.ffn)
-	y.moe.Route(s.b, h, &a.moe)
-	y.moe.Forward(s.b, h, h, &a.moe)
-	b.AddGated(h, shared, gate)
-	b.Add(s.x, s.x, h)
+	shared, gate := y.ffn.Forward(s.Step, h), s.Multiply(h, y.sharedGate)
+	sum := y.moe.Forward(s.Step, h, h)
+	s.AddGated(sum, shared, gate)
+	s.Add(s.x, s.x, sum)
 }
 
-// attention replaces h by gated attention of h. Each head's query is followed by its gate.
-func (a *qwen35) attention(s *step, h backend.Tensor, y *gatedAttention) {
-	b, n := s.b, s.n
-	qg, q, k, v, o := a.qg.First(n), a.q.First(n), a.k.First(n), a.v.First(n), a.o.First(n)
-	b.MatMul(h, backend.Product{W: y.q, Y: qg}, backend.Product{W: y.k, Y: k}, backend.Product{W: y.v, Y: v})
-	both := qg.Split(a.heads)
-	qh, kh := q.Split(a.heads), k.Split(a.kvHeads)
-	b.RMSNorm(qh, both.Columns(0, a.headDim), y.qNorm, s.eps)
-	b.RMSNorm(kh, kh, y.kNorm, s.eps)
-	a.rope.Rotate(s.b, qh, a.heads)
-	a.rope.Rotate(s.b, kh, a.kvHeads)
-	s.attend(o, q, k, v, y.cache, backend.AttnParams{Heads: a.heads, KVHeads: a.kvHeads, Scale: invSqrt(a.headDim)})
+// attention is gated: each head's query is followed by its gate.
+func (a *qwen35) attention(s *step, h backend.Tensor, y *gatedAttention) backend.Tensor {
+	p := s.Project(h, y.q, y.k, y.v)
+	both, k, v := p[0].Split(a.heads), p[1], p[2]
+	q := s.Rows(a.heads * a.headDim)
+	s.RMSNorm(q.Split(a.heads), both.Columns(0, a.headDim), y.qNorm, s.Eps)
+	s.NormHeads(k, a.kvHeads, y.kNorm)
+	s.Rotate(q, a.heads, a.rope)
+	s.Rotate(k, a.kvHeads, a.rope)
+	s.Remember(y.cache, k, v)
+	o := s.Attend(y.cache, q, backend.AttnParams{Heads: a.heads, KVHeads: a.kvHeads, Scale: invSqrt(a.headDim)})
 	oh := o.Split(a.heads)
-	b.SigmoidGate(oh, oh, both.Columns(a.headDim, a.headDim))
-	b.MatMul(o, backend.Product{W: y.o, Y: h})
+	s.SigmoidGate(oh, oh, both.Columns(a.headDim, a.headDim))
+	return s.Multiply(o, y.o)
 }
 
-// deltaNet replaces h by the gated delta rule applied to h.
-func (a *qwen35) deltaNet(s *step, h backend.Tensor, y *deltaNet) {
-	b, n := s.b, s.n
-	u, conv, z, alpha, beta, o := a.u.First(n), a.conv.First(n), a.z.First(n), a.alpha.First(n), a.beta.First(n), a.d.First(n)
-	b.MatMul(h, backend.Product{W: y.qkv, Y: u}, backend.Product{W: y.z, Y: z},
-		backend.Product{W: y.alpha, Y: alpha}, backend.Product{W: y.beta, Y: beta})
-	segs := s.batch.Delta(y.index)
-	b.ShortConv(conv, u, y.conv, a.delta, segs)
-	b.GatedDelta(o, conv, alpha, beta, y.a, y.dt, a.delta, segs)
-	oh := o.Split(a.delta.VHeads)
-	b.RMSNorm(oh, oh, y.norm, s.eps)
-	b.Gated(o, z, o, backend.SiLU)
-	b.MatMul(o, backend.Product{W: y.out, Y: h})
+// deltaNet is the gated delta rule after a short convolution.
+func (a *qwen35) deltaNet(s *step, h backend.Tensor, y *deltaNet) backend.Tensor {
+	p := s.Project(h, y.qkv, y.z, y.alpha, y.beta)
+	u, z, alpha, beta := p[0], p[1], p[2], p[3]
+	qkv, o := s.Rows(a.delta.ConvDim()), s.Rows(a.delta.VHeads*a.delta.VDim)
+	s.ShortConv(qkv, u, y.conv, y.index)
+	s.GatedDelta(o, qkv, alpha, beta, y.a, y.dt, y.index)
+	s.NormHeads(o, a.delta.VHeads, y.norm)
+	s.Gated(o, z, o, backend.SiLU)
+	return s.Multiply(o, y.out)
 }

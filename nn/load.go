@@ -16,17 +16,22 @@ import (
 // a model's definition reads as a list; whoever uses the values checks Err before.
 type Loader struct {
 	File    *gguf.File
-	Backend backend.Backend
+	Devices []backend.Backend
 	Arch    string // prefix of the keys
 	Err     error
 	Bytes   int // of the bound weights
 
+	device int // that gets what is bound now
+
 	// What the model keeps per sequence, as its layers announce it.
-	KV          quant.Type
-	Delta       backend.DeltaDims
-	DeltaLayers int
-	layers      []cache.Layer
+	Keys, Values quant.Type
+	Delta        backend.DeltaDims
+	recurrent    []int // device of each recurrent layer
+	layers       []cache.Layer
 }
+
+// On chooses the device that gets what is bound from now on.
+func (l *Loader) On(device int) { l.device = device }
 
 // Fail keeps the first problem found.
 func (l *Loader) Fail(format string, args ...any) {
@@ -178,13 +183,54 @@ func (l *Loader) Bind(t *gguf.Tensor) backend.Weight {
 	if base, ok := trimWeight(t.Name); ok && t.Type == quant.NVFP4 {
 		scale = l.File.Tensor(base + ".scale")
 	}
-	w, err := l.Backend.Weight(t, scale)
+	return l.BindScaled(t, scale)
+}
+
+// BindScaled gives a tensor to the backend; scale, if not nil, multiplies its products.
+func (l *Loader) BindScaled(t, scale *gguf.Tensor) backend.Weight {
+	m := backend.Matrix{Name: t.Name, Type: t.Type, Data: t.Data, Cols: t.Shape[0], Rows: 1, Experts: 1, Forget: t.Forget}
+	for i, n := range t.Shape[1:] {
+		switch {
+		case i == 0:
+			m.Rows = n
+		case i == 1:
+			m.Experts = n
+		case n != 1:
+			l.Fail("tensor %q: %d dimensions, want at most 3", t.Name, len(t.Shape))
+		}
+	}
+	if scale != nil {
+		m.Scale = l.finite(scale)
+		if len(m.Scale) != 1 && len(m.Scale) != m.Experts {
+			l.Fail("tensor %q: %d scales for %d experts", scale.Name, len(m.Scale), m.Experts)
+		}
+	}
+	if l.Err != nil {
+		return nil
+	}
+	w, err := l.Devices[l.device].Weight(m)
 	if err != nil {
 		l.Fail("%v", err)
 		return nil
 	}
 	l.Bytes += len(t.Data)
 	return w
+}
+
+// finite reads the values of a tensor, all of which must be numbers.
+func (l *Loader) finite(t *gguf.Tensor) []float32 {
+	v := make([]float32, t.Elems())
+	if err := quant.Dequantize(t.Type, v, t.Data); err != nil {
+		l.Fail("tensor %q: %v", t.Name, err)
+		return nil
+	}
+	for i, x := range v {
+		if x-x != 0 {
+			l.Fail("tensor %q: value %d is %v", t.Name, i, x)
+			return nil
+		}
+	}
+	return v
 }
 
 func trimWeight(name string) (string, bool) {
@@ -217,12 +263,20 @@ func (l *Loader) Vector(name string, n ...int) backend.Vector {
 	if t == nil || l.Err != nil {
 		return nil
 	}
-	v, err := l.Backend.Vector(t)
+	return l.VectorOf(l.finite(t))
+}
+
+// VectorOf binds values made by the model.
+func (l *Loader) VectorOf(v []float32) backend.Vector {
+	if l.Err != nil {
+		return nil
+	}
+	w, err := l.Devices[l.device].Vector(v)
 	if err != nil {
 		l.Fail("%v", err)
 		return nil
 	}
-	return v
+	return w
 }
 
 // Floats reads a small tensor that the model itself needs.
@@ -259,14 +313,26 @@ func (l *Loader) Optional(name string, n ...int) backend.Vector {
 // Attention adds a layer with keys and values to the cache and returns its number there.
 func (l *Loader) Attention(heads, dim, window int) int {
 	l.layers = append(l.layers, cache.Layer{
-		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim}, Window: window,
+		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: l.Keys, Value: l.Values}, Window: window, Device: l.device,
 	})
 	return len(l.layers) - 1
 }
 
+// Recurrent adds a recurrent layer and returns its number among those of its device.
+func (l *Loader) Recurrent() int {
+	n := 0
+	for _, d := range l.recurrent {
+		if d == l.device {
+			n++
+		}
+	}
+	l.recurrent = append(l.recurrent, l.device)
+	return n
+}
+
 // Spec returns the memory that the layers announced.
 func (l *Loader) Spec() cache.Spec {
-	return cache.Spec{Type: l.KV, Layers: l.layers, Delta: l.Delta, DeltaLayers: l.DeltaLayers}
+	return cache.Spec{Layers: l.layers, Delta: l.Delta, Recurrent: l.recurrent}
 }
 
 // QKV binds the three projections, which a file may hold as one.

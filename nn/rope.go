@@ -6,12 +6,11 @@ import (
 	"strobe/backend"
 )
 
-// Rope is a rotary embedding: the inverse frequencies, and the angles of the current batch.
+// Rope is a rotary embedding.
 type Rope struct {
-	inv      backend.Vector
-	mscale   float32
-	dims     int // rotated dimensions of a head
-	cos, sin backend.Tensor
+	inv    []backend.Vector // inverse frequencies, per device
+	mscale float32
+	dims   int // rotated dimensions of a head
 }
 
 // Rope reads the rotary parameters of the file. factors divide the frequencies; nil means 1.
@@ -30,7 +29,11 @@ func (l *Loader) Rope(dims int, base float32, factors []float32) *Rope {
 		}
 	}
 	l.scaleRope(r, inv, base)
-	r.inv = l.Backend.VectorOf(inv)
+	for _, b := range l.Devices {
+		v, err := b.Vector(inv)
+		l.Keep(err)
+		r.inv = append(r.inv, v)
+	}
 	return r
 }
 
@@ -67,19 +70,4 @@ func (l *Loader) scaleRope(r *Rope, inv []float32, base float32) {
 		inv[i] *= float32((1-ramp)/float64(factor) + ramp)
 	}
 	r.mscale *= l.Float("rope.scaling.yarn_attn_factor", 1) * float32(1+0.1*math.Log(float64(factor)))
-}
-
-// Reserve makes room for the angles of rows tokens.
-func (r *Rope) Reserve(b backend.Backend, rows int) {
-	r.cos, r.sin = b.Alloc(rows, r.dims/2), b.Alloc(rows, r.dims/2)
-}
-
-// Angles computes the rotation of every row of the batch, once for all layers.
-func (r *Rope) Angles(b backend.Backend, n int, pos backend.Ints) {
-	b.Angles(r.cos.First(n), r.sin.First(n), pos, r.inv, r.mscale)
-}
-
-// Rotate turns x, whose rows are heads of tokens.
-func (r *Rope) Rotate(b backend.Backend, x backend.Tensor, heads int) {
-	b.RoPE(x, heads, r.cos, r.sin)
 }

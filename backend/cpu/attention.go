@@ -34,11 +34,11 @@ type kvLayer struct {
 func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
 	p := &kvPool{layout: l}
 	for i, d := range l.Layers {
-		if bl := l.Type.BlockLen(); d.KeyDim%bl != 0 || d.ValueDim%bl != 0 {
-			return nil, fmt.Errorf("cache type %s needs head sizes that are multiples of %d; layer %d has %d and %d",
-				l.Type, bl, i, d.KeyDim, d.ValueDim)
+		if k, v := d.Key.BlockLen(), d.Value.BlockLen(); d.KeyDim%k != 0 || d.ValueDim%v != 0 {
+			return nil, fmt.Errorf("cache types %s and %s need head sizes that are multiples of %d and %d; layer %d has %d and %d",
+				d.Key, d.Value, k, v, i, d.KeyDim, d.ValueDim)
 		}
-		y := kvLayer{kRow: l.Type.RowBytes(d.KeyDim), vRow: l.Type.RowBytes(d.ValueDim)}
+		y := kvLayer{kRow: d.Key.RowBytes(d.KeyDim), vRow: d.Value.RowBytes(d.ValueDim)}
 		y.kHead, y.vHead = l.Page*y.kRow, l.Page*y.vRow
 		y.kOff = p.bytes
 		y.vOff = y.kOff + d.Heads*y.kHead
@@ -85,20 +85,23 @@ func (p *kvPool) Copy(dst, src int32)              { copy(p.page(dst), p.page(sr
 func (p *kvPool) ReadPage(page int32, dst []byte)  { copy(dst, p.page(page)) }
 func (p *kvPool) WritePage(page int32, src []byte) { copy(p.page(page), src) }
 
-func (p *kvPool) CopyRow(dst int32, dstRow int, src int32, srcRow int) {
-	d, s := p.page(dst), p.page(src)
-	for i, y := range p.layers {
-		for h := range p.layout.Layers[i].Heads {
-			k, v := y.kOff+h*y.kHead, y.vOff+h*y.vHead
-			copy(d[k+dstRow*y.kRow:][:y.kRow], s[k+srcRow*y.kRow:])
-			copy(d[v+dstRow*y.vRow:][:y.vRow], s[v+srcRow*y.vRow:])
+func (p *kvPool) Move(rows []backend.RowMove) {
+	for _, m := range rows {
+		d, s := p.page(m.To), p.page(m.From)
+		for i, y := range p.layers {
+			for h := range p.layout.Layers[i].Heads {
+				k, v := y.kOff+h*y.kHead, y.vOff+h*y.vHead
+				copy(d[k+m.Dst*y.kRow:][:y.kRow], s[k+m.Src*y.kRow:])
+				copy(d[v+m.Dst*y.vRow:][:y.vRow], s[v+m.Src*y.vRow:])
+			}
 		}
 	}
 }
 
 // KVWrite stores the keys and values of the batch at their slots.
-func (b *Backend) KVWrite(pool backend.KVPool, layer int, k, v backend.Tensor, plan *backend.KVPlan) {
-	p := pool.(*kvPool)
+func (b *Backend) KVWrite(group, layer int, k, v backend.Tensor) {
+	plan := &b.plan.KV[group]
+	p := plan.Pool.(*kvPool)
 	y, d := p.layers[layer], p.layout.Layers[layer]
 	b.rowsOf(len(plan.Slot), 4*d.Heads*(d.KeyDim+d.ValueDim), func(r int) {
 		slot := int(plan.Slot[r])
@@ -106,8 +109,8 @@ func (b *Backend) KVWrite(pool backend.KVPool, layer int, k, v backend.Tensor, p
 		at := slot % p.layout.Page
 		kr, vr := row(k, r), row(v, r)
 		for h := range d.Heads {
-			vec.Store(p.layout.Type, page[y.kOff+h*y.kHead+at*y.kRow:][:y.kRow], kr[h*d.KeyDim:][:d.KeyDim])
-			vec.Store(p.layout.Type, page[y.vOff+h*y.vHead+at*y.vRow:][:y.vRow], vr[h*d.ValueDim:][:d.ValueDim])
+			vec.Store(d.Key, page[y.kOff+h*y.kHead+at*y.kRow:][:y.kRow], kr[h*d.KeyDim:][:d.KeyDim])
+			vec.Store(d.Value, page[y.vOff+h*y.vHead+at*y.vRow:][:y.vRow], vr[h*d.ValueDim:][:d.ValueDim])
 		}
 	})
 }
@@ -119,8 +122,9 @@ const tileScores = 1 << 16
 // Scores are laid out in slot order and reduced in that order, whatever the batch. Heads that
 // share keys, and neighbouring rows of a sequence, are computed together so that a page of
 // keys is read once for all of them.
-func (b *Backend) Attention(dst, q backend.Tensor, pool backend.KVPool, layer int, plan *backend.KVPlan, ap backend.AttnParams) {
-	p := pool.(*kvPool)
+func (b *Backend) Attention(dst, q backend.Tensor, group, layer int, ap backend.AttnParams) {
+	plan := &b.plan.KV[group]
+	p := plan.Pool.(*kvPool)
 	d := p.layout.Layers[layer]
 	n := len(plan.Slot)
 	work, longest := 0, 0
@@ -129,8 +133,8 @@ func (b *Backend) Attention(dst, q backend.Tensor, pool backend.KVPool, layer in
 		work += seen + 16
 		longest = max(longest, seen)
 	}
-	group := ap.Heads / ap.KVHeads
-	heads := group // query heads per task
+	shared := ap.Heads / ap.KVHeads
+	heads := shared // query heads per task
 	for heads > 1 && heads%2 == 0 && n*ap.Heads/heads < 2*b.pool.n {
 		heads /= 2
 	}
@@ -148,7 +152,7 @@ func (b *Backend) Attention(dst, q backend.Tensor, pool backend.KVPool, layer in
 	}
 	do := func(w, t int) {
 		a := b.tiles[t]
-		a.pool, a.layer, a.heads, a.kvHead = p, layer, heads, a.head/group
+		a.pool, a.layer, a.heads, a.kvHead = p, layer, heads, a.head/shared
 		b.workers[w].attend(dst, q, &a, plan, ap)
 	}
 	if work*ap.Heads*d.KeyDim < inlineMACs {
@@ -172,7 +176,6 @@ type tile struct {
 // attend computes one tile.
 func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap backend.AttnParams) {
 	y, d := a.pool.layers[a.layer], a.pool.layout.Layers[a.layer]
-	typ := a.pool.layout.Type
 	stride := 0 // scores of one head of one row
 	for r := a.rows[0]; r < a.rows[1]; r++ {
 		stride = max(stride, plan.Visible(r))
@@ -192,10 +195,10 @@ func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap
 	a.runs(plan, func(r, i int, page []byte, at, n int) {
 		keys := page[y.kOff+a.kvHead*y.kHead+at*y.kRow:]
 		if r < 0 {
-			vec.ScoresN(w.scores[i:], stride, w.queries, d.KeyDim, rows*a.heads, d.KeyDim, typ, keys, y.kRow, n, ap.Scale)
+			vec.ScoresN(w.scores[i:], stride, w.queries, d.KeyDim, rows*a.heads, d.KeyDim, d.Key, keys, y.kRow, n, ap.Scale)
 			return
 		}
-		vec.ScoresN(scores(r)[i:], stride, w.queries[(r-a.rows[0])*a.heads*d.KeyDim:], d.KeyDim, a.heads, d.KeyDim, typ, keys, y.kRow, n, ap.Scale)
+		vec.ScoresN(scores(r)[i:], stride, w.queries[(r-a.rows[0])*a.heads*d.KeyDim:], d.KeyDim, a.heads, d.KeyDim, d.Key, keys, y.kRow, n, ap.Scale)
 	})
 	sinks := values(ap.Sinks)
 	for r := a.rows[0]; r < a.rows[1]; r++ {
@@ -211,10 +214,10 @@ func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap
 	a.runs(plan, func(r, i int, page []byte, at, n int) {
 		vals := page[y.vOff+a.kvHead*y.vHead+at*y.vRow:]
 		if r < 0 {
-			vec.AccumN(w.sums, d.ValueDim, w.scores[i:], stride, rows*a.heads, d.ValueDim, typ, vals, y.vRow, n)
+			vec.AccumN(w.sums, d.ValueDim, w.scores[i:], stride, rows*a.heads, d.ValueDim, d.Value, vals, y.vRow, n)
 			return
 		}
-		vec.AccumN(w.sums[(r-a.rows[0])*a.heads*d.ValueDim:], d.ValueDim, scores(r)[i:], stride, a.heads, d.ValueDim, typ, vals, y.vRow, n)
+		vec.AccumN(w.sums[(r-a.rows[0])*a.heads*d.ValueDim:], d.ValueDim, scores(r)[i:], stride, a.heads, d.ValueDim, d.Value, vals, y.vRow, n)
 	})
 	for r := range rows {
 		copy(row(dst, a.rows[0]+r)[a.head*d.ValueDim:][:a.heads*d.ValueDim], w.sums[r*a.heads*d.ValueDim:])

@@ -14,7 +14,6 @@ import (
 	"strobe/backend/cpu/kernel"
 	"strobe/backend/cpu/kernel/qmat"
 	"strobe/backend/cpu/kernel/vec"
-	"strobe/gguf"
 	"strobe/quant"
 )
 
@@ -34,6 +33,8 @@ type Backend struct {
 	tiles   []tile    // of the current attention operation
 	experts expertScratch
 	delta   deltaScratch
+	plan    *backend.Plan // of the current step
+	segs    []deltaSeg    // of the current recurrent layer
 }
 
 // worker is the scratch memory of one worker.
@@ -63,9 +64,6 @@ func (b *Backend) Name() string {
 	return fmt.Sprintf("cpu (%s, %d threads)", kernel.Current(), b.pool.n)
 }
 
-// Threads returns the number of workers.
-func (b *Backend) Threads() int { return b.pool.n }
-
 // Close stops the workers.
 func (b *Backend) Close() error {
 	b.pool.close()
@@ -85,21 +83,21 @@ type vector []float32
 func (v vector) Len() int { return len(v) }
 
 // Alloc returns zeroed memory that starts on a cache line.
-func (b *Backend) Alloc(rows, cols int) backend.Tensor {
+func (b *Backend) Alloc(rows, cols int) (backend.Tensor, error) {
 	n := rows * cols
 	m := make([]float32, n+16)
 	skip := 0
 	if r := uintptr(unsafe.Pointer(&m[0])) % 64; r != 0 {
 		skip = int(64-r) / 4
 	}
-	return backend.Tensor{Buf: buffer(m[skip : skip+n : skip+n]), Rows: rows, Cols: cols, Stride: cols}
+	return backend.Tensor{Buf: buffer(m[skip : skip+n : skip+n]), Rows: rows, Cols: cols, Stride: cols}, nil
 }
 
 // Free leaves the memory to the garbage collector.
 func (b *Backend) Free(backend.Tensor) {}
 
 // AllocInts returns n zeroed integers.
-func (b *Backend) AllocInts(n int) backend.Ints { return make(ints, n) }
+func (b *Backend) AllocInts(n int) (backend.Ints, error) { return make(ints, n), nil }
 
 // SetInts copies v to the start of dst.
 func (b *Backend) SetInts(dst backend.Ints, v []int32) { copy(dst.(ints), v) }
@@ -107,8 +105,8 @@ func (b *Backend) SetInts(dst backend.Ints, v []int32) { copy(dst.(ints), v) }
 // Ints returns the values of v.
 func (b *Backend) Ints(v backend.Ints) []int32 { return v.(ints) }
 
-// BeginStep has nothing to record on a CPU.
-func (b *Backend) BeginStep(string) {}
+// BeginStep keeps the plan for the operations that need it; there is nothing to record on a CPU.
+func (b *Backend) BeginStep(p *backend.Plan) { b.plan = p }
 
 // EndStep has nothing to start: operations are done when they return.
 func (b *Backend) EndStep() {}
@@ -176,35 +174,30 @@ func (w *weight) scaleOf(e int) float32 {
 	return w.scale[e]
 }
 
-// Weight binds a matrix. The bytes of t must stay mapped while it is used.
-func (b *Backend) Weight(t, scale *gguf.Tensor) (backend.Weight, error) {
-	w := &weight{typ: t.Type, data: t.Data, cols: t.Shape[0], rows: 1, experts: 1}
-	if len(t.Shape) > 1 {
-		w.rows = t.Shape[1]
+// WeightBytes is what a copy of a matrix in another order would take; most weights stay in the mapped file.
+func (b *Backend) WeightBytes(backend.Matrix) int { return 0 }
+
+// Weight binds a matrix, whose bytes stay where they are.
+func (b *Backend) Weight(m backend.Matrix) (backend.Weight, error) {
+	w := &weight{typ: m.Type, data: m.Data, cols: m.Cols, rows: m.Rows, experts: m.Experts, scale: m.Scale}
+	if isFloat(m.Type) {
+		return w, nil
 	}
-	if len(t.Shape) > 2 {
-		w.experts = t.Shape[2]
+	if !qmat.Supported(m.Type) {
+		return nil, fmt.Errorf("tensor %q: weights of type %s are not supported", m.Name, m.Type)
 	}
-	if len(t.Shape) > 3 && t.Shape[3] != 1 {
-		return nil, fmt.Errorf("tensor %q: %d dimensions, want at most 3", t.Name, len(t.Shape))
-	}
-	if !isFloat(t.Type) {
-		if !qmat.Supported(t.Type) {
-			return nil, fmt.Errorf("tensor %q: weights of type %s are not supported", t.Name, t.Type)
+	if w.cols < exactCols {
+		if err := w.expand(); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", m.Name, err)
 		}
-		if w.cols < exactCols {
-			if err := w.expand(); err != nil {
-				return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
-			}
-			return w, w.setScale(scale)
-		}
-		m := w.matrix(0)
-		if err := m.Validate(); err != nil {
-			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
-		}
-		b.weave(w, t)
+		return w, nil
 	}
-	return w, w.setScale(scale)
+	q := w.matrix(0)
+	if err := q.Validate(); err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", m.Name, err)
+	}
+	b.weave(w, m.Forget)
+	return w, nil
 }
 
 // exactCols is the row length below which quantised weights are multiplied in float32. Rounding
@@ -223,46 +216,14 @@ func (w *weight) expand() error {
 	return nil
 }
 
-func (w *weight) setScale(scale *gguf.Tensor) (err error) {
-	if scale == nil {
-		return nil
-	}
-	if w.scale, err = floats(scale); err != nil {
-		return err
-	}
-	if len(w.scale) != 1 && len(w.scale) != w.experts {
-		return fmt.Errorf("tensor %q: %d scales for %d experts", scale.Name, len(w.scale), w.experts)
-	}
-	return nil
-}
-
 func (w *weight) matrix(e int) qmat.Matrix {
 	return qmat.Matrix{Type: w.typ, Rows: w.rows, K: w.cols, Data: w.expert(e), Woven: w.woven}
 }
 
 func isFloat(t quant.Type) bool { return t == quant.F32 || t == quant.F16 || t == quant.BF16 }
 
-// Vector binds a parameter vector as float32.
-func (b *Backend) Vector(t *gguf.Tensor) (backend.Vector, error) {
-	v, err := floats(t)
-	return vector(v), err
-}
-
-// VectorOf binds values made by the model.
-func (b *Backend) VectorOf(v []float32) backend.Vector { return vector(v) }
-
-func floats(t *gguf.Tensor) ([]float32, error) {
-	v := make([]float32, t.Elems())
-	if err := quant.Dequantize(t.Type, v, t.Data); err != nil {
-		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
-	}
-	for i, x := range v {
-		if math.IsNaN(float64(x)) || math.IsInf(float64(x), 0) {
-			return nil, fmt.Errorf("tensor %q: value %d is %v", t.Name, i, x)
-		}
-	}
-	return v, nil
-}
+// Vector binds a parameter vector.
+func (b *Backend) Vector(v []float32) (backend.Vector, error) { return vector(v), nil }
 
 func values(v backend.Vector) []float32 {
 	if v == nil {
@@ -300,7 +261,7 @@ func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, 
 	b.rowsOf(dst.Rows, dst.Cols, func(r int) {
 		out := row(dst, r)
 		// The type was checked when the weight was bound.
-		_ = vec.DequantRow(out, m.typ, m.data[int(id[r])*rb:][:rb])
+		_ = vec.DequantRow(out, m.typ, m.data[max(0, int(id[r]))*rb:][:rb])
 		if scale != 1 {
 			vec.Scale(out, out, scale)
 		}
@@ -322,17 +283,6 @@ func (b *Backend) RMSNorm(dst, x backend.Tensor, w backend.Vector, eps float32) 
 // Add adds row by row.
 func (b *Backend) Add(dst, x, y backend.Tensor) {
 	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Add(row(dst, r), row(x, r), row(y, r)) })
-}
-
-// Mul multiplies row by row.
-func (b *Backend) Mul(dst, x, y backend.Tensor) {
-	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Mul(row(dst, r), row(x, r), row(y, r)) })
-}
-
-// MulVec multiplies every row by v.
-func (b *Backend) MulVec(dst, x backend.Tensor, v backend.Vector) {
-	f := values(v)
-	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Mul(row(dst, r), row(x, r), f) })
 }
 
 // Scale multiplies every value by s.

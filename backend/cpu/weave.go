@@ -4,7 +4,6 @@ import (
 	"runtime"
 
 	"strobe/backend/cpu/kernel/qmat"
-	"strobe/gguf"
 	"strobe/internal/platform"
 )
 
@@ -15,7 +14,7 @@ const wovenPerThread = 384 << 20
 // weave copies a matrix into the order that its kernels like best (see qmat.Matrix.Weave), as long as the memory set
 // aside for copies lasts. Products no longer read the file, so its pages are let go. Experts stay where they
 // are: most of them may never be needed.
-func (b *Backend) weave(w *weight, t *gguf.Tensor) {
+func (b *Backend) weave(w *weight, forget func()) {
 	if w.experts > 1 || !qmat.Weavable(w.typ) {
 		return
 	}
@@ -36,5 +35,7 @@ func (b *Backend) weave(w *weight, t *gguf.Tensor) {
 	b.share(panels, n/panels, func(p0, p1 int) { m.Weave(mem, p0, p1) })
 	w.woven = mem
 	runtime.AddCleanup(w, platform.Free, mem)
-	t.Forget()
+	if forget != nil {
+		forget()
+	}
 }

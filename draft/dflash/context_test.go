@@ -116,15 +116,16 @@ func TestFourSequences(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
+				d.rule.sliding = r.IntN(2) > 0
 				var reqs []draft.Request
 				for i, s := range seqs {
 					if r.IntN(4) > 0 {
-						reqs = append(reqs, draft.Request{Seq: s, Last: int32(10*i + round), N: 1 + r.IntN(d.Max()), Other: r.IntN(2) > 0})
+						reqs = append(reqs, draft.Request{Seq: s, Last: int32(10*i + round), N: 1 + r.IntN(d.Max())})
 					}
 				}
 				all := propose(t, d, 3, reqs...)
 				for j, q := range reqs {
-					i := slices.Index(seqs, q.Seq)
+					i := slices.Index(seqs, q.Seq.(*cache.Seq))
 					q.Seq = hs[i].fresh(t, d, seqs[i].Len())
 					alone := propose(t, d, 3, q)[0]
 					q.Seq.Close()
@@ -174,31 +175,21 @@ func TestDraftLeavesNoTrace(t *testing.T) {
 // nanBackend fills memory with NaN before it hands it out.
 type nanBackend struct{ backend.Backend }
 
-func (b nanBackend) Alloc(rows, cols int) backend.Tensor {
-	t := b.Backend.Alloc(rows, cols)
-	b.poison(t)
-	return t
-}
-
-func (b nanBackend) poison(t backend.Tensor) {
-	if t.Rows*t.Cols == 0 {
-		return
+func (b nanBackend) Alloc(rows, cols int) (backend.Tensor, error) {
+	t, err := b.Backend.Alloc(rows, cols)
+	if err == nil && rows*cols > 0 {
+		v := make([]float32, rows*cols)
+		for i := range v {
+			v[i] = float32(math.NaN())
+		}
+		b.Write(t, v)
 	}
-	v := make([]float32, t.Rows*t.Cols)
-	for i := range v {
-		v[i] = float32(math.NaN())
-	}
-	b.Write(t, v)
+	return t, err
 }
 
 // poisonScratch overwrites everything a pass could read by mistake.
 func (d *Drafter) poisonScratch() {
-	b := nanBackend{d.b}
-	for _, t := range []backend.Tensor{d.features, d.ctx, d.x, d.h, d.q, d.k, d.v, d.o, d.mixed, d.dyn, d.final, d.logits, d.topLogP} {
-		if t.Buf != nil {
-			b.poison(t)
-		}
-	}
+	d.arena.Poison(float32(math.NaN()))
 	for g := range d.mem.Groups() {
 		pool := d.mem.Pool(g)
 		junk := make([]byte, pool.PageBytes())

@@ -38,19 +38,19 @@ func (d *Drafter) readConv(l *nn.Loader, prefix string) *conv {
 		}
 	}
 	if l.Err == nil {
-		c.base = [2]backend.Vector{l.Backend.VectorOf(v[:len(v)/2]), l.Backend.VectorOf(v[len(v)/2:])}
+		c.base = [2]backend.Vector{l.VectorOf(v[:len(v)/2]), l.VectorOf(v[len(v)/2:])}
 	}
 	return c
 }
 
-// setIndex tells the convolutions where each row is in its block.
-func (d *Drafter) setIndex(n int, starts []int32) {
+// index tells the convolutions where each row is in its block; nil without convolutions.
+func (d *Drafter) index(s *nn.Step, starts []int32) backend.Ints {
 	if d.taps == 0 {
-		return
+		return nil
 	}
-	index := make([]int32, n)
+	index := make([]int32, s.N)
 	for i, from := range starts {
-		to := int32(n)
+		to := int32(s.N)
 		if i+1 < len(starts) {
 			to = starts[i+1]
 		}
@@ -58,26 +58,25 @@ func (d *Drafter) setIndex(n int, starts []int32) {
 			index[r] = r - from
 		}
 	}
-	d.b.SetInts(d.index, index)
+	return s.Ints32(index)
 }
 
-// convIn convolves the normalised input h of a layer's half and keeps its taps for convOut.
-func (d *Drafter) convIn(c *conv, h backend.Tensor) backend.Tensor {
+// convIn convolves the normalised input h of a layer's half. The taps it computes serve convOut, too.
+func (d *Drafter) convIn(s *nn.Step, c *conv, h backend.Tensor, index backend.Ints) (out, taps backend.Tensor) {
 	if c == nil {
-		return h
+		return h, taps
 	}
-	out, dyn := d.mixed.First(h.Rows), d.dyn.First(h.Rows)
-	d.b.MatMul(h, backend.Product{W: c.proj, Y: dyn})
-	d.b.BlockConv(out, h, dyn.Columns(0, dyn.Cols/2), c.base[0], d.index)
-	return out
+	out, taps = s.Rows(d.hidden), s.Multiply(h, c.proj)
+	s.BlockConv(out, h, taps.Columns(0, d.taps/2), c.base[0], index)
+	return out, taps
 }
 
 // convOut convolves the output of the same half.
-func (d *Drafter) convOut(c *conv, h backend.Tensor) backend.Tensor {
+func (d *Drafter) convOut(s *nn.Step, c *conv, h, taps backend.Tensor, index backend.Ints) backend.Tensor {
 	if c == nil {
 		return h
 	}
-	out, dyn := d.mixed.First(h.Rows), d.dyn.First(h.Rows)
-	d.b.BlockConv(out, h, dyn.Columns(dyn.Cols/2, dyn.Cols/2), c.base[1], d.index)
+	out := s.Rows(d.hidden)
+	s.BlockConv(out, h, taps.Columns(d.taps/2, d.taps/2), c.base[1], index)
 	return out
 }

@@ -42,18 +42,21 @@ type Options struct {
 	PMin float32
 	// KVF32 keeps keys and values in float32, for comparisons with references.
 	KVF32 bool
+	// Device runs the drafter; nil means the one that has the target's output.
+	Device backend.Backend
 }
 
-var _ draft.Drafter = (*Drafter)(nil)
+var _ draft.Source = (*Drafter)(nil)
 
 // Drafter is a loaded drafter.
 type Drafter struct {
 	params
 	b       backend.Backend
+	arena   *nn.Arena
 	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
-	fixed   bool // the causality rule is not up for trial
+	trial   trial // of the causality rule
 	pMin    float32
 	fc      backend.Weight
 	ctxNorm backend.Vector
@@ -72,24 +75,6 @@ type Drafter struct {
 	selector *selector
 	// Convolutions: length, and dynamic taps per row for both sides; 0 for none.
 	kernel, taps int
-
-	rows       int
-	features   backend.Tensor // gathered features of committed rows
-	ctx        backend.Tensor
-	x, h       backend.Tensor
-	q, k, v, o backend.Tensor
-	roundK     []backend.Tensor // keys and values of a round's tokens, by layer
-	roundV     []backend.Tensor
-	ffn        nn.FFNScratch
-	mixed, dyn backend.Tensor // convolutions: outputs and dynamic taps
-	final      backend.Tensor
-	logits     backend.Tensor
-	blockIDs   backend.Ints
-	pos        backend.Ints
-	pick       backend.Ints
-	index      backend.Ints // convolutions: place of each row in its block
-	topIDs     backend.Ints
-	topLogP    backend.Tensor
 }
 
 type layer struct {
@@ -114,19 +99,22 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if opt.KVF32 {
 		kv = quant.F32
 	}
-	b := target.Backend()
-	l := &nn.Loader{File: f, Backend: b, Arch: f.Arch(), KV: kv}
-	d := &Drafter{b: b, file: f, target: target, pMin: opt.PMin}
+	b := opt.Device
+	if b == nil {
+		b = target.Backend()
+	}
+	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), Keys: kv, Values: kv}
+	d := &Drafter{b: b, arena: nn.NewArena(b), file: f, target: target, pMin: opt.PMin}
 	if d.params, err = readParams(l, dia, target); err != nil {
 		return nil, err
 	}
 	switch opt.Causal {
 	case CausalOn:
-		d.rule, d.fixed = causality{true, true}, true
+		d.rule = causality{true, true}
 	case CausalOff:
-		d.rule, d.fixed = causality{false, false}, true
+		d.rule = causality{false, false}
 	default:
-		d.fixed = d.stated || !d.slides()
+		d.trial.open = !d.stated && d.slides()
 	}
 	d.fc = l.Matrix(dia.fc, len(d.ids)*d.hidden, d.hidden)
 	d.ctxNorm = l.Vector(dia.norm, d.hidden)
@@ -146,7 +134,10 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if l.Err != nil {
 		return nil, l.Err
 	}
-	if d.mem, err = cache.New(b, l.Spec()); err != nil {
+	if d.mem, err = cache.New(l.Devices, l.Spec()); err == nil {
+		err = b.Sync()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
 	d.weights = l.Bytes
@@ -166,7 +157,9 @@ func (d *Drafter) slides() bool {
 // owns a matrix owns its transform: a borrowed embedding is scaled as the target scales it and logits
 // of a borrowed head are capped as the target's, unless the file says otherwise.
 func (d *Drafter) bindVocabulary(l *nn.Loader) {
-	d.embed, d.head = d.target.Embedding(), d.target.Head()
+	var err error
+	d.embed, d.head, err = d.target.Vocabulary(d.b)
+	l.Keep(err)
 	scale, softcap := d.target.EmbScale, d.target.Softcap
 	if l.Has("token_embd.weight") {
 		d.embed = l.Matrix("token_embd.weight", d.hidden, d.target.Vocab)
@@ -319,21 +312,27 @@ func (d *Drafter) WeightBytes() int { return d.weights }
 // Memory returns the drafter's cache.
 func (d *Drafter) Memory() *cache.Memory { return d.mem }
 
-// TryCausal reports whether it is open, by the file, whether sliding layers are causal inside the
-// block, so that trying both and keeping the better one is worth while.
-func (d *Drafter) TryCausal() bool { return !d.fixed }
+// Name is what flags, requests and statistics call the source.
+func (d *Drafter) Name() string { return "dflash" }
 
 // NewSeq returns an empty context.
 func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
 
+// NewContext is NewSeq for who does not know what the context is.
+func (d *Drafter) NewContext() draft.Context { return d.NewSeq() }
+
 // Extend adds the features of committed tokens to the contexts of their sequences.
-func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) error {
+func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error) {
 	var pick []int32
 	var segs []cache.Segment
 	for _, it := range items {
 		if len(it.Rows) > 0 {
+			seq := it.Seq.(*cache.Seq)
+			if d.trial.judge(seq, it.Tokens) {
+				d.rule.sliding = !d.rule.sliding
+			}
 			pick = append(pick, it.Rows...)
-			segs = append(segs, cache.Segment{Seq: it.Seq, Rows: len(it.Rows), Prompt: true})
+			segs = append(segs, cache.Segment{Seq: seq, Rows: len(it.Rows), Prompt: true})
 		}
 	}
 	n := len(pick)
@@ -344,61 +343,75 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) error {
 	if err != nil {
 		return err
 	}
-	d.reserve(n, 0)
-	b := d.b
-	b.BeginStep(fmt.Sprintf("extend/%d", n))
-	b.SetInts(d.pick, pick)
-	b.SetInts(d.pos, batch.Pos)
-	f, c, k, v := d.features.First(n), d.ctx.First(n), d.k.First(n), d.v.First(n)
-	b.Gather(f, features, d.pick)
-	b.MatMul(f, backend.Product{W: d.fc, Y: c})
-	b.RMSNorm(c, c, d.ctxNorm, d.eps)
-	d.rope.Angles(b, n, d.pos)
-	together := n <= d.block // every product has to get going; after a round one for all layers is faster
-	if together {
-		var all []backend.Product
+	s, err := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			batch.Fail()
+		}
+	}()
+	defer nn.Catch(&err)
+	if from := d.target.Backend(); from != d.b { // the features cross once
+		v := from.Read(features)
+		features = s.New(features.Rows, features.Cols)
+		s.Write(features, v)
+	}
+	s.Begin()
+	s.Angles(d.rope)
+	f := s.Rows(features.Cols)
+	s.Gather(f, features, s.Ints32(pick))
+	c := s.Multiply(f, d.fc)
+	s.RMSNorm(c, c, d.ctxNorm, d.eps)
+	if n <= d.block { // every product has to get going; after a round one for all layers is faster
+		var ws []backend.Weight
 		for i := range d.layers {
-			all = append(all, d.layers[i].projectKV(d.roundK[i].First(n), d.roundV[i].First(n))...)
+			ws = append(ws, d.layers[i].projections()...)
 		}
-		b.MatMul(c, all...)
-	}
-	for i := range d.layers {
-		y := &d.layers[i]
-		if together {
-			k, v = d.roundK[i].First(n), d.roundV[i].First(n)
-		} else {
-			b.MatMul(c, y.projectKV(k, v)...)
+		p := s.Project(c, ws...)
+		for i := range d.layers {
+			used := len(d.layers[i].projections())
+			d.remember(s, &d.layers[i], p[:used])
+			p = p[used:]
 		}
-		d.finishKV(y, k, v)
-		at := d.mem.Place(y.cache)
-		b.KVWrite(d.mem.Pool(at.Group), at.Index, k, v, &batch.Plans[at.Group])
+	} else {
+		at := s.Mark()
+		for i := range d.layers {
+			d.remember(s, &d.layers[i], s.Project(c, d.layers[i].projections()...))
+			s.Release(at)
+		}
 	}
-	b.EndStep()
+	s.EndStep()
 	batch.Done()
-	for _, s := range segs {
-		if err := s.Seq.CommitAll(); err != nil {
+	for _, g := range segs {
+		if err := g.Seq.CommitAll(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// projectKV is what makes the keys and values of a layer.
-func (y *layer) projectKV(k, v backend.Tensor) []backend.Product {
+// projections make the keys and values of a layer.
+func (y *layer) projections() []backend.Weight {
 	if y.v == nil {
-		return []backend.Product{{W: y.k, Y: k}}
+		return []backend.Weight{y.k}
 	}
-	return []backend.Product{{W: y.k, Y: k}, {W: y.v, Y: v}}
+	return []backend.Weight{y.k, y.v}
 }
 
-// finishKV normalises and rotates keys; without a projection of their own, values are the raw keys
-// normalised without weights.
-func (d *Drafter) finishKV(y *layer, k, v backend.Tensor) {
-	b := d.b
-	kh := k.Split(d.kvHeads)
-	if y.v == nil {
-		b.RMSNorm(v.Split(d.kvHeads), kh, nil, d.eps)
+// remember normalises and rotates keys and writes them to the cache with their values; without a projection of their own,
+// values are the raw keys normalised without weights.
+func (d *Drafter) remember(s *nn.Step, y *layer, kv []backend.Tensor) {
+	k := kv[0]
+	var v backend.Tensor
+	if y.v != nil {
+		v = kv[1]
+	} else {
+		v = s.New(k.Rows, k.Cols)
+		s.RMSNorm(v.Split(d.kvHeads), k.Split(d.kvHeads), nil, d.eps)
 	}
-	b.RMSNorm(kh, kh, y.kNorm, d.eps)
-	d.rope.Rotate(b, kh, d.kvHeads)
+	s.NormHeads(k, d.kvHeads, y.kNorm)
+	s.Rotate(k, d.kvHeads, d.rope)
+	s.Remember(y.cache, k, v)
 }

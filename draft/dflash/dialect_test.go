@@ -100,7 +100,7 @@ func TestDialectRules(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := c.file.open(t, m, Options{})
-			if !d.TryCausal() {
+			if !d.trial.open {
 				t.Error("the file does not say how the block attends: both rules are worth a trial")
 			}
 			r := referenceOf(t, golden(t, "qwen35"), m)
@@ -114,7 +114,9 @@ func TestDialectRules(t *testing.T) {
 					t.Errorf("after %d tokens: logits differ by %.2e", n, e)
 				}
 				_, want = other.run(wide(features), r.tokens(11, 16))
-				p := propose(t, d, 1, draft.Request{Seq: seq, Last: 11, N: 15, Other: true})[0]
+				d.trial.drafts = [2]int{1, 0} // it is the other rule's turn
+				p := propose(t, d, 1, draft.Request{Seq: seq, Last: 11, N: 15})[0]
+				d.trial.drafts = [2]int{}
 				for i, cs := range p.At {
 					if best := argmax(want[i+1]); cs[0].ID != best {
 						t.Errorf("after %d tokens, other rule, position %d: token %d, want %d", n, i, cs[0].ID, best)
@@ -125,8 +127,8 @@ func TestDialectRules(t *testing.T) {
 	}
 }
 
-// TestTryCausal: a trial is only worth while when the file leaves the rule open and it matters.
-func TestTryCausal(t *testing.T) {
+// TestTrialOnlyWhereOpen: a trial is only worth while when the file leaves the rule open and it matters.
+func TestTrialOnlyWhereOpen(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	for _, c := range []struct {
 		name string
@@ -141,7 +143,7 @@ func TestTryCausal(t *testing.T) {
 		{"dflash-draft", asBeellama(golden(t, "qwen35")), CausalAuto, true},
 		{"dflash-draft without windows", asBeellama(golden(t, "qwen35").del("dflash.attention.sliding_window")), CausalAuto, false},
 	} {
-		if got := c.file.open(t, m, Options{Causal: c.opt}).TryCausal(); got != c.want {
+		if got := c.file.open(t, m, Options{Causal: c.opt}).trial.open; got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}

@@ -242,7 +242,10 @@ func feed(t testing.TB, d *Drafter, seq *cache.Seq, v []float32) {
 }
 
 func upload(b backend.Backend, v []float32, rows, cols int) backend.Tensor {
-	x := b.Alloc(rows, cols)
+	x, err := b.Alloc(rows, cols)
+	if err != nil {
+		panic(err)
+	}
 	b.Write(x, v)
 	return x
 }

@@ -80,9 +80,12 @@ func TestF13(t *testing.T) {
 // inputNorm is the length of the embedding row a block starts with.
 func inputNorm(t *testing.T, d *Drafter, id int32) float64 {
 	t.Helper()
-	ids := d.b.AllocInts(1)
+	ids, err := d.b.AllocInts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	d.b.SetInts(ids, []int32{id})
-	x := d.b.Alloc(1, d.hidden)
+	x := upload(d.b, make([]float32, d.hidden), 1, d.hidden)
 	d.b.Embed(x, d.embed, ids, d.embScale)
 	s := 0.0
 	for _, v := range d.b.Read(x) {
@@ -155,7 +158,13 @@ func TestF17(t *testing.T) {
 			t.Errorf("position %d: best two are %v apart", i, gap)
 		}
 	}
-	for i, v := range d.b.Read(d.logits.First(d.Max())) {
+	pass, err := d.forward([]draft.Request{{Seq: seq, Last: 1, N: d.Max()}}, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.top(pass, 2)
+	pass.EndStep()
+	for i, v := range d.b.Read(pass.logits) {
 		if !(math.Abs(float64(v)) <= 30) {
 			t.Fatalf("logit %d is %v after the cap of 30", i, v)
 		}
@@ -367,7 +376,7 @@ func TestF91(t *testing.T) {
 func TestF123(t *testing.T) {
 	m := openTarget(t, "gemma4")
 	d := golden(t, "gemma4").open(t, m, Options{})
-	if d.embed != m.Embedding() || d.head != m.Head() {
+	if embed, head, err := m.Vocabulary(m.Backend()); err != nil || d.embed != embed || d.head != head {
 		t.Error("the drafter does not use the target's matrices")
 	}
 	p := propose(t, d, 1, draft.Request{Seq: d.NewSeq(), Last: 1, N: d.Max()})[0]

@@ -182,7 +182,7 @@ func readWindows(l *nn.Loader, d dialect, p *params) {
 }
 
 // readCausality finds out whether block rows see later rows. A file that does not say so
-// starts with its run-time's rule, and the loop may try the other.
+// starts with its run-time's rule, and a trial may find the other one better.
 func readCausality(l *nn.Loader, d dialect, p *params) {
 	v, ok, err := l.File.Bool(l.Key("attention.causal"))
 	l.Keep(err)

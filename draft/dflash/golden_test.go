@@ -61,8 +61,7 @@ func TestGolden(t *testing.T) {
 				tokens := ints(f.Tensor("tokens"))
 				feats, _ := f.Tensor("features").Float32s()
 				width := len(feats) / len(tokens)
-				features := m.Backend().Alloc(len(tokens), width)
-				m.Backend().Write(features, feats)
+				features := upload(m.Backend(), feats, len(tokens), width)
 				if own {
 					if err := m.Capture(d.Capture()); err != nil {
 						t.Fatal(err)

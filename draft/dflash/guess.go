@@ -4,22 +4,25 @@ import (
 	"fmt"
 	"math"
 
+	"strobe/backend"
 	"strobe/draft"
 	"strobe/gguf"
+	"strobe/nn"
 	"strobe/quant"
 )
 
 // Draft guesses for several sequences in one pass, with up to top candidates per position.
-func (d *Drafter) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
+func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, err error) {
+	defer nn.Catch(&err)
 	if d.bad != nil || len(reqs) == 0 {
 		return nil, d.bad
 	}
 	top = max(1, top)
-	p, err := d.forward(reqs, d.firstSlot())
+	rule := d.trial.rule()
+	p, err := d.forward(reqs, d.firstSlot(), rule)
 	if err != nil {
 		return nil, err
 	}
-	var out []draft.Proposal
 	switch {
 	case d.markov != nil:
 		sure := d.markov.walk(d, p, reqs)
@@ -33,39 +36,59 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error)
 		out = d.best(p, reqs, top)
 		d.cut(out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP) })
 	}
-	return out, d.checkNumbers(out)
+	if err := d.checkNumbers(out); err != nil {
+		return nil, err
+	}
+	d.trial.guess(reqs, out, rule)
+	return out, nil
 }
 
 // best turns the logits of a pass into candidates by probability.
 func (d *Drafter) best(p *pass, reqs []draft.Request, top int) []draft.Proposal {
-	b, n := d.b, p.logits.Rows
-	d.reserveTop(n, top)
-	b.BeginStep(fmt.Sprintf("best/%d/%d", n, top))
-	if d.softcap > 0 {
-		b.Softcap(p.logits, d.softcap)
-	}
-	b.TopK(d.topIDs, d.topLogP.First(n), p.logits, top)
-	b.EndStep()
-	ids, logp := b.Ints(d.topIDs), b.Read(d.topLogP.First(n))
+	ids, logp := d.top(p, top)
+	p.EndStep()
+	best, lp := p.Backend.Ints(ids), p.Read(logp)
 	out := make([]draft.Proposal, len(reqs))
 	for r := range reqs {
 		at := make([][]draft.Candidate, reqs[r].N)
 		for i := range at {
 			row := p.row(r, i) * top
 			for j := range top {
-				at[i] = append(at[i], draft.Candidate{ID: d.targetID(ids[row+j]), LogP: logp[row+j]})
+				at[i] = append(at[i], draft.Candidate{ID: d.targetID(best[row+j]), LogP: lp[row+j]})
 			}
 		}
-		out[r] = draft.Proposal{Source: "dflash", At: at}
+		out[r] = draft.Proposal{At: at}
 	}
 	return out
 }
 
-func (d *Drafter) reserveTop(rows, top int) {
-	if d.topLogP.Cols != top || d.topLogP.Rows < rows {
-		r := max(rows, d.block)
-		d.topLogP, d.topIDs = d.b.Alloc(r, top), d.b.AllocInts(r*top)
+// top begins a step that finds the best candidates of every row of a pass.
+func (d *Drafter) top(p *pass, top int) (ids backend.Ints, logp backend.Tensor) {
+	n := p.logits.Rows
+	ids, logp = p.NewInts(n*top), p.New(n, top)
+	p.BeginStep(nil)
+	if d.logitScale != 1 && d.selector != nil {
+		p.Scale(p.logits, p.logits, d.logitScale)
 	}
+	if d.softcap > 0 {
+		p.Softcap(p.logits, d.softcap)
+	}
+	p.TopK(ids, logp, p.logits, top)
+	return ids, logp
+}
+
+// targetIDs turns outputs into ids of the target, inside a step.
+func (d *Drafter) targetIDs(s *nn.Step, ids backend.Ints, n int) backend.Ints {
+	if d.d2t == nil {
+		return ids
+	}
+	s.EndStep()
+	mapped := make([]int32, n)
+	for i, id := range s.Backend.Ints(ids)[:n] {
+		mapped[i] = d.targetID(id)
+	}
+	s.BeginStep(nil)
+	return s.Ints32(mapped)
 }
 
 // targetID is the target's id of an output, -1 for none.

@@ -214,7 +214,7 @@ func TestRequests(t *testing.T) {
 	if p, err := d.Draft(nil, 3); err != nil || len(p) != 0 {
 		t.Errorf("no requests: %v, %v", p, err)
 	}
-	if err := d.Extend(m.Backend().Alloc(1, 192), nil); err != nil {
+	if err := d.Extend(upload(m.Backend(), make([]float32, 192), 1, 192), nil); err != nil {
 		t.Error(err)
 	}
 }

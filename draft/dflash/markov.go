@@ -1,7 +1,6 @@
 package dflash
 
 import (
-	"fmt"
 	"math"
 
 	"strobe/backend"
@@ -18,12 +17,6 @@ type markov struct {
 	bias   float32        // of conf
 	anchor bool           // slot 0 predicts too
 	rank   int
-
-	in    backend.Tensor // per row: final state, then the embedding of the token before
-	add   backend.Tensor // biases of one slot
-	score backend.Tensor
-	prev  backend.Ints
-	best  backend.Ints
 }
 
 const markovName = "markov_w1.weight"
@@ -38,12 +31,7 @@ func (d *Drafter) readMarkov(l *nn.Loader) *markov {
 	}
 	m.rank = m.w1.Cols()
 	if t := l.Tensor("markov_w2.weight", m.rank, d.head.Rows()); t != nil {
-		w, err := l.Backend.Weight(t, l.File.Tensor("markov_w2.scale"))
-		if err != nil {
-			l.Fail("%v", err)
-		}
-		m.w2 = w
-		l.Bytes += len(t.Data)
+		m.w2 = l.BindScaled(t, l.File.Tensor("markov_w2.scale"))
 	}
 	if v, ok, err := l.File.Bool(l.Key("sample_from_anchor")); ok || err != nil {
 		l.Keep(err)
@@ -66,53 +54,35 @@ func (d *Drafter) readMarkov(l *nn.Loader) *markov {
 // walk adds the biases along the most probable path of every request, slot by slot, and returns how sure
 // the drafter is of each row's best token (nil without a confidence head).
 func (m *markov) walk(d *Drafter, p *pass, reqs []draft.Request) (sure []float32) {
-	b, rows := d.b, p.logits.Rows
-	m.reserve(d, rows, len(reqs))
-	prev := make([]int32, len(reqs))
+	rows := p.logits.Rows
+	in := p.New(rows, d.hidden+m.rank) // final state, then the embedding of the token before
+	first := make([]int32, len(reqs))
 	for at, r := range p.order {
-		prev[at] = reqs[r].Last
+		first[at] = reqs[r].Last
 	}
-	for i, first := range p.first {
-		n, end := p.active[i], i+1 == len(p.first)
-		b.BeginStep(fmt.Sprintf("markov/%d/%d/%t", first, n, end))
-		b.SetInts(m.prev, prev[:n])
-		e := m.in.Slice(first, n).Columns(d.hidden, m.rank)
-		logits := p.logits.Slice(first, n)
-		b.Embed(e, m.w1, m.prev, 1)
-		b.MatMul(e, backend.Product{W: m.w2, Y: m.add.First(n)})
-		b.Add(logits, logits, m.add.First(n))
-		if end {
-			b.EndStep()
-			break
-		}
-		b.ArgMax(m.best, logits)
-		b.EndStep()
-		for j, id := range b.Ints(m.best)[:n] {
+	p.BeginStep(nil)
+	prev := p.Ints32(first)
+	for i, from := range p.first {
+		n := p.active[i]
+		e, logits := in.Slice(from, n).Columns(d.hidden, m.rank), p.logits.Slice(from, n)
+		p.Embed(e, m.w1, prev, 1)
+		p.Add(logits, logits, p.Multiply(e, m.w2))
+		if i+1 < len(p.first) {
 			// Without a single number among its logits the guess is dropped; any token will do.
-			prev[j] = max(0, d.targetID(id))
+			best := p.NewInts(n)
+			p.ArgMax(best, logits)
+			prev = d.targetIDs(p.Step, best, n)
 		}
 	}
 	if m.conf == nil || d.pMin <= 0 {
+		p.EndStep()
 		return nil
 	}
-	b.BeginStep(fmt.Sprintf("confidence/%d", rows))
-	in := m.in.First(rows)
-	b.Copy(in.Columns(0, d.hidden), p.final)
-	b.MatMul(in, backend.Product{W: m.conf, Y: m.score.First(rows)})
-	b.EndStep()
-	for _, x := range b.Read(m.score.First(rows)) {
+	p.Copy(in.Columns(0, d.hidden), p.final)
+	score := p.Multiply(in, m.conf)
+	p.EndStep()
+	for _, x := range p.Read(score) {
 		sure = append(sure, float32(1/(1+math.Exp(-float64(x+m.bias)))))
 	}
 	return sure
-}
-
-func (m *markov) reserve(d *Drafter, rows, reqs int) {
-	if rows > m.in.Rows {
-		r := max(rows, d.block)
-		m.in, m.score = d.b.Alloc(r, d.hidden+m.rank), d.b.Alloc(r, 1)
-	}
-	if reqs > m.add.Rows {
-		m.add = d.b.Alloc(reqs, d.head.Rows())
-		m.prev, m.best = d.b.AllocInts(reqs), d.b.AllocInts(reqs)
-	}
 }

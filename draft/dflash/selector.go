@@ -2,7 +2,6 @@ package dflash
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 
@@ -17,11 +16,6 @@ type selector struct {
 	pred, succ backend.Weight // [target id] -> rank, as predecessor and as successor
 	hidden     backend.Weight // state -> gate
 	rank, top  int
-
-	gate        backend.Tensor
-	predE, sucE backend.Tensor // embeddings of the candidates
-	lastE       backend.Tensor // of the tokens before the blocks
-	ids, last   backend.Ints
 }
 
 const selectorName = "selector_hidden.weight"
@@ -45,57 +39,40 @@ func (d *Drafter) readSelector(l *nn.Loader) *selector {
 // walk chooses candidates from each request's last token on, every slot given the one chosen before. sure is
 // how probable the best one of a row's candidates is among them.
 func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out []draft.Proposal, sure func(r, i int) float32) {
-	b, rows := d.b, p.logits.Rows
-	s.reserve(d, rows, len(reqs))
-	b.BeginStep(fmt.Sprintf("top/%d", rows))
-	if d.logitScale != 1 {
-		b.Scale(p.logits, p.logits, d.logitScale)
-	}
-	if d.softcap > 0 {
-		b.Softcap(p.logits, d.softcap)
-	}
-	logp := d.topLogP.First(rows)
-	b.TopK(d.topIDs, logp, p.logits, s.top)
-	b.EndStep()
-	ids := make([]int32, rows*s.top)
-	for i, id := range b.Ints(d.topIDs)[:len(ids)] {
-		ids[i] = d.targetID(id)
-	}
-	known := slices.Clone(ids)
-	for i, id := range known {
-		known[i] = max(0, id) // a missing candidate is looked up but never chosen
-	}
 	last := make([]int32, len(reqs))
 	for i, r := range reqs {
 		last[i] = r.Last
 	}
-	b.BeginStep(fmt.Sprintf("select/%d/%d", rows, len(reqs)))
-	b.SetInts(s.ids, known)
-	b.SetInts(s.last, last)
-	b.Embed(s.sucE.First(len(ids)), s.succ, s.ids, 1)
-	b.Embed(s.predE.First(len(ids)), s.pred, s.ids, 1)
-	b.Embed(s.lastE.First(len(reqs)), s.pred, s.last, 1)
-	b.MatMul(p.final, backend.Product{W: s.hidden, Y: s.gate.First(rows)})
-	b.EndStep()
+	best, logp := d.top(p, s.top)
+	n := p.logits.Rows * s.top
+	ids := d.targetIDs(p.Step, best, n)
+	// A missing candidate is looked up but never chosen.
+	succ, pred, anchors := p.New(n, s.rank), p.New(n, s.rank), p.New(len(reqs), s.rank)
+	p.Embed(succ, s.succ, ids, 1)
+	p.Embed(pred, s.pred, ids, 1)
+	p.Embed(anchors, s.pred, p.Ints32(last), 1)
+	gate := p.Multiply(p.final, s.hidden)
+	p.EndStep()
 
-	w := &selectorWalk{s: s, ids: ids, logp: slices.Clone(b.Read(logp)), gate: slices.Clone(b.Read(s.gate.First(rows))),
-		succ: slices.Clone(b.Read(s.sucE.First(len(ids)))), pred: slices.Clone(b.Read(s.predE.First(len(ids))))}
-	anchors := b.Read(s.lastE.First(len(reqs)))
+	// Proposals outlive the pass.
+	read := func(t backend.Tensor) []float32 { return slices.Clone(p.Read(t)) }
+	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: read(logp), gate: read(gate), succ: read(succ), pred: read(pred)}
+	before := p.Read(anchors)
 	out = make([]draft.Proposal, len(reqs))
 	for r := range reqs {
-		next := func(i int, before int32) []draft.Candidate {
-			e := w.embedding(p.row(r, i-1), before)
+		next := func(i int, token int32) []draft.Candidate {
+			e := w.embedding(p.row(r, i-1), token)
 			if e == nil {
 				return nil
 			}
 			at := w.slot(p.row(r, i), e)
 			return at[:min(top, len(at))]
 		}
-		out[r] = draft.Proposal{Source: "dflash", Next: next}
+		out[r] = draft.Proposal{Next: next}
 		for i := range reqs[r].N {
 			var at []draft.Candidate
 			if i == 0 {
-				at = w.slot(p.row(r, 0), anchors[r*s.rank:][:s.rank])
+				at = w.slot(p.row(r, 0), before[r*s.rank:][:s.rank])
 				at = at[:min(top, len(at))]
 			} else {
 				at = next(i, out[r].At[i-1][0].ID)
@@ -168,18 +145,4 @@ func (w *selectorWalk) slot(row int, before []float32) []draft.Candidate {
 		at[i].LogP -= all
 	}
 	return at
-}
-
-func (s *selector) reserve(d *Drafter, rows, reqs int) {
-	d.reserveTop(rows, s.top)
-	if rows > s.gate.Rows {
-		r := max(rows, d.block)
-		s.gate = d.b.Alloc(r, s.rank)
-		s.predE, s.sucE = d.b.Alloc(r*s.top, s.rank), d.b.Alloc(r*s.top, s.rank)
-		s.ids = d.b.AllocInts(r * s.top)
-	}
-	if reqs > s.lastE.Rows {
-		s.lastE = d.b.Alloc(reqs, s.rank)
-		s.last = d.b.AllocInts(reqs)
-	}
 }

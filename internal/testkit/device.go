@@ -4,46 +4,49 @@ import (
 	"testing"
 
 	"strobe/backend"
-	"strobe/gguf"
 )
 
 // Device is a backend that fails the test when a step breaks the rules a recording device relies on:
-// steps are closed and not nested, and inside one nothing is allocated, freed, bound, read or waited
-// for. The CPU would not mind.
+// steps are closed and not nested, and inside one nothing is freed, bound, read, written by the host or waited
+// for, and no memory of a sequence is moved. The CPU would not mind.
 type Device struct {
 	backend.Backend
-	t    testing.TB
-	step string // key of the step in progress
-	live int
+	t      testing.TB
+	inside bool
+	live   int
+	Fail   func() error // if set, asked before every allocation, of buffers, pages and slots
 }
 
 // NewDevice watches b.
 func NewDevice(t testing.TB, b backend.Backend) *Device { return &Device{Backend: b, t: t} }
 
-// Live returns the number of values allocated and not freed.
+// Live returns the number of values, slots and rows of tapes that were taken and not given back.
 func (d *Device) Live() int { return d.live }
 
 func (d *Device) outside(what string) {
 	d.t.Helper()
-	if d.step != "" {
-		d.t.Errorf("%s inside step %q", what, d.step)
+	if d.inside {
+		d.t.Errorf("%s inside a step", what)
 	}
 }
 
-func (d *Device) BeginStep(key string) {
-	d.outside("BeginStep")
-	if key == "" {
-		d.t.Error("a step without a key")
+func (d *Device) refuse() error {
+	if d.Fail == nil {
+		return nil
 	}
-	d.step = key
-	d.Backend.BeginStep(key)
+	return d.Fail()
+}
+
+func (d *Device) BeginStep(p *backend.Plan) {
+	d.inside = true
+	d.Backend.BeginStep(d.unwrap(p))
 }
 
 func (d *Device) EndStep() {
-	if d.step == "" {
+	if !d.inside {
 		d.t.Error("EndStep outside a step")
 	}
-	d.step = ""
+	d.inside = false
 	d.Backend.EndStep()
 }
 
@@ -52,11 +55,15 @@ func (d *Device) Sync() error {
 	return d.Backend.Sync()
 }
 
-func (d *Device) Alloc(rows, cols int) backend.Tensor {
-	d.outside("Alloc")
-	t := d.Backend.Alloc(rows, cols)
-	d.live += t.Buf.Len()
-	return t
+func (d *Device) Alloc(rows, cols int) (backend.Tensor, error) {
+	if err := d.refuse(); err != nil {
+		return backend.Tensor{}, err
+	}
+	t, err := d.Backend.Alloc(rows, cols)
+	if err == nil {
+		d.live += t.Buf.Len()
+	}
+	return t, err
 }
 
 func (d *Device) Free(t backend.Tensor) {
@@ -65,11 +72,6 @@ func (d *Device) Free(t backend.Tensor) {
 		d.live -= t.Buf.Len()
 	}
 	d.Backend.Free(t)
-}
-
-func (d *Device) AllocInts(n int) backend.Ints {
-	d.outside("AllocInts")
-	return d.Backend.AllocInts(n)
 }
 
 func (d *Device) Ints(v backend.Ints) []int32 {
@@ -87,22 +89,117 @@ func (d *Device) Write(t backend.Tensor, v []float32) {
 	d.Backend.Write(t, v)
 }
 
+func (d *Device) Weight(m backend.Matrix) (backend.Weight, error) {
+	d.outside("Weight")
+	return d.Backend.Weight(m)
+}
+
+func (d *Device) Vector(v []float32) (backend.Vector, error) {
+	d.outside("Vector")
+	return d.Backend.Vector(v)
+}
+
+// watchedPool is a pool whose pages count.
+type watchedPool struct {
+	backend.KVPool
+	d *Device
+}
+
 func (d *Device) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
 	d.outside("NewKVPool")
-	return d.Backend.NewKVPool(l)
+	p, err := d.Backend.NewKVPool(l)
+	return &watchedPool{p, d}, err
 }
 
-func (d *Device) Weight(t, scale *gguf.Tensor) (backend.Weight, error) {
-	d.outside("Weight")
-	return d.Backend.Weight(t, scale)
+func (p *watchedPool) Alloc() (int32, error) {
+	p.d.outside("Alloc of a page")
+	if err := p.d.refuse(); err != nil {
+		return 0, err
+	}
+	p.d.live++
+	return p.KVPool.Alloc()
 }
 
-func (d *Device) Vector(t *gguf.Tensor) (backend.Vector, error) {
-	d.outside("Vector")
-	return d.Backend.Vector(t)
+func (p *watchedPool) Free(page int32) {
+	p.d.live--
+	p.KVPool.Free(page)
 }
 
-func (d *Device) VectorOf(v []float32) backend.Vector {
-	d.outside("VectorOf")
-	return d.Backend.VectorOf(v)
+func (p *watchedPool) Copy(dst, src int32) {
+	p.d.outside("Copy of a page")
+	p.KVPool.Copy(dst, src)
+}
+
+func (p *watchedPool) Move(rows []backend.RowMove) {
+	p.d.outside("Move of rows")
+	p.KVPool.Move(rows)
+}
+
+// watchedStates is a pool whose slots and tapes count.
+type watchedStates struct {
+	backend.StatePool
+	d    *Device
+	rows map[int32]int
+}
+
+func (d *Device) NewStatePool(dims backend.DeltaDims, layers int) (backend.StatePool, error) {
+	d.outside("NewStatePool")
+	p, err := d.Backend.NewStatePool(dims, layers)
+	return &watchedStates{p, d, map[int32]int{}}, err
+}
+
+func (p *watchedStates) Alloc() (int32, error) {
+	p.d.outside("Alloc of a slot")
+	if err := p.d.refuse(); err != nil {
+		return 0, err
+	}
+	p.d.live++
+	return p.StatePool.Alloc()
+}
+
+func (p *watchedStates) Free(slot int32) {
+	p.d.live -= 1 + p.rows[slot]
+	delete(p.rows, slot)
+	p.StatePool.Free(slot)
+}
+
+func (p *watchedStates) Reserve(slot int32, rows int) error {
+	p.d.outside("Reserve")
+	if err := p.d.refuse(); err != nil {
+		return err
+	}
+	if more := rows - p.rows[slot]; more > 0 {
+		p.d.live += more
+		p.rows[slot] = rows
+	}
+	return p.StatePool.Reserve(slot, rows)
+}
+
+func (p *watchedStates) Release(slot int32) {
+	p.d.live -= p.rows[slot]
+	delete(p.rows, slot)
+	p.StatePool.Release(slot)
+}
+
+func (p *watchedStates) Settle(slot int32, pending int) {
+	p.d.outside("Settle")
+	p.StatePool.Settle(slot, pending)
+}
+
+// unwrap is the plan with the pools that the device below knows.
+func (d *Device) unwrap(p *backend.Plan) *backend.Plan {
+	if p == nil {
+		return nil
+	}
+	own := *p
+	own.KV = append([]backend.KVPlan(nil), p.KV...)
+	for i := range own.KV {
+		if w, ok := own.KV[i].Pool.(*watchedPool); ok {
+			own.KV[i].Pool = w.KVPool
+		}
+	}
+	if w, ok := own.State.(*watchedStates); ok {
+		own.State = w.StatePool
+	}
+	return &own
 }
