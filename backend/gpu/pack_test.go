@@ -193,7 +193,7 @@ func TestPackKernels(t *testing.T) {
 				g := x.at(row, col)
 				return g / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(g+0.044715*g*g*g))) * y.at(row, col)
 			})
-			r.run(r.p.SigmoidPack(nil, to, y.in, x.in))
+			r.run(r.p.SigmoidPack(nil, to, y.in, x.in, cols, cols))
 			r.packed(lay, act).check(t, name("sigmoid"), func(row, col int) float64 { return y.at(row, col) / (1 + math.Exp(-x.at(row, col))) })
 			for _, dim := range []int{64, 128, 256} {
 				if cols%dim != 0 {
