@@ -17,7 +17,7 @@ type packed struct {
 	b []byte
 }
 
-func (r *productRig) packed(lay gpu.ActLayout, a gpu.Addr) packed {
+func (r *rig) packed(lay gpu.ActLayout, a gpu.Addr) packed {
 	r.t.Helper()
 	b := make([]byte, lay.Bytes())
 	if err := r.d.Download(b, a); err != nil {
@@ -34,7 +34,13 @@ func (p packed) half(at int) float64 {
 func (p packed) at(row, col int) (v, sum float64) {
 	kb, sb, t, i := col/256, col%256/32, col%32/8, col%8
 	scale := func(at int) float64 { return float64(math.Float32frombits(binary.LittleEndian.Uint32(p.b[at:]))) }
-	if p.NT > 0 {
+	switch {
+	case p.NT < 0:
+		base := (row*p.KB() + kb) * 576
+		s := scale(base + 544)
+		q := base + 512 + sb/2*8 + sb%2*2
+		return p.half(base+sb*64+t*16+i*2) * s, (p.half(q) + p.half(q+4)) * s
+	case p.NT > 0:
 		tile := row / 8
 		base := (tile/p.NT*p.KB() + kb) * p.NT * 4384
 		nt, g := tile%p.NT, row%8
@@ -92,13 +98,13 @@ type source struct {
 }
 
 // plainRows are rows that begin at an odd place, or not.
-func (r *productRig) plainRows(rnd *rand.Rand, rows, cols, stride, off int) source {
+func (r *rig) plainRows(rnd *rand.Rand, rows, cols, stride, off int) source {
 	v := randomRows(rnd, off+rows*stride)
 	return source{gpu.Rows(upload(r, v)+gpu.Addr(4*off), stride), func(row, col int) float64 { return float64(v[off+row*stride+col]) }}
 }
 
 // pieces are rows of a product's result from column first on.
-func (r *productRig) pieces(rnd *rand.Rand, rows, groups, kb, grid, first int) source {
+func (r *rig) pieces(rnd *rand.Rand, rows, groups, kb, grid, first int) source {
 	in := gpu.In{Groups: int32(groups), KB: int32(kb), Grid: int32(grid), N: int32(rows), First: int32(first)}
 	v := randomRows(rnd, gpu.PieceBytes(in)/4)
 	in.P = upload(r, v)
@@ -111,12 +117,12 @@ func (r *productRig) pieces(rnd *rand.Rand, rows, groups, kb, grid, first int) s
 	}}
 }
 
-var packLayouts = []int{1, 2, 8, 0}
+var packLayouts = []int{1, 2, 8, 0, -1}
 
 func silu(x float64) float64 { return x / (1 + math.Exp(-x)) }
 
 func TestPackKernels(t *testing.T) {
-	r := newProductRig(t)
+	r := newRig(t)
 	rnd := rand.New(rand.NewPCG(1, 4))
 	for _, nt := range packLayouts {
 		for _, cols := range []int{512, 768 - 64} {
@@ -207,40 +213,18 @@ func TestPackKernels(t *testing.T) {
 	}
 }
 
-// TestPackSlots: rows go to the places they are told.
-func TestPackSlots(t *testing.T) {
-	r := newProductRig(t)
-	rnd := rand.New(rand.NewPCG(2, 4))
-	const rows, cols = 6, 512
-	x := r.plainRows(rnd, rows, cols, cols, 0)
-	slots := []int32{17, 3, 8, 0, 25, 9}
-	lay := gpu.ActLayout{Rows: 32, Cols: cols, NT: 1}
-	act := r.room(lay.Bytes())
-	to := gpu.Packed{ActLayout: lay, P: act, Slot: upload(r, slots)}
-	to.Rows = rows
-	r.run(r.p.Pack(nil, to, x.in, 1))
-	p := r.packed(lay, act)
-	for i, s := range slots {
-		for c := range cols {
-			if v, _ := p.at(int(s), c); math.Abs(v-x.at(i, c)) > 1e-3*math.Abs(x.at(i, c))+1e-5 {
-				t.Fatalf("row %d column %d is %v, want %v", i, c, v, x.at(i, c))
-			}
-		}
-	}
-}
-
 // TestNormFactor: a product of packed sums divides by the root mean square, of the columns there are.
 func TestNormFactor(t *testing.T) {
-	r := newProductRig(t)
+	r := newRig(t)
 	rnd := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{1, 12, 70} {
 		const cols, rows, eps = 512 + 32, 33, 1e-3
-		m := r.productMatrix(rnd, quant.Q8_0, rows, cols, 1)
+		m := r.matrix(rnd, quant.Q8_0, rows, cols, 1)
 		x, y, w := r.plainRows(rnd, n, cols, cols, 0), r.plainRows(rnd, n, cols, cols, 0), randomRows(rnd, cols)
 		lay := r.p.Acts(n, m.WeightLayout)
 		act, sums := r.room(lay.Bytes()), r.room(lay.SumsBytes())
 		ls := r.p.AddPack(nil, gpu.Packed{ActLayout: lay, P: act}, gpu.Sum{X: x.in, Y: y.in, Sums: sums, W: upload(r, w)})
-		got := r.multiply(ls, gpu.MatMulInput{ActLayout: lay, P: act, Sums: sums, Eps: eps}, []*productMatrix{m}, r.p.Cut(m.WeightLayout), 2)[0]
+		got := r.multiply(ls, gpu.MatMulInput{ActLayout: lay, P: act, Sums: sums, Eps: eps}, []*matrix{m}, r.p.Cut(m.WeightLayout), 2)[0]
 		in := make([]float32, n*cols)
 		for row := range n {
 			var s float64
