@@ -86,7 +86,8 @@ type attention struct {
 }
 
 func (a attention) String() string {
-	s := fmt.Sprintf("%d/%d heads of %d and %d in %v and %v", a.heads, a.dims.Heads, a.dims.KeyDim, a.dims.ValueDim, a.dims.Key, a.dims.Value)
+	d := a.dims
+	s := fmt.Sprintf("%d/%d heads of %d and %d in %v and %v", a.heads, d.Heads, d.KeyDim, d.ValueDim, d.Key, d.Value)
 	if a.sinks {
 		s += " with sinks"
 	}
@@ -106,8 +107,11 @@ func attentionCases(o Options) []testCase {
 			add(attention{4, backend.KVDims{Heads: 2, KeyDim: 64, ValueDim: 64, Key: key, Value: value}, (i+j)%2 == 1})
 		}
 	}
-	for i, shape := range [][4]int{{3, 3, 32, 32}, {6, 1, 128, 128}, {4, 2, 256, 256}, {4, 1, 512, 512}, {8, 2, 96, 64}, {5, 5, 64, 128}} {
-		add(attention{shape[0], backend.KVDims{Heads: shape[1], KeyDim: shape[2], ValueDim: shape[3], Key: kv(i + 1), Value: kv(i + 1)}, false})
+	for i, z := range [][4]int{
+		{3, 3, 32, 32}, {6, 1, 128, 128}, {4, 2, 256, 256}, {4, 1, 512, 512}, {8, 2, 96, 64}, {5, 5, 64, 128},
+	} {
+		t := kv(i + 1)
+		add(attention{z[0], backend.KVDims{Heads: z[1], KeyDim: z[2], ValueDim: z[3], Key: t, Value: t}, false})
 	}
 	return list
 }
@@ -123,7 +127,8 @@ type sequences struct {
 
 const testLayer = 1
 
-// sequences makes the pages of the views: NaN wherever nothing was written, then the committed keys and values that a row may see.
+// sequences makes the pages of the views: NaN wherever nothing was written, then the committed keys and values that a
+// row may see.
 func (k *kit) sequences(a attention, views []view) *sequences {
 	k.Helper()
 	other := backend.KVDims{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F32, Value: quant.F32}
@@ -217,7 +222,8 @@ func (q *sequences) step(items []int, slots func(item int) []int, do func()) {
 	if !trees {
 		p.Extra = nil
 	}
-	decoy := backend.KVPlan{Pool: q.pool, Tables: p.Tables, Seg: p.Seg, Slot: p.Slot, Lo: make([]int32, len(p.Lo)), Hi: p.Lo}
+	decoy := p // another group of layers, whose rows see something else
+	decoy.Lo, decoy.Hi, decoy.Extra = make([]int32, len(p.Lo)), p.Lo, nil
 	q.k.BeginStep(&backend.Plan{KV: []backend.KVPlan{decoy, p}})
 	do()
 	q.k.EndStep()

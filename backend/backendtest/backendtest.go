@@ -100,8 +100,8 @@ type suite struct {
 func cases(o Options) []testCase {
 	var list []testCase
 	for _, part := range [][]testCase{
-		memoryCases(), denseCases(), rotaryCases(), embedCases(o), productCases(o), expertCases(o), attentionCases(o), pageCases(o),
-		deltaCases(o), stateCases(o), choiceCases(), stepCases(o),
+		memoryCases(), denseCases(), rotaryCases(), embedCases(o), productCases(o), expertCases(o),
+		attentionCases(o), pageCases(o), deltaCases(o), stateCases(o), choiceCases(), stepCases(),
 	} {
 		list = append(list, part...)
 	}

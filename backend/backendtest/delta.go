@@ -8,8 +8,8 @@ import (
 	"strobe/backend"
 )
 
-// recurrent is a stack of Gated DeltaNet layers with the memory of its sequences. The input of a token depends on its name
-// and the layer; the layers do not feed each other.
+// recurrent is a stack of Gated DeltaNet layers with the memory of its sequences. The input of a token depends on its
+// name and the layer; the layers do not feed each other.
 type recurrent struct {
 	k       *kit
 	d       backend.DeltaDims
@@ -82,8 +82,8 @@ func (r *recurrent) pass(pieces ...piece) [][]float32 {
 	plan := &backend.Plan{State: r.pool}
 	var tokens []token
 	for _, p := range pieces {
-		plan.Delta = append(plan.Delta, backend.DeltaSeg{Row: len(tokens), N: len(p.tokens), Parents: p.parents, Prompt: p.prompt,
-			Slot: p.slot, Pending: p.pending})
+		plan.Delta = append(plan.Delta, backend.DeltaSeg{Row: len(tokens), N: len(p.tokens),
+			Parents: p.parents, Prompt: p.prompt, Slot: p.slot, Pending: p.pending})
 		tokens = append(tokens, p.tokens...)
 		if !p.prompt {
 			k.check(r.pool.Reserve(p.slot, len(p.tokens)))

@@ -18,7 +18,8 @@ func expertCases(o Options) []testCase {
 	return list
 }
 
-// choice is the experts of a token: the first one is chosen by all, the last by none, and tokens repeat each other's choices.
+// choice is the experts of a token: the first one is chosen by all, the last by none, and tokens repeat each other's
+// choices.
 func choice(token, used int) []int32 {
 	ids := []int32{0}
 	for j := 1; j < used; j++ {

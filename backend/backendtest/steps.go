@@ -8,15 +8,15 @@ import (
 	"strobe/quant"
 )
 
-func stepCases(o Options) []testCase {
+func stepCases() []testCase {
 	return []testCase{
 		{"steps without a plan", plainSteps},
 		{"steps of a model", modelSteps},
 	}
 }
 
-// plainSteps: a recorded step computes with what Write and SetInts put there since, and another list of operations on the same
-// tensors is not taken for it.
+// plainSteps: a recorded step computes with what Write and SetInts put there since, and another list of operations on
+// the same tensors is not taken for it.
 func plainSteps(s *suite) {
 	k := s.device()
 	const rows, cols = 3, 8
@@ -61,8 +61,8 @@ func plainSteps(s *suite) {
 	}
 }
 
-// machine is a small model with every kind of operation that a step may hold: each row of the next step depends on what its
-// sequence remembers.
+// machine is a small model with every kind of operation that a step may hold: each row of the next step depends on what
+// its sequence remembers.
 type machine struct {
 	*kit
 	d       backend.DeltaDims
@@ -90,7 +90,8 @@ func (k *kit) machine() *machine {
 	k.Helper()
 	dim := k.Heads[0]
 	key, value := k.KV[0], k.KV[len(k.KV)-1]
-	m := &machine{kit: k, d: k.Delta[0], dims: backend.KVDims{Heads: 2, KeyDim: dim, ValueDim: dim, Key: key, Value: value}}
+	m := &machine{kit: k, d: k.Delta[0]}
+	m.dims = backend.KVDims{Heads: 2, KeyDim: dim, ValueDim: dim, Key: key, Value: value}
 	var err error
 	m.kv, err = k.NewKVPool(backend.KVLayout{Page: pageTokens, Layers: []backend.KVDims{m.dims}})
 	k.check(err)
@@ -108,8 +109,9 @@ func (k *kit) machine() *machine {
 	for h, a := range decay {
 		decay[h] = -a * a
 	}
-	m.vectors = [4]backend.Vector{k.vector(values("norm", 0, machineWidth)), k.vector(values("taps", 0, m.d.ConvDim()*m.d.Kernel)),
-		k.vector(decay), k.vector(values("dt", 0, m.d.VHeads))}
+	taps := values("taps", 0, m.d.ConvDim()*m.d.Kernel)
+	m.vectors = [4]backend.Vector{k.vector(values("norm", 0, machineWidth)), k.vector(taps), k.vector(decay),
+		k.vector(values("dt", 0, m.d.VHeads))}
 	return m
 }
 
@@ -124,8 +126,9 @@ func (m *machine) tensors(n int) *scratch {
 	}
 	dim := m.dims.KeyDim
 	s := &scratch{ids: m.ints(make([]int32, n)...), best: m.ints(make([]int32, n)...),
-		extra: rows(machineWidth), x: rows(machineWidth), h: rows(machineWidth), q: rows(4 * dim), k: rows(2 * dim), v: rows(2 * dim),
-		o: rows(4 * dim), u: rows(m.d.ConvDim()), conv: rows(m.d.ConvDim()), alpha: rows(m.d.VHeads), beta: rows(m.d.VHeads),
+		extra: rows(machineWidth), x: rows(machineWidth), h: rows(machineWidth),
+		q: rows(4 * dim), k: rows(2 * dim), v: rows(2 * dim), o: rows(4 * dim),
+		u: rows(m.d.ConvDim()), conv: rows(m.d.ConvDim()), alpha: rows(m.d.VHeads), beta: rows(m.d.VHeads),
 		y: rows(m.d.VHeads * m.d.VDim), logits: rows(machineVocab), next: rows(machineWidth)}
 	m.scratch[n] = s
 	return s
@@ -145,8 +148,8 @@ func (m *machine) thread() *thread {
 	return &thread{slot: slot}
 }
 
-// step feeds each thread as many of its new tokens as it has, and returns logits and the embedding of the best token of each row.
-// other asks for a different list of operations, whose logits are three times as large.
+// step feeds each thread its new tokens, and returns logits and the embedding of the best token of each row. other asks
+// for a different list of operations, whose logits are three times as large.
 func (m *machine) step(threads []*thread, add [][]int32, prompt, other bool) [][]float32 {
 	m.Helper()
 	kv := backend.KVPlan{Pool: m.kv}
@@ -160,7 +163,8 @@ func (m *machine) step(threads []*thread, add [][]int32, prompt, other bool) [][
 			t.table = append(t.table, p)
 		}
 		kv.Tables = append(kv.Tables, slices.Clone(t.table))
-		plan.Delta = append(plan.Delta, backend.DeltaSeg{Row: len(ids), N: rows, Prompt: prompt, Slot: t.slot, Pending: t.pending})
+		plan.Delta = append(plan.Delta,
+			backend.DeltaSeg{Row: len(ids), N: rows, Prompt: prompt, Slot: t.slot, Pending: t.pending})
 		for r := range rows {
 			kv.Seg, kv.Slot = append(kv.Seg, int32(i)), append(kv.Slot, int32(n+r))
 			kv.Lo, kv.Hi = append(kv.Lo, 0), append(kv.Hi, int32(n+r+1))
@@ -260,7 +264,8 @@ func (s *suite) fresh(threads []*thread, last []int, other bool) [][]float32 {
 	return out
 }
 
-// modelSteps: rounds of the same shape, which a device may replay, while sequences grow over a page, fork and come back.
+// modelSteps: rounds of the same shape, which a device may replay, while sequences grow over a page, fork and come
+// back.
 func modelSteps(s *suite) {
 	m := s.device().machine()
 	a, b := m.thread(), m.thread()
