@@ -123,6 +123,7 @@ type sequences struct {
 	pool   backend.KVPool
 	tables [][]int32
 	views  []view
+	keep   bool // never poison keys and values
 }
 
 const testLayer = 1
@@ -193,13 +194,20 @@ func (q *sequences) owner(i, slot int) int {
 	return i
 }
 
-// key and value of a slot, as they are written.
+// key and value of a slot, as they are written. Those of the first row of a pass are poisoned with its query.
 func (q *sequences) key(i, slot int) []float32 {
-	return values(fmt.Sprint("key ", q.owner(i, slot)), slot, q.a.dims.Heads*q.a.dims.KeyDim)
+	return q.poisoned(i, slot, values(fmt.Sprint("key ", q.owner(i, slot)), slot, q.a.dims.Heads*q.a.dims.KeyDim))
 }
 
 func (q *sequences) value(i, slot int) []float32 {
-	return values(fmt.Sprint("value ", q.owner(i, slot)), slot, q.a.dims.Heads*q.a.dims.ValueDim)
+	return q.poisoned(i, slot, values(fmt.Sprint("value ", q.owner(i, slot)), slot, q.a.dims.Heads*q.a.dims.ValueDim))
+}
+
+func (q *sequences) poisoned(i, slot int, v []float32) []float32 {
+	if p, ok := q.k.poison[i]; ok && slot == q.views[i].n && !q.keep {
+		v[0] = p
+	}
+	return v
 }
 
 // step runs do in a step whose rows write the given slots of some sequences and see what the views say.
@@ -301,9 +309,14 @@ func attend(s *suite, a attention) {
 			return out
 		},
 	})
-	// A row of a sequence has the same bits without the other rows of its pass.
+	// A row of a sequence has the same bits without the other rows of its pass, and beside a query with NaN.
+	q.keep = true
 	for i, v := range attended {
 		whole := attend(k, []int{i}, q.pass, true)
+		k.poison = map[int]float32{i: float32(math.NaN())}
+		beside := attend(k, []int{i}, q.pass, true)
+		k.poison = nil
+		k.equal(fmt.Sprintf("rows of sequence %d beside a NaN", i), beside[1:], whole[1:])
 		for r := 0; r < v.rows; r += 1 + v.rows/8 {
 			alone := attend(k, []int{i}, func(int) []int { return []int{v.n + r} }, false)
 			k.equal(fmt.Sprintf("row %d of sequence %d alone", r, i), alone, whole[r:r+1])

@@ -166,14 +166,9 @@ func (k *kit) dense(d dense, cols, rows int) {
 func gather(s *suite) {
 	k := s.device()
 	const cols, rows = 70, 50
-	for _, y := range layouts {
-		all := make([]int, rows)
-		for i := range all {
-			all[i] = i
-		}
+	for _, k.layout = range layouts {
 		for _, n := range s.Rows {
-			k.layout = y
-			src, dst := k.input(k.rows("x", all, cols)), k.place(n, cols)
+			src, dst := k.input(k.rows("x", upTo(rows), cols)), k.place(n, cols)
 			pick := make([]int32, n+3)
 			for i := range pick {
 				pick[i] = int32((i*i + n) % rows)
@@ -247,10 +242,7 @@ func grouped(rows [][]float32, items []int, length func(item int) int) [][]float
 func columns(s *suite) {
 	k := s.device()
 	const rows, cols = 9, 48
-	items := make([]int, rows)
-	for r := range items {
-		items[r] = r
-	}
+	items := upTo(rows)
 	run := func(together bool) [][]float32 {
 		left, right := k.rows("x", items, cols), k.rows("y", items, cols)
 		var a, b backend.Tensor

@@ -150,6 +150,11 @@ func TestFaultsAreFound(t *testing.T) {
 	for _, r := range record(t, "", honest, o) {
 		t.Errorf("without a fault: %s", r)
 	}
+	one := stays{honest()}
+	defer one.device.Close()
+	for _, r := range record(t, "", func() device { return one }, o) {
+		t.Errorf("one device for all cases: %s", r)
+	}
 	for _, f := range faults {
 		t.Run(f.what, func(t *testing.T) {
 			reports := record(t, f.topic, func() backend.Backend { return f.make(honest()) }, o)
@@ -160,6 +165,11 @@ func TestFaultsAreFound(t *testing.T) {
 		})
 	}
 }
+
+// stays is a device that stays open.
+type stays struct{ device }
+
+func (stays) Close() error { return nil }
 
 // planned changes the plans of steps.
 type planned struct {

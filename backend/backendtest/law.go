@@ -49,13 +49,19 @@ func (s *suite) batches(items int) [][]int {
 	return list
 }
 
+// upTo lists the items below n.
+func upTo(n int) []int {
+	v := make([]int, n)
+	for i := range v {
+		v[i] = i
+	}
+	return v
+}
+
 // obey checks an operation: its values, and the laws of batches, surroundings and poison.
 func (k *kit) obey(o op) {
 	k.Helper()
-	all := make([]int, o.items)
-	for i := range all {
-		all[i] = i
-	}
+	all := upTo(o.items)
 	k.layout, k.poison = layouts[0], nil
 	whole := o.run(k, all, 0)
 	if len(whole) != o.items {
