@@ -126,13 +126,15 @@ type sequences struct {
 	keep   bool // never poison keys and values
 }
 
+// testLayer is the layer under test; another one lies before it.
 const testLayer = 1
 
 // sequences makes the pages of the views: NaN wherever nothing was written, then the committed keys and values that a
 // row may see.
 func (k *kit) sequences(a attention, views []view) *sequences {
 	k.Helper()
-	other := backend.KVDims{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F32, Value: quant.F32}
+	other := a.dims
+	other.Heads = 3
 	pool, err := k.NewKVPool(backend.KVLayout{Page: pageTokens, Layers: []backend.KVDims{other, a.dims}})
 	k.check(err)
 	q := &sequences{k: k, a: a, pool: pool, views: views}
