@@ -81,8 +81,8 @@ func (o Options) withDefaults() Options {
 }
 
 // Open returns the device under test. It is called once or more per case; the suite closes what it returns. Where
-// opening takes long, it may return one device every time whose Close does nothing: then cases that compare with a fresh device
-// compare with fresh memory of it.
+// opening takes long, it may return one device every time whose Close does nothing: then cases that compare with a
+// fresh device compare with fresh memory of it.
 type Open func(t testing.TB) backend.Backend
 
 // testCase is one topic of the suite.

@@ -75,6 +75,20 @@ var faults = []fault{
 			}
 		}}
 	}},
+	{"a replayed step keeps its old tree", "steps of a model", func(b device) device {
+		var old []int32
+		return planned{b, func(p *backend.Plan) {
+			for i := range p.Delta {
+				if d := &p.Delta[i]; d.Parents == nil {
+					continue
+				} else if old == nil {
+					old = slices.Clone(d.Parents)
+				} else {
+					d.Parents = old
+				}
+			}
+		}}
+	}},
 	{"a replayed step keeps its old integers", "steps", func(b device) device {
 		return &oldInts{Backend: b, seen: map[*int32]int{}}
 	}},
