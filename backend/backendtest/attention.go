@@ -124,6 +124,7 @@ type sequences struct {
 	tables [][]int32
 	views  []view
 	keep   bool // never poison keys and values
+	cached map[[2]int][2][]float64
 }
 
 // testLayer is the layer under test; another one lies before it.
@@ -137,7 +138,7 @@ func (k *kit) sequences(a attention, views []view) *sequences {
 	other.Heads = 3
 	pool, err := k.NewKVPool(backend.KVLayout{Page: pageTokens, Layers: []backend.KVDims{other, a.dims}})
 	k.check(err)
-	q := &sequences{k: k, a: a, pool: pool, views: views}
+	q := &sequences{k: k, a: a, pool: pool, views: views, cached: map[[2]int][2][]float64{}}
 	for i, v := range views {
 		pages := (v.n + v.rows + pageTokens - 1) / pageTokens
 		table := make([]int32, pages)
@@ -340,8 +341,12 @@ func (q *sequences) attended(i, r int, query []float64) []float64 {
 	lo, hi, extra := q.views[i].plan(r)
 	var keys, vals [][]float64
 	see := func(s int) {
-		keys = append(keys, q.k.stored(q.a.dims.Key, q.key(i, s)))
-		vals = append(vals, q.k.stored(q.a.dims.Value, q.value(i, s)))
+		kv, ok := q.cached[[2]int{i, s}]
+		if !ok {
+			kv = [2][]float64{q.k.stored(q.a.dims.Key, q.key(i, s)), q.k.stored(q.a.dims.Value, q.value(i, s))}
+			q.cached[[2]int{i, s}] = kv
+		}
+		keys, vals = append(keys, kv[0]), append(vals, kv[1])
 	}
 	for s := lo; s < hi; s++ {
 		see(s)

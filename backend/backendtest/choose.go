@@ -83,8 +83,10 @@ func (k *kit) argMax(rows []int, cols int) {
 	got := k.Ints(ids)
 	for i, r := range rows {
 		want := int32(-1)
-		if o := order(x[i]); len(o) > 0 {
-			want = o[0]
+		for c, v := range x[i] {
+			if v == v && (want < 0 || v > x[i][want]) {
+				want = int32(c)
+			}
 		}
 		if got[i] != want {
 			k.Errorf("row %d of kind %d, %d columns: id %d, want %d", r, r%logitKinds, cols, got[i], want)

@@ -45,7 +45,7 @@ func expertProduct(s *suite, typ quant.Type) {
 				return v[c.cols*(c.used/2):][:c.cols] // with the poison, which is in the middle
 			}
 			k.obey(op{
-				items: 17, bound: s.Product(typ, c.cols),
+				items: 9, bound: s.Product(typ, c.cols),
 				run: func(k *kit, items []int, _ int) [][]float32 {
 					var x [][]float32
 					var ids []int32
