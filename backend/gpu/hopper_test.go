@@ -13,15 +13,15 @@ import (
 )
 
 // older is the same device with kernels for 8.0 only.
-func (r *rig) older() *rig {
+func (r *productRig) older() *productRig {
 	props := r.d.Props()
 	props.Major, props.Minor, props.SharedBlock = 8, 0, min(props.SharedBlock, 163<<10)
-	return &rig{r.t, r.d, gpu.NewProducts(props)}
+	return &productRig{r.t, r.d, gpu.NewProducts(props)}
 }
 
 // newer is a rig with kernels for 9.0. The emulation has those for some formats, and no products of warpgroups.
-func newer(t testing.TB) (r *rig, types []quant.Type) {
-	r = newRig(t)
+func newer(t testing.TB) (r *productRig, types []quant.Type) {
+	r = newProductRig(t)
 	if r.p.Bulk {
 		return r, gpu.BlockTypes
 	}
@@ -42,7 +42,7 @@ func TestKernelsAgree(t *testing.T) {
 				rows, cols = 300, 5120
 			}
 			r.t = t
-			m := r.matrix(rnd, typ, rows, cols, 1)
+			m := r.productMatrix(rnd, typ, rows, cols, 1)
 			defer r.release(m.w)
 			cut := r.p.Cut(m.WeightLayout)
 			x := randomRows(rnd, 300*cols)
@@ -51,7 +51,7 @@ func TestKernelsAgree(t *testing.T) {
 				ns = []int{1, 9, 24, 41, 70}
 			}
 			for _, n := range ns {
-				want := r.older().product(x, n, []*matrix{m}, cut, 0.25)[0]
+				want := r.older().product(x, n, []*productMatrix{m}, cut, 0.25)[0]
 				if n == 1 {
 					exact := plain(m.values, rows, cols, x[:cols])
 					for k := range exact {
@@ -61,7 +61,7 @@ func TestKernelsAgree(t *testing.T) {
 						t.Errorf("relative error %.2e", e)
 					}
 				}
-				got := r.product(x, n, []*matrix{m}, cut, 0.25)[0]
+				got := r.product(x, n, []*productMatrix{m}, cut, 0.25)[0]
 				if !sameBits(got, want) {
 					differ := 0
 					for k := range got {
@@ -73,7 +73,7 @@ func TestKernelsAgree(t *testing.T) {
 				}
 				if n <= 8 {
 					r.p.Pair = true
-					if got := r.product(x, n, []*matrix{m}, cut, 0.25)[0]; !sameBits(got, want) {
+					if got := r.product(x, n, []*productMatrix{m}, cut, 0.25)[0]; !sameBits(got, want) {
 						t.Errorf("%d rows, two blocks on a multiprocessor: other bits", n)
 					}
 					r.p.Pair = false
@@ -93,17 +93,17 @@ func TestKernelsAgreeOnNorms(t *testing.T) {
 		groups, ns = groups[:2], ns[:3]
 	}
 	for _, types := range groups {
-		var ms []*matrix
+		var ms []*productMatrix
 		var ws []gpu.WeightLayout
 		for i, typ := range types {
-			m := r.matrix(rnd, typ, 100+300*i, cols, 1)
+			m := r.productMatrix(rnd, typ, 100+300*i, cols, 1)
 			ms, ws = append(ms, m), append(ws, m.WeightLayout)
 		}
 		cut := r.p.Cut(ws...)
 		w := upload(r, randomRows(rnd, cols))
 		x, y := r.plainRows(rnd, 200, cols, cols, 0), r.plainRows(rnd, 200, cols, cols, 0)
 		for _, n := range ns {
-			do := func(r *rig) [][]float32 {
+			do := func(r *productRig) [][]float32 {
 				lay := r.p.Acts(n, ws...)
 				act, sums := r.room(lay.Bytes()), r.room(lay.SumsBytes())
 				defer r.release(act, sums)
@@ -128,13 +128,13 @@ func TestExpertKernelsAgree(t *testing.T) {
 	r, types := newer(t)
 	for _, typ := range types {
 		rnd := rand.New(rand.NewPCG(uint64(typ), 7))
-		m, o := r.matrix(rnd, typ, 300, 1024, 24), r.matrix(rnd, typ, 512, 1024, 24)
+		m, o := r.productMatrix(rnd, typ, 300, 1024, 24), r.productMatrix(rnd, typ, 512, 1024, 24)
 		for _, n := range []int{1, 4, 16, 200} {
 			if n > 16 && !r.p.Groups {
 				break // the emulation is slow
 			}
 			x, ids := randomRows(rnd, n*1024), choose(rnd, n, 6, 24)
-			got, want := r.experts(x, ids, []*matrix{m, o}, nil), r.older().experts(x, ids, []*matrix{m, o}, nil)
+			got, want := r.experts(x, ids, []*productMatrix{m, o}, nil), r.older().experts(x, ids, []*productMatrix{m, o}, nil)
 			if !sameBits(got[0], want[0]) || !sameBits(got[1], want[1]) {
 				t.Errorf("%v, %d rows: other bits", typ, n)
 			}
@@ -144,7 +144,7 @@ func TestExpertKernelsAgree(t *testing.T) {
 }
 
 // timed returns the microseconds of one of `count` launches that follow each other in a recording, the best of several times.
-func (r *rig) timed(ls []gpu.Launch, count int) float64 {
+func (r *productRig) timed(ls []gpu.Launch, count int) float64 {
 	r.t.Helper()
 	for i := range ls {
 		k, err := r.d.Kernel(ls[i].Name)
@@ -179,7 +179,7 @@ func (r *rig) timed(ls []gpu.Launch, count int) float64 {
 }
 
 // fill makes a matrix of the given size by repeating a few random rows: its bytes are what counts.
-func (r *rig) fill(typ quant.Type, rows, cols, experts int) *matrix {
+func (r *productRig) fill(typ quant.Type, rows, cols, experts int) *productMatrix {
 	r.t.Helper()
 	rnd := rand.New(rand.NewPCG(1, uint64(rows)))
 	l, err := gpu.LayoutOf(typ, rows, cols, experts, typ.RowBytes(rows*cols*experts))
@@ -188,7 +188,7 @@ func (r *rig) fill(typ quant.Type, rows, cols, experts int) *matrix {
 	}
 	group := l
 	group.Rows, group.Experts = 256, 1
-	m := &matrix{WeightLayout: l, w: r.room(l.Bytes())}
+	m := &productMatrix{WeightLayout: l, w: r.room(l.Bytes())}
 	group.Upload(r.d, m.w, gpu.RandomBlocks(rnd, typ, 256*cols))
 	for at := group.Bytes(); at < l.Bytes(); at += group.Bytes() {
 		r.d.Copy(m.w+gpu.Addr(at), m.w, group.Bytes())
@@ -205,7 +205,7 @@ func BenchmarkProducts(b *testing.B) {
 		b.Skip("needs STROBE_CUDA=cuda")
 	}
 	d := emulate.Open(b)
-	r := &rig{b, d, gpu.NewProducts(d.Props())}
+	r := &productRig{b, d, gpu.NewProducts(d.Props())}
 	fmt.Printf("%-22s %-5s %7s %6s  microseconds, TB/s of weights, TFLOP/s by rows\n", "matrix", "type", "rows", "cols")
 	for _, c := range []struct {
 		what       string
@@ -224,7 +224,7 @@ func BenchmarkProducts(b *testing.B) {
 		{"out", quant.Q4_K, 5120, 6144},
 		{"vocabulary", quant.Q6_K, 248320, 5120},
 	} {
-		var ms []*matrix
+		var ms []*productMatrix
 		for i := 0; i == 0 || i*ms[0].Bytes() < rotate; i++ {
 			ms = append(ms, r.fill(c.typ, c.rows, c.cols, 1))
 		}
@@ -277,11 +277,11 @@ func BenchmarkExperts(b *testing.B) {
 		b.Skip("needs STROBE_CUDA=cuda")
 	}
 	d := emulate.Open(b)
-	r := &rig{b, d, gpu.NewProducts(d.Props())}
+	r := &productRig{b, d, gpu.NewProducts(d.Props())}
 	const experts, used, hidden, ffn = 256, 8, 2048, 512
 	rnd := rand.New(rand.NewPCG(1, 1))
 	for _, typ := range []quant.Type{quant.Q4_K, quant.Q8_0} {
-		var gates, ups, downs []*matrix
+		var gates, ups, downs []*productMatrix
 		for range 3 {
 			gates, ups = append(gates, r.fill(typ, ffn, hidden, experts)), append(ups, r.fill(typ, ffn, hidden, experts))
 			downs = append(downs, r.fill(typ, hidden, ffn, experts))
@@ -298,7 +298,7 @@ func BenchmarkExperts(b *testing.B) {
 			lay, mid := r.p.ExpertActs(n, gates[0].WeightLayout), r.p.ExpertActs(pairs, downs[0].WeightLayout)
 			act, act2 := r.room(lay.Bytes()), r.room(mid.Bytes())
 			cuts, cut2 := r.p.ExpertCut(gates[0].WeightLayout, ups[0].WeightLayout), r.p.ExpertCut(downs[0].WeightLayout)
-			job := func(m *matrix, cuts int) gpu.ExpertJob {
+			job := func(m *productMatrix, cuts int) gpu.ExpertJob {
 				j := gpu.ExpertJob{WeightLayout: m.WeightLayout, W: m.w, Cuts: cuts, Scale: 1}
 				j.Part = r.room(gpu.PieceBytes(j.Result(pairs)))
 				return j

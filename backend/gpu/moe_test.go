@@ -10,7 +10,7 @@ import (
 )
 
 // experts multiplies pairs with their experts: x has a row for each token or for each pair.
-func (r *rig) experts(x []float32, ids []int32, ms []*matrix, scales []float32) [][]float32 {
+func (r *productRig) experts(x []float32, ids []int32, ms []*productMatrix, scales []float32) [][]float32 {
 	r.t.Helper()
 	pairs, cols := len(ids), ms[0].Cols
 	var ws []gpu.WeightLayout
@@ -62,7 +62,7 @@ func choose(rnd *rand.Rand, tokens, used, experts int) []int32 {
 }
 
 // wantExperts is the definition, in float64.
-func wantExperts(m *matrix, x []float32, ids []int32, scales []float32) []float64 {
+func wantExperts(m *productMatrix, x []float32, ids []int32, scales []float32) []float64 {
 	div := len(ids) * m.Cols / len(x)
 	var want []float64
 	for p, e := range ids {
@@ -79,7 +79,7 @@ func wantExperts(m *matrix, x []float32, ids []int32, scales []float32) []float6
 }
 
 func TestExperts(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	for i, c := range []struct {
 		types          []quant.Type
 		rows, cols     int
@@ -97,9 +97,9 @@ func TestExperts(t *testing.T) {
 		t.Run(fmt.Sprint(c.types, c.tokens), func(t *testing.T) {
 			r.t = t
 			rnd := rand.New(rand.NewPCG(uint64(i), 3))
-			var ms []*matrix
+			var ms []*productMatrix
 			for _, typ := range c.types {
-				ms = append(ms, r.matrix(rnd, typ, c.rows, c.cols, c.experts))
+				ms = append(ms, r.productMatrix(rnd, typ, c.rows, c.cols, c.experts))
 			}
 			var scales []float32
 			if c.scale {
@@ -134,12 +134,12 @@ func TestExperts(t *testing.T) {
 
 // TestExpertsWrongIds: numbers that name no expert do no harm to others.
 func TestExpertsWrongIds(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(1, 3))
-	m := r.matrix(rnd, quant.Q4_K, 20, 512, 4)
+	m := r.productMatrix(rnd, quant.Q4_K, 20, 512, 4)
 	x := randomRows(rnd, 3*512)
-	good := r.experts(x, []int32{2, 1, 3}, []*matrix{m}, nil)[0]
-	bad := r.experts(x, []int32{2, -1, 3}, []*matrix{m}, nil)[0]
+	good := r.experts(x, []int32{2, 1, 3}, []*productMatrix{m}, nil)[0]
+	bad := r.experts(x, []int32{2, -1, 3}, []*productMatrix{m}, nil)[0]
 	if !sameBits(good[:20], bad[:20]) || !sameBits(good[40:], bad[40:]) {
 		t.Error("a wrong number spoils other rows")
 	}
