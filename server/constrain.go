@@ -16,9 +16,10 @@ import (
 
 var negInf = float32(math.Inf(-1))
 
-// format is what an answer has to be: JSON that fits a schema, or any JSON object.
+// format is what an answer has to be: JSON that fits a schema, any JSON object, or text that fits a grammar.
 type format struct {
 	schema json.RawMessage // nil for any object
+	gbnf   string          // "" for JSON
 }
 
 // newVocab arranges a tokenizer's vocabulary for grammars, which never write control tokens.
@@ -34,27 +35,34 @@ func newVocab(tok *tokenizer.Tokenizer) *grammar.Vocab {
 // a grammar learns about the vocabulary is worth more than its compilation.
 const maxGrammars = 32
 
-// grammar returns the grammar of a schema; nil is any object.
-func (v *view) grammar(schema json.RawMessage) (*grammar.Grammar, error) {
+// grammar returns the grammar of a format.
+func (v *view) grammar(f format) (*grammar.Grammar, error) {
+	key := string(f.schema) + "\x00" + f.gbnf // JSON has no such character
 	v.mu.Lock()
-	g := v.grammars[string(schema)]
+	g := v.grammars[key]
 	v.mu.Unlock()
 	if g != nil {
 		return g, nil
 	}
-	g = grammar.Object()
-	if schema != nil {
-		var err error
-		if g, err = grammar.Compile(schema); err != nil {
+	var err error
+	switch {
+	case f.gbnf != "":
+		if g, err = grammar.CompileGBNF(f.gbnf); err != nil {
+			return nil, invalid("grammar", "%v", err)
+		}
+	case f.schema != nil:
+		if g, err = grammar.Compile(f.schema); err != nil {
 			return nil, err
 		}
+	default:
+		g = grammar.Object()
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.grammars) >= maxGrammars {
 		clear(v.grammars)
 	}
-	v.grammars[string(schema)] = g
+	v.grammars[key] = g
 	return g, nil
 }
 
@@ -76,7 +84,7 @@ func (v *view) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint,
 		g.phases, err = v.forcedCall(c)
 	case c.format != nil:
 		var gr *grammar.Grammar
-		if gr, err = v.grammar(c.format.schema); err != nil {
+		if gr, err = v.grammar(*c.format); err != nil {
 			break
 		}
 		answer := &matched{gr.NewMatcher(v.vocab())}
@@ -176,7 +184,7 @@ func callable(c *conversation) (names []string, params []json.RawMessage, err er
 // cannot be compiled, takes any object.
 func (v *view) arguments(schema json.RawMessage) *grammar.Grammar {
 	if kindOf(schema) == "object" {
-		if g, err := v.grammar(schema); err == nil {
+		if g, err := v.grammar(format{schema: schema}); err == nil {
 			return g
 		}
 	}

@@ -51,6 +51,9 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	return buf.Bytes(), nil
 }
 
+// goNames are the names of embedded structs, which errors of package json mention though requests have no such keys.
+var goNames = map[string]bool{"samplingFields": true, "thinkingFields": true, "formatFields": true, "refusedFields": true, "namedTool": true}
+
 // decodeJSON is json.Unmarshal with errors for people. path is where the value stands in the request.
 func decodeJSON(data []byte, path string, v any) error {
 	err := json.Unmarshal(data, v)
@@ -77,8 +80,8 @@ func decodeJSON(data []byte, path string, v any) error {
 	case errors.As(err, &wrong):
 		what, _, _ := strings.Cut(wrong.Value, " ")
 		name := wrong.Field
-		for _, embedded := range []string{"samplingFields.", "thinkingFields.", "namedTool."} { // no keys of the request
-			name = strings.TrimPrefix(name, embedded)
+		if embedded, rest, ok := strings.Cut(name, "."); ok && goNames[embedded] {
+			name = rest
 		}
 		if name := join(name); name != "" {
 			return invalid(name, "must be %s, not %s", typeName(wrong.Type), valueName(what))

@@ -22,13 +22,14 @@ type chatRequest struct {
 	Tools             []json.RawMessage `json:"tools"`
 	ToolChoice        json.RawMessage   `json:"tool_choice"`
 	ParallelToolCalls *bool             `json:"parallel_tool_calls"`
-	ResponseFormat    *responseFormat   `json:"response_format"`
 	Stream            bool              `json:"stream"`
 	StreamOptions     *streamOptions    `json:"stream_options"`
 	N                 *int              `json:"n"`
 	LogProbs          bool              `json:"logprobs"`
 	TopLogProbs       *int              `json:"top_logprobs"`
 	thinkingFields
+	formatFields
+	refusedFields
 }
 
 type streamOptions struct {
@@ -43,40 +44,6 @@ type thinkingFields struct {
 	ReasoningFormat string         `json:"reasoning_format"` // "none" leaves reasoning in the text
 	ReasoningBudget *int           `json:"reasoning_budget_tokens"`
 	ThinkingBudget  *int           `json:"thinking_budget_tokens"`
-}
-
-// responseFormat is what the answer has to look like.
-type responseFormat struct {
-	Type       string          `json:"type"`
-	Schema     json.RawMessage `json:"schema"` // llama.cpp's place for it, also with json_object
-	JSONSchema *struct {
-		Schema json.RawMessage `json:"schema"`
-	} `json:"json_schema"`
-}
-
-func (f *responseFormat) format() (*format, error) {
-	if f == nil {
-		return nil, nil
-	}
-	schema := f.Schema
-	if f.JSONSchema != nil {
-		schema = f.JSONSchema.Schema
-	}
-	if kindOf(schema) == "null" {
-		schema = nil
-	}
-	switch f.Type {
-	case "", "text":
-		return nil, nil
-	case "json_object":
-		return &format{schema}, nil
-	case "json_schema":
-		if schema == nil {
-			return nil, invalid("response_format.json_schema.schema", "is missing")
-		}
-		return &format{schema}, nil
-	}
-	return nil, invalid("response_format.type", "%q is none of text, json_object and json_schema", f.Type)
 }
 
 // apply sets how a conversation reasons.
@@ -129,7 +96,10 @@ func (c *conversation) setBudget(n int) {
 
 func (q *chatRequest) conversation() (*conversation, error) {
 	c := &conversation{}
-	var err error
+	err := q.refusedFields.check()
+	if err != nil {
+		return nil, err
+	}
 	if c.messages, err = decodeMessages(q.Messages); err != nil {
 		return nil, err
 	}
@@ -141,8 +111,12 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	}
 	c.tools = c.choice.offered(c.tools)
 	c.oneCall = q.ParallelToolCalls != nil && !*q.ParallelToolCalls
-	if c.format, err = q.ResponseFormat.format(); err != nil {
+	if c.format, err = q.formatFields.format(); err != nil {
 		return nil, err
+	}
+	if c.format != nil && c.format.gbnf != "" && len(c.tools) > 0 && !c.choice.none {
+		// Nothing tells an answer of any grammar from a call.
+		return nil, invalid("grammar", "cannot be used with tools")
 	}
 	return c, q.thinkingFields.apply(c)
 }

@@ -15,16 +15,16 @@ import (
 // completionRequest is the body of POST /v1/completions.
 type completionRequest struct {
 	samplingFields
-	Model          string          `json:"model"`
-	Prompt         json.RawMessage `json:"prompt"`
-	Suffix         *string         `json:"suffix"`
-	Echo           bool            `json:"echo"`
-	Stream         bool            `json:"stream"`
-	StreamOptions  *streamOptions  `json:"stream_options"`
-	N              *int            `json:"n"`
-	LogProbs       *int            `json:"logprobs"`
-	ResponseFormat *responseFormat `json:"response_format"`
-	JSONSchema     json.RawMessage `json:"json_schema"`
+	Model         string          `json:"model"`
+	Prompt        json.RawMessage `json:"prompt"`
+	Suffix        *string         `json:"suffix"`
+	Echo          bool            `json:"echo"`
+	Stream        bool            `json:"stream"`
+	StreamOptions *streamOptions  `json:"stream_options"`
+	N             *int            `json:"n"`
+	LogProbs      *int            `json:"logprobs"`
+	formatFields
+	refusedFields
 }
 
 type completionResponse struct {
@@ -146,6 +146,9 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 	if q.Suffix != nil && *q.Suffix != "" {
 		return nil, invalid("suffix", "is not supported")
 	}
+	if err := q.refusedFields.check(); err != nil {
+		return nil, err
+	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
 		return nil, err
@@ -194,11 +197,8 @@ func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *vie
 		}
 	}
 	c := &conversation{budget: -1, raw: true}
-	if c.format, err = q.ResponseFormat.format(); err != nil {
+	if c.format, err = q.formatFields.format(); err != nil {
 		return nil, nil, err
-	}
-	if kindOf(q.JSONSchema) != "null" {
-		c.format = &format{q.JSONSchema}
 	}
 	var reqs []engine.Request
 	for _, p := range a.prompts {

@@ -41,6 +41,7 @@ type responsesRequest struct {
 	Kwargs   map[string]any  `json:"chat_template_kwargs"`
 	Metadata json.RawMessage `json:"metadata"`
 	Strobe   *strobeFields   `json:"strobe"`
+	refusedFields
 
 	items []json.RawMessage   // the input, with ids
 	names map[string]toolName // of tools in namespaces, by what the model calls them
@@ -81,7 +82,7 @@ func (q *responsesRequest) refuse() error {
 	case q.Background:
 		return invalid("background", "is not supported")
 	}
-	return nil
+	return q.refusedFields.check()
 }
 
 func (s *Server) responsesConversation(q *responsesRequest) (*conversation, error) {

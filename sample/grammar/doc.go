@@ -1,7 +1,7 @@
-// Package grammar constrains sampling to JSON that fits a schema.
+// Package grammar constrains sampling to JSON that fits a schema, or to text that fits a grammar.
 //
 //	v := grammar.NewVocab(pieces, eog)       // once per model
-//	g, err := grammar.Compile(schema)        // once per schema
+//	g, err := grammar.Compile(schema)        // once per schema; CompileGBNF for a grammar
 //	m := g.NewMatcher(v)                     // per sequence
 //	m.Mask(logits); id := ...; m.Accept(id)  // per token
 //
