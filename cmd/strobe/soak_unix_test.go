@@ -32,9 +32,9 @@ import (
 var soakTime = flag.Duration("soak", 0, "how long TestSoak runs; 0 skips it")
 
 // TestSoak puts a server under mixed load for as long as -soak says: whole answers, streams, clients that leave, models
-// that take each other's place in memory, a cache on disk, a hostile model in the folder, a model file that is replaced,
-// overwritten or cut short every 20 seconds, and a server that is stopped or killed and started again at random. Every answer
-// must be the one the same request gets alone, or a clear error. It prints what it counted.
+// that take each other's place in memory, a cache on disk, a hostile model in the folder, a model file that is
+// replaced, overwritten or cut short every 20 seconds, and a server that is stopped or killed and started again at
+// random. Every answer must be the one the same request gets alone, or a clear error. It prints what it counted.
 //
 //	go test ./cmd/strobe -run TestSoak -soak 10m -timeout 0 -v
 func TestSoak(t *testing.T) {
@@ -43,8 +43,10 @@ func TestSoak(t *testing.T) {
 	}
 	s := newSoak(t)
 	t.Cleanup(func() {
-		s.cmd.Process.Kill()
-		s.cmd.Wait()
+		if s.cmd != nil {
+			s.cmd.Process.Kill()
+			s.cmd.Wait()
+		}
 	})
 	s.start()
 	s.learn()
