@@ -94,7 +94,10 @@ type Options struct {
 	Extra    map[string]any    // more variables of the template
 	Whole    bool              // leave reasoning and tool calls in the text of the answer
 	Context  int               // most tokens of a prompt, the answer included; 0 means no limit here
-	Done     <-chan struct{}   // ends the work with ErrStopped when it is closed; nil never does
+	// Continue: an assistant's message at the end is continued (nil and true), or one that is complete.
+	Continue *bool
+	NoTurn   bool            // do not open the assistant's turn
+	Done     <-chan struct{} // ends the work with ErrStopped when it is closed; nil never does
 }
 
 // ErrStopped is the error of a prompt that nobody waited for.
@@ -144,7 +147,7 @@ func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, erro
 }
 
 // Chat returns the prompt for an answer to a conversation. A conversation that ends with the assistant is to be
-// continued there. Errors are *engine.ContextError, ErrStopped or the template's.
+// continued there, unless Options say otherwise. Errors are *engine.ContextError, ErrStopped or the template's.
 func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	x, err := f.load()
 	if err != nil {
@@ -164,11 +167,13 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		return nil, err
 	}
 	opt := chat.Options{
-		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
+		Tools: o.Tools, AddGenerationPrompt: !o.NoTurn, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
 		Done: o.Done,
 	}
 	continued := ""
-	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
+	goOn := o.Continue == nil || *o.Continue
+	if n := len(msgs); goOn && n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
+		opt.AddGenerationPrompt = true // the turn that the message is in
 		continued = msgs[n-1].Text()
 		msgs = msgs[:n-1]
 		if opt.EnableThinking == nil && x.template.Thinking() {

@@ -27,6 +27,8 @@ type chatRequest struct {
 	N                 *int              `json:"n"`
 	LogProbs          bool              `json:"logprobs"`
 	TopLogProbs       *int              `json:"top_logprobs"`
+	AddTurn           *bool             `json:"add_generation_prompt"`
+	GoOn              *bool             `json:"continue_final_message"`
 	thinkingFields
 	formatFields
 	refusedFields
@@ -102,6 +104,10 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	}
 	if c.messages, err = decodeMessages(q.Messages); err != nil {
 		return nil, err
+	}
+	c.goOn, c.noTurn = q.GoOn, q.AddTurn != nil && !*q.AddTurn
+	if q.GoOn != nil && *q.GoOn && c.messages[len(c.messages)-1].Role != "assistant" {
+		return nil, invalid("continue_final_message", "the last message is not the assistant's")
 	}
 	if c.tools, err = checkTools(q.Tools); err != nil {
 		return nil, err

@@ -76,6 +76,22 @@ func (v *view) prompts(ctx context.Context, name string, raw json.RawMessage) ([
 		return textPrompt{s, p.Tokens}, nil
 	}
 	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
+		if kindOf(raw) == "object" { // llama.cpp's way to send more than text
+			var o struct {
+				Text *string         `json:"prompt_string"`
+				Data json.RawMessage `json:"multimodal_data"`
+			}
+			if err := decodeJSON(raw, at, &o); err != nil {
+				return textPrompt{}, err
+			}
+			if o.Text == nil {
+				return textPrompt{}, invalid(at+".prompt_string", "is missing")
+			}
+			if s := string(o.Data); kindOf(o.Data) != "null" && s != "[]" {
+				return textPrompt{}, invalid(at+".multimodal_data", "is not supported; this server takes text only")
+			}
+			return encode(*o.Text)
+		}
 		if kindOf(raw) == "string" {
 			var s string
 			if err := decodeJSON(raw, at, &s); err != nil {
@@ -87,7 +103,7 @@ func (v *view) prompts(ctx context.Context, name string, raw json.RawMessage) ([
 		return textPrompt{"", ids}, err
 	}
 	switch kindOf(raw) {
-	case "string":
+	case "string", "object":
 		p, err := decode(raw, name)
 		return []textPrompt{p}, err
 	case "array":

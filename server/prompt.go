@@ -74,13 +74,15 @@ type conversation struct {
 	budget   int             // most tokens of thinking; < 0 for no limit
 	kwargs   map[string]any  // template variables
 	raw      bool            // leave reasoning and tool calls in the text
+	goOn     *bool           // whether the assistant's last message is continued; nil is yes
+	noTurn   bool            // do not open the assistant's turn
 	done     <-chan struct{} // closed when nobody wants the answer any more; its prompt is incomplete then
 }
 
 // render makes the prompt of a conversation.
 func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw, Done: c.done}
-	opt.Context = v.engine.Config().Context
+	opt.Context, opt.Continue, opt.NoTurn = v.engine.Config().Context, c.goOn, c.noTurn
 	if c.choice.none {
 		opt.Tools = nil
 	}
@@ -128,8 +130,14 @@ func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
 		if err := decodeJSON(m, at, &msgs[i]); err != nil {
 			return nil, err
 		}
-		if msgs[i].Role != "assistant" && msgs[i].Content == nil {
-			return nil, invalid(at+".content", "is missing")
+		if msgs[i].Content == nil {
+			switch msgs[i].Role {
+			case "assistant":
+			case "tool": // one that returns nothing
+				msgs[i].Content = ""
+			default:
+				return nil, invalid(at+".content", "is missing")
+			}
 		}
 	}
 	return msgs, nil

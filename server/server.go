@@ -32,6 +32,8 @@ type Config struct {
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
 	// answer to read, and their POST requests are refused.
 	CORS []string
+	// LocalOrigins lets programs of this machine in as well, such as editors and desktop applications, and pages it serves.
+	LocalOrigins bool
 	// Hosts are the names this server goes by. A request with another Host header is refused, which keeps
 	// web pages from reaching a local server through a name of their own. nil allows any.
 	Hosts []string

@@ -272,7 +272,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		Version: buildVersion(), Log: log, Params: o.Params, MaxTokens: o.maxTokens, CORS: o.cors,
 		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress,
 		WriteTimeout: o.writeTimeout, Drain: o.drain,
-		MaxStored: int64(o.maxStored), StoredAge: o.storedAge,
+		MaxStored: int64(o.maxStored), StoredAge: o.storedAge, LocalOrigins: isLoopback(o.host),
 	}
 	if o.maxStored == 0 { // there zero means the default
 		cfg.MaxStored = -1
