@@ -16,8 +16,9 @@
 // not hold in full: objects keep the order of the schema's properties and have
 // no others unless additionalProperties says so, white space is limited to
 // what printers write, numbers have at most 16 digits before and after the
-// point. A keyword that would change the language and is not supported is a
-// [*Error] that names it and where it stands; format is ignored.
+// point, common formats of strings are a little narrower than their standards.
+// A keyword that would change the language and is not supported is a [*Error]
+// that names it and where it stands; formats nobody knows are ignored.
 //
 // A [Grammar] and a [Vocab] may be shared by goroutines; a Matcher and its
 // forks belong to one.

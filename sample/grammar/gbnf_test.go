@@ -134,9 +134,9 @@ func TestGBNFErrors(t *testing.T) {
 		`root ::= <think>`:                      "tokens",
 		"root ::= \"\xff\"":                     "UTF-8",
 		`root ::= ` + strings.Repeat("(", 1000): "brackets inside",
-		`root ::= "x"` + strings.Repeat("?", 1000): "repetitions of each other",
+		`root ::= "x"` + strings.Repeat("?", 1000):            "repetitions of each other",
 		`root ::= (` + strings.Repeat(`"a"? `, 2000) + `){2}`: "too complex",
-		strings.Repeat("x", maxGBNF+1):             "longer than",
+		strings.Repeat("x", maxGBNF+1):                        "longer than",
 	} {
 		_, err := CompileGBNF(grammar)
 		var gerr *GBNFError
