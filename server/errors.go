@@ -210,6 +210,10 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 		writeJSON(w, e.Status, e.anthropic())
 		return
 	}
+	if speaksOllama(r) {
+		writeJSON(w, e.Status, map[string]string{"error": e.Message})
+		return
+	}
 	writeJSON(w, e.Status, map[string]any{"error": e.json()})
 }
 
