@@ -17,7 +17,7 @@ type completionRequest struct {
 	samplingFields
 	Model         string          `json:"model"`
 	Prompt        json.RawMessage `json:"prompt"`
-	Suffix        *string         `json:"suffix"`
+	Suffix        string          `json:"suffix"`
 	Echo          bool            `json:"echo"`
 	Stream        bool            `json:"stream"`
 	StreamOptions *streamOptions  `json:"stream_options"`
@@ -159,9 +159,6 @@ func (v *view) tokenList(raw json.RawMessage, at string) ([]int32, error) {
 }
 
 func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) (any, error) {
-	if q.Suffix != nil && *q.Suffix != "" {
-		return nil, invalid("suffix", "is not supported")
-	}
 	if err := q.refusedFields.check(); err != nil {
 		return nil, err
 	}
@@ -175,6 +172,19 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 		return nil, err
 	}
 	return s.answer(w, r, l.view, reqs, a.replies, q.Stream, a)
+}
+
+// suffixed is the prompt of a text that is to be filled in before the suffix.
+func (v *view) suffixed(ctx context.Context, q *completionRequest) ([]textPrompt, error) {
+	if q.Echo {
+		return nil, invalid("echo", "cannot be used with suffix")
+	}
+	var prefix string
+	if err := decodeJSON(q.Prompt, "prompt", &prefix); err != nil {
+		return nil, err
+	}
+	p, err := v.fill(prefix, q.Suffix, nil, ctx.Done())
+	return []textPrompt{p}, err
 }
 
 // textAnswer is the answer to a completion request: n choices per prompt.
@@ -197,7 +207,12 @@ func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *vie
 		a.n = *q.N
 	}
 	var err error
-	if a.prompts, err = v.prompts(ctx, "prompt", q.Prompt); err != nil {
+	if q.Suffix != "" {
+		a.prompts, err = v.suffixed(ctx, q)
+	} else {
+		a.prompts, err = v.prompts(ctx, "prompt", q.Prompt)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	if total := a.n * len(a.prompts); a.n < 1 || total > maxChoices {
