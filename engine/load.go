@@ -52,6 +52,8 @@ type Options struct {
 	KV      string // cache type: f16 (default), f32 or q8_0
 	Drafter string // file of the drafter; "" looks beside the target, "none" uses none
 	Causal  dflash.Causal
+	// Template is the chat template to use instead of the file's; "" leaves that.
+	Template string
 }
 
 // Model is a loaded target with everything needed to generate text.
@@ -60,7 +62,7 @@ type Model struct {
 	Drafter   *dflash.Drafter // nil for none
 	Tokenizer *tokenizer.Tokenizer
 	Runner    *speculate.Runner
-	Template  string // chat template of the file, "" for none
+	Template  string // chat template, "" for none
 
 	Path, DrafterPath string
 	backend           backend.Backend
@@ -190,7 +192,9 @@ func (m *Model) load(src Source, opt Options) error {
 			return err
 		}
 	}
-	m.Template, _, err = src.Target.String("tokenizer.chat_template")
+	if m.Template = opt.Template; m.Template == "" {
+		m.Template, _, err = src.Target.String("tokenizer.chat_template")
+	}
 	return err
 }
 

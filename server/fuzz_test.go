@@ -69,7 +69,7 @@ func FuzzRequests(f *testing.F) {
 
 func newTestView(t testing.TB) *view {
 	t.Helper()
-	v, err := newView("m", startEngine(t, &options{template: hermesTemplate, plain: true}))
+	v, err := newView("m", startEngine(t, &options{template: hermesTemplate, plain: true}), ChatDefaults{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -21,15 +22,16 @@ type view struct {
 	tok      *tokenizer.Tokenizer
 	format   *dialog.Format
 	template *chat.Template
+	defaults ChatDefaults
 
 	vocab    func() *grammar.Vocab // for constraints
 	mu       sync.Mutex
 	grammars map[string]*grammar.Grammar // compiled schemas
 }
 
-func newView(name string, e *engine.Engine) (*view, error) {
+func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error) {
 	m := e.Model()
-	v := &view{name: name, engine: e, tok: m.Tokenizer, format: dialog.For(m), grammars: map[string]*grammar.Grammar{}}
+	v := &view{name: name, engine: e, tok: m.Tokenizer, format: dialog.For(m), grammars: map[string]*grammar.Grammar{}, defaults: defaults}
 	var err error
 	if v.template, err = v.format.Template(); err != nil {
 		return nil, err
@@ -86,7 +88,18 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	if c.choice.none {
 		opt.Tools = nil
 	}
-	p, err := v.format.Chat(c.messages, opt)
+	msgs := c.messages
+	if v.defaults.System != "" && !slices.ContainsFunc(msgs, func(m chat.Message) bool { return m.Role == "system" || m.Role == "developer" }) {
+		msgs = append([]chat.Message{{Role: "system", Content: v.defaults.System}}, msgs...)
+	}
+	if len(v.defaults.Kwargs) > 0 {
+		opt.Extra = maps.Clone(v.defaults.Kwargs)
+		maps.Copy(opt.Extra, c.kwargs)
+	}
+	if _, given := opt.Extra["enable_thinking"]; opt.Thinking == nil && !given {
+		opt.Thinking = v.defaults.Thinking
+	}
+	p, err := v.format.Chat(msgs, opt)
 	var long *engine.ContextError
 	var field *chat.FieldError
 	if err != nil && !errors.As(err, &long) && !errors.As(err, &field) && !errors.Is(err, dialog.ErrStopped) {

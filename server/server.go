@@ -28,6 +28,8 @@ type Config struct {
 	MaxTokens int               // likewise; 0 means until the context is full
 	Seed      *uint64           // likewise; nil takes a new one for each request
 
+	Chat ChatDefaults // likewise, for conversations
+
 	Keys []string // any of them opens the server; none leaves it open
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
 	// answer to read, and their POST requests are refused.
@@ -54,6 +56,13 @@ type Config struct {
 	IdleTimeout   time.Duration // of a connection between requests; 0 means 2 minutes
 	Ping          time.Duration // silence after which a stream sends a comment; 0 means 10 s
 	Drain         time.Duration // for running requests after the context of Serve ended; 0 means 10 s
+}
+
+// ChatDefaults is what conversations have that say nothing else.
+type ChatDefaults struct {
+	System   string         // for those without a message of the system
+	Thinking *bool          // nil leaves it to the template
+	Kwargs   map[string]any // variables of the template
 }
 
 func (c Config) withDefaults() Config {

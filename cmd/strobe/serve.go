@@ -2,8 +2,10 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"strobe/chat"
 	"strobe/engine"
 	"strobe/server"
 )
@@ -40,6 +43,12 @@ type serveOptions struct {
 	hosts   []string
 	cert    string
 	certKey string
+
+	settings     string
+	templateFile string
+	kwargs       string
+	thinking     string
+	system       string
 
 	cacheDir  string
 	cacheRAM  byteSize
@@ -72,13 +81,20 @@ they are asked for and unloads the ones used least recently when memory runs sho
 stands for the one used last.
 
 It listens on this machine only unless --host says otherwise. Its address goes to standard output, logs
-to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.`,
+to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.
+
+Every flag can also be set in the environment (STROBE_PORT for --port) and in the file --config names.`,
 		Example: `  strobe serve
   strobe serve -m model.gguf
   strobe serve --models ~/models --models-memory 16GiB --port 9000
   strobe serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert c.pem --tls-key k.pem`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return opt.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fillFlags(cmd, opt.settings); err != nil {
+				return err
+			}
+			return opt.run(cmd)
+		},
 	}
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0.8)
@@ -97,6 +113,11 @@ to standard error. SIGINT or SIGTERM lets running requests finish for a while, t
 	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be "+
 		"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
 		"and there is a key")
+	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given: lines like port = 9000")
+	f.StringVar(&opt.templateFile, "chat-template-file", "", "file with a chat template to use instead of the model's")
+	f.StringVar(&opt.kwargs, "chat-template-kwargs", "", `variables of the chat template as JSON, for requests that do not set them: {"x": 1}`)
+	f.StringVar(&opt.thinking, "thinking", "auto", "reasoning when the request does not say: auto (as the template has it), on or off")
+	f.StringVar(&opt.system, "system", "", "message of the system for conversations that have none")
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
@@ -201,6 +222,13 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
+	opt, err := o.loadOptions()
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	if opt.Template != "" {
+		m.Template = opt.Template
+	}
 	name := o.alias
 	if name == "" {
 		name = strings.TrimSuffix(filepath.Base(m.Path), ".gguf")
@@ -263,7 +291,44 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 			return engine.Options{}, usagef("--alias names a single model; --models takes the names of the files")
 		}
 	}
-	return o.options()
+	opt, err := o.options()
+	if err != nil || o.templateFile == "" {
+		return opt, err
+	}
+	if o.models != "" {
+		return opt, usagef("--chat-template-file belongs to a single model; --models takes the templates of the files")
+	}
+	b, err := os.ReadFile(o.templateFile)
+	if err != nil {
+		return opt, err
+	}
+	if len(bytes.TrimSpace(b)) == 0 {
+		return opt, fmt.Errorf("%s: there is no template in it", o.templateFile)
+	}
+	if _, err := chat.ParseTemplate(o.templateFile, string(b)); err != nil {
+		return opt, err
+	}
+	opt.Template = string(b)
+	return opt, nil
+}
+
+// chatDefaults is what the flags say of conversations that say nothing else.
+func (o *serveOptions) chatDefaults() (d server.ChatDefaults, err error) {
+	d.System = o.system
+	switch o.thinking {
+	case "auto":
+	case "on", "off":
+		on := o.thinking == "on"
+		d.Thinking = &on
+	default:
+		return d, usagef("--thinking %q: want auto, on or off", o.thinking)
+	}
+	if o.kwargs != "" {
+		if err := json.Unmarshal([]byte(o.kwargs), &d.Kwargs); err != nil || d.Kwargs == nil {
+			return d, usagef("--chat-template-kwargs: %q is not an object of JSON", o.kwargs)
+		}
+	}
+	return d, nil
 }
 
 // config checks the flags of the server itself.
@@ -300,6 +365,9 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		return cfg, usagef("--max-tokens %d: want at least 0", o.maxTokens)
 	}
 	if _, err := o.loadOptions(); err != nil {
+		return cfg, err
+	}
+	if cfg.Chat, err = o.chatDefaults(); err != nil {
 		return cfg, err
 	}
 	if cfg.Keys, err = o.allKeys(); err != nil {
