@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ var negInf = float32(math.Inf(-1))
 type format struct {
 	schema json.RawMessage // nil for any object
 	gbnf   string          // "" for JSON
+	tags   bool            // the schema is of a tool's arguments, which are written in tags
 }
 
 // newVocab arranges a tokenizer's vocabulary for grammars, which never write control tokens.
@@ -37,7 +39,7 @@ const maxGrammars = 32
 
 // grammar returns the grammar of a format.
 func (v *view) grammar(f format) (*grammar.Grammar, error) {
-	key := string(f.schema) + "\x00" + f.gbnf // JSON has no such character
+	key := fmt.Sprint(f.tags, "\x00", string(f.schema), "\x00", f.gbnf) // JSON has no such character
 	v.mu.Lock()
 	g := v.grammars[key]
 	v.mu.Unlock()
@@ -49,6 +51,10 @@ func (v *view) grammar(f format) (*grammar.Grammar, error) {
 	case f.gbnf != "":
 		if g, err = grammar.CompileGBNF(f.gbnf); err != nil {
 			return nil, invalid("grammar", "%v", err)
+		}
+	case f.tags:
+		if g, err = grammar.CompileXML(f.schema); err != nil {
+			return nil, err
 		}
 	case f.schema != nil:
 		if g, err = grammar.Compile(f.schema); err != nil {
@@ -127,9 +133,9 @@ func (v *view) callOpener() string {
 	return ""
 }
 
-// forcedCall makes the answer a call of one of the tools the choice leaves. Models that write calls as
-// JSON get arguments that fit the schema; for the others the beginning of the call is fixed and
-// the rest is theirs.
+// forcedCall makes the answer a call of one of the tools the choice leaves. Models that write calls as JSON or in tags get
+// arguments that fit the schema; for the others, and where a schema cannot be written in tags, the beginning of the call is
+// fixed and the rest is theirs.
 func (v *view) forcedCall(c *conversation) ([]phase, error) {
 	names, params, err := callable(c)
 	if err != nil {
@@ -144,7 +150,12 @@ func (v *view) forcedCall(c *conversation) ([]phase, error) {
 		case open == "<|tool_call>":
 			l.add(open+"call:"+n+"{", &until{v: v, end: "<tool_call|>"})
 		case strings.Contains(v.template.Source(), "<function="):
-			l.add(open+"\n<function="+n+">\n", &until{v: v, end: "</function>"})
+			head := open + "\n<function=" + n + ">\n"
+			if g := v.parameters(params[i]); g != nil {
+				l.add(head, &object{matched{g.NewMatcher(v.vocab())}}, v.literal("\n</tool_call>"))
+			} else {
+				l.add(head, &until{v: v, end: "</function>"})
+			}
 		default:
 			name, err := json.Marshal(n)
 			if err != nil {
@@ -189,6 +200,18 @@ func (v *view) arguments(schema json.RawMessage) *grammar.Grammar {
 		}
 	}
 	return grammar.Object()
+}
+
+// parameters is the grammar of a tool's arguments in tags; nil when it has no schema that can be written so.
+func (v *view) parameters(schema json.RawMessage) *grammar.Grammar {
+	if kindOf(schema) != "object" {
+		return nil
+	}
+	g, err := v.grammar(format{schema: schema, tags: true})
+	if err != nil {
+		return nil
+	}
+	return g
 }
 
 // guide constrains an answer from its beginning to its end: reasoning first, which is free but for its

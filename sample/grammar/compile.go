@@ -38,25 +38,29 @@ func Compile(schema []byte) (*Grammar, error) {
 		return nil, err
 	}
 	c.b.rules[rule].start = start
-	// Rules are compiled from a list, not recursively, so nesting through
-	// references costs no stack.
-	for len(c.todo) > 0 {
-		o := c.todo[len(c.todo)-1]
-		c.todo = c.todo[:len(c.todo)-1]
-		start, err := c.body(o, endState)
-		if err != nil {
-			return nil, err
-		}
-		c.b.rules[c.rules[o]].start = start
-		if c.b.err != nil {
-			break
-		}
+	if err := c.compileRules(); err != nil {
+		return nil, err
 	}
 	p, err := c.b.finish(rule)
 	if err != nil {
 		return nil, errAt("#", "%v", err)
 	}
 	return &Grammar{p: p, bases: map[baseKey]*base{}}, nil
+}
+
+// compileRules builds the rules that were mentioned. They are taken from a list, not recursively, so nesting through
+// references costs no stack.
+func (c *compiler) compileRules() error {
+	for len(c.todo) > 0 && c.b.err == nil {
+		o := c.todo[len(c.todo)-1]
+		c.todo = c.todo[:len(c.todo)-1]
+		start, err := c.body(o, endState)
+		if err != nil {
+			return err
+		}
+		c.b.rules[c.rules[o]].start = start
+	}
+	return nil
 }
 
 type compiler struct {
