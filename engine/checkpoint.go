@@ -92,6 +92,11 @@ func (l *loop) checkpoint(j *job) {
 	}
 	l.cache.add(e)
 	j.kept = at
+	// Memory that cannot be cut is good for nothing but this length: what the end of the request leaves behind
+	// cannot replace it. So it does not wait for a quiet moment, which may never come.
+	if l.disk != nil && j.hard && len(j.marks) == 0 {
+		l.soon = append(l.soon, e)
+	}
 }
 
 // keepWhole moves the memory of a job that ends into the cache.

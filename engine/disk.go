@@ -11,6 +11,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -207,9 +208,40 @@ func (d *disk) has(e *entry) bool {
 // errBusy interrupts the writing of a file because there is better to do.
 var errBusy = errors.New("interrupted by work")
 
-// save writes an entry. It runs on the loop's goroutine, page by page, and gives up when busy
-// reports true; syncing and renaming happen in the background.
+// pieceBytes is how much of a file is written at a time.
+const pieceBytes = 1 << 20
+
+// save writes an entry. It runs on the loop's goroutine, piece by piece, and gives up when busy
+// reports true.
 func (d *disk) save(e *entry, busy func() bool) error {
+	w, err := d.begin(e)
+	if w == nil || err != nil {
+		return err
+	}
+	for {
+		if busy() {
+			w.abort()
+			return errBusy
+		}
+		if done, err := w.more(pieceBytes); done {
+			return err
+		}
+	}
+}
+
+// write is a file being written, between the steps of the loop. Only one of the loop's goroutine and of the one that
+// reads the entry runs at a time, so both may use the device.
+type write struct {
+	d    *disk
+	f    *os.File
+	out  *diskFile
+	next func() ([]byte, bool)
+	stop func()
+	err  error // of reading the entry
+}
+
+// begin starts to write an entry. It returns nil for one that is too large for the folder.
+func (d *disk) begin(e *entry) (*write, error) {
 	target, drafter := e.seq.SavedBytes(), int64(0)
 	if e.draft != nil {
 		drafter = e.draft.SavedBytes()
@@ -220,43 +252,65 @@ func (d *disk) save(e *entry, busy func() bool) error {
 		head: int64(len(head)), size: int64(len(head)) + target + drafter,
 	}
 	if out.size > d.limit {
-		return nil
+		return nil, nil
 	}
 	f, err := os.CreateTemp(d.dir, "*"+tempExt)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	w := bufio.NewWriterSize(&polite{f, busy}, 1<<20)
-	_, err = w.Write(head)
-	if err == nil {
-		_, err = e.seq.WriteTo(w)
-	}
-	if err == nil && e.draft != nil {
-		_, err = e.draft.WriteTo(w)
-	}
-	if err == nil {
-		err = w.Flush()
-	}
-	if err != nil {
-		f.Close()
-		os.Remove(f.Name())
-		return err
-	}
-	d.wg.Go(func() { d.finish(f, out) })
-	return nil
+	w := &write{d: d, f: f, out: out}
+	w.next, w.stop = iter.Pull(func(yield func([]byte) bool) {
+		b := bufio.NewWriterSize(yielder(yield), pieceBytes)
+		_, w.err = b.Write(head)
+		if w.err == nil {
+			_, w.err = e.seq.WriteTo(b)
+		}
+		if w.err == nil && e.draft != nil {
+			_, w.err = e.draft.WriteTo(b)
+		}
+		if w.err == nil {
+			w.err = b.Flush()
+		}
+	})
+	return w, nil
 }
 
-// polite is a writer that stops when there is work.
-type polite struct {
-	w    io.Writer
-	busy func() bool
-}
+// yielder hands on what is written to it.
+type yielder func([]byte) bool
 
-func (p *polite) Write(b []byte) (int, error) {
-	if p.busy() {
+func (y yielder) Write(b []byte) (int, error) {
+	if !y(b) {
 		return 0, errBusy
 	}
-	return p.w.Write(b)
+	return len(b), nil
+}
+
+// more writes about n bytes and reports whether that was the end. Syncing and renaming happen in the background.
+func (w *write) more(n int) (done bool, err error) {
+	for written := 0; written < n; {
+		b, ok := w.next()
+		if !ok {
+			if w.err != nil {
+				w.abort()
+				return true, w.err
+			}
+			w.d.wg.Go(func() { w.d.finish(w.f, w.out) })
+			return true, nil
+		}
+		if _, err := w.f.Write(b); err != nil {
+			w.abort()
+			return true, err
+		}
+		written += len(b)
+	}
+	return false, nil
+}
+
+// abort gives the file up.
+func (w *write) abort() {
+	w.stop()
+	w.f.Close()
+	os.Remove(w.f.Name())
 }
 
 // finish makes a written file permanent.

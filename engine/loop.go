@@ -27,6 +27,7 @@ type loop struct {
 	disk     *disk     // nil without a folder
 	restores []*restore
 	embeds   []*embedding
+	soon     []*entry // to be on disk soon
 	steps    int64
 	defects  int // panics since the last step that went well
 }
@@ -76,8 +77,9 @@ func (l *loop) run() {
 			if err != nil {
 				return err
 			}
+			saved := l.saveStep()
 			l.publish()
-			if !restored && !stepped && !embedded {
+			if !restored && !stepped && !embedded && !saved {
 				l.rest()
 			}
 		}
@@ -140,7 +142,12 @@ func (l *loop) fail(err error) {
 	for _, j := range slices.Clone(l.jobs) {
 		j.g.finish(nil, Result{Reason: ReasonError, Err: err, Slot: j.slot, Stats: j.stats})
 	}
-	l.jobs, l.embeds, l.cache = nil, nil, nil
+	for _, x := range l.soon {
+		if x.writing != nil {
+			x.writing.abort()
+		}
+	}
+	l.jobs, l.embeds, l.soon, l.cache = nil, nil, nil, nil
 }
 
 // admit moves requests from the queue into free slots. It returns false when the engine is to end.

@@ -26,6 +26,8 @@ type entry struct {
 	seq    *cache.Seq
 	draft  *cache.Seq // nil when the drafter did not follow
 	saved  bool       // a file has it, or it is not worth one
+
+	writing *write // its file in progress, nil if there is none
 }
 
 // minReuse is the shortest beginning worth copying a memory for.
@@ -161,6 +163,10 @@ func (c *prefixes) measure() {
 }
 
 func (e *entry) close() {
+	if e.writing != nil {
+		e.writing.abort()
+		e.writing = nil
+	}
 	e.seq.Close()
 	if e.draft != nil {
 		e.draft.Close()

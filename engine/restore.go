@@ -167,12 +167,52 @@ func (l *loop) unsaved() *entry {
 	}
 	l.disk.collect()
 	for _, e := range slices.Backward(l.cache.entries) {
-		e.saved = e.saved || len(e.tokens) < l.e.cfg.CacheMinTokens || l.disk.has(e)
-		if !e.saved {
+		if !l.stored(e) {
 			return e
 		}
 	}
 	return nil
+}
+
+// stored reports whether an entry needs no file: it has one, or is not worth one.
+func (l *loop) stored(e *entry) bool {
+	e.saved = e.saved || len(e.tokens) < l.e.cfg.CacheMinTokens || l.disk.has(e)
+	return e.saved
+}
+
+// saveBytes is how much of an entry is written between two steps, so that a long one does not hold up streams.
+const saveBytes = 16 << 20
+
+// saveStep writes a piece of the entries that are to be on disk soon. It reports whether there was any.
+func (l *loop) saveStep() bool {
+	for len(l.soon) > 0 {
+		e := l.soon[0]
+		if e.writing == nil {
+			var err error
+			if slices.Contains(l.cache.entries, e) && !l.stored(e) {
+				e.writing, err = l.disk.begin(e)
+			}
+			if e.writing == nil {
+				l.soon = l.soon[1:]
+				l.wrote(e, err)
+				continue
+			}
+		}
+		if done, err := e.writing.more(saveBytes); done {
+			e.writing, l.soon = nil, l.soon[1:]
+			l.wrote(e, err)
+		}
+		return true
+	}
+	return false
+}
+
+// wrote notes that an entry has a file now, or will not get one.
+func (l *loop) wrote(e *entry, err error) {
+	e.saved = true
+	if err != nil {
+		l.e.cfg.Log.Warn("prefix cache: entry not saved", "tokens", len(e.tokens), "error", err)
+	}
 }
 
 // save writes an entry unless busy.
@@ -181,10 +221,7 @@ func (l *loop) save(e *entry, busy func() bool) {
 	if err == errBusy {
 		return
 	}
-	e.saved = true
-	if err != nil {
-		l.e.cfg.Log.Warn("prefix cache: entry not saved", "tokens", len(e.tokens), "error", err)
-	}
+	l.wrote(e, err)
 }
 
 // saveAll writes what has no file yet, until the deadline of Close.
@@ -193,6 +230,8 @@ func (l *loop) saveAll() {
 		l.e.mu.Lock()
 		defer l.e.mu.Unlock()
 		return l.e.abort
+	}
+	for !aborted() && l.saveStep() {
 	}
 	for e := l.unsaved(); e != nil && !aborted(); e = l.unsaved() {
 		l.save(e, aborted)
