@@ -15,13 +15,14 @@ type Segment struct {
 type Batch struct {
 	Plans []backend.Plan // per device
 	Pos   []int32        // per row: its position
+	Steps []int          // rows of each step, of a pass over steps
 	segs  []Segment
 }
 
 // Begin prepares a forward pass: it makes room for every segment and plans what each row
 // writes and sees.
 func (m *Memory) Begin(segs []Segment) (*Batch, error) {
-	b := &Batch{segs: segs, Plans: make([]backend.Plan, m.devices)}
+	b := &Batch{segs: segs, Plans: make([]backend.Plan, len(m.devices))}
 	for i := range segs {
 		s := &segs[i]
 		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {

@@ -87,7 +87,7 @@ type arch interface {
 // step is one forward pass in progress.
 type step struct {
 	*Model
-	*nn.Step                // operations and memory on the device of the current layer
+	*nn.Step // operations and memory on the device of the current layer
 	device   int
 	ids      backend.Ints   // tokens
 	x        backend.Tensor // residual stream
@@ -123,20 +123,7 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	for _, b := range devices {
 		m.arenas = append(m.arenas, nn.NewArena(b))
 	}
-	m.Arch = f.Arch()
-	m.Name, _, _ = f.String("general.name")
-	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
-	m.Hidden = l.Need("embedding_length")
-	m.Context = l.Need("context_length")
-	m.Experts = l.Int("expert_count", 0)
-	m.UsedExps = l.Int("expert_used_count", 0)
-	m.eps = l.Float("attention.layer_norm_rms_epsilon", 1e-6)
-	m.EmbScale = 1
-	if err := l.Check(
-		nn.Range("block_count", m.Layers, 1, 1024), nn.Range("embedding_length", m.Hidden, 1, 1<<20),
-		nn.Range("context_length", m.Context, 1, 1<<30), nn.Range("expert_count", m.Experts, 0, 1<<16),
-		nn.Range("expert_used_count", m.UsedExps, 0, max(m.Experts, 0)),
-	); err != nil {
+	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
 	m.place = make([]int, m.Layers)
@@ -188,6 +175,24 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		}
 	}
 	return m, nil
+}
+
+// readConfig reads what all architectures have in common.
+func (m *Model) readConfig(l *nn.Loader) error {
+	m.Arch = l.Arch
+	m.Name, _, _ = l.File.String("general.name")
+	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
+	m.Hidden = l.Need("embedding_length")
+	m.Context = l.Need("context_length")
+	m.Experts = l.Int("expert_count", 0)
+	m.UsedExps = l.Int("expert_used_count", 0)
+	m.eps = l.Float("attention.layer_norm_rms_epsilon", 1e-6)
+	m.EmbScale = 1
+	return l.Check(
+		nn.Range("block_count", m.Layers, 1, 1024), nn.Range("embedding_length", m.Hidden, 1, 1<<20),
+		nn.Range("context_length", m.Context, 1, 1<<30), nn.Range("expert_count", m.Experts, 0, 1<<16),
+		nn.Range("expert_used_count", m.UsedExps, 0, max(m.Experts, 0)),
+	)
 }
 
 // block chooses the device of a layer and returns the prefix of its tensors.
