@@ -126,6 +126,9 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
+	if l.Int("nextn_predict_layers", 0) > 0 && !l.Has("blk.0.attn_norm.weight") {
+		return nil, fmt.Errorf("%s: the file has a block for multi-token prediction and no model; give it with -d beside its target", f.Path())
+	}
 	m.place = make([]int, m.Layers)
 	for i := range m.place {
 		if opt.Place != nil {
