@@ -8,6 +8,7 @@ require (
 	github.com/VictoriaMetrics/metrics v1.35.1
 	github.com/charmbracelet/x/ansi v0.11.8
 	github.com/dlclark/regexp2/v2 v2.12.0
+	github.com/ebitengine/purego v0.11.2
 	github.com/google/go-cmp v0.7.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	github.com/schollz/progressbar/v3 v3.19.1

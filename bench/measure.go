@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"strobe/cache"
+	"strobe/draft"
 	"strobe/engine"
 	"strobe/speculate"
 )
@@ -79,7 +80,7 @@ func Measure(ctx context.Context, m *engine.Model, cfg Config) (*Report, error) 
 		}
 		b.runners = append(b.runners, r)
 	}
-	defer b.capture(true)
+	defer m.Runner.Capture()
 	if err := b.warm(ctx); err != nil {
 		return nil, err
 	}
@@ -110,21 +111,13 @@ func Measure(ctx context.Context, m *engine.Model, cfg Config) (*Report, error) 
 
 // runner returns the runner of a mode. Plain decoding has none of the drafter's costs.
 func (b *bencher) runner(mode Mode) (*speculate.Runner, error) {
-	if b.model.Drafter == nil || mode.Options.Draft == speculate.Off || mode.Options.Draft == speculate.NGram {
-		return speculate.NewRunner(b.model.Target, nil)
+	var sources []draft.Source
+	for _, s := range b.model.Runner.Sources {
+		if mode.Options.Draft == speculate.Auto || mode.Options.Draft == s.Name() {
+			sources = append(sources, s)
+		}
 	}
-	return speculate.NewRunner(b.model.Target, b.model.Drafter)
-}
-
-// capture switches the target's capture of features for the drafter.
-func (b *bencher) capture(on bool) error {
-	if b.model.Drafter == nil {
-		return nil
-	}
-	if !on {
-		return b.model.Target.Capture(nil)
-	}
-	return b.model.Target.Capture(b.model.Drafter.Capture())
+	return speculate.NewRunner(b.model.Target, sources...)
 }
 
 // warm brings the weights into memory and lets each controller see its costs once.
@@ -141,7 +134,7 @@ func (b *bencher) warm(ctx context.Context) error {
 // run generates up to limit tokens.
 func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result, error) {
 	r := b.runners[mode]
-	if err := b.capture(r.Drafter != nil); err != nil {
+	if err := r.Capture(); err != nil {
 		return result{}, err
 	}
 	if c.Max > 0 {
@@ -149,14 +142,11 @@ func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result
 	}
 	seq := b.model.Target.NewSeq()
 	defer seq.Close()
-	var draftSeq *cache.Seq
-	if r.Drafter != nil {
-		draftSeq = b.model.Drafter.NewSeq()
-		defer draftSeq.Close()
-	}
+	contexts := r.NewContexts()
+	defer speculate.CloseContexts(contexts)
 	var res result
 	s, err := r.NewStream(speculate.Config{
-		Options: b.cfg.Modes[mode].Options, Seq: seq, DraftSeq: draftSeq, Prompt: c.Tokens, Sampler: b.sampler(), Context: b.cfg.Context, Max: limit,
+		Options: b.cfg.Modes[mode].Options, Seq: seq, Contexts: contexts, Prompt: c.Tokens, Sampler: b.sampler(), Context: b.cfg.Context, Max: limit,
 		Emit: func(t speculate.Token) bool {
 			res.tokens = append(res.tokens, t.ID)
 			return b.cfg.IgnoreEnd || !b.model.Tokenizer.IsEOG(t.ID)
@@ -187,8 +177,10 @@ func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result
 		return res, fmt.Errorf("the drafter failed: %w", res.decode.DraftErr)
 	}
 	res.cacheBytes = seq.Bytes()
-	if draftSeq != nil {
-		res.draftBytes = draftSeq.Bytes()
+	for _, c := range contexts {
+		if s, ok := c.(*cache.Seq); ok {
+			res.draftBytes += s.Bytes()
+		}
 	}
 	return res, nil
 }

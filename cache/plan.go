@@ -20,14 +20,12 @@ type Batch struct {
 }
 
 // Begin prepares a forward pass: it makes room for every segment and plans what each row
-// writes and sees.
+// writes and sees. Until Done the sequences are unusable, so that a pass which ends half-way, for whatever
+// reason, leaves none that goes on with layers that disagree.
 func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 	b := &Batch{segs: segs, Plans: make([]backend.Plan, len(m.devices))}
-	for i := range segs {
-		s := &segs[i]
-		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {
-			return nil, err
-		}
+	if err := begin(segs); err != nil {
+		return nil, err
 	}
 	plans := make([]backend.KVPlan, len(m.groups))
 	for si := range segs {
@@ -80,6 +78,20 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 	return b, nil
 }
 
+// begin makes room for every segment, or for none.
+func begin(segs []Segment) error {
+	for i := range segs {
+		s := &segs[i]
+		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {
+			for _, begun := range segs[:i] {
+				begun.Seq.broken, begun.Seq.open = false, 0 // nothing was computed
+			}
+			return err
+		}
+	}
+	return nil
+}
+
 // extend pads a list of extra slots to n rows: rows of chains have none.
 func extend(x [][]int32, n int) [][]int32 {
 	for len(x) < n {
@@ -118,12 +130,5 @@ func ancestors(s *Segment, r, lo int, depth []int32) []int32 {
 func (b *Batch) Done() {
 	for _, s := range b.segs {
 		s.Seq.forwarded()
-	}
-}
-
-// Fail tells the sequences that the pass ended half-way.
-func (b *Batch) Fail() {
-	for _, s := range b.segs {
-		s.Seq.Fail()
 	}
 }

@@ -12,10 +12,8 @@ import (
 
 // BeginSteps prepares such a pass. Segments are chains, the longest first.
 func (m *Memory) BeginSteps(segs []Segment) (*Batch, error) {
-	for i := range segs {
-		if err := segs[i].Seq.begin(segs[i].Rows, nil, false); err != nil {
-			return nil, err
-		}
+	if err := begin(segs); err != nil {
+		return nil, err
 	}
 	return m.steps(segs, func(s *Segment, i int) (pos, end int) { return s.Seq.n + i, s.Seq.n + i + 1 }), nil
 }

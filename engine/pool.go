@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"strobe/internal/platform"
 )
 
 // PoolConfig says which models a Pool offers.
@@ -88,6 +90,7 @@ type Pool struct {
 
 	mu      sync.Mutex
 	models  []*resident // by name
+	retired []*resident // whose file was changed or replaced; they go with their last user
 	scanned map[string]scan
 	room    []*resident   // models that wait for memory, oldest first
 	changed chan struct{} // closed and replaced when any state changes
@@ -172,6 +175,7 @@ func (p *Pool) Acquire(ctx context.Context, name string) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.refresh(m)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var deadline <-chan time.Time // of the wait for room
@@ -179,8 +183,10 @@ func (p *Pool) Acquire(ctx context.Context, name string) (*Lease, error) {
 		if p.closed {
 			return nil, ErrClosed
 		}
-		if !slices.Contains(p.models, m) { // its file is gone since
-			return nil, &UnknownModelError{name}
+		if !slices.Contains(p.models, m) { // its file is gone or another one since
+			if m = p.named(m.Name); m == nil {
+				return nil, &UnknownModelError{name}
+			}
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -247,11 +253,7 @@ func (p *Pool) resolve(name string) (*resident, error) {
 	find := func() *resident {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		i, ok := slices.BinarySearchFunc(p.models, name, func(m *resident, n string) int { return strings.Compare(m.Name, n) })
-		if !ok {
-			return nil
-		}
-		return p.models[i]
+		return p.named(name)
 	}
 	m := find()
 	if m == nil { // it may have been added since
@@ -264,6 +266,41 @@ func (p *Pool) resolve(name string) (*resident, error) {
 		return nil, &UnknownModelError{name}
 	}
 	return m, nil
+}
+
+// named returns the model of a name, nil if there is none.
+func (p *Pool) named(name string) *resident {
+	i, ok := slices.BinarySearchFunc(p.models, name, func(m *resident, n string) int { return strings.Compare(m.Name, n) })
+	if !ok {
+		return nil
+	}
+	return p.models[i]
+}
+
+// refresh puts a new model into the place of one whose file was changed or replaced since it was loaded. Those who
+// use a replaced one finish with it; an overwritten one fails by itself.
+func (p *Pool) refresh(m *resident) {
+	p.mu.Lock()
+	e := m.engine
+	p.mu.Unlock()
+	if e == nil || e.change() == platform.Unchanged {
+		return
+	}
+	s, _ := p.look(m.Path)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.models, m)
+	if p.closed || i < 0 || m.engine != e || m.closing {
+		return // somebody else was faster
+	}
+	s.info.Name = m.Name
+	p.models[i] = &resident{ModelInfo: s.info}
+	p.retired = append(p.retired, m)
+	p.cfg.Log.Info("model file changed", "model", m.Name)
+	if m.Users == 0 {
+		p.evict(m)
+	}
+	p.broadcast()
 }
 
 func (p *Pool) mostRecent() (*resident, error) {
@@ -286,7 +323,7 @@ func (p *Pool) mostRecent() (*resident, error) {
 func (p *Pool) makeRoom(m *resident) bool {
 	used, others := int64(0), 0
 	var idle *resident
-	for _, x := range p.models {
+	for _, x := range slices.Concat(p.models, p.retired) {
 		if x.engine == nil && x.loading == nil {
 			continue
 		}
@@ -307,7 +344,7 @@ func (p *Pool) makeRoom(m *resident) bool {
 	if !slices.Contains(p.room, m) {
 		p.room = append(p.room, m)
 	}
-	evicting := slices.ContainsFunc(p.models, func(x *resident) bool { return x.closing })
+	evicting := slices.ContainsFunc(slices.Concat(p.models, p.retired), func(x *resident) bool { return x.closing })
 	if first && idle != nil && !evicting {
 		p.evict(idle)
 	}
@@ -378,6 +415,7 @@ func (p *Pool) evict(m *resident) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		m.engine, m.closing, m.State = nil, false, StateUnloaded
+		p.retired = slices.DeleteFunc(p.retired, func(x *resident) bool { return x == m })
 		p.cfg.Log.Info("model unloaded", "model", m.Name, "error", err)
 		p.broadcast()
 	})
@@ -396,6 +434,9 @@ func (l *Lease) Release() {
 		defer l.pool.mu.Unlock()
 		l.model.Users--
 		l.model.LastUsed = time.Now()
+		if l.model.Users == 0 && !l.model.closing && slices.Contains(l.pool.retired, l.model) && !l.pool.closed {
+			l.pool.evict(l.model)
+		}
 		l.pool.broadcast()
 	})
 }
@@ -409,7 +450,7 @@ func (p *Pool) Close(ctx context.Context) error {
 	p.work.Wait()
 	var engines []*Engine
 	p.mu.Lock()
-	for _, m := range p.models {
+	for _, m := range slices.Concat(p.models, p.retired) {
 		if m.engine != nil {
 			engines = append(engines, m.engine)
 			m.engine, m.State = nil, StateUnloaded

@@ -17,11 +17,11 @@ type Request struct {
 	// token after the other, and belongs to this request alone. A panic in it fails the request only.
 	Constraint  sample.Constraint
 	Spec        speculate.Options // zero lets the controller decide
-	MaxTokens   int          // most tokens to generate; 0 means as many as the context holds
-	PromptOnly  bool         // run the prompt (into the cache) and generate nothing
-	Stops       []string     // the text ends before any of these
-	IgnoreEOG   bool         // never end by an end-of-generation token
-	KeepSpecial bool         // render control tokens in the text
+	MaxTokens   int               // most tokens to generate; 0 means as many as the context holds
+	PromptOnly  bool              // run the prompt (into the cache) and generate nothing
+	Stops       []string          // the text ends before any of these
+	IgnoreEOG   bool              // never end by an end-of-generation token
+	KeepSpecial bool              // render control tokens in the text
 	// LogProbs asks for the log probability of every token and of the LogProbs most likely ones; 0 is
 	// off. WantLogProb asks for the token's own without alternatives.
 	LogProbs    int

@@ -122,20 +122,22 @@ func (p *Pool) look(path string) (scan, error) {
 	}
 	s.size, s.modified = st.Size(), st.ModTime()
 	s.info.Size, s.info.Modified = st.Size(), st.ModTime()
-	if f, err := gguf.Open(path); err != nil {
-		s.info.Err = err
-	} else {
-		s.describe(f, p.cfg)
-		f.Close()
-	}
+	s.info.Err = reading(path, func() error {
+		f, err := gguf.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return s.describe(f, p.cfg)
+	})
 	p.mu.Lock()
 	p.scanned[path] = s
 	p.mu.Unlock()
 	return s, nil
 }
 
-// describe reads what the list shows of a model file.
-func (s *scan) describe(f *gguf.File, cfg PoolConfig) {
+// describe reads what the list shows of a model file. The error is why it cannot be loaded.
+func (s *scan) describe(f *gguf.File, cfg PoolConfig) error {
 	arch := f.Arch()
 	kind, _, _ := f.String("general.type")
 	s.skip = dflash.Supported(f) || arch == "clip" || kind == "adapter" || kind == "mmproj"
@@ -147,13 +149,12 @@ func (s *scan) describe(f *gguf.File, cfg PoolConfig) {
 		}
 	}
 	if s.skip {
-		return
+		return nil
 	}
 	if !model.Supported(arch) {
-		s.info.Err = fmt.Errorf("%s: architecture %q is not supported", f.Path(), arch)
-		return
+		return fmt.Errorf("%s: architecture %q is not supported", f.Path(), arch)
 	}
-	s.info.State, s.info.Err = StateUnloaded, nil
+	s.info.State = StateUnloaded
 	d := cfg.Load.Drafter
 	if d == "" {
 		d = FindDrafter(s.info.Path, f)
@@ -164,4 +165,5 @@ func (s *scan) describe(f *gguf.File, cfg PoolConfig) {
 			s.info.Size += st.Size()
 		}
 	}
+	return nil
 }

@@ -134,8 +134,11 @@ func readGemma4(l *nn.Loader, m *Model) (*gemma4, error) {
 		return nil, err
 	}
 	a.slides = slides[:m.Layers]
-	a.sliding = l.Rope(l.Int("rope.dimension_count_swa", a.slideDim), l.Float("rope.freq_base_swa", 10000), nil)
-	rot := l.Int("rope.dimension_count", a.fullDim)
+	rotSlide, rot := l.Int("rope.dimension_count_swa", a.slideDim), l.Int("rope.dimension_count", a.fullDim)
+	if err := l.Check(nn.Range("rope.dimension_count_swa", rotSlide, 2, a.slideDim), nn.Range("rope.dimension_count", rot, 2, a.fullDim)); err != nil {
+		return nil, err
+	}
+	a.sliding = l.Rope(rotSlide, l.Float("rope.freq_base_swa", 10000), nil)
 	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
 	return a, l.Err
 }

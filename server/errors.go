@@ -12,6 +12,7 @@ import (
 	"strobe/chat"
 	"strobe/engine"
 	"strobe/sample/grammar"
+	"strobe/speculate"
 )
 
 // apiError is an error a client gets to see.
@@ -95,9 +96,14 @@ func explain(err error) *apiError {
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}
 	case errors.Is(err, engine.ErrEmptyPrompt):
 		return bad("")
+	case errors.Is(err, speculate.ErrNoSource):
+		e := bad("")
+		e.Param = "strobe.draft"
+		return e
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld):
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld),
+		errors.Is(err, engine.ErrFileChanged):
 		return unavailable(err.Error())
 	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
 		return unavailable(errShutdown.Error())

@@ -20,7 +20,7 @@ import (
 
 // TestF25_DraftsReachTheServer: speculation is not lost on the way, and the answer shows it.
 func TestF25_DraftsReachTheServer(t *testing.T) {
-	f := start(t, options{config: Config{Spec: speculate.Options{Draft: speculate.DFlash, Fixed: true}}})
+	f := start(t, options{config: Config{Spec: speculate.Options{Draft: "dflash", Fixed: true}}})
 	m := f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 30, "temperature": 0, "ignore_eos": true})
 	if n := number(m, "timings", "draft_n"); n == 0 {
 		t.Errorf("timings %v", at(m, "timings"))

@@ -209,10 +209,9 @@ func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) {
 }
 
 // sourceName is what flags and requests call a source of drafts.
-func sourceName(s speculate.Source) string {
-	names := [...]string{"auto", "off", "dflash", "ngram"}
-	if s < 0 || int(s) >= len(names) {
-		return "unknown"
+func sourceName(s string) string {
+	if s == speculate.Auto {
+		return "auto"
 	}
-	return names[s]
+	return s
 }

@@ -23,10 +23,10 @@ type Config struct {
 	Log     *slog.Logger // nil discards
 	TLS     *tls.Config  // nil serves plain HTTP
 
-	Params    sample.Params // for what requests leave out; zero is greedy
-	Spec      speculate.Options  // likewise
-	MaxTokens int           // likewise; 0 means until the context is full
-	Seed      *uint64       // likewise; nil takes a new one for each request
+	Params    sample.Params     // for what requests leave out; zero is greedy
+	Spec      speculate.Options // likewise
+	MaxTokens int               // likewise; 0 means until the context is full
+	Seed      *uint64           // likewise; nil takes a new one for each request
 
 	Keys []string // any of them opens the server; none leaves it open
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no

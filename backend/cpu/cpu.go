@@ -64,6 +64,9 @@ func (b *Backend) Name() string {
 	return fmt.Sprintf("cpu (%s, %d threads)", kernel.Current(), b.pool.n)
 }
 
+// Threads returns the number of workers.
+func (b *Backend) Threads() int { return b.pool.n }
+
 // Close stops the workers.
 func (b *Backend) Close() error {
 	b.pool.close()

@@ -159,7 +159,11 @@ func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Co
 	if err != nil {
 		return c, err
 	}
-	mo := bench.ModeOptions{Names: o.modes, Drafter: m.Drafter != nil, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
+	drafter := ""
+	if m.Drafter != nil {
+		drafter = m.Drafter.Name()
+	}
+	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
 	if c.Modes, err = bench.Modes(mo); err != nil {
 		return c, usageError{err}
 	}

@@ -27,14 +27,15 @@ type race struct {
 
 // lane is one way to generate the text.
 type lane struct {
-	name   string
-	model  *engine.Model
-	ids    []int32
-	runner *speculate.Runner
-	opt    speculate.Options
-	seqs   []*cache.Seq
-	stream *speculate.Stream
-	text   *tokenizer.Stream
+	name     string
+	model    *engine.Model
+	ids      []int32
+	runner   *speculate.Runner
+	opt      speculate.Options
+	seqs     []*cache.Seq
+	contexts []draft.Context
+	stream   *speculate.Stream
+	text     *tokenizer.Stream
 
 	tokens  []raceToken
 	output  []byte
@@ -72,11 +73,11 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 		{name: name, opt: so},
 	} {
 		l.model, l.ids, l.text = m, ids, m.Tokenizer.NewStream()
-		var d draft.Drafter
-		if i == 1 && m.Drafter != nil {
-			d = m.Drafter
+		var sources []draft.Source
+		if i == 1 {
+			sources = m.Runner.Sources
 		}
-		if l.runner, err = speculate.NewRunner(m.Target, d); err != nil {
+		if l.runner, err = speculate.NewRunner(m.Target, sources...); err != nil {
 			return nil, err
 		}
 		r.lanes[i] = l
@@ -108,11 +109,8 @@ func (l *lane) start(ctx, limit int) error {
 	l.tokens, l.output, l.elapsed, l.done = nil, nil, 0, false
 	l.text = l.model.Tokenizer.NewStream()
 	c := speculate.Config{Options: l.opt, Seq: l.model.Target.NewSeq(), Prompt: l.ids, Sampler: greedySampler(l.model), Context: ctx, Max: limit, Emit: l.emit}
-	l.seqs = []*cache.Seq{c.Seq}
-	if l.runner.Drafter != nil {
-		c.DraftSeq = l.model.Drafter.NewSeq()
-		l.seqs = append(l.seqs, c.DraftSeq)
-	}
+	c.Contexts = l.runner.NewContexts()
+	l.seqs, l.contexts = []*cache.Seq{c.Seq}, c.Contexts
 	var err error
 	l.stream, err = l.runner.NewStream(c)
 	return err
@@ -125,7 +123,8 @@ func (l *lane) close() {
 	for _, s := range l.seqs {
 		s.Close()
 	}
-	l.stream, l.seqs = nil, nil
+	speculate.CloseContexts(l.contexts)
+	l.stream, l.seqs, l.contexts = nil, nil, nil
 }
 
 func (l *lane) emit(t speculate.Token) bool {

@@ -51,7 +51,8 @@ func (m *modelFlags) load() (*engine.Model, error) {
 	default:
 		return nil, usagef("--draft-causal %q: want auto, on or off", m.causal)
 	}
-	if _, err := m.spec(); err != nil {
+	spec, err := m.spec()
+	if err != nil {
 		return nil, err
 	}
 	if m.draft == "off" || m.draft == "ngram" {
@@ -61,9 +62,9 @@ func (m *modelFlags) load() (*engine.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.draft == "dflash" && e.Drafter == nil {
+	if err := e.Runner.Check(spec.Draft); err != nil {
 		e.Close()
-		return nil, usagef("--draft dflash needs a drafter: give it with -d FILE")
+		return nil, usageError{err}
 	}
 	return e, nil
 }
@@ -92,7 +93,7 @@ func (m *modelFlags) open(opt engine.Options) (*engine.Model, error) {
 
 // spec returns how the flags want drafts to be made and verified.
 func (m *modelFlags) spec() (opt speculate.Options, err error) {
-	if opt.Draft, err = speculate.ParseSource(m.draft); err != nil {
+	if opt.Draft, err = engine.ParseDraft(m.draft); err != nil {
 		return opt, usageError{err}
 	}
 	opt.Max = m.draftMax

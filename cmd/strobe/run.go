@@ -173,10 +173,8 @@ func (g *generation) run(ctx context.Context) (speculate.Stats, error) {
 		Options: g.spec, Seq: m.Target.NewSeq(), Prompt: g.prompt, Sampler: g.sampler, Context: g.ctx, Max: g.max,
 	}
 	defer c.Seq.Close()
-	if m.Drafter != nil {
-		c.DraftSeq = m.Drafter.NewSeq()
-		defer c.DraftSeq.Close()
-	}
+	c.Contexts = m.Runner.NewContexts()
+	defer speculate.CloseContexts(c.Contexts)
 	text := engine.NewText(m.Tokenizer, g.stops)
 	var werr error
 	emit := func(b []byte, drafted bool) {

@@ -117,20 +117,15 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 			tokens = append(tokens, it.Tokens...)
 		}
 	}
+	if err := d.arena.Begin(len(pick)); err != nil {
+		return err
+	}
 	batch, err := d.mem.Begin(segs)
 	if err != nil {
 		return err
 	}
-	s, err := nn.NewStep(d.arena, batch, d.mem, 0, d.layers.Eps)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			batch.Fail()
-		}
-	}()
 	defer nn.Catch(&err)
+	s := nn.NewStep(d.arena, batch, d.mem, 0, d.layers.Eps)
 	if from := d.target.Backend(); from != d.b { // the features cross once
 		v := from.Read(features)
 		features = s.New(features.Rows, features.Cols)
@@ -254,9 +249,7 @@ func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
 	if err != nil || batch == nil {
 		return nil, nil, err
 	}
-	if s, err = nn.NewStep(d.arena, batch, mem, 0, d.layers.Eps); err != nil {
-		return nil, nil, err
-	}
+	s = nn.NewStep(d.arena, batch, mem, 0, d.layers.Eps)
 	s.Begin()
 	d.layers.Angles(s)
 	last := make([]int32, len(order))
@@ -312,6 +305,13 @@ func (d *Drafter) plan(reqs []draft.Request) (batch *cache.Batch, mem *cache.Mem
 	}
 	if len(order) == 0 {
 		return nil, nil, nil, nil
+	}
+	rows := 0
+	for _, r := range order {
+		rows += reqs[r].N
+	}
+	if err := d.arena.Begin(rows); err != nil {
+		return nil, nil, nil, err
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return reqs[b].N - reqs[a].N })
 	segs := make([]cache.Segment, len(order))

@@ -373,7 +373,7 @@ func TestRefused(t *testing.T) {
 		"old":          {gemma().Set("general.architecture", "gemma4_assistant"), gemmaTarget, "gemma4_assistant"},
 		"centroids":    {gemma().Rename("token_embd.weight", "masked_embd_centroids.weight"), gemmaTarget, "masked_embd_centroids"},
 		"no head":      {gemma().Drop("token_embd"), gemmaTarget, "token_embd.weight"},
-		"head size":    {gemma().Set("gemma4-assistant.attention.key_length_swa", uint32(16)), gemmaTarget, "attn_q"},
+		"head size":    {gemma().Set("gemma4-assistant.attention.key_length_swa", uint32(16)).Set("gemma4-assistant.rope.dimension_count_swa", uint32(16)), gemmaTarget, "attn_q"},
 		"window":       {gemma().Set("gemma4-assistant.attention.sliding_window", uint32(7)), gemmaTarget, "window"},
 		"no layers":    {gemma().Set("gemma4-assistant.block_count", uint32(0)), gemmaTarget, "block_count"},
 		"many layers":  {gemma().Set("gemma4-assistant.block_count", uint32(1<<31)), gemmaTarget, "block_count"},

@@ -1,0 +1,54 @@
+//go:build !nogpu && ((linux && (amd64 || arm64)) || (windows && amd64))
+
+package cuda
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// TestSourceOf: a device gets the newest code that runs on it.
+func TestSourceOf(t *testing.T) {
+	for _, c := range []struct {
+		major, minor int
+		want         string
+	}{{8, 0, "sm_80"}, {8, 9, "sm_80"}, {9, 0, "sm_90"}, {12, 0, "sm_90"}} {
+		s, err := sourceOf("add", c.major, c.minor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.arch != c.want || !strings.Contains(string(s.text), ".target "+c.want) || s.text[len(s.text)-1] != 0 {
+			t.Errorf("capability %d.%d gets %s, want %s", c.major, c.minor, s.arch, c.want)
+		}
+	}
+	if _, err := sourceOf("nothing", 9, 0); err == nil || err.Error() != `no kernel "nothing" for compute capability 9.0` {
+		t.Errorf("a kernel that does not exist: %v", err)
+	}
+}
+
+func TestSupported(t *testing.T) {
+	old := Device{Name: "NVIDIA Old", Major: 7, Minor: 5}
+	if err := old.Supported(); err == nil || err.Error() != "NVIDIA Old has compute capability 7.5, at least 8.0 is needed" {
+		t.Errorf("an old device: %v", err)
+	}
+	for _, d := range []Device{{Major: 8}, {Major: 8, Minor: 6}, {Major: 12}} {
+		if err := d.Supported(); err != nil {
+			t.Errorf("capability %d.%d: %v", d.Major, d.Minor, err)
+		}
+	}
+}
+
+// TestNoDriver: on a machine without a GPU the error is the one that callers look for.
+func TestNoDriver(t *testing.T) {
+	ds, err := Devices()
+	if err == nil && len(ds) > 0 {
+		t.Skip("this machine has a GPU")
+	}
+	if err != nil && !errors.Is(err, ErrNoDriver) {
+		t.Fatalf("listing devices: %v", err)
+	}
+	if _, err := Open(0); err == nil {
+		t.Error("a device opened where there is none")
+	}
+}

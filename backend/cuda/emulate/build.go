@@ -1,0 +1,103 @@
+//go:build linux && (amd64 || arm64)
+
+package emulate
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// Compiler compiles kernels, for the emulation and for devices.
+const Compiler = "clang-19"
+
+// ErrNoCompiler says that the emulation cannot be built here.
+var ErrNoCompiler = errors.New(Compiler + " is not installed")
+
+// Sources is the folder of the kernels, beside this package in the checkout that the test was built from.
+func Sources() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "kernel")
+}
+
+// build compiles all kernels in dir for the processor and returns the shared library. Objects are kept in the user's cache
+// folder under a hash of what they were made from, so that only what changed is compiled.
+func build(dir string) (string, error) {
+	clang, err := exec.LookPath(Compiler)
+	if err != nil {
+		return "", ErrNoCompiler
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	cache = filepath.Join(cache, "strobe-emulation")
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", err
+	}
+	flags := []string{"-x", "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-fno-exceptions",
+		"-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-pass-failed", "-Wno-invalid-feature-combination",
+		"-DEMULATE"}
+	if runtime.GOARCH == "amd64" {
+		flags = append(flags, "-march=native") // for fused multiply-add and halves
+	}
+	flags = append(flags, "-I", Sources())
+	headers, _ := filepath.Glob(filepath.Join(Sources(), "*.h"))
+	sources, _ := filepath.Glob(filepath.Join(dir, "*.cu"))
+	if len(sources) == 0 {
+		return "", fmt.Errorf("no kernels in %s", dir)
+	}
+	sources = append(sources, filepath.Join(Sources(), "emulate.cc"))
+	objects := make([]string, len(sources))
+	for i, src := range sources {
+		key, err := hash(append(slices.Clone(flags), clang), append(slices.Clone(headers), src))
+		if err != nil {
+			return "", err
+		}
+		objects[i] = filepath.Join(cache, strings.TrimSuffix(filepath.Base(src), filepath.Ext(src))+"-"+key+".o")
+		if err := make1(objects[i], clang, append(slices.Clone(flags), "-c", src)); err != nil {
+			return "", err
+		}
+	}
+	key, err := hash(objects, nil)
+	if err != nil {
+		return "", err
+	}
+	lib := filepath.Join(cache, "kernels-"+key+".so")
+	return lib, make1(lib, clang, append([]string{"-shared"}, append(objects, "-lm", "-lpthread")...))
+}
+
+// hash names a result by the words and the contents of the files it is made from.
+func hash(words, files []string) (string, error) {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q", words)
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(h, "%s %d\n", filepath.Base(f), len(b))
+		h.Write(b)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)[:10]), nil
+}
+
+// make1 runs a command that writes a file, unless the file is there. Other processes may do the same at the same time.
+func make1(file, command string, args []string) error {
+	if _, err := os.Stat(file); err == nil {
+		return nil
+	}
+	tmp := fmt.Sprintf("%s.%d", file, os.Getpid())
+	defer os.Remove(tmp)
+	out, err := exec.Command(command, append(args, "-o", tmp)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", command, strings.Join(args, " "), err, out)
+	}
+	return os.Rename(tmp, file)
+}

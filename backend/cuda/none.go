@@ -1,0 +1,9 @@
+//go:build nogpu || !((linux && (amd64 || arm64)) || (windows && amd64))
+
+package cuda
+
+import "strobe/backend/gpu"
+
+func devices() ([]Device, error) { return nil, ErrNoDriver }
+
+func open(Device) (gpu.Driver, error) { return nil, ErrNoDriver }
