@@ -18,14 +18,23 @@ import (
 // defective is a device that panics when it is told to, as a defect in a kernel does: in the middle of a pass.
 type defective struct {
 	backend.Backend
-	in      string // the steps that panic: "draft" and "extend" for those of the drafter; others for all
-	drafter bool   // the current step is the drafter's, whose plans have no recurrent layers as those of qwen35 have
-	after   int    // operations of such steps that go well
-	panics  int    // how often to panic yet
+	in      string         // the steps that panic: "draft" and "extend" for those of the drafter, "target" for those of the target; all by default
+	first   backend.KVPool // the target's: it is loaded first
+	drafter bool           // the current step is the drafter's
+	after   int            // operations of such steps that go well
+	panics  int            // how often to panic yet
+}
+
+func (b *defective) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
+	p, err := b.Backend.NewKVPool(l)
+	if b.first == nil {
+		b.first = p
+	}
+	return p, err
 }
 
 func (b *defective) BeginStep(p *backend.Plan) {
-	b.drafter = p != nil && p.State == nil
+	b.drafter = p != nil && p.KV[0].Pool != b.first
 	b.Backend.BeginStep(p)
 }
 
@@ -39,7 +48,7 @@ func (b *defective) strike(here bool) {
 }
 
 func (b *defective) KVWrite(group, layer int, k, v backend.Tensor) {
-	b.strike(b.in != "draft" && (b.in != "extend" || b.drafter))
+	b.strike(b.in == "" || b.in == "extend" && b.drafter || b.in == "target" && !b.drafter)
 	b.Backend.KVWrite(group, layer, k, v)
 }
 
@@ -102,7 +111,7 @@ func TestDefectInStep(t *testing.T) {
 					req.Constraint = watch(func() {
 						if !armed {
 							armed = true
-							dev.in, dev.after, dev.panics = "target/", round, 1
+							dev.in, dev.after, dev.panics = "target", round, 1
 						}
 					})
 				}

@@ -16,7 +16,6 @@ import (
 	"strobe/gguf"
 	"strobe/internal/testkit"
 	"strobe/model"
-	"strobe/quant"
 )
 
 var architectures = []string{"qwen3", "qwen35", "qwen35moe", "qwen3next", "gemma4", "gemma4moe", "gemma4e"}
@@ -104,7 +103,7 @@ type scripted struct {
 
 func script(t testing.TB, m *model.Model, guess func(pos int, last int32, n int) [][]draft.Candidate) *scripted {
 	t.Helper()
-	mem, err := cache.New(m.Backend(), cache.Spec{Type: quant.F16})
+	mem, err := cache.New([]backend.Backend{m.Backend()}, cache.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,9 +120,11 @@ func (s *scripted) Extend(_ backend.Tensor, items []draft.Rows) error {
 		if len(it.Tokens) != len(it.Rows) {
 			return fmt.Errorf("%d tokens for %d rows", len(it.Tokens), len(it.Rows))
 		}
-		if _, err := s.mem.Begin([]cache.Segment{{Seq: seq, Rows: len(it.Rows), Prompt: true}}); err != nil {
+		b, err := s.mem.Begin([]cache.Segment{{Seq: seq, Rows: len(it.Rows), Prompt: true}})
+		if err != nil {
 			return err
 		}
+		b.Done()
 		if err := seq.CommitAll(); err != nil {
 			return err
 		}

@@ -14,7 +14,7 @@ func TestSourceOf(t *testing.T) {
 		major, minor int
 		want         string
 	}{{8, 0, "sm_80"}, {8, 9, "sm_80"}, {9, 0, "sm_90"}, {12, 0, "sm_90"}} {
-		s, err := sourceOf("add", c.major, c.minor)
+		s, err := sourceOf("small_add", c.major, c.minor)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -105,15 +105,18 @@ DEV bool in_aligned(const In& s, int width) {
 DEV float exp_(float x) { return ex2(fmul(x, LOG2E)); }
 DEV float sigmoid(float x) { return rcp(fadd(1.f, ex2(fmul(x, -LOG2E)))); }
 DEV float silu(float x) { return fmul(x, sigmoid(x)); }
-// tanh by the exponential of -2|x|, which cannot overflow.
+// tanh by the exponential of -2|x|, which cannot overflow; near 0, where 1-e would lose digits, by a quotient of polynomials.
 DEV float tanh_(float x) {
+  float z = fmul(x, x);
+  if (z < 0.25f) return fmul(x, fdiv(ffma(z, fadd(z, 105.f), 945.f), ffma(z, ffma(z, 15.f, 420.f), 945.f)));
   float e = ex2(fmul(fabs_(x), -2.f * LOG2E));
-  float t = fmul(fadd(1.f, -e), rcp(fadd(1.f, e)));
+  float t = fdiv(fadd(1.f, -e), fadd(1.f, e));
   return x < 0.f ? -t : t;
 }
+// The form with tanh: (1+tanh(u))/2 is sigmoid(2u), which loses nothing for negative u.
 DEV float gelu(float x) {
   float u = fmul(0.7978845608f, ffma(fmul(fmul(0.044715f, x), x), x, x));
-  return fmul(fmul(0.5f, x), fadd(1.f, tanh_(u)));
+  return fmul(x, sigmoid(fadd(u, u)));
 }
 
 // Sums and maxima over a warp, in an order that every lane shares.

@@ -1,0 +1,61 @@
+// Attention over the pages of the cache: what the kernels share. flash.cu has the one for Hopper.
+//
+// The pages a row sees are cut into splits; how long they are depends on what that row sees alone. A split is computed page by page
+// with a running maximum m, a sum l of exponentials and weighted sums o of values; splits are then added in order. Both are always the same
+// operations in the same order: whether one block has all splits of a row (and adds as it goes, in the output) or each split has a block
+// of its own (and `merge` adds) changes no bit, nor does what other rows of the batch see.
+//
+// In a tree every row sees its own path. The pages before the tree are common to all rows; the last ones are put together for every
+// path from the slots of its rows, in the order a plain sequence would have them. So a row of a tree has the bits of the chain that leads to it.
+#pragma once
+#include "kv.h"
+
+struct Attn {
+  const float* q;      // [row][heads][kdim]
+  float* out;          // [row][heads][vdim]
+  const int* items;    // how many, padded to the size of an item; then items
+  const Seen* seen;    // [row]
+  const u64* pages;    // addresses
+  const int* paths;    // [path][PATH]
+  float* part;         // [partial result][heads][vdim]
+  float* ml;           // [partial result][heads][2]
+  const float* sinks;  // [heads] or null
+  int qstride, ostride;
+  KvPlace at;
+  int kvheads, group;  // group: query heads of a KV head
+  int chunk, chunks;   // query heads a block has, and blocks of a KV head
+  int ring, unit;      // copies in flight, and the bytes of one
+  float scale;         // times log2(e)
+};
+
+#define NOTHING -1e30f // the maximum of nothing
+
+// What the unnormalised output is multiplied with in the end.
+DEV float last_factor(float m, float l, const float* sinks, int head) {
+  if (!sinks) return l > 0.f ? rcp(l) : 0.f;
+  float s = fmul(sinks[head], LOG2E), n = fmax_(m, s), f = ex2(fadd(m, -n));
+  return fmul(f, rcp(ffma(l, f, ex2(fadd(s, -n)))));
+}
+// One more split: (m, l) takes in (sm, sl). Outputs become o*f + so*g.
+DEV void take_in(float& m, float& l, float sm, float sl, float& f, float& g) {
+  float n = fmax_(m, sm);
+  f = ex2(fadd(m, -n));
+  g = ex2(fadd(sm, -n));
+  l = ffma(l, f, fmul(sl, g));
+  m = n;
+}
+
+// A walk over what a block reads: pages, and from the item's base on every page once per path.
+struct Walk {
+  int p, k;
+  DEV_M int paths(const Item& it) const { return p >= it.base >> 6 ? it.paths : 1; }
+  DEV_M bool gathered(const Item& it) const { return p >= it.base >> 6; }
+  DEV_M void next(const Item& it) {
+    if (++k == paths(it)) {
+      k = 0;
+      p++;
+    }
+  }
+};
+// Whether the split ends with page p.
+DEV bool split_ends(const Item& it, int p) { return p + 1 == it.p1 || (p + 1) % it.per == 0; }

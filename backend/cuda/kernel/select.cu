@@ -1,0 +1,206 @@
+// Choosing columns: the best experts of a row, the largest of many logits.
+// also for sm_90
+#include "common.h"
+
+// A value and its column as one number that is larger for the better choice: the larger value, then the lower column. 0 is for NaN, which is
+// never chosen.
+DEV u64 key_of(float v, int c) {
+  if (!(v == v)) return 0;
+  u32 b = f_bits(fadd(v, 0.f)); // -0 counts as 0
+  b = b & 0x80000000u ? ~b : b | 0x80000000u;
+  return (u64)b << 32 | (u32)~c;
+}
+DEV int key_column(u64 k) { return k ? (int)~(u32)k : -1; }
+DEV float key_value(u64 k) {
+  u32 b = (u32)(k >> 32);
+  return bits_f(b & 0x80000000u ? b & 0x7fffffffu : ~b);
+}
+DEV u64 shfl_xor64(u64 v, int m) { return (u64)shfl_xor((u32)(v >> 32), m) << 32 | shfl_xor((u32)v, m); }
+DEV u64 warp_best(u64 k) {
+#pragma unroll
+  for (int i = 16; i; i >>= 1) {
+    u64 o = shfl_xor64(k, i);
+    if (o > k) k = o;
+  }
+  return k;
+}
+
+// ---- experts
+
+struct RouteArgs {
+  int* ids;
+  float* weights;
+  In x; // logits
+  int rows, experts, used, ws;
+  float scale;
+};
+// Softmax over all experts, the best ones, renormalised. A warp has a row; its logits are in shared memory.
+KERNEL(select_route, RouteArgs, p, 32, 1) {
+  pdl_wait();
+  pdl_launch();
+  float* x = (float*)smem;
+  int row = BID, lane = TID;
+  u64 best = 0;
+  for (int e = lane; e < p.experts; e += 32) {
+    x[e] = in1(p.x, row, e);
+    u64 k = key_of(x[e], e);
+    if (k > best) best = k;
+  }
+  best = warp_best(best);
+  float m = key_value(best), s = 0;
+  for (int e = lane; e < p.experts; e += 32) s = fadd(s, exp_(fadd(x[e], -m)));
+  float all = warp_sum(s), sum = 0;
+  for (int j = 0; j < p.used; j++) {
+    if (all == all && best) { // a NaN among the logits leaves no choice: any expert will do, its weight is NaN
+      float w = fdiv(exp_(fadd(key_value(best), -m)), all);
+      sum = fadd(sum, w);
+      if (lane == 0) {
+        p.ids[row * p.used + j] = key_column(best);
+        p.weights[(u64)row * p.ws + j] = w;
+      }
+    } else if (lane == 0) {
+      p.ids[row * p.used + j] = 0;
+      p.weights[(u64)row * p.ws + j] = all == all ? 0.f : all;
+    }
+    u64 next = 0;
+    for (int e = lane; e < p.experts; e += 32) {
+      u64 k = key_of(x[e], e);
+      if (k < best && k > next) next = k;
+    }
+    best = warp_best(next);
+  }
+  syncwarp();
+  float f = fdiv(p.scale, fmax_(sum, 6.103515625e-5f));
+  for (int j = lane; j < p.used; j += 32) p.weights[(u64)row * p.ws + j] = fmul(p.weights[(u64)row * p.ws + j], f);
+}
+
+// ---- the largest of many columns, in two steps: the best of every 8192 columns, then the best of those. Which columns belong together
+// depends on nothing but their number.
+#define PART 8192
+#define EACH (PART / 256) // columns of a thread
+
+struct SelectArgs {
+  int* ids;
+  float* logp;    // none for the largest alone
+  u64* keys;      // [rows][parts][k]: the best columns of a part, best first
+  float* sums;    // [rows][parts][2]: the largest value and the sum of exponentials
+  In x;
+  int rows, cols, k, parts, ls;
+};
+
+DEV u64 block_best(u64 k, u64* s) { // s: 8 numbers of shared memory
+  k = warp_best(k);
+  SYNC();
+  if ((TID & 31) == 0) s[TID >> 5] = k;
+  SYNC();
+  k = s[0];
+#pragma unroll
+  for (int i = 1; i < 8; i++)
+    if (s[i] > k) k = s[i];
+  return k;
+}
+
+// Column i of thread t in part: quads of columns lie side by side.
+DEV int part_column(int part, int i) { return part * PART + 4 * (TID + (i >> 2) * 256) + (i & 3); }
+
+template <bool LOGS> DEV void select_parts(const SelectArgs& p) {
+  pdl_wait();
+  pdl_launch();
+  int part = BID, row = BIDY;
+  u64* s = (u64*)smem;
+  float v[EACH];
+  bool wide = in_aligned(p.x, 4);
+#pragma unroll
+  for (int i = 0; i < EACH; i += 4) {
+    int c = part_column(part, i);
+    v[i] = v[i + 1] = v[i + 2] = v[i + 3] = bits_f(0x7fc00000);
+    if (c + 3 < p.cols && wide) {
+      F4 f = in4(p.x, row, c, in_pieces(p.x, c));
+      v[i] = f.x; v[i + 1] = f.y; v[i + 2] = f.z; v[i + 3] = f.w;
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        if (c + j < p.cols) v[i + j] = in1(p.x, row, c + j);
+    }
+  }
+  u64 mine = 0;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    u64 k = key_of(v[i], part_column(part, i));
+    if (k > mine) mine = k;
+  }
+  u64 best = block_best(mine, s);
+  u64* keys = p.keys + ((u64)row * p.parts + part) * p.k;
+  if (LOGS) {
+    float m = best ? key_value(best) : -__builtin_inff(), sum = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+      if (part_column(part, i) < p.cols) sum = fadd(sum, m == -__builtin_inff() && v[i] == v[i] ? 0.f : exp_(fadd(v[i], -m)));
+    sum = warp_sum(sum);
+    float* w = (float*)(s + 8);
+    if ((TID & 31) == 0) w[TID >> 5] = sum;
+    SYNC();
+    if (TID == 0) {
+      for (int i = 1; i < 8; i++) sum = fadd(sum, w[i]);
+      float* to = p.sums + ((u64)row * p.parts + part) * 2;
+      to[0] = m;
+      to[1] = sum;
+    }
+  }
+  for (int j = 0; j < p.k; j++) {
+    if (TID == 0) keys[j] = best;
+    if (j + 1 == p.k) break;
+    if (mine == best && best) { // the winner looks for its next one
+      u64 next = 0;
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        u64 k = key_of(v[i], part_column(part, i));
+        if (k < best && k > next) next = k;
+      }
+      mine = next;
+    }
+    best = block_best(mine, s);
+  }
+}
+KERNEL(select_max_parts, SelectArgs, p, 256, 1) { select_parts<false>(p); }
+KERNEL(select_top_parts, SelectArgs, p, 256, 1) { select_parts<true>(p); }
+
+// Merges the parts of a row; a warp has a row. The parts' lists are in order, so only their heads compete.
+KERNEL(select_merge, SelectArgs, p, 32, 1) {
+  pdl_wait();
+  pdl_launch();
+  int* head = (int*)smem;
+  int row = BID, lane = TID;
+  const u64* keys = p.keys + (u64)row * p.parts * p.k;
+  for (int i = lane; i < p.parts; i += 32) head[i] = 0;
+  float lse = 0;
+  if (p.logp) {
+    const float* sums = p.sums + (u64)row * p.parts * 2;
+    float m = -__builtin_inff(), s = 0;
+    for (int i = lane; i < p.parts; i += 32) m = fmax_(m, sums[2 * i]);
+    m = warp_max(m);
+    for (int i = lane; i < p.parts; i += 32) // a part of nothing but -Inf adds nothing, one with NaN makes everything NaN
+      s = fadd(s, sums[2 * i] == -__builtin_inff() ? sums[2 * i + 1] : fmul(sums[2 * i + 1], exp_(fadd(sums[2 * i], -m))));
+    s = warp_sum(s);
+    lse = fadd(m, fmul(lg2(s), LN2));
+    if (m == -__builtin_inff()) lse = s == s ? m : s;
+  }
+  for (int j = 0; j < p.k; j++) {
+    u64 mine = 0;
+    int from = 0;
+    for (int i = lane; i < p.parts; i += 32)
+      if (head[i] < p.k && keys[(u64)i * p.k + head[i]] > mine) {
+        mine = keys[(u64)i * p.k + head[i]];
+        from = i;
+      }
+    u64 best = warp_best(mine);
+    if (best && mine == best) head[from]++;
+    if (lane == 0) {
+      p.ids[row * p.k + j] = key_column(best);
+      if (p.logp) {
+        float v = best ? key_value(best) : -__builtin_inff();
+        p.logp[(u64)row * p.ls + j] = lse == -__builtin_inff() ? v : fadd(v, -lse);
+      }
+    }
+  }
+}

@@ -1,0 +1,314 @@
+package gpu
+
+import "fmt"
+
+// Small has the kernels of small.cu and select.cu: what is done to rows of activations beside products, attention and recurrence.
+// Its methods append launches to a list.
+type Small struct {
+	units   int
+	kernels map[string]Kernel
+}
+
+// NewSmall loads the kernels.
+func NewSmall(d Driver) (*Small, error) {
+	s := &Small{units: d.Props().Units}
+	var err error
+	s.kernels, err = loadKernels(d, "small_copy", "small_add", "small_bias", "small_scale", "small_silu", "small_gelu", "small_sigmoid",
+		"small_softcap", "small_gather", "small_add_gated", "small_heads_sigmoid", "small_norm_short", "small_norm_long", "small_angles",
+		"small_rope", "small_norm_rope", "small_block_conv", "small_expert_sum", "small_scatter", "select_route", "select_max_parts",
+		"select_top_parts", "select_merge")
+	return s, err
+}
+
+func loadKernels(d Driver, names ...string) (map[string]Kernel, error) {
+	ks := make(map[string]Kernel, len(names))
+	for _, n := range names {
+		k, err := d.Kernel(n)
+		if err != nil {
+			return nil, err
+		}
+		ks[n] = k
+	}
+	return ks, nil
+}
+
+func (s *Small) launch(ls []Launch, kernel string, grid [3]int, threads, shared int, args []byte) []Launch {
+	return append(ls, Launch{Kernel: s.kernels[kernel], Name: kernel, Grid: grid, Threads: threads, Shared: shared, Early: true, Args: args})
+}
+
+// perThread bounds the rounds of a thread when there is more work than one block per multiprocessor does in one. Until then small kernels stay
+// at that size: more blocks would take the room in which the next product begins early.
+const perThread = 8
+
+// flat is the grid for work that threads take one after the other.
+func (s *Small) flat(total, threads int) [3]int {
+	blocks := (total + threads - 1) / threads
+	return [3]int{max(1, min(blocks, max(s.units, (blocks+perThread-1)/perThread))), 1, 1}
+}
+
+// Out is where a kernel writes rows.
+type Out struct {
+	P      Addr
+	Stride int // values from one row to the next
+}
+
+func (o Out) aligned() bool { return o.P%16 == 0 && o.Stride%4 == 0 }
+
+func (in In) aligned() bool {
+	if in.Groups > 0 {
+		return in.P%16 == 0 && in.First%4 == 0
+	}
+	return in.P%16 == 0 && in.Stride%4 == 0
+}
+
+type elemArgs struct {
+	dst, w, index  Addr
+	a, b           In
+	rows, cols, ds int32
+	quads          int32
+	s              float32
+}
+
+func (s *Small) elements(ls []Launch, kernel string, dst Out, rows, cols int, e elemArgs) []Launch {
+	e.dst, e.ds, e.rows, e.cols = dst.P, int32(dst.Stride), int32(rows), int32(cols)
+	total := rows * cols
+	if cols%4 == 0 && dst.aligned() && (e.a.P == 0 || e.a.aligned()) && (e.b.P == 0 || e.b.aligned() || kernel == "small_add_gated") {
+		e.quads = 1
+		total /= 4
+	}
+	return s.launch(ls, kernel, s.flat(total, 256), 256, 0, Args(e))
+}
+
+// Copy copies rows. With a product's pieces it adds them up.
+func (s *Small) Copy(ls []Launch, dst Out, x In, rows, cols int) []Launch {
+	return s.elements(ls, "small_copy", dst, rows, cols, elemArgs{a: x})
+}
+
+// Add adds two tensors.
+func (s *Small) Add(ls []Launch, dst Out, x, y In, rows, cols int) []Launch {
+	return s.elements(ls, "small_add", dst, rows, cols, elemArgs{a: x, b: y})
+}
+
+// AddBias adds a vector to every row.
+func (s *Small) AddBias(ls []Launch, dst Out, x In, bias Addr, rows, cols int) []Launch {
+	return s.elements(ls, "small_bias", dst, rows, cols, elemArgs{a: x, w: bias})
+}
+
+// Scale multiplies every value by f.
+func (s *Small) Scale(ls []Launch, dst Out, x In, f float32, rows, cols int) []Launch {
+	return s.elements(ls, "small_scale", dst, rows, cols, elemArgs{a: x, s: f})
+}
+
+// Gather copies the rows of src, which are plain, that index names.
+func (s *Small) Gather(ls []Launch, dst Out, src In, index Addr, rows, cols int) []Launch {
+	return s.elements(ls, "small_gather", dst, rows, cols, elemArgs{a: src, index: index})
+}
+
+// Gated computes silu(gate)*up, or gelu(gate)*up.
+func (s *Small) Gated(ls []Launch, dst Out, gate, up In, gelu bool, rows, cols int) []Launch {
+	kernel := "small_silu"
+	if gelu {
+		kernel = "small_gelu"
+	}
+	return s.elements(ls, kernel, dst, rows, cols, elemArgs{a: gate, b: up})
+}
+
+// SigmoidGate computes x*sigmoid(gate).
+func (s *Small) SigmoidGate(ls []Launch, dst Out, x, gate In, rows, cols int) []Launch {
+	return s.elements(ls, "small_sigmoid", dst, rows, cols, elemArgs{a: x, b: gate})
+}
+
+// AddGated computes dst += sigmoid(gate)*x, where gate has one column.
+func (s *Small) AddGated(ls []Launch, dst Out, x, gate In, rows, cols int) []Launch {
+	return s.elements(ls, "small_add_gated", dst, rows, cols, elemArgs{a: x, b: gate})
+}
+
+// Softcap computes c*tanh(x/c).
+func (s *Small) Softcap(ls []Launch, dst Out, x In, c float32, rows, cols int) []Launch {
+	return s.elements(ls, "small_softcap", dst, rows, cols, elemArgs{a: x, s: c})
+}
+
+// HeadsIn reads the heads of tokens: head h of a token begins at column h*Step. A tensor of plain rows is one of one head.
+type HeadsIn struct {
+	In
+	Step int
+}
+
+// HeadsOut is where heads are written: a token begins Stride values after the one before it, a head Step values.
+type HeadsOut struct {
+	P            Addr
+	Stride, Step int
+}
+
+type headsArgs struct {
+	dst, w            Addr
+	x, y              In
+	rows, cols, heads int32
+	xs, ys, ds, dhs   int32
+	eps               float32
+}
+
+// shortRow is the length up to which a warp has a row. The kernel, and with it the order of sums, depends on the length alone.
+const shortRow = 512
+
+// RMSNorm normalises heads of dim values; w may be 0.
+func (s *Small) RMSNorm(ls []Launch, dst HeadsOut, x HeadsIn, w Addr, eps float32, tokens, heads, dim int) []Launch {
+	a := Args(headsArgs{dst: dst.P, w: w, x: x.In, rows: int32(tokens * heads), cols: int32(dim), heads: int32(heads), xs: int32(x.Step),
+		ds: int32(dst.Stride), dhs: int32(dst.Step), eps: eps})
+	row := (dim + 3) / 4 * 16
+	if dim <= shortRow {
+		// Four rows to a block: more would leave multiprocessors idle when there are few.
+		return s.launch(ls, "small_norm_short", [3]int{(tokens*heads + 3) / 4, 1, 1}, 128, 4*row, a)
+	}
+	return s.launch(ls, "small_norm_long", [3]int{tokens * heads, 1, 1}, 256, row+32, a)
+}
+
+// LongestNorm is the longest row that RMSNorm can take: it lies in shared memory.
+func LongestNorm(p Props) int { return (p.SharedBlock - 32) / 16 * 4 }
+
+// HeadsSigmoid is SigmoidGate for heads.
+func (s *Small) HeadsSigmoid(ls []Launch, dst HeadsOut, x, gate HeadsIn, tokens, heads, dim int) []Launch {
+	a := Args(headsArgs{dst: dst.P, x: x.In, y: gate.In, rows: int32(tokens * heads), cols: int32(dim), heads: int32(heads),
+		xs: int32(x.Step), ys: int32(gate.Step), ds: int32(dst.Stride), dhs: int32(dst.Step)})
+	return s.launch(ls, "small_heads_sigmoid", s.flat(tokens*heads*dim, 256), 256, 0, a)
+}
+
+type anglesArgs struct {
+	cos, sin, pos, inv Addr
+	rows, cols, cs, ss int32
+	scale              float32
+}
+
+// Angles computes cosines and sines of pos[r]*inv[c], times scale.
+func (s *Small) Angles(ls []Launch, cos, sin Out, pos, inv Addr, scale float32, rows, cols int) []Launch {
+	a := Args(anglesArgs{cos: cos.P, sin: sin.P, pos: pos, inv: inv, rows: int32(rows), cols: int32(cols), cs: int32(cos.Stride), ss: int32(sin.Stride), scale: scale})
+	return s.launch(ls, "small_angles", s.flat(rows*cols, 128), 128, 0, a)
+}
+
+type ropeArgs struct {
+	x, cos, sin                   Addr
+	rows, heads, half, xs, cs, ss int32
+}
+
+// RoPE rotates the first 2*half columns of every row of x; row r belongs to row r/heads of the angles.
+func (s *Small) RoPE(ls []Launch, x Out, cos, sin Out, rows, heads, half int) []Launch {
+	a := Args(ropeArgs{x.P, cos.P, sin.P, int32(rows), int32(heads), int32(half), int32(x.Stride), int32(cos.Stride), int32(sin.Stride)})
+	return s.launch(ls, "small_rope", s.flat(rows*half, 256), 256, 0, a)
+}
+
+// NormRoPE is the norms and rotations of a layer's queries and keys.
+type NormRoPE struct {
+	Q, K           Out // results, heads side by side
+	QIn, KIn       HeadsIn
+	QNorm, KNorm   Addr // 0: only rotated
+	Cos, Sin       Out
+	Tokens         int
+	Heads, KVHeads int
+	Dim, Half      int // rotated are the first 2*Half values of a head
+	Eps            float32
+}
+
+type turnArgs struct {
+	q, k, wq, wk, cos, sin          Addr
+	qin, kin                        In
+	rows, heads, kvheads, dim, half int32
+	qstep, kstep                    int32
+	qs, ks, cs, ss                  int32
+	eps                             float32
+}
+
+// NormRoPE does RMSNorm and RoPE for queries and keys at once.
+func (s *Small) NormRoPE(ls []Launch, t NormRoPE) []Launch {
+	a := Args(turnArgs{t.Q.P, t.K.P, t.QNorm, t.KNorm, t.Cos.P, t.Sin.P, t.QIn.In, t.KIn.In, int32(t.Tokens), int32(t.Heads), int32(t.KVHeads),
+		int32(t.Dim), int32(t.Half), int32(t.QIn.Step), int32(t.KIn.Step), int32(t.Q.Stride), int32(t.K.Stride), int32(t.Cos.Stride), int32(t.Sin.Stride), t.Eps})
+	const warps = 4
+	return s.launch(ls, "small_norm_rope", [3]int{(t.Tokens*(t.Heads+t.KVHeads) + warps - 1) / warps, 1, 1}, 32*warps, 4*warps*t.Dim, a)
+}
+
+type blockConvArgs struct {
+	dst, x, dyn, base, index             Addr
+	rows, cols, taps, groups, ds, xs, ys int32
+}
+
+// BlockConv is backend.BlockConv. x and dyn are plain rows.
+func (s *Small) BlockConv(ls []Launch, dst, x, dyn Out, base, index Addr, rows, cols, taps, groups int) []Launch {
+	a := Args(blockConvArgs{dst.P, x.P, dyn.P, base, index, int32(rows), int32(cols), int32(taps), int32(groups), int32(dst.Stride), int32(x.Stride), int32(dyn.Stride)})
+	return s.launch(ls, "small_block_conv", s.flat(rows*cols, 256), 256, 0, a)
+}
+
+type sumArgs struct {
+	dst, w, scale, ids       Addr
+	y                        In
+	rows, cols, used, ds, ws int32
+}
+
+// ExpertSum adds the outputs of each row's experts with their weights; scale, one per expert, may be 0.
+func (s *Small) ExpertSum(ls []Launch, dst Out, y In, weights Out, ids, scale Addr, rows, cols, used int) []Launch {
+	a := Args(sumArgs{dst.P, weights.P, scale, ids, y, int32(rows), int32(cols), int32(used), int32(dst.Stride), int32(weights.Stride)})
+	return s.launch(ls, "small_expert_sum", s.flat(rows*cols, 256), 256, 0, a)
+}
+
+// SetEntry is an entry at the start of a step's block: N integers At bytes from its start belong at Dst.
+type SetEntry struct {
+	Dst   Addr
+	At, N int32
+}
+
+// Scatter puts the integers of a block where they belong.
+func (s *Small) Scatter(ls []Launch, block Addr, entries int) []Launch {
+	if entries == 0 {
+		return ls
+	}
+	return s.launch(ls, "small_scatter", [3]int{entries, 1, 1}, 128, 0, Args(struct{ block Addr }{block}))
+}
+
+type routeArgs struct {
+	ids, weights            Addr
+	x                       In
+	rows, experts, used, ws int32
+	scale                   float32
+}
+
+// Route chooses the used best experts of each row.
+func (s *Small) Route(ls []Launch, ids Addr, weights Out, logits In, rows, experts, used int, scale float32) []Launch {
+	a := Args(routeArgs{ids, weights.P, logits, int32(rows), int32(experts), int32(used), int32(weights.Stride), scale})
+	return s.launch(ls, "select_route", [3]int{rows, 1, 1}, 32, 4*experts, a)
+}
+
+// selectPart is the number of columns a block looks at, as in select.cu.
+const selectPart = 8192
+
+type selectArgs struct {
+	ids, logp, keys, sums    Addr
+	x                        In
+	rows, cols, k, parts, ls int32
+}
+
+// SelectScratch is the memory that ArgMax (k = 1) and TopK need between their two kernels.
+func SelectScratch(rows, cols, k int) int {
+	parts := (cols + selectPart - 1) / selectPart
+	return rows * parts * (8*k + 8)
+}
+
+// MaxTopK bounds k of TopK: the kernels take that many rounds.
+const MaxTopK = 256
+
+// ArgMax finds the largest value of every row.
+func (s *Small) ArgMax(ls []Launch, ids Addr, x In, rows, cols int, scratch Addr) []Launch {
+	return s.choose(ls, "select_max_parts", ids, Out{}, x, rows, cols, 1, scratch)
+}
+
+// TopK finds the k largest values of every row and their log-softmax.
+func (s *Small) TopK(ls []Launch, ids Addr, logp Out, x In, rows, cols, k int, scratch Addr) ([]Launch, error) {
+	if k < 1 || k > MaxTopK {
+		return ls, fmt.Errorf("the %d largest values of a row: want 1 to %d", k, MaxTopK)
+	}
+	return s.choose(ls, "select_top_parts", ids, logp, x, rows, cols, k, scratch), nil
+}
+
+func (s *Small) choose(ls []Launch, kernel string, ids Addr, logp Out, x In, rows, cols, k int, scratch Addr) []Launch {
+	parts := (cols + selectPart - 1) / selectPart
+	a := Args(selectArgs{ids, logp.P, scratch, scratch + Addr(8*rows*parts*k), x, int32(rows), int32(cols), int32(k), int32(parts), int32(logp.Stride)})
+	ls = s.launch(ls, kernel, [3]int{parts, rows, 1}, 256, 96, a)
+	return s.launch(ls, "select_merge", [3]int{rows, 1, 1}, 32, 4*parts, a)
+}
