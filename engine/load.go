@@ -247,9 +247,28 @@ func Check(target *gguf.File) error {
 	if _, err := tokenizer.FromGGUF(target); err != nil {
 		return err
 	}
+	var drafter *gguf.File
+	if mtp.InModel(target) {
+		drafter = target
+	}
+	return checkPair(target, drafter)
+}
+
+// CheckMTP says why a drafter for multi-token prediction would not load beside a target.
+func CheckMTP(drafter, target *gguf.File) error {
+	if err := sameVocabulary(Source{target, drafter}); err != nil {
+		return err
+	}
+	return checkPair(target, drafter)
+}
+
+func checkPair(target, drafter *gguf.File) error {
 	b := cpu.New(cpu.Options{Threads: 1})
 	defer b.Close()
-	_, err := model.Open(target, b, model.Options{})
+	m, err := model.Open(target, b, model.Options{})
+	if err == nil && drafter != nil {
+		_, err = mtp.Open(drafter, m, mtp.Options{})
+	}
 	return err
 }
 

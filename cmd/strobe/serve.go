@@ -192,7 +192,7 @@ func (o *serveOptions) offer(s *server.Server, log *slog.Logger) (closeModels fu
 
 // loadOptions is how the flags want every model of a folder to be loaded.
 func (o *serveOptions) loadOptions() (engine.Options, error) {
-	opt := engine.Options{Threads: o.threads, KV: o.kv, Drafter: o.drafter}
+	opt := engine.Options{Threads: o.threads, KV: o.kv, Drafter: o.drafter, MTP: o.mtp || o.draft == "mtp"}
 	switch {
 	case o.model != "":
 		return opt, usagef("give a model with -m or a folder with --models, not both")
