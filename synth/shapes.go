@@ -25,7 +25,7 @@ type shape struct {
 	experts, used, expertFF, sharedFF int
 	// Gemma: full-attention layers, which are every period-th one.
 	fullDim, fullKV, window, period int
-	mtp int // layers for multi-token prediction
+	mtp                             int // layers for multi-token prediction
 	// Drafters.
 	target  string
 	mask    int
