@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"strobe/cache"
 	"strobe/draft"
 	"strobe/engine"
+	"strobe/sample"
 	"strobe/speculate"
 )
 
@@ -25,12 +25,11 @@ type Case struct {
 type Config struct {
 	Modes   []Mode
 	Cases   []Case
-	Tokens  int // most tokens per prompt; 0 means 128
-	Repeats int // 0 means 3
-	Context int // most tokens in the cache; 0 means the model's
-	Chunk   int // prompt tokens per pass; 0 means 128
-	// Sampler returns a fresh sampler; every run gets one that draws the same. nil is greedy.
-	Sampler func() speculate.Sampler
+	Tokens  int           // most tokens per prompt; 0 means 128
+	Repeats int           // 0 means 3
+	Context int           // most tokens in the cache; 0 means the model's
+	Chunk   int           // prompt tokens per pass; 0 means 128
+	Params  sample.Params // of sampling, the same in every run; zero is greedy
 	// IgnoreEnd goes on after an end-of-generation token.
 	IgnoreEnd bool
 	// Progress, if set, is called after each run.
@@ -140,48 +139,32 @@ func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result
 	if c.Max > 0 {
 		limit = min(limit, c.Max)
 	}
-	seq := b.model.Target.NewSeq()
-	defer seq.Close()
-	contexts := r.NewContexts()
-	defer speculate.CloseContexts(contexts)
 	var res result
-	s, err := r.NewStream(speculate.Config{
-		Options: b.cfg.Modes[mode].Options, Seq: seq, Contexts: contexts, Prompt: c.Tokens, Sampler: b.sampler(), Context: b.cfg.Context, Max: limit,
-		Emit: func(t speculate.Token) bool {
-			res.tokens = append(res.tokens, t.ID)
-			return b.cfg.IgnoreEnd || !b.model.Tokenizer.IsEOG(t.ID)
-		},
-	})
+	s, err := b.model.Solo(r, engine.Request{
+		Tokens: c.Tokens, Params: b.cfg.Params, Spec: b.cfg.Modes[mode].Options, MaxTokens: limit, IgnoreEOG: b.cfg.IgnoreEnd,
+	}, b.cfg.Context)
 	if err != nil {
 		return res, err
 	}
 	defer s.Close()
-	one := []*speculate.Stream{s}
 	for !s.Done() {
 		if err := ctx.Err(); err != nil {
 			return res, err
 		}
 		prefilling := s.Prefilling()
-		if err := r.Step(one, b.cfg.Chunk); err != nil {
+		if _, err := s.Step(b.cfg.Chunk); err != nil {
 			return res, err
 		}
 		if prefilling && !s.Prefilling() {
 			res.prompt = s.Stats()
 		}
 	}
-	if err := s.Err(); err != nil {
-		return res, err
-	}
+	res.tokens = s.Tokens()
 	res.decode = since(s.Stats(), &res.prompt)
 	if res.decode.DraftErr != nil {
 		return res, fmt.Errorf("the drafter failed: %w", res.decode.DraftErr)
 	}
-	res.cacheBytes = seq.Bytes()
-	for _, c := range contexts {
-		if s, ok := c.(*cache.Seq); ok {
-			res.draftBytes += s.Bytes()
-		}
-	}
+	res.cacheBytes, res.draftBytes = s.Bytes()
 	return res, nil
 }
 
@@ -193,13 +176,6 @@ func since(st speculate.Stats, before *speculate.Stats) speculate.Stats {
 	st.Commit -= before.Commit
 	st.Rest -= before.Rest
 	return st
-}
-
-func (b *bencher) sampler() speculate.Sampler {
-	if b.cfg.Sampler == nil {
-		return newGreedy(b.model.Target.Vocab, b.model.Target.Suppress)
-	}
-	return b.cfg.Sampler()
 }
 
 // report sums up.

@@ -14,7 +14,6 @@ import (
 	"strobe/engine"
 	"strobe/internal/testkit"
 	"strobe/sample"
-	"strobe/speculate"
 	"strobe/synth"
 )
 
@@ -97,7 +96,7 @@ func TestMeasureSampled(t *testing.T) {
 	m := load(t, "qwen3", true)
 	modes, _ := Modes(ModeOptions{Drafter: "dflash"})
 	r, err := Measure(t.Context(), m, Config{Modes: modes, Cases: cases()[:1], Tokens: 20, Repeats: 1,
-		Sampler: func() speculate.Sampler { return sample.New(sample.Params{Temp: 1, Seed: 7}, m.Target.Vocab) }})
+		Params: sample.Params{Temp: 1, Seed: 7}})
 	if err != nil {
 		t.Fatal(err)
 	}

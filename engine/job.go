@@ -42,6 +42,12 @@ type job struct {
 	loading *restore // what the prompt waits for, nil when it can run
 }
 
+func newJob(m *Model, g *Generation) *job {
+	j := &job{g: g, model: m, since: time.Now(), sampler: m.newSampler(&g.req), text: NewText(m.Tokenizer, g.req.Stops)}
+	j.text.stream.Special = g.req.KeepSpecial
+	return j
+}
+
 // prefilling reports whether prompt tokens are left.
 func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
 

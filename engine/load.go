@@ -18,8 +18,8 @@
 //
 // Goroutines: an Engine has one that owns the model and everything computed with it (loop.go); it
 // starts others to finish and to read ahead cache files (disk.go, restore.go) and waits for them
-// before it ends, which Close waits for. A Pool starts one per load and per eviction; its Close
-// waits for them.
+// before it ends, which Close waits for. A Pool starts one per load, per eviction and per look at its
+// folder; its Close waits for evictions. Loads and looks cannot be interrupted and end on their own.
 package engine
 
 import (

@@ -187,9 +187,8 @@ func (l *loop) refuse(g *Generation, r Reason, err error) {
 
 // start puts a generation into a slot.
 func (l *loop) start(g *Generation, slot int) {
-	j := &job{g: g, model: l.m, slot: slot, since: time.Now(), sampler: l.m.newSampler(&g.req)}
-	j.text = NewText(l.m.Tokenizer, g.req.Stops)
-	j.text.stream.Special = g.req.KeepSpecial
+	j := newJob(l.m, g)
+	j.slot = slot
 	l.slots[slot] = j
 	l.jobs = append(l.jobs, j)
 	if j.loading = l.wanted(j); j.loading == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 type PoolConfig struct {
 	Dir    string   // folder whose GGUF files are offered, subfolders included; "" for none
 	Files  []string // further model files
+	Alias  string   // name of the first of Files; "" takes that of the file
 	Load   Options  // how every model is loaded
 	Engine Config   // how every engine runs; a CacheDir is shared, entries are told apart by model
 	// MemoryBytes limits what the resident models hold together: files of weights, sequences and
@@ -95,7 +97,13 @@ type Pool struct {
 	room    []*resident   // models that wait for memory, oldest first
 	changed chan struct{} // closed and replaced when any state changes
 	closed  bool
-	work    sync.WaitGroup // loads and evictions
+	work    sync.WaitGroup  // evictions
+	hurry   context.Context // ends when evictions are to give up saving
+	giveUp  context.CancelFunc
+
+	scanning *scanning                                      // nil unless one is in progress
+	stat     func(path string) (os.FileInfo, error)         // os.Stat, but in tests
+	read     func(path string, opt Options) (*Model, error) // Load, but in tests
 }
 
 // resident is a model of the pool, loaded or not.
@@ -133,13 +141,14 @@ func NewPool(cfg PoolConfig) (*Pool, error) {
 	if cfg.Engine.Log == nil {
 		cfg.Engine.Log = cfg.Log
 	}
-	p := &Pool{cfg: cfg, scanned: make(map[string]scan), changed: make(chan struct{})}
+	p := &Pool{cfg: cfg, scanned: make(map[string]scan), changed: make(chan struct{}), stat: os.Stat, read: Load}
+	p.hurry, p.giveUp = context.WithCancel(context.Background())
 	return p, p.scan()
 }
 
 // Models lists what the pool offers, by name. Files that came since are included.
 func (p *Pool) Models() []ModelInfo {
-	if err := p.scan(); err != nil {
+	if err := p.rescan(context.Background()); err != nil {
 		p.cfg.Log.Warn("models", "error", err)
 	}
 	p.mu.Lock()
@@ -171,7 +180,7 @@ func (p *Pool) Acquire(ctx context.Context, name string) (*Lease, error) {
 	if name == "" {
 		return nil, ErrNoModelName
 	}
-	m, err := p.resolve(name)
+	m, err := p.resolve(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -246,7 +255,7 @@ func (p *Pool) wait(ctx context.Context, c <-chan struct{}, deadline <-chan time
 }
 
 // resolve finds the model a name stands for.
-func (p *Pool) resolve(name string) (*resident, error) {
+func (p *Pool) resolve(ctx context.Context, name string) (*resident, error) {
 	if name == Any {
 		return p.mostRecent()
 	}
@@ -257,7 +266,7 @@ func (p *Pool) resolve(name string) (*resident, error) {
 	}
 	m := find()
 	if m == nil { // it may have been added since
-		if err := p.scan(); err != nil {
+		if err := p.rescan(ctx); err != nil {
 			p.cfg.Log.Warn("models", "error", err)
 		}
 		m = find()
@@ -361,16 +370,22 @@ func (m *resident) held() int64 {
 	return n
 }
 
-// load starts loading a model.
+// load starts loading a model. Nothing can interrupt that; a pool that is closed meanwhile does not wait for it.
 func (p *Pool) load(m *resident) {
 	l := &loading{done: make(chan struct{})}
 	m.loading, m.State, m.Err = l, StateLoading, nil
 	path := m.Path
-	p.work.Go(func() {
+	go func() {
 		start := time.Now()
 		e, err := p.open(path)
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		if p.closed && err == nil {
+			p.mu.Unlock()
+			e.Close(context.Background())
+			p.mu.Lock()
+			e, err = nil, ErrClosed
+		}
 		m.loading, l.err = nil, err
 		if err != nil {
 			m.State, m.Err = StateFailed, err
@@ -383,7 +398,7 @@ func (p *Pool) load(m *resident) {
 		}
 		close(l.done)
 		p.broadcast()
-	})
+	}()
 }
 
 // open loads a file and starts its engine. A defect in reading it is an error like any other.
@@ -394,7 +409,7 @@ func (p *Pool) open(path string) (e *Engine, err error) {
 			err = fmt.Errorf("%s: a defect in loading: %v", path, r)
 		}
 	}()
-	m, err := Load(path, p.cfg.Load)
+	m, err := p.read(path, p.cfg.Load)
 	if err != nil {
 		return nil, err
 	}
@@ -409,7 +424,7 @@ func (p *Pool) evict(m *resident) {
 	e := m.engine
 	m.closing = true
 	p.work.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), evictTime)
+		ctx, cancel := context.WithTimeout(p.hurry, evictTime)
 		defer cancel()
 		err := e.Close(ctx)
 		p.mu.Lock()
@@ -441,12 +456,14 @@ func (l *Lease) Release() {
 	})
 }
 
-// Close refuses further leases, waits for loads, and closes every engine as Engine.Close does.
+// Close refuses further leases and closes every engine as Engine.Close does. A load in progress ends on its own and
+// gives back what it took.
 func (p *Pool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closed = true
 	p.broadcast()
 	p.mu.Unlock()
+	defer context.AfterFunc(ctx, p.giveUp)()
 	p.work.Wait()
 	var engines []*Engine
 	p.mu.Lock()

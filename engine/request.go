@@ -53,6 +53,15 @@ type Event struct {
 	Result *Result
 }
 
+// Rest is the end of the text that belongs to no token: what was held back until the generation ended.
+func (ev *Event) Rest() []byte {
+	n := 0
+	for _, t := range ev.Tokens {
+		n += len(t.Text)
+	}
+	return ev.Text[min(n, len(ev.Text)):]
+}
+
 // Reason says why a generation ended.
 type Reason int
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,8 +40,15 @@ func (p *Pool) scan() error {
 		}
 	}
 	var errs []error
-	for _, f := range p.cfg.Files {
-		add(modelName(filepath.Base(f)), f)
+	for i, f := range p.cfg.Files {
+		name := modelName(filepath.Base(f))
+		if i == 0 && p.cfg.Alias != "" {
+			name = p.cfg.Alias
+		}
+		if name == Any {
+			name = filepath.Base(f)
+		}
+		add(name, f)
 	}
 	if p.cfg.Dir != "" {
 		errs = append(errs, filepath.WalkDir(p.cfg.Dir, func(path string, e fs.DirEntry, err error) error {
@@ -65,10 +73,10 @@ func (p *Pool) scan() error {
 	infos := make(map[string]ModelInfo)
 	for name, path := range found {
 		s, err := p.look(path)
-		if errors.Is(err, fs.ErrNotExist) && !slices.Contains(p.cfg.Files, path) {
-			continue // a link to nowhere
+		if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile)) && !slices.Contains(p.cfg.Files, path) {
+			continue // a link to nowhere, a pipe
 		}
-		if !s.skip {
+		if !s.skip || slices.Contains(p.cfg.Files, path) {
 			s.info.Name = name
 			infos[name] = s.info
 		}
@@ -108,9 +116,57 @@ func (p *Pool) update(infos map[string]ModelInfo) {
 	slices.SortFunc(p.models, func(a, b *resident) int { return strings.Compare(a.Name, b.Name) })
 }
 
+// errNoFile reports a pipe, a device or a folder that is named like a model.
+var errNoFile = errors.New("is not a regular file")
+
+// scanTime is how long callers wait for the folder. One on a network drive that does not answer must not
+// keep them from the models that are known.
+const scanTime = time.Second
+
+// rescan looks for models as scan does, and returns after scanTime at the latest; the scan goes on
+// without its caller then.
+func (p *Pool) rescan(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, scanTime, fmt.Errorf("%s does not answer", p.cfg.Dir))
+	defer cancel()
+	for {
+		p.mu.Lock()
+		running, mine := p.scanning, p.scanning == nil
+		if mine {
+			running = &scanning{done: make(chan struct{})}
+			p.scanning = running
+			go func() {
+				running.err = p.scan()
+				p.mu.Lock()
+				p.scanning = nil
+				p.mu.Unlock()
+				close(running.done)
+			}()
+		}
+		p.mu.Unlock()
+		select {
+		case <-running.done:
+			if mine {
+				return running.err
+			}
+			// It may have begun before what the caller looks for was there: once more.
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// scanning is a look at the folder in progress.
+type scanning struct {
+	done chan struct{}
+	err  error
+}
+
 // look finds out what a file is. A model file that cannot be read is listed with its error.
 func (p *Pool) look(path string) (scan, error) {
-	st, err := os.Stat(path)
+	st, err := p.stat(path)
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s: %w", path, errNoFile)
+	}
 	s := scan{info: ModelInfo{Path: path, State: StateFailed, Err: err}}
 	if err != nil {
 		return s, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/internal/testkit"
 	"strobe/speculate"
@@ -328,14 +329,14 @@ func TestF185_SecondBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &conversation{budget: 3}
-	p := &prompt{thinking: true}
+	p := &dialog.Prompt{Thinking: true}
 	con, err := v.constraint(c, p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := con.(*guide)
 	say := func(s string) {
-		for _, id := range v.encode(s, nil) {
+		for _, id := range v.format.Text(s, true).Tokens {
 			g.Accept(id)
 		}
 	}

@@ -13,23 +13,41 @@ import (
 // Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays those it
 // recorded for an equal list.
 type Backend struct {
-	d      Driver
-	props  Props
-	kernel map[string]Kernel
-	err    error // first failure of the host's side
-	step   step
-	steps  []*recorded
-	turn   int // counts steps, to forget the recordings used least recently
-	spare  scratch
+	d         Driver
+	props     Props
+	kernel    map[string]Kernel
+	products  *Products
+	small     *Small
+	floats    *Floats
+	writer    *KVWriter
+	attn      map[attentionKey]*Attention
+	err       error // first failure of the host's side since the last Sync
+	step      step
+	steps     []*recorded
+	turn      int // counts steps, to forget the recordings used least recently
+	spare     scratch
+	blockAddr Addr   // what changes from step to step, on the device
+	blockHost []byte // and here
 }
 
 var _ backend.Backend = (*Backend)(nil)
 
 // New returns a backend on a device, which it closes at the end.
-func New(d Driver) *Backend {
-	b := &Backend{d: d, props: d.Props(), kernel: map[string]Kernel{}}
+func New(d Driver) (*Backend, error) {
+	b := &Backend{d: d, props: d.Props(), kernel: map[string]Kernel{}, attn: map[attentionKey]*Attention{}}
 	b.spare.b = b
-	return b
+	b.products = NewProducts(b.props)
+	var err error
+	if b.small, err = NewSmall(d); err == nil {
+		if b.floats, err = NewFloats(d); err == nil {
+			b.writer, err = NewKVWriter(d)
+		}
+	}
+	if err != nil {
+		d.Close()
+		return nil, err
+	}
+	return b, nil
 }
 
 // Name describes the device.
@@ -47,7 +65,7 @@ func (b *Backend) Close() error {
 	return b.d.Close()
 }
 
-// fail keeps the first failure; Sync reports it.
+// fail keeps the first failure; Sync reports it. What the device itself could not do is remembered by its driver.
 func (b *Backend) fail(err error) {
 	if b.err == nil {
 		b.err = err
@@ -56,23 +74,21 @@ func (b *Backend) fail(err error) {
 
 // Sync waits for the device.
 func (b *Backend) Sync() error {
-	if err := b.d.Wait(); err != nil {
-		b.fail(err)
+	err := b.err
+	b.err = nil
+	if lost := b.d.Wait(); lost != nil {
+		return lost
 	}
-	return b.err
+	return err
 }
 
-// launch returns a launch of a kernel with the given arguments, a structure in the device's layout.
-func launch[T any](b *Backend, name string, grid [3]int, threads, shared int, args T) Launch {
-	l := Launch{Name: name, Grid: grid, Threads: threads, Shared: shared, Early: true}
-	l.Args = append(l.Args, unsafe.Slice((*byte)(unsafe.Pointer(&args)), int(unsafe.Sizeof(args)))...)
-	return l
-}
-
-// load finds the kernels of launches.
+// load finds the kernels of launches that do not have theirs yet.
 func (b *Backend) load(ls []Launch) error {
 	for i := range ls {
 		l := &ls[i]
+		if l.Kernel != nil {
+			continue
+		}
 		k, ok := b.kernel[l.Name]
 		if !ok {
 			var err error
@@ -258,6 +274,9 @@ func (v view) bytes() (from, to Addr) {
 	}
 	return v.addr, v.addr + 4*Addr((int(v.rows)-1)*int(v.stride)+int(v.cols))
 }
+
+func (v view) in() In   { return Rows(v.addr, int(v.stride)) }
+func (v view) out() Out { return Out{v.addr, int(v.stride)} }
 
 func (v view) overlaps(o view) bool {
 	a0, a1 := v.bytes()

@@ -11,16 +11,16 @@ import (
 	"strobe/quant"
 )
 
-// rig is a device with the products' kernels.
-type rig struct {
+// productRig is a device with the products' kernels.
+type productRig struct {
 	t testing.TB
 	d gpu.Driver
 	p *gpu.Products
 }
 
-func newRig(t testing.TB) *rig {
+func newProductRig(t testing.TB) *productRig {
 	d := emulate.Open(t)
-	return &rig{t, d, gpu.NewProducts(d.Props())}
+	return &productRig{t, d, gpu.NewProducts(d.Props())}
 }
 
 func bytesOf[T any](v []T) []byte {
@@ -28,7 +28,7 @@ func bytesOf[T any](v []T) []byte {
 }
 
 // room is memory that holds NaN.
-func (r *rig) room(bytes int) gpu.Addr {
+func (r *productRig) room(bytes int) gpu.Addr {
 	r.t.Helper()
 	a, err := r.d.Alloc(bytes)
 	if err != nil {
@@ -38,20 +38,20 @@ func (r *rig) room(bytes int) gpu.Addr {
 	return a
 }
 
-func (r *rig) release(as ...gpu.Addr) {
+func (r *productRig) release(as ...gpu.Addr) {
 	for _, a := range as {
 		r.d.Release(a)
 	}
 }
 
-func upload[T any](r *rig, v []T) gpu.Addr {
+func upload[T any](r *productRig, v []T) gpu.Addr {
 	r.t.Helper()
 	a := r.room(max(4, len(bytesOf(v))))
 	r.d.Upload(a, bytesOf(v))
 	return a
 }
 
-func (r *rig) floats(a gpu.Addr, n int) []float32 {
+func (r *productRig) floats(a gpu.Addr, n int) []float32 {
 	r.t.Helper()
 	v := make([]float32, n)
 	if err := r.d.Download(bytesOf(v), a); err != nil {
@@ -60,7 +60,7 @@ func (r *rig) floats(a gpu.Addr, n int) []float32 {
 	return v
 }
 
-func (r *rig) run(ls []gpu.Launch) {
+func (r *productRig) run(ls []gpu.Launch) {
 	r.t.Helper()
 	for i := range ls {
 		k, err := r.d.Kernel(ls[i].Name)
@@ -75,17 +75,17 @@ func (r *rig) run(ls []gpu.Launch) {
 	}
 }
 
-// matrix is a stored matrix, its values, and its copy on the device.
-type matrix struct {
+// productMatrix is a stored productMatrix, its values, and its copy on the device.
+type productMatrix struct {
 	gpu.WeightLayout
 	src    []byte
 	values []float32
 	w      gpu.Addr
 }
 
-func (r *rig) matrix(rnd *rand.Rand, typ quant.Type, rows, cols, experts int) *matrix {
+func (r *productRig) productMatrix(rnd *rand.Rand, typ quant.Type, rows, cols, experts int) *productMatrix {
 	r.t.Helper()
-	m := &matrix{src: gpu.RandomBlocks(rnd, typ, rows*cols*experts), values: make([]float32, rows*cols*experts)}
+	m := &productMatrix{src: gpu.RandomBlocks(rnd, typ, rows*cols*experts), values: make([]float32, rows*cols*experts)}
 	if err := quant.Dequantize(typ, m.values, m.src); err != nil {
 		r.t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func randomRows(rnd *rand.Rand, n int) []float32 {
 }
 
 // product multiplies rows of x with matrices in one launch, cut as blocks say, and adds the pieces.
-func (r *rig) product(x []float32, n int, ms []*matrix, blocks []int, scale float32) [][]float32 {
+func (r *productRig) product(x []float32, n int, ms []*productMatrix, blocks []int, scale float32) [][]float32 {
 	r.t.Helper()
 	cols := ms[0].Cols
 	var ws []gpu.WeightLayout
@@ -125,7 +125,7 @@ func (r *rig) product(x []float32, n int, ms []*matrix, blocks []int, scale floa
 }
 
 // multiply runs launches that pack x, the products, and the addition of pieces.
-func (r *rig) multiply(ls []gpu.Launch, x gpu.MatMulInput, ms []*matrix, blocks []int, scale float32) [][]float32 {
+func (r *productRig) multiply(ls []gpu.Launch, x gpu.MatMulInput, ms []*productMatrix, blocks []int, scale float32) [][]float32 {
 	r.t.Helper()
 	var jobs []gpu.MatMulJob
 	for i, m := range ms {

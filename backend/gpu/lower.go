@@ -28,15 +28,15 @@ type piecewise struct {
 
 // packedRows is a tensor that also lies in the form products read.
 type packedRows struct {
-	v   view
-	act Packed
+	v view
+	x MatMulInput
 }
 
 // lower returns the launches of a list.
 func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, error) {
 	l := &lowering{b: b, ops: ops, plan: plan, lay: lay}
 	b.spare.reset()
-	l.scatter()
+	l.out = b.small.Scatter(nil, lay.base, lay.sets)
 	for i := 0; i < len(ops) && l.err == nil; {
 		n := l.fused(i)
 		if n == 0 {
@@ -49,8 +49,6 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 	}
 	return l.out, l.err
 }
-
-func (l *lowering) emit(ls ...Launch) { l.out = append(l.out, ls...) }
 
 func (l *lowering) take(bytes int) Addr {
 	a, err := l.b.spare.take(bytes)
@@ -106,12 +104,16 @@ func (l *lowering) split(v view, tokens int) heads {
 func (l *lowering) plain(v view) view {
 	for i := 0; i < len(l.pieces); i++ {
 		if p := l.pieces[i]; p.v.overlaps(v) {
-			l.emit(l.b.reduce(p.v, p.in))
+			l.reduce(p)
 			l.dropPieces(i)
 			i--
 		}
 	}
 	return v
+}
+
+func (l *lowering) reduce(p piecewise) {
+	l.out = l.b.products.Reduce(l.out, p.v.addr, int(p.v.stride), p.in, int(p.v.rows), int(p.v.cols))
 }
 
 func (l *lowering) dropPieces(i int) {
@@ -130,14 +132,17 @@ func (l *lowering) overwrite(v view) {
 			continue
 		}
 		if sameTensor(p.v, v) && !covers(v, p.v) {
-			l.emit(l.b.reduce(p.v, p.in))
+			l.reduce(p)
 		}
 		l.dropPieces(i)
 		i--
 	}
 	for i := 0; i < len(l.packed); i++ {
 		if l.packed[i].v.overlaps(v) {
-			l.b.spare.give(l.packed[i].act.Addr)
+			l.b.spare.give(l.packed[i].x.P)
+			if l.packed[i].x.Sums != 0 {
+				l.b.spare.give(l.packed[i].x.Sums)
+			}
 			l.packed = append(l.packed[:i], l.packed[i+1:]...)
 			i--
 		}
@@ -206,23 +211,23 @@ func sameRows(a, b view) bool {
 	return a.addr == b.addr && a.rows*a.cols == b.rows*b.cols && (a == b || a.stride == a.cols && b.stride == b.cols)
 }
 
-// feeds reports whether v, made by operation i, is the packed input of a product before it is overwritten.
-func (l *lowering) feeds(i int, v view) bool {
+// feeds finds the product of which v, made by operation i, is the packed input, before it is overwritten; -1 for none.
+func (l *lowering) feeds(i int, v view) int {
 	for j := i + 1; j < len(l.ops); j++ {
 		o := &l.ops[j]
 		if o.kind == opMatMul || o.kind == opExpertMatMul {
 			if sameRows(o.a, v) && l.tiled(j) {
-				return true
+				return j
 			}
 			continue
 		}
 		for w := range o.writes {
 			if w.overlaps(v) {
-				return false
+				return -1
 			}
 		}
 	}
-	return false
+	return -1
 }
 
 // products are the outputs of the MatMul at i.
@@ -287,13 +292,17 @@ func (l *lowering) addNorm(i int) int {
 		j++ // captured features: they are copied afterwards
 	}
 	norm := *l.at(j)
-	if norm.kind != opRMSNorm || norm.a != add.dst || norm.dst == add.dst || !l.feeds(j, norm.dst) {
+	if norm.kind != opRMSNorm || norm.a != add.dst || norm.dst == add.dst {
 		return 0
 	}
-	y := l.in(add.b)
+	mul := l.feeds(j, norm.dst)
+	if mul < 0 {
+		return 0
+	}
+	x, y := l.plain(add.a), l.in(add.b)
 	l.overwrite(add.dst)
 	l.overwrite(norm.dst)
-	l.packNorm(add.dst, y, norm, l.wanted(j, norm.dst))
+	l.packNorm(mul, Sum{X: x.in(), Y: y, Dst: x.addr, DstStride: int(x.stride), W: norm.v}, norm, l.wanted(j, norm.dst))
 	for k := i + 1; k < j; k++ {
 		l.single(k)
 	}
@@ -303,48 +312,67 @@ func (l *lowering) addNorm(i int) int {
 // norm: h = norm(x), where h is multiplied.
 func (l *lowering) norm(i int) int {
 	o := l.ops[i]
-	if !l.feeds(i, o.dst) {
+	mul := l.feeds(i, o.dst)
+	if mul < 0 {
 		return 0
 	}
-	x := l.plain(o.a)
-	if o.dst != o.a {
-		l.overwrite(o.dst)
-	}
-	l.packNorm(x, In{}, o, l.wanted(i, o.dst))
+	x := l.in(o.a)
+	l.overwrite(o.dst)
+	l.packNorm(mul, Sum{X: x, W: o.v}, o, l.wanted(i, o.dst))
 	return 1
 }
 
-// packNorm packs the normalised rows of x, after y was added to them, and makes plain ones too if they are wanted.
-func (l *lowering) packNorm(x view, y In, norm op, plain bool) {
-	act := l.act(norm.dst, true)
-	l.emit(l.b.packNorm(act, x, y, norm.v, norm.f)...)
+// packNorm packs a normalised sum for the product at mul, and makes plain rows too if they are wanted.
+func (l *lowering) packNorm(mul int, sum Sum, norm op, plain bool) {
+	x := l.act(mul, norm.dst)
+	x.Sums, x.Eps = l.take(x.SumsBytes()), norm.f
+	sum.Sums = x.Sums
+	to := Packed{ActLayout: x.ActLayout, P: x.P}
 	if plain {
-		l.emit(l.b.rmsNorm(norm.dst, heads{in: Rows(x.addr, int(x.stride)), n: 1, dim: int(x.cols)}, norm.v, norm.f))
+		l.out = l.b.products.AddNorm(l.out, to, sum, norm.dst.addr, int(norm.dst.stride), norm.f)
+	} else {
+		l.out = l.b.products.AddPack(l.out, to, sum)
 	}
-	l.packed = append(l.packed, packedRows{norm.dst, act})
+	l.packed = append(l.packed, packedRows{norm.dst, x})
 }
 
-// act takes room for a tensor in packed form.
-func (l *lowering) act(v view, norm bool) Packed {
-	p := l.b.packedFor(int(v.rows), int(v.cols), norm)
-	p.Addr = l.take(p.Bytes())
-	return p
+// act takes room for a tensor in the form that the product at mul reads.
+func (l *lowering) act(mul int, v view) MatMulInput {
+	x := MatMulInput{ActLayout: l.actLayout(mul)}
+	x.P = l.take(x.Bytes())
+	return x
+}
+
+// actLayout is the form of activations that the product at mul reads.
+func (l *lowering) actLayout(mul int) ActLayout {
+	o := l.ops[mul]
+	var ws []WeightLayout
+	for _, p := range l.products(mul) {
+		if p.w.Format.Tiled() {
+			ws = append(ws, p.w.WeightLayout)
+		}
+	}
+	if o.kind == opExpertMatMul {
+		return l.b.products.ExpertActs(int(o.a.rows), ws...)
+	}
+	return l.b.products.Acts(int(o.a.rows), ws...)
 }
 
 // gated: g = act(gate)*up, where g is multiplied.
 func (l *lowering) gated(i int) int {
 	o := l.ops[i]
-	if !l.feeds(i, o.dst) {
+	mul := l.feeds(i, o.dst)
+	if mul < 0 {
 		return 0
 	}
 	gate, up := l.in(o.a), l.in(o.b)
-	act := l.act(o.dst, false)
-	l.emit(l.b.packGated(act, gate, up, o.n)...)
+	x := l.act(mul, o.dst)
+	l.out = l.b.products.GatedPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, gate, up, o.n == int32(backend.GELU))
 	if l.wanted(i, o.dst) {
-		l.emit(l.b.gated(o.dst, gate, up, o.n))
+		l.out = l.b.small.Gated(l.out, o.dst.out(), gate, up, o.n == int32(backend.GELU), int(o.dst.rows), int(o.dst.cols))
 	}
 	l.overwrite(o.dst)
-	l.packed = append(l.packed, packedRows{o.dst, act})
+	l.packed = append(l.packed, packedRows{o.dst, x})
 	return 1
 }
 
@@ -352,18 +380,16 @@ func (l *lowering) gated(i int) int {
 func (l *lowering) sigmoidGate(i int) int {
 	o := l.ops[i]
 	mul := l.at(i + 1)
-	if mul.kind != opMatMul || !sameRows(mul.a, o.dst) || o.dst != o.a || !l.tiled(i+1) {
+	if mul.kind != opMatMul || !sameRows(mul.a, o.dst) || o.dst != o.a || o.dst.stride != o.dst.cols || !l.tiled(i+1) || o.dst.cols%8 != 0 ||
+		l.wanted(i, o.dst) {
 		return 0
 	}
 	tokens := int(mul.a.rows)
-	x, gate := l.split(o.a, tokens), l.split(o.b, tokens)
-	act := l.act(mul.a, false)
-	l.emit(l.b.packSigmoid(act, x, gate)...)
-	if l.wanted(i, o.dst) {
-		l.emit(l.b.sigmoidGate(o.dst, x, gate))
-	}
+	v, gate := l.in(mul.a), l.split(o.b, tokens)
+	x := l.act(i+1, mul.a)
+	l.out = l.b.products.SigmoidPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, v, gate.in, gate.dim, gate.step)
 	l.overwrite(o.dst)
-	l.packed = append(l.packed, packedRows{mul.a, act})
+	l.packed = append(l.packed, packedRows{mul.a, x})
 	return 1
 }
 
@@ -371,86 +397,76 @@ func (l *lowering) sigmoidGate(i int) int {
 func (l *lowering) headGate(i int) int {
 	norm, gate, mul := l.ops[i], *l.at(i + 1), *l.at(i + 2)
 	if gate.kind != opGated || gate.n != int32(backend.SiLU) || mul.kind != opMatMul || norm.dst != norm.a || norm.v == 0 ||
-		gate.b != gate.dst || !sameRows(gate.dst, norm.dst) || !sameRows(mul.a, gate.dst) || !l.tiled(i+2) || l.wanted(i+1, gate.dst) {
+		norm.dst.stride != norm.dst.cols || gate.b != gate.dst || !sameRows(gate.dst, norm.dst) || !sameRows(mul.a, gate.dst) ||
+		!l.tiled(i+2) || !CanHeadPack(int(norm.a.cols)) || l.wanted(i+1, gate.dst) {
 		return 0
 	}
-	tokens := int(gate.dst.rows)
-	o, z := l.split(norm.a, tokens), l.in(gate.a)
-	if !l.b.packHeadFits(o) {
-		return 0
-	}
-	act := l.act(mul.a, false)
-	l.emit(l.b.packHead(act, o, z, norm.v, norm.f)...)
+	o, z := l.in(gate.dst), l.in(gate.a)
+	x := l.act(i+2, mul.a)
+	l.out = l.b.products.HeadPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, o, z, norm.v, int(norm.a.cols), norm.f)
 	l.overwrite(gate.dst)
-	l.packed = append(l.packed, packedRows{mul.a, act})
+	l.packed = append(l.packed, packedRows{mul.a, x})
 	return 2
 }
 
 // matMul multiplies packed rows with tiles, and plain ones with matrices of floats.
 func (l *lowering) matMul(i int) {
 	o := l.ops[i]
-	var floats, tiles []op
+	var tiles []op
+	var x view
 	for _, p := range l.products(i) {
 		if p.w.Format.Tiled() {
 			tiles = append(tiles, p)
-		} else {
-			floats = append(floats, p)
+			continue
 		}
-	}
-	if len(floats) > 0 {
-		x := l.plain(o.a)
-		for _, p := range floats {
-			l.overwrite(p.dst)
-			l.emit(l.b.floatProduct(p.dst, x, p.w)...)
+		if x.addr == 0 {
+			x = l.plain(o.a)
 		}
+		l.overwrite(p.dst)
+		l.out = l.b.floats.Product(l.out, p.dst.out(), x.in(), p.w.WeightLayout, p.w.addr, int(x.rows), p.w.scale)
 	}
 	if len(tiles) == 0 {
 		return
 	}
-	act := l.pack(o.a)
+	in := l.pack(i)
 	for len(tiles) > 0 {
 		n := min(len(tiles), maxJobs)
-		l.tileProducts(act, tiles[:n])
+		l.tileProducts(in, tiles[:n])
 		tiles = tiles[n:]
 	}
 }
 
-// pack returns the packed form of x.
-func (l *lowering) pack(x view) Packed {
+// pack returns the input of the product at i in the form it reads.
+func (l *lowering) pack(i int) MatMulInput {
+	v, lay := l.ops[i].a, l.actLayout(i)
 	for _, p := range l.packed {
-		if sameRows(p.v, x) {
-			return p.act
+		if sameRows(p.v, v) && p.x.ActLayout == lay {
+			return p.x
 		}
 	}
-	act := l.act(x, false)
-	l.emit(l.b.packRows(act, l.in(x))...)
-	l.packed = append(l.packed, packedRows{x, act})
-	return act
+	x := l.act(i, v)
+	l.out = l.b.products.Pack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, l.in(v), 1)
+	l.packed = append(l.packed, packedRows{v, x})
+	return x
 }
 
 // tileProducts leaves the products of packed rows in pieces.
-func (l *lowering) tileProducts(act Packed, ps []op) {
-	ws := make([]*weight, len(ps))
-	for i, p := range ps {
-		ws[i] = p.w
-	}
-	l.b.cut(ws)
-	ins := make([]In, len(ps))
+func (l *lowering) tileProducts(x MatMulInput, ps []op) {
+	l.b.cut(ps)
+	jobs := make([]MatMulJob, len(ps))
 	total := 0
-	for i, w := range ws {
-		ins[i] = w.pieces(act.Tokens)
-		ins[i].P = Addr(total)
-		total += 4 * ins[i].Pieces() * act.Tokens * w.Groups() * stageRows
+	for i, p := range ps {
+		jobs[i] = MatMulJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Blocks: p.w.blocks, Scale: p.w.scale, Part: Addr(total)}
+		total += PieceBytes(jobs[i].Result(x.Rows))
 	}
 	owner, users := l.take(total), len(ps)
-	for i := range ins {
-		ins[i].P += owner
+	for i := range jobs {
+		jobs[i].Part += owner
 	}
-	l.emit(l.b.product(act, ws, ins)...)
-	// Plain rows that another output overlaps would be wrong; outputs are distinct.
+	l.out = l.b.products.MatMul(l.out, x, jobs...)
 	for i, p := range ps {
 		l.overwrite(p.dst)
-		l.pieces = append(l.pieces, piecewise{p.dst, ins[i], owner, &users})
+		l.pieces = append(l.pieces, piecewise{p.dst, jobs[i].Result(x.Rows), owner, &users})
 	}
 	for _, p := range ps {
 		if p.dst.stride != p.dst.cols {
@@ -459,30 +475,46 @@ func (l *lowering) tileProducts(act Packed, ps []op) {
 	}
 }
 
+// cut fixes how matrices are cut, at the first product that has them.
+func (b *Backend) cut(ps []op) {
+	var ws []WeightLayout
+	for _, p := range ps {
+		if p.w.blocks > 0 {
+			ws = nil
+			break
+		}
+		ws = append(ws, p.w.WeightLayout)
+	}
+	blocks := b.products.Cut(ws...)
+	for i, p := range ps {
+		if p.w.blocks == 0 && ws != nil {
+			p.w.blocks = blocks[i]
+		} else if p.w.blocks == 0 {
+			p.w.blocks = b.products.Cut(p.w.WeightLayout)[0]
+		}
+	}
+}
+
 // expertMatMul multiplies rows with the experts chosen for them.
 func (l *lowering) expertMatMul(i int) {
 	o := l.ops[i]
 	ps := l.products(i)
-	for _, p := range ps {
-		l.overwrite(p.dst)
-	}
 	if l.mixed(i) {
 		x := l.plain(o.a)
 		for _, p := range ps {
-			l.emit(l.b.floatExperts(p.dst, x, o.ids, int(o.m), p.w)...)
+			l.overwrite(p.dst)
+			l.out = l.b.floats.Experts(l.out, p.dst.out(), x.in(), o.ids, int(o.m), int(x.rows), p.w.WeightLayout, p.w.addr, p.w.scales, int(p.dst.rows))
 		}
 		return
 	}
-	act := l.pack(o.a)
-	owner := l.take(l.b.expertScratch(int(ps[0].dst.rows), ps))
-	l.emit(l.b.expertProduct(act, o.ids, int(o.m), ps, owner)...)
-	l.b.spare.give(owner)
+	x := l.pack(i)
+	l.experts(o, x, ps)
 }
 
 // single launches the operation at i by itself and returns how many entries of the list it took.
 func (l *lowering) single(i int) int {
 	o := l.ops[i]
-	b := l.b
+	b, sm, rows, cols := l.b, l.b.small, int(o.dst.rows), int(o.dst.cols)
 	switch o.kind {
 	case opMatMul:
 		l.matMul(i)
@@ -492,87 +524,94 @@ func (l *lowering) single(i int) int {
 		return 1 + int(o.n)
 	case opEmbed:
 		l.overwrite(o.dst)
-		l.emit(b.embed(o.dst, o.w, o.ids, o.f))
+		l.out = b.products.Embed(l.out, o.dst.addr, int(o.dst.stride), o.w.WeightLayout, o.w.addr, o.ids, rows, o.f*o.w.scale)
 	case opRMSNorm:
-		x := heads{in: l.in(o.a), n: 1, dim: int(o.a.cols)}
+		x := HeadsIn{In: l.in(o.a)}
 		l.overwrite(o.dst)
-		l.emit(b.rmsNorm(o.dst, x, o.v, o.f))
+		l.out = sm.RMSNorm(l.out, HeadsOut{P: o.dst.addr, Stride: int(o.dst.stride)}, x, o.v, o.f, rows, 1, cols)
 	case opAdd:
 		x, y := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
-		l.emit(b.add(o.dst, x, y))
+		l.out = sm.Add(l.out, o.dst.out(), x, y, rows, cols)
 	case opAddBias:
 		x := l.in(o.a)
 		l.overwrite(o.dst)
-		l.emit(b.addBias(o.dst, x, o.v))
+		l.out = sm.AddBias(l.out, o.dst.out(), x, o.v, rows, cols)
 	case opScale:
 		x := l.in(o.a)
 		l.overwrite(o.dst)
-		l.emit(b.scale(o.dst, x, o.f))
+		l.out = sm.Scale(l.out, o.dst.out(), x, o.f, rows, cols)
 	case opCopy:
 		x := l.in(o.a)
 		l.overwrite(o.dst)
-		l.emit(b.copyRows(o.dst, x))
+		l.out = sm.Copy(l.out, o.dst.out(), x, rows, cols)
 	case opGather:
 		x := l.plain(o.a)
 		l.overwrite(o.dst)
-		l.emit(b.gather(o.dst, x, o.ids))
+		l.out = sm.Gather(l.out, o.dst.out(), x.in(), o.ids, rows, cols)
 	case opGated:
 		g, u := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
-		l.emit(b.gated(o.dst, g, u, o.n))
+		l.out = sm.Gated(l.out, o.dst.out(), g, u, o.n == int32(backend.GELU), rows, cols)
 	case opSigmoidGate:
 		x, g := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
-		l.emit(b.sigmoidRows(o.dst, x, g))
+		l.out = sm.SigmoidGate(l.out, o.dst.out(), x, g, rows, cols)
 	case opAddGated:
 		l.plain(o.dst)
 		x, g := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
-		l.emit(b.addGated(o.dst, x, g))
+		l.out = sm.AddGated(l.out, o.dst.out(), x, g, rows, cols)
 	case opSoftcap:
 		x := l.in(o.a)
 		l.overwrite(o.dst)
-		l.emit(b.softcap(o.dst, x, o.f))
+		l.out = sm.Softcap(l.out, o.dst.out(), x, o.f, rows, cols)
 	case opAngles:
 		l.overwrite(o.dst)
 		l.overwrite(o.b)
-		l.emit(b.angles(o.dst, o.b, o.ids, o.v, o.f))
+		l.out = sm.Angles(l.out, o.dst.out(), o.b.out(), o.ids, o.v, o.f, rows, cols)
 	case opRoPE:
 		l.plain(o.a)
 		l.overwrite(o.dst)
-		l.emit(b.rope(o.dst, o.b, o.c, int(o.n)))
+		l.out = sm.RoPE(l.out, o.dst.out(), o.b.out(), o.c.out(), rows, int(o.n), int(o.b.cols))
 	case opBlockConv:
 		x, dyn := l.plain(o.a), l.plain(o.b)
 		l.overwrite(o.dst)
-		l.emit(b.blockConv(o.dst, x, dyn, o.v, int(o.n), o.ids))
+		taps := int(o.n) / cols
+		l.out = sm.BlockConv(l.out, o.dst.out(), x.out(), dyn.out(), o.v, o.ids, rows, cols, taps, int(dyn.cols)/taps)
 	case opRoute:
 		x := l.in(o.a)
 		l.overwrite(o.dst)
-		l.emit(b.route(o.ids, o.dst, x, int(o.a.cols), int(o.n), o.f))
+		l.out = sm.Route(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.n), o.f)
 	case opExpertSum:
-		y, w := l.plain(o.a), l.plain(o.b)
+		y, w := l.in(o.a), l.plain(o.b)
 		l.overwrite(o.dst)
-		l.emit(b.expertSum(o.dst, y, w, o.ids, int(o.n), o.v))
+		l.out = sm.ExpertSum(l.out, o.dst.out(), y, w.out(), o.ids, o.v, rows, cols, int(o.n))
 	case opArgMax:
-		l.emit(l.argMax(o)...)
+		x := l.in(o.a)
+		spare := l.take(SelectScratch(int(o.a.rows), int(o.a.cols), 1))
+		l.out = sm.ArgMax(l.out, o.ids, x, int(o.a.rows), int(o.a.cols), spare)
+		b.spare.give(spare)
 	case opTopK:
-		l.emit(l.topK(o)...)
+		x := l.in(o.a)
+		spare := l.take(SelectScratch(rows, int(o.a.cols), int(o.n)))
+		l.overwrite(o.dst)
+		var err error
+		if l.out, err = sm.TopK(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.n), spare); err != nil && l.err == nil {
+			l.err = err
+		}
+		b.spare.give(spare)
 	case opKVWrite:
 		k, v := l.in(o.a), l.in(o.b)
-		l.emit(l.kvWrite(o, k, v))
+		l.kvWrite(o, k, v)
 	case opAttention:
 		q := l.plain(o.a)
 		l.overwrite(o.dst)
 		l.attention(o, q)
 	case opShortConv:
-		u := l.in(o.a)
-		l.overwrite(o.dst)
-		l.shortConv(o, u)
+		return l.shortConv(i)
 	case opGatedDelta:
-		x, alpha, beta := l.plain(o.a), l.in(o.b), l.in(o.c)
-		l.overwrite(o.dst)
-		l.gatedDelta(o, x, alpha, beta)
+		l.gatedDelta(o)
 	}
 	return 1
 }

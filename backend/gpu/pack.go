@@ -97,13 +97,14 @@ type sigmoidPackArgs struct {
 	act              actArgs
 	x, gate          In
 	rows, cols, late int32
+	dim, step        int32
 	_                int32
 }
 
-// SigmoidPack appends x * sigmoid(gate), packed.
-func (p *Products) SigmoidPack(ls []Launch, to Packed, x, gate In) []Launch {
+// SigmoidPack appends x * sigmoid(gate), packed. Heads of x have dim values, a multiple of 8, and their gates begin step values after each other.
+func (p *Products) SigmoidPack(ls []Launch, to Packed, x, gate In, dim, step int) []Launch {
 	return append(ls, p.small("sigmoid_pack", &to, Args(sigmoidPackArgs{act: to.args(), x: x, gate: gate, rows: int32(to.Rows),
-		cols: int32(to.Cols), late: asInt(to.Late)})))
+		cols: int32(to.Cols), late: asInt(to.Late), dim: int32(dim), step: int32(step)})))
 }
 
 type headPackArgs struct {

@@ -17,7 +17,7 @@ type packed struct {
 	b []byte
 }
 
-func (r *rig) packed(lay gpu.ActLayout, a gpu.Addr) packed {
+func (r *productRig) packed(lay gpu.ActLayout, a gpu.Addr) packed {
 	r.t.Helper()
 	b := make([]byte, lay.Bytes())
 	if err := r.d.Download(b, a); err != nil {
@@ -92,13 +92,13 @@ type source struct {
 }
 
 // plainRows are rows that begin at an odd place, or not.
-func (r *rig) plainRows(rnd *rand.Rand, rows, cols, stride, off int) source {
+func (r *productRig) plainRows(rnd *rand.Rand, rows, cols, stride, off int) source {
 	v := randomRows(rnd, off+rows*stride)
 	return source{gpu.Rows(upload(r, v)+gpu.Addr(4*off), stride), func(row, col int) float64 { return float64(v[off+row*stride+col]) }}
 }
 
 // pieces are rows of a product's result from column first on.
-func (r *rig) pieces(rnd *rand.Rand, rows, groups, kb, grid, first int) source {
+func (r *productRig) pieces(rnd *rand.Rand, rows, groups, kb, grid, first int) source {
 	in := gpu.In{Groups: int32(groups), KB: int32(kb), Grid: int32(grid), N: int32(rows), First: int32(first)}
 	v := randomRows(rnd, gpu.PieceBytes(in)/4)
 	in.P = upload(r, v)
@@ -116,7 +116,7 @@ var packLayouts = []int{1, 2, 8, 0}
 func silu(x float64) float64 { return x / (1 + math.Exp(-x)) }
 
 func TestPackKernels(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(1, 4))
 	for _, nt := range packLayouts {
 		for _, cols := range []int{512, 768 - 64} {
@@ -187,7 +187,7 @@ func TestPackKernels(t *testing.T) {
 				g := x.at(row, col)
 				return g / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(g+0.044715*g*g*g))) * y.at(row, col)
 			})
-			r.run(r.p.SigmoidPack(nil, to, y.in, x.in))
+			r.run(r.p.SigmoidPack(nil, to, y.in, x.in, cols, cols))
 			r.packed(lay, act).check(t, name("sigmoid"), func(row, col int) float64 { return y.at(row, col) / (1 + math.Exp(-x.at(row, col))) })
 			for _, dim := range []int{64, 128, 256} {
 				if cols%dim != 0 {
@@ -209,7 +209,7 @@ func TestPackKernels(t *testing.T) {
 
 // TestPackSlots: rows go to the places they are told.
 func TestPackSlots(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(2, 4))
 	const rows, cols = 6, 512
 	x := r.plainRows(rnd, rows, cols, cols, 0)
@@ -231,16 +231,16 @@ func TestPackSlots(t *testing.T) {
 
 // TestNormFactor: a product of packed sums divides by the root mean square, of the columns there are.
 func TestNormFactor(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{1, 12, 70} {
 		const cols, rows, eps = 512 + 32, 33, 1e-3
-		m := r.matrix(rnd, quant.Q8_0, rows, cols, 1)
+		m := r.productMatrix(rnd, quant.Q8_0, rows, cols, 1)
 		x, y, w := r.plainRows(rnd, n, cols, cols, 0), r.plainRows(rnd, n, cols, cols, 0), randomRows(rnd, cols)
 		lay := r.p.Acts(n, m.WeightLayout)
 		act, sums := r.room(lay.Bytes()), r.room(lay.SumsBytes())
 		ls := r.p.AddPack(nil, gpu.Packed{ActLayout: lay, P: act}, gpu.Sum{X: x.in, Y: y.in, Sums: sums, W: upload(r, w)})
-		got := r.multiply(ls, gpu.MatMulInput{ActLayout: lay, P: act, Sums: sums, Eps: eps}, []*matrix{m}, r.p.Cut(m.WeightLayout), 2)[0]
+		got := r.multiply(ls, gpu.MatMulInput{ActLayout: lay, P: act, Sums: sums, Eps: eps}, []*productMatrix{m}, r.p.Cut(m.WeightLayout), 2)[0]
 		in := make([]float32, n*cols)
 		for row := range n {
 			var s float64

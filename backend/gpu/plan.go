@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"strobe/backend"
-	"strobe/quant"
 )
 
 // layout says where the parts of a step's block lie: everything that launches know of it. Room for tables is a power of two, so that
@@ -52,7 +51,7 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 	}
 	var dt *DeltaTables
 	if s.plan != nil && s.plan.State != nil {
-		if dt, err = s.plan.State.(*statePool).tables(s.plan.Delta); err != nil {
+		if dt, err = s.plan.State.(*States).Tables(s.plan.Delta); err != nil {
 			return nil, lay, err
 		}
 		lay.delta = deltaUse{dt.Room(), lay.bytes}
@@ -65,7 +64,7 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 	blk := b.blockHost[:lay.bytes]
 	at := setBytes * lay.sets
 	for i, e := range s.sets {
-		copy(blk[setBytes*i:], Args(setEntry{e.dst, int32(at), int32(e.n)}))
+		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at), int32(e.n)}))
 		at += copy(blk[at:], int32Bytes(s.data[e.from:][:e.n]))
 	}
 	for i, t := range tables {
@@ -75,11 +74,6 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 		dt.Put(blk[lay.delta.at:], lay.delta.room)
 	}
 	return blk, lay, nil
-}
-
-type setEntry struct {
-	dst   Addr
-	at, n int32
 }
 
 func align16(n int) int { return (n + 15) / 16 * 16 }
@@ -137,7 +131,7 @@ func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
 			}
 			tiling = a.Tiling(int(k.longest))
 		}
-		t, err := NewKVTables(plan, tiling, pool.Addr)
+		t, err := NewKVTables(plan, tiling, pool.addr)
 		if err != nil {
 			return nil, err
 		}
@@ -274,7 +268,6 @@ func (l *lowering) queries(i int) int {
 		q.rope != nil && (q.rope.b != k.rope.b || q.rope.c != k.rope.c) || l.wanted(end, k.dst) || l.wanted(end, v.dst) {
 		return 0
 	}
-	dims := []int{d.KeyDim}
 	c := QKV{Eps: 1, Cos: k.rope.b.addr, Sin: k.rope.c.addr, Half: int(k.rope.b.cols), Turn: int(k.rope.b.stride), Rows: tokens, KVHeads: d.Heads,
 		Place: l.pool(write).Layout.Places[write.attn.layer]}
 	c.Tables, _ = l.tables(write)
@@ -291,7 +284,7 @@ func (l *lowering) queries(i int) int {
 	if q.dst.addr != 0 {
 		c.Heads = int(q.rope.n)
 		c.Out, c.OutStride = q.dst.addr, c.Heads*d.KeyDim
-		if !set(&q, &c.Q, c.Heads, dims[0]) || q.dst.stride != q.dst.cols {
+		if !set(&q, &c.Q, c.Heads, d.KeyDim) || q.dst.stride != q.dst.cols {
 			return 0
 		}
 	}
@@ -359,12 +352,15 @@ func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.writer == nil {
-		if b.writer, err = NewKVWriter(b.d); err != nil {
-			return nil, err
-		}
-	}
 	return &kvPool{p, b, l.Layers}, nil
+}
+
+// addr is where a page lies. Pages that left a window have no address, and nobody sees them.
+func (p *kvPool) addr(page int32) Addr {
+	if page < 0 {
+		return 0
+	}
+	return p.Addr(page)
 }
 
 // Move moves rows of all layers.
@@ -377,5 +373,3 @@ func (p *kvPool) Move(rows []backend.RowMove) {
 		p.b.fail(err)
 	}
 }
-
-var _ = quant.F16

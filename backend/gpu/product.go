@@ -202,10 +202,7 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	if !p.Bulk {
 		l.Name, l.Shared = fmt.Sprintf("pipe_%d", x.NT), pipeFront+int(a.depth)*slot(x.NT, ws)
 	} else {
-		set := "all"
-		if allQ4K(ws) {
-			set = "q4k"
-		}
+		set := formatSet(ws)
 		l.Name = fmt.Sprintf("solo_%s_%d", set, x.NT)
 		if p.Pair && set == "q4k" && x.NT == 1 {
 			// Half of what a multiprocessor has, less what the driver takes and what a small kernel between needs.
@@ -217,8 +214,21 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	return append(ls, l)
 }
 
-func allQ4K(ws []WeightLayout) bool {
-	return !slices.ContainsFunc(ws, func(w WeightLayout) bool { return w.Format != TileQ4K })
+// formatSet names the smallest set of kernels that has all formats.
+func formatSet(ws []WeightLayout) string {
+	set := "q4k"
+	for _, w := range ws {
+		switch w.Format {
+		case TileQ4K:
+		case TileQ5K, TileQ6K:
+			if set == "q4k" {
+				set = "k"
+			}
+		default:
+			return "all"
+		}
+	}
+	return set
 }
 
 func productArgsOf(x MatMulInput, jobs []MatMulJob) (a productArgs, grid int, ws []WeightLayout) {

@@ -16,7 +16,7 @@ const half = 4e-4
 
 // TestProducts: every type, many numbers of rows, against float64; each row has the bits it has alone.
 func TestProducts(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	for i, typ := range gpu.BlockTypes {
 		t.Run(typ.String(), func(t *testing.T) {
 			r.t = t
@@ -25,8 +25,8 @@ func TestProducts(t *testing.T) {
 			if typ.BlockLen() < 256 {
 				cols += 128
 			}
-			m := r.matrix(rnd, typ, rows, cols, 1)
-			ms, cut := []*matrix{m}, r.p.Cut(m.WeightLayout)
+			m := r.productMatrix(rnd, typ, rows, cols, 1)
+			ms, cut := []*productMatrix{m}, r.p.Cut(m.WeightLayout)
 			const most = 130
 			x := randomRows(rnd, most*cols)
 			all := r.product(x, most, ms, cut, 1)[0]
@@ -50,20 +50,20 @@ func TestProducts(t *testing.T) {
 
 // TestProductsTogether: matrices of all formats in one launch, with the norm's factor and a scale, have the bits they have alone.
 func TestProductsTogether(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(5, 5))
 	const cols, n = 768, 11
-	var ms []*matrix
+	var ms []*productMatrix
 	var ws []gpu.WeightLayout
 	for i, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0, quant.Q5_K, quant.Q4_1, quant.Q2_K, quant.MXFP4, quant.NVFP4} {
-		m := r.matrix(rnd, typ, 1+70*i, cols, 1)
+		m := r.productMatrix(rnd, typ, 1+70*i, cols, 1)
 		ms, ws = append(ms, m), append(ws, m.WeightLayout)
 	}
 	cut := r.p.Cut(ws...)
 	x := randomRows(rnd, n*cols)
 	together := r.product(x, n, ms, cut, 0.5)
 	for i, m := range ms {
-		alone := r.product(x, n, []*matrix{m}, cut[i:i+1], 0.5)[0]
+		alone := r.product(x, n, []*productMatrix{m}, cut[i:i+1], 0.5)[0]
 		if !sameBits(alone, together[i]) {
 			t.Errorf("%v: not the same alone", m.Type)
 		}
@@ -77,7 +77,7 @@ func TestProductsTogether(t *testing.T) {
 	}
 }
 
-// TestCut: the blocks that matrices of a launch get are all there are and suit every matrix.
+// TestCut: the blocks that matrices of a launch get are all there are and suit every productMatrix.
 func TestCut(t *testing.T) {
 	p := gpu.NewProducts(gpu.Props{Units: 132, SharedBlock: 232448, Major: 9})
 	of := func(typ quant.Type, rows, cols int) gpu.WeightLayout {
@@ -107,20 +107,20 @@ func TestCut(t *testing.T) {
 	}
 	for i, n := range p.Cut(many...) {
 		if n < 1 {
-			t.Errorf("matrix %d of 200 gets %d blocks", i, n)
+			t.Errorf("productMatrix %d of 200 gets %d blocks", i, n)
 		}
 	}
 }
 
 // TestSmallDevices: with little shared memory chunks have fewer rows, and the bits are the same.
 func TestSmallDevices(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(8, 8))
 	const n, cols = 70, 512
-	m := r.matrix(rnd, quant.Q8_0, 100, cols, 1)
+	m := r.productMatrix(rnd, quant.Q8_0, 100, cols, 1)
 	cut := r.p.Cut(m.WeightLayout)
 	x := randomRows(rnd, n*cols)
-	want := r.product(x, n, []*matrix{m}, cut, 1)[0]
+	want := r.product(x, n, []*productMatrix{m}, cut, 1)[0]
 	if r.p.Bulk {
 		t.Skip("kernels before 9.0")
 	}
@@ -128,24 +128,24 @@ func TestSmallDevices(t *testing.T) {
 	if lay := r.p.Acts(n, m.WeightLayout); lay.NT != 4 {
 		t.Errorf("chunks of %d tiles", lay.NT)
 	}
-	if got := r.product(x, n, []*matrix{m}, cut, 1)[0]; !sameBits(got, want) {
+	if got := r.product(x, n, []*productMatrix{m}, cut, 1)[0]; !sameBits(got, want) {
 		t.Error("other bits with 99 KiB of shared memory")
 	}
 }
 
 // TestNaNStays: a NaN or an infinity spoils its own row only, whether in activations or in weights.
 func TestNaNStays(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(9, 9))
 	const rows, cols, n = 50, 768, 5
 	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0, quant.IQ4_NL} {
-		m := r.matrix(rnd, typ, rows, cols, 1)
+		m := r.productMatrix(rnd, typ, rows, cols, 1)
 		cut := r.p.Cut(m.WeightLayout)
 		x := randomRows(rnd, n*cols)
-		clean := r.product(x, n, []*matrix{m}, cut, 1)[0]
+		clean := r.product(x, n, []*productMatrix{m}, cut, 1)[0]
 		x[1*cols+300] = float32(math.NaN())
 		x[3*cols+20] = float32(math.Inf(1))
-		got := r.product(x, n, []*matrix{m}, cut, 1)[0]
+		got := r.product(x, n, []*productMatrix{m}, cut, 1)[0]
 		for tok := range n {
 			for row := range rows {
 				g, w := got[tok*rows+row], clean[tok*rows+row]
@@ -161,17 +161,17 @@ func TestNaNStays(t *testing.T) {
 
 // TestLargeAndSmall: values near the ends of float32 keep their precision.
 func TestLargeAndSmall(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(10, 9))
 	const rows, cols = 20, 512
-	m := r.matrix(rnd, quant.Q4_0, rows, cols, 1)
+	m := r.productMatrix(rnd, quant.Q4_0, rows, cols, 1)
 	cut := r.p.Cut(m.WeightLayout)
 	for _, f := range []float32{1e-30, 1e-12, 1e12, 1e34} {
 		x := randomRows(rnd, cols)
 		for i := range x {
 			x[i] *= f
 		}
-		if e := apart(r.product(x, 1, []*matrix{m}, cut, 1)[0], plain(m.values, rows, cols, x)); !(e < half) {
+		if e := apart(r.product(x, 1, []*productMatrix{m}, cut, 1)[0], plain(m.values, rows, cols, x)); !(e < half) {
 			t.Errorf("values of %v: relative error %.2e", f, e)
 		}
 	}
@@ -179,7 +179,7 @@ func TestLargeAndSmall(t *testing.T) {
 
 // TestEmbed: rows by their number, exactly.
 func TestEmbed(t *testing.T) {
-	r := newRig(t)
+	r := newProductRig(t)
 	for i, typ := range append([]quant.Type{quant.F32, quant.F16, quant.BF16}, gpu.BlockTypes...) {
 		rnd := rand.New(rand.NewPCG(uint64(typ), 2))
 		rows, cols := 520-i*20, 768
@@ -189,7 +189,7 @@ func TestEmbed(t *testing.T) {
 		if typ.BlockLen() <= 32 {
 			cols += 32
 		}
-		m := r.matrix(rnd, typ, rows, cols, 1)
+		m := r.productMatrix(rnd, typ, rows, cols, 1)
 		ids := []int32{0, int32(rows - 1), 17, -1, int32(rows / 2), int32(rows)}
 		stride := cols + 3
 		dst := r.room(len(ids) * stride * 4)

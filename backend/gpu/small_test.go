@@ -48,15 +48,23 @@ func TestElements(t *testing.T) {
 					func(r, c int, _ float64) float64 { return a.at(r, c) + float64(bias[c]) }},
 				{"scale", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch { return s.Scale(nil, dst, a, 0.3, n, cols) },
 					func(r, c int, _ float64) float64 { return a.at(r, c) * float64(float32(0.3)) }},
-				{"silu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch { return s.Gated(nil, dst, a, b, false, n, cols) },
+				{"silu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+					return s.Gated(nil, dst, a, b, false, n, cols)
+				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) * sigmoid64(a.at(r, c)) * b.at(r, c) }},
-				{"gelu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch { return s.Gated(nil, dst, a, b, true, n, cols) },
+				{"gelu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+					return s.Gated(nil, dst, a, b, true, n, cols)
+				},
 					func(r, c int, _ float64) float64 { return gelu64(a.at(r, c)) * b.at(r, c) }},
-				{"sigmoid", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch { return s.SigmoidGate(nil, dst, a, b, n, cols) },
+				{"sigmoid", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+					return s.SigmoidGate(nil, dst, a, b, n, cols)
+				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) * sigmoid64(b.at(r, c)) }},
 				{"softcap", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch { return s.Softcap(nil, dst, a, 3, n, cols) },
 					func(r, c int, _ float64) float64 { return 3 * math.Tanh(a.at(r, c)/3) }},
-				{"add gated", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch { return s.AddGated(nil, dst, a, gate, n, cols) },
+				{"add gated", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+					return s.AddGated(nil, dst, a, gate, n, cols)
+				},
 					func(r, c int, old float64) float64 { return old + sigmoid64(gate.at(r, 0))*a.at(r, c) }},
 			} {
 				what := fmt.Sprintf("%s of %d columns from %s", c.name, cols, name)

@@ -146,7 +146,6 @@ func (b *Backend) EndStep() {
 			b.d.Launch(&r.launches[i])
 		}
 	}
-	b.stepped(s.plan)
 }
 
 func (b *Backend) dropOldest() {
@@ -180,7 +179,16 @@ func (b *Backend) forget(from Addr, bytes int) {
 	})
 }
 
-func (b *Backend) op(o op) { b.step.ops = append(b.step.ops, o) }
+// op appends an operation to the step; outside of one it is a step by itself.
+func (b *Backend) op(os ...op) {
+	if b.step.open {
+		b.step.ops = append(b.step.ops, os...)
+		return
+	}
+	b.BeginStep(nil)
+	b.step.ops = append(b.step.ops, os...)
+	b.EndStep()
+}
 
 // Embed looks up rows of the embedding matrix.
 func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, scale float32) {
@@ -189,10 +197,17 @@ func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, 
 
 // MatMul multiplies x with every matrix.
 func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
-	b.op(op{kind: opMatMul, a: viewOf(x), n: int32(len(ps))})
+	b.op(withProducts(op{kind: opMatMul, a: viewOf(x)}, ps)...)
+}
+
+// withProducts is an operation and its outputs.
+func withProducts(o op, ps []backend.Product) []op {
+	o.n = int32(len(ps))
+	os := []op{o}
 	for _, p := range ps {
-		b.op(op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
+		os = append(os, op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
 	}
+	return os
 }
 
 // RMSNorm normalises every row.
@@ -279,10 +294,7 @@ func (b *Backend) Route(ids backend.Ints, weights, logits backend.Tensor, used i
 
 // ExpertMatMul multiplies rows with the experts chosen for them.
 func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
-	b.op(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used), n: int32(len(ps))})
-	for _, p := range ps {
-		b.op(op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
-	}
+	b.op(withProducts(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used)}, ps)...)
 }
 
 // ExpertSum adds the outputs of each row's experts with their weights.

@@ -43,6 +43,23 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 
 // load opens the model the flags name.
 func (m *modelFlags) load() (*engine.Model, error) {
+	opt, err := m.options()
+	if err != nil {
+		return nil, err
+	}
+	e, err := m.open(opt)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.checkDrafter(e); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// options is how the flags want a model to be loaded.
+func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{Threads: m.threads, KV: m.kv, Drafter: m.drafter, MTP: m.mtp || m.draft == "mtp"}
 	switch m.causal {
 	case "auto":
@@ -51,28 +68,28 @@ func (m *modelFlags) load() (*engine.Model, error) {
 	case "off":
 		opt.Causal = dflash.CausalOff
 	default:
-		return nil, usagef("--draft-causal %q: want auto, on or off", m.causal)
-	}
-	spec, err := m.spec()
-	if err != nil {
-		return nil, err
+		return opt, usagef("--draft-causal %q: want auto, on or off", m.causal)
 	}
 	if m.draft == "off" || m.draft == "ngram" {
 		opt.Drafter = "none"
 	}
-	e, err := m.open(opt)
+	_, err := m.spec()
+	return opt, err
+}
+
+// checkDrafter refuses a model without the source of guesses that the flags insist on.
+func (m *modelFlags) checkDrafter(e *engine.Model) error {
+	spec, err := m.spec()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if m.draft == "mtp" && e.MTP == nil {
-		e.Close()
-		return nil, fmt.Errorf("%s: no layer for multi-token prediction: the model has none, or was converted without; give one with -d FILE", e.Path)
+		return fmt.Errorf("%s: no layer for multi-token prediction: the model has none, or was converted without; give one with -d FILE", e.Path)
 	}
 	if err := e.Runner.Check(spec.Draft); err != nil {
-		e.Close()
-		return nil, usageError{err}
+		return usageError{err}
 	}
-	return e, nil
+	return nil
 }
 
 // open loads the file the flags name, or the pair that is part of the program.
@@ -136,21 +153,15 @@ func (s *sampleFlags) add(cmd *cobra.Command, temp float32) {
 	f.Int64Var(&s.seed, "seed", -1, "seed of the random numbers; negative takes a new one each time")
 }
 
-// sampler returns a sampler for a vocabulary with the ids a model never wants.
-func (s *sampleFlags) sampler(m *engine.Model) (*sample.Sampler, error) {
+// params are the settings of the turn-th answer, each with a seed of its own.
+func (s *sampleFlags) params(turn int) (sample.Params, error) {
 	p := s.Params
-	p.Seed = uint64(s.seed)
+	p.Seed = uint64(s.seed) + uint64(turn)
 	if s.seed < 0 {
 		p.Seed = rand.Uint64()
 	}
-	for _, id := range m.Target.Suppress {
-		if p.LogitBias == nil {
-			p.LogitBias = make(map[int32]float32)
-		}
-		p.LogitBias[id] = negInf
-	}
 	if err := p.Validate(); err != nil {
-		return nil, usageError{err}
+		return p, usageError{err}
 	}
-	return sample.New(p, m.Target.Vocab), nil
+	return p, nil
 }

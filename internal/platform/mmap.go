@@ -51,7 +51,7 @@ func (m *Mapping) Change() Change {
 // Where the file shrinks while it is mapped, touching a page that is gone kills the process, unless the goroutine has
 // called debug.SetPanicOnFault and recovers; see IsFault.
 func Map(path string) (*Mapping, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|dontWait, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -104,13 +104,14 @@ KERNEL(gated_pack, GatedPackArgs, p, 128, 8) {
   });
 }
 
-// x * sigmoid(gate)
-struct SigmoidPackArgs { Act act; In x, gate; int rows, cols, late, pad; };
+// x * sigmoid(gate), head by head.
+struct SigmoidPackArgs { Act act; In x, gate; int rows, cols, late, dim, step, pad; };
 KERNEL(sigmoid_pack, SigmoidPackArgs, p, 128, 8) {
   jobs(p.late, p.rows, p.act.kb, [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
     float g[8], u[8];
     take8(u, p.x, row, at, p.cols);
-    take8(g, p.gate, row, at, p.cols);
+    int h = at / p.dim, from = h * p.step; // heads of x lie side by side, gates a step apart
+    take8(g, p.gate, row, from + at - h * p.dim, p.cols / p.dim * p.step);
 #pragma unroll
     for (int i = 0; i < 8; i++) u[i] = fmul(u[i], sigmoid(g[i]));
     pack_row(p.act, kb, row, u, lane);

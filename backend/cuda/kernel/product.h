@@ -51,19 +51,26 @@ DEV Job find_job(const ProductArgs& a, int& b) {
   return j;
 }
 
-// Calls fn with a value of the format's type.
-template <class Fn> DEV void with_format(int format, Fn fn) {
-  switch (format) {
-  case Q4K_: fn(Q4K()); break;
-  case Q5K_: fn(Q5K()); break;
-  case Q6K_: fn(Q6K()); break;
-  case Q2K_: fn(Q2K()); break;
-  case Q3K_: fn(Q3K()); break;
-  case Q8_: fn(Q8()); break;
-  case Q8M_: fn(Q8M()); break;
-  case N4_: fn(N4()); break;
-  case NV4_: fn(NV4()); break;
-  }
+// Calls fn with a value of the format's type, one of a set.
+enum { ONLY_Q4K, K_QUANTS, ALL_FORMATS };
+template <int SET, class Fn> DEV void with_format(int format, Fn fn) {
+  if constexpr (SET == ONLY_Q4K) fn(Q4K());
+  else if constexpr (SET == K_QUANTS) {
+    if (format == Q4K_) fn(Q4K());
+    else if (format == Q6K_) fn(Q6K());
+    else fn(Q5K());
+  } else
+    switch (format) {
+    case Q4K_: fn(Q4K()); break;
+    case Q5K_: fn(Q5K()); break;
+    case Q6K_: fn(Q6K()); break;
+    case Q2K_: fn(Q2K()); break;
+    case Q3K_: fn(Q3K()); break;
+    case Q8_: fn(Q8()); break;
+    case Q8M_: fn(Q8M()); break;
+    case N4_: fn(N4()); break;
+    case NV4_: fn(NV4()); break;
+    }
 }
 
 template <int N> DEV void clear(float* p) {
