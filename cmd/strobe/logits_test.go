@@ -51,6 +51,9 @@ func TestLogitsRounds(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
+					if what == "verify_logits" && arch != "qwen35" {
+						continue // the repository has them of one model
+					}
 					w, _ := want.Tensor(name).Float32s()
 					if e := testkit.RelL2(g, w); !(e <= 1e-4) {
 						t.Errorf("%s: %s differs by %.2e", arch, name, e)

@@ -322,16 +322,17 @@ func TestOptionalParts(t *testing.T) {
 func TestStandAlone(t *testing.T) {
 	for _, arch := range qwens {
 		t.Run(arch, func(t *testing.T) {
-			path := testkit.Golden(t, "mtp-"+arch+"/block.gguf")
+			path := edit.Block(t, arch).Write(t)
+			bare := testkit.Golden(t, "mtp-"+arch+"/block.gguf") // uses the target's vocabulary
 			whole := edit.MTP(t, arch).Write(t)
 			without := edit.MTP(t, arch).Drop("blk.2.").Set(arch+".block_count", uint32(2)).Del(arch + ".nextn_predict_layers")
 			m, d := openQwen(t, arch)
 			s := newStream(m, d)
 			s.pass(t, text(1, 9), 9)
 			want := s.trace(t, 5)
-			for _, target := range []string{whole, without.Write(t)} {
-				m := openTarget(t, target)
-				f := openFile(t, path)
+			for _, pair := range [][2]string{{whole, path}, {without.Write(t), path}, {whole, bare}} {
+				m := openTarget(t, pair[0])
+				f := openFile(t, pair[1])
 				if !Supported(f) || InModel(f) || Supported(m.File()) {
 					t.Fatal("a block alone is not told from a model")
 				}
@@ -354,7 +355,7 @@ func TestStandAlone(t *testing.T) {
 func TestRefused(t *testing.T) {
 	qwen := func() *edit.File { return edit.MTP(t, "qwen35") }
 	gemma := func() *edit.File { return edit.Read(t, testkit.Golden(t, "gemma4-assistant/model.gguf")) }
-	block := func() *edit.File { return edit.Read(t, testkit.Golden(t, "mtp-qwen35/block.gguf")) }
+	block := func() *edit.File { return edit.Block(t, "qwen35") }
 	target := openTarget(t, qwen().Write(t))
 	gemmaTarget := openTarget(t, testkit.Golden(t, "gemma4/model.gguf"))
 	for name, c := range map[string]struct {
