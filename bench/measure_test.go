@@ -42,7 +42,8 @@ func TestMeasure(t *testing.T) {
 	for _, name := range []string{"qwen35", "qwen35moe", "gemma4"} {
 		t.Run(name, func(t *testing.T) {
 			m := load(t, name, true)
-			modes, err := Modes(ModeOptions{Names: []string{"chain", "tree", "ngram", "auto"}, Drafter: "dflash", Tree: 12})
+			modes, err := Modes(ModeOptions{Names: []string{"chain", "tree", "ngram", "auto"}, Drafter: "dflash",
+				Tree: 12})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -158,7 +159,8 @@ func TestMeasureMTP(t *testing.T) {
 		if drafter != "" {
 			own = r.MTP
 		}
-		if own == nil || own.Name != "mtp" || own.Path != target || own.WeightBytes == 0 || drafter == "" && r.MTP != nil {
+		if own == nil || own.Name != "mtp" || own.Path != target || own.WeightBytes == 0 ||
+			drafter == "" && r.MTP != nil {
 			t.Errorf("drafters %+v and %+v", r.Drafter, r.MTP)
 		}
 		name := "mtp"
@@ -189,7 +191,8 @@ func TestModes(t *testing.T) {
 	}{
 		{ModeOptions{Drafter: "dflash"}, "plain chain tree auto"},
 		{ModeOptions{Drafter: "dflash", MTP: true}, "plain chain tree mtp auto"},
-		{ModeOptions{Names: []string{"mtp"}, Drafter: "dflash"}, `mode "mtp" needs a model with a layer for multi-token prediction, or such a drafter: give it with -d FILE`},
+		{ModeOptions{Names: []string{"mtp"}, Drafter: "dflash"},
+			`mode "mtp" needs a layer for multi-token prediction: give it with -d FILE`},
 		{ModeOptions{}, "plain ngram"},
 		{ModeOptions{Drafter: "dflash", Synthetic: 3}, "plain chain tree"},
 		{ModeOptions{Names: []string{"auto", "chain"}, Drafter: "dflash"}, "plain chain auto"},

@@ -71,7 +71,7 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 			o.Draft = known
 		}
 		if known == "mtp" && !opt.MTP {
-			return nil, fmt.Errorf("mode %q needs a model with a layer for multi-token prediction, or such a drafter: give it with -d FILE", known)
+			return nil, fmt.Errorf("mode %q needs a layer for multi-token prediction: give it with -d FILE", known)
 		}
 		if o.Fixed && opt.Drafter == "" {
 			return nil, fmt.Errorf("mode %q needs a drafter: give it with -d FILE", known)

@@ -149,7 +149,8 @@ func describe(m *engine.Model) ModelInfo {
 }
 
 func describeDrafter(m *engine.Model, d engine.Drafter) *DrafterInfo {
-	info := &DrafterInfo{Path: m.DrafterPath, Name: d.Name(), Block: d.Max() + 1, WeightBytes: d.WeightBytes(), TokenBytes: d.Memory().TokenBytes()}
+	info := &DrafterInfo{Path: m.DrafterPath, Name: d.Name(), Block: d.Max() + 1, WeightBytes: d.WeightBytes(),
+		TokenBytes: d.Memory().TokenBytes()}
 	switch {
 	case d == engine.Drafter(m.Drafter):
 		info.Block = m.Drafter.Block()

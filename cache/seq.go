@@ -61,7 +61,8 @@ func (s *Seq) freeSlots() {
 	}
 }
 
-// Carry returns the row that the sequence carries, zeros before its first token. A sequence has it from its first pass on.
+// Carry returns the row that the sequence carries, zeros before its first token. A sequence has it from its first
+// pass on.
 func (s *Seq) Carry() backend.Tensor { return s.carry }
 
 // Len returns the number of committed tokens.

@@ -6,9 +6,9 @@ import (
 	"strobe/backend"
 )
 
-// A network that is fed what it has just guessed runs the rows of a sequence one after the other. A pass over steps does so
-// for several sequences without a word of the host in between: step i runs the i-th row of every sequence that has one, and each
-// step has plans of its own, all known beforehand.
+// A network that is fed what it has just guessed runs the rows of a sequence one after the other. A pass over steps
+// does so for several sequences without a word of the host in between: step i runs the i-th row of every sequence
+// that has one, and each step has plans of its own, all known beforehand.
 
 // BeginSteps prepares such a pass. Segments are chains, the longest first.
 func (m *Memory) BeginSteps(segs []Segment) (*Batch, error) {
@@ -18,8 +18,9 @@ func (m *Memory) BeginSteps(segs []Segment) (*Batch, error) {
 	return m.steps(segs, func(s *Segment, i int) (pos, end int) { return s.Seq.n + i, s.Seq.n + i + 1 }), nil
 }
 
-// Look prepares a pass over steps of a network that only looks at what sequences remember: every row stands at the position after
-// the last token, sees the committed ones and writes nothing. The network runs on one of the devices and gets that one's plans alone.
+// Look prepares a pass over steps of a network that only looks at what sequences remember: every row stands at the
+// position after the last token, sees the committed ones and writes nothing. The network runs on one of the devices
+// and gets that one's plans alone.
 func (m *Memory) Look(segs []Segment, device int) (*Batch, error) {
 	for i := range segs {
 		if s := segs[i].Seq; s.closed || s.broken {

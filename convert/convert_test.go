@@ -189,7 +189,8 @@ func TestMTP(t *testing.T) {
 			t.Errorf("%s: kept %v, or changed", x.Name, y != nil)
 		}
 	}
-	err := HF(t.Context(), testkit.Golden(t, "qwen35/hf"), filepath.Join(t.TempDir(), "none.gguf"), Options{MTPOnly: true})
+	err := HF(t.Context(), testkit.Golden(t, "qwen35/hf"), filepath.Join(t.TempDir(), "none.gguf"),
+		Options{MTPOnly: true})
 	if err == nil || !strings.Contains(err.Error(), "no multi-token-prediction layers") {
 		t.Errorf("a checkpoint without them: %v", err)
 	}
@@ -202,7 +203,8 @@ func TestMTPGolden(t *testing.T) {
 			dir := testkit.Shared(t, "golden/mtp/"+arch+"-mtp")
 			compareFiles(t, convertTo(t, filepath.Join(dir, "hf"), Options{}), filepath.Join(dir, "model.gguf"))
 			if arch != "qwen35moe" { // of which there is no such file
-				compareFiles(t, convertTo(t, filepath.Join(dir, "hf"), Options{MTPOnly: true}), testkit.Shared(t, "golden/mtp/mtp-only/"+arch+".gguf"))
+				compareFiles(t, convertTo(t, filepath.Join(dir, "hf"), Options{MTPOnly: true}), testkit.Shared(t,
+					"golden/mtp/mtp-only/"+arch+".gguf"))
 			}
 		})
 	}

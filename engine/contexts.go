@@ -14,8 +14,8 @@ type set uint64
 func (s set) has(i int) bool  { return s>>i&1 == 1 }
 func (s set) all(of set) bool { return s&of == of }
 
-// contexts is what the sources that capture know of a sequence, by their places; nil for a source that does not follow. They are
-// kept, copied and stored with the target's memory of the same tokens.
+// contexts is what the sources that capture know of a sequence, by their places; nil for a source that does not
+// follow. They are kept, copied and stored with the target's memory of the same tokens.
 type contexts []*cache.Seq
 
 // wanted is the sources that have to follow a request: those that capture and may draft for it.

@@ -166,9 +166,11 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 		return nil, fmt.Errorf("%w: made by another model", errDamaged)
 	}
 	at += len(d.model)
-	target, drafters, of, n := int64(le.Uint64(b[at:])), int64(le.Uint64(b[at+8:])), set(le.Uint64(b[at+16:])), int64(le.Uint32(b[at+24:]))
+	target, drafters := int64(le.Uint64(b[at:])), int64(le.Uint64(b[at+8:]))
+	of, n := set(le.Uint64(b[at+16:])), int64(le.Uint32(b[at+24:]))
 	head := int64(fixed) + 4*n + 4
-	if target < 0 || drafters < 0 || target > info.Size() || drafters > info.Size() || head+target+drafters != info.Size() ||
+	if target < 0 || drafters < 0 || target > info.Size() || drafters > info.Size() ||
+		head+target+drafters != info.Size() ||
 		n == 0 || !d.sources.all(of) {
 		return nil, fmt.Errorf("%w: %d bytes do not hold what the header says", errDamaged, info.Size())
 	}
@@ -205,7 +207,8 @@ func (d *disk) find(prompt []int32, want set) (best *diskFile, n int) {
 func (d *disk) has(e *entry) bool {
 	return slices.ContainsFunc(d.files, func(f *diskFile) bool {
 		n := common(f.tokens, e.tokens)
-		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable(len(f.tokens))) && f.drafts.all(e.drafts.sources())
+		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable(len(f.tokens))) &&
+			f.drafts.all(e.drafts.sources())
 	})
 }
 

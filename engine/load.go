@@ -53,8 +53,8 @@ import (
 type Options struct {
 	Threads int
 	KV      string // cache type: f16 (default), f32 or q8_0
-	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has otherwise; "none" uses
-	// none.
+	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has
+	// otherwise; "none" uses none.
 	Drafter string
 	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
 	MTP    bool
@@ -315,7 +315,8 @@ func (m *Model) Summary() string {
 	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.backend.Name(),
 		Bytes(m.Target.WeightBytes()), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
 	for _, d := range m.Drafters() {
-		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache %s per token", d.Name(), Bytes(d.WeightBytes()), d.Max(), Bytes(d.Memory().TokenBytes()))
+		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache %s per token", d.Name(), Bytes(d.WeightBytes()),
+			d.Max(), Bytes(d.Memory().TokenBytes()))
 	}
 	return s
 }
@@ -346,8 +347,8 @@ func ParseKV(s string) (quant.Type, error) {
 	return 0, fmt.Errorf("cache type %q: want f16, f32 or q8_0", s)
 }
 
-// FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose
-// name shares the longest beginning with the target's, or else such a file for multi-token prediction, unless the target's own
+// FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose name shares
+// the longest beginning with the target's, or else such a file for multi-token prediction, unless the target's own
 // has a block. It returns "" when there is none.
 func FindDrafter(path string, target *gguf.File) string {
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -402,7 +403,8 @@ func fits(path string, target *gguf.File) string {
 			return "dflash"
 		}
 	case mtp.Supported(f) && !mtp.InModel(target):
-		if f.Arch() == target.Arch() && width("embedding_length") || f.Arch() == target.Arch()+"-assistant" && width("embedding_length_out") {
+		if f.Arch() == target.Arch() && width("embedding_length") || f.Arch() == target.Arch()+"-assistant" &&
+			width("embedding_length_out") {
 			return "mtp"
 		}
 	}

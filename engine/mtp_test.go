@@ -15,8 +15,8 @@ import (
 	"strobe/synth"
 )
 
-// mtpPairs are models that are drafted for by multi-token prediction: of every architecture, by a block in the model's file, a block in
-// a file of its own and an assistant; and one that has a DFlash drafter as well.
+// mtpPairs are models that are drafted for by multi-token prediction: of every architecture, by a block in the
+// model's file, a block in a file of its own and an assistant; and one that has a DFlash drafter as well.
 var mtpPairs = map[string]func(t testing.TB) (target, drafter string){
 	"qwen35":    func(t testing.TB) (string, string) { return edit.MTP(t, "qwen35").Write(t), "" },
 	"qwen35moe": func(t testing.TB) (string, string) { return edit.MTP(t, "qwen35moe").Write(t), "" },
@@ -68,7 +68,8 @@ func TestMTPSameText(t *testing.T) {
 			var reqs []Request
 			var want []Event
 			for i := range 4 {
-				req := Request{Tokens: randomPrompt(uint64(i%3), 12+45*i), MaxTokens: 40, IgnoreEOG: true, Params: greedy}
+				req := Request{Tokens: randomPrompt(uint64(i%3), 12+45*i), MaxTokens: 40, IgnoreEOG: true,
+					Params: greedy}
 				if i%2 == 1 {
 					req.Params = seeded
 				}
@@ -77,16 +78,19 @@ func TestMTPSameText(t *testing.T) {
 				want = append(want, generate(t, e, req))
 			}
 			for _, opt := range []speculate.Options{
-				{Draft: "mtp"}, {Draft: "mtp", Fixed: true, Tree: speculate.TreeOff, Max: 4}, {Draft: "mtp", Fixed: true, Tree: 12}, {},
+				{Draft: "mtp"}, {Draft: "mtp", Fixed: true, Tree: speculate.TreeOff, Max: 4}, {Draft: "mtp",
+					Fixed: true, Tree: 12}, {},
 				{Draft: "mtp", Fixed: true, Tree: speculate.TreeOff},
 			} {
 				check := func(i int, ev Event) {
 					if !slices.Equal(ids(ev.Tokens), ids(want[i].Tokens)) || string(ev.Text) != string(want[i].Text) {
-						t.Errorf("%+v: request %d says\n%v, without drafts\n%v", opt, i, ids(ev.Tokens), ids(want[i].Tokens))
+						t.Errorf("%+v: request %d says\n%v, without drafts\n%v", opt, i, ids(ev.Tokens),
+							ids(want[i].Tokens))
 					}
 					st := ev.Result.Stats
 					if st.Cold || st.DraftErr != nil || st.BadDrafts > 0 {
-						t.Errorf("%+v: request %d: cold %v, error %v, %d bad drafts", opt, i, st.Cold, st.DraftErr, st.BadDrafts)
+						t.Errorf("%+v: request %d: cold %v, error %v, %d bad drafts", opt, i, st.Cold, st.DraftErr,
+							st.BadDrafts)
 					}
 					if opt.Fixed && st.Guessed == 0 {
 						t.Errorf("%+v: request %d was not drafted for", opt, i)
@@ -98,8 +102,8 @@ func TestMTPSameText(t *testing.T) {
 	}
 }
 
-// TestMTPRemembers: what a drafter guesses after a cache hit, and after one on the disk, is exactly what it guesses on a cold run:
-// the state that waits for the next token is kept with the rest.
+// TestMTPRemembers: what a drafter guesses after a cache hit, and after one on the disk, is exactly what it guesses
+// on a cold run: the state that waits for the next token is kept with the rest.
 func TestMTPRemembers(t *testing.T) {
 	for name, files := range mtpPairs {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +111,8 @@ func TestMTPRemembers(t *testing.T) {
 			dir := t.TempDir()
 			e, r := recorded(t, loadMTP(t, target, drafter), "mtp", Config{Parallel: 1, CacheDir: dir})
 			first := generate(t, e, Request{Tokens: randomPrompt(3, 100), MaxTokens: 40, IgnoreEOG: true})
-			second := Request{Tokens: slices.Concat(randomPrompt(3, 100), ids(first.Tokens), randomPrompt(4, 20)), MaxTokens: 60, IgnoreEOG: true}
+			second := Request{Tokens: slices.Concat(randomPrompt(3, 100), ids(first.Tokens), randomPrompt(4, 20)),
+				MaxTokens: 60, IgnoreEOG: true}
 			cold := second
 			cold.NoCache = true
 			want := r.guesses(t, e, cold)
@@ -116,7 +121,8 @@ func TestMTPRemembers(t *testing.T) {
 			}
 			hits := e.Snapshot().Cache.Hits
 			if got := r.guesses(t, e, second); !slices.Equal(got, want) || e.Snapshot().Cache.Hits != hits+1 {
-				t.Errorf("same guesses with a cached beginning: %v; hits %d, before %d", slices.Equal(got, want), e.Snapshot().Cache.Hits, hits)
+				t.Errorf("same guesses with a cached beginning: %v; hits %d, before %d", slices.Equal(got, want),
+					e.Snapshot().Cache.Hits, hits)
 			}
 			stop(t, e)
 			if len(prefixFiles(t, dir)) == 0 {
@@ -124,14 +130,16 @@ func TestMTPRemembers(t *testing.T) {
 			}
 			e, r = recorded(t, loadMTP(t, target, drafter), "mtp", Config{Parallel: 1, CacheDir: dir})
 			if got := r.guesses(t, e, second); !slices.Equal(got, want) || e.Snapshot().Cache.DiskHits != 1 {
-				t.Errorf("same guesses after a restart: %v; %d hits on the disk", slices.Equal(got, want), e.Snapshot().Cache.DiskHits)
+				t.Errorf("same guesses after a restart: %v; %d hits on the disk", slices.Equal(got, want),
+					e.Snapshot().Cache.DiskHits)
 			}
 		})
 	}
 }
 
-// rightModel is a file whose block is right: the trunk's only layer that does anything is its last, a copy of it is the block, and embeddings are of one
-// size, so that the norm in front of the block does not change them. The block then computes from its own cache what the target computes.
+// rightModel is a file whose block is right: the trunk's only layer that does anything is its last, a copy of it is
+// the block, and embeddings are of one size, so that the norm in front of the block does not change them. The block
+// then computes from its own cache what the target computes.
 func rightModel(t testing.TB) string {
 	const hidden, vocab = 64, 512
 	e := edit.MTP(t, "qwen35")
@@ -204,8 +212,8 @@ func allRight(t *testing.T, what string, ev Event, s *stray, chain int) {
 	}
 }
 
-// TestMTPRight: a block that is right is right always: for 500 tokens, after rounds of which a part was accepted, from a cached beginning, beside another
-// stream that left the same one, and after a restart.
+// TestMTPRight: a block that is right is right always: for 500 tokens, after rounds of which a part was accepted,
+// from a cached beginning, beside another stream that left the same one, and after a restart.
 func TestMTPRight(t *testing.T) {
 	path, dir := rightModel(t), t.TempDir()
 	const chain = 4
@@ -252,7 +260,8 @@ func TestMTPRight(t *testing.T) {
 	allRight(t, "restarted", ev, s, chain)
 }
 
-// TestMTPChosen: a model's own block drafts when nobody else does, a file beside the model is found, and what is given wins.
+// TestMTPChosen: a model's own block drafts when nobody else does, a file beside the model is found, and what is
+// given wins.
 func TestMTPChosen(t *testing.T) {
 	dir := t.TempDir()
 	put := func(from, name string) string {

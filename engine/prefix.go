@@ -47,8 +47,8 @@ func (e *entry) serves(n int) bool {
 	return e.seq.CanCut(n) && e.drafts.canCut(n)
 }
 
-// find returns the entry that gives the most tokens of a prompt with the wanted contexts, and how many. The last token of the
-// prompt is never among them: its logits are needed.
+// find returns the entry that gives the most tokens of a prompt with the wanted contexts, and how many. The last
+// token of the prompt is never among them: its logits are needed.
 func (c *prefixes) find(prompt []int32, want set) (best *entry, n int) {
 	for _, e := range c.entries {
 		if !e.drafts.sources().all(want) {
@@ -127,7 +127,8 @@ func (c *prefixes) add(e *entry) {
 // covers reports whether e serves everything x does.
 func (e *entry) covers(x *entry) bool {
 	n := len(x.tokens)
-	return n <= len(e.tokens) && e.drafts.sources().all(x.drafts.sources()) && e.serves(n) && common(e.tokens, x.tokens) == n
+	return n <= len(e.tokens) && e.drafts.sources().all(x.drafts.sources()) && e.serves(n) && common(e.tokens,
+		x.tokens) == n
 }
 
 // shrink drops the least recently used entries until they hold at most limit bytes.

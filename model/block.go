@@ -27,17 +27,18 @@ func (b *Block) Forward(s *nn.Step, x backend.Tensor) {
 	}
 }
 
-// Remember does what Forward does for the rows that come later: it writes the keys and values of x to the cache. It is for
-// blocks of one layer.
+// Remember does what Forward does for the rows that come later: it writes the keys and values of x to the cache. It
+// is for blocks of one layer.
 func (b *Block) Remember(s *nn.Step, x backend.Tensor) { b.keys(s, x) }
 
-// NextN is the layer of a Qwen file's block for multi-token prediction, and its number. The file may hold a whole model or such
-// a block alone.
+// NextN is the layer of a Qwen file's block for multi-token prediction, and its number. The file may hold a whole
+// model or such a block alone.
 func NextN(l *nn.Loader) (*Block, int, error) {
 	switch l.Arch {
 	case "qwen35", "qwen35moe", "qwen3next":
 	default:
-		return nil, 0, fmt.Errorf("%s: architecture %q has no block for multi-token prediction that we know", l.File.Path(), l.Arch)
+		return nil, 0, fmt.Errorf("%s: architecture %q has no block for multi-token prediction that we know",
+			l.File.Path(), l.Arch)
 	}
 	m := &Model{}
 	if err := m.readConfig(l); err != nil {
@@ -57,15 +58,17 @@ func NextN(l *nn.Loader) (*Block, int, error) {
 	return b, m.Layers, l.Err
 }
 
-// Assistant is the layers of a Gemma assistant. They have no keys and values of their own: each attends to those of the target's
-// last layer of its kind, on device b.
+// Assistant is the layers of a Gemma assistant. They have no keys and values of their own: each attends to those of
+// the target's last layer of its kind, on device b.
 func Assistant(l *nn.Loader, target *Model, b backend.Backend) (*Block, error) {
 	t, ok := target.arch.(*gemma4)
 	if !ok {
-		return nil, fmt.Errorf("%s: an assistant of Gemma 4 cannot draft for architecture %q", l.File.Path(), target.Arch)
+		return nil, fmt.Errorf("%s: an assistant of Gemma 4 cannot draft for architecture %q", l.File.Path(),
+			target.Arch)
 	}
 	m := &Model{Config: Config{Layers: l.Need("block_count"), Hidden: l.Need("embedding_length")}}
-	if err := l.Check(nn.Range("block_count", m.Layers, 1, 256), nn.Range("embedding_length", m.Hidden, 1, 1<<20)); err != nil {
+	if err := l.Check(nn.Range("block_count", m.Layers, 1, 256), nn.Range("embedding_length", m.Hidden, 1,
+		1<<20)); err != nil {
 		return nil, err
 	}
 	a, err := readGemma4(l, m)
@@ -76,7 +79,8 @@ func Assistant(l *nn.Loader, target *Model, b backend.Backend) (*Block, error) {
 		return nil, fmt.Errorf("%s: key %s is %d; assistants have no embeddings per layer", l.File.Path(),
 			l.Key("embedding_length_per_layer_input"), a.pleDim)
 	}
-	block := &Block{Hidden: m.Hidden, Eps: l.Float("attention.layer_norm_rms_epsilon", 1e-6), ropes: []*nn.Rope{a.sliding, a.full}}
+	block := &Block{Hidden: m.Hidden, Eps: l.Float("attention.layer_norm_rms_epsilon", 1e-6),
+		ropes: []*nn.Rope{a.sliding, a.full}}
 	for i, from := range donors(a.slides, t.slides) {
 		if from < 0 {
 			l.Fail("layer %d finds no layer of its kind in the target", i)
@@ -85,7 +89,8 @@ func Assistant(l *nn.Loader, target *Model, b backend.Backend) (*Block, error) {
 		d := &t.layers[from]
 		y := a.loadLayer(l, fmt.Sprintf("blk.%d.", i), m.Hidden, i, d.kvHeads)
 		if y.headDim != d.headDim || y.window != d.window {
-			l.Fail("layer %d has heads of %d values and a window of %d, layer %d of the target %d and %d", i, y.headDim, y.window, from, d.headDim, d.window)
+			l.Fail("layer %d has heads of %d values and a window of %d, layer %d of the target %d and %d", i,
+				y.headDim, y.window, from, d.headDim, d.window)
 		}
 		if target.devices[target.place[from]] != b {
 			l.Fail("layer %d reads the keys of layer %d of the target, which lie on another device", i, from)
@@ -94,7 +99,10 @@ func Assistant(l *nn.Loader, target *Model, b backend.Backend) (*Block, error) {
 			break
 		}
 		y.cache = d.cache
-		block.layers = append(block.layers, func(s *nn.Step, x backend.Tensor) { a.advance(s, x, backend.Tensor{}, &y) })
+		block.layers = append(block.layers, func(s *nn.Step, x backend.Tensor) {
+			a.advance(s, x, backend.Tensor{},
+				&y)
+		})
 	}
 	return block, l.Err
 }

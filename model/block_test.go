@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestDonors: on the shape of Gemma 4 31B (60 layers, every sixth sees all tokens) three sliding layers and a full one read the keys of
-// layers 58, 58, 58 and 59: the last of their kind, not those at some distance from the end.
+// TestDonors: on the shape of Gemma 4 31B (60 layers, every sixth sees all tokens) three sliding layers and a full
+// one read the keys of layers 58, 58, 58 and 59: the last of their kind, not those at some distance from the end.
 func TestDonors(t *testing.T) {
 	target := make([]bool, 60)
 	for i := range target {

@@ -129,13 +129,16 @@ func readGemma4(l *nn.Loader, m *Model) (*gemma4, error) {
 	if err == nil && (!ok || len(slides) < m.Layers) {
 		l.Fail("key %s: want %d entries", l.Key("attention.sliding_window_pattern"), l.Need("block_count"))
 	}
-	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.key_length", a.fullDim, 2, 1<<14),
-		nn.Range("attention.key_length_swa", a.slideDim, 2, 1<<14), nn.Range("attention.sliding_window", a.window, 1, 1<<30)); err != nil {
+	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.key_length", a.fullDim,
+		2, 1<<14),
+		nn.Range("attention.key_length_swa", a.slideDim, 2, 1<<14), nn.Range("attention.sliding_window", a.window, 1,
+			1<<30)); err != nil {
 		return nil, err
 	}
 	a.slides = slides[:m.Layers]
 	rotSlide, rot := l.Int("rope.dimension_count_swa", a.slideDim), l.Int("rope.dimension_count", a.fullDim)
-	if err := l.Check(nn.Range("rope.dimension_count_swa", rotSlide, 2, a.slideDim), nn.Range("rope.dimension_count", rot, 2, a.fullDim)); err != nil {
+	if err := l.Check(nn.Range("rope.dimension_count_swa", rotSlide, 2, a.slideDim), nn.Range("rope.dimension_count",
+		rot, 2, a.fullDim)); err != nil {
 		return nil, err
 	}
 	a.sliding = l.Rope(rotSlide, l.Float("rope.freq_base_swa", 10000), nil)
@@ -153,7 +156,8 @@ func (a *gemma4) loadLayer(l *nn.Loader, p string, hidden, i, kvHeads int) gemma
 	if a.slides[i] {
 		y.headDim, y.rope, y.window = a.slideDim, a.sliding, a.window
 	}
-	if l.Check(nn.Range("attention.head_count_kv", kvHeads, 1, a.heads), nn.Range("feed_forward_length", a.widths[i], 1, 1<<22)) != nil {
+	if l.Check(nn.Range("attention.head_count_kv", kvHeads, 1, a.heads), nn.Range("feed_forward_length", a.widths[i],
+		1, 1<<22)) != nil {
 		return y
 	}
 	if a.heads%kvHeads != 0 {

@@ -127,7 +127,8 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		return nil, err
 	}
 	if l.Int("nextn_predict_layers", 0) > 0 && !l.Has("blk.0.attn_norm.weight") {
-		return nil, fmt.Errorf("%s: the file has a block for multi-token prediction and no model; give it with -d beside its target", f.Path())
+		return nil, fmt.Errorf("%s: a layer for multi-token prediction without a model; give it with -d beside one",
+			f.Path())
 	}
 	m.place = make([]int, m.Layers)
 	for i := range m.place {

@@ -83,9 +83,11 @@ func readQwen35(l *nn.Loader, m *Model) (*qwen35, error) {
 	if a.experts > 0 {
 		a.width = l.Int("expert_shared_feed_forward_length", dense)
 		width = nn.Range("expert_shared_feed_forward_length", a.width, 1, 1<<22)
-		l.Check(nn.Range("expert_used_count", a.used, 1, a.experts), nn.Range("expert_feed_forward_length", a.expertWidth, 1, 1<<22))
+		l.Check(nn.Range("expert_used_count", a.used, 1, a.experts), nn.Range("expert_feed_forward_length",
+			a.expertWidth, 1, 1<<22))
 	}
-	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv", a.kvHeads, 1, a.heads),
+	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv",
+		a.kvHeads, 1, a.heads),
 		nn.Range("attention.key_length", a.headDim, 2, 1<<14), width); err != nil {
 		return nil, err
 	}

@@ -98,7 +98,8 @@ func (s *Server) slots(w http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	out := []map[string]any{}
 	for _, x := range snap.Slots {
-		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": len(v.engine.Model().Drafters()) > 0, "is_processing": x.Busy}
+		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": len(v.engine.Model().Drafters()) > 0,
+			"is_processing": x.Busy}
 		if !x.Since.IsZero() {
 			st := x.State
 			j["phase"] = st.Phase.String()

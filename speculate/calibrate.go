@@ -76,7 +76,8 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 				}
 				n := r.control.BlockLen(i, size)
 				begin := r.clock()
-				if _, err := r.Sources[i].Draft([]draft.Request{{Seq: ctx, Target: seq, Last: tokens[0], N: n}}, candidates); err != nil {
+				if _, err := r.Sources[i].Draft([]draft.Request{{Seq: ctx, Target: seq, Last: tokens[0], N: n}},
+					candidates); err != nil {
 					return err
 				}
 				r.control.MeasuredDraft(i, n, r.clock().Sub(begin))

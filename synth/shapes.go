@@ -121,8 +121,8 @@ var drafters = []shape{
 	{target: "tiny-gemma4moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, mask: 4, theta: 1e6, window: 64, capture: []int{0, 1, 2}},
 }
 
-// assistants of Gemma targets: three sliding layers and a full one. Of the released ones the width is known; the rest is made up
-// in their style.
+// assistants of Gemma targets: three sliding layers and a full one. Of the released ones the width is known; the rest
+// is made up in their style.
 var assistants = []shape{
 	{target: "gemma-4-31b", hidden: 1024, heads: 16, ff: 4096},
 	{target: "gemma-4-26b-a4b", hidden: 1024, heads: 16, ff: 4096},

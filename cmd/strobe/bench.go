@@ -165,7 +165,8 @@ func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Co
 	if ds := m.Drafters(); len(ds) > 0 {
 		drafter = ds[0].Name()
 	}
-	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, MTP: m.MTP != nil, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
+	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, MTP: m.MTP != nil, Max: so.Max, Tree: max(0, so.Tree),
+		Synthetic: o.synthetic}
 	if c.Modes, err = bench.Modes(mo); err != nil {
 		return c, usageError{err}
 	}

@@ -25,12 +25,12 @@ func parseAccepted(s string, steps int) (accepted []int, err error) {
 	return accepted, nil
 }
 
-// mtpRounds replays rounds of multi-token prediction: all ids but the last are the prompt, each round drafts steps tokens, has the target
-// verify them, and keeps as many as it is told, whatever the target says.
+// mtpRounds replays rounds of multi-token prediction: all ids but the last are the prompt, each round drafts steps
+// tokens, has the target verify them, and keeps as many as it is told, whatever the target says.
 func mtpRounds(m *engine.Model, ids []int32, steps int, accepted []int) ([]safetensors.Tensor, error) {
 	d, t := m.MTP, m.Target
 	if d == nil {
-		return nil, usagef("--steps needs a model with a layer for multi-token prediction, or such a drafter: give it with -d FILE")
+		return nil, usagef("--steps needs a layer for multi-token prediction: give it with -d FILE")
 	}
 	if steps > d.Max() {
 		return nil, usagef("--steps %d: want 1 to %d", steps, d.Max())
@@ -80,9 +80,9 @@ func mtpRounds(m *engine.Model, ids []int32, steps int, accepted []int) ([]safet
 			return nil, err
 		}
 		p := fmt.Sprintf("round%d.", r)
-		tensors = append(tensors, floatTensor(p+"h_in", tr.In, steps, t.Hidden), floatTensor(p+"h_out", tr.Out, steps, t.Hidden),
-			floatTensor(p+"logits", tr.Logits, steps, t.Vocab), intTensor(p+"draft", tr.Best),
-			floatTensor(p+"verify_logits", verify, steps+1, t.Vocab))
+		tensors = append(tensors, floatTensor(p+"h_in", tr.In, steps, t.Hidden),
+			floatTensor(p+"h_out", tr.Out, steps, t.Hidden), floatTensor(p+"logits", tr.Logits, steps, t.Vocab),
+			intTensor(p+"draft", tr.Best), floatTensor(p+"verify_logits", verify, steps+1, t.Vocab))
 		row := verify[keep*t.Vocab:][:t.Vocab]
 		last = 0
 		for i, v := range row {

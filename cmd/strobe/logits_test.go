@@ -13,8 +13,8 @@ import (
 	"strobe/safetensors"
 )
 
-// TestLogitsRounds: the command's rounds of multi-token prediction are those of the reference, for the block in the model and for one
-// in a file of its own.
+// TestLogitsRounds: the command's rounds of multi-token prediction are those of the reference, for the block in the
+// model and for one in a file of its own.
 func TestLogitsRounds(t *testing.T) {
 	for _, arch := range []string{"qwen35", "qwen35moe", "qwen3next"} {
 		want, err := safetensors.Open(testkit.Golden(t, "mtp-"+arch+"/expected.safetensors"))

@@ -30,7 +30,8 @@ type modelFlags struct {
 func (m *modelFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model (default: the one built in, which completes Go code)")
-	f.StringVarP(&m.drafter, "drafter", "d", "", "GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
+	f.StringVarP(&m.drafter, "drafter", "d", "",
+		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
@@ -84,7 +85,8 @@ func (m *modelFlags) checkDrafter(e *engine.Model) error {
 		return err
 	}
 	if m.draft == "mtp" && e.MTP == nil {
-		return fmt.Errorf("%s: no layer for multi-token prediction: the model has none, or was converted without; give one with -d FILE", e.Path)
+		return fmt.Errorf("%s: no layer for multi-token prediction: the model has none, or was converted without; "+
+			"give one with -d FILE", e.Path)
 	}
 	if err := e.Runner.Check(spec.Draft); err != nil {
 		return usageError{err}

@@ -193,8 +193,8 @@ func (s *stream) rounds(t *testing.T, e expected, p string, last int32) {
 	}
 }
 
-// TestGolden replays prompts and rounds with 2, 0, 4 and 1 accepted guesses. The reference is a computation in float64 that llama.cpp's own graph
-// agrees with.
+// TestGolden replays prompts and rounds with 2, 0, 4 and 1 accepted guesses. The reference is a computation in
+// float64 that llama.cpp's own graph agrees with.
 func TestGolden(t *testing.T) {
 	for _, arch := range qwens {
 		for _, chunk := range []int{19, 5, 1} {
@@ -245,8 +245,8 @@ func checkContext(t *testing.T, e expected, d *Drafter, ctx *cache.Seq) {
 	e.same("values", rows(dims.Heads*cache.PageTokens*dims.KeyDim), "prompt.mtp_v")
 }
 
-// TestGoldenAssistant replays rounds of an assistant, below and above the window. Feeding each step the state that the reference had
-// keeps noise from growing along the chain.
+// TestGoldenAssistant replays rounds of an assistant, below and above the window. Feeding each step the state that
+// the reference had keeps noise from growing along the chain.
 func TestGoldenAssistant(t *testing.T) {
 	for c := range 2 {
 		t.Run(fmt.Sprintf("case%d", c), func(t *testing.T) {
@@ -297,7 +297,8 @@ func TestGoldenAssistant(t *testing.T) {
 	}
 }
 
-// TestGoldenWhole replays the rounds on the files of the reference converter, whole and with the block in a file of its own, with all the numbers there are.
+// TestGoldenWhole replays the rounds on the files of the reference converter, whole and with the block in a file of
+// its own, with all the numbers there are.
 func TestGoldenWhole(t *testing.T) {
 	for _, arch := range qwens {
 		for _, alone := range []string{"", "golden/mtp/mtp-only/" + arch + ".gguf"} {

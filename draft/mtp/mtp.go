@@ -1,11 +1,13 @@
-// Package mtp runs drafters for multi-token prediction: small networks that guess the next token from the newest one and
-// the target's final hidden state before it, and go on from their own guess and their own state.
+// Package mtp runs drafters for multi-token prediction: small networks that guess the next token from the newest one
+// and the target's final hidden state before it, and go on from their own guess and their own state.
 //
-// There are two kinds. Qwen files carry a block of one layer (NextN), which has keys and values of its own; a file may also
-// hold such a block alone. Assistants of Gemma 4 are files of a few layers that look at the target's keys and values.
+// There are two kinds. Qwen files carry a block of one layer (NextN), which has keys and values of its own; a file
+// may also hold such a block alone. Assistants of Gemma 4 are files of a few layers that look at the target's keys
+// and values.
 //
-// What a drafter keeps of a sequence is a *cache.Seq. It carries one row: the target's state of the newest token, which waits for
-// the token after it. The row belongs to the sequence; it is copied, saved and restored with it, and zero before the first token.
+// What a drafter keeps of a sequence is a *cache.Seq. It carries one row: the target's state of the newest token,
+// which waits for the token after it. The row belongs to the sequence; it is copied, saved and restored with it, and
+// zero before the first token.
 //
 // A drafter belongs to the goroutine that drives the target's backend.
 package mtp
@@ -57,8 +59,8 @@ type Drafter struct {
 	looks bool // at the target's keys and values, instead of having some of its own
 }
 
-// longest is the most tokens one draft guesses. A block is trained to look one token ahead; what it guesses from its own guesses
-// is right less and less often, and each costs a pass through it.
+// longest is the most tokens one draft guesses. A block is trained to look one token ahead; what it guesses from its
+// own guesses is right less and less often, and each costs a pass through it.
 const longest = 8
 
 // Name is what flags, requests and statistics call the source.
@@ -85,8 +87,9 @@ func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
 // NewContext is NewSeq for who does not know what the context is.
 func (d *Drafter) NewContext() draft.Context { return d.NewSeq() }
 
-// Extend tells the contexts of committed tokens and of the target's states there. A row of the cache is made from a token and the state
-// before it, and takes no more than keys and values; nothing looks at the rest of the layer's output.
+// Extend tells the contexts of committed tokens and of the target's states there. A row of the cache is made from a
+// token and the state before it, and takes no more than keys and values; nothing looks at the rest of the layer's
+// output.
 func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error) {
 	var tokens, pick, before, last []int32
 	var segs []cache.Segment
@@ -176,7 +179,8 @@ func (d *Drafter) input(s *nn.Step, ids backend.Ints, h backend.Tensor) backend.
 	return s.Multiply(both, d.in)
 }
 
-// Draft guesses for several sequences, one step after the other for all of them, with up to top candidates per position.
+// Draft guesses for several sequences, one step after the other for all of them, with up to top candidates per
+// position.
 func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, err error) {
 	top = max(1, top)
 	var ids []backend.Ints
@@ -239,9 +243,9 @@ func (d *Drafter) Trace(req draft.Request) (*Trace, error) {
 	return t, nil
 }
 
-// run takes the longest request first and runs the steps of all requests. It calls begin before the first of them, to make room for what is
-// to be kept, and each at every step, with the states that went in and came out and the logits. Between
-// two steps nothing leaves the device.
+// run takes the longest request first and runs the steps of all requests. It calls begin before the first of them, to
+// make room for what is to be kept, and each at every step, with the states that went in and came out and the logits.
+// Between two steps nothing leaves the device.
 func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
 	each func(s *nn.Step, i int, h, next, logits backend.Tensor)) (order []int, s *nn.Step, err error) {
 	defer nn.Catch(&err)
@@ -296,7 +300,8 @@ func (d *Drafter) plan(reqs []draft.Request) (batch *cache.Batch, mem *cache.Mem
 			return nil, nil, nil, fmt.Errorf("token id %d is outside the vocabulary of %d", r.Last, d.target.Vocab)
 		}
 		if d.looks && (r.Target == nil || r.Target.Len() != r.Seq.Len()) {
-			return nil, nil, nil, fmt.Errorf("the drafter knows %d tokens of a sequence, the target others", r.Seq.Len())
+			return nil, nil, nil, fmt.Errorf("the drafter knows %d tokens of a sequence, the target others",
+				r.Seq.Len())
 		}
 		if d.looks && r.Seq.Len() == 0 {
 			continue // there are no keys to look at

@@ -54,7 +54,8 @@ func (s *stream) trace(t testing.TB, last int32) *Trace {
 
 func equal(t *testing.T, what string, a, b *Trace) {
 	t.Helper()
-	if !slices.Equal(a.In, b.In) || !slices.Equal(a.Out, b.Out) || !slices.Equal(a.Logits, b.Logits) || !slices.Equal(a.Best, b.Best) {
+	if !slices.Equal(a.In, b.In) || !slices.Equal(a.Out, b.Out) || !slices.Equal(a.Logits, b.Logits) ||
+		!slices.Equal(a.Best, b.Best) {
 		t.Errorf("%s: drafts %v, want %v; their numbers differ", what, a.Best, b.Best)
 	}
 }
@@ -91,7 +92,8 @@ func TestDraftLeavesNothing(t *testing.T) {
 	})
 }
 
-// TestForkAndSave: a copy goes on as the original would, whatever becomes of the original, and so does one that was stored.
+// TestForkAndSave: a copy goes on as the original would, whatever becomes of the original, and so does one that was
+// stored.
 func TestForkAndSave(t *testing.T) {
 	each(t, func(t *testing.T, m *model.Model, d *Drafter) {
 		s := newStream(m, d)
@@ -143,7 +145,8 @@ func TestCut(t *testing.T) {
 	})
 }
 
-// TestTogether: several sequences in one pass get what each gets alone, to the bit, also when their drafts have different lengths.
+// TestTogether: several sequences in one pass get what each gets alone, to the bit, also when their drafts have
+// different lengths.
 func TestTogether(t *testing.T) {
 	each(t, func(t *testing.T, m *model.Model, d *Drafter) {
 		const streams = 3
@@ -276,7 +279,8 @@ func TestMemory(t *testing.T) {
 		}
 		device.Fail = func() error { return errors.New("no room") }
 		q := d.NewSeq()
-		if err := d.Extend(m.Backend().(*testkit.Device).Tensor(t, 1, m.Hidden), []draft.Rows{{Seq: q, Tokens: []int32{1}, Rows: []int32{0}}}); err == nil {
+		if err := d.Extend(m.Backend().(*testkit.Device).Tensor(t, 1, m.Hidden), []draft.Rows{{Seq: q,
+			Tokens: []int32{1}, Rows: []int32{0}}}); err == nil {
 			t.Error("a sequence without room for its row was extended")
 		}
 	})
@@ -313,19 +317,21 @@ func TestOptionalParts(t *testing.T) {
 		t.Error("the block's own embedding is not used")
 	}
 	norm := edit.MTP(t, "qwen35").Drop("blk.2.nextn.shared_head_norm")
-	copied := edit.MTP(t, "qwen35").Put("blk.2.nextn.shared_head_norm.weight", plain.Values(t, "output_norm.weight"), 64)
+	copied := edit.MTP(t, "qwen35").Put("blk.2.nextn.shared_head_norm.weight", plain.Values(t, "output_norm.weight"),
+		64)
 	equal(t, "without a norm of its own", draftOf(norm), draftOf(copied))
 }
 
-// TestStandAlone: a file with nothing but the block drafts for the whole model as the block inside does, also for a model that was converted
-// without.
+// TestStandAlone: a file with nothing but the block drafts for the whole model as the block inside does, also for a
+// model that was converted without.
 func TestStandAlone(t *testing.T) {
 	for _, arch := range qwens {
 		t.Run(arch, func(t *testing.T) {
 			path := edit.Block(t, arch).Write(t)
 			bare := testkit.Golden(t, "mtp-"+arch+"/block.gguf") // uses the target's vocabulary
 			whole := edit.MTP(t, arch).Write(t)
-			without := edit.MTP(t, arch).Drop("blk.2.").Set(arch+".block_count", uint32(2)).Del(arch + ".nextn_predict_layers")
+			without := edit.MTP(t, arch).Drop("blk.2.").Set(arch+".block_count",
+				uint32(2)).Del(arch + ".nextn_predict_layers")
 			m, d := openQwen(t, arch)
 			s := newStream(m, d)
 			s.pass(t, text(1, 9), 9)
@@ -363,18 +369,22 @@ func TestRefused(t *testing.T) {
 		target *model.Model
 		want   string
 	}{
-		"none":         {qwen().Drop("blk.2.nextn."), target, "no block for multi-token prediction"},
-		"no norm":      {block().Drop("blk.2.nextn.enorm"), target, `missing tensor "blk.2.nextn.enorm.weight"`},
-		"eh_proj":      {block().Put("blk.2.nextn.eh_proj.weight", make([]float32, 64*64), 64, 64), target, "nextn.eh_proj.weight"},
-		"other arch":   {edit.MTP(t, "qwen3next"), target, `cannot draft for "qwen35"`},
-		"for gemma":    {block(), gemmaTarget, `cannot draft for "gemma4"`},
-		"for qwen":     {gemma(), target, `cannot draft for architecture "qwen35"`},
-		"vocabulary":   {block().Put("output.weight", make([]float32, 64*500), 64, 500), target, "output.weight"},
-		"width":        {gemma().Set("gemma4-assistant.embedding_length_out", uint32(96)), gemmaTarget, "a target of width 96"},
-		"old":          {gemma().Set("general.architecture", "gemma4_assistant"), gemmaTarget, "gemma4_assistant"},
-		"centroids":    {gemma().Rename("token_embd.weight", "masked_embd_centroids.weight"), gemmaTarget, "masked_embd_centroids"},
-		"no head":      {gemma().Drop("token_embd"), gemmaTarget, "token_embd.weight"},
-		"head size":    {gemma().Set("gemma4-assistant.attention.key_length_swa", uint32(16)).Set("gemma4-assistant.rope.dimension_count_swa", uint32(16)), gemmaTarget, "attn_q"},
+		"none":    {qwen().Drop("blk.2.nextn."), target, "no block for multi-token prediction"},
+		"no norm": {block().Drop("blk.2.nextn.enorm"), target, `missing tensor "blk.2.nextn.enorm.weight"`},
+		"eh_proj": {block().Put("blk.2.nextn.eh_proj.weight", make([]float32, 64*64), 64, 64), target,
+			"nextn.eh_proj.weight"},
+		"other arch": {edit.MTP(t, "qwen3next"), target, `cannot draft for "qwen35"`},
+		"for gemma":  {block(), gemmaTarget, `cannot draft for "gemma4"`},
+		"for qwen":   {gemma(), target, `cannot draft for architecture "qwen35"`},
+		"vocabulary": {block().Put("output.weight", make([]float32, 64*500), 64, 500), target, "output.weight"},
+		"width": {gemma().Set("gemma4-assistant.embedding_length_out", uint32(96)), gemmaTarget,
+			"a target of width 96"},
+		"old": {gemma().Set("general.architecture", "gemma4_assistant"), gemmaTarget, "gemma4_assistant"},
+		"centroids": {gemma().Rename("token_embd.weight", "masked_embd_centroids.weight"), gemmaTarget,
+			"masked_embd_centroids"},
+		"no head": {gemma().Drop("token_embd"), gemmaTarget, "token_embd.weight"},
+		"head size": {gemma().Set("gemma4-assistant.attention.key_length_swa",
+			uint32(16)).Set("gemma4-assistant.rope.dimension_count_swa", uint32(16)), gemmaTarget, "attn_q"},
 		"window":       {gemma().Set("gemma4-assistant.attention.sliding_window", uint32(7)), gemmaTarget, "window"},
 		"no layers":    {gemma().Set("gemma4-assistant.block_count", uint32(0)), gemmaTarget, "block_count"},
 		"many layers":  {gemma().Set("gemma4-assistant.block_count", uint32(1<<31)), gemmaTarget, "block_count"},
@@ -414,7 +424,8 @@ func TestBadRequests(t *testing.T) {
 			t.Errorf("token %d, %d guesses: no error", r.Last, r.N)
 		}
 	}
-	err := d.Extend(m.Backend().(*testkit.Device).Tensor(t, 2, m.Hidden), []draft.Rows{{Seq: s.ctx, Rows: []int32{0, 1}}})
+	err := d.Extend(m.Backend().(*testkit.Device).Tensor(t, 2, m.Hidden), []draft.Rows{{Seq: s.ctx, Rows: []int32{0,
+		1}}})
 	if err == nil {
 		t.Error("rows without tokens: no error")
 	}

@@ -65,13 +65,15 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	}
 	switch p := block(f); {
 	case f.Arch() == oldAssistant:
-		err = fmt.Errorf("%s: architecture %q is that of assistants converted before their format was settled; convert it again", f.Path(), oldAssistant)
+		err = fmt.Errorf("%s: architecture %q is a form of assistants that is no longer made; convert it again",
+			f.Path(), oldAssistant)
 	case f.Arch() == assistant:
 		err = d.readAssistant(l)
 	case p != "":
 		err = d.readNextN(l, p)
 	default:
-		err = fmt.Errorf("%s: no block for multi-token prediction: the model has none, or was converted without", f.Path())
+		err = fmt.Errorf("%s: no block for multi-token prediction: the model has none, or was converted without",
+			f.Path())
 	}
 	if err != nil {
 		return nil, err
@@ -88,8 +90,8 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	return d, nil
 }
 
-// readNextN binds the block whose names begin with p. Its embedding, head and last norm may be its own; a file with nothing but the block
-// brings copies of the model's.
+// readNextN binds the block whose names begin with p. Its embedding, head and last norm may be its own; a file with
+// nothing but the block brings copies of the model's.
 func (d *Drafter) readNextN(l *nn.Loader, p string) (err error) {
 	if l.Arch != d.target.Arch {
 		return fmt.Errorf("%s: a block of architecture %q cannot draft for %q", l.File.Path(), l.Arch, d.target.Arch)

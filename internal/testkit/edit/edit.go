@@ -38,13 +38,14 @@ func Read(t testing.TB, path string) *File {
 		e.KVs = append(e.KVs, gguf.KV{Key: strings.Clone(k), Value: v})
 	}
 	for _, x := range f.Tensors() {
-		e.Tensors = append(e.Tensors, &gguf.Tensor{Name: strings.Clone(x.Name), Type: x.Type, Shape: slices.Clone(x.Shape), Data: slices.Clone(x.Data)})
+		e.Tensors = append(e.Tensors, &gguf.Tensor{Name: strings.Clone(x.Name), Type: x.Type,
+			Shape: slices.Clone(x.Shape), Data: slices.Clone(x.Data)})
 	}
 	return e
 }
 
-// Block is the golden file of a block for multi-token prediction alone, with copies of the model's vocabulary, as converters write it.
-// The repository has it without them, to save room.
+// Block is the golden file of a block for multi-token prediction alone, with copies of the model's vocabulary, as
+// converters write it. The repository has it without them, to save room.
 func Block(t testing.TB, arch string) *File {
 	t.Helper()
 	e := Read(t, testkit.Golden(t, "mtp-"+arch+"/block.gguf"))
