@@ -53,7 +53,7 @@ func (m *Memory) steps(segs []Segment, row func(s *Segment, i int) (pos, end int
 				}
 				p.Tables = append(p.Tables, segs[si].Seq.tables[gi])
 				p.Seg = append(p.Seg, int32(si))
-				p.Slot = append(p.Slot, int32(pos))
+				p.Slot = append(p.Slot, int32(end-1)) // of a row that looks nothing is written
 				p.Lo, p.Hi = append(p.Lo, int32(lo)), append(p.Hi, int32(end))
 			}
 			b.Plans[g.device].KV = append(b.Plans[g.device].KV, p)

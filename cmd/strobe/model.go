@@ -84,7 +84,7 @@ func (m *modelFlags) checkDrafter(e *engine.Model) error {
 	if err != nil {
 		return err
 	}
-	if m.draft == "mtp" && e.MTP == nil {
+	if (m.mtp || m.draft == "mtp") && e.MTP == nil {
 		return fmt.Errorf("%s: no layer for multi-token prediction: the model has none, or was converted without; "+
 			"give one with -d FILE", e.Path)
 	}
