@@ -86,7 +86,8 @@ type attention struct {
 }
 
 func (a attention) String() string {
-	s := fmt.Sprintf("%d/%d heads of %d and %d in %v and %v", a.heads, a.dims.Heads, a.dims.KeyDim, a.dims.ValueDim, a.dims.Key, a.dims.Value)
+	d := a.dims
+	s := fmt.Sprintf("%d/%d heads of %d and %d in %v and %v", a.heads, d.Heads, d.KeyDim, d.ValueDim, d.Key, d.Value)
 	if a.sinks {
 		s += " with sinks"
 	}
@@ -106,8 +107,11 @@ func attentionCases(o Options) []testCase {
 			add(attention{4, backend.KVDims{Heads: 2, KeyDim: 64, ValueDim: 64, Key: key, Value: value}, (i+j)%2 == 1})
 		}
 	}
-	for i, shape := range [][4]int{{3, 3, 32, 32}, {6, 1, 128, 128}, {4, 2, 256, 256}, {4, 1, 512, 512}, {8, 2, 96, 64}, {5, 5, 64, 128}} {
-		add(attention{shape[0], backend.KVDims{Heads: shape[1], KeyDim: shape[2], ValueDim: shape[3], Key: kv(i + 1), Value: kv(i + 1)}, false})
+	for i, z := range [][4]int{
+		{3, 3, 32, 32}, {6, 1, 128, 128}, {4, 2, 256, 256}, {4, 1, 512, 512}, {8, 2, 96, 64}, {5, 5, 64, 128},
+	} {
+		t := kv(i + 1)
+		add(attention{z[0], backend.KVDims{Heads: z[1], KeyDim: z[2], ValueDim: z[3], Key: t, Value: t}, false})
 	}
 	return list
 }
@@ -119,17 +123,22 @@ type sequences struct {
 	pool   backend.KVPool
 	tables [][]int32
 	views  []view
+	keep   bool // never poison keys and values
+	cached map[[2]int][2][]float64
 }
 
+// testLayer is the layer under test; another one lies before it.
 const testLayer = 1
 
-// sequences makes the pages of the views: NaN wherever nothing was written, then the committed keys and values that a row may see.
+// sequences makes the pages of the views: NaN wherever nothing was written, then the committed keys and values that a
+// row may see.
 func (k *kit) sequences(a attention, views []view) *sequences {
 	k.Helper()
-	other := backend.KVDims{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F32, Value: quant.F32}
+	other := a.dims
+	other.Heads = 3
 	pool, err := k.NewKVPool(backend.KVLayout{Page: pageTokens, Layers: []backend.KVDims{other, a.dims}})
 	k.check(err)
-	q := &sequences{k: k, a: a, pool: pool, views: views}
+	q := &sequences{k: k, a: a, pool: pool, views: views, cached: map[[2]int][2][]float64{}}
 	for i, v := range views {
 		pages := (v.n + v.rows + pageTokens - 1) / pageTokens
 		table := make([]int32, pages)
@@ -188,13 +197,20 @@ func (q *sequences) owner(i, slot int) int {
 	return i
 }
 
-// key and value of a slot, as they are written.
+// key and value of a slot, as they are written. Those of the first row of a pass are poisoned with its query.
 func (q *sequences) key(i, slot int) []float32 {
-	return values(fmt.Sprint("key ", q.owner(i, slot)), slot, q.a.dims.Heads*q.a.dims.KeyDim)
+	return q.poisoned(i, slot, values(fmt.Sprint("key ", q.owner(i, slot)), slot, q.a.dims.Heads*q.a.dims.KeyDim))
 }
 
 func (q *sequences) value(i, slot int) []float32 {
-	return values(fmt.Sprint("value ", q.owner(i, slot)), slot, q.a.dims.Heads*q.a.dims.ValueDim)
+	return q.poisoned(i, slot, values(fmt.Sprint("value ", q.owner(i, slot)), slot, q.a.dims.Heads*q.a.dims.ValueDim))
+}
+
+func (q *sequences) poisoned(i, slot int, v []float32) []float32 {
+	if p, ok := q.k.poison[i]; ok && slot == q.views[i].n && !q.keep {
+		v[0] = p
+	}
+	return v
 }
 
 // step runs do in a step whose rows write the given slots of some sequences and see what the views say.
@@ -217,7 +233,8 @@ func (q *sequences) step(items []int, slots func(item int) []int, do func()) {
 	if !trees {
 		p.Extra = nil
 	}
-	decoy := backend.KVPlan{Pool: q.pool, Tables: p.Tables, Seg: p.Seg, Slot: p.Slot, Lo: make([]int32, len(p.Lo)), Hi: p.Lo}
+	decoy := p // another group of layers, whose rows see something else
+	decoy.Lo, decoy.Hi, decoy.Extra = make([]int32, len(p.Lo)), p.Lo, nil
 	q.k.BeginStep(&backend.Plan{KV: []backend.KVPlan{decoy, p}})
 	do()
 	q.k.EndStep()
@@ -295,9 +312,14 @@ func attend(s *suite, a attention) {
 			return out
 		},
 	})
-	// A row of a sequence has the same bits without the other rows of its pass.
+	// A row of a sequence has the same bits without the other rows of its pass, and beside a query with NaN.
+	q.keep = true
 	for i, v := range attended {
 		whole := attend(k, []int{i}, q.pass, true)
+		k.poison = map[int]float32{i: float32(math.NaN())}
+		beside := attend(k, []int{i}, q.pass, true)
+		k.poison = nil
+		k.equal(fmt.Sprintf("rows of sequence %d beside a NaN", i), beside[1:], whole[1:])
 		for r := 0; r < v.rows; r += 1 + v.rows/8 {
 			alone := attend(k, []int{i}, func(int) []int { return []int{v.n + r} }, false)
 			k.equal(fmt.Sprintf("row %d of sequence %d alone", r, i), alone, whole[r:r+1])
@@ -319,8 +341,12 @@ func (q *sequences) attended(i, r int, query []float64) []float64 {
 	lo, hi, extra := q.views[i].plan(r)
 	var keys, vals [][]float64
 	see := func(s int) {
-		keys = append(keys, q.k.stored(q.a.dims.Key, q.key(i, s)))
-		vals = append(vals, q.k.stored(q.a.dims.Value, q.value(i, s)))
+		kv, ok := q.cached[[2]int{i, s}]
+		if !ok {
+			kv = [2][]float64{q.k.stored(q.a.dims.Key, q.key(i, s)), q.k.stored(q.a.dims.Value, q.value(i, s))}
+			q.cached[[2]int{i, s}] = kv
+		}
+		keys, vals = append(keys, kv[0]), append(vals, kv[1])
 	}
 	for s := lo; s < hi; s++ {
 		see(s)

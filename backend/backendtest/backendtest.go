@@ -23,7 +23,7 @@ import (
 
 // Options adapts the suite to a device. The zero value asks for everything with the bounds of exact float32 arithmetic.
 type Options struct {
-	Rows    []int               // sizes of batches
+	Rows    []int               // sizes of batches; should lie on both sides of where a device changes its kernels
 	Weights []quant.Type        // formats of weights
 	KV      []quant.Type        // formats of keys and values
 	Heads   []int               // sizes of attention heads
@@ -80,7 +80,9 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Open returns the device under test. It is called once or more per case; the suite closes what it returns.
+// Open returns the device under test. It is called once or more per case; the suite closes what it returns. Where
+// opening takes long, it may return one device every time whose Close does nothing: then cases that compare with a
+// fresh device compare with fresh memory of it.
 type Open func(t testing.TB) backend.Backend
 
 // testCase is one topic of the suite.
@@ -100,8 +102,8 @@ type suite struct {
 func cases(o Options) []testCase {
 	var list []testCase
 	for _, part := range [][]testCase{
-		memoryCases(), denseCases(), rotaryCases(), embedCases(o), productCases(o), expertCases(o), attentionCases(o), pageCases(o),
-		deltaCases(o), stateCases(o), choiceCases(), stepCases(o),
+		memoryCases(), denseCases(), rotaryCases(), embedCases(o), productCases(o), expertCases(o),
+		attentionCases(o), pageCases(o), deltaCases(o), stateCases(o), choiceCases(), stepCases(),
 	} {
 		list = append(list, part...)
 	}

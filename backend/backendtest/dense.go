@@ -3,6 +3,7 @@ package backendtest
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"strobe/backend"
 )
@@ -89,9 +90,11 @@ func denseOps() []dense {
 		{name: "Copy", ins: []string{"x"},
 			do:  func(k *kit, dst backend.Tensor, in []*area) { k.Copy(dst, in[0].Tensor) },
 			ref: each(func(v []float64) float64 { return v[0] })},
-		{name: "Gated SiLU", ins: []string{"x", "y"}, inPlace: []int{0, 1}, bound: function, do: gated(backend.SiLU), lax: true,
+		{name: "Gated SiLU", ins: []string{"x", "y"}, inPlace: []int{0, 1}, bound: function, lax: true,
+			do:  gated(backend.SiLU),
 			ref: each(func(v []float64) float64 { return v[0] * sigmoid(v[0]) * v[1] })},
-		{name: "Gated GELU", ins: []string{"x", "y"}, inPlace: []int{0, 1}, bound: function, do: gated(backend.GELU), lax: true,
+		{name: "Gated GELU", ins: []string{"x", "y"}, inPlace: []int{0, 1}, bound: function, lax: true,
+			do:  gated(backend.GELU),
 			ref: each(func(v []float64) float64 { return gelu(v[0]) * v[1] })},
 		{name: "SigmoidGate", ins: []string{"x", "y"}, inPlace: []int{0}, bound: function,
 			do:  func(k *kit, dst backend.Tensor, in []*area) { k.SigmoidGate(dst, in[0].Tensor, in[1].Tensor) },
@@ -116,7 +119,8 @@ func denseCases() []testCase {
 			k.dense(d, min(9000, k.BigRow), 4) // rows that are worth sharing out
 		}})
 	}
-	return append(list, testCase{"Gather", gather}, testCase{"BlockConv", blockConv})
+	return append(list,
+		testCase{"Gather", gather}, testCase{"BlockConv", blockConv}, testCase{"columns of one tensor", columns})
 }
 
 // width is the number of columns of input i.
@@ -162,14 +166,9 @@ func (k *kit) dense(d dense, cols, rows int) {
 func gather(s *suite) {
 	k := s.device()
 	const cols, rows = 70, 50
-	for _, y := range layouts {
-		all := make([]int, rows)
-		for i := range all {
-			all[i] = i
-		}
+	for _, k.layout = range layouts {
 		for _, n := range s.Rows {
-			k.layout = y
-			src, dst := k.input(k.rows("x", all, cols)), k.place(n, cols)
+			src, dst := k.input(k.rows("x", upTo(rows), cols)), k.place(n, cols)
 			pick := make([]int32, n+3)
 			for i := range pick {
 				pick[i] = int32((i*i + n) % rows)
@@ -236,4 +235,35 @@ func grouped(rows [][]float32, items []int, length func(item int) int) [][]float
 		}
 	}
 	return out
+}
+
+// columns: operations on columns of one tensor have the bits of operations on tensors apart. Models keep a query with
+// its gate, and a gate with what it gates.
+func columns(s *suite) {
+	k := s.device()
+	const rows, cols = 9, 48
+	items := upTo(rows)
+	run := func(together bool) [][]float32 {
+		left, right := k.rows("x", items, cols), k.rows("y", items, cols)
+		var a, b backend.Tensor
+		if together {
+			both := make([][]float32, rows)
+			for r := range both {
+				both[r] = slices.Concat(left[r], right[r])
+			}
+			t := k.input(both)
+			a, b = t.Columns(0, cols), t.Columns(cols, cols)
+		} else {
+			a, b = k.input(left).Tensor, k.input(right).Tensor
+		}
+		norm, gated := k.place(rows, cols), k.place(rows, cols)
+		k.RMSNorm(norm.Tensor, a, nil, 1e-5)
+		k.SigmoidGate(norm.Tensor, norm.Tensor, b)
+		k.Gated(gated.Tensor, a, b, backend.SiLU)
+		out := k.finish(norm, gated)
+		return slices.Concat(out[0], out[1])
+	}
+	for _, k.layout = range layouts {
+		k.equal("columns of one tensor", run(true), run(false))
+	}
 }

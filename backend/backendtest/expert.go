@@ -18,7 +18,8 @@ func expertCases(o Options) []testCase {
 	return list
 }
 
-// choice is the experts of a token: the first one is chosen by all, the last by none, and tokens repeat each other's choices.
+// choice is the experts of a token: the first one is chosen by all, the last by none, and tokens repeat each other's
+// choices.
 func choice(token, used int) []int32 {
 	ids := []int32{0}
 	for j := 1; j < used; j++ {
@@ -44,7 +45,7 @@ func expertProduct(s *suite, typ quant.Type) {
 				return v[c.cols*(c.used/2):][:c.cols] // with the poison, which is in the middle
 			}
 			k.obey(op{
-				items: 17, bound: s.Product(typ, c.cols),
+				items: 9, bound: s.Product(typ, c.cols),
 				run: func(k *kit, items []int, _ int) [][]float32 {
 					var x [][]float32
 					var ids []int32

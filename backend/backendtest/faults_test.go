@@ -10,50 +10,56 @@ import (
 	"strobe/quant"
 )
 
+type (
+	device = backend.Backend
+	states = backend.StatePool
+	pages  = backend.KVPool
+)
+
 // fault is a device that breaks one promise.
 type fault struct {
 	what  string
 	topic string // cases that must notice
-	make  func(b backend.Backend) backend.Backend
+	make  func(b device) device
 }
 
 var faults = []fault{
-	{"a window begins a token too early", "Attention", func(b backend.Backend) backend.Backend {
+	{"a window begins a token too early", "Attention", func(b device) device {
 		return planned{b, eachRow(func(p *backend.KVPlan, r int) {
 			if p.Hi[r] > p.Lo[r] {
 				p.Lo[r] = max(0, p.Lo[r]-1)
 			}
 		})}
 	}},
-	{"a row sees the token behind it", "Attention", func(b backend.Backend) backend.Backend {
+	{"a row sees the token behind it", "Attention", func(b device) device {
 		return planned{b, eachRow(func(p *backend.KVPlan, r int) {
 			if h := p.Hi[r] + 1; p.Extra == nil && h > 1 && int(h) <= len(p.Tables[p.Seg[r]])*pageTokens {
 				p.Hi[r] = h
 			}
 		})}
 	}},
-	{"a row of a tree does not see its root", "Attention", func(b backend.Backend) backend.Backend {
+	{"a row of a tree does not see its root", "Attention", func(b device) device {
 		return planned{b, eachRow(func(p *backend.KVPlan, r int) {
 			if p.Extra != nil && len(p.Extra[r]) > 2 {
 				p.Extra[r] = p.Extra[r][1:]
 			}
 		})}
 	}},
-	{"the tape is not applied", "GatedDelta", func(b backend.Backend) backend.Backend {
+	{"the tape is not applied", "GatedDelta", func(b device) device {
 		return planned{b, func(p *backend.Plan) {
 			for i := range p.Delta {
 				p.Delta[i].Pending = 0
 			}
 		}}
 	}},
-	{"all but the last row of the tape are applied", "StatePool in pieces", func(b backend.Backend) backend.Backend {
+	{"all but the last row of the tape are applied", "StatePool in pieces", func(b device) device {
 		return planned{b, func(p *backend.Plan) {
 			for i := range p.Delta {
 				p.Delta[i].Pending = max(0, p.Delta[i].Pending-1)
 			}
 		}}
 	}},
-	{"a replayed step keeps its old plan", "steps of a model", func(b backend.Backend) backend.Backend {
+	{"a replayed step keeps its old plan", "steps of a model", func(b device) device {
 		old := map[int]backend.Plan{}
 		return planned{b, func(p *backend.Plan) {
 			if len(p.KV) == 0 {
@@ -69,26 +75,40 @@ var faults = []fault{
 			}
 		}}
 	}},
-	{"a replayed step keeps its old integers", "steps", func(b backend.Backend) backend.Backend {
+	{"a replayed step keeps its old tree", "steps of a model", func(b device) device {
+		var old []int32
+		return planned{b, func(p *backend.Plan) {
+			for i := range p.Delta {
+				if d := &p.Delta[i]; d.Parents == nil {
+					continue
+				} else if old == nil {
+					old = slices.Clone(d.Parents)
+				} else {
+					d.Parents = old
+				}
+			}
+		}}
+	}},
+	{"a replayed step keeps its old integers", "steps", func(b device) device {
 		return &oldInts{Backend: b, seen: map[*int32]int{}}
 	}},
-	{"a product depends on the size of the batch", "MatMul F32", func(b backend.Backend) backend.Backend { return bigBatch{b} }},
-	{"a product uses up its input", "MatMul F32", func(b backend.Backend) backend.Backend { return usesInput{b} }},
-	{"a format is off by a tenth", "MatMul Q4_K", func(b backend.Backend) backend.Backend { return offByTenth{b} }},
-	{"the scale of weights is ignored", "MatMul of several", func(b backend.Backend) backend.Backend { return unscaled{b} }},
-	{"a row too many is written", "Add", func(b backend.Backend) backend.Backend { return oneMore{b} }},
-	{"memory between rows is written", "Scale", func(b backend.Backend) backend.Backend { return wider{b} }},
-	{"NaN leaks into the next row", "RMSNorm", func(b backend.Backend) backend.Backend { return leaky{b} }},
-	{"a result is cleared before its inputs are read", "Gated SiLU", func(b backend.Backend) backend.Backend { return clearsFirst{b} }},
-	{"ties go to the higher id", "ArgMax", func(b backend.Backend) backend.Backend { return higherID{b} }},
-	{"TopK repeats what it found", "TopK", func(b backend.Backend) backend.Backend { return repeats{b} }},
-	{"angles are computed in float32", "Angles", func(b backend.Backend) backend.Backend { return shortAngles{b} }},
-	{"a negative id is the last row", "Embed F32", func(b backend.Backend) backend.Backend { return lastRow{b} }},
-	{"a block sees the one before it", "BlockConv", func(b backend.Backend) backend.Backend { return openBlocks{b} }},
-	{"the last row gets another expert", "ExpertMatMul F32", func(b backend.Backend) backend.Backend { return wrongExpert{b} }},
-	{"weights of experts are not scaled", "Route", func(b backend.Backend) backend.Backend { return routeUnscaled{b} }},
-	{"memory is not zeroed", "Alloc is zeroed", func(b backend.Backend) backend.Backend { return dirty{b} }},
-	{"Keep goes backwards", "StatePool trees", withStates(fakeStates{keep: func(p backend.StatePool, slot int32, path []int32) {
+	{"a product depends on the size of the batch", "MatMul F32", func(b device) device { return bigBatch{b} }},
+	{"a product uses up its input", "MatMul F32", func(b device) device { return usesInput{b} }},
+	{"a format is off by a tenth", "MatMul Q4_K", func(b device) device { return offByTenth{b} }},
+	{"the scale of weights is ignored", "MatMul of several", func(b device) device { return unscaled{b} }},
+	{"a row too many is written", "Add", func(b device) device { return oneMore{b} }},
+	{"memory between rows is written", "Scale", func(b device) device { return wider{b} }},
+	{"NaN leaks into the next row", "RMSNorm", func(b device) device { return leaky{b} }},
+	{"a result is cleared before its inputs are read", "Gated SiLU", func(b device) device { return clearsFirst{b} }},
+	{"ties go to the higher id", "ArgMax", func(b device) device { return higherID{b} }},
+	{"TopK repeats what it found", "TopK", func(b device) device { return repeats{b} }},
+	{"angles are computed in float32", "Angles", func(b device) device { return shortAngles{b} }},
+	{"a negative id is the last row", "Embed F32", func(b device) device { return lastRow{b} }},
+	{"a block sees the one before it", "BlockConv", func(b device) device { return openBlocks{b} }},
+	{"the last row gets another expert", "ExpertMatMul F32", func(b device) device { return wrongExpert{b} }},
+	{"weights of experts are not scaled", "Route", func(b device) device { return routeUnscaled{b} }},
+	{"memory is not zeroed", "Alloc is zeroed", func(b device) device { return dirty{b} }},
+	{"Keep goes backwards", "StatePool trees", withStates(fakeStates{keep: func(p states, slot int32, path []int32) {
 		for i, from := range slices.Backward(path) {
 			one := make([]int32, i+1)
 			for j := range one {
@@ -98,38 +118,42 @@ var faults = []fault{
 			p.Keep(slot, one)
 		}
 	}})},
-	{"Reserve loses the tape", "StatePool Reserve", withStates(fakeStates{reserve: func(p backend.StatePool, slot int32, rows int) error {
-		if rows > 8 {
-			p.Release(slot)
-		}
-		return p.Reserve(slot, rows)
-	}})},
-	{"Settle does nothing", "StatePool Settle", withStates(fakeStates{settle: func(backend.StatePool, int32, int) {}})},
-	{"a copy leaves out a layer", "StatePool Settle", withStates(fakeStates{copy: func(p backend.StatePool, dst, src int32) {
-		old := slices.Clone(p.Read(dst, 1))
-		p.Copy(dst, src)
-		p.Write(dst, 1, old)
-	}})},
-	{"Write goes to the first layer", "StatePool Read", withStates(fakeStates{write: func(p backend.StatePool, slot int32, _ int, v []float32) {
-		p.Write(slot, 0, v)
-	}})},
-	{"Clear does nothing", "StatePool Clear", withStates(fakeStates{clear: func(backend.StatePool, int32) {}})},
-	{"rows move in another order", "KVPool Move", withPages(fakePages{move: func(p backend.KVPool, rows []backend.RowMove) {
+	{"Reserve loses the tape", "StatePool Reserve", withStates(fakeStates{
+		reserve: func(p states, slot int32, rows int) error {
+			if rows > 8 {
+				p.Release(slot)
+			}
+			return p.Reserve(slot, rows)
+		}})},
+	{"Settle does nothing", "StatePool Settle", withStates(fakeStates{settle: func(states, int32, int) {}})},
+	{"a copy leaves out a layer", "StatePool Settle", withStates(fakeStates{
+		copy: func(p states, dst, src int32) {
+			old := slices.Clone(p.Read(dst, 1))
+			p.Copy(dst, src)
+			p.Write(dst, 1, old)
+		}})},
+	{"Write goes to the first layer", "StatePool Read", withStates(fakeStates{
+		write: func(p states, slot int32, _ int, v []float32) { p.Write(slot, 0, v) },
+	})},
+	{"Clear does nothing", "StatePool Clear", withStates(fakeStates{clear: func(states, int32) {}})},
+	{"rows move in another order", "KVPool Move", withPages(fakePages{move: func(p pages, rows []backend.RowMove) {
 		rows = slices.Clone(rows)
 		slices.Reverse(rows)
 		p.Move(rows)
 	}})},
-	{"half of a page comes back", "KVPool ReadPage", withPages(fakePages{write: func(p backend.KVPool, page int32, src []byte) {
-		old := make([]byte, len(src))
-		p.ReadPage(page, old)
-		p.WritePage(page, append(slices.Clone(src[:len(src)/2]), old[len(src)/2:]...))
-	}})},
+	{"half of a page comes back", "KVPool ReadPage", withPages(fakePages{
+		write: func(p pages, page int32, src []byte) {
+			old := make([]byte, len(src))
+			p.ReadPage(page, old)
+			p.WritePage(page, append(slices.Clone(src[:len(src)/2]), old[len(src)/2:]...))
+		}})},
 }
 
 // TestFaultsAreFound: the suite notices every fault, and nothing where there is none.
 func TestFaultsAreFound(t *testing.T) {
-	o := Options{Weights: []quant.Type{quant.F32, quant.Q8_0, quant.Q4_K}, KV: []quant.Type{quant.F32, quant.F16}, Heads: []int{32, 64},
-		BigRow: 6000, Product: func(t quant.Type, cols int) float64 {
+	o := Options{Weights: []quant.Type{quant.F32, quant.Q8_0, quant.Q4_K}, KV: []quant.Type{quant.F32, quant.F16},
+		Heads: []int{32, 64}, BigRow: 6000,
+		Product: func(t quant.Type, cols int) float64 {
 			if t.Quantized() && cols >= 512 {
 				return 5e-2
 			}
@@ -139,6 +163,11 @@ func TestFaultsAreFound(t *testing.T) {
 	honest := func() backend.Backend { return cpu.New(cpu.Options{Threads: 2}) }
 	for _, r := range record(t, "", honest, o) {
 		t.Errorf("without a fault: %s", r)
+	}
+	one := stays{honest()}
+	defer one.device.Close()
+	for _, r := range record(t, "", func() device { return one }, o) {
+		t.Errorf("one device for all cases: %s", r)
 	}
 	for _, f := range faults {
 		t.Run(f.what, func(t *testing.T) {
@@ -150,6 +179,11 @@ func TestFaultsAreFound(t *testing.T) {
 		})
 	}
 }
+
+// stays is a device that stays open.
+type stays struct{ device }
+
+func (stays) Close() error { return nil }
 
 // planned changes the plans of steps.
 type planned struct {
@@ -363,127 +397,4 @@ func (d dirty) Alloc(rows, cols int) (backend.Tensor, error) {
 		edit(d, t.Slice(rows-1, 1), func(v []float32) { v[cols-1] = 1 })
 	}
 	return t, err
-}
-
-// fakeStates is a pool of recurrent state with some functions replaced.
-type fakeStates struct {
-	backend.StatePool
-	keep    func(p backend.StatePool, slot int32, path []int32)
-	reserve func(p backend.StatePool, slot int32, rows int) error
-	settle  func(p backend.StatePool, slot int32, pending int)
-	copy    func(p backend.StatePool, dst, src int32)
-	write   func(p backend.StatePool, slot int32, layer int, v []float32)
-	clear   func(p backend.StatePool, slot int32)
-}
-
-func (p *fakeStates) Keep(slot int32, path []int32) {
-	if p.keep == nil {
-		p.StatePool.Keep(slot, path)
-		return
-	}
-	p.keep(p.StatePool, slot, path)
-}
-
-func (p *fakeStates) Reserve(slot int32, rows int) error {
-	if p.reserve == nil {
-		return p.StatePool.Reserve(slot, rows)
-	}
-	return p.reserve(p.StatePool, slot, rows)
-}
-
-func (p *fakeStates) Settle(slot int32, pending int) {
-	if p.settle == nil {
-		p.StatePool.Settle(slot, pending)
-		return
-	}
-	p.settle(p.StatePool, slot, pending)
-}
-
-func (p *fakeStates) Copy(dst, src int32) {
-	if p.copy == nil {
-		p.StatePool.Copy(dst, src)
-		return
-	}
-	p.copy(p.StatePool, dst, src)
-}
-
-func (p *fakeStates) Write(slot int32, layer int, v []float32) {
-	if p.write == nil {
-		p.StatePool.Write(slot, layer, v)
-		return
-	}
-	p.write(p.StatePool, slot, layer, v)
-}
-
-func (p *fakeStates) Clear(slot int32) {
-	if p.clear == nil {
-		p.StatePool.Clear(slot)
-		return
-	}
-	p.clear(p.StatePool, slot)
-}
-
-// fakePages is a pool of pages with some functions replaced.
-type fakePages struct {
-	backend.KVPool
-	move  func(p backend.KVPool, rows []backend.RowMove)
-	write func(p backend.KVPool, page int32, src []byte)
-}
-
-func (p *fakePages) Move(rows []backend.RowMove) {
-	if p.move == nil {
-		p.KVPool.Move(rows)
-		return
-	}
-	p.move(p.KVPool, rows)
-}
-
-func (p *fakePages) WritePage(page int32, src []byte) {
-	if p.write == nil {
-		p.KVPool.WritePage(page, src)
-		return
-	}
-	p.write(p.KVPool, page, src)
-}
-
-// pooled is a device whose pools are replaced.
-type pooled struct {
-	backend.Backend
-	states fakeStates
-	pages  fakePages
-}
-
-func withStates(f fakeStates) func(backend.Backend) backend.Backend {
-	return func(b backend.Backend) backend.Backend { return &pooled{Backend: b, states: f} }
-}
-
-func withPages(f fakePages) func(backend.Backend) backend.Backend {
-	return func(b backend.Backend) backend.Backend { return &pooled{Backend: b, pages: f} }
-}
-
-func (d *pooled) NewStatePool(dims backend.DeltaDims, layers int) (backend.StatePool, error) {
-	p, err := d.Backend.NewStatePool(dims, layers)
-	f := d.states
-	f.StatePool = p
-	return &f, err
-}
-
-func (d *pooled) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
-	p, err := d.Backend.NewKVPool(l)
-	f := d.pages
-	f.KVPool = p
-	return &f, err
-}
-
-// BeginStep hands the device the pools it knows.
-func (d *pooled) BeginStep(p *backend.Plan) {
-	own := *p
-	if s, ok := p.State.(*fakeStates); ok {
-		own.State = s.StatePool
-	}
-	own.KV = slices.Clone(p.KV)
-	for i := range own.KV {
-		own.KV[i].Pool = own.KV[i].Pool.(*fakePages).KVPool
-	}
-	d.Backend.BeginStep(&own)
 }

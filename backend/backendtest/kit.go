@@ -57,7 +57,7 @@ func (k *kit) place(rows, cols int) *area {
 	all, err := k.Alloc(rows+2, stride)
 	k.check(err)
 	a := &area{all: all, output: true}
-	a.Tensor = backend.Tensor{Buf: all.Buf, Off: all.Off + stride + k.layout.before, Rows: rows, Cols: cols, Stride: stride}
+	a.Tensor = all.Slice(1, rows).Columns(k.layout.before, cols)
 	a.was = slices.Repeat([]float32{canary}, (rows+2)*stride)
 	k.Write(all, a.was)
 	k.areas = append(k.areas, a)
@@ -200,7 +200,7 @@ func (k *kit) matrix(t quant.Type, experts, rows, cols int) *matrix {
 		randomBlocks(t, raw)
 	}
 	k.check(quant.Dequantize(t, v, raw))
-	m := &matrix{Matrix: backend.Matrix{Name: key, Type: t, Rows: rows, Cols: cols, Experts: experts, Data: raw}, values: wide(v)}
+	m := &matrix{backend.Matrix{Name: key, Type: t, Rows: rows, Cols: cols, Experts: experts, Data: raw}, wide(v)}
 	matrices[key] = m
 	return m
 }

@@ -49,13 +49,19 @@ func (s *suite) batches(items int) [][]int {
 	return list
 }
 
+// upTo lists the items below n.
+func upTo(n int) []int {
+	v := make([]int, n)
+	for i := range v {
+		v[i] = i
+	}
+	return v
+}
+
 // obey checks an operation: its values, and the laws of batches, surroundings and poison.
 func (k *kit) obey(o op) {
 	k.Helper()
-	all := make([]int, o.items)
-	for i := range all {
-		all[i] = i
-	}
+	all := upTo(o.items)
 	k.layout, k.poison = layouts[0], nil
 	whole := o.run(k, all, 0)
 	if len(whole) != o.items {
@@ -94,7 +100,8 @@ func (k *kit) poisoned(o op, all []int, clean [][]float32) {
 				return
 			}
 		} else if o.strict {
-			k.near(fmt.Sprintf("item %d with %v in it", i, k.poison[i]), got[i], o.want(k, i), o.bound, o.sizesOf(k, i))
+			what := fmt.Sprintf("item %d with %v in it", i, k.poison[i])
+			k.near(what, got[i], o.want(k, i), o.bound, o.sizesOf(k, i))
 		}
 	}
 }
@@ -106,8 +113,8 @@ func (o *op) sizesOf(k *kit, item int) []float64 {
 	return o.sizes(k, item)
 }
 
-// near fails when a value is further from the wanted one than bound, relative to itself or to its size (nil: that of all of
-// them), or when they differ in being a number.
+// near fails when a value is further from the wanted one than bound, relative to itself or to its size (nil: that of
+// all of them), or when they differ in being a number.
 func (k *kit) near(what string, got []float32, want []float64, bound float64, sizes []float64) {
 	k.Helper()
 	if len(got) != len(want) {
@@ -126,15 +133,15 @@ func (k *kit) near(what string, got []float32, want []float64, bound float64, si
 		if sizes != nil {
 			size = sizes[i]
 		}
-		g := float64(got[i])
-		ok := math.Abs(g-w) <= bound*max(math.Abs(w), size)
+		g, scale := float64(got[i]), max(math.Abs(w), size)
+		ok := math.Abs(g-w) <= bound*scale
 		if math.IsNaN(w) {
 			ok = math.IsNaN(g)
 		} else if math.IsInf(w, 0) {
 			ok = g == w
 		}
 		if !ok {
-			k.Errorf("%s: value %d of %d is %v, want %v (bound %.1g of %.3g)", what, i, len(want), g, w, bound, max(math.Abs(w), size))
+			k.Errorf("%s: value %d of %d is %v, want %v (bound %.1g of %.3g)", what, i, len(want), g, w, bound, scale)
 			return
 		}
 	}

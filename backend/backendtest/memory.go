@@ -74,12 +74,13 @@ func intsCase(s *suite) {
 func weightRefuses(s *suite) {
 	k := s.device()
 	for _, t := range []quant.Type{quant.I32, quant.IQ1_S, 999} {
-		if _, err := k.Weight(backend.Matrix{Name: "odd", Type: t, Rows: 2, Cols: 256, Experts: 1, Data: make([]byte, 4096)}); err == nil {
+		m := backend.Matrix{Name: "odd", Type: t, Rows: 2, Cols: 256, Experts: 1, Data: make([]byte, 4096)}
+		if _, err := k.Weight(m); err == nil {
 			s.Errorf("a weight of type %v was taken", t)
 		}
 	}
-	if _, err := k.NewKVPool(backend.KVLayout{Page: pageTokens, Layers: []backend.KVDims{
-		{Heads: 1, KeyDim: 40, ValueDim: 40, Key: quant.Q8_0, Value: quant.Q8_0}}}); err == nil {
+	odd := backend.KVDims{Heads: 1, KeyDim: 40, ValueDim: 40, Key: quant.Q8_0, Value: quant.Q8_0}
+	if _, err := k.NewKVPool(backend.KVLayout{Page: pageTokens, Layers: []backend.KVDims{odd}}); err == nil {
 		s.Error("a cache of Q8_0 heads of 40 values was taken")
 	}
 }

@@ -152,13 +152,22 @@ func (b *book) shows(what string, types [2]quant.Type, content []int) {
 	b.k.equal(what, b.read(), fresh.read())
 }
 
+// move says that the row at one slot becomes that at another.
+func (b *book) move(to, from int) backend.RowMove {
+	return backend.RowMove{
+		To: b.pages[to/pageTokens], Dst: to % pageTokens, From: b.pages[from/pageTokens], Src: from % pageTokens,
+	}
+}
+
 // movedRows: in the given order, so that a row may move to where another one has just left.
 func movedRows(s *suite, types [2]quant.Type) {
 	b := s.device().book(types, 3)
 	content := slices.Clone(b.content)
 	var moves []backend.RowMove
-	for _, m := range [][2]int{{0, 3}, {1, 5}, {2, 3}, {3, 0}, {62, 66}, {63, 67}, {64, 127}, {65, 64}, {128, 63}, {129, 128}, {191, 2}, {191, 191}} {
-		moves = append(moves, backend.RowMove{To: b.pages[m[0]/pageTokens], Dst: m[0] % pageTokens, From: b.pages[m[1]/pageTokens], Src: m[1] % pageTokens})
+	for _, m := range [][2]int{
+		{0, 3}, {1, 5}, {2, 3}, {3, 0}, {62, 66}, {63, 67}, {64, 127}, {65, 64}, {128, 63}, {129, 128}, {191, 2}, {191, 191},
+	} {
+		moves = append(moves, b.move(m[0], m[1]))
 		content[m[0]] = content[m[1]]
 	}
 	b.pool.Move(moves)
@@ -189,7 +198,8 @@ func storedPage(s *suite, types [2]quant.Type) {
 	b.shows("after ReadPage", types, b.content)
 }
 
-// treePath: a row at the end of a path through a tree sees what it sees when the path has become a chain, with the same bits.
+// treePath: a row at the end of a path through a tree sees what it sees when the path has become a chain, with the same
+// bits.
 func treePath(s *suite, types [2]quant.Type) {
 	b := s.device().book(types, 2)
 	const n = 62 // committed; the tree goes over the border of the page
@@ -199,7 +209,8 @@ func treePath(s *suite, types [2]quant.Type) {
 		if window > 0 {
 			lo = n + len(path) - window
 		}
-		tree := backend.KVPlan{Seg: []int32{0}, Slot: []int32{n + path[3]}, Lo: []int32{int32(lo)}, Hi: []int32{int32(max(lo, n))}}
+		tree := backend.KVPlan{Seg: []int32{0}, Slot: []int32{n + path[3]}}
+		tree.Lo, tree.Hi = []int32{int32(lo)}, []int32{int32(max(lo, n))}
 		var extra []int32
 		for depth, r := range path {
 			if n+depth >= lo {
@@ -210,8 +221,7 @@ func treePath(s *suite, types [2]quant.Type) {
 		before := b.see(tree)
 		var moves []backend.RowMove
 		for to, from := range path {
-			moves = append(moves, backend.RowMove{To: b.pages[(n+to)/pageTokens], Dst: (n + to) % pageTokens,
-				From: b.pages[(n+from)/pageTokens], Src: int(n+from) % pageTokens})
+			moves = append(moves, b.move(n+to, int(n+from)))
 		}
 		b.pool.Move(moves)
 		end := int32(n + len(path))

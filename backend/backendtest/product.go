@@ -93,8 +93,8 @@ func (k *kit) product(s *suite, typ quant.Type, rows, cols int) {
 	})
 }
 
-// severalProducts: products of one input with weights of several types and sizes, one of them with a scale, into columns of one
-// tensor. Each has the bits of a product on its own.
+// severalProducts: products of one input with weights of several types and sizes, one of them with a scale, into
+// columns of one tensor. Each has the bits of a product on its own.
 func severalProducts(s *suite) {
 	k := s.device()
 	const cols = 512

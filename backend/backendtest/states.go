@@ -25,7 +25,7 @@ func stateCases(o Options) []testCase {
 }
 
 // taleTokens is the length of the sequence that every tale tells.
-const taleTokens = 24
+const taleTokens = 70
 
 // canonical is the output of a sequence that came as one prompt.
 func canonical(s *suite, d backend.DeltaDims) [][]float32 {
@@ -77,7 +77,8 @@ func (t *tale) verify(n, accept int) {
 	t.at, t.pending = t.at+accept, accept
 }
 
-// rows runs a pass over a chain whose first right tokens are those of the tale, or over a tree with a path of right ones.
+// rows runs a pass over a chain whose first right tokens are those of the tale, or over a tree with a path of right
+// ones.
 func (t *tale) rows(parents []int32, n, right int, prompt bool, path ...int32) {
 	t.k.Helper()
 	p := piece{slot: t.slot, prompt: prompt, pending: t.pending, parents: parents}
@@ -112,10 +113,12 @@ func (t *tale) settle() {
 	t.pending = 0
 }
 
-// inPieces: negative numbers are prompts, others chains that are accepted whole; hundreds mean rows of which the rest is accepted.
+// inPieces: negative numbers are prompts, others chains that are accepted whole; hundreds are rows of which the rest is
+// accepted.
 func inPieces(t *tale) {
 	for _, pieces := range [][]int{
-		{24}, {-24}, {1, 1, 1, 1, 1, 1, 1, 1}, {5, 7, 12}, {-3, 4, 5, -12}, {2, -7, 3, 3}, {-1, -2, -3, -4, 14}, {17, -7},
+		{70}, {-70}, {1, 1, 1, 1, 1, 1, 1, 1}, {5, 7, 12}, {-3, 4, 5, -12}, {2, -7, 3, 3}, {-1, -2, -3, -4, 14}, {17, -7},
+		{-64, 6}, {33, -37}, {-65, -5}, {-16, -16, 32, 1},
 		{501, -3, 802, 301, 402, 300, 502, 7},
 	} {
 		t.start()

@@ -8,15 +8,15 @@ import (
 	"strobe/quant"
 )
 
-func stepCases(o Options) []testCase {
+func stepCases() []testCase {
 	return []testCase{
 		{"steps without a plan", plainSteps},
 		{"steps of a model", modelSteps},
 	}
 }
 
-// plainSteps: a recorded step computes with what Write and SetInts put there since, and another list of operations on the same
-// tensors is not taken for it.
+// plainSteps: a recorded step computes with what Write and SetInts put there since, and another list of operations on
+// the same tensors is not taken for it.
 func plainSteps(s *suite) {
 	k := s.device()
 	const rows, cols = 3, 8
@@ -61,8 +61,8 @@ func plainSteps(s *suite) {
 	}
 }
 
-// machine is a small model with every kind of operation that a step may hold: each row of the next step depends on what its
-// sequence remembers.
+// machine is a small model with every kind of operation that a step may hold: each row of the next step depends on what
+// its sequence remembers.
 type machine struct {
 	*kit
 	d       backend.DeltaDims
@@ -78,19 +78,23 @@ type machine struct {
 const (
 	machineWidth = 64
 	machineVocab = 50
+	machineUsed  = 2 // experts
 )
 
 type scratch struct {
-	ids, best                             backend.Ints
-	extra, x, h, q, k, v, o               backend.Tensor
-	u, conv, alpha, beta, y, logits, next backend.Tensor
+	ids, best, experts        backend.Ints
+	extra, x, h, q, k, v, o   backend.Tensor
+	u, conv, alpha, beta, y   backend.Tensor
+	router, shares, each, sum backend.Tensor
+	logits, next              backend.Tensor
 }
 
 func (k *kit) machine() *machine {
 	k.Helper()
 	dim := k.Heads[0]
 	key, value := k.KV[0], k.KV[len(k.KV)-1]
-	m := &machine{kit: k, d: k.Delta[0], dims: backend.KVDims{Heads: 2, KeyDim: dim, ValueDim: dim, Key: key, Value: value}}
+	m := &machine{kit: k, d: k.Delta[0]}
+	m.dims = backend.KVDims{Heads: 2, KeyDim: dim, ValueDim: dim, Key: key, Value: value}
 	var err error
 	m.kv, err = k.NewKVPool(backend.KVLayout{Page: pageTokens, Layers: []backend.KVDims{m.dims}})
 	k.check(err)
@@ -98,18 +102,21 @@ func (k *kit) machine() *machine {
 	k.check(err)
 	m.weights, m.scratch = map[string]backend.Weight{}, map[int]*scratch{}
 	for name, shape := range map[string][2]int{
-		"embed": {machineVocab, machineWidth}, "head": {machineVocab, m.d.VHeads * m.d.VDim},
-		"q": {4 * dim, machineWidth}, "k": {2 * dim, machineWidth}, "v": {2 * dim, machineWidth},
+		"embed": {machineVocab, machineWidth}, "head": {machineVocab, machineWidth},
+		"router": {experts, m.d.VHeads * m.d.VDim},
+		"q":      {4 * dim, machineWidth}, "k": {2 * dim, machineWidth}, "v": {2 * dim, machineWidth},
 		"u": {m.d.ConvDim(), 4 * dim}, "alpha": {m.d.VHeads, 4 * dim}, "beta": {m.d.VHeads, 4 * dim},
 	} {
 		m.weights[name] = k.bind(k.matrix(quant.F32, 1, shape[0], shape[1]))
 	}
+	m.weights["expert"] = k.bind(k.matrix(quant.F32, experts, machineWidth, m.d.VHeads*m.d.VDim))
 	decay := values("a", 0, m.d.VHeads)
 	for h, a := range decay {
 		decay[h] = -a * a
 	}
-	m.vectors = [4]backend.Vector{k.vector(values("norm", 0, machineWidth)), k.vector(values("taps", 0, m.d.ConvDim()*m.d.Kernel)),
-		k.vector(decay), k.vector(values("dt", 0, m.d.VHeads))}
+	taps := values("taps", 0, m.d.ConvDim()*m.d.Kernel)
+	m.vectors = [4]backend.Vector{k.vector(values("norm", 0, machineWidth)), k.vector(taps), k.vector(decay),
+		k.vector(values("dt", 0, m.d.VHeads))}
 	return m
 }
 
@@ -124,9 +131,13 @@ func (m *machine) tensors(n int) *scratch {
 	}
 	dim := m.dims.KeyDim
 	s := &scratch{ids: m.ints(make([]int32, n)...), best: m.ints(make([]int32, n)...),
-		extra: rows(machineWidth), x: rows(machineWidth), h: rows(machineWidth), q: rows(4 * dim), k: rows(2 * dim), v: rows(2 * dim),
-		o: rows(4 * dim), u: rows(m.d.ConvDim()), conv: rows(m.d.ConvDim()), alpha: rows(m.d.VHeads), beta: rows(m.d.VHeads),
-		y: rows(m.d.VHeads * m.d.VDim), logits: rows(machineVocab), next: rows(machineWidth)}
+		extra: rows(machineWidth), x: rows(machineWidth), h: rows(machineWidth),
+		q: rows(4 * dim), k: rows(2 * dim), v: rows(2 * dim), o: rows(4 * dim),
+		u: rows(m.d.ConvDim()), conv: rows(m.d.ConvDim()), alpha: rows(m.d.VHeads), beta: rows(m.d.VHeads),
+		y: rows(m.d.VHeads * m.d.VDim), router: rows(experts), shares: rows(machineUsed), sum: rows(machineWidth),
+		logits: rows(machineVocab), next: rows(machineWidth)}
+	s.experts = m.ints(make([]int32, n*machineUsed)...)
+	s.each = rows(machineUsed * machineWidth).Split(machineUsed)
 	m.scratch[n] = s
 	return s
 }
@@ -145,34 +156,92 @@ func (m *machine) thread() *thread {
 	return &thread{slot: slot}
 }
 
-// step feeds each thread as many of its new tokens as it has, and returns logits and the embedding of the best token of each row.
-// other asks for a different list of operations, whose logits are three times as large.
-func (m *machine) step(threads []*thread, add [][]int32, prompt, other bool) [][]float32 {
-	m.Helper()
-	kv := backend.KVPlan{Pool: m.kv}
-	plan := &backend.Plan{State: m.states}
-	var ids []int32
-	for i, t := range threads {
-		n, rows := len(t.tokens), len(add[i])
-		for len(t.table)*pageTokens < n+rows {
-			p, err := m.kv.Alloc()
-			m.check(err)
-			t.table = append(t.table, p)
-		}
-		kv.Tables = append(kv.Tables, slices.Clone(t.table))
-		plan.Delta = append(plan.Delta, backend.DeltaSeg{Row: len(ids), N: rows, Prompt: prompt, Slot: t.slot, Pending: t.pending})
-		for r := range rows {
-			kv.Seg, kv.Slot = append(kv.Seg, int32(i)), append(kv.Slot, int32(n+r))
-			kv.Lo, kv.Hi = append(kv.Lo, 0), append(kv.Hi, int32(n+r+1))
-		}
-		if t.pending = 0; !prompt {
-			m.check(m.states.Reserve(t.slot, rows))
-			t.pending = rows
-		}
-		ids = append(ids, add[i]...)
-		t.tokens = append(t.tokens, add[i]...)
+// feed is what a step adds to a thread: a chain, or a tree of which a path is kept.
+type feed struct {
+	*thread
+	add     []int32
+	parents []int32 // nil for a chain
+	path    []int32 // nil for all rows
+}
+
+// kept lists the rows that stay.
+func (f *feed) kept() []int32 {
+	if f.path != nil {
+		return f.path
 	}
-	plan.KV = []backend.KVPlan{kv}
+	var all []int32
+	for r := range f.add {
+		all = append(all, int32(r))
+	}
+	return all
+}
+
+// plan adds the rows of a feed to a step.
+func (m *machine) plan(p *backend.Plan, f *feed, prompt bool) {
+	m.Helper()
+	n, rows, kv := len(f.tokens), len(f.add), &p.KV[0]
+	for len(f.table)*pageTokens < n+rows {
+		page, err := m.kv.Alloc()
+		m.check(err)
+		f.table = append(f.table, page)
+	}
+	if !prompt {
+		m.check(m.states.Reserve(f.slot, rows))
+	}
+	p.Delta = append(p.Delta, backend.DeltaSeg{Row: len(kv.Slot), N: rows, Parents: slices.Clone(f.parents),
+		Prompt: prompt, Slot: f.slot, Pending: f.pending})
+	seg := int32(len(kv.Tables))
+	kv.Tables = append(kv.Tables, slices.Clone(f.table))
+	for r := range rows {
+		hi, extra := n+r+1, []int32(nil)
+		if f.parents != nil {
+			hi = n
+			for a := int32(r); a >= 0; a = f.parents[a] {
+				extra = append([]int32{int32(n) + a}, extra...)
+			}
+		}
+		kv.Seg, kv.Slot = append(kv.Seg, seg), append(kv.Slot, int32(n+r))
+		kv.Lo, kv.Hi, kv.Extra = append(kv.Lo, 0), append(kv.Hi, int32(hi)), append(kv.Extra, extra)
+	}
+}
+
+// commit keeps the rows of a feed that are to stay.
+func (m *machine) commit(f *feed, prompt bool) {
+	n := len(f.tokens)
+	var moves []backend.RowMove
+	for to, r := range f.kept() {
+		from := n + int(r)
+		f.tokens = append(f.tokens, f.add[r])
+		moves = append(moves, backend.RowMove{To: f.table[(n+to)/pageTokens], Dst: (n + to) % pageTokens,
+			From: f.table[from/pageTokens], Src: from % pageTokens})
+	}
+	if f.pending = 0; !prompt {
+		f.pending = len(f.kept())
+	}
+	if f.path != nil {
+		m.kv.Move(moves)
+		m.states.Keep(f.slot, f.path)
+	}
+}
+
+// step feeds threads, and returns logits and the embedding of the best token of each row that is kept. other asks
+// for a different list of operations, whose logits are three times as large.
+func (m *machine) step(feeds []feed, prompt, other bool) [][]float32 {
+	m.Helper()
+	plan := &backend.Plan{State: m.states, KV: []backend.KVPlan{{Pool: m.kv}}}
+	var ids, kept []int32
+	for i := range feeds {
+		f := &feeds[i]
+		m.plan(plan, f, prompt)
+		for _, r := range f.kept() {
+			kept = append(kept, int32(len(ids))+r)
+		}
+		ids = append(ids, f.add...)
+	}
+	kv := &plan.KV[0]
+	if !slices.ContainsFunc(kv.Extra, func(x []int32) bool { return x != nil }) {
+		kv.Extra = nil
+	}
 	s := m.tensors(len(ids))
 	var extra []float32
 	for _, id := range ids {
@@ -194,15 +263,21 @@ func (m *machine) step(threads []*thread, add [][]int32, prompt, other bool) [][
 			list[i] = 1 << 20
 		}
 	}
-	for _, t := range kv.Tables {
+	for _, t := range append(kv.Tables, kv.Extra...) {
 		clear(t)
+	}
+	for _, d := range plan.Delta {
+		clear(d.Parents)
 	}
 	clear(plan.Delta)
 	m.check(m.Sync())
 	logits, next := slices.Clone(m.Read(s.logits)), slices.Clone(m.Read(s.next))
-	out := make([][]float32, len(ids))
-	for r := range out {
-		out[r] = slices.Concat(logits[r*machineVocab:][:machineVocab], next[r*machineWidth:][:machineWidth])
+	for i := range feeds {
+		m.commit(&feeds[i], prompt)
+	}
+	out := make([][]float32, len(kept))
+	for i, r := range kept {
+		out[i] = slices.Concat(logits[r*machineVocab:][:machineVocab], next[r*machineWidth:][:machineWidth])
 	}
 	return out
 }
@@ -219,7 +294,11 @@ func (m *machine) forward(s *scratch, other bool) {
 	m.MatMul(s.o, w("u", s.u), w("alpha", s.alpha), w("beta", s.beta))
 	m.ShortConv(s.conv, s.u, m.vectors[1], 0)
 	m.GatedDelta(s.y, s.conv, s.alpha, s.beta, m.vectors[2], m.vectors[3], 0)
-	m.MatMul(s.y, w("head", s.logits))
+	m.MatMul(s.y, w("router", s.router))
+	m.Route(s.experts, s.shares, s.router, machineUsed, 1)
+	m.ExpertMatMul(s.y, s.experts, machineUsed, w("expert", s.each))
+	m.ExpertSum(s.sum, s.each, s.shares, s.experts, machineUsed, nil)
+	m.MatMul(s.sum, w("head", s.logits))
 	if other {
 		m.Scale(s.logits, s.logits, 3)
 	}
@@ -253,14 +332,15 @@ func (s *suite) fresh(threads []*thread, last []int, other bool) [][]float32 {
 		at := len(t.tokens) - last[i]
 		own := m.thread()
 		if at > 0 {
-			m.step([]*thread{own}, [][]int32{t.tokens[:at]}, true, false)
+			m.step([]feed{{thread: own, add: t.tokens[:at]}}, true, false)
 		}
-		out = append(out, m.step([]*thread{own}, [][]int32{t.tokens[at:]}, false, other)...)
+		out = append(out, m.step([]feed{{thread: own, add: t.tokens[at:]}}, false, other)...)
 	}
 	return out
 }
 
-// modelSteps: rounds of the same shape, which a device may replay, while sequences grow over a page, fork and come back.
+// modelSteps: rounds of the same shape, which a device may replay, while sequences grow over a page, fork and come
+// back.
 func modelSteps(s *suite) {
 	m := s.device().machine()
 	a, b := m.thread(), m.thread()
@@ -273,9 +353,9 @@ func modelSteps(s *suite) {
 		}
 		return v
 	}
-	m.step([]*thread{a, b}, [][]int32{tokens(61), tokens(3)}, true, false)
+	m.step([]feed{{thread: a, add: tokens(60)}, {thread: b, add: tokens(3)}}, true, false)
 	threads := []*thread{a, b}
-	for round := range 10 {
+	for round := range 14 {
 		other, rows := false, []int{1, 1}
 		switch round {
 		case 2:
@@ -290,8 +370,15 @@ func modelSteps(s *suite) {
 			threads[0] = b // comes back
 		}
 		m.giveUp = round == 7
-		add := [][]int32{tokens(rows[0]), tokens(rows[1])}
-		got := m.step(threads, add, false, other)
+		feeds := []feed{{thread: threads[0], add: tokens(rows[0])}, {thread: threads[1], add: tokens(rows[1])}}
+		if round >= 10 { // trees of as many rows and other shapes
+			f := &feeds[round%2]
+			f.add = tokens(5)
+			f.parents = [][]int32{{-1, 0, 0, 2, 3}, {-1, -1, 1, 2, 0}, {-1, 0, 1, 2, 3}, {-1, -1, -1, 2, 3}}[round-10]
+			f.path = [][]int32{{0, 2, 3, 4}, {1, 2, 3}, {0, 1}, {2, 3, 4}}[round-10]
+			rows[round%2] = len(f.path)
+		}
+		got := m.step(feeds, false, other)
 		m.equal(fmt.Sprint("round ", round), got, s.fresh(threads, rows, other))
 	}
 }

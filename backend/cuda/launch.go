@@ -137,6 +137,9 @@ func (r *recording) Close() {
 // Record makes a graph of launches; the kernels are not run.
 func (d *Driver) Record(ls []gpu.Launch) (gpu.Recording, error) {
 	defer d.enter()()
+	if d.err != nil {
+		return nil, d.err
+	}
 	const relaxed = 2
 	d.check(api.captureBegin.call(d.stream, relaxed), "beginning to record")
 	if d.err != nil {

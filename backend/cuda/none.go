@@ -7,3 +7,6 @@ import "strobe/backend/gpu"
 func devices() ([]Device, error) { return nil, ErrNoDriver }
 
 func open(Device) (gpu.Driver, error) { return nil, ErrNoDriver }
+
+// KernelNames lists the embedded kernels: none.
+func KernelNames() []string { return nil }

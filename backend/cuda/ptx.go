@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -74,4 +76,13 @@ func sourceOf(kernel string, major, minor int) (*source, error) {
 		return nil, fmt.Errorf("no kernel %q for compute capability %d.%d", kernel, major, minor)
 	}
 	return best, nil
+}
+
+// KernelNames lists the embedded kernels.
+func KernelNames() []string {
+	kernels, err := sources()
+	if err != nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(kernels))
 }

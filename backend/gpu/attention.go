@@ -44,9 +44,12 @@ func NewAttention(d Driver, heads int, s KVShape) (*Attention, error) {
 	switch dim := s.KeyDim; {
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
 		names = append(names, "attend_plain")
-	case a.props.Major == 9 && a.props.Minor == 0 && s.Key == quant.F16 && s.Value == quant.F16 && (dim == 128 || dim == 256):
+	case a.props.Major == 9 && a.props.Minor == 0 && s.Key == quant.F16 && s.Value == quant.F16:
 		a.family = flashAttention
-		names = append(names, fmt.Sprintf("flash%dx1", dim), fmt.Sprintf("flash%dx2", dim))
+		names = append(names, fmt.Sprintf("flash%dx2", dim))
+		if dim < 512 {
+			names = append(names, fmt.Sprintf("flash%dx1", dim))
+		}
 	default:
 		a.family = tensorAttention
 		names = append(names, fmt.Sprintf("attend%dx1", dim), fmt.Sprintf("attend%dx%d", dim, tensorTiles(dim)))
@@ -86,6 +89,9 @@ func (a *Attention) form(rows int) form {
 	dim := a.Shape.KeyDim
 	switch a.family {
 	case flashAttention:
+		if dim == 512 {
+			return form{"flash512x2", 384, 64, 4, 1}
+		}
 		if rows*a.chunk <= 64 {
 			return form{fmt.Sprintf("flash%dx1", dim), 160, 64, 4, 1}
 		}
@@ -126,9 +132,9 @@ func (a *Attention) unit() int {
 	return 64 * a.Shape.KeyDim
 }
 
-// shared is the shared memory of the tensor-core kernel with so many tiles and copies in flight; see attend in kernel/attention.cu.
+// shared is the shared memory of the tensor-core kernel with so many tiles and copies in flight; see kernel/attend.h.
 func (a *Attention) shared(tiles, ring int) int {
-	n := 16*tiles*(2*a.Shape.KeyDim+128+16+64+16) + ring*a.unit()
+	n := 16*tiles*(2*a.Shape.KeyDim+128+16+64+48) + ring*a.unit()
 	if a.Shape.Key == quant.Q8_0 || a.Shape.Value == quant.Q8_0 {
 		n += 64 * a.Shape.KeyDim
 	}
@@ -175,7 +181,7 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 	dim := a.Shape.KeyDim
 	switch a.family {
 	case flashAttention:
-		l.Shared = flashShared(dim, f.rows/64)
+		l.Shared = flashShared(dim, (f.threads-32)/128)
 	case tensorAttention:
 		// Two blocks on a multiprocessor if possible, with as many copies in flight as fit.
 		rings := []int32{8, 4, 3, 2}
@@ -202,8 +208,12 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 	return ls
 }
 
-// flashShared is the shared memory of the kernel for Hopper: queries and a ring of pages; see kernel/flash.cu.
-func flashShared(dim, groups int) int { return 0 }
+// flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two barriers for each place in it,
+// what rows have so far, and what it takes to begin at a multiple of 1024; see kernel/flash.h.
+func flashShared(dim, groups int) int {
+	page, ring := 128*min(dim, 256), map[int]int{64: 16, 128: 10, 256: 5, 512: 5}[dim]
+	return 1024 + (groups+ring)*page + 16*ring + groups*64*8
+}
 
 type kvWriteArgs struct {
 	k, v  In

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -35,8 +36,21 @@ type sequence struct {
 
 const layer = 1 // of two, so that offsets matter
 
+// older is a device without what Hopper brought.
+type older struct{ gpu.Driver }
+
+func (o older) Props() gpu.Props {
+	p := o.Driver.Props()
+	p.Major, p.Minor = 8, 0
+	return p
+}
+
 func newWorld(t testing.TB, heads int, s gpu.KVShape) *world {
-	w := &world{t: t, d: emulate.Open(t), r: rand.New(rand.NewPCG(1, uint64(heads*s.KeyDim))), shape: s, heads: heads}
+	return newWorldOn(t, emulate.Open(t), heads, s)
+}
+
+func newWorldOn(t testing.TB, d gpu.Driver, heads int, s gpu.KVShape) *world {
+	w := &world{t: t, d: d, r: rand.New(rand.NewPCG(1, uint64(heads*s.KeyDim))), shape: s, heads: heads}
 	l, err := gpu.NewPageLayout([]gpu.KVShape{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s})
 	w.must(err)
 	w.pages, err = gpu.NewPages(w.d, l)
@@ -450,20 +464,18 @@ func TestAttention(t *testing.T) {
 	for _, c := range kind {
 		t.Run(name(c.heads, c.s), func(t *testing.T) {
 			w := newWorld(t, c.heads, c.s)
-			for _, n := range []int{1, 2, 3, 5, 8, 17} {
-				for _, before := range []int{0, 60, 64, 300} {
-					what := fmt.Sprintf("%d rows after %d", n, before)
-					s := w.sequence(before+n, 0)
-					for _, g := range []rows{{s: s, n: n}, {s: s, n: n, window: 70}, {s: s, n: n, parents: tree(w.r, n)}} {
-						q := w.queries([]rows{g})
-						got := w.check(what, []rows{g}, q)
-						if n == 5 || n == 17 && before == 60 {
-							w.alone(what, g, q, got)
-						}
+			for _, n := range [][2]int{{1, 0}, {1, 300}, {2, 63}, {3, 253}, {5, 60}, {8, 64}, {17, 120}} { // rows, and slots before
+				what := fmt.Sprintf("%d rows after %d", n[0], n[1])
+				s := w.sequence(n[0]+n[1], 0)
+				for _, g := range []rows{{s: s, n: n[0]}, {s: s, n: n[0], window: 70}, {s: s, n: n[0], parents: tree(w.r, n[0])}} {
+					q := w.queries([]rows{g})
+					got := w.check(what, []rows{g}, q)
+					if n[0] == 3 || n[0] == 5 {
+						w.alone(what, g, q, got)
 					}
-					for _, id := range s.table {
-						w.pages.Free(id)
-					}
+				}
+				for _, id := range s.table {
+					w.pages.Free(id)
 				}
 			}
 		})
@@ -510,6 +522,39 @@ func TestLongSplits(t *testing.T) {
 					continue
 				}
 				w.check("1000 slots", []rows{{s: s, n: 2}}, q[:2])
+			}
+		})
+	}
+}
+
+// TestFlash: the kernel for Hopper gives the bits of the one for all devices. Without a GPU its instructions are emulated.
+func TestFlash(t *testing.T) {
+	for _, c := range kind[:4] {
+		t.Run(name(c.heads, c.s), func(t *testing.T) {
+			var d gpu.Driver
+			if os.Getenv("STROBE_CUDA") == "cuda" {
+				if d = emulate.Open(t); d.Props().Major != 9 {
+					t.Skip("needs a Hopper GPU")
+				}
+			} else {
+				d = emulate.Emulated(t, emulate.Options{Hopper: true})
+			}
+			w := newWorldOn(t, d, c.heads, c.s)
+			flash := w.at
+			tensor, err := gpu.NewAttention(older{d}, c.heads, c.s)
+			w.must(err)
+			short, long := w.sequence(70, 0), w.sequence(600, 0)
+			for _, segs := range [][]rows{
+				{{s: long, n: 1}},
+				{{s: short, n: 3}, {s: long, n: 30}},
+				{{s: long, n: 17, parents: tree(w.r, 17)}, {s: short, n: 1}},
+				{{s: long, n: 9, window: 100}, {s: short, n: 9, parents: tree(w.r, 9), window: 3}},
+			} {
+				q := w.queries(segs)
+				w.at = flash
+				got := w.check("flash", segs, q)
+				w.at = tensor
+				same(t, "tensor cores without warpgroups", w.attend(segs, q), got)
 			}
 		})
 	}

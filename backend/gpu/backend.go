@@ -38,10 +38,9 @@ func New(d Driver) (*Backend, error) {
 	b.spare.b = b
 	b.products = NewProducts(b.props)
 	var err error
+	b.floats = NewFloats(d)
 	if b.small, err = NewSmall(d); err == nil {
-		if b.floats, err = NewFloats(d); err == nil {
-			b.writer, err = NewKVWriter(d)
-		}
+		b.writer, err = NewKVWriter(d)
 	}
 	if err != nil {
 		d.Close()
@@ -217,6 +216,12 @@ func (w *weight) Cols() int        { return w.WeightLayout.Cols }
 func (w *weight) Experts() int     { return w.WeightLayout.Experts }
 func (w *weight) Type() quant.Type { return w.WeightLayout.Type }
 func (w *weight) Bytes() int       { return w.WeightLayout.Bytes() }
+
+// floats is the matrix for products with floats.
+func (w *weight) floats() FloatMatrix {
+	t := map[Format]quant.Type{KeepF32: quant.F32, KeepF16: quant.F16, KeepBF16: quant.BF16}[w.Format]
+	return FloatMatrix{Type: t, W: w.addr, Rows: w.Rows(), Cols: w.Cols(), Scale: w.scale, Scales: w.scales}
+}
 
 // WeightBytes is the memory a matrix takes on the device.
 func (b *Backend) WeightBytes(m backend.Matrix) int {

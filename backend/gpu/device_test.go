@@ -11,7 +11,7 @@ import (
 	"strobe/quant"
 )
 
-// productRig is a device with the products' kernels.
+// rig is a device with the products' kernels.
 type productRig struct {
 	t testing.TB
 	d gpu.Driver
@@ -75,7 +75,7 @@ func (r *productRig) run(ls []gpu.Launch) {
 	}
 }
 
-// productMatrix is a stored productMatrix, its values, and its copy on the device.
+// matrix is a stored matrix, its values, and its copy on the device.
 type productMatrix struct {
 	gpu.WeightLayout
 	src    []byte

@@ -15,6 +15,7 @@ type lowering struct {
 	out    []Launch
 	pieces []piecewise
 	packed []packedRows
+	groups expertGroups
 	err    error
 }
 
@@ -48,6 +49,14 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 		l.plain(l.pieces[0].v)
 	}
 	return l.out, l.err
+}
+
+// keep takes the list of launches that an emitter returned, or its error.
+func (l *lowering) keep(ls []Launch, err error) {
+	l.out = ls
+	if l.err == nil {
+		l.err = err
+	}
 }
 
 func (l *lowering) take(bytes int) Addr {
@@ -423,7 +432,7 @@ func (l *lowering) matMul(i int) {
 			x = l.plain(o.a)
 		}
 		l.overwrite(p.dst)
-		l.out = l.b.floats.Product(l.out, p.dst.out(), x.in(), p.w.WeightLayout, p.w.addr, int(x.rows), p.w.scale)
+		l.keep(l.b.floats.Product(l.out, p.w.floats(), p.dst.out(), x.out(), int(x.rows)))
 	}
 	if len(tiles) == 0 {
 		return
@@ -503,12 +512,56 @@ func (l *lowering) expertMatMul(i int) {
 		x := l.plain(o.a)
 		for _, p := range ps {
 			l.overwrite(p.dst)
-			l.out = l.b.floats.Experts(l.out, p.dst.out(), x.in(), o.ids, int(o.m), int(x.rows), p.w.WeightLayout, p.w.addr, p.w.scales, int(p.dst.rows))
+			l.keep(l.b.floats.Experts(l.out, p.w.floats(), p.dst.out(), x.out(), o.ids, int(p.dst.rows), int(p.dst.rows/x.rows)))
 		}
 		return
 	}
 	x := l.pack(i)
-	l.experts(o, x, ps)
+	pairs, experts := int(ps[0].dst.rows), ps[0].w.Experts()
+	tables := l.group(o.ids, pairs, experts)
+	if ps[0].w.blocks == 0 {
+		var ws []WeightLayout
+		for _, p := range ps {
+			ws = append(ws, p.w.WeightLayout)
+		}
+		for i, n := range l.b.products.ExpertCut(ws...) {
+			ps[i].w.blocks = n
+		}
+	}
+	jobs := make([]ExpertJob, len(ps))
+	total := 0
+	for i, p := range ps {
+		jobs[i] = ExpertJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Cuts: p.w.blocks, Scale: p.w.scale, Scales: p.w.scales, Part: Addr(total)}
+		total += PieceBytes(jobs[i].Result(pairs))
+	}
+	owner, users := l.take(total), len(ps)
+	for i := range jobs {
+		jobs[i].Part += owner
+	}
+	l.out = l.b.products.ExpertMatMul(l.out, x, tables, pairs, jobs...)
+	for i, p := range ps {
+		l.overwrite(p.dst)
+		l.pieces = append(l.pieces, piecewise{p.dst, jobs[i].Result(pairs), owner, &users})
+	}
+}
+
+// group returns the tables of pairs by expert for a choice of experts. They stay until experts are chosen anew.
+func (l *lowering) group(ids Addr, pairs, experts int) Addr {
+	if g := l.groups; g.tables == 0 || g.ids != ids || g.pairs != pairs || g.experts != experts {
+		if g.tables != 0 {
+			l.b.spare.give(g.tables)
+		}
+		l.groups = expertGroups{ids, pairs, experts, l.take(ExpertTableBytes(pairs, experts))}
+		l.out = l.b.products.GroupExperts(l.out, l.groups.tables, ids, pairs, experts)
+	}
+	return l.groups.tables
+}
+
+// expertGroups is a choice of experts whose pairs were grouped.
+type expertGroups struct {
+	ids            Addr
+	pairs, experts int
+	tables         Addr
 }
 
 // single launches the operation at i by itself and returns how many entries of the list it took.
@@ -580,6 +633,10 @@ func (l *lowering) single(i int) int {
 		taps := int(o.n) / cols
 		l.out = sm.BlockConv(l.out, o.dst.out(), x.out(), dyn.out(), o.v, o.ids, rows, cols, taps, int(dyn.cols)/taps)
 	case opRoute:
+		if l.groups.ids == o.ids { // the choice before is gone
+			l.b.spare.give(l.groups.tables)
+			l.groups = expertGroups{}
+		}
 		x := l.in(o.a)
 		l.overwrite(o.dst)
 		l.out = sm.Route(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.n), o.f)
@@ -596,10 +653,7 @@ func (l *lowering) single(i int) int {
 		x := l.in(o.a)
 		spare := l.take(SelectScratch(rows, int(o.a.cols), int(o.n)))
 		l.overwrite(o.dst)
-		var err error
-		if l.out, err = sm.TopK(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.n), spare); err != nil && l.err == nil {
-			l.err = err
-		}
+		l.keep(sm.TopK(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.n), spare))
 		b.spare.give(spare)
 	case opKVWrite:
 		k, v := l.in(o.a), l.in(o.b)

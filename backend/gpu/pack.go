@@ -6,17 +6,16 @@ import "math/bits"
 type Packed struct {
 	ActLayout
 	P    Addr
-	Slot Addr // if set: the place of every row
 	Late bool // let the next kernel start only when the one before is done, not beside it
 }
 
 // act mirrors Act of pack.h.
 type actArgs struct {
-	p, slot Addr
-	kb, nt  int32
+	p      Addr
+	kb, nt int32
 }
 
-func (a *Packed) args() actArgs { return actArgs{a.P, a.Slot, int32(a.KB()), int32(a.NT)} }
+func (a *Packed) args() actArgs { return actArgs{a.P, int32(a.KB()), int32(a.NT)} }
 
 // small is the launch of a kernel between products, with a warp for each row and 256 columns. Where the next product starts beside
 // the one that runs, it has at most one block for each multiprocessor.

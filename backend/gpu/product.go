@@ -30,7 +30,7 @@ const (
 // ActLayout is how rows of activations are packed for products.
 type ActLayout struct {
 	Rows, Cols int
-	NT         int // tiles of eight rows in a chunk; 0: tiles of 64 rows, for products of warpgroups
+	NT         int // tiles of eight rows in a chunk; 0: tiles of 64 rows, for products of warpgroups; rowsLayout
 }
 
 // KB is the number of stages of 256 columns.
@@ -46,8 +46,11 @@ func (a ActLayout) chunks() int {
 
 // Bytes is the memory the activations take.
 func (a ActLayout) Bytes() int {
-	if a.NT == 0 {
+	switch a.NT {
+	case 0:
 		return a.chunks() * a.KB() * actPrompt
+	case rowsLayout:
+		return a.Rows * a.KB() * actRow
 	}
 	return a.chunks() * a.KB() * a.NT * actTile
 }
@@ -76,7 +79,7 @@ func (p *Products) Acts(rows int, ws ...WeightLayout) ActLayout {
 // tiles is the number of tiles of eight rows in a chunk: those of a kernel that exists and finds room in shared memory.
 func (p *Products) tiles(rows int, ws []WeightLayout) int {
 	sizes := []int{1, 2, 4, 8}
-	if p.Bulk {
+	if p.Bulk && formatSet(ws) != "all" {
 		sizes = []int{1, 2, 3, 4, 6, 8}
 	}
 	best := 1

@@ -21,6 +21,7 @@ type Options struct {
 	Units   int    // multiprocessors; 0 means 8
 	Memory  int    // bytes; 0 means 8 GiB
 	Sources string // folder of kernels; empty for those of this repository
+	Hopper  bool   // be a device of compute capability 9.0, for kernels that emulate_hopper.h is enough for
 }
 
 // library is the compiled kernels and the functions of emulate.cc.
@@ -95,8 +96,11 @@ func New(o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Device{lib: lib, props: gpu.Props{Name: "emulated GPU", Major: 8, Minor: 0, Units: o.Units, Memory: o.Memory,
-		SharedBlock: 163 << 10}}, nil
+	props := gpu.Props{Name: "emulated GPU", Major: 8, Minor: 0, Units: o.Units, Memory: o.Memory, SharedBlock: 163 << 10}
+	if o.Hopper {
+		props.Major, props.SharedBlock = 9, 227<<10
+	}
+	return &Device{lib: lib, props: props}, nil
 }
 
 // Props describes the device.

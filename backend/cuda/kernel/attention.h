@@ -1,4 +1,4 @@
-// Attention over the pages of the cache: what the kernels share. flash.cu has the one for Hopper.
+// Attention over the pages of the cache: what the kernels share. attend.h has the one for tensor cores, flash.h the one for Hopper.
 //
 // The pages a row sees are cut into splits; how long they are depends on what that row sees alone. A split is computed page by page
 // with a running maximum m, a sum l of exponentials and weighted sums o of values; splits are then added in order. Both are always the same
@@ -43,6 +43,12 @@ DEV void take_in(float& m, float& l, float sm, float sl, float& f, float& g) {
   g = ex2(fadd(sm, -n));
   l = ffma(l, f, fmul(sl, g));
   m = n;
+}
+
+// Query heads that chunk y of a KV head has.
+DEV int heads_of(const Attn& a, int y) {
+  int left = a.group - y * a.chunk;
+  return left < a.chunk ? left : a.chunk;
 }
 
 // A walk over what a block reads: pages, and from the item's base on every page once per path.

@@ -3,6 +3,7 @@
 //
 // Small products: tiles of eight tokens in chunks of NT; [chunk][256 columns]{NT x [4 sub-blocks][8 tokens][32] halves, the same of the
 // other four sub-blocks, NT x {[8 tokens][4] {sums of sub-blocks 2t, 2t+1: high halves, low halves}; [8 tokens] f32 scale}}.
+// Experts: [row][256 columns]{4 sub-blocks of 32 halves; the other four, the sums as above, f32 scale, 28 bytes}.
 // Prompts: [tile of 64 tokens][256 columns]{first half, second half, sums, scales}. A half is two tiles of [64 tokens][64 columns],
 // 128 bytes a row, chunk c of token k at c ^ (k & 7). Columns of a sub-block of 32 are dealt as weights are: lane t's columns
 // 8t..8t+7 go, in pairs, to places 2t, 8+2t, 16+2t, 24+2t. Sums: [8 tokens]{[8][8 high], [8][8 low]}; scales: 64 f32.
@@ -17,9 +18,8 @@ static const int PA = 16384, PTAIL = 2304, PACT = 2 * PA + PTAIL;
 // Where packed rows go.
 struct Act {
   u8* p;
-  const int* slot; // the place of a row, or null: its own number
   int kb;          // columns / 256
-  int nt;          // tiles of a chunk; 0: prompts
+  int nt;          // tiles of a chunk; 0: prompts; -1: experts
 };
 
 // A warp's 256 values of a row, lane l has 8l..8l+7; kb counts 256 columns.
@@ -42,9 +42,18 @@ DEV void pack_row(const Act& o, int kb, int row, const float (&v)[8], int lane) 
   s = fadd(s, shfl_xor(s, 1));
   s = fadd(s, shfl_xor(s, 2));
   u32 hi = f2h(s), lo = f2h(fadd(s, -h2f(hi)));
-  if (o.slot) row = o.slot[row];
   int sb = lane >> 2, t = lane & 3;
-  if (o.nt) {
+  if (o.nt < 0) {
+    u8* at = o.p + ((u64)row * o.kb + kb) * ROW;
+    U4 w = {h[0], h[1], h[2], h[3]};
+    *(U4*)(at + sb * 64 + t * 16) = w;
+    if (t == 0) {
+      u16* q = (u16*)(at + 512 + (sb >> 1) * 8) + (sb & 1);
+      q[0] = (u16)hi;
+      q[2] = (u16)lo;
+    }
+    if (lane == 0) *(float*)(at + 544) = down;
+  } else if (o.nt) {
     int tile = row >> 3, chunk = tile / o.nt, nt = tile - chunk * o.nt, g = row & 7;
     u8* at = o.p + ((u64)chunk * o.kb + kb) * (o.nt * ACT);
     U4 w = {h[0], h[1], h[2], h[3]};

@@ -46,10 +46,10 @@ template <class F, int NT> DEV void pipe(const ProductArgs& a, const Job& job, i
   while (i < halves) {
     clear<4 * NT>((float*)c);
     u32 st = next();
-    half_stage<F, NT>(c, st + warp * F::H0, st + W1, job.table, lane, none);
+    half_stage<F, NT>(c, st + warp * F::H0, Tiled{st + W1, 0}, job.table, lane, none);
     st = next();
-    half_stage<F, NT>(c, st + warp * F::H1, st + W1, job.table, lane, none);
-    scale<F, NT>(acc, c, st + warp * F::H1, st + W1 + NT * A0, lane);
+    half_stage<F, NT>(c, st + warp * F::H1, Tiled{st + W1, 0}, job.table, lane, none);
+    scale<F, NT>(acc, c, st + warp * F::H1, Tiled{0, st + W1 + NT * A0}, lane);
     kb++;
     if (kb == a.kb || i == halves) {
       int piece = bid - block_of(grp * a.kb, T, G);

@@ -6,11 +6,12 @@
 // bits do not depend on the other tokens, nor on how many there are.
 //
 // Activations lie in chunks of NT tiles of eight tokens: [chunk][256 columns], a first half of NT x 2048 bytes and a second
-// of NT x 2336 (see pack.h).
+// of NT x 2336; those of experts row by row (see pack.h).
 #pragma once
 #include "formats.h"
 
 static const int A0 = 2048, A1 = 2336, ACT = A0 + A1;
+static const int R0 = 256, R1 = 320, ROW = R0 + R1; // the halves of a row of 256 columns
 static const int STRIPS = 16; // tiles of a stage, and warps of a block
 
 // One launch does up to eight products of the same activations; each gets its share of the blocks.
@@ -78,8 +79,26 @@ template <int N> DEV void clear(float* p) {
   for (int i = 0; i < N; i++) p[i] = 0;
 }
 
+// A half of activations in shared memory: tiles of eight tokens.
+struct Tiled {
+  u32 at, tail; // tail: what follows the second halves
+  DEV_M U4 frag(int nt, int sb, int lane) const { return lds128(at + nt * A0 + sb * 512 + lane * 16); }
+  DEV_M U2 sums(int nt, int lane) const { return lds64(tail + nt * 288 + lane * 8); }
+  DEV_M U2 scales(int nt, int t) const { return lds64(tail + nt * 288 + 256 + t * 8); }
+};
+// The same row by row, R1 bytes apart: that is 64 more than a multiple of 128, so rows do not share banks.
+struct ByRow {
+  u32 at;
+  DEV_M U4 frag(int nt, int sb, int lane) const { return lds128(at + (nt * 8 + (lane >> 2)) * R1 + sb * 64 + (lane & 3) * 16); }
+  DEV_M U2 sums(int nt, int lane) const { return lds64(at + (nt * 8 + (lane >> 2)) * R1 + 256 + (lane & 3) * 8); }
+  DEV_M U2 scales(int nt, int t) const {
+    u32 a = at + (nt * 8 + 2 * t) * R1 + 288;
+    return {lds32(a), lds32(a + R1)};
+  }
+};
+
 // Half a stage of a warp: a tile against NT tiles of eight tokens, 128 columns. between() runs half way.
-template <class F, int NT, class B> DEV void half_stage(float (&c)[NT][4], u32 tile, u32 act, int table, int lane, B between) {
+template <class F, int NT, class X, class B> DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int lane, B between) {
   F w;
   w.begin(tile, lane, table);
 #pragma unroll
@@ -95,7 +114,7 @@ template <class F, int NT, class B> DEV void half_stage(float (&c)[NT][4], u32 t
       if (F::MIN16) w.min_frag(mg, mh, sb);
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
-        U4 b = lds128(act + nt * A0 + sb * 512 + lane * 16);
+        U4 b = act.frag(nt, sb, lane);
         float k[4] = {0, 0, 0, 0};
         mma16816(k, f.a[0][0], f.a[0][1], f.a[0][2], f.a[0][3], b.x, b.y);
         mma16816(k, f.a[1][0], f.a[1][1], f.a[1][2], f.a[1][3], b.z, b.w);
@@ -116,7 +135,7 @@ template <class F, int NT, class B> DEV void half_stage(float (&c)[NT][4], u32 t
     } else {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
-        U4 b = lds128(act + nt * A0 + sb * 512 + lane * 16);
+        U4 b = act.frag(nt, sb, lane);
         mma16816(c[nt], f.a[0][0], f.a[0][1], f.a[0][2], f.a[0][3], b.x, b.y);
         mma16816(c[nt], f.a[1][0], f.a[1][1], f.a[1][2], f.a[1][3], b.z, b.w);
       }
@@ -124,8 +143,8 @@ template <class F, int NT, class B> DEV void half_stage(float (&c)[NT][4], u32 t
   }
 }
 
-// After the second half: mins and scales, in f32. acc += s * (d*c - dmin*mins). tail: what follows the halves of activations.
-template <class F, int NT> DEV void scale(float (&acc)[NT][4], float (&c)[NT][4], u32 tile, u32 tail, int lane) {
+// After the second half: mins and scales, in f32. acc += s * (d*c - dmin*mins).
+template <class F, int NT, class X> DEV void scale(float (&acc)[NT][4], float (&c)[NT][4], u32 tile, const X& act, int lane) {
   int g = lane >> 2, t = lane & 3;
   float dg = 0, mg = 0, dh = 0, mh = 0;
   if constexpr (!F::BLOCK) {
@@ -140,7 +159,7 @@ template <class F, int NT> DEV void scale(float (&acc)[NT][4], float (&c)[NT][4]
     if (!F::BLOCK) { v[0] = fmul(dg, v[0]); v[1] = fmul(dg, v[1]); v[2] = fmul(dh, v[2]); v[3] = fmul(dh, v[3]); }
     if (F::MINS) {
       float s[4] = {0, 0, 0, 0};
-      U2 b = lds64(tail + nt * 288 + g * 32 + t * 8);
+      U2 b = act.sums(nt, lane);
       mma16816(s, ng, nh, ng, nh, b.x, b.y);
       if (F::BLOCK) { // mins are complete, and added
         v[0] = fadd(v[0], s[0]); v[1] = fadd(v[1], s[1]); v[2] = fadd(v[2], s[2]); v[3] = fadd(v[3], s[3]);
@@ -148,7 +167,7 @@ template <class F, int NT> DEV void scale(float (&acc)[NT][4], float (&c)[NT][4]
         v[0] = ffma(-mg, s[0], v[0]); v[1] = ffma(-mg, s[1], v[1]); v[2] = ffma(-mh, s[2], v[2]); v[3] = ffma(-mh, s[3], v[3]);
       }
     }
-    U2 sc = lds64(tail + nt * 288 + 256 + t * 8);
+    U2 sc = act.scales(nt, t);
     float* a = acc[nt];
     a[0] = ffma(bits_f(sc.x), v[0], a[0]);
     a[1] = ffma(bits_f(sc.y), v[1], a[1]);

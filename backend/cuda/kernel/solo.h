@@ -80,13 +80,13 @@ template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, i
     clear<4 * NT>((float*)c);
     early();
     bar_wait(full + slot * 8, par);
-    half_stage<F, NT>(c, st + warp * F::H0, st + W1, job.table, lane, between);
+    half_stage<F, NT>(c, st + warp * F::H0, Tiled{st + W1, 0}, job.table, lane, between);
     finish();
     st = ring + slot * SLOT;
     early();
     bar_wait(full + slot * 8, par);
-    half_stage<F, NT>(c, st + warp * F::H1, st + W1, job.table, lane, between);
-    scale<F, NT>(acc, c, st + warp * F::H1, st + W1 + NT * A0, lane);
+    half_stage<F, NT>(c, st + warp * F::H1, Tiled{st + W1, 0}, job.table, lane, between);
+    scale<F, NT>(acc, c, st + warp * F::H1, Tiled{0, st + W1 + NT * A0}, lane);
     finish();
     kb++;
     if (kb == a.kb || i == halves) {
@@ -106,7 +106,8 @@ template <int SET, int NT> DEV void solo(const ProductArgs& a) {
 #define SOLOS(NAME, SET) \
   SOLO(NAME, SET, 1) \
   SOLO(NAME, SET, 2) \
-  SOLO(NAME, SET, 3) \
   SOLO(NAME, SET, 4) \
-  SOLO(NAME, SET, 6) \
   SOLO(NAME, SET, 8)
+#define SOLOS_BETWEEN(NAME, SET) \
+  SOLO(NAME, SET, 3) \
+  SOLO(NAME, SET, 6)
