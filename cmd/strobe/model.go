@@ -24,18 +24,21 @@ type modelFlags struct {
 	draftMax       int
 	tree           string
 	causal         string
+	mtp            bool
 }
 
 func (m *modelFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model (default: the one built in, which completes Go code)")
-	f.StringVarP(&m.drafter, "drafter", "d", "", "GGUF file of its DFlash drafter (default: the one beside the model, if any)")
+	f.StringVarP(&m.drafter, "drafter", "d", "",
+		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
-	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash or ngram")
+	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
 	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
 	f.StringVar(&m.tree, "tree", "auto", "verify a tree of drafts: auto, off, or a number of nodes")
+	f.BoolVar(&m.mtp, "mtp", false, "use the model's layer for multi-token prediction beside a drafter, too")
 	f.StringVar(&m.causal, "draft-causal", "auto", "attention inside the drafter's block: auto, on (causal) or off")
 }
 
@@ -58,7 +61,7 @@ func (m *modelFlags) load() (*engine.Model, error) {
 
 // options is how the flags want a model to be loaded.
 func (m *modelFlags) options() (engine.Options, error) {
-	opt := engine.Options{Threads: m.threads, KV: m.kv, Drafter: m.drafter}
+	opt := engine.Options{Threads: m.threads, KV: m.kv, Drafter: m.drafter, MTP: m.mtp || m.draft == "mtp"}
 	switch m.causal {
 	case "auto":
 	case "on":
@@ -80,6 +83,10 @@ func (m *modelFlags) checkDrafter(e *engine.Model) error {
 	spec, err := m.spec()
 	if err != nil {
 		return err
+	}
+	if (m.mtp || m.draft == "mtp") && e.MTP == nil {
+		return fmt.Errorf("%s: no layer for multi-token prediction: the model has none, or was converted without; "+
+			"give one with -d FILE", e.Path)
 	}
 	if err := e.Runner.Check(spec.Draft); err != nil {
 		return usageError{err}
