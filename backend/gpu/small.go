@@ -279,9 +279,9 @@ func (s *Small) Route(ls []Launch, ids Addr, weights Out, logits In, rows, exper
 const selectPart = 8192
 
 type selectArgs struct {
-	ids, logp, keys, sums    Addr
-	x                        In
-	rows, cols, k, parts, ls int32
+	ids, logp, keys, sums          Addr
+	x                              In
+	rows, cols, k, parts, ls, keep int32
 }
 
 // SelectScratch is the memory that ArgMax (k = 1) and TopK need between their two kernels.
@@ -289,6 +289,9 @@ func SelectScratch(rows, cols, k int) int {
 	parts := (cols + selectPart - 1) / selectPart
 	return rows * parts * (8*k + 8)
 }
+
+// mergeShared is the shared memory that every device has for a block without asking.
+const mergeShared = 32 << 10
 
 // MaxTopK bounds k of TopK: the kernels take that many rounds.
 const MaxTopK = 256
@@ -308,7 +311,13 @@ func (s *Small) TopK(ls []Launch, ids Addr, logp Out, x In, rows, cols, k int, s
 
 func (s *Small) choose(ls []Launch, kernel string, ids Addr, logp Out, x In, rows, cols, k int, scratch Addr) []Launch {
 	parts := (cols + selectPart - 1) / selectPart
-	a := Args(selectArgs{ids, logp.P, scratch, scratch + Addr(8*rows*parts*k), x, int32(rows), int32(cols), int32(k), int32(parts), int32(logp.Stride)})
-	ls = s.launch(ls, kernel, [3]int{parts, rows, 1}, 256, 96, a)
-	return s.launch(ls, "select_merge", [3]int{rows, 1, 1}, 32, 4*parts, a)
+	a := selectArgs{ids, logp.P, scratch, scratch + Addr(8*rows*parts*k), x, int32(rows), int32(cols), int32(k), int32(parts), int32(logp.Stride), 0}
+	shared := 4 * parts
+	if n := 8 * parts * k; n <= mergeShared {
+		a.keep = 1
+		shared += n
+	}
+	args := Args(a)
+	ls = s.launch(ls, kernel, [3]int{parts, rows, 1}, 256, 96, args)
+	return s.launch(ls, "select_merge", [3]int{rows, 1, 1}, 32, shared, args)
 }

@@ -396,8 +396,11 @@ func TestArgMaxAndTopK(t *testing.T) {
 	s := newSmall(g)
 	const rows = 3
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
-	for _, c := range []struct{ cols, k int }{{1, 1}, {5, 8}, {300, 6}, {20000, 8}, {8193, 40}} {
+	for _, c := range []struct{ cols, k int }{{1, 1}, {5, 8}, {300, 6}, {20000, 8}, {8193, 40}, {40000, 256}} {
 		for name, x := range g.inputs(rows, c.cols, 5) {
+			if c.k == gpu.MaxTopK && name != "odd" {
+				continue // one kind will do: the emulation takes long
+			}
 			switch name {
 			case "rows": // hard ones: ties, nothing but NaN, nothing but -Inf, negative zeros
 				for i := range c.cols {

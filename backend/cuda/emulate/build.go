@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Compiler compiles kernels, for the emulation and for devices.
@@ -55,15 +56,23 @@ func build(dir string) (string, error) {
 	}
 	sources = append(sources, filepath.Join(Sources(), "emulate.cc"))
 	objects := make([]string, len(sources))
+	errs := make([]error, len(sources))
+	var all sync.WaitGroup
+	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i, src := range sources {
 		key, err := hash(append(slices.Clone(flags), clang), append(slices.Clone(headers), src))
 		if err != nil {
 			return "", err
 		}
 		objects[i] = filepath.Join(cache, strings.TrimSuffix(filepath.Base(src), filepath.Ext(src))+"-"+key+".o")
-		if err := make1(objects[i], clang, append(slices.Clone(flags), "-c", src)); err != nil {
-			return "", err
-		}
+		all.Go(func() {
+			limit <- struct{}{}
+			errs[i] = make1(objects[i], clang, append(slices.Clone(flags), "-c", src))
+			<-limit
+		})
+	}
+	if all.Wait(); errors.Join(errs...) != nil {
+		return "", errors.Join(errs...)
 	}
 	key, err := hash(objects, nil)
 	if err != nil {

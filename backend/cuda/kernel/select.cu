@@ -86,6 +86,7 @@ struct SelectArgs {
   float* sums;    // [rows][parts][2]: the largest value and the sum of exponentials
   In x;
   int rows, cols, k, parts, ls;
+  int keep; // the keys of a row fit into shared memory
 };
 
 DEV u64 block_best(u64 k, u64* s) { // s: 8 numbers of shared memory
@@ -169,10 +170,15 @@ KERNEL(select_top_parts, SelectArgs, p, 256, 1) { select_parts<true>(p); }
 KERNEL(select_merge, SelectArgs, p, 32, 1) {
   pdl_wait();
   pdl_launch();
-  int* head = (int*)smem;
   int row = BID, lane = TID;
+  int* head = (int*)(smem + (p.keep ? 8 * p.parts * p.k : 0));
   const u64* keys = p.keys + (u64)row * p.parts * p.k;
+  if (p.keep) {
+    for (int i = lane; i < p.parts * p.k; i += 32) ((u64*)smem)[i] = keys[i];
+    keys = (const u64*)smem;
+  }
   for (int i = lane; i < p.parts; i += 32) head[i] = 0;
+  syncwarp();
   float lse = 0;
   if (p.logp) {
     const float* sums = p.sums + (u64)row * p.parts * 2;
@@ -185,16 +191,21 @@ KERNEL(select_merge, SelectArgs, p, 32, 1) {
     lse = fadd(m, fmul(lg2(s), LN2));
     if (m == -__builtin_inff()) lse = s == s ? m : s;
   }
+  u64 mine = 0; // the best of this lane's parts
+  int from = 0;
+  bool look = true;
   for (int j = 0; j < p.k; j++) {
-    u64 mine = 0;
-    int from = 0;
-    for (int i = lane; i < p.parts; i += 32)
-      if (head[i] < p.k && keys[(u64)i * p.k + head[i]] > mine) {
-        mine = keys[(u64)i * p.k + head[i]];
-        from = i;
-      }
+    if (look) {
+      mine = 0;
+      for (int i = lane; i < p.parts; i += 32)
+        if (head[i] < p.k && keys[i * p.k + head[i]] > mine) {
+          mine = keys[i * p.k + head[i]];
+          from = i;
+        }
+    }
     u64 best = warp_best(mine);
-    if (best && mine == best) head[from]++;
+    look = best && mine == best;
+    if (look) head[from]++;
     if (lane == 0) {
       p.ids[row * p.k + j] = key_column(best);
       if (p.logp) {
