@@ -196,6 +196,15 @@ var deltaShapes = []backend.DeltaDims{
 
 const deltaTolerance = 3e-6
 
+// size is the root mean square of values.
+func size(v []float64) float64 {
+	sum := 0.
+	for _, x := range v {
+		sum += x * x
+	}
+	return math.Sqrt(sum / float64(len(v)))
+}
+
 // TestDeltaLife: a sequence's whole life (prompts in two parts, single tokens, chains, trees of which a path is kept, settling) against
 // float64, in all shapes and all ways to launch it.
 func TestDeltaLife(t *testing.T) {
@@ -212,7 +221,7 @@ func TestDeltaLife(t *testing.T) {
 				t.Helper()
 				for i := range len(got) / width {
 					w := want(i)
-					g.close(fmt.Sprintf("%s: %s, row %d", what, stage, i), got[i*width:][:width], func(j int) float64 { return w[j] }, deltaTolerance, 1)
+					g.close(fmt.Sprintf("%s: %s, row %d", what, stage, i), got[i*width:][:width], func(j int) float64 { return w[j] }, deltaTolerance, size(w))
 				}
 			}
 			chain := func(stage string, n, pending int, prompt bool) {
@@ -250,7 +259,7 @@ func TestDeltaLife(t *testing.T) {
 			for l := range r.layers {
 				v := r.pool.Read(slot, l)
 				n := dims.VHeads * dims.VDim * dims.KDim
-				g.close(what+": the state", v[:n], func(i int) float64 { return ref.state[i] }, deltaTolerance, 1)
+				g.close(what+": the state", v[:n], func(i int) float64 { return ref.state[i] }, deltaTolerance, size(ref.state))
 				for j := range dims.Kernel - 1 {
 					g.same(what+": the newest inputs", v[n+j*dims.ConvDim():][:dims.ConvDim()], ref.u[len(ref.u)-dims.Kernel+1+j])
 				}

@@ -5,6 +5,7 @@ package emulate
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -292,6 +293,18 @@ func TestMistakes(t *testing.T) {
 	call(t, d, "test_uninitialised", 1, 32, 128, outArgs{out, out, 0})
 	if got := download[float32](t, d, out, 1)[0]; !math.IsNaN(float64(got)) {
 		t.Errorf("shared memory begins as %v, want NaN", got)
+	}
+}
+
+// TestMissingBarrier: warps run ahead of each other as far as barriers let them.
+func TestMissingBarrier(t *testing.T) {
+	d := parts(t)
+	for range 2 {
+		out := upload(t, d, make([]float32, 64))
+		call(t, d, "test_race", 1, 64, 256, outArgs{out, out, 0})
+		if got := download[float32](t, d, out, 64); !slices.Contains(got, 0) {
+			t.Error("a kernel without a barrier that it needs works")
+		}
 	}
 }
 

@@ -306,15 +306,23 @@ static void run_block(const EmuLaunch* l) {
   memset(barriers, 0, sizeof barriers);
   for (int i = 0; i < l->threads / 32; i++) warps[i].arrived = 0;
   memset(emu_at.shared, 0xff, l->shared);
+  // A warp runs until all its lanes wait. So the one that comes last to a barrier runs ahead of all others to the next one, which shows
+  // where a barrier is missing.
   for (int live = l->threads; live;) {
     bool moved = false;
-    for (int i = 0; i < l->threads; i++) {
-      int t = l->reverse ? l->threads - 1 - i : i;
-      if (fibers[t].state != Fiber::ready) continue;
-      moved = true;
-      emu_at.tid = t;
-      emu_switch(&home, fibers[t].sp);
-      if (fibers[t].state == Fiber::ended) live--;
+    for (int w = 0; w < l->threads / 32; w++) {
+      int first = 32 * (l->reverse ? l->threads / 32 - 1 - w : w);
+      for (bool again = true; again;) {
+        again = false;
+        for (int i = 0; i < 32; i++) {
+          int t = first + (l->reverse ? 31 - i : i);
+          if (fibers[t].state != Fiber::ready) continue;
+          moved = again = true;
+          emu_at.tid = t;
+          emu_switch(&home, fibers[t].sp);
+          if (fibers[t].state == Fiber::ended) live--;
+        }
+      }
     }
     if (!moved) deadlock();
   }
