@@ -76,6 +76,9 @@ type DeltaCall struct {
 	Scratch     Addr // ScratchBytes
 }
 
+// aligned reports whether the convolution can be read and written by fours.
+func (c *DeltaCall) aligned() bool { return c.U.aligned() && c.QKV.aligned() && c.W%16 == 0 }
+
 // ScratchBytes is the memory that a layer needs between its kernels.
 func (t *Delta) ScratchBytes(rows int) int {
 	return 4 * rows * (2*t.dims.VHeads + 2*t.dims.KHeads*t.dims.KDim)
@@ -97,7 +100,7 @@ type convArgs struct {
 type ruleArgs struct {
 	out, qk, v, gates, table Addr
 	u                        In
-	layer, os, qs, vs        int32
+	rows, layer, os, qs, vs  int32
 	tile, shifts             int32
 	d                        deltaShape
 }
@@ -107,9 +110,9 @@ func (t *Delta) conv(c *DeltaCall) convArgs {
 		rows: int32(c.Rows), layer: int32(c.Layer), ds: int32(c.QKV.Stride), d: t.shape, eps: t.dims.Eps}
 }
 
-// wide reports whether lanes may have four channels side by side.
-func (t *Delta) wide(in In, out Out) bool {
-	return t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 && in.aligned() && out.aligned()
+// wide reports whether lanes have four channels side by side, which is another order of sums.
+func (t *Delta) wide() bool {
+	return t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 && t.dims.Kernel == 4
 }
 
 func (t *Delta) launch(ls []Launch, kernel string, grid [3]int, shared int, args []byte) []Launch {
@@ -126,7 +129,7 @@ func (t *Delta) warps(jobs int) [3]int {
 // behind QKV.
 func (t *Delta) ShortConv(ls []Launch, c DeltaCall) []Launch {
 	kernel := "delta_conv"
-	if t.wide(c.U, c.QKV) {
+	if t.wide() && c.aligned() { // the order does not matter yet: no sums
 		kernel = "delta_conv4"
 	}
 	a := Args(t.conv(&c))
@@ -140,7 +143,7 @@ func (t *Delta) GatedDelta(ls []Launch, c DeltaCall) []Launch {
 	a := t.conv(&c)
 	a.u, a.dst, a.ds = Rows(c.QKV.P, c.QKV.Stride), keys.P, int32(keys.Stride)
 	kernel := "delta_prepare"
-	if t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 { // the order of sums is that of the convolution's kernel
+	if t.wide() {
 		kernel = "delta_prepare4"
 	}
 	ls = t.launch(ls, kernel, t.warps(c.Rows*(2*t.dims.KHeads+(t.dims.VHeads+31)/32)), 0, Args(a))
@@ -150,10 +153,11 @@ func (t *Delta) GatedDelta(ls []Launch, c DeltaCall) []Launch {
 // Both is ShortConv and GatedDelta with one kernel less, and the same bits. Afterwards the queries and keys in QKV are normalised.
 func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
 	kernel := "delta_conv"
-	if t.wide(c.U, c.QKV) {
+	if t.wide() {
+		if !c.aligned() {
+			return t.GatedDelta(t.ShortConv(ls, c), c)
+		}
 		kernel = "delta_conv4"
-	} else if t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 {
-		return t.GatedDelta(t.ShortConv(ls, c), c) // one channel at a time would add squares in another order
 	}
 	a := t.conv(&c)
 	a.ready = 1
@@ -167,7 +171,7 @@ const deltaTile = 16
 // recur runs the delta rule.
 func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch {
 	values := Out{c.QKV.P + Addr(8*t.dims.KHeads*t.dims.KDim), c.QKV.Stride}
-	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U, layer: int32(c.Layer), os: int32(c.Out.Stride),
+	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U, rows: int32(c.Rows), layer: int32(c.Layer), os: int32(c.Out.Stride),
 		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), d: t.shape}
 	if shifts {
 		a.shifts = 1

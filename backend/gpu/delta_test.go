@@ -84,8 +84,11 @@ func (r *recurrence) pass(how string, x tokens, segs ...backend.DeltaSeg) []floa
 	r.d.Upload(table, b)
 	out := gpu.Out{P: r.alloc(n * (r.dims.VHeads*r.dims.VDim + 4)), Stride: r.dims.VHeads*r.dims.VDim + 4}
 	u := gpu.Rows(r.floats(x.u), chans)
-	if how == "pieces" {
+	switch how {
+	case "pieces":
 		u = r.asPieces(x.u, n, chans)
+	case "odd": // one value from where it could be read by fours
+		u = gpu.Rows(r.floats(append([]float32{0}, x.u...))+4, chans)
 	}
 	for l := range r.layers {
 		c := gpu.DeltaCall{Table: table, Segs: room.Segs, Rows: n, Layer: l, U: u, W: r.dw, QKV: gpu.Out{P: r.alloc(n * chans), Stride: chans},
@@ -192,6 +195,8 @@ var deltaShapes = []backend.DeltaDims{
 	{KHeads: 2, VHeads: 2, KDim: 24, VDim: 40, Kernel: 2, Eps: 1e-5},
 	{KHeads: 2, VHeads: 6, KDim: 64, VDim: 32, Kernel: 3, Grouped: true, Eps: 1e-6},
 	{KHeads: 1, VHeads: 1, KDim: 256, VDim: 33, Kernel: 8, Eps: 1e-6},
+	{KHeads: 1, VHeads: 2, KDim: 256, VDim: 128, Kernel: 4, Grouped: true, Eps: 1e-6},
+	{KHeads: 1, VHeads: 1, KDim: 128, VDim: 64, Kernel: 5, Eps: 1e-6},
 }
 
 const deltaTolerance = 3e-6
@@ -210,7 +215,7 @@ func size(v []float64) float64 {
 func TestDeltaLife(t *testing.T) {
 	g := newRig(t)
 	for _, dims := range deltaShapes {
-		for _, how := range []string{"both", "apart", "pieces"} {
+		for _, how := range []string{"both", "apart", "pieces", "odd"} {
 			what := fmt.Sprintf("%+v, %s", dims, how)
 			r := newRecurrence(g, dims, 2)
 			slot, err := r.pool.Alloc()
@@ -294,7 +299,7 @@ func TestDeltaBits(t *testing.T) {
 		// Token by token, each applied by the next pass.
 		c := start()
 		for i := range 8 {
-			got := r.pass("apart", r.pick(x, 5+i), backend.DeltaSeg{N: 1, Slot: c, Pending: min(i, 1)})
+			got := r.pass([]string{"apart", "odd", "pieces"}[i%3], r.pick(x, 5+i), backend.DeltaSeg{N: 1, Slot: c, Pending: min(i, 1)})
 			g.same(fmt.Sprintf("token %d by itself", i), got, all[i*width:])
 		}
 		// Several sequences and kinds in one batch.

@@ -106,7 +106,7 @@ func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m
 	}
 	at := len(t.ints)
 	t.ints = append(append(t.ints, order...), path...)
-	g := t.ints[4+deltaSeg*i:][:deltaSeg]
+	g := t.ints[4+int(t.ints[1])*(d.Kernel+1)+deltaSeg*i:][:deltaSeg]
 	flags := int32(0)
 	settled := len(path) // tokens by which the newest inputs move
 	if s.Prompt {
@@ -138,7 +138,7 @@ func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m
 		g[16+j] = before(n)
 	}
 	for r := range s.N {
-		row := t.ints[4+deltaSeg*int(t.ints[0])+(s.Row+r)*(d.Kernel+1):][:d.Kernel+1]
+		row := t.ints[4+(s.Row+r)*(d.Kernel+1):][:d.Kernel+1]
 		row[0] = int32(i)
 		for j, at, back := d.Kernel, r, 0; j > 0; j-- {
 			if at >= 0 {
