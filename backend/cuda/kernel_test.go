@@ -40,8 +40,8 @@ func unpack(t *testing.T, dir string) map[string][]byte {
 	return out
 }
 
-// TestKernelsAreFresh: the embedded kernels are what their sources compile to. What was compiled is kept in the user's cache folder under a hash of
-// the sources.
+// TestKernelsAreFresh: the embedded kernels are what their sources compile to. What was compiled is kept in the user's
+// cache folder under a hash of the sources.
 func TestKernelsAreFresh(t *testing.T) {
 	version, err := exec.Command(emulate.Compiler, "--version").Output()
 	if err != nil {

@@ -32,7 +32,8 @@ const (
 func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	switch {
 	case dims.KDim < 1 || dims.KDim > maxDeltaDim || dims.VDim < 1 || dims.VDim > maxDeltaDim:
-		return nil, fmt.Errorf("recurrent heads of %d keys and %d values: want 1 to %d", dims.KDim, dims.VDim, maxDeltaDim)
+		return nil, fmt.Errorf("recurrent heads of %d keys and %d values: want 1 to %d", dims.KDim, dims.VDim,
+			maxDeltaDim)
 	case dims.Kernel < 1 || dims.Kernel > maxDeltaTaps:
 		return nil, fmt.Errorf("short convolution over %d tokens: want 1 to %d", dims.Kernel, maxDeltaTaps)
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
@@ -48,14 +49,17 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	if dims.Grouped {
 		grouped = 1
 	}
-	t.shape = deltaShape{int32(dims.KHeads), int32(dims.VHeads), int32(dims.KDim), int32(dims.VDim), int32(dims.Kernel), grouped,
+	t.shape = deltaShape{int32(dims.KHeads), int32(dims.VHeads), int32(dims.KDim), int32(dims.VDim),
+		int32(dims.Kernel), grouped,
 		int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
 	var err error
-	t.kernels, err = loadKernels(d, "delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift", "delta_rule_128", t.rule)
+	t.kernels, err = loadKernels(d, "delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift",
+		"delta_rule_128", t.rule)
 	return t, err
 }
 
-// DeltaTapeRow is the number of values that a tape has for a row and a layer: the input of the convolution, normalised keys, updates, decays.
+// DeltaTapeRow is the number of values that a tape has for a row and a layer: the input of the convolution, normalised
+// keys, updates, decays.
 func DeltaTapeRow(d backend.DeltaDims) int {
 	return (d.ConvDim() + d.KHeads*d.KDim + d.VHeads*d.VDim + d.VHeads + 3) / 4 * 4
 }
@@ -106,7 +110,8 @@ type ruleArgs struct {
 }
 
 func (t *Delta) conv(c *DeltaCall) convArgs {
-	return convArgs{dst: c.QKV.P, gates: t.gates(c), w: c.W, a: c.A, dt: c.DT, table: c.Table, u: c.U, alpha: c.Alpha, beta: c.Beta,
+	return convArgs{dst: c.QKV.P, gates: t.gates(c), w: c.W, a: c.A, dt: c.DT, table: c.Table, u: c.U, alpha: c.Alpha,
+		beta: c.Beta,
 		rows: int32(c.Rows), layer: int32(c.Layer), ds: int32(c.QKV.Stride), d: t.shape, eps: t.dims.Eps}
 }
 
@@ -116,7 +121,8 @@ func (t *Delta) wide() bool {
 }
 
 func (t *Delta) launch(ls []Launch, kernel string, grid [3]int, shared int, args []byte) []Launch {
-	return append(ls, Launch{Kernel: t.kernels[kernel], Name: kernel, Grid: grid, Threads: 128, Shared: shared, Early: true, Args: args})
+	return append(ls, Launch{Kernel: t.kernels[kernel], Name: kernel, Grid: grid, Threads: 128, Shared: shared,
+		Early: true, Args: args})
 }
 
 // warps is the grid for work that warps take one after the other.
@@ -125,8 +131,8 @@ func (t *Delta) warps(jobs int) [3]int {
 	return s.flat(jobs*32, 128)
 }
 
-// ShortConv makes QKV of U, which is silu of the convolution, tapes the inputs and moves the newest ones up. It needs nothing of the call
-// behind QKV.
+// ShortConv makes QKV of U, which is silu of the convolution, tapes the inputs and moves the newest ones up. It needs
+// nothing of the call behind QKV.
 func (t *Delta) ShortConv(ls []Launch, c DeltaCall) []Launch {
 	kernel := "delta_conv"
 	if t.wide() && c.aligned() { // the order does not matter yet: no sums
@@ -150,7 +156,8 @@ func (t *Delta) GatedDelta(ls []Launch, c DeltaCall) []Launch {
 	return t.recur(ls, &c, keys, false)
 }
 
-// Both is ShortConv and GatedDelta with one kernel less, and the same bits. Afterwards the queries and keys in QKV are normalised.
+// Both is ShortConv and GatedDelta with one kernel less, and the same bits. Afterwards the queries and keys in QKV are
+// normalised.
 func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
 	kernel := "delta_conv"
 	if t.wide() {
@@ -171,7 +178,8 @@ const deltaTile = 16
 // recur runs the delta rule.
 func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch {
 	values := Out{c.QKV.P + Addr(8*t.dims.KHeads*t.dims.KDim), c.QKV.Stride}
-	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U, rows: int32(c.Rows), layer: int32(c.Layer), os: int32(c.Out.Stride),
+	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U,
+		rows: int32(c.Rows), layer: int32(c.Layer), os: int32(c.Out.Stride),
 		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), d: t.shape}
 	if shifts {
 		a.shifts = 1
@@ -184,7 +192,8 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 }
 
 func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers int) []Launch {
-	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + 31) / 32), segs, layers}, 8*int(a.tile)*(2*t.keys+36), Args(a))
+	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + 31) / 32), segs, layers},
+		8*int(a.tile)*(2*t.keys+36), Args(a))
 }
 
 // Settle applies the pending rows of the segments, which have no others, in all layers.

@@ -27,8 +27,8 @@ func Sources() string {
 	return filepath.Join(filepath.Dir(file), "..", "kernel")
 }
 
-// build compiles all kernels in dir for the processor and returns the shared library. Objects are kept in the user's cache
-// folder under a hash of what they were made from, so that only what changed is compiled.
+// build compiles all kernels in dir for the processor and returns the shared library. Objects are kept in the user's
+// cache folder under a hash of what they were made from, so that only what changed is compiled.
 func build(dir string) (string, error) {
 	clang, err := exec.LookPath(Compiler)
 	if err != nil {
@@ -42,8 +42,10 @@ func build(dir string) (string, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
-	flags := []string{"-x", "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-fno-exceptions",
-		"-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-pass-failed", "-Wno-invalid-feature-combination",
+	flags := []string{"-x", "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
+		"-fno-exceptions",
+		"-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-pass-failed",
+		"-Wno-invalid-feature-combination",
 		"-DEMULATE"}
 	if runtime.GOARCH == "amd64" {
 		flags = append(flags, "-march=native") // for fused multiply-add and halves

@@ -49,7 +49,8 @@ func call[T any](t *testing.T, d gpu.Driver, name string, grid, threads, shared 
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Launch(&gpu.Launch{Kernel: k, Name: name, Grid: [3]int{grid, 1, 1}, Threads: threads, Shared: shared, Args: bytesOf([]T{args})})
+	d.Launch(&gpu.Launch{Kernel: k, Name: name, Grid: [3]int{grid, 1, 1}, Threads: threads, Shared: shared,
+		Args: bytesOf([]T{args})})
 }
 
 type outArgs struct {
@@ -276,7 +277,8 @@ func TestMistakes(t *testing.T) {
 			c.change(d, &a)
 		}
 		call(t, d, c.kernel, 1, threads, 128, a)
-		if err := d.Wait(); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.kernel) {
+		if err := d.Wait(); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(),
+			c.kernel) {
 			t.Errorf("%s: error %v, want one with %q", c.kernel, err, c.want)
 		}
 	}

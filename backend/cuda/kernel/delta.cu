@@ -1,4 +1,5 @@
-// Gated DeltaNet: short convolution, L2 norms, and the delta rule for the segments of a batch: chains, trees and prompts.
+// Gated DeltaNet: short convolution, L2 norms, and the delta rule for the segments of a batch: chains, trees and
+// prompts.
 // also for sm_90
 #include "delta.h"
 
@@ -37,7 +38,8 @@ DEV float head_scale(const ConvArgs& p, float squares, bool query) {
   return query ? fmul(f, fdiv(1.f, sqrt_((float)p.d.kdim))) : f;
 }
 
-// The parts of a row's work that warps share: a head of queries, keys or values each, and with `ready` 32 gates at a time after them.
+// The parts of a row's work that warps share: a head of queries, keys or values each, and with `ready` 32 gates at a
+// time after them.
 struct HeadJob {
   int row, h, heads; // h >= heads: gates
   int dim, first;    // channels of the head
@@ -59,7 +61,9 @@ DEV HeadJob head_job(const ConvArgs& p, int job) {
   j.s = seg_of(p.table, p.rows, d.taps, j.r[0]);
   return j;
 }
-DEV int head_jobs(const ConvArgs& p) { return p.rows * (2 * p.d.kheads + p.d.vheads + (p.ready ? (p.d.vheads + 31) / 32 : 0)); }
+DEV int head_jobs(const ConvArgs& p) {
+  return p.rows * (2 * p.d.kheads + p.d.vheads + (p.ready ? (p.d.vheads + 31) / 32 : 0));
+}
 
 // The convolution for any sizes: lane l has channels l, l+32, ... of a head.
 KERNEL(delta_conv, ConvArgs, p, 128, 1) {
@@ -103,9 +107,9 @@ KERNEL(delta_conv, ConvArgs, p, 128, 1) {
   }
 }
 
-// The convolution over four tokens for heads of 128 or 256: lane l has channels 4l to 4l+3 of every 128. Everything that no kernel before wrote
-// is asked for before waiting, and all inputs at once.
-KERNEL(delta_conv4, ConvArgs, p, 128, 4) {
+// The convolution over four tokens for heads of 128 or 256: lane l has channels 4l to 4l+3 of every 128. Everything
+// that no kernel before wrote is asked for before waiting, and all inputs at once.
+KERNEL(delta_conv4, ConvArgs, p, 128, 3) {
   const DeltaShape& d = p.d;
   int lane = TID & 31, chans = channels(d);
   bool waited = false;
@@ -146,7 +150,7 @@ KERNEL(delta_conv4, ConvArgs, p, 128, 4) {
         for (int k = 0; k < 4; k++)
           if ((code[k] & 3) == 0) {
             F4 v = *(const F4*)(from[k] + n * in_step(p.u));
-            x[k].x = fadd(x[k].x, v.x); x[k].y = fadd(x[k].y, v.y); x[k].z = fadd(x[k].z, v.z); x[k].w = fadd(x[k].w, v.w);
+            x[k] = {fadd(x[k].x, v.x), fadd(x[k].y, v.y), fadd(x[k].z, v.z), fadd(x[k].w, v.w)};
           }
       y[i] = ffma(w[0].w, x[3].x, ffma(w[0].z, x[2].x, ffma(w[0].y, x[1].x, ffma(w[0].x, x[0].x, 0.f))));
       y[i + 1] = ffma(w[1].w, x[3].y, ffma(w[1].z, x[2].y, ffma(w[1].y, x[1].y, ffma(w[1].x, x[0].y, 0.f))));
@@ -179,7 +183,8 @@ KERNEL(delta_conv4, ConvArgs, p, 128, 4) {
   if (!waited) pdl_wait();
 }
 
-// Norms and gates of rows whose convolution was made by itself: u is its result here, and only queries and keys are written to dst.
+// Norms and gates of rows whose convolution was made by itself: u is its result here, and only queries and keys are
+// written to dst.
 template <int W> DEV void prepare(const ConvArgs& p) {
   pdl_wait();
   pdl_launch();
@@ -254,12 +259,13 @@ struct DeltaArgs {
   DeltaShape d;
 };
 
-// A head is split over blocks of 32 values, which are independent of each other. Four threads share a value: thread q has the keys 16i+4q to
-// 16i+4q+3 for i < I in registers. Rows of the batch pass through shared memory, a tile ahead.
+// A head is split over blocks of 32 values, which are independent of each other. Four threads share a value: thread q
+// has the keys 16i+4q to 16i+4q+3 for i < I in registers. Rows of the batch pass through shared memory, a tile ahead.
 //
-// A row: d = beta*(v - g*(s.k)), out = g*(s.q) + d*(q.k), s = g*s + d*k. The output comes from the state before, so both sums are made in one
-// pass. Order of sums: four chains of I keys in a thread, added, then over the four threads. Applying a row again from the tape makes
-// the same bits. A tree begins every chain at the state and applies its ancestors again.
+// A row: d = beta*(v - g*(s.k)), out = g*(s.q) + d*(q.k), s = g*s + d*k. The output comes from the state before, so
+// both sums are made in one pass. Order of sums: four chains of I keys in a thread, added, then over the four threads.
+// Applying a row again from the tape makes the same bits. A tree begins every chain at the state and applies its
+// ancestors again.
 //
 // EXACT: kdim is 16*I, vdim a multiple of 32, and rows are aligned for copies of 16 bytes.
 template <int I, bool EXACT> struct Rule {

@@ -2,8 +2,8 @@
 // also for sm_90
 #include "common.h"
 
-// A value and its column as one number that is larger for the better choice: the larger value, then the lower column. 0 is for NaN, which is
-// never chosen.
+// A value and its column as one number that is larger for the better choice: the larger value, then the lower column. 0
+// is for NaN, which is never chosen.
 DEV u64 key_of(float v, int c) {
   if (!(v == v)) return 0;
   u32 b = f_bits(fadd(v, 0.f)); // -0 counts as 0
@@ -74,8 +74,8 @@ KERNEL(select_route, RouteArgs, p, 32, 1) {
   for (int j = lane; j < p.used; j += 32) p.weights[(u64)row * p.ws + j] = fmul(p.weights[(u64)row * p.ws + j], f);
 }
 
-// ---- the largest of many columns, in two steps: the best of every 8192 columns, then the best of those. Which columns belong together
-// depends on nothing but their number.
+// ---- the largest of many columns, in two steps: the best of every 8192 columns, then the best of those. Which columns
+// belong together depends on nothing but their number.
 #define PART 8192
 #define EACH (PART / 256) // columns of a thread
 
@@ -136,7 +136,8 @@ template <bool LOGS> DEV void select_parts(const SelectArgs& p) {
     float m = best ? key_value(best) : -__builtin_inff(), sum = 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-      if (part_column(part, i) < p.cols) sum = fadd(sum, m == -__builtin_inff() && v[i] == v[i] ? 0.f : exp_(fadd(v[i], -m)));
+      if (part_column(part, i) < p.cols)
+        sum = fadd(sum, m == -__builtin_inff() && v[i] == v[i] ? 0.f : exp_(fadd(v[i], -m)));
     sum = warp_sum(sum);
     float* w = (float*)(s + 8);
     if ((TID & 31) == 0) w[TID >> 5] = sum;
@@ -185,8 +186,11 @@ KERNEL(select_merge, SelectArgs, p, 32, 1) {
     float m = -__builtin_inff(), s = 0;
     for (int i = lane; i < p.parts; i += 32) m = fmax_(m, sums[2 * i]);
     m = warp_max(m);
-    for (int i = lane; i < p.parts; i += 32) // a part of nothing but -Inf adds nothing, one with NaN makes everything NaN
-      s = fadd(s, sums[2 * i] == -__builtin_inff() ? sums[2 * i + 1] : fmul(sums[2 * i + 1], exp_(fadd(sums[2 * i], -m))));
+    // a part of nothing but -Inf adds nothing, one with NaN makes everything NaN
+    for (int i = lane; i < p.parts; i += 32) {
+      float most = sums[2 * i], sum = sums[2 * i + 1];
+      s = fadd(s, most == -__builtin_inff() ? sum : fmul(sum, exp_(fadd(most, -m))));
+    }
     s = warp_sum(s);
     lse = fadd(m, fmul(lg2(s), LN2));
     if (m == -__builtin_inff()) lse = s == s ? m : s;
