@@ -44,7 +44,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 		t.keys *= 2
 	}
 	t.rule = fmt.Sprintf("delta_rule_any_%d", t.keys)
-	t.exact = dims.KDim == 128 && dims.VDim%32 == 0 && dims.VDim%4 == 0
+	t.exact = dims.KDim == 128 && dims.VDim%32 == 0
 	grouped := int32(0)
 	if dims.Grouped {
 		grouped = 1
@@ -88,7 +88,7 @@ func (t *Delta) ScratchBytes(rows int) int {
 	return 4 * rows * (2*t.dims.VHeads + 2*t.dims.KHeads*t.dims.KDim)
 }
 
-// gates is where decays and betas lie in the scratch memory, keys where queries and keys do.
+// gates is where decays and betas lie in the scratch memory, behind queries and keys.
 func (t *Delta) gates(c *DeltaCall) Addr {
 	return c.Scratch + Addr(4*c.Rows*2*t.dims.KHeads*t.dims.KDim)
 }

@@ -82,14 +82,14 @@ func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, memory func(sl
 		m := memory(s.Slot)
 		path := m.Path
 		if path == nil {
-			path = make([]int32, s.Pending)
+			path = make([]int32, m.ReadRows)
 			for j := range path {
 				path[j] = int32(j)
 			}
 		}
-		if s.Pending < 0 || s.Pending > len(path) || s.Pending > 0 && m.Read == 0 {
-			return nil, fmt.Errorf("segment %d of the recurrent layers has %d pending rows, its tape %d", i,
-				s.Pending, len(path))
+		if s.Pending < 0 || s.Pending > len(path) || s.Pending > m.ReadRows {
+			return nil, fmt.Errorf("segment %d of the recurrent layers has %d pending rows, more than its tape", i,
+				s.Pending)
 		}
 		if !s.Prompt && s.N > 0 && (m.Write == 0 || m.WriteRows < s.N) {
 			return nil, fmt.Errorf("segment %d of the recurrent layers has %d rows, its tape has room for %d", i, s.N,

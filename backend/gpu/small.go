@@ -171,9 +171,6 @@ func (s *Small) RMSNorm(ls []Launch, dst HeadsOut, x HeadsIn, w Addr, eps float3
 	return s.launch(ls, "small_norm_long", [3]int{tokens * heads, 1, 1}, 256, row+32, a)
 }
 
-// LongestNorm is the longest row that RMSNorm can take: it lies in shared memory.
-func LongestNorm(p Props) int { return (p.SharedBlock - 32) / 16 * 4 }
-
 // HeadsSigmoid is SigmoidGate for heads.
 func (s *Small) HeadsSigmoid(ls []Launch, dst HeadsOut, x, gate HeadsIn, tokens, heads, dim int) []Launch {
 	a := Args(headsArgs{dst: dst.P, x: x.In, y: gate.In, rows: int32(tokens * heads), cols: int32(dim),
