@@ -1,6 +1,7 @@
-// Package strobe holds no code: its tests keep the house rules of the whole
-// repository, so that "go test ./..." is the only command anyone has to know.
 package strobe
+
+// The tests in this file keep the house rules of the whole repository, so that
+// "go test ./..." is the only command anyone has to know.
 
 import (
 	"bytes"
@@ -212,7 +213,8 @@ var layers = []struct {
 	{[]string{"cache", "model"}, []string{"strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server"}, nil, "a model does not know who drafts for it"},
 	{[]string{"model", "cache", "draft", "speculate"}, []string{"strobe/backend/cuda", "strobe/backend/vulkan"}, nil, "models are written once, against the backend interface"},
 	{[]string{"draft", "speculate"}, []string{"strobe/engine", "strobe/server"}, nil, "imports point down"},
-	{[]string{"engine"}, []string{"strobe/server"}, nil, "imports point down"},
+	{[]string{"engine"}, []string{"strobe/server", "strobe/dialog"}, nil, "imports point down"},
+	{[]string{"dialog"}, []string{"strobe/server", "strobe/model", "strobe/backend"}, nil, "a dialog is text and tokens"},
 	{[]string{"."}, []string{"net/http"}, nil, "network code lives in hub, server and the commands"},
 }
 

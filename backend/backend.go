@@ -71,7 +71,7 @@ type Matrix struct {
 	Experts    int // 1 for a plain matrix
 	Data       []byte
 	Scale      []float32 // of the product: none, one, or one per expert
-	Forget     func()    // if set: the device has a copy now, so Data need not stay in memory
+	Forget     func()    // if set: the device has a copy and will hardly read Data again, so it need not stay in memory
 }
 
 // Weight is a Matrix bound to a device. Its values multiply activations: y = W x, one output per row.
@@ -226,7 +226,7 @@ type Backend interface {
 	NewKVPool(l KVLayout) (KVPool, error)
 	NewStatePool(d DeltaDims, layers int) (StatePool, error)
 	WeightBytes(m Matrix) int // memory that Weight would take on the device
-	// Weight binds a matrix, whose bytes must stay readable while it is used unless Forget was called. A device may
+	// Weight binds a matrix, whose bytes must stay readable while it is used. A device may
 	// still be copying when it returns; Sync waits for that and reports what failed.
 	Weight(m Matrix) (Weight, error)
 	Vector(v []float32) (Vector, error)
@@ -270,7 +270,8 @@ type Backend interface {
 	KVWrite(group, layer int, k, v Tensor)
 	Attention(dst, q Tensor, group, layer int, p AttnParams)
 
-	// Mixture of experts. Route chooses the used best experts of each row and softmaxes their logits, times scale.
+	// Mixture of experts. Route chooses the used best experts of each row, best first, and softmaxes their logits, times scale; it
+	// may overwrite logits.
 	Route(ids Ints, weights, logits Tensor, used int, scale float32)
 	ExpertMatMul(x Tensor, ids Ints, used int, ps ...Product) // row t*used+j of Y = W[ids[t*used+j]] x; x has tokens or tokens*used rows
 	ExpertSum(dst, y, weights Tensor, ids Ints, used int, scale Vector)
@@ -280,7 +281,8 @@ type Backend interface {
 	ShortConv(dst, u Tensor, w Vector, layer int)
 	GatedDelta(dst, qkv, alpha, beta Tensor, a, dt Vector, layer int)
 
-	// Reductions that leave the device small. Rows without a single number get id -1; equal values go to the lower id.
+	// Reductions that leave the device small. Equal values go to the lower id. NaN is never chosen: where a row has no number
+	// (left), the id is -1.
 	ArgMax(ids Ints, x Tensor)
 	TopK(ids Ints, logp Tensor, x Tensor, k int) // per row: k best ids, descending, with log-softmax values; may overwrite x
 }

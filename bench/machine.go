@@ -77,10 +77,18 @@ type Pass struct {
 	QuietShare float64 `json:"quiet_share_of_floor"`
 }
 
+// threadsOf is the number of processor threads that run the model; one for other devices.
+func threadsOf(m *engine.Model) int {
+	if b, ok := m.Backend().(interface{ Threads() int }); ok {
+		return b.Threads()
+	}
+	return 1
+}
+
 // MeasureMachine times passes of m and the machine's floors.
 func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*Machine, error) {
 	cfg = cfg.withDefaults(m)
-	threads := m.Backend().Threads()
+	threads := threadsOf(m)
 	w := weightsOf(m.Target.File(), &m.Target.Config)
 	memory := floor.NewReader(cfg.ReadBytes)
 	weights := memory

@@ -8,8 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"strobe/cache"
+	"strobe/draft"
 	"strobe/engine"
+	"strobe/sample"
 	"strobe/speculate"
 )
 
@@ -24,12 +25,11 @@ type Case struct {
 type Config struct {
 	Modes   []Mode
 	Cases   []Case
-	Tokens  int // most tokens per prompt; 0 means 128
-	Repeats int // 0 means 3
-	Context int // most tokens in the cache; 0 means the model's
-	Chunk   int // prompt tokens per pass; 0 means 128
-	// Sampler returns a fresh sampler; every run gets one that draws the same. nil is greedy.
-	Sampler func() speculate.Sampler
+	Tokens  int           // most tokens per prompt; 0 means 128
+	Repeats int           // 0 means 3
+	Context int           // most tokens in the cache; 0 means the model's
+	Chunk   int           // prompt tokens per pass; 0 means 128
+	Params  sample.Params // of sampling, the same in every run; zero is greedy
 	// IgnoreEnd goes on after an end-of-generation token.
 	IgnoreEnd bool
 	// Progress, if set, is called after each run.
@@ -79,7 +79,7 @@ func Measure(ctx context.Context, m *engine.Model, cfg Config) (*Report, error) 
 		}
 		b.runners = append(b.runners, r)
 	}
-	defer b.capture(true)
+	defer m.Runner.Capture()
 	if err := b.warm(ctx); err != nil {
 		return nil, err
 	}
@@ -110,21 +110,13 @@ func Measure(ctx context.Context, m *engine.Model, cfg Config) (*Report, error) 
 
 // runner returns the runner of a mode. Plain decoding has none of the drafter's costs.
 func (b *bencher) runner(mode Mode) (*speculate.Runner, error) {
-	if b.model.Drafter == nil || mode.Options.Draft == speculate.Off || mode.Options.Draft == speculate.NGram {
-		return speculate.NewRunner(b.model.Target, nil)
+	var sources []draft.Source
+	for _, s := range b.model.Runner.Sources {
+		if mode.Options.Draft == speculate.Auto || mode.Options.Draft == s.Name() {
+			sources = append(sources, s)
+		}
 	}
-	return speculate.NewRunner(b.model.Target, b.model.Drafter)
-}
-
-// capture switches the target's capture of features for the drafter.
-func (b *bencher) capture(on bool) error {
-	if b.model.Drafter == nil {
-		return nil
-	}
-	if !on {
-		return b.model.Target.Capture(nil)
-	}
-	return b.model.Target.Capture(b.model.Drafter.Capture())
+	return speculate.NewRunner(b.model.Target, sources...)
 }
 
 // warm brings the weights into memory and lets each controller see its costs once.
@@ -141,55 +133,38 @@ func (b *bencher) warm(ctx context.Context) error {
 // run generates up to limit tokens.
 func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result, error) {
 	r := b.runners[mode]
-	if err := b.capture(r.Drafter != nil); err != nil {
+	if err := r.Capture(); err != nil {
 		return result{}, err
 	}
 	if c.Max > 0 {
 		limit = min(limit, c.Max)
 	}
-	seq := b.model.Target.NewSeq()
-	defer seq.Close()
-	var draftSeq *cache.Seq
-	if r.Drafter != nil {
-		draftSeq = b.model.Drafter.NewSeq()
-		defer draftSeq.Close()
-	}
 	var res result
-	s, err := r.NewStream(speculate.Config{
-		Options: b.cfg.Modes[mode].Options, Seq: seq, DraftSeq: draftSeq, Prompt: c.Tokens, Sampler: b.sampler(), Context: b.cfg.Context, Max: limit,
-		Emit: func(t speculate.Token) bool {
-			res.tokens = append(res.tokens, t.ID)
-			return b.cfg.IgnoreEnd || !b.model.Tokenizer.IsEOG(t.ID)
-		},
-	})
+	s, err := b.model.Solo(r, engine.Request{
+		Tokens: c.Tokens, Params: b.cfg.Params, Spec: b.cfg.Modes[mode].Options, MaxTokens: limit, IgnoreEOG: b.cfg.IgnoreEnd,
+	}, b.cfg.Context)
 	if err != nil {
 		return res, err
 	}
 	defer s.Close()
-	one := []*speculate.Stream{s}
 	for !s.Done() {
 		if err := ctx.Err(); err != nil {
 			return res, err
 		}
 		prefilling := s.Prefilling()
-		if err := r.Step(one, b.cfg.Chunk); err != nil {
+		if _, err := s.Step(b.cfg.Chunk); err != nil {
 			return res, err
 		}
 		if prefilling && !s.Prefilling() {
 			res.prompt = s.Stats()
 		}
 	}
-	if err := s.Err(); err != nil {
-		return res, err
-	}
+	res.tokens = s.Tokens()
 	res.decode = since(s.Stats(), &res.prompt)
 	if res.decode.DraftErr != nil {
 		return res, fmt.Errorf("the drafter failed: %w", res.decode.DraftErr)
 	}
-	res.cacheBytes = seq.Bytes()
-	if draftSeq != nil {
-		res.draftBytes = draftSeq.Bytes()
-	}
+	res.cacheBytes, res.draftBytes = s.Bytes()
 	return res, nil
 }
 
@@ -201,13 +176,6 @@ func since(st speculate.Stats, before *speculate.Stats) speculate.Stats {
 	st.Commit -= before.Commit
 	st.Rest -= before.Rest
 	return st
-}
-
-func (b *bencher) sampler() speculate.Sampler {
-	if b.cfg.Sampler == nil {
-		return newGreedy(b.model.Target.Vocab, b.model.Target.Suppress)
-	}
-	return b.cfg.Sampler()
 }
 
 // report sums up.

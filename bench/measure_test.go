@@ -13,7 +13,6 @@ import (
 	"strobe/engine"
 	"strobe/internal/testkit"
 	"strobe/sample"
-	"strobe/speculate"
 )
 
 func load(t *testing.T, name string, drafter bool) *engine.Model {
@@ -41,7 +40,7 @@ func TestMeasure(t *testing.T) {
 	for _, name := range []string{"qwen35", "qwen35moe", "gemma4"} {
 		t.Run(name, func(t *testing.T) {
 			m := load(t, name, true)
-			modes, err := Modes(ModeOptions{Names: ModeNames, Drafter: true, Tree: 12})
+			modes, err := Modes(ModeOptions{Names: ModeNames, Drafter: "dflash", Tree: 12})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,9 +92,9 @@ func sum(v []int) (n int) {
 // TestMeasureSampled: the same seed gives the same tokens in every mode.
 func TestMeasureSampled(t *testing.T) {
 	m := load(t, "qwen3", true)
-	modes, _ := Modes(ModeOptions{Drafter: true})
+	modes, _ := Modes(ModeOptions{Drafter: "dflash"})
 	r, err := Measure(t.Context(), m, Config{Modes: modes, Cases: cases()[:1], Tokens: 20, Repeats: 1,
-		Sampler: func() speculate.Sampler { return sample.New(sample.Params{Temp: 1, Seed: 7}, m.Target.Vocab) }})
+		Params: sample.Params{Temp: 1, Seed: 7}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +107,7 @@ func TestMeasureSampled(t *testing.T) {
 // its paths are long enough.
 func TestSynthetic(t *testing.T) {
 	m := load(t, "qwen3", true)
-	modes, err := Modes(ModeOptions{Drafter: true, Synthetic: 4})
+	modes, err := Modes(ModeOptions{Drafter: "dflash", Synthetic: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,10 +141,10 @@ func TestModes(t *testing.T) {
 		opt  ModeOptions
 		want string
 	}{
-		{ModeOptions{Drafter: true}, "plain chain tree auto"},
+		{ModeOptions{Drafter: "dflash"}, "plain chain tree auto"},
 		{ModeOptions{}, "plain ngram"},
-		{ModeOptions{Drafter: true, Synthetic: 3}, "plain chain tree"},
-		{ModeOptions{Names: []string{"auto", "chain"}, Drafter: true}, "plain chain auto"},
+		{ModeOptions{Drafter: "dflash", Synthetic: 3}, "plain chain tree"},
+		{ModeOptions{Names: []string{"auto", "chain"}, Drafter: "dflash"}, "plain chain auto"},
 		{ModeOptions{Names: []string{"chain"}}, `mode "chain" needs a drafter: give it with -d FILE`},
 		{ModeOptions{Names: []string{"fast"}}, `mode "fast": want some of plain, chain, tree, ngram, auto`},
 	} {

@@ -24,7 +24,7 @@ const DefaultTree = 24
 // ModeOptions steer Modes.
 type ModeOptions struct {
 	Names     []string // nil: all that make sense
-	Drafter   bool     // there is a DFlash drafter
+	Drafter   string   // the source that the modes chain and tree measure; "" for none
 	Max       int      // longest chain; 0: what the drafter can do
 	Tree      int      // nodes of a tree; 0: DefaultTree
 	Synthetic float64  // pretend this many tokens per pass; 0: verify
@@ -37,7 +37,7 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 		switch {
 		case opt.Synthetic > 0: // the controller would see through the pretence
 			names = []string{"plain", "chain", "tree"}
-		case opt.Drafter:
+		case opt.Drafter != "":
 			names = []string{"plain", "chain", "tree", "auto"}
 		default:
 			names = []string{"plain", "ngram"}
@@ -61,13 +61,13 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 		case "plain":
 			o = speculate.Options{Draft: speculate.Off}
 		case "chain":
-			o.Draft, o.Fixed, o.Tree = speculate.DFlash, true, speculate.TreeOff
+			o.Draft, o.Fixed, o.Tree = opt.Drafter, true, speculate.TreeOff
 		case "tree":
-			o.Draft, o.Fixed, o.Tree = speculate.DFlash, true, tree
+			o.Draft, o.Fixed, o.Tree = opt.Drafter, true, tree
 		case "ngram":
-			o.Draft = speculate.NGram
+			o.Draft = "ngram"
 		}
-		if !opt.Drafter && o.Draft == speculate.DFlash {
+		if o.Fixed && opt.Drafter == "" {
 			return nil, fmt.Errorf("mode %q needs a drafter: give it with -d FILE", known)
 		}
 		modes = append(modes, Mode{known, o})

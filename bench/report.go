@@ -136,7 +136,7 @@ type Memory struct {
 }
 
 func system(m *engine.Model) System {
-	return System{OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), Device: m.Backend().Name(), Threads: m.Backend().Threads()}
+	return System{OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), Device: m.Backend().Name(), Threads: threadsOf(m)}
 }
 
 func describe(m *engine.Model) ModelInfo {

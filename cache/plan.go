@@ -19,12 +19,16 @@ type Batch struct {
 }
 
 // Begin prepares a forward pass: it makes room for every segment and plans what each row
-// writes and sees.
+// writes and sees. Until Done the sequences are unusable, so that a pass which ends half-way, for whatever
+// reason, leaves none that goes on with layers that disagree.
 func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 	b := &Batch{segs: segs, Plans: make([]backend.Plan, m.devices)}
 	for i := range segs {
 		s := &segs[i]
 		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {
+			for _, begun := range segs[:i] {
+				begun.Seq.broken, begun.Seq.open = false, 0 // nothing was computed
+			}
 			return nil, err
 		}
 	}
@@ -117,12 +121,5 @@ func ancestors(s *Segment, r, lo int, depth []int32) []int32 {
 func (b *Batch) Done() {
 	for _, s := range b.segs {
 		s.Seq.forwarded()
-	}
-}
-
-// Fail tells the sequences that the pass ended half-way.
-func (b *Batch) Fail() {
-	for _, s := range b.segs {
-		s.Seq.Fail()
 	}
 }

@@ -95,9 +95,11 @@ func TestSaveRoundTrip(t *testing.T) {
 			}
 			// It goes on like the original.
 			for _, x := range []*cache.Seq{s, back} {
-				if _, err := m.Begin([]cache.Segment{{Seq: x, Rows: 70, Prompt: true}}); err != nil {
+				b, err := m.Begin([]cache.Segment{{Seq: x, Rows: 70, Prompt: true}})
+				if err != nil {
 					t.Fatal(err)
 				}
+				b.Done()
 				if err := x.CommitAll(); err != nil {
 					t.Fatal(err)
 				}
@@ -256,9 +258,11 @@ func FuzzLoad(f *testing.F) {
 	for _, n := range []int{0, 1, 65} {
 		s := m.NewSeq()
 		if n > 0 {
-			if _, err := m.Begin([]cache.Segment{{Seq: s, Rows: n, Prompt: true}}); err != nil {
+			b, err := m.Begin([]cache.Segment{{Seq: s, Rows: n, Prompt: true}})
+			if err != nil {
 				f.Fatal(err)
 			}
+			b.Done()
 			if err := s.CommitAll(); err != nil {
 				f.Fatal(err)
 			}

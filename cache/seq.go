@@ -21,7 +21,7 @@ type Seq struct {
 	prompt  bool
 
 	closed bool
-	broken bool // a pass failed half-way: layers disagree about what they remember
+	broken bool // a pass is in progress or ended half-way: layers disagree about what they remember
 }
 
 // NewSeq returns an empty sequence. It takes no memory before its first pass.
@@ -83,6 +83,7 @@ func (s *Seq) begin(rows int, parents []int32, prompt bool) error {
 			}
 		}
 	}
+	s.broken = true
 	s.open, s.prompt = rows, prompt
 	s.parents = append(s.parents[:0], parents...)
 	if parents == nil {
@@ -116,12 +117,9 @@ func (s *Seq) own(gi int, g *group, p int) error {
 	return nil
 }
 
-// Fail marks the sequence unusable after a forward pass that ended half-way.
-func (s *Seq) Fail() { s.broken = true }
-
-// Forwarded tells the sequence that a pass over its open rows is complete, so the pending
+// forwarded tells the sequence that a pass over its open rows is complete, so the pending
 // tape rows have been applied.
-func (s *Seq) forwarded() { s.pending = 0 }
+func (s *Seq) forwarded() { s.pending, s.broken = 0, false }
 
 // Commit keeps the rows of path (row indices of the last pass, a root-to-node path) and drops
 // the others. A nil path drops them all. Rows of a prompt can only be kept whole.

@@ -96,17 +96,16 @@ func (t *Template) Render(msgs []Message, opt Options) (string, error) {
 // rendering is what a prompt was made from, for rendering it again.
 type rendering struct {
 	vars *jinja.Dict
-	list *jinja.List // the messages in the shape that was accepted
+	said *jinja.Dict // what clients wrote: messages in the shape that was accepted, tools, extra variables
 	opt  jinja.Options
 }
 
 func (t *Template) render(msgs []Message, opt Options) (string, *rendering, error) {
-	r := &rendering{vars: jinja.NewDict(), opt: jinja.Options{Now: opt.Now, Limits: opt.Limits}}
+	r := &rendering{vars: jinja.NewDict(), said: jinja.NewDict(), opt: jinja.Options{Now: opt.Now, Limits: opt.Limits}}
 	if r.opt.Now.IsZero() {
 		r.opt.Now = time.Now() // one clock for all attempts
 	}
 	vars := r.vars
-	vars.Set("messages", nil)
 	var tools any // transformers passes None, not an undefined name
 	if len(opt.Tools) > 0 {
 		l := jinja.NewList()
@@ -119,7 +118,7 @@ func (t *Template) render(msgs []Message, opt Options) (string, *rendering, erro
 		}
 		tools = l
 	}
-	vars.Set("tools", tools)
+	r.said.Set("tools", tools)
 	vars.Set("documents", nil)
 	vars.Set("add_generation_prompt", opt.AddGenerationPrompt)
 	vars.Set("bos_token", opt.BOS)
@@ -135,23 +134,31 @@ func (t *Template) render(msgs []Message, opt Options) (string, *rendering, erro
 		if err != nil {
 			return "", nil, fmt.Errorf("chat_template_kwargs: %s: %w", k, err)
 		}
-		vars.Set(k, x)
+		r.said.Set(k, x)
 	}
 	var err error
 	var text string
 	if opt.Strict {
-		if r.list, err = values(msgs, shape{}); err == nil {
-			text, err = t.again(r, r.list)
-		}
+		text, err = t.again(r, msgs, shape{})
 	} else {
 		text, err = t.renderAdapted(msgs, r)
 	}
 	return text, r, err
 }
 
-// again renders with other messages.
-func (t *Template) again(r *rendering, list *jinja.List) (string, error) {
-	r.vars.Set("messages", list)
+// again renders with messages in another shape.
+func (t *Template) again(r *rendering, msgs []Message, s shape) (string, error) {
+	list, err := values(msgs, s)
+	if err != nil {
+		return "", err
+	}
+	r.said.Set("messages", list)
+	return t.say(r, r.said)
+}
+
+// say renders what clients wrote, or something in its place.
+func (t *Template) say(r *rendering, said *jinja.Dict) (string, error) {
+	r.vars.Merge(said)
 	return t.jinja.Render(r.vars, r.opt)
 }
 
@@ -166,10 +173,7 @@ func (t *Template) renderAdapted(msgs []Message, r *rendering) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if r.list, err = values(adapted, s); err != nil {
-			return "", err
-		}
-		text, err := t.again(r, r.list)
+		text, err := t.again(r, adapted, s)
 		if err == nil {
 			return text, nil
 		}

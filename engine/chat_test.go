@@ -59,13 +59,13 @@ func TestF152_TurnsReuse(t *testing.T) {
 // recorder notes what the drafter guesses, so that tests can compare it: tiny drafters are rarely
 // right, so acceptance alone would not notice a damaged memory.
 type recorder struct {
-	draft.Drafter
+	draft.Source
 	mu  sync.Mutex
 	log []string
 }
 
 func (r *recorder) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
-	ps, err := r.Drafter.Draft(reqs, top)
+	ps, err := r.Source.Draft(reqs, top)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, p := range ps {
@@ -78,8 +78,8 @@ func (r *recorder) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error
 func startRecorded(t *testing.T, name string, cfg Config) (*Engine, *recorder) {
 	t.Helper()
 	m := loadGolden(t, name, true)
-	r := &recorder{Drafter: m.Runner.Drafter}
-	m.Runner.Drafter = r
+	r := &recorder{Source: m.Runner.Sources[0]}
+	m.Runner.Sources[0] = r
 	return startModel(t, m, cfg), r
 }
 
@@ -89,7 +89,7 @@ func (r *recorder) guesses(t *testing.T, e *Engine, req Request) []string {
 	r.mu.Lock()
 	r.log = nil
 	r.mu.Unlock()
-	req.Spec = speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: speculate.DFlash}
+	req.Spec = speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: "dflash"}
 	res := generate(t, e, req).Result
 	if res.Stats.Cold || res.Stats.DraftErr != nil || res.Stats.BadDrafts > 0 {
 		t.Errorf("drafter cold %v, error %v, bad drafts %d", res.Stats.Cold, res.Stats.DraftErr, res.Stats.BadDrafts)

@@ -124,7 +124,7 @@ func (l *loop) follows(g *Generation) bool {
 	if l.cache == nil || g.req.NoCache || g.ctx.Err() != nil {
 		return false
 	}
-	draft := l.r.Drafter != nil && drafts(g.req.Spec)
+	draft := drafts(l.r, g.req.Spec)
 	have := -1
 	for _, j := range l.jobs {
 		if j.g.req.NoCache || j.loading != nil || !j.prefilling() || draft && j.draft == nil {

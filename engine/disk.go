@@ -310,7 +310,8 @@ func (d *disk) prune() {
 		if total <= d.limit {
 			break
 		}
-		if os.Remove(f.path) == nil {
+		// One that is gone already makes room, too: others prune the same folder.
+		if err := os.Remove(f.path); err == nil || errors.Is(err, fs.ErrNotExist) {
 			total -= f.size
 			d.mu.Lock()
 			d.removed = append(d.removed, f.path)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -352,5 +353,45 @@ func saveForever(t *testing.T, dir string) {
 		}
 		stop(t, e)
 		fmt.Println("saved")
+	}
+}
+
+// TestTwoPruners: two who prune the same folder at the same time (two saves of one server, or two servers) delete
+// no more than one would. A file that the other one has deleted used to count as not deleted.
+func TestTwoPruners(t *testing.T) {
+	const files, size, limit = 40, 1000, 25 * 1000
+	for round := range 60 {
+		root := t.TempDir()
+		if err := os.Mkdir(filepath.Join(root, "model"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for i := range files {
+			path := filepath.Join(root, "model", fmt.Sprintf("%02d%s", i, prefixExt))
+			if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			used := time.Now().Add(time.Duration(i-files) * time.Minute)
+			if err := os.Chtimes(path, used, used); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var wg sync.WaitGroup
+		begin := make(chan struct{})
+		for range 3 {
+			d := &disk{root: root, limit: limit}
+			wg.Go(func() {
+				<-begin
+				d.prune()
+			})
+		}
+		close(begin)
+		wg.Wait()
+		left := prefixFiles(t, root)
+		if len(left) != limit/size {
+			t.Fatalf("round %d: %d files are left, want %d", round, len(left), limit/size)
+		}
+		if name := filepath.Base(left[0]); name != fmt.Sprintf("%02d%s", files-limit/size, prefixExt) {
+			t.Fatalf("round %d: the oldest one left is %s", round, name)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"strobe/cache"
+	"strobe/internal/platform"
 	"strobe/model"
 )
 
@@ -64,8 +65,9 @@ func (e *Engine) Embed(ctx context.Context, tokens []int32) ([]float32, error) {
 	}
 }
 
-// embedStep runs one chunk of the oldest embedding. It reports whether there was one.
-func (l *loop) embedStep() bool {
+// embedStep runs one chunk of the oldest embedding. It reports whether there was one. An error is the end of
+// the engine.
+func (l *loop) embedStep() (bool, error) {
 	l.embeds = slices.DeleteFunc(l.embeds, func(c *embedding) bool {
 		if c.ctx.Err() != nil {
 			c.finish(nil, c.ctx.Err())
@@ -74,15 +76,25 @@ func (l *loop) embedStep() bool {
 		return false
 	})
 	if len(l.embeds) == 0 {
-		return false
+		return false, nil
 	}
 	c := l.embeds[0]
-	v, err := l.embed(c)
+	var v []float32
+	err := l.guard(func() (err error) {
+		v, err = l.embed(c)
+		return err
+	})
+	if l.e.change() == platform.Overwritten {
+		err = fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
+	}
+	if err != nil && l.fatal(err) {
+		return true, err
+	}
 	if err != nil || v != nil {
 		l.embeds = l.embeds[1:]
 		c.finish(v, err)
 	}
-	return true
+	return true, nil
 }
 
 // embed runs a chunk and returns the value after the last one.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"strobe/gguf"
+	"strobe/internal/platform"
 	"strobe/model"
 )
 
@@ -62,6 +64,7 @@ func (c Config) withDefaults(m *Model) Config {
 // What runs together has no influence on what any of them says.
 type Engine struct {
 	model *Model
+	files []*gguf.File // of the model
 	cfg   Config
 
 	mu      sync.Mutex
@@ -82,7 +85,7 @@ type Engine struct {
 
 // New starts an engine for m, which belongs to the engine from then on.
 func New(m *Model, cfg Config) *Engine {
-	e := &Engine{model: m, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1), done: make(chan struct{})}
+	e := &Engine{model: m, files: m.files, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1), done: make(chan struct{})}
 	e.saveDelay = 3 * time.Second
 	e.start()
 	return e
@@ -141,6 +144,9 @@ func (e *Engine) check(req *Request) error {
 	}
 	if req.MaxTokens < 0 {
 		return fmt.Errorf("MaxTokens is %d; want at least 0", req.MaxTokens)
+	}
+	if err := e.model.Runner.Check(req.Spec.Draft); err != nil {
+		return err
 	}
 	return req.Params.Validate()
 }
@@ -204,6 +210,15 @@ func (e *Engine) Close(ctx context.Context) error {
 	var err error
 	e.release.Do(func() { err = e.model.Close() })
 	return err
+}
+
+// change tells what became of the model's files.
+func (e *Engine) change() platform.Change {
+	worst := platform.Unchanged
+	for _, f := range e.files {
+		worst = max(worst, f.Change())
+	}
+	return worst
 }
 
 // Err returns why the engine stopped by itself, nil while it works.

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"strobe/draft/dflash"
 	"strobe/internal/testkit"
 	"strobe/sample"
 	"strobe/speculate"
@@ -19,7 +21,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func loadGolden(t testing.TB, name string, drafter bool) *Model {
 	t.Helper()
 	// One thread: the models are so small that a second one only gets in the way.
-	opt := Options{Threads: 1, Drafter: "none"}
+	// The rule of attention is given: while a drafter tries two, its guesses do not depend on the text alone.
+	opt := Options{Threads: 1, Drafter: "none", Causal: dflash.CausalOff}
 	if drafter {
 		opt.Drafter = testkit.Golden(t, "dflash-"+name+"/model.gguf")
 	}
@@ -144,7 +147,7 @@ func TestSameText(t *testing.T) {
 					t.Errorf("%s: request %d differs\n got %v\nwant %v", how, i, got, want[i])
 				}
 			}
-			for _, opt := range []speculate.Options{{Draft: speculate.Off}, {}, {Fixed: true, Tree: speculate.TreeOff}, {Draft: speculate.NGram}} {
+			for _, opt := range []speculate.Options{{Draft: speculate.Off}, {}, {Fixed: true, Tree: speculate.TreeOff}, {Draft: "ngram"}} {
 				e := start(t, name, Config{Parallel: 8, Chunk: 32})
 				for i, req := range reqs {
 					req.Spec = opt
@@ -191,5 +194,25 @@ func together(t *testing.T, e *Engine, reqs []Request, opt speculate.Options, ch
 			t.Errorf("request %d: %v", i, ev.Result.Err)
 		}
 		check(i, ev)
+	}
+}
+
+// TestSourceNotLoaded: a request that names a source of drafts which the model lacks is refused at once.
+func TestSourceNotLoaded(t *testing.T) {
+	e := startModel(t, loadGolden(t, "qwen3", false), Config{})
+	for _, name := range []string{"auto", "off", "ngram", "dflash", "magic"} {
+		draft, err := ParseDraft(name)
+		if (err != nil) != (name == "magic") {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if err != nil {
+			continue
+		}
+		req := Request{Tokens: randomPrompt(1, 5), MaxTokens: 3, Spec: speculate.Options{Draft: draft}}
+		if name != "dflash" {
+			generate(t, e, req)
+		} else if _, err := e.Submit(t.Context(), req); !errors.Is(err, speculate.ErrNoSource) {
+			t.Errorf("%s: error %v", name, err)
+		}
 	}
 }

@@ -58,7 +58,7 @@ func TestF10_ManySlots(t *testing.T) {
 		var reqs []Request
 		var want []string
 		for i := range 4 {
-			req := Request{Tokens: randomPrompt(uint64(i), 10+45*i), MaxTokens: 40, IgnoreEOG: true, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: speculate.DFlash}}
+			req := Request{Tokens: randomPrompt(uint64(i), 10+45*i), MaxTokens: 40, IgnoreEOG: true, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: "dflash"}}
 			reqs = append(reqs, req)
 			want = append(want, r.guesses(t, e, req)...)
 		}
@@ -172,7 +172,7 @@ func TestF164_LaterTurns(t *testing.T) {
 func TestF178_Counts(t *testing.T) {
 	for _, name := range tiny {
 		e := start(t, name, Config{})
-		for i, opt := range []speculate.Options{{}, fixed, {Fixed: true, Tree: 20}, {Draft: speculate.NGram}, {Draft: speculate.Off}} {
+		for i, opt := range []speculate.Options{{}, fixed, {Fixed: true, Tree: 20}, {Draft: "ngram"}, {Draft: speculate.Off}} {
 			r := generate(t, e, Request{Tokens: randomPrompt(uint64(i), 50), MaxTokens: 60, IgnoreEOG: true, Spec: opt, Checkpoints: []int{20}}).Result
 			st := r.Stats
 			if st.Accepted > st.Guessed || st.Tokens != 60 || r.Generated != 60 || st.Prompt+st.Cached != 50 || st.Rounds+st.Accepted < 59 {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"strobe/cache"
+	"strobe/draft"
 	"strobe/sample"
 	"strobe/speculate"
 )
@@ -42,8 +43,31 @@ type job struct {
 	loading *restore // what the prompt waits for, nil when it can run
 }
 
-// drafts reports whether a request wants the drafter to follow.
-func drafts(o speculate.Options) bool { return o.Draft == speculate.Auto || o.Draft == speculate.DFlash }
+// keeper is the source whose context is kept with the target's memory: the one that captures. -1 without one.
+func keeper(r *speculate.Runner) int {
+	return slices.IndexFunc(r.Sources, func(s draft.Source) bool { return len(s.Capture()) > 0 })
+}
+
+// drafts reports whether there is a drafter and a request wants it to follow.
+func drafts(r *speculate.Runner, o speculate.Options) bool {
+	i := keeper(r)
+	return i >= 0 && (o.Draft == speculate.Auto || o.Draft == r.Sources[i].Name())
+}
+
+// contexts is what the runner's sources know of a sequence.
+func contexts(r *speculate.Runner, drafter *cache.Seq) []draft.Context {
+	cs := make([]draft.Context, len(r.Sources))
+	if drafter != nil {
+		cs[keeper(r)] = drafter
+	}
+	return cs
+}
+
+func newJob(m *Model, g *Generation) *job {
+	j := &job{g: g, model: m, since: time.Now(), sampler: m.newSampler(&g.req), text: NewText(m.Tokenizer, g.req.Stops)}
+	j.text.stream.Special = g.req.KeepSpecial
+	return j
+}
 
 // prefilling reports whether prompt tokens are left.
 func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
@@ -56,7 +80,7 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 		j.marks = j.marks[1:]
 	}
 	c := speculate.Config{
-		Options: req.Spec, Seq: j.seq, DraftSeq: j.draft, Known: req.Tokens[:at], Prompt: req.Tokens[at:],
+		Options: req.Spec, Seq: j.seq, Contexts: contexts(r, j.draft), Known: req.Tokens[:at], Prompt: req.Tokens[at:],
 		Sampler: j.sampler, Context: limit, Max: req.MaxTokens, Emit: j.emit,
 	}
 	j.last = true
@@ -72,13 +96,6 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 		c.Prompt = req.Tokens[at:to]
 		c.Sampler, c.Observe, c.Emit = nothing{}, nil, func(speculate.Token) bool { return false }
 		c.Context, c.Max = limit+1, 1
-		// No history of repetitions: this leg guesses nothing.
-		switch c.Draft {
-		case speculate.Auto:
-			c.Draft = speculate.DFlash
-		case speculate.NGram:
-			c.Draft = speculate.Off
-		}
 	}
 	s, err := r.NewStream(c)
 	if err != nil {
@@ -122,13 +139,14 @@ func (j *job) sum() speculate.Stats {
 }
 
 // consistent reports whether the memory holds exactly what the stream has accepted. After a
-// failed step it tells the streams that can go on from those that cannot.
+// failed step it tells the streams that can go on from those that cannot: rows that were computed and never
+// committed are those of a pass that ended half-way.
 func (j *job) consistent() bool {
 	if j.stream == nil {
 		return true
 	}
 	st := j.stream.Stats()
-	return j.stream.Err() == nil && j.seq.Len() == st.Cached+st.Prompt+max(0, st.Tokens-1)
+	return j.stream.Err() == nil && j.seq.Open() == 0 && j.seq.Len() == st.Cached+st.Prompt+max(0, st.Tokens-1)
 }
 
 // emit takes a token of the last leg and reports whether to go on.

@@ -18,14 +18,16 @@
 //
 // Goroutines: an Engine has one that owns the model and everything computed with it (loop.go); it
 // starts others to finish and to read ahead cache files (disk.go, restore.go) and waits for them
-// before it ends, which Close waits for. A Pool starts one per load and per eviction; its Close
-// waits for them.
+// before it ends, which Close waits for. A Pool starts one per load, per eviction and per look at its
+// folder; its Close waits for evictions. Loads and looks cannot be interrupted and end on their own.
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -34,7 +36,9 @@ import (
 	"strobe/backend/cpu"
 	"strobe/draft"
 	"strobe/draft/dflash"
+	"strobe/draft/ngram"
 	"strobe/gguf"
+	"strobe/internal/platform"
 	"strobe/model"
 	"strobe/quant"
 	"strobe/speculate"
@@ -63,6 +67,17 @@ type Model struct {
 	files             []*gguf.File
 }
 
+// ParseDraft reads the choice of a source of drafts: auto, off, or the name of one that models may have.
+func ParseDraft(s string) (string, error) {
+	switch s {
+	case "auto":
+		return speculate.Auto, nil
+	case speculate.Off, "dflash", "ngram":
+		return s, nil
+	}
+	return "", fmt.Errorf("draft source %q: want auto, off, dflash or ngram", s)
+}
+
 // Small models are calibrated when they are loaded: that takes less time than starting the program. Large
 // ones would make their first user wait, and learn from what they do for him instead.
 const (
@@ -75,24 +90,51 @@ type Source struct {
 	Target, Drafter *gguf.File
 }
 
+// ErrFileChanged reports a model whose file another program changed while it was read. It has to be loaded anew.
+var ErrFileChanged = errors.New("the model's file was changed while it was in use")
+
+// reading calls fn, which reads the model file at path. A part of the file that is gone because another program
+// cut it short is an error then; it would end the process otherwise.
+func reading(path string, fn func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); platform.IsFault(p) {
+			err = fmt.Errorf("%s: %w", path, ErrFileChanged)
+		} else if p != nil {
+			panic(p)
+		}
+	}()
+	return fn()
+}
+
 // Load opens the model at path.
 func Load(path string, opt Options) (*Model, error) {
-	f, err := gguf.Open(path)
+	var src Source
+	err := reading(path, func() (err error) {
+		src, err = open(path, opt)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	src := Source{Target: f}
+	return LoadFiles(src, opt)
+}
+
+// open opens a model file and its drafter's.
+func open(path string, opt Options) (src Source, err error) {
+	if src.Target, err = gguf.Open(path); err != nil {
+		return src, err
+	}
 	drafter := opt.Drafter
 	if drafter == "" {
-		drafter = FindDrafter(path, f)
+		drafter = FindDrafter(path, src.Target)
 	}
 	if drafter != "" && drafter != "none" {
 		if src.Drafter, err = gguf.Open(drafter); err != nil {
-			f.Close()
-			return nil, err
+			src.Target.Close()
 		}
 	}
-	return LoadFiles(src, opt)
+	return src, err
 }
 
 // LoadFiles loads a model from opened files, which it owns from then on.
@@ -101,10 +143,16 @@ func LoadFiles(src Source, opt Options) (*Model, error) {
 	if src.Drafter != nil {
 		m.files = append(m.files, src.Drafter)
 	}
-	if err := m.load(src, opt); err != nil {
-		m.Close()
+	complete := false
+	defer func() {
+		if !complete { // also after a panic, which a pool recovers
+			m.Close()
+		}
+	}()
+	if err := reading(m.Path, func() error { return m.load(src, opt) }); err != nil {
 		return nil, err
 	}
+	complete = true
 	return m, nil
 }
 
@@ -123,7 +171,7 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Target, err = model.Open(src.Target, m.backend, model.Options{KV: kv, KVF32: kv == quant.F32}); err != nil {
 		return err
 	}
-	var guesser draft.Drafter
+	var sources []draft.Source
 	if src.Drafter != nil {
 		m.DrafterPath = src.Drafter.Path()
 		if m.Drafter, err = dflash.Open(src.Drafter, m.Target, dflash.Options{Causal: opt.Causal, KVF32: kv == quant.F32}); err != nil {
@@ -132,9 +180,9 @@ func (m *Model) load(src Source, opt Options) error {
 		if err := sameVocabulary(src); err != nil {
 			return err
 		}
-		guesser = m.Drafter
+		sources = append(sources, m.Drafter)
 	}
-	if m.Runner, err = speculate.NewRunner(m.Target, guesser); err != nil {
+	if m.Runner, err = speculate.NewRunner(m.Target, append(sources, ngram.Source{})...); err != nil {
 		return err
 	}
 	if m.Drafter != nil && m.Target.WeightBytes() < calibrateBelow {
@@ -143,6 +191,17 @@ func (m *Model) load(src Source, opt Options) error {
 		}
 	}
 	m.Template, _, err = src.Target.String("tokenizer.chat_template")
+	return err
+}
+
+// Check says why a target would not load, without keeping it.
+func Check(target *gguf.File) error {
+	if _, err := tokenizer.FromGGUF(target); err != nil {
+		return err
+	}
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	_, err := model.Open(target, b, model.Options{})
 	return err
 }
 

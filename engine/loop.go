@@ -3,12 +3,14 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
 	"time"
 
 	"strobe/cache"
+	"strobe/internal/platform"
 	"strobe/model"
 	"strobe/speculate"
 )
@@ -26,12 +28,18 @@ type loop struct {
 	restores []*restore
 	embeds   []*embedding
 	steps    int64
+	defects  int // panics since the last step that went well
 }
 
 func newLoop(e *Engine) *loop {
-	l := &loop{e: e, m: e.model, r: e.model.Runner, slots: make([]*job, e.cfg.Parallel)}
-	if l.r.Drafter != nil {
-		s := l.r.Drafter.NewSeq()
+	return &loop{e: e, m: e.model, r: e.model.Runner, slots: make([]*job, e.cfg.Parallel)}
+}
+
+// prepare makes what the loop needs of the model. It reads the model's file.
+func (l *loop) prepare() {
+	e := l.e
+	if i := keeper(l.r); i >= 0 {
+		s := l.r.Sources[i].NewContext().(*cache.Seq)
 		l.drafter = s.Memory()
 		s.Close()
 	}
@@ -49,18 +57,25 @@ func newLoop(e *Engine) *loop {
 			l.disk = d
 		}
 	}
-	return l
 }
 
 // run admits, steps and ends generations until the engine closes.
 func (l *loop) run() {
 	defer close(l.e.done)
+	debug.SetPanicOnFault(true) // a model file that was cut short; see platform.IsFault
 	err := l.guard(func() error {
+		l.prepare()
 		for l.admit() {
 			l.dropEnded()
 			restored := l.restoreStep()
-			stepped := l.step()
-			embedded := l.embedStep()
+			stepped, err := l.step()
+			if err != nil {
+				return err
+			}
+			embedded, err := l.embedStep()
+			if err != nil {
+				return err
+			}
 			l.publish()
 			if !restored && !stepped && !embedded {
 				l.rest()
@@ -74,15 +89,39 @@ func (l *loop) run() {
 	l.close()
 }
 
+// errDefect is what a panic becomes.
+var errDefect = errors.New("the engine was stopped by a defect")
+
 // guard turns a panic into an error: a defect must not end the process and everybody's work.
 func (l *loop) guard(fn func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			l.e.cfg.Log.Error("engine stopped by a defect", "panic", p, "stack", string(debug.Stack()))
-			err = fmt.Errorf("the engine stopped by a defect: %v", p)
+			err = l.defect(p)
 		}
 	}()
 	return fn()
+}
+
+// defect is the error that a recovered panic becomes.
+func (l *loop) defect(p any) error {
+	if platform.IsFault(p) {
+		return fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
+	}
+	stack := debug.Stack()
+	if w, ok := p.(interface{ Stack() []byte }); ok { // of a worker, where it happened
+		stack = w.Stack()
+	}
+	l.e.cfg.Log.Error("engine: a defect", "panic", p, "stack", string(stack))
+	return fmt.Errorf("%w: %v", errDefect, p)
+}
+
+// fatal tells errors after which the engine cannot go on: its weights are gone, or a defect comes back. After
+// a single defect those concerned end and the others go on.
+func (l *loop) fatal(err error) bool {
+	if errors.Is(err, errDefect) {
+		l.defects++
+	}
+	return errors.Is(err, ErrFileChanged) || l.defects > 1
 }
 
 // fail ends everything after a defect.
@@ -151,9 +190,8 @@ func (l *loop) refuse(g *Generation, r Reason, err error) {
 
 // start puts a generation into a slot.
 func (l *loop) start(g *Generation, slot int) {
-	j := &job{g: g, model: l.m, slot: slot, since: time.Now(), sampler: l.m.newSampler(&g.req)}
-	j.text = NewText(l.m.Tokenizer, g.req.Stops)
-	j.text.stream.Special = g.req.KeepSpecial
+	j := newJob(l.m, g)
+	j.slot = slot
 	l.slots[slot] = j
 	l.jobs = append(l.jobs, j)
 	if j.loading = l.wanted(j); j.loading == nil {
@@ -178,7 +216,7 @@ func (l *loop) begin(j *job) {
 // lookup gives a job its memory: a copy of the longest cached beginning of its prompt, or an empty one.
 func (l *loop) lookup(j *job) {
 	req := &j.g.req
-	draft := l.r.Drafter != nil && drafts(req.Spec)
+	draft := drafts(l.r, req.Spec)
 	if l.cache != nil && !req.NoCache {
 		if e, n := l.cache.find(req.Tokens, draft); e != nil {
 			var err error
@@ -192,7 +230,7 @@ func (l *loop) lookup(j *job) {
 	if j.seq == nil {
 		j.seq = l.m.Target.NewSeq()
 		if draft {
-			j.draft = l.r.Drafter.NewSeq()
+			j.draft = l.drafter.NewSeq()
 		}
 	}
 	if l.cache != nil && !req.NoCache {
@@ -234,16 +272,19 @@ func (l *loop) rest() {
 	}
 }
 
-// step advances every job by a round or a piece of its prompt. It reports whether there was any.
-func (l *loop) step() bool {
+// step advances every job by a round or a piece of its prompt. It reports whether there was any. An
+// error is the end of the engine.
+func (l *loop) step() (bool, error) {
 	live, streams := l.batch()
 	if len(live) == 0 {
-		return false
+		return false, nil
 	}
 	start := time.Now()
 	l.steps++
-	if err := l.r.Step(streams, l.e.cfg.Chunk); err != nil {
-		l.recover(live, err)
+	if err := l.advance(streams); err != nil {
+		if err := l.recover(live, err); err != nil {
+			return true, err
+		}
 	}
 	l.e.mu.Lock()
 	l.e.snap.Steps++
@@ -255,7 +296,20 @@ func (l *loop) step() bool {
 			l.settle(j)
 		}
 	}
-	return true
+	return true, nil
+}
+
+// advance runs one step of the streams. A panic is its error, and so are weights that were written to while it ran:
+// what it computed is worth nothing then.
+func (l *loop) advance(streams []*speculate.Stream) error {
+	err := l.guard(func() error { return l.r.Step(streams, l.e.cfg.Chunk) })
+	if l.e.change() == platform.Overwritten {
+		err = fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
+	}
+	if err == nil {
+		l.defects = 0
+	}
+	return err
 }
 
 // batch chooses who takes part in the next step: everyone who generates, and as many prompts as
@@ -292,9 +346,13 @@ func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 }
 
 // recover finds out whose fault a failed step was. Memory may be short: the cache gives up what it
-// can. Then each stream that is still sound tries alone, and only those that fail again end.
-func (l *loop) recover(live []*job, err error) {
+// can. Then each stream that is still sound tries alone, and only those that fail again end. A pass that
+// ended half-way leaves none of its streams sound.
+func (l *loop) recover(live []*job, err error) error {
 	l.e.cfg.Log.Warn("step failed, trying each stream alone", "streams", len(live), "error", err)
+	if l.fatal(err) {
+		return err
+	}
 	if l.cache != nil {
 		l.cache.shrink(0)
 	}
@@ -304,12 +362,16 @@ func (l *loop) recover(live []*job, err error) {
 			if j.stream.Done() {
 				continue
 			}
-			if fault = l.r.Step([]*speculate.Stream{j.stream}, l.e.cfg.Chunk); fault == nil {
+			if fault = l.advance([]*speculate.Stream{j.stream}); fault == nil {
 				continue
+			}
+			if l.fatal(fault) {
+				return fault
 			}
 		}
 		l.end(j, ReasonError, fault)
 	}
+	return nil
 }
 
 // settle books what a step did for a job: its text, its checkpoints, its end.

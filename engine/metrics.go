@@ -12,8 +12,8 @@ import (
 type Slot struct {
 	ID    int
 	Busy  bool
-	State State // of the generation in it, or of the last one; its tokens counts are zero before the first
-	Draft speculate.Source
+	State State     // of the generation in it, or of the last one; its tokens counts are zero before the first
+	Draft string    // as in speculate.Options
 	Since time.Time // when the generation was admitted
 }
 

@@ -5,17 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"strobe/internal/platform"
 )
 
 // PoolConfig says which models a Pool offers.
 type PoolConfig struct {
 	Dir    string   // folder whose GGUF files are offered, subfolders included; "" for none
 	Files  []string // further model files
+	Alias  string   // name of the first of Files; "" takes that of the file
 	Load   Options  // how every model is loaded
 	Engine Config   // how every engine runs; a CacheDir is shared, entries are told apart by model
 	// MemoryBytes limits what the resident models hold together: files of weights, sequences and
@@ -88,11 +92,18 @@ type Pool struct {
 
 	mu      sync.Mutex
 	models  []*resident // by name
+	retired []*resident // whose file was changed or replaced; they go with their last user
 	scanned map[string]scan
 	room    []*resident   // models that wait for memory, oldest first
 	changed chan struct{} // closed and replaced when any state changes
 	closed  bool
-	work    sync.WaitGroup // loads and evictions
+	work    sync.WaitGroup  // evictions
+	hurry   context.Context // ends when evictions are to give up saving
+	giveUp  context.CancelFunc
+
+	scanning *scanning                                      // nil unless one is in progress
+	stat     func(path string) (os.FileInfo, error)         // os.Stat, but in tests
+	read     func(path string, opt Options) (*Model, error) // Load, but in tests
 }
 
 // resident is a model of the pool, loaded or not.
@@ -130,13 +141,14 @@ func NewPool(cfg PoolConfig) (*Pool, error) {
 	if cfg.Engine.Log == nil {
 		cfg.Engine.Log = cfg.Log
 	}
-	p := &Pool{cfg: cfg, scanned: make(map[string]scan), changed: make(chan struct{})}
+	p := &Pool{cfg: cfg, scanned: make(map[string]scan), changed: make(chan struct{}), stat: os.Stat, read: Load}
+	p.hurry, p.giveUp = context.WithCancel(context.Background())
 	return p, p.scan()
 }
 
 // Models lists what the pool offers, by name. Files that came since are included.
 func (p *Pool) Models() []ModelInfo {
-	if err := p.scan(); err != nil {
+	if err := p.rescan(context.Background()); err != nil {
 		p.cfg.Log.Warn("models", "error", err)
 	}
 	p.mu.Lock()
@@ -168,10 +180,11 @@ func (p *Pool) Acquire(ctx context.Context, name string) (*Lease, error) {
 	if name == "" {
 		return nil, ErrNoModelName
 	}
-	m, err := p.resolve(name)
+	m, err := p.resolve(ctx, name)
 	if err != nil {
 		return nil, err
 	}
+	p.refresh(m)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var deadline <-chan time.Time // of the wait for room
@@ -179,8 +192,10 @@ func (p *Pool) Acquire(ctx context.Context, name string) (*Lease, error) {
 		if p.closed {
 			return nil, ErrClosed
 		}
-		if !slices.Contains(p.models, m) { // its file is gone since
-			return nil, &UnknownModelError{name}
+		if !slices.Contains(p.models, m) { // its file is gone or another one since
+			if m = p.named(m.Name); m == nil {
+				return nil, &UnknownModelError{name}
+			}
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -240,22 +255,18 @@ func (p *Pool) wait(ctx context.Context, c <-chan struct{}, deadline <-chan time
 }
 
 // resolve finds the model a name stands for.
-func (p *Pool) resolve(name string) (*resident, error) {
+func (p *Pool) resolve(ctx context.Context, name string) (*resident, error) {
 	if name == Any {
 		return p.mostRecent()
 	}
 	find := func() *resident {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		i, ok := slices.BinarySearchFunc(p.models, name, func(m *resident, n string) int { return strings.Compare(m.Name, n) })
-		if !ok {
-			return nil
-		}
-		return p.models[i]
+		return p.named(name)
 	}
 	m := find()
 	if m == nil { // it may have been added since
-		if err := p.scan(); err != nil {
+		if err := p.rescan(ctx); err != nil {
 			p.cfg.Log.Warn("models", "error", err)
 		}
 		m = find()
@@ -264,6 +275,41 @@ func (p *Pool) resolve(name string) (*resident, error) {
 		return nil, &UnknownModelError{name}
 	}
 	return m, nil
+}
+
+// named returns the model of a name, nil if there is none.
+func (p *Pool) named(name string) *resident {
+	i, ok := slices.BinarySearchFunc(p.models, name, func(m *resident, n string) int { return strings.Compare(m.Name, n) })
+	if !ok {
+		return nil
+	}
+	return p.models[i]
+}
+
+// refresh puts a new model into the place of one whose file was changed or replaced since it was loaded. Those who
+// use a replaced one finish with it; an overwritten one fails by itself.
+func (p *Pool) refresh(m *resident) {
+	p.mu.Lock()
+	e := m.engine
+	p.mu.Unlock()
+	if e == nil || e.change() == platform.Unchanged {
+		return
+	}
+	s, _ := p.look(m.Path)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.models, m)
+	if p.closed || i < 0 || m.engine != e || m.closing {
+		return // somebody else was faster
+	}
+	s.info.Name = m.Name
+	p.models[i] = &resident{ModelInfo: s.info}
+	p.retired = append(p.retired, m)
+	p.cfg.Log.Info("model file changed", "model", m.Name)
+	if m.Users == 0 {
+		p.evict(m)
+	}
+	p.broadcast()
 }
 
 func (p *Pool) mostRecent() (*resident, error) {
@@ -286,7 +332,7 @@ func (p *Pool) mostRecent() (*resident, error) {
 func (p *Pool) makeRoom(m *resident) bool {
 	used, others := int64(0), 0
 	var idle *resident
-	for _, x := range p.models {
+	for _, x := range slices.Concat(p.models, p.retired) {
 		if x.engine == nil && x.loading == nil {
 			continue
 		}
@@ -307,7 +353,7 @@ func (p *Pool) makeRoom(m *resident) bool {
 	if !slices.Contains(p.room, m) {
 		p.room = append(p.room, m)
 	}
-	evicting := slices.ContainsFunc(p.models, func(x *resident) bool { return x.closing })
+	evicting := slices.ContainsFunc(slices.Concat(p.models, p.retired), func(x *resident) bool { return x.closing })
 	if first && idle != nil && !evicting {
 		p.evict(idle)
 	}
@@ -324,16 +370,22 @@ func (m *resident) held() int64 {
 	return n
 }
 
-// load starts loading a model.
+// load starts loading a model. Nothing can interrupt that; a pool that is closed meanwhile does not wait for it.
 func (p *Pool) load(m *resident) {
 	l := &loading{done: make(chan struct{})}
 	m.loading, m.State, m.Err = l, StateLoading, nil
 	path := m.Path
-	p.work.Go(func() {
+	go func() {
 		start := time.Now()
 		e, err := p.open(path)
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		if p.closed && err == nil {
+			p.mu.Unlock()
+			e.Close(context.Background())
+			p.mu.Lock()
+			e, err = nil, ErrClosed
+		}
 		m.loading, l.err = nil, err
 		if err != nil {
 			m.State, m.Err = StateFailed, err
@@ -346,7 +398,7 @@ func (p *Pool) load(m *resident) {
 		}
 		close(l.done)
 		p.broadcast()
-	})
+	}()
 }
 
 // open loads a file and starts its engine. A defect in reading it is an error like any other.
@@ -357,7 +409,7 @@ func (p *Pool) open(path string) (e *Engine, err error) {
 			err = fmt.Errorf("%s: a defect in loading: %v", path, r)
 		}
 	}()
-	m, err := Load(path, p.cfg.Load)
+	m, err := p.read(path, p.cfg.Load)
 	if err != nil {
 		return nil, err
 	}
@@ -372,12 +424,13 @@ func (p *Pool) evict(m *resident) {
 	e := m.engine
 	m.closing = true
 	p.work.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), evictTime)
+		ctx, cancel := context.WithTimeout(p.hurry, evictTime)
 		defer cancel()
 		err := e.Close(ctx)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		m.engine, m.closing, m.State = nil, false, StateUnloaded
+		p.retired = slices.DeleteFunc(p.retired, func(x *resident) bool { return x == m })
 		p.cfg.Log.Info("model unloaded", "model", m.Name, "error", err)
 		p.broadcast()
 	})
@@ -396,20 +449,25 @@ func (l *Lease) Release() {
 		defer l.pool.mu.Unlock()
 		l.model.Users--
 		l.model.LastUsed = time.Now()
+		if l.model.Users == 0 && !l.model.closing && slices.Contains(l.pool.retired, l.model) && !l.pool.closed {
+			l.pool.evict(l.model)
+		}
 		l.pool.broadcast()
 	})
 }
 
-// Close refuses further leases, waits for loads, and closes every engine as Engine.Close does.
+// Close refuses further leases and closes every engine as Engine.Close does. A load in progress ends on its own and
+// gives back what it took.
 func (p *Pool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closed = true
 	p.broadcast()
 	p.mu.Unlock()
+	defer context.AfterFunc(ctx, p.giveUp)()
 	p.work.Wait()
 	var engines []*Engine
 	p.mu.Lock()
-	for _, m := range p.models {
+	for _, m := range slices.Concat(p.models, p.retired) {
 		if m.engine != nil {
 			engines = append(engines, m.engine)
 			m.engine, m.State = nil, StateUnloaded

@@ -17,11 +17,11 @@ type Request struct {
 	// token after the other, and belongs to this request alone. A panic in it fails the request only.
 	Constraint  sample.Constraint
 	Spec        speculate.Options // zero lets the controller decide
-	MaxTokens   int          // most tokens to generate; 0 means as many as the context holds
-	PromptOnly  bool         // run the prompt (into the cache) and generate nothing
-	Stops       []string     // the text ends before any of these
-	IgnoreEOG   bool         // never end by an end-of-generation token
-	KeepSpecial bool         // render control tokens in the text
+	MaxTokens   int               // most tokens to generate; 0 means as many as the context holds
+	PromptOnly  bool              // run the prompt (into the cache) and generate nothing
+	Stops       []string          // the text ends before any of these
+	IgnoreEOG   bool              // never end by an end-of-generation token
+	KeepSpecial bool              // render control tokens in the text
 	// LogProbs asks for the log probability of every token and of the LogProbs most likely ones; 0 is
 	// off. WantLogProb asks for the token's own without alternatives.
 	LogProbs    int
@@ -51,6 +51,15 @@ type Event struct {
 	Text   []byte // complete UTF-8 unless the model itself wrote invalid bytes; never part of a stop string
 	Tokens []Token
 	Result *Result
+}
+
+// Rest is the end of the text that belongs to no token: what was held back until the generation ended.
+func (ev *Event) Rest() []byte {
+	n := 0
+	for _, t := range ev.Tokens {
+		n += len(t.Text)
+	}
+	return ev.Text[min(n, len(ev.Text)):]
 }
 
 // Reason says why a generation ended.

@@ -36,7 +36,7 @@ func (l *loop) wanted(j *job) *restore {
 	if l.disk == nil || req.NoCache {
 		return nil
 	}
-	draft := l.r.Drafter != nil && drafts(req.Spec)
+	draft := drafts(l.r, req.Spec)
 	f, n := l.disk.find(req.Tokens, draft)
 	if f == nil || f.size > l.cache.limit {
 		return nil

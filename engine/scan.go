@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -38,8 +39,15 @@ func (p *Pool) scan() error {
 		}
 	}
 	var errs []error
-	for _, f := range p.cfg.Files {
-		add(modelName(filepath.Base(f)), f)
+	for i, f := range p.cfg.Files {
+		name := modelName(filepath.Base(f))
+		if i == 0 && p.cfg.Alias != "" {
+			name = p.cfg.Alias
+		}
+		if name == Any {
+			name = filepath.Base(f)
+		}
+		add(name, f)
 	}
 	if p.cfg.Dir != "" {
 		errs = append(errs, filepath.WalkDir(p.cfg.Dir, func(path string, e fs.DirEntry, err error) error {
@@ -64,10 +72,10 @@ func (p *Pool) scan() error {
 	infos := make(map[string]ModelInfo)
 	for name, path := range found {
 		s, err := p.look(path)
-		if errors.Is(err, fs.ErrNotExist) && !slices.Contains(p.cfg.Files, path) {
-			continue // a link to nowhere
+		if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile)) && !slices.Contains(p.cfg.Files, path) {
+			continue // a link to nowhere, a pipe
 		}
-		if !s.skip {
+		if !s.skip || slices.Contains(p.cfg.Files, path) {
 			s.info.Name = name
 			infos[name] = s.info
 		}
@@ -107,9 +115,57 @@ func (p *Pool) update(infos map[string]ModelInfo) {
 	slices.SortFunc(p.models, func(a, b *resident) int { return strings.Compare(a.Name, b.Name) })
 }
 
+// errNoFile reports a pipe, a device or a folder that is named like a model.
+var errNoFile = errors.New("is not a regular file")
+
+// scanTime is how long callers wait for the folder. One on a network drive that does not answer must not
+// keep them from the models that are known.
+const scanTime = time.Second
+
+// rescan looks for models as scan does, and returns after scanTime at the latest; the scan goes on
+// without its caller then.
+func (p *Pool) rescan(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, scanTime, fmt.Errorf("%s does not answer", p.cfg.Dir))
+	defer cancel()
+	for {
+		p.mu.Lock()
+		running, mine := p.scanning, p.scanning == nil
+		if mine {
+			running = &scanning{done: make(chan struct{})}
+			p.scanning = running
+			go func() {
+				running.err = p.scan()
+				p.mu.Lock()
+				p.scanning = nil
+				p.mu.Unlock()
+				close(running.done)
+			}()
+		}
+		p.mu.Unlock()
+		select {
+		case <-running.done:
+			if mine {
+				return running.err
+			}
+			// It may have begun before what the caller looks for was there: once more.
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// scanning is a look at the folder in progress.
+type scanning struct {
+	done chan struct{}
+	err  error
+}
+
 // look finds out what a file is. A model file that cannot be read is listed with its error.
 func (p *Pool) look(path string) (scan, error) {
-	st, err := os.Stat(path)
+	st, err := p.stat(path)
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s: %w", path, errNoFile)
+	}
 	s := scan{info: ModelInfo{Path: path, State: StateFailed, Err: err}}
 	if err != nil {
 		return s, err
@@ -122,20 +178,22 @@ func (p *Pool) look(path string) (scan, error) {
 	}
 	s.size, s.modified = st.Size(), st.ModTime()
 	s.info.Size, s.info.Modified = st.Size(), st.ModTime()
-	if f, err := gguf.Open(path); err != nil {
-		s.info.Err = err
-	} else {
-		s.describe(f, p.cfg)
-		f.Close()
-	}
+	s.info.Err = reading(path, func() error {
+		f, err := gguf.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return s.describe(f, p.cfg)
+	})
 	p.mu.Lock()
 	p.scanned[path] = s
 	p.mu.Unlock()
 	return s, nil
 }
 
-// describe reads what the list shows of a model file.
-func (s *scan) describe(f *gguf.File, cfg PoolConfig) {
+// describe reads what the list shows of a model file. The error is why it cannot be loaded.
+func (s *scan) describe(f *gguf.File, cfg PoolConfig) error {
 	arch := f.Arch()
 	kind, _, _ := f.String("general.type")
 	s.skip = dflash.Supported(f) || arch == "clip" || kind == "adapter" || kind == "mmproj"
@@ -147,13 +205,12 @@ func (s *scan) describe(f *gguf.File, cfg PoolConfig) {
 		}
 	}
 	if s.skip {
-		return
+		return nil
 	}
 	if !model.Supported(arch) {
-		s.info.Err = fmt.Errorf("%s: architecture %q is not supported", f.Path(), arch)
-		return
+		return fmt.Errorf("%s: architecture %q is not supported", f.Path(), arch)
 	}
-	s.info.State, s.info.Err = StateUnloaded, nil
+	s.info.State = StateUnloaded
 	d := cfg.Load.Drafter
 	if d == "" {
 		d = FindDrafter(s.info.Path, f)
@@ -164,4 +221,5 @@ func (s *scan) describe(f *gguf.File, cfg PoolConfig) {
 			s.info.Size += st.Size()
 		}
 	}
+	return nil
 }

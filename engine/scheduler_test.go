@@ -377,12 +377,8 @@ func (b *small) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
 	return &smallPool{p, b}, err
 }
 
-func (b *small) KVWrite(p backend.KVPool, layer int, k, v backend.Tensor, plan *backend.KVPlan) {
-	b.Backend.KVWrite(p.(*smallPool).KVPool, layer, k, v, plan)
-}
-
-func (b *small) Attention(dst, q backend.Tensor, p backend.KVPool, layer int, plan *backend.KVPlan, a backend.AttnParams) {
-	b.Backend.Attention(dst, q, p.(*smallPool).KVPool, layer, plan, a)
+func (b *small) BeginStep(p *backend.Plan) {
+	b.Backend.BeginStep(testkit.WithPools(p, func(p backend.KVPool) backend.KVPool { return p.(*smallPool).KVPool }))
 }
 
 func (p *smallPool) Alloc() (int32, error) {
@@ -414,7 +410,7 @@ func TestF176_CacheFull(t *testing.T) {
 		if m.Tokenizer, err = tokenizer.FromGGUF(f); err != nil {
 			t.Fatal(err)
 		}
-		if m.Runner, err = speculate.NewRunner(m.Target, nil); err != nil {
+		if m.Runner, err = speculate.NewRunner(m.Target); err != nil {
 			t.Fatal(err)
 		}
 		e := startModel(t, m, Config{Parallel: 3, Chunk: 64})
@@ -631,7 +627,7 @@ func TestHammer(t *testing.T) {
 						Tokens: randomPrompt(uint64(r.IntN(4)), 5+r.IntN(200)), MaxTokens: 1 + r.IntN(40), IgnoreEOG: true,
 						Params: sample.Params{Temp: float32(r.IntN(2)), Seed: r.Uint64()}, NoCache: r.IntN(5) == 0,
 						Checkpoints: []int{r.IntN(300), r.IntN(300) - 100},
-						Spec:        speculate.Options{Draft: speculate.Source(r.IntN(4)), Fixed: r.IntN(3) == 0},
+						Spec:        speculate.Options{Draft: []string{speculate.Auto, speculate.Off, "dflash", "ngram"}[r.IntN(4)], Fixed: r.IntN(3) == 0},
 						LogProbs:    r.IntN(2) * 3,
 					}
 					g, err := e.Submit(ctx, req)

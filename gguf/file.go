@@ -72,11 +72,27 @@ func (t *Tensor) Rows() int {
 // of a split file. Errors are of type *Error, except those of the system.
 func Open(path string) (*File, error) {
 	f := &File{}
+	complete := false
+	defer func() {
+		if !complete { // also when reading it is a fault
+			f.Close()
+		}
+	}()
 	if err := f.open(path); err != nil {
-		f.Close()
 		return nil, err
 	}
+	complete = true
 	return f, nil
+}
+
+// Change tells what became of the file since it was opened: the worst of its parts. It may be called from any
+// goroutine, also after Close. A file that was parsed in memory never changes.
+func (f *File) Change() platform.Change {
+	worst := platform.Unchanged
+	for _, m := range f.maps {
+		worst = max(worst, m.Change())
+	}
+	return worst
 }
 
 // Parse reads a file that is already in memory; name stands for its path in

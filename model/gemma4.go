@@ -75,8 +75,11 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 		nn.Range("embedding_length_per_layer_input", a.pleDim, 0, 1<<16)); err != nil {
 		return nil, err
 	}
-	a.sliding = l.Rope(l.Int("rope.dimension_count_swa", slideDim), l.Float("rope.freq_base_swa", 10000), nil)
-	rot := l.Int("rope.dimension_count", fullDim)
+	rotSlide, rot := l.Int("rope.dimension_count_swa", slideDim), l.Int("rope.dimension_count", fullDim)
+	if err := l.Check(nn.Range("rope.dimension_count_swa", rotSlide, 2, slideDim), nn.Range("rope.dimension_count", rot, 2, fullDim)); err != nil {
+		return nil, err
+	}
+	a.sliding = l.Rope(rotSlide, l.Float("rope.freq_base_swa", 10000), nil)
 	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
 
 	lastOwner := map[bool]int{} // by kind: the last layer with keys of its own

@@ -87,7 +87,7 @@ type arch interface {
 // step is one forward pass in progress.
 type step struct {
 	*Model
-	*nn.Step                // operations and memory on the device of the current layer
+	*nn.Step // operations and memory on the device of the current layer
 	device   int
 	ids      backend.Ints   // tokens
 	x        backend.Tensor // residual stream
@@ -350,20 +350,16 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	if n == 0 || n > MaxRows {
 		return nil, fmt.Errorf("a batch of %d tokens; want 1 to %d", n, MaxRows)
 	}
+	if err := m.arenas[m.place[0]].Begin(n); err != nil { // before anything happens to the sequences
+		return nil, err
+	}
 	batch, err := m.mem.Begin(parts)
 	if err != nil {
 		return nil, err
 	}
-	s := &step{Model: m}
-	if err := s.enter(m.place[0], batch, ids); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			batch.Fail()
-		}
-	}()
 	defer nn.Catch(&err)
+	s := &step{Model: m}
+	s.enter(m.place[0], batch, ids)
 
 	s.x = s.Rows(m.Hidden)
 	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
@@ -373,9 +369,10 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	at := s.Mark()
 	for il := range m.Layers {
 		if m.place[il] != s.device {
-			if err := s.enter(m.place[il], batch, ids); err != nil {
+			if err := m.arenas[m.place[il]].Begin(n); err != nil {
 				return nil, err
 			}
+			s.enter(m.place[il], batch, ids)
 			m.arch.begin(s)
 			at = s.Mark()
 		}
@@ -384,9 +381,10 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		s.Release(at)
 	}
 	if m.out != s.device {
-		if err := s.enter(m.out, batch, ids); err != nil {
+		if err := m.arenas[m.out].Begin(n); err != nil {
 			return nil, err
 		}
+		s.enter(m.out, batch, ids)
 	}
 	out.Features = s.features
 	if len(pick) > 0 {
@@ -408,15 +406,12 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 }
 
 // enter begins the operations of the next layers on their device, with what the layers before have left on theirs.
-func (s *step) enter(device int, batch *cache.Batch, ids []int32) error {
+func (s *step) enter(device int, batch *cache.Batch, ids []int32) {
 	from := s.Step
 	if from != nil {
 		from.EndStep()
 	}
-	var err error
-	if s.Step, err = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps); err != nil {
-		return err
-	}
+	s.Step = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps)
 	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
 		if t.Buf != nil {
 			v := from.Read(*t)
@@ -426,7 +421,6 @@ func (s *step) enter(device int, batch *cache.Batch, ids []int32) error {
 	}
 	s.Begin()
 	s.device, s.ids = device, s.Ints32(ids)
-	return nil
 }
 
 func (m *Model) checkSegment(s *Segment) error {

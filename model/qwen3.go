@@ -39,7 +39,11 @@ func newQwen3(l *nn.Loader, m *Model) (arch, error) {
 	if v := l.Int("attention.value_length", a.headDim); v != a.headDim {
 		l.Fail("value length %d differs from key length %d", v, a.headDim)
 	}
-	a.rope = l.Rope(l.Int("rope.dimension_count", a.headDim), l.Float("rope.freq_base", 10000), nil)
+	rot := l.Int("rope.dimension_count", a.headDim)
+	if err := l.Check(nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
+		return nil, err
+	}
+	a.rope = l.Rope(rot, l.Float("rope.freq_base", 10000), nil)
 	for i := range m.Layers {
 		p := m.block(l, i)
 		y := qwen3Layer{

@@ -65,17 +65,21 @@ func newQwen35(l *nn.Loader, m *Model) (arch, error) {
 	}
 	l.Delta = a.delta
 	rot := l.Int("rope.dimension_count", a.headDim)
+	if err := l.Check(nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
+		return nil, err
+	}
 	textSections(l, rot)
 	a.rope = l.Rope(rot, l.Float("rope.freq_base", 10000), nil)
 
 	dense := l.Int("feed_forward_length", 0)
 	shared := l.Int("expert_shared_feed_forward_length", dense)
 	expertWidth := l.Int("expert_feed_forward_length", dense/max(1, a.used))
-	width := dense
+	width := nn.Range("feed_forward_length", dense, 1, 1<<22)
 	if a.experts > 0 {
-		width = shared
+		width = nn.Range("expert_shared_feed_forward_length", shared, 1, 1<<22)
+		l.Check(nn.Range("expert_used_count", a.used, 1, a.experts), nn.Range("expert_feed_forward_length", expertWidth, 1, 1<<22))
 	}
-	if err := l.Check(nn.Range("feed_forward_length", width, 1, 1<<22)); err != nil {
+	if err := l.Check(width); err != nil {
 		return nil, err
 	}
 	recurrent := recurrentLayers(l, m.Layers)

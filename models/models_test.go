@@ -43,12 +43,12 @@ func generate(t *testing.T, m *engine.Model, prompt string, opt speculate.Option
 
 func generateIDs(t *testing.T, m *engine.Model, prompt []int32, opt speculate.Options, p sample.Params, n int) ([]int32, speculate.Stats) {
 	t.Helper()
-	seq, ctx := m.Target.NewSeq(), m.Drafter.NewSeq()
+	seq, contexts := m.Target.NewSeq(), m.Runner.NewContexts()
 	defer seq.Close()
-	defer ctx.Close()
+	defer speculate.CloseContexts(contexts)
 	var out []int32
 	s, err := m.Runner.NewStream(speculate.Config{
-		Options: opt, Seq: seq, DraftSeq: ctx, Max: n, Sampler: sample.New(p, m.Target.Vocab),
+		Options: opt, Seq: seq, Contexts: contexts, Max: n, Sampler: sample.New(p, m.Target.Vocab),
 		Prompt: prompt,
 		Emit:   func(tok speculate.Token) bool { out = append(out, tok.ID); return true },
 	})
@@ -71,8 +71,8 @@ func TestLossless(t *testing.T) {
 		for _, prompt := range prompts {
 			want, _ := generate(t, m, prompt, speculate.Options{Draft: speculate.Off}, params, 80)
 			for name, opt := range map[string]speculate.Options{
-				"automatic": {}, "ngram": {Draft: speculate.NGram},
-				"chain": {Draft: speculate.DFlash, Fixed: true, Tree: speculate.TreeOff}, "tree": {Draft: speculate.DFlash, Fixed: true, Tree: 24},
+				"automatic": {}, "ngram": {Draft: "ngram"},
+				"chain": {Draft: "dflash", Fixed: true, Tree: speculate.TreeOff}, "tree": {Draft: "dflash", Fixed: true, Tree: 24},
 			} {
 				if got, _ := generate(t, m, prompt, opt, params, 80); !slices.Equal(got, want) {
 					t.Errorf("%s at temperature %v: other tokens than plain decoding after %q", name, params.Temp, prompt)
@@ -87,7 +87,7 @@ func TestAcceptance(t *testing.T) {
 	m := load(t)
 	var all speculate.Stats
 	for _, prompt := range prompts {
-		_, st := generate(t, m, prompt, speculate.Options{Draft: speculate.DFlash, Fixed: true, Tree: speculate.TreeOff}, sample.Params{}, 128)
+		_, st := generate(t, m, prompt, speculate.Options{Draft: "dflash", Fixed: true, Tree: speculate.TreeOff}, sample.Params{}, 128)
 		all.Add(st)
 	}
 	if got := all.Mean(); got < 3 {
@@ -116,7 +116,7 @@ func TestReference(t *testing.T) {
 	same, got, want := 0, 0, 0
 	for i := 0; i < len(ref.Prompts); i += 17 {
 		p := ref.Prompts[i]
-		text, st := generateIDs(t, m, p.Prompt, speculate.Options{Draft: speculate.DFlash, Fixed: true, Tree: speculate.TreeOff}, sample.Params{}, ref.New)
+		text, st := generateIDs(t, m, p.Prompt, speculate.Options{Draft: "dflash", Fixed: true, Tree: speculate.TreeOff}, sample.Params{}, ref.New)
 		if slices.Equal(text, p.Greedy) {
 			same, got, want = same+1, got+st.Rounds, want+p.Passes
 		}

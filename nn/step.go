@@ -23,13 +23,10 @@ type angles struct {
 	cos, sin backend.Tensor
 }
 
-// NewStep starts a pass over the rows of batch on a device; Begin has the device expect its operations.
-func NewStep(a *Arena, batch *cache.Batch, mem *cache.Memory, device int, eps float32) (*Step, error) {
-	n := len(batch.Pos)
-	if err := a.Begin(n); err != nil {
-		return nil, err
-	}
-	return &Step{Backend: a.b, N: n, Eps: eps, arena: a, batch: batch, mem: mem, device: device}, nil
+// NewStep starts a pass over the rows of batch on a device, with memory of an arena that has begun; Begin has the device expect
+// its operations.
+func NewStep(a *Arena, batch *cache.Batch, mem *cache.Memory, device int, eps float32) *Step {
+	return &Step{Backend: a.b, N: len(batch.Pos), Eps: eps, arena: a, batch: batch, mem: mem, device: device}
 }
 
 // Begin begins the step on the device. What the host writes other than integers is written before.

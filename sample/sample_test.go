@@ -465,12 +465,12 @@ func (c *countingConstraint) Clone() Constraint { return &countingConstraint{sli
 
 func TestConstraint(t *testing.T) {
 	s := New(Params{}, 3)
-	if !s.Greedy() {
+	if !s.Greedy(3) {
 		t.Error("zero parameters are greedy")
 	}
 	c := &countingConstraint{}
 	s.SetConstraint(c)
-	if s.Greedy() {
+	if s.Greedy(3) {
 		t.Error("a constrained sampler is not plainly greedy")
 	}
 	if id := s.Sample([]float32{9, 1, 2}); id != 2 {

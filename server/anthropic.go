@@ -309,56 +309,32 @@ type anthropicResponse struct {
 	Usage        anthropicUsage `json:"usage"`
 }
 
-func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
-	var q messagesRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	if q.MaxTokens != nil && *q.MaxTokens < 1 {
-		fail(w, r, invalid("max_tokens", "must be at least 1"))
-		return
+		return nil, invalid("max_tokens", "must be at least 1")
 	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
 	req := s.request()
 	if err := q.sampling().apply(&req, l.tok); err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	if req.Stops, err = stopList("stop_sequences", q.StopSequences); err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	reqs, replies, err := l.answers(c, req, 1, q.Stream)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	a := &messageAnswer{rep: replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message", Role: "assistant", Model: l.name, Content: []block{}}}
-	b, err := s.submit(r.Context(), l.view, reqs, replies)
-	if err != nil {
-		fail(w, r, err)
-		return
-	}
-	if q.Stream {
-		a.stream(w, r, b)
-		return
-	}
-	if err := b.run(r, discard, nil); err != nil {
-		fail(w, r, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, a.whole())
+	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
 }
 
 // messageAnswer is the answer to a messages request.
@@ -385,7 +361,9 @@ func (a *messageAnswer) usage() anthropicUsage {
 	return anthropicUsage{InputTokens: res.Prompt - res.Cached, CacheRead: res.Cached, OutputTokens: res.Generated}
 }
 
-func (a *messageAnswer) whole() *anthropicResponse {
+func (a *messageAnswer) step(int, []delta) error { return nil }
+
+func (a *messageAnswer) whole() (any, error) {
 	out := a.base
 	if s := a.rep.reasoning.String(); s != "" {
 		out.Content = append(out.Content, block{Type: "thinking", Thinking: &s, Signature: new(string)})
@@ -398,7 +376,7 @@ func (a *messageAnswer) whole() *anthropicResponse {
 	}
 	reason, seq := a.stop()
 	out.StopReason, out.StopSequence, out.Usage = &reason, seq, a.usage()
-	return &out
+	return &out, nil
 }
 
 // objectOr is the arguments of a call as JSON, whatever the model wrote.
@@ -530,27 +508,19 @@ func (a *messageAnswer) finish(st *messageStream) error {
 }
 
 // countTokens answers POST /v1/messages/count_tokens.
-func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
-	var q messagesRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) countTokens(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
 	p, err := l.render(c)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
-	writeJSON(w, http.StatusOK, map[string]int{"input_tokens": len(p.tokens)})
+	return map[string]int{"input_tokens": len(p.Tokens)}, nil
 }

@@ -38,7 +38,7 @@ func BenchmarkServing(b *testing.B) {
 	defer srv.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 
-	direct := func(b *testing.B, draft speculate.Source) {
+	direct := func(b *testing.B, draft string) {
 		req := engine.Request{Tokens: m.Tokenizer.Encode(goPrompt, tokenizer.EncodeOptions{}), Params: sample.Params{}, MaxTokens: n, IgnoreEOG: true, Spec: speculate.Options{Draft: draft}}
 		g, err := e.Submit(b.Context(), req)
 		if err != nil {

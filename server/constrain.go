@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"strobe/dialog"
 	"strobe/sample"
 	"strobe/sample/grammar"
 	"strobe/tokenizer"
@@ -65,8 +66,8 @@ type phase interface {
 }
 
 // constraint is what a conversation asks of the answer's tokens; nil if nothing.
-func (v *view) constraint(c *conversation, p *prompt) (sample.Constraint, error) {
-	g := &guide{v: v, thinking: p.thinking, budget: c.budget}
+func (v *view) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint, error) {
+	g := &guide{v: v, thinking: p.Thinking, budget: c.budget}
 	g.start, g.end = v.thinkMarkers()
 	mayCall := len(c.tools) > 0 && !c.choice.none
 	var err error

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"reflect"
 	"strings"
 	"time"
@@ -39,7 +40,11 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 		if errors.As(err, &size) || errors.Is(err, errHeld) {
 			return nil, err
 		}
-		return nil, &apiError{Status: http.StatusRequestTimeout, Type: "invalid_request_error", Message: "the request's body did not arrive: " + err.Error()}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, fmt.Errorf("%w: %v", errClient, err)
+		}
+		return nil, &apiError{Status: http.StatusRequestTimeout, Type: "invalid_request_error",
+			Message: fmt.Sprintf("the request's body did not arrive within %v", s.cfg.BodyTimeout)}
 	}
 	// The deadline must not outlive the body: it would end the watch for a client that leaves.
 	_ = rc.SetReadDeadline(time.Time{})

@@ -12,6 +12,7 @@ import (
 	"strobe/chat"
 	"strobe/engine"
 	"strobe/sample/grammar"
+	"strobe/speculate"
 )
 
 // apiError is an error a client gets to see.
@@ -95,9 +96,14 @@ func explain(err error) *apiError {
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}
 	case errors.Is(err, engine.ErrEmptyPrompt):
 		return bad("")
+	case errors.Is(err, speculate.ErrNoSource):
+		e := bad("")
+		e.Param = "strobe.draft"
+		return e
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld):
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld),
+		errors.Is(err, engine.ErrFileChanged):
 		return unavailable(err.Error())
 	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
 		return unavailable(errShutdown.Error())
@@ -165,12 +171,36 @@ func speaksAnthropic(r *http.Request) bool {
 	return r.URL.Path == "/v1/messages" || strings.HasPrefix(r.URL.Path, "/v1/messages/")
 }
 
+// endpoint makes the answer to a request: a value that is sent as JSON, or nil when it was streamed.
+type endpoint func(w http.ResponseWriter, r *http.Request) (any, error)
+
+func (e endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch v, err := e(w, r); {
+	case err != nil:
+		fail(w, r, err)
+	case v != nil:
+		writeJSON(w, http.StatusOK, v)
+	}
+}
+
+// post is an endpoint whose requests have a body.
+func post[Q any](s *Server, e func(w http.ResponseWriter, r *http.Request, q *Q) (any, error)) endpoint {
+	return func(w http.ResponseWriter, r *http.Request) (any, error) {
+		var q Q
+		if err := s.decode(w, r, &q); err != nil {
+			return nil, err
+		}
+		return e(w, r, &q)
+	}
+}
+
 // fail answers with an error. Nothing may have been written before.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() != nil { // why it ended explains more than what failed then
-		err = context.Cause(r.Context())
-	}
 	e := explain(err)
+	// Why the request ended explains more than what failed then, unless that is why it ended.
+	if r.Context().Err() != nil && e.Status != http.StatusRequestTimeout {
+		e = explain(context.Cause(r.Context()))
+	}
 	logOf(r).fail(e)
 	if e.Retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))

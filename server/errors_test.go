@@ -113,6 +113,16 @@ func TestWrongRequests(t *testing.T) {
 	}
 }
 
+// TestSourceNotLoaded: drafts of a source that the model lacks are the client's mistake, too.
+func TestSourceNotLoaded(t *testing.T) {
+	f := start(t, options{plain: true})
+	status, b := f.do("POST", "/v1/completions", `{"prompt":"a","max_tokens":2,"strobe":{"draft":"dflash"}}`)
+	e := at(decodeObject(t, b), "error")
+	if status != http.StatusBadRequest || at(e, "param") != "strobe.draft" || !strings.Contains(fmt.Sprint(at(e, "message")), "not loaded") {
+		t.Errorf("status %d: %s", status, b)
+	}
+}
+
 // TestUnknownFields: what a server does not know it ignores, and null is absent.
 func TestUnknownFields(t *testing.T) {
 	f := start(t, options{})

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/internal/testkit"
 	"strobe/speculate"
@@ -20,7 +21,7 @@ import (
 
 // TestF25_DraftsReachTheServer: speculation is not lost on the way, and the answer shows it.
 func TestF25_DraftsReachTheServer(t *testing.T) {
-	f := start(t, options{config: Config{Spec: speculate.Options{Draft: speculate.DFlash, Fixed: true}}})
+	f := start(t, options{config: Config{Spec: speculate.Options{Draft: "dflash", Fixed: true}}})
 	m := f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 30, "temperature": 0, "ignore_eos": true})
 	if n := number(m, "timings", "draft_n"); n == 0 {
 		t.Errorf("timings %v", at(m, "timings"))
@@ -328,14 +329,14 @@ func TestF185_SecondBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := &conversation{budget: 3}
-	p := &prompt{thinking: true}
+	p := &dialog.Prompt{Thinking: true}
 	con, err := v.constraint(c, p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := con.(*guide)
 	say := func(s string) {
-		for _, id := range v.encode(s, nil) {
+		for _, id := range v.format.Text(s, true).Tokens {
 			g.Accept(id)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"strobe/chat/parse"
+	"strobe/dialog"
 	"strobe/engine"
 )
 
@@ -78,7 +79,11 @@ func newTestView(t testing.TB) *view {
 func TestChunking(t *testing.T) {
 	v := newTestView(t)
 	c := &conversation{tools: weather, budget: -1}
-	p := &prompt{thinking: true}
+	p, err := v.format.Chat(mustMessages(t, user("hi")), dialog.Options{Tools: weather})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Thinking = true
 	said := "I wönder <b>.\n</think>\n\nText\n```\n<tool_call>\n```\nand\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"K\\u00f6ln 🙂\", \"days\": 2}}\n</tool_call>\nmore <tool_call>broken"
 	r := rand.New(rand.NewPCG(1, 2))
 	var want string

@@ -332,3 +332,51 @@ type blocked struct{ release chan struct{} }
 
 func (b *blocked) Mask([]float32) { <-b.release }
 func (b *blocked) Accept(int32)   {}
+
+// loadingForever is a model that never gets loaded.
+type loadingForever struct {
+	Models
+	begun chan struct{}
+}
+
+func (m *loadingForever) Acquire(ctx context.Context, _ string) (string, *engine.Engine, func(), error) {
+	close(m.begun)
+	<-ctx.Done()
+	return "", nil, nil, ctx.Err()
+}
+
+// TestShutdownWhileLoading: requests that wait for a model are told at once, whatever time others have to finish.
+func TestShutdownWhileLoading(t *testing.T) {
+	l := startLive(t, options{config: Config{Drain: time.Hour}})
+	m := &loadingForever{Models: l.s.models(), begun: make(chan struct{})}
+	l.s.SetModels(m)
+	type answer struct {
+		status int
+		body   []byte
+	}
+	got := make(chan answer)
+	go func() {
+		status, b := l.do("POST", "/v1/completions", `{"prompt":"x"}`)
+		got <- answer{status, b}
+	}()
+	<-m.begun
+	go l.stop()
+	if a := <-got; a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), "shutting down") {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	l.stop()
+}
+
+// TestShutdownLeavesBehind: a handler that does not look at its context cannot keep the server from ending.
+func TestShutdownLeavesBehind(t *testing.T) {
+	l := startLive(t, options{config: Config{Drain: time.Millisecond}})
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	defer close(goOn)
+	l.s.mux.HandleFunc("GET /hang", func(http.ResponseWriter, *http.Request) {
+		close(begun)
+		<-goOn
+	})
+	go http.Get(l.url + "/hang")
+	<-begun
+	l.stop()
+}

@@ -55,8 +55,21 @@ type response struct {
 	http.ResponseWriter
 	rc      *http.ResponseController
 	timeout time.Duration
+	body    *watchedBody // of the request
 	status  int
 	bytes   int64
+}
+
+// watchedBody knows how far it was read.
+type watchedBody struct {
+	io.ReadCloser
+	begun, ended bool
+}
+
+func (b *watchedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.begun, b.ended = true, b.ended || err == io.EOF
+	return n, err
 }
 
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
@@ -67,6 +80,11 @@ func (w *response) WriteHeader(status int) {
 	}
 	if status == statusClientGone {
 		status = http.StatusBadRequest // not a status of HTTP's, and nobody reads it
+	}
+	if status >= 400 && !w.body.ended {
+		// Refused before all of it came: say so now, not after the rest.
+		_ = w.rc.EnableFullDuplex()
+		w.Header().Set("Connection", "close")
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
@@ -81,6 +99,21 @@ func (w *response) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// lingerTime is how long the rest of a refused request is read.
+const lingerTime = 5 * time.Second
+
+// linger reads what is left of a request that was refused early. Many clients read the answer only when they have
+// sent everything; closing the connection before that takes it away from them.
+func (w *response) linger(r *http.Request) {
+	waits := strings.EqualFold(r.Header.Get("Expect"), "100-continue") && !w.body.begun
+	if w.status < 400 || w.status == http.StatusRequestTimeout || w.body.ended || waits {
+		return
+	}
+	if w.rc.Flush() == nil && w.rc.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
+		_, _ = io.Copy(io.Discard, w.body)
+	}
+}
+
 // observe gives a request its id and its log line, and turns a panic into an error.
 func (s *Server) observe(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -93,6 +126,8 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		h.Set("Server", "strobe")
 		h.Set("X-Content-Type-Options", "nosniff")
 		rw := &response{ResponseWriter: w, rc: http.NewResponseController(w), timeout: s.cfg.WriteTimeout}
+		rw.body = &watchedBody{ReadCloser: r.Body, ended: r.ContentLength == 0}
+		r.Body = rw.body
 		// The connection may still have the deadline of the response before.
 		_ = rw.rc.SetWriteDeadline(time.Time{})
 		if r.ContentLength != 0 {
@@ -107,6 +142,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 				}
 			}
 			s.logLine(r, rw, rec, id, time.Since(start))
+			rw.linger(r)
 		}()
 		next.ServeHTTP(rw, r)
 	})
@@ -282,7 +318,7 @@ func (s *Server) checkKey(next http.Handler) http.Handler {
 // request has been answered.
 func (s *Server) limitHeld(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Body != nil && r.Body != http.NoBody {
+		if r.ContentLength != 0 {
 			b := &heldBody{ReadCloser: r.Body, s: s}
 			defer func() { s.held.Add(-b.n) }()
 			r.Body = b

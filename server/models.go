@@ -94,8 +94,11 @@ type lease struct {
 	release func()
 }
 
-// acquire gets the model a request names.
+// acquire gets the model a request names. A server that is to stop does not wait for one to load.
 func (s *Server) acquire(ctx context.Context, name string) (*lease, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopping, func() { cancel(errShutdown) })()
 	resolved, e, release, err := s.models().Acquire(ctx, name)
 	if err != nil {
 		if ctx.Err() != nil {

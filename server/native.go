@@ -20,21 +20,19 @@ func (s *Server) fingerprint() string {
 }
 
 // health says whether the server can answer. It fails when the only model has stopped by a defect.
-func (s *Server) health(w http.ResponseWriter, r *http.Request) {
+func (s *Server) health(w http.ResponseWriter, r *http.Request) (any, error) {
 	if list := s.models().List(); len(list) == 1 && list[0].State == engine.StateFailed && list[0].Err != nil {
-		fail(w, r, unavailable(list[0].Err.Error()))
-		return
+		return nil, unavailable(list[0].Err.Error())
 	}
-	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	return map[string]string{"status": "ok"}, nil
 }
 
 // props shows the effective configuration of a model: what runs, not what was asked for.
-func (s *Server) props(w http.ResponseWriter, r *http.Request) {
+func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
 	v, err := s.loaded(r.URL.Query().Get("model"))
 	if err != nil {
 		// Nothing is loaded; what the server itself knows is still worth showing.
-		writeJSON(w, http.StatusOK, map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List())})
-		return
+		return map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List())}, nil
 	}
 	cfg, m := v.engine.Config(), v.engine.Model()
 	p := s.cfg.Params
@@ -56,8 +54,8 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) {
 			"supports_tools": v.template.Tools(), "supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
 		},
 		"modalities": map[string]bool{"vision": false, "audio": false},
-		"bos_token":  v.bos,
-		"eos_token":  v.eos,
+		"bos_token":  v.format.BOS,
+		"eos_token":  v.format.EOS,
 		"model": map[string]any{
 			"arch": m.Target.Arch, "n_ctx_train": m.Target.Context, "n_vocab": m.Target.Vocab, "n_embd": m.Target.Hidden,
 			"n_layer": m.Target.Layers, "size": m.Target.WeightBytes(), "recurrent": m.Target.Recurrent, "n_expert": m.Target.Experts,
@@ -69,7 +67,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) {
 		"prefix_cache": map[string]any{"ram_bytes": max(cfg.CacheBytes, 0), "disk": cfg.CacheDir != "", "disk_bytes": cfg.CacheDiskBytes},
 		"speculative":  speculative(m, sourceName(s.cfg.Spec.Draft)),
 	}
-	writeJSON(w, http.StatusOK, out)
+	return out, nil
 }
 
 func speculative(m *engine.Model, source string) map[string]any {
@@ -82,16 +80,14 @@ func speculative(m *engine.Model, source string) map[string]any {
 }
 
 // slots shows what every slot of a model does. ?fail_on_no_slot=1 turns it into a check for a free one.
-func (s *Server) slots(w http.ResponseWriter, r *http.Request) {
+func (s *Server) slots(w http.ResponseWriter, r *http.Request) (any, error) {
 	v, err := s.loaded(r.URL.Query().Get("model"))
 	if err != nil {
-		writeJSON(w, http.StatusOK, []any{})
-		return
+		return []any{}, nil
 	}
 	snap, cfg := v.engine.Snapshot(), v.engine.Config()
 	if r.URL.Query().Get("fail_on_no_slot") == "1" && snap.Active() == len(snap.Slots) {
-		fail(w, r, unavailable("no slot is free"))
-		return
+		return nil, unavailable("no slot is free")
 	}
 	out := []map[string]any{}
 	for _, x := range snap.Slots {
@@ -110,7 +106,7 @@ func (s *Server) slots(w http.ResponseWriter, r *http.Request) {
 		}
 		out = append(out, j)
 	}
-	writeJSON(w, http.StatusOK, out)
+	return out, nil
 }
 
 type tokenizeRequest struct {
@@ -121,16 +117,10 @@ type tokenizeRequest struct {
 	WithPieces   bool   `json:"with_pieces"`
 }
 
-func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
-	var q tokenizeRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeRequest) (any, error) {
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
 	ids := l.tok.Encode(q.Content, tokenizer.EncodeOptions{AddSpecial: q.AddSpecial, ParseSpecial: q.ParseSpecial == nil || *q.ParseSpecial})
@@ -138,8 +128,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 		if ids == nil {
 			ids = []int32{}
 		}
-		writeJSON(w, http.StatusOK, map[string]any{"tokens": ids})
-		return
+		return map[string]any{"tokens": ids}, nil
 	}
 	out := []map[string]any{}
 	for _, id := range ids {
@@ -154,7 +143,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 		}
 		out = append(out, map[string]any{"id": id, "piece": piece})
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"tokens": out})
+	return map[string]any{"tokens": out}, nil
 }
 
 type detokenizeRequest struct {
@@ -162,57 +151,41 @@ type detokenizeRequest struct {
 	Tokens json.RawMessage `json:"tokens"`
 }
 
-func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) {
-	var q detokenizeRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokenizeRequest) (any, error) {
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
 	ids, err := l.tokenList(q.Tokens, "tokens")
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
-	writeJSON(w, http.StatusOK, map[string]string{"content": string(l.tok.Decode(ids, tokenizer.DecodeOptions{Special: true}))})
+	return map[string]string{"content": string(l.tok.Decode(ids, tokenizer.DecodeOptions{Special: true}))}, nil
 }
 
 // applyTemplate shows the prompt of a chat request without running it.
-func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) {
-	var q chatRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
 	p, err := l.render(c)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"prompt": p.text, "n_tokens": len(p.tokens)})
+	return map[string]any{"prompt": p.Text, "n_tokens": len(p.Tokens)}, nil
 }
 
 // sourceName is what flags and requests call a source of drafts.
-func sourceName(s speculate.Source) string {
-	names := [...]string{"auto", "off", "dflash", "ngram"}
-	if s < 0 || int(s) >= len(names) {
-		return "unknown"
+func sourceName(s string) string {
+	if s == speculate.Auto {
+		return "auto"
 	}
-	return names[s]
+	return s
 }

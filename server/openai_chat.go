@@ -374,35 +374,26 @@ func tops(tok *tokenizer.Tokenizer, top []sample.LogProb) []topJSON {
 	return out
 }
 
-func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
-	var q chatRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	n := 1
 	if q.N != nil {
 		n = *q.N
 	}
 	if n < 1 || n > maxChoices {
-		fail(w, r, invalid("n", "%d is not between 1 and %d", n, maxChoices))
-		return
+		return nil, invalid("n", "%d is not between 1 and %d", n, maxChoices)
 	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
 	req := s.request()
 	if err := q.samplingFields.apply(&req, l.tok); err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	if q.LogProbs {
 		top := 0
@@ -410,16 +401,14 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 			top = *q.TopLogProbs
 		}
 		if err := logProbs(&req, "top_logprobs", top); err != nil {
-			fail(w, r, err)
-			return
+			return nil, err
 		}
 	}
 	reqs, replies, err := l.answers(c, req, n, q.Stream)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
-	a := &chatAnswer{q: &q, v: l.view, replies: replies, base: chatResponse{
+	a := &chatAnswer{q: q, v: l.view, replies: replies, base: chatResponse{
 		ID: newID("chatcmpl-"), Object: "chat.completion", Created: time.Now().Unix(), Model: l.name, SystemFingerprint: s.fingerprint(),
 	}}
 	for _, rep := range replies {
@@ -428,34 +417,22 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 	if len(c.tools) > 0 {
 		logOf(r).add(slog.Int("tools", len(c.tools)))
 	}
-	b, err := s.submit(r.Context(), l.view, reqs, replies)
-	if err != nil {
-		fail(w, r, err)
-		return
-	}
-	a.gens = b.gens
-	if q.Stream {
-		a.stream(w, r, b)
-		return
-	}
-	if err := b.run(r, discard, nil); err != nil {
-		fail(w, r, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, a.whole())
+	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
 }
 
 // chatAnswer is the answer to a chat request.
 type chatAnswer struct {
 	q       *chatRequest
 	v       *view
+	b       *batch // of a stream
 	base    chatResponse
-	gens    []*engine.Generation
 	replies []*reply
 }
 
 // whole is the answer in one piece.
-func (a *chatAnswer) whole() *chatResponse {
+func (a *chatAnswer) step(int, []delta) error { return nil }
+
+func (a *chatAnswer) whole() (any, error) {
 	out := a.base
 	for i, rep := range a.replies {
 		m := &chatMessage{Role: "assistant", Reasoning: rep.reasoning.String()}
@@ -475,12 +452,12 @@ func (a *chatAnswer) whole() *chatResponse {
 	}
 	out.Usage = usage(a.replies, len(a.replies))
 	out.Timings = timings(a.replies[0].result)
-	return &out
+	return &out, nil
 }
 
 // stream sends the answer as it comes.
 func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	a.base.Object = "chat.completion.chunk"
+	a.b, a.base.Object = b, "chat.completion.chunk"
 	st := newStream(w)
 	begun := make([]bool, len(a.replies))
 	err := b.run(r, func(i int, ds []delta) error {
@@ -564,7 +541,7 @@ func (a *chatAnswer) chunk(st *stream, i int, d *chatDelta, finish *string, ds [
 	case finish != nil && len(a.replies) == 1:
 		out.Timings = timings(rep.result)
 	case a.q.TimingsPerToken && d.Role == "" && finish == nil:
-		out.Timings = rep.progress(a.gens[i].State(), a.v.engine)
+		out.Timings = rep.progress(a.b.gens[i].State(), a.v.engine)
 	}
 	if a.q.Strobe != nil && a.q.Strobe.Spans && d.Role == "" {
 		out.Strobe = rep.spans(ds)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/tokenizer"
 )
@@ -61,10 +62,10 @@ type textPrompt struct {
 // prompts reads a string, a list of strings, tokens, or a list of token lists.
 func (v *view) prompts(name string, raw json.RawMessage) ([]textPrompt, error) {
 	encode := func(s string) (textPrompt, error) {
-		if err := v.fits(len(s)); err != nil {
+		if err := v.format.Fits(len(s), v.engine.Config().Context); err != nil {
 			return textPrompt{}, err
 		}
-		return textPrompt{s, v.tok.Encode(s, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: true})}, nil
+		return textPrompt{s, v.format.Text(s, true).Tokens}, nil
 	}
 	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
 		if kindOf(raw) == "string" {
@@ -130,42 +131,20 @@ func (v *view) tokenList(raw json.RawMessage, at string) ([]int32, error) {
 	return ids, nil
 }
 
-func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
-	var q completionRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) (any, error) {
 	if q.Suffix != nil && *q.Suffix != "" {
-		fail(w, r, invalid("suffix", "is not supported"))
-		return
+		return nil, invalid("suffix", "is not supported")
 	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
-	a, reqs, err := s.newTextAnswer(&q, l.view)
+	a, reqs, err := s.newTextAnswer(q, l.view)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
-	b, err := s.submit(r.Context(), l.view, reqs, a.replies)
-	if err != nil {
-		fail(w, r, err)
-		return
-	}
-	a.gens = b.gens
-	if q.Stream {
-		a.stream(w, r, b)
-		return
-	}
-	if err := b.run(r, discard, nil); err != nil {
-		fail(w, r, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, a.whole())
+	return s.answer(w, r, l.view, reqs, a.replies, q.Stream, a)
 }
 
 // textAnswer is the answer to a completion request: n choices per prompt.
@@ -175,7 +154,6 @@ type textAnswer struct {
 	n       int
 	base    completionResponse
 	prompts []textPrompt
-	gens    []*engine.Generation
 	replies []*reply
 	offset  []int // of each choice, for log probabilities
 }
@@ -216,7 +194,7 @@ func (s *Server) newTextAnswer(q *completionRequest, v *view) (*textAnswer, []en
 			one := req
 			one.Tokens = p.tokens
 			one.Params.Seed += uint64(i)
-			if one.Constraint, err = v.constraint(c, &prompt{}); err != nil {
+			if one.Constraint, err = v.constraint(c, &dialog.Prompt{}); err != nil {
 				return nil, nil, err
 			}
 			reqs = append(reqs, one)
@@ -261,7 +239,9 @@ func (a *textAnswer) logProbs(i int, tokens []engine.Token) *textProbsJSON {
 	return l
 }
 
-func (a *textAnswer) whole() *completionResponse {
+func (a *textAnswer) step(int, []delta) error { return nil }
+
+func (a *textAnswer) whole() (any, error) {
 	out := a.base
 	for i, rep := range a.replies {
 		finish := rep.finish()
@@ -271,7 +251,7 @@ func (a *textAnswer) whole() *completionResponse {
 	}
 	out.Usage = usage(a.replies, a.n)
 	out.Timings = timings(a.replies[0].result)
-	return &out
+	return &out, nil
 }
 
 func (a *textAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
@@ -299,7 +279,7 @@ func (a *textAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 				out.Timings = timings(rep.result)
 			}
 		} else if a.q.TimingsPerToken {
-			out.Timings = rep.progress(a.gens[i].State(), a.v.engine)
+			out.Timings = rep.progress(b.gens[i].State(), a.v.engine)
 		}
 		if ch.Text == "" && ch.FinishReason == nil && ch.LogProbs == nil {
 			return nil // all of it is held back

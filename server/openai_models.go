@@ -60,7 +60,7 @@ func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	return j
 }
 
-func (s *Server) listModels(w http.ResponseWriter, r *http.Request) {
+func (s *Server) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
 	engines := s.models().Resident()
 	data := []modelJSON{}
 	for _, m := range s.models().List() {
@@ -70,7 +70,7 @@ func (s *Server) listModels(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has("client_version") {
 		out["models"] = codexModels(data)
 	}
-	writeJSON(w, http.StatusOK, out)
+	return out, nil
 }
 
 // codexModels describes models to the Codex command line, which asks with its version and reads no
@@ -88,15 +88,14 @@ func codexModels(data []modelJSON) []map[string]any {
 	return out
 }
 
-func (s *Server) getModel(w http.ResponseWriter, r *http.Request) {
+func (s *Server) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
 	id := r.PathValue("id")
 	for _, m := range s.models().List() {
 		if m.Name == id {
-			writeJSON(w, http.StatusOK, s.modelEntry(&m, s.models().Resident()[id]))
-			return
+			return s.modelEntry(&m, s.models().Resident()[id]), nil
 		}
 	}
-	fail(w, r, &engine.UnknownModelError{Name: id})
+	return nil, &engine.UnknownModelError{Name: id}
 }
 
 // embeddingRequest is the body of POST /v1/embeddings.
@@ -113,32 +112,24 @@ type embeddingJSON struct {
 	Embedding any    `json:"embedding"`
 }
 
-func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
-	var q embeddingRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) (any, error) {
 	if q.EncodingFormat != "" && q.EncodingFormat != "float" && q.EncodingFormat != "base64" {
-		fail(w, r, invalid("encoding_format", "%q is neither float nor base64", q.EncodingFormat))
-		return
+		return nil, invalid("encoding_format", "%q is neither float nor base64", q.EncodingFormat)
 	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
-	data, tokens, err := l.embed(r, &q)
+	data, tokens, err := l.embed(r, q)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	logOf(r).add(slog.String("model", l.name), slog.Int("prompt", tokens))
-	writeJSON(w, http.StatusOK, map[string]any{
+	return map[string]any{
 		"object": "list", "model": l.name, "data": data,
 		"usage": map[string]int{"prompt_tokens": tokens, "total_tokens": tokens},
-	})
+	}, nil
 }
 
 func (v *view) embed(r *http.Request, q *embeddingRequest) (data []embeddingJSON, tokens int, err error) {

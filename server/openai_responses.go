@@ -287,54 +287,32 @@ func newPart(kind parse.Kind, text string) outputPart {
 	return outputPart{Type: "output_text", Text: text, Annotations: &[]any{}, LogProbs: &[]any{}}
 }
 
-func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
-	var q responsesRequest
-	if err := s.decode(w, r, &q); err != nil {
-		fail(w, r, err)
-		return
-	}
+func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	defer l.release()
 	req := s.request()
 	f := samplingFields{Temperature: q.Temperature, TopP: q.TopP, MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe}
 	if err := f.apply(&req, l.tok); err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	reqs, replies, err := l.answers(c, req, 1, q.Stream)
 	if err != nil {
-		fail(w, r, err)
-		return
+		return nil, err
 	}
 	a := &responseAnswer{rep: replies[0], base: q.response(l.name, &req)}
-	b, err := s.submit(r.Context(), l.view, reqs, replies)
-	if err != nil {
-		fail(w, r, err)
-		return
-	}
-	if q.Stream {
-		a.stream(w, r, b)
-		return
-	}
-	if err := b.run(r, func(_ int, ds []delta) error { return a.deltas(ds) }, nil); err != nil {
-		fail(w, r, err)
-		return
-	}
-	if err := a.finish(); err != nil {
-		fail(w, r, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, &a.base)
+	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
 }
+
+func (a *responseAnswer) step(_ int, ds []delta) error { return a.deltas(ds) }
+
+func (a *responseAnswer) whole() (any, error) { return &a.base, a.finish() }
 
 // response is the object as it is before anything was generated.
 func (q *responsesRequest) response(model string, req *engine.Request) responseJSON {

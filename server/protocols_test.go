@@ -236,8 +236,8 @@ func TestF181_ToolResults(t *testing.T) {
 	want := "<|im_start|>system\nsys<|im_end|>\n<|im_start|>user\nq<|im_end|>\n" +
 		"<|im_start|>assistant\n<think>hm</think>look<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bonn\"}}\n</tool_call><|im_end|>\n" +
 		"<|im_start|>tool\nrain<|im_end|>\n<|im_start|>tool\nError: snow<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
-	if p.text != want {
-		t.Errorf("prompt\n%s\nwant\n%s", p.text, want)
+	if p.Text != want {
+		t.Errorf("prompt\n%s\nwant\n%s", p.Text, want)
 	}
 }
 

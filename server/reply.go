@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"strobe/chat/parse"
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/tokenizer"
 )
@@ -48,10 +49,10 @@ type delta struct {
 
 // newReply returns a reply whose deltas are shown as they come, or one that is shown whole. In
 // a stream a tool call begins as soon as its name is known; a whole answer has complete calls only.
-func newReply(v *view, c *conversation, p *prompt, stream bool) *reply {
+func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
 	r := &reply{tok: v.tok}
 	if c != nil {
-		r.parser, r.oneCall, r.thinking = v.parser(c, p), c.oneCall, p.thinking
+		r.parser, r.oneCall, r.thinking = p.Parser(), c.oneCall, p.Thinking
 		if r.parser != nil {
 			r.parser.Whole = !stream
 		}
@@ -62,7 +63,6 @@ func newReply(v *view, c *conversation, p *prompt, stream bool) *reply {
 // take adds what the engine has sent and returns what it says.
 func (r *reply) take(ev engine.Event) []delta {
 	var out []delta
-	text := string(ev.Text)
 	if len(ev.Tokens) > 0 && r.firstAt.IsZero() {
 		r.firstAt = time.Now()
 	}
@@ -75,14 +75,12 @@ func (r *reply) take(ev engine.Event) []delta {
 		if r.keepTokens {
 			r.tokens = append(r.tokens, t)
 		}
-		n := min(len(t.Text), len(text))
-		out = r.push(out, text[:n], t.Drafted)
-		text = text[n:]
+		out = r.push(out, string(t.Text), t.Drafted)
 		if r.thinking {
 			r.thinkTokens++
 		}
 	}
-	out = r.push(out, text, false) // what was held back until the end
+	out = r.push(out, string(ev.Rest()), false)
 	if ev.Result != nil {
 		r.result = ev.Result
 		if r.parser != nil && !r.enough {

@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -19,6 +17,30 @@ func (s *Server) request() engine.Request {
 		req.Params.Seed = *s.cfg.Seed
 	}
 	return req
+}
+
+// answer is how a protocol shows replies: as a stream, or step by step for the whole.
+type answer interface {
+	stream(w http.ResponseWriter, r *http.Request, b *batch)
+	step(i int, ds []delta) error
+	whole() (any, error)
+}
+
+// answer runs requests and shows their replies.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, v *view, reqs []engine.Request, replies []*reply,
+	stream bool, a answer) (any, error) {
+	b, err := s.submit(r.Context(), v, reqs, replies)
+	if err != nil {
+		return nil, err
+	}
+	if stream {
+		a.stream(w, r, b)
+		return nil, nil
+	}
+	if err := b.run(r, a.step, nil); err != nil {
+		return nil, err
+	}
+	return a.whole()
 }
 
 // batch is the generations of one HTTP request, with a reply each.
@@ -98,9 +120,6 @@ func (b *batch) abandon(r *http.Request) {
 
 // read calls fn with every event of all generations.
 func (b *batch) read(ctx context.Context, fn func(i int, ev engine.Event) error, idle func() error) error {
-	if len(b.gens) == 1 {
-		return b.readOne(ctx, fn, idle)
-	}
 	type item struct {
 		i   int
 		ev  engine.Event
@@ -153,38 +172,3 @@ func (b *batch) read(ctx context.Context, fn func(i int, ev engine.Event) error,
 	}
 	return nil
 }
-
-// readOne is read for the usual case, without goroutines.
-func (b *batch) readOne(ctx context.Context, fn func(i int, ev engine.Event) error, idle func() error) error {
-	for {
-		ev, err := b.next(ctx)
-		switch {
-		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-			if idle != nil {
-				if err := idle(); err != nil {
-					return err
-				}
-			}
-			continue
-		case err == io.EOF:
-			return nil
-		case err != nil:
-			return err
-		}
-		if err := fn(0, ev); err != nil {
-			return err
-		}
-		if ev.Result != nil {
-			return nil
-		}
-	}
-}
-
-func (b *batch) next(ctx context.Context) (engine.Event, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.s.cfg.Ping)
-	defer cancel()
-	return b.gens[0].Next(ctx)
-}
-
-// discard is the step of an answer that is shown whole.
-func discard(int, []delta) error { return nil }

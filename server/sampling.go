@@ -156,7 +156,7 @@ func (f *strobeFields) apply(req *engine.Request) error {
 		return nil
 	}
 	if f.Draft != "" {
-		d, err := speculate.ParseSource(f.Draft)
+		d, err := engine.ParseDraft(f.Draft)
 		if err != nil {
 			return invalid("strobe.draft", "%v", err)
 		}

@@ -23,10 +23,10 @@ type Config struct {
 	Log     *slog.Logger // nil discards
 	TLS     *tls.Config  // nil serves plain HTTP
 
-	Params    sample.Params // for what requests leave out; zero is greedy
-	Spec      speculate.Options  // likewise
-	MaxTokens int           // likewise; 0 means until the context is full
-	Seed      *uint64       // likewise; nil takes a new one for each request
+	Params    sample.Params     // for what requests leave out; zero is greedy
+	Spec      speculate.Options // likewise
+	MaxTokens int               // likewise; 0 means until the context is full
+	Seed      *uint64           // likewise; nil takes a new one for each request
 
 	Keys []string // any of them opens the server; none leaves it open
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
@@ -86,6 +86,9 @@ type Server struct {
 	started time.Time
 	held    atomic.Int64 // bytes of requests being handled
 
+	stopping context.Context // ends when Serve is told to stop
+	stop     context.CancelFunc
+
 	offer atomic.Pointer[Models] // nil while loading
 	mu    sync.Mutex
 	views map[*engine.Engine]*view
@@ -97,6 +100,7 @@ type Server struct {
 // New returns a server.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg.withDefaults(), mux: http.NewServeMux(), started: time.Now(), views: map[*engine.Engine]*view{}}
+	s.stopping, s.stop = context.WithCancel(context.Background())
 	for _, k := range s.cfg.Keys {
 		s.keys = append(s.keys, sha256.Sum256([]byte(k)))
 	}
@@ -126,31 +130,31 @@ func (s *Server) models() Models {
 
 // routes lists every endpoint. Aliases are those of llama.cpp.
 func (s *Server) routes() {
-	for pattern, h := range map[string]http.HandlerFunc{
-		"POST /v1/chat/completions":      s.chatCompletions,
-		"POST /chat/completions":         s.chatCompletions,
-		"POST /v1/completions":           s.completions,
-		"POST /completions":              s.completions,
-		"POST /v1/responses":             s.responses,
-		"POST /responses":                s.responses,
-		"POST /v1/embeddings":            s.embeddings,
-		"POST /embeddings":               s.embeddings,
+	for pattern, e := range map[string]endpoint{
+		"POST /v1/chat/completions":      post(s, s.chatCompletions),
+		"POST /chat/completions":         post(s, s.chatCompletions),
+		"POST /v1/completions":           post(s, s.completions),
+		"POST /completions":              post(s, s.completions),
+		"POST /v1/responses":             post(s, s.responses),
+		"POST /responses":                post(s, s.responses),
+		"POST /v1/embeddings":            post(s, s.embeddings),
+		"POST /embeddings":               post(s, s.embeddings),
 		"GET /v1/models":                 s.listModels,
 		"GET /models":                    s.listModels,
 		"GET /v1/models/{id...}":         s.getModel,
-		"POST /v1/messages":              s.messages,
-		"POST /v1/messages/count_tokens": s.countTokens,
+		"POST /v1/messages":              post(s, s.messages),
+		"POST /v1/messages/count_tokens": post(s, s.countTokens),
 		"GET /health":                    s.health,
 		"GET /v1/health":                 s.health,
 		"GET /props":                     s.props,
 		"GET /slots":                     s.slots,
-		"GET /metrics":                   s.metrics.serve,
-		"POST /tokenize":                 s.tokenize,
-		"POST /detokenize":               s.detokenize,
-		"POST /apply-template":           s.applyTemplate,
+		"POST /tokenize":                 post(s, s.tokenize),
+		"POST /detokenize":               post(s, s.detokenize),
+		"POST /apply-template":           post(s, s.applyTemplate),
 	} {
-		s.mux.HandleFunc(pattern, h)
+		s.mux.Handle(pattern, e)
 	}
+	s.mux.HandleFunc("GET /metrics", s.metrics.serve)
 	s.mux.Handle("GET /{$}", uiHandler())
 	s.mux.Handle("GET /ui/", uiHandler())
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -168,9 +172,13 @@ func (s *Server) routes() {
 	})
 }
 
-// Serve answers requests on ln until ctx ends. Then it takes no new ones and lets the running ones
-// finish for Config.Drain; those still running after that are cancelled and end their streams with an
-// error. Serve returns when all handlers have ended. It does not close the models.
+// lastWords is how long requests have to say that they were cancelled.
+const lastWords = time.Second
+
+// Serve answers requests on ln until ctx ends. Then it takes no new ones, refuses those that still wait for a model
+// to load and lets the running ones finish for Config.Drain; those still running after that are cancelled and end
+// their streams with an error. Serve returns when all handlers have ended, or lastWords later: one that is
+// deep in something that cannot be interrupted is left behind. It does not close the models. A server serves once.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	requests, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(errShutdown)
@@ -203,16 +211,20 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		return err
 	case <-ctx.Done():
 	}
+	s.stop()
 	drain, done := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Drain)
 	defer done()
-	err := srv.Shutdown(drain)
-	if err != nil { // the deadline passed: end what is left
+	if srv.Shutdown(drain) != nil { // the deadline passed: end what is left
 		s.cfg.Log.Warn("requests are still running; cancelling them")
 		cancel(errShutdown)
-		last, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		last, done := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 		defer done()
 		if srv.Shutdown(last) != nil {
+			s.cfg.Log.Warn("requests do not end; leaving them behind")
 			_ = srv.Close()
+			<-failed
+			handlers.Done()
+			return nil
 		}
 	}
 	<-failed

@@ -5,6 +5,7 @@ import (
 
 	"strobe/draft"
 	"strobe/model"
+	"strobe/speculate/control"
 )
 
 // Calibrate measures what passes and drafts of a few sizes cost, so that the first decisions of the
@@ -12,6 +13,7 @@ import (
 // It stops when the budget is spent; a model whose passes are slow learns while it works.
 func (r *Runner) Calibrate(budget time.Duration) error {
 	start := r.clock()
+	late := func() bool { return r.clock().Sub(start) > budget }
 	seq := r.Target.NewSeq()
 	defer seq.Close()
 	tokens := make([]int32, 16)
@@ -22,36 +24,39 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 			err = r.Target.Backend().Sync()
 		}
 		if err == nil {
-			r.costs.learn(&plan{rows: rows, base: 1}, r.clock().Sub(begin))
+			r.control.MeasuredPass(rows, r.clock().Sub(begin))
 		}
 		return out, err
 	}
 	out, err := pass(1)
-	if err != nil {
+	if err != nil || r.width == 0 {
 		return err
 	}
-	if r.Drafter == nil {
-		return nil
-	}
-	for range plainSamples - 1 { // the unit of all other costs
+	for !r.control.Settled() { // the unit of all other costs
+		if late() {
+			return nil
+		}
 		if err := seq.Commit(nil); err != nil {
 			return err
-		}
-		if r.clock().Sub(start) > budget {
-			return nil
 		}
 		if out, err = pass(1); err != nil {
 			return err
 		}
 	}
-	ctx := r.Drafter.NewSeq()
-	defer ctx.Close()
-	if err := r.Drafter.Extend(out.Features, []draft.Rows{{Seq: ctx, Rows: []int32{0}}}); err != nil {
-		return err
+	contexts := make([]draft.Context, len(r.Sources))
+	for i, src := range r.Sources {
+		if r.widths[i] > 0 {
+			contexts[i] = src.NewContext()
+			defer contexts[i].Close()
+			err := src.Extend(r.columns(out.Features, i), []draft.Rows{{Seq: contexts[i], Tokens: tokens[:1], Rows: []int32{0}}})
+			if err != nil {
+				return err
+			}
+		}
 	}
 	for range 4 {
 		for _, rows := range []int{1, 2, 4, 8, 16} {
-			if r.clock().Sub(start) > budget {
+			if late() {
 				return nil
 			}
 			if err := seq.Commit(nil); err != nil {
@@ -61,13 +66,18 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 				return err
 			}
 		}
-		for size := range blockSizes {
-			n := r.blockLen(size)
-			begin := r.clock()
-			if _, err := r.Drafter.Draft([]draft.Request{{Seq: ctx, Last: tokens[0], N: n}}, candidates); err != nil {
-				return err
+		for i, ctx := range contexts {
+			for size := range control.BlockSizes {
+				if ctx == nil || late() {
+					continue
+				}
+				n := r.control.BlockLen(i, size)
+				begin := r.clock()
+				if _, err := r.Sources[i].Draft([]draft.Request{{Seq: ctx, Last: tokens[0], N: n}}, candidates); err != nil {
+					return err
+				}
+				r.control.MeasuredDraft(i, n, r.clock().Sub(begin))
 			}
-			r.costs.draft.learn(n, r.clock().Sub(begin).Seconds()/r.costs.load)
 		}
 	}
 	return nil

@@ -28,10 +28,12 @@ func (l *lost) Sync() error {
 func TestDeviceLost(t *testing.T) {
 	b := cpu.New(cpu.Options{Threads: 1})
 	defer b.Close()
-	m, err := model.Open(open(t, "qwen3/model.gguf"), &lost{b, 3}, model.Options{})
+	dev := &lost{b, 1}
+	m, err := model.Open(open(t, "qwen3/model.gguf"), dev, model.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	dev.n = 3
 	r := runner(t, m, nil)
 	f := start(t, r, Options{}, greedy{}, prompt(5), 20)
 	for range 3 {

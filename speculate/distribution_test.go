@@ -30,7 +30,7 @@ type counts [][]int
 
 // draws generates n continuations of a prompt, many streams at a time, each with random numbers of its
 // own, and counts their tokens.
-func draws(t *testing.T, m *model.Model, d draft.Drafter, opt Options, p sample.Params, in []int32, n, length int, seed uint64) (c counts, st Stats) {
+func draws(t *testing.T, m *model.Model, d draft.Source, opt Options, p sample.Params, in []int32, n, length int, seed uint64) (c counts, st Stats) {
 	t.Helper()
 	r := runner(t, m, d)
 	c = make(counts, length)
@@ -57,7 +57,7 @@ func draws(t *testing.T, m *model.Model, d draft.Drafter, opt Options, p sample.
 			cfg := Config{Options: opt, Seq: fork(prefix.seq), Prompt: []int32{17}, Sampler: sample.New(p, m.Vocab), Max: length,
 				Emit: func(tok Token) bool { c[at][tok.ID]++; at++; return true }}
 			if d != nil {
-				cfg.DraftSeq = fork(prefix.draft)
+				cfg.Contexts = []draft.Context{fork(prefix.draft)}
 			}
 			s, err := r.NewStream(cfg)
 			if err != nil {
@@ -74,9 +74,7 @@ func draws(t *testing.T, m *model.Model, d draft.Drafter, opt Options, p sample.
 			st.Add(s.Stats())
 			s.Close()
 			s.seq.Close()
-			if s.draftSeq != nil {
-				s.draftSeq.Close()
-			}
+			CloseContexts(s.Contexts)
 		}
 	}
 	return c, st
@@ -158,7 +156,7 @@ func TestF161(t *testing.T) {
 	in := prompt(6)
 	want, _ := draws(t, m, nil, Options{Draft: Off}, cool, in, n, length, 1)
 	d := popular(t, m, want, len(in))
-	for name, opt := range map[string]Options{"chain": {Draft: DFlash, Fixed: true}, "tree": {Draft: DFlash, Fixed: true, Tree: 5}} {
+	for name, opt := range map[string]Options{"chain": {Draft: drafter, Fixed: true}, "tree": {Draft: drafter, Fixed: true, Tree: 5}} {
 		got, st := draws(t, m, d, opt, cool, in, n, length, 3)
 		if st.Accepted < n/20 || st.Accepted == st.Guessed {
 			t.Errorf("%s: %d of %d guesses accepted: the test shows nothing", name, st.Accepted, st.Guessed)
@@ -184,7 +182,7 @@ func TestF100(t *testing.T) {
 	} {
 		p := cool
 		change(&p)
-		got, _ := draws(t, m, d, Options{Draft: DFlash, Fixed: true}, p, in, n, length, 3)
+		got, _ := draws(t, m, d, Options{Draft: drafter, Fixed: true}, p, in, n, length, 3)
 		if x := differ(t, got, want); x < 1 {
 			t.Errorf("another %s changes nothing: chi-square is %.2f of its bound", name, x)
 		}

@@ -10,6 +10,7 @@ import (
 	"strobe/backend"
 	"strobe/cache"
 	"strobe/draft"
+	"strobe/draft/ngram"
 	"strobe/model"
 	"strobe/sample"
 )
@@ -33,8 +34,9 @@ func (r *recorder) Capture() []int { return r.layers }
 
 func (r *recorder) Extend(features backend.Tensor, items []draft.Rows) error {
 	for _, it := range items {
+		seq := it.Seq.(*cache.Seq)
 		for _, row := range it.Rows {
-			r.rows[it.Seq] = append(r.rows[it.Seq], r.m.Backend().Read(features.Slice(int(row), 1))...)
+			r.rows[seq] = append(r.rows[seq], r.m.Backend().Read(features.Slice(int(row), 1))...)
 		}
 	}
 	return r.scripted.Extend(features, items)
@@ -83,8 +85,9 @@ func sameBits(a, b []float32) bool {
 // flow is a stream under test.
 type flow struct {
 	*Stream
-	in, out []int32
-	logits  [][]float32 // of every token
+	in, out  []int32
+	logits   [][]float32 // of every token
+	draftSeq *cache.Seq  // the drafter's context, nil without one
 }
 
 // text is what the caches should hold: all but the newest token.
@@ -99,9 +102,8 @@ func start(t testing.TB, r *Runner, opt Options, s Sampler, in []int32, n int) *
 	c := Config{Options: opt, Seq: r.Target.NewSeq(), Prompt: in, Sampler: s, Max: n,
 		Observe: func(l []float32) { f.logits = append(f.logits, slices.Clone(l)) },
 		Emit:    func(tok Token) bool { f.out = append(f.out, tok.ID); return true }}
-	if r.Drafter != nil {
-		c.DraftSeq = r.Drafter.NewSeq()
-	}
+	c.Contexts = r.NewContexts()
+	f.draftSeq, _ = c.Contexts[0].(*cache.Seq)
 	var err error
 	if f.Stream, err = r.NewStream(c); err != nil {
 		t.Fatal(err)
@@ -123,8 +125,8 @@ func step(t testing.TB, r *Runner, chunk int, fs ...*flow) {
 		if !f.Prefilling() && f.seq.Len() != len(f.in)+len(f.out)-1 {
 			t.Fatalf("target holds %d tokens after %d", f.seq.Len(), len(f.in)+len(f.out))
 		}
-		if f.follows() && f.draftSeq.Len()+len(f.waiting) != f.seq.Len() {
-			t.Fatalf("drafter knows %d tokens, the target %d", f.draftSeq.Len()+len(f.waiting), f.seq.Len())
+		if n := f.seq.Len(); f.follows(0) && (f.kept != n || f.draftSeq.Len()+len(f.waiting) < n || f.draftSeq.Len() > n) {
+			t.Fatalf("drafter knows %d tokens, %d wait, the target %d", f.draftSeq.Len(), len(f.waiting), n)
 		}
 	}
 }
@@ -144,9 +146,13 @@ func finish(t testing.TB, r *Runner, chunk int, fs ...*flow) {
 	}
 }
 
-func runner(t testing.TB, m *model.Model, d draft.Drafter) *Runner {
+func runner(t testing.TB, m *model.Model, d draft.Source) *Runner {
 	t.Helper()
-	r, err := NewRunner(m, d)
+	sources := []draft.Source{ngram.Source{}}
+	if d != nil {
+		sources = []draft.Source{d, ngram.Source{}}
+	}
+	r, err := NewRunner(m, sources...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +182,7 @@ func along(in, want []int32, wrong func(pos int) bool) func(pos int, last int32,
 	}
 }
 
-var chain = Options{Fixed: true, Draft: DFlash, Tree: TreeOff}
+var chain = Options{Fixed: true, Draft: drafter, Tree: TreeOff}
 
 // sameLogits: every token was drawn from the bits that plain decoding draws from.
 func sameLogits(t *testing.T, what string, got, want *flow) {
@@ -270,7 +276,7 @@ func TestF4(t *testing.T) {
 				return at
 			})
 			r := runner(t, m, d)
-			f := start(t, r, Options{Fixed: true, Draft: DFlash, Tree: tree}, greedy{}, in, 60)
+			f := start(t, r, Options{Fixed: true, Draft: drafter, Tree: tree}, greedy{}, in, 60)
 			for !f.Done() {
 				step(t, r, 16, f)
 				if err := r.Sync(f.Stream); err != nil {
@@ -324,9 +330,10 @@ func restore(t *testing.T, r *Runner, p saved, withDrafter bool, s Sampler, in [
 		Observe: func(l []float32) { f.logits = append(f.logits, slices.Clone(l)) },
 		Emit:    func(tok Token) bool { f.out = append(f.out, tok.ID); return true }}
 	if withDrafter {
-		if c.DraftSeq, err = p.draft.Fork(); err != nil {
+		if f.draftSeq, err = p.draft.Fork(); err != nil {
 			t.Fatal(err)
 		}
+		c.Contexts = []draft.Context{f.draftSeq}
 	}
 	if f.Stream, err = r.NewStream(c); err != nil {
 		t.Fatal(err)
@@ -440,9 +447,9 @@ func TestF9(t *testing.T) {
 			g := start(t, alone, chain, greedy{}, prompt(n), 20)
 			finish(t, alone, 16, g)
 			asCold(t, fmt.Sprintf("%s, prompt of %d", name, n), f, g)
+			f.Close()
 			f.seq.Close()
 			f.draftSeq.Close()
-			f.Close()
 		}
 	}
 }
@@ -613,7 +620,7 @@ func TestF36(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		m := target(t, name)
 		r := runner(t, m, dflashFor(t, m, name))
-		for _, opt := range []Options{chain, {Draft: DFlash}} {
+		for _, opt := range []Options{chain, {Draft: drafter}} {
 			f := start(t, r, opt, greedy{}, prompt(5), 400)
 			f.Observe = nil
 			finish(t, r, 16, f)
@@ -643,7 +650,7 @@ func TestF39(t *testing.T) {
 					}
 					return at
 				})
-				for _, opt := range []Options{chain, {Fixed: true, Draft: DFlash, Tree: 30}} {
+				for _, opt := range []Options{chain, {Fixed: true, Draft: drafter, Tree: 30}} {
 					r := runner(t, m, d)
 					f := start(t, r, opt, greedy{}, in, 30)
 					finish(t, r, 16, f)
@@ -705,7 +712,7 @@ func TestF87(t *testing.T) {
 	for _, seed := range []uint64{0, 1, math.MaxUint64} {
 		sampler := func() Sampler { return sample.New(sample.Params{Temp: 1, TopK: 40, Seed: seed}, m.Vocab) }
 		want := plain(t, m, sampler(), prompt(9), 30)
-		if err := m.Capture(r.Drafter.Capture()); err != nil {
+		if err := r.Capture(); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
@@ -725,7 +732,7 @@ func TestF97(t *testing.T) {
 		in := prompt(10)
 		for _, s := range []func() Sampler{func() Sampler { return greedy{} }, func() Sampler { return newSeeded(2) }} {
 			want := plain(t, m, s(), in, 65)
-			for _, opt := range []Options{chain, {Draft: DFlash}, {Draft: DFlash, Fixed: true, Tree: 12}} {
+			for _, opt := range []Options{chain, {Draft: drafter}, {Draft: drafter, Fixed: true, Tree: 12}} {
 				r := runner(t, m, record(t, m, along(in, want.out, nil)))
 				f := start(t, r, opt, s(), in, 65)
 				finish(t, r, 16, f)
@@ -805,7 +812,7 @@ func TestF162(t *testing.T) {
 	for _, p := range params {
 		wants = append(wants, plain(t, m, sample.New(p, m.Vocab), prompt(12), 30))
 	}
-	if err := m.Capture(r.Drafter.Capture()); err != nil {
+	if err := r.Capture(); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range params {
@@ -822,7 +829,7 @@ func TestF166(t *testing.T) {
 	m := target(t, "qwen35")
 	in := prompt(9)
 	want := plain(t, m, greedy{}, in, 40)
-	for _, opt := range []Options{chain, {Fixed: true, Draft: DFlash, Tree: 16}} {
+	for _, opt := range []Options{chain, {Fixed: true, Draft: drafter, Tree: 16}} {
 		r := runner(t, m, script(t, m, along(in, want.out, func(i int) bool { return i%6 == 5 })))
 		f := start(t, r, opt, greedy{}, in, 40)
 		finish(t, r, 16, f)

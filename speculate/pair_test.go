@@ -3,8 +3,6 @@ package speculate
 import (
 	"encoding/json"
 	"os"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,7 +17,11 @@ import (
 // Everything else is real: the weights, the text, the controller.
 type metered struct {
 	backend.Backend
-	now time.Duration
+	now     time.Duration
+	opening string                    // who is being opened
+	owner   map[backend.KVPool]string // of pages
+	kind    string                    // of the step in progress
+	rows    float64
 }
 
 // milliseconds by rows of a pass, as points of a line.
@@ -29,20 +31,42 @@ var meteredCosts = map[string][][2]float64{
 	"extend": {{1, 0.04}, {129, 1.5}},
 }
 
-func (m *metered) BeginStep(key string) {
-	kind, rest, _ := strings.Cut(key, "/")
-	rows, _, _ := strings.Cut(rest, "/")
-	n, _ := strconv.ParseFloat(rows, 64)
-	if line := meteredCosts[kind]; line != nil {
+// NewKVPool notes whose pages they are.
+func (m *metered) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
+	p, err := m.Backend.NewKVPool(l)
+	m.owner[p] = m.opening
+	return p, err
+}
+
+func (m *metered) BeginStep(p *backend.Plan) {
+	m.kind, m.rows = "", 0
+	if p != nil {
+		m.kind, m.rows = m.owner[p.KV[0].Pool], float64(len(p.KV[0].Slot))
+	}
+	if m.kind == "draft" {
+		m.kind = "extend" // unless it attends
+	}
+	m.Backend.BeginStep(p)
+}
+
+func (m *metered) Attention(dst, q backend.Tensor, group, layer int, p backend.AttnParams) {
+	if m.kind == "extend" {
+		m.kind = "draft"
+	}
+	m.Backend.Attention(dst, q, group, layer, p)
+}
+
+func (m *metered) EndStep() {
+	if line := meteredCosts[m.kind]; line != nil {
 		i := 1
-		for i < len(line)-1 && n > line[i][0] {
+		for i < len(line)-1 && m.rows > line[i][0] {
 			i++
 		}
 		a, b := line[i-1], line[i]
-		ms := a[1] + (b[1]-a[1])*(n-a[0])/(b[0]-a[0])
+		ms := a[1] + (b[1]-a[1])*(m.rows-a[0])/(b[0]-a[0])
 		m.now += time.Duration(ms * float64(time.Millisecond))
 	}
-	m.Backend.BeginStep(key)
+	m.Backend.EndStep()
 }
 
 // TestShippedPairPays: on held-out code automatic drafting with the shipped pair is worth nearly half as much again as plain
@@ -61,12 +85,13 @@ func TestShippedPairPays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &metered{Backend: cpu.New(cpu.Options{})}
+	b := &metered{Backend: cpu.New(cpu.Options{}), opening: "target", owner: map[backend.KVPool]string{}}
 	defer b.Close()
 	m, err := model.Open(tf, b, model.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.opening = "draft"
 	d, err := dflash.Open(df, m, dflash.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -1,10 +1,10 @@
 // Package speculate is the speculative loop: guess several tokens, let the target verify them in one
 // pass, keep what it would have said anyway.
 //
-// A Runner drives one target (and its drafter) for any number of Streams. One Step advances
+// A Runner drives one target and the sources that guess for it, for any number of Streams. One Step advances
 // every stream: prompts by a chunk, generations by a round. A round is
 //
-//	draft    the drafter guesses a block, or an n-gram lookup finds a repetition
+//	draft    the source that promises most guesses some tokens
 //	choose   the controller picks the chain or tree with the best expected tokens per second
 //	forward  the target runs the last token and the guesses of all streams in one batch
 //	verify   the sampler draws each token from the target's logits; a guess that matches saves a pass
@@ -18,49 +18,100 @@ package speculate
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"strobe/backend"
 	"strobe/draft"
 	"strobe/model"
+	"strobe/speculate/control"
 )
 
-// featureRows is how many committed tokens may wait for the drafter. Projecting them together
+// featureRows is how many committed tokens may wait for the sources. Projecting them together
 // is cheaper than one by one, and costs nothing while drafting is off.
 const featureRows = 128
 
-// maxTree is the largest tree the controller builds.
-const maxTree = 63
-
-// candidates per position that the drafter returns; a tree branches among them.
+// candidates per position that a source returns; a tree branches among them.
 const candidates = 6
 
-// Runner drives a target and its drafter.
+// Runner drives a target and its sources.
 type Runner struct {
 	Target  *model.Model
-	Drafter draft.Drafter // nil for none
+	Sources []draft.Source
 
-	costs    costs
-	prior    acceptance // of earlier streams, where new ones start
-	bank     float64    // what they gained by drafting, in plain tokens
+	control *control.Controller
+	layers  []int // captured: those of all sources, one after the other
+	widths  []int // per source: columns of its layers; 0 for a source that guesses from the text alone
+	width   int   // of all
+
 	features backend.Tensor
+	pick     backend.Ints
 	waiting  []*Stream // streams with rows in features
 	used     int       // rows of features in use
 	clock    func() time.Time
 }
 
-// NewRunner returns a runner; drafter may be nil.
-func NewRunner(target *model.Model, drafter draft.Drafter) (*Runner, error) {
-	r := &Runner{Target: target, Drafter: drafter, clock: time.Now}
-	if drafter == nil {
+// NewRunner returns a runner. It makes the target capture what the sources need.
+func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
+	r := &Runner{Target: target, Sources: sources, clock: time.Now}
+	longest := make([]int, len(sources))
+	for i, s := range sources {
+		longest[i] = min(s.Max(), maxGuesses)
+		layers := s.Capture()
+		r.layers = append(r.layers, layers...)
+		r.widths = append(r.widths, len(layers)*target.Hidden)
+		r.width += len(layers) * target.Hidden
+	}
+	r.control = control.New(longest...)
+	if r.width == 0 {
 		return r, nil
 	}
-	layers := drafter.Capture()
-	if err := target.Capture(layers); err != nil {
+	if err := r.Capture(); err != nil {
 		return nil, err
 	}
-	r.features = target.Backend().Alloc(featureRows, max(1, len(layers))*target.Hidden)
-	return r, nil
+	b := target.Backend()
+	var err error
+	if r.features, err = b.Alloc(featureRows, r.width); err == nil {
+		r.pick, err = b.AllocInts(featureRows)
+	}
+	return r, err
+}
+
+// Capture makes the target capture what the sources need, in case another runner has changed that.
+func (r *Runner) Capture() error { return r.Target.Capture(r.layers) }
+
+// Check reports whether a stream may choose to be drafted for in this way: by all sources, none, or one that there is.
+func (r *Runner) Check(draft string) error {
+	if draft == Auto || draft == Off {
+		return nil
+	}
+	names := []string{"auto", "off"}
+	for _, s := range r.Sources {
+		if s.Name() == draft {
+			return nil
+		}
+		names = append(names, s.Name())
+	}
+	last := len(names) - 1
+	return fmt.Errorf("draft source %q %w: want %s or %s", draft, ErrNoSource, strings.Join(names[:last], ", "), names[last])
+}
+
+// Describe states what the controller has measured: the cost of passes by rows and of drafts.
+func (r *Runner) Describe() string {
+	var names []string
+	for _, s := range r.Sources {
+		names = append(names, s.Name())
+	}
+	return r.control.Describe(names)
+}
+
+// columns is the part of the features that a source captures.
+func (r *Runner) columns(t backend.Tensor, source int) backend.Tensor {
+	from := 0
+	for _, w := range r.widths[:source] {
+		from += w
+	}
+	return t.Columns(from, r.widths[source])
 }
 
 // Step advances every stream: a prompt by up to chunk tokens, a generation by one round. Streams
@@ -76,10 +127,7 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 	if len(live) == 0 {
 		return nil
 	}
-	p, err := r.plan(live, chunk)
-	if err != nil {
-		return err
-	}
+	p := r.plan(live, chunk)
 	drafted := r.clock()
 
 	segs := make([]model.Segment, len(live))
@@ -88,23 +136,24 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 	}
 	out, err := r.Target.Forward(segs)
 	if err == nil {
-		err = r.Target.Backend().Sync() // before the clock, and before anything is sampled from a failed pass
+		err = r.Target.Sync() // before the clock, and before anything is sampled from a failed pass
 	}
 	if err != nil {
 		return fmt.Errorf("target: %w", err)
 	}
 	forwarded := r.clock()
-	r.costs.learn(p, forwarded.Sub(drafted))
+	p.Passed(forwarded.Sub(drafted))
 
 	for i, s := range live {
 		s.verify(out, i)
 	}
 	verified := r.clock()
-	for i, s := range live {
-		if err := r.commit(s, out, i); err != nil {
+	for _, s := range live {
+		if err := s.seq.Commit(s.path); err != nil {
 			return err
 		}
 	}
+	r.keep(live, out)
 	end := r.clock()
 	for _, s := range live {
 		s.stats.Draft += p.draft
@@ -117,74 +166,119 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 	return nil
 }
 
-// commit keeps the accepted rows of a stream in the target's cache and hands their features to
-// the drafter.
-func (r *Runner) commit(s *Stream, out *model.Output, segment int) error {
-	if err := s.seq.Commit(s.path); err != nil {
-		return err
+// keep puts the features of the committed rows where they wait for the sources: all at once, or as many as there is room
+// for. Those of a prompt go to the sources straight from the pass.
+func (r *Runner) keep(live []*Stream, out *model.Output) {
+	var pick []int32
+	flush := func() {
+		if len(pick) > 0 {
+			b := r.Target.Backend()
+			b.BeginStep(nil)
+			b.SetInts(r.pick, pick)
+			b.Gather(r.features.Slice(r.used, len(pick)), out.Features, r.pick)
+			b.EndStep()
+			r.used += len(pick)
+			pick = pick[:0]
+		}
 	}
-	if !s.follows() {
-		return nil
-	}
-	if len(s.path) > featureRows || s.prefilled > 0 {
-		// A prompt chunk goes to the drafter at once, straight from the pass.
-		if err := r.extend(); err != nil {
-			s.draftFailed(err)
-			return nil
+	for i, s := range live {
+		if !s.captured() {
+			continue
 		}
 		rows := make([]int32, len(s.path))
-		for i, p := range s.path {
-			rows[i] = int32(out.FeatureRow(segment, int(p)))
+		for k, p := range s.path {
+			rows[k] = int32(out.FeatureRow(i, int(p)))
 		}
-		if err := r.Drafter.Extend(out.Features, []draft.Rows{{Seq: s.draftSeq, Rows: rows}}); err != nil {
-			s.draftFailed(err)
+		if s.prefilled > 0 {
+			s.kept += len(rows)
+			for src := range r.Sources {
+				_ = r.extend(src, out.Features, []*Stream{s}, [][]int32{rows})
+			}
+			continue
 		}
-		return nil
-	}
-	if r.used+len(s.path) > featureRows {
-		if err := r.extend(); err != nil {
-			s.draftFailed(err)
-			return nil
+		if r.used+len(pick)+len(rows) > featureRows {
+			flush()
+			_ = r.tellAll() // who fails has been told apart
 		}
+		if len(s.waiting) == 0 {
+			r.waiting = append(r.waiting, s)
+		}
+		s.kept += len(rows)
+		for k := range rows {
+			s.waiting = append(s.waiting, int32(r.used+len(pick)+k))
+		}
+		pick = append(pick, rows...)
 	}
-	if len(s.waiting) == 0 {
-		r.waiting = append(r.waiting, s)
-	}
-	for _, p := range s.path {
-		r.Target.Backend().Copy(r.features.Slice(r.used, 1), out.FeatureRows(segment, int(p), 1))
-		s.waiting = append(s.waiting, int32(r.used))
-		r.used++
-	}
-	return nil
+	flush()
 }
 
-// extend hands all waiting features to the drafter.
-func (r *Runner) extend() error {
-	var items []draft.Rows
-	for _, s := range r.waiting {
-		if !s.closed && !s.draftSeq.Closed() && len(s.waiting) > 0 {
-			items = append(items, draft.Rows{Seq: s.draftSeq, Rows: s.waiting})
+// captured reports whether any source needs the features of a stream.
+func (s *Stream) captured() bool {
+	for i := range s.heard {
+		if s.follows(i) {
+			return true
 		}
 	}
-	var err error
-	if len(items) > 0 {
-		err = r.Drafter.Extend(r.features, items)
+	return false
+}
+
+// tell hands a source the features that wait for it.
+func (r *Runner) tell(source int) error {
+	if r.widths[source] == 0 {
+		return nil
+	}
+	var ss []*Stream
+	var rows [][]int32
+	for _, s := range r.waiting {
+		if !s.closed && s.follows(source) {
+			if n := s.kept - s.heard[source].ctx.Len(); n > 0 {
+				ss = append(ss, s)
+				rows = append(rows, s.waiting[len(s.waiting)-n:])
+			}
+		}
+	}
+	return r.extend(source, r.features, ss, rows)
+}
+
+// tellAll hands all sources what waits for them, so that nothing waits.
+func (r *Runner) tellAll() (first error) {
+	for i := range r.Sources {
+		if err := r.tell(i); first == nil {
+			first = err
+		}
 	}
 	for _, s := range r.waiting {
 		s.waiting = s.waiting[:0]
-		if err != nil {
-			s.draftFailed(err)
-		}
 	}
 	r.waiting, r.used = r.waiting[:0], 0
+	return first
+}
+
+// extend hands a source rows of features of some streams. After an error it does not follow them any more.
+func (r *Runner) extend(source int, features backend.Tensor, ss []*Stream, rows [][]int32) error {
+	var items []draft.Rows
+	for i, s := range ss {
+		if s.follows(source) {
+			h := &s.heard[source]
+			items = append(items, draft.Rows{Seq: h.ctx, Tokens: s.text[h.from+h.ctx.Len():][:len(rows[i])], Rows: rows[i]})
+		}
+	}
+	if len(items) == 0 {
+		return nil
+	}
+	err := r.Sources[source].Extend(r.columns(features, source), items)
+	for _, s := range ss {
+		if err != nil {
+			s.fails(source, err)
+		}
+	}
 	return err
 }
 
-// Sync brings the drafter's context of a stream up to its target's, so that both can be
-// saved together.
+// Sync brings the contexts of a stream up to its target's, so that all can be saved together.
 func (r *Runner) Sync(s *Stream) error {
 	if len(s.waiting) == 0 {
 		return nil
 	}
-	return r.extend()
+	return r.tellAll()
 }

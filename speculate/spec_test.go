@@ -16,7 +16,6 @@ import (
 	"strobe/gguf"
 	"strobe/internal/testkit"
 	"strobe/model"
-	"strobe/quant"
 )
 
 var architectures = []string{"qwen3", "qwen35", "qwen35moe", "qwen3next", "gemma4", "gemma4moe", "gemma4e"}
@@ -42,14 +41,19 @@ func target(t testing.TB, name string) *model.Model {
 	return m
 }
 
-func dflashFor(t testing.TB, m *model.Model, name string) draft.Drafter {
+func dflashFor(t testing.TB, m *model.Model, name string) draft.Source {
 	t.Helper()
-	d, err := dflash.Open(open(t, "dflash-"+name+"/model.gguf"), m, dflash.Options{})
+	d, err := dflash.Open(open(t, "dflash-"+name+"/model.gguf"), m, dflash.Options{Causal: dflash.CausalOff}) // no trial: guesses depend on the text alone
 	if err != nil {
 		t.Fatal(err)
 	}
 	return d
 }
+
+// drafter is the name of the drafters in these tests.
+const drafter = "dflash"
+
+func contexts(d draft.Source) []draft.Context { return []draft.Context{d.NewContext()} }
 
 // greedy is the plainest sampler: the largest logit.
 type greedy struct{}
@@ -92,29 +96,36 @@ type scripted struct {
 	m     *model.Model
 	mem   *cache.Memory
 	guess func(pos int, last int32, n int) [][]draft.Candidate
+	name  string
 	err   error
 	n     int
 }
 
 func script(t testing.TB, m *model.Model, guess func(pos int, last int32, n int) [][]draft.Candidate) *scripted {
 	t.Helper()
-	mem, err := cache.New(m.Backend(), cache.Spec{Type: quant.F16})
+	mem, err := cache.New([]backend.Backend{m.Backend()}, cache.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &scripted{m: m, mem: mem, guess: guess}
+	return &scripted{m: m, mem: mem, guess: guess, name: drafter}
 }
 
-func (s *scripted) Capture() []int     { return []int{0} }
-func (s *scripted) Max() int           { return 15 }
-func (s *scripted) NewSeq() *cache.Seq { return s.mem.NewSeq() }
-func (s *scripted) TryCausal() bool    { return false }
+func (s *scripted) Capture() []int            { return []int{0} }
+func (s *scripted) Max() int                  { return 15 }
+func (s *scripted) Name() string              { return s.name }
+func (s *scripted) NewContext() draft.Context { return s.mem.NewSeq() }
 func (s *scripted) Extend(_ backend.Tensor, items []draft.Rows) error {
 	for _, it := range items {
-		if _, err := s.mem.Begin([]cache.Segment{{Seq: it.Seq, Rows: len(it.Rows), Prompt: true}}); err != nil {
+		seq := it.Seq.(*cache.Seq)
+		if len(it.Tokens) != len(it.Rows) {
+			return fmt.Errorf("%d tokens for %d rows", len(it.Tokens), len(it.Rows))
+		}
+		b, err := s.mem.Begin([]cache.Segment{{Seq: seq, Rows: len(it.Rows), Prompt: true}})
+		if err != nil {
 			return err
 		}
-		if err := it.Seq.CommitAll(); err != nil {
+		b.Done()
+		if err := seq.CommitAll(); err != nil {
 			return err
 		}
 	}
@@ -140,23 +151,17 @@ func sure(ids ...int32) (at [][]draft.Candidate) {
 }
 
 // run generates n tokens.
-func run(t testing.TB, m *model.Model, d draft.Drafter, opt Options, s Sampler, prompt []int32, n int) ([]int32, Stats) {
+func run(t testing.TB, m *model.Model, d draft.Source, opt Options, s Sampler, prompt []int32, n int) ([]int32, Stats) {
 	t.Helper()
-	r, err := NewRunner(m, d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return runWith(t, r, opt, s, prompt, n)
+	return runWith(t, runner(t, m, d), opt, s, prompt, n)
 }
 
 func runWith(t testing.TB, r *Runner, opt Options, s Sampler, prompt []int32, n int) ([]int32, Stats) {
 	t.Helper()
 	c := Config{Options: opt, Seq: r.Target.NewSeq(), Prompt: prompt, Sampler: s, Max: n}
 	defer c.Seq.Close()
-	if r.Drafter != nil {
-		c.DraftSeq = r.Drafter.NewSeq()
-		defer c.DraftSeq.Close()
-	}
+	c.Contexts = r.NewContexts()
+	defer CloseContexts(c.Contexts)
 	var got []int32
 	c.Emit = func(tok Token) bool { got = append(got, tok.ID); return true }
 	st, err := r.NewStream(c)
@@ -171,16 +176,17 @@ func runWith(t testing.TB, r *Runner, opt Options, s Sampler, prompt []int32, n 
 	if st.Err() != nil {
 		t.Fatal(st.Err())
 	}
+	defer st.Close()
 	// Everything but the newest token is in the caches.
 	if want := len(prompt) + len(got) - 1; c.Seq.Len() != want {
 		t.Errorf("target cache holds %d tokens, want %d", c.Seq.Len(), want)
 	}
-	if c.DraftSeq != nil && st.follows() {
+	if st.follows(0) {
 		if err := r.Sync(st); err != nil {
 			t.Fatal(err)
 		}
-		if c.DraftSeq.Len() != c.Seq.Len() {
-			t.Errorf("drafter cache holds %d tokens, the target's %d", c.DraftSeq.Len(), c.Seq.Len())
+		if n := c.Contexts[0].Len(); n != c.Seq.Len() {
+			t.Errorf("drafter cache holds %d tokens, the target's %d", n, c.Seq.Len())
 		}
 	}
 	return got, st.Stats()
@@ -262,7 +268,7 @@ func TestLossless(t *testing.T) {
 				for dn, guess := range drafters {
 					for mode, opt := range map[string]Options{
 						"auto": {}, "chain": {Fixed: true}, "chain of 4": {Fixed: true, Max: 4},
-						"tree": {Fixed: true, Tree: 24}, "ngram": {Draft: NGram},
+						"tree": {Fixed: true, Tree: 24}, "ngram": {Draft: "ngram"},
 					} {
 						got, _ := run(t, m, script(t, m, guess), opt, sampler(), in, n)
 						if !slices.Equal(got, want) {
@@ -360,7 +366,7 @@ func TestDrafterFailure(t *testing.T) {
 	want, _ := run(t, m, nil, Options{Draft: Off}, greedy{}, in, 30)
 	d := script(t, m, nil)
 	d.err = errors.New("device lost")
-	got, st := run(t, m, d, Options{Fixed: true, Draft: DFlash}, greedy{}, in, 30)
+	got, st := run(t, m, d, Options{Fixed: true, Draft: drafter}, greedy{}, in, 30)
 	same(t, got, want)
 	if st.DraftErr == nil || d.n != 1 {
 		t.Errorf("error %v after %d drafts; want it reported and the drafter left alone", st.DraftErr, d.n)
@@ -396,14 +402,11 @@ func TestTogether(t *testing.T) {
 				got, st := run(t, m, d, opt, newSeeded(uint64(i)), prompt(10+7*i), 40)
 				want, alone = append(want, got), append(alone, st)
 			}
-			r, err := NewRunner(m, d)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := runner(t, m, d)
 			got := make([][]int32, 4)
 			var streams []*Stream
 			for i := range 4 {
-				s, err := r.NewStream(Config{Options: opt, Seq: m.NewSeq(), DraftSeq: d.NewSeq(), Prompt: prompt(10 + 7*i), Sampler: newSeeded(uint64(i)),
+				s, err := r.NewStream(Config{Options: opt, Seq: m.NewSeq(), Contexts: contexts(d), Prompt: prompt(10 + 7*i), Sampler: newSeeded(uint64(i)),
 					Max: 40, Emit: func(tok Token) bool { got[i] = append(got[i], tok.ID); return true }})
 				if err != nil {
 					t.Fatal(err)
@@ -435,10 +438,10 @@ func TestStopInsideBlock(t *testing.T) {
 			at := pos - len(in) + 1
 			return sure(want[at:min(at+k, len(want))]...)
 		})
-		r, _ := NewRunner(m, d)
-		seq, dseq := m.NewSeq(), d.NewSeq()
+		r := runner(t, m, d)
+		seq, cs := m.NewSeq(), contexts(d)
 		var got []int32
-		s, err := r.NewStream(Config{Options: Options{Fixed: true}, Seq: seq, DraftSeq: dseq, Prompt: in, Sampler: greedy{},
+		s, err := r.NewStream(Config{Options: Options{Fixed: true}, Seq: seq, Contexts: cs, Prompt: in, Sampler: greedy{},
 			Emit: func(tok Token) bool { got = append(got, tok.ID); return len(got) < stop }})
 		if err != nil {
 			t.Fatal(err)
@@ -460,9 +463,9 @@ func TestContextLimit(t *testing.T) {
 	m := target(t, "qwen3")
 	d := dflashFor(t, m, "qwen3")
 	for _, limit := range []int{22, 23, 30, 37, 64} {
-		r, _ := NewRunner(m, d)
+		r := runner(t, m, d)
 		n := 0
-		s, err := r.NewStream(Config{Options: Options{Fixed: true}, Seq: m.NewSeq(), DraftSeq: d.NewSeq(), Prompt: prompt(20), Sampler: greedy{},
+		s, err := r.NewStream(Config{Options: Options{Fixed: true}, Seq: m.NewSeq(), Contexts: contexts(d), Prompt: prompt(20), Sampler: greedy{},
 			Context: limit, Emit: func(Token) bool { n++; return true }})
 		if err != nil {
 			t.Fatal(err)
@@ -476,7 +479,7 @@ func TestContextLimit(t *testing.T) {
 			t.Errorf("context of %d: %d tokens after a prompt of 20", limit, n)
 		}
 	}
-	r, _ := NewRunner(m, nil)
+	r := runner(t, m, nil)
 	if _, err := r.NewStream(Config{Seq: m.NewSeq(), Prompt: prompt(20), Context: 20}); err == nil {
 		t.Error("a prompt that fills the context was accepted")
 	}

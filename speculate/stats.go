@@ -134,21 +134,3 @@ func (s *Stats) String() string {
 	return fmt.Sprintf("%d tokens, %.1f tokens/s, %.2f tokens per pass, %d of %d guesses accepted %s",
 		s.Tokens, s.Speed(), s.Mean(), s.Accepted, s.Guessed, s.Bars())
 }
-
-// Describe states what the controller has measured: the cost of passes by rows and of drafts.
-func (r *Runner) Describe() string {
-	var b strings.Builder
-	row := func(name string, t *table) {
-		fmt.Fprintf(&b, "%s ms:", name)
-		for n, c := range t.sizes {
-			if c.seen > 0 {
-				fmt.Fprintf(&b, " %d:%.2f", n, 1e3*c.typical*r.costs.load)
-			}
-		}
-		b.WriteString("\n")
-	}
-	row("passes by rows,", &r.costs.chain)
-	row("tree passes by rows,", &r.costs.tree)
-	row("drafts by tokens,", &r.costs.draft)
-	return strings.TrimRight(b.String(), "\n")
-}

@@ -1,46 +1,35 @@
 package speculate
 
 import (
+	"errors"
 	"fmt"
 
 	"strobe/cache"
 	"strobe/draft"
-	"strobe/draft/ngram"
 	"strobe/model"
+	"strobe/speculate/control"
 )
 
-// Source chooses who guesses.
-type Source int
-
-// The sources. Auto uses whatever is there.
+// Auto and Off are the values of Options.Draft that are no source's name: whatever pays, and nothing.
 const (
-	Auto Source = iota
-	Off
-	DFlash
-	NGram
+	Auto = ""
+	Off  = "off"
 )
 
-// ParseSource reads a flag value.
-func ParseSource(s string) (Source, error) {
-	for i, name := range []string{"auto", "off", "dflash", "ngram"} {
-		if s == name {
-			return Source(i), nil
-		}
-	}
-	return 0, fmt.Errorf("draft source %q: want auto, off, dflash or ngram", s)
-}
+// ErrNoSource is the error of a choice that nobody loaded.
+var ErrNoSource = errors.New("is not loaded")
 
 // TreeOff and TreeAuto are special values of Options.Tree.
 const (
-	TreeAuto = 0
-	TreeOff  = -1
+	TreeAuto = control.TreeAuto
+	TreeOff  = control.TreeOff
 )
 
 // Options says how a stream speculates. The zero value lets the controller decide everything.
 type Options struct {
-	Draft Source
-	Max   int // longest chain or deepest tree; 0 means what the drafter can do
-	Tree  int // nodes of a tree: TreeAuto, TreeOff, or a fixed number
+	Draft string // Auto, Off or the name of a source
+	Max   int    // longest chain or deepest tree; 0 means what the source can do
+	Tree  int    // nodes of a tree: TreeAuto, TreeOff, or a fixed number
 	// Fixed makes every round draft Max tokens (or a tree of Tree nodes) instead of asking the
 	// controller, for measurements.
 	Fixed bool
@@ -64,10 +53,12 @@ type Token struct {
 // Config starts a stream.
 type Config struct {
 	Options
-	Seq      *cache.Seq // the target's memory; may already hold a prefix
-	DraftSeq *cache.Seq // the drafter's memory of the same prefix; nil for none
-	Known    []int32    // tokens already in Seq
-	Prompt   []int32    // tokens to run before generating; at least one
+	Seq *cache.Seq // the target's memory; may already hold a prefix
+	// Contexts is what each of the runner's sources knows of the same prefix, nil for nothing. Sources that
+	// guess from the text alone need none: they are told Known.
+	Contexts []draft.Context
+	Known    []int32 // tokens already in Seq
+	Prompt   []int32 // tokens to run before generating; at least one
 	Sampler  Sampler
 	Context  int // most tokens in Seq; 0 means the trained context
 	Max      int // most tokens to generate; 0 means as many as the context holds
@@ -78,12 +69,11 @@ type Config struct {
 	Emit func(Token) bool
 }
 
-// Stream is one generation in progress. It owns neither sequence.
+// Stream is one generation in progress. It owns none of its sequences.
 type Stream struct {
 	Config
-	seq      *cache.Seq
-	draftSeq *cache.Seq
-	runner   *Runner
+	seq    *cache.Seq
+	runner *Runner
 
 	left   int   // tokens still to generate
 	last   int32 // newest token, not yet in the cache
@@ -91,49 +81,29 @@ type Stream struct {
 	closed bool
 	err    error
 
-	history ngram.Index
-	accept  acceptance
-	ledger  ledger
-	trial   causalTrial
-	waiting []int32 // feature rows of committed tokens that the drafter has not seen
-	cold    bool    // the drafter lacks context or failed
-	bad     int     // useless drafts in a row
+	control *control.Stream
+	text    []int32 // all tokens, as far as they are known, the newest included
+	unknown int     // tokens before them
+	heard   []heard // per source
+	waiting []int32 // rows of committed tokens in the runner's features
+	kept    int     // tokens of the sequence whose features were handed over or wait
 
 	synthetic float64 // guesses still owed to reach the synthetic mean
 
 	// The current round.
 	nodes     nodes
-	proposal  draft.Proposal
 	prefilled int     // prompt tokens in this pass
 	path      []int32 // accepted rows
-	round     []int32 // tokens drawn
-	emitted   int
-	match     int     // ngram: tokens that matched
-	otherRule bool    // the draft used the other rule of attention
-	size      int     // of the block that was drafted: 0 whole, 1 half, 2 a third, 3 a quarter
-	promise   float64 // how many times as fast as plain decoding drafting should be
-	risk      float64 // plain tokens that the round should lose, when it is a trial
+	emitted   int     // tokens drawn
 
-	pace  pace
 	stats Stats
 }
 
-// pace is how fast a stream has been lately: tokens and time, in plain passes, of a round.
-type pace struct{ tokens, time float64 }
-
-func (p *pace) learn(tokens, time float64) {
-	if time > 0 {
-		p.tokens += 0.05 * (tokens - p.tokens)
-		p.time += 0.05 * (time - p.time)
-	}
-}
-
-// rate is tokens per plain pass, 0 if unknown.
-func (p *pace) rate() float64 {
-	if p.time == 0 {
-		return 0
-	}
-	return p.tokens / p.time
+// heard is what a source knows of a stream.
+type heard struct {
+	ctx  draft.Context // nil for none
+	from int           // its first token in the stream's text
+	bad  int           // useless drafts in a row
 }
 
 // nodes is what a stream adds to the batch: the last token and guesses, or a prompt chunk.
@@ -160,34 +130,80 @@ func (r *Runner) NewStream(c Config) (*Stream, error) {
 			return nil, fmt.Errorf("token id %d is outside the vocabulary of %d", id, r.Target.Vocab)
 		}
 	}
-	s := &Stream{Config: c, seq: c.Seq, draftSeq: c.DraftSeq, runner: r, accept: r.prior}
+	if err := r.Check(c.Draft); err != nil {
+		return nil, err
+	}
+	s := &Stream{Config: c, seq: c.Seq, runner: r, heard: make([]heard, len(r.Sources))}
+	s.control = r.control.NewStream(control.Options{Tree: c.Tree, Fixed: c.Fixed})
+	s.text = append(append(make([]int32, 0, len(c.Known)+len(c.Prompt)), c.Known...), c.Prompt...)
+	s.unknown = c.Seq.Len() - len(c.Known)
 	s.left = limit - c.Seq.Len() - len(c.Prompt)
 	if c.Max > 0 {
 		s.left = min(s.left, c.Max)
 	}
-	s.cold = r.Drafter == nil || c.DraftSeq == nil || c.DraftSeq.Len() != c.Seq.Len()
-	s.stats.Cold = r.Drafter != nil && s.cold && c.Draft != Off && c.Draft != NGram
-	s.stats.Cached = c.Seq.Len()
-	s.ledger.reset(r.bank)
-	if s.guessesNGram() {
-		s.history.Append(c.Known...)
-		s.history.Append(c.Prompt...)
+	for i, src := range r.Sources {
+		switch {
+		case c.Draft != Auto && c.Draft != src.Name():
+		case r.widths[i] == 0:
+			s.heard[i] = heard{ctx: src.NewContext()}
+		case i < len(c.Contexts) && !missing(c.Contexts[i]) && c.Contexts[i].Len() == c.Seq.Len():
+			s.heard[i] = heard{ctx: c.Contexts[i], from: -s.unknown}
+		default:
+			s.stats.Cold = true
+		}
 	}
+	s.stats.Cached, s.kept = c.Seq.Len(), c.Seq.Len()
 	return s, nil
 }
 
-func (s *Stream) guessesNGram() bool { return s.Draft == Auto || s.Draft == NGram }
-
-// follows reports whether the drafter keeps up with this stream.
-func (s *Stream) follows() bool {
-	return !s.cold && s.Draft != Off && s.Draft != NGram
+// NewContexts returns an empty context of each source that a stream does not make itself, for a sequence that holds nothing.
+func (r *Runner) NewContexts() []draft.Context {
+	cs := make([]draft.Context, len(r.Sources))
+	for i, s := range r.Sources {
+		if r.widths[i] > 0 {
+			cs[i] = s.NewContext()
+		}
+	}
+	return cs
 }
 
-// draftFailed counts a failure of the drafter. It never fails the stream; the drafter's context
-// is behind now, so it is not used again.
-func (s *Stream) draftFailed(err error) {
-	s.cold = true
-	s.stats.DraftErr = err
+// CloseContexts closes what NewContexts returned.
+func CloseContexts(cs []draft.Context) {
+	for _, c := range cs {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// missing reports whether there is no context; a nil *cache.Seq is none.
+func missing(c draft.Context) bool {
+	seq, ok := c.(*cache.Seq)
+	return c == nil || ok && seq == nil
+}
+
+// fails counts a failure of a source. It never fails the stream; the source's context is behind now, so it is not used
+// again.
+func (s *Stream) fails(source int, err error) {
+	s.heard[source].ctx = nil
+	s.stats.DraftErr = fmt.Errorf("%s: %w", s.runner.Sources[source].Name(), err)
+}
+
+// follows reports whether a source that captures keeps up with this stream.
+func (s *Stream) follows(source int) bool {
+	return s.heard[source].ctx != nil && s.runner.widths[source] > 0
+}
+
+// fresh is the committed tokens after those that a source knows.
+func (h *heard) fresh(s *Stream) []int32 { return s.text[h.from+h.ctx.Len() : s.seq.Len()-s.unknown] }
+
+// limit is the largest number of guesses that can still be used.
+func (s *Stream) limit() int {
+	n := min(s.left-1, s.Context-s.seq.Len()-2, maxGuesses)
+	if s.Config.Options.Max > 0 {
+		n = min(n, s.Config.Options.Max)
+	}
+	return n
 }
 
 // Done reports whether the stream has ended.
@@ -199,7 +215,8 @@ func (s *Stream) Err() error { return s.err }
 // Stop ends the stream at the next step boundary.
 func (s *Stream) Stop() { s.done = true }
 
-// Close forgets what the runner holds for the stream. The sequences stay with their owner.
+// Close forgets what the runner holds for the stream. It comes before the end of its sequences, which stay with their
+// owner.
 func (s *Stream) Close() {
 	s.done, s.closed = true, true
 }
@@ -213,13 +230,16 @@ func (s *Stream) Last() int32 { return s.last }
 // Stats returns what the stream did so far.
 func (s *Stream) Stats() Stats {
 	st := s.stats
-	st.PlainCost = s.runner.costs.plain()
+	st.PlainCost = s.runner.control.Plain()
 	return st
 }
 
 // segment is the stream's part of the batch.
 func (s *Stream) segment() model.Segment {
 	g := model.Segment{Seq: s.seq, Tokens: s.nodes.tokens, Parents: s.nodes.parents, Logits: model.LogitsAll}
+	if c, ok := s.Sampler.(interface{ Greedy(logits int) bool }); ok {
+		g.Greedy = s.Observe == nil && c.Greedy(s.runner.Target.Vocab)
+	}
 	if s.prefilled > 0 {
 		g.Prompt = true
 		g.Logits = model.LogitsNone
@@ -242,7 +262,7 @@ func (s *Stream) verify(out *model.Output, segment int) {
 		if len(s.Prompt) == 0 {
 			if s.left == 0 {
 				s.done = true
-			} else if id := s.sampled(out.Row(segment, 0)); id >= 0 {
+			} else if id := s.sampled(out, segment, 0); id >= 0 {
 				s.record(Token{ID: id})
 			}
 		}
@@ -253,7 +273,7 @@ func (s *Stream) verify(out *model.Output, segment int) {
 	s.synthetic += s.Synthetic - 1
 	for {
 		s.path = append(s.path, int32(row))
-		id := s.sampled(out.Row(segment, row))
+		id := s.sampled(out, segment, row)
 		if id < 0 {
 			return
 		}
@@ -277,11 +297,17 @@ func (s *Stream) verify(out *model.Output, segment int) {
 }
 
 // sampled draws a token. It returns -1 and ends the stream when there is none.
-func (s *Stream) sampled(logits []float32) int32 {
-	if s.Observe != nil {
-		s.Observe(logits)
+func (s *Stream) sampled(out *model.Output, segment, row int) int32 {
+	var id int32
+	if out.HasBest() { // every stream is greedy: the device has chosen
+		id = out.Best(segment, row)
+	} else {
+		logits := out.Row(segment, row)
+		if s.Observe != nil {
+			s.Observe(logits)
+		}
+		id = s.Sampler.Sample(logits)
 	}
-	id := s.Sampler.Sample(logits)
 	if id < 0 {
 		s.err = fmt.Errorf("no token can follow: the model's output is not a number, or everything is forbidden")
 		s.done = true
@@ -293,12 +319,9 @@ func (s *Stream) sampled(logits []float32) int32 {
 func (s *Stream) record(t Token) {
 	s.Sampler.Accept(t.ID)
 	s.last = t.ID
-	if s.guessesNGram() {
-		s.history.Append(t.ID)
-	}
+	s.text = append(s.text, t.ID)
 	s.left--
 	s.emitted++
-	s.round = append(s.round, t.ID)
 	s.stats.Tokens++
 	if !s.Emit(t) || s.left == 0 {
 		s.done = true

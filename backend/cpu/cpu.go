@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"strobe/backend"
@@ -63,6 +64,9 @@ func New(opt Options) *Backend {
 func (b *Backend) Name() string {
 	return fmt.Sprintf("cpu (%s, %d threads)", kernel.Current(), b.pool.n)
 }
+
+// Threads returns the number of workers.
+func (b *Backend) Threads() int { return b.pool.n }
 
 // Close stops the workers.
 func (b *Backend) Close() error {
@@ -378,20 +382,30 @@ func (b *Backend) TopK(ids backend.Ints, logp backend.Tensor, x backend.Tensor, 
 }
 
 // topK fills ids and vals with the largest values of v, descending, lowest id first among
-// equals. NaN counts as smallest; missing entries get id -1. A scan per value is faster than one
+// equals. NaN does not count; missing entries get id -1. A scan per value is faster than one
 // scan that keeps a sorted list: it runs in vector registers.
 func topK(ids []int32, vals, v []float32) {
 	none := float32(math.Inf(-1))
-	for i := range ids {
+	found := 0
+	for ; found < len(ids); found++ {
 		at := vec.ArgMax(v)
-		ids[i], vals[i] = int32(at), none
-		if at >= 0 {
-			vals[i], v[at] = v[at], none
+		if at < 0 || v[at] == none {
+			break
+		}
+		ids[found], vals[found], v[at] = int32(at), v[at], none
+	}
+	// Only values of -Inf are left; those that were found look like them.
+	at := 0
+	for i := found; i < len(ids); i++ {
+		for at < len(v) && (v[at] != none || slices.Contains(ids[:found], int32(at))) {
+			at++
+		}
+		if ids[i], vals[i] = -1, none; at < len(v) {
+			ids[i] = int32(at)
+			at++
 		}
 	}
-	for i, at := range ids {
-		if at >= 0 {
-			v[at] = vals[i]
-		}
+	for i, at := range ids[:found] {
+		v[at] = vals[i]
 	}
 }

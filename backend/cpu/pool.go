@@ -1,7 +1,9 @@
 package cpu
 
 import (
+	"fmt"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +17,9 @@ import (
 // Where other programs use the cores too, a worker may stand still for milliseconds. Therefore nobody
 // waits for one that has not begun: functions take their work from what is left, so whoever is
 // there does all of it, and then the round is closed to latecomers.
+//
+// A panic in any worker ends the round and is raised again in the caller, when nobody works on the round any
+// more: the caller may recover and use the pool again. Nobody could recover it in a worker.
 type pool struct {
 	n       int
 	fn      func(worker int)
@@ -23,9 +28,27 @@ type pool struct {
 	gates   []gate // of workers 1..n-1
 	spans   []span // of the current split
 	waiting atomic.Bool
-	last    chan struct{} // tells the waiting caller that the round is empty
+	last    chan struct{}               // tells the waiting caller that the round is empty
+	panic   atomic.Pointer[workerPanic] // the first of the round
 	done    sync.WaitGroup
 }
+
+// workerPanic is what a worker panicked with. As a value of panic it is an error that unwraps to the
+// original one.
+type workerPanic struct {
+	value any
+	stack []byte
+}
+
+func (p *workerPanic) Error() string { return fmt.Sprint(p.value) }
+
+func (p *workerPanic) Unwrap() error {
+	err, _ := p.value.(error)
+	return err
+}
+
+// Stack is where the worker was, which the stack of the caller does not show.
+func (p *workerPanic) Stack() []byte { return p.stack }
 
 const (
 	roundShift = 32
@@ -87,6 +110,9 @@ func newPool(n int) *pool {
 }
 
 func (p *pool) work(w int) {
+	// Weights are read from mapped files. One that another program cut short is a fault, which would end
+	// the process; as a panic it ends the step.
+	debug.SetPanicOnFault(true)
 	g := &p.gates[w]
 	for seen := uint32(0); p.await(g, seen); {
 		v := p.state.Load()
@@ -94,13 +120,23 @@ func (p *pool) work(w int) {
 			if !p.state.CompareAndSwap(v, v+1) {
 				continue
 			}
-			p.fn(w)
+			p.call(p.fn, w)
 			if p.state.Add(^uint64(0))&(closedBit|inRound) == closedBit && p.waiting.CompareAndSwap(true, false) {
 				p.last <- struct{}{}
 			}
 			break
 		}
 	}
+}
+
+// call runs a worker's part of a round and keeps the round's first panic.
+func (p *pool) call(fn func(worker int), w int) {
+	defer func() {
+		if v := recover(); v != nil {
+			p.panic.CompareAndSwap(nil, &workerPanic{v, debug.Stack()})
+		}
+	}()
+	fn(w)
 }
 
 // await returns true when a round after seen has begun, and false when the pool stops.
@@ -129,7 +165,8 @@ func (p *pool) await(g *gate, seen uint32) bool {
 }
 
 // run calls fn on the calling worker and on those that come before it is done there, and returns when
-// all of them have returned. fn(0) alone must do all the work that others have not taken.
+// all of them have returned. fn(0) alone must do all the work that others have not taken. A panic of any of
+// them is raised in the caller.
 func (p *pool) run(fn func(worker int)) {
 	if p.n == 1 {
 		fn(0)
@@ -137,7 +174,16 @@ func (p *pool) run(fn func(worker int)) {
 	}
 	p.fn = fn // nobody reads it: the round before is closed and empty
 	p.begin(0)
-	fn(0)
+	p.call(fn, 0)
+	p.finish()
+	if v := p.panic.Load(); v != nil {
+		p.panic.Store(nil)
+		panic(v)
+	}
+}
+
+// finish closes the round and waits until it is empty.
+func (p *pool) finish() {
 	if p.state.Or(closedBit)&inRound == 0 {
 		return
 	}

@@ -1,6 +1,9 @@
 package cpu
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -42,3 +45,55 @@ func TestPoolCoversEverything(t *testing.T) {
 		p.close()
 	}
 }
+
+// TestPoolPanic: a panic in any worker reaches the caller with its value and the worker's stack, when nobody
+// works on the round any more, and the pool goes on working. In a worker it would end the process.
+func TestPoolPanic(t *testing.T) {
+	for _, workers := range []int{2, 3, 5} {
+		p := newPool(workers)
+		for bad := range workers {
+			for round := range 20 {
+				var inside atomic.Int32
+				begun := make(chan struct{})
+				boom := fmt.Errorf("boom %d", round)
+				got := func() (v any) {
+					defer func() { v = recover() }()
+					p.run(func(w int) {
+						inside.Add(1)
+						defer inside.Add(-1)
+						if w == bad {
+							defer close(begun)
+							panicIn(boom)
+						}
+						if w == 0 {
+							<-begun // nobody waits for a worker that has not begun
+						}
+					})
+					return nil
+				}()
+				w, ok := got.(*workerPanic)
+				if !ok || !errors.Is(w, boom) || w.Error() != boom.Error() || !strings.Contains(string(w.Stack()), "panicIn") {
+					t.Fatalf("worker %d of %d: recovered %v", bad, workers, got)
+				}
+				if n := inside.Load(); n != 0 {
+					t.Fatalf("%d workers are still in the round", n)
+				}
+				done := make([]atomic.Int32, 100)
+				p.each(100, func(_, i int) { done[i].Add(1) })
+				p.split(100, func(_, from, to, _ int) {
+					for i := from; i < to; i++ {
+						done[i].Add(1)
+					}
+				})
+				for i := range done {
+					if done[i].Load() != 2 {
+						t.Fatalf("after a panic item %d is done %d times, want 2", i, done[i].Load())
+					}
+				}
+			}
+		}
+		p.close()
+	}
+}
+
+func panicIn(err error) { panic(err) }

@@ -59,8 +59,15 @@ func (d *Dict) Get(key string) (any, bool) {
 	return nil, false
 }
 
+// Merge stores everything that from holds.
+func (d *Dict) Merge(from *Dict) {
+	for h, i := range from.index {
+		d.set(h, from.keys[i], from.values[i])
+	}
+}
+
 // MapStrings returns a deep copy of a value with every string replaced by f of
-// it, keys excepted.
+// it, keys included. Keys that become the same stay apart where the dictionary is shown.
 func MapStrings(v any, f func(string) string) any {
 	switch v := v.(type) {
 	case string:
@@ -74,11 +81,14 @@ func MapStrings(v any, f func(string) string) any {
 	case *Dict:
 		out := NewDict()
 		for h, i := range v.index {
+			if key, ok := h.(string); ok {
+				h = f(key)
+			}
 			out.index[h] = i
 		}
-		out.keys = append(out.keys, v.keys...)
-		for _, e := range v.values {
-			out.values = append(out.values, MapStrings(e, f))
+		for i, k := range v.keys {
+			out.keys = append(out.keys, MapStrings(k, f))
+			out.values = append(out.values, MapStrings(v.values[i], f))
 		}
 		return out
 	}

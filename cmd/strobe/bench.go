@@ -9,8 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe/bench"
+	"strobe/chat"
+	"strobe/dialog"
 	"strobe/engine"
-	"strobe/speculate"
 )
 
 type benchOptions struct {
@@ -159,12 +160,17 @@ func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Co
 	if err != nil {
 		return c, err
 	}
-	mo := bench.ModeOptions{Names: o.modes, Drafter: m.Drafter != nil, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
+	drafter := ""
+	if m.Drafter != nil {
+		drafter = m.Drafter.Name()
+	}
+	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
 	if c.Modes, err = bench.Modes(mo); err != nil {
 		return c, usageError{err}
 	}
+	f := dialog.For(m)
 	for _, p := range prompts {
-		ids, err := encodeBench(m, &p)
+		ids, err := encodeBench(f, &p)
 		if err != nil {
 			return c, fmt.Errorf("prompt %s: %w", p.ID, err)
 		}
@@ -173,33 +179,25 @@ func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Co
 	if o.seed < 0 {
 		o.seed = 1 // all runs must draw the same
 	}
-	if _, err := o.sampler(m); err != nil {
-		return c, err
-	}
-	c.Sampler = func() speculate.Sampler {
-		s, _ := o.sampler(m)
-		return s
-	}
-	return c, nil
+	c.Params, err = o.params(0)
+	return c, err
 }
 
 // encodeBench turns a prompt into tokens. A model without a chat template continues what a user would
 // have said.
-func encodeBench(m *engine.Model, p *bench.Prompt) ([]int32, error) {
-	switch {
-	case len(p.Tokens) > 0:
+func encodeBench(f *dialog.Format, p *bench.Prompt) ([]int32, error) {
+	if len(p.Tokens) > 0 {
 		return p.Tokens, nil
-	case len(p.Messages) == 0:
-		return encodePrompt(m, p.Text, p.Raw)
-	case m.Template == "":
-		var text strings.Builder
-		for _, msg := range p.Messages {
-			text.WriteString(msg.Text())
-			text.WriteString("\n")
-		}
-		return encodePrompt(m, text.String(), true)
 	}
-	return encodeChat(m, p.Messages)
+	msgs, raw := p.Messages, false
+	if len(msgs) == 0 {
+		msgs, raw = []chat.Message{{Role: "user", Content: p.Text}}, p.Raw
+	}
+	x, err := f.Prompt(msgs, raw, dialog.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return x.Tokens, nil
 }
 
 // runBar shows how many runs are done, on a terminal only.

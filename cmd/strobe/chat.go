@@ -1,12 +1,12 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"strobe"
 	"strobe/engine"
 )
 
@@ -51,7 +51,7 @@ or NO_COLOR is set, chat reads and writes plain lines.`,
 	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens per answer (default: until the model ends; 256 without a chat template)")
 	f.StringVar(&opt.system, "system", "", "system message")
 	f.StringVar(&opt.load, "load", "", "continue a conversation that /save wrote")
-	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template")
+	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.BoolVar(&opt.colorDrafts, "color-drafts", false, "colour the tokens that were drafted and accepted")
 	f.BoolVar(&opt.noHistory, "no-history", false, "neither read nor write the file of earlier messages")
 	f.BoolVar(&opt.hideStats, "no-stats", false, "no line of numbers after each answer")
@@ -64,10 +64,10 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		return err
 	}
 	// The loop of the engine owns the model from here on.
-	e := engine.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: promptChunk})
-	defer e.Close(context.WithoutCancel(cmd.Context()))
+	s := strobe.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: promptChunk})
+	defer s.Close()
 
-	t, err := newTalk(e, cmd, opt)
+	t, err := newTalk(s, cmd, opt)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 // greeting says what was loaded and how to begin.
 func (t *talk) greeting() string {
 	s := fmt.Sprintf("%s\n", t.model().Summary())
-	if t.template == nil {
+	if t.continues() {
 		s += "The model has no chat template: it continues what you write.\n"
 	}
 	if n := len(t.messages); n > 0 {

@@ -65,7 +65,7 @@ func init() { // not in the declaration: /help refers to the list
 			default:
 				return fail("/think: want on, off or auto")
 			}
-			if t.template == nil || !t.template.Thinking() {
+			if tmpl, err := t.Format().Template(); err != nil || t.continues() || !tmpl.Thinking() {
 				return say("This model's template has no switch for reasoning.")
 			}
 			return say("Reasoning: " + arg)
@@ -155,7 +155,7 @@ func (t *talk) set(arg string) error {
 	if err := f.Value.Set(value); err != nil {
 		return fmt.Errorf("%s %q: not a valid number", name, value)
 	}
-	if _, err := t.params(); err != nil || t.opt.n < 0 {
+	if _, err := t.opt.params(0); err != nil || t.opt.n < 0 {
 		_ = f.Value.Set(old)
 		return fmt.Errorf("%s %s: out of range", name, value)
 	}
@@ -164,7 +164,7 @@ func (t *talk) set(arg string) error {
 
 func (t *talk) statistics() string {
 	m := t.model()
-	limit := t.engine.Config().Context
+	limit := t.Engine().Config().Context
 	s := fmt.Sprintf("%s\n%d answers, %d messages, %d of %d tokens of context used\n", m.Summary(), t.turns, len(t.messages), t.context, limit)
 	if t.turns > 0 {
 		s += "all answers: " + t.total.String() + "\n"
@@ -172,6 +172,6 @@ func (t *talk) statistics() string {
 			s += "last answer: " + t.last.String() + "\n"
 		}
 	}
-	snap := t.engine.Snapshot()
+	snap := t.Engine().Snapshot()
 	return s + fmt.Sprintf("cache: %s target, %s drafter", engine.Bytes(snap.TargetBytes), engine.Bytes(snap.DrafterBytes))
 }

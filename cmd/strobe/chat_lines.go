@@ -126,7 +126,7 @@ func (u *turn) print(out io.Writer, look paint, drafts bool, stop <-chan os.Sign
 	go func() { // ends with print
 		select {
 		case <-stop:
-			u.stop()
+			u.Stop()
 		case <-ended:
 		}
 	}()
@@ -134,12 +134,12 @@ func (u *turn) print(out io.Writer, look paint, drafts bool, stop <-chan os.Sign
 	for {
 		ps, err := u.next()
 		for _, p := range ps {
-			if reasoning && !p.reasoning {
+			if reasoning && !p.Reasoning {
 				fmt.Fprint(out, "\n\n")
 			}
-			reasoning = p.reasoning
+			reasoning = p.Reasoning
 			if _, werr := io.WriteString(out, look.piece(p, drafts)); werr != nil {
-				u.stop()
+				u.Stop()
 				return werr
 			}
 		}

@@ -9,6 +9,8 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
+
+	"strobe"
 )
 
 // chatScreen talks in a terminal: an editor at the bottom, the conversation above it in the terminal's own
@@ -24,7 +26,7 @@ func chatScreen(cmd *cobra.Command, t *talk) error {
 	}
 	_, err := tea.NewProgram(s, tea.WithInput(cmd.InOrStdin()), tea.WithOutput(cmd.OutOrStdout()), tea.WithContext(cmd.Context())).Run()
 	if s.turn != nil { // the program was ended from outside
-		s.turn.stop()
+		s.turn.Stop()
 	}
 	if errors.Is(err, tea.ErrProgramKilled) && cmd.Context().Err() != nil {
 		return cmd.Context().Err()
@@ -50,7 +52,7 @@ type screen struct {
 // What happens besides keys.
 type (
 	piecesMsg struct {
-		pieces []piece
+		pieces []strobe.Piece
 		err    error
 	}
 	turnMsg struct {
@@ -88,7 +90,7 @@ func (s *screen) key(name, text string) tea.Cmd {
 	case "ctrl+c":
 		switch {
 		case s.turn != nil:
-			s.turn.stop()
+			s.turn.Stop()
 		case len(s.edit.text) > 0:
 			s.edit.take()
 		default:
@@ -103,7 +105,7 @@ func (s *screen) key(name, text string) tea.Cmd {
 		return tea.ClearScreen
 	case "esc":
 		if s.turn != nil {
-			s.turn.stop()
+			s.turn.Stop()
 		}
 		return nil
 	}
@@ -115,7 +117,7 @@ func (s *screen) key(name, text string) tea.Cmd {
 
 func (s *screen) quit() tea.Cmd {
 	if s.turn != nil {
-		s.turn.stop()
+		s.turn.Stop()
 	}
 	return tea.Quit
 }
@@ -161,11 +163,11 @@ func (s *screen) next() tea.Cmd {
 // for after that, which keeps the lines in order.
 func (s *screen) show(m piecesMsg) tea.Cmd {
 	for _, p := range m.pieces {
-		if s.thought && !p.reasoning {
+		if s.thought && !p.Reasoning {
 			s.line += "\n\n"
 		}
-		s.thought = p.reasoning
-		p.text = harmless(p.text)
+		s.thought = p.Reasoning
+		p.Text = harmless(p.Text)
 		s.line += s.look.piece(p, s.talk.opt.colorDrafts)
 	}
 	if m.err == nil {

@@ -5,30 +5,25 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"strobe"
 	"strobe/chat"
-	"strobe/chat/parse"
+	"strobe/dialog"
 	"strobe/engine"
-	"strobe/sample"
 	"strobe/speculate"
-	"strobe/tokenizer"
 )
 
 // talk is a conversation with a model, apart from how it is shown.
 type talk struct {
-	engine   *engine.Engine
-	opt      *chatOptions
-	flags    *pflag.FlagSet
-	template *chat.Template // nil: continue the text
-	spec     speculate.Options
-	think    *bool
+	*strobe.Model
+	opt   *chatOptions
+	flags *pflag.FlagSet
+	spec  speculate.Options
+	think *bool
 
 	system   string
 	messages []chat.Message // user and assistant in turn
@@ -38,53 +33,35 @@ type talk struct {
 	context  int // tokens of the conversation after the last answer
 }
 
-// piece is a part of an answer as it comes.
-type piece struct {
-	text      string
-	reasoning bool
-	drafted   bool
-}
-
-func newTalk(e *engine.Engine, cmd *cobra.Command, opt *chatOptions) (*talk, error) {
-	t := &talk{engine: e, opt: opt, flags: cmd.Flags(), system: opt.system}
+func newTalk(m *strobe.Model, cmd *cobra.Command, opt *chatOptions) (*talk, error) {
+	t := &talk{Model: m, opt: opt, flags: cmd.Flags(), system: opt.system}
 	var err error
 	if t.spec, err = opt.modelFlags.spec(); err != nil {
 		return nil, err
 	}
-	if _, err := t.params(); err != nil {
-		return nil, usageError{err}
+	if _, err := opt.params(0); err != nil {
+		return nil, err
 	}
-	if src := e.Model().Template; src != "" && !opt.raw {
-		if t.template, err = chat.ParseTemplate(e.Model().Path, src); err != nil {
-			return nil, err
+	if t.continues() {
+		if opt.n == 0 {
+			opt.n = 256
 		}
+		return t, nil
 	}
-	if t.template == nil && opt.n == 0 {
-		opt.n = 256
-	}
-	return t, nil
+	_, err = m.Format().Template()
+	return t, err
 }
 
-func (t *talk) model() *engine.Model { return t.engine.Model() }
+// continues reports whether the model goes on with the text instead of answering.
+func (t *talk) continues() bool { return t.opt.raw || !t.Format().Converses() }
 
-// params are the sampling settings of the next turn.
-func (t *talk) params() (sample.Params, error) {
-	p := t.opt.Params
-	p.Seed = uint64(t.opt.seed) + uint64(t.turns)
-	if t.opt.seed < 0 {
-		p.Seed = rand.Uint64()
-	}
-	return p, p.Validate()
-}
+func (t *talk) model() *engine.Model { return t.Engine().Model() }
 
 // turn is an answer in progress.
 type turn struct {
-	talk   *talk
-	gen    *engine.Generation
-	parser *parse.Parser // nil: all text is the answer
-	prompt int
-	answer parse.Collector
-	result *engine.Result
+	*strobe.Answer
+	talk  *talk
+	ended bool
 }
 
 // say adds a message of the user and begins the answer. An error leaves the conversation as it was.
@@ -111,153 +88,51 @@ func (t *talk) retry(ctx context.Context) (*turn, error) {
 }
 
 func (t *talk) begin(ctx context.Context) (*turn, error) {
-	params, err := t.params()
+	set := strobe.Settings{Drafting: t.spec, MaxTokens: t.opt.n}
+	var err error
+	if set.Sampling, err = t.opt.params(t.turns); err != nil {
+		return nil, err
+	}
+	p, err := t.Format().Prompt(t.all(), t.opt.raw, dialog.Options{Thinking: t.think})
 	if err != nil {
 		return nil, err
 	}
-	u := &turn{talk: t}
-	req := engine.Request{Params: params, Spec: t.spec, MaxTokens: t.opt.n}
-	if t.template == nil {
-		req.Tokens = t.model().Tokenizer.Encode(t.transcript(), tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: true})
-	} else {
-		text, err := t.render(true)
-		if err != nil {
-			return nil, err
-		}
-		req.Tokens = t.encode(text)
-		req.KeepSpecial = true // the parser looks for them
-		if before, err := t.render(false); err == nil {
-			// Later turns may leave out the opening of the answer, and reasoning in it.
-			req.Checkpoints = []int{commonPrefix(req.Tokens, t.encode(before))}
-		}
-		u.parser = parse.For(t.model().Template, nil, parse.ThinkingOpen(text))
-	}
-	u.prompt = len(req.Tokens)
-	if u.gen, err = t.engine.Submit(ctx, req); err != nil {
-		return nil, err
-	}
-	return u, nil
+	a, err := t.Answer(ctx, p, set)
+	return &turn{Answer: a, talk: t}, err
 }
 
-// transcript is the conversation as one text.
-func (t *talk) transcript() string {
-	var b strings.Builder
-	b.WriteString(t.system)
-	for i := range t.messages {
-		b.WriteString(t.messages[i].Text())
+// all is the conversation with its system message.
+func (t *talk) all() []chat.Message {
+	if t.system == "" {
+		return t.messages
 	}
-	return b.String()
-}
-
-// render gives the prompt for the conversation, with the opening of the answer or without.
-func (t *talk) render(answer bool) (string, error) {
-	msgs := t.messages
-	if t.system != "" {
-		msgs = append([]chat.Message{{Role: "system", Content: t.system}}, msgs...)
-	}
-	opt := chat.Options{AddGenerationPrompt: answer, EnableThinking: t.think}
-	tok := t.model().Tokenizer
-	if id, ok := tok.BOS(); ok {
-		opt.BOS = tok.Text(id)
-	}
-	if id, ok := tok.EOS(); ok {
-		opt.EOS = tok.Text(id)
-	}
-	return t.template.Render(msgs, opt)
-}
-
-// encode turns a rendered prompt into tokens. Some templates write the beginning-of-text token
-// themselves, others leave it to the tokenizer.
-func (t *talk) encode(text string) []int32 {
-	tok := t.model().Tokenizer
-	ids := tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true})
-	if bos, ok := tok.BOS(); ok && tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
-		ids = append([]int32{bos}, ids...)
-	}
-	return ids
-}
-
-func commonPrefix(a, b []int32) int {
-	n := 0
-	for n < len(a) && n < len(b) && a[n] == b[n] {
-		n++
-	}
-	return n
+	return append([]chat.Message{{Role: "system", Content: t.system}}, t.messages...)
 }
 
 // next waits for more of the answer. After the last piece it returns io.EOF and the
 // conversation has the answer, also when it was stopped half-way.
-func (u *turn) next() ([]piece, error) {
-	if u.result != nil {
-		return nil, io.EOF
-	}
-	ev, err := u.gen.Next(context.Background())
-	if err != nil {
-		return nil, err
-	}
-	var ps []piece
-	given := 0
-	for _, tok := range ev.Tokens {
-		ps = u.take(ps, string(tok.Text), tok.Drafted)
-		given += len(tok.Text)
-	}
-	ps = u.take(ps, string(ev.Text[min(given, len(ev.Text)):]), false)
-	if ev.Result != nil {
-		if u.parser != nil {
-			ps = u.events(ps, u.parser.Close(), false)
-		}
-		err = u.end(ev.Result)
+func (u *turn) next() ([]strobe.Piece, error) {
+	ps, err := u.Next()
+	if r := u.Result(); r != nil && !u.ended {
+		u.ended = true
+		t := u.talk
+		t.last = r.Stats
+		t.total.Add(r.Stats)
+		t.context = r.Prompt + r.Generated
+		t.turns++
+		t.messages = append(t.messages, u.Message())
 	}
 	return ps, err
 }
 
-func (u *turn) take(ps []piece, text string, drafted bool) []piece {
-	switch {
-	case text == "":
-		return ps
-	case u.parser == nil:
-		return u.events(ps, []parse.Event{{Kind: parse.Content, Text: text}}, drafted)
-	}
-	return u.events(ps, u.parser.Push(text), drafted)
-}
-
-func (u *turn) events(ps []piece, evs []parse.Event, drafted bool) []piece {
-	u.answer.Add(evs...)
-	for _, e := range evs {
-		if e.Text != "" {
-			ps = append(ps, piece{e.Text, e.Kind == parse.Reasoning, drafted})
-		}
-	}
-	return ps
-}
-
-// end adds the answer to the conversation.
-func (u *turn) end(r *engine.Result) error {
-	t := u.talk
-	u.result = r
-	t.last = r.Stats
-	t.total.Add(r.Stats)
-	t.context = u.prompt + r.Generated
-	t.turns++
-	a := u.answer.Result()
-	t.messages = append(t.messages, chat.Message{Role: "assistant", Content: a.Content, Reasoning: a.Reasoning})
-	if r.Reason == engine.ReasonError {
-		return r.Err
-	}
-	return nil
-}
-
-// stop ends the answer soon; next returns what there is.
-func (u *turn) stop() { u.gen.Cancel() }
-
 // footer is the line of numbers after an answer.
 func (u *turn) footer() string {
-	st := &u.result.Stats
+	st := &u.Result().Stats
 	s := summary(st)
 	if st.Cached > 0 {
 		s = fmt.Sprintf("%d tokens cached, ", st.Cached) + s
 	}
-	switch u.result.Reason {
+	switch u.Result().Reason {
 	case engine.ReasonCancelled:
 		s = "stopped; " + s
 	case engine.ReasonLength:
@@ -285,11 +160,7 @@ type conversation struct {
 }
 
 func (t *talk) saveFile(path string) error {
-	c := conversation{Messages: t.messages}
-	if t.system != "" {
-		c.Messages = append([]chat.Message{{Role: "system", Content: t.system}}, c.Messages...)
-	}
-	b, err := json.MarshalIndent(c, "", "  ")
+	b, err := json.MarshalIndent(conversation{t.all()}, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -324,8 +195,8 @@ func (t *talk) loadFile(path string) error {
 
 // failure is why the answer failed, nil if it did not.
 func (u *turn) failure() error {
-	if u.result == nil || u.result.Reason != engine.ReasonError {
-		return nil
+	if r := u.Result(); r != nil && r.Reason == engine.ReasonError {
+		return r.Err
 	}
-	return u.result.Err
+	return nil
 }

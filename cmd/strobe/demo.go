@@ -61,7 +61,7 @@ printed as plain text.`,
 	f := cmd.Flags()
 	f.StringVarP(&opt.prompt, "prompt", "p", "", "prompt text (default: one that suits the model)")
 	f.StringVarP(&opt.file, "file", "f", "", "file with the prompt; - is standard input")
-	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template")
+	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.IntVarP(&opt.n, "predict", "n", 256, "most tokens to generate")
 	f.StringVar(&opt.record, "record", "", "also write the race as an animated picture to this .svg file")
 	f.BoolVar(&opt.still, "still", false, "with --record: a picture of the end that does not move")

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"time"
 
-	"strobe/cache"
+	"strobe/chat"
+	"strobe/dialog"
 	"strobe/draft"
 	"strobe/engine"
-	"strobe/sample"
 	"strobe/speculate"
-	"strobe/tokenizer"
 )
 
 // slice is how long a lane runs before the other one's turn.
@@ -32,9 +31,7 @@ type lane struct {
 	ids    []int32
 	runner *speculate.Runner
 	opt    speculate.Options
-	seqs   []*cache.Seq
-	stream *speculate.Stream
-	text   *tokenizer.Stream
+	solo   *engine.Solo
 
 	tokens  []raceToken
 	output  []byte
@@ -58,7 +55,7 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 	if so.Draft == speculate.Off {
 		return nil, usagef("--draft off leaves nothing to race against")
 	}
-	ids, err := encodePrompt(m, text, raw)
+	p, err := dialog.For(m).Prompt([]chat.Message{{Role: "user", Content: text}}, raw, dialog.Options{Whole: true})
 	if err != nil {
 		return nil, err
 	}
@@ -71,12 +68,12 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 		{name: "plain", opt: speculate.Options{Draft: speculate.Off}},
 		{name: name, opt: so},
 	} {
-		l.model, l.ids, l.text = m, ids, m.Tokenizer.NewStream()
-		var d draft.Drafter
-		if i == 1 && m.Drafter != nil {
-			d = m.Drafter
+		l.model, l.ids = m, p.Tokens
+		var sources []draft.Source
+		if i == 1 {
+			sources = m.Runner.Sources
 		}
-		if l.runner, err = speculate.NewRunner(m.Target, d); err != nil {
+		if l.runner, err = speculate.NewRunner(m.Target, sources...); err != nil {
 			return nil, err
 		}
 		r.lanes[i] = l
@@ -106,60 +103,38 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 func (l *lane) start(ctx, limit int) error {
 	l.close()
 	l.tokens, l.output, l.elapsed, l.done = nil, nil, 0, false
-	l.text = l.model.Tokenizer.NewStream()
-	c := speculate.Config{Options: l.opt, Seq: l.model.Target.NewSeq(), Prompt: l.ids, Sampler: greedySampler(l.model), Context: ctx, Max: limit, Emit: l.emit}
-	l.seqs = []*cache.Seq{c.Seq}
-	if l.runner.Drafter != nil {
-		c.DraftSeq = l.model.Drafter.NewSeq()
-		l.seqs = append(l.seqs, c.DraftSeq)
-	}
 	var err error
-	l.stream, err = l.runner.NewStream(c)
+	l.solo, err = l.model.Solo(l.runner, engine.Request{Tokens: l.ids, Spec: l.opt, MaxTokens: limit}, ctx)
 	return err
 }
 
 func (l *lane) close() {
-	if l.stream != nil {
-		l.stream.Close()
+	if l.solo != nil {
+		l.solo.Close()
 	}
-	for _, s := range l.seqs {
-		s.Close()
-	}
-	l.stream, l.seqs = nil, nil
-}
-
-func (l *lane) emit(t speculate.Token) bool {
-	if l.model.Tokenizer.IsEOG(t.ID) {
-		return false
-	}
-	b := l.text.Push(t.ID)
-	l.output = append(l.output, b...)
-	l.tokens = append(l.tokens, raceToken{text: string(b), drafted: t.Drafted})
-	return true
+	l.solo = nil
 }
 
 // step advances the lane by one pass.
 func (l *lane) step() error {
-	prefilling, before := l.stream.Prefilling(), len(l.tokens)
+	prefilling := l.solo.Prefilling()
 	start := time.Now()
-	if err := l.runner.Step([]*speculate.Stream{l.stream}, promptChunk); err != nil {
+	ev, err := l.solo.Step(promptChunk)
+	if err != nil {
 		return err
 	}
 	if !prefilling {
 		l.elapsed += time.Since(start)
 	}
-	if l.stream.Done() {
-		if b := l.text.Flush(); len(b) > 0 {
-			l.output = append(l.output, b...)
-			l.tokens = append(l.tokens, raceToken{text: string(b)})
-		}
-		l.done = true
+	for _, t := range ev.Tokens {
+		l.tokens = append(l.tokens, raceToken{string(t.Text), t.Drafted, l.elapsed})
 	}
-	for i := before; i < len(l.tokens); i++ {
-		l.tokens[i].at = l.elapsed
+	if rest := ev.Rest(); len(rest) > 0 {
+		l.tokens = append(l.tokens, raceToken{text: string(rest), at: l.elapsed})
 	}
-	l.stats = l.stream.Stats()
-	return l.stream.Err()
+	l.output = append(l.output, ev.Text...)
+	l.done, l.stats = l.solo.Done(), l.solo.Stats()
+	return nil
 }
 
 // speed is tokens per second after the first one.
@@ -207,18 +182,6 @@ func (r *race) ratio() float64 {
 		return r.lanes[1].speed() / p
 	}
 	return 0
-}
-
-// greedySampler takes the most likely token, but none that the model must not say.
-func greedySampler(m *engine.Model) speculate.Sampler {
-	p := sample.Params{}
-	for _, id := range m.Target.Suppress {
-		if p.LogitBias == nil {
-			p.LogitBias = make(map[int32]float32)
-		}
-		p.LogitBias[id] = negInf
-	}
-	return sample.New(p, m.Target.Vocab)
 }
 
 // numbers sums a lane up.

@@ -174,7 +174,7 @@ func orNone(id *int64) string {
 	return fmt.Sprint(*id)
 }
 
-func joinInts(ids []int64) string {
+func joinInts[T int | int64](ids []T) string {
 	return strings.ReplaceAll(strings.Trim(fmt.Sprint(ids), "[]"), " ", ", ")
 }
 

@@ -4,82 +4,53 @@ import (
 	"slices"
 	"strings"
 
+	"strobe/draft/dflash"
 	"strobe/gguf"
 )
 
 // drafterInfo is what a drafter file says about the target it needs.
 type drafterInfo struct {
-	Kind     string  `json:"kind"` // "dflash" or "gemma4-assistant"
-	Block    int     `json:"block,omitempty"`
-	Layers   []int64 `json:"target_layers,omitempty"` // whose output it reads
-	Mask     *int64  `json:"mask_token,omitempty"`
-	Head     string  `json:"head,omitempty"`     // that makes a guess depend on the one before
-	Features int     `json:"features,omitempty"` // inputs of its feature projection
+	Kind     string `json:"kind"`
+	Dialect  string `json:"dialect"`
+	Block    int    `json:"block,omitempty"`
+	Layers   []int  `json:"target_layers,omitempty"` // whose output it reads
+	Mask     *int64 `json:"mask_token,omitempty"`
+	Head     string `json:"head,omitempty"`     // that makes a guess depend on the one before
+	Features int    `json:"features,omitempty"` // inputs of its feature projection
+
+	of *dflash.Description
 }
 
-// readDrafter recognises the drafter formats in use. They name the same things
-// differently; layers are brought to one convention, the layer whose output is
-// read.
+// readDrafter says what kind of drafter a file is, if it is one.
 func (r *report) readDrafter(f *gguf.File) {
-	arch := f.Arch()
-	if strings.HasPrefix(arch, "gemma4") && strings.HasSuffix(arch, "assistant") {
-		r.Drafter = nil
+	if arch := f.Arch(); strings.HasPrefix(arch, "gemma4") && strings.HasSuffix(arch, "assistant") {
 		r.note("a Gemma 4 assistant: drafts for the Gemma 4 model it was trained with")
 		return
 	}
-	fc := ""
-	switch {
-	case arch == "dflash":
-		fc = "fc.weight"
-	case arch == "dflash-draft":
-		fc = "dflash_fc.weight"
-	case strings.HasSuffix(arch, "-dflash-draft"):
-		fc = "dflash.fc.weight"
-	default:
+	if !dflash.Supported(f) {
 		return
 	}
-	d := &drafterInfo{Kind: "dflash", Block: 16}
-	r.Drafter = d
-	prefix := arch + ".dflash."
-	if arch == "dflash" {
-		prefix = "dflash."
-	}
-	if v, ok, err := f.Int(prefix + "block_size"); ok && err == nil {
-		d.Block = int(v)
-	}
-	mask := prefix + "mask_token_id"
-	if arch == "dflash" {
-		mask = "tokenizer.ggml.mask_token_id"
-	}
-	if v, ok, err := f.Int(mask); ok && err == nil {
-		d.Mask = &v
-	}
-	if arch == "dflash" {
-		ids, _, _ := f.Ints("dflash.target_layers")
-		for _, id := range ids {
-			d.Layers = append(d.Layers, id-1)
-		}
-	} else {
-		d.Layers, _, _ = f.Ints(prefix + "target_layer_ids")
-	}
-	switch {
-	case f.Tensor("selector_hidden.weight") != nil:
-		d.Head = "a selector"
-	case f.Tensor("markov_w1.weight") != nil:
-		d.Head = "a Markov head"
-	}
-	t := f.Tensor(fc)
-	if t == nil {
-		r.fail("a drafter without %s", fc)
+	of, err := dflash.Describe(f)
+	if err != nil {
+		r.fail("%v", err)
 		return
 	}
-	d.Features = t.Shape[0]
-	if len(d.Layers) == 0 {
+	r.Drafter = &drafterInfo{
+		Kind: "dflash", Dialect: of.Dialect, Block: of.Block, Layers: of.Layers, Head: of.Head, Features: of.Features, of: of,
+	}
+	if of.Mask >= 0 {
+		r.Drafter.Mask = &of.Mask
+	}
+	n, width := len(of.Layers), r.Model.Width
+	switch {
+	case of.Features == 0:
+		r.fail("a drafter without %s", of.Projection)
+	case n == 0:
 		r.note("the file does not say which target layers it reads")
-	} else if r.Model.Width > 0 && d.Features != len(d.Layers)*r.Model.Width {
-		r.fail("%s takes %d features, but %d layers of width %d give %d", fc, d.Features, len(d.Layers), r.Model.Width, len(d.Layers)*r.Model.Width)
-	} else {
-		r.ok("%s takes the features of %d target layers of width %d", fc, len(d.Layers), r.Model.Width)
+	case width > 0 && of.Features != n*width:
+		r.fail("%s takes %d features, but %d layers of width %d give %d", of.Projection, of.Features, n, width, n*width)
+	default:
+		r.ok("%s takes the features of %d target layers of width %d", of.Projection, n, width)
 	}
 }
 
@@ -105,15 +76,14 @@ func (r *report) checkTarget(f, t *gguf.File) {
 	} else {
 		r.ok("drafter and target have width %d", width)
 	}
-	if n := len(d.Layers); n > 0 {
-		if d.Features != n*width {
-			r.fail("the drafter takes %d features, %d target layers of width %d give %d", d.Features, n, width, n*width)
-		}
-		if last := slices.Max(d.Layers); last >= int64(layers) || slices.Min(d.Layers) < 0 {
-			r.fail("the drafter reads target layer %d, the target has %d layers", last, layers)
-		} else {
-			r.ok("the target has all %d layers the drafter reads", n)
-		}
+	ids, err := d.of.TargetLayers(layers)
+	if d.Layers = ids; err != nil {
+		r.fail("%v", err)
+	} else {
+		r.ok("the target has all %d layers the drafter reads", len(ids))
+	}
+	if n := len(ids); d.Features != n*width {
+		r.fail("the drafter takes %d features, %d target layers of width %d give %d", d.Features, n, width, n*width)
 	}
 	r.checkVocab(f, t, d)
 }

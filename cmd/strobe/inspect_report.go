@@ -9,7 +9,9 @@ import (
 	"strings"
 
 	"strobe/chat"
+	"strobe/engine"
 	"strobe/gguf"
+	"strobe/model"
 	"strobe/quant"
 	"strobe/tokenizer"
 )
@@ -168,6 +170,7 @@ func inspectFile(f *gguf.File) (*report, error) {
 	r.readDrafter(f)
 	r.checkBlocks(f)
 	r.checkNorms(f)
+	r.checkLoads(f)
 	return r, nil
 }
 
@@ -349,6 +352,18 @@ func (r *report) checkNorms(f *gguf.File) {
 	if vectors > 0 {
 		r.ok("norms and other vectors are finite")
 	}
+}
+
+// checkLoads makes of a file what run and serve make of it, so that they all say the same.
+func (r *report) checkLoads(f *gguf.File) {
+	if !model.Supported(f.Arch()) || len(f.Tensors()) == 0 {
+		return
+	}
+	if err := engine.Check(f); err != nil {
+		r.fail("the model does not load: %v", err)
+		return
+	}
+	r.ok("the model loads")
 }
 
 func (r *report) listTensors(f *gguf.File) {

@@ -41,6 +41,23 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 
 // load opens the model the flags name.
 func (m *modelFlags) load() (*engine.Model, error) {
+	opt, err := m.options()
+	if err != nil {
+		return nil, err
+	}
+	e, err := m.open(opt)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.checkDrafter(e); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// options is how the flags want a model to be loaded.
+func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{Threads: m.threads, KV: m.kv, Drafter: m.drafter}
 	switch m.causal {
 	case "auto":
@@ -49,23 +66,25 @@ func (m *modelFlags) load() (*engine.Model, error) {
 	case "off":
 		opt.Causal = dflash.CausalOff
 	default:
-		return nil, usagef("--draft-causal %q: want auto, on or off", m.causal)
-	}
-	if _, err := m.spec(); err != nil {
-		return nil, err
+		return opt, usagef("--draft-causal %q: want auto, on or off", m.causal)
 	}
 	if m.draft == "off" || m.draft == "ngram" {
 		opt.Drafter = "none"
 	}
-	e, err := m.open(opt)
+	_, err := m.spec()
+	return opt, err
+}
+
+// checkDrafter refuses a model without the source of guesses that the flags insist on.
+func (m *modelFlags) checkDrafter(e *engine.Model) error {
+	spec, err := m.spec()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if m.draft == "dflash" && e.Drafter == nil {
-		e.Close()
-		return nil, usagef("--draft dflash needs a drafter: give it with -d FILE")
+	if err := e.Runner.Check(spec.Draft); err != nil {
+		return usageError{err}
 	}
-	return e, nil
+	return nil
 }
 
 // open loads the file the flags name, or the pair that is part of the program.
@@ -92,7 +111,7 @@ func (m *modelFlags) open(opt engine.Options) (*engine.Model, error) {
 
 // spec returns how the flags want drafts to be made and verified.
 func (m *modelFlags) spec() (opt speculate.Options, err error) {
-	if opt.Draft, err = speculate.ParseSource(m.draft); err != nil {
+	if opt.Draft, err = engine.ParseDraft(m.draft); err != nil {
 		return opt, usageError{err}
 	}
 	opt.Max = m.draftMax
@@ -129,21 +148,15 @@ func (s *sampleFlags) add(cmd *cobra.Command, temp float32) {
 	f.Int64Var(&s.seed, "seed", -1, "seed of the random numbers; negative takes a new one each time")
 }
 
-// sampler returns a sampler for a vocabulary with the ids a model never wants.
-func (s *sampleFlags) sampler(m *engine.Model) (*sample.Sampler, error) {
+// params are the settings of the turn-th answer, each with a seed of its own.
+func (s *sampleFlags) params(turn int) (sample.Params, error) {
 	p := s.Params
-	p.Seed = uint64(s.seed)
+	p.Seed = uint64(s.seed) + uint64(turn)
 	if s.seed < 0 {
 		p.Seed = rand.Uint64()
 	}
-	for _, id := range m.Target.Suppress {
-		if p.LogitBias == nil {
-			p.LogitBias = make(map[int32]float32)
-		}
-		p.LogitBias[id] = negInf
-	}
 	if err := p.Validate(); err != nil {
-		return nil, usageError{err}
+		return p, usageError{err}
 	}
-	return sample.New(p, m.Target.Vocab), nil
+	return p, nil
 }

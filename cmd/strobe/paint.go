@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"charm.land/lipgloss/v2"
+
+	"strobe"
 )
 
 // paint colours text, or leaves it alone. Colours are the terminal's own, so they fit its background.
@@ -43,12 +45,12 @@ func (p paint) strong(s string) string  { return p.styled(p.bold, s) }
 func (p paint) mark(s string) string    { return p.styled(p.mark_, s) }
 
 // piece colours a part of an answer.
-func (p paint) piece(x piece, drafts bool) string {
+func (p paint) piece(x strobe.Piece, drafts bool) string {
 	switch {
-	case x.reasoning:
-		return p.dim(x.text)
-	case drafts && x.drafted:
-		return p.drafted(x.text)
+	case x.Reasoning:
+		return p.dim(x.Text)
+	case drafts && x.Drafted:
+		return p.drafted(x.Text)
 	}
-	return x.text
+	return x.Text
 }

@@ -44,13 +44,14 @@ const (
 
 // run executes one command line and returns the exit code. Results go to stdout,
 // everything written for people (progress, warnings, errors) to stderr.
-// Cancelling ctx, or SIGINT/SIGTERM, ends the command at its next step.
+// Cancelling ctx, or SIGINT/SIGTERM, ends the command at its next step; a second signal ends the process at once.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// A reader that goes away ("strobe inspect FILE | head") must end us with an
 	// error from Write, not with a signal that skips clean-up of temporary files.
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	defer context.AfterFunc(ctx, stop)() // signals have their usual effect again
 
 	root, started := newRootCmd()
 	root.SetArgs(args)

@@ -51,6 +51,10 @@ func TestExitCodes(t *testing.T) {
 	if got := run(ctx, []string{"synth", "--shape", "tiny-qwen3", "-o", out}, nil, io.Discard, &errs); got != exitInterrupted {
 		t.Errorf("cancelled: code %d, %s", got, errs.String())
 	}
+	errs.Reset()
+	if got := run(ctx, []string{"run", "-m", model, "-p", "hello"}, nil, io.Discard, &errs); got != exitInterrupted {
+		t.Errorf("cancelled run: code %d, %s", got, errs.String())
+	}
 }
 
 // closedPipe fails like standard output whose reader has gone.

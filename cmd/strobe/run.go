@@ -1,21 +1,18 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"math"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"strobe"
 	"strobe/chat"
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/speculate"
-	"strobe/tokenizer"
 )
-
-var negInf = float32(math.Inf(-1))
 
 // promptChunk is how many prompt tokens run in one pass: enough to use the processor well, few
 // enough that Ctrl-C is answered soon.
@@ -53,7 +50,7 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 	f := cmd.Flags()
 	f.StringVarP(&opt.prompt, "prompt", "p", "", "prompt text")
 	f.StringVarP(&opt.file, "file", "f", "", "file with the prompt; - is standard input")
-	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template")
+	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens to generate (default: until the model ends or the context is full)")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "show what was loaded and what the controller did")
 	f.StringArrayVar(&opt.stops, "stop", nil, "end the text before this string; may be repeated")
@@ -65,39 +62,43 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
-	m, err := opt.load()
+	set := strobe.Settings{MaxTokens: opt.n, Stops: opt.stops}
+	if set.Drafting, err = opt.spec(); err != nil {
+		return err
+	}
+	if set.Sampling, err = opt.params(0); err != nil {
+		return err
+	}
+	loaded, err := opt.load()
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	quiet, _ := cmd.Flags().GetBool("quiet")
 	if opt.verbose {
-		fmt.Fprintln(cmd.ErrOrStderr(), m.Summary())
+		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Summary())
 	}
-	ids, err := encodePrompt(m, text, opt.raw)
+	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: promptChunk, CacheBytes: -1})
+	defer m.Close()
+	p, err := m.Format().Prompt([]chat.Message{{Role: "user", Content: text}}, opt.raw, dialog.Options{Whole: true})
 	if err != nil {
 		return err
 	}
-	g := generation{model: m, prompt: ids, max: opt.n, ctx: opt.ctx, stops: opt.stops, out: cmd.OutOrStdout()}
-	if g.spec, err = opt.spec(); err != nil {
-		return err
-	}
-	sampler, err := opt.sampler(m)
+	a, err := m.Answer(cmd.Context(), p, set)
 	if err != nil {
 		return err
 	}
-	sampler.Prime(ids)
-	g.sampler = sampler
-	st, err := g.run(cmd.Context())
-	if err != nil {
+	if err := a.Wait(func(p strobe.Piece) error {
+		_, err := io.WriteString(cmd.OutOrStdout(), p.Text)
+		return err
+	}); err != nil {
 		return err
 	}
 	fmt.Fprintln(cmd.OutOrStdout())
-	if !quiet {
-		fmt.Fprintln(cmd.ErrOrStderr(), summary(&st))
+	if !isQuiet(cmd) {
+		fmt.Fprintln(cmd.ErrOrStderr(), summary(&a.Result().Stats))
 	}
 	if opt.verbose {
-		fmt.Fprintln(cmd.ErrOrStderr(), m.Runner.Describe())
+		m.Close() // whoever runs the model writes down what passes cost
+		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Runner.Describe())
 	}
 	return nil
 }
@@ -115,103 +116,6 @@ func (o *runOptions) promptText(stdin io.Reader) (string, error) {
 	}
 	b, err := os.ReadFile(o.file)
 	return string(b), err
-}
-
-// encodePrompt turns text into tokens, through the model's chat template unless raw is set.
-func encodePrompt(m *engine.Model, text string, raw bool) ([]int32, error) {
-	if raw || m.Template == "" {
-		ids := m.Tokenizer.Encode(text, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: true})
-		if len(ids) == 0 {
-			return nil, fmt.Errorf("the prompt is empty")
-		}
-		return ids, nil
-	}
-	return encodeChat(m, []chat.Message{{Role: "user", Content: text}})
-}
-
-// encodeChat renders messages with the model's template and asks for an answer.
-func encodeChat(m *engine.Model, msgs []chat.Message) ([]int32, error) {
-	t, err := chat.ParseTemplate(m.Path, m.Template)
-	if err != nil {
-		return nil, err
-	}
-	opt := chat.Options{AddGenerationPrompt: true}
-	if id, ok := m.Tokenizer.BOS(); ok {
-		opt.BOS = m.Tokenizer.Text(id)
-	}
-	if id, ok := m.Tokenizer.EOS(); ok {
-		opt.EOS = m.Tokenizer.Text(id)
-	}
-	text, err := t.Render(msgs, opt)
-	if err != nil {
-		return nil, err
-	}
-	ids := m.Tokenizer.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true})
-	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
-	if bos, ok := m.Tokenizer.BOS(); ok && m.Tokenizer.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
-		ids = append([]int32{bos}, ids...)
-	}
-	return ids, nil
-}
-
-// generation is one run of a model on a prompt, written to out as it comes.
-type generation struct {
-	model   *engine.Model
-	prompt  []int32
-	max     int
-	ctx     int
-	stops   []string
-	spec    speculate.Options
-	sampler speculate.Sampler
-	out     io.Writer
-	accept  func(text []byte, drafted bool) // instead of out, when set
-}
-
-func (g *generation) run(ctx context.Context) (speculate.Stats, error) {
-	m := g.model
-	c := speculate.Config{
-		Options: g.spec, Seq: m.Target.NewSeq(), Prompt: g.prompt, Sampler: g.sampler, Context: g.ctx, Max: g.max,
-	}
-	defer c.Seq.Close()
-	if m.Drafter != nil {
-		c.DraftSeq = m.Drafter.NewSeq()
-		defer c.DraftSeq.Close()
-	}
-	text := engine.NewText(m.Tokenizer, g.stops)
-	var werr error
-	emit := func(b []byte, drafted bool) {
-		if g.accept != nil {
-			g.accept(b, drafted)
-		} else if werr == nil && len(b) > 0 {
-			_, werr = g.out.Write(b)
-		}
-	}
-	c.Emit = func(t speculate.Token) bool {
-		if m.Tokenizer.IsEOG(t.ID) {
-			return false
-		}
-		b, done := text.Push(t.ID)
-		emit(b, t.Drafted)
-		return !done && werr == nil
-	}
-	s, err := m.Runner.NewStream(c)
-	if err != nil {
-		return speculate.Stats{}, err
-	}
-	defer s.Close()
-	for !s.Done() {
-		if err := ctx.Err(); err != nil {
-			return s.Stats(), err
-		}
-		if err := m.Runner.Step([]*speculate.Stream{s}, promptChunk); err != nil {
-			return s.Stats(), err
-		}
-	}
-	emit(text.Flush(), false)
-	if werr != nil {
-		return s.Stats(), werr
-	}
-	return s.Stats(), s.Err()
 }
 
 // summary is the last line of a run.

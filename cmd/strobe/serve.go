@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,7 +18,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/draft/dflash"
 	"strobe/engine"
 	"strobe/server"
 )
@@ -135,24 +135,46 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 		log.Warn("everyone who reaches this address may use the server; --api-key would change that")
 	}
 
-	closeModels, err := o.offer(s, log)
-	if err != nil {
+	type offered struct {
+		close func(context.Context) error
+		err   error
+	}
+	loaded := make(chan offered, 1)
+	go func() {
+		c, err := o.offer(ctx, s, log)
+		loaded <- offered{c, err}
+	}()
+	var models offered
+	select {
+	case models = <-loaded:
+	case err := <-served:
+		// Told to stop while a file is loaded or a folder is looked at. Nothing can interrupt that, so nobody
+		// waits for it.
+		log.Info("stopping")
+		go func() {
+			if m := <-loaded; m.err == nil {
+				m.close(ctx)
+			}
+		}()
+		return err
+	}
+	if models.err != nil {
 		stop()
 		<-served
-		return err
+		return models.err
 	}
 	err = <-served
 	log.Info("stopping")
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.drain)
 	defer cancel()
-	if cerr := closeModels(end); err == nil {
+	if cerr := models.close(end); err == nil {
 		err = cerr
 	}
 	return err
 }
 
 // offer loads what there is to load and gives it to the server. The function it returns unloads.
-func (o *serveOptions) offer(s *server.Server, log *slog.Logger) (closeModels func(context.Context) error, err error) {
+func (o *serveOptions) offer(ctx context.Context, s *server.Server, log *slog.Logger) (closeModels func(context.Context) error, err error) {
 	ecfg := engine.Config{
 		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir, CacheDiskBytes: int64(o.cacheDisk), Log: log,
 	}
@@ -163,17 +185,8 @@ func (o *serveOptions) offer(s *server.Server, log *slog.Logger) (closeModels fu
 	if o.queue == 0 {
 		ecfg.Queue = -1
 	}
-	if o.models != "" {
-		load, err := o.loadOptions()
-		if err != nil {
-			return nil, err
-		}
-		p, err := engine.NewPool(engine.PoolConfig{Dir: o.models, Load: load, Engine: ecfg, MemoryBytes: int64(o.memory), Log: log})
-		if err != nil {
-			return nil, err
-		}
-		s.SetModels(server.Pool(p, ""))
-		return p.Close, nil
+	if o.models != "" || o.model != "" {
+		return o.offerPool(ctx, s, engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Log: log})
 	}
 	start := time.Now()
 	m, err := o.load()
@@ -190,26 +203,59 @@ func (o *serveOptions) offer(s *server.Server, log *slog.Logger) (closeModels fu
 	return e.Close, nil
 }
 
-// loadOptions is how the flags want every model of a folder to be loaded.
+var newPool = engine.NewPool // another one in tests
+
+// offerPool offers the files of a folder, or a single one, which is loaded at once. A single file is a pool, too:
+// it is loaded again when it was changed or its engine stopped.
+func (o *serveOptions) offerPool(ctx context.Context, s *server.Server, cfg engine.PoolConfig) (closeModels func(context.Context) error, err error) {
+	if cfg.Load, err = o.loadOptions(); err != nil {
+		return nil, err
+	}
+	if o.models == "" {
+		cfg.Files, cfg.Alias = []string{o.model}, o.alias
+	}
+	p, err := newPool(cfg)
+	if err != nil {
+		return nil, err
+	}
+	only := ""
+	if o.models == "" {
+		only = p.Models()[0].Name
+		if err := o.first(ctx, p, only); err != nil {
+			p.Close(ctx)
+			return nil, err
+		}
+	}
+	s.SetModels(server.Pool(p, only))
+	return p.Close, nil
+}
+
+// first loads the only model of a pool.
+func (o *serveOptions) first(ctx context.Context, p *engine.Pool, name string) error {
+	l, err := p.Acquire(ctx, name)
+	if load := (*engine.LoadError)(nil); errors.As(err, &load) {
+		return load.Err
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	return o.checkDrafter(l.Engine.Model())
+}
+
+// loadOptions is how the flags want models to be loaded.
 func (o *serveOptions) loadOptions() (engine.Options, error) {
-	opt := engine.Options{Threads: o.threads, KV: o.kv, Drafter: o.drafter}
-	switch {
-	case o.model != "":
-		return opt, usagef("give a model with -m or a folder with --models, not both")
-	case o.drafter != "" && o.drafter != "none":
-		return opt, usagef("--models finds the drafter beside each model; -d belongs to -m")
-	case o.alias != "":
-		return opt, usagef("--alias names a single model; --models takes the names of the files")
-	case o.draft == "off" || o.draft == "ngram":
-		opt.Drafter = "none"
+	if o.models != "" {
+		switch {
+		case o.model != "":
+			return engine.Options{}, usagef("give a model with -m or a folder with --models, not both")
+		case o.drafter != "" && o.drafter != "none":
+			return engine.Options{}, usagef("--models finds the drafter beside each model; -d belongs to -m")
+		case o.alias != "":
+			return engine.Options{}, usagef("--alias names a single model; --models takes the names of the files")
+		}
 	}
-	switch o.causal {
-	case "on":
-		opt.Causal = dflash.CausalOn
-	case "off":
-		opt.Causal = dflash.CausalOff
-	}
-	return opt, nil
+	return o.options()
 }
 
 // config checks the flags of the server itself.
@@ -240,10 +286,8 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	if o.maxTokens < 0 {
 		return cfg, usagef("--max-tokens %d: want at least 0", o.maxTokens)
 	}
-	if o.models != "" {
-		if _, err := o.loadOptions(); err != nil {
-			return cfg, err
-		}
+	if _, err := o.loadOptions(); err != nil {
+		return cfg, err
 	}
 	if cfg.Keys, err = o.allKeys(); err != nil {
 		return cfg, err

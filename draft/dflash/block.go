@@ -88,6 +88,9 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	for i, r := range reqs {
 		segs[i] = cache.Segment{Seq: r.Seq.(*cache.Seq), Rows: d.slots(r), Block: d.bothWays(rule == 1)}
 	}
+	if err := d.arena.Begin(len(ids)); err != nil {
+		return nil, err
+	}
 	batch, err := d.mem.Begin(segs)
 	if err != nil {
 		return nil, err
@@ -95,11 +98,8 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	if d.wholeWindow {
 		d.widen(batch, segs)
 	}
-	s, err := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
-	if err != nil {
-		return nil, err
-	}
 	defer nn.Catch(&err)
+	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
 	s.Begin()
 	s.Angles(d.rope)
 	index := d.index(s, starts)

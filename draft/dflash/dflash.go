@@ -339,20 +339,15 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	if n == 0 {
 		return nil
 	}
+	if err := d.arena.Begin(n); err != nil {
+		return err
+	}
 	batch, err := d.mem.Begin(segs)
 	if err != nil {
 		return err
 	}
-	s, err := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			batch.Fail()
-		}
-	}()
 	defer nn.Catch(&err)
+	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
 	if from := d.target.Backend(); from != d.b { // the features cross once
 		v := from.Read(features)
 		features = s.New(features.Rows, features.Cols)

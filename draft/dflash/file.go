@@ -20,7 +20,7 @@ type dialect struct {
 	idsOffset  int    // added to a Hugging Face layer id in the file
 	idsKey     string // below the architecture; "" when the file lists none
 	blockKey   string
-	maskKey    string // full key when it contains "tokenizer"
+	maskKey    string // a full key when it begins with "tokenizer."
 	slidesLast bool   // a window without a pattern: every layer but the last slides
 	extraKey   int    // keys a sliding query sees beyond the window
 	wholeCtx   bool   // the window of every row is the one before the block
@@ -80,23 +80,29 @@ type params struct {
 
 // readParams reads the hyper-parameters of a drafter and checks that it fits the target.
 func readParams(l *nn.Loader, d dialect, t *model.Model) (params, error) {
+	desc, err := Describe(l.File)
+	if err != nil {
+		return params{}, err
+	}
 	p := params{
 		layers: l.Need("block_count"), hidden: l.Need("embedding_length"), heads: l.Need("attention.head_count"),
-		width: l.Need("feed_forward_length"), block: l.Int(d.blockKey, 16),
+		width: l.Need("feed_forward_length"), block: desc.Block,
 		eps: l.Float("attention.layer_norm_rms_epsilon", 1e-6), theta: l.Float("rope.freq_base", 10000),
 		scale: l.Float("attention.scale", 0), embScale: l.Float("embedding_scale", 0),
 		logitScale: l.Float("logit_scale", 0), softcap: l.Float("final_logit_softcapping", 0),
 	}
 	p.kvHeads = l.Int("attention.head_count_kv", p.heads)
 	p.headDim = l.Int("attention.key_length", p.hidden/max(1, p.heads))
-	mask := maskToken(l, d)
+	if desc.Mask < 0 {
+		l.Fail("missing key %s", d.key(l.File, d.maskKey))
+	}
 	if err := l.Check(nn.Range("block_count", p.layers, 1, 256), nn.Range("embedding_length", p.hidden, 1, 1<<20),
 		nn.Range("attention.head_count", p.heads, 1, 1<<12), nn.Range("attention.head_count_kv", p.kvHeads, 1, p.heads),
 		nn.Range("attention.key_length", p.headDim, 2, 1<<14), nn.Range("feed_forward_length", p.width, 1, 1<<22),
-		nn.Range(d.blockKey, p.block, 2, 256), nn.Range(d.maskKey, mask, 0, t.Vocab-1)); err != nil {
+		nn.Range(d.blockKey, p.block, 2, 256), nn.Range(d.maskKey, int(desc.Mask), 0, t.Vocab-1)); err != nil {
 		return p, err
 	}
-	p.mask = int32(mask)
+	p.mask = int32(desc.Mask)
 	if p.eps < 0 || p.eps >= 1 {
 		l.Fail("key %s is %g", l.Key("attention.layer_norm_rms_epsilon"), p.eps)
 	}
@@ -131,21 +137,8 @@ func readParams(l *nn.Loader, d dialect, t *model.Model) (params, error) {
 	}
 	readWindows(l, d, &p)
 	readCausality(l, d, &p)
-	readTargetLayers(l, d, &p, t)
+	readTargetLayers(l, d, desc, &p, t)
 	return p, l.Err
-}
-
-func maskToken(l *nn.Loader, d dialect) int {
-	key := d.maskKey
-	if !strings.HasPrefix(key, "tokenizer.") {
-		key = l.Key(key)
-	}
-	v, ok, err := l.File.Uint(key)
-	l.Keep(err)
-	if !ok && err == nil {
-		l.Fail("missing key %s", key)
-	}
-	return int(min(v, 1<<40))
 }
 
 func readWindows(l *nn.Loader, d dialect, p *params) {
@@ -196,26 +189,14 @@ func readCausality(l *nn.Loader, d dialect, p *params) {
 }
 
 // readTargetLayers finds the target layers whose outputs are the drafter's features.
-func readTargetLayers(l *nn.Loader, d dialect, p *params, t *model.Model) {
+func readTargetLayers(l *nn.Loader, d dialect, desc *Description, p *params, t *model.Model) {
 	fc := l.Tensor(d.fc, 0, p.hidden)
 	if fc == nil {
 		return
 	}
-	n := fc.Shape[0] / p.hidden
-	ids, ok, err := l.File.Ints(l.Key(d.idsKey))
-	l.Keep(err)
-	switch {
-	case ok:
-		for _, id := range ids {
-			p.ids = append(p.ids, int(min(max(id, math.MinInt32), math.MaxInt32))-d.idsOffset)
-		}
-	case d.name == lucebox.name && n > 1 && strings.HasPrefix(l.Arch, "qwen"):
-		// Those files list none; their run-time spaces the layers evenly.
-		for k := range n {
-			p.ids = append(p.ids, 1+k*((t.Layers-2)/(n-1)))
-		}
-	case err == nil:
-		l.Fail("missing key %s", l.Key(d.idsKey))
+	var err error
+	if p.ids, err = desc.TargetLayers(t.Layers); err != nil {
+		l.Fail("%v", err)
 	}
 	if len(p.ids)*t.Hidden != fc.Shape[0] {
 		l.Fail("tensor %q takes %d features; %d captured layers of width %d give %d: it was trained for another target",
@@ -225,12 +206,6 @@ func readTargetLayers(l *nn.Loader, d dialect, p *params, t *model.Model) {
 		l.Fail("key %s is %d; tensor %q takes %d", l.Key("dflash.n_target_features"), v, d.fc, fc.Shape[0])
 	} else {
 		l.Keep(err)
-	}
-	for _, id := range p.ids {
-		// The input of layer 0, which upstream can name, is the embeddings.
-		if id < -d.idsOffset || id >= t.Layers {
-			l.Fail("key %s: entry %d; the target has %d layers", l.Key(d.idsKey), id+d.idsOffset, t.Layers)
-		}
 	}
 }
 

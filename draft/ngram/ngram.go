@@ -44,8 +44,25 @@ func key(t []int32) uint64 {
 	return h
 }
 
+// drop takes the newest token back.
+func (x *Index) drop() {
+	n := len(x.tokens)
+	if n >= minMatch {
+		k := key(x.tokens[n-minMatch:])
+		if before := x.prev[n-1]; before > 0 {
+			x.last[k] = before
+		} else {
+			delete(x.last, k)
+		}
+	}
+	x.tokens, x.prev = x.tokens[:n-1], x.prev[:n-1]
+}
+
 // Len returns the number of tokens seen.
 func (x *Index) Len() int { return len(x.tokens) }
+
+// Close forgets them.
+func (x *Index) Close() { *x = Index{} }
 
 // Guess returns n tokens that followed the longest earlier occurrence of the newest tokens, and
 // how many tokens matched. Where that occurrence runs into the newest tokens the text has a

@@ -15,17 +15,43 @@ import (
 
 // A Mapping is the read-only content of one file.
 type Mapping struct {
+	path  string
+	info  os.FileInfo // when it was mapped
 	mu    sync.Mutex
 	data  []byte
 	unmap func() error
 }
 
+// Change is what became of a file since it was mapped.
+type Change int
+
+// The changes, the worst last.
+const (
+	Unchanged   Change = iota // or gone, which leaves the content as it is
+	Replaced                  // another file has its name; the content is still that of the old one
+	Overwritten               // it was written to: the content is no longer what was mapped
+)
+
+// Change tells what became of the file. It looks at its size and times, not at the content.
+func (m *Mapping) Change() Change {
+	st, err := os.Stat(m.path)
+	switch {
+	case err != nil:
+		return Unchanged
+	case !os.SameFile(st, m.info):
+		return Replaced
+	case st.Size() != m.info.Size() || !st.ModTime().Equal(m.info.ModTime()):
+		return Overwritten
+	}
+	return Unchanged
+}
+
 // Map maps the regular file at path. An empty file gives empty bytes.
 //
-// The file must not shrink while it is mapped: touching a page that is gone
-// kills the process, as it does for every program that maps files.
+// Where the file shrinks while it is mapped, touching a page that is gone kills the process, unless the goroutine has
+// called debug.SetPanicOnFault and recovers; see IsFault.
 func Map(path string) (*Mapping, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|dontWait, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +68,7 @@ func Map(path string) (*Mapping, error) {
 	}
 	size := st.Size()
 	if size == 0 {
-		return &Mapping{data: []byte{}}, nil
+		return &Mapping{path: path, info: st, data: []byte{}}, nil
 	}
 	if size > math.MaxInt {
 		return nil, fmt.Errorf("%s: %d bytes do not fit the address space", path, size)
@@ -55,7 +81,7 @@ func Map(path string) (*Mapping, error) {
 		}
 		return nil, fmt.Errorf("map %s: %w", path, err)
 	}
-	return &Mapping{data: data, unmap: unmap}, nil
+	return &Mapping{path: path, info: st, data: data, unmap: unmap}, nil
 }
 
 // Bytes is the file's content; nil after Close.

@@ -8,6 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// dontWait makes opening a pipe return at once, also when nobody writes to it. Regular files do not know it.
+const dontWait = unix.O_NONBLOCK
+
 func mapFile(f *os.File, size int) ([]byte, func() error, error) {
 	data, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"os"
 )
 
+const dontWait = 0
+
 // mapFile reads the file where the system cannot map it.
 func mapFile(f *os.File, size int) ([]byte, func() error, error) {
 	data := make([]byte, size)

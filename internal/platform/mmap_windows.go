@@ -7,6 +7,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+const dontWait = 0
+
 func mapFile(f *os.File, size int) ([]byte, func() error, error) {
 	h, err := windows.CreateFileMapping(windows.Handle(f.Fd()), nil, windows.PAGE_READONLY, uint32(uint64(size)>>32), uint32(size), nil)
 	if err != nil {

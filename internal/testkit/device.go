@@ -188,18 +188,29 @@ func (p *watchedStates) Settle(slot int32, pending int) {
 
 // unwrap is the plan with the pools that the device below knows.
 func (d *Device) unwrap(p *backend.Plan) *backend.Plan {
+	p = WithPools(p, func(p backend.KVPool) backend.KVPool {
+		if w, ok := p.(*watchedPool); ok {
+			return w.KVPool
+		}
+		return p
+	})
+	if p != nil {
+		if w, ok := p.State.(*watchedStates); ok {
+			p.State = w.StatePool
+		}
+	}
+	return p
+}
+
+// WithPools returns the plan with other pools, for devices that wrap those of another one.
+func WithPools(p *backend.Plan, pool func(backend.KVPool) backend.KVPool) *backend.Plan {
 	if p == nil {
 		return nil
 	}
 	own := *p
 	own.KV = append([]backend.KVPlan(nil), p.KV...)
 	for i := range own.KV {
-		if w, ok := own.KV[i].Pool.(*watchedPool); ok {
-			own.KV[i].Pool = w.KVPool
-		}
-	}
-	if w, ok := own.State.(*watchedStates); ok {
-		own.State = w.StatePool
+		own.KV[i].Pool = pool(own.KV[i].Pool)
 	}
 	return &own
 }

@@ -26,6 +26,9 @@ func Sources() string {
 	return filepath.Join(filepath.Dir(file), "..", "kernel")
 }
 
+// hopperLine marks files whose kernels for 9.0 the emulation runs; others are compiled as for 8.0.
+const hopperLine = "// emulated as for sm_90"
+
 // build compiles all kernels in dir for the processor and returns the shared library. Objects are kept in the user's cache
 // folder under a hash of what they were made from, so that only what changed is compiled.
 func build(dir string) (string, error) {
@@ -56,6 +59,14 @@ func build(dir string) (string, error) {
 	sources = append(sources, filepath.Join(Sources(), "emulate.cc"))
 	objects := make([]string, len(sources))
 	for i, src := range sources {
+		text, err := os.ReadFile(src)
+		if err != nil {
+			return "", err
+		}
+		flags := slices.Clone(flags)
+		if strings.Contains(string(text), "\n"+hopperLine) {
+			flags = append(flags, "-DHOPPER")
+		}
 		key, err := hash(append(slices.Clone(flags), clang), append(slices.Clone(headers), src))
 		if err != nil {
 			return "", err

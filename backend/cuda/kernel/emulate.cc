@@ -218,6 +218,57 @@ void emu_copy_wait(int left) {
   f.ncopies = n;
 }
 
+// Barriers in shared memory, and copies that complete on them: at once, or (in every other launch) not before somebody waits for the barrier.
+// A barrier's phase ends when all arrivals and all bytes that were announced have come.
+struct MemBar { int bytes; u16 pending, count_phase; };
+struct Bulk { u8* dst; const void* src; u32 bytes, bar; };
+static Bulk bulks[4096];
+static int nbulks, spins;
+static bool lazy;
+
+static MemBar* membar(u32 a) { return (MemBar*)emu_shared(a, 8); }
+static void check_phase(MemBar* b) {
+  if (b->pending || b->bytes) return;
+  b->count_phase ^= 1;
+  b->pending = b->count_phase >> 1;
+  spins = 0;
+}
+static void finish_bulk(const Bulk& c) {
+  memcpy(c.dst, c.src, c.bytes);
+  MemBar* b = membar(c.bar);
+  b->bytes -= (int)c.bytes;
+  check_phase(b);
+}
+void emu_bar_init(u32 bar, u32 n) { *membar(bar) = {0, (u16)n, (u16)(n << 1)}; }
+void emu_bar_arrive(u32 bar, u32 bytes) {
+  MemBar* b = membar(bar);
+  if (!b->pending) emu_fail("one more arrival at the barrier at %u than it was made for", bar);
+  b->bytes += (int)bytes;
+  b->pending--;
+  check_phase(b);
+}
+void emu_bar_wait(u32 bar, u32 parity) {
+  for (;;) {
+    int n = 0;
+    for (int i = 0; i < nbulks; i++)
+      if (bulks[i].bar == bar) finish_bulk(bulks[i]);
+      else bulks[n++] = bulks[i];
+    nbulks = n;
+    if ((membar(bar)->count_phase & 1u) != parity) return;
+    if (++spins > 1 << 22) emu_fail("nothing completes the barrier at %u", bar);
+    leave(); // and be called again
+  }
+}
+void emu_bulk(u32 dst, const void* src, u32 bytes, u32 bar) {
+  if (dst % 16 || (u64)src % 16 || bytes % 16 || !bytes) emu_fail("bulk copy of %u bytes from %p to %u", bytes, src, dst);
+  emu_shared(dst, 1);
+  emu_shared(dst + bytes - 1, 1);
+  Bulk c = {emu_shared(dst, 1), src, bytes, bar};
+  if (!lazy) finish_bulk(c);
+  else if (nbulks == 4096) emu_fail("more than 4096 bulk copies at a time");
+  else bulks[nbulks++] = c;
+}
+
 // Products of the tensor cores: lane 4g+t holds rows g and g+8 of A, column g of B and of the result's columns 2t, 2t+1.
 template <float (*value)(u32)> static void mma(EmuSlot* s) {
   float a[16][16], b[8][16];
@@ -304,6 +355,8 @@ static void deadlock() {
 static void run_block(const EmuLaunch* l) {
   for (int i = 0; i < l->threads; i++) prepare(i);
   memset(barriers, 0, sizeof barriers);
+  nbulks = spins = 0;
+  lazy = !l->reverse;
   for (int i = 0; i < l->threads / 32; i++) warps[i].arrived = 0;
   memset(emu_at.shared, 0xff, l->shared);
   for (int live = l->threads; live;) {

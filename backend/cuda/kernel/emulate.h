@@ -199,3 +199,17 @@ DEV void cp_commit() { emu_copy_commit(); }
 template <int N> DEV void cp_wait() { emu_copy_wait(N); }
 DEV void pdl_launch() {}
 DEV void pdl_wait() {}
+
+// What kernels of compute capability 9.0 use, except warpgroup products: copies that complete on barriers in shared memory.
+void emu_bar_init(u32 bar, u32 n);
+void emu_bar_arrive(u32 bar, u32 bytes);
+void emu_bar_wait(u32 bar, u32 parity);
+void emu_bulk(u32 dst, const void* src, u32 bytes, u32 bar);
+DEV void bar_init(u32 bar, u32 n) { emu_bar_init(bar, n); }
+DEV void bar_expect(u32 bar, u32 bytes) { emu_bar_arrive(bar, bytes); }
+DEV void bar_arrive(u32 bar) { emu_bar_arrive(bar, 0); }
+DEV void bar_wait(u32 bar, u32 parity) { emu_bar_wait(bar, parity); }
+DEV void bulk(u32 dst, const void* src, u32 bytes, u32 bar) { emu_bulk(dst, src, bytes, bar); }
+DEV u64 evict_first() { return 0; }
+DEV void bulk_hint(u32 dst, const void* src, u32 bytes, u32 bar, u64) { emu_bulk(dst, src, bytes, bar); }
+DEV void fence_async() {}

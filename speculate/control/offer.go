@@ -1,4 +1,4 @@
-package speculate
+package control
 
 import (
 	"math"
@@ -13,10 +13,6 @@ type offer struct {
 	tokens  []int32
 	parents []int32 // of each guess: -1 is the last token; nil for a chain
 	gain    []float64
-
-	source   string         // who guesses, when it is not the drafter
-	match    int            // ngram: tokens that matched
-	proposal draft.Proposal // ngram: the same guesses
 }
 
 // branch is where the tree builder may put its next guess: below a parent, the candidate at rank.
@@ -93,20 +89,12 @@ func (a *acceptance) treeOf(pr *draft.Proposal, n int, least float64) offer {
 	return grow(pr, func(d, rank int, c draft.Candidate) float64 { return a.guess(d, rank, c.LogP) }, n, least)
 }
 
-// take turns the first n guesses of an offer into rows after the last token.
-func (o *offer) take(last int32, n int) nodes {
-	t := nodes{tokens: append([]int32{last}, o.tokens[:n]...)}
-	if o.parents == nil || n == 0 {
-		return t
+// first is the first n guesses of an offer. A tree without branches is a chain.
+func (o *offer) first(n int) (tokens, parents []int32) {
+	for i, p := range o.parents[:min(n, len(o.parents))] {
+		if int(p) != i-1 {
+			return o.tokens[:n], o.parents[:n]
+		}
 	}
-	straight := true
-	t.parents = append(t.parents, -1)
-	for i, p := range o.parents[:n] {
-		t.parents = append(t.parents, p+1)
-		straight = straight && int(p)+1 == i
-	}
-	if straight { // a tree without branches is a chain
-		t.parents = nil
-	}
-	return t
+	return o.tokens[:n], nil
 }

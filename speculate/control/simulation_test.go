@@ -1,17 +1,14 @@
-package speculate
+package control
 
 import (
-	"errors"
 	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"strobe/backend"
-	"strobe/cache"
 	"strobe/draft"
-	"strobe/model"
-	"strobe/quant"
+	"strobe/draft/ngram"
 )
 
 // world is a made-up machine: what passes cost, in units of a plain token, and how good the drafter is.
@@ -20,7 +17,7 @@ type world struct {
 	draft  func(n int) float64     // a drafter pass
 	right  func(at, d int) float64 // probability that the guess at depth d of a draft after token at is right
 	short  float64                 // factor on that in blocks that are not whole; 0 means none
-	follow float64                 // cost of a token in the drafter's context, paid before a draft or for featureRows at once
+	follow float64                 // cost of a token in the drafter's context, paid before a draft or for 128 at once
 	claim  func(p float64) float64 // what the drafter says of such a guess
 	noise  noise
 	slow   func(at int) float64 // factor on all times, by token
@@ -46,15 +43,21 @@ func linear(base, row float64) func(n int) float64 {
 	return func(n int) float64 { return base + row*float64(n) }
 }
 
-// rounds is one simulated generation. It runs the controller's code the way Runner.Step does; only the
-// models' passes are replaced.
+// The sources of a simulation: a drafter as the world has it, and a look-back into the text that costs nothing.
+const (
+	drafter  = 0
+	lookback = 1
+	block    = 15 // guesses of the drafter's whole block
+)
+
+// rounds is one simulated run: streams that share passes. It drives the controller as a runner does.
 type rounds struct {
 	w      world
-	r      *Runner
-	s      *Stream
+	c      *Controller
+	all    []*writer
 	rnd    *rand.Rand
 	now    time.Duration
-	tokens int
+	tokens int // of the first stream
 	asked  int // drafter passes
 
 	// What was done and what plain decoding would have done, by the costs of the world: noise, which
@@ -64,11 +67,30 @@ type rounds struct {
 	followed     int // tokens in the drafter's context
 }
 
+// writer is a stream of a simulation.
+type writer struct {
+	*Stream
+	id      int
+	at      int // tokens so far
+	history draft.Context
+}
+
 const unit = 10 * time.Millisecond
 
-func simulate(t testing.TB, w world, opt Options, seed uint64) *rounds {
-	t.Helper()
-	x := &rounds{w: w, rnd: rand.New(rand.NewPCG(seed, 3))}
+// sources says which ones a stream may use.
+type sources []bool
+
+var (
+	auto     = sources{true, false}
+	repeated = sources{false, true}
+	both     = sources{true, true}
+)
+
+func simulate(w world, use sources, seed uint64) *rounds { return together(w, use, seed, 1) }
+
+// together is a run of several streams.
+func together(w world, use sources, seed uint64, streams int) *rounds {
+	x := &rounds{w: w, rnd: rand.New(rand.NewPCG(seed, 3)), c: New(block, ngram.Source{}.Max())}
 	if x.w.claim == nil {
 		x.w.claim = func(p float64) float64 { return p }
 	}
@@ -78,47 +100,45 @@ func simulate(t testing.TB, w world, opt Options, seed uint64) *rounds {
 	if x.w.text == nil {
 		x.w.text = func(i int) int32 { return int32(i) }
 	}
-	mem, err := cache.New(nil, cache.Spec{Type: quant.F16})
-	if err != nil {
-		t.Fatal(err)
+	for i := range streams {
+		s := &writer{Stream: x.c.NewStream(Options{}), id: i, history: ngram.Source{}.NewContext()}
+		copy(s.Usable, use)
+		s.Limit = 63
+		x.all = append(x.all, s)
 	}
-	x.r = &Runner{Target: &model.Model{Config: model.Config{Vocab: 1 << 30, Context: 1 << 40}}, Drafter: madeUp{x, mem},
-		clock: func() time.Time { return time.Unix(0, 0).Add(x.now) }}
-	x.s, err = x.r.NewStream(Config{Options: opt, Seq: mem.NewSeq(), DraftSeq: mem.NewSeq(), Prompt: []int32{0}, Sampler: greedy{},
-		Emit: func(Token) bool { return true }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	x.s.Prompt = nil
 	return x
 }
 
-// madeUp is the drafter of a simulation.
-type madeUp struct {
-	x   *rounds
-	mem *cache.Memory
-}
+// token is token i of a stream's text.
+func (x *rounds) token(s *writer, i int) int32 { return x.w.text(i) + int32(s.id)<<20 }
 
-func (madeUp) Capture() []int                            { return nil }
-func (madeUp) Max() int                                  { return 15 }
-func (madeUp) TryCausal() bool                           { return false }
-func (d madeUp) NewSeq() *cache.Seq                      { return d.mem.NewSeq() }
-func (madeUp) Extend(backend.Tensor, []draft.Rows) error { return errors.New("not in a simulation") }
-func (d madeUp) Draft(reqs []draft.Request, _ int) ([]draft.Proposal, error) {
-	x := d.x
+// draft makes an ask.
+func (x *rounds) draft(a *Ask, by map[*Stream]*writer) []draft.Proposal {
+	out := make([]draft.Proposal, len(a.Streams))
+	if a.Source == lookback {
+		for i, c := range a.Streams {
+			s := by[c]
+			var fresh []int32
+			for k := s.history.Len(); k < s.at; k++ {
+				fresh = append(fresh, x.token(s, k))
+			}
+			ngram.Source{}.Extend(backend.Tensor{}, []draft.Rows{{Seq: s.history, Tokens: fresh}})
+			ps, _ := ngram.Source{}.Draft([]draft.Request{{Seq: s.history, Last: x.token(s, s.at), N: a.N[i]}}, 1)
+			out[i] = ps[0]
+		}
+		return out
+	}
 	x.asked++
 	x.lastDraft = x.tokens
 	x.follow()
-	n := 0
-	out := make([]draft.Proposal, len(reqs))
-	for i, q := range reqs {
-		n += q.N
-		for k := range q.N {
-			p := x.w.right(x.tokens, k)
-			if x.w.short > 0 && q.N < 15 {
+	for i, c := range a.Streams {
+		s := by[c]
+		for k := range a.N[i] {
+			p := x.w.right(s.at, k)
+			if x.w.short > 0 && a.N[i] < block {
 				p *= x.w.short
 			}
-			id := x.w.text(x.tokens + 1 + k)
+			id := x.token(s, s.at+1+k)
 			if x.rnd.Float64() >= p {
 				id = 1 << 29
 			}
@@ -126,8 +146,8 @@ func (d madeUp) Draft(reqs []draft.Request, _ int) ([]draft.Proposal, error) {
 			out[i].At = append(out[i].At, []draft.Candidate{{ID: id, LogP: float32(lp)}})
 		}
 	}
-	x.pass(x.w.draft(n))
-	return out, nil
+	x.pass(x.w.draft(a.tokens()))
+	return out
 }
 
 // pass lets time go by.
@@ -143,47 +163,61 @@ func (x *rounds) pass(cost float64) {
 
 // follow brings the drafter's context up to date.
 func (x *rounds) follow() {
-	x.pass(x.w.follow * float64(x.tokens-x.followed))
+	if x.w.follow > 0 {
+		x.pass(x.w.follow * float64(x.tokens-x.followed))
+	}
 	x.followed = x.tokens
 }
 
-// round is one step.
-func (x *rounds) round(t testing.TB) (rows int) {
-	t.Helper()
-	r, s := x.r, x.s
-	begin, first := x.now, x.tokens
-	p, err := r.plan([]*Stream{s}, 16)
-	if err != nil {
-		t.Fatal(err)
+// round is one step of the first n streams; it returns the rows of its pass.
+func (x *rounds) round() (rows int) { return x.roundOf(len(x.all)) }
+
+func (x *rounds) roundOf(n int) (rows int) {
+	by := map[*Stream]*writer{}
+	var ss []*Stream
+	for _, s := range x.all[:n] {
+		by[s.Stream] = s
+		ss = append(ss, s.Stream)
 	}
-	drafted := x.now
-	x.pass(x.w.verify(p.rows))
-	r.costs.learn(p, x.now-drafted)
-	s.path, s.emitted = s.path[:0], 0
-	s.stats.Rounds++
-	for row := 0; row >= 0; {
-		s.path = append(s.path, int32(row))
-		x.tokens++
-		id := x.w.text(x.tokens)
-		next := s.child(row, id)
-		s.record(Token{ID: id, Drafted: next >= 0})
-		row = next
+	r := x.c.Begin(ss, 0)
+	for a := r.Next(); a != nil; a = r.Next() {
+		begin := x.now
+		ps := x.draft(a, by)
+		r.Drafted(a, ps, x.now-begin)
 	}
-	if x.tokens-x.followed > featureRows {
+	r.Choose(512)
+	begin := x.now
+	x.pass(x.w.verify(r.rows))
+	r.Passed(x.now - begin)
+	for _, s := range x.all[:n] {
+		guess, parents := s.Guesses()
+		if parents != nil {
+			panic("a tree of single candidates")
+		}
+		var tokens []int32
+		for i := 0; ; i++ {
+			s.at++
+			id := x.token(s, s.at)
+			tokens = append(tokens, id)
+			x.plain += x.w.verify(n) / float64(n) * x.w.slow(s.at-1)
+			if i >= len(guess) || guess[i] != id {
+				break
+			}
+		}
+		s.Verified(tokens)
+	}
+	x.tokens = x.all[0].at
+	if x.tokens-x.followed > 128 {
 		x.follow()
 	}
-	r.settle([]*Stream{s}, p, x.now-begin)
-	for i := first; i < x.tokens; i++ {
-		x.plain += x.w.verify(1) * x.w.slow(i)
-	}
-	return p.rows
+	r.Settle()
+	return r.rows
 }
 
-// until runs to a number of tokens.
-func (x *rounds) until(t testing.TB, tokens int) *rounds {
-	t.Helper()
+// until runs to a number of tokens of the first stream.
+func (x *rounds) until(tokens int) *rounds {
 	for x.tokens < tokens {
-		x.round(t)
+		x.round()
 	}
 	return x
 }
@@ -208,12 +242,11 @@ func (w world) best() (gain float64, n int) {
 }
 
 // mean runs a world with several seeds and returns the mean gain after so many tokens.
-func (w world) mean(t testing.TB, opt Options, tokens int) float64 {
-	t.Helper()
+func (w world) mean(use sources, tokens int) float64 {
 	const seeds = 24 // single runs differ by 5 % because luck does
 	sum := 0.0
 	for seed := range uint64(seeds) {
-		sum += simulate(t, w, opt, seed).until(t, tokens).gain()
+		sum += simulate(w, use, seed).until(tokens).gain()
 	}
 	return sum / seeds
 }
@@ -231,8 +264,6 @@ var machines = []struct {
 	{"dear drafter", linear(0.85, 0.15), linear(1, 0.05)},
 }
 
-var auto = Options{Draft: DFlash}
-
 // claims are what a drafter may say of its guesses: the truth, too much, and nothing of use.
 var claims = map[string]func(p float64) float64{
 	"honest":   func(p float64) float64 { return p },
@@ -247,11 +278,11 @@ func TestUselessDrafter(t *testing.T) {
 		for name, claim := range claims {
 			for _, noise := range []noise{{}, jitter} {
 				w := world{verify: m.verify, draft: m.draft, right: fixed(0), claim: claim, noise: noise}
-				if g := w.mean(t, auto, 512); !(g >= 0.97) {
+				if g := w.mean(auto, 512); !(g >= 0.97) {
 					t.Errorf("%s, %s drafter, noise %v: %.3f of plain decoding's speed", m.name, name, noise, g)
 				}
 				w.follow = 0.01
-				if g := w.mean(t, auto, 1500); !(g >= 0.975) {
+				if g := w.mean(auto, 1500); !(g >= 0.975) {
 					t.Errorf("%s, %s drafter, noise %v, with its context: %.3f of plain decoding's speed", m.name, name, noise, g)
 				}
 			}
@@ -274,7 +305,7 @@ func TestGoodDrafter(t *testing.T) {
 				if best < 1.15 {
 					want = 0.97
 				}
-				if g := w.mean(t, auto, 2000); !(g >= want) {
+				if g := w.mean(auto, 2000); !(g >= want) {
 					t.Errorf("%s, %s drafter right with %.2f: speed %.3f, the best fixed length %d gives %.3f", m.name, name, p, g, n, best)
 				}
 			}
@@ -293,11 +324,11 @@ func TestNothingPays(t *testing.T) {
 					continue
 				}
 				for seed := range uint64(3) {
-					x := simulate(t, w, auto, 300+seed)
-					if g := x.until(t, 512).gain(); !(g >= 0.96) {
+					x := simulate(w, auto, 300+seed)
+					if g := x.until(512).gain(); !(g >= 0.96) {
 						t.Errorf("%s, %s drafter right with %.2f: speed %.3f over 512 tokens", m.name, name, p, g)
 					}
-					if g := x.until(t, 2000).gain(); !(g >= 0.98) {
+					if g := x.until(2000).gain(); !(g >= 0.98) {
 						t.Errorf("%s, %s drafter right with %.2f: speed %.3f over 2000 tokens", m.name, name, p, g)
 					}
 				}
@@ -311,7 +342,7 @@ func TestShortBlocksWorse(t *testing.T) {
 	for _, m := range machines[:2] {
 		w := world{verify: m.verify, draft: m.draft, right: fixed(0.88), short: 0.6, noise: jitter}
 		best, _ := w.best()
-		if g := w.mean(t, auto, 2000); !(g >= 0.9*best) {
+		if g := w.mean(auto, 2000); !(g >= 0.9*best) {
 			t.Errorf("%s: speed %.3f, whole blocks give %.3f", m.name, g, best)
 		}
 	}
@@ -321,7 +352,7 @@ func TestShortBlocksWorse(t *testing.T) {
 // three of four guesses are right.
 func TestDenseTarget(t *testing.T) {
 	w := world{verify: linear(0.8, 0.2), draft: linear(0.5, 0), right: fixed(0.88)}
-	if g := w.mean(t, auto, 512); !(g >= 1.5) {
+	if g := w.mean(auto, 512); !(g >= 1.5) {
 		t.Errorf("speed %.3f, want at least 1.5", g)
 	}
 }
@@ -332,7 +363,7 @@ func TestF45(t *testing.T) {
 	w := world{verify: linear(0.12, 0.88), draft: linear(0.3, 0), right: fixed(0.33)}
 	for name, claim := range claims {
 		w.claim = claim
-		if g := w.mean(t, auto, 2000); !(g >= 0.98) {
+		if g := w.mean(auto, 2000); !(g >= 0.98) {
 			t.Errorf("%s drafter: speed %.3f over 2000 tokens, want at least 0.98", name, g)
 		}
 	}
@@ -346,7 +377,7 @@ func TestF202(t *testing.T) {
 			if best, _ := w.best(); best > 1 {
 				continue
 			}
-			if g := w.mean(t, auto, 2000); !(g >= 0.98) {
+			if g := w.mean(auto, 2000); !(g >= 0.98) {
 				t.Errorf("%s, drafter right with %.2f: speed %.3f", m.name, p, g)
 			}
 		}
@@ -356,10 +387,10 @@ func TestF202(t *testing.T) {
 // TestF78: the trained block is a ceiling, not an optimum: where rows are dear, fewer are verified.
 func TestF78(t *testing.T) {
 	rows := func(row float64) float64 {
-		x := simulate(t, world{verify: linear(1-row, row), draft: linear(0.2, 0), right: fixed(0.8)}, auto, 1).until(t, 200)
+		x := simulate(world{verify: linear(1-row, row), draft: linear(0.2, 0), right: fixed(0.8)}, auto, 1).until(200)
 		n, sum := 0, 0
 		for range 200 {
-			if k := x.round(t); k > 1 {
+			if k := x.round(); k > 1 {
 				n, sum = n+1, sum+k
 			}
 		}
@@ -373,14 +404,14 @@ func TestF78(t *testing.T) {
 
 // TestF144: plain decoding is measured before anything is drafted, and again now and then.
 func TestF144(t *testing.T) {
-	x := simulate(t, world{verify: linear(0.85, 0.15), draft: linear(0.2, 0), right: fixed(0.9)}, auto, 1)
-	x.round(t)
-	if x.asked != 0 || len(x.r.costs.plains) == 0 {
+	x := simulate(world{verify: linear(0.85, 0.15), draft: linear(0.2, 0), right: fixed(0.9)}, auto, 1)
+	x.round()
+	if x.asked != 0 || len(x.c.costs.plains) == 0 {
 		t.Fatal("the first round did not measure plain decoding")
 	}
 	since, longest := 0, 0
 	for x.tokens < 20000 {
-		if x.round(t) == 1 {
+		if x.round() == 1 {
 			since = 0
 		}
 		since++
@@ -407,16 +438,16 @@ func TestCollapse(t *testing.T) {
 	for _, m := range machines[:3] {
 		for name, claim := range claims {
 			for seed := range uint64(8) {
-				x := simulate(t, world{verify: m.verify, draft: m.draft, right: collapsing(600, 1<<30), claim: claim}, auto, seed).until(t, 600)
+				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(600, 1<<30), claim: claim}, auto, seed).until(600)
 				asked, spent, plain := x.asked, x.spent, x.plain
 				for range 60 {
-					x.round(t)
+					x.round()
 				}
 				if n, lost := x.asked-asked, (x.spent-spent)-(x.plain-plain); n > 20 && lost > 8 {
 					t.Errorf("%s, %s drafter: %d of 60 rounds drafted after the collapse, %.1f tokens lost", m.name, name, n, lost)
 				}
 				spent, plain = x.spent, x.plain
-				x.until(t, x.tokens+2000)
+				x.until(x.tokens + 2000)
 				if g := (x.plain - plain) / (x.spent - spent); !(g >= 0.98) {
 					t.Errorf("%s, %s drafter: speed %.3f after the collapse", m.name, name, g)
 				}
@@ -433,9 +464,9 @@ func TestF146(t *testing.T) {
 		for name, claim := range claims {
 			sum := 0.0
 			for seed := range uint64(seeds) {
-				x := simulate(t, world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto, seed).until(t, good+400)
+				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto, seed).until(good + 400)
 				spent, plain := x.spent, x.plain
-				x.until(t, x.tokens+600)
+				x.until(x.tokens + 600)
 				sum += (x.plain - plain) / (x.spent - spent)
 			}
 			best, _ := world{verify: m.verify, draft: m.draft, right: fixed(0.85)}.best()
@@ -464,7 +495,7 @@ func TestSlowerMachine(t *testing.T) {
 				if best < 1.15 {
 					want = 0.97
 				}
-				if g := w.mean(t, auto, 2200); !(g >= want) {
+				if g := w.mean(auto, 2200); !(g >= want) {
 					t.Errorf("%s, factor %v, right with %.1f: speed %.3f, best %.3f", m.name, factor, p, g, best)
 				}
 			}
@@ -477,13 +508,13 @@ func TestOutlier(t *testing.T) {
 	for at := range 40 {
 		w := world{verify: linear(0.9, 0.1), draft: linear(0.2, 0), right: fixed(0.85)}
 		best, _ := w.best()
-		x := simulate(t, w, auto, 5)
+		x := simulate(w, auto, 5)
 		for i := 0; x.tokens < 1500; i++ {
 			if i == at {
 				x.w.slow = func(int) float64 { return 10 }
 			}
 			before := x.spent
-			x.round(t)
+			x.round()
 			if i == at {
 				x.w.slow = func(int) float64 { return 1 }
 				x.spent = before + (x.spent-before)/10 // the loss itself is not ours
@@ -504,7 +535,7 @@ func TestMisleadingRepetitions(t *testing.T) {
 			}
 			return int32(100 + i) // then a new one
 		}}
-		if g := w.mean(t, Options{Draft: NGram}, 512); !(g >= 0.97) {
+		if g := w.mean(repeated, 512); !(g >= 0.97) {
 			// The four known tokens after a new one can be guessed; only slower is bad.
 			t.Errorf("%s: speed %.3f", m.name, g)
 		}
@@ -519,7 +550,7 @@ func TestRepetitions(t *testing.T) {
 		for n := 1; n <= 24; n++ {
 			best = max(best, float64(n+1)/m.verify(n+1))
 		}
-		if g := w.mean(t, Options{Draft: NGram}, 2000); !(g >= 0.85*best) {
+		if g := w.mean(repeated, 2000); !(g >= 0.85*best) {
 			t.Errorf("%s: speed %.3f, want at least 0.85 of %.3f", m.name, g, best)
 		}
 	}

@@ -1,0 +1,100 @@
+// Activations as the products want them: halves in the order of the tensor cores' fragments, one power-of-two scale for
+// each token and 256 columns.
+//
+// Small products: tiles of eight tokens in chunks of NT; [chunk][256 columns]{NT x [4 sub-blocks][8 tokens][32] halves, the same of the
+// other four sub-blocks, NT x {[8 tokens][4] {sums of sub-blocks 2t, 2t+1: high halves, low halves}; [8 tokens] f32 scale}}.
+// Experts: [row][256 columns]{4 sub-blocks of 32 halves; the other four, the sums as above, f32 scale, 28 bytes}.
+// Prompts: [tile of 64 tokens][256 columns]{first half, second half, sums, scales}. A half is two tiles of [64 tokens][64 columns],
+// 128 bytes a row, chunk c of token k at c ^ (k & 7). Columns of a sub-block of 32 are dealt as weights are: lane t's columns
+// 8t..8t+7 go, in pairs, to places 2t, 8+2t, 16+2t, 24+2t. Sums: [8 tokens]{[8][8 high], [8][8 low]}; scales: 64 f32.
+//
+// Values are divided by a power of two, so that the largest of a token's 256 lies in [512, 1024): 11 bits
+// for all but tiny ones, and sums of 32 fit a half. Tokens are independent; those a tile lacks hold anything.
+#pragma once
+#include "product.h"
+
+static const int PA = 16384, PTAIL = 2304, PACT = 2 * PA + PTAIL;
+
+// Where packed rows go.
+struct Act {
+  u8* p;
+  int kb;          // columns / 256
+  int nt;          // tiles of a chunk; 0: prompts; -1: experts
+};
+
+// A warp's 256 values of a row, lane l has 8l..8l+7; kb counts 256 columns.
+DEV void pack_row(const Act& o, int kb, int row, const float (&v)[8], int lane) {
+  float m = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) m = fmax_(m, fabs_(v[i]));
+  m = warp_max(m);
+  int e = (int)(f_bits(m) >> 23);      // biased exponent of the largest
+  e = e < 20 ? 20 : e > 254 ? 254 : e; // both powers of two below must exist
+  float up = bits_f((u32)(127 + 9 + 127 - e) << 23), down = bits_f((u32)(e - 9) << 23);
+  u32 h[4];
+  float s = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    h[i] = f2h2(fmul(v[2 * i], up), fmul(v[2 * i + 1], up));
+    s = fadd(s, h2f(h[i] & 0xffff));
+    s = fadd(s, h2f(h[i] >> 16));
+  }
+  s = fadd(s, shfl_xor(s, 1));
+  s = fadd(s, shfl_xor(s, 2));
+  u32 hi = f2h(s), lo = f2h(fadd(s, -h2f(hi)));
+  int sb = lane >> 2, t = lane & 3;
+  if (o.nt < 0) {
+    u8* at = o.p + ((u64)row * o.kb + kb) * ROW;
+    U4 w = {h[0], h[1], h[2], h[3]};
+    *(U4*)(at + sb * 64 + t * 16) = w;
+    if (t == 0) {
+      u16* q = (u16*)(at + 512 + (sb >> 1) * 8) + (sb & 1);
+      q[0] = (u16)hi;
+      q[2] = (u16)lo;
+    }
+    if (lane == 0) *(float*)(at + 544) = down;
+  } else if (o.nt) {
+    int tile = row >> 3, chunk = tile / o.nt, nt = tile - chunk * o.nt, g = row & 7;
+    u8* at = o.p + ((u64)chunk * o.kb + kb) * (o.nt * ACT);
+    U4 w = {h[0], h[1], h[2], h[3]};
+    *(U4*)(at + (sb >> 2) * (o.nt * A0) + nt * A0 + (sb & 3) * 512 + g * 64 + t * 16) = w;
+    u8* tail = at + o.nt * (2 * A0) + nt * 288;
+    if (t == 0) {
+      u16* q = (u16*)(tail + g * 32 + (sb >> 1) * 8) + (sb & 1);
+      q[0] = (u16)hi;
+      q[2] = (u16)lo;
+    }
+    if (lane == 0) *(float*)(tail + 256 + g * 4) = down;
+  } else {
+    int k = row & 63;
+    u8* at = o.p + ((u64)(row >> 6) * o.kb + kb) * PACT;
+    u8* r = at + (sb >> 1) * 8192 + k * 128 + t * 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) *(u32*)(r + ((((sb & 1) * 4 + i) ^ (k & 7)) << 4)) = h[i];
+    if (t == 0) {
+      u16* q = (u16*)(at + 2 * PA + (k >> 3) * 256 + (k & 7) * 16 + sb * 2);
+      q[0] = (u16)hi;
+      q[64] = (u16)lo;
+    }
+    if (lane == 0) *(float*)(at + 2 * PA + 2048 + k * 4) = down;
+  }
+}
+
+// Eight columns from c on; zero beyond cols.
+DEV void take8(float (&v)[8], const In& s, int row, int c, int cols) {
+  if (c + 8 <= cols && in_aligned(s, 8)) {
+    in8(v, s, row, c);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = c + i < cols ? in1(s, row, c + i) : 0;
+}
+DEV void take8(float (&v)[8], const float* p, int c, int cols, float none) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = c + i < cols ? p[c + i] : none;
+}
+DEV void give8(float* p, int c, int cols, const float (&v)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    if (c + i < cols) p[c + i] = v[i];
+}

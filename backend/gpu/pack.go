@@ -1,0 +1,139 @@
+package gpu
+
+import "math/bits"
+
+// Packed is where a kernel leaves packed activations.
+type Packed struct {
+	ActLayout
+	P    Addr
+	Late bool // let the next kernel start only when the one before is done, not beside it
+}
+
+// act mirrors Act of pack.h.
+type actArgs struct {
+	p      Addr
+	kb, nt int32
+}
+
+func (a *Packed) args() actArgs { return actArgs{a.P, int32(a.KB()), int32(a.NT)} }
+
+// small is the launch of a kernel between products, with a warp for each row and 256 columns. Where the next product starts beside
+// the one that runs, it has at most one block for each multiprocessor.
+func (p *Products) small(name string, a *Packed, args []byte) Launch {
+	return Launch{Name: name, Grid: [3]int{min(p.Units*(1+a.Rows/9), (a.Rows*a.KB()+3)/4), 1, 1}, Threads: 128, Early: p.Bulk, Args: args}
+}
+
+func asInt(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+type packArgs struct {
+	act                   actArgs
+	x                     In
+	rows, cols, div, late int32
+}
+
+// Pack appends the packing of rows of x: row r is row r/div of x.
+func (p *Products) Pack(ls []Launch, to Packed, x In, div int) []Launch {
+	return append(ls, p.small("pack", &to, Args(packArgs{to.args(), x, int32(to.Rows), int32(to.Cols), int32(div), asInt(to.Late)})))
+}
+
+type addPackArgs struct {
+	act                         actArgs
+	x, y                        In
+	dst, w, sumsq               Addr
+	dstStride, rows, cols, late int32
+}
+
+// Sum is a sum of rows that is packed: dst = x + y, where y and dst may be missing.
+type Sum struct {
+	X, Y      In
+	Dst       Addr
+	DstStride int
+	W         Addr // the norm's weights, or 0
+	Sums      Addr // gets the sums of squares
+}
+
+func (s *Sum) args(to *Packed) addPackArgs {
+	return addPackArgs{to.args(), s.X, s.Y, s.Dst, s.W, s.Sums, int32(s.DstStride), int32(to.Rows), int32(to.Cols), asInt(to.Late)}
+}
+
+// AddPack appends a residual addition whose sum is stored, multiplied with the norm's weights and packed. The product divides by
+// the root mean square.
+func (p *Products) AddPack(ls []Launch, to Packed, s Sum) []Launch {
+	return append(ls, p.small("add_pack", &to, Args(s.args(&to))))
+}
+
+type addNormArgs struct {
+	p         addPackArgs
+	out       Addr
+	outStride int32
+	eps, mean float32
+	_         int32
+}
+
+// AddNorm is AddPack that also writes the normalised rows; nothing is packed if to has no address.
+func (p *Products) AddNorm(ls []Launch, to Packed, s Sum, out Addr, outStride int, eps float32) []Launch {
+	return append(ls, Launch{Name: "add_norm", Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1}, Threads: 32 * min(16, to.KB()), Early: p.Bulk,
+		Args: Args(addNormArgs{p: s.args(&to), out: out, outStride: int32(outStride), eps: eps, mean: 1 / float32(to.Cols)})})
+}
+
+type gatedPackArgs struct {
+	act                    actArgs
+	gate, up               In
+	rows, cols, gelu, late int32
+}
+
+// GatedPack appends act(gate) * up, packed.
+func (p *Products) GatedPack(ls []Launch, to Packed, gate, up In, gelu bool) []Launch {
+	return append(ls, p.small("gated_pack", &to, Args(gatedPackArgs{to.args(), gate, up, int32(to.Rows), int32(to.Cols), asInt(gelu), asInt(to.Late)})))
+}
+
+type sigmoidPackArgs struct {
+	act              actArgs
+	x, gate          In
+	rows, cols, late int32
+	dim, step        int32
+	_                int32
+}
+
+// SigmoidPack appends x * sigmoid(gate), packed. Heads of x have dim values, a multiple of 8, and their gates begin step values after each other.
+func (p *Products) SigmoidPack(ls []Launch, to Packed, x, gate In, dim, step int) []Launch {
+	return append(ls, p.small("sigmoid_pack", &to, Args(sigmoidPackArgs{act: to.args(), x: x, gate: gate, rows: int32(to.Rows),
+		cols: int32(to.Cols), late: asInt(to.Late), dim: int32(dim), step: int32(step)})))
+}
+
+type headPackArgs struct {
+	act                   actArgs
+	x, gate               In
+	w                     Addr
+	rows, cols, dim, late int32
+	eps, mean             float32
+}
+
+// CanHeadPack reports whether HeadPack takes heads of dim values.
+func CanHeadPack(dim int) bool {
+	return dim >= 16 && dim <= stageCols && bits.OnesCount(uint(dim)) == 1
+}
+
+// HeadPack appends the RMSNorm of every head, times w and silu(gate), packed.
+func (p *Products) HeadPack(ls []Launch, to Packed, x, gate In, w Addr, dim int, eps float32) []Launch {
+	return append(ls, p.small("head_pack", &to, Args(headPackArgs{to.args(), x, gate, w, int32(to.Rows), int32(to.Cols), int32(dim),
+		asInt(to.Late), eps, 1 / float32(dim)})))
+}
+
+type reduceArgs struct {
+	x                  In
+	dst                Addr
+	stride, rows, cols int32
+	_                  int32
+}
+
+// Reduce appends the addition of pieces to plain rows.
+func (p *Products) Reduce(ls []Launch, dst Addr, stride int, x In, rows, cols int) []Launch {
+	a := Packed{ActLayout: ActLayout{Rows: rows, Cols: cols}}
+	return append(ls, p.small("reduce_pieces", &a, Args(reduceArgs{x: x, dst: dst, stride: int32(stride), rows: int32(rows), cols: int32(cols)})))
+}

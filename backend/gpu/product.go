@@ -1,0 +1,299 @@
+package gpu
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Products chooses kernels for the products of a device: by the number of rows, the formats and the capability.
+type Products struct {
+	Units  int  // multiprocessors
+	Shared int  // bytes of shared memory a block may have
+	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
+	Groups bool // products of warpgroups (9.0 alone)
+	Pair   bool // for up to eight rows: kernels of which two fit a multiprocessor, so that one loads while the one before ends
+}
+
+// NewProducts returns the choices for a device.
+func NewProducts(p Props) *Products {
+	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0}
+}
+
+// Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts has as much as eight.
+const (
+	actHalf0  = 2048
+	actHalf1  = 2336
+	actTile   = actHalf0 + actHalf1
+	actPrompt = 8 * actTile
+)
+
+// ActLayout is how rows of activations are packed for products.
+type ActLayout struct {
+	Rows, Cols int
+	NT         int // tiles of eight rows in a chunk; 0: tiles of 64 rows, for products of warpgroups; rowsLayout
+}
+
+// KB is the number of stages of 256 columns.
+func (a ActLayout) KB() int { return (a.Cols + stageCols - 1) / stageCols }
+
+// chunks is the number of parts that a product works on one after the other.
+func (a ActLayout) chunks() int {
+	if a.NT == 0 {
+		return (a.Rows + 63) / 64
+	}
+	return (a.Rows + 8*a.NT - 1) / (8 * a.NT)
+}
+
+// Bytes is the memory the activations take.
+func (a ActLayout) Bytes() int {
+	switch a.NT {
+	case 0:
+		return a.chunks() * a.KB() * actPrompt
+	case rowsLayout:
+		return a.Rows * a.KB() * actRow
+	}
+	return a.chunks() * a.KB() * a.NT * actTile
+}
+
+// SumsBytes is the memory for the sums of squares that AddPack leaves.
+func (a ActLayout) SumsBytes() int { return a.Rows * a.KB() * 4 }
+
+// groupRows is the number of rows from which products of warpgroups are faster.
+const groupRows = 41
+
+// groupFormats have kernels for products of warpgroups: those whose sums are scaled once for 256 columns.
+func groupFormat(f Format) bool {
+	return f == TileQ4K || f == TileQ5K || f == TileQ6K || f == TileQ3K || f == TileNV4
+}
+
+// Acts returns how rows of activations are packed for products with all of these matrices.
+func (p *Products) Acts(rows int, ws ...WeightLayout) ActLayout {
+	a := ActLayout{Rows: rows, Cols: ws[0].Cols}
+	if p.Groups && rows >= groupRows && !slices.ContainsFunc(ws, func(w WeightLayout) bool { return !groupFormat(w.Format) }) {
+		return a
+	}
+	a.NT = p.tiles(rows, ws)
+	return a
+}
+
+// tiles is the number of tiles of eight rows in a chunk: those of a kernel that exists and finds room in shared memory.
+func (p *Products) tiles(rows int, ws []WeightLayout) int {
+	sizes := []int{1, 2, 4, 8}
+	if p.Bulk && formatSet(ws) != "all" {
+		sizes = []int{1, 2, 3, 4, 6, 8}
+	}
+	best := 1
+	for _, nt := range sizes {
+		if p.depth(nt, ws) < 2 {
+			break
+		}
+		best = nt
+		if 8*nt >= rows {
+			break
+		}
+	}
+	return best
+}
+
+// Bytes of shared memory in front of a ring: barriers and factors, or factors alone.
+const (
+	soloFront = 1024
+	pipeFront = 256
+)
+
+// slot is the size of half a stage with its activations, for the largest of the formats.
+func slot(nt int, ws []WeightLayout) int {
+	n := 0
+	for _, w := range ws {
+		n = max(n, strips*max(tileHalves[w.Format][0], tileHalves[w.Format][1])+nt*actHalf1)
+	}
+	return n
+}
+
+// depth is how many slots the ring of a kernel has.
+func (p *Products) depth(nt int, ws []WeightLayout) int {
+	if p.Bulk {
+		return min(8, (p.Shared-soloFront)/slot(nt, ws))
+	}
+	return min(4, (p.Shared-pipeFront)/slot(nt, ws))
+}
+
+// maxPieces bounds the pieces of a row, which whoever reads the result must add.
+const maxPieces = 10
+
+// Cut deals the multiprocessors to matrices that are multiplied in one launch, by their bytes: how many blocks each gets. This
+// decides where its sums are cut, so it belongs to the matrix and not to a batch.
+func (p *Products) Cut(ws ...WeightLayout) []int {
+	total, left := 0, p.Units
+	for _, w := range ws {
+		total += w.MatrixBytes()
+	}
+	blocks := make([]int, len(ws))
+	for i, w := range ws {
+		n := max(1, (w.MatrixBytes()*p.Units+total/2)/total)
+		if i == len(ws)-1 {
+			n = max(1, left)
+		}
+		left -= n
+		blocks[i] = min(n, maxPieces*w.Groups(), w.Groups()*w.Stages())
+	}
+	return blocks
+}
+
+// MatMulJob is one matrix of a launch.
+type MatMulJob struct {
+	WeightLayout
+	W      Addr
+	Blocks int     // what Cut gave it
+	Scale  float32 // of the results
+	Part   Addr    // where the pieces go
+}
+
+// Result describes the pieces of the job's product with so many rows.
+func (j *MatMulJob) Result(rows int) In { return ResultOf(j.WeightLayout, j.Blocks, rows, j.Part) }
+
+// ResultOf describes the pieces of a product.
+func ResultOf(w WeightLayout, blocks, rows int, part Addr) In {
+	return In{P: part, Groups: int32(w.Groups()), KB: int32(w.Stages()), Grid: int32(blocks), N: int32(rows)}
+}
+
+// PieceBytes is the memory that the pieces of a product take.
+func PieceBytes(in In) int { return in.Pieces() * int(in.N) * int(in.Groups) * stageRows * 4 }
+
+// MatMulInput is packed activations.
+type MatMulInput struct {
+	ActLayout
+	P     Addr
+	Sums  Addr    // sums of squares, if results are to be divided by the root mean square of the rows
+	Eps   float32 // of that
+	Alone bool    // let the next kernel start only when the one before is done
+}
+
+// maxJobs is the number of matrices of one launch.
+const maxJobs = 8
+
+// job and productArgs mirror product.h.
+type productJob struct {
+	w, part        Addr
+	groups, blocks int32
+	format, table  int32
+	scale          float32
+	_              int32
+}
+
+type productArgs struct {
+	job        [maxJobs]productJob
+	act, sumsq Addr
+	eps, mean  float32
+	kb, n      int32
+	depth      int32
+	late       int32
+}
+
+// MatMul appends the products of x with all matrices, which have its columns.
+func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launch {
+	for len(jobs) > maxJobs {
+		ls = p.MatMul(ls, x, jobs[:maxJobs]...)
+		jobs = jobs[maxJobs:]
+	}
+	if x.NT == 0 {
+		return p.prompt(ls, x, jobs)
+	}
+	a, grid, ws := productArgsOf(x, jobs)
+	a.depth = int32(p.depth(x.NT, ws))
+	l := Launch{Grid: [3]int{grid, x.chunks(), 1}, Threads: 512, Early: p.Bulk}
+	if !p.Bulk {
+		l.Name, l.Shared = fmt.Sprintf("pipe_%d", x.NT), pipeFront+int(a.depth)*slot(x.NT, ws)
+	} else {
+		set := formatSet(ws)
+		l.Name = fmt.Sprintf("solo_%s_%d", set, x.NT)
+		if p.Pair && set == "q4k" && x.NT == 1 {
+			// Half of what a multiprocessor has, less what the driver takes and what a small kernel between needs.
+			l.Name, a.depth = "solo2_q4k_1", int32(min(8, ((p.Shared+1024)/2-1024-8<<10-soloFront)/slot(1, ws)))
+		}
+		l.Shared = soloFront + int(a.depth)*slot(x.NT, ws)
+	}
+	l.Args = Args(a)
+	return append(ls, l)
+}
+
+// formatSet names the smallest set of kernels that has all formats.
+func formatSet(ws []WeightLayout) string {
+	set := "q4k"
+	for _, w := range ws {
+		switch w.Format {
+		case TileQ4K:
+		case TileQ5K, TileQ6K:
+			if set == "q4k" {
+				set = "k"
+			}
+		default:
+			return "all"
+		}
+	}
+	return set
+}
+
+func productArgsOf(x MatMulInput, jobs []MatMulJob) (a productArgs, grid int, ws []WeightLayout) {
+	a = productArgs{act: x.P, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()), n: int32(x.Rows)}
+	if x.Alone {
+		a.late = 1
+	}
+	for i, j := range jobs {
+		a.job[i] = productJob{w: j.W, part: j.Part, groups: int32(j.Groups()), blocks: int32(j.Blocks),
+			format: int32(j.Format), table: int32(j.Table), scale: j.Scale}
+		grid += j.Blocks
+		ws = append(ws, j.WeightLayout)
+	}
+	return a, grid, ws
+}
+
+// wideRows is the number of rows from which the kernel with tiles of 128 rows is faster than that with 64.
+const wideRows = 65
+
+// prompt appends products of warpgroups, one launch for each format.
+func (p *Products) prompt(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
+	for f := range tileFormats {
+		var of []MatMulJob
+		for _, j := range jobs {
+			if j.Format == f {
+				of = append(of, j)
+			}
+		}
+		if len(of) == 0 {
+			continue
+		}
+		a, grid, _ := productArgsOf(x, of)
+		name, threads, tiles := "prompt", 512, 1
+		if x.Rows >= wideRows {
+			name, threads, tiles = "wide", 256, 2
+		}
+		const activations = 16384 + 2304 // of a half, for 64 rows
+		one := (tiles*activations + strips/tiles*tileHalves[f][1] + 1023) &^ 1023
+		a.depth = int32(min(8, (p.Shared-2048)/one))
+		ls = append(ls, Launch{Name: fmt.Sprintf("%s_%s", name, promptNames[f]), Grid: [3]int{grid, 1, 1}, Threads: threads,
+			Shared: 2048 + int(a.depth)*one, Early: true, Args: Args(a)})
+	}
+	return ls
+}
+
+var promptNames = map[Format]string{TileQ4K: "q4k", TileQ5K: "q5k", TileQ6K: "q6k", TileQ3K: "q3k", TileNV4: "nv4"}
+
+// embedArgs mirrors embed.cu.
+type embedArgs struct {
+	dst, w, ids Addr
+	stride      int32
+	rows, cols  int32 // of the matrix
+	n           int32
+	format      int32
+	table       int32
+	scale       float32
+	_           int32
+}
+
+// Embed appends the look-up of n rows: dst[i] = scale * row ids[i]. Rows that do not exist are zero.
+func (p *Products) Embed(ls []Launch, dst Addr, stride int, l WeightLayout, w, ids Addr, n int, scale float32) []Launch {
+	return append(ls, Launch{Name: "embed", Grid: [3]int{l.Stages(), n, 1}, Threads: 256, Early: p.Bulk, Args: Args(embedArgs{
+		dst: dst, w: w, ids: ids, stride: int32(stride), rows: int32(l.Rows), cols: int32(l.Cols), n: int32(n),
+		format: int32(l.Format), table: int32(l.Table), scale: scale})})
+}

@@ -1,0 +1,325 @@
+package gpu
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"strobe/backend"
+)
+
+// opKind says what an operation does.
+type opKind uint8
+
+const (
+	opEmbed opKind = iota
+	opMatMul
+	opProduct // one output of the MatMul or ExpertMatMul before it
+	opExpertMatMul
+	opRMSNorm
+	opAdd
+	opAddBias
+	opScale
+	opCopy
+	opGather
+	opGated
+	opSigmoidGate
+	opAddGated
+	opSoftcap
+	opAngles
+	opRoPE
+	opBlockConv
+	opKVWrite
+	opAttention
+	opRoute
+	opExpertSum
+	opShortConv
+	opGatedDelta
+	opArgMax
+	opTopK
+)
+
+// op is one operation of a step. Two lists of equal operations are the same launches.
+type op struct {
+	kind         opKind
+	dst, a, b, c view
+	w            *weight
+	v, v2        Addr // vectors
+	ids          Addr
+	n, m         int32
+	f            float32
+	attn         attnOp
+}
+
+// attnOp is what attention needs beyond the plan.
+type attnOp struct {
+	group, layer   int32
+	heads, kvHeads int32
+	scale          float32
+	sinks          Addr
+}
+
+// step is the step in progress.
+type step struct {
+	open bool
+	ops  []op
+	plan *backend.Plan
+	sets []setInts
+	data []int32 // of sets
+}
+
+// setInts says which integers of data the step copies where.
+type setInts struct {
+	dst     Addr
+	from, n int
+}
+
+func (s *step) set(dst Addr, v []int32) {
+	s.sets = append(s.sets, setInts{dst, len(s.data), len(v)})
+	s.data = append(s.data, v...)
+}
+
+// BeginStep starts a list of operations.
+func (b *Backend) BeginStep(p *backend.Plan) {
+	s := &b.step
+	s.open, s.plan = true, p
+	s.ops, s.sets, s.data = s.ops[:0], s.sets[:0], s.data[:0]
+}
+
+// recorded is what a list of operations became.
+type recorded struct {
+	ops      []op
+	layout   layout
+	launches []Launch
+	rec      Recording // nil until the list has come twice
+	used     int       // turn of the last use
+}
+
+func (r *recorded) close() {
+	if r.rec != nil {
+		r.rec.Close()
+	}
+}
+
+// maxRecorded bounds the recordings: a model has a few shapes of prompts, and one of decoding per number of rows and length of context.
+const maxRecorded = 64
+
+// EndStep runs the list: it uploads what changes from step to step as one block, and replays what was recorded for an equal list. A list that
+// comes for the first time is launched kernel by kernel, since it may never come again.
+func (b *Backend) EndStep() {
+	s := &b.step
+	s.open = false
+	if b.err != nil || len(s.ops) == 0 && len(s.sets) == 0 {
+		return
+	}
+	blk, lay, err := b.block(s)
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	b.turn++
+	i := slices.IndexFunc(b.steps, func(r *recorded) bool { return r.layout == lay && slices.Equal(r.ops, s.ops) })
+	if i < 0 {
+		ls, err := b.lower(s.ops, s.plan, lay)
+		if err == nil {
+			err = b.load(ls)
+		}
+		if err != nil {
+			b.fail(err)
+			return
+		}
+		b.dropOldest()
+		b.steps = append(b.steps, &recorded{ops: slices.Clone(s.ops), layout: lay, launches: ls})
+		i = len(b.steps) - 1
+	} else if b.steps[i].rec == nil && b.steps[i].used > 0 {
+		if b.steps[i].rec, err = b.d.Record(b.steps[i].launches); err != nil {
+			b.fail(err)
+			return
+		}
+	}
+	r := b.steps[i]
+	r.used = b.turn
+	b.d.Upload(lay.base, blk)
+	if r.rec != nil {
+		b.d.Replay(r.rec)
+	} else {
+		for i := range r.launches {
+			b.d.Launch(&r.launches[i])
+		}
+	}
+}
+
+func (b *Backend) dropOldest() {
+	if len(b.steps) < maxRecorded {
+		return
+	}
+	old := 0
+	for i, r := range b.steps {
+		if r.used < b.steps[old].used {
+			old = i
+		}
+	}
+	b.steps[old].close()
+	b.steps = slices.Delete(b.steps, old, old+1)
+}
+
+// forget drops the recordings that name an address in a range.
+func (b *Backend) forget(from Addr, bytes int) {
+	to := from + Addr(bytes)
+	in := func(a Addr) bool { return a >= from && a < to }
+	b.steps = slices.DeleteFunc(b.steps, func(r *recorded) bool {
+		for _, l := range r.launches {
+			for i := 0; i+8 <= len(l.Args); i += 8 {
+				if in(Addr(binary.LittleEndian.Uint64(l.Args[i:]))) {
+					r.close()
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
+
+// op appends an operation to the step; outside of one it is a step by itself.
+func (b *Backend) op(os ...op) {
+	if b.step.open {
+		b.step.ops = append(b.step.ops, os...)
+		return
+	}
+	b.BeginStep(nil)
+	b.step.ops = append(b.step.ops, os...)
+	b.EndStep()
+}
+
+// Embed looks up rows of the embedding matrix.
+func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, scale float32) {
+	b.op(op{kind: opEmbed, dst: viewOf(dst), w: w.(*weight), ids: ids.(*ints).addr, f: scale})
+}
+
+// MatMul multiplies x with every matrix.
+func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
+	b.op(withProducts(op{kind: opMatMul, a: viewOf(x)}, ps)...)
+}
+
+// withProducts is an operation and its outputs.
+func withProducts(o op, ps []backend.Product) []op {
+	o.n = int32(len(ps))
+	os := []op{o}
+	for _, p := range ps {
+		os = append(os, op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
+	}
+	return os
+}
+
+// RMSNorm normalises every row.
+func (b *Backend) RMSNorm(dst, x backend.Tensor, w backend.Vector, eps float32) {
+	b.op(op{kind: opRMSNorm, dst: viewOf(dst), a: viewOf(x), v: vectorOf(w), f: eps})
+}
+
+// Add adds row by row.
+func (b *Backend) Add(dst, x, y backend.Tensor) {
+	b.op(op{kind: opAdd, dst: viewOf(dst), a: viewOf(x), b: viewOf(y)})
+}
+
+// AddBias adds a vector to every row.
+func (b *Backend) AddBias(x backend.Tensor, bias backend.Vector) {
+	b.op(op{kind: opAddBias, dst: viewOf(x), a: viewOf(x), v: vectorOf(bias)})
+}
+
+// Scale multiplies every value by s.
+func (b *Backend) Scale(dst, x backend.Tensor, s float32) {
+	b.op(op{kind: opScale, dst: viewOf(dst), a: viewOf(x), f: s})
+}
+
+// Copy copies row by row.
+func (b *Backend) Copy(dst, src backend.Tensor) {
+	b.op(op{kind: opCopy, dst: viewOf(dst), a: viewOf(src)})
+}
+
+// Gather copies the rows of src that rows names.
+func (b *Backend) Gather(dst, src backend.Tensor, rows backend.Ints) {
+	b.op(op{kind: opGather, dst: viewOf(dst), a: viewOf(src), ids: rows.(*ints).addr})
+}
+
+// Gated computes act(gate) * up.
+func (b *Backend) Gated(dst, gate, up backend.Tensor, act backend.Activation) {
+	b.op(op{kind: opGated, dst: viewOf(dst), a: viewOf(gate), b: viewOf(up), n: int32(act)})
+}
+
+// SigmoidGate computes x * sigmoid(gate).
+func (b *Backend) SigmoidGate(dst, x, gate backend.Tensor) {
+	b.op(op{kind: opSigmoidGate, dst: viewOf(dst), a: viewOf(x), b: viewOf(gate)})
+}
+
+// AddGated adds x scaled by the sigmoid of one gate value per row.
+func (b *Backend) AddGated(dst, x, gate backend.Tensor) {
+	b.op(op{kind: opAddGated, dst: viewOf(dst), a: viewOf(x), b: viewOf(gate)})
+}
+
+// Softcap bounds values smoothly to (-c, c).
+func (b *Backend) Softcap(x backend.Tensor, c float32) {
+	b.op(op{kind: opSoftcap, dst: viewOf(x), a: viewOf(x), f: c})
+}
+
+// Angles computes the cosines and sines of rotary embedding for every position.
+func (b *Backend) Angles(cos, sin backend.Tensor, pos backend.Ints, inv backend.Vector, mscale float32) {
+	b.op(op{kind: opAngles, dst: viewOf(cos), b: viewOf(sin), ids: pos.(*ints).addr, v: vectorOf(inv), f: mscale})
+}
+
+// RoPE rotates pairs (i, i+n) of every head.
+func (b *Backend) RoPE(x backend.Tensor, heads int, cos, sin backend.Tensor) {
+	b.op(op{kind: opRoPE, dst: viewOf(x), a: viewOf(x), b: viewOf(cos), c: viewOf(sin), n: int32(heads)})
+}
+
+// BlockConv convolves the rows of blocks with taps of their own.
+func (b *Backend) BlockConv(dst, x, dyn backend.Tensor, base backend.Vector, index backend.Ints) {
+	b.op(op{kind: opBlockConv, dst: viewOf(dst), a: viewOf(x), b: viewOf(dyn), v: vectorOf(base), n: int32(base.Len()),
+		ids: index.(*ints).addr})
+}
+
+// KVWrite stores the keys and values of the batch at their slots.
+func (b *Backend) KVWrite(group, layer int, k, v backend.Tensor) {
+	b.op(op{kind: opKVWrite, a: viewOf(k), b: viewOf(v), attn: attnOp{group: int32(group), layer: int32(layer)}})
+}
+
+// Attention computes softmax(q k) v for every row and head over the slots the row sees.
+func (b *Backend) Attention(dst, q backend.Tensor, group, layer int, p backend.AttnParams) {
+	b.op(op{kind: opAttention, dst: viewOf(dst), a: viewOf(q), attn: attnOp{
+		int32(group), int32(layer), int32(p.Heads), int32(p.KVHeads), p.Scale, vectorOf(p.Sinks)}})
+}
+
+// Route chooses the experts of every row.
+func (b *Backend) Route(ids backend.Ints, weights, logits backend.Tensor, used int, scale float32) {
+	b.op(op{kind: opRoute, dst: viewOf(weights), a: viewOf(logits), ids: ids.(*ints).addr, n: int32(used), f: scale})
+}
+
+// ExpertMatMul multiplies rows with the experts chosen for them.
+func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
+	b.op(withProducts(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used)}, ps)...)
+}
+
+// ExpertSum adds the outputs of each row's experts with their weights.
+func (b *Backend) ExpertSum(dst, y, weights backend.Tensor, ids backend.Ints, used int, scale backend.Vector) {
+	b.op(op{kind: opExpertSum, dst: viewOf(dst), a: viewOf(y), b: viewOf(weights), ids: ids.(*ints).addr, n: int32(used),
+		v: vectorOf(scale)})
+}
+
+// ShortConv computes silu of the causal depthwise convolution along each row's ancestors.
+func (b *Backend) ShortConv(dst, u backend.Tensor, w backend.Vector, layer int) {
+	b.op(op{kind: opShortConv, dst: viewOf(dst), a: viewOf(u), v: vectorOf(w), n: int32(layer)})
+}
+
+// GatedDelta runs the gated delta rule over every segment.
+func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend.Vector, layer int) {
+	b.op(op{kind: opGatedDelta, dst: viewOf(dst), a: viewOf(qkv), b: viewOf(alpha), c: viewOf(beta),
+		v: vectorOf(a), v2: vectorOf(dt), n: int32(layer)})
+}
+
+// ArgMax finds the largest value of every row.
+func (b *Backend) ArgMax(ids backend.Ints, x backend.Tensor) {
+	b.op(op{kind: opArgMax, a: viewOf(x), ids: ids.(*ints).addr})
+}
+
+// TopK finds the k largest values of every row and their log-softmax.
+func (b *Backend) TopK(ids backend.Ints, logp, x backend.Tensor, k int) {
+	b.op(op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, n: int32(k)})
+}

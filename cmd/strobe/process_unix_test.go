@@ -1,0 +1,165 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"strobe/engine"
+	"strobe/internal/testkit"
+)
+
+// argsVariable makes the test binary run a command line of the program and end.
+const argsVariable = "STROBE_TEST_ARGS"
+
+// TestProcess is the program in a process of its own, for tests that send it signals.
+func TestProcess(t *testing.T) {
+	var args []string
+	if json.Unmarshal([]byte(os.Getenv(argsVariable)), &args) == nil {
+		os.Exit(run(context.Background(), args, os.Stdin, os.Stdout, os.Stderr))
+	}
+}
+
+// startProcess runs the server as a process and returns its address.
+func startProcess(t *testing.T, args ...string) (cmd *exec.Cmd, url string) {
+	t.Helper()
+	b, err := json.Marshal(append([]string{"serve", "--port", "0"}, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd = exec.Command(os.Args[0], "-test.run=^TestProcess$")
+	cmd.Env = append(os.Environ(), argsVariable+"="+string(b))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmd, strings.TrimSpace(line)
+}
+
+// TestSecondSignal: the first one lets requests finish, the second one ends the process at once.
+func TestSecondSignal(t *testing.T) {
+	cmd, url := startProcess(t, "-m", testkit.Golden(t, "qwen3/model.gguf"), "--shutdown-timeout", "1h")
+	ready(t, url)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// A request that does not finish: its body does not come.
+	if _, err := io.WriteString(conn, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != nil { // it asks for the body
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	for { // until it takes no requests
+		r, err := http.Get(url + "/health")
+		if err != nil {
+			break
+		}
+		r.Body.Close()
+	}
+	ended := make(chan error)
+	go func() { ended <- cmd.Wait() }()
+	for running := true; running; { // one that comes with the first is the first, too
+		cmd.Process.Signal(os.Interrupt)
+		select {
+		case err = <-ended:
+			running = false
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
+		t.Errorf("the process ended with %v", err)
+	}
+}
+
+// TestStopWhileLoading: a server that is told to stop while it loads does so.
+func TestStopWhileLoading(t *testing.T) {
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	newPool = func(cfg engine.PoolConfig) (*engine.Pool, error) {
+		close(begun)
+		<-goOn
+		return engine.NewPool(cfg)
+	}
+	defer func() { newPool = engine.NewPool }()
+	defer close(goOn)
+	_, stop := serve(t, "-m", testkit.Golden(t, "qwen3/model.gguf"), "--shutdown-timeout", "1h")
+	<-begun
+	if code, log := stop(); code != exitOK {
+		t.Errorf("exit code %d, log %s", code, log)
+	}
+}
+
+// TestServeChangedFile: a server of one file goes on with the new one when it was overwritten.
+func TestServeChangedFile(t *testing.T) {
+	read := func(name string) []byte {
+		b, err := os.ReadFile(testkit.Golden(t, name+"/model.gguf"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	path := filepath.Join(t.TempDir(), "m.gguf")
+	if err := os.WriteFile(path, read("qwen3"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	url, _ := serve(t, "-m", path, "--temp", "0")
+	ready(t, url)
+	arch := func() any {
+		status, v := ask(t, url+"/v1/completions", `{"prompt":"x","max_tokens":2}`)
+		if status != http.StatusOK {
+			t.Errorf("%d %v", status, v)
+		}
+		resp, err := http.Get(url + "/props")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var props struct {
+			Model struct{ Arch string }
+		}
+		b, _ := io.ReadAll(resp.Body)
+		if err := json.Unmarshal(b, &props); err != nil {
+			t.Fatal(err)
+		}
+		return props.Model.Arch
+	}
+	if got := arch(); got != "qwen3" {
+		t.Errorf("it serves %v", got)
+	}
+	if err := os.WriteFile(path, read("gemma4"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := arch(); got != "gemma4" {
+		t.Errorf("after the file was overwritten it serves %v", got)
+	}
+}

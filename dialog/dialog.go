@@ -1,0 +1,257 @@
+// Package dialog turns what people and programs say into the tokens a model reads: messages go through the
+// model's chat template, plain text stands for itself.
+//
+// One rule holds for everything built here: control tokens are the template's. Whoever spells <|im_end|> in a
+// message, a tool's description or a text to be continued gets the characters, never the token that ends a turn.
+// Only a text that is declared raw may contain control tokens, because its author takes the place of the template.
+//
+// A Format belongs to one model and may be used by any goroutine.
+package dialog
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"strobe/chat"
+	"strobe/chat/parse"
+	"strobe/engine"
+	"strobe/tokenizer"
+)
+
+// Format is how one model converses.
+type Format struct {
+	BOS, EOS string // text of the tokens that templates may write
+
+	model *engine.Model
+	load  func() (*format, error) // once, when a conversation needs it
+}
+
+// format is what conversations need besides the tokenizer.
+type format struct {
+	template *chat.Template
+	control  []string // texts of the control tokens
+	longest  int      // bytes of the longest token
+	// keepControl: the markers of reasoning or calls are control tokens, which the parser has to see.
+	keepControl bool
+}
+
+// markers stand around reasoning and tool calls in answers.
+var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>"}
+
+// For returns the format of a model, of which it uses the tokenizer and the template only.
+func For(m *engine.Model) *Format {
+	f := &Format{model: m}
+	if id, ok := m.Tokenizer.BOS(); ok {
+		f.BOS = m.Tokenizer.Text(id)
+	}
+	if id, ok := m.Tokenizer.EOS(); ok {
+		f.EOS = m.Tokenizer.Text(id)
+	}
+	f.load = sync.OnceValues(func() (*format, error) { return load(m) })
+	return f
+}
+
+func load(m *engine.Model) (*format, error) {
+	f := &format{}
+	var err error
+	if f.template, err = chat.ForModel(m.Template); err != nil {
+		return nil, fmt.Errorf("%s: %w", m.Path, err)
+	}
+	for id := range tokenizer.ID(m.Tokenizer.Size()) {
+		piece := m.Tokenizer.Piece(id, true)
+		f.longest = max(f.longest, len(piece))
+		if m.Tokenizer.Kind(id) == tokenizer.Control && len(piece) > 0 {
+			f.control = append(f.control, string(piece))
+		}
+	}
+	for _, s := range markers {
+		f.keepControl = f.keepControl || strings.Contains(f.template.Source(), s) && slices.Contains(f.control, s)
+	}
+	return f, nil
+}
+
+// Template returns the model's chat template, or a plain one when its file has none. It fails when the file's cannot
+// be read.
+func (f *Format) Template() (*chat.Template, error) {
+	x, err := f.load()
+	if err != nil {
+		return nil, err
+	}
+	return x.template, nil
+}
+
+// Converses reports whether the model's file has a chat template.
+func (f *Format) Converses() bool { return f.model.Template != "" }
+
+// Options of one prompt. The zero value lets the template decide.
+type Options struct {
+	Tools    []json.RawMessage // in OpenAI's shape
+	Thinking *bool             // nil leaves it to the template
+	Extra    map[string]any    // more variables of the template
+	Whole    bool              // leave reasoning and tool calls in the text of the answer
+	Context  int               // most tokens of a prompt, the answer included; 0 means no limit here
+}
+
+// Prompt is what a model is to go on from.
+type Prompt struct {
+	Text   string
+	Tokens []int32
+	// Thinking: it ends inside an open block of reasoning.
+	Thinking bool
+
+	tok    *tokenizer.Tokenizer
+	format *format // nil for text to be continued
+	tools  []json.RawMessage
+	whole  bool
+}
+
+// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens.
+func (f *Format) Text(text string, raw bool) *Prompt {
+	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw}
+	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}
+}
+
+// Prompt returns the prompt for an answer, or, when it is to be raw or the model has no chat template, for a
+// continuation of what the messages say.
+func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, error) {
+	if !raw && f.Converses() {
+		return f.Chat(msgs, o)
+	}
+	var text strings.Builder
+	for i := range msgs {
+		text.WriteString(msgs[i].Text())
+	}
+	return f.Text(text.String(), raw), nil
+}
+
+// Chat returns the prompt for an answer to a conversation. A conversation that ends with the assistant is to be
+// continued there. Errors are *engine.ContextError or the template's.
+func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
+	x, err := f.load()
+	if err != nil {
+		return nil, err
+	}
+	size := 0
+	for i := range msgs {
+		size += messageSize(&msgs[i])
+	}
+	for _, t := range o.Tools {
+		size += len(t)
+	}
+	if err := f.Fits(size, o.Context); err != nil {
+		return nil, err
+	}
+	opt := chat.Options{
+		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
+	}
+	continued := ""
+	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
+		continued = msgs[n-1].Text()
+		msgs = msgs[:n-1]
+		if opt.EnableThinking == nil && x.template.Thinking() {
+			off := false
+			opt.EnableThinking = &off
+		}
+	}
+	text, plain, err := x.template.RenderMarked(msgs, opt, x.control)
+	if err != nil {
+		return nil, err
+	}
+	plain = append(plain, spoken(text+continued, len(text))...)
+	text += continued
+	tok := f.model.Tokenizer
+	return &Prompt{Text: text, Tokens: encode(tok, text, plain), Thinking: parse.ThinkingOpen(text),
+		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
+}
+
+// spoken is the range of the beginning of an answer, without the markers in it: those the model wrote itself.
+func spoken(text string, start int) (spans []chat.Span) {
+	end := start
+	for end < len(text) {
+		n := 0
+		for _, m := range markers {
+			if strings.HasPrefix(text[end:], m) {
+				n = len(m)
+			}
+		}
+		if n > 0 {
+			spans = append(spans, chat.Span{Start: start, End: end})
+			start = end + n
+		}
+		end += max(n, 1)
+	}
+	return append(spans, chat.Span{Start: start, End: end})
+}
+
+// encode turns a rendered prompt into tokens. Plain are the places where control tokens
+// would be the conversation's and not the template's.
+func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span) []int32 {
+	var ids []int32
+	at := 0
+	for _, s := range plain {
+		ids = tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true})
+		ids = tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{})
+		at = s.End
+	}
+	ids = tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true})
+	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
+	if bos, ok := tok.BOS(); ok && tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
+		ids = append([]int32{bos}, ids...)
+	}
+	return ids
+}
+
+// Fits refuses a text that is too long whatever its tokens, before any work is done on it.
+func (f *Format) Fits(bytes, context int) error {
+	x, err := f.load()
+	if err != nil {
+		return err
+	}
+	if n := bytes / max(x.longest, 1); context > 0 && n >= context {
+		return &engine.ContextError{Prompt: n, Context: context}
+	}
+	return nil
+}
+
+// messageSize is how much text a message adds to the prompt at least; templates may leave out reasoning.
+func messageSize(m *chat.Message) int {
+	size := 0
+	for _, c := range m.ToolCalls {
+		size += len(c.Arguments)
+	}
+	switch c := m.Content.(type) {
+	case string:
+		size += len(c)
+	case []chat.Part:
+		for _, p := range c {
+			size += len(p.Text)
+		}
+	}
+	return size
+}
+
+// Request adds the prompt to a request.
+func (p *Prompt) Request(req engine.Request) engine.Request {
+	req.Tokens = p.Tokens
+	if p.format == nil {
+		return req
+	}
+	req.KeepSpecial = p.format.keepControl && !p.whole
+	for i, id := range p.Tokens { // later prompts may differ after the end of any turn
+		if p.tok.IsEOG(id) {
+			req.Checkpoints = append(req.Checkpoints, i+1)
+		}
+	}
+	return req
+}
+
+// Parser takes answers to the prompt apart; nil when all their text is the answer.
+func (p *Prompt) Parser() *parse.Parser {
+	if p.format == nil || p.whole {
+		return nil
+	}
+	return parse.For(p.format.template.Source(), p.tools, p.Thinking)
+}

@@ -1,0 +1,97 @@
+//go:build unix
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestOnlyFilesAreModels: a pipe that nobody writes to, a device and a folder that are named like models are none.
+// Opening them used to hang the list, every load and the end of the server.
+func TestOnlyFilesAreModels(t *testing.T) {
+	dir := modelDir(t, "a=qwen3")
+	pipe := filepath.Join(dir, "pipe.gguf")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", filepath.Join(dir, "zero.gguf")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(pipe, filepath.Join(dir, "a-dflash.gguf")); err != nil { // is looked at as a drafter
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "folder.gguf"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(dir, "a.gguf"), filepath.Join(dir, "link.gguf")); err != nil {
+		t.Fatal(err)
+	}
+	p := newPool(t, PoolConfig{Dir: dir})
+	if got := states(p); got != "a unloaded, link unloaded" {
+		t.Errorf("models: %s", got)
+	}
+	acquire(t, p, "link").Release()
+	var load *LoadError
+	p = newPool(t, PoolConfig{Files: []string{pipe}})
+	if _, err := p.Acquire(t.Context(), "pipe"); !errors.As(err, &load) || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("a pipe that was named: %v", err)
+	}
+}
+
+// TestFolderDoesNotAnswer: a folder that hangs, as one on a network drive may, holds nobody up: what is known
+// is listed and served, and the pool can be closed.
+func TestFolderDoesNotAnswer(t *testing.T) {
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3")})
+	answer := make(chan struct{})
+	defer close(answer)
+	p.stat = func(path string) (os.FileInfo, error) {
+		<-answer
+		return os.Stat(path)
+	}
+	if got := states(p); got != "a unloaded" {
+		t.Errorf("models: %s", got)
+	}
+	acquire(t, p, "a").Release()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	var unknown *UnknownModelError
+	if _, err := p.Acquire(gone, "b"); !errors.As(err, &unknown) {
+		t.Errorf("a model that is not known: %v", err)
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCloseWhileLoading: a pool does not wait for a load, and what was loaded too late is closed (the leak check
+// of the tests sees its goroutines).
+func TestCloseWhileLoading(t *testing.T) {
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3")})
+	begun, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	p.read = func(path string, opt Options) (*Model, error) {
+		defer close(ended)
+		close(begun)
+		<-goOn
+		return Load(path, opt)
+	}
+	failed := make(chan error)
+	go func() {
+		_, err := p.Acquire(context.Background(), "a")
+		failed <- err
+	}()
+	<-begun
+	if err := p.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	close(goOn)
+	<-ended
+	if err := <-failed; !errors.Is(err, ErrClosed) {
+		t.Errorf("who waited for it gets %v", err)
+	}
+}
