@@ -291,7 +291,7 @@ type embedArgs struct {
 	_           int32
 }
 
-// Embed appends the look-up of n rows: dst[i] = scale * row ids[i]. Rows that do not exist are zero.
+// Embed appends the look-up of n rows: dst[i] = scale * row ids[i]. A negative id stands for row 0; rows that do not exist are zero.
 func (p *Products) Embed(ls []Launch, dst Addr, stride int, l WeightLayout, w, ids Addr, n int, scale float32) []Launch {
 	return append(ls, Launch{Name: "embed", Grid: [3]int{l.Stages(), n, 1}, Threads: 256, Early: p.Bulk, Args: Args(embedArgs{
 		dst: dst, w: w, ids: ids, stride: int32(stride), rows: int32(l.Rows), cols: int32(l.Cols), n: int32(n),
