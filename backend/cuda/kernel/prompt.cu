@@ -2,6 +2,7 @@
 // that a row has the same bits as in small products. Warps turn their tile into fragments in registers (A), activations
 // come from shared memory (B; pack.h describes them).
 // also for sm_90a
+// emulated as for sm_90
 #include "pack.h"
 #ifdef HOPPER
 #include "wgmma.h"
@@ -300,8 +301,10 @@ template <class F> DEV void wide(const ProductArgs& a) {
   KERNEL(prompt_##NAME, ProductArgs, a, 512, 1) { prompt<F>(a); } \
   KERNEL(wide_##NAME, ProductArgs, a, 256, 1) { wide<F>(a); }
 PROMPT(q4k, Q4K)
-PROMPT(q5k, Q5K)
 PROMPT(q6k, Q6K)
+#ifndef EMULATE // two are enough there
+PROMPT(q5k, Q5K)
 PROMPT(q3k, Q3K)
 PROMPT(nv4, NV4)
+#endif
 #endif
