@@ -91,7 +91,9 @@ func TestKernelsAgreeOnNorms(t *testing.T) {
 	r, _ := newer(t)
 	rnd := rand.New(rand.NewPCG(1, 1))
 	const cols = 9472 // more than 32 sums of squares
-	groups, ns := [][]quant.Type{{quant.Q4_K, quant.Q4_K}, {quant.Q6_K, quant.Q4_K, quant.Q5_K}, {quant.Q8_0, quant.Q4_K, quant.Q4_0}}, []int{1, 5, 16, 40, 64, 65, 200}
+	groups := [][]quant.Type{{quant.Q4_K, quant.Q4_K}, {quant.Q6_K, quant.Q4_K, quant.Q5_K},
+		{quant.Q8_0, quant.Q4_K, quant.Q4_0}}
+	ns := []int{1, 5, 16, 40, 64, 65, 200}
 	if !onDevice {
 		groups, ns = [][]quant.Type{{quant.Q6_K, quant.Q4_K}}, []int{3, 66}
 	}
@@ -147,7 +149,8 @@ func TestExpertKernelsAgree(t *testing.T) {
 	}
 }
 
-// timed returns the microseconds of one of `count` launches that follow each other in a recording, the best of several times.
+// timed returns the microseconds of one of `count` launches that follow each other in a recording, the best of
+// several times.
 func (r *productRig) timed(ls []gpu.Launch, count int) float64 {
 	r.t.Helper()
 	for i := range ls {
@@ -275,7 +278,8 @@ func BenchmarkProducts(b *testing.B) {
 	}
 }
 
-// BenchmarkExperts does the same for a model with 256 experts of which 8 are used: both products of a layer with all that is between.
+// BenchmarkExperts does the same for a model with 256 experts of which 8 are used: both products of a layer with all
+// that is between.
 func BenchmarkExperts(b *testing.B) {
 	if !onDevice {
 		b.Skip("needs STROBE_CUDA=cuda")
@@ -328,8 +332,10 @@ func BenchmarkExperts(b *testing.B) {
 			}
 			bytes := float64(len(live)) * float64(gates[0].MatrixBytes()+ups[0].MatrixBytes()+downs[0].MatrixBytes())
 			us := r.timed(all, count)
-			fmt.Printf("%v, %d experts of %dx%d, %3d rows, %3d distinct: layer %.1f us %.2f TB/s; group %.1f, gate and up %.1f, down %.1f us\n",
-				typ, experts, ffn, hidden, n, len(live), us, bytes/us/1e6, r.timed(group, count), r.timed(first, count), r.timed(second, count))
+			fmt.Printf("%v, %d experts of %dx%d, %3d rows, %3d distinct: layer %.1f us %.2f TB/s;",
+				typ, experts, ffn, hidden, n, len(live), us, bytes/us/1e6)
+			fmt.Printf(" group %.1f, gate and up %.1f, down %.1f us\n",
+				r.timed(group, count), r.timed(first, count), r.timed(second, count))
 			r.release(dids, x, tables, act, act2, g.Part, u.Part, dn.Part)
 		}
 		for i := range gates {

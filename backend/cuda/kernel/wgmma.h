@@ -1,5 +1,5 @@
-// Warpgroup products (sm_90a) with A in registers: D[64 x N] (+)= A[64 x 16] B[16 x N], halves in, f32 out. B lies in shared
-// memory, token by token.
+// Warpgroup products (sm_90a) with A in registers: D[64 x N] (+)= A[64 x 16] B[16 x N], halves in, f32 out. B lies in
+// shared memory, token by token.
 #pragma once
 #include "common.h"
 
@@ -12,7 +12,8 @@ DEV u64 desc0(u32 addr, u32 lead, u32 stride) {
   return (u64)((addr & 0x3ffff) >> 4) | (u64)(lead >> 4) << 16 | (u64)(stride >> 4) << 32;
 }
 #ifdef EMULATE
-// The same at once, warp by warp: each has its 16 rows of A and D. With swizzle, bits 7 to 9 of an address are added to bits 4 to 6.
+// The same at once, warp by warp: each has its 16 rows of A and D. With swizzle, bits 7 to 9 of an address are added
+// to bits 4 to 6.
 DEV u32 emu_operand(u64 desc, int token, int chunk) {
   u32 at = ((u32)desc & 0x3fff) << 4, lead = ((u32)(desc >> 16) & 0x3fff) << 4, stride = ((u32)(desc >> 32) & 0x3fff) << 4;
   if (!(desc >> 62)) return at + token / 8 * stride + chunk * lead + token % 8 * 16;
