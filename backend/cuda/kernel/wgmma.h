@@ -1,5 +1,5 @@
-// Warpgroup products (sm_90a) with A in registers: D[64 x N] (+)= A[64 x 16] B[16 x N], halves in, f32 out. B lies in shared
-// memory, token by token.
+// Warpgroup products (sm_90a) with A in registers: D[64 x N] (+)= A[64 x 16] B[16 x N], halves in, f32 out. B lies in
+// shared memory, token by token.
 #pragma once
 #include "common.h"
 
@@ -11,6 +11,28 @@ DEV u64 desc128(u32 addr, u32 lead, u32 stride) {
 DEV u64 desc0(u32 addr, u32 lead, u32 stride) {
   return (u64)((addr & 0x3ffff) >> 4) | (u64)(lead >> 4) << 16 | (u64)(stride >> 4) << 32;
 }
+#ifdef EMULATE
+// The same at once, warp by warp: each has its 16 rows of A and D. With swizzle, bits 7 to 9 of an address are added
+// to bits 4 to 6.
+DEV u32 emu_operand(u64 desc, int token, int chunk) {
+  u32 at = ((u32)desc & 0x3fff) << 4, lead = ((u32)(desc >> 16) & 0x3fff) << 4, stride = ((u32)(desc >> 32) & 0x3fff) << 4;
+  if (!(desc >> 62)) return at + token / 8 * stride + chunk * lead + token % 8 * 16;
+  at += token / 8 * stride + token % 8 * 128 + chunk * 16;
+  return at ^ (at >> 7 & 7) << 4;
+}
+DEV void wg_fence() {}
+DEV void wg_commit() {}
+template <int N> DEV void wg_wait() {}
+template <int N> DEV void wg_keep(float (&d)[N]) {}
+template <int N> DEV void wg_rs(float (&d)[N], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
+  int g = (TID & 31) >> 2, t = TID & 3;
+  for (int nt = 0; nt < N / 4; nt++) {
+    float* p = d + 4 * nt;
+    if (!add) p[0] = p[1] = p[2] = p[3] = 0;
+    mma16816(p, a0, a1, a2, a3, lds32(emu_operand(b, nt * 8 + g, 0) + 4 * t), lds32(emu_operand(b, nt * 8 + g, 1) + 4 * t));
+  }
+}
+#else
 DEV void wg_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> DEV void wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
@@ -39,3 +61,4 @@ DEV void wg_rs(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" WG_64
                "}, {%64,%65,%66,%67}, %68, p, 1, 1, 0; }" : WG_D16(0), WG_D16(16), WG_D16(32), WG_D16(48) : WG_IN);
 }
+#endif
