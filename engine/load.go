@@ -52,7 +52,11 @@ import (
 // that lies beside the target.
 type Options struct {
 	Threads int
-	KV      string // cache type: f16 (default), f32 or q8_0
+	// Device runs the model: "cpu", "cuda", "cuda:N"; "" and "auto" mean the first GPU on which it fits, or the processor.
+	Device string
+	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit, negative none.
+	GPULayers int
+	KV        string // cache type: f16 (default), f32 or q8_0
 	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has
 	// otherwise; "none" uses none.
 	Drafter string
@@ -71,7 +75,7 @@ type Model struct {
 	Template  string // chat template of the file, "" for none
 
 	Path, DrafterPath string
-	backend           backend.Backend
+	backends          []backend.Backend
 	files             []*gguf.File
 }
 
@@ -178,8 +182,11 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
 		return err
 	}
-	m.backend = cpu.New(cpu.Options{Threads: opt.Threads})
-	if m.Target, err = model.Open(src.Target, m.backend, model.Options{KV: kv, KVF32: kv == quant.F32}); err != nil {
+	mo := model.Options{KV: kv, KVF32: kv == quant.F32}
+	if err := m.openDevices(src, opt, &mo); err != nil {
+		return err
+	}
+	if m.Target, err = model.Open(src.Target, m.backends[0], mo, m.backends[1:]...); err != nil {
 		return err
 	}
 	if err := m.loadDrafters(src, opt, kv == quant.F32); err != nil {
@@ -292,9 +299,11 @@ func sameVocabulary(src Source) error {
 
 // Close releases the model. It may be called more than once.
 func (m *Model) Close() error {
-	if m.backend != nil {
-		m.backend.Close()
-		m.backend = nil
+	for _, b := range m.backends {
+		b.Close()
+	}
+	if m.backends != nil {
+		m.backends = nil
 	}
 	var first error
 	for _, f := range m.files {
@@ -307,12 +316,12 @@ func (m *Model) Close() error {
 }
 
 // Backend returns the device the model runs on.
-func (m *Model) Backend() backend.Backend { return m.backend }
+func (m *Model) Backend() backend.Backend { return m.backends[0] }
 
 // Summary states what the model needs: weights, cache per token, state per sequence.
 func (m *Model) Summary() string {
 	mem := m.Target.Memory()
-	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.backend.Name(),
+	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.deviceName(),
 		Bytes(m.Target.WeightBytes()), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
 	for _, d := range m.Drafters() {
 		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache %s per token", d.Name(), Bytes(d.WeightBytes()),

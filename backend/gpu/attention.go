@@ -5,6 +5,7 @@ import (
 	"math"
 	"unsafe"
 
+	"strobe/backend"
 	"strobe/quant"
 )
 
@@ -20,7 +21,7 @@ const maxPartialBytes = 192 << 20
 // device alone, except for the number of rows a block has, which changes no bits.
 type Attention struct {
 	Heads, KVHeads int
-	Shape          KVShape
+	Shape          backend.KVDims
 	props          Props
 	family         int
 	chunk, chunks  int // query heads of a block, and blocks of a KV head
@@ -34,7 +35,7 @@ const (
 )
 
 // NewAttention chooses the kernels for heads query heads on a layer of the given shape.
-func NewAttention(d Driver, heads int, s KVShape) (*Attention, error) {
+func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	if s.Heads <= 0 || heads <= 0 || heads%s.Heads != 0 {
 		return nil, fmt.Errorf("attention: %d query heads for %d KV heads", heads, s.Heads)
 	}

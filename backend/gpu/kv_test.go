@@ -37,7 +37,7 @@ func (w *world) inputs(x [][]float32) map[string]gpu.In {
 		b := make([]byte, (len(x)*stride+1)*4)
 		skip := stride % 4 & 1
 		for r, v := range x {
-			copy(b[(r*stride+skip)*4:], floatBytes(v))
+			copy(b[(r*stride+skip)*4:], rawBytes(v))
 		}
 		in[name] = gpu.Rows(w.upload(b)+gpu.Addr(4*skip), stride)
 	}
@@ -62,7 +62,7 @@ func (w *world) inputs(x [][]float32) map[string]gpu.In {
 			}
 		}
 	}
-	p.P = w.upload(floatBytes(v))
+	p.P = w.upload(rawBytes(v))
 	in["pieces"] = p
 	return in
 }
@@ -224,7 +224,7 @@ func TestQKV(t *testing.T) {
 				flat := func(x [][]float32) gpu.Addr {
 					var b []byte
 					for _, v := range x {
-						b = append(b, floatBytes(v)...)
+						b = append(b, rawBytes(v)...)
 					}
 					return w.upload(b)
 				}
@@ -238,7 +238,7 @@ func TestQKV(t *testing.T) {
 					call.Out = w.upload(bytes.Repeat([]byte{0xff}, n*call.OutStride*4))
 					call.Q, call.K, call.V = gpu.HeadRows{In: qi[how], Step: int32(2 * kd)}, gpu.HeadRows{In: ki[how], Step: int32(kd)}, gpu.HeadRows{In: vi[how], Step: int32(vd)}
 					if norm {
-						call.Q.Norm, call.K.Norm = w.upload(floatBytes(qw)), w.upload(floatBytes(kw))
+						call.Q.Norm, call.K.Norm = w.upload(rawBytes(qw)), w.upload(rawBytes(kw))
 					}
 					for _, l := range writer.QKV(nil, call) {
 						w.d.Launch(&l)
@@ -281,13 +281,13 @@ func near(t *testing.T, what string, got []float32, want []float64, most float64
 
 // TestMove: slots move in the given order in all layers, also from a slot that an earlier move wrote.
 func TestMove(t *testing.T) {
-	shapes := []gpu.KVShape{{Heads: 2, KeyDim: 128, ValueDim: 64, Key: f16, Value: f16}, {Heads: 3, KeyDim: 32, ValueDim: 96, Key: q8, Value: q8},
+	shapes := []backend.KVDims{{Heads: 2, KeyDim: 128, ValueDim: 64, Key: f16, Value: f16}, {Heads: 3, KeyDim: 32, ValueDim: 96, Key: q8, Value: q8},
 		{Heads: 1, KeyDim: 24, ValueDim: 40, Key: f32, Value: f16}}
 	w := newWorld(t, 2, shapes[0])
-	l, err := gpu.NewPageLayout(shapes)
+	var err error
+	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64, Layers: shapes})
 	w.must(err)
-	w.pages, err = gpu.NewPages(w.d, l)
-	w.must(err)
+	l := w.pages.Layout
 	s := &sequence{}
 	for range 3 {
 		id, err := w.pages.Alloc()
@@ -296,9 +296,9 @@ func TestMove(t *testing.T) {
 		w.pages.WritePage(id, w.junk(l.Bytes))
 	}
 	want := w.read(s)
-	moves := []gpu.RowMove{{To: 1, Dst: 9, From: 0, Src: 63}, {To: 0, Dst: 63, From: 2, Src: 5}, {To: 2, Dst: 1, From: 1, Src: 9}, {To: 1, Dst: 9, From: 0, Src: 63}}
-	for i := range 20 { // more than the first room for moves
-		moves = append(moves, gpu.RowMove{To: int32(i % 3), Dst: w.r.IntN(64), From: int32(i * 7 % 3), Src: w.r.IntN(64)})
+	moves := []backend.RowMove{{To: 1, Dst: 9, From: 0, Src: 63}, {To: 0, Dst: 63, From: 2, Src: 5}, {To: 2, Dst: 1, From: 1, Src: 9}, {To: 1, Dst: 9, From: 0, Src: 63}}
+	for i := range 600 { // more than one launch makes
+		moves = append(moves, backend.RowMove{To: int32(i % 3), Dst: w.r.IntN(64), From: int32(i * 7 % 3), Src: w.r.IntN(64)})
 	}
 	for _, m := range moves {
 		to, from := want[m.To], bytes.Clone(want[m.From])
@@ -323,8 +323,8 @@ func TestMove(t *testing.T) {
 			}
 		}
 	}
-	w.must(w.pages.Move(moves[:4]))
-	w.must(w.pages.Move(moves[4:]))
+	w.pages.Move(moves[:4])
+	w.pages.Move(moves[4:])
 	for i, got := range w.read(s) {
 		if j := firstDifference(got, want[i]); j >= 0 {
 			t.Errorf("byte %d of page %d differs", j, i)
@@ -338,7 +338,7 @@ func TestMove(t *testing.T) {
 
 // TestPages: memory that pages never had is zero, freed pages come again, and a device without memory is an error.
 func TestPages(t *testing.T) {
-	w := newWorld(t, 1, gpu.KVShape{Heads: 1, KeyDim: 512, ValueDim: 512, Key: f32, Value: f32})
+	w := newWorld(t, 1, backend.KVDims{Heads: 1, KeyDim: 512, ValueDim: 512, Key: f32, Value: f32})
 	bytesOf := w.pages.PageBytes()
 	seen := map[gpu.Addr]bool{}
 	var ids []int32

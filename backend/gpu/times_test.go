@@ -33,14 +33,14 @@ func TestAttentionTimes(t *testing.T) {
 		{f16, 512, []int{1024, 8192, 32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
 		{f16, 64, []int{1024, 8192, 32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
 	} {
-		s := gpu.KVShape{Heads: 4, KeyDim: c.dim, ValueDim: c.dim, Key: c.typ, Value: c.typ}
+		s := backend.KVDims{Heads: 4, KeyDim: c.dim, ValueDim: c.dim, Key: c.typ, Value: c.typ}
 		for _, slots := range c.slots {
 			timeAttention(t, d, s, slots, c.segs)
 		}
 	}
 }
 
-func timeAttention(t *testing.T, d gpu.Driver, s gpu.KVShape, slots int, batches [][2]int) {
+func timeAttention(t *testing.T, d gpu.Driver, s backend.KVDims, slots int, batches [][2]int) {
 	const heads = 24
 	w := newWorldOn(t, d, heads, s)
 	most := 0
@@ -50,14 +50,14 @@ func timeAttention(t *testing.T, d gpu.Driver, s gpu.KVShape, slots int, batches
 	pages := (slots + 63) / 64
 	bytes := pages * 64 * s.Heads * (s.Key.RowBytes(s.KeyDim) + s.Value.RowBytes(s.ValueDim))
 	layers := min(64, max(4, (400<<20)/bytes))
-	shapes := make([]gpu.KVShape, layers)
+	shapes := make([]backend.KVDims, layers)
 	for i := range shapes {
 		shapes[i] = s
 	}
-	l, err := gpu.NewPageLayout(shapes)
+	var err error
+	w.pages, err = gpu.NewPages(d, backend.KVLayout{Page: 64, Layers: shapes})
 	w.must(err)
-	w.pages, err = gpu.NewPages(d, l)
-	w.must(err)
+	l := w.pages.Layout
 	defer w.pages.Close()
 	content := w.junk(l.Bytes)
 	var tables [][]int32
@@ -96,7 +96,7 @@ func timeAttention(t *testing.T, d gpu.Driver, s gpu.KVShape, slots int, batches
 			block := make([]byte, room.Bytes())
 			k.Put(block, room)
 			n, width := b[0]*b[1], heads*s.KeyDim
-			q, out, plan := w.upload(floatBytes(w.normal(n*width, 1))), w.upload(make([]byte, 4*n*width)), w.upload(block)
+			q, out, plan := w.upload(rawBytes(w.normal(n*width, 1))), w.upload(make([]byte, 4*n*width)), w.upload(block)
 			scratch := w.upload(make([]byte, max(16, at.ScratchBytes(k.Partials))))
 			var ls []gpu.Launch
 			for i := range layers {
