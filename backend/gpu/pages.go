@@ -171,8 +171,11 @@ func (p *Pages) Used() int { return int(p.used.Load()) }
 // PageBytes is the size of a page.
 func (p *Pages) PageBytes() int { return p.Layout.Bytes }
 
-// Addr is where a page lies.
+// Addr is where a page lies. Pages that left a window have no address, and nobody sees them.
 func (p *Pages) Addr(page int32) Addr {
+	if page < 0 {
+		return 0
+	}
 	return p.chunks[int(page)/p.per] + Addr(int(page)%p.per*p.Layout.Bytes)
 }
 

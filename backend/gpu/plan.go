@@ -131,7 +131,7 @@ func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
 			}
 			tiling = a.Tiling(int(k.longest))
 		}
-		t, err := NewKVTables(plan, tiling, pool.addr)
+		t, err := NewKVTables(plan, tiling, pool.Addr)
 		if err != nil {
 			return nil, err
 		}
@@ -184,7 +184,7 @@ func (b *Backend) attentionOf(heads int, d backend.KVDims) (*Attention, error) {
 	if a := b.attn[key]; a != nil {
 		return a, nil
 	}
-	a, err := NewAttention(b.d, heads, KVShape(d))
+	a, err := NewAttention(b.d, heads, d)
 	if err == nil {
 		b.attn[key] = a
 	}
@@ -264,7 +264,8 @@ func (l *lowering) queries(i int) int {
 			return 0
 		}
 	}
-	if k.rope == nil || v.rope != nil || v.norm != nil && v.norm.v != 0 || q.dst.addr != 0 && q.rope == nil ||
+	// The fused kernel norms queries and keys with weights and values without.
+	if k.rope == nil || v.rope != nil || v.norm != nil && v.norm.v != 0 || k.norm != nil && k.norm.v == 0 || q.norm != nil && q.norm.v == 0 || q.dst.addr != 0 && q.rope == nil ||
 		q.rope != nil && (q.rope.b != k.rope.b || q.rope.c != k.rope.c) || l.wanted(end, k.dst) || l.wanted(end, v.dst) {
 		return 0
 	}
@@ -331,45 +332,14 @@ func headsOf(v view, tokens, n int) view {
 // kvPool is cache pages on the device.
 type kvPool struct {
 	*Pages
-	b      *Backend
 	layers []backend.KVDims
 }
 
 // NewKVPool returns an empty pool.
 func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
-	if l.Page != PageSlots {
-		return nil, fmt.Errorf("cache pages of %d tokens, want %d", l.Page, PageSlots)
-	}
-	shapes := make([]KVShape, len(l.Layers))
-	for i, d := range l.Layers {
-		shapes[i] = KVShape(d)
-	}
-	pl, err := NewPageLayout(shapes)
+	p, err := NewPages(b.d, l)
 	if err != nil {
 		return nil, err
 	}
-	p, err := NewPages(b.d, pl)
-	if err != nil {
-		return nil, err
-	}
-	return &kvPool{p, b, l.Layers}, nil
-}
-
-// addr is where a page lies. Pages that left a window have no address, and nobody sees them.
-func (p *kvPool) addr(page int32) Addr {
-	if page < 0 {
-		return 0
-	}
-	return p.Addr(page)
-}
-
-// Move moves rows of all layers.
-func (p *kvPool) Move(rows []backend.RowMove) {
-	moves := make([]RowMove, len(rows))
-	for i, m := range rows {
-		moves[i] = RowMove(m)
-	}
-	if err := p.Pages.Move(moves); err != nil {
-		p.b.fail(err)
-	}
+	return &kvPool{p, l.Layers}, nil
 }

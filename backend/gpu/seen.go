@@ -127,6 +127,9 @@ func (k *KVTables) see(p *backend.KVPlan, r int, pageAddr func(int32) Addr) erro
 		return fmt.Errorf("row %d sees %d slots of %d", r, s.hi, room)
 	}
 	s.lo = min(s.lo, s.hi)
+	if first, last := pagesOf(s); pages[first] < 0 || pages[last] < 0 || pages[p.Slot[r]/PageSlots] < 0 {
+		return fmt.Errorf("row %d: slot %d, visible %d to %d, in pages that were dropped", r, p.Slot[r], s.lo, s.hi)
+	}
 	k.rows[r] = s
 	k.at[r] = writeAt{page: pageAddr(pages[p.Slot[r]/PageSlots]), slot: p.Slot[r] % PageSlots}
 	return nil
@@ -196,13 +199,6 @@ func (k *KVTables) tile(p *backend.KVPlan, it *seenItem) error {
 		}
 	}
 	it.paths = int32(len(k.paths)) - it.path
-	for i := it.path; i < it.path+it.paths; i++ {
-		for j, v := range k.paths[i] {
-			if v < 0 { // nobody sees it: any slot that exists
-				k.paths[i][j] = it.base
-			}
-		}
-	}
 	return nil
 }
 

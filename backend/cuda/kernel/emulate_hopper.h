@@ -1,39 +1,7 @@
-// What flash.h needs of Hopper, for the emulation: barriers that count bytes, bulk copies and warpgroup products. Copies and
-// products are done at once. Products are made of mma16816, so that their sums have its order.
+// The warpgroup products that attention uses, for the emulation. They are done at once, and made of mma16816, so that their sums
+// have its order.
 #pragma once
 
-struct EmuBar {
-  u8 phase, count, pending, pad;
-  int bytes; // still to come
-};
-DEV EmuBar* emu_bar(u32 bar) { return (EmuBar*)emu_shared(bar, 8); }
-DEV void emu_bar_turn(EmuBar* b) {
-  if (b->pending || b->bytes) return;
-  b->phase ^= 1;
-  b->pending = b->count;
-}
-DEV void bar_init(u32 bar, u32 n) { *emu_bar(bar) = {0, (u8)n, (u8)n, 0, 0}; }
-DEV void bar_arrive(u32 bar) {
-  EmuBar* b = emu_bar(bar);
-  if (!b->pending--) emu_fail("more threads arrived at a barrier than it counts");
-  emu_bar_turn(b);
-}
-DEV void bar_expect(u32 bar, u32 bytes) {
-  emu_bar(bar)->bytes += (int)bytes;
-  bar_arrive(bar);
-}
-DEV void bar_wait(u32 bar, u32 parity) { // whole warps
-  for (int i = 0; !ballot(emu_bar(bar)->phase != parity); i++)
-    if (i > 1000000) emu_fail("waiting for a barrier in vain");
-}
-DEV void bulk(u32 dst, const void* src, u32 bytes, u32 bar) {
-  if (bytes % 16 || (u64)src % 16) emu_fail("bulk copy of %u bytes from %p", bytes, src);
-  for (u32 i = 0; i < bytes; i += 16) memcpy(emu_shared(dst + i, 16), (const u8*)src + i, 16);
-  EmuBar* b = emu_bar(bar);
-  b->bytes -= (int)bytes;
-  emu_bar_turn(b);
-}
-DEV void fence_async() {}
 template <int N> DEV void fewer_registers() {}
 template <int N> DEV void more_registers() {}
 

@@ -5,7 +5,7 @@
 // warp copies pages of keys and of values into a ring; pages without slots of this step before the kernels before are done.
 #pragma once
 #include "attention.h"
-#include "warpgroup.h"
+#include "wgmma.h"
 #if defined(HOPPER) || defined(EMULATE)
 
 // Starts the copy of DIM dimensions of a page as a path sees it: 16 bytes at a time where slots change their place.

@@ -40,12 +40,14 @@ struct alignas(16) Seen {
   int base;           // as in Item
   int pad;
 };
-const int PATH = 64; // slots of a path: entry i is where slot base+i lies
+const int PATH = 64; // slots of a path: entry i is where slot base+i lies, or negative if nobody sees it
 
-// Where the slot that row or path `path` sees as s lies.
+// Where the slot that path sees as s lies. One that nobody sees is any slot of the same page.
 DEV int lies_at(const int* paths, int path, int base, int s) {
   int i = s - base;
-  return path >= 0 && i >= 0 && i < PATH ? paths[path * PATH + i] : s;
+  if (path < 0 || i < 0 || i >= PATH) return s;
+  int at = paths[path * PATH + i];
+  return at < 0 ? s : at;
 }
 
 // Where 8 values of a slot begin, d a multiple of 8 (F32, F16).
