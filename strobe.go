@@ -148,7 +148,7 @@ func (m *Model) Chat(ctx context.Context, messages []Message, set Settings) (*An
 
 // Complete begins the continuation of a text. It does not wait for it. It ends early when ctx does.
 func (m *Model) Complete(ctx context.Context, text string, set Settings) (*Answer, error) {
-	return m.Answer(ctx, m.format.Text(text, set.Raw), set)
+	return m.Answer(ctx, m.format.Text(text, set.Raw, ctx.Done()), set)
 }
 
 // Answer begins the answer to a prompt that Format made.

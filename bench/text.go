@@ -62,8 +62,10 @@ func (r *Report) head(p *printer) {
 		name = r.Model.Path
 	}
 	p.line("%s (%s) on %s", name, r.Model.Arch, r.System.Device)
-	if r.Drafter != nil {
-		p.line("drafter %s, block %d", r.Drafter.Path, r.Drafter.Block)
+	for _, d := range []*DrafterInfo{r.Drafter, r.MTP} {
+		if d != nil {
+			p.line("drafter %s (%s), block %d", d.Path, d.Name, d.Block)
+		}
 	}
 	how := "greedy"
 	if r.Settings.Temperature > 0 {

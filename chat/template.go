@@ -33,6 +33,8 @@ type Options struct {
 	Strict bool
 	// Limits of the template's work; zero fields take the defaults.
 	Limits jinja.Limits
+	// Done ends the rendering with an error when it is closed; nil never does.
+	Done <-chan struct{}
 }
 
 // chatML is used for models without a template: the turn markers most open
@@ -101,7 +103,8 @@ type rendering struct {
 }
 
 func (t *Template) render(msgs []Message, opt Options) (string, *rendering, error) {
-	r := &rendering{vars: jinja.NewDict(), said: jinja.NewDict(), opt: jinja.Options{Now: opt.Now, Limits: opt.Limits}}
+	r := &rendering{vars: jinja.NewDict(), said: jinja.NewDict()}
+	r.opt = jinja.Options{Now: opt.Now, Limits: opt.Limits, Done: opt.Done}
 	if r.opt.Now.IsZero() {
 		r.opt.Now = time.Now() // one clock for all attempts
 	}

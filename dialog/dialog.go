@@ -93,6 +93,8 @@ type Options struct {
 	Extra    map[string]any    // more variables of the template
 	Whole    bool              // leave reasoning and tool calls in the text of the answer
 	Context  int               // most tokens of a prompt, the answer included; 0 means no limit here
+	// Done ends the work when it is closed; the prompt is incomplete then. nil never does.
+	Done <-chan struct{}
 }
 
 // Prompt is what a model is to go on from.
@@ -108,9 +110,10 @@ type Prompt struct {
 	whole  bool
 }
 
-// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens.
-func (f *Format) Text(text string, raw bool) *Prompt {
-	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw}
+// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens. Done is that of
+// Options.
+func (f *Format) Text(text string, raw bool, done <-chan struct{}) *Prompt {
+	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw, Done: done}
 	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}
 }
 
@@ -124,7 +127,7 @@ func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, erro
 	for i := range msgs {
 		text.WriteString(msgs[i].Text())
 	}
-	return f.Text(text.String(), raw), nil
+	return f.Text(text.String(), raw, o.Done), nil
 }
 
 // Chat returns the prompt for an answer to a conversation. A conversation that ends with the assistant is to be
@@ -146,6 +149,7 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	}
 	opt := chat.Options{
 		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
+		Done: o.Done,
 	}
 	continued := ""
 	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
@@ -163,7 +167,7 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	plain = append(plain, spoken(text+continued, len(text))...)
 	text += continued
 	tok := f.model.Tokenizer
-	return &Prompt{Text: text, Tokens: encode(tok, text, plain), Thinking: parse.ThinkingOpen(text),
+	return &Prompt{Text: text, Tokens: encode(tok, text, plain, o.Done), Thinking: parse.ThinkingOpen(text),
 		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
 }
 
@@ -188,15 +192,15 @@ func spoken(text string, start int) (spans []chat.Span) {
 
 // encode turns a rendered prompt into tokens. Plain are the places where control tokens
 // would be the conversation's and not the template's.
-func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span) []int32 {
+func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span, done <-chan struct{}) []int32 {
 	var ids []int32
 	at := 0
 	for _, s := range plain {
-		ids = tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true})
-		ids = tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{})
+		ids = tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true, Done: done})
+		ids = tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{Done: done})
 		at = s.End
 	}
-	ids = tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true})
+	ids = tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true, Done: done})
 	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
 	if bos, ok := tok.BOS(); ok && tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
 		ids = append([]int32{bos}, ids...)

@@ -97,16 +97,16 @@ func TestText(t *testing.T) {
 	if f.Converses() {
 		t.Error("a model without a template converses")
 	}
-	if n := controls(m, f.Text(evil, false)); n != 0 {
+	if n := controls(m, f.Text(evil, false, nil)); n != 0 {
 		t.Errorf("%d control tokens in plain text", n)
 	}
-	if n := controls(m, f.Text(evil, true)); n != 2 {
+	if n := controls(m, f.Text(evil, true, nil)); n != 2 {
 		t.Errorf("%d control tokens in raw text, want 2", n)
 	}
 	msgs := []chat.Message{{Role: "system", Content: "hello"}, {Role: "user", Content: strings.TrimPrefix(evil, "hello")}}
 	for _, raw := range []bool{false, true} {
 		p, err := f.Prompt(msgs, raw, Options{})
-		if err != nil || !slices.Equal(p.Tokens, f.Text(evil, raw).Tokens) || p.Parser() != nil {
+		if err != nil || !slices.Equal(p.Tokens, f.Text(evil, raw, nil).Tokens) || p.Parser() != nil {
 			t.Errorf("raw %v: %q, %v", raw, p.Text, err)
 		}
 	}
@@ -192,7 +192,7 @@ func TestBadTemplate(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), m.Path+": ") {
 		t.Errorf("error %v", err)
 	}
-	if p := f.Text("x", false); len(p.Tokens) == 0 {
+	if p := f.Text("x", false, nil); len(p.Tokens) == 0 {
 		t.Error("no tokens")
 	}
 }

@@ -5,7 +5,10 @@
 // costs time, never correctness.
 package draft
 
-import "strobe/backend"
+import (
+	"strobe/backend"
+	"strobe/cache"
+)
 
 // Source guesses tokens: from the target's hidden states, from the text, or from both. The loop knows nothing else of it;
 // it measures what drafts cost and how often they are right, and uses whichever source pays. A source is driven by the
@@ -47,9 +50,10 @@ type Rows struct {
 // Request asks for guesses after Last, the newest token of a sequence, which follows the tokens
 // in Seq.
 type Request struct {
-	Seq  Context
-	Last int32
-	N    int // tokens to guess, at most Max
+	Seq    Context
+	Target *cache.Seq // the target's memory of the same tokens, for sources that look at it
+	Last   int32
+	N      int // tokens to guess, at most Max
 }
 
 // Candidate is a guessed token.

@@ -11,6 +11,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -19,14 +20,17 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"strobe/cache"
 )
 
 // A stored prefix is a file DIR/MODEL/NAME.prefix, where MODEL is the fingerprint of the model and NAME
 // a hash of the tokens. Little endian:
 //
-//	magic, version      "STRBPFX\n", 1
+//	magic, version      "STRBPFX\n", 2
 //	model               32 characters
-//	sizes               of the target's and the drafter's part, 8 bytes each; 0 for no drafter
+//	sizes               of the target's part and of the drafters' together, 8 bytes each
+//	sources             a bit for each that has a part, 8 bytes
 //	tokens              count, then 4 bytes each
 //	checksum            of the above
 //	parts               as package cache stores sequences, with checksums of their own
@@ -36,7 +40,7 @@ import (
 // by checksum when an entry is used.
 const (
 	prefixMagic   = "STRBPFX\n"
-	prefixVersion = 1
+	prefixVersion = 2
 	prefixExt     = ".prefix"
 	tempExt       = ".tmp"
 	// Temporary files older than this are left over from a process that was killed.
@@ -50,6 +54,7 @@ type disk struct {
 	root, dir string
 	model     string
 	limit     int64
+	sources   set              // that may have parts
 	cuttable  func(n int) bool // a file of n tokens serves any beginning of them
 	log       *slog.Logger
 	files     []*diskFile
@@ -67,7 +72,7 @@ type disk struct {
 type diskFile struct {
 	path   string
 	tokens []int32
-	draft  bool
+	drafts set
 	head   int64 // length of the header
 	size   int64
 }
@@ -116,21 +121,21 @@ func (d *disk) discard(f *diskFile, err error) {
 }
 
 // fileName is where an entry is stored.
-func (d *disk) fileName(tokens []int32, draft bool) string {
+func (d *disk) fileName(tokens []int32, drafts set) string {
 	h := sha256.New()
-	fmt.Fprintln(h, draft)
+	fmt.Fprintln(h, drafts)
 	binary.Write(h, binary.LittleEndian, tokens)
 	return filepath.Join(d.dir, hex.EncodeToString(h.Sum(nil)[:16])+prefixExt)
 }
 
 // header is the beginning of an entry's file.
-func (d *disk) header(tokens []int32, target, drafter int64) []byte {
+func (d *disk) header(tokens []int32, target, drafters int64, of set) []byte {
 	var b bytes.Buffer
 	b.WriteString(prefixMagic)
 	le := binary.LittleEndian
 	binary.Write(&b, le, uint32(prefixVersion))
 	b.WriteString(d.model)
-	binary.Write(&b, le, [2]int64{target, drafter})
+	binary.Write(&b, le, [3]int64{target, drafters, int64(of)})
 	binary.Write(&b, le, uint32(len(tokens)))
 	binary.Write(&b, le, tokens)
 	return le.AppendUint32(b.Bytes(), crc32.ChecksumIEEE(b.Bytes()))
@@ -147,7 +152,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	fixed := len(prefixMagic) + 4 + len(d.model) + 16 + 4
+	fixed := len(prefixMagic) + 4 + len(d.model) + 24 + 4
 	b := make([]byte, fixed)
 	if _, err := io.ReadFull(f, b); err != nil {
 		return nil, fmt.Errorf("%w: %d bytes", errDamaged, info.Size())
@@ -162,9 +167,12 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 		return nil, fmt.Errorf("%w: made by another model", errDamaged)
 	}
 	at += len(d.model)
-	target, drafter, n := int64(le.Uint64(b[at:])), int64(le.Uint64(b[at+8:])), int64(le.Uint32(b[at+16:]))
+	target, drafters := int64(le.Uint64(b[at:])), int64(le.Uint64(b[at+8:]))
+	of, n := set(le.Uint64(b[at+16:])), int64(le.Uint32(b[at+24:]))
 	head := int64(fixed) + 4*n + 4
-	if target < 0 || drafter < 0 || target > info.Size() || drafter > info.Size() || head+target+drafter != info.Size() || n == 0 {
+	if target < 0 || drafters < 0 || target > info.Size() || drafters > info.Size() ||
+		head+target+drafters != info.Size() ||
+		n == 0 || !d.sources.all(of) {
 		return nil, fmt.Errorf("%w: %d bytes do not hold what the header says", errDamaged, info.Size())
 	}
 	b = append(b, make([]byte, 4*n+4)...)
@@ -174,7 +182,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	if crc32.ChecksumIEEE(b[:head-4]) != le.Uint32(b[head-4:]) {
 		return nil, fmt.Errorf("%w: checksum of the header differs", errDamaged)
 	}
-	out := &diskFile{path: path, draft: drafter > 0, head: head, size: info.Size(), tokens: make([]int32, n)}
+	out := &diskFile{path: path, drafts: of, head: head, size: info.Size(), tokens: make([]int32, n)}
 	for i := range out.tokens {
 		out.tokens[i] = int32(le.Uint32(b[fixed+4*i:]))
 	}
@@ -183,9 +191,9 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 
 // find returns the file that gives the most tokens of a prompt, and how many. A file is used whole
 // unless memory can be cut.
-func (d *disk) find(prompt []int32, draft bool) (best *diskFile, n int) {
+func (d *disk) find(prompt []int32, want set) (best *diskFile, n int) {
 	for _, f := range d.files {
-		if draft && !f.draft {
+		if !f.drafts.all(want) {
 			continue
 		}
 		k := min(common(f.tokens, prompt), len(prompt)-1)
@@ -200,63 +208,116 @@ func (d *disk) find(prompt []int32, draft bool) (best *diskFile, n int) {
 func (d *disk) has(e *entry) bool {
 	return slices.ContainsFunc(d.files, func(f *diskFile) bool {
 		n := common(f.tokens, e.tokens)
-		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable(len(f.tokens))) && (f.draft || e.draft == nil)
+		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable(len(f.tokens))) &&
+			f.drafts.all(e.drafts.sources())
 	})
 }
 
 // errBusy interrupts the writing of a file because there is better to do.
 var errBusy = errors.New("interrupted by work")
 
-// save writes an entry. It runs on the loop's goroutine, page by page, and gives up when busy
-// reports true; syncing and renaming happen in the background.
+// pieceBytes is how much of a file is written at a time.
+const pieceBytes = 1 << 20
+
+// save writes an entry. It runs on the loop's goroutine, piece by piece, and gives up when busy
+// reports true.
 func (d *disk) save(e *entry, busy func() bool) error {
-	target, drafter := e.seq.SavedBytes(), int64(0)
-	if e.draft != nil {
-		drafter = e.draft.SavedBytes()
+	w, err := d.begin(e)
+	if w == nil || err != nil {
+		return err
 	}
-	head := d.header(e.tokens, target, drafter)
+	for {
+		if busy() {
+			w.abort()
+			return errBusy
+		}
+		if done, err := w.more(pieceBytes); done {
+			return err
+		}
+	}
+}
+
+// write is a file being written, between the steps of the loop. Only one of the loop's goroutine and of the one that
+// reads the entry runs at a time, so both may use the device.
+type write struct {
+	d    *disk
+	f    *os.File
+	out  *diskFile
+	next func() ([]byte, bool)
+	stop func()
+	err  error // of reading the entry
+}
+
+// begin starts to write an entry. It returns nil for one that is too large for the folder.
+func (d *disk) begin(e *entry) (*write, error) {
+	target, drafters, of := e.seq.SavedBytes(), e.drafts.savedBytes(), e.drafts.sources()
+	head := d.header(e.tokens, target, drafters, of)
 	out := &diskFile{
-		path: d.fileName(e.tokens, e.draft != nil), tokens: e.tokens, draft: e.draft != nil,
-		head: int64(len(head)), size: int64(len(head)) + target + drafter,
+		path: d.fileName(e.tokens, of), tokens: e.tokens, drafts: of,
+		head: int64(len(head)), size: int64(len(head)) + target + drafters,
 	}
 	if out.size > d.limit {
-		return nil
+		return nil, nil
 	}
 	f, err := os.CreateTemp(d.dir, "*"+tempExt)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	w := bufio.NewWriterSize(&polite{f, busy}, 1<<20)
-	_, err = w.Write(head)
-	if err == nil {
-		_, err = e.seq.WriteTo(w)
-	}
-	if err == nil && e.draft != nil {
-		_, err = e.draft.WriteTo(w)
-	}
-	if err == nil {
-		err = w.Flush()
-	}
-	if err != nil {
-		f.Close()
-		os.Remove(f.Name())
-		return err
-	}
-	d.wg.Go(func() { d.finish(f, out) })
-	return nil
+	w := &write{d: d, f: f, out: out}
+	w.next, w.stop = iter.Pull(func(yield func([]byte) bool) {
+		b := bufio.NewWriterSize(yielder(yield), pieceBytes)
+		_, w.err = b.Write(head)
+		if w.err == nil {
+			_, w.err = e.seq.WriteTo(b)
+		}
+		e.drafts.each(func(s *cache.Seq) {
+			if w.err == nil {
+				_, w.err = s.WriteTo(b)
+			}
+		})
+		if w.err == nil {
+			w.err = b.Flush()
+		}
+	})
+	return w, nil
 }
 
-// polite is a writer that stops when there is work.
-type polite struct {
-	w    io.Writer
-	busy func() bool
-}
+// yielder hands on what is written to it.
+type yielder func([]byte) bool
 
-func (p *polite) Write(b []byte) (int, error) {
-	if p.busy() {
+func (y yielder) Write(b []byte) (int, error) {
+	if !y(b) {
 		return 0, errBusy
 	}
-	return p.w.Write(b)
+	return len(b), nil
+}
+
+// more writes about n bytes and reports whether that was the end. Syncing and renaming happen in the background.
+func (w *write) more(n int) (done bool, err error) {
+	for written := 0; written < n; {
+		b, ok := w.next()
+		if !ok {
+			if w.err != nil {
+				w.abort()
+				return true, w.err
+			}
+			w.d.wg.Go(func() { w.d.finish(w.f, w.out) })
+			return true, nil
+		}
+		if _, err := w.f.Write(b); err != nil {
+			w.abort()
+			return true, err
+		}
+		written += len(b)
+	}
+	return false, nil
+}
+
+// abort gives the file up.
+func (w *write) abort() {
+	w.stop()
+	w.f.Close()
+	os.Remove(w.f.Name())
 }
 
 // finish makes a written file permanent.
@@ -331,7 +392,7 @@ func (d *disk) collect() {
 			if x.path == f.path {
 				return true
 			}
-			old := d.cuttable(len(f.tokens)) && common(x.tokens, f.tokens) == len(x.tokens) && (f.draft || !x.draft)
+			old := d.cuttable(len(f.tokens)) && common(x.tokens, f.tokens) == len(x.tokens) && f.drafts.all(x.drafts)
 			if old {
 				os.Remove(x.path)
 			}

@@ -173,9 +173,21 @@ func TestForeignModel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Not even one that somebody puts into its folder.
+	theirs := prefixFiles(t, dir)[0]
+	ours := filepath.Join(dir, m.Fingerprint(), filepath.Base(theirs))
+	if err := os.Mkdir(filepath.Dir(ours), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(ours, must(os.ReadFile(theirs)), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	e = startModel(t, m, Config{CacheDir: dir})
 	if r := generate(t, e, req).Result; r.Cached != 0 {
 		t.Errorf("another model restored %d tokens", r.Cached)
+	}
+	if n := e.Snapshot().Cache.DiskCorrupted; n != 1 {
+		t.Errorf("%d files were dropped, want the one of another model", n)
 	}
 	stop(t, e)
 	if n := len(prefixFiles(t, dir)); n != 2 {
@@ -393,5 +405,51 @@ func TestTwoPruners(t *testing.T) {
 		if name := filepath.Base(left[0]); name != fmt.Sprintf("%02d%s", files-limit/size, prefixExt) {
 			t.Fatalf("round %d: the oldest one left is %s", round, name)
 		}
+	}
+}
+
+// TestCheckpointOnDisk: the checkpoint of a hybrid model's prompt is on disk while the answer is still being
+// generated, so that a server that is killed then does not run the prompt again.
+func TestCheckpointOnDisk(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{CacheDir: dir, Parallel: 2}
+	e := start(t, "qwen35", cfg)
+	req := Request{Tokens: randomPrompt(1, 200), MaxTokens: 40, IgnoreEOG: true}
+	want := plain(t, "qwen35", req)
+	hold := newGate(5)
+	bad := req
+	bad.Constraint = hold
+	g := submit(t, e, bad)
+	<-hold.ready
+	files := func() []string {
+		files, err := filepath.Glob(filepath.Join(dir, "*", "*"+prefixExt))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+	for i := 0; len(files()) == 0; i++ {
+		if i == 20000 {
+			t.Fatal("nothing is on disk while the answer is generated")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	// What a killed process leaves behind is what lies there now.
+	copied := t.TempDir()
+	for _, f := range files() {
+		to := filepath.Join(copied, filepath.Base(filepath.Dir(f)), filepath.Base(f))
+		if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, must(os.ReadFile(f)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(hold.open)
+	wait(t, g)
+	cfg.CacheDir = copied
+	ev := generate(t, start(t, "qwen35", cfg), req)
+	if ev.Result.Cached < 180 || !slices.Equal(ids(ev.Tokens), want) {
+		t.Errorf("after the restart %d of 200 tokens are cached, or the text differs", ev.Result.Cached)
 	}
 }

@@ -1,19 +1,22 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
+	"strobe/draft"
 	"strobe/internal/testkit"
+	"strobe/sample"
 	"strobe/speculate"
 )
 
 // Tests named after rows of the catalogue of failures that earlier servers had. Others stand
 // beside what they concern: F5 to F7, F152 in chat_test.go; F87, F166, F174, F176 in scheduler_test.go;
-// F28 and F30 in pool_test.go; F169 in disk_test.go (TestRestart).
+// F28 and F30 in pool_test.go; F169 in disk_test.go (TestRestart). F85 is internal/testkit's TestRelL2.
 
 var tiny = []string{"qwen3", "qwen35", "gemma4"}
 
@@ -77,7 +80,8 @@ func TestF10_ManySlots(t *testing.T) {
 	}
 }
 
-// TestF25_DrafterInUse: a drafter that lies beside its target in a pool's folder drafts.
+// TestF25_DrafterInUse (also F111): a drafter that lies beside its target in a pool's folder drafts, and the text is
+// that without it, with several sequences at once.
 func TestF25_DrafterInUse(t *testing.T) {
 	dir := modelDir(t, "m=qwen35", "m-dflash=dflash-qwen35")
 	p := newPool(t, PoolConfig{Dir: dir})
@@ -86,6 +90,112 @@ func TestF25_DrafterInUse(t *testing.T) {
 	r := generate(t, l.Engine, Request{Tokens: randomPrompt(1, 20), MaxTokens: 50, IgnoreEOG: true, Spec: fixed}).Result
 	if r.Stats.Guessed == 0 || r.Stats.Drafts == 0 {
 		t.Errorf("%d drafts, %d guesses", r.Stats.Drafts, r.Stats.Guessed)
+	}
+	var reqs []Request
+	for i := range 4 {
+		reqs = append(reqs, Request{Tokens: randomPrompt(uint64(i), 20), MaxTokens: 50, IgnoreEOG: true})
+	}
+	together(t, l.Engine, reqs, fixed, func(i int, ev Event) {
+		if !slices.Equal(ids(ev.Tokens), plain(t, "qwen35", reqs[i])) {
+			t.Errorf("request %d differs from plain decoding", i)
+		}
+	})
+}
+
+// mute is a drafter that now and then gives nothing, too little, or fails.
+type mute struct {
+	draft.Source
+	calls, failed int
+}
+
+var errMute = errors.New("no output")
+
+func (m *mute) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
+	ps, err := m.Source.Draft(reqs, top)
+	switch m.calls++; {
+	case err != nil || m.calls < 5:
+	case m.calls%3 == 0:
+		m.failed++
+		return make([]draft.Proposal, len(reqs)), nil
+	case m.calls > 20:
+		m.failed++
+		return nil, errMute
+	}
+	return ps, err
+}
+
+// TestF163_MissingOutput (also F41): where a drafter's output is missing the step is a plain one. Nothing ends, and
+// the text is the same.
+func TestF163_MissingOutput(t *testing.T) {
+	for _, name := range tiny {
+		m := loadGolden(t, name, true)
+		d := &mute{Source: m.Runner.Sources[0]}
+		m.Runner.Sources[0] = d
+		e := startModel(t, m, Config{Parallel: 3})
+		var reqs []Request
+		for i := range 3 {
+			reqs = append(reqs, Request{Tokens: randomPrompt(uint64(i), 20), MaxTokens: 60, IgnoreEOG: true})
+		}
+		together(t, e, reqs, fixed, func(i int, ev Event) {
+			if !slices.Equal(ids(ev.Tokens), plain(t, name, reqs[i])) {
+				t.Errorf("%s: request %d differs from plain decoding", name, i)
+			}
+		})
+		if d.failed == 0 {
+			t.Errorf("%s: the drafter never failed in %d calls", name, d.calls)
+		}
+	}
+}
+
+// TestF129_EveryCacheType: a thousand rounds of several streams with drafts end with every type of cache, and give
+// what one stream alone gives. On a device with queues of its own this is where a circular wait shows.
+func TestF129_EveryCacheType(t *testing.T) {
+	for _, kv := range []string{"f16", "f32", "q8_0"} {
+		opt := Options{Threads: 2, KV: kv, Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf")}
+		m, err := Load(testkit.Golden(t, "qwen35/model.gguf"), opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := startModel(t, m, Config{Parallel: 4, CacheBytes: -1})
+		var reqs []Request
+		var want [][]int32
+		for i := range 4 {
+			req := Request{Tokens: randomPrompt(uint64(i), 10), MaxTokens: 90, IgnoreEOG: true}
+			req.Spec.Draft = speculate.Off
+			want = append(want, ids(generate(t, e, req).Tokens))
+			reqs = append(reqs, req)
+		}
+		together(t, e, reqs, fixed, func(i int, ev Event) {
+			if !slices.Equal(ids(ev.Tokens), want[i]) {
+				t.Errorf("%s: request %d differs", kv, i)
+			}
+		})
+	}
+}
+
+// TestPenaltiesSeeThePrompt: also the part of it that comes from the cache.
+func TestPenaltiesSeeThePrompt(t *testing.T) {
+	e := start(t, "qwen3", Config{Parallel: 1})
+	prompt := randomPrompt(3, 120)
+	said := func(p sample.Params) (n int) {
+		ev := generate(t, e, Request{Tokens: prompt, MaxTokens: 30, IgnoreEOG: true, Params: p})
+		for _, id := range ids(ev.Tokens) {
+			if slices.Contains(prompt, id) {
+				n++
+			}
+		}
+		return n
+	}
+	if said(sample.Params{}) == 0 {
+		t.Fatal("nothing of the prompt is repeated anyway: the test shows nothing")
+	}
+	for _, p := range []sample.Params{
+		{PresencePenalty: 100, RepeatLastN: -1}, {FrequencyPenalty: 100, RepeatLastN: -1},
+		{RepeatPenalty: 1e6, RepeatLastN: -1},
+	} {
+		if n := said(p); n > 0 { // from the cache
+			t.Errorf("%+v: %d tokens of the prompt are repeated", p, n)
+		}
 	}
 }
 

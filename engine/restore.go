@@ -27,7 +27,9 @@ type restore struct {
 
 	in     *bufio.Reader
 	loader *cache.Loader // of the part being loaded
-	seq    *cache.Seq
+	seq    *cache.Seq    // the target's part
+	drafts contexts      // the drafters' parts so far
+	part   int           // source whose part is being loaded; -1 for the target
 }
 
 // wanted returns the restore a job should wait for, nil if memory serves it as well.
@@ -36,12 +38,12 @@ func (l *loop) wanted(j *job) *restore {
 	if l.disk == nil || req.NoCache {
 		return nil
 	}
-	draft := drafts(l.r, req.Spec)
-	f, n := l.disk.find(req.Tokens, draft)
+	want := wanted(l.r, req.Spec)
+	f, n := l.disk.find(req.Tokens, want)
 	if f == nil || f.size > l.cache.limit {
 		return nil
 	}
-	if _, have := l.cache.find(req.Tokens, draft); n < have+diskGain {
+	if _, have := l.cache.find(req.Tokens, want); n < have+diskGain {
 		return nil
 	}
 	for _, r := range l.restores {
@@ -120,7 +122,7 @@ func (l *loop) load(r *restore) (done bool, err error) {
 		return false, r.err
 	}
 	if r.in == nil {
-		r.in = bufio.NewReaderSize(r.f, 1<<20)
+		r.in, r.part, r.drafts = bufio.NewReaderSize(r.f, 1<<20), -1, make(contexts, len(l.drafters))
 		if r.loader, err = l.cache.target.Load(r.in); err != nil {
 			return false, err
 		}
@@ -133,16 +135,19 @@ func (l *loop) load(r *restore) (done bool, err error) {
 		s.Close()
 		return false, cache.ErrCorrupt
 	}
-	e := &entry{tokens: r.file.tokens, seq: s, saved: true}
-	switch {
-	case r.seq != nil: // that was the drafter's part
-		e.seq, e.draft, r.seq = r.seq, s, nil
-	case r.file.draft && l.cache.drafter != nil:
+	if r.part < 0 {
 		r.seq = s
-		r.loader, err = l.cache.drafter.Load(r.in)
-		return false, err
+	} else {
+		r.drafts[r.part] = s
 	}
-	l.cache.add(e)
+	for r.part++; r.part < len(l.drafters); r.part++ {
+		if r.file.drafts.has(r.part) {
+			r.loader, err = l.drafters[r.part].Load(r.in)
+			return false, err
+		}
+	}
+	l.cache.add(&entry{tokens: r.file.tokens, seq: r.seq, drafts: r.drafts, saved: true})
+	r.seq, r.drafts = nil, nil
 	return true, nil
 }
 
@@ -155,6 +160,7 @@ func (l *loop) drop(r *restore) {
 	if r.seq != nil {
 		r.seq.Close()
 	}
+	r.drafts.close()
 	if r.f != nil {
 		r.f.Close()
 	}
@@ -167,12 +173,52 @@ func (l *loop) unsaved() *entry {
 	}
 	l.disk.collect()
 	for _, e := range slices.Backward(l.cache.entries) {
-		e.saved = e.saved || len(e.tokens) < l.e.cfg.CacheMinTokens || l.disk.has(e)
-		if !e.saved {
+		if !l.stored(e) {
 			return e
 		}
 	}
 	return nil
+}
+
+// stored reports whether an entry needs no file: it has one, or is not worth one.
+func (l *loop) stored(e *entry) bool {
+	e.saved = e.saved || len(e.tokens) < l.e.cfg.CacheMinTokens || l.disk.has(e)
+	return e.saved
+}
+
+// saveBytes is how much of an entry is written between two steps, so that a long one does not hold up streams.
+const saveBytes = 16 << 20
+
+// saveStep writes a piece of the entries that are to be on disk soon. It reports whether there was any.
+func (l *loop) saveStep() bool {
+	for len(l.soon) > 0 {
+		e := l.soon[0]
+		if e.writing == nil {
+			var err error
+			if slices.Contains(l.cache.entries, e) && !l.stored(e) {
+				e.writing, err = l.disk.begin(e)
+			}
+			if e.writing == nil {
+				l.soon = l.soon[1:]
+				l.wrote(e, err)
+				continue
+			}
+		}
+		if done, err := e.writing.more(saveBytes); done {
+			e.writing, l.soon = nil, l.soon[1:]
+			l.wrote(e, err)
+		}
+		return true
+	}
+	return false
+}
+
+// wrote notes that an entry has a file now, or will not get one.
+func (l *loop) wrote(e *entry, err error) {
+	e.saved = true
+	if err != nil {
+		l.e.cfg.Log.Warn("prefix cache: entry not saved", "tokens", len(e.tokens), "error", err)
+	}
 }
 
 // save writes an entry unless busy.
@@ -181,10 +227,7 @@ func (l *loop) save(e *entry, busy func() bool) {
 	if err == errBusy {
 		return
 	}
-	e.saved = true
-	if err != nil {
-		l.e.cfg.Log.Warn("prefix cache: entry not saved", "tokens", len(e.tokens), "error", err)
-	}
+	l.wrote(e, err)
 }
 
 // saveAll writes what has no file yet, until the deadline of Close.
@@ -193,6 +236,8 @@ func (l *loop) saveAll() {
 		l.e.mu.Lock()
 		defer l.e.mu.Unlock()
 		return l.e.abort
+	}
+	for !aborted() && l.saveStep() {
 	}
 	for e := l.unsaved(); e != nil && !aborted(); e = l.unsaved() {
 		l.save(e, aborted)

@@ -123,21 +123,12 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	for _, b := range devices {
 		m.arenas = append(m.arenas, nn.NewArena(b))
 	}
-	m.Arch = f.Arch()
-	m.Name, _, _ = f.String("general.name")
-	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
-	m.Hidden = l.Need("embedding_length")
-	m.Context = l.Need("context_length")
-	m.Experts = l.Int("expert_count", 0)
-	m.UsedExps = l.Int("expert_used_count", 0)
-	m.eps = l.Float("attention.layer_norm_rms_epsilon", 1e-6)
-	m.EmbScale = 1
-	if err := l.Check(
-		nn.Range("block_count", m.Layers, 1, 1024), nn.Range("embedding_length", m.Hidden, 1, 1<<20),
-		nn.Range("context_length", m.Context, 1, 1<<30), nn.Range("expert_count", m.Experts, 0, 1<<16),
-		nn.Range("expert_used_count", m.UsedExps, 0, max(m.Experts, 0)),
-	); err != nil {
+	if err := m.readConfig(l); err != nil {
 		return nil, err
+	}
+	if l.Int("nextn_predict_layers", 0) > 0 && !l.Has("blk.0.attn_norm.weight") {
+		return nil, fmt.Errorf("%s: a layer for multi-token prediction without a model; give it with -d beside one",
+			f.Path())
 	}
 	m.place = make([]int, m.Layers)
 	for i := range m.place {
@@ -188,6 +179,24 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		}
 	}
 	return m, nil
+}
+
+// readConfig reads what all architectures have in common.
+func (m *Model) readConfig(l *nn.Loader) error {
+	m.Arch = l.Arch
+	m.Name, _, _ = l.File.String("general.name")
+	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
+	m.Hidden = l.Need("embedding_length")
+	m.Context = l.Need("context_length")
+	m.Experts = l.Int("expert_count", 0)
+	m.UsedExps = l.Int("expert_used_count", 0)
+	m.eps = l.Float("attention.layer_norm_rms_epsilon", 1e-6)
+	m.EmbScale = 1
+	return l.Check(
+		nn.Range("block_count", m.Layers, 1, 1024), nn.Range("embedding_length", m.Hidden, 1, 1<<20),
+		nn.Range("context_length", m.Context, 1, 1<<30), nn.Range("expert_count", m.Experts, 0, 1<<16),
+		nn.Range("expert_used_count", m.UsedExps, 0, max(m.Experts, 0)),
+	)
 }
 
 // block chooses the device of a layer and returns the prefix of its tensors.

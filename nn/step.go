@@ -14,6 +14,7 @@ type Step struct {
 	batch  *cache.Batch
 	mem    *cache.Memory
 	device int
+	group  int // of the first plan
 	pos    backend.Ints
 	angles []angles // of the rotary embeddings used
 }
@@ -100,6 +101,21 @@ func (s *Step) Angles(ropes ...*Rope) {
 	}
 }
 
+// At is step i of a pass over steps: its rows, their angles and what they see.
+func (s *Step) At(i int) *Step {
+	from, steps := 0, s.batch.Steps
+	for _, n := range steps[:i] {
+		from += n
+	}
+	at := *s
+	at.N, at.angles = steps[i], nil
+	at.group = i * len(s.batch.Plans[s.device].KV) / len(steps)
+	for _, a := range s.angles {
+		at.angles = append(at.angles, angles{a.rope, a.cos.Slice(from, at.N), a.sin.Slice(from, at.N)})
+	}
+	return &at
+}
+
 func (s *Step) anglesOf(r *Rope) angles {
 	for _, a := range s.angles {
 		if a.rope == r {
@@ -112,13 +128,13 @@ func (s *Step) anglesOf(r *Rope) angles {
 // Remember writes the keys and values of the rows to a layer of the cache.
 func (s *Step) Remember(layer int, k, v backend.Tensor) {
 	at := s.mem.Place(layer)
-	s.KVWrite(at.Group, at.Index, k, v)
+	s.KVWrite(s.group+at.Group, at.Index, k, v)
 }
 
 // Attend returns the attention of q over a layer of the cache.
 func (s *Step) Attend(layer int, q backend.Tensor, p backend.AttnParams) backend.Tensor {
 	at := s.mem.Place(layer)
 	o := s.Rows(p.Heads * s.mem.Dims(layer).ValueDim)
-	s.Attention(o, q, at.Group, at.Index, p)
+	s.Attention(o, q, s.group+at.Group, at.Index, p)
 	return o
 }

@@ -23,6 +23,8 @@ type messagesRequest struct {
 	Temperature   *float32           `json:"temperature"`
 	TopP          *float32           `json:"top_p"`
 	TopK          *int               `json:"top_k"`
+	MinP          *float32           `json:"min_p"` // not Anthropic's, like the next one
+	TypicalP      *float32           `json:"typical_p"`
 	Thinking      *struct {
 		Type         string `json:"type"`
 		BudgetTokens *int   `json:"budget_tokens"`
@@ -287,7 +289,10 @@ func functionTool(name, description string, schema json.RawMessage) (json.RawMes
 
 // sampling puts the request's fields into those the engine's request is made from.
 func (q *messagesRequest) sampling() *samplingFields {
-	return &samplingFields{Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MaxTokens: q.MaxTokens, Strobe: q.Strobe}
+	return &samplingFields{
+		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
+		MaxTokens: q.MaxTokens, Strobe: q.Strobe,
+	}
 }
 
 // anthropicUsage counts tokens; those found in the cache are not among the input's.
@@ -329,6 +334,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesReq
 	if req.Stops, err = stopList("stop_sequences", q.StopSequences); err != nil {
 		return nil, err
 	}
+	c.done = r.Context().Done()
 	reqs, replies, err := l.answers(c, req, 1, q.Stream)
 	if err != nil {
 		return nil, err
@@ -518,6 +524,7 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request, q *messages
 		return nil, err
 	}
 	defer l.release()
+	c.done = r.Context().Done()
 	p, err := l.render(c)
 	if err != nil {
 		return nil, err

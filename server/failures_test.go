@@ -14,6 +14,7 @@ import (
 	"strobe/engine"
 	"strobe/internal/testkit"
 	"strobe/speculate"
+	"strobe/tokenizer"
 )
 
 // Rows of the failure catalogue that concern the server. Those about drafts and caches themselves are
@@ -214,6 +215,54 @@ func TestF151_SchemaAfterReasoning(t *testing.T) {
 	}
 }
 
+// TestF151_ReasoningIsFree: while the model reasons every token is possible, whatever the format of the answer is;
+// from its end on the format holds.
+func TestF151_ReasoningIsFree(t *testing.T) {
+	f := start(t, options{template: hermesTemplate})
+	v, err := f.s.view("m", f.e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	on := true
+	c := &conversation{messages: mustMessages(t, user("?")), thinking: &on, budget: -1}
+	c.format = &format{schema: rawJSON(personSchema)}
+	p, err := v.render(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	con, err := v.constraint(c, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forbidden := func() int {
+		logits := make([]float32, v.tok.Size())
+		con.Mask(logits)
+		n := 0
+		for id, l := range logits {
+			if math.IsInf(float64(l), -1) && !v.tok.IsEOG(int32(id)) { // there has to be an answer
+				n++
+			}
+		}
+		return n
+	}
+	reasoning := "I wonder {\"what\": [1, 2 to say.\n</thin"
+	if !p.Thinking {
+		reasoning = "<think>" + reasoning
+	}
+	for i, id := range v.tok.Encode(reasoning, tokenizer.EncodeOptions{ParseSpecial: true}) {
+		if n := forbidden(); p.Thinking && n > 0 || i > 8 && n > 0 {
+			t.Fatalf("token %d of the reasoning: %d of %d are forbidden", i, n, v.tok.Size())
+		}
+		con.Accept(id)
+	}
+	for _, id := range v.tok.Encode("</think>\n\n", tokenizer.EncodeOptions{ParseSpecial: true}) {
+		con.Accept(id)
+	}
+	if n := forbidden(); n < v.tok.Size()/2 {
+		t.Errorf("the answer may begin with anything: only %d of %d are forbidden", n, v.tok.Size())
+	}
+}
+
 // TestF152_SecondTurn: the next turn of a chat runs little more than its own tokens.
 func TestF152_SecondTurn(t *testing.T) {
 	for _, model := range []string{"qwen3", "qwen35", "gemma4"} {
@@ -336,7 +385,7 @@ func TestF185_SecondBlock(t *testing.T) {
 	}
 	g := con.(*guide)
 	say := func(s string) {
-		for _, id := range v.format.Text(s, true).Tokens {
+		for _, id := range v.format.Text(s, true, nil).Tokens {
 			g.Accept(id)
 		}
 	}

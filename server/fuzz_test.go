@@ -60,7 +60,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		var t1 completionRequest
 		if check(decodeJSON(b, "", &t1)) {
-			_, err := v.prompts("prompt", t1.Prompt)
+			_, err := v.prompts(t.Context(), "prompt", t1.Prompt)
 			check(err)
 		}
 	})

@@ -135,7 +135,12 @@ func (s *Server) observe(next http.Handler) http.Handler {
 			_ = rw.rc.SetReadDeadline(start.Add(s.cfg.BodyTimeout))
 		}
 		defer func() {
-			if p := recover(); p != nil {
+			p := recover()
+			if p == http.ErrAbortHandler { // the answer broke off; the connection has to, too
+				s.logLine(r, rw, rec, id, time.Since(start))
+				panic(p)
+			}
+			if p != nil {
 				s.cfg.Log.Error("handler stopped by a defect", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 				if rw.status == 0 {
 					fail(rw, r, fmt.Errorf("the server has a defect; its log says more"))

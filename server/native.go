@@ -1,8 +1,12 @@
 package server
 
 import (
+	"bufio"
+	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -71,10 +75,17 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
 }
 
 func speculative(m *engine.Model, source string) map[string]any {
-	out := map[string]any{"draft": source, "drafter": m.Drafter != nil}
+	drafters := m.Drafters()
+	out := map[string]any{"draft": source, "drafter": len(drafters) > 0}
+	var names []string
+	for _, d := range drafters {
+		names = append(names, d.Name())
+	}
+	if len(drafters) > 0 {
+		out["drafters"], out["block"], out["size"] = names, drafters[0].Max()+1, drafters[0].WeightBytes()
+	}
 	if m.Drafter != nil {
 		out["block"] = m.Drafter.Block()
-		out["size"] = m.Drafter.WeightBytes()
 	}
 	return out
 }
@@ -91,7 +102,8 @@ func (s *Server) slots(w http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	out := []map[string]any{}
 	for _, x := range snap.Slots {
-		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": v.engine.Model().Drafter != nil, "is_processing": x.Busy}
+		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": len(v.engine.Model().Drafters()) > 0,
+			"is_processing": x.Busy}
 		if !x.Since.IsZero() {
 			st := x.State
 			j["phase"] = st.Phase.String()
@@ -123,27 +135,90 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeReq
 		return nil, err
 	}
 	defer l.release()
-	ids := l.tok.Encode(q.Content, tokenizer.EncodeOptions{AddSpecial: q.AddSpecial, ParseSpecial: q.ParseSpecial == nil || *q.ParseSpecial})
-	if !q.WithPieces {
-		if ids == nil {
-			ids = []int32{}
-		}
-		return map[string]any{"tokens": ids}, nil
+	ids := l.tok.Encode(q.Content, tokenizer.EncodeOptions{
+		AddSpecial: q.AddSpecial, ParseSpecial: q.ParseSpecial == nil || *q.ParseSpecial, Done: r.Context().Done(),
+	})
+	if err := r.Context().Err(); err != nil {
+		return nil, err
 	}
-	out := []map[string]any{}
-	for _, id := range ids {
+	out := newPieces(w, r)
+	out.text(`{"tokens":[`)
+	for i, id := range ids {
+		if i > 0 {
+			out.text(",")
+		}
+		if !q.WithPieces {
+			out.text(strconv.Itoa(int(id)))
+			continue
+		}
 		var piece any
 		b := l.tok.Piece(id, true)
 		if piece = string(b); !utf8.Valid(b) {
-			bytes := make([]int, len(b))
+			list := make([]int, len(b))
 			for i, c := range b {
-				bytes[i] = int(c)
+				list[i] = int(c)
 			}
-			piece = bytes
+			piece = list
 		}
-		out = append(out, map[string]any{"id": id, "piece": piece})
+		out.text(`{"id":` + strconv.Itoa(int(id)) + `,"piece":`)
+		out.value(piece)
+		out.text("}")
 	}
-	return map[string]any{"tokens": out}, nil
+	out.text("]}\n")
+	out.end()
+	return nil, nil
+}
+
+// pieces writes an answer that may be much larger than its request, piece by piece.
+type pieces struct {
+	ctx context.Context
+	b   *bufio.Writer
+	enc *json.Encoder
+	err error
+}
+
+func newPieces(w http.ResponseWriter, r *http.Request) *pieces {
+	jsonHeader(w)
+	b := bufio.NewWriterSize(w, 1<<16)
+	enc := json.NewEncoder(b)
+	enc.SetEscapeHTML(false)
+	return &pieces{ctx: r.Context(), b: b, enc: enc}
+}
+
+func (p *pieces) text(s string) {
+	if p.err == nil {
+		if _, p.err = p.b.WriteString(s); p.err == nil {
+			p.err = p.ctx.Err()
+		}
+	}
+}
+
+func (p *pieces) value(v any) {
+	if p.err == nil {
+		p.err = p.enc.Encode(v)
+	}
+}
+
+// inside writes a part of a string.
+func (p *pieces) inside(b []byte) {
+	var quoted bytes.Buffer
+	enc := json.NewEncoder(&quoted)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(string(b)); err != nil {
+		p.err = err
+		return
+	}
+	p.text(string(quoted.Bytes()[1 : quoted.Len()-2])) // without quotes and line feed
+}
+
+// end sends the rest. An answer that broke off must not look complete.
+func (p *pieces) end() {
+	if p.err == nil {
+		p.err = p.b.Flush()
+	}
+	if p.err != nil {
+		panic(http.ErrAbortHandler)
+	}
 }
 
 type detokenizeRequest struct {
@@ -161,7 +236,17 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokeniz
 	if err != nil {
 		return nil, err
 	}
-	return map[string]string{"content": string(l.tok.Decode(ids, tokenizer.DecodeOptions{Special: true}))}, nil
+	out := newPieces(w, r)
+	text := l.tok.NewStream()
+	text.Special = true
+	out.text(`{"content":"`)
+	for _, id := range ids {
+		out.inside(text.Push(id))
+	}
+	out.inside(text.Flush())
+	out.text("\"}\n")
+	out.end()
+	return nil, nil
 }
 
 // applyTemplate shows the prompt of a chat request without running it.
@@ -175,6 +260,7 @@ func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRe
 		return nil, err
 	}
 	defer l.release()
+	c.done = r.Context().Done()
 	p, err := l.render(c)
 	if err != nil {
 		return nil, err

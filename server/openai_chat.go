@@ -404,6 +404,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chat
 			return nil, err
 		}
 	}
+	c.done = r.Context().Done()
 	reqs, replies, err := l.answers(c, req, n, q.Stream)
 	if err != nil {
 		return nil, err

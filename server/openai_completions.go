@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -59,13 +60,16 @@ type textPrompt struct {
 	tokens []int32
 }
 
+// maxPrompts is how many prompts a request may give, as at OpenAI.
+const maxPrompts = 2048
+
 // prompts reads a string, a list of strings, tokens, or a list of token lists.
-func (v *view) prompts(name string, raw json.RawMessage) ([]textPrompt, error) {
+func (v *view) prompts(ctx context.Context, name string, raw json.RawMessage) ([]textPrompt, error) {
 	encode := func(s string) (textPrompt, error) {
 		if err := v.format.Fits(len(s), v.engine.Config().Context); err != nil {
 			return textPrompt{}, err
 		}
-		return textPrompt{s, v.format.Text(s, true).Tokens}, nil
+		return textPrompt{s, v.format.Text(s, true, ctx.Done()).Tokens}, ctx.Err()
 	}
 	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
 		if kindOf(raw) == "string" {
@@ -98,6 +102,9 @@ func (v *view) prompts(name string, raw json.RawMessage) ([]textPrompt, error) {
 	}
 	if len(list) == 0 {
 		return nil, invalid(name, "is empty")
+	}
+	if len(list) > maxPrompts {
+		return nil, invalid(name, "has %d entries; at most %d are allowed", len(list), maxPrompts)
 	}
 	out := make([]textPrompt, len(list))
 	for i, x := range list {
@@ -140,7 +147,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 		return nil, err
 	}
 	defer l.release()
-	a, reqs, err := s.newTextAnswer(q, l.view)
+	a, reqs, err := s.newTextAnswer(r.Context(), q, l.view)
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +165,8 @@ type textAnswer struct {
 	offset  []int // of each choice, for log probabilities
 }
 
-func (s *Server) newTextAnswer(q *completionRequest, v *view) (*textAnswer, []engine.Request, error) {
+func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *view) (
+	*textAnswer, []engine.Request, error) {
 	a := &textAnswer{q: q, v: v, n: 1, base: completionResponse{
 		ID: newID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: v.name, SystemFingerprint: s.fingerprint(),
 	}}
@@ -166,7 +174,7 @@ func (s *Server) newTextAnswer(q *completionRequest, v *view) (*textAnswer, []en
 		a.n = *q.N
 	}
 	var err error
-	if a.prompts, err = v.prompts("prompt", q.Prompt); err != nil {
+	if a.prompts, err = v.prompts(ctx, "prompt", q.Prompt); err != nil {
 		return nil, nil, err
 	}
 	if total := a.n * len(a.prompts); a.n < 1 || total > maxChoices {

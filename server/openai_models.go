@@ -133,12 +133,9 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embedding
 }
 
 func (v *view) embed(r *http.Request, q *embeddingRequest) (data []embeddingJSON, tokens int, err error) {
-	inputs, err := v.prompts("input", q.Input)
+	inputs, err := v.prompts(r.Context(), "input", q.Input)
 	if err != nil {
 		return nil, 0, err
-	}
-	if len(inputs) > 2048 {
-		return nil, 0, invalid("input", "has %d entries; at most 2048 are allowed", len(inputs))
 	}
 	if hidden := v.engine.Model().Target.Hidden; q.Dimensions != nil && *q.Dimensions != hidden {
 		return nil, 0, invalid("dimensions", "this model has %d", hidden)

@@ -24,6 +24,9 @@ type responsesRequest struct {
 	MaxOutputTokens   *int              `json:"max_output_tokens"`
 	Temperature       *float32          `json:"temperature"`
 	TopP              *float32          `json:"top_p"`
+	TopK              *int              `json:"top_k"` // not OpenAI's, like the next ones
+	MinP              *float32          `json:"min_p"`
+	TypicalP          *float32          `json:"typical_p"`
 	Stream            bool              `json:"stream"`
 	Text              *struct {
 		Format *responseFormat `json:"format"`
@@ -298,10 +301,14 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	}
 	defer l.release()
 	req := s.request()
-	f := samplingFields{Temperature: q.Temperature, TopP: q.TopP, MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe}
+	f := samplingFields{
+		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
+		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,
+	}
 	if err := f.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
+	c.done = r.Context().Done()
 	reqs, replies, err := l.answers(c, req, 1, q.Stream)
 	if err != nil {
 		return nil, err

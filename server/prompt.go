@@ -48,17 +48,18 @@ type conversation struct {
 	messages []chat.Message
 	tools    []json.RawMessage // in OpenAI's shape
 	choice   toolChoice
-	oneCall  bool           // at most one tool call
-	format   *format        // of the answer; nil for free text
-	thinking *bool          // nil leaves it to the template
-	budget   int            // most tokens of thinking; < 0 for no limit
-	kwargs   map[string]any // template variables
-	raw      bool           // leave reasoning and tool calls in the text
+	oneCall  bool            // at most one tool call
+	format   *format         // of the answer; nil for free text
+	thinking *bool           // nil leaves it to the template
+	budget   int             // most tokens of thinking; < 0 for no limit
+	kwargs   map[string]any  // template variables
+	raw      bool            // leave reasoning and tool calls in the text
+	done     <-chan struct{} // closed when nobody wants the answer any more; its prompt is incomplete then
 }
 
 // render makes the prompt of a conversation.
 func (v *view) render(c *conversation) (*dialog.Prompt, error) {
-	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw}
+	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw, Done: c.done}
 	opt.Context = v.engine.Config().Context
 	if c.choice.none {
 		opt.Tools = nil
@@ -67,6 +68,11 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	var long *engine.ContextError
 	if err != nil && !errors.As(err, &long) { // the template refuses the conversation, or cannot show it
 		return nil, invalid("", "%v", err)
+	}
+	select {
+	case <-c.done:
+		return nil, errClient
+	default:
 	}
 	return p, err
 }

@@ -7,12 +7,42 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"strobe/engine"
+	"strobe/sample"
 )
+
+// TestSamplingReachesTheSampler: what a request says about sampling arrives, by every protocol, and what it leaves
+// out is the server's default.
+func TestSamplingReachesTheSampler(t *testing.T) {
+	defaults := sample.Params{Temp: 0.5, TopK: 11, TopP: 0.8, MinP: 0.11, TypicalP: 0.77}
+	f := start(t, options{config: Config{Params: defaults}})
+	var got sample.Params
+	f.s.tweak = func(req *engine.Request, _ *view) { got = req.Params }
+	want := sample.Params{Temp: 0.7, TopK: 7, TopP: 0.9, MinP: 0.2, TypicalP: 0.6}
+	given := dict{"temperature": 0.7, "top_k": 7, "top_p": 0.9, "min_p": 0.2, "typical_p": 0.6}
+	for path, q := range map[string]dict{
+		"/v1/chat/completions": {"messages": user("x"), "max_tokens": 1},
+		"/v1/completions":      {"prompt": "x", "max_tokens": 1},
+		"/v1/messages":         {"messages": user("x"), "max_tokens": 1},
+		"/v1/responses":        {"input": "x", "max_output_tokens": 1},
+	} {
+		for _, c := range []struct {
+			fields dict
+			want   sample.Params
+		}{{dict{}, defaults}, {given, want}} {
+			f.post(path, with(q, c.fields))
+			g := sample.Params{Temp: got.Temp, TopK: got.TopK, TopP: got.TopP, MinP: got.MinP, TypicalP: got.TypicalP}
+			if !reflect.DeepEqual(g, c.want) {
+				t.Errorf("%s with %v: %+v, want %+v", path, c.fields, g, c.want)
+			}
+		}
+	}
+}
 
 func TestCompletions(t *testing.T) {
 	f := start(t, options{engine: engineConfig(8)})

@@ -18,6 +18,7 @@ const (
 	maxStopLen  = 1024
 	maxLogProbs = 20
 	maxBias     = 4096
+	maxBiasText = 256 // bytes of a text in logit_bias; all its tokens get the bias
 	maxTools    = 512
 )
 
@@ -54,7 +55,7 @@ type samplingFields struct {
 
 // strobeFields are our own additions to a request, under one key.
 type strobeFields struct {
-	Draft    string `json:"draft"`     // who drafts: auto, off, dflash or ngram
+	Draft    string `json:"draft"`     // who drafts: auto, off, dflash, mtp or ngram
 	DraftMax int    `json:"draft_max"` // most tokens drafted per round
 	Tree     *int   `json:"tree"`      // nodes of a tree; 0 turns trees off
 	Spans    bool   `json:"spans"`     // tell in every chunk which text was drafted
@@ -241,6 +242,9 @@ func logitBias(raw json.RawMessage, tok *tokenizer.Tokenizer) (map[int32]float32
 			if id, err := strconv.ParseInt(text, 10, 32); err == nil {
 				key = json.RawMessage(strconv.FormatInt(id, 10))
 			} else {
+				if len(text) > maxBiasText {
+					return invalid(name, "the text %.20q... is longer than %d bytes", text, maxBiasText)
+				}
 				for _, id := range tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}) {
 					bias[id] = v
 				}

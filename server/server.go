@@ -38,7 +38,9 @@ type Config struct {
 
 	MaxBody  int64 // bytes of a request; 0 means 16 MiB
 	MaxHeld  int64 // bytes of all requests being handled; 0 means 64 MiB
-	MaxConns int   // connections at a time; 0 means 1024
+	MaxConns int   // connections at a time; 0 means 1024. When there is no other, an idle one makes room
+	// MaxPerAddress is how many of them one address may have; 0 means all. Behind a proxy all clients have one address.
+	MaxPerAddress int
 
 	HeaderTimeout time.Duration // for the headers of a request; 0 means 10 s
 	BodyTimeout   time.Duration // for the body; 0 means a minute
@@ -196,7 +198,8 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		BaseContext:       func(net.Listener) context.Context { return requests },
 		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug), // broken handshakes and the like
 	}
-	ln = newLimitListener(ln, s.cfg.MaxConns)
+	conns := newConns(ln, s.cfg.MaxConns, s.cfg.MaxPerAddress)
+	srv.ConnState, ln = conns.state, conns
 	if s.cfg.TLS != nil {
 		ln = tls.NewListener(ln, s.cfg.TLS)
 	}
@@ -231,46 +234,4 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	handlers.Done()
 	handlers.Wait()
 	return nil
-}
-
-// limitListener bounds the connections that are open at a time. Others wait in the system's queue.
-type limitListener struct {
-	net.Listener
-	room   chan struct{}
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newLimitListener(ln net.Listener, n int) net.Listener {
-	return &limitListener{Listener: ln, room: make(chan struct{}, n), closed: make(chan struct{})}
-}
-
-func (l *limitListener) Accept() (net.Conn, error) {
-	select {
-	case l.room <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.room
-		return nil, err
-	}
-	return &limitedConn{Conn: c, free: sync.OnceFunc(func() { <-l.room })}, nil
-}
-
-func (l *limitListener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
-}
-
-type limitedConn struct {
-	net.Conn
-	free func()
-}
-
-func (c *limitedConn) Close() error {
-	err := c.Conn.Close()
-	c.free()
-	return err
 }

@@ -54,6 +54,9 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 			}
 		}
 	}
+	if err := seq.CommitAll(); err != nil { // sources may look at the target's memory of the token they know
+		return err
+	}
 	for range 4 {
 		for _, rows := range []int{1, 2, 4, 8, 16} {
 			if late() {
@@ -73,7 +76,8 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 				}
 				n := r.control.BlockLen(i, size)
 				begin := r.clock()
-				if _, err := r.Sources[i].Draft([]draft.Request{{Seq: ctx, Last: tokens[0], N: n}}, candidates); err != nil {
+				if _, err := r.Sources[i].Draft([]draft.Request{{Seq: ctx, Target: seq, Last: tokens[0], N: n}},
+					candidates); err != nil {
 					return err
 				}
 				r.control.MeasuredDraft(i, n, r.clock().Sub(begin))

@@ -9,6 +9,7 @@ import (
 // scratch is the working memory of one Encode call. It carries a small cache of
 // pieces that take several tokens; being private to a call, it needs no locks.
 type scratch struct {
+	done  <-chan struct{}
 	hits  []int32
 	syms  []symbol
 	queue pairQueue
@@ -36,9 +37,22 @@ type cacheEntry struct {
 	key  [cacheKey]byte
 }
 
-// maxPiece bounds what one merge run holds; longer pieces are cut. Offsets in a
-// piece must fit 31 bits.
-const maxPiece = 1 << 30
+// maxPiece bounds what one merge run holds, at about a hundred times its bytes. Longer stretches without any
+// boundary, which no language has, are cut; the tokens around a cut may be others than those of the whole.
+const maxPiece = 1 << 18
+
+// stopped reports whether nobody wants the result any more.
+func (sc *scratch) stopped() bool {
+	select {
+	case <-sc.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// stopCheck is how many pieces are encoded between two looks at whether to stop.
+const stopCheck = 1 << 10
 
 // appendText encodes text that contains no special tokens.
 func (t *Tokenizer) appendText(dst []ID, s string, sc *scratch) []ID {
@@ -46,7 +60,10 @@ func (t *Tokenizer) appendText(dst []ID, s string, sc *scratch) []ID {
 		return t.appendLines(dst, s, sc)
 	}
 	split := t.split
-	for i := 0; i < len(s); {
+	for i, n := 0, 0; i < len(s); n++ {
+		if n%stopCheck == 0 && sc.stopped() {
+			break
+		}
 		j := split(s, i)
 		dst = t.appendPieceIDs(dst, s[i:j], sc)
 		i = j
@@ -60,7 +77,10 @@ func (t *Tokenizer) appendLines(dst []ID, s string, sc *scratch) []ID {
 	if strings.Contains(s, "\u2581") {
 		s = strings.ReplaceAll(s, "\u2581", " ")
 	}
-	for i := 0; i < len(s); {
+	for i, n := 0, 0; i < len(s); n++ {
+		if n%stopCheck == 0 && sc.stopped() {
+			break
+		}
 		j := splitLines(s, i)
 		if s[i] == '\n' {
 			// A run of line feeds with a token of its own is taken whole.
@@ -172,10 +192,15 @@ const shortPiece = 40
 // mergeAll is byte-pair encoding proper: of all adjacent pairs, merge the one of
 // lowest rank, the leftmost of equals, until no pair has a rank.
 func (t *Tokenizer) mergeAll(dst []ID, s string, sc *scratch) []ID {
-	for len(s) > maxPiece {
-		dst = t.mergeAll(dst, s[:maxPiece], sc)
-		s = s[maxPiece:]
+	for len(s) > maxPiece && !sc.stopped() {
+		k := maxPiece
+		for k > maxPiece-utf8.UTFMax && !utf8.RuneStart(s[k]) {
+			k--
+		}
+		dst = t.mergeAll(dst, s[:k], sc)
+		s = s[k:]
 	}
+	s = s[:min(len(s), maxPiece)]
 	syms := t.symbols(sc.syms[:0], s)
 	sc.syms = syms
 	if len(syms) <= shortPiece {

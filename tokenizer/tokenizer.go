@@ -263,6 +263,8 @@ func (t *Tokenizer) Kind(id ID) TokenKind {
 type EncodeOptions struct {
 	AddSpecial   bool // add BOS and EOS where the file asks for them
 	ParseSpecial bool // recognise control tokens in the text
+	// Done ends the work when it is closed; the result is incomplete then. nil never does.
+	Done <-chan struct{}
 }
 
 // Encode returns the ids of text.
@@ -279,7 +281,9 @@ func (t *Tokenizer) AppendEncode(dst []ID, text string, opt EncodeOptions) []ID 
 	}
 	body := len(dst)
 	sc := t.scratch.Get().(*scratch)
+	sc.done = opt.Done
 	dst = t.appendParts(dst, text, opt.ParseSpecial, sc)
+	sc.done = nil
 	sc.shrink()
 	t.scratch.Put(sc)
 	if body > start && len(dst) > body && dst[body] == t.bos {

@@ -171,7 +171,7 @@ func (p *Pages) Used() int { return int(p.used.Load()) }
 // PageBytes is the size of a page.
 func (p *Pages) PageBytes() int { return p.Layout.Bytes }
 
-// Addr is where a page lies. Pages that left a window have no address, and nobody sees them.
+// Addr is where a page lies; 0 for one that left a window, which nobody sees.
 func (p *Pages) Addr(page int32) Addr {
 	if page < 0 {
 		return 0

@@ -118,9 +118,9 @@ func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
 			return nil, fmt.Errorf("a step with more than %d kinds of attention", maxUses)
 		}
 		plan := &s.plan.KV[o.attn.group]
-		pool := plan.Pool.(*kvPool)
+		pool := plan.Pool.(*Pages)
 		k := &lay.uses[u]
-		*k = kvUse{group: o.attn.group, heads: o.attn.heads, kvHeads: o.attn.kvHeads, shape: pool.layers[o.attn.layer],
+		*k = kvUse{group: o.attn.group, heads: o.attn.heads, kvHeads: o.attn.kvHeads, shape: pool.Layout.Shapes[o.attn.layer],
 			longest: longestSegment(plan), at: lay.bytes}
 		tiling := Tiling{Rows: 1, Splits: 1, Blocks: 1, Heads: 1}
 		var a *Attention
@@ -202,13 +202,13 @@ func (l *lowering) tables(o op) (KVAddrs, *kvUse) {
 	return u.room.At(l.lay.base + Addr(u.at)), u
 }
 
-func (l *lowering) pool(o op) *kvPool { return l.plan.KV[o.attn.group].Pool.(*kvPool) }
+func (l *lowering) pool(o op) *Pages { return l.plan.KV[o.attn.group].Pool.(*Pages) }
 
 // kvWrite stores keys and values at their slots.
 func (l *lowering) kvWrite(o op, k, v In) {
 	t, _ := l.tables(o)
 	p := l.pool(o)
-	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.layers[o.attn.layer].Heads, t, p.Layout.Places[o.attn.layer])
+	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.Layout.Shapes[o.attn.layer].Heads, t, p.Layout.Places[o.attn.layer])
 }
 
 // attention runs the attention of a layer.
@@ -244,7 +244,7 @@ func (l *lowering) queries(i int) int {
 	if write.kind != opKVWrite {
 		return 0
 	}
-	d := l.pool(write).layers[write.attn.layer]
+	d := l.pool(write).Layout.Shapes[write.attn.layer]
 	tokens := int(write.a.rows)
 	k.dst, v.dst = write.a, write.b
 	for j := i; j < end; j++ {
@@ -329,17 +329,5 @@ func headsOf(v view, tokens, n int) view {
 	return v
 }
 
-// kvPool is cache pages on the device.
-type kvPool struct {
-	*Pages
-	layers []backend.KVDims
-}
-
 // NewKVPool returns an empty pool.
-func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
-	p, err := NewPages(b.d, l)
-	if err != nil {
-		return nil, err
-	}
-	return &kvPool{p, l.Layers}, nil
-}
+func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) { return NewPages(b.d, l) }

@@ -47,6 +47,7 @@ type Limits struct {
 type Options struct {
 	Now    time.Time // what strftime_now sees; the zero value is the current time
 	Limits Limits
+	Done   <-chan struct{} // ends the rendering with an error when it is closed; nil never does
 }
 
 func orDefault(v, def int) int {
@@ -60,6 +61,7 @@ func orDefault(v, def int) int {
 func (t *Template) Render(vars *Dict, opt Options) (string, error) {
 	r := &run{
 		now:       opt.Now,
+		done:      opt.Done,
 		steps:     orDefault(opt.Limits.Steps, 30_000_000),
 		bytes:     orDefault(opt.Limits.Bytes, 512<<20),
 		maxOutput: orDefault(opt.Limits.Output, 64<<20),
@@ -85,6 +87,7 @@ func (t *Template) Render(vars *Dict, opt Options) (string, error) {
 // run is the state of one rendering.
 type run struct {
 	now       time.Time
+	done      <-chan struct{}
 	steps     int
 	bytes     int
 	maxOutput int
@@ -112,8 +115,18 @@ func (r *run) step() error {
 	if r.steps--; r.steps < 0 {
 		return limitError("the template did not finish within its step limit")
 	}
+	if r.steps%doneCheck == 0 {
+		select {
+		case <-r.done:
+			return limitError("the rendering was cancelled")
+		default:
+		}
+	}
 	return nil
 }
+
+// doneCheck is how many steps pass between two looks at whether anybody still wants the result.
+const doneCheck = 1 << 10
 
 // charge counts n bytes about to be made; callers charge before they allocate.
 func (r *run) charge(n int) error {

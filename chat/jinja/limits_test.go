@@ -193,3 +193,23 @@ func FuzzTemplate(f *testing.F) {
 		}
 	})
 }
+
+// TestDone: a rendering that nobody wants any more ends.
+func TestDone(t *testing.T) {
+	tmpl, err := Parse("t", "{% for i in range(100000) %}{% for j in range(100) %}{% set x = i + j %}{% endfor %}{% endfor %}done")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan struct{})
+	close(closed)
+	if out, err := tmpl.Render(nil, Options{Done: closed}); err == nil || !strings.Contains(err.Error(), "cancelled") {
+		t.Errorf("%q, error %v", out, err)
+	}
+	short, err := Parse("t", "{% for i in range(100) %}{{ i }}{% endfor %}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := short.Render(nil, Options{Done: make(chan struct{})}); err != nil {
+		t.Error(err)
+	}
+}

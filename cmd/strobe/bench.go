@@ -39,6 +39,7 @@ func newBenchCmd() *cobra.Command {
   plain   one token per pass
   chain   every pass verifies one block of the drafter
   tree    every pass verifies a tree of the drafter's alternatives
+  mtp     guesses of the model's layer for multi-token prediction
   ngram   guesses are repetitions of earlier text; needs no drafter
   auto    the controller decides each round, as in normal use
 
@@ -161,10 +162,11 @@ func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Co
 		return c, err
 	}
 	drafter := ""
-	if m.Drafter != nil {
-		drafter = m.Drafter.Name()
+	if ds := m.Drafters(); len(ds) > 0 {
+		drafter = ds[0].Name()
 	}
-	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
+	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, MTP: m.MTP != nil, Max: so.Max, Tree: max(0, so.Tree),
+		Synthetic: o.synthetic}
 	if c.Modes, err = bench.Modes(mo); err != nil {
 		return c, usageError{err}
 	}

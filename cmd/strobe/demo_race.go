@@ -60,9 +60,12 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 		return nil, err
 	}
 	r := &race{title: demoTitle(m), prompt: text, max: opt.n}
-	name := "DFlash"
-	if m.Drafter == nil {
-		name = "n-gram drafts"
+	name := "n-gram drafts"
+	switch {
+	case m.Drafter != nil:
+		name = "DFlash"
+	case m.MTP != nil:
+		name = "MTP"
 	}
 	for i, l := range []*lane{
 		{name: "plain", opt: speculate.Options{Draft: speculate.Off}},

@@ -47,6 +47,7 @@ type serveOptions struct {
 
 	maxBody      byteSize
 	maxConns     int
+	perAddress   int
 	writeTimeout time.Duration
 	drain        time.Duration
 	logFormat    string
@@ -91,14 +92,17 @@ to standard error. SIGINT or SIGTERM lets running requests finish for a while, t
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
 	f.StringVar(&opt.keyFile, "api-key-file", "", "file with keys, one per line")
 	f.StringArrayVar(&opt.cors, "cors", nil, "origin whose web pages may use the server, * for any; may be repeated")
-	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be repeated")
+	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be "+
+		"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
+		"and there is a key")
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
 	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off")
 	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
 	f.Var(&opt.maxBody, "max-body", "bytes of the largest request")
-	f.IntVar(&opt.maxConns, "max-conns", 1024, "connections at a time; others wait")
+	f.IntVar(&opt.maxConns, "max-conns", 1024, "connections at a time; idle ones make room, others wait")
+	f.IntVar(&opt.perAddress, "max-conns-per-address", 0, "connections of one address at a time (default: no limit)")
 	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second, "time a client may take to accept a piece of its answer")
 	f.DurationVar(&opt.drain, "shutdown-timeout", 10*time.Second, "time running requests have to finish when the server is told to stop")
 	f.StringVar(&opt.logFormat, "log-format", "text", "format of the log: text or json")
@@ -262,7 +266,8 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	cfg = server.Config{
 		Version: buildVersion(), Log: log, Params: o.Params, MaxTokens: o.maxTokens, CORS: o.cors,
-		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, WriteTimeout: o.writeTimeout, Drain: o.drain,
+		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress,
+		WriteTimeout: o.writeTimeout, Drain: o.drain,
 	}
 	if o.seed >= 0 {
 		n := uint64(o.seed)
@@ -292,11 +297,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	if cfg.Keys, err = o.allKeys(); err != nil {
 		return cfg, err
 	}
-	// Without this a web page could reach a server that listens on this machine only, through a name
-	// that it made point here.
-	if isLoopback(o.host) || len(o.hosts) > 0 {
-		cfg.Hosts = append([]string{"localhost", strings.ToLower(o.host)}, o.hosts...)
-	}
+	cfg.Hosts = o.hostNames(len(cfg.Keys) > 0)
 	if (o.cert == "") != (o.certKey == "") {
 		return cfg, usagef("--tls-cert and --tls-key belong together")
 	}
@@ -308,6 +309,29 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}
 	}
 	return cfg, nil
+}
+
+// hostNames are the names that requests may call the server by; nil means any. Addresses always work. Without such a
+// list a web page could use the server from a browser that reaches it, through a name of the page's own that it made
+// point here. With a key it could not; a server on the network that wants one needs no list.
+func (o *serveOptions) hostNames(keys bool) []string {
+	names := []string{"localhost", strings.ToLower(o.host)}
+	switch {
+	case len(o.hosts) > 0:
+		for _, h := range o.hosts {
+			names = append(names, strings.ToLower(h))
+		}
+	case isLoopback(o.host):
+	case keys:
+		return nil
+	default:
+		if name, err := os.Hostname(); err == nil {
+			name = strings.ToLower(name)
+			short, _, _ := strings.Cut(name, ".")
+			names = append(names, name, short, short+".local")
+		}
+	}
+	return names
 }
 
 // allKeys gathers the keys of the flags, the file and the environment.

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -192,6 +193,32 @@ func TestServeModels(t *testing.T) {
 	}
 }
 
+// TestServeModelsDrafter: a drafter that lies beside its model in the folder is used, unless drafting is off.
+func TestServeModelsDrafter(t *testing.T) {
+	dir := t.TempDir()
+	for name, golden := range map[string]string{"m": "qwen35", "m-dflash": "dflash-qwen35"} {
+		b, err := os.ReadFile(testkit.Golden(t, golden+"/model.gguf"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name+".gguf"), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for draft, want := range map[string]bool{"auto": true, "dflash": true, "off": false, "ngram": false} {
+		url, stop := serve(t, "--models", dir, "--draft", draft, "--quiet")
+		ready(t, url)
+		if status, v := ask(t, url+"/v1/completions", `{"model":"m","prompt":"x","max_tokens":2}`); status != http.StatusOK {
+			t.Errorf("%d %v", status, v)
+		}
+		_, v := ask(t, url+"/props", "")
+		if got := v["speculative"].(map[string]any)["drafter"]; got != want {
+			t.Errorf("--draft %s: drafter %v, want %v", draft, got, want)
+		}
+		stop()
+	}
+}
+
 func TestServeFlags(t *testing.T) {
 	model := testkit.Golden(t, "qwen35/model.gguf")
 	empty := filepath.Join(t.TempDir(), "empty")
@@ -220,6 +247,42 @@ func TestServeFlags(t *testing.T) {
 		code := run(t.Context(), append([]string{"serve"}, c.args...), strings.NewReader(""), &out, &errs)
 		if code != c.code || !strings.Contains(errs.String(), c.says) {
 			t.Errorf("%v: code %d, %q; want %d and %q", c.args, code, errs.String(), c.code, c.says)
+		}
+	}
+}
+
+// TestHostNames: what a server may be called, by where it listens and what it wants.
+func TestHostNames(t *testing.T) {
+	machine, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine = strings.ToLower(machine)
+	for _, c := range []struct {
+		host  string
+		allow []string
+		keys  bool
+		names map[string]bool // nil: any
+	}{
+		{"127.0.0.1", nil, false, map[string]bool{"localhost": true, machine: false, "evil.example": false}},
+		{"127.0.0.1", nil, true, map[string]bool{"localhost": true, "evil.example": false}},
+		{"localhost", []string{"Box.lan"}, false, map[string]bool{"localhost": true, "box.lan": true, "evil.example": false}},
+		{"0.0.0.0", nil, false, map[string]bool{"localhost": true, machine: true, "evil.example": false}},
+		{"", nil, false, map[string]bool{"localhost": true, machine: true, "evil.example": false}},
+		{"::", []string{"box"}, false, map[string]bool{"localhost": true, "box": true, machine: false, "evil.example": false}},
+		{"box.lan", nil, false, map[string]bool{"box.lan": true, "evil.example": false}},
+		{"0.0.0.0", []string{"box"}, true, map[string]bool{"box": true, "evil.example": false}},
+		{"0.0.0.0", nil, true, nil},
+	} {
+		o := serveOptions{host: c.host, hosts: c.allow}
+		got := o.hostNames(c.keys)
+		if (got == nil) != (c.names == nil) {
+			t.Errorf("%+v: %q", c, got)
+		}
+		for name, want := range c.names {
+			if slices.Contains(got, name) != want {
+				t.Errorf("--host %q --allow-host %q, keys %v: %q is allowed: %v, want %v", c.host, c.allow, c.keys, name, !want, want)
+			}
 		}
 	}
 }

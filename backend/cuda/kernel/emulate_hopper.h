@@ -1,5 +1,4 @@
-// The warpgroup products that attention uses, for the emulation. They are done at once, and made of mma16816, so that their sums
-// have its order.
+// Warpgroup products for the emulation, done at once. Products are made of mma16816, so that their sums have its order.
 #pragma once
 
 template <int N> DEV void fewer_registers() {}
