@@ -9,45 +9,58 @@ import (
 )
 
 func tablesOf(p *backend.KVPlan) (*gpu.KVTables, error) {
-	return gpu.NewKVTables(p, gpu.Tiling{Rows: 10, Splits: 33, Blocks: 132, Heads: 4, Partials: 1000}, func(int32) gpu.Addr { return 16 })
+	t := gpu.Tiling{Rows: 10, Splits: 33, Blocks: 132, Heads: 4, Partials: 1000}
+	return gpu.NewKVTables(p, t, func(int32) gpu.Addr { return 16 })
 }
 
 // TestBadPlans: what a plan says is checked before a kernel believes it.
 func TestBadPlans(t *testing.T) {
-	table := [][]int32{{-1, 5, 6}}
-	for want, p := range map[string]*backend.KVPlan{
-		"row 0 has no pages":                                           {Tables: [][]int32{{}}, Seg: []int32{0}, Slot: []int32{0}, Lo: []int32{0}, Hi: []int32{1}},
-		"row 0: slot 192, visible 70 to 80":                            {Tables: table, Seg: []int32{0}, Slot: []int32{192}, Lo: []int32{70}, Hi: []int32{80}},
-		"row 0: slot 80, visible 70 to 193":                            {Tables: table, Seg: []int32{0}, Slot: []int32{80}, Lo: []int32{70}, Hi: []int32{193}},
-		"row 0: slot 80, visible 63 to 81, in pages that were dropped": {Tables: table, Seg: []int32{0}, Slot: []int32{80}, Lo: []int32{63}, Hi: []int32{81}},
-		"row 0 sees slot 200 of 192":                                   {Tables: table, Seg: []int32{0}, Slot: []int32{80}, Lo: []int32{70}, Hi: []int32{80}, Extra: [][]int32{{200}}},
-		"row 1 sees slot 64 of a tree of at most 64 rows": {Tables: table, Seg: []int32{0, 0}, Slot: []int32{80, 81}, Lo: []int32{70, 70}, Hi: []int32{80, 144},
-			Extra: [][]int32{{80}, {81}}},
+	for want, r := range map[string]struct {
+		slot, lo, hi int32
+		extra        []int32
+	}{
+		"row 0: slot 192, visible 70 to 80":               {192, 70, 80, nil},
+		"row 0: slot 80, visible 70 to 193":               {80, 70, 193, nil},
+		"visible 63 to 81, in pages that were dropped":    {80, 63, 81, nil},
+		"row 0 sees slot 200 of 192":                      {80, 70, 80, []int32{200}},
+		"row 0 sees 193 slots of 192":                     {80, 70, 192, []int32{80}},
+		"row 1 sees slot 64 of a tree of at most 64 rows": {81, 70, 144, []int32{81}},
 	} {
+		p := &backend.KVPlan{Tables: [][]int32{{-1, 5, 6}}}
+		if strings.HasPrefix(want, "row 1") { // a tree needs a root
+			addRow(p, 0, 80)
+			p.Lo[0], p.Hi[0], p.Extra = 70, 80, [][]int32{{80}}
+		}
+		p.Seg, p.Slot, p.Lo, p.Hi = append(p.Seg, 0), append(p.Slot, r.slot), append(p.Lo, r.lo), append(p.Hi, r.hi)
+		p.Extra = append(p.Extra, r.extra)
 		if _, err := tablesOf(p); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
+	}
+	p := &backend.KVPlan{Tables: [][]int32{{}}}
+	addRow(p, 0, 0)
+	if _, err := tablesOf(p); err == nil || err.Error() != "row 0 has no pages" {
+		t.Errorf("a sequence without pages: %v", err)
 	}
 }
 
 // TestRoom: tables keep their place while a sequence grows.
 func TestRoom(t *testing.T) {
-	var table []int32
-	for range 20 {
-		table = append(table, 3)
-	}
+	table := make([]int32, 20)
 	var before gpu.KVRoom
-	for hi := int32(1026); hi < 1200; hi++ {
-		k, err := tablesOf(&backend.KVPlan{Tables: [][]int32{table}, Seg: []int32{0}, Slot: []int32{hi - 1}, Lo: []int32{0}, Hi: []int32{hi}})
+	for slot := 1025; slot < 1200; slot++ {
+		p := &backend.KVPlan{Tables: [][]int32{table}}
+		addRow(p, 0, slot)
+		k, err := tablesOf(p)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if r := k.Room(); before.Rows > 0 && r != before {
-			t.Fatalf("the room at %d slots is %v, before it was %v", hi, r, before)
+			t.Fatalf("the room at slot %d is %v, before it was %v", slot, r, before)
 		}
 		before = k.Room()
-		if r := before.Bytes(); r%16 != 0 {
-			t.Fatalf("tables of %d bytes", r)
+		if n := before.Bytes(); n%16 != 0 {
+			t.Fatalf("tables of %d bytes", n)
 		}
 	}
 }

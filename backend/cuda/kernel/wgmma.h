@@ -1,5 +1,5 @@
-// Warpgroup products (sm_90a): D[64 x N] (+)= A[64 x 16] B[16 x N], halves in, f32 out. A lies in registers and B in shared memory, its
-// 16 columns contiguous, unless said otherwise.
+// Warpgroup products (sm_90a): D[64 x N] (+)= A[64 x 16] B[16 x N], halves in, f32 out. A lies in registers and B in
+// shared memory, its 16 columns contiguous, unless said otherwise.
 #pragma once
 #include "common.h"
 
@@ -63,8 +63,10 @@ DEV void wg_rst(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
                : WG_D16(0), WG_D16(16), WG_D16(32), WG_D16(48) : WG_INT);
 }
 DEV void wg_rst(float (&d)[128], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" WG_128 "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 1;"
-               : WG_D16(0), WG_D16(16), WG_D16(32), WG_D16(48), WG_D16(64), WG_D16(80), WG_D16(96), WG_D16(112) : WG_INT);
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" WG_128
+               "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 1;"
+               : WG_D16(0), WG_D16(16), WG_D16(32), WG_D16(48), WG_D16(64), WG_D16(80), WG_D16(96), WG_D16(112)
+               : WG_INT);
 }
 // Registers that a warpgroup gives back or asks for; all its warps do it.
 template <int N> DEV void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
