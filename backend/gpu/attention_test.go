@@ -50,7 +50,8 @@ func newWorld(t testing.TB, heads int, s backend.KVDims) *world {
 func newWorldOn(t testing.TB, d gpu.Driver, heads int, s backend.KVDims) *world {
 	w := &world{rig: &rig{t, d, rand.New(rand.NewPCG(1, uint64(heads*s.KeyDim)))}, shape: s, heads: heads}
 	var err error
-	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64, Layers: []backend.KVDims{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s}})
+	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64,
+		Layers: []backend.KVDims{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s}})
 	w.must(err)
 	w.at, err = gpu.NewAttention(w.d, heads, s)
 	w.must(err)
@@ -67,7 +68,8 @@ func (w *world) stored(t quant.Type, x []float32) []float32 {
 }
 
 // cacheAt returns where in a page the bytes of value d of a slot lie, counted from the head's first key or value. It
-// is written from the description in kv.h, not from the code that it checks. For Q8_0 the scale lies at the second place.
+// is written from the description in kv.h, not from the code that it checks. For Q8_0 the scale lies at the second
+// place.
 func cacheAt(t quant.Type, dim, slot, d int) (int, int) {
 	switch {
 	case t == quant.F32:
@@ -232,7 +234,8 @@ func (w *world) attendPlan(p *backend.KVPlan, q [][]float32) [][]float32 {
 		w.d.Fill(a, 0xff, bytes)
 		return a
 	}
-	bp, qp, op, sp, kp := alloc(len(block)), alloc(n*(kd+8)*4), alloc(n*(vd+4)*4), alloc(max(16, w.at.ScratchBytes(k.Partials))), gpu.Addr(0)
+	bp, qp, op, kp := alloc(len(block)), alloc(n*(kd+8)*4), alloc(n*(vd+4)*4), gpu.Addr(0)
+	sp := alloc(max(16, w.at.ScratchBytes(k.Partials)))
 	w.d.Upload(bp, block)
 	for i, x := range q {
 		w.d.Upload(qp+gpu.Addr(i*(kd+8)*4), rawBytes(x))
@@ -241,8 +244,9 @@ func (w *world) attendPlan(p *backend.KVPlan, q [][]float32) [][]float32 {
 		kp = alloc(4 * len(w.sinks))
 		w.d.Upload(kp, rawBytes(w.sinks))
 	}
-	ls := w.at.Launches(nil, gpu.AttnCall{Q: qp, QStride: kd + 8, Out: op, OStride: vd + 4, Rows: n, Longest: longest, Tables: room.At(bp), Merge: k.Partials > 0,
-		Scratch: sp, Partials: k.Partials, Place: w.pages.Layout.Places[layer], Sinks: kp, Scale: float32(1 / math.Sqrt(float64(w.shape.KeyDim)))})
+	ls := w.at.Launches(nil, gpu.AttnCall{Q: qp, QStride: kd + 8, Out: op, OStride: vd + 4, Rows: n, Longest: longest,
+		Tables: room.At(bp), Merge: k.Partials > 0, Scratch: sp, Partials: k.Partials, Sinks: kp,
+		Place: w.pages.Layout.Places[layer], Scale: float32(1 / math.Sqrt(float64(w.shape.KeyDim)))})
 	for i := range ls {
 		w.d.Launch(&ls[i])
 	}
@@ -312,7 +316,8 @@ func (w *world) reference(segs []rows, q [][]float32) [][]float64 {
 
 // tolerance is the relative error that the types allow: halves round queries, weights and what is made from Q8_0.
 func (w *world) tolerance() float64 {
-	if w.shape.Key == quant.F32 || w.shape.Value == quant.F32 || w.shape.KeyDim != w.shape.ValueDim || w.shape.KeyDim < 64 {
+	s := w.shape
+	if s.Key == quant.F32 || s.Value == quant.F32 || s.KeyDim != s.ValueDim || s.KeyDim < 64 {
 		return 2e-6
 	}
 	return 1e-3
@@ -359,7 +364,8 @@ func same(t testing.TB, what string, got, want [][]float32) {
 	for r := range want {
 		for i := range want[r] {
 			if math.Float32bits(got[r][i]) != math.Float32bits(want[r][i]) {
-				t.Fatalf("%s: row %d, value %d: %x, want the bits %x", what, r, i, math.Float32bits(got[r][i]), math.Float32bits(want[r][i]))
+				t.Fatalf("%s: row %d, value %d: %x, want the bits %x", what, r, i,
+					math.Float32bits(got[r][i]), math.Float32bits(want[r][i]))
 			}
 		}
 	}
@@ -460,7 +466,8 @@ func TestAttention(t *testing.T) {
 	}
 }
 
-// TestSequences: several sequences in one batch, some of which share pages, with sinks. Every segment has the bits it has alone.
+// TestSequences: several sequences in one batch, some of which share pages, with sinks. Every segment has the bits it
+// has alone.
 func TestSequences(t *testing.T) {
 	for _, c := range kind {
 		t.Run(name(c.heads, c.s), func(t *testing.T) {
@@ -474,7 +481,8 @@ func TestSequences(t *testing.T) {
 			}
 			w.place(fork, 192)
 			copy(fork.table, a.table[:2])
-			segs := []rows{{s: a, n: 3}, {s: b, n: 1}, {s: long, n: 33, window: 200}, {s: fork, n: 7, parents: tree(w.r, 7)}, {s: long, n: 1}}
+			segs := []rows{{s: a, n: 3}, {s: b, n: 1}, {s: long, n: 33, window: 200},
+				{s: fork, n: 7, parents: tree(w.r, 7)}, {s: long, n: 1}}
 			q := w.queries(segs)
 			got := w.check("together", segs, q)
 			first := 0
@@ -500,7 +508,8 @@ func TestLongSplits(t *testing.T) {
 	}
 }
 
-// TestFlash: the kernel for Hopper gives the bits of the one for all devices. Without a GPU its instructions are emulated.
+// TestFlash: the kernel for Hopper gives the bits of the one for all devices. Without a GPU its instructions are
+// emulated.
 func TestFlash(t *testing.T) {
 	for _, c := range kind[:4] {
 		t.Run(name(c.heads, c.s), func(t *testing.T) {

@@ -55,12 +55,13 @@ func NewPageLayout(pool backend.KVLayout) (*PageLayout, error) {
 			typ quant.Type
 		}{{s.KeyDim, s.Key}, {s.ValueDim, s.Value}} {
 			if n := max(8, d.typ.BlockLen()); d.dim%n != 0 || d.dim <= 0 || d.dim > 512 {
-				return nil, fmt.Errorf("cache type %s needs head sizes that are multiples of %d up to 512; layer %d has %d", d.typ, n, i, d.dim)
+				return nil, fmt.Errorf("cache type %s needs head sizes that are multiples of %d up to 512; layer %d has %d",
+					d.typ, n, i, d.dim)
 			}
 		}
 		kb, vb := PageSlots*s.Key.RowBytes(s.KeyDim), PageSlots*s.Value.RowBytes(s.ValueDim)
-		l.Places = append(l.Places, KVPlace{Off: int32(l.Bytes), Head: int32(kb + vb), Values: int32(kb), KType: kt, VType: vt,
-			KDim: int32(s.KeyDim), VDim: int32(s.ValueDim)})
+		l.Places = append(l.Places, KVPlace{Off: int32(l.Bytes), Head: int32(kb + vb), Values: int32(kb),
+			KType: kt, VType: vt, KDim: int32(s.KeyDim), VDim: int32(s.ValueDim)})
 		for h := range s.Heads {
 			off := l.Bytes + h*(kb+vb)
 			l.addStrips(off, s.Key, s.KeyDim)
@@ -92,8 +93,8 @@ func (l *PageLayout) addStrips(off int, t quant.Type, dim int) {
 // chunkBytes is how much memory pages are allocated in: few calls of the driver, and little that nobody uses.
 const chunkBytes = 64 << 20
 
-// Pages is device memory for cache pages. A page's memory is cleared when it is made and never given back before Close: slots
-// that nobody wrote must hold numbers, since they are multiplied by zero.
+// Pages is device memory for cache pages. A page's memory is cleared when it is made and never given back before
+// Close: slots that nobody wrote must hold numbers, since they are multiplied by zero.
 type Pages struct {
 	Layout *PageLayout
 	d      Driver

@@ -277,7 +277,11 @@ func (l *lowering) queries(i int) int {
 			return 0
 		}
 	}
-	if k.rope == nil || v.rope != nil || v.norm != nil && v.norm.v != 0 || q.dst.addr != 0 && q.rope == nil ||
+	// The fused kernel norms queries and keys with weights and values without.
+	if v.norm != nil && v.norm.v != 0 || k.norm != nil && k.norm.v == 0 || q.norm != nil && q.norm.v == 0 {
+		return 0
+	}
+	if k.rope == nil || v.rope != nil || q.dst.addr != 0 && q.rope == nil ||
 		q.rope != nil && (q.rope.b != k.rope.b || q.rope.c != k.rope.c) || l.wanted(end, k.dst) || l.wanted(end, v.dst) {
 		return 0
 	}

@@ -13,8 +13,8 @@ import (
 	"strobe/quant"
 )
 
-// TestAttentionTimes prints microseconds of an attention layer on a GPU: 24 query heads, 4 KV heads, layers following each
-// other over so much memory that it does not stay in the cache. It asserts nothing.
+// TestAttentionTimes prints microseconds of an attention layer on a GPU: 24 query heads, 4 KV heads, layers following
+// each other over so much memory that it does not stay in the cache. It asserts nothing.
 func TestAttentionTimes(t *testing.T) {
 	if os.Getenv("STROBE_CUDA") != "cuda" {
 		t.Skip("times need a GPU: set STROBE_CUDA=cuda")
@@ -80,13 +80,14 @@ func timeAttention(t *testing.T, d gpu.Driver, s backend.KVDims, slots int, batc
 		at, err := gpu.NewAttention(on, heads, s)
 		w.must(err)
 		var line strings.Builder
-		fmt.Fprintf(&line, "%s %d dimensions, %d slots%s, floor %.1f us a sequence:", s.Key, s.KeyDim, slots, kind, float64(bytes)/4.5e6)
+		fmt.Fprintf(&line, "%s %d dimensions, %d slots%s, floor %.1f us a sequence:", s.Key, s.KeyDim, slots, kind,
+			float64(bytes)/4.5e6)
 		for _, b := range batches {
 			p := &backend.KVPlan{}
 			for g := range b[0] {
 				p.Tables = append(p.Tables, tables[g])
 				for r := range b[1] {
-					p.Seg, p.Slot, p.Lo, p.Hi = append(p.Seg, int32(g)), append(p.Slot, int32(slots-b[1]+r)), append(p.Lo, 0), append(p.Hi, int32(slots-b[1]+r+1))
+					addRow(p, g, slots-b[1]+r)
 				}
 			}
 			tiling := at.Tiling(b[1])
@@ -100,8 +101,9 @@ func timeAttention(t *testing.T, d gpu.Driver, s backend.KVDims, slots int, batc
 			scratch := w.upload(make([]byte, max(16, at.ScratchBytes(k.Partials))))
 			var ls []gpu.Launch
 			for i := range layers {
-				ls = at.Launches(ls, gpu.AttnCall{Q: q, Out: out, QStride: width, OStride: width, Rows: n, Longest: b[1], Tables: room.At(plan), Merge: k.Partials > 0,
-					Scratch: scratch, Partials: k.Partials, Place: l.Places[i], Scale: 0.06})
+				ls = at.Launches(ls, gpu.AttnCall{Q: q, Out: out, QStride: width, OStride: width, Rows: n, Longest: b[1],
+					Tables: room.At(plan), Merge: k.Partials > 0, Scratch: scratch, Partials: k.Partials,
+					Place: l.Places[i], Scale: 0.06})
 			}
 			r, err := d.Record(ls)
 			w.must(err)
@@ -116,7 +118,8 @@ func timeAttention(t *testing.T, d gpu.Driver, s backend.KVDims, slots int, batc
 				w.must(d.Wait())
 				best = min(best, time.Since(start)/3)
 			}
-			fmt.Fprintf(&line, "  %dx%d rows %.1f us (%d partial)", b[0], b[1], float64(best.Microseconds())/float64(layers), k.Partials)
+			fmt.Fprintf(&line, "  %dx%d rows %.1f us (%d partial)", b[0], b[1],
+				float64(best.Microseconds())/float64(layers), k.Partials)
 			r.Close()
 			for _, a := range []gpu.Addr{q, out, plan, scratch} {
 				d.Release(a)
