@@ -212,6 +212,8 @@ var layers = []struct {
 	{[]string{"cache", "model"}, []string{"strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server"}, nil, "a model does not know who drafts for it"},
 	{[]string{"model", "cache", "draft", "speculate"}, []string{"strobe/backend/cuda", "strobe/backend/vulkan"}, nil, "models are written once, against the backend interface"},
 	{[]string{"draft", "speculate"}, []string{"strobe/engine", "strobe/server"}, nil, "imports point down"},
+	{[]string{"speculate"}, []string{"strobe/draft/dflash", "strobe/draft/ngram"}, nil, "the loop knows sources of drafts by their interface only"},
+	{[]string{"speculate/control"}, []string{"strobe"}, []string{"strobe/draft"}, "decisions rest on costs and probabilities alone"},
 	{[]string{"engine"}, []string{"strobe/server"}, nil, "imports point down"},
 	{[]string{"."}, []string{"net/http"}, nil, "network code lives in hub, server and the commands"},
 }
