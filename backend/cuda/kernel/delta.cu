@@ -323,13 +323,14 @@ template <int I, bool EXACT> struct Rule {
       s[4 * i + 2] = ffma(u, f.z, fmul(g, s[4 * i + 2])); s[4 * i + 3] = ffma(u, f.w, fmul(g, s[4 * i + 3]));
     }
   }
-  DEV_M int entry(const int* g, int i) const { return g[SEG_ENTRIES] ? p.table[g[SEG_ORDER] + i] : i; }
+  // The i-th entry; order is null for a chain.
+  static DEV_M int entry(const int* order, int i) { return order ? order[i] : i; }
 
   // Brings entries [from, to) into buffer buf; a warp has a row at a time.
-  DEV_M void load(const int* g, int buf, int from, int to) {
+  DEV_M void load(int first, const int* order, int buf, int from, int to) {
     int lane = tid & 31, part = value - row;
     for (int e = from + (tid >> 5); e < to; e += 4) {
-      int r = g[SEG_ROW] + (entry(g, e) & ENTRY_ROW);
+      int r = first + (entry(order, e) & ENTRY_ROW);
       float* x = slot(buf, e - from);
       const float *q = p.qk + (u64)r * p.qs + kh * p.d.kdim, *k = q + p.d.kheads * p.d.kdim;
       const float *v = p.v + (u64)r * p.vs + h * p.d.vdim + part, *gt = p.gates + (u64)r * 2 * p.d.vheads + h;
@@ -367,30 +368,39 @@ template <int I, bool EXACT> struct Rule {
     }
   }
 
-  // One row: its result and update.
-  DEV_M void step(const int* g, int t, const float* x, float* tape) {
+  // One row of the batch: its result and update. Keys stay in registers between the two uses.
+  DEV_M void step(int r, const float* x, float* tape) {
     const float *q = x + 4 * q4, *k = x + KP + 4 * q4;
     float a[4] = {0, 0, 0, 0}, b[4] = {0, 0, 0, 0};
+    F4 keys[I];
 #pragma unroll
     for (int i = 0; i < I; i++) {
       F4 f = *(const F4*)(k + 16 * i), e = *(const F4*)(q + 16 * i);
+      keys[i] = f;
       a[0] = ffma(s[4 * i], f.x, a[0]); a[1] = ffma(s[4 * i + 1], f.y, a[1]);
       a[2] = ffma(s[4 * i + 2], f.z, a[2]); a[3] = ffma(s[4 * i + 3], f.w, a[3]);
       b[0] = ffma(s[4 * i], e.x, b[0]); b[1] = ffma(s[4 * i + 1], e.y, b[1]);
       b[2] = ffma(s[4 * i + 2], e.z, b[2]); b[3] = ffma(s[4 * i + 3], e.w, b[3]);
     }
+    const float* end = x + 2 * KP;
+    float decay = end[32], beta = end[33], v = end[row], qk = end[34];
     float sk = fadd(fadd(a[0], a[1]), fadd(a[2], a[3])), sq = fadd(fadd(b[0], b[1]), fadd(b[2], b[3]));
     sk = fadd(sk, shfl_xor(sk, 1));
     sq = fadd(sq, shfl_xor(sq, 1));
     sk = fadd(sk, shfl_xor(sk, 2));
     sq = fadd(sq, shfl_xor(sq, 2));
-    const float* end = x + 2 * KP;
-    float decay = end[32], u = fmul(end[33], fadd(end[row], -fmul(decay, sk)));
-    if (q4 == 0 && live) {
-      p.out[(u64)(g[SEG_ROW] + t) * p.os + h * p.d.vdim + value] = ffma(decay, sq, fmul(u, end[34]));
-      if (tape) tape[(u64)t * p.d.tape_row] = u;
+    float u = fmul(beta, fadd(v, -fmul(decay, sk)));
+#pragma unroll
+    for (int i = 0; i < I; i++) { // as in apply
+      s[4 * i] = ffma(u, keys[i].x, fmul(decay, s[4 * i]));
+      s[4 * i + 1] = ffma(u, keys[i].y, fmul(decay, s[4 * i + 1]));
+      s[4 * i + 2] = ffma(u, keys[i].z, fmul(decay, s[4 * i + 2]));
+      s[4 * i + 3] = ffma(u, keys[i].w, fmul(decay, s[4 * i + 3]));
     }
-    apply(decay, u, k, true);
+    if (q4 == 0 && live) {
+      p.out[(u64)r * p.os + h * p.d.vdim + value] = ffma(decay, sq, fmul(u, qk));
+      if (tape) *tape = u;
+    }
   }
 
   DEV_M void segment(const int* g, bool& waited) {
@@ -410,14 +420,16 @@ template <int I, bool EXACT> struct Rule {
     if (!waited) pdl_wait();
     waited = true;
     if (p.shifts && g[SEG_FLAGS] & FLAG_SHIFT) shift(g, p.u, p.d, layer);
-    int entries = g[SEG_ENTRIES] ? g[SEG_ENTRIES] : g[SEG_N];
+    // In registers: after every store the compiler would read the table again.
+    const int* order = g[SEG_ENTRIES] ? p.table + g[SEG_ORDER] : nullptr;
+    int entries = order ? g[SEG_ENTRIES] : g[SEG_N], first = g[SEG_ROW], width = p.d.tape_row;
     float* tape = prompt || !entries ? nullptr : seg_write(g, p.d, layer, 0) + chans + keys + h * p.d.vdim + value;
     SYNC(); // the segment before may still be read
-    if (entries) load(g, 0, 0, entries < p.tile ? entries : p.tile);
+    if (entries) load(first, order, 0, 0, entries < p.tile ? entries : p.tile);
 #pragma unroll 1
     for (int from = 0, buf = 0; from < entries; from += p.tile, buf ^= 1) {
       int n = entries - from < p.tile ? entries - from : p.tile, next = from + p.tile;
-      if (next < entries) load(g, buf ^ 1, next, entries < next + p.tile ? entries : next + p.tile);
+      if (next < entries) load(first, order, buf ^ 1, next, entries < next + p.tile ? entries : next + p.tile);
       else cp_commit();
       cp_wait<1>();
       SYNC();
@@ -425,14 +437,14 @@ template <int I, bool EXACT> struct Rule {
       SYNC();
 #pragma unroll 1
       for (int i = 0; i < n; i++) {
-        int e = entry(g, from + i), t = e & ENTRY_ROW;
+        int e = entry(order, from + i), t = e & ENTRY_ROW;
         const float* x = slot(buf, i);
         if (e & ENTRY_RESTART) {
           load_state(st);
           syncwarp(); // updates that other lanes wrote to the tape
         }
-        if (e & ENTRY_QUIET) apply(x[2 * KP + 32], live ? tape[(u64)t * p.d.tape_row] : 0.f, x + KP + 4 * q4, true);
-        else step(g, t, x, tape);
+        if (e & ENTRY_QUIET) apply(x[2 * KP + 32], live ? tape[(u64)t * width] : 0.f, x + KP + 4 * q4, true);
+        else step(first + t, x, tape ? tape + (u64)t * width : nullptr);
       }
       SYNC();
     }
