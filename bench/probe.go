@@ -14,6 +14,7 @@ type probe struct {
 	m      *engine.Model
 	tokens []int32
 	seq    *cache.Seq
+	host   time.Duration // of the last pass: until the device had its work
 }
 
 func newProbe(m *engine.Model, cfg MachineConfig) (*probe, error) {
@@ -56,6 +57,7 @@ func (p *probe) pass(rows int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
+	p.host = time.Since(start)
 	out.Best(0, rows-1) // waits for the device
 	took := time.Since(start)
 	if err := p.m.Target.Sync(); err != nil {

@@ -31,22 +31,22 @@ func (b *Block) Forward(s *nn.Step, x backend.Tensor) {
 // is for blocks of one layer.
 func (b *Block) Remember(s *nn.Step, x backend.Tensor) { b.keys(s, x) }
 
-// NextN is the layer of a Qwen file's block for multi-token prediction, and its number. The file may hold a whole
-// model or such a block alone.
-func NextN(l *nn.Loader) (*Block, int, error) {
+// NextN is the layer of a Qwen file's first block for multi-token prediction. The file may hold a whole model or such
+// a block alone.
+func NextN(l *nn.Loader) (*Block, error) {
 	switch l.Arch {
 	case "qwen35", "qwen35moe", "qwen3next":
 	default:
-		return nil, 0, fmt.Errorf("%s: architecture %q has no block for multi-token prediction that we know",
+		return nil, fmt.Errorf("%s: architecture %q has no block for multi-token prediction that we know",
 			l.File.Path(), l.Arch)
 	}
 	m := &Model{}
 	if err := m.readConfig(l); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	a, err := readQwen35(l, m)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	y := a.loadLayer(l, fmt.Sprintf("blk.%d.", m.Layers), m.Hidden, false)
 	b := &Block{Hidden: m.Hidden, Eps: m.eps, ropes: []*nn.Rope{a.rope}}
@@ -55,7 +55,7 @@ func NextN(l *nn.Loader) (*Block, int, error) {
 		kv := s.Project(s.Norm(x, y.norm), y.attn.k, y.attn.v)
 		a.remember(s, kv[0], kv[1], y.attn)
 	}
-	return b, m.Layers, l.Err
+	return b, l.Err
 }
 
 // Assistant is the layers of a Gemma assistant. They have no keys and values of their own: each attends to those of
@@ -67,8 +67,8 @@ func Assistant(l *nn.Loader, target *Model, b backend.Backend) (*Block, error) {
 			target.Arch)
 	}
 	m := &Model{Config: Config{Layers: l.Need("block_count"), Hidden: l.Need("embedding_length")}}
-	if err := l.Check(nn.Range("block_count", m.Layers, 1, 256), nn.Range("embedding_length", m.Hidden, 1,
-		1<<20)); err != nil {
+	if err := l.Check(nn.Range("block_count", m.Layers, 1, 256),
+		nn.Range("embedding_length", m.Hidden, 1, 1<<20)); err != nil {
 		return nil, err
 	}
 	a, err := readGemma4(l, m)
@@ -100,8 +100,7 @@ func Assistant(l *nn.Loader, target *Model, b backend.Backend) (*Block, error) {
 		}
 		y.cache = d.cache
 		block.layers = append(block.layers, func(s *nn.Step, x backend.Tensor) {
-			a.advance(s, x, backend.Tensor{},
-				&y)
+			a.advance(s, x, backend.Tensor{}, &y)
 		})
 	}
 	return block, l.Err

@@ -90,6 +90,7 @@ type step struct {
 	*nn.Step // operations and memory on the device of the current layer
 	device   int
 	ids      backend.Ints   // tokens
+	pick     backend.Ints   // rows that get logits
 	x        backend.Tensor // residual stream
 	features backend.Tensor // captured layers side by side
 	extra    backend.Tensor // what an architecture wants to have on every device; optional
@@ -368,7 +369,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	}
 	defer nn.Catch(&err)
 	s := &step{Model: m}
-	s.enter(m.place[0], batch, ids)
+	s.enter(m.place[0], batch, ids, pick)
 
 	s.x = s.Rows(m.Hidden)
 	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
@@ -381,7 +382,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 			if err := m.arenas[m.place[il]].Begin(n); err != nil {
 				return nil, err
 			}
-			s.enter(m.place[il], batch, ids)
+			s.enter(m.place[il], batch, ids, pick)
 			m.arch.begin(s)
 			at = s.Mark()
 		}
@@ -393,12 +394,12 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		if err := m.arenas[m.out].Begin(n); err != nil {
 			return nil, err
 		}
-		s.enter(m.out, batch, ids)
+		s.enter(m.out, batch, ids, pick)
 	}
 	out.Features = s.features
 	if len(pick) > 0 {
 		out.Final, out.Logits = s.New(len(pick), m.Hidden), s.New(len(pick), m.Vocab)
-		s.Gather(out.Final, s.x, s.Ints32(pick))
+		s.Gather(out.Final, s.x, s.pick)
 		s.RMSNorm(out.Final, out.Final, m.outNorm, m.eps)
 		s.MatMul(out.Final, backend.Product{W: m.head, Y: out.Logits})
 		if m.Softcap > 0 {
@@ -415,7 +416,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 }
 
 // enter begins the operations of the next layers on their device, with what the layers before have left on theirs.
-func (s *step) enter(device int, batch *cache.Batch, ids []int32) {
+func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) {
 	from := s.Step
 	if from != nil {
 		from.EndStep()
@@ -429,7 +430,7 @@ func (s *step) enter(device int, batch *cache.Batch, ids []int32) {
 		}
 	}
 	s.Begin()
-	s.device, s.ids = device, s.Ints32(ids)
+	s.device, s.ids, s.pick = device, s.Ints32(ids), s.Ints32(pick)
 }
 
 func (m *Model) checkSegment(s *Segment) error {

@@ -19,7 +19,7 @@ var api struct {
 	retain, release, setCurrent, memInfo                                          fn
 	alloc, free, hostAlloc, hostFree, toDevice, toHost, onDevice, fill            fn
 	streamCreate, streamDestroy, streamSync, eventCreate, eventDestroy            fn
-	eventRecord, eventSync                                                        fn
+	eventRecord, eventSync, eventTime                                             fn
 	moduleLoad, moduleUnload, function, functionSet, launch                       fn
 	captureBegin, captureEnd, instantiate, graphDestroy, execDestroy, graphLaunch fn
 }
@@ -56,6 +56,7 @@ var symbols = []struct {
 	{&api.eventDestroy, "cuEventDestroy_v2"},
 	{&api.eventRecord, "cuEventRecord"},
 	{&api.eventSync, "cuEventSynchronize"},
+	{&api.eventTime, "cuEventElapsedTime"},
 	{&api.moduleLoad, "cuModuleLoadDataEx"},
 	{&api.moduleUnload, "cuModuleUnload"},
 	{&api.function, "cuModuleGetFunction"},

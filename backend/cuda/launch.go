@@ -5,6 +5,7 @@ package cuda
 import (
 	"fmt"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"strobe/backend/gpu"
@@ -176,4 +177,36 @@ func (d *Driver) Replay(r gpu.Recording) {
 	}
 	defer d.enter()()
 	d.check(api.graphLaunch.call(r.(*recording).exec, d.stream), "replaying")
+}
+
+// Times runs launches one after the other and says how long each took, with what it costs to begin by itself.
+func (d *Driver) Times(ls []gpu.Launch) ([]time.Duration, error) {
+	defer d.enter()()
+	events := make([]uintptr, len(ls)+1)
+	defer func() {
+		for _, e := range events {
+			if e != 0 {
+				api.eventDestroy.call(e)
+			}
+		}
+	}()
+	for i := range events {
+		d.check(api.eventCreate.call(uintptr(unsafe.Pointer(&events[i])), 0), "creating an event")
+	}
+	if d.err != nil {
+		return nil, d.err
+	}
+	d.check(api.eventRecord.call(events[0], d.stream), "timing")
+	for i := range ls {
+		d.launch(&ls[i])
+		d.check(api.eventRecord.call(events[i+1], d.stream), "timing")
+	}
+	d.check(api.streamSync.call(d.stream), "timing %d launches", len(ls))
+	times := make([]time.Duration, len(ls))
+	for i := range times {
+		var ms float32
+		d.check(api.eventTime.call(uintptr(unsafe.Pointer(&ms)), events[i], events[i+1]), "timing")
+		times[i] = time.Duration(float64(ms) * 1e6)
+	}
+	return times, d.err
 }

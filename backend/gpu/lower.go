@@ -37,7 +37,6 @@ type packedRows struct {
 func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, error) {
 	l := &lowering{b: b, ops: ops, plan: plan, lay: lay}
 	b.spare.reset()
-	l.out = b.small.Scatter(nil, lay.base, lay.sets)
 	for i := 0; i < len(ops) && l.err == nil; {
 		n := l.fused(i)
 		if n == 0 {
@@ -174,7 +173,7 @@ func sameTensor(p, v view) bool {
 // reads lists the tensors an operation reads, and writes those it writes.
 func (o *op) reads(yield func(view) bool) {
 	switch o.kind {
-	case opProduct, opEmbed, opAngles:
+	case opProduct, opEmbed, opAngles, opSetInts:
 	case opAddGated:
 		_ = yield(o.dst) && yield(o.a) && yield(o.b)
 	default:
@@ -575,6 +574,13 @@ func (l *lowering) single(i int) int {
 	case opExpertMatMul:
 		l.expertMatMul(i)
 		return 1 + int(o.n)
+	case opSetInts:
+		n := 1
+		for l.at(i+n).kind == opSetInts {
+			n++
+		}
+		l.out = sm.Scatter(l.out, l.lay.base+Addr(setBytes*int(o.n)), n)
+		return n
 	case opEmbed:
 		l.overwrite(o.dst)
 		l.out = b.products.Embed(l.out, o.dst.addr, int(o.dst.stride), o.w.WeightLayout, o.w.addr, o.ids, rows, o.f*o.w.scale)

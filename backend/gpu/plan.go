@@ -64,7 +64,7 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 	blk := b.blockHost[:lay.bytes]
 	at := setBytes * lay.sets
 	for i, e := range s.sets {
-		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at), int32(e.n)}))
+		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at - setBytes*e.first), int32(e.n)}))
 		at += copy(blk[at:], int32Bytes(s.data[e.from:][:e.n]))
 	}
 	for i, t := range tables {
@@ -219,7 +219,20 @@ func (l *lowering) attention(o op, q view) {
 		l.err = err
 		return
 	}
-	c := AttnCall{Q: q.addr, Out: o.dst.addr, QStride: int(q.stride), OStride: int(o.dst.stride), Rows: int(q.rows), Longest: int(u.longest),
+	from, to := q.out(), o.dst.out()
+	if !from.aligned() { // rare: the kernels read and write four values at a time
+		from = Out{l.take(4 * int(q.rows) * int(q.cols)), int(q.cols)}
+		l.out = l.b.small.Copy(l.out, from, q.in(), int(q.rows), int(q.cols))
+		defer l.b.spare.give(from.P)
+	}
+	if !to.aligned() {
+		to = Out{l.take(4 * int(o.dst.rows) * int(o.dst.cols)), int(o.dst.cols)}
+		defer func() {
+			l.out = l.b.small.Copy(l.out, o.dst.out(), Rows(to.P, to.Stride), int(o.dst.rows), int(o.dst.cols))
+			l.b.spare.give(to.P)
+		}()
+	}
+	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: int(u.longest),
 		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer], Sinks: o.attn.sinks, Scale: o.attn.scale}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))
@@ -288,7 +301,7 @@ func (l *lowering) queries(i int) int {
 	if q.dst.addr != 0 {
 		c.Heads = int(q.rope.n)
 		c.Out, c.OutStride = q.dst.addr, c.Heads*d.KeyDim
-		if !set(&q, &c.Q, c.Heads, d.KeyDim) || q.dst.stride != q.dst.cols {
+		if !set(&q, &c.Q, c.Heads, d.KeyDim) || q.dst.stride != q.dst.cols || c.Out%16 != 0 {
 			return 0
 		}
 	}

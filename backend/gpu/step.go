@@ -36,6 +36,7 @@ const (
 	opGatedDelta
 	opArgMax
 	opTopK
+	opSetInts // by the host
 )
 
 // op is one operation of a step. Two lists of equal operations are the same launches.
@@ -67,14 +68,21 @@ type step struct {
 	data []int32 // of sets
 }
 
-// setInts says which integers of data the step copies where.
+// setInts says which integers of data the step copies where. Those that follow each other without an operation in between are
+// copied at once, from the first of them on.
 type setInts struct {
 	dst     Addr
 	from, n int
+	first   int
 }
 
 func (s *step) set(dst Addr, v []int32) {
-	s.sets = append(s.sets, setInts{dst, len(s.data), len(v)})
+	first := len(s.sets)
+	if n := len(s.ops); n > 0 && s.ops[n-1].kind == opSetInts {
+		first = s.sets[first-1].first
+	}
+	s.ops = append(s.ops, op{kind: opSetInts, ids: dst, n: int32(first)})
+	s.sets = append(s.sets, setInts{dst, len(s.data), len(v), first})
 	s.data = append(s.data, v...)
 }
 
@@ -108,7 +116,7 @@ const maxRecorded = 64
 func (b *Backend) EndStep() {
 	s := &b.step
 	s.open = false
-	if b.err != nil || len(s.ops) == 0 && len(s.sets) == 0 {
+	if b.err != nil || len(s.ops) == 0 {
 		return
 	}
 	blk, lay, err := b.block(s)
@@ -139,9 +147,12 @@ func (b *Backend) EndStep() {
 	r := b.steps[i]
 	r.used = b.turn
 	b.d.Upload(lay.base, blk)
-	if r.rec != nil {
+	switch {
+	case b.profile != nil:
+		b.timed(r.launches)
+	case r.rec != nil:
 		b.d.Replay(r.rec)
-	} else {
+	default:
 		for i := range r.launches {
 			b.d.Launch(&r.launches[i])
 		}

@@ -81,7 +81,7 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 		if accepted, err = parseAccepted(opt.accept, opt.steps); err != nil {
 			return err
 		}
-		opt.mtp = true
+		opt.mtp = true // load fails without
 	}
 	data, err := os.ReadFile(opt.tokens)
 	if err != nil {

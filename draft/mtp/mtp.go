@@ -107,6 +107,9 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	}
 	// The states lie behind the rows that the sequences carry.
 	for _, it := range items {
+		if n := len(it.Rows); d.looks && n > 0 { // nothing is made of the others
+			it.Rows = it.Rows[n-1:]
+		}
 		for i := range it.Rows {
 			if i == 0 {
 				before = append(before, int32(len(last)))
@@ -184,27 +187,29 @@ func (d *Drafter) input(s *nn.Step, ids backend.Ints, h backend.Tensor) backend.
 func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, err error) {
 	top = max(1, top)
 	var ids []backend.Ints
-	var logp []backend.Tensor
+	var logp backend.Tensor // of all steps
 	order, s, err := d.run(reqs, func(s *nn.Step, steps []int) {
 		for _, n := range steps {
-			ids, logp = append(ids, s.NewInts(n*top)), append(logp, s.New(n, top))
+			ids = append(ids, s.NewInts(n*top))
 		}
-	}, func(s *nn.Step, i int, h, next, logits backend.Tensor) {
-		s.TopK(ids[i], logp[i], logits, top)
+		logp = s.Rows(top)
+	}, func(s *nn.Step, from, i int, h, next, logits backend.Tensor) {
+		s.TopK(ids[i], logp.Slice(from, s.N), logits, top)
 	})
-	if err != nil {
-		return nil, err
-	}
 	out = make([]draft.Proposal, len(reqs))
-	for i := range ids {
-		best, lp := s.Backend.Ints(ids[i]), s.Read(logp[i])
-		for row := range logp[i].Rows {
-			var at []draft.Candidate
-			for j := row * top; j < (row+1)*top; j++ {
-				at = append(at, draft.Candidate{ID: best[j], LogP: lp[j]})
+	if err != nil || s == nil {
+		return out, err
+	}
+	lp := s.Read(logp)
+	for i, v := range ids {
+		best := s.Backend.Ints(v)
+		for _, r := range order[:s.At(i).N] {
+			at := make([]draft.Candidate, top)
+			for j := range at {
+				at[j] = draft.Candidate{ID: best[j], LogP: lp[j]}
 			}
-			p := &out[order[row]]
-			p.At = append(p.At, at)
+			out[r].At = append(out[r].At, at)
+			best, lp = best[top:], lp[top:]
 		}
 	}
 	return out, nil
@@ -220,14 +225,14 @@ type Trace struct {
 // Trace drafts for one sequence and shows everything.
 func (d *Drafter) Trace(req draft.Request) (*Trace, error) {
 	var in, out, logits backend.Tensor
-	ids := make([]backend.Ints, req.N)
+	var ids []backend.Ints
 	_, s, err := d.run([]draft.Request{req}, func(s *nn.Step, steps []int) {
 		in, out = s.New(len(steps), d.target.Hidden), s.New(len(steps), d.target.Hidden)
 		logits = s.New(len(steps), d.target.Vocab)
-		for i := range ids {
-			ids[i] = s.NewInts(1)
+		for range steps {
+			ids = append(ids, s.NewInts(1))
 		}
-	}, func(s *nn.Step, i int, h, next, l backend.Tensor) {
+	}, func(s *nn.Step, _, i int, h, next, l backend.Tensor) {
 		s.Copy(in.Slice(i, 1), h)
 		s.Copy(out.Slice(i, 1), next)
 		s.Copy(logits.Slice(i, 1), l)
@@ -244,10 +249,10 @@ func (d *Drafter) Trace(req draft.Request) (*Trace, error) {
 }
 
 // run takes the longest request first and runs the steps of all requests. It calls begin before the first of them, to
-// make room for what is to be kept, and each at every step, with the states that went in and came out and the logits.
-// Between two steps nothing leaves the device.
+// make room for what is to be kept, and each at every step, with the place of its first row among those of all steps,
+// its number, the states that went in and came out and the logits. Between two steps nothing leaves the device.
 func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
-	each func(s *nn.Step, i int, h, next, logits backend.Tensor)) (order []int, s *nn.Step, err error) {
+	each func(s *nn.Step, from, i int, h, next, logits backend.Tensor)) (order []int, s *nn.Step, err error) {
 	defer nn.Catch(&err)
 	batch, mem, order, err := d.plan(reqs)
 	if err != nil || batch == nil {
@@ -264,7 +269,7 @@ func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
 	}
 	ids, best := s.Ints32(last), s.NewInts(len(last))
 	begin(s, batch.Steps)
-	mark := s.Mark()
+	mark, from := s.Mark(), 0
 	for i, n := range batch.Steps {
 		t := s.At(i)
 		x := d.input(t, ids, h.Slice(0, n))
@@ -278,7 +283,8 @@ func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
 			// Without a single number among the logits the guess is dropped; any token will do.
 			t.ArgMax(ids, logits)
 		}
-		each(t, i, h.Slice(0, n), next, logits)
+		each(t, from, i, h.Slice(0, n), next, logits)
+		from += n
 		s.Copy(h.Slice(0, n), next)
 		s.Release(mark)
 	}

@@ -96,7 +96,7 @@ func (d *Drafter) readNextN(l *nn.Loader, p string) (err error) {
 	if l.Arch != d.target.Arch {
 		return fmt.Errorf("%s: a block of architecture %q cannot draft for %q", l.File.Path(), l.Arch, d.target.Arch)
 	}
-	if d.layers, _, err = model.NextN(l); err != nil {
+	if d.layers, err = model.NextN(l); err != nil {
 		return err
 	}
 	width, vocab := d.layers.Hidden, d.target.Vocab

@@ -39,3 +39,18 @@ template <int N> DEV void wg_rst(float (&d)[N], u32 a0, u32 a1, u32 a2, u32 a3, 
   for (int j = 0; j < N / 4; j++)
     mma16816(d + 4 * j, a0, a1, a2, a3, emu_columns(y, 8 * j + g, 2 * t), emu_columns(y, 8 * j + g, 2 * t + 8));
 }
+// A in registers, B token by token with or without swizzle: bits 7 to 9 of an address are added to bits 4 to 6.
+DEV u32 emu_token(u64 desc, int token, int chunk) {
+  EmuOperand o = emu_operand(desc);
+  if (!(desc >> 62)) return o.addr + token / 8 * o.stride + chunk * o.lead + token % 8 * 16;
+  u32 at = o.addr + token / 8 * o.stride + token % 8 * 128 + chunk * 16;
+  return at ^ (at >> 7 & 7) << 4;
+}
+template <int N> DEV void wg_rs(float (&d)[N], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
+  int g = (TID & 31) >> 2, t = TID & 3;
+  for (int nt = 0; nt < N / 4; nt++) {
+    float* p = d + 4 * nt;
+    if (!add) p[0] = p[1] = p[2] = p[3] = 0;
+    mma16816(p, a0, a1, a2, a3, lds32(emu_token(b, nt * 8 + g, 0) + 4 * t), lds32(emu_token(b, nt * 8 + g, 1) + 4 * t));
+  }
+}
