@@ -51,6 +51,8 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 		if dim < 512 {
 			names = append(names, fmt.Sprintf("flash%dx1", dim))
 		}
+	case a.shared(1, 2) > a.props.SharedBlock: // 512 dimensions of two types on a small device
+		names = append(names, "attend_plain")
 	default:
 		a.family = tensorAttention
 		names = append(names, fmt.Sprintf("attend%dx1", dim), fmt.Sprintf("attend%dx%d", dim, tensorTiles(dim)))

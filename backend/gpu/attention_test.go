@@ -541,3 +541,36 @@ func TestFlash(t *testing.T) {
 		})
 	}
 }
+
+// little is a device whose blocks may have less shared memory.
+type little struct{ gpu.Driver }
+
+func (l little) Props() gpu.Props {
+	p := l.Driver.Props()
+	p.Major, p.Minor, p.SharedBlock = 8, 6, 99<<10
+	return p
+}
+
+// TestAttentionInLittleMemory: fewer copies in flight and smaller tiles change no bits; what does not fit is computed by
+// the plain kernel.
+func TestAttentionInLittleMemory(t *testing.T) {
+	mixed := backend.KVDims{Heads: 1, KeyDim: 512, ValueDim: 512, Key: f16, Value: q8}
+	for i, c := range append(slices.Clone(kind[:8]), struct {
+		heads int
+		s     backend.KVDims
+	}{2, mixed}) {
+		t.Run(name(c.heads, c.s), func(t *testing.T) {
+			w := newWorld(t, c.heads, c.s)
+			segs := []rows{{s: w.sequence(70, 0), n: 9}}
+			q := w.queries(segs)
+			want := w.attend(segs, q)
+			var err error
+			w.at, err = gpu.NewAttention(little{w.d}, c.heads, c.s)
+			w.must(err)
+			got := w.check("little memory", segs, q)
+			if i < 8 {
+				same(t, "little memory", got, want)
+			}
+		})
+	}
+}

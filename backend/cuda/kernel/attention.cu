@@ -123,7 +123,7 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
 
 // Adds the splits of a row. A thread has 4 values of a head, a block 128/(vdim/4) heads of a row.
 KERNEL(merge, Attn, a, 128, 1) {
-  const int U = 8; // loads in flight
+  const int U = 17; // loads in flight: half of the splits that most devices make
   pdl_launch();
   pdl_wait();
   int vd = a.at.vdim, heads = a.kvheads * a.group, each = vd >> 2, fit = 128 / each;
