@@ -18,7 +18,7 @@ type MachineConfig struct {
 	Rows    []int
 	Prompt  int // length of the prompt to time; 0 means 512
 	Chunk   int // prompt tokens per pass; 0 means 128
-	Context int // tokens in the cache before a pass; 0 means 64
+	Context int // tokens in the cache before a pass; 0 means 64, and 1024 on a GPU
 }
 
 func (c MachineConfig) withDefaults(m *engine.Model) MachineConfig {
@@ -104,10 +104,14 @@ func threadsOf(m *engine.Model) int {
 
 // MeasureMachine times passes of m and the machine's floors.
 func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*Machine, error) {
-	cfg = cfg.withDefaults(m)
 	if d, ok := m.Backend().(gpuDevice); ok {
+		if cfg.Context == 0 {
+			cfg.Context = 1024
+		}
+		cfg = cfg.withDefaults(m)
 		return measureGPU(ctx, m, d, cfg)
 	}
+	cfg = cfg.withDefaults(m)
 	threads := threadsOf(m)
 	w := weightsOf(m.Target.File(), &m.Target.Config)
 	memory := floor.NewReader(cfg.ReadBytes)

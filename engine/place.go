@@ -142,6 +142,15 @@ func (n need) fit(bytes int) int {
 	return 0
 }
 
+// Chunk is how many prompt tokens should run in one pass when nobody else waits: enough to use the device well, few enough to show
+// progress and to stop soon.
+func (m *Model) Chunk() int {
+	if _, ok := m.Backend().(interface{ Memory() (free, total int) }); ok {
+		return model.MaxRows // a GPU has room for all of them at once
+	}
+	return 128
+}
+
 // deviceName names the devices that run the model.
 func (m *Model) deviceName() string {
 	var names []string

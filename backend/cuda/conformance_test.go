@@ -38,7 +38,7 @@ func TestConformance(t *testing.T) {
 			if key == quant.F32 && value == quant.F32 {
 				return 1e-5
 			}
-			return 2e-3
+			return 4e-3
 		},
 	}
 	if os.Getenv("STROBE_CUDA") == "cuda" {

@@ -1,6 +1,8 @@
 package gpu
 
 import (
+	"slices"
+
 	"strobe/backend"
 )
 
@@ -16,6 +18,7 @@ type lowering struct {
 	pieces []piecewise
 	packed []packedRows
 	groups expertGroups
+	now    int // the operation in progress
 	err    error
 }
 
@@ -38,6 +41,7 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 	l := &lowering{b: b, ops: ops, plan: plan, lay: lay}
 	b.spare.reset()
 	for i := 0; i < len(ops) && l.err == nil; {
+		l.now = i
 		n := l.fused(i)
 		if n == 0 {
 			n = l.single(i)
@@ -139,7 +143,7 @@ func (l *lowering) overwrite(v view) {
 		if !p.v.overlaps(v) {
 			continue
 		}
-		if sameTensor(p.v, v) && !covers(v, p.v) {
+		if !covers(v, p.v) && l.outlives(p.v, v) {
 			l.reduce(p)
 		}
 		l.dropPieces(i)
@@ -164,10 +168,34 @@ func covers(v, o view) bool {
 	return a0 <= b0 && b1 <= a1 && (v.stride == v.cols || v.stride == o.stride && v.cols >= o.cols && (o.addr-v.addr)/4%Addr(v.stride)+Addr(o.cols) <= Addr(v.cols))
 }
 
-// sameTensor reports whether v can be a part of the tensor p, by its geometry. Memory that was given back and taken anew for something else
-// usually looks different; if it does not, some work is done in vain.
-func sameTensor(p, v view) bool {
-	return v.stride == p.stride || p.stride%max(1, v.stride) == 0 && v.addr >= p.addr
+// outlives reports whether anything of the tensor old is read after the current operation has written v over a part of it. Memory that was
+// given back is taken anew for something else: then what is read there has been written as a whole before.
+func (l *lowering) outlives(old, v view) bool {
+	fresh := []view{v}
+	for j := l.now + 1; j < len(l.ops); j++ {
+		o := &l.ops[j]
+		for r := range o.reads {
+			if r.overlaps(old) && !slices.ContainsFunc(fresh, func(w view) bool { return within(r, w) }) {
+				return true
+			}
+		}
+		for w := range o.writes {
+			if within(old, w) {
+				return false
+			}
+			if w.overlaps(old) {
+				fresh = append(fresh, w)
+			}
+		}
+	}
+	return false
+}
+
+// within reports whether the memory of v lies in that of w.
+func within(v, w view) bool {
+	a0, a1 := v.bytes()
+	b0, b1 := w.bytes()
+	return b0 <= a0 && a1 <= b1
 }
 
 // reads lists the tensors an operation reads, and writes those it writes.

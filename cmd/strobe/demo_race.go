@@ -122,7 +122,7 @@ func (l *lane) close() {
 func (l *lane) step() error {
 	prefilling := l.solo.Prefilling()
 	start := time.Now()
-	ev, err := l.solo.Step(promptChunk)
+	ev, err := l.solo.Step(l.model.Chunk())
 	if err != nil {
 		return err
 	}

@@ -202,7 +202,7 @@ func draftLogits(m *engine.Model, ids []int32, starts []int) ([]safetensors.Tens
 	var tensors []safetensors.Tensor
 	for i, start := range starts {
 		for seq.Len() < start {
-			part := ids[seq.Len():min(start, seq.Len()+promptChunk)]
+			part := ids[seq.Len():min(start, seq.Len()+m.Chunk())]
 			out, err := t.Forward([]model.Segment{{Seq: seq, Tokens: part, Prompt: true}})
 			if err != nil {
 				return nil, err

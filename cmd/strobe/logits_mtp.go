@@ -57,7 +57,7 @@ func mtpRounds(m *engine.Model, ids []int32, steps int, accepted []int) ([]safet
 		}
 		return logits, d.Extend(out.Features, []draft.Rows{{Seq: ctx, Tokens: tokens[:keep], Rows: rows}})
 	}
-	for part := range slices.Chunk(ids[:len(ids)-1], promptChunk) {
+	for part := range slices.Chunk(ids[:len(ids)-1], m.Chunk()) {
 		if _, err := pass(part, len(part)); err != nil {
 			return nil, err
 		}
