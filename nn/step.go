@@ -65,20 +65,27 @@ func (s *Step) Norm(x backend.Tensor, w backend.Vector) backend.Tensor {
 	return h
 }
 
-// Project returns the products of x with the given matrices.
+// Project returns the products of x with the given matrices, until the next pass.
 func (s *Step) Project(x backend.Tensor, ws ...backend.Weight) []backend.Tensor {
-	ys := make([]backend.Tensor, len(ws))
-	ps := make([]backend.Product, len(ws))
-	for i, w := range ws {
-		ys[i] = s.New(x.Rows, w.Rows())
-		ps[i] = backend.Product{W: w, Y: ys[i]}
+	a := s.arena
+	from := len(a.views)
+	a.products = a.products[:0]
+	for _, w := range ws {
+		y := s.New(x.Rows, w.Rows())
+		a.views = append(a.views, y)
+		a.products = append(a.products, backend.Product{W: w, Y: y})
 	}
-	s.MatMul(x, ps...)
-	return ys
+	s.MatMul(x, a.products...)
+	return a.views[from:len(a.views):len(a.views)]
 }
 
 // Multiply returns the product of x with one matrix.
-func (s *Step) Multiply(x backend.Tensor, w backend.Weight) backend.Tensor { return s.Project(x, w)[0] }
+func (s *Step) Multiply(x backend.Tensor, w backend.Weight) backend.Tensor {
+	y := s.New(x.Rows, w.Rows())
+	s.arena.products = append(s.arena.products[:0], backend.Product{W: w, Y: y})
+	s.MatMul(x, s.arena.products...)
+	return y
+}
 
 // NormHeads normalises the heads of x in place.
 func (s *Step) NormHeads(x backend.Tensor, heads int, w backend.Vector) {

@@ -54,7 +54,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 		int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
 	var err error
 	t.kernels, err = loadKernels(d, "delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift",
-		"delta_rule_128", t.rule)
+		"delta_rule_128", "delta_rule_128x2", t.rule)
 	return t, err
 }
 
@@ -187,13 +187,24 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 	kernel := t.rule
 	if t.exact && keys.aligned() && values.aligned() {
 		kernel = "delta_rule_128"
+		if c.Rows >= promptRows && t.dims.VDim%64 == 0 {
+			kernel = "delta_rule_128x2"
+		}
 	}
 	return t.ruleLaunch(ls, kernel, a, c.Segs, 1)
 }
 
+// promptRows is the number of rows from which threads have two rows of the state each: queries and keys are read half as often
+// then, while the state takes longer to load. The bits are the same.
+const promptRows = 64
+
 func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers int) []Launch {
-	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + 31) / 32), segs, layers},
-		8*int(a.tile)*(2*t.keys+36), Args(a))
+	rows := 32 // of the state in a block
+	if kernel == "delta_rule_128x2" {
+		rows = 64
+	}
+	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows), segs, layers},
+		8*int(a.tile)*(2*t.keys+rows+4), Args(a))
 }
 
 // Settle applies the pending rows of the segments, which have no others, in all layers.

@@ -191,13 +191,13 @@ func (b *Backend) forget(from Addr, bytes int) {
 }
 
 // op appends an operation to the step; outside of one it is a step by itself.
-func (b *Backend) op(os ...op) {
+func (b *Backend) op(o op) {
 	if b.step.open {
-		b.step.ops = append(b.step.ops, os...)
+		b.step.ops = append(b.step.ops, o)
 		return
 	}
 	b.BeginStep(nil)
-	b.step.ops = append(b.step.ops, os...)
+	b.step.ops = append(b.step.ops, o)
 	b.EndStep()
 }
 
@@ -208,17 +208,23 @@ func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, 
 
 // MatMul multiplies x with every matrix.
 func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
-	b.op(withProducts(op{kind: opMatMul, a: viewOf(x)}, ps)...)
+	b.multiply(op{kind: opMatMul, a: viewOf(x)}, ps)
 }
 
-// withProducts is an operation and its outputs.
-func withProducts(o op, ps []backend.Product) []op {
-	o.n = int32(len(ps))
-	os := []op{o}
-	for _, p := range ps {
-		os = append(os, op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
+// multiply appends an operation with its outputs.
+func (b *Backend) multiply(o op, ps []backend.Product) {
+	alone := !b.step.open
+	if alone {
+		b.BeginStep(nil)
 	}
-	return os
+	o.n = int32(len(ps))
+	b.step.ops = append(b.step.ops, o)
+	for _, p := range ps {
+		b.step.ops = append(b.step.ops, op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
+	}
+	if alone {
+		b.EndStep()
+	}
 }
 
 // RMSNorm normalises every row.
@@ -305,7 +311,7 @@ func (b *Backend) Route(ids backend.Ints, weights, logits backend.Tensor, used i
 
 // ExpertMatMul multiplies rows with the experts chosen for them.
 func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
-	b.op(withProducts(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used)}, ps)...)
+	b.multiply(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used)}, ps)
 }
 
 // ExpertSum adds the outputs of each row's experts with their weights.

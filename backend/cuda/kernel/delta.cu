@@ -268,20 +268,24 @@ struct DeltaArgs {
 // ancestors again.
 //
 // EXACT: kdim is 16*I, vdim a multiple of 32, and rows are aligned for copies of 16 bytes.
-template <int I, bool EXACT> struct Rule {
+// R rows of the state in a thread share what it reads of queries and keys, which is what long prompts wait for.
+template <int I, bool EXACT, int R> struct Rule {
   static const int KP = 16 * I; // keys with padding
 
   const DeltaArgs& p;
   int tid, row, q4, h, kh, value, layer;
   bool live;
-  float s[4 * I];
+  float s[R][4 * I];
 
-  DEV_M int stride() const { return 2 * KP + 32 + 4; } // of a row in shared memory: q, k, v, decay, beta, q.k
+  DEV_M int stride() const { return 2 * KP + 32 * R + 4; } // of a row in shared memory: q, k, v, decay, beta, q.k
   DEV_M float* slot(int buf, int i) const { return (float*)smem + (buf * p.tile + i) * stride(); }
 
-  DEV_M void load_state(const float* st) {
+  DEV_M void load_state(const float* first) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
 #pragma unroll
     for (int i = 0; i < I; i++) {
+      const float* st = first + (u64)r * 32 * p.d.kdim;
       F4 f = {0, 0, 0, 0};
       if (EXACT) f = *(const F4*)(st + 16 * i);
       else if (live) {
@@ -291,23 +295,26 @@ template <int I, bool EXACT> struct Rule {
         if (k + 2 < p.d.kdim) f.z = st[16 * i + 2];
         if (k + 3 < p.d.kdim) f.w = st[16 * i + 3];
       }
-      s[4 * i] = f.x; s[4 * i + 1] = f.y; s[4 * i + 2] = f.z; s[4 * i + 3] = f.w;
+      s[r][4 * i] = f.x; s[r][4 * i + 1] = f.y; s[r][4 * i + 2] = f.z; s[r][4 * i + 3] = f.w;
     }
   }
-  DEV_M void store_state(float* st) {
+  DEV_M void store_state(float* first) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
 #pragma unroll
     for (int i = 0; i < I; i++) {
+      float* st = first + (u64)r * 32 * p.d.kdim;
       if (EXACT) {
-        F4 f = {s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]};
+        F4 f = {s[r][4 * i], s[r][4 * i + 1], s[r][4 * i + 2], s[r][4 * i + 3]};
         *(F4*)(st + 16 * i) = f;
       } else if (live)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-          if (16 * i + 4 * q4 + j < p.d.kdim) st[16 * i + j] = s[4 * i + j];
+          if (16 * i + 4 * q4 + j < p.d.kdim) st[16 * i + j] = s[r][4 * i + j];
     }
   }
   // s = g*s + u*k; k begins at this thread's first key.
-  DEV_M void apply(float g, float u, const float* k, bool padded) {
+  DEV_M void apply(float g, const float (&u)[R], const float* k, bool padded) {
 #pragma unroll
     for (int i = 0; i < I; i++) {
       F4 f = {0, 0, 0, 0};
@@ -319,8 +326,16 @@ template <int I, bool EXACT> struct Rule {
         if (at + 2 < p.d.kdim) f.z = k[16 * i + 2];
         if (at + 3 < p.d.kdim) f.w = k[16 * i + 3];
       }
-      s[4 * i] = ffma(u, f.x, fmul(g, s[4 * i])); s[4 * i + 1] = ffma(u, f.y, fmul(g, s[4 * i + 1]));
-      s[4 * i + 2] = ffma(u, f.z, fmul(g, s[4 * i + 2])); s[4 * i + 3] = ffma(u, f.w, fmul(g, s[4 * i + 3]));
+      update(i, f, g, u);
+    }
+  }
+  DEV_M void update(int i, const F4& f, float g, const float (&u)[R]) {
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      s[r][4 * i] = ffma(u[r], f.x, fmul(g, s[r][4 * i]));
+      s[r][4 * i + 1] = ffma(u[r], f.y, fmul(g, s[r][4 * i + 1]));
+      s[r][4 * i + 2] = ffma(u[r], f.z, fmul(g, s[r][4 * i + 2]));
+      s[r][4 * i + 3] = ffma(u[r], f.w, fmul(g, s[r][4 * i + 3]));
     }
   }
   // The i-th entry; order is null for a chain.
@@ -342,15 +357,15 @@ template <int I, bool EXACT> struct Rule {
             cp16(a + 4 * c + 16 * lane, q + c + 4 * lane);
             cp16(a + 4 * (KP + c) + 16 * lane, k + c + 4 * lane);
           }
-        if (lane < 8) cp16(a + 8 * KP + 16 * lane, v + 4 * lane);
-        if (lane < 2) cp4(a + 8 * KP + 128 + 4 * lane, gt + lane * p.d.vheads);
+        if (lane < 8 * R) cp16(a + 8 * KP + 16 * lane, v + 4 * lane);
+        if (lane < 2) cp4(a + 8 * KP + 128 * R + 4 * lane, gt + lane * p.d.vheads);
       } else {
         for (int c = lane; c < KP; c += 32) {
           x[c] = c < p.d.kdim ? q[c] : 0.f;
           x[KP + c] = c < p.d.kdim ? k[c] : 0.f;
         }
-        x[2 * KP + lane] = part + lane < p.d.vdim ? v[lane] : 0.f;
-        if (lane < 2) x[2 * KP + 32 + lane] = gt[lane * p.d.vheads];
+        for (int c = lane; c < 32 * R; c += 32) x[2 * KP + c] = part + c < p.d.vdim ? v[c] : 0.f;
+        if (lane < 2) x[2 * KP + 32 * R + lane] = gt[lane * p.d.vheads];
       }
     }
     cp_commit();
@@ -364,43 +379,49 @@ template <int I, bool EXACT> struct Rule {
       float s = 0;
       for (int c = lane; c < KP; c += 32) s = ffma(x[c], x[KP + c], s);
       s = warp_sum(s);
-      if (lane == 0) x[2 * KP + 34] = s;
+      if (lane == 0) x[2 * KP + 32 * R + 2] = s;
     }
   }
 
   // One row of the batch: its result and update. Keys stay in registers between the two uses.
   DEV_M void step(int r, const float* x, float* tape) {
     const float *q = x + 4 * q4, *k = x + KP + 4 * q4;
-    float a[4] = {0, 0, 0, 0}, b[4] = {0, 0, 0, 0};
+    float a[R][4], b[R][4], u[R];
+#pragma unroll
+    for (int n = 0; n < R; n++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) a[n][j] = b[n][j] = 0;
     F4 keys[I];
 #pragma unroll
     for (int i = 0; i < I; i++) {
       F4 f = *(const F4*)(k + 16 * i), e = *(const F4*)(q + 16 * i);
       keys[i] = f;
-      a[0] = ffma(s[4 * i], f.x, a[0]); a[1] = ffma(s[4 * i + 1], f.y, a[1]);
-      a[2] = ffma(s[4 * i + 2], f.z, a[2]); a[3] = ffma(s[4 * i + 3], f.w, a[3]);
-      b[0] = ffma(s[4 * i], e.x, b[0]); b[1] = ffma(s[4 * i + 1], e.y, b[1]);
-      b[2] = ffma(s[4 * i + 2], e.z, b[2]); b[3] = ffma(s[4 * i + 3], e.w, b[3]);
+#pragma unroll
+      for (int n = 0; n < R; n++) {
+        a[n][0] = ffma(s[n][4 * i], f.x, a[n][0]); a[n][1] = ffma(s[n][4 * i + 1], f.y, a[n][1]);
+        a[n][2] = ffma(s[n][4 * i + 2], f.z, a[n][2]); a[n][3] = ffma(s[n][4 * i + 3], f.w, a[n][3]);
+        b[n][0] = ffma(s[n][4 * i], e.x, b[n][0]); b[n][1] = ffma(s[n][4 * i + 1], e.y, b[n][1]);
+        b[n][2] = ffma(s[n][4 * i + 2], e.z, b[n][2]); b[n][3] = ffma(s[n][4 * i + 3], e.w, b[n][3]);
+      }
     }
     const float* end = x + 2 * KP;
-    float decay = end[32], beta = end[33], v = end[row], qk = end[34];
-    float sk = fadd(fadd(a[0], a[1]), fadd(a[2], a[3])), sq = fadd(fadd(b[0], b[1]), fadd(b[2], b[3]));
-    sk = fadd(sk, shfl_xor(sk, 1));
-    sq = fadd(sq, shfl_xor(sq, 1));
-    sk = fadd(sk, shfl_xor(sk, 2));
-    sq = fadd(sq, shfl_xor(sq, 2));
-    float u = fmul(beta, fadd(v, -fmul(decay, sk)));
+    float decay = end[32 * R], beta = end[32 * R + 1], qk = end[32 * R + 2];
 #pragma unroll
-    for (int i = 0; i < I; i++) { // as in apply
-      s[4 * i] = ffma(u, keys[i].x, fmul(decay, s[4 * i]));
-      s[4 * i + 1] = ffma(u, keys[i].y, fmul(decay, s[4 * i + 1]));
-      s[4 * i + 2] = ffma(u, keys[i].z, fmul(decay, s[4 * i + 2]));
-      s[4 * i + 3] = ffma(u, keys[i].w, fmul(decay, s[4 * i + 3]));
+    for (int n = 0; n < R; n++) {
+      float sk = fadd(fadd(a[n][0], a[n][1]), fadd(a[n][2], a[n][3]));
+      float sq = fadd(fadd(b[n][0], b[n][1]), fadd(b[n][2], b[n][3]));
+      sk = fadd(sk, shfl_xor(sk, 1));
+      sq = fadd(sq, shfl_xor(sq, 1));
+      sk = fadd(sk, shfl_xor(sk, 2));
+      sq = fadd(sq, shfl_xor(sq, 2));
+      u[n] = fmul(beta, fadd(end[row + 32 * n], -fmul(decay, sk)));
+      if (q4 == 0 && live) {
+        p.out[(u64)r * p.os + h * p.d.vdim + value + 32 * n] = ffma(decay, sq, fmul(u[n], qk));
+        if (tape) tape[32 * n] = u[n];
+      }
     }
-    if (q4 == 0 && live) {
-      p.out[(u64)r * p.os + h * p.d.vdim + value] = ffma(decay, sq, fmul(u, qk));
-      if (tape) *tape = u;
-    }
+#pragma unroll
+    for (int i = 0; i < I; i++) update(i, keys[i], decay, u);
   }
 
   DEV_M void segment(const int* g, bool& waited) {
@@ -412,7 +433,9 @@ template <int I, bool EXACT> struct Rule {
 #pragma unroll 1
     for (int i = 0; i < pending; i++) {
       const float* t = seg_read(g, p.d, layer, p.table[g[SEG_PATH] + i]) + chans;
-      float u = live ? t[keys + h * p.d.vdim + value] : 0.f;
+      float u[R];
+#pragma unroll
+      for (int n = 0; n < R; n++) u[n] = live ? t[keys + h * p.d.vdim + value + 32 * n] : 0.f;
       apply(t[keys + p.d.vheads * p.d.vdim + h], u, t + kh * p.d.kdim + 4 * q4, false);
     }
     bool prompt = g[SEG_FLAGS] & FLAG_PROMPT;
@@ -443,8 +466,12 @@ template <int I, bool EXACT> struct Rule {
           load_state(st);
           syncwarp(); // updates that other lanes wrote to the tape
         }
-        if (e & ENTRY_QUIET) apply(x[2 * KP + 32], live ? tape[(u64)t * width] : 0.f, x + KP + 4 * q4, true);
-        else step(first + t, x, tape ? tape + (u64)t * width : nullptr);
+        if (e & ENTRY_QUIET) {
+          float u[R];
+#pragma unroll
+          for (int n = 0; n < R; n++) u[n] = live ? tape[(u64)t * width + 32 * n] : 0.f;
+          apply(x[2 * KP + 32 * R], u, x + KP + 4 * q4, true);
+        } else step(first + t, x, tape ? tape + (u64)t * width : nullptr);
       }
       SYNC();
     }
@@ -452,10 +479,10 @@ template <int I, bool EXACT> struct Rule {
   }
 
   DEV_M void run() {
-    int parts = (p.d.vdim + 31) / 32;
+    int parts = (p.d.vdim + 32 * R - 1) / (32 * R);
     tid = TID; row = tid >> 2; q4 = tid & 3;
     h = BID / parts;
-    value = BID % parts * 32 + row;
+    value = BID % parts * (32 * R) + row; // and every 32nd after it, of which vdim is a multiple if there are several
     live = EXACT || value < p.d.vdim;
     kh = p.d.grouped ? h / (p.d.vheads / p.d.kheads) : h % p.d.kheads;
     layer = p.layer + BIDZ;
@@ -465,9 +492,10 @@ template <int I, bool EXACT> struct Rule {
     pdl_launch(); // not before: its blocks would take the room of the product after the next kernel
   }
 };
-KERNEL(delta_rule_128, DeltaArgs, p, 128, 4) { Rule<8, true>{p}.run(); }
-KERNEL(delta_rule_any_16, DeltaArgs, p, 128, 1) { Rule<1, false>{p}.run(); }
-KERNEL(delta_rule_any_32, DeltaArgs, p, 128, 1) { Rule<2, false>{p}.run(); }
-KERNEL(delta_rule_any_64, DeltaArgs, p, 128, 1) { Rule<4, false>{p}.run(); }
-KERNEL(delta_rule_any_128, DeltaArgs, p, 128, 1) { Rule<8, false>{p}.run(); }
-KERNEL(delta_rule_any_256, DeltaArgs, p, 128, 1) { Rule<16, false>{p}.run(); }
+KERNEL(delta_rule_128, DeltaArgs, p, 128, 4) { Rule<8, true, 1>{p}.run(); }
+KERNEL(delta_rule_128x2, DeltaArgs, p, 128, 2) { Rule<8, true, 2>{p}.run(); }
+KERNEL(delta_rule_any_16, DeltaArgs, p, 128, 1) { Rule<1, false, 1>{p}.run(); }
+KERNEL(delta_rule_any_32, DeltaArgs, p, 128, 1) { Rule<2, false, 1>{p}.run(); }
+KERNEL(delta_rule_any_64, DeltaArgs, p, 128, 1) { Rule<4, false, 1>{p}.run(); }
+KERNEL(delta_rule_any_128, DeltaArgs, p, 128, 1) { Rule<8, false, 1>{p}.run(); }
+KERNEL(delta_rule_any_256, DeltaArgs, p, 128, 1) { Rule<16, false, 1>{p}.run(); }
