@@ -271,7 +271,7 @@ func TestNoMachinePaths(t *testing.T) {
 
 // TestSize keeps cloning quick.
 func TestSize(t *testing.T) {
-	const modelsLimit, restLimit = 48 << 20, 22 << 20
+	const modelsLimit, restLimit = 48 << 20, 28 << 20
 	var models, rest int64
 	for _, f := range tracked(t) {
 		st, err := os.Stat(f)

@@ -175,12 +175,12 @@ func (l *lowering) outlives(old, v view) bool {
 	for j := l.now + 1; j < len(l.ops); j++ {
 		o := &l.ops[j]
 		for r := range o.reads {
-			if r.overlaps(old) && !slices.ContainsFunc(fresh, func(w view) bool { return within(r, w) }) {
+			if r.overlaps(old) && !slices.ContainsFunc(fresh, func(w view) bool { return covers(w, r) }) {
 				return true
 			}
 		}
 		for w := range o.writes {
-			if within(old, w) {
+			if covers(w, old) {
 				return false
 			}
 			if w.overlaps(old) {
@@ -189,13 +189,6 @@ func (l *lowering) outlives(old, v view) bool {
 		}
 	}
 	return false
-}
-
-// within reports whether the memory of v lies in that of w.
-func within(v, w view) bool {
-	a0, a1 := v.bytes()
-	b0, b1 := w.bytes()
-	return b0 <= a0 && a1 <= b1
 }
 
 // reads lists the tensors an operation reads, and writes those it writes.
@@ -501,13 +494,18 @@ func (l *lowering) tileProducts(x MatMulInput, ps []op) {
 	}
 	l.out = l.b.products.MatMul(l.out, x, jobs...)
 	for i, p := range ps {
-		l.overwrite(p.dst)
-		l.pieces = append(l.pieces, piecewise{p.dst, jobs[i].Result(x.Rows), owner, &users})
+		l.leave(piecewise{p.dst, jobs[i].Result(x.Rows), owner, &users})
 	}
-	for _, p := range ps {
-		if p.dst.stride != p.dst.cols {
-			l.plain(p.dst)
-		}
+}
+
+// leave leaves a product in pieces. Rows with something else between them are written at once: views of such memory tell little about
+// what they share.
+func (l *lowering) leave(p piecewise) {
+	l.overwrite(p.v)
+	l.pieces = append(l.pieces, p)
+	if p.v.stride != p.v.cols && p.v.rows > 1 {
+		l.reduce(p)
+		l.dropPieces(len(l.pieces) - 1)
 	}
 }
 
@@ -567,8 +565,7 @@ func (l *lowering) expertMatMul(i int) {
 	}
 	l.out = l.b.products.ExpertMatMul(l.out, x, tables, pairs, jobs...)
 	for i, p := range ps {
-		l.overwrite(p.dst)
-		l.pieces = append(l.pieces, piecewise{p.dst, jobs[i].Result(pairs), owner, &users})
+		l.leave(piecewise{p.dst, jobs[i].Result(pairs), owner, &users})
 	}
 }
 
