@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"strobe/backend/gpu"
 	"strobe/bench/floor"
 	"strobe/engine"
 )
@@ -17,7 +18,7 @@ type MachineConfig struct {
 	Rows    []int
 	Prompt  int // length of the prompt to time; 0 means 512
 	Chunk   int // prompt tokens per pass; 0 means 128
-	Context int // tokens in the cache before a pass; 0 means 64
+	Context int // tokens in the cache before a pass; 0 means 64, and 1024 on a GPU
 }
 
 func (c MachineConfig) withDefaults(m *engine.Model) MachineConfig {
@@ -61,6 +62,21 @@ type Machine struct {
 
 	PromptTokens          int    `json:"prompt_tokens"`
 	PromptTokensPerSecond Spread `json:"prompt_tokens_per_second"`
+
+	// Of a GPU: where the time of passes goes.
+	Profiles []PassProfile `json:"profiles,omitempty"`
+}
+
+// PassProfile is where the time of a pass goes on a GPU. Kernels are timed one by one, so their sum is more than the pass takes.
+type PassProfile struct {
+	Rows    int              `json:"rows"`
+	Kernels []gpu.KernelTime `json:"kernels"`
+}
+
+// gpuDevice is a GPU as the measurements see it.
+type gpuDevice interface {
+	Bandwidth() (float64, error)
+	Profile(fn func() error) ([]gpu.KernelTime, error)
 }
 
 // Pass is the cost of a pass of several tokens of one sequence.
@@ -69,9 +85,10 @@ type Pass struct {
 	Milliseconds Spread  `json:"milliseconds"`
 	Ratio        float64 `json:"ratio"` // to one row, inside a round
 	// The two floors: reading the weights, and multiplying. The pass cannot beat the larger one.
-	ReadFloor float64 `json:"read_floor_milliseconds"`
-	DotFloor  float64 `json:"integer_floor_milliseconds"`
-	Share     float64 `json:"share_of_floor"` // the larger floor divided by the time
+	ReadFloor        float64 `json:"read_floor_milliseconds"`
+	DotFloor         float64 `json:"integer_floor_milliseconds"`
+	Share            float64 `json:"share_of_floor"`    // the larger floor divided by the time
+	HostMilliseconds float64 `json:"host_milliseconds"` // of them, until the device has its work
 	// The same from the fastest rounds: what a quiet machine would show.
 	QuietRatio float64 `json:"quiet_ratio"`
 	QuietShare float64 `json:"quiet_share_of_floor"`
@@ -87,6 +104,13 @@ func threadsOf(m *engine.Model) int {
 
 // MeasureMachine times passes of m and the machine's floors.
 func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*Machine, error) {
+	if d, ok := m.Backend().(gpuDevice); ok {
+		if cfg.Context == 0 {
+			cfg.Context = 1024
+		}
+		cfg = cfg.withDefaults(m)
+		return measureGPU(ctx, m, d, cfg)
+	}
 	cfg = cfg.withDefaults(m)
 	threads := threadsOf(m)
 	w := weightsOf(m.Target.File(), &m.Target.Config)
@@ -142,6 +166,69 @@ func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*M
 	}
 	if len(mc.Passes) > 0 && mc.Passes[0].Rows == 1 {
 		mc.DecodeShare, mc.QuietDecodeShare = mc.Passes[0].Share, mc.Passes[0].QuietShare
+	}
+	return mc, nil
+}
+
+// measureGPU times passes of m on a GPU, whose floor is reading the weights.
+func measureGPU(ctx context.Context, m *engine.Model, d gpuDevice, cfg MachineConfig) (*Machine, error) {
+	w := weightsOf(m.Target.File(), &m.Target.Config)
+	speed, err := d.Bandwidth()
+	if err != nil {
+		return nil, err
+	}
+	p, err := newProbe(m, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer p.close()
+	read := NewSpread([]float64{speed})
+	mc := &Machine{ReadOne: read, ReadAll: read, ReadWeights: read, PromptTokens: cfg.Prompt}
+	times, hosts := make([][]float64, len(cfg.Rows)), make([][]float64, len(cfg.Rows))
+	var prompt []float64
+	for round := range cfg.Rounds + 2 {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		for i, rows := range cfg.Rows {
+			took, err := p.pass(rows)
+			if err != nil {
+				return nil, err
+			}
+			if round >= 2 { // the first two make and record the launches
+				times[i] = append(times[i], took.Seconds()*1e3)
+				hosts[i] = append(hosts[i], p.host.Seconds()*1e3)
+			}
+		}
+		if round < 8 {
+			s, err := p.prompt(ctx, cfg.Prompt, cfg.Chunk)
+			if err != nil {
+				return nil, err
+			}
+			if round >= 2 {
+				prompt = append(prompt, s)
+			}
+		}
+	}
+	mc.PromptTokensPerSecond = NewSpread(prompt)
+	for i, rows := range cfg.Rows {
+		mc.Passes = append(mc.Passes, mc.pass(rows, times[i], times[0], &w))
+		mc.Passes[i].HostMilliseconds = median(hosts[i])
+	}
+	mc.DecodeShare, mc.QuietDecodeShare = mc.Passes[0].Share, mc.Passes[0].QuietShare
+	for _, rows := range []int{1, 16, cfg.Prompt} {
+		ks, err := d.Profile(func() error {
+			if rows == cfg.Prompt {
+				_, err := p.prompt(ctx, rows, cfg.Chunk)
+				return err
+			}
+			_, err := p.pass(rows)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		mc.Profiles = append(mc.Profiles, PassProfile{rows, ks})
 	}
 	return mc, nil
 }

@@ -181,8 +181,12 @@ func since(st speculate.Stats, before *speculate.Stats) speculate.Stats {
 // report sums up.
 func (b *bencher) report(results [][][]result) *Report {
 	rep := &Report{Schema: Schema, System: system(b.model), Model: describe(b.model)}
-	if b.model.Drafter != nil {
-		rep.Drafter = describeDrafter(b.model)
+	for i, d := range b.model.Drafters() {
+		if info := describeDrafter(b.model, d); i == 0 {
+			rep.Drafter = info
+		} else {
+			rep.MTP = info
+		}
 	}
 	rep.Settings = Settings{Tokens: b.cfg.Tokens, Repeats: b.cfg.Repeats, Prompts: len(b.cfg.Cases), IgnoreEnd: b.cfg.IgnoreEnd}
 	for _, c := range b.cfg.Cases {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"strobe/engine"
 	"strobe/internal/testkit"
 	"strobe/sample"
+	"strobe/synth"
 )
 
 func load(t *testing.T, name string, drafter bool) *engine.Model {
@@ -40,7 +42,8 @@ func TestMeasure(t *testing.T) {
 	for _, name := range []string{"qwen35", "qwen35moe", "gemma4"} {
 		t.Run(name, func(t *testing.T) {
 			m := load(t, name, true)
-			modes, err := Modes(ModeOptions{Names: ModeNames, Drafter: "dflash", Tree: 12})
+			modes, err := Modes(ModeOptions{Names: []string{"chain", "tree", "ngram", "auto"}, Drafter: "dflash",
+				Tree: 12})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -125,6 +128,51 @@ func TestSynthetic(t *testing.T) {
 	}
 }
 
+// TestMeasureMTP: a model's own layer is measured beside its drafter, and alone.
+func TestMeasureMTP(t *testing.T) {
+	write := func(shape string) string {
+		path := filepath.Join(t.TempDir(), shape+".gguf")
+		if err := synth.Write(path, shape, "q4_k_m", 1); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	target := write("tiny-qwen35-mtp")
+	for _, drafter := range []string{"", write("tiny-qwen35-dflash")} {
+		m, err := engine.Load(target, engine.Options{Threads: 2, Drafter: drafter, MTP: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		modes, err := Modes(ModeOptions{Drafter: m.Drafters()[0].Name(), MTP: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Measure(t.Context(), m, Config{Modes: modes, Cases: cases(), Tokens: 24, Repeats: 1, IgnoreEnd: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !r.Identical.Checked || !r.Identical.Same || len(r.Modes) != 5 {
+			t.Errorf("%d modes, %s", len(r.Modes), r.Verdict())
+		}
+		own := r.Drafter
+		if drafter != "" {
+			own = r.MTP
+		}
+		if own == nil || own.Name != "mtp" || own.Path != target || own.WeightBytes == 0 ||
+			drafter == "" && r.MTP != nil {
+			t.Errorf("drafters %+v and %+v", r.Drafter, r.MTP)
+		}
+		name := "mtp"
+		if drafter != "" {
+			name = "dflash"
+		}
+		if c := r.Modes[1]; c.Sources[name] == 0 || r.Modes[3].Name != "mtp" || r.Modes[3].Sources["dflash"] > 0 {
+			t.Errorf("chain drafted by %v, mtp by %v", c.Sources, r.Modes[3].Sources)
+		}
+	}
+}
+
 func TestModes(t *testing.T) {
 	names := func(opt ModeOptions) string {
 		ms, err := Modes(opt)
@@ -142,11 +190,14 @@ func TestModes(t *testing.T) {
 		want string
 	}{
 		{ModeOptions{Drafter: "dflash"}, "plain chain tree auto"},
+		{ModeOptions{Drafter: "dflash", MTP: true}, "plain chain tree mtp auto"},
+		{ModeOptions{Names: []string{"mtp"}, Drafter: "dflash"},
+			`mode "mtp" needs a layer for multi-token prediction: give it with -d FILE`},
 		{ModeOptions{}, "plain ngram"},
 		{ModeOptions{Drafter: "dflash", Synthetic: 3}, "plain chain tree"},
 		{ModeOptions{Names: []string{"auto", "chain"}, Drafter: "dflash"}, "plain chain auto"},
 		{ModeOptions{Names: []string{"chain"}}, `mode "chain" needs a drafter: give it with -d FILE`},
-		{ModeOptions{Names: []string{"fast"}}, `mode "fast": want some of plain, chain, tree, ngram, auto`},
+		{ModeOptions{Names: []string{"fast"}}, `mode "fast": want some of plain, chain, tree, mtp, ngram, auto`},
 	} {
 		if got := names(tc.opt); got != tc.want {
 			t.Errorf("%+v: %s, want %s", tc.opt, got, tc.want)

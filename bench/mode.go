@@ -15,7 +15,7 @@ type Mode struct {
 }
 
 // ModeNames lists the modes in the order in which reports show them.
-var ModeNames = []string{"plain", "chain", "tree", "ngram", "auto"}
+var ModeNames = []string{"plain", "chain", "tree", "mtp", "ngram", "auto"}
 
 // DefaultTree is the number of nodes of the tree mode: about what a pass verifies at
 // little more than the cost of a chain.
@@ -25,6 +25,7 @@ const DefaultTree = 24
 type ModeOptions struct {
 	Names     []string // nil: all that make sense
 	Drafter   string   // the source that the modes chain and tree measure; "" for none
+	MTP       bool     // there is a drafter for multi-token prediction
 	Max       int      // longest chain; 0: what the drafter can do
 	Tree      int      // nodes of a tree; 0: DefaultTree
 	Synthetic float64  // pretend this many tokens per pass; 0: verify
@@ -37,6 +38,8 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 		switch {
 		case opt.Synthetic > 0: // the controller would see through the pretence
 			names = []string{"plain", "chain", "tree"}
+		case opt.MTP:
+			names = []string{"plain", "chain", "tree", "mtp", "auto"}
 		case opt.Drafter != "":
 			names = []string{"plain", "chain", "tree", "auto"}
 		default:
@@ -64,8 +67,11 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 			o.Draft, o.Fixed, o.Tree = opt.Drafter, true, speculate.TreeOff
 		case "tree":
 			o.Draft, o.Fixed, o.Tree = opt.Drafter, true, tree
-		case "ngram":
-			o.Draft = "ngram"
+		case "ngram", "mtp":
+			o.Draft = known
+		}
+		if known == "mtp" && !opt.MTP {
+			return nil, fmt.Errorf("mode %q needs a layer for multi-token prediction: give it with -d FILE", known)
 		}
 		if o.Fixed && opt.Drafter == "" {
 			return nil, fmt.Errorf("mode %q needs a drafter: give it with -d FILE", known)

@@ -14,6 +14,7 @@ type probe struct {
 	m      *engine.Model
 	tokens []int32
 	seq    *cache.Seq
+	host   time.Duration // of the last pass: until the device had its work
 }
 
 func newProbe(m *engine.Model, cfg MachineConfig) (*probe, error) {
@@ -49,15 +50,19 @@ func (p *probe) prefill(seq *cache.Seq, n, chunk int) error {
 	return p.m.Backend().Sync()
 }
 
-// pass times a pass of rows tokens, all with logits, as verification needs them.
+// pass times a pass of rows tokens and the choice of the best token after each, as greedy verification needs them.
 func (p *probe) pass(rows int) (time.Duration, error) {
 	start := time.Now()
-	out, err := p.m.Target.Forward([]model.Segment{{Seq: p.seq, Tokens: p.tokens[:rows], Logits: model.LogitsAll}})
+	out, err := p.m.Target.Forward([]model.Segment{{Seq: p.seq, Tokens: p.tokens[:rows], Logits: model.LogitsAll, Greedy: true}})
 	if err != nil {
 		return 0, err
 	}
-	out.Row(0, rows-1) // waits for the device
+	p.host = time.Since(start)
+	out.Best(0, rows-1) // waits for the device
 	took := time.Since(start)
+	if err := p.m.Target.Sync(); err != nil {
+		return 0, err
+	}
 	return took, p.seq.Commit(nil)
 }
 

@@ -17,6 +17,7 @@ type Report struct {
 	System    System         `json:"system"`
 	Model     ModelInfo      `json:"model"`
 	Drafter   *DrafterInfo   `json:"drafter"`
+	MTP       *DrafterInfo   `json:"mtp,omitempty"` // beside another one
 	Settings  Settings       `json:"settings"`
 	Modes     []ModeReport   `json:"modes"`
 	Prompts   []PromptReport `json:"prompts"`
@@ -49,7 +50,8 @@ type ModelInfo struct {
 // DrafterInfo describes the drafter.
 type DrafterInfo struct {
 	Path        string `json:"path"`
-	Block       int    `json:"block"`
+	Name        string `json:"name"`
+	Block       int    `json:"block"` // tokens of a draft and the one before
 	WeightBytes int    `json:"weight_bytes"`
 	TokenBytes  int    `json:"cache_bytes_per_token"`
 }
@@ -146,15 +148,22 @@ func describe(m *engine.Model) ModelInfo {
 		TokenBytes: t.Memory().TokenBytes(), SeqBytes: t.Memory().SeqBytes()}
 }
 
-func describeDrafter(m *engine.Model) *DrafterInfo {
-	d := m.Drafter
-	return &DrafterInfo{Path: m.DrafterPath, Block: d.Block(), WeightBytes: d.WeightBytes(), TokenBytes: d.Memory().TokenBytes()}
+func describeDrafter(m *engine.Model, d engine.Drafter) *DrafterInfo {
+	info := &DrafterInfo{Path: m.DrafterPath, Name: d.Name(), Block: d.Max() + 1, WeightBytes: d.WeightBytes(),
+		TokenBytes: d.Memory().TokenBytes()}
+	switch {
+	case d == engine.Drafter(m.Drafter):
+		info.Block = m.Drafter.Block()
+	case m.Drafter != nil || m.DrafterPath == "":
+		info.Path = m.Path // its block is part of the model
+	}
+	return info
 }
 
 func memory(m *engine.Model, results [][][]result) Memory {
 	mem := Memory{Weights: m.Target.WeightBytes()}
-	if m.Drafter != nil {
-		mem.DrafterWeights = m.Drafter.WeightBytes()
+	for _, d := range m.Drafters() {
+		mem.DrafterWeights += d.WeightBytes()
 	}
 	for _, mode := range results {
 		for _, c := range mode {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"strobe/engine"
 )
@@ -62,8 +63,10 @@ func (r *Report) head(p *printer) {
 		name = r.Model.Path
 	}
 	p.line("%s (%s) on %s", name, r.Model.Arch, r.System.Device)
-	if r.Drafter != nil {
-		p.line("drafter %s, block %d", r.Drafter.Path, r.Drafter.Block)
+	for _, d := range []*DrafterInfo{r.Drafter, r.MTP} {
+		if d != nil {
+			p.line("drafter %s (%s), block %d", d.Path, d.Name, d.Block)
+		}
 	}
 	how := "greedy"
 	if r.Settings.Temperature > 0 {
@@ -179,6 +182,10 @@ func percents(ps []float64) []string {
 
 func (mc *Machine) text(p *printer, m *ModelInfo) {
 	const giga = 1e9
+	if mc.Profiles != nil {
+		mc.gpuText(p, m)
+		return
+	}
 	p.line("")
 	p.line("Machine")
 	p.line("  reading memory   %.1f GB/s with 1 thread, %.1f GB/s with %d", mc.ReadOne.Median/giga, mc.ReadAll.Median/giga, mc.Threads)
@@ -192,6 +199,51 @@ func (mc *Machine) text(p *printer, m *ModelInfo) {
 			fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.2f", x.DotFloor), fmt.Sprintf("%.0f", 100*x.Share), fmt.Sprintf("%.0f", 100*x.QuietShare)})
 	}
 	p.table(rows)
+}
+
+// gpuText is the report of a GPU: passes against the time its memory takes to read the weights, and where their time goes.
+func (mc *Machine) gpuText(p *printer, m *ModelInfo) {
+	p.line("")
+	p.line("Device")
+	p.line("  memory moves %.2f TB/s; a token needs %s", mc.ReadAll.Median/1e12, engine.Bytes(m.BytesPerToken))
+	p.line("  a prompt of %d tokens runs at %s tokens/s", mc.PromptTokens, mc.PromptTokensPerSecond.text(0))
+	rows := [][]string{{"tokens in a pass", "ms", "against 1", "host ms", "read floor ms", "% of the bandwidth"}}
+	for _, x := range mc.Passes {
+		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(3), fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f", x.HostMilliseconds),
+			fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.0f", 100*x.Share)})
+	}
+	p.table(rows)
+	for _, f := range mc.Profiles {
+		var sum, products time.Duration
+		for _, k := range f.Kernels {
+			sum += k.Time
+			if isProduct(k.Name) {
+				products += k.Time
+			}
+		}
+		p.line("")
+		p.line("  A pass of %d tokens, kernel by kernel: %.3f ms, %.0f %% of it outside products", f.Rows, sum.Seconds()*1e3,
+			100*(1-products.Seconds()/sum.Seconds()))
+		rows := [][]string{{"kernel", "launches", "ms", "us each"}}
+		for i, k := range f.Kernels {
+			if i == 14 {
+				break
+			}
+			rows = append(rows, []string{k.Name, fmt.Sprint(k.Count), fmt.Sprintf("%.3f", k.Time.Seconds()*1e3),
+				fmt.Sprintf("%.1f", k.Time.Seconds()*1e6/float64(k.Count))})
+		}
+		p.table(rows)
+	}
+}
+
+// isProduct tells the kernels that read weights from the others.
+func isProduct(kernel string) bool {
+	for _, prefix := range []string{"solo", "pipe", "prompt", "wide", "moe_k", "moe_all", "moe_pipe", "float"} {
+		if strings.HasPrefix(kernel, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *Report) memory(p *printer) {

@@ -40,6 +40,9 @@ type Spec struct {
 	Layers    []Layer
 	Delta     backend.DeltaDims
 	Recurrent []int // device of each recurrent layer
+	// Carry is the width of a row that a sequence carries from one pass to the next, on the first device: a drafter's
+	// newest hidden state. 0 means none.
+	Carry int
 }
 
 // Place says where the keys and values of a layer are: which plan of its device, and the layer in the plan's pool.
@@ -50,7 +53,7 @@ type Place struct {
 // Memory is the cache of one model, whose layers may lie on several devices.
 type Memory struct {
 	spec    Spec
-	devices int
+	devices []backend.Backend
 	groups  []*group
 	states  []*states
 	places  []Place
@@ -76,7 +79,7 @@ type states struct {
 
 // New returns the memory for a model on the given devices.
 func New(devices []backend.Backend, spec Spec) (*Memory, error) {
-	m := &Memory{spec: spec, devices: len(devices)}
+	m := &Memory{spec: spec, devices: devices}
 	for _, l := range spec.Layers {
 		for _, t := range []quant.Type{l.Key, l.Value} {
 			if t != quant.F32 && t != quant.F16 && t != quant.Q8_0 {
@@ -174,8 +177,10 @@ func (m *Memory) UsedBytes() int {
 	return n
 }
 
-// stateBytes is the recurrent state of a sequence.
-func (m *Memory) stateBytes() int { return len(m.spec.Recurrent) * 4 * m.spec.Delta.StateValues() }
+// stateBytes is the recurrent state of a sequence and the row it carries.
+func (m *Memory) stateBytes() int {
+	return 4 * (len(m.spec.Recurrent)*m.spec.Delta.StateValues() + m.spec.Carry)
+}
 
 func (g *group) alloc() (int32, error) {
 	p, err := g.pool.Alloc()

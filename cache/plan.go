@@ -15,6 +15,7 @@ type Segment struct {
 type Batch struct {
 	Plans []backend.Plan // per device
 	Pos   []int32        // per row: its position
+	Steps []int          // rows of each step, of a pass over steps
 	segs  []Segment
 }
 
@@ -22,15 +23,9 @@ type Batch struct {
 // writes and sees. Until Done the sequences are unusable, so that a pass which ends half-way, for whatever
 // reason, leaves none that goes on with layers that disagree.
 func (m *Memory) Begin(segs []Segment) (*Batch, error) {
-	b := &Batch{segs: segs, Plans: make([]backend.Plan, m.devices)}
-	for i := range segs {
-		s := &segs[i]
-		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {
-			for _, begun := range segs[:i] {
-				begun.Seq.broken, begun.Seq.open = false, 0 // nothing was computed
-			}
-			return nil, err
-		}
+	b := &Batch{segs: segs, Plans: make([]backend.Plan, len(m.devices))}
+	if err := begin(segs); err != nil {
+		return nil, err
 	}
 	plans := make([]backend.KVPlan, len(m.groups))
 	for si := range segs {
@@ -81,6 +76,20 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 		}
 	}
 	return b, nil
+}
+
+// begin makes room for every segment, or for none.
+func begin(segs []Segment) error {
+	for i := range segs {
+		s := &segs[i]
+		if err := s.Seq.begin(s.Rows, s.Parents, s.Prompt); err != nil {
+			for _, begun := range segs[:i] {
+				begun.Seq.broken, begun.Seq.open = false, 0 // nothing was computed
+			}
+			return err
+		}
+	}
+	return nil
 }
 
 // extend pads a list of extra slots to n rows: rows of chains have none.

@@ -2,6 +2,10 @@ package cache
 
 // What keeping sequences for later needs to know of them.
 
+// rewinds reports whether there is nothing that is only known at the end of a sequence: no recurrent state, no row that
+// it carries.
+func (m *Memory) rewinds() bool { return len(m.spec.Recurrent) == 0 && m.spec.Carry == 0 }
+
 // Cuttable reports whether a sequence of n tokens can be cut anywhere: there is no recurrent state,
 // and no window that has left keys behind by then.
 func (m *Memory) Cuttable(n int) bool {
@@ -10,7 +14,7 @@ func (m *Memory) Cuttable(n int) bool {
 			return false
 		}
 	}
-	return len(m.spec.Recurrent) == 0
+	return m.rewinds()
 }
 
 // CanCut reports whether Truncate(n) would succeed.
@@ -20,7 +24,7 @@ func (s *Seq) CanCut(n int) bool {
 		return false
 	case n == 0 || n == s.n:
 		return true
-	case len(s.m.states) > 0:
+	case !s.m.rewinds():
 		return false
 	}
 	for gi, g := range s.m.groups {

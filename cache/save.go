@@ -19,6 +19,7 @@ import (
 //	checksum             of the above
 //	pages                group by group, in order, each with its checksum
 //	recurrent layers     device by device: state with convolution inputs, each with its checksum
+//	carried row          if there is one, with its checksum
 //
 // Pages and states are stored as the backend keeps them, so a reader must know that the writer's backend was
 // of the same kind. Rows of the last page past the end are stored too; nothing can see them.
@@ -41,6 +42,9 @@ func (m *Memory) Fingerprint() uint64 {
 	for _, l := range m.spec.Layers {
 		fmt.Fprintf(h, " layer %d %d %d %s %s %d %d", l.Heads, l.KeyDim, l.ValueDim, l.Key, l.Value, l.Window, l.Device)
 	}
+	if m.spec.Carry > 0 {
+		fmt.Fprintf(h, " carry %d", m.spec.Carry)
+	}
 	return h.Sum64()
 }
 
@@ -49,6 +53,9 @@ func (s *Seq) SavedBytes() int64 {
 	n := int64(len(saveMagic) + 4 + 8 + 8 + 8*len(s.m.groups) + 4)
 	for gi, g := range s.m.groups {
 		n += int64(s.pages()-s.firstPage(gi)) * int64(g.pool.PageBytes()+4)
+	}
+	if s.m.spec.Carry > 0 {
+		n += 4
 	}
 	return n + int64(s.m.stateBytes()+4*len(s.m.spec.Recurrent))
 }
@@ -91,14 +98,20 @@ func (s *Seq) WriteTo(w io.Writer) (int64, error) {
 			}
 		}
 	}
+	floats := func(v []float32) {
+		b = b[:0]
+		for _, x := range v {
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
+		}
+		out.write(b)
+	}
 	for i, y := range s.m.states {
 		for layer := range y.layers {
-			b = b[:0]
-			for _, x := range y.pool.Read(s.slots[i], layer) {
-				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
-			}
-			out.write(b)
+			floats(y.pool.Read(s.slots[i], layer))
 		}
+	}
+	if s.carry.Buf != nil {
+		floats(s.m.devices[0].Read(s.carry))
 	}
 	return out.n, out.err
 }
@@ -130,6 +143,7 @@ type Loader struct {
 	page  int
 	dev   int // recurrent state to come: device and layer
 	layer int
+	carry bool // the carried row is still to come
 	buf   []byte
 	err   error
 }
@@ -137,7 +151,7 @@ type Loader struct {
 // Load starts reading a stored sequence. Data of another shape or version, or damaged data, is
 // ErrCorrupt.
 func (m *Memory) Load(r io.Reader) (*Loader, error) {
-	l := &Loader{r: r}
+	l := &Loader{r: r, carry: m.spec.Carry > 0}
 	head := len(saveMagic) + 4 + 8 + 8 + 8*len(m.groups)
 	if err := l.read(head); err != nil {
 		return nil, err
@@ -236,22 +250,40 @@ func (l *Loader) part() (n int, end bool) {
 		l.page++
 		return len(l.buf), false
 	}
-	if l.dev == len(s.m.states) {
+	switch {
+	case l.dev < len(s.m.states):
+		y := s.m.states[l.dev]
+		v := l.floats(s.m.spec.Delta.StateValues())
+		if l.err != nil {
+			return 0, false
+		}
+		y.pool.Write(s.slots[l.dev], l.layer, v)
+		if l.layer++; l.layer == y.layers {
+			l.dev, l.layer = l.dev+1, 0
+		}
+	case l.carry:
+		v := l.floats(s.m.spec.Carry)
+		if l.err != nil {
+			return 0, false
+		}
+		s.m.devices[0].Write(s.carry, v)
+		l.carry = false
+	default:
 		return 0, true
 	}
-	y := s.m.states[l.dev]
-	v := make([]float32, s.m.spec.Delta.StateValues())
-	if l.err = l.read(4 * len(v)); l.err != nil {
-		return 0, false
+	return len(l.buf), false
+}
+
+// floats reads a part of n values.
+func (l *Loader) floats(n int) []float32 {
+	if l.err = l.read(4 * n); l.err != nil {
+		return nil
 	}
+	v := make([]float32, n)
 	for i := range v {
 		v[i] = math.Float32frombits(binary.LittleEndian.Uint32(l.buf[4*i:]))
 	}
-	y.pool.Write(s.slots[l.dev], l.layer, v)
-	if l.layer++; l.layer == y.layers {
-		l.dev, l.layer = l.dev+1, 0
-	}
-	return len(l.buf), false
+	return v
 }
 
 // Seq returns the sequence once More has reported it complete. It belongs to the caller.

@@ -19,7 +19,8 @@ var shapes = map[string]cache.Spec{
 	"windows":   {Layers: []cache.Layer{{KVDims: kv(1, 32, 32, quant.Q8_0), Window: 100}, {KVDims: kv(1, 32, 32, quant.Q8_0)}}},
 	"recurrent": {Layers: []cache.Layer{{KVDims: kv(1, 8, 4, quant.F16)}},
 		Delta: backend.DeltaDims{KHeads: 1, VHeads: 2, KDim: 4, VDim: 4, Kernel: 4}, Recurrent: []int{0, 0}},
-	"nothing": {},
+	"carrying": {Layers: []cache.Layer{{KVDims: kv(1, 8, 4, quant.F16)}}, Carry: 5},
+	"nothing":  {},
 }
 
 func kv(heads, key, value int, t quant.Type) backend.KVDims {
@@ -57,6 +58,15 @@ func filled(t *testing.T, m *cache.Memory, n int, r *rand.Rand) *cache.Seq {
 			}
 		}
 		b.Done()
+		if row := s.Carry(); row.Buf != nil {
+			v := make([]float32, row.Cols)
+			for i := range v {
+				v[i] = r.Float32()
+			}
+			b := cpu.New(cpu.Options{Threads: 1}) // memory of the CPU is any of its devices'
+			b.Write(row, v)
+			b.Close()
+		}
 		if err := s.CommitAll(); err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,8 @@ type Seq struct {
 	n       int       // committed tokens
 	tables  [][]int32 // per group: page of each 64 slots, -1 where dropped
 	slots   []int32   // per device with recurrent layers
-	pending int       // tape rows accepted but not yet applied to the state
+	carry   backend.Tensor
+	pending int // tape rows accepted but not yet applied to the state
 	moves   []backend.RowMove
 
 	// The rows of the last forward pass, until Commit.
@@ -30,8 +31,15 @@ func (m *Memory) NewSeq() *Seq {
 	return &Seq{m: m, tables: make([][]int32, len(m.groups))}
 }
 
-// take makes sure that the sequence has its recurrent memory.
+// take makes sure that the sequence has its recurrent memory and the row it carries.
 func (s *Seq) take() error {
+	if s.m.spec.Carry > 0 && s.carry.Buf == nil {
+		t, err := s.m.devices[0].Alloc(1, s.m.spec.Carry)
+		if err != nil {
+			return err
+		}
+		s.carry = t
+	}
 	for i := len(s.slots); i < len(s.m.states); i++ {
 		slot, err := s.m.states[i].pool.Alloc()
 		if err != nil {
@@ -47,7 +55,15 @@ func (s *Seq) freeSlots() {
 		s.m.states[i].pool.Free(slot)
 	}
 	s.slots = nil
+	if s.carry.Buf != nil {
+		s.m.devices[0].Free(s.carry)
+		s.carry = backend.Tensor{}
+	}
 }
+
+// Carry returns the row that the sequence carries, zeros before its first token. A sequence has it from its first
+// pass on.
+func (s *Seq) Carry() backend.Tensor { return s.carry }
 
 // Len returns the number of committed tokens.
 func (s *Seq) Len() int { return s.n }
@@ -242,7 +258,7 @@ func (s *Seq) Truncate(n int) error {
 		return nil
 	}
 	if n > 0 {
-		if len(s.m.states) > 0 {
+		if !s.m.rewinds() {
 			return ErrRewind
 		}
 		for gi, g := range s.m.groups {
@@ -256,6 +272,9 @@ func (s *Seq) Truncate(n int) error {
 	}
 	for i, slot := range s.slots {
 		s.m.states[i].pool.Clear(slot)
+	}
+	if s.carry.Buf != nil { // what is cut to some tokens carries none
+		s.m.devices[0].Write(s.carry, make([]float32, s.carry.Cols))
 	}
 	for gi, g := range s.m.groups {
 		t := s.tables[gi]
@@ -276,11 +295,14 @@ func (s *Seq) Fork() (*Seq, error) {
 	}
 	s.Settle()
 	f := s.m.NewSeq()
-	if len(s.slots) > 0 {
+	if len(s.slots) > 0 || s.carry.Buf != nil {
 		if err := f.take(); err != nil {
 			f.Close()
 			return nil, err
 		}
+	}
+	if s.carry.Buf != nil {
+		s.m.devices[0].Copy(f.carry, s.carry)
 	}
 	f.n = s.n
 	for gi, g := range s.m.groups {

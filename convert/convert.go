@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"strobe/gguf"
@@ -24,8 +25,8 @@ type Options struct {
 	// Target is the folder of the target's checkpoint; drafters need it for the
 	// tokenizer and to check that they fit.
 	Target string
-	// NoMTP leaves out the NextN layers.
-	NoMTP bool
+	// NoMTP leaves out the NextN layers, MTPOnly everything else that a drafter can do without: the other layers.
+	NoMTP, MTPOnly bool
 	// NoVocab leaves the tokenizer out of a drafter: the target's file has it.
 	NoVocab bool
 	// Pre overrides the recognised pre-tokenizer.
@@ -74,6 +75,9 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	}
 	defer w.Close()
 	m.countMTP(w.list, opt.NoMTP)
+	if opt.MTPOnly && m.mtp == 0 {
+		return fmt.Errorf("%s: no multi-token-prediction layers to convert", dir)
+	}
 	list := w.list[:0:0]
 	for _, st := range w.list {
 		if name, keep := m.cleanName(st.name); keep {
@@ -111,6 +115,12 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	}
 	if err := m.checkBlocks(b, list[0].file); err != nil {
 		return err
+	}
+	if opt.MTPOnly {
+		b.out = slices.DeleteFunc(b.out, func(t *outTensor) bool {
+			bid, ok := blockOf(t.name)
+			return ok && bid < m.layers
+		})
 	}
 	mix, types, err := m.chooseTypes(b, opt.Type, list)
 	if err != nil {
@@ -206,12 +216,8 @@ func (m *model) countMTP(list []stored, skip bool) {
 func (m *model) checkBlocks(b *builder, file string) error {
 	have := make([]bool, m.blocks())
 	for _, t := range b.out {
-		rest, ok := strings.CutPrefix(t.name, "blk.")
+		bid, ok := blockOf(t.name)
 		if !ok {
-			continue
-		}
-		bid := 0
-		if _, err := fmt.Sscanf(rest, "%d.", &bid); err != nil {
 			continue
 		}
 		if bid >= len(have) {
@@ -234,6 +240,16 @@ func (m *model) checkBlocks(b *builder, file string) error {
 		}
 	}
 	return nil
+}
+
+// blockOf is the number of the block a tensor of the file belongs to.
+func blockOf(name string) (bid int, ok bool) {
+	rest, ok := strings.CutPrefix(name, "blk.")
+	if !ok {
+		return 0, false
+	}
+	_, err := fmt.Sscanf(rest, "%d.", &bid)
+	return bid, err == nil
 }
 
 // plain are the types the conversion itself applies to every matrix; anything

@@ -177,6 +177,37 @@ func TestMTP(t *testing.T) {
 	}
 	// Without them the file is the one of the plain checkpoint.
 	compareFiles(t, convertTo(t, dir, Options{NoMTP: true}), testkit.Golden(t, "qwen35/model.gguf"))
+	// Alone they have the keys of the whole file and its tensors outside the other blocks.
+	only := openGGUF(t, convertTo(t, dir, Options{MTPOnly: true}))
+	if d := cmp.Diff(f.Keys(), only.Keys()); d != "" {
+		t.Errorf("keys differ (-whole +alone):\n%s", d)
+	}
+	for _, x := range f.Tensors() {
+		bid, inside := blockOf(x.Name)
+		y := only.Tensor(x.Name)
+		if keep := !inside || bid == 4; keep != (y != nil) || keep && !cmp.Equal(x.Data, y.Data) {
+			t.Errorf("%s: kept %v, or changed", x.Name, y != nil)
+		}
+	}
+	err := HF(t.Context(), testkit.Golden(t, "qwen35/hf"), filepath.Join(t.TempDir(), "none.gguf"),
+		Options{MTPOnly: true})
+	if err == nil || !strings.Contains(err.Error(), "no multi-token-prediction layers") {
+		t.Errorf("a checkpoint without them: %v", err)
+	}
+}
+
+// TestMTPGolden: the files are those of the reference converter, whole and alone.
+func TestMTPGolden(t *testing.T) {
+	for _, arch := range []string{"qwen35", "qwen35moe", "qwen3next"} {
+		t.Run(arch, func(t *testing.T) {
+			dir := testkit.Shared(t, "golden/mtp/"+arch+"-mtp")
+			compareFiles(t, convertTo(t, filepath.Join(dir, "hf"), Options{}), filepath.Join(dir, "model.gguf"))
+			if arch != "qwen35moe" { // of which there is no such file
+				compareFiles(t, convertTo(t, filepath.Join(dir, "hf"), Options{MTPOnly: true}), testkit.Shared(t,
+					"golden/mtp/mtp-only/"+arch+".gguf"))
+			}
+		})
+	}
 }
 
 // TestFloat8: FP8 weights are multiplied with the scale of their block.

@@ -446,6 +446,7 @@ func Keys(configJSON, target []byte, fileType uint32) (arch string, kvs []gguf.K
 	}
 	m := &model{arch: a, class: class, c: c, rope: ropeOf(c)}
 	m.layers = c.need("num_hidden_layers")
+	m.mtp, _ = c.int("mtp_num_hidden_layers") // there are no tensors to count
 	if target != nil {
 		if m.target, err = parseConfig("target config.json", target); err != nil {
 			return "", nil, err

@@ -5,11 +5,14 @@
 // costs time, never correctness.
 package draft
 
-import "strobe/backend"
+import (
+	"strobe/backend"
+	"strobe/cache"
+)
 
-// Source guesses tokens: from the target's hidden states, from the text, or from both. The loop knows nothing else of it;
-// it measures what drafts cost and how often they are right, and uses whichever source pays. A source is driven by the
-// goroutine that drives the target.
+// Source guesses tokens: from the target's hidden states, from the text, or from both. The loop knows nothing else of
+// it; it measures what drafts cost and how often they are right, and uses whichever source pays. A source is driven
+// by the goroutine that drives the target.
 type Source interface {
 	// Name is what flags, requests and statistics call the source.
 	Name() string
@@ -23,8 +26,8 @@ type Source interface {
 	// Extend tells the contexts of newly committed tokens. It may be called late, for the tokens of many rounds at
 	// once, but every committed token is told once, in order, and before the next draft.
 	Extend(features backend.Tensor, items []Rows) error
-	// Draft guesses for several sequences in one pass, up to top candidates per position. It may guess fewer tokens than
-	// asked for, or none. It leaves the contexts as they were, as far as anybody can see.
+	// Draft guesses for several sequences in one pass, up to top candidates per position. It may guess fewer tokens
+	// than asked for, or none. It leaves the contexts as they were, as far as anybody can see.
 	Draft(reqs []Request, top int) ([]Proposal, error)
 }
 
@@ -47,9 +50,10 @@ type Rows struct {
 // Request asks for guesses after Last, the newest token of a sequence, which follows the tokens
 // in Seq.
 type Request struct {
-	Seq  Context
-	Last int32
-	N    int // tokens to guess, at most Max
+	Seq    Context
+	Target *cache.Seq // the target's memory of the same tokens, for sources that look at it
+	Last   int32
+	N      int // tokens to guess, at most Max
 }
 
 // Candidate is a guessed token.

@@ -77,9 +77,14 @@ func (r *recorder) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error
 // startRecorded is start with a recorder around the drafter.
 func startRecorded(t *testing.T, name string, cfg Config) (*Engine, *recorder) {
 	t.Helper()
-	m := loadGolden(t, name, true)
-	r := &recorder{Source: m.Runner.Sources[0]}
-	m.Runner.Sources[0] = r
+	return recorded(t, loadGolden(t, name, true), "dflash", cfg)
+}
+
+func recorded(t *testing.T, m *Model, source string, cfg Config) (*Engine, *recorder) {
+	t.Helper()
+	i := slices.IndexFunc(m.Runner.Sources, func(s draft.Source) bool { return s.Name() == source })
+	r := &recorder{Source: m.Runner.Sources[i]}
+	m.Runner.Sources[i] = r
 	return startModel(t, m, cfg), r
 }
 
@@ -89,7 +94,7 @@ func (r *recorder) guesses(t *testing.T, e *Engine, req Request) []string {
 	r.mu.Lock()
 	r.log = nil
 	r.mu.Unlock()
-	req.Spec = speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: "dflash"}
+	req.Spec = speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: r.Name()}
 	res := generate(t, e, req).Result
 	if res.Stats.Cold || res.Stats.DraftErr != nil || res.Stats.BadDrafts > 0 {
 		t.Errorf("drafter cold %v, error %v, bad drafts %d", res.Stats.Cold, res.Stats.DraftErr, res.Stats.BadDrafts)

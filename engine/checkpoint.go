@@ -84,11 +84,9 @@ func (l *loop) checkpoint(j *job) {
 	if e.seq, err = j.seq.Fork(); err != nil {
 		return
 	}
-	if j.draft != nil && j.draft.Len() == at {
-		if e.draft, err = j.draft.Fork(); err != nil {
-			e.seq.Close()
-			return
-		}
+	if e.drafts, err = j.drafts.cut(at, j.drafts.at(at)); err != nil {
+		e.seq.Close()
+		return
 	}
 	l.cache.add(e)
 	j.kept = at
@@ -108,16 +106,12 @@ func (l *loop) keepWhole(j *job) {
 	if n < minReuse || n == j.kept {
 		return
 	}
-	if j.stream != nil && j.draft != nil {
-		// An error leaves the drafter behind; its memory is not kept then.
+	if j.stream != nil {
+		// An error leaves a drafter behind; its memory is not kept then.
 		_ = l.r.Sync(j.stream)
 	}
 	tokens := slices.Concat(j.g.req.Tokens, j.tokens)[:n]
-	e := &entry{tokens: tokens, seq: j.seq}
-	if j.draft != nil && j.draft.Len() == n {
-		e.draft = j.draft
-		j.draft = nil
-	}
+	e := &entry{tokens: tokens, seq: j.seq, drafts: j.drafts.take(n)}
 	j.seq = nil
 	l.cache.add(e)
 }
@@ -129,10 +123,10 @@ func (l *loop) follows(g *Generation) bool {
 	if l.cache == nil || g.req.NoCache || g.ctx.Err() != nil {
 		return false
 	}
-	draft := drafts(l.r, g.req.Spec)
+	want := wanted(l.r, g.req.Spec)
 	have := -1
 	for _, j := range l.jobs {
-		if j.g.req.NoCache || j.loading != nil || !j.prefilling() || draft && j.draft == nil {
+		if j.g.req.NoCache || j.loading != nil || !j.prefilling() || !j.drafts.sources().all(want) {
 			continue
 		}
 		n := min(common(j.g.req.Tokens, g.req.Tokens), len(g.req.Tokens)-1)
@@ -140,7 +134,7 @@ func (l *loop) follows(g *Generation) bool {
 			continue
 		}
 		if have < 0 {
-			_, have = l.cache.find(g.req.Tokens, draft)
+			_, have = l.cache.find(g.req.Tokens, want)
 		}
 		if n >= have+markGap && l.point(j, n) >= have+markGap {
 			return true

@@ -72,7 +72,7 @@ func loadPair(t *testing.T, target, drafter string, b backend.Backend) *Model {
 		}
 		return f
 	}
-	m := &Model{backend: b, files: []*gguf.File{open(target), open(drafter)}, Path: target}
+	m := &Model{backends: []backend.Backend{b}, files: []*gguf.File{open(target), open(drafter)}, Path: target}
 	var err error
 	if m.Target, err = model.Open(m.files[0], b, model.Options{}); err != nil {
 		t.Fatal(err)

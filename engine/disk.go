@@ -20,14 +20,17 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"strobe/cache"
 )
 
 // A stored prefix is a file DIR/MODEL/NAME.prefix, where MODEL is the fingerprint of the model and NAME
 // a hash of the tokens. Little endian:
 //
-//	magic, version      "STRBPFX\n", 1
+//	magic, version      "STRBPFX\n", 2
 //	model               32 characters
-//	sizes               of the target's and the drafter's part, 8 bytes each; 0 for no drafter
+//	sizes               of the target's part and of the drafters' together, 8 bytes each
+//	sources             a bit for each that has a part, 8 bytes
 //	tokens              count, then 4 bytes each
 //	checksum            of the above
 //	parts               as package cache stores sequences, with checksums of their own
@@ -37,7 +40,7 @@ import (
 // by checksum when an entry is used.
 const (
 	prefixMagic   = "STRBPFX\n"
-	prefixVersion = 1
+	prefixVersion = 2
 	prefixExt     = ".prefix"
 	tempExt       = ".tmp"
 	// Temporary files older than this are left over from a process that was killed.
@@ -51,6 +54,7 @@ type disk struct {
 	root, dir string
 	model     string
 	limit     int64
+	sources   set              // that may have parts
 	cuttable  func(n int) bool // a file of n tokens serves any beginning of them
 	log       *slog.Logger
 	files     []*diskFile
@@ -68,7 +72,7 @@ type disk struct {
 type diskFile struct {
 	path   string
 	tokens []int32
-	draft  bool
+	drafts set
 	head   int64 // length of the header
 	size   int64
 }
@@ -117,21 +121,21 @@ func (d *disk) discard(f *diskFile, err error) {
 }
 
 // fileName is where an entry is stored.
-func (d *disk) fileName(tokens []int32, draft bool) string {
+func (d *disk) fileName(tokens []int32, drafts set) string {
 	h := sha256.New()
-	fmt.Fprintln(h, draft)
+	fmt.Fprintln(h, drafts)
 	binary.Write(h, binary.LittleEndian, tokens)
 	return filepath.Join(d.dir, hex.EncodeToString(h.Sum(nil)[:16])+prefixExt)
 }
 
 // header is the beginning of an entry's file.
-func (d *disk) header(tokens []int32, target, drafter int64) []byte {
+func (d *disk) header(tokens []int32, target, drafters int64, of set) []byte {
 	var b bytes.Buffer
 	b.WriteString(prefixMagic)
 	le := binary.LittleEndian
 	binary.Write(&b, le, uint32(prefixVersion))
 	b.WriteString(d.model)
-	binary.Write(&b, le, [2]int64{target, drafter})
+	binary.Write(&b, le, [3]int64{target, drafters, int64(of)})
 	binary.Write(&b, le, uint32(len(tokens)))
 	binary.Write(&b, le, tokens)
 	return le.AppendUint32(b.Bytes(), crc32.ChecksumIEEE(b.Bytes()))
@@ -148,7 +152,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	fixed := len(prefixMagic) + 4 + len(d.model) + 16 + 4
+	fixed := len(prefixMagic) + 4 + len(d.model) + 24 + 4
 	b := make([]byte, fixed)
 	if _, err := io.ReadFull(f, b); err != nil {
 		return nil, fmt.Errorf("%w: %d bytes", errDamaged, info.Size())
@@ -163,9 +167,12 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 		return nil, fmt.Errorf("%w: made by another model", errDamaged)
 	}
 	at += len(d.model)
-	target, drafter, n := int64(le.Uint64(b[at:])), int64(le.Uint64(b[at+8:])), int64(le.Uint32(b[at+16:]))
+	target, drafters := int64(le.Uint64(b[at:])), int64(le.Uint64(b[at+8:]))
+	of, n := set(le.Uint64(b[at+16:])), int64(le.Uint32(b[at+24:]))
 	head := int64(fixed) + 4*n + 4
-	if target < 0 || drafter < 0 || target > info.Size() || drafter > info.Size() || head+target+drafter != info.Size() || n == 0 {
+	if target < 0 || drafters < 0 || target > info.Size() || drafters > info.Size() ||
+		head+target+drafters != info.Size() ||
+		n == 0 || !d.sources.all(of) {
 		return nil, fmt.Errorf("%w: %d bytes do not hold what the header says", errDamaged, info.Size())
 	}
 	b = append(b, make([]byte, 4*n+4)...)
@@ -175,7 +182,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	if crc32.ChecksumIEEE(b[:head-4]) != le.Uint32(b[head-4:]) {
 		return nil, fmt.Errorf("%w: checksum of the header differs", errDamaged)
 	}
-	out := &diskFile{path: path, draft: drafter > 0, head: head, size: info.Size(), tokens: make([]int32, n)}
+	out := &diskFile{path: path, drafts: of, head: head, size: info.Size(), tokens: make([]int32, n)}
 	for i := range out.tokens {
 		out.tokens[i] = int32(le.Uint32(b[fixed+4*i:]))
 	}
@@ -184,9 +191,9 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 
 // find returns the file that gives the most tokens of a prompt, and how many. A file is used whole
 // unless memory can be cut.
-func (d *disk) find(prompt []int32, draft bool) (best *diskFile, n int) {
+func (d *disk) find(prompt []int32, want set) (best *diskFile, n int) {
 	for _, f := range d.files {
-		if draft && !f.draft {
+		if !f.drafts.all(want) {
 			continue
 		}
 		k := min(common(f.tokens, prompt), len(prompt)-1)
@@ -201,7 +208,8 @@ func (d *disk) find(prompt []int32, draft bool) (best *diskFile, n int) {
 func (d *disk) has(e *entry) bool {
 	return slices.ContainsFunc(d.files, func(f *diskFile) bool {
 		n := common(f.tokens, e.tokens)
-		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable(len(f.tokens))) && (f.draft || e.draft == nil)
+		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable(len(f.tokens))) &&
+			f.drafts.all(e.drafts.sources())
 	})
 }
 
@@ -242,14 +250,11 @@ type write struct {
 
 // begin starts to write an entry. It returns nil for one that is too large for the folder.
 func (d *disk) begin(e *entry) (*write, error) {
-	target, drafter := e.seq.SavedBytes(), int64(0)
-	if e.draft != nil {
-		drafter = e.draft.SavedBytes()
-	}
-	head := d.header(e.tokens, target, drafter)
+	target, drafters, of := e.seq.SavedBytes(), e.drafts.savedBytes(), e.drafts.sources()
+	head := d.header(e.tokens, target, drafters, of)
 	out := &diskFile{
-		path: d.fileName(e.tokens, e.draft != nil), tokens: e.tokens, draft: e.draft != nil,
-		head: int64(len(head)), size: int64(len(head)) + target + drafter,
+		path: d.fileName(e.tokens, of), tokens: e.tokens, drafts: of,
+		head: int64(len(head)), size: int64(len(head)) + target + drafters,
 	}
 	if out.size > d.limit {
 		return nil, nil
@@ -265,9 +270,11 @@ func (d *disk) begin(e *entry) (*write, error) {
 		if w.err == nil {
 			_, w.err = e.seq.WriteTo(b)
 		}
-		if w.err == nil && e.draft != nil {
-			_, w.err = e.draft.WriteTo(b)
-		}
+		e.drafts.each(func(s *cache.Seq) {
+			if w.err == nil {
+				_, w.err = s.WriteTo(b)
+			}
+		})
 		if w.err == nil {
 			w.err = b.Flush()
 		}
@@ -385,7 +392,7 @@ func (d *disk) collect() {
 			if x.path == f.path {
 				return true
 			}
-			old := d.cuttable(len(f.tokens)) && common(x.tokens, f.tokens) == len(x.tokens) && (f.draft || !x.draft)
+			old := d.cuttable(len(f.tokens)) && common(x.tokens, f.tokens) == len(x.tokens) && f.drafts.all(x.drafts)
 			if old {
 				os.Remove(x.path)
 			}

@@ -17,7 +17,7 @@ import (
 type Config struct {
 	Parallel int // generations that run together; 0 means 4
 	Queue    int // requests that may wait for a slot; 0 means 64, < 0 none
-	Chunk    int // prompt tokens per step: how long a prompt may hold up the others; 0 means 256
+	Chunk    int // prompt tokens per step: how long a prompt may hold up the others; 0 means 256, or 512 on a GPU
 	Context  int // most tokens of a sequence, prompt and answer; 0 means the trained context
 
 	CacheBytes     int64  // memory of the prefix cache; 0 means 2 GiB, < 0 turns it off
@@ -36,7 +36,7 @@ func (c Config) withDefaults(m *Model) Config {
 	}
 	set(&c.Parallel, 4)
 	set(&c.Queue, 64)
-	set(&c.Chunk, 256)
+	set(&c.Chunk, max(256, m.Chunk()))
 	set(&c.CacheMinTokens, 64)
 	// Every running generation needs a row in the batch, and prompts want some too.
 	c.Parallel = min(max(c.Parallel, 1), model.MaxRows/4)

@@ -16,11 +16,9 @@ import (
 func (m *Model) Fingerprint() string {
 	h := sha256.New()
 	// The number of threads does not matter.
-	device, _, _ := strings.Cut(m.backend.Name(), ",")
+	device, _, _ := strings.Cut(m.deviceName(), ",")
 	fmt.Fprintf(h, "strobe prefix %d\n%s\n%x\n", prefixVersion, device, m.Target.Memory().Fingerprint())
-	if m.Drafter != nil {
-		fmt.Fprintf(h, "drafter %x\n", m.Drafter.Memory().Fingerprint())
-	}
+	io.WriteString(h, describe(m.Runner))
 	for _, f := range m.files {
 		hashFile(h, f)
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"strobe/cache"
-	"strobe/draft"
 	"strobe/sample"
 	"strobe/speculate"
 )
@@ -18,12 +17,12 @@ import (
 // A prompt runs in legs: where its memory has to be kept exactly (a mark), one stream ends and
 // the next one begins. Only the last leg generates.
 type job struct {
-	g     *Generation
-	model *Model
-	slot  int
-	since time.Time
-	seq   *cache.Seq
-	draft *cache.Seq // nil when the drafter does not follow
+	g      *Generation
+	model  *Model
+	slot   int
+	since  time.Time
+	seq    *cache.Seq
+	drafts contexts
 
 	marks   []int // prompt lengths to keep, ascending, all past what is cached
 	hard    bool  // marks must be met exactly, because the memory cannot be cut
@@ -43,26 +42,6 @@ type job struct {
 	loading *restore // what the prompt waits for, nil when it can run
 }
 
-// keeper is the source whose context is kept with the target's memory: the one that captures. -1 without one.
-func keeper(r *speculate.Runner) int {
-	return slices.IndexFunc(r.Sources, func(s draft.Source) bool { return len(s.Capture()) > 0 })
-}
-
-// drafts reports whether there is a drafter and a request wants it to follow.
-func drafts(r *speculate.Runner, o speculate.Options) bool {
-	i := keeper(r)
-	return i >= 0 && (o.Draft == speculate.Auto || o.Draft == r.Sources[i].Name())
-}
-
-// contexts is what the runner's sources know of a sequence.
-func contexts(r *speculate.Runner, drafter *cache.Seq) []draft.Context {
-	cs := make([]draft.Context, len(r.Sources))
-	if drafter != nil {
-		cs[keeper(r)] = drafter
-	}
-	return cs
-}
-
 func newJob(m *Model, g *Generation) *job {
 	j := &job{g: g, model: m, since: time.Now(), sampler: m.newSampler(&g.req), text: NewText(m.Tokenizer, g.req.Stops)}
 	j.text.stream.Special = g.req.KeepSpecial
@@ -80,7 +59,7 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 		j.marks = j.marks[1:]
 	}
 	c := speculate.Config{
-		Options: req.Spec, Seq: j.seq, Contexts: contexts(r, j.draft), Known: req.Tokens[:at], Prompt: req.Tokens[at:],
+		Options: req.Spec, Seq: j.seq, Contexts: j.drafts.forRunner(), Known: req.Tokens[:at], Prompt: req.Tokens[at:],
 		Sampler: j.sampler, Context: limit, Max: req.MaxTokens, Emit: j.emit,
 	}
 	j.last = true

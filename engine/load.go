@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -34,8 +35,10 @@ import (
 
 	"strobe/backend"
 	"strobe/backend/cpu"
+	"strobe/cache"
 	"strobe/draft"
 	"strobe/draft/dflash"
+	"strobe/draft/mtp"
 	"strobe/draft/ngram"
 	"strobe/gguf"
 	"strobe/internal/platform"
@@ -49,9 +52,17 @@ import (
 // that lies beside the target.
 type Options struct {
 	Threads int
-	KV      string // cache type: f16 (default), f32 or q8_0
-	Drafter string // file of the drafter; "" looks beside the target, "none" uses none
-	Causal  dflash.Causal
+	// Device runs the model: "cpu", "cuda", "cuda:N"; "" and "auto" mean the first GPU on which it fits, or the processor.
+	Device string
+	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit, negative none.
+	GPULayers int
+	KV        string // cache type: f16 (default), f32 or q8_0
+	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has
+	// otherwise; "none" uses none.
+	Drafter string
+	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
+	MTP    bool
+	Causal dflash.Causal
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
@@ -60,12 +71,13 @@ type Options struct {
 type Model struct {
 	Target    *model.Model
 	Drafter   *dflash.Drafter // nil for none
+	MTP       *mtp.Drafter    // nil for none
 	Tokenizer *tokenizer.Tokenizer
 	Runner    *speculate.Runner
 	Template  string // chat template, "" for none
 
 	Path, DrafterPath string
-	backend           backend.Backend
+	backends          []backend.Backend
 	files             []*gguf.File
 }
 
@@ -74,10 +86,10 @@ func ParseDraft(s string) (string, error) {
 	switch s {
 	case "auto":
 		return speculate.Auto, nil
-	case speculate.Off, "dflash", "ngram":
+	case speculate.Off, "dflash", "mtp", "ngram":
 		return s, nil
 	}
-	return "", fmt.Errorf("draft source %q: want auto, off, dflash or ngram", s)
+	return "", fmt.Errorf("draft source %q: want auto, off, dflash, mtp or ngram", s)
 }
 
 // Small models are calibrated when they are loaded: that takes less time than starting the program. Large
@@ -166,28 +178,30 @@ func (m *Model) load(src Source, opt Options) error {
 	if dflash.Supported(src.Target) {
 		return fmt.Errorf("%s: this is a DFlash drafter; give it with -d beside its target", m.Path)
 	}
+	if mtp.Supported(src.Target) {
+		return fmt.Errorf("%s: this is a drafter for multi-token prediction; give it with -d beside its target", m.Path)
+	}
 	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
 		return err
 	}
-	m.backend = cpu.New(cpu.Options{Threads: opt.Threads})
-	if m.Target, err = model.Open(src.Target, m.backend, model.Options{KV: kv, KVF32: kv == quant.F32}); err != nil {
+	mo := model.Options{KV: kv, KVF32: kv == quant.F32}
+	if err := m.openDevices(src, opt, &mo); err != nil {
+		return err
+	}
+	if m.Target, err = model.Open(src.Target, m.backends[0], mo, m.backends[1:]...); err != nil {
+		return err
+	}
+	if err := m.loadDrafters(src, opt, kv == quant.F32); err != nil {
 		return err
 	}
 	var sources []draft.Source
-	if src.Drafter != nil {
-		m.DrafterPath = src.Drafter.Path()
-		if m.Drafter, err = dflash.Open(src.Drafter, m.Target, dflash.Options{Causal: opt.Causal, KVF32: kv == quant.F32}); err != nil {
-			return err
-		}
-		if err := sameVocabulary(src); err != nil {
-			return err
-		}
-		sources = append(sources, m.Drafter)
+	for _, d := range m.Drafters() {
+		sources = append(sources, d)
 	}
 	if m.Runner, err = speculate.NewRunner(m.Target, append(sources, ngram.Source{})...); err != nil {
 		return err
 	}
-	if m.Drafter != nil && m.Target.WeightBytes() < calibrateBelow {
+	if len(sources) > 0 && m.Target.WeightBytes() < calibrateBelow {
 		if err := m.Runner.Calibrate(calibrateTime); err != nil {
 			return err
 		}
@@ -198,14 +212,74 @@ func (m *Model) load(src Source, opt Options) error {
 	return err
 }
 
+// loadDrafters opens the drafter's file, and the target's own block where it is wanted.
+func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
+	f := src.Drafter
+	if f != nil {
+		m.DrafterPath = f.Path()
+		if mtp.Supported(f) {
+			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KVF32: f32})
+		} else {
+			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KVF32: f32})
+		}
+		if err == nil {
+			err = sameVocabulary(src)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if m.MTP == nil && mtp.InModel(src.Target) && (opt.MTP || f == nil && opt.Drafter != "none") {
+		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KVF32: f32})
+	}
+	return err
+}
+
+// Drafter is a source with a network of its own.
+type Drafter interface {
+	draft.Source
+	WeightBytes() int
+	Memory() *cache.Memory
+}
+
+// Drafters lists the model's drafters.
+func (m *Model) Drafters() (ds []Drafter) {
+	if m.Drafter != nil {
+		ds = append(ds, m.Drafter)
+	}
+	if m.MTP != nil {
+		ds = append(ds, m.MTP)
+	}
+	return ds
+}
+
 // Check says why a target would not load, without keeping it.
 func Check(target *gguf.File) error {
 	if _, err := tokenizer.FromGGUF(target); err != nil {
 		return err
 	}
+	var drafter *gguf.File
+	if mtp.InModel(target) {
+		drafter = target
+	}
+	return checkPair(target, drafter)
+}
+
+// CheckMTP says why a drafter for multi-token prediction would not load beside a target.
+func CheckMTP(drafter, target *gguf.File) error {
+	if err := sameVocabulary(Source{target, drafter}); err != nil {
+		return err
+	}
+	return checkPair(target, drafter)
+}
+
+func checkPair(target, drafter *gguf.File) error {
 	b := cpu.New(cpu.Options{Threads: 1})
 	defer b.Close()
-	_, err := model.Open(target, b, model.Options{})
+	m, err := model.Open(target, b, model.Options{})
+	if err == nil && drafter != nil {
+		_, err = mtp.Open(drafter, m, mtp.Options{})
+	}
 	return err
 }
 
@@ -229,9 +303,11 @@ func sameVocabulary(src Source) error {
 
 // Close releases the model. It may be called more than once.
 func (m *Model) Close() error {
-	if m.backend != nil {
-		m.backend.Close()
-		m.backend = nil
+	for _, b := range m.backends {
+		b.Close()
+	}
+	if m.backends != nil {
+		m.backends = nil
 	}
 	var first error
 	for _, f := range m.files {
@@ -244,15 +320,16 @@ func (m *Model) Close() error {
 }
 
 // Backend returns the device the model runs on.
-func (m *Model) Backend() backend.Backend { return m.backend }
+func (m *Model) Backend() backend.Backend { return m.backends[0] }
 
 // Summary states what the model needs: weights, cache per token, state per sequence.
 func (m *Model) Summary() string {
 	mem := m.Target.Memory()
-	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.backend.Name(),
+	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.deviceName(),
 		Bytes(m.Target.WeightBytes()), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
-	if m.Drafter != nil {
-		s += fmt.Sprintf("; drafter %s, block %d, cache %s per token", Bytes(m.Drafter.WeightBytes()), m.Drafter.Block(), Bytes(m.Drafter.Memory().TokenBytes()))
+	for _, d := range m.Drafters() {
+		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache %s per token", d.Name(), Bytes(d.WeightBytes()),
+			d.Max(), Bytes(d.Memory().TokenBytes()))
 	}
 	return s
 }
@@ -283,11 +360,10 @@ func ParseKV(s string) (quant.Type, error) {
 	return 0, fmt.Errorf("cache type %q: want f16, f32 or q8_0", s)
 }
 
-// FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose
-// name shares the longest beginning with the target's. It returns "" when there is none.
+// FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose name shares
+// the longest beginning with the target's, or else such a file for multi-token prediction, unless the target's own
+// has a block. It returns "" when there is none.
 func FindDrafter(path string, target *gguf.File) string {
-	arch := target.Arch()
-	hidden, _, _ := target.Uint(arch + ".embedding_length")
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
 		return ""
@@ -297,27 +373,53 @@ func FindDrafter(path string, target *gguf.File) string {
 		name := e.Name()
 		lower := strings.ToLower(name)
 		if e.IsDir() || !strings.HasSuffix(lower, ".gguf") || name == filepath.Base(path) ||
-			!strings.Contains(lower, "dflash") && !strings.Contains(lower, "draft") {
+			!drafterName.MatchString(lower) {
 			continue
 		}
 		n := 0
+		lower = strings.TrimPrefix(lower, "mtp-")
 		for stem := strings.ToLower(filepath.Base(path)); n < len(stem) && n < len(lower) && stem[n] == lower[n]; n++ {
 		}
-		if n <= shared || !fits(filepath.Join(filepath.Dir(path), name), hidden) {
+		file := filepath.Join(filepath.Dir(path), name)
+		switch fits(file, target) {
+		case "dflash":
+			n += 1 << 16 // better than any of the others
+		case "mtp":
+		default:
 			continue
 		}
-		best, shared = filepath.Join(filepath.Dir(path), name), n
+		if n > shared {
+			best, shared = file, n
+		}
 	}
 	return best
 }
 
-// fits reports whether a file is a drafter of the given width.
-func fits(path string, hidden uint64) bool {
+// drafterName is what names of drafters have in them.
+var drafterName = regexp.MustCompile("dflash|draft|^mtp-|assistant")
+
+// fits returns the kind of drafter that a file is for a target, "" if it is none that fits.
+func fits(path string, target *gguf.File) string {
 	f, err := gguf.Open(path)
 	if err != nil {
-		return false
+		return ""
 	}
 	defer f.Close()
-	n, _, err := f.Uint(f.Arch() + ".embedding_length")
-	return err == nil && dflash.Supported(f) && n == hidden
+	hidden, _, _ := target.Uint(target.Arch() + ".embedding_length")
+	width := func(key string) bool {
+		n, _, err := f.Uint(f.Arch() + "." + key)
+		return err == nil && n == hidden
+	}
+	switch {
+	case dflash.Supported(f):
+		if width("embedding_length") {
+			return "dflash"
+		}
+	case mtp.Supported(f) && !mtp.InModel(target):
+		if f.Arch() == target.Arch() && width("embedding_length") || f.Arch() == target.Arch()+"-assistant" &&
+			width("embedding_length_out") {
+			return "mtp"
+		}
+	}
+	return ""
 }

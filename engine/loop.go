@@ -20,8 +20,8 @@ type loop struct {
 	e        *Engine
 	m        *Model
 	r        *speculate.Runner
-	drafter  *cache.Memory // nil without one
-	jobs     []*job        // in slots, oldest first
+	drafters []*cache.Memory // per source; nil for those that keep nothing
+	jobs     []*job          // in slots, oldest first
 	slots    []*job
 	cache    *prefixes // nil when off
 	disk     *disk     // nil without a folder
@@ -39,18 +39,15 @@ func newLoop(e *Engine) *loop {
 // prepare makes what the loop needs of the model. It reads the model's file.
 func (l *loop) prepare() {
 	e := l.e
-	if i := keeper(l.r); i >= 0 {
-		s := l.r.Sources[i].NewContext().(*cache.Seq)
-		l.drafter = s.Memory()
-		s.Close()
-	}
+	l.drafters = memories(l.r)
 	if e.cfg.CacheBytes > 0 {
-		l.cache = &prefixes{target: l.m.Target.Memory(), drafter: l.drafter, limit: e.cfg.CacheBytes}
+		l.cache = &prefixes{target: l.m.Target.Memory(), drafters: l.drafters, limit: e.cfg.CacheBytes}
 	}
 	if l.cache != nil && e.cfg.CacheDir != "" {
 		d, err := openDisk(&disk{
 			root: e.cfg.CacheDir, model: l.m.Fingerprint(), limit: e.cfg.CacheDiskBytes, cuttable: l.cache.cuttable,
-			log: e.cfg.Log, stats: &l.cache.stats, wake: e.wake,
+			sources: wanted(l.r, speculate.Options{}),
+			log:     e.cfg.Log, stats: &l.cache.stats, wake: e.wake,
 		})
 		if err != nil {
 			e.cfg.Log.Warn("prefix cache: no folder", "error", err)
@@ -223,22 +220,19 @@ func (l *loop) begin(j *job) {
 // lookup gives a job its memory: a copy of the longest cached beginning of its prompt, or an empty one.
 func (l *loop) lookup(j *job) {
 	req := &j.g.req
-	draft := drafts(l.r, req.Spec)
+	want := wanted(l.r, req.Spec)
 	if l.cache != nil && !req.NoCache {
-		if e, n := l.cache.find(req.Tokens, draft); e != nil {
+		if e, n := l.cache.find(req.Tokens, want); e != nil {
 			var err error
-			if j.seq, j.draft, err = l.cache.take(e, n, draft); err != nil {
+			if j.seq, j.drafts, err = l.cache.take(e, n, want); err != nil {
 				l.e.cfg.Log.Warn("prefix cache: entry not usable", "error", err)
 				l.cache.drop(e)
-				j.seq, j.draft = nil, nil
+				j.seq, j.drafts = nil, nil
 			}
 		}
 	}
 	if j.seq == nil {
-		j.seq = l.m.Target.NewSeq()
-		if draft {
-			j.draft = l.drafter.NewSeq()
-		}
+		j.seq, j.drafts = l.m.Target.NewSeq(), newContexts(l.drafters, want)
 	}
 	if l.cache != nil && !req.NoCache {
 		if j.seq.Len() > 0 {
@@ -425,9 +419,7 @@ func (l *loop) end(j *job, r Reason, err error) {
 	if j.seq != nil {
 		j.seq.Close()
 	}
-	if j.draft != nil {
-		j.draft.Close()
-	}
+	j.drafts.close()
 	l.slots[j.slot] = nil
 	l.jobs = slices.DeleteFunc(l.jobs, func(x *job) bool { return x == j })
 	rest := j.text.Flush()
@@ -462,8 +454,10 @@ func (l *loop) publish() {
 		c = l.cache.stats
 		c.Entries, c.Bytes, c.Limit = len(l.cache.entries), l.cache.bytes, l.cache.limit
 	}
-	if l.drafter != nil {
-		drafter = l.drafter.UsedBytes()
+	for _, m := range l.drafters {
+		if m != nil {
+			drafter += m.UsedBytes()
+		}
 	}
 	l.e.mu.Lock()
 	defer l.e.mu.Unlock()

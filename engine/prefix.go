@@ -7,25 +7,26 @@ import (
 )
 
 // prefixes keeps the memory of token sequences for requests that begin alike. An entry is the
-// target's memory and the drafter's of the same tokens, always together: a sequence that is
-// restored without its drafter's memory would be drafted for blindly. There is one way in (add)
+// target's memory and the drafters' of the same tokens, always together: a sequence that is
+// restored without a drafter's memory would be drafted for blindly. There is one way in (add)
 // and one way out (take), also for what comes from disk.
 //
 // Memory that can be cut serves any beginning of its tokens. Recurrent state cannot be cut, so an
 // entry serves its exact length only; windowed memory is in between. CanCut decides.
 type prefixes struct {
-	target, drafter *cache.Memory // drafter may be nil
-	limit           int64
-	entries         []*entry // least recently used first
-	bytes           int64
-	stats           CacheStats
+	target   *cache.Memory
+	drafters []*cache.Memory // per source; nil for those that keep nothing
+	limit    int64
+	entries  []*entry // least recently used first
+	bytes    int64
+	stats    CacheStats
 }
 
 type entry struct {
 	tokens []int32
 	seq    *cache.Seq
-	draft  *cache.Seq // nil when the drafter did not follow
-	saved  bool       // a file has it, or it is not worth one
+	drafts contexts
+	saved  bool // a file has it, or it is not worth one
 
 	writing *write // its file in progress, nil if there is none
 }
@@ -35,19 +36,24 @@ const minReuse = 8
 
 // cuttable reports whether an entry of n tokens serves any beginning of them.
 func (c *prefixes) cuttable(n int) bool {
-	return c.target.Cuttable(n) && (c.drafter == nil || c.drafter.Cuttable(n))
+	for _, m := range c.drafters {
+		if m != nil && !m.Cuttable(n) {
+			return false
+		}
+	}
+	return c.target.Cuttable(n)
 }
 
 // serves reports whether an entry can give the first n of its tokens.
 func (e *entry) serves(n int) bool {
-	return e.seq.CanCut(n) && (e.draft == nil || e.draft.CanCut(n))
+	return e.seq.CanCut(n) && e.drafts.canCut(n)
 }
 
-// find returns the entry that gives the most tokens of a prompt, and how many. The last token of the
-// prompt is never among them: its logits are needed.
-func (c *prefixes) find(prompt []int32, draft bool) (best *entry, n int) {
+// find returns the entry that gives the most tokens of a prompt with the wanted contexts, and how many. The last
+// token of the prompt is never among them: its logits are needed.
+func (c *prefixes) find(prompt []int32, want set) (best *entry, n int) {
 	for _, e := range c.entries {
-		if draft && c.drafter != nil && e.draft == nil {
+		if !e.drafts.sources().all(want) {
 			continue
 		}
 		if k := min(common(e.tokens, prompt), len(prompt)-1); k >= minReuse && k >= n && e.serves(k) {
@@ -67,18 +73,16 @@ func (c *prefixes) longest(prompt []int32) int {
 }
 
 // take copies the first n tokens of an entry.
-func (c *prefixes) take(e *entry, n int, draft bool) (seq, dseq *cache.Seq, err error) {
+func (c *prefixes) take(e *entry, n int, want set) (seq *cache.Seq, drafts contexts, err error) {
 	c.touch(e)
 	if seq, err = cut(e.seq, n); err != nil {
 		return nil, nil, err
 	}
-	if draft && e.draft != nil {
-		if dseq, err = cut(e.draft, n); err != nil {
-			seq.Close()
-			return nil, nil, err
-		}
+	if drafts, err = e.drafts.cut(n, want); err != nil {
+		seq.Close()
+		return nil, nil, err
 	}
-	return seq, dseq, nil
+	return seq, drafts, nil
 }
 
 func cut(s *cache.Seq, n int) (*cache.Seq, error) {
@@ -103,9 +107,7 @@ func (c *prefixes) touch(e *entry) {
 // then on, whatever becomes of them.
 func (c *prefixes) add(e *entry) {
 	e.seq.Pack()
-	if e.draft != nil {
-		e.draft.Pack()
-	}
+	e.drafts.each((*cache.Seq).Pack)
 	for _, x := range c.entries {
 		if x.covers(e) {
 			c.touch(x)
@@ -127,7 +129,8 @@ func (c *prefixes) add(e *entry) {
 // covers reports whether e serves everything x does.
 func (e *entry) covers(x *entry) bool {
 	n := len(x.tokens)
-	return n <= len(e.tokens) && (e.draft != nil || x.draft == nil) && e.serves(n) && common(e.tokens, x.tokens) == n
+	return n <= len(e.tokens) && e.drafts.sources().all(x.drafts.sources()) && e.serves(n) && common(e.tokens,
+		x.tokens) == n
 }
 
 // shrink drops the least recently used entries until they hold at most limit bytes.
@@ -149,16 +152,20 @@ func (c *prefixes) drop(e *entry) {
 
 // measure counts the memory of all entries, shared pages once.
 func (c *prefixes) measure() {
-	var seqs, dseqs []*cache.Seq
-	for _, e := range c.entries {
-		seqs = append(seqs, e.seq)
-		if e.draft != nil {
-			dseqs = append(dseqs, e.draft)
+	held := func(m *cache.Memory, of func(*entry) *cache.Seq) int64 {
+		var seqs []*cache.Seq
+		for _, e := range c.entries {
+			if s := of(e); s != nil {
+				seqs = append(seqs, s)
+			}
 		}
+		return int64(m.Held(seqs))
 	}
-	c.bytes = int64(c.target.Held(seqs))
-	if c.drafter != nil {
-		c.bytes += int64(c.drafter.Held(dseqs))
+	c.bytes = held(c.target, func(e *entry) *cache.Seq { return e.seq })
+	for i, m := range c.drafters {
+		if m != nil {
+			c.bytes += held(m, func(e *entry) *cache.Seq { return e.drafts[i] })
+		}
 	}
 }
 
@@ -168,9 +175,7 @@ func (e *entry) close() {
 		e.writing = nil
 	}
 	e.seq.Close()
-	if e.draft != nil {
-		e.draft.Close()
-	}
+	e.drafts.close()
 }
 
 // common is the number of tokens two sequences begin with.

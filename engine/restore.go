@@ -27,7 +27,9 @@ type restore struct {
 
 	in     *bufio.Reader
 	loader *cache.Loader // of the part being loaded
-	seq    *cache.Seq
+	seq    *cache.Seq    // the target's part
+	drafts contexts      // the drafters' parts so far
+	part   int           // source whose part is being loaded; -1 for the target
 }
 
 // wanted returns the restore a job should wait for, nil if memory serves it as well.
@@ -36,12 +38,12 @@ func (l *loop) wanted(j *job) *restore {
 	if l.disk == nil || req.NoCache {
 		return nil
 	}
-	draft := drafts(l.r, req.Spec)
-	f, n := l.disk.find(req.Tokens, draft)
+	want := wanted(l.r, req.Spec)
+	f, n := l.disk.find(req.Tokens, want)
 	if f == nil || f.size > l.cache.limit {
 		return nil
 	}
-	if _, have := l.cache.find(req.Tokens, draft); n < have+diskGain {
+	if _, have := l.cache.find(req.Tokens, want); n < have+diskGain {
 		return nil
 	}
 	for _, r := range l.restores {
@@ -120,7 +122,7 @@ func (l *loop) load(r *restore) (done bool, err error) {
 		return false, r.err
 	}
 	if r.in == nil {
-		r.in = bufio.NewReaderSize(r.f, 1<<20)
+		r.in, r.part, r.drafts = bufio.NewReaderSize(r.f, 1<<20), -1, make(contexts, len(l.drafters))
 		if r.loader, err = l.cache.target.Load(r.in); err != nil {
 			return false, err
 		}
@@ -133,16 +135,19 @@ func (l *loop) load(r *restore) (done bool, err error) {
 		s.Close()
 		return false, cache.ErrCorrupt
 	}
-	e := &entry{tokens: r.file.tokens, seq: s, saved: true}
-	switch {
-	case r.seq != nil: // that was the drafter's part
-		e.seq, e.draft, r.seq = r.seq, s, nil
-	case r.file.draft && l.cache.drafter != nil:
+	if r.part < 0 {
 		r.seq = s
-		r.loader, err = l.cache.drafter.Load(r.in)
-		return false, err
+	} else {
+		r.drafts[r.part] = s
 	}
-	l.cache.add(e)
+	for r.part++; r.part < len(l.drafters); r.part++ {
+		if r.file.drafts.has(r.part) {
+			r.loader, err = l.drafters[r.part].Load(r.in)
+			return false, err
+		}
+	}
+	l.cache.add(&entry{tokens: r.file.tokens, seq: r.seq, drafts: r.drafts, saved: true})
+	r.seq, r.drafts = nil, nil
 	return true, nil
 }
 
@@ -155,6 +160,7 @@ func (l *loop) drop(r *restore) {
 	if r.seq != nil {
 		r.seq.Close()
 	}
+	r.drafts.close()
 	if r.f != nil {
 		r.f.Close()
 	}

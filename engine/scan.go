@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"strobe/draft/dflash"
+	"strobe/draft/mtp"
 	"strobe/gguf"
 	"strobe/model"
 )
@@ -196,7 +197,7 @@ func (p *Pool) look(path string) (scan, error) {
 func (s *scan) describe(f *gguf.File, cfg PoolConfig) error {
 	arch := f.Arch()
 	kind, _, _ := f.String("general.type")
-	s.skip = dflash.Supported(f) || arch == "clip" || kind == "adapter" || kind == "mmproj"
+	s.skip = dflash.Supported(f) || mtp.Supported(f) || arch == "clip" || kind == "adapter" || kind == "mmproj"
 	s.info.Arch, s.info.Size = arch, f.Size()
 	if n, ok, _ := f.Uint(arch + ".context_length"); ok && n < 1<<31 {
 		s.info.Context = int(n)

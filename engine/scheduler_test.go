@@ -403,7 +403,7 @@ func TestF176_CacheFull(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := &small{Backend: cpu.New(cpu.Options{Threads: 2}), left: 12}
-		m := &Model{backend: b, files: []*gguf.File{f}}
+		m := &Model{backends: []backend.Backend{b}, files: []*gguf.File{f}}
 		if m.Target, err = model.Open(f, b, model.Options{}); err != nil {
 			t.Fatal(err)
 		}

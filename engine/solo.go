@@ -23,9 +23,7 @@ func (m *Model) Solo(r *speculate.Runner, req Request, limit int) (*Solo, error)
 	free.IgnoreEOG = false
 	s.job.sampler = m.newSampler(&free)
 	s.job.seq = m.Target.NewSeq()
-	if drafts(r, req.Spec) {
-		s.job.draft = r.Sources[keeper(r)].NewContext().(*cache.Seq)
-	}
+	s.job.drafts = newContexts(memories(r), wanted(r, req.Spec))
 	if err := s.job.next(r, limit); err != nil {
 		s.Close()
 		return nil, err
@@ -62,19 +60,15 @@ func (s *Solo) Prefilling() bool { return s.job.stream.Prefilling() }
 // Stats is what the generation did so far.
 func (s *Solo) Stats() speculate.Stats { return s.job.stream.Stats() }
 
-// Bytes is what the sequences of target and drafter hold in memory.
-func (s *Solo) Bytes() (target, drafter int) {
-	if s.job.draft != nil {
-		drafter = s.job.draft.Bytes()
-	}
-	return s.job.seq.Bytes(), drafter
+// Bytes is what the sequences of target and drafters hold in memory.
+func (s *Solo) Bytes() (target, drafters int) {
+	s.job.drafts.each(func(c *cache.Seq) { drafters += c.Bytes() })
+	return s.job.seq.Bytes(), drafters
 }
 
 // Close gives the memory back.
 func (s *Solo) Close() {
 	s.job.endLeg()
 	s.job.seq.Close()
-	if s.job.draft != nil {
-		s.job.draft.Close()
-	}
+	s.job.drafts.close()
 }

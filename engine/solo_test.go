@@ -28,7 +28,7 @@ func solo(t *testing.T, m *Model, req Request, chunk int) (all Event, s *Solo) {
 		all.Tokens = append(all.Tokens, ev.Tokens...)
 		all.Text = append(all.Text, ev.Text...)
 	}
-	if target, drafter := s.Bytes(); target == 0 || drafts(m.Runner, req.Spec) && drafter == 0 {
+	if target, drafter := s.Bytes(); target == 0 || wanted(m.Runner, req.Spec) != 0 && drafter == 0 {
 		t.Errorf("%d and %d bytes in use", target, drafter)
 	}
 	return all, s

@@ -12,10 +12,14 @@ import (
 // and may have: experts beside the dense feed-forward layer, embeddings per layer, and trailing
 // layers that reuse the keys and values of earlier ones.
 type gemma4 struct {
-	heads   int
-	sliding *nn.Rope
-	full    *nn.Rope
-	layers  []gemma4Layer
+	heads             int
+	slides            []bool // per layer
+	slideDim, fullDim int    // of a head
+	window            int    // of sliding layers
+	widths            []int  // of the feed-forward layers
+	sliding           *nn.Rope
+	full              *nn.Rope
+	layers            []gemma4Layer
 
 	experts, used, expertW int
 	pleDim                 int
@@ -26,7 +30,7 @@ type gemma4Layer struct {
 	norm, postNorm, ffnNorm, postFFNorm backend.Vector
 	q, k, v, o                          backend.Weight // v nil: values are the raw keys; k nil: keys of another layer
 	qNorm, kNorm                        backend.Vector
-	kvHeads, headDim                    int
+	kvHeads, headDim, window            int
 	rope                                *nn.Rope
 	cache                               int
 	ffn                                 nn.FFN
@@ -52,77 +56,39 @@ type perLayerEmbedding struct {
 func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 	m.EmbScale = float32(math.Sqrt(float64(m.Hidden)))
 	m.Softcap = l.Float("final_logit_softcapping", 30)
-	a := &gemma4{
-		heads: l.Need("attention.head_count"), experts: m.Experts, used: m.UsedExps,
-		expertW: l.Int("expert_feed_forward_length", 0),
-		pleDim:  l.Int("embedding_length_per_layer_input", 0),
+	a, err := readGemma4(l, m)
+	if err != nil {
+		return nil, err
 	}
-	all := l.Need("block_count")
 	kvHeads := l.PerLayer("attention.head_count_kv", m.Layers, a.heads)
-	widths := l.PerLayer("feed_forward_length", m.Layers, 0)
-	fullDim := l.Need("attention.key_length")
-	slideDim := l.Int("attention.key_length_swa", fullDim)
-	window := l.Need("attention.sliding_window")
 	sharedKV := l.Int("attention.shared_kv_layers", 0)
-	slides, ok, err := l.File.Bools(l.Key("attention.sliding_window_pattern"))
-	l.Keep(err)
-	if err == nil && (!ok || len(slides) < m.Layers) {
-		l.Fail("key %s: want %d entries", l.Key("attention.sliding_window_pattern"), all)
-	}
-	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.key_length", fullDim, 2, 1<<14),
-		nn.Range("attention.key_length_swa", slideDim, 2, 1<<14), nn.Range("attention.sliding_window", window, 1, 1<<30),
-		nn.Range("attention.shared_kv_layers", sharedKV, 0, m.Layers-1),
+	if err := l.Check(nn.Range("attention.shared_kv_layers", sharedKV, 0, m.Layers-1),
 		nn.Range("embedding_length_per_layer_input", a.pleDim, 0, 1<<16)); err != nil {
 		return nil, err
 	}
-	rotSlide, rot := l.Int("rope.dimension_count_swa", slideDim), l.Int("rope.dimension_count", fullDim)
-	if err := l.Check(nn.Range("rope.dimension_count_swa", rotSlide, 2, slideDim), nn.Range("rope.dimension_count", rot, 2, fullDim)); err != nil {
-		return nil, err
-	}
-	a.sliding = l.Rope(rotSlide, l.Float("rope.freq_base_swa", 10000), nil)
-	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
-
 	lastOwner := map[bool]int{} // by kind: the last layer with keys of its own
-	for i := range m.Layers {
-		if owner, ok := lastOwner[slides[i]]; ok && i >= m.Layers-sharedKV {
+	for i, slides := range a.slides {
+		if owner, ok := lastOwner[slides]; ok && i >= m.Layers-sharedKV {
 			m.place[i] = m.place[owner] // where the keys are
 		}
 		p := m.block(l, i)
-		y := gemma4Layer{
-			norm: l.Vector(p+"attn_norm.weight", m.Hidden), postNorm: l.Vector(p+"post_attention_norm.weight", m.Hidden),
-			ffnNorm: l.Vector(p+"ffn_norm.weight", m.Hidden), postFFNorm: l.Vector(p+"post_ffw_norm.weight", m.Hidden),
-			kvHeads: kvHeads[i], headDim: fullDim, rope: a.full, scale: 1,
+		y := a.loadLayer(l, p, m.Hidden, i, kvHeads[i])
+		if l.Err != nil {
+			return nil, l.Err
 		}
-		w := 0
-		if slides[i] {
-			y.headDim, y.rope, w = slideDim, a.sliding, window
-		}
-		if err := l.Check(nn.Range("attention.head_count_kv", y.kvHeads, 1, a.heads), nn.Range("feed_forward_length", widths[i], 1, 1<<22)); err != nil {
-			return nil, err
-		}
-		if a.heads%y.kvHeads != 0 {
-			l.Fail("layer %d: %d heads cannot share %d key/value heads", i, a.heads, y.kvHeads)
-		}
-		qw, kw := a.heads*y.headDim, y.kvHeads*y.headDim
-		y.q = l.Matrix(p+"attn_q.weight", m.Hidden, qw)
-		y.o = l.Matrix(p+"attn_output.weight", qw, m.Hidden)
-		y.qNorm = l.Vector(p+"attn_q_norm.weight", y.headDim)
 		if i < m.Layers-sharedKV {
+			kw := y.kvHeads * y.headDim
 			y.k = l.Matrix(p+"attn_k.weight", m.Hidden, kw)
 			if l.Has(p + "attn_v.weight") {
 				y.v = l.Matrix(p+"attn_v.weight", m.Hidden, kw)
 			}
 			y.kNorm = l.Vector(p+"attn_k_norm.weight", y.headDim)
-			y.cache = l.Attention(y.kvHeads, y.headDim, w)
-			lastOwner[slides[i]] = i
-		} else if owner, ok := lastOwner[slides[i]]; ok {
+			y.cache = l.Attention(y.kvHeads, y.headDim, y.window)
+			lastOwner[slides] = i
+		} else if owner, ok := lastOwner[slides]; ok {
 			y.cache = a.layers[owner].cache
 		} else {
 			l.Fail("layer %d shares keys, but no earlier layer of its kind has any", i)
-		}
-		y.ffn = l.FFN(p, "", m.Hidden, widths[i], backend.GELU)
-		if l.Has(p + "layer_output_scale.weight") {
-			y.scale = l.Scalar(p + "layer_output_scale.weight")
 		}
 		if l.Has(p + "ffn_gate_inp.weight") {
 			a.loadExperts(l, p, m.Hidden, &y)
@@ -145,6 +111,67 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 		}
 	}
 	return a, l.Err
+}
+
+// readGemma4 reads what all layers need to know.
+func readGemma4(l *nn.Loader, m *Model) (*gemma4, error) {
+	a := &gemma4{
+		heads: l.Need("attention.head_count"), experts: m.Experts, used: m.UsedExps,
+		expertW: l.Int("expert_feed_forward_length", 0),
+		pleDim:  l.Int("embedding_length_per_layer_input", 0),
+		widths:  l.PerLayer("feed_forward_length", m.Layers, 0),
+		fullDim: l.Need("attention.key_length"),
+		window:  l.Need("attention.sliding_window"),
+	}
+	a.slideDim = l.Int("attention.key_length_swa", a.fullDim)
+	slides, ok, err := l.File.Bools(l.Key("attention.sliding_window_pattern"))
+	l.Keep(err)
+	if err == nil && (!ok || len(slides) < m.Layers) {
+		l.Fail("key %s: want %d entries", l.Key("attention.sliding_window_pattern"), l.Need("block_count"))
+	}
+	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.key_length", a.fullDim,
+		2, 1<<14),
+		nn.Range("attention.key_length_swa", a.slideDim, 2, 1<<14), nn.Range("attention.sliding_window", a.window, 1,
+			1<<30)); err != nil {
+		return nil, err
+	}
+	a.slides = slides[:m.Layers]
+	rotSlide, rot := l.Int("rope.dimension_count_swa", a.slideDim), l.Int("rope.dimension_count", a.fullDim)
+	if err := l.Check(nn.Range("rope.dimension_count_swa", rotSlide, 2, a.slideDim), nn.Range("rope.dimension_count",
+		rot, 2, a.fullDim)); err != nil {
+		return nil, err
+	}
+	a.sliding = l.Rope(rotSlide, l.Float("rope.freq_base_swa", 10000), nil)
+	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
+	return a, l.Err
+}
+
+// loadLayer binds what every layer has: all but keys and values, experts and embeddings per layer.
+func (a *gemma4) loadLayer(l *nn.Loader, p string, hidden, i, kvHeads int) gemma4Layer {
+	y := gemma4Layer{
+		norm: l.Vector(p+"attn_norm.weight", hidden), postNorm: l.Vector(p+"post_attention_norm.weight", hidden),
+		ffnNorm: l.Vector(p+"ffn_norm.weight", hidden), postFFNorm: l.Vector(p+"post_ffw_norm.weight", hidden),
+		kvHeads: kvHeads, headDim: a.fullDim, rope: a.full, scale: 1,
+	}
+	if a.slides[i] {
+		y.headDim, y.rope, y.window = a.slideDim, a.sliding, a.window
+	}
+	if l.Check(nn.Range("attention.head_count_kv", kvHeads, 1, a.heads), nn.Range("feed_forward_length", a.widths[i],
+		1, 1<<22)) != nil {
+		return y
+	}
+	if a.heads%kvHeads != 0 {
+		l.Fail("layer %d: %d heads cannot share %d key/value heads", i, a.heads, kvHeads)
+	}
+	qw := a.heads * y.headDim
+	y.q = l.Matrix(p+"attn_q.weight", hidden, qw)
+	y.o = l.Matrix(p+"attn_output.weight", qw, hidden)
+	y.qNorm = l.Vector(p+"attn_q_norm.weight", y.headDim)
+	y.ffn = l.FFN(p, "", hidden, a.widths[i], backend.GELU)
+	if l.Has(p + "layer_output_scale.weight") {
+		y.scale = l.Scalar(p + "layer_output_scale.weight")
+	}
+	return y
 }
 
 // loadExperts adds the mixture of a layer. The dense layer stays, with norms of its own.
@@ -190,39 +217,47 @@ func (a *gemma4) begin(s *step) {
 }
 
 func (a *gemma4) layer(s *step, il int) {
-	y := &a.layers[il]
-	h := a.attention(s, s.Norm(s.x, y.norm), y)
-	s.RMSNorm(h, h, y.postNorm, s.Eps)
-	s.Add(s.x, s.x, h)
+	var own backend.Tensor
+	if a.ple != nil {
+		own = s.extra.Columns(il*a.pleDim, a.pleDim)
+	}
+	a.advance(s.Step, s.x, own, &a.layers[il])
+}
 
-	h = y.ffn.Forward(s.Step, s.Norm(s.x, y.ffnNorm))
+// advance takes the residual stream x through a layer; own is the layer's own embedding of each token, if it has any.
+func (a *gemma4) advance(s *nn.Step, x, own backend.Tensor, y *gemma4Layer) {
+	h := a.attention(s, s.Norm(x, y.norm), y)
+	s.RMSNorm(h, h, y.postNorm, s.Eps)
+	s.Add(x, x, h)
+
+	h = y.ffn.Forward(s, s.Norm(x, y.ffnNorm))
 	if y.moe != nil {
 		s.RMSNorm(h, h, y.postFFNorm1, s.Eps)
 		// The router sees the residual stream, not the experts' normalised input.
-		router := s.Norm(s.x, y.routerScale)
-		s.Scale(router, router, invSqrt(s.Hidden))
-		e := y.moe.Forward(s.Step, s.Norm(s.x, y.preFFNorm2), router)
+		router := s.Norm(x, y.routerScale)
+		s.Scale(router, router, invSqrt(x.Cols))
+		e := y.moe.Forward(s, s.Norm(x, y.preFFNorm2), router)
 		s.RMSNorm(e, e, y.postFFNorm2, s.Eps)
 		s.Add(h, h, e)
 	}
 	s.RMSNorm(h, h, y.postFFNorm, s.Eps)
-	s.Add(s.x, s.x, h)
+	s.Add(x, x, h)
 
-	if a.ple != nil {
-		g := s.Multiply(s.x, y.inputGate)
-		s.Gated(g, g, s.extra.Columns(il*a.pleDim, a.pleDim), backend.GELU)
+	if y.inputGate != nil {
+		g := s.Multiply(x, y.inputGate)
+		s.Gated(g, g, own, backend.GELU)
 		h = s.Multiply(g, y.proj)
 		s.RMSNorm(h, h, y.pleNorm, s.Eps)
-		s.Add(s.x, s.x, h)
+		s.Add(x, x, h)
 	}
 	if y.scale != 1 {
-		s.Scale(s.x, s.x, y.scale)
+		s.Scale(x, x, y.scale)
 	}
 }
 
 // attention: scores are not scaled; values are normalised without weights, and are the raw keys where the layer has no
 // projection for them.
-func (a *gemma4) attention(s *step, h backend.Tensor, y *gemma4Layer) backend.Tensor {
+func (a *gemma4) attention(s *nn.Step, h backend.Tensor, y *gemma4Layer) backend.Tensor {
 	var q, k, v backend.Tensor
 	switch {
 	case y.k == nil:

@@ -90,6 +90,7 @@ type step struct {
 	*nn.Step // operations and memory on the device of the current layer
 	device   int
 	ids      backend.Ints   // tokens
+	pick     backend.Ints   // rows that get logits
 	x        backend.Tensor // residual stream
 	features backend.Tensor // captured layers side by side
 	extra    backend.Tensor // what an architecture wants to have on every device; optional
@@ -123,21 +124,12 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	for _, b := range devices {
 		m.arenas = append(m.arenas, nn.NewArena(b))
 	}
-	m.Arch = f.Arch()
-	m.Name, _, _ = f.String("general.name")
-	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
-	m.Hidden = l.Need("embedding_length")
-	m.Context = l.Need("context_length")
-	m.Experts = l.Int("expert_count", 0)
-	m.UsedExps = l.Int("expert_used_count", 0)
-	m.eps = l.Float("attention.layer_norm_rms_epsilon", 1e-6)
-	m.EmbScale = 1
-	if err := l.Check(
-		nn.Range("block_count", m.Layers, 1, 1024), nn.Range("embedding_length", m.Hidden, 1, 1<<20),
-		nn.Range("context_length", m.Context, 1, 1<<30), nn.Range("expert_count", m.Experts, 0, 1<<16),
-		nn.Range("expert_used_count", m.UsedExps, 0, max(m.Experts, 0)),
-	); err != nil {
+	if err := m.readConfig(l); err != nil {
 		return nil, err
+	}
+	if l.Int("nextn_predict_layers", 0) > 0 && !l.Has("blk.0.attn_norm.weight") {
+		return nil, fmt.Errorf("%s: a layer for multi-token prediction without a model; give it with -d beside one",
+			f.Path())
 	}
 	m.place = make([]int, m.Layers)
 	for i := range m.place {
@@ -188,6 +180,24 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		}
 	}
 	return m, nil
+}
+
+// readConfig reads what all architectures have in common.
+func (m *Model) readConfig(l *nn.Loader) error {
+	m.Arch = l.Arch
+	m.Name, _, _ = l.File.String("general.name")
+	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
+	m.Hidden = l.Need("embedding_length")
+	m.Context = l.Need("context_length")
+	m.Experts = l.Int("expert_count", 0)
+	m.UsedExps = l.Int("expert_used_count", 0)
+	m.eps = l.Float("attention.layer_norm_rms_epsilon", 1e-6)
+	m.EmbScale = 1
+	return l.Check(
+		nn.Range("block_count", m.Layers, 1, 1024), nn.Range("embedding_length", m.Hidden, 1, 1<<20),
+		nn.Range("context_length", m.Context, 1, 1<<30), nn.Range("expert_count", m.Experts, 0, 1<<16),
+		nn.Range("expert_used_count", m.UsedExps, 0, max(m.Experts, 0)),
+	)
 }
 
 // block chooses the device of a layer and returns the prefix of its tensors.
@@ -359,7 +369,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	}
 	defer nn.Catch(&err)
 	s := &step{Model: m}
-	s.enter(m.place[0], batch, ids)
+	s.enter(m.place[0], batch, ids, pick)
 
 	s.x = s.Rows(m.Hidden)
 	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
@@ -372,7 +382,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 			if err := m.arenas[m.place[il]].Begin(n); err != nil {
 				return nil, err
 			}
-			s.enter(m.place[il], batch, ids)
+			s.enter(m.place[il], batch, ids, pick)
 			m.arch.begin(s)
 			at = s.Mark()
 		}
@@ -384,12 +394,12 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		if err := m.arenas[m.out].Begin(n); err != nil {
 			return nil, err
 		}
-		s.enter(m.out, batch, ids)
+		s.enter(m.out, batch, ids, pick)
 	}
 	out.Features = s.features
 	if len(pick) > 0 {
 		out.Final, out.Logits = s.New(len(pick), m.Hidden), s.New(len(pick), m.Vocab)
-		s.Gather(out.Final, s.x, s.Ints32(pick))
+		s.Gather(out.Final, s.x, s.pick)
 		s.RMSNorm(out.Final, out.Final, m.outNorm, m.eps)
 		s.MatMul(out.Final, backend.Product{W: m.head, Y: out.Logits})
 		if m.Softcap > 0 {
@@ -406,7 +416,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 }
 
 // enter begins the operations of the next layers on their device, with what the layers before have left on theirs.
-func (s *step) enter(device int, batch *cache.Batch, ids []int32) {
+func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) {
 	from := s.Step
 	if from != nil {
 		from.EndStep()
@@ -420,7 +430,7 @@ func (s *step) enter(device int, batch *cache.Batch, ids []int32) {
 		}
 	}
 	s.Begin()
-	s.device, s.ids = device, s.Ints32(ids)
+	s.device, s.ids, s.pick = device, s.Ints32(ids), s.Ints32(pick)
 }
 
 func (m *Model) checkSegment(s *Segment) error {

@@ -15,6 +15,7 @@ type qwen35 struct {
 	rope                    *nn.Rope
 	layers                  []qwen35Layer
 	experts, used           int
+	width, expertWidth      int // of the feed-forward layer, or the shared expert, and of the other experts
 }
 
 type qwen35Layer struct {
@@ -39,76 +40,90 @@ type deltaNet struct {
 }
 
 func newQwen35(l *nn.Loader, m *Model) (arch, error) {
-	a := &qwen35{
-		heads: l.Need("attention.head_count"), experts: m.Experts, used: m.UsedExps,
-		delta: backend.DeltaDims{
-			KHeads: l.Need("ssm.group_count"), VHeads: l.Need("ssm.time_step_rank"),
-			KDim: l.Need("ssm.state_size"), Kernel: l.Need("ssm.conv_kernel"),
-			Grouped: l.Arch == "qwen3next", Eps: m.eps,
-		},
+	a, err := readQwen35(l, m)
+	if err != nil {
+		return nil, err
 	}
-	a.kvHeads = l.Int("attention.head_count_kv", a.heads)
-	a.headDim = l.Int("attention.key_length", m.Hidden/max(1, a.heads))
+	a.delta = backend.DeltaDims{
+		KHeads: l.Need("ssm.group_count"), VHeads: l.Need("ssm.time_step_rank"),
+		KDim: l.Need("ssm.state_size"), Kernel: l.Need("ssm.conv_kernel"),
+		Grouped: l.Arch == "qwen3next", Eps: m.eps,
+	}
 	a.delta.VDim = a.delta.KDim
 	d := &a.delta
-	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv", a.kvHeads, 1, a.heads),
-		nn.Range("attention.key_length", a.headDim, 2, 1<<14), nn.Range("ssm.group_count", d.KHeads, 1, 1<<12),
+	if err := l.Check(nn.Range("ssm.group_count", d.KHeads, 1, 1<<12),
 		nn.Range("ssm.time_step_rank", d.VHeads, d.KHeads, 1<<12), nn.Range("ssm.state_size", d.KDim, 1, 1<<12),
 		nn.Range("ssm.conv_kernel", d.Kernel, 2, 8)); err != nil {
 		return nil, err
 	}
-	if a.heads%a.kvHeads != 0 || d.VHeads%d.KHeads != 0 {
-		l.Fail("heads do not divide evenly: %d by %d, %d by %d", a.heads, a.kvHeads, d.VHeads, d.KHeads)
+	if d.VHeads%d.KHeads != 0 {
+		l.Fail("heads do not divide evenly: %d by %d", d.VHeads, d.KHeads)
 	}
 	if inner := l.Need("ssm.inner_size"); inner != d.VHeads*d.VDim {
 		l.Fail("key %s is %d; want %d heads of %d", l.Key("ssm.inner_size"), inner, d.VHeads, d.VDim)
 	}
 	l.Delta = a.delta
+	for i, recurrent := range recurrentLayers(l, m.Layers) {
+		a.layers = append(a.layers, a.loadLayer(l, m.block(l, i), m.Hidden, recurrent))
+		if l.Err != nil {
+			return nil, l.Err
+		}
+	}
+	return a, nil
+}
+
+// readQwen35 reads what attention and feed-forward layers need to know.
+func readQwen35(l *nn.Loader, m *Model) (*qwen35, error) {
+	a := &qwen35{heads: l.Need("attention.head_count"), experts: m.Experts, used: m.UsedExps}
+	a.kvHeads = l.Int("attention.head_count_kv", a.heads)
+	a.headDim = l.Int("attention.key_length", m.Hidden/max(1, a.heads))
+	dense := l.Int("feed_forward_length", 0)
+	a.width, a.expertWidth = dense, l.Int("expert_feed_forward_length", dense/max(1, a.used))
+	width := nn.Range("feed_forward_length", dense, 1, 1<<22)
+	if a.experts > 0 {
+		a.width = l.Int("expert_shared_feed_forward_length", dense)
+		width = nn.Range("expert_shared_feed_forward_length", a.width, 1, 1<<22)
+		l.Check(nn.Range("expert_used_count", a.used, 1, a.experts), nn.Range("expert_feed_forward_length",
+			a.expertWidth, 1, 1<<22))
+	}
+	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv",
+		a.kvHeads, 1, a.heads),
+		nn.Range("attention.key_length", a.headDim, 2, 1<<14), width); err != nil {
+		return nil, err
+	}
+	if a.heads%a.kvHeads != 0 {
+		l.Fail("%d heads cannot share %d key/value heads", a.heads, a.kvHeads)
+	}
 	rot := l.Int("rope.dimension_count", a.headDim)
 	if err := l.Check(nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
 		return nil, err
 	}
 	textSections(l, rot)
 	a.rope = l.Rope(rot, l.Float("rope.freq_base", 10000), nil)
+	return a, l.Err
+}
 
-	dense := l.Int("feed_forward_length", 0)
-	shared := l.Int("expert_shared_feed_forward_length", dense)
-	expertWidth := l.Int("expert_feed_forward_length", dense/max(1, a.used))
-	width := nn.Range("feed_forward_length", dense, 1, 1<<22)
+// loadLayer binds the tensors that begin with p.
+func (a *qwen35) loadLayer(l *nn.Loader, p string, hidden int, recurrent bool) qwen35Layer {
+	y := qwen35Layer{
+		norm:     l.Vector(p+"attn_norm.weight", hidden),
+		postNorm: l.Vector(p+"post_attention_norm.weight", hidden),
+	}
+	if recurrent {
+		y.delta = a.loadDelta(l, p, hidden)
+	} else {
+		y.attn = a.loadAttention(l, p, hidden)
+	}
 	if a.experts > 0 {
-		width = nn.Range("expert_shared_feed_forward_length", shared, 1, 1<<22)
-		l.Check(nn.Range("expert_used_count", a.used, 1, a.experts), nn.Range("expert_feed_forward_length", expertWidth, 1, 1<<22))
+		e := l.MoE(p, hidden, a.expertWidth, a.experts, a.used, backend.SiLU)
+		f := l.FFN(p, "_shexp", hidden, a.width, backend.SiLU)
+		y.moe, y.ffn = &e, &f
+		y.sharedGate = l.Matrix(p+"ffn_gate_inp_shexp.weight", hidden, 1)
+	} else {
+		f := l.FFN(p, "", hidden, a.width, backend.SiLU)
+		y.ffn = &f
 	}
-	if err := l.Check(width); err != nil {
-		return nil, err
-	}
-	recurrent := recurrentLayers(l, m.Layers)
-	for i := range m.Layers {
-		p := m.block(l, i)
-		y := qwen35Layer{
-			norm:     l.Vector(p+"attn_norm.weight", m.Hidden),
-			postNorm: l.Vector(p+"post_attention_norm.weight", m.Hidden),
-		}
-		if recurrent[i] {
-			y.delta = a.loadDelta(l, p, m.Hidden)
-		} else {
-			y.attn = a.loadAttention(l, p, m.Hidden)
-		}
-		if a.experts > 0 {
-			e := l.MoE(p, m.Hidden, expertWidth, a.experts, a.used, backend.SiLU)
-			f := l.FFN(p, "_shexp", m.Hidden, shared, backend.SiLU)
-			y.moe, y.ffn = &e, &f
-			y.sharedGate = l.Matrix(p+"ffn_gate_inp_shexp.weight", m.Hidden, 1)
-		} else {
-			f := l.FFN(p, "", m.Hidden, dense, backend.SiLU)
-			y.ffn = &f
-		}
-		a.layers = append(a.layers, y)
-		if l.Err != nil {
-			return nil, l.Err
-		}
-	}
-	return a, nil
+	return y
 }
 
 // recurrentLayers tells which layers are DeltaNet: listed in the file, or all but every n-th.
@@ -231,45 +246,52 @@ func (a *qwen35) splitInput(l *nn.Loader, p string, hidden int) (qkv, z backend.
 
 func (a *qwen35) begin(s *step) { s.Angles(a.rope) }
 
-func (a *qwen35) layer(s *step, il int) {
-	y := &a.layers[il]
-	h := s.Norm(s.x, y.norm)
+func (a *qwen35) layer(s *step, il int) { a.advance(s.Step, s.x, &a.layers[il]) }
+
+// advance takes the residual stream x through a layer.
+func (a *qwen35) advance(s *nn.Step, x backend.Tensor, y *qwen35Layer) {
+	h := s.Norm(x, y.norm)
 	if y.delta != nil {
 		h = a.deltaNet(s, h, y.delta)
 	} else {
 		h = a.attention(s, h, y.attn)
 	}
-	s.Add(s.x, s.x, h)
+	s.Add(x, x, h)
 
-	h = s.Norm(s.x, y.postNorm)
+	h = s.Norm(x, y.postNorm)
 	if y.moe == nil {
-		s.Add(s.x, s.x, y.ffn.Forward(s.Step, h))
+		s.Add(x, x, y.ffn.Forward(s, h))
 		return
 	}
-	shared, gate := y.ffn.Forward(s.Step, h), s.Multiply(h, y.sharedGate)
-	sum := y.moe.Forward(s.Step, h, h)
+	shared, gate := y.ffn.Forward(s, h), s.Multiply(h, y.sharedGate)
+	sum := y.moe.Forward(s, h, h)
 	s.AddGated(sum, shared, gate)
-	s.Add(s.x, s.x, sum)
+	s.Add(x, x, sum)
 }
 
 // attention is gated: each head's query is followed by its gate.
-func (a *qwen35) attention(s *step, h backend.Tensor, y *gatedAttention) backend.Tensor {
+func (a *qwen35) attention(s *nn.Step, h backend.Tensor, y *gatedAttention) backend.Tensor {
 	p := s.Project(h, y.q, y.k, y.v)
 	both, k, v := p[0].Split(a.heads), p[1], p[2]
 	q := s.Rows(a.heads * a.headDim)
 	s.RMSNorm(q.Split(a.heads), both.Columns(0, a.headDim), y.qNorm, s.Eps)
-	s.NormHeads(k, a.kvHeads, y.kNorm)
 	s.Rotate(q, a.heads, a.rope)
-	s.Rotate(k, a.kvHeads, a.rope)
-	s.Remember(y.cache, k, v)
+	a.remember(s, k, v, y)
 	o := s.Attend(y.cache, q, backend.AttnParams{Heads: a.heads, KVHeads: a.kvHeads, Scale: invSqrt(a.headDim)})
 	oh := o.Split(a.heads)
 	s.SigmoidGate(oh, oh, both.Columns(a.headDim, a.headDim))
 	return s.Multiply(o, y.o)
 }
 
+// remember writes keys, normalised and rotated, and values to the cache.
+func (a *qwen35) remember(s *nn.Step, k, v backend.Tensor, y *gatedAttention) {
+	s.NormHeads(k, a.kvHeads, y.kNorm)
+	s.Rotate(k, a.kvHeads, a.rope)
+	s.Remember(y.cache, k, v)
+}
+
 // deltaNet is the gated delta rule after a short convolution.
-func (a *qwen35) deltaNet(s *step, h backend.Tensor, y *deltaNet) backend.Tensor {
+func (a *qwen35) deltaNet(s *nn.Step, h backend.Tensor, y *deltaNet) backend.Tensor {
 	p := s.Project(h, y.qkv, y.z, y.alpha, y.beta)
 	u, z, alpha, beta := p[0], p[1], p[2], p[3]
 	qkv, o := s.Rows(a.delta.ConvDim()), s.Rows(a.delta.VHeads*a.delta.VDim)

@@ -15,6 +15,10 @@ type Arena struct {
 	rows    int              // of this pass
 	ints    []backend.Ints   // in order of request
 	nextInt int
+
+	// What the host keeps of a pass, so that it allocates nothing once it has been through one.
+	views    []backend.Tensor
+	products []backend.Product
 }
 
 // NewArena returns an empty arena on b.
@@ -31,6 +35,7 @@ const leastChunk = 1 << 16
 func (a *Arena) Begin(rows int) error {
 	a.note()
 	a.rows, a.at, a.pos, a.used, a.nextInt = max(1, rows), 0, 0, 0, 0
+	a.views = a.views[:0]
 	have := 0
 	for _, c := range a.chunks {
 		have += c.Cols

@@ -14,6 +14,7 @@ type Step struct {
 	batch  *cache.Batch
 	mem    *cache.Memory
 	device int
+	group  int // of the first plan
 	pos    backend.Ints
 	angles []angles // of the rotary embeddings used
 }
@@ -64,20 +65,27 @@ func (s *Step) Norm(x backend.Tensor, w backend.Vector) backend.Tensor {
 	return h
 }
 
-// Project returns the products of x with the given matrices.
+// Project returns the products of x with the given matrices, until the next pass.
 func (s *Step) Project(x backend.Tensor, ws ...backend.Weight) []backend.Tensor {
-	ys := make([]backend.Tensor, len(ws))
-	ps := make([]backend.Product, len(ws))
-	for i, w := range ws {
-		ys[i] = s.New(x.Rows, w.Rows())
-		ps[i] = backend.Product{W: w, Y: ys[i]}
+	a := s.arena
+	from := len(a.views)
+	a.products = a.products[:0]
+	for _, w := range ws {
+		y := s.New(x.Rows, w.Rows())
+		a.views = append(a.views, y)
+		a.products = append(a.products, backend.Product{W: w, Y: y})
 	}
-	s.MatMul(x, ps...)
-	return ys
+	s.MatMul(x, a.products...)
+	return a.views[from:len(a.views):len(a.views)]
 }
 
 // Multiply returns the product of x with one matrix.
-func (s *Step) Multiply(x backend.Tensor, w backend.Weight) backend.Tensor { return s.Project(x, w)[0] }
+func (s *Step) Multiply(x backend.Tensor, w backend.Weight) backend.Tensor {
+	y := s.New(x.Rows, w.Rows())
+	s.arena.products = append(s.arena.products[:0], backend.Product{W: w, Y: y})
+	s.MatMul(x, s.arena.products...)
+	return y
+}
 
 // NormHeads normalises the heads of x in place.
 func (s *Step) NormHeads(x backend.Tensor, heads int, w backend.Vector) {
@@ -100,6 +108,21 @@ func (s *Step) Angles(ropes ...*Rope) {
 	}
 }
 
+// At is step i of a pass over steps: its rows, their angles and what they see.
+func (s *Step) At(i int) *Step {
+	from, steps := 0, s.batch.Steps
+	for _, n := range steps[:i] {
+		from += n
+	}
+	at := *s
+	at.N, at.angles = steps[i], nil
+	at.group = i * len(s.batch.Plans[s.device].KV) / len(steps)
+	for _, a := range s.angles {
+		at.angles = append(at.angles, angles{a.rope, a.cos.Slice(from, at.N), a.sin.Slice(from, at.N)})
+	}
+	return &at
+}
+
 func (s *Step) anglesOf(r *Rope) angles {
 	for _, a := range s.angles {
 		if a.rope == r {
@@ -112,13 +135,13 @@ func (s *Step) anglesOf(r *Rope) angles {
 // Remember writes the keys and values of the rows to a layer of the cache.
 func (s *Step) Remember(layer int, k, v backend.Tensor) {
 	at := s.mem.Place(layer)
-	s.KVWrite(at.Group, at.Index, k, v)
+	s.KVWrite(s.group+at.Group, at.Index, k, v)
 }
 
 // Attend returns the attention of q over a layer of the cache.
 func (s *Step) Attend(layer int, q backend.Tensor, p backend.AttnParams) backend.Tensor {
 	at := s.mem.Place(layer)
 	o := s.Rows(p.Heads * s.mem.Dims(layer).ValueDim)
-	s.Attention(o, q, at.Group, at.Index, p)
+	s.Attention(o, q, s.group+at.Group, at.Index, p)
 	return o
 }

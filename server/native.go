@@ -75,10 +75,17 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
 }
 
 func speculative(m *engine.Model, source string) map[string]any {
-	out := map[string]any{"draft": source, "drafter": m.Drafter != nil}
+	drafters := m.Drafters()
+	out := map[string]any{"draft": source, "drafter": len(drafters) > 0}
+	var names []string
+	for _, d := range drafters {
+		names = append(names, d.Name())
+	}
+	if len(drafters) > 0 {
+		out["drafters"], out["block"], out["size"] = names, drafters[0].Max()+1, drafters[0].WeightBytes()
+	}
 	if m.Drafter != nil {
 		out["block"] = m.Drafter.Block()
-		out["size"] = m.Drafter.WeightBytes()
 	}
 	return out
 }
@@ -95,7 +102,8 @@ func (s *Server) slots(w http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	out := []map[string]any{}
 	for _, x := range snap.Slots {
-		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": v.engine.Model().Drafter != nil, "is_processing": x.Busy}
+		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": len(v.engine.Model().Drafters()) > 0,
+			"is_processing": x.Busy}
 		if !x.Since.IsZero() {
 			st := x.State
 			j["phase"] = st.Phase.String()

@@ -48,11 +48,14 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 		if r.widths[i] > 0 {
 			contexts[i] = src.NewContext()
 			defer contexts[i].Close()
-			err := src.Extend(r.columns(out.Features, i), []draft.Rows{{Seq: contexts[i], Tokens: tokens[:1], Rows: []int32{0}}})
-			if err != nil {
+			first := draft.Rows{Seq: contexts[i], Tokens: tokens[:1], Rows: []int32{0}}
+			if err := src.Extend(r.columns(out.Features, i), []draft.Rows{first}); err != nil {
 				return err
 			}
 		}
+	}
+	if err := seq.CommitAll(); err != nil { // sources may look at the target's memory of the token they know
+		return err
 	}
 	for range 4 {
 		for _, rows := range []int{1, 2, 4, 8, 16} {
@@ -72,8 +75,9 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 					continue
 				}
 				n := r.control.BlockLen(i, size)
+				req := draft.Request{Seq: ctx, Target: seq, Last: tokens[0], N: n}
 				begin := r.clock()
-				if _, err := r.Sources[i].Draft([]draft.Request{{Seq: ctx, Last: tokens[0], N: n}}, candidates); err != nil {
+				if _, err := r.Sources[i].Draft([]draft.Request{req}, candidates); err != nil {
 					return err
 				}
 				r.control.MeasuredDraft(i, n, r.clock().Sub(begin))

@@ -13,8 +13,8 @@ import (
 	"strobe/models"
 )
 
-// metered is a device with a clock of its own, on which the passes of the shipped pair take what they take on two quiet cores.
-// Everything else is real: the weights, the text, the controller.
+// metered is a device with a clock of its own, on which the passes of the shipped pair take what they take on two
+// quiet cores. Everything else is real: the weights, the text, the controller.
 type metered struct {
 	backend.Backend
 	now     time.Duration
@@ -69,9 +69,9 @@ func (m *metered) EndStep() {
 	m.Backend.EndStep()
 }
 
-// TestShippedPairPays: on held-out code automatic drafting with the shipped pair is worth nearly half as much again as plain
-// decoding. It fails when the drafter gets worse or the controller stops making use of it. 1.56 was seen; small changes
-// move it by 2 %.
+// TestShippedPairPays: on held-out code automatic drafting with the shipped pair is worth half as much again as plain
+// decoding. It fails when the drafter gets worse or the controller stops making use of it. Small changes move it by 2
+// %.
 func TestShippedPairPays(t *testing.T) {
 	data, err := os.ReadFile("../train/reference/pair.json")
 	if err != nil {
@@ -111,7 +111,7 @@ func TestShippedPairPays(t *testing.T) {
 	plain := float64(all.Tokens-streams) * meteredCosts["target"][0][1]
 	gain := plain / (all.DecodeTime.Seconds() * 1e3)
 	t.Logf("%.2f times plain, %.2f tokens per pass", gain, all.Mean())
-	if gain < 1.45 {
-		t.Errorf("%.2f times plain decoding, want at least 1.45", gain)
+	if gain < 1.5 {
+		t.Errorf("%.2f times plain decoding, want at least 1.5", gain)
 	}
 }

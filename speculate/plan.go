@@ -91,7 +91,7 @@ func (r *Runner) ask(a *control.Ask, by map[*control.Stream]*Stream) []draft.Pro
 				err = e
 			}
 		}
-		reqs[i] = draft.Request{Seq: h.ctx, Last: s.last, N: a.N[i]}
+		reqs[i] = draft.Request{Seq: h.ctx, Target: s.seq, Last: s.last, N: a.N[i]}
 	}
 	var ps []draft.Proposal
 	if err == nil {

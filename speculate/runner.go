@@ -93,7 +93,8 @@ func (r *Runner) Check(draft string) error {
 		names = append(names, s.Name())
 	}
 	last := len(names) - 1
-	return fmt.Errorf("draft source %q %w: want %s or %s", draft, ErrNoSource, strings.Join(names[:last], ", "), names[last])
+	want := strings.Join(names[:last], ", ") + " or " + names[last]
+	return fmt.Errorf("draft source %q %w: want %s", draft, ErrNoSource, want)
 }
 
 // Describe states what the controller has measured: the cost of passes by rows and of drafts.
@@ -166,8 +167,8 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 	return nil
 }
 
-// keep puts the features of the committed rows where they wait for the sources: all at once, or as many as there is room
-// for. Those of a prompt go to the sources straight from the pass.
+// keep puts the features of the committed rows where they wait for the sources: all at once, or as many as there is
+// room for. Those of a prompt go to the sources straight from the pass.
 func (r *Runner) keep(live []*Stream, out *model.Output) {
 	var pick []int32
 	flush := func() {
@@ -260,7 +261,8 @@ func (r *Runner) extend(source int, features backend.Tensor, ss []*Stream, rows 
 	for i, s := range ss {
 		if s.follows(source) {
 			h := &s.heard[source]
-			items = append(items, draft.Rows{Seq: h.ctx, Tokens: s.text[h.from+h.ctx.Len():][:len(rows[i])], Rows: rows[i]})
+			tokens := s.text[h.from+h.ctx.Len():][:len(rows[i])]
+			items = append(items, draft.Rows{Seq: h.ctx, Tokens: tokens, Rows: rows[i]})
 		}
 	}
 	if len(items) == 0 {

@@ -13,8 +13,8 @@ import (
 	"strobe/model"
 )
 
-// TestSeveralSources: sources with contexts of their own follow the same streams, each with the layers it asked for, and
-// a stream that names one is drafted for by that one alone.
+// TestSeveralSources: sources with contexts of their own follow the same streams, each with the layers it asked for,
+// and a stream that names one is drafted for by that one alone.
 func TestSeveralSources(t *testing.T) {
 	m := target(t, "qwen35")
 	in := prompt(30)
@@ -122,8 +122,8 @@ func (m *moves) Copy(dst, src backend.Tensor) {
 	m.Backend.Copy(dst, src)
 }
 
-// TestFeaturesMoveAtOnce: the features of all accepted rows of a step are put aside in one operation, however many streams
-// share it.
+// TestFeaturesMoveAtOnce: the features of all accepted rows of a step are put aside in one operation, however many
+// streams share it.
 func TestFeaturesMoveAtOnce(t *testing.T) {
 	b := &moves{Backend: cpu.New(cpu.Options{Threads: 1})}
 	defer b.Close()

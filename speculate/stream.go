@@ -156,7 +156,8 @@ func (r *Runner) NewStream(c Config) (*Stream, error) {
 	return s, nil
 }
 
-// NewContexts returns an empty context of each source that a stream does not make itself, for a sequence that holds nothing.
+// NewContexts returns an empty context of each source that a stream does not make itself, for a sequence that holds
+// nothing.
 func (r *Runner) NewContexts() []draft.Context {
 	cs := make([]draft.Context, len(r.Sources))
 	for i, s := range r.Sources {

@@ -25,10 +25,12 @@ type shape struct {
 	experts, used, expertFF, sharedFF int
 	// Gemma: full-attention layers, which are every period-th one.
 	fullDim, fullKV, window, period int
+	mtp                             int // layers for multi-token prediction
 	// Drafters.
 	target  string
 	mask    int
 	capture []int
+	width   int // of the target, for assistants
 }
 
 const (
@@ -38,6 +40,7 @@ const (
 	nextClass      = "Qwen3NextForCausalLM"
 	gemmaClass     = "Gemma4ForCausalLM"
 	drafterClass   = "DFlashDraftModel"
+	assistantClass = "Gemma4AssistantForCausalLM"
 )
 
 const block = 16 // tokens a drafter drafts at a time, anchor included
@@ -118,7 +121,21 @@ var drafters = []shape{
 	{target: "tiny-gemma4moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, mask: 4, theta: 1e6, window: 64, capture: []int{0, 1, 2}},
 }
 
-const drafterSuffix = "-dflash"
+// assistants of Gemma targets: three sliding layers and a full one. Of the released ones the width is known; the rest
+// is made up in their style.
+var assistants = []shape{
+	{target: "gemma-4-31b", hidden: 1024, heads: 16, ff: 4096},
+	{target: "gemma-4-26b-a4b", hidden: 1024, heads: 16, ff: 4096},
+	{target: "tiny-gemma4", hidden: 256, heads: 4, ff: 512},
+	{target: "tiny-gemma4moe", hidden: 256, heads: 4, ff: 512},
+}
+
+// What a name ends with: a DFlash drafter, a target with its layer for multi-token prediction, an assistant.
+const (
+	drafterSuffix   = "-dflash"
+	mtpSuffix       = "-mtp"
+	assistantSuffix = "-assistant"
+)
 
 // Shapes lists the names Write knows: targets first, then their drafters.
 func Shapes() []string {
@@ -126,8 +143,16 @@ func Shapes() []string {
 	for _, s := range targets {
 		names = append(names, s.name)
 	}
+	for _, s := range targets {
+		if s.linear() {
+			names = append(names, s.name+mtpSuffix)
+		}
+	}
 	for _, d := range drafters {
 		names = append(names, d.target+drafterSuffix)
+	}
+	for _, d := range assistants {
+		names = append(names, d.target+assistantSuffix)
 	}
 	return names
 }
@@ -135,14 +160,29 @@ func Shapes() []string {
 // find looks a shape up. For a drafter, target is the shape it belongs to.
 func find(name string) (s shape, target *shape, err error) {
 	name = strings.ToLower(name)
-	base, isDrafter := strings.CutSuffix(name, drafterSuffix)
-	i := slices.IndexFunc(targets, func(s shape) bool { return s.name == base })
-	if i < 0 {
+	if !slices.Contains(Shapes(), name) {
 		return shape{}, nil, fmt.Errorf("unknown shape %q; known are %s", name, strings.Join(Shapes(), ", "))
 	}
-	t := targets[i]
-	if !isDrafter {
+	base, suffix := name, ""
+	for _, end := range []string{drafterSuffix, mtpSuffix, assistantSuffix} {
+		if rest, ok := strings.CutSuffix(name, end); ok {
+			base, suffix = rest, end
+		}
+	}
+	t := targets[slices.IndexFunc(targets, func(s shape) bool { return s.name == base })]
+	switch suffix {
+	case "":
 		return t, nil, nil
+	case mtpSuffix:
+		t.name, t.mtp = name, 1
+		return t, nil, nil
+	case assistantSuffix:
+		a := assistants[slices.IndexFunc(assistants, func(a shape) bool { return a.target == base })]
+		a.name, a.title, a.class = name, t.title+" assistant", assistantClass
+		a.layers, a.period, a.width, a.tied = 4, 4, t.hidden, true
+		a.kv, a.fullKV, a.headDim, a.fullDim, a.window = t.kv, t.fullKV, t.headDim, t.fullDim, t.window
+		a.vocab, a.context = t.vocab, t.context
+		return a, &t, nil
 	}
 	d := drafters[slices.IndexFunc(drafters, func(d shape) bool { return d.target == base })]
 	d.name, d.title, d.class = name, t.title+" DFlash", drafterClass
@@ -168,14 +208,14 @@ func captureLayers(layers, n int) []int {
 	return out
 }
 
-func (s *shape) gemma() bool  { return s.class == gemmaClass }
+func (s *shape) gemma() bool  { return s.class == gemmaClass || s.class == assistantClass }
 func (s *shape) linear() bool { return s.linK > 0 }
 
 // full reports whether layer i attends to everything.
 func (s *shape) full(i int) bool {
 	switch {
 	case s.linear():
-		return (i+1)%4 == 0
+		return (i+1)%4 == 0 || i >= s.layers // the latter for multi-token prediction
 	case s.gemma():
 		return (i+1)%s.period == 0
 	case s.class == drafterClass:
@@ -211,6 +251,9 @@ func (s *shape) config() []byte {
 	c["layer_types"] = kinds
 	switch {
 	case s.linear():
+		if s.mtp > 0 {
+			c["mtp_num_hidden_layers"] = s.mtp
+		}
 		c["linear_conv_kernel_dim"], c["full_attention_interval"] = convTaps, 4
 		c["linear_num_key_heads"], c["linear_num_value_heads"] = s.linK, s.linV
 		c["linear_key_head_dim"], c["linear_value_head_dim"] = s.linDim, s.linDim
@@ -225,7 +268,12 @@ func (s *shape) config() []byte {
 	case s.gemma():
 		c["global_head_dim"], c["num_global_key_value_heads"] = s.fullDim, s.fullKV
 		c["sliding_window"], c["num_kv_shared_layers"], c["hidden_size_per_layer_input"] = s.window, 0, 0
-		c["attention_k_eq_v"], c["final_logit_softcapping"] = true, 30.0
+		c["attention_k_eq_v"] = true
+		if s.class == assistantClass {
+			c["backbone_hidden_size"], c["num_kv_shared_layers"] = s.width, s.layers
+		} else {
+			c["final_logit_softcapping"] = 30.0
+		}
 		rope = map[string]any{
 			"full_attention":    map[string]any{"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 			"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": 1e4},

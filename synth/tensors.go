@@ -59,8 +59,18 @@ func (s *shape) tensors() []tensor {
 		l.add("rope_freqs.weight", factors, 0.25, s.fullDim/2)
 	}
 	l.norm("output_norm", s.hidden)
-	for i := range s.layers {
+	if s.class == assistantClass {
+		l.matrix("nextn.pre_projection", 2*s.width, s.hidden)
+		l.matrix("nextn.post_projection", s.hidden, s.width)
+	}
+	for i := range s.layers + s.mtp {
 		p := fmt.Sprintf("blk.%d.", i)
+		if i >= s.layers {
+			l.matrix(p+"nextn.eh_proj", 2*s.hidden, s.hidden)
+			l.norm(p+"nextn.enorm", s.hidden)
+			l.norm(p+"nextn.hnorm", s.hidden)
+			l.norm(p+"nextn.shared_head_norm", s.hidden)
+		}
 		l.norm(p+"attn_norm", s.hidden)
 		if s.linear() && !s.full(i) {
 			s.deltaNet(l, p)
@@ -86,12 +96,15 @@ func (s *shape) attention(l *list, p string, i int) {
 		keyNorm = 1 / math.Sqrt(float64(dim))
 	}
 	l.matrix(p+"attn_q", s.hidden, queries*s.heads*dim)
+	l.matrix(p+"attn_output", s.heads*dim, s.hidden)
+	l.norm(p+"attn_q_norm", dim)
+	if s.class == assistantClass {
+		return // keys and values are the target's
+	}
 	l.matrix(p+"attn_k", s.hidden, kv*dim)
 	if !s.gemma() || !s.full(i) {
 		l.matrix(p+"attn_v", s.hidden, kv*dim) // else values are the keys
 	}
-	l.matrix(p+"attn_output", s.heads*dim, s.hidden)
-	l.norm(p+"attn_q_norm", dim)
 	l.add(p+"attn_k_norm.weight", nearOne, keyNorm, dim)
 }
 

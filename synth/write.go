@@ -105,7 +105,7 @@ func (s *shape) header(target *shape, tensors []tensor, m quant.Mix) ([]gguf.KV,
 	}
 	kvs = append(kvs, keys...)
 	kvs = append(kvs, s.tokenizerKeys(target)...)
-	if target != nil {
+	if s.class == drafterClass {
 		kvs = setKey(kvs, "tokenizer.ggml.mask_token_id", uint32(s.mask))
 	}
 	return append(kvs, gguf.KV{Key: "general.quantization_version", Value: uint32(2)}), specs, nil

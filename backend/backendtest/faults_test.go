@@ -45,6 +45,15 @@ var faults = []fault{
 			}
 		})}
 	}},
+	{"a later plan of a step is taken for the first one", "steps that follow each other", func(b device) device {
+		return planned{b, func(p *backend.Plan) {
+			for i := range p.KV {
+				if n := len(p.KV[i].Seg); n <= len(p.KV[0].Seg) {
+					p.KV[i].Lo, p.KV[i].Hi = p.KV[0].Lo[:n], p.KV[0].Hi[:n]
+				}
+			}
+		}}
+	}},
 	{"the tape is not applied", "GatedDelta", func(b device) device {
 		return planned{b, func(p *backend.Plan) {
 			for i := range p.Delta {

@@ -12,6 +12,7 @@ func stepCases() []testCase {
 	return []testCase{
 		{"steps without a plan", plainSteps},
 		{"steps of a model", modelSteps},
+		{"steps that follow each other", chainedSteps},
 	}
 }
 

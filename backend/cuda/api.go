@@ -10,35 +10,64 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// fn is a function of the driver's library.
-type fn struct {
-	name string
-	at   uintptr
-}
+// fn is the address of a function of the driver's library.
+type fn uintptr
 
-// api is what we use of the driver's library. Names with a version are what cuda.h makes of the plain ones.
-var api = struct {
+// api is what we use of the driver's library.
+var api struct {
 	init, count, device, name, attribute, total, errorName, errorText             fn
 	retain, release, setCurrent, memInfo                                          fn
 	alloc, free, hostAlloc, hostFree, toDevice, toHost, onDevice, fill            fn
 	streamCreate, streamDestroy, streamSync, eventCreate, eventDestroy            fn
-	eventRecord, eventSync                                                        fn
+	eventRecord, eventSync, eventTime                                             fn
 	moduleLoad, moduleUnload, function, functionSet, launch                       fn
 	captureBegin, captureEnd, instantiate, graphDestroy, execDestroy, graphLaunch fn
+}
+
+// Names with a version are what cuda.h makes of the plain ones.
+var symbols = []struct {
+	f    *fn
+	name string
 }{
-	init: fn{name: "cuInit"}, count: fn{name: "cuDeviceGetCount"}, device: fn{name: "cuDeviceGet"}, name: fn{name: "cuDeviceGetName"},
-	attribute: fn{name: "cuDeviceGetAttribute"}, total: fn{name: "cuDeviceTotalMem_v2"}, errorName: fn{name: "cuGetErrorName"},
-	errorText: fn{name: "cuGetErrorString"}, retain: fn{name: "cuDevicePrimaryCtxRetain"}, release: fn{name: "cuDevicePrimaryCtxRelease_v2"},
-	setCurrent: fn{name: "cuCtxSetCurrent"}, memInfo: fn{name: "cuMemGetInfo_v2"}, alloc: fn{name: "cuMemAlloc_v2"}, free: fn{name: "cuMemFree_v2"},
-	hostAlloc: fn{name: "cuMemHostAlloc"}, hostFree: fn{name: "cuMemFreeHost"}, toDevice: fn{name: "cuMemcpyHtoDAsync_v2"},
-	toHost: fn{name: "cuMemcpyDtoHAsync_v2"}, onDevice: fn{name: "cuMemcpyDtoDAsync_v2"}, fill: fn{name: "cuMemsetD8Async"},
-	streamCreate: fn{name: "cuStreamCreate"}, streamDestroy: fn{name: "cuStreamDestroy_v2"}, streamSync: fn{name: "cuStreamSynchronize"},
-	eventCreate: fn{name: "cuEventCreate"}, eventDestroy: fn{name: "cuEventDestroy_v2"}, eventRecord: fn{name: "cuEventRecord"},
-	eventSync: fn{name: "cuEventSynchronize"}, moduleLoad: fn{name: "cuModuleLoadDataEx"}, moduleUnload: fn{name: "cuModuleUnload"},
-	function: fn{name: "cuModuleGetFunction"}, functionSet: fn{name: "cuFuncSetAttribute"}, launch: fn{name: "cuLaunchKernelEx"},
-	captureBegin: fn{name: "cuStreamBeginCapture_v2"}, captureEnd: fn{name: "cuStreamEndCapture"},
-	instantiate: fn{name: "cuGraphInstantiateWithFlags"}, graphDestroy: fn{name: "cuGraphDestroy"}, execDestroy: fn{name: "cuGraphExecDestroy"},
-	graphLaunch: fn{name: "cuGraphLaunch"},
+	{&api.init, "cuInit"},
+	{&api.count, "cuDeviceGetCount"},
+	{&api.device, "cuDeviceGet"},
+	{&api.name, "cuDeviceGetName"},
+	{&api.attribute, "cuDeviceGetAttribute"},
+	{&api.total, "cuDeviceTotalMem_v2"},
+	{&api.errorName, "cuGetErrorName"},
+	{&api.errorText, "cuGetErrorString"},
+	{&api.retain, "cuDevicePrimaryCtxRetain"},
+	{&api.release, "cuDevicePrimaryCtxRelease_v2"},
+	{&api.setCurrent, "cuCtxSetCurrent"},
+	{&api.memInfo, "cuMemGetInfo_v2"},
+	{&api.alloc, "cuMemAlloc_v2"},
+	{&api.free, "cuMemFree_v2"},
+	{&api.hostAlloc, "cuMemHostAlloc"},
+	{&api.hostFree, "cuMemFreeHost"},
+	{&api.toDevice, "cuMemcpyHtoDAsync_v2"},
+	{&api.toHost, "cuMemcpyDtoHAsync_v2"},
+	{&api.onDevice, "cuMemcpyDtoDAsync_v2"},
+	{&api.fill, "cuMemsetD8Async"},
+	{&api.streamCreate, "cuStreamCreate"},
+	{&api.streamDestroy, "cuStreamDestroy_v2"},
+	{&api.streamSync, "cuStreamSynchronize"},
+	{&api.eventCreate, "cuEventCreate"},
+	{&api.eventDestroy, "cuEventDestroy_v2"},
+	{&api.eventRecord, "cuEventRecord"},
+	{&api.eventSync, "cuEventSynchronize"},
+	{&api.eventTime, "cuEventElapsedTime"},
+	{&api.moduleLoad, "cuModuleLoadDataEx"},
+	{&api.moduleUnload, "cuModuleUnload"},
+	{&api.function, "cuModuleGetFunction"},
+	{&api.functionSet, "cuFuncSetAttribute"},
+	{&api.launch, "cuLaunchKernelEx"},
+	{&api.captureBegin, "cuStreamBeginCapture_v2"},
+	{&api.captureEnd, "cuStreamEndCapture"},
+	{&api.instantiate, "cuGraphInstantiateWithFlags"},
+	{&api.graphDestroy, "cuGraphDestroy"},
+	{&api.execDestroy, "cuGraphExecDestroy"},
+	{&api.graphLaunch, "cuGraphLaunch"},
 }
 
 // load finds the library and its functions, once.
@@ -47,16 +76,14 @@ var load = sync.OnceValue(func() error {
 	if err != nil {
 		return ErrNoDriver
 	}
-	a := &api
-	for _, f := range []*fn{&a.init, &a.count, &a.device, &a.name, &a.attribute, &a.total, &a.errorName, &a.errorText, &a.retain, &a.release,
-		&a.setCurrent, &a.memInfo, &a.alloc, &a.free, &a.hostAlloc, &a.hostFree, &a.toDevice, &a.toHost, &a.onDevice, &a.fill, &a.streamCreate,
-		&a.streamDestroy, &a.streamSync, &a.eventCreate, &a.eventDestroy, &a.eventRecord, &a.eventSync, &a.moduleLoad, &a.moduleUnload,
-		&a.function, &a.functionSet, &a.launch, &a.captureBegin, &a.captureEnd, &a.instantiate, &a.graphDestroy, &a.execDestroy, &a.graphLaunch} {
-		if f.at, err = symbol(lib, f.name); err != nil {
-			return fmt.Errorf("the NVIDIA driver is too old: it has no %s", f.name)
+	for _, s := range symbols {
+		at, err := symbol(lib, s.name)
+		if err != nil {
+			return fmt.Errorf("the NVIDIA driver is too old: it has no %s", s.name)
 		}
+		*s.f = fn(at)
 	}
-	if r := a.init.call(0); r != 0 {
+	if r := api.init.call(0); r != 0 {
 		if r == 100 { // a driver, but no device
 			return nil
 		}
@@ -80,12 +107,12 @@ func (r result) Error() string {
 
 const outOfMemory = result(2)
 
-// call calls the function. Addresses of Go values must be converted in the argument list, where the compiler keeps them alive
-// and in place.
+// call calls the function. Addresses of Go values must be converted in the argument list, where the compiler keeps them
+// alive and in place.
 //
 //go:uintptrescapes
-func (f *fn) call(args ...uintptr) result {
-	r, _, _ := purego.SyscallN(f.at, args...)
+func (f fn) call(args ...uintptr) result {
+	r, _, _ := purego.SyscallN(uintptr(f), args...)
 	return result(r)
 }
 

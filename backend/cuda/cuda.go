@@ -1,8 +1,8 @@
-// Package cuda runs kernels on NVIDIA GPUs through the driver's own library, without cgo and without a CUDA SDK. The kernels are
-// embedded as PTX, which the driver compiles for its device when they are first used.
+// Package cuda runs kernels on NVIDIA GPUs through the driver's own library, without cgo and without a CUDA SDK. The
+// kernels are embedded as PTX, which the driver compiles for its device when they are first used.
 //
-// A Driver is used by one goroutine at a time, from any thread. The build tag nogpu leaves all of it out, and with it the only
-// reason for the program to be linked to the C library.
+// A Driver is used by one goroutine at a time, from any thread. The build tag nogpu leaves all of it out, and with it
+// the only reason for the program to be linked to the C library.
 package cuda
 
 import (
@@ -31,7 +31,8 @@ func (d Device) Supported() error {
 	if d.Major > minMajor || d.Major == minMajor && d.Minor >= minMinor {
 		return nil
 	}
-	return fmt.Errorf("%s has compute capability %d.%d, at least %d.%d is needed", d.Name, d.Major, d.Minor, minMajor, minMinor)
+	return fmt.Errorf("%s has compute capability %d.%d, at least %d.%d is needed", d.Name, d.Major, d.Minor, minMajor,
+		minMinor)
 }
 
 // Devices lists the GPUs of this system, also those that are not supported.

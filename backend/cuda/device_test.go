@@ -9,8 +9,8 @@ import (
 	"strobe/backend/gpu"
 )
 
-// TestDevice: the driver of a real GPU, if $STROBE_CUDA is "cuda": every kernel compiles, memory comes back as it was sent, and recorded launches
-// that begin early follow each other.
+// TestDevice: the driver of a real GPU, if $STROBE_CUDA is "cuda": every kernel compiles, memory comes back as it was
+// sent, and recorded launches that begin early follow each other.
 func TestDevice(t *testing.T) {
 	if os.Getenv("STROBE_CUDA") != "cuda" {
 		t.Skip("needs a GPU: set STROBE_CUDA=cuda")

@@ -62,7 +62,8 @@ func open(dev Device) (gpu.Driver, error) {
 	return d, nil
 }
 
-// enter makes the context that of the calling thread, and keeps the goroutine on it until the returned function is called.
+// enter makes the context that of the calling thread, and keeps the goroutine on it until the returned function is
+// called.
 func (d *Driver) enter() func() {
 	runtime.LockOSThread()
 	if r := api.setCurrent.call(d.context); r != 0 {
@@ -203,7 +204,8 @@ func (d *Driver) Close() error {
 	return d.err
 }
 
-// staging is pinned memory that uploads pass through: a ring of segments, each with an event that tells when it is free again.
+// staging is pinned memory that uploads pass through: a ring of segments, each with an event that tells when it is free
+// again.
 type staging struct {
 	memory unsafe.Pointer
 	events [stagingSegments]uintptr
@@ -212,7 +214,8 @@ type staging struct {
 	at     int // bytes of it in use
 }
 
-// A segment is large enough for full speed over the bus, and two of them let the host copy while the device does; two more make waiting rare.
+// A segment is large enough for full speed over the bus, and two of them let the host copy while the device does; two
+// more make waiting rare.
 const (
 	stagingSegments = 4
 	stagingBytes    = 8 << 20

@@ -22,14 +22,16 @@ func TestSourceOf(t *testing.T) {
 			t.Errorf("capability %d.%d gets %s, want %s", c.major, c.minor, s.arch, c.want)
 		}
 	}
-	if _, err := sourceOf("nothing", 9, 0); err == nil || err.Error() != `no kernel "nothing" for compute capability 9.0` {
+	if _, err := sourceOf("nothing", 9, 0); err == nil ||
+		err.Error() != `no kernel "nothing" for compute capability 9.0` {
 		t.Errorf("a kernel that does not exist: %v", err)
 	}
 }
 
 func TestSupported(t *testing.T) {
 	old := Device{Name: "NVIDIA Old", Major: 7, Minor: 5}
-	if err := old.Supported(); err == nil || err.Error() != "NVIDIA Old has compute capability 7.5, at least 8.0 is needed" {
+	if err := old.Supported(); err == nil ||
+		err.Error() != "NVIDIA Old has compute capability 7.5, at least 8.0 is needed" {
 		t.Errorf("an old device: %v", err)
 	}
 	for _, d := range []Device{{Major: 8}, {Major: 8, Minor: 6}, {Major: 12}} {

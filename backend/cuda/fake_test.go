@@ -18,8 +18,8 @@ import (
 	"strobe/backend/gpu"
 )
 
-// inFake runs the test again in a process whose driver library is testdata/fakecuda.c, and reports whether this is that process. wrong
-// says what goes wrong there.
+// inFake runs the test again in a process whose driver library is testdata/fakecuda.c, and reports whether this is that
+// process. wrong says what goes wrong there.
 func inFake(t *testing.T, wrong string) bool {
 	t.Helper()
 	if os.Getenv("FAKE_CUDA_TEST") == t.Name() {
@@ -33,7 +33,8 @@ func inFake(t *testing.T, wrong string) bool {
 		t.Skipf("a driver library for tests: %v", err)
 	}
 	dir := t.TempDir()
-	if out, err := exec.Command(clang, "-shared", "-fPIC", "-O1", "-o", filepath.Join(dir, "libcuda.so.1"), "testdata/fakecuda.c").CombinedOutput(); err != nil {
+	if out, err := exec.Command(clang, "-shared", "-fPIC", "-O1", "-o", filepath.Join(dir, "libcuda.so.1"),
+		"testdata/fakecuda.c").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
@@ -94,7 +95,9 @@ func TestDriverCalls(t *testing.T) {
 	if free, total := d.Free(); free != 1<<29 || total != 1<<30 {
 		t.Errorf("free memory %d of %d", free, total)
 	}
-	if _, err := d.Alloc(2 << 30); err == nil || err.Error() != fmt.Sprintf("Fake GPU: allocating %d bytes: out of memory, %d of %d are free", 2<<30, 1<<29, 1<<30) {
+	if _, err := d.Alloc(2 << 30); err == nil ||
+		err.Error() != fmt.Sprintf("Fake GPU: allocating %d bytes: out of memory, %d of %d are free", 2<<30, 1<<29,
+			1<<30) {
 		t.Errorf("too much memory: %v", err)
 	}
 	// More than the staging memory has, so that it goes around.
@@ -114,7 +117,8 @@ func TestDriverCalls(t *testing.T) {
 	}
 	d.Copy(a, a+500, 100)
 	d.Fill(a+100, 9, 50)
-	if err := d.Download(got[:200], a); err != nil || !bytes.Equal(got[:100], data[500:600]) || got[100] != 9 || got[149] != 9 || got[150] != data[150] {
+	if err := d.Download(got[:200], a); err != nil || !bytes.Equal(got[:100], data[500:600]) || got[100] != 9 ||
+		got[149] != 9 || got[150] != data[150] {
 		t.Errorf("copying and filling: %v", err)
 	}
 	if n := strings.Count(fakeLog(t), "wait for event\n"); n != 2 {
@@ -226,7 +230,8 @@ func TestDriverRefusesLaunch(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = d.Record([]gpu.Launch{{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)}})
-	if err == nil || !strings.Contains(err.Error(), "launching add (kernel small_add, grid [1 1 1], 32 threads, 0 bytes of shared memory): error 1") {
+	if err == nil || !strings.Contains(err.Error(),
+		"launching add (kernel small_add, grid [1 1 1], 32 threads, 0 bytes of shared memory): error 1") {
 		t.Errorf("a launch that the driver refuses: %v", err)
 	}
 	d.Close()

@@ -59,7 +59,8 @@ var sources = sync.OnceValues(func() (map[string][]*source, error) {
 	return kernels, nil
 })
 
-// sourceOf returns the best PTX of a kernel for a device. Code for sm_90a runs on 9.0 only, other code also on all that came later.
+// sourceOf returns the best PTX of a kernel for a device. Code for sm_90a runs on 9.0 only, other code also on all that
+// came later.
 func sourceOf(kernel string, major, minor int) (*source, error) {
 	kernels, err := sources()
 	if err != nil {

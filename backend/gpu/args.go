@@ -5,13 +5,14 @@ import (
 	"unsafe"
 )
 
-// Args returns the bytes of a kernel's parameter. T is a plain struct of Addr, int32 and float32 fields (and In) that mirrors the
-// kernel's: addresses first, so that both languages lay it out alike.
+// Args returns the bytes of a kernel's parameter. T is a plain struct of Addr, int32 and float32 fields (and In) that
+// mirrors the kernel's: addresses first, so that both languages lay it out alike.
 func Args[T any](v T) []byte {
 	return slices.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)))
 }
 
-// In mirrors the structure In of kernel/common.h: rows of activations that a kernel reads, plain ones or the pieces a product left.
+// In mirrors the structure In of kernel/common.h: rows of activations that a kernel reads, plain ones or the pieces a
+// product left.
 type In struct {
 	P      Addr
 	Stride int32 // plain rows: values from one to the next
@@ -42,7 +43,8 @@ func (in In) PieceCount(g int) int {
 	return of(first+int(in.KB)-1) - of(first) + 1
 }
 
-// Pieces returns the largest number of pieces that any row has: memory for a product's results is this times N times 256*Groups values.
+// Pieces returns the largest number of pieces that any row has: memory for a product's results is this times N times
+// 256*Groups values.
 func (in In) Pieces() int {
 	n := 1
 	for g := range int(in.Groups) {

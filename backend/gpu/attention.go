@@ -5,6 +5,7 @@ import (
 	"math"
 	"unsafe"
 
+	"strobe/backend"
 	"strobe/quant"
 )
 
@@ -16,11 +17,11 @@ func bytesOf[T any](v []T) []byte {
 // maxPartialBytes bounds the memory for partial results: what does not fit is computed by one block per row.
 const maxPartialBytes = 192 << 20
 
-// Attention is one kind of attention operation on a device: which kernels run it, and how. It is a function of the model and of the
-// device alone, except for the number of rows a block has, which changes no bits.
+// Attention is one kind of attention operation on a device: which kernels run it, and how. It is a function of the
+// model and of the device alone, except for the number of rows a block has, which changes no bits.
 type Attention struct {
 	Heads, KVHeads int
-	Shape          KVShape
+	Shape          backend.KVDims
 	props          Props
 	family         int
 	chunk, chunks  int // query heads of a block, and blocks of a KV head
@@ -34,7 +35,7 @@ const (
 )
 
 // NewAttention chooses the kernels for heads query heads on a layer of the given shape.
-func NewAttention(d Driver, heads int, s KVShape) (*Attention, error) {
+func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	if s.Heads <= 0 || heads <= 0 || heads%s.Heads != 0 {
 		return nil, fmt.Errorf("attention: %d query heads for %d KV heads", heads, s.Heads)
 	}
@@ -50,6 +51,8 @@ func NewAttention(d Driver, heads int, s KVShape) (*Attention, error) {
 		if dim < 512 {
 			names = append(names, fmt.Sprintf("flash%dx1", dim))
 		}
+	case a.shared(1, 2) > a.props.SharedBlock: // 512 dimensions of two types on a small device
+		names = append(names, "attend_plain")
 	default:
 		a.family = tensorAttention
 		names = append(names, fmt.Sprintf("attend%dx1", dim), fmt.Sprintf("attend%dx%d", dim, tensorTiles(dim)))
@@ -173,11 +176,14 @@ type AttnCall struct {
 // Launches appends the kernels of an attention operation.
 func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 	f := a.form(c.Longest)
-	args := attnArgs{q: c.Q, out: c.Out, items: c.Tables.Items, seen: c.Tables.Seen, pages: c.Tables.Pages, paths: c.Tables.Paths,
+	args := attnArgs{q: c.Q, out: c.Out, items: c.Tables.Items, seen: c.Tables.Seen,
+		pages: c.Tables.Pages, paths: c.Tables.Paths,
 		part: c.Scratch, ml: c.Scratch + Addr(c.Partials*a.Heads*a.Shape.ValueDim*4), sinks: c.Sinks,
-		qstride: int32(c.QStride), ostride: int32(c.OStride), at: c.Place, kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads),
+		qstride: int32(c.QStride), ostride: int32(c.OStride), at: c.Place,
+		kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads),
 		chunk: int32(a.chunk), chunks: int32(a.chunks), unit: int32(a.unit()), scale: c.Scale * math.Log2E}
-	l := Launch{Kernel: a.kernels[f.kernel], Name: f.kernel, Grid: [3]int{f.perUnit * a.props.Units, 1, 1}, Threads: f.threads, Early: true}
+	l := Launch{Kernel: a.kernels[f.kernel], Name: f.kernel, Grid: [3]int{f.perUnit * a.props.Units, 1, 1},
+		Threads: f.threads, Early: true}
 	dim := a.Shape.KeyDim
 	switch a.family {
 	case flashAttention:
@@ -202,14 +208,15 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 	ls = append(ls, l)
 	if c.Merge {
 		fit := 128 / (a.Shape.ValueDim / 4)
-		ls = append(ls, Launch{Kernel: a.kernels["merge"], Name: "merge", Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1}, Threads: 128,
-			Early: true, Args: Args(args)})
+		ls = append(ls, Launch{Kernel: a.kernels["merge"], Name: "merge", Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1},
+			Threads: 128, Early: true, Args: Args(args)})
 	}
 	return ls
 }
 
-// flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two barriers for each place in it,
-// what rows have so far, and what it takes to begin at a multiple of 1024; see kernel/flash.h.
+// flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two
+// barriers for each place in it, what rows have so far, and what it takes to begin at a multiple of 1024; see
+// kernel/flash.h.
 func flashShared(dim, groups int) int {
 	page, ring := 128*min(dim, 256), map[int]int{64: 16, 128: 10, 256: 5, 512: 5}[dim]
 	return 1024 + (groups+ring)*page + 16*ring + groups*64*8
@@ -283,12 +290,14 @@ type qkvArgs struct {
 
 // QKV normalises and rotates queries and keys, and writes keys and values to their slots.
 func (w *KVWriter) QKV(ls []Launch, c QKV) []Launch {
-	args := qkvArgs{q: c.Q.In, k: c.K.In, v: c.V.In, at: c.Tables.At, qw: c.Q.Norm, kw: c.K.Norm, cos: c.Cos, sin: c.Sin, out: c.Out, place: c.Place,
-		heads: int32(c.Heads), kvheads: int32(c.KVHeads), qstep: c.Q.Step, kstep: c.K.Step, vstep: c.V.Step, half: int32(c.Half),
+	args := qkvArgs{q: c.Q.In, k: c.K.In, v: c.V.In, at: c.Tables.At, qw: c.Q.Norm, kw: c.K.Norm,
+		cos: c.Cos, sin: c.Sin, out: c.Out, place: c.Place, heads: int32(c.Heads), kvheads: int32(c.KVHeads),
+		qstep: c.Q.Step, kstep: c.K.Step, vstep: c.V.Step, half: int32(c.Half),
 		turn: int32(c.Turn), ostride: int32(c.OutStride), eps: c.Eps}
 	if c.NormValues {
 		args.vnorm = 1
 	}
-	return append(ls, Launch{Kernel: w.fused, Name: "qkv_write", Grid: [3]int{c.Rows, (c.Heads + 2*c.KVHeads + 3) / 4, 1}, Threads: 128,
-		Shared: 4 * 4 * int(c.Place.KDim), Early: true, Args: Args(args)})
+	return append(ls, Launch{Kernel: w.fused, Name: "qkv_write", Threads: 128,
+		Grid: [3]int{c.Rows, (c.Heads + 2*c.KVHeads + 3) / 4, 1}, Shared: 4 * 4 * int(c.Place.KDim), Early: true,
+		Args: Args(args)})
 }

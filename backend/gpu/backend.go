@@ -26,8 +26,9 @@ type Backend struct {
 	steps     []*recorded
 	turn      int // counts steps, to forget the recordings used least recently
 	spare     scratch
-	blockAddr Addr   // what changes from step to step, on the device
-	blockHost []byte // and here
+	blockAddr Addr                   // what changes from step to step, on the device
+	blockHost []byte                 // and here
+	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 
 var _ backend.Backend = (*Backend)(nil)

@@ -32,7 +32,8 @@ const (
 func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	switch {
 	case dims.KDim < 1 || dims.KDim > maxDeltaDim || dims.VDim < 1 || dims.VDim > maxDeltaDim:
-		return nil, fmt.Errorf("recurrent heads of %d keys and %d values: want 1 to %d", dims.KDim, dims.VDim, maxDeltaDim)
+		return nil, fmt.Errorf("recurrent heads of %d keys and %d values: want 1 to %d", dims.KDim, dims.VDim,
+			maxDeltaDim)
 	case dims.Kernel < 1 || dims.Kernel > maxDeltaTaps:
 		return nil, fmt.Errorf("short convolution over %d tokens: want 1 to %d", dims.Kernel, maxDeltaTaps)
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
@@ -43,19 +44,22 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 		t.keys *= 2
 	}
 	t.rule = fmt.Sprintf("delta_rule_any_%d", t.keys)
-	t.exact = dims.KDim == 128 && dims.VDim%32 == 0 && dims.VDim%4 == 0
+	t.exact = dims.KDim == 128 && dims.VDim%32 == 0
 	grouped := int32(0)
 	if dims.Grouped {
 		grouped = 1
 	}
-	t.shape = deltaShape{int32(dims.KHeads), int32(dims.VHeads), int32(dims.KDim), int32(dims.VDim), int32(dims.Kernel), grouped,
+	t.shape = deltaShape{int32(dims.KHeads), int32(dims.VHeads), int32(dims.KDim), int32(dims.VDim),
+		int32(dims.Kernel), grouped,
 		int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
 	var err error
-	t.kernels, err = loadKernels(d, "delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift", "delta_rule_128", t.rule)
+	t.kernels, err = loadKernels(d, "delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift",
+		"delta_rule_128", "delta_rule_128x2", t.rule)
 	return t, err
 }
 
-// DeltaTapeRow is the number of values that a tape has for a row and a layer: the input of the convolution, normalised keys, updates, decays.
+// DeltaTapeRow is the number of values that a tape has for a row and a layer: the input of the convolution, normalised
+// keys, updates, decays.
 func DeltaTapeRow(d backend.DeltaDims) int {
 	return (d.ConvDim() + d.KHeads*d.KDim + d.VHeads*d.VDim + d.VHeads + 3) / 4 * 4
 }
@@ -76,12 +80,15 @@ type DeltaCall struct {
 	Scratch     Addr // ScratchBytes
 }
 
+// aligned reports whether the convolution can be read and written by fours.
+func (c *DeltaCall) aligned() bool { return c.U.aligned() && c.QKV.aligned() && c.W%16 == 0 }
+
 // ScratchBytes is the memory that a layer needs between its kernels.
 func (t *Delta) ScratchBytes(rows int) int {
 	return 4 * rows * (2*t.dims.VHeads + 2*t.dims.KHeads*t.dims.KDim)
 }
 
-// gates is where decays and betas lie in the scratch memory, keys where queries and keys do.
+// gates is where decays and betas lie in the scratch memory, behind queries and keys.
 func (t *Delta) gates(c *DeltaCall) Addr {
 	return c.Scratch + Addr(4*c.Rows*2*t.dims.KHeads*t.dims.KDim)
 }
@@ -97,23 +104,25 @@ type convArgs struct {
 type ruleArgs struct {
 	out, qk, v, gates, table Addr
 	u                        In
-	layer, os, qs, vs        int32
+	rows, layer, os, qs, vs  int32
 	tile, shifts             int32
 	d                        deltaShape
 }
 
 func (t *Delta) conv(c *DeltaCall) convArgs {
-	return convArgs{dst: c.QKV.P, gates: t.gates(c), w: c.W, a: c.A, dt: c.DT, table: c.Table, u: c.U, alpha: c.Alpha, beta: c.Beta,
+	return convArgs{dst: c.QKV.P, gates: t.gates(c), w: c.W, a: c.A, dt: c.DT, table: c.Table, u: c.U, alpha: c.Alpha,
+		beta: c.Beta,
 		rows: int32(c.Rows), layer: int32(c.Layer), ds: int32(c.QKV.Stride), d: t.shape, eps: t.dims.Eps}
 }
 
-// wide reports whether lanes may have four channels side by side.
-func (t *Delta) wide(in In, out Out) bool {
-	return t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 && in.aligned() && out.aligned()
+// wide reports whether lanes have four channels side by side, which is another order of sums.
+func (t *Delta) wide() bool {
+	return t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 && t.dims.Kernel == 4
 }
 
 func (t *Delta) launch(ls []Launch, kernel string, grid [3]int, shared int, args []byte) []Launch {
-	return append(ls, Launch{Kernel: t.kernels[kernel], Name: kernel, Grid: grid, Threads: 128, Shared: shared, Early: true, Args: args})
+	return append(ls, Launch{Kernel: t.kernels[kernel], Name: kernel, Grid: grid, Threads: 128, Shared: shared,
+		Early: true, Args: args})
 }
 
 // warps is the grid for work that warps take one after the other.
@@ -122,11 +131,11 @@ func (t *Delta) warps(jobs int) [3]int {
 	return s.flat(jobs*32, 128)
 }
 
-// ShortConv makes QKV of U, which is silu of the convolution, tapes the inputs and moves the newest ones up. It needs nothing of the call
-// behind QKV.
+// ShortConv makes QKV of U, which is silu of the convolution, tapes the inputs and moves the newest ones up. It needs
+// nothing of the call behind QKV.
 func (t *Delta) ShortConv(ls []Launch, c DeltaCall) []Launch {
 	kernel := "delta_conv"
-	if t.wide(c.U, c.QKV) {
+	if t.wide() && c.aligned() { // the order does not matter yet: no sums
 		kernel = "delta_conv4"
 	}
 	a := Args(t.conv(&c))
@@ -140,20 +149,22 @@ func (t *Delta) GatedDelta(ls []Launch, c DeltaCall) []Launch {
 	a := t.conv(&c)
 	a.u, a.dst, a.ds = Rows(c.QKV.P, c.QKV.Stride), keys.P, int32(keys.Stride)
 	kernel := "delta_prepare"
-	if t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 { // the order of sums is that of the convolution's kernel
+	if t.wide() {
 		kernel = "delta_prepare4"
 	}
 	ls = t.launch(ls, kernel, t.warps(c.Rows*(2*t.dims.KHeads+(t.dims.VHeads+31)/32)), 0, Args(a))
 	return t.recur(ls, &c, keys, false)
 }
 
-// Both is ShortConv and GatedDelta with one kernel less, and the same bits. Afterwards the queries and keys in QKV are normalised.
+// Both is ShortConv and GatedDelta with one kernel less, and the same bits. Afterwards the queries and keys in QKV are
+// normalised.
 func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
 	kernel := "delta_conv"
-	if t.wide(c.U, c.QKV) {
+	if t.wide() {
+		if !c.aligned() {
+			return t.GatedDelta(t.ShortConv(ls, c), c)
+		}
 		kernel = "delta_conv4"
-	} else if t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 {
-		return t.GatedDelta(t.ShortConv(ls, c), c) // one channel at a time would add squares in another order
 	}
 	a := t.conv(&c)
 	a.ready = 1
@@ -167,7 +178,8 @@ const deltaTile = 16
 // recur runs the delta rule.
 func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch {
 	values := Out{c.QKV.P + Addr(8*t.dims.KHeads*t.dims.KDim), c.QKV.Stride}
-	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U, layer: int32(c.Layer), os: int32(c.Out.Stride),
+	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U,
+		rows: int32(c.Rows), layer: int32(c.Layer), os: int32(c.Out.Stride),
 		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), d: t.shape}
 	if shifts {
 		a.shifts = 1
@@ -175,12 +187,24 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 	kernel := t.rule
 	if t.exact && keys.aligned() && values.aligned() {
 		kernel = "delta_rule_128"
+		if c.Rows >= promptRows && t.dims.VDim%64 == 0 {
+			kernel = "delta_rule_128x2"
+		}
 	}
 	return t.ruleLaunch(ls, kernel, a, c.Segs, 1)
 }
 
+// promptRows is the number of rows from which threads have two rows of the state each: queries and keys are read half as often
+// then, while the state takes longer to load. The bits are the same.
+const promptRows = 64
+
 func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers int) []Launch {
-	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + 31) / 32), segs, layers}, 8*int(a.tile)*(2*t.keys+36), Args(a))
+	rows := 32 // of the state in a block
+	if kernel == "delta_rule_128x2" {
+		rows = 64
+	}
+	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows), segs, layers},
+		8*int(a.tile)*(2*t.keys+rows+4), Args(a))
 }
 
 // Settle applies the pending rows of the segments, which have no others, in all layers.

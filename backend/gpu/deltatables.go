@@ -18,7 +18,8 @@ type DeltaMemory struct {
 	Path      []int32 // rows of the tape that are pending, in order; nil means the first ones
 }
 
-// DeltaTables says what the kernels of the recurrent layers do in a step; all layers share them. delta.h describes the integers.
+// DeltaTables says what the kernels of the recurrent layers do in a step; all layers share them. delta.h describes the
+// integers.
 type DeltaTables struct {
 	ints []int32
 	segs int
@@ -37,7 +38,8 @@ const (
 	fromTape     = 2
 )
 
-// DeltaRoom is the room for tables in a step's block: powers of two, so that it stays the same while segments come and go.
+// DeltaRoom is the room for tables in a step's block: powers of two, so that it stays the same while segments come and
+// go.
 type DeltaRoom struct {
 	Ints, Segs int
 }
@@ -61,12 +63,14 @@ func (t *DeltaTables) Room() DeltaRoom {
 func (t *DeltaTables) Put(b []byte, r DeltaRoom) { copy(b[:r.Bytes()], int32sBytes(t.ints)) }
 
 // NewDeltaTables makes the tables of a step. The segments are in order of rows and have all of them.
-func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, memory func(slot int32) DeltaMemory) (*DeltaTables, error) {
+func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, memory func(slot int32) DeltaMemory) (*DeltaTables,
+	error) {
 	rows := 0
 	for i := range segs {
 		s := &segs[i]
 		if s.Row != rows || s.N < 0 || s.N > maxEntryRow {
-			return nil, fmt.Errorf("segment %d of the recurrent layers has %d rows from %d on, want them from %d on", i, s.N, s.Row, rows)
+			return nil, fmt.Errorf("segment %d of the recurrent layers has %d rows from %d on, want them from %d on",
+				i, s.N, s.Row, rows)
 		}
 		rows += s.N
 	}
@@ -78,16 +82,18 @@ func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, memory func(sl
 		m := memory(s.Slot)
 		path := m.Path
 		if path == nil {
-			path = make([]int32, s.Pending)
+			path = make([]int32, m.ReadRows)
 			for j := range path {
 				path[j] = int32(j)
 			}
 		}
-		if s.Pending < 0 || s.Pending > len(path) || s.Pending > 0 && m.Read == 0 {
-			return nil, fmt.Errorf("segment %d of the recurrent layers has %d pending rows, its tape %d", i, s.Pending, len(path))
+		if s.Pending < 0 || s.Pending > len(path) || s.Pending > m.ReadRows {
+			return nil, fmt.Errorf("segment %d of the recurrent layers has %d pending rows, more than its tape", i,
+				s.Pending)
 		}
 		if !s.Prompt && s.N > 0 && (m.Write == 0 || m.WriteRows < s.N) {
-			return nil, fmt.Errorf("segment %d of the recurrent layers has %d rows, its tape has room for %d", i, s.N, m.WriteRows)
+			return nil, fmt.Errorf("segment %d of the recurrent layers has %d rows, its tape has room for %d", i, s.N,
+				m.WriteRows)
 		}
 		if err := t.segment(d, i, s, m, path[:s.Pending]); err != nil {
 			return nil, fmt.Errorf("segment %d of the recurrent layers: %w", i, err)
@@ -106,7 +112,7 @@ func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m
 	}
 	at := len(t.ints)
 	t.ints = append(append(t.ints, order...), path...)
-	g := t.ints[4+deltaSeg*i:][:deltaSeg]
+	g := t.ints[4+int(t.ints[1])*(d.Kernel+1)+deltaSeg*i:][:deltaSeg]
 	flags := int32(0)
 	settled := len(path) // tokens by which the newest inputs move
 	if s.Prompt {
@@ -117,7 +123,8 @@ func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m
 		flags |= flagShift
 	}
 	copy(g, []int32{int32(s.Row), int32(s.N), int32(len(path)), flags,
-		int32(uint32(m.State)), int32(m.State >> 32), int32(uint32(m.Read)), int32(m.Read >> 32), int32(uint32(m.Write)), int32(m.Write >> 32),
+		int32(uint32(m.State)), int32(m.State >> 32), int32(uint32(m.Read)), int32(m.Read >> 32),
+		int32(uint32(m.Write)), int32(m.Write >> 32),
 		int32(m.ReadRows), int32(m.WriteRows), int32(at), int32(len(order)), int32(at + len(order))})
 	// before is the source of the input that came so many tokens before the first row: the last pending one is 1.
 	before := func(n int) int32 {
@@ -138,7 +145,7 @@ func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m
 		g[16+j] = before(n)
 	}
 	for r := range s.N {
-		row := t.ints[4+deltaSeg*int(t.ints[0])+(s.Row+r)*(d.Kernel+1):][:d.Kernel+1]
+		row := t.ints[4+(s.Row+r)*(d.Kernel+1):][:d.Kernel+1]
 		row[0] = int32(i)
 		for j, at, back := d.Kernel, r, 0; j > 0; j-- {
 			if at >= 0 {
@@ -157,7 +164,8 @@ func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m
 	return nil
 }
 
-// treeOrder lists the rows of a tree so that every chain begins again at the state and passes its ancestors quietly. A chain needs no list.
+// treeOrder lists the rows of a tree so that every chain begins again at the state and passes its ancestors quietly. A
+// chain needs no list.
 func treeOrder(parents []int32) ([]int32, error) {
 	chain := true
 	for r, p := range parents {

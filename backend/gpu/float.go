@@ -35,8 +35,9 @@ type floatArgs struct {
 	all                   float32
 }
 
-// narrowRows is the number of rows per multiprocessor below which blocks share the columns of few rows instead of having many rows each: the
-// device would not be full. It decides how a row is summed, so it knows nothing of the batch.
+// narrowRows is the number of rows per multiprocessor below which blocks share the columns of few rows instead of
+// having many rows each: the device would not be full. It decides how a row is summed, so it knows nothing of the
+// batch.
 const narrowRows = 16
 
 // Product computes y = W x for n rows of x.
@@ -94,6 +95,7 @@ func (f *Floats) launch(ls []Launch, m FloatMatrix, y, x Out, a floatArgs) ([]La
 	if form == "narrow" {
 		shared = 8 * 4 * tokens * 4 // the sums of eight warps
 	}
-	return append(ls, Launch{Kernel: k, Name: name, Grid: [3]int{(m.Rows + perBlock - 1) / perBlock, (int(a.n) + tokens - 1) / tokens, 1},
+	return append(ls, Launch{Kernel: k, Name: name, Grid: [3]int{(m.Rows + perBlock - 1) / perBlock,
+		(int(a.n) + tokens - 1) / tokens, 1},
 		Threads: 256, Shared: shared, Early: true, Args: Args(a)}), nil
 }

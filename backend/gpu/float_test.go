@@ -22,13 +22,15 @@ func (g *rig) floatMatrix(typ quant.Type, rows, cols int) (gpu.FloatMatrix, []fl
 	return gpu.FloatMatrix{Type: typ, W: a, Rows: rows, Cols: cols, Scale: 1}, v
 }
 
-// TestFloatProducts: all types, matrices with few and many rows, odd sizes, any number of tokens, each with the bits it has alone.
+// TestFloatProducts: all types, matrices with few and many rows, odd sizes, any number of tokens, each with the bits it
+// has alone.
 func TestFloatProducts(t *testing.T) {
 	g := newRig(t)
 	f := gpu.NewFloats(g.d)
 	units := g.d.Props().Units
 	for _, typ := range []quant.Type{quant.F32, quant.F16, quant.BF16} {
-		for _, c := range []struct{ rows, cols, tokens int }{{1, 1, 1}, {6, 40, 9}, {5, 2305, 3}, {16*units + 3, 264, 19}, {16*units + 1, 33, 2}, {16 * units, 512, 8}, {18 * units, 128, 4}} {
+		for _, c := range []struct{ rows, cols, tokens int }{{1, 1, 1}, {6, 40, 9}, {5, 2305, 3}, {16*units + 3, 264,
+			19}, {16*units + 1, 33, 2}, {16 * units, 512, 8}, {18 * units, 128, 4}} {
 			if g.d.Props().Name != "emulated GPU" {
 				c.tokens *= 4
 			}
@@ -64,7 +66,8 @@ func TestFloatProducts(t *testing.T) {
 			}
 		}
 	}
-	if _, err := f.Product(nil, gpu.FloatMatrix{Type: quant.Q4_0, Rows: 1, Cols: 32}, gpu.Out{}, gpu.Out{}, 1); err == nil {
+	if _, err := f.Product(nil, gpu.FloatMatrix{Type: quant.Q4_0, Rows: 1, Cols: 32}, gpu.Out{}, gpu.Out{},
+		1); err == nil {
 		t.Error("a float product with weights of type Q4_0")
 	}
 }

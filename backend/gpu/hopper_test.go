@@ -12,6 +12,9 @@ import (
 	"strobe/quant"
 )
 
+// onDevice says that tests run on a GPU and not on the emulation.
+var onDevice = os.Getenv("STROBE_CUDA") == "cuda"
+
 // older is the same device with kernels for 8.0 only.
 func (r *productRig) older() *productRig {
 	props := r.d.Props()
@@ -19,16 +22,16 @@ func (r *productRig) older() *productRig {
 	return &productRig{r.t, r.d, gpu.NewProducts(props)}
 }
 
-// newer is a rig with kernels for 9.0. The emulation has those for some formats, and no products of warpgroups.
+// newer is a rig with kernels for 9.0; the emulation has those for some formats.
 func newer(t testing.TB) (r *productRig, types []quant.Type) {
 	r = newProductRig(t)
 	if r.p.Bulk {
 		return r, gpu.BlockTypes
 	}
 	props := r.d.Props()
-	props.Major, props.Minor = 9, 1
+	props.Major = 9
 	r.p = gpu.NewProducts(props)
-	return r, []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q5_K}
+	return r, []quant.Type{quant.Q4_K, quant.Q6_K}
 }
 
 // TestKernelsAgree: products have the same bits whichever kernel computes them.
@@ -37,9 +40,9 @@ func TestKernelsAgree(t *testing.T) {
 	for i, typ := range types {
 		t.Run(typ.String(), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(uint64(typ), 1))
-			rows, cols := 600, 1280
+			rows, cols := 300, 1280
 			if i%2 == 1 {
-				rows, cols = 300, 5120
+				rows, cols = 100, 2560
 			}
 			r.t = t
 			m := r.productMatrix(rnd, typ, rows, cols, 1)
@@ -47,8 +50,8 @@ func TestKernelsAgree(t *testing.T) {
 			cut := r.p.Cut(m.WeightLayout)
 			x := randomRows(rnd, 300*cols)
 			ns := []int{1, 2, 8, 9, 16, 17, 24, 33, 40, 41, 48, 64, 65, 128, 130, 200, 300}
-			if !r.p.Groups {
-				ns = []int{1, 9, 24, 41, 70}
+			if !onDevice {
+				ns = []int{1, 9, 41, 130} // the emulation is slow
 			}
 			for _, n := range ns {
 				want := r.older().product(x, n, []*productMatrix{m}, cut, 0.25)[0]
@@ -88,15 +91,17 @@ func TestKernelsAgreeOnNorms(t *testing.T) {
 	r, _ := newer(t)
 	rnd := rand.New(rand.NewPCG(1, 1))
 	const cols = 9472 // more than 32 sums of squares
-	groups, ns := [][]quant.Type{{quant.Q4_K, quant.Q4_K}, {quant.Q6_K, quant.Q4_K, quant.Q5_K}, {quant.Q8_0, quant.Q4_K, quant.Q4_0}}, []int{1, 5, 16, 40, 64, 65, 200}
-	if !r.p.Groups {
-		groups, ns = groups[:2], ns[:3]
+	groups := [][]quant.Type{{quant.Q4_K, quant.Q4_K}, {quant.Q6_K, quant.Q4_K, quant.Q5_K},
+		{quant.Q8_0, quant.Q4_K, quant.Q4_0}}
+	ns := []int{1, 5, 16, 40, 64, 65, 200}
+	if !onDevice {
+		groups, ns = [][]quant.Type{{quant.Q6_K, quant.Q4_K}}, []int{3, 66}
 	}
 	for _, types := range groups {
 		var ms []*productMatrix
 		var ws []gpu.WeightLayout
 		for i, typ := range types {
-			m := r.productMatrix(rnd, typ, 100+300*i, cols, 1)
+			m := r.productMatrix(rnd, typ, 20+300*i, cols, 1)
 			ms, ws = append(ms, m), append(ws, m.WeightLayout)
 		}
 		cut := r.p.Cut(ws...)
@@ -128,12 +133,13 @@ func TestExpertKernelsAgree(t *testing.T) {
 	r, types := newer(t)
 	for _, typ := range types {
 		rnd := rand.New(rand.NewPCG(uint64(typ), 7))
-		m, o := r.productMatrix(rnd, typ, 300, 1024, 24), r.productMatrix(rnd, typ, 512, 1024, 24)
-		for _, n := range []int{1, 4, 16, 200} {
-			if n > 16 && !r.p.Groups {
-				break // the emulation is slow
+		const rows, cols, experts, used = 300, 768, 5, 2
+		m, o := r.productMatrix(rnd, typ, rows, cols, experts), r.productMatrix(rnd, typ, rows/2, cols, experts)
+		for _, n := range []int{1, 4, 13, 200} {
+			if n > 13 && !onDevice {
+				break
 			}
-			x, ids := randomRows(rnd, n*1024), choose(rnd, n, 6, 24)
+			x, ids := randomRows(rnd, n*cols), choose(rnd, n, used, experts)
 			got, want := r.experts(x, ids, []*productMatrix{m, o}, nil), r.older().experts(x, ids, []*productMatrix{m, o}, nil)
 			if !sameBits(got[0], want[0]) || !sameBits(got[1], want[1]) {
 				t.Errorf("%v, %d rows: other bits", typ, n)
@@ -143,7 +149,8 @@ func TestExpertKernelsAgree(t *testing.T) {
 	}
 }
 
-// timed returns the microseconds of one of `count` launches that follow each other in a recording, the best of several times.
+// timed returns the microseconds of one of `count` launches that follow each other in a recording, the best of
+// several times.
 func (r *productRig) timed(ls []gpu.Launch, count int) float64 {
 	r.t.Helper()
 	for i := range ls {
@@ -201,7 +208,7 @@ const rotate = 320 << 20
 
 // BenchmarkProducts prints microseconds and bytes a second for the shapes of a 27B model, on a device only.
 func BenchmarkProducts(b *testing.B) {
-	if os.Getenv("STROBE_CUDA") != "cuda" {
+	if !onDevice {
 		b.Skip("needs STROBE_CUDA=cuda")
 	}
 	d := emulate.Open(b)
@@ -271,9 +278,10 @@ func BenchmarkProducts(b *testing.B) {
 	}
 }
 
-// BenchmarkExperts does the same for a model with 256 experts of which 8 are used: both products of a layer with all that is between.
+// BenchmarkExperts does the same for a model with 256 experts of which 8 are used: both products of a layer with all
+// that is between.
 func BenchmarkExperts(b *testing.B) {
-	if os.Getenv("STROBE_CUDA") != "cuda" {
+	if !onDevice {
 		b.Skip("needs STROBE_CUDA=cuda")
 	}
 	d := emulate.Open(b)
@@ -324,8 +332,10 @@ func BenchmarkExperts(b *testing.B) {
 			}
 			bytes := float64(len(live)) * float64(gates[0].MatrixBytes()+ups[0].MatrixBytes()+downs[0].MatrixBytes())
 			us := r.timed(all, count)
-			fmt.Printf("%v, %d experts of %dx%d, %3d rows, %3d distinct: layer %.1f us %.2f TB/s; group %.1f, gate and up %.1f, down %.1f us\n",
-				typ, experts, ffn, hidden, n, len(live), us, bytes/us/1e6, r.timed(group, count), r.timed(first, count), r.timed(second, count))
+			fmt.Printf("%v, %d experts of %dx%d, %3d rows, %3d distinct: layer %.1f us %.2f TB/s;",
+				typ, experts, ffn, hidden, n, len(live), us, bytes/us/1e6)
+			fmt.Printf(" group %.1f, gate and up %.1f, down %.1f us\n",
+				r.timed(group, count), r.timed(first, count), r.timed(second, count))
 			r.release(dids, x, tables, act, act2, g.Part, u.Part, dn.Part)
 		}
 		for i := range gates {

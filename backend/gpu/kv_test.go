@@ -19,6 +19,12 @@ func (w *world) upload(b []byte) gpu.Addr {
 	return a
 }
 
+// addRow adds a row to a plan that sees all slots up to its own.
+func addRow(p *backend.KVPlan, seg, slot int) {
+	p.Seg, p.Slot = append(p.Seg, int32(seg)), append(p.Slot, int32(slot))
+	p.Lo, p.Hi = append(p.Lo, 0), append(p.Hi, int32(slot+1))
+}
+
 // tables puts the tables of a plan on the device.
 func (w *world) tables(p *backend.KVPlan) gpu.KVAddrs {
 	k, err := gpu.NewKVTables(p, w.at.Tiling(len(p.Slot)), w.pages.Addr)
@@ -29,7 +35,8 @@ func (w *world) tables(p *backend.KVPlan) gpu.KVAddrs {
 	return room.At(w.upload(b))
 }
 
-// inputs offers rows to a kernel in all ways it may get them: as plain rows that are aligned or not, and as the pieces of a product.
+// inputs offers rows to a kernel in all ways it may get them: as plain rows that are aligned or not, and as the
+// pieces of a product.
 func (w *world) inputs(x [][]float32) map[string]gpu.In {
 	cols := len(x[0])
 	in := map[string]gpu.In{}
@@ -37,7 +44,7 @@ func (w *world) inputs(x [][]float32) map[string]gpu.In {
 		b := make([]byte, (len(x)*stride+1)*4)
 		skip := stride % 4 & 1
 		for r, v := range x {
-			copy(b[(r*stride+skip)*4:], floatBytes(v))
+			copy(b[(r*stride+skip)*4:], rawBytes(v))
 		}
 		in[name] = gpu.Rows(w.upload(b)+gpu.Addr(4*skip), stride)
 	}
@@ -62,13 +69,13 @@ func (w *world) inputs(x [][]float32) map[string]gpu.In {
 			}
 		}
 	}
-	p.P = w.upload(floatBytes(v))
+	p.P = w.upload(rawBytes(v))
 	in["pieces"] = p
 	return in
 }
 
-// TestKVWrite: keys and values lie where the description of the layout says, rounded as quant does; everything else in the
-// page stays as it was. Numbers that are too large become the largest, so that slots nobody sees do no harm.
+// TestKVWrite: keys and values lie where the description of the layout says, rounded as quant does; everything else
+// in the page stays as it was. Numbers that are too large become the largest, so that slots nobody sees do no harm.
 func TestKVWrite(t *testing.T) {
 	for _, c := range kind {
 		t.Run(name(c.heads, c.s), func(t *testing.T) {
@@ -80,7 +87,7 @@ func TestKVWrite(t *testing.T) {
 			p := &backend.KVPlan{Tables: [][]int32{s.table}}
 			for r := range n {
 				k[r], v[r] = w.normal(heads*kd, 1), w.normal(heads*vd, 1)
-				p.Seg, p.Slot, p.Lo, p.Hi = append(p.Seg, 0), append(p.Slot, int32(63+r)), append(p.Lo, 0), append(p.Hi, int32(64+r))
+				addRow(p, 0, 63+r)
 			}
 			at := w.tables(p)
 			writer, err := gpu.NewKVWriter(w.d)
@@ -183,10 +190,11 @@ func TestQKV(t *testing.T) {
 				half := kd / 4
 				s := w.sequence(5, 60)
 				p := &backend.KVPlan{Tables: [][]int32{s.table}}
-				q, k, v, cs, sn := make([][]float32, n), make([][]float32, n), make([][]float32, n), make([][]float32, n), make([][]float32, n)
+				q, k, v := make([][]float32, n), make([][]float32, n), make([][]float32, n)
+				cs, sn := make([][]float32, n), make([][]float32, n)
 				for r := range n {
 					q[r], k[r], v[r] = w.normal(c.heads*2*kd, 1), w.normal(heads*kd, 2), w.normal(heads*vd, 3)
-					p.Seg, p.Slot, p.Lo, p.Hi = append(p.Seg, 0), append(p.Slot, int32(62+r)), append(p.Lo, 0), append(p.Hi, int32(63+r))
+					addRow(p, 0, 62+r)
 					for range half {
 						a := w.r.Float64() * 7
 						cs[r], sn[r] = append(cs[r], float32(math.Cos(a))), append(sn[r], float32(math.Sin(a)))
@@ -224,21 +232,23 @@ func TestQKV(t *testing.T) {
 				flat := func(x [][]float32) gpu.Addr {
 					var b []byte
 					for _, v := range x {
-						b = append(b, floatBytes(v)...)
+						b = append(b, rawBytes(v)...)
 					}
 					return w.upload(b)
 				}
-				call := gpu.QKV{NormValues: norm, Eps: eps, Rows: n, Heads: c.heads, KVHeads: heads, OutStride: c.heads*kd + 4, Tables: at,
-					Place: w.pages.Layout.Places[layer]}
+				call := gpu.QKV{NormValues: norm, Eps: eps, Rows: n, Heads: c.heads, KVHeads: heads,
+					OutStride: c.heads*kd + 4, Tables: at, Place: w.pages.Layout.Places[layer]}
 				if turn {
 					call.Cos, call.Sin, call.Half, call.Turn = flat(cs), flat(sn), half, half
 				}
 				for how := range qi {
 					w.fill(s)
 					call.Out = w.upload(bytes.Repeat([]byte{0xff}, n*call.OutStride*4))
-					call.Q, call.K, call.V = gpu.HeadRows{In: qi[how], Step: int32(2 * kd)}, gpu.HeadRows{In: ki[how], Step: int32(kd)}, gpu.HeadRows{In: vi[how], Step: int32(vd)}
+					call.Q = gpu.HeadRows{In: qi[how], Step: int32(2 * kd)}
+					call.K = gpu.HeadRows{In: ki[how], Step: int32(kd)}
+					call.V = gpu.HeadRows{In: vi[how], Step: int32(vd)}
 					if norm {
-						call.Q.Norm, call.K.Norm = w.upload(floatBytes(qw)), w.upload(floatBytes(kw))
+						call.Q.Norm, call.K.Norm = w.upload(rawBytes(qw)), w.upload(rawBytes(kw))
 					}
 					for _, l := range writer.QKV(nil, call) {
 						w.d.Launch(&l)
@@ -248,13 +258,15 @@ func TestQKV(t *testing.T) {
 						out := make([]byte, c.heads*kd*4)
 						w.must(w.d.Download(out, call.Out+gpu.Addr(r*call.OutStride*4)))
 						for h := range c.heads {
-							near(t, fmt.Sprintf("%s: row %d, query head %d", how, r, h), floats(out)[h*kd:][:kd], prepare(q[r][h*2*kd:][:kd], qw, norm, turn, r), 1e-6)
+							near(t, fmt.Sprintf("%s: row %d, query head %d", how, r, h), floats(out)[h*kd:][:kd],
+								prepare(q[r][h*2*kd:][:kd], qw, norm, turn, r), 1e-6)
 						}
 						for h := range heads {
 							head := pages[(62+r)/64][int(call.Place.Off)+h*int(call.Place.Head):]
 							near(t, fmt.Sprintf("%s: row %d, key head %d", how, r, h), decode(head, c.s.Key, kd, (62+r)%64),
 								prepare(k[r][h*kd:][:kd], kw, norm, turn, r), storeError[c.s.Key])
-							near(t, fmt.Sprintf("%s: row %d, value head %d", how, r, h), decode(head[call.Place.Values:], c.s.Value, vd, (62+r)%64),
+							near(t, fmt.Sprintf("%s: row %d, value head %d", how, r, h),
+								decode(head[call.Place.Values:], c.s.Value, vd, (62+r)%64),
 								prepare(v[r][h*vd:][:vd], nil, norm, false, r), storeError[c.s.Value])
 						}
 					}
@@ -281,13 +293,14 @@ func near(t *testing.T, what string, got []float32, want []float64, most float64
 
 // TestMove: slots move in the given order in all layers, also from a slot that an earlier move wrote.
 func TestMove(t *testing.T) {
-	shapes := []gpu.KVShape{{Heads: 2, KeyDim: 128, ValueDim: 64, Key: f16, Value: f16}, {Heads: 3, KeyDim: 32, ValueDim: 96, Key: q8, Value: q8},
+	shapes := []backend.KVDims{{Heads: 2, KeyDim: 128, ValueDim: 64, Key: f16, Value: f16},
+		{Heads: 3, KeyDim: 32, ValueDim: 96, Key: q8, Value: q8},
 		{Heads: 1, KeyDim: 24, ValueDim: 40, Key: f32, Value: f16}}
 	w := newWorld(t, 2, shapes[0])
-	l, err := gpu.NewPageLayout(shapes)
+	var err error
+	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64, Layers: shapes})
 	w.must(err)
-	w.pages, err = gpu.NewPages(w.d, l)
-	w.must(err)
+	l := w.pages.Layout
 	s := &sequence{}
 	for range 3 {
 		id, err := w.pages.Alloc()
@@ -296,9 +309,10 @@ func TestMove(t *testing.T) {
 		w.pages.WritePage(id, w.junk(l.Bytes))
 	}
 	want := w.read(s)
-	moves := []gpu.RowMove{{To: 1, Dst: 9, From: 0, Src: 63}, {To: 0, Dst: 63, From: 2, Src: 5}, {To: 2, Dst: 1, From: 1, Src: 9}, {To: 1, Dst: 9, From: 0, Src: 63}}
-	for i := range 20 { // more than the first room for moves
-		moves = append(moves, gpu.RowMove{To: int32(i % 3), Dst: w.r.IntN(64), From: int32(i * 7 % 3), Src: w.r.IntN(64)})
+	moves := []backend.RowMove{{To: 1, Dst: 9, From: 0, Src: 63}, {To: 0, Dst: 63, From: 2, Src: 5},
+		{To: 2, Dst: 1, From: 1, Src: 9}, {To: 1, Dst: 9, From: 0, Src: 63}}
+	for i := range 600 { // more than one launch makes
+		moves = append(moves, backend.RowMove{To: int32(i % 3), Dst: w.r.IntN(64), From: int32(i * 7 % 3), Src: w.r.IntN(64)})
 	}
 	for _, m := range moves {
 		to, from := want[m.To], bytes.Clone(want[m.From])
@@ -323,8 +337,8 @@ func TestMove(t *testing.T) {
 			}
 		}
 	}
-	w.must(w.pages.Move(moves[:4]))
-	w.must(w.pages.Move(moves[4:]))
+	w.pages.Move(moves[:4])
+	w.pages.Move(moves[4:])
 	for i, got := range w.read(s) {
 		if j := firstDifference(got, want[i]); j >= 0 {
 			t.Errorf("byte %d of page %d differs", j, i)
@@ -338,7 +352,7 @@ func TestMove(t *testing.T) {
 
 // TestPages: memory that pages never had is zero, freed pages come again, and a device without memory is an error.
 func TestPages(t *testing.T) {
-	w := newWorld(t, 1, gpu.KVShape{Heads: 1, KeyDim: 512, ValueDim: 512, Key: f32, Value: f32})
+	w := newWorld(t, 1, backend.KVDims{Heads: 1, KeyDim: 512, ValueDim: 512, Key: f32, Value: f32})
 	bytesOf := w.pages.PageBytes()
 	seen := map[gpu.Addr]bool{}
 	var ids []int32

@@ -1,6 +1,8 @@
 package gpu
 
 import (
+	"slices"
+
 	"strobe/backend"
 )
 
@@ -16,6 +18,7 @@ type lowering struct {
 	pieces []piecewise
 	packed []packedRows
 	groups expertGroups
+	now    int // the operation in progress
 	err    error
 }
 
@@ -37,8 +40,8 @@ type packedRows struct {
 func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, error) {
 	l := &lowering{b: b, ops: ops, plan: plan, lay: lay}
 	b.spare.reset()
-	l.out = b.small.Scatter(nil, lay.base, lay.sets)
 	for i := 0; i < len(ops) && l.err == nil; {
+		l.now = i
 		n := l.fused(i)
 		if n == 0 {
 			n = l.single(i)
@@ -140,7 +143,7 @@ func (l *lowering) overwrite(v view) {
 		if !p.v.overlaps(v) {
 			continue
 		}
-		if sameTensor(p.v, v) && !covers(v, p.v) {
+		if !covers(v, p.v) && l.outlives(p.v, v) {
 			l.reduce(p)
 		}
 		l.dropPieces(i)
@@ -165,16 +168,33 @@ func covers(v, o view) bool {
 	return a0 <= b0 && b1 <= a1 && (v.stride == v.cols || v.stride == o.stride && v.cols >= o.cols && (o.addr-v.addr)/4%Addr(v.stride)+Addr(o.cols) <= Addr(v.cols))
 }
 
-// sameTensor reports whether v can be a part of the tensor p, by its geometry. Memory that was given back and taken anew for something else
-// usually looks different; if it does not, some work is done in vain.
-func sameTensor(p, v view) bool {
-	return v.stride == p.stride || p.stride%max(1, v.stride) == 0 && v.addr >= p.addr
+// outlives reports whether anything of the tensor old is read after the current operation has written v over a part of it. Memory that was
+// given back is taken anew for something else: then what is read there has been written as a whole before.
+func (l *lowering) outlives(old, v view) bool {
+	fresh := []view{v}
+	for j := l.now + 1; j < len(l.ops); j++ {
+		o := &l.ops[j]
+		for r := range o.reads {
+			if r.overlaps(old) && !slices.ContainsFunc(fresh, func(w view) bool { return covers(w, r) }) {
+				return true
+			}
+		}
+		for w := range o.writes {
+			if covers(w, old) {
+				return false
+			}
+			if w.overlaps(old) {
+				fresh = append(fresh, w)
+			}
+		}
+	}
+	return false
 }
 
 // reads lists the tensors an operation reads, and writes those it writes.
 func (o *op) reads(yield func(view) bool) {
 	switch o.kind {
-	case opProduct, opEmbed, opAngles:
+	case opProduct, opEmbed, opAngles, opSetInts:
 	case opAddGated:
 		_ = yield(o.dst) && yield(o.a) && yield(o.b)
 	default:
@@ -474,13 +494,18 @@ func (l *lowering) tileProducts(x MatMulInput, ps []op) {
 	}
 	l.out = l.b.products.MatMul(l.out, x, jobs...)
 	for i, p := range ps {
-		l.overwrite(p.dst)
-		l.pieces = append(l.pieces, piecewise{p.dst, jobs[i].Result(x.Rows), owner, &users})
+		l.leave(piecewise{p.dst, jobs[i].Result(x.Rows), owner, &users})
 	}
-	for _, p := range ps {
-		if p.dst.stride != p.dst.cols {
-			l.plain(p.dst)
-		}
+}
+
+// leave leaves a product in pieces. Rows with something else between them are written at once: views of such memory tell little about
+// what they share.
+func (l *lowering) leave(p piecewise) {
+	l.overwrite(p.v)
+	l.pieces = append(l.pieces, p)
+	if p.v.stride != p.v.cols && p.v.rows > 1 {
+		l.reduce(p)
+		l.dropPieces(len(l.pieces) - 1)
 	}
 }
 
@@ -540,8 +565,7 @@ func (l *lowering) expertMatMul(i int) {
 	}
 	l.out = l.b.products.ExpertMatMul(l.out, x, tables, pairs, jobs...)
 	for i, p := range ps {
-		l.overwrite(p.dst)
-		l.pieces = append(l.pieces, piecewise{p.dst, jobs[i].Result(pairs), owner, &users})
+		l.leave(piecewise{p.dst, jobs[i].Result(pairs), owner, &users})
 	}
 }
 
@@ -575,6 +599,13 @@ func (l *lowering) single(i int) int {
 	case opExpertMatMul:
 		l.expertMatMul(i)
 		return 1 + int(o.n)
+	case opSetInts:
+		n := 1
+		for l.at(i+n).kind == opSetInts {
+			n++
+		}
+		l.out = sm.Scatter(l.out, l.lay.base+Addr(setBytes*int(o.n)), n)
+		return n
 	case opEmbed:
 		l.overwrite(o.dst)
 		l.out = b.products.Embed(l.out, o.dst.addr, int(o.dst.stride), o.w.WeightLayout, o.w.addr, o.ids, rows, o.f*o.w.scale)

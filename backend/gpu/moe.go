@@ -11,13 +11,14 @@ const (
 // rowsLayout marks activations that lie row by row.
 const rowsLayout = -1
 
-// ExpertActs returns how rows of activations are packed for products with stacks of experts: row by row, since which rows
-// meet in a tile is only known when experts are chosen.
+// ExpertActs returns how rows of activations are packed for products with stacks of experts: row by row, since which
+// rows meet in a tile is only known when experts are chosen.
 func (p *Products) ExpertActs(rows int, ws ...WeightLayout) ActLayout {
 	return ActLayout{Rows: rows, Cols: ws[0].Cols, NT: rowsLayout}
 }
 
-// expertTiles is the number of tiles of eight pairs that share one reading of an expert: enough for twice what experts have on average.
+// expertTiles is the number of tiles of eight pairs that share one reading of an expert: enough for twice what
+// experts have on average.
 func expertTiles(pairs, experts int) int {
 	if pairs > 4*experts {
 		return 4
@@ -36,15 +37,18 @@ type groupArgs struct {
 	pairs, experts, tile, most int32
 }
 
-// GroupExperts appends the grouping of pairs of a row and an expert by their experts; ids[t*used+j] is the j-th expert of row t.
+// GroupExperts appends the grouping of pairs of a row and an expert by their experts; ids[t*used+j] is the j-th
+// expert of row t.
 func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts int) []Launch {
-	return append(ls, Launch{Name: "moe_group", Grid: [3]int{1, 1, 1}, Threads: 1024, Shared: (4*experts+15)&^15 + 256, Early: p.Bulk,
-		Args: Args(groupArgs{tables, ids, int32(pairs), int32(experts), int32(8 * expertTiles(pairs, experts)),
-			int32(expertItems(pairs, experts))})})
+	a := groupArgs{tables, ids, int32(pairs), int32(experts), int32(8 * expertTiles(pairs, experts)),
+		int32(expertItems(pairs, experts))}
+	const sums = 8 * 1024 / 32 // of the warps
+	return append(ls, Launch{Name: "moe_group", Grid: [3]int{1, 1, 1}, Threads: 1024, Shared: (4*experts+15)&^15 + sums,
+		Early: p.Bulk, Args: Args(a)})
 }
 
-// usedExperts is how many experts a row is assumed to use, to have enough units of work for all multiprocessors when there is
-// one row alone.
+// usedExperts is how many experts a row is assumed to use, to have enough units of work for all multiprocessors when
+// there is one row alone.
 const usedExperts = 8
 
 // ExpertCut says in how many pieces each matrix of a launch cuts its columns. It depends on the matrices alone.
@@ -90,8 +94,8 @@ type expertArgs struct {
 	_                int32
 }
 
-// ExpertMatMul appends the products of pairs with their experts: row t*used+j of each result is W[ids[t*used+j]] x. x has a row
-// for each t, or for each pair.
+// ExpertMatMul appends the products of pairs with their experts: row t*used+j of each result is W[ids[t*used+j]] x. x
+// has a row for each t, or for each pair.
 func (p *Products) ExpertMatMul(ls []Launch, x MatMulInput, tables Addr, pairs int, jobs ...ExpertJob) []Launch {
 	for i := 0; i < len(jobs); i++ {
 		j := jobs[i]

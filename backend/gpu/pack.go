@@ -17,10 +17,11 @@ type actArgs struct {
 
 func (a *Packed) args() actArgs { return actArgs{a.P, int32(a.KB()), int32(a.NT)} }
 
-// small is the launch of a kernel between products, with a warp for each row and 256 columns. Where the next product starts beside
-// the one that runs, it has at most one block for each multiprocessor.
+// small is the launch of a kernel between products, with a warp for each row and 256 columns. Where the next product
+// starts beside the one that runs, it has at most one block for each multiprocessor.
 func (p *Products) small(name string, a *Packed, args []byte) Launch {
-	return Launch{Name: name, Grid: [3]int{min(p.Units*(1+a.Rows/9), (a.Rows*a.KB()+3)/4), 1, 1}, Threads: 128, Early: p.Bulk, Args: args}
+	grid := min(p.Units*(1+a.Rows/9), (a.Rows*a.KB()+3)/4)
+	return Launch{Name: name, Grid: [3]int{grid, 1, 1}, Threads: 128, Early: p.Bulk, Args: args}
 }
 
 func asInt(b bool) int32 {
@@ -38,7 +39,8 @@ type packArgs struct {
 
 // Pack appends the packing of rows of x: row r is row r/div of x.
 func (p *Products) Pack(ls []Launch, to Packed, x In, div int) []Launch {
-	return append(ls, p.small("pack", &to, Args(packArgs{to.args(), x, int32(to.Rows), int32(to.Cols), int32(div), asInt(to.Late)})))
+	a := packArgs{to.args(), x, int32(to.Rows), int32(to.Cols), int32(div), asInt(to.Late)}
+	return append(ls, p.small("pack", &to, Args(a)))
 }
 
 type addPackArgs struct {
@@ -58,11 +60,12 @@ type Sum struct {
 }
 
 func (s *Sum) args(to *Packed) addPackArgs {
-	return addPackArgs{to.args(), s.X, s.Y, s.Dst, s.W, s.Sums, int32(s.DstStride), int32(to.Rows), int32(to.Cols), asInt(to.Late)}
+	return addPackArgs{to.args(), s.X, s.Y, s.Dst, s.W, s.Sums, int32(s.DstStride), int32(to.Rows), int32(to.Cols),
+		asInt(to.Late)}
 }
 
-// AddPack appends a residual addition whose sum is stored, multiplied with the norm's weights and packed. The product divides by
-// the root mean square.
+// AddPack appends a residual addition whose sum is stored, multiplied with the norm's weights and packed. The product
+// divides by the root mean square.
 func (p *Products) AddPack(ls []Launch, to Packed, s Sum) []Launch {
 	return append(ls, p.small("add_pack", &to, Args(s.args(&to))))
 }
@@ -77,8 +80,9 @@ type addNormArgs struct {
 
 // AddNorm is AddPack that also writes the normalised rows; nothing is packed if to has no address.
 func (p *Products) AddNorm(ls []Launch, to Packed, s Sum, out Addr, outStride int, eps float32) []Launch {
-	return append(ls, Launch{Name: "add_norm", Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1}, Threads: 32 * min(16, to.KB()), Early: p.Bulk,
-		Args: Args(addNormArgs{p: s.args(&to), out: out, outStride: int32(outStride), eps: eps, mean: 1 / float32(to.Cols)})})
+	a := addNormArgs{p: s.args(&to), out: out, outStride: int32(outStride), eps: eps, mean: 1 / float32(to.Cols)}
+	return append(ls, Launch{Name: "add_norm", Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1}, Threads: 32 * min(16, to.KB()),
+		Early: p.Bulk, Args: Args(a)})
 }
 
 type gatedPackArgs struct {
@@ -89,7 +93,8 @@ type gatedPackArgs struct {
 
 // GatedPack appends act(gate) * up, packed.
 func (p *Products) GatedPack(ls []Launch, to Packed, gate, up In, gelu bool) []Launch {
-	return append(ls, p.small("gated_pack", &to, Args(gatedPackArgs{to.args(), gate, up, int32(to.Rows), int32(to.Cols), asInt(gelu), asInt(to.Late)})))
+	a := gatedPackArgs{to.args(), gate, up, int32(to.Rows), int32(to.Cols), asInt(gelu), asInt(to.Late)}
+	return append(ls, p.small("gated_pack", &to, Args(a)))
 }
 
 type sigmoidPackArgs struct {
@@ -100,10 +105,12 @@ type sigmoidPackArgs struct {
 	_                int32
 }
 
-// SigmoidPack appends x * sigmoid(gate), packed. Heads of x have dim values, a multiple of 8, and their gates begin step values after each other.
+// SigmoidPack appends x * sigmoid(gate), packed. Heads of x have dim values, a multiple of 8, and their gates begin
+// step values after each other.
 func (p *Products) SigmoidPack(ls []Launch, to Packed, x, gate In, dim, step int) []Launch {
-	return append(ls, p.small("sigmoid_pack", &to, Args(sigmoidPackArgs{act: to.args(), x: x, gate: gate, rows: int32(to.Rows),
-		cols: int32(to.Cols), late: asInt(to.Late), dim: int32(dim), step: int32(step)})))
+	a := sigmoidPackArgs{act: to.args(), x: x, gate: gate, rows: int32(to.Rows), cols: int32(to.Cols), late: asInt(to.Late),
+		dim: int32(dim), step: int32(step)}
+	return append(ls, p.small("sigmoid_pack", &to, Args(a)))
 }
 
 type headPackArgs struct {
@@ -121,8 +128,8 @@ func CanHeadPack(dim int) bool {
 
 // HeadPack appends the RMSNorm of every head, times w and silu(gate), packed.
 func (p *Products) HeadPack(ls []Launch, to Packed, x, gate In, w Addr, dim int, eps float32) []Launch {
-	return append(ls, p.small("head_pack", &to, Args(headPackArgs{to.args(), x, gate, w, int32(to.Rows), int32(to.Cols), int32(dim),
-		asInt(to.Late), eps, 1 / float32(dim)})))
+	a := headPackArgs{to.args(), x, gate, w, int32(to.Rows), int32(to.Cols), int32(dim), asInt(to.Late), eps, 1 / float32(dim)}
+	return append(ls, p.small("head_pack", &to, Args(a)))
 }
 
 type reduceArgs struct {
@@ -134,6 +141,7 @@ type reduceArgs struct {
 
 // Reduce appends the addition of pieces to plain rows.
 func (p *Products) Reduce(ls []Launch, dst Addr, stride int, x In, rows, cols int) []Launch {
-	a := Packed{ActLayout: ActLayout{Rows: rows, Cols: cols}}
-	return append(ls, p.small("reduce_pieces", &a, Args(reduceArgs{x: x, dst: dst, stride: int32(stride), rows: int32(rows), cols: int32(cols)})))
+	size := Packed{ActLayout: ActLayout{Rows: rows, Cols: cols}}
+	a := reduceArgs{x: x, dst: dst, stride: int32(stride), rows: int32(rows), cols: int32(cols)}
+	return append(ls, p.small("reduce_pieces", &size, Args(a)))
 }

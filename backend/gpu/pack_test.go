@@ -195,6 +195,11 @@ func TestPackKernels(t *testing.T) {
 			})
 			r.run(r.p.SigmoidPack(nil, to, y.in, x.in, cols, cols))
 			r.packed(lay, act).check(t, name("sigmoid"), func(row, col int) float64 { return y.at(row, col) / (1 + math.Exp(-x.at(row, col))) })
+			apart := r.plainRows(rnd, rows, cols, cols*3/2, 0) // gates of heads of 64, 96 values after each other
+			r.run(r.p.SigmoidPack(nil, to, x.in, apart.in, 64, 96))
+			r.packed(lay, act).check(t, name("sigmoid of heads"), func(row, col int) float64 {
+				return x.at(row, col) / (1 + math.Exp(-apart.at(row, col/64*96+col%64)))
+			})
 			for _, dim := range []int{64, 128, 256} {
 				if cols%dim != 0 {
 					continue

@@ -6,17 +6,12 @@ import (
 	"math"
 	"sync/atomic"
 
+	"strobe/backend"
 	"strobe/quant"
 )
 
 // PageSlots is the number of tokens a cache page holds.
 const PageSlots = 64
-
-// KVShape is the size and the stored types of one layer's keys and values: F32, F16 or Q8_0.
-type KVShape struct {
-	Heads, KeyDim, ValueDim int
-	Key, Value              quant.Type
-}
 
 // KVPlace is one layer's place in a page, as the kernels know it.
 type KVPlace struct {
@@ -27,7 +22,7 @@ type KVPlace struct {
 
 // PageLayout says how a page is laid out; kernel/kv.h describes it.
 type PageLayout struct {
-	Shapes []KVShape
+	Shapes []backend.KVDims
 	Places []KVPlace
 	Bytes  int
 	strips []strip
@@ -43,10 +38,13 @@ var kvTypes = map[quant.Type]int32{quant.F32: 0, quant.F16: 1, quant.Q8_0: 2}
 
 const kvQ8 = 2
 
-// NewPageLayout lays out a page that holds PageSlots tokens of every layer.
-func NewPageLayout(layers []KVShape) (*PageLayout, error) {
-	l := &PageLayout{Shapes: layers}
-	for i, s := range layers {
+// NewPageLayout lays out a page of a pool.
+func NewPageLayout(pool backend.KVLayout) (*PageLayout, error) {
+	if pool.Page != PageSlots {
+		return nil, fmt.Errorf("cache pages of %d tokens; the device has pages of %d", pool.Page, PageSlots)
+	}
+	l := &PageLayout{Shapes: pool.Layers}
+	for i, s := range pool.Layers {
 		kt, kok := kvTypes[s.Key]
 		vt, vok := kvTypes[s.Value]
 		if !kok || !vok {
@@ -57,12 +55,13 @@ func NewPageLayout(layers []KVShape) (*PageLayout, error) {
 			typ quant.Type
 		}{{s.KeyDim, s.Key}, {s.ValueDim, s.Value}} {
 			if n := max(8, d.typ.BlockLen()); d.dim%n != 0 || d.dim <= 0 || d.dim > 512 {
-				return nil, fmt.Errorf("cache type %s needs head sizes that are multiples of %d up to 512; layer %d has %d", d.typ, n, i, d.dim)
+				return nil, fmt.Errorf("cache type %s needs head sizes that are multiples of %d up to 512; layer %d has %d",
+					d.typ, n, i, d.dim)
 			}
 		}
 		kb, vb := PageSlots*s.Key.RowBytes(s.KeyDim), PageSlots*s.Value.RowBytes(s.ValueDim)
-		l.Places = append(l.Places, KVPlace{Off: int32(l.Bytes), Head: int32(kb + vb), Values: int32(kb), KType: kt, VType: vt,
-			KDim: int32(s.KeyDim), VDim: int32(s.ValueDim)})
+		l.Places = append(l.Places, KVPlace{Off: int32(l.Bytes), Head: int32(kb + vb), Values: int32(kb),
+			KType: kt, VType: vt, KDim: int32(s.KeyDim), VDim: int32(s.ValueDim)})
 		for h := range s.Heads {
 			off := l.Bytes + h*(kb+vb)
 			l.addStrips(off, s.Key, s.KeyDim)
@@ -94,16 +93,8 @@ func (l *PageLayout) addStrips(off int, t quant.Type, dim int) {
 // chunkBytes is how much memory pages are allocated in: few calls of the driver, and little that nobody uses.
 const chunkBytes = 64 << 20
 
-// RowMove says that slot Src of page From is to become slot Dst of page To.
-type RowMove struct {
-	To   int32
-	Dst  int
-	From int32
-	Src  int
-}
-
-// Pages is device memory for cache pages. A page's memory is cleared when it is made and never given back before Close: slots
-// that nobody wrote must hold numbers, since they are multiplied by zero.
+// Pages is device memory for cache pages. A page's memory is cleared when it is made and never given back before
+// Close: slots that nobody wrote must hold numbers, since they are multiplied by zero.
 type Pages struct {
 	Layout *PageLayout
 	d      Driver
@@ -114,14 +105,21 @@ type Pages struct {
 	used   atomic.Int32
 	move   Kernel
 	strips Addr
-	moves  Addr // room for moveRoom moves
-	room   int
+	moves  Addr // room for maxMoves of them
 }
 
+// maxMoves is how many slots one launch moves.
+const maxMoves, moveBytes = 256, 24
+
+var _ backend.KVPool = (*Pages)(nil)
+
 // NewPages returns an empty pool.
-func NewPages(d Driver, l *PageLayout) (*Pages, error) {
+func NewPages(d Driver, pool backend.KVLayout) (*Pages, error) {
+	l, err := NewPageLayout(pool)
+	if err != nil {
+		return nil, err
+	}
 	p := &Pages{Layout: l, d: d, per: max(1, min(256, chunkBytes/max(1, l.Bytes)))}
-	var err error
 	if p.move, err = d.Kernel("kv_move"); err != nil {
 		return nil, err
 	}
@@ -130,9 +128,10 @@ func NewPages(d Driver, l *PageLayout) (*Pages, error) {
 		b = binary.LittleEndian.AppendUint32(b, uint32(s.off))
 		b = binary.LittleEndian.AppendUint32(b, uint32(s.bytes))
 	}
-	if p.strips, err = d.Alloc(max(8, len(b))); err != nil {
+	if p.moves, err = d.Alloc(maxMoves*moveBytes + len(b)); err != nil {
 		return nil, err
 	}
+	p.strips = p.moves + maxMoves*moveBytes
 	d.Upload(p.strips, b)
 	return p, nil
 }
@@ -173,8 +172,11 @@ func (p *Pages) Used() int { return int(p.used.Load()) }
 // PageBytes is the size of a page.
 func (p *Pages) PageBytes() int { return p.Layout.Bytes }
 
-// Addr is where a page lies.
+// Addr is where a page lies; 0 for one that left a window, which nobody sees.
 func (p *Pages) Addr(page int32) Addr {
+	if page < 0 {
+		return 0
+	}
 	return p.chunks[int(page)/p.per] + Addr(int(page)%p.per*p.Layout.Bytes)
 }
 
@@ -195,39 +197,28 @@ type moveArgs struct {
 }
 
 // Move moves slots of all layers, in the given order.
-func (p *Pages) Move(rows []RowMove) error {
-	if len(rows) == 0 || len(p.Layout.strips) == 0 {
-		return nil
-	}
-	if len(rows) > p.room {
-		a, err := p.d.Alloc(24 * roomFor(len(rows)))
-		if err != nil {
-			return err
-		}
-		p.d.Release(p.moves)
-		p.moves, p.room = a, roomFor(len(rows))
-	}
-	var b []byte
-	for _, m := range rows {
-		b = binary.LittleEndian.AppendUint64(b, uint64(p.Addr(m.To)))
-		b = binary.LittleEndian.AppendUint64(b, uint64(p.Addr(m.From)))
-		b = binary.LittleEndian.AppendUint32(b, uint32(m.Dst))
-		b = binary.LittleEndian.AppendUint32(b, uint32(m.Src))
-	}
-	p.d.Upload(p.moves, b)
+func (p *Pages) Move(rows []backend.RowMove) {
 	n := len(p.Layout.strips)
-	p.d.Launch(&Launch{Kernel: p.move, Name: "kv_move", Grid: [3]int{(n + 3) / 4, 1, 1}, Threads: 128,
-		Args: Args(moveArgs{p.moves, p.strips, int32(len(rows)), int32(n)})})
-	return nil
+	for ; len(rows) > 0 && n > 0; rows = rows[min(len(rows), maxMoves):] {
+		var b []byte
+		for _, m := range rows[:min(len(rows), maxMoves)] {
+			b = binary.LittleEndian.AppendUint64(b, uint64(p.Addr(m.To)))
+			b = binary.LittleEndian.AppendUint64(b, uint64(p.Addr(m.From)))
+			b = binary.LittleEndian.AppendUint32(b, uint32(m.Dst))
+			b = binary.LittleEndian.AppendUint32(b, uint32(m.Src))
+		}
+		p.d.Upload(p.moves, b)
+		p.d.Launch(&Launch{Kernel: p.move, Name: "kv_move", Grid: [3]int{(n + 3) / 4, 1, 1}, Threads: 128,
+			Args: Args(moveArgs{p.moves, p.strips, int32(len(b) / moveBytes), int32(n)})})
+	}
 }
 
 // Close gives all memory back.
 func (p *Pages) Close() {
-	for _, a := range append(p.chunks, p.strips, p.moves) {
-		if a != 0 {
-			p.d.Release(a)
-		}
+	for _, a := range append(p.chunks, p.moves) {
+		p.d.Release(a)
 	}
+	p.chunks = nil
 }
 
 // roomFor is the least power of two that holds n: what changes from step to step keeps its place while it grows.

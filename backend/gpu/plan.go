@@ -64,7 +64,7 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 	blk := b.blockHost[:lay.bytes]
 	at := setBytes * lay.sets
 	for i, e := range s.sets {
-		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at), int32(e.n)}))
+		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at - setBytes*e.first), int32(e.n)}))
 		at += copy(blk[at:], int32Bytes(s.data[e.from:][:e.n]))
 	}
 	for i, t := range tables {
@@ -118,9 +118,9 @@ func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
 			return nil, fmt.Errorf("a step with more than %d kinds of attention", maxUses)
 		}
 		plan := &s.plan.KV[o.attn.group]
-		pool := plan.Pool.(*kvPool)
+		pool := plan.Pool.(*Pages)
 		k := &lay.uses[u]
-		*k = kvUse{group: o.attn.group, heads: o.attn.heads, kvHeads: o.attn.kvHeads, shape: pool.layers[o.attn.layer],
+		*k = kvUse{group: o.attn.group, heads: o.attn.heads, kvHeads: o.attn.kvHeads, shape: pool.Layout.Shapes[o.attn.layer],
 			longest: longestSegment(plan), at: lay.bytes}
 		tiling := Tiling{Rows: 1, Splits: 1, Blocks: 1, Heads: 1}
 		var a *Attention
@@ -131,7 +131,7 @@ func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
 			}
 			tiling = a.Tiling(int(k.longest))
 		}
-		t, err := NewKVTables(plan, tiling, pool.addr)
+		t, err := NewKVTables(plan, tiling, pool.Addr)
 		if err != nil {
 			return nil, err
 		}
@@ -184,7 +184,7 @@ func (b *Backend) attentionOf(heads int, d backend.KVDims) (*Attention, error) {
 	if a := b.attn[key]; a != nil {
 		return a, nil
 	}
-	a, err := NewAttention(b.d, heads, KVShape(d))
+	a, err := NewAttention(b.d, heads, d)
 	if err == nil {
 		b.attn[key] = a
 	}
@@ -202,13 +202,13 @@ func (l *lowering) tables(o op) (KVAddrs, *kvUse) {
 	return u.room.At(l.lay.base + Addr(u.at)), u
 }
 
-func (l *lowering) pool(o op) *kvPool { return l.plan.KV[o.attn.group].Pool.(*kvPool) }
+func (l *lowering) pool(o op) *Pages { return l.plan.KV[o.attn.group].Pool.(*Pages) }
 
 // kvWrite stores keys and values at their slots.
 func (l *lowering) kvWrite(o op, k, v In) {
 	t, _ := l.tables(o)
 	p := l.pool(o)
-	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.layers[o.attn.layer].Heads, t, p.Layout.Places[o.attn.layer])
+	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.Layout.Shapes[o.attn.layer].Heads, t, p.Layout.Places[o.attn.layer])
 }
 
 // attention runs the attention of a layer.
@@ -219,7 +219,20 @@ func (l *lowering) attention(o op, q view) {
 		l.err = err
 		return
 	}
-	c := AttnCall{Q: q.addr, Out: o.dst.addr, QStride: int(q.stride), OStride: int(o.dst.stride), Rows: int(q.rows), Longest: int(u.longest),
+	from, to := q.out(), o.dst.out()
+	if !from.aligned() { // rare: the kernels read and write four values at a time
+		from = Out{l.take(4 * int(q.rows) * int(q.cols)), int(q.cols)}
+		l.out = l.b.small.Copy(l.out, from, q.in(), int(q.rows), int(q.cols))
+		defer l.b.spare.give(from.P)
+	}
+	if !to.aligned() {
+		to = Out{l.take(4 * int(o.dst.rows) * int(o.dst.cols)), int(o.dst.cols)}
+		defer func() {
+			l.out = l.b.small.Copy(l.out, o.dst.out(), Rows(to.P, to.Stride), int(o.dst.rows), int(o.dst.cols))
+			l.b.spare.give(to.P)
+		}()
+	}
+	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: int(u.longest),
 		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer], Sinks: o.attn.sinks, Scale: o.attn.scale}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))
@@ -244,7 +257,7 @@ func (l *lowering) queries(i int) int {
 	if write.kind != opKVWrite {
 		return 0
 	}
-	d := l.pool(write).layers[write.attn.layer]
+	d := l.pool(write).Layout.Shapes[write.attn.layer]
 	tokens := int(write.a.rows)
 	k.dst, v.dst = write.a, write.b
 	for j := i; j < end; j++ {
@@ -264,7 +277,11 @@ func (l *lowering) queries(i int) int {
 			return 0
 		}
 	}
-	if k.rope == nil || v.rope != nil || v.norm != nil && v.norm.v != 0 || q.dst.addr != 0 && q.rope == nil ||
+	// The fused kernel norms queries and keys with weights and values without.
+	if v.norm != nil && v.norm.v != 0 || k.norm != nil && k.norm.v == 0 || q.norm != nil && q.norm.v == 0 {
+		return 0
+	}
+	if k.rope == nil || v.rope != nil || q.dst.addr != 0 && q.rope == nil ||
 		q.rope != nil && (q.rope.b != k.rope.b || q.rope.c != k.rope.c) || l.wanted(end, k.dst) || l.wanted(end, v.dst) {
 		return 0
 	}
@@ -284,7 +301,7 @@ func (l *lowering) queries(i int) int {
 	if q.dst.addr != 0 {
 		c.Heads = int(q.rope.n)
 		c.Out, c.OutStride = q.dst.addr, c.Heads*d.KeyDim
-		if !set(&q, &c.Q, c.Heads, d.KeyDim) || q.dst.stride != q.dst.cols {
+		if !set(&q, &c.Q, c.Heads, d.KeyDim) || q.dst.stride != q.dst.cols || c.Out%16 != 0 {
 			return 0
 		}
 	}
@@ -328,48 +345,5 @@ func headsOf(v view, tokens, n int) view {
 	return v
 }
 
-// kvPool is cache pages on the device.
-type kvPool struct {
-	*Pages
-	b      *Backend
-	layers []backend.KVDims
-}
-
 // NewKVPool returns an empty pool.
-func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
-	if l.Page != PageSlots {
-		return nil, fmt.Errorf("cache pages of %d tokens, want %d", l.Page, PageSlots)
-	}
-	shapes := make([]KVShape, len(l.Layers))
-	for i, d := range l.Layers {
-		shapes[i] = KVShape(d)
-	}
-	pl, err := NewPageLayout(shapes)
-	if err != nil {
-		return nil, err
-	}
-	p, err := NewPages(b.d, pl)
-	if err != nil {
-		return nil, err
-	}
-	return &kvPool{p, b, l.Layers}, nil
-}
-
-// addr is where a page lies. Pages that left a window have no address, and nobody sees them.
-func (p *kvPool) addr(page int32) Addr {
-	if page < 0 {
-		return 0
-	}
-	return p.Addr(page)
-}
-
-// Move moves rows of all layers.
-func (p *kvPool) Move(rows []backend.RowMove) {
-	moves := make([]RowMove, len(rows))
-	for i, m := range rows {
-		moves[i] = RowMove(m)
-	}
-	if err := p.Pages.Move(moves); err != nil {
-		p.b.fail(err)
-	}
-}
+func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) { return NewPages(b.d, l) }

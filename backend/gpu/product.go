@@ -11,7 +11,7 @@ type Products struct {
 	Shared int  // bytes of shared memory a block may have
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
-	Pair   bool // for up to eight rows: kernels of which two fit a multiprocessor, so that one loads while the one before ends
+	Pair   bool // up to eight rows: kernels of which two fit a multiprocessor; one loads while the one before ends
 }
 
 // NewProducts returns the choices for a device.
@@ -19,7 +19,8 @@ func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0}
 }
 
-// Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts has as much as eight.
+// Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts
+// has as much as eight.
 const (
 	actHalf0  = 2048
 	actHalf1  = 2336
@@ -61,7 +62,7 @@ func (a ActLayout) SumsBytes() int { return a.Rows * a.KB() * 4 }
 // groupRows is the number of rows from which products of warpgroups are faster.
 const groupRows = 41
 
-// groupFormats have kernels for products of warpgroups: those whose sums are scaled once for 256 columns.
+// groupFormat reports whether a format has kernels for products of warpgroups: those whose sums are scaled once for 256 columns.
 func groupFormat(f Format) bool {
 	return f == TileQ4K || f == TileQ5K || f == TileQ6K || f == TileQ3K || f == TileNV4
 }
@@ -69,7 +70,8 @@ func groupFormat(f Format) bool {
 // Acts returns how rows of activations are packed for products with all of these matrices.
 func (p *Products) Acts(rows int, ws ...WeightLayout) ActLayout {
 	a := ActLayout{Rows: rows, Cols: ws[0].Cols}
-	if p.Groups && rows >= groupRows && !slices.ContainsFunc(ws, func(w WeightLayout) bool { return !groupFormat(w.Format) }) {
+	other := func(w WeightLayout) bool { return !groupFormat(w.Format) }
+	if p.Groups && rows >= groupRows && !slices.ContainsFunc(ws, other) {
 		return a
 	}
 	a.NT = p.tiles(rows, ws)
@@ -121,8 +123,8 @@ func (p *Products) depth(nt int, ws []WeightLayout) int {
 // maxPieces bounds the pieces of a row, which whoever reads the result must add.
 const maxPieces = 10
 
-// Cut deals the multiprocessors to matrices that are multiplied in one launch, by their bytes: how many blocks each gets. This
-// decides where its sums are cut, so it belongs to the matrix and not to a batch.
+// Cut deals the multiprocessors to matrices that are multiplied in one launch, by their bytes: how many blocks each
+// gets. This decides where its sums are cut, so it belongs to the matrix and not to a batch.
 func (p *Products) Cut(ws ...WeightLayout) []int {
 	total, left := 0, p.Units
 	for _, w := range ws {
@@ -292,8 +294,9 @@ type embedArgs struct {
 }
 
 // Embed appends the look-up of n rows: dst[i] = scale * row ids[i]. Rows that do not exist are zero.
-func (p *Products) Embed(ls []Launch, dst Addr, stride int, l WeightLayout, w, ids Addr, n int, scale float32) []Launch {
-	return append(ls, Launch{Name: "embed", Grid: [3]int{l.Stages(), n, 1}, Threads: 256, Early: p.Bulk, Args: Args(embedArgs{
-		dst: dst, w: w, ids: ids, stride: int32(stride), rows: int32(l.Rows), cols: int32(l.Cols), n: int32(n),
-		format: int32(l.Format), table: int32(l.Table), scale: scale})})
+func (p *Products) Embed(ls []Launch, dst Addr, stride int, l WeightLayout, w, ids Addr, n int,
+	scale float32) []Launch {
+	a := embedArgs{dst: dst, w: w, ids: ids, stride: int32(stride), rows: int32(l.Rows), cols: int32(l.Cols), n: int32(n),
+		format: int32(l.Format), table: int32(l.Table), scale: scale}
+	return append(ls, Launch{Name: "embed", Grid: [3]int{l.Stages(), n, 1}, Threads: 256, Early: p.Bulk, Args: Args(a)})
 }

@@ -10,8 +10,8 @@ import (
 	"strobe/quant"
 )
 
-// half is the error of a product that rounds activations to 11 bits (and for Q6_K, weights): 2^-12 for each value and more,
-// averaged over the columns.
+// half is the error of a product that rounds activations to 11 bits (and for Q6_K, weights): 2^-12 for each value and
+// more, averaged over the columns.
 const half = 4e-4
 
 // TestProducts: every type, many numbers of rows, against float64; each row has the bits it has alone.
@@ -48,7 +48,8 @@ func TestProducts(t *testing.T) {
 	}
 }
 
-// TestProductsTogether: matrices of all formats in one launch, with the norm's factor and a scale, have the bits they have alone.
+// TestProductsTogether: matrices of all formats in one launch, with the norm's factor and a scale, have the bits they
+// have alone.
 func TestProductsTogether(t *testing.T) {
 	r := newProductRig(t)
 	rnd := rand.New(rand.NewPCG(5, 5))

@@ -41,7 +41,8 @@ func (l WeightLayout) tiles(dst, src []byte) {
 	}
 }
 
-// The places of the four columns of a step in a word: nibbles that are halves when masked, for the sub-blocks of a pair.
+// The places of the four columns of a step in a word: nibbles that are halves when masked, for the sub-blocks of a
+// pair.
 var (
 	evenNibble = [4]int{0, 4, 2, 6}
 	oddNibble  = [4]int{1, 5, 3, 7}

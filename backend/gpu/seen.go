@@ -62,8 +62,8 @@ type KVTables struct {
 
 // NewKVTables makes the tables of one plan. pageAddr says where a page lies.
 //
-// Splits of a row are a function of what that row sees: bits must not depend on the batch. Whether a block has one split or all of
-// them changes no bits, so that is decided by how much there is to do.
+// Splits of a row are a function of what that row sees: bits must not depend on the batch. Whether a block has one
+// split or all of them changes no bits, so that is decided by how much there is to do.
 func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) (*KVTables, error) {
 	n := len(p.Slot)
 	k := &KVTables{rows: make([]seenRow, n), at: make([]writeAt, n)}
@@ -127,13 +127,16 @@ func (k *KVTables) see(p *backend.KVPlan, r int, pageAddr func(int32) Addr) erro
 		return fmt.Errorf("row %d sees %d slots of %d", r, s.hi, room)
 	}
 	s.lo = min(s.lo, s.hi)
+	if first, last := pagesOf(s); pages[first] < 0 || pages[last] < 0 || pages[p.Slot[r]/PageSlots] < 0 {
+		return fmt.Errorf("row %d: slot %d, visible %d to %d, in pages that were dropped", r, p.Slot[r], s.lo, s.hi)
+	}
 	k.rows[r] = s
 	k.at[r] = writeAt{page: pageAddr(pages[p.Slot[r]/PageSlots]), slot: p.Slot[r] % PageSlots}
 	return nil
 }
 
-// pagesOf returns the first and the last page that a row sees. A row that sees nothing looks at one page all the same, so that
-// its output is written.
+// pagesOf returns the first and the last page that a row sees. A row that sees nothing looks at one page all the
+// same, so that its output is written.
 func pagesOf(s seenRow) (first, last int32) {
 	last = max(s.hi-1, 0) / PageSlots
 	return min(s.lo/PageSlots, last), last
@@ -196,13 +199,6 @@ func (k *KVTables) tile(p *backend.KVPlan, it *seenItem) error {
 		}
 	}
 	it.paths = int32(len(k.paths)) - it.path
-	for i := it.path; i < it.path+it.paths; i++ {
-		for j, v := range k.paths[i] {
-			if v < 0 { // nobody sees it: any slot that exists
-				k.paths[i][j] = it.base
-			}
-		}
-	}
 	return nil
 }
 
@@ -230,8 +226,8 @@ func (it *seenItem) visits() int {
 	return n
 }
 
-// deal turns tiles into items: a tile that would keep one block busy for more than twice its share is cut into its splits,
-// as long as there is room for their results.
+// deal turns tiles into items: a tile that would keep one block busy for more than twice its share is cut into its
+// splits, as long as there is room for their results.
 func (k *KVTables) deal(tiles []seenItem, t Tiling) {
 	total := 0
 	for i := range tiles {
@@ -265,9 +261,11 @@ type KVRoom struct {
 	Rows, Items, Pages, Paths int
 }
 
-// Room returns what the tables need, in powers of two but for rows: it stays the same while sequences grow, come and go.
+// Room returns what the tables need, in powers of two but for rows: it stays the same while sequences grow, come and
+// go.
 func (k *KVTables) Room() KVRoom {
-	return KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items)), Pages: roomFor(len(k.pages)), Paths: roomFor(len(k.paths))}
+	return KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items)), Pages: roomFor(len(k.pages)),
+		Paths: roomFor(len(k.paths))}
 }
 
 const itemBytes, rowBytes, atBytes, pathBytes = 48, 32, 16, 4 * pathSlots
@@ -288,7 +286,8 @@ func (r KVRoom) At(a Addr) KVAddrs {
 	for _, f := range []struct {
 		dst   *Addr
 		bytes int
-	}{{&k.Items, itemBytes * (1 + r.Items)}, {&k.Seen, rowBytes * r.Rows}, {&k.At, atBytes * r.Rows}, {&k.Paths, pathBytes * r.Paths}, {&k.Pages, 8 * r.Pages}} {
+	}{{&k.Items, itemBytes * (1 + r.Items)}, {&k.Seen, rowBytes * r.Rows}, {&k.At, atBytes * r.Rows},
+		{&k.Paths, pathBytes * r.Paths}, {&k.Pages, 8 * r.Pages}} {
 		*f.dst = a
 		a += Addr(f.bytes)
 	}

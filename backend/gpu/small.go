@@ -2,8 +2,8 @@ package gpu
 
 import "fmt"
 
-// Small has the kernels of small.cu and select.cu: what is done to rows of activations beside products, attention and recurrence.
-// Its methods append launches to a list.
+// Small has the kernels of small.cu and select.cu: what is done to rows of activations beside products, attention and
+// recurrence. Its methods append launches to a list.
 type Small struct {
 	units   int
 	kernels map[string]Kernel
@@ -13,9 +13,12 @@ type Small struct {
 func NewSmall(d Driver) (*Small, error) {
 	s := &Small{units: d.Props().Units}
 	var err error
-	s.kernels, err = loadKernels(d, "small_copy", "small_add", "small_bias", "small_scale", "small_silu", "small_gelu", "small_sigmoid",
-		"small_softcap", "small_gather", "small_add_gated", "small_heads_sigmoid", "small_norm_short", "small_norm_long", "small_angles",
-		"small_rope", "small_norm_rope", "small_block_conv", "small_expert_sum", "small_scatter", "select_route", "select_max_parts",
+	s.kernels, err = loadKernels(d, "small_copy", "small_add", "small_bias", "small_scale", "small_silu",
+		"small_gelu", "small_sigmoid",
+		"small_softcap", "small_gather", "small_add_gated", "small_heads_sigmoid", "small_norm_short",
+		"small_norm_long", "small_angles",
+		"small_rope", "small_norm_rope", "small_block_conv", "small_expert_sum", "small_scatter", "select_route",
+		"select_max_parts",
 		"select_top_parts", "select_merge")
 	return s, err
 }
@@ -33,11 +36,12 @@ func loadKernels(d Driver, names ...string) (map[string]Kernel, error) {
 }
 
 func (s *Small) launch(ls []Launch, kernel string, grid [3]int, threads, shared int, args []byte) []Launch {
-	return append(ls, Launch{Kernel: s.kernels[kernel], Name: kernel, Grid: grid, Threads: threads, Shared: shared, Early: true, Args: args})
+	return append(ls, Launch{Kernel: s.kernels[kernel], Name: kernel, Grid: grid, Threads: threads, Shared: shared,
+		Early: true, Args: args})
 }
 
-// perThread bounds the rounds of a thread when there is more work than one block per multiprocessor does in one. Until then small kernels stay
-// at that size: more blocks would take the room in which the next product begins early.
+// perThread bounds the rounds of a thread when there is more work than one block per multiprocessor does in one. Until
+// then small kernels stay at that size: more blocks would take the room in which the next product begins early.
 const perThread = 8
 
 // flat is the grid for work that threads take one after the other.
@@ -72,7 +76,8 @@ type elemArgs struct {
 func (s *Small) elements(ls []Launch, kernel string, dst Out, rows, cols int, e elemArgs) []Launch {
 	e.dst, e.ds, e.rows, e.cols = dst.P, int32(dst.Stride), int32(rows), int32(cols)
 	total := rows * cols
-	if cols%4 == 0 && dst.aligned() && (e.a.P == 0 || e.a.aligned()) && (e.b.P == 0 || e.b.aligned() || kernel == "small_add_gated") {
+	if cols%4 == 0 && dst.aligned() && (e.a.P == 0 || e.a.aligned()) && (e.b.P == 0 || e.b.aligned() ||
+		kernel == "small_add_gated") {
 		e.quads = 1
 		total /= 4
 	}
@@ -128,7 +133,8 @@ func (s *Small) Softcap(ls []Launch, dst Out, x In, c float32, rows, cols int) [
 	return s.elements(ls, "small_softcap", dst, rows, cols, elemArgs{a: x, s: c})
 }
 
-// HeadsIn reads the heads of tokens: head h of a token begins at column h*Step. A tensor of plain rows is one of one head.
+// HeadsIn reads the heads of tokens: head h of a token begins at column h*Step. A tensor of plain rows is one of one
+// head.
 type HeadsIn struct {
 	In
 	Step int
@@ -148,12 +154,14 @@ type headsArgs struct {
 	eps               float32
 }
 
-// shortRow is the length up to which a warp has a row. The kernel, and with it the order of sums, depends on the length alone.
+// shortRow is the length up to which a warp has a row. The kernel, and with it the order of sums, depends on the length
+// alone.
 const shortRow = 512
 
 // RMSNorm normalises heads of dim values; w may be 0.
 func (s *Small) RMSNorm(ls []Launch, dst HeadsOut, x HeadsIn, w Addr, eps float32, tokens, heads, dim int) []Launch {
-	a := Args(headsArgs{dst: dst.P, w: w, x: x.In, rows: int32(tokens * heads), cols: int32(dim), heads: int32(heads), xs: int32(x.Step),
+	a := Args(headsArgs{dst: dst.P, w: w, x: x.In, rows: int32(tokens * heads), cols: int32(dim), heads: int32(heads),
+		xs: int32(x.Step),
 		ds: int32(dst.Stride), dhs: int32(dst.Step), eps: eps})
 	row := (dim + 3) / 4 * 16
 	if dim <= shortRow {
@@ -163,13 +171,11 @@ func (s *Small) RMSNorm(ls []Launch, dst HeadsOut, x HeadsIn, w Addr, eps float3
 	return s.launch(ls, "small_norm_long", [3]int{tokens * heads, 1, 1}, 256, row+32, a)
 }
 
-// LongestNorm is the longest row that RMSNorm can take: it lies in shared memory.
-func LongestNorm(p Props) int { return (p.SharedBlock - 32) / 16 * 4 }
-
 // HeadsSigmoid is SigmoidGate for heads.
 func (s *Small) HeadsSigmoid(ls []Launch, dst HeadsOut, x, gate HeadsIn, tokens, heads, dim int) []Launch {
-	a := Args(headsArgs{dst: dst.P, x: x.In, y: gate.In, rows: int32(tokens * heads), cols: int32(dim), heads: int32(heads),
-		xs: int32(x.Step), ys: int32(gate.Step), ds: int32(dst.Stride), dhs: int32(dst.Step)})
+	a := Args(headsArgs{dst: dst.P, x: x.In, y: gate.In, rows: int32(tokens * heads), cols: int32(dim),
+		heads: int32(heads),
+		xs:    int32(x.Step), ys: int32(gate.Step), ds: int32(dst.Stride), dhs: int32(dst.Step)})
 	return s.launch(ls, "small_heads_sigmoid", s.flat(tokens*heads*dim, 256), 256, 0, a)
 }
 
@@ -181,7 +187,8 @@ type anglesArgs struct {
 
 // Angles computes cosines and sines of pos[r]*inv[c], times scale.
 func (s *Small) Angles(ls []Launch, cos, sin Out, pos, inv Addr, scale float32, rows, cols int) []Launch {
-	a := Args(anglesArgs{cos: cos.P, sin: sin.P, pos: pos, inv: inv, rows: int32(rows), cols: int32(cols), cs: int32(cos.Stride), ss: int32(sin.Stride), scale: scale})
+	a := Args(anglesArgs{cos: cos.P, sin: sin.P, pos: pos, inv: inv, rows: int32(rows), cols: int32(cols),
+		cs: int32(cos.Stride), ss: int32(sin.Stride), scale: scale})
 	return s.launch(ls, "small_angles", s.flat(rows*cols, 128), 128, 0, a)
 }
 
@@ -192,7 +199,8 @@ type ropeArgs struct {
 
 // RoPE rotates the first 2*half columns of every row of x; row r belongs to row r/heads of the angles.
 func (s *Small) RoPE(ls []Launch, x Out, cos, sin Out, rows, heads, half int) []Launch {
-	a := Args(ropeArgs{x.P, cos.P, sin.P, int32(rows), int32(heads), int32(half), int32(x.Stride), int32(cos.Stride), int32(sin.Stride)})
+	a := Args(ropeArgs{x.P, cos.P, sin.P, int32(rows), int32(heads), int32(half), int32(x.Stride), int32(cos.Stride),
+		int32(sin.Stride)})
 	return s.launch(ls, "small_rope", s.flat(rows*half, 256), 256, 0, a)
 }
 
@@ -219,10 +227,13 @@ type turnArgs struct {
 
 // NormRoPE does RMSNorm and RoPE for queries and keys at once.
 func (s *Small) NormRoPE(ls []Launch, t NormRoPE) []Launch {
-	a := Args(turnArgs{t.Q.P, t.K.P, t.QNorm, t.KNorm, t.Cos.P, t.Sin.P, t.QIn.In, t.KIn.In, int32(t.Tokens), int32(t.Heads), int32(t.KVHeads),
-		int32(t.Dim), int32(t.Half), int32(t.QIn.Step), int32(t.KIn.Step), int32(t.Q.Stride), int32(t.K.Stride), int32(t.Cos.Stride), int32(t.Sin.Stride), t.Eps})
+	a := Args(turnArgs{t.Q.P, t.K.P, t.QNorm, t.KNorm, t.Cos.P, t.Sin.P, t.QIn.In, t.KIn.In, int32(t.Tokens),
+		int32(t.Heads), int32(t.KVHeads),
+		int32(t.Dim), int32(t.Half), int32(t.QIn.Step), int32(t.KIn.Step), int32(t.Q.Stride), int32(t.K.Stride),
+		int32(t.Cos.Stride), int32(t.Sin.Stride), t.Eps})
 	const warps = 4
-	return s.launch(ls, "small_norm_rope", [3]int{(t.Tokens*(t.Heads+t.KVHeads) + warps - 1) / warps, 1, 1}, 32*warps, 4*warps*t.Dim, a)
+	return s.launch(ls, "small_norm_rope", [3]int{(t.Tokens*(t.Heads+t.KVHeads) + warps - 1) / warps, 1, 1}, 32*warps,
+		4*warps*t.Dim, a)
 }
 
 type blockConvArgs struct {
@@ -232,7 +243,8 @@ type blockConvArgs struct {
 
 // BlockConv is backend.BlockConv. x and dyn are plain rows.
 func (s *Small) BlockConv(ls []Launch, dst, x, dyn Out, base, index Addr, rows, cols, taps, groups int) []Launch {
-	a := Args(blockConvArgs{dst.P, x.P, dyn.P, base, index, int32(rows), int32(cols), int32(taps), int32(groups), int32(dst.Stride), int32(x.Stride), int32(dyn.Stride)})
+	a := Args(blockConvArgs{dst.P, x.P, dyn.P, base, index, int32(rows), int32(cols), int32(taps), int32(groups),
+		int32(dst.Stride), int32(x.Stride), int32(dyn.Stride)})
 	return s.launch(ls, "small_block_conv", s.flat(rows*cols, 256), 256, 0, a)
 }
 
@@ -244,7 +256,8 @@ type sumArgs struct {
 
 // ExpertSum adds the outputs of each row's experts with their weights; scale, one per expert, may be 0.
 func (s *Small) ExpertSum(ls []Launch, dst Out, y In, weights Out, ids, scale Addr, rows, cols, used int) []Launch {
-	a := Args(sumArgs{dst.P, weights.P, scale, ids, y, int32(rows), int32(cols), int32(used), int32(dst.Stride), int32(weights.Stride)})
+	a := Args(sumArgs{dst.P, weights.P, scale, ids, y, int32(rows), int32(cols), int32(used), int32(dst.Stride),
+		int32(weights.Stride)})
 	return s.launch(ls, "small_expert_sum", s.flat(rows*cols, 256), 256, 0, a)
 }
 
@@ -279,9 +292,9 @@ func (s *Small) Route(ls []Launch, ids Addr, weights Out, logits In, rows, exper
 const selectPart = 8192
 
 type selectArgs struct {
-	ids, logp, keys, sums    Addr
-	x                        In
-	rows, cols, k, parts, ls int32
+	ids, logp, keys, sums          Addr
+	x                              In
+	rows, cols, k, parts, ls, keep int32
 }
 
 // SelectScratch is the memory that ArgMax (k = 1) and TopK need between their two kernels.
@@ -289,6 +302,9 @@ func SelectScratch(rows, cols, k int) int {
 	parts := (cols + selectPart - 1) / selectPart
 	return rows * parts * (8*k + 8)
 }
+
+// mergeShared is the shared memory that every device has for a block without asking.
+const mergeShared = 32 << 10
 
 // MaxTopK bounds k of TopK: the kernels take that many rounds.
 const MaxTopK = 256
@@ -308,7 +324,14 @@ func (s *Small) TopK(ls []Launch, ids Addr, logp Out, x In, rows, cols, k int, s
 
 func (s *Small) choose(ls []Launch, kernel string, ids Addr, logp Out, x In, rows, cols, k int, scratch Addr) []Launch {
 	parts := (cols + selectPart - 1) / selectPart
-	a := Args(selectArgs{ids, logp.P, scratch, scratch + Addr(8*rows*parts*k), x, int32(rows), int32(cols), int32(k), int32(parts), int32(logp.Stride)})
-	ls = s.launch(ls, kernel, [3]int{parts, rows, 1}, 256, 96, a)
-	return s.launch(ls, "select_merge", [3]int{rows, 1, 1}, 32, 4*parts, a)
+	a := selectArgs{ids, logp.P, scratch, scratch + Addr(8*rows*parts*k), x, int32(rows), int32(cols), int32(k),
+		int32(parts), int32(logp.Stride), 0}
+	shared := 4 * parts
+	if n := 8 * parts * k; n <= mergeShared {
+		a.keep = 1
+		shared += n
+	}
+	args := Args(a)
+	ls = s.launch(ls, kernel, [3]int{parts, rows, 1}, 256, 96, args)
+	return s.launch(ls, "select_merge", [3]int{rows, 1, 1}, 32, shared, args)
 }

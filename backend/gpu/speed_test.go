@@ -45,20 +45,29 @@ func BenchmarkKernels(b *testing.B) {
 		g.replay(b, fmt.Sprintf("norm/%d", rows), func(int) []gpu.Launch {
 			return s.RMSNorm(nil, gpu.HeadsOut{P: y, Stride: 5120}, gpu.HeadsIn{In: x.in}, x.in.P, 1e-6, rows, 1, 5120)
 		})
-		g.replay(b, fmt.Sprintf("add/%d", rows), func(int) []gpu.Launch { return s.Add(nil, gpu.Out{P: y, Stride: 5120}, x.in, x.in, rows, 5120) })
+		g.replay(b, fmt.Sprintf("add/%d", rows), func(int) []gpu.Launch {
+			return s.Add(nil, gpu.Out{P: y,
+				Stride: 5120}, x.in, x.in, rows, 5120)
+		})
 	}
 	for _, rows := range []int{1, 16} {
 		const cols = 248320
 		x, ids, p := g.plain(rows, cols, cols, 0, 1), g.alloc(rows*8), g.alloc(rows*8)
 		scratch := g.alloc(gpu.SelectScratch(rows, cols, 8) / 4)
-		g.replay(b, fmt.Sprintf("argmax/%d", rows), func(int) []gpu.Launch { return s.ArgMax(nil, ids, x.in, rows, cols, scratch) })
+		g.replay(b, fmt.Sprintf("argmax/%d", rows), func(int) []gpu.Launch {
+			return s.ArgMax(nil, ids, x.in, rows,
+				cols, scratch)
+		})
 		g.replay(b, fmt.Sprintf("top8/%d", rows), func(int) []gpu.Launch {
 			ls, err := s.TopK(nil, ids, gpu.Out{P: p, Stride: 8}, x.in, rows, cols, 8, scratch)
 			g.must(err)
 			return ls
 		})
 		r := g.plain(rows, 256, 256, 0, 1)
-		g.replay(b, fmt.Sprintf("route/%d", rows), func(int) []gpu.Launch { return s.Route(nil, ids, gpu.Out{P: p, Stride: 8}, r.in, rows, 256, 8, 1) })
+		g.replay(b, fmt.Sprintf("route/%d", rows), func(int) []gpu.Launch {
+			return s.Route(nil, ids, gpu.Out{P: p,
+				Stride: 8}, r.in, rows, 256, 8, 1)
+		})
 	}
 	f := gpu.NewFloats(g.d)
 	for _, c := range []struct{ rows, cols int }{{256, 5120}, {9216, 2560}} {
@@ -94,8 +103,10 @@ func BenchmarkKernels(b *testing.B) {
 		g.d.Upload(table, buf)
 		x := r.tokens(c.n)
 		chans, width := r.dims.ConvDim(), r.dims.VHeads*r.dims.VDim
-		call := gpu.DeltaCall{Table: table, Segs: 1, Rows: c.n, U: gpu.Rows(g.floats(x.u), chans), W: r.dw, QKV: gpu.Out{P: g.alloc(c.n * chans), Stride: chans},
-			Alpha: gpu.Rows(g.floats(x.alpha), r.dims.VHeads), Beta: gpu.Rows(g.floats(x.beta), r.dims.VHeads), A: r.da, DT: r.dd,
+		call := gpu.DeltaCall{Table: table, Segs: 1, Rows: c.n, U: gpu.Rows(g.floats(x.u), chans), W: r.dw,
+			QKV:   gpu.Out{P: g.alloc(c.n * chans), Stride: chans},
+			Alpha: gpu.Rows(g.floats(x.alpha), r.dims.VHeads), Beta: gpu.Rows(g.floats(x.beta), r.dims.VHeads),
+			A: r.da, DT: r.dd,
 			Out: gpu.Out{P: g.alloc(c.n * width), Stride: width}, Scratch: g.alloc(r.pool.ScratchBytes(c.n) / 4)}
 		g.replay(b, fmt.Sprintf("delta/%d rows/%d pending", c.n, c.pending), func(i int) []gpu.Launch {
 			call.Layer = i

@@ -8,8 +8,9 @@ import (
 	"strobe/backend"
 )
 
-// States is a backend.StatePool on a device. Every slot has its state in memory of its own, and two tapes: a pass reads what the pass before
-// taped and writes its own rows beside it. Keeping rows of a tape moves nothing: the next pass is told which rows they are.
+// States is a backend.StatePool on a device. Every slot has its state in memory of its own, and two tapes: a pass reads
+// what the pass before taped and writes its own rows beside it. Keeping rows of a tape moves nothing: the next pass is
+// told which rows they are.
 type States struct {
 	*Delta
 	d      Driver
@@ -48,7 +49,8 @@ func NewStates(d Driver, dims backend.DeltaDims, layers int) (*States, error) {
 func (p *States) stateBytes() int        { return 4 * p.layers * p.dims.StateValues() }
 func (p *States) tapeBytes(rows int) int { return 4 * p.layers * rows * DeltaTapeRow(p.dims) }
 
-// take returns memory, used memory of the same size if there is some. Memory of other sizes is only given up when the device has no more.
+// take returns memory, used memory of the same size if there is some. Memory of other sizes is only given up when the
+// device has no more.
 func (p *States) take(bytes int) (Addr, error) {
 	if s := p.spare[bytes]; len(s) > 0 {
 		p.spare[bytes] = s[:len(s)-1]
@@ -187,7 +189,8 @@ func (p *States) Keep(slot int32, path []int32) {
 func (p *States) memory(slot int32) DeltaMemory {
 	s := &p.slots[slot]
 	read, write := s.tapes[s.last], s.tapes[1-s.last]
-	return DeltaMemory{State: s.state, Read: read.at, ReadRows: read.rows, Write: write.at, WriteRows: write.rows, Path: s.path}
+	return DeltaMemory{State: s.state, Read: read.at, ReadRows: read.rows, Write: write.at, WriteRows: write.rows,
+		Path: s.path}
 }
 
 // Tables makes the tables of a pass, which must follow: from now on the tapes are those that it writes.

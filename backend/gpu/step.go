@@ -36,6 +36,7 @@ const (
 	opGatedDelta
 	opArgMax
 	opTopK
+	opSetInts // by the host
 )
 
 // op is one operation of a step. Two lists of equal operations are the same launches.
@@ -67,14 +68,21 @@ type step struct {
 	data []int32 // of sets
 }
 
-// setInts says which integers of data the step copies where.
+// setInts says which integers of data the step copies where. Those that follow each other without an operation in between are
+// copied at once, from the first of them on.
 type setInts struct {
 	dst     Addr
 	from, n int
+	first   int
 }
 
 func (s *step) set(dst Addr, v []int32) {
-	s.sets = append(s.sets, setInts{dst, len(s.data), len(v)})
+	first := len(s.sets)
+	if n := len(s.ops); n > 0 && s.ops[n-1].kind == opSetInts {
+		first = s.sets[first-1].first
+	}
+	s.ops = append(s.ops, op{kind: opSetInts, ids: dst, n: int32(first)})
+	s.sets = append(s.sets, setInts{dst, len(s.data), len(v), first})
 	s.data = append(s.data, v...)
 }
 
@@ -108,7 +116,7 @@ const maxRecorded = 64
 func (b *Backend) EndStep() {
 	s := &b.step
 	s.open = false
-	if b.err != nil || len(s.ops) == 0 && len(s.sets) == 0 {
+	if b.err != nil || len(s.ops) == 0 {
 		return
 	}
 	blk, lay, err := b.block(s)
@@ -139,9 +147,12 @@ func (b *Backend) EndStep() {
 	r := b.steps[i]
 	r.used = b.turn
 	b.d.Upload(lay.base, blk)
-	if r.rec != nil {
+	switch {
+	case b.profile != nil:
+		b.timed(r.launches)
+	case r.rec != nil:
 		b.d.Replay(r.rec)
-	} else {
+	default:
 		for i := range r.launches {
 			b.d.Launch(&r.launches[i])
 		}
@@ -180,13 +191,13 @@ func (b *Backend) forget(from Addr, bytes int) {
 }
 
 // op appends an operation to the step; outside of one it is a step by itself.
-func (b *Backend) op(os ...op) {
+func (b *Backend) op(o op) {
 	if b.step.open {
-		b.step.ops = append(b.step.ops, os...)
+		b.step.ops = append(b.step.ops, o)
 		return
 	}
 	b.BeginStep(nil)
-	b.step.ops = append(b.step.ops, os...)
+	b.step.ops = append(b.step.ops, o)
 	b.EndStep()
 }
 
@@ -197,17 +208,23 @@ func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, 
 
 // MatMul multiplies x with every matrix.
 func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
-	b.op(withProducts(op{kind: opMatMul, a: viewOf(x)}, ps)...)
+	b.multiply(op{kind: opMatMul, a: viewOf(x)}, ps)
 }
 
-// withProducts is an operation and its outputs.
-func withProducts(o op, ps []backend.Product) []op {
-	o.n = int32(len(ps))
-	os := []op{o}
-	for _, p := range ps {
-		os = append(os, op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
+// multiply appends an operation with its outputs.
+func (b *Backend) multiply(o op, ps []backend.Product) {
+	alone := !b.step.open
+	if alone {
+		b.BeginStep(nil)
 	}
-	return os
+	o.n = int32(len(ps))
+	b.step.ops = append(b.step.ops, o)
+	for _, p := range ps {
+		b.step.ops = append(b.step.ops, op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
+	}
+	if alone {
+		b.EndStep()
+	}
 }
 
 // RMSNorm normalises every row.
@@ -294,7 +311,7 @@ func (b *Backend) Route(ids backend.Ints, weights, logits backend.Tensor, used i
 
 // ExpertMatMul multiplies rows with the experts chosen for them.
 func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
-	b.op(withProducts(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used)}, ps)...)
+	b.multiply(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used)}, ps)
 }
 
 // ExpertSum adds the outputs of each row's experts with their weights.

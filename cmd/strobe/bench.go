@@ -27,6 +27,7 @@ type benchOptions struct {
 	plot                string
 	machine             bool
 	readMB              int
+	depth               int
 }
 
 func newBenchCmd() *cobra.Command {
@@ -39,6 +40,7 @@ func newBenchCmd() *cobra.Command {
   plain   one token per pass
   chain   every pass verifies one block of the drafter
   tree    every pass verifies a tree of the drafter's alternatives
+  mtp     guesses of the model's layer for multi-token prediction
   ngram   guesses are repetitions of earlier text; needs no drafter
   auto    the controller decides each round, as in normal use
 
@@ -74,6 +76,7 @@ instead of answered), "turns", "question" or "tokens".`,
 	f.BoolVar(&opt.json, "json", false, "print the report as one JSON object")
 	f.StringVar(&opt.plot, "plot", "", "also draw the comparison into this .svg or .png file")
 	f.BoolVar(&opt.machine, "machine", true, "measure the machine's floors and the cost of passes by their size")
+	f.IntVar(&opt.depth, "depth", 0, "tokens in the cache when passes are timed (default 64, 1024 on a GPU)")
 	f.IntVar(&opt.readMB, "read-mb", 512, "megabytes to read when measuring memory; must exceed the processor's caches")
 	return cmd
 }
@@ -117,7 +120,7 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 	report.Settings.Source = source
 	report.Settings.Temperature = float64(max(0, opt.Temp))
 	if opt.machine {
-		mc := bench.MachineConfig{ReadBytes: opt.readMB << 20, Chunk: promptChunk}
+		mc := bench.MachineConfig{ReadBytes: opt.readMB << 20, Context: opt.depth, Chunk: m.Chunk()}
 		if report.Machine, err = bench.MeasureMachine(cmd.Context(), m, mc); err != nil {
 			return err
 		}
@@ -155,16 +158,17 @@ func (o *benchOptions) read() (ps []bench.Prompt, source string, err error) {
 
 // config encodes the prompts and chooses the modes.
 func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Config, error) {
-	c := bench.Config{Tokens: o.n, Repeats: o.repeats, Context: o.ctx, Chunk: promptChunk, IgnoreEnd: o.ignoreEnd}
+	c := bench.Config{Tokens: o.n, Repeats: o.repeats, Context: o.ctx, Chunk: m.Chunk(), IgnoreEnd: o.ignoreEnd}
 	so, err := o.spec()
 	if err != nil {
 		return c, err
 	}
 	drafter := ""
-	if m.Drafter != nil {
-		drafter = m.Drafter.Name()
+	if ds := m.Drafters(); len(ds) > 0 {
+		drafter = ds[0].Name()
 	}
-	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
+	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, MTP: m.MTP != nil, Max: so.Max, Tree: max(0, so.Tree),
+		Synthetic: o.synthetic}
 	if c.Modes, err = bench.Modes(mo); err != nil {
 		return c, usageError{err}
 	}

@@ -64,7 +64,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		return err
 	}
 	// The loop of the engine owns the model from here on.
-	s := strobe.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: promptChunk})
+	s := strobe.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: m.Chunk()})
 	defer s.Close()
 
 	t, err := newTalk(s, cmd, opt)

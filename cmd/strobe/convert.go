@@ -28,17 +28,25 @@ DFlash drafters. Of multimodal checkpoints the text part is converted.
 The result is the file llama.cpp's converter would write and runs there, too.
 With a --type smaller than 16 bits it is quantised on the way.
 
+Layers for multi-token prediction, which draft for their own model, are part of the
+file if the checkpoint has them; --no-mtp leaves them out, and --mtp-only writes
+nothing else.
+
 A DFlash drafter has no tokenizer of its own: name the folder of the model it
 drafts for with --target.
 
 Types: ` + typeHelp("auto"),
 		Example: `  strobe convert Qwen3.5-4B/ -o qwen35-4b.gguf
   strobe convert Qwen3.5-4B/ -o qwen35-4b-q4.gguf --type q4_k_m
+  strobe convert Qwen3.5-4B/ -o mtp-qwen35-4b.gguf --mtp-only --type q8_0
   strobe convert Qwen3.5-27B-DFlash/ -o drafter.gguf --target Qwen3.5-27B/`,
 		Args: positional("DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if out == "" {
 				return usagef("convert: name the file to write with -o FILE")
+			}
+			if opt.NoMTP && opt.MTPOnly {
+				return usagef("convert: --no-mtp and --mtp-only leave nothing to write")
 			}
 			if err := checkMix(opt.Type, "auto"); err != nil {
 				return err
@@ -59,6 +67,7 @@ Types: ` + typeHelp("auto"),
 	f.StringVarP(&opt.Type, "type", "t", "auto", "type of the weights")
 	f.StringVar(&opt.Target, "target", "", "folder of the target model, for drafters")
 	f.BoolVar(&opt.NoMTP, "no-mtp", false, "leave out multi-token-prediction layers")
+	f.BoolVar(&opt.MTPOnly, "mtp-only", false, "write the multi-token-prediction layers alone, as a drafter for -d")
 	f.BoolVar(&opt.NoVocab, "no-vocab", false, "leave the tokenizer out of a drafter; Strobe needs only the target's, llama.cpp needs both")
 	f.StringVar(&opt.Pre, "pre", "", "how the tokenizer splits text, if it is not recognised ("+strings.Join(convert.PreTokenizers(), ", ")+")")
 	f.StringVar(&opt.Name, "name", "", "name of the model to write into the file")

@@ -60,9 +60,12 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 		return nil, err
 	}
 	r := &race{title: demoTitle(m), prompt: text, max: opt.n}
-	name := "DFlash"
-	if m.Drafter == nil {
-		name = "n-gram drafts"
+	name := "n-gram drafts"
+	switch {
+	case m.Drafter != nil:
+		name = "DFlash"
+	case m.MTP != nil:
+		name = "MTP"
 	}
 	for i, l := range []*lane{
 		{name: "plain", opt: speculate.Options{Draft: speculate.Off}},
@@ -119,7 +122,7 @@ func (l *lane) close() {
 func (l *lane) step() error {
 	prefilling := l.solo.Prefilling()
 	start := time.Now()
-	ev, err := l.solo.Step(promptChunk)
+	ev, err := l.solo.Step(l.model.Chunk())
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"strobe/draft/dflash"
+	"strobe/draft/mtp"
+	"strobe/engine"
 	"strobe/gguf"
 )
 
@@ -25,6 +27,10 @@ type drafterInfo struct {
 func (r *report) readDrafter(f *gguf.File) {
 	if arch := f.Arch(); strings.HasPrefix(arch, "gemma4") && strings.HasSuffix(arch, "assistant") {
 		r.note("a Gemma 4 assistant: drafts for the Gemma 4 model it was trained with")
+		return
+	}
+	if mtp.Supported(f) {
+		r.note("a layer for multi-token prediction without its model: give it with -d beside the model")
 		return
 	}
 	if !dflash.Supported(f) {
@@ -64,6 +70,13 @@ func (r *report) checkTarget(f, t *gguf.File) {
 	width, _ := tk.int("embedding_length")
 	if strings.HasSuffix(f.Arch(), "-assistant") {
 		r.checkAssistant(f, t, width)
+	}
+	if mtp.Supported(f) {
+		if err := engine.CheckMTP(f, t); err != nil {
+			r.fail("the drafter does not load beside the target: %v", err)
+		} else {
+			r.ok("the drafter loads beside the target")
+		}
 		return
 	}
 	d := r.Drafter

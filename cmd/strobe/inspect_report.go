@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"strobe/chat"
+	"strobe/draft/mtp"
 	"strobe/engine"
 	"strobe/gguf"
 	"strobe/model"
@@ -312,6 +313,11 @@ func (r *report) checkBlocks(f *gguf.File) {
 		return
 	}
 	have := make([]bool, n)
+	if mtp.Supported(f) && model.Supported(f.Arch()) {
+		for i := range r.Model.Layers { // those of the model it drafts for
+			have[i] = true
+		}
+	}
 	for _, t := range f.Tensors() {
 		rest, ok := strings.CutPrefix(t.Name, "blk.")
 		if !ok {
@@ -356,7 +362,7 @@ func (r *report) checkNorms(f *gguf.File) {
 
 // checkLoads makes of a file what run and serve make of it, so that they all say the same.
 func (r *report) checkLoads(f *gguf.File) {
-	if !model.Supported(f.Arch()) || len(f.Tensors()) == 0 {
+	if !model.Supported(f.Arch()) || len(f.Tensors()) == 0 || mtp.Supported(f) {
 		return
 	}
 	if err := engine.Check(f); err != nil {
@@ -364,6 +370,11 @@ func (r *report) checkLoads(f *gguf.File) {
 		return
 	}
 	r.ok("the model loads")
+	if mtp.InModel(f) {
+		r.ok("its layer for multi-token prediction loads, too: it drafts for the model")
+	} else if r.Model.NextN > 0 {
+		r.note("the layer for multi-token prediction is missing, so it cannot draft")
+	}
 }
 
 func (r *report) listTensors(f *gguf.File) {

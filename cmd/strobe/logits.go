@@ -20,8 +20,9 @@ import (
 type logitsOptions struct {
 	modelFlags
 	tokens, out, rounds string
+	accept              string
 	hidden              bool
-	batch               int
+	batch, steps        int
 }
 
 func newLogitsCmd() *cobra.Command {
@@ -36,9 +37,15 @@ norm. Everything is float32; keys and values are cached in float32 unless --kv s
 
 With a drafter (-d) and --rounds, it writes the drafter's outputs instead: "roundI.logits" [block,
 vocabulary] with the first START tokens as context and the token at START as the block's first
-input, for each START of the list.`,
+input, for each START of the list.
+
+With a layer for multi-token prediction, --steps and --accept, it replays rounds: all ids but the last
+are the prompt, and each round drafts as many tokens as there are steps, verifies them and keeps as
+many as --accept says. It writes "roundI.h_in", "roundI.h_out" [steps, width], "roundI.logits" [steps,
+vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabulary].`,
 		Example: `  strobe logits -m model.gguf --tokens ids.json --out out.safetensors --hidden
-  strobe logits -m target.gguf -d drafter.gguf --tokens ids.json --rounds 20,23,40 --out out.safetensors`,
+  strobe logits -m target.gguf -d drafter.gguf --tokens ids.json --rounds 20,23,40 --out out.safetensors
+  strobe logits -m target.gguf --tokens ids.json --steps 4 --accept 2,0,4,1 --out out.safetensors`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return writeLogits(cmd, &opt) },
 	}
@@ -47,6 +54,8 @@ input, for each START of the list.`,
 	f.StringVar(&opt.tokens, "tokens", "", "JSON file with an array of token ids")
 	f.StringVar(&opt.out, "out", "", "safetensors file to write")
 	f.StringVar(&opt.rounds, "rounds", "", "comma-separated context lengths to draft at")
+	f.IntVar(&opt.steps, "steps", 0, "tokens a round of multi-token prediction drafts")
+	f.StringVar(&opt.accept, "accept", "", "comma-separated numbers of tokens that such rounds keep")
 	f.BoolVar(&opt.hidden, "hidden", false, "also write the hidden states of every layer")
 	f.IntVar(&opt.batch, "batch", 64, "tokens per forward pass")
 	f.Lookup("kv").DefValue, opt.kv = "f32", "f32"
@@ -64,6 +73,16 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 	if err != nil {
 		return err
 	}
+	var accepted []int
+	if opt.steps != 0 || opt.accept != "" {
+		if opt.steps < 1 || opt.accept == "" || starts != nil || opt.hidden {
+			return usagef("--steps N and --accept LIST belong together, without --rounds and --hidden")
+		}
+		if accepted, err = parseAccepted(opt.accept, opt.steps); err != nil {
+			return err
+		}
+		opt.mtp = true // load fails without
+	}
 	data, err := os.ReadFile(opt.tokens)
 	if err != nil {
 		return err
@@ -75,7 +94,7 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("%s: no token ids", opt.tokens)
 	}
-	if starts == nil && opt.drafter == "" {
+	if starts == nil && accepted == nil && opt.drafter == "" {
 		opt.drafter = "none"
 	}
 	m, err := opt.load()
@@ -87,9 +106,12 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 		return fmt.Errorf("%s: %d tokens; the context holds %d", opt.tokens, len(ids), n)
 	}
 	var tensors []safetensors.Tensor
-	if starts != nil {
+	switch {
+	case accepted != nil:
+		tensors, err = mtpRounds(m, ids, opt.steps, accepted)
+	case starts != nil:
 		tensors, err = draftLogits(m, ids, starts)
-	} else {
+	default:
 		tensors, err = targetLogits(cmd, m, ids, opt)
 	}
 	if err != nil {
@@ -171,13 +193,16 @@ func draftLogits(m *engine.Model, ids []int32, starts []int) ([]safetensors.Tens
 		return nil, fmt.Errorf("round at %d, but there are only %d tokens", last, len(ids))
 	}
 	t := m.Target
+	if err := t.Capture(m.Drafter.Capture()); err != nil {
+		return nil, err
+	}
 	seq, ctx := t.NewSeq(), m.Drafter.NewSeq()
 	defer seq.Close()
 	defer ctx.Close()
 	var tensors []safetensors.Tensor
 	for i, start := range starts {
 		for seq.Len() < start {
-			part := ids[seq.Len():min(start, seq.Len()+promptChunk)]
+			part := ids[seq.Len():min(start, seq.Len()+m.Chunk())]
 			out, err := t.Forward([]model.Segment{{Seq: seq, Tokens: part, Prompt: true}})
 			if err != nil {
 				return nil, err

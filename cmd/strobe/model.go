@@ -3,9 +3,11 @@ package main
 import (
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
+	"strobe/device"
 	"strobe/draft/dflash"
 	"strobe/engine"
 	"strobe/gguf"
@@ -18,24 +20,31 @@ import (
 type modelFlags struct {
 	model, drafter string
 	threads        int
+	device         string
+	gpuLayers      string
 	kv             string
 	ctx            int
 	draft          string
 	draftMax       int
 	tree           string
 	causal         string
+	mtp            bool
 }
 
 func (m *modelFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model (default: the one built in, which completes Go code)")
-	f.StringVarP(&m.drafter, "drafter", "d", "", "GGUF file of its DFlash drafter (default: the one beside the model, if any)")
+	f.StringVarP(&m.drafter, "drafter", "d", "",
+		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
+	f.StringVar(&m.device, "device", "auto", "what runs the model: auto (the first GPU on which it fits, or the processor), cpu, cuda or cuda:N")
+	f.StringVar(&m.gpuLayers, "gpu-layers", "auto", "layers on the GPU, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
-	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash or ngram")
+	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
 	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
 	f.StringVar(&m.tree, "tree", "auto", "verify a tree of drafts: auto, off, or a number of nodes")
+	f.BoolVar(&m.mtp, "mtp", false, "use the model's layer for multi-token prediction beside a drafter, too")
 	f.StringVar(&m.causal, "draft-causal", "auto", "attention inside the drafter's block: auto, on (causal) or off")
 }
 
@@ -58,7 +67,21 @@ func (m *modelFlags) load() (*engine.Model, error) {
 
 // options is how the flags want a model to be loaded.
 func (m *modelFlags) options() (engine.Options, error) {
-	opt := engine.Options{Threads: m.threads, KV: m.kv, Drafter: m.drafter}
+	opt := engine.Options{
+		Threads: m.threads, Device: m.device, KV: m.kv, Drafter: m.drafter, MTP: m.mtp || m.draft == "mtp",
+	}
+	if err := device.Check(m.device); err != nil {
+		return opt, usageError{err}
+	}
+	if m.gpuLayers != "auto" {
+		n, err := strconv.Atoi(m.gpuLayers)
+		if err != nil || n < 0 {
+			return opt, usagef("--gpu-layers %q: want auto or a number", m.gpuLayers)
+		}
+		if opt.GPULayers = n; n == 0 {
+			opt.GPULayers = -1
+		}
+	}
 	switch m.causal {
 	case "auto":
 	case "on":
@@ -80,6 +103,10 @@ func (m *modelFlags) checkDrafter(e *engine.Model) error {
 	spec, err := m.spec()
 	if err != nil {
 		return err
+	}
+	if (m.mtp || m.draft == "mtp") && e.MTP == nil {
+		return fmt.Errorf("%s: no layer for multi-token prediction: the model has none, or was converted without; "+
+			"give one with -d FILE", e.Path)
 	}
 	if err := e.Runner.Check(spec.Draft); err != nil {
 		return usageError{err}

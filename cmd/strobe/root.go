@@ -22,6 +22,7 @@ func commands() []*cobra.Command {
 		newDemoCmd(),
 		newServeCmd(),
 		newBenchCmd(),
+		newDevicesCmd(),
 		newLogitsCmd(),
 		newInspectCmd(),
 		newConvertCmd(),

@@ -14,10 +14,6 @@ import (
 	"strobe/speculate"
 )
 
-// promptChunk is how many prompt tokens run in one pass: enough to use the processor well, few
-// enough that Ctrl-C is answered soon.
-const promptChunk = 128
-
 type runOptions struct {
 	modelFlags
 	sampleFlags
@@ -76,7 +72,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if opt.verbose {
 		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Summary())
 	}
-	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: promptChunk, CacheBytes: -1})
+	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: loaded.Chunk(), CacheBytes: -1})
 	defer m.Close()
 	p, err := m.Format().Prompt([]chat.Message{{Role: "user", Content: text}}, opt.raw, dialog.Options{Whole: true})
 	if err != nil {

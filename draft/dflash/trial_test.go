@@ -6,8 +6,8 @@ import (
 	"strobe/draft"
 )
 
-// TestTrialFindsTheRule: drafts use both rules by turns, and the tokens that follow them decide which one stays. Here they
-// are those that one of the rules guesses.
+// TestTrialFindsTheRule: drafts use both rules by turns, and the tokens that follow them decide which one stays. Here
+// they are those that one of the rules guesses.
 func TestTrialFindsTheRule(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	for want := range 2 {

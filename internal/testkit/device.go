@@ -66,6 +66,16 @@ func (d *Device) Alloc(rows, cols int) (backend.Tensor, error) {
 	return t, err
 }
 
+// Tensor returns memory that does not count.
+func (d *Device) Tensor(t testing.TB, rows, cols int) backend.Tensor {
+	t.Helper()
+	x, err := d.Backend.Alloc(rows, cols)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
 func (d *Device) Free(t backend.Tensor) {
 	d.outside("Free")
 	if t.Buf != nil {

@@ -25,8 +25,7 @@ type odds struct{ hit, seen float64 }
 
 func (o *odds) learn(hit bool) {
 	if o.seen > 60 {
-		o.hit *= 0.97
-		o.seen *= 0.97
+		o.fade(0.97)
 	}
 	o.seen++
 	if hit {
@@ -34,7 +33,10 @@ func (o *odds) learn(hit bool) {
 	}
 }
 
-// rate mixes what was seen with a prior of the given weight.
+func (o *odds) fade(f float64) { o.hit, o.seen = f*o.hit, f*o.seen }
+
+// rate mixes what was seen with a prior of the given weight, which counts ever less (TestHardCases, as the rules of
+// fading below).
 func (o *odds) rate(prior, weight float64) float64 {
 	weight /= 1 + o.seen/20
 	return (o.hit + prior*weight) / (o.seen + weight)
@@ -44,12 +46,12 @@ func (o *odds) rate(prior, weight float64) float64 {
 // it says is kept until new samples say otherwise.
 func (a *acceptance) age(samples float64) {
 	for i := range a.first {
-		fade(a.first[i][:], samples)
+		limit(a.first[i][:], samples)
 	}
-	fade(a.other[:], samples)
-	fade(a.reach[:], samples)
+	limit(a.other[:], samples)
+	limit(a.reach[:], samples)
 	for i := range a.bySize {
-		fade(a.bySize[i][:], samples)
+		limit(a.bySize[i][:], samples)
 	}
 }
 
@@ -115,13 +117,22 @@ func (a *acceptance) reached(size, at int, hit bool) {
 			continue
 		}
 		for i := range os[at+1:] {
-			os[at+1+i].hit *= 0.9
-			os[at+1+i].seen *= 0.9
+			os[at+1+i].fade(0.9)
 		}
 	}
 	for z := range a.bySize {
-		if o := &a.bySize[z][at]; z != size {
-			o.hit, o.seen = 0.99*o.hit, 0.99*o.seen
+		if z != size {
+			a.bySize[z][at].fade(0.99)
+		}
+	}
+}
+
+// forget lets what is known of a source that is not asked fade.
+func (a *acceptance) forget() {
+	for i := range a.reach {
+		a.reach[i].fade(0.99)
+		for z := range a.bySize {
+			a.bySize[z][i].fade(0.99)
 		}
 	}
 }
@@ -136,7 +147,8 @@ func (a *acceptance) expect(size, at int, hit bool) {
 	a.spread += p * (1 - p)
 }
 
-// changed reports whether guesses have lately been so much better or worse than expected that it is no accident.
+// changed reports whether guesses have lately been so much better or worse than expected that it is no accident
+// (TestCollapse).
 func (a *acceptance) changed() bool {
 	if a.excess*a.excess > 9*(a.spread+0.5) {
 		a.excess, a.spread = 0, 0
@@ -147,11 +159,11 @@ func (a *acceptance) changed() bool {
 	return false
 }
 
-// fade limits the weight of what was seen.
-func fade(os []odds, most float64) {
+// limit bounds the weight of what was seen.
+func limit(os []odds, most float64) {
 	for i := range os {
 		if o := &os[i]; o.seen > most {
-			o.hit, o.seen = o.hit*most/o.seen, most
+			o.fade(most / o.seen)
 		}
 	}
 }

@@ -2,8 +2,8 @@
 // decides, others do, and what came of it they report.
 //
 // Each round it answers three questions: which source to ask for a draft, for how long a one, and how many of the
-// guesses to verify. The answers follow from measured costs (costs.go) and calibrated probabilities (acceptance.go): the
-// choice is the one with the most expected tokens per second (round.go, offer.go). Both may be wrong, so a ledger
+// guesses to verify. The answers follow from measured costs (costs.go) and calibrated probabilities (acceptance.go):
+// the choice is the one with the most expected tokens per second (round.go, offer.go). Both may be wrong, so a ledger
 // (ledger.go) of what drafting really yielded bounds what they can cost.
 //
 //	r := c.Begin(streams, prompt)      // what the pass holds anyway
@@ -29,12 +29,12 @@ type Controller struct {
 	costs   costs
 	longest []int        // per source: guesses of a whole block
 	prior   []acceptance // per source, of earlier streams: where new ones start
-	bank    float64      // what they gained by drafting, in plain tokens
 }
 
 // New returns a controller for sources of which each guesses up to so many tokens at once.
 func New(longest ...int) *Controller {
-	return &Controller{longest: longest, prior: make([]acceptance, len(longest)), costs: costs{draft: make([]table, len(longest))}}
+	n := len(longest)
+	return &Controller{longest: longest, prior: make([]acceptance, n), costs: costs{draft: make([]table, n)}}
 }
 
 // TreeAuto and TreeOff are special values of Options.Tree.
@@ -61,33 +61,36 @@ type Stream struct {
 	ledger ledger
 	pace   pace
 
-	// The current round.
-	on      bool
+	promise float64 // how many times as fast as plain decoding drafting should be
+
+	turn
+}
+
+// turn is a stream's part of the current round.
+type turn struct {
+	on      bool // it may draft
 	drafts  []made
 	best    int // the draft whose guesses are verified, -1 for none
 	chain   offer
 	tree    offer
-	take    *offer // of the two
-	count   int    // guesses of it
-	paid    bool   // for a draft
-	emitted int
-	promise float64 // how many times as fast as plain decoding drafting should be
+	take    *offer  // of the two
+	count   int     // guesses of it
+	paid    bool    // for a draft
+	explore bool    // verify as much as possible, to see what that costs
+	emitted int     // tokens
 	risk    float64 // plain tokens that the round should lose, when it is a trial
 }
 
 // NewStream returns a stream that starts with what earlier ones learnt.
 func (c *Controller) NewStream(o Options) *Stream {
-	s := &Stream{Options: o, Usable: make([]bool, len(c.longest)), c: c, best: -1}
+	s := &Stream{Options: o, Usable: make([]bool, len(c.longest)), c: c, turn: turn{best: -1}}
 	s.accept = append(s.accept, c.prior...)
-	s.ledger.reset(c.bank)
+	s.ledger = ledger{credit: startCredit, trials: maxTrials}
 	return s
 }
 
 // End keeps what a stream learnt for later ones.
-func (c *Controller) End(s *Stream) {
-	copy(c.prior, s.accept)
-	c.bank = min(max(c.bank+s.ledger.won, 0), maxBank)
-}
+func (c *Controller) End(s *Stream) { copy(c.prior, s.accept) }
 
 // Guesses is what to verify after the last token: tokens and, for a tree, the parent of each, -1 for the last token.
 func (s *Stream) Guesses() (tokens, parents []int32) {

@@ -13,8 +13,11 @@ import (
 type costs struct {
 	chain, tree table   // target passes
 	draft       []table // drafts by source and tokens asked for
-	load        float64 // seconds of a plain pass, lately
+	unit        int     // rows of a plain pass: the fewest streams so far
+	load        float64 // seconds of it, lately
 	plains      window  // what it is the median of
+	fewer       window  // seconds of plain passes of fewer streams, until they are enough
+	fewerRows   int     // how many
 	recent      window  // how much longer than expected passes took
 	sinceOne    int     // passes since plain decoding was last measured
 	largest     int     // rows of the largest pass so far that was not a prompt
@@ -44,6 +47,17 @@ func (w window) median() float64 {
 // plainSamples is how many plain passes must agree before anything is compared with them.
 const plainSamples = 3
 
+// usual is the median of the samples that were not disturbed: less than twice the smallest. A plain pass that seems
+// too long makes all others seem cheap, and a useless drafter free (TestUselessEverySeed, shared).
+func (w window) usual() float64 {
+	s := w.sorted()
+	n := 1
+	for n < len(s) && s[n] < 2*s[0] {
+		n++
+	}
+	return (s[n/2] + s[(n-1)/2]) / 2
+}
+
 // agree reports whether there are enough samples that differ little.
 func (w window) agree() bool {
 	if len(w) < plainSamples {
@@ -57,7 +71,6 @@ func (w window) agree() bool {
 type table struct {
 	sizes    []cost
 	measured []int // which of them are, ascending: prompts make them few among many
-	now      int   // samples so far
 }
 
 // cost is what is known of one size.
@@ -66,7 +79,6 @@ type cost struct {
 	seen    int        // samples
 	first   [5]float64 // of them
 	sure    bool       // typical is no accident
-	last    int        // when it was measured
 }
 
 // learn adds a sample. What disturbs a pass mostly makes it slower, so a size that seems dear, compared with others,
@@ -80,11 +92,6 @@ func (t *table) learn(n int, x float64) {
 	if at, ok := slices.BinarySearch(t.measured, n); !ok {
 		t.measured = slices.Insert(t.measured, at, n)
 	}
-	if t.doubted(n) && x < c.typical/dear {
-		*c = cost{}
-	}
-	t.now++
-	c.last = t.now
 	c.seen++
 	if c.seen > len(c.first) {
 		c.typical *= min(max(1+(x/c.typical-1)/16, 1-maxStep), 1+maxStep)
@@ -96,43 +103,32 @@ func (t *table) learn(n int, x float64) {
 	c.typical = s[(c.seen-1)/2]
 	c.sure = false
 	g := dear * t.guess(n)
-	c.sure = n == 1 && x == 1 || c.typical <= g || c.seen >= 3 && s[0] > g || c.seen == len(c.first)
+	c.sure = x == 1 || c.typical <= g || c.seen >= 3 && s[0] > g || c.seen == len(c.first)
 }
 
 const (
+	// dear is how many times as long as expected a size has to take to be doubted at first: one disturbed pass would
+	// close all larger sizes for good (TestOutlier).
 	dear    = 1.3
-	maxStep = 0.1 / 16
+	maxStep = 0.1 / 16 // a disturbed pass counts no more than one that took a tenth longer
 )
 
 // at estimates the time of size n: measured, between its measured neighbours, or beyond them by their
 // slope.
 func (t *table) at(n int) float64 {
-	if !t.sure(n) {
-		return t.guess(n)
+	if t.sure(n) {
+		return t.sizes[n].typical
 	}
-	c := &t.sizes[n]
-	switch {
-	case t.doubted(n):
-		return min(c.typical, t.guess(n))
-	case c.seen >= 8 || n == 1:
-		return c.typical
-	}
-	return (c.typical*float64(c.seen) + 2*t.guess(n)) / float64(c.seen+2)
-}
-
-// paid is what a pass of size n that was made has cost, with less hope.
-func (t *table) paid(n int) float64 {
-	if !t.known(n) || t.sure(n) {
-		return t.at(n)
-	}
-	return min(t.sizes[n].typical, 2*t.guess(n))
+	return t.guess(n)
 }
 
 // guess estimates the time of size n from others.
 func (t *table) guess(n int) float64 {
-	first, near, above := t.around(n, t.sure)
+	near, above := t.around(n, t.sure)
+	half, _ := t.around(near/2+1, t.sure)
 	if near == 0 && above == 0 {
-		first, near, above = t.around(n, t.known)
+		near, above = t.around(n, t.known)
+		half, _ = t.around(near/2+1, t.known)
 	}
 	switch {
 	case near == 0 && above == 0:
@@ -143,39 +139,43 @@ func (t *table) guess(n int) float64 {
 		f := float64(n-near) / float64(above-near)
 		return t.sizes[near].typical + f*max(0, t.sizes[above].typical-t.sizes[near].typical)
 	}
-	// Without a second size, each further row is guessed to cost a seventh of the first.
+	// Beyond, each row costs what it did lately, since half as many (TestSharedPasses, experts). Without a second
+	// size, it is guessed to cost a seventh of the first.
 	slope := t.sizes[near].typical / float64(near+6)
-	if first < near {
-		slope = max(0, t.sizes[near].typical-t.sizes[first].typical) / float64(near-first)
+	if half > 0 {
+		slope = max(0, t.sizes[near].typical-t.sizes[half].typical) / float64(near-half)
 	}
 	return t.sizes[near].typical + slope*float64(n-near)
 }
 
-// around returns the smallest size, the largest under n and the smallest over n that are good, 0 where there
-// is none.
-func (t *table) around(n int, good func(int) bool) (first, near, above int) {
+// around returns the largest size under n and the smallest over n that are good, 0 where there is none.
+func (t *table) around(n int, good func(int) bool) (near, above int) {
 	for _, i := range t.measured {
 		switch {
 		case i == n || !good(i):
 		case i > n:
-			return first, near, i
-		case first == 0:
-			first, near = i, i
+			return near, i
 		default:
 			near = i
 		}
 	}
-	return first, near, 0
+	return near, 0
+}
+
+// scale changes the unit of all times.
+func (t *table) scale(f float64) {
+	for i := range t.sizes {
+		c := &t.sizes[i]
+		c.typical *= f
+		for k := range c.first {
+			c.first[k] *= f
+		}
+	}
 }
 
 func (t *table) any() bool        { return len(t.sizes) > 0 }
 func (t *table) known(n int) bool { return n < len(t.sizes) && t.sizes[n].seen > 0 }
 func (t *table) sure(n int) bool  { return t.known(n) && t.sizes[n].sure }
-
-// doubted reports that a size was measured a few times long ago.
-func (t *table) doubted(n int) bool {
-	return t.known(n) && t.now-t.sizes[n].last > 32*t.sizes[n].seen*t.sizes[n].seen
-}
 
 // plain is the time of one token without drafting, 0 if unknown.
 func (c *costs) plain() time.Duration {
@@ -190,8 +190,15 @@ func (c *costs) passes(tree bool) *table {
 	return &c.chain
 }
 
-// verify is the expected time of a pass.
-func (c *costs) verify(rows int, tree bool) float64 { return c.passes(tree).at(rows) }
+// verify is the expected time of a pass. More rows never cost less, whatever a disturbed measurement says
+// (TestUselessEverySeed, shared).
+func (c *costs) verify(rows int, tree bool) float64 {
+	t := c.passes(tree).at(rows)
+	if rows >= c.unit {
+		t = max(t, 1)
+	}
+	return t
+}
 
 // learn adds what the passes of a round took.
 func (c *costs) learn(p *Round, took time.Duration) {
@@ -201,19 +208,28 @@ func (c *costs) learn(p *Round, took time.Duration) {
 	}
 	c.sinceOne++
 	if p.prompt == 0 && t.sure(p.rows) {
-		// When all passes take longer, or less long, the machine has changed.
+		// When all passes take longer, or less long, the machine has changed (TestSlowerMachine).
 		c.recent.add(d/c.load/t.sizes[p.rows].typical, 9)
 		if m := c.recent.median(); len(c.recent) == 9 && (m > 1.5 || m < 1/1.5) {
 			c.plains, c.recent = nil, nil
 		}
 	}
 	if p.rows == p.base && p.prompt == 0 { // plain
+		if c.unit == 0 {
+			c.unit = p.rows
+		}
+		if p.rows < c.unit && !c.rebase(p.rows, d) {
+			return
+		}
 		rows := 1.0
-		if p.rows > 1 && c.chain.at(p.rows) > 0 {
+		if p.rows != c.unit {
 			rows = c.chain.at(p.rows)
 		}
-		c.plains.add(d/rows, 32)
-		c.load = c.plains.median()
+		// What a pass of another size says of the unit is a guess before that size is known; better than nothing.
+		if p.rows == c.unit || c.chain.sure(p.rows) || !c.plains.agree() {
+			c.plains.add(d/rows, 32)
+			c.load = c.plains.usual()
+		}
 		if p.rows == 1 {
 			c.sinceOne = 0
 		}
@@ -221,8 +237,8 @@ func (c *costs) learn(p *Round, took time.Duration) {
 	if !c.plains.agree() {
 		return
 	}
-	if p.rows == 1 {
-		c.chain.learn(1, 1)
+	if p.rows == c.unit {
+		c.chain.learn(c.unit, 1)
 	} else {
 		t.learn(p.rows, d/c.load)
 	}
@@ -232,26 +248,37 @@ func (c *costs) learn(p *Round, took time.Duration) {
 	if p.prompt == 0 && t.sure(p.rows) {
 		c.largest = max(c.largest, p.rows)
 	}
-	// What was measured counts, but not what disturbed this round alone, and as much as it disturbs plain passes, too.
-	p.spent = min(d/c.load, clip*t.paid(p.rows))
+	// What was measured counts, but not what disturbed this round alone.
+	p.spent = min(d/c.load, clip*t.at(p.rows))
 	for _, a := range p.asks {
-		p.spent += min(a.took.Seconds()/c.load, clip*c.draft[a.Source].paid(a.tokens()))
+		p.spent += min(a.took.Seconds()/c.load, clip*c.draft[a.Source].at(a.tokens()))
 	}
-	p.spent /= c.drag()
 }
 
-// clip is how many times as long as usual a pass may take and still be believed.
+// rebase counts in the time of a plain pass of fewer streams as soon as that is known: what is compared with it has to
+// rest on more than the first samples of a size (TestStreamsLeave).
+func (c *costs) rebase(rows int, d float64) bool {
+	if rows != c.fewerRows {
+		c.fewer, c.fewerRows = nil, rows
+	}
+	if c.fewer.add(d, 32); !c.fewer.agree() {
+		return false
+	}
+	if c.load > 0 {
+		f := c.load / c.fewer.usual()
+		c.chain.scale(f)
+		c.tree.scale(f)
+		for i := range c.draft {
+			c.draft[i].scale(f)
+		}
+	}
+	c.unit, c.plains, c.load = rows, c.fewer, c.fewer.usual()
+	c.fewer, c.recent = nil, nil
+	return true
+}
+
+// clip is how many times as long as usual a pass may take and still be believed (TestHardCases, shared).
 const clip = 1.5
-
-// drag is how much longer than usual plain passes take on average: the usual time is a median, what is spent is a sum.
-func (c *costs) drag() float64 {
-	const prior = 4
-	sum := float64(prior)
-	for _, x := range c.plains {
-		sum += min(x/c.load, clip)
-	}
-	return sum / float64(len(c.plains)+prior)
-}
 
 // Passes between measurements of plain decoding.
 const firstRefresh, lastRefresh = 4, 512

@@ -25,9 +25,9 @@ type branch struct {
 	rank   int
 }
 
-// grow builds the most probable tree of up to n guesses, none of them less probable than least. A path is never
-// more probable than a part of it, and earlier candidates are better than later ones, so the best tree is found best first. prob gives
-// the probability of a candidate, given that the path to it is right.
+// grow builds the most probable tree of up to n guesses, none of them less probable than least. A path is never more
+// probable than a part of it, and earlier candidates are better than later ones, so the best tree is found best
+// first. prob gives the probability of a candidate, given that the path to it is right.
 func grow(pr *draft.Proposal, prob func(depth, rank int, c draft.Candidate) float64, n int, least float64) offer {
 	o := offer{tokens: make([]int32, 0, n), parents: make([]int32, 0, n), gain: make([]float64, 0, n)}
 	open := make([]branch, 0, n)

@@ -67,8 +67,7 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 	r := &Round{c: c, streams: streams, prompt: prompt, base: prompt + len(streams)}
 	r.rows = r.base
 	for _, s := range streams {
-		s.drafts, s.best, s.chain, s.tree, s.take, s.count, s.paid, s.risk = s.drafts[:0], -1, offer{}, offer{}, nil, 0, false, 0
-		s.on = !s.off(len(streams))
+		s.turn = turn{drafts: s.drafts[:0], best: -1, on: !s.off(len(streams))}
 	}
 	for i := range c.longest {
 		a := &Ask{Source: i}
@@ -95,7 +94,8 @@ func (s *Stream) off(streams int) bool {
 		return true
 	}
 	c := &s.c.costs
-	return !c.plains.agree() || streams == 1 && c.stale(s.promise) // measure what speculation has to beat
+	// Measure what speculation has to beat.
+	return !c.plains.agree() || streams < c.unit || streams == 1 && c.stale(s.promise)
 }
 
 // free reports whether asking a source costs so little that there is nothing to decide. What it costs is found out by
@@ -167,7 +167,7 @@ func (r *Round) decide() {
 			if len(usable) == 0 {
 				continue
 			}
-			if w := r.c.worth(usable, i); w.gain > best.gain {
+			if w := r.c.worth(usable, i, len(r.streams)); w.gain > best.gain {
 				best, ss = w, usable
 			}
 		}
@@ -176,7 +176,11 @@ func (r *Round) decide() {
 		}
 		a := &Ask{Source: best.source, paid: true}
 		for _, s := range ss {
-			if size, ok := s.wants(best); ok && !r.c.prefers(s, best.source) {
+			s.promise = best.gain
+			if r.c.prefers(s, best.source) {
+				continue
+			}
+			if size, ok := s.wants(best); ok {
 				a.add(r.c, s, size)
 			}
 		}
@@ -192,41 +196,46 @@ func (r *Round) decide() {
 type choice struct {
 	source, size int
 	gain, cost   float64
+	explore      bool    // a larger pass than was ever measured might gain more
+	loss         float64 // what trying one should cost a stream, in plain tokens
 }
 
 // wants decides whether to ask for a stream, and for how long a block.
 func (s *Stream) wants(w choice) (size int, ok bool) {
-	size, s.promise = w.size, w.gain
-	a := &s.accept[w.source]
-	if d := a.drafts; d&(d-1) == 0 && s.ledger.credit > s.ledger.start {
-		size = 0 // ever more rarely, to see whether the whole block has become better
-	}
-	switch {
-	case w.gain > payMargin:
-		return size, true
-	case s.ledger.trials <= 0:
+	if w.gain <= 1 && s.ledger.trials <= 0 {
 		return 0, false
 	}
-	// A trial. The text may have become another since the last one.
-	if s.ledger.since > 16 {
-		a.age(4)
+	size = w.size
+	a := &s.accept[w.source]
+	if d := a.drafts; d&(d-1) == 0 && (d >= 4 || w.explore) && s.ledger.credit > startCredit {
+		// Ever more rarely, to see whether the whole block has become better (TestShortBlocksWorse).
+		size, s.explore = 0, w.explore
 	}
+	if w.gain > 1 {
+		return size, true
+	}
+	// A trial, now and then of the whole block (TestHardCases: "short worse").
 	if w.gain < 1 && a.drafts%4 == 0 {
 		size = 0
 	}
-	s.risk = w.cost * (payMargin - w.gain)
+	s.risk = w.cost * (1 - w.gain)
+	if w.explore {
+		size, s.explore, s.risk = 0, true, max(s.risk, w.loss)
+	}
 	return size, true
 }
 
-// payMargin is the gain below which drafting is not worth its uncertainty.
-const payMargin = 1.04
-
-// worth is the best size of block to ask a source for. A draft for many streams costs
-// as many times more, while verifying for many leaves less of the machine unused.
-func (c *Controller) worth(ss []*Stream, source int) choice {
+// worth is the best size of block to ask a source for on behalf of some of the streams of a pass. A draft for many
+// streams costs as many times more, while verifying for many leaves less of the machine unused.
+//
+// It also looks for a reason to try a larger pass than was ever measured: on a mixture of experts many rows share
+// what a few have to load, so that each further one costs less, which nobody knows who never tried. It is one if
+// drafting would gain more with larger passes as cheap as the largest known.
+func (c *Controller) worth(ss []*Stream, source, streams int) choice {
 	best := choice{source: source}
-	n := len(ss)
-	plain := c.costs.verify(n, false)
+	n, others := len(ss), streams-len(ss)
+	plain := c.costs.verify(streams, false)
+	largest, safe, hope := max(c.costs.largest, streams), c.costs.safe(), 1.0
 	for z := range BlockSizes {
 		block := min(c.BlockLen(source, z), maxChain)
 		d := c.costs.draft[source].at(n * block)
@@ -243,16 +252,25 @@ func (c *Controller) worth(ss []*Stream, source int) choice {
 				tokens[i] += 1 + sum
 			}
 		}
-		for k, tokens := range tokens[:long] {
-			// Of each draft only the promising part is verified: something between the guesses that will be right, with one
-			// more, and all of them.
-			all, right := n*(k+2), int(math.Round(tokens))+n
-			cost := (d + (c.costs.verify(all, false)+c.costs.verify(min(all, right), false))/2) / plain
-			if g := tokens / float64(n) / cost; g > best.gain {
+		for k, t := range tokens[:long] {
+			// Of each draft only the promising part is verified: something between the guesses that will be right,
+			// with one more, and all of them.
+			rows, right := others+n*(k+2), others+int(math.Round(t))+n
+			each := (t + float64(others)) / float64(streams)
+			cost := (d + (c.costs.verify(rows, false)+c.costs.verify(min(rows, right), false))/2) / plain
+			if g := each / cost; g > best.gain {
 				best.size, best.gain, best.cost = z, g, cost
+			}
+			if z > 0 || rows > safe {
+				continue
+			}
+			best.loss = (d+c.costs.verify(rows, false))/plain - each
+			if rows > largest {
+				hope = max(hope, each*plain/(d+c.costs.verify(largest, false)))
 			}
 		}
 	}
+	best.explore = hope > max(best.gain, 1)
 	return best
 }
 
@@ -261,7 +279,7 @@ func (c *Controller) prefers(s *Stream, source int) bool {
 	if len(s.chain.tokens) == 0 {
 		return false
 	}
-	return c.ratio(&s.chain)*c.costs.verify(1, false) > c.worth([]*Stream{s}, source).gain
+	return c.ratio(&s.chain)*c.costs.verify(1, false) > c.worth([]*Stream{s}, source, 1).gain
 }
 
 // ratio is the expected tokens per second of the best part of one stream's offer.
@@ -296,7 +314,13 @@ const maxTree = 63
 
 // wantsTree and fixedTree report whether trees may, and must, be verified.
 func (r *Round) wantsTree() bool {
-	return !slices.ContainsFunc(r.streams, func(s *Stream) bool { return s.Tree == TreeOff || s.Fixed && s.Tree == TreeAuto })
+	return !slices.ContainsFunc(r.streams, func(s *Stream) bool {
+		return s.Tree == TreeOff || s.Fixed && s.Tree == TreeAuto
+	})
+}
+
+func (r *Round) explores() bool {
+	return slices.ContainsFunc(r.streams, func(s *Stream) bool { return s.explore })
 }
 
 func (r *Round) fixedTree() bool {
@@ -307,7 +331,7 @@ func (r *Round) fixedTree() bool {
 func (r *Round) Choose(most int) {
 	counts, value := r.choose(func(s *Stream) *offer { return &s.chain }, most, false)
 	tree := false
-	if r.wantsTree() {
+	if r.wantsTree() && !r.explores() {
 		c, v := r.choose(func(s *Stream) *offer { return &s.tree }, most, true)
 		if v > value+0.02*float64(len(r.streams)) || r.fixedTree() {
 			counts, tree = c, true
@@ -348,6 +372,7 @@ func (r *Round) choose(of func(*Stream) *offer, most int, tree bool) (counts []i
 		return max(1e-9, cs.verify(r.base+guesses, tree && guesses > 0)-prompt) + r.draftCost()
 	}
 	tokens := float64(len(ss))
+	explore := !tree && r.explores()
 	taken := make([]int, len(ss))
 	// A guess is worth verifying if it yields more than the same time does otherwise: at the streams' own
 	// pace, or plainly.
@@ -368,12 +393,9 @@ func (r *Round) choose(of func(*Stream) *offer, most int, tree bool) (counts []i
 		if best < 0 {
 			break
 		}
-		if len(ss) == 1 && cost(n) > (4+ss[0].ledger.credit)*cs.verify(1, false) {
-			break // a stake is never larger than the credit
-		}
 		tokens += gain
 		taken[best]++
-		if v := tokens - pace*cost(n); v > value {
+		if v := tokens - pace*cost(n); v > value || explore {
 			value = v
 			copy(counts, taken)
 		}
@@ -401,6 +423,14 @@ func (s *Stream) Verified(tokens []int32) {
 		if s.accept[d.source].judge(d, tokens) {
 			s.ledger.credit = min(s.ledger.credit, startCredit/3) // what was gained before says nothing now
 		}
+		if !d.paid {
+			continue
+		}
+		for k := range s.accept { // what is known of sources that are not asked fades, so that they are asked again
+			if k != d.source && !s.c.free(k, 1) {
+				s.accept[k].forget()
+			}
+		}
 	}
 }
 
@@ -425,9 +455,14 @@ func (r *Round) Settle() {
 		return
 	}
 	perToken := plain / float64(len(r.streams))
-	// Streams share the cost of what they add to the pass.
+	// Streams share the cost of what they add to the pass, and their luck, since a pass is as long for all of them
+	// (TestSharedPasses: eight streams on a GPU).
+	tokens := 0.0
+	for _, s := range guessed {
+		tokens += float64(s.emitted) / float64(len(guessed))
+	}
 	cost := 1 + (r.spent-plain)/perToken/float64(len(guessed))
 	for _, s := range guessed {
-		s.ledger.settle(float64(s.emitted), cost, s.risk)
+		s.ledger.settle(tokens, cost, s.risk)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"strobe/backend"
 	"strobe/draft"
 	"strobe/draft/ngram"
 )
@@ -22,6 +21,7 @@ type world struct {
 	noise  noise
 	slow   func(at int) float64 // factor on all times, by token
 	text   func(i int) int32    // token i of the text; i itself by default
+	second *world               // a second drafter: its right, claim and draft
 }
 
 // noise is how single passes differ from their cost.
@@ -47,6 +47,7 @@ func linear(base, row float64) func(n int) float64 {
 const (
 	drafter  = 0
 	lookback = 1
+	second   = 2
 	block    = 15 // guesses of the drafter's whole block
 )
 
@@ -72,7 +73,7 @@ type writer struct {
 	*Stream
 	id      int
 	at      int // tokens so far
-	history draft.Context
+	history ngram.Index
 }
 
 const unit = 10 * time.Millisecond
@@ -90,7 +91,7 @@ func simulate(w world, use sources, seed uint64) *rounds { return together(w, us
 
 // together is a run of several streams.
 func together(w world, use sources, seed uint64, streams int) *rounds {
-	x := &rounds{w: w, rnd: rand.New(rand.NewPCG(seed, 3)), c: New(block, ngram.Source{}.Max())}
+	x := &rounds{w: w, rnd: rand.New(rand.NewPCG(seed, 3)), c: New(block, ngram.Source{}.Max(), block)}
 	if x.w.claim == nil {
 		x.w.claim = func(p float64) float64 { return p }
 	}
@@ -101,7 +102,7 @@ func together(w world, use sources, seed uint64, streams int) *rounds {
 		x.w.text = func(i int) int32 { return int32(i) }
 	}
 	for i := range streams {
-		s := &writer{Stream: x.c.NewStream(Options{}), id: i, history: ngram.Source{}.NewContext()}
+		s := &writer{Stream: x.c.NewStream(Options{}), id: i}
 		copy(s.Usable, use)
 		s.Limit = 63
 		x.all = append(x.all, s)
@@ -122,11 +123,15 @@ func (x *rounds) draft(a *Ask, by map[*Stream]*writer) []draft.Proposal {
 			for k := s.history.Len(); k < s.at; k++ {
 				fresh = append(fresh, x.token(s, k))
 			}
-			ngram.Source{}.Extend(backend.Tensor{}, []draft.Rows{{Seq: s.history, Tokens: fresh}})
-			ps, _ := ngram.Source{}.Draft([]draft.Request{{Seq: s.history, Last: x.token(s, s.at), N: a.N[i]}}, 1)
+			s.history.Append(fresh...)
+			ps, _ := ngram.Source{}.Draft([]draft.Request{{Seq: &s.history, Last: x.token(s, s.at), N: a.N[i]}}, 1)
 			out[i] = ps[0]
 		}
 		return out
+	}
+	w := &x.w
+	if a.Source == second {
+		w = x.w.second
 	}
 	x.asked++
 	x.lastDraft = x.tokens
@@ -134,19 +139,19 @@ func (x *rounds) draft(a *Ask, by map[*Stream]*writer) []draft.Proposal {
 	for i, c := range a.Streams {
 		s := by[c]
 		for k := range a.N[i] {
-			p := x.w.right(s.at, k)
-			if x.w.short > 0 && a.N[i] < block {
-				p *= x.w.short
+			p := w.right(s.at, k)
+			if w.short > 0 && a.N[i] < block {
+				p *= w.short
 			}
 			id := x.token(s, s.at+1+k)
 			if x.rnd.Float64() >= p {
 				id = 1 << 29
 			}
-			lp := math.Log(math.Max(1e-6, x.w.claim(p)))
+			lp := math.Log(math.Max(1e-6, w.claim(p)))
 			out[i].At = append(out[i].At, []draft.Candidate{{ID: id, LogP: float32(lp)}})
 		}
 	}
-	x.pass(x.w.draft(a.tokens()))
+	x.pass(w.draft(a.tokens()))
 	return out
 }
 
@@ -419,6 +424,20 @@ func TestF144(t *testing.T) {
 	}
 	if longest > lastRefresh+2 {
 		t.Errorf("%d rounds without a measurement of plain decoding", longest)
+	}
+}
+
+// TestGainsAreForgotten: however much drafting has gained, losing twelve tokens stops it.
+func TestGainsAreForgotten(t *testing.T) {
+	l := ledger{credit: startCredit}
+	for range 1000 {
+		l.settle(5, 2, 0)
+	}
+	for range 12 {
+		l.settle(1, 2, 0)
+	}
+	if l.credit > 0 {
+		t.Errorf("%.1f tokens may still be lost", l.credit)
 	}
 }
 

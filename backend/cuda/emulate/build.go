@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Compiler compiles kernels, for the emulation and for devices.
@@ -44,8 +45,10 @@ func build(dir string) (string, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
-	flags := []string{"-x", "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-fno-exceptions",
-		"-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-pass-failed", "-Wno-invalid-feature-combination",
+	flags := []string{"-x", "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
+		"-fno-exceptions",
+		"-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-pass-failed",
+		"-Wno-invalid-feature-combination",
 		"-DEMULATE"}
 	if runtime.GOARCH == "amd64" {
 		flags = append(flags, "-march=native") // for fused multiply-add and halves
@@ -58,6 +61,9 @@ func build(dir string) (string, error) {
 	}
 	sources = append(sources, filepath.Join(Sources(), "emulate.cc"))
 	objects := make([]string, len(sources))
+	errs := make([]error, len(sources))
+	var all sync.WaitGroup
+	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i, src := range sources {
 		text, err := os.ReadFile(src)
 		if err != nil {
@@ -72,9 +78,14 @@ func build(dir string) (string, error) {
 			return "", err
 		}
 		objects[i] = filepath.Join(cache, strings.TrimSuffix(filepath.Base(src), filepath.Ext(src))+"-"+key+".o")
-		if err := make1(objects[i], clang, append(slices.Clone(flags), "-c", src)); err != nil {
-			return "", err
-		}
+		all.Go(func() {
+			limit <- struct{}{}
+			errs[i] = make1(objects[i], clang, append(slices.Clone(flags), "-c", src))
+			<-limit
+		})
+	}
+	if all.Wait(); errors.Join(errs...) != nil {
+		return "", errors.Join(errs...)
 	}
 	key, err := hash(objects, nil)
 	if err != nil {

@@ -121,7 +121,8 @@ func (d *Device) Alloc(bytes int) (gpu.Addr, error) {
 		}
 	}
 	if bytes < 0 || d.used+bytes > d.props.Memory {
-		return 0, fmt.Errorf("allocating %d bytes: out of memory, %d of %d are free", bytes, d.props.Memory-d.used, d.props.Memory)
+		return 0, fmt.Errorf("allocating %d bytes: out of memory, %d of %d are free", bytes, d.props.Memory-d.used,
+			d.props.Memory)
 	}
 	bytes = max(bytes, 1)
 	running.Lock()
@@ -276,12 +277,14 @@ func (d *Device) run(l *gpu.Launch) error {
 			return fmt.Errorf("grid %v of %d threads", l.Grid, l.Threads)
 		}
 	}
-	c := launch{[3]int32{int32(l.Grid[0]), int32(l.Grid[1]), int32(l.Grid[2])}, int32(l.Threads), int32(l.Shared), int32(d.Launches & 1)}
+	c := launch{[3]int32{int32(l.Grid[0]), int32(l.Grid[1]), int32(l.Grid[2])}, int32(l.Threads), int32(l.Shared),
+		int32(d.Launches & 1)}
 	running.Lock()
 	defer running.Unlock()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if r, _, _ := purego.SyscallN(k.fn, uintptr(unsafe.Pointer(&l.Args[0])), uintptr(unsafe.Pointer(&c))); int32(r) != 0 {
+	if r, _, _ := purego.SyscallN(k.fn, uintptr(unsafe.Pointer(&l.Args[0])),
+		uintptr(unsafe.Pointer(&c))); int32(r) != 0 {
 		text := make([]byte, 1024)
 		at, _, _ := purego.SyscallN(d.lib.errorMessage)
 		purego.SyscallN(d.lib.move, uintptr(unsafe.Pointer(&text[0])), at, uintptr(len(text)))

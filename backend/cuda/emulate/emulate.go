@@ -1,7 +1,7 @@
 // Package emulate is a GPU for tests that have none: it compiles the kernels of backend/cuda for the processor and runs
-// them thread by thread. It is a gpu.Driver that is slow and strict: memory begins as NaN, launches that name memory nobody
-// has fail, accesses outside of an allocation fail (to the page before it, to 256 bytes behind it), allocations and launches can be
-// made to fail on purpose, and every other launch runs its threads in reverse.
+// them thread by thread. It is a gpu.Driver that is slow and strict: memory begins as NaN, launches that name memory
+// nobody has fail, accesses outside of an allocation fail (to the page before it, to 256 bytes behind it), allocations
+// and launches can be made to fail on purpose, and every other launch runs its threads in reverse.
 //
 // Kernels of all devices run one after the other; each device is used by one goroutine at a time.
 package emulate
@@ -15,8 +15,8 @@ import (
 	"strobe/backend/gpu"
 )
 
-// Open returns the device that a test of kernels runs on: an emulated one, or the first real one if $STROBE_CUDA is "cuda". Without a
-// compiler the test is skipped, or fails if $STROBE_REQUIRE_EMULATION is set.
+// Open returns the device that a test of kernels runs on: an emulated one, or the first real one if $STROBE_CUDA is
+// "cuda". Without a compiler the test is skipped, or fails if $STROBE_REQUIRE_EMULATION is set.
 func Open(t testing.TB) gpu.Driver {
 	t.Helper()
 	if os.Getenv("STROBE_CUDA") != "cuda" {
@@ -39,7 +39,8 @@ func Emulated(t testing.TB, o Options) *Device {
 	return d
 }
 
-// NeedCompiler ends a test that failed with err; it is only skipped if what is missing is the compiler, and nobody requires it.
+// NeedCompiler ends a test that failed with err; it is only skipped if what is missing is the compiler, and nobody
+// requires it.
 func NeedCompiler(t testing.TB, err error) {
 	t.Helper()
 	switch {

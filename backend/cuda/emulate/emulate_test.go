@@ -5,6 +5,7 @@ package emulate
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -48,7 +49,8 @@ func call[T any](t *testing.T, d gpu.Driver, name string, grid, threads, shared 
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Launch(&gpu.Launch{Kernel: k, Name: name, Grid: [3]int{grid, 1, 1}, Threads: threads, Shared: shared, Args: bytesOf([]T{args})})
+	d.Launch(&gpu.Launch{Kernel: k, Name: name, Grid: [3]int{grid, 1, 1}, Threads: threads, Shared: shared,
+		Args: bytesOf([]T{args})})
 }
 
 type outArgs struct {
@@ -275,7 +277,8 @@ func TestMistakes(t *testing.T) {
 			c.change(d, &a)
 		}
 		call(t, d, c.kernel, 1, threads, 128, a)
-		if err := d.Wait(); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.kernel) {
+		if err := d.Wait(); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(),
+			c.kernel) {
 			t.Errorf("%s: error %v, want one with %q", c.kernel, err, c.want)
 		}
 	}
@@ -292,6 +295,18 @@ func TestMistakes(t *testing.T) {
 	call(t, d, "test_uninitialised", 1, 32, 128, outArgs{out, out, 0})
 	if got := download[float32](t, d, out, 1)[0]; !math.IsNaN(float64(got)) {
 		t.Errorf("shared memory begins as %v, want NaN", got)
+	}
+}
+
+// TestMissingBarrier: warps run ahead of each other as far as barriers let them.
+func TestMissingBarrier(t *testing.T) {
+	d := parts(t)
+	for range 2 {
+		out := upload(t, d, make([]float32, 64))
+		call(t, d, "test_race", 1, 64, 256, outArgs{out, out, 0})
+		if got := download[float32](t, d, out, 64); !slices.Contains(got, 0) {
+			t.Error("a kernel without a barrier that it needs works")
+		}
 	}
 }
 

@@ -19,6 +19,7 @@ type Options struct {
 	Units   int
 	Memory  int
 	Sources string
+	Hopper  bool
 }
 
 // Device is an emulated GPU; there is none on this system.

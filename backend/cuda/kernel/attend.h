@@ -2,7 +2,8 @@
 #pragma once
 #include "attention.h"
 
-// ---- 32 slots of keys or values in shared memory as [DIM/64][32 slots][64 dimensions] halves, chunks swizzled as in the pages.
+// ---- 32 slots of keys or values in shared memory as [DIM/64][32 slots][64 dimensions] halves, chunks swizzled as in
+// the pages.
 
 // Starts the copy of half a page. Q8_0 is copied as it is, quants and then scales.
 template <int DIM> DEV void start(const Attn& a, const Item& it, const Walk& w, int kv, int unit, u32 dst) {
@@ -36,7 +37,8 @@ template <int DIM> DEV void start(const Attn& a, const Item& it, const Walk& w, 
       int i = TID + k * 128, s = (i >> 3) & 31, c = i & 7;
       int from = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + half * 32 + s);
       const u8* src = (const u8*)a.pages[it.table + (from >> 6)] + region;
-      cp16(dst + (i >> 8) * 4096 + s * 128 + ((c ^ (s & 7)) << 4), src + (i >> 8) * 8192 + (from & 63) * 128 + ((c ^ (from & 7)) << 4));
+      cp16(dst + (i >> 8) * 4096 + s * 128 + ((c ^ (s & 7)) << 4),
+           src + (i >> 8) * 8192 + (from & 63) * 128 + ((c ^ (from & 7)) << 4));
     }
   }
 }
@@ -61,22 +63,23 @@ DEV void wait_copies(int ring) { // all but the newest ring-2 groups
   else cp_wait<6>(); // a ring of 8
 }
 
-// Up to 16*MT rows (of tokens x query heads of one KV head) at a time. Scores: a warp has every fourth group of 8 slots. Values: a warp has
-// a quarter of the dimensions. Shared memory: queries, weights, and what warps tell each other; see attendShared in backend/gpu.
+// Up to 16*MT rows (of tokens x query heads of one KV head) at a time. Scores: a warp has every fourth group of 8
+// slots. Values: a warp has a quarter of the dimensions. Shared memory: queries, weights, and what warps tell each
+// other; see attendShared in backend/gpu.
 template <int DIM, int MT> DEV void attend(const Attn& a) {
   const int M = 16 * MT, NT = DIM / 32;
   int warp = TID >> 5, lane = TID & 31, g = lane >> 2, t = lane & 3, quad = lane >> 3, ln = lane & 7;
   bool kq8 = a.at.ktype == KV_Q8, vq8 = a.at.vtype == KV_Q8;
-  u32 qs = saddr(smem), ps = qs + M * DIM * 2, tops = ps + M * 128, sums = tops + M * 16, meta = sums + M * 64, state = meta + M * 16 + warp * (M * 8), conv = meta + M * 48;
+  u32 qs = saddr(smem), ps = qs + M * DIM * 2, tops = ps + M * 128, sums = tops + M * 16, meta = sums + M * 64;
+  u32 state = meta + M * 16 + warp * (M * 8), conv = meta + M * 48;
   u32 ring = conv + (kq8 || vq8 ? DIM * 64 : 0);
   pdl_launch();
   pdl_wait();
   int ys = a.kvheads * a.chunks, units = a.items[0] * ys;
   for (int u = BID; u < units; u += GDIM) {
     Item it = ((const Item*)a.items)[1 + u / ys];
-    int y = u % ys, kv = y / a.chunks, h0 = y % a.chunks * a.chunk, hs = a.group - h0 < a.chunk ? a.group - h0 : a.chunk;
+    int kv = u % ys / a.chunks, y = u % a.chunks, hs = heads_of(a, y), h0 = kv * a.group + y * a.chunk;
     int used = it.rows * hs, heads = a.kvheads * a.group;
-    h0 += kv * a.group;
     SYNC(); // nobody reads what the item before left
     for (int i = TID; i < M * (DIM / 8); i += 128) {
       int m = i / (DIM / 8), c = i % (DIM / 8);

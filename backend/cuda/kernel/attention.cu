@@ -12,9 +12,8 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
   int ys = a.kvheads * a.chunks, units = a.items[0] * ys;
   for (int u = BID; u < units; u += GDIM) {
     Item it = ((const Item*)a.items)[1 + u / ys];
-    int y = u % ys, kv = y / a.chunks, h0 = y % a.chunks * a.chunk, hs = a.group - h0 < a.chunk ? a.group - h0 : a.chunk;
+    int kv = u % ys / a.chunks, y = u % a.chunks, hs = heads_of(a, y), h0 = kv * a.group + y * a.chunk;
     int used = it.rows * hs;
-    h0 += kv * a.group;
     u64 region = a.at.off + (u64)kv * a.at.head;
     SYNC();
     for (int i = TID; i < used * kd; i += 128) {
@@ -72,7 +71,8 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
           float x = lds_f(ps + (m * 64 + s) * 4);
           if (x == 0.f) continue; // not seen: what lies there need not be a number
           int from = lies_at(a.paths, r.path, r.base, p * 64 + s);
-          o = ffma(x, read1((const u8*)a.pages[it.table + (from >> 6)] + region + a.at.values, a.at.vtype, vd, from & 63, d), o);
+          const u8* v = (const u8*)a.pages[it.table + (from >> 6)] + region + a.at.values;
+          o = ffma(x, read1(v, a.at.vtype, vd, from & 63, d), o);
         }
         int nth = split - r.split0, head = h0 + m % hs;
         if (ends && nth >= 0 && nth < r.splits) {
@@ -123,10 +123,11 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
 
 // Adds the splits of a row. A thread has 4 values of a head, a block 128/(vdim/4) heads of a row.
 KERNEL(merge, Attn, a, 128, 1) {
-  const int U = 8; // loads in flight
+  const int U = 17; // loads in flight: half of the splits that most devices make
   pdl_launch();
   pdl_wait();
-  int vd = a.at.vdim, heads = a.kvheads * a.group, each = vd >> 2, fit = 128 / each, head = BIDY * fit + TID / each, d = TID % each * 4;
+  int vd = a.at.vdim, heads = a.kvheads * a.group, each = vd >> 2, fit = 128 / each;
+  int head = BIDY * fit + TID / each, d = TID % each * 4;
   Seen r = a.seen[BID];
   if (r.part < 0 || TID / each >= fit || head >= heads) return;
   float m = NOTHING, l = 0;

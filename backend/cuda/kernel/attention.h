@@ -1,12 +1,15 @@
-// Attention over the pages of the cache: what the kernels share. attend.h has the one for tensor cores, flash.h the one for Hopper.
+// Attention over the pages of the cache: what the kernels share. attend.h has the one for tensor cores, flash.h the
+// one for Hopper.
 //
-// The pages a row sees are cut into splits; how long they are depends on what that row sees alone. A split is computed page by page
-// with a running maximum m, a sum l of exponentials and weighted sums o of values; splits are then added in order. Both are always the same
-// operations in the same order: whether one block has all splits of a row (and adds as it goes, in the output) or each split has a block
-// of its own (and `merge` adds) changes no bit, nor does what other rows of the batch see.
+// The pages a row sees are cut into splits; how long they are depends on what that row sees alone. A split is
+// computed page by page with a running maximum m, a sum l of exponentials and weighted sums o of values; splits are
+// then added in order. Both are always the same operations in the same order: whether one block has all splits of a
+// row (and adds as it goes, in the output) or each split has a block of its own (and `merge` adds) changes no bit,
+// nor does what other rows of the batch see.
 //
-// In a tree every row sees its own path. The pages before the tree are common to all rows; the last ones are put together for every
-// path from the slots of its rows, in the order a plain sequence would have them. So a row of a tree has the bits of the chain that leads to it.
+// In a tree every row sees its own path. The pages before the tree are common to all rows; the last ones are put
+// together for every path from the slots of its rows, in the order a plain sequence would have them. So a row of a
+// tree has the bits of the chain that leads to it.
 #pragma once
 #include "kv.h"
 

@@ -1,5 +1,6 @@
-// What every kernel shares: how a kernel is declared, plain types, and reading activations. device.h has the instructions
-// of the GPU, emulate.h the same functions for the processor (-DEMULATE), so that kernels are tested without a GPU.
+// What every kernel shares: how a kernel is declared, plain types, and reading activations. device.h has the
+// instructions of the GPU, emulate.h the same functions for the processor (-DEMULATE), so that kernels are tested
+// without a GPU.
 //
 // A kernel has one parameter, a structure: 8-byte addresses first, then 4-byte numbers, so that a plain Go struct has
 // the same layout. It is written as
@@ -25,7 +26,8 @@ struct __attribute__((aligned(8))) U2 { u32 x, y; };
 #include "device.h"
 #endif
 
-// ---- a product's results: pieces p[piece][token][row] of groups of 256 rows with kb stages each, cut over `grid` blocks.
+// ---- a product's results: pieces p[piece][token][row] of groups of 256 rows with kb stages each, cut over `grid`
+// blocks.
 
 // Which of G blocks has stage t of T (see product.cu). 32 bits are enough (T*G < 2^31), and 64-bit division is slow.
 DEV int block_of(int t, int T, int G) { return (int)(((u32)(t + 1) * (u32)G - 1) / (u32)T); }
@@ -71,7 +73,8 @@ DEV void store8(float* p, const float (&v)[8]) {
   *(F4*)p = a;
   *(F4*)(p + 4) = b;
 }
-// Four or eight consecutive values. Their address must be a multiple of 16 bytes (see in_aligned), and they lie in one group.
+// Four or eight consecutive values. Their address must be a multiple of 16 bytes (see in_aligned), and they lie in one
+// group.
 DEV F4 in4(const In& s, int tok, int c, int pieces) {
   const float* p = in_addr(s, tok, c);
   F4 v = *(const F4*)p;
@@ -105,7 +108,8 @@ DEV bool in_aligned(const In& s, int width) {
 DEV float exp_(float x) { return ex2(fmul(x, LOG2E)); }
 DEV float sigmoid(float x) { return rcp(fadd(1.f, ex2(fmul(x, -LOG2E)))); }
 DEV float silu(float x) { return fmul(x, sigmoid(x)); }
-// tanh by the exponential of -2|x|, which cannot overflow; near 0, where 1-e would lose digits, by a quotient of polynomials.
+// tanh by the exponential of -2|x|, which cannot overflow; near 0, where 1-e would lose digits, by a quotient of
+// polynomials.
 DEV float tanh_(float x) {
   float z = fmul(x, x);
   if (z < 0.25f) return fmul(x, fdiv(ffma(z, fadd(z, 105.f), 945.f), ffma(z, ffma(z, 15.f, 420.f), 945.f)));

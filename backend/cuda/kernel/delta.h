@@ -1,8 +1,10 @@
-// What the kernels of Gated DeltaNet share: the tables of a step (backend/gpu/delta.go makes them) and the memory of a sequence.
+// What the kernels of Gated DeltaNet share: the tables of a step (backend/gpu/delta.go makes them) and the memory of a
+// sequence.
 //
-// A sequence has, for every layer, its state [vheads][vdim][kdim], then the newest inputs of the convolution [taps-1][channels], oldest first.
-// A tape has rows for every layer: input of the convolution [channels], normalised keys [kheads*kdim], updates [vheads*vdim], decays [vheads].
-// A step reads the accepted rows of one tape and writes its own to another: other blocks may still read.
+// A sequence has, for every layer, its state [vheads][vdim][kdim], then the newest inputs of the convolution
+// [taps-1][channels], oldest first. A tape has rows for every layer: input of the convolution [channels], normalised
+// keys [kheads*kdim], updates [vheads*vdim], decays [vheads]. A step reads the accepted rows of one tape and writes its
+// own to another: other blocks may still read.
 #pragma once
 #include "common.h"
 
@@ -13,7 +15,8 @@ struct DeltaShape {
 };
 DEV int channels(const DeltaShape& d) { return 2 * d.kheads * d.kdim + d.vheads * d.vdim; }
 
-// The tables: segments, rows, 0, 0; then for every segment SEG integers, then for every row its segment and the sources of its taps.
+// The tables: segments, rows, 0, 0; then for every row its segment and the sources of its taps, then for every segment
+// SEG integers.
 #define SEG 24
 #define SEG_ROW 0      // first row of the batch
 #define SEG_N 1        // rows
@@ -34,10 +37,14 @@ DEV int channels(const DeltaShape& d) { return 2 * d.kheads * d.kdim + d.vheads 
 #define ENTRY_QUIET (1 << 29)   // apply the row again, it was computed before
 #define ENTRY_ROW 0xffffff
 
-DEV const int* seg_of(const int* table, int seg) { return table + 4 + seg * SEG; }
-DEV const int* row_of(const int* table, int row, int taps) { return table + 4 + table[0] * SEG + row * (taps + 1); }
+DEV const int* row_of(const int* table, int row, int taps) { return table + 4 + row * (taps + 1); }
+DEV const int* seg_of(const int* table, int rows, int taps, int seg) {
+  return table + 4 + rows * (taps + 1) + seg * SEG;
+}
 DEV float* seg_addr(const int* s, int at) { return (float*)((u64)(u32)s[at] | (u64)(u32)s[at + 1] << 32); }
-DEV float* seg_state(const int* s, const DeltaShape& d, int layer) { return seg_addr(s, SEG_STATE) + (u64)layer * d.values; }
+DEV float* seg_state(const int* s, const DeltaShape& d, int layer) {
+  return seg_addr(s, SEG_STATE) + (u64)layer * d.values;
+}
 DEV float* seg_inputs(const int* s, const DeltaShape& d, int layer) {
   return seg_state(s, d, layer) + (u64)d.vheads * d.vdim * d.kdim;
 }

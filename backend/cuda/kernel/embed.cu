@@ -84,8 +84,9 @@ KERNEL(embed, EmbedArgs, p, 256, 1) {
   pdl_wait();
   int c = BID * 256 + TID, id = p.ids[BIDY];
   if (c >= p.cols) return;
+  if (id < 0) id = 0; // a row without a single number has no best token: -1
   float v = 0;
-  if (id >= 0 && id < p.rows) { // a row without a single number has no best token: -1
+  if (id < p.rows) {
     u64 at = (u64)id * p.cols + c;
     if (p.format == F32_) v = ((const float*)p.w)[at];
     else if (p.format == F16_) v = half_at(p.w + 2 * at);

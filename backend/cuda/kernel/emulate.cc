@@ -53,7 +53,8 @@ void (*body)(const void*);
 const void* args;
 } // namespace
 
-// emu_switch saves the registers that calls preserve on the stack, keeps the stack pointer in *save and goes on at `to`.
+// emu_switch saves the registers that calls preserve on the stack, keeps the stack pointer in *save and goes on at
+// `to`.
 extern "C" void emu_switch(void** save, void* to);
 #if defined(__x86_64__)
 asm(R"(
@@ -115,7 +116,8 @@ emu_switch:
 #endif
 
 void emu_fail(const char* format, ...) {
-  int n = snprintf(error, sizeof error, "kernel %s, block %d,%d,%d, thread %d: ", kernel, emu_at.block[0], emu_at.block[1],
+  int n = snprintf(error, sizeof error, "kernel %s, block %d,%d,%d, thread %d: ", kernel, emu_at.block[0],
+      emu_at.block[1],
                    emu_at.block[2], emu_at.tid);
   va_list v;
   va_start(v, format);
@@ -224,7 +226,7 @@ struct MemBar { int bytes; u16 pending, count_phase; };
 struct Bulk { u8* dst; const void* src; u32 bytes, bar; };
 static Bulk bulks[4096];
 static int nbulks, spins;
-static bool lazy;
+static bool lazy, spun;
 
 static MemBar* membar(u32 a) { return (MemBar*)emu_shared(a, 8); }
 static void check_phase(MemBar* b) {
@@ -256,7 +258,8 @@ void emu_bar_wait(u32 bar, u32 parity) {
     nbulks = n;
     if ((membar(bar)->count_phase & 1u) != parity) return;
     if (++spins > 1 << 22) emu_fail("nothing completes the barrier at %u", bar);
-    leave(); // and be called again
+    spun = true;
+    leave(); // and be called again, after others
   }
 }
 void emu_bulk(u32 dst, const void* src, u32 bytes, u32 bar) {
@@ -316,7 +319,8 @@ static struct sigaction before[2];
 
 static void on_fault(int sig, siginfo_t* info, void* context) {
   if (running && pthread_equal(pthread_self(), owner))
-    emu_fail("no memory at %p%s", info->si_addr, (u64)info->si_addr - (u64)shared_end < (u64)kPage ? " (behind shared memory)" : "");
+    emu_fail("no memory at %p%s", info->si_addr, (u64)info->si_addr - (u64)shared_end < (u64)kPage
+        ? " (behind shared memory)" : "");
   struct sigaction& a = before[sig == SIGBUS];
   if (a.sa_flags & SA_SIGINFO) a.sa_sigaction(sig, info, context);
 }
@@ -338,14 +342,18 @@ static u8* map(size_t bytes, int protection) {
 
 // Names the threads that wait and those that will never come.
 static void deadlock() {
-  int n = snprintf(error, sizeof error, "kernel %s, block %d,%d,%d: deadlock:", kernel, emu_at.block[0], emu_at.block[1], emu_at.block[2]);
+  int n = snprintf(error, sizeof error, "kernel %s, block %d,%d,%d: deadlock:", kernel, emu_at.block[0],
+      emu_at.block[1], emu_at.block[2]);
   for (int from = 0, to; from < emu_at.threads && n < (int)sizeof error; from = to) {
     Fiber& f = fibers[from];
-    for (to = from; to < emu_at.threads && fibers[to].state == f.state && fibers[to].at == f.at && fibers[to].barrier == f.barrier;) to++;
+    for (to = from; to < emu_at.threads && fibers[to].state == f.state && fibers[to].at == f.at &&
+        fibers[to].barrier == f.barrier;) to++;
     const char* sep = from ? "," : "";
-    if (f.state == Fiber::ended) n += snprintf(error + n, sizeof error - n, "%s threads %d to %d ended", sep, from, to - 1);
+    if (f.state == Fiber::ended) n += snprintf(error + n, sizeof error - n, "%s threads %d to %d ended", sep, from,
+        to - 1);
     else if (f.barrier >= 0)
-      n += snprintf(error + n, sizeof error - n, "%s threads %d to %d wait at barrier %d for %d", sep, from, to - 1, f.barrier,
+      n += snprintf(error + n, sizeof error - n, "%s threads %d to %d wait at barrier %d for %d", sep, from, to - 1,
+          f.barrier,
                     barriers[f.barrier].want);
     else n += snprintf(error + n, sizeof error - n, "%s threads %d to %d wait at %s", sep, from, to - 1, f.at);
   }
@@ -359,15 +367,25 @@ static void run_block(const EmuLaunch* l) {
   lazy = !l->reverse;
   for (int i = 0; i < l->threads / 32; i++) warps[i].arrived = 0;
   memset(emu_at.shared, 0xff, l->shared);
+  // A warp runs until all its lanes wait. So the one that comes last to a barrier runs ahead of all others to the next
+  // one, which shows where a barrier is missing.
   for (int live = l->threads; live;) {
     bool moved = false;
-    for (int i = 0; i < l->threads; i++) {
-      int t = l->reverse ? l->threads - 1 - i : i;
-      if (fibers[t].state != Fiber::ready) continue;
-      moved = true;
-      emu_at.tid = t;
-      emu_switch(&home, fibers[t].sp);
-      if (fibers[t].state == Fiber::ended) live--;
+    for (int w = 0; w < l->threads / 32; w++) {
+      int first = 32 * (l->reverse ? l->threads / 32 - 1 - w : w);
+      for (bool again = true; again;) {
+        again = false;
+        for (int i = 0; i < 32; i++) {
+          int t = first + (l->reverse ? 31 - i : i);
+          if (fibers[t].state != Fiber::ready) continue;
+          moved = true;
+          spun = false;
+          emu_at.tid = t;
+          emu_switch(&home, fibers[t].sp);
+          if (!spun) again = true;
+          if (fibers[t].state == Fiber::ended) live--;
+        }
+      }
     }
     if (!moved) deadlock();
   }
@@ -380,7 +398,8 @@ int emu_launch(const char* name, void (*fn)(const void*), const void* a, const E
     return 1;
   }
   if (l->grid[0] <= 0 || l->grid[1] <= 0 || l->grid[2] <= 0 || l->shared < 0 || l->shared > kSharedMost) {
-    snprintf(error, sizeof error, "kernel %s: grid %d,%d,%d with %d bytes of shared memory", name, l->grid[0], l->grid[1], l->grid[2], l->shared);
+    snprintf(error, sizeof error, "kernel %s: grid %d,%d,%d with %d bytes of shared memory", name, l->grid[0],
+        l->grid[1], l->grid[2], l->shared);
     return 1;
   }
   if (!stacks) {
@@ -416,18 +435,20 @@ int emu_launch(const char* name, void (*fn)(const void*), const void* a, const E
 
 EXPORT const char* emu_error() { return error; }
 
-// ---- device memory. Addresses come from one range of their own and are never used twice, so that a number in a kernel's
-// arguments that lies in it is an address, and one that nobody has any more is known.
+// ---- device memory. Addresses come from one range of their own and are never used twice, so that a number in a
+// kernel's arguments that lies in it is an address, and one that nobody has any more is known.
 static u8* const base = (u8*)0x3a7b00000000;
 static const size_t range = (size_t)1 << 40;
 static size_t used;
 
 EXPORT void* emu_alloc(size_t bytes) {
-  size_t whole = (bytes + 255) / 256 * 256, pages = (whole + kPage - 1) / kPage * kPage + kPage; // the last page is a guard
+  // the last page is a guard
+  size_t whole = (bytes + 255) / 256 * 256, pages = (whole + kPage - 1) / kPage * kPage + kPage;
   void* p = MAP_FAILED;
   while (p == MAP_FAILED) { // another emulation in this process may be there already
     if (used + pages > range) return nullptr;
-    p = mmap(base + used, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    p = mmap(base + used, pages, PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (p == MAP_FAILED && errno != EEXIST) return nullptr;
     used += pages;
   }

@@ -1,8 +1,10 @@
-// The processor's side of common.h: the same functions as device.h. A block's threads are fibers of one system thread; they
-// switch only where threads wait for each other (emulate.cc). The device is like compute capability 8.0: no HOPPER code.
+// The processor's side of common.h: the same functions as device.h. A block's threads are fibers of one system thread;
+// they switch only where threads wait for each other (emulate.cc). The device is like compute capability 8.0: no HOPPER
+// code.
 //
-// Stricter than a GPU, so that mistakes show: shared memory begins as NaN, asynchronous copies happen when they are waited for
-// and not before, all lanes of a warp must meet at the same instruction, and a thread that ended never arrives anywhere.
+// Stricter than a GPU, so that mistakes show: shared memory begins as NaN, asynchronous copies happen when they are
+// waited for and not before, all lanes of a warp must meet at the same instruction, and a thread that ended never
+// arrives anywhere.
 #pragma once
 #include <math.h>
 #include <stddef.h>

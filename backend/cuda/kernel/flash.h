@@ -1,15 +1,17 @@
 // Attention on Hopper's warpgroup products, for halves: the same operations in the same order as attend in attend.h.
 //
-// A warpgroup has 64 rows (tokens x query heads of a KV head): S = Q K' from shared memory, the weights stay in its registers, O += P V. With
-// 512 dimensions two warpgroups have the same rows, both compute their scores, and each has half of the values' dimensions. One
-// warp copies pages of keys and of values into a ring; pages without slots of this step before the kernels before are done.
+// A warpgroup has 64 rows (tokens x query heads of a KV head): S = Q K' from shared memory, the weights stay in its
+// registers, O += P V. With 512 dimensions two warpgroups have the same rows, both compute their scores, and each has
+// half of the values' dimensions. One warp copies pages of keys and of values into a ring; pages without slots of
+// this step before the kernels before are done.
 #pragma once
 #include "attention.h"
-#include "warpgroup.h"
+#include "wgmma.h"
 #if defined(HOPPER) || defined(EMULATE)
 
 // Starts the copy of DIM dimensions of a page as a path sees it: 16 bytes at a time where slots change their place.
-template <int DIM> DEV void gather(const Attn& a, const Item& it, const Walk& w, u64 region, u32 dst, u32 bar, int lane) {
+template <int DIM>
+DEV void gather(const Attn& a, const Item& it, const Walk& w, u64 region, u32 dst, u32 bar, int lane) {
   for (int s = lane; s < 64; s += 32) {
     int from = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + s);
     const u8* src = (const u8*)a.pages[it.table + (from >> 6)] + region + (from & 63) * 128;
@@ -24,7 +26,8 @@ template <int DIM> DEV void gather(const Attn& a, const Item& it, const Walk& w,
 
 // DIM dimensions of 64 rows of queries as halves, swizzled; 128 threads
 template <int DIM> DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int hs, int tid) {
-  const int STEP = 128 / (DIM / 8), B = 64 / STEP < 8 ? 64 / STEP : 8; // rows that 128 threads have at once; loads in flight
+  const int STEP = 128 / (DIM / 8);              // rows that 128 threads have at once
+  const int B = 64 / STEP < 8 ? 64 / STEP : 8; // loads in flight
   int c = tid % (DIM / 8), r0 = tid / (DIM / 8);
 #pragma unroll
   for (int k = 0; k < 64 / STEP; k += B) {
@@ -51,7 +54,8 @@ DEV u64 from_slot(int s) { return s <= 0 ? ~0ull : s > 63 ? 0 : ~0ull << s; }
 template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
   const int H = DIM > 256 ? 2 : 1, DV = DIM / H, TILE = DV * 128; // parts of a page, their dimensions and bytes
   int warp = TID >> 5, lane = TID & 31;
-  u32 base = (saddr(smem) + 1023) & ~1023u, qs = base, ring = base + WG * TILE, full = ring + SLOTS * TILE, empty = full + 8 * SLOTS, state = empty + 8 * SLOTS + (H > 1 ? TID >> 7 : 0) * 512;
+  u32 qs = (saddr(smem) + 1023) & ~1023u, ring = qs + WG * TILE, full = ring + SLOTS * TILE, empty = full + 8 * SLOTS;
+  u32 state = empty + 8 * SLOTS + (H > 1 ? TID >> 7 : 0) * 512;
   if (TID == 0) {
     for (int i = 0; i < SLOTS; i++) {
       bar_init(full + i * 8, 1);
@@ -104,9 +108,11 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
   u64 dq = desc128(qs + (H > 1 ? 0 : wg * TILE), 16, 1024);
   pdl_wait();
   for (int u = BID; u < units; u += GDIM) {
-    const Item* ip = (const Item*)a.items + 1 + u / ys; // its fields are read again where they are needed: registers are scarce
+    // Its fields are read again where they are needed: registers are scarce.
+    const Item* ip = (const Item*)a.items + 1 + u / ys;
     int kv = u % ys / a.chunks, y = u % a.chunks, hs = heads_of(a, y), used = ip->rows * hs;
-    int row0 = wrow + (warp & 3) * 16 + g, p1 = ip->p1, tail = ip->base >> 6, clear0 = (ip->lo + 63) >> 6, clear1 = ip->hi >> 6;
+    int row0 = wrow + (warp & 3) * 16 + g, p1 = ip->p1, tail = ip->base >> 6;
+    int clear0 = (ip->lo + 63) >> 6, clear1 = ip->hi >> 6; // pages that all rows see whole
     auto done = [&]() __attribute__((always_inline)) {
       syncwarp();
       if (lane == 0) bar_arrive(empty + slot * 8);
@@ -204,7 +210,8 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
           wg_keep(o);
           wg_fence();
 #pragma unroll
-          for (int k = 0; k < 4; k++) wg_rst(o, pr[4 * k], pr[4 * k + 1], pr[4 * k + 2], pr[4 * k + 3], dv + k * (2048 >> 4));
+          for (int k = 0; k < 4; k++)
+            wg_rst(o, pr[4 * k], pr[4 * k + 1], pr[4 * k + 2], pr[4 * k + 3], dv + k * (2048 >> 4));
           wg_commit();
           wg_wait<0>();
           wg_keep(o);
@@ -221,7 +228,8 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
         float sm = m[r], sl = l[r], f = 0, fg = 1, last = 1;
         sl = fadd(sl, shfl_xor(sl, 1));
         sl = fadd(sl, shfl_xor(sl, 2));
-        int row = row0 + r * 8, tok = first + row / hs, head = kv * a.group + y * a.chunk + row % hs, heads = a.kvheads * a.group;
+        int row = row0 + r * 8, tok = first + row / hs, head = kv * a.group + y * a.chunk + row % hs;
+        int heads = a.kvheads * a.group;
         Seen seen = {};
         if (row < used) seen = a.seen[tok];
         int nth = split - seen.split0;

@@ -1,9 +1,12 @@
 // Products with float weights (F32, F16, BF16) and float32 activations: y = W x, W [rows][cols] as it is stored.
 //
-// Columns come in chunks of 256; lane l has columns 4l to 4l+3 and 128+4l to 128+4l+3 of a chunk. A warp has four rows of W and up to T tokens at a time.
-// How a row is summed depends on the matrix alone, so a token has the same bits in any batch:
-//   wide:   a warp sums its rows over all chunks in order; for matrices with many rows. Activations pass through shared memory.
-//   narrow: the eight warps of a block share the chunks of four rows (warp w has chunks w, w+8, ...) and add up in order.
+// Columns come in chunks of 256; lane l has columns 4l to 4l+3 and 128+4l to 128+4l+3 of a chunk. A warp has four rows
+// of W and up to T tokens at a time. How a row is summed depends on the matrix alone, so a token has the same bits in
+// any batch:
+//   wide:   a warp sums its rows over all chunks in order; for matrices with many rows. Activations pass through
+//           shared memory.
+//   narrow: the eight warps of a block share the chunks of four rows (warp w has chunks w, w+8, ...) and add up in
+//           order.
 // Then the lanes of a warp add up.
 // also for sm_90
 #include "common.h"
@@ -21,7 +24,8 @@ struct FloatArgs {
 
 enum { F32, F16, BF16 };
 
-// Four values from column c on; what is beyond the row is 0. QUADS: rows of W and x begin at multiples of four values, and have whole ones.
+// Four values from column c on; what is beyond the row is 0. QUADS: rows of W and x begin at multiples of four values,
+// and have whole ones.
 template <int TYPE, bool QUADS> DEV F4 weights(const FloatArgs& p, const void* w, u64 at, int c) {
   F4 f = {0, 0, 0, 0};
   if (c >= p.cols) return f;
@@ -113,7 +117,8 @@ template <int TYPE, int T, bool QUADS> DEV void wide(const FloatArgs& p) {
   // Activations [2][T][256]; each thread brings quads of the next chunk.
   F4* x = (F4*)smem;
   auto bring = [&](int buf, int c) __attribute__((always_inline)) {
-    for (int i = TID; i < T * 64; i += 256) x[buf * T * 64 + i] = activations<QUADS>(p, token(p, k, i >> 6), c + (i & 63) * 4);
+    for (int i = TID; i < T * 64; i += 256)
+      x[buf * T * 64 + i] = activations<QUADS>(p, token(p, k, i >> 6), c + (i & 63) * 4);
   };
   fetch(0);
   bring(0, 0);

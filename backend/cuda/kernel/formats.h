@@ -8,7 +8,8 @@
 // or, where nibbles index a table, nibbles 0..3 and 4..7. A quad p (sub-blocks 2p and 2p+1) is
 // 32 lanes x {row g j0, row g+8 j0, row g j1, row g+8 j1}. Bytes: the same four words for every sub-block.
 //
-// Memory: [group of 256 rows][256 columns]{[16 strips] first halves of H0 bytes, [16 strips] second halves of H1 bytes}.
+// Memory: [group of 256 rows][256 columns]{[16 strips] first halves of H0 bytes, [16 strips] second halves of H1
+// bytes}.
 //
 // Two kinds of formats. The scales of the first are integers that multiply the codes in halves; the sum of 256
 // columns is scaled in float32 at the end. Those of the second (BLOCK) are float32, after every sub-block.
@@ -19,16 +20,18 @@
 
 enum { Q4K_, Q5K_, Q6K_, Q2K_, Q3K_, Q8_, Q8M_, N4_, NV4_ }; // Format in backend/gpu
 
-// Fragments of one sub-block (32 columns, two tensor-core steps) of one tile: [step][row g, row g+8; the same, columns 2, 3].
+// Fragments of one sub-block (32 columns, two tensor-core steps) of one tile: [step][row g, row g+8; the same,
+// columns 2, 3].
 struct Frag { u32 a[2][4]; };
 
 // The bits of a nibble alone are a half: the subnormal q * 2^-24. Times a scale of 6 bits it is still one,
 // so one AND and one multiplication make a fragment. d and dmin are scaled by 2^24 instead.
 static const float TWO24 = 16777216.f;
 
-// Q4_K, 148 bytes per 256. A half: 1024 bytes of nibbles, 64 scales [row][4]; the second also 128 mins [row][8] and 64 (d, dmin).
-// Q5_K, 180 bytes: a fifth bit for each code behind the nibbles, 8 bytes a lane; bit i + 8*(odd sub-block) of a lane's
-// word for the quad is the first column of fragment word i, bit i+16 the second. Codes times scales are below 2048: exact.
+// Q4_K, 148 bytes per 256. A half: 1024 bytes of nibbles, 64 scales [row][4]; the second also 128 mins [row][8] and
+// 64 (d, dmin). Q5_K, 180 bytes: a fifth bit for each code behind the nibbles, 8 bytes a lane; bit i + 8*(odd
+// sub-block) of a lane's word for the quad is the first column of fragment word i, bit i+16 the second. Codes times
+// scales are below 2048: exact.
 template <bool FIVE> struct K45 {
   static const int V = FIVE ? 1280 : 1024, H0 = V + 64, H1 = V + 256;
   static const bool BLOCK = false, MINS = true, MIN16 = false;
@@ -72,8 +75,9 @@ template <bool FIVE> struct K45 {
 typedef K45<false> Q4K;
 typedef K45<true> Q5K;
 
-// Q6_K, 210 bytes per 256. A half: 1024 bytes of low nibbles, 512 of high bits, 128 scales+128 [row][columns 0-15, 16-31][4];
-// the second also 32 d. scale*(q-32) needs 12 bits: beyond 2048 it is rounded to 11, relative 2^-12, as activations are.
+// Q6_K, 210 bytes per 256. A half: 1024 bytes of low nibbles, 512 of high bits, 128 scales+128 [row][columns 0-15,
+// 16-31][4]; the second also 32 d. scale*(q-32) needs 12 bits: beyond 2048 it is rounded to 11, relative 2^-12, as
+// activations are.
 struct Q6K {
   static const int H0 = 1664, H1 = 1696;
   static const bool BLOCK = false, MINS = false, MIN16 = false;
@@ -116,7 +120,8 @@ struct Q6K {
   }
 };
 
-// Q3_K, 146 bytes per 256. A half: 1024 bytes of nibbles (codes 0 to 7, for -4 to 3), 128 scales+128 as in Q6_K; the second also 32 d.
+// Q3_K, 146 bytes per 256. A half: 1024 bytes of nibbles (codes 0 to 7, for -4 to 3), 128 scales+128 as in Q6_K; the
+// second also 32 d.
 struct Q3K {
   static const int H0 = 1152, H1 = 1184;
   static const bool BLOCK = false, MINS = false, MIN16 = false;
@@ -200,7 +205,8 @@ struct NV4 {
   static DEV_M void d(u32, int, float& d, float& m) { d = 1; m = 0; }
 };
 
-// Q2_K, 168 bytes per 256. A half: 1024 bytes of nibbles, 128 scales, 128 mins, both [row][columns 0-15, 16-31][4], 64 (d, dmin).
+// Q2_K, 168 bytes per 256. A half: 1024 bytes of nibbles, 128 scales, 128 mins, both [row][columns 0-15, 16-31][4],
+// 64 (d, dmin).
 struct Q2K {
   static const int H0 = 1344, H1 = 1344;
   static const bool BLOCK = true, MINS = false, MIN16 = true;
@@ -239,8 +245,8 @@ struct Q2K {
   static DEV_M u32 mins(u32, int, int) { return 0; }
 };
 
-// Q8_0 and Q5_0, 272 bytes per 256. A half: 2048 bytes, value + 128; scales as halves [row][4]. With mins (Q4_1, Q5_1; 288
-// bytes) the second half also has what is added, as halves [row][8].
+// Q8_0 and Q5_0, 272 bytes per 256. A half: 2048 bytes, value + 128; scales as halves [row][4]. With mins (Q4_1,
+// Q5_1; 288 bytes) the second half also has what is added, as halves [row][8].
 template <bool M> struct Bytes {
   static const int H0 = 2176, H1 = M ? 2432 : 2176;
   static const bool BLOCK = true, MINS = M, MIN16 = false;
@@ -267,7 +273,8 @@ template <bool M> struct Bytes {
 typedef Bytes<false> Q8;
 typedef Bytes<true> Q8M;
 
-// Nibbles that index a table (Q4_0, IQ4_NL, IQ4_XS, MXFP4 and types of fewer bits), 160 bytes per 256. A half: 1024 bytes, scales f32 [row][4].
+// Nibbles that index a table (Q4_0, IQ4_NL, IQ4_XS, MXFP4 and types of fewer bits), 160 bytes per 256. A half: 1024
+// bytes, scales f32 [row][4].
 struct N4 {
   static const int H0 = 1280, H1 = 1280;
   static const bool BLOCK = true, MINS = false, MIN16 = false;

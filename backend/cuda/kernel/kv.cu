@@ -58,8 +58,8 @@ struct QkvArgs {
   int vnorm;               // values are normalised, without weights
   float eps;
 };
-// What stands between the products and attention: a warp per head of a row. Queries, keys: norm, rotation; values: norm or nothing. A block
-// has 4 heads of a row; dimensions up to 512.
+// What stands between the products and attention: a warp per head of a row. Queries, keys: norm, rotation; values:
+// norm or nothing. A block has 4 heads of a row; dimensions up to 512.
 KERNEL(qkv_write, QkvArgs, a, 128, 1) {
   pdl_launch();
   pdl_wait();
@@ -111,7 +111,8 @@ KERNEL(qkv_write, QkvArgs, a, 128, 1) {
       for (int i = 0; i < 8; i++) {
         int d = (lane + 32 * k) * 8 + i;
         if (d < a.half) v[k][i] = fadd(fmul(v[k][i], cs[d]), -fmul(lds_f(buf + (d + a.half) * 4), sn[d]));
-        else if (d < 2 * a.half) v[k][i] = fadd(fmul(lds_f(buf + (d - a.half) * 4), sn[d - a.half]), fmul(v[k][i], cs[d - a.half]));
+        else if (d < 2 * a.half)
+          v[k][i] = fadd(fmul(lds_f(buf + (d - a.half) * 4), sn[d - a.half]), fmul(v[k][i], cs[d - a.half]));
       }
   }
   WriteAt at = a.at[row];

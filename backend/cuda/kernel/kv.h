@@ -1,10 +1,12 @@
 // How keys and values lie in the pages of the cache, and the tables that say what the rows of a step see
 // (backend/gpu/pages.go and seen.go make them).
 //
-// A page has 64 slots. Inside it every layer has its KV heads one after the other, each with its keys and then its values:
+// A page has 64 slots. Inside it every layer has its KV heads one after the other, each with its keys and then its
+// values:
 //   F32              [64 slots][dim]
-//   F16              [64 slots][dim]; if dim is a multiple of 64: [dim/64][64 slots][64 dimensions], the 16-byte chunk c of slot s
-//                    lying at c ^ (s & 7): what the tensor cores read, so that pages are copied to shared memory as they are
+//   F16              [64 slots][dim]; if dim is a multiple of 64: [dim/64][64 slots][64 dimensions], the 16-byte
+//                    chunk c of slot s lying at c ^ (s & 7): what the tensor cores read, so that pages are copied
+//                    to shared memory as they are
 //   Q8_0             [64 slots][dim] bytes, then [64 slots][dim/32] scales (halves)
 #pragma once
 #include "common.h"
@@ -20,7 +22,8 @@ struct KvPlace {
   int kdim, vdim;
 };
 
-// What one block does at a time: some rows of one sequence, all of which split their pages alike, over a range of pages.
+// What one block does at a time: some rows of one sequence, all of which split their pages alike, over a range of
+// pages.
 struct alignas(16) Item {
   int row, rows;   // of the batch
   int table;       // where the sequence's pages begin
@@ -40,12 +43,14 @@ struct alignas(16) Seen {
   int base;           // as in Item
   int pad;
 };
-const int PATH = 64; // slots of a path: entry i is where slot base+i lies
+const int PATH = 64; // slots of a path: entry i is where slot base+i lies, or negative if nobody sees it
 
-// Where the slot that row or path `path` sees as s lies.
+// Where the slot that path sees as s lies. One that nobody sees is any slot of the same page.
 DEV int lies_at(const int* paths, int path, int base, int s) {
   int i = s - base;
-  return path >= 0 && i >= 0 && i < PATH ? paths[path * PATH + i] : s;
+  if (path < 0 || i < 0 || i >= PATH) return s;
+  int at = paths[path * PATH + i];
+  return at < 0 ? s : at;
 }
 
 // Where 8 values of a slot begin, d a multiple of 8 (F32, F16).
@@ -79,8 +84,8 @@ DEV float read1(const u8* p, int type, int dim, int slot, int d) {
   return fmul(s, (float)(int)(signed char)p[(u64)slot * dim + d]);
 }
 
-// Values are bounded when they are written: a slot that nobody sees is multiplied by zero, which must give zero. What a scale of
-// Q8_0 can say is a little less than a half can.
+// Values are bounded when they are written: a slot that nobody sees is multiplied by zero, which must give zero. What
+// a scale of Q8_0 can say is a little less than a half can.
 DEV float bounded(float v, float most) { return fmax_(-most, fmin_(v, most)); } // NaN loses
 DEV void write8(u8* p, int type, int dim, int slot, int d, const float (&v)[8], float most_of_32, bool in) {
   if (!in) return;

@@ -4,7 +4,8 @@
 
 struct GroupArgs { int* tables; const int* ids; int pairs, experts, tile, most; };
 
-// The sum of the values of all threads before this one, and of all of them. Two values at once: in the low and the high half.
+// The sum of the values of all threads before this one, and of all of them. Two values at once: in the low and the
+// high half.
 DEV u64 scan(u64 v, u64& total, u32 sums) {
   int lane = TID & 31, warp = TID >> 5;
   u64 s = v;

@@ -1,9 +1,10 @@
-// Products with stacks of experts. A kernel of its own groups the pairs (token, expert) by expert; then every distinct expert
-// is read once for each 8*NT of its pairs.
+// Products with stacks of experts. A kernel of its own groups the pairs (token, expert) by expert; then every
+// distinct expert is read once for each 8*NT of its pairs.
 //
-// Tables: the number of items; then items {expert, first entry of the order, entries, 0}; then the order: pairs by expert.
-// Work is cut into units, a group of 256 rows and 1/cuts of the columns, of every matrix of an item; blocks get equal runs of them.
-// How a row's sum is cut depends on the matrix alone, so a pair's bits do not depend on the others.
+// Tables: the number of items; then items {expert, first entry of the order, entries, 0}; then the order: pairs by
+// expert. Work is cut into units, a group of 256 rows and 1/cuts of the columns, of every matrix of an item; blocks
+// get equal runs of them. How a row's sum is cut depends on the matrix alone, so a pair's bits do not depend on the
+// others.
 #pragma once
 #include "product.h"
 

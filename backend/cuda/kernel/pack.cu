@@ -1,11 +1,11 @@
-// What runs between products: each of these kernels ends in packed activations. A warp has a row and 256 columns at a time;
-// lane l has columns 8l..8l+7 of them. Grids are at most one small block per multiprocessor for few tokens: more would take
-// the room of the product that waits to start beside the one that runs.
+// What runs between products: each of these kernels ends in packed activations. A warp has a row and 256 columns at a
+// time; lane l has columns 8l..8l+7 of them. Grids are at most one small block per multiprocessor for few tokens:
+// more would take the room of the product that waits to start beside the one that runs.
 // also for sm_90
 #include "pack.h"
 
-// Calls fn for every row and 256 columns, in the order of rows. late: the next kernel starts when the one before this is done,
-// not beside it.
+// Calls fn for every row and 256 columns, in the order of rows. late: the next kernel starts when the one before this
+// is done, not beside it.
 template <class Fn> DEV void jobs(int late, int rows, int kbs, Fn fn) {
   if (!late) pdl_launch();
   pdl_wait();
@@ -27,8 +27,8 @@ KERNEL(pack, PackArgs, p, 128, 8) {
   });
 }
 
-// dst = x + y, act of dst*w, and the sums of squares of 256 columns each. The product that follows divides its results by
-// the root mean square, which leaves nothing to wait for here. y and w may be missing.
+// dst = x + y, act of dst*w, and the sums of squares of 256 columns each. The product that follows divides its
+// results by the root mean square, which leaves nothing to wait for here. y and w may be missing.
 struct AddPackArgs {
   Act act;
   In x, y;

@@ -1,12 +1,13 @@
 // Activations as the products want them: halves in the order of the tensor cores' fragments, one power-of-two scale for
 // each token and 256 columns.
 //
-// Small products: tiles of eight tokens in chunks of NT; [chunk][256 columns]{NT x [4 sub-blocks][8 tokens][32] halves, the same of the
-// other four sub-blocks, NT x {[8 tokens][4] {sums of sub-blocks 2t, 2t+1: high halves, low halves}; [8 tokens] f32 scale}}.
-// Experts: [row][256 columns]{4 sub-blocks of 32 halves; the other four, the sums as above, f32 scale, 28 bytes}.
-// Prompts: [tile of 64 tokens][256 columns]{first half, second half, sums, scales}. A half is two tiles of [64 tokens][64 columns],
-// 128 bytes a row, chunk c of token k at c ^ (k & 7). Columns of a sub-block of 32 are dealt as weights are: lane t's columns
-// 8t..8t+7 go, in pairs, to places 2t, 8+2t, 16+2t, 24+2t. Sums: [8 tokens]{[8][8 high], [8][8 low]}; scales: 64 f32.
+// Small products: tiles of eight tokens in chunks of NT; [chunk][256 columns]{NT x [4 sub-blocks][8 tokens][32]
+// halves, the same of the other four sub-blocks, NT x {[8 tokens][4] {sums of sub-blocks 2t, 2t+1: high halves, low
+// halves}; [8 tokens] f32 scale}}. Experts: [row][256 columns]{4 sub-blocks of 32 halves; the other four, the sums as
+// above, f32 scale, 28 bytes}. Prompts: [tile of 64 tokens][256 columns]{first half, second half, sums, scales}. A
+// half is two tiles of [64 tokens][64 columns], 128 bytes a row, chunk c of token k at c ^ (k & 7). Columns of a
+// sub-block of 32 are dealt as weights are: lane t's columns 8t..8t+7 go, in pairs, to places 2t, 8+2t, 16+2t, 24+2t.
+// Sums: [8 tokens]{[8][8 high], [8][8 low]}; scales: 64 f32.
 //
 // Values are divided by a power of two, so that the largest of a token's 256 lies in [512, 1024): 11 bits
 // for all but tiny ones, and sums of 32 fit a half. Tokens are independent; those a tile lacks hold anything.

@@ -3,8 +3,8 @@
 
 static const int FACTORS = 256; // bytes of 64 factors
 
-// "pipe": the same for devices before Hopper (sm_80 and up): 16 warps with one tile each, all threads copy half stages, depth-1
-// ahead, one barrier of the block for each.
+// "pipe": the same for devices before Hopper (sm_80 and up): 16 warps with one tile each, all threads copy half
+// stages, depth-1 ahead, one barrier of the block for each.
 template <class F, int NT> DEV void pipe(const ProductArgs& a, const Job& job, int bid) {
   const int W0 = STRIPS * F::H0, W1 = STRIPS * F::H1, SLOT = W1 + NT * A1;
   int warp = TID >> 5, lane = TID & 31, tok0 = BIDY * (8 * NT), n = a.n - tok0 < 8 * NT ? a.n - tok0 : 8 * NT;

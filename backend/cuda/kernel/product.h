@@ -2,11 +2,11 @@
 //
 // Work is cut into stages of 256 rows x 256 columns; every block gets an equal run of them, without
 // regard to rows. So a row's sum may come from several blocks, in pieces. Where it is cut depends on the
-// matrix and its number of blocks alone, and whoever reads the result adds the pieces in the order of columns: a token's
-// bits do not depend on the other tokens, nor on how many there are.
+// matrix and its number of blocks alone, and whoever reads the result adds the pieces in the order of columns: a
+// token's bits do not depend on the other tokens, nor on how many there are.
 //
-// Activations lie in chunks of NT tiles of eight tokens: [chunk][256 columns], a first half of NT x 2048 bytes and a second
-// of NT x 2336; those of experts row by row (see pack.h).
+// Activations lie in chunks of NT tiles of eight tokens: [chunk][256 columns], a first half of NT x 2048 bytes and a
+// second of NT x 2336; those of experts row by row (see pack.h).
 #pragma once
 #include "formats.h"
 
@@ -35,15 +35,16 @@ struct ProductArgs {
   int late;           // let the next kernel start only when the one before is done
 };
 
-// The job of this block, and which of the job's blocks it is. Parameters must not be indexed, nor may the compiler turn a choice
-// of values into a choice of addresses: both would copy them to local memory. So the values pass through f_bits, which it does not see through.
+// The job of this block, and which of the job's blocks it is. Parameters must not be indexed, nor may the compiler
+// turn a choice of values into a choice of addresses: both would copy them to local memory. So the values pass
+// through f_bits, which it does not see through.
 DEV int opaque(int v) { return (int)f_bits(bits_f((u32)v)); }
 DEV u64 opaque(const void* p) { return (u32)opaque((int)(u64)p) | (u64)(u32)opaque((int)((u64)p >> 32)) << 32; }
 DEV Job find_job(const ProductArgs& a, int& b) {
   Job j = a.job[0];
   auto next = [&](const Job& o) __attribute__((always_inline)) {
-    Job k = {(const u8*)opaque(o.w), (float*)opaque(o.part), opaque(o.groups), opaque(o.blocks), opaque(o.format), opaque(o.table),
-             bits_f((u32)opaque((int)f_bits(o.scale))), 0};
+    Job k = {(const u8*)opaque(o.w), (float*)opaque(o.part), opaque(o.groups), opaque(o.blocks),
+             opaque(o.format), opaque(o.table), bits_f((u32)opaque((int)f_bits(o.scale))), 0};
     if (b < j.blocks) return;
     b -= j.blocks;
     j = k;
@@ -98,7 +99,8 @@ struct ByRow {
 };
 
 // Half a stage of a warp: a tile against NT tiles of eight tokens, 128 columns. between() runs half way.
-template <class F, int NT, class X, class B> DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int lane, B between) {
+template <class F, int NT, class X, class B>
+DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int lane, B between) {
   F w;
   w.begin(tile, lane, table);
 #pragma unroll
@@ -144,7 +146,8 @@ template <class F, int NT, class X, class B> DEV void half_stage(float (&c)[NT][
 }
 
 // After the second half: mins and scales, in f32. acc += s * (d*c - dmin*mins).
-template <class F, int NT, class X> DEV void scale(float (&acc)[NT][4], float (&c)[NT][4], u32 tile, const X& act, int lane) {
+template <class F, int NT, class X>
+DEV void scale(float (&acc)[NT][4], float (&c)[NT][4], u32 tile, const X& act, int lane) {
   int g = lane >> 2, t = lane & 3;
   float dg = 0, mg = 0, dh = 0, mh = 0;
   if constexpr (!F::BLOCK) {
@@ -176,7 +179,8 @@ template <class F, int NT, class X> DEV void scale(float (&acc)[NT][4], float (&
   }
 }
 
-// What a token's results are multiplied with: the reciprocal root mean square, from sums of squares of 256 columns each. A warp.
+// What a token's results are multiplied with: the reciprocal root mean square, from sums of squares of 256 columns
+// each. A warp.
 DEV float rms_factor(const float* sumsq, int kb, float mean, float eps, int lane) {
   float s = 0;
   for (int k = lane; k < kb; k += 32) s = fadd(s, sumsq[k]);

@@ -2,6 +2,7 @@
 // that a row has the same bits as in small products. Warps turn their tile into fragments in registers (A), activations
 // come from shared memory (B; pack.h describes them).
 // also for sm_90a
+// emulated as for sm_90
 #include "pack.h"
 #ifdef HOPPER
 #include "wgmma.h"
@@ -177,11 +178,12 @@ template <class F> DEV void prompt(const ProductArgs& a) {
   }
 }
 
-// The same with 128 tokens: 2 warpgroups of 64 rows, so half the work of making fragments, and more of loading activations. A block goes
-// through its stages twice, for the first and the second 128 rows of a group.
+// The same with 128 tokens: 2 warpgroups of 64 rows, so half the work of making fragments, and more of loading
+// activations. A block goes through its stages twice, for the first and the second 128 rows of a group.
 template <class F> DEV void wide(const ProductArgs& a) {
   const int W0 = 16 * F::H0, W1 = 16 * F::H1, WA = 2 * PA, WW = WA + 2 * PTAIL, SLOT = (WW + W1 / 2 + 1023) & ~1023;
-  int warp = TID >> 5, lane = TID & 31, g = lane >> 2, t = lane & 3, bid = BID, tiles64 = (a.n + 63) / 64, tiles = (tiles64 + 1) / 2;
+  int warp = TID >> 5, lane = TID & 31, g = lane >> 2, t = lane & 3, bid = BID;
+  int tiles64 = (a.n + 63) / 64, tiles = (tiles64 + 1) / 2;
   Job job = find_job(a, bid);
   int T = job.groups * a.kb, G = job.blocks, rows = job.groups * 256;
   int s0 = first_stage(bid, T, G), ns = first_stage(bid + 1, T, G) - s0;
@@ -195,7 +197,8 @@ template <class F> DEV void wide(const ProductArgs& a) {
     while (kb >= a.kb) kb -= a.kb;
     u32 to = ring.at(slot), bar = ring.full + slot * 8;
     bar_expect(bar, h ? W1 / 2 + WA + 2 * PTAIL : W0 / 2 + WA);
-    bulk_hint(to + WW, src + (u64)st * (W0 + W1) + (h ? W0 + (u & 1) * (W1 / 2) : (u & 1) * (W0 / 2)), h ? W1 / 2 : W0 / 2, bar, evict_first());
+    const u8* w = src + (u64)st * (W0 + W1) + (h ? W0 + (u & 1) * (W1 / 2) : (u & 1) * (W0 / 2));
+    bulk_hint(to + WW, w, h ? W1 / 2 : W0 / 2, bar, evict_first());
     for (int k = 0; k < 2; k++) {
       int tile = (u >> 1) * 2 + k;
       if (tile >= tiles64) tile = tiles64 - 1; // its results go nowhere
@@ -300,8 +303,10 @@ template <class F> DEV void wide(const ProductArgs& a) {
   KERNEL(prompt_##NAME, ProductArgs, a, 512, 1) { prompt<F>(a); } \
   KERNEL(wide_##NAME, ProductArgs, a, 256, 1) { wide<F>(a); }
 PROMPT(q4k, Q4K)
-PROMPT(q5k, Q5K)
 PROMPT(q6k, Q6K)
+#ifndef EMULATE // two are enough there
+PROMPT(q5k, Q5K)
 PROMPT(q3k, Q3K)
 PROMPT(nv4, NV4)
+#endif
 #endif

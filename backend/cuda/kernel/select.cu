@@ -2,8 +2,8 @@
 // also for sm_90
 #include "common.h"
 
-// A value and its column as one number that is larger for the better choice: the larger value, then the lower column. 0 is for NaN, which is
-// never chosen.
+// A value and its column as one number that is larger for the better choice: the larger value, then the lower column. 0
+// is for NaN, which is never chosen.
 DEV u64 key_of(float v, int c) {
   if (!(v == v)) return 0;
   u32 b = f_bits(fadd(v, 0.f)); // -0 counts as 0
@@ -74,8 +74,8 @@ KERNEL(select_route, RouteArgs, p, 32, 1) {
   for (int j = lane; j < p.used; j += 32) p.weights[(u64)row * p.ws + j] = fmul(p.weights[(u64)row * p.ws + j], f);
 }
 
-// ---- the largest of many columns, in two steps: the best of every 8192 columns, then the best of those. Which columns belong together
-// depends on nothing but their number.
+// ---- the largest of many columns, in two steps: the best of every 8192 columns, then the best of those. Which columns
+// belong together depends on nothing but their number.
 #define PART 8192
 #define EACH (PART / 256) // columns of a thread
 
@@ -86,6 +86,7 @@ struct SelectArgs {
   float* sums;    // [rows][parts][2]: the largest value and the sum of exponentials
   In x;
   int rows, cols, k, parts, ls;
+  int keep; // the keys of a row fit into shared memory
 };
 
 DEV u64 block_best(u64 k, u64* s) { // s: 8 numbers of shared memory
@@ -135,7 +136,8 @@ template <bool LOGS> DEV void select_parts(const SelectArgs& p) {
     float m = best ? key_value(best) : -__builtin_inff(), sum = 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
-      if (part_column(part, i) < p.cols) sum = fadd(sum, m == -__builtin_inff() && v[i] == v[i] ? 0.f : exp_(fadd(v[i], -m)));
+      if (part_column(part, i) < p.cols)
+        sum = fadd(sum, m == -__builtin_inff() && v[i] == v[i] ? 0.f : exp_(fadd(v[i], -m)));
     sum = warp_sum(sum);
     float* w = (float*)(s + 8);
     if ((TID & 31) == 0) w[TID >> 5] = sum;
@@ -169,32 +171,45 @@ KERNEL(select_top_parts, SelectArgs, p, 256, 1) { select_parts<true>(p); }
 KERNEL(select_merge, SelectArgs, p, 32, 1) {
   pdl_wait();
   pdl_launch();
-  int* head = (int*)smem;
   int row = BID, lane = TID;
+  int* head = (int*)(smem + (p.keep ? 8 * p.parts * p.k : 0));
   const u64* keys = p.keys + (u64)row * p.parts * p.k;
+  if (p.keep) {
+    for (int i = lane; i < p.parts * p.k; i += 32) ((u64*)smem)[i] = keys[i];
+    keys = (const u64*)smem;
+  }
   for (int i = lane; i < p.parts; i += 32) head[i] = 0;
+  syncwarp();
   float lse = 0;
   if (p.logp) {
     const float* sums = p.sums + (u64)row * p.parts * 2;
     float m = -__builtin_inff(), s = 0;
     for (int i = lane; i < p.parts; i += 32) m = fmax_(m, sums[2 * i]);
     m = warp_max(m);
-    for (int i = lane; i < p.parts; i += 32) // a part of nothing but -Inf adds nothing, one with NaN makes everything NaN
-      s = fadd(s, sums[2 * i] == -__builtin_inff() ? sums[2 * i + 1] : fmul(sums[2 * i + 1], exp_(fadd(sums[2 * i], -m))));
+    // a part of nothing but -Inf adds nothing, one with NaN makes everything NaN
+    for (int i = lane; i < p.parts; i += 32) {
+      float most = sums[2 * i], sum = sums[2 * i + 1];
+      s = fadd(s, most == -__builtin_inff() ? sum : fmul(sum, exp_(fadd(most, -m))));
+    }
     s = warp_sum(s);
     lse = fadd(m, fmul(lg2(s), LN2));
     if (m == -__builtin_inff()) lse = s == s ? m : s;
   }
+  u64 mine = 0; // the best of this lane's parts
+  int from = 0;
+  bool look = true;
   for (int j = 0; j < p.k; j++) {
-    u64 mine = 0;
-    int from = 0;
-    for (int i = lane; i < p.parts; i += 32)
-      if (head[i] < p.k && keys[(u64)i * p.k + head[i]] > mine) {
-        mine = keys[(u64)i * p.k + head[i]];
-        from = i;
-      }
+    if (look) {
+      mine = 0;
+      for (int i = lane; i < p.parts; i += 32)
+        if (head[i] < p.k && keys[i * p.k + head[i]] > mine) {
+          mine = keys[i * p.k + head[i]];
+          from = i;
+        }
+    }
     u64 best = warp_best(mine);
-    if (best && mine == best) head[from]++;
+    look = best && mine == best;
+    if (look) head[from]++;
     if (lane == 0) {
       p.ids[row * p.k + j] = key_column(best);
       if (p.logp) {

@@ -15,8 +15,8 @@ struct ElemArgs {
   float s;
 };
 
-// Calls f(row, column, values of a, values of b) for every quad of columns, or for single ones. The values of a row's column depend
-// on nothing else, so either way gives the same bits.
+// Calls f(row, column, values of a, values of b) for every quad of columns, or for single ones. The values of a row's
+// column depend on nothing else, so either way gives the same bits.
 template <bool A, bool B, class F> DEV void elements(const ElemArgs& p, F f) {
   pdl_wait();
   pdl_launch();
@@ -75,8 +75,9 @@ KERNEL(small_heads_sigmoid, HeadsArgs, p, 256, 1) {
   }
 }
 
-// RMSNorm. THREADS is 32 for short rows (a warp each), 256 for long ones (a block each), which depends on the length only. Thread t has the
-// quads t, t+THREADS, ...: the order of the sum is the same however the values are loaded. They stay in shared memory.
+// RMSNorm. THREADS is 32 for short rows (a warp each), 256 for long ones (a block each), which depends on the length
+// only. Thread t has the quads t, t+THREADS, ...: the order of the sum is the same however the values are loaded. They
+// stay in shared memory.
 template <int THREADS> DEV void norm(const HeadsArgs& p) {
   pdl_wait();
   pdl_launch();
@@ -139,10 +140,13 @@ KERNEL(small_angles, AnglesArgs, p, 128, 1) {
     double x = (double)p.pos[r] * (double)p.inv[c];
     double n = drint(x * 0.63661977236758134308); // quarter turns
     double y = dfma(-n, 6.123233995736766036e-17, dfma(-n, 1.570796326794896558, x)), z = y * y;
-    double s = dfma(z, dfma(z, dfma(z, dfma(z, dfma(z, 1.58962301576546568060e-10, -2.50507477628578072866e-8), 2.75573136213857245213e-6),
-                                    -1.98412698295895385996e-4), 8.33333333332211858878e-3), -1.66666666666666307295e-1);
-    double k = dfma(z, dfma(z, dfma(z, dfma(z, dfma(z, -1.13585365213876817300e-11, 2.08757008419747316778e-9), -2.75573141792967388112e-7),
-                                    2.48015872888517045348e-5), -1.38888888888730564116e-3), 4.16666666666665929218e-2);
+    // sin(y) = y + y z s(z), cos(y) = 1 - z/2 + z z k(z) for |y| <= pi/4
+    double s = dfma(z, 1.58962301576546568060e-10, -2.50507477628578072866e-8);
+    s = dfma(z, dfma(z, s, 2.75573136213857245213e-6), -1.98412698295895385996e-4);
+    s = dfma(z, dfma(z, s, 8.33333333332211858878e-3), -1.66666666666666307295e-1);
+    double k = dfma(z, -1.13585365213876817300e-11, 2.08757008419747316778e-9);
+    k = dfma(z, dfma(z, k, -2.75573141792967388112e-7), 2.48015872888517045348e-5);
+    k = dfma(z, dfma(z, k, -1.38888888888730564116e-3), 4.16666666666665929218e-2);
     double sn = dfma(y * z, s, y), cs = dfma(z * z, k, dfma(z, -0.5, 1.0));
     int quarter = (int)((long long)n & 3);
     if (quarter & 1) { double t = sn; sn = cs; cs = -t; }
@@ -268,7 +272,8 @@ KERNEL(small_expert_sum, SumArgs, p, 256, 1) {
   }
 }
 
-// ---- integers that the host set: entry i of the block says where its values are in it, how many, and where they belong.
+// ---- integers that the host set: entry i of the block says where its values are in it, how many, and where they
+// belong.
 struct SetEntry {
   int* dst;
   int at, n; // at: bytes from the start of the block

@@ -1,4 +1,5 @@
-// Products of up to 64 tokens at a time for Hopper and later: Q4_K, Q5_K and Q6_K, which models mix. A file for each set, since a driver compiles whole files.
+// Products of up to 64 tokens at a time for Hopper and later: Q4_K, Q5_K and Q6_K, which models mix. A file for each
+// set, since a driver compiles whole files.
 // also for sm_90
 // emulated as for sm_90
 #include "common.h"

@@ -1,5 +1,6 @@
-// A driver library for tests without a GPU: device memory is the host's, kernels are not run but written to a log, and $FAKE_CUDA names
-// what goes wrong. It checks what a real driver would check, and ends the program where that would crash.
+// A driver library for tests without a GPU: device memory is the host's, kernels are not run but written to a log, and
+// $FAKE_CUDA names what goes wrong. It checks what a real driver would check, and ends the program where that would
+// crash.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +35,10 @@ int cuInit(unsigned flags) {
   started = 1;
   return 0;
 }
-int cuGetErrorName(int r, const char** s) { *s = r == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : r == 218 ? "CUDA_ERROR_INVALID_PTX" : r == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : 0; return 0; }
-int cuGetErrorString(int r, const char** s) { *s = r == 2 ? "out of memory" : r == 218 ? "a PTX JIT compilation failed" : r == 700 ? "an illegal memory access was encountered" : 0; return 0; }
+int cuGetErrorName(int r, const char** s) { *s = r == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : r == 218
+    ? "CUDA_ERROR_INVALID_PTX" : r == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : 0; return 0; }
+int cuGetErrorString(int r, const char** s) { *s = r == 2 ? "out of memory" : r == 218
+    ? "a PTX JIT compilation failed" : r == 700 ? "an illegal memory access was encountered" : 0; return 0; }
 int cuDeviceGetCount(int* n) {
   if (!started) return 3;
   *n = 1;
@@ -64,10 +67,14 @@ int cuMemHostAlloc(void** p, size_t n, unsigned flags) { CHECK(flags == 0); *p =
 int cuMemFreeHost(void* p) { free(p); live--; return 0; }
 static char the_stream;
 static int stream_ok(void* s) { return s == &the_stream; }
-int cuMemcpyHtoDAsync_v2(u64 d, const void* s, size_t n, void* st) { CHECK(stream_ok(st)); memcpy((void*)d, s, n); return failed; }
-int cuMemcpyDtoHAsync_v2(void* d, u64 s, size_t n, void* st) { CHECK(stream_ok(st)); memcpy(d, (void*)s, n); return failed; }
-int cuMemcpyDtoDAsync_v2(u64 d, u64 s, size_t n, void* st) { CHECK(stream_ok(st)); memmove((void*)d, (void*)s, n); return failed; }
-int cuMemsetD8Async(u64 d, unsigned char v, size_t n, void* st) { CHECK(stream_ok(st)); memset((void*)d, v, n); return failed; }
+int cuMemcpyHtoDAsync_v2(u64 d, const void* s, size_t n, void* st) { CHECK(stream_ok(st)); memcpy((void*)d, s, n);
+    return failed; }
+int cuMemcpyDtoHAsync_v2(void* d, u64 s, size_t n, void* st) { CHECK(stream_ok(st)); memcpy(d, (void*)s, n);
+    return failed; }
+int cuMemcpyDtoDAsync_v2(u64 d, u64 s, size_t n, void* st) { CHECK(stream_ok(st)); memmove((void*)d, (void*)s, n);
+    return failed; }
+int cuMemsetD8Async(u64 d, unsigned char v, size_t n, void* st) { CHECK(stream_ok(st)); memset((void*)d, v, n);
+    return failed; }
 int cuStreamCreate(void** s, unsigned flags) { CHECK(flags == 1); *s = &the_stream; live++; return 0; }
 int cuStreamDestroy_v2(void* s) { CHECK(stream_ok(s)); live--; return 0; }
 int cuStreamSynchronize(void* s) { CHECK(stream_ok(s) && !capturing); return failed; }
@@ -111,16 +118,20 @@ int cuLaunchKernelEx(const struct config* c, struct function* f, void** params, 
   CHECK(c->n == 0 || c->n == 1 && c->attrs->id == 6 && c->attrs->value[0] == 1);
   if (wrong("launch")) return 1;
   char line[200];
-  snprintf(line, sizeof line, "%slaunch %s grid %u,%u,%u threads %u shared %u early %u first %llx\n", capturing ? "captured " : "", f->name, c->grid[0],
+  snprintf(line, sizeof line, "%slaunch %s grid %u,%u,%u threads %u shared %u early %u first %llx\n", capturing
+      ? "captured " : "", f->name, c->grid[0],
            c->grid[1], c->grid[2], c->block[0], c->shared, c->n, *(u64*)params[0]);
   note(line);
   if (capture) capture->launches++;
   if (wrong("fault") && !capturing) failed = 700;
   return 0;
 }
-int cuStreamBeginCapture_v2(void* s, int mode) { CHECK(stream_ok(s) && mode == 2 && !capturing); capturing = 1; capture = calloc(1, sizeof *capture); live++; return 0; }
-int cuStreamEndCapture(void* s, struct graph** g) { CHECK(stream_ok(s) && capturing); capturing = 0; *g = capture; capture = 0; return 0; }
-int cuGraphInstantiateWithFlags(struct graph** e, struct graph* g, u64 flags) { CHECK(flags == 0); *e = malloc(sizeof **e); **e = *g; live++; return 0; }
+int cuStreamBeginCapture_v2(void* s, int mode) { CHECK(stream_ok(s) && mode == 2 && !capturing); capturing = 1;
+    capture = calloc(1, sizeof *capture); live++; return 0; }
+int cuStreamEndCapture(void* s, struct graph** g) { CHECK(stream_ok(s) && capturing); capturing = 0; *g = capture;
+    capture = 0; return 0; }
+int cuGraphInstantiateWithFlags(struct graph** e, struct graph* g, u64 flags) { CHECK(flags == 0);
+    *e = malloc(sizeof **e); **e = *g; live++; return 0; }
 int cuGraphDestroy(struct graph* g) { free(g); live--; return 0; }
 int cuGraphExecDestroy(struct graph* g) { free(g); live--; return 0; }
 int cuGraphLaunch(struct graph* e, void* s) {

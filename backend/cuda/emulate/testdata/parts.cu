@@ -107,3 +107,11 @@ KERNEL(test_shared_address, OutArgs, a, 32, 1) { sts_f(saddr(smem) + 4 * (a.n + 
 KERNEL(test_global, OutArgs, a, 32, 1) { a.out[a.n + TID] = 1; }
 KERNEL(test_odd, OutArgs, a, 32, 1) { stg128(a.out + TID, {0, 0, 0, 0}); }
 KERNEL(test_uninitialised, OutArgs, a, 32, 1) { a.out[TID] = ((float*)smem)[TID]; }
+// The second barrier is missing: a warp may clear its value before the other has read it.
+KERNEL(test_race, OutArgs, a, 64, 1) {
+  float* s = (float*)smem;
+  s[TID] = 1;
+  SYNC();
+  a.out[TID] = s[TID ^ 32];
+  s[TID] = 0;
+}

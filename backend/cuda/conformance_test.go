@@ -1,0 +1,53 @@
+//go:build !nogpu
+
+package cuda_test
+
+import (
+	"os"
+	"testing"
+
+	"strobe/backend"
+	"strobe/backend/backendtest"
+	"strobe/backend/cuda/emulate"
+	"strobe/backend/gpu"
+	"strobe/quant"
+)
+
+// open returns the backend that tests run on: an emulated device, or the first real one if $STROBE_CUDA is "cuda".
+func open(t testing.TB) backend.Backend {
+	t.Helper()
+	b, err := gpu.New(emulate.Open(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestConformance runs the suite that every device passes. On the emulation it is a small part of it, unless $STROBE_CUDA asks for more.
+func TestConformance(t *testing.T) {
+	o := backendtest.Options{
+		// Activations are rounded to 11 bits for products with quantised weights, and scales of Q6_K too.
+		Product: func(typ quant.Type, cols int) float64 {
+			if typ == quant.F32 || typ == quant.F16 || typ == quant.BF16 || cols < 512 {
+				return 1e-5
+			}
+			return 1e-3
+		},
+		// Queries, keys and probabilities are halves on tensor cores.
+		Attention: func(key, value quant.Type) float64 {
+			if key == quant.F32 && value == quant.F32 {
+				return 1e-5
+			}
+			return 4e-3
+		},
+	}
+	if os.Getenv("STROBE_CUDA") == "cuda" {
+		o.Rows = []int{1, 2, 3, 5, 8, 16, 17, 33, 65, 130}
+	} else {
+		o.Rows = []int{1, 3, 9}
+		o.Weights = []quant.Type{quant.F32, quant.BF16, quant.Q4_K, quant.Q6_K, quant.Q8_0}
+		o.Heads = []int{32, 64, 128}
+		o.BigRow = 9000
+	}
+	backendtest.Run(t, open, o)
+}

@@ -1,0 +1,67 @@
+package gpu_test
+
+import (
+	"testing"
+
+	"strobe/backend/gpu"
+	"strobe/gguf"
+	"strobe/internal/testkit"
+	"strobe/model"
+)
+
+// idle is a device that does nothing, to see what the host does.
+type idle struct{ next gpu.Addr }
+
+func (d *idle) Props() gpu.Props {
+	return gpu.Props{Name: "idle", Major: 9, Units: 132, Memory: 1 << 40, SharedBlock: 227 << 10}
+}
+func (d *idle) Free() (free, total int) { return 1 << 40, 1 << 40 }
+func (d *idle) Alloc(bytes int) (gpu.Addr, error) {
+	d.next += gpu.Addr(bytes+511) / 256 * 256
+	return d.next - gpu.Addr(bytes+511)/256*256 + 1<<20, nil
+}
+func (d *idle) Release(gpu.Addr)                    {}
+func (d *idle) Upload(gpu.Addr, []byte)             {}
+func (d *idle) Download([]byte, gpu.Addr) error     { return nil }
+func (d *idle) Copy(gpu.Addr, gpu.Addr, int)        {}
+func (d *idle) Fill(gpu.Addr, byte, int)            {}
+func (d *idle) Kernel(n string) (gpu.Kernel, error) { return n, nil }
+func (d *idle) Launch(*gpu.Launch)                  {}
+func (d *idle) Record([]gpu.Launch) (gpu.Recording, error) {
+	return d, nil
+}
+func (d *idle) Replay(gpu.Recording) {}
+func (d *idle) Wait() error          { return nil }
+func (d *idle) Close()               {}
+
+type idleDriver struct{ *idle }
+
+func (d idleDriver) Close() error { return nil }
+
+// BenchmarkHost times the host's part of a decoding pass, per layer.
+func BenchmarkHost(b *testing.B) {
+	dev, err := gpu.New(idleDriver{&idle{}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	f, err := gguf.Open(testkit.Golden(b, "qwen35/model.gguf"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	seq := m.NewSeq()
+	tokens := make([]int32, 1)
+	for b.Loop() {
+		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+			b.Fatal(err)
+		}
+		if err := seq.Commit(nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*m.Layers), "ns/layer")
+}

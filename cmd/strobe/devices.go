@@ -1,0 +1,34 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"strobe/device"
+	"strobe/engine"
+)
+
+func newDevicesCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "devices",
+		Short: "List what can run models on this machine",
+		Long:  "List what can run models on this machine, by the names that --device takes. The first one that a model fits is used by default.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			for _, d := range device.List() {
+				memory := ""
+				switch {
+				case d.Err != nil:
+					memory = "cannot be used: " + d.Err.Error()
+				case d.Total > 0:
+					memory = fmt.Sprintf("%s of %s free", engine.Bytes(d.Free), engine.Bytes(d.Total))
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\n", d.Name, d.Description, memory)
+			}
+			return w.Flush()
+		},
+	}
+}
