@@ -30,6 +30,7 @@ type serveOptions struct {
 	sampleFlags
 	models    string
 	memory    byteSize
+	idle      time.Duration
 	alias     string
 	host      string
 	port      int
@@ -101,6 +102,7 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 	f := cmd.Flags()
 	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
 	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
+	f.DurationVar(&opt.idle, "models-idle", 0, "time after its last use after which a model is unloaded, loaded again when asked for (default: never)")
 	f.StringVar(&opt.alias, "alias", "", "name of the model in answers (default: its file's)")
 	f.StringVar(&opt.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
 	f.IntVar(&opt.port, "port", 8080, "port to listen on; 0 takes a free one")
@@ -215,7 +217,7 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server, log *slog.Lo
 		ecfg.Queue = -1
 	}
 	if o.models != "" || o.model != "" {
-		return o.offerPool(ctx, s, engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Log: log})
+		return o.offerPool(ctx, s, engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log})
 	}
 	start := time.Now()
 	m, err := o.load()
