@@ -139,7 +139,8 @@ type Settings struct {
 // Chat begins the answer to a conversation, through the model's chat template or, when its file has none, a plain one.
 // It does not wait for the answer, which ends early when ctx does.
 func (m *Model) Chat(ctx context.Context, messages []Message, set Settings) (*Answer, error) {
-	opt := dialog.Options{Tools: set.Tools, Thinking: set.Thinking, Context: m.engine.Config().Context, Done: ctx.Done()}
+	opt := dialog.Options{Tools: set.Tools, Thinking: set.Thinking, Done: ctx.Done()}
+	opt.Context = m.engine.Config().Context
 	p, err := m.format.Chat(messages, opt)
 	if err != nil {
 		return nil, cmp.Or(ctx.Err(), err) // a prompt nobody waits for fails because of that

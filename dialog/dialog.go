@@ -167,8 +167,8 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		return nil, err
 	}
 	opt := chat.Options{
-		Tools: o.Tools, AddGenerationPrompt: !o.NoTurn, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
-		Done: o.Done,
+		Tools: o.Tools, AddGenerationPrompt: !o.NoTurn, EnableThinking: o.Thinking, Extra: o.Extra,
+		BOS: f.BOS, EOS: f.EOS, Done: o.Done,
 	}
 	continued := ""
 	goOn := o.Continue == nil || *o.Continue

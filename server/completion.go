@@ -106,7 +106,8 @@ func (v *view) fill(prefix, suffix string, extra []infillFile, done <-chan struc
 	}
 }
 
-func (s *Server) native(w http.ResponseWriter, r *http.Request, q *nativeRequest, prompts func(*view) ([]textPrompt, error)) (any, error) {
+func (s *Server) native(w http.ResponseWriter, r *http.Request, q *nativeRequest,
+	prompts func(*view) ([]textPrompt, error)) (any, error) {
 	if err := q.refusedFields.check(); err != nil {
 		return nil, err
 	}
@@ -212,14 +213,15 @@ func (a *nativeAnswer) end(i int, out map[string]any) map[string]any {
 		limit = a.req.MaxTokens
 	}
 	for k, v := range map[string]any{
-		"stop": true, "model": a.v.name, "prompt": prompt, "id_slot": res.Slot, "truncated": false, "stop_type": kind, "stopping_word": res.Stop,
-		"has_new_line": strings.Contains(a.replies[i].content.String(), "\n"), "tokens_cached": res.Prompt + res.Generated,
-		"tokens_predicted": res.Generated, "timings": timings(res),
+		"stop": true, "model": a.v.name, "prompt": prompt, "id_slot": res.Slot, "truncated": false,
+		"stop_type": kind, "stopping_word": res.Stop, "has_new_line": strings.Contains(a.replies[i].content.String(), "\n"),
+		"tokens_cached": res.Prompt + res.Generated, "tokens_predicted": res.Generated, "timings": timings(res),
 		"generation_settings": map[string]any{
-			"n_predict": limit, "seed": p.Seed, "temperature": p.Temp, "top_k": p.TopK, "top_p": p.TopP, "min_p": p.MinP, "typical_p": p.TypicalP,
+			"n_predict": limit, "seed": p.Seed, "temperature": p.Temp, "top_k": p.TopK, "top_p": p.TopP,
+			"min_p": p.MinP, "typical_p": p.TypicalP,
 			"repeat_penalty": p.RepeatPenalty, "repeat_last_n": p.RepeatLastN, "presence_penalty": p.PresencePenalty,
-			"frequency_penalty": p.FrequencyPenalty, "stop": append([]string{}, a.req.Stops...), "n_probs": a.q.NProbs, "grammar": a.q.Grammar,
-			"ignore_eos": a.req.IgnoreEOG, "stream": a.q.Stream, "n_ctx": a.v.engine.Config().Context,
+			"frequency_penalty": p.FrequencyPenalty, "stop": append([]string{}, a.req.Stops...),
+			"n_probs": a.q.NProbs, "grammar": a.q.Grammar, "ignore_eos": a.req.IgnoreEOG, "stream": a.q.Stream, "n_ctx": a.v.engine.Config().Context,
 		},
 	} {
 		out[k] = v

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"testing"
+	"time"
 )
 
 // keep opens a connection, gets an answer on it and keeps it.
@@ -31,6 +32,18 @@ func (l *live) get(t *testing.T, c net.Conn) {
 	}
 	if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatalf("status %d, error %v", resp.StatusCode, err)
+	}
+	// The server notices a little later that the connection is idle.
+	for {
+		x := l.s.conns.Load()
+		x.mu.Lock()
+		n := len(x.idle)
+		noticed := n > 0 && x.idle[n-1].RemoteAddr().String() == c.LocalAddr().String()
+		x.mu.Unlock()
+		if noticed {
+			return
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
 

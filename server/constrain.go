@@ -133,9 +133,9 @@ func (v *view) callOpener() string {
 	return ""
 }
 
-// forcedCall makes the answer a call of one of the tools the choice leaves. Models that write calls as JSON or in tags get
-// arguments that fit the schema; for the others, and where a schema cannot be written in tags, the beginning of the call is
-// fixed and the rest is theirs.
+// forcedCall makes the answer a call of one of the tools the choice leaves. Models that write calls as JSON or in tags
+// get arguments that fit the schema; for the others, and where a schema cannot be written in tags, the beginning of the
+// call is fixed and the rest is theirs.
 func (v *view) forcedCall(c *conversation) ([]phase, error) {
 	names, params, err := callable(c)
 	if err != nil {

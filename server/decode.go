@@ -55,7 +55,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 }
 
 // goNames are the names of embedded structs, which errors of package json mention though requests have no such keys.
-var goNames = map[string]bool{"samplingFields": true, "thinkingFields": true, "formatFields": true, "refusedFields": true, "namedTool": true}
+var goNames = []string{"samplingFields", "thinkingFields", "formatFields", "refusedFields", "namedTool"}
 
 // decodeJSON is json.Unmarshal with errors for people. path is where the value stands in the request.
 func decodeJSON(data []byte, path string, v any) error {
@@ -83,9 +83,7 @@ func decodeJSON(data []byte, path string, v any) error {
 	case errors.As(err, &wrong):
 		what, _, _ := strings.Cut(wrong.Value, " ")
 		name := wrong.Field
-		if embedded, rest, ok := strings.Cut(name, "."); ok && goNames[embedded] {
-			name = rest
-		}
+		name = strings.Join(slices.DeleteFunc(strings.Split(name, "."), func(s string) bool { return slices.Contains(goNames, s) }), ".")
 		if name := join(name); name != "" {
 			return invalid(name, "must be %s, not %s", typeName(wrong.Type), valueName(what))
 		}
@@ -109,18 +107,18 @@ func unmarshal(data []byte, v any) error {
 		text, isNumber := strings.CutPrefix(wrong.Value, "number ")
 		end := int(wrong.Offset)
 		at := end - len(text)
-		if x, err := strconv.ParseFloat(text, 64); !isNumber || err != nil || x != math.Trunc(x) || math.Abs(x) > 1<<53 ||
-			!strings.ContainsAny(text, ".eE") || at < 0 || end > len(data) || string(data[at:end]) != text {
+		x, err := strconv.ParseFloat(text, 64)
+		whole := isNumber && err == nil && x == math.Trunc(x) && math.Abs(x) <= 1<<53 && strings.ContainsAny(text, ".eE")
+		if !whole || at < 0 || end > len(data) || string(data[at:end]) != text {
 			return wrong
-		} else {
-			data = slices.Concat(data[:at], strconv.AppendInt(nil, int64(x), 10), data[end:])
 		}
+		data = slices.Concat(data[:at], strconv.AppendInt(nil, int64(x), 10), data[end:])
 	}
 	return json.Unmarshal(data, v)
 }
 
 // maxIntegers is how many such numbers a request may have; each is another attempt at reading it.
-const maxIntegers = 16
+const maxIntegers = 8
 
 func typeName(t reflect.Type) string {
 	switch t.Kind() {

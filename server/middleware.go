@@ -248,7 +248,7 @@ func (s *Server) checkHost(next http.Handler) http.Handler {
 		host = strings.ToLower(strings.Trim(host, "[]"))
 		if host != "" && net.ParseIP(host) == nil && !slices.Contains(s.cfg.Hosts, host) {
 			fail(w, r, &apiError{Status: http.StatusForbidden, Type: "permission_error",
-				Message: fmt.Sprintf("this server does not go by the name %q; --allow-host %s would change that", host, host)})
+				Message: fmt.Sprintf("this server does not go by the name %q; see --allow-host", host)})
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -293,8 +293,8 @@ func (s *Server) cors(next http.Handler) http.Handler {
 	})
 }
 
-// isLocal reports whether an origin is a program of this machine: a desktop application, a view of an editor, or a page that
-// the machine itself serves. No web site can have such an origin.
+// isLocal reports whether an origin is a program of this machine: a desktop application, a view of an editor, or a page
+// that the machine itself serves. No web site can have such an origin.
 func isLocal(origin string) bool {
 	u, err := url.Parse(origin)
 	if err != nil {

@@ -106,7 +106,8 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 				if kindOf(call.Function.Arguments) == "null" {
 					call.Function.Arguments = json.RawMessage("{}")
 				}
-				msg.ToolCalls = append(msg.ToolCalls, chat.ToolCall{Name: call.Function.Name, Arguments: call.Function.Arguments})
+				c := chat.ToolCall{Name: call.Function.Name, Arguments: call.Function.Arguments}
+				msg.ToolCalls = append(msg.ToolCalls, c)
 			}
 			c.messages = append(c.messages, msg)
 		}
@@ -114,8 +115,9 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 			return nil, err
 		}
 	} else {
-		for name, given := range map[string]bool{"images": len(q.Images) > 0, "suffix": q.Suffix != "", "template": q.Template != ""} {
-			if given {
+		given := map[string]bool{"images": len(q.Images) > 0, "suffix": q.Suffix != "", "template": q.Template != ""}
+		for name, yes := range given {
+			if yes {
 				return nil, invalid(name, "is not supported")
 			}
 		}
@@ -205,7 +207,8 @@ func (s *Server) ollamaAnswer(w http.ResponseWriter, r *http.Request, q *ollamaR
 }
 
 // ollamaRequests is answers for a conversation, and for raw text without a template.
-func (v *view) ollamaRequests(q *ollamaRequest, c *conversation, req engine.Request, stream bool) ([]engine.Request, []*reply, error) {
+func (v *view) ollamaRequests(q *ollamaRequest, c *conversation, req engine.Request, stream bool) (
+	[]engine.Request, []*reply, error) {
 	if !q.Raw {
 		return v.answers(c, req, 1, stream)
 	}

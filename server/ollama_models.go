@@ -91,7 +91,8 @@ func (s *Server) find(name string) (engine.ModelInfo, error) {
 	}
 	i := slices.IndexFunc(list, func(m engine.ModelInfo) bool { return m.Name == name })
 	if i < 0 {
-		return engine.ModelInfo{}, &apiError{Status: http.StatusNotFound, Type: "not_found_error", Message: fmt.Sprintf("model %q not found", name)}
+		return engine.ModelInfo{}, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
+			Message: fmt.Sprintf("model %q not found", name)}
 	}
 	return list[i], nil
 }
@@ -118,8 +119,8 @@ func (s *Server) ollamaShow(w http.ResponseWriter, r *http.Request, q *ollamaNam
 		"modelfile": "", "parameters": "", "template": l.template.Source(), "modified_at": m.Modified.UTC(),
 		"details": newOllamaModel(m).Details, "capabilities": caps,
 		"model_info": map[string]any{
-			"general.architecture": t.Arch, t.Arch + ".context_length": t.Context, t.Arch + ".embedding_length": t.Hidden,
-			t.Arch + ".block_count": t.Layers,
+			"general.architecture": t.Arch, t.Arch + ".context_length": t.Context,
+			t.Arch + ".embedding_length": t.Hidden, t.Arch + ".block_count": t.Layers,
 		},
 	}, nil
 }
@@ -165,6 +166,7 @@ func (s *Server) ollamaEmbedding(w http.ResponseWriter, r *http.Request, q *olla
 		return map[string]any{"embedding": vectors[0]}, nil
 	}
 	return map[string]any{
-		"model": q.Model, "embeddings": vectors, "total_duration": time.Since(start), "load_duration": load, "prompt_eval_count": tokens,
+		"model": q.Model, "embeddings": vectors, "prompt_eval_count": tokens,
+		"total_duration": time.Since(start), "load_duration": load,
 	}, nil
 }

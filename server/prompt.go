@@ -31,7 +31,8 @@ type view struct {
 
 func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error) {
 	m := e.Model()
-	v := &view{name: name, engine: e, tok: m.Tokenizer, format: dialog.For(m), grammars: map[string]*grammar.Grammar{}, defaults: defaults}
+	v := &view{name: name, engine: e, tok: m.Tokenizer, format: dialog.For(m), defaults: defaults}
+	v.grammars = map[string]*grammar.Grammar{}
 	var err error
 	if v.template, err = v.format.Template(); err != nil {
 		return nil, err
@@ -53,7 +54,9 @@ func (c *toolChoice) offered(tools []json.RawMessage) []json.RawMessage {
 	if c.allowed == nil {
 		return tools
 	}
-	return slices.DeleteFunc(slices.Clone(tools), func(raw json.RawMessage) bool { return !slices.Contains(c.allowed, nameOf(raw)) })
+	return slices.DeleteFunc(slices.Clone(tools), func(raw json.RawMessage) bool {
+		return !slices.Contains(c.allowed, nameOf(raw))
+	})
 }
 
 // nameOf is the name of a tool, "" if it has none.
@@ -89,7 +92,8 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 		opt.Tools = nil
 	}
 	msgs := c.messages
-	if v.defaults.System != "" && !slices.ContainsFunc(msgs, func(m chat.Message) bool { return m.Role == "system" || m.Role == "developer" }) {
+	system := func(m chat.Message) bool { return m.Role == "system" || m.Role == "developer" }
+	if v.defaults.System != "" && !slices.ContainsFunc(msgs, system) {
 		msgs = append([]chat.Message{{Role: "system", Content: v.defaults.System}}, msgs...)
 	}
 	if len(v.defaults.Kwargs) > 0 {

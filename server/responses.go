@@ -105,7 +105,8 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	if err != nil {
 		return nil, err
 	}
-	a := &responseAnswer{rep: replies[0], base: q.response(l.name, &req), q: q, seal: slices.Contains(q.Include, "reasoning.encrypted_content")}
+	a := &responseAnswer{rep: replies[0], base: q.response(l.name, &req), q: q}
+	a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
 	if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
 		a.base.Reasoning["summary"] = q.Reasoning.Summary
 	}

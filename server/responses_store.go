@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"container/list"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -44,7 +45,8 @@ type keptItem struct {
 const itemCost = 256
 
 func newMemory(limit int64, age time.Duration) *memory {
-	return &memory{limit: limit, age: age, now: time.Now, recent: list.New(), byID: map[string]*list.Element{}, items: map[string]keptItem{}}
+	return &memory{limit: limit, age: age, now: time.Now, recent: list.New(),
+		byID: map[string]*list.Element{}, items: map[string]keptItem{}}
 }
 
 // put keeps a response and reports whether it has room. The input must have ids.
@@ -187,8 +189,9 @@ func (s *Server) recall(previous string, input []json.RawMessage) ([]placedItem,
 			if s.memory.limit <= 0 {
 				why = "this server keeps no responses; send the whole conversation as input"
 			}
-			return nil, &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: "previous_response_not_found",
-				Param: "previous_response_id", Message: "previous_response_id: there is no response " + strconv.Quote(id) + ": " + why}
+			return nil, &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error",
+				Code: "previous_response_not_found", Param: "previous_response_id",
+				Message: fmt.Sprintf("previous_response_id: there is no response %q: %s", id, why)}
 		}
 		chain = append(chain, r)
 		id = r.previous
@@ -207,12 +210,14 @@ func (s *Server) recall(previous string, input []json.RawMessage) ([]placedItem,
 		if id, reference := itemID(out[i].raw); reference {
 			if out[i].raw = s.memory.item(id); out[i].raw == nil {
 				return nil, &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: out[i].at,
-					Message: out[i].at + ": there is no item " + strconv.Quote(id) + "; items of responses with store: false, or deleted or old ones, are not kept"}
+					Message: fmt.Sprintf("%s: there is no item %q; those of deleted or old responses, or with store: false, are not kept",
+						out[i].at, id)}
 			}
 		}
 		if size += int64(len(out[i].raw)); size > s.cfg.MaxBody {
-			return nil, &apiError{Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error", Code: "request_too_large",
-				Message: "the conversation with what it refers to is larger than " + strconv.FormatInt(s.cfg.MaxBody, 10) + " bytes"}
+			return nil, &apiError{Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error",
+				Code:    "request_too_large",
+				Message: fmt.Sprintf("the conversation with what it refers to is larger than %d bytes", s.cfg.MaxBody)}
 		}
 	}
 	return out, nil
@@ -228,7 +233,8 @@ func (s *Server) storedResponse(r *http.Request) (*stored, error) {
 }
 
 func noResponse(id string) error {
-	return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Message: "there is no response " + strconv.Quote(id)}
+	return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error",
+		Message: fmt.Sprintf("there is no response %q", id)}
 }
 
 func (s *Server) getResponse(w http.ResponseWriter, r *http.Request) (any, error) {
@@ -279,7 +285,7 @@ func (s *Server) responseInput(w http.ResponseWriter, r *http.Request) (any, err
 		}
 		items = items[i+1:]
 	}
-	out := map[string]any{"object": "list", "data": items, "has_more": len(items) > limit, "first_id": nil, "last_id": nil}
+	out := map[string]any{"object": "list", "data": []any{}, "has_more": len(items) > limit, "first_id": nil, "last_id": nil}
 	if items = items[:min(limit, len(items))]; len(items) > 0 {
 		out["data"], out["first_id"], out["last_id"] = items, idOf(items[0]), idOf(items[len(items)-1])
 	}

@@ -34,7 +34,7 @@ type Config struct {
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
 	// answer to read, and their POST requests are refused.
 	CORS []string
-	// LocalOrigins lets programs of this machine in as well, such as editors and desktop applications, and pages it serves.
+	// LocalOrigins lets programs of this machine in as well: editors, desktop applications, and pages it serves.
 	LocalOrigins bool
 	// Hosts are the names this server goes by. A request with another Host header is refused, which keeps
 	// web pages from reaching a local server through a name of their own. nil allows any.
@@ -115,6 +115,7 @@ type Server struct {
 	mu    sync.Mutex
 	views map[*engine.Engine]*view
 
+	conns atomic.Pointer[conns] // of Serve, for tests
 	// tweak changes requests on their way to the engine, in tests.
 	tweak func(*engine.Request, *view)
 }
@@ -236,6 +237,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug), // broken handshakes and the like
 	}
 	conns := newConns(ln, s.cfg.MaxConns, s.cfg.MaxPerAddress)
+	s.conns.Store(conns)
 	srv.ConnState, ln = conns.state, conns
 	if s.cfg.TLS != nil {
 		ln = tls.NewListener(ln, s.cfg.TLS)

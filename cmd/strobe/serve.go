@@ -102,7 +102,7 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 	f := cmd.Flags()
 	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
 	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
-	f.DurationVar(&opt.idle, "models-idle", 0, "time after its last use after which a model is unloaded, loaded again when asked for (default: never)")
+	f.DurationVar(&opt.idle, "models-idle", 0, "unload a model that nobody used for so long; it is loaded again when asked for (default: never)")
 	f.StringVar(&opt.alias, "alias", "", "name of the model in answers (default: its file's)")
 	f.StringVar(&opt.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
 	f.IntVar(&opt.port, "port", 8080, "port to listen on; 0 takes a free one")
@@ -117,8 +117,10 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 		"and there is a key")
 	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given: lines like port = 9000")
 	f.StringVar(&opt.templateFile, "chat-template-file", "", "file with a chat template to use instead of the model's")
-	f.StringVar(&opt.kwargs, "chat-template-kwargs", "", `variables of the chat template as JSON, for requests that do not set them: {"x": 1}`)
-	f.StringVar(&opt.thinking, "thinking", "auto", "reasoning when the request does not say: auto (as the template has it), on or off")
+	f.StringVar(&opt.kwargs, "chat-template-kwargs", "",
+		`variables of the chat template as JSON, for requests that do not set them: {"x": 1}`)
+	f.StringVar(&opt.thinking, "thinking", "auto",
+		"reasoning when the request does not say: auto (as the template has it), on or off")
 	f.StringVar(&opt.system, "system", "", "message of the system for conversations that have none")
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
@@ -217,7 +219,8 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server, log *slog.Lo
 		ecfg.Queue = -1
 	}
 	if o.models != "" || o.model != "" {
-		return o.offerPool(ctx, s, engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log})
+		pool := engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log}
+		return o.offerPool(ctx, s, pool)
 	}
 	start := time.Now()
 	m, err := o.load()

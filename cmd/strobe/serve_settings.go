@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// fillFlags sets the flags that were not given: from the environment (--cache-dir is STROBE_CACHE_DIR), then from a file
-// with a line "cache-dir = /var/cache/strobe" for each. A flag that may be repeated may have several lines.
+// fillFlags sets the flags that were not given: from the environment (--cache-dir is STROBE_CACHE_DIR), then from a
+// file with a line "cache-dir = /var/cache/strobe" for each. A flag that may be repeated may have several lines.
 func fillFlags(cmd *cobra.Command, file string) error {
 	flags := cmd.Flags()
 	given := map[string]bool{} // the command line, then the environment

@@ -31,7 +31,7 @@ func Compile(schema []byte) (*Grammar, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{}, work: maxWork}
+	c := newCompiler(root)
 	rule := c.b.newRule()
 	start, err := c.value(root, "#", endState)
 	if err != nil {
@@ -70,6 +70,10 @@ type compiler struct {
 	todo   []*object
 	merged map[string]*object // merged schemas by content, so that recursion through them closes
 	work   int
+}
+
+func newCompiler(root any) *compiler {
+	return &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{}, work: maxWork}
 }
 
 func (c *compiler) spend(path string) error {

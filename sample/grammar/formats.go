@@ -2,8 +2,8 @@ package grammar
 
 import "strings"
 
-// formats are regular expressions for the string formats that libraries emit. They may be narrower than the format, never
-// wider: no leap days, bounded numbers of characters, so that a model does not get lost in a host name.
+// formats are regular expressions for the string formats that libraries emit. They may be narrower than the format,
+// never wider: no leap days, bounded numbers of characters, so that a model does not get lost in a host name.
 var formats = func() map[string]string {
 	const (
 		day = `(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|` +
@@ -25,7 +25,8 @@ var formats = func() map[string]string {
 	for i := 1; i < 7; i++ { // i groups before the gap and up to 7-i after it
 		ipv6 = append(ipv6, strings.Repeat(group+`:`, i)+`(?::`+group+`){1,`+string(rune('0'+7-i))+`}`)
 	}
-	uri := `[A-Za-z][A-Za-z0-9+.-]{0,15}://` + host + `(?::[0-9]{1,4})?(?:/` + path + `)?(?:\?` + path + `)?(?:#` + path + `)?`
+	uri := `[A-Za-z][A-Za-z0-9+.-]{0,15}://` + host + `(?::[0-9]{1,4})?` +
+		`(?:/` + path + `)?(?:\?` + path + `)?(?:#` + path + `)?`
 	uuid := hex + `{8}-` + hex + `{4}-[1-8]` + hex + `{3}-[89abAB]` + hex + `{3}-` + hex + `{12}`
 	out := map[string]string{
 		"date": date, "time": clock, "date-time": date + `T` + clock,

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// keyNames applies propertyNames: which of the names may be used, names to add, and what other keys must be (nil: anything).
-// ok is false when no object fits.
+// keyNames applies propertyNames: names to add to those that have a schema, and what other keys must be, nil for anything
+// and false for none. ok is false when no object fits.
 func (c *compiler) keyNames(o *object, names, required []string) (added []string, key any, ok bool, err error) {
 	const k = "propertyNames"
 	v, given := o.get(k)
@@ -46,8 +46,13 @@ func (c *compiler) keyNames(o *object, names, required []string) (added []string
 	if rest := p.without("type"); !rest.constrained() {
 		return nil, nil, true, nil
 	}
+	for _, key := range p.keys {
+		if constraints[key] && !slices.Contains([]string{"type", "pattern", "minLength", "maxLength"}, key) || unsupported[key] {
+			return nil, nil, false, errAt(p.at(key), "keyword %q is not supported for names of properties", key)
+		}
+	}
 	if len(names) > 0 {
-		return nil, nil, false, errAt(o.at(k), "keyword %q together with named properties is supported for lists of names only", k)
+		return nil, nil, false, errAt(o.at(k), "beside named properties it is supported for lists of names only")
 	}
 	return nil, p, true, nil
 }
@@ -87,8 +92,8 @@ const (
 	maxMultiples = 20_000 // listed when bounds leave so few
 )
 
-// multiples builds numbers that are a multiple of m: all of them when bounds leave few enough, else integers by their remainder
-// and decimals by the number of their digits.
+// multiples builds numbers that are a multiple of m: all of them when bounds leave few enough, else integers by
+// their remainder and decimals by the number of their digits.
 func (c *compiler) multiples(o *object, m *big.Rat, integer bool, lo, hi *limit, next int32) (int32, error) {
 	unit := new(big.Rat).Set(m)
 	if integer && !unit.IsInt() {
@@ -121,7 +126,7 @@ func (c *compiler) multiples(o *object, m *big.Rat, integer bool, lo, hi *limit,
 	}
 	positive := lo != nil && lo.v.Sign() == 0
 	if lo != nil && !positive || hi != nil {
-		return 0, errAt(o.at("multipleOf"), "together with these bounds it is not supported: there are too many numbers")
+		return 0, errAt(o.at("multipleOf"), "together with these bounds it is not supported: too many numbers are left")
 	}
 	sign := func(s int32) int32 {
 		if positive {
@@ -136,14 +141,15 @@ func (c *compiler) multiples(o *object, m *big.Rat, integer bool, lo, hi *limit,
 	if unit.IsInt() && unit.Num().Cmp(big.NewInt(maxMultiple)) <= 0 {
 		return c.b.alt(zero, sign(c.b.remainders(int(unit.Num().Int64()), next))), nil
 	}
-	if digits, exact := unit.FloatPrec(); exact && digits <= maxDigits && unit.Num().Cmp(big.NewInt(1)) == 0 &&
-		new(big.Rat).Mul(unit, new(big.Rat).SetInt(new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(digits)), nil))).Cmp(big.NewRat(1, 1)) == 0 &&
-		!(positive && lo.exclusive) {
+	digits, exact := unit.FloatPrec()
+	scale := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(min(digits, maxDigits))), nil)
+	if exact && unit.Cmp(new(big.Rat).SetFrac(big.NewInt(1), scale)) == 0 && !(positive && lo.exclusive) {
 		fraction := c.b.alt(next, c.b.lit(".", c.b.digits(1, digits, next)))
 		whole := c.b.alt(c.b.lit("0", fraction), c.b.bytes(c.b.digits(0, maxDigits-1, fraction), '1', '9'))
 		return sign(whole), nil
 	}
-	return 0, errAt(o.at("multipleOf"), "is supported for integers up to %d and for 0.1, 0.01 and so on; others need bounds", maxMultiple)
+	return 0, errAt(o.at("multipleOf"), "is supported for integers up to %d and for 0.1, 0.01 and so on; others need bounds",
+		maxMultiple)
 }
 
 // remainders reads a positive integer without leading zeros that n divides.

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// CompileXML turns the parameters of a tool into a grammar of the notation that Qwen3-Coder and Qwen3.5 write calls in, from after the
-// function's name to its end:
+// CompileXML turns the parameters of a tool into a grammar of the notation that Qwen3-Coder and Qwen3.5 write calls in,
+// from after the function's name to its end:
 //
 //	<parameter=KEY>
 //	VALUE
@@ -20,7 +20,7 @@ func CompileXML(schema []byte) (*Grammar, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{}, work: maxWork}
+	c := newCompiler(root)
 	rule := c.b.newRule()
 	start, err := c.parameters(c.b.lit("</function>", endState))
 	if err == nil {
