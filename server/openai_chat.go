@@ -22,6 +22,8 @@ type chatRequest struct {
 	Tools             []json.RawMessage `json:"tools"`
 	ToolChoice        json.RawMessage   `json:"tool_choice"`
 	ParallelToolCalls *bool             `json:"parallel_tool_calls"`
+	Functions         []json.RawMessage `json:"functions"` // what tools were called before, like the next one
+	FunctionCall      json.RawMessage   `json:"function_call"`
 	Stream            bool              `json:"stream"`
 	StreamOptions     *streamOptions    `json:"stream_options"`
 	N                 *int              `json:"n"`
@@ -109,6 +111,11 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	if q.GoOn != nil && *q.GoOn && c.messages[len(c.messages)-1].Role != "assistant" {
 		return nil, invalid("continue_final_message", "the last message is not the assistant's")
 	}
+	if q.oldTools() {
+		if err := q.newTools(); err != nil {
+			return nil, err
+		}
+	}
 	if c.tools, err = checkTools(q.Tools); err != nil {
 		return nil, err
 	}
@@ -116,7 +123,7 @@ func (q *chatRequest) conversation() (*conversation, error) {
 		return nil, err
 	}
 	c.tools = c.choice.offered(c.tools)
-	c.oneCall = q.ParallelToolCalls != nil && !*q.ParallelToolCalls
+	c.oneCall = q.oldTools() || q.ParallelToolCalls != nil && !*q.ParallelToolCalls
 	if c.format, err = q.formatFields.format(); err != nil {
 		return nil, err
 	}
@@ -311,6 +318,7 @@ type chatMessage struct {
 	Content   *string        `json:"content"`
 	Reasoning string         `json:"reasoning_content,omitempty"`
 	ToolCalls []toolCallJSON `json:"tool_calls,omitempty"`
+	Function  *functionJSON  `json:"function_call,omitempty"` // instead of tool_calls, of requests with functions
 }
 
 type chatDelta struct {
@@ -318,6 +326,7 @@ type chatDelta struct {
 	Content   *string        `json:"content,omitempty"`
 	Reasoning *string        `json:"reasoning_content,omitempty"`
 	ToolCalls []toolCallJSON `json:"tool_calls,omitempty"`
+	Function  *functionJSON  `json:"function_call,omitempty"`
 }
 
 type toolCallJSON struct {
@@ -451,6 +460,15 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chat
 	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
 }
 
+// finish is why a reply ended, in the words of the request.
+func (a *chatAnswer) finish(rep *reply) string {
+	why := rep.finish()
+	if why == "tool_calls" && a.q.oldTools() {
+		return "function_call"
+	}
+	return why
+}
+
 // chatAnswer is the answer to a chat request.
 type chatAnswer struct {
 	q       *chatRequest
@@ -472,9 +490,13 @@ func (a *chatAnswer) whole() (any, error) {
 			m.Content = nil
 		}
 		for _, c := range rep.calls {
+			if a.q.oldTools() {
+				m.Function = &functionJSON{c.name, c.args.String()}
+				continue
+			}
 			m.ToolCalls = append(m.ToolCalls, toolCallJSON{ID: c.id, Type: "function", Function: functionJSON{c.name, c.args.String()}})
 		}
-		finish := rep.finish()
+		finish := a.finish(rep)
 		ch := chatChoice{Index: i, Message: m, FinishReason: &finish}
 		if a.q.LogProbs {
 			ch.LogProbs = newLogProbs(a.v.tok, rep.tokens)
@@ -503,7 +525,7 @@ func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 			return err
 		}
 		if rep.result != nil {
-			finish := rep.finish()
+			finish := a.finish(rep)
 			if err := a.chunk(st, i, &chatDelta{}, &finish, nil); err != nil {
 				return err
 			}
@@ -542,6 +564,9 @@ func (a *chatAnswer) deltas(st *stream, i int, ds []delta) error {
 			cd.ToolCalls = []toolCallJSON{{Index: &d.call, Function: functionJSON{Arguments: d.text}}}
 		default:
 			continue
+		}
+		if len(cd.ToolCalls) > 0 && a.q.oldTools() {
+			cd.Function, cd.ToolCalls = &cd.ToolCalls[0].Function, nil
 		}
 		if d.kind == parse.Content || d.kind == parse.Reasoning {
 			for n := len(d.text); n > 0; ds = ds[1:] {

@@ -147,6 +147,9 @@ func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
 		if err := decodeJSON(m, at, &msgs[i]); err != nil {
 			return nil, err
 		}
+		if err := newCalls(&msgs[i], at); err != nil {
+			return nil, err
+		}
 		if msgs[i].Content == nil {
 			switch msgs[i].Role {
 			case "assistant":

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"strobe/engine"
 )
 
 // ask makes a response and returns it.
@@ -352,6 +354,39 @@ func TestImagesInResults(t *testing.T) {
 		kind := map[string]string{"anthropic": "image", "responses": "input_image"}[name]
 		if got, want := prompt([]any{dict{"type": "text", "text": "done"}, dict{"type": kind}}), prompt("done\n"+mention); got != want {
 			t.Errorf("%s: %d tokens, want %d", name, got, want)
+		}
+	}
+}
+
+// TestSecondTurn: of a long conversation that goes on, only what is new is run, in every protocol and however it is
+// referred to.
+func TestSecondTurn(t *testing.T) {
+	long := strings.Repeat("All work and no play makes Jack a dull boy. ", 80)
+	for _, model := range []string{"qwen3", "qwen35"} {
+		f := start(t, options{model: model, template: hermesTemplate, engine: engine.Config{Context: 4096}})
+		f.script("Hello.")
+		first := f.ask(dict{"input": long})
+		messages := []dict{{"role": "user", "content": long}, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "And now?"}}
+		all := f.inputTokens(dict{"input": messages})
+		for name, ask := range map[string]func() dict{
+			"previous": func() dict { return f.ask(dict{"previous_response_id": text(first, "id"), "input": "And now?"}) },
+			"references": func() dict {
+				return f.ask(dict{"input": []any{messages[0], dict{"type": "item_reference", "id": text(first, "output", 0, "id")}, messages[2]}})
+			},
+			"chat":   func() dict { return f.post("/v1/chat/completions", dict{"messages": messages}) },
+			"ollama": func() dict { return f.post("/api/chat", dict{"messages": messages, "stream": false}) },
+		} {
+			m := ask()
+			if name == "ollama" { // says how long the prompt is, not what was run
+				if number(m, "prompt_eval_count") != all {
+					t.Errorf("%s, %s: %d tokens of %d", model, name, number(m, "prompt_eval_count"), all)
+				}
+				continue
+			}
+			cached, run := number(m, "timings", "cache_n"), number(m, "timings", "prompt_n")
+			if cached+run != all || all < 1000 || run > 60 {
+				t.Errorf("%s, %s: %d of %d tokens were run, %d cached", model, name, run, all, cached)
+			}
 		}
 	}
 }
