@@ -24,6 +24,7 @@
 package strobe
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -138,17 +139,21 @@ type Settings struct {
 // Chat begins the answer to a conversation, through the model's chat template or, when its file has none, a plain one.
 // It does not wait for the answer, which ends early when ctx does.
 func (m *Model) Chat(ctx context.Context, messages []Message, set Settings) (*Answer, error) {
-	opt := dialog.Options{Tools: set.Tools, Thinking: set.Thinking, Context: m.engine.Config().Context}
+	opt := dialog.Options{Tools: set.Tools, Thinking: set.Thinking, Context: m.engine.Config().Context, Done: ctx.Done()}
 	p, err := m.format.Chat(messages, opt)
 	if err != nil {
-		return nil, err
+		return nil, cmp.Or(ctx.Err(), err) // a prompt nobody waits for fails because of that
 	}
 	return m.Answer(ctx, p, set)
 }
 
 // Complete begins the continuation of a text. It does not wait for it. It ends early when ctx does.
 func (m *Model) Complete(ctx context.Context, text string, set Settings) (*Answer, error) {
-	return m.Answer(ctx, m.format.Text(text, set.Raw, ctx.Done()), set)
+	p, err := m.format.Text(text, set.Raw, ctx.Done())
+	if err != nil {
+		return nil, cmp.Or(ctx.Err(), err)
+	}
+	return m.Answer(ctx, p, set)
 }
 
 // Answer begins the answer to a prompt that Format made.

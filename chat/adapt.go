@@ -105,7 +105,7 @@ func (t *Template) adapt(msgs []Message, s shape) ([]Message, error) {
 				break
 			}
 			for _, p := range c {
-				if !p.isText() {
+				if !p.IsText() {
 					return nil, fmt.Errorf("messages[%d]: the model's template takes text only, not a part of type %q", i, p.Type)
 				}
 			}
@@ -134,7 +134,7 @@ func (t *Template) adapt(msgs []Message, s shape) ([]Message, error) {
 func plainParts(parts []Part) []Part {
 	out := slices.Clone(parts)
 	for i, p := range out {
-		if p.isText() && p.Type != "text" {
+		if p.IsText() && p.Type != "text" {
 			out[i] = Part{Type: "text", Text: p.Text}
 		}
 	}

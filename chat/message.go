@@ -64,7 +64,7 @@ func (m *Message) Text() string {
 	case []Part:
 		var texts []string
 		for _, p := range c {
-			if p.isText() {
+			if p.IsText() {
 				texts = append(texts, p.Text)
 			}
 		}
@@ -73,7 +73,8 @@ func (m *Message) Text() string {
 	return ""
 }
 
-func (p *Part) isText() bool {
+// IsText reports whether the part is text, under any of the names APIs have for it.
+func (p *Part) IsText() bool {
 	return p.Type == "text" || p.Type == "input_text" || p.Type == "output_text"
 }
 
@@ -208,7 +209,7 @@ func (p *Part) UnmarshalJSON(data []byte) error {
 	*p = Part{Type: *v.Type, Raw: bytes.Clone(data)}
 	if v.Text != nil {
 		p.Text = *v.Text
-	} else if p.isText() {
+	} else if p.IsText() {
 		return fmt.Errorf("text is missing")
 	}
 	return nil

@@ -103,8 +103,8 @@ type rendering struct {
 }
 
 func (t *Template) render(msgs []Message, opt Options) (string, *rendering, error) {
-	r := &rendering{vars: jinja.NewDict(), said: jinja.NewDict()}
-	r.opt = jinja.Options{Now: opt.Now, Limits: opt.Limits, Done: opt.Done}
+	r := &rendering{vars: jinja.NewDict(), said: jinja.NewDict(),
+		opt: jinja.Options{Now: opt.Now, Limits: opt.Limits, Done: opt.Done}}
 	if r.opt.Now.IsZero() {
 		r.opt.Now = time.Now() // one clock for all attempts
 	}

@@ -10,6 +10,7 @@ package dialog
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -93,8 +94,23 @@ type Options struct {
 	Extra    map[string]any    // more variables of the template
 	Whole    bool              // leave reasoning and tool calls in the text of the answer
 	Context  int               // most tokens of a prompt, the answer included; 0 means no limit here
-	// Done ends the work when it is closed; the prompt is incomplete then. nil never does.
-	Done <-chan struct{}
+	// Continue: an assistant's message at the end is continued (nil and true), or one that is complete.
+	Continue *bool
+	NoTurn   bool            // do not open the assistant's turn
+	Done     <-chan struct{} // ends the work with ErrStopped when it is closed; nil never does
+}
+
+// ErrStopped is the error of a prompt that nobody waited for.
+var ErrStopped = errors.New("the prompt is not wanted any more")
+
+// stopped is what is wrong with a prompt that was made while done may have been closed: it may lack its end.
+func stopped(done <-chan struct{}) error {
+	select {
+	case <-done:
+		return ErrStopped
+	default:
+		return nil
+	}
 }
 
 // Prompt is what a model is to go on from.
@@ -110,11 +126,11 @@ type Prompt struct {
 	whole  bool
 }
 
-// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens. Done is that of
-// Options.
-func (f *Format) Text(text string, raw bool, done <-chan struct{}) *Prompt {
+// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens. Its only
+// error is ErrStopped, when done is closed.
+func (f *Format) Text(text string, raw bool, done <-chan struct{}) (*Prompt, error) {
 	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw, Done: done}
-	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}
+	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}, stopped(done)
 }
 
 // Prompt returns the prompt for an answer, or, when it is to be raw or the model has no chat template, for a
@@ -127,14 +143,17 @@ func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, erro
 	for i := range msgs {
 		text.WriteString(msgs[i].Text())
 	}
-	return f.Text(text.String(), raw, o.Done), nil
+	return f.Text(text.String(), raw, o.Done)
 }
 
 // Chat returns the prompt for an answer to a conversation. A conversation that ends with the assistant is to be
-// continued there. Errors are *engine.ContextError or the template's.
+// continued there, unless Options say otherwise. Errors are *engine.ContextError, ErrStopped or the template's.
 func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	x, err := f.load()
 	if err != nil {
+		return nil, err
+	}
+	if msgs, err = textOnly(msgs); err != nil {
 		return nil, err
 	}
 	size := 0
@@ -148,11 +167,13 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		return nil, err
 	}
 	opt := chat.Options{
-		Tools: o.Tools, AddGenerationPrompt: true, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
+		Tools: o.Tools, AddGenerationPrompt: !o.NoTurn, EnableThinking: o.Thinking, Extra: o.Extra, BOS: f.BOS, EOS: f.EOS,
 		Done: o.Done,
 	}
 	continued := ""
-	if n := len(msgs); n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
+	goOn := o.Continue == nil || *o.Continue
+	if n := len(msgs); goOn && n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
+		opt.AddGenerationPrompt = true // the turn that the message is in
 		continued = msgs[n-1].Text()
 		msgs = msgs[:n-1]
 		if opt.EnableThinking == nil && x.template.Thinking() {
@@ -161,6 +182,9 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		}
 	}
 	text, plain, err := x.template.RenderMarked(msgs, opt, x.control)
+	if stop := stopped(o.Done); stop != nil {
+		return nil, stop // whatever the template says of it, or found in it
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +192,49 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	text += continued
 	tok := f.model.Tokenizer
 	return &Prompt{Text: text, Tokens: encode(tok, text, plain, o.Done), Thinking: parse.ThinkingOpen(text),
-		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
+		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, stopped(o.Done)
+}
+
+// textOnly refuses images, sounds and whatever else no model here can read: templates would put a token there that
+// stands for nothing. Results of tools, which nobody can take back, mention them instead.
+func textOnly(msgs []chat.Message) ([]chat.Message, error) {
+	var out []chat.Message
+	for i, m := range msgs {
+		parts, _ := m.Content.([]chat.Part)
+		var changed []chat.Part
+		for j, p := range parts {
+			switch {
+			case p.IsText():
+				continue
+			case m.Role != "tool":
+				return nil, &chat.FieldError{Field: fmt.Sprintf("messages[%d].content[%d].type", i, j),
+					Msg: fmt.Sprintf("%q is not supported; this model reads text only", p.Type)}
+			case changed == nil:
+				changed = slices.Clone(parts)
+			}
+			changed[j] = chat.Part{Type: "text", Text: Placeholder(p.Type)}
+		}
+		if changed != nil {
+			if out == nil {
+				out = slices.Clone(msgs)
+			}
+			out[i].Content = changed
+		}
+	}
+	if out == nil {
+		return msgs, nil
+	}
+	return out, nil
+}
+
+// Placeholder stands in the result of a tool for a part that the model cannot read.
+func Placeholder(kind string) string {
+	for _, known := range []string{"image", "audio", "video", "file", "document"} {
+		if strings.Contains(kind, known) {
+			return "[" + known + " left out: this model reads text only]"
+		}
+	}
+	return "[content left out: this model reads text only]"
 }
 
 // spoken is the range of the beginning of an answer, without the markers in it: those the model wrote itself.
@@ -193,14 +259,15 @@ func spoken(text string, start int) (spans []chat.Span) {
 // encode turns a rendered prompt into tokens. Plain are the places where control tokens
 // would be the conversation's and not the template's.
 func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span, done <-chan struct{}) []int32 {
+	control, words := tokenizer.EncodeOptions{ParseSpecial: true, Done: done}, tokenizer.EncodeOptions{Done: done}
 	var ids []int32
 	at := 0
 	for _, s := range plain {
-		ids = tok.AppendEncode(ids, text[at:s.Start], tokenizer.EncodeOptions{ParseSpecial: true, Done: done})
-		ids = tok.AppendEncode(ids, text[s.Start:s.End], tokenizer.EncodeOptions{Done: done})
+		ids = tok.AppendEncode(ids, text[at:s.Start], control)
+		ids = tok.AppendEncode(ids, text[s.Start:s.End], words)
 		at = s.End
 	}
-	ids = tok.AppendEncode(ids, text[at:], tokenizer.EncodeOptions{ParseSpecial: true, Done: done})
+	ids = tok.AppendEncode(ids, text[at:], control)
 	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
 	if bos, ok := tok.BOS(); ok && tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
 		ids = append([]int32{bos}, ids...)

@@ -97,16 +97,23 @@ func TestText(t *testing.T) {
 	if f.Converses() {
 		t.Error("a model without a template converses")
 	}
-	if n := controls(m, f.Text(evil, false, nil)); n != 0 {
+	text := func(raw bool) *Prompt {
+		p, err := f.Text(evil, raw, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if n := controls(m, text(false)); n != 0 {
 		t.Errorf("%d control tokens in plain text", n)
 	}
-	if n := controls(m, f.Text(evil, true, nil)); n != 2 {
+	if n := controls(m, text(true)); n != 2 {
 		t.Errorf("%d control tokens in raw text, want 2", n)
 	}
 	msgs := []chat.Message{{Role: "system", Content: "hello"}, {Role: "user", Content: strings.TrimPrefix(evil, "hello")}}
 	for _, raw := range []bool{false, true} {
 		p, err := f.Prompt(msgs, raw, Options{})
-		if err != nil || !slices.Equal(p.Tokens, f.Text(evil, raw, nil).Tokens) || p.Parser() != nil {
+		if err != nil || !slices.Equal(p.Tokens, text(raw).Tokens) || p.Parser() != nil {
 			t.Errorf("raw %v: %q, %v", raw, p.Text, err)
 		}
 	}
@@ -192,7 +199,53 @@ func TestBadTemplate(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), m.Path+": ") {
 		t.Errorf("error %v", err)
 	}
-	if p := f.Text("x", false, nil); len(p.Tokens) == 0 {
-		t.Error("no tokens")
+	if p, err := f.Text("x", false, nil); err != nil || len(p.Tokens) == 0 {
+		t.Errorf("%d tokens, %v", len(p.Tokens), err)
+	}
+}
+
+// TestStopped: work that nobody waits for ends, and what there is of its prompt is not taken for the prompt.
+func TestStopped(t *testing.T) {
+	f := For(withTemplate(t, template))
+	closed := make(chan struct{})
+	close(closed)
+	for name, o := range map[string]Options{"answered": {Done: make(chan struct{})}, "stopped": {Done: closed}} {
+		_, err := f.Chat([]chat.Message{{Role: "user", Content: evil}}, o)
+		if errors.Is(err, ErrStopped) != (name == "stopped") {
+			t.Errorf("%s conversation: %v", name, err)
+		}
+		if _, err := f.Text(evil, true, o.Done); errors.Is(err, ErrStopped) != (name == "stopped") {
+			t.Errorf("%s text: %v", name, err)
+		}
+	}
+}
+
+// TestTextOnly: a template that knows images must not get one, nor any other part that no model here can read. Results
+// of tools mention it.
+func TestTextOnly(t *testing.T) {
+	m := withTemplate(t, `{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}<|image_pad|>{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}`)
+	f := For(m)
+	parts := func(role, kind string) []chat.Message {
+		return []chat.Message{{Role: "user", Content: "x"}, {Role: role, Content: []chat.Part{{Type: "text", Text: "see "}, {Type: kind}}}}
+	}
+	for _, kind := range []string{"image_url", "input_image", "input_audio", "video_url", "file", "hologram"} {
+		_, err := f.Chat(parts("user", kind), Options{})
+		var field *chat.FieldError
+		if !errors.As(err, &field) || field.Field != "messages[1].content[1].type" || !strings.Contains(field.Msg, kind) {
+			t.Errorf("%s: %v", kind, err)
+		}
+		msgs := parts("tool", kind)
+		p, err := f.Chat(msgs, Options{})
+		if err != nil || !strings.Contains(p.Text, "see "+Placeholder(kind)) || strings.Contains(p.Text, "image_pad") {
+			t.Errorf("%s in a result: %q, %v", kind, p.Text, err)
+		}
+		if msgs[1].Content.([]chat.Part)[1].Type != kind {
+			t.Error("the caller's message was changed")
+		}
+	}
+	if s := Placeholder("input_image"); s != "[image left out: this model reads text only]" {
+		t.Error(s)
 	}
 }

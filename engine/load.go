@@ -63,6 +63,8 @@ type Options struct {
 	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
 	MTP    bool
 	Causal dflash.Causal
+	// Template is the chat template to use instead of the file's; "" leaves that.
+	Template string
 }
 
 // Model is a loaded target with everything needed to generate text.
@@ -72,7 +74,7 @@ type Model struct {
 	MTP       *mtp.Drafter    // nil for none
 	Tokenizer *tokenizer.Tokenizer
 	Runner    *speculate.Runner
-	Template  string // chat template of the file, "" for none
+	Template  string // chat template, "" for none
 
 	Path, DrafterPath string
 	backends          []backend.Backend
@@ -204,7 +206,9 @@ func (m *Model) load(src Source, opt Options) error {
 			return err
 		}
 	}
-	m.Template, _, err = src.Target.String("tokenizer.chat_template")
+	if m.Template = opt.Template; m.Template == "" {
+		m.Template, _, err = src.Target.String("tokenizer.chat_template")
+	}
 	return err
 }
 

@@ -29,6 +29,8 @@ type PoolConfig struct {
 	// minute. Loading itself is not limited by it.
 	Wait time.Duration
 	Log  *slog.Logger // nil discards
+	// Idle is how long a model stays loaded after its last use; 0 means until another one needs its memory.
+	Idle time.Duration
 }
 
 // ModelState is where a model of a Pool stands.
@@ -104,6 +106,7 @@ type Pool struct {
 	scanning *scanning                                      // nil unless one is in progress
 	stat     func(path string) (os.FileInfo, error)         // os.Stat, but in tests
 	read     func(path string, opt Options) (*Model, error) // Load, but in tests
+	after    func(d time.Duration, f func()) (stop func())  // time.AfterFunc, but in tests
 }
 
 // resident is a model of the pool, loaded or not.
@@ -113,6 +116,7 @@ type resident struct {
 	loading *loading // nil unless a load runs
 	closing bool     // it is being evicted
 	waiters int      // requests that wait for room for it
+	rest    func()   // stops the wait for the end of its idle time; nil when there is none
 }
 
 // loading is a load that requests wait for.
@@ -143,6 +147,10 @@ func NewPool(cfg PoolConfig) (*Pool, error) {
 	}
 	p := &Pool{cfg: cfg, scanned: make(map[string]scan), changed: make(chan struct{}), stat: os.Stat, read: Load}
 	p.hurry, p.giveUp = context.WithCancel(context.Background())
+	p.after = func(d time.Duration, f func()) func() {
+		t := time.AfterFunc(d, f)
+		return func() { t.Stop() }
+	}
 	return p, p.scan()
 }
 
@@ -452,7 +460,27 @@ func (l *Lease) Release() {
 		if l.model.Users == 0 && !l.model.closing && slices.Contains(l.pool.retired, l.model) && !l.pool.closed {
 			l.pool.evict(l.model)
 		}
+		l.pool.idle(l.model)
 		l.pool.broadcast()
+	})
+}
+
+// idle begins the wait after which a model that nobody uses is unloaded.
+func (p *Pool) idle(m *resident) {
+	if m.rest != nil {
+		m.rest()
+		m.rest = nil
+	}
+	if p.cfg.Idle <= 0 || m.Users > 0 || p.closed {
+		return
+	}
+	used := m.LastUsed
+	m.rest = p.after(p.cfg.Idle, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if m.Users == 0 && m.waiters == 0 && m.engine != nil && !m.closing && !p.closed && m.LastUsed.Equal(used) {
+			p.evict(m)
+		}
 	})
 }
 
@@ -461,6 +489,9 @@ func (l *Lease) Release() {
 func (p *Pool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closed = true
+	for _, m := range slices.Concat(p.models, p.retired) {
+		p.idle(m)
+	}
 	p.broadcast()
 	p.mu.Unlock()
 	defer context.AfterFunc(ctx, p.giveUp)()

@@ -339,3 +339,45 @@ func TestPoolClose(t *testing.T) {
 	}
 	l.Release()
 }
+
+// TestPoolIdle: a model that nobody used for a while is unloaded, and loaded again when somebody does.
+func TestPoolIdle(t *testing.T) {
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3"), Idle: time.Hour})
+	var over []func()
+	stopped := 0
+	p.after = func(d time.Duration, f func()) func() {
+		if d != time.Hour {
+			t.Errorf("waits for %v", d)
+		}
+		over = append(over, f)
+		return func() { stopped++ }
+	}
+	first, second := acquire(t, p, "a"), acquire(t, p, "a")
+	first.Release()
+	if len(over) != 0 {
+		t.Fatal("a model in use is idle")
+	}
+	second.Release()
+	third := acquire(t, p, "a")
+	over[0]() // too late: it is in use again
+	if s := states(p); s != "a loaded" {
+		t.Fatal(s)
+	}
+	third.Release()
+	if stopped != 1 || len(over) != 2 {
+		t.Fatalf("%d waits, %d of them stopped", len(over), stopped)
+	}
+	over[0]() // an older wait says nothing about the new one
+	if s := states(p); s != "a loaded" {
+		t.Fatal(s)
+	}
+	over[1]()
+	p.work.Wait()
+	if s := states(p); s != "a unloaded" {
+		t.Fatal(s)
+	}
+	acquire(t, p, "a").Release()
+	if s := states(p); s != "a loaded" {
+		t.Fatal(s)
+	}
+}

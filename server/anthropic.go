@@ -7,6 +7,7 @@ import (
 
 	"strobe/chat"
 	"strobe/chat/parse"
+	"strobe/dialog"
 	"strobe/engine"
 )
 
@@ -203,7 +204,7 @@ func (m *anthropicMessage) messages(at string) ([]chat.Message, error) {
 	return results, nil
 }
 
-// resultText is the text of a tool's result.
+// resultText is the text of a tool's result; what is not text is mentioned.
 func resultText(raw json.RawMessage, at string) (string, error) {
 	list, err := blocks(raw, at)
 	if err != nil {
@@ -211,10 +212,14 @@ func resultText(raw json.RawMessage, at string) (string, error) {
 	}
 	var texts []string
 	for i, b := range list {
-		if b.Type != "text" || b.Text == nil {
-			return "", invalid(at+index(i)+".type", "%q is not supported; this server takes text only", b.Type)
+		switch {
+		case b.Type != "text":
+			texts = append(texts, dialog.Placeholder(b.Type))
+		case b.Text == nil:
+			return "", invalid(at+index(i)+".text", "is missing")
+		default:
+			texts = append(texts, *b.Text)
 		}
-		texts = append(texts, *b.Text)
 	}
 	return strings.Join(texts, "\n"), nil
 }

@@ -143,6 +143,27 @@ func TestForcedTool(t *testing.T) {
 	}
 }
 
+// TestForcedXML: arguments in tags fit the schema too, with and without drafts.
+func TestForcedXML(t *testing.T) {
+	schema := `{"type":"object","properties":{"unit":{"enum":["C","F"]},"days":{"type":"integer","minimum":1,"maximum":9},"exact":{"type":"boolean"},
+		"more":{"type":"object","properties":{"a":{"type":"array","items":{"enum":[1,2]},"maxItems":2}},"required":["a"],"additionalProperties":false}},
+		"required":["unit","days","exact","more"]}`
+	tools := []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"convert","parameters":` + schema + `}}`)}
+	f := start(t, options{template: xmlTemplate})
+	sch := compileSchema(t, schema)
+	for seed := range 4 {
+		q := dict{"messages": user("?"), "tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300, "seed": seed, "temperature": 1}
+		args := text(f.post("/v1/chat/completions", q), "choices", 0, "message", "tool_calls", 0, "function", "arguments")
+		validate(t, sch, args)
+		for _, draft := range []string{"off", "ngram", "dflash"} {
+			m := f.post("/v1/chat/completions", with(q, dict{"strobe": dict{"draft": draft}}))
+			if got := text(m, "choices", 0, "message", "tool_calls", 0, "function", "arguments"); got != args {
+				t.Errorf("seed %d, draft %s: %q, want %q", seed, draft, got, args)
+			}
+		}
+	}
+}
+
 func compileSchema(t *testing.T, s string) *jsonschema.Schema {
 	t.Helper()
 	v, err := jsonschema.UnmarshalJSON(strings.NewReader(s))

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -16,9 +17,11 @@ import (
 
 var negInf = float32(math.Inf(-1))
 
-// format is what an answer has to be: JSON that fits a schema, or any JSON object.
+// format is what an answer has to be: JSON that fits a schema, any JSON object, or text that fits a grammar.
 type format struct {
 	schema json.RawMessage // nil for any object
+	gbnf   string          // "" for JSON
+	tags   bool            // the schema is of a tool's arguments, which are written in tags
 }
 
 // newVocab arranges a tokenizer's vocabulary for grammars, which never write control tokens.
@@ -34,27 +37,38 @@ func newVocab(tok *tokenizer.Tokenizer) *grammar.Vocab {
 // a grammar learns about the vocabulary is worth more than its compilation.
 const maxGrammars = 32
 
-// grammar returns the grammar of a schema; nil is any object.
-func (v *view) grammar(schema json.RawMessage) (*grammar.Grammar, error) {
+// grammar returns the grammar of a format.
+func (v *view) grammar(f format) (*grammar.Grammar, error) {
+	key := fmt.Sprint(f.tags, "\x00", string(f.schema), "\x00", f.gbnf) // JSON has no such character
 	v.mu.Lock()
-	g := v.grammars[string(schema)]
+	g := v.grammars[key]
 	v.mu.Unlock()
 	if g != nil {
 		return g, nil
 	}
-	g = grammar.Object()
-	if schema != nil {
-		var err error
-		if g, err = grammar.Compile(schema); err != nil {
+	var err error
+	switch {
+	case f.gbnf != "":
+		if g, err = grammar.CompileGBNF(f.gbnf); err != nil {
+			return nil, invalid("grammar", "%v", err)
+		}
+	case f.tags:
+		if g, err = grammar.CompileXML(f.schema); err != nil {
 			return nil, err
 		}
+	case f.schema != nil:
+		if g, err = grammar.Compile(f.schema); err != nil {
+			return nil, err
+		}
+	default:
+		g = grammar.Object()
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.grammars) >= maxGrammars {
 		clear(v.grammars)
 	}
-	v.grammars[string(schema)] = g
+	v.grammars[key] = g
 	return g, nil
 }
 
@@ -76,7 +90,7 @@ func (v *view) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint,
 		g.phases, err = v.forcedCall(c)
 	case c.format != nil:
 		var gr *grammar.Grammar
-		if gr, err = v.grammar(c.format.schema); err != nil {
+		if gr, err = v.grammar(*c.format); err != nil {
 			break
 		}
 		answer := &matched{gr.NewMatcher(v.vocab())}
@@ -119,9 +133,9 @@ func (v *view) callOpener() string {
 	return ""
 }
 
-// forcedCall makes the answer a call of one of the tools the choice leaves. Models that write calls as
-// JSON get arguments that fit the schema; for the others the beginning of the call is fixed and
-// the rest is theirs.
+// forcedCall makes the answer a call of one of the tools the choice leaves. Models that write calls as JSON or in tags get
+// arguments that fit the schema; for the others, and where a schema cannot be written in tags, the beginning of the call is
+// fixed and the rest is theirs.
 func (v *view) forcedCall(c *conversation) ([]phase, error) {
 	names, params, err := callable(c)
 	if err != nil {
@@ -136,7 +150,12 @@ func (v *view) forcedCall(c *conversation) ([]phase, error) {
 		case open == "<|tool_call>":
 			l.add(open+"call:"+n+"{", &until{v: v, end: "<tool_call|>"})
 		case strings.Contains(v.template.Source(), "<function="):
-			l.add(open+"\n<function="+n+">\n", &until{v: v, end: "</function>"})
+			head := open + "\n<function=" + n + ">\n"
+			if g := v.parameters(params[i]); g != nil {
+				l.add(head, &object{matched{g.NewMatcher(v.vocab())}}, v.literal("\n</tool_call>"))
+			} else {
+				l.add(head, &until{v: v, end: "</function>"})
+			}
 		default:
 			name, err := json.Marshal(n)
 			if err != nil {
@@ -176,11 +195,23 @@ func callable(c *conversation) (names []string, params []json.RawMessage, err er
 // cannot be compiled, takes any object.
 func (v *view) arguments(schema json.RawMessage) *grammar.Grammar {
 	if kindOf(schema) == "object" {
-		if g, err := v.grammar(schema); err == nil {
+		if g, err := v.grammar(format{schema: schema}); err == nil {
 			return g
 		}
 	}
 	return grammar.Object()
+}
+
+// parameters is the grammar of a tool's arguments in tags; nil when it has no schema that can be written so.
+func (v *view) parameters(schema json.RawMessage) *grammar.Grammar {
+	if kindOf(schema) != "object" {
+		return nil
+	}
+	g, err := v.grammar(format{schema: schema, tags: true})
+	if err != nil {
+		return nil
+	}
+	return g
 }
 
 // guide constrains an answer from its beginning to its end: reasoning first, which is free but for its

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -51,9 +54,12 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	return buf.Bytes(), nil
 }
 
+// goNames are the names of embedded structs, which errors of package json mention though requests have no such keys.
+var goNames = map[string]bool{"samplingFields": true, "thinkingFields": true, "formatFields": true, "refusedFields": true, "namedTool": true}
+
 // decodeJSON is json.Unmarshal with errors for people. path is where the value stands in the request.
 func decodeJSON(data []byte, path string, v any) error {
-	err := json.Unmarshal(data, v)
+	err := unmarshal(data, v)
 	if err == nil {
 		return nil
 	}
@@ -77,8 +83,8 @@ func decodeJSON(data []byte, path string, v any) error {
 	case errors.As(err, &wrong):
 		what, _, _ := strings.Cut(wrong.Value, " ")
 		name := wrong.Field
-		for _, embedded := range []string{"samplingFields.", "thinkingFields."} { // no keys of the request
-			name = strings.TrimPrefix(name, embedded)
+		if embedded, rest, ok := strings.Cut(name, "."); ok && goNames[embedded] {
+			name = rest
 		}
 		if name := join(name); name != "" {
 			return invalid(name, "must be %s, not %s", typeName(wrong.Type), valueName(what))
@@ -91,6 +97,30 @@ func decodeJSON(data []byte, path string, v any) error {
 	}
 	return invalid(path, "%v", err)
 }
+
+// unmarshal is json.Unmarshal for clients whose language has one kind of number: 8.0 is an integer, too.
+func unmarshal(data []byte, v any) error {
+	for range maxIntegers {
+		err := json.Unmarshal(data, v)
+		var wrong *json.UnmarshalTypeError
+		if !errors.As(err, &wrong) {
+			return err
+		}
+		text, isNumber := strings.CutPrefix(wrong.Value, "number ")
+		end := int(wrong.Offset)
+		at := end - len(text)
+		if x, err := strconv.ParseFloat(text, 64); !isNumber || err != nil || x != math.Trunc(x) || math.Abs(x) > 1<<53 ||
+			!strings.ContainsAny(text, ".eE") || at < 0 || end > len(data) || string(data[at:end]) != text {
+			return wrong
+		} else {
+			data = slices.Concat(data[:at], strconv.AppendInt(nil, int64(x), 10), data[end:])
+		}
+	}
+	return json.Unmarshal(data, v)
+}
+
+// maxIntegers is how many such numbers a request may have; each is another attempt at reading it.
+const maxIntegers = 16
 
 func typeName(t reflect.Type) string {
 	switch t.Kind() {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"strobe/chat"
+	"strobe/dialog"
 	"strobe/engine"
 	"strobe/sample/grammar"
 	"strobe/speculate"
@@ -107,7 +108,7 @@ func explain(err error) *apiError {
 		return unavailable(err.Error())
 	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
 		return unavailable(errShutdown.Error())
-	case errors.Is(err, errClient), errors.Is(err, context.Canceled):
+	case errors.Is(err, errClient), errors.Is(err, context.Canceled), errors.Is(err, dialog.ErrStopped):
 		return &apiError{Status: statusClientGone, Type: "server_error", Message: errClient.Error()}
 	}
 	return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Message: err.Error()}
@@ -207,6 +208,10 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if speaksAnthropic(r) {
 		writeJSON(w, e.Status, e.anthropic())
+		return
+	}
+	if speaksOllama(r) {
+		writeJSON(w, e.Status, map[string]string{"error": e.Message})
 		return
 	}
 	writeJSON(w, e.Status, map[string]any{"error": e.json()})

@@ -385,7 +385,7 @@ func TestF185_SecondBlock(t *testing.T) {
 	}
 	g := con.(*guide)
 	say := func(s string) {
-		for _, id := range v.format.Text(s, true, nil).Tokens {
+		for _, id := range v.tok.Encode(s, tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: true}) {
 			g.Accept(id)
 		}
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -11,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -25,7 +27,26 @@ func (s *Server) middleware(next http.Handler) http.Handler {
 	next = s.checkReady(next)
 	next = s.cors(next)
 	next = s.checkHost(next)
-	return s.observe(next)
+	return tidyPath(s.observe(next))
+}
+
+// tidyPath forgives what people write into the settings of clients: a slash at the end, and a base URL with /v1 for a
+// client that adds it.
+func tidyPath(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		path := r.URL.Path
+		for strings.HasPrefix(path, "/v1/v1/") {
+			path = path[len("/v1"):]
+		}
+		if len(path) > 1 && !open(r) {
+			path = "/" + strings.Trim(path, "/")
+		}
+		if path != r.URL.Path {
+			r = r.Clone(r.Context())
+			r.URL.Path, r.URL.RawPath = path, ""
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // record gathers what the log line of a request says. Handlers add to it from the request's
@@ -227,7 +248,7 @@ func (s *Server) checkHost(next http.Handler) http.Handler {
 		host = strings.ToLower(strings.Trim(host, "[]"))
 		if host != "" && net.ParseIP(host) == nil && !slices.Contains(s.cfg.Hosts, host) {
 			fail(w, r, &apiError{Status: http.StatusForbidden, Type: "permission_error",
-				Message: fmt.Sprintf("this server does not go by the name %q", host)})
+				Message: fmt.Sprintf("this server does not go by the name %q; --allow-host %s would change that", host, host)})
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -241,7 +262,8 @@ func (s *Server) cors(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		origin := r.Header.Get("Origin")
 		allowed := origin != "" && (slices.Contains(s.cfg.CORS, "*") || slices.Contains(s.cfg.CORS, origin))
-		if len(s.cfg.CORS) > 0 {
+		allowed = allowed || s.cfg.LocalOrigins && isLocal(origin)
+		if len(s.cfg.CORS) > 0 || s.cfg.LocalOrigins {
 			w.Header().Add("Vary", "Origin")
 		}
 		if allowed {
@@ -249,7 +271,7 @@ func (s *Server) cors(next http.Handler) http.Handler {
 			h.Set("Access-Control-Allow-Origin", origin)
 			h.Set("Access-Control-Expose-Headers", "X-Request-Id, Retry-After")
 			if r.Method == http.MethodOptions {
-				h.Set("Access-Control-Allow-Methods", "GET, POST, OPTIONS")
+				h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS")
 				if want := r.Header.Get("Access-Control-Request-Headers"); want != "" {
 					h.Set("Access-Control-Allow-Headers", want)
 				}
@@ -271,6 +293,23 @@ func (s *Server) cors(next http.Handler) http.Handler {
 	})
 }
 
+// isLocal reports whether an origin is a program of this machine: a desktop application, a view of an editor, or a page that
+// the machine itself serves. No web site can have such an origin.
+func isLocal(origin string) bool {
+	u, err := url.Parse(origin)
+	if err != nil {
+		return false
+	}
+	switch u.Scheme {
+	case "app", "tauri", "vscode-webview":
+		return true
+	case "http", "https":
+		ip := net.ParseIP(u.Hostname())
+		return u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+	}
+	return false
+}
+
 // open are the paths that need neither a model nor a key.
 func open(r *http.Request) bool {
 	p := r.URL.Path
@@ -289,7 +328,7 @@ func (s *Server) checkReady(next http.Handler) http.Handler {
 	})
 }
 
-// checkKey wants one of the keys, as a bearer token or in X-Api-Key. Keys are compared by their
+// checkKey wants one of the keys, as a bearer token, in X-Api-Key or in Api-Key. Keys are compared by their
 // hashes, all of them, in constant time: how long it takes tells nothing.
 func (s *Server) checkKey(next http.Handler) http.Handler {
 	if len(s.keys) == 0 {
@@ -300,7 +339,7 @@ func (s *Server) checkKey(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		key := r.Header.Get("X-Api-Key")
+		key := cmp.Or(r.Header.Get("X-Api-Key"), r.Header.Get("Api-Key"))
 		if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
 			key = strings.TrimSpace(token)
 		}

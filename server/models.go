@@ -122,7 +122,7 @@ func (s *Server) view(name string, e *engine.Engine) (*view, error) {
 	if v != nil {
 		return v, nil
 	}
-	v, err := newView(name, e)
+	v, err := newView(name, e, s.cfg.Chat)
 	if err != nil {
 		return nil, err
 	}

@@ -166,7 +166,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeReq
 	}
 	out.text("]}\n")
 	out.end()
-	return nil, nil
+	return nil, nil // it is sent
 }
 
 // pieces writes an answer that may be much larger than its request, piece by piece.
@@ -246,7 +246,7 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokeniz
 	out.inside(text.Flush())
 	out.text("\"}\n")
 	out.end()
-	return nil, nil
+	return nil, nil // it is sent
 }
 
 // applyTemplate shows the prompt of a chat request without running it.

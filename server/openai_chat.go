@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"time"
 
 	"strobe/chat/parse"
@@ -21,13 +22,16 @@ type chatRequest struct {
 	Tools             []json.RawMessage `json:"tools"`
 	ToolChoice        json.RawMessage   `json:"tool_choice"`
 	ParallelToolCalls *bool             `json:"parallel_tool_calls"`
-	ResponseFormat    *responseFormat   `json:"response_format"`
 	Stream            bool              `json:"stream"`
 	StreamOptions     *streamOptions    `json:"stream_options"`
 	N                 *int              `json:"n"`
 	LogProbs          bool              `json:"logprobs"`
 	TopLogProbs       *int              `json:"top_logprobs"`
+	AddTurn           *bool             `json:"add_generation_prompt"`
+	GoOn              *bool             `json:"continue_final_message"`
 	thinkingFields
+	formatFields
+	refusedFields
 }
 
 type streamOptions struct {
@@ -42,40 +46,6 @@ type thinkingFields struct {
 	ReasoningFormat string         `json:"reasoning_format"` // "none" leaves reasoning in the text
 	ReasoningBudget *int           `json:"reasoning_budget_tokens"`
 	ThinkingBudget  *int           `json:"thinking_budget_tokens"`
-}
-
-// responseFormat is what the answer has to look like.
-type responseFormat struct {
-	Type       string          `json:"type"`
-	Schema     json.RawMessage `json:"schema"` // llama.cpp's place for it, also with json_object
-	JSONSchema *struct {
-		Schema json.RawMessage `json:"schema"`
-	} `json:"json_schema"`
-}
-
-func (f *responseFormat) format() (*format, error) {
-	if f == nil {
-		return nil, nil
-	}
-	schema := f.Schema
-	if f.JSONSchema != nil {
-		schema = f.JSONSchema.Schema
-	}
-	if kindOf(schema) == "null" {
-		schema = nil
-	}
-	switch f.Type {
-	case "", "text":
-		return nil, nil
-	case "json_object":
-		return &format{schema}, nil
-	case "json_schema":
-		if schema == nil {
-			return nil, invalid("response_format.json_schema.schema", "is missing")
-		}
-		return &format{schema}, nil
-	}
-	return nil, invalid("response_format.type", "%q is none of text, json_object and json_schema", f.Type)
 }
 
 // apply sets how a conversation reasons.
@@ -128,9 +98,16 @@ func (c *conversation) setBudget(n int) {
 
 func (q *chatRequest) conversation() (*conversation, error) {
 	c := &conversation{}
-	var err error
+	err := q.refusedFields.check()
+	if err != nil {
+		return nil, err
+	}
 	if c.messages, err = decodeMessages(q.Messages); err != nil {
 		return nil, err
+	}
+	c.goOn, c.noTurn = q.GoOn, q.AddTurn != nil && !*q.AddTurn
+	if q.GoOn != nil && *q.GoOn && c.messages[len(c.messages)-1].Role != "assistant" {
+		return nil, invalid("continue_final_message", "the last message is not the assistant's")
 	}
 	if c.tools, err = checkTools(q.Tools); err != nil {
 		return nil, err
@@ -138,9 +115,14 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	if c.choice, err = decodeChoice(q.ToolChoice, c.tools); err != nil {
 		return nil, err
 	}
+	c.tools = c.choice.offered(c.tools)
 	c.oneCall = q.ParallelToolCalls != nil && !*q.ParallelToolCalls
-	if c.format, err = q.ResponseFormat.format(); err != nil {
+	if c.format, err = q.formatFields.format(); err != nil {
 		return nil, err
+	}
+	if c.format != nil && c.format.gbnf != "" && len(c.tools) > 0 && !c.choice.none {
+		// Nothing tells an answer of any grammar from a call.
+		return nil, invalid("grammar", "cannot be used with tools")
 	}
 	return c, q.thinkingFields.apply(c)
 }
@@ -178,6 +160,58 @@ func checkTools(tools []json.RawMessage) ([]json.RawMessage, error) {
 	return tools, nil
 }
 
+// namedTool is {"type":"function","function":{"name"}} or, in the Responses API, {"type":"function","name"}.
+type namedTool struct {
+	Type      string `json:"type"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Function  struct {
+		Name string `json:"name"`
+	} `json:"function"`
+}
+
+func (t *namedTool) flat() string {
+	if t.Function.Name != "" {
+		return t.Function.Name
+	}
+	return toolName{t.Namespace, t.Name}.flat()
+}
+
+// choiceJSON is a tool_choice that is an object: a tool, or several to choose from.
+type choiceJSON struct {
+	namedTool
+	Mode    string      `json:"mode"`
+	Tools   []namedTool `json:"tools"`
+	Allowed *struct {   // where chat has mode and tools
+		Mode  string      `json:"mode"`
+		Tools []namedTool `json:"tools"`
+	} `json:"allowed_tools"`
+}
+
+// allow limits the choice to some of the tools.
+func (c *toolChoice) allow(mode string, some []namedTool, tools []json.RawMessage) error {
+	const at = "tool_choice"
+	switch mode {
+	case "auto":
+	case "required":
+		c.required = true
+	default:
+		return invalid(at+".mode", "%q is neither auto nor required", mode)
+	}
+	c.allowed = []string{}
+	for i, t := range some {
+		name := t.flat()
+		if !slices.ContainsFunc(tools, func(raw json.RawMessage) bool { return nameOf(raw) == name }) {
+			return invalid(at+".tools"+index(i), "there is no tool named %q", name)
+		}
+		c.allowed = append(c.allowed, name)
+	}
+	if len(some) == 0 {
+		return invalid(at+".tools", "is empty")
+	}
+	return nil
+}
+
 // decodeChoice reads OpenAI's tool_choice.
 func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, err error) {
 	const at = "tool_choice"
@@ -199,21 +233,17 @@ func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, e
 			return c, invalid(at, "%q is none of auto, none and required", s)
 		}
 	case "object":
-		// {"type":"function","function":{"name"}} or, in the Responses API, {"type":"function","name"}
-		var o struct {
-			Type     string `json:"type"`
-			Name     string `json:"name"`
-			Function struct {
-				Name string `json:"name"`
-			} `json:"function"`
-		}
+		var o choiceJSON
 		if err := decodeJSON(raw, at, &o); err != nil {
 			return c, err
 		}
-		if c.name = o.Function.Name; c.name == "" {
-			c.name = o.Name
+		if o.Type == "allowed_tools" {
+			if o.Allowed != nil {
+				o.Mode, o.Tools = o.Allowed.Mode, o.Allowed.Tools
+			}
+			return c, c.allow(o.Mode, o.Tools, tools)
 		}
-		if c.name == "" {
+		if c.name = o.flat(); c.name == "" {
 			return c, invalid(at+".function.name", "is missing")
 		}
 	default:

@@ -15,16 +15,16 @@ import (
 // completionRequest is the body of POST /v1/completions.
 type completionRequest struct {
 	samplingFields
-	Model          string          `json:"model"`
-	Prompt         json.RawMessage `json:"prompt"`
-	Suffix         *string         `json:"suffix"`
-	Echo           bool            `json:"echo"`
-	Stream         bool            `json:"stream"`
-	StreamOptions  *streamOptions  `json:"stream_options"`
-	N              *int            `json:"n"`
-	LogProbs       *int            `json:"logprobs"`
-	ResponseFormat *responseFormat `json:"response_format"`
-	JSONSchema     json.RawMessage `json:"json_schema"`
+	Model         string          `json:"model"`
+	Prompt        json.RawMessage `json:"prompt"`
+	Suffix        string          `json:"suffix"`
+	Echo          bool            `json:"echo"`
+	Stream        bool            `json:"stream"`
+	StreamOptions *streamOptions  `json:"stream_options"`
+	N             *int            `json:"n"`
+	LogProbs      *int            `json:"logprobs"`
+	formatFields
+	refusedFields
 }
 
 type completionResponse struct {
@@ -69,9 +69,29 @@ func (v *view) prompts(ctx context.Context, name string, raw json.RawMessage) ([
 		if err := v.format.Fits(len(s), v.engine.Config().Context); err != nil {
 			return textPrompt{}, err
 		}
-		return textPrompt{s, v.format.Text(s, true, ctx.Done()).Tokens}, ctx.Err()
+		p, err := v.format.Text(s, true, ctx.Done())
+		if err != nil {
+			return textPrompt{}, err
+		}
+		return textPrompt{s, p.Tokens}, nil
 	}
 	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
+		if kindOf(raw) == "object" { // llama.cpp's way to send more than text
+			var o struct {
+				Text *string         `json:"prompt_string"`
+				Data json.RawMessage `json:"multimodal_data"`
+			}
+			if err := decodeJSON(raw, at, &o); err != nil {
+				return textPrompt{}, err
+			}
+			if o.Text == nil {
+				return textPrompt{}, invalid(at+".prompt_string", "is missing")
+			}
+			if s := string(o.Data); kindOf(o.Data) != "null" && s != "[]" {
+				return textPrompt{}, invalid(at+".multimodal_data", "is not supported; this server takes text only")
+			}
+			return encode(*o.Text)
+		}
 		if kindOf(raw) == "string" {
 			var s string
 			if err := decodeJSON(raw, at, &s); err != nil {
@@ -83,7 +103,7 @@ func (v *view) prompts(ctx context.Context, name string, raw json.RawMessage) ([
 		return textPrompt{"", ids}, err
 	}
 	switch kindOf(raw) {
-	case "string":
+	case "string", "object":
 		p, err := decode(raw, name)
 		return []textPrompt{p}, err
 	case "array":
@@ -139,8 +159,8 @@ func (v *view) tokenList(raw json.RawMessage, at string) ([]int32, error) {
 }
 
 func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) (any, error) {
-	if q.Suffix != nil && *q.Suffix != "" {
-		return nil, invalid("suffix", "is not supported")
+	if err := q.refusedFields.check(); err != nil {
+		return nil, err
 	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
@@ -152,6 +172,19 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 		return nil, err
 	}
 	return s.answer(w, r, l.view, reqs, a.replies, q.Stream, a)
+}
+
+// suffixed is the prompt of a text that is to be filled in before the suffix.
+func (v *view) suffixed(ctx context.Context, q *completionRequest) ([]textPrompt, error) {
+	if q.Echo {
+		return nil, invalid("echo", "cannot be used with suffix")
+	}
+	var prefix string
+	if err := decodeJSON(q.Prompt, "prompt", &prefix); err != nil {
+		return nil, err
+	}
+	p, err := v.fill(prefix, q.Suffix, nil, ctx.Done())
+	return []textPrompt{p}, err
 }
 
 // textAnswer is the answer to a completion request: n choices per prompt.
@@ -174,7 +207,12 @@ func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *vie
 		a.n = *q.N
 	}
 	var err error
-	if a.prompts, err = v.prompts(ctx, "prompt", q.Prompt); err != nil {
+	if q.Suffix != "" {
+		a.prompts, err = v.suffixed(ctx, q)
+	} else {
+		a.prompts, err = v.prompts(ctx, "prompt", q.Prompt)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	if total := a.n * len(a.prompts); a.n < 1 || total > maxChoices {
@@ -190,11 +228,8 @@ func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *vie
 		}
 	}
 	c := &conversation{budget: -1, raw: true}
-	if c.format, err = q.ResponseFormat.format(); err != nil {
+	if c.format, err = q.formatFields.format(); err != nil {
 		return nil, nil, err
-	}
-	if kindOf(q.JSONSchema) != "null" {
-		c.format = &format{q.JSONSchema}
 	}
 	var reqs []engine.Request
 	for _, p := range a.prompts {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"strobe/chat"
@@ -20,15 +22,16 @@ type view struct {
 	tok      *tokenizer.Tokenizer
 	format   *dialog.Format
 	template *chat.Template
+	defaults ChatDefaults
 
 	vocab    func() *grammar.Vocab // for constraints
 	mu       sync.Mutex
 	grammars map[string]*grammar.Grammar // compiled schemas
 }
 
-func newView(name string, e *engine.Engine) (*view, error) {
+func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error) {
 	m := e.Model()
-	v := &view{name: name, engine: e, tok: m.Tokenizer, format: dialog.For(m), grammars: map[string]*grammar.Grammar{}}
+	v := &view{name: name, engine: e, tok: m.Tokenizer, format: dialog.For(m), grammars: map[string]*grammar.Grammar{}, defaults: defaults}
 	var err error
 	if v.template, err = v.format.Template(); err != nil {
 		return nil, err
@@ -41,6 +44,25 @@ func newView(name string, e *engine.Engine) (*view, error) {
 type toolChoice struct {
 	none, required bool
 	name           string // the only one to call
+	// allowed are the tools to choose from; nil is all of them.
+	allowed []string
+}
+
+// offered are the tools that the choice leaves, which are all the model hears of.
+func (c *toolChoice) offered(tools []json.RawMessage) []json.RawMessage {
+	if c.allowed == nil {
+		return tools
+	}
+	return slices.DeleteFunc(slices.Clone(tools), func(raw json.RawMessage) bool { return !slices.Contains(c.allowed, nameOf(raw)) })
+}
+
+// nameOf is the name of a tool, "" if it has none.
+func nameOf(tool json.RawMessage) string {
+	var t struct{ Function struct{ Name string } }
+	if json.Unmarshal(tool, &t) != nil {
+		return ""
+	}
+	return t.Function.Name
 }
 
 // conversation is what the chat protocols have in common.
@@ -54,25 +76,35 @@ type conversation struct {
 	budget   int             // most tokens of thinking; < 0 for no limit
 	kwargs   map[string]any  // template variables
 	raw      bool            // leave reasoning and tool calls in the text
+	goOn     *bool           // whether the assistant's last message is continued; nil is yes
+	noTurn   bool            // do not open the assistant's turn
 	done     <-chan struct{} // closed when nobody wants the answer any more; its prompt is incomplete then
 }
 
 // render makes the prompt of a conversation.
 func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw, Done: c.done}
-	opt.Context = v.engine.Config().Context
+	opt.Context, opt.Continue, opt.NoTurn = v.engine.Config().Context, c.goOn, c.noTurn
 	if c.choice.none {
 		opt.Tools = nil
 	}
-	p, err := v.format.Chat(c.messages, opt)
-	var long *engine.ContextError
-	if err != nil && !errors.As(err, &long) { // the template refuses the conversation, or cannot show it
-		return nil, invalid("", "%v", err)
+	msgs := c.messages
+	if v.defaults.System != "" && !slices.ContainsFunc(msgs, func(m chat.Message) bool { return m.Role == "system" || m.Role == "developer" }) {
+		msgs = append([]chat.Message{{Role: "system", Content: v.defaults.System}}, msgs...)
 	}
-	select {
-	case <-c.done:
-		return nil, errClient
-	default:
+	if len(v.defaults.Kwargs) > 0 {
+		opt.Extra = maps.Clone(v.defaults.Kwargs)
+		maps.Copy(opt.Extra, c.kwargs)
+	}
+	if _, given := opt.Extra["enable_thinking"]; opt.Thinking == nil && !given {
+		opt.Thinking = v.defaults.Thinking
+	}
+	p, err := v.format.Chat(msgs, opt)
+	var long *engine.ContextError
+	var field *chat.FieldError
+	if err != nil && !errors.As(err, &long) && !errors.As(err, &field) && !errors.Is(err, dialog.ErrStopped) {
+		// The template refuses the conversation, or cannot show it.
+		return nil, invalid("", "%v", err)
 	}
 	return p, err
 }
@@ -111,8 +143,14 @@ func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
 		if err := decodeJSON(m, at, &msgs[i]); err != nil {
 			return nil, err
 		}
-		if msgs[i].Role != "assistant" && msgs[i].Content == nil {
-			return nil, invalid(at+".content", "is missing")
+		if msgs[i].Content == nil {
+			switch msgs[i].Role {
+			case "assistant":
+			case "tool": // one that returns nothing
+				msgs[i].Content = ""
+			default:
+				return nil, invalid(at+".content", "is missing")
+			}
 		}
 	}
 	return msgs, nil

@@ -28,10 +28,14 @@ type Config struct {
 	MaxTokens int               // likewise; 0 means until the context is full
 	Seed      *uint64           // likewise; nil takes a new one for each request
 
+	Chat ChatDefaults // likewise, for conversations
+
 	Keys []string // any of them opens the server; none leaves it open
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
 	// answer to read, and their POST requests are refused.
 	CORS []string
+	// LocalOrigins lets programs of this machine in as well, such as editors and desktop applications, and pages it serves.
+	LocalOrigins bool
 	// Hosts are the names this server goes by. A request with another Host header is refused, which keeps
 	// web pages from reaching a local server through a name of their own. nil allows any.
 	Hosts []string
@@ -42,12 +46,23 @@ type Config struct {
 	// MaxPerAddress is how many of them one address may have; 0 means all. Behind a proxy all clients have one address.
 	MaxPerAddress int
 
+	// MaxStored bounds the memory of responses that later requests may refer to; 0 means 64 MiB, less keeps none.
+	MaxStored int64
+	StoredAge time.Duration // for how long they are kept after their last use; 0 means a day
+
 	HeaderTimeout time.Duration // for the headers of a request; 0 means 10 s
 	BodyTimeout   time.Duration // for the body; 0 means a minute
 	WriteTimeout  time.Duration // for a client to take what one write sends; 0 means 30 s
 	IdleTimeout   time.Duration // of a connection between requests; 0 means 2 minutes
 	Ping          time.Duration // silence after which a stream sends a comment; 0 means 10 s
 	Drain         time.Duration // for running requests after the context of Serve ended; 0 means 10 s
+}
+
+// ChatDefaults is what conversations have that say nothing else.
+type ChatDefaults struct {
+	System   string         // for those without a message of the system
+	Thinking *bool          // nil leaves it to the template
+	Kwargs   map[string]any // variables of the template
 }
 
 func (c Config) withDefaults() Config {
@@ -62,6 +77,10 @@ func (c Config) withDefaults() Config {
 	set(&c.IdleTimeout, 2*time.Minute)
 	set(&c.Ping, 10*time.Second)
 	set(&c.Drain, 10*time.Second)
+	set(&c.StoredAge, 24*time.Hour)
+	if c.MaxStored == 0 {
+		c.MaxStored = 64 << 20
+	}
 	if c.MaxBody <= 0 {
 		c.MaxBody = 16 << 20
 	}
@@ -87,6 +106,7 @@ type Server struct {
 	metrics *meter
 	started time.Time
 	held    atomic.Int64 // bytes of requests being handled
+	memory  *memory      // of responses
 
 	stopping context.Context // ends when Serve is told to stop
 	stop     context.CancelFunc
@@ -106,6 +126,7 @@ func New(cfg Config) *Server {
 	for _, k := range s.cfg.Keys {
 		s.keys = append(s.keys, sha256.Sum256([]byte(k)))
 	}
+	s.memory = newMemory(s.cfg.MaxStored, s.cfg.StoredAge)
 	if cfg.Models != nil {
 		s.SetModels(cfg.Models)
 	}
@@ -133,26 +154,42 @@ func (s *Server) models() Models {
 // routes lists every endpoint. Aliases are those of llama.cpp.
 func (s *Server) routes() {
 	for pattern, e := range map[string]endpoint{
-		"POST /v1/chat/completions":      post(s, s.chatCompletions),
-		"POST /chat/completions":         post(s, s.chatCompletions),
-		"POST /v1/completions":           post(s, s.completions),
-		"POST /completions":              post(s, s.completions),
-		"POST /v1/responses":             post(s, s.responses),
-		"POST /responses":                post(s, s.responses),
-		"POST /v1/embeddings":            post(s, s.embeddings),
-		"POST /embeddings":               post(s, s.embeddings),
-		"GET /v1/models":                 s.listModels,
-		"GET /models":                    s.listModels,
-		"GET /v1/models/{id...}":         s.getModel,
-		"POST /v1/messages":              post(s, s.messages),
-		"POST /v1/messages/count_tokens": post(s, s.countTokens),
-		"GET /health":                    s.health,
-		"GET /v1/health":                 s.health,
-		"GET /props":                     s.props,
-		"GET /slots":                     s.slots,
-		"POST /tokenize":                 post(s, s.tokenize),
-		"POST /detokenize":               post(s, s.detokenize),
-		"POST /apply-template":           post(s, s.applyTemplate),
+		"POST /v1/chat/completions":          post(s, s.chatCompletions),
+		"POST /chat/completions":             post(s, s.chatCompletions),
+		"POST /v1/completions":               post(s, s.completions),
+		"POST /completions":                  post(s, s.completions),
+		"POST /v1/responses":                 post(s, s.responses),
+		"POST /responses":                    post(s, s.responses),
+		"POST /v1/responses/input_tokens":    post(s, s.inputTokens),
+		"GET /v1/responses/{id}":             s.getResponse,
+		"GET /v1/responses/{id}/input_items": s.responseInput,
+		"DELETE /v1/responses/{id}":          s.deleteResponse,
+		"POST /v1/embeddings":                post(s, s.embeddings),
+		"POST /embeddings":                   post(s, s.embeddings),
+		"GET /v1/models":                     s.listModels,
+		"GET /models":                        s.listModels,
+		"GET /v1/models/{id...}":             s.getModel,
+		"POST /v1/messages":                  post(s, s.messages),
+		"POST /v1/messages/count_tokens":     post(s, s.countTokens),
+		"GET /api/version":                   s.ollamaVersion,
+		"GET /api/tags":                      s.ollamaTags,
+		"GET /api/ps":                        s.ollamaLoaded,
+		"POST /api/show":                     post(s, s.ollamaShow),
+		"POST /api/pull":                     post(s, s.ollamaPull),
+		"POST /api/chat":                     post(s, s.ollamaChat),
+		"POST /api/generate":                 post(s, s.ollamaGenerate),
+		"POST /api/embed":                    post(s, s.ollamaEmbedding),
+		"POST /api/embeddings":               post(s, s.ollamaEmbedding),
+		"GET /health":                        s.health,
+		"GET /v1/health":                     s.health,
+		"GET /props":                         s.props,
+		"GET /slots":                         s.slots,
+		"POST /completion":                   post(s, s.completion),
+		"POST /infill":                       post(s, s.infill),
+		"POST /embedding":                    post(s, s.embedding),
+		"POST /tokenize":                     post(s, s.tokenize),
+		"POST /detokenize":                   post(s, s.detokenize),
+		"POST /apply-template":               post(s, s.applyTemplate),
 	} {
 		s.mux.Handle(pattern, e)
 	}
@@ -161,7 +198,7 @@ func (s *Server) routes() {
 	s.mux.Handle("GET /ui/", uiHandler())
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		// This pattern also takes wrong methods of known paths away from the mux; ask it.
-		for _, m := range []string{http.MethodGet, http.MethodPost} {
+		for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
 			probe := r.Clone(r.Context())
 			probe.Method = m
 			if _, pattern := s.mux.Handler(probe); m != r.Method && pattern != "/" {

@@ -48,8 +48,8 @@ const xmlTemplate = `{%- if tools %}<|im_start|>system
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}`
 
-// goldenWith writes a copy of a golden model with a chat template.
-func goldenWith(t testing.TB, name, template string) string {
+// goldenWith writes a copy of a golden model with a chat template and more keys.
+func goldenWith(t testing.TB, name, template string, more ...gguf.KV) string {
 	t.Helper()
 	f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
 	if err != nil {
@@ -64,7 +64,7 @@ func goldenWith(t testing.TB, name, template string) string {
 		}
 		kvs = append(kvs, gguf.KV{Key: k, Value: v})
 	}
-	kvs = append(kvs, gguf.KV{Key: "tokenizer.chat_template", Value: template})
+	kvs = append(append(kvs, gguf.KV{Key: "tokenizer.chat_template", Value: template}), more...)
 	var specs []gguf.TensorSpec
 	for _, x := range f.Tensors() {
 		specs = append(specs, gguf.TensorSpec{Name: x.Name, Type: x.Type, Shape: x.Shape})
@@ -88,9 +88,10 @@ func goldenWith(t testing.TB, name, template string) string {
 
 // options of a fixture.
 type options struct {
-	model    string // golden model; "" is qwen35
-	template string // "" leaves the file without
-	plain    bool   // without a drafter
+	model    string    // golden model; "" is qwen35
+	template string    // "" leaves the file without
+	keys     []gguf.KV // added to a file with a template
+	plain    bool      // without a drafter
 	engine   engine.Config
 	config   Config
 	buffer   int // bytes the system keeps of what a live server sends; 0 leaves it
@@ -111,7 +112,7 @@ func startEngine(t testing.TB, o *options) *engine.Engine {
 	}
 	path := testkit.Golden(t, o.model+"/model.gguf")
 	if o.template != "" {
-		path = goldenWith(t, o.model, o.template)
+		path = goldenWith(t, o.model, o.template, o.keys...)
 	}
 	opt := engine.Options{Threads: 2, Drafter: testkit.Golden(t, "dflash-"+o.model+"/model.gguf")}
 	if o.plain {

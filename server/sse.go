@@ -7,7 +7,7 @@ import (
 	"net/http"
 )
 
-// stream writes server-sent events. The status line is sent with the first of them, so that whatever
+// stream writes server-sent events, or lines. The status line is sent with the first of them, so that whatever
 // fails before can still be an ordinary error.
 //
 // Events are gathered by send and go out with flush: what one step of the engine brought is one
@@ -18,6 +18,7 @@ type stream struct {
 	buf     bytes.Buffer
 	enc     *json.Encoder
 	started bool
+	lines   bool // Ollama's streams: lines of JSON
 }
 
 func newStream(w http.ResponseWriter) *stream {
@@ -33,6 +34,9 @@ func (s *stream) send(name string, v any) error {
 		s.buf.WriteString("event: ")
 		s.buf.WriteString(name)
 		s.buf.WriteByte('\n')
+	}
+	if s.lines {
+		return s.enc.Encode(v)
 	}
 	s.buf.WriteString("data: ")
 	if err := s.enc.Encode(v); err != nil { // ends with a line break
@@ -56,6 +60,9 @@ func (s *stream) flush() error {
 	if !s.started {
 		h := s.w.Header()
 		h.Set("Content-Type", "text/event-stream; charset=utf-8")
+		if s.lines {
+			h.Set("Content-Type", "application/x-ndjson")
+		}
 		h.Set("Cache-Control", "no-store")
 		h.Set("X-Accel-Buffering", "no") // nginx would collect events
 		s.w.WriteHeader(http.StatusOK)

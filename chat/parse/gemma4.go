@@ -70,7 +70,7 @@ func (g *gemma4) feed(c byte) status {
 		if !g.p.begin(name) {
 			return bad
 		}
-		g.schema = g.p.tools[name]
+		g.schema = g.p.schemaOf(name)
 		g.openContainer('{')
 	case gemmaKey:
 		return g.inKey(c)

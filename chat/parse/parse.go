@@ -11,9 +11,11 @@
 //
 // It decides byte by byte, so how the text was cut never changes the result
 // beyond how deltas are divided. Text that could still turn out to be a marker
-// is held back. What looks like a tool call but is none (broken syntax, a
-// function nobody offered, the output ending in the middle, an example inside
-// a fenced code block) is ordinary content; there are no errors.
+// is held back. What looks like a tool call but is none (broken syntax, the
+// output ending in the middle, an example inside a fenced code block) is
+// ordinary content; there are no errors. A call of a function nobody offered
+// is a call: whoever runs it knows what to answer. A complete call ends the
+// reasoning it stands in.
 //
 // The families differ in their tool calls: JSON in tags (hermes.go), functions
 // and parameters as tags (qwenxml.go), Gemma 4's own notation (gemma4.go). The
@@ -23,6 +25,7 @@ package parse
 
 import (
 	"encoding/json"
+	"regexp"
 	"strings"
 )
 
@@ -167,7 +170,7 @@ func (p *Parser) Push(text string) []Event {
 // Close ends the output and returns what was held back.
 func (p *Parser) Close() []Event {
 	if p.call != nil {
-		if p.settled > 0 { // only the closing marker is missing
+		if p.settled > 0 && !p.thinking { // only the closing marker is missing
 			p.endCall()
 		} else {
 			p.abort(nil)
@@ -216,24 +219,35 @@ func (p *Parser) flush() {
 	p.emit(e)
 }
 
-// emit sends an event; those of an unfinished call wait under Whole.
+// emit sends an event; those of an unfinished call wait under Whole, and inside reasoning.
 func (p *Parser) emit(e Event) {
-	if p.Whole && (e.Kind == ToolBegin || e.Kind == ToolArguments) {
+	if (p.Whole || p.thinking) && (e.Kind == ToolBegin || e.Kind == ToolArguments) {
 		p.queue = append(p.queue, e)
 		return
 	}
 	p.events = append(p.events, e)
 }
 
-// begin starts a call of the named tool; false when nobody offered it.
+// begin starts a call of the named tool; false when no tool can have this name.
 func (p *Parser) begin(name string) bool {
-	if _, ok := p.tools[name]; !ok {
+	if p.tools[name] == nil && !plausible.MatchString(name) {
 		return false
 	}
 	p.begun = true
 	p.flush()
 	p.emit(Event{Kind: ToolBegin, Name: name, Index: p.ncalls})
 	return true
+}
+
+// plausible is the name of a function that nobody offered.
+var plausible = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.:/-]*$`)
+
+// schemaOf is what is known of a tool's parameters.
+func (p *Parser) schemaOf(name string) *schema {
+	if s := p.tools[name]; s != nil {
+		return s
+	}
+	return &schema{}
 }
 
 func (p *Parser) arguments(text string) { p.put(ToolArguments, text) }
@@ -245,7 +259,7 @@ func (p *Parser) feed(c byte) {
 		case done:
 			p.endCall()
 		case bad:
-			if p.settled == 0 {
+			if p.settled == 0 || p.thinking {
 				p.abort(p.raw[len(p.raw)-1:])
 				break
 			}
@@ -290,6 +304,7 @@ func (p *Parser) match() (maybe bool, hit string) {
 	}
 	if p.thinking {
 		try(p.thinkEnd)
+		try(p.open)
 		return
 	}
 	if p.fresh || p.anywhere {
@@ -309,7 +324,7 @@ func (p *Parser) match() (maybe bool, hit string) {
 // marker acts on a marker that was just completed.
 func (p *Parser) marker(m string) {
 	switch {
-	case p.thinking:
+	case p.thinking && m == p.thinkEnd:
 		p.thinking = false
 		p.ws = nil // the line break before the end marker
 		p.fresh, p.block = true, true
@@ -360,6 +375,10 @@ func (p *Parser) endCall() {
 	_, p.afterBare = p.call.(interface{ bareCall() })
 	p.call = nil
 	p.flush()
+	if p.thinking { // the end of reasoning may still come
+		p.thinking = false
+		p.drop = append(p.drop, p.thinkEnd)
+	}
 	p.events = append(p.events, p.queue...)
 	p.queue = nil
 	p.emit(Event{Kind: ToolEnd, Index: p.ncalls})
@@ -379,7 +398,7 @@ func (p *Parser) abort(rest []byte) {
 	raw := p.raw[:len(p.raw)-len(rest)]
 	if p.begun {
 		p.flush()
-		if !p.Whole {
+		if !p.Whole && !p.thinking {
 			p.emit(Event{Kind: ToolAbort, Index: p.ncalls})
 		}
 	}

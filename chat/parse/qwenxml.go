@@ -93,10 +93,11 @@ func (x *qwenXML) feed(c byte) status {
 			return x.nameByte(c)
 		}
 		name := strings.TrimSpace(x.name.String())
-		if !x.p.begin(name) {
+		// Without the marker of a call, only the name tells one from text.
+		if x.bare && x.p.tools[name] == nil || !x.p.begin(name) {
 			return bad
 		}
-		x.schema = x.p.tools[name]
+		x.schema = x.p.schemaOf(name)
 		x.state = xmlBody
 	case xmlBody:
 		if isJSONSpace(c) {

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"strobe/chat"
 	"strobe/engine"
 	"strobe/server"
 )
@@ -27,6 +30,7 @@ type serveOptions struct {
 	sampleFlags
 	models    string
 	memory    byteSize
+	idle      time.Duration
 	alias     string
 	host      string
 	port      int
@@ -41,11 +45,19 @@ type serveOptions struct {
 	cert    string
 	certKey string
 
+	settings     string
+	templateFile string
+	kwargs       string
+	thinking     string
+	system       string
+
 	cacheDir  string
 	cacheRAM  byteSize
 	cacheDisk byteSize
 
 	maxBody      byteSize
+	maxStored    byteSize
+	storedAge    time.Duration
 	maxConns     int
 	perAddress   int
 	writeTimeout time.Duration
@@ -57,7 +69,7 @@ type serveOptions struct {
 const keyVariable = "STROBE_API_KEY"
 
 func newServeCmd() *cobra.Command {
-	opt := serveOptions{cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20}
+	opt := serveOptions{cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20, maxStored: 64 << 20}
 	cmd := &cobra.Command{
 		Use:   "serve [-m FILE | --models DIR]",
 		Short: "Serve models over HTTP, with a web page",
@@ -70,19 +82,27 @@ they are asked for and unloads the ones used least recently when memory runs sho
 stands for the one used last.
 
 It listens on this machine only unless --host says otherwise. Its address goes to standard output, logs
-to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.`,
+to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.
+
+Every flag can also be set in the environment (STROBE_PORT for --port) and in the file --config names.`,
 		Example: `  strobe serve
   strobe serve -m model.gguf
   strobe serve --models ~/models --models-memory 16GiB --port 9000
   strobe serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert c.pem --tls-key k.pem`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return opt.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fillFlags(cmd, opt.settings); err != nil {
+				return err
+			}
+			return opt.run(cmd)
+		},
 	}
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0.8)
 	f := cmd.Flags()
 	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
 	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
+	f.DurationVar(&opt.idle, "models-idle", 0, "time after its last use after which a model is unloaded, loaded again when asked for (default: never)")
 	f.StringVar(&opt.alias, "alias", "", "name of the model in answers (default: its file's)")
 	f.StringVar(&opt.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
 	f.IntVar(&opt.port, "port", 8080, "port to listen on; 0 takes a free one")
@@ -95,12 +115,19 @@ to standard error. SIGINT or SIGTERM lets running requests finish for a while, t
 	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be "+
 		"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
 		"and there is a key")
+	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given: lines like port = 9000")
+	f.StringVar(&opt.templateFile, "chat-template-file", "", "file with a chat template to use instead of the model's")
+	f.StringVar(&opt.kwargs, "chat-template-kwargs", "", `variables of the chat template as JSON, for requests that do not set them: {"x": 1}`)
+	f.StringVar(&opt.thinking, "thinking", "auto", "reasoning when the request does not say: auto (as the template has it), on or off")
+	f.StringVar(&opt.system, "system", "", "message of the system for conversations that have none")
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
 	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off")
 	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
 	f.Var(&opt.maxBody, "max-body", "bytes of the largest request")
+	f.Var(&opt.maxStored, "responses-memory", "bytes of responses kept for requests that refer to them; 0 keeps none")
+	f.DurationVar(&opt.storedAge, "responses-age", 24*time.Hour, "time they are kept after their last use")
 	f.IntVar(&opt.maxConns, "max-conns", 1024, "connections at a time; idle ones make room, others wait")
 	f.IntVar(&opt.perAddress, "max-conns-per-address", 0, "connections of one address at a time (default: no limit)")
 	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second, "time a client may take to accept a piece of its answer")
@@ -190,12 +217,19 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server, log *slog.Lo
 		ecfg.Queue = -1
 	}
 	if o.models != "" || o.model != "" {
-		return o.offerPool(ctx, s, engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Log: log})
+		return o.offerPool(ctx, s, engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log})
 	}
 	start := time.Now()
 	m, err := o.load()
 	if err != nil {
 		return nil, err
+	}
+	opt, err := o.loadOptions()
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	if opt.Template != "" {
+		m.Template = opt.Template
 	}
 	name := o.alias
 	if name == "" {
@@ -259,7 +293,44 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 			return engine.Options{}, usagef("--alias names a single model; --models takes the names of the files")
 		}
 	}
-	return o.options()
+	opt, err := o.options()
+	if err != nil || o.templateFile == "" {
+		return opt, err
+	}
+	if o.models != "" {
+		return opt, usagef("--chat-template-file belongs to a single model; --models takes the templates of the files")
+	}
+	b, err := os.ReadFile(o.templateFile)
+	if err != nil {
+		return opt, err
+	}
+	if len(bytes.TrimSpace(b)) == 0 {
+		return opt, fmt.Errorf("%s: there is no template in it", o.templateFile)
+	}
+	if _, err := chat.ParseTemplate(o.templateFile, string(b)); err != nil {
+		return opt, err
+	}
+	opt.Template = string(b)
+	return opt, nil
+}
+
+// chatDefaults is what the flags say of conversations that say nothing else.
+func (o *serveOptions) chatDefaults() (d server.ChatDefaults, err error) {
+	d.System = o.system
+	switch o.thinking {
+	case "auto":
+	case "on", "off":
+		on := o.thinking == "on"
+		d.Thinking = &on
+	default:
+		return d, usagef("--thinking %q: want auto, on or off", o.thinking)
+	}
+	if o.kwargs != "" {
+		if err := json.Unmarshal([]byte(o.kwargs), &d.Kwargs); err != nil || d.Kwargs == nil {
+			return d, usagef("--chat-template-kwargs: %q is not an object of JSON", o.kwargs)
+		}
+	}
+	return d, nil
 }
 
 // config checks the flags of the server itself.
@@ -268,6 +339,10 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		Version: buildVersion(), Log: log, Params: o.Params, MaxTokens: o.maxTokens, CORS: o.cors,
 		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress,
 		WriteTimeout: o.writeTimeout, Drain: o.drain,
+		MaxStored: int64(o.maxStored), StoredAge: o.storedAge, LocalOrigins: isLoopback(o.host),
+	}
+	if o.maxStored == 0 { // there zero means the default
+		cfg.MaxStored = -1
 	}
 	if o.seed >= 0 {
 		n := uint64(o.seed)
@@ -292,6 +367,9 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		return cfg, usagef("--max-tokens %d: want at least 0", o.maxTokens)
 	}
 	if _, err := o.loadOptions(); err != nil {
+		return cfg, err
+	}
+	if cfg.Chat, err = o.chatDefaults(); err != nil {
 		return cfg, err
 	}
 	if cfg.Keys, err = o.allKeys(); err != nil {

@@ -222,8 +222,11 @@ func TestServeModelsDrafter(t *testing.T) {
 func TestServeFlags(t *testing.T) {
 	model := testkit.Golden(t, "qwen35/model.gguf")
 	empty := filepath.Join(t.TempDir(), "empty")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
-		t.Fatal(err)
+	broken, wrong := filepath.Join(t.TempDir(), "broken"), filepath.Join(t.TempDir(), "wrong")
+	for path, text := range map[string]string{empty: "", broken: "{% for %}", wrong: "# mine\ncolour = red\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, c := range []struct {
 		args []string
@@ -241,6 +244,13 @@ func TestServeFlags(t *testing.T) {
 		{[]string{"-m", model, "--parallel", "0"}, exitUsage, "at least 1"},
 		{[]string{"-m", model, "--api-key-file", empty}, exitError, "no key"},
 		{[]string{"-m", model, "--api-key", " "}, exitUsage, "empty"},
+		{[]string{"-m", model, "--thinking", "hard"}, exitUsage, "auto, on or off"},
+		{[]string{"-m", model, "--chat-template-kwargs", "[1]"}, exitUsage, "not an object"},
+		{[]string{"-m", model, "--chat-template-file", empty}, exitError, "no template"},
+		{[]string{"-m", model, "--chat-template-file", broken}, exitError, "broken"},
+		{[]string{"--models", ".", "--chat-template-file", broken}, exitUsage, "single model"},
+		{[]string{"--config", "no-such-file"}, exitError, "no-such-file"},
+		{[]string{"--config", wrong}, exitError, "wrong:2: there is no setting \"colour\""},
 		{[]string{"-m", model, "--host", "256.1.1.1", "--port", "0"}, exitError, "256.1.1.1"},
 	} {
 		var out, errs bytes.Buffer
@@ -248,6 +258,38 @@ func TestServeFlags(t *testing.T) {
 		if code != c.code || !strings.Contains(errs.String(), c.says) {
 			t.Errorf("%v: code %d, %q; want %d and %q", c.args, code, errs.String(), c.code, c.says)
 		}
+	}
+}
+
+// TestServeSettings: a flag comes from the command line, the environment or a file, in this order, and what it says of
+// conversations reaches their prompts.
+func TestServeSettings(t *testing.T) {
+	dir := t.TempDir()
+	template := filepath.Join(dir, "template")
+	file := filepath.Join(dir, "settings")
+	for path, text := range map[string]string{
+		template: "{{ tone }}{% for m in messages %}|{{ m.role }}:{{ m.content }}{% endfor %}{% if enable_thinking is defined %}|{{ enable_thinking }}{% endif %}",
+		file: "# a comment\n\nsystem = Be brief.\nalias=from-file\nthinking = off\nchat-template-file = " + template +
+			"\nchat-template-kwargs = {\"tone\": \"calm\"}\n",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("STROBE_ALIAS", "from-environment")
+	t.Setenv("STROBE_CONFIG", file)
+	url, _ := serve(t, "-m", testkit.Golden(t, "qwen35/model.gguf"), "--thinking", "on")
+	ready(t, url)
+	for body, want := range map[string]string{
+		`{"messages":[{"role":"user","content":"x"}]}`: "calm|system:Be brief.|user:x|True",
+		`{"messages":[{"role":"system","content":"s"},{"role":"user","content":"x"}],"enable_thinking":false,"chat_template_kwargs":{"tone":"glad"}}`: "glad|system:s|user:x|False",
+	} {
+		if code, m := ask(t, url+"/apply-template", body); code != 200 || m["prompt"] != want {
+			t.Errorf("%s: %d %v", body, code, m)
+		}
+	}
+	if _, m := ask(t, url+"/props", ""); m["model_alias"] != "from-environment" {
+		t.Errorf("the name is %v", m["model_alias"])
 	}
 }
 

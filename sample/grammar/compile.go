@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/big"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -37,25 +38,29 @@ func Compile(schema []byte) (*Grammar, error) {
 		return nil, err
 	}
 	c.b.rules[rule].start = start
-	// Rules are compiled from a list, not recursively, so nesting through
-	// references costs no stack.
-	for len(c.todo) > 0 {
-		o := c.todo[len(c.todo)-1]
-		c.todo = c.todo[:len(c.todo)-1]
-		start, err := c.body(o, endState)
-		if err != nil {
-			return nil, err
-		}
-		c.b.rules[c.rules[o]].start = start
-		if c.b.err != nil {
-			break
-		}
+	if err := c.compileRules(); err != nil {
+		return nil, err
 	}
 	p, err := c.b.finish(rule)
 	if err != nil {
 		return nil, errAt("#", "%v", err)
 	}
 	return &Grammar{p: p, bases: map[baseKey]*base{}}, nil
+}
+
+// compileRules builds the rules that were mentioned. They are taken from a list, not recursively, so nesting through
+// references costs no stack.
+func (c *compiler) compileRules() error {
+	for len(c.todo) > 0 && c.b.err == nil {
+		o := c.todo[len(c.todo)-1]
+		c.todo = c.todo[:len(c.todo)-1]
+		start, err := c.body(o, endState)
+		if err != nil {
+			return err
+		}
+		c.b.rules[c.rules[o]].start = start
+	}
+	return nil
 }
 
 type compiler struct {
@@ -153,6 +158,9 @@ func (c *compiler) body(o *object, next int32) (int32, error) {
 		return 0, err
 	}
 	for _, k := range o.keys {
+		if sub, isObject := o.m[k].(*object); k == "not" && (o.m[k] == true || isObject && !sub.constrained()) {
+			return c.nothing(), nil // libraries write "never" like this
+		}
 		if unsupported[k] {
 			return 0, errAt(o.at(k), "keyword %q is not supported", k)
 		}
@@ -589,7 +597,14 @@ func (c *compiler) string(o *object, next int32) (int32, error) {
 	if hi >= 0 && lo > hi {
 		return c.nothing(), nil
 	}
-	if p, ok := o.get("pattern"); ok {
+	p, ok := o.get("pattern")
+	if f, _ := o.m["format"].(string); formats[f] != "" {
+		expr, _ := p.(string)
+		if _, err := syntax.Parse(expr, syntax.Perl); !ok || err != nil { // the library's own may be beyond us
+			p, ok = formats[f], true
+		}
+	}
+	if ok {
 		expr, isString := p.(string)
 		if !isString {
 			return 0, errAt(o.at("pattern"), "must be a string")
@@ -610,12 +625,15 @@ func (c *compiler) string(o *object, next int32) (int32, error) {
 }
 
 func (c *compiler) number(o *object, integer bool, next int32) (int32, error) {
+	var multiple *big.Rat
 	if m, ok := o.get("multipleOf"); ok {
 		r, isNum := rat(m)
-		if !isNum || r.Cmp(big.NewRat(1, 1)) != 0 {
-			return 0, errAt(o.at("multipleOf"), "keyword \"multipleOf\" is not supported but for 1")
+		if !isNum || r.Sign() <= 0 {
+			return 0, errAt(o.at("multipleOf"), "must be a number above 0")
 		}
-		integer = true
+		if multiple = r; r.Cmp(big.NewRat(1, 1)) == 0 {
+			multiple, integer = nil, true
+		}
 	}
 	lo, err := o.limit("minimum", "exclusiveMinimum", 1)
 	if err != nil {
@@ -626,6 +644,8 @@ func (c *compiler) number(o *object, integer bool, next int32) (int32, error) {
 		return 0, err
 	}
 	switch {
+	case multiple != nil:
+		return c.multiples(o, multiple, integer, lo, hi, next)
 	case lo == nil && hi == nil && integer:
 		return c.b.call(ruleInteger, next), nil
 	case lo == nil && hi == nil:
@@ -779,13 +799,6 @@ func (c *compiler) nextItem(items any, path string) (int32, error) {
 }
 
 func (c *compiler) object(o *object, next int32) (int32, error) {
-	for _, k := range []string{"patternProperties", "propertyNames"} {
-		if v, ok := o.get(k); ok {
-			if p, isObj := v.(*object); isObj && !(k == "patternProperties" && len(p.keys) == 0) {
-				return 0, errAt(o.at(k), "keyword %q is not supported", k)
-			}
-		}
-	}
 	props := &object{m: map[string]any{}, path: o.at("properties")}
 	v, hasProps := o.get("properties")
 	if hasProps {
@@ -820,6 +833,28 @@ func (c *compiler) object(o *object, next int32) (int32, error) {
 			names = append(names, k)
 		}
 	}
+	added, key, ok, err := c.keyNames(o, names, required)
+	if err != nil {
+		return 0, err
+	}
+	if !ok {
+		return c.nothing(), nil
+	}
+	names = append(names, added...)
+	patternKey, patternValue, err := c.patternKeys(o, names)
+	if err != nil {
+		return 0, err
+	}
+	// What keys without a name are, and their values: false for none.
+	open, openPath := extra, extraPath
+	switch {
+	case key == false:
+		open, key = false, nil
+	case patternKey != nil && key != nil:
+		return 0, errAt(o.at("patternProperties"), "together with propertyNames it is not supported")
+	case patternKey != nil:
+		key, open, openPath = patternKey, patternValue, o.at("patternProperties")
+	}
 	least, most, err := o.bounds("minProperties", "maxProperties")
 	if err != nil {
 		return 0, err
@@ -839,12 +874,12 @@ func (c *compiler) object(o *object, next int32) (int32, error) {
 	if least == 0 || len(required) > 0 {
 		first = closing
 	}
-	if extra != false && (most < 0 || most > len(names)) {
+	if open != false && (most < 0 || most > len(names)) {
 		room := -1
 		if most >= 0 {
 			room = most - len(names)
 		}
-		member, err := c.extraMember(names, extra, extraPath)
+		member, err := c.extraMember(names, key, open, openPath)
 		if err != nil {
 			return 0, err
 		}
@@ -896,9 +931,9 @@ func (c *compiler) object(o *object, next int32) (int32, error) {
 	return b.lit("{", first), nil
 }
 
-// extraMember is a rule for a member that is none of the named ones.
-func (c *compiler) extraMember(names []string, schema any, path string) (int32, error) {
-	if len(names) == 0 && schema == true {
+// extraMember is a rule for a member that is none of the named ones. Its key has a schema, or is any other name.
+func (c *compiler) extraMember(names []string, key, schema any, path string) (int32, error) {
+	if len(names) == 0 && schema == true && key == nil {
 		return ruleMember, nil
 	}
 	r := c.b.newRule()
@@ -906,10 +941,16 @@ func (c *compiler) extraMember(names []string, schema any, path string) (int32, 
 	if err != nil {
 		return 0, err
 	}
-	if len(names) == 0 {
-		c.b.rules[r].start = c.b.call(ruleKey, c.b.colon(s))
-	} else {
-		c.b.rules[r].start = c.b.otherKey(names, c.b.colon(s))
+	start := c.b.colon(s)
+	switch {
+	case key != nil:
+		p := key.(*object)
+		start, err = c.string(p, start)
+	case len(names) == 0:
+		start = c.b.call(ruleKey, start)
+	default:
+		start = c.b.otherKey(names, start)
 	}
-	return r, nil
+	c.b.rules[r].start = start
+	return r, err
 }

@@ -1,7 +1,7 @@
-// Package grammar constrains sampling to JSON that fits a schema.
+// Package grammar constrains sampling to JSON that fits a schema, or to text that fits a grammar.
 //
 //	v := grammar.NewVocab(pieces, eog)       // once per model
-//	g, err := grammar.Compile(schema)        // once per schema
+//	g, err := grammar.Compile(schema)        // once per schema; CompileGBNF for a grammar
 //	m := g.NewMatcher(v)                     // per sequence
 //	m.Mask(logits); id := ...; m.Accept(id)  // per token
 //
@@ -16,8 +16,9 @@
 // not hold in full: objects keep the order of the schema's properties and have
 // no others unless additionalProperties says so, white space is limited to
 // what printers write, numbers have at most 16 digits before and after the
-// point. A keyword that would change the language and is not supported is a
-// [*Error] that names it and where it stands; format is ignored.
+// point, common formats of strings are a little narrower than their standards.
+// A keyword that would change the language and is not supported is a [*Error]
+// that names it and where it stands; formats nobody knows are ignored.
 //
 // A [Grammar] and a [Vocab] may be shared by goroutines; a Matcher and its
 // forks belong to one.

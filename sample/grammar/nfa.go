@@ -52,17 +52,18 @@ const (
 type builder struct {
 	states []state
 	rules  []rule
-	err    error // the state limit was hit; checked by the compiler now and then
+	what   string // is built, for errors: a schema or a grammar
+	err    error  // the state limit was hit; checked by the compiler now and then
 }
 
 func newBuilder() *builder {
-	return &builder{states: []state{{kind: kindEnd}}}
+	return &builder{states: []state{{kind: kindEnd}}, what: "schema"}
 }
 
 func (b *builder) add(s state) int32 {
 	if len(b.states) >= maxStates {
 		if b.err == nil {
-			b.err = fmt.Errorf("the schema is too complex: its automaton has more than %d states", maxStates)
+			b.err = fmt.Errorf("the %s is too complex: its automaton has more than %d states", b.what, maxStates)
 		}
 		return endState
 	}
@@ -153,7 +154,7 @@ func (b *builder) finish(root int32) (*program, error) {
 	p := &program{states: b.states, rules: b.rules, root: root}
 	good := p.productive()
 	if !good[p.rules[root].start] {
-		return nil, fmt.Errorf("the schema allows no value")
+		return nil, fmt.Errorf("the %s allows nothing", b.what)
 	}
 	for i := range p.states {
 		s := &p.states[i]
@@ -183,7 +184,7 @@ func (b *builder) finish(root int32) (*program, error) {
 		}
 	}
 	if p.leftRecursive(good) {
-		return nil, fmt.Errorf("the schema refers to itself without anything in between")
+		return nil, fmt.Errorf("the %s refers to itself without anything in between", b.what)
 	}
 	return p, nil
 }

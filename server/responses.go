@@ -3,216 +3,13 @@ package server
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
-	"strobe/chat"
 	"strobe/chat/parse"
 	"strobe/engine"
 )
-
-// responsesRequest is the body of POST /v1/responses. Nothing is stored: a conversation comes whole
-// in its input.
-type responsesRequest struct {
-	Model             string            `json:"model"`
-	Input             json.RawMessage   `json:"input"`
-	Instructions      *string           `json:"instructions"`
-	Previous          *string           `json:"previous_response_id"`
-	Tools             []json.RawMessage `json:"tools"`
-	ToolChoice        json.RawMessage   `json:"tool_choice"`
-	ParallelToolCalls *bool             `json:"parallel_tool_calls"`
-	MaxOutputTokens   *int              `json:"max_output_tokens"`
-	Temperature       *float32          `json:"temperature"`
-	TopP              *float32          `json:"top_p"`
-	TopK              *int              `json:"top_k"` // not OpenAI's, like the next ones
-	MinP              *float32          `json:"min_p"`
-	TypicalP          *float32          `json:"typical_p"`
-	Stream            bool              `json:"stream"`
-	Text              *struct {
-		Format *responseFormat `json:"format"`
-	} `json:"text"`
-	Reasoning *struct {
-		Effort string `json:"effort"`
-	} `json:"reasoning"`
-	Kwargs   map[string]any  `json:"chat_template_kwargs"`
-	Metadata json.RawMessage `json:"metadata"`
-	Strobe   *strobeFields   `json:"strobe"`
-}
-
-// inputItem is an element of the input.
-type inputItem struct {
-	Type      string          `json:"type"`
-	Role      string          `json:"role"`
-	Content   json.RawMessage `json:"content"`
-	Summary   json.RawMessage `json:"summary"`
-	CallID    string          `json:"call_id"`
-	Name      string          `json:"name"`
-	Arguments string          `json:"arguments"`
-	Output    json.RawMessage `json:"output"`
-}
-
-func (q *responsesRequest) conversation() (*conversation, error) {
-	if q.Previous != nil && *q.Previous != "" {
-		return nil, invalid("previous_response_id", "this server keeps no responses; send the whole conversation as input")
-	}
-	c := &conversation{budget: -1}
-	if q.Instructions != nil && *q.Instructions != "" {
-		c.messages = append(c.messages, chat.Message{Role: "system", Content: *q.Instructions})
-	}
-	input, err := inputMessages(q.Input)
-	if err != nil {
-		return nil, err
-	}
-	c.messages = append(c.messages, input...)
-	for i, raw := range q.Tools {
-		at := "tools" + index(i)
-		var t struct {
-			Type        string          `json:"type"`
-			Name        string          `json:"name"`
-			Description string          `json:"description"`
-			Parameters  json.RawMessage `json:"parameters"`
-		}
-		if err := decodeJSON(raw, at, &t); err != nil {
-			return nil, err
-		}
-		if t.Type != "function" {
-			continue // tools that run on OpenAI's servers
-		}
-		if kindOf(t.Parameters) == "null" {
-			t.Parameters = nil
-		}
-		tool, err := functionTool(t.Name, t.Description, t.Parameters)
-		if err != nil {
-			return nil, err
-		}
-		c.tools = append(c.tools, tool)
-	}
-	if c.tools, err = checkTools(c.tools); err != nil {
-		return nil, err
-	}
-	if c.choice, err = decodeChoice(q.ToolChoice, c.tools); err != nil {
-		return nil, err
-	}
-	c.oneCall = q.ParallelToolCalls != nil && !*q.ParallelToolCalls
-	if q.Text != nil {
-		if c.format, err = q.Text.Format.format(); err != nil {
-			return nil, err
-		}
-	}
-	t := thinkingFields{Kwargs: q.Kwargs}
-	if q.Reasoning != nil {
-		t.ReasoningEffort = q.Reasoning.Effort
-	}
-	return c, t.apply(c)
-}
-
-// inputMessages turns the input into messages. What the model said in several items is one message.
-func inputMessages(raw json.RawMessage) ([]chat.Message, error) {
-	switch kindOf(raw) {
-	case "string":
-		var s string
-		err := decodeJSON(raw, "input", &s)
-		return []chat.Message{{Role: "user", Content: s}}, err
-	case "array":
-	case "null":
-		return nil, invalid("input", "is missing")
-	default:
-		return nil, invalid("input", "must be a string or a list of items")
-	}
-	var items []json.RawMessage
-	if err := decodeJSON(raw, "input", &items); err != nil {
-		return nil, err
-	}
-	var out []chat.Message
-	// assistant is the message that items of the model are gathered in.
-	assistant := func() *chat.Message {
-		if n := len(out); n == 0 || out[n-1].Role != "assistant" {
-			out = append(out, chat.Message{Role: "assistant", Content: ""})
-		}
-		return &out[len(out)-1]
-	}
-	for i, raw := range items {
-		at := "input" + index(i)
-		if kindOf(raw) != "object" {
-			return nil, invalid(at, "must be an object")
-		}
-		var it inputItem
-		if err := decodeJSON(raw, at, &it); err != nil {
-			return nil, err
-		}
-		switch it.Type {
-		case "", "message":
-			text, err := itemText(it.Content, at+".content")
-			if err != nil {
-				return nil, err
-			}
-			switch it.Role {
-			case "assistant":
-				m := assistant()
-				m.Content = m.Content.(string) + text
-			case "user", "system", "developer":
-				out = append(out, chat.Message{Role: it.Role, Content: text})
-			default:
-				return nil, invalid(at+".role", "%q is none of user, assistant, system and developer", it.Role)
-			}
-		case "function_call":
-			if it.Name == "" {
-				return nil, invalid(at+".name", "is missing")
-			}
-			args := json.RawMessage(it.Arguments)
-			if !json.Valid(args) {
-				var err error
-				if args, err = json.Marshal(it.Arguments); err != nil {
-					return nil, err
-				}
-			}
-			m := assistant()
-			m.ToolCalls = append(m.ToolCalls, chat.ToolCall{ID: it.CallID, Name: it.Name, Arguments: args})
-		case "function_call_output":
-			text, err := itemText(it.Output, at+".output")
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, chat.Message{Role: "tool", Content: text, ToolCallID: it.CallID})
-		case "reasoning":
-			text, err := itemText(it.Content, at+".content")
-			if err != nil {
-				return nil, err
-			}
-			if text != "" {
-				assistant().Reasoning += text
-			}
-		default:
-			return nil, invalid(at+".type", "%q is not supported", it.Type)
-		}
-	}
-	if len(out) == 0 {
-		return nil, invalid("input", "is empty")
-	}
-	return out, nil
-}
-
-// itemText is the text of a string or of a list of parts.
-func itemText(raw json.RawMessage, at string) (string, error) {
-	list, err := blocks(raw, at)
-	if err != nil {
-		return "", err
-	}
-	var texts []string
-	for i, b := range list {
-		switch b.Type {
-		case "text", "input_text", "output_text", "reasoning_text", "summary_text":
-			if b.Text == nil {
-				return "", invalid(at+index(i)+".text", "is missing")
-			}
-			texts = append(texts, *b.Text)
-		case "refusal":
-		default:
-			return "", invalid(at+index(i)+".type", "%q is not supported; this server takes text only", b.Type)
-		}
-	}
-	return strings.Join(texts, "\n"), nil
-}
 
 // responseJSON is the object the whole API is named after.
 type responseJSON struct {
@@ -269,10 +66,12 @@ type outputItem struct {
 	ID        string        `json:"id"`
 	Status    string        `json:"status"`
 	Role      string        `json:"role,omitempty"`
-	Summary   *[]any        `json:"summary,omitempty"`
+	Summary   *[]outputPart `json:"summary,omitempty"`
 	Content   *[]outputPart `json:"content,omitempty"`
+	Encrypted *string       `json:"encrypted_content,omitempty"`
 	CallID    string        `json:"call_id,omitempty"`
 	Name      string        `json:"name,omitempty"`
+	Namespace string        `json:"namespace,omitempty"`
 	Arguments *string       `json:"arguments,omitempty"`
 }
 
@@ -283,15 +82,8 @@ type outputPart struct {
 	LogProbs    *[]any `json:"logprobs,omitempty"`
 }
 
-func newPart(kind parse.Kind, text string) outputPart {
-	if kind == parse.Reasoning {
-		return outputPart{Type: "reasoning_text", Text: text}
-	}
-	return outputPart{Type: "output_text", Text: text, Annotations: &[]any{}, LogProbs: &[]any{}}
-}
-
 func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
-	c, err := q.conversation()
+	c, err := s.responsesConversation(q)
 	if err != nil {
 		return nil, err
 	}
@@ -313,8 +105,33 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	if err != nil {
 		return nil, err
 	}
-	a := &responseAnswer{rep: replies[0], base: q.response(l.name, &req)}
+	a := &responseAnswer{rep: replies[0], base: q.response(l.name, &req), q: q, seal: slices.Contains(q.Include, "reasoning.encrypted_content")}
+	if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
+		a.base.Reasoning["summary"] = q.Reasoning.Summary
+	}
+	if q.Store == nil || *q.Store {
+		a.memory = s.memory
+	}
 	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+}
+
+// inputTokens counts the tokens of a request without running it.
+func (s *Server) inputTokens(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
+	c, err := s.responsesConversation(q)
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	c.done = r.Context().Done()
+	p, err := l.render(c)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"object": "response.input_tokens", "input_tokens": len(p.Tokens)}, nil
 }
 
 func (a *responseAnswer) step(_ int, ds []delta) error { return a.deltas(ds) }
@@ -330,6 +147,7 @@ func (q *responsesRequest) response(model string, req *engine.Request) responseJ
 		Reasoning:         map[string]any{"effort": nil, "summary": nil},
 		Temperature:       req.Params.Temp, TopP: req.Params.TopP, Truncation: "disabled",
 		Text: map[string]any{"format": map[string]string{"type": "text"}}, ToolChoice: "auto", Tools: q.Tools, Metadata: q.Metadata,
+		PreviousResponseID: q.Previous,
 	}
 	if q.Reasoning != nil && q.Reasoning.Effort != "" {
 		out.Reasoning["effort"] = q.Reasoning.Effort
@@ -352,14 +170,41 @@ func (q *responsesRequest) response(model string, req *engine.Request) responseJ
 // responseAnswer builds the output item by item. One is open at a time; each change is also an event
 // when the answer is streamed.
 type responseAnswer struct {
-	base  responseJSON
-	rep   *reply
-	st    *stream // nil for a whole answer
-	seq   int
-	open  bool
-	kind  parse.Kind
-	text  strings.Builder // of the open item
-	begun bool
+	q       *responsesRequest
+	base    responseJSON
+	rep     *reply
+	memory  *memory // keeps the response at its end; nil if nobody shall
+	summary bool    // reasoning is shown where summaries are
+	seal    bool    // and in encrypted_content
+	st      *stream // nil for a whole answer
+	seq     int
+	open    bool
+	kind    parse.Kind
+	text    strings.Builder // of the open item
+	begun   bool
+}
+
+// shown is how text of a kind appears: the type of its part, the field that numbers its parts, and its events.
+type shown struct{ part, index, partEvent, textEvent string }
+
+func (a *responseAnswer) shown() shown {
+	switch {
+	case a.kind == parse.Reasoning && a.summary:
+		return shown{"summary_text", "summary_index", "response.reasoning_summary_part", "response.reasoning_summary_text"}
+	case a.kind == parse.Reasoning:
+		return shown{"reasoning_text", "content_index", "response.content_part", "response.reasoning_text"}
+	case a.kind == parse.Content:
+		return shown{"output_text", "content_index", "response.content_part", "response.output_text"}
+	}
+	return shown{textEvent: "response.function_call_arguments"}
+}
+
+func (a *responseAnswer) part(text string) outputPart {
+	p := outputPart{Type: a.shown().part, Text: text}
+	if a.kind == parse.Content {
+		p.Annotations, p.LogProbs = &[]any{}, &[]any{}
+	}
+	return p
 }
 
 // event sends an event with its type and number.
@@ -391,8 +236,8 @@ func (a *responseAnswer) item() *outputItem { return &a.base.Output[len(a.base.O
 // place names the open item in an event.
 func (a *responseAnswer) place(more map[string]any) map[string]any {
 	more["item_id"], more["output_index"] = a.item().ID, len(a.base.Output)-1
-	if a.kind == parse.Content || a.kind == parse.Reasoning {
-		more["content_index"] = 0
+	if name := a.shown().index; name != "" {
+		more[name] = 0
 	}
 	return more
 }
@@ -411,14 +256,7 @@ func (a *responseAnswer) begin(kind parse.Kind, it outputItem) error {
 	if kind == parse.ToolBegin {
 		return nil
 	}
-	return a.event("response.content_part.added", a.place(map[string]any{"part": newPart(kind, "")}))
-}
-
-// eventNames are the events of each kind of text.
-var eventNames = map[parse.Kind][2]string{
-	parse.Content:   {"response.output_text.delta", "response.output_text.done"},
-	parse.Reasoning: {"response.reasoning_text.delta", "response.reasoning_text.done"},
-	parse.ToolBegin: {"response.function_call_arguments.delta", "response.function_call_arguments.done"},
+	return a.event(a.shown().partEvent+".added", a.place(map[string]any{"part": a.part("")}))
 }
 
 func (a *responseAnswer) add(text string) error {
@@ -427,7 +265,7 @@ func (a *responseAnswer) add(text string) error {
 	if a.kind == parse.Content {
 		m["logprobs"] = []any{}
 	}
-	return a.event(eventNames[a.kind][0], m)
+	return a.event(a.shown().textEvent+".delta", m)
 }
 
 // end completes the open item.
@@ -438,22 +276,29 @@ func (a *responseAnswer) end() error {
 	a.open = false
 	text, it := a.text.String(), a.item()
 	it.Status = "completed"
-	switch a.kind {
-	case parse.ToolBegin:
+	how := a.shown()
+	m := a.place(map[string]any{"text": text})
+	switch {
+	case a.kind == parse.ToolBegin:
 		it.Arguments = &text
-		if err := a.event(eventNames[a.kind][1], a.place(map[string]any{"arguments": text, "name": it.Name})); err != nil {
-			return err
-		}
+		m = a.place(map[string]any{"arguments": text, "name": it.Name})
+	case a.kind == parse.Content:
+		m["logprobs"] = []any{}
+		it.Content = &[]outputPart{a.part(text)}
+	case a.summary:
+		it.Summary = &[]outputPart{a.part(text)}
 	default:
-		it.Content = &[]outputPart{newPart(a.kind, text)}
-		m := a.place(map[string]any{"text": text})
-		if a.kind == parse.Content {
-			m["logprobs"] = []any{}
-		}
-		if err := a.event(eventNames[a.kind][1], m); err != nil {
-			return err
-		}
-		if err := a.event("response.content_part.done", a.place(map[string]any{"part": newPart(a.kind, text)})); err != nil {
+		it.Content = &[]outputPart{a.part(text)}
+	}
+	if a.kind == parse.Reasoning && a.seal {
+		code := seal(text)
+		it.Encrypted = &code
+	}
+	if err := a.event(how.textEvent+".done", m); err != nil {
+		return err
+	}
+	if how.part != "" {
+		if err := a.event(how.partEvent+".done", a.place(map[string]any{"part": a.part(text)})); err != nil {
 			return err
 		}
 	}
@@ -468,7 +313,10 @@ func (a *responseAnswer) deltas(ds []delta) error {
 			if !a.open || a.kind != d.kind {
 				it := outputItem{Type: "message", ID: newID("msg_"), Role: "assistant", Content: &[]outputPart{}}
 				if d.kind == parse.Reasoning {
-					it = outputItem{Type: "reasoning", ID: newID("rs_"), Summary: &[]any{}, Content: &[]outputPart{}}
+					it = outputItem{Type: "reasoning", ID: newID("rs_"), Summary: &[]outputPart{}}
+					if !a.summary {
+						it.Content = &[]outputPart{}
+					}
 				}
 				if err = a.begin(d.kind, it); err != nil {
 					return err
@@ -477,7 +325,11 @@ func (a *responseAnswer) deltas(ds []delta) error {
 			err = a.add(d.text)
 		case parse.ToolBegin:
 			c := a.rep.calls[d.call]
-			err = a.begin(d.kind, outputItem{Type: "function_call", ID: newID("fc_"), CallID: c.id, Name: c.name, Arguments: new(string)})
+			it := outputItem{Type: "function_call", ID: newID("fc_"), CallID: c.id, Name: c.name, Arguments: new(string)}
+			if n, ok := a.q.names[c.name]; ok {
+				it.Name, it.Namespace = n.name, n.namespace
+			}
+			err = a.begin(d.kind, it)
 		case parse.ToolArguments:
 			err = a.add(d.text)
 		case parse.ToolEnd:
@@ -508,6 +360,14 @@ func (a *responseAnswer) finish() error {
 		if n := len(a.base.Output); n > 0 {
 			a.base.Output[n-1].Status = "incomplete"
 		}
+	}
+	if a.memory != nil { // before the client hears of the end and goes on from it
+		a.base.Store = true
+		kept, err := a.memory.put(&a.base, a.q.items)
+		if err != nil {
+			return err
+		}
+		a.base.Store = kept
 	}
 	return a.event(name, map[string]any{"response": &a.base})
 }

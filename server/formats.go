@@ -1,0 +1,117 @@
+package server
+
+import (
+	"encoding/json"
+	"reflect"
+)
+
+// responseFormat is what the answer has to look like.
+type responseFormat struct {
+	Type       string          `json:"type"`
+	Schema     json.RawMessage `json:"schema"` // llama.cpp's place for it, also with json_object
+	JSONSchema *struct {
+		Schema json.RawMessage `json:"schema"`
+	} `json:"json_schema"`
+}
+
+func (f *responseFormat) format() (*format, error) {
+	if f == nil {
+		return nil, nil
+	}
+	schema := f.Schema
+	if f.JSONSchema != nil {
+		schema = f.JSONSchema.Schema
+	}
+	if kindOf(schema) == "null" {
+		schema = nil
+	}
+	switch f.Type {
+	case "", "text":
+		return nil, nil
+	case "json_object":
+		return &format{schema: schema}, nil
+	case "json_schema":
+		if schema == nil {
+			return nil, invalid("response_format.json_schema.schema", "is missing")
+		}
+		return &format{schema: schema}, nil
+	}
+	return nil, invalid("response_format.type", "%q is none of text, json_object and json_schema", f.Type)
+}
+
+// formatFields are the ways to say what an answer has to look like: OpenAI's and the two of llama.cpp.
+type formatFields struct {
+	ResponseFormat *responseFormat `json:"response_format"`
+	JSONSchema     json.RawMessage `json:"json_schema"`
+	Grammar        string          `json:"grammar"` // GBNF
+}
+
+func (f *formatFields) format() (*format, error) {
+	out, err := f.ResponseFormat.format()
+	if err != nil {
+		return nil, err
+	}
+	if kindOf(f.JSONSchema) != "null" {
+		if out != nil {
+			return nil, invalid("json_schema", "cannot be used with response_format")
+		}
+		out = &format{schema: f.JSONSchema}
+	}
+	if f.Grammar != "" {
+		if out != nil {
+			return nil, invalid("grammar", "cannot be used with a schema")
+		}
+		out = &format{gbnf: f.Grammar}
+	}
+	return out, nil
+}
+
+// refusedFields are what other servers let a request demand of the answer and this one cannot do. Ignoring them would be a wrong
+// answer that looks right. Fields that merely tune are ignored.
+type refusedFields struct {
+	GuidedJSON       json.RawMessage `json:"guided_json"` // vLLM's, like the next ones
+	GuidedRegex      json.RawMessage `json:"guided_regex"`
+	GuidedChoice     json.RawMessage `json:"guided_choice"`
+	GuidedGrammar    json.RawMessage `json:"guided_grammar"`
+	StructuredOutput json.RawMessage `json:"structured_outputs"`
+	StructuralTag    json.RawMessage `json:"structural_tag"`
+	AllowedTokens    json.RawMessage `json:"allowed_token_ids"`
+	BadWords         json.RawMessage `json:"bad_words"`
+	StopTokens       json.RawMessage `json:"stop_token_ids"`
+	MinTokens        json.RawMessage `json:"min_tokens"`
+	BeamSearch       json.RawMessage `json:"use_beam_search"`
+	Regex            json.RawMessage `json:"regex"` // SGLang's, like the next one
+	EBNF             json.RawMessage `json:"ebnf"`
+	Mirostat         json.RawMessage `json:"mirostat"` // llama.cpp's, like the next two
+	GrammarLazy      json.RawMessage `json:"grammar_lazy"`
+	LoRA             json.RawMessage `json:"lora"`
+	Audio            json.RawMessage `json:"audio"`   // OpenAI's, like the next one
+	BestOf           json.RawMessage `json:"best_of"` // 1 is nothing special
+}
+
+// instead says how to ask for the same thing here.
+var instead = map[string]string{
+	"guided_json": "response_format", "structured_outputs": "response_format or grammar", "guided_grammar": "grammar",
+	"guided_choice": "response_format or grammar", "guided_regex": "grammar", "regex": "grammar", "ebnf": "grammar",
+	"bad_words": "logit_bias", "allowed_token_ids": "logit_bias", "stop_token_ids": "stop",
+}
+
+func (f *refusedFields) check() error {
+	v := reflect.ValueOf(*f)
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Tag.Get("json")
+		switch raw := v.Field(i).Bytes(); string(raw) {
+		case "", "null", "false", "0", "0.0", `""`, "[]", "{}": // off
+			continue
+		case "1":
+			if name == "best_of" {
+				continue
+			}
+		}
+		if use := instead[name]; use != "" {
+			return invalid(name, "is not supported; use %s", use)
+		}
+		return invalid(name, "is not supported")
+	}
+	return nil
+}
