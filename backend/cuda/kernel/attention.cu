@@ -54,6 +54,7 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
         sts_f(ps + (m * 64 + lane) * 4, x);
         sts_f(ps + (m * 64 + 32 + lane) * 4, y);
         float sum = warp_sum(fadd(x, y)), f = ex2(fadd(was, -n));
+        syncwarp(); // all lanes have read the state
         if (lane == 0) {
           sts_f(state + m * 4, n);
           sts_f(state + 64 + m * 4, ffma(lds_f(state + 64 + m * 4), f, sum));
