@@ -263,6 +263,7 @@ func (b *Backend) Weight(m backend.Matrix) (backend.Weight, error) {
 type view struct {
 	addr               Addr
 	rows, cols, stride int32
+	_                  int32
 }
 
 func viewOf(t backend.Tensor) view {
@@ -270,7 +271,7 @@ func viewOf(t backend.Tensor) view {
 	if !ok {
 		return view{}
 	}
-	return view{m.addr + Addr(4*t.Off), int32(t.Rows), int32(t.Cols), int32(t.Stride)}
+	return view{addr: m.addr + Addr(4*t.Off), rows: int32(t.Rows), cols: int32(t.Cols), stride: int32(t.Stride)}
 }
 
 // bytes is the range of memory from the view's first value to its last.

@@ -65,3 +65,46 @@ func BenchmarkHost(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*m.Layers), "ns/layer")
 }
+
+// TestReplay: a pass that comes again is not lowered again, whatever the sequences do.
+func TestReplay(t *testing.T) {
+	d := &counting{idleDriver: idleDriver{&idle{}}}
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq := m.NewSeq()
+	for i := range 60 {
+		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{int32(i)}, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := seq.CommitAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Pending rows, page tables and tapes change from pass to pass; the launches do not.
+	if d.recorded != 1 || d.replayed != 59 {
+		t.Errorf("%d recordings and %d replays of 60 equal passes; want 1 and 59", d.recorded, d.replayed)
+	}
+}
+
+// counting counts recordings and replays.
+type counting struct {
+	idleDriver
+	recorded, replayed int
+}
+
+func (d *counting) Record(ls []gpu.Launch) (gpu.Recording, error) {
+	d.recorded++
+	return d.idleDriver.Record(ls)
+}
+func (d *counting) Replay(gpu.Recording) { d.replayed++ }

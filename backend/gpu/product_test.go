@@ -201,8 +201,8 @@ func TestEmbed(t *testing.T) {
 		for k, id := range ids {
 			for c := range cols {
 				want := float32(0)
-				if id >= 0 && int(id) < rows {
-					want = m.values[int(id)*cols+c]
+				if int(id) < rows { // a negative id stands for row 0
+					want = m.values[max(0, int(id))*cols+c]
 				}
 				if g := got[k*stride+c]; g != want || tripled[k*stride+c] != want*3 {
 					t.Fatalf("%v: row %d column %d is %v and %v, want %v", typ, id, c, g, tripled[k*stride+c], want)

@@ -14,7 +14,11 @@ func newDevicesCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "devices",
 		Short: "List what can run models on this machine",
-		Long:  "List what can run models on this machine, by the names that --device takes. The first one that a model fits is used by default.",
+		Long: `Devices lists what can run models on this machine, by the names that --device takes: NVIDIA GPUs with their
+memory, and the processor. --device auto, the default, takes the first GPU on which a model fits; what does
+not fit runs on the processor, layer by layer.`,
+		Example: `  strobe devices
+  strobe run --device cuda:0 -m model.gguf "why is the sky blue"`,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)

@@ -75,21 +75,38 @@ DEV void store8(float* p, const float (&v)[8]) {
 }
 // Four or eight consecutive values. Their address must be a multiple of 16 bytes (see in_aligned), and they lie in one
 // group.
+// Pieces are loaded four at a time, so that their latencies overlap, and added one by one.
 DEV F4 in4(const In& s, int tok, int c, int pieces) {
   const float* p = in_addr(s, tok, c);
   F4 v = *(const F4*)p;
   u64 step = in_step(s);
-  for (int k = 1; k < pieces; k++) {
-    F4 w = *(const F4*)(p + k * step);
+  auto add = [&](const F4& w) {
     v.x = fadd(v.x, w.x); v.y = fadd(v.y, w.y); v.z = fadd(v.z, w.z); v.w = fadd(v.w, w.w);
+  };
+  int k = 1;
+  for (; k + 3 < pieces; k += 4) {
+    F4 w0 = *(const F4*)(p + k * step), w1 = *(const F4*)(p + (k + 1) * step), w2 = *(const F4*)(p + (k + 2) * step),
+       w3 = *(const F4*)(p + (k + 3) * step);
+    add(w0); add(w1); add(w2); add(w3);
   }
+  for (; k < pieces; k++) add(*(const F4*)(p + k * step));
   return v;
 }
 DEV void in8(float (&v)[8], const In& s, int tok, int c, int pieces) {
   const float* p = in_addr(s, tok, c);
   load8(v, p);
   u64 step = in_step(s);
-  for (int k = 1; k < pieces; k++) {
+  int k = 1;
+  for (; k + 3 < pieces; k += 4) {
+    float w[4][8];
+#pragma unroll
+    for (int j = 0; j < 4; j++) load8(w[j], p + (k + j) * step);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) v[i] = fadd(v[i], w[j][i]);
+  }
+  for (; k < pieces; k++) {
     float w[8];
     load8(w, p + k * step);
 #pragma unroll
