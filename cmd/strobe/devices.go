@@ -19,7 +19,7 @@ memory, and the processor. --device auto, the default, takes the first GPU on wh
 not fit runs on the processor, layer by layer.`,
 		Example: `  strobe devices
   strobe run --device cuda:0 -m model.gguf "why is the sky blue"`,
-		Args:  cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			for _, d := range device.List() {
