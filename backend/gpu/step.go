@@ -115,8 +115,9 @@ func (r *recorded) close() {
 	}
 }
 
-// maxRecorded bounds the recordings: a model has a few shapes of prompts, and one of decoding per number of rows and length of context.
-const maxRecorded = 64
+// maxRecorded bounds the recordings. Decoding has one list per number of rows and length of context; many streams with drafts have
+// as many numbers of rows as a batch can have.
+const maxRecorded = 256
 
 // EndStep runs the list: it uploads what changes from step to step as one block, and replays what was recorded for an equal list. A list that
 // comes for the first time is launched kernel by kernel, since it may never come again.
