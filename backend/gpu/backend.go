@@ -102,17 +102,6 @@ func (b *Backend) load(ls []Launch) error {
 	return nil
 }
 
-// run launches outside a step.
-func (b *Backend) run(ls ...Launch) {
-	if err := b.load(ls); err != nil {
-		b.fail(err)
-		return
-	}
-	for i := range ls {
-		b.d.Launch(&ls[i])
-	}
-}
-
 type buffer struct {
 	addr Addr
 	n    int

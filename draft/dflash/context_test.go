@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"strobe/backend"
 	"strobe/cache"
 	"strobe/draft"
 )
@@ -170,21 +169,6 @@ func TestDraftLeavesNoTrace(t *testing.T) {
 			t.Errorf("%d tokens: drafts before an extension show after it", n)
 		}
 	}
-}
-
-// nanBackend fills memory with NaN before it hands it out.
-type nanBackend struct{ backend.Backend }
-
-func (b nanBackend) Alloc(rows, cols int) (backend.Tensor, error) {
-	t, err := b.Backend.Alloc(rows, cols)
-	if err == nil && rows*cols > 0 {
-		v := make([]float32, rows*cols)
-		for i := range v {
-			v[i] = float32(math.NaN())
-		}
-		b.Write(t, v)
-	}
-	return t, err
 }
 
 // poisonScratch overwrites everything a pass could read by mistake.
