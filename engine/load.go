@@ -56,7 +56,9 @@ type Options struct {
 	Device string
 	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit, negative none.
 	GPULayers int
-	KV        string // cache type: f16 (default), f32 or q8_0
+	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
+	Progress func(done, total int)
+	KV       string // cache type: f16 (default), f32 or q8_0
 	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has
 	// otherwise; "none" uses none.
 	Drafter string

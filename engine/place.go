@@ -25,6 +25,16 @@ func (m *Model) openDevices(src Source, opt Options, mo *model.Options) error {
 	if !ok {
 		return nil // the processor, whose memory the file maps
 	}
+	if opt.Progress != nil {
+		done, total := 0, 0
+		for _, t := range src.Target.Tensors() {
+			total += len(t.Data)
+		}
+		mo.Bound = func(bytes int) {
+			done += bytes
+			opt.Progress(min(done, total), total)
+		}
+	}
 	free, _ := g.Memory()
 	need := needs(b, src)
 	layers := len(need.layers)

@@ -31,6 +31,8 @@ type Options struct {
 	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token embeddings lie with the
 	// first layer, the output matrix with the last.
 	Place func(layer int) int
+	// Bound, if set, is told the size of every weight that a device has got.
+	Bound func(bytes int)
 }
 
 func (o Options) kvType() quant.Type {
@@ -119,7 +121,7 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(), strings.Join(names, ", "))
 	}
 	devices := append([]backend.Backend{b}, more...)
-	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType()}
+	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType(), Bound: opt.Bound}
 	m := &Model{devices: devices, file: f}
 	for _, b := range devices {
 		m.arenas = append(m.arenas, nn.NewArena(b))

@@ -82,3 +82,22 @@ func placementRun(t *testing.T, m *Model) (bits []uint32) {
 	}
 	return bits
 }
+
+// TestBound: whoever shows progress is told of every weight.
+func TestBound(t *testing.T) {
+	f, err := gguf.Open(testkit.Golden(t, "qwen35/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	sum, calls := 0, 0
+	m, err := Open(f, b, Options{Bound: func(bytes int) { sum, calls = sum+bytes, calls+1 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sum != m.WeightBytes() || calls < m.Layers {
+		t.Errorf("told of %d bytes in %d weights, the model has %d", sum, calls, m.WeightBytes())
+	}
+}

@@ -20,6 +20,8 @@ type Loader struct {
 	Arch    string // prefix of the keys
 	Err     error
 	Bytes   int // of the bound weights
+	// Bound, if set, is told the size of every weight that a device has got.
+	Bound func(bytes int)
 
 	device int // that gets what is bound now
 
@@ -214,6 +216,9 @@ func (l *Loader) BindScaled(t, scale *gguf.Tensor) backend.Weight {
 		return nil
 	}
 	l.Bytes += len(t.Data)
+	if l.Bound != nil {
+		l.Bound(len(t.Data))
+	}
 	return w
 }
 

@@ -18,6 +18,7 @@ import (
 
 // modelFlags are the flags of every command that runs a model.
 type modelFlags struct {
+	cmd            *cobra.Command
 	model, drafter string
 	threads        int
 	device         string
@@ -32,6 +33,7 @@ type modelFlags struct {
 }
 
 func (m *modelFlags) add(cmd *cobra.Command) {
+	m.cmd = cmd
 	f := cmd.Flags()
 	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model (default: the one built in, which completes Go code)")
 	f.StringVarP(&m.drafter, "drafter", "d", "",
@@ -54,7 +56,17 @@ func (m *modelFlags) load() (*engine.Model, error) {
 	if err != nil {
 		return nil, err
 	}
+	var bar *progress
+	last := 0
+	opt.Progress = func(done, total int) { // a GPU gets the weights; the processor maps them
+		if bar == nil && m.cmd != nil {
+			bar = newProgress(m.cmd, "loading", int64(total))
+		}
+		bar.Add(int64(done - last))
+		last = done
+	}
 	e, err := m.open(opt)
+	bar.Stop()
 	if err != nil {
 		return nil, err
 	}
