@@ -170,6 +170,9 @@ func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*M
 	return mc, nil
 }
 
+// warmRounds is how many passes of a size go by until a GPU has their launches recorded.
+const warmRounds = 4
+
 // measureGPU times passes of m on a GPU, whose floor is reading the weights.
 func measureGPU(ctx context.Context, m *engine.Model, d gpuDevice, cfg MachineConfig) (*Machine, error) {
 	w := weightsOf(m.Target.File(), &m.Target.Config)
@@ -186,7 +189,7 @@ func measureGPU(ctx context.Context, m *engine.Model, d gpuDevice, cfg MachineCo
 	mc := &Machine{ReadOne: read, ReadAll: read, ReadWeights: read, PromptTokens: cfg.Prompt}
 	times, hosts := make([][]float64, len(cfg.Rows)), make([][]float64, len(cfg.Rows))
 	var prompt []float64
-	for round := range cfg.Rounds + 2 {
+	for round := range cfg.Rounds + warmRounds {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
@@ -195,17 +198,17 @@ func measureGPU(ctx context.Context, m *engine.Model, d gpuDevice, cfg MachineCo
 			if err != nil {
 				return nil, err
 			}
-			if round >= 2 { // the first two make and record the launches
+			if round >= warmRounds {
 				times[i] = append(times[i], took.Seconds()*1e3)
 				hosts[i] = append(hosts[i], p.host.Seconds()*1e3)
 			}
 		}
-		if round < 8 {
+		if round < warmRounds+6 {
 			s, err := p.prompt(ctx, cfg.Prompt, cfg.Chunk)
 			if err != nil {
 				return nil, err
 			}
-			if round >= 2 {
+			if round >= warmRounds {
 				prompt = append(prompt, s)
 			}
 		}

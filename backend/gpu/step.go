@@ -105,8 +105,9 @@ type recorded struct {
 	ops      []op
 	layout   layout
 	launches []Launch
-	rec      Recording // nil until the list has come twice
+	rec      Recording // nil until the list has come often enough
 	used     int       // turn of the last use
+	uses     int
 }
 
 func (r *recorded) close() {
@@ -119,8 +120,12 @@ func (r *recorded) close() {
 // as many numbers of rows as a batch can have.
 const maxRecorded = 256
 
-// EndStep runs the list: it uploads what changes from step to step as one block, and replays what was recorded for an equal list. A list that
-// comes for the first time is launched kernel by kernel, since it may never come again.
+// recordAfter is how often a list is launched kernel by kernel before it is recorded: making a graph takes the host about as long as three
+// such passes, and many lists (of several streams with drafts) never come again.
+const recordAfter = 3
+
+// EndStep runs the list: it uploads what changes from step to step as one block, and replays what was recorded for an equal list. Others
+// are launched kernel by kernel.
 func (b *Backend) EndStep() {
 	s := &b.step
 	s.open = false
@@ -146,7 +151,7 @@ func (b *Backend) EndStep() {
 		b.dropOldest()
 		b.steps = append(b.steps, &recorded{ops: slices.Clone(s.ops), layout: lay, launches: ls})
 		i = len(b.steps) - 1
-	} else if b.steps[i].rec == nil && b.steps[i].used > 0 {
+	} else if b.steps[i].rec == nil && b.steps[i].uses >= recordAfter {
 		if b.steps[i].rec, err = b.d.Record(b.steps[i].launches); err != nil {
 			b.fail(err)
 			return
@@ -154,6 +159,7 @@ func (b *Backend) EndStep() {
 	}
 	r := b.steps[i]
 	r.used = b.turn
+	r.uses++
 	b.d.Upload(lay.base, blk)
 	switch {
 	case b.profile != nil:
