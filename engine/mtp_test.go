@@ -234,7 +234,7 @@ func TestMTPRight(t *testing.T) {
 			t.Errorf("%d of %d guesses accepted", st.Accepted, st.Guessed)
 		}
 	}
-	req, s := request(randomPrompt(2, 90), 60, 7)
+	req, _ := request(randomPrompt(2, 90), 60, 7)
 	first := generate(t, e, req)
 	longer := slices.Concat(req.Tokens, ids(first.Tokens))
 	var gs []*Generation

@@ -36,8 +36,6 @@ type strip struct {
 
 var kvTypes = map[quant.Type]int32{quant.F32: 0, quant.F16: 1, quant.Q8_0: 2}
 
-const kvQ8 = 2
-
 // NewPageLayout lays out a page of a pool.
 func NewPageLayout(pool backend.KVLayout) (*PageLayout, error) {
 	if pool.Page != PageSlots {

@@ -35,12 +35,12 @@ type seenRow struct {
 	part           int32
 	split0, splits int32
 	path, base     int32
-	pad            int32
+	_              int32
 }
 
 type writeAt struct {
-	page      Addr
-	slot, pad int32
+	page    Addr
+	slot, _ int32
 }
 
 // pathSlots is how far the rows of a tree may reach: slots of a path, from the item's base on.
