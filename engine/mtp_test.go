@@ -252,7 +252,7 @@ func TestMTPRight(t *testing.T) {
 	}
 	stop(t, e)
 	e = startModel(t, loadMTP(t, path, ""), Config{Parallel: 1, CacheDir: dir, Context: 4096})
-	req, s = request(slices.Concat(longer, randomPrompt(9, 9)), 60, 7)
+	req, s := request(slices.Concat(longer, randomPrompt(9, 9)), 60, 7)
 	ev := generate(t, e, req)
 	if e.Snapshot().Cache.DiskHits == 0 {
 		t.Error("nothing came from the disk")
