@@ -43,7 +43,7 @@ func List() []Info {
 		}
 		list = append(list, i)
 	}
-	b := cpu.New(cpu.Options{Threads: 1})
+	b := cpu.New(cpu.Options{})
 	defer b.Close()
 	return append(list, Info{Name: "cpu", Description: b.Name()})
 }

@@ -18,7 +18,7 @@ func newDevicesCmd() *cobra.Command {
 memory, and the processor. --device auto, the default, takes the first GPU on which a model fits; what does
 not fit runs on the processor, layer by layer.`,
 		Example: `  strobe devices
-  strobe run --device cuda:0 -m model.gguf "why is the sky blue"`,
+  strobe run --device cuda:0 -m model.gguf -p "why is the sky blue"`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
