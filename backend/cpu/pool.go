@@ -143,8 +143,11 @@ func (p *pool) call(fn func(worker int), w int) {
 func (p *pool) await(g *gate, seen uint32) bool {
 	var start time.Time
 	for i := 0; ; i++ {
+		if p.stop.Load() { // whatever the round: the one that close begins may have been seen as one more that is over
+			return false
+		}
 		if p.round() != seen {
-			return !p.stop.Load()
+			return true
 		}
 		if i&0xff != 0xff {
 			continue
@@ -156,7 +159,7 @@ func (p *pool) await(g *gate, seen uint32) bool {
 			// Announce sleep, then look once more: begin looks at asleep after it has
 			// changed the round, so one of the two sees the other.
 			g.asleep.Store(true)
-			if p.round() == seen || !g.asleep.CompareAndSwap(true, false) {
+			if p.round() == seen && !p.stop.Load() || !g.asleep.CompareAndSwap(true, false) {
 				<-g.wake
 			}
 			start, i = time.Time{}, 0

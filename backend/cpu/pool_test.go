@@ -97,3 +97,23 @@ func TestPoolPanic(t *testing.T) {
 }
 
 func panicIn(err error) { panic(err) }
+
+// TestPoolClose: a worker that comes so late that it takes the round in which the pool is closed for one that is over must end,
+// too, instead of waiting for the next.
+func TestPoolClose(t *testing.T) {
+	p := &pool{n: 2, gates: make([]gate, 2)}
+	g := &p.gates[1]
+	g.wake = make(chan struct{}, 1)
+	p.stop.Store(true)
+	p.begin(closedBit)
+	goes := make(chan bool, 1)
+	go func() { goes <- p.await(g, p.round()) }()
+	select {
+	case on := <-goes:
+		if on {
+			t.Error("the worker goes on")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the worker waits for a round that never comes")
+	}
+}
