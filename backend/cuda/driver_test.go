@@ -45,7 +45,7 @@ func TestSupported(t *testing.T) {
 func TestNoDriver(t *testing.T) {
 	ds, err := Devices()
 	if err == nil && len(ds) > 0 {
-		t.Skip("this machine has a GPU")
+		t.Skip("needs a machine without an NVIDIA driver; this one has one, with a GPU")
 	}
 	if err != nil && !errors.Is(err, ErrNoDriver) {
 		t.Fatalf("listing devices: %v", err)

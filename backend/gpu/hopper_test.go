@@ -209,7 +209,7 @@ const rotate = 320 << 20
 // BenchmarkProducts prints microseconds and bytes a second for the shapes of a 27B model, on a device only.
 func BenchmarkProducts(b *testing.B) {
 	if !onDevice {
-		b.Skip("needs STROBE_CUDA=cuda")
+		b.Skip("needs a GPU: set STROBE_CUDA=cuda")
 	}
 	d := emulate.Open(b)
 	r := &productRig{b, d, gpu.NewProducts(d.Props())}
@@ -282,7 +282,7 @@ func BenchmarkProducts(b *testing.B) {
 // that is between.
 func BenchmarkExperts(b *testing.B) {
 	if !onDevice {
-		b.Skip("needs STROBE_CUDA=cuda")
+		b.Skip("needs a GPU: set STROBE_CUDA=cuda")
 	}
 	d := emulate.Open(b)
 	r := &productRig{b, d, gpu.NewProducts(d.Props())}

@@ -39,7 +39,7 @@ var soakTime = flag.Duration("soak", 0, "how long TestSoak runs; 0 skips it")
 //	go test ./cmd/strobe -run TestSoak -soak 10m -timeout 0 -v
 func TestSoak(t *testing.T) {
 	if *soakTime == 0 {
-		t.Skip("takes minutes; run it with -soak 10m")
+		t.Skip("no duration was given: run it with -soak 10m, for so long")
 	}
 	s := newSoak(t)
 	t.Cleanup(func() {
