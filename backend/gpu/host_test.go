@@ -1,12 +1,15 @@
 package gpu_test
 
 import (
+	"encoding/binary"
 	"testing"
 
+	"strobe/backend"
 	"strobe/backend/gpu"
 	"strobe/gguf"
 	"strobe/internal/testkit"
 	"strobe/model"
+	"strobe/quant"
 )
 
 // idle is a device that does nothing, to see what the host does.
@@ -108,3 +111,60 @@ func (d *counting) Record(ls []gpu.Launch) (gpu.Recording, error) {
 	return d.idleDriver.Record(ls)
 }
 func (d *counting) Replay(gpu.Recording) { d.replayed++ }
+
+// listing keeps what is launched.
+type listing struct {
+	idleDriver
+	launches []gpu.Launch
+}
+
+func (d *listing) Launch(l *gpu.Launch) { d.launches = append(d.launches, *l) }
+
+// TestInPlaceNorm: a product that is normalised where it lies and multiplied again, as a drafter's context is, is packed into other
+// memory than its pieces, which the same kernel reads.
+func TestInPlaceNorm(t *testing.T) {
+	d := &listing{idleDriver: idleDriver{&idle{}}}
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 512
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	bind := func() backend.Weight {
+		w, err := dev.Weight(backend.Matrix{Type: quant.Q4_K, Rows: n, Cols: n, Experts: 1, Data: make([]byte, n*quant.Q4_K.RowBytes(n))})
+		must(err)
+		return w
+	}
+	norm, err := dev.Vector(make([]float32, n))
+	must(err)
+	x, err := dev.Alloc(3, n)
+	must(err)
+	c, err := dev.Alloc(3, n)
+	must(err)
+	y, err := dev.Alloc(3, n)
+	must(err)
+	first, second := bind(), bind()
+	dev.BeginStep(nil)
+	dev.MatMul(x, backend.Product{W: first, Y: c})
+	dev.RMSNorm(c, c, norm, 1e-6)
+	dev.MatMul(c, backend.Product{W: second, Y: y})
+	dev.EndStep()
+	must(dev.Sync())
+	for _, l := range d.launches {
+		if l.Name != "add_norm" && l.Name != "add_pack" {
+			continue
+		}
+		// The structures begin with where packed rows go (32 bytes); then comes the input.
+		packed, pieces := binary.LittleEndian.Uint64(l.Args), binary.LittleEndian.Uint64(l.Args[32:])
+		if packed == pieces {
+			t.Errorf("%s packs into the pieces it reads", l.Name)
+		}
+		return
+	}
+	t.Error("the norm was not packed by the kernel that computes it")
+}

@@ -18,7 +18,8 @@ type lowering struct {
 	pieces []piecewise
 	packed []packedRows
 	groups expertGroups
-	now    int // the operation in progress
+	now    int    // the operation in progress
+	later  []Addr // scratch to give back after it: its kernels may still read what it overwrites
 	err    error
 }
 
@@ -42,6 +43,10 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 	b.spare.reset()
 	for i := 0; i < len(ops) && l.err == nil; {
 		l.now = i
+		for _, a := range l.later {
+			b.spare.give(a)
+		}
+		l.later = l.later[:0]
 		n := l.fused(i)
 		if n == 0 {
 			n = l.single(i)
@@ -131,7 +136,7 @@ func (l *lowering) reduce(p piecewise) {
 func (l *lowering) dropPieces(i int) {
 	p := l.pieces[i]
 	if *p.users--; *p.users == 0 {
-		l.b.spare.give(p.owner)
+		l.later = append(l.later, p.owner)
 	}
 	l.pieces = append(l.pieces[:i], l.pieces[i+1:]...)
 }
@@ -151,9 +156,9 @@ func (l *lowering) overwrite(v view) {
 	}
 	for i := 0; i < len(l.packed); i++ {
 		if l.packed[i].v.overlaps(v) {
-			l.b.spare.give(l.packed[i].x.P)
+			l.later = append(l.later, l.packed[i].x.P)
 			if l.packed[i].x.Sums != 0 {
-				l.b.spare.give(l.packed[i].x.Sums)
+				l.later = append(l.later, l.packed[i].x.Sums)
 			}
 			l.packed = append(l.packed[:i], l.packed[i+1:]...)
 			i--
