@@ -159,8 +159,8 @@ func TestInPlaceNorm(t *testing.T) {
 		if l.Name != "add_norm" && l.Name != "add_pack" {
 			continue
 		}
-		// The structures begin with where packed rows go (32 bytes); then comes the input.
-		packed, pieces := binary.LittleEndian.Uint64(l.Args), binary.LittleEndian.Uint64(l.Args[32:])
+		// The structures begin with where packed rows go (16 bytes); then comes the input.
+		packed, pieces := binary.LittleEndian.Uint64(l.Args), binary.LittleEndian.Uint64(l.Args[16:])
 		if packed == pieces {
 			t.Errorf("%s packs into the pieces it reads", l.Name)
 		}
