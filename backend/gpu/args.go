@@ -11,6 +11,12 @@ func Args[T any](v T) []byte {
 	return slices.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)))
 }
 
+// bytesOf views values as the bytes the device sees.
+func bytesOf[T any](v []T) []byte {
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(t)))
+}
+
 // In mirrors the structure In of kernel/common.h: rows of activations that a kernel reads, plain ones or the pieces a
 // product left.
 type In struct {

@@ -3,16 +3,10 @@ package gpu
 import (
 	"fmt"
 	"math"
-	"unsafe"
 
 	"strobe/backend"
 	"strobe/quant"
 )
-
-func bytesOf[T any](v []T) []byte {
-	var t T
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(t)))
-}
 
 // maxPartialBytes bounds the memory for partial results: what does not fit is computed by one block per row.
 const maxPartialBytes = 192 << 20

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"unsafe"
 
 	"strobe/backend"
 	"strobe/quant"
@@ -161,7 +160,7 @@ func (b *Backend) SetInts(dst backend.Ints, v []int32) {
 	if d := dst.(*ints); b.step.open {
 		b.step.set(d.addr, v)
 	} else {
-		b.d.Upload(d.addr, int32Bytes(v))
+		b.d.Upload(d.addr, bytesOf(v))
 	}
 }
 
@@ -171,14 +170,10 @@ func (b *Backend) Ints(v backend.Ints) []int32 {
 	if m.host == nil {
 		m.host = make([]int32, m.n)
 	}
-	if err := b.d.Download(int32Bytes(m.host), m.addr); err != nil {
+	if err := b.d.Download(bytesOf(m.host), m.addr); err != nil {
 		b.fail(err)
 	}
 	return m.host
-}
-
-func int32Bytes(v []int32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
 }
 
 // Vector binds a parameter vector.
@@ -187,7 +182,7 @@ func (b *Backend) Vector(v []float32) (backend.Vector, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.d.Upload(a, floatBytes(v))
+	b.d.Upload(a, bytesOf(v))
 	return &vector{a, len(v)}, nil
 }
 
@@ -309,10 +304,10 @@ func (b *Backend) Read(t backend.Tensor) []float32 {
 func (b *Backend) Write(t backend.Tensor, v []float32) {
 	d := viewOf(t)
 	if t.Stride == t.Cols || t.Rows == 1 {
-		b.d.Upload(d.addr, floatBytes(v[:t.Rows*t.Cols]))
+		b.d.Upload(d.addr, bytesOf(v[:t.Rows*t.Cols]))
 		return
 	}
 	for r := range t.Rows {
-		b.d.Upload(d.addr+Addr(4*r*t.Stride), floatBytes(v[r*t.Cols:][:t.Cols]))
+		b.d.Upload(d.addr+Addr(4*r*t.Stride), bytesOf(v[r*t.Cols:][:t.Cols]))
 	}
 }

@@ -3,7 +3,6 @@ package gpu
 import (
 	"fmt"
 	"slices"
-	"unsafe"
 
 	"strobe/backend"
 )
@@ -60,7 +59,7 @@ func (t *DeltaTables) Room() DeltaRoom {
 }
 
 // Put writes the tables to their room.
-func (t *DeltaTables) Put(b []byte, r DeltaRoom) { copy(b[:r.Bytes()], int32sBytes(t.ints)) }
+func (t *DeltaTables) Put(b []byte, r DeltaRoom) { copy(b[:r.Bytes()], bytesOf(t.ints)) }
 
 // NewDeltaTables makes the tables of a step. The segments are in order of rows and have all of them.
 func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, memory func(slot int32) DeltaMemory) (*DeltaTables,
@@ -210,9 +209,4 @@ func treeOrder(parents []int32) ([]int32, error) {
 		}
 	}
 	return order, nil
-}
-
-// int32sBytes views integers as bytes.
-func int32sBytes(v []int32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
 }

@@ -358,7 +358,7 @@ func (l *lowering) norm(i int) int {
 
 // packNorm packs a normalised sum for the product at mul, and makes plain rows too if they are wanted.
 func (l *lowering) packNorm(mul int, sum Sum, norm op, plain bool) {
-	x := l.act(mul, norm.dst)
+	x := l.act(mul)
 	x.Sums, x.Eps = l.take(x.SumsBytes()), norm.f
 	sum.Sums = x.Sums
 	to := Packed{ActLayout: x.ActLayout, P: x.P}
@@ -370,8 +370,8 @@ func (l *lowering) packNorm(mul int, sum Sum, norm op, plain bool) {
 	l.packed = append(l.packed, packedRows{norm.dst, x})
 }
 
-// act takes room for a tensor in the form that the product at mul reads.
-func (l *lowering) act(mul int, v view) MatMulInput {
+// act takes room for the input of the product at mul, in the form it reads.
+func (l *lowering) act(mul int) MatMulInput {
 	x := MatMulInput{ActLayout: l.actLayout(mul)}
 	x.P = l.take(x.Bytes())
 	return x
@@ -400,7 +400,7 @@ func (l *lowering) gated(i int) int {
 		return 0
 	}
 	gate, up := l.in(o.a), l.in(o.b)
-	x := l.act(mul, o.dst)
+	x := l.act(mul)
 	l.out = l.b.products.GatedPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, gate, up, o.n == int32(backend.GELU))
 	if l.wanted(i, o.dst) {
 		l.out = l.b.small.Gated(l.out, o.dst.out(), gate, up, o.n == int32(backend.GELU), int(o.dst.rows), int(o.dst.cols))
@@ -420,7 +420,7 @@ func (l *lowering) sigmoidGate(i int) int {
 	}
 	tokens := int(mul.a.rows)
 	v, gate := l.in(mul.a), l.split(o.b, tokens)
-	x := l.act(i+1, mul.a)
+	x := l.act(i + 1)
 	l.out = l.b.products.SigmoidPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, v, gate.in, gate.dim, gate.step)
 	l.overwrite(o.dst)
 	l.packed = append(l.packed, packedRows{mul.a, x})
@@ -436,7 +436,7 @@ func (l *lowering) headGate(i int) int {
 		return 0
 	}
 	o, z := l.in(gate.dst), l.in(gate.a)
-	x := l.act(i+2, mul.a)
+	x := l.act(i + 2)
 	l.out = l.b.products.HeadPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, o, z, norm.v, int(norm.a.cols), norm.f)
 	l.overwrite(gate.dst)
 	l.packed = append(l.packed, packedRows{mul.a, x})
@@ -478,7 +478,7 @@ func (l *lowering) pack(i int) MatMulInput {
 			return p.x
 		}
 	}
-	x := l.act(i, v)
+	x := l.act(i)
 	l.out = l.b.products.Pack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, l.in(v), 1)
 	l.packed = append(l.packed, packedRows{v, x})
 	return x

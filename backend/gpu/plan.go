@@ -65,7 +65,7 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 	at := setBytes * lay.sets
 	for i, e := range s.sets {
 		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at - setBytes*e.first), int32(e.n)}))
-		at += copy(blk[at:], int32Bytes(s.data[e.from:][:e.n]))
+		at += copy(blk[at:], bytesOf(s.data[e.from:][:e.n]))
 	}
 	for i, t := range tables {
 		t.Put(blk[lay.uses[i].at:], lay.uses[i].room)

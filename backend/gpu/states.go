@@ -3,7 +3,6 @@ package gpu
 import (
 	"fmt"
 	"math/bits"
-	"unsafe"
 
 	"strobe/backend"
 )
@@ -222,7 +221,7 @@ func (p *States) Settle(slot int32, pending int) {
 	if err != nil {
 		panic("gpu: " + err.Error()) // more rows than the last pass had: a mistake of the caller
 	}
-	p.d.Upload(p.table, int32sBytes(t.ints))
+	p.d.Upload(p.table, bytesOf(t.ints))
 	for _, l := range p.Delta.Settle(nil, p.table, 1, p.layers) {
 		p.d.Launch(&l)
 	}
@@ -232,7 +231,7 @@ func (p *States) Settle(slot int32, pending int) {
 func (p *States) Read(slot int32, layer int) []float32 {
 	n := p.dims.StateValues()
 	v := make([]float32, n)
-	if err := p.d.Download(float32sBytes(v), p.slots[slot].state+Addr(4*layer*n)); err != nil {
+	if err := p.d.Download(bytesOf(v), p.slots[slot].state+Addr(4*layer*n)); err != nil {
 		clear(v) // the device has failed, which Sync says
 	}
 	return v
@@ -240,7 +239,7 @@ func (p *States) Read(slot int32, layer int) []float32 {
 
 // Write replaces the state of a layer.
 func (p *States) Write(slot int32, layer int, v []float32) {
-	p.d.Upload(p.slots[slot].state+Addr(4*layer*p.dims.StateValues()), float32sBytes(v[:p.dims.StateValues()]))
+	p.d.Upload(p.slots[slot].state+Addr(4*layer*p.dims.StateValues()), bytesOf(v[:p.dims.StateValues()]))
 }
 
 // Close gives all memory back.
@@ -251,8 +250,4 @@ func (p *States) Close() {
 	p.drop()
 	p.d.Release(p.table)
 	p.table, p.room = 0, 0
-}
-
-func float32sBytes(v []float32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
-	"unsafe"
 
 	"strobe/quant"
 )
@@ -200,15 +199,11 @@ func (l WeightLayout) repack(dst, src []byte, u0, u1 int) {
 			v := make([]float32, len(d)/4)
 			// The type was checked when the layout was chosen.
 			_ = quant.Dequantize(l.Type, v, s)
-			copy(d, floatBytes(v))
+			copy(d, bytesOf(v))
 		default:
 			copy(d, s)
 		}
 	})
-}
-
-func floatBytes(v []float32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
 }
 
 // Pack returns the bytes of a matrix as the device keeps them.
