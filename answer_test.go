@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"strobe/chat/parse"
-	"strobe/engine"
-	"strobe/gguf"
+	"strobe/internal/chat/parse"
+	"strobe/internal/engine"
+	"strobe/internal/gguf"
 	"strobe/internal/testkit"
-	"strobe/tokenizer"
+	"strobe/internal/tokenizer"
 )
 
 // tiny opens a golden model, which has a template of its own.

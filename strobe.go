@@ -30,13 +30,13 @@ import (
 	"errors"
 	"io"
 
-	"strobe/chat"
-	"strobe/chat/parse"
-	"strobe/dialog"
-	"strobe/engine"
-	"strobe/gguf"
-	"strobe/sample"
-	"strobe/speculate"
+	"strobe/internal/chat"
+	"strobe/internal/chat/parse"
+	"strobe/internal/dialog"
+	"strobe/internal/engine"
+	"strobe/internal/gguf"
+	"strobe/internal/sample"
+	"strobe/internal/speculate"
 )
 
 // What the packages below call these things.

@@ -5,7 +5,7 @@ package models
 import (
 	_ "embed"
 
-	"strobe/gguf"
+	"strobe/internal/gguf"
 )
 
 //go:embed strobe-go-66m.gguf

@@ -7,13 +7,13 @@ import (
 	"slices"
 	"testing"
 
-	"strobe/backend/cpu/kernel"
-	"strobe/engine"
-	"strobe/model"
+	"strobe/internal/backend/cpu/kernel"
+	"strobe/internal/engine"
+	"strobe/internal/model"
+	"strobe/internal/sample"
+	"strobe/internal/speculate"
+	"strobe/internal/tokenizer"
 	"strobe/models"
-	"strobe/sample"
-	"strobe/speculate"
-	"strobe/tokenizer"
 )
 
 var prompts = []string{

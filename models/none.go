@@ -5,7 +5,7 @@ package models
 import (
 	"errors"
 
-	"strobe/gguf"
+	"strobe/internal/gguf"
 )
 
 // Open says that this program was built without the pair.

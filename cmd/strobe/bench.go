@@ -8,10 +8,10 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
-	"strobe/bench"
-	"strobe/chat"
-	"strobe/dialog"
-	"strobe/engine"
+	"strobe/internal/bench"
+	"strobe/internal/chat"
+	"strobe/internal/dialog"
+	"strobe/internal/engine"
 )
 
 type benchOptions struct {

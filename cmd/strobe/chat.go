@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe"
-	"strobe/engine"
+	"strobe/internal/engine"
 )
 
 type chatOptions struct {

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"strobe/engine"
+	"strobe/internal/engine"
 )
 
 // chatCommand is a line that begins with a slash.

@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"strobe"
-	"strobe/chat"
-	"strobe/dialog"
-	"strobe/engine"
-	"strobe/speculate"
+	"strobe/internal/chat"
+	"strobe/internal/dialog"
+	"strobe/internal/engine"
+	"strobe/internal/speculate"
 )
 
 // talk is a conversation with a model, apart from how it is shown.

@@ -14,10 +14,10 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"strobe"
-	"strobe/engine"
-	"strobe/gguf"
+	"strobe/internal/engine"
+	"strobe/internal/gguf"
 	"strobe/internal/testkit"
-	"strobe/tokenizer"
+	"strobe/internal/tokenizer"
 )
 
 // thinking is a small template of the kind that reasoning models have.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/convert"
-	"strobe/quant"
+	"strobe/internal/convert"
+	"strobe/internal/quant"
 )
 
 func newConvertCmd() *cobra.Command {

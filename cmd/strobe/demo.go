@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/engine"
+	"strobe/internal/engine"
 )
 
 type demoOptions struct {

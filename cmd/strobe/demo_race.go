@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"time"
 
-	"strobe/chat"
-	"strobe/dialog"
-	"strobe/draft"
-	"strobe/engine"
-	"strobe/speculate"
+	"strobe/internal/chat"
+	"strobe/internal/dialog"
+	"strobe/internal/draft"
+	"strobe/internal/engine"
+	"strobe/internal/speculate"
 )
 
 // slice is how long a lane runs before the other one's turn.

@@ -12,7 +12,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"strobe/engine"
+	"strobe/internal/engine"
 	"strobe/internal/testkit"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/tokenizer"
+	"strobe/internal/tokenizer"
 )
 
 type detokenizeOptions struct {

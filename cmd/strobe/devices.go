@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/device"
-	"strobe/engine"
+	"strobe/internal/device"
+	"strobe/internal/engine"
 )
 
 func newDevicesCmd() *cobra.Command {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/gguf"
+	"strobe/internal/gguf"
 )
 
 func newInspectCmd() *cobra.Command {

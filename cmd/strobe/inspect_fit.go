@@ -4,10 +4,10 @@ import (
 	"slices"
 	"strings"
 
-	"strobe/draft/dflash"
-	"strobe/draft/mtp"
-	"strobe/engine"
-	"strobe/gguf"
+	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/mtp"
+	"strobe/internal/engine"
+	"strobe/internal/gguf"
 )
 
 // drafterInfo is what a drafter file says about the target it needs.

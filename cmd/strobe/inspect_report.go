@@ -8,13 +8,13 @@ import (
 	"strconv"
 	"strings"
 
-	"strobe/chat"
-	"strobe/draft/mtp"
-	"strobe/engine"
-	"strobe/gguf"
-	"strobe/model"
-	"strobe/quant"
-	"strobe/tokenizer"
+	"strobe/internal/chat"
+	"strobe/internal/draft/mtp"
+	"strobe/internal/engine"
+	"strobe/internal/gguf"
+	"strobe/internal/model"
+	"strobe/internal/quant"
+	"strobe/internal/tokenizer"
 )
 
 // report is everything inspect knows of a file; its JSON form is part of the

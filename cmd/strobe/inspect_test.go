@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"strobe/engine"
-	"strobe/gguf"
+	"strobe/internal/engine"
+	"strobe/internal/gguf"
 	"strobe/internal/testkit"
 )
 

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/draft"
-	"strobe/engine"
-	"strobe/model"
-	"strobe/safetensors"
+	"strobe/internal/draft"
+	"strobe/internal/engine"
+	"strobe/internal/model"
+	"strobe/internal/safetensors"
 )
 
 type logitsOptions struct {

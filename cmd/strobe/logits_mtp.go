@@ -7,10 +7,10 @@ import (
 	"strconv"
 	"strings"
 
-	"strobe/draft"
-	"strobe/engine"
-	"strobe/model"
-	"strobe/safetensors"
+	"strobe/internal/draft"
+	"strobe/internal/engine"
+	"strobe/internal/model"
+	"strobe/internal/safetensors"
 )
 
 // parseAccepted reads how many guesses each round keeps.

@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
 	"strobe/internal/testkit/edit"
-	"strobe/safetensors"
 )
 
 // TestLogitsRounds: the command's rounds of multi-token prediction are those of the reference, for the block in the

@@ -7,13 +7,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/device"
-	"strobe/draft/dflash"
-	"strobe/engine"
-	"strobe/gguf"
+	"strobe/internal/device"
+	"strobe/internal/draft/dflash"
+	"strobe/internal/engine"
+	"strobe/internal/gguf"
+	"strobe/internal/sample"
+	"strobe/internal/speculate"
 	"strobe/models"
-	"strobe/sample"
-	"strobe/speculate"
 )
 
 // modelFlags are the flags of every command that runs a model.

@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"strobe/engine"
+	"strobe/internal/engine"
 	"strobe/internal/testkit"
 )
 

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/hub"
+	"strobe/internal/hub"
 )
 
 func newPullCmd() *cobra.Command {

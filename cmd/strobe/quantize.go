@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"strobe/convert"
+	"strobe/internal/convert"
 )
 
 func newQuantizeCmd() *cobra.Command {

@@ -8,10 +8,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe"
-	"strobe/chat"
-	"strobe/dialog"
-	"strobe/engine"
-	"strobe/speculate"
+	"strobe/internal/chat"
+	"strobe/internal/dialog"
+	"strobe/internal/engine"
+	"strobe/internal/speculate"
 )
 
 type runOptions struct {

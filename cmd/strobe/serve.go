@@ -20,9 +20,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/chat"
-	"strobe/engine"
-	"strobe/server"
+	"strobe/internal/chat"
+	"strobe/internal/engine"
+	"strobe/internal/server"
 )
 
 type serveOptions struct {

@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/convert"
-	"strobe/synth"
+	"strobe/internal/convert"
+	"strobe/internal/synth"
 )
 
 func newSynthCmd() *cobra.Command {

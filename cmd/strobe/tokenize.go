@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe/gguf"
-	"strobe/tokenizer"
+	"strobe/internal/gguf"
+	"strobe/internal/tokenizer"
 )
 
 type tokenizeOptions struct {

@@ -3,7 +3,7 @@ package testkit
 import (
 	"testing"
 
-	"strobe/backend"
+	"strobe/internal/backend"
 )
 
 // Device is a backend that fails the test when a step breaks the rules a recording device relies on:

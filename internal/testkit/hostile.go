@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"strobe/gguf"
+	"strobe/internal/gguf"
 )
 
 // Edit is a model file that a test changes before it is opened.

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"strobe/gguf"
+	"strobe/internal/gguf"
+	"strobe/internal/quant"
 	"strobe/internal/testkit"
-	"strobe/quant"
 )
 
 // File is a file that a test changes before it is opened.

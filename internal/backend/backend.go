@@ -1,0 +1,288 @@
+// Package backend is the contract between models and the devices that run them.
+//
+// A model's forward pass is Go code that calls the operations of a Backend in
+// order. A backend knows kernels and memory, never model names or files. Three properties
+// keep the contract fit for a GPU as well as for the CPU:
+//
+//   - Activations live in device buffers behind Tensor views; the host sees them
+//     only through Read, so a step can run asynchronously until then.
+//   - Whatever changes between two steps of the same shape (token ids, positions, page tables,
+//     visible ranges, which sequences take part) is handed over through SetInts and the
+//     step's Plan, never as an argument of an operation. A device uploads the plan once
+//     and keeps it at fixed addresses, so that the operations of a step can be recorded and replayed.
+//   - Weights are bound once; a CPU keeps the mapped bytes, a GPU copies.
+//
+// A backend is driven by one goroutine at a time. Its operations fix the order of every
+// floating-point reduction independently of the batch: the result of a row has the same bits
+// whatever other rows are computed with it. Package backendtest checks all of this for any device.
+package backend
+
+import "strobe/internal/quant"
+
+// Buffer is device memory for float32 values.
+type Buffer interface {
+	Len() int // in values
+}
+
+// Ints is device memory for int32 values.
+type Ints interface {
+	Len() int
+}
+
+// Tensor is a view of rows in a buffer: row r holds Cols values from Off+r*Stride.
+type Tensor struct {
+	Buf        Buffer
+	Off        int
+	Rows, Cols int
+	Stride     int
+}
+
+// Slice returns rows [from, from+n).
+func (t Tensor) Slice(from, n int) Tensor {
+	t.Off += from * t.Stride
+	t.Rows = n
+	return t
+}
+
+// Columns returns columns [from, from+n) of every row.
+func (t Tensor) Columns(from, n int) Tensor {
+	t.Off += from
+	t.Cols = n
+	return t
+}
+
+// Split views every row as parts rows of Cols/parts columns. Rows must be contiguous.
+func (t Tensor) Split(parts int) Tensor {
+	if t.Stride != t.Cols {
+		panic("backend: Split of a tensor whose rows are not contiguous")
+	}
+	t.Rows *= parts
+	t.Cols /= parts
+	t.Stride = t.Cols
+	return t
+}
+
+// Matrix is the stored form of a weight: a matrix of Rows outputs and Cols inputs, or a stack of
+// Experts such matrices. Data holds the rows of all experts one after the other in the format of Type.
+type Matrix struct {
+	Name       string // for errors
+	Type       quant.Type
+	Rows, Cols int
+	Experts    int // 1 for a plain matrix
+	Data       []byte
+	Scale      []float32 // of the product: none, one, or one per expert
+	Forget     func()    // if set: the device has a copy and will hardly read Data again, so it need not stay in memory
+}
+
+// Weight is a Matrix bound to a device. Its values multiply activations: y = W x, one output per row.
+type Weight interface {
+	Rows() int    // outputs (of one expert)
+	Cols() int    // inputs
+	Experts() int // 1 for a plain matrix
+	Type() quant.Type
+	Bytes() int // read by a product with all experts
+}
+
+// Vector is a float32 parameter vector bound to a device: norms, biases, small tables.
+type Vector interface {
+	Len() int
+}
+
+// Product is one output of a matrix product: Y = W X.
+type Product struct {
+	W Weight
+	Y Tensor
+}
+
+// Activation is the non-linearity of a gated feed-forward layer.
+type Activation int
+
+// The activations.
+const (
+	SiLU Activation = iota
+	GELU            // tanh form
+)
+
+// AttnParams describes one attention operation.
+type AttnParams struct {
+	Heads, KVHeads int
+	Scale          float32
+	Sinks          Vector // optional extra logit per head in the softmax denominator
+}
+
+// KVDims is the size and the stored types of one layer's keys and values: F32, F16 or Q8_0.
+type KVDims struct {
+	Heads, KeyDim, ValueDim int
+	Key, Value              quant.Type
+}
+
+// KVLayout describes a pool of cache pages. A page holds Page tokens of every layer.
+type KVLayout struct {
+	Page   int
+	Layers []KVDims
+}
+
+// RowMove says that row Src of page From is to become row Dst of page To.
+type RowMove struct {
+	To   int32
+	Dst  int
+	From int32
+	Src  int
+}
+
+// KVPool is device memory for cache pages, identified by small integers.
+type KVPool interface {
+	PageBytes() int
+	Alloc() (int32, error)
+	Free(page int32)
+	Copy(dst, src int32)
+	Move(rows []RowMove)              // all layers, in the given order
+	ReadPage(page int32, dst []byte)  // as the device keeps it
+	WritePage(page int32, src []byte) // what ReadPage of such a pool gave
+	Used() int                        // pages in use; may be called from any goroutine
+}
+
+// KVPlan says where the rows of a batch write their keys and values and what they see.
+// Slots count tokens of a sequence; slot s lives in page Tables[seg][s/Page].
+type KVPlan struct {
+	Pool   KVPool
+	Tables [][]int32 // per segment
+	Seg    []int32   // per row: its segment; rows of a segment follow each other
+	Slot   []int32   // per row: where its key and value go
+	Lo, Hi []int32   // per row: visible slots [Lo, Hi)
+	Extra  [][]int32 // per row: visible slots beyond Hi, ascending (tree ancestors and the row itself); nil without trees
+}
+
+// Visible returns the number of slots a row sees.
+func (p *KVPlan) Visible(row int) int {
+	n := int(p.Hi[row] - p.Lo[row])
+	if p.Extra != nil {
+		n += len(p.Extra[row])
+	}
+	return n
+}
+
+// DeltaDims are the sizes of a Gated DeltaNet layer.
+type DeltaDims struct {
+	KHeads, VHeads, KDim, VDim int
+	Kernel                     int     // taps of the short convolution
+	Grouped                    bool    // V head h uses K head h/(VHeads/KHeads) instead of h mod KHeads
+	Eps                        float32 // of the L2 norm
+}
+
+// ConvDim is the width of the convolution: queries, keys and values.
+func (d DeltaDims) ConvDim() int { return 2*d.KHeads*d.KDim + d.VHeads*d.VDim }
+
+// StateValues is the size of one layer's recurrent state and convolution inputs.
+func (d DeltaDims) StateValues() int {
+	return d.VHeads*d.VDim*d.KDim + max(0, d.Kernel-1)*d.ConvDim()
+}
+
+// StatePool is device memory for the recurrent layers of sequences, identified by small integers.
+// A slot holds, for every layer, the state and the newest inputs of the convolution at the last token that
+// was applied, and a tape: what it takes to apply the rows of the last pass.
+type StatePool interface {
+	Alloc() (int32, error) // a slot that has seen no token
+	Free(slot int32)
+	Clear(slot int32)
+	Copy(dst, src int32)                  // state, not the tape
+	Reserve(slot int32, rows int) error   // room on the tape for a pass over rows; keeps what is on it
+	Release(slot int32)                   // gives the tape back
+	Keep(slot int32, path []int32)        // row path[i] of the tape becomes row i, for all i in ascending order
+	Settle(slot int32, pending int)       // applies the first pending rows of the tape
+	Read(slot int32, layer int) []float32 // StateValues values, as the device keeps them
+	Write(slot int32, layer int, v []float32)
+}
+
+// DeltaSeg is the part of a batch that belongs to one sequence, and that sequence's recurrent memory. Its
+// state is at the last committed token except for the first Pending rows of the tape, which are accepted but
+// not yet applied: the pass applies them on its way through the state.
+type DeltaSeg struct {
+	Row, N  int     // rows of the batch
+	Parents []int32 // tree: parent row inside the segment or -1; nil for a chain
+	Prompt  bool    // the rows are certain to be accepted: advance the state instead of taping them
+	Slot    int32   // in the plan's StatePool
+	Pending int
+}
+
+// Plan is what the operations of one step need to know of the sequences. Package cache makes it.
+type Plan struct {
+	KV    []KVPlan
+	State StatePool  // nil without recurrent layers
+	Delta []DeltaSeg // one per segment of the batch, in order of rows
+}
+
+// Backend is a device.
+type Backend interface {
+	Name() string
+	Close() error
+
+	// Memory. Allocations may fail: the caller gives up what it was about to do and goes on.
+	Alloc(rows, cols int) (Tensor, error) // zeroed
+	Free(t Tensor)                        // gives the buffer of t back when the operations so far are done with it; a zero t is fine
+	AllocInts(n int) (Ints, error)
+	SetInts(dst Ints, v []int32)
+	Ints(v Ints) []int32 // waits for the device; the slice is valid until the next operation
+	NewKVPool(l KVLayout) (KVPool, error)
+	NewStatePool(d DeltaDims, layers int) (StatePool, error)
+	WeightBytes(m Matrix) int // memory that Weight would take on the device
+	// Weight binds a matrix, whose bytes must stay readable while it is used. A device may
+	// still be copying when it returns; Sync waits for that and reports what failed.
+	Weight(m Matrix) (Weight, error)
+	Vector(v []float32) (Vector, error)
+	Read(t Tensor) []float32 // waits for the device; valid until the next operation on t
+	Write(t Tensor, v []float32)
+
+	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when
+	// they come again: it compares what it is asked with what it recorded. The plan may be nil for operations that need none;
+	// it must not change until EndStep returns. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step nothing is freed, read or written by
+	// the host (SetInts excepted), and no page or slot of a pool is copied or moved.
+	BeginStep(p *Plan)
+	EndStep()
+
+	// Sync waits until all operations are done, and reports the first failure of the device since
+	// it was opened. Operations have no errors of their own: after a failure their results mean nothing.
+	// Whoever times a pass calls it before looking at the clock.
+	Sync() error
+
+	// Dense operations. Rows are tokens, or tokens x heads.
+	Embed(dst Tensor, w Weight, ids Ints, scale float32) // a negative id stands for row 0
+	MatMul(x Tensor, ps ...Product)
+	RMSNorm(dst, x Tensor, w Vector, eps float32) // w may be nil
+	Add(dst, a, b Tensor)
+	AddBias(x Tensor, bias Vector)
+	Scale(dst, a Tensor, s float32)
+	Copy(dst, src Tensor)
+	Gather(dst, src Tensor, rows Ints)
+	Gated(dst, gate, up Tensor, act Activation) // act(gate) * up
+	SigmoidGate(dst, x, gate Tensor)            // x * sigmoid(gate)
+	AddGated(dst, x, gate Tensor)               // dst += sigmoid(gate[row]) * x, gate has one column
+	Softcap(x Tensor, c float32)
+	Angles(cos, sin Tensor, pos Ints, inv Vector, mscale float32)
+	RoPE(x Tensor, heads int, cos, sin Tensor) // x: tokens*heads rows; rotates the first 2*cos.Cols columns
+
+	// BlockConv mixes each row with the rows before it in its block, index[r] of them:
+	// dst[r][c] = sum over taps t <= index[r] of (base[t][c] + dyn[r][t][c/group]) * x[r-t][c].
+	// base is [taps][x.Cols], a row of dyn [taps][groups]. dst must not be x.
+	BlockConv(dst, x, dyn Tensor, base Vector, index Ints)
+
+	// Attention over plan KV[group] of the step. Rows of k, v and q are tokens with their heads side by side.
+	KVWrite(group, layer int, k, v Tensor)
+	Attention(dst, q Tensor, group, layer int, p AttnParams)
+
+	// Mixture of experts. Route chooses the used best experts of each row, best first, and softmaxes their logits, times scale; it
+	// may overwrite logits.
+	Route(ids Ints, weights, logits Tensor, used int, scale float32)
+	ExpertMatMul(x Tensor, ids Ints, used int, ps ...Product) // row t*used+j of Y = W[ids[t*used+j]] x; x has tokens or tokens*used rows
+	ExpertSum(dst, y, weights Tensor, ids Ints, used int, scale Vector)
+
+	// Gated DeltaNet over the step's Delta segments. ShortConv turns u [n, ConvDim] into silu(conv(u)); GatedDelta runs the
+	// recurrence on its output and keeps the tape. alpha and beta are the raw projections.
+	ShortConv(dst, u Tensor, w Vector, layer int)
+	GatedDelta(dst, qkv, alpha, beta Tensor, a, dt Vector, layer int)
+
+	// Reductions that leave the device small. Equal values go to the lower id. NaN is never chosen: where a row has no number
+	// (left), the id is -1.
+	ArgMax(ids Ints, x Tensor)
+	TopK(ids Ints, logp Tensor, x Tensor, k int) // per row: k best ids, descending, with log-softmax values; may overwrite x
+}

@@ -1,0 +1,123 @@
+//go:build !noasm
+
+package qmat
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"strobe/internal/backend/cpu/kernel"
+	"strobe/internal/quant"
+)
+
+func init() {
+	if !hasVNNI || kernel.Best() < kernel.AVX2 {
+		return
+	}
+	variants["avx2 without vnni"] = func() func() {
+		restore := kernel.Set(kernel.AVX2)
+		hasVNNI = false
+		return func() {
+			hasVNNI = true
+			restore()
+		}
+	}
+}
+
+// quiet reports the time of f in the fastest tenth of many short samples: what it takes
+// when the machine does nothing else. What b measures itself is beside the point.
+func quiet(b *testing.B, macs int, f func()) {
+	for b.Loop() {
+		f()
+	}
+	const reps = 64
+	samples := make([]time.Duration, 400)
+	for i := range samples {
+		at := time.Now()
+		for range reps {
+			f()
+		}
+		samples[i] = time.Since(at)
+	}
+	slices.Sort(samples)
+	ns := float64(samples[len(samples)/10].Nanoseconds()) / reps
+	b.ReportMetric(ns, "quiet-ns")
+	if macs > 0 {
+		b.ReportMetric(float64(macs)/ns, "GMAC/s")
+	}
+}
+
+// BenchmarkParts times the pieces of the AVX-512 kernels on one block with everything in
+// the cache.
+func BenchmarkParts(b *testing.B) {
+	if kernel.Best() < kernel.AVX512 {
+		b.Skip("needs AVX-512")
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	s := NewScratch()
+	for i := range s.panels[:4096] {
+		s.panels[i] = byte(rng.Uint32()) & 15
+	}
+	x := pack(gauss(6*256, rng), 6, 256)
+	xp := (*byte)(unsafe.Pointer(&x.data[0]))
+	y := make([]float32, 6*32)
+	zero := make([]float32, 32)
+	pf := uintptr(unsafe.Pointer(&s.panels[0]))
+	for k, name := range []string{"off32", "min32", "off16", "min16"} {
+		for nc := 1; nc <= maxTile; nc++ {
+			b.Run(fmt.Sprintf("micro/%s/%d", name, nc), func(b *testing.B) {
+				iters := 8
+				if kind(k).sub() == 16 {
+					iters = 2
+				}
+				f := micro512[k][nc-1]
+				quiet(b, nc*32*256, func() { f(&s.panels[0], xp, &zero[0], 0, &y[0], 128, iters, pf, 0) })
+			})
+		}
+	}
+	for t, k := range kernels512 {
+		if k.decode == nil {
+			continue
+		}
+		typ := quant.Type(t)
+		m := newMatrix(typ, 16, 256, rng)
+		stride := typ.RowBytes(256)
+		b.Run("decode/"+typ.String(), func(b *testing.B) {
+			quiet(b, 0, func() { k.decode(&s.panels[0], &m.Data[0], stride, 8, pf, 0) })
+		})
+		for n, f := range k.fused {
+			b.Run(fmt.Sprintf("fused/%v/%d", typ, n+1), func(b *testing.B) {
+				quiet(b, (n+1)*16*256, func() { f(&s.panels[0], &m.Data[0], stride, 1, 8, xp, 480*(n+1), pf, &y[0], 64) })
+			})
+		}
+	}
+	x = pack(gauss(24*256, rng), 24, 256)
+	xp = (*byte)(unsafe.Pointer(&x.data[0]))
+	y = make([]float32, 24*16)
+	for t, k := range kernelsAVX2 {
+		if k.decode == nil {
+			continue
+		}
+		typ := quant.Type(t)
+		m := newMatrix(typ, 16, 256, rng)
+		stride := typ.RowBytes(256)
+		b.Run("decode2/"+typ.String(), func(b *testing.B) {
+			quiet(b, 0, func() { k.decode(&s.panels[0], &m.Data[0], stride, 8, pf, 0) })
+		})
+		for _, n := range []int{1, 4, 8, 24} {
+			b.Run(fmt.Sprintf("micro2/%v/%d", typ, n), func(b *testing.B) {
+				quiet(b, n*16*256, func() { k.micro(&s.panels[0], xp, n, &y[0], 64, formats[t].kind.iters(256)) })
+			})
+			if !hasVNNI {
+				continue
+			}
+			b.Run(fmt.Sprintf("vnni/%v/%d", typ, n), func(b *testing.B) {
+				quiet(b, n*16*256, func() { k.vnni(&s.panels[0], xp, n, &y[0], 64, formats[t].kind.iters(256)) })
+			})
+		}
+	}
+}

@@ -1,0 +1,422 @@
+//go:build !noasm
+
+package vec
+
+import (
+	"unsafe"
+
+	"strobe/internal/backend/cpu/kernel"
+	"strobe/internal/quant"
+)
+
+// p is the address of the first element, for kernels that also take a length.
+func p(x []float32) *float32 { return &x[0] }
+
+func axpy(y []float32, a float32, x []float32) {
+	if len(y) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		axpyAVX512(p(y), p(x), p(y), len(y), a)
+	case kernel.AVX2:
+		axpyAVX2(p(y), p(x), p(y), len(y), a)
+	default:
+		axpyGeneric(y, a, x)
+	}
+}
+
+func add(dst, a, b []float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		addAVX512(p(dst), p(a), p(b), len(dst))
+	case kernel.AVX2:
+		addAVX2(p(dst), p(a), p(b), len(dst))
+	default:
+		addGeneric(dst, a, b)
+	}
+}
+
+func mul(dst, a, b []float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		mulAVX512(p(dst), p(a), p(b), len(dst))
+	case kernel.AVX2:
+		mulAVX2(p(dst), p(a), p(b), len(dst))
+	default:
+		mulGeneric(dst, a, b)
+	}
+}
+
+func scale(dst, a []float32, s float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		scaleAVX512(p(dst), p(a), len(dst), s)
+	case kernel.AVX2:
+		scaleAVX2(p(dst), p(a), len(dst), s)
+	default:
+		scaleGeneric(dst, a, s)
+	}
+}
+
+func scaleMul(dst, x, w []float32, s float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		scaleMulAVX512(p(dst), p(x), p(w), len(dst), s)
+	case kernel.AVX2:
+		scaleMulAVX2(p(dst), p(x), p(w), len(dst), s)
+	default:
+		scaleMulGeneric(dst, x, w, s)
+	}
+}
+
+func exp(dst, x []float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		expAVX512(p(dst), p(x), len(dst))
+	case kernel.AVX2:
+		expAVX2(p(dst), p(x), len(dst))
+	default:
+		expGeneric(dst, x)
+	}
+}
+
+func sigmoid(dst, x []float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		sigmoidAVX512(p(dst), p(x), len(dst))
+	case kernel.AVX2:
+		sigmoidAVX2(p(dst), p(x), len(dst))
+	default:
+		sigmoidGeneric(dst, x)
+	}
+}
+
+func silu(dst, x []float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		siluAVX512(p(dst), p(x), len(dst))
+	case kernel.AVX2:
+		siluAVX2(p(dst), p(x), len(dst))
+	default:
+		siluGeneric(dst, x)
+	}
+}
+
+func siluMul(dst, gate, up []float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		siluMulAVX512(p(dst), p(gate), p(up), len(dst))
+	case kernel.AVX2:
+		siluMulAVX2(p(dst), p(gate), p(up), len(dst))
+	default:
+		siluMulGeneric(dst, gate, up)
+	}
+}
+
+func geluMul(dst, gate, up []float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		geluMulAVX512(p(dst), p(gate), p(up), len(dst))
+	case kernel.AVX2:
+		geluMulAVX2(p(dst), p(gate), p(up), len(dst))
+	default:
+		geluMulGeneric(dst, gate, up)
+	}
+}
+
+func sigmoidMul(dst, x, gate []float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		sigmoidMulAVX512(p(dst), p(x), p(gate), len(dst))
+	case kernel.AVX2:
+		sigmoidMulAVX2(p(dst), p(x), p(gate), len(dst))
+	default:
+		sigmoidMulGeneric(dst, x, gate)
+	}
+}
+
+func softcap(dst, x []float32, c float32) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		softcapAVX512(p(dst), p(x), len(dst), c)
+	case kernel.AVX2:
+		softcapAVX2(p(dst), p(x), len(dst), c)
+	default:
+		softcapGeneric(dst, x, c)
+	}
+}
+
+func sumSquares(x []float32) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		return sumSquaresAVX512(p(x), len(x))
+	case kernel.AVX2:
+		return sumSquaresAVX2(p(x), len(x))
+	}
+	return sumSquaresGeneric(x)
+}
+
+func dot(a, b []float32) float32 {
+	if len(a) == 0 {
+		return 0
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		return dotAVX512(p(a), p(b), len(a))
+	case kernel.AVX2:
+		return dotAVX2(p(a), p(b), len(a))
+	}
+	return dotGeneric(a, b)
+}
+
+func maximum(x []float32) float32 {
+	if len(x) != 0 {
+		switch kernel.Current() {
+		case kernel.AVX512:
+			return maximumAVX512(p(x), len(x))
+		case kernel.AVX2:
+			return maximumAVX2(p(x), len(x))
+		}
+	}
+	return maximumGeneric(x)
+}
+
+func indexOf(x []float32, v float32) int {
+	if len(x) != 0 {
+		switch kernel.Current() {
+		case kernel.AVX512:
+			return indexOfAVX512(p(x), len(x), v)
+		case kernel.AVX2:
+			return indexOfAVX2(p(x), len(x), v)
+		}
+	}
+	return indexOfGeneric(x, v)
+}
+
+func expSum(x []float32, m float32) float64 {
+	if len(x) != 0 {
+		switch kernel.Current() {
+		case kernel.AVX512:
+			return expSumAVX512(p(x), len(x), m)
+		case kernel.AVX2:
+			return expSumAVX2(p(x), len(x), m)
+		}
+	}
+	return expSumGeneric(x, m)
+}
+
+func rotate(a, b, cos, sin []float32) {
+	if len(cos) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		rotateAVX512(p(a), p(b), p(cos), p(sin), len(cos))
+	case kernel.AVX2:
+		rotateAVX2(p(a), p(b), p(cos), p(sin), len(cos))
+	default:
+		rotateGeneric(a, b, cos, sin)
+	}
+}
+
+// Conversions are exact or correctly rounded, so tails may take the Go version.
+
+func storeF16(dst []byte, src []float32) {
+	n := 0
+	switch l := kernel.Current(); {
+	case l == kernel.AVX512 && len(src) >= 16:
+		n = len(src) &^ 15
+		storeF16AVX512(&dst[0], p(src), n)
+	case l == kernel.AVX2 && len(src) >= 8:
+		n = len(src) &^ 7
+		storeF16AVX2(&dst[0], p(src), n)
+	}
+	storeF16Generic(dst[2*n:], src[n:])
+}
+
+func loadF16(dst []float32, src []byte) {
+	n := 0
+	switch l := kernel.Current(); {
+	case l == kernel.AVX512 && len(dst) > 0:
+		n = len(dst)
+		loadF16AVX512(p(dst), &src[0], n)
+	case l == kernel.AVX2 && len(dst) >= 8:
+		n = len(dst) &^ 7
+		loadF16AVX2(p(dst), &src[0], n)
+	}
+	loadF16Generic(dst[n:], src[2*n:])
+}
+
+func loadBF16(dst []float32, src []byte) {
+	n := 0
+	switch l := kernel.Current(); {
+	case l == kernel.AVX512 && len(dst) > 0:
+		n = len(dst)
+		loadBF16AVX512(p(dst), &src[0], n)
+	case l == kernel.AVX2 && len(dst) >= 8:
+		n = len(dst) &^ 7
+		loadBF16AVX2(p(dst), &src[0], n)
+	}
+	loadBF16Generic(dst[n:], src[2*n:])
+}
+
+func loadQ80(dst []float32, src []byte) {
+	if len(dst) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		loadQ80AVX512(p(dst), &src[0], len(dst))
+	case kernel.AVX2:
+		loadQ80AVX2(p(dst), &src[0], len(dst))
+	default:
+		loadQ80Generic(dst, src)
+	}
+}
+
+func storeQ80(dst []byte, src []float32) {
+	if len(src) == 0 {
+		return
+	}
+	switch kernel.Current() {
+	case kernel.AVX512:
+		storeQ80AVX512(&dst[0], p(src), len(src))
+	case kernel.AVX2:
+		storeQ80AVX2(&dst[0], p(src), len(src))
+	default:
+		storeQ80Generic(dst, src)
+	}
+}
+
+func convSilu(dst []float32, w []float32, taps [][]float32, c0 int) {
+	l := kernel.Current()
+	if l == kernel.Generic {
+		convSiluGeneric(dst, w, taps, c0)
+		return
+	}
+	if len(taps) != 4 {
+		conv(dst, w, taps, c0)
+		silu(dst, dst)
+		return
+	}
+	lanes := 8
+	if l == kernel.AVX512 {
+		lanes = 16
+	}
+	// A missing tap is a slice of zeros, a tail a vector padded with zeros.
+	n := len(dst) &^ (lanes - 1)
+	if n > 0 {
+		var t [4]*float32
+		var zeros *[]float32
+		for j := range t {
+			if taps[j] != nil {
+				t[j] = &taps[j][c0]
+				continue
+			}
+			if zeros == nil {
+				zeros = getScratch(n)
+				clear(*zeros)
+			}
+			t[j] = p(*zeros)
+		}
+		conv4(l, p(dst), p(w), &t, n)
+		if zeros != nil {
+			scratch.Put(zeros)
+		}
+	}
+	if n < len(dst) {
+		var d [16]float32
+		var pw [64]float32
+		var pt [4][16]float32
+		var t [4]*float32
+		copy(pw[:], w[4*n:])
+		for j := range t {
+			if taps[j] != nil {
+				copy(pt[j][:], taps[j][c0+n:c0+len(dst)])
+			}
+			t[j] = &pt[j][0]
+		}
+		conv4(l, &d[0], &pw[0], &t, lanes)
+		copy(dst[n:], d[:])
+	}
+}
+
+func conv4(l kernel.Level, dst, w *float32, t *[4]*float32, n int) {
+	if l == kernel.AVX512 {
+		conv4AVX512(dst, w, t[0], t[1], t[2], t[3], n)
+	} else {
+		conv4AVX2(dst, w, t[0], t[1], t[2], t[3], n)
+	}
+}
+
+func deltaChain(toks []deltaToken, src, dst []float32, v, w int, last bool) {
+	if dk := len(toks[0].k); w == deltaLanes && dk%4 == 0 {
+		t := (*byte)(unsafe.Pointer(&toks[0]))
+		switch kernel.Current() {
+		case kernel.AVX512:
+			deltaChainAVX512(t, len(toks), &src[0], &dst[0], dk, 4*v, last)
+			return
+		case kernel.AVX2:
+			const half = deltaLanes / 2
+			deltaChainAVX2(t, len(toks), &src[0], &dst[0], dk, 4*v, last)
+			deltaChainAVX2(t, len(toks), &src[half], &dst[half], dk, 4*(v+half), last)
+			return
+		}
+	}
+	deltaChainGeneric(toks, src, dst, v, w, last)
+}
+
+func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {
+	l := kernel.Current()
+	if l == kernel.Generic || k == 0 {
+		matRowsGeneric(y, ys, typ, w, stride, k, x, xs, n, rows, alpha)
+		return
+	}
+	matRowsAsm(l, y, ys, typ, w, stride, k, x, xs, n, rows, alpha)
+}
+
+func accumRows(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride, n int) {
+	l := kernel.Current()
+	if l == kernel.Generic || headDim == 0 {
+		accumRowsGeneric(out, os, p, ps, nq, headDim, typ, data, stride, n)
+		return
+	}
+	accumRowsAsm(l, out, os, p, ps, nq, headDim, typ, data, stride, n)
+}

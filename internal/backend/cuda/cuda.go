@@ -1,0 +1,54 @@
+// Package cuda runs kernels on NVIDIA GPUs through the driver's own library, without cgo and without a CUDA SDK. The
+// kernels are embedded as PTX, which the driver compiles for its device when they are first used.
+//
+// A Driver is used by one goroutine at a time, from any thread. The build tag nogpu leaves all of it out, and with it
+// the only reason for the program to be linked to the C library.
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"strobe/internal/backend/gpu"
+)
+
+// The least compute capability that the kernels are written for.
+const minMajor, minMinor = 8, 0
+
+// ErrNoDriver says that this system has no NVIDIA driver, or none that the program can use.
+var ErrNoDriver = errors.New("no NVIDIA driver")
+
+// Device is a GPU as the driver lists it.
+type Device struct {
+	Index        int
+	Name         string
+	Memory       int // bytes
+	Major, Minor int // compute capability
+}
+
+// Supported returns nil, or one line that says why the device cannot be used.
+func (d Device) Supported() error {
+	if d.Major > minMajor || d.Major == minMajor && d.Minor >= minMinor {
+		return nil
+	}
+	return fmt.Errorf("%s has compute capability %d.%d, at least %d.%d is needed", d.Name, d.Major, d.Minor, minMajor,
+		minMinor)
+}
+
+// Devices lists the GPUs of this system, also those that are not supported.
+func Devices() ([]Device, error) { return devices() }
+
+// Open opens the GPU with the given index in the list of Devices.
+func Open(index int) (gpu.Driver, error) {
+	ds, err := devices()
+	if err != nil {
+		return nil, err
+	}
+	if index < 0 || index >= len(ds) {
+		return nil, fmt.Errorf("no GPU %d: there are %d", index, len(ds))
+	}
+	if err := ds[index].Supported(); err != nil {
+		return nil, err
+	}
+	return open(ds[index])
+}

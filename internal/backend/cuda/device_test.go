@@ -1,0 +1,88 @@
+package cuda_test
+
+import (
+	"bytes"
+	"os"
+	"testing"
+
+	"strobe/internal/backend/cuda"
+	"strobe/internal/backend/gpu"
+)
+
+// TestDevice: the driver of a real GPU, if $STROBE_CUDA is "cuda": every kernel compiles, memory comes back as it was
+// sent, and recorded launches that begin early follow each other.
+func TestDevice(t *testing.T) {
+	if os.Getenv("STROBE_CUDA") != "cuda" {
+		t.Skip("needs a GPU: set STROBE_CUDA=cuda")
+	}
+	ds, err := cuda.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("devices: %+v", ds)
+	d, err := cuda.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	t.Logf("properties: %+v", d.Props())
+	for _, name := range cuda.KernelNames() {
+		if _, err := d.Kernel(name); err != nil {
+			t.Error(err)
+		}
+	}
+	data := make([]byte, 100<<20+17)
+	for i := range data {
+		data[i] = byte(i * 31 >> 4)
+	}
+	a, err := d.Alloc(len(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Upload(a, data)
+	got := make([]byte, len(data))
+	if err := d.Download(got, a); err != nil || !bytes.Equal(got, data) {
+		t.Fatalf("what was uploaded does not come back: %v", err)
+	}
+	d.Release(a)
+	s, err := gpu.NewSmall(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// x is doubled 20 times in each of three replays.
+	x, err := d.Alloc(4 << 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := make([]byte, 4<<10)
+	for i := 0; i < len(one); i += 4 {
+		copy(one[i:], []byte{0, 0, 0x80, 0x3f})
+	}
+	d.Upload(x, one)
+	var ls []gpu.Launch
+	for range 20 {
+		ls = s.Add(ls, gpu.Out{P: x, Stride: 1024}, gpu.Rows(x, 1024), gpu.Rows(x, 1024), 1, 1024)
+	}
+	r, err := d.Record(ls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		d.Replay(r)
+	}
+	r.Close()
+	if err := d.Download(one, x); err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(one); i += 4 {
+		if !bytes.Equal(one[i:][:4], []byte{0, 0, 0x80, 0x5d}) { // 2^60
+			t.Fatalf("value %d is %x after three replays, want 2^60", i/4, one[i:][:4])
+		}
+	}
+	if _, err := d.Alloc(1 << 50); err == nil {
+		t.Error("2^50 bytes of memory")
+	}
+	if err := d.Wait(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,266 @@
+//go:build !nogpu && ((linux && (amd64 || arm64)) || (windows && amd64))
+
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"strobe/internal/backend/gpu"
+)
+
+// Driver is an open GPU. Everything happens in order on one stream.
+type Driver struct {
+	dev     Device
+	props   gpu.Props
+	handle  int32   // of the device
+	context uintptr // the device's primary context
+	stream  uintptr
+	up      staging
+	down    unsafe.Pointer // pinned memory that downloads pass through
+	modules map[*source]uintptr
+	kernels map[string]*kernel
+	err     error // the first failure
+	call    launchCall
+	attrs   [1]launchAttr
+}
+
+var _ gpu.Driver = (*Driver)(nil)
+
+// downBytes is the size of the memory for downloads: ids and a few rows of logits in one piece.
+const downBytes = 4 << 20
+
+func open(dev Device) (gpu.Driver, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	d := &Driver{dev: dev, modules: map[*source]uintptr{}, kernels: map[string]*kernel{}}
+	if r := api.device.call(uintptr(unsafe.Pointer(&d.handle)), uintptr(dev.Index)); r != 0 {
+		return nil, fmt.Errorf("opening %s: %w", dev.Name, r)
+	}
+	if r := api.retain.call(uintptr(unsafe.Pointer(&d.context)), uintptr(d.handle)); r != 0 {
+		return nil, fmt.Errorf("opening %s: %w", dev.Name, r)
+	}
+	d.props = gpu.Props{Name: dev.Name, Major: dev.Major, Minor: dev.Minor, Memory: dev.Memory,
+		Units: attribute(d.handle, attrUnits), SharedBlock: attribute(d.handle, attrSharedBlock)}
+	api.setCurrent.call(d.context)
+	const nonBlocking = 1 // not ordered with the null stream, which we do not use
+	if r := api.streamCreate.call(uintptr(unsafe.Pointer(&d.stream)), nonBlocking); r != 0 {
+		d.Close()
+		return nil, fmt.Errorf("opening %s: creating a stream: %w", dev.Name, r)
+	}
+	if r := d.up.open(); r != 0 {
+		d.Close()
+		return nil, fmt.Errorf("opening %s: pinning memory for uploads: %w", dev.Name, r)
+	}
+	if r := api.hostAlloc.call(uintptr(unsafe.Pointer(&d.down)), downBytes, 0); r != 0 {
+		d.Close()
+		return nil, fmt.Errorf("opening %s: pinning memory for downloads: %w", dev.Name, r)
+	}
+	// The attribute of a launch that may begin before the one before it has ended (programmatic stream serialization).
+	d.attrs[0] = launchAttr{id: 6, value: [16]uint32{1}}
+	return d, nil
+}
+
+// enter makes the context that of the calling thread, and keeps the goroutine on it until the returned function is
+// called.
+func (d *Driver) enter() func() {
+	runtime.LockOSThread()
+	if r := api.setCurrent.call(d.context); r != 0 {
+		d.check(r, "making the context current")
+	}
+	return runtime.UnlockOSThread
+}
+
+// check keeps the first failure.
+func (d *Driver) check(r result, format string, args ...any) {
+	if r != 0 && d.err == nil {
+		d.err = fmt.Errorf("%s: "+format+": %w", append(append([]any{d.dev.Name}, args...), r)...)
+	}
+}
+
+// Props describes the device.
+func (d *Driver) Props() gpu.Props { return d.props }
+
+// Free returns the memory that nobody uses, and all there is.
+func (d *Driver) Free() (free, total int) {
+	defer d.enter()()
+	var f, t uintptr
+	d.check(api.memInfo.call(uintptr(unsafe.Pointer(&f)), uintptr(unsafe.Pointer(&t))), "asking for free memory")
+	return int(f), int(t)
+}
+
+// Alloc returns device memory. That there is not enough is no failure of the device.
+func (d *Driver) Alloc(bytes int) (gpu.Addr, error) {
+	defer d.enter()()
+	if d.err != nil {
+		return 0, d.err
+	}
+	var a gpu.Addr
+	r := api.alloc.call(uintptr(unsafe.Pointer(&a)), uintptr(max(bytes, 1)))
+	if r == outOfMemory {
+		var f, t uintptr
+		api.memInfo.call(uintptr(unsafe.Pointer(&f)), uintptr(unsafe.Pointer(&t)))
+		return 0, fmt.Errorf("%s: allocating %d bytes: out of memory, %d of %d are free", d.dev.Name, bytes, f, t)
+	}
+	d.check(r, "allocating %d bytes", bytes)
+	return a, d.err
+}
+
+// Release gives memory back when the device is done with it.
+func (d *Driver) Release(a gpu.Addr) {
+	if a == 0 {
+		return
+	}
+	defer d.enter()()
+	d.check(api.free.call(uintptr(a)), "releasing memory")
+}
+
+// Upload copies from the host, through pinned memory.
+func (d *Driver) Upload(dst gpu.Addr, src []byte) {
+	defer d.enter()()
+	for len(src) > 0 {
+		buf, r := d.up.room(d.stream, len(src))
+		if r != 0 {
+			d.check(r, "waiting for earlier uploads")
+			return
+		}
+		n := copy(buf, src)
+		if r := api.toDevice.call(uintptr(dst), uintptr(unsafe.Pointer(&buf[0])), uintptr(n), d.stream); r != 0 {
+			d.check(r, "uploading %d bytes", n)
+			return
+		}
+		dst += gpu.Addr(n)
+		src = src[n:]
+	}
+}
+
+// Download copies to the host when everything before is done.
+func (d *Driver) Download(dst []byte, src gpu.Addr) error {
+	defer d.enter()()
+	buf := unsafe.Slice((*byte)(d.down), downBytes)
+	for len(dst) > 0 && d.err == nil {
+		n := min(len(dst), downBytes)
+		d.check(api.toHost.call(uintptr(d.down), uintptr(src), uintptr(n), d.stream), "downloading %d bytes", n)
+		d.check(api.streamSync.call(d.stream), "waiting for a download")
+		if d.err == nil {
+			copy(dst, buf[:n])
+		}
+		dst = dst[n:]
+		src += gpu.Addr(n)
+	}
+	return d.err
+}
+
+// Copy copies on the device.
+func (d *Driver) Copy(dst, src gpu.Addr, bytes int) {
+	if bytes == 0 {
+		return
+	}
+	defer d.enter()()
+	d.check(api.onDevice.call(uintptr(dst), uintptr(src), uintptr(bytes), d.stream), "copying %d bytes", bytes)
+}
+
+// Fill sets bytes.
+func (d *Driver) Fill(dst gpu.Addr, value byte, bytes int) {
+	if bytes == 0 {
+		return
+	}
+	defer d.enter()()
+	d.check(api.fill.call(uintptr(dst), uintptr(value), uintptr(bytes), d.stream), "filling %d bytes", bytes)
+}
+
+// Wait waits until everything is done and returns the first failure.
+func (d *Driver) Wait() error {
+	defer d.enter()()
+	d.check(api.streamSync.call(d.stream), "waiting")
+	return d.err
+}
+
+// Close gives everything back. Memory that was not released goes with the context, if nobody else has it open.
+func (d *Driver) Close() error {
+	defer d.enter()()
+	if d.stream != 0 {
+		api.streamSync.call(d.stream)
+	}
+	d.up.close()
+	if d.down != nil {
+		api.hostFree.call(uintptr(d.down))
+		d.down = nil
+	}
+	for s, m := range d.modules {
+		api.moduleUnload.call(m)
+		delete(d.modules, s)
+	}
+	clear(d.kernels)
+	if d.stream != 0 {
+		api.streamDestroy.call(d.stream)
+		d.stream = 0
+	}
+	if d.context != 0 {
+		api.release.call(uintptr(d.handle))
+		d.context = 0
+	}
+	return d.err
+}
+
+// staging is pinned memory that uploads pass through: a ring of segments, each with an event that tells when it is free
+// again.
+type staging struct {
+	memory unsafe.Pointer
+	events [stagingSegments]uintptr
+	busy   [stagingSegments]bool
+	seg    int // being filled
+	at     int // bytes of it in use
+}
+
+// A segment is large enough for full speed over the bus, and two of them let the host copy while the device does; two
+// more make waiting rare.
+const (
+	stagingSegments = 4
+	stagingBytes    = 8 << 20
+)
+
+func (s *staging) open() result {
+	for i := range s.events {
+		const noTiming = 2
+		if r := api.eventCreate.call(uintptr(unsafe.Pointer(&s.events[i])), noTiming); r != 0 {
+			return r
+		}
+	}
+	return api.hostAlloc.call(uintptr(unsafe.Pointer(&s.memory)), stagingSegments*stagingBytes, 0)
+}
+
+// room returns memory for up to want bytes of the next upload.
+func (s *staging) room(stream uintptr, want int) ([]byte, result) {
+	if s.at == stagingBytes {
+		if r := api.eventRecord.call(s.events[s.seg], stream); r != 0 {
+			return nil, r
+		}
+		s.busy[s.seg] = true
+		s.seg, s.at = (s.seg+1)%stagingSegments, 0
+		if s.busy[s.seg] {
+			if r := api.eventSync.call(s.events[s.seg]); r != 0 {
+				return nil, r
+			}
+			s.busy[s.seg] = false
+		}
+	}
+	n := min(want, stagingBytes-s.at)
+	b := unsafe.Slice((*byte)(unsafe.Add(s.memory, s.seg*stagingBytes+s.at)), n)
+	s.at += (n + 15) &^ 15
+	return b, 0
+}
+
+func (s *staging) close() {
+	if s.memory != nil {
+		api.hostFree.call(uintptr(s.memory))
+		s.memory = nil
+	}
+	for i, e := range s.events {
+		if e != 0 {
+			api.eventDestroy.call(e)
+			s.events[i] = 0
+		}
+	}
+}

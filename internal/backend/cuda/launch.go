@@ -1,0 +1,212 @@
+//go:build !nogpu && ((linux && (amd64 || arm64)) || (windows && amd64))
+
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"strobe/internal/backend/gpu"
+)
+
+// kernel is a function of a loaded module.
+type kernel struct {
+	name   string
+	handle uintptr
+	shared int // bytes of dynamic shared memory it is allowed to ask for
+}
+
+// Kernel finds a kernel; the first one of a file loads it, which may take a second if the driver has not compiled it
+// before.
+func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
+	if k := d.kernels[name]; k != nil {
+		return k, nil
+	}
+	defer d.enter()()
+	s, err := sourceOf(name, d.dev.Major, d.dev.Minor)
+	if err != nil {
+		return nil, err
+	}
+	m, err := d.module(s)
+	if err != nil {
+		return nil, err
+	}
+	k := &kernel{name: name}
+	text := append([]byte(name), 0)
+	if r := api.function.call(uintptr(unsafe.Pointer(&k.handle)), m, uintptr(unsafe.Pointer(&text[0]))); r != 0 {
+		return nil, fmt.Errorf("%s: finding kernel %q: %w", d.dev.Name, name, r)
+	}
+	// All kernels want the same, largest share of shared memory: a multiprocessor must be empty to change it, so
+	// kernels that want different ones cannot run side by side.
+	if r := api.functionSet.call(k.handle, funcCarveOut, 100); r != 0 {
+		return nil, fmt.Errorf("%s: setting the carve-out of kernel %q: %w", d.dev.Name, name, r)
+	}
+	d.kernels[name] = k
+	return k, nil
+}
+
+// module loads the PTX of a file.
+func (d *Driver) module(s *source) (uintptr, error) {
+	if m, ok := d.modules[s]; ok {
+		return m, nil
+	}
+	// The compiler's complaints. The driver gets the buffer's address as a number, so it must not move.
+	const errorLog, errorLogBytes = 5, 6
+	log := make([]byte, 1<<14)
+	var pin runtime.Pinner
+	pin.Pin(&log[0])
+	defer pin.Unpin()
+	options := [2]int32{errorLog, errorLogBytes}
+	values := [2]uintptr{uintptr(unsafe.Pointer(&log[0])), uintptr(len(log) - 1)}
+	var m uintptr
+	if r := api.moduleLoad.call(uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&s.text[0])), uintptr(len(options)),
+		uintptr(unsafe.Pointer(&options[0])), uintptr(unsafe.Pointer(&values[0]))); r != 0 {
+		return 0, fmt.Errorf("%s: compiling the kernels of %s (%s): %w: %s", d.dev.Name, s.name, s.arch, r,
+			cString(unsafe.Pointer(&log[0])))
+	}
+	d.modules[s] = m
+	return m, nil
+}
+
+// launchConfig and launchAttr mirror CUlaunchConfig and CUlaunchAttribute.
+type launchConfig struct {
+	grid, block [3]uint32
+	shared      uint32
+	stream      uintptr
+	attrs       unsafe.Pointer
+	count       uint32
+}
+
+type launchAttr struct {
+	id    uint32
+	_     uint32
+	value [16]uint32
+}
+
+// launchCall is what a launch points to; it is part of the Driver, so that launches allocate nothing.
+type launchCall struct {
+	config launchConfig
+	params [1]unsafe.Pointer
+}
+
+// Launch starts a kernel.
+func (d *Driver) Launch(l *gpu.Launch) {
+	defer d.enter()()
+	d.launch(l)
+}
+
+func (d *Driver) launch(l *gpu.Launch) {
+	if d.err != nil {
+		return
+	}
+	k, ok := l.Kernel.(*kernel)
+	if !ok {
+		d.err = fmt.Errorf("%s: launching %s: %T is not a kernel of this device", d.dev.Name, l.Name, l.Kernel)
+		return
+	}
+	if l.Shared > k.shared {
+		d.check(api.functionSet.call(k.handle, funcShared, uintptr(l.Shared)),
+			"allowing kernel %s %d bytes of shared memory", k.name, l.Shared)
+		k.shared = l.Shared
+	}
+	c := &d.call.config
+	*c = launchConfig{grid: [3]uint32{uint32(l.Grid[0]), uint32(l.Grid[1]), uint32(l.Grid[2])},
+		block:  [3]uint32{uint32(l.Threads), 1, 1},
+		shared: uint32(l.Shared), stream: d.stream}
+	if l.Early && d.dev.Major >= 9 {
+		c.attrs, c.count = unsafe.Pointer(&d.attrs[0]), 1
+	}
+	d.call.params[0] = unsafe.Pointer(&l.Args[0])
+	d.check(api.launch.call(uintptr(unsafe.Pointer(c)), k.handle, uintptr(unsafe.Pointer(&d.call.params[0])), 0),
+		"launching %s (kernel %s, grid %v, %d threads, %d bytes of shared memory)", l.Name, k.name, l.Grid, l.Threads,
+		l.Shared)
+	d.call.params[0] = nil
+}
+
+// recording is an executable graph.
+type recording struct {
+	d    *Driver
+	exec uintptr
+}
+
+// Close gives the graph back.
+func (r *recording) Close() {
+	if r.exec != 0 {
+		defer r.d.enter()()
+		r.d.check(api.execDestroy.call(r.exec), "giving a recording back")
+		r.exec = 0
+	}
+}
+
+// Record makes a graph of launches; the kernels are not run.
+func (d *Driver) Record(ls []gpu.Launch) (gpu.Recording, error) {
+	defer d.enter()()
+	if d.err != nil {
+		return nil, d.err
+	}
+	const relaxed = 2
+	d.check(api.captureBegin.call(d.stream, relaxed), "beginning to record")
+	if d.err != nil {
+		return nil, d.err
+	}
+	for i := range ls {
+		d.launch(&ls[i])
+	}
+	var graph uintptr
+	d.check(api.captureEnd.call(d.stream, uintptr(unsafe.Pointer(&graph))), "recording %d launches", len(ls))
+	if graph != 0 {
+		defer func() { api.graphDestroy.call(graph) }()
+	}
+	r := &recording{d: d}
+	if d.err == nil {
+		d.check(api.instantiate.call(uintptr(unsafe.Pointer(&r.exec)), graph, 0), "making a graph of %d launches",
+			len(ls))
+	}
+	if d.err != nil {
+		return nil, d.err
+	}
+	return r, nil
+}
+
+// Replay starts the launches of a recording.
+func (d *Driver) Replay(r gpu.Recording) {
+	if d.err != nil {
+		return
+	}
+	defer d.enter()()
+	d.check(api.graphLaunch.call(r.(*recording).exec, d.stream), "replaying")
+}
+
+// Times runs launches one after the other and says how long each took, with what it costs to begin by itself.
+func (d *Driver) Times(ls []gpu.Launch) ([]time.Duration, error) {
+	defer d.enter()()
+	events := make([]uintptr, len(ls)+1)
+	defer func() {
+		for _, e := range events {
+			if e != 0 {
+				api.eventDestroy.call(e)
+			}
+		}
+	}()
+	for i := range events {
+		d.check(api.eventCreate.call(uintptr(unsafe.Pointer(&events[i])), 0), "creating an event")
+	}
+	if d.err != nil {
+		return nil, d.err
+	}
+	d.check(api.eventRecord.call(events[0], d.stream), "timing")
+	for i := range ls {
+		d.launch(&ls[i])
+		d.check(api.eventRecord.call(events[i+1], d.stream), "timing")
+	}
+	d.check(api.streamSync.call(d.stream), "timing %d launches", len(ls))
+	times := make([]time.Duration, len(ls))
+	for i := range times {
+		var ms float32
+		d.check(api.eventTime.call(uintptr(unsafe.Pointer(&ms)), events[i], events[i+1]), "timing")
+		times[i] = time.Duration(float64(ms) * 1e6)
+	}
+	return times, d.err
+}

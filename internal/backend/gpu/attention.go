@@ -1,0 +1,297 @@
+package gpu
+
+import (
+	"fmt"
+	"math"
+
+	"strobe/internal/backend"
+	"strobe/internal/quant"
+)
+
+// maxPartialBytes bounds the memory for partial results: what does not fit is computed by one block per row.
+const maxPartialBytes = 192 << 20
+
+// Attention is one kind of attention operation on a device: which kernels run it, and how. It is a function of the
+// model and of the device alone, except for the number of rows a block has, which changes no bits.
+type Attention struct {
+	Heads, KVHeads int
+	Shape          backend.KVDims
+	props          Props
+	family         int
+	chunk, chunks  int // query heads of a block, and blocks of a KV head
+	kernels        map[string]Kernel
+}
+
+const (
+	plainAttention  = iota // any type and size
+	tensorAttention        // tensor cores of compute capability 8.0: F16 and Q8_0
+	flashAttention         // warpgroup products (9.0): F16
+)
+
+// NewAttention chooses the kernels for heads query heads on a layer of the given shape.
+func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
+	if s.Heads <= 0 || heads <= 0 || heads%s.Heads != 0 {
+		return nil, fmt.Errorf("attention: %d query heads for %d KV heads", heads, s.Heads)
+	}
+	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: d.Props(), kernels: map[string]Kernel{}}
+	half := func(t quant.Type) bool { return t == quant.F16 || t == quant.Q8_0 }
+	names := []string{"merge"}
+	switch dim := s.KeyDim; {
+	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
+		names = append(names, "attend_plain")
+	case a.props.Major == 9 && a.props.Minor == 0 && s.Key == quant.F16 && s.Value == quant.F16:
+		a.family = flashAttention
+		names = append(names, fmt.Sprintf("flash%dx2", dim))
+		if dim < 512 {
+			names = append(names, fmt.Sprintf("flash%dx1", dim))
+		}
+	case a.shared(1, 2) > a.props.SharedBlock: // 512 dimensions of two types on a small device
+		names = append(names, "attend_plain")
+	default:
+		a.family = tensorAttention
+		names = append(names, fmt.Sprintf("attend%dx1", dim), fmt.Sprintf("attend%dx%d", dim, tensorTiles(dim)))
+	}
+	for _, n := range names {
+		k, err := d.Kernel(n)
+		if err != nil {
+			return nil, err
+		}
+		a.kernels[n] = k
+	}
+	most := []int{16, 16, 64}[a.family] // rows that every kernel of the family has
+	group := heads / s.Heads
+	a.chunks = (group + most - 1) / most
+	a.chunk = (group + a.chunks - 1) / a.chunks
+	return a, nil
+}
+
+// tensorTiles is how many tiles of 16 rows a block has when there are many rows: what its registers hold.
+func tensorTiles(dim int) int {
+	if dim == 512 {
+		return 2
+	}
+	return 4
+}
+
+// form is how a step runs: the kernel, its threads, and the rows (tokens x heads) of a block.
+type form struct {
+	kernel        string
+	threads, rows int
+	tiles         int
+	perUnit       int // blocks on a multiprocessor
+}
+
+// form chooses for segments of at most rows tokens.
+func (a *Attention) form(rows int) form {
+	dim := a.Shape.KeyDim
+	switch a.family {
+	case flashAttention:
+		if dim == 512 {
+			return form{"flash512x2", 384, 64, 4, 1}
+		}
+		if rows*a.chunk <= 64 {
+			return form{fmt.Sprintf("flash%dx1", dim), 160, 64, 4, 1}
+		}
+		return form{fmt.Sprintf("flash%dx2", dim), 384, 128, 8, 1}
+	case tensorAttention:
+		if n := tensorTiles(dim); rows*a.chunk > 16 && a.shared(n, 2) <= a.props.SharedBlock {
+			return form{fmt.Sprintf("attend%dx%d", dim, n), 128, 16 * n, n, 2}
+		}
+		return form{fmt.Sprintf("attend%dx1", dim), 128, 16, 1, 2}
+	}
+	return form{"attend_plain", 128, 16, 1, 2}
+}
+
+// Tiling says how to deal the rows of a step whose longest segment has so many rows.
+func (a *Attention) Tiling(longest int) Tiling {
+	f := a.form(longest)
+	return Tiling{
+		Rows: max(1, f.rows/a.chunk),
+		// One wave of blocks for one sequence. Fewer than 4 would leave most of the device idle, more than 64 only
+		// make work for merge.
+		Splits:   min(64, max(4, a.props.Units/a.KVHeads)),
+		Blocks:   f.perUnit * a.props.Units,
+		Heads:    a.KVHeads * a.chunks,
+		Partials: maxPartialBytes / a.partialBytes(),
+	}
+}
+
+func (a *Attention) partialBytes() int { return a.Heads * (4*a.Shape.ValueDim + 8) }
+
+// ScratchBytes is the memory that partial results take.
+func (a *Attention) ScratchBytes(partials int) int { return partials * a.partialBytes() }
+
+// unit is the size of a copy to shared memory: 32 slots of halves, or of Q8_0.
+func (a *Attention) unit() int {
+	if a.Shape.Key == quant.Q8_0 && a.Shape.Value == quant.Q8_0 {
+		return 34 * a.Shape.KeyDim
+	}
+	return 64 * a.Shape.KeyDim
+}
+
+// shared is the shared memory of the tensor-core kernel with so many tiles and copies in flight; see kernel/attend.h.
+func (a *Attention) shared(tiles, ring int) int {
+	n := 16*tiles*(2*a.Shape.KeyDim+128+16+64+48) + ring*a.unit()
+	if a.Shape.Key == quant.Q8_0 || a.Shape.Value == quant.Q8_0 {
+		n += 64 * a.Shape.KeyDim
+	}
+	return n
+}
+
+type attnArgs struct {
+	q, out           Addr
+	items, seen      Addr
+	pages, paths     Addr
+	part, ml         Addr
+	sinks            Addr
+	qstride, ostride int32
+	at               KVPlace
+	kvheads, group   int32
+	chunk, chunks    int32
+	ring, unit       int32
+	scale            float32
+}
+
+// AttnCall is one attention operation.
+type AttnCall struct {
+	Q, Out           Addr // [rows][heads][dim]
+	QStride, OStride int  // values from one row to the next; addresses and strides are multiples of 16 bytes
+	Rows             int
+	Longest          int // rows of the longest segment, as given to Tiling
+	Tables           KVAddrs
+	Merge            bool // some rows have partial results
+	Scratch          Addr // for ScratchBytes(Partials)
+	Partials         int  // room in Scratch
+	Place            KVPlace
+	Sinks            Addr // one per head, or 0
+	Scale            float32
+}
+
+// Launches appends the kernels of an attention operation.
+func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
+	f := a.form(c.Longest)
+	args := attnArgs{q: c.Q, out: c.Out, items: c.Tables.Items, seen: c.Tables.Seen,
+		pages: c.Tables.Pages, paths: c.Tables.Paths,
+		part: c.Scratch, ml: c.Scratch + Addr(c.Partials*a.Heads*a.Shape.ValueDim*4), sinks: c.Sinks,
+		qstride: int32(c.QStride), ostride: int32(c.OStride), at: c.Place,
+		kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads),
+		chunk: int32(a.chunk), chunks: int32(a.chunks), unit: int32(a.unit()), scale: c.Scale * math.Log2E}
+	l := Launch{Kernel: a.kernels[f.kernel], Name: f.kernel, Grid: [3]int{f.perUnit * a.props.Units, 1, 1},
+		Threads: f.threads, Early: true}
+	dim := a.Shape.KeyDim
+	switch a.family {
+	case flashAttention:
+		l.Shared = flashShared(dim, (f.threads-32)/128)
+	case tensorAttention:
+		// Two blocks on a multiprocessor if possible, with as many copies in flight as fit.
+		rings := []int32{8, 4, 3, 2}
+		if dim >= 256 {
+			rings = rings[1:]
+		}
+		for _, half := range []int{2, 1} {
+			for _, r := range rings {
+				if s := a.shared(f.tiles, int(r)); l.Shared == 0 && s <= a.props.SharedBlock/half {
+					args.ring, l.Shared = r, s
+				}
+			}
+		}
+	default:
+		l.Shared = 4 * 16 * (dim + a.Shape.ValueDim + 64 + 5)
+	}
+	l.Args = Args(args)
+	ls = append(ls, l)
+	if c.Merge {
+		fit := 128 / (a.Shape.ValueDim / 4)
+		ls = append(ls, Launch{Kernel: a.kernels["merge"], Name: "merge", Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1},
+			Threads: 128, Early: true, Args: Args(args)})
+	}
+	return ls
+}
+
+// flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two
+// barriers for each place in it, what rows have so far, and what it takes to begin at a multiple of 1024; see
+// kernel/flash.h.
+func flashShared(dim, groups int) int {
+	page, ring := 128*min(dim, 256), map[int]int{64: 16, 128: 10, 256: 5, 512: 5}[dim]
+	return 1024 + (groups+ring)*page + 16*ring + groups*64*8
+}
+
+type kvWriteArgs struct {
+	k, v  In
+	at    Addr
+	place KVPlace
+	heads int32
+}
+
+// KVWriter writes keys and values to their slots.
+type KVWriter struct {
+	plain, fused Kernel
+}
+
+// NewKVWriter finds its kernels.
+func NewKVWriter(d Driver) (*KVWriter, error) {
+	w := &KVWriter{}
+	var err error
+	if w.plain, err = d.Kernel("kv_write"); err != nil {
+		return nil, err
+	}
+	w.fused, err = d.Kernel("qkv_write")
+	return w, err
+}
+
+// Write writes rows of keys and values, heads side by side.
+func (w *KVWriter) Write(ls []Launch, k, v In, rows, heads int, t KVAddrs, place KVPlace) []Launch {
+	return append(ls, Launch{Kernel: w.plain, Name: "kv_write", Grid: [3]int{rows, 1, 1}, Threads: 128, Early: true,
+		Args: Args(kvWriteArgs{k, v, t.At, place, int32(heads)})})
+}
+
+// HeadRows is rows of activations with heads in them.
+type HeadRows struct {
+	In
+	Step int32 // values from one head to the next
+	Norm Addr  // weights of each head's RMSNorm, or 0: no norm
+}
+
+// QKV is what stands between the products of an attention layer and attention itself.
+type QKV struct {
+	Q, K, V        HeadRows
+	NormValues     bool // RMSNorm of each value head, without weights
+	Eps            float32
+	Cos, Sin       Addr // [rows][Half] with Turn values from row to row, or 0: no rotation
+	Half, Turn     int
+	Rows           int
+	Heads, KVHeads int
+	Out            Addr // queries, heads side by side
+	OutStride      int  // addresses and strides are multiples of 16 bytes
+	Tables         KVAddrs
+	Place          KVPlace
+}
+
+type qkvArgs struct {
+	q, k, v             In
+	at                  Addr
+	qw, kw              Addr
+	cos, sin            Addr
+	out                 Addr
+	place               KVPlace
+	heads, kvheads      int32
+	qstep, kstep, vstep int32
+	half, turn          int32
+	ostride             int32
+	vnorm               int32
+	eps                 float32
+}
+
+// QKV normalises and rotates queries and keys, and writes keys and values to their slots.
+func (w *KVWriter) QKV(ls []Launch, c QKV) []Launch {
+	args := qkvArgs{q: c.Q.In, k: c.K.In, v: c.V.In, at: c.Tables.At, qw: c.Q.Norm, kw: c.K.Norm,
+		cos: c.Cos, sin: c.Sin, out: c.Out, place: c.Place, heads: int32(c.Heads), kvheads: int32(c.KVHeads),
+		qstep: c.Q.Step, kstep: c.K.Step, vstep: c.V.Step, half: int32(c.Half),
+		turn: int32(c.Turn), ostride: int32(c.OutStride), eps: c.Eps}
+	if c.NormValues {
+		args.vnorm = 1
+	}
+	return append(ls, Launch{Kernel: w.fused, Name: "qkv_write", Threads: 128,
+		Grid: [3]int{c.Rows, (c.Heads + 2*c.KVHeads + 3) / 4, 1}, Shared: 4 * 4 * int(c.Place.KDim), Early: true,
+		Args: Args(args)})
+}

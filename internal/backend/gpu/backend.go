@@ -1,0 +1,313 @@
+package gpu
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"strobe/internal/backend"
+	"strobe/internal/quant"
+)
+
+// Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays those it
+// recorded for an equal list.
+type Backend struct {
+	d         Driver
+	props     Props
+	kernel    map[string]Kernel
+	products  *Products
+	small     *Small
+	floats    *Floats
+	writer    *KVWriter
+	attn      map[attentionKey]*Attention
+	err       error // first failure of the host's side since the last Sync
+	step      step
+	steps     []*recorded
+	turn      int // counts steps, to forget the recordings used least recently
+	spare     scratch
+	blockAddr Addr                   // what changes from step to step, on the device
+	blockHost []byte                 // and here
+	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
+}
+
+var _ backend.Backend = (*Backend)(nil)
+
+// New returns a backend on a device, which it closes at the end.
+func New(d Driver) (*Backend, error) {
+	b := &Backend{d: d, props: d.Props(), kernel: map[string]Kernel{}, attn: map[attentionKey]*Attention{}}
+	b.spare.b = b
+	b.products = NewProducts(b.props)
+	var err error
+	b.floats = NewFloats(d)
+	if b.small, err = NewSmall(d); err == nil {
+		b.writer, err = NewKVWriter(d)
+	}
+	if err != nil {
+		d.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// Name describes the device.
+func (b *Backend) Name() string { return b.props.Name }
+
+// Memory is how much of the device's memory is free, and how much there is.
+func (b *Backend) Memory() (free, total int) { return b.d.Free() }
+
+// Close gives the device back.
+func (b *Backend) Close() error {
+	for _, r := range b.steps {
+		r.close()
+	}
+	b.steps = nil
+	return b.d.Close()
+}
+
+// fail keeps the first failure; Sync reports it. What the device itself could not do is remembered by its driver.
+func (b *Backend) fail(err error) {
+	if b.err == nil {
+		b.err = err
+	}
+}
+
+// Sync waits for the device.
+func (b *Backend) Sync() error {
+	err := b.err
+	b.err = nil
+	if lost := b.d.Wait(); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// load finds the kernels of launches that do not have theirs yet.
+func (b *Backend) load(ls []Launch) error {
+	for i := range ls {
+		l := &ls[i]
+		if l.Kernel != nil {
+			continue
+		}
+		k, ok := b.kernel[l.Name]
+		if !ok {
+			var err error
+			if k, err = b.d.Kernel(l.Name); err != nil {
+				return err
+			}
+			b.kernel[l.Name] = k
+		}
+		l.Kernel = k
+	}
+	return nil
+}
+
+type buffer struct {
+	addr Addr
+	n    int
+}
+
+func (m *buffer) Len() int { return m.n }
+
+type ints struct {
+	addr Addr
+	n    int
+	host []int32 // what Ints has read
+}
+
+func (v *ints) Len() int { return v.n }
+
+type vector struct {
+	addr Addr
+	n    int
+}
+
+func (v *vector) Len() int { return v.n }
+
+// Alloc returns zeroed memory.
+func (b *Backend) Alloc(rows, cols int) (backend.Tensor, error) {
+	n := rows * cols
+	a, err := b.d.Alloc(max(4, 4*n))
+	if err != nil {
+		return backend.Tensor{}, err
+	}
+	b.d.Fill(a, 0, 4*n)
+	return backend.Tensor{Buf: &buffer{a, n}, Rows: rows, Cols: cols, Stride: cols}, nil
+}
+
+// Free gives memory back. Recordings that use it are forgotten: its addresses may come back for something else.
+func (b *Backend) Free(t backend.Tensor) {
+	if m, ok := t.Buf.(*buffer); ok {
+		b.forget(m.addr, 4*m.n)
+		b.d.Release(m.addr)
+	}
+}
+
+// AllocInts returns n zeroed integers.
+func (b *Backend) AllocInts(n int) (backend.Ints, error) {
+	a, err := b.d.Alloc(max(4, 4*n))
+	if err != nil {
+		return nil, err
+	}
+	b.d.Fill(a, 0, 4*n)
+	return &ints{addr: a, n: n}, nil
+}
+
+// SetInts copies v to the start of dst; inside a step it does so when the step runs.
+func (b *Backend) SetInts(dst backend.Ints, v []int32) {
+	if len(v) == 0 {
+		return
+	}
+	if d := dst.(*ints); b.step.open {
+		b.step.set(d.addr, v)
+	} else {
+		b.d.Upload(d.addr, bytesOf(v))
+	}
+}
+
+// Ints returns the values of v.
+func (b *Backend) Ints(v backend.Ints) []int32 {
+	m := v.(*ints)
+	if m.host == nil {
+		m.host = make([]int32, m.n)
+	}
+	if err := b.d.Download(bytesOf(m.host), m.addr); err != nil {
+		b.fail(err)
+	}
+	return m.host
+}
+
+// Vector binds a parameter vector.
+func (b *Backend) Vector(v []float32) (backend.Vector, error) {
+	a, err := b.d.Alloc(max(4, 4*len(v)))
+	if err != nil {
+		return nil, err
+	}
+	b.d.Upload(a, bytesOf(v))
+	return &vector{a, len(v)}, nil
+}
+
+// weight is a matrix in device memory.
+type weight struct {
+	WeightLayout
+	name   string
+	addr   Addr
+	scale  float32 // of all products
+	scales Addr    // of the products with each expert; 0 for none
+	blocks int     // how many blocks a product is cut over; fixed at the first use
+}
+
+func (w *weight) Rows() int        { return w.WeightLayout.Rows }
+func (w *weight) Cols() int        { return w.WeightLayout.Cols }
+func (w *weight) Experts() int     { return w.WeightLayout.Experts }
+func (w *weight) Type() quant.Type { return w.WeightLayout.Type }
+func (w *weight) Bytes() int       { return w.WeightLayout.Bytes() }
+
+// floats is the matrix for products with floats.
+func (w *weight) floats() FloatMatrix {
+	t := map[Format]quant.Type{KeepF32: quant.F32, KeepF16: quant.F16, KeepBF16: quant.BF16}[w.Format]
+	return FloatMatrix{Type: t, W: w.addr, Rows: w.Rows(), Cols: w.Cols(), Scale: w.scale, Scales: w.scales}
+}
+
+// WeightBytes is the memory a matrix takes on the device.
+func (b *Backend) WeightBytes(m backend.Matrix) int {
+	l, err := LayoutOf(m.Type, m.Rows, m.Cols, m.Experts, len(m.Data))
+	if err != nil {
+		return 0
+	}
+	return l.Bytes()
+}
+
+// Weight copies a matrix to the device, in the order its kernels like.
+func (b *Backend) Weight(m backend.Matrix) (backend.Weight, error) {
+	l, err := LayoutOf(m.Type, m.Rows, m.Cols, m.Experts, len(m.Data))
+	if err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", m.Name, err)
+	}
+	w := &weight{WeightLayout: l, name: m.Name, scale: 1}
+	if len(m.Scale) == 1 {
+		w.scale = m.Scale[0]
+	} else if len(m.Scale) > 1 {
+		v, err := b.Vector(m.Scale)
+		if err != nil {
+			return nil, err
+		}
+		w.scales = v.(*vector).addr
+	}
+	if w.addr, err = b.d.Alloc(l.Bytes()); err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", m.Name, err)
+	}
+	l.Upload(b.d, w.addr, m.Data)
+	if m.Forget != nil {
+		m.Forget()
+	}
+	return w, nil
+}
+
+// view is a tensor as launches see it.
+type view struct {
+	addr               Addr
+	rows, cols, stride int32
+	_                  int32
+}
+
+func viewOf(t backend.Tensor) view {
+	m, ok := t.Buf.(*buffer)
+	if !ok {
+		return view{}
+	}
+	return view{addr: m.addr + Addr(4*t.Off), rows: int32(t.Rows), cols: int32(t.Cols), stride: int32(t.Stride)}
+}
+
+// bytes is the range of memory from the view's first value to its last.
+func (v view) bytes() (from, to Addr) {
+	if v.rows == 0 {
+		return v.addr, v.addr
+	}
+	return v.addr, v.addr + 4*Addr((int(v.rows)-1)*int(v.stride)+int(v.cols))
+}
+
+func (v view) in() In   { return Rows(v.addr, int(v.stride)) }
+func (v view) out() Out { return Out{v.addr, int(v.stride)} }
+
+func (v view) overlaps(o view) bool {
+	a0, a1 := v.bytes()
+	b0, b1 := o.bytes()
+	return a0 < b1 && b0 < a1
+}
+
+func vectorOf(v backend.Vector) Addr {
+	if m, ok := v.(*vector); ok {
+		return m.addr
+	}
+	return 0
+}
+
+// Read returns the values of t.
+func (b *Backend) Read(t backend.Tensor) []float32 {
+	v := viewOf(t)
+	from, to := v.bytes()
+	raw := make([]byte, to-from)
+	if err := b.d.Download(raw, from); err != nil {
+		b.fail(err)
+	}
+	out := make([]float32, t.Rows*t.Cols)
+	for r := range t.Rows {
+		row := raw[4*r*t.Stride:]
+		for c := range t.Cols {
+			out[r*t.Cols+c] = math.Float32frombits(binary.LittleEndian.Uint32(row[4*c:]))
+		}
+	}
+	return out
+}
+
+// Write copies v to the rows of t.
+func (b *Backend) Write(t backend.Tensor, v []float32) {
+	d := viewOf(t)
+	if t.Stride == t.Cols || t.Rows == 1 {
+		b.d.Upload(d.addr, bytesOf(v[:t.Rows*t.Cols]))
+		return
+	}
+	for r := range t.Rows {
+		b.d.Upload(d.addr+Addr(4*r*t.Stride), bytesOf(v[r*t.Cols:][:t.Cols]))
+	}
+}

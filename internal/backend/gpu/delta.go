@@ -1,0 +1,219 @@
+package gpu
+
+import (
+	"fmt"
+
+	"strobe/internal/backend"
+)
+
+// Delta has the kernels of delta.cu: Gated DeltaNet with the sizes of one model. Its methods append launches to a list.
+type Delta struct {
+	dims    backend.DeltaDims
+	shape   deltaShape
+	units   int
+	kernels map[string]Kernel
+	rule    string // the kernel for these sizes
+	exact   bool   // there is a faster one, if addresses are aligned
+	keys    int    // of a head, with padding
+}
+
+// deltaShape mirrors DeltaShape of delta.h.
+type deltaShape struct {
+	kHeads, vHeads, kDim, vDim, taps, grouped, values, tapeRow int32
+}
+
+// The largest sizes that the kernels have registers for.
+const (
+	maxDeltaDim  = 256
+	maxDeltaTaps = 8
+)
+
+// NewDelta loads the kernels for a model's sizes.
+func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
+	switch {
+	case dims.KDim < 1 || dims.KDim > maxDeltaDim || dims.VDim < 1 || dims.VDim > maxDeltaDim:
+		return nil, fmt.Errorf("recurrent heads of %d keys and %d values: want 1 to %d", dims.KDim, dims.VDim,
+			maxDeltaDim)
+	case dims.Kernel < 1 || dims.Kernel > maxDeltaTaps:
+		return nil, fmt.Errorf("short convolution over %d tokens: want 1 to %d", dims.Kernel, maxDeltaTaps)
+	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
+		return nil, fmt.Errorf("%d recurrent value heads for %d key heads", dims.VHeads, dims.KHeads)
+	}
+	t := &Delta{dims: dims, units: d.Props().Units, keys: 16}
+	for t.keys < dims.KDim {
+		t.keys *= 2
+	}
+	t.rule = fmt.Sprintf("delta_rule_any_%d", t.keys)
+	t.exact = dims.KDim == 128 && dims.VDim%32 == 0
+	grouped := int32(0)
+	if dims.Grouped {
+		grouped = 1
+	}
+	t.shape = deltaShape{int32(dims.KHeads), int32(dims.VHeads), int32(dims.KDim), int32(dims.VDim),
+		int32(dims.Kernel), grouped,
+		int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
+	var err error
+	t.kernels, err = loadKernels(d, "delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift",
+		"delta_rule_128", "delta_rule_128x2", t.rule)
+	return t, err
+}
+
+// DeltaTapeRow is the number of values that a tape has for a row and a layer: the input of the convolution, normalised
+// keys, updates, decays.
+func DeltaTapeRow(d backend.DeltaDims) int {
+	return (d.ConvDim() + d.KHeads*d.KDim + d.VHeads*d.VDim + d.VHeads + 3) / 4 * 4
+}
+
+// DeltaCall is a recurrent layer of a step.
+type DeltaCall struct {
+	Table Addr // where the step's DeltaTables are
+	Segs  int  // of DeltaRoom
+	Rows  int  // of the batch
+	Layer int  // of the recurrent ones
+
+	U           In   // inputs of the convolution
+	W           Addr // its weights, [channels][taps]
+	QKV         Out  // its results
+	Alpha, Beta In
+	A, DT       Addr
+	Out         Out
+	Scratch     Addr // ScratchBytes
+}
+
+// aligned reports whether the convolution can be read and written by fours.
+func (c *DeltaCall) aligned() bool { return c.U.aligned() && c.QKV.aligned() && c.W%16 == 0 }
+
+// ScratchBytes is the memory that a layer needs between its kernels.
+func (t *Delta) ScratchBytes(rows int) int {
+	return 4 * rows * (2*t.dims.VHeads + 2*t.dims.KHeads*t.dims.KDim)
+}
+
+// gates is where decays and betas lie in the scratch memory, behind queries and keys.
+func (t *Delta) gates(c *DeltaCall) Addr {
+	return c.Scratch + Addr(4*c.Rows*2*t.dims.KHeads*t.dims.KDim)
+}
+
+type convArgs struct {
+	dst, gates, w, a, dt, table Addr
+	u, alpha, beta              In
+	rows, layer, ds, ready      int32
+	d                           deltaShape
+	eps                         float32
+}
+
+type ruleArgs struct {
+	out, qk, v, gates, table Addr
+	u                        In
+	rows, layer, os, qs, vs  int32
+	tile, shifts             int32
+	d                        deltaShape
+}
+
+func (t *Delta) conv(c *DeltaCall) convArgs {
+	return convArgs{dst: c.QKV.P, gates: t.gates(c), w: c.W, a: c.A, dt: c.DT, table: c.Table, u: c.U, alpha: c.Alpha,
+		beta: c.Beta,
+		rows: int32(c.Rows), layer: int32(c.Layer), ds: int32(c.QKV.Stride), d: t.shape, eps: t.dims.Eps}
+}
+
+// wide reports whether lanes have four channels side by side, which is another order of sums.
+func (t *Delta) wide() bool {
+	return t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 && t.dims.Kernel == 4
+}
+
+func (t *Delta) launch(ls []Launch, kernel string, grid [3]int, shared int, args []byte) []Launch {
+	return append(ls, Launch{Kernel: t.kernels[kernel], Name: kernel, Grid: grid, Threads: 128, Shared: shared,
+		Early: true, Args: args})
+}
+
+// warps is the grid for work that warps take one after the other.
+func (t *Delta) warps(jobs int) [3]int {
+	s := Small{units: t.units}
+	return s.flat(jobs*32, 128)
+}
+
+// ShortConv makes QKV of U, which is silu of the convolution, tapes the inputs and moves the newest ones up. It needs
+// nothing of the call behind QKV.
+func (t *Delta) ShortConv(ls []Launch, c DeltaCall) []Launch {
+	kernel := "delta_conv"
+	if t.wide() && c.aligned() { // the order does not matter yet: no sums
+		kernel = "delta_conv4"
+	}
+	a := Args(t.conv(&c))
+	ls = t.launch(ls, kernel, t.warps(c.Rows*(2*t.dims.KHeads+t.dims.VHeads)), 0, a)
+	return t.launch(ls, "delta_shift", [3]int{min(t.units, (t.dims.ConvDim()+127)/128), c.Segs, 1}, 0, a)
+}
+
+// GatedDelta makes Out of QKV as ShortConv left it.
+func (t *Delta) GatedDelta(ls []Launch, c DeltaCall) []Launch {
+	keys := Out{c.Scratch, 2 * t.dims.KHeads * t.dims.KDim}
+	a := t.conv(&c)
+	a.u, a.dst, a.ds = Rows(c.QKV.P, c.QKV.Stride), keys.P, int32(keys.Stride)
+	kernel := "delta_prepare"
+	if t.wide() {
+		kernel = "delta_prepare4"
+	}
+	ls = t.launch(ls, kernel, t.warps(c.Rows*(2*t.dims.KHeads+(t.dims.VHeads+31)/32)), 0, Args(a))
+	return t.recur(ls, &c, keys, false)
+}
+
+// Both is ShortConv and GatedDelta with one kernel less, and the same bits. Afterwards the queries and keys in QKV are
+// normalised.
+func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
+	kernel := "delta_conv"
+	if t.wide() {
+		if !c.aligned() {
+			return t.GatedDelta(t.ShortConv(ls, c), c)
+		}
+		kernel = "delta_conv4"
+	}
+	a := t.conv(&c)
+	a.ready = 1
+	ls = t.launch(ls, kernel, t.warps(c.Rows*(2*t.dims.KHeads+t.dims.VHeads+(t.dims.VHeads+31)/32)), 0, Args(a))
+	return t.recur(ls, &c, c.QKV, true)
+}
+
+// deltaTile is the number of rows in shared memory at a time: with two of them four blocks fit on a multiprocessor.
+const deltaTile = 16
+
+// recur runs the delta rule.
+func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch {
+	values := Out{c.QKV.P + Addr(8*t.dims.KHeads*t.dims.KDim), c.QKV.Stride}
+	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U,
+		rows: int32(c.Rows), layer: int32(c.Layer), os: int32(c.Out.Stride),
+		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), d: t.shape}
+	if shifts {
+		a.shifts = 1
+	}
+	kernel := t.rule
+	if t.exact && keys.aligned() && values.aligned() {
+		kernel = "delta_rule_128"
+		if c.Rows >= promptRows && t.dims.VDim%64 == 0 {
+			kernel = "delta_rule_128x2"
+		}
+	}
+	return t.ruleLaunch(ls, kernel, a, c.Segs, 1)
+}
+
+// promptRows is the number of rows from which threads have two rows of the state each: queries and keys are read half as often
+// then, while the state takes longer to load. The bits are the same.
+const promptRows = 64
+
+func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers int) []Launch {
+	rows := 32 // of the state in a block
+	if kernel == "delta_rule_128x2" {
+		rows = 64
+	}
+	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows), segs, layers},
+		8*int(a.tile)*(2*t.keys+rows+4), Args(a))
+}
+
+// Settle applies the pending rows of the segments, which have no others, in all layers.
+func (t *Delta) Settle(ls []Launch, table Addr, segs, layers int) []Launch {
+	kernel := t.rule
+	if t.exact {
+		kernel = "delta_rule_128"
+	}
+	ls = t.ruleLaunch(ls, kernel, ruleArgs{table: table, tile: 1, shifts: 1, d: t.shape}, segs, layers)
+	ls[len(ls)-1].Early = false // it is not part of a step, so nothing says what comes before it
+	return ls
+}

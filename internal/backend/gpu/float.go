@@ -1,0 +1,101 @@
+package gpu
+
+import (
+	"fmt"
+	"strings"
+
+	"strobe/internal/quant"
+)
+
+// Floats has the kernels of float.cu: products with float weights. Its methods append launches to a list.
+type Floats struct {
+	d       Driver
+	units   int
+	kernels map[string]Kernel // loaded as they are needed: few models have weights of all types
+}
+
+// NewFloats returns the products of a device.
+func NewFloats(d Driver) *Floats {
+	return &Floats{d: d, units: d.Props().Units, kernels: map[string]Kernel{}}
+}
+
+// FloatMatrix is a float matrix on the device, or a stack of them, as it was stored.
+type FloatMatrix struct {
+	Type       quant.Type // F32, F16 or BF16
+	W          Addr
+	Rows, Cols int
+	Scale      float32 // of the product
+	Scales     Addr    // of every expert, times Scale; 0 for none
+}
+
+type floatArgs struct {
+	y, w, x, ids, scale   Addr
+	n, rows, cols, xs, ys int32
+	used                  int32
+	all                   float32
+}
+
+// narrowRows is the number of rows per multiprocessor below which blocks share the columns of few rows instead of
+// having many rows each: the device would not be full. It decides how a row is summed, so it knows nothing of the
+// batch.
+const narrowRows = 16
+
+// Product computes y = W x for n rows of x.
+func (f *Floats) Product(ls []Launch, m FloatMatrix, y, x Out, n int) ([]Launch, error) {
+	return f.launch(ls, m, y, x, floatArgs{n: int32(n)})
+}
+
+// Experts computes row i of y with expert ids[i], from row i/used of x. used is 1 if x has a row for each.
+func (f *Floats) Experts(ls []Launch, m FloatMatrix, y, x Out, ids Addr, n, used int) ([]Launch, error) {
+	return f.launch(ls, m, y, x, floatArgs{n: int32(n), ids: ids, used: int32(used)})
+}
+
+func (f *Floats) launch(ls []Launch, m FloatMatrix, y, x Out, a floatArgs) ([]Launch, error) {
+	a.y, a.w, a.x, a.scale, a.all = y.P, m.W, x.P, m.Scales, m.Scale
+	a.rows, a.cols, a.xs, a.ys = int32(m.Rows), int32(m.Cols), int32(x.Stride), int32(y.Stride)
+	size := 2
+	switch m.Type {
+	case quant.F32:
+		size = 4
+	case quant.F16, quant.BF16:
+	default:
+		return ls, fmt.Errorf("a float product with weights of type %s", m.Type)
+	}
+	form, perBlock := "wide", 32
+	steps := []int{1, 4, 8, 16} // tokens at a time
+	if m.Rows < narrowRows*f.units {
+		form, perBlock, steps = "narrow", 4, []int{1, 8}
+	}
+	tokens := steps[0]
+	for _, s := range steps[1:] {
+		if int(a.n) > tokens {
+			tokens = s
+		}
+	}
+	suffix := ""
+	if odd := m.Cols%4 != 0 || !x.aligned() || m.W%Addr(4*size) != 0; odd || a.ids != 0 {
+		tokens = 1
+		if odd {
+			suffix = "odd"
+		}
+	}
+	if suffix == "" {
+		suffix = fmt.Sprint(tokens)
+	}
+	name := strings.Join([]string{"float", form, strings.ToLower(m.Type.String()), suffix}, "_")
+	k := f.kernels[name]
+	if k == nil {
+		var err error
+		if k, err = f.d.Kernel(name); err != nil {
+			return ls, err
+		}
+		f.kernels[name] = k
+	}
+	shared := 2 * tokens * 256 * 4 // two chunks of the tokens
+	if form == "narrow" {
+		shared = 8 * 4 * tokens * 4 // the sums of eight warps
+	}
+	return append(ls, Launch{Kernel: k, Name: name, Grid: [3]int{(m.Rows + perBlock - 1) / perBlock,
+		(int(a.n) + tokens - 1) / tokens, 1},
+		Threads: 256, Shared: shared, Early: true, Args: Args(a)}), nil
+}

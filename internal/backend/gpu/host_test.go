@@ -1,0 +1,170 @@
+package gpu_test
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"strobe/internal/backend"
+	"strobe/internal/backend/gpu"
+	"strobe/internal/gguf"
+	"strobe/internal/model"
+	"strobe/internal/quant"
+	"strobe/internal/testkit"
+)
+
+// idle is a device that does nothing, to see what the host does.
+type idle struct{ next gpu.Addr }
+
+func (d *idle) Props() gpu.Props {
+	return gpu.Props{Name: "idle", Major: 9, Units: 132, Memory: 1 << 40, SharedBlock: 227 << 10}
+}
+func (d *idle) Free() (free, total int) { return 1 << 40, 1 << 40 }
+func (d *idle) Alloc(bytes int) (gpu.Addr, error) {
+	d.next += gpu.Addr(bytes+511) / 256 * 256
+	return d.next - gpu.Addr(bytes+511)/256*256 + 1<<20, nil
+}
+func (d *idle) Release(gpu.Addr)                    {}
+func (d *idle) Upload(gpu.Addr, []byte)             {}
+func (d *idle) Download([]byte, gpu.Addr) error     { return nil }
+func (d *idle) Copy(gpu.Addr, gpu.Addr, int)        {}
+func (d *idle) Fill(gpu.Addr, byte, int)            {}
+func (d *idle) Kernel(n string) (gpu.Kernel, error) { return n, nil }
+func (d *idle) Launch(*gpu.Launch)                  {}
+func (d *idle) Record([]gpu.Launch) (gpu.Recording, error) {
+	return d, nil
+}
+func (d *idle) Replay(gpu.Recording) {}
+func (d *idle) Wait() error          { return nil }
+func (d *idle) Close()               {}
+
+type idleDriver struct{ *idle }
+
+func (d idleDriver) Close() error { return nil }
+
+// BenchmarkHost times the host's part of a decoding pass, per layer.
+func BenchmarkHost(b *testing.B) {
+	dev, err := gpu.New(idleDriver{&idle{}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	f, err := gguf.Open(testkit.Golden(b, "qwen35/model.gguf"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	seq := m.NewSeq()
+	tokens := make([]int32, 1)
+	for b.Loop() {
+		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+			b.Fatal(err)
+		}
+		if err := seq.Commit(nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*m.Layers), "ns/layer")
+}
+
+// TestReplay: a pass that comes again is not lowered again, whatever the sequences do.
+func TestReplay(t *testing.T) {
+	d := &counting{idleDriver: idleDriver{&idle{}}}
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq := m.NewSeq()
+	for i := range 60 {
+		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{int32(i)}, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := seq.CommitAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Pending rows, page tables and tapes change from pass to pass; the launches do not.
+	if d.recorded != 1 || d.replayed != 57 {
+		t.Errorf("%d recordings and %d replays of 60 equal passes; want 1 and 57", d.recorded, d.replayed)
+	}
+}
+
+// counting counts recordings and replays.
+type counting struct {
+	idleDriver
+	recorded, replayed int
+}
+
+func (d *counting) Record(ls []gpu.Launch) (gpu.Recording, error) {
+	d.recorded++
+	return d.idleDriver.Record(ls)
+}
+func (d *counting) Replay(gpu.Recording) { d.replayed++ }
+
+// listing keeps what is launched.
+type listing struct {
+	idleDriver
+	launches []gpu.Launch
+}
+
+func (d *listing) Launch(l *gpu.Launch) { d.launches = append(d.launches, *l) }
+
+// TestInPlaceNorm: a product that is normalised where it lies and multiplied again, as a drafter's context is, is packed into other
+// memory than its pieces, which the same kernel reads.
+func TestInPlaceNorm(t *testing.T) {
+	d := &listing{idleDriver: idleDriver{&idle{}}}
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 512
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	bind := func() backend.Weight {
+		w, err := dev.Weight(backend.Matrix{Type: quant.Q4_K, Rows: n, Cols: n, Experts: 1, Data: make([]byte, n*quant.Q4_K.RowBytes(n))})
+		must(err)
+		return w
+	}
+	norm, err := dev.Vector(make([]float32, n))
+	must(err)
+	x, err := dev.Alloc(3, n)
+	must(err)
+	c, err := dev.Alloc(3, n)
+	must(err)
+	y, err := dev.Alloc(3, n)
+	must(err)
+	first, second := bind(), bind()
+	dev.BeginStep(nil)
+	dev.MatMul(x, backend.Product{W: first, Y: c})
+	dev.RMSNorm(c, c, norm, 1e-6)
+	dev.MatMul(c, backend.Product{W: second, Y: y})
+	dev.EndStep()
+	must(dev.Sync())
+	for _, l := range d.launches {
+		if l.Name != "add_norm" && l.Name != "add_pack" {
+			continue
+		}
+		// The structures begin with where packed rows go (16 bytes); then comes the input.
+		packed, pieces := binary.LittleEndian.Uint64(l.Args), binary.LittleEndian.Uint64(l.Args[16:])
+		if packed == pieces {
+			t.Errorf("%s packs into the pieces it reads", l.Name)
+		}
+		return
+	}
+	t.Error("the norm was not packed by the kernel that computes it")
+}

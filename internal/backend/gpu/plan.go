@@ -1,0 +1,349 @@
+package gpu
+
+import (
+	"fmt"
+
+	"strobe/internal/backend"
+)
+
+// layout says where the parts of a step's block lie: everything that launches know of it. Room for tables is a power of two, so that
+// the layout stays the same while sequences grow, come and go. Two steps of the same operations and the same layout are the same launches.
+type layout struct {
+	base  Addr
+	bytes int
+	sets  int // integers that the host set: entries at the start, then their values
+	ints  int
+	uses  [maxUses]kvUse
+	delta deltaUse
+}
+
+// maxUses bounds the kinds of attention in a step: models have one or two.
+const maxUses = 4
+
+// kvUse is the tables of one kind of attention over one plan.
+type kvUse struct {
+	group          int32
+	heads, kvHeads int32 // 0: keys and values are only written
+	shape          backend.KVDims
+	longest        int32 // rows of the longest segment
+	room           KVRoom
+	partials       int // room for partial results
+	at             int // in the block
+}
+
+// deltaUse is the tables of the recurrent layers.
+type deltaUse struct {
+	room DeltaRoom
+	at   int
+}
+
+// setBytes is an entry for integers: address, place in the block, count.
+const setBytes = 16
+
+// block returns the bytes that the step changes, and their layout.
+func (b *Backend) block(s *step) ([]byte, layout, error) {
+	var lay layout
+	lay.sets, lay.ints = len(s.sets), roomFor(len(s.data))
+	lay.bytes = align16(setBytes*lay.sets + 4*lay.ints)
+	tables, err := b.kvTables(s, &lay)
+	if err != nil {
+		return nil, lay, err
+	}
+	var dt *DeltaTables
+	if s.plan != nil && s.plan.State != nil {
+		if dt, err = s.plan.State.(*States).Tables(s.plan.Delta); err != nil {
+			return nil, lay, err
+		}
+		lay.delta = deltaUse{dt.Room(), lay.bytes}
+		lay.bytes = align16(lay.bytes + lay.delta.room.Bytes())
+	}
+	if err := b.growBlock(lay.bytes); err != nil {
+		return nil, lay, err
+	}
+	lay.base = b.blockAddr
+	blk := b.blockHost[:lay.bytes]
+	at := setBytes * lay.sets
+	for i, e := range s.sets {
+		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at - setBytes*e.first), int32(e.n)}))
+		at += copy(blk[at:], bytesOf(s.data[e.from:][:e.n]))
+	}
+	for i, t := range tables {
+		t.Put(blk[lay.uses[i].at:], lay.uses[i].room)
+	}
+	if dt != nil {
+		dt.Put(blk[lay.delta.at:], lay.delta.room)
+	}
+	return blk, lay, nil
+}
+
+func align16(n int) int { return (n + 15) / 16 * 16 }
+
+// growBlock makes room for a block of so many bytes. Recordings know its address, so those of a smaller block are forgotten.
+func (b *Backend) growBlock(bytes int) error {
+	if bytes <= len(b.blockHost) {
+		return nil
+	}
+	size := 1 << 16
+	for size < bytes {
+		size *= 2
+	}
+	a, err := b.d.Alloc(size)
+	if err != nil {
+		return err
+	}
+	if b.blockAddr != 0 {
+		b.forget(b.blockAddr, len(b.blockHost))
+		b.d.Release(b.blockAddr)
+	}
+	b.blockAddr, b.blockHost = a, make([]byte, size)
+	return nil
+}
+
+// kvTables makes the tables of every kind of attention in the step.
+func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
+	if s.plan == nil {
+		return nil, nil
+	}
+	var tables []*KVTables
+	for i := range s.ops {
+		o := &s.ops[i]
+		if o.kind != opAttention && o.kind != opKVWrite {
+			continue
+		}
+		if o.kind == opKVWrite && attends(s.ops[i:], o.attn.group) || lay.use(o.attn) >= 0 {
+			continue // attention's tables serve for writing, too
+		}
+		u := len(tables)
+		if u == maxUses {
+			return nil, fmt.Errorf("a step with more than %d kinds of attention", maxUses)
+		}
+		plan := &s.plan.KV[o.attn.group]
+		pool := plan.Pool.(*Pages)
+		k := &lay.uses[u]
+		*k = kvUse{group: o.attn.group, heads: o.attn.heads, kvHeads: o.attn.kvHeads, shape: pool.Layout.Shapes[o.attn.layer],
+			longest: longestSegment(plan), at: lay.bytes}
+		tiling := Tiling{Rows: 1, Splits: 1, Blocks: 1, Heads: 1}
+		var a *Attention
+		if k.heads > 0 {
+			var err error
+			if a, err = b.attentionOf(int(k.heads), k.shape); err != nil {
+				return nil, err
+			}
+			tiling = a.Tiling(int(k.longest))
+		}
+		t, err := NewKVTables(plan, tiling, pool.Addr)
+		if err != nil {
+			return nil, err
+		}
+		if t.Partials > 0 {
+			k.partials = roomFor(t.Partials)
+		}
+		k.room = t.Room()
+		lay.bytes = align16(lay.bytes + k.room.Bytes())
+		tables = append(tables, t)
+	}
+	return tables, nil
+}
+
+// attends reports whether the list has attention over a group.
+func attends(ops []op, group int32) bool {
+	for i := range ops {
+		if ops[i].kind == opAttention && ops[i].attn.group == group {
+			return true
+		}
+	}
+	return false
+}
+
+// use finds the tables for an operation, -1 for none. Keys and values are written by any tables of their group.
+func (lay *layout) use(a attnOp) int {
+	for i := range lay.uses {
+		u := &lay.uses[i]
+		if u.room.Rows > 0 && u.group == a.group && (a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads) {
+			return i
+		}
+	}
+	return -1
+}
+
+func longestSegment(p *backend.KVPlan) int32 {
+	longest, n := int32(0), int32(0)
+	for r := range p.Seg {
+		if r > 0 && p.Seg[r] != p.Seg[r-1] {
+			n = 0
+		}
+		n++
+		longest = max(longest, n)
+	}
+	return longest
+}
+
+// attentionOf returns the kernels for a kind of attention.
+func (b *Backend) attentionOf(heads int, d backend.KVDims) (*Attention, error) {
+	key := attentionKey{heads, d}
+	if a := b.attn[key]; a != nil {
+		return a, nil
+	}
+	a, err := NewAttention(b.d, heads, d)
+	if err == nil {
+		b.attn[key] = a
+	}
+	return a, err
+}
+
+type attentionKey struct {
+	heads int
+	dims  backend.KVDims
+}
+
+// tables returns where the tables of an operation lie.
+func (l *lowering) tables(o op) (KVAddrs, *kvUse) {
+	u := &l.lay.uses[max(0, l.lay.use(o.attn))]
+	return u.room.At(l.lay.base + Addr(u.at)), u
+}
+
+func (l *lowering) pool(o op) *Pages { return l.plan.KV[o.attn.group].Pool.(*Pages) }
+
+// kvWrite stores keys and values at their slots.
+func (l *lowering) kvWrite(o op, k, v In) {
+	t, _ := l.tables(o)
+	p := l.pool(o)
+	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.Layout.Shapes[o.attn.layer].Heads, t, p.Layout.Places[o.attn.layer])
+}
+
+// attention runs the attention of a layer.
+func (l *lowering) attention(o op, q view) {
+	t, u := l.tables(o)
+	a, err := l.b.attentionOf(int(o.attn.heads), u.shape)
+	if err != nil {
+		l.err = err
+		return
+	}
+	from, to := q.out(), o.dst.out()
+	if !from.aligned() { // rare: the kernels read and write four values at a time
+		from = Out{l.take(4 * int(q.rows) * int(q.cols)), int(q.cols)}
+		l.out = l.b.small.Copy(l.out, from, q.in(), int(q.rows), int(q.cols))
+		defer l.b.spare.give(from.P)
+	}
+	if !to.aligned() {
+		to = Out{l.take(4 * int(o.dst.rows) * int(o.dst.cols)), int(o.dst.cols)}
+		defer func() {
+			l.out = l.b.small.Copy(l.out, o.dst.out(), Rows(to.P, to.Stride), int(o.dst.rows), int(o.dst.cols))
+			l.b.spare.give(to.P)
+		}()
+	}
+	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: int(u.longest),
+		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer], Sinks: o.attn.sinks, Scale: o.attn.scale}
+	if c.Merge {
+		c.Scratch = l.take(a.ScratchBytes(u.partials))
+	}
+	l.out = a.Launches(l.out, c)
+	if c.Merge {
+		l.b.spare.give(c.Scratch)
+	}
+}
+
+// queries: what stands between the products of an attention layer and attention: norms of heads, rotations, writing keys and values.
+func (l *lowering) queries(i int) int {
+	var q, k, v headWork
+	end := i
+	for ; ; end++ {
+		o := l.at(end)
+		if o.kind != opRMSNorm && o.kind != opRoPE {
+			break
+		}
+	}
+	write := *l.at(end)
+	if write.kind != opKVWrite {
+		return 0
+	}
+	d := l.pool(write).Layout.Shapes[write.attn.layer]
+	tokens := int(write.a.rows)
+	k.dst, v.dst = write.a, write.b
+	for j := i; j < end; j++ {
+		o := l.ops[j]
+		w := &q
+		switch {
+		case sameRows(o.dst, k.dst):
+			w = &k
+		case sameRows(o.dst, v.dst):
+			w = &v
+		case q.dst.addr != 0 && !sameRows(o.dst, q.dst):
+			return 0
+		default:
+			q.dst = o.dst
+		}
+		if !w.add(o, tokens) {
+			return 0
+		}
+	}
+	// The fused kernel norms queries and keys with weights and values without.
+	if v.norm != nil && v.norm.v != 0 || k.norm != nil && k.norm.v == 0 || q.norm != nil && q.norm.v == 0 {
+		return 0
+	}
+	if k.rope == nil || v.rope != nil || q.dst.addr != 0 && q.rope == nil ||
+		q.rope != nil && (q.rope.b != k.rope.b || q.rope.c != k.rope.c) || l.wanted(end, k.dst) || l.wanted(end, v.dst) {
+		return 0
+	}
+	c := QKV{Eps: 1, Cos: k.rope.b.addr, Sin: k.rope.c.addr, Half: int(k.rope.b.cols), Turn: int(k.rope.b.stride), Rows: tokens, KVHeads: d.Heads,
+		Place: l.pool(write).Layout.Places[write.attn.layer]}
+	c.Tables, _ = l.tables(write)
+	set := func(w *headWork, to *HeadRows, n int, dim int) bool {
+		src := w.dst
+		if w.norm != nil {
+			src = w.norm.a
+			to.Norm, c.Eps = w.norm.v, w.norm.f
+		}
+		h := l.split(headsOf(src, tokens, n), tokens)
+		to.In, to.Step = h.in, int32(h.step)
+		return h.n == n && h.dim == dim
+	}
+	if q.dst.addr != 0 {
+		c.Heads = int(q.rope.n)
+		c.Out, c.OutStride = q.dst.addr, c.Heads*d.KeyDim
+		if !set(&q, &c.Q, c.Heads, d.KeyDim) || q.dst.stride != q.dst.cols || c.Out%16 != 0 {
+			return 0
+		}
+	}
+	if !set(&k, &c.K, d.Heads, d.KeyDim) || !set(&v, &c.V, d.Heads, d.ValueDim) {
+		return 0
+	}
+	c.NormValues = v.norm != nil
+	l.out = l.b.writer.QKV(l.out, c)
+	if q.dst.addr != 0 {
+		l.overwrite(q.dst)
+	}
+	return end + 1 - i
+}
+
+// headWork is what is done to the heads of one tensor.
+type headWork struct {
+	dst        view
+	norm, rope *op
+}
+
+// add takes one more operation, which must be a norm or, after it, a rotation of the heads of dst.
+func (w *headWork) add(o op, tokens int) bool {
+	switch {
+	case o.kind == opRMSNorm && w.norm == nil && w.rope == nil && int(o.dst.rows)%tokens == 0:
+		w.norm = &o
+	case o.kind == opRoPE && w.rope == nil && (w.norm == nil || w.norm.dst == o.dst):
+		w.rope = &o
+	default:
+		return false
+	}
+	return true
+}
+
+// headsOf views rows of tokens as rows of heads.
+func headsOf(v view, tokens, n int) view {
+	if int(v.rows) == tokens && n > 1 {
+		v.rows *= int32(n)
+		v.cols /= int32(n)
+		v.stride = v.cols
+	}
+	return v
+}
+
+// NewKVPool returns an empty pool.
+func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) { return NewPages(b.d, l) }

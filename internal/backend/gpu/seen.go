@@ -1,0 +1,306 @@
+package gpu
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"strobe/internal/backend"
+)
+
+// Tiling says how the rows of a step are dealt to blocks.
+type Tiling struct {
+	Rows     int // of a block, at most
+	Splits   int // parts that what a row sees is cut into; a row has at most one more
+	Blocks   int // that run side by side
+	Heads    int // blocks of the same rows: KV heads, or more
+	Partials int // partial results there is room for
+}
+
+// seenItem and seenRow mirror Item and Seen of kernel/kv.h.
+type seenItem struct {
+	row, rows   int32
+	table       int32
+	p0, p1      int32
+	per         int32
+	fresh       int32
+	base        int32
+	path, paths int32
+	lo, hi      int32
+}
+
+type seenRow struct {
+	lo, hi         int32
+	part           int32
+	split0, splits int32
+	path, base     int32
+	_              int32
+}
+
+type writeAt struct {
+	page    Addr
+	slot, _ int32
+}
+
+// pathSlots is how far the rows of a tree may reach: slots of a path, from the item's base on.
+const pathSlots = 64
+
+// noBase stands for a base behind everything.
+const noBase = math.MaxInt32
+
+// KVTables is what attention must know of a step: where rows write, what they see, and how that is dealt to
+// blocks. It changes with every step, so kernels read it from the step's plan block.
+type KVTables struct {
+	items    []seenItem
+	rows     []seenRow
+	at       []writeAt
+	pages    []Addr
+	paths    [][pathSlots]int32
+	Partials int // partial results that the step needs room for; 0: no merging
+}
+
+// NewKVTables makes the tables of one plan. pageAddr says where a page lies.
+//
+// Splits of a row are a function of what that row sees: bits must not depend on the batch. Whether a block has one
+// split or all of them changes no bits, so that is decided by how much there is to do.
+func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) (*KVTables, error) {
+	n := len(p.Slot)
+	k := &KVTables{rows: make([]seenRow, n), at: make([]writeAt, n)}
+	tables := make([]int32, len(p.Tables))
+	for i, pages := range p.Tables {
+		tables[i] = int32(len(k.pages))
+		for _, id := range pages {
+			k.pages = append(k.pages, pageAddr(id))
+		}
+	}
+	var tiles []seenItem
+	for r := 0; r < n; {
+		seg := p.Seg[r]
+		if int(seg) >= len(p.Tables) || len(p.Tables[seg]) == 0 {
+			return nil, fmt.Errorf("row %d has no pages", r)
+		}
+		end, fresh := r, int32(math.MaxInt32)
+		for ; end < n && p.Seg[end] == seg; end++ {
+			if err := k.see(p, end, pageAddr); err != nil {
+				return nil, err
+			}
+			fresh = min(fresh, p.Slot[end]/PageSlots)
+		}
+		for r < end { // rows that split alike
+			to, per := r+1, perSplit(k.rows[r], t.Splits)
+			for to < end && perSplit(k.rows[to], t.Splits) == per {
+				to++
+			}
+			for parts := (to - r + t.Rows - 1) / t.Rows; r < to; parts-- {
+				rows := (to - r + parts - 1) / parts
+				it := seenItem{row: int32(r), rows: int32(rows), table: tables[seg], per: per, fresh: fresh}
+				if err := k.tile(p, &it); err != nil {
+					return nil, err
+				}
+				tiles = append(tiles, it)
+				r += rows
+			}
+		}
+	}
+	k.deal(tiles, t)
+	return k, nil
+}
+
+// see fills in what row r sees and where it writes.
+func (k *KVTables) see(p *backend.KVPlan, r int, pageAddr func(int32) Addr) error {
+	pages := p.Tables[p.Seg[r]]
+	room := int32(len(pages) * PageSlots)
+	s := seenRow{lo: p.Lo[r], hi: p.Hi[r], part: -1, path: -1, base: noBase}
+	if p.Slot[r] < 0 || p.Slot[r] >= room || s.lo < 0 || s.hi > room {
+		return fmt.Errorf("row %d: slot %d, visible %d to %d, in %d slots", r, p.Slot[r], s.lo, s.hi, room)
+	}
+	if p.Extra != nil {
+		for _, x := range p.Extra[r] {
+			if x < 0 || x >= room {
+				return fmt.Errorf("row %d sees slot %d of %d", r, x, room)
+			}
+		}
+		s.hi += int32(len(p.Extra[r]))
+	}
+	if s.hi > room {
+		return fmt.Errorf("row %d sees %d slots of %d", r, s.hi, room)
+	}
+	s.lo = min(s.lo, s.hi)
+	if first, last := pagesOf(s); pages[first] < 0 || pages[last] < 0 || pages[p.Slot[r]/PageSlots] < 0 {
+		return fmt.Errorf("row %d: slot %d, visible %d to %d, in pages that were dropped", r, p.Slot[r], s.lo, s.hi)
+	}
+	k.rows[r] = s
+	k.at[r] = writeAt{page: pageAddr(pages[p.Slot[r]/PageSlots]), slot: p.Slot[r] % PageSlots}
+	return nil
+}
+
+// pagesOf returns the first and the last page that a row sees. A row that sees nothing looks at one page all the
+// same, so that its output is written.
+func pagesOf(s seenRow) (first, last int32) {
+	last = max(s.hi-1, 0) / PageSlots
+	return min(s.lo/PageSlots, last), last
+}
+
+// perSplit is the number of pages of a row's splits.
+func perSplit(s seenRow, splits int) int32 {
+	first, last := pagesOf(s)
+	return (last - first + int32(splits)) / int32(splits)
+}
+
+// tile completes an item that covers all pages of its rows: ranges, and the paths of a tree.
+func (k *KVTables) tile(p *backend.KVPlan, it *seenItem) error {
+	it.p0, it.lo, it.hi, it.base = math.MaxInt32, 0, math.MaxInt32, noBase
+	for r := it.row; r < it.row+it.rows; r++ {
+		s := &k.rows[r]
+		first, last := pagesOf(*s)
+		it.p0, it.p1 = min(it.p0, first), max(it.p1, last+1)
+		it.lo, it.hi = max(it.lo, s.lo), min(it.hi, s.hi)
+		s.split0 = first / it.per
+		s.splits = last/it.per - s.split0 + 1
+		if p.Extra != nil && len(p.Extra[r]) > 0 {
+			it.base = min(it.base, p.Hi[r])
+		}
+	}
+	if it.base == noBase {
+		return nil
+	}
+	// Rows share a path if none needs another slot in the same place. Those that see most come first.
+	order := make([]int32, it.rows)
+	for i := range order {
+		order[i] = it.row + int32(i)
+	}
+	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(k.rows[b].hi, k.rows[a].hi) })
+	it.path = int32(len(k.paths))
+	for _, r := range order {
+		var need [pathSlots]int32
+		for i := range need {
+			need[i] = -1
+		}
+		s := &k.rows[r]
+		for v := max(it.base, s.lo); v < s.hi; v++ {
+			if v-it.base >= pathSlots {
+				return fmt.Errorf("row %d sees slot %d of a tree of at most %d rows", r, v-it.base, pathSlots)
+			}
+			need[v-it.base] = v
+			if v >= p.Hi[r] {
+				need[v-it.base] = p.Extra[r][v-p.Hi[r]]
+			}
+		}
+		s.base, s.path = it.base, -1
+		for i := it.path; i < int32(len(k.paths)) && s.path < 0; i++ {
+			if join(&k.paths[i], &need) {
+				s.path = i
+			}
+		}
+		if s.path < 0 {
+			s.path = int32(len(k.paths))
+			k.paths = append(k.paths, need)
+		}
+	}
+	it.paths = int32(len(k.paths)) - it.path
+	return nil
+}
+
+// join lets a path serve another row's needs, if it can.
+func join(path, need *[pathSlots]int32) bool {
+	for i, v := range need {
+		if v >= 0 && path[i] >= 0 && path[i] != v {
+			return false
+		}
+	}
+	for i, v := range need {
+		if v >= 0 {
+			path[i] = v
+		}
+	}
+	return true
+}
+
+// visits is the number of pages that a block reads for an item.
+func (it *seenItem) visits() int {
+	n := int(it.p1 - it.p0)
+	if tail := it.p1 - max(it.p0, it.base/PageSlots); tail > 0 {
+		n += int(tail) * int(it.paths-1)
+	}
+	return n
+}
+
+// deal turns tiles into items: a tile that would keep one block busy for more than twice its share is cut into its
+// splits, as long as there is room for their results.
+func (k *KVTables) deal(tiles []seenItem, t Tiling) {
+	total := 0
+	for i := range tiles {
+		total += tiles[i].visits() * t.Heads
+	}
+	for _, it := range tiles {
+		parts, most := 0, int32(0)
+		for r := it.row; r < it.row+it.rows; r++ {
+			parts += int(k.rows[r].splits)
+			most = max(most, k.rows[r].splits)
+		}
+		if most == 1 || it.visits()*t.Blocks <= 2*total || k.Partials+parts > t.Partials {
+			k.items = append(k.items, it)
+			continue
+		}
+		for r := it.row; r < it.row+it.rows; r++ {
+			k.rows[r].part = int32(k.Partials)
+			k.Partials += int(k.rows[r].splits)
+		}
+		for s := it.p0 / it.per; s*it.per < it.p1; s++ {
+			part := it
+			part.p0, part.p1 = max(it.p0, s*it.per), min(it.p1, (s+1)*it.per)
+			k.items = append(k.items, part)
+		}
+	}
+	slices.SortStableFunc(k.items, func(a, b seenItem) int { return cmp.Compare(b.visits(), a.visits()) })
+}
+
+// KVRoom is the room that tables have in a plan block, in entries.
+type KVRoom struct {
+	Rows, Items, Pages, Paths int
+}
+
+// Room returns what the tables need, in powers of two but for rows: it stays the same while sequences grow, come and
+// go.
+func (k *KVTables) Room() KVRoom {
+	return KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items)), Pages: roomFor(len(k.pages)),
+		Paths: roomFor(len(k.paths))}
+}
+
+const itemBytes, rowBytes, atBytes, pathBytes = 48, 32, 16, 4 * pathSlots
+
+// Bytes is the size of the tables, a multiple of 16.
+func (r KVRoom) Bytes() int {
+	return itemBytes*(1+r.Items) + (rowBytes+atBytes)*r.Rows + 8*r.Pages + pathBytes*r.Paths
+}
+
+// KVAddrs is where tables lie on the device.
+type KVAddrs struct {
+	Items, Seen, At, Pages, Paths Addr
+}
+
+// At returns the addresses of tables that begin at a, a multiple of 16.
+func (r KVRoom) At(a Addr) KVAddrs {
+	var k KVAddrs
+	for _, f := range []struct {
+		dst   *Addr
+		bytes int
+	}{{&k.Items, itemBytes * (1 + r.Items)}, {&k.Seen, rowBytes * r.Rows}, {&k.At, atBytes * r.Rows},
+		{&k.Paths, pathBytes * r.Paths}, {&k.Pages, 8 * r.Pages}} {
+		*f.dst = a
+		a += Addr(f.bytes)
+	}
+	return k
+}
+
+// Put writes the tables to the bytes that are copied to the address given to At.
+func (k *KVTables) Put(dst []byte, r KVRoom) {
+	at := r.At(0)
+	copy(dst, Args([12]int32{int32(len(k.items))}))
+	copy(dst[itemBytes:], bytesOf(k.items))
+	copy(dst[at.Seen:], bytesOf(k.rows))
+	copy(dst[at.At:], bytesOf(k.at))
+	copy(dst[at.Paths:], bytesOf(k.paths))
+	copy(dst[at.Pages:], bytesOf(k.pages))
+}

@@ -1,0 +1,380 @@
+package gpu
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+
+	"strobe/internal/backend"
+)
+
+// opKind says what an operation does.
+type opKind uint32
+
+const (
+	opEmbed opKind = iota
+	opMatMul
+	opProduct // one output of the MatMul or ExpertMatMul before it
+	opExpertMatMul
+	opRMSNorm
+	opAdd
+	opAddBias
+	opScale
+	opCopy
+	opGather
+	opGated
+	opSigmoidGate
+	opAddGated
+	opSoftcap
+	opAngles
+	opRoPE
+	opBlockConv
+	opKVWrite
+	opAttention
+	opRoute
+	opExpertSum
+	opShortConv
+	opGatedDelta
+	opArgMax
+	opTopK
+	opSetInts // by the host
+)
+
+// op is one operation of a step. Two lists of equal operations are the same launches. It has no padding, since lists are compared as
+// bytes: that is several times faster than field by field, and there are a thousand operations in a step of a large model.
+type op struct {
+	kind         opKind
+	n, m         int32
+	f            float32
+	dst, a, b, c view
+	w            *weight
+	v, v2        Addr // vectors
+	ids          Addr
+	attn         attnOp
+}
+
+// attnOp is what attention needs beyond the plan.
+type attnOp struct {
+	sinks          Addr
+	group, layer   int32
+	heads, kvHeads int32
+	scale          float32
+	_              uint32
+}
+
+// sameOps compares lists. A false alarm would cost time, nothing else.
+func sameOps(a, b []op) bool { return bytes.Equal(bytesOf(a), bytesOf(b)) }
+
+// step is the step in progress.
+type step struct {
+	open  bool
+	alone bool // a single operation outside of any step
+	ops   []op
+	plan  *backend.Plan
+	sets  []setInts
+	data  []int32 // of sets
+}
+
+// setInts says which integers of data the step copies where. Those that follow each other without an operation in between are
+// copied at once, from the first of them on.
+type setInts struct {
+	dst     Addr
+	from, n int
+	first   int
+}
+
+func (s *step) set(dst Addr, v []int32) {
+	first := len(s.sets)
+	if n := len(s.ops); n > 0 && s.ops[n-1].kind == opSetInts {
+		first = s.sets[first-1].first
+	}
+	s.ops = append(s.ops, op{kind: opSetInts, ids: dst, n: int32(first)})
+	s.sets = append(s.sets, setInts{dst, len(s.data), len(v), first})
+	s.data = append(s.data, v...)
+}
+
+// BeginStep starts a list of operations.
+func (b *Backend) BeginStep(p *backend.Plan) {
+	s := &b.step
+	s.open, s.plan = true, p
+	s.ops, s.sets, s.data = s.ops[:0], s.sets[:0], s.data[:0]
+}
+
+// recorded is what a list of operations became.
+type recorded struct {
+	ops      []op
+	layout   layout
+	launches []Launch
+	rec      Recording // nil until the list has come often enough
+	used     int       // turn of the last use
+	uses     int
+}
+
+func (r *recorded) close() {
+	if r.rec != nil {
+		r.rec.Close()
+	}
+}
+
+// maxRecorded bounds the recordings. Decoding has one list per number of rows and length of context; many streams with drafts have
+// as many numbers of rows as a batch can have.
+const maxRecorded = 256
+
+// recordAfter is how often a list is launched kernel by kernel before it is recorded: making a graph takes the host about as long as three
+// such passes, and many lists (of several streams with drafts) never come again.
+const recordAfter = 3
+
+// EndStep runs the list: it uploads what changes from step to step as one block, and replays what was recorded for an equal list. Others
+// are launched kernel by kernel.
+func (b *Backend) EndStep() {
+	s := &b.step
+	s.open = false
+	if b.err != nil || len(s.ops) == 0 {
+		return
+	}
+	blk, lay, err := b.block(s)
+	if err != nil {
+		b.fail(err)
+		return
+	}
+	b.turn++
+	i := slices.IndexFunc(b.steps, func(r *recorded) bool { return r.layout == lay && sameOps(r.ops, s.ops) })
+	if i < 0 {
+		ls, err := b.lower(s.ops, s.plan, lay)
+		if err == nil {
+			err = b.load(ls)
+		}
+		if err != nil {
+			b.fail(err)
+			return
+		}
+		b.dropOldest()
+		b.steps = append(b.steps, &recorded{ops: slices.Clone(s.ops), layout: lay, launches: ls})
+		i = len(b.steps) - 1
+	} else if b.steps[i].rec == nil && b.steps[i].uses >= recordAfter {
+		if b.steps[i].rec, err = b.d.Record(b.steps[i].launches); err != nil {
+			b.fail(err)
+			return
+		}
+	}
+	r := b.steps[i]
+	r.used = b.turn
+	r.uses++
+	b.d.Upload(lay.base, blk)
+	switch {
+	case b.profile != nil:
+		b.timed(r.launches)
+	case r.rec != nil:
+		b.d.Replay(r.rec)
+	default:
+		for i := range r.launches {
+			b.d.Launch(&r.launches[i])
+		}
+	}
+}
+
+func (b *Backend) dropOldest() {
+	if len(b.steps) < maxRecorded {
+		return
+	}
+	old := 0
+	for i, r := range b.steps {
+		if r.used < b.steps[old].used {
+			old = i
+		}
+	}
+	b.steps[old].close()
+	b.steps = slices.Delete(b.steps, old, old+1)
+}
+
+// forget drops the recordings that name an address in a range.
+func (b *Backend) forget(from Addr, bytes int) {
+	to := from + Addr(bytes)
+	in := func(a Addr) bool { return a >= from && a < to }
+	b.steps = slices.DeleteFunc(b.steps, func(r *recorded) bool {
+		for _, l := range r.launches {
+			for i := 0; i+8 <= len(l.Args); i += 8 {
+				if in(Addr(binary.LittleEndian.Uint64(l.Args[i:]))) {
+					r.close()
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
+
+// next is the place of the step's next operation; outside of one it is a step by itself, which done ends.
+func (b *Backend) next() *op {
+	s := &b.step
+	if !s.open {
+		b.BeginStep(nil)
+		s.alone = true
+	}
+	s.ops = append(s.ops, op{})
+	return &s.ops[len(s.ops)-1]
+}
+
+func (b *Backend) done() {
+	if b.step.alone {
+		b.step.alone = false
+		b.EndStep()
+	}
+}
+
+// Embed looks up rows of the embedding matrix.
+func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, scale float32) {
+	*b.next() = op{kind: opEmbed, dst: viewOf(dst), w: w.(*weight), ids: ids.(*ints).addr, f: scale}
+	b.done()
+}
+
+// MatMul multiplies x with every matrix.
+func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
+	b.multiply(op{kind: opMatMul, a: viewOf(x)}, ps)
+}
+
+// multiply appends an operation with its outputs.
+func (b *Backend) multiply(o op, ps []backend.Product) {
+	o.n = int32(len(ps))
+	*b.next() = o
+	for _, p := range ps {
+		*b.next() = op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)}
+	}
+	b.done()
+}
+
+// RMSNorm normalises every row.
+func (b *Backend) RMSNorm(dst, x backend.Tensor, w backend.Vector, eps float32) {
+	*b.next() = op{kind: opRMSNorm, dst: viewOf(dst), a: viewOf(x), v: vectorOf(w), f: eps}
+	b.done()
+}
+
+// Add adds row by row.
+func (b *Backend) Add(dst, x, y backend.Tensor) {
+	*b.next() = op{kind: opAdd, dst: viewOf(dst), a: viewOf(x), b: viewOf(y)}
+	b.done()
+}
+
+// AddBias adds a vector to every row.
+func (b *Backend) AddBias(x backend.Tensor, bias backend.Vector) {
+	*b.next() = op{kind: opAddBias, dst: viewOf(x), a: viewOf(x), v: vectorOf(bias)}
+	b.done()
+}
+
+// Scale multiplies every value by s.
+func (b *Backend) Scale(dst, x backend.Tensor, s float32) {
+	*b.next() = op{kind: opScale, dst: viewOf(dst), a: viewOf(x), f: s}
+	b.done()
+}
+
+// Copy copies row by row.
+func (b *Backend) Copy(dst, src backend.Tensor) {
+	*b.next() = op{kind: opCopy, dst: viewOf(dst), a: viewOf(src)}
+	b.done()
+}
+
+// Gather copies the rows of src that rows names.
+func (b *Backend) Gather(dst, src backend.Tensor, rows backend.Ints) {
+	*b.next() = op{kind: opGather, dst: viewOf(dst), a: viewOf(src), ids: rows.(*ints).addr}
+	b.done()
+}
+
+// Gated computes act(gate) * up.
+func (b *Backend) Gated(dst, gate, up backend.Tensor, act backend.Activation) {
+	*b.next() = op{kind: opGated, dst: viewOf(dst), a: viewOf(gate), b: viewOf(up), n: int32(act)}
+	b.done()
+}
+
+// SigmoidGate computes x * sigmoid(gate).
+func (b *Backend) SigmoidGate(dst, x, gate backend.Tensor) {
+	*b.next() = op{kind: opSigmoidGate, dst: viewOf(dst), a: viewOf(x), b: viewOf(gate)}
+	b.done()
+}
+
+// AddGated adds x scaled by the sigmoid of one gate value per row.
+func (b *Backend) AddGated(dst, x, gate backend.Tensor) {
+	*b.next() = op{kind: opAddGated, dst: viewOf(dst), a: viewOf(x), b: viewOf(gate)}
+	b.done()
+}
+
+// Softcap bounds values smoothly to (-c, c).
+func (b *Backend) Softcap(x backend.Tensor, c float32) {
+	*b.next() = op{kind: opSoftcap, dst: viewOf(x), a: viewOf(x), f: c}
+	b.done()
+}
+
+// Angles computes the cosines and sines of rotary embedding for every position.
+func (b *Backend) Angles(cos, sin backend.Tensor, pos backend.Ints, inv backend.Vector, mscale float32) {
+	*b.next() = op{kind: opAngles, dst: viewOf(cos), b: viewOf(sin), ids: pos.(*ints).addr, v: vectorOf(inv), f: mscale}
+	b.done()
+}
+
+// RoPE rotates pairs (i, i+n) of every head.
+func (b *Backend) RoPE(x backend.Tensor, heads int, cos, sin backend.Tensor) {
+	*b.next() = op{kind: opRoPE, dst: viewOf(x), a: viewOf(x), b: viewOf(cos), c: viewOf(sin), n: int32(heads)}
+	b.done()
+}
+
+// BlockConv convolves the rows of blocks with taps of their own.
+func (b *Backend) BlockConv(dst, x, dyn backend.Tensor, base backend.Vector, index backend.Ints) {
+	*b.next() = op{kind: opBlockConv, dst: viewOf(dst), a: viewOf(x), b: viewOf(dyn), v: vectorOf(base), n: int32(base.Len()),
+		ids: index.(*ints).addr}
+	b.done()
+}
+
+// KVWrite stores the keys and values of the batch at their slots.
+func (b *Backend) KVWrite(group, layer int, k, v backend.Tensor) {
+	*b.next() = op{kind: opKVWrite, a: viewOf(k), b: viewOf(v), attn: attnOp{group: int32(group), layer: int32(layer)}}
+	b.done()
+}
+
+// Attention computes softmax(q k) v for every row and head over the slots the row sees.
+func (b *Backend) Attention(dst, q backend.Tensor, group, layer int, p backend.AttnParams) {
+	*b.next() = op{kind: opAttention, dst: viewOf(dst), a: viewOf(q), attn: attnOp{
+		sinks: vectorOf(p.Sinks), group: int32(group), layer: int32(layer), heads: int32(p.Heads), kvHeads: int32(p.KVHeads),
+		scale: p.Scale}}
+	b.done()
+}
+
+// Route chooses the experts of every row.
+func (b *Backend) Route(ids backend.Ints, weights, logits backend.Tensor, used int, scale float32) {
+	*b.next() = op{kind: opRoute, dst: viewOf(weights), a: viewOf(logits), ids: ids.(*ints).addr, n: int32(used), f: scale}
+	b.done()
+}
+
+// ExpertMatMul multiplies rows with the experts chosen for them.
+func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
+	b.multiply(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used)}, ps)
+}
+
+// ExpertSum adds the outputs of each row's experts with their weights.
+func (b *Backend) ExpertSum(dst, y, weights backend.Tensor, ids backend.Ints, used int, scale backend.Vector) {
+	*b.next() = op{kind: opExpertSum, dst: viewOf(dst), a: viewOf(y), b: viewOf(weights), ids: ids.(*ints).addr, n: int32(used),
+		v: vectorOf(scale)}
+	b.done()
+}
+
+// ShortConv computes silu of the causal depthwise convolution along each row's ancestors.
+func (b *Backend) ShortConv(dst, u backend.Tensor, w backend.Vector, layer int) {
+	*b.next() = op{kind: opShortConv, dst: viewOf(dst), a: viewOf(u), v: vectorOf(w), n: int32(layer)}
+	b.done()
+}
+
+// GatedDelta runs the gated delta rule over every segment.
+func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend.Vector, layer int) {
+	*b.next() = op{kind: opGatedDelta, dst: viewOf(dst), a: viewOf(qkv), b: viewOf(alpha), c: viewOf(beta),
+		v: vectorOf(a), v2: vectorOf(dt), n: int32(layer)}
+	b.done()
+}
+
+// ArgMax finds the largest value of every row.
+func (b *Backend) ArgMax(ids backend.Ints, x backend.Tensor) {
+	*b.next() = op{kind: opArgMax, a: viewOf(x), ids: ids.(*ints).addr}
+	b.done()
+}
+
+// TopK finds the k largest values of every row and their log-softmax.
+func (b *Backend) TopK(ids backend.Ints, logp, x backend.Tensor, k int) {
+	*b.next() = op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, n: int32(k)}
+	b.done()
+}

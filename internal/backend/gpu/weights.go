@@ -1,0 +1,275 @@
+package gpu
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+
+	"strobe/internal/quant"
+)
+
+// Format is how a device keeps the values of a matrix. The tiled formats are what the products read; formats.h in
+// backend/cuda/kernel describes their bits.
+type Format int32
+
+// The formats. Names are those of formats.h.
+const (
+	TileQ4K Format = iota // nibbles, 6-bit scales and mins of 32 columns, two halves for 256
+	TileQ5K               // the same with a fifth bit
+	TileQ6K               // 6 bits, scales of 16 columns
+	TileQ2K               // nibbles, 4-bit scales and mins of 16 columns
+	TileQ3K               // nibbles, 6-bit scales of 16 columns
+	TileQ8                // bytes, a half as the scale of 32 columns
+	TileQ8M               // the same with a min
+	TileN4                // nibbles that index a table, a float32 as the scale of 32 columns
+	TileNV4               // nibbles that index the table of FP4, a half as the scale of 16 columns
+	tileFormats
+)
+
+// Plain rows.
+const (
+	KeepF32 Format = 100 + iota
+	KeepF16
+	KeepBF16
+)
+
+// Tiled reports whether matrices of the format consist of tiles.
+func (f Format) Tiled() bool { return f < tileFormats }
+
+// A tile is 16 rows x 256 columns, in two halves of 128 columns; a stage is what a block of a kernel reads at a time.
+const (
+	tileRows  = 16
+	stageRows = 256
+	stageCols = 256
+	strips    = stageRows / tileRows // tiles of a stage
+)
+
+// tileHalves are the bytes of the two halves of a tile.
+var tileHalves = [tileFormats][2]int{
+	TileQ4K: {1088, 1280},
+	TileQ5K: {1344, 1536},
+	TileQ6K: {1664, 1696},
+	TileQ2K: {1344, 1344},
+	TileQ3K: {1152, 1184},
+	TileQ8:  {2176, 2176},
+	TileQ8M: {2176, 2432},
+	TileN4:  {1280, 1280},
+	TileNV4: {1280, 1280},
+}
+
+// stageBytes is the size of a stage.
+func (f Format) stageBytes() int { return strips * (tileHalves[f][0] + tileHalves[f][1]) }
+
+// The tables of TileN4, in the order of its kernels.
+const (
+	tableLinear8 = iota // code - 8
+	tableIQ4
+	tableFP4
+	tableLinear1 // code - 1
+	tableSign    // 2*code - 1
+)
+
+// exactCols is the row length below which quantised weights are multiplied in float32, as on the CPU.
+const exactCols = 512
+
+// WeightLayout says how a matrix, or a stack of them, lies in device memory.
+type WeightLayout struct {
+	Format     Format
+	Table      int // of TileN4
+	Type       quant.Type
+	Rows, Cols int // of one matrix
+	Experts    int
+}
+
+// LayoutOf chooses the layout of a stored matrix. Its bytes must be exactly those of so many rows.
+func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, error) {
+	l := WeightLayout{Type: typ, Rows: rows, Cols: cols, Experts: experts}
+	if !typ.Dequantizable() {
+		return l, fmt.Errorf("weights of type %s are not supported", typ)
+	}
+	if rows < 1 || cols < 1 || experts < 1 || cols%typ.BlockLen() != 0 {
+		return l, fmt.Errorf("%d matrices of %d x %d %s: rows are not whole blocks of %d values",
+			experts, rows, cols, typ, typ.BlockLen())
+	}
+	row := typ.RowBytes(cols)
+	if rows > bytes/row || experts > bytes/row/rows || rows*experts*row != bytes {
+		return l, fmt.Errorf("%d matrices of %d x %d %s: %d bytes, want %d rows of %d",
+			experts, rows, cols, typ, bytes, rows*experts, row)
+	}
+	switch typ {
+	case quant.F32:
+		l.Format = KeepF32
+	case quant.F16:
+		l.Format = KeepF16
+	case quant.BF16:
+		l.Format = KeepBF16
+	default:
+		l.Format, l.Table = tilesOf(typ)
+		if cols < exactCols {
+			l.Format, l.Table = KeepF32, 0
+		} else if l.Groups()*l.Stages() > maxStages {
+			return l, fmt.Errorf("a matrix of %d x %d is too large", rows, cols)
+		}
+	}
+	return l, nil
+}
+
+// maxStages bounds the stages of a matrix so that stages times blocks of a grid fit 32 bits in the kernels.
+const maxStages = 1 << 22
+
+// tilesOf is the tiled format of a block type, which holds its values exactly.
+func tilesOf(t quant.Type) (f Format, table int) {
+	switch t {
+	case quant.Q4_K:
+		return TileQ4K, 0
+	case quant.Q5_K:
+		return TileQ5K, 0
+	case quant.Q6_K:
+		return TileQ6K, 0
+	case quant.Q2_K:
+		return TileQ2K, 0
+	case quant.Q3_K:
+		return TileQ3K, 0
+	case quant.Q8_0, quant.Q5_0:
+		return TileQ8, 0
+	case quant.Q4_1, quant.Q5_1:
+		return TileQ8M, 0
+	case quant.NVFP4:
+		return TileNV4, 0
+	case quant.IQ4_NL, quant.IQ4_XS:
+		return TileN4, tableIQ4
+	case quant.MXFP4:
+		return TileN4, tableFP4
+	case quant.TQ1_0, quant.TQ2_0, quant.Q2_0:
+		return TileN4, tableLinear1
+	case quant.Q1_0:
+		return TileN4, tableSign
+	}
+	return TileN4, tableLinear8 // Q4_0
+}
+
+// Groups is the number of groups of 256 rows of one matrix in tiles.
+func (l WeightLayout) Groups() int { return (l.Rows + stageRows - 1) / stageRows }
+
+// Stages is the number of stages of 256 columns in a row of tiles.
+func (l WeightLayout) Stages() int { return (l.Cols + stageCols - 1) / stageCols }
+
+// MatrixBytes is the size of one matrix.
+func (l WeightLayout) MatrixBytes() int {
+	switch l.Format {
+	case KeepF32:
+		return l.Rows * l.Cols * 4
+	case KeepF16, KeepBF16:
+		return l.Rows * l.Cols * 2
+	}
+	return l.Groups() * l.Stages() * l.Format.stageBytes()
+}
+
+// Bytes is the size of all matrices, which lie one after the other.
+func (l WeightLayout) Bytes() int { return l.Experts * l.MatrixBytes() }
+
+// units are the pieces in which a matrix is repacked: groups of 256 rows, of all experts.
+func (l WeightLayout) units() int { return l.Experts * l.Groups() }
+
+// unit is where unit u lies in the stored bytes and in the device's.
+func (l WeightLayout) unit(u int) (src, srcEnd, dst, dstEnd int) {
+	e, g := u/l.Groups(), u%l.Groups()
+	r0 := g * stageRows
+	r1 := min(r0+stageRows, l.Rows)
+	row := l.Type.RowBytes(l.Cols)
+	src, srcEnd = (e*l.Rows+r0)*row, (e*l.Rows+r1)*row
+	if l.Format.Tiled() {
+		n := l.Stages() * l.Format.stageBytes()
+		return src, srcEnd, u * n, (u + 1) * n
+	}
+	out := l.MatrixBytes() / l.Rows
+	return src, srcEnd, (e*l.Rows + r0) * out, (e*l.Rows + r1) * out
+}
+
+// repack writes units [u0, u1) of a stored matrix to dst, on all cores.
+func (l WeightLayout) repack(dst, src []byte, u0, u1 int) {
+	_, _, base, _ := l.unit(u0)
+	each(u1-u0, func(i int) {
+		s0, s1, d0, d1 := l.unit(u0 + i)
+		d, s := dst[d0-base:d1-base], src[s0:s1]
+		switch {
+		case l.Format.Tiled():
+			l.tiles(d, s)
+		case l.Format == KeepF32 && l.Type != quant.F32:
+			v := make([]float32, len(d)/4)
+			// The type was checked when the layout was chosen.
+			_ = quant.Dequantize(l.Type, v, s)
+			copy(d, bytesOf(v))
+		default:
+			copy(d, s)
+		}
+	})
+}
+
+// Pack returns the bytes of a matrix as the device keeps them.
+func (l WeightLayout) Pack(src []byte) []byte {
+	dst := make([]byte, l.Bytes())
+	l.repack(dst, src, 0, l.units())
+	return dst
+}
+
+// uploadChunk is how much is repacked at a time: enough for all cores, little beside a model.
+const uploadChunk = 32 << 20
+
+// Upload brings a stored matrix to the device. While one part is copied the next is repacked.
+func (l WeightLayout) Upload(d Driver, dst Addr, src []byte) { l.uploadIn(d, dst, src, uploadChunk) }
+
+// uploadIn is Upload in parts of about so many bytes.
+func (l WeightLayout) uploadIn(d Driver, dst Addr, src []byte, bytes int) {
+	_, _, _, one := l.unit(0)
+	per := max(1, bytes/one)
+	type part struct {
+		at   int
+		data []byte
+	}
+	parts := make(chan part)
+	spare := make(chan []byte, 2)
+	spare <- nil
+	spare <- nil
+	go func() {
+		defer close(parts)
+		for u := 0; u < l.units(); u += per {
+			end := min(u+per, l.units())
+			_, _, at, _ := l.unit(u)
+			_, _, _, to := l.unit(end - 1)
+			buf := <-spare
+			if cap(buf) < to-at {
+				buf = make([]byte, to-at)
+			} else {
+				buf = buf[:to-at]
+				clear(buf)
+			}
+			l.repack(buf, src, u, end)
+			parts <- part{at, buf}
+		}
+	}()
+	for p := range parts {
+		d.Upload(dst+Addr(p.at), p.data)
+		spare <- p.data
+	}
+}
+
+// each calls fn for [0, n) on all cores.
+func each(n int, fn func(i int)) {
+	workers := min(n, runtime.GOMAXPROCS(0))
+	if workers < 2 {
+		for i := range n {
+			fn(i)
+		}
+		return
+	}
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := w; i < n; i += workers {
+				fn(i)
+			}
+		})
+	}
+	wg.Wait()
+}

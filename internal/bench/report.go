@@ -1,0 +1,186 @@
+package bench
+
+import (
+	"encoding/json"
+	"io"
+	"runtime"
+
+	"strobe/internal/engine"
+)
+
+// Schema names the form of a Report. Fields are only ever added to it.
+const Schema = "strobe-bench/1"
+
+// Report is the result of a measurement. The README beside this file describes its JSON form.
+type Report struct {
+	Schema    string         `json:"schema"`
+	System    System         `json:"system"`
+	Model     ModelInfo      `json:"model"`
+	Drafter   *DrafterInfo   `json:"drafter"`
+	MTP       *DrafterInfo   `json:"mtp,omitempty"` // beside another one
+	Settings  Settings       `json:"settings"`
+	Modes     []ModeReport   `json:"modes"`
+	Prompts   []PromptReport `json:"prompts"`
+	Identical Identical      `json:"identical"`
+	Memory    Memory         `json:"memory"`
+	Machine   *Machine       `json:"machine"`
+}
+
+// System is where the measurement ran.
+type System struct {
+	OS      string `json:"os"`
+	Arch    string `json:"arch"`
+	Go      string `json:"go"`
+	Device  string `json:"device"`
+	Threads int    `json:"threads"`
+}
+
+// ModelInfo describes the target.
+type ModelInfo struct {
+	Path          string `json:"path"`
+	Name          string `json:"name"`
+	Arch          string `json:"architecture"`
+	WeightBytes   int    `json:"weight_bytes"`
+	BytesPerToken int    `json:"bytes_per_token"` // of the weights that one token needs
+	MACsPerToken  int    `json:"macs_per_token"`
+	TokenBytes    int    `json:"cache_bytes_per_token"`
+	SeqBytes      int    `json:"cache_bytes_per_sequence"`
+}
+
+// DrafterInfo describes the drafter.
+type DrafterInfo struct {
+	Path        string `json:"path"`
+	Name        string `json:"name"`
+	Block       int    `json:"block"` // tokens of a draft and the one before
+	WeightBytes int    `json:"weight_bytes"`
+	TokenBytes  int    `json:"cache_bytes_per_token"`
+}
+
+// Settings is what was asked for.
+type Settings struct {
+	Source          string  `json:"source"` // the suite or file of the prompts
+	Prompts         int     `json:"prompts"`
+	PromptTokens    int     `json:"prompt_tokens"` // of all prompts
+	Tokens          int     `json:"tokens"`        // limit per prompt
+	Repeats         int     `json:"repeats"`
+	Temperature     float64 `json:"temperature"`
+	SyntheticAccept float64 `json:"synthetic_accept"` // 0: tokens were verified
+	IgnoreEnd       bool    `json:"ignore_end"`
+}
+
+// ModeReport is what one mode did, over all prompts and repeats.
+type ModeReport struct {
+	Name                  string         `json:"name"`
+	TokensPerSecond       Spread         `json:"tokens_per_second"` // after the first token
+	SpeedUp               Spread         `json:"speedup"`           // against plain, inside a repeat
+	PromptTokensPerSecond Spread         `json:"prompt_tokens_per_second"`
+	Tokens                int            `json:"tokens"`
+	Passes                int            `json:"passes"` // of the target, after the prompt
+	Drafts                int            `json:"drafts"` // passes of the drafter
+	TokensPerPass         float64        `json:"tokens_per_pass"`
+	Guessed               int            `json:"guessed"`
+	Accepted              int            `json:"accepted"`
+	Lengths               []int          `json:"length_histogram"`       // passes that yielded 1, 2, ... tokens
+	ByPosition            []float64      `json:"acceptance_by_position"` // given that all guesses before were right
+	Sources               map[string]int `json:"rounds_by_source"`
+	Time                  Split          `json:"milliseconds_per_token"`
+}
+
+// Split is where the time went, in milliseconds per generated token.
+type Split struct {
+	Draft    float64 `json:"draft"`
+	Verify   float64 `json:"verify"`
+	Commit   float64 `json:"commit"`
+	Sampling float64 `json:"sampling"`
+	Rest     float64 `json:"rest"`
+}
+
+// Total is the sum.
+func (s Split) Total() float64 { return s.Draft + s.Verify + s.Commit + s.Sampling + s.Rest }
+
+// PromptReport is what happened with one prompt.
+type PromptReport struct {
+	ID           string                `json:"id"`
+	PromptTokens int                   `json:"prompt_tokens"`
+	Tokens       int                   `json:"tokens"`
+	Modes        map[string]PromptMode `json:"modes"`
+}
+
+// PromptMode is one prompt in one mode.
+type PromptMode struct {
+	TokensPerSecond float64 `json:"tokens_per_second"` // median
+	TokensPerPass   float64 `json:"tokens_per_pass"`
+}
+
+// Identical says whether all modes generated the same tokens.
+type Identical struct {
+	Checked     bool         `json:"checked"`
+	Same        bool         `json:"same"`
+	SHA256      string       `json:"sha256"` // of the first mode's tokens
+	Differences []Difference `json:"differences,omitempty"`
+}
+
+// Difference is the first token in which a mode differs on a prompt.
+type Difference struct {
+	Mode   string `json:"mode"`
+	Prompt string `json:"prompt"`
+	Token  int    `json:"token"`
+}
+
+// Memory is what was held, in bytes.
+type Memory struct {
+	Weights        int `json:"weights"`
+	DrafterWeights int `json:"drafter_weights"`
+	Cache          int `json:"cache"` // of the longest sequence
+	DrafterCache   int `json:"drafter_cache"`
+	Resident       int `json:"resident"` // of the process, mapped weights included; 0 if unknown
+	PeakResident   int `json:"peak_resident"`
+}
+
+func system(m *engine.Model) System {
+	return System{OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), Device: m.Backend().Name(), Threads: threadsOf(m)}
+}
+
+func describe(m *engine.Model) ModelInfo {
+	t := m.Target
+	w := weightsOf(t.File(), &t.Config)
+	return ModelInfo{Path: m.Path, Name: t.Name, Arch: t.Arch, WeightBytes: t.WeightBytes(), BytesPerToken: int(w.bytes(1)), MACsPerToken: int(w.macs()),
+		TokenBytes: t.Memory().TokenBytes(), SeqBytes: t.Memory().SeqBytes()}
+}
+
+func describeDrafter(m *engine.Model, d engine.Drafter) *DrafterInfo {
+	info := &DrafterInfo{Path: m.DrafterPath, Name: d.Name(), Block: d.Max() + 1, WeightBytes: d.WeightBytes(),
+		TokenBytes: d.Memory().TokenBytes()}
+	switch {
+	case d == engine.Drafter(m.Drafter):
+		info.Block = m.Drafter.Block()
+	case m.Drafter != nil || m.DrafterPath == "":
+		info.Path = m.Path // its block is part of the model
+	}
+	return info
+}
+
+func memory(m *engine.Model, results [][][]result) Memory {
+	mem := Memory{Weights: m.Target.WeightBytes()}
+	for _, d := range m.Drafters() {
+		mem.DrafterWeights += d.WeightBytes()
+	}
+	for _, mode := range results {
+		for _, c := range mode {
+			for _, r := range c {
+				mem.Cache = max(mem.Cache, r.cacheBytes)
+				mem.DrafterCache = max(mem.DrafterCache, r.draftBytes)
+			}
+		}
+	}
+	mem.Resident, mem.PeakResident = resident()
+	return mem
+}
+
+// WriteJSON writes the report as one JSON object.
+func (r *Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}

@@ -1,0 +1,279 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"strobe/internal/engine"
+)
+
+// WriteText prints the report for people; verbose adds a line per prompt.
+func (r *Report) WriteText(w io.Writer, verbose bool) error {
+	p := &printer{w: w}
+	r.head(p)
+	r.speed(p)
+	r.split(p)
+	r.acceptance(p)
+	if verbose {
+		r.perPrompt(p)
+	}
+	if r.Machine != nil {
+		r.Machine.text(p, &r.Model)
+	}
+	r.memory(p)
+	p.line("")
+	p.line("%s", r.Verdict())
+	return p.err
+}
+
+// printer keeps the first error of many prints.
+type printer struct {
+	w   io.Writer
+	err error
+}
+
+func (p *printer) line(format string, args ...any) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintf(p.w, format+"\n", args...)
+	}
+}
+
+// table prints rows of cells in columns, the first left-aligned, the others right-aligned.
+func (p *printer) table(rows [][]string) {
+	if p.err != nil {
+		return
+	}
+	tw := tabwriter.NewWriter(p.w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	width := 0
+	for _, r := range rows {
+		width = max(width, len([]rune(r[0])))
+	}
+	for _, r := range rows {
+		fmt.Fprintf(tw, "  %-*s\t%s\t\n", width, r[0], strings.Join(r[1:], "\t"))
+	}
+	p.err = tw.Flush()
+}
+
+func (r *Report) head(p *printer) {
+	name := r.Model.Name
+	if name == "" {
+		name = r.Model.Path
+	}
+	p.line("%s (%s) on %s", name, r.Model.Arch, r.System.Device)
+	for _, d := range []*DrafterInfo{r.Drafter, r.MTP} {
+		if d != nil {
+			p.line("drafter %s (%s), block %d", d.Path, d.Name, d.Block)
+		}
+	}
+	how := "greedy"
+	if r.Settings.Temperature > 0 {
+		how = fmt.Sprintf("temperature %g, the same seed for all", r.Settings.Temperature)
+	}
+	if r.Settings.SyntheticAccept > 0 {
+		how = fmt.Sprintf("%g tokens per pass pretended", r.Settings.SyntheticAccept)
+	}
+	p.line("%d prompts (%s, %d tokens), up to %d tokens each, %d repeats, %s", r.Settings.Prompts, r.Settings.Source, r.Settings.PromptTokens,
+		r.Settings.Tokens, r.Settings.Repeats, how)
+}
+
+func (r *Report) speed(p *printer) {
+	p.line("")
+	rows := [][]string{{"mode", "tokens/s", "against plain", "tokens/pass", "accepted", "prompt tokens/s"}}
+	for _, m := range r.Modes {
+		accepted := "-"
+		if m.Guessed > 0 {
+			accepted = fmt.Sprintf("%d of %d", m.Accepted, m.Guessed)
+		}
+		rows = append(rows, []string{m.Name, m.TokensPerSecond.text(1), m.SpeedUp.text(2), fmt.Sprintf("%.2f", m.TokensPerPass), accepted, m.PromptTokensPerSecond.text(0)})
+	}
+	p.table(rows)
+}
+
+func (r *Report) split(p *printer) {
+	p.line("")
+	p.line("Milliseconds per token")
+	rows := [][]string{{"mode", "draft", "verify", "commit", "sampling", "rest", "sum"}}
+	for _, m := range r.Modes {
+		t := m.Time
+		row := []string{m.Name}
+		for _, v := range []float64{t.Draft, t.Verify, t.Commit, t.Sampling, t.Rest, t.Total()} {
+			row = append(row, fmt.Sprintf("%.3f", v))
+		}
+		rows = append(rows, row)
+	}
+	p.table(rows)
+}
+
+func (r *Report) acceptance(p *printer) {
+	first := true
+	for _, m := range r.Modes {
+		if m.Guessed == 0 {
+			continue
+		}
+		if first {
+			p.line("")
+			p.line("Share of passes by the tokens they yielded, and how often the guess at each position was right")
+			first = false
+		}
+		p.line("  %s", m.Name)
+		p.table([][]string{
+			number(max(len(m.Lengths), len(m.ByPosition))),
+			append([]string{"  passes %"}, shares(m.Lengths, m.Passes)...),
+			append([]string{"  right %"}, percents(m.ByPosition)...),
+		})
+		if len(m.Sources) > 1 {
+			var s []string
+			for _, name := range []string{"dflash", "ngram"} {
+				if n := m.Sources[name]; n > 0 {
+					s = append(s, fmt.Sprintf("%s %d", name, n))
+				}
+			}
+			p.line("    rounds by source: %s; %d rounds without guesses", strings.Join(s, ", "), m.Passes-m.Sources["dflash"]-m.Sources["ngram"])
+		}
+	}
+}
+
+// perPrompt prints the speed and the accepted length of each prompt.
+func (r *Report) perPrompt(p *printer) {
+	p.line("")
+	p.line("Prompts: tokens/s and tokens per pass")
+	head := []string{"prompt", "tokens"}
+	for _, m := range r.Modes {
+		head = append(head, m.Name, "")
+	}
+	rows := [][]string{head}
+	for _, x := range r.Prompts {
+		row := []string{x.ID, fmt.Sprint(x.Tokens)}
+		for _, m := range r.Modes {
+			v := x.Modes[m.Name]
+			row = append(row, fmt.Sprintf("%.1f", v.TokensPerSecond), fmt.Sprintf("%.2f", v.TokensPerPass))
+		}
+		rows = append(rows, row)
+	}
+	p.table(rows)
+}
+
+func number(n int) []string {
+	row := []string{""}
+	for i := range n {
+		row = append(row, fmt.Sprint(i+1))
+	}
+	return row
+}
+
+func shares(counts []int, total int) []string {
+	var row []string
+	for _, n := range counts {
+		row = append(row, fmt.Sprintf("%.0f", 100*float64(n)/float64(max(1, total))))
+	}
+	return row
+}
+
+func percents(ps []float64) []string {
+	var row []string
+	for _, v := range ps {
+		row = append(row, fmt.Sprintf("%.0f", 100*v))
+	}
+	return row
+}
+
+func (mc *Machine) text(p *printer, m *ModelInfo) {
+	const giga = 1e9
+	if mc.Profiles != nil {
+		mc.gpuText(p, m)
+		return
+	}
+	p.line("")
+	p.line("Machine")
+	p.line("  reading memory   %.1f GB/s with 1 thread, %.1f GB/s with %d", mc.ReadOne.Median/giga, mc.ReadAll.Median/giga, mc.Threads)
+	p.line("  reading %s over and over, which is what a token needs: %.1f GB/s", engine.Bytes(m.BytesPerToken), mc.ReadWeights.Median/giga)
+	p.line("  integer products %.0f G/s; a token needs %.2f G", mc.Dot.Median/giga, float64(m.MACsPerToken)/giga)
+	p.line("  decoding one token runs at %.0f %% of what these floors allow (%.0f %% in the fastest rounds)", 100*mc.DecodeShare, 100*mc.QuietDecodeShare)
+	p.line("  a prompt of %d tokens runs at %s tokens/s", mc.PromptTokens, mc.PromptTokensPerSecond.text(0))
+	rows := [][]string{{"tokens in a pass", "ms", "against 1", "fastest", "read floor ms", "integer floor ms", "% of the floor", "fastest"}}
+	for _, x := range mc.Passes {
+		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(2), fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f", x.QuietRatio),
+			fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.2f", x.DotFloor), fmt.Sprintf("%.0f", 100*x.Share), fmt.Sprintf("%.0f", 100*x.QuietShare)})
+	}
+	p.table(rows)
+}
+
+// gpuText is the report of a GPU: passes against the time its memory takes to read the weights, and where their time goes.
+func (mc *Machine) gpuText(p *printer, m *ModelInfo) {
+	p.line("")
+	p.line("Device")
+	p.line("  memory moves %.2f TB/s; a token needs %s", mc.ReadAll.Median/1e12, engine.Bytes(m.BytesPerToken))
+	p.line("  a prompt of %d tokens runs at %s tokens/s", mc.PromptTokens, mc.PromptTokensPerSecond.text(0))
+	rows := [][]string{{"tokens in a pass", "ms", "against 1", "host ms", "read floor ms", "% of the bandwidth"}}
+	for _, x := range mc.Passes {
+		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(3), fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f", x.HostMilliseconds),
+			fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.0f", 100*x.Share)})
+	}
+	p.table(rows)
+	for _, f := range mc.Profiles {
+		var sum, products time.Duration
+		for _, k := range f.Kernels {
+			sum += k.Time
+			if isProduct(k.Name) {
+				products += k.Time
+			}
+		}
+		p.line("")
+		p.line("  A pass of %d tokens, kernel by kernel: %.3f ms, %.0f %% of it outside products", f.Rows, sum.Seconds()*1e3,
+			100*(1-products.Seconds()/sum.Seconds()))
+		rows := [][]string{{"kernel", "launches", "ms", "us each"}}
+		for i, k := range f.Kernels {
+			if i == 14 {
+				break
+			}
+			rows = append(rows, []string{k.Name, fmt.Sprint(k.Count), fmt.Sprintf("%.3f", k.Time.Seconds()*1e3),
+				fmt.Sprintf("%.1f", k.Time.Seconds()*1e6/float64(k.Count))})
+		}
+		p.table(rows)
+	}
+}
+
+// isProduct tells the kernels that read weights from the others.
+func isProduct(kernel string) bool {
+	for _, prefix := range []string{"solo", "pipe", "prompt", "wide", "moe_k", "moe_all", "moe_pipe", "float"} {
+		if strings.HasPrefix(kernel, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Report) memory(p *printer) {
+	m := &r.Memory
+	p.line("")
+	s := fmt.Sprintf("Memory: weights %s", engine.Bytes(m.Weights))
+	if r.Drafter != nil {
+		s += fmt.Sprintf(" + drafter %s", engine.Bytes(m.DrafterWeights))
+	}
+	s += fmt.Sprintf(", longest cache %s", engine.Bytes(m.Cache))
+	if r.Drafter != nil {
+		s += fmt.Sprintf(" + drafter %s", engine.Bytes(m.DrafterCache))
+	}
+	if m.Resident > 0 {
+		s += fmt.Sprintf("; process %s, at its peak %s", engine.Bytes(m.Resident), engine.Bytes(m.PeakResident))
+	}
+	p.line("%s", s)
+}
+
+// Verdict says in one line whether all modes generated the same tokens.
+func (r *Report) Verdict() string {
+	id := &r.Identical
+	switch {
+	case !id.Checked:
+		return "Identical: not checked, because acceptance was pretended"
+	case len(r.Modes) < 2:
+		return fmt.Sprintf("Identical: nothing to compare (sha256 of the tokens %.16s)", id.SHA256)
+	case id.Same:
+		return fmt.Sprintf("Identical: yes, all %d modes generated the same tokens for all %d prompts (sha256 %.16s)", len(r.Modes), r.Settings.Prompts, id.SHA256)
+	}
+	d := id.Differences[0]
+	return fmt.Sprintf("Identical: NO, %d differences; mode %s differs from %s on prompt %s at token %d", len(id.Differences), d.Mode, r.Modes[0].Name, d.Prompt, d.Token)
+}

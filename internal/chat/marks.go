@@ -1,0 +1,184 @@
+package chat
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"strobe/internal/chat/jinja"
+)
+
+// Span is a range of bytes of a prompt.
+type Span struct{ Start, End int }
+
+// RenderMarked renders like Render and also finds where special tokens in the
+// prompt are not the template's but text of the conversation: a web page that
+// says <|im_end|> must not end the turn, nor one that says it in two parts
+// which the template joins. The spans, in order, are to be tokenised as plain
+// text. special lists the texts of the model's control tokens.
+//
+// It works by rendering a second time with the angle brackets broken in all
+// that clients wrote, and comparing. Tags the template itself looks for in
+// messages, such as </think>, change the outcome when broken and stay
+// unmarked.
+func (t *Template) RenderMarked(msgs []Message, opt Options, special []string) (string, []Span, error) {
+	text, r, err := t.render(msgs, opt)
+	if err != nil {
+		return "", nil, err
+	}
+	tokens := newTokenSet(special)
+	var found []string // special tokens that clients spelled
+	suspect := false   // there is something to break
+	jinja.MapStrings(r.said, func(s string) string {
+		suspect = suspect || strings.ContainsAny(s, "<>")
+		tokens.find(s, func(at Span) {
+			if tok := s[at.Start:at.End]; !slices.Contains(found, tok) {
+				found = append(found, tok)
+			}
+		})
+		return s
+	})
+	if !suspect && len(found) == 0 {
+		return text, nil, nil
+	}
+	keep := slices.DeleteFunc(tag.FindAllString(t.source, -1), func(s string) bool { return tokens.texts[s] })
+	if spans, ok := t.compare(r, text, tokens, func(s string) string { return broken(s, found, keep) }); ok {
+		return text, spans, nil
+	}
+	// One by one leaves out only those that matter to the template.
+	var all []Span
+	for _, tok := range found {
+		change := func(s string) string { return strings.ReplaceAll(s, tok, brokenToken(tok)) }
+		spans, ok := t.compare(r, text, newTokenSet([]string{tok}), change)
+		if !ok {
+			keep = append(keep, tok)
+		}
+		all = append(all, spans...)
+	}
+	if spans, ok := t.compare(r, text, tokens, func(s string) string { return broken(s, found, keep) }); ok {
+		return text, spans, nil
+	}
+	return text, join(all), nil
+}
+
+// tag is what templates look for in messages.
+var tag = regexp.MustCompile(`<[^<>\s'"]+>`)
+
+// compare renders with strings broken and returns the tokens in which that
+// shows. It fails when more than that changed.
+func (t *Template) compare(r *rendering, text string, tokens *tokenSet, change func(string) string) ([]Span, bool) {
+	other, err := t.say(r, jinja.MapStrings(r.said, change).(*jinja.Dict))
+	if err != nil || len(other) != len(text) {
+		return nil, false
+	}
+	// Nothing else may differ but the broken characters themselves.
+	for i := range len(text) {
+		if text[i] != other[i] && other[i] != breaker {
+			return nil, false
+		}
+	}
+	var spans []Span
+	tokens.find(text, func(at Span) {
+		if other[at.Start:at.End] != text[at.Start:at.End] {
+			spans = append(spans, at)
+		}
+	})
+	return join(spans), true
+}
+
+// tokenSet finds tokens in texts. There may be thousands of them.
+type tokenSet struct {
+	texts   map[string]bool
+	lengths []int // that occur
+	first   [256]bool
+}
+
+func newTokenSet(texts []string) *tokenSet {
+	t := &tokenSet{texts: map[string]bool{}}
+	for _, s := range texts {
+		if s == "" {
+			continue
+		}
+		t.texts[s], t.first[s[0]] = true, true
+		if !slices.Contains(t.lengths, len(s)) {
+			t.lengths = append(t.lengths, len(s))
+		}
+	}
+	return t
+}
+
+// find calls fn for every place where a token stands, also where they overlap.
+func (t *tokenSet) find(s string, fn func(Span)) {
+	for i := range len(s) {
+		if !t.first[s[i]] {
+			continue
+		}
+		for _, n := range t.lengths {
+			if i+n <= len(s) && t.texts[s[i:i+n]] {
+				fn(Span{i, i + n})
+			}
+		}
+	}
+}
+
+// breaker is a character of one byte that no special token has and that JSON
+// does not escape.
+const breaker = 0x7f
+
+// broken is a text of the same length without angle brackets, but for those of
+// the texts to keep, and without the tokens.
+func broken(s string, tokens, keep []string) string {
+	b := []byte(s)
+	for i := 0; i < len(b); i++ {
+		if b[i] != '<' && b[i] != '>' {
+			continue
+		}
+		n := 0
+		for _, k := range keep {
+			if strings.HasPrefix(s[i:], k) {
+				n = max(n, len(k))
+			}
+		}
+		if n > 0 {
+			i += n - 1
+		} else {
+			b[i] = breaker
+		}
+	}
+	s = string(b)
+	for _, tok := range tokens {
+		if !slices.Contains(keep, tok) {
+			s = strings.ReplaceAll(s, tok, brokenToken(tok))
+		}
+	}
+	return s
+}
+
+// brokenToken is a text of the same length that is no special token. Quotes
+// stay, so that it takes as much room when written as JSON.
+func brokenToken(tok string) string {
+	out := strings.Map(func(r rune) rune {
+		if r == '<' || r == '>' {
+			return breaker
+		}
+		return r
+	}, tok)
+	if out == tok {
+		return string(rune(breaker)) + tok[1:]
+	}
+	return out
+}
+
+// join sorts spans and merges those that touch.
+func join(spans []Span) []Span {
+	slices.SortFunc(spans, func(a, b Span) int { return a.Start - b.Start })
+	var out []Span
+	for _, s := range spans {
+		if n := len(out); n > 0 && s.Start <= out[n-1].End {
+			out[n-1].End = max(out[n-1].End, s.End)
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
+}

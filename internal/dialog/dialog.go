@@ -1,0 +1,328 @@
+// Package dialog turns what people and programs say into the tokens a model reads: messages go through the
+// model's chat template, plain text stands for itself.
+//
+// One rule holds for everything built here: control tokens are the template's. Whoever spells <|im_end|> in a
+// message, a tool's description or a text to be continued gets the characters, never the token that ends a turn.
+// Only a text that is declared raw may contain control tokens, because its author takes the place of the template.
+//
+// A Format belongs to one model and may be used by any goroutine.
+package dialog
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"strobe/internal/chat"
+	"strobe/internal/chat/parse"
+	"strobe/internal/engine"
+	"strobe/internal/tokenizer"
+)
+
+// Format is how one model converses.
+type Format struct {
+	BOS, EOS string // text of the tokens that templates may write
+
+	model *engine.Model
+	load  func() (*format, error) // once, when a conversation needs it
+}
+
+// format is what conversations need besides the tokenizer.
+type format struct {
+	template *chat.Template
+	control  []string // texts of the control tokens
+	longest  int      // bytes of the longest token
+	// keepControl: the markers of reasoning or calls are control tokens, which the parser has to see.
+	keepControl bool
+}
+
+// markers stand around reasoning and tool calls in answers.
+var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>"}
+
+// For returns the format of a model, of which it uses the tokenizer and the template only.
+func For(m *engine.Model) *Format {
+	f := &Format{model: m}
+	if id, ok := m.Tokenizer.BOS(); ok {
+		f.BOS = m.Tokenizer.Text(id)
+	}
+	if id, ok := m.Tokenizer.EOS(); ok {
+		f.EOS = m.Tokenizer.Text(id)
+	}
+	f.load = sync.OnceValues(func() (*format, error) { return load(m) })
+	return f
+}
+
+func load(m *engine.Model) (*format, error) {
+	f := &format{}
+	var err error
+	if f.template, err = chat.ForModel(m.Template); err != nil {
+		return nil, fmt.Errorf("%s: %w", m.Path, err)
+	}
+	for id := range tokenizer.ID(m.Tokenizer.Size()) {
+		piece := m.Tokenizer.Piece(id, true)
+		f.longest = max(f.longest, len(piece))
+		if m.Tokenizer.Kind(id) == tokenizer.Control && len(piece) > 0 {
+			f.control = append(f.control, string(piece))
+		}
+	}
+	for _, s := range markers {
+		f.keepControl = f.keepControl || strings.Contains(f.template.Source(), s) && slices.Contains(f.control, s)
+	}
+	return f, nil
+}
+
+// Template returns the model's chat template, or a plain one when its file has none. It fails when the file's cannot
+// be read.
+func (f *Format) Template() (*chat.Template, error) {
+	x, err := f.load()
+	if err != nil {
+		return nil, err
+	}
+	return x.template, nil
+}
+
+// Converses reports whether the model's file has a chat template.
+func (f *Format) Converses() bool { return f.model.Template != "" }
+
+// Options of one prompt. The zero value lets the template decide.
+type Options struct {
+	Tools    []json.RawMessage // in OpenAI's shape
+	Thinking *bool             // nil leaves it to the template
+	Extra    map[string]any    // more variables of the template
+	Whole    bool              // leave reasoning and tool calls in the text of the answer
+	Context  int               // most tokens of a prompt, the answer included; 0 means no limit here
+	// Continue: an assistant's message at the end is continued (nil and true), or one that is complete.
+	Continue *bool
+	NoTurn   bool            // do not open the assistant's turn
+	Done     <-chan struct{} // ends the work with ErrStopped when it is closed; nil never does
+}
+
+// ErrStopped is the error of a prompt that nobody waited for.
+var ErrStopped = errors.New("the prompt is not wanted any more")
+
+// stopped is what is wrong with a prompt that was made while done may have been closed: it may lack its end.
+func stopped(done <-chan struct{}) error {
+	select {
+	case <-done:
+		return ErrStopped
+	default:
+		return nil
+	}
+}
+
+// Prompt is what a model is to go on from.
+type Prompt struct {
+	Text   string
+	Tokens []int32
+	// Thinking: it ends inside an open block of reasoning.
+	Thinking bool
+
+	tok    *tokenizer.Tokenizer
+	format *format // nil for text to be continued
+	tools  []json.RawMessage
+	whole  bool
+}
+
+// Text returns the prompt of a text that is to be continued. Raw text may contain control tokens. Its only
+// error is ErrStopped, when done is closed.
+func (f *Format) Text(text string, raw bool, done <-chan struct{}) (*Prompt, error) {
+	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw, Done: done}
+	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}, stopped(done)
+}
+
+// Prompt returns the prompt for an answer, or, when it is to be raw or the model has no chat template, for a
+// continuation of what the messages say.
+func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, error) {
+	if !raw && f.Converses() {
+		return f.Chat(msgs, o)
+	}
+	var text strings.Builder
+	for i := range msgs {
+		text.WriteString(msgs[i].Text())
+	}
+	return f.Text(text.String(), raw, o.Done)
+}
+
+// Chat returns the prompt for an answer to a conversation. A conversation that ends with the assistant is to be
+// continued there, unless Options say otherwise. Errors are *engine.ContextError, ErrStopped or the template's.
+func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
+	x, err := f.load()
+	if err != nil {
+		return nil, err
+	}
+	if msgs, err = textOnly(msgs); err != nil {
+		return nil, err
+	}
+	size := 0
+	for i := range msgs {
+		size += messageSize(&msgs[i])
+	}
+	for _, t := range o.Tools {
+		size += len(t)
+	}
+	if err := f.Fits(size, o.Context); err != nil {
+		return nil, err
+	}
+	opt := chat.Options{
+		Tools: o.Tools, AddGenerationPrompt: !o.NoTurn, EnableThinking: o.Thinking, Extra: o.Extra,
+		BOS: f.BOS, EOS: f.EOS, Done: o.Done,
+	}
+	continued := ""
+	goOn := o.Continue == nil || *o.Continue
+	if n := len(msgs); goOn && n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
+		opt.AddGenerationPrompt = true // the turn that the message is in
+		continued = msgs[n-1].Text()
+		msgs = msgs[:n-1]
+		if opt.EnableThinking == nil && x.template.Thinking() {
+			off := false
+			opt.EnableThinking = &off
+		}
+	}
+	text, plain, err := x.template.RenderMarked(msgs, opt, x.control)
+	if stop := stopped(o.Done); stop != nil {
+		return nil, stop // whatever the template says of it, or found in it
+	}
+	if err != nil {
+		return nil, err
+	}
+	plain = append(plain, spoken(text+continued, len(text))...)
+	text += continued
+	tok := f.model.Tokenizer
+	return &Prompt{Text: text, Tokens: encode(tok, text, plain, o.Done), Thinking: parse.ThinkingOpen(text),
+		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, stopped(o.Done)
+}
+
+// textOnly refuses images, sounds and whatever else no model here can read: templates would put a token there that
+// stands for nothing. Results of tools, which nobody can take back, mention them instead.
+func textOnly(msgs []chat.Message) ([]chat.Message, error) {
+	var out []chat.Message
+	for i, m := range msgs {
+		parts, _ := m.Content.([]chat.Part)
+		var changed []chat.Part
+		for j, p := range parts {
+			switch {
+			case p.IsText():
+				continue
+			case m.Role != "tool":
+				return nil, &chat.FieldError{Field: fmt.Sprintf("messages[%d].content[%d].type", i, j),
+					Msg: fmt.Sprintf("%q is not supported; this model reads text only", p.Type)}
+			case changed == nil:
+				changed = slices.Clone(parts)
+			}
+			changed[j] = chat.Part{Type: "text", Text: Placeholder(p.Type)}
+		}
+		if changed != nil {
+			if out == nil {
+				out = slices.Clone(msgs)
+			}
+			out[i].Content = changed
+		}
+	}
+	if out == nil {
+		return msgs, nil
+	}
+	return out, nil
+}
+
+// Placeholder stands in the result of a tool for a part that the model cannot read.
+func Placeholder(kind string) string {
+	for _, known := range []string{"image", "audio", "video", "file", "document"} {
+		if strings.Contains(kind, known) {
+			return "[" + known + " left out: this model reads text only]"
+		}
+	}
+	return "[content left out: this model reads text only]"
+}
+
+// spoken is the range of the beginning of an answer, without the markers in it: those the model wrote itself.
+func spoken(text string, start int) (spans []chat.Span) {
+	end := start
+	for end < len(text) {
+		n := 0
+		for _, m := range markers {
+			if strings.HasPrefix(text[end:], m) {
+				n = len(m)
+			}
+		}
+		if n > 0 {
+			spans = append(spans, chat.Span{Start: start, End: end})
+			start = end + n
+		}
+		end += max(n, 1)
+	}
+	return append(spans, chat.Span{Start: start, End: end})
+}
+
+// encode turns a rendered prompt into tokens. Plain are the places where control tokens
+// would be the conversation's and not the template's.
+func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span, done <-chan struct{}) []int32 {
+	control, words := tokenizer.EncodeOptions{ParseSpecial: true, Done: done}, tokenizer.EncodeOptions{Done: done}
+	var ids []int32
+	at := 0
+	for _, s := range plain {
+		ids = tok.AppendEncode(ids, text[at:s.Start], control)
+		ids = tok.AppendEncode(ids, text[s.Start:s.End], words)
+		at = s.End
+	}
+	ids = tok.AppendEncode(ids, text[at:], control)
+	// Some templates write the beginning-of-text token themselves, others leave it to the tokenizer.
+	if bos, ok := tok.BOS(); ok && tok.AddBOS() && (len(ids) == 0 || ids[0] != bos) {
+		ids = append([]int32{bos}, ids...)
+	}
+	return ids
+}
+
+// Fits refuses a text that is too long whatever its tokens, before any work is done on it.
+func (f *Format) Fits(bytes, context int) error {
+	x, err := f.load()
+	if err != nil {
+		return err
+	}
+	if n := bytes / max(x.longest, 1); context > 0 && n >= context {
+		return &engine.ContextError{Prompt: n, Context: context}
+	}
+	return nil
+}
+
+// messageSize is how much text a message adds to the prompt at least; templates may leave out reasoning.
+func messageSize(m *chat.Message) int {
+	size := 0
+	for _, c := range m.ToolCalls {
+		size += len(c.Arguments)
+	}
+	switch c := m.Content.(type) {
+	case string:
+		size += len(c)
+	case []chat.Part:
+		for _, p := range c {
+			size += len(p.Text)
+		}
+	}
+	return size
+}
+
+// Request adds the prompt to a request.
+func (p *Prompt) Request(req engine.Request) engine.Request {
+	req.Tokens = p.Tokens
+	if p.format == nil {
+		return req
+	}
+	req.KeepSpecial = p.format.keepControl && !p.whole
+	for i, id := range p.Tokens { // later prompts may differ after the end of any turn
+		if p.tok.IsEOG(id) {
+			req.Checkpoints = append(req.Checkpoints, i+1)
+		}
+	}
+	return req
+}
+
+// Parser takes answers to the prompt apart; nil when all their text is the answer.
+func (p *Prompt) Parser() *parse.Parser {
+	if p.format == nil || p.whole {
+		return nil
+	}
+	return parse.For(p.format.template.Source(), p.tools, p.Thinking)
+}

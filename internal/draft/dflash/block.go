@@ -1,0 +1,171 @@
+package dflash
+
+import (
+	"fmt"
+	"slices"
+
+	"strobe/internal/backend"
+	"strobe/internal/cache"
+	"strobe/internal/draft"
+	"strobe/internal/nn"
+)
+
+// pass is the outcome of running the blocks of several requests: the predicting slots, slot by slot and
+// inside a slot request by request, longest first. So the rows of one slot are contiguous, and
+// so are those of the requests that go on.
+type pass struct {
+	*nn.Step                // for what follows on the results
+	final    backend.Tensor // normalised states
+	logits   backend.Tensor
+	order    []int // requests, longest first
+	place    []int // of each request in order
+	first    []int // per slot: its first row
+	active   []int // per slot: how many requests reach it
+}
+
+// row is the row of the i-th prediction of a request.
+func (p *pass) row(req, i int) int { return p.first[i] + p.place[req] }
+
+// plan checks the requests and lays out the rows of the slots from skip on. starts is the first row of
+// each block in the batch.
+func (d *Drafter) plan(reqs []draft.Request, skip int) (p *pass, ids, pick, starts []int32, err error) {
+	p = &pass{place: make([]int, len(reqs))}
+	for i, r := range reqs {
+		if r.N < 1 || r.N > d.Max() {
+			return nil, nil, nil, nil, fmt.Errorf("draft of %d tokens; this drafter guesses 1 to %d", r.N, d.Max())
+		}
+		if r.Last < 0 || int(r.Last) >= d.target.Vocab {
+			return nil, nil, nil, nil, fmt.Errorf("token id %d is outside the vocabulary of %d", r.Last, d.target.Vocab)
+		}
+		p.order = append(p.order, i)
+		starts = append(starts, int32(len(ids)))
+		ids = append(ids, r.Last)
+		for range d.slots(r) - 1 {
+			ids = append(ids, d.mask)
+		}
+	}
+	slices.SortStableFunc(p.order, func(a, b int) int { return reqs[b].N - reqs[a].N })
+	for at, r := range p.order {
+		p.place[r] = at
+	}
+	for s := skip; ; s++ {
+		first := len(pick)
+		for _, r := range p.order {
+			if s < d.slots(reqs[r]) {
+				pick = append(pick, starts[r]+int32(s))
+			}
+		}
+		if len(pick) == first {
+			return p, ids, pick, starts, nil
+		}
+		p.first = append(p.first, first)
+		p.active = append(p.active, len(pick)-first)
+	}
+}
+
+// BlockLogits runs a whole block and returns the logits of every slot, the first token's included,
+// for comparison with references. They are the head's own: not capped, and without what a Markov
+// head adds.
+func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
+	p, err := d.forward([]draft.Request{{Seq: seq, Last: last, N: d.Max()}}, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	return d.b.Read(p.logits), nil
+}
+
+// slots is the number of rows of a request's block.
+func (d *Drafter) slots(r draft.Request) int { return r.N + d.firstSlot() }
+
+// forward runs the blocks of all requests up to the logits of the slots from skip on. Nothing is kept
+// in the caches. rule 1 is the other one of a trial.
+func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err error) {
+	p, ids, pick, starts, err := d.plan(reqs, skip)
+	if err != nil {
+		return nil, err
+	}
+	segs := make([]cache.Segment, len(reqs))
+	for i, r := range reqs {
+		segs[i] = cache.Segment{Seq: r.Seq.(*cache.Seq), Rows: d.slots(r), Block: d.bothWays(rule == 1)}
+	}
+	if err := d.arena.Begin(len(ids)); err != nil {
+		return nil, err
+	}
+	batch, err := d.mem.Begin(segs)
+	if err != nil {
+		return nil, err
+	}
+	if d.wholeWindow {
+		d.widen(batch, segs)
+	}
+	defer nn.Catch(&err)
+	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
+	s.Begin()
+	s.Angles(d.rope)
+	index := d.index(s, starts)
+	x := s.Rows(d.hidden)
+	s.Embed(x, d.embed, s.Ints32(ids), d.embScale)
+	at := s.Mark()
+	for i := range d.layers {
+		y := &d.layers[i]
+		in, taps := d.convIn(s, y.attnConv, s.Norm(x, y.norm), index)
+		kv := y.projections()
+		ts := s.Project(in, append(kv, y.q)...)
+		q := ts[len(kv)]
+		s.NormHeads(q, d.heads, y.qNorm)
+		s.Rotate(q, d.heads, d.rope)
+		d.remember(s, y, ts[:len(kv)])
+		o := s.Attend(y.cache, q, backend.AttnParams{Heads: d.heads, KVHeads: d.kvHeads, Scale: d.scale, Sinks: y.sinks})
+		out := d.convOut(s, y.attnConv, s.Multiply(o, y.o), taps, index)
+		if y.postAttn != nil {
+			s.RMSNorm(out, out, y.postAttn, d.eps)
+		}
+		s.Add(x, x, out)
+
+		in, taps = d.convIn(s, y.ffnConv, s.Norm(x, y.ffnNorm), index)
+		out = d.convOut(s, y.ffnConv, y.ffn.Forward(s, in), taps, index)
+		if y.postFFN != nil {
+			s.RMSNorm(out, out, y.postFFN, d.eps)
+		}
+		s.Add(x, x, out)
+		if y.scale != 1 {
+			s.Scale(x, x, y.scale)
+		}
+		s.Release(at)
+	}
+	p.Step, p.final = s, s.New(len(pick), d.hidden)
+	s.Gather(p.final, x, s.Ints32(pick))
+	s.RMSNorm(p.final, p.final, d.outNorm, d.eps)
+	p.logits = s.Multiply(p.final, d.head)
+	s.EndStep()
+	batch.Done()
+	return p, nil
+}
+
+// widen lets every row of a block see the same context in sliding layers: the window before the
+// block, not the window before the row.
+func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
+	for g := range d.mem.Groups() {
+		w := d.mem.Window(g)
+		if w == 0 {
+			continue
+		}
+		p := &batch.Plans[0].KV[g]
+		for r := range p.Lo {
+			p.Lo[r] = int32(max(0, segs[p.Seg[r]].Seq.Len()-w))
+		}
+	}
+}
+
+// bothWays says per cache group whether block rows see later rows.
+func (d *Drafter) bothWays(other bool) []bool {
+	v := make([]bool, d.mem.Groups())
+	for g := range v {
+		if d.mem.Window(g) == 0 {
+			v[g] = !d.rule.full
+		} else {
+			v[g] = d.rule.sliding == other
+		}
+	}
+	return v
+}

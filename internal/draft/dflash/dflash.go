@@ -1,0 +1,412 @@
+// Package dflash runs DFlash drafters: small transformers that fill a whole block of tokens in one
+// pass, attending to keys and values made from the target's hidden states.
+//
+// Open reads a drafter and binds it to its target, whose embedding and output matrix it
+// shares. Per sequence a drafter has a cache of its own (NewSeq). Extend projects the target's
+// features of newly committed tokens into it, once; Draft guesses the tokens after the last one.
+// A drafter belongs to the goroutine that drives the target's backend.
+//
+// DSpark and DFlash2 drafters are the same network with more parts, recognised by their tensors: a
+// Markov head with a confidence head (markov.go), convolutions along the block (conv.go) and a
+// selector among candidates (selector.go).
+package dflash
+
+import (
+	"fmt"
+	"math"
+
+	"strobe/internal/backend"
+	"strobe/internal/cache"
+	"strobe/internal/draft"
+	"strobe/internal/gguf"
+	"strobe/internal/model"
+	"strobe/internal/nn"
+	"strobe/internal/quant"
+)
+
+// Causal fixes whether rows of a block see later rows.
+type Causal int
+
+// The choices. CausalAuto obeys the file.
+const (
+	CausalAuto Causal = iota
+	CausalOn
+	CausalOff
+)
+
+// Options configures a drafter. The zero value obeys the file.
+type Options struct {
+	Causal Causal
+	// PMin cuts a draft before the first guess that is less probable than this, by the confidence
+	// head or the selector of drafters that have one. 0 never cuts.
+	PMin float32
+	// KVF32 keeps keys and values in float32, for comparisons with references.
+	KVF32 bool
+	// Device runs the drafter; nil means the one that has the target's output.
+	Device backend.Backend
+}
+
+var _ draft.Source = (*Drafter)(nil)
+
+// Drafter is a loaded drafter.
+type Drafter struct {
+	params
+	b       backend.Backend
+	arena   *nn.Arena
+	file    *gguf.File
+	target  *model.Model
+	mem     *cache.Memory
+	trial   trial // of the causality rule
+	pMin    float32
+	fc      backend.Weight
+	ctxNorm backend.Vector
+	outNorm backend.Vector
+	embed   backend.Weight
+	head    backend.Weight
+	d2t     []int32 // target id of each output; nil when they are the target's
+	rope    *nn.Rope
+	layers  []layer
+	weights int
+	scanned bool  // the weights have been searched for values that are not numbers
+	bad     error // what the search found
+
+	// Optional parts.
+	markov   *markov
+	selector *selector
+	// Convolutions: length, and dynamic taps per row for both sides; 0 for none.
+	kernel, taps int
+}
+
+type layer struct {
+	norm, ffnNorm     backend.Vector
+	q, k, v, o        backend.Weight // v nil: values are the normalised raw keys
+	qNorm, kNorm      backend.Vector
+	postAttn, postFFN backend.Vector // optional norms of the outputs
+	scale             float32
+	sinks             backend.Vector
+	ffn               nn.FFN
+	attnConv, ffnConv *conv // optional
+	cache             int
+}
+
+// Open loads a drafter for target.
+func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
+	dia, err := dialectOf(f)
+	if err != nil {
+		return nil, err
+	}
+	kv := quant.F16
+	if opt.KVF32 {
+		kv = quant.F32
+	}
+	b := opt.Device
+	if b == nil {
+		b = target.Backend()
+	}
+	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), Keys: kv, Values: kv}
+	d := &Drafter{b: b, arena: nn.NewArena(b), file: f, target: target, pMin: opt.PMin}
+	if d.params, err = readParams(l, dia, target); err != nil {
+		return nil, err
+	}
+	switch opt.Causal {
+	case CausalOn:
+		d.rule = causality{true, true}
+	case CausalOff:
+		d.rule = causality{false, false}
+	default:
+		d.trial.open = !d.stated && d.slides()
+	}
+	d.fc = l.Matrix(dia.fc, len(d.ids)*d.hidden, d.hidden)
+	d.ctxNorm = l.Vector(dia.norm, d.hidden)
+	d.outNorm = l.Vector("output_norm.weight", d.hidden)
+	d.bindVocabulary(l)
+	d.rope = d.readRope(l)
+	if err := d.readParts(l); err != nil {
+		return nil, err
+	}
+	for i := range d.params.layers {
+		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), d.window[i]))
+		if l.Err != nil {
+			return nil, l.Err
+		}
+	}
+	d.rejectUnknown(l, dia)
+	if l.Err != nil {
+		return nil, l.Err
+	}
+	if d.mem, err = cache.New(l.Devices, l.Spec()); err == nil {
+		err = b.Sync()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Path(), err)
+	}
+	d.weights = l.Bytes
+	return d, nil
+}
+
+func (d *Drafter) slides() bool {
+	for _, w := range d.window {
+		if w > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// bindVocabulary finds the embedding and output matrices: the file's own, else the target's. Whoever
+// owns a matrix owns its transform: a borrowed embedding is scaled as the target scales it and logits
+// of a borrowed head are capped as the target's, unless the file says otherwise.
+func (d *Drafter) bindVocabulary(l *nn.Loader) {
+	var err error
+	d.embed, d.head, err = d.target.Vocabulary(d.b)
+	l.Keep(err)
+	scale, softcap := d.target.EmbScale, d.target.Softcap
+	if l.Has("token_embd.weight") {
+		d.embed = l.Matrix("token_embd.weight", d.hidden, d.target.Vocab)
+		d.head = d.embed
+		scale, softcap = 1, 0
+	}
+	if l.Has("output.weight") {
+		softcap = 0
+	}
+	if d.embScale == 0 {
+		d.embScale = scale
+	}
+	if d.softcap == 0 && !l.Has(selectorName) { // the selector is trained on what the file says
+		d.softcap = softcap
+	}
+	drafts := d.target.Vocab
+	if t := l.File.Tensor("d2t"); t != nil {
+		if t.Type != quant.I64 || len(t.Shape) == 0 {
+			l.Fail("tensor \"d2t\" has type %s; want I64", t.Type)
+			return
+		}
+		drafts = t.Shape[0]
+		for i := range drafts {
+			id := int64(le64(t.Data[8*i:]))
+			if id < 0 || id >= int64(d.target.Vocab) {
+				l.Fail("tensor \"d2t\": entry %d is %d, outside the vocabulary of %d", i, id, d.target.Vocab)
+				return
+			}
+			d.d2t = append(d.d2t, int32(id))
+		}
+	}
+	if l.Has("output.weight") {
+		d.head = l.Matrix("output.weight", d.hidden, drafts)
+	} else if d.d2t != nil {
+		l.Fail("a reduced vocabulary (d2t) needs output.weight")
+	}
+}
+
+func le64(b []byte) uint64 {
+	v := uint64(0)
+	for i := range 8 {
+		v |= uint64(b[i]) << (8 * i)
+	}
+	return v
+}
+
+// readRope reads the rotary embedding, whose frequencies the file may divide.
+func (d *Drafter) readRope(l *nn.Loader) *nn.Rope {
+	dims := l.Int("rope.dimension_count", d.headDim)
+	if dims > d.headDim {
+		l.Fail("key %s is %d; heads have %d dimensions", l.Key("rope.dimension_count"), dims, d.headDim)
+		return nil
+	}
+	var factors []float32
+	if l.Has("rope_freqs.weight") {
+		factors = l.Floats("rope_freqs.weight", d.headDim/2)
+		for i, f := range factors {
+			if !(f > 0) || math.IsInf(float64(f), 0) {
+				l.Fail("tensor \"rope_freqs.weight\": value %d is %v", i, f)
+				return nil
+			}
+		}
+	}
+	if l.Err != nil {
+		return nil
+	}
+	return l.Rope(dims, d.theta, factors)
+}
+
+// readParts binds the parts that choose tokens in other ways than by the best logit and finds out whether
+// there are convolutions.
+func (d *Drafter) readParts(l *nn.Loader) error {
+	if l.Has(markovName) && l.Has(selectorName) {
+		l.Fail("tensors %q and %q: a drafter has a Markov head or a selector, not both", markovName, selectorName)
+	}
+	switch {
+	case l.Err != nil:
+	case l.Has(markovName):
+		d.markov = d.readMarkov(l)
+	case l.Has(selectorName):
+		d.selector = d.readSelector(l)
+	}
+	d.readTaps(l)
+	return l.Err
+}
+
+func (d *Drafter) readLayer(l *nn.Loader, p string, window int) layer {
+	y := layer{
+		norm: l.Vector(p+"attn_norm.weight", d.hidden), scale: 1,
+		q:     l.Matrix(p+"attn_q.weight", d.hidden, d.heads*d.headDim),
+		k:     l.Matrix(p+"attn_k.weight", d.hidden, d.kvHeads*d.headDim),
+		o:     l.Matrix(p+"attn_output.weight", d.heads*d.headDim, d.hidden),
+		qNorm: l.Vector(p+"attn_q_norm.weight", d.headDim), kNorm: l.Vector(p+"attn_k_norm.weight", d.headDim),
+		ffn:     l.FFN(p, "", d.hidden, d.width, d.act),
+		sinks:   l.Optional(p+"attn_sinks.weight", d.heads),
+		postFFN: l.Optional(p+"post_ffw_norm.weight", d.hidden),
+		cache:   l.Attention(d.kvHeads, d.headDim, window),
+	}
+	if name := p + "attn_sinks"; l.Has(name) { // some converters leave the suffix out
+		y.sinks = l.Vector(name, d.heads)
+	}
+	if l.Has(p + "attn_v.weight") {
+		y.v = l.Matrix(p+"attn_v.weight", d.hidden, d.kvHeads*d.headDim)
+	}
+	// post_attention_norm is the norm before the feed-forward layer when it stands alone, and
+	// one on the attention output beside ffn_norm.
+	if l.Has(p + "ffn_norm.weight") {
+		y.ffnNorm = l.Vector(p+"ffn_norm.weight", d.hidden)
+		y.postAttn = l.Optional(p+"post_attention_norm.weight", d.hidden)
+	} else {
+		y.ffnNorm = l.Vector(p+"post_attention_norm.weight", d.hidden)
+	}
+	if name := p + "layer_output_scale.weight"; l.Has(name) {
+		if y.scale = l.Scalar(name); y.scale != y.scale || math.IsInf(float64(y.scale), 0) {
+			l.Fail("tensor %q is %v", name, y.scale)
+		}
+	}
+	if d.taps > 0 {
+		y.attnConv = d.readConv(l, p+"attn_conv_")
+		y.ffnConv = d.readConv(l, p+"ffn_conv_")
+	}
+	return y
+}
+
+// Target returns the model the drafter drafts for.
+func (d *Drafter) Target() *model.Model { return d.target }
+
+// Capture lists the target layers whose outputs Extend needs, side by side.
+func (d *Drafter) Capture() []int { return d.ids }
+
+// Max is the largest number of tokens one block can guess.
+func (d *Drafter) Max() int { return d.block - d.firstSlot() }
+
+// firstSlot is the first slot of a block that predicts. Slot 0 holds the last token; it predicts
+// the one after it only in drafters that sample from the anchor, otherwise masks predict
+// themselves.
+func (d *Drafter) firstSlot() int {
+	if d.markov != nil && d.markov.anchor {
+		return 0
+	}
+	return 1
+}
+
+// Block is the trained block length.
+func (d *Drafter) Block() int { return d.block }
+
+// WeightBytes is the size of the drafter's own weights.
+func (d *Drafter) WeightBytes() int { return d.weights }
+
+// Memory returns the drafter's cache.
+func (d *Drafter) Memory() *cache.Memory { return d.mem }
+
+// Name is what flags, requests and statistics call the source.
+func (d *Drafter) Name() string { return "dflash" }
+
+// NewSeq returns an empty context.
+func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
+
+// NewContext is NewSeq for who does not know what the context is.
+func (d *Drafter) NewContext() draft.Context { return d.NewSeq() }
+
+// Extend adds the features of committed tokens to the contexts of their sequences.
+func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error) {
+	var pick []int32
+	var segs []cache.Segment
+	for _, it := range items {
+		if len(it.Rows) > 0 {
+			seq := it.Seq.(*cache.Seq)
+			if d.trial.judge(seq, it.Tokens) {
+				d.rule.sliding = !d.rule.sliding
+			}
+			pick = append(pick, it.Rows...)
+			segs = append(segs, cache.Segment{Seq: seq, Rows: len(it.Rows), Prompt: true})
+		}
+	}
+	n := len(pick)
+	if n == 0 {
+		return nil
+	}
+	if err := d.arena.Begin(n); err != nil {
+		return err
+	}
+	batch, err := d.mem.Begin(segs)
+	if err != nil {
+		return err
+	}
+	defer nn.Catch(&err)
+	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
+	if from := d.target.Backend(); from != d.b { // the features cross once
+		v := from.Read(features)
+		features = s.New(features.Rows, features.Cols)
+		s.Write(features, v)
+	}
+	s.Begin()
+	s.Angles(d.rope)
+	f := s.Rows(features.Cols)
+	s.Gather(f, features, s.Ints32(pick))
+	c := s.Multiply(f, d.fc)
+	s.RMSNorm(c, c, d.ctxNorm, d.eps)
+	if n <= d.block { // every product has to get going; after a round one for all layers is faster
+		var ws []backend.Weight
+		for i := range d.layers {
+			ws = append(ws, d.layers[i].projections()...)
+		}
+		p := s.Project(c, ws...)
+		for i := range d.layers {
+			used := len(d.layers[i].projections())
+			d.remember(s, &d.layers[i], p[:used])
+			p = p[used:]
+		}
+	} else {
+		at := s.Mark()
+		for i := range d.layers {
+			d.remember(s, &d.layers[i], s.Project(c, d.layers[i].projections()...))
+			s.Release(at)
+		}
+	}
+	s.EndStep()
+	batch.Done()
+	for _, g := range segs {
+		if err := g.Seq.CommitAll(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// projections make the keys and values of a layer.
+func (y *layer) projections() []backend.Weight {
+	if y.v == nil {
+		return []backend.Weight{y.k}
+	}
+	return []backend.Weight{y.k, y.v}
+}
+
+// remember normalises and rotates keys and writes them to the cache with their values; without a projection of their own,
+// values are the raw keys normalised without weights.
+func (d *Drafter) remember(s *nn.Step, y *layer, kv []backend.Tensor) {
+	k := kv[0]
+	var v backend.Tensor
+	if y.v != nil {
+		v = kv[1]
+	} else {
+		v = s.New(k.Rows, k.Cols)
+		s.RMSNorm(v.Split(d.kvHeads), k.Split(d.kvHeads), nil, d.eps)
+	}
+	s.NormHeads(k, d.kvHeads, y.kNorm)
+	s.Rotate(k, d.kvHeads, d.rope)
+	s.Remember(y.cache, k, v)
+}

@@ -1,0 +1,154 @@
+package dflash
+
+import (
+	"fmt"
+	"math"
+
+	"strobe/internal/backend"
+	"strobe/internal/draft"
+	"strobe/internal/gguf"
+	"strobe/internal/nn"
+	"strobe/internal/quant"
+)
+
+// Draft guesses for several sequences in one pass, with up to top candidates per position.
+func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, err error) {
+	defer nn.Catch(&err)
+	if d.bad != nil || len(reqs) == 0 {
+		return nil, d.bad
+	}
+	top = max(1, top)
+	rule := d.trial.rule()
+	p, err := d.forward(reqs, d.firstSlot(), rule)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case d.markov != nil:
+		sure := d.markov.walk(d, p, reqs)
+		out = d.best(p, reqs, top)
+		d.cut(out, func(r, i int) float32 { return sure[p.row(r, i)] })
+	case d.selector != nil:
+		var sure func(r, i int) float32
+		out, sure = d.selector.walk(d, p, reqs, top)
+		d.cut(out, sure)
+	default:
+		out = d.best(p, reqs, top)
+		d.cut(out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP) })
+	}
+	if err := d.checkNumbers(out); err != nil {
+		return nil, err
+	}
+	d.trial.guess(reqs, out, rule)
+	return out, nil
+}
+
+// best turns the logits of a pass into candidates by probability.
+func (d *Drafter) best(p *pass, reqs []draft.Request, top int) []draft.Proposal {
+	ids, logp := d.top(p, top)
+	p.EndStep()
+	best, lp := p.Backend.Ints(ids), p.Read(logp)
+	out := make([]draft.Proposal, len(reqs))
+	for r := range reqs {
+		at := make([][]draft.Candidate, reqs[r].N)
+		for i := range at {
+			row := p.row(r, i) * top
+			for j := range top {
+				at[i] = append(at[i], draft.Candidate{ID: d.targetID(best[row+j]), LogP: lp[row+j]})
+			}
+		}
+		out[r] = draft.Proposal{At: at}
+	}
+	return out
+}
+
+// top begins a step that finds the best candidates of every row of a pass.
+func (d *Drafter) top(p *pass, top int) (ids backend.Ints, logp backend.Tensor) {
+	n := p.logits.Rows
+	ids, logp = p.NewInts(n*top), p.New(n, top)
+	p.BeginStep(nil)
+	if d.logitScale != 1 && d.selector != nil {
+		p.Scale(p.logits, p.logits, d.logitScale)
+	}
+	if d.softcap > 0 {
+		p.Softcap(p.logits, d.softcap)
+	}
+	p.TopK(ids, logp, p.logits, top)
+	return ids, logp
+}
+
+// targetIDs turns outputs into ids of the target, inside a step.
+func (d *Drafter) targetIDs(s *nn.Step, ids backend.Ints, n int) backend.Ints {
+	if d.d2t == nil {
+		return ids
+	}
+	s.EndStep()
+	mapped := make([]int32, n)
+	for i, id := range s.Backend.Ints(ids)[:n] {
+		mapped[i] = d.targetID(id)
+	}
+	s.BeginStep(nil)
+	return s.Ints32(mapped)
+}
+
+// targetID is the target's id of an output, -1 for none.
+func (d *Drafter) targetID(id int32) int32 {
+	if id >= 0 && d.d2t != nil {
+		return d.d2t[id]
+	}
+	return id
+}
+
+// cut ends every proposal before its first guess below the wanted probability.
+func (d *Drafter) cut(ps []draft.Proposal, sure func(r, i int) float32) {
+	if d.pMin <= 0 {
+		return
+	}
+	for r := range ps {
+		for i := range ps[r].At {
+			if sure(r, i) < d.pMin {
+				ps[r].Cut(i)
+				break
+			}
+		}
+	}
+}
+
+func exp32(x float32) float32 { return float32(math.Exp(float64(x))) }
+
+// checkNumbers looks for the cause when a probability is not a number. Bad weights are an error;
+// a target that went astray leaves guesses nobody uses.
+func (d *Drafter) checkNumbers(ps []draft.Proposal) error {
+	for _, p := range ps {
+		for _, c := range p.At {
+			if lp := c[0].LogP; lp != lp && !d.scanned {
+				d.scanned = true
+				d.bad = findBadWeight(d.file)
+				return d.bad
+			}
+		}
+	}
+	return nil
+}
+
+// findBadWeight names the first value of a file that is not a finite number.
+func findBadWeight(f *gguf.File) error {
+	for _, t := range f.Tensors() {
+		if !t.Type.Dequantizable() || len(t.Shape) == 0 {
+			continue
+		}
+		row := make([]float32, t.Shape[0])
+		size := t.Type.RowBytes(len(row))
+		for r := range t.Rows() {
+			if quant.Dequantize(t.Type, row, t.Data[r*size:][:size]) != nil {
+				break
+			}
+			for i, v := range row {
+				if v-v != 0 {
+					return fmt.Errorf("%s: tensor %q: value %d of row %d is %v", f.Path(), t.Name, i, r, v)
+				}
+			}
+		}
+	}
+	return nil
+}

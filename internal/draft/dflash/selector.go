@@ -1,0 +1,148 @@
+package dflash
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"strobe/internal/backend"
+	"strobe/internal/draft"
+	"strobe/internal/nn"
+)
+
+// selector is DFlash2's head: among the best few tokens of each slot it prefers those that fit the
+// token chosen before, by a low-rank product gated by the slot's state.
+type selector struct {
+	pred, succ backend.Weight // [target id] -> rank, as predecessor and as successor
+	hidden     backend.Weight // state -> gate
+	rank, top  int
+}
+
+const selectorName = "selector_hidden.weight"
+
+var selectorNames = []string{selectorName, "selector_predecessor.weight", "selector_successor.weight"}
+
+func (d *Drafter) readSelector(l *nn.Loader) *selector {
+	s := &selector{rank: l.Need("selector_rank"), top: l.Need("selector_top_k")}
+	if l.Check(nn.Range("selector_rank", s.rank, 1, 1<<16), nn.Range("selector_top_k", s.top, 1, 256)) != nil {
+		return nil
+	}
+	if s.top*(s.top+1) > d.hidden {
+		l.Fail("key %s is %d; a width of %d allows no more than k(k+1)", l.Key("selector_top_k"), s.top, d.hidden)
+	}
+	s.pred = l.Matrix("selector_predecessor.weight", s.rank, d.target.Vocab)
+	s.succ = l.Matrix("selector_successor.weight", s.rank, d.target.Vocab)
+	s.hidden = l.Matrix(selectorName, d.hidden, s.rank)
+	return s
+}
+
+// walk chooses candidates from each request's last token on, every slot given the one chosen before. sure is
+// how probable the best one of a row's candidates is among them.
+func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out []draft.Proposal, sure func(r, i int) float32) {
+	last := make([]int32, len(reqs))
+	for i, r := range reqs {
+		last[i] = r.Last
+	}
+	best, logp := d.top(p, s.top)
+	n := p.logits.Rows * s.top
+	ids := d.targetIDs(p.Step, best, n)
+	// A missing candidate is looked up but never chosen.
+	succ, pred, anchors := p.New(n, s.rank), p.New(n, s.rank), p.New(len(reqs), s.rank)
+	p.Embed(succ, s.succ, ids, 1)
+	p.Embed(pred, s.pred, ids, 1)
+	p.Embed(anchors, s.pred, p.Ints32(last), 1)
+	gate := p.Multiply(p.final, s.hidden)
+	p.EndStep()
+
+	// Proposals outlive the pass.
+	read := func(t backend.Tensor) []float32 { return slices.Clone(p.Read(t)) }
+	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: read(logp), gate: read(gate), succ: read(succ), pred: read(pred)}
+	before := p.Read(anchors)
+	out = make([]draft.Proposal, len(reqs))
+	for r := range reqs {
+		next := func(i int, token int32) []draft.Candidate {
+			e := w.embedding(p.row(r, i-1), token)
+			if e == nil {
+				return nil
+			}
+			at := w.slot(p.row(r, i), e)
+			return at[:min(top, len(at))]
+		}
+		out[r] = draft.Proposal{Next: next}
+		for i := range reqs[r].N {
+			var at []draft.Candidate
+			if i == 0 {
+				at = w.slot(p.row(r, 0), before[r*s.rank:][:s.rank])
+				at = at[:min(top, len(at))]
+			} else {
+				at = next(i, out[r].At[i-1][0].ID)
+			}
+			if len(at) == 0 {
+				out[r].At = append(out[r].At, []draft.Candidate{{ID: -1, LogP: float32(math.NaN())}})
+				break
+			}
+			out[r].At = append(out[r].At, at)
+		}
+	}
+	return out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP - w.mass(p.row(r, i))) }
+}
+
+// selectorWalk is what the walk reads, on the host: a few thousand products per block.
+type selectorWalk struct {
+	s                      *selector
+	ids                    []int32
+	logp, gate, succ, pred []float32
+}
+
+// embedding is that of a row's candidate as a predecessor, nil if it is none.
+func (w *selectorWalk) embedding(row int, id int32) []float32 {
+	for n := row * w.s.top; n < (row+1)*w.s.top; n++ {
+		if w.ids[n] == id {
+			return w.pred[n*w.s.rank:][:w.s.rank]
+		}
+	}
+	return nil
+}
+
+// mass is the log-probability that one of a row's candidates is right, as far as the logits know.
+func (w *selectorWalk) mass(row int) float32 {
+	sum := 0.0
+	for _, x := range w.logp[row*w.s.top:][:w.s.top] {
+		sum += math.Exp(float64(x))
+	}
+	return float32(math.Log(min(1, sum)))
+}
+
+// slot scores the candidates of a row after the token whose embedding is before, best first. It leaves out those
+// whose score is not a number. Scores say which candidate it is if it is one; their probabilities share the mass.
+func (w *selectorWalk) slot(row int, before []float32) []draft.Candidate {
+	s := w.s
+	fit := make([]float32, s.rank)
+	for k, g := range w.gate[row*s.rank:][:s.rank] {
+		fit[k] = before[k] * g
+	}
+	at := make([]draft.Candidate, 0, s.top)
+	for n := row * s.top; n < (row+1)*s.top; n++ {
+		// Log-probabilities differ from logits by a constant of the row.
+		score := w.logp[n]
+		for k, x := range w.succ[n*s.rank:][:s.rank] {
+			score += x * fit[k]
+		}
+		if w.ids[n] >= 0 && score-score == 0 {
+			at = append(at, draft.Candidate{ID: w.ids[n], LogP: score})
+		}
+	}
+	if len(at) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(at, func(a, b draft.Candidate) int { return cmp.Compare(b.LogP, a.LogP) })
+	sum, peak := 0.0, at[0].LogP
+	for _, c := range at {
+		sum += math.Exp(float64(c.LogP - peak))
+	}
+	all := peak + float32(math.Log(sum)) - w.mass(row)
+	for i := range at {
+		at[i].LogP -= all
+	}
+	return at
+}

@@ -1,0 +1,122 @@
+// Package draft is the contract between the speculative loop and whatever guesses tokens.
+//
+// A guess is a Proposal: for each coming position a few candidates with log-probabilities.
+// The loop turns it into a chain or a tree and lets the target verify it. A wrong guess
+// costs time, never correctness.
+package draft
+
+import (
+	"strobe/internal/backend"
+	"strobe/internal/cache"
+)
+
+// Source guesses tokens: from the target's hidden states, from the text, or from both. The loop knows nothing else of
+// it; it measures what drafts cost and how often they are right, and uses whichever source pays. A source is driven
+// by the goroutine that drives the target.
+type Source interface {
+	// Name is what flags, requests and statistics call the source.
+	Name() string
+	// Capture lists the target layers whose outputs Extend needs, side by side. A source that needs none
+	// guesses from the text alone.
+	Capture() []int
+	// Max is the largest number of tokens one draft can guess.
+	Max() int
+	// NewContext returns an empty context.
+	NewContext() Context
+	// Extend tells the contexts of newly committed tokens. It may be called late, for the tokens of many rounds at
+	// once, but every committed token is told once, in order, and before the next draft.
+	Extend(features backend.Tensor, items []Rows) error
+	// Draft guesses for several sequences in one pass, up to top candidates per position. It may guess fewer tokens
+	// than asked for, or none. It leaves the contexts as they were, as far as anybody can see.
+	Draft(reqs []Request, top int) ([]Proposal, error)
+}
+
+// Context is what a source knows of one sequence: whatever the source likes, made by its NewContext, for example a
+// *cache.Seq. Whoever owns the target's sequence forks, cuts, saves and restores the contexts of sources
+// that capture with it; those of other sources are made anew from the tokens.
+type Context interface {
+	Len() int // tokens it has been told of
+	Close()
+}
+
+// Rows names the newly committed tokens of one sequence and their rows of the features, in order. Without Capture there
+// are no rows.
+type Rows struct {
+	Seq    Context
+	Tokens []int32
+	Rows   []int32
+}
+
+// Request asks for guesses after Last, the newest token of a sequence, which follows the tokens
+// in Seq.
+type Request struct {
+	Seq    Context
+	Target *cache.Seq // the target's memory of the same tokens, for sources that look at it
+	Last   int32
+	N      int // tokens to guess, at most Max
+}
+
+// Candidate is a guessed token.
+type Candidate struct {
+	ID   int32
+	LogP float32
+}
+
+// Proposal is a guess for the tokens after the last one. At[i] lists candidates for the i-th of
+// them, best first.
+type Proposal struct {
+	At [][]Candidate
+	// Next, if not nil, gives the candidates for the i-th token, i > 0, after another one than the best of
+	// At[i-1], for drafters whose guesses depend on the token before. At is then the path of the best ones.
+	Next func(i int, before int32) []Candidate
+}
+
+// After lists the candidates for the i-th token when the one before it is known.
+func (p *Proposal) After(i int, before int32) []Candidate {
+	if p.Next == nil || i == 0 || before == p.At[i-1][0].ID {
+		return p.At[i]
+	}
+	return p.Next(i, before)
+}
+
+// Len returns the number of guessed positions.
+func (p *Proposal) Len() int { return len(p.At) }
+
+// Cut drops the positions from n on.
+func (p *Proposal) Cut(n int) {
+	if n < len(p.At) {
+		p.At = p.At[:n]
+	}
+}
+
+// Chain appends the best candidate of every position to dst.
+func (p *Proposal) Chain(dst []int32) []int32 {
+	for _, c := range p.At {
+		dst = append(dst, c[0].ID)
+	}
+	return dst
+}
+
+// Sane drops what the target could not verify: candidates with an id outside the vocabulary or a
+// probability that is not a number, with those after them, and the positions from the first one
+// that is left without any.
+func (p *Proposal) Sane(vocab int) {
+	if next := p.Next; next != nil {
+		p.Next = func(i int, before int32) []Candidate { return sane(next(i, before), vocab) }
+	}
+	for i, cs := range p.At {
+		if p.At[i] = sane(cs, vocab); len(p.At[i]) == 0 {
+			p.At = p.At[:i]
+			return
+		}
+	}
+}
+
+func sane(cs []Candidate, vocab int) []Candidate {
+	for j, c := range cs {
+		if c.ID < 0 || int(c.ID) >= vocab || c.LogP != c.LogP {
+			return cs[:j]
+		}
+	}
+	return cs
+}

@@ -1,0 +1,342 @@
+// Package mtp runs drafters for multi-token prediction: small networks that guess the next token from the newest one
+// and the target's final hidden state before it, and go on from their own guess and their own state.
+//
+// There are two kinds. Qwen files carry a block of one layer (NextN), which has keys and values of its own; a file
+// may also hold such a block alone. Assistants of Gemma 4 are files of a few layers that look at the target's keys
+// and values.
+//
+// What a drafter keeps of a sequence is a *cache.Seq. It carries one row: the target's state of the newest token,
+// which waits for the token after it. The row belongs to the sequence; it is copied, saved and restored with it, and
+// zero before the first token.
+//
+// A drafter belongs to the goroutine that drives the target's backend.
+package mtp
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"strobe/internal/backend"
+	"strobe/internal/cache"
+	"strobe/internal/draft"
+	"strobe/internal/model"
+	"strobe/internal/nn"
+)
+
+// Options configures a drafter. The zero value keeps keys and values in F16, beside the target's output.
+type Options struct {
+	// KVF32 keeps keys and values in float32, for comparisons with references.
+	KVF32 bool
+	// Device runs the drafter; nil means the one that has the target's output.
+	Device backend.Backend
+}
+
+var _ draft.Source = (*Drafter)(nil)
+
+// Drafter is a loaded drafter.
+type Drafter struct {
+	b       backend.Backend
+	arena   *nn.Arena
+	target  *model.Model
+	mem     *cache.Memory
+	weights int
+
+	final backend.Vector // the target's last norm
+	eps   float32        // and its epsilon
+
+	// The network: a token's embedding and a state side by side, each normalised by NextN blocks, are projected to the
+	// input of the layers. Their output is normalised, and either is the next state or is projected to it.
+	embed        backend.Weight
+	embScale     float32
+	enorm, hnorm backend.Vector // nil for none
+	in           backend.Weight
+	layers       *model.Block
+	norm         backend.Vector
+	head         backend.Weight
+	out          backend.Weight // nil for none
+
+	looks bool // at the target's keys and values, instead of having some of its own
+}
+
+// longest is the most tokens one draft guesses. A block is trained to look one token ahead; what it guesses from its
+// own guesses is right less and less often, and each costs a pass through it.
+const longest = 8
+
+// Name is what flags, requests and statistics call the source.
+func (d *Drafter) Name() string { return "mtp" }
+
+// Target returns the model the drafter drafts for.
+func (d *Drafter) Target() *model.Model { return d.target }
+
+// Capture lists the target layers whose outputs Extend needs: the last one.
+func (d *Drafter) Capture() []int { return []int{d.target.Layers - 1} }
+
+// Max is the largest number of tokens one draft can guess.
+func (d *Drafter) Max() int { return longest }
+
+// WeightBytes is the size of the drafter's own weights.
+func (d *Drafter) WeightBytes() int { return d.weights }
+
+// Memory returns the drafter's cache.
+func (d *Drafter) Memory() *cache.Memory { return d.mem }
+
+// NewSeq returns an empty context.
+func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
+
+// NewContext is NewSeq for who does not know what the context is.
+func (d *Drafter) NewContext() draft.Context { return d.NewSeq() }
+
+// Extend tells the contexts of committed tokens and of the target's states there. A row of the cache is made from a
+// token and the state before it, and takes no more than keys and values; nothing looks at the rest of the layer's
+// output.
+func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error) {
+	var tokens, pick, before, last []int32
+	var segs []cache.Segment
+	for _, it := range items {
+		if len(it.Rows) == 0 {
+			continue
+		}
+		if len(it.Tokens) != len(it.Rows) {
+			return fmt.Errorf("%d tokens with %d rows of features", len(it.Tokens), len(it.Rows))
+		}
+		segs = append(segs, cache.Segment{Seq: it.Seq.(*cache.Seq), Rows: len(it.Rows), Prompt: true})
+	}
+	if len(segs) == 0 {
+		return nil
+	}
+	// The states lie behind the rows that the sequences carry.
+	for _, it := range items {
+		if n := len(it.Rows); d.looks && n > 0 { // nothing is made of the others
+			it.Rows = it.Rows[n-1:]
+		}
+		for i := range it.Rows {
+			if i == 0 {
+				before = append(before, int32(len(last)))
+			} else {
+				before = append(before, int32(len(segs)+len(pick)-1))
+			}
+			pick = append(pick, it.Rows[i])
+		}
+		if len(it.Rows) > 0 {
+			last = append(last, int32(len(segs)+len(pick)-1))
+			tokens = append(tokens, it.Tokens...)
+		}
+	}
+	if err := d.arena.Begin(len(pick)); err != nil {
+		return err
+	}
+	batch, err := d.mem.Begin(segs)
+	if err != nil {
+		return err
+	}
+	defer nn.Catch(&err)
+	s := nn.NewStep(d.arena, batch, d.mem, 0, d.layers.Eps)
+	if from := d.target.Backend(); from != d.b { // the features cross once
+		v := from.Read(features)
+		features = s.New(features.Rows, features.Cols)
+		s.Write(features, v)
+	}
+	s.Begin()
+	states := s.New(len(segs)+len(pick), d.target.Hidden)
+	for i, g := range segs {
+		s.Copy(states.Slice(i, 1), g.Seq.Carry())
+	}
+	rows := states.Slice(len(segs), len(pick))
+	s.Gather(rows, features, s.Ints32(pick))
+	s.RMSNorm(rows, rows, d.final, d.eps)
+	if !d.looks {
+		d.layers.Angles(s)
+		h := s.Rows(states.Cols)
+		s.Gather(h, states, s.Ints32(before))
+		d.layers.Remember(s, d.input(s, s.Ints32(tokens), h))
+	}
+	carry := s.New(len(segs), states.Cols)
+	s.Gather(carry, states, s.Ints32(last))
+	for i, g := range segs {
+		s.Copy(g.Seq.Carry(), carry.Slice(i, 1))
+	}
+	s.EndStep()
+	batch.Done()
+	for _, g := range segs {
+		if err := g.Seq.CommitAll(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// input is what the layers are given for tokens and the states before them.
+func (d *Drafter) input(s *nn.Step, ids backend.Ints, h backend.Tensor) backend.Tensor {
+	both := s.New(h.Rows, 2*h.Cols)
+	e, state := both.Columns(0, h.Cols), both.Columns(h.Cols, h.Cols)
+	if d.enorm == nil {
+		s.Embed(e, d.embed, ids, d.embScale)
+		s.Copy(state, h)
+	} else {
+		raw := s.New(h.Rows, h.Cols)
+		s.Embed(raw, d.embed, ids, d.embScale)
+		s.RMSNorm(e, raw, d.enorm, s.Eps)
+		s.RMSNorm(state, h, d.hnorm, s.Eps)
+	}
+	return s.Multiply(both, d.in)
+}
+
+// Draft guesses for several sequences, one step after the other for all of them, with up to top candidates per
+// position.
+func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, err error) {
+	top = max(1, top)
+	var ids []backend.Ints
+	var logp backend.Tensor // of all steps
+	order, s, err := d.run(reqs, func(s *nn.Step, steps []int) {
+		for _, n := range steps {
+			ids = append(ids, s.NewInts(n*top))
+		}
+		logp = s.Rows(top)
+	}, func(s *nn.Step, from, i int, h, next, logits backend.Tensor) {
+		s.TopK(ids[i], logp.Slice(from, s.N), logits, top)
+	})
+	out = make([]draft.Proposal, len(reqs))
+	if err != nil || s == nil {
+		return out, err
+	}
+	lp := s.Read(logp)
+	for i, v := range ids {
+		best := s.Backend.Ints(v)
+		for _, r := range order[:s.At(i).N] {
+			at := make([]draft.Candidate, top)
+			for j := range at {
+				at[j] = draft.Candidate{ID: best[j], LogP: lp[j]}
+			}
+			out[r].At = append(out[r].At, at)
+			best, lp = best[top:], lp[top:]
+		}
+	}
+	return out, nil
+}
+
+// Trace is what a draft went through, step by step, for comparison with references.
+type Trace struct {
+	In, Out []float32 // states
+	Logits  []float32
+	Best    []int32
+}
+
+// Trace drafts for one sequence and shows everything.
+func (d *Drafter) Trace(req draft.Request) (*Trace, error) {
+	var in, out, logits backend.Tensor
+	var ids []backend.Ints
+	_, s, err := d.run([]draft.Request{req}, func(s *nn.Step, steps []int) {
+		in, out = s.New(len(steps), d.target.Hidden), s.New(len(steps), d.target.Hidden)
+		logits = s.New(len(steps), d.target.Vocab)
+		for range steps {
+			ids = append(ids, s.NewInts(1))
+		}
+	}, func(s *nn.Step, _, i int, h, next, l backend.Tensor) {
+		s.Copy(in.Slice(i, 1), h)
+		s.Copy(out.Slice(i, 1), next)
+		s.Copy(logits.Slice(i, 1), l)
+		s.ArgMax(ids[i], l)
+	})
+	if err != nil || s == nil {
+		return nil, cmp.Or(err, fmt.Errorf("there are no keys to look at"))
+	}
+	t := &Trace{In: slices.Clone(s.Read(in)), Out: slices.Clone(s.Read(out)), Logits: slices.Clone(s.Read(logits))}
+	for _, v := range ids {
+		t.Best = append(t.Best, s.Backend.Ints(v)[0])
+	}
+	return t, nil
+}
+
+// run takes the longest request first and runs the steps of all requests. It calls begin before the first of them, to
+// make room for what is to be kept, and each at every step, with the place of its first row among those of all steps,
+// its number, the states that went in and came out and the logits. Between two steps nothing leaves the device.
+func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
+	each func(s *nn.Step, from, i int, h, next, logits backend.Tensor)) (order []int, s *nn.Step, err error) {
+	defer nn.Catch(&err)
+	batch, mem, order, err := d.plan(reqs)
+	if err != nil || batch == nil {
+		return nil, nil, err
+	}
+	s = nn.NewStep(d.arena, batch, mem, 0, d.layers.Eps)
+	s.Begin()
+	d.layers.Angles(s)
+	last := make([]int32, len(order))
+	h := s.New(len(order), d.target.Hidden)
+	for at, r := range order {
+		last[at] = reqs[r].Last
+		s.Copy(h.Slice(at, 1), reqs[r].Seq.(*cache.Seq).Carry())
+	}
+	ids, best := s.Ints32(last), s.NewInts(len(last))
+	begin(s, batch.Steps)
+	mark, from := s.Mark(), 0
+	for i, n := range batch.Steps {
+		t := s.At(i)
+		x := d.input(t, ids, h.Slice(0, n))
+		d.layers.Forward(t, x)
+		next := t.Norm(x, d.norm)
+		logits := t.Multiply(next, d.head)
+		if d.out != nil {
+			next = t.Multiply(next, d.out)
+		}
+		if ids = best; i+1 < len(batch.Steps) {
+			// Without a single number among the logits the guess is dropped; any token will do.
+			t.ArgMax(ids, logits)
+		}
+		each(t, from, i, h.Slice(0, n), next, logits)
+		from += n
+		s.Copy(h.Slice(0, n), next)
+		s.Release(mark)
+	}
+	s.EndStep()
+	if !d.looks {
+		batch.Done()
+	}
+	return order, s, nil
+}
+
+// plan checks the requests and prepares a pass over their steps, nil if there is nothing to do.
+func (d *Drafter) plan(reqs []draft.Request) (batch *cache.Batch, mem *cache.Memory, order []int, err error) {
+	mem = d.mem
+	for i, r := range reqs {
+		if r.N < 1 || r.N > longest {
+			return nil, nil, nil, fmt.Errorf("draft of %d tokens; this drafter guesses 1 to %d", r.N, longest)
+		}
+		if r.Last < 0 || int(r.Last) >= d.target.Vocab {
+			return nil, nil, nil, fmt.Errorf("token id %d is outside the vocabulary of %d", r.Last, d.target.Vocab)
+		}
+		if d.looks && (r.Target == nil || r.Target.Len() != r.Seq.Len()) {
+			return nil, nil, nil, fmt.Errorf("the drafter knows %d tokens of a sequence, the target others",
+				r.Seq.Len())
+		}
+		if d.looks && r.Seq.Len() == 0 {
+			continue // there are no keys to look at
+		}
+		order = append(order, i)
+	}
+	if len(order) == 0 {
+		return nil, nil, nil, nil
+	}
+	rows := 0
+	for _, r := range order {
+		rows += reqs[r].N
+	}
+	if err := d.arena.Begin(rows); err != nil {
+		return nil, nil, nil, err
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return reqs[b].N - reqs[a].N })
+	segs := make([]cache.Segment, len(order))
+	for at, r := range order {
+		segs[at] = cache.Segment{Seq: reqs[r].Seq.(*cache.Seq), Rows: reqs[r].N}
+		if d.looks {
+			segs[at].Seq = reqs[r].Target
+		}
+	}
+	if !d.looks {
+		batch, err = mem.BeginSteps(segs)
+		return batch, mem, order, err
+	}
+	mem = d.target.Memory()
+	batch, err = mem.Look(segs, d.target.Device(d.b))
+	return batch, mem, order, err
+}

@@ -1,0 +1,209 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"strobe/internal/cache"
+	"strobe/internal/sample"
+	"strobe/internal/speculate"
+)
+
+// job is a generation in a slot. It belongs to the loop's goroutine.
+//
+// A prompt runs in legs: where its memory has to be kept exactly (a mark), one stream ends and
+// the next one begins. Only the last leg generates.
+type job struct {
+	g      *Generation
+	model  *Model
+	slot   int
+	since  time.Time
+	seq    *cache.Seq
+	drafts contexts
+
+	marks   []int // prompt lengths to keep, ascending, all past what is cached
+	hard    bool  // marks must be met exactly, because the memory cannot be cut
+	kept    int   // length of the newest entry made of this job
+	served  int64 // step in which its prompt last came first
+	stream  *speculate.Stream
+	last    bool // the stream is the last leg
+	cached  int
+	stats   speculate.Stats // of earlier legs
+	sampler *guarded
+	text    *Text
+	tokens  []int32 // generated
+	out     []Token // of the current step
+	reason  Reason
+	logits  []float32 // copy of the newest row, when log probabilities are wanted
+	first   time.Duration
+	loading *restore // what the prompt waits for, nil when it can run
+}
+
+func newJob(m *Model, g *Generation) *job {
+	j := &job{g: g, model: m, since: time.Now(), sampler: m.newSampler(&g.req), text: NewText(m.Tokenizer, g.req.Stops)}
+	j.text.stream.Special = g.req.KeepSpecial
+	return j
+}
+
+// prefilling reports whether prompt tokens are left.
+func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
+
+// next opens the next leg: up to the next mark, or the last one.
+func (j *job) next(r *speculate.Runner, limit int) error {
+	req := &j.g.req
+	at := j.seq.Len()
+	for len(j.marks) > 0 && j.marks[0] <= at {
+		j.marks = j.marks[1:]
+	}
+	c := speculate.Config{
+		Options: req.Spec, Seq: j.seq, Contexts: j.drafts.forRunner(), Known: req.Tokens[:at], Prompt: req.Tokens[at:],
+		Sampler: j.sampler, Context: limit, Max: req.MaxTokens, Emit: j.emit,
+	}
+	j.last = true
+	if req.LogProbs > 0 || req.WantLogProb {
+		c.Observe = func(l []float32) { j.logits = append(j.logits[:0], l...) }
+	}
+	if j.hard && len(j.marks) > 0 || req.PromptOnly {
+		to := len(req.Tokens)
+		if j.hard && len(j.marks) > 0 {
+			to = j.marks[0]
+		}
+		j.last = false
+		c.Prompt = req.Tokens[at:to]
+		c.Sampler, c.Observe, c.Emit = nothing{}, nil, func(speculate.Token) bool { return false }
+		c.Context, c.Max = limit+1, 1
+	}
+	s, err := r.NewStream(c)
+	if err != nil {
+		return err
+	}
+	j.stream = s
+	return nil
+}
+
+// nothing draws for legs that generate nothing.
+type nothing struct{}
+
+func (nothing) Sample([]float32) int32 { return 0 }
+func (nothing) Accept(int32)           {}
+
+// endLeg closes the current stream and adds up what it did.
+func (j *job) endLeg() {
+	if j.stream == nil {
+		return
+	}
+	st := j.stream.Stats()
+	if !j.last {
+		st.Tokens = 0
+	}
+	st.Cached = 0
+	j.stats.Add(st)
+	if st.DraftErr != nil {
+		j.stats.DraftErr = st.DraftErr
+	}
+	j.stats.Cold = j.stats.Cold || st.Cold
+	j.stream.Close()
+	j.stream = nil
+}
+
+// sum is what the job did so far.
+func (j *job) sum() speculate.Stats {
+	j.endLeg()
+	st := j.stats
+	st.Cached = j.cached
+	return st
+}
+
+// consistent reports whether the memory holds exactly what the stream has accepted. After a
+// failed step it tells the streams that can go on from those that cannot: rows that were computed and never
+// committed are those of a pass that ended half-way.
+func (j *job) consistent() bool {
+	if j.stream == nil {
+		return true
+	}
+	st := j.stream.Stats()
+	return j.stream.Err() == nil && j.seq.Open() == 0 && j.seq.Len() == st.Cached+st.Prompt+max(0, st.Tokens-1)
+}
+
+// emit takes a token of the last leg and reports whether to go on.
+func (j *job) emit(t speculate.Token) bool {
+	if j.first == 0 {
+		j.first = time.Since(j.g.submitted)
+	}
+	req := &j.g.req
+	j.tokens = append(j.tokens, t.ID)
+	if j.sampler.err != nil {
+		return false
+	}
+	if !req.IgnoreEOG && j.model.Tokenizer.IsEOG(t.ID) {
+		j.reason = ReasonEOG
+		return false
+	}
+	text, done := j.text.Push(t.ID)
+	tok := Token{ID: t.ID, Drafted: t.Drafted, Text: bytes.Clone(text)}
+	if req.LogProbs > 0 || req.WantLogProb {
+		tok.LogProb = float64(j.logits[t.ID]) - sample.LogSumExp(j.logits)
+		if req.LogProbs > 0 {
+			tok.Top = slices.Clone(j.sampler.LogProbs(j.logits, req.LogProbs))
+		}
+	}
+	j.out = append(j.out, tok)
+	if done {
+		j.reason = ReasonStop
+	}
+	return !done
+}
+
+// guarded is a sampler whose constraint may be faulty: a panic in it is an error of the request.
+type guarded struct {
+	*sample.Sampler
+	err error
+}
+
+func (s *guarded) Sample(logits []float32) (id int32) {
+	defer func() {
+		if p := recover(); p != nil {
+			id, s.err = -1, fmt.Errorf("constraint: %v", p)
+		}
+	}()
+	return s.Sampler.Sample(logits)
+}
+
+func (s *guarded) Accept(id int32) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.err = fmt.Errorf("constraint: %v", p)
+		}
+	}()
+	s.Sampler.Accept(id)
+}
+
+// newSampler makes the sampler of a request. Penalties see the whole prompt, cached or not.
+func (m *Model) newSampler(req *Request) *guarded {
+	p := req.Params
+	if len(m.Target.Suppress) > 0 || req.IgnoreEOG {
+		bias := make(map[int32]float32, len(p.LogitBias))
+		for id, v := range p.LogitBias {
+			bias[id] = v
+		}
+		never := float32(math.Inf(-1))
+		for _, id := range m.Target.Suppress {
+			bias[id] = never
+		}
+		if req.IgnoreEOG {
+			for _, id := range m.Tokenizer.EOG() {
+				bias[id] = never
+			}
+		}
+		p.LogitBias = bias
+	}
+	s := sample.New(p, m.Target.Vocab)
+	s.Prime(req.Tokens)
+	if req.Constraint != nil {
+		s.SetConstraint(req.Constraint)
+	}
+	return &guarded{Sampler: s}
+}

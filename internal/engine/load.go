@@ -1,0 +1,427 @@
+// Package engine turns model files into running generations.
+//
+// Load opens a target with its drafter, tokenizer and chat template; a Model belongs to one goroutine
+// at a time. New gives it to an Engine, which runs many generations at once:
+//
+//	m, err := engine.Load("model.gguf", engine.Options{})
+//	e := engine.New(m, engine.Config{})
+//	defer e.Close(ctx)
+//	g, err := e.Submit(ctx, engine.Request{Tokens: m.Tokenizer.Encode("Hello", tokenizer.EncodeOptions{AddSpecial: true})})
+//	for {
+//		ev, err := g.Next(ctx) // text as it comes; ev.Result is set in the last event
+//	}
+//
+// A Pool keeps several models, each with its engine, within a memory budget.
+//
+// What a request says depends on its tokens, parameters and seed alone: not on what runs beside it, on
+// speculation, or on what the prefix cache holds.
+//
+// Goroutines: an Engine has one that owns the model and everything computed with it (loop.go); it
+// starts others to finish and to read ahead cache files (disk.go, restore.go) and waits for them
+// before it ends, which Close waits for. A Pool starts one per load, per eviction and per look at its
+// folder; its Close waits for evictions. Loads and looks cannot be interrupted and end on their own.
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"strobe/internal/backend"
+	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
+	"strobe/internal/draft"
+	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/mtp"
+	"strobe/internal/draft/ngram"
+	"strobe/internal/gguf"
+	"strobe/internal/model"
+	"strobe/internal/platform"
+	"strobe/internal/quant"
+	"strobe/internal/speculate"
+	"strobe/internal/tokenizer"
+)
+
+// Options says how to load a model. The zero value uses all cores, an F16 cache and the drafter
+// that lies beside the target.
+type Options struct {
+	Threads int
+	// Device runs the model: "cpu", "cuda", "cuda:N"; "" and "auto" mean the first GPU on which it fits, or the processor.
+	Device string
+	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit, negative none.
+	GPULayers int
+	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
+	Progress func(done, total int)
+	KV       string // cache type: f16 (default), f32 or q8_0
+	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has
+	// otherwise; "none" uses none.
+	Drafter string
+	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
+	MTP    bool
+	Causal dflash.Causal
+	// Template is the chat template to use instead of the file's; "" leaves that.
+	Template string
+}
+
+// Model is a loaded target with everything needed to generate text.
+type Model struct {
+	Target    *model.Model
+	Drafter   *dflash.Drafter // nil for none
+	MTP       *mtp.Drafter    // nil for none
+	Tokenizer *tokenizer.Tokenizer
+	Runner    *speculate.Runner
+	Template  string // chat template, "" for none
+
+	Path, DrafterPath string
+	backends          []backend.Backend
+	files             []*gguf.File
+}
+
+// ParseDraft reads the choice of a source of drafts: auto, off, or the name of one that models may have.
+func ParseDraft(s string) (string, error) {
+	switch s {
+	case "auto":
+		return speculate.Auto, nil
+	case speculate.Off, "dflash", "mtp", "ngram":
+		return s, nil
+	}
+	return "", fmt.Errorf("draft source %q: want auto, off, dflash, mtp or ngram", s)
+}
+
+// Small models are calibrated when they are loaded: that takes less time than starting the program. Large
+// ones would make their first user wait, and learn from what they do for him instead.
+const (
+	calibrateBelow = 512 << 20 // bytes of weights
+	calibrateTime  = 200 * time.Millisecond
+)
+
+// Source is an opened model file and, when known, its drafter.
+type Source struct {
+	Target, Drafter *gguf.File
+}
+
+// ErrFileChanged reports a model whose file another program changed while it was read. It has to be loaded anew.
+var ErrFileChanged = errors.New("the model's file was changed while it was in use")
+
+// reading calls fn, which reads the model file at path. A part of the file that is gone because another program
+// cut it short is an error then; it would end the process otherwise.
+func reading(path string, fn func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); platform.IsFault(p) {
+			err = fmt.Errorf("%s: %w", path, ErrFileChanged)
+		} else if p != nil {
+			panic(p)
+		}
+	}()
+	return fn()
+}
+
+// Load opens the model at path.
+func Load(path string, opt Options) (*Model, error) {
+	var src Source
+	err := reading(path, func() (err error) {
+		src, err = open(path, opt)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return LoadFiles(src, opt)
+}
+
+// open opens a model file and its drafter's.
+func open(path string, opt Options) (src Source, err error) {
+	if src.Target, err = gguf.Open(path); err != nil {
+		return src, err
+	}
+	drafter := opt.Drafter
+	if drafter == "" {
+		drafter = FindDrafter(path, src.Target)
+	}
+	if drafter != "" && drafter != "none" {
+		if src.Drafter, err = gguf.Open(drafter); err != nil {
+			src.Target.Close()
+		}
+	}
+	return src, err
+}
+
+// LoadFiles loads a model from opened files, which it owns from then on.
+func LoadFiles(src Source, opt Options) (*Model, error) {
+	m := &Model{Path: src.Target.Path(), files: []*gguf.File{src.Target}}
+	if src.Drafter != nil {
+		m.files = append(m.files, src.Drafter)
+	}
+	complete := false
+	defer func() {
+		if !complete { // also after a panic, which a pool recovers
+			m.Close()
+		}
+	}()
+	if err := reading(m.Path, func() error { return m.load(src, opt) }); err != nil {
+		return nil, err
+	}
+	complete = true
+	return m, nil
+}
+
+func (m *Model) load(src Source, opt Options) error {
+	kv, err := ParseKV(opt.KV)
+	if err != nil {
+		return err
+	}
+	if dflash.Supported(src.Target) {
+		return fmt.Errorf("%s: this is a DFlash drafter; give it with -d beside its target", m.Path)
+	}
+	if mtp.Supported(src.Target) {
+		return fmt.Errorf("%s: this is a drafter for multi-token prediction; give it with -d beside its target", m.Path)
+	}
+	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
+		return err
+	}
+	mo := model.Options{KV: kv, KVF32: kv == quant.F32}
+	if err := m.openDevices(src, opt, &mo); err != nil {
+		return err
+	}
+	if m.Target, err = model.Open(src.Target, m.backends[0], mo, m.backends[1:]...); err != nil {
+		return err
+	}
+	if err := m.loadDrafters(src, opt, kv == quant.F32); err != nil {
+		return err
+	}
+	var sources []draft.Source
+	for _, d := range m.Drafters() {
+		sources = append(sources, d)
+	}
+	if m.Runner, err = speculate.NewRunner(m.Target, append(sources, ngram.Source{})...); err != nil {
+		return err
+	}
+	if len(sources) > 0 && m.Target.WeightBytes() < calibrateBelow {
+		if err := m.Runner.Calibrate(calibrateTime); err != nil {
+			return err
+		}
+	}
+	if m.Template = opt.Template; m.Template == "" {
+		m.Template, _, err = src.Target.String("tokenizer.chat_template")
+	}
+	return err
+}
+
+// loadDrafters opens the drafter's file, and the target's own block where it is wanted.
+func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
+	f := src.Drafter
+	if f != nil {
+		m.DrafterPath = f.Path()
+		if mtp.Supported(f) {
+			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KVF32: f32})
+		} else {
+			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KVF32: f32})
+		}
+		if err == nil {
+			err = sameVocabulary(src)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if m.MTP == nil && mtp.InModel(src.Target) && (opt.MTP || f == nil && opt.Drafter != "none") {
+		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KVF32: f32})
+	}
+	return err
+}
+
+// Drafter is a source with a network of its own.
+type Drafter interface {
+	draft.Source
+	WeightBytes() int
+	Memory() *cache.Memory
+}
+
+// Drafters lists the model's drafters.
+func (m *Model) Drafters() (ds []Drafter) {
+	if m.Drafter != nil {
+		ds = append(ds, m.Drafter)
+	}
+	if m.MTP != nil {
+		ds = append(ds, m.MTP)
+	}
+	return ds
+}
+
+// Check says why a target would not load, without keeping it.
+func Check(target *gguf.File) error {
+	if _, err := tokenizer.FromGGUF(target); err != nil {
+		return err
+	}
+	var drafter *gguf.File
+	if mtp.InModel(target) {
+		drafter = target
+	}
+	return checkPair(target, drafter)
+}
+
+// CheckMTP says why a drafter for multi-token prediction would not load beside a target.
+func CheckMTP(drafter, target *gguf.File) error {
+	if err := sameVocabulary(Source{target, drafter}); err != nil {
+		return err
+	}
+	return checkPair(target, drafter)
+}
+
+func checkPair(target, drafter *gguf.File) error {
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	m, err := model.Open(target, b, model.Options{})
+	if err == nil && drafter != nil {
+		_, err = mtp.Open(drafter, m, mtp.Options{})
+	}
+	return err
+}
+
+// sameVocabulary checks that a drafter which brings a vocabulary speaks the target's. Drafters of one
+// width fit many targets by their shapes alone.
+func sameVocabulary(src Source) error {
+	const key = "tokenizer.ggml.tokens"
+	d, ok, err := src.Drafter.Strings(key)
+	if err != nil || !ok {
+		return err
+	}
+	t, ok, err := src.Target.Strings(key)
+	if err != nil || !ok {
+		return err
+	}
+	if !slices.Equal(d, t) {
+		return fmt.Errorf("%s: its vocabulary is not that of %s: the drafter was made for another target", src.Drafter.Path(), src.Target.Path())
+	}
+	return nil
+}
+
+// Close releases the model. It may be called more than once.
+func (m *Model) Close() error {
+	for _, b := range m.backends {
+		b.Close()
+	}
+	if m.backends != nil {
+		m.backends = nil
+	}
+	var first error
+	for _, f := range m.files {
+		if err := f.Close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	m.files = nil
+	return first
+}
+
+// Backend returns the device the model runs on.
+func (m *Model) Backend() backend.Backend { return m.backends[0] }
+
+// Summary states what the model needs: weights, cache per token, state per sequence.
+func (m *Model) Summary() string {
+	mem := m.Target.Memory()
+	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.deviceName(),
+		Bytes(m.Target.WeightBytes()), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
+	for _, d := range m.Drafters() {
+		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache %s per token", d.Name(), Bytes(d.WeightBytes()),
+			d.Max(), Bytes(d.Memory().TokenBytes()))
+	}
+	return s
+}
+
+// Bytes prints a size for people.
+func Bytes(n int) string {
+	switch {
+	case n >= 1e9:
+		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
+	case n >= 1e6:
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	case n >= 1e3:
+		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// ParseKV reads a cache type.
+func ParseKV(s string) (quant.Type, error) {
+	switch strings.ToLower(s) {
+	case "", "f16":
+		return quant.F16, nil
+	case "f32":
+		return quant.F32, nil
+	case "q8_0":
+		return quant.Q8_0, nil
+	}
+	return 0, fmt.Errorf("cache type %q: want f16, f32 or q8_0", s)
+}
+
+// FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose name shares
+// the longest beginning with the target's, or else such a file for multi-token prediction, unless the target's own
+// has a block. It returns "" when there is none.
+func FindDrafter(path string, target *gguf.File) string {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return ""
+	}
+	best, shared := "", -1
+	for _, e := range entries {
+		name := e.Name()
+		lower := strings.ToLower(name)
+		if e.IsDir() || !strings.HasSuffix(lower, ".gguf") || name == filepath.Base(path) ||
+			!drafterName.MatchString(lower) {
+			continue
+		}
+		n := 0
+		lower = strings.TrimPrefix(lower, "mtp-")
+		for stem := strings.ToLower(filepath.Base(path)); n < len(stem) && n < len(lower) && stem[n] == lower[n]; n++ {
+		}
+		file := filepath.Join(filepath.Dir(path), name)
+		switch fits(file, target) {
+		case "dflash":
+			n += 1 << 16 // better than any of the others
+		case "mtp":
+		default:
+			continue
+		}
+		if n > shared {
+			best, shared = file, n
+		}
+	}
+	return best
+}
+
+// drafterName is what names of drafters have in them.
+var drafterName = regexp.MustCompile("dflash|draft|^mtp-|assistant")
+
+// fits returns the kind of drafter that a file is for a target, "" if it is none that fits.
+func fits(path string, target *gguf.File) string {
+	f, err := gguf.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	hidden, _, _ := target.Uint(target.Arch() + ".embedding_length")
+	width := func(key string) bool {
+		n, _, err := f.Uint(f.Arch() + "." + key)
+		return err == nil && n == hidden
+	}
+	switch {
+	case dflash.Supported(f):
+		if width("embedding_length") {
+			return "dflash"
+		}
+	case mtp.Supported(f) && !mtp.InModel(target):
+		if f.Arch() == target.Arch() && width("embedding_length") || f.Arch() == target.Arch()+"-assistant" &&
+			width("embedding_length_out") {
+			return "mtp"
+		}
+	}
+	return ""
+}

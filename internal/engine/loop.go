@@ -1,0 +1,498 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"strobe/internal/cache"
+	"strobe/internal/model"
+	"strobe/internal/platform"
+	"strobe/internal/speculate"
+)
+
+// loop is what the engine's goroutine works with. Nothing of it is shared.
+type loop struct {
+	e        *Engine
+	m        *Model
+	r        *speculate.Runner
+	drafters []*cache.Memory // per source; nil for those that keep nothing
+	jobs     []*job          // in slots, oldest first
+	slots    []*job
+	cache    *prefixes // nil when off
+	disk     *disk     // nil without a folder
+	restores []*restore
+	embeds   []*embedding
+	soon     []*entry // to be on disk soon
+	steps    int64
+	defects  int // panics since the last step that went well
+}
+
+func newLoop(e *Engine) *loop {
+	return &loop{e: e, m: e.model, r: e.model.Runner, slots: make([]*job, e.cfg.Parallel)}
+}
+
+// prepare makes what the loop needs of the model. It reads the model's file.
+func (l *loop) prepare() {
+	e := l.e
+	l.drafters = memories(l.r)
+	if e.cfg.CacheBytes > 0 {
+		l.cache = &prefixes{target: l.m.Target.Memory(), drafters: l.drafters, limit: e.cfg.CacheBytes}
+	}
+	if l.cache != nil && e.cfg.CacheDir != "" {
+		d, err := openDisk(&disk{
+			root: e.cfg.CacheDir, model: l.m.Fingerprint(), limit: e.cfg.CacheDiskBytes, cuttable: l.cache.cuttable,
+			sources: wanted(l.r, speculate.Options{}),
+			log:     e.cfg.Log, stats: &l.cache.stats, wake: e.wake,
+		})
+		if err != nil {
+			e.cfg.Log.Warn("prefix cache: no folder", "error", err)
+		} else {
+			l.disk = d
+		}
+	}
+}
+
+// run admits, steps and ends generations until the engine closes.
+func (l *loop) run() {
+	defer close(l.e.done)
+	debug.SetPanicOnFault(true) // a model file that was cut short; see platform.IsFault
+	err := l.guard(func() error {
+		l.prepare()
+		for l.admit() {
+			l.dropEnded()
+			restored := l.restoreStep()
+			stepped, err := l.step()
+			if err != nil {
+				return err
+			}
+			embedded, err := l.embedStep()
+			if err != nil {
+				return err
+			}
+			saved := l.saveStep()
+			l.publish()
+			if !restored && !stepped && !embedded && !saved {
+				l.rest()
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		l.fail(err)
+	}
+	l.close()
+}
+
+// errDefect is what a panic becomes.
+var errDefect = errors.New("the engine was stopped by a defect")
+
+// guard turns a panic into an error: a defect must not end the process and everybody's work.
+func (l *loop) guard(fn func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = l.defect(p)
+		}
+	}()
+	return fn()
+}
+
+// defect is the error that a recovered panic becomes.
+func (l *loop) defect(p any) error {
+	if platform.IsFault(p) {
+		return fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
+	}
+	stack := debug.Stack()
+	if w, ok := p.(interface{ Stack() []byte }); ok { // of a worker, where it happened
+		stack = w.Stack()
+	}
+	l.e.cfg.Log.Error("engine: a defect", "panic", p, "stack", string(stack))
+	return fmt.Errorf("%w: %v", errDefect, p)
+}
+
+// fatal tells errors after which the engine cannot go on: its weights are gone, or a defect comes back. After
+// a single defect those concerned end and the others go on.
+func (l *loop) fatal(err error) bool {
+	if errors.Is(err, errDefect) {
+		l.defects++
+	}
+	return errors.Is(err, ErrFileChanged) || l.defects > 1
+}
+
+// fail ends everything after a defect.
+func (l *loop) fail(err error) {
+	l.e.mu.Lock()
+	l.e.failed = err
+	queued, calls := l.e.queue, l.e.calls
+	l.e.queue, l.e.calls = nil, nil
+	l.e.mu.Unlock()
+	for _, g := range queued {
+		l.refuse(g, ReasonError, err)
+	}
+	for _, c := range append(calls, l.embeds...) {
+		c.finish(nil, err)
+	}
+	for _, j := range slices.Clone(l.jobs) {
+		j.g.finish(nil, Result{Reason: ReasonError, Err: err, Slot: j.slot, Stats: j.stats})
+	}
+	for _, x := range l.soon {
+		if x.writing != nil {
+			x.writing.abort()
+		}
+	}
+	l.jobs, l.embeds, l.soon, l.cache = nil, nil, nil, nil
+}
+
+// admit moves requests from the queue into free slots. It returns false when the engine is to end.
+func (l *loop) admit() bool {
+	for {
+		g, slot, end := l.take()
+		if end {
+			return false
+		}
+		if g == nil {
+			return true
+		}
+		l.start(g, slot)
+	}
+}
+
+// take takes the next request from the queue and the slot for it.
+func (l *loop) take() (g *Generation, slot int, end bool) {
+	e := l.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l.embeds = append(l.embeds, e.calls...)
+	e.calls = nil
+	if e.abort || e.closing && len(e.queue) == 0 && len(l.jobs) == 0 && len(l.embeds) == 0 {
+		return nil, 0, true
+	}
+	if slot = slices.Index(l.slots, nil); slot < 0 {
+		return nil, 0, false
+	}
+	i := slices.IndexFunc(e.queue, func(g *Generation) bool { return !l.follows(g) })
+	if i < 0 {
+		return nil, 0, false
+	}
+	g = e.queue[i]
+	e.queue = slices.Delete(e.queue, i, i+1)
+	e.snap.Slots[slot] = Slot{ID: slot, Busy: true, State: g.State(), Draft: g.req.Spec.Draft, Since: time.Now()}
+	return g, slot, false
+}
+
+// refuse ends a generation that was never admitted.
+func (l *loop) refuse(g *Generation, r Reason, err error) {
+	l.e.mu.Lock()
+	l.e.snap.count(r)
+	l.e.mu.Unlock()
+	g.finish(nil, Result{Reason: r, Err: err, Slot: -1, Queued: time.Since(g.submitted)})
+}
+
+// start puts a generation into a slot.
+func (l *loop) start(g *Generation, slot int) {
+	j := newJob(l.m, g)
+	j.slot = slot
+	l.slots[slot] = j
+	l.jobs = append(l.jobs, j)
+	if j.loading = l.wanted(j); j.loading == nil {
+		l.begin(j)
+	}
+}
+
+// begin gives a job its memory and its first stream.
+func (l *loop) begin(j *job) {
+	l.lookup(j)
+	j.cached = j.seq.Len()
+	j.kept = j.cached
+	l.mark(j)
+	j.g.update(func(s *State) {
+		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, j.cached
+	})
+	if err := j.next(l.r, l.e.cfg.Context); err != nil {
+		l.end(j, ReasonError, err)
+	}
+}
+
+// lookup gives a job its memory: a copy of the longest cached beginning of its prompt, or an empty one.
+func (l *loop) lookup(j *job) {
+	req := &j.g.req
+	want := wanted(l.r, req.Spec)
+	if l.cache != nil && !req.NoCache {
+		if e, n := l.cache.find(req.Tokens, want); e != nil {
+			var err error
+			if j.seq, j.drafts, err = l.cache.take(e, n, want); err != nil {
+				l.e.cfg.Log.Warn("prefix cache: entry not usable", "error", err)
+				l.cache.drop(e)
+				j.seq, j.drafts = nil, nil
+			}
+		}
+	}
+	if j.seq == nil {
+		j.seq, j.drafts = l.m.Target.NewSeq(), newContexts(l.drafters, want)
+	}
+	if l.cache != nil && !req.NoCache {
+		if j.seq.Len() > 0 {
+			l.cache.stats.Hits++
+		} else {
+			l.cache.stats.Misses++
+		}
+	}
+}
+
+// dropEnded ends the jobs whose request was cancelled.
+func (l *loop) dropEnded() {
+	for _, j := range slices.Clone(l.jobs) {
+		if j.g.ctx.Err() != nil {
+			l.end(j, ReasonCancelled, context.Cause(j.g.ctx))
+		}
+	}
+}
+
+// rest waits for work. Time that nobody needs goes into saving the cache.
+func (l *loop) rest() {
+	e := (*entry)(nil)
+	if len(l.jobs) == 0 {
+		e = l.unsaved()
+	}
+	if e == nil {
+		<-l.e.work
+		return
+	}
+	select {
+	case <-l.e.work:
+	case <-time.After(l.e.saveDelay):
+		l.save(e, func() bool {
+			l.e.mu.Lock()
+			defer l.e.mu.Unlock()
+			return l.e.closing || len(l.e.queue) > 0 || len(l.e.calls) > 0
+		})
+	}
+}
+
+// step advances every job by a round or a piece of its prompt. It reports whether there was any. An
+// error is the end of the engine.
+func (l *loop) step() (bool, error) {
+	live, streams := l.batch()
+	if len(live) == 0 {
+		return false, nil
+	}
+	start := time.Now()
+	l.steps++
+	if err := l.advance(streams); err != nil {
+		if err := l.recover(live, err); err != nil {
+			return true, err
+		}
+	}
+	l.e.mu.Lock()
+	l.e.snap.Steps++
+	l.e.snap.BatchRows += int64(len(streams))
+	l.e.snap.Busy += time.Since(start)
+	l.e.mu.Unlock()
+	for _, j := range live {
+		if j.stream != nil {
+			l.settle(j)
+		}
+	}
+	return true, nil
+}
+
+// advance runs one step of the streams. A panic is its error, and so are weights that were written to while it ran:
+// what it computed is worth nothing then.
+func (l *loop) advance(streams []*speculate.Stream) error {
+	err := l.guard(func() error { return l.r.Step(streams, l.e.cfg.Chunk) })
+	if l.e.change() == platform.Overwritten {
+		err = fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
+	}
+	if err == nil {
+		l.defects = 0
+	}
+	return err
+}
+
+// batch chooses who takes part in the next step: everyone who generates, and as many prompts as
+// fit into a chunk. The prompt that waited longest comes first, so that none waits for another
+// longer than a chunk per prompt.
+func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
+	var prompts []*job
+	for _, j := range l.jobs {
+		if j.loading != nil {
+			continue
+		}
+		if j.prefilling() {
+			prompts = append(prompts, j)
+		} else {
+			live = append(live, j)
+		}
+	}
+	slices.SortStableFunc(prompts, func(a, b *job) int { return cmp.Compare(a.served, b.served) })
+	room := min(l.e.cfg.Chunk, model.MaxRows-len(live))
+	for i, j := range prompts {
+		if room <= 0 {
+			break
+		}
+		if i == 0 {
+			j.served = l.steps + 1
+		}
+		live = append(live, j)
+		room -= len(j.stream.Prompt)
+	}
+	for _, j := range live {
+		streams = append(streams, j.stream)
+	}
+	return live, streams
+}
+
+// recover finds out whose fault a failed step was. Memory may be short: the cache gives up what it
+// can. Then each stream that is still sound tries alone, and only those that fail again end. A pass that
+// ended half-way leaves none of its streams sound.
+func (l *loop) recover(live []*job, err error) error {
+	l.e.cfg.Log.Warn("step failed, trying each stream alone", "streams", len(live), "error", err)
+	if l.fatal(err) {
+		return err
+	}
+	if l.cache != nil {
+		l.cache.shrink(0)
+	}
+	for _, j := range live {
+		fault := err
+		if j.consistent() {
+			if j.stream.Done() {
+				continue
+			}
+			if fault = l.advance([]*speculate.Stream{j.stream}); fault == nil {
+				continue
+			}
+			if l.fatal(fault) {
+				return fault
+			}
+		}
+		l.end(j, ReasonError, fault)
+	}
+	return nil
+}
+
+// settle books what a step did for a job: its text, its checkpoints, its end.
+func (l *loop) settle(j *job) {
+	j.g.emit(j.out)
+	j.out = j.out[:0]
+	at := min(j.seq.Len(), len(j.g.req.Tokens))
+	j.g.update(func(s *State) {
+		s.Processed = at
+		if len(j.tokens) > 0 {
+			s.Phase = PhaseGenerate
+		}
+	})
+	l.checkpoint(j)
+	if !j.stream.Done() {
+		return
+	}
+	switch {
+	case j.sampler.err != nil:
+		l.end(j, ReasonError, j.sampler.err)
+	case j.stream.Err() != nil:
+		l.end(j, ReasonError, j.stream.Err())
+	case j.last:
+		if j.reason == 0 {
+			j.reason = ReasonLength
+		}
+		l.end(j, j.reason, nil)
+	case j.seq.Len() == len(j.g.req.Tokens): // PromptOnly
+		l.end(j, ReasonLength, nil)
+	default:
+		j.endLeg()
+		if err := j.next(l.r, l.e.cfg.Context); err != nil {
+			l.end(j, ReasonError, err)
+		}
+	}
+}
+
+// end takes a job out of its slot. What its sequence remembers stays in the cache.
+func (l *loop) end(j *job, r Reason, err error) {
+	if r != ReasonError {
+		l.keepWhole(j)
+	}
+	st := j.sum()
+	if j.seq != nil {
+		j.seq.Close()
+	}
+	j.drafts.close()
+	l.slots[j.slot] = nil
+	l.jobs = slices.DeleteFunc(l.jobs, func(x *job) bool { return x == j })
+	rest := j.text.Flush()
+	res := Result{
+		Reason: r, Stop: string(j.text.Stopped), Err: err, Slot: j.slot,
+		Cached: j.cached, Generated: len(j.tokens),
+		Queued: j.since.Sub(j.g.submitted), First: j.first, Stats: st,
+	}
+	if len(j.text.Stopped) > 0 && (r == ReasonLength || r == ReasonEOG) {
+		res.Reason = ReasonStop // the last bytes completed a stop string
+	}
+	j.g.emit(j.out)
+	l.e.mu.Lock()
+	l.e.snap.count(res.Reason)
+	l.e.snap.Stats.Add(st)
+	s := &l.e.snap.Slots[j.slot]
+	s.Busy, s.State = false, j.g.State()
+	s.State.Phase = PhaseDone
+	l.e.mu.Unlock()
+	l.publish()
+	j.g.finish(rest, res)
+}
+
+// publish makes the state visible to Snapshot.
+func (l *loop) publish() {
+	target, drafter := l.m.Target.Memory().UsedBytes(), 0
+	var c CacheStats
+	if l.disk != nil {
+		l.disk.collect()
+	}
+	if l.cache != nil {
+		c = l.cache.stats
+		c.Entries, c.Bytes, c.Limit = len(l.cache.entries), l.cache.bytes, l.cache.limit
+	}
+	for _, m := range l.drafters {
+		if m != nil {
+			drafter += m.UsedBytes()
+		}
+	}
+	l.e.mu.Lock()
+	defer l.e.mu.Unlock()
+	l.e.snap.TargetBytes, l.e.snap.DrafterBytes, l.e.snap.Cache = target, drafter, c
+	for _, j := range l.jobs {
+		l.e.snap.Slots[j.slot].State = j.g.State()
+	}
+}
+
+// close ends what is left.
+func (l *loop) close() {
+	l.e.mu.Lock()
+	queued := l.e.queue
+	l.e.queue = nil
+	l.e.mu.Unlock()
+	for _, g := range queued {
+		l.refuse(g, ReasonCancelled, ErrClosed)
+	}
+	for _, j := range slices.Clone(l.jobs) {
+		l.end(j, ReasonCancelled, ErrClosed)
+	}
+	for _, c := range l.embeds {
+		c.finish(nil, ErrClosed)
+	}
+	if l.disk != nil {
+		if l.cache != nil {
+			l.saveAll()
+		}
+		l.disk.close()
+		for _, r := range slices.Clone(l.restores) {
+			l.drop(r)
+		}
+	}
+	if l.cache != nil {
+		l.cache.shrink(0)
+	}
+	l.publish()
+}

@@ -1,0 +1,467 @@
+// Package model runs target models: token batches in, logits and captured features out.
+//
+// Open reads the hyper-parameters and binds the weights of a GGUF file; the architecture decides
+// which file of this package describes the layers (qwen3.go, qwen35.go, gemma4.go). Everything a
+// model does goes through Forward: prompts, single tokens, chains and trees to verify, of
+// one or several sequences. Forward commits nothing; see package cache.
+//
+// A Model is used by one goroutine at a time, the one that drives its backend.
+package model
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+
+	"strobe/internal/backend"
+	"strobe/internal/cache"
+	"strobe/internal/gguf"
+	"strobe/internal/nn"
+	"strobe/internal/quant"
+)
+
+// MaxRows is the largest batch Forward takes.
+const MaxRows = 512
+
+// Options configures a model. The zero value keeps keys and values in F16 and everything on one device.
+type Options struct {
+	KV quant.Type // F16 (also for the zero value, unless KVF32 is set) or Q8_0
+	// KVF32 keeps keys and values in float32, for comparisons with references.
+	KVF32 bool
+	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token embeddings lie with the
+	// first layer, the output matrix with the last.
+	Place func(layer int) int
+	// Bound, if set, is told the size of every weight that a device has got.
+	Bound func(bytes int)
+}
+
+func (o Options) kvType() quant.Type {
+	switch {
+	case o.KVF32:
+		return quant.F32
+	case o.KV == quant.F32:
+		return quant.F16
+	}
+	return o.KV
+}
+
+// Config is what users of a model need to know of it.
+type Config struct {
+	Arch      string
+	Name      string
+	Layers    int
+	Hidden    int
+	Vocab     int
+	Context   int // trained context length
+	Experts   int
+	UsedExps  int
+	Recurrent bool    // has recurrent layers, so a sequence cannot be cut at will
+	EmbScale  float32 // multiplies token embeddings
+	Softcap   float32 // of the logits; 0 means none
+	Suppress  []int32 // ids that must not be sampled
+}
+
+// Model is a loaded target.
+type Model struct {
+	Config
+	devices []backend.Backend
+	place   []int // device of each layer
+	out     int   // device of the output
+	arenas  []*nn.Arena
+	file    *gguf.File
+	mem     *cache.Memory
+	arch    arch
+	eps     float32
+	embed   backend.Weight
+	head    backend.Weight
+	outNorm backend.Vector
+	weights int // bytes
+
+	capture []int // layers whose output is captured; -1 is the embedding
+}
+
+// arch is the part of a model that differs between architectures.
+type arch interface {
+	begin(s *step)            // before the first layer of each device; s.x holds the embeddings at the very first
+	layer(s *step, layer int) // advance s.x through one layer
+}
+
+// step is one forward pass in progress.
+type step struct {
+	*Model
+	*nn.Step // operations and memory on the device of the current layer
+	device   int
+	ids      backend.Ints   // tokens
+	pick     backend.Ints   // rows that get logits
+	x        backend.Tensor // residual stream
+	features backend.Tensor // captured layers side by side
+	extra    backend.Tensor // what an architecture wants to have on every device; optional
+}
+
+var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
+	"qwen3":     newQwen3,
+	"qwen35":    newQwen35,
+	"qwen35moe": newQwen35,
+	"qwen3next": newQwen35,
+	"gemma4":    newGemma4,
+}
+
+// Supported reports whether Open can load an architecture.
+func Supported(arch string) bool { return architectures[arch] != nil }
+
+// Open loads the model of f on a device, or on several if Options.Place says so. The file must stay open while the model is used.
+func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend) (*Model, error) {
+	build := architectures[f.Arch()]
+	if build == nil {
+		var names []string
+		for n := range architectures {
+			names = append(names, n)
+		}
+		sort.Strings(names)
+		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(), strings.Join(names, ", "))
+	}
+	devices := append([]backend.Backend{b}, more...)
+	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType(), Bound: opt.Bound}
+	m := &Model{devices: devices, file: f}
+	for _, b := range devices {
+		m.arenas = append(m.arenas, nn.NewArena(b))
+	}
+	if err := m.readConfig(l); err != nil {
+		return nil, err
+	}
+	if l.Int("nextn_predict_layers", 0) > 0 && !l.Has("blk.0.attn_norm.weight") {
+		return nil, fmt.Errorf("%s: a layer for multi-token prediction without a model; give it with -d beside one",
+			f.Path())
+	}
+	m.place = make([]int, m.Layers)
+	for i := range m.place {
+		if opt.Place != nil {
+			m.place[i] = opt.Place(i)
+		}
+	}
+	m.out = m.place[m.Layers-1]
+	l.On(m.place[0])
+	m.embed = l.Matrix("token_embd.weight", m.Hidden, 0)
+	m.head = m.embed
+	l.On(m.out)
+	if l.Has("output.weight") {
+		m.head = l.Matrix("output.weight", m.Hidden, 0)
+	} else if m.place[0] != m.out {
+		m.head = l.Matrix("token_embd.weight", m.Hidden, 0)
+	}
+	m.outNorm = l.Vector("output_norm.weight", m.Hidden)
+	if l.Err != nil {
+		return nil, l.Err
+	}
+	m.Vocab = m.head.Rows()
+	if m.embed.Rows() != m.Vocab {
+		return nil, fmt.Errorf("%s: output.weight has %d rows, token_embd.weight %d", f.Path(), m.Vocab, m.embed.Rows())
+	}
+	if s, ok, _ := f.Ints("tokenizer.ggml.suppress_tokens"); ok {
+		for _, id := range s {
+			if id >= 0 && id < int64(m.Vocab) {
+				m.Suppress = append(m.Suppress, int32(id))
+			}
+		}
+	}
+	var err error
+	if m.arch, err = build(l, m); err != nil {
+		return nil, err
+	}
+	if l.Err != nil {
+		return nil, l.Err
+	}
+	if m.mem, err = cache.New(devices, l.Spec()); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Path(), err)
+	}
+	m.Recurrent = len(l.Spec().Recurrent) > 0
+	m.weights = l.Bytes
+	for _, b := range devices {
+		if err := b.Sync(); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.Path(), err)
+		}
+	}
+	return m, nil
+}
+
+// readConfig reads what all architectures have in common.
+func (m *Model) readConfig(l *nn.Loader) error {
+	m.Arch = l.Arch
+	m.Name, _, _ = l.File.String("general.name")
+	m.Layers = l.Need("block_count") - l.Int("nextn_predict_layers", 0)
+	m.Hidden = l.Need("embedding_length")
+	m.Context = l.Need("context_length")
+	m.Experts = l.Int("expert_count", 0)
+	m.UsedExps = l.Int("expert_used_count", 0)
+	m.eps = l.Float("attention.layer_norm_rms_epsilon", 1e-6)
+	m.EmbScale = 1
+	return l.Check(
+		nn.Range("block_count", m.Layers, 1, 1024), nn.Range("embedding_length", m.Hidden, 1, 1<<20),
+		nn.Range("context_length", m.Context, 1, 1<<30), nn.Range("expert_count", m.Experts, 0, 1<<16),
+		nn.Range("expert_used_count", m.UsedExps, 0, max(m.Experts, 0)),
+	)
+}
+
+// block chooses the device of a layer and returns the prefix of its tensors.
+func (m *Model) block(l *nn.Loader, i int) string {
+	l.On(m.place[i])
+	return fmt.Sprintf("blk.%d.", i)
+}
+
+// Backend returns the device of the model's output: its logits and features.
+func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
+
+// Sync waits for all devices and returns their first failure.
+func (m *Model) Sync() error {
+	for _, b := range m.devices {
+		if err := b.Sync(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Memory returns the model's cache.
+func (m *Model) Memory() *cache.Memory { return m.mem }
+
+// File returns the file the model was loaded from.
+func (m *Model) File() *gguf.File { return m.file }
+
+// WeightBytes is the size of the weights one pass may read.
+func (m *Model) WeightBytes() int { return m.weights }
+
+// Vocabulary returns the token embedding and output matrices on a device, for drafters that share them.
+func (m *Model) Vocabulary(b backend.Backend) (embed, head backend.Weight, err error) {
+	first, last := m.devices[m.place[0]], m.Backend()
+	l := &nn.Loader{File: m.file, Devices: []backend.Backend{b}, Arch: m.Arch}
+	bind := func(w backend.Weight, at backend.Backend, name string) backend.Weight {
+		if at == b {
+			return w
+		}
+		return l.Matrix(name, m.Hidden, m.Vocab)
+	}
+	embed = bind(m.embed, first, "token_embd.weight")
+	switch {
+	case m.file.Tensor("output.weight") != nil:
+		head = bind(m.head, last, "output.weight")
+	case last == b:
+		head = m.head
+	default:
+		head = embed
+	}
+	return embed, head, l.Err
+}
+
+// NewSeq returns an empty sequence.
+func (m *Model) NewSeq() *cache.Seq { return m.mem.NewSeq() }
+
+// Capture chooses the layers whose outputs later passes put into Output.Features: the residual
+// stream after layer l, or the embeddings for l = -1.
+func (m *Model) Capture(layers []int) error {
+	for _, l := range layers {
+		if l < -1 || l >= m.Layers {
+			return fmt.Errorf("cannot capture layer %d of a model with %d layers", l, m.Layers)
+		}
+	}
+	m.capture = append([]int(nil), layers...)
+	return nil
+}
+
+// LogitRows says which rows of a segment get logits.
+type LogitRows int
+
+// The choices.
+const (
+	LogitsNone LogitRows = iota
+	LogitsLast
+	LogitsAll
+)
+
+// Segment is the tokens of one sequence in a batch.
+type Segment struct {
+	Seq     *cache.Seq
+	Tokens  []int32
+	Parents []int32 // tree: index of the parent token in this segment, -1 for the last committed token; nil for a chain
+	Prompt  bool    // known to be accepted whole, so recurrent layers need no tape
+	Logits  LogitRows
+	Greedy  bool // of its logits only the best id is wanted (Output.Best)
+}
+
+// Output is the result of a pass, valid until the next one.
+type Output struct {
+	m        *Model
+	first    []int          // per segment: its first row in Logits
+	firstRow []int          // per segment: its first row in Features
+	logits   []float32      // what Row has read
+	best     []int32        // what Best has read
+	bestIDs  backend.Ints   // nil if a segment wants more than the best
+	Logits   backend.Tensor // rows that asked for logits, segment by segment
+	Final    backend.Tensor // the same rows after the final norm
+	Features backend.Tensor // all rows: captured layers side by side
+}
+
+// Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at once.
+func (o *Output) Row(segment, i int) []float32 {
+	if o.logits == nil {
+		o.logits = o.m.Backend().Read(o.Logits)
+	}
+	n := o.Logits.Cols
+	return o.logits[(o.first[segment]+i)*n:][:n]
+}
+
+// Best returns the best id of the i-th row with logits of a segment, -1 if there is none, chosen by the device when all segments with
+// logits are greedy.
+func (o *Output) Best(segment, i int) int32 {
+	if o.bestIDs == nil {
+		return -1
+	}
+	if o.best == nil {
+		o.best = o.m.Backend().Ints(o.bestIDs)
+	}
+	return o.best[o.first[segment]+i]
+}
+
+// HasBest reports whether Best knows the ids.
+func (o *Output) HasBest() bool { return o.bestIDs != nil }
+
+// FeatureRows returns the captured features of n rows of a segment.
+func (o *Output) FeatureRows(segment, from, n int) backend.Tensor {
+	return o.Features.Slice(o.firstRow[segment]+from, n)
+}
+
+// FeatureRow returns the row in Features of row i of a segment.
+func (o *Output) FeatureRow(segment, i int) int { return o.firstRow[segment] + i }
+
+// Forward runs a batch. Its rows are in the caches afterwards but not committed; each
+// sequence needs a Commit before its next pass. After an error its sequences are unusable, except where nothing had begun.
+func (m *Model) Forward(segs []Segment) (out *Output, err error) {
+	out = &Output{m: m}
+	var ids, pick []int32
+	greedy := true
+	parts := make([]cache.Segment, len(segs))
+	for i := range segs {
+		s := &segs[i]
+		if err := m.checkSegment(s); err != nil {
+			return nil, err
+		}
+		out.first = append(out.first, len(pick))
+		out.firstRow = append(out.firstRow, len(ids))
+		switch s.Logits {
+		case LogitsLast:
+			pick = append(pick, int32(len(ids)+len(s.Tokens)-1))
+		case LogitsAll:
+			for r := range s.Tokens {
+				pick = append(pick, int32(len(ids)+r))
+			}
+		}
+		greedy = greedy && (s.Greedy || s.Logits == LogitsNone)
+		ids = append(ids, s.Tokens...)
+		parts[i] = cache.Segment{Seq: s.Seq, Rows: len(s.Tokens), Parents: s.Parents, Prompt: s.Prompt}
+	}
+	n := len(ids)
+	if n == 0 || n > MaxRows {
+		return nil, fmt.Errorf("a batch of %d tokens; want 1 to %d", n, MaxRows)
+	}
+	if err := m.arenas[m.place[0]].Begin(n); err != nil { // before anything happens to the sequences
+		return nil, err
+	}
+	batch, err := m.mem.Begin(parts)
+	if err != nil {
+		return nil, err
+	}
+	defer nn.Catch(&err)
+	s := &step{Model: m}
+	s.enter(m.place[0], batch, ids, pick)
+
+	s.x = s.Rows(m.Hidden)
+	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
+	s.Embed(s.x, m.embed, s.ids, m.EmbScale)
+	m.arch.begin(s)
+	s.captured(-1)
+	at := s.Mark()
+	for il := range m.Layers {
+		if m.place[il] != s.device {
+			if err := m.arenas[m.place[il]].Begin(n); err != nil {
+				return nil, err
+			}
+			s.enter(m.place[il], batch, ids, pick)
+			m.arch.begin(s)
+			at = s.Mark()
+		}
+		m.arch.layer(s, il)
+		s.captured(il)
+		s.Release(at)
+	}
+	if m.out != s.device {
+		if err := m.arenas[m.out].Begin(n); err != nil {
+			return nil, err
+		}
+		s.enter(m.out, batch, ids, pick)
+	}
+	out.Features = s.features
+	if len(pick) > 0 {
+		out.Final, out.Logits = s.New(len(pick), m.Hidden), s.New(len(pick), m.Vocab)
+		s.Gather(out.Final, s.x, s.pick)
+		s.RMSNorm(out.Final, out.Final, m.outNorm, m.eps)
+		s.MatMul(out.Final, backend.Product{W: m.head, Y: out.Logits})
+		if m.Softcap > 0 {
+			s.Step.Softcap(out.Logits, m.Softcap)
+		}
+		if greedy {
+			out.bestIDs = s.NewInts(len(pick))
+			s.ArgMax(out.bestIDs, out.Logits)
+		}
+	}
+	s.EndStep()
+	batch.Done()
+	return out, nil
+}
+
+// enter begins the operations of the next layers on their device, with what the layers before have left on theirs.
+func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) {
+	from := s.Step
+	if from != nil {
+		from.EndStep()
+	}
+	s.Step = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps)
+	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
+		if t.Buf != nil {
+			v := from.Read(*t)
+			*t = s.Rows(t.Cols)
+			s.Write(*t, v)
+		}
+	}
+	s.Begin()
+	s.device, s.ids, s.pick = device, s.Ints32(ids), s.Ints32(pick)
+}
+
+func (m *Model) checkSegment(s *Segment) error {
+	if len(s.Tokens) == 0 {
+		return fmt.Errorf("a segment without tokens")
+	}
+	for _, id := range s.Tokens {
+		if id < 0 || int(id) >= m.Vocab {
+			return fmt.Errorf("token id %d is outside the vocabulary of %d", id, m.Vocab)
+		}
+	}
+	if s.Parents != nil {
+		if len(s.Parents) != len(s.Tokens) {
+			return fmt.Errorf("%d parents for %d tokens", len(s.Parents), len(s.Tokens))
+		}
+		for i, p := range s.Parents {
+			if p < -1 || int(p) >= i {
+				return fmt.Errorf("token %d has parent %d; parents come before children", i, p)
+			}
+		}
+	}
+	return nil
+}
+
+// captured copies the residual stream into the features of the layers that want it.
+func (s *step) captured(layer int) {
+	for i, l := range s.capture {
+		if l == layer {
+			s.Copy(s.features.Columns(i*s.Hidden, s.Hidden), s.x)
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package nn
+
+import (
+	"strobe/internal/backend"
+)
+
+// FFN is a gated feed-forward layer: down(act(gate h) * (up h)).
+type FFN struct {
+	gate, up, down backend.Weight
+	act            backend.Activation
+}
+
+// FFN binds a feed-forward layer; suffix tells a shared expert from the layer itself.
+func (l *Loader) FFN(prefix, suffix string, hidden, width int, act backend.Activation) FFN {
+	return FFN{
+		gate: l.Matrix(prefix+"ffn_gate"+suffix+".weight", hidden, width),
+		up:   l.Matrix(prefix+"ffn_up"+suffix+".weight", hidden, width),
+		down: l.Matrix(prefix+"ffn_down"+suffix+".weight", width, hidden),
+		act:  act,
+	}
+}
+
+// Forward returns the layer's output for h.
+func (f *FFN) Forward(s *Step, h backend.Tensor) backend.Tensor {
+	p := s.Project(h, f.gate, f.up)
+	gate, up := p[0], p[1]
+	s.Gated(gate, gate, up, f.act)
+	return s.Multiply(gate, f.down)
+}
+
+// MoE is a mixture of expert feed-forward layers.
+type MoE struct {
+	router       backend.Weight
+	gate, up     backend.Weight // stacked; or
+	gateUp       backend.Weight // fused, gate rows first
+	Down         backend.Weight
+	DownScale    backend.Vector // per expert, optional
+	act          backend.Activation
+	used         int
+	weightsScale float32
+}
+
+// MoE binds the experts and the router of a layer.
+func (l *Loader) MoE(prefix string, hidden, width, experts, used int, act backend.Activation) MoE {
+	m := MoE{
+		router: l.Matrix(prefix+"ffn_gate_inp.weight", hidden, experts),
+		Down:   l.Experts(prefix+"ffn_down_exps.weight", width, hidden, experts),
+		act:    act, used: used, weightsScale: 1,
+	}
+	if s := l.Float("expert_weights_scale", 0); s != 0 {
+		m.weightsScale = s
+	}
+	if l.Has(prefix + "ffn_gate_up_exps.weight") {
+		m.gateUp = l.Experts(prefix+"ffn_gate_up_exps.weight", hidden, 2*width, experts)
+	} else {
+		m.gate = l.Experts(prefix+"ffn_gate_exps.weight", hidden, width, experts)
+		m.up = l.Experts(prefix+"ffn_up_exps.weight", hidden, width, experts)
+	}
+	return m
+}
+
+// Forward returns the weighted sum of the experts on h that the router chooses for the rows of in.
+func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
+	ids, weights := s.NewInts(h.Rows*m.used), s.New(h.Rows, m.used)
+	s.Route(ids, weights, s.Multiply(in, m.router), m.used, m.weightsScale)
+
+	gate := s.New(h.Rows*m.used, m.Down.Cols())
+	if m.gateUp != nil {
+		both := s.New(gate.Rows, 2*gate.Cols)
+		s.ExpertMatMul(h, ids, m.used, backend.Product{W: m.gateUp, Y: both})
+		s.Gated(gate, both.Columns(0, gate.Cols), both.Columns(gate.Cols, gate.Cols), m.act)
+	} else {
+		up := s.New(gate.Rows, gate.Cols)
+		s.ExpertMatMul(h, ids, m.used, backend.Product{W: m.gate, Y: gate}, backend.Product{W: m.up, Y: up})
+		s.Gated(gate, gate, up, m.act)
+	}
+	out := s.New(gate.Rows, m.Down.Rows())
+	s.ExpertMatMul(gate, ids, m.used, backend.Product{W: m.Down, Y: out})
+	sum := s.New(h.Rows, m.Down.Rows())
+	s.ExpertSum(sum, out, weights, ids, m.used, m.DownScale)
+	return sum
+}

@@ -1,0 +1,354 @@
+// Package nn holds what the model definitions of targets and drafters share: reading
+// hyper-parameters and binding tensors, rotary embeddings, feed-forward layers.
+package nn
+
+import (
+	"fmt"
+	"math"
+
+	"strobe/internal/backend"
+	"strobe/internal/cache"
+	"strobe/internal/gguf"
+	"strobe/internal/quant"
+)
+
+// Loader reads metadata and binds tensors of one file. The first problem is kept in err, so that
+// a model's definition reads as a list; whoever uses the values checks Err before.
+type Loader struct {
+	File    *gguf.File
+	Devices []backend.Backend
+	Arch    string // prefix of the keys
+	Err     error
+	Bytes   int // of the bound weights
+	// Bound, if set, is told the size of every weight that a device has got.
+	Bound func(bytes int)
+
+	device int // that gets what is bound now
+
+	// What the model keeps per sequence, as its layers announce it.
+	Keys, Values quant.Type
+	Delta        backend.DeltaDims
+	recurrent    []int // device of each recurrent layer
+	layers       []cache.Layer
+}
+
+// On chooses the device that gets what is bound from now on.
+func (l *Loader) On(device int) { l.device = device }
+
+// Fail keeps the first problem found.
+func (l *Loader) Fail(format string, args ...any) {
+	if l.Err == nil {
+		l.Err = fmt.Errorf("%s: %s", l.File.Path(), fmt.Sprintf(format, args...))
+	}
+}
+
+// Keep keeps err if it is the first problem found.
+func (l *Loader) Keep(err error) {
+	if l.Err == nil {
+		l.Err = err
+	}
+}
+
+// Key returns the full name of a key.
+func (l *Loader) Key(name string) string { return l.Arch + "." + name }
+
+// Need reads a positive integer that the file must have.
+func (l *Loader) Need(name string) int {
+	v, ok, err := l.File.Uint(l.Key(name))
+	l.Keep(err)
+	if !ok && err == nil {
+		l.Fail("missing key %s", l.Key(name))
+	}
+	return clampInt(v)
+}
+
+// Int reads an integer, or def when the file has none.
+func (l *Loader) Int(name string, def int) int {
+	v, ok, err := l.File.Uint(l.Key(name))
+	l.Keep(err)
+	if !ok || err != nil {
+		return def
+	}
+	return clampInt(v)
+}
+
+// clampInt keeps absurd values representable; check rejects them.
+func clampInt(v uint64) int { return int(min(v, 1<<40)) }
+
+// Float reads a number, or def when the file has none.
+func (l *Loader) Float(name string, def float32) float32 {
+	v, ok, err := l.File.Float(l.Key(name))
+	l.Keep(err)
+	if !ok || err != nil {
+		return def
+	}
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		l.Fail("key %s is %v", l.Key(name), v)
+	}
+	return float32(v)
+}
+
+// PerLayer reads a key that is one value for all layers or an array with one per layer.
+func (l *Loader) PerLayer(name string, layers, def int) []int {
+	out := make([]int, layers)
+	k, ok := l.File.Kind(l.Key(name))
+	if ok && k.IsArray() {
+		v, _, err := l.File.Ints(l.Key(name))
+		l.Keep(err)
+		if len(v) < layers {
+			if err == nil {
+				l.Fail("key %s has %d entries for %d layers", l.Key(name), len(v), layers)
+			}
+			return out
+		}
+		for i := range out {
+			out[i] = clampInt(uint64(max(v[i], 0)))
+		}
+		return out
+	}
+	v := l.Int(name, def)
+	for i := range out {
+		out[i] = v
+	}
+	return out
+}
+
+// Dim is a hyper-parameter and the range it must be in.
+type Dim struct {
+	name           string
+	v, least, most int
+}
+
+// Range says that key name has value v and must be between least and most.
+func Range(name string, v, least, most int) Dim { return Dim{name, v, least, most} }
+
+// Check fails on the first hyper-parameter out of range, before it can size anything.
+func (l *Loader) Check(ds ...Dim) error {
+	for _, d := range ds {
+		if d.v < d.least || d.v > d.most {
+			l.Fail("key %s is %d; want %d to %d", l.Key(d.name), d.v, d.least, d.most)
+		}
+	}
+	return l.Err
+}
+
+// Has reports whether the file has a tensor.
+func (l *Loader) Has(name string) bool { return l.File.Tensor(name) != nil }
+
+// Tensor finds a tensor and checks its shape; a zero in want stands for any size.
+func (l *Loader) Tensor(name string, want ...int) *gguf.Tensor {
+	t := l.File.Tensor(name)
+	if t == nil {
+		l.Fail("missing tensor %q", name)
+		return nil
+	}
+	if !sameShape(t.Shape, want) {
+		l.Fail("tensor %q has shape %v; want %v", name, t.Shape, want)
+		return nil
+	}
+	return t
+}
+
+// sameShape compares shapes, ignoring trailing dimensions of 1.
+func sameShape(got, want []int) bool {
+	for i := range max(len(got), len(want)) {
+		g, w := 1, 1
+		if i < len(got) {
+			g = got[i]
+		}
+		if i < len(want) {
+			w = want[i]
+		}
+		if g != w && !(w == 0 && g > 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// Matrix binds a weight of the given inputs and outputs (0 = any).
+func (l *Loader) Matrix(name string, in, out int) backend.Weight {
+	return l.Bind(l.Tensor(name, in, out))
+}
+
+// Experts binds a stack of matrices.
+func (l *Loader) Experts(name string, in, out, n int) backend.Weight {
+	return l.Bind(l.Tensor(name, in, out, n))
+}
+
+// Bind gives a tensor to the backend, with the scale that may accompany it.
+func (l *Loader) Bind(t *gguf.Tensor) backend.Weight {
+	if t == nil || l.Err != nil {
+		return nil
+	}
+	var scale *gguf.Tensor
+	if base, ok := trimWeight(t.Name); ok && t.Type == quant.NVFP4 {
+		scale = l.File.Tensor(base + ".scale")
+	}
+	return l.BindScaled(t, scale)
+}
+
+// BindScaled gives a tensor to the backend; scale, if not nil, multiplies its products.
+func (l *Loader) BindScaled(t, scale *gguf.Tensor) backend.Weight {
+	m := backend.Matrix{Name: t.Name, Type: t.Type, Data: t.Data, Cols: t.Shape[0], Rows: 1, Experts: 1, Forget: t.Forget}
+	for i, n := range t.Shape[1:] {
+		switch {
+		case i == 0:
+			m.Rows = n
+		case i == 1:
+			m.Experts = n
+		case n != 1:
+			l.Fail("tensor %q: %d dimensions, want at most 3", t.Name, len(t.Shape))
+		}
+	}
+	if scale != nil {
+		m.Scale = l.finite(scale)
+		if len(m.Scale) != 1 && len(m.Scale) != m.Experts {
+			l.Fail("tensor %q: %d scales for %d experts", scale.Name, len(m.Scale), m.Experts)
+		}
+	}
+	if l.Err != nil {
+		return nil
+	}
+	w, err := l.Devices[l.device].Weight(m)
+	if err != nil {
+		l.Fail("%v", err)
+		return nil
+	}
+	l.Bytes += len(t.Data)
+	if l.Bound != nil {
+		l.Bound(len(t.Data))
+	}
+	return w
+}
+
+// finite reads the values of a tensor, all of which must be numbers.
+func (l *Loader) finite(t *gguf.Tensor) []float32 {
+	v := make([]float32, t.Elems())
+	if err := quant.Dequantize(t.Type, v, t.Data); err != nil {
+		l.Fail("tensor %q: %v", t.Name, err)
+		return nil
+	}
+	for i, x := range v {
+		if x-x != 0 {
+			l.Fail("tensor %q: value %d is %v", t.Name, i, x)
+			return nil
+		}
+	}
+	return v
+}
+
+func trimWeight(name string) (string, bool) {
+	const suffix = ".weight"
+	if n := len(name) - len(suffix); n > 0 && name[n:] == suffix {
+		return name[:n], true
+	}
+	return name, false
+}
+
+// RowsOf views rows [from, from+n) of a matrix as a tensor of its own.
+func RowsOf(t *gguf.Tensor, name string, from, n int) *gguf.Tensor {
+	rb := t.Type.RowBytes(t.Shape[0])
+	return &gguf.Tensor{Name: name, Type: t.Type, Shape: []int{t.Shape[0], n}, Data: t.Data[from*rb:][:n*rb]}
+}
+
+// PickRows copies the named rows of a matrix into a tensor of its own.
+func PickRows(t *gguf.Tensor, name string, rows []int) *gguf.Tensor {
+	rb := t.Type.RowBytes(t.Shape[0])
+	data := make([]byte, 0, len(rows)*rb)
+	for _, r := range rows {
+		data = append(data, t.Data[r*rb:][:rb]...)
+	}
+	return &gguf.Tensor{Name: name, Type: t.Type, Shape: []int{t.Shape[0], len(rows)}, Data: data}
+}
+
+// Vector binds a parameter vector of n values (0 = any).
+func (l *Loader) Vector(name string, n ...int) backend.Vector {
+	t := l.Tensor(name, n...)
+	if t == nil || l.Err != nil {
+		return nil
+	}
+	return l.VectorOf(l.finite(t))
+}
+
+// VectorOf binds values made by the model.
+func (l *Loader) VectorOf(v []float32) backend.Vector {
+	if l.Err != nil {
+		return nil
+	}
+	w, err := l.Devices[l.device].Vector(v)
+	if err != nil {
+		l.Fail("%v", err)
+		return nil
+	}
+	return w
+}
+
+// Floats reads a small tensor that the model itself needs.
+func (l *Loader) Floats(name string, n ...int) []float32 {
+	t := l.Tensor(name, n...)
+	if t == nil || l.Err != nil {
+		return nil
+	}
+	v := make([]float32, t.Elems())
+	if err := quant.Dequantize(t.Type, v, t.Data); err != nil {
+		l.Fail("tensor %q: %v", name, err)
+		return nil
+	}
+	return v
+}
+
+// Scalar reads a tensor of one value.
+func (l *Loader) Scalar(name string) float32 {
+	v := l.Floats(name, 1)
+	if len(v) != 1 {
+		return 1
+	}
+	return v[0]
+}
+
+// Optional binds a vector that may be missing.
+func (l *Loader) Optional(name string, n ...int) backend.Vector {
+	if !l.Has(name) {
+		return nil
+	}
+	return l.Vector(name, n...)
+}
+
+// Attention adds a layer with keys and values to the cache and returns its number there.
+func (l *Loader) Attention(heads, dim, window int) int {
+	l.layers = append(l.layers, cache.Layer{
+		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: l.Keys, Value: l.Values}, Window: window, Device: l.device,
+	})
+	return len(l.layers) - 1
+}
+
+// Recurrent adds a recurrent layer and returns its number among those of its device.
+func (l *Loader) Recurrent() int {
+	n := 0
+	for _, d := range l.recurrent {
+		if d == l.device {
+			n++
+		}
+	}
+	l.recurrent = append(l.recurrent, l.device)
+	return n
+}
+
+// Spec returns the memory that the layers announced.
+func (l *Loader) Spec() cache.Spec {
+	return cache.Spec{Layers: l.layers, Delta: l.Delta, Recurrent: l.recurrent}
+}
+
+// QKV binds the three projections, which a file may hold as one.
+func (l *Loader) QKV(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
+	if !l.Has(p+"attn_qkv.weight") || l.Has(p+"attn_q.weight") {
+		return l.Matrix(p+"attn_q.weight", hidden, q), l.Matrix(p+"attn_k.weight", hidden, kv), l.Matrix(p+"attn_v.weight", hidden, kv)
+	}
+	t := l.Tensor(p+"attn_qkv.weight", hidden, q+2*kv)
+	if t == nil {
+		return nil, nil, nil
+	}
+	part := func(name string, from, n int) *gguf.Tensor { return RowsOf(t, p+name, from, n) }
+	return l.Bind(part("attn_q", 0, q)), l.Bind(part("attn_k", q, kv)), l.Bind(part("attn_v", q+kv, kv))
+}

@@ -1,0 +1,73 @@
+package nn
+
+import (
+	"math"
+
+	"strobe/internal/backend"
+)
+
+// Rope is a rotary embedding.
+type Rope struct {
+	inv    []backend.Vector // inverse frequencies, per device
+	mscale float32
+	dims   int // rotated dimensions of a head
+}
+
+// Rope reads the rotary parameters of the file. factors divide the frequencies; nil means 1.
+func (l *Loader) Rope(dims int, base float32, factors []float32) *Rope {
+	if dims <= 0 || dims%2 != 0 || base <= 0 {
+		l.Fail("rotary embedding of %d dimensions with base %g", dims, base)
+		return &Rope{}
+	}
+	r := &Rope{dims: dims, mscale: 1}
+	half := dims / 2
+	inv := make([]float32, half)
+	for i := range inv {
+		inv[i] = float32(math.Pow(float64(base), -float64(2*i)/float64(dims)))
+		if factors != nil {
+			inv[i] /= factors[i]
+		}
+	}
+	l.scaleRope(r, inv, base)
+	for _, b := range l.Devices {
+		v, err := b.Vector(inv)
+		l.Keep(err)
+		r.inv = append(r.inv, v)
+	}
+	return r
+}
+
+// scaleRope applies linear or YaRN context extension.
+func (l *Loader) scaleRope(r *Rope, inv []float32, base float32) {
+	kind, _, err := l.File.String(l.Key("rope.scaling.type"))
+	l.Keep(err)
+	factor := l.Float("rope.scaling.factor", 0)
+	if factor == 0 || factor == 1 || kind == "none" {
+		return
+	}
+	r.mscale *= l.Float("rope.scaling.attn_factor", 1)
+	if kind != "yarn" {
+		if kind != "" && kind != "linear" {
+			l.Fail("key %s is %q; supported are none, linear and yarn", l.Key("rope.scaling.type"), kind)
+		}
+		for i := range inv {
+			inv[i] /= factor
+		}
+		return
+	}
+	original := float64(l.Int("rope.scaling.original_context_length", l.Int("context_length", 0)))
+	fast := float64(l.Float("rope.scaling.yarn_beta_fast", 32))
+	slow := float64(l.Float("rope.scaling.yarn_beta_slow", 1))
+	ext := l.Float("rope.scaling.yarn_ext_factor", 1)
+	at := func(beta float64) float64 {
+		return float64(r.dims) * math.Log(original/(2*math.Pi*beta)) / (2 * math.Log(float64(base)))
+	}
+	low := math.Max(0, math.Floor(at(fast)))
+	high := math.Min(float64(r.dims-1), math.Ceil(at(slow)))
+	for i := range inv {
+		ramp := 1 - math.Min(1, math.Max(0, (float64(i)-low)/math.Max(0.001, high-low)))
+		ramp *= float64(ext)
+		inv[i] *= float32((1-ramp)/float64(factor) + ramp)
+	}
+	r.mscale *= l.Float("rope.scaling.yarn_attn_factor", 1) * float32(1+0.1*math.Log(float64(factor)))
+}

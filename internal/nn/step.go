@@ -1,0 +1,147 @@
+package nn
+
+import (
+	"strobe/internal/backend"
+	"strobe/internal/cache"
+)
+
+// Step is a pass in progress on one device: its operations, the rows it runs and the memory they need on the way.
+type Step struct {
+	backend.Backend
+	N      int // rows
+	Eps    float32
+	arena  *Arena
+	batch  *cache.Batch
+	mem    *cache.Memory
+	device int
+	group  int // of the first plan
+	pos    backend.Ints
+	angles []angles // of the rotary embeddings used
+}
+
+type angles struct {
+	rope     *Rope
+	cos, sin backend.Tensor
+}
+
+// NewStep starts a pass over the rows of batch on a device, with memory of an arena that has begun; Begin has the device expect
+// its operations.
+func NewStep(a *Arena, batch *cache.Batch, mem *cache.Memory, device int, eps float32) *Step {
+	return &Step{Backend: a.b, N: len(batch.Pos), Eps: eps, arena: a, batch: batch, mem: mem, device: device}
+}
+
+// Begin begins the step on the device. What the host writes other than integers is written before.
+func (s *Step) Begin() {
+	s.BeginStep(&s.batch.Plans[s.device])
+	s.pos = s.Ints32(s.batch.Pos)
+}
+
+// Ints32 hands integers to the device.
+func (s *Step) Ints32(v []int32) backend.Ints {
+	t := s.arena.Ints(len(v))
+	s.SetInts(t, v)
+	return t
+}
+
+// NewInts returns room for n integers.
+func (s *Step) NewInts(n int) backend.Ints { return s.arena.Ints(n) }
+
+// New returns [rows, cols] with anything in it, and Rows [N, cols].
+func (s *Step) New(rows, cols int) backend.Tensor { return s.arena.New(rows, cols) }
+
+// Rows returns [N, cols] with anything in it.
+func (s *Step) Rows(cols int) backend.Tensor { return s.arena.New(s.N, cols) }
+
+// Mark returns the state of the step's memory, and Release gives back what was taken since.
+func (s *Step) Mark() Mark { return s.arena.Mark() }
+
+// Release gives back what was taken since the mark.
+func (s *Step) Release(m Mark) { s.arena.Release(m) }
+
+// Norm returns the normalised rows of x.
+func (s *Step) Norm(x backend.Tensor, w backend.Vector) backend.Tensor {
+	h := s.New(x.Rows, x.Cols)
+	s.RMSNorm(h, x, w, s.Eps)
+	return h
+}
+
+// Project returns the products of x with the given matrices, until the next pass.
+func (s *Step) Project(x backend.Tensor, ws ...backend.Weight) []backend.Tensor {
+	a := s.arena
+	from := len(a.views)
+	a.products = a.products[:0]
+	for _, w := range ws {
+		y := s.New(x.Rows, w.Rows())
+		a.views = append(a.views, y)
+		a.products = append(a.products, backend.Product{W: w, Y: y})
+	}
+	s.MatMul(x, a.products...)
+	return a.views[from:len(a.views):len(a.views)]
+}
+
+// Multiply returns the product of x with one matrix.
+func (s *Step) Multiply(x backend.Tensor, w backend.Weight) backend.Tensor {
+	y := s.New(x.Rows, w.Rows())
+	s.arena.products = append(s.arena.products[:0], backend.Product{W: w, Y: y})
+	s.MatMul(x, s.arena.products...)
+	return y
+}
+
+// NormHeads normalises the heads of x in place.
+func (s *Step) NormHeads(x backend.Tensor, heads int, w backend.Vector) {
+	h := x.Split(heads)
+	s.RMSNorm(h, h, w, s.Eps)
+}
+
+// Rotate turns the heads of x by their rows' positions. The angles are computed once for all layers, at the first use.
+func (s *Step) Rotate(x backend.Tensor, heads int, r *Rope) {
+	a := s.anglesOf(r)
+	s.RoPE(x.Split(heads), heads, a.cos, a.sin)
+}
+
+// Angles computes the angles of a rotary embedding, before the first layer: they stay for the whole pass.
+func (s *Step) Angles(ropes ...*Rope) {
+	for _, r := range ropes {
+		a := angles{r, s.Rows(r.dims / 2), s.Rows(r.dims / 2)}
+		s.Backend.Angles(a.cos, a.sin, s.pos, r.inv[s.device], r.mscale)
+		s.angles = append(s.angles, a)
+	}
+}
+
+// At is step i of a pass over steps: its rows, their angles and what they see.
+func (s *Step) At(i int) *Step {
+	from, steps := 0, s.batch.Steps
+	for _, n := range steps[:i] {
+		from += n
+	}
+	at := *s
+	at.N, at.angles = steps[i], nil
+	at.group = i * len(s.batch.Plans[s.device].KV) / len(steps)
+	for _, a := range s.angles {
+		at.angles = append(at.angles, angles{a.rope, a.cos.Slice(from, at.N), a.sin.Slice(from, at.N)})
+	}
+	return &at
+}
+
+func (s *Step) anglesOf(r *Rope) angles {
+	for _, a := range s.angles {
+		if a.rope == r {
+			return a
+		}
+	}
+	panic("nn: Rotate without Angles")
+}
+
+// Remember writes the keys and values of the rows to a layer of the cache.
+func (s *Step) Remember(layer int, k, v backend.Tensor) {
+	at := s.mem.Place(layer)
+	s.KVWrite(s.group+at.Group, at.Index, k, v)
+}
+
+// Attend returns the attention of q over a layer of the cache.
+func (s *Step) Attend(layer int, q backend.Tensor, p backend.AttnParams) backend.Tensor {
+	at := s.mem.Place(layer)
+	o := s.Rows(p.Heads * s.mem.Dims(layer).ValueDim)
+	s.Attention(o, q, s.group+at.Group, at.Index, p)
+	return o
+}

@@ -1,0 +1,538 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	"strobe/internal/chat"
+	"strobe/internal/chat/parse"
+	"strobe/internal/dialog"
+	"strobe/internal/engine"
+)
+
+// messagesRequest is the body of POST /v1/messages.
+type messagesRequest struct {
+	Model         string             `json:"model"`
+	MaxTokens     *int               `json:"max_tokens"`
+	System        json.RawMessage    `json:"system"`
+	Messages      []anthropicMessage `json:"messages"`
+	Tools         []json.RawMessage  `json:"tools"`
+	ToolChoice    *anthropicChoice   `json:"tool_choice"`
+	StopSequences []string           `json:"stop_sequences"`
+	Stream        bool               `json:"stream"`
+	Temperature   *float32           `json:"temperature"`
+	TopP          *float32           `json:"top_p"`
+	TopK          *int               `json:"top_k"`
+	MinP          *float32           `json:"min_p"` // not Anthropic's, like the next one
+	TypicalP      *float32           `json:"typical_p"`
+	Thinking      *struct {
+		Type         string `json:"type"`
+		BudgetTokens *int   `json:"budget_tokens"`
+	} `json:"thinking"`
+	OutputFormat *responseFormat `json:"output_format"`
+	OutputConfig *struct {
+		Format *responseFormat `json:"format"`
+		Effort string          `json:"effort"`
+	} `json:"output_config"`
+	Strobe *strobeFields `json:"strobe"`
+}
+
+type anthropicMessage struct {
+	Role    string          `json:"role"`
+	Content json.RawMessage `json:"content"`
+}
+
+type anthropicChoice struct {
+	Type    string `json:"type"`
+	Name    string `json:"name"`
+	OneCall bool   `json:"disable_parallel_tool_use"`
+}
+
+// block is a piece of a message, in requests and answers.
+type block struct {
+	Type      string          `json:"type"`
+	Text      *string         `json:"text,omitempty"`
+	Thinking  *string         `json:"thinking,omitempty"`
+	Signature *string         `json:"signature,omitempty"`
+	ID        string          `json:"id,omitempty"`
+	Name      string          `json:"name,omitempty"`
+	Input     json.RawMessage `json:"input,omitempty"`
+	ToolUseID string          `json:"tool_use_id,omitempty"`
+	Content   json.RawMessage `json:"content,omitempty"`
+	IsError   bool            `json:"is_error,omitempty"`
+}
+
+// blocks reads a string, which is one block of text, or a list of blocks.
+func blocks(raw json.RawMessage, at string) ([]block, error) {
+	switch kindOf(raw) {
+	case "null":
+		return nil, nil
+	case "string":
+		var text string
+		err := decodeJSON(raw, at, &text)
+		return []block{{Type: "text", Text: &text}}, err
+	case "array":
+		var list []json.RawMessage
+		if err := decodeJSON(raw, at, &list); err != nil {
+			return nil, err
+		}
+		out := make([]block, len(list))
+		for i, x := range list {
+			if kindOf(x) != "object" {
+				return nil, invalid(at+index(i), "must be an object")
+			}
+			if err := decodeJSON(x, at+index(i), &out[i]); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}
+	return nil, invalid(at, "must be a string or a list of blocks")
+}
+
+// conversation turns the request into messages the template knows.
+func (q *messagesRequest) conversation() (*conversation, error) {
+	c := &conversation{budget: -1}
+	system, err := systemText(q.System)
+	if err != nil {
+		return nil, err
+	}
+	if system != "" {
+		c.messages = append(c.messages, chat.Message{Role: "system", Content: system})
+	}
+	if len(q.Messages) == 0 {
+		return nil, invalid("messages", "must be a list with at least one message")
+	}
+	for i, m := range q.Messages {
+		msgs, err := m.messages("messages" + index(i))
+		if err != nil {
+			return nil, err
+		}
+		c.messages = append(c.messages, msgs...)
+	}
+	if err := q.tools(c); err != nil {
+		return nil, err
+	}
+	f := q.OutputFormat
+	if f == nil && q.OutputConfig != nil {
+		f = q.OutputConfig.Format
+	}
+	if c.format, err = f.format(); err != nil {
+		return nil, err
+	}
+	if t := q.Thinking; t != nil {
+		on := t.Type != "disabled"
+		c.thinking = &on
+		if on && t.BudgetTokens != nil {
+			c.setBudget(*t.BudgetTokens)
+		}
+	}
+	return c, nil
+}
+
+// systemText joins the system prompt. One client puts a stamp into it that changes with every request
+// and would keep the prefix cache from ever being hit.
+func systemText(raw json.RawMessage) (string, error) {
+	list, err := blocks(raw, "system")
+	if err != nil {
+		return "", err
+	}
+	var parts []string
+	for i, b := range list {
+		if b.Type != "text" || b.Text == nil {
+			return "", invalid("system"+index(i), "must be a block of type text")
+		}
+		if !strings.HasPrefix(*b.Text, "x-anthropic-billing-header:") {
+			parts = append(parts, *b.Text)
+		}
+	}
+	return strings.Join(parts, "\n"), nil
+}
+
+// messages turns one message into those of the template: results of tools have a message each, before
+// whatever else the user said.
+func (m *anthropicMessage) messages(at string) ([]chat.Message, error) {
+	if m.Role != "user" && m.Role != "assistant" && m.Role != "system" {
+		return nil, invalid(at+".role", "%q is none of user and assistant", m.Role)
+	}
+	list, err := blocks(m.Content, at+".content")
+	if err != nil {
+		return nil, err
+	}
+	var results []chat.Message
+	out := chat.Message{Role: m.Role}
+	var texts []string
+	for i, b := range list {
+		at := at + ".content" + index(i)
+		switch b.Type {
+		case "text":
+			if b.Text == nil {
+				return nil, invalid(at+".text", "is missing")
+			}
+			texts = append(texts, *b.Text)
+		case "thinking":
+			if b.Thinking != nil {
+				out.Reasoning += *b.Thinking
+			}
+		case "redacted_thinking":
+		case "tool_use":
+			if b.Name == "" {
+				return nil, invalid(at+".name", "is missing")
+			}
+			if kindOf(b.Input) != "object" {
+				return nil, invalid(at+".input", "must be an object")
+			}
+			out.ToolCalls = append(out.ToolCalls, chat.ToolCall{ID: b.ID, Name: b.Name, Arguments: b.Input})
+		case "tool_result":
+			text, err := resultText(b.Content, at+".content")
+			if err != nil {
+				return nil, err
+			}
+			if b.IsError && !strings.HasPrefix(strings.ToLower(text), "error") {
+				text = "Error: " + text
+			}
+			results = append(results, chat.Message{Role: "tool", Content: text, ToolCallID: b.ToolUseID})
+		default:
+			return nil, invalid(at+".type", "%q is not supported; this server takes text only", b.Type)
+		}
+	}
+	if len(texts) > 0 || len(out.ToolCalls) > 0 || out.Reasoning != "" || len(results) == 0 {
+		out.Content = strings.Join(texts, "\n")
+		results = append(results, out)
+	}
+	return results, nil
+}
+
+// resultText is the text of a tool's result; what is not text is mentioned.
+func resultText(raw json.RawMessage, at string) (string, error) {
+	list, err := blocks(raw, at)
+	if err != nil {
+		return "", err
+	}
+	var texts []string
+	for i, b := range list {
+		switch {
+		case b.Type != "text":
+			texts = append(texts, dialog.Placeholder(b.Type))
+		case b.Text == nil:
+			return "", invalid(at+index(i)+".text", "is missing")
+		default:
+			texts = append(texts, *b.Text)
+		}
+	}
+	return strings.Join(texts, "\n"), nil
+}
+
+// tools turns Anthropic's tools into OpenAI's, which templates know.
+func (q *messagesRequest) tools(c *conversation) error {
+	for i, raw := range q.Tools {
+		at := "tools" + index(i)
+		if kindOf(raw) != "object" {
+			return invalid(at, "must be an object")
+		}
+		var t struct {
+			Type        string          `json:"type"`
+			Name        string          `json:"name"`
+			Description string          `json:"description"`
+			InputSchema json.RawMessage `json:"input_schema"`
+		}
+		if err := decodeJSON(raw, at, &t); err != nil {
+			return err
+		}
+		if t.Type != "" && t.Type != "custom" {
+			continue // tools that run on Anthropic's servers
+		}
+		if t.Name == "" {
+			return invalid(at+".name", "is missing")
+		}
+		if kindOf(t.InputSchema) != "object" {
+			return invalid(at+".input_schema", "must be an object")
+		}
+		tool, err := functionTool(t.Name, t.Description, t.InputSchema)
+		if err != nil {
+			return err
+		}
+		c.tools = append(c.tools, tool)
+	}
+	tools, err := checkTools(c.tools)
+	if err != nil || q.ToolChoice == nil {
+		return err
+	}
+	c.oneCall = q.ToolChoice.OneCall
+	switch q.ToolChoice.Type {
+	case "", "auto":
+	case "none":
+		c.choice.none = true
+	case "any":
+		c.choice.required = true
+	case "tool":
+		if c.choice.name = q.ToolChoice.Name; c.choice.name == "" {
+			return invalid("tool_choice.name", "is missing")
+		}
+	default:
+		return invalid("tool_choice.type", "%q is none of auto, any, tool and none", q.ToolChoice.Type)
+	}
+	if (c.choice.required || c.choice.name != "") && len(tools) == 0 {
+		return invalid("tool_choice", "needs tools, and there are none")
+	}
+	return nil
+}
+
+// functionTool is a tool in OpenAI's shape, its keys in the order templates were trained with.
+func functionTool(name, description string, schema json.RawMessage) (json.RawMessage, error) {
+	type function struct {
+		Name        string          `json:"name"`
+		Description string          `json:"description,omitempty"`
+		Parameters  json.RawMessage `json:"parameters,omitempty"`
+	}
+	return json.Marshal(struct {
+		Type     string   `json:"type"`
+		Function function `json:"function"`
+	}{"function", function{name, description, schema}})
+}
+
+// sampling puts the request's fields into those the engine's request is made from.
+func (q *messagesRequest) sampling() *samplingFields {
+	return &samplingFields{
+		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
+		MaxTokens: q.MaxTokens, Strobe: q.Strobe,
+	}
+}
+
+// anthropicUsage counts tokens; those found in the cache are not among the input's.
+type anthropicUsage struct {
+	InputTokens   int `json:"input_tokens"`
+	CacheRead     int `json:"cache_read_input_tokens"`
+	CacheCreation int `json:"cache_creation_input_tokens"`
+	OutputTokens  int `json:"output_tokens"`
+}
+
+type anthropicResponse struct {
+	ID           string         `json:"id"`
+	Type         string         `json:"type"`
+	Role         string         `json:"role"`
+	Model        string         `json:"model"`
+	Content      []block        `json:"content"`
+	StopReason   *string        `json:"stop_reason"`
+	StopSequence *string        `json:"stop_sequence"`
+	Usage        anthropicUsage `json:"usage"`
+}
+
+func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
+	c, err := q.conversation()
+	if err != nil {
+		return nil, err
+	}
+	if q.MaxTokens != nil && *q.MaxTokens < 1 {
+		return nil, invalid("max_tokens", "must be at least 1")
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	req := s.request()
+	if err := q.sampling().apply(&req, l.tok); err != nil {
+		return nil, err
+	}
+	if req.Stops, err = stopList("stop_sequences", q.StopSequences); err != nil {
+		return nil, err
+	}
+	c.done = r.Context().Done()
+	reqs, replies, err := l.answers(c, req, 1, q.Stream)
+	if err != nil {
+		return nil, err
+	}
+	a := &messageAnswer{rep: replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message", Role: "assistant", Model: l.name, Content: []block{}}}
+	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+}
+
+// messageAnswer is the answer to a messages request.
+type messageAnswer struct {
+	base anthropicResponse
+	rep  *reply
+}
+
+// stop is Anthropic's word for why the answer ended.
+func (a *messageAnswer) stop() (reason string, sequence *string) {
+	switch {
+	case a.rep.result.Reason == engine.ReasonLength:
+		return "max_tokens", nil
+	case a.rep.called():
+		return "tool_use", nil
+	case a.rep.result.Reason == engine.ReasonStop:
+		return "stop_sequence", &a.rep.result.Stop
+	}
+	return "end_turn", nil
+}
+
+func (a *messageAnswer) usage() anthropicUsage {
+	res := a.rep.result
+	return anthropicUsage{InputTokens: res.Prompt - res.Cached, CacheRead: res.Cached, OutputTokens: res.Generated}
+}
+
+func (a *messageAnswer) step(int, []delta) error { return nil }
+
+func (a *messageAnswer) whole() (any, error) {
+	out := a.base
+	if s := a.rep.reasoning.String(); s != "" {
+		out.Content = append(out.Content, block{Type: "thinking", Thinking: &s, Signature: new(string)})
+	}
+	if s := a.rep.content.String(); s != "" {
+		out.Content = append(out.Content, block{Type: "text", Text: &s})
+	}
+	for _, c := range a.rep.calls {
+		out.Content = append(out.Content, block{Type: "tool_use", ID: c.id, Name: c.name, Input: objectOr(c.args.String())})
+	}
+	reason, seq := a.stop()
+	out.StopReason, out.StopSequence, out.Usage = &reason, seq, a.usage()
+	return &out, nil
+}
+
+// objectOr is the arguments of a call as JSON, whatever the model wrote.
+func objectOr(args string) json.RawMessage {
+	if raw := json.RawMessage(args); json.Valid(raw) && kindOf(raw) == "object" {
+		return raw
+	}
+	return json.RawMessage("{}")
+}
+
+// messageStream keeps track of the blocks of a stream: there is one open at a time.
+type messageStream struct {
+	*stream
+	index int
+	kind  parse.Kind
+	open  bool
+}
+
+func (m *messageStream) begin(kind parse.Kind, b block) error {
+	if err := m.end(); err != nil {
+		return err
+	}
+	m.open, m.kind = true, kind
+	return m.send("content_block_start", map[string]any{"type": "content_block_start", "index": m.index, "content_block": b})
+}
+
+func (m *messageStream) delta(d map[string]any) error {
+	return m.send("content_block_delta", map[string]any{"type": "content_block_delta", "index": m.index, "delta": d})
+}
+
+func (m *messageStream) end() error {
+	if !m.open {
+		return nil
+	}
+	if m.kind == parse.Reasoning {
+		if err := m.delta(map[string]any{"type": "signature_delta", "signature": ""}); err != nil {
+			return err
+		}
+	}
+	err := m.send("content_block_stop", map[string]any{"type": "content_block_stop", "index": m.index})
+	m.open = false
+	m.index++
+	return err
+}
+
+// text sends a piece of an answer or of reasoning.
+func (m *messageStream) text(d delta) error {
+	if !m.open || m.kind != d.kind {
+		b := block{Type: "text", Text: new(string)}
+		if d.kind == parse.Reasoning {
+			b = block{Type: "thinking", Thinking: new(string), Signature: new(string)}
+		}
+		if err := m.begin(d.kind, b); err != nil {
+			return err
+		}
+	}
+	if d.kind == parse.Reasoning {
+		return m.delta(map[string]any{"type": "thinking_delta", "thinking": d.text})
+	}
+	return m.delta(map[string]any{"type": "text_delta", "text": d.text})
+}
+
+func (a *messageAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
+	st := &messageStream{stream: newStream(w)}
+	begun := false
+	begin := func() error {
+		if begun {
+			return nil
+		}
+		begun = true
+		msg := a.base
+		s := b.gens[0].State()
+		msg.Usage = anthropicUsage{InputTokens: s.Prompt - s.Cached, CacheRead: s.Cached}
+		return st.send("message_start", map[string]any{"type": "message_start", "message": &msg})
+	}
+	err := b.run(r, func(_ int, ds []delta) error {
+		if err := begin(); err != nil {
+			return err
+		}
+		for _, d := range merge(ds) {
+			if err := a.delta(st, d); err != nil {
+				return err
+			}
+		}
+		if a.rep.result != nil {
+			if err := a.finish(st); err != nil {
+				return err
+			}
+		}
+		return st.flush()
+	}, func() error {
+		if err := begin(); err != nil {
+			return err
+		}
+		if err := st.send("ping", map[string]string{"type": "ping"}); err != nil {
+			return err
+		}
+		return st.flush()
+	})
+	if err != nil {
+		st.fail(r, err, func(e *apiError) (string, any) { return "error", e.anthropic() })
+	}
+}
+
+func (a *messageAnswer) delta(st *messageStream, d delta) error {
+	switch d.kind {
+	case parse.Content, parse.Reasoning:
+		return st.text(d)
+	case parse.ToolBegin:
+		c := a.rep.calls[d.call]
+		return st.begin(d.kind, block{Type: "tool_use", ID: c.id, Name: c.name, Input: json.RawMessage("{}")})
+	case parse.ToolArguments:
+		return st.delta(map[string]any{"type": "input_json_delta", "partial_json": d.text})
+	}
+	return st.end()
+}
+
+func (a *messageAnswer) finish(st *messageStream) error {
+	if err := st.end(); err != nil {
+		return err
+	}
+	reason, seq := a.stop()
+	if err := st.send("message_delta", map[string]any{
+		"type": "message_delta", "delta": map[string]any{"stop_reason": reason, "stop_sequence": seq}, "usage": a.usage(),
+	}); err != nil {
+		return err
+	}
+	return st.send("message_stop", map[string]string{"type": "message_stop"})
+}
+
+// countTokens answers POST /v1/messages/count_tokens.
+func (s *Server) countTokens(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
+	c, err := q.conversation()
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	c.done = r.Context().Done()
+	p, err := l.render(c)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]int{"input_tokens": len(p.Tokens)}, nil
+}

@@ -1,0 +1,194 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"strobe/internal/chat"
+)
+
+// decode reads a request's JSON into v. Errors name the field that is wrong. Unknown fields are
+// ignored: clients send more than any server knows.
+func (s *Server) decode(w http.ResponseWriter, r *http.Request, v any) error {
+	body, err := s.readBody(w, r)
+	if err != nil {
+		return err
+	}
+	return decodeJSON(body, "", v)
+}
+
+// readBody reads the whole request within the limits on its size and time.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	limit := s.cfg.MaxBody
+	if r.ContentLength > limit {
+		// Said before reading, so that a large upload is not waited for.
+		return nil, &http.MaxBytesError{Limit: limit}
+	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout))
+	var buf bytes.Buffer // grows with what has come, whatever length was announced
+	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, limit)); err != nil {
+		var size *http.MaxBytesError
+		if errors.As(err, &size) || errors.Is(err, errHeld) {
+			return nil, err
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, fmt.Errorf("%w: %v", errClient, err)
+		}
+		return nil, &apiError{Status: http.StatusRequestTimeout, Type: "invalid_request_error",
+			Message: fmt.Sprintf("the request's body did not arrive within %v", s.cfg.BodyTimeout)}
+	}
+	// The deadline must not outlive the body: it would end the watch for a client that leaves.
+	_ = rc.SetReadDeadline(time.Time{})
+	return buf.Bytes(), nil
+}
+
+// goNames are the names of embedded structs, which errors of package json mention though requests have no such keys.
+var goNames = []string{"samplingFields", "thinkingFields", "formatFields", "refusedFields", "namedTool"}
+
+// decodeJSON is json.Unmarshal with errors for people. path is where the value stands in the request.
+func decodeJSON(data []byte, path string, v any) error {
+	err := unmarshal(data, v)
+	if err == nil {
+		return nil
+	}
+	var (
+		wrong  *json.UnmarshalTypeError
+		syntax *json.SyntaxError
+		api    *apiError
+		field  *chat.FieldError
+	)
+	join := func(name string) string {
+		if path != "" && name != "" {
+			return path + "." + name
+		}
+		return path + name
+	}
+	switch {
+	case errors.As(err, &api):
+		return err
+	case errors.As(err, &field):
+		return invalid(join(field.Field), "%s", field.Msg)
+	case errors.As(err, &wrong):
+		what, _, _ := strings.Cut(wrong.Value, " ")
+		name := wrong.Field
+		name = strings.Join(slices.DeleteFunc(strings.Split(name, "."), func(s string) bool { return slices.Contains(goNames, s) }), ".")
+		if name := join(name); name != "" {
+			return invalid(name, "must be %s, not %s", typeName(wrong.Type), valueName(what))
+		}
+		return invalid("", "the request must be %s, not %s", typeName(wrong.Type), valueName(what))
+	case errors.As(err, &syntax):
+		return invalid(path, "malformed JSON at byte %d: %v", syntax.Offset, err)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return invalid(path, "malformed JSON: it ends too early")
+	}
+	return invalid(path, "%v", err)
+}
+
+// unmarshal is json.Unmarshal for clients whose language has one kind of number: 8.0 is an integer, too.
+func unmarshal(data []byte, v any) error {
+	for range maxIntegers {
+		err := json.Unmarshal(data, v)
+		var wrong *json.UnmarshalTypeError
+		if !errors.As(err, &wrong) {
+			return err
+		}
+		text, isNumber := strings.CutPrefix(wrong.Value, "number ")
+		end := int(wrong.Offset)
+		at := end - len(text)
+		x, err := strconv.ParseFloat(text, 64)
+		whole := isNumber && err == nil && x == math.Trunc(x) && math.Abs(x) <= 1<<53 && strings.ContainsAny(text, ".eE")
+		if !whole || at < 0 || end > len(data) || string(data[at:end]) != text {
+			return wrong
+		}
+		data = slices.Concat(data[:at], strconv.AppendInt(nil, int64(x), 10), data[end:])
+	}
+	return json.Unmarshal(data, v)
+}
+
+// maxIntegers is how many such numbers a request may have; each is another attempt at reading it.
+const maxIntegers = 8
+
+func typeName(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return "an integer"
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "an integer of at least 0"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.String:
+		return "a string"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Pointer:
+		return typeName(t.Elem())
+	}
+	return "an object"
+}
+
+// valueName is the kind of a JSON value as errors of package json call it.
+func valueName(v string) string {
+	switch v {
+	case "bool":
+		return "true or false"
+	case "array":
+		return "a list"
+	case "object":
+		return "an object"
+	case "number":
+		return "this number"
+	}
+	return "a " + v
+}
+
+// kindOf is the kind of a JSON value by its first byte.
+func kindOf(raw json.RawMessage) string {
+	raw = bytes.TrimSpace(raw)
+	if len(raw) == 0 || raw[0] == 'n' {
+		return "null"
+	}
+	switch raw[0] {
+	case '"':
+		return "string"
+	case '[':
+		return "array"
+	case '{':
+		return "object"
+	case 't', 'f':
+		return "bool"
+	}
+	return "number"
+}
+
+// texts is a string or a list of strings.
+type texts []string
+
+func (t *texts) UnmarshalJSON(data []byte) error {
+	var one string
+	if json.Unmarshal(data, &one) == nil {
+		if kindOf(data) != "null" {
+			*t = texts{one}
+		}
+		return nil
+	}
+	var list []string
+	if json.Unmarshal(data, &list) != nil {
+		return fmt.Errorf("must be a string or a list of strings")
+	}
+	*t = list
+	return nil
+}

@@ -1,0 +1,232 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"strobe/internal/chat"
+	"strobe/internal/dialog"
+	"strobe/internal/engine"
+	"strobe/internal/sample/grammar"
+	"strobe/internal/speculate"
+)
+
+// apiError is an error a client gets to see.
+type apiError struct {
+	Status  int
+	Type    string // OpenAI's and llama.cpp's word for the kind
+	Code    string // a finer one where clients know it
+	Param   string // the request's field that is at fault
+	Message string
+
+	Prompt, Context int // tokens, of a prompt that does not fit
+	Retry           int // seconds after which to try again
+}
+
+func (e *apiError) Error() string { return e.Message }
+
+// invalid reports a wrong value of a field of the request.
+func invalid(param, format string, args ...any) error {
+	msg := fmt.Sprintf(format, args...)
+	if param != "" {
+		msg = param + ": " + msg
+	}
+	return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: param, Message: msg}
+}
+
+func unavailable(msg string) *apiError {
+	return &apiError{Status: http.StatusServiceUnavailable, Type: "unavailable_error", Message: msg, Retry: 1}
+}
+
+// Errors the server itself makes.
+var (
+	errShutdown = errors.New("the server is shutting down")
+	errHeld     = errors.New("the requests being handled take too much memory; try again later")
+	errLoading  = errors.New("the model is being loaded; try again later")
+	// errClient ends a request whose client is gone; nobody reads the answer.
+	errClient = errors.New("the client has left")
+)
+
+// statusClientGone is what logs show for a request whose client left, as nginx has it.
+const statusClientGone = 499
+
+// explain decides what a client is told about an error. It is the only place that does.
+func explain(err error) *apiError {
+	var (
+		api     *apiError
+		tooLong *engine.ContextError
+		unknown *engine.UnknownModelError
+		load    *engine.LoadError
+		field   *chat.FieldError
+		schema  *grammar.Error
+		size    *http.MaxBytesError
+	)
+	bad := func(code string) *apiError {
+		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: code, Message: err.Error()}
+	}
+	switch {
+	case errors.As(err, &api):
+		return api
+	case errors.As(err, &tooLong):
+		return &apiError{Status: http.StatusBadRequest, Type: "exceed_context_size_error", Code: "context_length_exceeded",
+			Message: tooLong.Error(), Prompt: tooLong.Prompt, Context: tooLong.Context}
+	case errors.As(err, &unknown):
+		return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model",
+			Message: unknown.Error() + "; GET /v1/models lists what there is"}
+	case errors.Is(err, engine.ErrNoModelName), errors.Is(err, engine.ErrNoneResident):
+		e := bad("")
+		e.Param = "model"
+		return e
+	case errors.As(err, &load):
+		return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Code: "model_load_failed", Message: load.Error()}
+	case errors.As(err, &field):
+		e := bad("")
+		e.Param = field.Field
+		return e
+	case errors.As(err, &schema):
+		e := bad("")
+		e.Param = "response_format"
+		return e
+	case errors.As(err, &size):
+		return &apiError{Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error", Code: "request_too_large",
+			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}
+	case errors.Is(err, engine.ErrEmptyPrompt):
+		return bad("")
+	case errors.Is(err, speculate.ErrNoSource):
+		e := bad("")
+		e.Param = "strobe.draft"
+		return e
+	case errors.Is(err, engine.ErrUnsupported):
+		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld),
+		errors.Is(err, engine.ErrFileChanged):
+		return unavailable(err.Error())
+	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
+		return unavailable(errShutdown.Error())
+	case errors.Is(err, errClient), errors.Is(err, context.Canceled), errors.Is(err, dialog.ErrStopped):
+		return &apiError{Status: statusClientGone, Type: "server_error", Message: errClient.Error()}
+	}
+	return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Message: err.Error()}
+}
+
+// errorJSON is OpenAI's shape of an error, with llama.cpp's counts of a prompt that does not fit.
+type errorJSON struct {
+	Message string  `json:"message"`
+	Type    string  `json:"type"`
+	Param   *string `json:"param"`
+	Code    *string `json:"code"`
+	Prompt  int     `json:"n_prompt_tokens,omitempty"`
+	Context int     `json:"n_ctx,omitempty"`
+}
+
+func (e *apiError) json() errorJSON {
+	j := errorJSON{Message: e.Message, Type: e.Type, Prompt: e.Prompt, Context: e.Context}
+	if e.Param != "" {
+		j.Param = &e.Param
+	}
+	if e.Code != "" {
+		j.Code = &e.Code
+	}
+	return j
+}
+
+// anthropicType is Anthropic's word for the kind of an error.
+func (e *apiError) anthropicType() string {
+	switch e.Status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusServiceUnavailable:
+		return "overloaded_error"
+	}
+	if e.Status < 500 {
+		return "invalid_request_error"
+	}
+	return "api_error"
+}
+
+// anthropicError is the shape of an error under /v1/messages.
+type anthropicError struct {
+	Type  string    `json:"type"` // "error"
+	Error errorJSON `json:"error"`
+}
+
+func (e *apiError) anthropic() anthropicError {
+	j := e.json()
+	j.Type = e.anthropicType()
+	return anthropicError{"error", j}
+}
+
+// speaksAnthropic reports whether a request is made in Anthropic's protocol.
+func speaksAnthropic(r *http.Request) bool {
+	return r.URL.Path == "/v1/messages" || strings.HasPrefix(r.URL.Path, "/v1/messages/")
+}
+
+// endpoint makes the answer to a request: a value that is sent as JSON, or nil when it was streamed.
+type endpoint func(w http.ResponseWriter, r *http.Request) (any, error)
+
+func (e endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch v, err := e(w, r); {
+	case err != nil:
+		fail(w, r, err)
+	case v != nil:
+		writeJSON(w, http.StatusOK, v)
+	}
+}
+
+// post is an endpoint whose requests have a body.
+func post[Q any](s *Server, e func(w http.ResponseWriter, r *http.Request, q *Q) (any, error)) endpoint {
+	return func(w http.ResponseWriter, r *http.Request) (any, error) {
+		var q Q
+		if err := s.decode(w, r, &q); err != nil {
+			return nil, err
+		}
+		return e(w, r, &q)
+	}
+}
+
+// fail answers with an error. Nothing may have been written before.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	e := explain(err)
+	// Why the request ended explains more than what failed then, unless that is why it ended.
+	if r.Context().Err() != nil && e.Status != http.StatusRequestTimeout {
+		e = explain(context.Cause(r.Context()))
+	}
+	logOf(r).fail(e)
+	if e.Retry > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))
+	}
+	if speaksAnthropic(r) {
+		writeJSON(w, e.Status, e.anthropic())
+		return
+	}
+	if speaksOllama(r) {
+		writeJSON(w, e.Status, map[string]string{"error": e.Message})
+		return
+	}
+	writeJSON(w, e.Status, map[string]any{"error": e.json()})
+}
+
+func jsonHeader(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+}
+
+// writeJSON answers with a value. Errors of the connection show when the handler ends.
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	jsonHeader(w)
+	w.WriteHeader(status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v)
+}

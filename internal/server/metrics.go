@@ -1,0 +1,246 @@
+package server
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+
+	"strobe/internal/engine"
+)
+
+// meter counts requests and writes /metrics. What the engines count themselves is read from their
+// snapshots, under the names that dashboards for llama.cpp and vLLM know.
+type meter struct {
+	s   *Server
+	set *metrics.Set
+
+	mu    sync.Mutex
+	hists map[string]*histogram // by name and labels
+	rates map[string]*rate      // by model
+}
+
+func newMeter(s *Server) *meter {
+	return &meter{s: s, set: metrics.NewSet(), hists: map[string]*histogram{}, rates: map[string]*rate{}}
+}
+
+// request counts an HTTP request.
+func (m *meter) request(r *http.Request, status int, took time.Duration) {
+	// The pattern, not the path: a path may be anything.
+	_, path, _ := strings.Cut(r.Pattern, " ")
+	if path == "" {
+		path = "other"
+	}
+	m.set.GetOrCreateCounter(fmt.Sprintf(`strobe:http_requests_total{path=%q,code="%d"}`, path, status)).Inc()
+	m.observe("strobe:http_request_seconds", fmt.Sprintf("path=%q", path), took)
+}
+
+// generation counts a generation that ended.
+func (m *meter) generation(model string, res *engine.Result) {
+	label := fmt.Sprintf("model_name=%q", model)
+	m.observe("vllm:e2e_request_latency_seconds", label, res.Total)
+	m.observe("vllm:request_queue_time_seconds", label, res.Queued)
+	if res.First > 0 {
+		m.observe("vllm:time_to_first_token_seconds", label, res.First)
+	}
+	if n := res.Generated - 1; n > 0 {
+		m.observe("vllm:time_per_output_token_seconds", label, res.Stats.DecodeTime/time.Duration(n))
+	}
+}
+
+// histogram is one of Prometheus' own kind, which every dashboard reads.
+type histogram struct {
+	counts [len(bounds) + 1]uint64
+	sum    float64
+}
+
+var bounds = [...]float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300}
+
+func (m *meter) observe(name, labels string, d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := name + "{" + labels
+	h := m.hists[key]
+	if h == nil {
+		h = &histogram{}
+		m.hists[key] = h
+	}
+	i, _ := slices.BinarySearch(bounds[:], d.Seconds())
+	h.counts[i]++
+	h.sum += d.Seconds()
+}
+
+func (m *meter) writeHistograms(w *page) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(m.hists)) {
+		name, labels, _ := strings.Cut(key, "{")
+		h := m.hists[key]
+		w.head(name, "histogram", "Time in seconds.")
+		total := uint64(0)
+		for i, n := range h.counts {
+			total += n
+			le := "+Inf"
+			if i < len(bounds) {
+				le = strconv.FormatFloat(bounds[i], 'g', -1, 64)
+			}
+			fmt.Fprintf(w, "%s_bucket{%s,le=\"%s\"} %d\n", name, labels, le, total)
+		}
+		fmt.Fprintf(w, "%s_sum{%s} %g\n%s_count{%s} %d\n", name, labels, h.sum, name, labels, total)
+	}
+}
+
+// rate is the state of gauges that are averages since the last scrape.
+type rate struct {
+	prompt, tokens, steps, rows int64
+	promptTime, tokenTime       time.Duration
+}
+
+// page writes the text format, with one HELP and TYPE per name.
+type page struct {
+	io.Writer
+	seen map[string]bool
+}
+
+func (w *page) head(name, kind, help string) {
+	if !w.seen[name] {
+		w.seen[name] = true
+		fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
+	}
+}
+
+// point is a value of one model.
+type point struct {
+	label string
+	value float64
+}
+
+// family is a metric with a value per model.
+type family struct {
+	name, kind, help string
+	points           []point
+}
+
+func (m *meter) serve(w http.ResponseWriter, _ *http.Request) {
+	var buf bytes.Buffer
+	p := &page{&buf, map[string]bool{}}
+	for _, f := range m.families() {
+		p.head(f.name, f.kind, f.help)
+		for _, s := range f.points {
+			fmt.Fprintf(p, "%s{%s} %s\n", f.name, s.label, strconv.FormatFloat(s.value, 'g', -1, 64))
+		}
+	}
+	m.writeHistograms(p)
+	m.set.WritePrometheus(&buf)
+	metrics.WriteProcessMetrics(&buf)
+	h := w.Header()
+	h.Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	h.Set("Process-Start-Time-Unix", strconv.FormatInt(m.s.started.Unix(), 10))
+	_, _ = w.Write(buf.Bytes())
+}
+
+// families reads the snapshots of all loaded models.
+func (m *meter) families() []*family {
+	var order []*family
+	byName := map[string]*family{}
+	engines := m.s.models().Resident()
+	for _, model := range slices.Sorted(maps.Keys(engines)) {
+		e := engines[model]
+		snap := e.Snapshot()
+		label := fmt.Sprintf("model_name=%q", model)
+		put := func(name, kind, help string, value float64, more ...string) {
+			f := byName[name]
+			if f == nil {
+				f = &family{name: name, kind: kind, help: help}
+				byName[name] = f
+				order = append(order, f)
+			}
+			f.points = append(f.points, point{strings.Join(append([]string{label}, more...), ","), value})
+		}
+		m.put(put, model, &snap)
+	}
+	return order
+}
+
+type putter func(name, kind, help string, value float64, more ...string)
+
+func (m *meter) put(put putter, model string, s *engine.Snapshot) {
+	counter := func(name, help string, v float64, more ...string) { put(name, "counter", help, v, more...) }
+	gauge := func(name, help string, v float64, more ...string) { put(name, "gauge", help, v, more...) }
+	st := &s.Stats
+
+	counter("llamacpp:prompt_tokens_total", "Prompt tokens processed, those found in the cache not counted.", float64(st.Prompt))
+	counter("llamacpp:prompt_tokens_cached_total", "Prompt tokens found in the cache.", float64(st.Cached))
+	counter("llamacpp:prompt_seconds_total", "Time spent on prompts.", st.PromptTime.Seconds())
+	counter("llamacpp:tokens_predicted_total", "Tokens generated.", float64(st.Tokens))
+	counter("llamacpp:tokens_predicted_seconds_total", "Time spent on generating.", st.DecodeTime.Seconds())
+	counter("llamacpp:n_decode_total", "Passes of the target.", float64(s.Steps))
+	counter("vllm:prompt_tokens_total", "Prompt tokens processed, those found in the cache included.", float64(st.Prompt+st.Cached))
+	counter("vllm:generation_tokens_total", "Tokens generated.", float64(st.Tokens))
+
+	for _, prefix := range []string{"llamacpp:", "vllm:"} {
+		counter(prefix+"spec_decode_num_drafts_total", "Passes of the drafter.", float64(st.Drafts))
+		counter(prefix+"spec_decode_num_draft_tokens_total", "Drafted tokens that were verified.", float64(st.Guessed))
+		counter(prefix+"spec_decode_num_accepted_tokens_total", "Drafted tokens that were accepted.", float64(st.Accepted))
+		for pos, n := range st.Reached {
+			if n > 0 {
+				counter(prefix+"spec_decode_num_accepted_tokens_per_pos_total", "Accepted tokens by their place in the draft.",
+					float64(st.Hit[pos]), fmt.Sprintf(`position="%d"`, pos))
+			}
+		}
+	}
+	for _, r := range slices.Sorted(maps.Keys(s.Requests)) {
+		counter("vllm:request_success_total", "Generations that ended, by reason.", float64(s.Requests[r]), fmt.Sprintf("finished_reason=%q", r.String()))
+	}
+	counter("strobe:requests_rejected_total", "Requests refused because the queue was full.", float64(s.Rejected))
+
+	gauge("llamacpp:requests_processing", "Requests in slots.", float64(s.Active()))
+	gauge("llamacpp:requests_deferred", "Requests waiting for a slot.", float64(s.Queued))
+	gauge("vllm:num_requests_running", "Requests in slots.", float64(s.Active()))
+	gauge("vllm:num_requests_waiting", "Requests waiting for a slot.", float64(s.Queued))
+
+	prompt, tokens, busy := m.averages(model, s)
+	gauge("llamacpp:prompt_tokens_seconds", "Prompt tokens per second since the last scrape.", prompt)
+	gauge("llamacpp:predicted_tokens_seconds", "Generated tokens per second since the last scrape.", tokens)
+	gauge("llamacpp:n_busy_slots_per_decode", "Streams per pass of the target since the last scrape.", busy)
+
+	c := &s.Cache
+	counter("vllm:prefix_cache_queries_total", "Requests that looked for a cached beginning.", float64(c.Hits+c.Misses))
+	counter("vllm:prefix_cache_hits_total", "Requests that found one.", float64(c.Hits))
+	counter("strobe:prefix_cache_evicted_total", "Entries dropped for others.", float64(c.Evicted))
+	counter("strobe:prefix_cache_disk_hits_total", "Entries read from disk.", float64(c.DiskHits))
+	counter("strobe:prefix_cache_disk_written_total", "Entries written to disk.", float64(c.DiskWritten))
+	counter("strobe:prefix_cache_disk_corrupted_total", "Damaged files dropped.", float64(c.DiskCorrupted))
+	gauge("strobe:prefix_cache_entries", "Entries in memory.", float64(c.Entries))
+	gauge("strobe:prefix_cache_bytes", "Memory of the entries.", float64(c.Bytes))
+	gauge("strobe:prefix_cache_limit_bytes", "Limit of that memory.", float64(c.Limit))
+	gauge("strobe:prefix_cache_disk_entries", "Entries on disk.", float64(c.DiskEntries))
+	gauge("strobe:prefix_cache_disk_bytes", "Size of the entries on disk.", float64(c.DiskBytes))
+	gauge("strobe:kv_bytes", "Keys, values and states in memory, of streams and cache.", float64(s.TargetBytes+s.DrafterBytes))
+	counter("strobe:busy_seconds_total", "Time spent in steps.", s.Busy.Seconds())
+}
+
+// averages averages over the time since it was called last for a model.
+func (m *meter) averages(model string, s *engine.Snapshot) (prompt, tokens, busy float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := &rate{int64(s.Stats.Prompt), int64(s.Stats.Tokens), s.Steps, s.BatchRows, s.Stats.PromptTime, s.Stats.DecodeTime}
+	last := m.rates[model]
+	if last == nil || last.steps > now.steps { // the model was loaded anew
+		last = &rate{}
+	}
+	m.rates[model] = now
+	if n := now.steps - last.steps; n > 0 {
+		busy = float64(now.rows-last.rows) / float64(n)
+	}
+	return perSecond(int(now.prompt-last.prompt), now.promptTime-last.promptTime),
+		perSecond(int(now.tokens-last.tokens), now.tokenTime-last.tokenTime), busy
+}

@@ -1,0 +1,277 @@
+package server
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"strobe/internal/engine"
+	"strobe/internal/speculate"
+	"strobe/internal/tokenizer"
+)
+
+// fingerprint tells builds apart in answers.
+func (s *Server) fingerprint() string {
+	if s.cfg.Version == "" {
+		return "strobe"
+	}
+	return "strobe-" + s.cfg.Version
+}
+
+// health says whether the server can answer. It fails when the only model has stopped by a defect.
+func (s *Server) health(w http.ResponseWriter, r *http.Request) (any, error) {
+	if list := s.models().List(); len(list) == 1 && list[0].State == engine.StateFailed && list[0].Err != nil {
+		return nil, unavailable(list[0].Err.Error())
+	}
+	return map[string]string{"status": "ok"}, nil
+}
+
+// props shows the effective configuration of a model: what runs, not what was asked for.
+func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
+	v, err := s.loaded(r.URL.Query().Get("model"))
+	if err != nil {
+		// Nothing is loaded; what the server itself knows is still worth showing.
+		return map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List())}, nil
+	}
+	cfg, m := v.engine.Config(), v.engine.Model()
+	p := s.cfg.Params
+	out := map[string]any{
+		"default_generation_settings": map[string]any{
+			"n_ctx": cfg.Context,
+			"params": map[string]any{
+				"temperature": p.Temp, "top_k": p.TopK, "top_p": p.TopP, "min_p": p.MinP, "typical_p": p.TypicalP,
+				"repeat_penalty": p.RepeatPenalty, "presence_penalty": p.PresencePenalty, "frequency_penalty": p.FrequencyPenalty,
+				"repeat_last_n": p.RepeatLastN, "max_tokens": s.cfg.MaxTokens,
+			},
+		},
+		"total_slots":   cfg.Parallel,
+		"queue":         cfg.Queue,
+		"model_alias":   v.name,
+		"build_info":    s.fingerprint(),
+		"chat_template": v.template.Source(),
+		"chat_template_caps": map[string]bool{
+			"supports_tools": v.template.Tools(), "supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
+		},
+		"modalities": map[string]bool{"vision": false, "audio": false},
+		"bos_token":  v.format.BOS,
+		"eos_token":  v.format.EOS,
+		"model": map[string]any{
+			"arch": m.Target.Arch, "n_ctx_train": m.Target.Context, "n_vocab": m.Target.Vocab, "n_embd": m.Target.Hidden,
+			"n_layer": m.Target.Layers, "size": m.Target.WeightBytes(), "recurrent": m.Target.Recurrent, "n_expert": m.Target.Experts,
+		},
+		"runtime": map[string]any{
+			"backend": m.Backend().Name(), "chunk": cfg.Chunk, "parallel": cfg.Parallel,
+			"cache_bytes_per_token": m.Target.Memory().TokenBytes(), "cache_bytes_per_sequence": m.Target.Memory().SeqBytes(),
+		},
+		"prefix_cache": map[string]any{"ram_bytes": max(cfg.CacheBytes, 0), "disk": cfg.CacheDir != "", "disk_bytes": cfg.CacheDiskBytes},
+		"speculative":  speculative(m, sourceName(s.cfg.Spec.Draft)),
+	}
+	return out, nil
+}
+
+func speculative(m *engine.Model, source string) map[string]any {
+	drafters := m.Drafters()
+	out := map[string]any{"draft": source, "drafter": len(drafters) > 0}
+	var names []string
+	for _, d := range drafters {
+		names = append(names, d.Name())
+	}
+	if len(drafters) > 0 {
+		out["drafters"], out["block"], out["size"] = names, drafters[0].Max()+1, drafters[0].WeightBytes()
+	}
+	if m.Drafter != nil {
+		out["block"] = m.Drafter.Block()
+	}
+	return out
+}
+
+// slots shows what every slot of a model does. ?fail_on_no_slot=1 turns it into a check for a free one.
+func (s *Server) slots(w http.ResponseWriter, r *http.Request) (any, error) {
+	v, err := s.loaded(r.URL.Query().Get("model"))
+	if err != nil {
+		return []any{}, nil
+	}
+	snap, cfg := v.engine.Snapshot(), v.engine.Config()
+	if r.URL.Query().Get("fail_on_no_slot") == "1" && snap.Active() == len(snap.Slots) {
+		return nil, unavailable("no slot is free")
+	}
+	out := []map[string]any{}
+	for _, x := range snap.Slots {
+		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": len(v.engine.Model().Drafters()) > 0,
+			"is_processing": x.Busy}
+		if !x.Since.IsZero() {
+			st := x.State
+			j["phase"] = st.Phase.String()
+			j["n_prompt_tokens"] = st.Prompt
+			j["n_prompt_tokens_processed"] = max(0, st.Processed-st.Cached)
+			j["n_prompt_tokens_cache"] = st.Cached
+			j["draft"] = sourceName(x.Draft)
+			j["next_token"] = []map[string]any{{"has_next_token": x.Busy, "n_remain": -1, "n_decoded": st.Generated}}
+			if x.Busy {
+				j["busy_ms"] = ms(time.Since(x.Since))
+			}
+		}
+		out = append(out, j)
+	}
+	return out, nil
+}
+
+type tokenizeRequest struct {
+	Model        string `json:"model"`
+	Content      string `json:"content"`
+	AddSpecial   bool   `json:"add_special"`
+	ParseSpecial *bool  `json:"parse_special"`
+	WithPieces   bool   `json:"with_pieces"`
+}
+
+func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeRequest) (any, error) {
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	ids := l.tok.Encode(q.Content, tokenizer.EncodeOptions{
+		AddSpecial: q.AddSpecial, ParseSpecial: q.ParseSpecial == nil || *q.ParseSpecial, Done: r.Context().Done(),
+	})
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
+	out := newPieces(w, r)
+	out.text(`{"tokens":[`)
+	for i, id := range ids {
+		if i > 0 {
+			out.text(",")
+		}
+		if !q.WithPieces {
+			out.text(strconv.Itoa(int(id)))
+			continue
+		}
+		var piece any
+		b := l.tok.Piece(id, true)
+		if piece = string(b); !utf8.Valid(b) {
+			list := make([]int, len(b))
+			for i, c := range b {
+				list[i] = int(c)
+			}
+			piece = list
+		}
+		out.text(`{"id":` + strconv.Itoa(int(id)) + `,"piece":`)
+		out.value(piece)
+		out.text("}")
+	}
+	out.text("]}\n")
+	out.end()
+	return nil, nil // it is sent
+}
+
+// pieces writes an answer that may be much larger than its request, piece by piece.
+type pieces struct {
+	ctx context.Context
+	b   *bufio.Writer
+	enc *json.Encoder
+	err error
+}
+
+func newPieces(w http.ResponseWriter, r *http.Request) *pieces {
+	jsonHeader(w)
+	b := bufio.NewWriterSize(w, 1<<16)
+	enc := json.NewEncoder(b)
+	enc.SetEscapeHTML(false)
+	return &pieces{ctx: r.Context(), b: b, enc: enc}
+}
+
+func (p *pieces) text(s string) {
+	if p.err == nil {
+		if _, p.err = p.b.WriteString(s); p.err == nil {
+			p.err = p.ctx.Err()
+		}
+	}
+}
+
+func (p *pieces) value(v any) {
+	if p.err == nil {
+		p.err = p.enc.Encode(v)
+	}
+}
+
+// inside writes a part of a string.
+func (p *pieces) inside(b []byte) {
+	var quoted bytes.Buffer
+	enc := json.NewEncoder(&quoted)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(string(b)); err != nil {
+		p.err = err
+		return
+	}
+	p.text(string(quoted.Bytes()[1 : quoted.Len()-2])) // without quotes and line feed
+}
+
+// end sends the rest. An answer that broke off must not look complete.
+func (p *pieces) end() {
+	if p.err == nil {
+		p.err = p.b.Flush()
+	}
+	if p.err != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+type detokenizeRequest struct {
+	Model  string          `json:"model"`
+	Tokens json.RawMessage `json:"tokens"`
+}
+
+func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokenizeRequest) (any, error) {
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	ids, err := l.tokenList(q.Tokens, "tokens")
+	if err != nil {
+		return nil, err
+	}
+	out := newPieces(w, r)
+	text := l.tok.NewStream()
+	text.Special = true
+	out.text(`{"content":"`)
+	for _, id := range ids {
+		out.inside(text.Push(id))
+	}
+	out.inside(text.Flush())
+	out.text("\"}\n")
+	out.end()
+	return nil, nil // it is sent
+}
+
+// applyTemplate shows the prompt of a chat request without running it.
+func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
+	c, err := q.conversation()
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	c.done = r.Context().Done()
+	p, err := l.render(c)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"prompt": p.Text, "n_tokens": len(p.Tokens)}, nil
+}
+
+// sourceName is what flags and requests call a source of drafts.
+func sourceName(s string) string {
+	if s == speculate.Auto {
+		return "auto"
+	}
+	return s
+}

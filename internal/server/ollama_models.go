@@ -1,0 +1,172 @@
+package server
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"strobe/internal/engine"
+)
+
+type ollamaModel struct {
+	Name       string        `json:"name"`
+	Model      string        `json:"model"`
+	ModifiedAt time.Time     `json:"modified_at"`
+	Size       int64         `json:"size"`
+	Digest     string        `json:"digest"`
+	Details    ollamaDetails `json:"details"`
+	ExpiresAt  *time.Time    `json:"expires_at,omitempty"` // of loaded ones, like the next two
+	SizeVRAM   *int64        `json:"size_vram,omitempty"`
+	Context    int           `json:"context_length,omitempty"`
+}
+
+type ollamaDetails struct {
+	Parent       string   `json:"parent_model"`
+	Format       string   `json:"format"`
+	Family       string   `json:"family"`
+	Families     []string `json:"families"`
+	Parameters   string   `json:"parameter_size"`
+	Quantization string   `json:"quantization_level"`
+}
+
+func newOllamaModel(m engine.ModelInfo) ollamaModel {
+	// A name for the state of the file. Reading it all for a hash would take minutes.
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d", m.Name, m.Size, m.Modified.UnixNano()))
+	return ollamaModel{
+		Name: m.Name, Model: m.Name, ModifiedAt: m.Modified.UTC(), Size: m.Size, Digest: hex.EncodeToString(sum[:]),
+		Details: ollamaDetails{Format: "gguf", Family: m.Arch, Families: []string{m.Arch}},
+	}
+}
+
+func (s *Server) ollamaVersion(w http.ResponseWriter, r *http.Request) (any, error) {
+	return map[string]string{"version": ollamaVersion}, nil
+}
+
+func (s *Server) ollamaTags(w http.ResponseWriter, r *http.Request) (any, error) {
+	out := []ollamaModel{}
+	for _, m := range s.models().List() {
+		out = append(out, newOllamaModel(m))
+	}
+	return map[string]any{"models": out}, nil
+}
+
+// ollamaLoaded lists what is loaded. It stays until something else needs the room.
+func (s *Server) ollamaLoaded(w http.ResponseWriter, r *http.Request) (any, error) {
+	out := []ollamaModel{}
+	for _, m := range s.models().List() {
+		if m.State == engine.StateLoaded {
+			x := newOllamaModel(m)
+			never, none := time.Now().UTC().AddDate(100, 0, 0), int64(0)
+			x.ExpiresAt, x.SizeVRAM, x.Context = &never, &none, m.Context
+			out = append(out, x)
+		}
+	}
+	return map[string]any{"models": out}, nil
+}
+
+type ollamaNamed struct {
+	Model  string `json:"model"`
+	Name   string `json:"name"` // what it was called before
+	Stream *bool  `json:"stream"`
+}
+
+func (q *ollamaNamed) name() string {
+	if q.Model != "" {
+		return q.Model
+	}
+	return q.Name
+}
+
+// find returns what is known of a model without loading it. A server of one model has it under every name.
+func (s *Server) find(name string) (engine.ModelInfo, error) {
+	name = s.ollamaName(name)
+	list := s.models().List()
+	if len(list) == 1 {
+		return list[0], nil
+	}
+	i := slices.IndexFunc(list, func(m engine.ModelInfo) bool { return m.Name == name })
+	if i < 0 {
+		return engine.ModelInfo{}, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
+			Message: fmt.Sprintf("model %q not found", name)}
+	}
+	return list[i], nil
+}
+
+func (s *Server) ollamaShow(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
+	m, err := s.find(q.name())
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.acquire(r.Context(), m.Name) // its template is in the file
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	caps := []string{"completion"}
+	if l.template.Tools() {
+		caps = append(caps, "tools")
+	}
+	if src := l.template.Source(); l.template.Thinking() || strings.Contains(src, "<think>") {
+		caps = append(caps, "thinking")
+	}
+	t := l.engine.Model().Target
+	return map[string]any{
+		"modelfile": "", "parameters": "", "template": l.template.Source(), "modified_at": m.Modified.UTC(),
+		"details": newOllamaModel(m).Details, "capabilities": caps,
+		"model_info": map[string]any{
+			"general.architecture": t.Arch, t.Arch + ".context_length": t.Context,
+			t.Arch + ".embedding_length": t.Hidden, t.Arch + ".block_count": t.Layers,
+		},
+	}, nil
+}
+
+// ollamaPull succeeds when the model is there already. What a server downloads is its owner's business.
+func (s *Server) ollamaPull(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
+	if _, err := s.find(q.name()); err != nil {
+		return nil, &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error",
+			Message: fmt.Sprintf("model %q is not here, and this server downloads nothing; use strobe pull", q.name())}
+	}
+	return map[string]string{"status": "success"}, nil
+}
+
+// ollamaEmbed is the body of POST /api/embed, and of its predecessor /api/embeddings, which has a prompt.
+type ollamaEmbed struct {
+	Model      string          `json:"model"`
+	Input      json.RawMessage `json:"input"`
+	Prompt     json.RawMessage `json:"prompt"`
+	Dimensions *int            `json:"dimensions"`
+}
+
+func (s *Server) ollamaEmbedding(w http.ResponseWriter, r *http.Request, q *ollamaEmbed) (any, error) {
+	start := time.Now()
+	old := strings.HasSuffix(r.URL.Path, "/embeddings")
+	if old {
+		q.Input = q.Prompt
+	}
+	l, err := s.acquire(r.Context(), s.ollamaName(q.Model))
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	load := time.Since(start)
+	data, tokens, err := l.embed(r, &embeddingRequest{Input: q.Input, Dimensions: q.Dimensions})
+	if err != nil {
+		return nil, err
+	}
+	vectors := make([]any, len(data))
+	for i, d := range data {
+		vectors[i] = d.Embedding
+	}
+	if old {
+		return map[string]any{"embedding": vectors[0]}, nil
+	}
+	return map[string]any{
+		"model": q.Model, "embeddings": vectors, "prompt_eval_count": tokens,
+		"total_duration": time.Since(start), "load_duration": load,
+	}, nil
+}

@@ -1,0 +1,606 @@
+package server
+
+import (
+	"encoding/json"
+	"log/slog"
+	"math"
+	"net/http"
+	"slices"
+	"time"
+
+	"strobe/internal/chat/parse"
+	"strobe/internal/engine"
+	"strobe/internal/sample"
+	"strobe/internal/tokenizer"
+)
+
+// chatRequest is the body of POST /v1/chat/completions.
+type chatRequest struct {
+	samplingFields
+	Model             string            `json:"model"`
+	Messages          []json.RawMessage `json:"messages"`
+	Tools             []json.RawMessage `json:"tools"`
+	ToolChoice        json.RawMessage   `json:"tool_choice"`
+	ParallelToolCalls *bool             `json:"parallel_tool_calls"`
+	Functions         []json.RawMessage `json:"functions"` // what tools were called before, like the next one
+	FunctionCall      json.RawMessage   `json:"function_call"`
+	Stream            bool              `json:"stream"`
+	StreamOptions     *streamOptions    `json:"stream_options"`
+	N                 *int              `json:"n"`
+	LogProbs          bool              `json:"logprobs"`
+	TopLogProbs       *int              `json:"top_logprobs"`
+	AddTurn           *bool             `json:"add_generation_prompt"`
+	GoOn              *bool             `json:"continue_final_message"`
+	thinkingFields
+	formatFields
+	refusedFields
+}
+
+type streamOptions struct {
+	IncludeUsage bool `json:"include_usage"`
+}
+
+// thinkingFields are the ways to ask for more, less or no reasoning.
+type thinkingFields struct {
+	Kwargs          map[string]any `json:"chat_template_kwargs"`
+	EnableThinking  *bool          `json:"enable_thinking"`
+	ReasoningEffort string         `json:"reasoning_effort"`
+	ReasoningFormat string         `json:"reasoning_format"` // "none" leaves reasoning in the text
+	ReasoningBudget *int           `json:"reasoning_budget_tokens"`
+	ThinkingBudget  *int           `json:"thinking_budget_tokens"`
+}
+
+// apply sets how a conversation reasons.
+func (f *thinkingFields) apply(c *conversation) error {
+	c.kwargs, c.budget = f.Kwargs, -1
+	c.thinking = f.EnableThinking
+	if f.ReasoningEffort != "" {
+		if f.ReasoningEffort == "none" {
+			off := false
+			c.thinking = &off
+		}
+		if _, given := c.kwargs["reasoning_effort"]; !given {
+			kwargs := map[string]any{"reasoning_effort": f.ReasoningEffort}
+			for k, v := range c.kwargs {
+				kwargs[k] = v
+			}
+			c.kwargs = kwargs
+		}
+	}
+	if v, given := c.kwargs["enable_thinking"]; given {
+		on, ok := v.(bool)
+		if !ok {
+			return invalid("chat_template_kwargs.enable_thinking", "must be true or false")
+		}
+		c.thinking = &on
+	}
+	switch f.ReasoningFormat {
+	case "", "auto", "deepseek":
+	case "none":
+		c.raw = len(c.tools) == 0
+	default:
+		return invalid("reasoning_format", "%q is none of auto, deepseek and none", f.ReasoningFormat)
+	}
+	for _, b := range []*int{f.ReasoningBudget, f.ThinkingBudget} {
+		if b != nil {
+			c.setBudget(*b)
+		}
+	}
+	return nil
+}
+
+// setBudget limits reasoning to a number of tokens; a negative one is no limit.
+func (c *conversation) setBudget(n int) {
+	c.budget = max(n, -1)
+	if n == 0 && c.thinking == nil {
+		off := false
+		c.thinking = &off
+	}
+}
+
+func (q *chatRequest) conversation() (*conversation, error) {
+	c := &conversation{}
+	err := q.refusedFields.check()
+	if err != nil {
+		return nil, err
+	}
+	if c.messages, err = decodeMessages(q.Messages); err != nil {
+		return nil, err
+	}
+	c.goOn, c.noTurn = q.GoOn, q.AddTurn != nil && !*q.AddTurn
+	if q.GoOn != nil && *q.GoOn && c.messages[len(c.messages)-1].Role != "assistant" {
+		return nil, invalid("continue_final_message", "the last message is not the assistant's")
+	}
+	if q.oldTools() {
+		if err := q.newTools(); err != nil {
+			return nil, err
+		}
+	}
+	if c.tools, err = checkTools(q.Tools); err != nil {
+		return nil, err
+	}
+	if c.choice, err = decodeChoice(q.ToolChoice, c.tools); err != nil {
+		return nil, err
+	}
+	c.tools = c.choice.offered(c.tools)
+	c.oneCall = q.oldTools() || q.ParallelToolCalls != nil && !*q.ParallelToolCalls
+	if c.format, err = q.formatFields.format(); err != nil {
+		return nil, err
+	}
+	if c.format != nil && c.format.gbnf != "" && len(c.tools) > 0 && !c.choice.none {
+		// Nothing tells an answer of any grammar from a call.
+		return nil, invalid("grammar", "cannot be used with tools")
+	}
+	return c, q.thinkingFields.apply(c)
+}
+
+// checkTools makes sure that every tool is a function with a name.
+func checkTools(tools []json.RawMessage) ([]json.RawMessage, error) {
+	if len(tools) > maxTools {
+		return nil, invalid("tools", "has %d entries; at most %d are allowed", len(tools), maxTools)
+	}
+	for i, raw := range tools {
+		at := "tools" + index(i)
+		if kindOf(raw) != "object" {
+			return nil, invalid(at, "must be an object")
+		}
+		var t struct {
+			Type     string `json:"type"`
+			Function *struct {
+				Name       string          `json:"name"`
+				Parameters json.RawMessage `json:"parameters"`
+			} `json:"function"`
+		}
+		if err := decodeJSON(raw, at, &t); err != nil {
+			return nil, err
+		}
+		if t.Type != "" && t.Type != "function" {
+			return nil, invalid(at+".type", "%q is not supported; only function is", t.Type)
+		}
+		if t.Function == nil || t.Function.Name == "" {
+			return nil, invalid(at+".function.name", "is missing")
+		}
+		if k := kindOf(t.Function.Parameters); k != "null" && k != "object" {
+			return nil, invalid(at+".function.parameters", "must be an object")
+		}
+	}
+	return tools, nil
+}
+
+// namedTool is {"type":"function","function":{"name"}} or, in the Responses API, {"type":"function","name"}.
+type namedTool struct {
+	Type      string `json:"type"`
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Function  struct {
+		Name string `json:"name"`
+	} `json:"function"`
+}
+
+func (t *namedTool) flat() string {
+	if t.Function.Name != "" {
+		return t.Function.Name
+	}
+	return toolName{t.Namespace, t.Name}.flat()
+}
+
+// choiceJSON is a tool_choice that is an object: a tool, or several to choose from.
+type choiceJSON struct {
+	namedTool
+	Mode    string      `json:"mode"`
+	Tools   []namedTool `json:"tools"`
+	Allowed *struct {   // where chat has mode and tools
+		Mode  string      `json:"mode"`
+		Tools []namedTool `json:"tools"`
+	} `json:"allowed_tools"`
+}
+
+// allow limits the choice to some of the tools.
+func (c *toolChoice) allow(mode string, some []namedTool, tools []json.RawMessage) error {
+	const at = "tool_choice"
+	switch mode {
+	case "auto":
+	case "required":
+		c.required = true
+	default:
+		return invalid(at+".mode", "%q is neither auto nor required", mode)
+	}
+	c.allowed = []string{}
+	for i, t := range some {
+		name := t.flat()
+		if !slices.ContainsFunc(tools, func(raw json.RawMessage) bool { return nameOf(raw) == name }) {
+			return invalid(at+".tools"+index(i), "there is no tool named %q", name)
+		}
+		c.allowed = append(c.allowed, name)
+	}
+	if len(some) == 0 {
+		return invalid(at+".tools", "is empty")
+	}
+	return nil
+}
+
+// decodeChoice reads OpenAI's tool_choice.
+func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, err error) {
+	const at = "tool_choice"
+	switch kindOf(raw) {
+	case "null":
+		return c, nil
+	case "string":
+		var s string
+		if err := decodeJSON(raw, at, &s); err != nil {
+			return c, err
+		}
+		switch s {
+		case "auto":
+		case "none":
+			c.none = true
+		case "required", "any":
+			c.required = true
+		default:
+			return c, invalid(at, "%q is none of auto, none and required", s)
+		}
+	case "object":
+		var o choiceJSON
+		if err := decodeJSON(raw, at, &o); err != nil {
+			return c, err
+		}
+		if o.Type == "allowed_tools" {
+			if o.Allowed != nil {
+				o.Mode, o.Tools = o.Allowed.Mode, o.Allowed.Tools
+			}
+			return c, c.allow(o.Mode, o.Tools, tools)
+		}
+		if c.name = o.flat(); c.name == "" {
+			return c, invalid(at+".function.name", "is missing")
+		}
+	default:
+		return c, invalid(at, "must be a string or an object")
+	}
+	if (c.required || c.name != "") && len(tools) == 0 {
+		return c, invalid(at, "needs tools, and there are none")
+	}
+	return c, nil
+}
+
+// usageJSON is OpenAI's count of tokens.
+type usageJSON struct {
+	PromptTokens     int `json:"prompt_tokens"`
+	CompletionTokens int `json:"completion_tokens"`
+	TotalTokens      int `json:"total_tokens"`
+	PromptDetails    struct {
+		CachedTokens int `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+	CompletionDetails struct {
+		ReasoningTokens int `json:"reasoning_tokens"`
+	} `json:"completion_tokens_details"`
+}
+
+// usage adds up the replies of a request. Choices share their prompt.
+func usage(replies []*reply, shared int) *usageJSON {
+	u := &usageJSON{}
+	for i, r := range replies {
+		if r.result == nil {
+			continue
+		}
+		if i%shared == 0 {
+			u.PromptTokens += r.result.Prompt
+			u.PromptDetails.CachedTokens += r.result.Cached
+		}
+		u.CompletionTokens += r.result.Generated
+		u.CompletionDetails.ReasoningTokens += r.thinkTokens
+	}
+	u.TotalTokens = u.PromptTokens + u.CompletionTokens
+	return u
+}
+
+type chatResponse struct {
+	ID                string       `json:"id"`
+	Object            string       `json:"object"`
+	Created           int64        `json:"created"`
+	Model             string       `json:"model"`
+	SystemFingerprint string       `json:"system_fingerprint"`
+	Choices           []chatChoice `json:"choices"`
+	Usage             *usageJSON   `json:"usage,omitempty"`
+	Timings           *timingsJSON `json:"timings,omitempty"`
+	Strobe            *strobeJSON  `json:"strobe,omitempty"`
+}
+
+type chatChoice struct {
+	Index        int           `json:"index"`
+	Message      *chatMessage  `json:"message,omitempty"`
+	Delta        *chatDelta    `json:"delta,omitempty"`
+	LogProbs     *logProbsJSON `json:"logprobs"`
+	FinishReason *string       `json:"finish_reason"`
+}
+
+type chatMessage struct {
+	Role      string         `json:"role"`
+	Content   *string        `json:"content"`
+	Reasoning string         `json:"reasoning_content,omitempty"`
+	ToolCalls []toolCallJSON `json:"tool_calls,omitempty"`
+	Function  *functionJSON  `json:"function_call,omitempty"` // instead of tool_calls, of requests with functions
+}
+
+type chatDelta struct {
+	Role      string         `json:"role,omitempty"`
+	Content   *string        `json:"content,omitempty"`
+	Reasoning *string        `json:"reasoning_content,omitempty"`
+	ToolCalls []toolCallJSON `json:"tool_calls,omitempty"`
+	Function  *functionJSON  `json:"function_call,omitempty"`
+}
+
+type toolCallJSON struct {
+	Index    *int         `json:"index,omitempty"` // in deltas only
+	ID       string       `json:"id,omitempty"`
+	Type     string       `json:"type,omitempty"`
+	Function functionJSON `json:"function"`
+}
+
+type functionJSON struct {
+	Name      string `json:"name,omitempty"`
+	Arguments string `json:"arguments"`
+}
+
+// strobeJSON is what only this server says, in chunks of requests that ask for it.
+type strobeJSON struct {
+	Spans   []spanJSON `json:"spans"`   // the text of the chunk, by token
+	Drafted []bool     `json:"drafted"` // of every token since the last chunk, also those without text
+}
+
+// spanJSON is a piece of the chunk's text from one token.
+type spanJSON struct {
+	Kind    string `json:"kind"` // content or reasoning
+	Text    string `json:"text"`
+	Drafted bool   `json:"drafted"` // the token was guessed by the drafter and accepted
+}
+
+// spans is the native part of a chunk. It takes the flags the reply has gathered.
+func (r *reply) spans(ds []delta) *strobeJSON {
+	s := &strobeJSON{Spans: []spanJSON{}, Drafted: append([]bool{}, r.drafted...)}
+	r.drafted = r.drafted[:0]
+	for _, d := range ds {
+		if d.kind == parse.Content || d.kind == parse.Reasoning {
+			s.Spans = append(s.Spans, spanJSON{d.kind.String(), d.text, d.drafted})
+		}
+	}
+	return s
+}
+
+type logProbsJSON struct {
+	Content []logProbJSON `json:"content"`
+}
+
+type logProbJSON struct {
+	topJSON
+	Top []topJSON `json:"top_logprobs"`
+}
+
+type topJSON struct {
+	Token   string  `json:"token"`
+	LogProb float64 `json:"logprob"`
+	Bytes   []int   `json:"bytes"`
+}
+
+// minLogProb stands for impossible, which JSON cannot say.
+const minLogProb = -9999
+
+func newTop(tok *tokenizer.Tokenizer, id int32, lp float64) topJSON {
+	piece := tok.Piece(id, true)
+	t := topJSON{Token: string(piece), LogProb: max(lp, minLogProb), Bytes: make([]int, len(piece))}
+	if math.IsNaN(lp) {
+		t.LogProb = minLogProb
+	}
+	for i, b := range piece {
+		t.Bytes[i] = int(b)
+	}
+	return t
+}
+
+func newLogProbs(tok *tokenizer.Tokenizer, tokens []engine.Token) *logProbsJSON {
+	l := &logProbsJSON{Content: []logProbJSON{}}
+	for _, t := range tokens {
+		e := logProbJSON{topJSON: newTop(tok, t.ID, t.LogProb), Top: tops(tok, t.Top)}
+		l.Content = append(l.Content, e)
+	}
+	return l
+}
+
+func tops(tok *tokenizer.Tokenizer, top []sample.LogProb) []topJSON {
+	out := []topJSON{}
+	for _, x := range top {
+		out = append(out, newTop(tok, x.ID, x.LP))
+	}
+	return out
+}
+
+func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
+	c, err := q.conversation()
+	if err != nil {
+		return nil, err
+	}
+	n := 1
+	if q.N != nil {
+		n = *q.N
+	}
+	if n < 1 || n > maxChoices {
+		return nil, invalid("n", "%d is not between 1 and %d", n, maxChoices)
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	req := s.request()
+	if err := q.samplingFields.apply(&req, l.tok); err != nil {
+		return nil, err
+	}
+	if q.LogProbs {
+		top := 0
+		if q.TopLogProbs != nil {
+			top = *q.TopLogProbs
+		}
+		if err := logProbs(&req, "top_logprobs", top); err != nil {
+			return nil, err
+		}
+	}
+	c.done = r.Context().Done()
+	reqs, replies, err := l.answers(c, req, n, q.Stream)
+	if err != nil {
+		return nil, err
+	}
+	a := &chatAnswer{q: q, v: l.view, replies: replies, base: chatResponse{
+		ID: newID("chatcmpl-"), Object: "chat.completion", Created: time.Now().Unix(), Model: l.name, SystemFingerprint: s.fingerprint(),
+	}}
+	for _, rep := range replies {
+		rep.keepTokens = q.LogProbs
+	}
+	if len(c.tools) > 0 {
+		logOf(r).add(slog.Int("tools", len(c.tools)))
+	}
+	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+}
+
+// finish is why a reply ended, in the words of the request.
+func (a *chatAnswer) finish(rep *reply) string {
+	why := rep.finish()
+	if why == "tool_calls" && a.q.oldTools() {
+		return "function_call"
+	}
+	return why
+}
+
+// chatAnswer is the answer to a chat request.
+type chatAnswer struct {
+	q       *chatRequest
+	v       *view
+	b       *batch // of a stream
+	base    chatResponse
+	replies []*reply
+}
+
+// whole is the answer in one piece.
+func (a *chatAnswer) step(int, []delta) error { return nil }
+
+func (a *chatAnswer) whole() (any, error) {
+	out := a.base
+	for i, rep := range a.replies {
+		m := &chatMessage{Role: "assistant", Reasoning: rep.reasoning.String()}
+		text := rep.content.String()
+		if m.Content = &text; text == "" && len(rep.calls) > 0 {
+			m.Content = nil
+		}
+		for _, c := range rep.calls {
+			if a.q.oldTools() {
+				m.Function = &functionJSON{c.name, c.args.String()}
+				continue
+			}
+			m.ToolCalls = append(m.ToolCalls, toolCallJSON{ID: c.id, Type: "function", Function: functionJSON{c.name, c.args.String()}})
+		}
+		finish := a.finish(rep)
+		ch := chatChoice{Index: i, Message: m, FinishReason: &finish}
+		if a.q.LogProbs {
+			ch.LogProbs = newLogProbs(a.v.tok, rep.tokens)
+		}
+		out.Choices = append(out.Choices, ch)
+	}
+	out.Usage = usage(a.replies, len(a.replies))
+	out.Timings = timings(a.replies[0].result)
+	return &out, nil
+}
+
+// stream sends the answer as it comes.
+func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
+	a.b, a.base.Object = b, "chat.completion.chunk"
+	st := newStream(w)
+	begun := make([]bool, len(a.replies))
+	err := b.run(r, func(i int, ds []delta) error {
+		rep := a.replies[i]
+		if !begun[i] {
+			begun[i] = true
+			if err := a.chunk(st, i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil); err != nil {
+				return err
+			}
+		}
+		if err := a.deltas(st, i, ds); err != nil {
+			return err
+		}
+		if rep.result != nil {
+			finish := a.finish(rep)
+			if err := a.chunk(st, i, &chatDelta{}, &finish, nil); err != nil {
+				return err
+			}
+		}
+		return st.flush()
+	}, st.ping)
+	if err == nil && a.q.StreamOptions != nil && a.q.StreamOptions.IncludeUsage {
+		last := a.base
+		last.Choices = []chatChoice{}
+		last.Usage = usage(a.replies, len(a.replies))
+		last.Timings = timings(a.replies[0].result)
+		err = st.send("", &last)
+	}
+	if err != nil {
+		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]any{"error": e.json()} })
+		return
+	}
+	st.done()
+	_ = st.flush()
+}
+
+// deltas sends what one event of the engine brought, text of the same kind in one chunk.
+func (a *chatAnswer) deltas(st *stream, i int, ds []delta) error {
+	for _, d := range merge(ds) {
+		var cd chatDelta
+		var parts []delta // by token, for those who want to see
+		switch d.kind {
+		case parse.Content:
+			cd.Content = &d.text
+		case parse.Reasoning:
+			cd.Reasoning = &d.text
+		case parse.ToolBegin:
+			c := a.replies[i].calls[d.call]
+			cd.ToolCalls = []toolCallJSON{{Index: &d.call, ID: c.id, Type: "function", Function: functionJSON{Name: c.name}}}
+		case parse.ToolArguments:
+			cd.ToolCalls = []toolCallJSON{{Index: &d.call, Function: functionJSON{Arguments: d.text}}}
+		default:
+			continue
+		}
+		if len(cd.ToolCalls) > 0 && a.q.oldTools() {
+			cd.Function, cd.ToolCalls = &cd.ToolCalls[0].Function, nil
+		}
+		if d.kind == parse.Content || d.kind == parse.Reasoning {
+			for n := len(d.text); n > 0; ds = ds[1:] {
+				if ds[0].kind == d.kind {
+					parts = append(parts, ds[0])
+					n -= len(ds[0].text)
+				}
+			}
+		}
+		if err := a.chunk(st, i, &cd, nil, parts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chunk sends one chunk. The last one of a single choice has the timings.
+func (a *chatAnswer) chunk(st *stream, i int, d *chatDelta, finish *string, ds []delta) error {
+	rep := a.replies[i]
+	out := a.base
+	ch := chatChoice{Index: i, Delta: d, FinishReason: finish}
+	if a.q.LogProbs && len(rep.tokens) > 0 && (d.Role == "" || finish != nil) {
+		ch.LogProbs = newLogProbs(a.v.tok, rep.tokens)
+		rep.tokens = rep.tokens[:0]
+	}
+	out.Choices = []chatChoice{ch}
+	switch {
+	case finish != nil && len(a.replies) == 1:
+		out.Timings = timings(rep.result)
+	case a.q.TimingsPerToken && d.Role == "" && finish == nil:
+		out.Timings = rep.progress(a.b.gens[i].State(), a.v.engine)
+	}
+	if a.q.Strobe != nil && a.q.Strobe.Spans && d.Role == "" {
+		out.Strobe = rep.spans(ds)
+	}
+	return st.send("", &out)
+}

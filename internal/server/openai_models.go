@@ -1,0 +1,182 @@
+package server
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"path/filepath"
+
+	"strobe/internal/engine"
+)
+
+// modelJSON is an entry of GET /v1/models: OpenAI's fields, then what llama.cpp and vLLM add, then
+// how the model stands here.
+type modelJSON struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	OwnedBy string `json:"owned_by"`
+
+	MaxModelLen   int            `json:"max_model_len"`  // vLLM
+	ContextLength int            `json:"context_length"` // Open WebUI and others
+	Meta          map[string]any `json:"meta,omitempty"` // llama.cpp; of loaded models
+
+	State      string `json:"state"` // unloaded, loading, loaded or failed
+	Error      string `json:"error,omitempty"`
+	Size       int64  `json:"size"`         // bytes of the files
+	LastUsedMS int64  `json:"last_used_ms"` // Unix time; 0 is never
+	InUse      int    `json:"in_use"`       // requests
+	Arch       string `json:"arch,omitempty"`
+	Drafter    string `json:"drafter,omitempty"`
+}
+
+func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
+	j := modelJSON{
+		ID: m.Name, Object: "model", OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context, ContextLength: m.Context,
+		State: string(m.State), Size: m.Size, InUse: m.Users, Arch: m.Arch,
+	}
+	if m.Drafter != "" {
+		j.Drafter = filepath.Base(m.Drafter) // where the file lies is nobody's business
+	}
+	if !m.Modified.IsZero() {
+		j.Created = m.Modified.Unix()
+	}
+	if !m.LastUsed.IsZero() {
+		j.LastUsedMS = m.LastUsed.UnixMilli()
+	}
+	if m.Err != nil {
+		j.Error = m.Err.Error()
+	}
+	if e != nil {
+		t := e.Model().Target
+		j.Meta = map[string]any{
+			"n_vocab": t.Vocab, "n_ctx": e.Config().Context, "n_ctx_train": t.Context, "n_embd": t.Hidden, "size": t.WeightBytes(),
+		}
+	}
+	return j
+}
+
+func (s *Server) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
+	engines := s.models().Resident()
+	data := []modelJSON{}
+	for _, m := range s.models().List() {
+		data = append(data, s.modelEntry(&m, engines[m.Name]))
+	}
+	out := map[string]any{"object": "list", "data": data}
+	if r.URL.Query().Has("client_version") {
+		out["models"] = codexModels(data)
+	}
+	return out, nil
+}
+
+// codexModels describes models to the Codex command line, which asks with its version and reads no
+// other list.
+func codexModels(data []modelJSON) []map[string]any {
+	out := []map[string]any{}
+	for _, m := range data {
+		out = append(out, map[string]any{
+			"slug": m.ID, "display_name": m.ID, "description": m.Arch, "visibility": "list", "supported_in_api": true, "priority": 1,
+			"context_window": m.ContextLength, "shell_type": "shell_command", "supports_parallel_tool_calls": true,
+			"supports_reasoning_summaries": false, "default_reasoning_level": "low",
+			"supported_reasoning_levels": []map[string]string{{"effort": "none", "description": "no reasoning"}, {"effort": "low", "description": "as the model likes"}},
+		})
+	}
+	return out
+}
+
+func (s *Server) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
+	id := r.PathValue("id")
+	for _, m := range s.models().List() {
+		if m.Name == id {
+			return s.modelEntry(&m, s.models().Resident()[id]), nil
+		}
+	}
+	return nil, &engine.UnknownModelError{Name: id}
+}
+
+// embeddingRequest is the body of POST /v1/embeddings.
+type embeddingRequest struct {
+	Model          string          `json:"model"`
+	Input          json.RawMessage `json:"input"`
+	EncodingFormat string          `json:"encoding_format"`
+	Dimensions     *int            `json:"dimensions"`
+}
+
+type embeddingJSON struct {
+	Object    string `json:"object"`
+	Index     int    `json:"index"`
+	Embedding any    `json:"embedding"`
+}
+
+func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) (any, error) {
+	if q.EncodingFormat != "" && q.EncodingFormat != "float" && q.EncodingFormat != "base64" {
+		return nil, invalid("encoding_format", "%q is neither float nor base64", q.EncodingFormat)
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	data, tokens, err := l.embed(r, q)
+	if err != nil {
+		return nil, err
+	}
+	logOf(r).add(slog.String("model", l.name), slog.Int("prompt", tokens))
+	return map[string]any{
+		"object": "list", "model": l.name, "data": data,
+		"usage": map[string]int{"prompt_tokens": tokens, "total_tokens": tokens},
+	}, nil
+}
+
+func (v *view) embed(r *http.Request, q *embeddingRequest) (data []embeddingJSON, tokens int, err error) {
+	inputs, err := v.prompts(r.Context(), "input", q.Input)
+	if err != nil {
+		return nil, 0, err
+	}
+	if hidden := v.engine.Model().Target.Hidden; q.Dimensions != nil && *q.Dimensions != hidden {
+		return nil, 0, invalid("dimensions", "this model has %d", hidden)
+	}
+	for i, in := range inputs {
+		if len(in.tokens) == 0 {
+			return nil, 0, invalid(fmt.Sprintf("input[%d]", i), "is empty")
+		}
+		x, err := v.engine.Embed(r.Context(), in.tokens)
+		if err != nil {
+			return nil, 0, err
+		}
+		normalise(x)
+		e := embeddingJSON{Object: "embedding", Index: i, Embedding: x}
+		if q.EncodingFormat == "base64" {
+			b := make([]byte, 0, 4*len(x))
+			for _, f := range x {
+				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+			}
+			e.Embedding = base64.StdEncoding.EncodeToString(b)
+		}
+		data = append(data, e)
+		tokens += len(in.tokens)
+	}
+	return data, tokens, nil
+}
+
+// normalise makes a vector's length 1. JSON has no words for what is not a number, so such values
+// become 0.
+func normalise(x []float32) {
+	var sum float64
+	for i, f := range x {
+		if f != f || math.IsInf(float64(f), 0) {
+			x[i] = 0
+		}
+		sum += float64(x[i]) * float64(x[i])
+	}
+	if sum > 0 {
+		scale := float32(1 / math.Sqrt(sum))
+		for i := range x {
+			x[i] *= scale
+		}
+	}
+}

@@ -1,0 +1,403 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"strobe/internal/chat/parse"
+	"strobe/internal/engine"
+)
+
+// responseJSON is the object the whole API is named after.
+type responseJSON struct {
+	ID                 string            `json:"id"`
+	Object             string            `json:"object"`
+	CreatedAt          int64             `json:"created_at"`
+	Status             string            `json:"status"`
+	Background         bool              `json:"background"`
+	Error              *responseError    `json:"error"`
+	IncompleteDetails  *incompleteJSON   `json:"incomplete_details"`
+	Instructions       *string           `json:"instructions"`
+	MaxOutputTokens    *int              `json:"max_output_tokens"`
+	Model              string            `json:"model"`
+	Output             []outputItem      `json:"output"`
+	ParallelToolCalls  bool              `json:"parallel_tool_calls"`
+	PreviousResponseID *string           `json:"previous_response_id"`
+	Reasoning          map[string]any    `json:"reasoning"`
+	Store              bool              `json:"store"`
+	Temperature        float32           `json:"temperature"`
+	Text               map[string]any    `json:"text"`
+	ToolChoice         any               `json:"tool_choice"`
+	Tools              []json.RawMessage `json:"tools"`
+	TopP               float32           `json:"top_p"`
+	Truncation         string            `json:"truncation"`
+	Usage              *responseUsage    `json:"usage"`
+	Metadata           json.RawMessage   `json:"metadata"`
+	Timings            *timingsJSON      `json:"timings,omitempty"`
+}
+
+type responseError struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+type incompleteJSON struct {
+	Reason string `json:"reason"`
+}
+
+type responseUsage struct {
+	InputTokens  int `json:"input_tokens"`
+	InputDetails struct {
+		CachedTokens int `json:"cached_tokens"`
+	} `json:"input_tokens_details"`
+	OutputTokens  int `json:"output_tokens"`
+	OutputDetails struct {
+		ReasoningTokens int `json:"reasoning_tokens"`
+	} `json:"output_tokens_details"`
+	TotalTokens int `json:"total_tokens"`
+}
+
+// outputItem is an element of the output: reasoning, a message or a function call.
+type outputItem struct {
+	Type      string        `json:"type"`
+	ID        string        `json:"id"`
+	Status    string        `json:"status"`
+	Role      string        `json:"role,omitempty"`
+	Summary   *[]outputPart `json:"summary,omitempty"`
+	Content   *[]outputPart `json:"content,omitempty"`
+	Encrypted *string       `json:"encrypted_content,omitempty"`
+	CallID    string        `json:"call_id,omitempty"`
+	Name      string        `json:"name,omitempty"`
+	Namespace string        `json:"namespace,omitempty"`
+	Arguments *string       `json:"arguments,omitempty"`
+}
+
+type outputPart struct {
+	Type        string `json:"type"`
+	Text        string `json:"text"`
+	Annotations *[]any `json:"annotations,omitempty"`
+	LogProbs    *[]any `json:"logprobs,omitempty"`
+}
+
+func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
+	c, err := s.responsesConversation(q)
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	req := s.request()
+	f := samplingFields{
+		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
+		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,
+	}
+	if err := f.apply(&req, l.tok); err != nil {
+		return nil, err
+	}
+	c.done = r.Context().Done()
+	reqs, replies, err := l.answers(c, req, 1, q.Stream)
+	if err != nil {
+		return nil, err
+	}
+	a := &responseAnswer{rep: replies[0], base: q.response(l.name, &req), q: q}
+	a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
+	if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
+		a.base.Reasoning["summary"] = q.Reasoning.Summary
+	}
+	if q.Store == nil || *q.Store {
+		a.memory = s.memory
+	}
+	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+}
+
+// inputTokens counts the tokens of a request without running it.
+func (s *Server) inputTokens(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
+	c, err := s.responsesConversation(q)
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	c.done = r.Context().Done()
+	p, err := l.render(c)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"object": "response.input_tokens", "input_tokens": len(p.Tokens)}, nil
+}
+
+func (a *responseAnswer) step(_ int, ds []delta) error { return a.deltas(ds) }
+
+func (a *responseAnswer) whole() (any, error) { return &a.base, a.finish() }
+
+// response is the object as it is before anything was generated.
+func (q *responsesRequest) response(model string, req *engine.Request) responseJSON {
+	out := responseJSON{
+		ID: newID("resp_"), Object: "response", CreatedAt: time.Now().Unix(), Status: "in_progress",
+		Instructions: q.Instructions, MaxOutputTokens: q.MaxOutputTokens, Model: model, Output: []outputItem{},
+		ParallelToolCalls: q.ParallelToolCalls == nil || *q.ParallelToolCalls,
+		Reasoning:         map[string]any{"effort": nil, "summary": nil},
+		Temperature:       req.Params.Temp, TopP: req.Params.TopP, Truncation: "disabled",
+		Text: map[string]any{"format": map[string]string{"type": "text"}}, ToolChoice: "auto", Tools: q.Tools, Metadata: q.Metadata,
+		PreviousResponseID: q.Previous,
+	}
+	if q.Reasoning != nil && q.Reasoning.Effort != "" {
+		out.Reasoning["effort"] = q.Reasoning.Effort
+	}
+	if q.Text != nil && q.Text.Format != nil {
+		out.Text["format"] = q.Text.Format
+	}
+	if kindOf(q.ToolChoice) != "null" {
+		out.ToolChoice = q.ToolChoice
+	}
+	if out.Tools == nil {
+		out.Tools = []json.RawMessage{}
+	}
+	if kindOf(out.Metadata) == "null" {
+		out.Metadata = json.RawMessage("{}")
+	}
+	return out
+}
+
+// responseAnswer builds the output item by item. One is open at a time; each change is also an event
+// when the answer is streamed.
+type responseAnswer struct {
+	q       *responsesRequest
+	base    responseJSON
+	rep     *reply
+	memory  *memory // keeps the response at its end; nil if nobody shall
+	summary bool    // reasoning is shown where summaries are
+	seal    bool    // and in encrypted_content
+	st      *stream // nil for a whole answer
+	seq     int
+	open    bool
+	kind    parse.Kind
+	text    strings.Builder // of the open item
+	begun   bool
+}
+
+// shown is how text of a kind appears: the type of its part, the field that numbers its parts, and its events.
+type shown struct{ part, index, partEvent, textEvent string }
+
+func (a *responseAnswer) shown() shown {
+	switch {
+	case a.kind == parse.Reasoning && a.summary:
+		return shown{"summary_text", "summary_index", "response.reasoning_summary_part", "response.reasoning_summary_text"}
+	case a.kind == parse.Reasoning:
+		return shown{"reasoning_text", "content_index", "response.content_part", "response.reasoning_text"}
+	case a.kind == parse.Content:
+		return shown{"output_text", "content_index", "response.content_part", "response.output_text"}
+	}
+	return shown{textEvent: "response.function_call_arguments"}
+}
+
+func (a *responseAnswer) part(text string) outputPart {
+	p := outputPart{Type: a.shown().part, Text: text}
+	if a.kind == parse.Content {
+		p.Annotations, p.LogProbs = &[]any{}, &[]any{}
+	}
+	return p
+}
+
+// event sends an event with its type and number.
+func (a *responseAnswer) event(name string, fields map[string]any) error {
+	if a.st == nil {
+		return nil
+	}
+	fields["type"], fields["sequence_number"] = name, a.seq
+	a.seq++
+	return a.st.send(name, fields)
+}
+
+// start sends the two events every stream begins with.
+func (a *responseAnswer) start() error {
+	if a.begun {
+		return nil
+	}
+	a.begun = true
+	for _, name := range []string{"response.created", "response.in_progress"} {
+		if err := a.event(name, map[string]any{"response": &a.base}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *responseAnswer) item() *outputItem { return &a.base.Output[len(a.base.Output)-1] }
+
+// place names the open item in an event.
+func (a *responseAnswer) place(more map[string]any) map[string]any {
+	more["item_id"], more["output_index"] = a.item().ID, len(a.base.Output)-1
+	if name := a.shown().index; name != "" {
+		more[name] = 0
+	}
+	return more
+}
+
+func (a *responseAnswer) begin(kind parse.Kind, it outputItem) error {
+	if err := a.end(); err != nil {
+		return err
+	}
+	a.open, a.kind = true, kind
+	a.text.Reset()
+	it.Status = "in_progress"
+	a.base.Output = append(a.base.Output, it)
+	if err := a.event("response.output_item.added", map[string]any{"output_index": len(a.base.Output) - 1, "item": a.item()}); err != nil {
+		return err
+	}
+	if kind == parse.ToolBegin {
+		return nil
+	}
+	return a.event(a.shown().partEvent+".added", a.place(map[string]any{"part": a.part("")}))
+}
+
+func (a *responseAnswer) add(text string) error {
+	a.text.WriteString(text)
+	m := a.place(map[string]any{"delta": text})
+	if a.kind == parse.Content {
+		m["logprobs"] = []any{}
+	}
+	return a.event(a.shown().textEvent+".delta", m)
+}
+
+// end completes the open item.
+func (a *responseAnswer) end() error {
+	if !a.open {
+		return nil
+	}
+	a.open = false
+	text, it := a.text.String(), a.item()
+	it.Status = "completed"
+	how := a.shown()
+	m := a.place(map[string]any{"text": text})
+	switch {
+	case a.kind == parse.ToolBegin:
+		it.Arguments = &text
+		m = a.place(map[string]any{"arguments": text, "name": it.Name})
+	case a.kind == parse.Content:
+		m["logprobs"] = []any{}
+		it.Content = &[]outputPart{a.part(text)}
+	case a.summary:
+		it.Summary = &[]outputPart{a.part(text)}
+	default:
+		it.Content = &[]outputPart{a.part(text)}
+	}
+	if a.kind == parse.Reasoning && a.seal {
+		code := seal(text)
+		it.Encrypted = &code
+	}
+	if err := a.event(how.textEvent+".done", m); err != nil {
+		return err
+	}
+	if how.part != "" {
+		if err := a.event(how.partEvent+".done", a.place(map[string]any{"part": a.part(text)})); err != nil {
+			return err
+		}
+	}
+	return a.event("response.output_item.done", map[string]any{"output_index": len(a.base.Output) - 1, "item": it})
+}
+
+func (a *responseAnswer) deltas(ds []delta) error {
+	for _, d := range merge(ds) {
+		var err error
+		switch d.kind {
+		case parse.Content, parse.Reasoning:
+			if !a.open || a.kind != d.kind {
+				it := outputItem{Type: "message", ID: newID("msg_"), Role: "assistant", Content: &[]outputPart{}}
+				if d.kind == parse.Reasoning {
+					it = outputItem{Type: "reasoning", ID: newID("rs_"), Summary: &[]outputPart{}}
+					if !a.summary {
+						it.Content = &[]outputPart{}
+					}
+				}
+				if err = a.begin(d.kind, it); err != nil {
+					return err
+				}
+			}
+			err = a.add(d.text)
+		case parse.ToolBegin:
+			c := a.rep.calls[d.call]
+			it := outputItem{Type: "function_call", ID: newID("fc_"), CallID: c.id, Name: c.name, Arguments: new(string)}
+			if n, ok := a.q.names[c.name]; ok {
+				it.Name, it.Namespace = n.name, n.namespace
+			}
+			err = a.begin(d.kind, it)
+		case parse.ToolArguments:
+			err = a.add(d.text)
+		case parse.ToolEnd:
+			err = a.end()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish completes the response.
+func (a *responseAnswer) finish() error {
+	cut := a.rep.result.Reason == engine.ReasonLength
+	if err := a.end(); err != nil {
+		return err
+	}
+	res := a.rep.result
+	u := &responseUsage{InputTokens: res.Prompt, OutputTokens: res.Generated, TotalTokens: res.Prompt + res.Generated}
+	u.InputDetails.CachedTokens = res.Cached
+	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
+	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), "completed"
+	name := "response.completed"
+	if cut {
+		name, a.base.Status = "response.incomplete", "incomplete"
+		a.base.IncompleteDetails = &incompleteJSON{"max_output_tokens"}
+		if n := len(a.base.Output); n > 0 {
+			a.base.Output[n-1].Status = "incomplete"
+		}
+	}
+	if a.memory != nil { // before the client hears of the end and goes on from it
+		a.base.Store = true
+		kept, err := a.memory.put(&a.base, a.q.items)
+		if err != nil {
+			return err
+		}
+		a.base.Store = kept
+	}
+	return a.event(name, map[string]any{"response": &a.base})
+}
+
+func (a *responseAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
+	a.st = newStream(w)
+	err := b.run(r, func(_ int, ds []delta) error {
+		if err := a.start(); err != nil {
+			return err
+		}
+		if err := a.deltas(ds); err != nil {
+			return err
+		}
+		if a.rep.result != nil {
+			if err := a.finish(); err != nil {
+				return err
+			}
+		}
+		return a.st.flush()
+	}, func() error {
+		if err := a.start(); err != nil {
+			return err
+		}
+		return a.st.ping()
+	})
+	if err != nil {
+		a.st.fail(r, err, func(e *apiError) (string, any) {
+			a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
+			return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
+		})
+	}
+}

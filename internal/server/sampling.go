@@ -1,0 +1,319 @@
+package server
+
+import (
+	"encoding/json"
+	"math"
+	"strconv"
+
+	"strobe/internal/engine"
+	"strobe/internal/sample"
+	"strobe/internal/speculate"
+	"strobe/internal/tokenizer"
+)
+
+// Limits of what one request may ask for.
+const (
+	maxChoices  = 64
+	maxStops    = 32
+	maxStopLen  = 1024
+	maxLogProbs = 20
+	maxBias     = 4096
+	maxBiasText = 256 // bytes of a text in logit_bias; all its tokens get the bias
+	maxTools    = 512
+)
+
+// samplingFields are the fields OpenAI's endpoints and llama.cpp share. Null means absent.
+type samplingFields struct {
+	Temperature      *float32 `json:"temperature"`
+	TopP             *float32 `json:"top_p"`
+	TopK             *int     `json:"top_k"`
+	MinP             *float32 `json:"min_p"`
+	TypicalP         *float32 `json:"typical_p"`
+	PresencePenalty  *float32 `json:"presence_penalty"`
+	FrequencyPenalty *float32 `json:"frequency_penalty"`
+	RepeatPenalty    *float32 `json:"repeat_penalty"`
+	RepetitionPen    *float32 `json:"repetition_penalty"` // vLLM's spelling
+	RepeatLastN      *int     `json:"repeat_last_n"`
+	DRYMultiplier    *float32 `json:"dry_multiplier"`
+	DRYBase          *float32 `json:"dry_base"`
+	DRYAllowedLength *int     `json:"dry_allowed_length"`
+	DRYLastN         *int     `json:"dry_penalty_last_n"`
+
+	Seed      json.RawMessage `json:"seed"`
+	Stop      json.RawMessage `json:"stop"`
+	LogitBias json.RawMessage `json:"logit_bias"`
+	IgnoreEOS bool            `json:"ignore_eos"`
+
+	MaxTokens           *int `json:"max_tokens"`
+	MaxCompletionTokens *int `json:"max_completion_tokens"`
+	NPredict            *int `json:"n_predict"`
+
+	CachePrompt     *bool         `json:"cache_prompt"`
+	TimingsPerToken bool          `json:"timings_per_token"`
+	Strobe          *strobeFields `json:"strobe"`
+}
+
+// strobeFields are our own additions to a request, under one key.
+type strobeFields struct {
+	Draft    string `json:"draft"`     // who drafts: auto, off, dflash, mtp or ngram
+	DraftMax int    `json:"draft_max"` // most tokens drafted per round
+	Tree     *int   `json:"tree"`      // nodes of a tree; 0 turns trees off
+	Spans    bool   `json:"spans"`     // tell in every chunk which text was drafted
+}
+
+// apply puts the fields into a request. The request's parameters are the server's defaults.
+func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) error {
+	p := &req.Params
+	for _, x := range []struct {
+		name   string
+		v      *float32
+		dst    *float32
+		lo, hi float32
+	}{
+		{"temperature", f.Temperature, &p.Temp, 0, 100},
+		{"top_p", f.TopP, &p.TopP, 0, 1},
+		{"min_p", f.MinP, &p.MinP, 0, 1},
+		{"typical_p", f.TypicalP, &p.TypicalP, 0, 1},
+		{"presence_penalty", f.PresencePenalty, &p.PresencePenalty, -100, 100},
+		{"frequency_penalty", f.FrequencyPenalty, &p.FrequencyPenalty, -100, 100},
+		{"repeat_penalty", f.RepeatPenalty, &p.RepeatPenalty, 0, 100},
+		{"repetition_penalty", f.RepetitionPen, &p.RepeatPenalty, 0, 100},
+		{"dry_multiplier", f.DRYMultiplier, &p.DRY.Multiplier, 0, 100},
+		{"dry_base", f.DRYBase, &p.DRY.Base, 0, 100},
+	} {
+		if x.v == nil {
+			continue
+		}
+		if !(*x.v >= x.lo && *x.v <= x.hi) {
+			return invalid(x.name, "%v is not between %v and %v", *x.v, x.lo, x.hi)
+		}
+		*x.dst = *x.v
+	}
+	for _, x := range []struct {
+		name string
+		v    *int
+		dst  *int
+	}{
+		{"top_k", f.TopK, &p.TopK},
+		{"dry_allowed_length", f.DRYAllowedLength, &p.DRY.AllowedLength},
+		{"dry_penalty_last_n", f.DRYLastN, &p.DRY.LastN},
+		{"repeat_last_n", f.RepeatLastN, &p.RepeatLastN},
+	} {
+		if x.v == nil {
+			continue
+		}
+		if *x.v < -1 || *x.v > math.MaxInt32 {
+			return invalid(x.name, "%d is not at least -1", *x.v)
+		}
+		*x.dst = *x.v
+	}
+	if f.DRYAllowedLength != nil && *f.DRYAllowedLength < 0 {
+		return invalid("dry_allowed_length", "must be at least 0")
+	}
+	if f.RepeatLastN != nil && *f.RepeatLastN == 0 { // looking back no token turns the penalties off
+		p.RepeatPenalty, p.PresencePenalty, p.FrequencyPenalty = 1, 0, 0
+	}
+	if f.DRYLastN != nil && *f.DRYLastN == 0 {
+		p.DRY.Multiplier = 0
+	}
+	if p.DRY.Multiplier > 0 && p.DRY.Breakers == nil {
+		p.DRY.Breakers = dryBreakers(tok)
+	}
+	n, given, err := seed(f.Seed)
+	if err != nil {
+		return err
+	}
+	if given {
+		p.Seed = n
+	}
+	if req.Stops, err = stops("stop", f.Stop); err != nil {
+		return err
+	}
+	if p.LogitBias, err = logitBias(f.LogitBias, tok); err != nil {
+		return err
+	}
+	req.IgnoreEOG = f.IgnoreEOS
+	req.NoCache = f.CachePrompt != nil && !*f.CachePrompt
+	for _, x := range []struct {
+		name string
+		v    *int
+	}{{"n_predict", f.NPredict}, {"max_tokens", f.MaxTokens}, {"max_completion_tokens", f.MaxCompletionTokens}} {
+		if x.v != nil {
+			limitTokens(req, *x.v)
+		}
+	}
+	return f.Strobe.apply(req)
+}
+
+// limitTokens sets how many tokens an answer may have. Negative is without a limit; at 0 the prompt
+// is run and nothing generated.
+func limitTokens(req *engine.Request, n int) {
+	req.MaxTokens = max(n, 0)
+	req.PromptOnly = n == 0
+}
+
+func (f *strobeFields) apply(req *engine.Request) error {
+	if f == nil {
+		return nil
+	}
+	if f.Draft != "" {
+		d, err := engine.ParseDraft(f.Draft)
+		if err != nil {
+			return invalid("strobe.draft", "%v", err)
+		}
+		req.Spec.Draft = d
+	}
+	if f.DraftMax < 0 || f.DraftMax > 64 {
+		return invalid("strobe.draft_max", "%d is not between 0 and 64", f.DraftMax)
+	}
+	if f.DraftMax > 0 {
+		req.Spec.Max = f.DraftMax
+	}
+	if f.Tree != nil {
+		switch {
+		case *f.Tree < 0 || *f.Tree > 256:
+			return invalid("strobe.tree", "%d is not between 0 and 256", *f.Tree)
+		case *f.Tree == 0:
+			req.Spec.Tree = speculate.TreeOff
+		default:
+			req.Spec.Tree = *f.Tree
+		}
+	}
+	return nil
+}
+
+// seed reads a seed; a negative one asks for a random one, like none.
+func seed(raw json.RawMessage) (n uint64, given bool, err error) {
+	if kindOf(raw) == "null" {
+		return 0, false, nil
+	}
+	if v, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
+		return uint64(v), v >= 0, nil
+	}
+	if n, err = strconv.ParseUint(string(raw), 10, 64); err != nil {
+		return 0, false, invalid("seed", "must be an integer")
+	}
+	return n, true, nil
+}
+
+// stops reads a string or a list of strings.
+func stops(name string, raw json.RawMessage) ([]string, error) {
+	if kindOf(raw) == "null" {
+		return nil, nil
+	}
+	var t texts
+	if err := t.UnmarshalJSON(raw); err != nil {
+		return nil, invalid(name, "%v", err)
+	}
+	return stopList(name, t)
+}
+
+func stopList(name string, list []string) (out []string, err error) {
+	if len(list) > maxStops {
+		return nil, invalid(name, "has %d entries; at most %d are allowed", len(list), maxStops)
+	}
+	for _, s := range list {
+		if len(s) > maxStopLen {
+			return nil, invalid(name, "an entry is longer than %d bytes", maxStopLen)
+		}
+		if s != "" {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// logitBias reads OpenAI's object of ids, or llama.cpp's list of pairs whose first half may be
+// a text and whose second false, which bans.
+func logitBias(raw json.RawMessage, tok *tokenizer.Tokenizer) (map[int32]float32, error) {
+	const name = "logit_bias"
+	bias := map[int32]float32{}
+	add := func(key, value json.RawMessage) error {
+		v := float32(math.Inf(-1))
+		if s := string(value); s != "false" {
+			f, err := strconv.ParseFloat(s, 32)
+			if err != nil {
+				return invalid(name, "the bias must be a number or false, not %.20s", s)
+			}
+			v = float32(f)
+		}
+		var text string
+		if json.Unmarshal(key, &text) == nil {
+			if id, err := strconv.ParseInt(text, 10, 32); err == nil {
+				key = json.RawMessage(strconv.FormatInt(id, 10))
+			} else {
+				if len(text) > maxBiasText {
+					return invalid(name, "the text %.20q... is longer than %d bytes", text, maxBiasText)
+				}
+				for _, id := range tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}) {
+					bias[id] = v
+				}
+				return nil
+			}
+		}
+		id, err := strconv.ParseInt(string(key), 10, 32)
+		if err != nil || id < 0 || int(id) >= tok.Size() {
+			return invalid(name, "%.20s is not the id of a token", key)
+		}
+		bias[int32(id)] = v
+		return nil
+	}
+	switch kindOf(raw) {
+	case "null":
+		return nil, nil
+	case "object":
+		var m map[string]json.RawMessage
+		if err := decodeJSON(raw, name, &m); err != nil {
+			return nil, err
+		}
+		if len(m) > maxBias {
+			return nil, invalid(name, "has more than %d entries", maxBias)
+		}
+		for k, v := range m {
+			key, err := json.Marshal(k)
+			if err != nil {
+				return nil, err
+			}
+			if err := add(key, v); err != nil {
+				return nil, err
+			}
+		}
+	case "array":
+		var list [][]json.RawMessage
+		if err := decodeJSON(raw, name, &list); err != nil {
+			return nil, err
+		}
+		if len(list) > maxBias {
+			return nil, invalid(name, "has more than %d entries", maxBias)
+		}
+		for _, pair := range list {
+			if len(pair) != 2 {
+				return nil, invalid(name, "must hold pairs")
+			}
+			if err := add(pair[0], pair[1]); err != nil {
+				return nil, err
+			}
+		}
+	default:
+		return nil, invalid(name, "must be an object or a list of pairs")
+	}
+	return bias, nil
+}
+
+// dryBreakers are the tokens of llama.cpp's default breakers.
+func dryBreakers(tok *tokenizer.Tokenizer) []int32 {
+	return sample.BreakerTokens(tok.Size(), func(id int32) []byte { return tok.Piece(id, false) }, []string{"\n", ":", "\"", "*"})
+}
+
+// logProbs sets how many log probabilities a request wants: n alternatives of every token, and the
+// token's own.
+func logProbs(req *engine.Request, name string, n int) error {
+	if n < 0 || n > maxLogProbs {
+		return invalid(name, "%d is not between 0 and %d", n, maxLogProbs)
+	}
+	req.LogProbs, req.WantLogProb = n, true
+	return nil
+}
+
+// index is the way errors name an element of a list.
+func index(i int) string { return "[" + strconv.Itoa(i) + "]" }

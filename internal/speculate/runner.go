@@ -1,0 +1,286 @@
+// Package speculate is the speculative loop: guess several tokens, let the target verify them in one
+// pass, keep what it would have said anyway.
+//
+// A Runner drives one target and the sources that guess for it, for any number of Streams. One Step advances
+// every stream: prompts by a chunk, generations by a round. A round is
+//
+//	draft    the source that promises most guesses some tokens
+//	choose   the controller picks the chain or tree with the best expected tokens per second
+//	forward  the target runs the last token and the guesses of all streams in one batch
+//	verify   the sampler draws each token from the target's logits; a guess that matches saves a pass
+//	commit   the caches keep the accepted path, the rest is forgotten
+//
+// Every token is drawn from the target's logits by the stream's sampler, in order, with the
+// same random numbers as without speculation. Guesses only decide how many tokens one pass yields.
+//
+// A Runner and its streams belong to one goroutine.
+package speculate
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"strobe/internal/backend"
+	"strobe/internal/draft"
+	"strobe/internal/model"
+	"strobe/internal/speculate/control"
+)
+
+// featureRows is how many committed tokens may wait for the sources. Projecting them together
+// is cheaper than one by one, and costs nothing while drafting is off.
+const featureRows = 128
+
+// candidates per position that a source returns; a tree branches among them.
+const candidates = 6
+
+// Runner drives a target and its sources.
+type Runner struct {
+	Target  *model.Model
+	Sources []draft.Source
+
+	control *control.Controller
+	layers  []int // captured: those of all sources, one after the other
+	widths  []int // per source: columns of its layers; 0 for a source that guesses from the text alone
+	width   int   // of all
+
+	features backend.Tensor
+	pick     backend.Ints
+	waiting  []*Stream // streams with rows in features
+	used     int       // rows of features in use
+	clock    func() time.Time
+}
+
+// NewRunner returns a runner. It makes the target capture what the sources need.
+func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
+	r := &Runner{Target: target, Sources: sources, clock: time.Now}
+	longest := make([]int, len(sources))
+	for i, s := range sources {
+		longest[i] = min(s.Max(), maxGuesses)
+		layers := s.Capture()
+		r.layers = append(r.layers, layers...)
+		r.widths = append(r.widths, len(layers)*target.Hidden)
+		r.width += len(layers) * target.Hidden
+	}
+	r.control = control.New(longest...)
+	if r.width == 0 {
+		return r, nil
+	}
+	if err := r.Capture(); err != nil {
+		return nil, err
+	}
+	b := target.Backend()
+	var err error
+	if r.features, err = b.Alloc(featureRows, r.width); err == nil {
+		r.pick, err = b.AllocInts(featureRows)
+	}
+	return r, err
+}
+
+// Capture makes the target capture what the sources need, in case another runner has changed that.
+func (r *Runner) Capture() error { return r.Target.Capture(r.layers) }
+
+// Check reports whether a stream may choose to be drafted for in this way: by all sources, none, or one that there is.
+func (r *Runner) Check(draft string) error {
+	if draft == Auto || draft == Off {
+		return nil
+	}
+	names := []string{"auto", "off"}
+	for _, s := range r.Sources {
+		if s.Name() == draft {
+			return nil
+		}
+		names = append(names, s.Name())
+	}
+	last := len(names) - 1
+	want := strings.Join(names[:last], ", ") + " or " + names[last]
+	return fmt.Errorf("draft source %q %w: want %s", draft, ErrNoSource, want)
+}
+
+// Describe states what the controller has measured: the cost of passes by rows and of drafts.
+func (r *Runner) Describe() string {
+	var names []string
+	for _, s := range r.Sources {
+		names = append(names, s.Name())
+	}
+	return r.control.Describe(names)
+}
+
+// columns is the part of the features that a source captures.
+func (r *Runner) columns(t backend.Tensor, source int) backend.Tensor {
+	from := 0
+	for _, w := range r.widths[:source] {
+		from += w
+	}
+	return t.Columns(from, r.widths[source])
+}
+
+// Step advances every stream: a prompt by up to chunk tokens, a generation by one round. Streams
+// that are done are left alone. An error is the target's; the streams are unusable then.
+func (r *Runner) Step(streams []*Stream, chunk int) error {
+	start := r.clock()
+	var live []*Stream
+	for _, s := range streams {
+		if !s.Done() {
+			live = append(live, s)
+		}
+	}
+	if len(live) == 0 {
+		return nil
+	}
+	p := r.plan(live, chunk)
+	drafted := r.clock()
+
+	segs := make([]model.Segment, len(live))
+	for i, s := range live {
+		segs[i] = s.segment()
+	}
+	out, err := r.Target.Forward(segs)
+	if err == nil {
+		err = r.Target.Sync() // before the clock, and before anything is sampled from a failed pass
+	}
+	if err != nil {
+		return fmt.Errorf("target: %w", err)
+	}
+	forwarded := r.clock()
+	p.Passed(forwarded.Sub(drafted))
+
+	for i, s := range live {
+		s.verify(out, i)
+	}
+	verified := r.clock()
+	for _, s := range live {
+		if err := s.seq.Commit(s.path); err != nil {
+			return err
+		}
+	}
+	r.keep(live, out)
+	end := r.clock()
+	for _, s := range live {
+		s.stats.Draft += p.draft
+		s.stats.Rest += drafted.Sub(start) - p.draft
+		s.stats.Verify += forwarded.Sub(drafted)
+		s.stats.Sample += verified.Sub(forwarded)
+		s.stats.Commit += end.Sub(verified)
+	}
+	r.settle(live, p, end.Sub(start))
+	return nil
+}
+
+// keep puts the features of the committed rows where they wait for the sources: all at once, or as many as there is
+// room for. Those of a prompt go to the sources straight from the pass.
+func (r *Runner) keep(live []*Stream, out *model.Output) {
+	var pick []int32
+	flush := func() {
+		if len(pick) > 0 {
+			b := r.Target.Backend()
+			b.BeginStep(nil)
+			b.SetInts(r.pick, pick)
+			b.Gather(r.features.Slice(r.used, len(pick)), out.Features, r.pick)
+			b.EndStep()
+			r.used += len(pick)
+			pick = pick[:0]
+		}
+	}
+	for i, s := range live {
+		if !s.captured() {
+			continue
+		}
+		rows := make([]int32, len(s.path))
+		for k, p := range s.path {
+			rows[k] = int32(out.FeatureRow(i, int(p)))
+		}
+		if s.prefilled > 0 {
+			s.kept += len(rows)
+			for src := range r.Sources {
+				_ = r.extend(src, out.Features, []*Stream{s}, [][]int32{rows})
+			}
+			continue
+		}
+		if r.used+len(pick)+len(rows) > featureRows {
+			flush()
+			_ = r.tellAll() // who fails has been told apart
+		}
+		if len(s.waiting) == 0 {
+			r.waiting = append(r.waiting, s)
+		}
+		s.kept += len(rows)
+		for k := range rows {
+			s.waiting = append(s.waiting, int32(r.used+len(pick)+k))
+		}
+		pick = append(pick, rows...)
+	}
+	flush()
+}
+
+// captured reports whether any source needs the features of a stream.
+func (s *Stream) captured() bool {
+	for i := range s.heard {
+		if s.follows(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// tell hands a source the features that wait for it.
+func (r *Runner) tell(source int) error {
+	if r.widths[source] == 0 {
+		return nil
+	}
+	var ss []*Stream
+	var rows [][]int32
+	for _, s := range r.waiting {
+		if !s.closed && s.follows(source) {
+			if n := s.kept - s.heard[source].ctx.Len(); n > 0 {
+				ss = append(ss, s)
+				rows = append(rows, s.waiting[len(s.waiting)-n:])
+			}
+		}
+	}
+	return r.extend(source, r.features, ss, rows)
+}
+
+// tellAll hands all sources what waits for them, so that nothing waits.
+func (r *Runner) tellAll() (first error) {
+	for i := range r.Sources {
+		if err := r.tell(i); first == nil {
+			first = err
+		}
+	}
+	for _, s := range r.waiting {
+		s.waiting = s.waiting[:0]
+	}
+	r.waiting, r.used = r.waiting[:0], 0
+	return first
+}
+
+// extend hands a source rows of features of some streams. After an error it does not follow them any more.
+func (r *Runner) extend(source int, features backend.Tensor, ss []*Stream, rows [][]int32) error {
+	var items []draft.Rows
+	for i, s := range ss {
+		if s.follows(source) {
+			h := &s.heard[source]
+			tokens := s.text[h.from+h.ctx.Len():][:len(rows[i])]
+			items = append(items, draft.Rows{Seq: h.ctx, Tokens: tokens, Rows: rows[i]})
+		}
+	}
+	if len(items) == 0 {
+		return nil
+	}
+	err := r.Sources[source].Extend(r.columns(features, source), items)
+	for _, s := range ss {
+		if err != nil {
+			s.fails(source, err)
+		}
+	}
+	return err
+}
+
+// Sync brings the contexts of a stream up to its target's, so that all can be saved together.
+func (r *Runner) Sync(s *Stream) error {
+	if len(s.waiting) == 0 {
+		return nil
+	}
+	return r.tellAll()
+}

@@ -1,0 +1,356 @@
+package speculate
+
+import (
+	"errors"
+	"fmt"
+
+	"strobe/internal/cache"
+	"strobe/internal/draft"
+	"strobe/internal/model"
+	"strobe/internal/speculate/control"
+)
+
+// Auto and Off are the values of Options.Draft that are no source's name: whatever pays, and nothing.
+const (
+	Auto = ""
+	Off  = "off"
+)
+
+// ErrNoSource is the error of a choice that nobody loaded.
+var ErrNoSource = errors.New("is not loaded")
+
+// TreeOff and TreeAuto are special values of Options.Tree.
+const (
+	TreeAuto = control.TreeAuto
+	TreeOff  = control.TreeOff
+)
+
+// Options says how a stream speculates. The zero value lets the controller decide everything.
+type Options struct {
+	Draft string // Auto, Off or the name of a source
+	Max   int    // longest chain or deepest tree; 0 means what the source can do
+	Tree  int    // nodes of a tree: TreeAuto, TreeOff, or a fixed number
+	// Fixed makes every round draft Max tokens (or a tree of Tree nodes) instead of asking the
+	// controller, for measurements.
+	Fixed bool
+	// Synthetic replaces verification: guesses are accepted so that a pass yields this many
+	// tokens on average. It measures speed on models without trained weights.
+	Synthetic float64
+}
+
+// Sampler draws tokens; *sample.Sampler is one. Sample returns -1 when no token is possible.
+type Sampler interface {
+	Sample(logits []float32) int32
+	Accept(id int32)
+}
+
+// Token is a generated token.
+type Token struct {
+	ID      int32
+	Drafted bool // it was guessed and accepted
+}
+
+// Config starts a stream.
+type Config struct {
+	Options
+	Seq *cache.Seq // the target's memory; may already hold a prefix
+	// Contexts is what each of the runner's sources knows of the same prefix, nil for nothing. Sources that
+	// guess from the text alone need none: they are told Known.
+	Contexts []draft.Context
+	Known    []int32 // tokens already in Seq
+	Prompt   []int32 // tokens to run before generating; at least one
+	Sampler  Sampler
+	Context  int // most tokens in Seq; 0 means the trained context
+	Max      int // most tokens to generate; 0 means as many as the context holds
+	// Observe, when set, sees the target's logits of each token before they are sampled.
+	Observe func(logits []float32)
+	// Emit receives each token as soon as it is certain. It returns false to stop; that token is
+	// the last one.
+	Emit func(Token) bool
+}
+
+// Stream is one generation in progress. It owns none of its sequences.
+type Stream struct {
+	Config
+	seq    *cache.Seq
+	runner *Runner
+
+	left   int   // tokens still to generate
+	last   int32 // newest token, not yet in the cache
+	done   bool
+	closed bool
+	err    error
+
+	control *control.Stream
+	text    []int32 // all tokens, as far as they are known, the newest included
+	unknown int     // tokens before them
+	heard   []heard // per source
+	waiting []int32 // rows of committed tokens in the runner's features
+	kept    int     // tokens of the sequence whose features were handed over or wait
+
+	synthetic float64 // guesses still owed to reach the synthetic mean
+
+	// The current round.
+	nodes     nodes
+	prefilled int     // prompt tokens in this pass
+	path      []int32 // accepted rows
+	emitted   int     // tokens drawn
+
+	stats Stats
+}
+
+// heard is what a source knows of a stream.
+type heard struct {
+	ctx  draft.Context // nil for none
+	from int           // its first token in the stream's text
+	bad  int           // useless drafts in a row
+}
+
+// nodes is what a stream adds to the batch: the last token and guesses, or a prompt chunk.
+type nodes struct {
+	tokens  []int32
+	parents []int32 // nil for a chain
+}
+
+// NewStream returns a stream of the runner.
+func (r *Runner) NewStream(c Config) (*Stream, error) {
+	if len(c.Prompt) == 0 {
+		return nil, fmt.Errorf("the prompt is empty")
+	}
+	limit := c.Context
+	if limit <= 0 {
+		limit = r.Target.Context
+	}
+	c.Context = limit
+	if n := c.Seq.Len() + len(c.Prompt); n >= limit {
+		return nil, fmt.Errorf("the prompt has %d tokens; the context holds %d", n, limit)
+	}
+	for _, id := range c.Prompt {
+		if id < 0 || int(id) >= r.Target.Vocab {
+			return nil, fmt.Errorf("token id %d is outside the vocabulary of %d", id, r.Target.Vocab)
+		}
+	}
+	if err := r.Check(c.Draft); err != nil {
+		return nil, err
+	}
+	s := &Stream{Config: c, seq: c.Seq, runner: r, heard: make([]heard, len(r.Sources))}
+	s.control = r.control.NewStream(control.Options{Tree: c.Tree, Fixed: c.Fixed})
+	s.text = append(append(make([]int32, 0, len(c.Known)+len(c.Prompt)), c.Known...), c.Prompt...)
+	s.unknown = c.Seq.Len() - len(c.Known)
+	s.left = limit - c.Seq.Len() - len(c.Prompt)
+	if c.Max > 0 {
+		s.left = min(s.left, c.Max)
+	}
+	for i, src := range r.Sources {
+		switch {
+		case c.Draft != Auto && c.Draft != src.Name():
+		case r.widths[i] == 0:
+			s.heard[i] = heard{ctx: src.NewContext()}
+		case i < len(c.Contexts) && !missing(c.Contexts[i]) && c.Contexts[i].Len() == c.Seq.Len():
+			s.heard[i] = heard{ctx: c.Contexts[i], from: -s.unknown}
+		default:
+			s.stats.Cold = true
+		}
+	}
+	s.stats.Cached, s.kept = c.Seq.Len(), c.Seq.Len()
+	return s, nil
+}
+
+// NewContexts returns an empty context of each source that a stream does not make itself, for a sequence that holds
+// nothing.
+func (r *Runner) NewContexts() []draft.Context {
+	cs := make([]draft.Context, len(r.Sources))
+	for i, s := range r.Sources {
+		if r.widths[i] > 0 {
+			cs[i] = s.NewContext()
+		}
+	}
+	return cs
+}
+
+// CloseContexts closes what NewContexts returned.
+func CloseContexts(cs []draft.Context) {
+	for _, c := range cs {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// missing reports whether there is no context; a nil *cache.Seq is none.
+func missing(c draft.Context) bool {
+	seq, ok := c.(*cache.Seq)
+	return c == nil || ok && seq == nil
+}
+
+// fails counts a failure of a source. It never fails the stream; the source's context is behind now, so it is not used
+// again.
+func (s *Stream) fails(source int, err error) {
+	s.heard[source].ctx = nil
+	s.stats.DraftErr = fmt.Errorf("%s: %w", s.runner.Sources[source].Name(), err)
+}
+
+// follows reports whether a source that captures keeps up with this stream.
+func (s *Stream) follows(source int) bool {
+	return s.heard[source].ctx != nil && s.runner.widths[source] > 0
+}
+
+// fresh is the committed tokens after those that a source knows.
+func (h *heard) fresh(s *Stream) []int32 { return s.text[h.from+h.ctx.Len() : s.seq.Len()-s.unknown] }
+
+// limit is the largest number of guesses that can still be used.
+func (s *Stream) limit() int {
+	n := min(s.left-1, s.Context-s.seq.Len()-2, maxGuesses)
+	if s.Config.Options.Max > 0 {
+		n = min(n, s.Config.Options.Max)
+	}
+	return n
+}
+
+// Done reports whether the stream has ended.
+func (s *Stream) Done() bool { return s.done }
+
+// Err returns why the stream ended early, if it failed.
+func (s *Stream) Err() error { return s.err }
+
+// Stop ends the stream at the next step boundary.
+func (s *Stream) Stop() { s.done = true }
+
+// Close forgets what the runner holds for the stream. It comes before the end of its sequences, which stay with their
+// owner.
+func (s *Stream) Close() {
+	s.done, s.closed = true, true
+}
+
+// Prefilling reports whether prompt tokens are left to run.
+func (s *Stream) Prefilling() bool { return len(s.Prompt) > 0 }
+
+// Last returns the newest token, which is not in the cache yet.
+func (s *Stream) Last() int32 { return s.last }
+
+// Stats returns what the stream did so far.
+func (s *Stream) Stats() Stats {
+	st := s.stats
+	st.PlainCost = s.runner.control.Plain()
+	return st
+}
+
+// segment is the stream's part of the batch.
+func (s *Stream) segment() model.Segment {
+	g := model.Segment{Seq: s.seq, Tokens: s.nodes.tokens, Parents: s.nodes.parents, Logits: model.LogitsAll}
+	if c, ok := s.Sampler.(interface{ Greedy(logits int) bool }); ok {
+		g.Greedy = s.Observe == nil && c.Greedy(s.runner.Target.Vocab)
+	}
+	if s.prefilled > 0 {
+		g.Prompt = true
+		g.Logits = model.LogitsNone
+		if s.prefilled == len(s.Prompt) {
+			g.Logits = model.LogitsLast
+		}
+	}
+	return g
+}
+
+// verify draws tokens along the path that the guesses allow.
+func (s *Stream) verify(out *model.Output, segment int) {
+	s.path, s.emitted = s.path[:0], 0
+	if s.prefilled > 0 {
+		for i := range s.prefilled {
+			s.path = append(s.path, int32(i))
+		}
+		s.Prompt = s.Prompt[s.prefilled:]
+		s.stats.Prompt += s.prefilled
+		if len(s.Prompt) == 0 {
+			if s.left == 0 {
+				s.done = true
+			} else if id := s.sampled(out, segment, 0); id >= 0 {
+				s.record(Token{ID: id})
+			}
+		}
+		return
+	}
+	s.stats.Rounds++
+	row, accepted := 0, 0
+	s.synthetic += s.Synthetic - 1
+	for {
+		s.path = append(s.path, int32(row))
+		id := s.sampled(out, segment, row)
+		if id < 0 {
+			return
+		}
+		next := s.child(row, id)
+		if s.Synthetic > 0 {
+			if next = s.firstChild(row); float64(accepted) >= s.synthetic-0.5 {
+				next = -1
+			}
+			if next >= 0 {
+				id = s.nodes.tokens[next]
+			}
+		}
+		s.record(Token{ID: id, Drafted: next >= 0})
+		if next < 0 || s.done {
+			break
+		}
+		row = next
+		accepted++
+	}
+	s.synthetic -= float64(accepted)
+}
+
+// sampled draws a token. It returns -1 and ends the stream when there is none.
+func (s *Stream) sampled(out *model.Output, segment, row int) int32 {
+	var id int32
+	if out.HasBest() { // every stream is greedy: the device has chosen
+		id = out.Best(segment, row)
+	} else {
+		logits := out.Row(segment, row)
+		if s.Observe != nil {
+			s.Observe(logits)
+		}
+		id = s.Sampler.Sample(logits)
+	}
+	if id < 0 {
+		s.err = fmt.Errorf("no token can follow: the model's output is not a number, or everything is forbidden")
+		s.done = true
+	}
+	return id
+}
+
+// record emits a token and ends the stream where it has to end.
+func (s *Stream) record(t Token) {
+	s.Sampler.Accept(t.ID)
+	s.last = t.ID
+	s.text = append(s.text, t.ID)
+	s.left--
+	s.emitted++
+	s.stats.Tokens++
+	if !s.Emit(t) || s.left == 0 {
+		s.done = true
+	}
+}
+
+// child returns the row after row that guesses id, or -1.
+func (s *Stream) child(row int, id int32) int {
+	if s.nodes.parents == nil {
+		if row+1 < len(s.nodes.tokens) && s.nodes.tokens[row+1] == id {
+			return row + 1
+		}
+		return -1
+	}
+	for i := row + 1; i < len(s.nodes.tokens); i++ {
+		if int(s.nodes.parents[i]) == row && s.nodes.tokens[i] == id {
+			return i
+		}
+	}
+	return -1
+}
+
+// firstChild returns the first guess after row, or -1.
+func (s *Stream) firstChild(row int) int {
+	for i := row + 1; i < len(s.nodes.tokens); i++ {
+		if s.nodes.parents == nil || int(s.nodes.parents[i]) == row {
+			return i
+		}
+	}
+	return -1
+}
