@@ -82,7 +82,7 @@ func TestLossless(t *testing.T) {
 	}
 }
 
-// TestAcceptance keeps the drafter honest: lossless output would hide a broken one (F97).
+// TestAcceptance keeps the drafter honest: lossless output would hide a broken one (failure F97).
 func TestAcceptance(t *testing.T) {
 	m := load(t)
 	var all speculate.Stats

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 var soakTime = flag.Duration("soak", 0, "how long TestSoak runs; 0 skips it")
@@ -119,8 +120,8 @@ func newSoak(t *testing.T) *soak {
 		s.write(name, golden(from))
 	}
 	s.files["v1"], s.files["v2"] = golden("qwen3"), golden("qwen35moe")
-	hostile := testkit.EditGolden(t, "qwen3").With("qwen3.rope.dimension_count", uint64(1<<32-2))
-	hostile.Write(t, filepath.Join(s.dir, "hostile.gguf"))
+	hostile := edit.Golden(t, "qwen3").Set("qwen3.rope.dimension_count", uint64(1<<32-2))
+	hostile.WriteTo(t, filepath.Join(s.dir, "hostile.gguf"))
 	if err := syscall.Mkfifo(filepath.Join(s.dir, "pipe.gguf"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -28,9 +28,9 @@ func turns(t *testing.T, e *Engine, n int, rewrite, cold bool) (evs []Event, pro
 	return evs, prompts
 }
 
-// TestF152_TurnsReuse: on every kind of model the next turn of a chat runs the new tokens only,
+// TestTurnsReuseTheCache (failure F152): on every kind of model the next turn of a chat runs the new tokens only,
 // also when the template rewrites the last answer.
-func TestF152_TurnsReuse(t *testing.T) {
+func TestTurnsReuseTheCache(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4", "qwen35moe"} {
 		for _, rewrite := range []bool{false, true} {
 			cold := start(t, name, Config{Parallel: 1})
@@ -107,9 +107,9 @@ func (r *recorder) guesses(t *testing.T, e *Engine, req Request) []string {
 	return r.log
 }
 
-// TestF5_SecondTurn: what the drafter guesses after a cache hit is exactly what it guesses on a
-// cold run, because its memory is restored with the target's.
-func TestF5_SecondTurn(t *testing.T) {
+// TestSecondTurnDraftsAsAColdRun (failure F5): what the drafter guesses after a cache hit is exactly what it guesses
+// on a cold run, because its memory is restored with the target's.
+func TestSecondTurnDraftsAsAColdRun(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
 		first := generate(t, e, Request{Tokens: randomPrompt(3, 100), MaxTokens: 40, IgnoreEOG: true})
@@ -128,8 +128,8 @@ func TestF5_SecondTurn(t *testing.T) {
 	}
 }
 
-// TestF6_IdenticalPrompts: five times the same prompt on one slot.
-func TestF6_IdenticalPrompts(t *testing.T) {
+// TestIdenticalPrompts (failure F6): five times the same prompt on one slot.
+func TestIdenticalPrompts(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
 		req := Request{Tokens: randomPrompt(5, 90), MaxTokens: 50, IgnoreEOG: true}
@@ -145,9 +145,9 @@ func TestF6_IdenticalPrompts(t *testing.T) {
 	}
 }
 
-// TestF7_CheckpointRestore (also F105, F164): a recurrent or windowed model goes back to a checkpoint in
+// TestDraftsAfterACheckpoint (failures F7, F105, F164): a recurrent or windowed model goes back to a checkpoint in
 // the middle of what it cached; drafts are as good as on a cold run.
-func TestF7_CheckpointRestore(t *testing.T) {
+func TestDraftsAfterACheckpoint(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4", "qwen3next"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1, Chunk: 48})
 		base := randomPrompt(6, 200)

@@ -43,7 +43,7 @@ func prefixFiles(t *testing.T, dir string) []string {
 
 var fixed = speculate.Options{Fixed: true, Tree: speculate.TreeOff}
 
-// TestRestart (also F169): what one engine saved, the next one uses, with the same text and the same
+// TestRestart (failure F169): what one engine saved, the next one uses, with the same text and the same
 // guesses as without a cache.
 func TestRestart(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {

@@ -124,8 +124,9 @@ func TestPoolNames(t *testing.T) {
 	}
 }
 
-// TestF30_Any: any is the most recently used resident model, and an error when there is none.
-func TestF30_Any(t *testing.T) {
+// TestAnyIsTheModelUsedLast (failure F30): any is the most recently used resident model, and an error when there is
+// none.
+func TestAnyIsTheModelUsedLast(t *testing.T) {
 	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3", "b=qwen3")})
 	if _, err := p.Acquire(t.Context(), Any); !errors.Is(err, ErrNoneResident) {
 		t.Errorf("any without a resident model: %v", err)
@@ -267,8 +268,9 @@ func must(b []byte, err error) []byte {
 	return b
 }
 
-// TestF28_EngineDied: a model whose engine stopped by a defect is loaded anew for the next request.
-func TestF28_EngineDied(t *testing.T) {
+// TestStoppedEngineIsLoadedAnew (failure F28): a model whose engine stopped by a defect is loaded anew for the next
+// request.
+func TestStoppedEngineIsLoadedAnew(t *testing.T) {
 	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3")})
 	l := acquire(t, p, "a")
 	// On the engine's own goroutine: whatever it was, the loop panics at its next step.

@@ -85,8 +85,8 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// TestF174_PromptOnly: no token is generated, and the prompt is in the cache.
-func TestF174_PromptOnly(t *testing.T) {
+// TestPromptOnly (failure F174): no token is generated, and the prompt is in the cache.
+func TestPromptOnly(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
 		e := start(t, name, Config{Parallel: 1})
 		ev := generate(t, e, Request{Tokens: randomPrompt(1, 50), PromptOnly: true})
@@ -285,9 +285,9 @@ func TestStopStrings(t *testing.T) {
 	}
 }
 
-// TestF166_LogProbs: every token has its log probabilities, accepted guesses too, and they are those of
-// plain decoding.
-func TestF166_LogProbs(t *testing.T) {
+// TestLogProbsOfEveryToken (failure F166): every token has its log probabilities, accepted guesses too, and they are
+// those of plain decoding.
+func TestLogProbsOfEveryToken(t *testing.T) {
 	e := start(t, "qwen3", Config{})
 	req := Request{Tokens: randomPrompt(1, 30), MaxTokens: 40, IgnoreEOG: true, LogProbs: 5, Spec: speculate.Options{Draft: speculate.Off}}
 	want := generate(t, e, req)
@@ -394,9 +394,9 @@ func (p *smallPool) Free(page int32) {
 	p.KVPool.Free(page)
 }
 
-// TestF176_CacheFull: when memory runs out, the cache gives up its entries first; then the request
-// that needs more fails, alone.
-func TestF176_CacheFull(t *testing.T) {
+// TestFullMemoryFailsOneRequest (failure F176): when memory runs out, the cache gives up its entries first; then the
+// request that needs more fails, alone.
+func TestFullMemoryFailsOneRequest(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
 		f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
 		if err != nil {
@@ -434,8 +434,8 @@ func TestF176_CacheFull(t *testing.T) {
 	}
 }
 
-// TestF87_Seeds: the same seed gives the same text whatever ran before, zero included.
-func TestF87_Seeds(t *testing.T) {
+// TestSeedRepeatsARun (failure F87): the same seed gives the same text whatever ran before, zero included.
+func TestSeedRepeatsARun(t *testing.T) {
 	e := start(t, "qwen3", Config{})
 	for _, seed := range []uint64{0, 1, math.MaxUint64} {
 		req := Request{Tokens: randomPrompt(1, 20), MaxTokens: 30, IgnoreEOG: true, Params: sample.Params{Temp: 1.5, Seed: seed}}

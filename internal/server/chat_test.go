@@ -320,8 +320,8 @@ func TestChoices(t *testing.T) {
 	}
 }
 
-// TestLogProbs (F166): every token has its probability, drafted or not.
-func TestF166_LogProbs(t *testing.T) {
+// TestLogProbsOfEveryToken (failure F166): every token has its probability, drafted or not.
+func TestLogProbsOfEveryToken(t *testing.T) {
 	f := start(t, options{})
 	q := dict{"messages": user("Hello"), "max_tokens": 40, "temperature": 0, "logprobs": true, "top_logprobs": 3, "ignore_eos": true}
 	m := f.post("/v1/chat/completions", q)

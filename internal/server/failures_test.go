@@ -17,11 +17,11 @@ import (
 	"strobe/internal/tokenizer"
 )
 
-// Rows of the failure catalogue that concern the server. Those about drafts and caches themselves are
-// tested in their packages; here they are seen through HTTP.
+// Each test of this file proves a property that failed in other servers; numbers such as F25 count those failures.
+// Those about drafts and caches themselves are tested in their packages; here they are seen through HTTP.
 
-// TestF25_DraftsReachTheServer: speculation is not lost on the way, and the answer shows it.
-func TestF25_DraftsReachTheServer(t *testing.T) {
+// TestDraftsReachTheServer (failure F25): speculation is not lost on the way, and the answer shows it.
+func TestDraftsReachTheServer(t *testing.T) {
 	f := start(t, options{config: Config{Spec: speculate.Options{Draft: "dflash", Fixed: true}}})
 	m := f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 30, "temperature": 0, "ignore_eos": true})
 	if n := number(m, "timings", "draft_n"); n == 0 {
@@ -33,8 +33,8 @@ func TestF25_DraftsReachTheServer(t *testing.T) {
 	}
 }
 
-// TestF26_ReasoningOnly: an answer that is all reasoning is not an empty one.
-func TestF26_ReasoningOnly(t *testing.T) {
+// TestReasoningOnlyIsNotEmpty (failure F26): an answer that is all reasoning is not an empty one.
+func TestReasoningOnlyIsNotEmpty(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	f.script("thinking and thinking and thinking")
 	m := f.post("/v1/chat/completions", dict{"messages": user("hi"), "enable_thinking": true, "max_tokens": 8})
@@ -43,8 +43,8 @@ func TestF26_ReasoningOnly(t *testing.T) {
 	}
 }
 
-// TestF27_AbortedStreams: clients that leave in the middle end their generation and nothing else.
-func TestF27_AbortedStreams(t *testing.T) {
+// TestAbortedStreamsEndAlone (failure F27): clients that leave in the middle end their generation and nothing else.
+func TestAbortedStreamsEndAlone(t *testing.T) {
 	f := start(t, options{})
 	for i := range 10 {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -73,8 +73,9 @@ func TestF27_AbortedStreams(t *testing.T) {
 	f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 5})
 }
 
-// TestF28_Defect: an engine that stopped gives every request its error; the server lives on and says so.
-func TestF28_Defect(t *testing.T) {
+// TestStoppedEngineIsReported (failure F28): an engine that stopped gives every request its error; the server lives
+// on and says so.
+func TestStoppedEngineIsReported(t *testing.T) {
 	f := start(t, options{})
 	models := f.s.models()
 	f.s.SetModels(&broken{models})
@@ -93,8 +94,9 @@ func (b *broken) Acquire(context.Context, string) (string, *engine.Engine, func(
 	return "", nil, nil, &engine.LoadError{Name: "m", Err: fmt.Errorf("no such weights")}
 }
 
-// TestF30_Any: the reserved name means the loaded model used last, and the answer tells which it was.
-func TestF30_Any(t *testing.T) {
+// TestAnyIsTheModelUsedLast (failure F30): the reserved name means the loaded model used last, and the answer tells
+// which it was.
+func TestAnyIsTheModelUsedLast(t *testing.T) {
 	p, err := engine.NewPool(engine.PoolConfig{Files: []string{testkit.Golden(t, "qwen3/model.gguf")}, Load: engine.Options{Threads: 1, Drafter: "none"}, Engine: engine.Config{Context: 512}})
 	if err != nil {
 		t.Fatal(err)
@@ -128,8 +130,8 @@ func TestF30_Any(t *testing.T) {
 	}
 }
 
-// TestF55_OddOutput: whatever a model writes, the answer is one.
-func TestF55_OddOutput(t *testing.T) {
+// TestOddOutputIsAnAnswer (failure F55): whatever a model writes, the answer is one.
+func TestOddOutputIsAnAnswer(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	for _, said := range []string{
 		"<tool_call>", "<tool_call>{", "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"", "</tool_call></think><think>", "<tool_call>{\"name\": \"nobody\", \"arguments\": {}}</tool_call>",
@@ -152,8 +154,8 @@ func TestF55_OddOutput(t *testing.T) {
 	}
 }
 
-// TestF58_LongPromptThroughHTTP: prompts of many chunks give what short chunks give.
-func TestF58_LongPromptThroughHTTP(t *testing.T) {
+// TestLongPromptThroughHTTP (failure F58): prompts of many chunks give what short chunks give.
+func TestLongPromptThroughHTTP(t *testing.T) {
 	q := dict{"prompt": strings.Repeat("a long prompt ", 40), "max_tokens": 20, "temperature": 0, "ignore_eos": true}
 	var want string
 	for i, chunk := range []int{16, 61, 500} {
@@ -168,8 +170,8 @@ func TestF58_LongPromptThroughHTTP(t *testing.T) {
 	}
 }
 
-// TestF87_Seeds: a seed repeats a run whatever ran before, also seed 0; without one, runs differ.
-func TestF87_Seeds(t *testing.T) {
+// TestSeedRepeatsARun (failure F87): a seed repeats a run whatever ran before, also seed 0; without one, runs differ.
+func TestSeedRepeatsARun(t *testing.T) {
 	f := start(t, options{config: Config{Params: sampleParams()}})
 	say := func(more dict) string {
 		return text(f.post("/v1/completions", with(dict{"prompt": "x", "max_tokens": 20, "ignore_eos": true}, more)), "choices", 0, "text")
@@ -184,8 +186,8 @@ func TestF87_Seeds(t *testing.T) {
 	}
 }
 
-// TestF100_SamplingCounts: temperature is not ignored when drafts are verified.
-func TestF100_SamplingCounts(t *testing.T) {
+// TestSamplingCountsWithDrafts (failure F100): temperature is not ignored when drafts are verified.
+func TestSamplingCountsWithDrafts(t *testing.T) {
 	f := start(t, options{})
 	seen := map[string]bool{}
 	for seed := range 4 {
@@ -199,8 +201,8 @@ func TestF100_SamplingCounts(t *testing.T) {
 	}
 }
 
-// TestF151_SchemaAfterReasoning: a format does not touch reasoning and holds for the answer.
-func TestF151_SchemaAfterReasoning(t *testing.T) {
+// TestSchemaHoldsAfterReasoning (failure F151): a format does not touch reasoning and holds for the answer.
+func TestSchemaHoldsAfterReasoning(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	sch := compileSchema(t, personSchema)
 	for seed := range 3 {
@@ -215,9 +217,9 @@ func TestF151_SchemaAfterReasoning(t *testing.T) {
 	}
 }
 
-// TestF151_ReasoningIsFree: while the model reasons every token is possible, whatever the format of the answer is;
-// from its end on the format holds.
-func TestF151_ReasoningIsFree(t *testing.T) {
+// TestReasoningIsFreeOfTheSchema (failure F151): while the model reasons every token is possible, whatever the format
+// of the answer is; from its end on the format holds.
+func TestReasoningIsFreeOfTheSchema(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	v, err := f.s.view("m", f.e)
 	if err != nil {
@@ -263,8 +265,8 @@ func TestF151_ReasoningIsFree(t *testing.T) {
 	}
 }
 
-// TestF152_SecondTurn: the next turn of a chat runs little more than its own tokens.
-func TestF152_SecondTurn(t *testing.T) {
+// TestSecondTurnRunsItsOwnTokens (failure F152): the next turn of a chat runs little more than its own tokens.
+func TestSecondTurnRunsItsOwnTokens(t *testing.T) {
 	for _, model := range []string{"qwen3", "qwen35", "gemma4"} {
 		f := start(t, options{model: model})
 		msgs := user(strings.Repeat("tell me more ", 20))
@@ -286,8 +288,8 @@ func TestF152_SecondTurn(t *testing.T) {
 	}
 }
 
-// TestF165_NegativeCounts: numbers nobody should send do no harm.
-func TestF165_NegativeCounts(t *testing.T) {
+// TestNegativeCountsDoNoHarm (failure F165): numbers nobody should send do no harm.
+func TestNegativeCountsDoNoHarm(t *testing.T) {
 	f := start(t, options{engine: engine.Config{Context: 256}})
 	for _, field := range []string{"n_discard", "n_keep", "n_predict", "max_tokens", "id_slot", "n_indent", "t_max_predict_ms", "n_probs", "min_keep"} {
 		for _, v := range []int{-1, math.MinInt32} {
@@ -303,8 +305,8 @@ func TestF165_NegativeCounts(t *testing.T) {
 	}
 }
 
-// TestF172_NoListing: nobody can list what others do.
-func TestF172_NoListing(t *testing.T) {
+// TestNobodyListsOthersRequests (failure F172): nobody can list what others do.
+func TestNobodyListsOthersRequests(t *testing.T) {
 	f := start(t, options{})
 	for _, p := range []string{"/v1/streams", "/v1/streams/lookup", "/v1/stream", "/v1/responses/resp_1", "/v1/chat/completions/x"} {
 		if status, _ := f.do("GET", p, ""); status != 404 {
@@ -318,8 +320,8 @@ func TestF172_NoListing(t *testing.T) {
 	}
 }
 
-// TestF173_Stamp: a system prompt that differs in a stamp only hits the cache.
-func TestF173_Stamp(t *testing.T) {
+// TestStampedSystemPromptHitsTheCache (failure F173): a system prompt that differs in a stamp only hits the cache.
+func TestStampedSystemPromptHitsTheCache(t *testing.T) {
 	f := start(t, options{})
 	ask := func(stamp string) dict {
 		return f.post("/v1/messages", dict{"max_tokens": 4, "messages": user("hello"), "system": []dict{
@@ -333,9 +335,9 @@ func TestF173_Stamp(t *testing.T) {
 	}
 }
 
-// TestF174_NothingToGenerate and F175: with a limit of 0 the prompt runs and nothing is generated, and
+// TestNothingToGenerate (failures F174 and F175): with a limit of 0 the prompt runs and nothing is generated, and
 // rates are numbers.
-func TestF174_NothingToGenerate(t *testing.T) {
+func TestNothingToGenerate(t *testing.T) {
 	f := start(t, options{})
 	for _, n := range []int{0, 1} {
 		m := f.post("/v1/completions", dict{"prompt": "x y z", "max_tokens": n, "ignore_eos": true})
@@ -353,8 +355,8 @@ func TestF174_NothingToGenerate(t *testing.T) {
 	}
 }
 
-// TestF176_OneTooLong: a request that fills its context ends alone.
-func TestF176_OneTooLong(t *testing.T) {
+// TestFullContextEndsOneRequest (failure F176): a request that fills its context ends alone.
+func TestFullContextEndsOneRequest(t *testing.T) {
 	f := start(t, options{engine: engine.Config{Context: 200, Parallel: 2}})
 	long := make(chan dict)
 	go func() {
@@ -370,8 +372,8 @@ func TestF176_OneTooLong(t *testing.T) {
 	}
 }
 
-// TestF185_SecondBlock: a second block of reasoning has a budget as well.
-func TestF185_SecondBlock(t *testing.T) {
+// TestSecondReasoningBlockHasABudget (failure F185): a second block of reasoning has a budget as well.
+func TestSecondReasoningBlockHasABudget(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	v, err := f.s.loaded("")
 	if err != nil {
@@ -405,8 +407,9 @@ func TestF185_SecondBlock(t *testing.T) {
 	}
 }
 
-// TestF150_Deltas is TestSplits with a template whose calls are judged at their end; see there.
-func TestF150_Deltas(t *testing.T) {
+// TestSplitsOfCallsJudgedAtTheirEnd (failure F150) is TestSplits with a template whose calls are judged at their end;
+// see there.
+func TestSplitsOfCallsJudgedAtTheirEnd(t *testing.T) {
 	f := start(t, options{template: xmlTemplate})
 	said := "x<tool_call>\n<function=get_weather>\n<parameter=city>\na </para b\n</parameter>\n<parameter=days>\n12\n</parameter>\n</function>\n</tool_call>"
 	f.script(said)

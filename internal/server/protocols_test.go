@@ -239,8 +239,8 @@ func TestAnthropic(t *testing.T) {
 	}
 }
 
-// TestF181_ToolResults: what tools answered reaches the prompt, in every shape.
-func TestF181_ToolResults(t *testing.T) {
+// TestToolResultsReachThePrompt (failure F181): what tools answered reaches the prompt, in every shape.
+func TestToolResultsReachThePrompt(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	v, err := f.s.loaded("")
 	if err != nil {
@@ -377,8 +377,8 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// TestF140_Props: what runs is shown, not what was asked for.
-func TestF140_Props(t *testing.T) {
+// TestPropsShowWhatRuns (failure F140): what runs is shown, not what was asked for.
+func TestPropsShowWhatRuns(t *testing.T) {
 	f := start(t, options{engine: engine.Config{Parallel: 3, Context: 1 << 30}, config: Config{Version: "v9"}})
 	_, b := f.do("GET", "/props", "")
 	m := decodeObject(t, b)

@@ -148,9 +148,9 @@ func popular(t *testing.T, m *model.Model, drawn counts, n int) *scripted {
 	})
 }
 
-// TestF161: over 20,000 draws the tokens at every position are distributed with drafting as without, for
-// chains and trees.
-func TestF161(t *testing.T) {
+// TestDraftingKeepsTheDistribution (failure F161): over 20,000 draws the tokens at every position are distributed
+// with drafting as without, for chains and trees.
+func TestDraftingKeepsTheDistribution(t *testing.T) {
 	const n, length = 5000, 4
 	m := alone(t, "qwen3")
 	in := prompt(6)
@@ -167,9 +167,9 @@ func TestF161(t *testing.T) {
 	}
 }
 
-// TestF100: settings of the sampler are not ignored when tokens are drafted: other settings give another
-// distribution. It also shows that the test above would notice one.
-func TestF100(t *testing.T) {
+// TestSettingsChangeTheDistribution (failure F100): settings of the sampler are not ignored when tokens are drafted:
+// other settings give another distribution. It also shows that the test above would notice one.
+func TestSettingsChangeTheDistribution(t *testing.T) {
 	const n, length = 1500, 4
 	m := alone(t, "qwen3")
 	in := prompt(6)
