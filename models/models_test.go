@@ -45,7 +45,13 @@ func generateIDs(t *testing.T, m *engine.Model, prompt []int32, opt speculate.Op
 	t.Helper()
 	seq, contexts := m.Target.NewSeq(), m.Runner.NewContexts()
 	defer seq.Close()
-	defer speculate.CloseContexts(contexts)
+	defer func() {
+		for _, c := range contexts {
+			if c != nil {
+				c.Close()
+			}
+		}
+	}()
 	var out []int32
 	s, err := m.Runner.NewStream(speculate.Config{
 		Options: opt, Seq: seq, Contexts: contexts, Max: n, Sampler: sample.New(p, m.Target.Vocab),

@@ -66,7 +66,7 @@ func runPull(cmd *cobra.Command, c *hub.Client, ref string) error {
 	infof(cmd, "%s: %s, commit %.12s", plan.Ref.Repo, describeFiles(plan.Files), plan.Commit)
 	p := newProgress(cmd, "pull", plan.Size())
 	var done int64
-	path, err := c.PullPlan(cmd.Context(), plan, func(s hub.Progress) {
+	path, err := c.Pull(cmd.Context(), plan, func(s hub.Progress) {
 		p.Add(s.Done - done)
 		done = s.Done
 	})

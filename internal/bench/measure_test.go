@@ -132,7 +132,7 @@ func TestSynthetic(t *testing.T) {
 func TestMeasureMTP(t *testing.T) {
 	write := func(shape string) string {
 		path := filepath.Join(t.TempDir(), shape+".gguf")
-		if err := synth.Write(path, shape, "q4_k_m", 1); err != nil {
+		if err := synth.Write(t.Context(), path, shape, "q4_k_m", 1, synth.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		return path

@@ -112,7 +112,7 @@ func planTypes(mix quant.Mix, arch, path string, tensors []*gguf.Tensor, opt Qua
 		infos[i] = quant.TensorInfo{Name: t.Name, Shape: t.Shape, Type: t.Type}
 		for _, o := range opt.Overrides {
 			if o.Pattern.MatchString(t.Name) && len(trimShape(t.Shape)) > 1 {
-				mix = mix.With(quant.Override{Pattern: escapePattern(t.Name), Type: o.Type})
+				mix = mix.With(t.Name, o.Type)
 				break
 			}
 		}
@@ -130,11 +130,6 @@ func planTypes(mix quant.Mix, arch, path string, tensors []*gguf.Tensor, opt Qua
 		}
 	}
 	return types, nil
-}
-
-// escapePattern makes a glob pattern match exactly one name.
-func escapePattern(name string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(name)
 }
 
 // quantisedKeys is the metadata of a quantised file: the old keys, with the two

@@ -74,7 +74,7 @@ func draws(t *testing.T, m *model.Model, d draft.Source, opt Options, p sample.P
 			st.Add(s.Stats())
 			s.Close()
 			s.seq.Close()
-			CloseContexts(s.Contexts)
+			closeContexts(s.Contexts)
 		}
 	}
 	return c, st

@@ -156,12 +156,20 @@ func run(t testing.TB, m *model.Model, d draft.Source, opt Options, s Sampler, p
 	return runWith(t, runner(t, m, d), opt, s, prompt, n)
 }
 
+func closeContexts(cs []draft.Context) {
+	for _, c := range cs {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
 func runWith(t testing.TB, r *Runner, opt Options, s Sampler, prompt []int32, n int) ([]int32, Stats) {
 	t.Helper()
 	c := Config{Options: opt, Seq: r.Target.NewSeq(), Prompt: prompt, Sampler: s, Max: n}
 	defer c.Seq.Close()
 	c.Contexts = r.NewContexts()
-	defer CloseContexts(c.Contexts)
+	defer closeContexts(c.Contexts)
 	var got []int32
 	c.Emit = func(tok Token) bool { got = append(got, tok.ID); return true }
 	st, err := r.NewStream(c)

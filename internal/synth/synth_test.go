@@ -33,7 +33,7 @@ func TestTiny(t *testing.T) {
 	for _, name := range tiny() {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "m.gguf")
-			if err := Write(path, name, "q4_k_m", 7); err != nil {
+			if err := Write(t.Context(), path, name, "q4_k_m", 7, Options{}); err != nil {
 				t.Fatal(err)
 			}
 			f, err := gguf.Open(path)
@@ -99,7 +99,7 @@ func TestSeed(t *testing.T) {
 	dir := t.TempDir()
 	read := func(name string, seed uint64) []byte {
 		path := filepath.Join(dir, name)
-		if err := Write(path, "tiny-qwen35", "q8_0", seed); err != nil {
+		if err := Write(t.Context(), path, "tiny-qwen35", "q8_0", seed, Options{}); err != nil {
 			t.Fatal(err)
 		}
 		b, err := os.ReadFile(path)
@@ -208,7 +208,7 @@ func TestUnknown(t *testing.T) {
 		{"gpt-5", "q8_0", `unknown shape "gpt-5"`},
 		{"tiny-qwen3", "q3_x", `unknown quantisation "q3_x"`},
 	} {
-		err := Write(path, c.shape, c.mix, 0)
+		err := Write(t.Context(), path, c.shape, c.mix, 0, Options{})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("Write(%s, %s) = %v, want %q", c.shape, c.mix, err, c.want)
 		}
@@ -221,7 +221,7 @@ func TestUnknown(t *testing.T) {
 // TestRopeFactors pins the generated rotary factors of Gemma.
 func TestRopeFactors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.gguf")
-	if err := Write(path, "tiny-gemma4", "f16", 0); err != nil {
+	if err := Write(t.Context(), path, "tiny-gemma4", "f16", 0, Options{}); err != nil {
 		t.Fatal(err)
 	}
 	f, err := gguf.Open(path)

@@ -14,9 +14,6 @@ import (
 // Object returns the grammar of any JSON object, for "JSON mode".
 func Object() *Grammar { return builtin(ruleObject) }
 
-// Value returns the grammar of any JSON value.
-func Value() *Grammar { return builtin(ruleValue) }
-
 func builtin(rule int32) *Grammar {
 	p, err := withBuiltins().finish(rule)
 	if err != nil {

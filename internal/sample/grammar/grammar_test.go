@@ -562,7 +562,7 @@ func TestObjectMode(t *testing.T) {
 			t.Errorf("accepted %s", doc)
 		}
 	}
-	if !accepts(t, Value(), v, `[1]`) {
+	if !accepts(t, builtin(ruleValue), v, `[1]`) {
 		t.Error("any value: refused [1]")
 	}
 }
@@ -679,7 +679,7 @@ func greedyBytes(text string) []int32 {
 // TestDeepNesting: depth costs memory in proportion, no more.
 func TestDeepNesting(t *testing.T) {
 	v := testVocab()
-	m := Value().NewMatcher(v)
+	m := builtin(ruleValue).NewMatcher(v)
 	for _, id := range greedyBytes(strings.Repeat("[", 20000) + strings.Repeat("]", 20000)) {
 		m.Accept(id)
 	}

@@ -299,6 +299,14 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead 
 	}
 }
 
+// sub returns the values per sub-block.
+func (k kind) sub() int {
+	if k == off16 || k == min16 {
+		return 16
+	}
+	return 32
+}
+
 // iters is the loop count of the micro kernels.
 func (k kind) iters(values int) int {
 	if k.sub() == 16 {

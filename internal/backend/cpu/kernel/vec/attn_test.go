@@ -28,12 +28,12 @@ func TestAttention(t *testing.T) {
 						o := newFenced(2, nq*(dim+i))
 						const scale = 0.3
 						for c := range nq {
-							Scores(s.dst()[c*(n+1):][:n], q[c*(dim+i):][:dim], typ, data, stride, n, scale)
+							ScoresN(s.dst()[c*(n+1):][:n], 0, q[c*(dim+i):][:dim], 0, 1, dim, typ, data, stride, n, scale)
 							out := o.dst()[c*(dim+i):][:dim]
 							for j := range out {
 								out[j] = float32(j)
 							}
-							Accum(out, p[c*n:][:n], typ, data, stride, n)
+							AccumN(out, 0, p[c*n:][:n], 0, 1, len(out), typ, data, stride, n)
 						}
 						s.check(t)
 						o.check(t)

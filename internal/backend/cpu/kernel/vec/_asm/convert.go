@@ -72,10 +72,10 @@ func conversions(l level) {
 	})
 	end()
 
-	name = l.text("loadQ80", "func(dst *float32, src *byte, n int)", "widens n values, a multiple of 32.")
-	dst = Load(Param("dst"), GP64())
-	src = Load(Param("src"), GP64())
-	n = Load(Param("n"), GP64())
+	name = l.text("loadQ80", "func(dst []float32, src []byte)", "widens the values, a multiple of 32.")
+	dst = Load(Param("dst").Base(), GP64())
+	src = Load(Param("src").Base(), GP64())
+	n = Load(Param("dst").Len(), GP64())
 	l.blocks(name, n, 32, func() {
 		d := l.reg()
 		if l.wide() {
@@ -113,10 +113,11 @@ func (l level) blocks(name string, n Register, step int, body func()) {
 // storeQ80 quantises blocks of 32 as quant.Quantize does: d = max|x|/127, codes
 // x*(1/d) rounded to nearest, halves away from zero.
 func storeQ80(l level) {
-	name := l.text("storeQ80", "func(dst *byte, src *float32, n int)", "quantises n finite values, a multiple of 32.")
-	dst := Load(Param("dst"), GP64())
-	src := Load(Param("src"), GP64())
-	n := Load(Param("n"), GP64())
+	name := l.text("storeQ80", "func(dst []byte, src []float32)",
+		"quantises finite values, a multiple of 32.")
+	dst := Load(Param("dst").Base(), GP64())
+	src := Load(Param("src").Base(), GP64())
+	n := Load(Param("src").Len(), GP64())
 	l.blocks(name, n, 32, func() {
 		m := l.reg()
 		for i := 0; i < 32; i += l.lanes {
