@@ -32,14 +32,18 @@ func (r *race) svg(moving bool) []byte {
 	last := max(r.lanes[0].elapsed, r.lanes[1].elapsed)
 
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-size="12">`+"\n", width, height, width, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" `+
+		`font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-size="12">`+"\n",
+		width, height, width, height)
 	b.WriteString(svgStyle(moving))
 	fmt.Fprintf(&b, `<rect width="%.0f" height="%.0f" rx="10" fill="#14181d"/>`+"\n", width, height)
 	svgText(&b, svgMargin, 34, "h", 0, r.title)
-	svgText(&b, svgMargin, 54, "d", 0, "the same prompt twice, each lane by its own clock; green: drafted and accepted in one pass")
+	svgText(&b, svgMargin, 54, "d", 0,
+		"the same prompt twice, each lane by its own clock; green: drafted and accepted in one pass")
 	for i, l := range r.lanes {
 		x := svgMargin + float64(i)*(pane+svgMargin)
-		fmt.Fprintf(&b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="6" fill="#1b2026" stroke="#343c45"/>`+"\n", x, top, pane, 52+float64(rows)*svgLine)
+		fmt.Fprintf(&b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="6" fill="#1b2026" stroke="#343c45"/>`+"\n", x,
+			top, pane, 52+float64(rows)*svgLine)
 		l.svg(&b, x+svgMargin, top, pane-2*svgMargin, texts[i], rows, moving)
 	}
 	y := height - 34
@@ -57,7 +61,8 @@ func (r *race) svg(moving bool) []byte {
 // svg draws one lane into its pane.
 func (l *lane) svg(b *strings.Builder, x, top, width float64, rows [][]textRun, most int, moving bool) {
 	svgText(b, x, top+22, "h", 0, l.name)
-	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" class="n" text-anchor="end"%s>%s</text>`+"\n", x+width, top+22, svgDelay(delay(l.elapsed, moving)), svgEscape(l.numbers()))
+	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" class="n" text-anchor="end"%s>%s</text>`+"\n", x+width, top+22,
+		svgDelay(delay(l.elapsed, moving)), svgEscape(l.numbers()))
 	fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="3" fill="#343c45"/>`+"\n", x, top+31, width)
 	grow := ""
 	if moving {
@@ -108,15 +113,18 @@ func svgDelay(at time.Duration) string {
 
 func svgText(b *strings.Builder, x, y float64, class string, at time.Duration, text string) {
 	text = strings.TrimRight(text, " ")
-	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" class="%s"%s xml:space="preserve">%s</text>`+"\n", x, y, class, svgDelay(at), svgEscape(text))
+	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" class="%s"%s xml:space="preserve">%s</text>`+"\n", x, y, class, svgDelay(at),
+		svgEscape(text))
 }
 
 func svgStyle(moving bool) string {
 	s := "<style>\n.t{fill:#d7dde4}.d{fill:#8b96a3}.g{fill:#5fd38d}.h{fill:#f2f5f8;font-weight:600}.n{fill:#f2f5f8}\n"
 	if moving {
 		// What waits is hidden before its time; without animation everything is there at once.
-		s += "text[style]{animation:come .01s linear backwards}\n.bar{animation:grow linear backwards;transform-box:fill-box;transform-origin:left}\n" +
-			"@keyframes come{from{visibility:hidden}to{visibility:hidden}}\n@keyframes grow{from{transform:scaleX(0)}to{transform:scaleX(1)}}\n" +
+		s += "text[style]{animation:come .01s linear backwards}\n.bar{animation:grow linear " +
+			"backwards;transform-box:fill-box;transform-origin:left}\n" +
+			"@keyframes come{from{visibility:hidden}to{visibility:hidden}}\n@keyframes " +
+			"grow{from{transform:scaleX(0)}to{transform:scaleX(1)}}\n" +
 			"@media (prefers-reduced-motion:reduce){text[style],.bar{animation:none}}\n"
 	}
 	return s + "</style>\n"

@@ -52,7 +52,8 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 			return runPull(cmd, c, args[0])
 		},
 	}
-	cmd.Flags().StringVar(&endpoint, "endpoint", "", "address of the hub (default $HF_ENDPOINT or "+hub.DefaultEndpoint+")")
+	cmd.Flags().StringVar(&endpoint, "endpoint", "",
+		"address of the hub (default $HF_ENDPOINT or "+hub.DefaultEndpoint+")")
 	cmd.Flags().StringVar(&cache, "cache", "", "cache folder (default $HF_HUB_CACHE or $HF_HOME/hub)")
 	cmd.Flags().StringVar(&token, "token", "", "access token (default $HF_TOKEN)")
 	return cmd

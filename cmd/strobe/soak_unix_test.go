@@ -149,7 +149,8 @@ func (s *soak) write(name string, b []byte) {
 // start runs the server until it answers.
 func (s *soak) start() {
 	args, err := json.Marshal([]string{"serve", "--port", "0", "--models", s.dir, "--models-memory", "4MiB",
-		"--cache-dir", s.cache, "--cache-disk", "20MiB", "--parallel", "3", "--queue", "8", "--shutdown-timeout", "2s", "--max-conns", "12"})
+		"--cache-dir", s.cache, "--cache-disk", "20MiB", "--parallel", "3", "--queue", "8", "--shutdown-timeout", "2s",
+		"--max-conns", "12"})
 	if err != nil {
 		s.t.Fatal(err)
 	}

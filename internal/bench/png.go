@@ -19,7 +19,8 @@ func newPNG(w, h int) *raster { return &raster{image.NewRGBA(image.Rect(0, 0, fi
 
 func (p *raster) rect(x, y, w, h float64, c color.RGBA) {
 	at := func(v float64) int { return int(math.Round(v * fine)) }
-	draw.Draw(p.img, image.Rect(at(x), at(y), max(at(x+w), at(x)), max(at(y+h), at(y))), image.NewUniform(c), image.Point{}, draw.Src)
+	draw.Draw(p.img, image.Rect(at(x), at(y), max(at(x+w), at(x)), max(at(y+h), at(y))), image.NewUniform(c),
+		image.Point{}, draw.Src)
 }
 
 // text draws with the dots of font.go, one cell of six by nine dots per letter.

@@ -126,7 +126,9 @@ func planTypes(mix quant.Mix, arch, path string, tensors []*gguf.Tensor, opt Qua
 			continue
 		}
 		if t.Type.Quantized() && !opt.AllowRequantize {
-			return nil, fieldErr(path, "tensor "+t.Name, "is already %v; quantising it again loses quality, start from an f16 or bf16 file or allow it with --allow-requantize", t.Type)
+			return nil, fieldErr(path, "tensor "+t.Name,
+				"is already %v; quantising it again loses quality, start from an f16 or bf16 file or allow it with "+
+					"--allow-requantize", t.Type)
 		}
 	}
 	return types, nil
@@ -156,7 +158,8 @@ func trimShape(shape []int) []int {
 	return shape[:n]
 }
 
-func requantize(ctx context.Context, w *gguf.Writer, path string, t *gguf.Tensor, typ quant.Type, progress func(int64)) error {
+func requantize(ctx context.Context, w *gguf.Writer, path string, t *gguf.Tensor, typ quant.Type,
+	progress func(int64)) error {
 	width, rows := t.Shape[0], t.Rows()
 	if typ == t.Type {
 		size := typ.RowBytes(width)

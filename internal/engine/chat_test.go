@@ -16,7 +16,8 @@ func turns(t *testing.T, e *Engine, n int, rewrite, cold bool) (evs []Event, pro
 	t.Helper()
 	prompt := randomPrompt(1, 70)
 	for i := range n {
-		req := Request{Tokens: prompt, MaxTokens: 30, IgnoreEOG: true, NoCache: cold, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff}}
+		req := Request{Tokens: prompt, MaxTokens: 30, IgnoreEOG: true, NoCache: cold,
+			Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff}}
 		ev := generate(t, e, req)
 		evs, prompts = append(evs, ev), append(prompts, prompt)
 		answer := ids(ev.Tokens)
@@ -49,7 +50,8 @@ func TestTurnsReuseTheCache(t *testing.T) {
 					expect = len(prompts[i-1]) + 30 - 1
 				}
 				if c := got[i].Result.Cached; c < expect {
-					t.Errorf("%s, turn %d, rewritten %v: %d of %d prompt tokens cached, want at least %d", name, i, rewrite, c, len(prompts[i]), expect)
+					t.Errorf("%s, turn %d, rewritten %v: %d of %d prompt tokens cached, want at least %d", name, i, rewrite, c,
+						len(prompts[i]), expect)
 				}
 			}
 		}
@@ -113,7 +115,8 @@ func TestSecondTurnDraftsAsAColdRun(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
 		first := generate(t, e, Request{Tokens: randomPrompt(3, 100), MaxTokens: 40, IgnoreEOG: true})
-		second := Request{Tokens: slices.Concat(randomPrompt(3, 100), ids(first.Tokens), randomPrompt(4, 20)), MaxTokens: 60, IgnoreEOG: true}
+		second := Request{Tokens: slices.Concat(randomPrompt(3, 100), ids(first.Tokens), randomPrompt(4, 20)), MaxTokens: 60,
+			IgnoreEOG: true}
 		cold := second
 		cold.NoCache = true
 		want := r.guesses(t, e, cold)
@@ -179,7 +182,8 @@ func TestDraftsAfterACheckpoint(t *testing.T) {
 func TestWithoutDrafterMemory(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
-		req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true, Spec: speculate.Options{Draft: speculate.Off}}
+		req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true,
+			Spec: speculate.Options{Draft: speculate.Off}}
 		generate(t, e, req)
 		if c := generate(t, e, req).Result.Cached; c < 80-tailGap {
 			t.Errorf("%s: %d tokens cached for the same kind of request", name, c)

@@ -60,7 +60,8 @@ func TestManySlotsDraftAsEachAlone(t *testing.T) {
 		var reqs []Request
 		var want []string
 		for i := range 4 {
-			req := Request{Tokens: randomPrompt(uint64(i), 10+45*i), MaxTokens: 40, IgnoreEOG: true, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: "dflash"}}
+			req := Request{Tokens: randomPrompt(uint64(i), 10+45*i), MaxTokens: 40, IgnoreEOG: true,
+				Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: "dflash"}}
 			reqs = append(reqs, req)
 			want = append(want, r.guesses(t, e, req)...)
 		}
@@ -202,7 +203,8 @@ func TestPenaltiesSeeThePrompt(t *testing.T) {
 // TestMissingDrafterIsAnError (failure F81): a drafter that was named and is not there is an error, not another file.
 func TestMissingDrafterIsAnError(t *testing.T) {
 	dir := modelDir(t, "m=qwen35", "m-dflash=dflash-qwen35")
-	if _, err := Load(filepath.Join(dir, "m.gguf"), Options{Drafter: filepath.Join(dir, "m-dflsh.gguf")}); !os.IsNotExist(unwrapAll(err)) {
+	if _, err := Load(filepath.Join(dir, "m.gguf"),
+		Options{Drafter: filepath.Join(dir, "m-dflsh.gguf")}); !os.IsNotExist(unwrapAll(err)) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -283,10 +285,13 @@ func TestLaterTurnsDraftAsAColdRun(t *testing.T) {
 func TestCountsAddUp(t *testing.T) {
 	for _, name := range tiny {
 		e := start(t, name, Config{})
-		for i, opt := range []speculate.Options{{}, fixed, {Fixed: true, Tree: 20}, {Draft: "ngram"}, {Draft: speculate.Off}} {
-			r := generate(t, e, Request{Tokens: randomPrompt(uint64(i), 50), MaxTokens: 60, IgnoreEOG: true, Spec: opt, Checkpoints: []int{20}}).Result
+		for i, opt := range []speculate.Options{{}, fixed, {Fixed: true, Tree: 20}, {Draft: "ngram"},
+			{Draft: speculate.Off}} {
+			r := generate(t, e, Request{Tokens: randomPrompt(uint64(i), 50), MaxTokens: 60, IgnoreEOG: true, Spec: opt,
+				Checkpoints: []int{20}}).Result
 			st := r.Stats
-			if st.Accepted > st.Guessed || st.Tokens != 60 || r.Generated != 60 || st.Prompt+st.Cached != 50 || st.Rounds+st.Accepted < 59 {
+			if st.Accepted > st.Guessed || st.Tokens != 60 || r.Generated != 60 || st.Prompt+st.Cached != 50 ||
+				st.Rounds+st.Accepted < 59 {
 				t.Errorf("%s, %s: %+v", name, fmt.Sprint(opt), st)
 			}
 		}

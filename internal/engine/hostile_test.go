@@ -133,9 +133,10 @@ func TestSizesWithoutTensors(t *testing.T) {
 		return e
 	}
 	for name, e := range map[string]*edit.File{
-		"wide experts":      gemma.Clone().Set("gemma4.expert_feed_forward_length", uint64(1<<20)),
-		"far too wide":      gemma.Clone().Set("gemma4.expert_feed_forward_length", uint64(1<<40)),
-		"attention without": pattern(true, "blk.0.").Set("qwen35.attention.head_count", uint32(4096)).Set("qwen35.attention.key_length", uint32(16384)),
+		"wide experts": gemma.Clone().Set("gemma4.expert_feed_forward_length", uint64(1<<20)),
+		"far too wide": gemma.Clone().Set("gemma4.expert_feed_forward_length", uint64(1<<40)),
+		"attention without": pattern(true, "blk.0.").Set("qwen35.attention.head_count",
+			uint32(4096)).Set("qwen35.attention.key_length", uint32(16384)),
 		"recurrence without": pattern(false, "blk.3.").Set("qwen35.ssm.group_count", uint32(4096)).
 			Set("qwen35.ssm.time_step_rank", uint32(4096)).Set("qwen35.ssm.state_size", uint32(4096)).
 			Set("qwen35.ssm.inner_size", uint32(4096*4096)),

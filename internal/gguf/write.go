@@ -404,7 +404,8 @@ func (w *Writer) begin(name string) error {
 		return w.fail(fieldErr(w.path, tensorField(name), "all %d tensors are already written", len(w.specs)))
 	}
 	if t := w.specs[w.next]; t.Name != name {
-		return w.fail(fieldErr(w.path, tensorField(name), "written out of order, expected %s with %d more bytes", tensorField(t.Name), t.size-w.done))
+		return w.fail(fieldErr(w.path, tensorField(name), "written out of order, expected %s with %d more bytes",
+			tensorField(t.Name), t.size-w.done))
 	}
 	return nil
 }

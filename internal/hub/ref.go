@@ -210,7 +210,8 @@ func checkpoint(files []string) []string {
 		case strings.HasSuffix(f, ".safetensors"):
 			weights = true
 			out = append(out, f)
-		case strings.HasSuffix(f, ".json"), strings.HasSuffix(f, ".jinja"), strings.HasSuffix(f, ".model"), f == "merges.txt", f == "vocab.txt":
+		case strings.HasSuffix(f, ".json"), strings.HasSuffix(f, ".jinja"), strings.HasSuffix(f, ".model"), f == "merges.txt",
+			f == "vocab.txt":
 			out = append(out, f)
 		}
 	}

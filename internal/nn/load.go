@@ -318,7 +318,8 @@ func (l *Loader) Optional(name string, n ...int) backend.Vector {
 // Attention adds a layer with keys and values to the cache and returns its number there.
 func (l *Loader) Attention(heads, dim, window int) int {
 	l.layers = append(l.layers, cache.Layer{
-		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: l.Keys, Value: l.Values}, Window: window, Device: l.device,
+		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: l.Keys, Value: l.Values}, Window: window,
+		Device: l.device,
 	})
 	return len(l.layers) - 1
 }
@@ -343,7 +344,8 @@ func (l *Loader) Spec() cache.Spec {
 // QKV binds the three projections, which a file may hold as one.
 func (l *Loader) QKV(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
 	if !l.Has(p+"attn_qkv.weight") || l.Has(p+"attn_q.weight") {
-		return l.Matrix(p+"attn_q.weight", hidden, q), l.Matrix(p+"attn_k.weight", hidden, kv), l.Matrix(p+"attn_v.weight", hidden, kv)
+		return l.Matrix(p+"attn_q.weight", hidden, q), l.Matrix(p+"attn_k.weight", hidden, kv),
+			l.Matrix(p+"attn_v.weight", hidden, kv)
 	}
 	t := l.Tensor(p+"attn_qkv.weight", hidden, q+2*kv)
 	if t == nil {

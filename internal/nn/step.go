@@ -24,8 +24,8 @@ type angles struct {
 	cos, sin backend.Tensor
 }
 
-// NewStep starts a pass over the rows of batch on a device, with memory of an arena that has begun; Begin has the device expect
-// its operations.
+// NewStep starts a pass over the rows of batch on a device, with memory of an arena that has begun; Begin has the
+// device expect its operations.
 func NewStep(a *Arena, batch *cache.Batch, mem *cache.Memory, device int, eps float32) *Step {
 	return &Step{Backend: a.b, N: len(batch.Pos), Eps: eps, arena: a, batch: batch, mem: mem, device: device}
 }

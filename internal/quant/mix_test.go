@@ -135,7 +135,8 @@ func TestPlanDense(t *testing.T) {
 			if d := blocksWith(got, "ffn_down.weight", c.downMore); !slices.Equal(d, c.downBlocks) {
 				t.Errorf("ffn_down is %v in %v, want %v", c.downMore, d, c.downBlocks)
 			}
-			for _, name := range []string{"attn_q.weight", "attn_k.weight", "attn_output.weight", "ffn_gate.weight", "ffn_up.weight"} {
+			for _, name := range []string{"attn_q.weight", "attn_k.weight", "attn_output.weight", "ffn_gate.weight",
+				"ffn_up.weight"} {
 				if b := blocksWith(got, name, c.most); len(b) != 32 {
 					t.Errorf("%s is %v in %d blocks only", name, c.most, len(b))
 				}
@@ -249,7 +250,8 @@ func TestPlanEightExperts(t *testing.T) {
 	}
 	got := plan(t, "Q4_K_S", "llama", ts)
 	for name, want := range map[string]Type{
-		"blk.0.attn_q.weight": Q4_K, "blk.0.attn_k.weight": Q8_0, "blk.0.attn_v.weight": Q8_0, "blk.0.attn_output.weight": Q5_K,
+		"blk.0.attn_q.weight": Q4_K, "blk.0.attn_k.weight": Q8_0, "blk.0.attn_v.weight": Q8_0,
+		"blk.0.attn_output.weight": Q5_K,
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)
@@ -272,7 +274,8 @@ func TestPlanOddRows(t *testing.T) {
 	} {
 		got := plan(t, c.mix, "qwen3", row(c.n))
 		if got["blk.0.ffn_up.weight"] != c.up || got["output.weight"] != c.out {
-			t.Errorf("%s, rows of %d: %v, %v; want %v, %v", c.mix, c.n, got["blk.0.ffn_up.weight"], got["output.weight"], c.up, c.out)
+			t.Errorf("%s, rows of %d: %v, %v; want %v, %v", c.mix, c.n, got["blk.0.ffn_up.weight"], got["output.weight"], c.up,
+				c.out)
 		}
 	}
 }

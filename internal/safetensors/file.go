@@ -127,7 +127,8 @@ func findIn(dir string) (string, error) {
 	if len(index)+len(single) == 0 {
 		return "", fmt.Errorf("%s: no .safetensors file in this folder", dir)
 	}
-	return "", fmt.Errorf("%s: several safetensors files and no %s; name one of %s", dir, indexName, strings.Join(slices.Concat(index, single), ", "))
+	return "", fmt.Errorf("%s: several safetensors files and no %s; name one of %s", dir, indexName,
+		strings.Join(slices.Concat(index, single), ", "))
 }
 
 func (f *File) openSingle(path string) error {

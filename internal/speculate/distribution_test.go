@@ -30,7 +30,8 @@ type counts [][]int
 
 // draws generates n continuations of a prompt, many streams at a time, each with random numbers of its
 // own, and counts their tokens.
-func draws(t *testing.T, m *model.Model, d draft.Source, opt Options, p sample.Params, in []int32, n, length int, seed uint64) (c counts, st Stats) {
+func draws(t *testing.T, m *model.Model, d draft.Source, opt Options, p sample.Params, in []int32, n, length int,
+	seed uint64) (c counts, st Stats) {
 	t.Helper()
 	r := runner(t, m, d)
 	c = make(counts, length)
@@ -74,7 +75,7 @@ func draws(t *testing.T, m *model.Model, d draft.Source, opt Options, p sample.P
 			st.Add(s.Stats())
 			s.Close()
 			s.seq.Close()
-			closeContexts(s.Contexts)
+			CloseContexts(s.Contexts)
 		}
 	}
 	return c, st
@@ -156,7 +157,8 @@ func TestDraftingKeepsTheDistribution(t *testing.T) {
 	in := prompt(6)
 	want, _ := draws(t, m, nil, Options{Draft: Off}, cool, in, n, length, 1)
 	d := popular(t, m, want, len(in))
-	for name, opt := range map[string]Options{"chain": {Draft: drafter, Fixed: true}, "tree": {Draft: drafter, Fixed: true, Tree: 5}} {
+	for name, opt := range map[string]Options{"chain": {Draft: drafter, Fixed: true},
+		"tree": {Draft: drafter, Fixed: true, Tree: 5}} {
 		got, st := draws(t, m, d, opt, cool, in, n, length, 3)
 		if st.Accepted < n/20 || st.Accepted == st.Guessed {
 			t.Errorf("%s: %d of %d guesses accepted: the test shows nothing", name, st.Accepted, st.Guessed)

@@ -532,7 +532,8 @@ func TestAcceptedRowsAreKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := f.draftSeq.Len(); got != len(in)+1+accepted || len(f.out) != 2+accepted {
-			t.Errorf("%d accepted: drafter holds %d tokens, %d generated; want %d and %d", accepted, got, len(f.out), len(in)+1+accepted, 2+accepted)
+			t.Errorf("%d accepted: drafter holds %d tokens, %d generated; want %d and %d", accepted, got, len(f.out),
+				len(in)+1+accepted, 2+accepted)
 		}
 		d.check(t, f.draftSeq, f.text(), fmt.Sprintf("%d accepted", accepted))
 	}
@@ -630,7 +631,8 @@ func TestLongGenerationFitsTheDrafter(t *testing.T) {
 			f.Observe = nil
 			finish(t, r, 16, f)
 			if st := f.Stats(); st.DraftErr != nil || st.BadDrafts != 0 || f.draftSeq.Len() != f.seq.Len() {
-				t.Errorf("%s: %d bad drafts, error %v, drafter at %d of %d", name, st.BadDrafts, st.DraftErr, f.draftSeq.Len(), f.seq.Len())
+				t.Errorf("%s: %d bad drafts, error %v, drafter at %d of %d", name, st.BadDrafts, st.DraftErr, f.draftSeq.Len(),
+					f.seq.Len())
 			}
 		}
 	}
@@ -813,7 +815,8 @@ func TestRulesChangeInsideABlock(t *testing.T) {
 func TestRequestsKeepTheirSettings(t *testing.T) {
 	m := target(t, "qwen35")
 	r := runner(t, m, dflashFor(t, m, "qwen35"))
-	params := []sample.Params{{}, {Temp: 0.3, Seed: 1}, {Temp: 1.5, TopK: 20, Seed: 2}, {Temp: 1, RepeatPenalty: 1.4, Seed: 3}}
+	params := []sample.Params{{}, {Temp: 0.3, Seed: 1}, {Temp: 1.5, TopK: 20, Seed: 2},
+		{Temp: 1, RepeatPenalty: 1.4, Seed: 3}}
 	var wants, fs []*flow
 	for _, p := range params {
 		wants = append(wants, plain(t, m, sample.New(p, m.Vocab), prompt(12), 30))

@@ -168,6 +168,15 @@ func (r *Runner) NewContexts() []draft.Context {
 	return cs
 }
 
+// CloseContexts closes what NewContexts returned.
+func CloseContexts(cs []draft.Context) {
+	for _, c := range cs {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
 // missing reports whether there is no context; a nil *cache.Seq is none.
 func missing(c draft.Context) bool {
 	seq, ok := c.(*cache.Seq)

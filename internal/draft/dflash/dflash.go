@@ -395,8 +395,8 @@ func (y *layer) projections() []backend.Weight {
 	return []backend.Weight{y.k, y.v}
 }
 
-// remember normalises and rotates keys and writes them to the cache with their values; without a projection of their own,
-// values are the raw keys normalised without weights.
+// remember normalises and rotates keys and writes them to the cache with their values; without a projection of their
+// own, values are the raw keys normalised without weights.
 func (d *Drafter) remember(s *nn.Step, y *layer, kv []backend.Tensor) {
 	k := kv[0]
 	var v backend.Tensor

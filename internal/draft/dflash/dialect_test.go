@@ -38,7 +38,8 @@ func asBeellama(e *drafterFile) *drafterFile {
 }
 
 func asLucebox(e *drafterFile, arch string) *drafterFile {
-	return asDialect(e, arch, "dflash.fc.weight", "dflash.hidden_norm.weight").set(arch+".dflash.n_target_layers", uint32(4))
+	return asDialect(e, arch, "dflash.fc.weight", "dflash.hidden_norm.weight").set(arch+".dflash.n_target_layers",
+		uint32(4))
 }
 
 // TestDialectsAgree: the same drafter written by three families gives the same bits when the rules in
@@ -72,7 +73,8 @@ func TestDialectsAgree(t *testing.T) {
 				}
 			}
 			for _, d := range []*Drafter{bee, luce} {
-				if !slices.Equal(d.Capture(), up.Capture()) || d.mask != up.mask || d.block != up.block || d.embScale != up.embScale || d.softcap != up.softcap {
+				if !slices.Equal(d.Capture(), up.Capture()) || d.mask != up.mask || d.block != up.block ||
+					d.embScale != up.embScale || d.softcap != up.softcap {
 					t.Errorf("layers %v, mask %d, block %d, scale %v, cap %v; the dflash file has %v, %d, %d, %v, %v",
 						d.Capture(), d.mask, d.block, d.embScale, d.softcap, up.Capture(), up.mask, up.block, up.embScale, up.softcap)
 				}
@@ -141,7 +143,8 @@ func TestTrialOnlyWhereOpen(t *testing.T) {
 		{"fixed by the user", golden(t, "qwen35"), CausalOn, false},
 		{"no windows", golden(t, "qwen35").del("dflash.attention.sliding_window"), CausalAuto, false},
 		{"dflash-draft", asBeellama(golden(t, "qwen35")), CausalAuto, true},
-		{"dflash-draft without windows", asBeellama(golden(t, "qwen35").del("dflash.attention.sliding_window")), CausalAuto, false},
+		{"dflash-draft without windows", asBeellama(golden(t, "qwen35").del("dflash.attention.sliding_window")), CausalAuto,
+			false},
 	} {
 		if got := c.file.open(t, m, Options{Causal: c.opt}).trial.open; got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

@@ -33,7 +33,8 @@ func TestUnwrittenMemoryIsNotRead(t *testing.T) {
 				want := propose(t, clean, 3, draft.Request{Seq: ref, Last: 4, N: k})[0]
 				for i := range want.At {
 					if !slices.Equal(got.At[i], want.At[i]) {
-						t.Fatalf("after %d tokens, position %d of %d: %v from poisoned memory, %v otherwise", seq.Len(), i, k, got.At[i], want.At[i])
+						t.Fatalf("after %d tokens, position %d of %d: %v from poisoned memory, %v otherwise", seq.Len(), i, k, got.At[i],
+							want.At[i])
 					}
 				}
 			}
@@ -120,7 +121,8 @@ func TestBorrowedEmbeddingEntersAsInTheTarget(t *testing.T) {
 	for _, name := range []string{"qwen3", "gemma4", "gemma4moe"} {
 		m := openTarget(t, name)
 		want := targetNorm(t, m, 42)
-		for i, e := range []*drafterFile{golden(t, name), asBeellama(golden(t, name)), asLucebox(golden(t, name), "gemma4-dflash-draft")} {
+		for i, e := range []*drafterFile{golden(t, name), asBeellama(golden(t, name)),
+			asLucebox(golden(t, name), "gemma4-dflash-draft")} {
 			if got := inputNorm(t, e.open(t, m, Options{}), 42); got != want {
 				t.Errorf("%s, file %d: embedding of length %v, the target's has %v", name, i, got, want)
 			}
@@ -207,7 +209,8 @@ func TestWindowPatternOfAnyType(t *testing.T) {
 		}
 	}
 	for _, v := range []any{pattern, bytes, words} {
-		if got := golden(t, "qwen35").set("dflash.attention.sliding_window_pattern", v).open(t, m, Options{}).window; !slices.Equal(got, want) {
+		if got := golden(t, "qwen35").set("dflash.attention.sliding_window_pattern", v).open(t, m,
+			Options{}).window; !slices.Equal(got, want) {
 			t.Errorf("pattern %v: windows %v, want %v", v, got, want)
 		}
 	}
@@ -218,8 +221,10 @@ func TestWindowPatternOfAnyType(t *testing.T) {
 func TestCapturedLayersComeFromTheFile(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	mustFail(t, golden(t, "qwen35").del("dflash.target_layers").write(t), m, Options{}, "dflash.target_layers")
-	mustFail(t, golden(t, "qwen35").set("dflash.target_layers", []int32{1, 2, int32(m.Layers) + 1}).write(t), m, Options{}, "dflash.target_layers")
-	mustFail(t, asBeellama(golden(t, "qwen35")).del("dflash-draft.dflash.target_layer_ids").write(t), m, Options{}, "target_layer_ids")
+	mustFail(t, golden(t, "qwen35").set("dflash.target_layers", []int32{1, 2, int32(m.Layers) + 1}).write(t), m, Options{},
+		"dflash.target_layers")
+	mustFail(t, asBeellama(golden(t, "qwen35")).del("dflash-draft.dflash.target_layer_ids").write(t), m, Options{},
+		"target_layer_ids")
 	d := golden(t, "qwen35").set("dflash.target_layers", []int32{1, 3, int32(m.Layers)}).open(t, m, Options{})
 	if !slices.Equal(d.Capture(), []int{0, 2, m.Layers - 1}) {
 		t.Errorf("captures %v", d.Capture())
@@ -312,7 +317,8 @@ func TestBlockAttendsToTheFeatures(t *testing.T) {
 	b, _ := context(t, d, 2, 30)
 	la, lb, none := blockLogits(t, d, a, 1), blockLogits(t, d, b, 1), blockLogits(t, d, d.NewSeq(), 1)
 	if testkit.RelL2(la, none) < 0.05 || testkit.RelL2(la, lb) < 0.05 {
-		t.Errorf("logits barely depend on the context: %.3f from none, %.3f from another", testkit.RelL2(la, none), testkit.RelL2(la, lb))
+		t.Errorf("logits barely depend on the context: %.3f from none, %.3f from another", testkit.RelL2(la, none),
+			testkit.RelL2(la, lb))
 	}
 }
 

@@ -186,6 +186,9 @@ func TestTransforms(t *testing.T) {
 	}
 }
 
+// wholeMarkov is a Markov drafter with the target's vocabulary.
+func wholeMarkov(t testing.TB, target string) *drafterFile { return markovFile(t, target, 0) }
+
 // markovFile adds DSpark's heads to a golden drafter. With outputs > 0 it gets a reduced head.
 func markovFile(t testing.TB, target string, outputs int) *drafterFile {
 	e := golden(t, target)
@@ -200,7 +203,8 @@ func markovFile(t testing.TB, target string, outputs int) *drafterFile {
 }
 
 // markovWalk is the walk by its definition: the guesses, their log-probabilities and confidences.
-func markovWalk(r *reference, features []float64, last int32, n int, anchor bool, d2t []int64, scale float64) (ids []int32, logp, conf []float64) {
+func markovWalk(r *reference, features []float64, last int32, n int, anchor bool, d2t []int64,
+	scale float64) (ids []int32, logp, conf []float64) {
 	w1, w2 := r.e.values("markov_w1.weight"), r.e.values("markov_w2.weight")
 	slots, first := n+1, 1
 	if anchor {
@@ -243,7 +247,8 @@ func TestMarkov(t *testing.T) {
 		{name: "anchor by default", anchor: true, scale: 1},
 		{name: "anchor off", scale: 1, change: func(e *drafterFile) { e.set("dflash.sample_from_anchor", false) }},
 		{name: "reduced", anchor: true, outputs: 36, scale: 1},
-		{name: "scaled", anchor: true, scale: 2.5, change: func(e *drafterFile) { e.put("markov_w2.scale", []float32{2.5}, 1) }},
+		{name: "scaled", anchor: true, scale: 2.5,
+			change: func(e *drafterFile) { e.put("markov_w2.scale", []float32{2.5}, 1) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := openTarget(t, "qwen35")
@@ -372,7 +377,8 @@ func selectorReference(t testing.TB, e *drafterFile, d *Drafter) *reference {
 
 // selectorBySpec returns the candidates of slot s after the token prev, their probabilities among each other, best
 // first, and how probable all of them are by the logits.
-func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []int64) func(s int, prev int32) (ids []int32, p []float64, mass float64) {
+func selectorBySpec(r *reference, features []float64, last int32, n int,
+	d2t []int64) func(s int, prev int32) (ids []int32, p []float64, mass float64) {
 	pred, succ := r.e.values("selector_predecessor.weight"), r.e.values("selector_successor.weight")
 	final, logits := r.run(features, r.tokens(last, n+1))
 	target := func(id int32) int32 {
@@ -462,7 +468,8 @@ func TestSelector(t *testing.T) {
 			for j, cs := range p.At {
 				_, _, mass := slot(j+1, last)
 				if math.Abs(math.Exp(float64(cs[0].LogP))-prob[j]*mass) > 1e-3 || len(cs) != 3 {
-					t.Errorf("position %d: %d candidates, best at %.4f; want 3 and %.4f", j, len(cs), math.Exp(float64(cs[0].LogP)), prob[j]*mass)
+					t.Errorf("position %d: %d candidates, best at %.4f; want 3 and %.4f", j, len(cs), math.Exp(float64(cs[0].LogP)),
+						prob[j]*mass)
 				}
 			}
 			for j := 1; j < n; j++ {
@@ -470,7 +477,8 @@ func TestSelector(t *testing.T) {
 					ids, prob, mass := slot(j+1, before.ID)
 					for k, c := range p.After(j, before.ID) {
 						if c.ID != ids[k] || math.Abs(math.Exp(float64(c.LogP))-prob[k]*mass) > 1e-3 {
-							t.Errorf("position %d after %d: candidate %d is %d at %.4f; want %d at %.4f", j, before.ID, k, c.ID, math.Exp(float64(c.LogP)), ids[k], prob[k]*mass)
+							t.Errorf("position %d after %d: candidate %d is %d at %.4f; want %d at %.4f", j, before.ID, k, c.ID,
+								math.Exp(float64(c.LogP)), ids[k], prob[k]*mass)
 						}
 					}
 				}
@@ -512,8 +520,10 @@ func TestSelector(t *testing.T) {
 // TestUnknownParts: whatever the drafter would not compute is an error that names it.
 func TestUnknownParts(t *testing.T) {
 	m := openTarget(t, "qwen3")
-	for _, name := range []string{"g_proj.weight", "blk.0.attn_qkv.weight", "blk.0.attn_q.bias", "blk.3.attn_norm.weight", "blk.x.attn_norm.weight",
-		"aux_hidden_norms.0.weight", "blk.1.attn_conv_base", "selector_successor.weight", "markov_w2.weight", "blk.0.attn_v", "fc.scale"} {
+	for _, name := range []string{"g_proj.weight", "blk.0.attn_qkv.weight", "blk.0.attn_q.bias", "blk.3.attn_norm.weight",
+		"blk.x.attn_norm.weight",
+		"aux_hidden_norms.0.weight", "blk.1.attn_conv_base", "selector_successor.weight", "markov_w2.weight", "blk.0.attn_v",
+		"fc.scale"} {
 		f := golden(t, "qwen3").random(name, 0, 1, 64).write(t)
 		mustFail(t, f, m, Options{}, name)
 	}

@@ -157,7 +157,8 @@ func (r *reference) run(features []float64, tokens []int32) (final, logits [][]f
 	n := len(features) / width
 	var ctx [][]float64
 	for t := range n {
-		ctx = append(ctx, r.norm(mul(r.e.values("fc.weight"), features[t*width:][:width]), r.e.values("enc.output_norm.weight")))
+		ctx = append(ctx, r.norm(mul(r.e.values("fc.weight"), features[t*width:][:width]),
+			r.e.values("enc.output_norm.weight")))
 	}
 	var x [][]float64
 	for _, id := range tokens {

@@ -70,7 +70,8 @@ type compiler struct {
 }
 
 func newCompiler(root any) *compiler {
-	return &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{}, work: maxWork}
+	return &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{},
+		work: maxWork}
 }
 
 func (c *compiler) spend(path string) error {
@@ -226,7 +227,8 @@ var typeKeywords = []struct {
 	t    types
 	keys []string
 }{
-	{tObject, []string{"properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties"}},
+	{tObject, []string{"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+		"minProperties", "maxProperties"}},
 	{tArray, []string{"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"}},
 	{tString, []string{"minLength", "maxLength", "pattern"}},
 	{tNumber | tInteger, []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},

@@ -311,7 +311,8 @@ func TestGoodDrafter(t *testing.T) {
 					want = 0.97
 				}
 				if g := w.mean(auto, 2000); !(g >= want) {
-					t.Errorf("%s, %s drafter right with %.2f: speed %.3f, the best fixed length %d gives %.3f", m.name, name, p, g, n, best)
+					t.Errorf("%s, %s drafter right with %.2f: speed %.3f, the best fixed length %d gives %.3f", m.name, name, p, g, n,
+						best)
 				}
 			}
 		}
@@ -460,7 +461,8 @@ func TestCollapse(t *testing.T) {
 	for _, m := range machines[:3] {
 		for name, claim := range claims {
 			for seed := range uint64(8) {
-				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(600, 1<<30), claim: claim}, auto, seed).until(600)
+				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(600, 1<<30), claim: claim}, auto,
+					seed).until(600)
 				asked, spent, plain := x.asked, x.spent, x.plain
 				for range 60 {
 					x.round()
@@ -486,7 +488,8 @@ func TestRecoveredDrafterIsUsed(t *testing.T) {
 		for name, claim := range claims {
 			sum := 0.0
 			for seed := range uint64(seeds) {
-				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto, seed).until(good + 400)
+				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto,
+					seed).until(good + 400)
 				spent, plain := x.spent, x.plain
 				x.until(x.tokens + 600)
 				sum += (x.plain - plain) / (x.spent - spent)

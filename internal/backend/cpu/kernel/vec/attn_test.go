@@ -40,7 +40,8 @@ func TestAttention(t *testing.T) {
 						for c := range nq {
 							for k := range n {
 								want, mag := refDot(v[k*dim:], q[c*(dim+i):][:dim])
-								near(t, caseName("score of key ", k), s.dst()[c*(n+1)+k:][:1], []float64{want * float64(float32(scale))}, 1e-7, 4e-7*mag)
+								near(t, caseName("score of key ", k), s.dst()[c*(n+1)+k:][:1], []float64{want * float64(float32(scale))}, 1e-7,
+									4e-7*mag)
 							}
 							for j := range dim {
 								want, mag := float64(j), math.Abs(float64(j))
@@ -70,7 +71,8 @@ func TestAttention(t *testing.T) {
 							o2.check(t)
 							sameBits(t, caseName("scores of ", nb, " queries, dim ", dim, " n ", n), s2.dst(), s.dst())
 							for c := range nq {
-								sameBits(t, caseName("sums of ", nb, " queries, dim ", dim, " n ", n, " query ", c), o2.dst()[c*(dim+i):][:dim], o.dst()[c*(dim+i):][:dim])
+								sameBits(t, caseName("sums of ", nb, " queries, dim ", dim, " n ", n, " query ", c), o2.dst()[c*(dim+i):][:dim],
+									o.dst()[c*(dim+i):][:dim])
 							}
 						}
 					}

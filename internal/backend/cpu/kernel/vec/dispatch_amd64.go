@@ -145,7 +145,8 @@ func deltaChain(toks []deltaToken, src, dst []float32, v, w int, last bool) {
 	deltaChainGeneric(toks, src, dst, v, w, last)
 }
 
-func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {
+func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int,
+	alpha float32) {
 	l := kernel.Current()
 	if l == kernel.Generic || k == 0 {
 		matRowsGeneric(y, ys, typ, w, stride, k, x, xs, n, rows, alpha)

@@ -16,7 +16,8 @@ func convSilu(dst []float32, w []float32, taps [][]float32, c0 int) {
 	convSiluGeneric(dst, w, taps, c0)
 }
 
-func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {
+func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int,
+	alpha float32) {
 	matRowsGeneric(y, ys, typ, w, stride, k, x, xs, n, rows, alpha)
 }
 

@@ -26,7 +26,8 @@ func MatMul(y []float32, ys int, typ quant.Type, w []byte, k int, x []float32, x
 // key i is a row of as many values of type F32, F16, BF16 or Q8_0 at
 // data[i*stride:]. The queries share the loads of the keys; each score has the
 // bits of a query alone.
-func ScoresN(dst []float32, ds int, q []float32, qs, nq, headDim int, typ quant.Type, data []byte, stride, n int, scale float32) {
+func ScoresN(dst []float32, ds int, q []float32, qs, nq, headDim int, typ quant.Type, data []byte, stride, n int,
+	scale float32) {
 	if n <= 0 || nq <= 0 {
 		return
 	}
@@ -61,7 +62,8 @@ func getScratch(n int) *[]float32 {
 }
 
 // matRowsGeneric is y[c*ys+r] = alpha * (row r of w) . (column c of x).
-func matRowsGeneric(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {
+func matRowsGeneric(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int,
+	alpha float32) {
 	b := getScratch(k)
 	defer scratch.Put(b)
 	row, size := *b, typ.RowBytes(k)
@@ -73,7 +75,8 @@ func matRowsGeneric(y []float32, ys int, typ quant.Type, w []byte, stride, k int
 	}
 }
 
-func accumRowsGeneric(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride, n int) {
+func accumRowsGeneric(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride,
+	n int) {
 	b := getScratch(headDim)
 	defer scratch.Put(b)
 	row, size := *b, typ.RowBytes(headDim)

@@ -59,7 +59,8 @@ func conversions(l level) {
 		end()
 	}
 
-	name := l.text("storeF16", "func(dst *byte, src *float32, n int)", "narrows n values, rounding to nearest even; n is a multiple of the lanes.")
+	name := l.text("storeF16", "func(dst *byte, src *float32, n int)",
+		"narrows n values, rounding to nearest even; n is a multiple of the lanes.")
 	dst := Load(Param("dst"), GP64())
 	src := Load(Param("src"), GP64())
 	n := Load(Param("n"), GP64())
@@ -187,7 +188,8 @@ func storeQ80(l level) {
 // conv4 emits the four-tap depthwise convolution with silu for whole vectors of
 // channels. The weights of a channel are contiguous and are transposed on the way.
 func conv4(l level) {
-	name := l.text("conv4", "func(dst, w, t0, t1, t2, t3 *float32, n int)", "computes n channels, a multiple of the lanes: dst = silu(w0 t0 + w1 t1 + w2 t2 + w3 t3).")
+	name := l.text("conv4", "func(dst, w, t0, t1, t2, t3 *float32, n int)",
+		"computes n channels, a multiple of the lanes: dst = silu(w0 t0 + w1 t1 + w2 t2 + w3 t3).")
 	dst := Load(Param("dst"), GP64())
 	w := Load(Param("w"), GP64())
 	var taps [4]Register

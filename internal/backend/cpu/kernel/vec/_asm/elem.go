@@ -75,10 +75,11 @@ func elementwise(l level) {
 		VMULPS(in[1], in[0], in[0])
 		return in[0]
 	})
-	elem(l, "axpy", "is dst = s * x + y, fused.", []string{"x", "y"}, true, func(in []VecVirtual, s VecVirtual) VecVirtual {
-		VFMADD231PS(s, in[0], in[1])
-		return in[1]
-	})
+	elem(l, "axpy", "is dst = s * x + y, fused.", []string{"x", "y"}, true,
+		func(in []VecVirtual, s VecVirtual) VecVirtual {
+			VFMADD231PS(s, in[0], in[1])
+			return in[1]
+		})
 	elem(l, "sigmoid", "is dst = 1 / (1 + e^-x).", []string{"x"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
 		one := l.reg()
 		VMOVUPS(c("one"), one)
@@ -89,33 +90,36 @@ func elementwise(l level) {
 		VMOVAPS(in[0], x)
 		return l.overOnePlusExpMinus(in[0], x)
 	})
-	elem(l, "siluMul", "is dst = gate / (1 + e^-gate) * up.", []string{"gate", "up"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
-		x := l.reg()
-		VMOVAPS(in[0], x)
-		r := l.overOnePlusExpMinus(in[0], x)
-		VMULPS(in[1], r, r)
-		return r
-	})
-	elem(l, "sigmoidMul", "is dst = x * (1 / (1 + e^-gate)).", []string{"x", "gate"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
-		one := l.reg()
-		VMOVUPS(c("one"), one)
-		r := l.overOnePlusExpMinus(one, in[1])
-		VMULPS(in[0], r, r)
-		return r
-	})
-	elem(l, "geluMul", "is dst = gelu(gate) * up, tanh form.", []string{"gate", "up"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
-		// x / (1 + e^(gelu1*x + gelu3*x^3))
-		t, u := l.reg(), l.reg()
-		VMULPS(in[0], in[0], t)
-		VMOVUPS(c("gelu3"), u)
-		VFMADD213PS(c("gelu1"), t, u)
-		VMULPS(in[0], u, u)
-		e := l.exp(u)
-		VADDPS(c("one"), e, e)
-		VDIVPS(e, in[0], e)
-		VMULPS(in[1], e, e)
-		return e
-	})
+	elem(l, "siluMul", "is dst = gate / (1 + e^-gate) * up.", []string{"gate", "up"}, false,
+		func(in []VecVirtual, _ VecVirtual) VecVirtual {
+			x := l.reg()
+			VMOVAPS(in[0], x)
+			r := l.overOnePlusExpMinus(in[0], x)
+			VMULPS(in[1], r, r)
+			return r
+		})
+	elem(l, "sigmoidMul", "is dst = x * (1 / (1 + e^-gate)).", []string{"x", "gate"}, false,
+		func(in []VecVirtual, _ VecVirtual) VecVirtual {
+			one := l.reg()
+			VMOVUPS(c("one"), one)
+			r := l.overOnePlusExpMinus(one, in[1])
+			VMULPS(in[0], r, r)
+			return r
+		})
+	elem(l, "geluMul", "is dst = gelu(gate) * up, tanh form.", []string{"gate", "up"}, false,
+		func(in []VecVirtual, _ VecVirtual) VecVirtual {
+			// x / (1 + e^(gelu1*x + gelu3*x^3))
+			t, u := l.reg(), l.reg()
+			VMULPS(in[0], in[0], t)
+			VMOVUPS(c("gelu3"), u)
+			VFMADD213PS(c("gelu1"), t, u)
+			VMULPS(in[0], u, u)
+			e := l.exp(u)
+			VADDPS(c("one"), e, e)
+			VDIVPS(e, in[0], e)
+			VMULPS(in[1], e, e)
+			return e
+		})
 	elem(l, "softcap", "is dst = s * tanh(x / s).", []string{"x"}, true, func(in []VecVirtual, s VecVirtual) VecVirtual {
 		u := in[0]
 		VDIVPS(s, u, u)

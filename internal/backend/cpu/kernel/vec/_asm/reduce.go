@@ -117,7 +117,8 @@ func sumSquares(l level) {
 }
 
 func expSum(l level) {
-	name := l.text("expSum", "func(x []float32, m float32) float64", "replaces x by e^(x-m) and returns the sum in float64.")
+	name := l.text("expSum", "func(x []float32, m float32) float64",
+		"replaces x by e^(x-m) and returns the sum in float64.")
 	p := Load(Param("x").Base(), GP64())
 	n := Load(Param("x").Len(), GP64())
 	top := l.reg()
