@@ -189,6 +189,7 @@ var modules = []struct {
 	{"charm.land/", []string{"cmd"}, "terminal drawing belongs to commands"},
 	{"github.com/charmbracelet/", []string{"cmd"}, "terminal drawing belongs to commands"},
 	{"github.com/schollz/progressbar", []string{"cmd"}, "libraries report progress through callbacks"},
+	{"golang.org/x/image", []string{"bench"}, "only plots draw letters"},
 	{"golang.org/x/term", []string{"cmd"}, "only commands talk to a terminal"},
 	{"github.com/VictoriaMetrics/metrics", []string{"cmd", "server"}, "metrics are served, libraries return numbers"},
 	{"github.com/ebitengine/purego", []string{"platform", "backend"}, "only backends load shared libraries"},

@@ -54,7 +54,7 @@ func TestPlotSVG(t *testing.T) {
 			texts += string(e) + "|"
 		}
 	}
-	for _, want := range []string{"tiny <model> & \"co\"?", "plain", "chain", "24.0", "2.50x", "mean 3.00",
+	for _, want := range []string{"tiny <model> & \"co\"\ufffd", "plain", "chain", "24.0", "2.50x", "mean 3.00",
 		"same tokens"} {
 		if !strings.Contains(texts, want) {
 			t.Errorf("no text %q in %s", want, texts)

@@ -215,7 +215,8 @@ func TestMTP(t *testing.T) {
 		}
 	}
 	convertFails(t, c.write(), Options{}, "layer 0", "has no tensors")
-	c.tensors = slices.DeleteFunc(c.tensors, func(x safetensors.Tensor) bool { return strings.HasPrefix(x.Name, "mtp.layers.") })
+	c.tensors = slices.DeleteFunc(c.tensors,
+		func(x safetensors.Tensor) bool { return strings.HasPrefix(x.Name, "mtp.layers.") })
 	convertFails(t, c.write(), opt, "no multi-token-prediction layers")
 }
 
