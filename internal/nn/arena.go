@@ -48,7 +48,7 @@ func (a *Arena) Begin(rows int) error {
 	return nil
 }
 
-// note keeps how much the pass before needed.
+// note records how much the last pass needed.
 func (a *Arena) note() {
 	if a.rows > 0 {
 		a.perRow = max(a.perRow, (a.used+a.rows-1)/a.rows)
@@ -70,10 +70,10 @@ func (a *Arena) grow(values int) error {
 	return err
 }
 
-// noRoom is how a pass that runs out of memory half-way leaves; Catch turns it into an error.
+// noRoom is the panic by which a pass that runs out of memory unwinds; Catch turns it into an error.
 type noRoom struct{ err error }
 
-// Catch is deferred by whoever runs a pass: it turns running out of memory into an error.
+// Catch must be deferred by whoever runs a pass: it turns running out of memory into an error.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -84,7 +84,7 @@ func Catch(err *error) {
 	}
 }
 
-// New returns [rows, cols], with anything in it.
+// New returns a tensor of rows x cols whose contents are undefined.
 func (a *Arena) New(rows, cols int) backend.Tensor {
 	n := (rows*cols + lineValues - 1) / lineValues * lineValues
 	a.used += n

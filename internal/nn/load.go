@@ -12,8 +12,8 @@ import (
 	"strobe/internal/quant"
 )
 
-// Loader reads metadata and binds tensors of one file. The first problem is kept in err, so that
-// a model's definition reads as a list; whoever uses the values checks Err before.
+// Loader reads the metadata and binds the tensors of one file. It keeps the first problem in Err, so that a model's
+// definition reads as a list; check Err before using the values.
 type Loader struct {
 	File    *gguf.File
 	Devices []backend.Backend
@@ -32,7 +32,7 @@ type Loader struct {
 	layers       []cache.Layer
 }
 
-// On chooses the device that gets what is bound from now on.
+// On chooses the device for everything bound from now on.
 func (l *Loader) On(device int) { l.device = device }
 
 // Fail keeps the first problem found.
@@ -72,7 +72,7 @@ func (l *Loader) Int(name string, def int) int {
 	return clampInt(v)
 }
 
-// clampInt keeps absurd values representable; check rejects them.
+// clampInt keeps absurd values representable; Check rejects them.
 func clampInt(v uint64) int { return int(min(v, 1<<40)) }
 
 // Float reads a number, or def when the file has none.
