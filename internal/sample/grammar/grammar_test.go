@@ -142,6 +142,9 @@ var schemaCases = []schemaCase{
 	{"array", `{"type":"array","items":{"type":"integer"}}`, []string{`[]`, `[1]`, `[1, 2,3]`, `[ ]`}, []string{`["a"]`, `[1,]`}},
 	{"array bounds", `{"type":"array","items":{"type":"integer"},"minItems":2,"maxItems":3}`, []string{`[1,2]`, `[1,2,3]`}, []string{`[]`, `[1]`, `[1,2,3,4]`}},
 	{"array min", `{"type":"array","items":{"type":"integer"},"minItems":1}`, []string{`[1]`, `[1,2,3,4,5]`}, []string{`[]`}},
+	{"unique", `{"type":"array","items":{"enum":["a","b",3]},"uniqueItems":true}`, []string{`[]`, `["b", 3, "a"]`, `["a"]`}, []string{`["a","a"]`, `["a","b",3,"a"]`, `["c"]`}},
+	{"unique, some", `{"type":"array","items":{"type":"string","enum":["a","b","c",1]},"uniqueItems":true,"minItems":1,"maxItems":2}`, []string{`["b","a"]`, `["c"]`}, []string{`[]`, `["a","b","c"]`, `["a","a"]`, `[1]`}},
+	{"unique booleans", `{"type":"array","items":{"type":"boolean"},"uniqueItems":true}`, []string{`[true,false]`, `[]`}, []string{`[true,true]`}},
 	{"array max 1", `{"type":"array","items":{"type":"integer"},"maxItems":1,"uniqueItems":true}`, []string{`[1]`, `[]`}, []string{`[1,2]`}},
 	{"array max 0", `{"type":"array","maxItems":0}`, []string{`[]`}, []string{`[1]`}},
 	{"tuple", `{"type":"array","prefixItems":[{"type":"string"},{"type":"integer"}],"items":false,"minItems":2}`, []string{`["a",1]`}, []string{`["a"]`, `["a",1,2]`, `[1,"a"]`}},
@@ -508,20 +511,20 @@ func TestErrors(t *testing.T) {
 		`{"not":{}}`:              `schema #: the schema allows nothing`,
 		`{"not":{"type":"null"}}`: `schema #/not: keyword "not" is not supported`,
 		`{"if":{},"then":{}}`:     `schema #/if: keyword "if" is not supported`,
-		`{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}`:                 `schema #/properties/a/uniqueItems: keyword "uniqueItems" is not supported`,
+		`{"type":"object","properties":{"a":{"type":"array","items":true,"uniqueItems":true}}}`:                 `schema #/properties/a/uniqueItems: is not supported for lists of anything`,
 		`{"type":"integer","multipleOf":3001}`:                                                     `schema #/multipleOf: is supported for integers up to 1000`,
 		`{"type":"number","multipleOf":0.25}`:                                                      `schema #/multipleOf: is supported for integers up to 1000`,
 		`{"type":"number","multipleOf":0}`:                                                         `schema #/multipleOf: must be a number above 0`,
 		`{"type":"integer","multipleOf":7,"minimum":3}`:                                            `schema #/multipleOf: together with these bounds`,
 		`{"type":"object","patternProperties":{"a":{},"b":{}}}`:                                    `schema #/patternProperties: more than one pattern`,
-		`{"type":"object","patternProperties":{"(?=a)":{}}}`:                                       `schema #/patternProperties: regular expression is not supported`,
+		`{"type":"object","patternProperties":{"(?<=a)":{}}}`:                                       `schema #/patternProperties: regular expression is not supported`,
 		`{"properties":{"ab":{}},"patternProperties":{"^a":{}}}`:                                   `schema #/patternProperties: a pattern that matches the property "ab"`,
 		`{"properties":{"ab":{}},"propertyNames":{"maxLength":3}}`:                                 `schema #/propertyNames: beside named properties`,
 		`{"type":"object","propertyNames":{"anyOf":[{"enum":["a"]}]}}`:                             `schema #/propertyNames/anyOf: keyword "anyOf" is not supported for names`,
 		`{"properties":{"ab":{}},"propertyNames":{"enum":["c"]}}`:                                  `schema #/propertyNames: property "ab" is not among them`,
 		`{"type":"object","properties":{"a":{}},"minProperties":1}`:                                `schema #/minProperties: keyword "minProperties" is not supported`,
 		`{"type":"array","contains":{"type":"string"}}`:                                            `schema #/contains: keyword "contains" is not supported`,
-		`{"type":"string","pattern":"(?=a)b"}`:                                                     `schema #/pattern: regular expression is not supported`,
+		`{"type":"string","pattern":"(?<=a)b"}`:                                                     `schema #/pattern: regular expression is not supported`,
 		`{"type":"string","pattern":"a\\bb"}`:                                                      `schema #/pattern: \b inside a regular expression is not supported`,
 		`{"type":"string","pattern":"a^b"}`:                                                        `schema #/pattern: \A inside a regular expression is not supported`,
 		`{"$ref":"http://x/y"}`:                                                                    `schema #/$ref: reference "http://x/y" is not supported, only local ones (#/...) are`,
@@ -796,7 +799,7 @@ func TestLibraryPattern(t *testing.T) {
 	if !accepts(t, g, v, `"PT5M"`) || accepts(t, g, v, `"P"`) {
 		t.Error("the wrong durations are accepted")
 	}
-	if _, err := Compile([]byte(`{"type":"string","pattern":"^P(?!$)"}`)); err == nil {
+	if _, err := Compile([]byte(`{"type":"string","pattern":"^P(?<!$)"}`)); err == nil {
 		t.Error("an expression that cannot be read is accepted")
 	}
 }
