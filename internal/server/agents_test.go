@@ -302,7 +302,7 @@ func sanitize(key string, v any) any {
 		}
 	case string:
 		switch {
-		case kept[key] && len(v) < 200 && !strings.Contains(v, "/tmp/"):
+		case kept[key] && len(v) < 200 && !strings.Contains(v, os.TempDir()):
 			return v
 		case key == "arguments":
 			return `{"command":"cat ` + secretFile + `"}`
