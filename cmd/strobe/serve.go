@@ -298,7 +298,11 @@ func puller(p *engine.Pool) server.PullFunc {
 		if err != nil {
 			return err
 		}
-		path, err := c.Pull(ctx, ref, func(s hub.Progress) { report(s.File, s.Done, s.Total) })
+		plan, err := c.Resolve(ctx, ref)
+		if err != nil {
+			return err
+		}
+		path, err := c.Pull(ctx, plan, func(s hub.Progress) { report(s.File, s.Done, s.Total) })
 		if err != nil {
 			return err
 		}
