@@ -106,7 +106,7 @@ type moves struct {
 }
 
 func (m *moves) BeginStep(p *backend.Plan) { m.pass = p != nil; m.Backend.BeginStep(p) }
-func (m *moves) EndStep()                  { m.pass = false; m.Backend.EndStep() }
+func (m *moves) EndStep() (int, error)     { m.pass = false; return m.Backend.EndStep() }
 
 func (m *moves) Gather(dst, src backend.Tensor, rows backend.Ints) {
 	if !m.pass {

@@ -22,7 +22,8 @@ type Backend struct {
 	attn      map[attentionKey]*Attention
 	err       error // first failure of the host's side since the last Sync
 	step      step
-	steps     []*recorded
+	lists     []*list
+	names     int // of lists so far
 	turn      int // counts steps, to forget the recordings used least recently
 	spare     scratch
 	blockAddr Addr                   // what changes from step to step, on the device
@@ -57,10 +58,7 @@ func (b *Backend) Memory() (free, total int) { return b.d.Free() }
 
 // Close gives the device back.
 func (b *Backend) Close() error {
-	for _, r := range b.steps {
-		r.close()
-	}
-	b.steps = nil
+	b.drop(func(*recorded) bool { return true })
 	return b.d.Close()
 }
 

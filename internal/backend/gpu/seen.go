@@ -261,12 +261,23 @@ type KVRoom struct {
 	Rows, Items, Pages, Paths int
 }
 
+// pad adds rows that see nothing and write to a page that nobody reads, until there are so many.
+func (k *KVTables) pad(rows int, page Addr) {
+	for len(k.rows) < rows {
+		k.rows = append(k.rows, seenRow{part: -1, path: -1, base: noBase})
+		k.at = append(k.at, writeAt{page: page})
+	}
+}
+
 // Room returns what the tables need, in powers of two but for rows: it stays the same while sequences grow, come and
 // go.
 func (k *KVTables) Room() KVRoom {
-	return KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items)), Pages: roomFor(len(k.pages)),
-		Paths: roomFor(len(k.paths))}
+	return KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items), leastItems), Pages: roomFor(len(k.pages), leastPages),
+		Paths: roomFor(len(k.paths), leastPaths)}
 }
+
+// The least room of tables: what a few streams need, so that their number and what they see changes little; a few kilobytes in all.
+const leastItems, leastPages, leastPaths = 64, 256, 16
 
 const itemBytes, rowBytes, atBytes, pathBytes = 48, 32, 16, 4 * pathSlots
 

@@ -52,7 +52,7 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 	p.Embed(pred, s.pred, ids, 1)
 	p.Embed(anchors, s.pred, p.Ints32(last), 1)
 	gate := p.Multiply(p.final, s.hidden)
-	p.EndStep()
+	p.End()
 
 	// Proposals outlive the pass.
 	read := func(t backend.Tensor) []float32 { return slices.Clone(p.Read(t)) }
