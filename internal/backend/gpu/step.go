@@ -158,7 +158,7 @@ const maxRecorded = 256
 
 // recordAfter is how often launches are begun one by one before they are recorded: making a graph takes the host about as long as three
 // such passes, which those of a prompt's end are not worth.
-const recordAfter = 2
+const recordAfter = 1
 
 // shortList is the number of operations up to which a step is lowered anew each time, which is hardly more than comparing it.
 const shortList = 2
