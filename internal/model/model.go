@@ -334,10 +334,15 @@ func (o *Output) Best(segment, i int) int32 {
 	if o.bestIDs == nil {
 		return -1
 	}
-	if o.best == nil {
+	o.Fetch()
+	return o.best[o.first[segment]+i]
+}
+
+// Fetch reads the best ids, if the device has chosen them: waiting for them is waiting for the pass.
+func (o *Output) Fetch() {
+	if o.bestIDs != nil && o.best == nil {
 		o.best = o.m.Backend().Ints(o.bestIDs)
 	}
-	return o.best[o.first[segment]+i]
 }
 
 // HasBest reports whether Best knows the ids.

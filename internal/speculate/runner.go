@@ -137,6 +137,7 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 	}
 	out, err := r.Target.Forward(segs)
 	if err == nil {
+		out.Fetch()
 		err = r.Target.Sync() // before the clock, and before anything is sampled from a failed pass
 	}
 	if err != nil {
@@ -172,15 +173,20 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 func (r *Runner) keep(live []*Stream, out *model.Output) {
 	var pick []int32
 	flush := func() {
-		if len(pick) > 0 {
-			b := r.Target.Backend()
-			b.BeginStep(nil)
-			b.SetInts(r.pick, pick)
-			b.Gather(r.features.Slice(r.used, len(pick)), out.Features, r.pick)
-			b.EndStep()
-			r.used += len(pick)
-			pick = pick[:0]
+		if len(pick) == 0 {
+			return
 		}
+		b := r.Target.Backend()
+		b.BeginStep(nil)
+		b.SetInts(r.pick, pick)
+		b.Gather(r.features.Slice(r.used, len(pick)), out.Features, r.pick)
+		if _, err := b.EndStep(); err != nil {
+			for _, s := range r.waiting { // nobody knows what lies there
+				s.lost(err)
+			}
+		}
+		r.used += len(pick)
+		pick = pick[:0]
 	}
 	for i, s := range live {
 		if !s.captured() {
@@ -211,6 +217,15 @@ func (r *Runner) keep(live []*Stream, out *model.Output) {
 		pick = append(pick, rows...)
 	}
 	flush()
+}
+
+// lost says that features of a stream are gone: the sources that need them cannot follow it any more.
+func (s *Stream) lost(err error) {
+	for i := range s.heard {
+		if s.follows(i) {
+			s.fails(i, err)
+		}
+	}
 }
 
 // captured reports whether any source needs the features of a stream.
