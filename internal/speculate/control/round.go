@@ -140,8 +140,11 @@ func (r *Round) Drafted(a *Ask, ps []draft.Proposal, took time.Duration) {
 		}
 		own := s.accept[a.Source].chainOf(p)
 		if r.c.ratio(&own) >= r.c.ratio(&s.chain) {
-			most, least := s.treeSize()
-			s.best, s.chain, s.tree = len(s.drafts)-1, own, s.accept[a.Source].treeOf(p, most, least)
+			s.best, s.chain = len(s.drafts)-1, own
+			if r.wantsTree() {
+				most, least := s.treeSize()
+				s.tree = s.accept[a.Source].treeOf(p, most, least)
+			}
 		}
 	}
 }
