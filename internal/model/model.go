@@ -316,7 +316,7 @@ type Output struct {
 	bestIDs  backend.Ints   // nil if a segment wants more than the best
 	Logits   backend.Tensor // rows that asked for logits, segment by segment
 	Final    backend.Tensor // the same rows after the final norm
-	Features backend.Tensor // all rows: captured layers side by side
+	Features backend.Tensor // all rows, and padding: captured layers side by side
 }
 
 // Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at once.
@@ -405,7 +405,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 			m.passes[kind] = done
 		}
 	}
-	out.Features = done.features.Slice(0, n)
+	out.Features = done.features
 	if len(pick) > 0 {
 		out.Final, out.Logits = done.final.Slice(0, len(pick)), done.logits.Slice(0, len(pick))
 		out.bestIDs = done.best

@@ -255,7 +255,9 @@ func (b *Backend) run(l *list) error {
 	r := l.made[i]
 	r.used = b.turn
 	r.uses++
-	b.d.Upload(lay.base, blk)
+	if len(blk) > 0 {
+		b.d.Upload(lay.base, blk)
+	}
 	switch {
 	case b.profile != nil:
 		b.timed(r.launches)
