@@ -28,6 +28,7 @@ type Backend struct {
 	spare     scratch
 	blockAddr Addr                   // what changes from step to step, on the device
 	blockHost []byte                 // and here
+	tables    [maxUses]KVTables      // of the step in progress
 	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 

@@ -176,6 +176,11 @@ func BenchmarkRound(b *testing.B) {
 	var s *speculate.Stream
 	for b.Loop() {
 		if s == nil || s.Done() {
+			if s != nil {
+				s.Close()
+				s.Config.Seq.Close()
+				speculate.CloseContexts(s.Contexts)
+			}
 			s, err = r.NewStream(speculate.Config{Options: speculate.Options{Fixed: true, Synthetic: 4}, Seq: m.NewSeq(),
 				Contexts: r.NewContexts(), Prompt: []int32{1}, Sampler: sample.New(sample.Params{}, m.Vocab),
 				Emit: func(speculate.Token) bool { return true }})

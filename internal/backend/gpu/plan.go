@@ -122,8 +122,8 @@ func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTable
 			k.longest = a.alike(longestSegment(p))
 			tiling = a.Tiling(k.longest)
 		}
-		t, err := NewKVTables(p, tiling, pool.Addr)
-		if err != nil {
+		t := &b.tables[i]
+		if err := t.fill(p, tiling, pool.Addr); err != nil {
 			return nil, err
 		}
 		t.pad(l.rows[u.group], pool.waste)
