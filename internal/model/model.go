@@ -10,6 +10,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 
@@ -281,8 +282,10 @@ func (m *Model) Capture(layers []int) error {
 			return fmt.Errorf("cannot capture layer %d of a model with %d layers", l, m.Layers)
 		}
 	}
-	m.capture = append([]int(nil), layers...)
-	m.passes = map[shape]*passed{}
+	if !slices.Equal(m.capture, layers) {
+		m.capture = slices.Clone(layers)
+		clear(m.passes) // they captured others
+	}
 	return nil
 }
 
