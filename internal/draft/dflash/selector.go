@@ -38,7 +38,8 @@ func (d *Drafter) readSelector(l *nn.Loader) *selector {
 
 // walk chooses candidates from each request's last token on, every slot given the one chosen before. sure is
 // how probable the best one of a row's candidates is among them.
-func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out []draft.Proposal, sure func(r, i int) float32) {
+func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out []draft.Proposal,
+	sure func(r, i int) float32) {
 	last := make([]int32, len(reqs))
 	for i, r := range reqs {
 		last[i] = r.Last
