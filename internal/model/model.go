@@ -82,7 +82,8 @@ type Model struct {
 	passes  map[shape]*passed
 }
 
-// shape is what decides which operations a pass has: its rows, those that get logits, and whether only the best ids are wanted.
+// shape is what decides which operations a pass has: its rows, those that get logits, and whether only the best ids are
+// wanted.
 type shape struct {
 	rows, picked int
 	greedy       bool

@@ -43,8 +43,8 @@ const lineValues = 16
 // leastChunk keeps the first passes from allocating piece by piece.
 const leastChunk = 1 << 16
 
-// Begin starts a pass over so many tokens. It makes room for what such a pass is known to need, so that one that does not fit is refused
-// before it has begun.
+// Begin starts a pass over so many tokens. It makes room for what such a pass is known to need, so that one that does
+// not fit is refused before it has begun.
 func (a *Arena) Begin(tokens int) error {
 	a.note()
 	rows := a.Pad(tokens)
@@ -84,7 +84,8 @@ func (a *Arena) grow(values int) error {
 	return err
 }
 
-// givenUp is how a pass leaves that runs out of memory half-way, or that the device cannot begin; Catch turns it into an error.
+// givenUp is how a pass leaves that runs out of memory half-way, or that the device cannot begin; Catch turns it into
+// an error.
 type givenUp struct{ err error }
 
 // Catch is deferred by whoever runs a pass: it turns giving it up into an error.

@@ -70,8 +70,8 @@ func (s *Step) End() Pass {
 	return Pass{name, s.arena.Mark()}
 }
 
-// Again runs a pass once more instead of going through it, with the integers that it would hand to the device after the positions. It
-// reports false if the device cannot do so.
+// Again runs a pass once more instead of going through it, with the integers that it would hand to the device after the
+// positions. It reports false if the device cannot do so.
 func (s *Step) Again(p Pass, ints ...[]int32) bool {
 	all := append(make([][]int32, 0, 4), s.batch.Pos)
 	for _, v := range ints {

@@ -27,9 +27,9 @@ import (
 	"strobe/internal/speculate/control"
 )
 
-// How many committed tokens may wait for the sources. Projecting them together
-// is cheaper than one by one, and costs nothing while drafting is off. Many streams fill what is enough for one in a few passes, so there is
-// room for as many as fit into some memory.
+// How many committed tokens may wait for the sources. Projecting them together is cheaper than one by one, and costs
+// nothing while drafting is off. Many streams fill what is enough for one in a few passes, so there is room for as many
+// as fit into some memory.
 const (
 	leastWaiting = 128
 	mostWaiting  = model.MaxRows

@@ -174,8 +174,8 @@ func (d *refusing) EndStep() (int, error) {
 	return name, err
 }
 
-// TestDraftersStepFails: a step of a drafter that cannot begin, or one that puts features aside for it, costs the stream its
-// drafts and nothing else.
+// TestDraftersStepFails: a step of a drafter that cannot begin, or one that puts features aside for it, costs the
+// stream its drafts and nothing else.
 func TestDraftersStepFails(t *testing.T) {
 	for _, what := range []string{"extend", "draft", "features"} {
 		d := &refusing{Backend: cpu.New(cpu.Options{Threads: 1})}

@@ -67,7 +67,8 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 
 	read := slices.Clone(p.Read(all)) // proposals outlive the pass
 	of := func(t backend.Tensor) []float32 { return read[t.Off-all.Off:][:t.Rows*t.Cols] }
-	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: of(sums), gate: of(gate), succ: of(succ), pred: of(pred)}
+	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: of(sums), gate: of(gate),
+		succ: of(succ), pred: of(pred)}
 	before := of(anchors)
 	out = make([]draft.Proposal, len(reqs))
 	for r := range reqs {

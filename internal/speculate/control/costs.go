@@ -123,8 +123,8 @@ const (
 	// dear is how many times as long as expected a size has to take to be doubted at first: one disturbed pass would
 	// close all larger sizes for good (TestOutlier).
 	dear = 1.3
-	// far is how many times as long as usual, or as short, three passes in a row have to take to say that a size is not what it was: a
-	// device that records passes takes longer for the first ones of a size.
+	// far is how many times as long as usual, or as short, three passes in a row have to take to say that a size is not
+	// what it was: a device that records passes takes longer for the first ones of a size.
 	far     = 1.5
 	maxStep = 0.1 / 16 // a disturbed pass counts no more than one that took a tenth longer
 )
@@ -301,8 +301,8 @@ const clip = 1.5
 // Passes between measurements of plain decoding.
 const firstRefresh, lastRefresh = 4, 512
 
-// stale reports whether plain decoding of so many streams is to be measured again: the less drafting gains over it, the more
-// exactly it must be known, and the less it costs.
+// stale reports whether plain decoding of so many streams is to be measured again: the less drafting gains over it, the
+// more exactly it must be known, and the less it costs.
 func (c *costs) stale(gain float64, streams int) bool {
 	if !c.plains.agree() || !c.chain.known(streams) {
 		return true

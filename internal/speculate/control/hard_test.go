@@ -407,13 +407,14 @@ func TestDeviceDraftsAtOnce(t *testing.T) {
 	}
 }
 
-// TestColdPasses: many short streams that come and go, on a device where a pass of a size takes long the first few times. What
-// passes took then must not make plain decoding look dear for good.
+// TestColdPasses: many short streams that come and go, on a device where a pass of a size takes long the first few
+// times. What passes took then must not make plain decoding look dear for good.
 func TestColdPasses(t *testing.T) {
 	for _, streams := range []int{2, 8, 32} {
 		for _, p := range []float64{0, mediocreP, goodP} {
 			for _, drafts := range []float64{0.3, 1.3} {
-				w := world{verify: through([2]float64{1, 1}, [2]float64{8, 1.1}, [2]float64{64, 1.7}, [2]float64{512, 8}), draft: linear(drafts, 0.01*drafts),
+				w := world{verify: through([2]float64{1, 1}, [2]float64{8, 1.1}, [2]float64{64, 1.7}, [2]float64{512, 8}),
+					draft: linear(drafts, 0.01*drafts),
 					right: fixed(p), noise: jitter, cold: [2]float64{2.8, 10}}
 				best := 1.0
 				for z := range 4 {

@@ -19,7 +19,7 @@ type world struct {
 	follow float64                 // cost of a token in the drafter's context, paid before a draft or for 128 at once
 	claim  func(p float64) float64 // what the drafter says of such a guess
 	noise  noise
-	cold   [2]float64           // factors on the first two passes of a size, which a GPU launches one by one and records; 0 means none
+	cold   [2]float64           // factors on the first passes of a size, which a GPU records; 0 means none
 	slow   func(at int) float64 // factor on all times, by token
 	text   func(i int) int32    // token i of the text; i itself by default
 	second *world               // a second drafter: its right, claim and draft
@@ -93,7 +93,8 @@ func simulate(w world, use sources, seed uint64) *rounds { return together(w, us
 
 // together is a run of several streams.
 func together(w world, use sources, seed uint64, streams int) *rounds {
-	x := &rounds{w: w, came: map[int]int{}, rnd: rand.New(rand.NewPCG(seed, 3)), c: New(block, ngram.Source{}.Max(), block)}
+	x := &rounds{w: w, came: map[int]int{},
+		rnd: rand.New(rand.NewPCG(seed, 3)), c: New(block, ngram.Source{}.Max(), block)}
 	if x.w.claim == nil {
 		x.w.claim = func(p float64) float64 { return p }
 	}
