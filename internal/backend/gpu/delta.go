@@ -78,6 +78,7 @@ type DeltaCall struct {
 	A, DT       Addr
 	Out         Out
 	Scratch     Addr // ScratchBytes
+	Late        bool // let the next kernel start only when the delta rule is done
 }
 
 // aligned reports whether the convolution can be read and written by fours.
@@ -105,7 +106,7 @@ type ruleArgs struct {
 	out, qk, v, gates, table Addr
 	u                        In
 	rows, layer, os, qs, vs  int32
-	tile, shifts             int32
+	tile, shifts, late       int32
 	d                        deltaShape
 }
 
@@ -129,7 +130,10 @@ func (t *Delta) convLaunch(ls []Launch, kernel string, a convArgs, heads int) []
 		a.run = promptRun
 		jobs = (int(a.rows) + promptRun - 1) / promptRun * heads
 	}
-	return t.launch(ls, kernel, t.warps(jobs), 0, Args(a))
+	const warps = 2 // of a block, and six blocks fit a multiprocessor
+	ls = t.launch(ls, kernel, [3]int{max(1, min((jobs+warps-1)/warps, 6*t.units)), 1, 1}, 0, Args(a))
+	ls[len(ls)-1].Threads = 32 * warps
+	return ls
 }
 
 // wide reports whether lanes have four channels side by side, which is another order of sums.
@@ -197,7 +201,7 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 	values := Out{c.QKV.P + Addr(8*t.dims.KHeads*t.dims.KDim), c.QKV.Stride}
 	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U,
 		rows: int32(c.Rows), layer: int32(c.Layer), os: int32(c.Out.Stride),
-		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), d: t.shape}
+		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), late: asInt(c.Late), d: t.shape}
 	if shifts {
 		a.shifts = 1
 	}

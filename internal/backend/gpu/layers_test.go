@@ -33,6 +33,7 @@ type layerRun struct {
 	r      *recurrence
 	layers [][]*productMatrix // qkv, z, alpha, beta, out, gate, up, down
 	n      int
+	late   bool // of DeltaCall
 	spare  []gpu.Addr // of the list that was made last
 	ls     []gpu.Launch
 	kinds  []string // of the launches
@@ -125,7 +126,7 @@ func (l *layerRun) list(prompt bool) {
 		residual("norm 1", &in, last)
 		p := l.multiplied("qkv z a b", in, m[:4]...)
 		l.add("", l.r.pool.Both(nil, gpu.DeltaCall{Table: table, Segs: 1, Rows: l.n, Layer: i, U: p[0], W: l.r.dw,
-			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between}))
+			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between, Late: l.late}))
 		in = l.input(m[4])
 		l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
 		p = l.multiplied("out", in, m[4])
@@ -188,6 +189,16 @@ func TestLayerTimes(t *testing.T) {
 					}
 				}
 				fmt.Fprintf(&line, "  %s %.2f", kind, all-l.timed(rest, layers))
+			}
+			l.late = true
+			l.list(n >= 128)
+			fmt.Fprintf(&line, "; with nothing beside the delta rule %.1f", l.timed(slices.Clone(l.ls), layers))
+			l.late = false
+			if n > 8 && n <= 32 {
+				l.p.Duo = 2
+				l.list(false)
+				fmt.Fprintf(&line, "; with two tiles to a warp %.1f", l.timed(slices.Clone(l.ls), layers))
+				l.p.Duo = 0
 			}
 			t.Log(line.String())
 		}

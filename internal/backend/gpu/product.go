@@ -12,6 +12,7 @@ type Products struct {
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
 	Pair   bool // up to eight rows: kernels of which two fit a multiprocessor; one loads while the one before ends
+	Duo    int  // from so many tiles of rows on (0: never) eight warps have two tiles of weights each, not sixteen one
 }
 
 // NewProducts returns the choices for a device.
@@ -192,6 +193,9 @@ type productArgs struct {
 	late       int32
 }
 
+// maxDuo is the largest number of tiles of rows that kernels with two tiles of weights in a warp have registers for.
+const maxDuo = 4
+
 // MatMul appends the products of x with all matrices, which have its columns.
 func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launch {
 	for len(jobs) > maxJobs {
@@ -212,6 +216,9 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 		if p.Pair && set == "q4k" && x.NT == 1 {
 			// Half of what a multiprocessor has, less what the driver takes and what a small kernel between needs.
 			l.Name, a.depth = "solo2_q4k_1", int32(min(8, ((p.Shared+1024)/2-1024-8<<10-soloFront)/slot(1, ws)))
+		}
+		if p.Duo > 0 && x.NT >= p.Duo && x.NT <= maxDuo && set != "all" {
+			l.Name, l.Threads = fmt.Sprintf("duo_%s_%d", set, x.NT), 256
 		}
 		l.Shared = soloFront + int(a.depth)*slot(x.NT, ws)
 	}

@@ -67,7 +67,7 @@ DEV int head_jobs(const ConvArgs& p, int runs) {
 }
 
 // The convolution for any sizes: lane l has channels l, l+32, ... of a head.
-KERNEL(delta_conv, ConvArgs, p, 128, 1) {
+KERNEL(delta_conv, ConvArgs, p, 64, 1) {
   pdl_wait();
   pdl_launch();
   const DeltaShape& d = p.d;
@@ -222,7 +222,7 @@ template <int N> DEV void conv4(const ConvArgs& p) {
   }
   if (!waited) pdl_wait();
 }
-KERNEL(delta_conv4, ConvArgs, p, 128, 3) {
+KERNEL(delta_conv4, ConvArgs, p, 64, 6) { // blocks that find room beside the product before
   if (p.d.kdim <= 128 && p.d.vdim <= 128) conv4<1>(p);
   else conv4<2>(p);
 }
@@ -300,6 +300,7 @@ struct DeltaArgs {
   int rows, layer, os, qs, vs;
   int tile;   // rows in shared memory at a time, twice
   int shifts; // the newest inputs of the convolution move up here, too
+  int late;   // let the next kernel start only at the end
   DeltaShape d;
 };
 
@@ -551,7 +552,7 @@ template <int I, bool EXACT> struct Rule {
     if (pending) store_state(st);
     if (!waited) {
       pdl_wait();
-      pdl_launch();
+      if (!p.late) pdl_launch();
     }
     waited = true;
     if (p.shifts && g[SEG_FLAGS] & FLAG_SHIFT) shift(g, p.u, p.d, layer);

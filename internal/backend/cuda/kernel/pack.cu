@@ -1,6 +1,7 @@
 // What runs between products: each of these kernels ends in packed activations. A warp has a row and 256 columns at a
-// time; lane l has columns 8l..8l+7 of them. Grids are at most one small block per multiprocessor for few tokens:
-// more would take the room of the product that waits to start beside the one that runs.
+// time; lane l has columns 8l..8l+7 of them. Blocks are small, so that they find room beside a product that runs, and
+// grids at most two of them per multiprocessor for few tokens: more would take the room of the product that waits to
+// start.
 // also for sm_90
 #include "pack.h"
 
@@ -9,13 +10,13 @@
 // the next kernel starts when the one before this is done, not beside it.
 template <class Ahead, class Fn> DEV void jobs(int late, int rows, int kbs, Ahead ahead, Fn fn) {
   if (!late) pdl_launch();
-  int lane = TID & 31, job = BID * 4 + (TID >> 5), row = job / kbs, kb = job - row * kbs;
+  int lane = TID & 31, job = BID * 2 + (TID >> 5), row = job / kbs, kb = job - row * kbs;
   if (row < rows) ahead(kb * 256 + lane * 8);
   pdl_wait();
   if (late) pdl_launch();
   while (row < rows) {
     fn(row, kb, kb * 256 + lane * 8, lane);
-    job += GDIM * 4;
+    job += GDIM * 2;
     row = job / kbs;
     kb = job - row * kbs;
     if (row < rows) ahead(kb * 256 + lane * 8);
@@ -34,7 +35,7 @@ template <class F> DEV void pack_rows(const PackArgs& p) {
     pack_row(p.act, kb, row, v, lane);
   });
 }
-KERNEL(pack, PackArgs, p, 128, 4) {
+KERNEL(pack, PackArgs, p, 64, 8) {
   if (p.cols % 8 == 0 && in_aligned(p.x, 8)) pack_rows<Fast>(p);
   else pack_rows<Any>(p);
 }
@@ -85,7 +86,7 @@ template <class F> DEV void add_pack_rows(const AddPackArgs& p) {
         add_job<F>(p, v, w, s, kb, row, at, lane);
       });
 }
-KERNEL(add_pack, AddPackArgs, p, 128, 4) {
+KERNEL(add_pack, AddPackArgs, p, 64, 8) {
   if (add_fast(p)) add_pack_rows<Fast>(p);
   else add_pack_rows<Any>(p);
 }
@@ -133,7 +134,7 @@ template <class F> DEV void gated_rows(const GatedPackArgs& p) {
     pack_row(p.act, kb, row, u, lane);
   });
 }
-KERNEL(gated_pack, GatedPackArgs, p, 128, 4) {
+KERNEL(gated_pack, GatedPackArgs, p, 64, 8) {
   if (p.cols % 8 == 0 && in_aligned(p.gate, 8) && in_aligned(p.up, 8)) gated_rows<Fast>(p);
   else gated_rows<Any>(p);
 }
@@ -151,7 +152,7 @@ template <class F> DEV void sigmoid_rows(const SigmoidPackArgs& p) {
     pack_row(p.act, kb, row, u, lane);
   });
 }
-KERNEL(sigmoid_pack, SigmoidPackArgs, p, 128, 4) {
+KERNEL(sigmoid_pack, SigmoidPackArgs, p, 64, 8) {
   if (p.cols % 8 == 0 && p.step % 8 == 0 && in_aligned(p.x, 8) && in_aligned(p.gate, 8)) sigmoid_rows<Fast>(p);
   else sigmoid_rows<Any>(p);
 }
@@ -175,7 +176,7 @@ template <class F> DEV void head_rows(const HeadPackArgs& p) {
         pack_row(p.act, kb, row, v, lane);
       });
 }
-KERNEL(head_pack, HeadPackArgs, p, 128, 4) {
+KERNEL(head_pack, HeadPackArgs, p, 64, 8) {
   if (p.cols % 8 == 0 && in_aligned(p.x, 8) && in_aligned(p.gate, 8)) head_rows<Fast>(p);
   else head_rows<Any>(p);
 }
@@ -189,7 +190,7 @@ template <class F> DEV void reduce_rows(const ReduceArgs& p) {
     F::give8(p.dst + (u64)row * p.stride, at, p.cols, v);
   });
 }
-KERNEL(reduce_pieces, ReduceArgs, p, 128, 4) {
+KERNEL(reduce_pieces, ReduceArgs, p, 64, 8) {
   if (p.cols % 8 == 0 && p.stride % 4 == 0 && aligned16(p.dst) && in_aligned(p.x, 8)) reduce_rows<Fast>(p);
   else reduce_rows<Any>(p);
 }
