@@ -33,7 +33,7 @@ type layerRun struct {
 	r      *recurrence
 	layers [][]*productMatrix // qkv, z, alpha, beta, out, gate, up, down
 	n      int
-	late   bool // of DeltaCall
+	late   bool       // of DeltaCall
 	spare  []gpu.Addr // of the list that was made last
 	ls     []gpu.Launch
 	kinds  []string // of the launches
@@ -194,6 +194,13 @@ func TestLayerTimes(t *testing.T) {
 			l.list(n >= 128)
 			fmt.Fprintf(&line, "; with nothing beside the delta rule %.1f", l.timed(slices.Clone(l.ls), layers))
 			l.late = false
+			for _, kib := range []int{32, 64, 128, 256} {
+				l.p.Ahead = kib << 10
+				l.list(n >= 128)
+				l.p.LookAhead(l.ls)
+				fmt.Fprintf(&line, "; asking %d KiB ahead %.1f", kib, l.timed(slices.Clone(l.ls), layers))
+			}
+			l.p.Ahead = 0
 			if n > 8 && n <= 32 {
 				l.p.Duo = 2
 				l.list(false)

@@ -3,6 +3,8 @@ package gpu
 import (
 	"fmt"
 	"slices"
+	"strings"
+	"unsafe"
 )
 
 // Products chooses kernels for the products of a device: by the number of rows, the formats and the capability.
@@ -12,6 +14,7 @@ type Products struct {
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
 	Pair   bool // up to eight rows: kernels of which two fit a multiprocessor; one loads while the one before ends
+	Ahead  int  // bytes that every block asks for of what the next product reads first; 0: none
 	Duo    int  // from so many tiles of rows on (0: never) eight warps have two tiles of weights each, not sixteen one
 }
 
@@ -184,8 +187,15 @@ type productJob struct {
 	_              int32
 }
 
+type productNext struct {
+	w              Addr
+	stages, blocks int32
+	bytes, most    int32
+}
+
 type productArgs struct {
 	job        [maxJobs]productJob
+	next       [2]productNext
 	act, sumsq Addr
 	eps, mean  float32
 	kb, n      int32
@@ -241,6 +251,29 @@ func formatSet(ws []WeightLayout) string {
 		}
 	}
 	return set
+}
+
+// LookAhead tells products of a list what the product after them reads first, if they are of the kind that asks for it.
+func (p *Products) LookAhead(ls []Launch) {
+	if p.Ahead == 0 {
+		return
+	}
+	var next *productArgs
+	for i := len(ls) - 1; i >= 0; i-- {
+		switch kind, _, _ := strings.Cut(ls[i].Name, "_"); kind {
+		case "solo", "duo":
+			a := (*productArgs)(unsafe.Pointer(unsafe.SliceData(ls[i].Args)))
+			if next != nil {
+				for k := range a.next {
+					j := &next.job[k]
+					a.next[k] = productNext{j.w, j.groups * next.kb, j.blocks, int32(Format(j.format).stageBytes()), int32(p.Ahead)}
+				}
+			}
+			next = a
+		case "prompt", "wide", "moe":
+			next = nil // they read much in between
+		}
+	}
 }
 
 func productArgsOf(x MatMulInput, jobs []MatMulJob) (a productArgs, grid int, ws []WeightLayout) {
