@@ -78,7 +78,6 @@ type DeltaCall struct {
 	A, DT       Addr
 	Out         Out
 	Scratch     Addr // ScratchBytes
-	Late        bool // let the next kernel start only when the delta rule is done
 }
 
 // aligned reports whether the convolution can be read and written by fours.
@@ -106,7 +105,7 @@ type ruleArgs struct {
 	out, qk, v, gates, table Addr
 	u                        In
 	rows, layer, os, qs, vs  int32
-	tile, shifts, late       int32
+	tile, shifts             int32
 	d                        deltaShape
 }
 
@@ -116,8 +115,8 @@ func (t *Delta) conv(c *DeltaCall) convArgs {
 		rows: int32(c.Rows), layer: int32(c.Layer), ds: int32(c.QKV.Stride), run: 1, d: t.shape, eps: t.dims.Eps}
 }
 
-// promptRows is the number of rows from which a warp of the convolution has several rows of a head one after the other, which reads
-// inputs once and not once for every tap. With fewer rows all multiprocessors are wanted at once.
+// promptRows is the number of rows from which a warp of the convolution has several rows of a head one after the other,
+// which reads inputs once and not once for every tap. With fewer rows all multiprocessors are wanted at once.
 const (
 	promptRows = 64
 	promptRun  = 8
@@ -201,7 +200,7 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 	values := Out{c.QKV.P + Addr(8*t.dims.KHeads*t.dims.KDim), c.QKV.Stride}
 	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U,
 		rows: int32(c.Rows), layer: int32(c.Layer), os: int32(c.Out.Stride),
-		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), late: asInt(c.Late), d: t.shape}
+		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), d: t.shape}
 	if shifts {
 		a.shifts = 1
 	}

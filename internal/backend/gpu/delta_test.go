@@ -345,8 +345,8 @@ func TestDeltaBits(t *testing.T) {
 	}
 }
 
-// TestDeltaLongPrompt: so many rows that warps of the convolution have several of them have the bits of fewer rows, also where
-// another sequence begins in the middle of such a run.
+// TestDeltaLongPrompt: so many rows that warps of the convolution have several of them have the bits of fewer rows,
+// also where another sequence begins in the middle of such a run.
 func TestDeltaLongPrompt(t *testing.T) {
 	g := newRig(t)
 	for _, dims := range []backend.DeltaDims{deltaShapes[0], deltaShapes[5]} {
@@ -359,7 +359,8 @@ func TestDeltaLongPrompt(t *testing.T) {
 		const n, other = 69, 3
 		width := dims.VHeads * dims.VDim
 		x := r.tokens(n + other)
-		got := r.pass("pieces", x, backend.DeltaSeg{N: other, Slot: slot()}, backend.DeltaSeg{N: n, Slot: slot(), Prompt: true})
+		got := r.pass("pieces", x, backend.DeltaSeg{N: other, Slot: slot()},
+			backend.DeltaSeg{N: n, Slot: slot(), Prompt: true})
 		s := slot()
 		for from := other; from < n+other; {
 			to := min(from+30, n+other)
@@ -367,8 +368,8 @@ func TestDeltaLongPrompt(t *testing.T) {
 			g.same(fmt.Sprintf("%d keys: rows %d to %d", dims.KDim, from, to), got[from*width:to*width], part)
 			from = to
 		}
-		g.same("the sequence before", got[:other*width], r.pass("both", r.pick(x, span(0, other)...), backend.DeltaSeg{N: other,
-			Slot: slot()}))
+		before := r.pass("both", r.pick(x, span(0, other)...), backend.DeltaSeg{N: other, Slot: slot()})
+		g.same("the sequence before", got[:other*width], before)
 	}
 }
 

@@ -51,7 +51,7 @@ func TestKernelsAgree(t *testing.T) {
 			x := randomRows(rnd, 300*cols)
 			ns := []int{1, 2, 8, 9, 16, 17, 24, 33, 40, 41, 48, 64, 65, 128, 130, 200, 300}
 			if !onDevice {
-				ns = []int{1, 9, 25, 41, 130} // the emulation is slow
+				ns = []int{1, 9, 41, 130} // the emulation is slow
 			}
 			for _, n := range ns {
 				want := r.older().product(x, n, []*productMatrix{m}, cut, 0.25)[0]
@@ -74,19 +74,12 @@ func TestKernelsAgree(t *testing.T) {
 					}
 					t.Errorf("%d rows: %d of %d values differ", n, differ, len(got))
 				}
-				if n > 8 && n <= 32 {
-					r.p.Duo = 2
-					if got := r.product(x, n, []*productMatrix{m}, cut, 0.25)[0]; !sameBits(got, want) {
-						t.Errorf("%d rows, two tiles to a warp: other bits", n)
-					}
-					r.p.Duo = 0
-				}
 				if n <= 8 {
-					r.p.Pair = true
+					r.p.Pair = 1 << 20
 					if got := r.product(x, n, []*productMatrix{m}, cut, 0.25)[0]; !sameBits(got, want) {
 						t.Errorf("%d rows, two blocks on a multiprocessor: other bits", n)
 					}
-					r.p.Pair = false
+					r.p.Pair = 0
 				}
 			}
 		})
@@ -243,10 +236,7 @@ func BenchmarkProducts(b *testing.B) {
 			ms = append(ms, r.fill(c.typ, c.rows, c.cols, 1))
 		}
 		bytes, cut := ms[0].Bytes(), r.p.Cut(ms[0].WeightLayout)[0]
-		for _, v := range []string{"", "duo", "pair", "older"} {
-			if v == "duo" && c.typ != quant.Q4_K && c.typ != quant.Q6_K {
-				continue
-			}
+		for _, v := range []string{"", "pair", "older"} {
 			if v == "pair" && c.typ != quant.Q4_K || v == "older" && (c.typ != quant.Q4_K || c.what != "gate and up") {
 				continue
 			}
@@ -254,17 +244,13 @@ func BenchmarkProducts(b *testing.B) {
 			if v == "older" {
 				q = r.older()
 			}
-			q.p.Pair = v == "pair"
-			if q.p.Duo = 0; v == "duo" {
-				q.p.Duo = 2
+			if q.p.Pair = 0; v == "pair" {
+				q.p.Pair = 1 << 20
 			}
 			fmt.Printf("%-22s %-5v %7d %6d ", c.what+" "+v, c.typ, c.rows, c.cols)
 			for _, n := range []int{1, 4, 8, 16, 24, 32, 48, 64, 128, 512} {
 				if v == "pair" && n > 8 {
 					break
-				}
-				if v == "duo" && (n < 9 || n > 32) {
-					continue
 				}
 				lay := q.p.Acts(n, ms[0].WeightLayout)
 				act := r.room(lay.Bytes())
@@ -285,7 +271,7 @@ func BenchmarkProducts(b *testing.B) {
 				}
 				r.release(act, x, j.Part)
 			}
-			q.p.Pair, q.p.Duo = false, 0
+			q.p.Pair = 0
 			fmt.Println()
 		}
 		for _, m := range ms {

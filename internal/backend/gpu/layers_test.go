@@ -84,8 +84,7 @@ func (l *layerRun) input(ms ...*productMatrix) gpu.MatMulInput {
 	return x
 }
 
-// list makes the launches of all layers, as lowering does. Layers have memory of their own between kernels, so that what is read there
-// was not written long ago.
+// list makes the launches of all layers, as lowering does.
 func (l *layerRun) list(prompt bool) {
 	for _, a := range l.spare {
 		l.d.Release(a)
@@ -126,7 +125,7 @@ func (l *layerRun) list(prompt bool) {
 		residual("norm 1", &in, last)
 		p := l.multiplied("qkv z a b", in, m[:4]...)
 		l.add("", l.r.pool.Both(nil, gpu.DeltaCall{Table: table, Segs: 1, Rows: l.n, Layer: i, U: p[0], W: l.r.dw,
-			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between, Late: l.late}))
+			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between}))
 		in = l.input(m[4])
 		l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
 		p = l.multiplied("out", in, m[4])
@@ -137,6 +136,7 @@ func (l *layerRun) list(prompt bool) {
 		l.add("", l.p.GatedPack(nil, packed(in), p[0], p[1], false))
 		last = l.multiplied("down", in, m[7])[0]
 	}
+	l.p.LookAhead(l.ls)
 }
 
 // TestLayerTimes prints microseconds of a recurrent layer with its feed-forward part on a GPU, layers following each
@@ -190,23 +190,13 @@ func TestLayerTimes(t *testing.T) {
 				}
 				fmt.Fprintf(&line, "  %s %.2f", kind, all-l.timed(rest, layers))
 			}
-			l.late = true
-			l.list(n >= 128)
-			fmt.Fprintf(&line, "; with nothing beside the delta rule %.1f", l.timed(slices.Clone(l.ls), layers))
-			l.late = false
-			for _, kib := range []int{32, 64, 128, 256} {
-				l.p.Ahead = kib << 10
-				l.list(n >= 128)
-				l.p.LookAhead(l.ls)
-				fmt.Fprintf(&line, "; asking %d KiB ahead %.1f", kib, l.timed(slices.Clone(l.ls), layers))
+			for _, stages := range []int{2, 4, 6, 12} {
+				if l.p.Pair = stages; n <= 8 {
+					l.list(false)
+					fmt.Fprintf(&line, "; two products side by side up to %d stages %.1f", stages, l.timed(slices.Clone(l.ls), layers))
+				}
 			}
-			l.p.Ahead = 0
-			if n > 8 && n <= 32 {
-				l.p.Duo = 2
-				l.list(false)
-				fmt.Fprintf(&line, "; with two tiles to a warp %.1f", l.timed(slices.Clone(l.ls), layers))
-				l.p.Duo = 0
-			}
+			l.p.Pair = 0
 			t.Log(line.String())
 		}
 		for _, m := range slices.Concat(l.layers...) {

@@ -300,7 +300,6 @@ struct DeltaArgs {
   int rows, layer, os, qs, vs;
   int tile;   // rows in shared memory at a time, twice
   int shifts; // the newest inputs of the convolution move up here, too
-  int late;   // let the next kernel start only at the end
   DeltaShape d;
 };
 
@@ -552,7 +551,7 @@ template <int I, bool EXACT> struct Rule {
     if (pending) store_state(st);
     if (!waited) {
       pdl_wait();
-      if (!p.late) pdl_launch();
+      pdl_launch();
     }
     waited = true;
     if (p.shifts && g[SEG_FLAGS] & FLAG_SHIFT) shift(g, p.u, p.d, layer);

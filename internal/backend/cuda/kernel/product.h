@@ -126,63 +126,51 @@ struct ByRow {
   }
 };
 
-// Half a stage of a warp: MT tiles of `size` bytes against NT tiles of eight tokens, 128 columns. between() runs half way.
-template <class F, int MT, int NT, class X, class B>
-DEV void half_stages(float (&c)[MT][NT][4], u32 tile, int size, const X& act, int table, int lane, B between) {
-  F w[MT];
-#pragma unroll
-  for (int m = 0; m < MT; m++) w[m].begin(tile + m * size, lane, table);
+// Half a stage of a warp: a tile against NT tiles of eight tokens, 128 columns. between() runs half way.
+template <class F, int NT, class X, class B>
+DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int lane, B between) {
+  F w;
+  w.begin(tile, lane, table);
 #pragma unroll
   for (int sb = 0; sb < 4; sb++) {
     if (sb == 2) between();
-    Frag f[MT];
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-      w[m].load(tile + m * size, lane, sb);
-      w[m].frag(f[m], sb);
-    }
+    Frag f;
+    w.load(tile, lane, sb);
+    w.frag(f, sb);
     if constexpr (F::BLOCK) {
-      static_assert(MT == 1, "one tile");
       float s, r;
-      w[0].scale(tile, lane >> 2, sb, s, r);
+      w.scale(tile, lane >> 2, sb, s, r);
       u32 mg = 0, mh = 0;
-      if (F::MIN16) w[0].min_frag(mg, mh, sb);
+      if (F::MIN16) w.min_frag(mg, mh, sb);
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
         U4 b = act.frag(nt, sb, lane);
         float k[4] = {0, 0, 0, 0};
-        mma16816(k, f[0].a[0][0], f[0].a[0][1], f[0].a[0][2], f[0].a[0][3], b.x, b.y);
-        mma16816(k, f[0].a[1][0], f[0].a[1][1], f[0].a[1][2], f[0].a[1][3], b.z, b.w);
-        c[0][nt][0] = ffma(s, k[0], c[0][nt][0]);
-        c[0][nt][1] = ffma(s, k[1], c[0][nt][1]);
-        c[0][nt][2] = ffma(r, k[2], c[0][nt][2]);
-        c[0][nt][3] = ffma(r, k[3], c[0][nt][3]);
+        mma16816(k, f.a[0][0], f.a[0][1], f.a[0][2], f.a[0][3], b.x, b.y);
+        mma16816(k, f.a[1][0], f.a[1][1], f.a[1][2], f.a[1][3], b.z, b.w);
+        c[nt][0] = ffma(s, k[0], c[nt][0]);
+        c[nt][1] = ffma(s, k[1], c[nt][1]);
+        c[nt][2] = ffma(r, k[2], c[nt][2]);
+        c[nt][3] = ffma(r, k[3], c[nt][3]);
         if constexpr (F::MIN16) {
           float m[4] = {0, 0, 0, 0};
           mma16816(m, mg, mh, mg, mh, b.x, b.y);
           mma16816(m, mg, mh, mg, mh, b.z, b.w);
-          c[0][nt][0] = ffma(w[0].ng, m[0], c[0][nt][0]);
-          c[0][nt][1] = ffma(w[0].ng, m[1], c[0][nt][1]);
-          c[0][nt][2] = ffma(w[0].nh, m[2], c[0][nt][2]);
-          c[0][nt][3] = ffma(w[0].nh, m[3], c[0][nt][3]);
+          c[nt][0] = ffma(w.ng, m[0], c[nt][0]);
+          c[nt][1] = ffma(w.ng, m[1], c[nt][1]);
+          c[nt][2] = ffma(w.nh, m[2], c[nt][2]);
+          c[nt][3] = ffma(w.nh, m[3], c[nt][3]);
         }
       }
     } else {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
         U4 b = act.frag(nt, sb, lane);
-#pragma unroll
-        for (int m = 0; m < MT; m++) {
-          mma16816(c[m][nt], f[m].a[0][0], f[m].a[0][1], f[m].a[0][2], f[m].a[0][3], b.x, b.y);
-          mma16816(c[m][nt], f[m].a[1][0], f[m].a[1][1], f[m].a[1][2], f[m].a[1][3], b.z, b.w);
-        }
+        mma16816(c[nt], f.a[0][0], f.a[0][1], f.a[0][2], f.a[0][3], b.x, b.y);
+        mma16816(c[nt], f.a[1][0], f.a[1][1], f.a[1][2], f.a[1][3], b.z, b.w);
       }
     }
   }
-}
-template <class F, int NT, class X, class B>
-DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int lane, B between) {
-  half_stages<F>(*(float(*)[1][NT][4])c, tile, 0, act, table, lane, between);
 }
 
 // After the second half: mins and scales, in f32. acc += s * (d*c - dmin*mins).
@@ -226,9 +214,9 @@ DEV float rms_factor(const float* sumsq, int kb, float mean, float eps, int lane
   for (int k = lane; k < kb; k += 32) s = fadd(s, sumsq[k]);
   return rsqrt_(ffma(warp_sum(s), mean, eps));
 }
-// The factors of a block's tokens, into shared memory, by all its warps.
+// The factors of a block's tokens, into shared memory, by all 16 warps.
 DEV void factors(const ProductArgs& a, const Job& job, u32 to, int tok0, int n, int warp, int lane) {
-  for (int tok = warp; tok < n; tok += BDIM / 32) {
+  for (int tok = warp; tok < n; tok += STRIPS) {
     float f = job.scale;
     if (a.sumsq) f = fmul(f, rms_factor(a.sumsq + (u64)(tok0 + tok) * a.kb, a.kb, a.mean, a.eps, lane));
     if (lane == 0) sts_f(to + tok * 4, f);

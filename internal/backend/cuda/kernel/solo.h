@@ -2,16 +2,13 @@
 #pragma once
 #include "product.h"
 
-// "solo": blocks of 16 warps with one tile each, or of eight with two. A ring of half stages (weights and activations) is filled by bulk
+// "solo": blocks of 16 warps with one tile each. A ring of half stages (weights and activations) is filled by bulk
 // copies that complete on a barrier (full); warps report on another (empty) when they are done with a slot. Warps
 // take turns to refill the slot all have just left: in the middle of their next half (few tokens: fewer waits) or at
 // its start (many tokens: the compiler can mix the instructions of the whole half). Copies of weights start before
 // the kernel waits for the one before it (programmatic dependent launch). When a block has asked for its last weights it
 // asks for the first of the next product, so that memory is not idle while small kernels run.
-//
-// MT tiles of a warp share what it reads of activations: with many tokens shared memory is what a block waits for.
-template <class F, int NT, int MT> DEV void solo(const ProductArgs& a, const Job& job, int bid) {
-  const int WARPS = STRIPS / MT;
+template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, int bid) {
   const int W0 = STRIPS * F::H0, W1 = STRIPS * F::H1, SLOT = W1 + NT * A1;
   int warp = TID >> 5, lane = TID & 31, tok0 = BIDY * (8 * NT), n = a.n - tok0 < 8 * NT ? a.n - tok0 : 8 * NT;
   int T = job.groups * a.kb, G = job.blocks, rows = job.groups * 256;
@@ -19,7 +16,7 @@ template <class F, int NT, int MT> DEV void solo(const ProductArgs& a, const Job
   u32 base = saddr(smem), full = base, empty = base + 64, factor = base + 128, ring = base + 1024; // 8 slots at most
   const u8* src = job.w + (u64)s0 * (W0 + W1);
   const u8* act = a.act + (u64)BIDY * a.kb * (NT * ACT);
-  float* part = job.part + (u64)tok0 * rows + warp * (16 * MT);
+  float* part = job.part + (u64)tok0 * rows + warp * 16;
   auto weights = [&](int i, u32 slot, u32 bar) { // half i of this block
     int h = i & 1;
     bar_expect(bar, h ? W1 + NT * A1 : W0 + NT * A0);
@@ -32,7 +29,7 @@ template <class F, int NT, int MT> DEV void solo(const ProductArgs& a, const Job
   };
   int grp = s0 / a.kb, kb = s0 - grp * a.kb, b0 = bid - block_of(grp * a.kb, T, G);
   if (TID == 0) {
-    for (int i = 0; i < a.depth; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, WARPS); }
+    for (int i = 0; i < a.depth; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, 16); }
     fence_async();
     for (int i = 0; i < a.depth && i < halves; i++) weights(i, ring + i * SLOT, full + i * 8);
     if (NT <= 4 && halves <= a.depth) ask_ahead(a); // with more tokens registers are short
@@ -47,14 +44,14 @@ template <class F, int NT, int MT> DEV void solo(const ProductArgs& a, const Job
   }
   factors(a, job, factor, tok0, n, warp, lane);
   SYNC();
-  float acc[MT][NT][4], c[MT][NT][4];
-  clear<4 * MT * NT>((float*)acc);
+  float acc[NT][4], c[NT][4];
+  clear<4 * NT>((float*)acc);
   int slot = 0, par = 0, i = 0;
-  int duty = WARPS - warp;    // halves until this warp's turn to refill
+  int duty = 16 - warp;    // halves until this warp's turn to refill
   int freed = 0, fpar = 0; // the slot finished last
   auto refill = [&]() {
     if (--duty != 0) return;
-    duty = WARPS;
+    duty = 16;
     int k = i - 1 + a.depth;
     if (i > 0 && k < halves) {
       bar_wait(empty + freed * 8, fpar);
@@ -83,34 +80,30 @@ template <class F, int NT, int MT> DEV void solo(const ProductArgs& a, const Job
   };
   while (i < halves) {
     u32 st = ring + slot * SLOT;
-    clear<4 * MT * NT>((float*)c);
+    clear<4 * NT>((float*)c);
     early();
     bar_wait(full + slot * 8, par);
-    half_stages<F>(c, st + warp * (MT * F::H0), F::H0, Tiled{st + W1, 0}, job.table, lane, between);
+    half_stage<F, NT>(c, st + warp * F::H0, Tiled{st + W1, 0}, job.table, lane, between);
     finish();
     st = ring + slot * SLOT;
     early();
     bar_wait(full + slot * 8, par);
-    half_stages<F>(c, st + warp * (MT * F::H1), F::H1, Tiled{st + W1, 0}, job.table, lane, between);
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-      scale<F, NT>(acc[m], c[m], st + (warp * MT + m) * F::H1, Tiled{0, st + W1 + NT * A0}, lane);
+    half_stage<F, NT>(c, st + warp * F::H1, Tiled{st + W1, 0}, job.table, lane, between);
+    scale<F, NT>(acc, c, st + warp * F::H1, Tiled{0, st + W1 + NT * A0}, lane);
     finish();
     kb++;
     if (kb == a.kb || i == halves) {
-#pragma unroll
-      for (int m = 0; m < MT; m++)
-        store<NT>(part + (u64)b0 * a.n * rows + grp * 256 + m * 16, acc[m], n, rows, factor, lane);
-      clear<4 * MT * NT>((float*)acc);
+      store<NT>(part + (u64)b0 * a.n * rows + grp * 256, acc, n, rows, factor, lane);
+      clear<4 * NT>((float*)acc);
       b0 = 0; // whoever begins a group has its first piece
     }
     if (kb == a.kb) { kb = 0; grp++; }
   }
 }
-template <int SET, int NT, int MT = 1> DEV void solo(const ProductArgs& a) {
+template <int SET, int NT> DEV void solo(const ProductArgs& a) {
   int b = BID;
   Job job = find_job(a, b);
-  with_format<SET>(job.format, [&](auto f) __attribute__((always_inline)) { solo<decltype(f), NT, MT>(a, job, b); });
+  with_format<SET>(job.format, [&](auto f) __attribute__((always_inline)) { solo<decltype(f), NT>(a, job, b); });
 }
 #define SOLO(NAME, SET, NT) KERNEL(solo_##NAME##_##NT, ProductArgs, a, 512, 1) { solo<SET, NT>(a); }
 #define SOLOS(NAME, SET) \
@@ -121,9 +114,3 @@ template <int SET, int NT, int MT = 1> DEV void solo(const ProductArgs& a) {
 #define SOLOS_BETWEEN(NAME, SET) \
   SOLO(NAME, SET, 3) \
   SOLO(NAME, SET, 6)
-// Eight warps with two tiles each.
-#define DUO(NAME, SET, NT) KERNEL(duo_##NAME##_##NT, ProductArgs, a, 256, 1) { solo<SET, NT, 2>(a); }
-#define DUOS(NAME, SET) \
-  DUO(NAME, SET, 2) \
-  DUO(NAME, SET, 3) \
-  DUO(NAME, SET, 4)

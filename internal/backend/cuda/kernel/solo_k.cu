@@ -7,5 +7,4 @@
 #include "solo.h"
 SOLOS(k, K_QUANTS)
 SOLOS_BETWEEN(k, K_QUANTS)
-DUOS(k, K_QUANTS)
 #endif
