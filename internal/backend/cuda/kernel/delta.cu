@@ -152,7 +152,8 @@ template <int N> DEV void conv4(const ConvArgs& p) {
       const float *inputs = seg_inputs(s, d, p.layer), *read = seg_read(s, d, p.layer, 0);
       int code[4] = {r[1], r[2], r[3], r[4]};
       // Rows of the batch are the same for all segments, other sources are not.
-      bool again = code[0] == have[1] && code[1] == have[2] && code[2] == have[3] && !((code[0] | code[1] | code[2]) & 3);
+      bool again = code[0] == have[1] && code[1] == have[2] && code[2] == have[3] &&
+                   !((code[0] | code[1] | code[2]) & 3);
       float y[4 * N], sum = 0;
 #pragma unroll
       for (int i = 0; i < N; i++) {
@@ -303,10 +304,10 @@ struct DeltaArgs {
   DeltaShape d;
 };
 
-// A head is split over blocks of 32 values, which are independent of each other. Eight threads share two values that are
-// 16 apart: thread q has the keys 32i+4q to 32i+4q+3 of both for i < I in registers, so that what it reads of queries
-// and keys serves twice. Rows of the batch pass through shared memory, a tile ahead, and through registers, a row ahead:
-// a row depends on the one before, so there is nothing else to do while it waits for its own loads.
+// A head is split over blocks of 32 values, which are independent of each other. Eight threads share two values that
+// are 16 apart: thread q has the keys 32i+4q to 32i+4q+3 of both for i < I in registers, so that what it reads of
+// queries and keys serves twice. Rows of the batch pass through shared memory, a tile ahead, and through registers, a
+// row ahead: a row depends on the one before, so there is nothing else to do while it waits for its own loads.
 //
 // A row: d = beta*(v - g*(s.k)), out = g*(s.q) + d*(q.k), s = g*s + d*k. The output comes from the state before, so
 // both sums are made in one pass. Order of sums: four chains of I keys in a thread, added, then over the eight threads.

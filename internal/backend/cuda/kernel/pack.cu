@@ -5,9 +5,9 @@
 // also for sm_90
 #include "pack.h"
 
-// Calls fn for every row and 256 columns, in the order of rows, and before it `ahead` with the columns: what no kernel of
-// the step writes is loaded there, the first time before waiting, since it comes from memory and not from a cache. late:
-// the next kernel starts when the one before this is done, not beside it.
+// Calls fn for every row and 256 columns, in the order of rows, and before it `ahead` with the columns: what no kernel
+// of the step writes is loaded there, the first time before waiting, since it comes from memory and not from a cache.
+// late: the next kernel starts when the one before this is done, not beside it.
 template <class Ahead, class Fn> DEV void jobs(int late, int rows, int kbs, Ahead ahead, Fn fn) {
   if (!late) pdl_launch();
   int lane = TID & 31, job = BID * 2 + (TID >> 5), row = job / kbs, kb = job - row * kbs;
@@ -51,11 +51,12 @@ struct AddPackArgs {
   int dst_stride, rows, cols, late;
 };
 DEV bool add_fast(const AddPackArgs& p) {
-  return p.cols % 8 == 0 && in_aligned(p.x, 8) && (!p.y.p || in_aligned(p.y, 8)) && aligned16(p.dst) && p.dst_stride % 4 == 0 &&
-         aligned16(p.w);
+  return p.cols % 8 == 0 && in_aligned(p.x, 8) && (!p.y.p || in_aligned(p.y, 8)) && aligned16(p.dst) &&
+         p.dst_stride % 4 == 0 && aligned16(p.w);
 }
 template <class F>
-DEV void add_job(const AddPackArgs& p, float (&v)[8], const float (&w)[8], float& s, int kb, int row, int at, int lane) {
+DEV void add_job(const AddPackArgs& p, float (&v)[8], const float (&w)[8], float& s, int kb, int row, int at,
+                 int lane) {
   F::template take8<1>(v, p.x, row, at, p.cols);
   if (p.y.p) {
     float r[8];

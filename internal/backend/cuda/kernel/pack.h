@@ -81,8 +81,8 @@ DEV void pack_row(const Act& o, int kb, int row, const float (&v)[8], int lane) 
   }
 }
 
-// Eight columns from c on, a multiple of 8; zero beyond cols. A kernel is compiled for both: rows that are read by fours,
-// a multiple of 8 of them (Fast), and any rows (Any).
+// Eight columns from c on, a multiple of 8; zero beyond cols. A kernel is compiled for both: rows that are read by
+// fours and have a multiple of 8 columns (Fast), and any rows (Any).
 struct Fast {
   // BATCH pieces are loaded at a time.
   template <int BATCH> static DEV_M void take8(float (&v)[8], const In& s, int row, int c, int cols) {

@@ -61,7 +61,8 @@ DEV Job find_job(const ProductArgs& a, int& b) {
   return j;
 }
 
-// Asks for what this block's successor in the product after this one reads first, so that it is in the L2 cache by then.
+// Asks for what this block's successor in the product after this one reads first, so that it is in the L2 cache by
+// then.
 DEV void ask_ahead(const ProductArgs& a) {
 #ifdef HOPPER
   int b = BID, first = a.next[0].blocks;
@@ -77,7 +78,8 @@ DEV void ask_ahead(const ProductArgs& a) {
   int s = first_stage(b, stages, blocks), n = (first_stage(b + 1, stages, blocks) - s) * bytes;
   const int CHUNK = 16384; // of a request
   if (n > most) n = most;
-  for (int at = 0; at < n; at += CHUNK) prefetch_l2((const u8*)w0 + (u64)s * bytes + at, n - at < CHUNK ? n - at : CHUNK);
+  for (int at = 0; at < n; at += CHUNK)
+    prefetch_l2((const u8*)w0 + (u64)s * bytes + at, n - at < CHUNK ? n - at : CHUNK);
 #endif
 }
 

@@ -6,8 +6,8 @@
 // copies that complete on a barrier (full); warps report on another (empty) when they are done with a slot. Warps
 // take turns to refill the slot all have just left: in the middle of their next half (few tokens: fewer waits) or at
 // its start (many tokens: the compiler can mix the instructions of the whole half). Copies of weights start before
-// the kernel waits for the one before it (programmatic dependent launch). When a block has asked for its last weights it
-// asks for the first of the next product, so that memory is not idle while small kernels run.
+// the kernel waits for the one before it (programmatic dependent launch). When a block has asked for its last weights
+// it asks for the first of the next product, so that memory is not idle while small kernels run.
 template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, int bid) {
   const int W0 = STRIPS * F::H0, W1 = STRIPS * F::H1, SLOT = W1 + NT * A1;
   int warp = TID >> 5, lane = TID & 31, tok0 = BIDY * (8 * NT), n = a.n - tok0 < 8 * NT ? a.n - tok0 : 8 * NT;
