@@ -76,7 +76,7 @@ func (r *recurrence) pass(how string, x tokens, segs ...backend.DeltaSeg) []floa
 			segs[i].Row = segs[i-1].Row + segs[i-1].N
 		}
 	}
-	tables, err := r.pool.Tables(segs)
+	tables, err := r.pool.Tables(segs, 0)
 	r.must(err)
 	room := tables.Room()
 	b := make([]byte, room.Bytes())
@@ -428,19 +428,19 @@ func TestStatesMemory(t *testing.T) {
 		t.Error("a tape without memory")
 	}
 	d.FailAlloc = 0
-	if _, err := p.Tables([]backend.DeltaSeg{{N: 9, Slot: a}}); err == nil || !strings.Contains(err.Error(),
+	if _, err := p.Tables([]backend.DeltaSeg{{N: 9, Slot: a}}, 0); err == nil || !strings.Contains(err.Error(),
 		"room for 8") {
 		t.Errorf("more rows than the tape has: %v", err)
 	}
-	if _, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: a, Pending: 1}}); err == nil ||
+	if _, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: a, Pending: 1}}, 0); err == nil ||
 		!strings.Contains(err.Error(), "pending") {
 		t.Errorf("pending rows of no tape: %v", err)
 	}
-	if _, err := p.Tables([]backend.DeltaSeg{{N: 2, Slot: a, Parents: []int32{0, -1}}}); err == nil ||
+	if _, err := p.Tables([]backend.DeltaSeg{{N: 2, Slot: a, Parents: []int32{0, -1}}}, 0); err == nil ||
 		!strings.Contains(err.Error(), "parent") {
 		t.Errorf("a row that is its own parent: %v", err)
 	}
-	if _, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: 7}}); err == nil || !strings.Contains(err.Error(), "slot 7") {
+	if _, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: 7}}, 0); err == nil || !strings.Contains(err.Error(), "slot 7") {
 		t.Errorf("a slot nobody has: %v", err)
 	}
 	p.Free(a)
