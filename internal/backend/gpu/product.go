@@ -12,6 +12,7 @@ type Products struct {
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
 	Pair   bool // up to eight rows: kernels of which two fit a multiprocessor; one loads while the one before ends
+	Deep   bool // experts of few rows: rings as deep as others, so that launches do not overlap
 }
 
 // NewProducts returns the choices for a device.
