@@ -122,6 +122,7 @@ type expertArgs struct {
 	gated         [2]GatedRows
 	tables, sumsq Addr
 	jobs, format  [2]int32
+	halves        [2][2]int32
 	cost          [2]int32
 	rows, pairs   int32
 	div, most     int32
@@ -163,7 +164,7 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	x, nt := e.X, expertTiles(e.Pairs, first.Experts)
 	a := expertArgs{act: x.P, gated: e.Gated, tables: e.Tables, sumsq: x.Sums, rows: int32(x.Rows), pairs: int32(e.Pairs),
 		div: int32(e.Pairs / x.Rows), most: int32(expertItems(e.Pairs, first.Experts)), kb: int32(x.KB()), cols: int32(x.Cols),
-		gelu: asInt(e.GELU), early: asInt(e.Early), eps: x.Eps, mean: 1 / float32(x.Cols)}
+		gelu: asInt(e.GELU), eps: x.Eps, mean: 1 / float32(x.Cols)}
 	slot, ws := 0, []WeightLayout{}
 	for i, jobs := range e.Jobs {
 		bytes := 0
@@ -173,6 +174,7 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 			slot = max(slot, strips*max(tileHalves[j.Format][0], tileHalves[j.Format][1]))
 			ws = append(ws, j.WeightLayout)
 			a.format[i] = int32(j.Format)
+			a.halves[i] = [2]int32{int32(tileHalves[j.Format][0]), int32(tileHalves[j.Format][1])}
 		}
 		a.jobs[i], a.cost[i] = int32(len(jobs)), int32((bytes+1023)>>10)
 	}
@@ -189,7 +191,7 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 		front += x.KB() * 8 * actRow
 	}
 	if n := ExpertTableBytes(e.Pairs, first.Experts); n <= expertTables && front+n+2*slot <= p.Shared {
-		a.kept = int32(n)
+		a.kept, a.early = int32(n), asInt(e.Early) // others are read where they lie, past no cache
 		front += n
 	}
 	if nt == 1 {

@@ -7,6 +7,7 @@
 #define __shared__ __attribute__((shared))
 #define __constant__ __attribute__((constant))
 #define DEV static __device__ inline __attribute__((always_inline))
+#define OUTLINE static __device__ __attribute__((noinline, unused))
 #define DEV_M __device__ inline __attribute__((always_inline))
 #define TABLE static __constant__ const
 #define TID ((int)__nvvm_read_ptx_sreg_tid_x())

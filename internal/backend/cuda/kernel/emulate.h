@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define DEV static inline __attribute__((always_inline, unused))
+#define OUTLINE static __attribute__((noinline, unused))
 #define DEV_M inline __attribute__((always_inline))
 #define TABLE static const
 #define TID (emu_at.tid)

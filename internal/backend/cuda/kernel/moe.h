@@ -26,6 +26,8 @@ struct MoeArgs {
   const float* sumsq;     // [row][kb] sums of squares of x: results are divided by their root mean square (or null)
   int jobs, jobs2;        // of the experts (1 or 2), of the shared one (0 to 2)
   int format, format2;    // of all their matrices
+  int first, second;      // bytes of the halves of their tiles
+  int first2, second2;
   int cost, cost2;        // bytes of an item's matrices, in units of 1024
   int rows, pairs;
   int div;                // the row of activations of pair p is p/div
