@@ -2,9 +2,9 @@ package gpu
 
 import "strobe/internal/backend"
 
-// mixture is a layer of experts as models write it: optionally an expert that all rows share (gate and up, activation, down, and the gate
-// of its output), the router's product and choice, the experts' gate and up, activation and down. The fields are places in the list of
-// operations; those of an expert that is not there are -1.
+// mixture is a layer of experts as models write it: optionally an expert that all rows share (gate and up, activation,
+// down, and the gate of its output), the router's product and choice, the experts' gate and up, activation and down.
+// The fields are places in the list of operations; those of an expert that is not there are -1.
 type mixture struct {
 	shared, sharedAct, sharedDown, sharedGate int
 	router, route                             int
@@ -12,15 +12,15 @@ type mixture struct {
 	end                                       int
 }
 
-// mixtureRows is the number of rows up to which experts are few enough to choose in one block, and their products read so much more than
-// they compute that making activations twice costs nothing.
+// mixtureRows is the number of rows up to which experts are few enough to choose in one block, and their products read
+// so much more than they compute that making activations twice costs nothing.
 const mixtureRows = 64
 
 // after is the place behind a product's outputs.
 func (l *lowering) after(i int) int { return i + 1 + int(l.ops[i].n) }
 
-// match finds a mixture that begins at the product i, and fixes how its matrices are cut: whether it is then computed as one depends on the
-// number of rows, and a row's bits must not.
+// match finds a mixture that begins at the product i, and fixes how its matrices are cut: whether it is then computed
+// as one depends on the number of rows, and a row's bits must not.
 func (l *lowering) match(i int) (m mixture, ok bool) {
 	if !l.b.products.Bulk || l.at(i).kind != opMatMul {
 		return m, false
@@ -85,8 +85,8 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 	return m, true
 }
 
-// gatedFFN reports whether the products at i, the activation and the product at down are a feed-forward layer in tiles, whose activation the
-// kernel of the last can make.
+// gatedFFN reports whether the products at i, the activation and the product at down are a feed-forward layer in tiles,
+// whose activation the kernel of the last can make.
 func (l *lowering) gatedFFN(i, act, down int) bool {
 	g, d := l.at(act), l.at(down)
 	if g.kind != opGated || d.kind != opMatMul && d.kind != opExpertMatMul || d.n != 1 || d.a != g.dst {
@@ -215,7 +215,8 @@ func (l *lowering) cutExperts(experts int, ps []op) {
 	}
 }
 
-// expertJobs takes room for the pieces of products with rows. The blocks of a matrix that is no stack of experts are those of all groups.
+// expertJobs takes room for the pieces of products with rows. The blocks of a matrix that is no stack of experts are
+// those of all groups.
 func (l *lowering) expertJobs(mul, rows int) (jobs []ExpertJob, owner Addr) {
 	total := 0
 	for _, p := range l.products(mul) {
@@ -288,8 +289,8 @@ func (l *lowering) expertSum(i int) int {
 	return j + 1 - i
 }
 
-// read reports whether v is read after operation i, before anything of it is overwritten. What is there at the end of the step may be read
-// by the host.
+// read reports whether v is read after operation i, before anything of it is overwritten. What is there at the end of
+// the step may be read by the host.
 func (l *lowering) read(i int, v view) bool {
 	for j := i + 1; j < len(l.ops); j++ {
 		for r := range l.ops[j].reads {

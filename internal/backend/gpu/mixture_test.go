@@ -24,8 +24,8 @@ func (d *spy) Launch(l *gpu.Launch) {
 	d.Driver.Launch(l)
 }
 
-// layers is a small model of layers with experts on a device. Both layers have the same weights, and memory on the way: what the first leaves
-// behind is overwritten, and what the second does is not.
+// layers is a small model of layers with experts on a device. Both layers have the same weights, and memory on the way:
+// what the first leaves behind is overwritten, and what the second does is not.
 type layers struct {
 	t                                   *testing.T
 	b                                   *gpu.Backend
@@ -155,8 +155,8 @@ func (l *layers) run(rows []float32) (out, logits []float32) {
 	return out, logits
 }
 
-// TestMixture: layers of experts in few launches are those in many, and a row has the same bits in any batch, also in one so large that it
-// is done in many.
+// TestMixture: layers of experts in few launches are those in many, and a row has the same bits in any batch, also in
+// one so large that it is done in many.
 func TestMixture(t *testing.T) {
 	for _, gemma := range []bool{false, true} {
 		t.Run(fmt.Sprintf("gemma=%t", gemma), func(t *testing.T) {

@@ -27,9 +27,9 @@ var ffnShapes = []ffnShape{
 	{"26B-A4B", 2816, 704, 128, 8, 0, quant.Q8_0},
 }
 
-// TestMixtureTimes prints microseconds of layers of experts on a GPU: all launches from the router to the norm after the
-// sum, each of them alone, and the same layer with deep rings. Every layer has other rows, and so other experts, that are
-// not in the cache. It asserts nothing.
+// TestMixtureTimes prints microseconds of layers of experts on a GPU: all launches from the router to the norm after
+// the sum, each of them alone, and the same layer with deep rings. Every layer has other rows, and so other experts,
+// that are not in the cache. It asserts nothing.
 func TestMixtureTimes(t *testing.T) {
 	if !onDevice {
 		t.Skip("times need a GPU: set STROBE_CUDA=cuda")
