@@ -31,6 +31,9 @@ type Options struct {
 	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token embeddings lie with the
 	// first layer, the output matrix with the last.
 	Place func(layer int) int
+	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. What goes to and fro then is the
+	// experts' input, the choice among them and their sum.
+	Experts func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
 }
@@ -65,8 +68,9 @@ type Config struct {
 type Model struct {
 	Config
 	devices []backend.Backend
-	place   []int // device of each layer
-	out     int   // device of the output
+	place   []int               // device of each layer
+	experts func(layer int) int // device of each layer's experts; nil for the layer's
+	out     int                 // device of the output
 	arenas  []*nn.Arena
 	file    *gguf.File
 	mem     *cache.Memory
@@ -122,10 +126,11 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	}
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType(), Bound: opt.Bound}
-	m := &Model{devices: devices, file: f}
+	m := &Model{devices: devices, file: f, experts: opt.Experts}
 	for _, b := range devices {
 		m.arenas = append(m.arenas, nn.NewArena(b))
 	}
+	l.Arenas = m.arenas
 	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
@@ -140,10 +145,10 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		}
 	}
 	m.out = m.place[m.Layers-1]
-	l.On(m.place[0])
+	l.On(m.place[0], m.place[0])
 	m.embed = l.Matrix("token_embd.weight", m.Hidden, 0)
 	m.head = m.embed
-	l.On(m.out)
+	l.On(m.out, m.out)
 	if l.Has("output.weight") {
 		m.head = l.Matrix("output.weight", m.Hidden, 0)
 	} else if m.place[0] != m.out {
@@ -202,9 +207,13 @@ func (m *Model) readConfig(l *nn.Loader) error {
 	)
 }
 
-// block chooses the device of a layer and returns the prefix of its tensors.
+// block chooses the devices of a layer and returns the prefix of its tensors.
 func (m *Model) block(l *nn.Loader, i int) string {
-	l.On(m.place[i])
+	experts := m.place[i]
+	if m.experts != nil {
+		experts = m.experts(i)
+	}
+	l.On(m.place[i], experts)
 	return fmt.Sprintf("blk.%d.", i)
 }
 
@@ -426,9 +435,7 @@ func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) {
 	s.Step = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps)
 	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
 		if t.Buf != nil {
-			v := from.Read(*t)
-			*t = s.Rows(t.Cols)
-			s.Write(*t, v)
+			*t = s.Take(from, *t)
 		}
 	}
 	s.Begin()

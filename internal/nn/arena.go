@@ -70,14 +70,14 @@ func (a *Arena) grow(values int) error {
 	return err
 }
 
-// noRoom is how a pass that runs out of memory half-way leaves; Catch turns it into an error.
-type noRoom struct{ err error }
+// stopped is how a pass that runs out of memory, or finds a device gone, leaves half-way; Catch turns it into an error.
+type stopped struct{ err error }
 
-// Catch is deferred by whoever runs a pass: it turns running out of memory into an error.
+// Catch is deferred by whoever runs a pass: it turns what stops one half-way into an error.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
-	case noRoom:
+	case stopped:
 		*err = r.err
 	default:
 		panic(r)
@@ -91,7 +91,7 @@ func (a *Arena) New(rows, cols int) backend.Tensor {
 	for {
 		if a.at == len(a.chunks) {
 			if err := a.grow(n); err != nil {
-				panic(noRoom{err})
+				panic(stopped{err})
 			}
 		}
 		c := a.chunks[a.at]
@@ -117,7 +117,7 @@ func (a *Arena) Ints(n int) backend.Ints {
 	}
 	v, err := a.b.AllocInts(size)
 	if err != nil {
-		panic(noRoom{err})
+		panic(stopped{err})
 	}
 	if i == len(a.ints) {
 		a.ints = append(a.ints, nil)

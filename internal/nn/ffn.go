@@ -38,6 +38,7 @@ type MoE struct {
 	act          backend.Activation
 	used         int
 	weightsScale float32
+	away         *Arena // of the device that has the experts, if it is not that of the layer
 }
 
 // MoE binds the experts and the router of a layer.
@@ -46,6 +47,9 @@ func (l *Loader) MoE(prefix string, hidden, width, experts, used int, act backen
 		router: l.Matrix(prefix+"ffn_gate_inp.weight", hidden, experts),
 		Down:   l.Experts(prefix+"ffn_down_exps.weight", width, hidden, experts),
 		act:    act, used: used, weightsScale: 1,
+	}
+	if l.experts != l.device {
+		m.away = l.Arenas[l.experts]
 	}
 	if s := l.Float("expert_weights_scale", 0); s != 0 {
 		m.weightsScale = s
@@ -63,7 +67,15 @@ func (l *Loader) MoE(prefix string, hidden, width, experts, used int, act backen
 func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
 	ids, weights := s.NewInts(h.Rows*m.used), s.New(h.Rows, m.used)
 	s.Route(ids, weights, s.Multiply(in, m.router), m.used, m.weightsScale)
+	if m.away == nil {
+		return m.experts(s, h, weights, ids)
+	}
+	t, h, weights, ids := s.away(m.away, h, weights, ids)
+	return s.back(t, m.experts(t, h, weights, ids))
+}
 
+// experts returns the weighted sum of the experts of every row.
+func (m *MoE) experts(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
 	gate := s.New(h.Rows*m.used, m.Down.Cols())
 	if m.gateUp != nil {
 		both := s.New(gate.Rows, 2*gate.Cols)
