@@ -181,10 +181,8 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	}
 	m.Recurrent = len(l.Spec().Recurrent) > 0
 	m.weights = l.Bytes
-	for _, b := range devices {
-		if err := b.Sync(); err != nil {
-			return nil, fmt.Errorf("%s: %w", f.Path(), err)
-		}
+	if err := m.Sync(); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
 	return m, nil
 }
@@ -221,13 +219,13 @@ func (m *Model) block(l *nn.Loader, i int) string {
 func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
 
 // Sync waits for all devices and returns their first failure.
-func (m *Model) Sync() error {
+func (m *Model) Sync() (first error) {
 	for _, b := range m.devices {
-		if err := b.Sync(); err != nil {
-			return err
+		if err := b.Sync(); first == nil {
+			first = err
 		}
 	}
-	return nil
+	return first
 }
 
 // Memory returns the model's cache.
