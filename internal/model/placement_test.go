@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -105,6 +106,42 @@ func placementRun(t *testing.T, m *Model) (bits []uint32) {
 		}
 	}
 	return bits
+}
+
+// gone is a device that fails: what it was asked for is anything.
+type gone struct {
+	backend.Backend
+	err error
+}
+
+func (g *gone) Ints(v backend.Ints) []int32 {
+	if g.err != nil {
+		return slices.Repeat([]int32{1 << 20}, v.Len())
+	}
+	return g.Backend.Ints(v)
+}
+
+func (g *gone) Sync() error { return g.err }
+
+// TestLostBeforeExperts: nobody believes what a device that failed has chosen.
+func TestLostBeforeExperts(t *testing.T) {
+	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b, experts := cpu.New(cpu.Options{Threads: 1}), cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	defer experts.Close()
+	dev := &gone{Backend: b}
+	m, err := Open(f, dev, Options{Experts: func(int) int { return 1 }}, experts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev.err = errors.New("the device is gone")
+	if _, err := m.Forward([]Segment{{Seq: m.NewSeq(), Tokens: []int32{1, 2}}}); !errors.Is(err, dev.err) {
+		t.Errorf("error %v", err)
+	}
 }
 
 // TestBound: whoever shows progress is told of every weight.

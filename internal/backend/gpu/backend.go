@@ -12,22 +12,25 @@ import (
 // Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays those it
 // recorded for an equal list.
 type Backend struct {
-	d         Driver
-	props     Props
-	kernel    map[string]Kernel
-	products  *Products
-	small     *Small
-	floats    *Floats
-	writer    *KVWriter
-	attn      map[attentionKey]*Attention
-	err       error // first failure of the host's side since the last Sync
-	step      step
-	steps     []*recorded
-	turn      int // counts steps, to forget the recordings used least recently
-	spare     scratch
-	blockAddr Addr                   // what changes from step to step, on the device
-	blockHost []byte                 // and here
-	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
+	d        Driver
+	props    Props
+	kernel   map[string]Kernel
+	products *Products
+	small    *Small
+	floats   *Floats
+	writer   *KVWriter
+	attn     map[attentionKey]*Attention
+	err      error // first failure of the host's side since the last Sync
+	step     step
+	steps    []*recorded
+	turn     int // counts steps, to forget the recordings used least recently
+	spare    scratch
+	// The pass whose recurrent layers came last, told by its segments, and their tables.
+	passSegs   *backend.DeltaSeg
+	passTables *DeltaTables
+	blockAddr  Addr                   // what changes from step to step, on the device
+	blockHost  []byte                 // and here
+	profile    map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 
 var _ backend.Backend = (*Backend)(nil)
