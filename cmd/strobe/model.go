@@ -26,6 +26,7 @@ type modelFlags struct {
 	gpuLayers      string
 	cpuExperts     string
 	draftDevice    string
+	draftGPULayers string
 	kv             string
 	ctx            int
 	draft          string
@@ -47,6 +48,8 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.StringVar(&m.gpuLayers, "gpu-layers", "auto", "layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",
 		"whose experts the processor keeps: auto (of as few layers as it takes to fit), all, or those of the first N layers")
+	f.StringVar(&m.draftGPULayers, "draft-gpu-layers", "auto",
+		"layers of a DFlash drafter on its GPU, the others run on the processor: auto (all) or a number")
 	f.StringVar(&m.draftDevice, "draft-device", "auto", "what runs the drafter: auto (where the model's output is), cpu, cuda or cuda:N")
 	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
@@ -102,6 +105,9 @@ func (m *modelFlags) options() (engine.Options, error) {
 	var ok bool
 	if opt.GPULayers, ok = layerCount(m.gpuLayers); !ok {
 		return opt, usagef("--gpu-layers %q: want auto or a number", m.gpuLayers)
+	}
+	if opt.DraftGPULayers, ok = layerCount(m.draftGPULayers); !ok {
+		return opt, usagef("--draft-gpu-layers %q: want auto or a number", m.draftGPULayers)
 	}
 	if m.cpuExperts == "all" {
 		opt.CPUExperts = engine.AllExperts

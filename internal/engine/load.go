@@ -63,6 +63,9 @@ type Options struct {
 	CPUExperts int
 	// DraftDevice runs the drafter; "" and "auto" mean the one that has the target's output.
 	DraftDevice string
+	// DraftGPULayers is how many of a DFlash drafter's layers that one runs, if it is a GPU, the last ones; the processor runs the others.
+	// 0 means all, negative none.
+	DraftGPULayers int
 	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes.
 	Say func(line string)
 	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
@@ -248,12 +251,19 @@ func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
 	if err != nil {
 		return err
 	}
+	var beside backend.Backend
+	if opt.DraftGPULayers > 0 {
+		if beside, err = m.device("cpu", opt); err != nil {
+			return err
+		}
+	}
 	if f != nil {
 		m.DrafterPath = f.Path()
 		if mtp.Supported(f) {
 			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KVF32: f32, Device: b})
 		} else {
-			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KVF32: f32, Device: b})
+			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KVF32: f32, Device: b,
+				Beside: beside, Layers: opt.DraftGPULayers})
 		}
 		if err == nil {
 			err = sameVocabulary(src)

@@ -169,6 +169,9 @@ func fileBytes(b backend.Backend, f *gguf.File) (sum int) {
 // drafterDevice opens the device that the options want the drafter on, nil for the target's, and sees that there is room.
 func (m *Model) drafterDevice(src Source, opt Options) (backend.Backend, error) {
 	names := device.Names(opt.DraftDevice)
+	if opt.DraftGPULayers < 0 {
+		names = []string{"cpu"}
+	}
 	if names == nil {
 		return nil, nil
 	}

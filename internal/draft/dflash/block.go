@@ -88,7 +88,7 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	for i, r := range reqs {
 		segs[i] = cache.Segment{Seq: r.Seq.(*cache.Seq), Rows: d.slots(r), Block: d.bothWays(rule == 1)}
 	}
-	if err := d.arena.Begin(len(ids)); err != nil {
+	if err := d.begin(len(ids)); err != nil {
 		return nil, err
 	}
 	batch, err := d.mem.Begin(segs)
@@ -99,7 +99,7 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 		d.widen(batch, segs)
 	}
 	defer nn.Catch(&err)
-	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
+	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
 	s.Begin()
 	s.Angles(d.rope)
 	index := d.index(s, starts)
@@ -107,6 +107,11 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	s.Embed(x, d.embed, s.Ints32(ids), d.embScale)
 	at := s.Mark()
 	for i := range d.layers {
+		if i > 0 && d.place[i] != d.place[i-1] {
+			s, x = d.next(s, batch, d.place[i], x)
+			index = d.index(s, starts)
+			at = s.Mark()
+		}
 		y := &d.layers[i]
 		in, taps := d.convIn(s, y.attnConv, s.Norm(x, y.norm), index)
 		kv := y.projections()
@@ -145,12 +150,13 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 // widen lets every row of a block see the same context in sliding layers: the window before the
 // block, not the window before the row.
 func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
+	plans := make([]int, len(d.devices)) // seen of each device
 	for g := range d.mem.Groups() {
-		w := d.mem.Window(g)
-		if w == 0 {
+		w, dev := d.mem.Window(g), d.mem.Device(g)
+		p := &batch.Plans[dev].KV[plans[dev]]
+		if plans[dev]++; w == 0 {
 			continue
 		}
-		p := &batch.Plans[0].KV[g]
 		for r := range p.Lo {
 			p.Lo[r] = int32(max(0, segs[p.Seg[r]].Seq.Len()-w))
 		}
