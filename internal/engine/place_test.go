@@ -15,6 +15,7 @@ import (
 	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/speculate"
 	"strobe/internal/testkit"
 )
 
@@ -215,5 +216,40 @@ func TestTooLarge(t *testing.T) {
 		if err == nil || !regexp.MustCompile(c.want).MatchString(err.Error()) {
 			t.Errorf("%+v: error %v", c, err)
 		}
+	}
+}
+
+// TestMTPElsewhere: a block for multi-token prediction on another device guesses the same; an assistant, which reads the target's keys,
+// stays with them.
+func TestMTPElsewhere(t *testing.T) {
+	req := Request{Tokens: randomPrompt(3, 30), MaxTokens: 12, IgnoreEOG: true, Spec: speculate.Options{Draft: "mtp", Fixed: true}}
+	for _, name := range []string{"qwen35moe", "alone"} {
+		target, drafter := mtpPairs[name](t)
+		var want Event
+		for i, at := range []string{"", "cuda:0"} {
+			open, names := machine(1 << 30)
+			m, err := Load(target, Options{Device: "cpu", Drafter: drafter, MTP: true, DraftDevice: at, open: open})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := generate(t, startModel(t, m, Config{Parallel: 1}), req)
+			if len(*names) != i+1 {
+				t.Errorf("%s: opened %s", name, *names)
+			}
+			if i == 0 {
+				want = got
+			}
+			if a, b := got.Result.Stats, want.Result.Stats; !slices.Equal(ids(got.Tokens), ids(want.Tokens)) || a.Guessed == 0 ||
+				a.Guessed != b.Guessed || a.Accepted != b.Accepted || a.DraftErr != nil {
+				t.Errorf("%s: %d of %d guesses accepted, want %d of %d (error %v)", name, a.Accepted, a.Guessed, b.Accepted, b.Guessed,
+					a.DraftErr)
+			}
+		}
+	}
+	target, drafter := mtpPairs["gemma4"](t)
+	open, _ := machine(1 << 30)
+	_, err := Load(target, Options{Device: "cpu", Drafter: drafter, DraftDevice: "cuda", open: open})
+	if err == nil || !strings.Contains(err.Error(), "which lie on another device") {
+		t.Errorf("an assistant apart from its target: error %v", err)
 	}
 }
