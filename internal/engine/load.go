@@ -6,7 +6,8 @@
 //	m, err := engine.Load("model.gguf", engine.Options{})
 //	e := engine.New(m, engine.Config{})
 //	defer e.Close(ctx)
-//	g, err := e.Submit(ctx, engine.Request{Tokens: m.Tokenizer.Encode("Hello", tokenizer.EncodeOptions{AddSpecial: true})})
+//	ids := m.Tokenizer.Encode("Hello", tokenizer.EncodeOptions{AddSpecial: true})
+//	g, err := e.Submit(ctx, engine.Request{Tokens: ids})
 //	for {
 //		ev, err := g.Next(ctx) // text as it comes; ev.Result is set in the last event
 //	}
@@ -339,7 +340,8 @@ func sameVocabulary(src Source) error {
 		return err
 	}
 	if !slices.Equal(d, t) {
-		return fmt.Errorf("%s: its vocabulary is not that of %s: the drafter was made for another target", src.Drafter.Path(), src.Target.Path())
+		return fmt.Errorf("%s: its vocabulary is not that of %s: the drafter was made for another target", src.Drafter.Path(),
+			src.Target.Path())
 	}
 	return nil
 }

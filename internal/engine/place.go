@@ -12,7 +12,8 @@ import (
 	"strobe/internal/model"
 )
 
-// reserve is the memory a GPU keeps free for what the weights of a model do not say: sequences, activations, the drafter's cache.
+// reserve is the memory a GPU keeps free for what the weights of a model do not say: sequences, activations, the
+// drafter's cache.
 const reserve = 1 << 30
 
 // AllExperts, as Options.CPUExperts, leaves the experts of all layers to the processor.
@@ -343,8 +344,8 @@ func (n need) tooLarge(room []int, gpus []backend.Backend, opt Options) string {
 	return fmt.Sprintf("%s; --gpu-layers %d would fit", s, fit.layers)
 }
 
-// Chunk is how many prompt tokens should run in one pass when nobody else waits: enough to use the device well, few enough to show
-// progress and to stop soon.
+// Chunk is how many prompt tokens should run in one pass when nobody else waits: enough to use the device well, few
+// enough to show progress and to stop soon.
 func (m *Model) Chunk() int {
 	if _, ok := m.Backend().(interface{ Memory() (free, total int) }); ok {
 		return model.MaxRows // a GPU has room for all of them at once
