@@ -66,7 +66,7 @@ const (
 type Options struct {
 	Drafter    string // file of the drafter; "" looks beside the model, "none" uses none
 	Threads    int    // CPU threads; 0 means all cores
-	Device     string // what runs the model: cpu, cuda:0 or several GPUs with commas between; "" takes GPUs that have room, or the processor
+	Device     string // cpu, cuda:0, or several GPUs: cuda:0,cuda:1; "" takes GPUs that have room, or the processor
 	KV         string // type of cached keys and values: f16 (""), f32 or q8_0
 	Context    int    // most tokens of a prompt with its answer; 0 means what the model was trained for
 	Parallel   int    // answers that run together, others wait; 0 means 4

@@ -44,13 +44,15 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.device, "device", "auto",
-		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, or several GPUs: cuda:0,cuda:1")
-	f.StringVar(&m.gpuLayers, "gpu-layers", "auto", "layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
+		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1")
+	f.StringVar(&m.gpuLayers, "gpu-layers", "auto",
+		"layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",
 		"whose experts the processor keeps: auto (of as few layers as it takes to fit), all, or those of the first N layers")
 	f.StringVar(&m.draftGPULayers, "draft-gpu-layers", "auto",
 		"layers of a DFlash drafter on its GPU, the others run on the processor: auto (all) or a number")
-	f.StringVar(&m.draftDevice, "draft-device", "auto", "what runs the drafter: auto (where the model's output is), cpu, cuda or cuda:N")
+	f.StringVar(&m.draftDevice, "draft-device", "auto",
+		"what runs the drafter: auto (where the model's output is), cpu, cuda or cuda:N")
 	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
 	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
@@ -91,7 +93,8 @@ func (m *modelFlags) load() (*engine.Model, error) {
 // options is how the flags want a model to be loaded.
 func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{
-		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, KV: m.kv, Drafter: m.drafter, MTP: m.mtp || m.draft == "mtp",
+		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, KV: m.kv, Drafter: m.drafter,
+		MTP: m.mtp || m.draft == "mtp",
 	}
 	if err := device.Check(m.device); err != nil {
 		return opt, usageError{err}

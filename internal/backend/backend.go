@@ -234,11 +234,11 @@ type Backend interface {
 	Read(t Tensor) []float32 // waits for the device; valid until the next operation on t
 	Write(t Tensor, v []float32)
 
-	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when
-	// they come again: it compares what it is asked with what it recorded. The plan may be nil for operations that need none;
-	// it must not change until EndStep returns. A pass may take several steps, with the same plan in each; the next pass has
-	// a plan of its own. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step nothing is freed, read or written by
-	// the host (SetInts excepted), and no page or slot of a pool is copied or moved.
+	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when they come again: it
+	// compares what it is asked with what it recorded. The plan may be nil for operations that need none; it must not
+	// change until EndStep returns. A pass may take several steps, with the same plan in each; the next pass has a plan of
+	// its own. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step nothing is freed,
+	// read or written by the host (SetInts excepted), and no page or slot of a pool is copied or moved.
 	BeginStep(p *Plan)
 	EndStep()
 

@@ -57,7 +57,7 @@ func Check(names string) error {
 			return err
 		}
 		if len(list) > 1 && kind != "cuda" {
-			return fmt.Errorf("device %q: only GPUs can share a model by name; the processor takes what they have no room for", names)
+			return fmt.Errorf("device %q: only GPUs share a model; the processor gets what they have no room for", names)
 		}
 	}
 	return nil

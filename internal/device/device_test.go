@@ -13,8 +13,8 @@ func TestNames(t *testing.T) {
 		"cuda:x":        `device "cuda:x": want a number after cuda:`,
 		"cuda:-1":       `device "cuda:-1": want a number after cuda:`,
 		"cuda:0,cuda:1": "",
-		"cuda,cpu":      `device "cuda,cpu": only GPUs can share a model by name; the processor takes what they have no room for`,
-		"cuda:0,":       `device "cuda:0,": only GPUs can share a model by name; the processor takes what they have no room for`,
+		"cuda,cpu":      `device "cuda,cpu": only GPUs share a model; the processor gets what they have no room for`,
+		"cuda:0,":       `device "cuda:0,": only GPUs share a model; the processor gets what they have no room for`,
 		"vulkan":        `device "vulkan": want auto, cpu, cuda or cuda:N`,
 	} {
 		got := ""
@@ -30,7 +30,8 @@ func TestNames(t *testing.T) {
 // TestSeveral: names are taken apart as Open takes them.
 func TestSeveral(t *testing.T) {
 	for names, want := range map[string]string{
-		"": "[]", "auto": "[]", "cpu": "[cpu]", "cuda": "[cuda:0]", "cuda:2": "[cuda:2]", "cuda:1,cuda,cuda:1": "[cuda:1 cuda:0 cuda:1]",
+		"": "[]", "auto": "[]", "cpu": "[cpu]", "cuda": "[cuda:0]", "cuda:2": "[cuda:2]",
+		"cuda:1,cuda,cuda:1": "[cuda:1 cuda:0 cuda:1]",
 	} {
 		if got := fmt.Sprint(Names(names)); got != want {
 			t.Errorf("%q: %s, want %s", names, got, want)
@@ -38,7 +39,8 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
-// TestOpen: the processor is always there, and last in the list; a GPU that is not there is an error only if it was asked for.
+// TestOpen: the processor is always there, and last in the list; a GPU that is not there is an error only if it was
+// asked for.
 func TestOpen(t *testing.T) {
 	b, err := Open("cpu", Options{Threads: 1})
 	if err != nil {

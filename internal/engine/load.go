@@ -54,18 +54,19 @@ import (
 // that lies beside the target.
 type Options struct {
 	Threads int
-	// Device runs the model: "cpu", "cuda", "cuda:N", or several GPUs with commas between, which share the layers. "" and "auto" mean the
-	// first GPUs that have room for it, with the help of the processor, or the processor alone.
+	// Device runs the model: "cpu", "cuda", "cuda:N", or several GPUs with commas between, which share the layers. "" and
+	// "auto" mean the first GPUs that have room for it, with the help of the processor, or the processor alone.
 	Device string
-	// GPULayers is how many layers GPUs get, the last ones; the processor runs the others. 0 means as many as fit, negative none.
+	// GPULayers is how many layers GPUs get, the last ones; the processor runs the others. 0 means as many as fit,
+	// negative none.
 	GPULayers int
-	// CPUExperts is of how many layers, the first ones, the processor keeps the experts. 0 means as many as it takes for the other parts
-	// of layers to fit, negative none.
+	// CPUExperts is of how many layers, the first ones, the processor keeps the experts. 0 means as many as it takes for
+	// the other parts of layers to fit, negative none.
 	CPUExperts int
 	// DraftDevice runs the drafter; "" and "auto" mean the one that has the target's output.
 	DraftDevice string
-	// DraftGPULayers is how many of a DFlash drafter's layers that one runs, if it is a GPU, the last ones; the processor runs the others.
-	// 0 means all, negative none.
+	// DraftGPULayers is how many of a DFlash drafter's layers that one runs, if it is a GPU, the last ones; the processor
+	// runs the others. 0 means all, negative none.
 	DraftGPULayers int
 	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes.
 	Say func(line string)

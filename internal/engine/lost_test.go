@@ -10,7 +10,8 @@ import (
 	"strobe/internal/device"
 )
 
-// dying is a device that fails for good after so many passes, as a GPU does: operations go on as if nothing had happened.
+// dying is a device that fails for good after so many passes, as a GPU does: operations go on as if nothing had
+// happened.
 type dying struct {
 	backend.Backend
 	passes int
@@ -25,8 +26,8 @@ func (d *dying) Sync() error {
 	return d.Backend.Sync()
 }
 
-// TestDeviceLost: a device that fails ends the requests that run and those that wait with its error, and the engine with them; a pool
-// opens the device anew for the next request. What fails once costs no more than those concerned.
+// TestDeviceLost: a device that fails ends the requests that run and those that wait with its error, and the engine
+// with them; a pool opens the device anew for the next request. What fails once costs no more than those concerned.
 func TestDeviceLost(t *testing.T) {
 	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen35"), Engine: Config{Parallel: 1}})
 	opens := 0

@@ -167,7 +167,8 @@ func fileBytes(b backend.Backend, f *gguf.File) (sum int) {
 	return sum
 }
 
-// drafterDevice opens the device that the options want the drafter on, nil for the target's, and sees that there is room.
+// drafterDevice opens the device that the options want the drafter on, nil for the target's, and sees that there is
+// room.
 func (m *Model) drafterDevice(src Source, opt Options) (backend.Backend, error) {
 	names := device.Names(opt.DraftDevice)
 	if opt.DraftGPULayers < 0 {
@@ -201,15 +202,15 @@ func weightBytes(b backend.Backend, t *gguf.Tensor) int {
 	return b.WeightBytes(m)
 }
 
-// division says what GPUs get: the last layers, without the experts of the model's first ones. The processor has the others, as a device
-// after the GPUs.
+// division says what GPUs get: the last layers, without the experts of the model's first ones. The processor has the
+// others, as a device after the GPUs.
 type division struct {
 	layers, experts int   // layers on GPUs; first layers whose experts are not
 	place           []int // device of each layer
 }
 
-// divide finds the division that leaves least to the processor, of those that the options allow; none has 0 layers. Experts
-// go before layers: they are most of a model's bytes, and of each only those are read that a token needs.
+// divide finds the division that leaves least to the processor, of those that the options allow; none has 0 layers.
+// Experts go before layers: they are most of a model's bytes, and of each only those are read that a token needs.
 func (n need) divide(room []int, opt Options) division {
 	all := len(n.dense)
 	most, least := all, 1
@@ -299,8 +300,8 @@ func (n need) say(d division, room []int, gpus []backend.Backend) string {
 				layers++
 			}
 		}
-		parts = append(parts, fmt.Sprintf("%s: %d of %d layers, %s of weights, %s free", b.Name(), layers, len(n.dense), Bytes(on[i]),
-			Bytes(room[i]+reserve)))
+		parts = append(parts, fmt.Sprintf("%s: %d of %d layers, %s of weights, %s free", b.Name(), layers, len(n.dense),
+			Bytes(on[i]), Bytes(room[i]+reserve)))
 	}
 	var rest []string
 	if k := len(n.dense) - d.layers; k > 0 {

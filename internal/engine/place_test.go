@@ -58,7 +58,8 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// TestDivide: experts leave a GPU before layers do, several GPUs are filled alike, and what the options say is done or refused.
+// TestDivide: experts leave a GPU before layers do, several GPUs are filled alike, and what the options say is done or
+// refused.
 func TestDivide(t *testing.T) {
 	n := need{dense: []int{10, 10, 10, 10}, experts: []int{100, 100, 100, 100}, rest: 20} // 460 in all
 	for _, c := range []struct {
@@ -102,7 +103,8 @@ type roomy struct {
 func (r *roomy) Memory() (free, total int) { return r.free, r.free }
 func (r *roomy) Name() string              { return r.name }
 
-// machine opens devices of a machine whose GPUs have so much memory beyond what is kept free, and counts who was opened.
+// machine opens devices of a machine whose GPUs have so much memory beyond what is kept free, and counts who was
+// opened.
 func machine(room ...int) (open func(string, device.Options) (backend.Backend, error), names *[]string) {
 	names = &[]string{}
 	return func(name string, _ device.Options) (backend.Backend, error) {
@@ -121,7 +123,8 @@ func machine(room ...int) (open func(string, device.Options) (backend.Backend, e
 	}, names
 }
 
-// TestPlaced: whatever lies where, target or drafter, an answer is the same, and so are the guesses. What lies where is said before.
+// TestPlaced: whatever lies where, target or drafter, an answer is the same, and so are the guesses. What lies where is
+// said before.
 func TestPlaced(t *testing.T) {
 	const name = "qwen35moe"
 	req := Request{Tokens: randomPrompt(3, 40), MaxTokens: 12, IgnoreEOG: true, Spec: fixed}
@@ -154,7 +157,8 @@ func TestPlaced(t *testing.T) {
 			"processor: the experts of the first 1 layers, which saves " + Bytes(first)},
 		{"room but for experts", "cuda", "cpu", []int{dense}, "cuda:0 cpu",
 			fmt.Sprintf("the experts of the first %d layers, which saves %s", layers, Bytes(experts))},
-		{"room for some layers", "cuda:0", "cpu", []int{dense - 1}, "cuda:0 cpu", "processor: the first 1 layers and the experts"},
+		{"room for some layers", "cuda:0", "cpu", []int{dense - 1}, "cuda:0 cpu",
+			"processor: the first 1 layers and the experts"},
 		{"two GPUs", "cuda:1,cuda:0", "cuda:1", []int{dense + experts, dense + experts}, "cuda:1 cuda:0", "GPU 0: "},
 		{"one GPU twice", "cuda:0,cuda:0", "cuda:0", []int{reserve + 3*(dense+experts)}, "cuda:0 cuda:0", "GPU 0: "},
 		{"a second GPU where one is too small", "auto", "cuda:1", []int{dense, dense + experts}, "cuda:0 cuda:1", "GPU 1: "},
@@ -162,8 +166,8 @@ func TestPlaced(t *testing.T) {
 	} {
 		open, names := machine(c.room...)
 		said := ""
-		m, err := Load(testkit.Golden(t, name+"/model.gguf"), Options{Threads: 1, Drafter: drafter, Causal: dflash.CausalOff, Device: c.device,
-			DraftDevice: c.draft, open: open, Say: func(s string) { said += s }})
+		m, err := Load(testkit.Golden(t, name+"/model.gguf"), Options{Threads: 1, Drafter: drafter,
+			Causal: dflash.CausalOff, Device: c.device, DraftDevice: c.draft, open: open, Say: func(s string) { said += s }})
 		if err != nil {
 			t.Errorf("%s: %v", c.what, err)
 			continue
@@ -188,9 +192,10 @@ func TestPlaced(t *testing.T) {
 		if !slices.Equal(ids(got.Tokens), ids(want.Tokens)) {
 			t.Errorf("%s: another text", c.what)
 		}
-		if a, b := got.Result.Stats, want.Result.Stats; a.Accepted != b.Accepted || a.Guessed != b.Guessed || a.DraftErr != nil {
-			t.Errorf("%s: %d of %d guesses accepted, want %d of %d (error %v)", c.what, a.Accepted, a.Guessed, b.Accepted, b.Guessed,
-				a.DraftErr)
+		a, b := got.Result.Stats, want.Result.Stats
+		if a.Accepted != b.Accepted || a.Guessed != b.Guessed || a.DraftErr != nil {
+			t.Errorf("%s: %d of %d guesses accepted, want %d of %d (error %v)", c.what, a.Accepted, a.Guessed,
+				b.Accepted, b.Guessed, a.DraftErr)
 		}
 	}
 }
@@ -211,18 +216,19 @@ func TestTooLarge(t *testing.T) {
 		{"qwen3", "cpu", 0, 0, "cuda:0", -reserve, "dflash-qwen3.* needs .* on GPU 0, which has 0 B free"},
 	} {
 		open, _ := machine(c.room)
-		_, err := Load(testkit.Golden(t, c.name+"/model.gguf"), Options{Device: c.device, GPULayers: c.layers, CPUExperts: c.experts,
-			Drafter: testkit.Golden(t, "dflash-"+c.name+"/model.gguf"), DraftDevice: cmp.Or(c.draft, "cpu"), open: open})
+		_, err := Load(testkit.Golden(t, c.name+"/model.gguf"), Options{Device: c.device, GPULayers: c.layers,
+			CPUExperts: c.experts, Drafter: testkit.Golden(t, "dflash-"+c.name+"/model.gguf"), DraftDevice: cmp.Or(c.draft, "cpu"), open: open})
 		if err == nil || !regexp.MustCompile(c.want).MatchString(err.Error()) {
 			t.Errorf("%+v: error %v", c, err)
 		}
 	}
 }
 
-// TestMTPElsewhere: a block for multi-token prediction on another device guesses the same; an assistant, which reads the target's keys,
-// stays with them.
+// TestMTPElsewhere: a block for multi-token prediction on another device guesses the same; an assistant, which reads
+// the target's keys, stays with them.
 func TestMTPElsewhere(t *testing.T) {
-	req := Request{Tokens: randomPrompt(3, 30), MaxTokens: 12, IgnoreEOG: true, Spec: speculate.Options{Draft: "mtp", Fixed: true}}
+	req := Request{Tokens: randomPrompt(3, 30), MaxTokens: 12, IgnoreEOG: true,
+		Spec: speculate.Options{Draft: "mtp", Fixed: true}}
 	for _, name := range []string{"qwen35moe", "alone"} {
 		target, drafter := mtpPairs[name](t)
 		var want Event
@@ -241,8 +247,8 @@ func TestMTPElsewhere(t *testing.T) {
 			}
 			if a, b := got.Result.Stats, want.Result.Stats; !slices.Equal(ids(got.Tokens), ids(want.Tokens)) || a.Guessed == 0 ||
 				a.Guessed != b.Guessed || a.Accepted != b.Accepted || a.DraftErr != nil {
-				t.Errorf("%s: %d of %d guesses accepted, want %d of %d (error %v)", name, a.Accepted, a.Guessed, b.Accepted, b.Guessed,
-					a.DraftErr)
+				t.Errorf("%s: %d of %d guesses accepted, want %d of %d (error %v)", name, a.Accepted, a.Guessed,
+					b.Accepted, b.Guessed, a.DraftErr)
 			}
 		}
 	}

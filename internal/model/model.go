@@ -31,8 +31,8 @@ type Options struct {
 	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token
 	// embeddings lie with the first layer, the output matrix with the last.
 	Place func(layer int) int
-	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. What goes to and fro then is the
-	// experts' input, the choice among them and their sum.
+	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. What goes to and
+	// fro then is the experts' input, the choice among them and their sum.
 	Experts func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)

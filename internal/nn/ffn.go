@@ -70,8 +70,27 @@ func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
 	if m.away == nil {
 		return m.experts(s, h, weights, ids)
 	}
-	t, h, weights, ids := s.away(m.away, h, weights, ids)
-	return s.back(t, m.experts(t, h, weights, ids))
+	return m.elsewhere(s, h, weights, ids)
+}
+
+// elsewhere interrupts the step for the experts on their own device.
+func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
+	s.EndStep()
+	if err := m.away.Begin(s.N); err != nil {
+		panic(stopped{err})
+	}
+	t := &Step{Backend: m.away.b, N: s.N, Eps: s.Eps, arena: m.away}
+	h, weights = t.Take(s, h), t.Take(s, weights)
+	chosen := s.Backend.Ints(ids)[:weights.Rows*weights.Cols]
+	if err := s.Sync(); err != nil { // what a device that failed has chosen may be anything
+		panic(stopped{err})
+	}
+	t.BeginStep(nil)
+	sum := m.experts(t, h, weights, t.Ints32(chosen))
+	t.EndStep()
+	sum = s.Take(t, sum)
+	s.BeginStep(&s.batch.Plans[s.device])
+	return sum
 }
 
 // experts returns the weighted sum of the experts of every row.

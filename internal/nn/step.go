@@ -44,31 +44,6 @@ func (s *Step) Take(from *Step, x backend.Tensor) backend.Tensor {
 	return y
 }
 
-// away interrupts the step for operations on another device that need no cache, and begins them there: with the rows h, the experts chosen
-// for them and their weights.
-func (s *Step) away(a *Arena, h, weights backend.Tensor, ids backend.Ints) (*Step, backend.Tensor, backend.Tensor, backend.Ints) {
-	s.EndStep()
-	if err := a.Begin(s.N); err != nil {
-		panic(stopped{err})
-	}
-	t := &Step{Backend: a.b, N: s.N, Eps: s.Eps, arena: a}
-	h, weights = t.Take(s, h), t.Take(s, weights)
-	chosen := s.Backend.Ints(ids)[:weights.Rows*weights.Cols]
-	if err := s.Sync(); err != nil { // what a device that failed has chosen may be anything
-		panic(stopped{err})
-	}
-	t.BeginStep(nil)
-	return t, h, weights, t.Ints32(chosen)
-}
-
-// back ends the operations of t and goes on with those of s, with x.
-func (s *Step) back(t *Step, x backend.Tensor) backend.Tensor {
-	t.EndStep()
-	x = s.Take(t, x)
-	s.BeginStep(&s.batch.Plans[s.device])
-	return x
-}
-
 // Ints32 hands integers to the device.
 func (s *Step) Ints32(v []int32) backend.Ints {
 	t := s.arena.Ints(len(v))

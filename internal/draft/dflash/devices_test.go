@@ -31,7 +31,8 @@ func TestDevices(t *testing.T) {
 		seq := m.NewSeq()
 		var features []float32
 		rows := 0
-		for _, tokens := range [][]int32{slices.Repeat([]int32{3, 9, 27, 81}, d.block), {5, 6}} { // longer than a block, and shorter
+		// Longer than a block, and shorter.
+		for _, tokens := range [][]int32{slices.Repeat([]int32{3, 9, 27, 81}, d.block), {5, 6}} {
 			out, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Prompt: true}})
 			if err != nil {
 				t.Fatal(err)
