@@ -46,6 +46,7 @@ import (
 	"strobe/internal/model"
 	"strobe/internal/platform"
 	"strobe/internal/quant"
+	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/tokenizer"
 )
@@ -91,7 +92,8 @@ type Model struct {
 	MTP       *mtp.Drafter    // nil for none
 	Tokenizer *tokenizer.Tokenizer
 	Runner    *speculate.Runner
-	Template  string // chat template, "" for none
+	Template  string          // chat template, "" for none
+	Sampling  sample.Defaults // what its makers recommend
 
 	Path, DrafterPath string
 	names             []string // of the devices, as they were opened
@@ -237,8 +239,11 @@ func (m *Model) load(src Source, opt Options) error {
 		}
 	}
 	if m.Template = opt.Template; m.Template == "" {
-		m.Template, _, err = src.Target.String("tokenizer.chat_template")
+		if m.Template, _, err = src.Target.String("tokenizer.chat_template"); err != nil {
+			return err
+		}
 	}
+	m.Sampling, err = modelSampling(src.Target, m.Path)
 	return err
 }
 

@@ -217,7 +217,8 @@ func TestTooLarge(t *testing.T) {
 	} {
 		open, _ := machine(c.room)
 		_, err := Load(testkit.Golden(t, c.name+"/model.gguf"), Options{Device: c.device, GPULayers: c.layers,
-			CPUExperts: c.experts, Drafter: testkit.Golden(t, "dflash-"+c.name+"/model.gguf"), DraftDevice: cmp.Or(c.draft, "cpu"), open: open})
+			CPUExperts: c.experts,
+			Drafter:    testkit.Golden(t, "dflash-"+c.name+"/model.gguf"), DraftDevice: cmp.Or(c.draft, "cpu"), open: open})
 		if err == nil || !regexp.MustCompile(c.want).MatchString(err.Error()) {
 			t.Errorf("%+v: error %v", c, err)
 		}

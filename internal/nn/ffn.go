@@ -75,19 +75,19 @@ func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
 
 // elsewhere interrupts the step for the experts on their own device.
 func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
-	s.EndStep()
+	s.End()
 	if err := m.away.Begin(s.N); err != nil {
-		panic(stopped{err})
+		panic(givenUp{err})
 	}
 	t := &Step{Backend: m.away.b, N: s.N, Eps: s.Eps, arena: m.away}
 	h, weights = t.Take(s, h), t.Take(s, weights)
 	chosen := s.Backend.Ints(ids)[:weights.Rows*weights.Cols]
 	if err := s.Sync(); err != nil { // what a device that failed has chosen may be anything
-		panic(stopped{err})
+		panic(givenUp{err})
 	}
 	t.BeginStep(nil)
 	sum := m.experts(t, h, weights, t.Ints32(chosen))
-	t.EndStep()
+	t.End()
 	sum = s.Take(t, sum)
 	s.BeginStep(&s.batch.Plans[s.device])
 	return sum

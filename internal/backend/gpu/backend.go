@@ -12,25 +12,26 @@ import (
 // Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays those it
 // recorded for an equal list.
 type Backend struct {
-	d        Driver
-	props    Props
-	kernel   map[string]Kernel
-	products *Products
-	small    *Small
-	floats   *Floats
-	writer   *KVWriter
-	attn     map[attentionKey]*Attention
-	err      error // first failure of the host's side since the last Sync
-	step     step
-	steps    []*recorded
-	turn     int // counts steps, to forget the recordings used least recently
-	spare    scratch
-	// The pass whose recurrent layers came last, told by its segments, and their tables.
-	passSegs   *backend.DeltaSeg
-	passTables *DeltaTables
-	blockAddr  Addr                   // what changes from step to step, on the device
-	blockHost  []byte                 // and here
-	profile    map[string]*KernelTime // of steps that are being profiled; nil otherwise
+	d         Driver
+	props     Props
+	kernel    map[string]Kernel
+	products  *Products
+	small     *Small
+	floats    *Floats
+	writer    *KVWriter
+	attn      map[attentionKey]*Attention
+	err       error // first failure of the host's side since the last Sync
+	step      step
+	lists     []*list
+	names     int // of lists so far
+	turn      int // counts steps, to forget the recordings used least recently
+	spare     scratch
+	blockAddr Addr                   // what changes from step to step, on the device
+	blockHost []byte                 // and here
+	tables    [maxUses]KVTables      // of the step in progress
+	passSegs  *backend.DeltaSeg      // of the pass whose recurrent layers came last
+	passDelta *DeltaTables           // and their tables
+	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -60,10 +61,7 @@ func (b *Backend) Memory() (free, total int) { return b.d.Free() }
 
 // Close gives the device back.
 func (b *Backend) Close() error {
-	for _, r := range b.steps {
-		r.close()
-	}
-	b.steps = nil
+	b.drop(func(*recorded) bool { return true })
 	return b.d.Close()
 }
 

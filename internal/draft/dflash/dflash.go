@@ -73,6 +73,7 @@ type Drafter struct {
 	rope    *nn.Rope
 	layers  []layer
 	weights int
+	passes  map[shape]*passed
 	scanned bool  // the weights have been searched for values that are not numbers
 	bad     error // what the search found
 
@@ -113,9 +114,13 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if opt.Beside != nil {
 		l.Devices = append(l.Devices, opt.Beside)
 	}
-	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin}
+	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin, passes: map[shape]*passed{}}
 	for _, b := range d.devices {
-		d.arenas = append(d.arenas, nn.NewArena(b))
+		a := nn.NewArena(b)
+		if len(d.devices) > 1 { // which may disagree on padding
+			a.Exact()
+		}
+		d.arenas = append(d.arenas, a)
 	}
 	if d.params, err = readParams(l, dia, target); err != nil {
 		return nil, err
@@ -185,7 +190,7 @@ func (d *Drafter) begin(rows int) error {
 
 // next ends the operations on one device and begins those on the next, which takes x along.
 func (d *Drafter) next(s *nn.Step, batch *cache.Batch, device int, x backend.Tensor) (*nn.Step, backend.Tensor) {
-	s.EndStep()
+	s.End()
 	t := nn.NewStep(d.arenas[device], batch, d.mem, device, d.eps)
 	x = t.Take(s, x)
 	t.Begin()
@@ -404,6 +409,22 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)
 	}
+	kind := shape{rows: s.N, from: features.Off, of: features.Rows}
+	done := d.passes[kind]
+	if done == nil || len(d.devices) > 1 || done.features != features.Buf || !s.Again(done.Pass, pick) {
+		d.keep(kind, &passed{Pass: d.project(s, batch, features, pick), features: features.Buf})
+	}
+	batch.Done()
+	for _, g := range segs {
+		if err := g.Seq.CommitAll(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// project goes through the pass that turns rows of features into keys and values.
+func (d *Drafter) project(s *nn.Step, batch *cache.Batch, features backend.Tensor, pick []int32) nn.Pass {
 	s.Begin()
 	s.Angles(d.rope)
 	f := s.Rows(features.Cols)
@@ -418,7 +439,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		}
 		var ws []backend.Weight
 		// Every product has to get going; after a round one for all layers of a device is faster.
-		for to = from; to == from || n <= d.block && to < len(d.layers) && d.place[to] == d.place[from]; to++ {
+		for to = from; to == from || s.N <= d.block && to < len(d.layers) && d.place[to] == d.place[from]; to++ {
 			ws = append(ws, d.layers[to].projections()...)
 		}
 		p := s.Project(c, ws...)
@@ -429,14 +450,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		}
 		s.Release(at)
 	}
-	s.EndStep()
-	batch.Done()
-	for _, g := range segs {
-		if err := g.Seq.CommitAll(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.End()
 }
 
 // projections make the keys and values of a layer.
