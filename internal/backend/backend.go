@@ -236,10 +236,10 @@ type Backend interface {
 
 	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when they come again: it
 	// compares what it is asked with what it recorded. The plan may be nil for operations that need none; it must not
-	// change until EndStep returns. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step
-	// nothing is freed, read or written by the host (SetInts excepted), and no page or slot of a pool is copied or moved.
-	// EndStep says when the step could not be begun (a plan that makes no sense, no memory), and a name for its
-	// operations, 0 for none.
+	// change until EndStep returns. A pass may take several steps, with the same plan in each; the next pass has a plan of
+	// its own. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step nothing is freed,
+	// read or written by the host (SetInts excepted), and no page or slot of a pool is copied or moved. EndStep says when
+	// the step could not be begun (a plan that makes no sense, no memory), and a name for its operations, 0 for none.
 	BeginStep(p *Plan)
 	EndStep() (name int, err error)
 	// Repeat runs a step again by its name: the same operations on the same memory with another plan, and with the

@@ -30,6 +30,8 @@ type Backend struct {
 	blockAddr Addr                   // what changes from step to step, on the device
 	blockHost []byte                 // and here
 	tables    [maxUses]KVTables      // of the step in progress
+	passSegs  *backend.DeltaSeg      // of the pass whose recurrent layers came last
+	passDelta *DeltaTables           // and their tables
 	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 
