@@ -9,14 +9,18 @@ import (
 )
 
 func pageCases(o Options) []testCase {
-	pair := [2]quant.Type{o.KV[0], o.KV[len(o.KV)-1]} // of different types where there are several
-	return []testCase{
-		{"KVPool Alloc and Free", func(s *suite) { pageNumbers(s) }},
-		{"Attention of a path through a tree", func(s *suite) { treePath(s, pair) }},
-		{"KVPool Move", func(s *suite) { movedRows(s, pair) }},
-		{"KVPool Copy", func(s *suite) { copiedPage(s, pair) }},
-		{"KVPool ReadPage and WritePage", func(s *suite) { storedPage(s, pair) }},
+	list := []testCase{{"KVPool Alloc and Free", func(s *suite) { pageNumbers(s) }}}
+	for i, t := range o.KV {
+		pair := [2]quant.Type{t, o.KV[(i+1)%len(o.KV)]} // of different types where there are several
+		add := func(name string, run func(s *suite, types [2]quant.Type)) {
+			list = append(list, testCase{fmt.Sprintf("%s, %v and %v", name, pair[0], pair[1]), func(s *suite) { run(s, pair) }})
+		}
+		add("Attention of a path through a tree", treePath)
+		add("KVPool Move", movedRows)
+		add("KVPool Copy", copiedPage)
+		add("KVPool ReadPage and WritePage", storedPage)
 	}
+	return list
 }
 
 func pageNumbers(s *suite) {
@@ -66,8 +70,9 @@ type book struct {
 // book makes pages with rows numbered in order.
 func (k *kit) book(types [2]quant.Type, pages int) *book {
 	k.Helper()
+	dim := max(64, types[0].BlockLen(), types[1].BlockLen())
 	b := &book{k: k, layers: []backend.KVDims{
-		{Heads: 2, KeyDim: 64, ValueDim: 64, Key: types[0], Value: types[1]},
+		{Heads: 2, KeyDim: dim, ValueDim: dim, Key: types[0], Value: types[1]},
 		{Heads: 1, KeyDim: 128, ValueDim: 128, Key: types[1], Value: types[0]},
 	}}
 	for i := range b.layers {

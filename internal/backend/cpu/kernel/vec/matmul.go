@@ -22,8 +22,8 @@ func MatMul(y []float32, ys int, typ quant.Type, w []byte, k int, x []float32, x
 }
 
 // Scores computes the attention scores of one head against n cached keys:
-// dst[i] = scale * (q . key i). Key i is a row of len(q) values of type F32,
-// F16, BF16 or Q8_0 at data[i*stride:].
+// dst[i] = scale * (q . key i). Key i is a row of len(q) values of a type that
+// [Load] knows at data[i*stride:].
 func Scores(dst, q []float32, typ quant.Type, data []byte, stride, n int, scale float32) {
 	ScoresN(dst, 0, q, 0, 1, len(q), typ, data, stride, n, scale)
 }
@@ -41,8 +41,8 @@ func ScoresN(dst []float32, ds int, q []float32, qs, nq, headDim int, typ quant.
 
 // Accum adds the weighted values of one head: out += sum_i p[i] * (value i), i
 // ascending, one chain of multiply-adds per element of out. Value i is a row of
-// len(out) values of type F32, F16, BF16 or Q8_0 at data[i*stride:]. Splitting
-// the rows over several calls gives the same bits.
+// len(out) values of a type that [Load] knows at data[i*stride:]. Splitting the
+// rows over several calls gives the same bits.
 func Accum(out, p []float32, typ quant.Type, data []byte, stride, n int) {
 	AccumN(out, 0, p, 0, 1, len(out), typ, data, stride, n)
 }
