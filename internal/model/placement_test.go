@@ -7,7 +7,9 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/gguf"
+	"strobe/internal/quant"
 	"strobe/internal/testkit"
 )
 
@@ -24,7 +26,7 @@ func TestPlacement(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			whole, err := Open(f, first, Options{KVF32: true})
+			whole, err := Open(f, first, Options{KV: cache.Uniform(quant.F32)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -34,7 +36,7 @@ func TestPlacement(t *testing.T) {
 				func(layer int) int { return min(1, layer/max(1, whole.Layers-1)) }, // the last one
 				func(layer int) int { return layer % 2 },                            // to and fro
 			} {
-				m, err := Open(f, first, Options{KVF32: true, Place: place}, second)
+				m, err := Open(f, first, Options{KV: cache.Uniform(quant.F32), Place: place}, second)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -11,10 +11,12 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
@@ -79,7 +81,7 @@ func TestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := target(t, b, name, model.Options{KVF32: true})
+			m := target(t, b, name, model.Options{KV: cache.Uniform(quant.F32)})
 			tokens := goldenTokens(t, f)
 			if !onDevice() {
 				tokens = tokens[:8]

@@ -95,8 +95,9 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	if err != nil {
 		return nil, err
 	}
-	if d.wholeWindow {
-		d.widen(batch, segs)
+	d.widen(batch, segs)
+	if w := d.view(rule); w > 0 {
+		d.narrow(batch, segs, w)
 	}
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
@@ -142,12 +143,12 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	return p, nil
 }
 
-// widen lets every row of a block see the same context in sliding layers: the window before the
-// block, not the window before the row.
+// widen lets every row of a block see the same context, the window before the block and not the window before the row:
+// in layers that do not slide, and in sliding ones where the run-time of the file does so.
 func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
 	for g := range d.mem.Groups() {
 		w := d.mem.Window(g)
-		if w == 0 {
+		if w == 0 || w != d.full && !d.wholeWindow {
 			continue
 		}
 		p := &batch.Plans[0].KV[g]
@@ -161,10 +162,10 @@ func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
 func (d *Drafter) bothWays(other bool) []bool {
 	v := make([]bool, d.mem.Groups())
 	for g := range v {
-		if d.mem.Window(g) == 0 {
+		if d.mem.Window(g) == d.full {
 			v[g] = !d.rule.full
 		} else {
-			v[g] = d.rule.sliding == other
+			v[g] = d.rule.sliding == (other && d.trial.from == 0)
 		}
 	}
 	return v

@@ -40,8 +40,10 @@ type Options struct {
 	// PMin cuts a draft before the first guess that is less probable than this, by the confidence
 	// head or the selector of drafters that have one. 0 never cuts.
 	PMin float32
-	// KVF32 keeps keys and values in float32, for comparisons with references.
-	KVF32 bool
+	KV   cache.Types
+	// Window is how many tokens back the drafter looks at most: 0 decides by the file, the drafter's name or a trial,
+	// WindowOff obeys the file alone.
+	Window int
 	// Device runs the drafter; nil means the one that has the target's output.
 	Device backend.Backend
 }
@@ -56,7 +58,9 @@ type Drafter struct {
 	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
-	trial   trial // of the causality rule
+	trial   trial // of the causality rule, or of the window
+	full    int   // how far layers look that do not slide; 0 for everything
+	seen    int   // how far the trial found that drafts should look; 0 for as far as the cache goes
 	pMin    float32
 	fc      backend.Weight
 	ctxNorm backend.Vector
@@ -95,26 +99,25 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if err != nil {
 		return nil, err
 	}
-	kv := quant.F16
-	if opt.KVF32 {
-		kv = quant.F32
-	}
 	b := opt.Device
 	if b == nil {
 		b = target.Backend()
 	}
-	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), Keys: kv, Values: kv}
+	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV}
 	d := &Drafter{b: b, arena: nn.NewArena(b), file: f, target: target, pMin: opt.PMin}
 	if d.params, err = readParams(l, dia, target); err != nil {
 		return nil, err
 	}
+	d.limitWindows(f, opt.Window)
 	switch opt.Causal {
 	case CausalOn:
 		d.rule = causality{true, true}
 	case CausalOff:
 		d.rule = causality{false, false}
 	default:
-		d.trial.open = !d.stated && d.slides()
+		if !d.stated && d.slides() {
+			d.trial = trial{open: true}
+		}
 	}
 	d.fc = l.Matrix(dia.fc, len(d.ids)*d.hidden, d.hidden)
 	d.ctxNorm = l.Vector(dia.norm, d.hidden)
@@ -125,7 +128,12 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		return nil, err
 	}
 	for i := range d.params.layers {
-		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), d.window[i]))
+		l.Layer = i
+		w := d.window[i]
+		if w == 0 {
+			w = d.full
+		}
+		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), w))
 		if l.Err != nil {
 			return nil, l.Err
 		}
@@ -328,7 +336,10 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	for _, it := range items {
 		if len(it.Rows) > 0 {
 			seq := it.Seq.(*cache.Seq)
-			if d.trial.judge(seq, it.Tokens) {
+			window := d.trial.from
+			if other := d.trial.judge(seq, it.Tokens); other && window > 0 {
+				d.seen = window
+			} else if other {
 				d.rule.sliding = !d.rule.sliding
 			}
 			pick = append(pick, it.Rows...)

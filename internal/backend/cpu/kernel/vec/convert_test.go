@@ -91,6 +91,9 @@ func TestStoreLoadRows(t *testing.T) {
 				deq := make([]float32, n)
 				quant.DecodeKV(typ, deq, want)
 				sameBits(t, caseName("load ", typ, " n=", n), f.dst(), deq)
+				if !typ.Known() { // no weights
+					continue
+				}
 				row := make([]float32, n)
 				if err := DequantRow(row, typ, dst); err != nil {
 					t.Fatal(err)
