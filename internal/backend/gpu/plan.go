@@ -17,8 +17,9 @@ type layout struct {
 	delta deltaUse
 }
 
-// maxUses bounds the kinds of attention in a step: models have one or two.
-const maxUses = 4
+// maxUses bounds the kinds of attention in a step: models have one or two, times the types of keys and values that
+// their layers have.
+const maxUses = 8
 
 // kvUse is the tables of one kind of attention over one plan.
 type kvUse struct {
@@ -110,17 +111,18 @@ func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
 		if o.kind != opAttention && o.kind != opKVWrite {
 			continue
 		}
-		if o.kind == opKVWrite && attends(s.ops[i:], o.attn.group) || lay.use(o.attn) >= 0 {
+		plan := &s.plan.KV[o.attn.group]
+		pool := plan.Pool.(*Pages)
+		shape := pool.Layout.Shapes[o.attn.layer]
+		if o.kind == opKVWrite && attends(s.ops[i:], o.attn.group) || lay.use(o.attn, shape) >= 0 {
 			continue // attention's tables serve for writing, too
 		}
 		u := len(tables)
 		if u == maxUses {
 			return nil, fmt.Errorf("a step with more than %d kinds of attention", maxUses)
 		}
-		plan := &s.plan.KV[o.attn.group]
-		pool := plan.Pool.(*Pages)
 		k := &lay.uses[u]
-		*k = kvUse{group: o.attn.group, heads: o.attn.heads, kvHeads: o.attn.kvHeads, shape: pool.Layout.Shapes[o.attn.layer],
+		*k = kvUse{group: o.attn.group, heads: o.attn.heads, kvHeads: o.attn.kvHeads, shape: shape,
 			longest: longestSegment(plan), at: lay.bytes}
 		tiling := Tiling{Rows: 1, Splits: 1, Blocks: 1, Heads: 1}
 		var a *Attention
@@ -155,11 +157,13 @@ func attends(ops []op, group int32) bool {
 	return false
 }
 
-// use finds the tables for an operation, -1 for none. Keys and values are written by any tables of their group.
-func (lay *layout) use(a attnOp) int {
+// use finds the tables for an operation on a layer, -1 for none. Keys and values are written by any tables of their
+// group.
+func (lay *layout) use(a attnOp, shape backend.KVDims) int {
 	for i := range lay.uses {
 		u := &lay.uses[i]
-		if u.room.Rows > 0 && u.group == a.group && (a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads) {
+		if u.room.Rows > 0 && u.group == a.group &&
+			(a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads && u.shape == shape) {
 			return i
 		}
 	}
@@ -198,7 +202,7 @@ type attentionKey struct {
 
 // tables returns where the tables of an operation lie.
 func (l *lowering) tables(o op) (KVAddrs, *kvUse) {
-	u := &l.lay.uses[max(0, l.lay.use(o.attn))]
+	u := &l.lay.uses[max(0, l.lay.use(o.attn, l.pool(o).Layout.Shapes[o.attn.layer]))]
 	return u.room.At(l.lay.base + Addr(u.at)), u
 }
 
