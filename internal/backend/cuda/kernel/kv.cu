@@ -18,16 +18,18 @@ DEV void in_any8(float (&v)[8], const In& s, int tok, int c, bool aligned) {
 
 // Values are bounded when they are written: a slot that nobody sees is multiplied by zero, which must give zero. What
 // the scales of blocks can say is a little less than a half can.
-DEV float within(float v, float most) { return fmax_(-most, fmin_(v, most)); } // NaN loses
+DEV float bounded(float v, float most) { return fmax_(-most, fmin_(v, most)); } // NaN loses
 // The largest of 32 values, 8 in each of four neighbouring lanes.
-DEV float most_of(float m) {
+DEV float most32(float m) {
   m = fmax_(m, shfl_xor(m, 1));
   return fmax_(m, shfl_xor(m, 2));
 }
-DEV u32 code_of(float x, int most) { return x > 0.f ? (u32)(x < (float)most ? (int)x : most) : 0; }
+DEV u32 code(float x, int most) { return x > 0.f ? (u32)(x < (float)most ? (int)x : most) : 0; }
 
 // Chooses codes of 3 or 4 bits for 8 values of a group of 128 that is n long, and adds up their squares.
-template <int N> DEV u32 chosen(const float (&v)[8], float n, const float (&codes)[N], const float (&edges)[N - 1], u32 (&k)[8], float& squares) {
+template <int N>
+DEV u32 choose(const float (&v)[8], float n, const float (&codes)[N], const float (&edges)[N - 1], u32 (&k)[8],
+               float& squares) {
   u32 all = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -44,7 +46,7 @@ template <int N> DEV u32 chosen(const float (&v)[8], float n, const float (&code
   }
   return all;
 }
-DEV float sum16(float x) { // of 16 neighbouring lanes
+DEV float sum128(float x) { // of 16 neighbouring lanes
 #pragma unroll
   for (int h = 1; h < 16; h *= 2) x = fadd(x, shfl_xor(x, h));
   return x;
@@ -52,7 +54,7 @@ DEV float sum16(float x) { // of 16 neighbouring lanes
 
 // Writes 8 values of a row, together with the lanes that have its others: all lanes of a warp take part, each with a
 // chunk of 8 of the same type, neighbours in order.
-DEV void put8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8], bool in) {
+DEV void write8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8], bool in) {
   if (type == KV_F32) {
     if (in) store8((float*)(p + at_f32(dim, slot, d)), v);
     return;
@@ -60,17 +62,17 @@ DEV void put8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8]
   if (type == KV_F16) {
     float b[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) b[i] = within(v[i], 65504.f);
+    for (int i = 0; i < 8; i++) b[i] = bounded(v[i], 65504.f);
     U4 h = {f2h2(b[0], b[1]), f2h2(b[2], b[3]), f2h2(b[4], b[5]), f2h2(b[6], b[7])};
     if (in) *(U4*)(p + at_f16(dim, slot, d)) = h;
     return;
   }
 #pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = within(v[i], 65024.f);
+  for (int i = 0; i < 8; i++) v[i] = bounded(v[i], 65024.f);
   if (key ? turns_keys(type) : turns_values(type)) {
     rotate8(v, d, turned(dim), false);
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = within(v[i], 65024.f);
+    for (int i = 0; i < 8; i++) v[i] = bounded(v[i], 65024.f);
   }
   int qb = quant_bytes(type, dim);
   u8 *row = p + slot * qb, *sc = p + 64 * qb + slot * scale_bytes(type, dim) + scale_at(type, d);
@@ -78,7 +80,7 @@ DEV void put8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8]
     float m = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) m = fmax_(m, fabs_(v[i]));
-    float scale = fdiv(most_of(m), 127.f), inv = scale != 0.f ? fdiv(1.f, scale) : 0.f;
+    float scale = fdiv(most32(m), 127.f), inv = scale != 0.f ? fdiv(1.f, scale) : 0.f;
     u32 q[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) { // halves are rounded away from zero
@@ -95,11 +97,11 @@ DEV void put8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8]
     float m = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) m = fmax_(m, fabs_(v[i]));
-    m = most_of(m);
+    m = most32(m);
     u32 first = 99; // where the largest value is, and its sign
 #pragma unroll
     for (int i = 7; i >= 0; i--)
-      if (fabs_(v[i]) == m) first = (d & 31 | i) * 2 + (v[i] < 0.f);
+      if (fabs_(v[i]) == m) first = ((d & 31) | i) * 2 + (v[i] < 0.f);
 #pragma unroll
     for (int h = 1; h < 4; h *= 2) {
       u32 other = shfl_xor(first, h);
@@ -109,7 +111,7 @@ DEV void put8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8]
     u32 s = f2h(scale);
     if (s & 0x7fff) {
 #pragma unroll
-      for (int i = 0; i < 8; i++) q |= code_of(fadd(fdiv(v[i], scale), 8.5f), 15) << (4 * i);
+      for (int i = 0; i < 8; i++) q |= code(fadd(fdiv(v[i], scale), 8.5f), 15) << (4 * i);
     } else s = 0;
     if (in && !(d & 31)) *(u16*)sc = (u16)s;
     if (in) *(u32*)(row + (d >> 1)) = q;
@@ -119,12 +121,12 @@ DEV void put8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8]
     float lo = v[0], hi = v[0];
 #pragma unroll
     for (int i = 1; i < 8; i++) lo = fmin_(lo, v[i]), hi = fmax_(hi, v[i]);
-    lo = -most_of(-lo), hi = most_of(hi);
+    lo = -most32(-lo), hi = most32(hi);
     float scale = fdiv(fadd(hi, -lo), 15.f);
     u32 s = f2h(scale);
     if (s) {
 #pragma unroll
-      for (int i = 0; i < 8; i++) q |= code_of(fadd(fdiv(fadd(v[i], -lo), scale), 0.5f), 15) << (4 * i);
+      for (int i = 0; i < 8; i++) q |= code(fadd(fdiv(fadd(v[i], -lo), scale), 0.5f), 15) << (4 * i);
     }
     if (in && !(d & 31)) *(u32*)sc = s | f2h(lo) << 16;
     if (in) *(u32*)(row + (d >> 1)) = q;
@@ -133,22 +135,23 @@ DEV void put8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8]
   float n = 0, squares = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++) n = ffma(v[i], v[i], n);
-  n = sqrt_(sum16(n));
+  n = sqrt_(sum128(n));
   u32 k[8];
   if (type == KV_T4) {
-    const float codes[16] = {-0.241556f, -0.182907f, -0.143047f, -0.111065f, -0.083317f, -0.058069f, -0.034311f, -0.011353f,
-                             0.011353f, 0.034311f, 0.058069f, 0.083317f, 0.111065f, 0.143047f, 0.182907f, 0.241556f};
+    const float codes[16] = {-0.241556f, -0.182907f, -0.143047f, -0.111065f, -0.083317f, -0.058069f, -0.034311f,
+                             -0.011353f, 0.011353f, 0.034311f, 0.058069f, 0.083317f, 0.111065f, 0.143047f, 0.182907f,
+                             0.241556f};
     const float edges[15] = {-0.2122315f, -0.162977f, -0.127056f, -0.097191f, -0.070693f, -0.04619f, -0.022832f, 0.f,
                              0.022832f, 0.04619f, 0.070693f, 0.097191f, 0.127056f, 0.162977f, 0.2122315f};
-    q = chosen(v, n, codes, edges, k, squares);
+    q = choose(v, n, codes, edges, k, squares);
   } else {
     const float codes[8] = {-0.190685f, -0.117832f, -0.065717f, -0.021460f, 0.021460f, 0.065717f, 0.117832f, 0.190685f};
     const float edges[7] = {-0.154259f, -0.091775f, -0.043589f, 0.f, 0.043589f, 0.091775f, 0.154259f};
-    chosen(v, n, codes, edges, k, squares);
+    choose(v, n, codes, edges, k, squares);
 #pragma unroll
     for (int i = 0; i < 8; i++) q |= (k[i] & 3) << (2 * i) | k[i] >> 2 << (16 + i);
   }
-  u32 s = f2h(fmin_(fdiv(n, sqrt_(sum16(squares))), 65504.f));
+  u32 s = f2h(fmin_(fdiv(n, sqrt_(sum128(squares))), 65504.f));
   if (!s) q = 0;
   if (!in) return;
   if (!(d & 127)) *(u16*)sc = (u16)s;
@@ -181,7 +184,7 @@ KERNEL(kv_write, KvWriteArgs, a, 128, 1) {
       float v[8] = {};
       if (i < all) in_any8(v, src, row, c, aligned);
       u8* p = at.page + a.to.off + (u64)h * a.to.head + (key ? 0 : a.to.values);
-      put8(p, type, key, dim, at.slot, c - h * dim, v, i < all);
+      write8(p, type, key, dim, at.slot, c - h * dim, v, i < all);
     }
   }
 }
@@ -264,7 +267,7 @@ KERNEL(qkv_write, QkvArgs, a, 128, 1) {
     int d = (lane + 32 * k) * 8;
     if (d < dim && what == 0) store8(a.out + (u64)row * a.ostride + h * dim + d, v[k]);
     u8* p = at.page + a.to.off + (u64)h * a.to.head + (what == 2 ? a.to.values : 0);
-    if (what > 0) put8(p, what == 1 ? a.to.ktype : a.to.vtype, what == 1, dim, at.slot, d, v[k], d < dim);
+    if (what > 0) write8(p, what == 1 ? a.to.ktype : a.to.vtype, what == 1, dim, at.slot, d, v[k], d < dim);
   }
 }
 
