@@ -8,6 +8,7 @@ The schedule is wall-clock time; --slice ends a run early with a checkpoint in -
 """
 import argparse
 import copy
+import inspect
 import json
 import os
 import subprocess
@@ -21,32 +22,22 @@ import torch.nn.functional as F
 from common import Corpus, Opt, fp32_exact, held_out_prompts, load_tokens, log, pad_prompts, setup_torch, wsd
 from formats import load_drafter, load_target, save_hf
 from generate import Pool
-from model import DraftConfig, Drafter, Selector, block_mask, default_target_layers, dflash_greedy
+from model import DraftConfig, Drafter, Selector, block_mask, default_target_layers, speculative_greedy
 
 
-def arguments(argv=None):
-    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def schedule_arguments(ap):
+    """what MTP blocks are trained with, too"""
     ap.add_argument("--target", required=True, help="Hugging Face folder or GGUF file")
     ap.add_argument("--tokenizer", help="folder whose tokenizer files go with the result (default: the target folder)")
     ap.add_argument("--prompts", nargs="+", required=True, help="token files (.u16/.u32, also .xz) to take prompts from")
     ap.add_argument("--starts", nargs="+", help="token files whose documents' first tokens are the prompts at document starts")
     ap.add_argument("--dev", help="token file of held-out documents; accepted length on it is printed while training")
     ap.add_argument("--out", default="run")
-    ap.add_argument("--init", help="drafter to start from, folder or GGUF file")
     ap.add_argument("--minutes", type=float, default=15, help="length of the schedule, start-up included, over all slices")
     ap.add_argument("--steps", type=int, default=0, help="length of the schedule in steps instead")
     ap.add_argument("--slice", type=float, default=1e9, help="minutes for this process")
     ap.add_argument("--stop-after", type=int, default=-1, help="steps after which this process stops, to be resumed")
     ap.add_argument("--eos", type=int, default=8176)
-    ap.add_argument("--mask", type=int, default=8179, help="mask token id")
-    ap.add_argument("--layers", type=int, default=5)
-    ap.add_argument("--heads", type=int, default=8)
-    ap.add_argument("--kv-heads", type=int, default=4)
-    ap.add_argument("--head-dim", type=int, default=64)
-    ap.add_argument("--ffn", type=int, default=1280)
-    ap.add_argument("--block", type=int, default=16)
-    ap.add_argument("--selector", type=int, default=0, help="rank of a head that chooses among a slot's best tokens by the token before, 0: none")
-    ap.add_argument("--capture", type=int, nargs="+", help="captured target layers (default: z-lab's rule, five)")
     ap.add_argument("--rows", type=int, default=4096, help="rows of a short pool")
     ap.add_argument("--length", type=int, default=256, help="tokens of a short row")
     ap.add_argument("--prompt", type=int, nargs=2, default=(16, 64), help="prompt lengths of a short row")
@@ -62,7 +53,6 @@ def arguments(argv=None):
     ap.add_argument("--hard", type=float, default=0.5, help="weight of the hard label; the rest is the target's distribution")
     ap.add_argument("--gamma", type=float, default=7.0, help="position weights exp(-(k-1)/gamma)")
     ap.add_argument("--reach", type=float, default=0.7, help="share of the position weight that is the chance to be reached")
-    ap.add_argument("--short-blocks", type=float, default=0.25, help="share of blocks trained shorter than --block")
     ap.add_argument("--no-walk", action="store_true", help="anchors uniform instead of where decoding would put them")
     ap.add_argument("--sampled", type=float, default=0.3, help="share of rows whose continuation starts with sampled text")
     ap.add_argument("--qat", type=float, default=0.0, help="train with fake 4-bit weights in the last share of the schedule")
@@ -74,6 +64,22 @@ def arguments(argv=None):
     ap.add_argument("--eval-prompts", type=int, default=128)
     ap.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     ap.add_argument("--seed", type=int, default=7)
+
+
+def arguments(argv=None):
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    schedule_arguments(ap)
+    ap.add_argument("--init", help="drafter to start from, folder or GGUF file")
+    ap.add_argument("--mask", type=int, default=8179, help="mask token id")
+    ap.add_argument("--layers", type=int, default=5)
+    ap.add_argument("--heads", type=int, default=8)
+    ap.add_argument("--kv-heads", type=int, default=4)
+    ap.add_argument("--head-dim", type=int, default=64)
+    ap.add_argument("--ffn", type=int, default=1280)
+    ap.add_argument("--block", type=int, default=16)
+    ap.add_argument("--selector", type=int, default=0, help="rank of a head that chooses among a slot's best tokens by the token before, 0: none")
+    ap.add_argument("--capture", type=int, nargs="+", help="captured target layers (default: z-lab's rule, five)")
+    ap.add_argument("--short-blocks", type=float, default=0.25, help="share of blocks trained shorter than --block")
     return ap.parse_args(argv)
 
 
@@ -169,6 +175,8 @@ class Walkers:
 
 
 class Trainer:
+    name = "drafter"
+
     def __init__(self, a):
         self.a = a
         self.dev = torch.device(a.device)
@@ -181,24 +189,11 @@ class Trainer:
         self.target = copy.deepcopy(t32).freeze(self.gen_dt)
         c = t32.c
         torch.manual_seed(a.seed)
-        if a.init:
-            self.draft = load_drafter(a.init)
-            if a.selector and not self.draft.c.selector_rank:
-                self.draft.c.selector_rank = a.selector
-                self.draft.candidate_selector = Selector(self.draft.c)
-            self.draft.to(self.dev)
-        else:
-            self.draft = Drafter(DraftConfig(
-                vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=a.ffn, num_hidden_layers=a.layers,
-                num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, head_dim=a.head_dim, rms_norm_eps=c.rms_norm_eps,
-                rope_theta=c.rope_theta, max_position_embeddings=c.max_position_embeddings, block_size=a.block,
-                target_layer_ids=a.capture or default_target_layers(c.num_hidden_layers, min(5, c.num_hidden_layers - 2)),
-                num_target_layers=c.num_hidden_layers, mask_token_id=a.mask,
-                selector_rank=a.selector)).to(self.dev)
-        d = self.draft.c
-        self.n = d.block_size
-        log(f"target {sum(p.numel() for p in t32.parameters())/1e6:.2f}M parameters ({a.target}), drafter "
-            f"{sum(p.numel() for p in self.draft.parameters())/1e6:.2f}M: {d.num_hidden_layers} layers, captures {d.target_layer_ids}")
+        self.draft, self.kept = self.network(c)
+        self.draft.to(self.dev)
+        self.n = self.draft.block
+        log(f"target {sum(p.numel() for p in t32.parameters())/1e6:.2f}M parameters ({a.target}), {self.name} "
+            f"{sum(p.numel() for p in self.draft.parameters())/1e6:.2f}M, captured layers {self.kept}")
         self.E = t32.head_weight.to(self.dt)
         self.emb = t32.model.embed_tokens.weight.to(self.dt)
         self.opt = Opt(list(self.draft.named_parameters()), a.lr)
@@ -215,6 +210,24 @@ class Trainer:
         self.dev_prompts = held_out_prompts(load_tokens(a.dev), a.eos, a.eval_prompts) if a.dev else None
         self.pools, self.turn = None, 0
 
+    def network(self, c):
+        """what is trained, and the target layers whose outputs it reads while training"""
+        a = self.a
+        if a.init:
+            d = load_drafter(a.init)
+            if a.selector and not d.c.selector_rank:
+                d.c.selector_rank = a.selector
+                d.candidate_selector = Selector(d.c)
+        else:
+            d = Drafter(DraftConfig(
+                vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=a.ffn, num_hidden_layers=a.layers,
+                num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, head_dim=a.head_dim, rms_norm_eps=c.rms_norm_eps,
+                rope_theta=c.rope_theta, max_position_embeddings=c.max_position_embeddings, block_size=a.block,
+                target_layer_ids=a.capture or default_target_layers(c.num_hidden_layers, min(5, c.num_hidden_layers - 2)),
+                num_target_layers=c.num_hidden_layers, mask_token_id=a.mask,
+                selector_rank=a.selector))
+        return d, d.c.target_layer_ids
+
     # ------------------------------------------------------------ pools
 
     def plans(self):
@@ -229,7 +242,7 @@ class Trainer:
 
     def make_pool(self, plan):
         a = self.a
-        p = Pool(self.target, plan["R"], plan["T"], self.draft.c.target_layer_ids, F0=plan["F0"], dtype=self.gen_dt, keep=self.dt,
+        p = Pool(self.target, plan["R"], plan["T"], self.kept, F0=plan["F0"], dtype=self.gen_dt, keep=self.dt,
                  state=torch.float16 if a.state16 else torch.float32, sampled=a.sampled, compile=self.compile)
         p.plan = plan
         return p
@@ -252,11 +265,11 @@ class Trainer:
         for plan in self.plans():
             B, A, T, H, dev = plan["batch"], plan["anchors"], plan["T"], self.draft.c.hidden_size, self.dev
             pool = Namespace(R=B, T=T, dev=dev, x=torch.zeros(B, T, dtype=torch.long, device=dev),
-                             feats=torch.randn(B, T, H * len(self.draft.c.target_layer_ids), device=dev).to(self.dt),
+                             feats=torch.randn(B, T, H * len(self.kept), device=dev).to(self.dt),
                              hid=torch.randn(B, T, H, device=dev).to(self.dt))
             t = time.time()
             self.opt.zero()
-            self.loss(pool, torch.arange(B, device=dev), torch.randint(0, T - self.n, (B, A), device=dev))[0].backward()
+            self.loss(pool, torch.arange(B, device=dev), torch.randint(1, T - self.n, (B, A), device=dev))[0].backward()
             log(f"compiled T={T} in {time.time()-t:.1f} s")
         for plan in self.plans()[1:]:
             t = time.time()
@@ -351,8 +364,8 @@ class Trainer:
     # ------------------------------------------------------------ evaluation and files
 
     def accepted(self, prompts=None, new=128, weights=None, dtype=torch.float32, block=None, quant=False):
-        """mean tokens per target step of greedy DFlash decoding on the dev prompts"""
-        d = Drafter(self.draft.c).to(self.dev)
+        """mean tokens per target step of greedy decoding on the dev prompts"""
+        d = type(self.draft)(self.draft.c).to(self.dev)
         d.load_state_dict(self.draft.state_dict())
         if weights is not None:
             d.load_state_dict(weights)
@@ -361,7 +374,7 @@ class Trainer:
                 for p in four_bit(d):
                     p.copy_(fake_q4k(p))
         P, pl = pad_prompts(prompts or self.dev_prompts, self.a.eos, self.dev)
-        _, accs = dflash_greedy(self.t32, d, P, pl, new, dtype, block)
+        _, accs = speculative_greedy(self.t32, d, P, pl, new, dtype, block or self.n)
         A = torch.stack(accs)
         return A.sum().item() / (A > 0).sum().item()
 
@@ -385,7 +398,7 @@ class Trainer:
     def export(self, folder, weights=None):
         """weights trained with 4-bit rounding are written rounded, in float32: a quantiser then finds the very grid they
         were trained for instead of one of its own"""
-        d = Drafter(self.draft.c)
+        d = type(self.draft)(self.draft.c)
         d.load_state_dict({k: v.cpu() for k, v in (weights or self.weights()).items()})
         if self.master is not None:
             with torch.no_grad():
@@ -400,25 +413,25 @@ def copy_all(dst, src):
         d.copy_(s)
 
 
-def main(argv=None):
-    a = arguments(argv)
+def main(argv=None, parse=arguments, trainer=Trainer):
+    a = parse(argv)
     T0 = time.time()
     setup_torch(a.seed)
     os.makedirs(a.out, exist_ok=True)
     if a.precompile:
-        return Trainer(a).precompile()
+        return trainer(a).precompile()
     if a.device.startswith("cuda") and not a.no_compile:
         with open(os.path.join(a.out, "precompile.log"), "w") as f:
-            subprocess.Popen([sys.executable, os.path.abspath(__file__)] + (argv or sys.argv[1:]) + ["--precompile"], stdout=f, stderr=f)
-    tr = Trainer(a)
-    ck = os.path.join(a.out, "drafter.pt")
+            subprocess.Popen([sys.executable, os.path.abspath(inspect.getfile(trainer))] + (argv or sys.argv[1:]) + ["--precompile"], stdout=f, stderr=f)
+    tr = trainer(a)
+    ck, folder = os.path.join(a.out, tr.name + ".pt"), os.path.join(a.out, tr.name)
     before = 0.0
     if os.path.exists(ck):
         before = tr.load(ck)
         log(f"resumed at step {tr.step_no}, {before/60:.2f} min")
     total, stop = a.minutes * 60, a.slice * 60
     clock = lambda: tr.step_no / a.steps if a.steps else (before + time.time() - T0) / total
-    hist = open(os.path.join(a.out, "drafter.log"), "a")
+    hist = open(folder + ".log", "a")
     last_eval = time.time()
 
     def lr_of():
@@ -437,18 +450,18 @@ def main(argv=None):
             line += f" DEV {tr.accepted(new=96):.3f}"
             last_eval = time.time()
             tr.save(ck, before + time.time() - T0)
-            tr.export(os.path.join(a.out, "drafter"))
+            tr.export(folder)
         log(line)
         print(line, file=hist, flush=True)
     tr.save(ck, before + time.time() - T0)
-    tr.export(os.path.join(a.out, "drafter"))
+    tr.export(folder)
     line = f"end step {tr.step_no} {clock()*100:.1f}%"
     if tr.dev_prompts:
         with fp32_exact():
             r = {"dev": tr.accepted()}
             if tr.ema is not None:
                 r["dev_ema"] = tr.accepted(weights=tr.ema)
-                tr.export(os.path.join(a.out, "drafter_ema"), tr.ema)
+                tr.export(folder + "_ema", tr.ema)
         line += " " + json.dumps(r)
     log(line)
     print(line, file=hist, flush=True)

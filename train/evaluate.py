@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from common import fp32_exact, held_out_prompts, load_tokens, log, pad_prompts, setup_torch
 import model
 from formats import load_drafter, load_target
-from model import block_mask, dflash_greedy, plain_greedy, rope_tables
+from model import block_mask, speculative_greedy, plain_greedy, rope_tables
 
 
 @torch.no_grad()
@@ -40,9 +40,9 @@ def accepted_length(target, draft, prompts, new, eos, block=None):
     """decode every prompt plainly and speculatively; a step's tokens are the accepted ones and the target's own"""
     P, pl = pad_prompts(prompts, eos, target.device)
     g0 = plain_greedy(target, P, pl, new, torch.float32)
-    g1, accs = dflash_greedy(target, draft, P, pl, new, torch.float32, block)
+    g1, accs = speculative_greedy(target, draft, P, pl, new, torch.float32, block)
     A = torch.stack(accs).cpu()
-    n = block or draft.c.block_size
+    n = block or draft.block
     steps = (A > 0).sum(0)
     hist = torch.bincount(A[A > 0], minlength=n + 1)[1:]
     left = hist.flip(0).cumsum(0).flip(0).float()                     # steps that yielded at least k tokens
@@ -61,7 +61,7 @@ def passes_on(target, draft, prompts, texts, block=None, rows=46):
     """Tokens of every target pass, per prompt, when the texts are given: guesses are compared with the text, not with the
     target's own choice, and a pass ends with the text.  The first token is the prompt's; it takes no pass.  For the
     target's greedy text these are the passes of decoding; for another engine's, what this drafter is worth on it."""
-    n, c, dev, out = block or draft.c.block_size, draft.c, target.device, []
+    n, c, dev, out = block or draft.block, draft.c, target.device, []
     for k in range(0, len(prompts), rows):
         P = prompts[k:k + rows]
         ids, end = pad_prompts([p + t for p, t in zip(P, texts[k:k + rows])], 0, dev)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from model import DraftConfig, Drafter, Target, TargetConfig
+from model import MTP, DraftConfig, Drafter, Target, TargetConfig
 
 # ---------------------------------------------------------------- safetensors
 
@@ -194,15 +194,15 @@ def _untile(x, nk, r, dim=0, hd=1):
     return x.transpose(dim, dim + 1).reshape(s)
 
 
-def target_from_gguf(path):
-    g = GGUF(path)
+def config_from_gguf(g):
+    path = g.path
     arch = g.meta["general.architecture"]
     m = lambda k, d=None: g.meta.get(f"{arch}.{k}", d)
     if arch not in ("qwen35", "qwen3"):
         raise ValueError(f"{path}: architecture {arch} is not supported here")
-    n, hd = m("block_count"), m("attention.key_length")
+    n, hd = m("block_count") - m("nextn_predict_layers", 0), m("attention.key_length")
     c = TargetConfig(
-        arch="qwen3_5" if arch == "qwen35" else "qwen3", vocab_size=g.info["token_embd.weight"][0][1], hidden_size=m("embedding_length"),
+        arch="qwen3_5" if arch == "qwen35" else "qwen3", vocab_size=g.info["token_embd.weight"][0][1] if "token_embd.weight" in g.info else 0, hidden_size=m("embedding_length"),
         intermediate_size=m("feed_forward_length"), num_hidden_layers=n, num_attention_heads=m("attention.head_count"),
         num_key_value_heads=m("attention.head_count_kv"), head_dim=hd, rms_norm_eps=m("attention.layer_norm_rms_epsilon"),
         rope_theta=m("rope.freq_base"), partial_rotary_factor=m("rope.dimension_count", hd) / hd,
@@ -212,6 +212,13 @@ def target_from_gguf(path):
         c.linear_key_head_dim = c.linear_value_head_dim = m("ssm.state_size")
         c.linear_conv_kernel_dim = m("ssm.conv_kernel")
         c.layer_types = ["linear_attention" if f"blk.{i}.ssm_out.weight" in g.info else "full_attention" for i in range(n)]
+    return c
+
+
+def target_from_gguf(path):
+    g = GGUF(path)
+    c = config_from_gguf(g)
+    n, arch = c.num_hidden_layers, g.meta["general.architecture"]
     off = 1.0 if c.gated else 0.0
     sd = {"model.embed_tokens.weight": g.tensor("token_embd.weight"), "model.norm.weight": g.tensor("output_norm.weight") - off}
     if not c.tie_word_embeddings:
@@ -247,7 +254,7 @@ def target_from_gguf(path):
     return model
 
 
-def target_from_hf(path):
+def config_from_hf(path):
     full = json.load(open(os.path.join(path, "config.json")))
     cfg = full.get("text_config", full)
     kind = cfg.get("model_type", full.get("model_type", ""))
@@ -260,8 +267,11 @@ def target_from_hf(path):
     if d.arch == "qwen3":
         kw["partial_rotary_factor"] = 1.0
     tie = cfg.get("tie_word_embeddings", full.get("tie_word_embeddings", False))
-    c = TargetConfig(arch=d.arch, layer_types=cfg.get("layer_types") if d.arch == "qwen3_5" else None, tie_word_embeddings=bool(tie), **kw)
-    sd = {}
+    return TargetConfig(arch=d.arch, layer_types=cfg.get("layer_types") if d.arch == "qwen3_5" else None, tie_word_embeddings=bool(tie), **kw)
+
+
+def target_from_hf(path):
+    c, sd = config_from_hf(path), {}
     for k, v in read_safetensors(path).items():
         k = k.replace("model.language_model.", "model.")
         if k.startswith(("mtp.", "model.visual.", "visual.")) or (k == "lm_head.weight" and c.tie_word_embeddings):
@@ -315,10 +325,14 @@ def draft_config_json(d: DraftConfig, eos):
 
 
 def save_hf(model, folder, tokenizer=None, eos=None, dtype=torch.bfloat16):
-    """Hugging Face folder of a target or a drafter; tokenizer: folder with tokenizer.json (and its companions) to copy"""
+    """Hugging Face folder of a target, a drafter or an MTP block without its target; tokenizer: folder with tokenizer.json (and
+    its companions) to copy"""
     os.makedirs(folder, exist_ok=True)
-    write_safetensors(os.path.join(folder, "model.safetensors"), {k: v.to(dtype) for k, v in model.state_dict().items()})
+    mtp = isinstance(model, MTP)
+    write_safetensors(os.path.join(folder, "model.safetensors"), {"mtp." * mtp + k: v.to(dtype) for k, v in model.state_dict().items()})
     cfg = (draft_config_json if isinstance(model, Drafter) else target_config_json)(model.c, eos)
+    if mtp:
+        cfg["mtp_num_hidden_layers"] = 1
     cfg["dtype"] = cfg["torch_dtype"] = str(dtype)[6:]
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(cfg, f, indent=1)
@@ -332,10 +346,27 @@ def save_hf(model, folder, tokenizer=None, eos=None, dtype=torch.bfloat16):
 
 # ---------------------------------------------------------------- drafters
 
+_NEXTN = {"fc": "nextn.eh_proj", "pre_fc_norm_embedding": "nextn.enorm", "pre_fc_norm_hidden": "nextn.hnorm", "norm": "nextn.shared_head_norm"}
+
+
+def mtp_from_gguf(g):
+    c = config_from_gguf(g)
+    d, b = MTP(c), f"blk.{c.num_hidden_layers}."
+    layer = {**_ATTN, **_MLP, "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm"}
+    names = {**_NEXTN, **{"layers.0." + a: q for a, q in layer.items()}}
+    sd = {a + ".weight": g.tensor(b + q + ".weight") - (1.0 if "norm" in a else 0.0) for a, q in names.items()}
+    d.load_state_dict(sd)
+    return d
+
+
 def load_drafter(path):
     """Hugging Face folder or GGUF file -> float32 module on the CPU"""
     if os.path.isdir(path):
         cfg = json.load(open(os.path.join(path, "config.json")))
+        if cfg.get("mtp_num_hidden_layers"):
+            d = MTP(config_from_hf(path))
+            d.load_state_dict({k[4:]: v.float() for k, v in read_safetensors(path).items() if k.startswith("mtp.")})
+            return d
         kw = {k: cfg[k] for k in asdict(DraftConfig()) if k in cfg}
         kw.update(cfg["dflash_config"])
         kw = {k: v for k, v in kw.items() if k in asdict(DraftConfig())}
@@ -343,6 +374,8 @@ def load_drafter(path):
         d.load_state_dict({k.replace("model.", "", 1) if k.startswith("model.") else k: v.float() for k, v in read_safetensors(path).items()})
         return d
     g = GGUF(path)
+    if g.meta["general.architecture"] == "qwen35":
+        return mtp_from_gguf(g)
     m = lambda k, v=None: g.meta.get("dflash." + k, v)
     c = DraftConfig(vocab_size=m("vocab_size", len(g.meta.get("tokenizer.ggml.tokens", [])) or DraftConfig.vocab_size),
                     hidden_size=m("embedding_length"), intermediate_size=m("feed_forward_length"), num_hidden_layers=m("block_count"),

@@ -180,7 +180,8 @@ class Pool:
             if i in self.feat_ids:
                 feats[i] = x
         h, lg = self.finish(x, *self.head)
-        self.feats.index_copy_(1, pos, torch.cat([feats[i] for i in self.feat_ids], -1)[:, None].to(self.feats.dtype))
+        if feats:
+            self.feats.index_copy_(1, pos, torch.cat([feats[i] for i in self.feat_ids], -1)[:, None].to(self.feats.dtype))
         self.hid.index_copy_(1, pos, h[:, None].to(self.hid.dtype))
         nxt = lg.argmax(-1)
         n1 = pos + 1
@@ -219,7 +220,8 @@ class Pool:
                 if i in self.feat_ids:
                     fs[i] = x
             h = m.model.norm(x)
-            self.feats[sl, :n] = torch.cat([fs[i] for i in self.feat_ids], -1).to(self.feats.dtype)
+            if fs:
+                self.feats[sl, :n] = torch.cat([fs[i] for i in self.feat_ids], -1).to(self.feats.dtype)
             self.hid[sl, :n] = h.to(self.hid.dtype)
             # the last prefilled position predicts the first decoded token; rows all have longer prompts, so it is known
 

@@ -1,4 +1,4 @@
-"""Targets (qwen3_5 hybrid and qwen3 dense) and the DFlash drafter.
+"""Targets (qwen3_5 hybrid and qwen3 dense), the DFlash drafter and the MTP block.
 
 Parameter names and semantics follow Hugging Face transformers (`Qwen3_5ForCausalLM` text part, `Qwen3ForCausalLM`) and
 z-lab's `DFlashDraftModel`, so state dicts are exchanged without renaming.  There is no autocast: activations carry the
@@ -741,6 +741,22 @@ class Drafter(nn.Module):
             x = l(x, ctx, rope_q, rope_c, mask, A)
         return self.norm(x) if self.run is None else self.run[-1](x)
 
+    @property
+    def block(self):
+        return self.c.block_size
+
+    def captures(self, target):
+        return self.c.target_layer_ids
+
+    def propose(self, m, feats, out, start, n):
+        """n - 1 guesses (B,n-1) for what follows the tokens out (B,L) at start (B,), with the features of the tokens before"""
+        ids = torch.full((len(out), n), self.c.mask_token_id, dtype=torch.long, device=out.device)
+        ids[:, :1] = out.gather(1, start[:, None])
+        L = out.shape[1]
+        pos = start[:, None] + torch.arange(n, device=out.device)[None]
+        h = self(feats, m.embed(ids, feats.dtype), torch.arange(L, device=out.device)[None], pos, block_mask(start[:, None], L, n))[:, 1:]
+        return self.guess(m.logits(h), h, ids[:, 0])
+
     def guess(self, logits, h, last):
         """tokens (B,n) for logits (B,n,V) of the states h (B,n,H) after the token last (B,)"""
         if self.candidate_selector is None:
@@ -765,6 +781,101 @@ def block_mask(anchors, T, n, length=None):
     return ctx, torch.arange(n, device=dev) < length[..., None]
 
 
+# ---------------------------------------------------------------- MTP
+
+class MTP(nn.Module):
+    """The NextN block of a qwen3_5 target, named as in its checkpoints: one layer of the target's full attention.  Its input
+    is a token and the target's final state before it; its output guesses the next token and is the state for the next
+    step.  Embedding and head are the target's."""
+
+    def __init__(self, c: TargetConfig, block=9):
+        super().__init__()
+        assert c.gated, "qwen3 has no such block"
+        self.c, self.block = c, block                   # a block: the token known and the guesses
+        norm = lambda: RMSNorm(c.hidden_size, c.rms_norm_eps, 1.0)
+        self.fc = Linear(2 * c.hidden_size, c.hidden_size)
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = norm(), norm()
+        self.layers = nn.ModuleList([TargetLayer(c, "full_attention")])
+        self.norm = norm()
+        self.run = None                                 # compiled context() and step()
+        with torch.no_grad():
+            for p in self.parameters():
+                if p.dim() == 2:
+                    nn.init.normal_(p, std=0.02)
+            self.norm.weight.fill_(-0.7)                # the borrowed head is large: start with flat predictions
+
+    def compile(self):
+        self.run = [torch.compile(f, dynamic=False) for f in (self.context, self.step)]
+
+    def captures(self, target):
+        return [target.c.num_hidden_layers - 1]
+
+    def rope(self, pos):
+        return rope_tables(pos, int(self.c.head_dim * self.c.partial_rotary_factor), self.c.rope_theta)
+
+    def input(self, e, h):
+        return self.fc(torch.cat((self.pre_fc_norm_embedding(e), self.pre_fc_norm_hidden(h)), -1))
+
+    def context(self, e, h):
+        """keys and values (B,T,hkv,d) of known tokens: e (B,T,H) their embeddings, h (B,T,H) the target's states at them"""
+        B, T, _ = e.shape
+        l, a = self.layers[0], self.layers[0].self_attn
+        x = self.input(e, F.pad(h, (0, 0, 1, 0))[:, :-1])           # a token goes with the state before it
+        k, v = lin_cat(l.input_layernorm(x), a.k_proj, a.v_proj)
+        k = apply_rope(a.k_norm(k.reshape(B, T, a.hkv, a.d)), *self.rope(torch.arange(T, device=e.device)[None]))
+        return k, v.reshape(B, T, a.hkv, a.d)
+
+    def step(self, e, h, cos, sin, kc, vc, seen, ko, vo, used):
+        """One step of A chains per row: e, h (B,A,H).  A chain sees the keys of the context where seen (B,A,T), and of those of
+        its earlier steps ko (B,A,n,hkv,d) and of this one what is used (n+1).  Returns the new states, keys and values."""
+        B, A, _ = e.shape
+        l, a = self.layers[0], self.layers[0].self_attn
+        g, r, d, T = a.hkv, a.h // a.hkv, a.d, kc.shape[1]
+        x = self.input(e, h)
+        q, k, v, gate = a.qkv(l.input_layernorm(x), cos, sin)
+        ko, vo = torch.cat((ko, k[:, :, None]), 2), torch.cat((vo, v[:, :, None]), 2)
+        n = ko.shape[2]
+        # the query heads of one kv head become rows; one product for the context of all chains, one per chain for itself
+        q = (q * d ** -0.5).reshape(B, A, g, r, d).permute(0, 2, 1, 3, 4)                       # B,g,A,r,d
+        own = lambda t: t.permute(0, 3, 1, 2, 4)                                                # B,g,A,n,d
+        sc = (q.reshape(B, g, A * r, d) @ kc.permute(0, 2, 3, 1)).view(B, g, A, r, T)
+        so = q @ own(ko).transpose(-1, -2)
+        sc = sc.float().masked_fill(~seen[:, None, :, None], float("-inf"))
+        so = so.float().masked_fill(~used, float("-inf"))
+        pc, po = torch.softmax(torch.cat((sc, so), -1), -1).to(x.dtype).split([T, n], -1)
+        o = (pc.reshape(B, g, A * r, T) @ vc.transpose(1, 2)).view(B, g, A, r, d) + po @ own(vo)
+        x = x + a.finish(o.transpose(2, 3).reshape(B, g * r, A, d), gate)
+        return self.norm(x + l.mlp(l.post_attention_layernorm(x))), k, v
+
+    def chain(self, embed, tokens, h, pos, n, ctx, seen, follow):
+        """n steps from the tokens (B,A) at pos (B,A) and the target's states h (B,A,H) before them; follow(k, state) gives the
+        tokens after step k.  Returns the states (B,A,n,H)."""
+        context, step = self.run or (self.context, self.step)
+        kc, vc = context(*ctx)
+        B, A = tokens.shape
+        room = lambda t: torch.stack(t + [zero] * (n - len(t)), 2)       # one shape for all steps: compiled once
+        zero = torch.zeros(B, A, *kc.shape[2:], dtype=kc.dtype, device=kc.device, requires_grad=h.requires_grad)
+        ks, vs, out, at = [], [], [], torch.arange(n + 1, device=kc.device)
+        for i in range(n):
+            used = (at < i) | (at == n)
+            h, k, v = step(embed(tokens), h, *self.rope(pos + i), kc, vc, seen, room(ks), room(vs), used)
+            ks, vs, out = ks + [k], vs + [v], out + [h]
+            tokens = follow(i, h)
+        return torch.stack(out, 2)
+
+    def propose(self, m, feats, out, start, n):
+        """as Drafter.propose; the features are the outputs of the target's last layer"""
+        embed, guesses = lambda ids: m.embed(ids, feats.dtype), []
+
+        def follow(_, h):
+            guesses.append(m.logits(h).argmax(-1))
+            return guesses[-1]
+        hid, at = m.model.norm(feats), start[:, None]
+        before = hid.gather(1, (at - 1)[..., None].expand(-1, -1, hid.shape[-1]))
+        self.chain(embed, out.gather(1, at), before, at, n - 1, (embed(out), hid), block_mask(at, out.shape[1], n)[0], follow)
+        return torch.cat(guesses, 1)
+
+
 # ---------------------------------------------------------------- greedy decoding, plain and speculative
 
 @torch.no_grad()
@@ -785,16 +896,15 @@ def plain_greedy(m, prompts, plens, n_new, dtype):
 
 
 @torch.no_grad()
-def dflash_greedy(m, d, prompts, plens, n_new, dtype, block=None):
-    """Batched DFlash greedy decoding; the rule is that of z-lab's dflash_generate().  block: drafted block length
+def speculative_greedy(m, d, prompts, plens, n_new, dtype, block=None):
+    """Batched greedy decoding with a drafter; the rule is that of z-lab's dflash_generate().  block: drafted block length
     including the anchor (default: the trained one).
     Returns the tokens (B, n_new) and a list of (B,) numbers of tokens per target step (0 = row already done)."""
-    c = d.c
-    n = block or c.block_size
+    n = block or d.block
     B, Lp = prompts.shape
     dev = prompts.device
     Lmax = Lp + n_new + 2 * n + 2
-    ct = CachedTarget(m, B, Lmax, dtype, feat_ids=c.target_layer_ids)
+    ct = CachedTarget(m, B, Lmax, dtype, feat_ids=d.captures(m))
     lg, f = ct.forward_block(prompts)
     tok = lg.gather(1, (plens - 1)[:, None, None].expand(-1, 1, lg.shape[-1]))[:, 0].argmax(-1)
     ct.commit(plens)
@@ -807,20 +917,15 @@ def dflash_greedy(m, d, prompts, plens, n_new, dtype, block=None):
     out[rows, start] = tok
     end = plens + n_new
     accs = []
-    pos_ctx = torch.arange(Lmax, device=dev)[None]
     while bool((start < end).any()):
         active = start < end
-        ids = torch.full((B, n), c.mask_token_id, dtype=torch.long, device=dev)
-        ids[:, 0] = out[rows, start]
-        pos_q = start[:, None] + torch.arange(n, device=dev)[None]
-        h = d(feats, m.embed(ids, dtype), pos_ctx, pos_q, block_mask(start[:, None], Lmax, n))
-        ids[:, 1:] = d.guess(m.logits(h[:, 1:]), h[:, 1:], ids[:, 0])
+        ids = torch.cat((out[rows, start][:, None], d.propose(m, feats, out, start, n)), 1)
         lg, f = ct.forward_block(ids)
         post = lg.argmax(-1)
         acc = (ids[:, 1:] == post[:, :-1]).long().cumprod(1).sum(1)
         got = torch.where(active, acc + 1, torch.zeros_like(acc))
         keep = torch.arange(n, device=dev)[None] < got[:, None]
-        wpos = pos_q.clamp(max=Lmax - 1)
+        wpos = (start[:, None] + torch.arange(n, device=dev)).clamp(max=Lmax - 1)
         out.scatter_(1, wpos, torch.where(keep, ids, out.gather(1, wpos)))
         wf = wpos[..., None].expand(-1, -1, feats.shape[-1])
         feats.scatter_(1, wf, torch.where(keep[..., None], f, feats.gather(1, wf)))

@@ -1,6 +1,8 @@
 """CPU smoke test at toy size: python test_smoke.py (a minute or two on one core, no GPU, PyTorch 1.13 or later)."""
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -10,6 +12,7 @@ import torch
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import drafter as drafter_step
+import mtp as mtp_step
 import target as target_step
 from common import Corpus, load_tokens, log
 from evaluate import accepted_length, passes_on
@@ -117,6 +120,89 @@ def test_draft_mask(m, d):
                 assert (one[0] - h[b, a, :k]).abs().max() < 1e-4, "a block of the training batch differs from the block alone"
 
 
+def test_chain(m, d):
+    """the chains of a training batch against the layer as the target has it, over the pairs of one chain"""
+    n, T = 4, 64
+    x = torch.randint(0, 80, (2, T))
+    anc = torch.tensor([[1, 9, 30], [5, 40, 56]])
+    tok = x.gather(1, (anc[..., None] + torch.arange(n)).view(2, -1)).view(2, 3, n)
+    embed = lambda ids: m.embed(ids, torch.float32)
+    with torch.no_grad():
+        hid = m.hidden(x, torch.float32)
+        h0 = hid.gather(1, (anc - 1)[..., None].expand(-1, -1, hid.shape[-1]))
+        got = d.chain(embed, tok[..., 0], h0, anc, n, (embed(x), hid), block_mask(anc, T, n)[0], lambda k, _: tok[..., min(k + 1, n - 1)])
+        for b in range(2):
+            for a in range(3):
+                s = anc[b, a].item()
+                h = torch.cat((torch.zeros(1, hid.shape[-1]), hid[b, :s]))
+                for k in range(n):
+                    y = d.input(embed(x[b, :s + k + 1]), h)[None]
+                    y = d.norm(d.layers[0](y, *rope_tables(torch.arange(s + k + 1)[None], m.rot, m.c.rope_theta)))[0, -1]
+                    assert (got[b, a, k] - y).abs().max() < 1e-4, "a chain of the training batch differs from the layer over its pairs"
+                    h = torch.cat((h, y[None]))
+
+
+def toy_tokenizer(folder):
+    chars = list(byte_chars().values())
+    with open(os.path.join(folder, "tokenizer.json"), "w") as f:
+        json.dump(dict(model=dict(type="BPE", vocab={c: i for i, c in enumerate(chars[:EOS])}, merges=[]), added_tokens=[
+            dict(id=i, content=f"<|{i}|>", special=True) for i in range(EOS, VOCAB)]), f)
+
+
+def test_strobe(folder, block, tmp):
+    """draft logits and states of `strobe logits` against those of PyTorch, in rounds with given accepted lengths"""
+    strobe = os.environ.get("STROBE") or shutil.which("strobe")
+    if not strobe:
+        return log("  no strobe in STROBE or PATH: its MTP rounds are not compared")
+    call = lambda *a: subprocess.run([strobe, "-q", *map(str, a)], check=True)
+    gguf = [os.path.join(tmp, n) for n in ("toy.gguf", "mtp-toy.gguf")]
+    toy_tokenizer(folder)
+    for f, out, more in ((folder, gguf[0], ()), (block, gguf[1], ("--mtp-only", "--target", folder, "--no-vocab"))):
+        call("convert", f, "-o", out, "--type", "f32", "--pre", "qwen35", *more)
+    m, d = load_target(gguf[0]).freeze(torch.float32), load_drafter(gguf[1])
+    ids, accept, n, out = list(map(int, phrases(40, 1)[:25])), (2, 0, 4, 1), 4, os.path.join(tmp, "rounds.safetensors")
+    with open(os.path.join(tmp, "ids.json"), "w") as f:
+        json.dump(ids, f)
+    call("logits", "-m", gguf[0], "-d", gguf[1], "--kv", "f32", "--tokens", f.name, "--steps", n, "--accept", ",".join(map(str, accept)), "--out", out)
+    theirs = read_safetensors(out)
+    for r, keep in enumerate(accept):
+        x = torch.tensor([ids + [0] * ((-len(ids)) % 64)])
+        with torch.no_grad():
+            hid = m.hidden(x, torch.float32)
+            at, states, guesses = torch.tensor([[len(ids) - 1]]), [], []
+
+            def follow(_, h):
+                states.append(h[0, 0])
+                guesses.append(m.logits(h).argmax(-1))
+                return guesses[-1]
+            embed = lambda t: m.embed(t, torch.float32)
+            d.chain(embed, x.gather(1, at), hid[:, at[0] - 1], at, n, (embed(x), hid), block_mask(at, x.shape[1], n)[0], follow)
+            close(theirs[f"round{r}.h_out"], torch.stack(states), 1e-4, f"strobe's states, round {r}")
+            close(theirs[f"round{r}.logits"], m.logits(torch.stack(states)), 1e-4, "its logits")
+            guesses = torch.cat(guesses, 1)[0].tolist()
+            assert theirs[f"round{r}.draft"].tolist() == guesses
+            ids = ids + guesses[:keep]
+            ids.append(m(torch.tensor([ids]))[0, -1].argmax().item())
+
+
+def test_mtp(m, folder, toks, dev, out, tmp):
+    mtp_step.main(["--target", folder, "--prompts", toks, "--dev", dev, "--out", out, "--eos", str(EOS), "--ahead", "5", "--rows", "16", "--length", "64",
+                   "--prompt", "8", "16", "--long-rows", "0", "--batch", "8", "--anchors", "6", "--visits", "6", "--lr", "5e-3", "--eval-prompts", "8",
+                   "--device", "cpu", "--steps", "160", "--warm", "10", "--qat", "0.1", "--eval-every", "5"])
+    block = os.path.join(out, "mtp")
+    d = load_drafter(block)
+    test_chain(m, d)
+    r, _ = accepted_length(m, d, prompts(), 40, EOS, 6)
+    log(f"  MTP: {r['tokens_per_step']:.2f} tokens per target step, {r['tokens_per_pass']:.2f} per pass")
+    assert r["identical"] == 4, "speculative and plain greedy text differ"
+    assert r["tokens_per_step"] > 1.2
+    test_strobe(folder, block, tmp)
+
+
+def prompts():
+    return [list(map(int, phrases(40, k)[:n])) for k, n in ((1, 24), (1, 12), (2, 8), (3, 20))]
+
+
 def test_arch(arch, tmp):
     log(arch)
     torch.manual_seed(0)
@@ -130,6 +216,8 @@ def test_arch(arch, tmp):
     m = load_target(folder).freeze(torch.float32)
     test_cached(m)
     test_pool(m, Corpus(load_tokens(toks), EOS, torch.device("cpu"), 2))
+    if arch == "qwen3_5":
+        test_mtp(m, folder, toks, dev, out, tmp)
 
     argv = ["--target", folder, "--prompts", toks, "--dev", dev, "--out", out, "--eos", str(EOS), "--mask", str(MASK), "--layers", "2", "--heads", "2",
             "--kv-heads", "1", "--head-dim", "32", "--ffn", "128", "--block", "8", "--capture", "0", "1", "2", "--rows", "16", "--length", "64", "--prompt",
@@ -140,13 +228,12 @@ def test_arch(arch, tmp):
     assert t.step_no > 0 and os.path.exists(os.path.join(out, "drafter", "model.safetensors"))
     d = load_drafter(os.path.join(out, "drafter"))
     test_draft_mask(m, d)
-    prompts = [list(map(int, phrases(40, k)[:n])) for k, n in ((1, 24), (1, 12), (2, 8), (3, 20))]
     for block in (8, 4):
-        r, text = accepted_length(m, d, prompts, 40, EOS, block)
+        r, text = accepted_length(m, d, prompts(), 40, EOS, block)
         log(f"  block {block}: {r['tokens_per_step']:.2f} tokens per target step, {r['tokens_per_pass']:.2f} per pass")
         assert r["identical"] == 4, "speculative and plain greedy text differ"
         assert r["tokens_per_step"] > 1.2
-        assert [len(g) for g in passes_on(m, d, prompts, text.tolist(), block)] == [p["passes"] for p in r["per_prompt"]], "passes for a given text"
+        assert [len(g) for g in passes_on(m, d, prompts(), text.tolist(), block)] == [p["passes"] for p in r["per_prompt"]], "passes for a given text"
 
 
 def test_tokens(tmp):

@@ -30,7 +30,8 @@ With a --type smaller than 16 bits it is quantised on the way.
 
 Layers for multi-token prediction, which draft for their own model, are part of the
 file if the checkpoint has them; --no-mtp leaves them out, and --mtp-only writes
-nothing else.
+nothing else. A checkpoint of such layers alone borrows embedding, head and, with
+--target, the tokenizer from its model.
 
 A DFlash drafter has no tokenizer of its own: name the folder of the model it
 drafts for with --target.

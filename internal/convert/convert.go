@@ -90,7 +90,7 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	}
 
 	vocabDir := dir
-	if m.family == dflash {
+	if m.family == dflash || opt.MTPOnly && opt.Target != "" {
 		vocabDir = opt.Target
 	}
 	tok, err := readTokenizer(vocabDir)
@@ -113,7 +113,7 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 			return err
 		}
 	}
-	if err := m.checkBlocks(b, list[0].file); err != nil {
+	if err := m.checkBlocks(b, list[0].file, opt.MTPOnly); err != nil {
 		return err
 	}
 	if opt.MTPOnly {
@@ -182,7 +182,7 @@ func readModel(dir string, opt Options) (*model, error) {
 		return nil, err
 	}
 	if m.family != dflash {
-		if opt.NoVocab {
+		if opt.NoVocab && !opt.MTPOnly {
 			return nil, fmt.Errorf("%s: is no drafter; only a drafter can do without a tokenizer", dir)
 		}
 		return m, nil
@@ -212,8 +212,9 @@ func (m *model) countMTP(list []stored, skip bool) {
 }
 
 // checkBlocks makes sure that every block the config announces has weights, and
-// that none has more.
-func (m *model) checkBlocks(b *builder, file string) error {
+// that none has more. NextN layers that are written alone may be all there is:
+// the rest is the target's.
+func (m *model) checkBlocks(b *builder, file string, alone bool) error {
 	have := make([]bool, m.blocks())
 	for _, t := range b.out {
 		bid, ok := blockOf(t.name)
@@ -226,9 +227,12 @@ func (m *model) checkBlocks(b *builder, file string) error {
 		have[bid] = true
 	}
 	for i, ok := range have {
-		if !ok {
+		if !ok && !(alone && i < m.layers) {
 			return fieldErr(file, fmt.Sprintf("layer %d", i), "has no tensors, but num_hidden_layers is %d", m.layers)
 		}
+	}
+	if alone {
+		return nil
 	}
 	need := []string{"output_norm.weight"}
 	if m.family != dflash {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -194,6 +195,25 @@ func TestMTP(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no multi-token-prediction layers") {
 		t.Errorf("a checkpoint without them: %v", err)
 	}
+
+	// They may be all there is: the rest is the target's, with the tokenizer.
+	c.tensors = slices.DeleteFunc(c.tensors, func(x safetensors.Tensor) bool { return !strings.HasPrefix(x.Name, "mtp.") })
+	dir = c.write()
+	if err := os.Remove(filepath.Join(dir, "tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	opt := Options{MTPOnly: true, NoVocab: true, Target: testkit.Golden(t, "qwen35/hf")}
+	block := openGGUF(t, convertTo(t, dir, opt))
+	for _, x := range only.Tensors() {
+		_, inside := blockOf(x.Name)
+		y := block.Tensor(x.Name)
+		if inside != (y != nil) || inside && !cmp.Equal(x.Data, y.Data) {
+			t.Errorf("%s of the block alone: kept %v, or changed", x.Name, y != nil)
+		}
+	}
+	convertFails(t, c.write(), Options{}, "layer 0", "has no tensors")
+	c.tensors = slices.DeleteFunc(c.tensors, func(x safetensors.Tensor) bool { return strings.HasPrefix(x.Name, "mtp.layers.") })
+	convertFails(t, c.write(), opt, "no multi-token-prediction layers")
 }
 
 // TestMTPGolden: the files are those of the reference converter, whole and alone.
