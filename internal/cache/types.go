@@ -2,6 +2,7 @@ package cache
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -95,10 +96,6 @@ func (m *Memory) Types() []string {
 			names = append(names, s)
 		}
 	}
-	for i := 1; i < len(names); i++ {
-		for j := i; j > 0 && count[names[j]] > count[names[j-1]]; j-- {
-			names[j], names[j-1] = names[j-1], names[j]
-		}
-	}
+	slices.SortStableFunc(names, func(a, b string) int { return count[b] - count[a] })
 	return names
 }
