@@ -101,7 +101,8 @@ func OpenFiles(target, drafter *gguf.File, opt Options) (*Model, error) {
 }
 
 func (o *Options) load() engine.Options {
-	return engine.Options{Threads: o.Threads, KV: o.KV, KVKey: o.KVKey, KVValue: o.KVValue, KVDraft: o.KVDraft, Drafter: o.Drafter}
+	return engine.Options{Threads: o.Threads, KV: o.KV, KVKey: o.KVKey, KVValue: o.KVValue, KVDraft: o.KVDraft,
+		Drafter: o.Drafter}
 }
 
 func (o *Options) config() engine.Config {

@@ -59,8 +59,8 @@ Prompts come from a suite or a file of JSON lines. The suites code (beginnings o
 instead of answered), "turns", "question" or "tokens".
 
 With --stress it fills a context of --context random tokens instead, generates n tokens after it plainly, in chains, in
-trees and with a sampler, each on a copy of the filled memory, and checks that nothing was lost: texts are those of plain
-decoding, and the cache holds what its bytes per token promise. If something was lost, the exit code is 1.
+trees and with a sampler, each on a copy of the filled memory, and checks that nothing was lost: texts are those of
+plain decoding, and the cache holds what its bytes per token promise. If something was lost, the exit code is 1.
 
 With --kv-types it compares types of cached keys and values: loss on the prompts, greedy agreement with the first type,
 and tokens per pass of the drafter's chains.`,
@@ -91,7 +91,8 @@ and tokens per pass of the drafter's chains.`,
 	f.IntVar(&opt.depth, "depth", 0, "tokens in the cache when passes are timed (default 64, 1024 on a GPU)")
 	f.IntVar(&opt.context, "context", 0, "with --stress: tokens to fill (default: the model's context)")
 	f.BoolVar(&opt.stress, "stress", false, "fill a context, generate after it and check that nothing was lost")
-	f.StringSliceVar(&opt.kvTypes, "kv-types", nil, "compare types of cached keys and values, such as f16,turbo3,q8_0/turbo3 (keys/values)")
+	f.StringSliceVar(&opt.kvTypes, "kv-types", nil,
+		"compare types of cached keys and values, such as f16,turbo3,q8_0/turbo3 (keys/values)")
 	f.IntVar(&opt.readMB, "read-mb", 512, "megabytes to read when measuring memory; must exceed the processor's caches")
 	return cmd
 }

@@ -45,13 +45,15 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.device, "device", "auto", "what runs the model: auto (the first GPU on which it fits, or the processor), cpu, cuda or cuda:N")
 	f.StringVar(&m.gpuLayers, "gpu-layers", "auto", "layers on the GPU, the others run on the processor: auto (as many as fit) or a number")
-	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f32, f16, q8_0, q4_1, q4_0, turbo4 or turbo3 (3 bits)")
+	f.StringVar(&m.kv, "kv", "f16",
+		"type of cached keys and values: f32, f16, q8_0, q4_1, q4_0, turbo4 or turbo3 (3 bits)")
 	f.StringVar(&m.kvk, "kv-k", "", "type of cached keys (default: as --kv)")
 	f.StringVar(&m.kvv, "kv-v", "", "type of cached values (default: as --kv)")
 	f.StringVar(&m.kvLayers, "kv-layers", "", "other types for layers, such as 0=f16,4-7=q8_0/turbo4 (keys/values)")
 	f.StringVar(&m.kvDraft, "kv-draft", "", "type of the drafter's cache (default: f16, or f32 with --kv f32)")
 	f.StringVar(&m.draftWindow, "draft-window", "auto",
-		"tokens back that a DFlash drafter looks: auto (the file, known drafters, or by trial; 4096 at most), off (as the file says) or a number")
+		"tokens back that a DFlash drafter looks: auto (the file, known drafters, or by trial; 4096 at most), "+
+			"off (as the file says) or a number")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
 	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
 	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
@@ -90,8 +92,8 @@ func (m *modelFlags) load() (*engine.Model, error) {
 // options is how the flags want a model to be loaded.
 func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{
-		Threads: m.threads, Device: m.device, KV: m.kv, KVKey: m.kvk, KVValue: m.kvv, KVLayers: m.kvLayers, KVDraft: m.kvDraft,
-		Drafter: m.drafter, MTP: m.mtp || m.draft == "mtp",
+		Threads: m.threads, Device: m.device, Drafter: m.drafter,
+		KV: m.kv, KVKey: m.kvk, KVValue: m.kvv, KVLayers: m.kvLayers, KVDraft: m.kvDraft, MTP: m.mtp || m.draft == "mtp",
 	}
 	for _, kv := range [][4]string{{m.kv, m.kvk, m.kvv, m.kvLayers}, {m.kvDraft}} {
 		if _, err := cache.ParseTypes(kv[0], kv[1], kv[2], kv[3]); err != nil {

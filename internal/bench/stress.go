@@ -6,7 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"strobe/internal/cache"
@@ -65,8 +64,8 @@ type stressed struct {
 
 // Stress fills a context with random tokens once and generates after it plainly, with chains, with trees and with
 // a sampler that draws. Every run continues on a copy of the filled memory, as requests do that begin alike. Nothing
-// was lost if texts are those of plain decoding, if the memory holds what its bytes per token promise, and if the copies
-// give back all they took.
+// was lost if texts are those of plain decoding, if the memory holds what its bytes per token promise, and if the
+// copies give back all they took.
 func Stress(ctx context.Context, m *engine.Model, c StressConfig) (*StressReport, error) {
 	drafter := speculate.Auto
 	for _, d := range m.Drafters() {
@@ -269,20 +268,20 @@ func (r *StressReport) Failed() (n int) {
 // WriteText prints the report for people.
 func (r *StressReport) WriteText(w io.Writer) error {
 	p := &printer{w: w}
-	p.line("context of %d tokens filled in %.1f s (%.0f tokens/s; the last chunk of up to %d took %.3f s)", r.Context, r.FillSeconds,
+	p.line("%d tokens filled in %.1f s (%.0f tokens/s; the last chunk of up to %d took %.3f s)", r.Context, r.FillSeconds,
 		float64(r.Context)/r.FillSeconds, r.Chunk, r.LastSeconds)
-	p.line("cache %s of %s, %s per token and %s per sequence: %s (%.1f %% of the formula)", r.Model.KV, engine.Bytes(r.Cache),
-		engine.Bytes(r.Model.TokenBytes), engine.Bytes(r.Model.SeqBytes), engine.Bytes(r.Formula), 100*float64(r.Cache)/float64(r.Formula))
+	p.line("cache (%s): %s; %s per token and %s per sequence promise %s", r.Model.KV, engine.Bytes(r.Cache),
+		engine.Bytes(r.Model.TokenBytes), engine.Bytes(r.Model.SeqBytes), engine.Bytes(r.Formula))
 	if d := r.Drafter; d != nil {
-		p.line("drafter's cache %s: %s", d.KV, engine.Bytes(r.DraftCache))
+		p.line("drafter's cache (%s): %s", d.KV, engine.Bytes(r.DraftCache))
 	}
 	for _, x := range r.Runs {
 		verdict := "ok"
 		if x.Problem != "" {
 			verdict = "LOST: " + x.Problem
 		}
-		p.line("  %-8s %4d tokens, %.2f per pass, %7.1f tokens/s   %s", x.Mode, x.Tokens, x.PerPass, float64(x.Tokens)/x.Seconds,
-			strings.TrimSpace(verdict))
+		p.line("  %-8s %4d tokens, %.2f per pass, %7.1f tokens/s   %s", x.Mode, x.Tokens, x.PerPass,
+			float64(x.Tokens)/x.Seconds, verdict)
 	}
 	return p.err
 }

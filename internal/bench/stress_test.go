@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"math"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -97,7 +98,8 @@ func TestWorkOfAToken(t *testing.T) {
 		if err := f.fill(context.Background(), &StressReport{}, StressConfig{Chunk: 500, Tokens: 100}); err != nil {
 			t.Fatal(err)
 		}
-		s, err := m.Runner.NewStream(speculate.Config{Options: opt, Seq: f.seq, Contexts: f.contexts, Known: f.tokens[:n-1], Prompt: f.tokens[n-1:],
+		s, err := m.Runner.NewStream(speculate.Config{Options: opt, Seq: f.seq, Contexts: f.contexts,
+			Known: f.tokens[:n-1], Prompt: f.tokens[n-1:],
 			Sampler: sample.New(sample.Params{}, m.Target.Vocab), Emit: func(speculate.Token) bool { return true }})
 		if err != nil {
 			t.Fatal(err)
@@ -122,7 +124,8 @@ func TestWorkOfAToken(t *testing.T) {
 		return float64(after.TotalAlloc-before.TotalAlloc) / 40
 	}
 	for name, opt := range map[string]speculate.Options{
-		"plain": {Draft: speculate.Off}, "chain": {Draft: "dflash", Fixed: true, Tree: speculate.TreeOff}, "tree": {Draft: "dflash", Fixed: true, Tree: 12},
+		"plain": {Draft: speculate.Off}, "chain": {Draft: "dflash", Fixed: true, Tree: speculate.TreeOff},
+		"tree": {Draft: "dflash", Fixed: true, Tree: 12},
 	} {
 		short, long := work(300, opt), work(3800, opt)
 		if long > 1.5*short+2000 {
@@ -145,15 +148,17 @@ func TestCompareTypes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ids := m.Tokenizer.Encode("package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\nfunc main() {\n\tfor i := 0; i < len(os.Args); i++ {\n", tokenizer.EncodeOptions{AddSpecial: true})
+	text := "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\nfunc main() {\n\tfor i := 0; i < len(os.Args); i++ {\n"
+	ids := m.Tokenizer.Encode(text, tokenizer.EncodeOptions{AddSpecial: true})
 	m.Close()
-	r, err := CompareTypes(context.Background(), []string{"f32", "q8_0", "turbo3"}, Config{Cases: []Case{{Tokens: ids}}, Tokens: 40, Chunk: 64}, open)
+	c := Config{Cases: []Case{{Tokens: ids}}, Tokens: 40, Chunk: 64}
+	r, err := CompareTypes(context.Background(), []string{"f32", "q8_0", "turbo3"}, c, open)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, b, c := r.Rows[0], r.Rows[1], r.Rows[2]
-	if a.Agree != 1 || b.Agree < 0.9 || c.Agree > 1 || a.PerPass < 1.5 || a.TokenBytes <= b.TokenBytes || b.TokenBytes <= c.TokenBytes ||
-		!(a.Loss > 0) || b.Loss-a.Loss > 0.02 || a.Loss-b.Loss > 0.02 || c.Loss < a.Loss-0.05 {
+	f32, q8, t3 := r.Rows[0], r.Rows[1], r.Rows[2]
+	if f32.Agree != 1 || q8.Agree < 0.9 || t3.Agree < 0.5 || f32.PerPass < 1.5 || f32.TokenBytes <= q8.TokenBytes ||
+		q8.TokenBytes <= t3.TokenBytes || !(f32.Loss > 0) || math.Abs(q8.Loss-f32.Loss) > 0.02 || t3.Loss < f32.Loss-0.05 {
 		t.Errorf("%+v", r.Rows)
 	}
 }

@@ -8,7 +8,6 @@ import (
 
 	"strobe/internal/engine"
 	"strobe/internal/model"
-	"strobe/internal/sample"
 	"strobe/internal/speculate"
 )
 
@@ -17,7 +16,7 @@ type TypeRow struct {
 	KV         string  `json:"cache_types"` // of keys and values
 	TokenBytes int     `json:"cache_bytes_per_token"`
 	Loss       float64 `json:"loss"`      // mean over the tokens of the prompts, in nats
-	Agree      float64 `json:"agreement"` // share of the tokens of the first type's greedy texts that this one would choose, too
+	Agree      float64 `json:"agreement"` // share of the first type's greedy texts that this one would choose, too
 	PerPass    float64 `json:"tokens_per_pass"`
 }
 
@@ -30,7 +29,8 @@ type TypeReport struct {
 
 // CompareTypes measures a model with several types of keys and values, the first of which the others are compared with.
 // open loads the model with one of them.
-func CompareTypes(ctx context.Context, types []string, c Config, open func(kv string) (*engine.Model, error)) (*TypeReport, error) {
+func CompareTypes(ctx context.Context, types []string, c Config,
+	open func(kv string) (*engine.Model, error)) (*TypeReport, error) {
 	r := &TypeReport{Prompts: len(c.Cases), Tokens: c.Tokens}
 	var texts [][]int32 // of the first type
 	for i, kv := range types {
@@ -64,7 +64,7 @@ func measureType(ctx context.Context, m *engine.Model, c Config, texts *[][]int3
 		if ds := m.Drafters(); len(ds) > 0 {
 			opt = speculate.Options{Draft: ds[0].Name(), Fixed: true, Tree: speculate.TreeOff}
 		}
-		s, err := m.Solo(m.Runner, engine.Request{Tokens: x.Tokens, MaxTokens: c.Tokens, Params: sample.Params{}, Spec: opt}, c.Context)
+		s, err := m.Solo(m.Runner, engine.Request{Tokens: x.Tokens, MaxTokens: c.Tokens, Spec: opt}, c.Context)
 		if err != nil {
 			return nil, err
 		}
@@ -136,8 +136,8 @@ func (r *TypeReport) WriteText(w io.Writer) error {
 	p := &printer{w: w}
 	rows := [][]string{{"keys/values", "bytes per token", "loss", "perplexity", "greedy agreement", "tokens per pass"}}
 	for _, x := range r.Rows {
-		rows = append(rows, []string{x.KV, fmt.Sprint(x.TokenBytes), fmt.Sprintf("%.4f", x.Loss), fmt.Sprintf("%.3f", math.Exp(x.Loss)),
-			fmt.Sprintf("%.2f %%", 100*x.Agree), fmt.Sprintf("%.2f", x.PerPass)})
+		rows = append(rows, []string{x.KV, fmt.Sprint(x.TokenBytes), fmt.Sprintf("%.4f", x.Loss),
+			fmt.Sprintf("%.3f", math.Exp(x.Loss)), fmt.Sprintf("%.2f %%", 100*x.Agree), fmt.Sprintf("%.2f", x.PerPass)})
 	}
 	p.table(rows)
 	return p.err

@@ -57,8 +57,8 @@ type Options struct {
 	GPULayers int
 	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
 	Progress func(done, total int)
-	// KV is the type of cached keys and values (quant.CacheTypes), f16 by default; KVKey and KVValue choose one of the two, and
-	// KVLayers makes exceptions for layers (cache.ParseTypes).
+	// KV is the type of cached keys and values (quant.CacheTypes), f16 by default; KVKey and KVValue choose for one of
+	// the two, and KVLayers makes exceptions for layers (cache.ParseTypes).
 	KV, KVKey, KVValue, KVLayers string
 	// KVDraft is the type of the drafter's cache: f16 by default, and f32 where KV is f32.
 	KVDraft string

@@ -41,7 +41,8 @@ type Options struct {
 // ExactProduct is the bound for float32 arithmetic in any order.
 func ExactProduct(quant.Type, int) float64 { return 1e-5 }
 
-// ExactAttention is the bound for float32 arithmetic on keys and values that are rotated and rounded as package quant does.
+// ExactAttention is the bound for float32 arithmetic on keys and values that are rotated and rounded as package quant
+// does.
 func ExactAttention(_, _ quant.Type) float64 { return 1e-5 }
 
 func (o Options) withDefaults() Options {

@@ -14,7 +14,8 @@ func BenchmarkAttention(b *testing.B) {
 	const before, rows, heads, kvHeads, dim = 11264, 64, 8, 2, 256
 	for _, t := range []quant.Type{quant.F16, quant.Turbo3} {
 		b.Run(t.String(), func(b *testing.B) {
-			pool, err := d.NewKVPool(backend.KVLayout{Page: 64, Layers: []backend.KVDims{{Heads: kvHeads, KeyDim: dim, ValueDim: dim, Key: t, Value: t}}})
+			layer := backend.KVDims{Heads: kvHeads, KeyDim: dim, ValueDim: dim, Key: t, Value: t}
+			pool, err := d.NewKVPool(backend.KVLayout{Page: 64, Layers: []backend.KVDims{layer}})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -206,7 +206,7 @@ func TestContextIsBounded(t *testing.T) {
 	}{
 		"asked for":     {golden(t, "qwen3"), Options{Window: 100}},
 		"in the file":   {golden(t, "qwen35"), Options{Window: 100}},
-		"no windows":    {golden(t, "qwen3").del("dflash.attention.sliding_window").del("dflash.attention.sliding_window_pattern"), Options{Window: 100}},
+		"no windows":    {golden(t, "qwen3").del("dflash.attention.sliding_window"), Options{Window: 100}},
 		"quantised too": {golden(t, "qwen3"), Options{Window: 100, KV: cache.Uniform(quant.Q8_0)}},
 	} {
 		target := m
