@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +21,8 @@ import (
 
 	"strobe/internal/chat"
 	"strobe/internal/engine"
+	"strobe/internal/hub"
+	"strobe/internal/sample"
 	"strobe/internal/server"
 )
 
@@ -46,10 +47,11 @@ type serveOptions struct {
 	certKey string
 
 	settings     string
+	tables       map[string]map[string]any // of single models, from the file
+	given        sample.Defaults           // what flags say of sampling, the ones that were set
 	templateFile string
-	kwargs       string
-	thinking     string
-	system       string
+	chatFlags
+	props, pull bool
 
 	cacheDir  string
 	cacheRAM  byteSize
@@ -69,7 +71,7 @@ type serveOptions struct {
 const keyVariable = "STROBE_API_KEY"
 
 func newServeCmd() *cobra.Command {
-	opt := serveOptions{cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20, maxStored: 64 << 20}
+	opt := serveOptions{chatFlags: chatFlags{thinking: "auto"}, cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20, maxStored: 64 << 20}
 	cmd := &cobra.Command{
 		Use:   "serve [-m FILE | --models DIR]",
 		Short: "Serve models over HTTP, with a web page",
@@ -91,9 +93,11 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
   strobe serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert c.pem --tls-key k.pem`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fillFlags(cmd, opt.settings); err != nil {
+			var err error
+			if opt.tables, err = fillFlags(cmd, opt.settings); err != nil {
 				return err
 			}
+			opt.given = givenSampling(cmd.Flags(), &opt.Params)
 			return opt.run(cmd)
 		},
 	}
@@ -102,26 +106,27 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 	f := cmd.Flags()
 	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
 	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
-	f.DurationVar(&opt.idle, "models-idle", 0, "unload a model that nobody used for so long; it is loaded again when asked for (default: never)")
+	f.DurationVar(&opt.idle, "models-idle", 0,
+		"unload a model that nobody used for so long; it is loaded again when asked for (default: never)")
 	f.StringVar(&opt.alias, "alias", "", "name of the model in answers (default: its file's)")
 	f.StringVar(&opt.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
 	f.IntVar(&opt.port, "port", 8080, "port to listen on; 0 takes a free one")
 	f.IntVar(&opt.parallel, "parallel", 4, "requests that run together")
 	f.IntVar(&opt.queue, "queue", 64, "requests that may wait for their turn; others are refused")
-	f.IntVar(&opt.maxTokens, "max-tokens", 0, "most tokens of an answer when the request does not say (default: until the context is full)")
+	f.IntVar(&opt.maxTokens, "max-tokens", 0,
+		"most tokens of an answer when the request does not say (default: until the context is full)")
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
 	f.StringVar(&opt.keyFile, "api-key-file", "", "file with keys, one per line")
 	f.StringArrayVar(&opt.cors, "cors", nil, "origin whose web pages may use the server, * for any; may be repeated")
 	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be "+
 		"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
 		"and there is a key")
-	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given: lines like port = 9000")
+	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given, in TOML: lines like port = 9000, and "+
+		"tables like [defaults.\"NAME\"] for single models")
 	f.StringVar(&opt.templateFile, "chat-template-file", "", "file with a chat template to use instead of the model's")
-	f.StringVar(&opt.kwargs, "chat-template-kwargs", "",
-		`variables of the chat template as JSON, for requests that do not set them: {"x": 1}`)
-	f.StringVar(&opt.thinking, "thinking", "auto",
-		"reasoning when the request does not say: auto (as the template has it), on or off")
-	f.StringVar(&opt.system, "system", "", "message of the system for conversations that have none")
+	opt.chatFlags.add(f)
+	f.BoolVar(&opt.props, "props", false, "let POST /props change what requests leave out")
+	f.BoolVar(&opt.pull, "pull", false, "let clients download models from the Hugging Face hub (POST /api/pull), with --models")
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
@@ -132,8 +137,10 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 	f.DurationVar(&opt.storedAge, "responses-age", 24*time.Hour, "time they are kept after their last use")
 	f.IntVar(&opt.maxConns, "max-conns", 1024, "connections at a time; idle ones make room, others wait")
 	f.IntVar(&opt.perAddress, "max-conns-per-address", 0, "connections of one address at a time (default: no limit)")
-	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second, "time a client may take to accept a piece of its answer")
-	f.DurationVar(&opt.drain, "shutdown-timeout", 10*time.Second, "time running requests have to finish when the server is told to stop")
+	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second,
+		"time a client may take to accept a piece of its answer")
+	f.DurationVar(&opt.drain, "shutdown-timeout", 10*time.Second,
+		"time running requests have to finish when the server is told to stop")
 	f.StringVar(&opt.logFormat, "log-format", "text", "format of the log: text or json")
 	return cmd
 }
@@ -207,9 +214,11 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 }
 
 // offer loads what there is to load and gives it to the server. The function it returns unloads.
-func (o *serveOptions) offer(ctx context.Context, s *server.Server, log *slog.Logger) (closeModels func(context.Context) error, err error) {
+func (o *serveOptions) offer(ctx context.Context, s *server.Server,
+	log *slog.Logger) (closeModels func(context.Context) error, err error) {
 	ecfg := engine.Config{
-		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir, CacheDiskBytes: int64(o.cacheDisk), Log: log,
+		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir,
+		CacheDiskBytes: int64(o.cacheDisk), Log: log,
 	}
 	// In the engine zero means the default, here it means none.
 	if o.cacheRAM == 0 {
@@ -248,7 +257,8 @@ var newPool = engine.NewPool // another one in tests
 
 // offerPool offers the files of a folder, or a single one, which is loaded at once. A single file is a pool, too:
 // it is loaded again when it was changed or its engine stopped.
-func (o *serveOptions) offerPool(ctx context.Context, s *server.Server, cfg engine.PoolConfig) (closeModels func(context.Context) error, err error) {
+func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
+	cfg engine.PoolConfig) (closeModels func(context.Context) error, err error) {
 	if cfg.Load, err = o.loadOptions(); err != nil {
 		return nil, err
 	}
@@ -268,7 +278,32 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server, cfg engi
 		}
 	}
 	s.SetModels(server.Pool(p, only))
+	if o.pull && only == "" {
+		s.SetPull(puller(p))
+	}
 	return p.Close, nil
+}
+
+// puller downloads models from the hub into its cache and offers them under the name they were asked for by.
+func puller(p *engine.Pool) server.PullFunc {
+	return func(ctx context.Context, name string, report func(file string, done, total int64)) error {
+		ref := name
+		for _, host := range []string{"https://", "hf.co/", "huggingface.co/"} { // as Ollama's clients write them
+			ref = strings.TrimPrefix(ref, host)
+		}
+		if _, err := hub.ParseRef(ref); err != nil {
+			return &chat.FieldError{Field: "model", Msg: err.Error()}
+		}
+		c, err := hub.FromEnv()
+		if err != nil {
+			return err
+		}
+		path, err := c.Pull(ctx, ref, func(s hub.Progress) { report(s.File, s.Done, s.Total) })
+		if err != nil {
+			return err
+		}
+		return p.Add(ctx, name, path)
+	}
 }
 
 // first loads the only model of a pool.
@@ -317,25 +352,6 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 	return opt, nil
 }
 
-// chatDefaults is what the flags say of conversations that say nothing else.
-func (o *serveOptions) chatDefaults() (d server.ChatDefaults, err error) {
-	d.System = o.system
-	switch o.thinking {
-	case "auto":
-	case "on", "off":
-		on := o.thinking == "on"
-		d.Thinking = &on
-	default:
-		return d, usagef("--thinking %q: want auto, on or off", o.thinking)
-	}
-	if o.kwargs != "" {
-		if err := json.Unmarshal([]byte(o.kwargs), &d.Kwargs); err != nil || d.Kwargs == nil {
-			return d, usagef("--chat-template-kwargs: %q is not an object of JSON", o.kwargs)
-		}
-	}
-	return d, nil
-}
-
 // config checks the flags of the server itself.
 func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	cfg = server.Config{
@@ -343,6 +359,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress,
 		WriteTimeout: o.writeTimeout, Drain: o.drain,
 		MaxStored: int64(o.maxStored), StoredAge: o.storedAge, LocalOrigins: isLoopback(o.host),
+		Sampling: o.given, ChangeProps: o.props,
 	}
 	if o.maxStored == 0 { // there zero means the default
 		cfg.MaxStored = -1
@@ -372,7 +389,10 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	if _, err := o.loadOptions(); err != nil {
 		return cfg, err
 	}
-	if cfg.Chat, err = o.chatDefaults(); err != nil {
+	if cfg.Chat, err = o.chatFlags.defaults(); err != nil {
+		return cfg, err
+	}
+	if cfg.PerModel, err = o.modelDefaults(); err != nil {
 		return cfg, err
 	}
 	if cfg.Keys, err = o.allKeys(); err != nil {
@@ -387,7 +407,8 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		if err != nil {
 			return cfg, err
 		}
-		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}
+		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"},
+			MinVersion: tls.VersionTLS12}
 	}
 	return cfg, nil
 }

@@ -101,7 +101,8 @@ func TestServe(t *testing.T) {
 	if err := os.WriteFile(keys, []byte("# ours\nsesame\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	url, stop := serve(t, "-m", testkit.Golden(t, "qwen35/model.gguf"), "-d", testkit.Golden(t, "dflash-qwen35/model.gguf"),
+	url, stop := serve(t, "-m", testkit.Golden(t, "qwen35/model.gguf"), "-d",
+		testkit.Golden(t, "dflash-qwen35/model.gguf"),
 		"--alias", "tiny", "--ctx", "512", "--api-key-file", keys, "--log-format", "json", "--temp", "0")
 	if !strings.HasPrefix(url, "http://127.0.0.1:") {
 		t.Errorf("it listens on %s", url)
@@ -155,7 +156,8 @@ func TestServeModels(t *testing.T) {
 	url, _ := serve(t, "--models", dir, "--models-memory", "1", "--ctx", "256", "--quiet")
 	ready(t, url)
 	chat := func(model string) (int, map[string]any) {
-		return ask(t, url+"/v1/chat/completions", `{"model":"`+model+`","messages":[{"role":"user","content":"hi"}],"max_tokens":3}`)
+		return ask(t, url+"/v1/chat/completions",
+			`{"model":"`+model+`","messages":[{"role":"user","content":"hi"}],"max_tokens":3}`)
 	}
 	state := func(name string) any {
 		_, v := ask(t, url+"/v1/models", "")
@@ -223,7 +225,8 @@ func TestServeFlags(t *testing.T) {
 	model := testkit.Golden(t, "qwen35/model.gguf")
 	empty := filepath.Join(t.TempDir(), "empty")
 	broken, wrong := filepath.Join(t.TempDir(), "broken"), filepath.Join(t.TempDir(), "wrong")
-	for path, text := range map[string]string{empty: "", broken: "{% for %}", wrong: "# mine\ncolour = red\n"} {
+	odd := filepath.Join(t.TempDir(), "odd")
+	for path, text := range map[string]string{empty: "", odd: "[defaults.x]\nport = 1\n", broken: "{% for %}", wrong: "# mine\ncolour = \"red\"\n"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -250,7 +253,9 @@ func TestServeFlags(t *testing.T) {
 		{[]string{"-m", model, "--chat-template-file", broken}, exitError, "broken"},
 		{[]string{"--models", ".", "--chat-template-file", broken}, exitUsage, "single model"},
 		{[]string{"--config", "no-such-file"}, exitError, "no-such-file"},
-		{[]string{"--config", wrong}, exitError, "wrong:2: there is no setting \"colour\""},
+		{[]string{"--config", wrong}, exitError, "wrong: there is no setting \"colour\""},
+		{[]string{"--config", broken}, exitError, "broken:1: "},
+		{[]string{"--config", odd}, exitError, "there is no setting \"port\""},
 		{[]string{"-m", model, "--host", "256.1.1.1", "--port", "0"}, exitError, "256.1.1.1"},
 	} {
 		var out, errs bytes.Buffer
@@ -269,8 +274,9 @@ func TestServeSettings(t *testing.T) {
 	file := filepath.Join(dir, "settings")
 	for path, text := range map[string]string{
 		template: "{{ tone }}{% for m in messages %}|{{ m.role }}:{{ m.content }}{% endfor %}{% if enable_thinking is defined %}|{{ enable_thinking }}{% endif %}",
-		file: "# a comment\n\nsystem = Be brief.\nalias=from-file\nthinking = off\nchat-template-file = " + template +
-			"\nchat-template-kwargs = {\"tone\": \"calm\"}\n",
+		file: "# a comment\n\nsystem = \"Be brief.\"\nalias=\"from-file\"\nthinking = \"off\"\nchat-template-file = '" + template +
+			"'\nchat-template-kwargs = {tone = \"calm\"}\ntemp = 0.5\ntop-k = 7\ncors = [\"http://a\", \"http://b\"]\n" +
+			"[defaults.from-environment]\ntop-k = 9\nmax-tokens = 3\n[defaults.other]\nsystem = \"No.\"\n",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -282,7 +288,9 @@ func TestServeSettings(t *testing.T) {
 	ready(t, url)
 	for body, want := range map[string]string{
 		`{"messages":[{"role":"user","content":"x"}]}`: "calm|system:Be brief.|user:x|True",
-		`{"messages":[{"role":"system","content":"s"},{"role":"user","content":"x"}],"enable_thinking":false,"chat_template_kwargs":{"tone":"glad"}}`: "glad|system:s|user:x|False",
+		`{"messages":[{"role":"system","content":"s"}` +
+			`,{"role":"user","content":"x"}],"enable_thinking":false,` +
+			`"chat_template_kwargs":{"tone":"glad"}}`: "glad|system:s|user:x|False",
 	} {
 		if code, m := ask(t, url+"/apply-template", body); code != 200 || m["prompt"] != want {
 			t.Errorf("%s: %d %v", body, code, m)
@@ -290,6 +298,11 @@ func TestServeSettings(t *testing.T) {
 	}
 	if _, m := ask(t, url+"/props", ""); m["model_alias"] != "from-environment" {
 		t.Errorf("the name is %v", m["model_alias"])
+	}
+	_, m := ask(t, url+"/completion", `{"prompt":"x","ignore_eos":true}`)
+	settings, _ := m["generation_settings"].(map[string]any)
+	if settings["temperature"] != 0.5 || settings["top_k"] != 9.0 || m["tokens_predicted"] != 3.0 {
+		t.Errorf("settings %v, %v tokens", settings, m["tokens_predicted"])
 	}
 }
 
@@ -311,7 +324,8 @@ func TestHostNames(t *testing.T) {
 		{"localhost", []string{"Box.lan"}, false, map[string]bool{"localhost": true, "box.lan": true, "evil.example": false}},
 		{"0.0.0.0", nil, false, map[string]bool{"localhost": true, machine: true, "evil.example": false}},
 		{"", nil, false, map[string]bool{"localhost": true, machine: true, "evil.example": false}},
-		{"::", []string{"box"}, false, map[string]bool{"localhost": true, "box": true, machine: false, "evil.example": false}},
+		{"::", []string{"box"}, false, map[string]bool{"localhost": true, "box": true, machine: false,
+			"evil.example": false}},
 		{"box.lan", nil, false, map[string]bool{"box.lan": true, "evil.example": false}},
 		{"0.0.0.0", []string{"box"}, true, map[string]bool{"box": true, "evil.example": false}},
 		{"0.0.0.0", nil, true, nil},
@@ -323,14 +337,16 @@ func TestHostNames(t *testing.T) {
 		}
 		for name, want := range c.names {
 			if slices.Contains(got, name) != want {
-				t.Errorf("--host %q --allow-host %q, keys %v: %q is allowed: %v, want %v", c.host, c.allow, c.keys, name, !want, want)
+				t.Errorf("--host %q --allow-host %q, keys %v: %q is allowed: %v, want %v", c.host, c.allow, c.keys, name, !want,
+					want)
 			}
 		}
 	}
 }
 
 func TestByteSize(t *testing.T) {
-	for s, want := range map[string]int64{"0": 0, "512": 512, "4KiB": 4096, "1.5MiB": 3 << 19, "2g": 2 << 30, "500MB": 500e6, "1 TiB": 1 << 40} {
+	for s, want := range map[string]int64{"0": 0, "512": 512, "4KiB": 4096, "1.5MiB": 3 << 19, "2g": 2 << 30,
+		"500MB": 500e6, "1 TiB": 1 << 40} {
 		var b byteSize
 		if err := b.Set(s); err != nil || int64(b) != want {
 			t.Errorf("%q is %d, %v; want %d", s, b, err, want)

@@ -24,7 +24,7 @@ func tiny(t *testing.T, shape string, opt engine.Options) *engine.Model {
 	path := filepath.Join(dir, shape+".gguf")
 	opt.Threads, opt.Drafter = 2, filepath.Join(dir, "dflash.gguf")
 	for file, name := range map[string]string{path: shape, opt.Drafter: shape + "-dflash"} {
-		if err := synth.Write(file, name, "q8_0", 3); err != nil {
+		if err := synth.Write(t.Context(), file, name, "q8_0", 3, synth.Options{}); err != nil {
 			t.Fatal(err)
 		}
 	}

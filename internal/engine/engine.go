@@ -70,6 +70,7 @@ type Engine struct {
 	mu      sync.Mutex
 	queue   []*Generation // waiting, oldest first
 	calls   []*embedding  // waiting for the loop
+	tasks   []func(*loop) // likewise
 	embeds  int           // embeddings that wait or run
 	closing bool          // no new requests
 	abort   bool          // running ones are to be cancelled
@@ -85,7 +86,8 @@ type Engine struct {
 
 // New starts an engine for m, which belongs to the engine from then on.
 func New(m *Model, cfg Config) *Engine {
-	e := &Engine{model: m, files: m.files, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1), done: make(chan struct{})}
+	e := &Engine{model: m, files: m.files, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1),
+		done: make(chan struct{})}
 	e.saveDelay = 3 * time.Second
 	e.start()
 	return e
@@ -141,6 +143,9 @@ func (e *Engine) check(req *Request) error {
 		if id < 0 || int(id) >= e.model.Target.Vocab {
 			return fmt.Errorf("token id %d is outside the vocabulary of %d", id, e.model.Target.Vocab)
 		}
+	}
+	if s := req.Slot; s != nil && (*s < 0 || *s >= e.cfg.Parallel) {
+		return &SlotError{*s, e.cfg.Parallel}
 	}
 	if req.MaxTokens < 0 {
 		return fmt.Errorf("MaxTokens is %d; want at least 0", req.MaxTokens)

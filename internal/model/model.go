@@ -25,8 +25,8 @@ const MaxRows = 512
 // Options configures a model. The zero value keeps keys and values in F16 and everything on one device.
 type Options struct {
 	KV cache.Types
-	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token embeddings lie with the
-	// first layer, the output matrix with the last.
+	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token
+	// embeddings lie with the first layer, the output matrix with the last.
 	Place func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
@@ -96,7 +96,8 @@ var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
 // Supported reports whether Open can load an architecture.
 func Supported(arch string) bool { return architectures[arch] != nil }
 
-// Open loads the model of f on a device, or on several if Options.Place says so. The file must stay open while the model is used.
+// Open loads the model of f on a device, or on several if Options.Place says so. The file must stay open while the
+// model is used.
 func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend) (*Model, error) {
 	build := architectures[f.Arch()]
 	if build == nil {
@@ -105,7 +106,8 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 			names = append(names, n)
 		}
 		sort.Strings(names)
-		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(), strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(),
+			strings.Join(names, ", "))
 	}
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound}
@@ -288,7 +290,8 @@ type Output struct {
 	Features backend.Tensor // all rows: captured layers side by side
 }
 
-// Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at once.
+// Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at
+// once.
 func (o *Output) Row(segment, i int) []float32 {
 	if o.logits == nil {
 		o.logits = o.m.Backend().Read(o.Logits)
@@ -297,8 +300,8 @@ func (o *Output) Row(segment, i int) []float32 {
 	return o.logits[(o.first[segment]+i)*n:][:n]
 }
 
-// Best returns the best id of the i-th row with logits of a segment, -1 if there is none, chosen by the device when all segments with
-// logits are greedy.
+// Best returns the best id of the i-th row with logits of a segment, -1 if there is none, chosen by the device when
+// all segments with logits are greedy.
 func (o *Output) Best(segment, i int) int32 {
 	if o.bestIDs == nil {
 		return -1
@@ -321,7 +324,8 @@ func (o *Output) FeatureRows(segment, from, n int) backend.Tensor {
 func (o *Output) FeatureRow(segment, i int) int { return o.firstRow[segment] + i }
 
 // Forward runs a batch. Its rows are in the caches afterwards but not committed; each
-// sequence needs a Commit before its next pass. After an error its sequences are unusable, except where nothing had begun.
+// sequence needs a Commit before its next pass. After an error its sequences are unusable, except where nothing had
+// begun.
 func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	out = &Output{m: m}
 	var ids, pick []int32

@@ -332,7 +332,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesReq
 		return nil, err
 	}
 	defer l.release()
-	req := s.request()
+	req := s.request(l.view)
 	if err := q.sampling().apply(&req, l.tok); err != nil {
 		return nil, err
 	}

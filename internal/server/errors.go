@@ -65,6 +65,7 @@ func explain(err error) *apiError {
 		field   *chat.FieldError
 		schema  *grammar.Error
 		size    *http.MaxBytesError
+		slot    *engine.SlotError
 	)
 	bad := func(code string) *apiError {
 		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: code, Message: err.Error()}
@@ -97,6 +98,16 @@ func explain(err error) *apiError {
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}
 	case errors.Is(err, engine.ErrEmptyPrompt):
 		return bad("")
+	case errors.As(err, &slot):
+		e := bad("")
+		e.Param = "id_slot"
+		return e
+	case errors.Is(err, engine.ErrNotSaved):
+		return &apiError{Status: http.StatusNotFound, Type: "not_found_error", Param: "filename", Message: err.Error()}
+	case errors.Is(err, engine.ErrSlotEmpty):
+		return bad("")
+	case errors.Is(err, engine.ErrInUse):
+		return &apiError{Status: http.StatusConflict, Type: "invalid_request_error", Param: "model", Message: err.Error()}
 	case errors.Is(err, speculate.ErrNoSource):
 		e := bad("")
 		e.Param = "strobe.draft"

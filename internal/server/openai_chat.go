@@ -294,15 +294,16 @@ func usage(replies []*reply, shared int) *usageJSON {
 }
 
 type chatResponse struct {
-	ID                string       `json:"id"`
-	Object            string       `json:"object"`
-	Created           int64        `json:"created"`
-	Model             string       `json:"model"`
-	SystemFingerprint string       `json:"system_fingerprint"`
-	Choices           []chatChoice `json:"choices"`
-	Usage             *usageJSON   `json:"usage,omitempty"`
-	Timings           *timingsJSON `json:"timings,omitempty"`
-	Strobe            *strobeJSON  `json:"strobe,omitempty"`
+	ID                string          `json:"id"`
+	Object            string          `json:"object"`
+	Created           int64           `json:"created"`
+	Model             string          `json:"model"`
+	SystemFingerprint string          `json:"system_fingerprint"`
+	Choices           []chatChoice    `json:"choices"`
+	Usage             *usageJSON      `json:"usage,omitempty"`
+	Timings           *timingsJSON    `json:"timings,omitempty"`
+	Strobe            *strobeJSON     `json:"strobe,omitempty"`
+	Progress          *promptProgress `json:"prompt_progress,omitempty"`
 }
 
 type chatChoice struct {
@@ -430,7 +431,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chat
 		return nil, err
 	}
 	defer l.release()
-	req := s.request()
+	req := s.request(l.view)
 	if err := q.samplingFields.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
@@ -518,6 +519,13 @@ func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 		if !begun[i] {
 			begun[i] = true
 			if err := a.chunk(st, i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil); err != nil {
+				return err
+			}
+		}
+		if rep.prompt != nil {
+			out := a.base
+			out.Choices, out.Progress, rep.prompt = []chatChoice{{Index: i, Delta: &chatDelta{}}}, rep.prompt, nil
+			if err := st.send("", &out); err != nil {
 				return err
 			}
 		}

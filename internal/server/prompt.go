@@ -24,9 +24,10 @@ type view struct {
 	template *chat.Template
 	defaults ChatDefaults
 
-	vocab    func() *grammar.Vocab // for constraints
-	mu       sync.Mutex
-	grammars map[string]*grammar.Grammar // compiled schemas
+	vocab     func() *grammar.Vocab // for constraints
+	callVocab func() *grammar.Vocab // for those of calls
+	mu        sync.Mutex
+	grammars  map[string]*grammar.Grammar // compiled schemas
 }
 
 func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error) {
@@ -38,6 +39,14 @@ func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error
 		return nil, err
 	}
 	v.vocab = sync.OnceValue(func() *grammar.Vocab { return newVocab(v.tok) })
+	v.callVocab = sync.OnceValue(func() *grammar.Vocab {
+		for id := range tokenizer.ID(v.tok.Size()) {
+			if v.tok.Kind(id) == tokenizer.Control && slices.Contains(callMarkers, string(v.tok.Piece(id, true))) {
+				return newVocab(v.tok, callMarkers...)
+			}
+		}
+		return v.vocab()
+	})
 	return v, nil
 }
 

@@ -29,7 +29,8 @@ type reply struct {
 	thinking           bool
 	enough             bool // the rest is not wanted
 	result             *engine.Result
-	firstAt            time.Time
+	began, firstAt     time.Time
+	prompt             *promptProgress // news of it, for those who want them
 }
 
 // toolCall is a function the model wants called.
@@ -50,7 +51,7 @@ type delta struct {
 // newReply returns a reply whose deltas are shown as they come, or one that is shown whole. In
 // a stream a tool call begins as soon as its name is known; a whole answer has complete calls only.
 func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
-	r := &reply{tok: v.tok}
+	r := &reply{tok: v.tok, began: time.Now()}
 	if c != nil {
 		r.parser, r.oneCall, r.thinking = p.Parser(), c.oneCall, p.Thinking
 		if r.parser != nil {

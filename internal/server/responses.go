@@ -92,7 +92,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 		return nil, err
 	}
 	defer l.release()
-	req := s.request()
+	req := s.request(l.view)
 	f := samplingFields{
 		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
 		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,

@@ -10,9 +10,22 @@ import (
 	"strobe/internal/engine"
 )
 
-// request is the start of every engine request: the server's defaults.
-func (s *Server) request() engine.Request {
+// request is the start of every engine request: the defaults. A model's own come before the program's, what was
+// said for all models before those, and what was said for this one first.
+func (s *Server) request(v *view) engine.Request {
 	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
+	own := v.engine.Model().Sampling
+	own.Apply(&req.Params)
+	s.cfg.Sampling.Apply(&req.Params)
+	if m, ok := s.cfg.PerModel[v.name]; ok {
+		m.Sampling.Apply(&req.Params)
+		if m.MaxTokens > 0 {
+			req.MaxTokens = m.MaxTokens
+		}
+	}
+	if d := s.changed.Load(); d != nil {
+		d.Apply(&req.Params)
+	}
 	if req.Params.Seed = rand.Uint64(); s.cfg.Seed != nil {
 		req.Params.Seed = *s.cfg.Seed
 	}
@@ -83,6 +96,9 @@ func (b *batch) run(r *http.Request, step func(i int, d []delta) error, idle fun
 		rep := b.replies[i]
 		over := rep.enough
 		d := rep.take(ev)
+		if ev.Prompt != nil {
+			rep.prompt = newPromptProgress(ev.Prompt, time.Since(rep.began))
+		}
 		if rep.enough && !over {
 			b.gens[i].Cancel()
 		}

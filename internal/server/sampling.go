@@ -49,6 +49,8 @@ type samplingFields struct {
 	NPredict            *int `json:"n_predict"`
 
 	CachePrompt     *bool         `json:"cache_prompt"`
+	IDSlot          *int          `json:"id_slot"`
+	ReturnProgress  bool          `json:"return_progress"`
 	TimingsPerToken bool          `json:"timings_per_token"`
 	Strobe          *strobeFields `json:"strobe"`
 }
@@ -133,6 +135,9 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 		return err
 	}
 	req.IgnoreEOG = f.IgnoreEOS
+	if req.Progress = f.ReturnProgress; f.IDSlot != nil && *f.IDSlot >= 0 {
+		req.Slot = f.IDSlot
+	}
 	req.NoCache = f.CachePrompt != nil && !*f.CachePrompt
 	for _, x := range []struct {
 		name string

@@ -82,7 +82,7 @@ func TestFourSequences(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	for _, c := range []struct {
 		name string
-		file *edit
+		file *drafterFile
 	}{{"plain", golden(t, "qwen35")}, {"markov", markovFile(t, "qwen35", 0)}, {"selector", selectorFile(t, "qwen35")}} {
 		t.Run(c.name, func(t *testing.T) {
 			d := c.file.open(t, m, Options{})
@@ -201,7 +201,7 @@ func TestContextIsBounded(t *testing.T) {
 	m := openTarget(t, "qwen3")
 	const n = 300
 	for name, c := range map[string]struct {
-		file *edit
+		file *drafterFile
 		opt  Options
 	}{
 		"asked for":     {golden(t, "qwen3"), Options{Window: 100}},
@@ -240,7 +240,7 @@ func TestContextIsBounded(t *testing.T) {
 // TestKnownWindows: a file without windows whose name is known gets them, for all layers but the last.
 func TestKnownWindows(t *testing.T) {
 	m := openTarget(t, "qwen3")
-	bare := func() *edit {
+	bare := func() *drafterFile {
 		return golden(t, "qwen3").del("dflash.attention.sliding_window").del("dflash.attention.sliding_window_pattern")
 	}
 	d := bare().set("general.name", "Qwen3.6 27B DFlash").open(t, m, Options{})

@@ -16,18 +16,25 @@ type gbnfCase struct {
 var gbnfCases = []gbnfCase{
 	{"literal", `root ::= "red"`, []string{"red"}, []string{"", "re", "redd", "green"}},
 	{"choice", `root ::= "red" | "green" | ""`, []string{"red", "green", ""}, []string{"blue"}},
-	{"lines", "# colours\nroot ::= colour ( \", \"\n  colour )* # a list\n\ncolour ::=\n  \"red\" |\n  \"green\"\n  | \"blue\"\n",
+	{"lines", "# colours\nroot ::= colour ( \", \"\n  colour )* # a list\n\ncolour ::=\n  \"red\" |\n  \"green\"\n  | " +
+		"\"blue\"\n",
 		[]string{"red", "green, blue, red"}, []string{"red,", "red green", ""}},
-	{"escapes", `root ::= "\"\\\n\t\x41\u00e9\U0001F326[" [\]\-\\^]`, []string{"\"\\\n\tAé🌦[]", "\"\\\n\tAé🌦[-", "\"\\\n\tAé🌦[^"}, []string{"\"\\\n\tAé🌦[a"}},
+	{"escapes", `root ::= "\"\\\n\t\x41\u00e9\U0001F326[" [\]\-\\^]`,
+		[]string{"\"\\\n\tAé🌦[]", "\"\\\n\tAé🌦[-", "\"\\\n\tAé🌦[^"}, []string{"\"\\\n\tAé🌦[a"}},
 	{"class", `root ::= [z-za-cé-ü0-9_-]+`, []string{"a1_-", "é", "üz"}, []string{"", "d", "y", "à"}},
 	{"not", `root ::= [^a-c"\n]*`, []string{"", "xyz", "你好🌦"}, []string{"a", "x\"", "\n"}},
 	{"any", `root ::= . "x" .?`, []string{"ax", "你x🌦", "\nx"}, []string{"x", "xyzx"}},
-	{"repetitions", `root ::= "a"{2} "b"{1,3} "c"{2,} "d"{,2} "e"+ "f"?`, []string{"aabcce", "aabbbccccddeef"}, []string{"abcce", "aabbbbcce", "aabce", "aabccddde", "aabcc"}},
-	{"large counts", `root ::= [a-z]{3,9000}`, []string{"abc", strings.Repeat("a", 9000)}, []string{"ab", strings.Repeat("a", 9001)}},
-	{"empty inside", `root ::= ("a"? "b"?){2,4} ("c"*)* (x){3} ("d"?)+` + "\nx ::= \"\" | \"y\"", []string{"", "abab", "ccyyydd", "bbbb"}, []string{"aaaaa", "yyyy", "dc"}},
-	{"empty inside often", `root ::= ((("x"?){9000}){9000}){9000} (a b? | "z"?){2}` + "\na ::= b*\nb ::= \"b\"? \"c\"?", []string{"", "xxx", "xxzz", "bcbbc"}, []string{"zx", "zzz"}},
+	{"repetitions", `root ::= "a"{2} "b"{1,3} "c"{2,} "d"{,2} "e"+ "f"?`, []string{"aabcce", "aabbbccccddeef"},
+		[]string{"abcce", "aabbbbcce", "aabce", "aabccddde", "aabcc"}},
+	{"large counts", `root ::= [a-z]{3,9000}`, []string{"abc", strings.Repeat("a", 9000)},
+		[]string{"ab", strings.Repeat("a", 9001)}},
+	{"empty inside", `root ::= ("a"? "b"?){2,4} ("c"*)* (x){3} ("d"?)+` + "\nx ::= \"\" | \"y\"",
+		[]string{"", "abab", "ccyyydd", "bbbb"}, []string{"aaaaa", "yyyy", "dc"}},
+	{"empty inside often", `root ::= ((("x"?){9000}){9000}){9000} (a b? | "z"?){2}` + "\na ::= b*\nb ::= \"b\"? \"c\"?",
+		[]string{"", "xxx", "xxzz", "bcbbc"}, []string{"zx", "zzz"}},
 	{"double", `root ::= "a"+? "b"{2}{2}`, []string{"bbbb", "aabbbb"}, []string{"bb"}},
-	{"recursion", "root ::= \"(\" root \")\" | item\nitem ::= \"x\" item | \"x\"", []string{"x", "((xx))"}, []string{"((x)", "()"}},
+	{"recursion", "root ::= \"(\" root \")\" | item\nitem ::= \"x\" item | \"x\"", []string{"x", "((xx))"},
+		[]string{"((x)", "()"}},
 	{"calculator", `root ::= expr "=" num
 expr ::= term ([-+*/] term)*
 term ::= num | "(" expr ")"
@@ -61,9 +68,10 @@ func TestGBNF(t *testing.T) {
 func TestGBNFMask(t *testing.T) {
 	v := testVocab()
 	for grammar, expr := range map[string]string{
-		`root ::= ("red" | "green") (" " [0-9]{2,3})*`:                               `^(red|green)( [0-9]{2,3})*$`,
-		`root ::= "{" ws ("name" | "age") ws ":" [^}]{1,9} "}"` + "\nws ::= [ \\n]?": `^\{[ \n]?(name|age)[ \n]?:[^}]{1,9}\}$`,
-		`root ::= [a-zé你]{4} .`:                                                      `(?s)^[a-zé你]{4}.$`,
+		`root ::= ("red" | "green") (" " [0-9]{2,3})*`: `^(red|green)( [0-9]{2,3})*$`,
+		`root ::= "{" ws ("name" | "age") ws ":" [^}]{1,9} "}"` +
+			"\nws ::= [ \\n]?": `^\{[ \n]?(name|age)[ \n]?:[^}]{1,9}\}$`,
+		`root ::= [a-zé你]{4} .`: `(?s)^[a-zé你]{4}.$`,
 	} {
 		g, err := CompileGBNF(grammar)
 		if err != nil {
@@ -177,39 +185,4 @@ func FuzzGBNF(f *testing.F) {
 			m.Accept(next)
 		}
 	})
-}
-
-// TestXML: the parameters of a call in tags.
-func TestXML(t *testing.T) {
-	v := testVocab()
-	schema := `{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer","minimum":1,"maximum":9},"unit":{"enum":["C","F"]},
-		"opts":{"type":"object","properties":{"a":{"type":"boolean"}},"required":["a"]},"any":{"anyOf":[{"type":"string"},{"type":"null"}]}},"required":["city","days"]}`
-	g, err := CompileXML([]byte(schema))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := func(k, s string) string { return "<parameter=" + k + ">\n" + s + "\n</parameter>\n" }
-	for text, want := range map[string]bool{
-		p("city", "Bonn\n\nor \"Köln\" </parameter> no") + p("days", "3") + "</function>":                             true,
-		p("city", "") + p("days", "3") + p("unit", "C") + p("opts", `{"a": true}`) + p("any", "null") + "</function>": true,
-		p("city", "\n\n</\n</parameter>x") + p("days", "1") + "</function>":                                           true,
-		p("days", "3") + "</function>":                                          false,
-		p("city", "x") + p("days", "10") + "</function>":                        false,
-		p("city", "x") + p("days", "3") + p("unit", "K") + "</function>":        false,
-		p("city", "x") + p("days", "3") + p("opts", `{"a": 1}`) + "</function>": false,
-		p("city", "x") + p("days", "3") + p("more", "1") + "</function>":        false,
-		p("city", "x") + p("days", "3"):                                         false,
-	} {
-		if got := accepts(t, g, v, text); got != want {
-			t.Errorf("%q: %v", text, got)
-		}
-	}
-	for schema, want := range map[string]string{
-		`true`: "must be an object", `{"type":"object"}`: "is missing", `{"anyOf":[]}`: "not supported for parameters",
-		`{"properties":{},"required":["a"]}`: "no property", `{"properties":{"a":{"type":"array","contains":{"type":"null"}}}}`: "contains",
-	} {
-		if _, err := CompileXML([]byte(schema)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", schema, err)
-		}
-	}
 }

@@ -2,12 +2,11 @@ package grammar
 
 import (
 	"math/big"
-	"regexp"
 	"slices"
 )
 
-// keyNames applies propertyNames: names to add to those that have a schema, and what other keys must be, nil for anything
-// and false for none. ok is false when no object fits.
+// keyNames applies propertyNames: names to add to those that have a schema, and what other keys must be, nil for
+// anything and false for none. ok is false when no object fits.
 func (c *compiler) keyNames(o *object, names, required []string) (added []string, key any, ok bool, err error) {
 	const k = "propertyNames"
 	v, given := o.get(k)
@@ -47,7 +46,8 @@ func (c *compiler) keyNames(o *object, names, required []string) (added []string
 		return nil, nil, true, nil
 	}
 	for _, key := range p.keys {
-		if constraints[key] && !slices.Contains([]string{"type", "pattern", "minLength", "maxLength"}, key) || unsupported[key] {
+		if constraints[key] && !slices.Contains([]string{"type", "pattern", "minLength", "maxLength"}, key) ||
+			unsupported[key] {
 			return nil, nil, false, errAt(p.at(key), "keyword %q is not supported for names of properties", key)
 		}
 	}
@@ -72,12 +72,14 @@ func (c *compiler) patternKeys(o *object, names []string) (key, value any, err e
 		return nil, nil, errAt(o.at(k), "more than one pattern is not supported")
 	}
 	expr := p.keys[0]
-	re, err := regexp.Compile(expr)
+	re, err := parsePattern(expr)
 	if err != nil {
-		return nil, nil, errAt(o.at(k), "regular expression is not supported: %v", err)
+		return nil, nil, errAt(o.at(k), "%v", err)
 	}
 	for _, n := range names {
-		if re.MatchString(n) {
+		if found, err := re.matches(n); err != nil {
+			return nil, nil, errAt(o.at(k), "%v", err)
+		} else if found {
 			return nil, nil, errAt(o.at(k), "a pattern that matches the property %q is not supported", n)
 		}
 	}
@@ -148,8 +150,8 @@ func (c *compiler) multiples(o *object, m *big.Rat, integer bool, lo, hi *limit,
 		whole := c.b.alt(c.b.lit("0", fraction), c.b.bytes(c.b.digits(0, maxDigits-1, fraction), '1', '9'))
 		return sign(whole), nil
 	}
-	return 0, errAt(o.at("multipleOf"), "is supported for integers up to %d and for 0.1, 0.01 and so on; others need bounds",
-		maxMultiple)
+	return 0, errAt(o.at("multipleOf"),
+		"is supported for integers up to %d and for 0.1, 0.01 and so on; others need bounds", maxMultiple)
 }
 
 // remainders reads a positive integer without leading zeros that n divides.

@@ -25,7 +25,8 @@ type baseKey struct {
 // of the built-in rules have the same numbers in every grammar, so their
 // results stay with the vocabulary.
 func (g *Grammar) base(v *Vocab, state int32) *base {
-	mu, get, put := &g.mu, func() *base { return g.bases[baseKey{v, state}] }, func(b *base) { g.bases[baseKey{v, state}] = b }
+	mu, get, put := &g.mu, func() *base { return g.bases[baseKey{v, state}] },
+		func(b *base) { g.bases[baseKey{v, state}] = b }
 	if state < builtinStates {
 		mu, get, put = &v.mu, func() *base { return v.bases[state] }, func(b *base) { v.bases[state] = b }
 	}
@@ -114,6 +115,15 @@ func (m *Matcher) Accept(id int32) {
 	}
 	m.config = m.next(id)
 	m.m, m.config = m.m.renew(m.config)
+}
+
+// AcceptText advances by text that is no token of its own. It reports whether it was allowed.
+func (m *Matcher) AcceptText(text []byte) bool {
+	for _, b := range text {
+		m.config = m.m.step(m.config, b)
+	}
+	m.m, m.config = m.m.renew(m.config)
+	return m.config >= 0
 }
 
 // Prefix returns how many of the tokens, in order, are allowed: where a draft
