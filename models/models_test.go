@@ -93,8 +93,8 @@ func TestLossless(t *testing.T) {
 // TestLosslessCaches: nor does it in any type of keys and values, the target's and the drafter's, nor in pairs of them.
 func TestLosslessCaches(t *testing.T) {
 	for i, opt := range []engine.Options{
-		{KV: "f32", KVDraft: "q4_1"}, {KV: "q8_0", KVDraft: "q8_0"}, {KV: "q4_1"}, {KV: "q4_0", KVDraft: "q4_0"}, {KV: "turbo4"},
-		{KV: "turbo3", DraftWindow: 40}, {KVKey: "q4_0", KVValue: "q4_1"}, {KVKey: "q8_0", KVValue: "turbo3"},
+		{KV: "f32", KVDraft: "q4_1"}, {KV: "q8_0", KVDraft: "q8_0"}, {KV: "q4_1"}, {KV: "q4_0", KVDraft: "q4_0"},
+		{KV: "turbo4"}, {KV: "turbo3", DraftWindow: 40}, {KVKey: "q4_0", KVValue: "q4_1"}, {KVKey: "q8_0", KVValue: "turbo3"},
 		{KV: "turbo3", KVKey: "f16", KVLayers: "3=q8_0/q4_0,7-11=turbo4"},
 	} {
 		m := loadWith(t, opt)

@@ -53,6 +53,9 @@ type serveOptions struct {
 	chatFlags
 	props, pull bool
 
+	upstreams    []string
+	upstreamKeys []string
+
 	cacheDir  string
 	cacheRAM  byteSize
 	cacheDisk byteSize
@@ -83,6 +86,9 @@ that is built in. With --models it offers every GGUF file of a folder under its 
 they are asked for and unloads the ones used least recently when memory runs short; the name "any"
 stands for the one used last.
 
+With --upstream, models that other OpenAI-compatible servers run (vLLM, SGLang, llama.cpp, another Strobe)
+appear beside its own, whatever protocol a client speaks. Requests that begin alike go to the same replica.
+
 It listens on this machine only unless --host says otherwise. Its address goes to standard output, logs
 to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.
 
@@ -90,6 +96,7 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 		Example: `  strobe serve
   strobe serve -m model.gguf
   strobe serve --models ~/models --models-memory 16GiB --port 9000
+  strobe serve --upstream big=http://gpu1:8000 --upstream big=http://gpu2:8000
   strobe serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert c.pem --tls-key k.pem`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -129,6 +136,9 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 	f.BoolVar(&opt.pull, "pull", false, "let clients download models from the Hugging Face hub (POST /api/pull), with --models")
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
+	f.StringArrayVar(&opt.upstreams, "upstream", nil, "model of another OpenAI-compatible server, NAME=URL or NAME=URL#ITS-NAME; may be repeated, "+
+		"several of one name are replicas. Without -m and --models, no other model is offered")
+	f.StringArrayVar(&opt.upstreamKeys, "upstream-key", nil, "key for an upstream, NAME=KEY or NAME=@FILE; may be repeated")
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
 	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off")
 	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
@@ -153,6 +163,12 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	cfg, err := o.config(log)
 	if err != nil {
 		return err
+	}
+	if cfg.Upstreams, err = o.fleet(log); err != nil {
+		return err
+	}
+	if cfg.Upstreams != nil {
+		defer cfg.Upstreams.Close()
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(o.port)))
 	if err != nil {
@@ -227,7 +243,7 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	if o.queue == 0 {
 		ecfg.Queue = -1
 	}
-	if o.models != "" || o.model != "" {
+	if o.models != "" || o.model != "" || len(o.upstreams) > 0 {
 		pool := engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log}
 		return o.offerPool(ctx, s, pool)
 	}
@@ -262,7 +278,7 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 	if cfg.Load, err = o.loadOptions(); err != nil {
 		return nil, err
 	}
-	if o.models == "" {
+	if o.model != "" {
 		cfg.Files, cfg.Alias = []string{o.model}, o.alias
 	}
 	p, err := newPool(cfg)
@@ -270,7 +286,7 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 		return nil, err
 	}
 	only := ""
-	if o.models == "" {
+	if o.model != "" {
 		only = p.Models()[0].Name
 		if err := o.first(ctx, p, only); err != nil {
 			p.Close(ctx)
@@ -298,7 +314,11 @@ func puller(p *engine.Pool) server.PullFunc {
 		if err != nil {
 			return err
 		}
-		path, err := c.Pull(ctx, ref, func(s hub.Progress) { report(s.File, s.Done, s.Total) })
+		plan, err := c.Resolve(ctx, ref)
+		if err != nil {
+			return err
+		}
+		path, err := c.Pull(ctx, plan, func(s hub.Progress) { report(s.File, s.Done, s.Total) })
 		if err != nil {
 			return err
 		}

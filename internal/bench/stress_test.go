@@ -85,8 +85,8 @@ func TestStressFindsLosses(t *testing.T) {
 	}
 }
 
-// TestWorkOfAToken: what the host allocates for a token does not grow with the text before it, plainly or in chains, and
-// what a sequence takes is its pages alone.
+// TestWorkOfAToken: what the host allocates for a token does not grow with the text before it, plainly or in chains,
+// and what a sequence takes is its pages alone.
 func TestWorkOfAToken(t *testing.T) {
 	m := tiny(t, "tiny-gemma4", engine.Options{})
 	work := func(n int, opt speculate.Options) float64 {

@@ -10,6 +10,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 
@@ -65,6 +66,21 @@ type Model struct {
 	weights int // bytes
 
 	capture []int // layers whose output is captured; -1 is the embedding
+	passes  map[shape]*passed
+}
+
+// shape is what decides which operations a pass has: its rows, those that get logits, and whether only the best ids are
+// wanted.
+type shape struct {
+	rows, picked int
+	greedy       bool
+}
+
+// passed is a pass that can be run again, and where it left its results.
+type passed struct {
+	nn.Pass
+	final, logits, features backend.Tensor
+	best                    backend.Ints
 }
 
 // arch is the part of a model that differs between architectures.
@@ -111,12 +127,16 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	}
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound}
-	m := &Model{devices: devices, file: f}
-	for _, b := range devices {
-		m.arenas = append(m.arenas, nn.NewArena(b))
-	}
+	m := &Model{devices: devices, file: f, passes: map[shape]*passed{}}
 	if err := m.readConfig(l); err != nil {
 		return nil, err
+	}
+	for _, b := range devices {
+		a := nn.NewArena(b)
+		if m.Experts > 0 || len(devices) > 1 { // devices may disagree on padding
+			a.Exact()
+		}
+		m.arenas = append(m.arenas, a)
 	}
 	if l.Int("nextn_predict_layers", 0) > 0 && !l.Has("blk.0.attn_norm.weight") {
 		return nil, fmt.Errorf("%s: a layer for multi-token prediction without a model; give it with -d beside one",
@@ -253,7 +273,10 @@ func (m *Model) Capture(layers []int) error {
 			return fmt.Errorf("cannot capture layer %d of a model with %d layers", l, m.Layers)
 		}
 	}
-	m.capture = append([]int(nil), layers...)
+	if !slices.Equal(m.capture, layers) {
+		m.capture = slices.Clone(layers)
+		clear(m.passes) // they captured others
+	}
 	return nil
 }
 
@@ -287,7 +310,7 @@ type Output struct {
 	bestIDs  backend.Ints   // nil if a segment wants more than the best
 	Logits   backend.Tensor // rows that asked for logits, segment by segment
 	Final    backend.Tensor // the same rows after the final norm
-	Features backend.Tensor // all rows: captured layers side by side
+	Features backend.Tensor // all rows, and padding: captured layers side by side
 }
 
 // Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at
@@ -306,10 +329,15 @@ func (o *Output) Best(segment, i int) int32 {
 	if o.bestIDs == nil {
 		return -1
 	}
-	if o.best == nil {
+	o.Fetch()
+	return o.best[o.first[segment]+i]
+}
+
+// Fetch reads the best ids, if the device has chosen them: waiting for them is waiting for the pass.
+func (o *Output) Fetch() {
+	if o.bestIDs != nil && o.best == nil {
 		o.best = o.m.Backend().Ints(o.bestIDs)
 	}
-	return o.best[o.first[segment]+i]
 }
 
 // HasBest reports whether Best knows the ids.
@@ -362,9 +390,32 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		return nil, err
 	}
 	defer nn.Catch(&err)
-	s := &step{Model: m}
-	s.enter(m.place[0], batch, ids, pick)
+	a := m.arenas[m.place[0]]
+	kind := shape{a.Pad(n), a.Pad(len(pick)), greedy}
+	done := m.passes[kind]
+	if done == nil || len(m.devices) > 1 || !nn.NewStep(a, batch, m.mem, 0, m.eps).Again(done.Pass, ids, pick) {
+		if done, err = m.pass(batch, ids, pick, greedy); err != nil {
+			return nil, err
+		}
+		if done.Known() {
+			m.passes[kind] = done
+		}
+	}
+	out.Features = done.features
+	if len(pick) > 0 {
+		out.Final, out.Logits = done.final.Slice(0, len(pick)), done.logits.Slice(0, len(pick))
+		out.bestIDs = done.best
+	}
+	batch.Done()
+	return out, nil
+}
 
+// pass goes through the layers.
+func (m *Model) pass(batch *cache.Batch, ids, pick []int32, greedy bool) (*passed, error) {
+	s := &step{Model: m}
+	if err := s.enter(m.place[0], batch, ids, pick); err != nil {
+		return nil, err
+	}
 	s.x = s.Rows(m.Hidden)
 	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
 	s.Embed(s.x, m.embed, s.ids, m.EmbScale)
@@ -373,10 +424,9 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	at := s.Mark()
 	for il := range m.Layers {
 		if m.place[il] != s.device {
-			if err := m.arenas[m.place[il]].Begin(n); err != nil {
+			if err := s.enter(m.place[il], batch, ids, pick); err != nil {
 				return nil, err
 			}
-			s.enter(m.place[il], batch, ids, pick)
 			m.arch.begin(s)
 			at = s.Mark()
 		}
@@ -385,35 +435,36 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		s.Release(at)
 	}
 	if m.out != s.device {
-		if err := m.arenas[m.out].Begin(n); err != nil {
+		if err := s.enter(m.out, batch, ids, pick); err != nil {
 			return nil, err
 		}
-		s.enter(m.out, batch, ids, pick)
 	}
-	out.Features = s.features
-	if len(pick) > 0 {
-		out.Final, out.Logits = s.New(len(pick), m.Hidden), s.New(len(pick), m.Vocab)
-		s.Gather(out.Final, s.x, s.pick)
-		s.RMSNorm(out.Final, out.Final, m.outNorm, m.eps)
-		s.MatMul(out.Final, backend.Product{W: m.head, Y: out.Logits})
+	p := &passed{features: s.features}
+	if n := s.Pad(len(pick)); n > 0 {
+		p.final, p.logits = s.New(n, m.Hidden), s.New(n, m.Vocab)
+		s.Gather(p.final, s.x, s.pick)
+		s.RMSNorm(p.final, p.final, m.outNorm, m.eps)
+		s.MatMul(p.final, backend.Product{W: m.head, Y: p.logits})
 		if m.Softcap > 0 {
-			s.Step.Softcap(out.Logits, m.Softcap)
+			s.Step.Softcap(p.logits, m.Softcap)
 		}
 		if greedy {
-			out.bestIDs = s.NewInts(len(pick))
-			s.ArgMax(out.bestIDs, out.Logits)
+			p.best = s.NewInts(n)
+			s.ArgMax(p.best, p.logits)
 		}
 	}
-	s.EndStep()
-	batch.Done()
-	return out, nil
+	p.Pass = s.End()
+	return p, nil
 }
 
 // enter begins the operations of the next layers on their device, with what the layers before have left on theirs.
-func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) {
+func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) error {
 	from := s.Step
 	if from != nil {
-		from.EndStep()
+		from.End()
+		if err := s.arenas[device].Begin(len(ids)); err != nil {
+			return err
+		}
 	}
 	s.Step = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps)
 	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
@@ -425,6 +476,7 @@ func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) {
 	}
 	s.Begin()
 	s.device, s.ids, s.pick = device, s.Ints32(ids), s.Ints32(pick)
+	return nil
 }
 
 func (m *Model) checkSegment(s *Segment) error {

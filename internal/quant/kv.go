@@ -43,7 +43,7 @@ func ParseCacheType(s string) (Type, error) {
 }
 
 // RotatesKeys reports whether keys of the type are rotated before they are rounded: a few large channels, which keys
-// have, would cost all others their precision. Queries are rotated the same way, which leaves their products as they are.
+// have, would cost all others their precision. Queries are rotated the same way, which leaves products as they are.
 func (t Type) RotatesKeys() bool { return t.BlockLen() > 1 }
 
 // RotatesValues reports the same of values, whose weighted sum is rotated back. Without outliers it gains nothing but

@@ -118,6 +118,9 @@ func (l *lease) release() { l.free(l.keep) }
 
 // acquire gets the model a request names. A server that is to stop does not wait for one to load.
 func (s *Server) acquire(ctx context.Context, name string) (*lease, error) {
+	if s.cfg.Upstreams.Has(name) {
+		return nil, fmt.Errorf("%w: %s lives on another server, which is asked for conversations only", engine.ErrUnsupported, name)
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopping, func() { cancel(errShutdown) })()

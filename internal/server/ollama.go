@@ -193,7 +193,7 @@ func (s *Server) ollamaAnswer(w http.ResponseWriter, r *http.Request, q *ollamaR
 		out.Done, out.DoneReason = true, "unload"
 		return out, nil
 	}
-	l, err := s.acquire(r.Context(), s.ollamaName(q.Model))
+	l, err := s.partner(r, s.ollamaName(q.Model))
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +209,8 @@ func (s *Server) ollamaAnswer(w http.ResponseWriter, r *http.Request, q *ollamaR
 	if q.Options.NumPredict != nil {
 		q.Options.samplingFields.NPredict = q.Options.NumPredict
 	}
-	if err := q.Options.samplingFields.apply(&req, l.tok); err != nil {
+	c.sampling = &q.Options.samplingFields
+	if err := c.sampling.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
 	c.done = r.Context().Done()
@@ -227,6 +228,9 @@ func (v *view) ollamaRequests(q *ollamaRequest, c *conversation, req engine.Requ
 	[]engine.Request, []*reply, error) {
 	if !q.Raw {
 		return v.answers(c, req, 1, stream)
+	}
+	if v.remote != nil {
+		return nil, nil, invalid("raw", "is not supported for a model of another server")
 	}
 	if err := v.format.Fits(len(q.Prompt), v.engine.Config().Context); err != nil {
 		return nil, nil, err

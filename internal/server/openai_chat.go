@@ -426,13 +426,14 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chat
 	if n < 1 || n > maxChoices {
 		return nil, invalid("n", "%d is not between 1 and %d", n, maxChoices)
 	}
-	l, err := s.acquire(r.Context(), q.Model)
+	l, err := s.partner(r, q.Model)
 	if err != nil {
 		return nil, err
 	}
 	defer l.release()
 	req := s.request(l.view)
-	if err := q.samplingFields.apply(&req, l.tok); err != nil {
+	c.sampling = &q.samplingFields
+	if err := c.sampling.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
 	if q.LogProbs {

@@ -16,7 +16,8 @@ import (
 // deltas into events of its own, or waits for the end and shows the whole.
 type reply struct {
 	tok     *tokenizer.Tokenizer
-	parser  *parse.Parser // nil leaves the text as it is
+	parser  parser        // nil leaves the text as it is
+	asked   *conversation // of another server
 	oneCall bool          // ends after the first tool call
 
 	content, reasoning strings.Builder
@@ -31,6 +32,12 @@ type reply struct {
 	result             *engine.Result
 	began, firstAt     time.Time
 	prompt             *promptProgress // news of it, for those who want them
+}
+
+// parser takes apart what a model says.
+type parser interface {
+	Push(text string) []parse.Event
+	Close() []parse.Event
 }
 
 // toolCall is a function the model wants called.
@@ -53,9 +60,10 @@ type delta struct {
 func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
 	r := &reply{tok: v.tok, began: time.Now()}
 	if c != nil {
-		r.parser, r.oneCall, r.thinking = p.Parser(), c.oneCall, p.Thinking
-		if r.parser != nil {
-			r.parser.Whole = !stream
+		r.oneCall, r.thinking = c.oneCall, p.Thinking
+		if ps := p.Parser(); ps != nil {
+			ps.Whole = !stream
+			r.parser = ps
 		}
 	}
 	return r

@@ -13,6 +13,9 @@ import (
 // request is the start of every engine request: the defaults. A model's own come before the program's, what was
 // said for all models before those, and what was said for this one first.
 func (s *Server) request(v *view) engine.Request {
+	if v.remote != nil { // the other server has defaults of its own
+		return engine.Request{}
+	}
 	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
 	own := v.engine.Model().Sampling
 	own.Apply(&req.Params)
@@ -56,11 +59,19 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, v *view, reqs []
 	return a.whole()
 }
 
+// generation is an answer in the making, by an engine of this server or by another server.
+type generation interface {
+	Next(ctx context.Context) (engine.Event, error)
+	Cancel()
+	Done() <-chan struct{}
+	State() engine.State
+}
+
 // batch is the generations of one HTTP request, with a reply each.
 type batch struct {
 	s       *Server
 	v       *view
-	gens    []*engine.Generation
+	gens    []generation
 	replies []*reply
 }
 
@@ -71,7 +82,13 @@ func (s *Server) submit(ctx context.Context, v *view, reqs []engine.Request, rep
 		if s.tweak != nil {
 			s.tweak(&reqs[i], v)
 		}
-		g, err := v.engine.Submit(ctx, reqs[i])
+		var g generation
+		var err error
+		if v.remote != nil {
+			g, err = s.ask(ctx, v, replies[i].asked, &reqs[i])
+		} else {
+			g, err = v.engine.Submit(ctx, reqs[i])
+		}
 		if err != nil {
 			b.cancel()
 			return nil, err

@@ -118,7 +118,10 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 	if f.DRYLastN != nil && *f.DRYLastN == 0 {
 		p.DRY.Multiplier = 0
 	}
-	if p.DRY.Multiplier > 0 && p.DRY.Breakers == nil {
+	if tok == nil && f.LogitBias != nil {
+		return invalid("logit_bias", "is not supported for a model of another server")
+	}
+	if tok != nil && p.DRY.Multiplier > 0 && p.DRY.Breakers == nil {
 		p.DRY.Breakers = dryBreakers(tok)
 	}
 	n, given, err := seed(f.Seed)

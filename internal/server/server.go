@@ -14,14 +14,17 @@ import (
 	"strobe/internal/engine"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
+	"strobe/internal/upstream"
 )
 
 // Config says what a server offers and what it allows. The zero value works.
 type Config struct {
-	Models  Models       // nil answers "not ready" until SetModels is called
-	Version string       // of the program, for /props and the Server header
-	Log     *slog.Logger // nil discards
-	TLS     *tls.Config  // nil serves plain HTTP
+	Models Models // nil answers "not ready" until SetModels is called
+	// Upstreams are models of other servers, offered beside those of this one; nil has none. They stay the caller's.
+	Upstreams *upstream.Fleet
+	Version   string       // of the program, for /props and the Server header
+	Log       *slog.Logger // nil discards
+	TLS       *tls.Config  // nil serves plain HTTP
 
 	Params    sample.Params     // for what requests leave out; zero is greedy
 	Spec      speculate.Options // likewise

@@ -196,6 +196,64 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
+// exact is a device that pads nothing and goes through every pass.
+type exact struct{ backend.Backend }
+
+func (exact) Pad(n int) int                                       { return n }
+func (exact) Repeat(int, *backend.Plan, ...[]int32) (bool, error) { return false, nil }
+
+// TestPadding: passes that are padded, and run again by their name with other rows, streams, pages and trees, have the bits of passes that
+// are gone through row by row; nothing that later passes see is lost to padding.
+func TestPadding(t *testing.T) {
+	b := open(t)
+	models := []string{"qwen35", "gemma4e"}
+	if onDevice() {
+		models = targets
+	}
+	for _, name := range models {
+		t.Run(name, func(t *testing.T) {
+			run := func(b backend.Backend) (all []float32) {
+				m := target(t, b, name, model.Options{})
+				seqs := []*cache.Seq{m.NewSeq(), m.NewSeq(), m.NewSeq()}
+				token := int32(0)
+				pass := func(rows ...int) {
+					var segs []model.Segment
+					for i, n := range rows {
+						s := model.Segment{Seq: seqs[i], Logits: model.LogitsAll}
+						for range n {
+							token++
+							s.Tokens = append(s.Tokens, token*37%500)
+						}
+						if n == 4 {
+							s.Parents = []int32{-1, 0, 0, 2}
+						}
+						segs = append(segs, s)
+					}
+					out := forward(t, m, segs...)
+					all = append(all, b.Read(out.Logits)...)
+					for i, n := range rows {
+						path := []int32{0, 2, 3}
+						if n < 4 {
+							path = path[:1]
+						}
+						if err := seqs[i].Commit(path); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				pass(1, 1, 3) // five rows become six,
+				pass(2, 1, 2) // once more with other segments,
+				pass(4, 1)    // with a tree, and once more with six
+				pass(1, 3, 2)
+				return all
+			}
+			if !sameBits(run(b), run(exact{b})) {
+				t.Error("padding changes bits")
+			}
+		})
+	}
+}
+
 // TestText: what is generated with a drafter, in any mode, greedy or drawn, is what plain decoding says.
 func TestText(t *testing.T) {
 	b := open(t)

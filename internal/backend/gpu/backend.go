@@ -22,11 +22,13 @@ type Backend struct {
 	attn      map[attentionKey]*Attention
 	err       error // first failure of the host's side since the last Sync
 	step      step
-	steps     []*recorded
+	lists     []*list
+	names     int // of lists so far
 	turn      int // counts steps, to forget the recordings used least recently
 	spare     scratch
 	blockAddr Addr                   // what changes from step to step, on the device
 	blockHost []byte                 // and here
+	tables    [maxUses]KVTables      // of the step in progress
 	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 
@@ -57,10 +59,7 @@ func (b *Backend) Memory() (free, total int) { return b.d.Free() }
 
 // Close gives the device back.
 func (b *Backend) Close() error {
-	for _, r := range b.steps {
-		r.close()
-	}
-	b.steps = nil
+	b.drop(func(*recorded) bool { return true })
 	return b.d.Close()
 }
 

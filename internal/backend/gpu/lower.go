@@ -56,6 +56,7 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 	for len(l.pieces) > 0 && l.err == nil { // whoever comes after the step sees plain rows
 		l.plain(l.pieces[0].v)
 	}
+	b.products.LookAhead(l.out)
 	return l.out, l.err
 }
 

@@ -252,7 +252,8 @@ func TestKnownWindows(t *testing.T) {
 	if d.full != fullWindow || d.mem.TokenBytes() != 0 {
 		t.Errorf("layers that do not slide see %d tokens, a token costs %d bytes", d.full, d.mem.TokenBytes())
 	}
-	if d = bare().set("general.name", "nobody").open(t, m, Options{}); !d.trial.open || d.trial.from != trialWindow || d.slides() {
+	d = bare().set("general.name", "nobody").open(t, m, Options{})
+	if !d.trial.open || d.trial.from != trialWindow || d.slides() {
 		t.Errorf("no trial of an unknown drafter: %+v", d.trial)
 	}
 	if d = bare().open(t, m, Options{Window: WindowOff}); d.trial.open || d.full != 0 || d.mem.TokenBytes() == 0 {

@@ -72,6 +72,7 @@ type Drafter struct {
 	rope    *nn.Rope
 	layers  []layer
 	weights int
+	passes  map[shape]*passed
 	scanned bool  // the weights have been searched for values that are not numbers
 	bad     error // what the search found
 
@@ -105,7 +106,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		b = target.Backend()
 	}
 	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV}
-	d := &Drafter{b: b, arena: nn.NewArena(b), file: f, target: target, pMin: opt.PMin}
+	d := &Drafter{b: b, arena: nn.NewArena(b), file: f, target: target, pMin: opt.PMin, passes: map[shape]*passed{}}
 	if d.params, err = readParams(l, dia, target); err != nil {
 		return nil, err
 	}
@@ -357,13 +358,28 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)
 	}
+	kind := shape{rows: s.N, from: features.Off, of: features.Rows}
+	if done := d.passes[kind]; done == nil || done.features != features.Buf || !s.Again(done.Pass, pick) {
+		d.keep(kind, &passed{Pass: d.project(s, features, pick), features: features.Buf})
+	}
+	batch.Done()
+	for _, g := range segs {
+		if err := g.Seq.CommitAll(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// project goes through the pass that turns rows of features into keys and values.
+func (d *Drafter) project(s *nn.Step, features backend.Tensor, pick []int32) nn.Pass {
 	s.Begin()
 	s.Angles(d.rope)
 	f := s.Rows(features.Cols)
 	s.Gather(f, features, s.Ints32(pick))
 	c := s.Multiply(f, d.fc)
 	s.RMSNorm(c, c, d.ctxNorm, d.eps)
-	if n <= d.block { // every product has to get going; after a round one for all layers is faster
+	if s.N <= d.block { // every product has to get going; after a round one for all layers is faster
 		var ws []backend.Weight
 		for i := range d.layers {
 			ws = append(ws, d.layers[i].projections()...)
@@ -381,14 +397,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 			s.Release(at)
 		}
 	}
-	s.EndStep()
-	batch.Done()
-	for _, g := range segs {
-		if err := g.Seq.CommitAll(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.End()
 }
 
 // projections make the keys and values of a layer.

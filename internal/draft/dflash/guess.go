@@ -46,7 +46,7 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 // best turns the logits of a pass into candidates by probability.
 func (d *Drafter) best(p *pass, reqs []draft.Request, top int) []draft.Proposal {
 	ids, logp := d.top(p, top)
-	p.EndStep()
+	p.End()
 	best, lp := p.Backend.Ints(ids), p.Read(logp)
 	out := make([]draft.Proposal, len(reqs))
 	for r := range reqs {
@@ -82,7 +82,7 @@ func (d *Drafter) targetIDs(s *nn.Step, ids backend.Ints, n int) backend.Ints {
 	if d.d2t == nil {
 		return ids
 	}
-	s.EndStep()
+	s.End()
 	mapped := make([]int32, n)
 	for i, id := range s.Backend.Ints(ids)[:n] {
 		mapped[i] = d.targetID(id)

@@ -6,8 +6,8 @@ import (
 )
 
 // trial finds out which rule of attention inside a block a drafter was trained with, or whether it should look no
-// farther back than a window, where its file leaves that open: drafts use both by turns, and the tokens that follow show
-// which one guesses better.
+// farther back than a window, where its file leaves that open: drafts use both by turns, and the tokens that follow
+// show which one guesses better.
 type trial struct {
 	open    bool
 	from    int    // of a window: its length, beyond which it makes a difference
@@ -41,6 +41,11 @@ func (t *trial) guess(reqs []draft.Request, ps []draft.Proposal, rule int) {
 	}
 	if t.waiting == nil {
 		t.waiting = make(map[*cache.Seq]guessed)
+	}
+	for seq := range t.waiting {
+		if seq.Closed() { // its tokens will not come
+			delete(t.waiting, seq)
+		}
 	}
 	for i, r := range reqs {
 		seq := r.Seq.(*cache.Seq)

@@ -155,7 +155,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	for i, g := range segs {
 		s.Copy(g.Seq.Carry(), carry.Slice(i, 1))
 	}
-	s.EndStep()
+	s.End()
 	batch.Done()
 	for _, g := range segs {
 		if err := g.Seq.CommitAll(); err != nil {
@@ -287,7 +287,7 @@ func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
 		s.Copy(h.Slice(0, n), next)
 		s.Release(mark)
 	}
-	s.EndStep()
+	s.End()
 	if !d.looks {
 		batch.Done()
 	}

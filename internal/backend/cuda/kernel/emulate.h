@@ -214,4 +214,5 @@ DEV void bar_wait(u32 bar, u32 parity) { emu_bar_wait(bar, parity); }
 DEV void bulk(u32 dst, const void* src, u32 bytes, u32 bar) { emu_bulk(dst, src, bytes, bar); }
 DEV u64 evict_first() { return 0; }
 DEV void bulk_hint(u32 dst, const void* src, u32 bytes, u32 bar, u64) { emu_bulk(dst, src, bytes, bar); }
+DEV void prefetch_l2(const void*, u32) {}
 DEV void fence_async() {}

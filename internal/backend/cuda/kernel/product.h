@@ -24,8 +24,16 @@ struct Job {
   float scale; // of the results
   int pad;
 };
+// A matrix that a later product reads, cut as that does.
+struct Next {
+  const u8* w;
+  int stages, blocks;
+  int bytes; // of a stage
+  int most;  // bytes of a block to ask for; 0: nothing
+};
 struct ProductArgs {
   Job job[8];
+  Next next[2];
   const u8* act;
   const float* sumsq; // [token][kb] sums of squares of x: results are divided by their root mean square (or null)
   float eps, mean;    // mean: 1 / columns
@@ -51,6 +59,28 @@ DEV Job find_job(const ProductArgs& a, int& b) {
   };
   next(a.job[1]); next(a.job[2]); next(a.job[3]); next(a.job[4]); next(a.job[5]); next(a.job[6]); next(a.job[7]);
   return j;
+}
+
+// Asks for what this block's successor in the product after this one reads first, so that it is in the L2 cache by
+// then.
+DEV void ask_ahead(const ProductArgs& a) {
+#ifdef HOPPER
+  int b = BID, first = a.next[0].blocks;
+  u64 w0 = opaque(a.next[0].w), w1 = opaque(a.next[1].w);
+  int stages = opaque(a.next[0].stages), blocks = first, bytes = opaque(a.next[0].bytes), most = opaque(a.next[0].most);
+  int stages1 = opaque(a.next[1].stages), blocks1 = opaque(a.next[1].blocks), bytes1 = opaque(a.next[1].bytes),
+      most1 = opaque(a.next[1].most);
+  if (b >= first) {
+    b -= first;
+    w0 = w1, stages = stages1, blocks = blocks1, bytes = bytes1, most = most1;
+  }
+  if (BIDY > 0 || most == 0 || b >= blocks) return;
+  int s = first_stage(b, stages, blocks), n = (first_stage(b + 1, stages, blocks) - s) * bytes;
+  const int CHUNK = 16384; // of a request
+  if (n > most) n = most;
+  for (int at = 0; at < n; at += CHUNK)
+    prefetch_l2((const u8*)w0 + (u64)s * bytes + at, n - at < CHUNK ? n - at : CHUNK);
+#endif
 }
 
 // Calls fn with a value of the format's type, one of a set.
