@@ -37,6 +37,8 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	half := func(t quant.Type) bool { return t == quant.F16 || t == quant.Q8_0 }
 	names := []string{"merge"}
 	switch dim := s.KeyDim; {
+	case a.props.Plain:
+		names = append(names, a.form(1).kernel)
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
 		names = append(names, "attend_plain")
 	case a.props.Major == 9 && a.props.Minor == 0 && s.Key == quant.F16 && s.Value == quant.F16:
@@ -59,6 +61,9 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 		a.kernels[n] = k
 	}
 	most := []int{16, 16, 64}[a.family] // rows that every kernel of the family has
+	if a.props.Plain {
+		most = a.form(1).rows
+	}
 	group := heads / s.Heads
 	a.chunks = (group + most - 1) / most
 	a.chunk = (group + a.chunks - 1) / a.chunks
@@ -98,6 +103,10 @@ func (a *Attention) form(rows int) form {
 			return form{fmt.Sprintf("attend%dx%d", dim, n), 128, 16 * n, n, 2}
 		}
 		return form{fmt.Sprintf("attend%dx1", dim), 128, 16, 1, 2}
+	}
+	if a.props.Plain {
+		n := plainHead(max(dim, a.Shape.ValueDim))
+		return form{fmt.Sprintf("attend_any_%d", n), 128, PlainAttentionRows(n), 1, 2}
 	}
 	return form{"attend_plain", 128, 16, 1, 2}
 }

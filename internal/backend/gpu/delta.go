@@ -11,6 +11,7 @@ type Delta struct {
 	dims    backend.DeltaDims
 	shape   deltaShape
 	units   int
+	plain   bool // see plain.go
 	kernels map[string]Kernel
 	rule    string // the kernel for these sizes
 	exact   bool   // there is a faster one, if addresses are aligned
@@ -39,7 +40,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
 		return nil, fmt.Errorf("%d recurrent value heads for %d key heads", dims.VHeads, dims.KHeads)
 	}
-	t := &Delta{dims: dims, units: d.Props().Units, keys: 16}
+	t := &Delta{dims: dims, units: d.Props().Units, plain: d.Props().Plain, keys: 16}
 	for t.keys < dims.KDim {
 		t.keys *= 2
 	}
@@ -187,7 +188,7 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 	kernel := t.rule
 	if t.exact && keys.aligned() && values.aligned() {
 		kernel = "delta_rule_128"
-		if c.Rows >= promptRows && t.dims.VDim%64 == 0 {
+		if c.Rows >= promptRows && t.dims.VDim%64 == 0 && !t.plain {
 			kernel = "delta_rule_128x2"
 		}
 	}

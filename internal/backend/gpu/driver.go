@@ -10,9 +10,10 @@ type Props struct {
 	Name        string
 	Major       int // compute capability
 	Minor       int
-	Units       int // multiprocessors
-	Memory      int // bytes in all
-	SharedBlock int // bytes of shared memory a block may ask for
+	Units       int  // multiprocessors
+	Memory      int  // bytes in all
+	SharedBlock int  // bytes of shared memory a block may ask for
+	Plain       bool // it has the kernels of plain.go
 }
 
 // Kernel is a loaded kernel.

@@ -42,6 +42,9 @@ type groupArgs struct {
 func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts int) []Launch {
 	a := groupArgs{tables, ids, int32(pairs), int32(experts), int32(8 * expertTiles(pairs, experts)),
 		int32(expertItems(pairs, experts))}
+	if p.Plain {
+		a.tile = plainTile
+	}
 	const sums = 8 * 1024 / 32 // of the warps
 	return append(ls, Launch{Name: "moe_group", Grid: [3]int{1, 1, 1}, Threads: 1024, Shared: (4*experts+15)&^15 + sums,
 		Early: p.Bulk, Args: Args(a)})
@@ -105,6 +108,10 @@ func (p *Products) ExpertMatMul(ls []Launch, x MatMulInput, tables Addr, pairs i
 		if i+1 < len(jobs) && jobs[i+1].Format == j.Format {
 			i++
 			a.jobs, a.job[1] = 2, jobs[i].args()
+		}
+		if p.Plain {
+			ls = append(ls, plainExperts(a, j.Format))
+			continue
 		}
 		nt := expertTiles(pairs, j.Experts)
 		slot := strips*max(tileHalves[j.Format][0], tileHalves[j.Format][1]) + nt*8*actRowHalf

@@ -11,12 +11,13 @@ type Products struct {
 	Shared int  // bytes of shared memory a block may have
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
+	Plain  bool // see plain.go
 	Pair   bool // up to eight rows: kernels of which two fit a multiprocessor; one loads while the one before ends
 }
 
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
-	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0}
+	return &Products{Units: p.Units, Shared: p.SharedBlock, Plain: p.Plain, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0}
 }
 
 // Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts
@@ -70,6 +71,10 @@ func groupFormat(f Format) bool {
 // Acts returns how rows of activations are packed for products with all of these matrices.
 func (p *Products) Acts(rows int, ws ...WeightLayout) ActLayout {
 	a := ActLayout{Rows: rows, Cols: ws[0].Cols}
+	if p.Plain {
+		a.NT = rowsLayout
+		return a
+	}
 	other := func(w WeightLayout) bool { return !groupFormat(w.Format) }
 	if p.Groups && rows >= groupRows && !slices.ContainsFunc(ws, other) {
 		return a
@@ -197,6 +202,9 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	for len(jobs) > maxJobs {
 		ls = p.MatMul(ls, x, jobs[:maxJobs]...)
 		jobs = jobs[maxJobs:]
+	}
+	if p.Plain {
+		return p.plainMatMul(ls, x, jobs)
 	}
 	if x.NT == 0 {
 		return p.prompt(ls, x, jobs)

@@ -1,0 +1,68 @@
+package gpu
+
+import (
+	"fmt"
+	"slices"
+)
+
+// A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and arguments of the others, but
+// products take activations as signed bytes, row by row, in launches of one format; attention computes in float32.
+
+// plainNames are the formats in the names of kernels.
+var plainNames = [tileFormats]string{TileQ4K: "q4k", TileQ5K: "q5k", TileQ6K: "q6k", TileQ2K: "q2k", TileQ3K: "q3k",
+	TileQ8: "q8", TileQ8M: "q8m", TileN4: "n4", TileNV4: "nv4"}
+
+// PlainFormat is the format of a name.
+func PlainFormat(name string) (Format, bool) {
+	i := slices.Index(plainNames[:], name)
+	return Format(i), i >= 0
+}
+
+// plainQuarters is how many workgroups share the rows of a stage, and plainTile how many pairs share one reading of an expert.
+const (
+	plainQuarters = 4
+	plainTile     = 8
+)
+
+// plainMatMul appends the products of x with all matrices, a launch for each format.
+func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
+	for f := range tileFormats {
+		var of []MatMulJob
+		for _, j := range jobs {
+			if j.Format == f {
+				of = append(of, j)
+			}
+		}
+		if len(of) == 0 {
+			continue
+		}
+		a, grid, _ := productArgsOf(x, of)
+		tokens := 1
+		for tokens < min(x.Rows, 16) {
+			tokens *= 2
+		}
+		ls = append(ls, Launch{Name: fmt.Sprintf("rows_%s_%d", plainNames[f], tokens),
+			Grid: [3]int{grid, (x.Rows + tokens - 1) / tokens, plainQuarters}, Threads: 128, Args: Args(a)})
+	}
+	return ls
+}
+
+// plainExperts is the launch of products with experts.
+func plainExperts(a expertArgs, f Format) Launch {
+	units := int(a.job[0].groups*a.job[0].cuts + a.job[1].groups*a.job[1].cuts)
+	const most = 1 << 15 // workgroups in a dimension, with room to spare; they take more units one after the other
+	return Launch{Name: fmt.Sprintf("experts_%s_%d", plainNames[f], plainTile),
+		Grid: [3]int{min(most, int(a.most)*units), 1, plainQuarters}, Threads: 128, Args: Args(a)}
+}
+
+// plainHead is the size of heads that a plain attention kernel is made for.
+func plainHead(dim int) int {
+	n := 128
+	for n < dim {
+		n *= 2
+	}
+	return n
+}
+
+// PlainAttentionRows is the number of rows (tokens x heads) that a plain attention kernel has: their queries fit 16 KiB.
+func PlainAttentionRows(dim int) int { return min(16, 4096/dim) }

@@ -1,0 +1,69 @@
+//go:build !nogpu
+
+package vulkan_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"strobe/internal/backend"
+	"strobe/internal/backend/backendtest"
+	"strobe/internal/backend/gpu"
+	"strobe/internal/backend/vulkan"
+	"strobe/internal/quant"
+)
+
+// openDriver opens the device that tests run on: the first one, or the one whose number is in $STROBE_VULKAN. Its calls are checked by the
+// validation layer if $STROBE_VULKAN_VALIDATE is set. Without a driver tests are skipped, unless $STROBE_REQUIRE_VULKAN is set.
+func openDriver(t testing.TB) gpu.Driver {
+	t.Helper()
+	index := 0
+	if n := os.Getenv("STROBE_VULKAN"); n != "" {
+		index = int(n[0] - '0')
+	}
+	d, err := vulkan.Open(index, vulkan.Options{Validate: os.Getenv("STROBE_VULKAN_VALIDATE") != "", Shared: os.Getenv("STROBE_VULKAN_SHARED") != ""})
+	if err != nil {
+		if os.Getenv("STROBE_REQUIRE_VULKAN") == "" && (errors.Is(err, vulkan.ErrNoDriver) || noDevice()) {
+			t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
+		}
+		t.Fatal(err)
+	}
+	said := len(messages(d))
+	t.Cleanup(func() {
+		for _, m := range messages(d)[said:] {
+			t.Errorf("the validation layer says: %s", m)
+		}
+	})
+	return d
+}
+
+func messages(d gpu.Driver) []string { return d.(interface{ Messages() []string }).Messages() }
+
+func noDevice() bool {
+	ds, err := vulkan.Devices()
+	return err == nil && len(ds) == 0
+}
+
+func open(t testing.TB) backend.Backend {
+	t.Helper()
+	b, err := gpu.New(openDriver(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestConformance runs the suite that every device passes.
+func TestConformance(t *testing.T) {
+	o := backendtest.Options{
+		// Activations are rounded to bytes for products with quantised weights.
+		Product: func(typ quant.Type, cols int) float64 {
+			if typ == quant.F32 || typ == quant.F16 || typ == quant.BF16 || cols < 512 {
+				return 1e-5
+			}
+			return 1.5e-2
+		},
+	}
+	backendtest.Run(t, open, o)
+}

@@ -1,0 +1,171 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+// All types and sizes, in float32. A workgroup has up to R rows (tokens x query heads of a KV head): their queries and
+// scores lie in shared memory; thread t has the dimensions t, t+128, ... of all outputs in registers.
+#define THREADS 128
+#include "common.glsl"
+#include "attention.glsl"
+layout(local_size_x = 128) in;
+layout(constant_id = 1) const int R = 16;
+layout(constant_id = 2) const int DIMS = 128; // of keys and values, at most: R*DIMS queries
+layout(constant_id = 3) const int EACH = 1;   // dimensions of a thread: DIMS/128
+shared float qs[R * DIMS], ps[R * 64];
+shared float m_[R], l_[R], f_[R], rm[R], rl[R]; // of this split; factor of the last page; of the splits so far
+
+void main() {
+	uint tid = thread();
+	int t = int(tid), warp = t >> 5, lane = t & 31, kd = a.at.kdim, vd = a.at.vdim, heads = a.kvheads * a.group;
+	int ys = a.kvheads * a.chunks, units = I(a.items).v[0] * ys;
+	for (int u = BID; u < units; u += GDIM) {
+		Item it = Items(a.items).v[1 + u / ys];
+		int kv = u % ys / a.chunks, y = u % a.chunks, hs = min(a.chunk, a.group - y * a.chunk), h0 = kv * a.group + y * a.chunk;
+		int used = min(it.rows * hs, R);
+		uint64_t region = uint64_t(a.at.off) + uint64_t(kv) * a.at.head;
+		barrier();
+		for (int i = t; i < used * kd; i += 128) {
+			int m = i / kd;
+			qs[i] = F(a.q + uint64_t(4) * (int64_t(it.row + m / hs) * a.qstride)).v[(h0 + m % hs) * kd + i - m * kd];
+		}
+		if (t < R) {
+			m_[t] = NOTHING;
+			l_[t] = 0;
+		}
+		precise float o[R * EACH];
+		[[unroll]] for (int i = 0; i < R * EACH; i++) o[i] = 0;
+		barrier();
+		for (int p = it.p0; p < it.p1; p++) {
+			bool gathered = p >= it.base >> 6; // rows may see different slots
+			uint64_t page = L(a.pages).v[it.table + p] + region;
+			// Scores: a thread has a slot and every second row.
+			int slot = t & 63, first = t >> 6;
+			precise float x[R / 2];
+			uint64_t from[R / 2];
+			int at[R / 2];
+			[[unroll]] for (int k = 0; k < R / 2; k++) {
+				int m = first + 2 * k;
+				x[k] = 0;
+				at[k] = slot;
+				from[k] = page;
+				if (m < used && gathered) {
+					Seen r = SeenRows(a.seen).v[it.row + m / hs];
+					int s = lies_at(r.path, r.base, p * 64 + slot);
+					if (p * 64 + slot >= r.lo && p * 64 + slot < r.hi) {
+						from[k] = L(a.pages).v[it.table + (s >> 6)] + region;
+						at[k] = s & 63;
+					}
+				}
+			}
+			if (first < used)
+				for (int d = 0; d < kd; d += 8) {
+					float v[8];
+					if (!gathered) read8(v, page, a.at.ktype, kd, slot, d);
+					[[unroll]] for (int k = 0; k < R / 2; k++) {
+						int m = first + 2 * k;
+						if (m >= used) continue;
+						if (gathered) read8(v, from[k], a.at.ktype, kd, at[k], d);
+						[[unroll]] for (int e = 0; e < 8; e++) x[k] = fma(qs[m * kd + d + e], v[e], x[k]);
+					}
+				}
+			[[unroll]] for (int k = 0; k < R / 2; k++) {
+				int m = first + 2 * k;
+				if (m >= used) continue;
+				Seen r = SeenRows(a.seen).v[it.row + m / hs];
+				int s = p * 64 + slot;
+				precise float z = x[k] * a.scale;
+				ps[m * 64 + slot] = s >= r.lo && s < r.hi ? z : NOTHING;
+			}
+			barrier();
+			for (int m0 = 0; m0 < used; m0 += 4) {
+				int m = min(m0 + warp, used - 1);
+				float u = ps[m * 64 + lane], v = ps[m * 64 + 32 + lane], was = m_[m];
+				float n = max(was, max32(max(u, v), tid));
+				// NaN is no less than anything: it stays
+				u = u <= 0.1 * NOTHING ? 0.0 : exp2(u - n);
+				v = v <= 0.1 * NOTHING ? 0.0 : exp2(v - n);
+				precise float uv = u + v;
+				precise float sum = sum32(uv, tid);
+				precise float f = exp2(was - n);
+				barrier();
+				if (m0 + warp < used) {
+					ps[m * 64 + lane] = u;
+					ps[m * 64 + 32 + lane] = v;
+					if (lane == 0) {
+						precise float l = fma(l_[m], f, sum);
+						m_[m] = n;
+						l_[m] = l;
+						f_[m] = f;
+					}
+				}
+			}
+			barrier();
+			bool ends = p + 1 == it.p1 || (p + 1) % it.per == 0;
+			int split = p / it.per;
+			[[unroll]] for (int i = 0; i < EACH; i++) {
+				int d = t + 128 * i;
+				if (d >= vd) continue;
+				[[unroll]] for (int m = 0; m < R; m++)
+					if (m < used) o[i * R + m] = o[i * R + m] * f_[m];
+				for (int s = 0; s < 64; s++) {
+					float v = gathered ? 0.0 : read1(page + a.at.values, a.at.vtype, vd, s, d);
+					[[unroll]] for (int m = 0; m < R; m++) {
+						if (m >= used) continue;
+						float w = ps[m * 64 + s];
+						if (w == 0) continue; // not seen: what lies there need not be a number
+						if (gathered) {
+							Seen r = SeenRows(a.seen).v[it.row + m / hs];
+							int at = lies_at(r.path, r.base, p * 64 + s);
+							v = read1(L(a.pages).v[it.table + (at >> 6)] + region + a.at.values, a.at.vtype, vd, at & 63, d);
+						}
+						o[i * R + m] = fma(w, v, o[i * R + m]);
+					}
+				}
+				if (!ends) continue;
+				[[unroll]] for (int m = 0; m < R; m++) {
+					if (m >= used) continue;
+					Seen r = SeenRows(a.seen).v[it.row + m / hs];
+					int nth = split - r.split0, head = h0 + m % hs;
+					if (nth >= 0 && nth < r.splits) {
+						if (r.part >= 0) {
+							int64_t to = int64_t(r.part + nth) * heads + head;
+							F(a.part + uint64_t(4) * (to * vd)).v[d] = o[i * R + m];
+							if (d == 0) {
+								F(a.ml + uint64_t(8) * to).v[0] = m_[m];
+								F(a.ml + uint64_t(8) * to).v[1] = l_[m];
+							}
+						} else {
+							F to = F(a.to + uint64_t(4) * (int64_t(it.row + m / hs) * a.ostride + head * vd + d));
+							float z = o[i * R + m], rmax = m_[m], rsum = l_[m];
+							if (nth > 0) {
+								float f, g;
+								rmax = rm[m];
+								rsum = rl[m];
+								take_in(rmax, rsum, m_[m], l_[m], f, g);
+								z = blend(to.v[0], f, z, g);
+							}
+							precise float last = z;
+							if (nth == r.splits - 1) last = z * last_factor(rmax, rsum, head);
+							to.v[0] = last;
+						}
+					}
+					o[i * R + m] = 0;
+				}
+			}
+			barrier();
+			if (ends && t < used) { // the same once more for the state of the row
+				Seen r = SeenRows(a.seen).v[it.row + t / hs];
+				int nth = split - r.split0;
+				float rmax = m_[t], rsum = l_[t], f, g;
+				if (nth > 0 && nth < r.splits) {
+					rmax = rm[t];
+					rsum = rl[t];
+					take_in(rmax, rsum, m_[t], l_[t], f, g);
+				}
+				rm[t] = rmax;
+				rl[t] = rsum;
+				m_[t] = NOTHING;
+				l_[t] = 0;
+			}
+			barrier();
+		}
+	}
+}
