@@ -1,4 +1,4 @@
-// Package device opens what models run on by the names people give it: cpu, cuda, cuda:1, auto.
+// Package device opens what models run on by the names people give it: cpu, cuda, cuda:1, vulkan, vulkan:1, auto.
 package device
 
 import (
@@ -11,6 +11,7 @@ import (
 	"strobe/internal/backend/cpu"
 	"strobe/internal/backend/cuda"
 	"strobe/internal/backend/gpu"
+	"strobe/internal/backend/vulkan"
 )
 
 // Options says how to use a device.
@@ -43,9 +44,34 @@ func List() []Info {
 		}
 		list = append(list, i)
 	}
+	list = append(list, listVulkan()...)
 	b := cpu.New(cpu.Options{})
 	defer b.Close()
 	return append(list, Info{Name: "cpu", Description: b.Name()})
+}
+
+// listVulkan lists Vulkan's devices, with what their self-test says. Software is not opened: it is there for tests.
+func listVulkan() (list []Info) {
+	ds, _ := vulkan.Devices() // without a driver there is none
+	for _, d := range ds {
+		i := Info{Name: fmt.Sprintf("vulkan:%d", d.Index), Total: d.Memory, Err: d.Supported(),
+			Description: fmt.Sprintf("%s, %s", d.Name, d.Driver)}
+		if d.Software {
+			i.Total, i.Description = 0, i.Description+", the processor in disguise, for tests"
+		} else if i.Err == nil {
+			if drv, err := vulkan.Open(d.Index, vulkan.Options{}); err == nil {
+				i.Free, _ = drv.Free()
+				if p, ok := drv.(interface{ Paths() string }); ok {
+					i.Description += ", self-test passed: " + p.Paths()
+				}
+				drv.Close()
+			} else {
+				i.Err = err
+			}
+		}
+		list = append(list, i)
+	}
+	return list
 }
 
 // Check reports what is wrong with a name, without opening the device.
@@ -66,46 +92,64 @@ func parse(name string) (kind string, index int, err error) {
 			kind = "auto"
 		}
 		return kind, 0, nil
-	case "cuda":
+	case "cuda", "vulkan":
 		if numbered {
 			if index, err = strconv.Atoi(number); err != nil || index < 0 {
-				return "", 0, fmt.Errorf("device %q: want a number after cuda:", name)
+				return "", 0, fmt.Errorf("device %q: want a number after %s:", name, kind)
 			}
 		}
 		return kind, index, nil
 	}
-	return "", 0, fmt.Errorf("device %q: want auto, cpu, cuda or cuda:N", name)
+	return "", 0, fmt.Errorf("device %q: want auto, cpu, cuda, cuda:N, vulkan or vulkan:N", name)
 }
 
-// Open opens a device. "auto" (and "") is the first GPU that can be used, or the processor.
+// Open opens a device. "auto" (and "") is the first GPU that can be used, or the processor. Of Vulkan's devices it takes cards only: what
+// shares the processor's memory may well be slower than the processor, so that is for whoever names it.
 func Open(name string, opt Options) (backend.Backend, error) {
 	kind, index, err := parse(name)
 	if err != nil {
 		return nil, err
 	}
-	if kind != "cpu" {
-		b, err := openCUDA(index)
+	var d gpu.Driver
+	switch kind {
+	case "cpu":
+	case "cuda":
+		d, err = cuda.Open(index)
+	case "vulkan":
+		d, err = vulkan.Open(index, vulkan.Options{})
+	default:
+		d = first()
+	}
+	if errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, vulkan.ErrNoDriver) {
+		return nil, fmt.Errorf("device %s: %w", name, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d != nil {
+		b, err := gpu.New(d)
 		if err == nil {
 			return b, nil
 		}
-		if kind == "cuda" {
-			if errors.Is(err, cuda.ErrNoDriver) {
-				return nil, fmt.Errorf("device %s: %w", name, err)
-			}
+		if kind != "auto" {
 			return nil, err
 		}
 	}
 	return cpu.New(cpu.Options{Threads: opt.Threads}), nil
 }
 
-func openCUDA(index int) (backend.Backend, error) {
-	d, err := cuda.Open(index)
-	if err != nil {
-		return nil, err
+// first opens the first GPU that can be used; nil if there is none.
+func first() gpu.Driver {
+	if d, err := cuda.Open(0); err == nil {
+		return d
 	}
-	b, err := gpu.New(d)
-	if err != nil {
-		return nil, err
+	ds, _ := vulkan.Devices()
+	for _, i := range ds {
+		if i.Card {
+			if d, err := vulkan.Open(i.Index, vulkan.Options{}); err == nil {
+				return d
+			}
+		}
 	}
-	return b, nil
+	return nil
 }

@@ -9,7 +9,9 @@ func TestNames(t *testing.T) {
 		"cpu:1":   `device "cpu:1": cpu has no number`,
 		"cuda:x":  `device "cuda:x": want a number after cuda:`,
 		"cuda:-1": `device "cuda:-1": want a number after cuda:`,
-		"vulkan":  `device "vulkan": want auto, cpu, cuda or cuda:N`,
+		"vulkan":  "", "vulkan:1": "",
+		"vulkan:": `device "vulkan:": want a number after vulkan:`,
+		"metal":   `device "metal": want auto, cpu, cuda, cuda:N, vulkan or vulkan:N`,
 	} {
 		got := ""
 		if err := Check(name); err != nil {
@@ -32,8 +34,10 @@ func TestOpen(t *testing.T) {
 	if last := list[len(list)-1]; last.Name != "cpu" || last.Err != nil {
 		t.Errorf("the last device is %+v", last)
 	}
-	if _, err := Open("cuda:99", Options{}); err == nil {
-		t.Error("GPU 99 was opened")
+	for _, name := range []string{"cuda:99", "vulkan:99"} {
+		if _, err := Open(name, Options{}); err == nil {
+			t.Errorf("%s was opened", name)
+		}
 	}
 	if b, err = Open("auto", Options{Threads: 1}); err != nil {
 		t.Fatal(err)

@@ -40,10 +40,11 @@ func (m *Model) openDevices(src Source, opt Options, mo *model.Options) error {
 	layers := len(need.layers)
 	want := opt.GPULayers
 	fit := need.fit(free - reserve)
+	auto := opt.Device == "" || opt.Device == "auto"
 	switch {
-	case want < 0 || want == 0 && fit == 0 && opt.Device != "cuda" && !strings.HasPrefix(opt.Device, "cuda:"):
+	case want < 0 || want == 0 && fit == 0 && auto:
 		want = 0
-	case want == 0 && fit < layers && (opt.Device == "" || opt.Device == "auto"):
+	case want == 0 && fit < layers && auto:
 		want = fit
 	case want == 0:
 		want = layers

@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"strobe/internal/backend"
 	"strobe/internal/quant"
@@ -106,7 +107,8 @@ func (a *Attention) form(rows int) form {
 	}
 	if a.props.Plain {
 		n := plainHead(max(dim, a.Shape.ValueDim))
-		return form{fmt.Sprintf("attend_any_%d", n), 128, PlainAttentionRows(n), 1, 2}
+		name := fmt.Sprintf("attend_any_%d_%s_%s", n, strings.ToLower(a.Shape.Key.String()), strings.ToLower(a.Shape.Value.String()))
+		return form{name, 128, PlainAttentionRows(n), 1, 2}
 	}
 	return form{"attend_plain", 128, 16, 1, 2}
 }

@@ -5,6 +5,7 @@ package vulkan_test
 import (
 	"errors"
 	"os"
+	"strconv"
 	"testing"
 
 	"strobe/internal/backend"
@@ -18,11 +19,7 @@ import (
 // validation layer if $STROBE_VULKAN_VALIDATE is set. Without a driver tests are skipped, unless $STROBE_REQUIRE_VULKAN is set.
 func openDriver(t testing.TB) gpu.Driver {
 	t.Helper()
-	index := 0
-	if n := os.Getenv("STROBE_VULKAN"); n != "" {
-		index = int(n[0] - '0')
-	}
-	d, err := vulkan.Open(index, vulkan.Options{Validate: os.Getenv("STROBE_VULKAN_VALIDATE") != "", Shared: os.Getenv("STROBE_VULKAN_SHARED") != ""})
+	d, err := vulkan.Open(index(), vulkan.Options{Validate: os.Getenv("STROBE_VULKAN_VALIDATE") != "", Shared: os.Getenv("STROBE_VULKAN_SHARED") != ""})
 	if err != nil {
 		if os.Getenv("STROBE_REQUIRE_VULKAN") == "" && (errors.Is(err, vulkan.ErrNoDriver) || noDevice()) {
 			t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
@@ -40,6 +37,17 @@ func openDriver(t testing.TB) gpu.Driver {
 
 func messages(d gpu.Driver) []string { return d.(interface{ Messages() []string }).Messages() }
 
+func index() int {
+	n, _ := strconv.Atoi(os.Getenv("STROBE_VULKAN"))
+	return n
+}
+
+// software reports whether tests run on the processor, where everything takes long.
+func software() bool {
+	ds, err := vulkan.Devices()
+	return err == nil && index() < len(ds) && ds[index()].Software
+}
+
 func noDevice() bool {
 	ds, err := vulkan.Devices()
 	return err == nil && len(ds) == 0
@@ -54,6 +62,17 @@ func open(t testing.TB) backend.Backend {
 	return b
 }
 
+// lasting is a device that stays open for a whole test: kernels are compiled once.
+type lasting struct{ backend.Backend }
+
+func (lasting) Close() error { return nil }
+
+func openLasting(t testing.TB) backend.Backend {
+	b := open(t)
+	t.Cleanup(func() { b.Close() })
+	return lasting{b}
+}
+
 // TestConformance runs the suite that every device passes.
 func TestConformance(t *testing.T) {
 	o := backendtest.Options{
@@ -62,8 +81,9 @@ func TestConformance(t *testing.T) {
 			if typ == quant.F32 || typ == quant.F16 || typ == quant.BF16 || cols < 512 {
 				return 1e-5
 			}
-			return 1.5e-2
+			return 5e-2
 		},
 	}
-	backendtest.Run(t, open, o)
+	b := openLasting(t)
+	backendtest.Run(t, func(testing.TB) backend.Backend { return b }, o)
 }

@@ -249,7 +249,7 @@ func devices(validate bool) ([]Device, error) {
 func (p *physical) device(number int) Device {
 	d := Device{Name: goText(p.properties.Name[:]), number: number, kind: p.properties.Type, uuid: p.p11.deviceUUID,
 		Driver:   strings.TrimSpace(goText(p.driver.Name[:]) + " " + goText(p.driver.Info[:])),
-		Software: p.properties.Type == kindSoftware, Missing: p.missing()}
+		Software: p.properties.Type == kindSoftware, Card: p.properties.Type == kindDiscrete, Missing: p.missing()}
 	// Of AMD's drivers Mesa's comes first: it is the one that others test with.
 	d.rank = map[uint32]int{3: 0, 2: 1, 1: 2}[p.driver.ID]
 	for _, h := range p.heaps() {

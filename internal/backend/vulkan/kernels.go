@@ -57,6 +57,8 @@ type variant struct {
 	consts []uint32
 }
 
+var kvTypes = map[string]uint32{"f32": 0, "f16": 1, "q8": 2}
+
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
 // variantOf returns the module of a kernel and its constants.
@@ -70,8 +72,11 @@ func variantOf(name string) (variant, error) {
 	switch {
 	case count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
-	case count("attend_any_%d"): // rows, dimensions, dimensions of a thread
-		return variant{"attend", []uint32{uint32(gpu.PlainAttentionRows(int(n))), n, max(1, n/128)}}, nil
+	case len(parts) >= 5 && parts[0] == "attend": // attend_any_128_f16_q8_0: rows, dimensions, dimensions of a thread, types
+		if _, err := fmt.Sscan(parts[2], &n); err == nil {
+			key, value, _ := strings.Cut(strings.ReplaceAll(strings.Join(parts[3:], "_"), "q8_0", "q8"), "_")
+			return variant{"attend", []uint32{uint32(gpu.PlainAttentionRows(int(n))), n, max(1, n/128), kvTypes[key], kvTypes[value]}}, nil
+		}
 	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"):
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2], &t); err == nil && ok {

@@ -22,6 +22,7 @@ type Device struct {
 	Driver   string // its name and version
 	Memory   int    // bytes of its own, or shared with the processor
 	Software bool   // it is the processor
+	Card     bool   // it has memory of its own
 	Missing  string // what it lacks to be used; empty if nothing
 	number   int    // in Vulkan's list
 	uuid     [16]byte

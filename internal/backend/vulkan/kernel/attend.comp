@@ -9,6 +9,8 @@ layout(local_size_x = 128) in;
 layout(constant_id = 1) const int R = 16;
 layout(constant_id = 2) const int DIMS = 128; // of keys and values, at most: R*DIMS queries
 layout(constant_id = 3) const int EACH = 1;   // dimensions of a thread: DIMS/128
+layout(constant_id = 4) const int KTYPE = KV_F16;
+layout(constant_id = 5) const int VTYPE = KV_F16;
 shared float qs[R * DIMS], ps[R * 64];
 shared float m_[R], l_[R], f_[R], rm[R], rl[R]; // of this split; factor of the last page; of the splits so far
 
@@ -58,11 +60,11 @@ void main() {
 			if (first < used)
 				for (int d = 0; d < kd; d += 8) {
 					float v[8];
-					if (!gathered) read8(v, page, a.at.ktype, kd, slot, d);
+					if (!gathered) read8(v, page, KTYPE, kd, slot, d);
 					[[unroll]] for (int k = 0; k < R / 2; k++) {
 						int m = first + 2 * k;
 						if (m >= used) continue;
-						if (gathered) read8(v, from[k], a.at.ktype, kd, at[k], d);
+						if (gathered) read8(v, from[k], KTYPE, kd, at[k], d);
 						[[unroll]] for (int e = 0; e < 8; e++) x[k] = fma(qs[m * kd + d + e], v[e], x[k]);
 					}
 				}
@@ -106,7 +108,7 @@ void main() {
 				[[unroll]] for (int m = 0; m < R; m++)
 					if (m < used) o[i * R + m] = o[i * R + m] * f_[m];
 				for (int s = 0; s < 64; s++) {
-					float v = gathered ? 0.0 : read1(page + a.at.values, a.at.vtype, vd, s, d);
+					float v = gathered ? 0.0 : read1(page + a.at.values, VTYPE, vd, s, d);
 					[[unroll]] for (int m = 0; m < R; m++) {
 						if (m >= used) continue;
 						float w = ps[m * 64 + s];
@@ -114,7 +116,7 @@ void main() {
 						if (gathered) {
 							Seen r = SeenRows(a.seen).v[it.row + m / hs];
 							int at = lies_at(r.path, r.base, p * 64 + s);
-							v = read1(L(a.pages).v[it.table + (at >> 6)] + region + a.at.values, a.at.vtype, vd, at & 63, d);
+							v = read1(L(a.pages).v[it.table + (at >> 6)] + region + a.at.values, VTYPE, vd, at & 63, d);
 						}
 						o[i * R + m] = fma(w, v, o[i * R + m]);
 					}
