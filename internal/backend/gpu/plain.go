@@ -64,5 +64,5 @@ func plainHead(dim int) int {
 	return n
 }
 
-// PlainAttentionRows is the number of rows (tokens x heads) that a plain attention kernel has: their queries fit 16 KiB.
-func PlainAttentionRows(dim int) int { return min(16, 4096/dim) }
+// plainAttentionRows is the number of rows (tokens x heads) that a plain attention kernel has at most: their queries fit 16 KiB.
+func plainAttentionRows(dim int) int { return min(16, 4096/dim) }

@@ -72,10 +72,10 @@ func variantOf(name string) (variant, error) {
 	switch {
 	case count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
-	case len(parts) >= 5 && parts[0] == "attend": // attend_any_128_f16_q8_0: rows, dimensions, dimensions of a thread, types
-		if _, err := fmt.Sscan(parts[2], &n); err == nil {
+	case len(parts) >= 5 && parts[0] == "attend": // attend_16_128_f16_q8_0: rows, dimensions, dimensions of a thread, types
+		if _, err := fmt.Sscan(parts[1]+" "+parts[2], &t, &n); err == nil {
 			key, value, _ := strings.Cut(strings.ReplaceAll(strings.Join(parts[3:], "_"), "q8_0", "q8"), "_")
-			return variant{"attend", []uint32{uint32(gpu.PlainAttentionRows(int(n))), n, max(1, n/128), kvTypes[key], kvTypes[value]}}, nil
+			return variant{"attend", []uint32{t, n, max(1, n/128), kvTypes[key], kvTypes[value]}}, nil
 		}
 	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"):
 		f, ok := gpu.PlainFormat(parts[1])

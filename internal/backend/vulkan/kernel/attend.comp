@@ -14,6 +14,12 @@ layout(constant_id = 5) const int VTYPE = KV_F16;
 shared float qs[R * DIMS], ps[R * 64];
 shared float m_[R], l_[R], f_[R], rm[R], rl[R]; // of this split; factor of the last page; of the splits so far
 
+void put_score(Item it, int m, int hs, int s, float x) {
+	Seen r = SeenRows(a.seen).v[it.row + m / hs];
+	precise float z = x * a.scale;
+	ps[m * 64 + s % 64] = s >= r.lo && s < r.hi ? z : NOTHING;
+}
+
 void main() {
 	uint tid = thread();
 	int t = int(tid), warp = t >> 5, lane = t & 31, kd = a.at.kdim, vd = a.at.vdim, heads = a.kvheads * a.group;
@@ -24,14 +30,15 @@ void main() {
 		int used = min(it.rows * hs, R);
 		uint64_t region = uint64_t(a.at.off) + uint64_t(kv) * a.at.head;
 		barrier();
-		for (int i = t; i < used * kd; i += 128) {
+		for (int i = t; i < R * kd; i += 128) {
 			int m = i / kd;
-			qs[i] = F(a.q + uint64_t(4) * (int64_t(it.row + m / hs) * a.qstride)).v[(h0 + m % hs) * kd + i - m * kd];
+			qs[i] = m >= used ? 0.0 : F(a.q + uint64_t(4) * (int64_t(it.row + m / hs) * a.qstride)).v[(h0 + m % hs) * kd + i - m * kd];
 		}
 		if (t < R) {
 			m_[t] = NOTHING;
 			l_[t] = 0;
 		}
+		for (int i = t; i < R * 64; i += 128) ps[i] = 0; // rows that there are not
 		precise float o[R * EACH];
 		[[unroll]] for (int i = 0; i < R * EACH; i++) o[i] = 0;
 		barrier();
@@ -40,42 +47,32 @@ void main() {
 			uint64_t page = L(a.pages).v[it.table + p] + region;
 			// Scores: a thread has a slot and every second row.
 			int slot = t & 63, first = t >> 6;
-			precise float x[R / 2];
-			uint64_t from[R / 2];
-			int at[R / 2];
-			[[unroll]] for (int k = 0; k < R / 2; k++) {
-				int m = first + 2 * k;
-				x[k] = 0;
-				at[k] = slot;
-				from[k] = page;
-				if (m < used && gathered) {
-					Seen r = SeenRows(a.seen).v[it.row + m / hs];
-					int s = lies_at(r.path, r.base, p * 64 + slot);
-					if (p * 64 + slot >= r.lo && p * 64 + slot < r.hi) {
-						from[k] = L(a.pages).v[it.table + (s >> 6)] + region;
-						at[k] = s & 63;
-					}
-				}
-			}
-			if (first < used)
+			if (!gathered) {
+				precise float x[R / 2];
+				[[unroll]] for (int k = 0; k < R / 2; k++) x[k] = 0;
 				for (int d = 0; d < kd; d += 8) {
 					float v[8];
-					if (!gathered) read8(v, page, KTYPE, kd, slot, d);
-					[[unroll]] for (int k = 0; k < R / 2; k++) {
-						int m = first + 2 * k;
-						if (m >= used) continue;
-						if (gathered) read8(v, from[k], KTYPE, kd, at[k], d);
-						[[unroll]] for (int e = 0; e < 8; e++) x[k] = fma(qs[m * kd + d + e], v[e], x[k]);
-					}
+					read8(v, page, KTYPE, kd, slot, d);
+					[[unroll]] for (int k = 0; k < R / 2; k++)
+						[[unroll]] for (int e = 0; e < 8; e++) x[k] = fma(qs[(first + 2 * k) * kd + d + e], v[e], x[k]);
 				}
-			[[unroll]] for (int k = 0; k < R / 2; k++) {
-				int m = first + 2 * k;
-				if (m >= used) continue;
-				Seen r = SeenRows(a.seen).v[it.row + m / hs];
-				int s = p * 64 + slot;
-				precise float z = x[k] * a.scale;
-				ps[m * 64 + slot] = s >= r.lo && s < r.hi ? z : NOTHING;
-			}
+				[[unroll]] for (int k = 0; k < R / 2; k++)
+					if (first + 2 * k < used) put_score(it, first + 2 * k, hs, p * 64 + slot, x[k]);
+			} else
+				for (int m = first; m < used; m += 2) { // the same sums, row by row
+					Seen r = SeenRows(a.seen).v[it.row + m / hs];
+					precise float x = 0;
+					if (p * 64 + slot >= r.lo && p * 64 + slot < r.hi) {
+						int at = lies_at(r.path, r.base, p * 64 + slot);
+						uint64_t from = L(a.pages).v[it.table + (at >> 6)] + region;
+						for (int d = 0; d < kd; d += 8) {
+							float v[8];
+							read8(v, from, KTYPE, kd, at & 63, d);
+							[[unroll]] for (int e = 0; e < 8; e++) x = fma(qs[m * kd + d + e], v[e], x);
+						}
+					}
+					put_score(it, m, hs, p * 64 + slot, x);
+				}
 			barrier();
 			for (int m0 = 0; m0 < used; m0 += 4) {
 				int m = min(m0 + warp, used - 1);
@@ -107,20 +104,31 @@ void main() {
 				if (d >= vd) continue;
 				[[unroll]] for (int m = 0; m < R; m++)
 					if (m < used) o[i * R + m] = o[i * R + m] * f_[m];
-				for (int s = 0; s < 64; s++) {
-					float v = gathered ? 0.0 : read1(page + a.at.values, VTYPE, vd, s, d);
-					[[unroll]] for (int m = 0; m < R; m++) {
-						if (m >= used) continue;
-						float w = ps[m * 64 + s];
-						if (w == 0) continue; // not seen: what lies there need not be a number
-						if (gathered) {
-							Seen r = SeenRows(a.seen).v[it.row + m / hs];
-							int at = lies_at(r.path, r.base, p * 64 + s);
-							v = read1(L(a.pages).v[it.table + (at >> 6)] + region + a.at.values, VTYPE, vd, at & 63, d);
+				// What a row does not see is left out: what lies there need not be a number.
+				if (!gathered)
+					for (int s = 0; s < 64; s++) {
+						float v = read1(page + a.at.values, VTYPE, vd, s, d);
+						[[unroll]] for (int m = 0; m < R; m++) {
+							float w = ps[m * 64 + s];
+							precise float z = fma(w, v, o[i * R + m]);
+							o[i * R + m] = w == 0 ? o[i * R + m] : z;
 						}
-						o[i * R + m] = fma(w, v, o[i * R + m]);
 					}
-				}
+				else
+					for (int m = 0; m < used; m++) {
+						Seen r = SeenRows(a.seen).v[it.row + m / hs];
+						precise float z = 0;
+						[[unroll]] for (int k = 0; k < R; k++)
+							if (k == m) z = o[i * R + k];
+						for (int s = 0; s < 64; s++) {
+							float w = ps[m * 64 + s];
+							if (w == 0) continue;
+							int at = lies_at(r.path, r.base, p * 64 + s);
+							z = fma(w, read1(L(a.pages).v[it.table + (at >> 6)] + region + a.at.values, VTYPE, vd, at & 63, d), z);
+						}
+						[[unroll]] for (int k = 0; k < R; k++)
+							if (k == m) o[i * R + k] = z;
+					}
 				if (!ends) continue;
 				[[unroll]] for (int m = 0; m < R; m++) {
 					if (m >= used) continue;
