@@ -84,6 +84,10 @@ func TestConformance(t *testing.T) {
 			return 5e-2
 		},
 	}
+	if software() {
+		o.Rows = []int{1, 3, 17}
+		o.BigRow = 20_000
+	}
 	b := openLasting(t)
 	backendtest.Run(t, func(testing.TB) backend.Backend { return b }, o)
 }

@@ -14,6 +14,12 @@ layout(constant_id = 5) const int VTYPE = KV_F16;
 shared float qs[R * DIMS], ps[R * 64];
 shared float m_[R], l_[R], f_[R], rm[R], rl[R]; // of this split; factor of the last page; of the splits so far
 
+// Sums of eight are added up: a single chain over 512 would lose digits.
+float dot8(int at, float v[8]) {
+	precise float s = qs[at] * v[0];
+	[[unroll]] for (int e = 1; e < 8; e++) s = fma(qs[at + e], v[e], s);
+	return s;
+}
 void put_score(Item it, int m, int hs, int s, float x) {
 	Seen r = SeenRows(a.seen).v[it.row + m / hs];
 	precise float z = x * a.scale;
@@ -53,8 +59,7 @@ void main() {
 				for (int d = 0; d < kd; d += 8) {
 					float v[8];
 					read8(v, page, KTYPE, kd, slot, d);
-					[[unroll]] for (int k = 0; k < R / 2; k++)
-						[[unroll]] for (int e = 0; e < 8; e++) x[k] = fma(qs[(first + 2 * k) * kd + d + e], v[e], x[k]);
+					[[unroll]] for (int k = 0; k < R / 2; k++) x[k] = x[k] + dot8((first + 2 * k) * kd + d, v);
 				}
 				[[unroll]] for (int k = 0; k < R / 2; k++)
 					if (first + 2 * k < used) put_score(it, first + 2 * k, hs, p * 64 + slot, x[k]);
@@ -68,7 +73,7 @@ void main() {
 						for (int d = 0; d < kd; d += 8) {
 							float v[8];
 							read8(v, from, KTYPE, kd, at & 63, d);
-							[[unroll]] for (int e = 0; e < 8; e++) x = fma(qs[m * kd + d + e], v[e], x);
+							x = x + dot8(m * kd + d, v);
 						}
 					}
 					put_score(it, m, hs, p * 64 + slot, x);
