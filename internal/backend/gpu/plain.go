@@ -24,6 +24,18 @@ const (
 	plainTile     = 8
 )
 
+// plainTokens is the number of rows that share one reading of a matrix: those of a kernel that exists, the same for all parts of a prompt.
+func plainTokens(rows int) int {
+	parts := (rows + 15) / 16
+	each := (rows + parts - 1) / parts
+	for _, n := range []int{1, 2, 3, 4, 6, 8, 12} {
+		if n >= each {
+			return n
+		}
+	}
+	return 16
+}
+
 // plainMatMul appends the products of x with all matrices, a launch for each format.
 func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
 	for f := range tileFormats {
@@ -37,10 +49,7 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 			continue
 		}
 		a, grid, _ := productArgsOf(x, of)
-		tokens := 1
-		for tokens < min(x.Rows, 16) {
-			tokens *= 2
-		}
+		tokens := plainTokens(x.Rows)
 		ls = append(ls, Launch{Name: fmt.Sprintf("rows_%s_%d", plainNames[f], tokens),
 			Grid: [3]int{grid, (x.Rows + tokens - 1) / tokens, plainQuarters}, Threads: 128, Args: Args(a)})
 	}

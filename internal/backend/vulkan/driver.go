@@ -129,19 +129,19 @@ func (d *Driver) open() (err error) {
 	return nil
 }
 
-// units is how many workgroups should be there at least to keep the device busy: several for each multiprocessor, since loads are
-// waited for. Where the number of those is unknown it is a middling one.
+// units is the number of the device's multiprocessors, times what products need of blocks to keep one busy: each of these is four
+// workgroups. Where it is unknown it is a middling one.
 func (d *Driver) units() int {
-	const each = 4
+	n := 32
 	switch {
 	case d.dev.Software:
 		return 4
 	case d.phys.nv.Units > 0:
-		return each * int(d.phys.nv.Units)
+		n = int(d.phys.nv.Units)
 	case d.phys.amd.Units > 0:
-		return each * int(d.phys.amd.Engines*d.phys.amd.Arrays*d.phys.amd.Units)
+		n = int(d.phys.amd.Engines * d.phys.amd.Arrays * d.phys.amd.Units)
 	}
-	return each * 32
+	return n * 3 / 2
 }
 
 // create makes the logical device. Only what is used is enabled: some drivers list features that they refuse.

@@ -56,10 +56,14 @@ void main() {
 			if (!gathered) {
 				precise float x[R / 2];
 				[[unroll]] for (int k = 0; k < R / 2; k++) x[k] = 0;
-				for (int d = 0; d < kd; d += 8) {
-					float v[8];
-					read8(v, page, KTYPE, kd, slot, d);
-					[[unroll]] for (int k = 0; k < R / 2; k++) x[k] = x[k] + dot8((first + 2 * k) * kd + d, v);
+				float v[2][8]; // the next ones are asked for before the last are used
+				read8(v[0], page, KTYPE, kd, slot, 0);
+				for (int d = 0; d < kd; d += 16) {
+					read8(v[1], page, KTYPE, kd, slot, min(d + 8, kd - 8));
+					[[unroll]] for (int k = 0; k < R / 2; k++) x[k] = x[k] + dot8((first + 2 * k) * kd + d, v[0]);
+					read8(v[0], page, KTYPE, kd, slot, min(d + 16, kd - 8));
+					if (d + 8 < kd)
+						[[unroll]] for (int k = 0; k < R / 2; k++) x[k] = x[k] + dot8((first + 2 * k) * kd + d + 8, v[1]);
 				}
 				[[unroll]] for (int k = 0; k < R / 2; k++)
 					if (first + 2 * k < used) put_score(it, first + 2 * k, hs, p * 64 + slot, x[k]);
@@ -111,13 +115,15 @@ void main() {
 					if (m < used) o[i * R + m] = o[i * R + m] * f_[m];
 				// What a row does not see is left out: what lies there need not be a number.
 				if (!gathered)
-					for (int s = 0; s < 64; s++) {
-						float v = read1(page + a.at.values, VTYPE, vd, s, d);
-						[[unroll]] for (int m = 0; m < R; m++) {
-							float w = ps[m * 64 + s];
-							precise float z = fma(w, v, o[i * R + m]);
-							o[i * R + m] = w == 0 ? o[i * R + m] : z;
-						}
+					for (int s = 0; s < 64; s += 8) {
+						float v[8]; // asked for at once
+						[[unroll]] for (int e = 0; e < 8; e++) v[e] = read1(page + a.at.values, VTYPE, vd, s + e, d);
+						[[unroll]] for (int m = 0; m < R; m++)
+							[[unroll]] for (int e = 0; e < 8; e++) {
+								float w = ps[m * 64 + s + e];
+								precise float z = fma(w, v[e], o[i * R + m]);
+								o[i * R + m] = w == 0 ? o[i * R + m] : z;
+							}
 					}
 				else
 					for (int m = 0; m < used; m++) {

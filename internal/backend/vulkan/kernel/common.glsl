@@ -21,6 +21,7 @@ layout(buffer_reference, std430, buffer_reference_align = 2) buffer H { uint16_t
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer L { uint64_t v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer U2 { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer U4 { uvec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer V4 { vec4 v[]; };
 
 // The parameter of a kernel, as `a`.
 #define ARGS(fields) \
@@ -68,11 +69,17 @@ F in_addr(In s, int tok, int c) {
 	return F(s.p + uint64_t(4) * (int64_t(tok) * (s.groups * 256) + s.first + c));
 }
 uint64_t in_step(In s) { return uint64_t(s.n) * (s.groups * 256); }
+// Several pieces are asked for at once, and added in order.
 float in_sum(In s, int tok, int c, int pieces) {
 	F p = in_addr(s, tok, c);
 	precise float v = p.v[0];
-	uint64_t step = in_step(s);
-	for (int k = 1; k < pieces; k++) v = v + F(uint64_t(p) + 4 * k * step).v[0];
+	uint64_t step = 4 * in_step(s);
+	for (int k = 1; k < pieces; k += 5) {
+		float w[5];
+		[[unroll]] for (int i = 0; i < 5; i++) w[i] = F(uint64_t(p) + min(k + i, pieces - 1) * step).v[0];
+		[[unroll]] for (int i = 0; i < 5; i++)
+			if (k + i < pieces) v = v + w[i];
+	}
 	return v;
 }
 float in1(In s, int tok, int c) { return in_sum(s, tok, c, in_pieces(s, c)); }
@@ -80,6 +87,29 @@ float in1(In s, int tok, int c) { return in_sum(s, tok, c, in_pieces(s, c)); }
 void in8(out float v[8], In s, int tok, int c, int cols) {
 	bool one = s.groups == 0 || (s.first & 7) == 0;
 	int pieces = one ? in_pieces(s, min(c, cols - 1)) : 1;
+	F p = in_addr(s, tok, c);
+	uint64_t step = 4 * in_step(s);
+	if (one && c + 8 <= cols && (uint64_t(p) & 15) == 0 && (step & 15) == 0) {
+		precise vec4 x = V4(uint64_t(p)).v[0], y = V4(uint64_t(p)).v[1];
+		for (int k = 1; k < pieces; k += 5) {
+			vec4 w[5], z[5];
+			[[unroll]] for (int i = 0; i < 5; i++) {
+				V4 q = V4(uint64_t(p) + min(k + i, pieces - 1) * step);
+				w[i] = q.v[0];
+				z[i] = q.v[1];
+			}
+			[[unroll]] for (int i = 0; i < 5; i++)
+				if (k + i < pieces) {
+					x = x + w[i];
+					y = y + z[i];
+				}
+		}
+		[[unroll]] for (int i = 0; i < 4; i++) {
+			v[i] = x[i];
+			v[4 + i] = y[i];
+		}
+		return;
+	}
 	[[unroll]] for (int i = 0; i < 8; i++) {
 		v[i] = 0;
 		if (c + i < cols) v[i] = in_sum(s, tok, c + i, one ? pieces : in_pieces(s, c + i));

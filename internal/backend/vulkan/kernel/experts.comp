@@ -13,7 +13,7 @@ ARGS(Job job[2]; uint64_t act; uint64_t tables; int kb; int format; int jobs; in
 void main() {
 	uint tid = thread(), lane = tid & 31;
 	I tables = I(a.tables);
-	int per0 = a.job[0].groups * a.job[0].cuts, per = per0 + (a.jobs > 1 ? a.job[1].groups * a.job[1].cuts : 0);
+	int per0 = a.job[0].groups * a.job[0].cuts, per = per0 + (a.jobs > 1 ? a.job[1].groups * a.job[1].cuts : 0), kbs = a.kb;
 	int h0 = half_size(FORMAT, 0), h1 = half_size(FORMAT, 1), strip = BIDZ * 4 + int(tid >> 5), units = tables.v[0] * per;
 	for (int u = BID; u < units; u += GDIM) {
 		int item = u / per, v = u - item * per;
@@ -21,20 +21,28 @@ void main() {
 		if (v >= per0) v -= per0;
 		int grp = v / job.cuts, cut = v - grp * job.cuts, rows = job.groups * 256;
 		int expert = tables.v[4 + 4 * item], first = 4 + 4 * a.most + tables.v[5 + 4 * item], n = min(T, tables.v[6 + 4 * item]);
+		uint64_t w = job.w + (uint64_t(expert) * (job.groups * kbs) + grp * kbs) * (16 * (h0 + h1));
 		clear_acc();
-		for (int kb = cut * a.kb / job.cuts; kb < (cut + 1) * a.kb / job.cuts; kb++) {
-			[[unroll]] for (int k = 0; k < T; k++)
-				act_at[k] = a.act + (uint64_t(tables.v[first + min(k, n - 1)] / a.div) * a.kb + kb) * ROW;
-			uint64_t w = job.w + (uint64_t(expert) * (job.groups * a.kb) + grp * a.kb + kb) * (16 * (h0 + h1));
-			stage(w + strip * h0, w + 16 * h0 + strip * h1, job.table, lane, n);
+		for (int kb = cut * kbs / job.cuts, end = (cut + 1) * kbs / job.cuts, buf = 0; kb < end; kb++, buf ^= 1) {
+			Raw raw;
+			uint64_t at = w + uint64_t(kb) * (16 * (h0 + h1));
+			load(raw, at + strip * h0, at + 16 * h0 + strip * h1, lane);
+			for (int o = int(tid); o < T * 19; o += THREADS)
+				act_mem[buf * (T * 19) + o] =
+					U4(a.act + (uint64_t(tables.v[first + min(o / 19, n - 1)] / a.div) * kbs + kb) * ROW).v[o % 19];
+			barrier();
+			stage(raw, buf, job.table, lane);
 		}
-		share_acc(tid);
 		precise float f = job.scale;
 		if (job.scales != 0) f = f * F(job.scales).v[expert];
-		for (int i = int(tid); i < 64 * n; i += 128) {
-			int pair = tables.v[first + (i >> 6)];
-			precise float y = total(i & 63, i >> 6) * f;
-			F(job.part + uint64_t(4) * ((int64_t(cut) * a.pairs + pair) * rows + grp * 256 + BIDZ * 64)).v[i & 63] = y;
+		[[unroll]] for (int k = 0; k < T; k++) {
+			precise float x = sum4(acc[k], tid) * f;
+			precise float y = sum4(acc[T + k], tid) * f;
+			if (k < n && (lane & 3) == (k & 3)) {
+				F to = F(job.part + uint64_t(4) * ((int64_t(cut) * a.pairs + tables.v[first + k]) * rows + grp * 256 + strip * 16 + int(lane >> 2)));
+				to.v[0] = x;
+				to.v[8] = y;
+			}
 		}
 		barrier();
 	}

@@ -15,7 +15,6 @@ layout(constant_id = 4) const int NARROW = 0;
 const int MOST = 16;
 ARGS(uint64_t y; uint64_t w; uint64_t x; uint64_t ids; uint64_t scale; int n; int rows; int cols; int xs; int ys; int used; float all;)
 shared float parts[8 * 4 * MOST];
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer V4 { vec4 v[]; };
 
 float weight(uint64_t at) {
 	if (TYPE == 0) return F(a.w + 4 * at).v[0];

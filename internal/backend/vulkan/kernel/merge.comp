@@ -4,7 +4,6 @@
 #include "attention.glsl"
 // Adds the splits of a row. A thread has 4 values of a head, a workgroup 128/(vdim/4) heads of a row.
 layout(local_size_x = 128) in;
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer V4 { vec4 v[]; };
 
 void main() {
 	int t = int(gl_LocalInvocationIndex), vd = a.at.vdim, heads = a.kvheads * a.group, each = vd >> 2, fit = 128 / each;
