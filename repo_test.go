@@ -21,6 +21,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // tracked lists the repository's files. Without git (an unpacked archive) it is
@@ -116,6 +117,49 @@ func TestFormatted(t *testing.T) {
 	}
 }
 
+// longLines reports whether lines of a file may still be longer.
+func longLines(f string) bool {
+	dir := path.Dir(f)
+	return under(dir, "internal/backend/gpu", "internal/backend/cuda", "internal/cache") ||
+		dir == "internal/server" && !strings.HasSuffix(f, "_test.go")
+}
+
+// TestLineLength: what is wider than a window is not read. Generated files and text inside of raw strings (templates,
+// JSON, JavaScript) are as they are.
+func TestLineLength(t *testing.T) {
+	const limit = 120
+	for _, f := range tracked(t) {
+		if !strings.HasSuffix(f, ".go") || inTestdata(f) || longLines(f) {
+			continue
+		}
+		src := read(t, f)
+		if bytes.HasPrefix(src, []byte("// Code generated ")) {
+			continue
+		}
+		fset := token.NewFileSet()
+		a, err := parser.ParseFile(fset, f, src, parser.SkipObjectResolution)
+		if err != nil {
+			t.Errorf("%v", err)
+			continue
+		}
+		raw := map[int]bool{}
+		ast.Inspect(a, func(n ast.Node) bool {
+			if s, ok := n.(*ast.BasicLit); ok && s.Kind == token.STRING {
+				from, to := fset.Position(s.Pos()).Line, fset.Position(s.End()).Line
+				for i := from; from < to && i <= to; i++ {
+					raw[i] = true
+				}
+			}
+			return true
+		})
+		for i, line := range strings.Split(string(src), "\n") {
+			if n := utf8.RuneCountInString(line); n > limit && !raw[i+1] {
+				t.Errorf("%s:%d: %d columns, at most %d", f, i+1, n, limit)
+			}
+		}
+	}
+}
+
 func TestPackageComments(t *testing.T) {
 	documented := map[string]bool{}
 	for _, f := range goFiles(t) {
@@ -145,6 +189,7 @@ var modules = []struct {
 	{"charm.land/", []string{"cmd"}, "terminal drawing belongs to commands"},
 	{"github.com/charmbracelet/", []string{"cmd"}, "terminal drawing belongs to commands"},
 	{"github.com/schollz/progressbar", []string{"cmd"}, "libraries report progress through callbacks"},
+	{"golang.org/x/image", []string{"bench"}, "only plots draw letters"},
 	{"golang.org/x/term", []string{"cmd"}, "only commands talk to a terminal"},
 	{"github.com/VictoriaMetrics/metrics", []string{"cmd", "server"}, "metrics are served, libraries return numbers"},
 	{"github.com/ebitengine/purego", []string{"platform", "backend"}, "only backends load shared libraries"},
@@ -210,16 +255,24 @@ var layers = []struct {
 	{[]string{"safetensors"}, []string{"strobe"}, []string{"strobe/platform"}, "a file knows nothing of models"},
 	{[]string{"hub"}, []string{"strobe"}, []string{"strobe/platform"}, "fetching knows nothing of models"},
 	{[]string{"platform"}, []string{"strobe"}, nil, "the system is below everything"},
-	{[]string{"tokenizer", "chat", "sample"}, []string{"strobe/model", "strobe/backend", "strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server", "net/http"}, nil, "text and sampling know nothing of how logits are made"},
-	{[]string{"backend"}, []string{"strobe/model", "strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server", "strobe/tokenizer", "strobe/chat"}, nil, "a backend knows no models"},
-	{[]string{"backend/cpu/kernel"}, []string{"strobe"}, []string{"strobe/quant", "strobe/platform", "strobe/backend/cpu/kernel"}, "a kernel knows numbers only"},
-	{[]string{"cache", "model"}, []string{"strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server"}, nil, "a model does not know who drafts for it"},
-	{[]string{"model", "cache", "draft", "speculate"}, []string{"strobe/backend/cuda", "strobe/backend/vulkan"}, nil, "models are written once, against the backend interface"},
+	{[]string{"tokenizer", "chat", "sample"}, []string{"strobe/model", "strobe/backend", "strobe/draft",
+		"strobe/speculate", "strobe/engine", "strobe/server", "net/http"}, nil,
+		"text and sampling know nothing of how logits are made"},
+	{[]string{"backend"}, []string{"strobe/model", "strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server",
+		"strobe/tokenizer", "strobe/chat"}, nil, "a backend knows no models"},
+	{[]string{"backend/cpu/kernel"}, []string{"strobe"},
+		[]string{"strobe/quant", "strobe/platform", "strobe/backend/cpu/kernel"}, "a kernel knows numbers only"},
+	{[]string{"cache", "model"}, []string{"strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server"}, nil,
+		"a model does not know who drafts for it"},
+	{[]string{"model", "cache", "draft", "speculate"}, []string{"strobe/backend/cuda", "strobe/backend/vulkan"}, nil,
+		"models are written once, against the backend interface"},
 	{[]string{"draft", "speculate"}, []string{"strobe/engine", "strobe/server"}, nil, "imports point down"},
 	{[]string{"engine"}, []string{"strobe/server", "strobe/dialog"}, nil, "imports point down"},
 	{[]string{"dialog"}, []string{"strobe/server", "strobe/model", "strobe/backend"}, nil, "a dialog is text and tokens"},
-	{[]string{"speculate"}, []string{"strobe/draft/dflash", "strobe/draft/mtp", "strobe/draft/ngram"}, nil, "the loop knows sources of drafts by their interface only"},
-	{[]string{"speculate/control"}, []string{"strobe"}, []string{"strobe/draft"}, "decisions rest on costs and probabilities alone"},
+	{[]string{"speculate"}, []string{"strobe/draft/dflash", "strobe/draft/mtp", "strobe/draft/ngram"}, nil,
+		"the loop knows sources of drafts by their interface only"},
+	{[]string{"speculate/control"}, []string{"strobe"}, []string{"strobe/draft"},
+		"decisions rest on costs and probabilities alone"},
 	{[]string{"."}, []string{"net/http"}, nil, "network code lives in hub, server and the commands"},
 }
 
@@ -261,9 +314,11 @@ func TestNoMachinePaths(t *testing.T) {
 	// address or another path ("https://host/x", "a/x") is none.
 	names := []string{"work", "root", "tmp", "home/[a-z]+"}
 	machine := regexp.MustCompile("(^|[\\s\"'`=(:])/(" + strings.Join(names, "|") + ")([^\\w-]|$)")
-	text := map[string]bool{".go": true, ".md": true, ".s": true, ".cu": true, ".py": true, ".sh": true, ".mod": true, ".txtar": true, ".yml": true, ".json": true}
+	text := map[string]bool{".go": true, ".md": true, ".s": true, ".cu": true, ".py": true, ".sh": true, ".mod": true,
+		".txtar": true, ".yml": true, ".json": true}
 	for _, f := range tracked(t) {
-		if !text[path.Ext(f)] && !strings.HasPrefix(f, ".ci/") || inTestdata(f) && path.Ext(f) == ".json" || strings.Contains(f, "/corpus/") {
+		if !text[path.Ext(f)] && !strings.HasPrefix(f, ".ci/") || inTestdata(f) && path.Ext(f) == ".json" ||
+			strings.Contains(f, "/corpus/") {
 			continue
 		}
 		for n, line := range strings.Split(string(read(t, f)), "\n") {
@@ -290,14 +345,16 @@ func TestSize(t *testing.T) {
 		}
 	}
 	if models > modelsLimit || rest > restLimit {
-		t.Errorf("models/ has %.1f MiB (limit %d), the rest %.1f MiB (limit %d)", float64(models)/(1<<20), modelsLimit>>20, float64(rest)/(1<<20), restLimit>>20)
+		t.Errorf("models/ has %.1f MiB (limit %d), the rest %.1f MiB (limit %d)", float64(models)/(1<<20), modelsLimit>>20,
+			float64(rest)/(1<<20), restLimit>>20)
 	}
 }
 
 // TestOneTestCommand: what the README tells people to run is what CI runs.
 func TestOneTestCommand(t *testing.T) {
 	const command = "go test ./..."
-	if !bytes.Contains(read(t, "README.md"), []byte("\n    "+command+"\n")) && !bytes.Contains(read(t, "README.md"), []byte("\n"+command+"\n")) {
+	if !bytes.Contains(read(t, "README.md"), []byte("\n    "+command+"\n")) &&
+		!bytes.Contains(read(t, "README.md"), []byte("\n"+command+"\n")) {
 		t.Errorf("README.md does not give the test command %q on a line of its own", command)
 	}
 	if !bytes.Contains(read(t, ".ci/run"), []byte("\n"+command+"\n")) {

@@ -18,7 +18,8 @@ func anthropicClient() anthropic.Client {
 
 func greeting(max int64) anthropic.MessageNewParams {
 	return anthropic.MessageNewParams{
-		Model: "tiny", MaxTokens: max, Temperature: anthropic.Float(0), System: []anthropic.TextBlockParam{{Text: "Be brief."}},
+		Model: "tiny", MaxTokens: max, Temperature: anthropic.Float(0),
+		System:   []anthropic.TextBlockParam{{Text: "Be brief."}},
 		Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock("Hello"))},
 	}
 }
@@ -53,7 +54,9 @@ func TestAnthropicMessages(t *testing.T) {
 	if len(m.Content) != 1 || m.Content[0].Text != whole.Content[0].Text || m.StopReason != whole.StopReason {
 		t.Errorf("streamed %+v, whole %s", m.Content, whole.RawJSON())
 	}
-	n, err := c.Messages.CountTokens(t.Context(), anthropic.MessageCountTokensParams{Model: "tiny", Messages: p.Messages, System: anthropic.MessageCountTokensParamsSystemUnion{OfTextBlockArray: p.System}})
+	n, err := c.Messages.CountTokens(t.Context(),
+		anthropic.MessageCountTokensParams{Model: "tiny", Messages: p.Messages,
+			System: anthropic.MessageCountTokensParamsSystemUnion{OfTextBlockArray: p.System}})
 	if err != nil || n.InputTokens != whole.Usage.InputTokens+whole.Usage.CacheReadInputTokens {
 		t.Errorf("counted %v, %v; usage %+v", n, err, whole.Usage)
 	}
@@ -65,7 +68,8 @@ func TestAnthropicTools(t *testing.T) {
 	p.Tools = []anthropic.ToolUnionParam{anthropic.ToolUnionParamOfTool(anthropic.ToolInputSchemaParam{
 		Properties: cityTool.OfFunction.Function.Parameters["properties"], Required: []string{"city", "days"},
 	}, "get_weather")}
-	p.ToolChoice = anthropic.ToolChoiceUnionParam{OfAny: &anthropic.ToolChoiceAnyParam{DisableParallelToolUse: anthropic.Bool(true)}}
+	one := anthropic.ToolChoiceAnyParam{DisableParallelToolUse: anthropic.Bool(true)}
+	p.ToolChoice = anthropic.ToolChoiceUnionParam{OfAny: &one}
 	whole, err := c.Messages.New(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
@@ -77,10 +81,12 @@ func TestAnthropicTools(t *testing.T) {
 	checkArguments(t, string(call.Input))
 	m := accumulate(t, c, p)
 	var got, want bytes.Buffer
-	if json.Compact(&got, m.Content[len(m.Content)-1].Input) != nil || json.Compact(&want, call.Input) != nil || got.String() != want.String() {
+	if json.Compact(&got, m.Content[len(m.Content)-1].Input) != nil || json.Compact(&want, call.Input) != nil ||
+		got.String() != want.String() {
 		t.Errorf("streamed %s, whole %s", got.String(), want.String())
 	}
-	p.Messages = append(p.Messages, whole.ToParam(), anthropic.NewUserMessage(anthropic.NewToolResultBlock(call.ID, "Rain.", false)))
+	p.Messages = append(p.Messages, whole.ToParam(),
+		anthropic.NewUserMessage(anthropic.NewToolResultBlock(call.ID, "Rain.", false)))
 	p.ToolChoice = anthropic.ToolChoiceUnionParam{OfNone: &anthropic.ToolChoiceNoneParam{}}
 	p.MaxTokens = 10
 	if _, err := c.Messages.New(t.Context(), p); err != nil {

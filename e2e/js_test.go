@@ -15,7 +15,8 @@ func TestJavaScript(t *testing.T) {
 		}
 		t.Skip("npm is missing: the tests in js need Node and OpenAI's package from its registry")
 	}
-	for _, args := range [][]string{{"npm", "ci", "--no-audit", "--no-fund", "--silent"}, {"node", "--test", "openai.test.js"}} {
+	for _, args := range [][]string{{"npm", "ci", "--no-audit", "--no-fund", "--silent"},
+		{"node", "--test", "openai.test.js"}} {
 		cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
 		cmd.Dir = "js"
 		cmd.Env = append(os.Environ(), "STROBE_URL="+server, "STROBE_KEY="+key)

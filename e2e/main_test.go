@@ -42,7 +42,8 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.Command(binary, "serve", "-m", model, "-d", filepath.Join("..", "testdata", "golden", "dflash-qwen35", "model.gguf"),
+	cmd := exec.Command(binary, "serve", "-m", model, "-d",
+		filepath.Join("..", "testdata", "golden", "dflash-qwen35", "model.gguf"),
 		"--port", "0", "--alias", "tiny", "--ctx", "4096", "--api-key", key, "--parallel", "8", "-q")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()

@@ -21,7 +21,8 @@ func openaiClient() openai.Client {
 
 func hello(max int64) openai.ChatCompletionNewParams {
 	return openai.ChatCompletionNewParams{
-		Model: "tiny", Messages: []openai.ChatCompletionMessageParamUnion{openai.SystemMessage("Be brief."), openai.UserMessage("Hello")},
+		Model: "tiny", Messages: []openai.ChatCompletionMessageParamUnion{openai.SystemMessage("Be brief."),
+			openai.UserMessage("Hello")},
 		MaxCompletionTokens: openai.Int(max), Temperature: openai.Float(0), Seed: openai.Int(1),
 	}
 }
@@ -33,7 +34,8 @@ func TestOpenAIChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(whole.Choices) != 1 || whole.Choices[0].Message.Content == "" || whole.Model != "tiny" || whole.Usage.CompletionTokens == 0 {
+	if len(whole.Choices) != 1 || whole.Choices[0].Message.Content == "" || whole.Model != "tiny" ||
+		whole.Usage.CompletionTokens == 0 {
 		t.Errorf("answer %s", whole.RawJSON())
 	}
 	p.StreamOptions.IncludeUsage = openai.Bool(true)
@@ -47,7 +49,9 @@ func TestOpenAIChat(t *testing.T) {
 	if s.Err() != nil {
 		t.Fatal(s.Err())
 	}
-	if acc.Choices[0].Message.Content != whole.Choices[0].Message.Content || acc.Choices[0].FinishReason != whole.Choices[0].FinishReason || acc.Usage.CompletionTokens != whole.Usage.CompletionTokens {
+	if acc.Choices[0].Message.Content != whole.Choices[0].Message.Content ||
+		acc.Choices[0].FinishReason != whole.Choices[0].FinishReason ||
+		acc.Usage.CompletionTokens != whole.Usage.CompletionTokens {
 		t.Errorf("streamed %+v, whole %s", acc.Choices, whole.RawJSON())
 	}
 }
@@ -64,7 +68,8 @@ func TestOpenAILogProbs(t *testing.T) {
 		t.Fatalf("%d choices", len(r.Choices))
 	}
 	for _, ch := range r.Choices {
-		if n := len(ch.Logprobs.Content); n == 0 || len(ch.Logprobs.Content[0].TopLogprobs) != 2 || ch.Logprobs.Content[0].Logprob > 0 {
+		if n := len(ch.Logprobs.Content); n == 0 || len(ch.Logprobs.Content[0].TopLogprobs) != 2 ||
+			ch.Logprobs.Content[0].Logprob > 0 {
 			t.Errorf("log probabilities %s", ch.Logprobs.RawJSON())
 		}
 	}
@@ -73,9 +78,10 @@ func TestOpenAILogProbs(t *testing.T) {
 var cityTool = openai.ChatCompletionFunctionTool(shared.FunctionDefinitionParam{
 	Name: "get_weather", Description: openai.String("The weather of a city"),
 	Parameters: shared.FunctionParameters{
-		"type":       "object",
-		"properties": map[string]any{"city": map[string]any{"enum": []string{"Bonn", "Köln"}}, "days": map[string]any{"type": "integer", "minimum": 1, "maximum": 9}},
-		"required":   []string{"city", "days"},
+		"type": "object",
+		"properties": map[string]any{"city": map[string]any{"enum": []string{"Bonn", "Köln"}},
+			"days": map[string]any{"type": "integer", "minimum": 1, "maximum": 9}},
+		"required": []string{"city", "days"},
 	},
 })
 
@@ -85,7 +91,8 @@ func checkArguments(t *testing.T, args string) {
 		City string
 		Days int
 	}
-	if err := json.Unmarshal([]byte(args), &v); err != nil || !slices.Contains([]string{"Bonn", "Köln"}, v.City) || v.Days < 1 || v.Days > 9 {
+	if err := json.Unmarshal([]byte(args), &v); err != nil || !slices.Contains([]string{"Bonn", "Köln"}, v.City) ||
+		v.Days < 1 || v.Days > 9 {
 		t.Errorf("arguments %s: %v", args, err)
 	}
 }
@@ -102,7 +109,8 @@ func TestOpenAITools(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := r.Choices[0].Message
-	if len(m.ToolCalls) != 1 || m.ToolCalls[0].Function.Name != "get_weather" || r.Choices[0].FinishReason != "tool_calls" {
+	if len(m.ToolCalls) != 1 || m.ToolCalls[0].Function.Name != "get_weather" ||
+		r.Choices[0].FinishReason != "tool_calls" {
 		t.Fatalf("answer %s", r.RawJSON())
 	}
 	checkArguments(t, m.ToolCalls[0].Function.Arguments)
@@ -133,7 +141,8 @@ func TestOpenAITools(t *testing.T) {
 
 var personSchema = map[string]any{
 	"type": "object", "additionalProperties": false, "required": []string{"name", "age"},
-	"properties": map[string]any{"name": map[string]any{"type": "string", "maxLength": 10}, "age": map[string]any{"type": "integer", "minimum": 0, "maximum": 99}},
+	"properties": map[string]any{"name": map[string]any{"type": "string", "maxLength": 10},
+		"age": map[string]any{"type": "integer", "minimum": 0, "maximum": 99}},
 }
 
 func checkPerson(t *testing.T, s string) {
@@ -152,9 +161,11 @@ func checkPerson(t *testing.T, s string) {
 func TestOpenAISchema(t *testing.T) {
 	c := openaiClient()
 	p := hello(200)
-	p.ResponseFormat = openai.ChatCompletionNewParamsResponseFormatUnion{OfJSONSchema: &shared.ResponseFormatJSONSchemaParam{
-		JSONSchema: shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: "person", Schema: personSchema, Strict: openai.Bool(true)},
-	}}
+	schema := shared.ResponseFormatJSONSchemaParam{
+		JSONSchema: shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: "person", Schema: personSchema,
+			Strict: openai.Bool(true)},
+	}
+	p.ResponseFormat = openai.ChatCompletionNewParamsResponseFormatUnion{OfJSONSchema: &schema}
 	r, err := c.Chat.Completions.New(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
@@ -219,11 +230,14 @@ func TestOpenAIModelsAndEmbeddings(t *testing.T) {
 	if err != nil || len(list.Data) != 1 || list.Data[0].ID != "tiny" {
 		t.Fatalf("models %v, %v", list, err)
 	}
-	e, err := c.Embeddings.New(t.Context(), openai.EmbeddingNewParams{Model: "tiny", Input: openai.EmbeddingNewParamsInputUnion{OfArrayOfStrings: []string{"a", "b"}}})
+	e, err := c.Embeddings.New(t.Context(), openai.EmbeddingNewParams{Model: "tiny",
+		Input: openai.EmbeddingNewParamsInputUnion{OfArrayOfStrings: []string{"a", "b"}}})
 	if err != nil || len(e.Data) != 2 || len(e.Data[0].Embedding) != 64 {
 		t.Errorf("embeddings %v, %v", e, err)
 	}
-	r, err := c.Completions.New(t.Context(), openai.CompletionNewParams{Model: "tiny", Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("func")}, MaxTokens: openai.Int(8), Temperature: openai.Float(0)})
+	r, err := c.Completions.New(t.Context(), openai.CompletionNewParams{Model: "tiny",
+		Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("func")}, MaxTokens: openai.Int(8),
+		Temperature: openai.Float(0)})
 	if err != nil || r.Choices[0].Text == "" {
 		t.Errorf("completion %v, %v", r, err)
 	}
@@ -260,8 +274,10 @@ func TestOpenAIResponses(t *testing.T) {
 
 	p.MaxOutputTokens = openai.Int(200)
 	p.ParallelToolCalls = openai.Bool(false)
-	p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "get_weather", Parameters: cityTool.OfFunction.Function.Parameters, Strict: openai.Bool(true)}}}
-	p.ToolChoice = responses.ResponseNewParamsToolChoiceUnion{OfToolChoiceMode: openai.Opt(responses.ToolChoiceOptionsRequired)}
+	p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "get_weather",
+		Parameters: cityTool.OfFunction.Function.Parameters, Strict: openai.Bool(true)}}}
+	required := openai.Opt(responses.ToolChoiceOptionsRequired)
+	p.ToolChoice = responses.ResponseNewParamsToolChoiceUnion{OfToolChoiceMode: required}
 	r, err := c.Responses.New(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)

@@ -36,12 +36,14 @@ func load(t *testing.T) *engine.Model {
 	return m
 }
 
-func generate(t *testing.T, m *engine.Model, prompt string, opt speculate.Options, p sample.Params, n int) ([]int32, speculate.Stats) {
+func generate(t *testing.T, m *engine.Model, prompt string, opt speculate.Options, p sample.Params, n int) ([]int32,
+	speculate.Stats) {
 	t.Helper()
 	return generateIDs(t, m, m.Tokenizer.Encode(prompt, tokenizer.EncodeOptions{AddSpecial: true}), opt, p, n)
 }
 
-func generateIDs(t *testing.T, m *engine.Model, prompt []int32, opt speculate.Options, p sample.Params, n int) ([]int32, speculate.Stats) {
+func generateIDs(t *testing.T, m *engine.Model, prompt []int32, opt speculate.Options, p sample.Params, n int) ([]int32,
+	speculate.Stats) {
 	t.Helper()
 	seq, contexts := m.Target.NewSeq(), m.Runner.NewContexts()
 	defer seq.Close()
@@ -82,12 +84,13 @@ func TestLossless(t *testing.T) {
 	}
 }
 
-// TestAcceptance keeps the drafter honest: lossless output would hide a broken one (F97).
+// TestAcceptance keeps the drafter honest: lossless output would hide a broken one (failure F97).
 func TestAcceptance(t *testing.T) {
 	m := load(t)
 	var all speculate.Stats
 	for _, prompt := range prompts {
-		_, st := generate(t, m, prompt, speculate.Options{Draft: "dflash", Fixed: true, Tree: speculate.TreeOff}, sample.Params{}, 128)
+		_, st := generate(t, m, prompt, speculate.Options{Draft: "dflash", Fixed: true, Tree: speculate.TreeOff},
+			sample.Params{}, 128)
 		all.Add(st)
 	}
 	if got := all.Mean(); got < 3 {
@@ -116,7 +119,8 @@ func TestReference(t *testing.T) {
 	same, got, want := 0, 0, 0
 	for i := 0; i < len(ref.Prompts); i += 17 {
 		p := ref.Prompts[i]
-		text, st := generateIDs(t, m, p.Prompt, speculate.Options{Draft: "dflash", Fixed: true, Tree: speculate.TreeOff}, sample.Params{}, ref.New)
+		text, st := generateIDs(t, m, p.Prompt, speculate.Options{Draft: "dflash", Fixed: true, Tree: speculate.TreeOff},
+			sample.Params{}, ref.New)
 		if slices.Equal(text, p.Greedy) {
 			same, got, want = same+1, got+st.Rounds, want+p.Passes
 		}

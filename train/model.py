@@ -826,8 +826,8 @@ class MTP(nn.Module):
         return k, v.reshape(B, T, a.hkv, a.d)
 
     def step(self, e, h, cos, sin, kc, vc, seen, ko, vo, used):
-        """One step of A chains per row: e, h (B,A,H).  A chain sees the keys of the context where seen (B,A,T), those of its
-        own earlier steps ko (B,A,n,hkv,d) where used (n), and its own.  Returns the new states, keys and values."""
+        """One step of A chains per row: e, h (B,A,H).  A chain sees the keys of the context where seen (B,A,T), and of those of
+        its earlier steps ko (B,A,n,hkv,d) and of this one what is used (n+1).  Returns the new states, keys and values."""
         B, A, _ = e.shape
         l, a = self.layers[0], self.layers[0].self_attn
         g, r, d, T = a.hkv, a.h // a.hkv, a.d, kc.shape[1]
@@ -841,7 +841,7 @@ class MTP(nn.Module):
         sc = (q.reshape(B, g, A * r, d) @ kc.permute(0, 2, 3, 1)).view(B, g, A, r, T)
         so = q @ own(ko).transpose(-1, -2)
         sc = sc.float().masked_fill(~seen[:, None, :, None], float("-inf"))
-        so = so.float().masked_fill(~F.pad(used, (0, 1), value=True), float("-inf"))
+        so = so.float().masked_fill(~used, float("-inf"))
         pc, po = torch.softmax(torch.cat((sc, so), -1), -1).to(x.dtype).split([T, n], -1)
         o = (pc.reshape(B, g, A * r, T) @ vc.transpose(1, 2)).view(B, g, A, r, d) + po @ own(vo)
         x = x + a.finish(o.transpose(2, 3).reshape(B, g * r, A, d), gate)
@@ -853,11 +853,11 @@ class MTP(nn.Module):
         context, step = self.run or (self.context, self.step)
         kc, vc = context(*ctx)
         B, A = tokens.shape
-        room = lambda t: torch.stack(t + [zero] * (n - 1 - len(t)), 2) if n > 1 else zero[:, :, None][:, :, :0]
-        zero = torch.zeros(B, A, *kc.shape[2:], dtype=kc.dtype, device=kc.device)
-        ks, vs, out = [], [], []
+        room = lambda t: torch.stack(t + [zero] * (n - len(t)), 2)       # one shape for all steps: compiled once
+        zero = torch.zeros(B, A, *kc.shape[2:], dtype=kc.dtype, device=kc.device, requires_grad=h.requires_grad)
+        ks, vs, out, at = [], [], [], torch.arange(n + 1, device=kc.device)
         for i in range(n):
-            used = torch.arange(n - 1, device=kc.device) < i
+            used = (at < i) | (at == n)
             h, k, v = step(embed(tokens), h, *self.rope(pos + i), kc, vc, seen, room(ks), room(vs), used)
             ks, vs, out = ks + [k], vs + [v], out + [h]
             tokens = follow(i, h)

@@ -69,8 +69,10 @@ instead of answered), "turns", "question" or "tokens".`,
 	f.IntVar(&opt.limit, "limit", 0, "use only this many prompts, spread over the suite (default: all)")
 	f.IntVarP(&opt.n, "n", "n", 128, "most tokens to generate per prompt")
 	f.IntVar(&opt.repeats, "repeats", 3, "how often everything runs")
-	f.StringSliceVar(&opt.modes, "modes", nil, "modes to compare: "+strings.Join(bench.ModeNames, ", ")+" (default: those that the model allows)")
-	f.Float64Var(&opt.synthetic, "synthetic-accept", 0, "pretend that passes yield this many tokens on average, to measure speed on models with random weights")
+	f.StringSliceVar(&opt.modes, "modes", nil, "modes to compare: "+strings.Join(bench.ModeNames,
+		", ")+" (default: those that the model allows)")
+	f.Float64Var(&opt.synthetic, "synthetic-accept", 0,
+		"pretend that passes yield this many tokens on average, to measure speed on models with random weights")
 	f.BoolVar(&opt.ignoreEnd, "ignore-end", false, "go on after the model has ended its text")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "also show each prompt")
 	f.BoolVar(&opt.json, "json", false, "print the report as one JSON object")
@@ -212,7 +214,8 @@ func newRunBar(cmd *cobra.Command) *runBar {
 	if isQuiet(cmd) || !isTerminal(w) || os.Getenv("NO_COLOR") != "" {
 		return &runBar{}
 	}
-	return &runBar{progressbar.NewOptions(1, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription("runs"), progressbar.OptionSetWidth(30),
+	return &runBar{progressbar.NewOptions(1, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription("runs"),
+		progressbar.OptionSetWidth(30),
 		progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true), progressbar.OptionClearOnFinish())}
 }
 

@@ -48,7 +48,8 @@ or NO_COLOR is set, chat reads and writes plain lines.`,
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0.8)
 	f := cmd.Flags()
-	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens per answer (default: until the model ends; 256 without a chat template)")
+	f.IntVarP(&opt.n, "predict", "n", 0,
+		"most tokens per answer (default: until the model ends; 256 without a chat template)")
 	f.StringVar(&opt.system, "system", "", "system message")
 	f.StringVar(&opt.load, "load", "", "continue a conversation that /save wrote")
 	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")

@@ -28,7 +28,8 @@ func init() { // not in the declaration: /help refers to the list
 			t.messages = nil
 			return say("The conversation is empty.")
 		}},
-		{"/retry", "", "answer the last message again", func(*talk, string) (string, bool, bool, error) { return "", false, true, nil }},
+		{"/retry", "", "answer the last message again",
+			func(*talk, string) (string, bool, bool, error) { return "", false, true, nil }},
 		{"/undo", "", "take the last message and its answer back", func(t *talk, _ string) (string, bool, bool, error) {
 			if !t.undo() {
 				return fail("there is no message to take back")
@@ -44,32 +45,34 @@ func init() { // not in the declaration: /help refers to the list
 			}
 			return say("System message: " + t.system)
 		}},
-		{"/set", "[NAME VALUE]", "show or change a setting: " + strings.Join(settings, ", "), func(t *talk, arg string) (string, bool, bool, error) {
-			if arg == "" {
+		{"/set", "[NAME VALUE]", "show or change a setting: " + strings.Join(settings, ", "),
+			func(t *talk, arg string) (string, bool, bool, error) {
+				if arg == "" {
+					return say(t.settings())
+				}
+				if err := t.set(arg); err != nil {
+					return fail("%w", err)
+				}
 				return say(t.settings())
-			}
-			if err := t.set(arg); err != nil {
-				return fail("%w", err)
-			}
-			return say(t.settings())
-		}},
-		{"/think", "on|off|auto", "let the model reason before it answers, if its template knows how", func(t *talk, arg string) (string, bool, bool, error) {
-			on, off := true, false
-			switch arg {
-			case "on":
-				t.think = &on
-			case "off":
-				t.think = &off
-			case "auto":
-				t.think = nil
-			default:
-				return fail("/think: want on, off or auto")
-			}
-			if tmpl, err := t.Format().Template(); err != nil || t.continues() || !tmpl.Thinking() {
-				return say("This model's template has no switch for reasoning.")
-			}
-			return say("Reasoning: " + arg)
-		}},
+			}},
+		{"/think", "on|off|auto", "let the model reason before it answers, if its template knows how",
+			func(t *talk, arg string) (string, bool, bool, error) {
+				on, off := true, false
+				switch arg {
+				case "on":
+					t.think = &on
+				case "off":
+					t.think = &off
+				case "auto":
+					t.think = nil
+				default:
+					return fail("/think: want on, off or auto")
+				}
+				if tmpl, err := t.Format().Template(); err != nil || t.continues() || !tmpl.Thinking() {
+					return say("This model's template has no switch for reasoning.")
+				}
+				return say("Reasoning: " + arg)
+			}},
 		{"/drafts", "on|off", "colour accepted draft tokens", func(t *talk, arg string) (string, bool, bool, error) {
 			if arg != "on" && arg != "off" {
 				return fail("/drafts: want on or off")
@@ -95,16 +98,21 @@ func init() { // not in the declaration: /help refers to the list
 			}
 			return say(fmt.Sprintf("%d messages read from %s", len(t.messages), arg))
 		}},
-		{"/stats", "", "numbers of this session", func(t *talk, _ string) (string, bool, bool, error) { return say(t.statistics()) }},
+		{"/stats", "", "numbers of this session", func(t *talk, _ string) (string, bool, bool,
+			error) {
+			return say(t.statistics())
+		}},
 		{"/quit", "", "leave", func(*talk, string) (string, bool, bool, error) { return "", true, false, nil }},
 	}
 }
 
 // aliases are other names people try.
-var aliases = map[string]string{"/exit": "/quit", "/bye": "/quit", "/q": "/quit", "/?": "/help", "/reset": "/clear", "/new": "/clear"}
+var aliases = map[string]string{"/exit": "/quit", "/bye": "/quit", "/q": "/quit", "/?": "/help", "/reset": "/clear",
+	"/new": "/clear"}
 
 // settings are the flags that /set changes.
-var settings = []string{"temp", "top-k", "top-p", "min-p", "repeat-penalty", "presence-penalty", "frequency-penalty", "seed", "predict"}
+var settings = []string{"temp", "top-k", "top-p", "min-p", "repeat-penalty", "presence-penalty", "frequency-penalty",
+	"seed", "predict"}
 
 // command runs a line that begins with a slash.
 func (t *talk) command(line string) (out string, quit, again bool, err error) {
@@ -114,7 +122,8 @@ func (t *talk) command(line string) (out string, quit, again bool, err error) {
 	}
 	i := slices.IndexFunc(chatCommands, func(c chatCommand) bool { return c.name == name })
 	if i < 0 {
-		return "", false, false, fmt.Errorf("there is no command %s; /help lists them, and //%s sends the text itself", name, strings.TrimPrefix(name, "/"))
+		return "", false, false, fmt.Errorf("there is no command %s; /help lists them, and //%s sends the text itself", name,
+			strings.TrimPrefix(name, "/"))
 	}
 	return chatCommands[i].run(t, strings.TrimSpace(arg))
 }
@@ -165,7 +174,8 @@ func (t *talk) set(arg string) error {
 func (t *talk) statistics() string {
 	m := t.model()
 	limit := t.Engine().Config().Context
-	s := fmt.Sprintf("%s\n%d answers, %d messages, %d of %d tokens of context used\n", m.Summary(), t.turns, len(t.messages), t.context, limit)
+	s := fmt.Sprintf("%s\n%d answers, %d messages, %d of %d tokens of context used\n", m.Summary(), t.turns,
+		len(t.messages), t.context, limit)
 	if t.turns > 0 {
 		s += "all answers: " + t.total.String() + "\n"
 		if t.turns > 1 {

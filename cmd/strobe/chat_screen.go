@@ -24,7 +24,8 @@ func chatScreen(cmd *cobra.Command, t *talk) error {
 		s.edit.past = len(s.edit.history)
 		defer func() { _ = writeHistory(path, s.edit.history) }()
 	}
-	_, err := tea.NewProgram(s, tea.WithInput(cmd.InOrStdin()), tea.WithOutput(cmd.OutOrStdout()), tea.WithContext(cmd.Context())).Run()
+	_, err := tea.NewProgram(s, tea.WithInput(cmd.InOrStdin()), tea.WithOutput(cmd.OutOrStdout()),
+		tea.WithContext(cmd.Context())).Run()
 	if s.turn != nil { // the program was ended from outside
 		s.turn.Stop()
 	}

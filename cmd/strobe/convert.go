@@ -69,8 +69,10 @@ Types: ` + typeHelp("auto"),
 	f.StringVar(&opt.Target, "target", "", "folder of the target model, for drafters")
 	f.BoolVar(&opt.NoMTP, "no-mtp", false, "leave out multi-token-prediction layers")
 	f.BoolVar(&opt.MTPOnly, "mtp-only", false, "write the multi-token-prediction layers alone, as a drafter for -d")
-	f.BoolVar(&opt.NoVocab, "no-vocab", false, "leave the tokenizer out of a drafter; Strobe needs only the target's, llama.cpp needs both")
-	f.StringVar(&opt.Pre, "pre", "", "how the tokenizer splits text, if it is not recognised ("+strings.Join(convert.PreTokenizers(), ", ")+")")
+	f.BoolVar(&opt.NoVocab, "no-vocab", false,
+		"leave the tokenizer out of a drafter; Strobe needs only the target's, llama.cpp needs both")
+	f.StringVar(&opt.Pre, "pre", "",
+		"how the tokenizer splits text, if it is not recognised ("+strings.Join(convert.PreTokenizers(), ", ")+")")
 	f.StringVar(&opt.Name, "name", "", "name of the model to write into the file")
 	f.StringVar(&split, "split", "", "write several files of at most this size, e.g. 40G")
 	return cmd

@@ -16,7 +16,8 @@ func (r *race) print(w io.Writer) error {
 	fmt.Fprintf(&b, "plain: %d tokens, %s\n%s\n", plain.stats.Tokens, plain.numbers(), indent(string(plain.output)))
 	fmt.Fprintf(&b, "%s: %d tokens, %s\n%s\n", fast.name, fast.stats.Tokens, fast.numbers(), indent(string(fast.output)))
 	if fast.stats.Guessed > 0 {
-		fmt.Fprintf(&b, "%d of %d drafted tokens accepted; accepted by position %s\n", fast.stats.Accepted, fast.stats.Guessed, fast.stats.Bars())
+		fmt.Fprintf(&b, "%d of %d drafted tokens accepted; accepted by position %s\n", fast.stats.Accepted,
+			fast.stats.Guessed, fast.stats.Bars())
 	}
 	b.WriteString(strings.Join(r.verdict(), "\n") + "\n")
 	_, err := io.WriteString(w, b.String())

@@ -199,7 +199,8 @@ func (l *lane) numbers() string {
 // verdict are the last lines: who was faster, and whether the texts are the same.
 func (r *race) verdict() []string {
 	plain, fast := r.lanes[0], r.lanes[1]
-	lines := []string{fmt.Sprintf("%s decoding was %.2f times as fast as plain decoding: %.1f against %.1f tokens/s", fast.name, r.ratio(), fast.speed(), plain.speed())}
+	lines := []string{fmt.Sprintf("%s decoding was %.2f times as fast as plain decoding: %.1f against %.1f tokens/s",
+		fast.name, r.ratio(), fast.speed(), plain.speed())}
 	if !plain.done || !fast.done {
 		n := min(len(plain.output), len(fast.output))
 		if string(plain.output[:n]) == string(fast.output[:n]) {

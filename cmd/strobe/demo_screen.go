@@ -60,7 +60,8 @@ func (r *race) snapshot() raceView {
 	v := raceView{title: r.title, prompt: r.prompt, max: r.max, identical: r.identical(), verdict: r.verdict()}
 	for i, l := range r.lanes {
 		// Tokens are only ever added, so the slice can be shared.
-		v.lanes[i] = laneView{name: l.name, numbers: l.numbers(), tokens: l.tokens[:len(l.tokens):len(l.tokens)], n: l.stats.Tokens}
+		v.lanes[i] = laneView{name: l.name, numbers: l.numbers(), tokens: l.tokens[:len(l.tokens):len(l.tokens)],
+			n: l.stats.Tokens}
 	}
 	return v
 }
@@ -121,7 +122,8 @@ func (s *raceScreen) draw() string {
 			lines = append(lines, v)
 		}
 	} else {
-		lines = append(lines, s.look.dim(ansi.Truncate("Both take turns on the same processor; each clock counts its own turns only. Green: drafted and accepted. q quits.", width, "…")), "")
+		lines = append(lines, s.look.dim(ansi.Truncate("Both take turns on the same processor; each clock counts its own "+
+			"turns only. Green: drafted and accepted. q quits.", width, "…")), "")
 	}
 	return strings.Join(lines, "\n") + "\n"
 }
@@ -141,7 +143,8 @@ func (s *raceScreen) lane(l *laneView, width, rows int) string {
 	for len(lines) < rows+2 {
 		lines = append(lines, "")
 	}
-	return lipgloss.NewStyle().Border(lipgloss.RoundedBorder()).Padding(0, 1).Width(width + 4).Render(strings.Join(lines, "\n"))
+	return lipgloss.NewStyle().Border(lipgloss.RoundedBorder()).Padding(0,
+		1).Width(width + 4).Render(strings.Join(lines, "\n"))
 }
 
 func (s *raceScreen) row(runs []textRun) string {

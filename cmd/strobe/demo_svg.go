@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"strobe/internal/svg"
 )
 
 // The picture: two panes of text in a dark window. Sizes are pixels.
@@ -31,16 +33,17 @@ func (r *race) svg(moving bool) []byte {
 	height := top + 64 + float64(rows)*svgLine + 66
 	last := max(r.lanes[0].elapsed, r.lanes[1].elapsed)
 
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-size="12">`+"\n", width, height, width, height)
-	b.WriteString(svgStyle(moving))
-	fmt.Fprintf(&b, `<rect width="%.0f" height="%.0f" rx="10" fill="#14181d"/>`+"\n", width, height)
-	svgText(&b, svgMargin, 34, "h", 0, r.title)
-	svgText(&b, svgMargin, 54, "d", 0, "the same prompt twice, each lane by its own clock; green: drafted and accepted in one pass")
+	b := picture{svg.New(width, height,
+		"font-family", "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace", "font-size", "12")}
+	b.Style(svgStyle(moving))
+	b.Rect(0, 0, width, height, "rx", "10", "fill", "#14181d")
+	b.text(svgMargin, 34, "h", 0, r.title)
+	b.text(svgMargin, 54, "d", 0,
+		"the same prompt twice, each lane by its own clock; green: drafted and accepted in one pass")
 	for i, l := range r.lanes {
 		x := svgMargin + float64(i)*(pane+svgMargin)
-		fmt.Fprintf(&b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="6" fill="#1b2026" stroke="#343c45"/>`+"\n", x, top, pane, 52+float64(rows)*svgLine)
-		l.svg(&b, x+svgMargin, top, pane-2*svgMargin, texts[i], rows, moving)
+		b.Rect(x, top, pane, 52+float64(rows)*svgLine, "rx", "6", "fill", "#1b2026", "stroke", "#343c45")
+		l.svg(b, x+svgMargin, top, pane-2*svgMargin, texts[i], rows, moving)
 	}
 	y := height - 34
 	for i, v := range r.verdict() {
@@ -48,28 +51,27 @@ func (r *race) svg(moving bool) []byte {
 		if i == 1 {
 			class = "g"
 		}
-		svgText(&b, svgMargin, y+float64(i)*20, class, delay(last, moving), v)
+		b.text(svgMargin, y+float64(i)*20, class, delay(last, moving), v)
 	}
-	b.WriteString("</svg>\n")
-	return []byte(b.String())
+	return b.Bytes()
 }
 
 // svg draws one lane into its pane.
-func (l *lane) svg(b *strings.Builder, x, top, width float64, rows [][]textRun, most int, moving bool) {
-	svgText(b, x, top+22, "h", 0, l.name)
-	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" class="n" text-anchor="end"%s>%s</text>`+"\n", x+width, top+22, svgDelay(delay(l.elapsed, moving)), svgEscape(l.numbers()))
-	fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="3" fill="#343c45"/>`+"\n", x, top+31, width)
-	grow := ""
+func (l *lane) svg(b picture, x, top, width float64, rows [][]textRun, most int, moving bool) {
+	b.text(x, top+22, "h", 0, l.name)
+	b.text(x+width, top+22, "n", delay(l.elapsed, moving), l.numbers(), "text-anchor", "end")
+	b.Rect(x, top+31, width, 3, "fill", "#343c45")
+	bar := []string{"fill", "#5fd38d"}
 	if moving {
-		grow = fmt.Sprintf(` class="bar" style="animation-duration:%.3fs"`, max(0.01, l.elapsed.Seconds()))
+		bar = append(bar, "class", "bar", "style", fmt.Sprintf("animation-duration:%.3fs", max(0.01, l.elapsed.Seconds())))
 	}
-	fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="3" fill="#5fd38d"%s/>`+"\n", x, top+31, width, grow)
+	b.Rect(x, top+31, width, 3, bar...)
 	for i, row := range rows {
 		if i == most {
 			break
 		}
 		if i == most-1 && len(rows) > most {
-			svgText(b, x, top+54+float64(i)*svgLine, "d", 0, "…")
+			b.text(x, top+54+float64(i)*svgLine, "d", 0, "…")
 			break
 		}
 		for _, r := range row {
@@ -86,7 +88,7 @@ func (l *lane) svg(b *strings.Builder, x, top, width float64, rows [][]textRun, 
 			// Leading spaces become distance: every run stands where it belongs in any font.
 			text := strings.TrimLeft(r.text, " ")
 			col := r.col + len(r.text) - len(text)
-			svgText(b, x+float64(col)*svgChar, top+54+float64(i)*svgLine, class, delay(r.at, moving), text)
+			b.text(x+float64(col)*svgChar, top+54+float64(i)*svgLine, class, delay(r.at, moving), text)
 		}
 	}
 }
@@ -99,31 +101,26 @@ func delay(at time.Duration, moving bool) time.Duration {
 	return at
 }
 
-func svgDelay(at time.Duration) string {
-	if at <= 0 {
-		return ""
-	}
-	return fmt.Sprintf(` style="animation-delay:%.3fs"`, at.Seconds())
-}
+// picture is one whose text may wait for its time.
+type picture struct{ *svg.Picture }
 
-func svgText(b *strings.Builder, x, y float64, class string, at time.Duration, text string) {
-	text = strings.TrimRight(text, " ")
-	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" class="%s"%s xml:space="preserve">%s</text>`+"\n", x, y, class, svgDelay(at), svgEscape(text))
+func (p picture) text(x, y float64, class string, at time.Duration, text string, attributes ...string) {
+	attributes = append(attributes, "class", class, "xml:space", "preserve")
+	if at > 0 {
+		attributes = append(attributes, "style", fmt.Sprintf("animation-delay:%.3fs", at.Seconds()))
+	}
+	p.Text(x, y, strings.TrimRight(harmless(text), " "), attributes...)
 }
 
 func svgStyle(moving bool) string {
-	s := "<style>\n.t{fill:#d7dde4}.d{fill:#8b96a3}.g{fill:#5fd38d}.h{fill:#f2f5f8;font-weight:600}.n{fill:#f2f5f8}\n"
+	s := ".t{fill:#d7dde4}.d{fill:#8b96a3}.g{fill:#5fd38d}.h{fill:#f2f5f8;font-weight:600}.n{fill:#f2f5f8}\n"
 	if moving {
 		// What waits is hidden before its time; without animation everything is there at once.
-		s += "text[style]{animation:come .01s linear backwards}\n.bar{animation:grow linear backwards;transform-box:fill-box;transform-origin:left}\n" +
-			"@keyframes come{from{visibility:hidden}to{visibility:hidden}}\n@keyframes grow{from{transform:scaleX(0)}to{transform:scaleX(1)}}\n" +
+		s += "text[style]{animation:come .01s linear backwards}\n.bar{animation:grow linear " +
+			"backwards;transform-box:fill-box;transform-origin:left}\n" +
+			"@keyframes come{from{visibility:hidden}to{visibility:hidden}}\n@keyframes " +
+			"grow{from{transform:scaleX(0)}to{transform:scaleX(1)}}\n" +
 			"@media (prefers-reduced-motion:reduce){text[style],.bar{animation:none}}\n"
 	}
-	return s + "</style>\n"
-}
-
-// svgEscape makes text safe inside an element; harmless and layout have removed control characters.
-func svgEscape(s string) string {
-	s = strings.ToValidUTF8(harmless(s), "\ufffd")
-	return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(s)
+	return s
 }

@@ -61,7 +61,8 @@ func wellFormed(t *testing.T, b []byte) string {
 
 func testRace(t *testing.T, prompt string, n int) *race {
 	t.Helper()
-	m, err := engine.Load(testkit.Golden(t, "qwen35/model.gguf"), engine.Options{Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf")})
+	m, err := engine.Load(testkit.Golden(t, "qwen35/model.gguf"),
+		engine.Options{Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf")})
 	if err != nil {
 		t.Fatal(err)
 	}

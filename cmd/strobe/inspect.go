@@ -111,11 +111,13 @@ func (r *report) print(w io.Writer) error {
 		if d.Head != "" {
 			head = " and " + d.Head
 		}
-		row("drafter", "block of %d tokens%s, reads the output of target layers %s, mask token %s", d.Block, head, joinInts(d.Layers), orNone(d.Mask))
+		row("drafter", "block of %d tokens%s, reads the output of target layers %s, mask token %s", d.Block, head,
+			joinInts(d.Layers), orNone(d.Mask))
 	}
 	row("weights", "%s, %.2f bits per weight", orText(r.FileType, "unknown mix"), r.BitsPerWeight)
 	for _, t := range r.Types {
-		row("", "%-6s %4d tensors %9s %5.1f %%", t.Type, t.Tensors, formatBytes(t.Bytes), 100*float64(t.Bytes)/float64(max(1, r.TensorBytes)))
+		row("", "%-6s %4d tensors %9s %5.1f %%", t.Type, t.Tensors, formatBytes(t.Bytes),
+			100*float64(t.Bytes)/float64(max(1, r.TensorBytes)))
 	}
 	if t := r.Tokenizer; t != nil {
 		row("tokenizer", "%s, %d tokens%s", orText(strings.Trim(t.Model+" "+t.Pre, " "), "none"), t.Size, t.endNote())

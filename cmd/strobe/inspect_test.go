@@ -7,7 +7,7 @@ import (
 
 	"strobe/internal/engine"
 	"strobe/internal/gguf"
-	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // TestInspectSaysWhatRunSays: a file that does not load fails inspect, too, for the same reason; it used to find
@@ -15,14 +15,14 @@ import (
 func TestInspectSaysWhatRunSays(t *testing.T) {
 	refused := 0
 	for _, name := range []string{"qwen35moe", "gemma4moe"} {
-		e := testkit.EditGolden(t, name)
+		e := edit.Golden(t, name)
 		path := filepath.Join(t.TempDir(), "m.gguf")
 		for _, kv := range e.KVs {
 			if !strings.HasPrefix(kv.Key, e.Arch()+".") {
 				continue
 			}
-			for _, v := range testkit.HostileValues(kv.Value) {
-				e.With(kv.Key, v).Write(t, path)
+			for _, v := range edit.HostileValues(kv.Value) {
+				e.Clone().Set(kv.Key, v).WriteTo(t, path)
 				m, loadErr := engine.Load(path, engine.Options{Threads: 1, Drafter: "none"})
 				if loadErr == nil {
 					m.Close()

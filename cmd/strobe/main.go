@@ -1,7 +1,7 @@
 // Command strobe runs, serves and prepares local language models.
 //
 // The program is a list of subcommands, one file each; root.go holds the list.
-// main only connects run to the process, so that tests and scripts can call run
+// main only connects run to the process, so that tests can call run
 // with their own arguments and streams.
 package main
 

@@ -39,8 +39,10 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.StringVarP(&m.drafter, "drafter", "d", "",
 		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
-	f.StringVar(&m.device, "device", "auto", "what runs the model: auto (the first GPU on which it fits, or the processor), cpu, cuda, cuda:N, vulkan or vulkan:N")
-	f.StringVar(&m.gpuLayers, "gpu-layers", "auto", "layers on the GPU, the others run on the processor: auto (as many as fit) or a number")
+	f.StringVar(&m.device, "device", "auto",
+		"what runs the model: auto (the first GPU on which it fits, or the processor), cpu, cuda, cuda:N, vulkan or vulkan:N")
+	f.StringVar(&m.gpuLayers, "gpu-layers", "auto",
+		"layers on the GPU, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
 	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")

@@ -52,7 +52,8 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 			return runPull(cmd, c, args[0])
 		},
 	}
-	cmd.Flags().StringVar(&endpoint, "endpoint", "", "address of the hub (default $HF_ENDPOINT or "+hub.DefaultEndpoint+")")
+	cmd.Flags().StringVar(&endpoint, "endpoint", "",
+		"address of the hub (default $HF_ENDPOINT or "+hub.DefaultEndpoint+")")
 	cmd.Flags().StringVar(&cache, "cache", "", "cache folder (default $HF_HUB_CACHE or $HF_HOME/hub)")
 	cmd.Flags().StringVar(&token, "token", "", "access token (default $HF_TOKEN)")
 	return cmd
@@ -66,7 +67,7 @@ func runPull(cmd *cobra.Command, c *hub.Client, ref string) error {
 	infof(cmd, "%s: %s, commit %.12s", plan.Ref.Repo, describeFiles(plan.Files), plan.Commit)
 	p := newProgress(cmd, "pull", plan.Size())
 	var done int64
-	path, err := c.PullPlan(cmd.Context(), plan, func(s hub.Progress) {
+	path, err := c.Pull(cmd.Context(), plan, func(s hub.Progress) {
 		p.Add(s.Done - done)
 		done = s.Done
 	})

@@ -54,13 +54,16 @@ func TestPullCommand(t *testing.T) {
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("content differs (error %v)", err)
 	}
-	if code, stdout, stderr := strobe("pull", "-q", "owner/repo:m.gguf"); code != 0 || stdout != path+"\n" || stderr != "" {
+	if code, stdout, stderr := strobe("pull", "-q", "owner/repo:m.gguf"); code != 0 || stdout != path+"\n" ||
+		stderr != "" {
 		t.Errorf("quiet: exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
-	if code, stdout, stderr := strobe("pull", "owner/absent"); code != exitError || stdout != "" || stderr != "strobe: owner/absent: there is no such repository\n" {
+	if code, stdout, stderr := strobe("pull", "owner/absent"); code != exitError || stdout != "" ||
+		stderr != "strobe: owner/absent: there is no such repository\n" {
 		t.Errorf("absent: exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
-	if code, _, stderr := strobe("pull", "nonsense"); code != exitUsage || !strings.Contains(stderr, "expected OWNER/REPO") {
+	if code, _, stderr := strobe("pull", "nonsense"); code != exitUsage ||
+		!strings.Contains(stderr, "expected OWNER/REPO") {
 		t.Errorf("nonsense: exit %d, stderr %q", code, stderr)
 	}
 }

@@ -48,7 +48,8 @@ func TestExitCodes(t *testing.T) {
 	cancel()
 	var errs bytes.Buffer
 	out := filepath.Join(t.TempDir(), "x.gguf")
-	if got := run(ctx, []string{"synth", "--shape", "tiny-qwen3", "-o", out}, nil, io.Discard, &errs); got != exitInterrupted {
+	if got := run(ctx, []string{"synth", "--shape", "tiny-qwen3", "-o", out}, nil, io.Discard,
+		&errs); got != exitInterrupted {
 		t.Errorf("cancelled: code %d, %s", got, errs.String())
 	}
 	errs.Reset()
@@ -70,7 +71,8 @@ func (*pipeError) Is(t error) bool { return errors.Is(syscall.EPIPE, t) }
 // TestClosedPipe: "strobe inspect FILE | head -1" is not an error.
 func TestClosedPipe(t *testing.T) {
 	var errs bytes.Buffer
-	if got := run(t.Context(), []string{"inspect", testkit.Golden(t, "qwen3/model.gguf")}, nil, closedPipe{}, &errs); got != exitOK || errs.Len() > 0 {
+	if got := run(t.Context(), []string{"inspect", testkit.Golden(t, "qwen3/model.gguf")}, nil, closedPipe{},
+		&errs); got != exitOK || errs.Len() > 0 {
 		t.Errorf("code %d, %q", got, errs.String())
 	}
 }
@@ -89,7 +91,8 @@ func TestHelp(t *testing.T) {
 }
 
 func TestFormatBytes(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1.0 kB", 123_456: "123 kB", 2_705_101_600: "2.7 GB", 5e15: "5000 TB"} {
+	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1.0 kB", 123_456: "123 kB",
+		2_705_101_600: "2.7 GB", 5e15: "5000 TB"} {
 		if got := formatBytes(n); got != want {
 			t.Errorf("formatBytes(%d) = %s, want %s", n, got, want)
 		}

@@ -116,7 +116,8 @@ func (o *runOptions) promptText(stdin io.Reader) (string, error) {
 
 // summary is the last line of a run.
 func summary(st *speculate.Stats) string {
-	s := fmt.Sprintf("prompt %d tokens, %.1f tokens/s; generated %d tokens, %.1f tokens/s", st.Prompt, st.PromptSpeed(), st.Tokens, st.Speed())
+	s := fmt.Sprintf("prompt %d tokens, %.1f tokens/s; generated %d tokens, %.1f tokens/s", st.Prompt, st.PromptSpeed(),
+		st.Tokens, st.Speed())
 	if st.Guessed > 0 {
 		s += fmt.Sprintf("; %.2f tokens per pass", st.Mean())
 		if up := st.SpeedUp(); up > 0 {

@@ -102,19 +102,22 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 	f := cmd.Flags()
 	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
 	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
-	f.DurationVar(&opt.idle, "models-idle", 0, "unload a model that nobody used for so long; it is loaded again when asked for (default: never)")
+	f.DurationVar(&opt.idle, "models-idle", 0,
+		"unload a model that nobody used for so long; it is loaded again when asked for (default: never)")
 	f.StringVar(&opt.alias, "alias", "", "name of the model in answers (default: its file's)")
 	f.StringVar(&opt.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
 	f.IntVar(&opt.port, "port", 8080, "port to listen on; 0 takes a free one")
 	f.IntVar(&opt.parallel, "parallel", 4, "requests that run together")
 	f.IntVar(&opt.queue, "queue", 64, "requests that may wait for their turn; others are refused")
-	f.IntVar(&opt.maxTokens, "max-tokens", 0, "most tokens of an answer when the request does not say (default: until the context is full)")
+	f.IntVar(&opt.maxTokens, "max-tokens", 0,
+		"most tokens of an answer when the request does not say (default: until the context is full)")
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
 	f.StringVar(&opt.keyFile, "api-key-file", "", "file with keys, one per line")
 	f.StringArrayVar(&opt.cors, "cors", nil, "origin whose web pages may use the server, * for any; may be repeated")
-	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be "+
-		"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
-		"and there is a key")
+	f.StringArrayVar(&opt.hosts, "allow-host", nil,
+		"further name this server is reached by, behind a proxy for instance; may be "+
+			"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
+			"and there is a key")
 	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given: lines like port = 9000")
 	f.StringVar(&opt.templateFile, "chat-template-file", "", "file with a chat template to use instead of the model's")
 	f.StringVar(&opt.kwargs, "chat-template-kwargs", "",
@@ -132,8 +135,10 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 	f.DurationVar(&opt.storedAge, "responses-age", 24*time.Hour, "time they are kept after their last use")
 	f.IntVar(&opt.maxConns, "max-conns", 1024, "connections at a time; idle ones make room, others wait")
 	f.IntVar(&opt.perAddress, "max-conns-per-address", 0, "connections of one address at a time (default: no limit)")
-	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second, "time a client may take to accept a piece of its answer")
-	f.DurationVar(&opt.drain, "shutdown-timeout", 10*time.Second, "time running requests have to finish when the server is told to stop")
+	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second,
+		"time a client may take to accept a piece of its answer")
+	f.DurationVar(&opt.drain, "shutdown-timeout", 10*time.Second,
+		"time running requests have to finish when the server is told to stop")
 	f.StringVar(&opt.logFormat, "log-format", "text", "format of the log: text or json")
 	return cmd
 }
@@ -207,9 +212,11 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 }
 
 // offer loads what there is to load and gives it to the server. The function it returns unloads.
-func (o *serveOptions) offer(ctx context.Context, s *server.Server, log *slog.Logger) (closeModels func(context.Context) error, err error) {
+func (o *serveOptions) offer(ctx context.Context, s *server.Server,
+	log *slog.Logger) (closeModels func(context.Context) error, err error) {
 	ecfg := engine.Config{
-		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir, CacheDiskBytes: int64(o.cacheDisk), Log: log,
+		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir,
+		CacheDiskBytes: int64(o.cacheDisk), Log: log,
 	}
 	// In the engine zero means the default, here it means none.
 	if o.cacheRAM == 0 {
@@ -248,7 +255,8 @@ var newPool = engine.NewPool // another one in tests
 
 // offerPool offers the files of a folder, or a single one, which is loaded at once. A single file is a pool, too:
 // it is loaded again when it was changed or its engine stopped.
-func (o *serveOptions) offerPool(ctx context.Context, s *server.Server, cfg engine.PoolConfig) (closeModels func(context.Context) error, err error) {
+func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
+	cfg engine.PoolConfig) (closeModels func(context.Context) error, err error) {
 	if cfg.Load, err = o.loadOptions(); err != nil {
 		return nil, err
 	}
@@ -387,7 +395,8 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		if err != nil {
 			return cfg, err
 		}
-		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}
+		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"},
+			MinVersion: tls.VersionTLS12}
 	}
 	return cfg, nil
 }

@@ -101,7 +101,8 @@ func TestServe(t *testing.T) {
 	if err := os.WriteFile(keys, []byte("# ours\nsesame\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	url, stop := serve(t, "-m", testkit.Golden(t, "qwen35/model.gguf"), "-d", testkit.Golden(t, "dflash-qwen35/model.gguf"),
+	url, stop := serve(t, "-m", testkit.Golden(t, "qwen35/model.gguf"), "-d",
+		testkit.Golden(t, "dflash-qwen35/model.gguf"),
 		"--alias", "tiny", "--ctx", "512", "--api-key-file", keys, "--log-format", "json", "--temp", "0")
 	if !strings.HasPrefix(url, "http://127.0.0.1:") {
 		t.Errorf("it listens on %s", url)
@@ -155,7 +156,8 @@ func TestServeModels(t *testing.T) {
 	url, _ := serve(t, "--models", dir, "--models-memory", "1", "--ctx", "256", "--quiet")
 	ready(t, url)
 	chat := func(model string) (int, map[string]any) {
-		return ask(t, url+"/v1/chat/completions", `{"model":"`+model+`","messages":[{"role":"user","content":"hi"}],"max_tokens":3}`)
+		return ask(t, url+"/v1/chat/completions",
+			`{"model":"`+model+`","messages":[{"role":"user","content":"hi"}],"max_tokens":3}`)
 	}
 	state := func(name string) any {
 		_, v := ask(t, url+"/v1/models", "")
@@ -268,7 +270,8 @@ func TestServeSettings(t *testing.T) {
 	template := filepath.Join(dir, "template")
 	file := filepath.Join(dir, "settings")
 	for path, text := range map[string]string{
-		template: "{{ tone }}{% for m in messages %}|{{ m.role }}:{{ m.content }}{% endfor %}{% if enable_thinking is defined %}|{{ enable_thinking }}{% endif %}",
+		template: "{{ tone }}{% for m in messages %}|{{ m.role }}:{{ m.content }}{% endfor %}{% if enable_thinking is " +
+			"defined %}|{{ enable_thinking }}{% endif %}",
 		file: "# a comment\n\nsystem = Be brief.\nalias=from-file\nthinking = off\nchat-template-file = " + template +
 			"\nchat-template-kwargs = {\"tone\": \"calm\"}\n",
 	} {
@@ -282,7 +285,9 @@ func TestServeSettings(t *testing.T) {
 	ready(t, url)
 	for body, want := range map[string]string{
 		`{"messages":[{"role":"user","content":"x"}]}`: "calm|system:Be brief.|user:x|True",
-		`{"messages":[{"role":"system","content":"s"},{"role":"user","content":"x"}],"enable_thinking":false,"chat_template_kwargs":{"tone":"glad"}}`: "glad|system:s|user:x|False",
+		`{"messages":[{"role":"system","content":"s"}` +
+			`,{"role":"user","content":"x"}],"enable_thinking":false,` +
+			`"chat_template_kwargs":{"tone":"glad"}}`: "glad|system:s|user:x|False",
 	} {
 		if code, m := ask(t, url+"/apply-template", body); code != 200 || m["prompt"] != want {
 			t.Errorf("%s: %d %v", body, code, m)
@@ -311,7 +316,8 @@ func TestHostNames(t *testing.T) {
 		{"localhost", []string{"Box.lan"}, false, map[string]bool{"localhost": true, "box.lan": true, "evil.example": false}},
 		{"0.0.0.0", nil, false, map[string]bool{"localhost": true, machine: true, "evil.example": false}},
 		{"", nil, false, map[string]bool{"localhost": true, machine: true, "evil.example": false}},
-		{"::", []string{"box"}, false, map[string]bool{"localhost": true, "box": true, machine: false, "evil.example": false}},
+		{"::", []string{"box"}, false, map[string]bool{"localhost": true, "box": true, machine: false,
+			"evil.example": false}},
 		{"box.lan", nil, false, map[string]bool{"box.lan": true, "evil.example": false}},
 		{"0.0.0.0", []string{"box"}, true, map[string]bool{"box": true, "evil.example": false}},
 		{"0.0.0.0", nil, true, nil},
@@ -323,14 +329,16 @@ func TestHostNames(t *testing.T) {
 		}
 		for name, want := range c.names {
 			if slices.Contains(got, name) != want {
-				t.Errorf("--host %q --allow-host %q, keys %v: %q is allowed: %v, want %v", c.host, c.allow, c.keys, name, !want, want)
+				t.Errorf("--host %q --allow-host %q, keys %v: %q is allowed: %v, want %v", c.host, c.allow, c.keys, name, !want,
+					want)
 			}
 		}
 	}
 }
 
 func TestByteSize(t *testing.T) {
-	for s, want := range map[string]int64{"0": 0, "512": 512, "4KiB": 4096, "1.5MiB": 3 << 19, "2g": 2 << 30, "500MB": 500e6, "1 TiB": 1 << 40} {
+	for s, want := range map[string]int64{"0": 0, "512": 512, "4KiB": 4096, "1.5MiB": 3 << 19, "2g": 2 << 30,
+		"500MB": 500e6, "1 TiB": 1 << 40} {
 		var b byteSize
 		if err := b.Set(s); err != nil || int64(b) != want {
 			t.Errorf("%q is %d, %v; want %d", s, b, err, want)

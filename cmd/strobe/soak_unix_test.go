@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 var soakTime = flag.Duration("soak", 0, "how long TestSoak runs; 0 skips it")
@@ -119,8 +120,8 @@ func newSoak(t *testing.T) *soak {
 		s.write(name, golden(from))
 	}
 	s.files["v1"], s.files["v2"] = golden("qwen3"), golden("qwen35moe")
-	hostile := testkit.EditGolden(t, "qwen3").With("qwen3.rope.dimension_count", uint64(1<<32-2))
-	hostile.Write(t, filepath.Join(s.dir, "hostile.gguf"))
+	hostile := edit.Golden(t, "qwen3").Set("qwen3.rope.dimension_count", uint64(1<<32-2))
+	hostile.WriteTo(t, filepath.Join(s.dir, "hostile.gguf"))
 	if err := syscall.Mkfifo(filepath.Join(s.dir, "pipe.gguf"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +149,8 @@ func (s *soak) write(name string, b []byte) {
 // start runs the server until it answers.
 func (s *soak) start() {
 	args, err := json.Marshal([]string{"serve", "--port", "0", "--models", s.dir, "--models-memory", "4MiB",
-		"--cache-dir", s.cache, "--cache-disk", "20MiB", "--parallel", "3", "--queue", "8", "--shutdown-timeout", "2s", "--max-conns", "12"})
+		"--cache-dir", s.cache, "--cache-disk", "20MiB", "--parallel", "3", "--queue", "8", "--shutdown-timeout", "2s",
+		"--max-conns", "12"})
 	if err != nil {
 		s.t.Fatal(err)
 	}

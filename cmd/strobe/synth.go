@@ -38,7 +38,7 @@ Shapes: ` + wrapList(synth.Shapes(), 76),
 				return err
 			}
 			return writeModel(cmd, out, func(plan func(convert.Plan), progress func(int64)) error {
-				return synth.WriteContext(cmd.Context(), out, shape, mix, seed, synth.Options{Plan: plan, Progress: progress})
+				return synth.Write(cmd.Context(), out, shape, mix, seed, synth.Options{Plan: plan, Progress: progress})
 			})
 		},
 	}

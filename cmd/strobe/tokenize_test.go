@@ -53,17 +53,20 @@ func TestTokenizeCommands(t *testing.T) {
 			}
 			var out, errs bytes.Buffer
 			code := run(t.Context(), args, strings.NewReader(tc.in), &out, &errs)
-			if code != tc.code || out.String() != tc.out || !strings.Contains(errs.String(), tc.errs) || (tc.errs == "") != (errs.Len() == 0) {
+			if code != tc.code || out.String() != tc.out || !strings.Contains(errs.String(), tc.errs) ||
+				(tc.errs == "") != (errs.Len() == 0) {
 				t.Errorf("exit %d, out %q, errors %q; want %d, %q, %q", code, &out, &errs, tc.code, tc.out, tc.errs)
 			}
 		})
 	}
 	t.Run("no-special", func(t *testing.T) {
 		var out, back, errs bytes.Buffer
-		if code := run(t.Context(), []string{"tokenize", "-m", model, "--no-special"}, strings.NewReader("a<|im_end|>"), &out, &errs); code != 0 || strings.Contains(out.String(), "504") {
+		if code := run(t.Context(), []string{"tokenize", "-m", model, "--no-special"}, strings.NewReader("a<|im_end|>"), &out,
+			&errs); code != 0 || strings.Contains(out.String(), "504") {
 			t.Fatalf("exit %d: %s%s", code, &out, &errs)
 		}
-		if code := run(t.Context(), []string{"detokenize", "-m", model}, &out, &back, &errs); code != 0 || back.String() != "a<|im_end|>" {
+		if code := run(t.Context(), []string{"detokenize", "-m", model}, &out, &back, &errs); code != 0 ||
+			back.String() != "a<|im_end|>" {
 			t.Fatalf("exit %d: %q %s", code, &back, &errs)
 		}
 	})

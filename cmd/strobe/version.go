@@ -17,7 +17,8 @@ func newVersionCmd() *cobra.Command {
 		Short: "Print the version of this program",
 		Args:  positional(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "strobe %s (%s, %s/%s)\n", buildVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "strobe %s (%s, %s/%s)\n", buildVersion(), runtime.Version(), runtime.GOOS,
+				runtime.GOARCH)
 			return err
 		},
 	}

@@ -219,7 +219,8 @@ type Backend interface {
 
 	// Memory. Allocations may fail: the caller gives up what it was about to do and goes on.
 	Alloc(rows, cols int) (Tensor, error) // zeroed
-	Free(t Tensor)                        // gives the buffer of t back when the operations so far are done with it; a zero t is fine
+	// gives the buffer of t back when the operations so far are done with it; a zero t is fine
+	Free(t Tensor)
 	AllocInts(n int) (Ints, error)
 	SetInts(dst Ints, v []int32)
 	Ints(v Ints) []int32 // waits for the device; the slice is valid until the next operation
@@ -234,9 +235,10 @@ type Backend interface {
 	Write(t Tensor, v []float32)
 
 	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when
-	// they come again: it compares what it is asked with what it recorded. The plan may be nil for operations that need none;
-	// it must not change until EndStep returns. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step nothing is freed, read or written by
-	// the host (SetInts excepted), and no page or slot of a pool is copied or moved.
+	// they come again: it compares what it is asked with what it recorded. The plan may be nil for operations that need
+	// none; it must not change until EndStep returns. A step that was begun and not ended is forgotten at the next
+	// BeginStep. Inside a step nothing is freed, read or written by the host (SetInts excepted), and no page or slot of
+	// a pool is copied or moved.
 	BeginStep(p *Plan)
 	EndStep()
 
@@ -270,19 +272,21 @@ type Backend interface {
 	KVWrite(group, layer int, k, v Tensor)
 	Attention(dst, q Tensor, group, layer int, p AttnParams)
 
-	// Mixture of experts. Route chooses the used best experts of each row, best first, and softmaxes their logits, times scale; it
-	// may overwrite logits.
+	// Mixture of experts. Route chooses the used best experts of each row, best first, and softmaxes their logits, times
+	// scale; it may overwrite logits.
 	Route(ids Ints, weights, logits Tensor, used int, scale float32)
-	ExpertMatMul(x Tensor, ids Ints, used int, ps ...Product) // row t*used+j of Y = W[ids[t*used+j]] x; x has tokens or tokens*used rows
+	// row t*used+j of Y = W[ids[t*used+j]] x; x has tokens or tokens*used rows
+	ExpertMatMul(x Tensor, ids Ints, used int, ps ...Product)
 	ExpertSum(dst, y, weights Tensor, ids Ints, used int, scale Vector)
 
-	// Gated DeltaNet over the step's Delta segments. ShortConv turns u [n, ConvDim] into silu(conv(u)); GatedDelta runs the
-	// recurrence on its output and keeps the tape. alpha and beta are the raw projections.
+	// Gated DeltaNet over the step's Delta segments. ShortConv turns u [n, ConvDim] into silu(conv(u)); GatedDelta runs
+	// the recurrence on its output and keeps the tape. alpha and beta are the raw projections.
 	ShortConv(dst, u Tensor, w Vector, layer int)
 	GatedDelta(dst, qkv, alpha, beta Tensor, a, dt Vector, layer int)
 
-	// Reductions that leave the device small. Equal values go to the lower id. NaN is never chosen: where a row has no number
-	// (left), the id is -1.
+	// Reductions that leave the device small. Equal values go to the lower id. NaN is never chosen: where a row has no
+	// number (left), the id is -1.
 	ArgMax(ids Ints, x Tensor)
-	TopK(ids Ints, logp Tensor, x Tensor, k int) // per row: k best ids, descending, with log-softmax values; may overwrite x
+	// per row: k best ids, descending, with log-softmax values; may overwrite x
+	TopK(ids Ints, logp Tensor, x Tensor, k int)
 }

@@ -67,7 +67,8 @@ type Machine struct {
 	Profiles []PassProfile `json:"profiles,omitempty"`
 }
 
-// PassProfile is where the time of a pass goes on a GPU. Kernels are timed one by one, so their sum is more than the pass takes.
+// PassProfile is where the time of a pass goes on a GPU. Kernels are timed one by one, so their sum is more than the
+// pass takes.
 type PassProfile struct {
 	Rows    int              `json:"rows"`
 	Kernels []gpu.KernelTime `json:"kernels"`
@@ -159,8 +160,8 @@ func MeasureMachine(ctx context.Context, m *engine.Model, cfg MachineConfig) (*M
 			prompt = append(prompt, s)
 		}
 	}
-	mc := &Machine{Threads: threads, ReadOne: NewSpread(one), ReadAll: NewSpread(all), ReadWeights: NewSpread(cached), Dot: NewSpread(dot),
-		PromptTokens: cfg.Prompt, PromptTokensPerSecond: NewSpread(prompt)}
+	mc := &Machine{Threads: threads, ReadOne: NewSpread(one), ReadAll: NewSpread(all), ReadWeights: NewSpread(cached),
+		Dot: NewSpread(dot), PromptTokens: cfg.Prompt, PromptTokensPerSecond: NewSpread(prompt)}
 	for i, rows := range cfg.Rows {
 		mc.Passes = append(mc.Passes, mc.pass(rows, times[i], times[0], &w))
 	}
@@ -240,7 +241,8 @@ func (mc *Machine) pass(rows int, times, one []float64, w *weights) Pass {
 	p := Pass{Rows: rows, Milliseconds: NewSpread(times), Ratio: median(ratios(times, one))}
 	p.ReadFloor = milliseconds(w.bytes(rows), max(mc.ReadWeights.Median, mc.ReadAll.Median))
 	p.DotFloor = milliseconds(float64(rows)*w.macs(), mc.Dot.Median)
-	quiet := max(milliseconds(w.bytes(rows), max(mc.ReadWeights.Max, mc.ReadAll.Max)), milliseconds(float64(rows)*w.macs(), mc.Dot.Max))
+	quiet := max(milliseconds(w.bytes(rows), max(mc.ReadWeights.Max, mc.ReadAll.Max)),
+		milliseconds(float64(rows)*w.macs(), mc.Dot.Max))
 	if t := p.Milliseconds; t.Min > 0 {
 		p.Share = max(p.ReadFloor, p.DotFloor) / t.Median
 		p.QuietShare = quiet / t.Min

@@ -188,7 +188,8 @@ func (b *bencher) report(results [][][]result) *Report {
 			rep.MTP = info
 		}
 	}
-	rep.Settings = Settings{Tokens: b.cfg.Tokens, Repeats: b.cfg.Repeats, Prompts: len(b.cfg.Cases), IgnoreEnd: b.cfg.IgnoreEnd}
+	rep.Settings = Settings{Tokens: b.cfg.Tokens, Repeats: b.cfg.Repeats, Prompts: len(b.cfg.Cases),
+		IgnoreEnd: b.cfg.IgnoreEnd}
 	for _, c := range b.cfg.Cases {
 		rep.Settings.PromptTokens += len(c.Tokens)
 	}
@@ -243,7 +244,8 @@ func summarise(name string, cases [][]result, repeats int) ModeReport {
 		}
 		return d.Seconds() * 1e3 / float64(all.Tokens)
 	}
-	m.Time = Split{perToken(all.Draft), perToken(all.Verify), perToken(all.Commit), perToken(all.Sample), perToken(all.Rest)}
+	m.Time = Split{perToken(all.Draft), perToken(all.Verify), perToken(all.Commit), perToken(all.Sample),
+		perToken(all.Rest)}
 	return m
 }
 
@@ -279,7 +281,8 @@ func rate(n int, d time.Duration) float64 {
 func (b *bencher) prompts(results [][][]result) []PromptReport {
 	var ps []PromptReport
 	for c := range b.cfg.Cases {
-		p := PromptReport{ID: b.cfg.Cases[c].ID, PromptTokens: len(b.cfg.Cases[c].Tokens), Tokens: len(results[0][c][0].tokens), Modes: map[string]PromptMode{}}
+		p := PromptReport{ID: b.cfg.Cases[c].ID, PromptTokens: len(b.cfg.Cases[c].Tokens),
+			Tokens: len(results[0][c][0].tokens), Modes: map[string]PromptMode{}}
 		for i, mode := range b.cfg.Modes {
 			var all speculate.Stats
 			var speeds []float64

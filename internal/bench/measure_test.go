@@ -66,7 +66,8 @@ func TestMeasure(t *testing.T) {
 					t.Errorf("%s: %d tokens, %d speeds", mode.Name, mode.Tokens, len(mode.TokensPerSecond.Values))
 				}
 				if sum(mode.Lengths) != mode.Passes || mode.TokensPerPass < 1 {
-					t.Errorf("%s: %d passes, histogram %v, %g tokens per pass", mode.Name, mode.Passes, mode.Lengths, mode.TokensPerPass)
+					t.Errorf("%s: %d passes, histogram %v, %g tokens per pass", mode.Name, mode.Passes, mode.Lengths,
+						mode.TokensPerPass)
 				}
 			}
 			if p := r.Modes[0]; p.Guessed != 0 || p.Drafts != 0 || p.Passes != p.Tokens-4 || p.Time.Draft != 0 {
@@ -132,7 +133,7 @@ func TestSynthetic(t *testing.T) {
 func TestMeasureMTP(t *testing.T) {
 	write := func(shape string) string {
 		path := filepath.Join(t.TempDir(), shape+".gguf")
-		if err := synth.Write(path, shape, "q4_k_m", 1); err != nil {
+		if err := synth.Write(t.Context(), path, shape, "q4_k_m", 1, synth.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		return path
@@ -232,14 +233,16 @@ func TestMachine(t *testing.T) {
 		var rows []int
 		for _, p := range mc.Passes {
 			rows = append(rows, p.Rows)
-			if p.Milliseconds.Min <= 0 || p.ReadFloor <= 0 || p.DotFloor <= 0 || p.Share <= 0 || p.Ratio <= 0 || p.QuietShare <= 0 || p.QuietRatio <= 0 {
+			if p.Milliseconds.Min <= 0 || p.ReadFloor <= 0 || p.DotFloor <= 0 || p.Share <= 0 || p.Ratio <= 0 ||
+				p.QuietShare <= 0 || p.QuietRatio <= 0 {
 				t.Errorf("%s: pass %+v", name, p)
 			}
 		}
 		if !slices.Equal(rows, []int{1, 2, 4, 8, 16, 32}) {
 			t.Errorf("%s: passes of %v rows", name, rows)
 		}
-		if mc.ReadOne.Median <= 0 || mc.ReadAll.Median <= 0 || mc.Dot.Median <= 0 || mc.DecodeShare <= 0 || len(mc.PromptTokensPerSecond.Values) != 1 {
+		if mc.ReadOne.Median <= 0 || mc.ReadAll.Median <= 0 || mc.Dot.Median <= 0 || mc.DecodeShare <= 0 ||
+			len(mc.PromptTokensPerSecond.Values) != 1 {
 			t.Errorf("%s: %+v", name, mc)
 		}
 	}
@@ -280,7 +283,8 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal(b.Bytes(), &o); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{"schema", "system", "model", "drafter", "settings", "modes", "prompts", "identical", "memory", "machine"} {
+	for _, key := range []string{"schema", "system", "model", "drafter", "settings", "modes", "prompts", "identical",
+		"memory", "machine"} {
 		if _, ok := o[key]; !ok {
 			t.Errorf("no field %q", key)
 		}
@@ -294,12 +298,14 @@ func TestJSON(t *testing.T) {
 func TestText(t *testing.T) {
 	r := sampleReport()
 	r.Prompts = []PromptReport{{ID: "one", Tokens: 12, Modes: map[string]PromptMode{"plain": {10, 1}, "chain": {24, 3}}}}
-	r.Machine = &Machine{Threads: 2, ReadOne: NewSpread([]float64{1e10}), Passes: []Pass{{Rows: 1, Milliseconds: NewSpread([]float64{2}), Ratio: 1, Share: 0.5}}}
+	r.Machine = &Machine{Threads: 2, ReadOne: NewSpread([]float64{1e10}),
+		Passes: []Pass{{Rows: 1, Milliseconds: NewSpread([]float64{2}), Ratio: 1, Share: 0.5}}}
 	var b strings.Builder
 	if err := r.WriteText(&b, true); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"chain", "24.0 (22.0..25.0)", "2.50 (2.00..2.70)", "20 of 150", "Prompts: tokens/s", "one +12 +10.0 +1.00 +24.0 +3.00", "10.0 GB/s with 1 thread", "Identical: yes, all 2 modes"} {
+	for _, want := range []string{"chain", "24.0 (22.0..25.0)", "2.50 (2.00..2.70)", "20 of 150", "Prompts: tokens/s",
+		"one +12 +10.0 +1.00 +24.0 +3.00", "10.0 GB/s with 1 thread", "Identical: yes, all 2 modes"} {
 		if !strings.Contains(b.String(), want) && !regexp.MustCompile(want).MatchString(b.String()) {
 			t.Errorf("no %q in\n%s", want, &b)
 		}

@@ -85,7 +85,8 @@ func (r *Report) draw(c canvas) {
 		name = r.Model.Arch
 	}
 	c.text(24, 32, 16, 0, ink, name+" on "+r.System.Device)
-	c.text(24, 52, 12, 0, faint, fmt.Sprintf("%d prompts (%s), %d tokens each, median of %d repeats", r.Settings.Prompts, r.Settings.Source, r.Settings.Tokens, r.Settings.Repeats))
+	c.text(24, 52, 12, 0, faint, fmt.Sprintf("%d prompts (%s), %d tokens each, median of %d repeats", r.Settings.Prompts,
+		r.Settings.Source, r.Settings.Tokens, r.Settings.Repeats))
 	r.drawSpeed(c, area{x: 70, y: 100, w: 320, h: 220})
 	r.drawLengths(c, area{x: 480, y: 100, w: 310, h: 220})
 	verdict := "same tokens in all modes"

@@ -19,9 +19,12 @@ func sampleReport() *Report {
 	r.System.Device = "cpu (generic, 2 threads)"
 	r.Settings = Settings{Source: "suite code", Prompts: 3, Tokens: 64, Repeats: 3}
 	r.Modes = []ModeReport{
-		{Name: "plain", TokensPerSecond: NewSpread([]float64{10, 11, 9}), SpeedUp: NewSpread([]float64{1, 1, 1}), Tokens: 30, Passes: 30, Lengths: []int{30}},
-		{Name: "chain", TokensPerSecond: NewSpread([]float64{25, 22, 24}), SpeedUp: NewSpread([]float64{2.5, 2, 2.7}), Tokens: 30, Passes: 10, TokensPerPass: 3,
-			Guessed: 150, Accepted: 20, Lengths: []int{2, 3, 1, 4}, ByPosition: []float64{0.8, 0.6, 0.5}, Sources: map[string]int{"dflash": 10}},
+		{Name: "plain", TokensPerSecond: NewSpread([]float64{10, 11, 9}), SpeedUp: NewSpread([]float64{1, 1, 1}), Tokens: 30,
+			Passes: 30, Lengths: []int{30}},
+		{Name: "chain", TokensPerSecond: NewSpread([]float64{25, 22, 24}), SpeedUp: NewSpread([]float64{2.5, 2, 2.7}),
+			Tokens: 30, Passes: 10, TokensPerPass: 3,
+			Guessed: 150, Accepted: 20, Lengths: []int{2, 3, 1, 4}, ByPosition: []float64{0.8, 0.6, 0.5},
+			Sources: map[string]int{"dflash": 10}},
 	}
 	r.Identical = Identical{Checked: true, Same: true, SHA256: strings.Repeat("0123456789abcdef", 4)}
 	return r
@@ -51,7 +54,8 @@ func TestPlotSVG(t *testing.T) {
 			texts += string(e) + "|"
 		}
 	}
-	for _, want := range []string{"tiny <model> & \"co\"?", "plain", "chain", "24.0", "2.50x", "mean 3.00", "same tokens"} {
+	for _, want := range []string{"tiny <model> & \"co\"\ufffd", "plain", "chain", "24.0", "2.50x", "mean 3.00",
+		"same tokens"} {
 		if !strings.Contains(texts, want) {
 			t.Errorf("no text %q in %s", want, texts)
 		}
@@ -77,7 +81,8 @@ func TestPlotPNG(t *testing.T) {
 			count[[3]uint32{r >> 8, g >> 8, b >> 8}]++
 		}
 	}
-	for name, c := range map[string]struct{ R, G, B uint8 }{"plain": {muted.R, muted.G, muted.B}, "drafted": {accent.R, accent.G, accent.B}, "text": {ink.R, ink.G, ink.B}} {
+	for name, c := range map[string]struct{ R, G, B uint8 }{"plain": {muted.R, muted.G, muted.B},
+		"drafted": {accent.R, accent.G, accent.B}, "text": {ink.R, ink.G, ink.B}} {
 		if count[[3]uint32{uint32(c.R), uint32(c.G), uint32(c.B)}] < 100 {
 			t.Errorf("hardly any pixel has the colour of %s", name)
 		}

@@ -7,7 +7,11 @@ import (
 	"image/draw"
 	"image/png"
 	"math"
-	"unicode"
+
+	"golang.org/x/image/font"
+	"golang.org/x/image/font/gofont/goregular"
+	"golang.org/x/image/font/opentype"
+	"golang.org/x/image/math/fixed"
 )
 
 // raster is a canvas of pixels, twice as fine as its coordinates.
@@ -19,28 +23,27 @@ func newPNG(w, h int) *raster { return &raster{image.NewRGBA(image.Rect(0, 0, fi
 
 func (p *raster) rect(x, y, w, h float64, c color.RGBA) {
 	at := func(v float64) int { return int(math.Round(v * fine)) }
-	draw.Draw(p.img, image.Rect(at(x), at(y), max(at(x+w), at(x)), max(at(y+h), at(y))), image.NewUniform(c), image.Point{}, draw.Src)
+	draw.Draw(p.img, image.Rect(at(x), at(y), max(at(x+w), at(x)), max(at(y+h), at(y))), image.NewUniform(c),
+		image.Point{}, draw.Src)
 }
 
-// text draws with the dots of font.go, one cell of six by nine dots per letter.
 func (p *raster) text(x, y float64, size int, anchor float64, c color.RGBA, s string) {
-	dot := max(1, size*fine/11)
-	runes := []rune(s)
-	left := int(x*fine) - int(anchor*float64(len(runes)*6*dot))
-	top := int(y*fine) - 7*dot
-	for i, r := range runes {
-		rows, ok := glyphs[unicode.ToUpper(r)]
-		if !ok {
-			rows = glyphs['?']
-		}
-		for n, d := range rows {
-			if d != '#' {
-				continue
-			}
-			px, py := left+(i*6+n%6)*dot, top+n/6*dot
-			draw.Draw(p.img, image.Rect(px, py, px+dot, py+dot), image.NewUniform(c), image.Point{}, draw.Src)
+	d := font.Drawer{Dst: p.img, Src: image.NewUniform(c), Face: face(size)}
+	fix := func(v float64) fixed.Int26_6 { return fixed.Int26_6(math.Round(v * 64)) }
+	d.Dot = fixed.Point26_6{X: fix(x*fine - anchor*float64(d.MeasureString(s))/64), Y: fix(y * fine)}
+	d.DrawString(s)
+}
+
+// face is the font of the picture.
+func face(size int) font.Face {
+	f, err := opentype.Parse(goregular.TTF)
+	if err == nil {
+		var at font.Face
+		if at, err = opentype.NewFace(f, &opentype.FaceOptions{Size: float64(size * fine), DPI: 72}); err == nil {
+			return at
 		}
 	}
+	panic("bench: the built-in font: " + err.Error())
 }
 
 func (p *raster) encode() ([]byte, error) {

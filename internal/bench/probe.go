@@ -53,7 +53,8 @@ func (p *probe) prefill(seq *cache.Seq, n, chunk int) error {
 // pass times a pass of rows tokens and the choice of the best token after each, as greedy verification needs them.
 func (p *probe) pass(rows int) (time.Duration, error) {
 	start := time.Now()
-	out, err := p.m.Target.Forward([]model.Segment{{Seq: p.seq, Tokens: p.tokens[:rows], Logits: model.LogitsAll, Greedy: true}})
+	out, err := p.m.Target.Forward([]model.Segment{{Seq: p.seq, Tokens: p.tokens[:rows], Logits: model.LogitsAll,
+		Greedy: true}})
 	if err != nil {
 		return 0, err
 	}

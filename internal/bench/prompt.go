@@ -57,7 +57,8 @@ func Suite(name, dir string) ([]Prompt, error) {
 		return nil, fmt.Errorf("suite %q: want one of %s", name, strings.Join(SuiteNames(), ", "))
 	}
 	if dir == "" {
-		return nil, fmt.Errorf("suite %s is not part of the program: put %s into a folder and name it with --prompts-dir or STROBE_PROMPTS", name, names[0])
+		return nil, fmt.Errorf("suite %s is not part of the program: put %s into a folder and name it with --prompts-dir "+
+			"or STROBE_PROMPTS", name, names[0])
 	}
 	for _, n := range names {
 		path := filepath.Join(dir, n)

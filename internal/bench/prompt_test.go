@@ -15,7 +15,8 @@ func TestReadPrompts(t *testing.T) {
 		want       Prompt
 		err        string
 	}{
-		{"messages", `{"id": "a", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "gold": 1}`, Prompt{ID: "a", Max: 9}, ""},
+		{"messages", `{"id": "a", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "gold": 1}`,
+			Prompt{ID: "a", Max: 9}, ""},
 		{"prompt", `{"task_id": "HumanEval/0", "prompt": "def f():"}`, Prompt{ID: "HumanEval/0", Text: "def f():"}, ""},
 		{"raw", `{"prompt": "x", "raw": true}`, Prompt{ID: "line-1", Text: "x", Raw: true}, ""},
 		{"turns", `{"question_id": 81, "turns": ["one", "two"]}`, Prompt{ID: "81", Text: "one"}, ""},
@@ -41,7 +42,8 @@ func TestReadPrompts(t *testing.T) {
 		if p.ID != tc.want.ID || p.Text != tc.want.Text || p.Raw != tc.want.Raw || p.Max != tc.want.Max {
 			t.Errorf("%s: %+v, want %+v", tc.name, p, tc.want)
 		}
-		if tc.name == "messages" && (len(p.Messages) != 1 || p.Messages[0].Text() != "hi") || tc.name == "tokens" && len(p.Tokens) != 3 {
+		if tc.name == "messages" && (len(p.Messages) != 1 || p.Messages[0].Text() != "hi") || tc.name == "tokens" &&
+			len(p.Tokens) != 3 {
 			t.Errorf("%s: %+v", tc.name, p)
 		}
 	}

@@ -138,13 +138,15 @@ type Memory struct {
 }
 
 func system(m *engine.Model) System {
-	return System{OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), Device: m.Backend().Name(), Threads: threadsOf(m)}
+	return System{OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), Device: m.Backend().Name(),
+		Threads: threadsOf(m)}
 }
 
 func describe(m *engine.Model) ModelInfo {
 	t := m.Target
 	w := weightsOf(t.File(), &t.Config)
-	return ModelInfo{Path: m.Path, Name: t.Name, Arch: t.Arch, WeightBytes: t.WeightBytes(), BytesPerToken: int(w.bytes(1)), MACsPerToken: int(w.macs()),
+	return ModelInfo{Path: m.Path, Name: t.Name, Arch: t.Arch, WeightBytes: t.WeightBytes(),
+		BytesPerToken: int(w.bytes(1)), MACsPerToken: int(w.macs()),
 		TokenBytes: t.Memory().TokenBytes(), SeqBytes: t.Memory().SeqBytes()}
 }
 

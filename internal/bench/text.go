@@ -75,8 +75,8 @@ func (r *Report) head(p *printer) {
 	if r.Settings.SyntheticAccept > 0 {
 		how = fmt.Sprintf("%g tokens per pass pretended", r.Settings.SyntheticAccept)
 	}
-	p.line("%d prompts (%s, %d tokens), up to %d tokens each, %d repeats, %s", r.Settings.Prompts, r.Settings.Source, r.Settings.PromptTokens,
-		r.Settings.Tokens, r.Settings.Repeats, how)
+	p.line("%d prompts (%s, %d tokens), up to %d tokens each, %d repeats, %s", r.Settings.Prompts, r.Settings.Source,
+		r.Settings.PromptTokens, r.Settings.Tokens, r.Settings.Repeats, how)
 }
 
 func (r *Report) speed(p *printer) {
@@ -87,7 +87,8 @@ func (r *Report) speed(p *printer) {
 		if m.Guessed > 0 {
 			accepted = fmt.Sprintf("%d of %d", m.Accepted, m.Guessed)
 		}
-		rows = append(rows, []string{m.Name, m.TokensPerSecond.text(1), m.SpeedUp.text(2), fmt.Sprintf("%.2f", m.TokensPerPass), accepted, m.PromptTokensPerSecond.text(0)})
+		rows = append(rows, []string{m.Name, m.TokensPerSecond.text(1), m.SpeedUp.text(2),
+			fmt.Sprintf("%.2f", m.TokensPerPass), accepted, m.PromptTokensPerSecond.text(0)})
 	}
 	p.table(rows)
 }
@@ -131,7 +132,8 @@ func (r *Report) acceptance(p *printer) {
 					s = append(s, fmt.Sprintf("%s %d", name, n))
 				}
 			}
-			p.line("    rounds by source: %s; %d rounds without guesses", strings.Join(s, ", "), m.Passes-m.Sources["dflash"]-m.Sources["ngram"])
+			p.line("    rounds by source: %s; %d rounds without guesses", strings.Join(s, ", "),
+				m.Passes-m.Sources["dflash"]-m.Sources["ngram"])
 		}
 	}
 }
@@ -188,20 +190,27 @@ func (mc *Machine) text(p *printer, m *ModelInfo) {
 	}
 	p.line("")
 	p.line("Machine")
-	p.line("  reading memory   %.1f GB/s with 1 thread, %.1f GB/s with %d", mc.ReadOne.Median/giga, mc.ReadAll.Median/giga, mc.Threads)
-	p.line("  reading %s over and over, which is what a token needs: %.1f GB/s", engine.Bytes(m.BytesPerToken), mc.ReadWeights.Median/giga)
+	p.line("  reading memory   %.1f GB/s with 1 thread, %.1f GB/s with %d", mc.ReadOne.Median/giga, mc.ReadAll.Median/giga,
+		mc.Threads)
+	p.line("  reading %s over and over, which is what a token needs: %.1f GB/s", engine.Bytes(m.BytesPerToken),
+		mc.ReadWeights.Median/giga)
 	p.line("  integer products %.0f G/s; a token needs %.2f G", mc.Dot.Median/giga, float64(m.MACsPerToken)/giga)
-	p.line("  decoding one token runs at %.0f %% of what these floors allow (%.0f %% in the fastest rounds)", 100*mc.DecodeShare, 100*mc.QuietDecodeShare)
+	p.line("  decoding one token runs at %.0f %% of what these floors allow (%.0f %% in the fastest rounds)",
+		100*mc.DecodeShare, 100*mc.QuietDecodeShare)
 	p.line("  a prompt of %d tokens runs at %s tokens/s", mc.PromptTokens, mc.PromptTokensPerSecond.text(0))
-	rows := [][]string{{"tokens in a pass", "ms", "against 1", "fastest", "read floor ms", "integer floor ms", "% of the floor", "fastest"}}
+	rows := [][]string{{"tokens in a pass", "ms", "against 1", "fastest", "read floor ms", "integer floor ms",
+		"% of the floor", "fastest"}}
 	for _, x := range mc.Passes {
-		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(2), fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f", x.QuietRatio),
-			fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.2f", x.DotFloor), fmt.Sprintf("%.0f", 100*x.Share), fmt.Sprintf("%.0f", 100*x.QuietShare)})
+		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(2), fmt.Sprintf("%.2f", x.Ratio),
+			fmt.Sprintf("%.2f", x.QuietRatio),
+			fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.2f", x.DotFloor), fmt.Sprintf("%.0f", 100*x.Share),
+			fmt.Sprintf("%.0f", 100*x.QuietShare)})
 	}
 	p.table(rows)
 }
 
-// gpuText is the report of a GPU: passes against the time its memory takes to read the weights, and where their time goes.
+// gpuText is the report of a GPU: passes against the time its memory takes to read the weights, and where their time
+// goes.
 func (mc *Machine) gpuText(p *printer, m *ModelInfo) {
 	p.line("")
 	p.line("Device")
@@ -209,8 +218,8 @@ func (mc *Machine) gpuText(p *printer, m *ModelInfo) {
 	p.line("  a prompt of %d tokens runs at %s tokens/s", mc.PromptTokens, mc.PromptTokensPerSecond.text(0))
 	rows := [][]string{{"tokens in a pass", "ms", "against 1", "host ms", "read floor ms", "% of the bandwidth"}}
 	for _, x := range mc.Passes {
-		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(3), fmt.Sprintf("%.2f", x.Ratio), fmt.Sprintf("%.2f", x.HostMilliseconds),
-			fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.0f", 100*x.Share)})
+		rows = append(rows, []string{fmt.Sprint(x.Rows), x.Milliseconds.text(3), fmt.Sprintf("%.2f", x.Ratio),
+			fmt.Sprintf("%.2f", x.HostMilliseconds), fmt.Sprintf("%.2f", x.ReadFloor), fmt.Sprintf("%.0f", 100*x.Share)})
 	}
 	p.table(rows)
 	for _, f := range mc.Profiles {
@@ -272,8 +281,10 @@ func (r *Report) Verdict() string {
 	case len(r.Modes) < 2:
 		return fmt.Sprintf("Identical: nothing to compare (sha256 of the tokens %.16s)", id.SHA256)
 	case id.Same:
-		return fmt.Sprintf("Identical: yes, all %d modes generated the same tokens for all %d prompts (sha256 %.16s)", len(r.Modes), r.Settings.Prompts, id.SHA256)
+		return fmt.Sprintf("Identical: yes, all %d modes generated the same tokens for all %d prompts (sha256 %.16s)",
+			len(r.Modes), r.Settings.Prompts, id.SHA256)
 	}
 	d := id.Differences[0]
-	return fmt.Sprintf("Identical: NO, %d differences; mode %s differs from %s on prompt %s at token %d", len(id.Differences), d.Mode, r.Modes[0].Name, d.Prompt, d.Token)
+	return fmt.Sprintf("Identical: NO, %d differences; mode %s differs from %s on prompt %s at token %d",
+		len(id.Differences), d.Mode, r.Modes[0].Name, d.Prompt, d.Token)
 }

@@ -169,8 +169,9 @@ func TestSaveDamage(t *testing.T) {
 	}
 }
 
-// TestF204 (also F143): a sequence stored by a cache of another shape or type is refused.
-func TestF204_ForeignShape(t *testing.T) {
+// TestForeignShapeIsRefused (failures F204 and F143): a sequence stored by a cache of another shape or type is
+// refused.
+func TestForeignShapeIsRefused(t *testing.T) {
 	dev := cpu.New(cpu.Options{Threads: 1})
 	defer dev.Close()
 	r := rand.New(rand.NewPCG(3, 3))

@@ -46,7 +46,8 @@ func (t *Template) findCaps() {
 	asString := strings.Contains(try(Message{Role: "user", Content: word}), word)
 	parts := try(Message{Role: "user", Content: []Part{{Type: "text", Text: word}}})
 	// A template that does not know parts may print the list instead.
-	t.caps.parts = strings.Contains(parts, word) && !strings.Contains(parts, "'text'") && !strings.Contains(parts, `"text"`)
+	t.caps.parts = strings.Contains(parts, word) && !strings.Contains(parts, "'text'") &&
+		!strings.Contains(parts, `"text"`)
 	t.caps.needParts = t.caps.parts && !asString
 	sys := Message{Role: "system", Content: any(sysWord)}
 	user := Message{Role: "user", Content: any(word)}

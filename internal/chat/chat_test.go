@@ -188,7 +188,10 @@ func extras(t *testing.T, raw json.RawMessage) map[string]any {
 }
 
 func TestMessageJSON(t *testing.T) {
-	const in = `{"role":"assistant","content":"<a> & b","reasoning_content":"r","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\":\"<\"}"}}],"tool_call_id":"c","name":"n","x":[1,{"b":1,"a":2}]}`
+	const in = `{"role":"assistant","content":"<a> & b",` +
+		`"reasoning_content":"r","tool_calls":[{"id":"1",` +
+		`"type":"function","function":{"name":"f",` +
+		`"arguments":"{\"a\":\"<\"}"}}],"tool_call_id":"c","name":"n","x":[1,{"b":1,"a":2}]}`
 	var m Message
 	if err := json.Unmarshal([]byte(in), &m); err != nil {
 		t.Fatal(err)
@@ -206,12 +209,14 @@ func TestMessageJSON(t *testing.T) {
 	// An object for arguments is written as text, as OpenAI does.
 	m = Message{Role: "assistant", ToolCalls: []ToolCall{{ID: "1", Name: "f", Arguments: json.RawMessage(`{"a": 1}`)}}}
 	out, err = m.MarshalJSON()
-	if want := `{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]}`; err != nil || string(out) != want {
+	if want := `{"role":"assistant","content":null,"tool_calls":[{"id":"1",` +
+		`"type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]}`; err != nil || string(out) != want {
 		t.Errorf("got  %s, %v\nwant %s", out, err, want)
 	}
 	// The newer spelling of reasoning.
 	m = Message{}
-	if err := json.Unmarshal([]byte(`{"role":"assistant","content":[{"type":"text","text":"x"}],"reasoning":"why"}`), &m); err != nil || m.Reasoning != "why" || m.Text() != "x" {
+	if err := json.Unmarshal([]byte(`{"role":"assistant","content":[{"type":"text","text":"x"}],"reasoning":"why"}`),
+		&m); err != nil || m.Reasoning != "why" || m.Text() != "x" {
 		t.Errorf("decoded %+v, %v", m, err)
 	}
 }
@@ -243,8 +248,11 @@ func TestMessageErrors(t *testing.T) {
 }
 
 func FuzzRender(f *testing.F) {
-	f.Add("{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}", `[{"role":"user","content":"x"}]`, `{"type":"function"}`)
-	f.Add("{{ messages[0]|tojson }}{{ tools|tojson }}", `[{"role":"a","content":[{"type":"text","text":"y"}],"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]`, `{}`)
+	f.Add("{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}", `[{"role":"user","content":"x"}]`,
+		`{"type":"function"}`)
+	f.Add("{{ messages[0]|tojson }}{{ tools|tojson }}",
+		`[{"role":"a","content":[{"type":"text","text":"y"}],"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]`,
+		`{}`)
 	f.Fuzz(func(t *testing.T, src, msgs, tool string) {
 		tmpl, err := ParseTemplate("fuzz", src)
 		if err != nil {

@@ -32,8 +32,10 @@ var archs = []arch{
 	{"qwen35", qwen35, false, []string{"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}},
 	{"qwen35moe", qwen35, true, []string{"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
 	{"qwen3next", qwen3next, true, []string{"Qwen3NextForCausalLM"}},
-	{"gemma4", gemma4, false, []string{"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"}},
-	{"gemma4-assistant", gemma4Assistant, false, []string{"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}},
+	{"gemma4", gemma4, false, []string{"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration",
+		"Gemma4UnifiedForConditionalGeneration"}},
+	{"gemma4-assistant", gemma4Assistant, false,
+		[]string{"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}},
 	{"dflash", dflash, false, []string{"DFlashDraftModel", "DFlash2DraftModel"}},
 }
 
@@ -85,10 +87,12 @@ func findArch(c config) (*arch, string, error) {
 	if strings.Contains(names[0], "DSpark") {
 		return nil, "", fieldErr(c.path, "architectures", "%s drafters are not supported, only plain DFlash ones", names[0])
 	}
-	return nil, "", fieldErr(c.path, "architectures", "%s is not supported; supported are %s", names[0], strings.Join(Classes(), ", "))
+	return nil, "", fieldErr(c.path, "architectures", "%s is not supported; supported are %s", names[0],
+		strings.Join(Classes(), ", "))
 }
 
 // isReranker recognises Qwen3 rerankers, whose output layer is something else.
 func isReranker(dir, class string) bool {
-	return strings.Contains(strings.ToLower(filepath.Base(dir)), "qwen3-reranker") || strings.Contains(class, "SequenceClassification")
+	return strings.Contains(strings.ToLower(filepath.Base(dir)), "qwen3-reranker") ||
+		strings.Contains(class, "SequenceClassification")
 }

@@ -92,7 +92,8 @@ func (c *checkpoint) write() string {
 	c.t.Helper()
 	dir := filepath.Join(c.t.TempDir(), "hf")
 	c.writeFiles(dir)
-	if err := safetensors.Write(filepath.Join(dir, "model.safetensors"), c.tensors, map[string]string{"format": "pt"}); err != nil {
+	if err := safetensors.Write(filepath.Join(dir, "model.safetensors"), c.tensors,
+		map[string]string{"format": "pt"}); err != nil {
 		c.t.Fatal(err)
 	}
 	return dir

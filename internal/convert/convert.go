@@ -188,7 +188,8 @@ func readModel(dir string, opt Options) (*model, error) {
 		return m, nil
 	}
 	if opt.Target == "" {
-		return nil, fmt.Errorf("%s: is a DFlash drafter; give the folder of its target with --target, it has the tokenizer", dir)
+		return nil, fmt.Errorf("%s: is a DFlash drafter; give the folder of its target with --target, it has the tokenizer",
+			dir)
 	}
 	if m.target, err = readConfig(opt.Target); err != nil {
 		return nil, err

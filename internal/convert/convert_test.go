@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,7 +43,9 @@ func TestMultimodal(t *testing.T) {
 // TestSharded: a sharded checkpoint has the same tensors, shard by shard.
 func TestSharded(t *testing.T) {
 	c := golden(t, "qwen3")
-	dir := c.writeSharded(func(name string) bool { return strings.Contains(name, "layers.0.") || name == "model.norm.weight" })
+	dir := c.writeSharded(func(name string) bool {
+		return strings.Contains(name, "layers.0.") || name == "model.norm.weight"
+	})
 	got := openGGUF(t, convertTo(t, dir, Options{}))
 	want := openGGUF(t, testkit.Golden(t, "qwen3/model.gguf"))
 	for _, x := range want.Tensors() {
@@ -118,7 +121,8 @@ func TestGemmaExperts(t *testing.T) {
 		up := f.Tensor(fmt.Sprintf("blk.%d.ffn_up_exps.weight", i)).Data
 		half := len(fused) / 8 // of one expert
 		for e := range 4 {
-			if !cmp.Equal(fused[2*e*half:(2*e+1)*half], gate[e*half:(e+1)*half]) || !cmp.Equal(fused[(2*e+1)*half:(2*e+2)*half], up[e*half:(e+1)*half]) {
+			if !cmp.Equal(fused[2*e*half:(2*e+1)*half], gate[e*half:(e+1)*half]) ||
+				!cmp.Equal(fused[(2*e+1)*half:(2*e+2)*half], up[e*half:(e+1)*half]) {
 				t.Errorf("layer %d expert %d differs", i, e)
 			}
 		}
@@ -194,6 +198,26 @@ func TestMTP(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no multi-token-prediction layers") {
 		t.Errorf("a checkpoint without them: %v", err)
 	}
+
+	// They may be all there is: the rest is the target's, with the tokenizer.
+	c.tensors = slices.DeleteFunc(c.tensors, func(x safetensors.Tensor) bool { return !strings.HasPrefix(x.Name, "mtp.") })
+	dir = c.write()
+	if err := os.Remove(filepath.Join(dir, "tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	opt := Options{MTPOnly: true, NoVocab: true, Target: testkit.Golden(t, "qwen35/hf")}
+	block := openGGUF(t, convertTo(t, dir, opt))
+	for _, x := range only.Tensors() {
+		_, inside := blockOf(x.Name)
+		y := block.Tensor(x.Name)
+		if inside != (y != nil) || inside && !cmp.Equal(x.Data, y.Data) {
+			t.Errorf("%s of the block alone: kept %v, or changed", x.Name, y != nil)
+		}
+	}
+	convertFails(t, c.write(), Options{}, "layer 0", "has no tensors")
+	c.tensors = slices.DeleteFunc(c.tensors,
+		func(x safetensors.Tensor) bool { return strings.HasPrefix(x.Name, "mtp.layers.") })
+	convertFails(t, c.write(), opt, "no multi-token-prediction layers")
 }
 
 // TestMTPGolden: the files are those of the reference converter, whole and alone.
@@ -247,7 +271,8 @@ func TestFloat8(t *testing.T) {
 
 // TestFloat8Scales: one scale per row, per tensor, and what does not fit.
 func TestFloat8Scales(t *testing.T) {
-	weight := &safetensors.Tensor{Name: "w", DType: "F8_E4M3", Shape: []int{2, 4}, Data: []byte{0x38, 0x38, 0x38, 0x38, 0x40, 0x40, 0x40, 0xc0}}
+	weight := &safetensors.Tensor{Name: "w", DType: "F8_E4M3", Shape: []int{2, 4},
+		Data: []byte{0x38, 0x38, 0x38, 0x38, 0x40, 0x40, 0x40, 0xc0}}
 	s, err := newSource("f", weight)
 	if err != nil {
 		t.Fatal(err)
@@ -263,7 +288,8 @@ func TestFloat8Scales(t *testing.T) {
 		{[]float32{1, 2, 3}, nil, nil},
 		{[]float32{1}, []int{1, 1}, nil},
 	} {
-		x, err := s.scaled(&safetensors.Tensor{Name: "s", DType: "F32", Shape: []int{len(c.scales)}, Data: f32Bytes(c.scales)}, c.block)
+		x, err := s.scaled(&safetensors.Tensor{Name: "s", DType: "F32", Shape: []int{len(c.scales)},
+			Data: f32Bytes(c.scales)}, c.block)
 		if c.want == nil {
 			if err == nil {
 				t.Errorf("%v with blocks %v is accepted", c.scales, c.block)
@@ -326,14 +352,16 @@ func TestHalfArithmetic(t *testing.T) {
 func TestTypes(t *testing.T) {
 	dir := golden(t, "qwen35moe").write()
 	for name, want := range map[string]quant.Type{
-		"f32": quant.F32, "f16": quant.F16, "bf16": quant.BF16, "auto": quant.BF16, "": quant.BF16, "q8_0": quant.Q8_0, "Q8_0": quant.Q8_0,
+		"f32": quant.F32, "f16": quant.F16, "bf16": quant.BF16, "auto": quant.BF16, "": quant.BF16, "q8_0": quant.Q8_0,
+		"Q8_0": quant.Q8_0,
 		"q4_0": quant.Q4_0, "q5_1": quant.Q5_1,
 	} {
 		f := openGGUF(t, convertTo(t, dir, Options{Type: name}))
 		if got := f.Tensor("blk.0.attn_qkv.weight").Type; got != want {
 			t.Errorf("type %q gives %v, want %v", name, got, want)
 		}
-		for _, keep := range []string{"blk.0.ffn_gate_inp.weight", "blk.0.attn_norm.weight", "blk.0.ssm_conv1d.weight", "blk.0.ssm_a"} {
+		for _, keep := range []string{"blk.0.ffn_gate_inp.weight", "blk.0.attn_norm.weight", "blk.0.ssm_conv1d.weight",
+			"blk.0.ssm_a"} {
 			if got := f.Tensor(keep).Type; got != quant.F32 {
 				t.Errorf("type %q makes %s %v", name, keep, got)
 			}
@@ -436,7 +464,8 @@ func TestRequantize(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := Quantize(t.Context(), q8, q4, QuantizeOptions{Type: "q4_0"})
-	if err == nil || !strings.Contains(err.Error(), "already Q8_0") || !strings.Contains(err.Error(), "--allow-requantize") {
+	if err == nil || !strings.Contains(err.Error(), "already Q8_0") ||
+		!strings.Contains(err.Error(), "--allow-requantize") {
 		t.Errorf("quantising twice: %v", err)
 	}
 	if _, err := os.Stat(q4); err == nil {
@@ -479,7 +508,8 @@ func TestSplitOutput(t *testing.T) {
 func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	dir := t.TempDir()
-	err := HF(ctx, testkit.Golden(t, "qwen35/hf"), filepath.Join(dir, "out.gguf"), Options{Progress: func(int64) { cancel() }})
+	err := HF(ctx, testkit.Golden(t, "qwen35/hf"), filepath.Join(dir, "out.gguf"),
+		Options{Progress: func(int64) { cancel() }})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v", err)
 	}
@@ -497,7 +527,8 @@ func TestDrafterChecks(t *testing.T) {
 	t.Run("other width", func(t *testing.T) {
 		c := golden(t, "qwen35")
 		c.config["hidden_size"] = 128
-		convertFails(t, testkit.Golden(t, "dflash-qwen35/hf"), Options{Target: c.write()}, "fc.weight", "192 features", "384", "another target")
+		convertFails(t, testkit.Golden(t, "dflash-qwen35/hf"), Options{Target: c.write()}, "fc.weight", "192 features", "384",
+			"another target")
 	})
 	t.Run("missing layer", func(t *testing.T) {
 		c := golden(t, "dflash-qwen35")
@@ -604,24 +635,43 @@ func TestBadCheckpoints(t *testing.T) {
 	}{
 		{"unknown class", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"LlamaForCausalLM"} },
 			[]string{"config.json", "architectures", "LlamaForCausalLM", "Qwen3ForCausalLM"}},
-		{"DSpark", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"Qwen3DSparkModel"} }, []string{"DSpark"}},
-		{"no class", "qwen3", func(c *checkpoint) { delete(c.config, "architectures") }, []string{"config.json", "architectures", "missing"}},
-		{"no layers", "qwen3", func(c *checkpoint) { delete(c.config, "num_hidden_layers") }, []string{"config.json", "num_hidden_layers", "missing"}},
-		{"no width", "qwen3", func(c *checkpoint) { delete(c.config, "hidden_size") }, []string{"config.json", "hidden_size", "missing"}},
-		{"wrong type", "qwen3", func(c *checkpoint) { c.config["hidden_size"] = "big" }, []string{"config.json", "hidden_size", `"big"`, "whole number"}},
-		{"negative", "qwen3", func(c *checkpoint) { c.config["num_attention_heads"] = -4 }, []string{"num_attention_heads", "-4"}},
-		{"no linear heads", "qwen35", func(c *checkpoint) { delete(c.config, "linear_num_key_heads") }, []string{"config.json", "linear_num_key_heads", "missing"}},
-		{"odd heads", "qwen35", func(c *checkpoint) { c.config["linear_num_value_heads"] = 3 }, []string{"linear_num_value_heads", "multiple"}},
-		{"other heads", "qwen35", func(c *checkpoint) { c.config["linear_num_value_heads"] = 6 }, []string{"model.safetensors", "linear_attn", "6"}},
-		{"layer types", "qwen35", func(c *checkpoint) { c.config["layer_types"] = []string{"full_attention"} }, []string{"config.json", "layer_types", "1 entries"}},
-		{"no rope", "gemma4", func(c *checkpoint) { delete(c.config, "rope_parameters") }, []string{"config.json", "rope_parameters", "proportional"}},
-		{"no head dim", "gemma4", func(c *checkpoint) { delete(c.config, "per_layer_config") }, []string{"config.json", "global_head_dim", "missing"}},
-		{"no backbone", "gemma4-assistant", func(c *checkpoint) { delete(c.config, "backbone_hidden_size") }, []string{"config.json", "backbone_hidden_size", "missing"}},
-		{"unknown tensor", "qwen3", func(c *checkpoint) { c.addF32("model.layers.0.self_attn.g_proj.weight", []int{1, 2}, 1, 2) },
+		{"DSpark", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"Qwen3DSparkModel"} },
+			[]string{"DSpark"}},
+		{"no class", "qwen3", func(c *checkpoint) { delete(c.config, "architectures") },
+			[]string{"config.json", "architectures", "missing"}},
+		{"no layers", "qwen3", func(c *checkpoint) { delete(c.config, "num_hidden_layers") },
+			[]string{"config.json", "num_hidden_layers", "missing"}},
+		{"no width", "qwen3", func(c *checkpoint) { delete(c.config, "hidden_size") },
+			[]string{"config.json", "hidden_size", "missing"}},
+		{"wrong type", "qwen3", func(c *checkpoint) { c.config["hidden_size"] = "big" },
+			[]string{"config.json", "hidden_size", `"big"`, "whole number"}},
+		{"negative", "qwen3", func(c *checkpoint) { c.config["num_attention_heads"] = -4 },
+			[]string{"num_attention_heads", "-4"}},
+		{"no linear heads", "qwen35", func(c *checkpoint) { delete(c.config, "linear_num_key_heads") },
+			[]string{"config.json", "linear_num_key_heads", "missing"}},
+		{"odd heads", "qwen35", func(c *checkpoint) { c.config["linear_num_value_heads"] = 3 },
+			[]string{"linear_num_value_heads", "multiple"}},
+		{"other heads", "qwen35", func(c *checkpoint) { c.config["linear_num_value_heads"] = 6 },
+			[]string{"model.safetensors", "linear_attn", "6"}},
+		{"layer types", "qwen35", func(c *checkpoint) { c.config["layer_types"] = []string{"full_attention"} },
+			[]string{"config.json", "layer_types", "1 entries"}},
+		{"no rope", "gemma4", func(c *checkpoint) { delete(c.config, "rope_parameters") },
+			[]string{"config.json", "rope_parameters", "proportional"}},
+		{"no head dim", "gemma4", func(c *checkpoint) { delete(c.config, "per_layer_config") },
+			[]string{"config.json", "global_head_dim", "missing"}},
+		{"no backbone", "gemma4-assistant", func(c *checkpoint) { delete(c.config, "backbone_hidden_size") },
+			[]string{"config.json", "backbone_hidden_size", "missing"}},
+		{"unknown tensor", "qwen3", func(c *checkpoint) {
+			c.addF32("model.layers.0.self_attn.g_proj.weight", []int{1, 2}, 1, 2)
+		},
 			[]string{"model.safetensors", "model.layers.0.self_attn.g_proj.weight", "qwen3"}},
-		{"too many layers", "qwen3", func(c *checkpoint) { c.config["num_hidden_layers"] = 3 }, []string{"config.json", "num_hidden_layers", "3", "layers.3."}},
-		{"too few layers", "qwen3", func(c *checkpoint) { c.config["num_hidden_layers"] = 6 }, []string{"layer 4", "no tensors"}},
-		{"no embedding", "qwen3", func(c *checkpoint) { c.remove(func(n string) bool { return n == "model.embed_tokens.weight" }) },
+		{"too many layers", "qwen3", func(c *checkpoint) { c.config["num_hidden_layers"] = 3 },
+			[]string{"config.json", "num_hidden_layers", "3", "layers.3."}},
+		{"too few layers", "qwen3", func(c *checkpoint) { c.config["num_hidden_layers"] = 6 },
+			[]string{"layer 4", "no tensors"}},
+		{"no embedding", "qwen3", func(c *checkpoint) {
+			c.remove(func(n string) bool { return n == "model.embed_tokens.weight" })
+		},
 			[]string{"model.safetensors", "token_embd.weight", "missing"}},
 		{"missing expert", "qwen35moe", func(c *checkpoint) {
 			c.remove(func(n string) bool { return strings.Contains(n, "layers.1.mlp.experts") })
@@ -635,7 +685,10 @@ func TestBadCheckpoints(t *testing.T) {
 			copy(c.tensor("model.norm.weight").Data[8:], f32Bytes([]float32{float32(math.NaN())}))
 		},
 			[]string{"model.norm.weight", "not a number"}},
-		{"integer weights", "qwen3", func(c *checkpoint) { x := c.tensor("model.norm.weight"); x.DType, x.Shape = "I32", []int{64} },
+		{"integer weights", "qwen3", func(c *checkpoint) {
+			x := c.tensor("model.norm.weight")
+			x.DType, x.Shape = "I32", []int{64}
+		},
 			[]string{"model.norm.weight", "I32"}},
 		{"MXFP4", "qwen3", func(c *checkpoint) { c.config["quantization_config"] = map[string]any{"quant_method": "mxfp4"} },
 			[]string{"config.json", "quantization_config.quant_method", "mxfp4"}},
@@ -643,16 +696,24 @@ func TestBadCheckpoints(t *testing.T) {
 			c.config["quantization_config"] = map[string]any{"quant_method": "modelopt", "quant_algo": "NVFP4"}
 		}, []string{"config.json", "quant_algo", "NVFP4"}},
 		{"NVFP4 packed", "qwen3", func(c *checkpoint) {
-			c.config["quantization_config"] = map[string]any{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+			c.config["quantization_config"] = map[string]any{"quant_method": "compressed-tensors",
+				"format": "nvfp4-pack-quantized"}
 		}, []string{"config.json", "quantization_config.format", "nvfp4"}},
 		{"no tokenizer", "qwen3", func(c *checkpoint) { c.files["tokenizer.json"] = "" }, []string{"no tokenizer.json"}},
-		{"broken tokenizer", "qwen3", func(c *checkpoint) { c.files["tokenizer.json"] = `{"model":` }, []string{"tokenizer.json", "not valid"}},
-		{"unigram", "qwen3", func(c *checkpoint) { c.files["tokenizer.json"] = `{"model": {"type": "Unigram", "vocab": []}}` }, []string{"tokenizer.json", "model.type", "Unigram"}},
-		{"vocabulary too small", "qwen3", func(c *checkpoint) { c.config["vocab_size"] = 510 }, []string{"tokenizer.json", "has id 51", "510"}},
-		{"broken config", "qwen3", func(c *checkpoint) { c.config = nil; c.files["config.json"] = "{" }, []string{"config.json", "not valid"}},
-		{"config list", "qwen3", func(c *checkpoint) { c.config = nil; c.files["config.json"] = "[1]" }, []string{"config.json", "not valid"}},
+		{"broken tokenizer", "qwen3", func(c *checkpoint) { c.files["tokenizer.json"] = `{"model":` },
+			[]string{"tokenizer.json", "not valid"}},
+		{"unigram", "qwen3", func(c *checkpoint) {
+			c.files["tokenizer.json"] = `{"model": {"type": "Unigram", "vocab": []}}`
+		}, []string{"tokenizer.json", "model.type", "Unigram"}},
+		{"vocabulary too small", "qwen3", func(c *checkpoint) { c.config["vocab_size"] = 510 },
+			[]string{"tokenizer.json", "has id 51", "510"}},
+		{"broken config", "qwen3", func(c *checkpoint) { c.config = nil; c.files["config.json"] = "{" },
+			[]string{"config.json", "not valid"}},
+		{"config list", "qwen3", func(c *checkpoint) { c.config = nil; c.files["config.json"] = "[1]" },
+			[]string{"config.json", "not valid"}},
 		{"no config", "qwen3", func(c *checkpoint) { c.config = nil }, []string{"no config.json"}},
-		{"SentencePiece for Qwen", "qwen3", func(c *checkpoint) { c.files["tokenizer.json"] = spacedTokenizer }, []string{"tokenizer.json", "SentencePiece"}},
+		{"SentencePiece for Qwen", "qwen3", func(c *checkpoint) { c.files["tokenizer.json"] = spacedTokenizer },
+			[]string{"tokenizer.json", "SentencePiece"}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

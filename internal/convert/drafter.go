@@ -112,12 +112,14 @@ func (m *model) checkDrafter(fc []int, path string) error {
 	case len(fc) != 2 || fc[0] != hidden:
 		return fieldErr(path, "fc.weight", "shape is %v, expected [%d, captured features]", fc, hidden)
 	case fc[1] != len(ids)*width:
-		return fieldErr(path, "fc.weight", "takes %d features, but %d captured layers of %s give %d; is this drafter for another target?",
+		return fieldErr(path, "fc.weight",
+			"takes %d features, but %d captured layers of %s give %d; is this drafter for another target?",
 			fc[1], len(ids), filepath.Dir(m.target.path), len(ids)*width)
 	}
 	for _, id := range ids {
 		if id < 0 || id >= layers {
-			return fieldErr(cfg, "dflash_config.target_layer_ids", "layer %d is not in the target, which has %d layers", id, layers)
+			return fieldErr(cfg, "dflash_config.target_layer_ids", "layer %d is not in the target, which has %d layers", id,
+				layers)
 		}
 	}
 	if hasMask && (mask < 0 || mask >= vocab) {

@@ -177,7 +177,8 @@ func (a *authorship) readModelCard(card map[string]any, total int) {
 		}
 		return ""
 	}
-	names := []string{"name", "author", "version", "organization", "description", "finetune", "basename", "size_label", "url", "doi", "uuid", "repo_url"}
+	names := []string{"name", "author", "version", "organization", "description", "finetune", "basename", "size_label",
+		"url", "doi", "uuid", "repo_url"}
 	for _, prefix := range []string{"", "model_"} {
 		for _, n := range names {
 			a.use(n, str(prefix+n))
@@ -481,7 +482,8 @@ func (a *authorship) setKeys(l *keyList) {
 	entries := func(prefix string, list []map[string]string) {
 		l.set("general."+prefix+".count", uint32(len(list)))
 		for i, e := range list {
-			for _, f := range []string{"name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"} {
+			for _, f := range []string{"name", "author", "version", "organization", "description", "url", "doi", "uuid",
+				"repo_url"} {
 				l.setString(fmt.Sprintf("general.%s.%d.%s", prefix, i, f), e[f])
 			}
 		}

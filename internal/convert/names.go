@@ -40,7 +40,8 @@ func (m *model) cleanName(name string) (clean string, keep bool) {
 			return "", false
 		}
 		if strings.HasSuffix(name, "layer_scalar") ||
-			strings.Contains(name, ".experts.") && !strings.HasSuffix(name, ".weight") && !strings.HasSuffix(name, "_scale_inv") {
+			strings.Contains(name, ".experts.") && !strings.HasSuffix(name, ".weight") &&
+				!strings.HasSuffix(name, "_scale_inv") {
 			name += ".weight"
 		}
 	}

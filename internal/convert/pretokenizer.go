@@ -9,11 +9,14 @@ import (
 // splitPatterns maps the pattern a tokenizer.json splits text with to the name
 // GGUF has for it.
 var splitPatterns = map[string]string{
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:             "qwen2",
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: "qwen35",
-	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`:        "llama-bpe",
-	`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:                                                 "gpt-2",
-	`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:                                                    "gpt-2",
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ` +
+		`?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: "qwen2",
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ` +
+		`?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: "qwen35",
+	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ` +
+		`?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: "llama-bpe",
+	`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`: "gpt-2",
+	`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:    "gpt-2",
 }
 
 // spelledOut is how engines without inline flags write the contractions.
@@ -35,7 +38,8 @@ func (t *hfTokenizer) recognisePre(m *model) (string, error) {
 			}
 			return "qwen2", nil
 		}
-		return "", fieldErr(t.path, "", "does not say how text is split; name it with --pre (%s)", strings.Join(PreTokenizers(), ", "))
+		return "", fieldErr(t.path, "", "does not say how text is split; name it with --pre (%s)",
+			strings.Join(PreTokenizers(), ", "))
 	}
 	var steps []preStep
 	if err := flattenPre(t.pre, &steps); err != nil {
@@ -54,7 +58,8 @@ func (t *hfTokenizer) recognisePre(m *model) (string, error) {
 		case "ByteLevel":
 			builtin = s.UseRegex == nil || *s.UseRegex
 		default:
-			return "", fieldErr(t.path, "pre_tokenizer", "step %s is not supported; name a known splitter with --pre (%s)", s.Type, strings.Join(PreTokenizers(), ", "))
+			return "", fieldErr(t.path, "pre_tokenizer", "step %s is not supported; name a known splitter with --pre (%s)",
+				s.Type, strings.Join(PreTokenizers(), ", "))
 		}
 	}
 	if len(patterns) == 0 && builtin {
@@ -70,7 +75,8 @@ func (t *hfTokenizer) recognisePre(m *model) (string, error) {
 			return name, nil
 		}
 	}
-	return "", fieldErr(t.path, "pre_tokenizer", "unknown split pattern %s; if it equals a known one, name that with --pre (%s)",
+	return "", fieldErr(t.path, "pre_tokenizer",
+		"unknown split pattern %s; if it equals a known one, name that with --pre (%s)",
 		strings.Join(patterns, " then "), strings.Join(PreTokenizers(), ", "))
 }
 

@@ -112,7 +112,7 @@ func planTypes(mix quant.Mix, arch, path string, tensors []*gguf.Tensor, opt Qua
 		infos[i] = quant.TensorInfo{Name: t.Name, Shape: t.Shape, Type: t.Type}
 		for _, o := range opt.Overrides {
 			if o.Pattern.MatchString(t.Name) && len(trimShape(t.Shape)) > 1 {
-				mix = mix.With(quant.Override{Pattern: escapePattern(t.Name), Type: o.Type})
+				mix = mix.With(t.Name, o.Type)
 				break
 			}
 		}
@@ -126,15 +126,12 @@ func planTypes(mix quant.Mix, arch, path string, tensors []*gguf.Tensor, opt Qua
 			continue
 		}
 		if t.Type.Quantized() && !opt.AllowRequantize {
-			return nil, fieldErr(path, "tensor "+t.Name, "is already %v; quantising it again loses quality, start from an f16 or bf16 file or allow it with --allow-requantize", t.Type)
+			return nil, fieldErr(path, "tensor "+t.Name,
+				"is already %v; quantising it again loses quality, start from an f16 or bf16 file or allow it with "+
+					"--allow-requantize", t.Type)
 		}
 	}
 	return types, nil
-}
-
-// escapePattern makes a glob pattern match exactly one name.
-func escapePattern(name string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(name)
 }
 
 // quantisedKeys is the metadata of a quantised file: the old keys, with the two
@@ -161,7 +158,8 @@ func trimShape(shape []int) []int {
 	return shape[:n]
 }
 
-func requantize(ctx context.Context, w *gguf.Writer, path string, t *gguf.Tensor, typ quant.Type, progress func(int64)) error {
+func requantize(ctx context.Context, w *gguf.Writer, path string, t *gguf.Tensor, typ quant.Type,
+	progress func(int64)) error {
 	width, rows := t.Shape[0], t.Rows()
 	if typ == t.Type {
 		size := typ.RowBytes(width)

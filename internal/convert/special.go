@@ -221,7 +221,8 @@ func (t *hfTokenizer) pairTemplate(pair []templateItem, first, last string, name
 		pair = pair[:n-1]
 	}
 	n := len(pair)
-	if n < 3 || pair[0].Sequence == nil || pair[0].Sequence.ID != "A" || pair[n-1].Sequence == nil || pair[n-1].Sequence.ID != "B" {
+	if n < 3 || pair[0].Sequence == nil || pair[0].Sequence.ID != "A" || pair[n-1].Sequence == nil ||
+		pair[n-1].Sequence.ID != "B" {
 		return
 	}
 	middle := pair[1 : n-1]

@@ -30,7 +30,8 @@ type chunk struct {
 // WriteRows makes a tensor's rows on all cores and writes them in order. rowBytes
 // is the size of one row in the file; newEncoder is called once per worker.
 // Memory use is a few megabytes per core whatever the tensor's size.
-func WriteRows(ctx context.Context, w *gguf.Writer, name string, rows, rowBytes int, newEncoder func() RowEncoder, progress func(int64)) error {
+func WriteRows(ctx context.Context, w *gguf.Writer, name string, rows, rowBytes int, newEncoder func() RowEncoder,
+	progress func(int64)) error {
 	per := min(rows, max(1, chunkBytes/max(1, rowBytes)))
 	workers := min(runtime.GOMAXPROCS(0), (rows+per-1)/max(1, per))
 	ctx, cancel := context.WithCancel(ctx)

@@ -58,7 +58,8 @@ func openWeights(dir string) (*weights, error) {
 	for name, part := range index {
 		if seen[name] == "" {
 			w.Close()
-			return nil, fieldErr(filepath.Join(dir, part), "tensor "+name, "is missing, but model.safetensors.index.json names it")
+			return nil, fieldErr(filepath.Join(dir, part), "tensor "+name,
+				"is missing, but model.safetensors.index.json names it")
 		}
 	}
 	if len(w.list) == 0 {
@@ -81,7 +82,8 @@ func partNames(dir string) (parts []string, index map[string]string, err error) 
 		for name, v := range c.object("weight_map").m {
 			part, ok := v.(string)
 			if !ok || part != filepath.Base(part) || !strings.HasSuffix(part, ".safetensors") {
-				return nil, nil, fieldErr(path, "weight_map", "%q is not the name of a safetensors file in this folder", fmt.Sprint(v))
+				return nil, nil, fieldErr(path, "weight_map", "%q is not the name of a safetensors file in this folder",
+					fmt.Sprint(v))
 			}
 			index[name] = part
 			if !slices.Contains(parts, part) {
@@ -193,7 +195,8 @@ func (m *model) buildTensors(list []stored, vocab int) (*builder, error) {
 	for bid, parts := range b.experts {
 		if len(parts) > 0 {
 			n, _ := m.c.int("num_local_experts", "num_experts")
-			return nil, fieldErr(list[0].file, fmt.Sprintf("layer %d", bid), "has %d expert tensors, expected %d", len(parts), 3*n)
+			return nil, fieldErr(list[0].file, fmt.Sprintf("layer %d", bid), "has %d expert tensors, expected %d", len(parts),
+				3*n)
 		}
 	}
 	return b, nil
@@ -257,7 +260,8 @@ func (b *builder) ropeFactors() error {
 	full := m.rope.full
 	part, ok := full.float("partial_rotary_factor")
 	if kind, _ := full.str("rope_type"); kind != "proportional" || !ok {
-		return fieldErr(m.c.path, "rope_parameters.full_attention", "expected rope_type proportional with a partial_rotary_factor")
+		return fieldErr(m.c.path, "rope_parameters.full_attention",
+			"expected rope_type proportional with a partial_rotary_factor")
 	}
 	dim := m.gemmaHeadDim()
 	if err := m.c.failed(); err != nil {
@@ -533,14 +537,16 @@ func (b *builder) addTable(st stored) error {
 
 // float8Scales separates the scales of an FP8 checkpoint from its weights. Other
 // quantised checkpoints are refused.
-func (m *model) float8Scales(list []stored) (rest []stored, scales map[string]*safetensors.Tensor, block []int, err error) {
+func (m *model) float8Scales(list []stored) (rest []stored, scales map[string]*safetensors.Tensor, block []int,
+	err error) {
 	q := m.c.object("quantization_config")
 	method, quantised := q.str("quant_method")
 	if q.m == nil {
 		return list, nil, nil, nil
 	}
 	refuse := func(field, what string) error {
-		return fieldErr(m.c.path, "quantization_config."+field, "%s checkpoints are not supported; convert the original one", what)
+		return fieldErr(m.c.path, "quantization_config."+field, "%s checkpoints are not supported; convert the original one",
+			what)
 	}
 	suffix := ""
 	switch {

@@ -27,7 +27,8 @@ const spacedTokenizer = `{
   "merges": [["▁", "a"], [" ", "a"]]}
 }`
 
-const spacedConfig = `{"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": {"content": "<pad>"}, "sot_token": "<|turn>", "stc_token": "<|tool_call>"}`
+const spacedConfig = `{"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": {"content": "<pad>"}, "sot_token": ` +
+	`"<|turn>", "stc_token": "<|tool_call>"}`
 
 func kvMap(l *keyList) map[string]any {
 	m := map[string]any{}
@@ -65,11 +66,13 @@ func tokenizerKeys(t *testing.T, files map[string]string, m *model, size int) (*
 func TestGemmaTokenizer(t *testing.T) {
 	m := &model{arch: &arch{name: "gemma4", family: gemma4}}
 	l, err := tokenizerKeys(t, map[string]string{
-		"tokenizer.json": spacedTokenizer, "tokenizer_config.json": spacedConfig, "chat_template.jinja": "{{ bos_token }}\r\nx"}, m, 0)
+		"tokenizer.json": spacedTokenizer, "tokenizer_config.json": spacedConfig,
+		"chat_template.jinja": "{{ bos_token }}\r\nx"}, m, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"ggml.model", "ggml.tokens", "ggml.scores", "ggml.token_type", "ggml.merges", "ggml.bos_token_id", "ggml.eos_token_id",
+	want := []string{"ggml.model", "ggml.tokens", "ggml.scores", "ggml.token_type", "ggml.merges", "ggml.bos_token_id",
+		"ggml.eos_token_id",
 		"ggml.padding_token_id", "ggml.add_bos_token", "chat_template", "ggml.add_space_prefix"}
 	if d := cmp.Diff(want, keysOf(l)); d != "" {
 		t.Errorf("keys (-want +got):\n%s", d)
@@ -145,7 +148,8 @@ func byteTokenizer(pre, post string) string {
 
 func splitStep(pattern string) string {
 	p, _ := json.Marshal(pattern)
-	return `{"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": ` + string(p) + `}, "behavior": "Isolated", "invert": false},
+	return `{"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": ` +
+		string(p) + `}, "behavior": "Isolated", "invert": false},
  {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]}`
 }
 
@@ -153,7 +157,8 @@ func TestPreTokenizers(t *testing.T) {
 	m := &model{arch: &arch{name: "qwen35", family: qwen35}}
 	tests := []struct{ name, pre, want string }{
 		{"bare", `{"type": "ByteLevel", "use_regex": true}`, "qwen35"},
-		{"spelled out", splitStep(`(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`), "qwen2"},
+		{"spelled out", splitStep(`(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}` +
+			`\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`), "qwen2"},
 	}
 	for pattern, name := range splitPatterns {
 		tests = append(tests, struct{ name, pre, want string }{name, splitStep(pattern), name})
@@ -188,7 +193,8 @@ func TestTokenTypes(t *testing.T) {
 	if d := cmp.Diff([]int32{1, 1, 1, 3, 4, 3, 4, 5, 5}, kv["tokenizer.ggml.token_type"]); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{"a", "b", "ab", "<|end|>", "<think>", "<|fim|>", "[gMASK]", "[PAD7]", "[PAD8]"}, kv["tokenizer.ggml.tokens"]); d != "" {
+	if d := cmp.Diff([]string{"a", "b", "ab", "<|end|>", "<think>", "<|fim|>", "[gMASK]", "[PAD7]", "[PAD8]"},
+		kv["tokenizer.ggml.tokens"]); d != "" {
 		t.Error(d)
 	}
 }
@@ -202,33 +208,47 @@ func TestSpecialTokens(t *testing.T) {
 		files map[string]string
 		want  []gguf.KV // the keys after merges
 	}{
-		{"config only", map[string]string{"config.json": `{"bos_token_id": 3, "eos_token_id": [1, 2], "text_config": {"pad_token_id": 4}}`},
+		{"config only", map[string]string{"config.json": `{"bos_token_id": 3, "eos_token_id": [1, 2], "text_config": ` +
+			`{"pad_token_id": 4}}`},
 			[]gguf.KV{{Key: "bos_token_id", Value: uint32(3)}, {Key: "padding_token_id", Value: uint32(4)}}},
-		{"tokenizer wins", map[string]string{"config.json": `{"eos_token_id": 0}`, "tokenizer_config.json": `{"eos_token": "<|end|>", "add_bos_token": false}`},
+		{"tokenizer wins", map[string]string{"config.json": `{"eos_token_id": 0}`,
+			"tokenizer_config.json": `{"eos_token": "<|end|>", "add_bos_token": false}`},
 			[]gguf.KV{{Key: "eos_token_id", Value: uint32(3)}, {Key: "add_bos_token", Value: false}}},
-		{"not an added token", map[string]string{"config.json": `{"eos_token_id": 0}`, "tokenizer_config.json": `{"eos_token": "ab"}`},
-			[]gguf.KV{{Key: "eos_token_id", Value: uint32(0)}}},
+		{"not an added token", map[string]string{"config.json": `{"eos_token_id": 0}`,
+			"tokenizer_config.json": `{"eos_token": "ab"}`}, []gguf.KV{{Key: "eos_token_id", Value: uint32(0)}}},
 		{"template adds", map[string]string{"tokenizer_config.json": `{"bos_token": "<think>", "eos_token": "<|end|>"}`,
 			"tokenizer.json": byteTokenizer(pre, `{"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing",
 			  "single": [{"SpecialToken": {"id": "<think>"}}, {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "<|end|>"}}], "pair": []}]}`)},
 			[]gguf.KV{{Key: "bos_token_id", Value: uint32(4)}, {Key: "eos_token_id", Value: uint32(3)},
 				{Key: "add_bos_token", Value: true}, {Key: "add_eos_token", Value: true}}},
 		{"other end", map[string]string{"tokenizer_config.json": `{"eos_token": "<think>"}`,
-			"tokenizer.json": byteTokenizer(pre, `{"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "<|end|>"}}]}`)},
-			[]gguf.KV{{Key: "eos_token_id", Value: uint32(3)}, {Key: "eot_token_id", Value: uint32(4)}, {Key: "add_eos_token", Value: true}}},
+			"tokenizer.json": byteTokenizer(pre,
+				`{"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "<|end|>"}}]}`)},
+			[]gguf.KV{{Key: "eos_token_id", Value: uint32(3)}, {Key: "eot_token_id", Value: uint32(4)},
+				{Key: "add_eos_token", Value: true}}},
 		{"separator", map[string]string{"tokenizer_config.json": `{"sep_token": "<|end|>"}`,
 			"tokenizer.json": byteTokenizer(pre, `{"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}],
 			  "pair": [{"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "<|end|>"}}, {"Sequence": {"id": "B"}}]}`)},
-			[]gguf.KV{{Key: "eos_token_id", Value: uint32(3)}, {Key: "seperator_token_id", Value: uint32(3)}, {Key: "add_sep_token", Value: true}}},
-		{"flags from the decoder map", map[string]string{"tokenizer_config.json": `{"eos_token": "new", "added_tokens_decoder": {"7": {"content": "new", "special": true}}}`},
+			[]gguf.KV{{Key: "eos_token_id", Value: uint32(3)}, {Key: "seperator_token_id", Value: uint32(3)},
+				{Key: "add_sep_token", Value: true}}},
+		{"flags from the decoder map",
+			map[string]string{"tokenizer_config.json": `{"eos_token": "new", "added_tokens_decoder": {"7": {"content": ` +
+				`"new", "special": true}}}`},
 			[]gguf.KV{{Key: "eos_token_id", Value: uint32(7)}}},
-		{"template in config", map[string]string{"tokenizer_config.json": `{"chat_template": "A"}`, "chat_template.jinja": "B"}, []gguf.KV{{Key: "chat_template", Value: "A"}}},
-		{"template file", map[string]string{"tokenizer_config.json": `{"x": 1}`, "chat_template.jinja": "B"}, []gguf.KV{{Key: "chat_template", Value: "B"}}},
-		{"template json", map[string]string{"tokenizer_config.json": `{"x": 1}`, "chat_template.json": `{"chat_template": "C"}`}, []gguf.KV{{Key: "chat_template", Value: "C"}}},
-		{"named templates", map[string]string{"tokenizer_config.json": `{"chat_template": [{"name": "default", "template": "A"}, {"name": "tool use", "template": "B"}]}`},
-			[]gguf.KV{{Key: "chat_template.tool_use", Value: "B"}, {Key: "chat_templates", Value: []string{"tool_use"}}, {Key: "chat_template", Value: "A"}}},
-		{"more files", map[string]string{"tokenizer_config.json": `{"x": 1}`, "chat_template.jinja": "A", "additional_chat_templates/rag.jinja": "R"},
-			[]gguf.KV{{Key: "chat_template.rag", Value: "R"}, {Key: "chat_templates", Value: []string{"rag"}}, {Key: "chat_template", Value: "A"}}},
+		{"template in config", map[string]string{"tokenizer_config.json": `{"chat_template": "A"}`,
+			"chat_template.jinja": "B"}, []gguf.KV{{Key: "chat_template", Value: "A"}}},
+		{"template file", map[string]string{"tokenizer_config.json": `{"x": 1}`, "chat_template.jinja": "B"},
+			[]gguf.KV{{Key: "chat_template", Value: "B"}}},
+		{"template json", map[string]string{"tokenizer_config.json": `{"x": 1}`,
+			"chat_template.json": `{"chat_template": "C"}`}, []gguf.KV{{Key: "chat_template", Value: "C"}}},
+		{"named templates", map[string]string{"tokenizer_config.json": `{"chat_template": [{"name": "default", ` +
+			`"template": "A"}, {"name": "tool use", "template": "B"}]}`},
+			[]gguf.KV{{Key: "chat_template.tool_use", Value: "B"}, {Key: "chat_templates", Value: []string{"tool_use"}},
+				{Key: "chat_template", Value: "A"}}},
+		{"more files", map[string]string{"tokenizer_config.json": `{"x": 1}`, "chat_template.jinja": "A",
+			"additional_chat_templates/rag.jinja": "R"},
+			[]gguf.KV{{Key: "chat_template.rag", Value: "R"}, {Key: "chat_templates", Value: []string{"rag"}},
+				{Key: "chat_template", Value: "A"}}},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
@@ -259,7 +279,8 @@ func TestSpecialTokens(t *testing.T) {
 func TestSlowTokenizer(t *testing.T) {
 	m := &model{arch: &arch{name: "qwen3", family: qwen3}}
 	l, err := tokenizerKeys(t, map[string]string{
-		"vocab.json": `{"a": 0, "b": 1, "ab": 2}`, "merges.txt": "#version: 0.2\na b\n\n", "added_tokens.json": `{"<|end|>": 3}`,
+		"vocab.json": `{"a": 0, "b": 1, "ab": 2}`, "merges.txt": "#version: 0.2\na b\n\n",
+		"added_tokens.json":     `{"<|end|>": 3}`,
 		"tokenizer_config.json": `{"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|end|>"}`}, m, 4)
 	if err != nil {
 		t.Fatal(err)
@@ -267,7 +288,8 @@ func TestSlowTokenizer(t *testing.T) {
 	kv := kvMap(l)
 	for key, want := range map[string]any{
 		"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": []string{"a", "b", "ab", "<|end|>"},
-		"tokenizer.ggml.token_type": []int32{1, 1, 1, 3}, "tokenizer.ggml.merges": []string{"a b"}, "tokenizer.ggml.eos_token_id": uint32(3),
+		"tokenizer.ggml.token_type": []int32{1, 1, 1, 3}, "tokenizer.ggml.merges": []string{"a b"},
+		"tokenizer.ggml.eos_token_id": uint32(3),
 	} {
 		if d := cmp.Diff(want, kv[key]); d != "" {
 			t.Errorf("%s: %s", key, d)

@@ -23,7 +23,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestOpen: the processor is always there, and last in the list; a GPU that is not there is an error only if it was asked for.
+// TestOpen: the processor is always there, and last in the list; a GPU that is not there is an error only if it was
+// asked for.
 func TestOpen(t *testing.T) {
 	b, err := Open("cpu", Options{Threads: 1})
 	if err != nil {

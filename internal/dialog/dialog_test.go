@@ -228,7 +228,8 @@ func TestTextOnly(t *testing.T) {
 {% endfor %}`)
 	f := For(m)
 	parts := func(role, kind string) []chat.Message {
-		return []chat.Message{{Role: "user", Content: "x"}, {Role: role, Content: []chat.Part{{Type: "text", Text: "see "}, {Type: kind}}}}
+		return []chat.Message{{Role: "user", Content: "x"},
+			{Role: role, Content: []chat.Part{{Type: "text", Text: "see "}, {Type: kind}}}}
 	}
 	for _, kind := range []string{"image_url", "input_image", "input_audio", "video_url", "file", "hologram"} {
 		_, err := f.Chat(parts("user", kind), Options{})

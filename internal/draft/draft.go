@@ -66,8 +66,8 @@ type Candidate struct {
 // them, best first.
 type Proposal struct {
 	At [][]Candidate
-	// Next, if not nil, gives the candidates for the i-th token, i > 0, after another one than the best of
-	// At[i-1], for drafters whose guesses depend on the token before. At is then the path of the best ones.
+	// Next, if not nil, gives the candidates for the i-th token (i > 0) when the token before it is not the best of
+	// At[i-1]; it is for drafters whose guesses depend on that token. At is then the path of the best guesses.
 	Next func(i int, before int32) []Candidate
 }
 
@@ -97,9 +97,8 @@ func (p *Proposal) Chain(dst []int32) []int32 {
 	return dst
 }
 
-// Sane drops what the target could not verify: candidates with an id outside the vocabulary or a
-// probability that is not a number, with those after them, and the positions from the first one
-// that is left without any.
+// Sane drops what the target could not verify. A candidate with an id outside the vocabulary, or a probability that is
+// not a number, goes together with those ranked below it; the first position left without candidates ends the guess.
 func (p *Proposal) Sane(vocab int) {
 	if next := p.Next; next != nil {
 		p.Next = func(i int, before int32) []Candidate { return sane(next(i, before), vocab) }

@@ -23,7 +23,8 @@ func TestSane(t *testing.T) {
 		{"negative best", at([]Candidate{{-1, -1}, ok}), nil},
 		{"best beyond the vocabulary", at([]Candidate{ok}, []Candidate{{10, -1}, ok}), [][]Candidate{{ok}}},
 		{"best without probability", at([]Candidate{{3, nan}}), nil},
-		{"second beyond the vocabulary", at([]Candidate{ok, {math.MaxInt32, -1}, ok}, []Candidate{ok}), [][]Candidate{{ok}, {ok}}},
+		{"second beyond the vocabulary", at([]Candidate{ok, {math.MaxInt32, -1}, ok}, []Candidate{ok}),
+			[][]Candidate{{ok}, {ok}}},
 		{"third without probability", at([]Candidate{ok, ok, {4, nan}}), [][]Candidate{{ok, ok}}},
 		{"impossible but sound", at([]Candidate{{3, float32(math.Inf(-1))}}), [][]Candidate{{{3, float32(math.Inf(-1))}}}},
 	} {

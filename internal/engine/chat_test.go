@@ -16,7 +16,8 @@ func turns(t *testing.T, e *Engine, n int, rewrite, cold bool) (evs []Event, pro
 	t.Helper()
 	prompt := randomPrompt(1, 70)
 	for i := range n {
-		req := Request{Tokens: prompt, MaxTokens: 30, IgnoreEOG: true, NoCache: cold, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff}}
+		req := Request{Tokens: prompt, MaxTokens: 30, IgnoreEOG: true, NoCache: cold,
+			Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff}}
 		ev := generate(t, e, req)
 		evs, prompts = append(evs, ev), append(prompts, prompt)
 		answer := ids(ev.Tokens)
@@ -28,9 +29,9 @@ func turns(t *testing.T, e *Engine, n int, rewrite, cold bool) (evs []Event, pro
 	return evs, prompts
 }
 
-// TestF152_TurnsReuse: on every kind of model the next turn of a chat runs the new tokens only,
+// TestTurnsReuseTheCache (failure F152): on every kind of model the next turn of a chat runs the new tokens only,
 // also when the template rewrites the last answer.
-func TestF152_TurnsReuse(t *testing.T) {
+func TestTurnsReuseTheCache(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4", "qwen35moe"} {
 		for _, rewrite := range []bool{false, true} {
 			cold := start(t, name, Config{Parallel: 1})
@@ -49,7 +50,8 @@ func TestF152_TurnsReuse(t *testing.T) {
 					expect = len(prompts[i-1]) + 30 - 1
 				}
 				if c := got[i].Result.Cached; c < expect {
-					t.Errorf("%s, turn %d, rewritten %v: %d of %d prompt tokens cached, want at least %d", name, i, rewrite, c, len(prompts[i]), expect)
+					t.Errorf("%s, turn %d, rewritten %v: %d of %d prompt tokens cached, want at least %d", name, i, rewrite, c,
+						len(prompts[i]), expect)
 				}
 			}
 		}
@@ -107,13 +109,14 @@ func (r *recorder) guesses(t *testing.T, e *Engine, req Request) []string {
 	return r.log
 }
 
-// TestF5_SecondTurn: what the drafter guesses after a cache hit is exactly what it guesses on a
-// cold run, because its memory is restored with the target's.
-func TestF5_SecondTurn(t *testing.T) {
+// TestSecondTurnDraftsAsAColdRun (failure F5): what the drafter guesses after a cache hit is exactly what it guesses
+// on a cold run, because its memory is restored with the target's.
+func TestSecondTurnDraftsAsAColdRun(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
 		first := generate(t, e, Request{Tokens: randomPrompt(3, 100), MaxTokens: 40, IgnoreEOG: true})
-		second := Request{Tokens: slices.Concat(randomPrompt(3, 100), ids(first.Tokens), randomPrompt(4, 20)), MaxTokens: 60, IgnoreEOG: true}
+		second := Request{Tokens: slices.Concat(randomPrompt(3, 100), ids(first.Tokens), randomPrompt(4, 20)), MaxTokens: 60,
+			IgnoreEOG: true}
 		cold := second
 		cold.NoCache = true
 		want := r.guesses(t, e, cold)
@@ -128,8 +131,8 @@ func TestF5_SecondTurn(t *testing.T) {
 	}
 }
 
-// TestF6_IdenticalPrompts: five times the same prompt on one slot.
-func TestF6_IdenticalPrompts(t *testing.T) {
+// TestIdenticalPrompts (failure F6): five times the same prompt on one slot.
+func TestIdenticalPrompts(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
 		req := Request{Tokens: randomPrompt(5, 90), MaxTokens: 50, IgnoreEOG: true}
@@ -145,9 +148,9 @@ func TestF6_IdenticalPrompts(t *testing.T) {
 	}
 }
 
-// TestF7_CheckpointRestore (also F105, F164): a recurrent or windowed model goes back to a checkpoint in
+// TestDraftsAfterACheckpoint (failures F7, F105, F164): a recurrent or windowed model goes back to a checkpoint in
 // the middle of what it cached; drafts are as good as on a cold run.
-func TestF7_CheckpointRestore(t *testing.T) {
+func TestDraftsAfterACheckpoint(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4", "qwen3next"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1, Chunk: 48})
 		base := randomPrompt(6, 200)
@@ -179,7 +182,8 @@ func TestF7_CheckpointRestore(t *testing.T) {
 func TestWithoutDrafterMemory(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
-		req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true, Spec: speculate.Options{Draft: speculate.Off}}
+		req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true,
+			Spec: speculate.Options{Draft: speculate.Off}}
 		generate(t, e, req)
 		if c := generate(t, e, req).Result.Cached; c < 80-tailGap {
 			t.Errorf("%s: %d tokens cached for the same kind of request", name, c)

@@ -18,7 +18,9 @@ import (
 // defective is a device that panics when it is told to, as a defect in a kernel does: in the middle of a pass.
 type defective struct {
 	backend.Backend
-	in      string         // the steps that panic: "draft" and "extend" for those of the drafter, "target" for those of the target; all by default
+	// the steps that panic: "draft" and "extend" for those of the drafter, "target" for those of the target; all by
+	// default
+	in      string
 	first   backend.KVPool // the target's: it is loaded first
 	drafter bool           // the current step is the drafter's
 	after   int            // operations of such steps that go well

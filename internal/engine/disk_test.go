@@ -43,7 +43,7 @@ func prefixFiles(t *testing.T, dir string) []string {
 
 var fixed = speculate.Options{Fixed: true, Tree: speculate.TreeOff}
 
-// TestRestart (also F169): what one engine saved, the next one uses, with the same text and the same
+// TestRestart (failure F169): what one engine saved, the next one uses, with the same text and the same
 // guesses as without a cache.
 func TestRestart(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
@@ -55,7 +55,8 @@ func TestRestart(t *testing.T) {
 		if len(prefixFiles(t, dir)) == 0 {
 			t.Fatalf("%s: nothing was saved", name)
 		}
-		second := Request{Tokens: slices.Concat(first.Tokens, ids(ev.Tokens), randomPrompt(2, 20)), MaxTokens: 40, IgnoreEOG: true, Spec: fixed}
+		second := Request{Tokens: slices.Concat(first.Tokens, ids(ev.Tokens), randomPrompt(2, 20)), MaxTokens: 40,
+			IgnoreEOG: true, Spec: fixed}
 		cold := second
 		cold.NoCache = true
 		e, r := startRecorded(t, name, Config{CacheDir: dir})
@@ -69,7 +70,8 @@ func TestRestart(t *testing.T) {
 		}
 		// The regenerated first answer starts from the checkpoint in its prompt.
 		if got := generate(t, e, first); !slices.Equal(ids(got.Tokens), ids(ev.Tokens)) || got.Result.Cached < 150-tailGap {
-			t.Errorf("%s: repeated after a restart: %d tokens cached, same text %v", name, got.Result.Cached, slices.Equal(ids(got.Tokens), ids(ev.Tokens)))
+			t.Errorf("%s: repeated after a restart: %d tokens cached, same text %v", name, got.Result.Cached,
+				slices.Equal(ids(got.Tokens), ids(ev.Tokens)))
 		}
 		stop(t, e)
 	}
@@ -86,7 +88,8 @@ func TestRestoredOnce(t *testing.T) {
 		e = start(t, name, Config{CacheDir: dir, Parallel: 4})
 		var gs []*Generation
 		for i := range 4 {
-			req := Request{Tokens: slices.Concat(randomPrompt(1, 300), randomPrompt(uint64(i+5), 10)), MaxTokens: 5, IgnoreEOG: true}
+			req := Request{Tokens: slices.Concat(randomPrompt(1, 300), randomPrompt(uint64(i+5), 10)), MaxTokens: 5,
+				IgnoreEOG: true}
 			gs = append(gs, submit(t, e, req))
 		}
 		gs[0].Cancel()
@@ -143,7 +146,8 @@ func TestDamagedFiles(t *testing.T) {
 			if !slices.Equal(ids(got.Tokens), ids(want.Tokens)) {
 				t.Errorf("%s, try %d: the text differs", name, try)
 			}
-			if s := e.Snapshot(); s.Cache.DiskHits > 0 || s.Cache.DiskCorrupted == 0 || !strings.Contains(log.String(), "file dropped") {
+			if s := e.Snapshot(); s.Cache.DiskHits > 0 || s.Cache.DiskCorrupted == 0 ||
+				!strings.Contains(log.String(), "file dropped") {
 				t.Errorf("%s, try %d: %d hits, %d dropped; log %s", name, try, s.Cache.DiskHits, s.Cache.DiskCorrupted, &log)
 			}
 		}
@@ -242,7 +246,8 @@ func TestDiskLimit(t *testing.T) {
 func TestSavedWhileIdle(t *testing.T) {
 	dir := t.TempDir()
 	m := loadGolden(t, "qwen35", true)
-	e := &Engine{model: m, cfg: Config{CacheDir: dir}.withDefaults(m), work: make(chan struct{}, 1), done: make(chan struct{})}
+	e := &Engine{model: m, cfg: Config{CacheDir: dir}.withDefaults(m), work: make(chan struct{}, 1),
+		done: make(chan struct{})}
 	e.start()
 	t.Cleanup(func() { e.Close(context.Background()) })
 	for i := range 5 {
@@ -264,13 +269,15 @@ func TestInterruptedSave(t *testing.T) {
 	dir := t.TempDir()
 	m := loadGolden(t, "qwen3", false)
 	defer m.Close()
-	d, err := openDisk(&disk{root: dir, model: m.Fingerprint(), limit: 1 << 30, log: slog.New(slog.DiscardHandler), stats: &CacheStats{}, wake: func() {}, cuttable: func(int) bool { return true }})
+	d, err := openDisk(&disk{root: dir, model: m.Fingerprint(), limit: 1 << 30, log: slog.New(slog.DiscardHandler),
+		stats: &CacheStats{}, wake: func() {}, cuttable: func(int) bool { return true }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	seq := m.Target.NewSeq()
 	defer seq.Close()
-	s, err := m.Runner.NewStream(speculate.Config{Seq: seq, Prompt: randomPrompt(1, 300), Sampler: nothing{}, Emit: func(speculate.Token) bool { return false }})
+	s, err := m.Runner.NewStream(speculate.Config{Seq: seq, Prompt: randomPrompt(1, 300), Sampler: nothing{},
+		Emit: func(speculate.Token) bool { return false }})
 	if err != nil {
 		t.Fatal(err)
 	}

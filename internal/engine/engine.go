@@ -85,7 +85,8 @@ type Engine struct {
 
 // New starts an engine for m, which belongs to the engine from then on.
 func New(m *Model, cfg Config) *Engine {
-	e := &Engine{model: m, files: m.files, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1), done: make(chan struct{})}
+	e := &Engine{model: m, files: m.files, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1),
+		done: make(chan struct{})}
 	e.saveDelay = 3 * time.Second
 	e.start()
 	return e

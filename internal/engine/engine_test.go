@@ -104,7 +104,8 @@ func plain(t testing.TB, name string, req Request) []int32 {
 	seq := m.Target.NewSeq()
 	var got []int32
 	s, err := m.Runner.NewStream(speculate.Config{
-		Options: speculate.Options{Draft: speculate.Off}, Seq: seq, Prompt: req.Tokens, Sampler: m.newSampler(&req), Max: req.MaxTokens,
+		Options: speculate.Options{Draft: speculate.Off}, Seq: seq, Prompt: req.Tokens, Sampler: m.newSampler(&req),
+		Max: req.MaxTokens,
 		Emit: func(tok speculate.Token) bool {
 			if !req.IgnoreEOG && m.Tokenizer.IsEOG(tok.ID) {
 				return false
@@ -147,7 +148,8 @@ func TestSameText(t *testing.T) {
 					t.Errorf("%s: request %d differs\n got %v\nwant %v", how, i, got, want[i])
 				}
 			}
-			for _, opt := range []speculate.Options{{Draft: speculate.Off}, {}, {Fixed: true, Tree: speculate.TreeOff}, {Draft: "ngram"}} {
+			for _, opt := range []speculate.Options{{Draft: speculate.Off}, {}, {Fixed: true, Tree: speculate.TreeOff},
+				{Draft: "ngram"}} {
 				e := start(t, name, Config{Parallel: 8, Chunk: 32})
 				for i, req := range reqs {
 					req.Spec = opt

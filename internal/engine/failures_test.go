@@ -14,15 +14,14 @@ import (
 	"strobe/internal/testkit"
 )
 
-// Tests named after rows of the catalogue of failures that earlier servers had. Others stand
-// beside what they concern: F5 to F7, F152 in chat_test.go; F87, F166, F174, F176 in scheduler_test.go;
-// F28 and F30 in pool_test.go; F169 in disk_test.go (TestRestart). F85 is internal/testkit's TestRelL2.
+// Each test of this file proves a property that failed in other servers; numbers such as F9 count those failures.
+// More of them stand beside what they concern, in chat_test.go, disk_test.go, pool_test.go and scheduler_test.go.
 
 var tiny = []string{"qwen3", "qwen35", "gemma4"}
 
-// TestF1_LongPrompts (also F31, F58): prompts around one and several chunks give the drafter every
-// feature row, whatever the chunk.
-func TestF1_LongPrompts(t *testing.T) {
+// TestLongPromptsReachTheDrafterWhole (failures F1, F31, F58): prompts around one and several chunks give the drafter
+// every feature row, whatever the chunk.
+func TestLongPromptsReachTheDrafterWhole(t *testing.T) {
 	for _, name := range tiny {
 		want := make(map[int][]string)
 		for _, chunk := range []int{512, 16} {
@@ -40,8 +39,8 @@ func TestF1_LongPrompts(t *testing.T) {
 	}
 }
 
-// TestF9_ShorterAfterLonger: a slot that ran a long request runs a shorter one as if it were new.
-func TestF9_ShorterAfterLonger(t *testing.T) {
+// TestShorterAfterLonger (failure F9): a slot that ran a long request runs a shorter one as if it were new.
+func TestShorterAfterLonger(t *testing.T) {
 	for _, name := range tiny {
 		e, r := startRecorded(t, name, Config{Parallel: 1})
 		short := Request{Tokens: randomPrompt(2, 12), MaxTokens: 25, IgnoreEOG: true}
@@ -53,15 +52,16 @@ func TestF9_ShorterAfterLonger(t *testing.T) {
 	}
 }
 
-// TestF10_ManySlots (also F3, F11, F114 to F117): four slots that prefill and decode at different times are
-// drafted for exactly as each would be alone.
-func TestF10_ManySlots(t *testing.T) {
+// TestManySlotsDraftAsEachAlone (failures F10, F3, F11, F114 to F117): four slots that prefill and decode at
+// different times are drafted for exactly as each would be alone.
+func TestManySlotsDraftAsEachAlone(t *testing.T) {
 	for _, name := range tiny {
 		e, r := startRecorded(t, name, Config{Parallel: 4, Chunk: 24, CacheBytes: -1})
 		var reqs []Request
 		var want []string
 		for i := range 4 {
-			req := Request{Tokens: randomPrompt(uint64(i), 10+45*i), MaxTokens: 40, IgnoreEOG: true, Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: "dflash"}}
+			req := Request{Tokens: randomPrompt(uint64(i), 10+45*i), MaxTokens: 40, IgnoreEOG: true,
+				Spec: speculate.Options{Fixed: true, Tree: speculate.TreeOff, Draft: "dflash"}}
 			reqs = append(reqs, req)
 			want = append(want, r.guesses(t, e, req)...)
 		}
@@ -80,9 +80,9 @@ func TestF10_ManySlots(t *testing.T) {
 	}
 }
 
-// TestF25_DrafterInUse (also F111): a drafter that lies beside its target in a pool's folder drafts, and the text is
-// that without it, with several sequences at once.
-func TestF25_DrafterInUse(t *testing.T) {
+// TestDrafterBesideItsTargetDrafts (failures F25 and F111): a drafter that lies beside its target in a pool's folder
+// drafts, and the text is that without it, with several sequences at once.
+func TestDrafterBesideItsTargetDrafts(t *testing.T) {
 	dir := modelDir(t, "m=qwen35", "m-dflash=dflash-qwen35")
 	p := newPool(t, PoolConfig{Dir: dir})
 	l := acquire(t, p, "m")
@@ -124,9 +124,9 @@ func (m *mute) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
 	return ps, err
 }
 
-// TestF163_MissingOutput (also F41): where a drafter's output is missing the step is a plain one. Nothing ends, and
-// the text is the same.
-func TestF163_MissingOutput(t *testing.T) {
+// TestMissingDraftIsAPlainStep (failures F163 and F41): where a drafter's output is missing the step is a plain one.
+// Nothing ends, and the text is the same.
+func TestMissingDraftIsAPlainStep(t *testing.T) {
 	for _, name := range tiny {
 		m := loadGolden(t, name, true)
 		d := &mute{Source: m.Runner.Sources[0]}
@@ -147,9 +147,10 @@ func TestF163_MissingOutput(t *testing.T) {
 	}
 }
 
-// TestF129_EveryCacheType: a thousand rounds of several streams with drafts end with every type of cache, and give
-// what one stream alone gives. On a device with queues of its own this is where a circular wait shows.
-func TestF129_EveryCacheType(t *testing.T) {
+// TestEveryCacheTypeEnds (failure F129): a thousand rounds of several streams with drafts end with every type of
+// cache, and give what one stream alone gives. On a device with queues of its own this is where a circular wait
+// shows.
+func TestEveryCacheTypeEnds(t *testing.T) {
 	for _, kv := range []string{"f16", "f32", "q8_0"} {
 		opt := Options{Threads: 2, KV: kv, Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf")}
 		m, err := Load(testkit.Golden(t, "qwen35/model.gguf"), opt)
@@ -199,10 +200,11 @@ func TestPenaltiesSeeThePrompt(t *testing.T) {
 	}
 }
 
-// TestF81_MissingDrafter: a drafter that was named and is not there is an error, not another file.
-func TestF81_MissingDrafter(t *testing.T) {
+// TestMissingDrafterIsAnError (failure F81): a drafter that was named and is not there is an error, not another file.
+func TestMissingDrafterIsAnError(t *testing.T) {
 	dir := modelDir(t, "m=qwen35", "m-dflash=dflash-qwen35")
-	if _, err := Load(filepath.Join(dir, "m.gguf"), Options{Drafter: filepath.Join(dir, "m-dflsh.gguf")}); !os.IsNotExist(unwrapAll(err)) {
+	if _, err := Load(filepath.Join(dir, "m.gguf"),
+		Options{Drafter: filepath.Join(dir, "m-dflsh.gguf")}); !os.IsNotExist(unwrapAll(err)) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -217,9 +219,9 @@ func unwrapAll(err error) error {
 	}
 }
 
-// TestF82_FailedLoad: loading fails at any step without leaving goroutines or open files (the
+// TestFailedLoadLeavesNothing (failure F82): loading fails at any step without leaving goroutines or open files (the
 // test's leak check sees them).
-func TestF82_FailedLoad(t *testing.T) {
+func TestFailedLoadLeavesNothing(t *testing.T) {
 	for _, c := range []struct{ target, drafter, kv string }{
 		{"dflash-qwen35", "", ""}, {"gemma4-assistant", "", ""}, {"qwen35", "", "q3"}, {"qwen35", "qwen35", ""},
 	} {
@@ -234,9 +236,9 @@ func TestF82_FailedLoad(t *testing.T) {
 	}
 }
 
-// TestF105_SplitPrompts: wherever a prompt is split to keep a checkpoint, text and guesses are
+// TestSplitPromptsDraftAsWhole (failure F105): wherever a prompt is split to keep a checkpoint, text and guesses are
 // those of a prompt that was not.
-func TestF105_SplitPrompts(t *testing.T) {
+func TestSplitPromptsDraftAsWhole(t *testing.T) {
 	for _, name := range []string{"qwen35", "qwen35moe"} {
 		// Checkpoints are made and do not fit, so that no prompt finds the one before.
 		e, r := startRecorded(t, name, Config{Parallel: 1, Chunk: 32, CacheBytes: 1})
@@ -259,8 +261,9 @@ func TestF105_SplitPrompts(t *testing.T) {
 	}
 }
 
-// TestF164_LaterTurns: over many turns the drafter's memory is the same as that of a cold run.
-func TestF164_LaterTurns(t *testing.T) {
+// TestLaterTurnsDraftAsAColdRun (failure F164): over many turns the drafter's memory is the same as that of a cold
+// run.
+func TestLaterTurnsDraftAsAColdRun(t *testing.T) {
 	for _, name := range tiny {
 		e, r := startRecorded(t, name, Config{Parallel: 2})
 		prompt := randomPrompt(1, 40)
@@ -278,14 +281,17 @@ func TestF164_LaterTurns(t *testing.T) {
 	}
 }
 
-// TestF178_Counts: accepted guesses are at most the verified ones, and rounds add up to the tokens.
-func TestF178_Counts(t *testing.T) {
+// TestCountsAddUp (failure F178): accepted guesses are at most the verified ones, and rounds add up to the tokens.
+func TestCountsAddUp(t *testing.T) {
 	for _, name := range tiny {
 		e := start(t, name, Config{})
-		for i, opt := range []speculate.Options{{}, fixed, {Fixed: true, Tree: 20}, {Draft: "ngram"}, {Draft: speculate.Off}} {
-			r := generate(t, e, Request{Tokens: randomPrompt(uint64(i), 50), MaxTokens: 60, IgnoreEOG: true, Spec: opt, Checkpoints: []int{20}}).Result
+		for i, opt := range []speculate.Options{{}, fixed, {Fixed: true, Tree: 20}, {Draft: "ngram"},
+			{Draft: speculate.Off}} {
+			r := generate(t, e, Request{Tokens: randomPrompt(uint64(i), 50), MaxTokens: 60, IgnoreEOG: true, Spec: opt,
+				Checkpoints: []int{20}}).Result
 			st := r.Stats
-			if st.Accepted > st.Guessed || st.Tokens != 60 || r.Generated != 60 || st.Prompt+st.Cached != 50 || st.Rounds+st.Accepted < 59 {
+			if st.Accepted > st.Guessed || st.Tokens != 60 || r.Generated != 60 || st.Prompt+st.Cached != 50 ||
+				st.Rounds+st.Accepted < 59 {
 				t.Errorf("%s, %s: %+v", name, fmt.Sprint(opt), st)
 			}
 		}

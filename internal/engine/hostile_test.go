@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // hang is far longer than any of these tiny files can take on a busy machine: whoever needs it does not end.
@@ -79,10 +79,10 @@ func runHostile(path string) (ran bool, wrong error) {
 func TestHostileTargets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hostile.gguf")
 	files, ran := 0, 0
-	for _, name := range testkit.Targets(t) {
-		g := testkit.EditGolden(t, name)
+	for _, name := range edit.Targets(t) {
+		g := edit.Golden(t, name)
 		try := func(key string, v any) {
-			g.With(key, v).Write(t, path)
+			g.Clone().Set(key, v).WriteTo(t, path)
 			ok, err := tryHostile(path)
 			if err != nil {
 				t.Errorf("%s, %s = %.40v: %v", name, key, v, err)
@@ -93,11 +93,11 @@ func TestHostileTargets(t *testing.T) {
 			}
 		}
 		for _, kv := range g.KVs {
-			for _, v := range testkit.HostileValues(kv.Value) {
+			for _, v := range edit.HostileValues(kv.Value) {
 				try(kv.Key, v)
 			}
 		}
-		for _, key := range testkit.OptionalKeys {
+		for _, key := range edit.OptionalKeys {
 			for _, v := range []any{uint64(0), uint64(1 << 31), uint64(1 << 40), []int32{-1}} {
 				try(g.Arch()+"."+key, v)
 			}
@@ -112,11 +112,12 @@ func TestHostileTargets(t *testing.T) {
 // TestSizesWithoutTensors: layers that the metadata describes and the file does not have need no memory.
 func TestSizesWithoutTensors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.gguf")
-	gemma := testkit.EditGolden(t, "gemma4").With("gemma4.expert_count", uint32(64)).With("gemma4.expert_used_count", uint32(64))
-	qwen := testkit.EditGolden(t, "qwen35")
-	pattern := func(recurrent bool, block string) *testkit.Edit {
+	gemma := edit.Golden(t, "gemma4").Set("gemma4.expert_count", uint32(64)).
+		Set("gemma4.expert_used_count", uint32(64))
+	qwen := edit.Golden(t, "qwen35")
+	pattern := func(recurrent bool, block string) *edit.File {
 		// Four layers of one kind, made of one layer's tensors.
-		e := qwen.With("qwen35.attention.recurrent_layers", []bool{recurrent, recurrent, recurrent, recurrent})
+		e := qwen.Clone().Set("qwen35.attention.recurrent_layers", []bool{recurrent, recurrent, recurrent, recurrent})
 		e.Tensors = nil
 		for _, x := range qwen.Tensors {
 			if !strings.HasPrefix(x.Name, "blk.") {
@@ -131,15 +132,16 @@ func TestSizesWithoutTensors(t *testing.T) {
 		}
 		return e
 	}
-	for name, e := range map[string]*testkit.Edit{
-		"wide experts":      gemma.With("gemma4.expert_feed_forward_length", uint64(1<<20)),
-		"far too wide":      gemma.With("gemma4.expert_feed_forward_length", uint64(1<<40)),
-		"attention without": pattern(true, "blk.0.").With("qwen35.attention.head_count", uint32(4096)).With("qwen35.attention.key_length", uint32(16384)),
-		"recurrence without": pattern(false, "blk.3.").With("qwen35.ssm.group_count", uint32(4096)).
-			With("qwen35.ssm.time_step_rank", uint32(4096)).With("qwen35.ssm.state_size", uint32(4096)).
-			With("qwen35.ssm.inner_size", uint32(4096*4096)),
+	for name, e := range map[string]*edit.File{
+		"wide experts": gemma.Clone().Set("gemma4.expert_feed_forward_length", uint64(1<<20)),
+		"far too wide": gemma.Clone().Set("gemma4.expert_feed_forward_length", uint64(1<<40)),
+		"attention without": pattern(true, "blk.0.").Set("qwen35.attention.head_count",
+			uint32(4096)).Set("qwen35.attention.key_length", uint32(16384)),
+		"recurrence without": pattern(false, "blk.3.").Set("qwen35.ssm.group_count", uint32(4096)).
+			Set("qwen35.ssm.time_step_rank", uint32(4096)).Set("qwen35.ssm.state_size", uint32(4096)).
+			Set("qwen35.ssm.inner_size", uint32(4096*4096)),
 	} {
-		e.Write(t, path)
+		e.WriteTo(t, path)
 		if ran, err := tryHostile(path); err != nil || !ran {
 			_, loadErr := Load(path, Options{Threads: 1, Drafter: "none"})
 			t.Errorf("%s: ran: %v, error %v %v", name, ran, err, loadErr)
@@ -150,17 +152,17 @@ func TestSizesWithoutTensors(t *testing.T) {
 // FuzzTargetMetadata: the same for several values at once, chosen by the fuzzer: each four bytes name a key, a
 // value from a list and a number to add to it.
 func FuzzTargetMetadata(f *testing.F) {
-	names := testkit.Targets(f)
-	goldens := make([]*testkit.Edit, len(names))
+	names := edit.Targets(f)
+	goldens := make([]*edit.File, len(names))
 	keys := make([][]string, len(names))
 	for i, name := range names {
-		goldens[i] = testkit.EditGolden(f, name)
+		goldens[i] = edit.Golden(f, name)
 		for _, kv := range goldens[i].KVs {
-			if testkit.HostileValues(kv.Value) != nil {
+			if edit.HostileValues(kv.Value) != nil {
 				keys[i] = append(keys[i], kv.Key)
 			}
 		}
-		for _, key := range testkit.OptionalKeys {
+		for _, key := range edit.OptionalKeys {
 			keys[i] = append(keys[i], goldens[i].Arch()+"."+key)
 		}
 		f.Add(byte(i), []byte{0, 0, 0, 0})
@@ -170,15 +172,15 @@ func FuzzTargetMetadata(f *testing.F) {
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, model byte, data []byte) {
 		i := int(model) % len(goldens)
-		g := goldens[i]
+		g := goldens[i].Clone()
 		for n := 0; len(data) >= 4 && n < 4; n++ {
 			v := values[int(data[2])%len(values)] + uint64(int64(int8(data[3])))
 			key := keys[i][(int(data[0])|int(data[1])<<8)%len(keys[i])]
-			g = g.With(key, v)
+			g.Set(key, v)
 			data = data[4:]
 		}
 		path := filepath.Join(dir, "fuzz.gguf")
-		g.Write(t, path)
+		g.WriteTo(t, path)
 		if _, err := tryHostile(path); err != nil {
 			t.Error(err)
 		}

@@ -6,7 +6,8 @@
 //	m, err := engine.Load("model.gguf", engine.Options{})
 //	e := engine.New(m, engine.Config{})
 //	defer e.Close(ctx)
-//	g, err := e.Submit(ctx, engine.Request{Tokens: m.Tokenizer.Encode("Hello", tokenizer.EncodeOptions{AddSpecial: true})})
+//	ids := m.Tokenizer.Encode("Hello", tokenizer.EncodeOptions{AddSpecial: true})
+//	g, err := e.Submit(ctx, engine.Request{Tokens: ids})
 //	for {
 //		ev, err := g.Next(ctx) // text as it comes; ev.Result is set in the last event
 //	}
@@ -54,7 +55,8 @@ type Options struct {
 	Threads int
 	// Device runs the model: "cpu", "cuda", "cuda:N", "vulkan", "vulkan:N"; "" and "auto" mean the first GPU on which it fits, or the processor.
 	Device string
-	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit, negative none.
+	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit,
+	// negative none.
 	GPULayers int
 	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
 	Progress func(done, total int)
@@ -298,7 +300,8 @@ func sameVocabulary(src Source) error {
 		return err
 	}
 	if !slices.Equal(d, t) {
-		return fmt.Errorf("%s: its vocabulary is not that of %s: the drafter was made for another target", src.Drafter.Path(), src.Target.Path())
+		return fmt.Errorf("%s: its vocabulary is not that of %s: the drafter was made for another target", src.Drafter.Path(),
+			src.Target.Path())
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func assisted(name string) func(t testing.TB) (string, string) {
 func synthetic(t testing.TB, shape string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), shape+".gguf")
-	if err := synth.Write(path, shape, "q4_k_m", 1); err != nil {
+	if err := synth.Write(t.Context(), path, shape, "q4_k_m", 1, synth.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	return path

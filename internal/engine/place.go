@@ -11,7 +11,8 @@ import (
 	"strobe/internal/model"
 )
 
-// reserve is the memory a GPU keeps free for what the weights of a model do not say: sequences, activations, the drafter's cache.
+// reserve is the memory a GPU keeps free for what the weights of a model do not say: sequences, activations, the
+// drafter's cache.
 const reserve = 1 << 30
 
 // openDevices opens what the options name and decides which layers lie where.
@@ -51,8 +52,8 @@ func (m *Model) openDevices(src Source, opt Options, mo *model.Options) error {
 	}
 	want = min(want, layers)
 	if want > fit {
-		return fmt.Errorf("%s: %d of %d layers need %s on %s, which has %s free; --gpu-layers %d would fit", m.Path, want, layers,
-			Bytes(need.of(want)+reserve), b.Name(), Bytes(free), fit)
+		return fmt.Errorf("%s: %d of %d layers need %s on %s, which has %s free; --gpu-layers %d would fit", m.Path, want,
+			layers, Bytes(need.of(want)+reserve), b.Name(), Bytes(free), fit)
 	}
 	if want == layers {
 		return nil
@@ -153,8 +154,8 @@ func (n need) fit(bytes int) int {
 	return 0
 }
 
-// Chunk is how many prompt tokens should run in one pass when nobody else waits: enough to use the device well, few enough to show
-// progress and to stop soon.
+// Chunk is how many prompt tokens should run in one pass when nobody else waits: enough to use the device well, few
+// enough to show progress and to stop soon.
 func (m *Model) Chunk() int {
 	if _, ok := m.Backend().(interface{ Memory() (free, total int) }); ok {
 		return model.MaxRows // a GPU has room for all of them at once

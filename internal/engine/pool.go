@@ -346,7 +346,8 @@ func (p *Pool) makeRoom(m *resident) bool {
 		}
 		others++
 		used += x.held()
-		if x.engine != nil && !x.closing && x.Users == 0 && x.waiters == 0 && (idle == nil || x.LastUsed.Before(idle.LastUsed)) {
+		if x.engine != nil && !x.closing && x.Users == 0 && x.waiters == 0 &&
+			(idle == nil || x.LastUsed.Before(idle.LastUsed)) {
 			idle = x
 		}
 	}

@@ -82,7 +82,8 @@ func size(t *testing.T, p *Pool, name string) int64 {
 }
 
 func TestPoolList(t *testing.T) {
-	dir := modelDir(t, "a=qwen3", "sub/b=qwen35", "sub/b-dflash=dflash-qwen35", "any=qwen3", "c-00002-of-00002=qwen3", ".hidden/d=qwen3")
+	dir := modelDir(t, "a=qwen3", "sub/b=qwen35", "sub/b-dflash=dflash-qwen35", "any=qwen3", "c-00002-of-00002=qwen3",
+		".hidden/d=qwen3")
 	os.WriteFile(filepath.Join(dir, "broken.gguf"), []byte("GGUF nothing"), 0o644)
 	os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("no model"), 0o644)
 	p := newPool(t, PoolConfig{Dir: dir, Files: []string{testkit.Golden(t, "gemma4/model.gguf")}})
@@ -124,8 +125,9 @@ func TestPoolNames(t *testing.T) {
 	}
 }
 
-// TestF30_Any: any is the most recently used resident model, and an error when there is none.
-func TestF30_Any(t *testing.T) {
+// TestAnyIsTheModelUsedLast (failure F30): any is the most recently used resident model, and an error when there is
+// none.
+func TestAnyIsTheModelUsedLast(t *testing.T) {
 	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3", "b=qwen3")})
 	if _, err := p.Acquire(t.Context(), Any); !errors.Is(err, ErrNoneResident) {
 		t.Errorf("any without a resident model: %v", err)
@@ -187,7 +189,8 @@ func TestPoolLoadError(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			var le *LoadError
-			if _, err := p.Acquire(t.Context(), "bad"); !errors.As(err, &le) || le.Name != "bad" || !strings.Contains(err.Error(), "bad.gguf") {
+			if _, err := p.Acquire(t.Context(), "bad"); !errors.As(err, &le) || le.Name != "bad" ||
+				!strings.Contains(err.Error(), "bad.gguf") {
 				t.Errorf("error %v", err)
 			}
 		})
@@ -267,14 +270,16 @@ func must(b []byte, err error) []byte {
 	return b
 }
 
-// TestF28_EngineDied: a model whose engine stopped by a defect is loaded anew for the next request.
-func TestF28_EngineDied(t *testing.T) {
+// TestStoppedEngineIsLoadedAnew (failure F28): a model whose engine stopped by a defect is loaded anew for the next
+// request.
+func TestStoppedEngineIsLoadedAnew(t *testing.T) {
 	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3")})
 	l := acquire(t, p, "a")
 	// On the engine's own goroutine: whatever it was, the loop panics at its next step.
 	defect := watch(func() { l.Engine.model.Runner.Target = nil })
 	for _, c := range []sample.Constraint{defect, nil} {
-		g, err := l.Engine.Submit(t.Context(), Request{Tokens: randomPrompt(1, 5), MaxTokens: 50, IgnoreEOG: true, Constraint: c})
+		g, err := l.Engine.Submit(t.Context(), Request{Tokens: randomPrompt(1, 5), MaxTokens: 50, IgnoreEOG: true,
+			Constraint: c})
 		if err == nil {
 			var ev Event
 			if ev, err = g.Wait(t.Context()); err == nil {

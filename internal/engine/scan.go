@@ -59,7 +59,8 @@ func (p *Pool) scan() error {
 			case err != nil || relErr != nil:
 				return nil
 			case e.IsDir():
-				if rel != "." && (strings.HasPrefix(e.Name(), ".") || strings.Count(rel, string(filepath.Separator)) >= maxDepth-1) {
+				if rel != "." && (strings.HasPrefix(e.Name(), ".") ||
+					strings.Count(rel, string(filepath.Separator)) >= maxDepth-1) {
 					return fs.SkipDir
 				}
 			case strings.EqualFold(filepath.Ext(path), ".gguf"):

@@ -63,10 +63,12 @@ func wait(t *testing.T, g *Generation) Event {
 func TestBadRequests(t *testing.T) {
 	e := start(t, "qwen3", Config{Context: 64})
 	var ce *ContextError
-	if _, err := e.Submit(t.Context(), Request{Tokens: randomPrompt(1, 64)}); !errors.As(err, &ce) || ce.Prompt != 64 || ce.Context != 64 {
+	if _, err := e.Submit(t.Context(), Request{Tokens: randomPrompt(1, 64)}); !errors.As(err, &ce) || ce.Prompt != 64 ||
+		ce.Context != 64 {
 		t.Errorf("prompt as long as the context: %v", err)
 	}
-	if ev := generate(t, e, Request{Tokens: randomPrompt(1, 63), IgnoreEOG: true}); ev.Result.Generated != 1 || ev.Result.Reason != ReasonLength {
+	if ev := generate(t, e, Request{Tokens: randomPrompt(1, 63), IgnoreEOG: true}); ev.Result.Generated != 1 ||
+		ev.Result.Reason != ReasonLength {
 		t.Errorf("prompt with room for one token: %d generated, %v", ev.Result.Generated, ev.Result.Reason)
 	}
 	if _, err := e.Submit(t.Context(), Request{}); !errors.Is(err, ErrEmptyPrompt) {
@@ -85,8 +87,8 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-// TestF174_PromptOnly: no token is generated, and the prompt is in the cache.
-func TestF174_PromptOnly(t *testing.T) {
+// TestPromptOnly (failure F174): no token is generated, and the prompt is in the cache.
+func TestPromptOnly(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
 		e := start(t, name, Config{Parallel: 1})
 		ev := generate(t, e, Request{Tokens: randomPrompt(1, 50), PromptOnly: true})
@@ -157,7 +159,8 @@ func (w watch) Accept(int32)   {}
 func TestLongPromptHoldsNobodyUp(t *testing.T) {
 	e := start(t, "qwen3", Config{Parallel: 4, Chunk: 16, Context: 4096})
 	hold := newGate(1)
-	running := submit(t, e, Request{Tokens: randomPrompt(1, 10), MaxTokens: 200, IgnoreEOG: true, Constraint: hold, Spec: speculate.Options{Draft: speculate.Off}})
+	running := submit(t, e, Request{Tokens: randomPrompt(1, 10), MaxTokens: 200, IgnoreEOG: true, Constraint: hold,
+		Spec: speculate.Options{Draft: speculate.Off}})
 	<-hold.ready // the engine stands still in its second step
 	var long []*Generation
 	for i := range 2 {
@@ -172,7 +175,8 @@ func TestLongPromptHoldsNobodyUp(t *testing.T) {
 	wait(t, short)
 	// 40 tokens are three chunks, and three prompts take turns.
 	if steps > 2+3*3+1 || processed >= 900 || generated < int(steps)-3 {
-		t.Errorf("a short prompt took %d steps beside long ones; one of these had run %d tokens, and %d were generated", steps, processed, generated)
+		t.Errorf("a short prompt took %d steps beside long ones; one of these had run %d tokens, and %d were generated",
+			steps, processed, generated)
 	}
 	for _, g := range append(long, running) {
 		wait(t, g)
@@ -216,16 +220,18 @@ func TestCancel(t *testing.T) {
 		g.Store(long)
 		r := wait(t, long).Result
 		if r.Reason != ReasonCancelled || !errors.Is(r.Err, gone) || r.Generated != 0 || r.Stats.Prompt < 100 {
-			t.Errorf("%s: cancelled in the prompt: %v, error %v, %d tokens generated, %d run", name, r.Reason, r.Err, r.Generated, r.Stats.Prompt)
+			t.Errorf("%s: cancelled in the prompt: %v, error %v, %d tokens generated, %d run", name, r.Reason, r.Err,
+				r.Generated, r.Stats.Prompt)
 		}
 
 		ctx2, cancel2 := context.WithCancelCause(t.Context())
 		n := 0
-		again, err := e.Submit(ctx2, Request{Tokens: randomPrompt(1, 1500), IgnoreEOG: true, Spec: speculate.Options{Draft: speculate.Off}, Constraint: watch(func() {
-			if n++; n == 5 {
-				cancel2(gone)
-			}
-		})})
+		again, err := e.Submit(ctx2, Request{Tokens: randomPrompt(1, 1500), IgnoreEOG: true,
+			Spec: speculate.Options{Draft: speculate.Off}, Constraint: watch(func() {
+				if n++; n == 5 {
+					cancel2(gone)
+				}
+			})})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -285,11 +291,12 @@ func TestStopStrings(t *testing.T) {
 	}
 }
 
-// TestF166_LogProbs: every token has its log probabilities, accepted guesses too, and they are those of
-// plain decoding.
-func TestF166_LogProbs(t *testing.T) {
+// TestLogProbsOfEveryToken (failure F166): every token has its log probabilities, accepted guesses too, and they are
+// those of plain decoding.
+func TestLogProbsOfEveryToken(t *testing.T) {
 	e := start(t, "qwen3", Config{})
-	req := Request{Tokens: randomPrompt(1, 30), MaxTokens: 40, IgnoreEOG: true, LogProbs: 5, Spec: speculate.Options{Draft: speculate.Off}}
+	req := Request{Tokens: randomPrompt(1, 30), MaxTokens: 40, IgnoreEOG: true, LogProbs: 5,
+		Spec: speculate.Options{Draft: speculate.Off}}
 	want := generate(t, e, req)
 	req.Spec, req.NoCache = fixed, true
 	got := generate(t, e, req)
@@ -344,7 +351,8 @@ func TestFaultyRequest(t *testing.T) {
 		req := Request{Tokens: randomPrompt(1, 10), MaxTokens: 60, IgnoreEOG: true, Spec: opt}
 		want := generate(t, e, req)
 		others := []*Generation{submit(t, e, req), submit(t, e, req)}
-		for _, c := range []sample.Constraint{&faulty{mask: 5}, &faulty{accept: 5}, &faulty{mask: 1}, &forbid{7}, &forbid{0}} {
+		for _, c := range []sample.Constraint{&faulty{mask: 5}, &faulty{accept: 5}, &faulty{mask: 1}, &forbid{7},
+			&forbid{0}} {
 			bad := req
 			bad.Constraint = c
 			if r := wait(t, submit(t, e, bad)).Result; r.Reason != ReasonError || r.Err == nil {
@@ -394,9 +402,9 @@ func (p *smallPool) Free(page int32) {
 	p.KVPool.Free(page)
 }
 
-// TestF176_CacheFull: when memory runs out, the cache gives up its entries first; then the request
-// that needs more fails, alone.
-func TestF176_CacheFull(t *testing.T) {
+// TestFullMemoryFailsOneRequest (failure F176): when memory runs out, the cache gives up its entries first; then the
+// request that needs more fails, alone.
+func TestFullMemoryFailsOneRequest(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
 		f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
 		if err != nil {
@@ -434,11 +442,12 @@ func TestF176_CacheFull(t *testing.T) {
 	}
 }
 
-// TestF87_Seeds: the same seed gives the same text whatever ran before, zero included.
-func TestF87_Seeds(t *testing.T) {
+// TestSeedRepeatsARun (failure F87): the same seed gives the same text whatever ran before, zero included.
+func TestSeedRepeatsARun(t *testing.T) {
 	e := start(t, "qwen3", Config{})
 	for _, seed := range []uint64{0, 1, math.MaxUint64} {
-		req := Request{Tokens: randomPrompt(1, 20), MaxTokens: 30, IgnoreEOG: true, Params: sample.Params{Temp: 1.5, Seed: seed}}
+		req := Request{Tokens: randomPrompt(1, 20), MaxTokens: 30, IgnoreEOG: true,
+			Params: sample.Params{Temp: 1.5, Seed: seed}}
 		want := ids(generate(t, e, req).Tokens)
 		other := req
 		other.Params.Seed = 77
@@ -458,7 +467,8 @@ func TestIdenticalPromptsTogether(t *testing.T) {
 		e := start(t, name, Config{Parallel: 8, Chunk: 64})
 		var reqs []Request
 		for i := range 8 {
-			reqs = append(reqs, Request{Tokens: randomPrompt(1, 400), MaxTokens: 10, IgnoreEOG: true, Params: sample.Params{Temp: 1, Seed: uint64(i)}})
+			reqs = append(reqs, Request{Tokens: randomPrompt(1, 400), MaxTokens: 10, IgnoreEOG: true,
+				Params: sample.Params{Temp: 1, Seed: uint64(i)}})
 		}
 		together(t, e, reqs, speculate.Options{}, func(int, Event) {})
 		if s := e.Snapshot().Stats; s.Prompt > 400+7*(tailGap+1)+20 || s.Prompt+s.Cached != 8*400 {
@@ -500,7 +510,8 @@ func TestCacheBudget(t *testing.T) {
 		}
 		s := e.Snapshot()
 		if s.Cache.Evicted == 0 || int64(s.TargetBytes+s.DrafterBytes) != s.Cache.Bytes {
-			t.Errorf("%s: %d evicted; %d bytes in use, the cache counts %d", name, s.Cache.Evicted, s.TargetBytes+s.DrafterBytes, s.Cache.Bytes)
+			t.Errorf("%s: %d evicted; %d bytes in use, the cache counts %d", name, s.Cache.Evicted, s.TargetBytes+s.DrafterBytes,
+				s.Cache.Bytes)
 		}
 		if c := generate(t, e, Request{Tokens: randomPrompt(0, 201), MaxTokens: 1}).Result.Cached; c != 0 {
 			t.Errorf("%s: the oldest prompt still has %d tokens cached", name, c)
@@ -627,8 +638,9 @@ func TestHammer(t *testing.T) {
 						Tokens: randomPrompt(uint64(r.IntN(4)), 5+r.IntN(200)), MaxTokens: 1 + r.IntN(40), IgnoreEOG: true,
 						Params: sample.Params{Temp: float32(r.IntN(2)), Seed: r.Uint64()}, NoCache: r.IntN(5) == 0,
 						Checkpoints: []int{r.IntN(300), r.IntN(300) - 100},
-						Spec:        speculate.Options{Draft: []string{speculate.Auto, speculate.Off, "dflash", "ngram"}[r.IntN(4)], Fixed: r.IntN(3) == 0},
-						LogProbs:    r.IntN(2) * 3,
+						Spec: speculate.Options{Draft: []string{speculate.Auto, speculate.Off, "dflash", "ngram"}[r.IntN(4)],
+							Fixed: r.IntN(3) == 0},
+						LogProbs: r.IntN(2) * 3,
 					}
 					g, err := e.Submit(ctx, req)
 					if err != nil {
@@ -656,7 +668,8 @@ func TestHammer(t *testing.T) {
 			s = e.Snapshot()
 		}
 		if int64(s.TargetBytes+s.DrafterBytes) != s.Cache.Bytes || s.Cache.Bytes > s.Cache.Limit {
-			t.Errorf("%s: %d bytes in use, the cache counts %d of %d", name, s.TargetBytes+s.DrafterBytes, s.Cache.Bytes, s.Cache.Limit)
+			t.Errorf("%s: %d bytes in use, the cache counts %d of %d", name, s.TargetBytes+s.DrafterBytes, s.Cache.Bytes,
+				s.Cache.Limit)
 		}
 	}
 }

@@ -39,7 +39,8 @@ func TestOnlyFilesAreModels(t *testing.T) {
 	acquire(t, p, "link").Release()
 	var load *LoadError
 	p = newPool(t, PoolConfig{Files: []string{pipe}})
-	if _, err := p.Acquire(t.Context(), "pipe"); !errors.As(err, &load) || !strings.Contains(err.Error(), "not a regular file") {
+	if _, err := p.Acquire(t.Context(), "pipe"); !errors.As(err, &load) ||
+		!strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a pipe that was named: %v", err)
 	}
 }

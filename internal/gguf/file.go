@@ -126,9 +126,11 @@ func (f *File) open(path string) error {
 	prefix, number, total, ok := splitName(path)
 	switch {
 	case !ok:
-		return fieldErr(path, keySplitCount, "the file is one of %d parts but is not named like name-00001-of-%05d.gguf", count, count)
+		return fieldErr(path, keySplitCount, "the file is one of %d parts but is not named like name-00001-of-%05d.gguf",
+			count, count)
 	case number != 1:
-		return fieldErr(path, keySplitNo, "this is part %d of %d; open the first one, %s", number, total, filepath.Base(PartPath(prefix, 1, total)))
+		return fieldErr(path, keySplitNo, "this is part %d of %d; open the first one, %s", number, total,
+			filepath.Base(PartPath(prefix, 1, total)))
 	case no != 0:
 		return fieldErr(path, keySplitNo, "is %d in the first part, expected 0", no)
 	case total != count:

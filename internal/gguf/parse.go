@@ -167,7 +167,8 @@ func (s *scanner) shortCount(field string, n uint64) error {
 }
 
 func (s *scanner) shortString(field string, n uint64) error {
-	return &Error{s.path, field, fmt.Errorf("%w: a string of %d bytes does not fit the file of %d bytes", ErrTruncated, n, len(s.b))}
+	return &Error{s.path, field, fmt.Errorf("%w: a string of %d bytes does not fit the file of %d bytes", ErrTruncated, n,
+		len(s.b))}
 }
 
 // parse checks a whole file and finds where everything is.
@@ -206,10 +207,12 @@ func parse(path string, data []byte) (*part, error) {
 	}
 	// The smallest entry: a name of one byte and what must follow it.
 	if limit := uint64(s.left()) / (8 + 1 + 4 + 1); nKV > limit {
-		return nil, &Error{path, "key count", fmt.Errorf("%w: %d keys do not fit the %d bytes left", ErrTruncated, nKV, s.left())}
+		return nil, &Error{path, "key count", fmt.Errorf("%w: %d keys do not fit the %d bytes left", ErrTruncated, nKV,
+			s.left())}
 	}
 	if limit := uint64(s.left()) / (8 + 1 + 4 + 4 + 8); nTensors > limit {
-		return nil, &Error{path, "tensor count", fmt.Errorf("%w: %d tensors do not fit the %d bytes left", ErrTruncated, nTensors, s.left())}
+		return nil, &Error{path, "tensor count", fmt.Errorf("%w: %d tensors do not fit the %d bytes left", ErrTruncated,
+			nTensors, s.left())}
 	}
 	if err := p.scanKVs(s, int(nKV)); err != nil {
 		return nil, err
@@ -330,7 +333,8 @@ func (p *part) scanTensors(s *scanner, n int) error {
 		from := start + places[i].offset
 		to := from + places[i].size
 		if to > uint64(len(s.b)) {
-			return &Error{p.path, tensorField(t.Name), fmt.Errorf("%w: its data ends at byte %d, the file at %d", ErrTruncated, to, len(s.b))}
+			return &Error{p.path, tensorField(t.Name),
+				fmt.Errorf("%w: its data ends at byte %d, the file at %d", ErrTruncated, to, len(s.b))}
 		}
 		t.Data = s.b[from:to:to]
 		p.dataEnd = int(to)

@@ -171,7 +171,8 @@ func TestGetters(t *testing.T) {
 			t.Errorf("got %q, want %q", c.got, c.want)
 		}
 	}
-	if _, _, err := f.Uint("f32"); !errors.Is(err, ErrType) || err.Error() != "x.gguf: f32: wrong type: is float32, expected an integer" {
+	if _, _, err := f.Uint("f32"); !errors.Is(err, ErrType) ||
+		err.Error() != "x.gguf: f32: wrong type: is float32, expected an integer" {
 		t.Errorf("got error %v", err)
 	}
 }
@@ -245,29 +246,38 @@ func TestBadFiles(t *testing.T) {
 		{"key twice", *head(0, 2).key("k", Uint8).bytes(1).key("k", Uint8).bytes(2), "k: the key is there twice"},
 		{"value type", kvOnly(func(r *raw) { r.key("k", 13) }), "k: unknown value type 13"},
 		{"value type huge", kvOnly(func(r *raw) { r.key("k", math.MaxUint32) }), "k: unknown value type 4294967295"},
-		{"string length", kvOnly(func(r *raw) { r.key("k", String).u64(huge) }), "k: file is truncated: a string of 18446744073709551615"},
-		{"string length just over", kvOnly(func(r *raw) { r.key("k", String).u64(65) }), "k: file is truncated: a string of 65"},
+		{"string length", kvOnly(func(r *raw) { r.key("k", String).u64(huge) }),
+			"k: file is truncated: a string of 18446744073709551615"},
+		{"string length just over", kvOnly(func(r *raw) { r.key("k", String).u64(65) }),
+			"k: file is truncated: a string of 65"},
 		{"array type", kvOnly(func(r *raw) { r.array("k", 99, 1) }), "k: unknown value type 99"},
 		{"array count", kvOnly(func(r *raw) { r.array("k", Uint32, huge) }), "k: file is truncated"},
 		{"array count overflows", kvOnly(func(r *raw) { r.array("k", Uint64, 1<<61) }), "k: file is truncated"},
 		{"array of strings count", kvOnly(func(r *raw) { r.array("k", String, 1<<60) }), "k: file is truncated"},
-		{"array of strings length", kvOnly(func(r *raw) { r.array("k", String, 2).str("a").u64(1 << 62) }), "k: file is truncated"},
+		{"array of strings length", kvOnly(func(r *raw) { r.array("k", String, 2).str("a").u64(1 << 62) }),
+			"k: file is truncated"},
 		{"array of arrays count", kvOnly(func(r *raw) { r.array("k", ArrayOf, 1<<60) }), "k: file is truncated"},
-		{"array of arrays of nothing", kvOnly(func(r *raw) { r.array("k", ArrayOf, 1).u32(77).u64(0) }), "k: unknown value type 77"},
+		{"array of arrays of nothing", kvOnly(func(r *raw) { r.array("k", ArrayOf, 1).u32(77).u64(0) }),
+			"k: unknown value type 77"},
 		{"nested too deep", kvOnly(func(r *raw) {
 			r.array("k", ArrayOf, 1)
 			for range 1000 {
 				r.u32(uint32(ArrayOf)).u64(1)
 			}
 		}), "k: arrays are nested more than 8 deep"},
-		{"alignment 0", kvOnly(func(r *raw) { r.key("general.alignment", Uint32).u32(0) }), "general.alignment: 0 is not a power of two"},
+		{"alignment 0", kvOnly(func(r *raw) { r.key("general.alignment", Uint32).u32(0) }),
+			"general.alignment: 0 is not a power of two"},
 		{"alignment 48", kvOnly(func(r *raw) { r.key("general.alignment", Uint32).u32(48) }), "general.alignment: 48"},
-		{"alignment huge", kvOnly(func(r *raw) { r.key("general.alignment", Uint32).u32(1 << 31) }), "general.alignment: 2147483648"},
-		{"alignment string", kvOnly(func(r *raw) { r.key("general.alignment", String).str("32") }), "general.alignment: wrong type"},
+		{"alignment huge", kvOnly(func(r *raw) { r.key("general.alignment", Uint32).u32(1 << 31) }),
+			"general.alignment: 2147483648"},
+		{"alignment string", kvOnly(func(r *raw) { r.key("general.alignment", String).str("32") }),
+			"general.alignment: wrong type"},
 		{"tensor name empty", tensors(1, func(r *raw) { r.tensor("", f32, 0, 1) }), "name of tensor 1 of 1: is empty"},
-		{"tensor name long", tensors(1, func(r *raw) { r.tensor(strings.Repeat("n", 64), f32, 0, 1) }), "length 64 is over the limit"},
+		{"tensor name long", tensors(1, func(r *raw) { r.tensor(strings.Repeat("n", 64), f32, 0, 1) }),
+			"length 64 is over the limit"},
 		{"tensor name not UTF-8", tensors(1, func(r *raw) { r.tensor("\xc3", f32, 0, 1) }), "not valid UTF-8"},
-		{"tensor name twice", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 8).tensor("a", f32, 32, 8) }), `tensor "a": the name is there twice`},
+		{"tensor name twice", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 8).tensor("a", f32, 32, 8) }),
+			`tensor "a": the name is there twice`},
 		{"dimensions", tensors(1, func(r *raw) { r.tensor("a", f32, 0, 1, 1, 1, 1, 1) }), `tensor "a": 5 dimensions`},
 		{"dimension 0", tensors(1, func(r *raw) { r.tensor("a", f32, 0, 4, 0) }), `tensor "a": dimension 1 is 0`},
 		{"dimension negative", tensors(1, func(r *raw) { r.tensor("a", f32, 0, huge) }), `tensor "a": dimension 0 is -1`},
@@ -276,18 +286,26 @@ func TestBadFiles(t *testing.T) {
 		{"shape too large", tensors(1, func(r *raw) { r.tensor("a", f32, 0, 1<<40) }), `tensor "a": file is truncated`},
 		{"retired type", tensors(1, func(r *raw) { r.tensor("a", 4, 0, 32) }), `tensor "a": unknown type 4`},
 		{"unknown type", tensors(1, func(r *raw) { r.tensor("a", 1000, 0, 32) }), `tensor "a": unknown type 1000`},
-		{"half a block", tensors(1, func(r *raw) { r.tensor("a", q4, 0, 128, 2) }), `tensor "a": rows of 128 values are not a multiple of Q4_K's block of 256`},
-		{"offset not aligned", tensors(1, func(r *raw) { r.tensor("a", f32, 4, 1) }), `tensor "a": offset 4 is not a multiple of the alignment 32`},
-		{"overlap", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 16).tensor("b", f32, 32, 1) }), `tensor "b": offset 32 overlaps`},
-		{"same place", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 1).tensor("b", f32, 0, 1) }), `tensor "b": offset 0 overlaps`},
-		{"out of order", tensors(2, func(r *raw) { r.tensor("a", f32, 32, 1).tensor("b", f32, 0, 1) }), `tensor "a": offset 32 leaves a gap`},
-		{"gap", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 1).tensor("b", f32, 64, 1) }), `tensor "b": offset 64 leaves a gap`},
-		{"offset huge", tensors(1, func(r *raw) { r.tensor("a", f32, huge-31, 1) }), `tensor "a": offset 18446744073709551584 leaves a gap`},
+		{"half a block", tensors(1, func(r *raw) { r.tensor("a", q4, 0, 128, 2) }),
+			`tensor "a": rows of 128 values are not a multiple of Q4_K's block of 256`},
+		{"offset not aligned", tensors(1, func(r *raw) { r.tensor("a", f32, 4, 1) }),
+			`tensor "a": offset 4 is not a multiple of the alignment 32`},
+		{"overlap", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 16).tensor("b", f32, 32, 1) }),
+			`tensor "b": offset 32 overlaps`},
+		{"same place", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 1).tensor("b", f32, 0, 1) }),
+			`tensor "b": offset 0 overlaps`},
+		{"out of order", tensors(2, func(r *raw) { r.tensor("a", f32, 32, 1).tensor("b", f32, 0, 1) }),
+			`tensor "a": offset 32 leaves a gap`},
+		{"gap", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 1).tensor("b", f32, 64, 1) }),
+			`tensor "b": offset 64 leaves a gap`},
+		{"offset huge", tensors(1, func(r *raw) { r.tensor("a", f32, huge-31, 1) }),
+			`tensor "a": offset 18446744073709551584 leaves a gap`},
 		{"sizes overflow", tensors(4, func(r *raw) {
 			const n, f64 = 1 << 58, uint32(quant.F64)
 			r.tensor("a", f64, 0, n).tensor("b", f64, 8*n, n).tensor("c", f64, 16*n, n).tensor("d", f64, 24*n, n)
 		}), `tensor "d": size 2305843009213693952 is too large`},
-		{"data cut", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 8).tensor("b", f32, 32, 64) }), `tensor "b": file is truncated: its data ends at byte`},
+		{"data cut", tensors(2, func(r *raw) { r.tensor("a", f32, 0, 8).tensor("b", f32, 32, 64) }),
+			`tensor "b": file is truncated: its data ends at byte`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var before, after runtime.MemStats
@@ -319,10 +337,12 @@ func TestBadValues(t *testing.T) {
 		get       func() error
 	}{
 		{"text", `x.gguf: text: "a\xffb" is not valid UTF-8`, func() error { _, _, err := f.String("text"); return err }},
-		{"texts", `x.gguf: texts: element 1: "\xf0(" is not valid UTF-8`, func() error { _, _, err := f.Strings("texts"); return err }},
+		{"texts", `x.gguf: texts: element 1: "\xf0(" is not valid UTF-8`,
+			func() error { _, _, err := f.Strings("texts"); return err }},
 		{"flag", `x.gguf: flag: 2 is not a bool`, func() error { _, _, err := f.Bool("flag"); return err }},
 		{"flags", `x.gguf: flags: element 1: 3 is not a bool`, func() error { _, _, err := f.Bools("flags"); return err }},
-		{"nested", `x.gguf: nested: element 0: element 0: 9 is not a bool`, func() error { _, _, err := f.Value("nested"); return err }},
+		{"nested", `x.gguf: nested: element 0: element 0: 9 is not a bool`,
+			func() error { _, _, err := f.Value("nested"); return err }},
 	} {
 		if err := c.get(); err == nil || err.Error() != c.want {
 			t.Errorf("%s: got error %v, want %s", c.key, err, c.want)
@@ -339,7 +359,8 @@ func TestBadValues(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(every())
 	f.Add([]byte(*head(0, 0)))
-	f.Add([]byte(*head(1, 1).array("tokenizer.ggml.tokens", String, 2).str("a").str("b").tensor("t", 0, 0, 1).pad(32).u32(1)))
+	f.Add([]byte(*head(1, 1).array("tokenizer.ggml.tokens", String, 2).str("a").str("b").tensor("t", 0, 0,
+		1).pad(32).u32(1)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		file, err := Parse("x.gguf", data)
 		if err != nil {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"math/bits"
 	"math/rand/v2"
@@ -393,25 +392,6 @@ func (w *Writer) WriteTensor(name string, data []byte) error {
 	return w.end()
 }
 
-// WriteTensorFrom reads the rest of the named tensor's data from r.
-func (w *Writer) WriteTensorFrom(name string, r io.Reader) error {
-	if err := w.begin(name); err != nil {
-		return err
-	}
-	t := &w.specs[w.next]
-	out := w.files[t.file]
-	want := t.size - w.done
-	n, err := io.CopyN(out.w, r, want)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return w.fail(fmt.Errorf("write %s: tensor %q: %w", out.temp, name, err))
-	}
-	if n < want {
-		return w.fail(fieldErr(w.path, tensorField(name), "%d bytes of data, expected %d", w.done+n, t.size))
-	}
-	w.done = t.size
-	return w.end()
-}
-
 // begin checks that name is the tensor whose turn it is.
 func (w *Writer) begin(name string) error {
 	if w.err != nil {
@@ -424,7 +404,8 @@ func (w *Writer) begin(name string) error {
 		return w.fail(fieldErr(w.path, tensorField(name), "all %d tensors are already written", len(w.specs)))
 	}
 	if t := w.specs[w.next]; t.Name != name {
-		return w.fail(fieldErr(w.path, tensorField(name), "written out of order, expected %s with %d more bytes", tensorField(t.Name), t.size-w.done))
+		return w.fail(fieldErr(w.path, tensorField(name), "written out of order, expected %s with %d more bytes",
+			tensorField(t.Name), t.size-w.done))
 	}
 	return nil
 }
@@ -450,15 +431,6 @@ func (w *Writer) end() error {
 func (w *Writer) fail(err error) error {
 	w.err = err
 	return err
-}
-
-// Paths lists the files that Close puts in place.
-func (w *Writer) Paths() []string {
-	paths := make([]string, len(w.files))
-	for i, o := range w.files {
-		paths[i] = o.final
-	}
-	return paths
 }
 
 // Close checks that every tensor is complete, brings the files to disk and

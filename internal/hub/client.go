@@ -370,7 +370,8 @@ func (c *Client) retry(ctx context.Context, send func() (*http.Response, error))
 }
 
 func temporary(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status >= 500 && status != http.StatusNotImplemented
+	return status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status >= 500 &&
+		status != http.StatusNotImplemented
 }
 
 func (c *Client) attempts() int {

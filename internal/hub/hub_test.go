@@ -280,7 +280,7 @@ func TestPull(t *testing.T) {
 	h := newHub(t, modelFiles("a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-F16.gguf"))
 	c := h.client()
 	var last Progress
-	path, err := c.Pull(t.Context(), "owner/repo", func(p Progress) { last = p })
+	path, err := c.pull(t.Context(), "owner/repo", func(p Progress) { last = p })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,7 +303,7 @@ func TestPull(t *testing.T) {
 
 	// Again: nothing is fetched.
 	h.took("")
-	if again, err := c.Pull(t.Context(), "owner/repo", nil); err != nil || again != path {
+	if again, err := c.pull(t.Context(), "owner/repo", nil); err != nil || again != path {
 		t.Errorf("second pull: %s, error %v", again, err)
 	}
 	if got := h.took("resolve"); len(got) > 0 {
@@ -311,7 +311,7 @@ func TestPull(t *testing.T) {
 	}
 
 	// Another type of the same model.
-	path, err = c.Pull(t.Context(), "owner/repo:q8_0", nil)
+	path, err = c.pull(t.Context(), "owner/repo:q8_0", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,10 +321,11 @@ func TestPull(t *testing.T) {
 	h.hub.Close()
 	off := *c
 	off.Offline = true
-	if got, err := off.Pull(t.Context(), "owner/repo:Q8_0", nil); err != nil || got != path {
+	if got, err := off.pull(t.Context(), "owner/repo:Q8_0", nil); err != nil || got != path {
 		t.Errorf("offline: %s, error %v", got, err)
 	}
-	if _, err := off.Pull(t.Context(), "owner/other", nil); err == nil || !strings.Contains(err.Error(), "owner/other: not in the cache") {
+	if _, err := off.pull(t.Context(), "owner/other", nil); err == nil ||
+		!strings.Contains(err.Error(), "owner/other: not in the cache") {
 		t.Errorf("offline, not there: got error %v", err)
 	}
 }
@@ -332,7 +333,7 @@ func TestPull(t *testing.T) {
 func TestPullSmallFileByName(t *testing.T) {
 	h := newHub(t, modelFiles("a.gguf"))
 	c := h.client()
-	path, err := c.Pull(t.Context(), "owner/repo@refs/pr/1:README.md", nil)
+	path, err := c.pull(t.Context(), "owner/repo@refs/pr/1:README.md", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,11 +343,12 @@ func TestPullSmallFileByName(t *testing.T) {
 }
 
 func TestPullParts(t *testing.T) {
-	parts := []string{"Q4_K_M/m-Q4_K_M-00001-of-00003.gguf", "Q4_K_M/m-Q4_K_M-00002-of-00003.gguf", "Q4_K_M/m-Q4_K_M-00003-of-00003.gguf"}
+	parts := []string{"Q4_K_M/m-Q4_K_M-00001-of-00003.gguf", "Q4_K_M/m-Q4_K_M-00002-of-00003.gguf",
+		"Q4_K_M/m-Q4_K_M-00003-of-00003.gguf"}
 	h := newHub(t, modelFiles(append(parts, "m-BF16.gguf")...))
 	for _, ref := range []string{"owner/repo", "owner/repo:" + parts[1]} {
 		c := h.client()
-		path, err := c.Pull(t.Context(), ref, nil)
+		path, err := c.pull(t.Context(), ref, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -358,16 +360,18 @@ func TestPullParts(t *testing.T) {
 		}
 	}
 	delete(h.files, parts[2])
-	if _, err := h.client().Pull(t.Context(), "owner/repo", nil); err == nil || !strings.Contains(err.Error(), parts[2]+" is missing") {
+	if _, err := h.client().pull(t.Context(), "owner/repo", nil); err == nil ||
+		!strings.Contains(err.Error(), parts[2]+" is missing") {
 		t.Errorf("a part is missing: got error %v", err)
 	}
 }
 
 func TestPullCheckpoint(t *testing.T) {
-	h := newHub(t, modelFiles("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "onnx/model.safetensors", "pytorch_model.bin"))
+	h := newHub(t, modelFiles("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+		"onnx/model.safetensors", "pytorch_model.bin"))
 	h.files["config.json"] = []byte("{}")
 	h.files["model.safetensors.index.json"] = []byte("{}")
-	path, err := h.client().Pull(t.Context(), "owner/repo", nil)
+	path, err := h.client().pull(t.Context(), "owner/repo", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +382,8 @@ func TestPullCheckpoint(t *testing.T) {
 		}
 		return err
 	})
-	if want := "config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors model.safetensors.index.json"; strings.Join(got, " ") != want {
+	if want := "config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors " +
+		"model.safetensors.index.json"; strings.Join(got, " ") != want {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }
@@ -387,7 +392,7 @@ func TestWithoutSymlinks(t *testing.T) {
 	h := newHub(t, modelFiles("a.gguf"))
 	c := h.client()
 	c.symlink = func(string, string) error { return errors.New("not on this system") }
-	path, err := c.Pull(t.Context(), "owner/repo", nil)
+	path, err := c.pull(t.Context(), "owner/repo", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -407,7 +412,7 @@ func TestResume(t *testing.T) {
 	h := newHub(t, modelFiles("a.gguf"))
 	c := h.client()
 	h.cut = []int{100_000, 50_000, 0, 0, 0, 70_000}
-	_, err := c.Pull(t.Context(), "owner/repo", nil)
+	_, err := c.pull(t.Context(), "owner/repo", nil)
 	if err == nil || !strings.Contains(err.Error(), "run it again to go on from byte 150000 of 300000") {
 		t.Fatalf("first pull: got error %v", err)
 	}
@@ -415,7 +420,7 @@ func TestResume(t *testing.T) {
 	checkFile(t, incomplete, h.files["a.gguf"][:150_000])
 	h.took("")
 	var seen []int64
-	path, err := c.Pull(t.Context(), "owner/repo", func(p Progress) { seen = append(seen, p.Done) })
+	path, err := c.pull(t.Context(), "owner/repo", func(p Progress) { seen = append(seen, p.Done) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -454,8 +459,10 @@ func TestResumeOddities(t *testing.T) {
 		{"partial is wrong", bytes.Repeat([]byte("x"), 1000), func(h *fakeHub) {}, "the hash of the content is"},
 		{"content is wrong", nil, func(h *fakeHub) { h.corrupt = true }, "the hash of the content is"},
 		{"too much", nil, func(h *fakeHub) { h.extra = true }, "sends more than the 300000 bytes"},
-		{"size lies", nil, func(h *fakeHub) { h.lieSize = 1 }, "the server's size 300001 is not that of its list of files, 300000"},
-		{"hash lies", nil, func(h *fakeHub) { h.lieTree = map[string]string{"a.gguf": gitID(nil)} }, "is not that of its list of files"},
+		{"size lies", nil, func(h *fakeHub) { h.lieSize = 1 },
+			"the server's size 300001 is not that of its list of files, 300000"},
+		{"hash lies", nil, func(h *fakeHub) { h.lieTree = map[string]string{"a.gguf": gitID(nil)} },
+			"is not that of its list of files"},
 		{"renamed", nil, func(h *fakeHub) { h.headRenamed = true }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -471,7 +478,7 @@ func TestResumeOddities(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			path, err := cl.Pull(t.Context(), "owner/repo", nil)
+			path, err := cl.pull(t.Context(), "owner/repo", nil)
 			if c.want == "" {
 				if err != nil {
 					t.Fatal(err)
@@ -514,7 +521,7 @@ func TestSmallFileRestart(t *testing.T) {
 		r.Header.Del("Range")
 		inner.ServeHTTP(w, r)
 	})
-	path, err := c.Pull(t.Context(), "owner/repo:README.md", nil)
+	path, err := c.pull(t.Context(), "owner/repo:README.md", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -524,7 +531,7 @@ func TestSmallFileRestart(t *testing.T) {
 func TestCancel(t *testing.T) {
 	h := newHub(t, modelFiles("a.gguf"))
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := h.client().Pull(ctx, "owner/repo", func(p Progress) {
+	_, err := h.client().pull(ctx, "owner/repo", func(p Progress) {
 		if p.Done > 0 {
 			cancel()
 		}
@@ -541,7 +548,7 @@ func TestTogether(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			if _, err := c.Pull(t.Context(), "owner/repo", nil); err != nil {
+			if _, err := c.pull(t.Context(), "owner/repo", nil); err != nil {
 				t.Error(err)
 			}
 		})
@@ -558,16 +565,21 @@ func TestAccess(t *testing.T) {
 		fault            func(h *fakeHub)
 		want             string
 	}{
-		{"private", "", "owner/repo", func(h *fakeHub) { h.private = true }, "owner/repo: there is no such repository, or it is private; check the name, or set HF_TOKEN"},
+		{"private", "", "owner/repo", func(h *fakeHub) { h.private = true },
+			"owner/repo: there is no such repository, or it is private; check the name, or set HF_TOKEN"},
 		{"wrong token", "hf_wrong", "owner/repo", func(h *fakeHub) { h.private = true }, "the token has no access"},
 		{"private with token", testToken, "owner/repo", func(h *fakeHub) { h.private = true }, ""},
-		{"gated", "", "owner/repo", func(h *fakeHub) { h.gated = true }, "access to the repository must be requested on its page; then set HF_TOKEN"},
+		{"gated", "", "owner/repo", func(h *fakeHub) { h.gated = true },
+			"access to the repository must be requested on its page; then set HF_TOKEN"},
 		{"gated with token", testToken, "owner/repo", func(h *fakeHub) { h.gated = true }, ""},
 		{"no repository", "", "owner/absent", func(h *fakeHub) {}, "owner/absent: there is no such repository"},
 		{"no revision", "", "owner/repo@v9", func(h *fakeHub) {}, `owner/repo: there is no revision "v9"`},
-		{"no file", "", "owner/repo:b.gguf", func(h *fakeHub) {}, `owner/repo: no file "b.gguf" in the repository; add :FILE with one of a.gguf`},
-		{"commit is a path", "", "owner/repo", func(h *fakeHub) { h.commitIs = "../../../etc" }, `the server's commit "../../../etc" is not a hash`},
-		{"page at another host", testToken, "owner/repo", func(h *fakeHub) { h.nextPage = "http://evil.example/x" }, "continues at another host"},
+		{"no file", "", "owner/repo:b.gguf", func(h *fakeHub) {},
+			`owner/repo: no file "b.gguf" in the repository; add :FILE with one of a.gguf`},
+		{"commit is a path", "", "owner/repo", func(h *fakeHub) { h.commitIs = "../../../etc" },
+			`the server's commit "../../../etc" is not a hash`},
+		{"page at another host", testToken, "owner/repo", func(h *fakeHub) { h.nextPage = "http://evil.example/x" },
+			"continues at another host"},
 		{"pages for ever", "", "owner/repo", func(h *fakeHub) { h.nextPage = "?recursive=true" }, "more than 200 pages"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -575,7 +587,7 @@ func TestAccess(t *testing.T) {
 			c.fault(h)
 			cl := h.client()
 			cl.Token = c.token
-			path, err := cl.Pull(t.Context(), c.ref, nil)
+			path, err := cl.pull(t.Context(), c.ref, nil)
 			if c.want == "" {
 				if err != nil {
 					t.Fatal(err)
@@ -601,7 +613,8 @@ func TestHostileNames(t *testing.T) {
 	} {
 		h := newHub(t, map[string][]byte{name: content(name, 200)})
 		c := h.client()
-		if _, err := c.Pull(t.Context(), "owner/repo", nil); err == nil || !strings.Contains(err.Error(), "not a safe relative path") {
+		if _, err := c.pull(t.Context(), "owner/repo", nil); err == nil ||
+			!strings.Contains(err.Error(), "not a safe relative path") {
 			t.Errorf("%q: got error %v", name, err)
 		}
 		if left, _ := os.ReadDir(filepath.Dir(c.Cache)); len(left) > 0 {
@@ -626,12 +639,13 @@ func TestParseRef(t *testing.T) {
 		{"a/b@refs/pr/3", Ref{"a/b", "refs/pr/3", ""}},
 	} {
 		got, err := ParseRef(c.in)
-		if err != nil || got != c.want || got.String() != c.in {
+		if err != nil || got != c.want {
 			t.Errorf("%s: got %+v (%s), error %v", c.in, got, got, err)
 		}
 	}
 	for _, in := range []string{
-		"", "model", "a/b/c", "/b", "a/", "../b", "a/..", "a/b..c", "a--b/c", "a b/c", "a/b:", "a/b:../x", "a/b:/x", "a/b@", "a/b@../x",
+		"", "model", "a/b/c", "/b", "a/", "../b", "a/..", "a/b..c", "a--b/c", "a b/c", "a/b:", "a/b:../x", "a/b:/x", "a/b@",
+		"a/b@../x",
 		"https://huggingface.co/a/b", "a/b?x", "a/b#x", "a/b%2e", "-a/b",
 	} {
 		if r, err := ParseRef(in); err == nil {
@@ -647,7 +661,8 @@ func TestChoose(t *testing.T) {
 		{"lower case", "", "m.q8_0.gguf m.q4_k_m.gguf", "m.q4_k_m.gguf"},
 		{"plain before variant", "", "m-UD-Q4_K_M.gguf m-Q4_K_M.gguf m-Q8_0.gguf", "m-Q4_K_M.gguf"},
 		{"in a folder", "", "Q4_K_M/m.gguf Q8_0/m.gguf", "Q4_K_M/m.gguf"},
-		{"none", "", "m-Q2_K.gguf m-Q8_0.gguf", "error: 2 models and none of type Q4_K_M in the repository; add :FILE with one of m-Q2_K.gguf, m-Q8_0.gguf"},
+		{"none", "", "m-Q2_K.gguf m-Q8_0.gguf",
+			"error: 2 models and none of type Q4_K_M in the repository; add :FILE with one of m-Q2_K.gguf, m-Q8_0.gguf"},
 		{"two models", "", "m-Q4_K_M.gguf n-Q4_K_M.gguf", "error: 2 files of type Q4_K_M"},
 		{"type", "q6_k", "m-Q6_K.gguf m-Q6_K_L.gguf", "m-Q6_K.gguf"},
 		{"type is not a prefix", "Q4_K", "m-Q4_K_M.gguf m-Q4_K_S.gguf", `error: no file "Q4_K"`},
@@ -655,7 +670,8 @@ func TestChoose(t *testing.T) {
 		{"any name", "config.json", "m.gguf config.json", "config.json"},
 		{"nothing", "", "README.md", "error: no GGUF file and no safetensors checkpoint"},
 		{"nothing of that name", "x.gguf", "README.md", `error: no file "x.gguf" in the repository; it has no GGUF files`},
-		{"parts", "", "m-Q4_K_M-00002-of-00002.gguf m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00001-of-00002.gguf m-Q4_K_M-00002-of-00002.gguf"},
+		{"parts", "", "m-Q4_K_M-00002-of-00002.gguf m-Q4_K_M-00001-of-00002.gguf",
+			"m-Q4_K_M-00001-of-00002.gguf m-Q4_K_M-00002-of-00002.gguf"},
 		{"part number zero", "", "m-00000-of-00000.gguf", "m-00000-of-00000.gguf"},
 	} {
 		got, _, err := choose(Ref{Repo: "a/b", File: c.file}, strings.Fields(c.files))
@@ -671,7 +687,8 @@ func TestChoose(t *testing.T) {
 
 func TestFromEnv(t *testing.T) {
 	home := t.TempDir()
-	for _, n := range []string{"HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "XDG_CACHE_HOME"} {
+	for _, n := range []string{"HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_CACHE",
+		"HUGGINGFACE_HUB_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "XDG_CACHE_HOME"} {
 		t.Setenv(n, "")
 	}
 	t.Setenv("HF_HOME", home)
@@ -701,7 +718,8 @@ func TestFromEnv(t *testing.T) {
 func TestEndpoint(t *testing.T) {
 	for _, end := range []string{"ftp://x", "huggingface.co", "://", "file:///etc"} {
 		c := &Client{Endpoint: end, Cache: t.TempDir()}
-		if _, err := c.Resolve(t.Context(), "a/b"); err == nil || !strings.Contains(err.Error(), "not an http or https address") {
+		if _, err := c.Resolve(t.Context(), "a/b"); err == nil ||
+			!strings.Contains(err.Error(), "not an http or https address") {
 			t.Errorf("%s: got error %v", end, err)
 		}
 	}
@@ -713,7 +731,9 @@ func TestEndpoint(t *testing.T) {
 		t.Errorf("got error %v", err)
 	}
 	// Somebody else listens.
-	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte("<html>")) }))
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Write([]byte("<html>"))
+	}))
 	defer page.Close()
 	c.Endpoint = page.URL
 	if _, err := c.Resolve(t.Context(), "a/b"); err == nil || !strings.Contains(err.Error(), "not the JSON expected") {
@@ -722,12 +742,23 @@ func TestEndpoint(t *testing.T) {
 }
 
 func TestNoDowngrade(t *testing.T) {
-	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.Error("followed to http") }))
+	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		t.Error("followed to http")
+	}))
 	defer plain.Close()
 	safe := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusFound))
 	defer safe.Close()
 	c := &Client{Endpoint: safe.URL, Cache: t.TempDir(), HTTP: safe.Client(), Attempts: 1, Token: testToken}
-	if _, err := c.Resolve(t.Context(), "a/b"); err == nil || !strings.Contains(err.Error(), "redirects from https to http") {
+	if _, err := c.Resolve(t.Context(), "a/b"); err == nil ||
+		!strings.Contains(err.Error(), "redirects from https to http") {
 		t.Errorf("got error %v", err)
 	}
+}
+
+func (c *Client) pull(ctx context.Context, ref string, progress func(Progress)) (string, error) {
+	p, err := c.Resolve(ctx, ref)
+	if err != nil {
+		return "", err
+	}
+	return c.Pull(ctx, p, progress)
 }

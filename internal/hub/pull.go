@@ -26,20 +26,11 @@ type Progress struct {
 	Done, Total int64  // bytes of all files
 }
 
-// Pull makes everything a reference means local and returns the path to open:
-// a GGUF file (its first part), or the folder of a checkpoint. progress may be
-// nil; it is called from this goroutine. A cancelled or failed Pull leaves what
-// it has under a temporary name, and the next one goes on from there.
-func (c *Client) Pull(ctx context.Context, ref string, progress func(Progress)) (path string, err error) {
-	p, err := c.Resolve(ctx, ref)
-	if err != nil {
-		return "", err
-	}
-	return c.PullPlan(ctx, p, progress)
-}
-
-// PullPlan is Pull for a reference that is resolved already.
-func (c *Client) PullPlan(ctx context.Context, p *Plan, progress func(Progress)) (path string, err error) {
+// Pull makes what Resolve planned local and returns the path to open: a GGUF file
+// (its first part), or the folder of a checkpoint. progress may be nil; it is
+// called from this goroutine. A cancelled or failed Pull leaves what it has under
+// a temporary name, and the next one goes on from there.
+func (c *Client) Pull(ctx context.Context, p *Plan, progress func(Progress)) (path string, err error) {
 	if c.Offline {
 		return p.Path, nil // Resolve listed what is there
 	}

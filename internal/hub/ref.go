@@ -16,18 +16,6 @@ type Ref struct {
 	File     string // a path in the repository, or a type such as "Q4_K_M"; empty for the default
 }
 
-// String is the reference as ParseRef reads it.
-func (r Ref) String() string {
-	s := r.Repo
-	if r.Revision != "" && r.Revision != "main" {
-		s += "@" + r.Revision
-	}
-	if r.File != "" {
-		s += ":" + r.File
-	}
-	return s
-}
-
 var repoPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}$`)
 
 // ParseRef reads OWNER/REPO[@REVISION][:FILE].
@@ -222,7 +210,8 @@ func checkpoint(files []string) []string {
 		case strings.HasSuffix(f, ".safetensors"):
 			weights = true
 			out = append(out, f)
-		case strings.HasSuffix(f, ".json"), strings.HasSuffix(f, ".jinja"), strings.HasSuffix(f, ".model"), f == "merges.txt", f == "vocab.txt":
+		case strings.HasSuffix(f, ".json"), strings.HasSuffix(f, ".jinja"), strings.HasSuffix(f, ".model"), f == "merges.txt",
+			f == "vocab.txt":
 			out = append(out, f)
 		}
 	}

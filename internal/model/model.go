@@ -28,8 +28,8 @@ type Options struct {
 	KV quant.Type // F16 (also for the zero value, unless KVF32 is set) or Q8_0
 	// KVF32 keeps keys and values in float32, for comparisons with references.
 	KVF32 bool
-	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token embeddings lie with the
-	// first layer, the output matrix with the last.
+	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token
+	// embeddings lie with the first layer, the output matrix with the last.
 	Place func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
@@ -109,7 +109,8 @@ var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
 // Supported reports whether Open can load an architecture.
 func Supported(arch string) bool { return architectures[arch] != nil }
 
-// Open loads the model of f on a device, or on several if Options.Place says so. The file must stay open while the model is used.
+// Open loads the model of f on a device, or on several if Options.Place says so. The file must stay open while the
+// model is used.
 func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend) (*Model, error) {
 	build := architectures[f.Arch()]
 	if build == nil {
@@ -118,7 +119,8 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 			names = append(names, n)
 		}
 		sort.Strings(names)
-		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(), strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(),
+			strings.Join(names, ", "))
 	}
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType(), Bound: opt.Bound}
@@ -300,7 +302,8 @@ type Output struct {
 	Features backend.Tensor // all rows: captured layers side by side
 }
 
-// Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at once.
+// Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at
+// once.
 func (o *Output) Row(segment, i int) []float32 {
 	if o.logits == nil {
 		o.logits = o.m.Backend().Read(o.Logits)
@@ -309,8 +312,8 @@ func (o *Output) Row(segment, i int) []float32 {
 	return o.logits[(o.first[segment]+i)*n:][:n]
 }
 
-// Best returns the best id of the i-th row with logits of a segment, -1 if there is none, chosen by the device when all segments with
-// logits are greedy.
+// Best returns the best id of the i-th row with logits of a segment, -1 if there is none, chosen by the device when
+// all segments with logits are greedy.
 func (o *Output) Best(segment, i int) int32 {
 	if o.bestIDs == nil {
 		return -1
@@ -333,7 +336,8 @@ func (o *Output) FeatureRows(segment, from, n int) backend.Tensor {
 func (o *Output) FeatureRow(segment, i int) int { return o.firstRow[segment] + i }
 
 // Forward runs a batch. Its rows are in the caches afterwards but not committed; each
-// sequence needs a Commit before its next pass. After an error its sequences are unusable, except where nothing had begun.
+// sequence needs a Commit before its next pass. After an error its sequences are unusable, except where nothing had
+// begun.
 func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	out = &Output{m: m}
 	var ids, pick []int32

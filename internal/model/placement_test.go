@@ -11,8 +11,8 @@ import (
 	"strobe/internal/testkit"
 )
 
-// TestPlacement: a model whose layers lie on two devices gives the same bits as on one, whatever the cut: prompts, chains, trees,
-// features, and a sequence that goes on after a commit.
+// TestPlacement: a model whose layers lie on two devices gives the same bits as on one, whatever the cut: prompts,
+// chains, trees, features, and a sequence that goes on after a commit.
 func TestPlacement(t *testing.T) {
 	first, second := cpu.New(cpu.Options{Threads: 1}), cpu.New(cpu.Options{Threads: 2})
 	defer first.Close()

@@ -29,7 +29,8 @@ func newQwen3(l *nn.Loader, m *Model) (arch, error) {
 	a.kvHeads = l.Int("attention.head_count_kv", a.heads)
 	a.headDim = l.Int("attention.key_length", m.Hidden/max(1, a.heads))
 	width := l.Need("feed_forward_length")
-	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv", a.kvHeads, 1, a.heads),
+	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12),
+		nn.Range("attention.head_count_kv", a.kvHeads, 1, a.heads),
 		nn.Range("attention.key_length", a.headDim, 2, 1<<14), nn.Range("feed_forward_length", width, 1, 1<<22)); err != nil {
 		return nil, err
 	}

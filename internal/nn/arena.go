@@ -4,8 +4,8 @@ import (
 	"strobe/internal/backend"
 )
 
-// Arena is the memory of passes on one device. A pass takes what it needs in order and gives all of it back at its end, so
-// the same sequence of requests gets the same addresses: a device can replay what it recorded.
+// Arena is the memory of passes on one device. A pass takes what it needs in order and gives all of it back at its
+// end, so the same sequence of requests gets the same addresses: a device can replay what it recorded.
 type Arena struct {
 	b       backend.Backend
 	chunks  []backend.Tensor // one row each; more than one only until the next pass
@@ -30,8 +30,8 @@ const lineValues = 16
 // leastChunk keeps the first passes from allocating piece by piece.
 const leastChunk = 1 << 16
 
-// Begin starts a pass over rows. It makes room for what such a pass is known to need, so that one that does not fit is refused
-// before it has begun.
+// Begin starts a pass over rows. It makes room for what such a pass is known to need, so that one that does not fit
+// is refused before it has begun.
 func (a *Arena) Begin(rows int) error {
 	a.note()
 	a.rows, a.at, a.pos, a.used, a.nextInt = max(1, rows), 0, 0, 0, 0
@@ -48,7 +48,7 @@ func (a *Arena) Begin(rows int) error {
 	return nil
 }
 
-// note keeps how much the pass before needed.
+// note records how much the last pass needed.
 func (a *Arena) note() {
 	if a.rows > 0 {
 		a.perRow = max(a.perRow, (a.used+a.rows-1)/a.rows)
@@ -70,10 +70,10 @@ func (a *Arena) grow(values int) error {
 	return err
 }
 
-// noRoom is how a pass that runs out of memory half-way leaves; Catch turns it into an error.
+// noRoom is the panic by which a pass that runs out of memory unwinds; Catch turns it into an error.
 type noRoom struct{ err error }
 
-// Catch is deferred by whoever runs a pass: it turns running out of memory into an error.
+// Catch must be deferred by whoever runs a pass: it turns running out of memory into an error.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -84,7 +84,7 @@ func Catch(err *error) {
 	}
 }
 
-// New returns [rows, cols], with anything in it.
+// New returns a tensor of rows x cols whose contents are undefined.
 func (a *Arena) New(rows, cols int) backend.Tensor {
 	n := (rows*cols + lineValues - 1) / lineValues * lineValues
 	a.used += n

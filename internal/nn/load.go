@@ -12,8 +12,8 @@ import (
 	"strobe/internal/quant"
 )
 
-// Loader reads metadata and binds tensors of one file. The first problem is kept in err, so that
-// a model's definition reads as a list; whoever uses the values checks Err before.
+// Loader reads the metadata and binds the tensors of one file. It keeps the first problem in Err, so that a model's
+// definition reads as a list; check Err before using the values.
 type Loader struct {
 	File    *gguf.File
 	Devices []backend.Backend
@@ -32,7 +32,7 @@ type Loader struct {
 	layers       []cache.Layer
 }
 
-// On chooses the device that gets what is bound from now on.
+// On chooses the device for everything bound from now on.
 func (l *Loader) On(device int) { l.device = device }
 
 // Fail keeps the first problem found.
@@ -72,7 +72,7 @@ func (l *Loader) Int(name string, def int) int {
 	return clampInt(v)
 }
 
-// clampInt keeps absurd values representable; check rejects them.
+// clampInt keeps absurd values representable; Check rejects them.
 func clampInt(v uint64) int { return int(min(v, 1<<40)) }
 
 // Float reads a number, or def when the file has none.
@@ -318,7 +318,8 @@ func (l *Loader) Optional(name string, n ...int) backend.Vector {
 // Attention adds a layer with keys and values to the cache and returns its number there.
 func (l *Loader) Attention(heads, dim, window int) int {
 	l.layers = append(l.layers, cache.Layer{
-		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: l.Keys, Value: l.Values}, Window: window, Device: l.device,
+		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: l.Keys, Value: l.Values}, Window: window,
+		Device: l.device,
 	})
 	return len(l.layers) - 1
 }
@@ -343,7 +344,8 @@ func (l *Loader) Spec() cache.Spec {
 // QKV binds the three projections, which a file may hold as one.
 func (l *Loader) QKV(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
 	if !l.Has(p+"attn_qkv.weight") || l.Has(p+"attn_q.weight") {
-		return l.Matrix(p+"attn_q.weight", hidden, q), l.Matrix(p+"attn_k.weight", hidden, kv), l.Matrix(p+"attn_v.weight", hidden, kv)
+		return l.Matrix(p+"attn_q.weight", hidden, q), l.Matrix(p+"attn_k.weight", hidden, kv),
+			l.Matrix(p+"attn_v.weight", hidden, kv)
 	}
 	t := l.Tensor(p+"attn_qkv.weight", hidden, q+2*kv)
 	if t == nil {

@@ -24,13 +24,13 @@ type angles struct {
 	cos, sin backend.Tensor
 }
 
-// NewStep starts a pass over the rows of batch on a device, with memory of an arena that has begun; Begin has the device expect
-// its operations.
+// NewStep prepares a pass over the rows of batch on a device. The arena must have begun; the device accepts operations
+// after Begin.
 func NewStep(a *Arena, batch *cache.Batch, mem *cache.Memory, device int, eps float32) *Step {
 	return &Step{Backend: a.b, N: len(batch.Pos), Eps: eps, arena: a, batch: batch, mem: mem, device: device}
 }
 
-// Begin begins the step on the device. What the host writes other than integers is written before.
+// Begin begins the step on the device. Whatever the host writes, other than integers, it must have written before.
 func (s *Step) Begin() {
 	s.BeginStep(&s.batch.Plans[s.device])
 	s.pos = s.Ints32(s.batch.Pos)
@@ -46,16 +46,16 @@ func (s *Step) Ints32(v []int32) backend.Ints {
 // NewInts returns room for n integers.
 func (s *Step) NewInts(n int) backend.Ints { return s.arena.Ints(n) }
 
-// New returns [rows, cols] with anything in it, and Rows [N, cols].
+// New returns a tensor of rows x cols whose contents are undefined.
 func (s *Step) New(rows, cols int) backend.Tensor { return s.arena.New(rows, cols) }
 
-// Rows returns [N, cols] with anything in it.
+// Rows returns a tensor with cols columns for every row of the pass; its contents are undefined.
 func (s *Step) Rows(cols int) backend.Tensor { return s.arena.New(s.N, cols) }
 
-// Mark returns the state of the step's memory, and Release gives back what was taken since.
+// Mark remembers how much of the arena is taken.
 func (s *Step) Mark() Mark { return s.arena.Mark() }
 
-// Release gives back what was taken since the mark.
+// Release gives back everything taken since the mark.
 func (s *Step) Release(m Mark) { s.arena.Release(m) }
 
 // Norm returns the normalised rows of x.
@@ -65,7 +65,7 @@ func (s *Step) Norm(x backend.Tensor, w backend.Vector) backend.Tensor {
 	return h
 }
 
-// Project returns the products of x with the given matrices, until the next pass.
+// Project multiplies x by each of the given matrices. The slice is reused by the next pass.
 func (s *Step) Project(x backend.Tensor, ws ...backend.Weight) []backend.Tensor {
 	a := s.arena
 	from := len(a.views)
@@ -79,7 +79,7 @@ func (s *Step) Project(x backend.Tensor, ws ...backend.Weight) []backend.Tensor 
 	return a.views[from:len(a.views):len(a.views)]
 }
 
-// Multiply returns the product of x with one matrix.
+// Multiply multiplies x by one matrix.
 func (s *Step) Multiply(x backend.Tensor, w backend.Weight) backend.Tensor {
 	y := s.New(x.Rows, w.Rows())
 	s.arena.products = append(s.arena.products[:0], backend.Product{W: w, Y: y})
@@ -108,7 +108,7 @@ func (s *Step) Angles(ropes ...*Rope) {
 	}
 }
 
-// At is step i of a pass over steps: its rows, their angles and what they see.
+// At returns step i of a pass that has several: its rows, their angles and what they see.
 func (s *Step) At(i int) *Step {
 	from, steps := 0, s.batch.Steps
 	for _, n := range steps[:i] {

@@ -37,7 +37,8 @@ func TestFault(t *testing.T) {
 		t.Errorf("reading past the end gave %v (and %d)", v, sum)
 	}
 	var nothing *Mapping
-	for _, v := range []any{nil, "text", errors.New("error"), recovered(func() { nothing.path = "" }), recovered(func() { _ = m.Bytes()[1<<30] })} {
+	for _, v := range []any{nil, "text", errors.New("error"), recovered(func() { nothing.path = "" }),
+		recovered(func() { _ = m.Bytes()[1<<30] })} {
 		if IsFault(v) {
 			t.Errorf("%v is taken for a fault", v)
 		}

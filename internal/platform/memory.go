@@ -2,8 +2,8 @@ package platform
 
 import "unsafe"
 
-// Forget says that part, a slice of the mapping's bytes, will hardly be read again. Where the system allows it, its pages
-// no longer count as the process's memory; reading them again works, but may wait for the disk.
+// Forget says that part, a slice of the mapping's bytes, will hardly be read again. Where the system allows it, its
+// pages no longer count as the process's memory; reading them again works, but may wait for the disk.
 func (m *Mapping) Forget(part []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -26,8 +26,8 @@ const pageSize = 64 << 10
 // AvailableMemory is what programs may still take without swapping, in bytes; 0 if unknown.
 func AvailableMemory() int { return availableMemory() }
 
-// Anonymous returns n zeroed bytes that the garbage collector does not know: in its heap, gigabytes of weights would let
-// as many bytes of garbage pile up. It returns nil when there are none. Free gives them back.
+// Anonymous returns n zeroed bytes that the garbage collector does not know: in its heap, gigabytes of weights would
+// let as many bytes of garbage pile up. It returns nil when there are none. Free gives them back.
 func Anonymous(n int) []byte { return anonymous(n) }
 
 // Free gives back what Anonymous returned.

@@ -10,7 +10,8 @@ import (
 const dontWait = 0
 
 func mapFile(f *os.File, size int) ([]byte, func() error, error) {
-	h, err := windows.CreateFileMapping(windows.Handle(f.Fd()), nil, windows.PAGE_READONLY, uint32(uint64(size)>>32), uint32(size), nil)
+	h, err := windows.CreateFileMapping(windows.Handle(f.Fd()), nil, windows.PAGE_READONLY, uint32(uint64(size)>>32),
+		uint32(size), nil)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,9 +4,8 @@
 // ("Q4_K_M", "Q8_0", ...).
 //
 // [Type] carries the geometry, [Dequantize] and [Quantize] convert whole rows,
-// [Convert] does both for a tensor on all cores, [Mix] plans a model. All functions are pure and safe for concurrent use; the
-// package holds no state and starts no goroutines except inside [Convert] and
-// [QuantizeAll], which wait for them before they return.
+// [Mix] plans a model. All functions are pure and safe for concurrent use; the
+// package holds no state and starts no goroutines.
 //
 // Block layouts follow ggml and are little endian on every machine.
 package quant

@@ -73,7 +73,8 @@ func measure(t testing.TB, typ quant.Type, x []float32) (ours, llama float64) {
 // and against the numbers printed in docs/quant-error.md.
 func TestErrorTable(t *testing.T) {
 	var table strings.Builder
-	fmt.Fprintln(&table, "| type | bits per weight | Gaussian: Strobe | llama.cpp | ratio | real: Strobe | llama.cpp | ratio |")
+	fmt.Fprintln(&table, "| type | bits per weight | Gaussian: Strobe | llama.cpp | ratio | real: Strobe | "+
+		"llama.cpp | ratio |")
 	fmt.Fprintln(&table, "|---|---|---|---|---|---|---|---|")
 	data := [][]float32{gaussian(), excerpt(t)}
 	for _, typ := range tableTypes {

@@ -2,7 +2,7 @@ package quant
 
 import (
 	"fmt"
-	"path"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -12,7 +12,7 @@ import (
 // [ParseMix]. The zero Mix is F32.
 type Mix struct {
 	kind      *kind
-	overrides []Override
+	overrides map[string]Type // by name of a tensor
 }
 
 // kind is one row of the table of mixes.
@@ -87,50 +87,15 @@ func (m Mix) Base() Type { return m.get().base }
 // a typical model.
 func (m Mix) Note() string { return m.get().note }
 
-// Override gives the tensors whose whole name matches Pattern the type Type,
-// whatever the mix would choose, and also where the mix would leave a tensor
-// alone. In a pattern, * stands for any run of characters, ? for one and [a-z]
-// for a class.
-type Override struct {
-	Pattern string
-	Type    Type
-}
-
-// ParseOverride reads "pattern=type", for example "blk.*.attn_v.weight=q8_0".
-func ParseOverride(s string) (Override, error) {
-	pattern, typ, ok := strings.Cut(s, "=")
-	if !ok || pattern == "" {
-		return Override{}, fmt.Errorf("tensor type %q: want PATTERN=TYPE", s)
+// With returns a copy of m that gives the named tensor the type t, whatever the mix would choose, and also where the
+// mix would leave it alone.
+func (m Mix) With(tensor string, t Type) Mix {
+	m.overrides = maps.Clone(m.overrides)
+	if m.overrides == nil {
+		m.overrides = map[string]Type{}
 	}
-	if _, err := path.Match(pattern, ""); err != nil {
-		return Override{}, fmt.Errorf("tensor type %q: malformed pattern", s)
-	}
-	t, err := ParseType(typ)
-	if err != nil {
-		return Override{}, fmt.Errorf("tensor type %q: %w", s, err)
-	}
-	return Override{pattern, t}, nil
-}
-
-// With returns a copy of m that looks at the overrides first. The first match
-// wins; overrides given here come after those m already has.
-func (m Mix) With(overrides ...Override) Mix {
-	m.overrides = append(slices.Clip(m.overrides), overrides...)
+	m.overrides[tensor] = t
 	return m
-}
-
-// override returns the type forced on a tensor, if any.
-func (m Mix) override(name string) (Type, bool, error) {
-	for _, o := range m.overrides {
-		ok, err := path.Match(o.Pattern, name)
-		if err != nil {
-			return 0, false, fmt.Errorf("tensor type pattern %q: malformed", o.Pattern)
-		}
-		if ok {
-			return o.Type, true, nil
-		}
-	}
-	return 0, false, nil
 }
 
 // FileTypeName is the name of a general.file_type value, including those no mix

@@ -135,7 +135,8 @@ func TestPlanDense(t *testing.T) {
 			if d := blocksWith(got, "ffn_down.weight", c.downMore); !slices.Equal(d, c.downBlocks) {
 				t.Errorf("ffn_down is %v in %v, want %v", c.downMore, d, c.downBlocks)
 			}
-			for _, name := range []string{"attn_q.weight", "attn_k.weight", "attn_output.weight", "ffn_gate.weight", "ffn_up.weight"} {
+			for _, name := range []string{"attn_q.weight", "attn_k.weight", "attn_output.weight", "ffn_gate.weight",
+				"ffn_up.weight"} {
 				if b := blocksWith(got, name, c.most); len(b) != 32 {
 					t.Errorf("%s is %v in %d blocks only", name, c.most, len(b))
 				}
@@ -249,7 +250,8 @@ func TestPlanEightExperts(t *testing.T) {
 	}
 	got := plan(t, "Q4_K_S", "llama", ts)
 	for name, want := range map[string]Type{
-		"blk.0.attn_q.weight": Q4_K, "blk.0.attn_k.weight": Q8_0, "blk.0.attn_v.weight": Q8_0, "blk.0.attn_output.weight": Q5_K,
+		"blk.0.attn_q.weight": Q4_K, "blk.0.attn_k.weight": Q8_0, "blk.0.attn_v.weight": Q8_0,
+		"blk.0.attn_output.weight": Q5_K,
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)
@@ -272,7 +274,8 @@ func TestPlanOddRows(t *testing.T) {
 	} {
 		got := plan(t, c.mix, "qwen3", row(c.n))
 		if got["blk.0.ffn_up.weight"] != c.up || got["output.weight"] != c.out {
-			t.Errorf("%s, rows of %d: %v, %v; want %v, %v", c.mix, c.n, got["blk.0.ffn_up.weight"], got["output.weight"], c.up, c.out)
+			t.Errorf("%s, rows of %d: %v, %v; want %v, %v", c.mix, c.n, got["blk.0.ffn_up.weight"], got["output.weight"], c.up,
+				c.out)
 		}
 	}
 }
@@ -304,15 +307,7 @@ func TestPlanOverrides(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var over []Override
-	for _, s := range []string{"blk.[01].ffn_up.weight=bf16", "*.ffn_up.weight=q5_0", "token_embd.weight=Q8_0"} {
-		o, err := ParseOverride(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		over = append(over, o)
-	}
-	m := base.With(over...)
+	m := base.With("blk.0.ffn_up.weight", BF16).With("blk.2.ffn_up.weight", Q5_0).With("token_embd.weight", Q8_0)
 	ts := []TensorInfo{tensor("token_embd.weight", 512, 64), tensor("blk.0.ffn_up.weight", 512, 64),
 		tensor("blk.2.ffn_up.weight", 512, 64), tensor("blk.2.ffn_gate.weight", 512, 64)}
 	got, err := m.Plan("qwen35", ts)
@@ -327,26 +322,21 @@ func TestPlanOverrides(t *testing.T) {
 	}
 
 	for _, c := range []struct {
-		over Override
+		typ  Type // of a.weight
 		ts   []TensorInfo
 		want string
 	}{
-		{Override{"*", Q4_K}, []TensorInfo{tensor("a.weight", 100, 2)}, `tensor "a.weight": rows of 100 cannot be Q4_K, which has blocks of 256`},
-		{Override{"*", Q2_K}, []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to Q2_K`},
-		{Override{"*", Type(5)}, []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to type(5)`},
-		{Override{"[", Q4_K}, []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": tensor type pattern "[": malformed`},
-		{Override{"none", Q4_K}, []TensorInfo{{"a.weight", []int{256, 2}, IQ2_S}}, `tensor "a.weight": cannot convert from IQ2_S`},
-		{Override{"none", Q4_K}, []TensorInfo{{"a.weight", nil, F32}}, `tensor "a.weight": has no shape`},
-		{Override{"none", Q4_K}, []TensorInfo{tensor("a_exps.weight", 256, 2, 4), tensor("ffn_down.weight", 256, 2)},
+		{Q4_K, []TensorInfo{tensor("a.weight", 100, 2)},
+			`tensor "a.weight": rows of 100 cannot be Q4_K, which has blocks of 256`},
+		{Q2_K, []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to Q2_K`},
+		{Type(5), []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to type(5)`},
+		{Q4_K, []TensorInfo{{"b.weight", []int{256, 2}, IQ2_S}}, `tensor "b.weight": cannot convert from IQ2_S`},
+		{Q4_K, []TensorInfo{{"b.weight", nil, F32}}, `tensor "b.weight": has no shape`},
+		{Q4_K, []TensorInfo{tensor("b_exps.weight", 256, 2, 4), tensor("ffn_down.weight", 256, 2)},
 			`tensor "ffn_down.weight": which block it belongs to is not in its name`},
 	} {
-		if _, err := base.With(c.over).Plan("qwen3", c.ts); err == nil || err.Error() != c.want {
+		if _, err := base.With("a.weight", c.typ).Plan("qwen3", c.ts); err == nil || err.Error() != c.want {
 			t.Errorf("got  %v\nwant %s", err, c.want)
-		}
-	}
-	for _, bad := range []string{"", "a", "=q4_k", "a=q9", "[=q8_0"} {
-		if o, err := ParseOverride(bad); err == nil {
-			t.Errorf("ParseOverride(%q) = %v", bad, o)
 		}
 	}
 }

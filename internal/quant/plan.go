@@ -182,11 +182,11 @@ func headsPerGroup(arch string, tensors []TensorInfo) int {
 }
 
 func (p *planner) choose(t TensorInfo) (Type, error) {
-	if forced, ok, err := p.mix.override(t.Name); ok || err != nil {
-		if err == nil && forced.Known() && t.Shape[0]%forced.BlockLen() != 0 {
-			err = fmt.Errorf("rows of %d cannot be %v, which has blocks of %d", t.Shape[0], forced, forced.BlockLen())
+	if forced, ok := p.mix.overrides[t.Name]; ok {
+		if forced.Known() && t.Shape[0]%forced.BlockLen() != 0 {
+			return 0, fmt.Errorf("rows of %d cannot be %v, which has blocks of %d", t.Shape[0], forced, forced.BlockLen())
 		}
-		return forced, err
+		return forced, nil
 	}
 	if !quantizes(t) {
 		return t.Type, nil

@@ -127,7 +127,8 @@ func findIn(dir string) (string, error) {
 	if len(index)+len(single) == 0 {
 		return "", fmt.Errorf("%s: no .safetensors file in this folder", dir)
 	}
-	return "", fmt.Errorf("%s: several safetensors files and no %s; name one of %s", dir, indexName, strings.Join(slices.Concat(index, single), ", "))
+	return "", fmt.Errorf("%s: several safetensors files and no %s; name one of %s", dir, indexName,
+		strings.Join(slices.Concat(index, single), ", "))
 }
 
 func (f *File) openSingle(path string) error {
@@ -151,22 +152,6 @@ func (f *File) mapFile(path string) ([]*Tensor, map[string]string, error) {
 	return parse(path, m.Bytes())
 }
 
-// Parse reads a file that is already in memory; name stands for its path in
-// errors. The File uses data, which must not change.
-func Parse(name string, data []byte) (*File, error) {
-	tensors, meta, err := parse(name, data)
-	if err != nil {
-		return nil, err
-	}
-	f := &File{tensors: map[string]*Tensor{}, meta: meta}
-	for _, t := range tensors {
-		f.tensors[t.Name] = t
-		f.names = append(f.names, t.Name)
-	}
-	sort.Strings(f.names)
-	return f, nil
-}
-
 // Close unmaps the files. Tensor data must not be used afterwards. Closing
 // again does nothing.
 func (f *File) Close() error {
@@ -185,6 +170,3 @@ func (f *File) Names() []string { return f.names }
 
 // Tensor is the tensor of that name, nil when there is none.
 func (f *File) Tensor(name string) *Tensor { return f.tensors[name] }
-
-// Metadata is the free-form text of the header; of the index for shards.
-func (f *File) Metadata() map[string]string { return f.meta }

@@ -43,9 +43,11 @@ func parse(path string, data []byte) ([]*Tensor, map[string]string, error) {
 	n := binary.LittleEndian.Uint64(data)
 	switch {
 	case n > maxHeader:
-		return nil, nil, fieldErr(path, "header length", "%d is over the limit of %d bytes: not a safetensors file", n, maxHeader)
+		return nil, nil, fieldErr(path, "header length", "%d is over the limit of %d bytes: not a safetensors file", n,
+			maxHeader)
 	case n > uint64(len(data)-8):
-		return nil, nil, fieldErr(path, "header length", "%w: a header of %d bytes in a file of %d", ErrTruncated, n, len(data))
+		return nil, nil, fieldErr(path, "header length", "%w: a header of %d bytes in a file of %d", ErrTruncated, n,
+			len(data))
 	}
 	head, body := data[8:8+n], data[8+n:]
 	if !utf8.Valid(head) {
@@ -82,7 +84,8 @@ func parse(path string, data []byte) ([]*Tensor, map[string]string, error) {
 	tensors := make([]*Tensor, len(spans))
 	for i, s := range spans {
 		if i > 0 && s.from < spans[i-1].to {
-			return nil, nil, fieldErr(path, tensorField(s.t.Name), "its data overlaps that of %s", tensorField(spans[i-1].t.Name))
+			return nil, nil, fieldErr(path, tensorField(s.t.Name), "its data overlaps that of %s",
+				tensorField(spans[i-1].t.Name))
 		}
 		tensors[i] = s.t
 	}
@@ -191,7 +194,8 @@ func (e *named) tensor(path string, body []byte) (t *Tensor, from, to uint64, er
 	case from > to:
 		return nil, 0, 0, fieldErr(path, field, "data_offsets %d to %d go backwards", from, to)
 	case to-from != size:
-		return nil, 0, 0, fieldErr(path, field, "data_offsets hold %d bytes, %s of shape %v needs %d", to-from, t.DType, t.Shape, size)
+		return nil, 0, 0, fieldErr(path, field, "data_offsets hold %d bytes, %s of shape %v needs %d", to-from, t.DType,
+			t.Shape, size)
 	case to > uint64(len(body)):
 		return nil, 0, 0, fieldErr(path, field, "%w: its data ends at byte %d of %d", ErrTruncated, to, len(body))
 	}

@@ -37,18 +37,23 @@ func checkError(t *testing.T, what string, err error) {
 	}
 }
 
-const sound = `{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[],"data_offsets":[8,10]}}`
+const sound = `{"__metadata__":{"format":"pt"},"a":{"dtype":"F32",` +
+	`"shape":[2,1],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[],"data_offsets":[8,10]}}`
 
 func TestParse(t *testing.T) {
 	f, err := safetensors.Parse("x.safetensors", file(sound, 10))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(f.Names(), f.Metadata(), f.Tensor("a").Shape, f.Tensor("b").Elems(), len(f.Tensor("b").Data), f.Tensor("c") == nil); got != "[a b] map[format:pt] [2 1] 1 2 true" {
+	if got := fmt.Sprint(f.Names(), f.Metadata(), f.Tensor("a").Shape, f.Tensor("b").Elems(), len(f.Tensor("b").Data),
+		f.Tensor("c") == nil); got != "[a b] map[format:pt] [2 1] 1 2 true" {
 		t.Errorf("got %s", got)
 	}
 	// Empty tensors share a place with their neighbours.
-	if _, err := safetensors.Parse("x", file(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"e":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},"z":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}}`, 4)); err != nil {
+	if _, err := safetensors.Parse("x",
+		file(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,`+
+			`4]},"e":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},"z":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}}`,
+			4)); err != nil {
 		t.Error(err)
 	}
 }
@@ -82,7 +87,8 @@ func TestBadFiles(t *testing.T) {
 		{"a list", file("[]", 0), "header: is not a JSON object"},
 		{"not UTF-8", file("{\"a\xff\":1}", 0), "header: is not valid UTF-8"},
 		{"text after", file(`{} {}`, 0), "header: has text after"},
-		{"name twice", file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `tensor "a": the name is there twice`},
+		{"name twice", file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,`+
+			`1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `tensor "a": the name is there twice`},
 		{"metadata not text", file(`{"__metadata__":{"a":1}}`, 0), "__metadata__: not valid"},
 		{"entry not an object", one(`7`), `tensor "a": not valid: unexpected JSON number`},
 		{"entry null", one(`null`), `tensor "a": dtype is missing`},
@@ -91,21 +97,33 @@ func TestBadFiles(t *testing.T) {
 		{"no offsets", one(`{"dtype":"U8","shape":[1]}`), `tensor "a": data_offsets has 0 numbers`},
 		{"three offsets", one(`{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}`), `tensor "a": data_offsets has 3 numbers`},
 		{"dtype unknown", one(`{"dtype":"Q9","shape":[1],"data_offsets":[0,1]}`), `tensor "a": unknown dtype "Q9"`},
-		{"dtype not text", one(`{"dtype":3,"shape":[1],"data_offsets":[0,1]}`), `tensor "a": not valid: dtype: unexpected JSON number`},
+		{"dtype not text", one(`{"dtype":3,"shape":[1],"data_offsets":[0,1]}`),
+			`tensor "a": not valid: dtype: unexpected JSON number`},
 		{"dimension negative", one(`{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}`), `tensor "a": dimension 0 is -1`},
 		{"dimension not whole", one(`{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]}`), `tensor "a": not valid: shape`},
-		{"dimension overflows", one(`{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}`), `tensor "a": not valid`},
-		{"shape overflows", one(`{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}`), `tensor "a": its shape is too large`},
+		{"dimension overflows", one(`{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}`),
+			`tensor "a": not valid`},
+		{"shape overflows", one(`{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}`),
+			`tensor "a": its shape is too large`},
 		{"offset negative", one(`{"dtype":"U8","shape":[1],"data_offsets":[-1,0]}`), `tensor "a": not valid: data_offsets`},
-		{"offsets backwards", one(`{"dtype":"U8","shape":[1],"data_offsets":[2,1]}`), `tensor "a": data_offsets 2 to 1 go backwards`},
-		{"size too small", one(`{"dtype":"F32","shape":[2],"data_offsets":[0,7]}`), `tensor "a": data_offsets hold 7 bytes, F32 of shape [2] needs 8`},
+		{"offsets backwards", one(`{"dtype":"U8","shape":[1],"data_offsets":[2,1]}`),
+			`tensor "a": data_offsets 2 to 1 go backwards`},
+		{"size too small", one(`{"dtype":"F32","shape":[2],"data_offsets":[0,7]}`),
+			`tensor "a": data_offsets hold 7 bytes, F32 of shape [2] needs 8`},
 		{"size too large", one(`{"dtype":"F32","shape":[2],"data_offsets":[0,9]}`), `tensor "a": data_offsets hold 9 bytes`},
-		{"half bytes", one(`{"dtype":"F4","shape":[3],"data_offsets":[0,1]}`), `tensor "a": 3 values of F4 do not fill whole bytes`},
-		{"out of range", one(`{"dtype":"U8","shape":[65],"data_offsets":[0,65]}`), `tensor "a": file is truncated: its data ends at byte 65 of 64`},
-		{"far out of range", one(`{"dtype":"U8","shape":[1],"data_offsets":[18446744073709551614,18446744073709551615]}`), `tensor "a": file is truncated`},
-		{"overlap", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}`, 8), `tensor "b": its data overlaps that of tensor "a"`},
-		{"same place", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, 8), `overlaps`},
-		{"inside another", file(`{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]},"c":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}}`, 8), `overlaps`},
+		{"half bytes", one(`{"dtype":"F4","shape":[3],"data_offsets":[0,1]}`),
+			`tensor "a": 3 values of F4 do not fill whole bytes`},
+		{"out of range", one(`{"dtype":"U8","shape":[65],"data_offsets":[0,65]}`),
+			`tensor "a": file is truncated: its data ends at byte 65 of 64`},
+		{"far out of range", one(`{"dtype":"U8","shape":[1],"data_offsets":[18446744073709551614,18446744073709551615]}`),
+			`tensor "a": file is truncated`},
+		{"overlap", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,`+
+			`4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}`, 8), `tensor "b": its data overlaps that of tensor "a"`},
+		{"same place", file(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,`+
+			`4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, 8), `overlaps`},
+		{"inside another", file(`{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,`+
+			`8]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]},"c":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}}`, 8),
+			`overlaps`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var before, after runtime.MemStats
@@ -149,7 +167,8 @@ func TestShards(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := fmt.Sprintf("%v %s %s %v", f.Names(), f.Tensor("a").Data, f.Tensor("b").Data, f.Metadata()); got != "[a b] a b map[total_size:2]" {
+		if got := fmt.Sprintf("%v %s %s %v", f.Names(), f.Tensor("a").Data, f.Tensor("b").Data,
+			f.Metadata()); got != "[a b] a b map[total_size:2]" {
 			t.Errorf("got %s", got)
 		}
 		f.Close()
@@ -161,8 +180,10 @@ func TestBadIndex(t *testing.T) {
 		{"not JSON", `{`, "index.json: not valid"},
 		{"no map", `{}`, "weight_map: is missing or empty"},
 		{"map of numbers", `{"weight_map":{"a":1}}`, "weight_map: unexpected JSON number"},
-		{"shard missing", `{"weight_map":{"a":"one.safetensors","b":"three.safetensors"}}`, `weight_map: shard "three.safetensors" is missing`},
-		{"tensor missing", `{"weight_map":{"a":"one.safetensors","c":"two.safetensors"}}`, `weight_map: tensor "c" is not in shard "two.safetensors"`},
+		{"shard missing", `{"weight_map":{"a":"one.safetensors","b":"three.safetensors"}}`,
+			`weight_map: shard "three.safetensors" is missing`},
+		{"tensor missing", `{"weight_map":{"a":"one.safetensors","c":"two.safetensors"}}`,
+			`weight_map: tensor "c" is not in shard "two.safetensors"`},
 		{"up", `{"weight_map":{"a":"../one.safetensors"}}`, "not a plain file name"},
 		{"up on windows", `{"weight_map":{"a":"..\\one.safetensors"}}`, "not a plain file name"},
 		{"absolute", `{"weight_map":{"a":"/etc/passwd"}}`, "not a plain file name"},
@@ -189,7 +210,8 @@ func TestFolders(t *testing.T) {
 		t.Errorf("absent: got error %v", err)
 	}
 	put := func(name string) {
-		if err := safetensors.Write(filepath.Join(dir, name), []safetensors.Tensor{{Name: name, DType: "U8", Shape: []int{0}}}, nil); err != nil {
+		if err := safetensors.Write(filepath.Join(dir, name),
+			[]safetensors.Tensor{{Name: name, DType: "U8", Shape: []int{0}}}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -207,7 +229,8 @@ func TestFolders(t *testing.T) {
 	put("only.safetensors")
 	open("only.safetensors")
 	put("other.safetensors")
-	if _, err := safetensors.Open(dir); err == nil || !strings.Contains(err.Error(), "only.safetensors, other.safetensors") {
+	if _, err := safetensors.Open(dir); err == nil ||
+		!strings.Contains(err.Error(), "only.safetensors, other.safetensors") {
 		t.Errorf("two files: got error %v", err)
 	}
 	put("model.safetensors")
@@ -223,7 +246,8 @@ func TestFloat32s(t *testing.T) {
 	}{
 		{"F32", []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0}, []float32{1, -2}},
 		{"BF16", []byte{0x80, 0x3f, 0x80, 0xff}, []float32{1, -inf}},
-		{"F16", []byte{0x00, 0x3c, 0x00, 0xc0, 0x01, 0x00, 0xff, 0x83, 0xff, 0x7b, 0x00, 0x7c, 0x00, 0xfc, 0x00, 0x04, 0x01, 0x7e}, []float32{1, -2, 0x1p-24, -1023 * 0x1p-24, 65504, inf, -inf, 0x1p-14, nan}},
+		{"F16", []byte{0x00, 0x3c, 0x00, 0xc0, 0x01, 0x00, 0xff, 0x83, 0xff, 0x7b, 0x00, 0x7c, 0x00, 0xfc, 0x00, 0x04, 0x01,
+			0x7e}, []float32{1, -2, 0x1p-24, -1023 * 0x1p-24, 65504, inf, -inf, 0x1p-14, nan}},
 		{"F64", []byte{0, 0, 0, 0, 0, 0, 0xf8, 0x3f}, []float32{1.5}},
 		{"I64", []byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, []float32{-2}},
 		{"U64", []byte{2, 0, 0, 0, 0, 0, 0, 0}, []float32{2}},

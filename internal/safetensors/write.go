@@ -140,7 +140,8 @@ func check(path string, t *Tensor, seen map[string]bool) error {
 		elems *= d
 	}
 	if uint64(elems)*width%8 != 0 || uint64(len(t.Data)) != uint64(elems)*width/8 {
-		return fieldErr(path, field, "%d bytes of data, %s of shape %v needs %d", len(t.Data), t.DType, t.Shape, uint64(elems)*width/8)
+		return fieldErr(path, field, "%d bytes of data, %s of shape %v needs %d", len(t.Data), t.DType, t.Shape,
+			uint64(elems)*width/8)
 	}
 	return nil
 }

@@ -178,7 +178,8 @@ func randomParams(rng *rand.Rand, vocab int) Params {
 		FrequencyPenalty: chance(rng.Float32()),
 		PresencePenalty:  chance(rng.Float32() - 0.5),
 		RepeatLastN:      rng.IntN(12) - 1,
-		DRY:              DRYParams{Multiplier: chance(2 * rng.Float32()), Base: chance(1 + rng.Float32()), AllowedLength: rng.IntN(4), LastN: rng.IntN(40) - 1},
+		DRY: DRYParams{Multiplier: chance(2 * rng.Float32()), Base: chance(1 + rng.Float32()),
+			AllowedLength: rng.IntN(4), LastN: rng.IntN(40) - 1},
 	}
 	if rng.IntN(2) == 0 {
 		p.TopK = rng.IntN(vocab + 5)
@@ -269,10 +270,14 @@ func TestOrder(t *testing.T) {
 		want []int32
 	}{
 		{"mask before bias", Params{LogitBias: map[int32]float32{0: 100}}, ban0, []float32{1, 0}, []int32{1}},
-		{"bias before penalty", Params{LogitBias: map[int32]float32{0: 10}, RepeatPenalty: 20}, nil, []float32{-1, 0.5}, []int32{1}}, // 9/20, not -20+10
+		// 9/20, not -20+10
+		{"bias before penalty", Params{LogitBias: map[int32]float32{0: 10}, RepeatPenalty: 20}, nil, []float32{-1, 0.5},
+			[]int32{1}},
 		{"penalty before top-k", Params{Temp: 1, TopK: 1, PresencePenalty: 5}, nil, []float32{2, 1}, []int32{1}},
-		{"top-k before top-p", Params{Temp: 1, TopK: 2, TopP: 0.55}, nil, []float32{1, 0.9, 0.8, 0.7, 0.6}, []int32{0, 1}}, // 0.52 of the two, 0.24 of all
-		{"top-p before min-p", Params{Temp: 1, TopP: 0.45, MinP: 0.5}, nil, []float32{0, -0.6, -0.9, -0.9, -0.9, -0.9}, []int32{0, 1}},
+		// 0.52 of the two, 0.24 of all
+		{"top-k before top-p", Params{Temp: 1, TopK: 2, TopP: 0.55}, nil, []float32{1, 0.9, 0.8, 0.7, 0.6}, []int32{0, 1}},
+		{"top-p before min-p", Params{Temp: 1, TopP: 0.45, MinP: 0.5}, nil, []float32{0, -0.6, -0.9, -0.9, -0.9, -0.9},
+			[]int32{0, 1}},
 		{"truncation before temperature", Params{Temp: 100, MinP: 0.5}, nil, []float32{0, -1, -2}, []int32{0}},
 	} {
 		s := New(tc.p, len(tc.row))
@@ -344,7 +349,8 @@ func TestTies(t *testing.T) {
 }
 
 func TestStrangeLogits(t *testing.T) {
-	ps := []Params{{}, {Temp: 1}, {Temp: 1, TopK: 2}, {Temp: 1, TopP: 0.9}, {Temp: 1, MinP: 0.1}, {Temp: 1, TypicalP: 0.9}, {Temp: 1e-30, TopP: 0.5, MinP: 2}}
+	ps := []Params{{}, {Temp: 1}, {Temp: 1, TopK: 2}, {Temp: 1, TopP: 0.9}, {Temp: 1, MinP: 0.1}, {Temp: 1, TypicalP: 0.9},
+		{Temp: 1e-30, TopP: 0.5, MinP: 2}}
 	for _, p := range ps {
 		for _, tc := range []struct {
 			name string
@@ -378,7 +384,8 @@ func TestStrangeLogits(t *testing.T) {
 
 func TestOneDrawPerSample(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for _, p := range []Params{{Temp: 1}, {Temp: 1, TopK: 1}, {Temp: 0.5, TopP: 0.3}, {Temp: 1, TypicalP: 0.5, MinP: 0.5}, {Temp: 0}} {
+	for _, p := range []Params{{Temp: 1}, {Temp: 1, TopK: 1}, {Temp: 0.5, TopP: 0.3}, {Temp: 1, TypicalP: 0.5, MinP: 0.5},
+		{Temp: 0}} {
 		p.Seed = 42
 		s := New(p, 50)
 		want := rand.NewPCG(42, 0x9e3779b97f4a7c15)
@@ -575,12 +582,14 @@ func TestExpNeg(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	if err := (Params{Temp: 0.8, TopK: 40, TopP: 0.95, MinP: 0.05, RepeatPenalty: 1.1, LogitBias: map[int32]float32{1: negInf}}).Validate(); err != nil {
+	if err := (Params{Temp: 0.8, TopK: 40, TopP: 0.95, MinP: 0.05, RepeatPenalty: 1.1,
+		LogitBias: map[int32]float32{1: negInf}}).Validate(); err != nil {
 		t.Error(err)
 	}
 	for name, p := range map[string]Params{
-		"Temp": {Temp: nan}, "TopP": {TopP: 1.5}, "MinP": {MinP: -1}, "TypicalP": {TypicalP: inf}, "RepeatPenalty": {RepeatPenalty: -1},
-		"DRY.Base": {DRY: DRYParams{Base: nan}}, "LogitBias": {LogitBias: map[int32]float32{3: nan}},
+		"Temp": {Temp: nan}, "TopP": {TopP: 1.5}, "MinP": {MinP: -1}, "TypicalP": {TypicalP: inf},
+		"RepeatPenalty": {RepeatPenalty: -1},
+		"DRY.Base":      {DRY: DRYParams{Base: nan}}, "LogitBias": {LogitBias: map[int32]float32{3: nan}},
 	} {
 		if err := p.Validate(); err == nil || len(err.Error()) < len(name) || err.Error()[:len(name)] != name {
 			t.Errorf("%s: %v", name, err)
@@ -593,8 +602,10 @@ func TestNoAllocations(t *testing.T) {
 	row := randomRow(rng, 5000, 2)
 	x := slices.Clone(row)
 	for _, p := range []Params{
-		{}, {Temp: 1}, {Temp: 1, TopK: 40, TopP: 0.9, MinP: 0.05}, {Temp: 1, TopP: 0.9}, {Temp: 1, MinP: 0.1}, {Temp: 1, TypicalP: 0.9},
-		{Temp: 1, TopK: 20, RepeatPenalty: 1.1, FrequencyPenalty: 0.5, DRY: DRYParams{Multiplier: 1}, LogitBias: map[int32]float32{1: 1}},
+		{}, {Temp: 1}, {Temp: 1, TopK: 40, TopP: 0.9, MinP: 0.05}, {Temp: 1, TopP: 0.9}, {Temp: 1, MinP: 0.1},
+		{Temp: 1, TypicalP: 0.9},
+		{Temp: 1, TopK: 20, RepeatPenalty: 1.1, FrequencyPenalty: 0.5, DRY: DRYParams{Multiplier: 1},
+			LogitBias: map[int32]float32{1: 1}},
 	} {
 		s, saved := New(p, len(row)), New(p, len(row))
 		step := func() {
@@ -614,15 +625,18 @@ func TestNoAllocations(t *testing.T) {
 }
 
 func FuzzSample(f *testing.F) {
-	f.Add([]byte{0, 0, 128, 63, 0, 0, 192, 127, 0, 0, 128, 255, 0, 0, 128, 127}, float32(1), float32(0.9), float32(0.1), float32(0.5), 2, float32(1.1), float32(1), []byte{1, 2, 1, 2})
-	f.Add([]byte{1, 2, 3, 4, 5, 6, 7, 8}, float32(0), float32(0), float32(0), float32(0), 0, float32(0), float32(0), []byte{})
+	f.Add([]byte{0, 0, 128, 63, 0, 0, 192, 127, 0, 0, 128, 255, 0, 0, 128, 127}, float32(1), float32(0.9), float32(0.1),
+		float32(0.5), 2, float32(1.1), float32(1), []byte{1, 2, 1, 2})
+	f.Add([]byte{1, 2, 3, 4, 5, 6, 7, 8}, float32(0), float32(0), float32(0), float32(0), 0, float32(0), float32(0),
+		[]byte{})
 	f.Fuzz(func(t *testing.T, raw []byte, temp, topP, minP, typ float32, topK int, pen, dry float32, hist []byte) {
 		var row []float32
 		for len(raw) >= 4 {
 			row = append(row, math.Float32frombits(binary.LittleEndian.Uint32(raw)))
 			raw = raw[4:]
 		}
-		p := Params{Temp: temp, TopP: topP, MinP: minP, TypicalP: typ, TopK: topK, RepeatPenalty: pen, FrequencyPenalty: pen, DRY: DRYParams{Multiplier: dry, Base: pen, AllowedLength: topK}}
+		p := Params{Temp: temp, TopP: topP, MinP: minP, TypicalP: typ, TopK: topK, RepeatPenalty: pen, FrequencyPenalty: pen,
+			DRY: DRYParams{Multiplier: dry, Base: pen, AllowedLength: topK}}
 		s := New(p, len(row))
 		for _, b := range hist {
 			s.Accept(int32(int8(b)))

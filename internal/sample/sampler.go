@@ -156,7 +156,8 @@ func (s *Sampler) SetConstraint(c Constraint) { s.constraint = c }
 // Greedy reports whether Sample is nothing but the largest of so many logits, so that a device
 // may take it without sending the row over.
 func (s *Sampler) Greedy(logits int) bool {
-	return !(s.p.Temp > 0) && (s.vocab == 0 || s.vocab >= logits) && s.constraint == nil && len(s.bias) == 0 && !s.hist.penalties && !s.dry.on
+	return !(s.p.Temp > 0) && (s.vocab == 0 || s.vocab >= logits) && s.constraint == nil && len(s.bias) == 0 &&
+		!s.hist.penalties && !s.dry.on
 }
 
 // Prime records tokens of the prompt for the penalties. The constraint does not

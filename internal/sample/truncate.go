@@ -17,7 +17,8 @@ func Argmax(logits []float32) int32 {
 		// Nearly always nothing in a row of eight is larger; asking for all of them at once takes a third of the time.
 		// Every comparison is false for NaN.
 		x := logits[at : at+8 : at+8]
-		if !(x[0] > best || x[1] > best || x[2] > best || x[3] > best || x[4] > best || x[5] > best || x[6] > best || x[7] > best) {
+		if !(x[0] > best || x[1] > best || x[2] > best || x[3] > best || x[4] > best || x[5] > best || x[6] > best ||
+			x[7] > best) {
 			continue
 		}
 		for i, x := range x {

@@ -80,9 +80,11 @@ func vanish(ctx context.Context, r *rand.Rand, addr string) bool {
 	}
 	defer c.Close()
 	paths := []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"}
-	body := fmt.Sprintf(`{"prompt":"%[1]s","input":"%[1]s","messages":[{"role":"user","content":"%[1]s"}],"stream":%[2]v,"max_tokens":%[3]d,"max_output_tokens":%[3]d,"n":%[4]d}`,
+	body := fmt.Sprintf(`{"prompt":"%[1]s","input":"%[1]s","messages":[{"role":"user",`+
+		`"content":"%[1]s"}],"stream":%[2]v,"max_tokens":%[3]d,"max_output_tokens":%[3]d,"n":%[4]d}`,
 		strings.Repeat("word ", 1+r.IntN(60)), r.IntN(4) > 0, 1+r.IntN(60), 1+r.IntN(2))
-	req := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", paths[r.IntN(len(paths))], len(body), body)
+	req := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+		paths[r.IntN(len(paths))], len(body), body)
 	if r.IntN(5) == 0 {
 		req = req[:r.IntN(len(req))]
 	}
@@ -118,7 +120,8 @@ func TestManyQueued(t *testing.T) {
 	var ok, refused atomic.Int64
 	for range 1000 {
 		wg.Go(func() {
-			resp, err := client.Post(l.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","max_tokens":20,"ignore_eos":true}`))
+			resp, err := client.Post(l.url+"/v1/completions", "application/json",
+				strings.NewReader(`{"prompt":"x","max_tokens":20,"ignore_eos":true}`))
 			if err != nil {
 				t.Error(err)
 				return
@@ -203,7 +206,8 @@ func TestHeaderFlood(t *testing.T) {
 
 // TestSlowLoris: headers and bodies that never end do not keep their connections.
 func TestSlowLoris(t *testing.T) {
-	l := startLive(t, options{config: Config{HeaderTimeout: 100 * time.Millisecond, BodyTimeout: 100 * time.Millisecond, Keys: []string{"k"}}})
+	l := startLive(t, options{config: Config{HeaderTimeout: 100 * time.Millisecond, BodyTimeout: 100 * time.Millisecond,
+		Keys: []string{"k"}}})
 	for _, start := range []string{
 		"GET /health HTTP/1.1\r\nHost: x\r\nX-A",
 		"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nContent-Length: 1000\r\n\r\n{\"prompt\":",
@@ -229,7 +233,8 @@ func TestSlowLoris(t *testing.T) {
 
 // TestSlowReader: a client that takes nothing of its answer loses it, and its slot.
 func TestSlowReader(t *testing.T) {
-	l := startLive(t, options{config: Config{WriteTimeout: 100 * time.Millisecond}, engine: engine.Config{Parallel: 1, Context: 32768}, buffer: 4096})
+	l := startLive(t, options{config: Config{WriteTimeout: 100 * time.Millisecond},
+		engine: engine.Config{Parallel: 1, Context: 32768}, buffer: 4096})
 	c, err := net.Dial("tcp", l.addr)
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,8 @@ import (
 	"strobe/models"
 )
 
-const goPrompt = "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n// sum adds the numbers.\nfunc sum(xs []int) int {\n"
+const goPrompt = "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n// sum adds the numbers.\nfunc sum(xs " +
+	"[]int) int {\n"
 
 // BenchmarkServing measures the shipped pair through HTTP and beside it: tokens per second of one stream
 // on the engine itself, of one through the server, and of eight at once.
@@ -39,7 +40,8 @@ func BenchmarkServing(b *testing.B) {
 	defer http.DefaultClient.CloseIdleConnections()
 
 	direct := func(b *testing.B, draft string) {
-		req := engine.Request{Tokens: m.Tokenizer.Encode(goPrompt, tokenizer.EncodeOptions{}), Params: sample.Params{}, MaxTokens: n, IgnoreEOG: true, Spec: speculate.Options{Draft: draft}}
+		req := engine.Request{Tokens: m.Tokenizer.Encode(goPrompt, tokenizer.EncodeOptions{}), Params: sample.Params{},
+			MaxTokens: n, IgnoreEOG: true, Spec: speculate.Options{Draft: draft}}
 		g, err := e.Submit(b.Context(), req)
 		if err != nil {
 			b.Fatal(err)
@@ -49,7 +51,8 @@ func BenchmarkServing(b *testing.B) {
 		}
 	}
 	overHTTP := func(b *testing.B, draft string) {
-		body := fmt.Sprintf(`{"prompt":%q,"max_tokens":%d,"temperature":0,"ignore_eos":true,"stream":true,"strobe":{"draft":%q}}`, goPrompt, n, draft)
+		body := fmt.Sprintf(`{"prompt":%q,"max_tokens":%d,"temperature":0,`+
+			`"ignore_eos":true,"stream":true,"strobe":{"draft":%q}}`, goPrompt, n, draft)
 		resp, err := http.Post(srv.URL+"/v1/completions", "application/json", strings.NewReader(body))
 		if err != nil {
 			b.Fatal(err)

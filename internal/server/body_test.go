@@ -19,7 +19,9 @@ func (l *live) send(t *testing.T, header string, body func(w io.Writer) error) *
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if _, err := io.WriteString(c, "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+header+"\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(c,
+		"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+header+
+			"\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	if err := body(c); err != nil {
@@ -38,7 +40,8 @@ func TestSlowBody(t *testing.T) {
 	for _, header := range []string{"Content-Length: 1000", "Transfer-Encoding: chunked"} {
 		resp := l.send(t, header, func(w io.Writer) error { return nil })
 		b, err := io.ReadAll(resp.Body)
-		if resp.StatusCode != http.StatusRequestTimeout || err != nil || !strings.Contains(string(b), "did not arrive within 50ms") {
+		if resp.StatusCode != http.StatusRequestTimeout || err != nil ||
+			!strings.Contains(string(b), "did not arrive within 50ms") {
 			t.Errorf("%s: %d %s %v", header, resp.StatusCode, b, err)
 		}
 		if !resp.Close {
@@ -80,7 +83,8 @@ func TestLargeBody(t *testing.T) {
 			return nil
 		})
 		b, err := io.ReadAll(resp.Body)
-		if resp.StatusCode != http.StatusRequestEntityTooLarge || err != nil || !strings.Contains(string(b), "larger than 10240") {
+		if resp.StatusCode != http.StatusRequestEntityTooLarge || err != nil ||
+			!strings.Contains(string(b), "larger than 10240") {
 			t.Errorf("chunked %v: %d %s %v", chunked, resp.StatusCode, b, err)
 		}
 		if n := l.s.held.Load(); n != 0 {

@@ -40,7 +40,8 @@ func TestChat(t *testing.T) {
 		t.Errorf("the stream says %q (%s), the whole %q", got, finish, content)
 	}
 	last := evs[len(evs)-1].data
-	if number(last, "usage", "completion_tokens") != number(whole, "usage", "completion_tokens") || len(at(last, "choices").([]any)) != 0 {
+	if number(last, "usage", "completion_tokens") != number(whole, "usage", "completion_tokens") ||
+		len(at(last, "choices").([]any)) != 0 {
 		t.Errorf("last chunk %v", last)
 	}
 	if text(evs[0].data, "choices", 0, "delta", "role") != "assistant" {
@@ -53,12 +54,16 @@ func TestChat(t *testing.T) {
 	}
 }
 
-var weather = []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"get_weather","description":"d","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}},"required":["city"]}}}`)}
+var weather = []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"get_weather",` +
+	`"description":"d","parameters":{"type":"object",` +
+	`"properties":{"city":{"type":"string"},"days":{"type":"integer"}},"required":["city"]}}}`)}
 
 func TestToolCalls(t *testing.T) {
 	for _, c := range []struct{ name, template, said string }{
-		{"json", hermesTemplate, "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln\", \"days\": 3}}\n</tool_call>"},
-		{"xml", xmlTemplate, "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"},
+		{"json", hermesTemplate, "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln\", " +
+			"\"days\": 3}}\n</tool_call>"},
+		{"xml", xmlTemplate, "I look.\n<tool_call>\n<function=get_weather>" +
+			"\n<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := start(t, options{template: c.template})
@@ -76,7 +81,8 @@ func TestToolCalls(t *testing.T) {
 			}
 			m := f.post("/v1/chat/completions", q)
 			call := at(m, "choices", 0, "message", "tool_calls", 0)
-			check("whole", text(m, "choices", 0, "message", "content"), text(m, "choices", 0, "finish_reason"), text(call, "function", "name"), text(call, "function", "arguments"))
+			check("whole", text(m, "choices", 0, "message", "content"), text(m, "choices", 0, "finish_reason"),
+				text(call, "function", "name"), text(call, "function", "arguments"))
 			if !strings.HasPrefix(text(call, "id"), "call_") || text(call, "type") != "function" {
 				t.Errorf("call %v", call)
 			}
@@ -86,7 +92,8 @@ func TestToolCalls(t *testing.T) {
 			}
 			check("stream", content, finish, text(calls[0], "name"), text(calls[0], "arguments"))
 
-			if m := f.post("/v1/chat/completions", with(q, dict{"tool_choice": "none"})); at(m, "choices", 0, "message", "tool_calls") != nil {
+			if m := f.post("/v1/chat/completions", with(q, dict{"tool_choice": "none"})); at(m, "choices", 0, "message",
+				"tool_calls") != nil {
 				t.Errorf("a call although tool_choice is none: %v", m)
 			}
 		})
@@ -99,10 +106,12 @@ func TestOneToolCall(t *testing.T) {
 	one := "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"A\"}}\n</tool_call>\n"
 	f.script(one + one + strings.Repeat("and so on ", 50))
 	q := dict{"messages": user("?"), "tools": weather}
-	if m := f.post("/v1/chat/completions", with(q, dict{"parallel_tool_calls": false})); len(at(m, "choices", 0, "message", "tool_calls").([]any)) != 1 || text(m, "choices", 0, "finish_reason") != "tool_calls" {
+	if m := f.post("/v1/chat/completions", with(q, dict{"parallel_tool_calls": false})); len(at(m, "choices", 0, "message",
+		"tool_calls").([]any)) != 1 || text(m, "choices", 0, "finish_reason") != "tool_calls" {
 		t.Errorf("one call: %v", m)
 	}
-	_, _, finish, calls := joined(f.events("/v1/chat/completions", with(q, dict{"stream": true, "parallel_tool_calls": false})))
+	_, _, finish, calls := joined(f.events("/v1/chat/completions",
+		with(q, dict{"stream": true, "parallel_tool_calls": false})))
 	if len(calls) != 1 || finish != "tool_calls" {
 		t.Errorf("one call, streamed: %v, %s", calls, finish)
 	}
@@ -113,7 +122,9 @@ func TestOneToolCall(t *testing.T) {
 
 // TestForcedTool: a model that knows nothing of tools calls one when it has to.
 func TestForcedTool(t *testing.T) {
-	schema := `{"type":"object","properties":{"unit":{"enum":["C","F"]},"place":{"$ref":"#/$defs/place"}},"required":["unit","place"],"$defs":{"place":{"type":"string","maxLength":5}}}`
+	schema := `{"type":"object","properties":{"unit":{"enum":["C",` +
+		`"F"]},"place":{"$ref":"#/$defs/place"}}` +
+		`,"required":["unit","place"],"$defs":{"place":{"type":"string","maxLength":5}}}`
 	tools := []json.RawMessage{
 		json.RawMessage(`{"type":"function","function":{"name":"convert","parameters":` + schema + `}}`),
 		json.RawMessage(`{"type":"function","function":{"name":"convert_all","parameters":` + schema + `}}`),
@@ -128,7 +139,8 @@ func TestForcedTool(t *testing.T) {
 		{dict{"type": "function", "function": dict{"name": "convert_all"}}, []string{"convert_all"}},
 	} {
 		for seed := range 3 {
-			q := dict{"messages": user("?"), "tools": tools, "tool_choice": c.choice, "parallel_tool_calls": false, "max_tokens": 300, "seed": seed, "temperature": 1}
+			q := dict{"messages": user("?"), "tools": tools, "tool_choice": c.choice, "parallel_tool_calls": false,
+				"max_tokens": 300, "seed": seed, "temperature": 1}
 			m := f.post("/v1/chat/completions", q)
 			call := at(m, "choices", 0, "message", "tool_calls", 0)
 			if !slices.Contains(c.names, text(call, "function", "name")) {
@@ -148,11 +160,13 @@ func TestForcedXML(t *testing.T) {
 	schema := `{"type":"object","properties":{"unit":{"enum":["C","F"]},"days":{"type":"integer","minimum":1,"maximum":9},"exact":{"type":"boolean"},
 		"more":{"type":"object","properties":{"a":{"type":"array","items":{"enum":[1,2]},"maxItems":2}},"required":["a"],"additionalProperties":false}},
 		"required":["unit","days","exact","more"]}`
-	tools := []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"convert","parameters":` + schema + `}}`)}
+	tools := []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"convert","parameters":` + schema +
+		`}}`)}
 	f := start(t, options{template: xmlTemplate})
 	sch := compileSchema(t, schema)
 	for seed := range 4 {
-		q := dict{"messages": user("?"), "tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300, "seed": seed, "temperature": 1}
+		q := dict{"messages": user("?"), "tools": tools, "tool_choice": "required", "parallel_tool_calls": false,
+			"max_tokens": 300, "seed": seed, "temperature": 1}
 		args := text(f.post("/v1/chat/completions", q), "choices", 0, "message", "tool_calls", 0, "function", "arguments")
 		validate(t, sch, args)
 		for _, draft := range []string{"off", "ngram", "dflash"} {
@@ -192,7 +206,10 @@ func validate(t *testing.T, sch *jsonschema.Schema, s string) {
 	}
 }
 
-const personSchema = `{"type":"object","properties":{"name":{"type":"string","maxLength":8},"age":{"type":"integer","minimum":0,"maximum":120},"tags":{"type":"array","items":{"enum":["a","b"]},"maxItems":3}},"required":["name","age","tags"],"additionalProperties":false}`
+const personSchema = `{"type":"object","properties":{"name":{"type":"string",` +
+	`"maxLength":8},"age":{"type":"integer",` +
+	`"minimum":0,"maximum":120},"tags":{"type":"array",` +
+	`"items":{"enum":["a","b"]},"maxItems":3}},"required":["name","age","tags"],"additionalProperties":false}`
 
 // TestJSONSchema: answers fit the schema, with and without drafts and streaming.
 func TestJSONSchema(t *testing.T) {
@@ -201,7 +218,8 @@ func TestJSONSchema(t *testing.T) {
 	for seed := range 4 {
 		q := dict{
 			"messages": user("A person"), "temperature": 1, "seed": seed, "max_tokens": 200, "top_k": 0, "min_p": 0, "top_p": 1,
-			"response_format": dict{"type": "json_schema", "json_schema": dict{"name": "person", "schema": json.RawMessage(personSchema)}},
+			"response_format": dict{"type": "json_schema",
+				"json_schema": dict{"name": "person", "schema": json.RawMessage(personSchema)}},
 		}
 		m := f.post("/v1/chat/completions", q)
 		content := text(m, "choices", 0, "message", "content")
@@ -214,12 +232,14 @@ func TestJSONSchema(t *testing.T) {
 			t.Errorf("seed %d: stream %q, whole %q", seed, got, content)
 		}
 		for _, draft := range []string{"off", "ngram", "dflash"} {
-			if m := f.post("/v1/chat/completions", with(q, dict{"strobe": dict{"draft": draft}})); text(m, "choices", 0, "message", "content") != content {
+			if m := f.post("/v1/chat/completions", with(q, dict{"strobe": dict{"draft": draft}})); text(m, "choices", 0,
+				"message", "content") != content {
 				t.Errorf("seed %d, draft %s: %q, want %q", seed, draft, text(m, "choices", 0, "message", "content"), content)
 			}
 		}
 	}
-	m := f.post("/v1/chat/completions", dict{"messages": user("x"), "temperature": 0, "max_tokens": 40, "response_format": dict{"type": "json_object"}})
+	m := f.post("/v1/chat/completions", dict{"messages": user("x"), "temperature": 0, "max_tokens": 40,
+		"response_format": dict{"type": "json_object"}})
 	if s := text(m, "choices", 0, "message", "content"); !strings.HasPrefix(s, "{") {
 		t.Errorf("json_object: %q", s)
 	}
@@ -231,7 +251,8 @@ func TestFormatOrTool(t *testing.T) {
 	for seed := range 6 {
 		m := f.post("/v1/chat/completions", dict{
 			"messages": user("?"), "tools": weather, "seed": seed, "temperature": 1.5, "max_tokens": 60,
-			"response_format": dict{"type": "json_schema", "json_schema": dict{"schema": json.RawMessage(`{"enum":["yes","no"]}`)}},
+			"response_format": dict{"type": "json_schema",
+				"json_schema": dict{"schema": json.RawMessage(`{"enum":["yes","no"]}`)}},
 		})
 		s := text(m, "choices", 0, "message", "content")
 		if s != `"yes"` && s != `"no"` && !strings.HasPrefix(s, "<tool_call>") {
@@ -252,7 +273,8 @@ func TestReasoning(t *testing.T) {
 	}
 	m := f.post("/v1/chat/completions", q)
 	check("whole", text(m, "choices", 0, "message", "content"), text(m, "choices", 0, "message", "reasoning_content"))
-	if n, all := number(m, "usage", "completion_tokens_details", "reasoning_tokens"), number(m, "usage", "completion_tokens"); n < 3 || n >= all {
+	if n, all := number(m, "usage", "completion_tokens_details", "reasoning_tokens"),
+		number(m, "usage", "completion_tokens"); n < 3 || n >= all {
 		t.Errorf("%d of %d tokens are reasoning", n, all)
 	}
 	content, reasoning, _, _ := joined(f.events("/v1/chat/completions", with(q, dict{"stream": true})))
@@ -260,7 +282,8 @@ func TestReasoning(t *testing.T) {
 
 	// Reasoning that is switched off does not happen: the text is all content.
 	f.script("Just text.")
-	for _, off := range []dict{{"reasoning_effort": "none"}, {"enable_thinking": false}, {"chat_template_kwargs": dict{"enable_thinking": false}}, {}} {
+	for _, off := range []dict{{"reasoning_effort": "none"}, {"enable_thinking": false},
+		{"chat_template_kwargs": dict{"enable_thinking": false}}, {}} {
 		m := f.post("/v1/chat/completions", with(dict{"messages": user("?")}, off))
 		if s := text(m, "choices", 0, "message", "content"); s != "Just text." {
 			t.Errorf("%v: content %q", off, s)
@@ -278,7 +301,8 @@ func TestThinkingBudget(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	for _, n := range []int{0, 1, 7} {
 		m := f.post("/v1/chat/completions", dict{
-			"messages": user("?"), "enable_thinking": true, "thinking_budget_tokens": n, "temperature": 0, "ignore_eos": true, "max_tokens": 120,
+			"messages": user("?"), "enable_thinking": true, "thinking_budget_tokens": n, "temperature": 0, "ignore_eos": true,
+			"max_tokens": 120,
 		})
 		if text(m, "choices", 0, "message", "content") == "" {
 			t.Errorf("budget %d: no answer: %v", n, at(m, "choices", 0))
@@ -320,10 +344,11 @@ func TestChoices(t *testing.T) {
 	}
 }
 
-// TestLogProbs (F166): every token has its probability, drafted or not.
-func TestF166_LogProbs(t *testing.T) {
+// TestLogProbsOfEveryToken (failure F166): every token has its probability, drafted or not.
+func TestLogProbsOfEveryToken(t *testing.T) {
 	f := start(t, options{})
-	q := dict{"messages": user("Hello"), "max_tokens": 40, "temperature": 0, "logprobs": true, "top_logprobs": 3, "ignore_eos": true}
+	q := dict{"messages": user("Hello"), "max_tokens": 40, "temperature": 0, "logprobs": true, "top_logprobs": 3,
+		"ignore_eos": true}
 	m := f.post("/v1/chat/completions", q)
 	list := at(m, "choices", 0, "logprobs", "content").([]any)
 	if len(list) != 40 {
@@ -343,7 +368,8 @@ func TestF166_LogProbs(t *testing.T) {
 			bytes = append(bytes, byte(b.(float64)))
 		}
 	}
-	if s := strings.ToValidUTF8(string(bytes), "�"); strings.ToValidUTF8(text(m, "choices", 0, "message", "content"), "�") != s && len(bytes) == 0 {
+	if s := strings.ToValidUTF8(string(bytes), "�"); strings.ToValidUTF8(text(m, "choices", 0, "message", "content"),
+		"�") != s && len(bytes) == 0 {
 		t.Errorf("bytes %q", s)
 	}
 	var streamed []any
@@ -366,7 +392,8 @@ func TestStop(t *testing.T) {
 	f.script("one two three four")
 	for _, stop := range []any{"three", []string{"zzz", "three"}, []string{" thr"}} {
 		m := f.post("/v1/chat/completions", dict{"messages": user("?"), "stop": stop})
-		if s := text(m, "choices", 0, "message", "content"); strings.TrimSpace(s) != "one two" || text(m, "choices", 0, "finish_reason") != "stop" {
+		if s := text(m, "choices", 0, "message", "content"); strings.TrimSpace(s) != "one two" ||
+			text(m, "choices", 0, "finish_reason") != "stop" {
 			t.Errorf("stop %v: %q", stop, s)
 		}
 		got, _, _, _ := joined(f.events("/v1/chat/completions", dict{"messages": user("?"), "stop": stop, "stream": true}))
@@ -387,7 +414,9 @@ func TestSpans(t *testing.T) {
 	}
 	var content, spans string
 	drafted := 0
-	for _, e := range f.events("/v1/chat/completions", dict{"messages": user("?"), "stream": true, "strobe": dict{"spans": true, "draft": "ngram"}, "timings_per_token": true}) {
+	for _, e := range f.events("/v1/chat/completions",
+		dict{"messages": user("?"), "stream": true, "strobe": dict{"spans": true, "draft": "ngram"},
+			"timings_per_token": true}) {
 		content += text(e.data, "choices", 0, "delta", "content")
 		list, _ := at(e.data, "strobe", "spans").([]any)
 		for _, s := range list {
@@ -415,14 +444,17 @@ func TestSplits(t *testing.T) {
 		"hm</think>a<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"é\"}}\n</tool_call> b",
 		"hm</think><tool_call>no call</tool_call>",
 		"</think>```\n<tool_call>\n```",
-		"hm</think>x <tool_call>{\"name\": \"get_weather\", \"arguments\": {}}</tool_call><tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"<tool_call>\"}}</tool_call>",
+		"hm</think>x <tool_call>{\"name\": \"get_weather\", \"arguments\": {}}</tool_call><tool_call>{\"name\": " +
+			"\"get_weather\", \"arguments\": {\"city\": \"<tool_call>\"}}</tool_call>",
 		"never closed",
 	} {
 		f.script(said)
 		q := dict{"messages": user("?"), "tools": weather, "enable_thinking": true}
 		m := f.post("/v1/chat/completions", q)
 		content, reasoning, finish, calls := joined(f.events("/v1/chat/completions", with(q, dict{"stream": true})))
-		if content != text(m, "choices", 0, "message", "content") || reasoning != text(m, "choices", 0, "message", "reasoning_content") || finish != text(m, "choices", 0, "finish_reason") {
+		if content != text(m, "choices", 0, "message", "content") ||
+			reasoning != text(m, "choices", 0, "message", "reasoning_content") ||
+			finish != text(m, "choices", 0, "finish_reason") {
 			t.Errorf("case %d: stream %q %q %s, whole %v", i, content, reasoning, finish, at(m, "choices", 0))
 		}
 		whole, _ := at(m, "choices", 0, "message", "tool_calls").([]any)
@@ -441,8 +473,11 @@ func TestSplits(t *testing.T) {
 // TestDeveloperRole: it is the system's for templates that do not know it.
 func TestDeveloperRole(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
-	m := f.post("/apply-template", dict{"messages": []dict{{"role": "developer", "content": "Be brief."}, {"role": "user", "content": []dict{{"type": "text", "text": "Hi"}}}}})
-	if s := text(m, "prompt"); !strings.Contains(s, "<|im_start|>system\nBe brief.") || strings.Contains(s, "developer") || !strings.Contains(s, "user\nHi<|im_end|>") {
+	m := f.post("/apply-template",
+		dict{"messages": []dict{{"role": "developer", "content": "Be brief."},
+			{"role": "user", "content": []dict{{"type": "text", "text": "Hi"}}}}})
+	if s := text(m, "prompt"); !strings.Contains(s, "<|im_start|>system\nBe brief.") || strings.Contains(s, "developer") ||
+		!strings.Contains(s, "user\nHi<|im_end|>") {
 		t.Errorf("prompt %q", s)
 	}
 }
@@ -505,7 +540,8 @@ func TestMarkersInText(t *testing.T) {
 // TestContinue: an answer that was begun is continued.
 func TestContinue(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
-	m := f.post("/apply-template", dict{"messages": []dict{{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, I"}}})
+	m := f.post("/apply-template",
+		dict{"messages": []dict{{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, I"}}})
 	if s := text(m, "prompt"); !strings.HasSuffix(s, "<|im_start|>assistant\nWell, I") {
 		t.Errorf("prompt %q", s)
 	}

@@ -13,10 +13,13 @@ import (
 // TestCompletion: llama.cpp's own endpoint, whole and streamed.
 func TestCompletion(t *testing.T) {
 	f := start(t, options{engine: engineConfig(4)})
-	q := dict{"prompt": "func main", "n_predict": 12, "temperature": 0, "n_probs": 3, "return_tokens": true, "ignore_eos": true, "id_slot": -1, "cache_prompt": true}
+	q := dict{"prompt": "func main", "n_predict": 12, "temperature": 0, "n_probs": 3, "return_tokens": true,
+		"ignore_eos": true, "id_slot": -1, "cache_prompt": true}
 	m := f.post("/completion", q)
-	want := text(f.post("/v1/completions", dict{"prompt": "func main", "max_tokens": 12, "temperature": 0, "ignore_eos": true}), "choices", 0, "text")
-	if text(m, "content") != want || m["stop"] != true || text(m, "stop_type") != "limit" || text(m, "prompt") != "func main" || text(m, "model") != "qwen35" {
+	want := text(f.post("/v1/completions", dict{"prompt": "func main", "max_tokens": 12, "temperature": 0,
+		"ignore_eos": true}), "choices", 0, "text")
+	if text(m, "content") != want || m["stop"] != true || text(m, "stop_type") != "limit" ||
+		text(m, "prompt") != "func main" || text(m, "model") != "qwen35" {
 		t.Errorf("answer %v", m)
 	}
 	ids, _ := m["tokens"].([]any)
@@ -24,10 +27,12 @@ func TestCompletion(t *testing.T) {
 	if len(ids) != 12 || len(probs) != 12 || number(m, "tokens_predicted") != 12 || number(m, "tokens_evaluated") == 0 {
 		t.Errorf("%d tokens, %d probabilities: %v", len(ids), len(probs), m)
 	}
-	if top, _ := at(probs[0], "top_logprobs").([]any); len(top) != 3 || at(top[0], "id") != ids[0] || at(probs[0], "id") != ids[0] || text(top[0], "token") == "" {
+	if top, _ := at(probs[0], "top_logprobs").([]any); len(top) != 3 || at(top[0], "id") != ids[0] ||
+		at(probs[0], "id") != ids[0] || text(top[0], "token") == "" {
 		t.Errorf("probabilities %v", probs[0])
 	}
-	if number(m, "timings", "predicted_n") != 12 || number(m, "generation_settings", "n_predict") != 12 || number(m, "generation_settings", "n_ctx") != 2048 {
+	if number(m, "timings", "predicted_n") != 12 || number(m, "generation_settings", "n_predict") != 12 ||
+		number(m, "generation_settings", "n_ctx") != 2048 {
 		t.Errorf("timings %v, settings %v", m["timings"], m["generation_settings"])
 	}
 
@@ -45,7 +50,8 @@ func TestCompletion(t *testing.T) {
 		t.Errorf("stream: %q, %d tokens", content, tokens)
 	}
 
-	m = f.post("/completion", with(q, dict{"response_fields": []string{"content", "generation_settings/n_predict", "nothing/here"}}))
+	m = f.post("/completion", with(q,
+		dict{"response_fields": []string{"content", "generation_settings/n_predict", "nothing/here"}}))
 	if len(m) != 2 || text(m, "content") != want || number(m, "generation_settings/n_predict") != 12 {
 		t.Errorf("chosen fields: %v", m)
 	}
@@ -55,7 +61,8 @@ func TestCompletion(t *testing.T) {
 	}
 	status, b := f.do("POST", "/completion", encode(t, with(q, dict{"prompt": []string{"func main", "package"}})))
 	var list []dict
-	if err := json.Unmarshal(b, &list); err != nil || status != http.StatusOK || len(list) != 2 || text(list[0], "content") != want || number(list[1], "index") != 1 {
+	if err := json.Unmarshal(b, &list); err != nil || status != http.StatusOK || len(list) != 2 ||
+		text(list[0], "content") != want || number(list[1], "index") != 1 {
 		t.Errorf("two prompts: %d %s", status, b)
 	}
 	status, b = f.do("POST", "/embedding", `{"content":["a","b"]}`)
@@ -70,8 +77,10 @@ func TestCompletion(t *testing.T) {
 // TestInfill: the text between two others, for models that have tokens for it. In the parts such tokens are text.
 func TestInfill(t *testing.T) {
 	plain := start(t, options{})
-	for path, q := range map[string]dict{"/infill": {"input_prefix": "a", "input_suffix": "b"}, "/v1/completions": {"prompt": "a", "suffix": "b"}} {
-		if status, b := plain.do("POST", path, encode(t, q)); status != http.StatusNotImplemented || !strings.Contains(string(b), "filling in") {
+	for path, q := range map[string]dict{"/infill": {"input_prefix": "a", "input_suffix": "b"},
+		"/v1/completions": {"prompt": "a", "suffix": "b"}} {
+		if status, b := plain.do("POST", path, encode(t, q)); status != http.StatusNotImplemented ||
+			!strings.Contains(string(b), "filling in") {
 			t.Errorf("%s at a model that cannot: %d %s", path, status, b)
 		}
 	}
@@ -90,8 +99,10 @@ func TestInfill(t *testing.T) {
 	}
 	f := start(t, options{template: hermesTemplate, keys: keys})
 	evil := "x" + said["mid"]
-	m := f.post("/infill", dict{"input_prefix": "func ", "prompt": evil, "input_suffix": "}\n", "n_predict": 2, "input_extra": []dict{{"filename": "a.go", "text": "package a"}}})
-	want := said["rep"] + "project\n" + said["sep"] + "a.go\npackage a" + said["sep"] + "file\n" + said["pre"] + "func " + evil + said["suf"] + "}\n" + said["mid"]
+	m := f.post("/infill", dict{"input_prefix": "func ", "prompt": evil, "input_suffix": "}\n", "n_predict": 2,
+		"input_extra": []dict{{"filename": "a.go", "text": "package a"}}})
+	want := said["rep"] + "project\n" + said["sep"] + "a.go\npackage a" + said["sep"] + "file\n" + said["pre"] + "func " +
+		evil + said["suf"] + "}\n" + said["mid"]
 	if text(m, "prompt") != want {
 		t.Errorf("prompt %q, want %q", text(m, "prompt"), want)
 	}

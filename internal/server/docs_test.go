@@ -33,9 +33,12 @@ func TestDocs(t *testing.T) {
 		t.Errorf("only %d examples", n)
 	}
 	for _, path := range []string{
-		"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/ID", "/v1/responses/ID/input_items", "/v1/responses/input_tokens", "/v1/embeddings", "/v1/models", "/v1/messages", "/v1/messages/count_tokens",
-		"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/ps", "/api/show", "/api/pull", "/api/version",
-		"/completion", "/infill", "/embedding", "/health", "/props", "/slots", "/metrics", "/tokenize", "/detokenize", "/apply-template",
+		"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/ID", "/v1/responses/ID/input_items",
+		"/v1/responses/input_tokens", "/v1/embeddings", "/v1/models", "/v1/messages", "/v1/messages/count_tokens",
+		"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/ps", "/api/show", "/api/pull",
+		"/api/version",
+		"/completion", "/infill", "/embedding", "/health", "/props", "/slots", "/metrics", "/tokenize", "/detokenize",
+		"/apply-template",
 	} {
 		if !strings.Contains(string(b), path+"`") {
 			t.Errorf("docs/api.md lacks %s", path)

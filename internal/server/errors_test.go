@@ -28,7 +28,8 @@ func TestWrongRequests(t *testing.T) {
 		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"},{"role":5}]}`, "messages[1].role", "a string"},
 		{"/v1/chat/completions", `{"messages":[{"role":"user"}]}`, "messages[0].content", "missing"},
 		{"/v1/chat/completions", `{"messages":[{"role":"user","content":5}]}`, "messages[0].content", "a string or a list"},
-		{"/v1/chat/completions", `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, "messages[0].content[0].type", "image_url"},
+		{"/v1/chat/completions", `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`,
+			"messages[0].content[0].type", "image_url"},
 		{"/v1/chat/completions", `{` + msgs + `,"temperature":"hot"}`, "temperature", "a number, not a string"},
 		{"/v1/chat/completions", `{` + msgs + `,"temperature":-1}`, "temperature", "between"},
 		{"/v1/chat/completions", `{` + msgs + `,"top_p":1.5}`, "top_p", "between"},
@@ -36,7 +37,8 @@ func TestWrongRequests(t *testing.T) {
 		{"/v1/chat/completions", `{` + msgs + `,"max_tokens":"9"}`, "max_tokens", "an integer"},
 		{"/v1/chat/completions", `{` + msgs + `,"max_tokens":99999999999999999999}`, "max_tokens", "an integer"},
 		{"/v1/chat/completions", `{` + msgs + `,"stream":"yes"}`, "stream", "true or false"},
-		{"/v1/chat/completions", `{` + msgs + `,"stream_options":{"include_usage":1}}`, "stream_options.include_usage", "true or false"},
+		{"/v1/chat/completions", `{` + msgs + `,"stream_options":{"include_usage":1}}`, "stream_options.include_usage",
+			"true or false"},
 		{"/v1/chat/completions", `{` + msgs + `,"n":0}`, "n", "between"},
 		{"/v1/chat/completions", `{` + msgs + `,"n":1000}`, "n", "between"},
 		{"/v1/chat/completions", `{` + msgs + `,"stop":5}`, "stop", "a string or a list"},
@@ -48,17 +50,25 @@ func TestWrongRequests(t *testing.T) {
 		{"/v1/chat/completions", `{` + msgs + `,"logit_bias":{"5":"x"}}`, "logit_bias", "a number or false"},
 		{"/v1/chat/completions", `{` + msgs + `,"logprobs":true,"top_logprobs":99}`, "top_logprobs", "between"},
 		{"/v1/chat/completions", `{` + msgs + `,"tools":{}}`, "tools", "a list"},
-		{"/v1/chat/completions", `{` + msgs + `,"tools":[{"type":"function","function":{}}]}`, "tools[0].function.name", "missing"},
+		{"/v1/chat/completions", `{` + msgs + `,"tools":[{"type":"function","function":{}}]}`, "tools[0].function.name",
+			"missing"},
 		{"/v1/chat/completions", `{` + msgs + `,"tools":[{"type":"web_search"}]}`, "tools[0].type", "not supported"},
-		{"/v1/chat/completions", `{` + msgs + `,"tools":[{"type":"function","function":{"name":"a","parameters":5}}]}`, "tools[0].function.parameters", "an object"},
+		{"/v1/chat/completions", `{` + msgs + `,"tools":[{"type":"function","function":{"name":"a","parameters":5}}]}`,
+			"tools[0].function.parameters", "an object"},
 		{"/v1/chat/completions", `{` + msgs + `,"tool_choice":"maybe"}`, "tool_choice", "none of"},
 		{"/v1/chat/completions", `{` + msgs + `,"tool_choice":"required"}`, "tool_choice", "needs tools"},
-		{"/v1/chat/completions", `{` + msgs + `,"tools":[{"type":"function","function":{"name":"a"}}],"tool_choice":{"type":"function","function":{"name":"b"}}}`, "tool_choice", "no tool named"},
+		{"/v1/chat/completions", `{` + msgs +
+			`,"tools":[{"type":"function","function":{"name":"a"}}],"tool_choice":{"type":"function","function":{"name":"b"}}}`,
+			"tool_choice", "no tool named"},
 		{"/v1/chat/completions", `{` + msgs + `,"response_format":{"type":"xml"}}`, "response_format.type", "none of"},
-		{"/v1/chat/completions", `{` + msgs + `,"response_format":{"type":"json_schema"}}`, "response_format.json_schema.schema", "missing"},
-		{"/v1/chat/completions", `{` + msgs + `,"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"nonsense"}}}}`, "response_format", "schema"},
+		{"/v1/chat/completions", `{` + msgs + `,"response_format":{"type":"json_schema"}}`,
+			"response_format.json_schema.schema", "missing"},
+		{"/v1/chat/completions", `{` + msgs +
+			`,"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"nonsense"}}}}`, "response_format",
+			"schema"},
 		{"/v1/chat/completions", `{` + msgs + `,"chat_template_kwargs":{"messages":[]}}`, "", "cannot be set"},
-		{"/v1/chat/completions", `{` + msgs + `,"chat_template_kwargs":{"enable_thinking":"no"}}`, "chat_template_kwargs.enable_thinking", "true or false"},
+		{"/v1/chat/completions", `{` + msgs + `,"chat_template_kwargs":{"enable_thinking":"no"}}`,
+			"chat_template_kwargs.enable_thinking", "true or false"},
 		{"/v1/chat/completions", `{` + msgs + `,"reasoning_effort":5}`, "reasoning_effort", "a string"},
 		{"/v1/chat/completions", `{` + msgs + `,"strobe":{"draft":"magic"}}`, "strobe.draft", "draft source"},
 		{"/v1/chat/completions", `{` + msgs + `,"strobe":{"draft_max":"x"}}`, "strobe.draft_max", "an integer"},
@@ -81,29 +91,46 @@ func TestWrongRequests(t *testing.T) {
 		{"/v1/responses", `{}`, "input", "missing"},
 		{"/v1/responses", `{"input":"x","previous_response_id":"resp_1"}`, "previous_response_id", "no response"},
 		{"/v1/chat/completions", `{` + msgs + `,"grammar":"root ::= x"}`, "grammar", "line 1: the rule \"x\" is not defined"},
-		{"/v1/chat/completions", `{` + msgs + `,"continue_final_message":true}`, "continue_final_message", "not the assistant's"},
-		{"/v1/completions", `{"prompt":{"prompt_string":"x","multimodal_data":["aGk="]}}`, "prompt.multimodal_data", "text only"},
+		{"/v1/chat/completions", `{` + msgs + `,"continue_final_message":true}`, "continue_final_message",
+			"not the assistant's"},
+		{"/v1/completions", `{"prompt":{"prompt_string":"x","multimodal_data":["aGk="]}}`, "prompt.multimodal_data",
+			"text only"},
 		{"/v1/completions", `{"prompt":[{}]}`, "prompt[0].prompt_string", "missing"},
 		{"/v1/chat/completions", `{` + msgs + `,"functions":[5]}`, "functions[0]", "an object"},
-		{"/v1/chat/completions", `{` + msgs + `,"functions":[{"name":"f"}],"tools":[{"function":{"name":"f"}}]}`, "functions", "with tools"},
-		{"/v1/chat/completions", `{"messages":[{"role":"assistant","content":null,"function_call":{}}]}`, "messages[0].function_call.name", "missing"},
+		{"/v1/chat/completions", `{` + msgs + `,"functions":[{"name":"f"}],"tools":[{"function":{"name":"f"}}]}`, "functions",
+			"with tools"},
+		{"/v1/chat/completions", `{"messages":[{"role":"assistant","content":null,"function_call":{}}]}`,
+			"messages[0].function_call.name", "missing"},
 		{"/v1/chat/completions", `{` + msgs + `,"grammar":5}`, "grammar", "a string"},
-		{"/v1/chat/completions", `{` + msgs + `,"grammar":"root ::= \"x\"","response_format":{"type":"json_object"}}`, "grammar", "with a schema"},
-		{"/v1/chat/completions", `{` + msgs + `,"json_schema":{},"response_format":{"type":"json_object"}}`, "json_schema", "with response_format"},
-		{"/v1/chat/completions", `{` + msgs + `,"grammar":"root ::= \"x\"","tools":[{"function":{"name":"f"}}]}`, "grammar", "with tools"},
+		{"/v1/chat/completions", `{` + msgs + `,"grammar":"root ::= \"x\"","response_format":{"type":"json_object"}}`,
+			"grammar", "with a schema"},
+		{"/v1/chat/completions", `{` + msgs + `,"json_schema":{},"response_format":{"type":"json_object"}}`, "json_schema",
+			"with response_format"},
+		{"/v1/chat/completions", `{` + msgs + `,"grammar":"root ::= \"x\"","tools":[{"function":{"name":"f"}}]}`, "grammar",
+			"with tools"},
 		{"/v1/responses", `{"input":"x","conversation":"conv_1"}`, "conversation", "not supported"},
 		{"/v1/responses", `{"input":"x","prompt":{"id":"p"}}`, "prompt", "not supported"},
 		{"/v1/responses", `{"input":"x","background":true}`, "background", "not supported"},
 		{"/v1/responses", `{"input":"x","tools":[{"type":"namespace","tools":[]}]}`, "tools[0].name", "missing"},
-		{"/v1/responses", `{"input":"x","tools":[{"type":"namespace","name":"a","tools":[{"type":"namespace","name":"b"}]}]}`, "tools[0].tools[0].type", "inside another"},
-		{"/v1/responses", `{"input":"x","tools":[{"type":"namespace","name":"a","tools":[{"type":"function"}]}]}`, "tools[0].tools[0].name", "missing"},
-		{"/v1/responses", `{"input":"x","tools":[{"type":"namespace","name":"a","tools":[{"type":"function","name":"b"}]},{"type":"function","name":"a__b"}]}`, "tools[1].name", "two tools"},
-		{"/v1/responses", `{"input":[{"type":"reasoning","encrypted_content":"strobe:%%"}]}`, "input[0].encrypted_content", "damaged"},
-		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"tools":[{"function":{"name":"f"}}],"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[{"function":{"name":"g"}}]}}}`, "tool_choice.tools[0]", "no tool"},
-		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"tools":[{"function":{"name":"f"}}],"tool_choice":{"type":"allowed_tools","mode":"never"}}`, "tool_choice.mode", "neither"},
+		{"/v1/responses", `{"input":"x","tools":[{"type":"namespace","name":"a","tools":[{"type":"namespace","name":"b"}]}]}`,
+			"tools[0].tools[0].type", "inside another"},
+		{"/v1/responses", `{"input":"x","tools":[{"type":"namespace","name":"a","tools":[{"type":"function"}]}]}`,
+			"tools[0].tools[0].name", "missing"},
+		{"/v1/responses", `{"input":"x","tools":[{"type":"namespace",` +
+			`"name":"a","tools":[{"type":"function","name":"b"}]},{"type":"function","name":"a__b"}]}`, "tools[1].name",
+			"two tools"},
+		{"/v1/responses", `{"input":[{"type":"reasoning","encrypted_content":"strobe:%%"}]}`, "input[0].encrypted_content",
+			"damaged"},
+		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}` +
+			`],"tools":[{"function":{"name":"f"}}],"tool_choice":{"type":"allowed_tools",` +
+			`"allowed_tools":{"mode":"auto","tools":[{"function":{"name":"g"}}]}}}`, "tool_choice.tools[0]", "no tool"},
+		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}` +
+			`],"tools":[{"function":{"name":"f"}}],"tool_choice":{"type":"allowed_tools","mode":"never"}}`, "tool_choice.mode",
+			"neither"},
 		{"/v1/responses", `{"input":[{"type":"item_reference"}]}`, "input[0].id", "missing"},
 		{"/v1/responses", `{"input":[{"type":"web_search_call"}]}`, "input[0].type", "not supported"},
-		{"/v1/responses", `{"input":[{"role":"user","content":[{"type":"input_image"}]}]}`, "input[0].content[0].type", "text only"},
+		{"/v1/responses", `{"input":[{"role":"user","content":[{"type":"input_image"}]}]}`, "input[0].content[0].type",
+			"text only"},
 		{"/v1/responses", `{"input":[{"role":"robot","content":"x"}]}`, "input[0].role", "none of"},
 		{"/v1/embeddings", `{}`, "input", "missing"},
 		{"/v1/embeddings", `{"input":"x","encoding_format":"hex"}`, "encoding_format", "neither"},
@@ -114,9 +141,12 @@ func TestWrongRequests(t *testing.T) {
 		{"/v1/messages", `{"max_tokens":0,` + msgs + `}`, "max_tokens", "at least 1"},
 		{"/v1/messages", `{"max_tokens":"x",` + msgs + `}`, "max_tokens", "an integer"},
 		{"/v1/messages", `{"messages":[{"role":"robot","content":"x"}]}`, "messages[0].role", "none of"},
-		{"/v1/messages", `{"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}`, "messages[0].content[0].type", "text only"},
-		{"/v1/messages", `{"messages":[{"role":"user","content":[{"type":"text"}]}]}`, "messages[0].content[0].text", "missing"},
-		{"/v1/messages", `{"messages":[{"role":"assistant","content":[{"type":"tool_use","name":"a","input":"x"}]}]}`, "messages[0].content[0].input", "an object"},
+		{"/v1/messages", `{"messages":[{"role":"user","content":[{"type":"image","source":{}}]}]}`,
+			"messages[0].content[0].type", "text only"},
+		{"/v1/messages", `{"messages":[{"role":"user","content":[{"type":"text"}]}]}`, "messages[0].content[0].text",
+			"missing"},
+		{"/v1/messages", `{"messages":[{"role":"assistant","content":[{"type":"tool_use","name":"a","input":"x"}]}]}`,
+			"messages[0].content[0].input", "an object"},
 		{"/v1/messages", `{` + msgs + `,"tools":[{"name":"a"}]}`, "tools[0].input_schema", "an object"},
 		{"/v1/messages", `{` + msgs + `,"tool_choice":{"type":"any"}}`, "tool_choice", "needs tools"},
 		{"/v1/messages", `{` + msgs + `,"system":5}`, "system", "a string or a list"},
@@ -130,7 +160,8 @@ func TestWrongRequests(t *testing.T) {
 		}
 		m := decodeObject(t, b)
 		e := at(m, "error")
-		if text(e, "param") != c.param || !strings.Contains(text(e, "message"), c.says) || text(e, "type") != "invalid_request_error" {
+		if text(e, "param") != c.param || !strings.Contains(text(e, "message"), c.says) ||
+			text(e, "type") != "invalid_request_error" {
 			t.Errorf("%s: %v; want parameter %q and %q", name, e, c.param, c.says)
 		}
 		if strings.Contains(text(e, "message"), "\n") {
@@ -147,7 +178,8 @@ func TestSourceNotLoaded(t *testing.T) {
 	f := start(t, options{plain: true})
 	status, b := f.do("POST", "/v1/completions", `{"prompt":"a","max_tokens":2,"strobe":{"draft":"dflash"}}`)
 	e := at(decodeObject(t, b), "error")
-	if status != http.StatusBadRequest || at(e, "param") != "strobe.draft" || !strings.Contains(fmt.Sprint(at(e, "message")), "not loaded") {
+	if status != http.StatusBadRequest || at(e, "param") != "strobe.draft" ||
+		!strings.Contains(fmt.Sprint(at(e, "message")), "not loaded") {
 		t.Errorf("status %d: %s", status, b)
 	}
 }
@@ -175,7 +207,8 @@ func TestTooLong(t *testing.T) {
 		if path == "/v1/messages" {
 			want = "invalid_request_error"
 		}
-		if status != http.StatusBadRequest || text(e, "type") != want || number(e, "n_prompt_tokens") < 128 || number(e, "n_ctx") != 128 {
+		if status != http.StatusBadRequest || text(e, "type") != want || number(e, "n_prompt_tokens") < 128 ||
+			number(e, "n_ctx") != 128 {
 			t.Errorf("%s: %d %s", path, status, b)
 		}
 	}
@@ -189,7 +222,8 @@ func TestNotFound(t *testing.T) {
 		status       int
 	}{
 		{"GET", "/nope", 404}, {"POST", "/v1/nope", 404}, {"GET", "/v1/chat/completions", 405}, {"POST", "/health", 405},
-		{"DELETE", "/v1/models", 405}, {"GET", "/ui/../server.go", 404}, {"GET", "/ui/nope.js", 404}, {"GET", "/v1/stream?conv_id=1", 404},
+		{"DELETE", "/v1/models", 405}, {"GET", "/ui/../server.go", 404}, {"GET", "/ui/nope.js", 404},
+		{"GET", "/v1/stream?conv_id=1", 404},
 	} {
 		status, b := f.do(c.method, c.path, "")
 		if status != c.status || text(decodeObject(t, b), "error", "message") == "" {

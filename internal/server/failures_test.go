@@ -17,24 +17,26 @@ import (
 	"strobe/internal/tokenizer"
 )
 
-// Rows of the failure catalogue that concern the server. Those about drafts and caches themselves are
-// tested in their packages; here they are seen through HTTP.
+// Each test of this file proves a property that failed in other servers; numbers such as F25 count those failures.
+// Those about drafts and caches themselves are tested in their packages; here they are seen through HTTP.
 
-// TestF25_DraftsReachTheServer: speculation is not lost on the way, and the answer shows it.
-func TestF25_DraftsReachTheServer(t *testing.T) {
+// TestDraftsReachTheServer (failure F25): speculation is not lost on the way, and the answer shows it.
+func TestDraftsReachTheServer(t *testing.T) {
 	f := start(t, options{config: Config{Spec: speculate.Options{Draft: "dflash", Fixed: true}}})
-	m := f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 30, "temperature": 0, "ignore_eos": true})
+	m := f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 30, "temperature": 0,
+		"ignore_eos": true})
 	if n := number(m, "timings", "draft_n"); n == 0 {
 		t.Errorf("timings %v", at(m, "timings"))
 	}
-	m = f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 30, "temperature": 0, "ignore_eos": true, "strobe": dict{"draft": "off"}})
+	m = f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 30, "temperature": 0, "ignore_eos": true,
+		"strobe": dict{"draft": "off"}})
 	if at(m, "timings", "draft_n") != nil {
 		t.Errorf("drafts although they are off: %v", at(m, "timings"))
 	}
 }
 
-// TestF26_ReasoningOnly: an answer that is all reasoning is not an empty one.
-func TestF26_ReasoningOnly(t *testing.T) {
+// TestReasoningOnlyIsNotEmpty (failure F26): an answer that is all reasoning is not an empty one.
+func TestReasoningOnlyIsNotEmpty(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	f.script("thinking and thinking and thinking")
 	m := f.post("/v1/chat/completions", dict{"messages": user("hi"), "enable_thinking": true, "max_tokens": 8})
@@ -43,8 +45,8 @@ func TestF26_ReasoningOnly(t *testing.T) {
 	}
 }
 
-// TestF27_AbortedStreams: clients that leave in the middle end their generation and nothing else.
-func TestF27_AbortedStreams(t *testing.T) {
+// TestAbortedStreamsEndAlone (failure F27): clients that leave in the middle end their generation and nothing else.
+func TestAbortedStreamsEndAlone(t *testing.T) {
 	f := start(t, options{})
 	for i := range 10 {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -73,13 +75,15 @@ func TestF27_AbortedStreams(t *testing.T) {
 	f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 5})
 }
 
-// TestF28_Defect: an engine that stopped gives every request its error; the server lives on and says so.
-func TestF28_Defect(t *testing.T) {
+// TestStoppedEngineIsReported (failure F28): an engine that stopped gives every request its error; the server lives
+// on and says so.
+func TestStoppedEngineIsReported(t *testing.T) {
 	f := start(t, options{})
 	models := f.s.models()
 	f.s.SetModels(&broken{models})
 	status, b := f.do("POST", "/v1/chat/completions", encode(t, dict{"messages": user("hi")}))
-	if status != http.StatusInternalServerError || !strings.Contains(text(decodeObject(t, b), "error", "message"), "no such weights") {
+	if status != http.StatusInternalServerError ||
+		!strings.Contains(text(decodeObject(t, b), "error", "message"), "no such weights") {
 		t.Errorf("%d %s", status, b)
 	}
 	f.s.SetModels(models)
@@ -93,9 +97,11 @@ func (b *broken) Acquire(context.Context, string) (string, *engine.Engine, func(
 	return "", nil, nil, &engine.LoadError{Name: "m", Err: fmt.Errorf("no such weights")}
 }
 
-// TestF30_Any: the reserved name means the loaded model used last, and the answer tells which it was.
-func TestF30_Any(t *testing.T) {
-	p, err := engine.NewPool(engine.PoolConfig{Files: []string{testkit.Golden(t, "qwen3/model.gguf")}, Load: engine.Options{Threads: 1, Drafter: "none"}, Engine: engine.Config{Context: 512}})
+// TestAnyIsTheModelUsedLast (failure F30): the reserved name means the loaded model used last, and the answer tells
+// which it was.
+func TestAnyIsTheModelUsedLast(t *testing.T) {
+	p, err := engine.NewPool(engine.PoolConfig{Files: []string{testkit.Golden(t, "qwen3/model.gguf")},
+		Load: engine.Options{Threads: 1, Drafter: "none"}, Engine: engine.Config{Context: 512}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +116,8 @@ func TestF30_Any(t *testing.T) {
 	if status, _ := f.do("POST", "/v1/chat/completions", encode(t, q)); status != http.StatusBadRequest {
 		t.Errorf("no name: %d", status)
 	}
-	if status, b := f.do("POST", "/v1/chat/completions", encode(t, with(q, dict{"model": "nope"}))); status != http.StatusNotFound {
+	if status, b := f.do("POST", "/v1/chat/completions",
+		encode(t, with(q, dict{"model": "nope"}))); status != http.StatusNotFound {
 		t.Errorf("unknown: %d %s", status, b)
 	}
 	_, b = f.do("GET", "/v1/models", "")
@@ -128,11 +135,12 @@ func TestF30_Any(t *testing.T) {
 	}
 }
 
-// TestF55_OddOutput: whatever a model writes, the answer is one.
-func TestF55_OddOutput(t *testing.T) {
+// TestOddOutputIsAnAnswer (failure F55): whatever a model writes, the answer is one.
+func TestOddOutputIsAnAnswer(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	for _, said := range []string{
-		"<tool_call>", "<tool_call>{", "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"", "</tool_call></think><think>", "<tool_call>{\"name\": \"nobody\", \"arguments\": {}}</tool_call>",
+		"<tool_call>", "<tool_call>{", "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"",
+		"</tool_call></think><think>", "<tool_call>{\"name\": \"nobody\", \"arguments\": {}}</tool_call>",
 		"\x00\x01\xff\xfe<\xc3", "<|im_start|>", "<think><think></think>",
 	} {
 		f.script(said)
@@ -148,12 +156,13 @@ func TestF55_OddOutput(t *testing.T) {
 	// Random sampling of the raw model: random bytes through the parsers.
 	f.s.tweak = nil
 	for seed := range 5 {
-		f.events("/v1/chat/completions", dict{"messages": user("?"), "tools": weather, "stream": true, "seed": seed, "temperature": 5, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 200, "ignore_eos": true})
+		f.events("/v1/chat/completions", dict{"messages": user("?"), "tools": weather, "stream": true, "seed": seed,
+			"temperature": 5, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 200, "ignore_eos": true})
 	}
 }
 
-// TestF58_LongPromptThroughHTTP: prompts of many chunks give what short chunks give.
-func TestF58_LongPromptThroughHTTP(t *testing.T) {
+// TestLongPromptThroughHTTP (failure F58): prompts of many chunks give what short chunks give.
+func TestLongPromptThroughHTTP(t *testing.T) {
 	q := dict{"prompt": strings.Repeat("a long prompt ", 40), "max_tokens": 20, "temperature": 0, "ignore_eos": true}
 	var want string
 	for i, chunk := range []int{16, 61, 500} {
@@ -168,11 +177,12 @@ func TestF58_LongPromptThroughHTTP(t *testing.T) {
 	}
 }
 
-// TestF87_Seeds: a seed repeats a run whatever ran before, also seed 0; without one, runs differ.
-func TestF87_Seeds(t *testing.T) {
+// TestSeedRepeatsARun (failure F87): a seed repeats a run whatever ran before, also seed 0; without one, runs differ.
+func TestSeedRepeatsARun(t *testing.T) {
 	f := start(t, options{config: Config{Params: sampleParams()}})
 	say := func(more dict) string {
-		return text(f.post("/v1/completions", with(dict{"prompt": "x", "max_tokens": 20, "ignore_eos": true}, more)), "choices", 0, "text")
+		return text(f.post("/v1/completions", with(dict{"prompt": "x", "max_tokens": 20, "ignore_eos": true}, more)),
+			"choices", 0, "text")
 	}
 	zero, seven := say(dict{"seed": 0}), say(dict{"seed": 7})
 	a, b := say(dict{}), say(dict{"seed": -1})
@@ -184,13 +194,14 @@ func TestF87_Seeds(t *testing.T) {
 	}
 }
 
-// TestF100_SamplingCounts: temperature is not ignored when drafts are verified.
-func TestF100_SamplingCounts(t *testing.T) {
+// TestSamplingCountsWithDrafts (failure F100): temperature is not ignored when drafts are verified.
+func TestSamplingCountsWithDrafts(t *testing.T) {
 	f := start(t, options{})
 	seen := map[string]bool{}
 	for seed := range 4 {
 		for _, temp := range []int{0, 1} {
-			m := f.post("/v1/completions", dict{"prompt": "x", "max_tokens": 12, "ignore_eos": true, "seed": seed, "temperature": temp, "strobe": dict{"draft": "dflash"}})
+			m := f.post("/v1/completions", dict{"prompt": "x", "max_tokens": 12, "ignore_eos": true, "seed": seed,
+				"temperature": temp, "strobe": dict{"draft": "dflash"}})
 			seen[fmt.Sprint(temp, text(m, "choices", 0, "text"))] = true
 		}
 	}
@@ -199,13 +210,14 @@ func TestF100_SamplingCounts(t *testing.T) {
 	}
 }
 
-// TestF151_SchemaAfterReasoning: a format does not touch reasoning and holds for the answer.
-func TestF151_SchemaAfterReasoning(t *testing.T) {
+// TestSchemaHoldsAfterReasoning (failure F151): a format does not touch reasoning and holds for the answer.
+func TestSchemaHoldsAfterReasoning(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	sch := compileSchema(t, personSchema)
 	for seed := range 3 {
 		m := f.post("/v1/chat/completions", dict{
-			"messages": user("?"), "enable_thinking": true, "thinking_budget_tokens": 10, "temperature": 1, "seed": seed, "max_tokens": 400,
+			"messages": user("?"), "enable_thinking": true, "thinking_budget_tokens": 10, "temperature": 1, "seed": seed,
+			"max_tokens":      400,
 			"response_format": dict{"type": "json_schema", "json_schema": dict{"schema": rawJSON(personSchema)}},
 		})
 		if text(m, "choices", 0, "message", "reasoning_content") == "" {
@@ -215,9 +227,9 @@ func TestF151_SchemaAfterReasoning(t *testing.T) {
 	}
 }
 
-// TestF151_ReasoningIsFree: while the model reasons every token is possible, whatever the format of the answer is;
-// from its end on the format holds.
-func TestF151_ReasoningIsFree(t *testing.T) {
+// TestReasoningIsFreeOfTheSchema (failure F151): while the model reasons every token is possible, whatever the format
+// of the answer is; from its end on the format holds.
+func TestReasoningIsFreeOfTheSchema(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	v, err := f.s.view("m", f.e)
 	if err != nil {
@@ -263,35 +275,40 @@ func TestF151_ReasoningIsFree(t *testing.T) {
 	}
 }
 
-// TestF152_SecondTurn: the next turn of a chat runs little more than its own tokens.
-func TestF152_SecondTurn(t *testing.T) {
+// TestSecondTurnRunsItsOwnTokens (failure F152): the next turn of a chat runs little more than its own tokens.
+func TestSecondTurnRunsItsOwnTokens(t *testing.T) {
 	for _, model := range []string{"qwen3", "qwen35", "gemma4"} {
 		f := start(t, options{model: model})
 		msgs := user(strings.Repeat("tell me more ", 20))
 		first := f.post("/v1/chat/completions", dict{"messages": msgs, "max_tokens": 20, "temperature": 0})
-		msgs = append(msgs, dict{"role": "assistant", "content": text(first, "choices", 0, "message", "content")}, dict{"role": "user", "content": "go on"})
+		msgs = append(msgs, dict{"role": "assistant", "content": text(first, "choices", 0, "message", "content")},
+			dict{"role": "user", "content": "go on"})
 		q := dict{"messages": msgs, "max_tokens": 20, "temperature": 0}
 		second := f.post("/v1/chat/completions", q)
 		cached, all := number(second, "timings", "cache_n"), number(second, "usage", "prompt_tokens")
 		if turn := number(first, "usage", "prompt_tokens"); cached < turn-20 {
 			t.Errorf("%s: %d of %d tokens cached, the first turn had %d", model, cached, all, turn)
 		}
-		if cached != number(second, "usage", "prompt_tokens_details", "cached_tokens") || cached+number(second, "timings", "prompt_n") != all {
+		if cached != number(second, "usage", "prompt_tokens_details", "cached_tokens") ||
+			cached+number(second, "timings", "prompt_n") != all {
 			t.Errorf("%s: counts %v, %v", model, second["usage"], second["timings"])
 		}
 		cold := f.post("/v1/chat/completions", with(q, dict{"cache_prompt": false}))
-		if text(cold, "choices", 0, "message", "content") != text(second, "choices", 0, "message", "content") || number(cold, "timings", "cache_n") != 0 {
+		if text(cold, "choices", 0, "message", "content") != text(second, "choices", 0, "message", "content") ||
+			number(cold, "timings", "cache_n") != 0 {
 			t.Errorf("%s: without the cache: %v", model, cold)
 		}
 	}
 }
 
-// TestF165_NegativeCounts: numbers nobody should send do no harm.
-func TestF165_NegativeCounts(t *testing.T) {
+// TestNegativeCountsDoNoHarm (failure F165): numbers nobody should send do no harm.
+func TestNegativeCountsDoNoHarm(t *testing.T) {
 	f := start(t, options{engine: engine.Config{Context: 256}})
-	for _, field := range []string{"n_discard", "n_keep", "n_predict", "max_tokens", "id_slot", "n_indent", "t_max_predict_ms", "n_probs", "min_keep"} {
+	for _, field := range []string{"n_discard", "n_keep", "n_predict", "max_tokens", "id_slot", "n_indent",
+		"t_max_predict_ms", "n_probs", "min_keep"} {
 		for _, v := range []int{-1, math.MinInt32} {
-			status, b := f.do("POST", "/v1/completions", fmt.Sprintf(`{"prompt":"x","temperature":0,"max_completion_tokens":3,"%s":%d}`, field, v))
+			status, b := f.do("POST", "/v1/completions",
+				fmt.Sprintf(`{"prompt":"x","temperature":0,"max_completion_tokens":3,"%s":%d}`, field, v))
 			if status != 200 || number(decodeObject(t, b), "usage", "completion_tokens") > 3 {
 				t.Errorf("%s %d: %d %s", field, v, status, b)
 			}
@@ -303,10 +320,11 @@ func TestF165_NegativeCounts(t *testing.T) {
 	}
 }
 
-// TestF172_NoListing: nobody can list what others do.
-func TestF172_NoListing(t *testing.T) {
+// TestNobodyListsOthersRequests (failure F172): nobody can list what others do.
+func TestNobodyListsOthersRequests(t *testing.T) {
 	f := start(t, options{})
-	for _, p := range []string{"/v1/streams", "/v1/streams/lookup", "/v1/stream", "/v1/responses/resp_1", "/v1/chat/completions/x"} {
+	for _, p := range []string{"/v1/streams", "/v1/streams/lookup", "/v1/stream", "/v1/responses/resp_1",
+		"/v1/chat/completions/x"} {
 		if status, _ := f.do("GET", p, ""); status != 404 {
 			t.Errorf("%s: %d", p, status)
 		}
@@ -318,12 +336,13 @@ func TestF172_NoListing(t *testing.T) {
 	}
 }
 
-// TestF173_Stamp: a system prompt that differs in a stamp only hits the cache.
-func TestF173_Stamp(t *testing.T) {
+// TestStampedSystemPromptHitsTheCache (failure F173): a system prompt that differs in a stamp only hits the cache.
+func TestStampedSystemPromptHitsTheCache(t *testing.T) {
 	f := start(t, options{})
 	ask := func(stamp string) dict {
 		return f.post("/v1/messages", dict{"max_tokens": 4, "messages": user("hello"), "system": []dict{
-			{"type": "text", "text": "x-anthropic-billing-header: cch=" + stamp}, {"type": "text", "text": strings.Repeat("You are a helper. ", 20)},
+			{"type": "text", "text": "x-anthropic-billing-header: cch=" + stamp},
+			{"type": "text", "text": strings.Repeat("You are a helper. ", 20)},
 		}})
 	}
 	ask("aaaa")
@@ -333,13 +352,14 @@ func TestF173_Stamp(t *testing.T) {
 	}
 }
 
-// TestF174_NothingToGenerate and F175: with a limit of 0 the prompt runs and nothing is generated, and
+// TestNothingToGenerate (failures F174 and F175): with a limit of 0 the prompt runs and nothing is generated, and
 // rates are numbers.
-func TestF174_NothingToGenerate(t *testing.T) {
+func TestNothingToGenerate(t *testing.T) {
 	f := start(t, options{})
 	for _, n := range []int{0, 1} {
 		m := f.post("/v1/completions", dict{"prompt": "x y z", "max_tokens": n, "ignore_eos": true})
-		if number(m, "timings", "predicted_n") != n || number(m, "usage", "completion_tokens") != n || (n == 0) != (text(m, "choices", 0, "text") == "") {
+		if number(m, "timings", "predicted_n") != n || number(m, "usage", "completion_tokens") != n ||
+			(n == 0) != (text(m, "choices", 0, "text") == "") {
 			t.Errorf("limit %d: %v", n, m)
 		}
 		for k, v := range at(m, "timings").(dict) {
@@ -353,15 +373,16 @@ func TestF174_NothingToGenerate(t *testing.T) {
 	}
 }
 
-// TestF176_OneTooLong: a request that fills its context ends alone.
-func TestF176_OneTooLong(t *testing.T) {
+// TestFullContextEndsOneRequest (failure F176): a request that fills its context ends alone.
+func TestFullContextEndsOneRequest(t *testing.T) {
 	f := start(t, options{engine: engine.Config{Context: 200, Parallel: 2}})
 	long := make(chan dict)
 	go func() {
 		long <- f.post("/v1/completions", dict{"prompt": strings.Repeat("x", 100), "ignore_eos": true})
 	}()
 	for range 5 {
-		if m := f.post("/v1/completions", dict{"prompt": "y", "max_tokens": 20, "ignore_eos": true}); number(m, "usage", "completion_tokens") != 20 {
+		if m := f.post("/v1/completions", dict{"prompt": "y", "max_tokens": 20, "ignore_eos": true}); number(m, "usage",
+			"completion_tokens") != 20 {
 			t.Errorf("the other one: %v", m)
 		}
 	}
@@ -370,8 +391,8 @@ func TestF176_OneTooLong(t *testing.T) {
 	}
 }
 
-// TestF185_SecondBlock: a second block of reasoning has a budget as well.
-func TestF185_SecondBlock(t *testing.T) {
+// TestSecondReasoningBlockHasABudget (failure F185): a second block of reasoning has a budget as well.
+func TestSecondReasoningBlockHasABudget(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	v, err := f.s.loaded("")
 	if err != nil {
@@ -405,10 +426,12 @@ func TestF185_SecondBlock(t *testing.T) {
 	}
 }
 
-// TestF150_Deltas is TestSplits with a template whose calls are judged at their end; see there.
-func TestF150_Deltas(t *testing.T) {
+// TestSplitsOfCallsJudgedAtTheirEnd (failure F150) is TestSplits with a template whose calls are judged at their end;
+// see there.
+func TestSplitsOfCallsJudgedAtTheirEnd(t *testing.T) {
 	f := start(t, options{template: xmlTemplate})
-	said := "x<tool_call>\n<function=get_weather>\n<parameter=city>\na </para b\n</parameter>\n<parameter=days>\n12\n</parameter>\n</function>\n</tool_call>"
+	said := "x<tool_call>\n<function=get_weather>\n<parameter=city>\na </para " +
+		"b\n</parameter>\n<parameter=days>\n12\n</parameter>\n</function>\n</tool_call>"
 	f.script(said)
 	q := dict{"messages": user("?"), "tools": weather}
 	m := f.post("/v1/chat/completions", q)
@@ -422,11 +445,13 @@ func TestF150_Deltas(t *testing.T) {
 // TestHeldMemory: bodies have a limit, each and all together, and are not kept.
 func TestHeldMemory(t *testing.T) {
 	f := start(t, options{config: Config{MaxBody: 1000, MaxHeld: 2000}})
-	if status, b := f.do("POST", "/v1/completions", `{"prompt":"`+strings.Repeat("x", 2000)+`"}`); status != http.StatusRequestEntityTooLarge {
+	if status, b := f.do("POST", "/v1/completions",
+		`{"prompt":"`+strings.Repeat("x", 2000)+`"}`); status != http.StatusRequestEntityTooLarge {
 		t.Errorf("too large: %d %s", status, b)
 	}
 	// A body of unknown length is cut off where it is too long.
-	req, err := http.NewRequestWithContext(t.Context(), "POST", f.url+"/v1/completions", io.MultiReader(strings.NewReader(`{"prompt":"`), strings.NewReader(strings.Repeat("x", 5000))))
+	req, err := http.NewRequestWithContext(t.Context(), "POST", f.url+"/v1/completions",
+		io.MultiReader(strings.NewReader(`{"prompt":"`), strings.NewReader(strings.Repeat("x", 5000))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -452,9 +477,11 @@ func TestFaultyConstraint(t *testing.T) {
 	f := start(t, options{})
 	for _, stream := range []bool{false, true} {
 		f.s.tweak = func(req *engine.Request, _ *view) { req.Constraint = &faulty{} }
-		status, b := f.do("POST", "/v1/chat/completions", encode(t, dict{"messages": user("hi"), "stream": stream, "ignore_eos": true}))
+		status, b := f.do("POST", "/v1/chat/completions",
+			encode(t, dict{"messages": user("hi"), "stream": stream, "ignore_eos": true}))
 		// A stream that has begun ends with an event; one that has not is an ordinary error.
-		begun := stream && status == 200 && strings.Contains(string(b), `data: {"error":`) && !strings.Contains(string(b), "[DONE]")
+		begun := stream && status == 200 && strings.Contains(string(b), `data: {"error":`) &&
+			!strings.Contains(string(b), "[DONE]")
 		if status != 500 && !begun {
 			t.Errorf("stream %v: %d %s", stream, status, b)
 		}

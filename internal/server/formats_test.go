@@ -42,8 +42,10 @@ func TestGrammar(t *testing.T) {
 		}
 	}
 	// Reasoning before the answer is left alone.
-	m := f.post("/v1/chat/completions", dict{"messages": user("x"), "grammar": gbnf, "enable_thinking": true, "thinking_budget_tokens": 5, "max_tokens": 200})
-	if s := text(m, "choices", 0, "message", "content"); !matches.MatchString(strings.TrimSpace(s)) || text(m, "choices", 0, "message", "reasoning_content") == "" {
+	m := f.post("/v1/chat/completions", dict{"messages": user("x"), "grammar": gbnf, "enable_thinking": true,
+		"thinking_budget_tokens": 5, "max_tokens": 200})
+	if s := text(m, "choices", 0, "message", "content"); !matches.MatchString(strings.TrimSpace(s)) ||
+		text(m, "choices", 0, "message", "reasoning_content") == "" {
 		t.Errorf("with reasoning: %v", at(m, "choices", 0, "message"))
 	}
 }
@@ -63,25 +65,32 @@ func TestSchemaField(t *testing.T) {
 func TestRefusedFields(t *testing.T) {
 	f := start(t, options{})
 	for _, field := range []string{
-		`"guided_json":{"type":"object"}`, `"guided_regex":"a+"`, `"guided_choice":["a","b"]`, `"guided_grammar":"root ::= \"a\""`,
-		`"structured_outputs":{"regex":"a"}`, `"regex":"a"`, `"ebnf":"a"`, `"mirostat":2`, `"grammar_lazy":true`, `"min_tokens":5`,
-		`"stop_token_ids":[1]`, `"allowed_token_ids":[1]`, `"bad_words":["a"]`, `"best_of":3`, `"use_beam_search":true`, `"structural_tag":{"a":1}`,
+		`"guided_json":{"type":"object"}`, `"guided_regex":"a+"`, `"guided_choice":["a","b"]`,
+		`"guided_grammar":"root ::= \"a\""`,
+		`"structured_outputs":{"regex":"a"}`, `"regex":"a"`, `"ebnf":"a"`, `"mirostat":2`, `"grammar_lazy":true`,
+		`"min_tokens":5`,
+		`"stop_token_ids":[1]`, `"allowed_token_ids":[1]`, `"bad_words":["a"]`, `"best_of":3`, `"use_beam_search":true`,
+		`"structural_tag":{"a":1}`,
 		`"lora":[{"id":0,"scale":1}]`,
 	} {
 		name, _, _ := strings.Cut(strings.Trim(field, `"`), `"`)
 		for path, rest := range map[string]string{
-			"/v1/chat/completions": `"messages":[{"role":"user","content":"x"}]`, "/v1/completions": `"prompt":"x"`, "/v1/responses": `"input":"x"`,
+			"/v1/chat/completions": `"messages":[{"role":"user","content":"x"}]`, "/v1/completions": `"prompt":"x"`,
+			"/v1/responses": `"input":"x"`,
 		} {
 			status, b := f.do("POST", path, fmt.Sprintf(`{%s,%s,"max_tokens":1,"max_output_tokens":1}`, rest, field))
 			m := decodeObject(t, b)
-			if status != http.StatusBadRequest || text(m, "error", "param") != name || !strings.Contains(text(m, "error", "message"), "not supported") {
+			if status != http.StatusBadRequest || text(m, "error", "param") != name ||
+				!strings.Contains(text(m, "error", "message"), "not supported") {
 				t.Errorf("%s %s: %d %s", path, field, status, b)
 			}
 		}
 	}
 	// Off, or only tuning.
-	m := f.post("/v1/chat/completions", dict{"messages": user("x"), "max_tokens": 1, "mirostat": 0, "mirostat_tau": 5, "guided_json": nil, "best_of": 1,
-		"structured_outputs": nil, "xtc_probability": 0.1, "min_tokens": 0, "grammar": "", "lora": []any{}, "guided_decoding_backend": "auto"})
+	m := f.post("/v1/chat/completions", dict{"messages": user("x"), "max_tokens": 1, "mirostat": 0, "mirostat_tau": 5,
+		"guided_json": nil, "best_of": 1,
+		"structured_outputs": nil, "xtc_probability": 0.1, "min_tokens": 0, "grammar": "", "lora": []any{},
+		"guided_decoding_backend": "auto"})
 	if text(m, "object") != "chat.completion" {
 		t.Error(m)
 	}

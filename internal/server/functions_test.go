@@ -10,11 +10,13 @@ import (
 func TestFunctions(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	f.script("I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bonn\"}}\n</tool_call>")
-	function := json.RawMessage(`{"name":"get_weather","parameters":{"type":"object","properties":{"city":{"enum":["Bonn"]}},"required":["city"],"additionalProperties":false}}`)
+	function := json.RawMessage(`{"name":"get_weather","parameters":{"type":"object",` +
+		`"properties":{"city":{"enum":["Bonn"]}},"required":["city"],"additionalProperties":false}}`)
 	q := dict{"messages": user("Weather?"), "functions": []any{function}}
 	m := f.post("/v1/chat/completions", q)
 	msg := at(m, "choices", 0, "message")
-	if text(msg, "function_call", "name") != "get_weather" || text(msg, "function_call", "arguments") != `{"city": "Bonn"}` ||
+	if text(msg, "function_call", "name") != "get_weather" ||
+		text(msg, "function_call", "arguments") != `{"city": "Bonn"}` ||
 		at(msg, "tool_calls") != nil || text(m, "choices", 0, "finish_reason") != "function_call" {
 		t.Errorf("whole: %v", at(m, "choices", 0))
 	}
@@ -38,7 +40,8 @@ func TestFunctions(t *testing.T) {
 		{"role": "assistant", "content": nil, "function_call": dict{"name": "get_weather", "arguments": `{"city": "Bonn"}`}},
 		{"role": "function", "name": "get_weather", "content": "rain"},
 	}})), "prompt")
-	if !strings.Contains(p, `{"name": "get_weather", "arguments": {"city": "Bonn"}}`) || !strings.Contains(p, "<|im_start|>tool\nrain") {
+	if !strings.Contains(p, `{"name": "get_weather", "arguments": {"city": "Bonn"}}`) ||
+		!strings.Contains(p, "<|im_start|>tool\nrain") {
 		t.Errorf("prompt %s", p)
 	}
 }

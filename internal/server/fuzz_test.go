@@ -13,11 +13,18 @@ import (
 // FuzzRequests: no body of a request makes the decoders panic, and what they refuse they explain.
 func FuzzRequests(f *testing.F) {
 	for _, s := range []string{
-		`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"a","parameters":{}}}],"tool_choice":{"type":"function","function":{"name":"a"}}}`,
-		`{"messages":[{"role":"user","content":[{"type":"text","text":"x"},{"type":"tool_result","tool_use_id":"1","content":[{"type":"text","text":"y"}]}]}],"system":[{"type":"text","text":"s"}]}`,
-		`{"input":[{"role":"user","content":"x"},{"type":"function_call","name":"a","arguments":"{"},{"type":"function_call_output","output":"x"},{"type":"reasoning"}],"text":{"format":{"type":"json_object"}}}`,
+		`{"messages":[{"role":"user","content":"x"}` +
+			`],"tools":[{"type":"function","function":{"name":"a",` +
+			`"parameters":{}}}],"tool_choice":{"type":"function","function":{"name":"a"}}}`,
+		`{"messages":[{"role":"user","content":[{"type":"text",` +
+			`"text":"x"},{"type":"tool_result","tool_use_id":"1",` +
+			`"content":[{"type":"text","text":"y"}]}]}],"system":[{"type":"text","text":"s"}]}`,
+		`{"input":[{"role":"user","content":"x"}` +
+			`,{"type":"function_call","name":"a","arguments":"{"}` +
+			`,{"type":"function_call_output","output":"x"},{"type":"reasoning"}],"text":{"format":{"type":"json_object"}}}`,
 		`{"prompt":[[1,2],"x"],"logit_bias":[["a",false],[5,1e99]],"stop":["a"],"seed":-1,"strobe":{"tree":0}}`,
-		`{"messages":[null],"tools":[null],"tool_choice":[],"thinking":{"type":"enabled","budget_tokens":-5},"chat_template_kwargs":{"enable_thinking":null}}`,
+		`{"messages":[null],"tools":[null],"tool_choice":[],` +
+			`"thinking":{"type":"enabled","budget_tokens":-5},"chat_template_kwargs":{"enable_thinking":null}}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -85,7 +92,8 @@ func TestChunking(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Thinking = true
-	said := "I wönder <b>.\n</think>\n\nText\n```\n<tool_call>\n```\nand\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"K\\u00f6ln 🙂\", \"days\": 2}}\n</tool_call>\nmore <tool_call>broken"
+	said := "I wönder <b>.\n</think>\n\nText\n```\n<tool_call>\n```\nand\n<tool_call>\n{\"name\": \"get_weather\", " +
+		"\"arguments\": {\"city\": \"K\\u00f6ln 🙂\", \"days\": 2}}\n</tool_call>\nmore <tool_call>broken"
 	r := rand.New(rand.NewPCG(1, 2))
 	var want string
 	for round := range 300 {

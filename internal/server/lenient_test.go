@@ -10,10 +10,11 @@ import (
 func TestIntegers(t *testing.T) {
 	f := start(t, options{})
 	for path, body := range map[string]string{
-		"/v1/chat/completions": `{"messages":[{"role":"user","content":"x"}],"max_tokens":3.0,"top_k":4e1,"n":1.0,"seed":5,"ignore_eos":true}`,
-		"/v1/completions":      `{"prompt":"x","max_tokens":3.0,"logprobs":2.0,"ignore_eos":true}`,
-		"/v1/responses":        `{"input":"x","max_output_tokens":3.0}`,
-		"/v1/messages":         `{"messages":[{"role":"user","content":"x"}],"max_tokens":3.0}`,
+		"/v1/chat/completions": `{"messages":[{"role":"user","content":"x"}` +
+			`],"max_tokens":3.0,"top_k":4e1,"n":1.0,"seed":5,"ignore_eos":true}`,
+		"/v1/completions": `{"prompt":"x","max_tokens":3.0,"logprobs":2.0,"ignore_eos":true}`,
+		"/v1/responses":   `{"input":"x","max_output_tokens":3.0}`,
+		"/v1/messages":    `{"messages":[{"role":"user","content":"x"}],"max_tokens":3.0}`,
 	} {
 		status, b := f.do("POST", path, body)
 		m := decodeObject(t, b)
@@ -30,14 +31,18 @@ func TestIntegers(t *testing.T) {
 		`{"prompt":"x","max_tokens":"3.0"}`:                     "must be an integer",
 		`{"prompt":"x","top_k":` + strings.Repeat("0", 3) + `}`: "malformed",
 	} {
-		if status, b := f.do("POST", "/v1/completions", body); status != http.StatusBadRequest || !strings.Contains(string(b), want) {
+		if status, b := f.do("POST", "/v1/completions", body); status != http.StatusBadRequest ||
+			!strings.Contains(string(b), want) {
 			t.Errorf("%s: %d %s", body, status, b)
 		}
 	}
 	// Numbers elsewhere stay as they were written.
-	tool := `{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":{"x":8.0}}}]}`
+	tool := `{"role":"assistant","tool_calls":[{"id":"c",` +
+		`"type":"function","function":{"name":"f","arguments":{"x":8.0}}}]}`
 	g := start(t, options{template: hermesTemplate})
-	m := g.post("/apply-template", `{"messages":[{"role":"user","content":"x"},`+tool+`,{"role":"tool","content":null,"tool_call_id":"c"}],"max_tokens":3.0}`)
+	m := g.post("/apply-template",
+		`{"messages":[{"role":"user","content":"x"},`+tool+
+			`,{"role":"tool","content":null,"tool_call_id":"c"}],"max_tokens":3.0}`)
 	if !strings.Contains(text(m, "prompt"), `{"x": 8.0}`) {
 		t.Errorf("prompt %s", text(m, "prompt"))
 	}
@@ -71,8 +76,10 @@ func TestLocalOrigins(t *testing.T) {
 	closed := start(t, options{})
 	body := `{"prompt":"x","max_tokens":1}`
 	for origin, local := range map[string]bool{
-		"http://localhost:3000": true, "http://127.0.0.1:5173": true, "https://[::1]:8443": true, "app://obsidian.md": true, "vscode-webview://1abc": true,
-		"https://example.com": false, "http://localhost.example.com": false, "http://192.168.0.7": false, "null": false, "chrome-extension://abc": false, "http://[::": false,
+		"http://localhost:3000": true, "http://127.0.0.1:5173": true, "https://[::1]:8443": true, "app://obsidian.md": true,
+		"vscode-webview://1abc": true,
+		"https://example.com":   false, "http://localhost.example.com": false, "http://192.168.0.7": false, "null": false,
+		"chrome-extension://abc": false, "http://[::": false,
 	} {
 		header := []string{"Origin", origin, "Sec-Fetch-Site", "cross-site"}
 		status, b := f.do("POST", "/v1/completions", body, header...)
@@ -96,7 +103,8 @@ func TestTurns(t *testing.T) {
 		{dict{"messages": user("x")}, "<|im_start|>assistant\n"},
 		{dict{"messages": user("x"), "add_generation_prompt": false}, "x<|im_end|>\n"},
 		{dict{"messages": begun}, "<|im_start|>assistant\nOnce"},
-		{dict{"messages": begun, "continue_final_message": true, "add_generation_prompt": false}, "<|im_start|>assistant\nOnce"},
+		{dict{"messages": begun, "continue_final_message": true, "add_generation_prompt": false},
+			"<|im_start|>assistant\nOnce"},
 		{dict{"messages": begun, "continue_final_message": false}, "Once<|im_end|>\n<|im_start|>assistant\n"},
 		{dict{"messages": begun, "continue_final_message": false, "add_generation_prompt": false}, "Once<|im_end|>\n"},
 	} {
@@ -111,7 +119,8 @@ func TestPromptString(t *testing.T) {
 	f := start(t, options{})
 	q := dict{"max_tokens": 5, "temperature": 0}
 	want := text(f.post("/v1/completions", with(q, dict{"prompt": "func main"})), "choices", 0, "text")
-	for _, p := range []any{dict{"prompt_string": "func main"}, []any{dict{"prompt_string": "func main", "multimodal_data": []any{}}}} {
+	for _, p := range []any{dict{"prompt_string": "func main"},
+		[]any{dict{"prompt_string": "func main", "multimodal_data": []any{}}}} {
 		if got := text(f.post("/v1/completions", with(q, dict{"prompt": p})), "choices", 0, "text"); got != want {
 			t.Errorf("%v: %q, want %q", p, got, want)
 		}

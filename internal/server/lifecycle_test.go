@@ -112,7 +112,8 @@ func TestShutdownCancels(t *testing.T) {
 	} {
 		l := startLive(t, options{config: Config{Drain: 50 * time.Millisecond}, engine: engine.Config{Context: 32768}})
 		l.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG = true }
-		resp, r := l.open(t, path, dict{"prompt": "x", "input": "x", "messages": user("x"), "stream": true, "strobe": dict{"draft": "off"},
+		resp, r := l.open(t, path, dict{"prompt": "x", "input": "x", "messages": user("x"), "stream": true,
+			"strobe":     dict{"draft": "off"},
 			"max_tokens": 32000, "max_output_tokens": 32000})
 		l.stop()
 		b, err := io.ReadAll(r)
@@ -201,7 +202,8 @@ func TestCORS(t *testing.T) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != c.status || resp.Header.Get("Access-Control-Allow-Origin") != c.allowedOrigin {
-			t.Errorf("%v, %s from %q: %d, allowed %q", c.cors, c.method, c.origin, resp.StatusCode, resp.Header.Get("Access-Control-Allow-Origin"))
+			t.Errorf("%v, %s from %q: %d, allowed %q", c.cors, c.method, c.origin, resp.StatusCode,
+				resp.Header.Get("Access-Control-Allow-Origin"))
 		}
 	}
 }
@@ -209,7 +211,8 @@ func TestCORS(t *testing.T) {
 // TestHosts: a page that made its own name point here is refused.
 func TestHosts(t *testing.T) {
 	f := start(t, options{config: Config{Hosts: []string{"localhost", "box"}}})
-	for host, want := range map[string]int{"localhost:1": 200, "BOX": 200, "127.0.0.1:99": 200, "[::1]:5": 200, "evil.example": 403, "evil.example:80": 403,
+	for host, want := range map[string]int{"localhost:1": 200, "BOX": 200, "127.0.0.1:99": 200, "[::1]:5": 200,
+		"evil.example": 403, "evil.example:80": 403,
 		"evillocalhost": 403, "localhost.evil.example": 403, "xbox": 403, "local": 403, "127.0.0.1.evil.example": 403} {
 		req, err := http.NewRequestWithContext(t.Context(), "GET", f.url+"/v1/models", nil)
 		if err != nil {
@@ -231,7 +234,8 @@ func TestHosts(t *testing.T) {
 func TestLog(t *testing.T) {
 	var buf syncBuffer
 	f := start(t, options{config: Config{Keys: []string{"sesame"}, Log: slog.New(slog.NewJSONHandler(&buf, nil))}})
-	f.do("POST", "/v1/completions", `{"prompt":"my secret","max_tokens":5,"ignore_eos":true}`, "Authorization", "Bearer sesame", "X-Request-Id", "abc-1")
+	f.do("POST", "/v1/completions", `{"prompt":"my secret","max_tokens":5,"ignore_eos":true}`, "Authorization",
+		"Bearer sesame", "X-Request-Id", "abc-1")
 	f.do("POST", "/v1/completions", `{"prompt":7}`, "Authorization", "Bearer sesame")
 	f.do("GET", "/health", "")
 	var lines []dict
@@ -246,7 +250,8 @@ func TestLog(t *testing.T) {
 		t.Errorf("%d lines", len(lines))
 	}
 	a := lines[0]
-	if text(a, "msg") != "request" || text(a, "id") != "abc-1" || text(a, "path") != "/v1/completions" || number(a, "status") != 200 || number(a, "tokens") != 5 || text(a, "end") != "length" || text(a, "model") != "qwen35" {
+	if text(a, "msg") != "request" || text(a, "id") != "abc-1" || text(a, "path") != "/v1/completions" ||
+		number(a, "status") != 200 || number(a, "tokens") != 5 || text(a, "end") != "length" || text(a, "model") != "qwen35" {
 		t.Errorf("line %v", a)
 	}
 	if number(lines[1], "status") != 400 || !strings.Contains(text(lines[1], "error"), "prompt") {
@@ -279,12 +284,14 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := startLive(t, options{config: Config{MaxConns: 1, TLS: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}}})
+	l := startLive(t, options{config: Config{MaxConns: 1,
+		TLS: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}}})
 	pool := x509.NewCertPool()
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -309,10 +316,12 @@ func TestTLS(t *testing.T) {
 // TestPing: while nothing is generated a stream shows signs of life.
 func TestPing(t *testing.T) {
 	l := startLive(t, options{engine: engine.Config{Parallel: 1}, config: Config{Ping: 10 * time.Millisecond}})
-	for path, want := range map[string]string{"/v1/completions": ":\n", "/v1/messages": "event: ping\n", "/v1/responses": ":\n"} {
+	for path, want := range map[string]string{"/v1/completions": ":\n", "/v1/messages": "event: ping\n",
+		"/v1/responses": ":\n"} {
 		release := make(chan struct{})
 		l.s.tweak = func(req *engine.Request, _ *view) { req.Constraint = &blocked{release: release} }
-		resp, r := l.open(t, path, dict{"prompt": "x", "input": "x", "messages": user("x"), "max_tokens": 2, "max_output_tokens": 2, "stream": true})
+		resp, r := l.open(t, path, dict{"prompt": "x", "input": "x", "messages": user("x"), "max_tokens": 2,
+			"max_output_tokens": 2, "stream": true})
 		// The first token waits until there was a sign; without one the test does not end.
 		seen := path == "/v1/completions" // it was the first line
 		for !seen {

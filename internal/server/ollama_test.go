@@ -26,18 +26,22 @@ func (f *fixture) lines(path string, body any) (out []dict) {
 
 func TestOllamaChat(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
-	f.script("I wonder.</think>\n\nHello.<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bonn\", \"days\": 2}}\n</tool_call>")
-	q := dict{"model": "m:latest", "messages": user("Weather?"), "tools": weather, "think": true, "options": dict{"num_predict": 200, "temperature": 0, "num_ctx": 4096}}
+	f.script("I wonder.</think>\n\nHello.<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bonn\", " +
+		"\"days\": 2}}\n</tool_call>")
+	q := dict{"model": "m:latest", "messages": user("Weather?"), "tools": weather, "think": true,
+		"options": dict{"num_predict": 200, "temperature": 0, "num_ctx": 4096}}
 	check := func(where, content, thinking string, calls []any, last dict) {
 		t.Helper()
 		if content != "Hello." || thinking != "I wonder." {
 			t.Errorf("%s: content %q, thinking %q", where, content, thinking)
 		}
-		if len(calls) != 1 || text(calls[0], "function", "name") != "get_weather" || text(calls[0], "function", "arguments", "city") != "Bonn" ||
+		if len(calls) != 1 || text(calls[0], "function", "name") != "get_weather" ||
+			text(calls[0], "function", "arguments", "city") != "Bonn" ||
 			number(calls[0], "function", "arguments", "days") != 2 {
 			t.Errorf("%s: calls %v", where, calls)
 		}
-		if last["done"] != true || text(last, "done_reason") != "stop" || number(last, "eval_count") == 0 || number(last, "prompt_eval_count") == 0 ||
+		if last["done"] != true || text(last, "done_reason") != "stop" || number(last, "eval_count") == 0 ||
+			number(last, "prompt_eval_count") == 0 ||
 			number(last, "total_duration") == 0 || text(last, "model") != "m:latest" || text(last, "created_at") == "" {
 			t.Errorf("%s: end %v", where, last)
 		}
@@ -70,8 +74,10 @@ func TestOllamaChat(t *testing.T) {
 		t.Errorf("loading: %v", m)
 	}
 	f.s.tweak = nil
-	m = f.post("/api/chat", dict{"model": "m", "messages": user("x"), "stream": false, "options": dict{"num_predict": 3}, "format": json.RawMessage(personSchema)})
-	if !strings.HasPrefix(text(m, "message", "content"), "{") || text(m, "done_reason") != "length" || number(m, "eval_count") != 3 {
+	m = f.post("/api/chat", dict{"model": "m", "messages": user("x"), "stream": false, "options": dict{"num_predict": 3},
+		"format": json.RawMessage(personSchema)})
+	if !strings.HasPrefix(text(m, "message", "content"), "{") || text(m, "done_reason") != "length" ||
+		number(m, "eval_count") != 3 {
 		t.Errorf("schema, cut: %v", m)
 	}
 }
@@ -89,7 +95,8 @@ func TestOllamaGenerate(t *testing.T) {
 	}
 	raw := f.post("/api/generate", with(q, dict{"stream": false, "raw": true}))
 	plain := f.post("/v1/completions", dict{"prompt": "func main", "max_tokens": 8, "temperature": 0})
-	if text(raw, "response") != text(plain, "choices", 0, "text") || number(raw, "prompt_eval_count") >= number(whole, "prompt_eval_count") {
+	if text(raw, "response") != text(plain, "choices", 0, "text") ||
+		number(raw, "prompt_eval_count") >= number(whole, "prompt_eval_count") {
 		t.Errorf("raw %v, completion %v", raw, plain)
 	}
 	m := f.post("/api/generate", with(q, dict{"stream": false, "format": "json"}))
@@ -101,7 +108,8 @@ func TestOllamaGenerate(t *testing.T) {
 func TestOllamaErrors(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	for body, want := range map[string]string{
-		`{"messages":[{"role":"user","content":"x","images":["aGk="]}]}`:                  "messages[0].images: are not supported",
+		`{"messages":[{"role":"user","content":"x","images":["aGk="]}]}`: "messages[0].images: are not " +
+			"supported",
 		`{"messages":[{"content":"x"}]}`:                                                  "messages[0].role: is missing",
 		`{"messages":[{"role":"user","content":"x"}],"format":"xml"}`:                     "format: must be",
 		`{"messages":[{"role":"user","content":"x"}],"format":5}`:                         "format: must be",
@@ -117,8 +125,10 @@ func TestOllamaErrors(t *testing.T) {
 			t.Errorf("%s: %d %s", body, status, b)
 		}
 	}
-	for _, body := range []string{`{"prompt":"x","suffix":"y"}`, `{"prompt":"x","template":"y"}`, `{"prompt":"x","images":["y"]}`} {
-		if status, b := f.do("POST", "/api/generate", body); status != http.StatusBadRequest || !strings.Contains(string(b), "is not supported") {
+	for _, body := range []string{`{"prompt":"x","suffix":"y"}`, `{"prompt":"x","template":"y"}`,
+		`{"prompt":"x","images":["y"]}`} {
+		if status, b := f.do("POST", "/api/generate", body); status != http.StatusBadRequest ||
+			!strings.Contains(string(b), "is not supported") {
 			t.Errorf("%s: %d %s", body, status, b)
 		}
 	}
@@ -138,13 +148,15 @@ func TestOllamaModels(t *testing.T) {
 	}
 	for _, path := range []string{"/api/tags", "/api/ps"} {
 		m := at(get(path), "models", 0)
-		if text(m, "name") != "qwen35" || number(m, "size") == 0 || len(text(m, "digest")) != 64 || text(m, "details", "family") == "" {
+		if text(m, "name") != "qwen35" || number(m, "size") == 0 || len(text(m, "digest")) != 64 ||
+			text(m, "details", "family") == "" {
 			t.Errorf("%s: %v", path, m)
 		}
 	}
 	m := f.post("/api/show", dict{"model": "qwen35:latest"})
 	arch := text(m, "model_info", "general.architecture")
-	if text(m, "template") != hermesTemplate || number(m, "model_info", arch+".context_length") == 0 || encode(t, at(m, "capabilities")) != `["completion","tools","thinking"]` {
+	if text(m, "template") != hermesTemplate || number(m, "model_info", arch+".context_length") == 0 ||
+		encode(t, at(m, "capabilities")) != `["completion","tools","thinking"]` {
 		t.Errorf("show: %v", m)
 	}
 	if m := f.post("/api/pull", dict{"model": "qwen35"}); text(m, "status") != "success" {
@@ -176,7 +188,8 @@ func TestOllamaNames(t *testing.T) {
 		names = append(names, m.Name)
 	}
 	for _, name := range names {
-		m := f.post("/api/generate", dict{"model": name + ":latest", "prompt": "x", "stream": false, "options": dict{"num_predict": 1}})
+		m := f.post("/api/generate", dict{"model": name + ":latest", "prompt": "x", "stream": false,
+			"options": dict{"num_predict": 1}})
 		if m["done"] != true {
 			t.Errorf("%s: %v", name, m)
 		}

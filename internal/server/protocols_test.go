@@ -53,7 +53,8 @@ func TestCompletions(t *testing.T) {
 		t.Errorf("answer %v", m)
 	}
 	got := ""
-	for _, e := range f.events("/v1/completions", with(q, dict{"stream": true, "stream_options": dict{"include_usage": true}})) {
+	for _, e := range f.events("/v1/completions",
+		with(q, dict{"stream": true, "stream_options": dict{"include_usage": true}})) {
 		got += text(e.data, "choices", 0, "text")
 	}
 	if got != want {
@@ -73,7 +74,8 @@ func TestCompletions(t *testing.T) {
 		t.Errorf("two prompts, two choices: %v", list)
 	}
 	one := f.post("/v1/completions", with(q, dict{"prompt": "package"}))
-	if n := number(two, "usage", "prompt_tokens"); n != number(m, "usage", "prompt_tokens")+number(one, "usage", "prompt_tokens") {
+	if n := number(two, "usage", "prompt_tokens"); n != number(m, "usage", "prompt_tokens")+number(one, "usage",
+		"prompt_tokens") {
 		t.Errorf("%d prompt tokens", n)
 	}
 
@@ -90,9 +92,12 @@ func TestCompletions(t *testing.T) {
 
 func TestResponses(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
-	f.script("I wonder.</think>\n\nHello.<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bonn\"}}\n</tool_call>")
-	tool := json.RawMessage(`{"type":"function","name":"get_weather","parameters":{"type":"object","properties":{"city":{"type":"string"}}}}`)
-	q := dict{"model": "m", "instructions": "Be brief.", "input": "Weather?", "tools": []any{tool, dict{"type": "web_search"}}, "chat_template_kwargs": dict{"enable_thinking": true}}
+	f.script("I wonder.</think>\n\nHello.<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": " +
+		"\"Bonn\"}}\n</tool_call>")
+	tool := json.RawMessage(`{"type":"function","name":"get_weather",` +
+		`"parameters":{"type":"object","properties":{"city":{"type":"string"}}}}`)
+	q := dict{"model": "m", "instructions": "Be brief.", "input": "Weather?",
+		"tools": []any{tool, dict{"type": "web_search"}}, "chat_template_kwargs": dict{"enable_thinking": true}}
 	check := func(where string, m dict) {
 		t.Helper()
 		out, _ := at(m, "output").([]any)
@@ -102,13 +107,16 @@ func TestResponses(t *testing.T) {
 		if text(out[0], "type") != "reasoning" || text(out[0], "content", 0, "text") != "I wonder." {
 			t.Errorf("%s: %v", where, out[0])
 		}
-		if text(out[1], "type") != "message" || text(out[1], "content", 0, "text") != "Hello." || text(out[1], "role") != "assistant" {
+		if text(out[1], "type") != "message" || text(out[1], "content", 0, "text") != "Hello." ||
+			text(out[1], "role") != "assistant" {
 			t.Errorf("%s: %v", where, out[1])
 		}
-		if text(out[2], "type") != "function_call" || text(out[2], "name") != "get_weather" || text(out[2], "arguments") != `{"city": "Bonn"}` || text(out[2], "call_id") == "" {
+		if text(out[2], "type") != "function_call" || text(out[2], "name") != "get_weather" ||
+			text(out[2], "arguments") != `{"city": "Bonn"}` || text(out[2], "call_id") == "" {
 			t.Errorf("%s: %v", where, out[2])
 		}
-		if number(m, "usage", "total_tokens") != number(m, "usage", "input_tokens")+number(m, "usage", "output_tokens") || number(m, "usage", "output_tokens") == 0 {
+		if number(m, "usage", "total_tokens") != number(m, "usage", "input_tokens")+number(m, "usage", "output_tokens") ||
+			number(m, "usage", "output_tokens") == 0 {
 			t.Errorf("%s: usage %v", where, at(m, "usage"))
 		}
 	}
@@ -132,9 +140,12 @@ func TestResponses(t *testing.T) {
 	}
 	want := []string{
 		"response.created", "response.in_progress",
-		"response.output_item.added", "response.content_part.added", "response.reasoning_text.delta", "response.reasoning_text.done", "response.content_part.done", "response.output_item.done",
-		"response.output_item.added", "response.content_part.added", "response.output_text.delta", "response.output_text.done", "response.content_part.done", "response.output_item.done",
-		"response.output_item.added", "response.function_call_arguments.delta", "response.function_call_arguments.done", "response.output_item.done",
+		"response.output_item.added", "response.content_part.added", "response.reasoning_text.delta",
+		"response.reasoning_text.done", "response.content_part.done", "response.output_item.done",
+		"response.output_item.added", "response.content_part.added", "response.output_text.delta",
+		"response.output_text.done", "response.content_part.done", "response.output_item.done",
+		"response.output_item.added", "response.function_call_arguments.delta", "response.function_call_arguments.done",
+		"response.output_item.done",
 		"response.completed",
 	}
 	if got := names(evs); !slices.Equal(got, want) {
@@ -158,13 +169,17 @@ func TestResponses(t *testing.T) {
 
 func TestAnthropic(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
-	f.script("I wonder.</think>\n\nHello.<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bonn\", \"days\": 2}}\n</tool_call>")
-	tool := json.RawMessage(`{"name":"get_weather","input_schema":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}}}}`)
-	q := dict{"model": "m", "max_tokens": 300, "system": "Be brief.", "messages": user("Weather?"), "tools": []any{tool}, "thinking": dict{"type": "enabled", "budget_tokens": 1000}}
+	f.script("I wonder.</think>\n\nHello.<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bonn\", " +
+		"\"days\": 2}}\n</tool_call>")
+	tool := json.RawMessage(`{"name":"get_weather","input_schema":{"type":"object",` +
+		`"properties":{"city":{"type":"string"},"days":{"type":"integer"}}}}`)
+	q := dict{"model": "m", "max_tokens": 300, "system": "Be brief.", "messages": user("Weather?"), "tools": []any{tool},
+		"thinking": dict{"type": "enabled", "budget_tokens": 1000}}
 	check := func(where string, m dict) {
 		t.Helper()
 		c, _ := at(m, "content").([]any)
-		if len(c) != 3 || text(m, "stop_reason") != "tool_use" || text(m, "role") != "assistant" || text(m, "type") != "message" {
+		if len(c) != 3 || text(m, "stop_reason") != "tool_use" || text(m, "role") != "assistant" ||
+			text(m, "type") != "message" {
 			t.Fatalf("%s: %v", where, m)
 		}
 		if text(c[0], "type") != "thinking" || text(c[0], "thinking") != "I wonder." || at(c[0], "signature") != "" {
@@ -173,13 +188,15 @@ func TestAnthropic(t *testing.T) {
 		if text(c[1], "type") != "text" || text(c[1], "text") != "Hello." {
 			t.Errorf("%s: %v", where, c[1])
 		}
-		if text(c[2], "type") != "tool_use" || text(c[2], "name") != "get_weather" || text(c[2], "input", "city") != "Bonn" || number(c[2], "input", "days") != 2 {
+		if text(c[2], "type") != "tool_use" || text(c[2], "name") != "get_weather" || text(c[2], "input", "city") != "Bonn" ||
+			number(c[2], "input", "days") != 2 {
 			t.Errorf("%s: %v", where, c[2])
 		}
 	}
 	whole := f.post("/v1/messages", q)
 	check("whole", whole)
-	if n := number(f.post("/v1/messages/count_tokens", q), "input_tokens"); n != number(whole, "usage", "input_tokens")+number(whole, "usage", "cache_read_input_tokens") {
+	if n := number(f.post("/v1/messages/count_tokens", q), "input_tokens"); n != number(whole, "usage",
+		"input_tokens")+number(whole, "usage", "cache_read_input_tokens") {
 		t.Errorf("count_tokens says %d, usage %v", n, at(whole, "usage"))
 	}
 
@@ -230,7 +247,8 @@ func TestAnthropic(t *testing.T) {
 
 	f.script("one two three")
 	m = f.post("/v1/messages", dict{"max_tokens": 50, "messages": user("?"), "stop_sequences": []string{"two"}})
-	if text(m, "stop_reason") != "stop_sequence" || text(m, "stop_sequence") != "two" || strings.TrimSpace(text(m, "content", 0, "text")) != "one" {
+	if text(m, "stop_reason") != "stop_sequence" || text(m, "stop_sequence") != "two" ||
+		strings.TrimSpace(text(m, "content", 0, "text")) != "one" {
 		t.Errorf("stop sequence: %v", m)
 	}
 	m = f.post("/v1/messages", dict{"max_tokens": 2, "messages": user("?")})
@@ -239,8 +257,8 @@ func TestAnthropic(t *testing.T) {
 	}
 }
 
-// TestF181_ToolResults: what tools answered reaches the prompt, in every shape.
-func TestF181_ToolResults(t *testing.T) {
+// TestToolResultsReachThePrompt (failure F181): what tools answered reaches the prompt, in every shape.
+func TestToolResultsReachThePrompt(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	v, err := f.s.loaded("")
 	if err != nil {
@@ -264,8 +282,10 @@ func TestF181_ToolResults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := "<|im_start|>system\nsys<|im_end|>\n<|im_start|>user\nq<|im_end|>\n" +
-		"<|im_start|>assistant\n<think>hm</think>look<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bonn\"}}\n</tool_call><|im_end|>\n" +
-		"<|im_start|>tool\nrain<|im_end|>\n<|im_start|>tool\nError: snow<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+		"<|im_start|>assistant\n<think>hm</think>look<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": " +
+		"\"Bonn\"}}\n</tool_call><|im_end|>\n" +
+		"<|im_start|>tool\nrain<|im_end|>\n<|im_start|>tool\nError: " +
+		"snow<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
 	if p.Text != want {
 		t.Errorf("prompt\n%s\nwant\n%s", p.Text, want)
 	}
@@ -318,13 +338,15 @@ func TestNative(t *testing.T) {
 	f.post("/v1/chat/completions", dict{"messages": user("hi"), "max_tokens": 4, "temperature": 0})
 	_, b := f.do("GET", "/slots", "")
 	var slots []dict
-	if err := json.Unmarshal(b, &slots); err != nil || len(slots) != 4 || slots[0]["is_processing"] != false || number(slots[0], "n_prompt_tokens") == 0 {
+	if err := json.Unmarshal(b, &slots); err != nil || len(slots) != 4 || slots[0]["is_processing"] != false ||
+		number(slots[0], "n_prompt_tokens") == 0 {
 		t.Errorf("slots: %s (%v)", b, err)
 	}
 	_, b = f.do("GET", "/metrics", "")
 	for _, want := range []string{
 		"# TYPE llamacpp:tokens_predicted_total counter\nllamacpp:tokens_predicted_total{model_name=\"qwen35\"} 4\n",
-		"llamacpp:requests_processing{", "vllm:num_requests_waiting{", "vllm:time_to_first_token_seconds_bucket{model_name=\"qwen35\",le=\"+Inf\"} 1\n",
+		"llamacpp:requests_processing{", "vllm:num_requests_waiting{",
+		"vllm:time_to_first_token_seconds_bucket{model_name=\"qwen35\",le=\"+Inf\"} 1\n",
 		"vllm:request_success_total{model_name=\"qwen35\",finished_reason=\"length\"} 1\n",
 		`strobe:http_requests_total{path="/v1/chat/completions",code="200"} 1`,
 		"vllm:spec_decode_num_draft_tokens_total{", "go_goroutines ",
@@ -336,10 +358,12 @@ func TestNative(t *testing.T) {
 	checkMetrics(t, string(b))
 	_, b = f.do("GET", "/v1/models", "")
 	m := at(decodeObject(t, b), "data", 0)
-	if text(m, "id") != "qwen35" || text(m, "state") != "loaded" || number(m, "size") == 0 || number(m, "last_used_ms") == 0 || number(m, "context_length") != 2048 {
+	if text(m, "id") != "qwen35" || text(m, "state") != "loaded" || number(m, "size") == 0 ||
+		number(m, "last_used_ms") == 0 || number(m, "context_length") != 2048 {
 		t.Errorf("models: %s", b)
 	}
-	if _, b := f.do("GET", "/v1/models?client_version=1.0", ""); text(decodeObject(t, b), "models", 0, "slug") != "qwen35" || number(decodeObject(t, b), "models", 0, "context_window") != 2048 {
+	if _, b := f.do("GET", "/v1/models?client_version=1.0", ""); text(decodeObject(t, b), "models", 0,
+		"slug") != "qwen35" || number(decodeObject(t, b), "models", 0, "context_window") != 2048 {
 		t.Errorf("models for Codex: %s", b)
 	}
 	if status, b := f.do("GET", "/v1/models/qwen35", ""); status != 200 {
@@ -377,15 +401,16 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// TestF140_Props: what runs is shown, not what was asked for.
-func TestF140_Props(t *testing.T) {
+// TestPropsShowWhatRuns (failure F140): what runs is shown, not what was asked for.
+func TestPropsShowWhatRuns(t *testing.T) {
 	f := start(t, options{engine: engine.Config{Parallel: 3, Context: 1 << 30}, config: Config{Version: "v9"}})
 	_, b := f.do("GET", "/props", "")
 	m := decodeObject(t, b)
 	if number(m, "total_slots") != 3 || number(m, "default_generation_settings", "n_ctx") != 32768 {
 		t.Errorf("slots %v, context %v", m["total_slots"], at(m, "default_generation_settings"))
 	}
-	if at(m, "speculative", "drafter") != true || number(m, "speculative", "block") == 0 || text(m, "runtime", "backend") == "" || text(m, "build_info") != "strobe-v9" {
+	if at(m, "speculative", "drafter") != true || number(m, "speculative", "block") == 0 ||
+		text(m, "runtime", "backend") == "" || text(m, "build_info") != "strobe-v9" {
 		t.Errorf("props %v", m)
 	}
 	plain := start(t, options{plain: true})

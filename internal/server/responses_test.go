@@ -53,7 +53,8 @@ func TestResponsesMemory(t *testing.T) {
 			dict{"role": "user", "content": "And now?"},
 		}
 		want := f.inputTokens(dict{"input": said})
-		refs := []any{said[0], dict{"type": "item_reference", "id": text(first, "output", 0, "id")}, dict{"id": text(first, "output", 1, "id")}, said[3]}
+		refs := []any{said[0], dict{"type": "item_reference", "id": text(first, "output", 0, "id")},
+			dict{"id": text(first, "output", 1, "id")}, said[3]}
 		for name, q := range map[string]dict{
 			"previous":   {"previous_response_id": id, "input": "And now?"},
 			"references": {"input": refs},
@@ -69,8 +70,10 @@ func TestResponsesMemory(t *testing.T) {
 				t.Errorf("%s: previous_response_id %v", name, p)
 			}
 			// A third turn has the second's items too, and what they refer to.
-			more := append(slices.Clone(said), dict{"role": "assistant", "content": text(second, "output", 0, "content", 0, "text")}, dict{"role": "user", "content": "x"})
-			if got, want := f.inputTokens(dict{"previous_response_id": text(second, "id"), "input": "x"}), f.inputTokens(dict{"input": more}); got != want {
+			more := append(slices.Clone(said), dict{"role": "assistant",
+				"content": text(second, "output", 0, "content", 0, "text")}, dict{"role": "user", "content": "x"})
+			if got, want := f.inputTokens(dict{"previous_response_id": text(second, "id"), "input": "x"}),
+				f.inputTokens(dict{"input": more}); got != want {
 				t.Errorf("%s, third turn: %d tokens, want %d", name, got, want)
 			}
 		}
@@ -80,7 +83,8 @@ func TestResponsesMemory(t *testing.T) {
 			t.Errorf("GET: %d %s\nwant %v", status, b, first)
 		}
 		status, b = f.do("GET", "/v1/responses/"+id+"/input_items", "")
-		if got := decodeObject(t, b); status != http.StatusOK || text(got, "data", 0, "content") != "Good morning" || text(got, "data", 0, "id") != text(got, "first_id") || text(got, "first_id") == "" {
+		if got := decodeObject(t, b); status != http.StatusOK || text(got, "data", 0, "content") != "Good morning" ||
+			text(got, "data", 0, "id") != text(got, "first_id") || text(got, "first_id") == "" {
 			t.Errorf("input items: %d %s", status, b)
 		}
 		status, b = f.do("DELETE", "/v1/responses/"+id, "")
@@ -93,7 +97,8 @@ func TestResponsesMemory(t *testing.T) {
 			}
 		}
 		status, b = f.do("POST", "/v1/responses", encode(t, dict{"previous_response_id": id, "input": "x"}))
-		if got := decodeObject(t, b); status != http.StatusBadRequest || text(got, "error", "code") != "previous_response_not_found" {
+		if got := decodeObject(t, b); status != http.StatusBadRequest ||
+			text(got, "error", "code") != "previous_response_not_found" {
 			t.Errorf("a deleted response is referred to: %d %s", status, b)
 		}
 		status, b = f.do("POST", "/v1/responses", encode(t, dict{"input": refs}))
@@ -132,7 +137,8 @@ func TestMemoryLimits(t *testing.T) {
 	put := func(i int) {
 		t.Helper()
 		resp := &responseJSON{ID: fmt.Sprint("r", i), Output: []outputItem{{ID: fmt.Sprint("o", i), Type: "message"}}}
-		input := []json.RawMessage{json.RawMessage(fmt.Sprintf(`{"id":"i%d","type":"message","content":%q}`, i, strings.Repeat("x", 1000)))}
+		input := []json.RawMessage{json.RawMessage(fmt.Sprintf(`{"id":"i%d","type":"message","content":%q}`, i,
+			strings.Repeat("x", 1000)))}
 		if ok, err := m.put(resp, input); !ok || err != nil {
 			t.Fatalf("%d: %v, %v", i, ok, err)
 		}
@@ -159,7 +165,8 @@ func TestMemoryLimits(t *testing.T) {
 		t.Errorf("after their time %d bytes, %d items are left", m.bytes, len(m.items))
 	}
 	big := &responseJSON{ID: "big", Output: []outputItem{}}
-	if ok, err := m.put(big, []json.RawMessage{json.RawMessage(`"` + strings.Repeat("x", 50<<10) + `"`)}); ok || err != nil || m.bytes != 0 {
+	if ok, err := m.put(big, []json.RawMessage{json.RawMessage(`"` + strings.Repeat("x", 50<<10) + `"`)}); ok ||
+		err != nil || m.bytes != 0 {
 		t.Errorf("too large: %v, %v, %d bytes", ok, err, m.bytes)
 	}
 	// An item said again belongs to the later response.
@@ -177,7 +184,8 @@ func TestMemoryLimits(t *testing.T) {
 // TestRecallIsBounded: a small request cannot refer to more than a request may hold.
 func TestRecallIsBounded(t *testing.T) {
 	f := start(t, options{template: hermesTemplate, config: Config{MaxBody: 100 << 10}})
-	m := f.ask(dict{"input": []any{dict{"id": "big", "role": "user", "content": strings.Repeat("many words ", 50)}}, "max_output_tokens": 1})
+	m := f.ask(dict{"input": []any{dict{"id": "big", "role": "user", "content": strings.Repeat("many words ", 50)}},
+		"max_output_tokens": 1})
 	if at(m, "store") != true {
 		t.Fatal(m)
 	}
@@ -185,7 +193,8 @@ func TestRecallIsBounded(t *testing.T) {
 	for i := range refs {
 		refs[i] = dict{"type": "item_reference", "id": "big"}
 	}
-	if status, b := f.do("POST", "/v1/responses", encode(t, dict{"input": refs})); status != http.StatusRequestEntityTooLarge {
+	if status, b := f.do("POST", "/v1/responses",
+		encode(t, dict{"input": refs})); status != http.StatusRequestEntityTooLarge {
 		t.Errorf("%d %.200s", status, b)
 	}
 	if n := f.inputTokens(dict{"input": refs[:2]}); n < 200 {
@@ -236,7 +245,8 @@ func TestReasoningItems(t *testing.T) {
 		"include": []string{"reasoning.encrypted_content"}, "store": false}
 	m := f.ask(q)
 	item := at(m, "output", 0)
-	if text(item, "type") != "reasoning" || text(item, "summary", 0, "text") != "I wonder." || text(item, "summary", 0, "type") != "summary_text" || at(item, "content") != nil {
+	if text(item, "type") != "reasoning" || text(item, "summary", 0, "text") != "I wonder." ||
+		text(item, "summary", 0, "type") != "summary_text" || at(item, "content") != nil {
 		t.Errorf("reasoning %v", item)
 	}
 	evs := f.events("/v1/responses", with(q, dict{"stream": true}))
@@ -244,7 +254,8 @@ func TestReasoningItems(t *testing.T) {
 		"response.created", "response.in_progress",
 		"response.output_item.added", "response.reasoning_summary_part.added", "response.reasoning_summary_text.delta",
 		"response.reasoning_summary_text.done", "response.reasoning_summary_part.done", "response.output_item.done",
-		"response.output_item.added", "response.content_part.added", "response.output_text.delta", "response.output_text.done", "response.content_part.done", "response.output_item.done",
+		"response.output_item.added", "response.content_part.added", "response.output_text.delta",
+		"response.output_text.done", "response.content_part.done", "response.output_item.done",
 		"response.completed",
 	}
 	if got := names(evs); !slices.Equal(got, want) {
@@ -255,16 +266,19 @@ func TestReasoningItems(t *testing.T) {
 	}
 	// However a client sends it back, the prompt is the same.
 	prompt := func(item any) int {
-		return f.inputTokens(dict{"input": []any{dict{"role": "user", "content": "x"}, item, dict{"role": "assistant", "content": "Hello."}, dict{"role": "user", "content": "y"}}})
+		return f.inputTokens(dict{"input": []any{dict{"role": "user", "content": "x"}, item,
+			dict{"role": "assistant", "content": "Hello."}, dict{"role": "user", "content": "y"}}})
 	}
 	plain := prompt(dict{"type": "reasoning", "content": []any{dict{"type": "reasoning_text", "text": "I wonder."}}})
 	sealed := dict{"type": "reasoning", "summary": []any{}, "encrypted_content": at(item, "encrypted_content")}
-	for name, it := range map[string]any{"whole": item, "sealed": sealed, "summary": dict{"type": "reasoning", "summary": at(item, "summary")}} {
+	for name, it := range map[string]any{"whole": item, "sealed": sealed,
+		"summary": dict{"type": "reasoning", "summary": at(item, "summary")}} {
 		if n := prompt(it); n != plain {
 			t.Errorf("%s: %d tokens, want %d", name, n, plain)
 		}
 	}
-	if n := prompt(dict{"type": "reasoning", "summary": []any{}, "encrypted_content": "gAAAA of somebody else"}); n >= plain {
+	if n := prompt(dict{"type": "reasoning", "summary": []any{},
+		"encrypted_content": "gAAAA of somebody else"}); n >= plain {
 		t.Errorf("reasoning nobody can read took %d tokens", n)
 	}
 }
@@ -274,9 +288,11 @@ func TestNamespaces(t *testing.T) {
 	schema := dict{"type": "object", "properties": dict{"q": dict{"enum": []string{"a", "b"}}}}
 	for _, namespace := range []string{"mcp__docs", "mcp__docs__"} {
 		f := start(t, options{template: hermesTemplate})
-		f.script("<tool_call>\n{\"name\": \"mcp__docs__search\", \"arguments\": {\"q\": \"a\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"plain\", \"arguments\": {}}\n</tool_call>")
+		f.script("<tool_call>\n{\"name\": \"mcp__docs__search\", \"arguments\": {\"q\": " +
+			"\"a\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"plain\", \"arguments\": {}}\n</tool_call>")
 		tools := []any{
-			dict{"type": "namespace", "name": namespace, "description": "d", "tools": []any{dict{"type": "function", "name": "search", "parameters": schema}}},
+			dict{"type": "namespace", "name": namespace, "description": "d",
+				"tools": []any{dict{"type": "function", "name": "search", "parameters": schema}}},
 			dict{"type": "function", "name": "plain", "parameters": schema},
 		}
 		q := dict{"input": "x", "tools": tools}
@@ -292,13 +308,16 @@ func TestNamespaces(t *testing.T) {
 		}
 		f.s.tweak = nil
 		history := func(call dict) int {
-			return f.inputTokens(with(q, dict{"input": []any{dict{"role": "user", "content": "x"}, with(dict{"type": "function_call", "call_id": "c", "arguments": "{}"}, call),
+			return f.inputTokens(with(q, dict{"input": []any{dict{"role": "user", "content": "x"},
+				with(dict{"type": "function_call", "call_id": "c", "arguments": "{}"}, call),
 				dict{"type": "function_call_output", "call_id": "c", "output": "found"}}}))
 		}
-		if a, b := history(dict{"name": "search", "namespace": namespace}), history(dict{"name": "mcp__docs__search"}); a != b {
+		if a, b := history(dict{"name": "search", "namespace": namespace}),
+			history(dict{"name": "mcp__docs__search"}); a != b {
 			t.Errorf("in history: %d tokens with a namespace, %d with the flat name", a, b)
 		}
-		m := f.ask(with(q, dict{"tool_choice": dict{"type": "function", "name": "search", "namespace": namespace}, "parallel_tool_calls": false}))
+		m := f.ask(with(q, dict{"tool_choice": dict{"type": "function", "name": "search", "namespace": namespace},
+			"parallel_tool_calls": false}))
 		if text(m, "output", 0, "name") != "search" || text(m, "output", 0, "namespace") != namespace {
 			t.Errorf("forced: %v", at(m, "output"))
 		}
@@ -309,21 +328,26 @@ func TestNamespaces(t *testing.T) {
 func TestAllowedTools(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	tool := func(name string) dict {
-		return dict{"type": "function", "function": dict{"name": name, "parameters": dict{"type": "object", "properties": dict{}}}}
+		return dict{"type": "function", "function": dict{"name": name,
+			"parameters": dict{"type": "object", "properties": dict{}}}}
 	}
 	q := dict{"messages": user("x"), "tools": []any{tool("one"), tool("two")}}
-	choice := dict{"type": "allowed_tools", "allowed_tools": dict{"mode": "required", "tools": []any{dict{"type": "function", "function": dict{"name": "two"}}}}}
+	choice := dict{"type": "allowed_tools", "allowed_tools": dict{"mode": "required",
+		"tools": []any{dict{"type": "function", "function": dict{"name": "two"}}}}}
 	m := f.post("/apply-template", with(q, dict{"tool_choice": choice}))
 	if p := text(m, "prompt"); strings.Contains(p, `"one"`) || !strings.Contains(p, `"two"`) {
 		t.Errorf("prompt %s", p)
 	}
-	m = f.post("/v1/chat/completions", with(q, dict{"tool_choice": choice, "max_tokens": 100, "parallel_tool_calls": false}))
+	m = f.post("/v1/chat/completions", with(q, dict{"tool_choice": choice, "max_tokens": 100,
+		"parallel_tool_calls": false}))
 	if text(m, "choices", 0, "message", "tool_calls", 0, "function", "name") != "two" {
 		t.Errorf("%v", m)
 	}
 	m = f.ask(dict{"input": "x", "parallel_tool_calls": false,
-		"tools":       []any{dict{"type": "function", "name": "one", "parameters": dict{"type": "object", "properties": dict{}}}, dict{"type": "function", "name": "two"}},
-		"tool_choice": dict{"type": "allowed_tools", "mode": "required", "tools": []any{dict{"type": "function", "name": "one"}}}})
+		"tools": []any{dict{"type": "function", "name": "one",
+			"parameters": dict{"type": "object", "properties": dict{}}}, dict{"type": "function", "name": "two"}},
+		"tool_choice": dict{"type": "allowed_tools", "mode": "required",
+			"tools": []any{dict{"type": "function", "name": "one"}}}})
 	if text(m, "output", 0, "name") != "one" {
 		t.Errorf("%v", at(m, "output"))
 	}
@@ -334,8 +358,11 @@ func TestImagesInResults(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	mention := "[image left out: this model reads text only]"
 	args := dict{"type": "function", "function": dict{"name": "shot", "arguments": "{}"}, "id": "c"}
-	m := f.post("/apply-template", dict{"messages": []dict{{"role": "user", "content": "x"}, {"role": "assistant", "content": nil, "tool_calls": []any{args}},
-		{"role": "tool", "tool_call_id": "c", "content": []any{dict{"type": "text", "text": "done"}, dict{"type": "image_url", "image_url": dict{"url": "data:"}}}}}})
+	m := f.post("/apply-template",
+		dict{"messages": []dict{{"role": "user", "content": "x"},
+			{"role": "assistant", "content": nil, "tool_calls": []any{args}},
+			{"role": "tool", "tool_call_id": "c", "content": []any{dict{"type": "text", "text": "done"},
+				dict{"type": "image_url", "image_url": dict{"url": "data:"}}}}}})
 	if !strings.Contains(text(m, "prompt"), "done\n"+mention) {
 		t.Errorf("chat: %s", text(m, "prompt"))
 	}
@@ -343,16 +370,19 @@ func TestImagesInResults(t *testing.T) {
 		"anthropic": func(content any) int {
 			return number(f.post("/v1/messages/count_tokens", dict{"messages": []dict{{"role": "user", "content": "x"},
 				{"role": "assistant", "content": []any{dict{"type": "tool_use", "id": "c", "name": "shot", "input": dict{}}}},
-				{"role": "user", "content": []any{dict{"type": "tool_result", "tool_use_id": "c", "content": content}}}}}), "input_tokens")
+				{"role": "user", "content": []any{dict{"type": "tool_result", "tool_use_id": "c", "content": content}}}}}),
+				"input_tokens")
 		},
 		"responses": func(content any) int {
-			return f.inputTokens(dict{"input": []any{dict{"role": "user", "content": "x"}, dict{"type": "function_call", "call_id": "c", "name": "shot", "arguments": "{}"},
+			return f.inputTokens(dict{"input": []any{dict{"role": "user", "content": "x"},
+				dict{"type": "function_call", "call_id": "c", "name": "shot", "arguments": "{}"},
 				dict{"type": "function_call_output", "call_id": "c", "output": content}}})
 		},
 	}
 	for name, prompt := range prompts {
 		kind := map[string]string{"anthropic": "image", "responses": "input_image"}[name]
-		if got, want := prompt([]any{dict{"type": "text", "text": "done"}, dict{"type": kind}}), prompt("done\n"+mention); got != want {
+		if got, want := prompt([]any{dict{"type": "text", "text": "done"}, dict{"type": kind}}),
+			prompt("done\n"+mention); got != want {
 			t.Errorf("%s: %d tokens, want %d", name, got, want)
 		}
 	}
@@ -366,12 +396,14 @@ func TestSecondTurn(t *testing.T) {
 		f := start(t, options{model: model, template: hermesTemplate, engine: engine.Config{Context: 4096}})
 		f.script("Hello.")
 		first := f.ask(dict{"input": long})
-		messages := []dict{{"role": "user", "content": long}, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "And now?"}}
+		messages := []dict{{"role": "user", "content": long}, {"role": "assistant", "content": "Hello."},
+			{"role": "user", "content": "And now?"}}
 		all := f.inputTokens(dict{"input": messages})
 		for name, ask := range map[string]func() dict{
 			"previous": func() dict { return f.ask(dict{"previous_response_id": text(first, "id"), "input": "And now?"}) },
 			"references": func() dict {
-				return f.ask(dict{"input": []any{messages[0], dict{"type": "item_reference", "id": text(first, "output", 0, "id")}, messages[2]}})
+				return f.ask(dict{"input": []any{messages[0], dict{"type": "item_reference", "id": text(first, "output", 0, "id")},
+					messages[2]}})
 			},
 			"chat":   func() dict { return f.post("/v1/chat/completions", dict{"messages": messages}) },
 			"ollama": func() dict { return f.post("/api/chat", dict{"messages": messages, "stream": false}) },

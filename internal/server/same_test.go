@@ -30,7 +30,8 @@ func TestSameText(t *testing.T) {
 				want = append(want, say(q, dict{"cache_prompt": false, "strobe": dict{"draft": "off"}}))
 			}
 			for _, more := range []dict{
-				{"cache_prompt": false}, {}, {"strobe": dict{"draft": "dflash"}}, {"strobe": dict{"draft": "ngram"}}, {"strobe": dict{"draft": "off"}},
+				{"cache_prompt": false}, {}, {"strobe": dict{"draft": "dflash"}}, {"strobe": dict{"draft": "ngram"}},
+				{"strobe": dict{"draft": "off"}},
 			} {
 				var wg sync.WaitGroup
 				for i, q := range queries {

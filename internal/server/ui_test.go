@@ -19,14 +19,16 @@ import (
 // that is.
 func TestPageFiles(t *testing.T) {
 	f := start(t, options{})
-	for path, kind := range map[string]string{"/": "text/html", "/ui/app.js": "text/javascript", "/ui/style.css": "text/css", "/ui/icon.svg": "image/svg+xml"} {
+	for path, kind := range map[string]string{"/": "text/html", "/ui/app.js": "text/javascript",
+		"/ui/style.css": "text/css", "/ui/icon.svg": "image/svg+xml"} {
 		resp, err := http.Get(f.url + path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		b, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		if h := resp.Header; err != nil || resp.StatusCode != 200 || len(b) == 0 || !strings.HasPrefix(h.Get("Content-Type"), kind) ||
+		if h := resp.Header; err != nil || resp.StatusCode != 200 || len(b) == 0 ||
+			!strings.HasPrefix(h.Get("Content-Type"), kind) ||
 			!strings.HasPrefix(h.Get("Content-Security-Policy"), "default-src 'none'; script-src 'self'") {
 			t.Errorf("%s: %d %v", path, resp.StatusCode, h)
 		}
@@ -49,13 +51,15 @@ func TestPage(t *testing.T) {
 		script(req, v)
 		req.Spec.Fixed = true
 	}
-	b.call("Emulation.setDeviceMetricsOverride", dict{"width": 1200, "height": 760, "deviceScaleFactor": 1, "mobile": false}, nil)
+	b.call("Emulation.setDeviceMetricsOverride",
+		dict{"width": 1200, "height": 760, "deviceScaleFactor": 1, "mobile": false}, nil)
 	b.open(l.url + "/")
 	b.until("document.querySelector('#model').value === 'qwen35'")
 	if b.eval("document.activeElement.id") != "input" {
 		t.Error("the focus is not in the message box")
 	}
-	b.eval("document.querySelector('#settings').open = true; document.querySelector('#thinking').value = 'on'; document.querySelector('#draft').value = 'ngram'; 1")
+	b.eval("document.querySelector('#settings').open = true; document.querySelector('#thinking').value = 'on'; " +
+		"document.querySelector('#draft').value = 'ngram'; 1")
 
 	b.write("Hello <b>there</b>")
 	b.key("Enter", 13)
@@ -84,7 +88,8 @@ func TestPage(t *testing.T) {
 			t.Errorf("the panel does not show %s", id)
 		}
 	}
-	if s := fmt.Sprint(b.eval("document.querySelector('#chart').getAttribute('aria-label')")); !strings.Contains(s, "passes") || strings.Contains(s, "No") {
+	if s := fmt.Sprint(b.eval("document.querySelector('#chart').getAttribute('aria-label')")); !strings.Contains(s,
+		"passes") || strings.Contains(s, "No") {
 		t.Errorf("the chart says %q", s)
 	}
 	if n := b.eval("document.querySelectorAll('#chart rect').length"); n == 0.0 {
@@ -108,7 +113,8 @@ func TestPage(t *testing.T) {
 	l.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG, req.MaxTokens, req.Constraint = true, 30000, slow{} }
 	b.write("Go on")
 	b.key("Enter", 13)
-	b.until("document.querySelectorAll('.assistant').length === 2 && document.querySelectorAll('.assistant')[1].textContent.length > 40")
+	b.until("document.querySelectorAll('.assistant').length === 2 && " +
+		"document.querySelectorAll('.assistant')[1].textContent.length > 40")
 	b.key("Escape", 27)
 	b.until("document.querySelector('#status').textContent === 'You stopped the answer.'")
 	eventually(t, "the slot is free", func() bool { s := l.e.Snapshot(); return s.Active() == 0 })
@@ -125,7 +131,8 @@ func TestPage(t *testing.T) {
 
 	checkNames(t, b)
 	checkColours(t, b)
-	b.call("Emulation.setDeviceMetricsOverride", dict{"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}, nil)
+	b.call("Emulation.setDeviceMetricsOverride", dict{"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true},
+		nil)
 	l.script("</think>" + verse)
 	b.eval("document.querySelector('#input').focus()")
 	b.write(strings.Repeat("unbroken", 30))
@@ -134,7 +141,8 @@ func TestPage(t *testing.T) {
 	if w := b.eval("document.documentElement.scrollWidth").(float64); w > 360 {
 		t.Errorf("on a phone of 360 pixels the page is %v wide", w)
 	}
-	if h := b.eval("Math.min(...[...document.querySelectorAll('button')].map(b => b.getBoundingClientRect().height))").(float64); h < 24 {
+	if h := b.eval("Math.min(...[...document.querySelectorAll('button')].map(b => " +
+		"b.getBoundingClientRect().height))").(float64); h < 24 {
 		t.Errorf("a button is %v pixels high", h)
 	}
 	shot(t, b, "phone")

@@ -30,7 +30,8 @@ type counts [][]int
 
 // draws generates n continuations of a prompt, many streams at a time, each with random numbers of its
 // own, and counts their tokens.
-func draws(t *testing.T, m *model.Model, d draft.Source, opt Options, p sample.Params, in []int32, n, length int, seed uint64) (c counts, st Stats) {
+func draws(t *testing.T, m *model.Model, d draft.Source, opt Options, p sample.Params, in []int32, n, length int,
+	seed uint64) (c counts, st Stats) {
 	t.Helper()
 	r := runner(t, m, d)
 	c = make(counts, length)
@@ -148,15 +149,16 @@ func popular(t *testing.T, m *model.Model, drawn counts, n int) *scripted {
 	})
 }
 
-// TestF161: over 20,000 draws the tokens at every position are distributed with drafting as without, for
-// chains and trees.
-func TestF161(t *testing.T) {
+// TestDraftingKeepsTheDistribution (failure F161): over 20,000 draws the tokens at every position are distributed
+// with drafting as without, for chains and trees.
+func TestDraftingKeepsTheDistribution(t *testing.T) {
 	const n, length = 5000, 4
 	m := alone(t, "qwen3")
 	in := prompt(6)
 	want, _ := draws(t, m, nil, Options{Draft: Off}, cool, in, n, length, 1)
 	d := popular(t, m, want, len(in))
-	for name, opt := range map[string]Options{"chain": {Draft: drafter, Fixed: true}, "tree": {Draft: drafter, Fixed: true, Tree: 5}} {
+	for name, opt := range map[string]Options{"chain": {Draft: drafter, Fixed: true},
+		"tree": {Draft: drafter, Fixed: true, Tree: 5}} {
 		got, st := draws(t, m, d, opt, cool, in, n, length, 3)
 		if st.Accepted < n/20 || st.Accepted == st.Guessed {
 			t.Errorf("%s: %d of %d guesses accepted: the test shows nothing", name, st.Accepted, st.Guessed)
@@ -167,9 +169,9 @@ func TestF161(t *testing.T) {
 	}
 }
 
-// TestF100: settings of the sampler are not ignored when tokens are drafted: other settings give another
-// distribution. It also shows that the test above would notice one.
-func TestF100(t *testing.T) {
+// TestSettingsChangeTheDistribution (failure F100): settings of the sampler are not ignored when tokens are drafted:
+// other settings give another distribution. It also shows that the test above would notice one.
+func TestSettingsChangeTheDistribution(t *testing.T) {
 	const n, length = 1500, 4
 	m := alone(t, "qwen3")
 	in := prompt(6)

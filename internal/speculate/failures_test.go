@@ -15,8 +15,8 @@ import (
 	"strobe/internal/sample"
 )
 
-// The tests of this file are named after rows of a catalogue of failures that other implementations of
-// speculative decoding had. Each tests the property that failed there.
+// Each test of this file proves a property that failed in other implementations of speculative decoding. Numbers
+// such as F4 count those failures.
 
 // recorder is a scripted drafter that keeps the features it is given, by sequence.
 type recorder struct {
@@ -203,8 +203,9 @@ func sameLogits(t *testing.T, what string, got, want *flow) {
 	}
 }
 
-// TestF1: prompts of any length relative to the chunk reach the drafter whole.
-func TestF1(t *testing.T) {
+// TestPromptOfAnyLengthReachesTheDrafter (failure F1): prompts of any length relative to the chunk reach the drafter
+// whole.
+func TestPromptOfAnyLengthReachesTheDrafter(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		m := target(t, name)
 		for _, n := range []int{1, 15, 16, 17, 3*16 + 7} {
@@ -220,8 +221,8 @@ func TestF1(t *testing.T) {
 	}
 }
 
-// TestF2: the first draft after a prompt sees the features of all of it.
-func TestF2(t *testing.T) {
+// TestFirstDraftSeesTheWholePrompt (failure F2): the first draft after a prompt sees the features of all of it.
+func TestFirstDraftSeesTheWholePrompt(t *testing.T) {
 	m := target(t, "qwen35")
 	for _, n := range []int{1, 16, 40} {
 		seen := -1
@@ -239,8 +240,9 @@ func TestF2(t *testing.T) {
 	}
 }
 
-// TestF3: a stream that starts while another generates leaves that one's context alone.
-func TestF3(t *testing.T) {
+// TestNewStreamLeavesOthersAlone (failure F3): a stream that starts while another generates leaves that one's context
+// alone.
+func TestNewStreamLeavesOthersAlone(t *testing.T) {
 	m := target(t, "qwen35")
 	want := plain(t, m, greedy{}, prompt(20), 40)
 	d := record(t, m, along(prompt(20), want.out, func(i int) bool { return i%5 == 4 }))
@@ -256,9 +258,10 @@ func TestF3(t *testing.T) {
 	d.check(t, b.draftSeq, b.text(), "second stream")
 }
 
-// TestF4: however much of each draft is accepted, the drafter knows the accepted tokens and no others,
-// after every round. In trees the accepted path may leave the first branch (F125, F126).
-func TestF4(t *testing.T) {
+// TestDrafterKnowsTheAcceptedTokens (failure F4): however much of each draft is accepted, the drafter knows the
+// accepted tokens and no others, after every round. In trees the accepted path may leave the first branch (F125,
+// F126).
+func TestDrafterKnowsTheAcceptedTokens(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4", "qwen3next"} {
 		for _, tree := range []int{TreeOff, 20} {
 			m := target(t, name)
@@ -352,9 +355,9 @@ func asCold(t *testing.T, what string, f, cold *flow) {
 	}
 }
 
-// TestF5 and F164: a second turn on a restored prefix drafts and accepts exactly as a cold run does, and
-// without the drafter's part of the prefix it does not draft at all.
-func TestF5(t *testing.T) {
+// TestRestoredPrefixDraftsAsAColdRun (failures F5 and F164): a second turn on a restored prefix drafts and accepts
+// exactly as a cold run does, and without the drafter's part of the prefix it does not draft at all.
+func TestRestoredPrefixDraftsAsAColdRun(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		m := target(t, name)
 		r := runner(t, m, dflashFor(t, m, name))
@@ -377,10 +380,9 @@ func TestF5(t *testing.T) {
 	}
 }
 
-func TestF164(t *testing.T) { TestF5(t) }
-
-// TestF6: the same prompt again and again, all of it but the last token from the cache.
-func TestF6(t *testing.T) {
+// TestSamePromptFromTheCache (failure F6): the same prompt again and again, all of it but the last token from the
+// cache.
+func TestSamePromptFromTheCache(t *testing.T) {
 	m := target(t, "qwen35")
 	r := runner(t, m, dflashFor(t, m, "qwen35"))
 	in := prompt(48)
@@ -397,8 +399,9 @@ func TestF6(t *testing.T) {
 	}
 }
 
-// TestF7: prefixes kept while a prompt runs, on models whose memory cannot be cut: recurrent and windowed.
-func TestF7(t *testing.T) {
+// TestPrefixesOfMemoryThatCannotBeCut (failure F7): prefixes kept while a prompt runs, on models whose memory cannot
+// be cut: recurrent and windowed.
+func TestPrefixesOfMemoryThatCannotBeCut(t *testing.T) {
 	for _, name := range []string{"qwen35", "qwen3next", "gemma4"} {
 		m := target(t, name)
 		r := runner(t, m, dflashFor(t, m, name))
@@ -418,9 +421,9 @@ func TestF7(t *testing.T) {
 	}
 }
 
-// TestF8: see step: after every round the drafter is where the target is. Here with a drafter that is
-// never right, always right and right by turns.
-func TestF8(t *testing.T) {
+// TestDrafterIsWhereTheTargetIs (failure F8): see step: after every round the drafter is where the target is. Here
+// with a drafter that is never right, always right and right by turns.
+func TestDrafterIsWhereTheTargetIs(t *testing.T) {
 	m := target(t, "qwen35")
 	in := prompt(9)
 	want := plain(t, m, greedy{}, in, 50)
@@ -435,8 +438,8 @@ func TestF8(t *testing.T) {
 	}
 }
 
-// TestF9: nothing of a request remains for the next one, which is shorter.
-func TestF9(t *testing.T) {
+// TestNothingRemainsForTheNextRequest (failure F9): nothing of a request remains for the next one, which is shorter.
+func TestNothingRemainsForTheNextRequest(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		m := target(t, name)
 		r := runner(t, m, dflashFor(t, m, name))
@@ -454,9 +457,9 @@ func TestF9(t *testing.T) {
 	}
 }
 
-// TestF10: streams that run prompts and generate in the same passes each hand their own features to the
-// drafter (F115, F116).
-func TestF10(t *testing.T) {
+// TestStreamsHandOverTheirOwnFeatures (failure F10): streams that run prompts and generate in the same passes each
+// hand their own features to the drafter (F115, F116).
+func TestStreamsHandOverTheirOwnFeatures(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		m := target(t, name)
 		d := record(t, m, nil)
@@ -485,8 +488,8 @@ func TestF10(t *testing.T) {
 	}
 }
 
-// TestF11: every stream is drafted for, not only the first.
-func TestF11(t *testing.T) {
+// TestEveryStreamIsDraftedFor (failure F11): every stream is drafted for, not only the first.
+func TestEveryStreamIsDraftedFor(t *testing.T) {
 	m := target(t, "qwen35")
 	r := runner(t, m, dflashFor(t, m, "qwen35"))
 	a := start(t, r, chain, greedy{}, prompt(10), 20)
@@ -499,8 +502,8 @@ func TestF11(t *testing.T) {
 	}
 }
 
-// TestF13: a step without streams, or with finished ones, is no step.
-func TestF13(t *testing.T) {
+// TestStepWithoutStreams (failure F13): a step without streams, or with finished ones, is no step.
+func TestStepWithoutStreams(t *testing.T) {
 	m := target(t, "qwen35")
 	d := record(t, m, nil)
 	r := runner(t, m, d)
@@ -514,8 +517,8 @@ func TestF13(t *testing.T) {
 	}
 }
 
-// TestF14: for every number of accepted guesses exactly those rows are kept.
-func TestF14(t *testing.T) {
+// TestAcceptedRowsAreKept (failure F14): for every number of accepted guesses exactly those rows are kept.
+func TestAcceptedRowsAreKept(t *testing.T) {
 	m := target(t, "qwen35")
 	in := prompt(9)
 	want := plain(t, m, greedy{}, in, 40)
@@ -529,14 +532,16 @@ func TestF14(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := f.draftSeq.Len(); got != len(in)+1+accepted || len(f.out) != 2+accepted {
-			t.Errorf("%d accepted: drafter holds %d tokens, %d generated; want %d and %d", accepted, got, len(f.out), len(in)+1+accepted, 2+accepted)
+			t.Errorf("%d accepted: drafter holds %d tokens, %d generated; want %d and %d", accepted, got, len(f.out),
+				len(in)+1+accepted, 2+accepted)
 		}
 		d.check(t, f.draftSeq, f.text(), fmt.Sprintf("%d accepted", accepted))
 	}
 }
 
-// TestF34: every architecture rolls back whole drafts of any length, round after round.
-func TestF34(t *testing.T) {
+// TestEveryArchitectureRollsBack (failure F34): every architecture rolls back whole drafts of any length, round after
+// round.
+func TestEveryArchitectureRollsBack(t *testing.T) {
 	for _, name := range architectures {
 		m := target(t, name)
 		in := prompt(13)
@@ -566,9 +571,9 @@ func oneByOne(in, want []int32, rounds int) func(pos int, last int32, n int) [][
 	}
 }
 
-// TestF35: many single-token steps, then drafts that are rejected: the recurrent state is that of plain
-// decoding.
-func TestF35(t *testing.T) {
+// TestRejectedDraftsAfterManySteps (failure F35): many single-token steps, then drafts that are rejected: the
+// recurrent state is that of plain decoding.
+func TestRejectedDraftsAfterManySteps(t *testing.T) {
 	for _, name := range []string{"qwen35", "qwen35moe", "qwen3next"} {
 		for _, s := range []func() Sampler{func() Sampler { return greedy{} }, func() Sampler { return newSeeded(4) }} {
 			m := target(t, name)
@@ -582,8 +587,9 @@ func TestF35(t *testing.T) {
 	}
 }
 
-// TestF108 and F109: the same on the last of four sequences, while the others do other things.
-func TestF108(t *testing.T) {
+// TestRejectedDraftsBesideOtherStreams (failures F108 and F109): the same on the last of four sequences, while the
+// others do other things.
+func TestRejectedDraftsBesideOtherStreams(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		m := target(t, name)
 		var wants []*flow
@@ -615,8 +621,8 @@ func TestF108(t *testing.T) {
 	}
 }
 
-// TestF36: a long generation never fills the drafter's memory up.
-func TestF36(t *testing.T) {
+// TestLongGenerationFitsTheDrafter (failure F36): a long generation never fills the drafter's memory up.
+func TestLongGenerationFitsTheDrafter(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		m := target(t, name)
 		r := runner(t, m, dflashFor(t, m, name))
@@ -625,15 +631,16 @@ func TestF36(t *testing.T) {
 			f.Observe = nil
 			finish(t, r, 16, f)
 			if st := f.Stats(); st.DraftErr != nil || st.BadDrafts != 0 || f.draftSeq.Len() != f.seq.Len() {
-				t.Errorf("%s: %d bad drafts, error %v, drafter at %d of %d", name, st.BadDrafts, st.DraftErr, f.draftSeq.Len(), f.seq.Len())
+				t.Errorf("%s: %d bad drafts, error %v, drafter at %d of %d", name, st.BadDrafts, st.DraftErr, f.draftSeq.Len(),
+					f.seq.Len())
 			}
 		}
 	}
 }
 
-// TestF39: guesses outside the vocabulary are never verified and never fail the stream, at any rank and
-// position; a drafter that gives nothing else is left alone.
-func TestF39(t *testing.T) {
+// TestGuessesOutsideTheVocabulary (failure F39): guesses outside the vocabulary are never verified and never fail the
+// stream, at any rank and position; a drafter that gives nothing else is left alone.
+func TestGuessesOutsideTheVocabulary(t *testing.T) {
 	m := target(t, "qwen35")
 	in := prompt(7)
 	want := plain(t, m, greedy{}, in, 30)
@@ -669,9 +676,9 @@ func TestF39(t *testing.T) {
 	}
 }
 
-// TestF43: passes of 2 to 17 rows give the logits of single steps, with windows, full attention and
-// recurrence.
-func TestF43(t *testing.T) {
+// TestManyRowsGiveSingleStepLogits (failure F43): passes of 2 to 17 rows give the logits of single steps, with
+// windows, full attention and recurrence.
+func TestManyRowsGiveSingleStepLogits(t *testing.T) {
 	for _, name := range []string{"gemma4", "gemma4e", "qwen35", "qwen3"} {
 		m := target(t, name)
 		in := prompt(30)
@@ -693,8 +700,9 @@ type wide struct{ *scripted }
 
 func (wide) Max() int { return 16 }
 
-// TestF60: a greedy request leaves nothing behind for a sampled one on the same runner.
-func TestF60(t *testing.T) {
+// TestGreedyLeavesNothingForSampled (failure F60): a greedy request leaves nothing behind for a sampled one on the
+// same runner.
+func TestGreedyLeavesNothingForSampled(t *testing.T) {
 	m := target(t, "qwen35")
 	in := prompt(9)
 	want := plain(t, m, newSeeded(5), in, 30)
@@ -705,8 +713,8 @@ func TestF60(t *testing.T) {
 	sameLogits(t, "sampled after greedy", f, want)
 }
 
-// TestF87: a seed gives the same text whatever ran before or beside.
-func TestF87(t *testing.T) {
+// TestSeedRepeatsARun (failure F87): a seed gives the same text whatever ran before or beside.
+func TestSeedRepeatsARun(t *testing.T) {
 	m := target(t, "qwen35")
 	r := runner(t, m, dflashFor(t, m, "qwen35"))
 	for _, seed := range []uint64{0, 1, math.MaxUint64} {
@@ -724,9 +732,9 @@ func TestF87(t *testing.T) {
 	}
 }
 
-// TestF97: losslessness hides a broken drafter, so a perfect one must be accepted in full, whatever the
-// sampler and whoever decides.
-func TestF97(t *testing.T) {
+// TestPerfectDrafterIsAccepted (failure F97): losslessness hides a broken drafter, so a perfect one must be accepted
+// in full, whatever the sampler and whoever decides.
+func TestPerfectDrafterIsAccepted(t *testing.T) {
 	for _, name := range architectures {
 		m := target(t, name)
 		in := prompt(10)
@@ -745,8 +753,8 @@ func TestF97(t *testing.T) {
 	}
 }
 
-// TestF105: a prompt split at any offset tells the drafter the same.
-func TestF105(t *testing.T) {
+// TestSplitPromptTellsTheSame (failure F105): a prompt split at any offset tells the drafter the same.
+func TestSplitPromptTellsTheSame(t *testing.T) {
 	m := target(t, "qwen35")
 	in := prompt(21)
 	for split := 1; split < 21; split++ {
@@ -777,9 +785,9 @@ func (s *trigger) Sample(l []float32) int32 {
 
 func (s *trigger) Accept(id int32) { s.active = s.active || id == s.at }
 
-// TestF148: where the rules change inside a block, at whatever offset, the tokens are those of plain
-// decoding and the caches hold exactly what was emitted.
-func TestF148(t *testing.T) {
+// TestRulesChangeInsideABlock (failure F148): where the rules change inside a block, at whatever offset, the tokens
+// are those of plain decoding and the caches hold exactly what was emitted.
+func TestRulesChangeInsideABlock(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		m := target(t, name)
 		in := prompt(9)
@@ -803,11 +811,12 @@ func TestF148(t *testing.T) {
 	}
 }
 
-// TestF162: requests in one batch keep their own settings.
-func TestF162(t *testing.T) {
+// TestRequestsKeepTheirSettings (failure F162): requests in one batch keep their own settings.
+func TestRequestsKeepTheirSettings(t *testing.T) {
 	m := target(t, "qwen35")
 	r := runner(t, m, dflashFor(t, m, "qwen35"))
-	params := []sample.Params{{}, {Temp: 0.3, Seed: 1}, {Temp: 1.5, TopK: 20, Seed: 2}, {Temp: 1, RepeatPenalty: 1.4, Seed: 3}}
+	params := []sample.Params{{}, {Temp: 0.3, Seed: 1}, {Temp: 1.5, TopK: 20, Seed: 2},
+		{Temp: 1, RepeatPenalty: 1.4, Seed: 3}}
 	var wants, fs []*flow
 	for _, p := range params {
 		wants = append(wants, plain(t, m, sample.New(p, m.Vocab), prompt(12), 30))
@@ -824,8 +833,9 @@ func TestF162(t *testing.T) {
 	}
 }
 
-// TestF166: every token is observed once, with the logits it was drawn from, accepted guesses too.
-func TestF166(t *testing.T) {
+// TestEveryTokenIsObservedOnce (failure F166): every token is observed once, with the logits it was drawn from,
+// accepted guesses too.
+func TestEveryTokenIsObservedOnce(t *testing.T) {
 	m := target(t, "qwen35")
 	in := prompt(9)
 	want := plain(t, m, greedy{}, in, 40)
@@ -840,8 +850,8 @@ func TestF166(t *testing.T) {
 	}
 }
 
-// TestF167: rollbacks follow each other without anything in between, of any depth.
-func TestF167(t *testing.T) {
+// TestRollbacksFollowEachOther (failure F167): rollbacks follow each other without anything in between, of any depth.
+func TestRollbacksFollowEachOther(t *testing.T) {
 	for _, name := range architectures {
 		m := target(t, name)
 		in := prompt(9)

@@ -19,7 +19,7 @@ type plan struct {
 // maxGuesses is the longest chain.
 const maxGuesses = 63
 
-// maxBad is how many useless drafts in a row end a source's work for a stream.
+// maxBad is how many useless drafts in a row make a stream give a source up.
 const maxBad = 3
 
 // plan decides what every stream adds to the batch.
@@ -75,7 +75,7 @@ func (r *Runner) plan(live []*Stream, chunk int) *plan {
 	return p
 }
 
-// ask runs a source. Its failures cost the round its guesses, nothing more.
+// ask runs a source. If it fails, the round goes without its guesses.
 func (r *Runner) ask(a *control.Ask, by map[*control.Stream]*Stream) []draft.Proposal {
 	src := r.Sources[a.Source]
 	reqs := make([]draft.Request, len(a.Streams))

@@ -51,7 +51,7 @@ type Runner struct {
 	clock    func() time.Time
 }
 
-// NewRunner returns a runner. It makes the target capture what the sources need.
+// NewRunner returns a runner and has the target capture what the sources need.
 func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 	r := &Runner{Target: target, Sources: sources, clock: time.Now}
 	longest := make([]int, len(sources))
@@ -77,10 +77,10 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 	return r, err
 }
 
-// Capture makes the target capture what the sources need, in case another runner has changed that.
+// Capture has the target capture what the sources need, in case another runner has changed that.
 func (r *Runner) Capture() error { return r.Target.Capture(r.layers) }
 
-// Check reports whether a stream may choose to be drafted for in this way: by all sources, none, or one that there is.
+// Check returns an error if no loaded source has the name that a stream asks to be drafted by.
 func (r *Runner) Check(draft string) error {
 	if draft == Auto || draft == Off {
 		return nil
@@ -116,7 +116,7 @@ func (r *Runner) columns(t backend.Tensor, source int) backend.Tensor {
 }
 
 // Step advances every stream: a prompt by up to chunk tokens, a generation by one round. Streams
-// that are done are left alone. An error is the target's; the streams are unusable then.
+// that are done are left alone. An error comes from the target and leaves the streams unusable.
 func (r *Runner) Step(streams []*Stream, chunk int) error {
 	start := r.clock()
 	var live []*Stream
@@ -241,7 +241,7 @@ func (r *Runner) tell(source int) error {
 	return r.extend(source, r.features, ss, rows)
 }
 
-// tellAll hands all sources what waits for them, so that nothing waits.
+// tellAll hands every source the features that wait for it.
 func (r *Runner) tellAll() (first error) {
 	for i := range r.Sources {
 		if err := r.tell(i); first == nil {
@@ -255,7 +255,7 @@ func (r *Runner) tellAll() (first error) {
 	return first
 }
 
-// extend hands a source rows of features of some streams. After an error it does not follow them any more.
+// extend hands a source the features of some streams. A source that fails stops following those streams.
 func (r *Runner) extend(source int, features backend.Tensor, ss []*Stream, rows [][]int32) error {
 	var items []draft.Rows
 	for i, s := range ss {

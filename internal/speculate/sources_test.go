@@ -78,7 +78,8 @@ func TestOneSourceFails(t *testing.T) {
 	}
 	sameLogits(t, "with a failed source", f, want)
 	st := f.Stats()
-	if a.n != 1 || b.n < 3 || st.DraftErr == nil || st.DraftErr.Error() != "first: device lost" || st.BySource["second"] == 0 {
+	if a.n != 1 || b.n < 3 || st.DraftErr == nil || st.DraftErr.Error() != "first: device lost" ||
+		st.BySource["second"] == 0 {
 		t.Errorf("asked %d and %d times, error %v, rounds by source %v", a.n, b.n, st.DraftErr, st.BySource)
 	}
 }
@@ -143,7 +144,8 @@ func TestFeaturesMoveAtOnce(t *testing.T) {
 	b.n = 0
 	step(t, r, 64, fs...)
 	if b.n != 1 || r.used != 4*16 {
-		t.Errorf("%d rows moved in %d operations; want a whole block and the last token of each of 4 streams in one", r.used, b.n)
+		t.Errorf("%d rows moved in %d operations; want a whole block and the last token of each of 4 streams in one", r.used,
+			b.n)
 	}
 	finish(t, r, 64, fs...)
 	for i, f := range fs {

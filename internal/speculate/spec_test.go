@@ -43,7 +43,8 @@ func target(t testing.TB, name string) *model.Model {
 
 func dflashFor(t testing.TB, m *model.Model, name string) draft.Source {
 	t.Helper()
-	d, err := dflash.Open(open(t, "dflash-"+name+"/model.gguf"), m, dflash.Options{Causal: dflash.CausalOff}) // no trial: guesses depend on the text alone
+	// no trial: guesses depend on the text alone
+	d, err := dflash.Open(open(t, "dflash-"+name+"/model.gguf"), m, dflash.Options{Causal: dflash.CausalOff})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +310,8 @@ func TestPerfectDrafter(t *testing.T) {
 		})
 		_, st := run(t, m, d, Options{Fixed: true, Tree: TreeOff}, greedy{}, in, n)
 		if st.Rounds != 4 || st.Accepted != st.Guessed {
-			t.Errorf("%s: %d rounds, %d of %d guesses accepted; want 4 rounds of 16 tokens and all accepted", name, st.Rounds, st.Accepted, st.Guessed)
+			t.Errorf("%s: %d rounds, %d of %d guesses accepted; want 4 rounds of 16 tokens and all accepted", name, st.Rounds,
+				st.Accepted, st.Guessed)
 		}
 	}
 }
@@ -406,8 +408,9 @@ func TestTogether(t *testing.T) {
 			got := make([][]int32, 4)
 			var streams []*Stream
 			for i := range 4 {
-				s, err := r.NewStream(Config{Options: opt, Seq: m.NewSeq(), Contexts: contexts(d), Prompt: prompt(10 + 7*i), Sampler: newSeeded(uint64(i)),
-					Max: 40, Emit: func(tok Token) bool { got[i] = append(got[i], tok.ID); return true }})
+				s, err := r.NewStream(Config{Options: opt, Seq: m.NewSeq(), Contexts: contexts(d), Prompt: prompt(10 + 7*i),
+					Sampler: newSeeded(uint64(i)),
+					Max:     40, Emit: func(tok Token) bool { got[i] = append(got[i], tok.ID); return true }})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -421,7 +424,8 @@ func TestTogether(t *testing.T) {
 			for i, s := range streams {
 				same(t, got[i], want[i])
 				if st := s.Stats(); st.Accepted != alone[i].Accepted || st.Guessed != alone[i].Guessed {
-					t.Errorf("stream %d accepted %d of %d, alone %d of %d", i, st.Accepted, st.Guessed, alone[i].Accepted, alone[i].Guessed)
+					t.Errorf("stream %d accepted %d of %d, alone %d of %d", i, st.Accepted, st.Guessed, alone[i].Accepted,
+						alone[i].Guessed)
 				}
 			}
 		})
@@ -465,8 +469,8 @@ func TestContextLimit(t *testing.T) {
 	for _, limit := range []int{22, 23, 30, 37, 64} {
 		r := runner(t, m, d)
 		n := 0
-		s, err := r.NewStream(Config{Options: Options{Fixed: true}, Seq: m.NewSeq(), Contexts: contexts(d), Prompt: prompt(20), Sampler: greedy{},
-			Context: limit, Emit: func(Token) bool { n++; return true }})
+		s, err := r.NewStream(Config{Options: Options{Fixed: true}, Seq: m.NewSeq(), Contexts: contexts(d),
+			Prompt: prompt(20), Sampler: greedy{}, Context: limit, Emit: func(Token) bool { n++; return true }})
 		if err != nil {
 			t.Fatal(err)
 		}

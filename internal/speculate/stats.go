@@ -63,7 +63,7 @@ func (s *Stats) Mean() float64 {
 	return float64(n) / float64(s.Rounds)
 }
 
-// Speed is generated tokens per second, the first token (which the prompt yields) left out.
+// Speed is generated tokens per second, without the first token, which the prompt yields.
 func (s *Stats) Speed() float64 {
 	if s.DecodeTime <= 0 || s.Tokens < 2 {
 		return 0
@@ -129,7 +129,7 @@ func (s *Stats) Add(o Stats) {
 	}
 }
 
-// String sums up in one line.
+// String is a summary in one line.
 func (s *Stats) String() string {
 	return fmt.Sprintf("%d tokens, %.1f tokens/s, %.2f tokens per pass, %d of %d guesses accepted %s",
 		s.Tokens, s.Speed(), s.Mean(), s.Accepted, s.Guessed, s.Bars())

@@ -10,13 +10,13 @@ import (
 	"strobe/internal/speculate/control"
 )
 
-// Auto and Off are the values of Options.Draft that are no source's name: whatever pays, and nothing.
+// Auto and Off are the values of Options.Draft that name no source: use whatever pays, and do not draft.
 const (
 	Auto = ""
 	Off  = "off"
 )
 
-// ErrNoSource is the error of a choice that nobody loaded.
+// ErrNoSource is returned when a stream asks for a source that is not loaded.
 var ErrNoSource = errors.New("is not loaded")
 
 // TreeOff and TreeAuto are special values of Options.Tree.
@@ -156,8 +156,8 @@ func (r *Runner) NewStream(c Config) (*Stream, error) {
 	return s, nil
 }
 
-// NewContexts returns an empty context of each source that a stream does not make itself, for a sequence that holds
-// nothing.
+// NewContexts returns empty contexts for an empty sequence, one for each source that captures features. Streams make
+// the others themselves.
 func (r *Runner) NewContexts() []draft.Context {
 	cs := make([]draft.Context, len(r.Sources))
 	for i, s := range r.Sources {
@@ -177,14 +177,14 @@ func CloseContexts(cs []draft.Context) {
 	}
 }
 
-// missing reports whether there is no context; a nil *cache.Seq is none.
+// missing reports whether there is no context; a nil *cache.Seq counts as none.
 func missing(c draft.Context) bool {
 	seq, ok := c.(*cache.Seq)
 	return c == nil || ok && seq == nil
 }
 
-// fails counts a failure of a source. It never fails the stream; the source's context is behind now, so it is not used
-// again.
+// fails counts a failure of a source. The stream goes on, but the source's context is now behind, so the source is not
+// used for it again.
 func (s *Stream) fails(source int, err error) {
 	s.heard[source].ctx = nil
 	s.stats.DraftErr = fmt.Errorf("%s: %w", s.runner.Sources[source].Name(), err)
@@ -198,7 +198,7 @@ func (s *Stream) follows(source int) bool {
 // fresh is the committed tokens after those that a source knows.
 func (h *heard) fresh(s *Stream) []int32 { return s.text[h.from+h.ctx.Len() : s.seq.Len()-s.unknown] }
 
-// limit is the largest number of guesses that can still be used.
+// limit is the largest number of guesses that the stream can still use.
 func (s *Stream) limit() int {
 	n := min(s.left-1, s.Context-s.seq.Len()-2, maxGuesses)
 	if s.Config.Options.Max > 0 {
@@ -216,8 +216,8 @@ func (s *Stream) Err() error { return s.err }
 // Stop ends the stream at the next step boundary.
 func (s *Stream) Stop() { s.done = true }
 
-// Close forgets what the runner holds for the stream. It comes before the end of its sequences, which stay with their
-// owner.
+// Close forgets what the runner holds for the stream. Call it before closing the stream's sequences, which remain their
+// owner's.
 func (s *Stream) Close() {
 	s.done, s.closed = true, true
 }

@@ -33,7 +33,7 @@ func TestTiny(t *testing.T) {
 	for _, name := range tiny() {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "m.gguf")
-			if err := Write(path, name, "q4_k_m", 7); err != nil {
+			if err := Write(t.Context(), path, name, "q4_k_m", 7, Options{}); err != nil {
 				t.Fatal(err)
 			}
 			f, err := gguf.Open(path)
@@ -99,7 +99,7 @@ func TestSeed(t *testing.T) {
 	dir := t.TempDir()
 	read := func(name string, seed uint64) []byte {
 		path := filepath.Join(dir, name)
-		if err := Write(path, "tiny-qwen35", "q8_0", seed); err != nil {
+		if err := Write(t.Context(), path, "tiny-qwen35", "q8_0", seed, Options{}); err != nil {
 			t.Fatal(err)
 		}
 		b, err := os.ReadFile(path)
@@ -121,8 +121,9 @@ func TestSeed(t *testing.T) {
 // be made, types planned, and parameter counts are what the names say.
 func TestShapes(t *testing.T) {
 	billions := map[string]float64{
-		"qwen3-0.6b": 0.596, "qwen3.5-0.8b": 0.75, "qwen3.5-4b": 4.2, "qwen3.5-27b": 27, "qwen3.6-35b-a3b": 35, "qwen3.5-122b-a10b": 122,
-		"qwen3-coder-next": 80, "gemma-4-31b": 31, "gemma-4-26b-a4b": 25.5,
+		"qwen3-0.6b": 0.596, "qwen3.5-0.8b": 0.75, "qwen3.5-4b": 4.2, "qwen3.5-27b": 27, "qwen3.6-35b-a3b": 35,
+		"qwen3.5-122b-a10b": 122,
+		"qwen3-coder-next":  80, "gemma-4-31b": 31, "gemma-4-26b-a4b": 25.5,
 	}
 	for _, name := range Shapes() {
 		s, target, err := find(name)
@@ -208,7 +209,7 @@ func TestUnknown(t *testing.T) {
 		{"gpt-5", "q8_0", `unknown shape "gpt-5"`},
 		{"tiny-qwen3", "q3_x", `unknown quantisation "q3_x"`},
 	} {
-		err := Write(path, c.shape, c.mix, 0)
+		err := Write(t.Context(), path, c.shape, c.mix, 0, Options{})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("Write(%s, %s) = %v, want %q", c.shape, c.mix, err, c.want)
 		}
@@ -221,7 +222,7 @@ func TestUnknown(t *testing.T) {
 // TestRopeFactors pins the generated rotary factors of Gemma.
 func TestRopeFactors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.gguf")
-	if err := Write(path, "tiny-gemma4", "f16", 0); err != nil {
+	if err := Write(t.Context(), path, "tiny-gemma4", "f16", 0, Options{}); err != nil {
 		t.Fatal(err)
 	}
 	f, err := gguf.Open(path)

@@ -16,10 +16,12 @@ const (
 	byteToken   int32 = 6
 )
 
-const chatML = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}" +
+const chatML = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' " +
+	"}}{%- endfor %}" +
 	"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 
-const gemmaTurns = "{{- bos_token }}{%- for m in messages %}{{- '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' + m.content + '<turn|>\\n' }}{%- endfor %}" +
+const gemmaTurns = "{{- bos_token }}{%- for m in messages %}{{- '<|turn>' + ('model' if m.role == 'assistant' else " +
+	"m.role) + '\\n' + m.content + '<turn|>\\n' }}{%- endfor %}" +
 	"{%- if add_generation_prompt %}{{- '<|turn>model\\n' }}{%- endif %}"
 
 // vocabulary is a tokenizer in the making.
@@ -85,9 +87,12 @@ func byteLevel() []string {
 // qwenSpecials are the special tokens of Qwen in id order; the first follows the
 // last ordinary token.
 var qwenSpecials = []string{
-	"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>",
-	"<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
-	"<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+	"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+	"<|box_end|>",
+	"<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>",
+	"<|video_pad|>",
+	"<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>",
+	"<|file_sep|>",
 	"<tool_response>", "</tool_response>", "<think>", "</think>",
 }
 
@@ -131,13 +136,16 @@ func qwenKeys(size int, pre string) []gguf.KV {
 
 // gemmaSpecials are Gemma 4's special tokens by id.
 var gemmaSpecials = map[int]string{
-	0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 98: "<|think|>", 105: "<|turn>", 106: "<turn|>",
-	255999: "<|image>", 256000: "<|audio>", 258880: "<|image|>", 258881: "<|audio|>", 258882: "<image|>", 258883: "<audio|>", 258884: "<|video|>",
+	0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 98: "<|think|>",
+	105: "<|turn>", 106: "<turn|>",
+	255999: "<|image>", 256000: "<|audio>", 258880: "<|image|>", 258881: "<|audio|>", 258882: "<image|>",
+	258883: "<audio|>", 258884: "<|video|>",
 }
 
 // gemmaVisible are special tokens that programs read in the output.
 var gemmaVisible = map[int]string{
-	48: "<|tool_call>", 49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: `<|"|>`, 100: "<|channel>", 101: "<channel|>",
+	48: "<|tool_call>", 49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: `<|"|>`, 100: "<|channel>",
+	101: "<channel|>",
 }
 
 // gemmaKeys is a Gemma 4 vocabulary of the given size: specials, newlines and

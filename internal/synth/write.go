@@ -21,14 +21,9 @@ type Options struct {
 }
 
 // Write makes the file path with random weights: shape is one of Shapes, mix a
-// name quant.ParseMix knows. The same seed gives the same file.
-func Write(path, shape, mix string, seed uint64) error {
-	return WriteContext(context.Background(), path, shape, mix, seed, Options{})
-}
-
-// WriteContext is Write that can be cancelled and watched. An unfinished file is
-// removed.
-func WriteContext(ctx context.Context, path, shape, mix string, seed uint64, opt Options) error {
+// name quant.ParseMix knows. The same seed gives the same file. An unfinished
+// file is removed.
+func Write(ctx context.Context, path, shape, mix string, seed uint64, opt Options) error {
 	s, target, err := find(shape)
 	if err != nil {
 		return err

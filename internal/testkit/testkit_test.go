@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestRelL2 (F85): a vector with a number that is none is far from everything; a comparison with a bound would find
-// it near.
+// TestRelL2 (failure F85): a vector with a number that is none is far from everything; a comparison with a bound
+// would find it near.
 func TestRelL2(t *testing.T) {
 	nan := float32(math.NaN())
 	for _, c := range []struct {

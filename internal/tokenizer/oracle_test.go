@@ -16,9 +16,12 @@ import (
 // UTF-8 (the regular expressions work on characters).
 
 var patterns = map[string]string{
-	"qwen2":  `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-	"qwen35": `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-	"llama3": `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	"qwen2": `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ` +
+		`?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	"qwen35": `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ` +
+		`?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
+	"llama3": `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ` +
+		`?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 	"gpt2":   `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`,
 	"gemma4": `[^\n]+|[\n]+`,
 }
@@ -218,7 +221,8 @@ func randomConfig(rng *rand.Rand, pre string, holes bool) Config {
 				add(s, Normal)
 			}
 		}
-		for _, s := range []string{"a", "b", "c", "A", "B", "1", "Ġ", "Ċ", ",", ".", "'", "Ã", "©", "æ", "Ī", "ĳ", "<", "|", ">", "-"} {
+		for _, s := range []string{"a", "b", "c", "A", "B", "1", "Ġ", "Ċ", ",", ".", "'", "Ã", "©", "æ", "Ī", "ĳ", "<", "|",
+			">", "-"} {
 			parts = append(parts, s)
 		}
 	}
@@ -246,8 +250,10 @@ func randomConfig(rng *rand.Rand, pre string, holes bool) Config {
 
 // randomText draws from characters the vocabularies know and some they do not.
 func randomText(rng *rand.Rand, n int) string {
-	chars := []string{"a", "b", "c", "A", "B", "1", "2", " ", "  ", "\n", "\n\n", "\r\n", "\t", ",", ".", "'", "é", "我", "\u0301",
-		"🙂", "-", "<|a|>", "<|a", "|>", "<", "bb", "cc c", "\u2581", "ß", "'s", "'LL", "\u00a0", "\u3000", "½", "\u2028", "aaa"}
+	chars := []string{"a", "b", "c", "A", "B", "1", "2", " ", "  ", "\n", "\n\n", "\r\n", "\t", ",", ".", "'", "é", "我",
+		"\u0301",
+		"🙂", "-", "<|a|>", "<|a", "|>", "<", "bb", "cc c", "\u2581", "ß", "'s", "'LL", "\u00a0", "\u3000", "½", "\u2028",
+		"aaa"}
 	var b strings.Builder
 	for range n {
 		b.WriteString(chars[rng.IntN(len(chars))])
@@ -272,7 +278,8 @@ func TestEncodeAgainstOracle(t *testing.T) {
 						got := tok.Encode(text, EncodeOptions{ParseSpecial: parse})
 						want := o.encode(t, text, parse)
 						if !slices.Equal(got, want) {
-							t.Fatalf("round %d, parse %v, %q:\n got %q\nwant %q\nmerges %q", round, parse, text, texts(tok, got), texts(tok, want), c.Merges)
+							t.Fatalf("round %d, parse %v, %q:\n got %q\nwant %q\nmerges %q", round, parse, text, texts(tok, got),
+								texts(tok, want), c.Merges)
 						}
 					}
 				}
@@ -324,8 +331,10 @@ func splitAll(pre, s string) []string {
 
 func TestSplitAgainstPatterns(t *testing.T) {
 	// One character of every class and of every kind of white space, in all orders.
-	alphabet := []string{"a", "Z", "é", "我", "\u0301", "\u0903", "1", "½", "٣", " ", "\t", "\n", "\r", "\v", "\u0085", "\u00a0", "\u1680",
-		"\u2003", "\u2028", "\u202f", "\u3000", "\u200b", "'", "s", "T", "re", "VE", "ll", "m", "'d", "ſ", ".", "_", "🙂", "\U00020000", "\U000e0100", "\ufffd", "\x00", "  ", "-"}
+	alphabet := []string{"a", "Z", "é", "我", "\u0301", "\u0903", "1", "½", "٣", " ", "\t", "\n", "\r", "\v", "\u0085",
+		"\u00a0", "\u1680",
+		"\u2003", "\u2028", "\u202f", "\u3000", "\u200b", "'", "s", "T", "re", "VE", "ll", "m", "'d", "ſ", ".", "_", "🙂",
+		"\U00020000", "\U000e0100", "\ufffd", "\x00", "  ", "-"}
 	rng := rand.New(rand.NewPCG(5, 6))
 	for pre := range patterns {
 		check := func(s string) {
@@ -354,7 +363,8 @@ func TestSplitAgainstPatterns(t *testing.T) {
 }
 
 func FuzzSplit(f *testing.F) {
-	for _, s := range []string{"", "I've 'LL  go\r\n\n to\t3.14 ½ x", mixedSample, "a\u0301b '\u017f", "  \n \n x", "\xff\xc3(", "don'"} {
+	for _, s := range []string{"", "I've 'LL  go\r\n\n to\t3.14 ½ x", mixedSample, "a\u0301b '\u017f", "  \n \n x",
+		"\xff\xc3(", "don'"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

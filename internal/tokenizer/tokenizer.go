@@ -122,7 +122,8 @@ func New(c Config) (*Tokenizer, error) {
 	case t.pre == "":
 		return nil, fmt.Errorf("tokenizer.ggml.pre: missing (known: %s)", strings.Join(PreNames(), ", "))
 	case !ok:
-		return nil, fmt.Errorf("tokenizer.ggml.pre: unknown pre-tokenizer %q (known: %s)", t.pre, strings.Join(PreNames(), ", "))
+		return nil, fmt.Errorf("tokenizer.ggml.pre: unknown pre-tokenizer %q (known: %s)", t.pre,
+			strings.Join(PreNames(), ", "))
 	}
 	t.split, t.wholeFirst = p.split, p.wholeFirst
 

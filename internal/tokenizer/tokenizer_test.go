@@ -123,7 +123,8 @@ func TestAddSpecial(t *testing.T) {
 		{"asked for", ptr(true), ptr(true), "a", EncodeOptions{AddSpecial: true}, []ID{256, a, 257}},
 		{"caller does not ask", ptr(true), ptr(true), "a", EncodeOptions{}, []ID{a}},
 		{"empty", ptr(true), nil, "", EncodeOptions{AddSpecial: true}, []ID{256}},
-		{"already there", ptr(true), ptr(true), "<s>a</e>", EncodeOptions{AddSpecial: true, ParseSpecial: true}, []ID{256, a, 257}},
+		{"already there", ptr(true), ptr(true), "<s>a</e>", EncodeOptions{AddSpecial: true, ParseSpecial: true},
+			[]ID{256, a, 257}},
 		{"only there", ptr(true), nil, "<s>", EncodeOptions{AddSpecial: true, ParseSpecial: true}, []ID{256}},
 	} {
 		c.AddBOS, c.AddEOS = tc.bos, tc.eos
@@ -180,9 +181,11 @@ func TestEOG(t *testing.T) {
 		special map[Role]ID
 		want    []string
 	}{
-		{"by key", []string{"<a>", "<b>", "<c>"}, map[Role]ID{RoleEOS: 256, RoleEOT: 257, RoleEOM: 258}, []string{"<a>", "<b>", "<c>"}},
+		{"by key", []string{"<a>", "<b>", "<c>"}, map[Role]ID{RoleEOS: 256, RoleEOT: 257, RoleEOM: 258},
+			[]string{"<a>", "<b>", "<c>"}},
 		{"by text", []string{"<|im_end|>", "<|endoftext|>", "<|im_start|>"}, nil, []string{"<|im_end|>", "<|endoftext|>"}},
-		{"fim", []string{"<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}, nil, []string{"<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}},
+		{"fim", []string{"<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}, nil,
+			[]string{"<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}},
 		{"fim by key wins", []string{"<|fim_pad|>", "<x>"}, map[Role]ID{RoleFIMPad: 257}, []string{"<x>"}},
 		{"harmony", []string{"<|end|>", "<|return|>", "<|call|>"}, nil, []string{"<|return|>", "<|call|>"}},
 		{"solar", []string{"<|end|>", "<|flush|>", "<|calls|>"}, nil, []string{"<|flush|>", "<|calls|>"}},
@@ -264,8 +267,10 @@ func TestErrors(t *testing.T) {
 		{"unknown pre", func(c *Config) { c.Pre = "qwen99" }, `tokenizer.ggml.pre "qwen99" qwen35 llama-bpe gemma4`},
 		{"no tokens", func(c *Config) { c.Tokens = nil }, "tokenizer.ggml.tokens no tokens"},
 		{"few types", func(c *Config) { c.Types = c.Types[:100] }, "tokenizer.ggml.token_type 100 256"},
-		{"duplicate", func(c *Config) { c.Tokens = append(slices.Clone(c.Tokens), "!"); c.Types = nil }, `tokenizer.ggml.tokens "!" 33 256`},
-		{"odd duplicate", func(c *Config) { c.Tokens = append(slices.Clone(c.Tokens), "a b", "a b"); c.Types = nil }, `"a b" 256 257`},
+		{"duplicate", func(c *Config) { c.Tokens = append(slices.Clone(c.Tokens), "!"); c.Types = nil },
+			`tokenizer.ggml.tokens "!" 33 256`},
+		{"odd duplicate", func(c *Config) { c.Tokens = append(slices.Clone(c.Tokens), "a b", "a b"); c.Types = nil },
+			`"a b" 256 257`},
 		{"merge without space", func(c *Config) { c.Merges = []string{"a b", "ab"} }, `tokenizer.ggml.merges 1 "ab"`},
 		{"empty merge", func(c *Config) { c.Merges = []string{""} }, `tokenizer.ggml.merges 0`},
 		{"half a merge", func(c *Config) { c.Merges = []string{"a "} }, `tokenizer.ggml.merges 0 "a "`},
@@ -308,7 +313,8 @@ func TestStream(t *testing.T) {
 		}
 		return ids
 	}
-	for _, text := range []string{"abc", "é我🙂", "\xff\xfe", "é\xc3", "\xf0\x9f\x99", "\xf0\x9f\x99x", "\xe6\x88\xe6\x88\x91", "\x80\x80\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80"} {
+	for _, text := range []string{"abc", "é我🙂", "\xff\xfe", "é\xc3", "\xf0\x9f\x99", "\xf0\x9f\x99x",
+		"\xe6\x88\xe6\x88\x91", "\x80\x80\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80"} {
 		s := tok.NewStream()
 		var out []byte
 		for i, id := range encode(text) {
@@ -365,7 +371,8 @@ func TestEncodeAllocates(t *testing.T) {
 	text := prose(t, 1<<14)
 	ids := tok.Encode(text, EncodeOptions{})
 	// A collection may empty the pool and cost a new scratch now and then.
-	if n := testing.AllocsPerRun(50, func() { ids = tok.AppendEncode(ids[:0], text, EncodeOptions{ParseSpecial: true}) }); n >= 1 {
+	if n := testing.AllocsPerRun(50,
+		func() { ids = tok.AppendEncode(ids[:0], text, EncodeOptions{ParseSpecial: true}) }); n >= 1 {
 		t.Errorf("%v allocations per call", n)
 	}
 }
@@ -373,7 +380,8 @@ func TestEncodeAllocates(t *testing.T) {
 // TestHostileInput finishes only if no input makes encoding quadratic: each text
 // would take hours if it did.
 func TestHostileInput(t *testing.T) {
-	for _, tok := range []*Tokenizer{load(t, testkit.Golden(t, "qwen3/model.gguf")), mustNew(t, gemmaVocab("aa", "aaaa"))} {
+	for _, tok := range []*Tokenizer{load(t, testkit.Golden(t, "qwen3/model.gguf")),
+		mustNew(t, gemmaVocab("aa", "aaaa"))} {
 		for _, s := range []string{"a", " ", "\n", "=", "<", "<|", "'", "我", "\xff", "a ", "\n ", "the"} {
 			text := strings.Repeat(s, 1<<20/len(s))
 			ids := tok.Encode(text, EncodeOptions{ParseSpecial: true})
@@ -385,7 +393,8 @@ func TestHostileInput(t *testing.T) {
 }
 
 func FuzzRoundTrip(f *testing.F) {
-	for _, s := range []string{"", "Hello, wörld 🙂", "\xff\xfe\x00", "<|im_end|>", "a  b\n\n\tc", mixedSample, "\xe2\x96", "aaaa<|x|>"} {
+	for _, s := range []string{"", "Hello, wörld 🙂", "\xff\xfe\x00", "<|im_end|>", "a  b\n\n\tc", mixedSample, "\xe2\x96",
+		"aaaa<|x|>"} {
 		f.Add(s, true)
 	}
 	byteLevel := map[string]*Tokenizer{}

@@ -35,7 +35,8 @@ func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
 	p := &kvPool{layout: l}
 	for i, d := range l.Layers {
 		if k, v := d.Key.BlockLen(), d.Value.BlockLen(); d.KeyDim%k != 0 || d.ValueDim%v != 0 {
-			return nil, fmt.Errorf("cache types %s and %s need head sizes that are multiples of %d and %d; layer %d has %d and %d",
+			return nil, fmt.Errorf("cache types %s and %s need head sizes that are multiples of %d and %d; layer %d "+
+				"has %d and %d",
 				d.Key, d.Value, k, v, i, d.KeyDim, d.ValueDim)
 		}
 		y := kvLayer{kRow: d.Key.RowBytes(d.KeyDim), vRow: d.Value.RowBytes(d.ValueDim)}
@@ -198,7 +199,8 @@ func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap
 			vec.ScoresN(w.scores[i:], stride, w.queries, d.KeyDim, rows*a.heads, d.KeyDim, d.Key, keys, y.kRow, n, ap.Scale)
 			return
 		}
-		vec.ScoresN(scores(r)[i:], stride, w.queries[(r-a.rows[0])*a.heads*d.KeyDim:], d.KeyDim, a.heads, d.KeyDim, d.Key, keys, y.kRow, n, ap.Scale)
+		vec.ScoresN(scores(r)[i:], stride, w.queries[(r-a.rows[0])*a.heads*d.KeyDim:], d.KeyDim, a.heads, d.KeyDim, d.Key,
+			keys, y.kRow, n, ap.Scale)
 	})
 	sinks := values(ap.Sinks)
 	for r := a.rows[0]; r < a.rows[1]; r++ {
@@ -217,7 +219,8 @@ func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap
 			vec.AccumN(w.sums, d.ValueDim, w.scores[i:], stride, rows*a.heads, d.ValueDim, d.Value, vals, y.vRow, n)
 			return
 		}
-		vec.AccumN(w.sums[(r-a.rows[0])*a.heads*d.ValueDim:], d.ValueDim, scores(r)[i:], stride, a.heads, d.ValueDim, d.Value, vals, y.vRow, n)
+		vec.AccumN(w.sums[(r-a.rows[0])*a.heads*d.ValueDim:], d.ValueDim, scores(r)[i:], stride, a.heads, d.ValueDim, d.Value,
+			vals, y.vRow, n)
 	})
 	for r := range rows {
 		copy(row(dst, a.rows[0]+r)[a.head*d.ValueDim:][:a.heads*d.ValueDim], w.sums[r*a.heads*d.ValueDim:])

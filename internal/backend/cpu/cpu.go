@@ -321,11 +321,7 @@ func (b *Backend) SigmoidGate(dst, x, gate backend.Tensor) {
 
 // AddGated adds x scaled by the sigmoid of one gate value per row.
 func (b *Backend) AddGated(dst, x, gate backend.Tensor) {
-	b.rowsOf(dst.Rows, dst.Cols, func(r int) {
-		g := [1]float32{row(gate, r)[0]}
-		vec.Sigmoid(g[:], g[:])
-		vec.Axpy(row(dst, r), g[0], row(x, r))
-	})
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.AddGated(row(dst, r), row(gate, r)[0], row(x, r)) })
 }
 
 // Softcap bounds values smoothly to (-c, c).

@@ -84,7 +84,8 @@ func (b *Backend) share(n, size int, fn func(from, to int)) {
 
 // product computes rows [r0, r1) of y = W[e] x. a holds x rounded, for quantised weights. The worker will
 // probably go on with the rows up to ahead.
-func (b *Backend) product(y backend.Tensor, m *weight, e int, x backend.Tensor, a *qmat.Acts, r0, r1, ahead, worker int) {
+func (b *Backend) product(y backend.Tensor, m *weight, e int, x backend.Tensor, a *qmat.Acts, r0, r1, ahead,
+	worker int) {
 	out := f32(y)
 	n := x.Rows
 	if isFloat(m.typ) {

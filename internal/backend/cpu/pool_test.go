@@ -98,8 +98,8 @@ func TestPoolPanic(t *testing.T) {
 
 func panicIn(err error) { panic(err) }
 
-// TestPoolClose: a worker that comes so late that it takes the round in which the pool is closed for one that is over must end,
-// too, instead of waiting for the next.
+// TestPoolClose: a worker that comes so late that it takes the round in which the pool is closed for one that is over
+// must end, too, instead of waiting for the next.
 func TestPoolClose(t *testing.T) {
 	p := &pool{n: 2, gates: make([]gate, 2)}
 	g := &p.gates[1]

@@ -7,8 +7,8 @@ import (
 	"strobe/internal/platform"
 )
 
-// wovenPerThread bounds the time that weaving adds to loading, to a few tenths of a second. It pays most for weights that
-// stay in the caches; those of large models arrive no faster than rows can be transposed anyway.
+// wovenPerThread bounds the time that weaving adds to loading, to a few tenths of a second. It pays most for weights
+// that stay in the caches; those of large models arrive no faster than rows can be transposed anyway.
 const wovenPerThread = 384 << 20
 
 // weave copies a matrix into the order that its kernels like best (see qmat.Matrix.Weave), as long as the memory set

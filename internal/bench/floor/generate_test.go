@@ -27,7 +27,8 @@ func TestGenerated(t *testing.T) {
 	if out, err := run("mod", "download"); err != nil {
 		t.Skipf("the generator's modules are not here and cannot be downloaded: %v\n%s", err, out)
 	}
-	if out, err := run("run", ".", "-out", "../floor_amd64.s", "-stubs", "../stubs_amd64.go", "-pkg", "floor"); err != nil {
+	if out, err := run("run", ".", "-out", "../floor_amd64.s", "-stubs", "../stubs_amd64.go", "-pkg",
+		"floor"); err != nil {
 		t.Fatalf("generator: %v\n%s", err, out)
 	}
 	for _, name := range []string{"floor_amd64.s", "stubs_amd64.go"} {

@@ -18,7 +18,8 @@ type filterFunc func(r *run, v any, a *args) (any, error)
 var filters map[string]filterFunc
 
 // Filters Jinja has and this package has not; none is of use in a prompt.
-var unsupportedFilters = []string{"filesizeformat", "pprint", "random", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr"}
+var unsupportedFilters = []string{"filesizeformat", "pprint", "random", "striptags", "urlencode", "urlize", "wordwrap",
+	"xmlattr"}
 
 func unknownFilter(name string) string {
 	if slices.Contains(unsupportedFilters, name) {
@@ -283,7 +284,8 @@ func itemsFilter(r *run, v any, a *args) (any, error) {
 
 // lazy makes a generator over the items of v. Each item goes through step,
 // which may drop it; errors come up when the generator is used.
-func (r *run) lazy(name string, v any, items func(v any) ([]any, error), step func(e any) (any, bool, error)) *generator {
+func (r *run) lazy(name string, v any, items func(v any) ([]any, error),
+	step func(e any) (any, bool, error)) *generator {
 	var src []any
 	started := false
 	return &generator{name: name, next: func() (any, bool, error) {

@@ -23,60 +23,63 @@ func render(t testing.TB, src string, opt Options) (string, error) {
 // error of its own; finishing at all is the point.
 func TestHostile(t *testing.T) {
 	double := func(start, expr string, times string) string {
-		return "{% set ns = namespace(x=" + start + ") %}{% for i in range(" + times + ") %}{% set ns.x = " + expr + " %}{% endfor %}"
+		return "{% set ns = namespace(x=" + start + ") %}{% for i in range(" + times + ") %}{% set ns.x = " + expr +
+			" %}{% endfor %}"
 	}
 	cases := map[string]string{
-		"endless loops":           strings.Repeat("{% for i in range(99999) %}", 4) + strings.Repeat("{% endfor %}", 4),
-		"endless recursion":       "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-		"mutual recursion":        "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
-		"recursive loop":          "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-		"range":                   "{{ range(10000000000) }}",
-		"range overflow":          "{{ range(-9223372036854775807, 9223372036854775807)|length }}",
-		"string repeat":           "{{ 'x' * 10000000000 }}",
-		"string repeat twice":     "{% set a = 'x' * 1000000 %}{{ a * 1000000 }}",
-		"list repeat":             "{{ [1] * 10000000000 }}",
-		"string doubling":         double("'x'", "ns.x + ns.x", "200"),
-		"tilde doubling":          double("'x'", "ns.x ~ ns.x", "200"),
-		"list doubling":           double("[1]", "ns.x + ns.x", "200"),
-		"shared tree repr":        double("[1]", "[ns.x, ns.x]", "200") + "{{ ns.x }}",
-		"shared tree json":        double("[1]", "[ns.x, ns.x]", "200") + "{{ ns.x|tojson }}",
-		"shared tree compare":     double("[1]", "[ns.x, ns.x]", "100") + "{% set a = ns.x %}" + double("[1]", "[ns.x, ns.x]", "100") + "{{ a == ns.x }}",
-		"shared tuple hash":       double("(1,)", "(ns.x, ns.x)", "100") + "{{ {ns.x: 1} }}",
-		"deep value repr":         double("[1]", "[ns.x]", "90000") + "{{ ns.x }}",
-		"deep value json":         double("[1]", "[ns.x]", "90000") + "{{ ns.x|tojson }}",
-		"deep tuple hash":         double("(1,)", "(ns.x,)", "90000") + "{{ {ns.x: 1} }}",
-		"namespace cycle":         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
-		"replace growth":          "{% set a = 'x' * 1000000 %}{{ a|replace('x', a) }}",
-		"replace empty":           "{% set a = 'x' * 1000000 %}{{ a.replace('', a) }}",
-		"join growth":             "{% set a = 'x' * 1000000 %}{{ a|list|join(a) }}",
-		"center":                  "{{ s|center(100000000000) }}",
-		"ljust":                   "{{ s.ljust(100000000000) }}",
-		"zfill":                   "{{ s.zfill(9223372036854775807) }}",
-		"percent width":           "{{ '%99999999999d' % 1 }}",
-		"percent star width":      "{{ '%*d' % (99999999999, 1) }}",
-		"percent precision":       "{{ '%.99999999999f' % 1 }}",
-		"format width":            "{{ '{:99999999999}'.format(1) }}",
-		"indent width":            "{{ s|indent(99999999999) }}",
-		"json indent":             "{{ [[]]|tojson(indent=99999999999) }}",
-		"power":                   "{{ 9 ** 99999999 }}",
-		"power tower":             "{{ 9 ** 9 ** 9 ** 9 ** 9 }}",
-		"big integers":            double("3", "ns.x * ns.x", "64"),
-		"output":                  "{% set a = 'x' * 1000000 %}{% for i in range(99999) %}{{ a }}{% endfor %}",
-		"batch":                   "{{ l|batch(99999999999, 0)|list }}",
-		"slice":                   "{{ l|slice(99999999999)|list }}",
-		"deep parentheses":        "{{ " + strings.Repeat("(", 100000) + "1" + strings.Repeat(")", 100000) + " }}",
-		"deep lists":              "{{ " + strings.Repeat("[", 100000) + strings.Repeat("]", 100000) + " }}",
-		"deep not":                "{{ " + strings.Repeat("not ", 100000) + "1 }}",
-		"deep minus":              "{{ " + strings.Repeat("- ", 100000) + "1 }}",
-		"deep conditional":        "{{ " + strings.Repeat("1 if 0 else ", 100000) + "1 }}",
-		"deep ifs":                strings.Repeat("{% if 1 %}", 100000) + strings.Repeat("{% endif %}", 100000),
-		"long sum":                "{{ 1" + strings.Repeat("+1", 100000) + " }}",
-		"long attribute chain":    "{{ s" + strings.Repeat(".x", 100000) + " }}",
-		"long filter chain":       "{{ s" + strings.Repeat("|trim", 100000) + " }}",
-		"long subscript chain":    "{{ l" + strings.Repeat("[0]", 100000) + " }}",
-		"deep target":             "{% set " + strings.Repeat("(", 100000) + "a" + strings.Repeat(")", 100000) + " = 1 %}",
-		"huge source":             strings.Repeat("x", maxSource+1),
-		"search work":             "{% set a = 'a' * 4000000 %}{% for i in range(99999) %}{% if 'b' in a %}{% endif %}{% endfor %}",
+		"endless loops":       strings.Repeat("{% for i in range(99999) %}", 4) + strings.Repeat("{% endfor %}", 4),
+		"endless recursion":   "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+		"mutual recursion":    "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
+		"recursive loop":      "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+		"range":               "{{ range(10000000000) }}",
+		"range overflow":      "{{ range(-9223372036854775807, 9223372036854775807)|length }}",
+		"string repeat":       "{{ 'x' * 10000000000 }}",
+		"string repeat twice": "{% set a = 'x' * 1000000 %}{{ a * 1000000 }}",
+		"list repeat":         "{{ [1] * 10000000000 }}",
+		"string doubling":     double("'x'", "ns.x + ns.x", "200"),
+		"tilde doubling":      double("'x'", "ns.x ~ ns.x", "200"),
+		"list doubling":       double("[1]", "ns.x + ns.x", "200"),
+		"shared tree repr":    double("[1]", "[ns.x, ns.x]", "200") + "{{ ns.x }}",
+		"shared tree json":    double("[1]", "[ns.x, ns.x]", "200") + "{{ ns.x|tojson }}",
+		"shared tree compare": double("[1]", "[ns.x, ns.x]", "100") + "{% set a = ns.x %}" + double("[1]", "[ns.x, ns.x]",
+			"100") + "{{ a == ns.x }}",
+		"shared tuple hash":    double("(1,)", "(ns.x, ns.x)", "100") + "{{ {ns.x: 1} }}",
+		"deep value repr":      double("[1]", "[ns.x]", "90000") + "{{ ns.x }}",
+		"deep value json":      double("[1]", "[ns.x]", "90000") + "{{ ns.x|tojson }}",
+		"deep tuple hash":      double("(1,)", "(ns.x,)", "90000") + "{{ {ns.x: 1} }}",
+		"namespace cycle":      "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
+		"replace growth":       "{% set a = 'x' * 1000000 %}{{ a|replace('x', a) }}",
+		"replace empty":        "{% set a = 'x' * 1000000 %}{{ a.replace('', a) }}",
+		"join growth":          "{% set a = 'x' * 1000000 %}{{ a|list|join(a) }}",
+		"center":               "{{ s|center(100000000000) }}",
+		"ljust":                "{{ s.ljust(100000000000) }}",
+		"zfill":                "{{ s.zfill(9223372036854775807) }}",
+		"percent width":        "{{ '%99999999999d' % 1 }}",
+		"percent star width":   "{{ '%*d' % (99999999999, 1) }}",
+		"percent precision":    "{{ '%.99999999999f' % 1 }}",
+		"format width":         "{{ '{:99999999999}'.format(1) }}",
+		"indent width":         "{{ s|indent(99999999999) }}",
+		"json indent":          "{{ [[]]|tojson(indent=99999999999) }}",
+		"power":                "{{ 9 ** 99999999 }}",
+		"power tower":          "{{ 9 ** 9 ** 9 ** 9 ** 9 }}",
+		"big integers":         double("3", "ns.x * ns.x", "64"),
+		"output":               "{% set a = 'x' * 1000000 %}{% for i in range(99999) %}{{ a }}{% endfor %}",
+		"batch":                "{{ l|batch(99999999999, 0)|list }}",
+		"slice":                "{{ l|slice(99999999999)|list }}",
+		"deep parentheses":     "{{ " + strings.Repeat("(", 100000) + "1" + strings.Repeat(")", 100000) + " }}",
+		"deep lists":           "{{ " + strings.Repeat("[", 100000) + strings.Repeat("]", 100000) + " }}",
+		"deep not":             "{{ " + strings.Repeat("not ", 100000) + "1 }}",
+		"deep minus":           "{{ " + strings.Repeat("- ", 100000) + "1 }}",
+		"deep conditional":     "{{ " + strings.Repeat("1 if 0 else ", 100000) + "1 }}",
+		"deep ifs":             strings.Repeat("{% if 1 %}", 100000) + strings.Repeat("{% endif %}", 100000),
+		"long sum":             "{{ 1" + strings.Repeat("+1", 100000) + " }}",
+		"long attribute chain": "{{ s" + strings.Repeat(".x", 100000) + " }}",
+		"long filter chain":    "{{ s" + strings.Repeat("|trim", 100000) + " }}",
+		"long subscript chain": "{{ l" + strings.Repeat("[0]", 100000) + " }}",
+		"deep target":          "{% set " + strings.Repeat("(", 100000) + "a" + strings.Repeat(")", 100000) + " = 1 %}",
+		"huge source":          strings.Repeat("x", maxSource+1),
+		"search work": "{% set a = 'a' * 4000000 %}{% for i in range(99999) %}{% if 'b' in a %}{% endif " +
+			"%}{% endfor %}",
 		"number with many digits": "{{ " + strings.Repeat("9", 100000) + " }}",
 	}
 	for name, src := range cases {
@@ -173,7 +176,8 @@ func FuzzTemplate(f *testing.F) {
 	} {
 		f.Add(s)
 	}
-	vars, err := FromJSON([]byte(`{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":null}],"s":"text","n":3}`))
+	vars, err := FromJSON([]byte(`{"messages":[{"role":"user","content":"hi"}` +
+		`,{"role":"assistant","content":null}],"s":"text","n":3}`))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -196,7 +200,8 @@ func FuzzTemplate(f *testing.F) {
 
 // TestDone: a rendering that nobody wants any more ends.
 func TestDone(t *testing.T) {
-	tmpl, err := Parse("t", "{% for i in range(100000) %}{% for j in range(100) %}{% set x = i + j %}{% endfor %}{% endfor %}done")
+	tmpl, err := Parse("t", "{% for i in range(100000) %}{% for j in range(100) %}{% set x = i + j %}{% endfor "+
+		"%}{% endfor %}done")
 	if err != nil {
 		t.Fatal(err)
 	}

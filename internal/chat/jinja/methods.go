@@ -94,7 +94,9 @@ func init() {
 		"isascii":    strMethod(func(s string) any { return !strings.ContainsFunc(s, func(r rune) bool { return r > 127 }) }),
 		"islower":    strMethod(func(s string) any { return cased(s, unicode.IsLower, unicode.IsUpper) }),
 		"isupper":    strMethod(func(s string) any { return cased(s, unicode.IsUpper, unicode.IsLower) }),
-		"istitle":    strMethod(func(s string) any { return s != "" && pyTitle(s) == s && strings.ContainsFunc(s, unicode.IsUpper) }),
+		"istitle": strMethod(func(s string) any {
+			return s != "" && pyTitle(s) == s && strings.ContainsFunc(s, unicode.IsUpper)
+		}),
 		"startswith": affixMethod("startswith", strings.HasPrefix),
 		"endswith":   affixMethod("endswith", strings.HasSuffix),
 		"split":      splitMethod("split", false),

@@ -136,7 +136,8 @@ func (r *run) expr(n node, sc *scope) (any, error) {
 			return r.eval(n.then, sc)
 		}
 		if n.els == nil {
-			return undefined{fmt.Sprintf("the inline if-expression on line %d evaluated to false and no else section was defined.", n.line)}, nil
+			return undefined{fmt.Sprintf("the inline if-expression on line %d evaluated to false and no else section "+
+				"was defined.", n.line)}, nil
 		}
 		return r.eval(n.els, sc)
 	case *listExpr:

@@ -24,7 +24,8 @@ type Template struct {
 // their line.
 func Parse(name, source string) (t *Template, err error) {
 	if len(source) > maxSource {
-		return nil, &Error{Template: name, Msg: fmt.Sprintf("template of %d bytes is over the limit of %d", len(source), maxSource)}
+		return nil, &Error{Template: name, Msg: fmt.Sprintf("template of %d bytes is over the limit of %d", len(source),
+			maxSource)}
 	}
 	defer func() {
 		switch r := recover().(type) {
@@ -192,7 +193,8 @@ func (p *parser) body(ends ...string) ([]node, string) {
 }
 
 // Tags of Jinja that make no sense in a chat template or would need files.
-var unsupportedTags = []string{"include", "import", "from", "extends", "block", "autoescape", "do", "debug", "trans", "pluralize"}
+var unsupportedTags = []string{"include", "import", "from", "extends", "block", "autoescape", "do", "debug", "trans",
+	"pluralize"}
 
 func (p *parser) stmt(tag string, line int) node {
 	switch tag {

@@ -29,7 +29,8 @@ var testTools = []json.RawMessage{
 		"opts":{"type":"object"},"tags":{"type":"array"},"unit":{"enum":["c","f"]},"note":{"type":["string","null"]},
 		"when":{"anyOf":[{"type":"integer"},{"type":"null"}]},"mode":{"$ref":"#/$defs/mode"}},
 		"$defs":{"mode":{"type":"integer"}}}}}`),
-	json.RawMessage(`{"name":"add","input_schema":{"type":"object","properties":{"a":{"type":"number"},"b":{"type":"number"}}}}`),
+	json.RawMessage(`{"name":"add","input_schema":{"type":"object",` +
+		`"properties":{"a":{"type":"number"},"b":{"type":"number"}}}}`),
 	json.RawMessage(`{"type":"function","name":"now"}`),
 }
 
@@ -49,99 +50,180 @@ var cases = []testCase{
 	{name: "leading space stays", template: tmplHermes, in: "  x", want: Result{Content: "  x"}},
 	{name: "only space", template: tmplHermes, in: "\n\n", want: Result{Content: "\n\n"}},
 	{name: "almost a marker", template: tmplHermes, in: "a <tool_cal", want: Result{Content: "a <tool_cal"}},
-	{name: "marker start twice", template: tmplHermes, in: "<<tool_<tool_call", want: Result{Content: "<<tool_<tool_call"}},
+	{name: "marker start twice", template: tmplHermes, in: "<<tool_<tool_call",
+		want: Result{Content: "<<tool_<tool_call"}},
 
-	{name: "thinking", template: tmplHermes, in: "<think>\nhm,\n yes \n</think>\n\nFine. ", want: Result{Reasoning: "hm,\n yes", Content: "Fine. "}},
-	{name: "thinking opened by the prompt", template: tmplHermes, open: true, in: "hm\n</think>\n\nFine.", want: Result{Reasoning: "hm", Content: "Fine."}},
+	{name: "thinking", template: tmplHermes, in: "<think>\nhm,\n yes \n</think>\n\nFine. ",
+		want: Result{Reasoning: "hm,\n yes", Content: "Fine. "}},
+	{name: "thinking opened by the prompt", template: tmplHermes, open: true, in: "hm\n</think>\n\nFine.",
+		want: Result{Reasoning: "hm", Content: "Fine."}},
 	{name: "thinking not closed", template: tmplHermes, open: true, in: "hm </thin", want: Result{Reasoning: "hm </thin"}},
 	{name: "thinking empty", template: tmplHermes, in: "<think>\n\n</think>\n\nFine.", want: Result{Content: "Fine."}},
-	{name: "two blocks", template: tmplHermes, in: "<think>a</think>\n<think>b</think>\nFine.", want: Result{Reasoning: "ab", Content: "Fine."}},
-	{name: "tag inside the answer", template: tmplHermes, in: "Use <think> and </think>.", want: Result{Content: "Use <think> and </think>."}},
-	{name: "model that does not think", template: tmplCoder, in: "<think>x</think>", want: Result{Content: "<think>x</think>"}},
-	{name: "tool call while thinking", template: tmplHermes, open: true, in: `a <tool_call>{"name":"now"}</tool_call></think>b`,
+	{name: "two blocks", template: tmplHermes, in: "<think>a</think>\n<think>b</think>\nFine.",
+		want: Result{Reasoning: "ab", Content: "Fine."}},
+	{name: "tag inside the answer", template: tmplHermes, in: "Use <think> and </think>.",
+		want: Result{Content: "Use <think> and </think>."}},
+	{name: "model that does not think", template: tmplCoder, in: "<think>x</think>",
+		want: Result{Content: "<think>x</think>"}},
+	{name: "tool call while thinking", template: tmplHermes, open: true,
+		in:   `a <tool_call>{"name":"now"}</tool_call></think>b`,
 		want: Result{Reasoning: "a", Content: "b", Calls: call1("now", "{}")}},
 	{name: "family without tools", template: tmplPlain, in: `<think>x</think><tool_call>{"name":"now"}</tool_call>`,
 		want: Result{Reasoning: "x", Content: `<tool_call>{"name":"now"}</tool_call>`}},
 	{name: "request without tools", template: tmplHermes, noTools: true, in: `<tool_call>{"name":"now"}</tool_call>`,
 		want: Result{Content: `<tool_call>{"name":"now"}</tool_call>`}},
 
-	{name: "hermes", template: tmplHermes, in: "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln \\\"x\\\"\", \"days\": [1, {\"a\": null}]}}\n</tool_call>",
+	{name: "hermes", template: tmplHermes,
+		in: "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln \\\"x\\\"\", \"days\": [1, {\"a\": " +
+			"null}]}}\n</tool_call>",
 		want: Result{Calls: call1("weather", `{"city": "Köln \"x\"", "days": [1, {"a": null}]}`)}},
-	{name: "hermes with text", template: tmplHermes, in: "<think>a</think>\n\nLet me see.\n\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n",
+	{name: "hermes with text", template: tmplHermes,
+		in:   "<think>a</think>\n\nLet me see.\n\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n",
 		want: Result{Reasoning: "a", Content: "Let me see.", Calls: call1("now", "{}")}},
-	{name: "hermes twice", template: tmplHermes, in: "<tool_call>{\"name\": \"now\"}</tool_call>\n<tool_call>{\"name\":\"add\",\"arguments\":{\"a\":1}}</tool_call>",
+	{name: "hermes twice", template: tmplHermes,
+		in:   "<tool_call>{\"name\": \"now\"}</tool_call>\n<tool_call>{\"name\":\"add\",\"arguments\":{\"a\":1}}</tool_call>",
 		want: Result{Calls: []Call{{"now", "{}"}, {"add", `{"a":1}`}}}},
-	{name: "hermes then text", template: tmplHermes, in: "A\n<tool_call>{\"name\": \"now\"}</tool_call>\nB\n", want: Result{Content: "A\nB\n", Calls: call1("now", "{}")}},
-	{name: "hermes arguments first", template: tmplHermes, in: `<tool_call>{"arguments": {"a": 1}, "id": 7, "name": "add"}</tool_call>`, want: Result{Calls: call1("add", `{"a": 1}`)}},
-	{name: "hermes arguments as text", template: tmplHermes, in: `<tool_call>{"name": "add", "arguments": "{\"a\": 1}"}</tool_call>`, want: Result{Calls: call1("add", `{"a": 1}`)}},
-	{name: "hermes null arguments", template: tmplHermes, in: `<tool_call>{"name": "now", "arguments": null}</tool_call>`, want: Result{Calls: call1("now", `{}`)}},
-	{name: "hermes parameters", template: tmplHermes, in: `<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>`, want: Result{Calls: call1("add", `{"a": 1}`)}},
-	{name: "hermes raw line break in a string", template: tmplHermes, in: "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"a\nb\tc\"}}</tool_call>",
+	{name: "hermes then text", template: tmplHermes, in: "A\n<tool_call>{\"name\": \"now\"}</tool_call>\nB\n",
+		want: Result{Content: "A\nB\n", Calls: call1("now", "{}")}},
+	{name: "hermes arguments first", template: tmplHermes,
+		in:   `<tool_call>{"arguments": {"a": 1}, "id": 7, "name": "add"}</tool_call>`,
+		want: Result{Calls: call1("add", `{"a": 1}`)}},
+	{name: "hermes arguments as text", template: tmplHermes,
+		in:   `<tool_call>{"name": "add", "arguments": "{\"a\": 1}"}</tool_call>`,
+		want: Result{Calls: call1("add", `{"a": 1}`)}},
+	{name: "hermes null arguments", template: tmplHermes, in: `<tool_call>{"name": "now", "arguments": null}</tool_call>`,
+		want: Result{Calls: call1("now", `{}`)}},
+	{name: "hermes parameters", template: tmplHermes, in: `<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>`,
+		want: Result{Calls: call1("add", `{"a": 1}`)}},
+	{name: "hermes raw line break in a string", template: tmplHermes,
+		in:   "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"a\nb\tc\"}}</tool_call>",
 		want: Result{Calls: call1("weather", `{"city": "a\nb\tc"}`)}},
-	{name: "hermes without closing tag", template: tmplHermes, in: `<tool_call>{"name": "now"}`, want: Result{Calls: call1("now", "{}")}},
-	{name: "hermes half closing tag", template: tmplHermes, in: `<tool_call>{"name": "now"}</tool_`, want: Result{Calls: call1("now", "{}")}},
-	{name: "hermes next call instead of closing tag", template: tmplHermes, in: `<tool_call>{"name": "now"}<tool_call>{"name": "now"}</tool_call>`,
+	{name: "hermes without closing tag", template: tmplHermes, in: `<tool_call>{"name": "now"}`,
+		want: Result{Calls: call1("now", "{}")}},
+	{name: "hermes half closing tag", template: tmplHermes, in: `<tool_call>{"name": "now"}</tool_`,
+		want: Result{Calls: call1("now", "{}")}},
+	{name: "hermes next call instead of closing tag", template: tmplHermes,
+		in:   `<tool_call>{"name": "now"}<tool_call>{"name": "now"}</tool_call>`,
 		want: Result{Calls: []Call{{"now", "{}"}, {"now", "{}"}}}},
-	{name: "hermes unfinished", template: tmplHermes, in: "A \n<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Pa",
+	{name: "hermes unfinished", template: tmplHermes,
+		in:   "A \n<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Pa",
 		want: Result{Content: "A \n<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Pa"}},
-	{name: "hermes unknown tool", template: tmplHermes, in: `<tool_call>{"name": "rm", "arguments": {}}</tool_call>`, want: Result{Calls: call1("rm", `{}`)}},
-	{name: "hermes impossible tool", template: tmplHermes, in: `<tool_call>{"name": "r m", "arguments": {}}</tool_call>`, want: Result{Content: `<tool_call>{"name": "r m", "arguments": {}}</tool_call>`}},
-	{name: "hermes call inside reasoning", template: tmplHermes, open: true, in: "I look.\n<tool_call>{\"name\": \"now\"}</tool_call>\n</think>\n\nDone.",
+	{name: "hermes unknown tool", template: tmplHermes, in: `<tool_call>{"name": "rm", "arguments": {}}</tool_call>`,
+		want: Result{Calls: call1("rm", `{}`)}},
+	{name: "hermes impossible tool", template: tmplHermes, in: `<tool_call>{"name": "r m", "arguments": {}}</tool_call>`,
+		want: Result{Content: `<tool_call>{"name": "r m", "arguments": {}}</tool_call>`}},
+	{name: "hermes call inside reasoning", template: tmplHermes, open: true,
+		in:   "I look.\n<tool_call>{\"name\": \"now\"}</tool_call>\n</think>\n\nDone.",
 		want: Result{Reasoning: "I look.", Content: "Done.", Calls: call1("now", "{}")}},
-	{name: "hermes unfinished call inside reasoning", template: tmplHermes, open: true, in: "Use <tool_call>{\"name\": \"now\"} or so.\n</think>\n\nDone.",
+	{name: "hermes unfinished call inside reasoning", template: tmplHermes, open: true,
+		in:   "Use <tool_call>{\"name\": \"now\"} or so.\n</think>\n\nDone.",
 		want: Result{Reasoning: "Use <tool_call>{\"name\": \"now\"} or so.", Content: "Done."}},
-	{name: "hermes reasoning about calls", template: tmplHermes, open: true, in: "A <tool_call> is needed.\n</think>\n\n<tool_call>{\"name\": \"now\"}</tool_call>",
+	{name: "hermes reasoning about calls", template: tmplHermes, open: true,
+		in:   "A <tool_call> is needed.\n</think>\n\n<tool_call>{\"name\": \"now\"}</tool_call>",
 		want: Result{Reasoning: "A <tool_call> is needed.", Calls: call1("now", "{}")}},
-	{name: "hermes reasoning cut in a call", template: tmplHermes, open: true, in: "I look.\n<tool_call>{\"name\": \"now\"}",
-		want: Result{Reasoning: "I look.\n<tool_call>{\"name\": \"now\"}"}},
-	{name: "hermes broken JSON", template: tmplHermes, in: `<tool_call>{"name": "now", "arguments": {a: 1}}</tool_call> <tool_call>{"name": "now"}</tool_call>`,
+	{name: "hermes reasoning cut in a call", template: tmplHermes, open: true,
+		in: "I look.\n<tool_call>{\"name\": \"now\"}", want: Result{Reasoning: "I look.\n<tool_call>{\"name\": \"now\"}"}},
+	{name: "hermes broken JSON", template: tmplHermes,
+		in:   `<tool_call>{"name": "now", "arguments": {a: 1}}</tool_call> <tool_call>{"name": "now"}</tool_call>`,
 		want: Result{Content: `<tool_call>{"name": "now", "arguments": {a: 1}}</tool_call>`, Calls: call1("now", "{}")}},
-	{name: "hermes marker twice", template: tmplHermes, in: `<tool_call><tool_call>{"name": "now"}</tool_call>`, want: Result{Content: `<tool_call>`, Calls: call1("now", "{}")}},
-	{name: "hermes prose about the tag", template: tmplHermes, in: "The <tool_call> tag opens a call.", want: Result{Content: "The <tool_call> tag opens a call."}},
-	{name: "hermes in a code block", template: tmplHermes, in: "Like this:\n```\n<tool_call>{\"name\": \"now\"}</tool_call>\n```\n<tool_call>{\"name\": \"now\"}</tool_call>",
+	{name: "hermes marker twice", template: tmplHermes, in: `<tool_call><tool_call>{"name": "now"}</tool_call>`,
+		want: Result{Content: `<tool_call>`, Calls: call1("now", "{}")}},
+	{name: "hermes prose about the tag", template: tmplHermes, in: "The <tool_call> tag opens a call.",
+		want: Result{Content: "The <tool_call> tag opens a call."}},
+	{name: "hermes in a code block", template: tmplHermes,
+		in:   "Like this:\n```\n<tool_call>{\"name\": \"now\"}</tool_call>\n```\n<tool_call>{\"name\": \"now\"}</tool_call>",
 		want: Result{Content: "Like this:\n```\n<tool_call>{\"name\": \"now\"}</tool_call>\n```", Calls: call1("now", "{}")}},
-	{name: "hermes empty object", template: tmplHermes, in: "<tool_call>{}</tool_call>", want: Result{Content: "<tool_call>{}</tool_call>"}},
+	{name: "hermes empty object", template: tmplHermes, in: "<tool_call>{}</tool_call>",
+		want: Result{Content: "<tool_call>{}</tool_call>"}},
 
-	{name: "xml", template: tmplXML, in: "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=ratio>\n0.5\n</parameter>\n<parameter=wet>\nTrue\n</parameter>\n<parameter=opts>\n{\"a\": [1, 2]}\n</parameter>\n<parameter=tags>\n[\"x\"]\n</parameter>\n</function>\n</tool_call>",
-		want: Result{Calls: call1("weather", `{"city": "Paris", "days": 3, "ratio": 0.5, "wet": true, "opts": {"a": [1, 2]}, "tags": ["x"]}`)}},
-	{name: "xml text and thinking", template: tmplXML, open: true, in: "need it\n</think>\n\nLooking.\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+	{name: "xml", template: tmplXML,
+		in: "<tool_call>\n<function=weather>\n<parameter=city>" +
+			"\nParis\n</parameter>\n<parameter=days>" +
+			"\n3\n</parameter>\n<parameter=ratio>\n0.5\n</parameter>" +
+			"\n<parameter=wet>\nTrue\n</parameter>\n<parameter=opts>\n{\"a\": [1, " +
+			"2]}\n</parameter>\n<parameter=tags>\n[\"x\"]\n</parameter>\n</function>\n</tool_call>",
+		want: Result{Calls: call1("weather",
+			`{"city": "Paris", "days": 3, "ratio": 0.5, "wet": true, "opts": {"a": [1, 2]}, "tags": ["x"]}`)}},
+	{name: "xml text and thinking", template: tmplXML, open: true,
+		in:   "need it\n</think>\n\nLooking.\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
 		want: Result{Reasoning: "need it", Content: "Looking.", Calls: call1("now", "{}")}},
-	{name: "xml several lines and tags in a value", template: tmplXML, in: "<tool_call>\n<function=weather>\n<parameter=city>\n\nif a < b:\n\t\"q\" \\ </parameter> no\n</b>\n\n</parameter>\n</function>\n</tool_call>",
+	{name: "xml several lines and tags in a value", template: tmplXML,
+		in: "<tool_call>\n<function=weather>\n<parameter=city>\n\nif a < b:\n\t\"q\" \\ </parameter> " +
+			"no\n</b>\n\n</parameter>\n</function>\n</tool_call>",
 		want: Result{Calls: call1("weather", `{"city": "\nif a < b:\n\t\"q\" \\ </parameter> no\n</b>\n"}`)}},
-	{name: "xml compact", template: tmplXML, in: "<tool_call><function=add><parameter=a>1</parameter><parameter=b>2e3</parameter></function></tool_call>",
+	{name: "xml compact", template: tmplXML,
+		in:   "<tool_call><function=add><parameter=a>1</parameter><parameter=b>2e3</parameter></function></tool_call>",
 		want: Result{Calls: call1("add", `{"a": 1, "b": 2e3}`)}},
-	{name: "xml values that do not fit", template: tmplXML, in: "<tool_call><function=weather><parameter=days>many</parameter><parameter=wet>maybe</parameter><parameter=opts>{a}</parameter><parameter=other>5</parameter><parameter=city>5</parameter></function></tool_call>",
+	{name: "xml values that do not fit", template: tmplXML,
+		in: "<tool_call><function=weather><parameter=days>" +
+			"many</parameter><parameter=wet>maybe</parameter>" +
+			"<parameter=opts>{a}</parameter><parameter=other>5</parameter><parameter=city>5</parameter></function></tool_call>",
 		want: Result{Calls: call1("weather", `{"days": "many", "wet": "maybe", "opts": "{a}", "other": "5", "city": "5"}`)}},
-	{name: "xml null, enum and references", template: tmplXML, in: "<tool_call><function=weather><parameter=note>null</parameter><parameter=when>None</parameter><parameter=city>null</parameter><parameter=unit>c</parameter><parameter=mode>4</parameter><parameter=days>3.0</parameter></function></tool_call>",
-		want: Result{Calls: call1("weather", `{"note": null, "when": null, "city": "null", "unit": "c", "mode": 4, "days": 3}`)}},
-	{name: "xml without opening tag", template: tmplCoder, in: "Sure.\n<function=now>\n</function>\n</tool_call>\nDone.", want: Result{Content: "Sure.\nDone.", Calls: call1("now", "{}")}},
-	{name: "xml two functions in one block", template: tmplCoder, in: "<tool_call>\n<function=now>\n</function>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+	{name: "xml null, enum and references", template: tmplXML,
+		in: "<tool_call><function=weather><parameter=note>" +
+			"null</parameter><parameter=when>None</parameter>" +
+			"<parameter=city>null</parameter><parameter=unit>" +
+			"c</parameter><parameter=mode>4</parameter><parameter=days>3.0</parameter></function></tool_call>",
+		want: Result{Calls: call1("weather",
+			`{"note": null, "when": null, "city": "null", "unit": "c", "mode": 4, "days": 3}`)}},
+	{name: "xml without opening tag", template: tmplCoder, in: "Sure.\n<function=now>\n</function>\n</tool_call>\nDone.",
+		want: Result{Content: "Sure.\nDone.", Calls: call1("now", "{}")}},
+	{name: "xml two functions in one block", template: tmplCoder,
+		in: "<tool_call>\n<function=now>\n</function>" +
+			"\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
 		want: Result{Calls: []Call{{"now", "{}"}, {"add", `{"a": 1}`}}}},
-	{name: "xml parameter not closed", template: tmplCoder, in: "<tool_call>\n<function=add>\n<parameter=a>\n1\n<parameter=b>\n2\n</function>\n</tool_call>",
+	{name: "xml parameter not closed", template: tmplCoder,
+		in:   "<tool_call>\n<function=add>\n<parameter=a>\n1\n<parameter=b>\n2\n</function>\n</tool_call>",
 		want: Result{Calls: call1("add", `{"a": 1, "b": 2}`)}},
-	{name: "xml unfinished", template: tmplCoder, in: "A\n<tool_call>\n<function=weather>\n<parameter=city>\nPar", want: Result{Content: "A\n<tool_call>\n<function=weather>\n<parameter=city>\nPar"}},
-	{name: "xml ends after the function", template: tmplCoder, in: "<tool_call>\n<function=now>\n</function>", want: Result{Calls: call1("now", "{}")}},
-	{name: "xml unknown tool", template: tmplCoder, in: "<tool_call>\n<function=rm>\n</function>\n</tool_call>", want: Result{Calls: call1("rm", `{}`)}},
-	{name: "xml unknown tool without the marker", template: tmplCoder, in: "<function=rm>\n</function>", want: Result{Content: "<function=rm>\n</function>"}},
-	{name: "xml call inside reasoning", template: tmplXML, open: true, in: "I look.\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+	{name: "xml unfinished", template: tmplCoder, in: "A\n<tool_call>\n<function=weather>\n<parameter=city>\nPar",
+		want: Result{Content: "A\n<tool_call>\n<function=weather>\n<parameter=city>\nPar"}},
+	{name: "xml ends after the function", template: tmplCoder, in: "<tool_call>\n<function=now>\n</function>",
+		want: Result{Calls: call1("now", "{}")}},
+	{name: "xml unknown tool", template: tmplCoder, in: "<tool_call>\n<function=rm>\n</function>\n</tool_call>",
+		want: Result{Calls: call1("rm", `{}`)}},
+	{name: "xml unknown tool without the marker", template: tmplCoder, in: "<function=rm>\n</function>",
+		want: Result{Content: "<function=rm>\n</function>"}},
+	{name: "xml call inside reasoning", template: tmplXML, open: true,
+		in:   "I look.\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
 		want: Result{Reasoning: "I look.", Calls: call1("now", "{}")}},
-	{name: "xml JSON instead", template: tmplCoder, in: "<tool_call>{\"name\": \"now\"}</tool_call>", want: Result{Content: "<tool_call>{\"name\": \"now\"}</tool_call>"}},
-	{name: "xml junk between parameters", template: tmplCoder, in: "<tool_call><function=add>x</function></tool_call>", want: Result{Content: "<tool_call><function=add>x</function></tool_call>"}},
+	{name: "xml JSON instead", template: tmplCoder, in: "<tool_call>{\"name\": \"now\"}</tool_call>",
+		want: Result{Content: "<tool_call>{\"name\": \"now\"}</tool_call>"}},
+	{name: "xml junk between parameters", template: tmplCoder, in: "<tool_call><function=add>x</function></tool_call>",
+		want: Result{Content: "<tool_call><function=add>x</function></tool_call>"}},
 
-	{name: "gemma", template: tmplGemma, in: `<|tool_call>call:weather{city:<|"|>Paris "x" <b><|"|>,days:3,wet:true,opts:{ratio:0.25,deep:{l:[]}},tags:[<|"|>x<|"|>,<|"|>y<|"|>]}<tool_call|>`,
-		want: Result{Calls: call1("weather", `{"city": "Paris \"x\" <b>", "days": 3, "wet": true, "opts": {"ratio": 0.25, "deep": {"l": []}}, "tags": ["x", "y"]}`)}},
-	{name: "gemma thinking and text", template: tmplGemma, in: "<|channel>thought\nneed\n it\n<channel|>Looking. <|tool_call>call:now{}<tool_call|><|tool_response>",
+	{name: "gemma", template: tmplGemma,
+		in: `<|tool_call>call:weather{city:<|"|>Paris "x" ` +
+			`<b><|"|>,days:3,wet:true,opts:{ratio:0.25,deep:{l:[]}},tags:[<|"|>x<|"|>,<|"|>y<|"|>]}<tool_call|>`,
+		want: Result{Calls: call1("weather",
+			`{"city": "Paris \"x\" <b>", "days": 3, "wet": true, "opts": {"ratio": 0.25, "deep": {"l": []}}, "tags": `+
+				`["x", "y"]}`)}},
+	{name: "gemma thinking and text", template: tmplGemma,
+		in:   "<|channel>thought\nneed\n it\n<channel|>Looking. <|tool_call>call:now{}<tool_call|><|tool_response>",
 		want: Result{Reasoning: "need\n it", Content: "Looking.", Calls: call1("now", "{}")}},
-	{name: "gemma thinking opened by the prompt", template: tmplGemma, open: true, in: "hm<channel|>Yes.<turn|>", want: Result{Reasoning: "hm", Content: "Yes."}},
-	{name: "gemma two calls", template: tmplGemma, in: `<|tool_call>call:now{}<tool_call|><|tool_call>call:add{a:1,b:2.5}<tool_call|>`, want: Result{Calls: []Call{{"now", "{}"}, {"add", `{"a": 1, "b": 2.5}`}}}},
-	{name: "gemma Python words and gaps", template: tmplGemma, in: `<|tool_call>call:weather{note:None, wet:True, opts:{a:None,b:False,c:word,d:}, <|"|>x<|"|>:1, "y": "z\n"}<tool_call|>`,
-		want: Result{Calls: call1("weather", `{"note": null, "wet": true, "opts": {"a": null, "b": false, "c": "word", "d": null}, "x": 1, "y": "z\n"}`)}},
-	{name: "gemma bare text for a string", template: tmplGemma, in: `<|tool_call>call:weather{city:75001,days:5}<tool_call|>`, want: Result{Calls: call1("weather", `{"city": "75001", "days": 5}`)}},
-	{name: "gemma line breaks in a string", template: tmplGemma, in: "<|tool_call>call:weather{city:<|\"|>a\nb<|\\<|\"|>}<tool_call|>", want: Result{Calls: call1("weather", `{"city": "a\nb<|\\"}`)}},
-	{name: "gemma unfinished", template: tmplGemma, in: `A <|tool_call>call:weather{city:<|"|>Pa`, want: Result{Content: `A <|tool_call>call:weather{city:<|"|>Pa`}},
-	{name: "gemma without closing marker", template: tmplGemma, in: `<|tool_call>call:now{}`, want: Result{Calls: call1("now", "{}")}},
-	{name: "gemma unknown tool", template: tmplGemma, in: `<|tool_call>call:rm{}<tool_call|>`, want: Result{Calls: call1("rm", `{}`)}},
-	{name: "gemma other channel", template: tmplGemma, in: "<|channel>final\nx", want: Result{Content: "<|channel>final\nx"}},
+	{name: "gemma thinking opened by the prompt", template: tmplGemma, open: true, in: "hm<channel|>Yes.<turn|>",
+		want: Result{Reasoning: "hm", Content: "Yes."}},
+	{name: "gemma two calls", template: tmplGemma,
+		in:   `<|tool_call>call:now{}<tool_call|><|tool_call>call:add{a:1,b:2.5}<tool_call|>`,
+		want: Result{Calls: []Call{{"now", "{}"}, {"add", `{"a": 1, "b": 2.5}`}}}},
+	{name: "gemma Python words and gaps", template: tmplGemma,
+		in: `<|tool_call>call:weather{note:None, wet:True, opts:{a:None,b:False,c:word,d:}, <|"|>x<|"|>:1, "y": ` +
+			`"z\n"}<tool_call|>`,
+		want: Result{Calls: call1("weather",
+			`{"note": null, "wet": true, "opts": {"a": null, "b": false, "c": "word", "d": null}, "x": 1, "y": "z\n"}`)}},
+	{name: "gemma bare text for a string", template: tmplGemma,
+		in:   `<|tool_call>call:weather{city:75001,days:5}<tool_call|>`,
+		want: Result{Calls: call1("weather", `{"city": "75001", "days": 5}`)}},
+	{name: "gemma line breaks in a string", template: tmplGemma,
+		in:   "<|tool_call>call:weather{city:<|\"|>a\nb<|\\<|\"|>}<tool_call|>",
+		want: Result{Calls: call1("weather", `{"city": "a\nb<|\\"}`)}},
+	{name: "gemma unfinished", template: tmplGemma, in: `A <|tool_call>call:weather{city:<|"|>Pa`,
+		want: Result{Content: `A <|tool_call>call:weather{city:<|"|>Pa`}},
+	{name: "gemma without closing marker", template: tmplGemma, in: `<|tool_call>call:now{}`,
+		want: Result{Calls: call1("now", "{}")}},
+	{name: "gemma unknown tool", template: tmplGemma, in: `<|tool_call>call:rm{}<tool_call|>`,
+		want: Result{Calls: call1("rm", `{}`)}},
+	{name: "gemma other channel", template: tmplGemma, in: "<|channel>final\nx",
+		want: Result{Content: "<|channel>final\nx"}},
 }
 
 func newParser(c testCase) *Parser {
@@ -156,7 +238,8 @@ func newParser(c testCase) *Parser {
 func merge(events []Event) []Event {
 	var out []Event
 	for _, e := range events {
-		if n := len(out); n > 0 && out[n-1].Kind == e.Kind && out[n-1].Index == e.Index && e.Kind <= ToolArguments && e.Kind != ToolBegin {
+		if n := len(out); n > 0 && out[n-1].Kind == e.Kind && out[n-1].Index == e.Index && e.Kind <= ToolArguments &&
+			e.Kind != ToolBegin {
 			out[n-1].Text += e.Text
 			continue
 		}
@@ -313,13 +396,15 @@ func TestRoundTrip(t *testing.T) {
 				t.Fatal(err)
 			}
 			args := []string{
-				`{"city": "Paris \"<é>\"\nline", "days": 3, "ratio": 0.25, "wet": true, "opts": {"verbose": true, "l": [1, {"a": "b"}]}, "tags": ["x", "y"]}`,
+				`{"city": "Paris \"<é>\"\nline", "days": 3, "ratio": 0.25, "wet": true, "opts": {"verbose": true, "l": [1, ` +
+					`{"a": "b"}]}, "tags": ["x", "y"]}`,
 				`{"a": 1, "b": -2.5}`,
 			}
 			msgs := []chat.Message{
 				{Role: "user", Content: "Weather?"},
 				{Role: "assistant", Content: "Let me look.", ToolCalls: []chat.ToolCall{
-					{ID: "1", Name: "weather", Arguments: json.RawMessage(args[0])}, {ID: "2", Name: "add", Arguments: json.RawMessage(args[1])}}},
+					{ID: "1", Name: "weather", Arguments: json.RawMessage(args[0])},
+					{ID: "2", Name: "add", Arguments: json.RawMessage(args[1])}}},
 			}
 			// Templates read the OpenAI shape; the parser takes all.
 			opt := chat.Options{Tools: testTools[:1]}
@@ -362,9 +447,12 @@ func TestRoundTrip(t *testing.T) {
 var templates = []string{tmplHermes, tmplXML, tmplCoder, tmplGemma, tmplPlain}
 
 // pieces are what random outputs are made of.
-var pieces = []string{"<think>", "</think>", "<tool_call>", "</tool_call>", "<function=", "<function=weather>", "<function=add>", "<parameter=city>",
-	"<parameter=days>", "</parameter>", "</function>", "<|tool_call>", "<tool_call|>", "call:weather{", "call:now{}", "city:", `<|"|>`, "<|channel>thought", "<channel|>",
-	`{"name": "now"}`, `{"name": "weather", "arguments": {`, `"city": "x"`, "}", "}}", "]", "[", ",", ":", "\n", " ", "```", "\n```\n", "text", "é", "3", "<", "\\", "\"", "{", "null"}
+var pieces = []string{"<think>", "</think>", "<tool_call>", "</tool_call>", "<function=", "<function=weather>",
+	"<function=add>", "<parameter=city>",
+	"<parameter=days>", "</parameter>", "</function>", "<|tool_call>", "<tool_call|>", "call:weather{", "call:now{}",
+	"city:", `<|"|>`, "<|channel>thought", "<channel|>",
+	`{"name": "now"}`, `{"name": "weather", "arguments": {`, `"city": "x"`, "}", "}}", "]", "[", ",", ":", "\n", " ",
+	"```", "\n```\n", "text", "é", "3", "<", "\\", "\"", "{", "null"}
 
 func checkAnyCut(t *testing.T, template, in string, open bool, cuts func(n int) int) {
 	t.Helper()
@@ -406,7 +494,8 @@ func TestRandomCuts(t *testing.T) {
 func TestLongOutput(t *testing.T) {
 	for _, c := range []testCase{
 		{template: tmplXML, in: strings.Repeat("<tool_call>\n<function=weather><parameter=city>", 20000)},
-		{template: tmplXML, in: "<tool_call><function=weather><parameter=city>" + strings.Repeat("\n</parameter>"+strings.Repeat(" ", 60), 10000)},
+		{template: tmplXML, in: "<tool_call><function=weather><parameter=city>" +
+			strings.Repeat("\n</parameter>"+strings.Repeat(" ", 60), 10000)},
 		{template: tmplHermes, in: strings.Repeat("<tool_call>", 100000)},
 		{template: tmplHermes, in: `<tool_call>{"name": "now", "arguments": ` + strings.Repeat("[", 100000)},
 		{template: tmplHermes, in: `<tool_call>{"name": "now", "arguments": {"a": ` + strings.Repeat("[", 100000)},

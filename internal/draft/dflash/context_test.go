@@ -81,7 +81,7 @@ func TestFourSequences(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	for _, c := range []struct {
 		name string
-		file *edit
+		file *drafterFile
 	}{{"plain", golden(t, "qwen35")}, {"markov", markovFile(t, "qwen35", 0)}, {"selector", selectorFile(t, "qwen35")}} {
 		t.Run(c.name, func(t *testing.T) {
 			d := c.file.open(t, m, Options{})

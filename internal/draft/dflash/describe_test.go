@@ -13,7 +13,7 @@ func TestDescribe(t *testing.T) {
 	ids := golden(t, "qwen35").open(t, openTarget(t, "qwen35"), Options{}).Capture()
 	want := &Description{Block: 16, Mask: 507, Layers: ids, Features: 192}
 	for _, c := range []struct {
-		file                *edit
+		file                *drafterFile
 		dialect, projection string
 	}{
 		{golden(t, "qwen35"), "dflash", "fc.weight"},
@@ -53,7 +53,7 @@ func TestDescribeSpaced(t *testing.T) {
 
 // TestDescribeRefuses: a file that is no drafter, and values of the wrong kind.
 func TestDescribeRefuses(t *testing.T) {
-	for want, e := range map[string]*edit{
+	for want, e := range map[string]*drafterFile{
 		"dflash.block_size":            golden(t, "qwen3").set("dflash.block_size", "many"),
 		"dflash.target_layers":         golden(t, "qwen3").set("dflash.target_layers", true),
 		"tokenizer.ggml.mask_token_id": golden(t, "qwen3").set("tokenizer.ggml.mask_token_id", "none"),

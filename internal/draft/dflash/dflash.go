@@ -12,6 +12,7 @@
 package dflash
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 
@@ -183,7 +184,7 @@ func (d *Drafter) bindVocabulary(l *nn.Loader) {
 		}
 		drafts = t.Shape[0]
 		for i := range drafts {
-			id := int64(le64(t.Data[8*i:]))
+			id := int64(binary.LittleEndian.Uint64(t.Data[8*i:]))
 			if id < 0 || id >= int64(d.target.Vocab) {
 				l.Fail("tensor \"d2t\": entry %d is %d, outside the vocabulary of %d", i, id, d.target.Vocab)
 				return
@@ -196,14 +197,6 @@ func (d *Drafter) bindVocabulary(l *nn.Loader) {
 	} else if d.d2t != nil {
 		l.Fail("a reduced vocabulary (d2t) needs output.weight")
 	}
-}
-
-func le64(b []byte) uint64 {
-	v := uint64(0)
-	for i := range 8 {
-		v |= uint64(b[i]) << (8 * i)
-	}
-	return v
 }
 
 // readRope reads the rotary embedding, whose frequencies the file may divide.
@@ -395,8 +388,8 @@ func (y *layer) projections() []backend.Weight {
 	return []backend.Weight{y.k, y.v}
 }
 
-// remember normalises and rotates keys and writes them to the cache with their values; without a projection of their own,
-// values are the raw keys normalised without weights.
+// remember normalises and rotates keys and writes them to the cache with their values; without a projection of their
+// own, values are the raw keys normalised without weights.
 func (d *Drafter) remember(s *nn.Step, y *layer, kv []backend.Tensor) {
 	k := kv[0]
 	var v backend.Tensor

@@ -12,11 +12,11 @@ import (
 )
 
 // asDialect renames what an upstream file holds to another family's conventions.
-func asDialect(e *edit, arch, fc, norm string) *edit {
+func asDialect(e *drafterFile, arch, fc, norm string) *drafterFile {
 	e.set("general.architecture", arch)
-	for i := range e.kvs {
-		if rest, ok := strings.CutPrefix(e.kvs[i].Key, "dflash."); ok {
-			e.kvs[i].Key = arch + "." + rest
+	for i := range e.KVs {
+		if rest, ok := strings.CutPrefix(e.KVs[i].Key, "dflash."); ok {
+			e.KVs[i].Key = arch + "." + rest
 		}
 	}
 	ids := slices.Clone(e.get(arch + ".target_layers").(gguf.Array).Values.([]int32))
@@ -29,7 +29,7 @@ func asDialect(e *edit, arch, fc, norm string) *edit {
 	return e.rename("fc.weight", fc).rename("enc.output_norm.weight", norm)
 }
 
-func asBeellama(e *edit) *edit {
+func asBeellama(e *drafterFile) *drafterFile {
 	asDialect(e, "dflash-draft", "dflash_fc.weight", "dflash_hidden_norm.weight")
 	for i := range 3 {
 		e.rename(fmt.Sprintf("blk.%d.ffn_norm.weight", i), fmt.Sprintf("blk.%d.post_attention_norm.weight", i))
@@ -37,8 +37,9 @@ func asBeellama(e *edit) *edit {
 	return e.set("dflash-draft.dflash.n_target_features", uint32(192)).set("dflash-draft.attention.causal", false)
 }
 
-func asLucebox(e *edit, arch string) *edit {
-	return asDialect(e, arch, "dflash.fc.weight", "dflash.hidden_norm.weight").set(arch+".dflash.n_target_layers", uint32(4))
+func asLucebox(e *drafterFile, arch string) *drafterFile {
+	return asDialect(e, arch, "dflash.fc.weight", "dflash.hidden_norm.weight").set(arch+".dflash.n_target_layers",
+		uint32(4))
 }
 
 // TestDialectsAgree: the same drafter written by three families gives the same bits when the rules in
@@ -47,7 +48,7 @@ func TestDialectsAgree(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		t.Run(name, func(t *testing.T) {
 			m := openTarget(t, name)
-			window := func(e *edit, arch string, by int) *edit {
+			window := func(e *drafterFile, arch string, by int) *drafterFile {
 				if w, ok := e.get(arch + ".attention.sliding_window").(uint32); ok {
 					e.set(arch+".attention.sliding_window", uint32(int(w)+by))
 				}
@@ -72,7 +73,8 @@ func TestDialectsAgree(t *testing.T) {
 				}
 			}
 			for _, d := range []*Drafter{bee, luce} {
-				if !slices.Equal(d.Capture(), up.Capture()) || d.mask != up.mask || d.block != up.block || d.embScale != up.embScale || d.softcap != up.softcap {
+				if !slices.Equal(d.Capture(), up.Capture()) || d.mask != up.mask || d.block != up.block ||
+					d.embScale != up.embScale || d.softcap != up.softcap {
 					t.Errorf("layers %v, mask %d, block %d, scale %v, cap %v; the dflash file has %v, %d, %d, %v, %v",
 						d.Capture(), d.mask, d.block, d.embScale, d.softcap, up.Capture(), up.mask, up.block, up.embScale, up.softcap)
 				}
@@ -89,7 +91,7 @@ func TestDialectRules(t *testing.T) {
 	m := openTarget(t, "qwen35") // windows of 12, block of 16
 	for _, c := range []struct {
 		name   string
-		file   *edit
+		file   *drafterFile
 		causal bool
 		limit  func(q, k, start, w int) bool
 	}{
@@ -132,7 +134,7 @@ func TestTrialOnlyWhereOpen(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	for _, c := range []struct {
 		name string
-		file *edit
+		file *drafterFile
 		opt  Causal
 		want bool
 	}{
@@ -141,7 +143,8 @@ func TestTrialOnlyWhereOpen(t *testing.T) {
 		{"fixed by the user", golden(t, "qwen35"), CausalOn, false},
 		{"no windows", golden(t, "qwen35").del("dflash.attention.sliding_window"), CausalAuto, false},
 		{"dflash-draft", asBeellama(golden(t, "qwen35")), CausalAuto, true},
-		{"dflash-draft without windows", asBeellama(golden(t, "qwen35").del("dflash.attention.sliding_window")), CausalAuto, false},
+		{"dflash-draft without windows", asBeellama(golden(t, "qwen35").del("dflash.attention.sliding_window")), CausalAuto,
+			false},
 	} {
 		if got := c.file.open(t, m, Options{Causal: c.opt}).trial.open; got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

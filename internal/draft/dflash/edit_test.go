@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,48 +16,27 @@ import (
 	"strobe/internal/model"
 	"strobe/internal/quant"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
-// edit is a drafter file that a test changes before it is opened.
-type edit struct {
-	kvs     []gguf.KV
-	tensors []*gguf.Tensor
+// drafterFile is the file of a drafter that a test changes before it is opened.
+type drafterFile struct {
+	*edit.File
 	decoded map[*gguf.Tensor][]float64
 }
 
-// golden starts from a golden drafter.
-func golden(t testing.TB, name string) *edit {
+// golden starts from a golden drafter. It has no vocabulary but the mask: drafters use their target's.
+func golden(t testing.TB, name string) *drafterFile {
 	t.Helper()
-	f, err := gguf.Open(testkit.Golden(t, "dflash-"+name+"/model.gguf"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	e := &edit{}
-	for _, k := range f.Keys() {
-		if strings.HasPrefix(k, "tokenizer.") && k != "tokenizer.ggml.mask_token_id" {
-			continue
-		}
-		v, _, err := f.Value(k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		e.kvs = append(e.kvs, gguf.KV{Key: strings.Clone(k), Value: v})
-	}
-	for _, x := range f.Tensors() {
-		e.tensors = append(e.tensors, &gguf.Tensor{Name: strings.Clone(x.Name), Type: x.Type, Shape: slices.Clone(x.Shape), Data: slices.Clone(x.Data)})
-	}
+	e := &drafterFile{File: edit.Golden(t, "dflash-"+name)}
+	e.KVs = slices.DeleteFunc(e.KVs, func(kv gguf.KV) bool {
+		return strings.HasPrefix(kv.Key, "tokenizer.") && kv.Key != "tokenizer.ggml.mask_token_id"
+	})
 	return e
 }
 
-func (e *edit) set(key string, v any) *edit {
-	e.del(key)
-	e.kvs = append(e.kvs, gguf.KV{Key: key, Value: v})
-	return e
-}
-
-func (e *edit) get(key string) any {
-	for _, kv := range e.kvs {
+func (e *drafterFile) get(key string) any {
+	for _, kv := range e.KVs {
 		if kv.Key == key {
 			return kv.Value
 		}
@@ -66,43 +44,32 @@ func (e *edit) get(key string) any {
 	return nil
 }
 
-func (e *edit) del(key string) *edit {
-	e.kvs = slices.DeleteFunc(e.kvs, func(kv gguf.KV) bool { return kv.Key == key })
+// Those of edit.File, to go on with what follows.
+
+func (e *drafterFile) set(key string, v any) *drafterFile {
+	e.Set(key, v)
 	return e
 }
 
-func (e *edit) tensor(name string) *gguf.Tensor {
-	for _, x := range e.tensors {
-		if x.Name == name {
-			return x
-		}
-	}
-	return nil
-}
+func (e *drafterFile) del(key string) *drafterFile { return e.set(key, nil) }
 
-func (e *edit) drop(name string) *edit {
-	e.tensors = slices.DeleteFunc(e.tensors, func(x *gguf.Tensor) bool { return x.Name == name })
+func (e *drafterFile) drop(name string) *drafterFile {
+	e.Drop(name)
 	return e
 }
 
-func (e *edit) rename(from, to string) *edit {
-	e.tensor(from).Name = to
+func (e *drafterFile) rename(from, to string) *drafterFile {
+	e.Rename(from, to)
 	return e
 }
 
-// put adds a float32 tensor.
-func (e *edit) put(name string, v []float32, shape ...int) *edit {
-	e.drop(name)
-	data := make([]byte, 4*len(v))
-	for i, x := range v {
-		binary.LittleEndian.PutUint32(data[4*i:], math.Float32bits(x))
-	}
-	e.tensors = append(e.tensors, &gguf.Tensor{Name: name, Type: quant.F32, Shape: shape, Data: data})
+func (e *drafterFile) put(name string, v []float32, shape ...int) *drafterFile {
+	e.Put(name, v, shape...)
 	return e
 }
 
 // random adds a tensor of normal values.
-func (e *edit) random(name string, mean, dev float64, shape ...int) *edit {
+func (e *drafterFile) random(name string, mean, dev float64, shape ...int) *drafterFile {
 	n, seed := 1, uint64(0)
 	for _, s := range shape {
 		n *= s
@@ -123,18 +90,18 @@ func normal(seed uint64, n int, mean, dev float64) []float32 {
 }
 
 // putD2T adds a table of target ids.
-func (e *edit) putD2T(ids []int64) *edit {
+func (e *drafterFile) putD2T(ids []int64) *drafterFile {
 	e.drop("d2t")
 	var data []byte
 	for _, id := range ids {
 		data = binary.LittleEndian.AppendUint64(data, uint64(id))
 	}
-	e.tensors = append(e.tensors, &gguf.Tensor{Name: "d2t", Type: quant.I64, Shape: []int{len(ids)}, Data: data})
+	e.Tensors = append(e.Tensors, &gguf.Tensor{Name: "d2t", Type: quant.I64, Shape: []int{len(ids)}, Data: data})
 	return e
 }
 
-func (e *edit) values(name string) []float64 {
-	x := e.tensor(name)
+func (e *drafterFile) values(name string) []float64 {
+	x := e.Tensor(name)
 	if v := e.decoded[x]; v != nil {
 		return v
 	}
@@ -158,26 +125,9 @@ func wide(v []float32) []float64 {
 }
 
 // write puts the file in a folder of the test.
-func (e *edit) write(t testing.TB) *gguf.File {
+func (e *drafterFile) write(t testing.TB) *gguf.File {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "drafter.gguf")
-	var specs []gguf.TensorSpec
-	for _, x := range e.tensors {
-		specs = append(specs, gguf.TensorSpec{Name: x.Name, Type: x.Type, Shape: x.Shape})
-	}
-	w, err := gguf.Create(path, e.kvs, specs, gguf.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range e.tensors {
-		if err := w.WriteTensor(x.Name, x.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	f, err := gguf.Open(path)
+	f, err := gguf.Open(e.Write(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +136,7 @@ func (e *edit) write(t testing.TB) *gguf.File {
 }
 
 // open loads the edited drafter for a target.
-func (e *edit) open(t testing.TB, m *model.Model, opt Options) *Drafter {
+func (e *drafterFile) open(t testing.TB, m *model.Model, opt Options) *Drafter {
 	t.Helper()
 	opt.KVF32 = true
 	d, err := Open(e.write(t), m, opt)

@@ -11,13 +11,14 @@ import (
 	"strobe/internal/testkit"
 )
 
-// The tests of this file are named after rows of a catalogue of failures that other implementations of
-// speculative decoding had. Each tests the property that failed there.
+// Each test of this file proves a property that failed in other implementations of speculative decoding. Numbers
+// such as F4 count those failures.
 
-// TestF12: memory that nothing has written, or an earlier pass left behind, is never read.
-func TestF12(t *testing.T) {
+// TestUnwrittenMemoryIsNotRead (failure F12): memory that nothing has written, or an earlier pass left behind, is
+// never read.
+func TestUnwrittenMemoryIsNotRead(t *testing.T) {
 	m := openTarget(t, "qwen35")
-	for _, file := range []*edit{golden(t, "qwen35"), markovFile(t, "qwen35", 0), selectorFile(t, "qwen35")} {
+	for _, file := range []*drafterFile{golden(t, "qwen35"), markovFile(t, "qwen35", 0), selectorFile(t, "qwen35")} {
 		d := file.open(t, m, Options{})
 		clean := file.open(t, m, Options{})
 		h := newHistory(d, 2, 150)
@@ -32,7 +33,8 @@ func TestF12(t *testing.T) {
 				want := propose(t, clean, 3, draft.Request{Seq: ref, Last: 4, N: k})[0]
 				for i := range want.At {
 					if !slices.Equal(got.At[i], want.At[i]) {
-						t.Fatalf("after %d tokens, position %d of %d: %v from poisoned memory, %v otherwise", seq.Len(), i, k, got.At[i], want.At[i])
+						t.Fatalf("after %d tokens, position %d of %d: %v from poisoned memory, %v otherwise", seq.Len(), i, k, got.At[i],
+							want.At[i])
 					}
 				}
 			}
@@ -40,9 +42,9 @@ func TestF12(t *testing.T) {
 	}
 }
 
-// TestF66: every input of a step is written anew: a step that is repeated after others of other sizes
-// gives the same bits.
-func TestF66(t *testing.T) {
+// TestRepeatedStepGivesTheSameBits (failure F66): every input of a step is written anew: a step that is repeated
+// after others of other sizes gives the same bits.
+func TestRepeatedStepGivesTheSameBits(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	d := golden(t, "qwen35").open(t, m, Options{})
 	seq, _ := context(t, d, 1, 50)
@@ -59,8 +61,8 @@ func TestF66(t *testing.T) {
 	}
 }
 
-// TestF13: nothing to add and nothing to guess are no special cases.
-func TestF13(t *testing.T) {
+// TestNothingToAddOrGuess (failure F13): nothing to add and nothing to guess are no special cases.
+func TestNothingToAddOrGuess(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	d := golden(t, "qwen35").open(t, m, Options{})
 	seq := d.NewSeq()
@@ -113,13 +115,14 @@ func targetNorm(t *testing.T, m *model.Model, id int32) float64 {
 	return math.Sqrt(s)
 }
 
-// TestF15: a borrowed embedding enters the drafter exactly as it enters the target, whichever dialect
-// the file has.
-func TestF15(t *testing.T) {
+// TestBorrowedEmbeddingEntersAsInTheTarget (failure F15): a borrowed embedding enters the drafter exactly as it
+// enters the target, whichever dialect the file has.
+func TestBorrowedEmbeddingEntersAsInTheTarget(t *testing.T) {
 	for _, name := range []string{"qwen3", "gemma4", "gemma4moe"} {
 		m := openTarget(t, name)
 		want := targetNorm(t, m, 42)
-		for i, e := range []*edit{golden(t, name), asBeellama(golden(t, name)), asLucebox(golden(t, name), "gemma4-dflash-draft")} {
+		for i, e := range []*drafterFile{golden(t, name), asBeellama(golden(t, name)),
+			asLucebox(golden(t, name), "gemma4-dflash-draft")} {
 			if got := inputNorm(t, e.open(t, m, Options{}), 42); got != want {
 				t.Errorf("%s, file %d: embedding of length %v, the target's has %v", name, i, got, want)
 			}
@@ -127,8 +130,9 @@ func TestF15(t *testing.T) {
 	}
 }
 
-// TestF16: a scale that the file states replaces the inherited one instead of adding to it.
-func TestF16(t *testing.T) {
+// TestStatedScaleReplacesTheInherited (failure F16): a scale that the file states replaces the inherited one instead
+// of adding to it.
+func TestStatedScaleReplacesTheInherited(t *testing.T) {
 	m := openTarget(t, "gemma4")
 	want := targetNorm(t, m, 42)
 	d := golden(t, "gemma4").set("dflash.embedding_scale", m.EmbScale).open(t, m, Options{})
@@ -143,8 +147,9 @@ func TestF16(t *testing.T) {
 	}
 }
 
-// TestF17: probabilities of a borrowed head are those of the target's soft-capped logits.
-func TestF17(t *testing.T) {
+// TestBorrowedHeadIsSoftCapped (failure F17): probabilities of a borrowed head are those of the target's soft-capped
+// logits.
+func TestBorrowedHeadIsSoftCapped(t *testing.T) {
 	m := openTarget(t, "gemma4")
 	e := golden(t, "gemma4")
 	// A final norm that drives the logits far beyond the cap.
@@ -171,8 +176,8 @@ func TestF17(t *testing.T) {
 	}
 }
 
-// TestF18: windows and their pattern are honoured per layer, far beyond the window.
-func TestF18(t *testing.T) {
+// TestWindowsPerLayer (failure F18): windows and their pattern are honoured per layer, far beyond the window.
+func TestWindowsPerLayer(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	for _, pattern := range [][]bool{{true, true, false}, {false, true, false}, {true, true, true}, {false, false, true}} {
 		e := golden(t, "qwen35").set("dflash.attention.sliding_window_pattern", pattern)
@@ -189,8 +194,8 @@ func TestF18(t *testing.T) {
 	}
 }
 
-// TestF194: a pattern stored as bytes, words or booleans means the same.
-func TestF194(t *testing.T) {
+// TestWindowPatternOfAnyType (failure F194): a pattern stored as bytes, words or booleans means the same.
+func TestWindowPatternOfAnyType(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	want := golden(t, "qwen35").open(t, m, Options{}).window
 	pattern := make([]bool, 3)
@@ -204,27 +209,31 @@ func TestF194(t *testing.T) {
 		}
 	}
 	for _, v := range []any{pattern, bytes, words} {
-		if got := golden(t, "qwen35").set("dflash.attention.sliding_window_pattern", v).open(t, m, Options{}).window; !slices.Equal(got, want) {
+		if got := golden(t, "qwen35").set("dflash.attention.sliding_window_pattern", v).open(t, m,
+			Options{}).window; !slices.Equal(got, want) {
 			t.Errorf("pattern %v: windows %v, want %v", v, got, want)
 		}
 	}
 }
 
-// TestF19: captured layers come from the file, are never guessed, and must exist.
-func TestF19(t *testing.T) {
+// TestCapturedLayersComeFromTheFile (failure F19): captured layers come from the file, are never guessed, and must
+// exist.
+func TestCapturedLayersComeFromTheFile(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	mustFail(t, golden(t, "qwen35").del("dflash.target_layers").write(t), m, Options{}, "dflash.target_layers")
-	mustFail(t, golden(t, "qwen35").set("dflash.target_layers", []int32{1, 2, int32(m.Layers) + 1}).write(t), m, Options{}, "dflash.target_layers")
-	mustFail(t, asBeellama(golden(t, "qwen35")).del("dflash-draft.dflash.target_layer_ids").write(t), m, Options{}, "target_layer_ids")
+	mustFail(t, golden(t, "qwen35").set("dflash.target_layers", []int32{1, 2, int32(m.Layers) + 1}).write(t), m, Options{},
+		"dflash.target_layers")
+	mustFail(t, asBeellama(golden(t, "qwen35")).del("dflash-draft.dflash.target_layer_ids").write(t), m, Options{},
+		"target_layer_ids")
 	d := golden(t, "qwen35").set("dflash.target_layers", []int32{1, 3, int32(m.Layers)}).open(t, m, Options{})
 	if !slices.Equal(d.Capture(), []int{0, 2, m.Layers - 1}) {
 		t.Errorf("captures %v", d.Capture())
 	}
 }
 
-// TestF20: the output of a layer is the input of the next: "id" in one dialect and "id + 1" in the other
-// name the same features.
-func TestF20(t *testing.T) {
+// TestDialectsNameTheSameFeatures (failure F20): the output of a layer is the input of the next: "id" in one dialect
+// and "id + 1" in the other name the same features.
+func TestDialectsNameTheSameFeatures(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	in := []int32{3, 1, 4, 1, 5, 9, 2, 6}
 	features := func(d *Drafter) []float32 {
@@ -245,8 +254,9 @@ func TestF20(t *testing.T) {
 	}
 }
 
-// TestF36: the context slides on every path: whatever is added and drafted, nothing fills up.
-func TestF36(t *testing.T) {
+// TestContextNeverFillsUp (failure F36): the context slides on every path: whatever is added and drafted, nothing
+// fills up.
+func TestContextNeverFillsUp(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	d := golden(t, "qwen35").set("dflash.attention.sliding_window_pattern", []bool{true, true, true}).open(t, m, Options{})
 	const n = 1500
@@ -265,9 +275,9 @@ func TestF36(t *testing.T) {
 	}
 }
 
-// TestF68: sliding keeps the newest rows whole. Crossing a page, a window or any other capacity gives the
-// bits of a context built from scratch. (TestSlidesForever does so for thousands of tokens.)
-func TestF68(t *testing.T) {
+// TestSlidingKeepsTheNewestRows (failure F68): sliding keeps the newest rows whole. Crossing a page, a window or any
+// other capacity gives the bits of a context built from scratch. (TestSlidesForever does so for thousands of tokens.)
+func TestSlidingKeepsTheNewestRows(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	d := golden(t, "qwen35").open(t, m, Options{})
 	h := newHistory(d, 3, 400)
@@ -285,8 +295,9 @@ func TestF68(t *testing.T) {
 	}
 }
 
-// TestF40: every architecture's target takes its drafter, drafts and gives finite guesses.
-func TestF40(t *testing.T) {
+// TestEveryArchitectureTakesItsDrafter (failure F40): every architecture's target takes its drafter, drafts and gives
+// finite guesses.
+func TestEveryArchitectureTakesItsDrafter(t *testing.T) {
 	for _, name := range targets {
 		m, d := openPair(t, name)
 		seq, _ := context(t, d, 1, 33)
@@ -297,20 +308,23 @@ func TestF40(t *testing.T) {
 	}
 }
 
-// TestF63: the block attends to what the target's features say; without them it guesses otherwise.
-func TestF63(t *testing.T) {
+// TestBlockAttendsToTheFeatures (failure F63): the block attends to what the target's features say; without them it
+// guesses otherwise.
+func TestBlockAttendsToTheFeatures(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	d := golden(t, "qwen35").open(t, m, Options{})
 	a, _ := context(t, d, 1, 30)
 	b, _ := context(t, d, 2, 30)
 	la, lb, none := blockLogits(t, d, a, 1), blockLogits(t, d, b, 1), blockLogits(t, d, d.NewSeq(), 1)
 	if testkit.RelL2(la, none) < 0.05 || testkit.RelL2(la, lb) < 0.05 {
-		t.Errorf("logits barely depend on the context: %.3f from none, %.3f from another", testkit.RelL2(la, none), testkit.RelL2(la, lb))
+		t.Errorf("logits barely depend on the context: %.3f from none, %.3f from another", testkit.RelL2(la, none),
+			testkit.RelL2(la, lb))
 	}
 }
 
-// TestF67 and F69: a prompt longer than the window, and one that ends exactly at a page or window.
-func TestF67(t *testing.T) {
+// TestPromptsLongerThanTheWindow (failures F67 and F69): a prompt longer than the window, and one that ends exactly
+// at a page or window.
+func TestPromptsLongerThanTheWindow(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	e := golden(t, "qwen35")
 	d, r := e.open(t, m, Options{}), referenceOf(t, e, m)
@@ -323,8 +337,8 @@ func TestF67(t *testing.T) {
 	}
 }
 
-// TestF70: a context fed in portions has the bits of one fed whole.
-func TestF70(t *testing.T) {
+// TestPortionsGiveTheBitsOfTheWhole (failure F70): a context fed in portions has the bits of one fed whole.
+func TestPortionsGiveTheBitsOfTheWhole(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	d := golden(t, "qwen35").open(t, m, Options{})
 	h := newHistory(d, 9, 230)
@@ -342,8 +356,8 @@ func TestF70(t *testing.T) {
 	}
 }
 
-// TestF71: five windows in odd portions give what the definition gives.
-func TestF71(t *testing.T) {
+// TestOddPortionsGiveTheDefinition (failure F71): five windows in odd portions give what the definition gives.
+func TestOddPortionsGiveTheDefinition(t *testing.T) {
 	m := openTarget(t, "qwen35")
 	e := golden(t, "qwen35")
 	d, r := e.open(t, m, Options{}), referenceOf(t, e, m)
@@ -360,8 +374,9 @@ func TestF71(t *testing.T) {
 	}
 }
 
-// TestF91: query heads share key heads in blocks, not interleaved; heads differ in the golden files.
-func TestF91(t *testing.T) {
+// TestQueryHeadsShareKeyHeadsInBlocks (failure F91): query heads share key heads in blocks, not interleaved; heads
+// differ in the golden files.
+func TestQueryHeadsShareKeyHeadsInBlocks(t *testing.T) {
 	m := openTarget(t, "qwen3")
 	e := golden(t, "qwen3")
 	d, r := e.open(t, m, Options{}), referenceOf(t, e, m)
@@ -372,8 +387,9 @@ func TestF91(t *testing.T) {
 	}
 }
 
-// TestF123: what a drafter borrows is there when Open returns, and a file that would need more is refused.
-func TestF123(t *testing.T) {
+// TestBorrowedTensorsAreThereAfterOpen (failure F123): what a drafter borrows is there when Open returns, and a file
+// that would need more is refused.
+func TestBorrowedTensorsAreThereAfterOpen(t *testing.T) {
 	m := openTarget(t, "gemma4")
 	d := golden(t, "gemma4").open(t, m, Options{})
 	if embed, head, err := m.Vocabulary(m.Backend()); err != nil || d.embed != embed || d.head != head {
@@ -386,11 +402,11 @@ func TestF123(t *testing.T) {
 	mustFail(t, golden(t, "gemma4").putD2T([]int64{1, 2}).write(t), m, Options{}, "output.weight")
 }
 
-// TestF160: the least probability is compared with probabilities, not with their logarithms. With a selector it is
-// the probability among its candidates.
-func TestF160(t *testing.T) {
+// TestLeastProbabilityIsNoLogarithm (failure F160): the least probability is compared with probabilities, not with
+// their logarithms. With a selector it is the probability among its candidates.
+func TestLeastProbabilityIsNoLogarithm(t *testing.T) {
 	m := openTarget(t, "qwen35")
-	for _, file := range []*edit{golden(t, "qwen35"), selectorFile(t, "qwen35")} {
+	for _, file := range []*drafterFile{golden(t, "qwen35"), selectorFile(t, "qwen35")} {
 		all := file.open(t, m, Options{})
 		seq, features := context(t, all, 1, 20)
 		ps := propose(t, all, 5, draft.Request{Seq: seq, Last: 1, N: 15})[0]

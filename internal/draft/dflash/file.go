@@ -31,9 +31,11 @@ var (
 	upstream = dialect{name: "dflash", fc: "fc.weight", norm: "enc.output_norm.weight", idsOffset: 1,
 		idsKey: "target_layers", blockKey: "block_size", maskKey: "tokenizer.ggml.mask_token_id"}
 	beellama = dialect{name: "dflash-draft", fc: "dflash_fc.weight", norm: "dflash_hidden_norm.weight",
-		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", extraKey: 1, causal: true}
+		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", extraKey: 1,
+		causal: true}
 	lucebox = dialect{name: "lucebox", fc: "dflash.fc.weight", norm: "dflash.hidden_norm.weight",
-		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", slidesLast: true, wholeCtx: true, causal: true}
+		idsKey: "dflash.target_layer_ids", blockKey: "dflash.block_size", maskKey: "dflash.mask_token_id", slidesLast: true,
+		wholeCtx: true, causal: true}
 )
 
 // Supported reports whether a file is a DFlash drafter.
@@ -211,7 +213,8 @@ func readTargetLayers(l *nn.Loader, d dialect, desc *Description, p *params, t *
 
 // Tensors of a block, without prefix and suffix. conv are those of drafters with convolutions.
 var (
-	blockNames = []string{"attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm",
+	blockNames = []string{"attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm",
+		"attn_k_norm",
 		"ffn_gate", "ffn_up", "ffn_down", "post_attention_norm", "post_ffw_norm", "layer_output_scale", "attn_sinks"}
 	convNames = []string{"attn_conv_base", "attn_conv_proj.weight", "ffn_conv_base", "ffn_conv_proj.weight"}
 )

@@ -20,7 +20,7 @@ func TestReference(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, target string
-		change       func(e *edit)
+		change       func(e *drafterFile)
 		expect       func(r *reference)
 		opt          Options
 	}{
@@ -28,60 +28,60 @@ func TestReference(t *testing.T) {
 		{name: "sliding layers", target: "qwen35"},
 		{name: "scaled embedding of the target", target: "gemma4"},
 		{name: "embedding scale of the file", target: "gemma4",
-			change: func(e *edit) { e.set("dflash.embedding_scale", float32(3)) },
+			change: func(e *drafterFile) { e.set("dflash.embedding_scale", float32(3)) },
 			expect: func(r *reference) { r.embScale = 3 }},
 		{name: "causal by the file", target: "qwen35",
-			change: func(e *edit) { e.set("dflash.attention.causal", true) },
+			change: func(e *drafterFile) { e.set("dflash.attention.causal", true) },
 			expect: func(r *reference) {
 				r.sees = func(il, q, k, _ int) bool { return k <= q && (il == 2 || q-k < 12) }
 			}},
 		{name: "causal by option", target: "qwen3", opt: Options{Causal: CausalOn},
 			expect: func(r *reference) { r.sees = func(_, q, k, _ int) bool { return k <= q } }},
 		{name: "causal file overruled", target: "qwen35", opt: Options{Causal: CausalOff},
-			change: func(e *edit) { e.set("dflash.attention.causal", true) }},
+			change: func(e *drafterFile) { e.set("dflash.attention.causal", true) }},
 		{name: "values from keys", target: "qwen3",
-			change: func(e *edit) { blocks(func(p string) { e.drop(p + "attn_v.weight") }) }},
-		{name: "norms of the outputs", target: "qwen3", change: func(e *edit) {
+			change: func(e *drafterFile) { blocks(func(p string) { e.drop(p + "attn_v.weight") }) }},
+		{name: "norms of the outputs", target: "qwen3", change: func(e *drafterFile) {
 			blocks(func(p string) {
 				e.random(p+"post_attention_norm.weight", 1, 0.2, 64)
 				e.random(p+"post_ffw_norm.weight", 1, 0.2, 64)
 				e.put(p+"layer_output_scale.weight", []float32{0.7}, 1)
 			})
 		}},
-		{name: "post_attention_norm alone", target: "qwen3", change: func(e *edit) {
+		{name: "post_attention_norm alone", target: "qwen3", change: func(e *drafterFile) {
 			blocks(func(p string) { e.rename(p+"ffn_norm.weight", p+"post_attention_norm.weight") })
 		}},
-		{name: "sinks", target: "qwen35", change: func(e *edit) {
+		{name: "sinks", target: "qwen35", change: func(e *drafterFile) {
 			blocks(func(p string) { e.random(p+"attn_sinks.weight", 1, 1, 4) })
 		}},
 		{name: "frequency factors", target: "qwen3",
-			change: func(e *edit) { e.random("rope_freqs.weight", 4, 1, 16) }},
+			change: func(e *drafterFile) { e.random("rope_freqs.weight", 4, 1, 16) }},
 		{name: "partial rotation", target: "qwen3",
-			change: func(e *edit) { e.set("dflash.rope.dimension_count", uint32(16)) },
+			change: func(e *drafterFile) { e.set("dflash.rope.dimension_count", uint32(16)) },
 			expect: func(r *reference) { r.rotated = 16 }},
 		{name: "yarn", target: "qwen3",
-			change: func(e *edit) {
+			change: func(e *drafterFile) {
 				e.set("dflash.rope.scaling.type", "yarn").set("dflash.rope.scaling.factor", float32(8)).
 					set("dflash.rope.scaling.original_context_length", uint32(512)).set("dflash.rope.freq_base", float32(100))
 			},
 			expect: func(r *reference) { r.yarn, r.original, r.theta = 8, 512, 100 }},
 		{name: "attention scale and gelu", target: "qwen3",
-			change: func(e *edit) {
+			change: func(e *drafterFile) {
 				e.set("dflash.attention.scale", float32(1)).set("dflash.hidden_activation", "gelu_pytorch_tanh")
 			},
 			expect: func(r *reference) { r.scale, r.gelu = 1, true }},
 		{name: "own embedding and head", target: "gemma4",
-			change: func(e *edit) {
+			change: func(e *drafterFile) {
 				e.random("token_embd.weight", 0, 1, 64, 512).random("output.weight", 0, 0.2, 64, 512)
 			},
 			expect: func(r *reference) {
 				r.embed, r.head, r.embScale = r.e.values("token_embd.weight"), r.e.values("output.weight"), 1
 			}},
 		{name: "own embedding is the head too", target: "gemma4",
-			change: func(e *edit) { e.random("token_embd.weight", 0, 0.5, 64, 512) },
+			change: func(e *drafterFile) { e.random("token_embd.weight", 0, 0.5, 64, 512) },
 			expect: func(r *reference) { r.embed, r.embScale = r.e.values("token_embd.weight"), 1; r.head = r.embed }},
 		{name: "reduced head", target: "qwen3",
-			change: func(e *edit) { e.random("output.weight", 0, 0.2, 64, 40).putD2T(everyTwelfth(40)) },
+			change: func(e *drafterFile) { e.random("output.weight", 0, 0.2, 64, 40).putD2T(everyTwelfth(40)) },
 			expect: func(r *reference) { r.head = r.e.values("output.weight") }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -137,14 +137,14 @@ func everyTwelfth(n int) (ids []int64) {
 func TestTransforms(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(e *edit)
+		change func(e *drafterFile)
 		cap    float64
 		ids    []int64
 	}{
 		{name: "inherited cap", cap: 30},
-		{name: "own cap", cap: 5, change: func(e *edit) { e.set("dflash.final_logit_softcapping", float32(5)) }},
-		{name: "own head is not capped", change: func(e *edit) { e.random("output.weight", 0, 3, 64, 512) }},
-		{name: "reduced vocabulary", ids: everyTwelfth(30), change: func(e *edit) {
+		{name: "own cap", cap: 5, change: func(e *drafterFile) { e.set("dflash.final_logit_softcapping", float32(5)) }},
+		{name: "own head is not capped", change: func(e *drafterFile) { e.random("output.weight", 0, 3, 64, 512) }},
+		{name: "reduced vocabulary", ids: everyTwelfth(30), change: func(e *drafterFile) {
 			e.random("output.weight", 0, 1, 64, 30).putD2T(everyTwelfth(30))
 		}},
 	} {
@@ -186,8 +186,11 @@ func TestTransforms(t *testing.T) {
 	}
 }
 
+// wholeMarkov is a Markov drafter with the target's vocabulary.
+func wholeMarkov(t testing.TB, target string) *drafterFile { return markovFile(t, target, 0) }
+
 // markovFile adds DSpark's heads to a golden drafter. With outputs > 0 it gets a reduced head.
-func markovFile(t testing.TB, target string, outputs int) *edit {
+func markovFile(t testing.TB, target string, outputs int) *drafterFile {
 	e := golden(t, target)
 	e.random("markov_w1.weight", 0, 1, 16, 512)
 	e.random("conf_proj.weight", 0, 0.2, 64+16, 1)
@@ -200,7 +203,8 @@ func markovFile(t testing.TB, target string, outputs int) *edit {
 }
 
 // markovWalk is the walk by its definition: the guesses, their log-probabilities and confidences.
-func markovWalk(r *reference, features []float64, last int32, n int, anchor bool, d2t []int64, scale float64) (ids []int32, logp, conf []float64) {
+func markovWalk(r *reference, features []float64, last int32, n int, anchor bool, d2t []int64,
+	scale float64) (ids []int32, logp, conf []float64) {
 	w1, w2 := r.e.values("markov_w1.weight"), r.e.values("markov_w2.weight")
 	slots, first := n+1, 1
 	if anchor {
@@ -238,12 +242,13 @@ func TestMarkov(t *testing.T) {
 		anchor  bool
 		outputs int
 		scale   float64
-		change  func(e *edit)
+		change  func(e *drafterFile)
 	}{
 		{name: "anchor by default", anchor: true, scale: 1},
-		{name: "anchor off", scale: 1, change: func(e *edit) { e.set("dflash.sample_from_anchor", false) }},
+		{name: "anchor off", scale: 1, change: func(e *drafterFile) { e.set("dflash.sample_from_anchor", false) }},
 		{name: "reduced", anchor: true, outputs: 36, scale: 1},
-		{name: "scaled", anchor: true, scale: 2.5, change: func(e *edit) { e.put("markov_w2.scale", []float32{2.5}, 1) }},
+		{name: "scaled", anchor: true, scale: 2.5,
+			change: func(e *drafterFile) { e.put("markov_w2.scale", []float32{2.5}, 1) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := openTarget(t, "qwen35")
@@ -342,7 +347,7 @@ func TestConfidence(t *testing.T) {
 }
 
 // selectorFile adds DFlash2's parts to a golden drafter.
-func selectorFile(t testing.TB, target string) *edit {
+func selectorFile(t testing.TB, target string) *drafterFile {
 	e := selectorOnly(t, target)
 	e.set("dflash.conv_kernel_size", uint32(3)).set("dflash.conv_group_size", uint32(16))
 	for _, p := range []string{"blk.0.", "blk.1.", "blk.2."} {
@@ -355,7 +360,7 @@ func selectorFile(t testing.TB, target string) *edit {
 }
 
 // selectorOnly adds the selector alone.
-func selectorOnly(t testing.TB, target string) *edit {
+func selectorOnly(t testing.TB, target string) *drafterFile {
 	e := golden(t, target)
 	e.set("dflash.selector_rank", uint32(12)).set("dflash.selector_top_k", uint32(5))
 	e.set("dflash.logit_scale", float32(0.8)).set("dflash.final_logit_softcapping", float32(6))
@@ -364,7 +369,7 @@ func selectorOnly(t testing.TB, target string) *edit {
 	return e.random("selector_hidden.weight", 0, 0.3, 64, 12)
 }
 
-func selectorReference(t testing.TB, e *edit, d *Drafter) *reference {
+func selectorReference(t testing.TB, e *drafterFile, d *Drafter) *reference {
 	r := referenceOf(t, e, d.target)
 	r.kernel, r.group, r.logitScale, r.cap = 3, 16, 0.8, 6
 	return r
@@ -372,7 +377,8 @@ func selectorReference(t testing.TB, e *edit, d *Drafter) *reference {
 
 // selectorBySpec returns the candidates of slot s after the token prev, their probabilities among each other, best
 // first, and how probable all of them are by the logits.
-func selectorBySpec(r *reference, features []float64, last int32, n int, d2t []int64) func(s int, prev int32) (ids []int32, p []float64, mass float64) {
+func selectorBySpec(r *reference, features []float64, last int32, n int,
+	d2t []int64) func(s int, prev int32) (ids []int32, p []float64, mass float64) {
 	pred, succ := r.e.values("selector_predecessor.weight"), r.e.values("selector_successor.weight")
 	final, logits := r.run(features, r.tokens(last, n+1))
 	target := func(id int32) int32 {
@@ -462,7 +468,8 @@ func TestSelector(t *testing.T) {
 			for j, cs := range p.At {
 				_, _, mass := slot(j+1, last)
 				if math.Abs(math.Exp(float64(cs[0].LogP))-prob[j]*mass) > 1e-3 || len(cs) != 3 {
-					t.Errorf("position %d: %d candidates, best at %.4f; want 3 and %.4f", j, len(cs), math.Exp(float64(cs[0].LogP)), prob[j]*mass)
+					t.Errorf("position %d: %d candidates, best at %.4f; want 3 and %.4f", j, len(cs), math.Exp(float64(cs[0].LogP)),
+						prob[j]*mass)
 				}
 			}
 			for j := 1; j < n; j++ {
@@ -470,7 +477,8 @@ func TestSelector(t *testing.T) {
 					ids, prob, mass := slot(j+1, before.ID)
 					for k, c := range p.After(j, before.ID) {
 						if c.ID != ids[k] || math.Abs(math.Exp(float64(c.LogP))-prob[k]*mass) > 1e-3 {
-							t.Errorf("position %d after %d: candidate %d is %d at %.4f; want %d at %.4f", j, before.ID, k, c.ID, math.Exp(float64(c.LogP)), ids[k], prob[k]*mass)
+							t.Errorf("position %d after %d: candidate %d is %d at %.4f; want %d at %.4f", j, before.ID, k, c.ID,
+								math.Exp(float64(c.LogP)), ids[k], prob[k]*mass)
 						}
 					}
 				}
@@ -512,8 +520,10 @@ func TestSelector(t *testing.T) {
 // TestUnknownParts: whatever the drafter would not compute is an error that names it.
 func TestUnknownParts(t *testing.T) {
 	m := openTarget(t, "qwen3")
-	for _, name := range []string{"g_proj.weight", "blk.0.attn_qkv.weight", "blk.0.attn_q.bias", "blk.3.attn_norm.weight", "blk.x.attn_norm.weight",
-		"aux_hidden_norms.0.weight", "blk.1.attn_conv_base", "selector_successor.weight", "markov_w2.weight", "blk.0.attn_v", "fc.scale"} {
+	for _, name := range []string{"g_proj.weight", "blk.0.attn_qkv.weight", "blk.0.attn_q.bias", "blk.3.attn_norm.weight",
+		"blk.x.attn_norm.weight",
+		"aux_hidden_norms.0.weight", "blk.1.attn_conv_base", "selector_successor.weight", "markov_w2.weight", "blk.0.attn_v",
+		"fc.scale"} {
 		f := golden(t, "qwen3").random(name, 0, 1, 64).write(t)
 		mustFail(t, f, m, Options{}, name)
 	}

@@ -7,13 +7,13 @@ import (
 
 	"strobe/internal/gguf"
 	"strobe/internal/model"
-	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // reference is the drafter in float64, written down from its definition without regard to speed: every
 // block recomputes the whole context. Names are upstream's.
 type reference struct {
-	e                  *edit
+	e                  *drafterFile
 	hidden, heads, kv  int
 	dim, layers, block int
 	mask               int32
@@ -31,24 +31,17 @@ type reference struct {
 }
 
 // referenceOf describes a golden drafter and its target; tests change what they change in the file.
-func referenceOf(t testing.TB, e *edit, m *model.Model) *reference {
+func referenceOf(t testing.TB, e *drafterFile, m *model.Model) *reference {
 	t.Helper()
 	r := &reference{e: e, hidden: 64, heads: 4, kv: 2, dim: 32, rotated: 32, layers: 3, mask: 507, eps: 1e-6, embScale: 1}
 	r.block = int(e.get("dflash.block_size").(uint32))
 	r.theta = float64(e.get("dflash.rope.freq_base").(float32))
 	r.scale = 1 / math.Sqrt(32)
-	f, err := gguf.Open(testkit.Golden(t, m.Arch+"/model.gguf"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	of := func(name string) []float64 {
-		x := f.Tensor(name)
-		return (&edit{tensors: []*gguf.Tensor{x}}).values(name)
-	}
+	target := edit.Golden(t, m.Arch)
+	of := func(name string) []float64 { return wide(target.Values(t, name)) }
 	r.embed = of("token_embd.weight")
 	r.head = r.embed
-	if f.Tensor("output.weight") != nil {
+	if target.Tensor("output.weight") != nil {
 		r.head = of("output.weight")
 	}
 	if strings.HasPrefix(m.Arch, "gemma") {
@@ -73,7 +66,7 @@ func (r *reference) windows(causal bool, limit func(q, k, start, w int) bool) fu
 	}
 }
 
-func (r *reference) has(name string) bool { return r.e.tensor(name) != nil }
+func (r *reference) has(name string) bool { return r.e.Tensor(name) != nil }
 
 func mul(w []float64, x []float64) []float64 {
 	n := len(w) / len(x)
@@ -160,11 +153,12 @@ func (r *reference) keyValue(p string, x []float64, pos int) (k, v []float64) {
 
 // run computes the final states and logits of a block after a context of feature rows.
 func (r *reference) run(features []float64, tokens []int32) (final, logits [][]float64) {
-	width := r.e.tensor("fc.weight").Shape[0]
+	width := r.e.Tensor("fc.weight").Shape[0]
 	n := len(features) / width
 	var ctx [][]float64
 	for t := range n {
-		ctx = append(ctx, r.norm(mul(r.e.values("fc.weight"), features[t*width:][:width]), r.e.values("enc.output_norm.weight")))
+		ctx = append(ctx, r.norm(mul(r.e.values("fc.weight"), features[t*width:][:width]),
+			r.e.values("enc.output_norm.weight")))
 	}
 	var x [][]float64
 	for _, id := range tokens {

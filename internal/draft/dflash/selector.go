@@ -38,7 +38,8 @@ func (d *Drafter) readSelector(l *nn.Loader) *selector {
 
 // walk chooses candidates from each request's last token on, every slot given the one chosen before. sure is
 // how probable the best one of a row's candidates is among them.
-func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out []draft.Proposal, sure func(r, i int) float32) {
+func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out []draft.Proposal,
+	sure func(r, i int) float32) {
 	last := make([]int32, len(reqs))
 	for i, r := range reqs {
 		last[i] = r.Last
@@ -56,7 +57,8 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 
 	// Proposals outlive the pass.
 	read := func(t backend.Tensor) []float32 { return slices.Clone(p.Read(t)) }
-	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: read(logp), gate: read(gate), succ: read(succ), pred: read(pred)}
+	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: read(logp), gate: read(gate),
+		succ: read(succ), pred: read(pred)}
 	before := p.Read(anchors)
 	out = make([]draft.Proposal, len(reqs))
 	for r := range reqs {

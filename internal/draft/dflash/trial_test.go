@@ -53,7 +53,8 @@ func TestTrialIgnoresOtherWays(t *testing.T) {
 	propose(t, d, 1, draft.Request{Seq: seq, Last: 3, N: 2})
 	v := h.rows(10, 11)
 	for _, tokens := range [][]int32{{4}, nil} {
-		if err := d.Extend(upload(d.b, v, 1, h.width), []draft.Rows{{Seq: seq, Tokens: tokens, Rows: []int32{0}}}); err != nil {
+		if err := d.Extend(upload(d.b, v, 1, h.width),
+			[]draft.Rows{{Seq: seq, Tokens: tokens, Rows: []int32{0}}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -331,7 +331,7 @@ func TestStandAlone(t *testing.T) {
 			bare := testkit.Golden(t, "mtp-"+arch+"/block.gguf") // uses the target's vocabulary
 			whole := edit.MTP(t, arch).Write(t)
 			without := edit.MTP(t, arch).Drop("blk.2.").Set(arch+".block_count",
-				uint32(2)).Del(arch + ".nextn_predict_layers")
+				uint32(2)).Set(arch+".nextn_predict_layers", nil)
 			m, d := openQwen(t, arch)
 			s := newStream(m, d)
 			s.pass(t, text(1, 9), 9)
@@ -360,7 +360,7 @@ func TestStandAlone(t *testing.T) {
 // TestRefused: what cannot be run is refused in one line that names the reason.
 func TestRefused(t *testing.T) {
 	qwen := func() *edit.File { return edit.MTP(t, "qwen35") }
-	gemma := func() *edit.File { return edit.Read(t, testkit.Golden(t, "gemma4-assistant/model.gguf")) }
+	gemma := func() *edit.File { return edit.Golden(t, "gemma4-assistant") }
 	block := func() *edit.File { return edit.Block(t, "qwen35") }
 	target := openTarget(t, qwen().Write(t))
 	gemmaTarget := openTarget(t, testkit.Golden(t, "gemma4/model.gguf"))

@@ -17,7 +17,7 @@ func TestSynthetic(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			write := func(shape string) string {
 				path := filepath.Join(t.TempDir(), shape+".gguf")
-				if err := synth.Write(path, shape, "q4_k_m", 3); err != nil {
+				if err := synth.Write(t.Context(), path, shape, "q4_k_m", 3, synth.Options{}); err != nil {
 					t.Fatal(err)
 				}
 				return path

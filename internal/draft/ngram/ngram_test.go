@@ -146,8 +146,8 @@ func TestGuessIsACopy(t *testing.T) {
 	}
 }
 
-// TestF170: a repetition that once misled is offered again.
-func TestF170(t *testing.T) {
+// TestMisleadingRepetitionIsOfferedAgain (failure F170): a repetition that once misled is offered again.
+func TestMisleadingRepetitionIsOfferedAgain(t *testing.T) {
 	var x Index
 	x.Append(1, 2, 3, 4, 5, 6, 1, 2, 3)
 	if got, _ := x.Guess(2); !slices.Equal(got, []int32{4, 5}) {

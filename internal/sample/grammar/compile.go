@@ -14,9 +14,6 @@ import (
 // Object returns the grammar of any JSON object, for "JSON mode".
 func Object() *Grammar { return builtin(ruleObject) }
 
-// Value returns the grammar of any JSON value.
-func Value() *Grammar { return builtin(ruleValue) }
-
 func builtin(rule int32) *Grammar {
 	p, err := withBuiltins().finish(rule)
 	if err != nil {
@@ -73,7 +70,8 @@ type compiler struct {
 }
 
 func newCompiler(root any) *compiler {
-	return &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{}, work: maxWork}
+	return &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{},
+		work: maxWork}
 }
 
 func (c *compiler) spend(path string) error {
@@ -229,7 +227,8 @@ var typeKeywords = []struct {
 	t    types
 	keys []string
 }{
-	{tObject, []string{"properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties"}},
+	{tObject, []string{"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+		"minProperties", "maxProperties"}},
 	{tArray, []string{"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"}},
 	{tString, []string{"minLength", "maxLength", "pattern"}},
 	{tNumber | tInteger, []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},

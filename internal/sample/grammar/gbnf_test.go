@@ -16,18 +16,25 @@ type gbnfCase struct {
 var gbnfCases = []gbnfCase{
 	{"literal", `root ::= "red"`, []string{"red"}, []string{"", "re", "redd", "green"}},
 	{"choice", `root ::= "red" | "green" | ""`, []string{"red", "green", ""}, []string{"blue"}},
-	{"lines", "# colours\nroot ::= colour ( \", \"\n  colour )* # a list\n\ncolour ::=\n  \"red\" |\n  \"green\"\n  | \"blue\"\n",
+	{"lines", "# colours\nroot ::= colour ( \", \"\n  colour )* # a list\n\ncolour ::=\n  \"red\" |\n  \"green\"\n  | " +
+		"\"blue\"\n",
 		[]string{"red", "green, blue, red"}, []string{"red,", "red green", ""}},
-	{"escapes", `root ::= "\"\\\n\t\x41\u00e9\U0001F326[" [\]\-\\^]`, []string{"\"\\\n\tAé🌦[]", "\"\\\n\tAé🌦[-", "\"\\\n\tAé🌦[^"}, []string{"\"\\\n\tAé🌦[a"}},
+	{"escapes", `root ::= "\"\\\n\t\x41\u00e9\U0001F326[" [\]\-\\^]`,
+		[]string{"\"\\\n\tAé🌦[]", "\"\\\n\tAé🌦[-", "\"\\\n\tAé🌦[^"}, []string{"\"\\\n\tAé🌦[a"}},
 	{"class", `root ::= [z-za-cé-ü0-9_-]+`, []string{"a1_-", "é", "üz"}, []string{"", "d", "y", "à"}},
 	{"not", `root ::= [^a-c"\n]*`, []string{"", "xyz", "你好🌦"}, []string{"a", "x\"", "\n"}},
 	{"any", `root ::= . "x" .?`, []string{"ax", "你x🌦", "\nx"}, []string{"x", "xyzx"}},
-	{"repetitions", `root ::= "a"{2} "b"{1,3} "c"{2,} "d"{,2} "e"+ "f"?`, []string{"aabcce", "aabbbccccddeef"}, []string{"abcce", "aabbbbcce", "aabce", "aabccddde", "aabcc"}},
-	{"large counts", `root ::= [a-z]{3,9000}`, []string{"abc", strings.Repeat("a", 9000)}, []string{"ab", strings.Repeat("a", 9001)}},
-	{"empty inside", `root ::= ("a"? "b"?){2,4} ("c"*)* (x){3} ("d"?)+` + "\nx ::= \"\" | \"y\"", []string{"", "abab", "ccyyydd", "bbbb"}, []string{"aaaaa", "yyyy", "dc"}},
-	{"empty inside often", `root ::= ((("x"?){9000}){9000}){9000} (a b? | "z"?){2}` + "\na ::= b*\nb ::= \"b\"? \"c\"?", []string{"", "xxx", "xxzz", "bcbbc"}, []string{"zx", "zzz"}},
+	{"repetitions", `root ::= "a"{2} "b"{1,3} "c"{2,} "d"{,2} "e"+ "f"?`, []string{"aabcce", "aabbbccccddeef"},
+		[]string{"abcce", "aabbbbcce", "aabce", "aabccddde", "aabcc"}},
+	{"large counts", `root ::= [a-z]{3,9000}`, []string{"abc", strings.Repeat("a", 9000)},
+		[]string{"ab", strings.Repeat("a", 9001)}},
+	{"empty inside", `root ::= ("a"? "b"?){2,4} ("c"*)* (x){3} ("d"?)+` + "\nx ::= \"\" | \"y\"",
+		[]string{"", "abab", "ccyyydd", "bbbb"}, []string{"aaaaa", "yyyy", "dc"}},
+	{"empty inside often", `root ::= ((("x"?){9000}){9000}){9000} (a b? | "z"?){2}` + "\na ::= b*\nb ::= \"b\"? \"c\"?",
+		[]string{"", "xxx", "xxzz", "bcbbc"}, []string{"zx", "zzz"}},
 	{"double", `root ::= "a"+? "b"{2}{2}`, []string{"bbbb", "aabbbb"}, []string{"bb"}},
-	{"recursion", "root ::= \"(\" root \")\" | item\nitem ::= \"x\" item | \"x\"", []string{"x", "((xx))"}, []string{"((x)", "()"}},
+	{"recursion", "root ::= \"(\" root \")\" | item\nitem ::= \"x\" item | \"x\"", []string{"x", "((xx))"},
+		[]string{"((x)", "()"}},
 	{"calculator", `root ::= expr "=" num
 expr ::= term ([-+*/] term)*
 term ::= num | "(" expr ")"
@@ -61,9 +68,10 @@ func TestGBNF(t *testing.T) {
 func TestGBNFMask(t *testing.T) {
 	v := testVocab()
 	for grammar, expr := range map[string]string{
-		`root ::= ("red" | "green") (" " [0-9]{2,3})*`:                               `^(red|green)( [0-9]{2,3})*$`,
-		`root ::= "{" ws ("name" | "age") ws ":" [^}]{1,9} "}"` + "\nws ::= [ \\n]?": `^\{[ \n]?(name|age)[ \n]?:[^}]{1,9}\}$`,
-		`root ::= [a-zé你]{4} .`:                                                      `(?s)^[a-zé你]{4}.$`,
+		`root ::= ("red" | "green") (" " [0-9]{2,3})*`: `^(red|green)( [0-9]{2,3})*$`,
+		`root ::= "{" ws ("name" | "age") ws ":" [^}]{1,9} "}"` +
+			"\nws ::= [ \\n]?": `^\{[ \n]?(name|age)[ \n]?:[^}]{1,9}\}$`,
+		`root ::= [a-zé你]{4} .`: `(?s)^[a-zé你]{4}.$`,
 	} {
 		g, err := CompileGBNF(grammar)
 		if err != nil {
@@ -206,7 +214,8 @@ func TestXML(t *testing.T) {
 	}
 	for schema, want := range map[string]string{
 		`true`: "must be an object", `{"type":"object"}`: "is missing", `{"anyOf":[]}`: "not supported for parameters",
-		`{"properties":{},"required":["a"]}`: "no property", `{"properties":{"a":{"type":"array","contains":{"type":"null"}}}}`: "contains",
+		`{"properties":{},"required":["a"]}`:                               "no property",
+		`{"properties":{"a":{"type":"array","contains":{"type":"null"}}}}`: "contains",
 	} {
 		if _, err := CompileXML([]byte(schema)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", schema, err)

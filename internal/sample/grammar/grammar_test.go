@@ -22,10 +22,14 @@ func testVocab() *Vocab {
 		pieces = append(pieces, []byte{byte(b)})
 	}
 	for _, s := range []string{
-		`{"`, `":`, `": `, `": "`, `","`, `", "`, `"}`, `"]`, `"},`, `"}]`, `{}`, `[]`, `[{"`, `}}`, `]}`, `[[`, `]]`, `},{"`, `},`, `],`, `, `, `,"`, `": {`, `": [`, `": [{"`,
-		"\n", "\n ", "\n  ", "\n    ", "\n\n", "  ", "    ", " {", " [", ` "`, ` "a`, `\n`, `\"`, `\\`, `\u`, `\u00`, `\ud83d`, `\ude00`, `00e9`,
-		"true", "false", "null", " true", " null", "tr", "nul", "10", "123", "00", "0.", ".5", "-1", "1e", "e+", "999", "3.14",
-		"name", "age", "city", "Paris", "the ", "hello world", "a\"b", "x\",\"y", "é", "你好", "🌦", "\xf0\x9f", "\xe4\xbd", "kind", "cat", "dog", "value", "items", "child",
+		`{"`, `":`, `": `, `": "`, `","`, `", "`, `"}`, `"]`, `"},`, `"}]`, `{}`, `[]`, `[{"`, `}}`, `]}`, `[[`, `]]`, `},{"`,
+		`},`, `],`, `, `, `,"`, `": {`, `": [`, `": [{"`,
+		"\n", "\n ", "\n  ", "\n    ", "\n\n", "  ", "    ", " {", " [", ` "`, ` "a`, `\n`, `\"`, `\\`, `\u`, `\u00`,
+		`\ud83d`, `\ude00`, `00e9`,
+		"true", "false", "null", " true", " null", "tr", "nul", "10", "123", "00", "0.", ".5", "-1", "1e", "e+", "999",
+		"3.14",
+		"name", "age", "city", "Paris", "the ", "hello world", "a\"b", "x\",\"y", "é", "你好", "🌦", "\xf0\x9f", "\xe4\xbd",
+		"kind", "cat", "dog", "value", "items", "child",
 		"aaaaaaaa", "bbb", "AB", "12-", "@", "red", "green", "blue", "r", "g",
 	} {
 		pieces = append(pieces, []byte(s))
@@ -41,7 +45,8 @@ func greedy(v *Vocab, text string) []int32 {
 	for len(text) > 0 {
 		best := int32(-1)
 		for id, p := range v.pieces {
-			if len(p) > 0 && !v.isEOG[int32(id)] && strings.HasPrefix(text, string(p)) && (best < 0 || len(p) > len(v.pieces[best])) {
+			if len(p) > 0 && !v.isEOG[int32(id)] && strings.HasPrefix(text, string(p)) &&
+				(best < 0 || len(p) > len(v.pieces[best])) {
 				best = int32(id)
 			}
 		}
@@ -82,87 +87,166 @@ type schemaCase struct {
 }
 
 var schemaCases = []schemaCase{
-	{"any", `{}`, []string{`1`, `-0.5e3`, `"x"`, `null`, `true`, `[]`, `{}`, `{"a": [1, {"b": null}]}`, "{\n  \"a\": 1\n}"}, []string{``, `tru`, `[1,]`, `{"a"}`, `01`, `+1`, `{"a":1}x`, `"a`, "\"\n\"", `"\x"`, `[1 2]`, "\"\xff\"", `"\ud800"`}},
+	{"any", `{}`, []string{`1`, `-0.5e3`, `"x"`, `null`, `true`, `[]`, `{}`, `{"a": [1, {"b": null}]}`,
+		"{\n  \"a\": 1\n}"}, []string{``, `tru`, `[1,]`, `{"a"}`, `01`, `+1`, `{"a":1}x`, `"a`, "\"\n\"", `"\x"`, `[1 2]`,
+		"\"\xff\"", `"\ud800"`}},
 	{"true", `true`, []string{`7`}, []string{`x`}},
-	{"string", `{"type":"string"}`, []string{`""`, `"é你🌦"`, `"\u00e9\n\"\\\/"`, `"\ud83d\ude00"`}, []string{`1`, `"\ude00"`, `"\ud83dx"`, `"a"b`}},
-	{"length", `{"type":"string","minLength":2,"maxLength":4}`, []string{`"ab"`, `"é你🌦x"`, `"\n\u00e9\ud83d\ude00"`}, []string{`"a"`, `""`, `"abcde"`}},
-	{"minLength only", `{"type":"string","minLength":1}`, []string{`"a"`, `"` + strings.Repeat("a", 500) + `"`}, []string{`""`}},
-	{"long maxLength", `{"type":"string","maxLength":100000}`, []string{`""`, `"` + strings.Repeat("ab", 1000) + `"`}, nil},
-	{"pattern", `{"type":"string","pattern":"^[A-Z]{2}-\\d+$"}`, []string{`"AB-12"`}, []string{`"AB-"`, `"ab-1"`, `"xAB-12"`, `"AB-12x"`}},
-	{"pattern anywhere", `{"type":"string","pattern":"cat|^dog"}`, []string{`"a cat!"`, `"dogs"`, `"cat"`}, []string{`"hotdog"`, `""`}},
-	{"pattern and length", `{"type":"string","pattern":"^a*b*$","minLength":2,"maxLength":4}`, []string{`"aabb"`, `"bb"`}, []string{`"a"`, `"aabbb"`, `"ba"`}},
-	{"pattern with specials", `{"type":"string","pattern":"^[\"\\\\\\n/é]+$"}`, []string{`"\"\\\n/é"`}, []string{`"a"`, `"\t"`}},
+	{"string", `{"type":"string"}`, []string{`""`, `"é你🌦"`, `"\u00e9\n\"\\\/"`, `"\ud83d\ude00"`},
+		[]string{`1`, `"\ude00"`, `"\ud83dx"`, `"a"b`}},
+	{"length", `{"type":"string","minLength":2,"maxLength":4}`, []string{`"ab"`, `"é你🌦x"`, `"\n\u00e9\ud83d\ude00"`},
+		[]string{`"a"`, `""`, `"abcde"`}},
+	{"minLength only", `{"type":"string","minLength":1}`, []string{`"a"`, `"` + strings.Repeat("a", 500) + `"`},
+		[]string{`""`}},
+	{"long maxLength", `{"type":"string","maxLength":100000}`, []string{`""`, `"` + strings.Repeat("ab", 1000) + `"`},
+		nil},
+	{"pattern", `{"type":"string","pattern":"^[A-Z]{2}-\\d+$"}`, []string{`"AB-12"`},
+		[]string{`"AB-"`, `"ab-1"`, `"xAB-12"`, `"AB-12x"`}},
+	{"pattern anywhere", `{"type":"string","pattern":"cat|^dog"}`, []string{`"a cat!"`, `"dogs"`, `"cat"`},
+		[]string{`"hotdog"`, `""`}},
+	{"pattern and length", `{"type":"string","pattern":"^a*b*$","minLength":2,"maxLength":4}`, []string{`"aabb"`, `"bb"`},
+		[]string{`"a"`, `"aabbb"`, `"ba"`}},
+	{"pattern with specials", `{"type":"string","pattern":"^[\"\\\\\\n/é]+$"}`, []string{`"\"\\\n/é"`},
+		[]string{`"a"`, `"\t"`}},
 	{"integer", `{"type":"integer"}`, []string{`0`, `-12`, `1234567890`}, []string{`1.5`, `-`, `1e3`, `00`}},
-	{"integer range", `{"type":"integer","minimum":-12,"maximum":345}`, []string{`-12`, `-9`, `-1`, `0`, `7`, `99`, `345`, `344`, `199`}, []string{`-13`, `346`, `1000`, `-100`, `400`}},
+	{"integer range", `{"type":"integer","minimum":-12,"maximum":345}`,
+		[]string{`-12`, `-9`, `-1`, `0`, `7`, `99`, `345`, `344`, `199`}, []string{`-13`, `346`, `1000`, `-100`, `400`}},
 	{"integer from", `{"type":"integer","minimum":1}`, []string{`1`, `10`, `99999`}, []string{`0`, `-1`}},
-	{"integer exclusive", `{"type":"integer","exclusiveMinimum":0,"exclusiveMaximum":10}`, []string{`1`, `9`}, []string{`0`, `10`}},
-	{"integer draft 4", `{"type":"integer","minimum":0,"exclusiveMinimum":true,"maximum":3.5}`, []string{`1`, `3`}, []string{`0`, `4`}},
+	{"integer exclusive", `{"type":"integer","exclusiveMinimum":0,"exclusiveMaximum":10}`, []string{`1`, `9`},
+		[]string{`0`, `10`}},
+	{"integer draft 4", `{"type":"integer","minimum":0,"exclusiveMinimum":true,"maximum":3.5}`, []string{`1`, `3`},
+		[]string{`0`, `4`}},
 	{"number", `{"type":"number"}`, []string{`0`, `-1.5`, `1e5`, `1.25E-3`}, []string{`.5`, `1.`, `1e`, `0x1`}},
-	{"number range", `{"type":"number","minimum":0.25,"maximum":12.5}`, []string{`0.25`, `0.3`, `1`, `1.0`, `12.5`, `12.499`, `12.50`, `9.99`}, []string{`0.24`, `0`, `12.51`, `13`, `-1`, `12.500001`}},
-	{"number range around 0", `{"type":"number","minimum":-1.5,"exclusiveMaximum":2}`, []string{`-1.5`, `-0.1`, `0`, `1.99`, `-1.49`}, []string{`-1.51`, `2`, `2.0`, `-2`}},
-	{"number below 0", `{"type":"number","exclusiveMaximum":0}`, []string{`-0.1`, `-3`, `-100.5`}, []string{`0`, `1`, `-0`}},
-	{"number above 0", `{"type":"number","exclusiveMinimum":0,"maximum":1}`, []string{`0.001`, `1`, `1.0`, `0.5`}, []string{`0`, `0.0`, `1.1`}},
+	{"number range", `{"type":"number","minimum":0.25,"maximum":12.5}`,
+		[]string{`0.25`, `0.3`, `1`, `1.0`, `12.5`, `12.499`, `12.50`, `9.99`},
+		[]string{`0.24`, `0`, `12.51`, `13`, `-1`, `12.500001`}},
+	{"number range around 0", `{"type":"number","minimum":-1.5,"exclusiveMaximum":2}`,
+		[]string{`-1.5`, `-0.1`, `0`, `1.99`, `-1.49`}, []string{`-1.51`, `2`, `2.0`, `-2`}},
+	{"number below 0", `{"type":"number","exclusiveMaximum":0}`, []string{`-0.1`, `-3`, `-100.5`},
+		[]string{`0`, `1`, `-0`}},
+	{"number above 0", `{"type":"number","exclusiveMinimum":0,"maximum":1}`, []string{`0.001`, `1`, `1.0`, `0.5`},
+		[]string{`0`, `0.0`, `1.1`}},
 	{"boolean and null", `{"type":["boolean","null"]}`, []string{`true`, `false`, `null`}, []string{`0`, `"true"`}},
-	{"enum", `{"enum":["red","green",3,null,{"a":[1,"x"]},[],"q\"\\é"]}`, []string{`"red"`, `3`, `null`, `{"a":[1,"x"]}`, `{"a": [1, "x"]}`, `[]`, `"q\"\\é"`}, []string{`"blue"`, `{"a":[1]}`, `"re"`}},
+	{"enum", `{"enum":["red","green",3,null,{"a":[1,"x"]},[],"q\"\\é"]}`,
+		[]string{`"red"`, `3`, `null`, `{"a":[1,"x"]}`, `{"a": [1, "x"]}`, `[]`, `"q\"\\é"`},
+		[]string{`"blue"`, `{"a":[1]}`, `"re"`}},
 	{"enum with type", `{"type":"string","enum":["a",1,"bbb"],"minLength":2}`, []string{`"bbb"`}, []string{`1`, `"a"`}},
-	{"record", `{"type":"object","propertyNames":{"type":"string"},"additionalProperties":{"type":"integer"}}`, []string{`{}`, `{"a":1,"b": 2}`}, []string{`{"a":"x"}`}},
-	{"record of names", `{"type":"object","propertyNames":{"type":"string","enum":["a","b"]},"additionalProperties":{"type":"integer"},"required":["a","b"]}`,
+	{"record", `{"type":"object","propertyNames":{"type":"string"},"additionalProperties":{"type":"integer"}}`,
+		[]string{`{}`, `{"a":1,"b": 2}`}, []string{`{"a":"x"}`}},
+	{"record of names", `{"type":"object","propertyNames":{"type":"string",` +
+		`"enum":["a","b"]},"additionalProperties":{"type":"integer"},"required":["a","b"]}`,
 		[]string{`{"a":1,"b":2}`}, []string{`{"a":1}`, `{}`, `{"a":1,"b":2,"c":3}`}},
-	{"some of the names", `{"type":"object","propertyNames":{"enum":["a","b"]},"additionalProperties":{"type":"integer"}}`, []string{`{}`, `{"a":1}`, `{"b":1}`}, []string{`{"c":1}`, `{"a":"x"}`}},
+	{"some of the names", `{"type":"object","propertyNames":{"enum":["a","b"]},"additionalProperties":{"type":"integer"}}`,
+		[]string{`{}`, `{"a":1}`, `{"b":1}`}, []string{`{"c":1}`, `{"a":"x"}`}},
 	{"no names", `{"type":"object","propertyNames":false}`, []string{`{}`}, []string{`{"a":1}`}},
-	{"names of a pattern", `{"type":"object","propertyNames":{"pattern":"^k_"},"additionalProperties":{"type":"integer"}}`, []string{`{}`, `{"k_1":1,"k_":2}`}, []string{`{"k":1}`, `{"k_":"x"}`}},
-	{"names of a length", `{"type":"object","propertyNames":{"maxLength":2}}`, []string{`{"ab":1}`, `{}`}, []string{`{"abc":1}`}},
-	{"values by pattern", `{"type":"object","properties":{"x":{"type":"null"}},"patternProperties":{"^k_":{"type":"integer"}},"additionalProperties":false}`,
+	{"names of a pattern", `{"type":"object","propertyNames":{"pattern":"^k_"},"additionalProperties":{"type":"integer"}}`,
+		[]string{`{}`, `{"k_1":1,"k_":2}`}, []string{`{"k":1}`, `{"k_":"x"}`}},
+	{"names of a length", `{"type":"object","propertyNames":{"maxLength":2}}`, []string{`{"ab":1}`, `{}`},
+		[]string{`{"abc":1}`}},
+	{"values by pattern", `{"type":"object","properties":{"x":{"type":"null"}` +
+		`},"patternProperties":{"^k_":{"type":"integer"}},"additionalProperties":false}`,
 		[]string{`{"x":null,"k_1":1}`, `{"k_":3}`, `{}`}, []string{`{"y":1}`, `{"k_":"x"}`, `{"x":1}`}},
-	{"never", `{"type":"object","properties":{"a":{"not":{}},"b":{"type":"null"}}}`, []string{`{}`, `{"b":null}`}, []string{`{"a":1}`}},
-	{"multiples", `{"type":"number","multipleOf":15}`, []string{`0`, `15`, `-30`, `1005`, `150000`}, []string{`5`, `10`, `16`, `015`, `-0`, `15.0`}},
-	{"positive multiples", `{"type":"integer","multipleOf":7,"exclusiveMinimum":0}`, []string{`7`, `14`, `7007`}, []string{`0`, `-7`, `8`}},
-	{"few multiples", `{"type":"number","multipleOf":2.5,"minimum":-5,"exclusiveMaximum":5}`, []string{`-5`, `-2.5`, `0`, `2.5`}, []string{`5`, `1`, `-7.5`}},
-	{"cents", `{"type":"number","multipleOf":0.01,"minimum":0}`, []string{`0`, `12`, `0.5`, `19.99`}, []string{`-1`, `0.001`, `1e2`}},
+	{"never", `{"type":"object","properties":{"a":{"not":{}},"b":{"type":"null"}}}`, []string{`{}`, `{"b":null}`},
+		[]string{`{"a":1}`}},
+	{"multiples", `{"type":"number","multipleOf":15}`, []string{`0`, `15`, `-30`, `1005`, `150000`},
+		[]string{`5`, `10`, `16`, `015`, `-0`, `15.0`}},
+	{"positive multiples", `{"type":"integer","multipleOf":7,"exclusiveMinimum":0}`, []string{`7`, `14`, `7007`},
+		[]string{`0`, `-7`, `8`}},
+	{"few multiples", `{"type":"number","multipleOf":2.5,"minimum":-5,"exclusiveMaximum":5}`,
+		[]string{`-5`, `-2.5`, `0`, `2.5`}, []string{`5`, `1`, `-7.5`}},
+	{"cents", `{"type":"number","multipleOf":0.01,"minimum":0}`, []string{`0`, `12`, `0.5`, `19.99`},
+		[]string{`-1`, `0.001`, `1e2`}},
 	{"integers of a fraction", `{"type":"integer","multipleOf":1.5}`, []string{`3`, `-6`, `0`}, []string{`1`, `1.5`}},
-	{"date", `{"type":"string","format":"date"}`, []string{`"2024-02-28"`, `"1999-12-31"`}, []string{`"2024-02-30"`, `"24-1-1"`, `"x"`}},
-	{"date-time", `{"type":"string","format":"date-time"}`, []string{`"2024-02-28T23:59:59Z"`, `"2024-02-28T00:00:00.123+02:00"`}, []string{`"2024-02-28"`, `"2024-02-28T24:00:00Z"`}},
-	{"duration", `{"type":"string","format":"duration"}`, []string{`"P1D"`, `"PT5M"`, `"P1Y2M3DT4H5M6S"`, `"P2W"`}, []string{`"P"`, `"PT"`, `"1D"`}},
+	{"date", `{"type":"string","format":"date"}`, []string{`"2024-02-28"`, `"1999-12-31"`},
+		[]string{`"2024-02-30"`, `"24-1-1"`, `"x"`}},
+	{"date-time", `{"type":"string","format":"date-time"}`,
+		[]string{`"2024-02-28T23:59:59Z"`, `"2024-02-28T00:00:00.123+02:00"`},
+		[]string{`"2024-02-28"`, `"2024-02-28T24:00:00Z"`}},
+	{"duration", `{"type":"string","format":"duration"}`, []string{`"P1D"`, `"PT5M"`, `"P1Y2M3DT4H5M6S"`, `"P2W"`},
+		[]string{`"P"`, `"PT"`, `"1D"`}},
 	{"email", `{"type":"string","format":"email"}`, []string{`"a.b+c@example.com"`}, []string{`"a"`, `"@b.c"`, `"a@b"`}},
-	{"uuid", `{"type":"string","format":"uuid"}`, []string{`"123e4567-e89b-12d3-a456-426614174000"`}, []string{`"123e4567"`}},
+	{"uuid", `{"type":"string","format":"uuid"}`, []string{`"123e4567-e89b-12d3-a456-426614174000"`},
+		[]string{`"123e4567"`}},
 	{"ipv4", `{"type":"string","format":"ipv4"}`, []string{`"192.168.0.1"`}, []string{`"256.1.1.1"`, `"1.1.1"`}},
-	{"ipv6", `{"type":"string","format":"ipv6"}`, []string{`"::1"`, `"fe80::1:2"`, `"1:2:3:4:5:6:7:8"`, `"1::"`}, []string{`":"`, `"1:2"`, `"1::2::3"`}},
-	{"uri", `{"type":"string","format":"uri"}`, []string{`"https://example.com/a?b=c#d"`, `"http://localhost:80"`}, []string{`"example.com"`, `"http://"`}},
+	{"ipv6", `{"type":"string","format":"ipv6"}`, []string{`"::1"`, `"fe80::1:2"`, `"1:2:3:4:5:6:7:8"`, `"1::"`},
+		[]string{`":"`, `"1:2"`, `"1::2::3"`}},
+	{"uri", `{"type":"string","format":"uri"}`, []string{`"https://example.com/a?b=c#d"`, `"http://localhost:80"`},
+		[]string{`"example.com"`, `"http://"`}},
 	{"format unknown", `{"type":"string","format":"colour"}`, []string{`"x"`}, nil},
 	{"const", `{"const":"x"}`, []string{`"x"`}, []string{`"y"`}},
-	{"object", `{"type":"object","properties":{"name":{"type":"string"},"age":{"type":"integer"},"city":{"type":"string"}},"required":["name","city"]}`,
-		[]string{`{"name":"x","city":"y"}`, `{"name": "x", "age": 3, "city": "y"}`, "{\n  \"name\": \"x\",\n  \"city\": \"y\"\n}"},
-		[]string{`{}`, `{"name":"x"}`, `{"city":"y","name":"x"}`, `{"name":"x","city":"y","q":1}`, `{"name":"x","age":"3","city":"y"}`, `{"name":"x","city":"y",}`}},
-	{"object all optional", `{"properties":{"name":{"type":"string"},"age":{"type":"integer"}}}`, []string{`{}`, `{"name":"x"}`, `{"age":1}`, `{"name":"x","age":1}`, `{ }`}, []string{`{"age":1,"name":"x"}`, `{,}`, `1`}},
+	{"object", `{"type":"object","properties":{"name":{"type":"string"}` +
+		`,"age":{"type":"integer"},"city":{"type":"string"}},"required":["name","city"]}`,
+		[]string{`{"name":"x","city":"y"}`, `{"name": "x", "age": 3, "city": "y"}`,
+			"{\n  \"name\": \"x\",\n  \"city\": \"y\"\n}"},
+		[]string{`{}`, `{"name":"x"}`, `{"city":"y","name":"x"}`, `{"name":"x","city":"y","q":1}`,
+			`{"name":"x","age":"3","city":"y"}`, `{"name":"x","city":"y",}`}},
+	{"object all optional", `{"properties":{"name":{"type":"string"},"age":{"type":"integer"}}}`,
+		[]string{`{}`, `{"name":"x"}`, `{"age":1}`, `{"name":"x","age":1}`, `{ }`},
+		[]string{`{"age":1,"name":"x"}`, `{,}`, `1`}},
 	{"any object", `{"type":"object"}`, []string{`{}`, `{"a":1,"b":[]}`}, []string{`[]`, `{"a":}`}},
-	{"additional schema", `{"type":"object","properties":{"name":{"type":"string"}},"required":["name"],"additionalProperties":{"type":"integer"}}`,
-		[]string{`{"name":"x"}`, `{"name":"x","nam":1,"names":2,"":3}`}, []string{`{"name":"x","name":1}`, `{"name":"x","q":"s"}`, `{"q":1}`, `{"name":"x","n\u0061me":1}`}},
-	{"map", `{"type":"object","additionalProperties":{"type":"boolean"},"minProperties":1,"maxProperties":2}`, []string{`{"a":true}`, `{"a":true,"b":false}`}, []string{`{}`, `{"a":true,"b":true,"c":true}`}},
-	{"required without schema", `{"type":"object","required":["a"]}`, []string{`{"a":1}`, `{"a":[2],"b":3}`}, []string{`{}`, `{"b":1}`}},
-	{"array", `{"type":"array","items":{"type":"integer"}}`, []string{`[]`, `[1]`, `[1, 2,3]`, `[ ]`}, []string{`["a"]`, `[1,]`}},
-	{"array bounds", `{"type":"array","items":{"type":"integer"},"minItems":2,"maxItems":3}`, []string{`[1,2]`, `[1,2,3]`}, []string{`[]`, `[1]`, `[1,2,3,4]`}},
-	{"array min", `{"type":"array","items":{"type":"integer"},"minItems":1}`, []string{`[1]`, `[1,2,3,4,5]`}, []string{`[]`}},
-	{"array max 1", `{"type":"array","items":{"type":"integer"},"maxItems":1,"uniqueItems":true}`, []string{`[1]`, `[]`}, []string{`[1,2]`}},
+	{"additional schema", `{"type":"object","properties":{"name":{"type":"string"}` +
+		`},"required":["name"],"additionalProperties":{"type":"integer"}}`,
+		[]string{`{"name":"x"}`, `{"name":"x","nam":1,"names":2,"":3}`},
+		[]string{`{"name":"x","name":1}`, `{"name":"x","q":"s"}`, `{"q":1}`, `{"name":"x","n\u0061me":1}`}},
+	{"map", `{"type":"object","additionalProperties":{"type":"boolean"},"minProperties":1,"maxProperties":2}`,
+		[]string{`{"a":true}`, `{"a":true,"b":false}`}, []string{`{}`, `{"a":true,"b":true,"c":true}`}},
+	{"required without schema", `{"type":"object","required":["a"]}`, []string{`{"a":1}`, `{"a":[2],"b":3}`},
+		[]string{`{}`, `{"b":1}`}},
+	{"array", `{"type":"array","items":{"type":"integer"}}`, []string{`[]`, `[1]`, `[1, 2,3]`, `[ ]`},
+		[]string{`["a"]`, `[1,]`}},
+	{"array bounds", `{"type":"array","items":{"type":"integer"},"minItems":2,"maxItems":3}`, []string{`[1,2]`, `[1,2,3]`},
+		[]string{`[]`, `[1]`, `[1,2,3,4]`}},
+	{"array min", `{"type":"array","items":{"type":"integer"},"minItems":1}`, []string{`[1]`, `[1,2,3,4,5]`},
+		[]string{`[]`}},
+	{"array max 1", `{"type":"array","items":{"type":"integer"},"maxItems":1,"uniqueItems":true}`, []string{`[1]`, `[]`},
+		[]string{`[1,2]`}},
 	{"array max 0", `{"type":"array","maxItems":0}`, []string{`[]`}, []string{`[1]`}},
-	{"tuple", `{"type":"array","prefixItems":[{"type":"string"},{"type":"integer"}],"items":false,"minItems":2}`, []string{`["a",1]`}, []string{`["a"]`, `["a",1,2]`, `[1,"a"]`}},
-	{"tuple and more", `{"type":"array","prefixItems":[{"type":"string"}],"items":{"type":"integer"},"minItems":1,"maxItems":3}`, []string{`["a"]`, `["a",1,2]`}, []string{`[]`, `["a",1,2,3]`, `["a","b"]`}},
-	{"old tuple", `{"items":[{"type":"string"}],"additionalItems":{"type":"integer"}}`, []string{`[]`, `["a",1,2]`}, []string{`[1]`}},
-	{"anyOf", `{"anyOf":[{"type":"string"},{"type":"integer","minimum":5},{"$ref":"#/$defs/x"}],"$defs":{"x":{"type":"object","properties":{"a":{"type":"null"}},"required":["a"]}}}`, []string{`"a"`, `7`, `{"a":null}`}, []string{`4`, `{}`, `true`}},
-	{"anyOf beside properties", `{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},"anyOf":[{"required":["a"]},{"required":["b"]}]}`, []string{`{"a":1}`, `{"b":1}`, `{"a":1,"b":2}`}, []string{`{}`}},
-	{"oneOf by kind", `{"oneOf":[{"type":"object","properties":{"kind":{"const":"cat"},"age":{"type":"integer"}},"required":["kind","age"]},{"type":"object","properties":{"kind":{"const":"dog"},"name":{"type":"string"}},"required":["kind"]}]}`,
-		[]string{`{"kind":"cat","age":3}`, `{"kind":"dog"}`, `{"kind":"dog","name":"x"}`}, []string{`{"kind":"cat"}`, `{"kind":"dog","age":3}`}},
+	{"tuple", `{"type":"array","prefixItems":[{"type":"string"},{"type":"integer"}],"items":false,"minItems":2}`,
+		[]string{`["a",1]`}, []string{`["a"]`, `["a",1,2]`, `[1,"a"]`}},
+	{"tuple and more", `{"type":"array","prefixItems":[{"type":"string"}` +
+		`],"items":{"type":"integer"},"minItems":1,"maxItems":3}`, []string{`["a"]`, `["a",1,2]`},
+		[]string{`[]`, `["a",1,2,3]`, `["a","b"]`}},
+	{"old tuple", `{"items":[{"type":"string"}],"additionalItems":{"type":"integer"}}`, []string{`[]`, `["a",1,2]`},
+		[]string{`[1]`}},
+	{"anyOf", `{"anyOf":[{"type":"string"},{"type":"integer",` +
+		`"minimum":5},{"$ref":"#/$defs/x"}],"$defs":{"x":{"type":"object",` +
+		`"properties":{"a":{"type":"null"}},"required":["a"]}}}`, []string{`"a"`, `7`, `{"a":null}`},
+		[]string{`4`, `{}`, `true`}},
+	{"anyOf beside properties", `{"type":"object","properties":{"a":{"type":"integer"}` +
+		`,"b":{"type":"integer"}},"anyOf":[{"required":["a"]},{"required":["b"]}]}`,
+		[]string{`{"a":1}`, `{"b":1}`, `{"a":1,"b":2}`}, []string{`{}`}},
+	{"oneOf by kind", `{"oneOf":[{"type":"object","properties":{"kind":{"const":"cat"}` +
+		`,"age":{"type":"integer"}},"required":["kind",` +
+		`"age"]},{"type":"object","properties":{"kind":{"const":"dog"},"name":{"type":"string"}},"required":["kind"]}]}`,
+		[]string{`{"kind":"cat","age":3}`, `{"kind":"dog"}`, `{"kind":"dog","name":"x"}`},
+		[]string{`{"kind":"cat"}`, `{"kind":"dog","age":3}`}},
 	{"oneOf by type", `{"oneOf":[{"type":"string"},{"type":"null"}]}`, []string{`"a"`, `null`}, []string{`1`}},
-	{"allOf", `{"allOf":[{"type":"object","properties":{"a":{"type":"integer","minimum":1}},"required":["a"]},{"properties":{"b":{"type":"string"},"a":{"maximum":5}},"required":["b"]}]}`, []string{`{"a":3,"b":"x"}`}, []string{`{"a":6,"b":"x"}`, `{"a":0,"b":"x"}`, `{"a":3}`}},
-	{"reference with siblings", `{"$ref":"#/$defs/n","maximum":5,"$defs":{"n":{"type":"integer","minimum":1}}}`, []string{`1`, `5`}, []string{`0`, `6`}},
-	{"recursive", `{"$ref":"#/$defs/node","$defs":{"node":{"type":"object","properties":{"value":{"type":"integer"},"child":{"anyOf":[{"$ref":"#/$defs/node"},{"type":"null"}]},"items":{"type":"array","items":{"$ref":"#/$defs/node"}}},"required":["value","child"]}}}`,
-		[]string{`{"value":1,"child":null}`, `{"value":1,"child":{"value":2,"child":null,"items":[{"value":3,"child":null}]}}`}, []string{`{"value":1}`, `{"value":1,"child":1}`}},
+	{"allOf", `{"allOf":[{"type":"object","properties":{"a":{"type":"integer",` +
+		`"minimum":1}},"required":["a"]},{"properties":{"b":{"type":"string"},"a":{"maximum":5}},"required":["b"]}]}`,
+		[]string{`{"a":3,"b":"x"}`}, []string{`{"a":6,"b":"x"}`, `{"a":0,"b":"x"}`, `{"a":3}`}},
+	{"reference with siblings", `{"$ref":"#/$defs/n","maximum":5,"$defs":{"n":{"type":"integer","minimum":1}}}`,
+		[]string{`1`, `5`}, []string{`0`, `6`}},
+	{"recursive", `{"$ref":"#/$defs/node","$defs":{"node":{"type":"object",` +
+		`"properties":{"value":{"type":"integer"}` +
+		`,"child":{"anyOf":[{"$ref":"#/$defs/node"}` +
+		`,{"type":"null"}]},"items":{"type":"array","items":{"$ref":"#/$defs/node"}}},"required":["value","child"]}}}`,
+		[]string{`{"value":1,"child":null}`,
+			`{"value":1,"child":{"value":2,"child":null,"items":[{"value":3,"child":null}]}}`},
+		[]string{`{"value":1}`, `{"value":1,"child":1}`}},
 	{"recursive root", `{"type":"array","items":{"$ref":"#"}}`, []string{`[]`, `[[],[[]]]`}, []string{`[1]`}},
-	{"recursive with siblings", `{"type":"object","properties":{"child":{"$ref":"#","required":["value"]},"value":{"type":"integer"}}}`, []string{`{}`, `{"child":{"child":{"value":1},"value":2}}`}, []string{`{"child":{}}`, `{"child":{"child":{},"value":1}}`}},
-	{"annotations", `{"type":"integer","title":"t","description":"d","default":3,"format":"int32","x-foo":{"not":1},"examples":[1]}`, []string{`1`}, []string{`"a"`}},
-	{"false property", `{"type":"object","properties":{"a":false,"b":{"type":"integer"}}}`, []string{`{}`, `{"b":1}`}, []string{`{"a":1}`}},
-	{"escaped names", `{"type":"object","properties":{"a\"b":{"type":"integer"},"c/d~e":{"$ref":"#/properties/a\"b"}},"required":["a\"b"]}`, []string{`{"a\"b":1,"c/d~e":2}`}, []string{`{"ab":1}`}},
-	{"unevaluated", `{"type":"object","properties":{"a":{"type":"integer"}},"unevaluatedProperties":false}`, []string{`{"a":1}`}, []string{`{"b":1}`}},
-	{"big enum numbers", `{"enum":[1e2,18446744073709551616,-0.50]}`, []string{`1e2`, `18446744073709551616`, `-0.50`}, []string{`100`}},
+	{"recursive with siblings", `{"type":"object","properties":{"child":{"$ref":"#",` +
+		`"required":["value"]},"value":{"type":"integer"}}}`, []string{`{}`, `{"child":{"child":{"value":1},"value":2}}`},
+		[]string{`{"child":{}}`, `{"child":{"child":{},"value":1}}`}},
+	{"annotations", `{"type":"integer","title":"t","description":"d",` +
+		`"default":3,"format":"int32","x-foo":{"not":1},"examples":[1]}`, []string{`1`}, []string{`"a"`}},
+	{"false property", `{"type":"object","properties":{"a":false,"b":{"type":"integer"}}}`, []string{`{}`, `{"b":1}`},
+		[]string{`{"a":1}`}},
+	{"escaped names", `{"type":"object","properties":{"a\"b":{"type":"integer"}` +
+		`,"c/d~e":{"$ref":"#/properties/a\"b"}},"required":["a\"b"]}`, []string{`{"a\"b":1,"c/d~e":2}`},
+		[]string{`{"ab":1}`}},
+	{"unevaluated", `{"type":"object","properties":{"a":{"type":"integer"}},"unevaluatedProperties":false}`,
+		[]string{`{"a":1}`}, []string{`{"b":1}`}},
+	{"big enum numbers", `{"enum":[1e2,18446744073709551616,-0.50]}`, []string{`1e2`, `18446744073709551616`, `-0.50`},
+		[]string{`100`}},
 }
 
 func mustCompile(t testing.TB, schema string) *Grammar {
@@ -432,7 +516,8 @@ func randomSchema(r *rand.Rand, depth int) (any, func() string) {
 	case 7:
 		// The parts of one schema, spread over allOf.
 		lo := r.Intn(50)
-		s, doc := m{"allOf": []any{m{"type": "number", "minimum": lo}, m{"type": []string{"integer", "string"}}, m{"maximum": lo + 20, "minimum": lo - 5}}}, func() string {
+		s, doc := m{"allOf": []any{m{"type": "number", "minimum": lo}, m{"type": []string{"integer", "string"}},
+			m{"maximum": lo + 20, "minimum": lo - 5}}}, func() string {
 			return fmt.Sprint(lo + r.Intn(21))
 		}
 		return s, doc
@@ -443,7 +528,8 @@ func randomSchema(r *rand.Rand, depth int) (any, func() string) {
 			schema any
 		}
 		kindOf := func(k string) m {
-			return m{"type": "object", "properties": ordered{pair{"kind", m{"const": k}}, pair{"value", a}}, "required": []string{"kind"}}
+			return m{"type": "object", "properties": ordered{pair{"kind", m{"const": k}}, pair{"value", a}},
+				"required": []string{"kind"}}
 		}
 		return m{"oneOf": []any{kindOf("cat"), kindOf("dog"), m{"type": "null"}}}, func() string {
 			return []string{`null`, `{"kind":"cat"}`, `{"kind": "dog", "value": ` + docA() + `}`}[r.Intn(3)]
@@ -508,38 +594,61 @@ func TestErrors(t *testing.T) {
 		`{"not":{}}`:              `schema #: the schema allows nothing`,
 		`{"not":{"type":"null"}}`: `schema #/not: keyword "not" is not supported`,
 		`{"if":{},"then":{}}`:     `schema #/if: keyword "if" is not supported`,
-		`{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}`:                 `schema #/properties/a/uniqueItems: keyword "uniqueItems" is not supported`,
-		`{"type":"integer","multipleOf":3001}`:                                                     `schema #/multipleOf: is supported for integers up to 1000`,
-		`{"type":"number","multipleOf":0.25}`:                                                      `schema #/multipleOf: is supported for integers up to 1000`,
-		`{"type":"number","multipleOf":0}`:                                                         `schema #/multipleOf: must be a number above 0`,
-		`{"type":"integer","multipleOf":7,"minimum":3}`:                                            `schema #/multipleOf: together with these bounds`,
-		`{"type":"object","patternProperties":{"a":{},"b":{}}}`:                                    `schema #/patternProperties: more than one pattern`,
-		`{"type":"object","patternProperties":{"(?=a)":{}}}`:                                       `schema #/patternProperties: regular expression is not supported`,
-		`{"properties":{"ab":{}},"patternProperties":{"^a":{}}}`:                                   `schema #/patternProperties: a pattern that matches the property "ab"`,
-		`{"properties":{"ab":{}},"propertyNames":{"maxLength":3}}`:                                 `schema #/propertyNames: beside named properties`,
-		`{"type":"object","propertyNames":{"anyOf":[{"enum":["a"]}]}}`:                             `schema #/propertyNames/anyOf: keyword "anyOf" is not supported for names`,
-		`{"properties":{"ab":{}},"propertyNames":{"enum":["c"]}}`:                                  `schema #/propertyNames: property "ab" is not among them`,
-		`{"type":"object","properties":{"a":{}},"minProperties":1}`:                                `schema #/minProperties: keyword "minProperties" is not supported`,
-		`{"type":"array","contains":{"type":"string"}}`:                                            `schema #/contains: keyword "contains" is not supported`,
-		`{"type":"string","pattern":"(?=a)b"}`:                                                     `schema #/pattern: regular expression is not supported`,
-		`{"type":"string","pattern":"a\\bb"}`:                                                      `schema #/pattern: \b inside a regular expression is not supported`,
-		`{"type":"string","pattern":"a^b"}`:                                                        `schema #/pattern: \A inside a regular expression is not supported`,
-		`{"$ref":"http://x/y"}`:                                                                    `schema #/$ref: reference "http://x/y" is not supported, only local ones (#/...) are`,
-		`{"$ref":"#/a/b"}`:                                                                         `schema #/$ref: reference "#/a/b" leads nowhere`,
-		`{"$ref":"#"}`:                                                                             "schema #: references and allOf are nested too deep or lead back to themselves",
-		`{"anyOf":[{"$ref":"#"},{"type":"null"}]}`:                                                 "schema #: the schema refers to itself without anything in between",
-		`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}`:                       "schema #: the schema allows nothing",
-		`{"oneOf":[{"type":"integer"},{"type":"number"}]}`:                                         "schema #/oneOf: alternatives 0 and 1 may overlap, which is not supported; use anyOf",
-		`{"type":"string","minLength":-1}`:                                                         "schema #/minLength: must be an integer, 0 or more",
-		`{"type":"integer","minimum":"x"}`:                                                         "schema #/minimum: must be a number of reasonable size",
-		`{"type":"integer","minimum":1e999999999}`:                                                 "schema #/minimum: must be a number of reasonable size",
-		`{"type":"object","properties":[]}`:                                                        "schema #/properties: must be an object",
-		`{"allOf":[{"properties":{"a":{}},"additionalProperties":false},{"properties":{"b":{}}}]}`: `schema #/allOf: additionalProperties together with properties of another part ("b") is not supported`,
+		`{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}`: `schema ` +
+			`#/properties/a/uniqueItems: keyword "uniqueItems" is not supported`,
+		`{"type":"integer","multipleOf":3001}`: `schema #/multipleOf: ` +
+			`is supported for integers up to 1000`,
+		`{"type":"number","multipleOf":0.25}`: `schema #/multipleOf: ` +
+			`is supported for integers up to 1000`,
+		`{"type":"number","multipleOf":0}`: `schema #/multipleOf: ` +
+			`must be a number above 0`,
+		`{"type":"integer","multipleOf":7,"minimum":3}`: `schema #/multipleOf: ` +
+			`together with these bounds`,
+		`{"type":"object","patternProperties":{"a":{},"b":{}}}`: `schema ` +
+			`#/patternProperties: more than one pattern`,
+		`{"type":"object","patternProperties":{"(?=a)":{}}}`: `schema ` +
+			`#/patternProperties: regular expression is not supported`,
+		`{"properties":{"ab":{}},"patternProperties":{"^a":{}}}`: `schema ` +
+			`#/patternProperties: a pattern that matches the property "ab"`,
+		`{"properties":{"ab":{}},"propertyNames":{"maxLength":3}}`: `schema ` +
+			`#/propertyNames: beside named properties`,
+		`{"type":"object","propertyNames":{"anyOf":[{"enum":["a"]}]}}`: `schema ` +
+			`#/propertyNames/anyOf: keyword "anyOf" is not supported for names`,
+		`{"properties":{"ab":{}},"propertyNames":{"enum":["c"]}}`: `schema ` +
+			`#/propertyNames: property "ab" is not among them`,
+		`{"type":"object","properties":{"a":{}},"minProperties":1}`: `schema #/minProperties: keyword ` +
+			`"minProperties" is not supported`,
+		`{"type":"array","contains":{"type":"string"}}`: `schema #/contains: keyword "contains" is ` +
+			`not supported`,
+		`{"type":"string","pattern":"(?=a)b"}`: `schema #/pattern: regular expression is ` +
+			`not supported`,
+		`{"type":"string","pattern":"a\\bb"}`: `schema #/pattern: \b inside a regular expression is not supported`,
+		`{"type":"string","pattern":"a^b"}`:   `schema #/pattern: \A inside a regular expression is not supported`,
+		`{"$ref":"http://x/y"}`: `schema #/$ref: reference "http://x/y" is not supported, only local ` +
+			`ones (#/...) are`,
+		`{"$ref":"#/a/b"}`: `schema #/$ref: reference "#/a/b" leads nowhere`,
+		`{"$ref":"#"}`:     "schema #: references and allOf are nested too deep or lead back to themselves",
+		`{"anyOf":[{"$ref":"#"},{"type":"null"}]}`: "schema #: the schema " +
+			"refers to itself without anything in between",
+		`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}`: "schema #: the schema " +
+			"allows nothing",
+		`{"oneOf":[{"type":"integer"},{"type":"number"}]}`: "schema #/oneOf: " +
+			"alternatives 0 and 1 may overlap, which is not supported; use anyOf",
+		`{"type":"string","minLength":-1}`: "schema #/minLength: " +
+			"must be an integer, 0 or more",
+		`{"type":"integer","minimum":"x"}`: "schema #/minimum: " +
+			"must be a number of reasonable size",
+		`{"type":"integer","minimum":1e999999999}`: "schema #/minimum: " +
+			"must be a number of reasonable size",
+		`{"type":"object","properties":[]}`: "schema #/properties: must be an object",
+		`{"allOf":[{"properties":{"a":{}},"additionalProperties":false},{"properties":{"b":{}}}]}`: `schema #/allOf: ` +
+			`additionalProperties together with properties of another part ("b") is not supported`,
 		deep:          "schema #: nested more than 128 levels deep",
 		wide.String(): "too complex",
-		`{"type":"string","pattern":"^((a{1,100}){1,100}){1,100}$"}`:                                              "schema #/pattern: regular expression",
-		`{"type":"array","items":[` + strings.Repeat(`{"type":"string","pattern":"^[^x]{0,900}$"},`, 40) + `{}]}`: "too complex",
-		`{"description":"` + strings.Repeat("x", maxSchema) + `"}`:                                                "schema #: 1048594 bytes are over the limit of 1048576",
+		`{"type":"string","pattern":"^((a{1,100}){1,100}){1,100}$"}`: "schema #/pattern: regular expression",
+		`{"type":"array","items":[` + strings.Repeat(`{"type":"string","pattern":"^[^x]{0,900}$"},`,
+			40) + `{}]}`: "too complex",
+		`{"description":"` + strings.Repeat("x", maxSchema) + `"}`: "schema #: 1048594 bytes are over the limit of 1048576",
 	} {
 		_, err := Compile([]byte(schema))
 		var e *Error
@@ -562,7 +671,7 @@ func TestObjectMode(t *testing.T) {
 			t.Errorf("accepted %s", doc)
 		}
 	}
-	if !accepts(t, Value(), v, `[1]`) {
+	if !accepts(t, builtin(ruleValue), v, `[1]`) {
 		t.Error("any value: refused [1]")
 	}
 }
@@ -679,7 +788,7 @@ func greedyBytes(text string) []int32 {
 // TestDeepNesting: depth costs memory in proportion, no more.
 func TestDeepNesting(t *testing.T) {
 	v := testVocab()
-	m := Value().NewMatcher(v)
+	m := builtin(ruleValue).NewMatcher(v)
 	for _, id := range greedyBytes(strings.Repeat("[", 20000) + strings.Repeat("]", 20000)) {
 		m.Accept(id)
 	}
@@ -712,7 +821,8 @@ func TestHostileSchemas(t *testing.T) {
 		"nested alternatives":  nested.String(),
 		"huge lengths":         `{"type":"string","minLength":1000000000,"maxLength":99999999999999999999}`,
 		"huge list":            `{"type":"array","items":{"type":"integer"},"minItems":1000000,"maxItems":1000000000}`,
-		"nested counts":        `{"type":"array","maxItems":1000000,"items":{"type":"array","maxItems":1000000,"items":{"type":"string","maxLength":1000000}}}`,
+		"nested counts": `{"type":"array","maxItems":1000000,"items":{"type":"array",` +
+			`"maxItems":1000000,"items":{"type":"string","maxLength":1000000}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			g, err := Compile([]byte(schema))
@@ -748,7 +858,8 @@ func FuzzSchema(f *testing.F) {
 	for _, c := range schemaCases {
 		f.Add(c.schema, int64(1))
 	}
-	f.Add(`{"oneOf":[{"type":"object","properties":{"a":{}},"required":["a"]},{"type":"object","properties":{"b":{}},"required":["b"]}]}`, int64(2))
+	f.Add(`{"oneOf":[{"type":"object","properties":{"a":{}`+
+		`},"required":["a"]},{"type":"object","properties":{"b":{}},"required":["b"]}]}`, int64(2))
 	v := testVocab()
 	f.Fuzz(func(t *testing.T, schema string, seed int64) {
 		g, err := Compile([]byte(schema))

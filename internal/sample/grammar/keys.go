@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// keyNames applies propertyNames: names to add to those that have a schema, and what other keys must be, nil for anything
-// and false for none. ok is false when no object fits.
+// keyNames applies propertyNames: names to add to those that have a schema, and what other keys must be, nil for
+// anything and false for none. ok is false when no object fits.
 func (c *compiler) keyNames(o *object, names, required []string) (added []string, key any, ok bool, err error) {
 	const k = "propertyNames"
 	v, given := o.get(k)
@@ -47,7 +47,8 @@ func (c *compiler) keyNames(o *object, names, required []string) (added []string
 		return nil, nil, true, nil
 	}
 	for _, key := range p.keys {
-		if constraints[key] && !slices.Contains([]string{"type", "pattern", "minLength", "maxLength"}, key) || unsupported[key] {
+		if constraints[key] && !slices.Contains([]string{"type", "pattern", "minLength", "maxLength"}, key) ||
+			unsupported[key] {
 			return nil, nil, false, errAt(p.at(key), "keyword %q is not supported for names of properties", key)
 		}
 	}
@@ -148,8 +149,8 @@ func (c *compiler) multiples(o *object, m *big.Rat, integer bool, lo, hi *limit,
 		whole := c.b.alt(c.b.lit("0", fraction), c.b.bytes(c.b.digits(0, maxDigits-1, fraction), '1', '9'))
 		return sign(whole), nil
 	}
-	return 0, errAt(o.at("multipleOf"), "is supported for integers up to %d and for 0.1, 0.01 and so on; others need bounds",
-		maxMultiple)
+	return 0, errAt(o.at("multipleOf"),
+		"is supported for integers up to %d and for 0.1, 0.01 and so on; others need bounds", maxMultiple)
 }
 
 // remainders reads a positive integer without leading zeros that n divides.

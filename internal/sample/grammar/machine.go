@@ -67,7 +67,8 @@ type config struct {
 }
 
 func newMachine(p *program) *machine {
-	return &machine{p: p, frameIDs: map[frame]int32{}, configIDs: map[string]int32{}, masks: map[int32]bitset{}, seen: map[head]bool{}}
+	return &machine{p: p, frameIDs: map[frame]int32{}, configIDs: map[string]int32{}, masks: map[int32]bitset{},
+		seen: map[head]bool{}}
 }
 
 func (m *machine) push(f frame) int32 {

@@ -25,7 +25,8 @@ type baseKey struct {
 // of the built-in rules have the same numbers in every grammar, so their
 // results stay with the vocabulary.
 func (g *Grammar) base(v *Vocab, state int32) *base {
-	mu, get, put := &g.mu, func() *base { return g.bases[baseKey{v, state}] }, func(b *base) { g.bases[baseKey{v, state}] = b }
+	mu, get, put := &g.mu, func() *base { return g.bases[baseKey{v, state}] },
+		func(b *base) { g.bases[baseKey{v, state}] = b }
 	if state < builtinStates {
 		mu, get, put = &v.mu, func() *base { return v.bases[state] }, func(b *base) { v.bases[state] = b }
 	}

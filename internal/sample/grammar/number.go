@@ -180,7 +180,8 @@ func (b *builder) magnitudes(lo, hi *limit, next int32) int32 {
 	if a.Cmp(z) > 0 {
 		return b.add(state{kind: kindBytes})
 	}
-	f := &fraction{b: b, low: strings.TrimRight(lf, "0"), high: strings.TrimRight(uf, "0"), lowEx: lowEx, highEx: highEx, next: next, made: map[[3]int]int32{}}
+	f := &fraction{b: b, low: strings.TrimRight(lf, "0"), high: strings.TrimRight(uf, "0"), lowEx: lowEx, highEx: highEx,
+		next: next, made: map[[3]int]int32{}}
 	if a.Cmp(z) == 0 {
 		return b.lit(li, f.start(true, true))
 	}

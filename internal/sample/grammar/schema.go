@@ -132,10 +132,12 @@ func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
 // annotations say nothing about which values are allowed, or nothing that is
 // enforced here (format).
 var annotations = map[string]bool{
-	"$schema": true, "$id": true, "id": true, "$comment": true, "$anchor": true, "$defs": true, "definitions": true, "$vocabulary": true,
-	"title": true, "description": true, "default": true, "examples": true, "example": true, "deprecated": true,
-	"readOnly": true, "writeOnly": true, "format": true, "contentEncoding": true, "contentMediaType": true, "contentSchema": true,
-	"nullable": true, "discriminator": true, "strict": true,
+	"$schema": true, "$id": true, "id": true, "$comment": true, "$anchor": true, "$defs": true, "definitions": true,
+	"$vocabulary": true,
+	"title":       true, "description": true, "default": true, "examples": true, "example": true, "deprecated": true,
+	"readOnly": true, "writeOnly": true, "format": true, "contentEncoding": true, "contentMediaType": true,
+	"contentSchema": true,
+	"nullable":      true, "discriminator": true, "strict": true,
 }
 
 // unsupported change the language and are not understood. Keywords known to

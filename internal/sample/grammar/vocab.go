@@ -37,7 +37,8 @@ const maxPiece = 1 << 12
 // is empty, as control tokens should be given, is never allowed. eog are the
 // tokens that end the output, allowed when the grammar is complete.
 func NewVocab(pieces [][]byte, eog []int32) *Vocab {
-	v := &Vocab{size: len(pieces), eog: slices.Clone(eog), isEOG: map[int32]bool{}, pieces: pieces, bases: map[int32]*base{}}
+	v := &Vocab{size: len(pieces), eog: slices.Clone(eog), isEOG: map[int32]bool{}, pieces: pieces,
+		bases: map[int32]*base{}}
 	for _, id := range eog {
 		v.isEOG[id] = true
 	}

@@ -30,7 +30,8 @@ var hardMachines = []struct {
 }{
 	{"gpu", through([2]float64{1, 1}, [2]float64{16, 1.25}, [2]float64{64, 2}), linear(0.2, 0)},
 	{"amx", through([2]float64{1, 1}, [2]float64{16, 1.5}, [2]float64{64, 4}), linear(0.15, 0.01)},
-	{"memory-bound", through([2]float64{1, 1}, [2]float64{4, 1.2}, [2]float64{16, 2.4}, [2]float64{64, 8}), linear(0.15, 0.02)},
+	{"memory-bound", through([2]float64{1, 1}, [2]float64{4, 1.2}, [2]float64{16, 2.4}, [2]float64{64, 8}),
+		linear(0.15, 0.02)},
 	{"small", through([2]float64{1, 1}, [2]float64{4, 1.6}, [2]float64{16, 5}, [2]float64{64, 18}), linear(0.3, 0.03)},
 	{"experts", func(n int) float64 { return 1 + 5*(1-math.Exp(-float64(n-1)/6)) + 0.02*float64(n-1) }, linear(0.2, 0)},
 }
@@ -212,7 +213,8 @@ func TestSharedPasses(t *testing.T) {
 					for seed := range uint64(8) {
 						g += afterOne(w, streams, 512, firstSeed()+seed, alone) / 8
 					}
-					t.Logf("%s, %d streams after %d rounds of one, right with %.2f: speed %.3f, best %.3f", m.name, streams, alone, p, g, best)
+					t.Logf("%s, %d streams after %d rounds of one, right with %.2f: speed %.3f, best %.3f", m.name, streams, alone, p,
+						g, best)
 					bound := 0.92
 					switch { // it takes some dear passes to see that still larger ones are cheap
 					case m.name == "experts" && streams == 2:
@@ -221,7 +223,8 @@ func TestSharedPasses(t *testing.T) {
 						bound = 0.8
 					}
 					if !(g >= bound*best) || p == 0 && !(g >= 0.97) {
-						t.Errorf("%s, %d streams after %d rounds of one, right with %.2f: speed %.3f, best %.3f: %.3f", m.name, streams, alone, p, g, best, g/best)
+						t.Errorf("%s, %d streams after %d rounds of one, right with %.2f: speed %.3f, best %.3f: %.3f", m.name, streams,
+							alone, p, g, best, g/best)
 					}
 				}
 			}
@@ -239,7 +242,8 @@ func TestTwoDrafters(t *testing.T) {
 	late := world{right: collapsing(0, 600), draft: linear(0.15, 0), claim: claims["boasting"]}
 	for _, m := range []int{0, 2} {
 		m := hardMachines[m]
-		for name, pair := range map[string][2]world{"good and cheap": {good, cheap}, "good and bad": {good, bad}, "cheap and bad": {cheap, bad},
+		for name, pair := range map[string][2]world{"good and cheap": {good, cheap}, "good and bad": {good, bad},
+			"cheap and bad": {cheap, bad},
 			"bad and worse": {bad, {right: fixed(0), draft: linear(0.2, 0), claim: honest}}, "cheap and late": {cheap, late}} {
 			for i := range 2 {
 				a, b := pair[i], pair[1-i]
@@ -369,8 +373,8 @@ func TestDeviceDraftsAtOnce(t *testing.T) {
 	for _, cost := range []float64{0.1, 0.2} {
 		for _, last := range []float64{1.02, 1.1, 1.3} { // a pass of 16 rows
 			for _, p := range []float64{mediocreP, goodP, 0.95} {
-				w := world{verify: through([2]float64{1, 1}, [2]float64{16, last}, [2]float64{64, last + 0.4}), draft: linear(cost, 0),
-					right: fixed(p), noise: noise{0.01, 0}}
+				w := world{verify: through([2]float64{1, 1}, [2]float64{16, last}, [2]float64{64, last + 0.4}),
+					draft: linear(cost, 0), right: fixed(p), noise: noise{0.01, 0}}
 				const seeds = 12
 				early, late, rows, n := 0.0, 0.0, 0, 0
 				for seed := range uint64(seeds) {
@@ -392,9 +396,11 @@ func TestDeviceDraftsAtOnce(t *testing.T) {
 				best := w.hindsight(1000)
 				what := fmt.Sprintf("draft %.1f, 16 rows %.2f, right with %.2f", cost, last, p)
 				mean := float64(rows) / float64(n)
-				t.Logf("%s: %.3f of the best %.2f over 100 tokens, %.3f over 1,000, %.1f rows", what, early/best, best, late/best, mean)
+				t.Logf("%s: %.3f of the best %.2f over 100 tokens, %.3f over 1,000, %.1f rows", what, early/best, best, late/best,
+					mean)
 				if !(early >= 0.7*best) || !(late >= 0.93*best) || p >= goodP && last < 1.2 && mean < 12 {
-					t.Errorf("%s: %.3f of the best %.2f over 100 tokens, %.3f over 1,000, %.1f rows", what, early/best, best, late/best, mean)
+					t.Errorf("%s: %.3f of the best %.2f over 100 tokens, %.3f over 1,000, %.1f rows", what, early/best, best,
+						late/best, mean)
 				}
 			}
 		}

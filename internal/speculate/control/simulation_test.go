@@ -311,7 +311,8 @@ func TestGoodDrafter(t *testing.T) {
 					want = 0.97
 				}
 				if g := w.mean(auto, 2000); !(g >= want) {
-					t.Errorf("%s, %s drafter right with %.2f: speed %.3f, the best fixed length %d gives %.3f", m.name, name, p, g, n, best)
+					t.Errorf("%s, %s drafter right with %.2f: speed %.3f, the best fixed length %d gives %.3f", m.name, name, p, g, n,
+						best)
 				}
 			}
 		}
@@ -362,9 +363,9 @@ func TestDenseTarget(t *testing.T) {
 	}
 }
 
-// TestF45: verifying four guesses on a mixture of experts costs 4.7 plain tokens, and one in three is
-// right: speculation must know to stay off (F202: at least 0.98 of plain decoding).
-func TestF45(t *testing.T) {
+// TestStaysOffWhereExpertsAreDear (failure F45): verifying four guesses on a mixture of experts costs 4.7 plain
+// tokens, and one in three is right: speculation must know to stay off (F202: at least 0.98 of plain decoding).
+func TestStaysOffWhereExpertsAreDear(t *testing.T) {
 	w := world{verify: linear(0.12, 0.88), draft: linear(0.3, 0), right: fixed(0.33)}
 	for name, claim := range claims {
 		w.claim = claim
@@ -374,8 +375,9 @@ func TestF45(t *testing.T) {
 	}
 }
 
-// TestF202: no drafter, however bad, makes a long generation slower than 0.98 of plain decoding.
-func TestF202(t *testing.T) {
+// TestBadDrafterCostsLittle (failure F202): no drafter, however bad, makes a long generation slower than 0.98 of
+// plain decoding.
+func TestBadDrafterCostsLittle(t *testing.T) {
 	for _, m := range machines {
 		for _, p := range []float64{0, 0.1, 0.2} {
 			w := world{verify: m.verify, draft: m.draft, right: fixed(p), noise: jitter}
@@ -389,8 +391,9 @@ func TestF202(t *testing.T) {
 	}
 }
 
-// TestF78: the trained block is a ceiling, not an optimum: where rows are dear, fewer are verified.
-func TestF78(t *testing.T) {
+// TestDearRowsVerifyFewer (failure F78): the trained block is a ceiling, not an optimum: where rows are dear, fewer
+// are verified.
+func TestDearRowsVerifyFewer(t *testing.T) {
 	rows := func(row float64) float64 {
 		x := simulate(world{verify: linear(1-row, row), draft: linear(0.2, 0), right: fixed(0.8)}, auto, 1).until(200)
 		n, sum := 0, 0
@@ -407,8 +410,9 @@ func TestF78(t *testing.T) {
 	}
 }
 
-// TestF144: plain decoding is measured before anything is drafted, and again now and then.
-func TestF144(t *testing.T) {
+// TestPlainPaceIsMeasured (failure F144): plain decoding is measured before anything is drafted, and again now and
+// then.
+func TestPlainPaceIsMeasured(t *testing.T) {
 	x := simulate(world{verify: linear(0.85, 0.15), draft: linear(0.2, 0), right: fixed(0.9)}, auto, 1)
 	x.round()
 	if x.asked != 0 || len(x.c.costs.plains) == 0 {
@@ -457,7 +461,8 @@ func TestCollapse(t *testing.T) {
 	for _, m := range machines[:3] {
 		for name, claim := range claims {
 			for seed := range uint64(8) {
-				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(600, 1<<30), claim: claim}, auto, seed).until(600)
+				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(600, 1<<30), claim: claim}, auto,
+					seed).until(600)
 				asked, spent, plain := x.asked, x.spent, x.plain
 				for range 60 {
 					x.round()
@@ -475,15 +480,16 @@ func TestCollapse(t *testing.T) {
 	}
 }
 
-// TestF146: while drafting is off it is tried now and then, and when the drafter has recovered it is used
-// again within 400 tokens.
-func TestF146(t *testing.T) {
+// TestRecoveredDrafterIsUsed (failure F146): while drafting is off it is tried now and then, and when the drafter has
+// recovered it is used again within 400 tokens.
+func TestRecoveredDrafterIsUsed(t *testing.T) {
 	const bad, good, seeds = 600, 1400, 8
 	for _, m := range machines[:3] {
 		for name, claim := range claims {
 			sum := 0.0
 			for seed := range uint64(seeds) {
-				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto, seed).until(good + 400)
+				x := simulate(world{verify: m.verify, draft: m.draft, right: collapsing(bad, good), claim: claim}, auto,
+					seed).until(good + 400)
 				spent, plain := x.spent, x.plain
 				x.until(x.tokens + 600)
 				sum += (x.plain - plain) / (x.spent - spent)

@@ -1,4 +1,4 @@
-// Package edit makes GGUF files for tests out of golden ones.
+// Package edit makes GGUF files for tests out of golden ones: other models, and files that lie.
 package edit
 
 import (
@@ -30,12 +30,11 @@ func Read(t testing.TB, path string) *File {
 	}
 	defer f.Close()
 	e := &File{}
-	for _, k := range f.Keys() {
-		v, _, err := f.Value(k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		e.KVs = append(e.KVs, gguf.KV{Key: strings.Clone(k), Value: v})
+	if e.KVs, err = f.KVs(); err != nil {
+		t.Fatal(err)
+	}
+	for i, kv := range e.KVs {
+		e.KVs[i].Key = strings.Clone(kv.Key) // keys point into the file
 	}
 	for _, x := range f.Tensors() {
 		e.Tensors = append(e.Tensors, &gguf.Tensor{Name: strings.Clone(x.Name), Type: x.Type,
@@ -44,12 +43,18 @@ func Read(t testing.TB, path string) *File {
 	return e
 }
 
+// Golden starts from a golden model, e.g. "qwen35".
+func Golden(t testing.TB, name string) *File {
+	t.Helper()
+	return Read(t, testkit.Golden(t, name+"/model.gguf"))
+}
+
 // Block is the golden file of a block for multi-token prediction alone, with copies of the model's vocabulary, as
 // converters write it. The repository has it without them, to save room.
 func Block(t testing.TB, arch string) *File {
 	t.Helper()
 	e := Read(t, testkit.Golden(t, "mtp-"+arch+"/block.gguf"))
-	whole := Read(t, testkit.Golden(t, arch+"/model.gguf"))
+	whole := Golden(t, arch)
 	for _, kv := range whole.KVs {
 		if strings.HasPrefix(kv.Key, "tokenizer.") {
 			e.KVs = append(e.KVs, kv)
@@ -68,7 +73,7 @@ func Block(t testing.TB, arch string) *File {
 func MTP(t testing.TB, arch string) *File {
 	t.Helper()
 	e := Block(t, arch)
-	for _, x := range Read(t, testkit.Golden(t, arch+"/model.gguf")).Tensors {
+	for _, x := range Golden(t, arch).Tensors {
 		for from, to := range map[string]string{"blk.0.": "blk.0.", "blk.3.": "blk.1."} {
 			if rest, ok := strings.CutPrefix(x.Name, from); ok {
 				x.Name = to + rest
@@ -80,16 +85,25 @@ func MTP(t testing.TB, arch string) *File {
 	return e
 }
 
-// Set changes or adds a key.
-func (e *File) Set(key string, v any) *File {
-	e.Del(key)
-	e.KVs = append(e.KVs, gguf.KV{Key: key, Value: v})
-	return e
+// Clone is a second file with the same tensors.
+func (e *File) Clone() *File { return &File{slices.Clone(e.KVs), slices.Clone(e.Tensors)} }
+
+// Arch is the architecture of the file.
+func (e *File) Arch() string {
+	for _, kv := range e.KVs {
+		if kv.Key == "general.architecture" {
+			return kv.Value.(string)
+		}
+	}
+	return ""
 }
 
-// Del drops a key.
-func (e *File) Del(key string) *File {
+// Set changes or adds a key; nil drops it.
+func (e *File) Set(key string, v any) *File {
 	e.KVs = slices.DeleteFunc(e.KVs, func(kv gguf.KV) bool { return kv.Key == key })
+	if v != nil {
+		e.KVs = append(e.KVs, gguf.KV{Key: key, Value: v})
+	}
 	return e
 }
 
@@ -144,6 +158,13 @@ func (e *File) Values(t testing.TB, name string) []float32 {
 func (e *File) Write(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "model.gguf")
+	e.WriteTo(t, path)
+	return path
+}
+
+// WriteTo writes the file to path.
+func (e *File) WriteTo(t testing.TB, path string) {
+	t.Helper()
 	var specs []gguf.TensorSpec
 	for _, x := range e.Tensors {
 		specs = append(specs, gguf.TensorSpec{Name: x.Name, Type: x.Type, Shape: x.Shape})
@@ -160,5 +181,4 @@ func (e *File) Write(t testing.TB) string {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return path
 }

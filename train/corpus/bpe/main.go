@@ -26,10 +26,13 @@ import (
 
 const vocabSize = 8192
 
-var specials = []string{"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>",
-	"<|reserved_0|>", "<|reserved_1|>", "<|reserved_2|>", "<|reserved_3|>", "<|reserved_4|>", "<|reserved_5|>", "<|reserved_6|>", "<|reserved_7|>"}
+var specials = []string{"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<|fim_prefix|>", "<|fim_suffix|>",
+	"<|fim_middle|>", "<|fim_pad|>",
+	"<|reserved_0|>", "<|reserved_1|>", "<|reserved_2|>", "<|reserved_3|>", "<|reserved_4|>", "<|reserved_5|>",
+	"<|reserved_6|>", "<|reserved_7|>"}
 
-const regex = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+const regex = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ` +
+	`?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
 func isL(r rune) bool {
 	if r < 128 {
@@ -152,7 +155,8 @@ func (q *pq) Push(x any)   { *q = append(*q, x.(pairItem)) }
 func (q *pq) Pop() any     { o := *q; x := o[len(o)-1]; *q = o[:len(o)-1]; return x }
 
 func main() {
-	err := errors.New("usage: bpe train TEXT.bin tokenizer.json | bpe encode [-exclude seen.u16]... tokenizer.json TEXT.bin OUT.u16")
+	err := errors.New("usage: bpe train TEXT.bin tokenizer.json | bpe encode [-exclude seen.u16]... tokenizer.json " +
+		"TEXT.bin OUT.u16")
 	switch {
 	case len(os.Args) == 4 && os.Args[1] == "train":
 		err = train(os.Args[2], os.Args[3])
@@ -321,7 +325,8 @@ func train(text, out string) error {
 	}
 	var added []map[string]any
 	for i, s := range specials {
-		added = append(added, map[string]any{"id": spBase + i, "content": s, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true})
+		added = append(added, map[string]any{"id": spBase + i, "content": s, "single_word": false, "lstrip": false,
+			"rstrip": false, "normalized": false, "special": true})
 	}
 	tj := map[string]any{
 		"version": "1.0", "truncation": nil, "padding": nil, "added_tokens": added,
@@ -330,10 +335,12 @@ func train(text, out string) error {
 			map[string]any{"type": "Split", "pattern": map[string]any{"Regex": regex}, "behavior": "Isolated", "invert": false},
 			map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
 		}},
-		"post_processor": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
-		"decoder":        map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
-		"model": map[string]any{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": "", "end_of_word_suffix": "",
-			"fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": ml},
+		"post_processor": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false,
+			"use_regex": false},
+		"decoder": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false},
+		"model": map[string]any{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": "",
+			"end_of_word_suffix": "",
+			"fuse_unk":           false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": ml},
 	}
 	f, err := os.Create(out)
 	if err != nil {
@@ -488,11 +495,13 @@ func encode(tokenizer, text, out string, exclude []string) error {
 		w.Write(buf)
 		w.Write(eos)
 	}
-	fmt.Printf("%s: %d documents (%d left out), %d bytes, %d tokens, %.3f bytes per token\n", out, kept, dropped, size, n, float64(size)/float64(n))
+	fmt.Printf("%s: %d documents (%d left out), %d bytes, %d tokens, %.3f bytes per token\n", out, kept, dropped, size, n,
+		float64(size)/float64(n))
 	return errors.Join(w.Flush(), f.Close())
 }
 
-// similarTogether orders documents by their main import and package, so that a compressor sees similar files close to each other.
+// similarTogether orders documents by their main import and package, so that a compressor sees similar files close to
+// each other.
 func similarTogether(docs [][]byte) {
 	imp := regexp.MustCompile(`"([a-z0-9-]+\.[a-z.]+/[^"/\s]+(?:/[^"/\s]+)?)`)
 	pkg := regexp.MustCompile(`(?m)^package (\w+)`)

@@ -165,7 +165,8 @@ func newest(mod string, vs []string) string {
 	var bk [5]int
 	for _, v := range vs {
 		// the Kubernetes libraries also carry tags of the main repository, which are years old
-		if strings.HasPrefix(mod, "k8s.io/") && mod != "k8s.io/kubernetes" && !strings.Contains(mod, "klog") && !strings.HasPrefix(v, "v0.") {
+		if strings.HasPrefix(mod, "k8s.io/") && mod != "k8s.io/kubernetes" && !strings.Contains(mod, "klog") &&
+			!strings.HasPrefix(v, "v0.") {
 			continue
 		}
 		if k := rank(v); best == "" || less(bk, k) {

@@ -26,8 +26,8 @@ const (
 type (
 	micro2Func func(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 	decodeFunc func(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
-	microFunc  func(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
-	fusedFunc  func(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+	microFunc  func(p, x *byte, yin *float32, yinStep int, yout *float32, youtStep, iters int, pf uintptr, pfStep int)
+	fusedFunc  func(p, w *byte, stride, blocks, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 )
 
 // kernels is what one level has for one type. Kernels for n columns are at n-1.
@@ -204,7 +204,8 @@ func columns(n, k int) int {
 }
 
 // mulPanels decodes two panels of 16 rows x 256 values and multiplies them by all columns.
-func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) {
+func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, r0, r1,
+	ahead int, s *Scratch) {
 	step := columns(x.n, m.K)
 	s.acc = grow(s.acc, step*pair)
 	for c := 0; c < x.n; c += step {
@@ -216,7 +217,8 @@ func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y [
 
 // mulPair computes rows [r0, r1), at most two panels, for n columns from c0 on. y starts at
 // column c0.
-func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, c0, n, r0, r1, ahead int, s *Scratch) {
+func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, c0, n, r0, r1,
+	ahead int, s *Scratch) {
 	stride := m.K / f.len * f.bytes
 	bb := blockLen / f.len * f.bytes
 	step := bb // from block to block
@@ -290,13 +292,22 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead 
 			values := min(blockLen, m.K-b*blockLen)
 			f.decodePanel(k.decode, s.panels[:panelSize], add(w, b*bb), stride, values, off, next+uintptr(b*Panel*bb), 0)
 			for c := 0; c < x.n; c += tileAVX2 {
-				micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])), min(tileAVX2, x.n-c), &s.acc[c*Panel], 4*Panel, f.kind.iters(values))
+				micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])), min(tileAVX2, x.n-c), &s.acc[c*Panel], 4*Panel,
+					f.kind.iters(values))
 			}
 		}
 		for c := range x.n {
 			copy(y[c*ys+r:c*ys+min(r+Panel, r1)], s.acc[c*Panel:])
 		}
 	}
+}
+
+// sub returns the values per sub-block.
+func (k kind) sub() int {
+	if k == off16 || k == min16 {
+		return 16
+	}
+	return 32
 }
 
 // iters is the loop count of the micro kernels.
@@ -322,7 +333,8 @@ func add(p *byte, n int) *byte        { return (*byte)(unsafe.Add(unsafe.Pointer
 func addf(p *float32, n int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(p), n)) }
 
 // decodePanel decodes 16 rows with a kernel, or in Go where there is none.
-func (f *format) decodePanel(decode decodeFunc, p []byte, w *byte, stride, values int, off byte, pf uintptr, pfStep int) {
+func (f *format) decodePanel(decode decodeFunc, p []byte, w *byte, stride, values int, off byte, pf uintptr,
+	pfStep int) {
 	if f.kind.sub() == 16 && values%128 != 0 {
 		clear(p[panelScale:]) // micro kernels go on to the next 128
 	}

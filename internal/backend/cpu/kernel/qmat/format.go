@@ -18,14 +18,6 @@ const (
 	min16             // sub-blocks of 16, unsigned codes and a minimum
 )
 
-// sub returns the values per sub-block.
-func (k kind) sub() int {
-	if k == off16 || k == min16 {
-		return 16
-	}
-	return 32
-}
-
 // order16 is the order in which the sub-blocks of 16 of one half block (128 values) are
 // added: the order in which the two nibbles of Q6_K's bytes come up.
 var order16 = [8]int{0, 4, 1, 5, 2, 6, 3, 7}

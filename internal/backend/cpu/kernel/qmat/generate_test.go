@@ -28,7 +28,8 @@ func TestGenerated(t *testing.T) {
 	if out, err := run("mod", "download"); err != nil {
 		t.Skipf("the generator's modules are not here and cannot be downloaded: %v\n%s", err, out)
 	}
-	if out, err := run("run", ".", "-out", "../kernels_amd64.s", "-stubs", "../kernels_amd64.go", "-pkg", "qmat"); err != nil {
+	if out, err := run("run", ".", "-out", "../kernels_amd64.s", "-stubs", "../kernels_amd64.go", "-pkg",
+		"qmat"); err != nil {
 		t.Fatalf("generator: %v\n%s", err, out)
 	}
 	for _, name := range []string{"kernels_amd64.s", "kernels_amd64.go"} {

@@ -16,7 +16,8 @@ func TestGuard(t *testing.T) {
 			rows, k := shape[0], shape[1]
 			size := rows * typ.RowBytes(k)
 			room := (size + page - 1) / page * page
-			mem, err := syscall.Mmap(-1, 0, room+2*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+			mem, err := syscall.Mmap(-1, 0, room+2*page, syscall.PROT_READ|syscall.PROT_WRITE,
+				syscall.MAP_ANON|syscall.MAP_PRIVATE)
 			if err != nil {
 				t.Fatal(err)
 			}

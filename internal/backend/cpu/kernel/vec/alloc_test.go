@@ -13,7 +13,8 @@ func TestNoAllocations(t *testing.T) {
 		w := make([]byte, 4*k*rows)
 		x, y := make([]float32, k*n), make([]float32, rows*n)
 		q, out, s := make([]float32, 4*k), make([]float32, 4*k), make([]float32, 4*rows)
-		a := &Delta{DK: 32, DV: 3, State: x[:k], N: 3, Q: x, K: x, QKStride: 32, V: x, VStride: 3, Beta: x, G: x, BGStride: 1, DOut: y, DStride: 3, O: y[100:], OStride: 3}
+		a := &Delta{DK: 32, DV: 3, State: x[:k], N: 3, Q: x, K: x, QKStride: 32, V: x, VStride: 3, Beta: x, G: x, BGStride: 1,
+			DOut: y, DStride: 3, O: y[100:], OStride: 3}
 		parent, taps := []int32{-1, 0, 0}, [][]float32{nil, x, x, x}
 		for name, f := range map[string]func(){
 			"matmul of one column": func() { MatMul(y, rows, quant.BF16, w, k, x, k, 1, 0, rows) },

@@ -28,19 +28,20 @@ func TestAttention(t *testing.T) {
 						o := newFenced(2, nq*(dim+i))
 						const scale = 0.3
 						for c := range nq {
-							Scores(s.dst()[c*(n+1):][:n], q[c*(dim+i):][:dim], typ, data, stride, n, scale)
+							ScoresN(s.dst()[c*(n+1):][:n], 0, q[c*(dim+i):][:dim], 0, 1, dim, typ, data, stride, n, scale)
 							out := o.dst()[c*(dim+i):][:dim]
 							for j := range out {
 								out[j] = float32(j)
 							}
-							Accum(out, p[c*n:][:n], typ, data, stride, n)
+							AccumN(out, 0, p[c*n:][:n], 0, 1, len(out), typ, data, stride, n)
 						}
 						s.check(t)
 						o.check(t)
 						for c := range nq {
 							for k := range n {
 								want, mag := refDot(v[k*dim:], q[c*(dim+i):][:dim])
-								near(t, caseName("score of key ", k), s.dst()[c*(n+1)+k:][:1], []float64{want * float64(float32(scale))}, 1e-7, 4e-7*mag)
+								near(t, caseName("score of key ", k), s.dst()[c*(n+1)+k:][:1], []float64{want * float64(float32(scale))}, 1e-7,
+									4e-7*mag)
 							}
 							for j := range dim {
 								want, mag := float64(j), math.Abs(float64(j))
@@ -70,7 +71,8 @@ func TestAttention(t *testing.T) {
 							o2.check(t)
 							sameBits(t, caseName("scores of ", nb, " queries, dim ", dim, " n ", n), s2.dst(), s.dst())
 							for c := range nq {
-								sameBits(t, caseName("sums of ", nb, " queries, dim ", dim, " n ", n, " query ", c), o2.dst()[c*(dim+i):][:dim], o.dst()[c*(dim+i):][:dim])
+								sameBits(t, caseName("sums of ", nb, " queries, dim ", dim, " n ", n, " query ", c), o2.dst()[c*(dim+i):][:dim],
+									o.dst()[c*(dim+i):][:dim])
 							}
 						}
 					}

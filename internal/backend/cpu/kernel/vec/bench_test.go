@@ -66,7 +66,7 @@ func BenchmarkElementwise(b *testing.B) {
 		{"axpy", func() { Axpy(z, 0, x) }},
 		{"dot", func() { Dot(x, y) }},
 		{"rmsNorm", func() { RMSNorm(z, x, y, 1e-6) }},
-		{"exp", func() { Exp(z, x) }},
+		{"exp", func() { exp(z, x) }},
 		{"siluMul", func() { SiluMul(z, x, y) }},
 		{"geluMul", func() { GeluMul(z, x, y) }},
 		{"softcap", func() { Softcap(z, x, 30) }},

@@ -24,7 +24,7 @@ func Store(typ quant.Type, dst []byte, src []float32) {
 			binary.LittleEndian.PutUint16(dst[2*i:], quant.F32ToBF16(v))
 		}
 	case quant.Q8_0:
-		storeQ80(dst, src)
+		ops().storeQ80(dst, src)
 	default:
 		panic(fmt.Sprintf("vec: cannot store rows as %v", typ))
 	}
@@ -43,7 +43,7 @@ func Load(typ quant.Type, dst []float32, src []byte) {
 	case quant.BF16:
 		loadBF16(dst, src)
 	case quant.Q8_0:
-		loadQ80(dst, src)
+		ops().loadQ80(dst, src)
 	default:
 		if err := quant.Dequantize(typ, dst, src); err != nil {
 			panic(fmt.Sprintf("vec: load %v: %v", typ, err))

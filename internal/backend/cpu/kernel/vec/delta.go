@@ -112,7 +112,8 @@ func (h *deltaHead) prepare(a *Delta, order []int32, tiles int) {
 	h.mem = h.mem[:cap(h.mem)]
 	h.toks = h.toks[:0]
 	for t := range a.NPend {
-		h.toks = append(h.toks, deltaToken{k: a.PK[t*a.PKStride:][:a.DK], d: a.PD[t*a.PDStride:][:a.DV], g: a.PG[t*a.PGStride]})
+		h.toks = append(h.toks, deltaToken{k: a.PK[t*a.PKStride:][:a.DK], d: a.PD[t*a.PDStride:][:a.DV],
+			g: a.PG[t*a.PGStride]})
 	}
 	for i := range a.N {
 		t := i
@@ -120,7 +121,8 @@ func (h *deltaHead) prepare(a *Delta, order []int32, tiles int) {
 			t = int(order[i])
 		}
 		x := deltaToken{
-			k: a.K[t*a.QKStride:][:a.DK], q: a.Q[t*a.QKStride:][:a.DK], v: a.V[t*a.VStride:][:a.DV], d: h.mem[:a.DV], o: a.O[t*a.OStride:][:a.DV],
+			k: a.K[t*a.QKStride:][:a.DK], q: a.Q[t*a.QKStride:][:a.DK], v: a.V[t*a.VStride:][:a.DV], d: h.mem[:a.DV],
+			o: a.O[t*a.OStride:][:a.DV],
 			g: a.G[t*a.BGStride], beta: a.Beta[t*a.BGStride], scale: a.Scale,
 		}
 		if a.DOut != nil {

@@ -133,8 +133,8 @@ func TestDeltaReplay(t *testing.T) {
 			// Without a tape.
 			s = clone(c.state)
 			o := make([]float32, n*c.o)
-			DeltaRule(&Delta{DK: c.dk, DV: c.dv, Scale: 0.25, State: s, N: n, Q: c.q, K: c.k, QKStride: c.qk, V: c.val, VStride: c.v,
-				Beta: c.beta, G: c.g, BGStride: 2, O: o, OStride: c.o, Store: n})
+			DeltaRule(&Delta{DK: c.dk, DV: c.dv, Scale: 0.25, State: s, N: n, Q: c.q, K: c.k, QKStride: c.qk, V: c.val,
+				VStride: c.v, Beta: c.beta, G: c.g, BGStride: 2, O: o, OStride: c.o, Store: n})
 			sameBits(t, "outputs without a tape", o, wantO)
 			sameBits(t, "state without a tape", s, states[n])
 		}
@@ -154,8 +154,8 @@ func TestDeltaTiles(t *testing.T) {
 				w := min(deltaLanes, c.dv-v)
 				one := clone(c.state[v*c.dk : (v+w)*c.dk])
 				o := make([]float32, c.n*w)
-				DeltaRule(&Delta{DK: c.dk, DV: w, Scale: 0.25, State: one, N: c.n, Q: c.q, K: c.k, QKStride: c.qk, V: c.val[v:], VStride: c.v,
-					Beta: c.beta, G: c.g, BGStride: 2, O: o, OStride: w, Store: c.n})
+				DeltaRule(&Delta{DK: c.dk, DV: w, Scale: 0.25, State: one, N: c.n, Q: c.q, K: c.k, QKStride: c.qk, V: c.val[v:],
+					VStride: c.v, Beta: c.beta, G: c.g, BGStride: 2, O: o, OStride: w, Store: c.n})
 				sameBits(t, caseName("tile at ", v, " alone ", sh), one, s[v*c.dk:(v+w)*c.dk])
 				for i := range c.n {
 					sameBits(t, caseName("output of the tile at ", v, " alone ", sh), o[i*w:][:w], want[i*c.o+v:][:w])

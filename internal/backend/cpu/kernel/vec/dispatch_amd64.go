@@ -12,248 +12,18 @@ import (
 // p is the address of the first element, for kernels that also take a length.
 func p(x []float32) *float32 { return &x[0] }
 
-func axpy(y []float32, a float32, x []float32) {
-	if len(y) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		axpyAVX512(p(y), p(x), p(y), len(y), a)
-	case kernel.AVX2:
-		axpyAVX2(p(y), p(x), p(y), len(y), a)
-	default:
-		axpyGeneric(y, a, x)
-	}
-}
-
-func add(dst, a, b []float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		addAVX512(p(dst), p(a), p(b), len(dst))
-	case kernel.AVX2:
-		addAVX2(p(dst), p(a), p(b), len(dst))
-	default:
-		addGeneric(dst, a, b)
-	}
-}
-
-func mul(dst, a, b []float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		mulAVX512(p(dst), p(a), p(b), len(dst))
-	case kernel.AVX2:
-		mulAVX2(p(dst), p(a), p(b), len(dst))
-	default:
-		mulGeneric(dst, a, b)
-	}
-}
-
-func scale(dst, a []float32, s float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		scaleAVX512(p(dst), p(a), len(dst), s)
-	case kernel.AVX2:
-		scaleAVX2(p(dst), p(a), len(dst), s)
-	default:
-		scaleGeneric(dst, a, s)
-	}
-}
-
-func scaleMul(dst, x, w []float32, s float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		scaleMulAVX512(p(dst), p(x), p(w), len(dst), s)
-	case kernel.AVX2:
-		scaleMulAVX2(p(dst), p(x), p(w), len(dst), s)
-	default:
-		scaleMulGeneric(dst, x, w, s)
-	}
-}
-
-func exp(dst, x []float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		expAVX512(p(dst), p(x), len(dst))
-	case kernel.AVX2:
-		expAVX2(p(dst), p(x), len(dst))
-	default:
-		expGeneric(dst, x)
-	}
-}
-
-func sigmoid(dst, x []float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		sigmoidAVX512(p(dst), p(x), len(dst))
-	case kernel.AVX2:
-		sigmoidAVX2(p(dst), p(x), len(dst))
-	default:
-		sigmoidGeneric(dst, x)
-	}
-}
-
-func silu(dst, x []float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		siluAVX512(p(dst), p(x), len(dst))
-	case kernel.AVX2:
-		siluAVX2(p(dst), p(x), len(dst))
-	default:
-		siluGeneric(dst, x)
-	}
-}
-
-func siluMul(dst, gate, up []float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		siluMulAVX512(p(dst), p(gate), p(up), len(dst))
-	case kernel.AVX2:
-		siluMulAVX2(p(dst), p(gate), p(up), len(dst))
-	default:
-		siluMulGeneric(dst, gate, up)
-	}
-}
-
-func geluMul(dst, gate, up []float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		geluMulAVX512(p(dst), p(gate), p(up), len(dst))
-	case kernel.AVX2:
-		geluMulAVX2(p(dst), p(gate), p(up), len(dst))
-	default:
-		geluMulGeneric(dst, gate, up)
-	}
-}
-
-func sigmoidMul(dst, x, gate []float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		sigmoidMulAVX512(p(dst), p(x), p(gate), len(dst))
-	case kernel.AVX2:
-		sigmoidMulAVX2(p(dst), p(x), p(gate), len(dst))
-	default:
-		sigmoidMulGeneric(dst, x, gate)
-	}
-}
-
-func softcap(dst, x []float32, c float32) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		softcapAVX512(p(dst), p(x), len(dst), c)
-	case kernel.AVX2:
-		softcapAVX2(p(dst), p(x), len(dst), c)
-	default:
-		softcapGeneric(dst, x, c)
-	}
-}
-
-func sumSquares(x []float32) float64 {
-	if len(x) == 0 {
-		return 0
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		return sumSquaresAVX512(p(x), len(x))
-	case kernel.AVX2:
-		return sumSquaresAVX2(p(x), len(x))
-	}
-	return sumSquaresGeneric(x)
-}
-
-func dot(a, b []float32) float32 {
-	if len(a) == 0 {
-		return 0
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		return dotAVX512(p(a), p(b), len(a))
-	case kernel.AVX2:
-		return dotAVX2(p(a), p(b), len(a))
-	}
-	return dotGeneric(a, b)
-}
-
-func maximum(x []float32) float32 {
-	if len(x) != 0 {
-		switch kernel.Current() {
-		case kernel.AVX512:
-			return maximumAVX512(p(x), len(x))
-		case kernel.AVX2:
-			return maximumAVX2(p(x), len(x))
-		}
-	}
-	return maximumGeneric(x)
-}
-
-func indexOf(x []float32, v float32) int {
-	if len(x) != 0 {
-		switch kernel.Current() {
-		case kernel.AVX512:
-			return indexOfAVX512(p(x), len(x), v)
-		case kernel.AVX2:
-			return indexOfAVX2(p(x), len(x), v)
-		}
-	}
-	return indexOfGeneric(x, v)
-}
-
-func expSum(x []float32, m float32) float64 {
-	if len(x) != 0 {
-		switch kernel.Current() {
-		case kernel.AVX512:
-			return expSumAVX512(p(x), len(x), m)
-		case kernel.AVX2:
-			return expSumAVX2(p(x), len(x), m)
-		}
-	}
-	return expSumGeneric(x, m)
-}
-
-func rotate(a, b, cos, sin []float32) {
-	if len(cos) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		rotateAVX512(p(a), p(b), p(cos), p(sin), len(cos))
-	case kernel.AVX2:
-		rotateAVX2(p(a), p(b), p(cos), p(sin), len(cos))
-	default:
-		rotateGeneric(a, b, cos, sin)
-	}
+// tables has the functions of each instruction set.
+var tables = [...]table{
+	kernel.Generic: generic,
+	kernel.AVX2: {
+		axpyAVX2, addAVX2, scaleAVX2, scaleMulAVX2, sigmoidAVX2, siluAVX2, siluMulAVX2, geluMulAVX2, sigmoidMulAVX2,
+		softcapAVX2, sumSquaresAVX2, dotAVX2, maximumAVX2, indexOfAVX2, expSumAVX2, rotateAVX2, loadQ80AVX2, storeQ80AVX2,
+	},
+	kernel.AVX512: {
+		axpyAVX512, addAVX512, scaleAVX512, scaleMulAVX512, sigmoidAVX512, siluAVX512, siluMulAVX512, geluMulAVX512,
+		sigmoidMulAVX512, softcapAVX512, sumSquaresAVX512, dotAVX512, maximumAVX512, indexOfAVX512, expSumAVX512,
+		rotateAVX512, loadQ80AVX512, storeQ80AVX512,
+	},
 }
 
 // Conversions are exact or correctly rounded, so tails may take the Go version.
@@ -297,34 +67,6 @@ func loadBF16(dst []float32, src []byte) {
 	loadBF16Generic(dst[n:], src[2*n:])
 }
 
-func loadQ80(dst []float32, src []byte) {
-	if len(dst) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		loadQ80AVX512(p(dst), &src[0], len(dst))
-	case kernel.AVX2:
-		loadQ80AVX2(p(dst), &src[0], len(dst))
-	default:
-		loadQ80Generic(dst, src)
-	}
-}
-
-func storeQ80(dst []byte, src []float32) {
-	if len(src) == 0 {
-		return
-	}
-	switch kernel.Current() {
-	case kernel.AVX512:
-		storeQ80AVX512(&dst[0], p(src), len(src))
-	case kernel.AVX2:
-		storeQ80AVX2(&dst[0], p(src), len(src))
-	default:
-		storeQ80Generic(dst, src)
-	}
-}
-
 func convSilu(dst []float32, w []float32, taps [][]float32, c0 int) {
 	l := kernel.Current()
 	if l == kernel.Generic {
@@ -333,7 +75,7 @@ func convSilu(dst []float32, w []float32, taps [][]float32, c0 int) {
 	}
 	if len(taps) != 4 {
 		conv(dst, w, taps, c0)
-		silu(dst, dst)
+		ops().silu(dst, dst)
 		return
 	}
 	lanes := 8
@@ -403,7 +145,8 @@ func deltaChain(toks []deltaToken, src, dst []float32, v, w int, last bool) {
 	deltaChainGeneric(toks, src, dst, v, w, last)
 }
 
-func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {
+func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int,
+	alpha float32) {
 	l := kernel.Current()
 	if l == kernel.Generic || k == 0 {
 		matRowsGeneric(y, ys, typ, w, stride, k, x, xs, n, rows, alpha)

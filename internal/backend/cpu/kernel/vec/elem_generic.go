@@ -2,9 +2,9 @@ package vec
 
 import "math"
 
-func axpyGeneric(y []float32, a float32, x []float32) {
-	for i, v := range x[:len(y)] {
-		y[i] += float32(a * v)
+func axpyGeneric(dst, x, y []float32, a float32) {
+	for i := range dst {
+		dst[i] = y[i] + float32(a*x[i])
 	}
 }
 
@@ -14,21 +14,9 @@ func addGeneric(dst, a, b []float32) {
 	}
 }
 
-func mulGeneric(dst, a, b []float32) {
-	for i := range dst {
-		dst[i] = a[i] * b[i]
-	}
-}
-
 func scaleGeneric(dst, a []float32, s float32) {
 	for i := range dst {
 		dst[i] = a[i] * s
-	}
-}
-
-func expGeneric(dst, x []float32) {
-	for i := range dst {
-		dst[i] = float32(exp64(float64(x[i])))
 	}
 }
 

@@ -33,7 +33,8 @@ func TestGenerated(t *testing.T) {
 	}
 	dir := t.TempDir()
 	stubs := "stubs_amd64.go"
-	if out, err := run("run", ".", "-out", filepath.Join(dir, asmFile), "-stubs", filepath.Join(dir, stubs), "-pkg", "vec"); err != nil {
+	if out, err := run("run", ".", "-out", filepath.Join(dir, asmFile), "-stubs", filepath.Join(dir, stubs), "-pkg",
+		"vec"); err != nil {
 		t.Fatalf("generator: %v\n%s", err, out)
 	}
 	for _, name := range []string{asmFile, stubs} {

@@ -21,17 +21,13 @@ func MatMul(y []float32, ys int, typ quant.Type, w []byte, k int, x []float32, x
 	matRows(y[r0:], ys, typ, w[r0*stride:r1*stride], stride, k, x, xs, n, r1-r0, 1)
 }
 
-// Scores computes the attention scores of one head against n cached keys:
-// dst[i] = scale * (q . key i). Key i is a row of len(q) values of type F32,
-// F16, BF16 or Q8_0 at data[i*stride:].
-func Scores(dst, q []float32, typ quant.Type, data []byte, stride, n int, scale float32) {
-	ScoresN(dst, 0, q, 0, 1, len(q), typ, data, stride, n, scale)
-}
-
-// ScoresN is [Scores] for nq queries that share the loads of the keys: query c
-// of headDim values is at q[c*qs:], its scores go to dst[c*ds:]. Each score has
-// the bits that Scores gives it.
-func ScoresN(dst []float32, ds int, q []float32, qs, nq, headDim int, typ quant.Type, data []byte, stride, n int, scale float32) {
+// ScoresN computes the attention scores of nq queries against n cached keys:
+// dst[c*ds+i] = scale * (query c . key i). Query c has headDim values at q[c*qs:],
+// key i is a row of as many values of type F32, F16, BF16 or Q8_0 at
+// data[i*stride:]. The queries share the loads of the keys; each score has the
+// bits of a query alone.
+func ScoresN(dst []float32, ds int, q []float32, qs, nq, headDim int, typ quant.Type, data []byte, stride, n int,
+	scale float32) {
 	if n <= 0 || nq <= 0 {
 		return
 	}
@@ -39,17 +35,11 @@ func ScoresN(dst []float32, ds int, q []float32, qs, nq, headDim int, typ quant.
 	matRows(dst, ds, typ, data, stride, headDim, q, qs, nq, n, scale)
 }
 
-// Accum adds the weighted values of one head: out += sum_i p[i] * (value i), i
-// ascending, one chain of multiply-adds per element of out. Value i is a row of
-// len(out) values of type F32, F16, BF16 or Q8_0 at data[i*stride:]. Splitting
-// the rows over several calls gives the same bits.
-func Accum(out, p []float32, typ quant.Type, data []byte, stride, n int) {
-	AccumN(out, 0, p, 0, 1, len(out), typ, data, stride, n)
-}
-
-// AccumN is [Accum] for nq queries that share the loads of the values: query c
-// has its weights at p[c*ps:] and its headDim sums at out[c*os:]. Each sum has
-// the bits that Accum gives it.
+// AccumN adds the weighted values of nq queries: sum c, of headDim values at
+// out[c*os:], gains p[c*ps+i] * (value i), i ascending, one chain of
+// multiply-adds per element. Value i is a row of type F32, F16, BF16 or Q8_0 at
+// data[i*stride:]. The queries share the loads of the values; a query alone, and
+// rows split over several calls, give the same bits.
 func AccumN(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride, n int) {
 	if n <= 0 || nq <= 0 {
 		return
@@ -72,7 +62,8 @@ func getScratch(n int) *[]float32 {
 }
 
 // matRowsGeneric is y[c*ys+r] = alpha * (row r of w) . (column c of x).
-func matRowsGeneric(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {
+func matRowsGeneric(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int,
+	alpha float32) {
 	b := getScratch(k)
 	defer scratch.Put(b)
 	row, size := *b, typ.RowBytes(k)
@@ -84,14 +75,16 @@ func matRowsGeneric(y []float32, ys int, typ quant.Type, w []byte, stride, k int
 	}
 }
 
-func accumRowsGeneric(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride, n int) {
+func accumRowsGeneric(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride,
+	n int) {
 	b := getScratch(headDim)
 	defer scratch.Put(b)
 	row, size := *b, typ.RowBytes(headDim)
 	for i := range n {
 		Load(typ, row, data[i*stride:i*stride+size])
 		for c := range nq {
-			axpyGeneric(out[c*os:][:headDim], p[c*ps+i], row)
+			o := out[c*os:][:headDim]
+			axpyGeneric(o, row, o, p[c*ps+i])
 		}
 	}
 }

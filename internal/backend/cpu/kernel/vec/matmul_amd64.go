@@ -57,7 +57,8 @@ func maxCols(l kernel.Level) int {
 // matRowsAsm multiplies tiles of four rows with groups of columns, piece by
 // piece. For many columns a tile is decoded once and used for all of them;
 // decoding is exact, so this gives the same bits.
-func matRowsAsm(l kernel.Level, y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int, alpha float32) {
+func matRowsAsm(l kernel.Level, y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n,
+	rows int, alpha float32) {
 	_, _ = x[(n-1)*xs:][:k], y[(n-1)*ys:][:rows] // the kernels do not check
 	_ = w[:(rows-1)*stride+typ.RowBytes(k)]
 	cols := maxCols(l)
@@ -127,7 +128,8 @@ type matPass struct {
 // tiles multiplies the first n tiles with columns [c,c+nc) in one call.
 func (m *matPass) tiles(n, c, nc int) {
 	a := matArgs{
-		w: unsafe.Pointer(&m.w[0]), stride: uintptr(m.stride), next: uintptr(unsafe.Pointer(&m.w[0])) + uintptr(matTile*m.stride), adv: 64,
+		w: unsafe.Pointer(&m.w[0]), stride: uintptr(m.stride),
+		next: uintptr(unsafe.Pointer(&m.w[0])) + uintptr(matTile*m.stride), adv: 64,
 		x: unsafe.Pointer(&m.x[c*m.xs]), xs: uintptr(4 * m.xs), k: m.k,
 		y: unsafe.Pointer(&m.y[c*m.ys]), ys: uintptr(4 * m.ys), alpha: m.alpha, tiles: n,
 	}
@@ -354,7 +356,8 @@ type accArgs struct {
 // accumBatch is the number of rows decoded at a time when a type has no kernel.
 const accumBatch = 16
 
-func accumRowsAsm(l kernel.Level, out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride, n int) {
+func accumRowsAsm(l kernel.Level, out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte,
+	stride, n int) {
 	lanes := 8
 	if l == kernel.AVX512 {
 		lanes = 16

@@ -89,7 +89,8 @@ func TestMatMul(t *testing.T) {
 								continue
 							}
 							want, mag := refDot(wv[row*k:], x[c*xs:c*xs+k])
-							near(t, caseName("k=", k, " row ", row, " column ", c), y.dst()[c*ys+row:c*ys+row+1], []float64{want}, 0, 4e-7*mag)
+							near(t, caseName("k=", k, " row ", row, " column ", c), y.dst()[c*ys+row:c*ys+row+1], []float64{want}, 0,
+								4e-7*mag)
 						}
 					}
 				}
@@ -121,7 +122,8 @@ func TestMatMulBatch(t *testing.T) {
 							MatMul(got[c*rows:], rows, typ, w, k, x[c*k:], k, min(b, n-c), rr[0], rr[1])
 						}
 						for c := range n {
-							sameBits(t, caseName(typ, " k=", k, " batch ", b, " rows ", rr, " column ", c), got[c*rows+rr[0]:c*rows+rr[1]], want[c*rows+rr[0]:c*rows+rr[1]])
+							sameBits(t, caseName(typ, " k=", k, " batch ", b, " rows ", rr, " column ", c), got[c*rows+rr[0]:c*rows+rr[1]],
+								want[c*rows+rr[0]:c*rows+rr[1]])
 						}
 					}
 				}

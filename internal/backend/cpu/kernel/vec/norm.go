@@ -9,18 +9,20 @@ func RMSNorm(dst, x, w []float32, eps float32) {
 	if len(dst) == 0 {
 		return
 	}
-	s := float32(1 / math.Sqrt(sumSquares(x)/float64(len(x))+float64(eps)))
+	f := ops()
+	s := float32(1 / math.Sqrt(f.sumSquares(x)/float64(len(x))+float64(eps)))
 	if w == nil {
-		scale(dst, x, s)
+		f.scale(dst, x, s)
 		return
 	}
-	scaleMul(dst, x, w[:len(dst)], s)
+	f.scaleMul(dst, x, w[:len(dst)], s)
 }
 
 // L2Norm stores x / sqrt(sum(x^2) + eps) in dst. The sum is accumulated in float64.
 func L2Norm(dst, x []float32, eps float32) {
 	x = x[:len(dst)]
-	scale(dst, x, float32(1/math.Sqrt(sumSquares(x)+float64(eps))))
+	f := ops()
+	f.scale(dst, x, float32(1/math.Sqrt(f.sumSquares(x)+float64(eps))))
 }
 
 func sumSquaresGeneric(x []float32) float64 {

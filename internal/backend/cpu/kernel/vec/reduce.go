@@ -3,14 +3,15 @@ package vec
 import "math"
 
 // Dot returns the sum of a[i]*b[i] over the length of a.
-func Dot(a, b []float32) float32 { return dot(a, b[:len(a)]) }
+func Dot(a, b []float32) float32 { return ops().dot(a, b[:len(a)]) }
 
 // Softmax replaces x by e^(x-max) / sum. Entries of -Inf become 0, and a slice
 // of nothing else becomes all zeros. The sum is accumulated in float64 in an
 // order fixed by the index, so -Inf entries appended to x do not change the
 // bits of the others.
 func Softmax(x []float32) {
-	m := maximum(x)
+	f := ops()
+	m := f.maximum(x)
 	if math.IsInf(float64(m), -1) {
 		for i, v := range x {
 			if v == v {
@@ -19,22 +20,26 @@ func Softmax(x []float32) {
 		}
 		return
 	}
-	scale(x, x, float32(1/expSum(x, m)))
+	f.scale(x, x, float32(1/f.expSum(x, m)))
 }
 
 // LogSumExp returns the logarithm of the sum of e^x, -Inf for no values. It leaves x
 // overwritten.
 func LogSumExp(x []float32) float32 {
-	m := maximum(x)
+	f := ops()
+	m := f.maximum(x)
 	if math.IsInf(float64(m), -1) {
 		return m
 	}
-	return float32(float64(m) + math.Log(expSum(x, m)))
+	return float32(float64(m) + math.Log(f.expSum(x, m)))
 }
 
 // ArgMax returns the lowest index of the largest value, ignoring NaN, or -1
 // when there is no value.
-func ArgMax(x []float32) int { return indexOf(x, maximum(x)) }
+func ArgMax(x []float32) int {
+	f := ops()
+	return f.indexOf(x, f.maximum(x))
+}
 
 // dotGeneric sums in eight lanes by index, as the vector versions do, which
 // keeps rounding errors small and hides the latency of the additions.

@@ -46,7 +46,8 @@ func TestSoftmax(t *testing.T) {
 			for i := range want {
 				want[i] /= sum
 			}
-			long := append(append([]float32(nil), x...), inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf)
+			long := append(append([]float32(nil), x...), inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf, inf,
+				inf, inf, inf)
 			y := at(x, 1)
 			Softmax(x)
 			near(t, caseName("n=", n), x, want, 5e-6, 1e-37) // the argument's own rounding dominates

@@ -4,7 +4,7 @@ package vec
 // length is a multiple of headDim; the elements from nRot on stay as they are.
 // cos and sin have nRot/2 entries.
 func RoPE(x []float32, headDim, nRot int, cos, sin []float32) {
-	h := nRot / 2
+	h, rotate := nRot/2, ops().rotate
 	cos, sin = cos[:h], sin[:h]
 	for ; len(x) >= headDim && headDim > 0; x = x[headDim:] {
 		rotate(x[:h], x[h:2*h], cos, sin)

@@ -7,87 +7,77 @@ package vec
 // addAVX2 is dst = a + b.
 //
 //go:noescape
-func addAVX2(dst *float32, a *float32, b *float32, n int)
-
-// mulAVX2 is dst = a * b.
-//
-//go:noescape
-func mulAVX2(dst *float32, a *float32, b *float32, n int)
+func addAVX2(dst []float32, a []float32, b []float32)
 
 // scaleAVX2 is dst = s * a.
 //
 //go:noescape
-func scaleAVX2(dst *float32, a *float32, n int, s float32)
+func scaleAVX2(dst []float32, a []float32, s float32)
 
 // scaleMulAVX2 is dst = (s * x) * w.
 //
 //go:noescape
-func scaleMulAVX2(dst *float32, x *float32, w *float32, n int, s float32)
+func scaleMulAVX2(dst []float32, x []float32, w []float32, s float32)
 
 // axpyAVX2 is dst = s * x + y, fused.
 //
 //go:noescape
-func axpyAVX2(dst *float32, x *float32, y *float32, n int, s float32)
-
-// expAVX2 is dst = e^x.
-//
-//go:noescape
-func expAVX2(dst *float32, x *float32, n int)
+func axpyAVX2(dst []float32, x []float32, y []float32, s float32)
 
 // sigmoidAVX2 is dst = 1 / (1 + e^-x).
 //
 //go:noescape
-func sigmoidAVX2(dst *float32, x *float32, n int)
+func sigmoidAVX2(dst []float32, x []float32)
 
 // siluAVX2 is dst = x / (1 + e^-x).
 //
 //go:noescape
-func siluAVX2(dst *float32, x *float32, n int)
+func siluAVX2(dst []float32, x []float32)
 
 // siluMulAVX2 is dst = gate / (1 + e^-gate) * up.
 //
 //go:noescape
-func siluMulAVX2(dst *float32, gate *float32, up *float32, n int)
+func siluMulAVX2(dst []float32, gate []float32, up []float32)
 
 // sigmoidMulAVX2 is dst = x * (1 / (1 + e^-gate)).
 //
 //go:noescape
-func sigmoidMulAVX2(dst *float32, x *float32, gate *float32, n int)
+func sigmoidMulAVX2(dst []float32, x []float32, gate []float32)
 
 // geluMulAVX2 is dst = gelu(gate) * up, tanh form.
 //
 //go:noescape
-func geluMulAVX2(dst *float32, gate *float32, up *float32, n int)
+func geluMulAVX2(dst []float32, gate []float32, up []float32)
 
 // softcapAVX2 is dst = s * tanh(x / s).
 //
 //go:noescape
-func softcapAVX2(dst *float32, x *float32, n int, s float32)
+func softcapAVX2(dst []float32, x []float32, s float32)
 
 // dotAVX2 returns the sum of a*b.
 //
 //go:noescape
-func dotAVX2(a *float32, b *float32, n int) float32
+func dotAVX2(a []float32, b []float32) float32
 
 // sumSquaresAVX2 returns the sum of x*x in float64.
 //
 //go:noescape
-func sumSquaresAVX2(x *float32, n int) float64
+func sumSquaresAVX2(x []float32) float64
 
 // expSumAVX2 replaces x by e^(x-m) and returns the sum in float64.
 //
 //go:noescape
-func expSumAVX2(x *float32, n int, m float32) float64
+func expSumAVX2(x []float32, m float32) float64
 
 // maximumAVX2 returns the largest value that is not NaN, or -Inf.
 //
 //go:noescape
-func maximumAVX2(x *float32, n int) float32
+func maximumAVX2(x []float32) float32
 
 // indexOfAVX2 returns the first index of v, or -1.
 //
 //go:noescape
-func indexOfAVX2(x *float32, n int, v float32) int
+func indexOfAVX2(x []float32, v float32) int
 
 // loadF16AVX2 widens n values; n is a multiple of 8.
 //
@@ -104,20 +94,20 @@ func loadBF16AVX2(dst *float32, src *byte, n int)
 //go:noescape
 func storeF16AVX2(dst *byte, src *float32, n int)
 
-// loadQ80AVX2 widens n values, a multiple of 32.
+// loadQ80AVX2 widens the values, a multiple of 32.
 //
 //go:noescape
-func loadQ80AVX2(dst *float32, src *byte, n int)
+func loadQ80AVX2(dst []float32, src []byte)
 
-// storeQ80AVX2 quantises n finite values, a multiple of 32.
+// storeQ80AVX2 quantises finite values, a multiple of 32.
 //
 //go:noescape
-func storeQ80AVX2(dst *byte, src *float32, n int)
+func storeQ80AVX2(dst []byte, src []float32)
 
 // rotateAVX2 turns the pairs (a[i], b[i]): a = a cos - b sin, b = a sin + b cos.
 //
 //go:noescape
-func rotateAVX2(a *float32, b *float32, cos *float32, sin *float32, n int)
+func rotateAVX2(a []float32, b []float32, cos []float32, sin []float32)
 
 // conv4AVX2 computes n channels, a multiple of the lanes: dst = silu(w0 t0 + w1 t1 + w2 t2 + w3 t3).
 //
@@ -232,87 +222,77 @@ func deltaChainAVX2(tok *byte, n int, src *float32, dst *float32, dk int, off in
 // addAVX512 is dst = a + b.
 //
 //go:noescape
-func addAVX512(dst *float32, a *float32, b *float32, n int)
-
-// mulAVX512 is dst = a * b.
-//
-//go:noescape
-func mulAVX512(dst *float32, a *float32, b *float32, n int)
+func addAVX512(dst []float32, a []float32, b []float32)
 
 // scaleAVX512 is dst = s * a.
 //
 //go:noescape
-func scaleAVX512(dst *float32, a *float32, n int, s float32)
+func scaleAVX512(dst []float32, a []float32, s float32)
 
 // scaleMulAVX512 is dst = (s * x) * w.
 //
 //go:noescape
-func scaleMulAVX512(dst *float32, x *float32, w *float32, n int, s float32)
+func scaleMulAVX512(dst []float32, x []float32, w []float32, s float32)
 
 // axpyAVX512 is dst = s * x + y, fused.
 //
 //go:noescape
-func axpyAVX512(dst *float32, x *float32, y *float32, n int, s float32)
-
-// expAVX512 is dst = e^x.
-//
-//go:noescape
-func expAVX512(dst *float32, x *float32, n int)
+func axpyAVX512(dst []float32, x []float32, y []float32, s float32)
 
 // sigmoidAVX512 is dst = 1 / (1 + e^-x).
 //
 //go:noescape
-func sigmoidAVX512(dst *float32, x *float32, n int)
+func sigmoidAVX512(dst []float32, x []float32)
 
 // siluAVX512 is dst = x / (1 + e^-x).
 //
 //go:noescape
-func siluAVX512(dst *float32, x *float32, n int)
+func siluAVX512(dst []float32, x []float32)
 
 // siluMulAVX512 is dst = gate / (1 + e^-gate) * up.
 //
 //go:noescape
-func siluMulAVX512(dst *float32, gate *float32, up *float32, n int)
+func siluMulAVX512(dst []float32, gate []float32, up []float32)
 
 // sigmoidMulAVX512 is dst = x * (1 / (1 + e^-gate)).
 //
 //go:noescape
-func sigmoidMulAVX512(dst *float32, x *float32, gate *float32, n int)
+func sigmoidMulAVX512(dst []float32, x []float32, gate []float32)
 
 // geluMulAVX512 is dst = gelu(gate) * up, tanh form.
 //
 //go:noescape
-func geluMulAVX512(dst *float32, gate *float32, up *float32, n int)
+func geluMulAVX512(dst []float32, gate []float32, up []float32)
 
 // softcapAVX512 is dst = s * tanh(x / s).
 //
 //go:noescape
-func softcapAVX512(dst *float32, x *float32, n int, s float32)
+func softcapAVX512(dst []float32, x []float32, s float32)
 
 // dotAVX512 returns the sum of a*b.
 //
 //go:noescape
-func dotAVX512(a *float32, b *float32, n int) float32
+func dotAVX512(a []float32, b []float32) float32
 
 // sumSquaresAVX512 returns the sum of x*x in float64.
 //
 //go:noescape
-func sumSquaresAVX512(x *float32, n int) float64
+func sumSquaresAVX512(x []float32) float64
 
 // expSumAVX512 replaces x by e^(x-m) and returns the sum in float64.
 //
 //go:noescape
-func expSumAVX512(x *float32, n int, m float32) float64
+func expSumAVX512(x []float32, m float32) float64
 
 // maximumAVX512 returns the largest value that is not NaN, or -Inf.
 //
 //go:noescape
-func maximumAVX512(x *float32, n int) float32
+func maximumAVX512(x []float32) float32
 
 // indexOfAVX512 returns the first index of v, or -1.
 //
 //go:noescape
-func indexOfAVX512(x *float32, n int, v float32) int
+func indexOfAVX512(x []float32, v float32) int
 
 // loadF16AVX512 widens n values; n is any number.
 //
@@ -329,20 +309,20 @@ func loadBF16AVX512(dst *float32, src *byte, n int)
 //go:noescape
 func storeF16AVX512(dst *byte, src *float32, n int)
 
-// loadQ80AVX512 widens n values, a multiple of 32.
+// loadQ80AVX512 widens the values, a multiple of 32.
 //
 //go:noescape
-func loadQ80AVX512(dst *float32, src *byte, n int)
+func loadQ80AVX512(dst []float32, src []byte)
 
-// storeQ80AVX512 quantises n finite values, a multiple of 32.
+// storeQ80AVX512 quantises finite values, a multiple of 32.
 //
 //go:noescape
-func storeQ80AVX512(dst *byte, src *float32, n int)
+func storeQ80AVX512(dst []byte, src []float32)
 
 // rotateAVX512 turns the pairs (a[i], b[i]): a = a cos - b sin, b = a sin + b cos.
 //
 //go:noescape
-func rotateAVX512(a *float32, b *float32, cos *float32, sin *float32, n int)
+func rotateAVX512(a []float32, b []float32, cos []float32, sin []float32)
 
 // conv4AVX512 computes n channels, a multiple of the lanes: dst = silu(w0 t0 + w1 t1 + w2 t2 + w3 t3).
 //

@@ -508,13 +508,13 @@ DATA vecConvPerm23<>+56(SB)/4, $0x0000001b
 DATA vecConvPerm23<>+60(SB)/4, $0x0000001f
 GLOBL vecConvPerm23<>(SB), RODATA|NOPTR, $64
 
-// func addAVX2(dst *float32, a *float32, b *float32, n int)
+// func addAVX2(dst []float32, a []float32, b []float32)
 // Requires: AVX
-TEXT ·addAVX2(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ n+24(FP), BX
+TEXT ·addAVX2(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
 addAVX2_loop:
@@ -543,48 +543,13 @@ addAVX2_done:
 	VZEROUPPER
 	RET
 
-// func mulAVX2(dst *float32, a *float32, b *float32, n int)
+// func scaleAVX2(dst []float32, a []float32, s float32)
 // Requires: AVX
-TEXT ·mulAVX2(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ n+24(FP), BX
-	XORQ SI, SI
-
-mulAVX2_loop:
-	CMPQ    BX, $0x00000008
-	JL      mulAVX2_tail
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x00000020, SI
-	SUBQ    $0x00000008, BX
-	JMP     mulAVX2_loop
-
-mulAVX2_tail:
-	TESTQ      BX, BX
-	JZ         mulAVX2_done
-	LEAQ       vecTailMask<>+32(SB), DI
-	NEGQ       BX
-	VMOVUPS    (DI)(BX*4), Y0
-	VMASKMOVPS (CX)(SI*1), Y0, Y1
-	VMASKMOVPS (DX)(SI*1), Y0, Y2
-	VMULPS     Y2, Y1, Y1
-	VMASKMOVPS Y1, Y0, (AX)(SI*1)
-
-mulAVX2_done:
-	VZEROUPPER
-	RET
-
-// func scaleAVX2(dst *float32, a *float32, n int, s float32)
-// Requires: AVX
-TEXT ·scaleAVX2(SB), NOSPLIT, $0-28
-	MOVQ         dst+0(FP), AX
-	MOVQ         a+8(FP), CX
-	MOVQ         n+16(FP), DX
-	VBROADCASTSS s+24(FP), Y0
+TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         a_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	VBROADCASTSS s+48(FP), Y0
 	XORQ         BX, BX
 
 scaleAVX2_loop:
@@ -611,14 +576,14 @@ scaleAVX2_done:
 	VZEROUPPER
 	RET
 
-// func scaleMulAVX2(dst *float32, x *float32, w *float32, n int, s float32)
+// func scaleMulAVX2(dst []float32, x []float32, w []float32, s float32)
 // Requires: AVX
-TEXT ·scaleMulAVX2(SB), NOSPLIT, $0-36
-	MOVQ         dst+0(FP), AX
-	MOVQ         x+8(FP), CX
-	MOVQ         w+16(FP), DX
-	MOVQ         n+24(FP), BX
-	VBROADCASTSS s+32(FP), Y0
+TEXT ·scaleMulAVX2(SB), NOSPLIT, $0-76
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	MOVQ         dst_len+8(FP), BX
+	VBROADCASTSS s+72(FP), Y0
 	XORQ         SI, SI
 
 scaleMulAVX2_loop:
@@ -649,14 +614,14 @@ scaleMulAVX2_done:
 	VZEROUPPER
 	RET
 
-// func axpyAVX2(dst *float32, x *float32, y *float32, n int, s float32)
+// func axpyAVX2(dst []float32, x []float32, y []float32, s float32)
 // Requires: AVX, FMA3
-TEXT ·axpyAVX2(SB), NOSPLIT, $0-36
-	MOVQ         dst+0(FP), AX
-	MOVQ         x+8(FP), CX
-	MOVQ         y+16(FP), DX
-	MOVQ         n+24(FP), BX
-	VBROADCASTSS s+32(FP), Y0
+TEXT ·axpyAVX2(SB), NOSPLIT, $0-76
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         y_base+48(FP), DX
+	MOVQ         dst_len+8(FP), BX
+	VBROADCASTSS s+72(FP), Y0
 	XORQ         SI, SI
 
 axpyAVX2_loop:
@@ -685,94 +650,12 @@ axpyAVX2_done:
 	VZEROUPPER
 	RET
 
-// func expAVX2(dst *float32, x *float32, n int)
+// func sigmoidAVX2(dst []float32, x []float32)
 // Requires: AVX, AVX2, FMA3
-TEXT ·expAVX2(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
-	XORQ BX, BX
-
-expAVX2_loop:
-	CMPQ         DX, $0x00000008
-	JL           expAVX2_tail
-	VMOVUPS      (CX)(BX*1), Y0
-	VMOVUPS      vecConstexpMax<>+0(SB), Y1
-	VMINPS       Y0, Y1, Y0
-	VMOVUPS      vecConstexpMin<>+0(SB), Y1
-	VMAXPS       Y0, Y1, Y0
-	VMULPS       vecConstlog2e<>+0(SB), Y0, Y1
-	VROUNDPS     $0x08, Y1, Y1
-	VMOVAPS      Y0, Y2
-	VFNMADD231PS vecConstln2hi<>+0(SB), Y1, Y2
-	VFNMADD231PS vecConstln2lo<>+0(SB), Y1, Y2
-	VMOVUPS      vecConstexp4<>+0(SB), Y3
-	VFMADD213PS  vecConstexp3<>+0(SB), Y2, Y3
-	VFMADD213PS  vecConstexp2<>+0(SB), Y2, Y3
-	VFMADD213PS  vecConstexp1<>+0(SB), Y2, Y3
-	VFMADD213PS  vecConstexp0<>+0(SB), Y2, Y3
-	VMULPS       Y2, Y2, Y0
-	VFMADD213PS  Y2, Y0, Y3
-	VADDPS       vecConstone<>+0(SB), Y3, Y3
-	VCVTPS2DQ    Y1, Y1
-	VPSRAD       $0x01, Y1, Y2
-	VPSUBD       Y2, Y1, Y1
-	VPADDD       vecConstbias<>+0(SB), Y2, Y2
-	VPSLLD       $0x17, Y2, Y2
-	VMULPS       Y2, Y3, Y3
-	VPADDD       vecConstbias<>+0(SB), Y1, Y1
-	VPSLLD       $0x17, Y1, Y1
-	VMULPS       Y1, Y3, Y3
-	VMOVUPS      Y3, (AX)(BX*1)
-	ADDQ         $0x00000020, BX
-	SUBQ         $0x00000008, DX
-	JMP          expAVX2_loop
-
-expAVX2_tail:
-	TESTQ        DX, DX
-	JZ           expAVX2_done
-	LEAQ         vecTailMask<>+32(SB), SI
-	NEGQ         DX
-	VMOVUPS      (SI)(DX*4), Y0
-	VMASKMOVPS   (CX)(BX*1), Y0, Y1
-	VMOVUPS      vecConstexpMax<>+0(SB), Y2
-	VMINPS       Y1, Y2, Y1
-	VMOVUPS      vecConstexpMin<>+0(SB), Y2
-	VMAXPS       Y1, Y2, Y1
-	VMULPS       vecConstlog2e<>+0(SB), Y1, Y2
-	VROUNDPS     $0x08, Y2, Y2
-	VMOVAPS      Y1, Y3
-	VFNMADD231PS vecConstln2hi<>+0(SB), Y2, Y3
-	VFNMADD231PS vecConstln2lo<>+0(SB), Y2, Y3
-	VMOVUPS      vecConstexp4<>+0(SB), Y4
-	VFMADD213PS  vecConstexp3<>+0(SB), Y3, Y4
-	VFMADD213PS  vecConstexp2<>+0(SB), Y3, Y4
-	VFMADD213PS  vecConstexp1<>+0(SB), Y3, Y4
-	VFMADD213PS  vecConstexp0<>+0(SB), Y3, Y4
-	VMULPS       Y3, Y3, Y1
-	VFMADD213PS  Y3, Y1, Y4
-	VADDPS       vecConstone<>+0(SB), Y4, Y4
-	VCVTPS2DQ    Y2, Y2
-	VPSRAD       $0x01, Y2, Y3
-	VPSUBD       Y3, Y2, Y2
-	VPADDD       vecConstbias<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VPADDD       vecConstbias<>+0(SB), Y2, Y2
-	VPSLLD       $0x17, Y2, Y2
-	VMULPS       Y2, Y4, Y4
-	VMASKMOVPS   Y4, Y0, (AX)(BX*1)
-
-expAVX2_done:
-	VZEROUPPER
-	RET
-
-// func sigmoidAVX2(dst *float32, x *float32, n int)
-// Requires: AVX, AVX2, FMA3
-TEXT ·sigmoidAVX2(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
+TEXT ·sigmoidAVX2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 	XORQ BX, BX
 
 sigmoidAVX2_loop:
@@ -857,12 +740,12 @@ sigmoidAVX2_done:
 	VZEROUPPER
 	RET
 
-// func siluAVX2(dst *float32, x *float32, n int)
+// func siluAVX2(dst []float32, x []float32)
 // Requires: AVX, AVX2, FMA3
-TEXT ·siluAVX2(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
+TEXT ·siluAVX2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 	XORQ BX, BX
 
 siluAVX2_loop:
@@ -947,13 +830,13 @@ siluAVX2_done:
 	VZEROUPPER
 	RET
 
-// func siluMulAVX2(dst *float32, gate *float32, up *float32, n int)
+// func siluMulAVX2(dst []float32, gate []float32, up []float32)
 // Requires: AVX, AVX2, FMA3
-TEXT ·siluMulAVX2(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ gate+8(FP), CX
-	MOVQ up+16(FP), DX
-	MOVQ n+24(FP), BX
+TEXT ·siluMulAVX2(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ gate_base+24(FP), CX
+	MOVQ up_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
 siluMulAVX2_loop:
@@ -1042,13 +925,13 @@ siluMulAVX2_done:
 	VZEROUPPER
 	RET
 
-// func sigmoidMulAVX2(dst *float32, x *float32, gate *float32, n int)
+// func sigmoidMulAVX2(dst []float32, x []float32, gate []float32)
 // Requires: AVX, AVX2, FMA3
-TEXT ·sigmoidMulAVX2(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ gate+16(FP), DX
-	MOVQ n+24(FP), BX
+TEXT ·sigmoidMulAVX2(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ gate_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
 sigmoidMulAVX2_loop:
@@ -1137,13 +1020,13 @@ sigmoidMulAVX2_done:
 	VZEROUPPER
 	RET
 
-// func geluMulAVX2(dst *float32, gate *float32, up *float32, n int)
+// func geluMulAVX2(dst []float32, gate []float32, up []float32)
 // Requires: AVX, AVX2, FMA3
-TEXT ·geluMulAVX2(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ gate+8(FP), CX
-	MOVQ up+16(FP), DX
-	MOVQ n+24(FP), BX
+TEXT ·geluMulAVX2(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ gate_base+24(FP), CX
+	MOVQ up_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
 geluMulAVX2_loop:
@@ -1236,13 +1119,13 @@ geluMulAVX2_done:
 	VZEROUPPER
 	RET
 
-// func softcapAVX2(dst *float32, x *float32, n int, s float32)
+// func softcapAVX2(dst []float32, x []float32, s float32)
 // Requires: AVX, AVX2, FMA3
-TEXT ·softcapAVX2(SB), NOSPLIT, $0-28
-	MOVQ         dst+0(FP), AX
-	MOVQ         x+8(FP), CX
-	MOVQ         n+16(FP), DX
-	VBROADCASTSS s+24(FP), Y0
+TEXT ·softcapAVX2(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	VBROADCASTSS s+48(FP), Y0
 	XORQ         BX, BX
 
 softcapAVX2_loop:
@@ -1361,12 +1244,12 @@ softcapAVX2_done:
 	VZEROUPPER
 	RET
 
-// func dotAVX2(a *float32, b *float32, n int) float32
+// func dotAVX2(a []float32, b []float32) float32
 // Requires: AVX, FMA3, SSE
-TEXT ·dotAVX2(SB), NOSPLIT, $0-28
-	MOVQ   a+0(FP), AX
-	MOVQ   b+8(FP), CX
-	MOVQ   n+16(FP), DX
+TEXT ·dotAVX2(SB), NOSPLIT, $0-52
+	MOVQ   a_base+0(FP), AX
+	MOVQ   b_base+24(FP), CX
+	MOVQ   a_len+8(FP), DX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1421,15 +1304,15 @@ dotAVX2_done:
 	VADDPS       X1, X0, X0
 	VPERMILPS    $0xb1, X0, X1
 	VADDPS       X1, X0, X0
-	MOVSS        X0, ret+24(FP)
+	MOVSS        X0, ret+48(FP)
 	VZEROUPPER
 	RET
 
-// func sumSquaresAVX2(x *float32, n int) float64
+// func sumSquaresAVX2(x []float32) float64
 // Requires: AVX, FMA3, SSE2
-TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-24
-	MOVQ   x+0(FP), AX
-	MOVQ   n+8(FP), CX
+TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
+	MOVQ   x_base+0(FP), AX
+	MOVQ   x_len+8(FP), CX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	XORQ   DX, DX
@@ -1466,16 +1349,16 @@ sumSquaresAVX2_done:
 	VADDPD       X1, X0, X0
 	VPERMILPD    $0x01, X0, X1
 	VADDPD       X1, X0, X0
-	MOVSD        X0, ret+16(FP)
+	MOVSD        X0, ret+24(FP)
 	VZEROUPPER
 	RET
 
-// func expSumAVX2(x *float32, n int, m float32) float64
+// func expSumAVX2(x []float32, m float32) float64
 // Requires: AVX, AVX2, FMA3, SSE2
-TEXT ·expSumAVX2(SB), NOSPLIT, $0-32
-	MOVQ         x+0(FP), AX
-	MOVQ         n+8(FP), CX
-	VBROADCASTSS m+16(FP), Y0
+TEXT ·expSumAVX2(SB), NOSPLIT, $0-40
+	MOVQ         x_base+0(FP), AX
+	MOVQ         x_len+8(FP), CX
+	VBROADCASTSS m+24(FP), Y0
 	VXORPS       Y1, Y1, Y1
 	VXORPS       Y2, Y2, Y2
 	XORQ         DX, DX
@@ -1569,15 +1452,15 @@ expSumAVX2_done:
 	VADDPD       X0, X1, X1
 	VPERMILPD    $0x01, X1, X0
 	VADDPD       X0, X1, X1
-	MOVSD        X1, ret+24(FP)
+	MOVSD        X1, ret+32(FP)
 	VZEROUPPER
 	RET
 
-// func maximumAVX2(x *float32, n int) float32
+// func maximumAVX2(x []float32) float32
 // Requires: AVX, SSE
-TEXT ·maximumAVX2(SB), NOSPLIT, $0-20
-	MOVQ    x+0(FP), AX
-	MOVQ    n+8(FP), CX
+TEXT ·maximumAVX2(SB), NOSPLIT, $0-28
+	MOVQ    x_base+0(FP), AX
+	MOVQ    x_len+8(FP), CX
 	VMOVUPS vecConstminusInf<>+0(SB), Y0
 	VMOVUPS vecConstminusInf<>+0(SB), Y1
 	VMOVUPS vecConstminusInf<>+0(SB), Y2
@@ -1631,16 +1514,16 @@ maximumAVX2_done:
 	VMAXPS       X1, X0, X0
 	VPERMILPS    $0xb1, X0, X1
 	VMAXPS       X1, X0, X0
-	MOVSS        X0, ret+16(FP)
+	MOVSS        X0, ret+24(FP)
 	VZEROUPPER
 	RET
 
-// func indexOfAVX2(x *float32, n int, v float32) int
+// func indexOfAVX2(x []float32, v float32) int
 // Requires: AVX
-TEXT ·indexOfAVX2(SB), NOSPLIT, $0-32
-	MOVQ         x+0(FP), AX
-	MOVQ         n+8(FP), CX
-	VBROADCASTSS v+16(FP), Y0
+TEXT ·indexOfAVX2(SB), NOSPLIT, $0-40
+	MOVQ         x_base+0(FP), AX
+	MOVQ         x_len+8(FP), CX
+	VBROADCASTSS v+24(FP), Y0
 	XORQ         DX, DX
 
 indexOfAVX2_loop:
@@ -1670,7 +1553,7 @@ indexOfAVX2_tail:
 
 indexOfAVX2_done:
 	MOVQ $-1, AX
-	MOVQ AX, ret+24(FP)
+	MOVQ AX, ret+32(FP)
 	VZEROUPPER
 	RET
 
@@ -1678,7 +1561,7 @@ indexOfAVX2_found:
 	BSFL BX, BX
 	SHRQ $0x02, DX
 	ADDQ BX, DX
-	MOVQ DX, ret+24(FP)
+	MOVQ DX, ret+32(FP)
 	VZEROUPPER
 	RET
 
@@ -1746,12 +1629,12 @@ storeF16AVX2_done:
 	VZEROUPPER
 	RET
 
-// func loadQ80AVX2(dst *float32, src *byte, n int)
+// func loadQ80AVX2(dst []float32, src []byte)
 // Requires: AVX, AVX2, F16C
-TEXT ·loadQ80AVX2(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
+TEXT ·loadQ80AVX2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
 loadQ80AVX2_loop:
 	CMPQ         DX, $0x00000020
@@ -1783,12 +1666,12 @@ loadQ80AVX2_done:
 	VZEROUPPER
 	RET
 
-// func storeQ80AVX2(dst *byte, src *float32, n int)
+// func storeQ80AVX2(dst []byte, src []float32)
 // Requires: AVX, AVX2, F16C
-TEXT ·storeQ80AVX2(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
+TEXT ·storeQ80AVX2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ src_len+32(FP), DX
 
 storeQ80AVX2_loop:
 	CMPQ         DX, $0x00000020
@@ -1873,14 +1756,14 @@ storeQ80AVX2_done:
 	VZEROUPPER
 	RET
 
-// func rotateAVX2(a *float32, b *float32, cos *float32, sin *float32, n int)
+// func rotateAVX2(a []float32, b []float32, cos []float32, sin []float32)
 // Requires: AVX, FMA3
-TEXT ·rotateAVX2(SB), NOSPLIT, $0-40
-	MOVQ a+0(FP), AX
-	MOVQ b+8(FP), CX
-	MOVQ cos+16(FP), DX
-	MOVQ sin+24(FP), BX
-	MOVQ n+32(FP), SI
+TEXT ·rotateAVX2(SB), NOSPLIT, $0-96
+	MOVQ a_base+0(FP), AX
+	MOVQ b_base+24(FP), CX
+	MOVQ cos_base+48(FP), DX
+	MOVQ sin_base+72(FP), BX
+	MOVQ cos_len+56(FP), SI
 	XORQ DI, DI
 
 rotateAVX2_loop:
@@ -4733,13 +4616,13 @@ deltaChainAVX2_done:
 	VZEROUPPER
 	RET
 
-// func addAVX512(dst *float32, a *float32, b *float32, n int)
+// func addAVX512(dst []float32, a []float32, b []float32)
 // Requires: AVX, AVX512F, BMI2
-TEXT ·addAVX512(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ n+24(FP), BX
+TEXT ·addAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
 addAVX512_loop:
@@ -4768,48 +4651,13 @@ addAVX512_done:
 	VZEROUPPER
 	RET
 
-// func mulAVX512(dst *float32, a *float32, b *float32, n int)
+// func scaleAVX512(dst []float32, a []float32, s float32)
 // Requires: AVX, AVX512F, BMI2
-TEXT ·mulAVX512(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ n+24(FP), BX
-	XORQ SI, SI
-
-mulAVX512_loop:
-	CMPQ    BX, $0x00000010
-	JL      mulAVX512_tail
-	VMOVUPS (CX)(SI*1), Z0
-	VMOVUPS (DX)(SI*1), Z1
-	VMULPS  Z1, Z0, Z0
-	VMOVUPS Z0, (AX)(SI*1)
-	ADDQ    $0x00000040, SI
-	SUBQ    $0x00000010, BX
-	JMP     mulAVX512_loop
-
-mulAVX512_tail:
-	TESTQ     BX, BX
-	JZ        mulAVX512_done
-	MOVL      $0x0000ffff, DI
-	BZHIL     BX, DI, DI
-	KMOVW     DI, K1
-	VMOVUPS.Z (CX)(SI*1), K1, Z0
-	VMOVUPS.Z (DX)(SI*1), K1, Z1
-	VMULPS    Z1, Z0, Z0
-	VMOVUPS   Z0, K1, (AX)(SI*1)
-
-mulAVX512_done:
-	VZEROUPPER
-	RET
-
-// func scaleAVX512(dst *float32, a *float32, n int, s float32)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·scaleAVX512(SB), NOSPLIT, $0-28
-	MOVQ         dst+0(FP), AX
-	MOVQ         a+8(FP), CX
-	MOVQ         n+16(FP), DX
-	VBROADCASTSS s+24(FP), Z0
+TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         a_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	VBROADCASTSS s+48(FP), Z0
 	XORQ         BX, BX
 
 scaleAVX512_loop:
@@ -4836,14 +4684,14 @@ scaleAVX512_done:
 	VZEROUPPER
 	RET
 
-// func scaleMulAVX512(dst *float32, x *float32, w *float32, n int, s float32)
+// func scaleMulAVX512(dst []float32, x []float32, w []float32, s float32)
 // Requires: AVX, AVX512F, BMI2
-TEXT ·scaleMulAVX512(SB), NOSPLIT, $0-36
-	MOVQ         dst+0(FP), AX
-	MOVQ         x+8(FP), CX
-	MOVQ         w+16(FP), DX
-	MOVQ         n+24(FP), BX
-	VBROADCASTSS s+32(FP), Z0
+TEXT ·scaleMulAVX512(SB), NOSPLIT, $0-76
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	MOVQ         dst_len+8(FP), BX
+	VBROADCASTSS s+72(FP), Z0
 	XORQ         SI, SI
 
 scaleMulAVX512_loop:
@@ -4874,14 +4722,14 @@ scaleMulAVX512_done:
 	VZEROUPPER
 	RET
 
-// func axpyAVX512(dst *float32, x *float32, y *float32, n int, s float32)
+// func axpyAVX512(dst []float32, x []float32, y []float32, s float32)
 // Requires: AVX, AVX512F, BMI2
-TEXT ·axpyAVX512(SB), NOSPLIT, $0-36
-	MOVQ         dst+0(FP), AX
-	MOVQ         x+8(FP), CX
-	MOVQ         y+16(FP), DX
-	MOVQ         n+24(FP), BX
-	VBROADCASTSS s+32(FP), Z0
+TEXT ·axpyAVX512(SB), NOSPLIT, $0-76
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         y_base+48(FP), DX
+	MOVQ         dst_len+8(FP), BX
+	VBROADCASTSS s+72(FP), Z0
 	XORQ         SI, SI
 
 axpyAVX512_loop:
@@ -4910,78 +4758,12 @@ axpyAVX512_done:
 	VZEROUPPER
 	RET
 
-// func expAVX512(dst *float32, x *float32, n int)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·expAVX512(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
-	XORQ BX, BX
-
-expAVX512_loop:
-	CMPQ         DX, $0x00000010
-	JL           expAVX512_tail
-	VMOVUPS      (CX)(BX*1), Z0
-	VMOVUPS      vecConstexpMax<>+0(SB), Z1
-	VMINPS       Z0, Z1, Z0
-	VMOVUPS      vecConstexpMin<>+0(SB), Z1
-	VMAXPS       Z0, Z1, Z0
-	VMULPS       vecConstlog2e<>+0(SB), Z0, Z1
-	VRNDSCALEPS  $0x08, Z1, Z1
-	VMOVAPS      Z0, Z2
-	VFNMADD231PS vecConstln2hi<>+0(SB), Z1, Z2
-	VFNMADD231PS vecConstln2lo<>+0(SB), Z1, Z2
-	VMOVUPS      vecConstexp4<>+0(SB), Z3
-	VFMADD213PS  vecConstexp3<>+0(SB), Z2, Z3
-	VFMADD213PS  vecConstexp2<>+0(SB), Z2, Z3
-	VFMADD213PS  vecConstexp1<>+0(SB), Z2, Z3
-	VFMADD213PS  vecConstexp0<>+0(SB), Z2, Z3
-	VMULPS       Z2, Z2, Z0
-	VFMADD213PS  Z2, Z0, Z3
-	VADDPS       vecConstone<>+0(SB), Z3, Z3
-	VSCALEFPS    Z1, Z3, Z3
-	VMOVUPS      Z3, (AX)(BX*1)
-	ADDQ         $0x00000040, BX
-	SUBQ         $0x00000010, DX
-	JMP          expAVX512_loop
-
-expAVX512_tail:
-	TESTQ        DX, DX
-	JZ           expAVX512_done
-	MOVL         $0x0000ffff, SI
-	BZHIL        DX, SI, SI
-	KMOVW        SI, K1
-	VMOVUPS.Z    (CX)(BX*1), K1, Z0
-	VMOVUPS      vecConstexpMax<>+0(SB), Z1
-	VMINPS       Z0, Z1, Z0
-	VMOVUPS      vecConstexpMin<>+0(SB), Z1
-	VMAXPS       Z0, Z1, Z0
-	VMULPS       vecConstlog2e<>+0(SB), Z0, Z1
-	VRNDSCALEPS  $0x08, Z1, Z1
-	VMOVAPS      Z0, Z2
-	VFNMADD231PS vecConstln2hi<>+0(SB), Z1, Z2
-	VFNMADD231PS vecConstln2lo<>+0(SB), Z1, Z2
-	VMOVUPS      vecConstexp4<>+0(SB), Z3
-	VFMADD213PS  vecConstexp3<>+0(SB), Z2, Z3
-	VFMADD213PS  vecConstexp2<>+0(SB), Z2, Z3
-	VFMADD213PS  vecConstexp1<>+0(SB), Z2, Z3
-	VFMADD213PS  vecConstexp0<>+0(SB), Z2, Z3
-	VMULPS       Z2, Z2, Z0
-	VFMADD213PS  Z2, Z0, Z3
-	VADDPS       vecConstone<>+0(SB), Z3, Z3
-	VSCALEFPS    Z1, Z3, Z3
-	VMOVUPS      Z3, K1, (AX)(BX*1)
-
-expAVX512_done:
-	VZEROUPPER
-	RET
-
-// func sigmoidAVX512(dst *float32, x *float32, n int)
+// func sigmoidAVX512(dst []float32, x []float32)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2
-TEXT ·sigmoidAVX512(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
+TEXT ·sigmoidAVX512(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 	XORQ BX, BX
 
 sigmoidAVX512_loop:
@@ -5050,12 +4832,12 @@ sigmoidAVX512_done:
 	VZEROUPPER
 	RET
 
-// func siluAVX512(dst *float32, x *float32, n int)
+// func siluAVX512(dst []float32, x []float32)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2
-TEXT ·siluAVX512(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ n+16(FP), DX
+TEXT ·siluAVX512(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 	XORQ BX, BX
 
 siluAVX512_loop:
@@ -5124,13 +4906,13 @@ siluAVX512_done:
 	VZEROUPPER
 	RET
 
-// func siluMulAVX512(dst *float32, gate *float32, up *float32, n int)
+// func siluMulAVX512(dst []float32, gate []float32, up []float32)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2
-TEXT ·siluMulAVX512(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ gate+8(FP), CX
-	MOVQ up+16(FP), DX
-	MOVQ n+24(FP), BX
+TEXT ·siluMulAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ gate_base+24(FP), CX
+	MOVQ up_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
 siluMulAVX512_loop:
@@ -5203,13 +4985,13 @@ siluMulAVX512_done:
 	VZEROUPPER
 	RET
 
-// func sigmoidMulAVX512(dst *float32, x *float32, gate *float32, n int)
+// func sigmoidMulAVX512(dst []float32, x []float32, gate []float32)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2
-TEXT ·sigmoidMulAVX512(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ x+8(FP), CX
-	MOVQ gate+16(FP), DX
-	MOVQ n+24(FP), BX
+TEXT ·sigmoidMulAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ gate_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
 sigmoidMulAVX512_loop:
@@ -5282,13 +5064,13 @@ sigmoidMulAVX512_done:
 	VZEROUPPER
 	RET
 
-// func geluMulAVX512(dst *float32, gate *float32, up *float32, n int)
+// func geluMulAVX512(dst []float32, gate []float32, up []float32)
 // Requires: AVX, AVX512F, BMI2
-TEXT ·geluMulAVX512(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ gate+8(FP), CX
-	MOVQ up+16(FP), DX
-	MOVQ n+24(FP), BX
+TEXT ·geluMulAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ gate_base+24(FP), CX
+	MOVQ up_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
 geluMulAVX512_loop:
@@ -5365,13 +5147,13 @@ geluMulAVX512_done:
 	VZEROUPPER
 	RET
 
-// func softcapAVX512(dst *float32, x *float32, n int, s float32)
+// func softcapAVX512(dst []float32, x []float32, s float32)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2
-TEXT ·softcapAVX512(SB), NOSPLIT, $0-28
-	MOVQ         dst+0(FP), AX
-	MOVQ         x+8(FP), CX
-	MOVQ         n+16(FP), DX
-	VBROADCASTSS s+24(FP), Z0
+TEXT ·softcapAVX512(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	VBROADCASTSS s+48(FP), Z0
 	XORQ         BX, BX
 
 softcapAVX512_loop:
@@ -5474,12 +5256,12 @@ softcapAVX512_done:
 	VZEROUPPER
 	RET
 
-// func dotAVX512(a *float32, b *float32, n int) float32
+// func dotAVX512(a []float32, b []float32) float32
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, SSE
-TEXT ·dotAVX512(SB), NOSPLIT, $0-28
-	MOVQ   a+0(FP), AX
-	MOVQ   b+8(FP), CX
-	MOVQ   n+16(FP), DX
+TEXT ·dotAVX512(SB), NOSPLIT, $0-52
+	MOVQ   a_base+0(FP), AX
+	MOVQ   b_base+24(FP), CX
+	MOVQ   a_len+8(FP), DX
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	VXORPS Z2, Z2, Z2
@@ -5536,15 +5318,15 @@ dotAVX512_done:
 	VADDPS        X1, X0, X0
 	VPERMILPS     $0xb1, X0, X1
 	VADDPS        X1, X0, X0
-	MOVSS         X0, ret+24(FP)
+	MOVSS         X0, ret+48(FP)
 	VZEROUPPER
 	RET
 
-// func sumSquaresAVX512(x *float32, n int) float64
+// func sumSquaresAVX512(x []float32) float64
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, SSE2
-TEXT ·sumSquaresAVX512(SB), NOSPLIT, $0-24
-	MOVQ   x+0(FP), AX
-	MOVQ   n+8(FP), CX
+TEXT ·sumSquaresAVX512(SB), NOSPLIT, $0-32
+	MOVQ   x_base+0(FP), AX
+	MOVQ   x_len+8(FP), CX
 	VXORPS Z0, Z0, Z0
 	VXORPS Z1, Z1, Z1
 	XORQ   DX, DX
@@ -5583,16 +5365,16 @@ sumSquaresAVX512_done:
 	VADDPD        X1, X0, X0
 	VPERMILPD     $0x01, X0, X1
 	VADDPD        X1, X0, X0
-	MOVSD         X0, ret+16(FP)
+	MOVSD         X0, ret+24(FP)
 	VZEROUPPER
 	RET
 
-// func expSumAVX512(x *float32, n int, m float32) float64
+// func expSumAVX512(x []float32, m float32) float64
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, BMI2, SSE2
-TEXT ·expSumAVX512(SB), NOSPLIT, $0-32
-	MOVQ         x+0(FP), AX
-	MOVQ         n+8(FP), CX
-	VBROADCASTSS m+16(FP), Z0
+TEXT ·expSumAVX512(SB), NOSPLIT, $0-40
+	MOVQ         x_base+0(FP), AX
+	MOVQ         x_len+8(FP), CX
+	VBROADCASTSS m+24(FP), Z0
 	VXORPS       Z1, Z1, Z1
 	VXORPS       Z2, Z2, Z2
 	XORQ         DX, DX
@@ -5672,15 +5454,15 @@ expSumAVX512_done:
 	VADDPD        X0, X1, X1
 	VPERMILPD     $0x01, X1, X0
 	VADDPD        X0, X1, X1
-	MOVSD         X1, ret+24(FP)
+	MOVSD         X1, ret+32(FP)
 	VZEROUPPER
 	RET
 
-// func maximumAVX512(x *float32, n int) float32
+// func maximumAVX512(x []float32) float32
 // Requires: AVX, AVX512F, AVX512VL, BMI2, SSE
-TEXT ·maximumAVX512(SB), NOSPLIT, $0-20
-	MOVQ    x+0(FP), AX
-	MOVQ    n+8(FP), CX
+TEXT ·maximumAVX512(SB), NOSPLIT, $0-28
+	MOVQ    x_base+0(FP), AX
+	MOVQ    x_len+8(FP), CX
 	VMOVUPS vecConstminusInf<>+0(SB), Z0
 	VMOVUPS vecConstminusInf<>+0(SB), Z1
 	VMOVUPS vecConstminusInf<>+0(SB), Z2
@@ -5734,16 +5516,16 @@ maximumAVX512_done:
 	VMAXPS        X1, X0, X0
 	VPERMILPS     $0xb1, X0, X1
 	VMAXPS        X1, X0, X0
-	MOVSS         X0, ret+16(FP)
+	MOVSS         X0, ret+24(FP)
 	VZEROUPPER
 	RET
 
-// func indexOfAVX512(x *float32, n int, v float32) int
+// func indexOfAVX512(x []float32, v float32) int
 // Requires: AVX, AVX512F, BMI2
-TEXT ·indexOfAVX512(SB), NOSPLIT, $0-32
-	MOVQ         x+0(FP), AX
-	MOVQ         n+8(FP), CX
-	VBROADCASTSS v+16(FP), Z0
+TEXT ·indexOfAVX512(SB), NOSPLIT, $0-40
+	MOVQ         x_base+0(FP), AX
+	MOVQ         x_len+8(FP), CX
+	VBROADCASTSS v+24(FP), Z0
 	XORQ         DX, DX
 
 indexOfAVX512_loop:
@@ -5772,7 +5554,7 @@ indexOfAVX512_tail:
 
 indexOfAVX512_done:
 	MOVQ $-1, AX
-	MOVQ AX, ret+24(FP)
+	MOVQ AX, ret+32(FP)
 	VZEROUPPER
 	RET
 
@@ -5780,7 +5562,7 @@ indexOfAVX512_found:
 	BSFL BX, BX
 	SHRQ $0x02, DX
 	ADDQ BX, DX
-	MOVQ DX, ret+24(FP)
+	MOVQ DX, ret+32(FP)
 	VZEROUPPER
 	RET
 
@@ -5871,12 +5653,12 @@ storeF16AVX512_done:
 	VZEROUPPER
 	RET
 
-// func loadQ80AVX512(dst *float32, src *byte, n int)
+// func loadQ80AVX512(dst []float32, src []byte)
 // Requires: AVX, AVX2, AVX512F
-TEXT ·loadQ80AVX512(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
+TEXT ·loadQ80AVX512(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
 loadQ80AVX512_loop:
 	CMPQ         DX, $0x00000020
@@ -5900,12 +5682,12 @@ loadQ80AVX512_done:
 	VZEROUPPER
 	RET
 
-// func storeQ80AVX512(dst *byte, src *float32, n int)
+// func storeQ80AVX512(dst []byte, src []float32)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, F16C
-TEXT ·storeQ80AVX512(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
+TEXT ·storeQ80AVX512(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ src_len+32(FP), DX
 
 storeQ80AVX512_loop:
 	CMPQ          DX, $0x00000020
@@ -5958,14 +5740,14 @@ storeQ80AVX512_done:
 	VZEROUPPER
 	RET
 
-// func rotateAVX512(a *float32, b *float32, cos *float32, sin *float32, n int)
+// func rotateAVX512(a []float32, b []float32, cos []float32, sin []float32)
 // Requires: AVX, AVX512F, BMI2
-TEXT ·rotateAVX512(SB), NOSPLIT, $0-40
-	MOVQ a+0(FP), AX
-	MOVQ b+8(FP), CX
-	MOVQ cos+16(FP), DX
-	MOVQ sin+24(FP), BX
-	MOVQ n+32(FP), SI
+TEXT ·rotateAVX512(SB), NOSPLIT, $0-96
+	MOVQ a_base+0(FP), AX
+	MOVQ b_base+24(FP), CX
+	MOVQ cos_base+48(FP), DX
+	MOVQ sin_base+72(FP), BX
+	MOVQ cos_len+56(FP), SI
 	XORQ DI, DI
 
 rotateAVX512_loop:

@@ -67,8 +67,10 @@ var (
 // initWide declares the constants; data cannot be declared inside a function.
 func initWide() {
 	wideOpen = true
-	for _, v := range []uint32{m0f, m30, m3f, m10, mff, m80, signBit, magic, sixteenth, eighth, 0x00010001, 0x00100010, 0x00080008,
-		15, 32, 0x30, m03, m18, m20, m7f, bits0, bits1, exp118, two11, 1, 2, 8, 0x00200000, absMask, infBits - 1, tiny - 1, c127, 2048} {
+	for _, v := range []uint32{m0f, m30, m3f, m10, mff, m80, signBit, magic, sixteenth, eighth, 0x00010001, 0x00100010,
+		0x00080008,
+		15, 32, 0x30, m03, m18, m20, m7f, bits0, bits1, exp118, two11, 1, 2, 8, 0x00200000, absMask, infBits - 1, tiny - 1,
+		c127, 2048} {
 		wide(v)
 	}
 	wideOpen = false
@@ -281,7 +283,8 @@ func dotVEX(b, w, acc VecPhysical) {
 	enc := []byte{0xc4, 0xe2 ^ n(acc)>>3<<7 ^ n(b)>>3<<5, ^n(w)&15<<3 | 5, 0x50, 0xc0 | n(acc)&7<<3 | n(b)&7}
 	Comment(fmt.Sprintf("VPDPBUSD %s, %s, %s", b.Asm(), w.Asm(), acc.Asm()))
 	in, out := []Op{b, w, acc}, []Op{acc}
-	Instruction(&ir.Instruction{Opcode: "LONG", Operands: []Op{U32(binary.LittleEndian.Uint32(enc))}, Inputs: in, Outputs: out})
+	Instruction(&ir.Instruction{Opcode: "LONG", Operands: []Op{U32(binary.LittleEndian.Uint32(enc))}, Inputs: in,
+		Outputs: out})
 	Instruction(&ir.Instruction{Opcode: "BYTE", Operands: []Op{U8(enc[4])}, Inputs: in, Outputs: out})
 }
 
@@ -299,9 +302,12 @@ type format2 struct {
 }
 
 var formats2 = []*format2{
-	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, header: func(e *env2) { e.scales4K() }, emit: emit2Q4K},
-	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 0, unroll: true, header: func(e *env2) { e.scales4K() }, emit: emit2Q5K},
-	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, unroll: true, header: header2Q6K, emit: emit2Q6K},
+	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, header: func(e *env2) { e.scales4K() },
+		emit: emit2Q4K},
+	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 0, unroll: true,
+		header: func(e *env2) { e.scales4K() }, emit: emit2Q5K},
+	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, unroll: true, header: header2Q6K,
+		emit: emit2Q6K},
 	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, emit: emit2Q80},
 	{name: "Q40", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, emit: emit2Q40},
 	{name: "Q41", kind: min32, length: 32, bytes: 20, chunk: 32, step: 20, emit: emit2Q41},
@@ -415,7 +421,8 @@ func decodeAVX2(f *format2) {
 	if f.header != nil {
 		doc = "chunks is not used."
 	}
-	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches %d bytes at pf (pfStep is not used). %s", name, 2*bytes, doc),
+	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches %d "+
+		"bytes at pf (pfStep is not used). %s", name, 2*bytes, doc),
 		"Needs AVX2 and F16C.")
 	Pragma("noescape")
 	e := &env2{k: f.kind, p: GP64(), pq: GP64(), ps: GP64()}

@@ -209,7 +209,8 @@ func decode512(f *format) {
 		doc = "chunks is not used."
 	}
 	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)")
-	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel and prefetches %d lines, pfStep bytes apart, from pf on. %s", name, slots*blocks*f.ticks, doc),
+	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel and prefetches %d lines, pfStep bytes apart, "+
+		"from pf on. %s", name, slots*blocks*f.ticks, doc),
 		"Needs AVX-512 F and BW.")
 	Pragma("noescape")
 	p := Load(Param("p"), GP64())
@@ -322,19 +323,22 @@ func (s *fusedSink) end(sub int) {
 func fused512(f *format, nc int) {
 	name := fmt.Sprintf("fused%sx%d", f.name, nc)
 	blocks := 256 / f.chunk
-	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)")
+	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y "+
+		"*float32, yStep int)")
 	doc := "the last block has last chunks"
 	if f.header != nil {
 		doc = "last is not used"
 	}
 	Doc(fmt.Sprintf("%s multiplies 16 rows by %d columns. blocks counts 256 values; %s.", name, nc, doc),
-		fmt.Sprintf("It uses the scales of panel p as scratch and prefetches %d bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.", 16*f.bytes*256/f.length))
+		fmt.Sprintf("It uses the scales of panel p as scratch and prefetches %d bytes at pf per block. Steps are in "+
+			"bytes. Needs AVX-512 F, BW and VNNI.", 16*f.bytes*256/f.length))
 	Pragma("noescape")
 	w := Load(Param("w"), GP64())
 	stride := Load(Param("stride"), GP64())
 	e := newEnv(f, w, stride)
 	e.tight = nc > f.roomy
-	s := &fusedSink{e: e, k: f.kind, nc: nc, header: f.header != nil, acc: map[int][]VecVirtual{}, scales: map[int]VecVirtual{}, mins: map[int]VecVirtual{}}
+	s := &fusedSink{e: e, k: f.kind, nc: nc, header: f.header != nil, acc: map[int][]VecVirtual{},
+		scales: map[int]VecVirtual{}, mins: map[int]VecVirtual{}}
 	e.sink = s
 	if f.header != nil {
 		e.p = Load(Param("p"), GP64())

@@ -19,9 +19,12 @@ func micro512(k kind, nc int) {
 	if k.sub == 16 {
 		per = 128
 	}
-	TEXT(name, NOSPLIT, "func(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)")
-	Doc(fmt.Sprintf("%s adds two panels times %d columns to yin and writes yout; their columns are the steps apart, in bytes.", name, nc),
-		fmt.Sprintf("iters counts %d values. It prefetches %d lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.", per, per/8))
+	TEXT(name, NOSPLIT, "func(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf "+
+		"uintptr, pfStep int)")
+	Doc(fmt.Sprintf("%s adds two panels times %d columns to yin and writes yout; their columns are the steps "+
+		"apart, in bytes.", name, nc),
+		fmt.Sprintf("iters counts %d values. It prefetches %d lines, pfStep bytes apart, from pf on per iteration. Needs "+
+			"AVX-512 F and VNNI.", per, per/8))
 	Pragma("noescape")
 	pq := Load(Param("p"), GP64())
 	xq := Load(Param("x"), GP64())

@@ -59,7 +59,8 @@ func maxima(v []VecVirtual) VecVirtual {
 	}
 	x := qdq(dq(v[0], v[1]), dq(v[2], v[3]))
 	y := qdq(dq(v[4], v[5]), dq(v[6], v[7]))
-	return fold(x, y, func(o ...Op) { VPERM2I128(U8(0x20), o[0], o[1], o[2]) }, func(o ...Op) { VPERM2I128(U8(0x31), o[0], o[1], o[2]) })
+	return fold(x, y, func(o ...Op) { VPERM2I128(U8(0x20), o[0], o[1], o[2]) },
+		func(o ...Op) { VPERM2I128(U8(0x31), o[0], o[1], o[2]) })
 }
 
 func quantize512() {

@@ -59,7 +59,8 @@ func conversions(l level) {
 		end()
 	}
 
-	name := l.text("storeF16", "func(dst *byte, src *float32, n int)", "narrows n values, rounding to nearest even; n is a multiple of the lanes.")
+	name := l.text("storeF16", "func(dst *byte, src *float32, n int)",
+		"narrows n values, rounding to nearest even; n is a multiple of the lanes.")
 	dst := Load(Param("dst"), GP64())
 	src := Load(Param("src"), GP64())
 	n := Load(Param("n"), GP64())
@@ -72,10 +73,10 @@ func conversions(l level) {
 	})
 	end()
 
-	name = l.text("loadQ80", "func(dst *float32, src *byte, n int)", "widens n values, a multiple of 32.")
-	dst = Load(Param("dst"), GP64())
-	src = Load(Param("src"), GP64())
-	n = Load(Param("n"), GP64())
+	name = l.text("loadQ80", "func(dst []float32, src []byte)", "widens the values, a multiple of 32.")
+	dst = Load(Param("dst").Base(), GP64())
+	src = Load(Param("src").Base(), GP64())
+	n = Load(Param("dst").Len(), GP64())
 	l.blocks(name, n, 32, func() {
 		d := l.reg()
 		if l.wide() {
@@ -113,10 +114,11 @@ func (l level) blocks(name string, n Register, step int, body func()) {
 // storeQ80 quantises blocks of 32 as quant.Quantize does: d = max|x|/127, codes
 // x*(1/d) rounded to nearest, halves away from zero.
 func storeQ80(l level) {
-	name := l.text("storeQ80", "func(dst *byte, src *float32, n int)", "quantises n finite values, a multiple of 32.")
-	dst := Load(Param("dst"), GP64())
-	src := Load(Param("src"), GP64())
-	n := Load(Param("n"), GP64())
+	name := l.text("storeQ80", "func(dst []byte, src []float32)",
+		"quantises finite values, a multiple of 32.")
+	dst := Load(Param("dst").Base(), GP64())
+	src := Load(Param("src").Base(), GP64())
+	n := Load(Param("src").Len(), GP64())
 	l.blocks(name, n, 32, func() {
 		m := l.reg()
 		for i := 0; i < 32; i += l.lanes {
@@ -186,7 +188,8 @@ func storeQ80(l level) {
 // conv4 emits the four-tap depthwise convolution with silu for whole vectors of
 // channels. The weights of a channel are contiguous and are transposed on the way.
 func conv4(l level) {
-	name := l.text("conv4", "func(dst, w, t0, t1, t2, t3 *float32, n int)", "computes n channels, a multiple of the lanes: dst = silu(w0 t0 + w1 t1 + w2 t2 + w3 t3).")
+	name := l.text("conv4", "func(dst, w, t0, t1, t2, t3 *float32, n int)",
+		"computes n channels, a multiple of the lanes: dst = silu(w0 t0 + w1 t1 + w2 t2 + w3 t3).")
 	dst := Load(Param("dst"), GP64())
 	w := Load(Param("w"), GP64())
 	var taps [4]Register

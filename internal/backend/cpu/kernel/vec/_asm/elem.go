@@ -6,27 +6,26 @@ import (
 	. "github.com/mmcloughlin/avo/reg"
 )
 
-// elem emits dst[i] = body(in[0][i], in[1][i], ..., s). The tail runs through
-// the same operations under a mask. The body may overwrite its inputs.
-func elem(l level, name, doc string, params []string, scalar bool, body func(in []VecVirtual, s VecVirtual) VecVirtual) {
+// elem emits dst[i] = body(in[0][i], in[1][i], ..., s); the length is that of dst.
+// The tail runs through the same operations under a mask. The body may overwrite
+// its inputs.
+func elem(l level, name, doc string, params []string, scalar bool,
+	body func(in []VecVirtual, s VecVirtual) VecVirtual) {
 	sig := "func(dst"
 	for _, p := range params {
 		sig += ", " + p
 	}
-	sig += " *float32, n int"
+	sig += " []float32"
 	if scalar {
 		sig += ", s float32"
 	}
 	name = l.text(name, sig+")", doc)
-	dst := Load(Param("dst"), GP64())
+	dst := Load(Param("dst").Base(), GP64())
 	var ptr []Register
 	for _, p := range params {
-		if p == "dst" {
-			continue
-		}
-		ptr = append(ptr, Load(Param(p), GP64()))
+		ptr = append(ptr, Load(Param(p).Base(), GP64()))
 	}
-	n := Load(Param("n"), GP64())
+	n := Load(Param("dst").Len(), GP64())
 	var s VecVirtual
 	if scalar {
 		s = l.reg()
@@ -67,10 +66,6 @@ func elementwise(l level) {
 		VADDPS(in[1], in[0], in[0])
 		return in[0]
 	})
-	elem(l, "mul", "is dst = a * b.", []string{"a", "b"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
-		VMULPS(in[1], in[0], in[0])
-		return in[0]
-	})
 	elem(l, "scale", "is dst = s * a.", []string{"a"}, true, func(in []VecVirtual, s VecVirtual) VecVirtual {
 		VMULPS(s, in[0], in[0])
 		return in[0]
@@ -80,13 +75,11 @@ func elementwise(l level) {
 		VMULPS(in[1], in[0], in[0])
 		return in[0]
 	})
-	elem(l, "axpy", "is dst = s * x + y, fused.", []string{"x", "y"}, true, func(in []VecVirtual, s VecVirtual) VecVirtual {
-		VFMADD231PS(s, in[0], in[1])
-		return in[1]
-	})
-	elem(l, "exp", "is dst = e^x.", []string{"x"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
-		return l.exp(in[0])
-	})
+	elem(l, "axpy", "is dst = s * x + y, fused.", []string{"x", "y"}, true,
+		func(in []VecVirtual, s VecVirtual) VecVirtual {
+			VFMADD231PS(s, in[0], in[1])
+			return in[1]
+		})
 	elem(l, "sigmoid", "is dst = 1 / (1 + e^-x).", []string{"x"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
 		one := l.reg()
 		VMOVUPS(c("one"), one)
@@ -97,33 +90,36 @@ func elementwise(l level) {
 		VMOVAPS(in[0], x)
 		return l.overOnePlusExpMinus(in[0], x)
 	})
-	elem(l, "siluMul", "is dst = gate / (1 + e^-gate) * up.", []string{"gate", "up"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
-		x := l.reg()
-		VMOVAPS(in[0], x)
-		r := l.overOnePlusExpMinus(in[0], x)
-		VMULPS(in[1], r, r)
-		return r
-	})
-	elem(l, "sigmoidMul", "is dst = x * (1 / (1 + e^-gate)).", []string{"x", "gate"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
-		one := l.reg()
-		VMOVUPS(c("one"), one)
-		r := l.overOnePlusExpMinus(one, in[1])
-		VMULPS(in[0], r, r)
-		return r
-	})
-	elem(l, "geluMul", "is dst = gelu(gate) * up, tanh form.", []string{"gate", "up"}, false, func(in []VecVirtual, _ VecVirtual) VecVirtual {
-		// x / (1 + e^(gelu1*x + gelu3*x^3))
-		t, u := l.reg(), l.reg()
-		VMULPS(in[0], in[0], t)
-		VMOVUPS(c("gelu3"), u)
-		VFMADD213PS(c("gelu1"), t, u)
-		VMULPS(in[0], u, u)
-		e := l.exp(u)
-		VADDPS(c("one"), e, e)
-		VDIVPS(e, in[0], e)
-		VMULPS(in[1], e, e)
-		return e
-	})
+	elem(l, "siluMul", "is dst = gate / (1 + e^-gate) * up.", []string{"gate", "up"}, false,
+		func(in []VecVirtual, _ VecVirtual) VecVirtual {
+			x := l.reg()
+			VMOVAPS(in[0], x)
+			r := l.overOnePlusExpMinus(in[0], x)
+			VMULPS(in[1], r, r)
+			return r
+		})
+	elem(l, "sigmoidMul", "is dst = x * (1 / (1 + e^-gate)).", []string{"x", "gate"}, false,
+		func(in []VecVirtual, _ VecVirtual) VecVirtual {
+			one := l.reg()
+			VMOVUPS(c("one"), one)
+			r := l.overOnePlusExpMinus(one, in[1])
+			VMULPS(in[0], r, r)
+			return r
+		})
+	elem(l, "geluMul", "is dst = gelu(gate) * up, tanh form.", []string{"gate", "up"}, false,
+		func(in []VecVirtual, _ VecVirtual) VecVirtual {
+			// x / (1 + e^(gelu1*x + gelu3*x^3))
+			t, u := l.reg(), l.reg()
+			VMULPS(in[0], in[0], t)
+			VMOVUPS(c("gelu3"), u)
+			VFMADD213PS(c("gelu1"), t, u)
+			VMULPS(in[0], u, u)
+			e := l.exp(u)
+			VADDPS(c("one"), e, e)
+			VDIVPS(e, in[0], e)
+			VMULPS(in[1], e, e)
+			return e
+		})
 	elem(l, "softcap", "is dst = s * tanh(x / s).", []string{"x"}, true, func(in []VecVirtual, s VecVirtual) VecVirtual {
 		u := in[0]
 		VDIVPS(s, u, u)
@@ -220,12 +216,13 @@ func (l level) tanh(u VecVirtual) VecVirtual {
 
 // rotate emits the rotation of pairs that RoPE is made of.
 func rotate(l level) {
-	name := l.text("rotate", "func(a, b, cos, sin *float32, n int)", "turns the pairs (a[i], b[i]): a = a cos - b sin, b = a sin + b cos.")
-	a := Load(Param("a"), GP64())
-	b := Load(Param("b"), GP64())
-	co := Load(Param("cos"), GP64())
-	si := Load(Param("sin"), GP64())
-	n := Load(Param("n"), GP64())
+	name := l.text("rotate", "func(a, b, cos, sin []float32)",
+		"turns the pairs (a[i], b[i]): a = a cos - b sin, b = a sin + b cos.")
+	a := Load(Param("a").Base(), GP64())
+	b := Load(Param("b").Base(), GP64())
+	co := Load(Param("cos").Base(), GP64())
+	si := Load(Param("sin").Base(), GP64())
+	n := Load(Param("cos").Len(), GP64())
 	off := GP64()
 	XORQ(off, off)
 	Label(name + "_loop")

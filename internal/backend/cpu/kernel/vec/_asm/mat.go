@@ -57,7 +57,8 @@ func mat(l level, typ string, nc int, tile bool) {
 	if tile {
 		kind = "Tile"
 	}
-	name := l.text(fmt.Sprintf("mat%sx%d", kind, nc), "func(a *byte)", fmt.Sprintf("multiplies tiles of four %s rows with %d columns and moves its arguments on.%s", typ, nc, tail))
+	name := l.text(fmt.Sprintf("mat%sx%d", kind, nc), "func(a *byte)",
+		fmt.Sprintf("multiplies tiles of four %s rows with %d columns and moves its arguments on.%s", typ, nc, tail))
 	a := Load(Param("a"), GP64())
 	size := 2 // bytes per weight
 	if typ == "F32" {
@@ -247,7 +248,8 @@ func accumulate(l level) {
 
 func accum(l level, typ string, nz, nq int) {
 	masked := nz == 1 && (l.wide() || typ == "F32")
-	name, doc := fmt.Sprintf("accum%sx%d", typ, nq), fmt.Sprintf("adds the weighted rows of %d columns for %d queries.", 4*l.lanes, nq)
+	name, doc := fmt.Sprintf("accum%sx%d", typ, nq),
+		fmt.Sprintf("adds the weighted rows of %d columns for %d queries.", 4*l.lanes, nq)
 	if nz == 1 {
 		name, doc = "accum"+typ+"One", "adds the weighted rows of one vector of columns."
 		if masked {

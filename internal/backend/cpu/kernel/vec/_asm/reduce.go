@@ -44,10 +44,10 @@ func loadMaybe(m *mask, from Mem, to VecVirtual) {
 // dot sums in four vectors; the vectors after the last group of four and the
 // tail go to the first.
 func dot(l level) {
-	name := l.text("dot", "func(a, b *float32, n int) float32", "returns the sum of a*b.")
-	a := Load(Param("a"), GP64())
-	b := Load(Param("b"), GP64())
-	n := Load(Param("n"), GP64())
+	name := l.text("dot", "func(a, b []float32) float32", "returns the sum of a*b.")
+	a := Load(Param("a").Base(), GP64())
+	b := Load(Param("b").Base(), GP64())
+	n := Load(Param("a").Len(), GP64())
 	acc := l.regs(4)
 	for _, v := range acc {
 		zero(v)
@@ -96,9 +96,9 @@ func (l level) widen(x VecVirtual) (lo, hi VecVirtual) {
 }
 
 func sumSquares(l level) {
-	name := l.text("sumSquares", "func(x *float32, n int) float64", "returns the sum of x*x in float64.")
-	p := Load(Param("x"), GP64())
-	n := Load(Param("n"), GP64())
+	name := l.text("sumSquares", "func(x []float32) float64", "returns the sum of x*x in float64.")
+	p := Load(Param("x").Base(), GP64())
+	n := Load(Param("x").Len(), GP64())
 	acc := l.regs(2)
 	zero(acc[0])
 	zero(acc[1])
@@ -117,9 +117,10 @@ func sumSquares(l level) {
 }
 
 func expSum(l level) {
-	name := l.text("expSum", "func(x *float32, n int, m float32) float64", "replaces x by e^(x-m) and returns the sum in float64.")
-	p := Load(Param("x"), GP64())
-	n := Load(Param("n"), GP64())
+	name := l.text("expSum", "func(x []float32, m float32) float64",
+		"replaces x by e^(x-m) and returns the sum in float64.")
+	p := Load(Param("x").Base(), GP64())
+	n := Load(Param("x").Len(), GP64())
 	top := l.reg()
 	a, err := Param("m").Resolve()
 	if err != nil {
@@ -154,9 +155,9 @@ func expSum(l level) {
 
 // maximum keeps the accumulator as second source: it survives when x is NaN.
 func maximum(l level) {
-	name := l.text("maximum", "func(x *float32, n int) float32", "returns the largest value that is not NaN, or -Inf.")
-	p := Load(Param("x"), GP64())
-	n := Load(Param("n"), GP64())
+	name := l.text("maximum", "func(x []float32) float32", "returns the largest value that is not NaN, or -Inf.")
+	p := Load(Param("x").Base(), GP64())
+	n := Load(Param("x").Len(), GP64())
 	acc := l.regs(4)
 	for _, v := range acc {
 		VMOVUPS(c("minusInf"), v)
@@ -208,9 +209,9 @@ func maximum(l level) {
 }
 
 func indexOf(l level) {
-	name := l.text("indexOf", "func(x *float32, n int, v float32) int", "returns the first index of v, or -1.")
-	p := Load(Param("x"), GP64())
-	n := Load(Param("n"), GP64())
+	name := l.text("indexOf", "func(x []float32, v float32) int", "returns the first index of v, or -1.")
+	p := Load(Param("x").Base(), GP64())
+	n := Load(Param("x").Len(), GP64())
 	want := l.reg()
 	a, err := Param("v").Resolve()
 	if err != nil {
