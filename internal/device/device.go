@@ -103,8 +103,9 @@ func parse(name string) (kind string, index int, err error) {
 	return "", 0, fmt.Errorf("device %q: want auto, cpu, cuda, cuda:N, vulkan or vulkan:N", name)
 }
 
-// Open opens a device. "auto" (and "") is the first GPU that can be used, or the processor. Of Vulkan's devices it takes cards only: what
-// shares the processor's memory may well be slower than the processor, so that is for whoever names it.
+// Open opens a device. "auto" (and "") is the first GPU that can be used, or the processor. Of Vulkan's devices it
+// takes cards only: what shares the processor's memory may well be slower than the processor, so that is for whoever
+// names it.
 func Open(name string, opt Options) (backend.Backend, error) {
 	kind, index, err := parse(name)
 	if err != nil {

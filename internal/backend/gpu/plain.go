@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and arguments of the others, but
-// products take activations as signed bytes, row by row, in launches of one format; attention computes in float32.
+// A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
+// arguments of the others, but products take activations as signed bytes, row by row, in launches of one format;
+// attention computes in float32.
 
 // plainNames are the formats in the names of kernels.
 var plainNames = [tileFormats]string{TileQ4K: "q4k", TileQ5K: "q5k", TileQ6K: "q6k", TileQ2K: "q2k", TileQ3K: "q3k",
@@ -18,13 +19,15 @@ func PlainFormat(name string) (Format, bool) {
 	return Format(i), i >= 0
 }
 
-// plainQuarters is how many workgroups share the rows of a stage, and plainTile how many pairs share one reading of an expert.
+// plainQuarters is how many workgroups share the rows of a stage, and plainTile how many pairs share one reading of
+// an expert.
 const (
 	plainQuarters = 4
 	plainTile     = 8
 )
 
-// plainTokens is the number of rows that share one reading of a matrix: those of a kernel that exists, the same for all parts of a prompt.
+// plainTokens is the number of rows that share one reading of a matrix: those of a kernel that exists, the same for
+// all parts of a prompt.
 func plainTokens(rows int) int {
 	parts := (rows + 15) / 16
 	each := (rows + parts - 1) / parts
@@ -73,5 +76,6 @@ func plainHead(dim int) int {
 	return n
 }
 
-// plainAttentionRows is the number of rows (tokens x heads) that a plain attention kernel has at most: their queries fit 16 KiB.
+// plainAttentionRows is the number of rows (tokens x heads) that a plain attention kernel has at most: their queries
+// fit 16 KiB.
 func plainAttentionRows(dim int) int { return min(16, 4096/dim) }

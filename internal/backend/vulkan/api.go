@@ -2,9 +2,10 @@
 
 package vulkan
 
-// The small part of Vulkan 1.3 that is used here, called without cgo. Structures are written by hand, with Go's alignment
-// equal to C's on 64-bit systems (layout_test.go states the sizes of the C headers). Pointers inside structures are
-// unsafe.Pointer, never uintptr: the collector sees them, and what they point to lies on the heap, which does not move.
+// The small part of Vulkan 1.3 that is used here, called without cgo. Structures are written by hand, with Go's
+// alignment equal to C's on 64-bit systems (layout_test.go states the sizes of the C headers). Pointers inside
+// structures are unsafe.Pointer, never uintptr: the collector sees them, and what they point to lies on the heap,
+// which does not move.
 
 import (
 	"fmt"

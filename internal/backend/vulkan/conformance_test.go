@@ -15,11 +15,13 @@ import (
 	"strobe/internal/quant"
 )
 
-// openDriver opens the device that tests run on: the first one, or the one whose number is in $STROBE_VULKAN. Its calls are checked by the
-// validation layer if $STROBE_VULKAN_VALIDATE is set. Without a driver tests are skipped, unless $STROBE_REQUIRE_VULKAN is set.
+// openDriver opens the device that tests run on: the first one, or the one whose number is in $STROBE_VULKAN. Its
+// calls are checked by the validation layer if $STROBE_VULKAN_VALIDATE is set. Without a driver tests are skipped,
+// unless $STROBE_REQUIRE_VULKAN is set.
 func openDriver(t testing.TB) gpu.Driver {
 	t.Helper()
-	d, err := vulkan.Open(index(), vulkan.Options{Validate: os.Getenv("STROBE_VULKAN_VALIDATE") != "", Shared: os.Getenv("STROBE_VULKAN_SHARED") != ""})
+	d, err := vulkan.Open(index(), vulkan.Options{Validate: os.Getenv("STROBE_VULKAN_VALIDATE") != "",
+		Shared: os.Getenv("STROBE_VULKAN_SHARED") != ""})
 	if err != nil {
 		if os.Getenv("STROBE_REQUIRE_VULKAN") == "" && (errors.Is(err, vulkan.ErrNoDriver) || noDevice()) {
 			t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)

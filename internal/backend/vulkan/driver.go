@@ -13,8 +13,9 @@ import (
 	"strobe/internal/backend/gpu"
 )
 
-// Driver is an open device with one queue. What is launched, copied and filled is collected in a command buffer and sent when
-// somebody waits, when it is estimated to keep the device busy for long enough, or together with a recording.
+// Driver is an open device with one queue. What is launched, copied and filled is collected in a command buffer and
+// sent when somebody waits, when it is estimated to keep the device busy for long enough, or together with a
+// recording.
 type Driver struct {
 	dev      Device
 	opt      Options
@@ -60,17 +61,24 @@ type functions struct {
 
 func (f *functions) names() map[string]*fn {
 	return map[string]*fn{
-		"vkCreateBuffer": &f.createBuffer, "vkDestroyBuffer": &f.destroyBuffer, "vkGetBufferMemoryRequirements": &f.requirements,
-		"vkAllocateMemory": &f.allocate, "vkFreeMemory": &f.free, "vkBindBufferMemory": &f.bind, "vkMapMemory": &f.mapMemory,
-		"vkGetBufferDeviceAddress": &f.address, "vkCreateShaderModule": &f.createModule, "vkDestroyShaderModule": &f.destroyModule,
-		"vkCreatePipelineLayout": &f.createLayout, "vkDestroyPipelineLayout": &f.destroyLayout, "vkCreateComputePipelines": &f.createPipelines,
-		"vkDestroyPipeline": &f.destroyPipeline, "vkCreatePipelineCache": &f.createCache, "vkDestroyPipelineCache": &f.destroyCache,
+		"vkCreateBuffer": &f.createBuffer, "vkDestroyBuffer": &f.destroyBuffer,
+		"vkGetBufferMemoryRequirements": &f.requirements,
+		"vkAllocateMemory":              &f.allocate, "vkFreeMemory": &f.free,
+		"vkBindBufferMemory": &f.bind, "vkMapMemory": &f.mapMemory,
+		"vkGetBufferDeviceAddress": &f.address, "vkCreateShaderModule": &f.createModule,
+		"vkDestroyShaderModule":  &f.destroyModule,
+		"vkCreatePipelineLayout": &f.createLayout, "vkDestroyPipelineLayout": &f.destroyLayout,
+		"vkCreateComputePipelines": &f.createPipelines,
+		"vkDestroyPipeline":        &f.destroyPipeline, "vkCreatePipelineCache": &f.createCache,
+		"vkDestroyPipelineCache": &f.destroyCache,
 		"vkGetPipelineCacheData": &f.cacheData, "vkCreateCommandPool": &f.createPool, "vkDestroyCommandPool": &f.destroyPool,
 		"vkAllocateCommandBuffers": &f.allocCommands, "vkResetCommandPool": &f.resetPool, "vkBeginCommandBuffer": &f.begin,
-		"vkEndCommandBuffer": &f.end, "vkCmdBindPipeline": &f.bindPipeline, "vkCmdPushConstants": &f.push, "vkCmdDispatch": &f.dispatch,
+		"vkEndCommandBuffer": &f.end, "vkCmdBindPipeline": &f.bindPipeline, "vkCmdPushConstants": &f.push,
+		"vkCmdDispatch":         &f.dispatch,
 		"vkCmdPipelineBarrier2": &f.barrier, "vkCmdCopyBuffer": &f.copyBuffer, "vkCmdFillBuffer": &f.fill,
 		"vkCmdWriteTimestamp2": &f.timestamp, "vkCmdResetQueryPool": &f.resetQuery, "vkQueueSubmit2": &f.submit,
-		"vkCreateSemaphore": &f.createSemaphore, "vkDestroySemaphore": &f.destroySemaphore, "vkWaitSemaphores": &f.waitSemaphores,
+		"vkCreateSemaphore": &f.createSemaphore, "vkDestroySemaphore": &f.destroySemaphore,
+		"vkWaitSemaphores":           &f.waitSemaphores,
 		"vkGetSemaphoreCounterValue": &f.counter, "vkDeviceWaitIdle": &f.waitIdle, "vkDestroyDevice": &f.destroy,
 		"vkCreateQueryPool": &f.createQuery, "vkDestroyQueryPool": &f.destroyQuery, "vkGetQueryPoolResults": &f.queryResults,
 	}
@@ -106,11 +114,13 @@ func (d *Driver) open() (err error) {
 	}
 	st := &semaphoreType{head: head{sType: stSemaphoreType}, typ: 1}
 	sc := &semaphoreCreate{head: head{stSemaphoreCreate, unsafe.Pointer(st)}}
-	if err := d.f.createSemaphore.do(d.handle, uintptr(unsafe.Pointer(sc)), 0, uintptr(unsafe.Pointer(&d.timeline))); err != nil {
+	if err := d.f.createSemaphore.do(d.handle, uintptr(unsafe.Pointer(sc)), 0,
+		uintptr(unsafe.Pointer(&d.timeline))); err != nil {
 		return err
 	}
 	lc := &layoutCreate{head: head{sType: stPipelineLayout}, nRanges: 1, ranges: &pushRange{stages: stageCompute, size: 8}}
-	if err := d.f.createLayout.do(d.handle, uintptr(unsafe.Pointer(lc)), 0, uintptr(unsafe.Pointer(&d.layout))); err != nil {
+	if err := d.f.createLayout.do(d.handle, uintptr(unsafe.Pointer(lc)), 0,
+		uintptr(unsafe.Pointer(&d.layout))); err != nil {
 		return err
 	}
 	cc := &pipelineCacheCreate{head: head{sType: stPipelineCacheCreate}}
@@ -122,15 +132,16 @@ func (d *Driver) open() (err error) {
 	if err := d.up.open(d); err != nil {
 		return err
 	}
-	if d.down, err = d.newBuffer(downBytes, memoryVisible|memoryCoherent|memoryCached, memoryVisible|memoryCoherent); err != nil {
+	if d.down, err = d.newBuffer(downBytes, memoryVisible|memoryCoherent|memoryCached,
+		memoryVisible|memoryCoherent); err != nil {
 		return err
 	}
 	d.props = gpu.Props{Name: d.dev.Name, Plain: true, Units: d.units(), Memory: d.dev.Memory, SharedBlock: needShared}
 	return nil
 }
 
-// units is the number of the device's multiprocessors, times what products need of blocks to keep one busy: each of these is four
-// workgroups. Where it is unknown it is a middling one.
+// units is the number of the device's multiprocessors, times what products need of blocks to keep one busy: each of
+// these is four workgroups. Where it is unknown it is a middling one.
 func (d *Driver) units() int {
 	n := 32
 	switch {
@@ -180,7 +191,8 @@ func (d *Driver) create() error {
 		extensions = append(extensions, cText(subset))
 		dc.nExt, dc.extensions = 1, unsafe.Pointer(&extensions[0])
 	}
-	if err := d.inst.get("vkCreateDevice").do(p.handle, uintptr(unsafe.Pointer(dc)), 0, uintptr(unsafe.Pointer(&d.handle))); err != nil {
+	if err := d.inst.get("vkCreateDevice").do(p.handle, uintptr(unsafe.Pointer(dc)), 0,
+		uintptr(unsafe.Pointer(&d.handle))); err != nil {
 		return err
 	}
 	get := d.inst.get("vkGetDeviceProcAddr")
@@ -189,7 +201,8 @@ func (d *Driver) create() error {
 			return fmt.Errorf("its driver has no %s", name)
 		}
 	}
-	fn(get.call(d.handle, uintptr(cText("vkGetDeviceQueue")))).call(d.handle, uintptr(d.family), 0, uintptr(unsafe.Pointer(&d.queue)))
+	fn(get.call(d.handle, uintptr(cText("vkGetDeviceQueue")))).call(d.handle, uintptr(d.family), 0,
+		uintptr(unsafe.Pointer(&d.queue)))
 	return nil
 }
 

@@ -58,7 +58,8 @@ func newInstance(validate bool) (*instance, error) {
 		extensions = append(extensions, cText("VK_EXT_debug_utils"))
 		const synchronisation = 4 // of copies; the layer does not see memory reached by address
 		checks := []int32{synchronisation}
-		ic.next = unsafe.Pointer(&validationFeatures{head: head{sType: stValidationFeatures}, nEnabled: 1, enabled: &checks[0]})
+		ic.next = unsafe.Pointer(&validationFeatures{head: head{sType: stValidationFeatures}, nEnabled: 1,
+			enabled: &checks[0]})
 	}
 	if ic.nLayers = uint32(len(layers)); ic.nLayers > 0 {
 		ic.layers = unsafe.Pointer(&layers[0])
@@ -66,7 +67,8 @@ func newInstance(validate bool) (*instance, error) {
 	if ic.nExt = uint32(len(extensions)); ic.nExt > 0 {
 		ic.extensions = unsafe.Pointer(&extensions[0])
 	}
-	if err := i.get("vkCreateInstance").do(uintptr(unsafe.Pointer(ic)), 0, uintptr(unsafe.Pointer(&i.handle))); err != nil {
+	if err := i.get("vkCreateInstance").do(uintptr(unsafe.Pointer(ic)), 0,
+		uintptr(unsafe.Pointer(&i.handle))); err != nil {
 		if err == noDriver {
 			return nil, ErrNoDriver
 		}
@@ -91,7 +93,8 @@ func (i *instance) listen() error {
 	const warnings, errors, all = 0x100, 0x1000, 7
 	m := &messengerCreate{head: head{sType: stMessenger}, severity: warnings | errors, types: all, callback: heard}
 	var handle uint64
-	return i.get("vkCreateDebugUtilsMessengerEXT").do(i.handle, uintptr(unsafe.Pointer(m)), 0, uintptr(unsafe.Pointer(&handle)))
+	return i.get("vkCreateDebugUtilsMessengerEXT").do(i.handle, uintptr(unsafe.Pointer(m)), 0,
+		uintptr(unsafe.Pointer(&handle)))
 }
 
 func cString(p unsafe.Pointer) string {
@@ -189,8 +192,10 @@ func (p *physical) missing() string {
 		has  uint32
 		name string
 	}{
-		{p.f2.F[featureInt64], "64-bit integers"}, {p.f11.Storage16, "16-bit storage"}, {p.f12.F[f12BufferAddress], "buffer addresses"},
-		{p.f12.F[f12Timeline], "timeline semaphores"}, {p.f13.F[f13Sync2], "synchronization2"}, {p.f13.F[f13IntDot], "integer dot products"},
+		{p.f2.F[featureInt64], "64-bit integers"}, {p.f11.Storage16, "16-bit storage"}, {p.f12.F[f12BufferAddress],
+			"buffer addresses"},
+		{p.f12.F[f12Timeline], "timeline semaphores"}, {p.f13.F[f13Sync2], "synchronization2"}, {p.f13.F[f13IntDot],
+			"integer dot products"},
 	} {
 		if f.has == 0 {
 			list = append(list, f.name)
@@ -268,7 +273,8 @@ func (p *physical) heaps() (list []int) {
 	return list
 }
 
-// once sorts devices, software last, and drops those that another driver has already: two drivers of a card report the same UUID.
+// once sorts devices, software last, and drops those that another driver has already: two drivers of a card report
+// the same UUID.
 func once(list []Device) []Device {
 	slices.SortStableFunc(list, func(a, b Device) int {
 		order := map[uint32]int{kindDiscrete: 0, kindIntegrated: 1, kindVirtual: 2, kindSoftware: 4}

@@ -44,16 +44,18 @@ const (
 	align      = 256
 )
 
-// newBuffer makes a buffer in memory of one of the wanted kinds, the first one that has room. Every type that fits is tried: a
-// small or a full heap may come first.
+// newBuffer makes a buffer in memory of one of the wanted kinds, the first one that has room. Every type that fits is
+// tried: a small or a full heap may come first.
 func (d *Driver) newBuffer(size int, wants ...uint32) (*buffer, error) {
 	if most := min(d.phys.p11.MaxMemoryAllocationSize, d.phys.p13.MaxBufferSize); uint64(size) > most {
 		return nil, fmt.Errorf("%s: allocating %d bytes: its driver allows %d at a time", d.dev.Name, size, most)
 	}
 	b := &buffer{size: size}
 	const copyFrom, copyTo, storage, address = 1, 2, 0x20, 0x20000
-	bc := &bufferCreate{head: head{sType: stBufferCreate}, size: uint64(size), usage: copyFrom | copyTo | storage | address}
-	if err := d.f.createBuffer.do(d.handle, uintptr(unsafe.Pointer(bc)), 0, uintptr(unsafe.Pointer(&b.handle))); err != nil {
+	bc := &bufferCreate{head: head{sType: stBufferCreate}, size: uint64(size),
+		usage: copyFrom | copyTo | storage | address}
+	if err := d.f.createBuffer.do(d.handle, uintptr(unsafe.Pointer(bc)), 0,
+		uintptr(unsafe.Pointer(&b.handle))); err != nil {
 		return nil, err
 	}
 	need := &memoryRequirements{}
@@ -173,8 +175,8 @@ func (d *Driver) Alloc(bytes int) (gpu.Addr, error) {
 	return at, nil
 }
 
-// Release gives memory back. Pieces of arenas may be used anew at once: the queue is in order. A buffer of its own is freed when the
-// device is done with what was asked of it so far.
+// Release gives memory back. Pieces of arenas may be used anew at once: the queue is in order. A buffer of its own is
+// freed when the device is done with what was asked of it so far.
 func (d *Driver) Release(a gpu.Addr) {
 	for _, s := range d.small {
 		if n := s.taken[a]; n > 0 {

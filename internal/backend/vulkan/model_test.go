@@ -13,7 +13,8 @@ func suite(t testing.TB) modeltest.Suite {
 	return modeltest.Suite{Backend: openLasting(t), Few: software()}
 }
 
-// TestModels: the golden logits, the same bits whatever the batch, and the same text whatever drafts, for every architecture.
+// TestModels: the golden logits, the same bits whatever the batch, and the same text whatever drafts, for every
+// architecture.
 func TestModels(t *testing.T) {
 	s := suite(t)
 	t.Run("golden", func(t *testing.T) { s.Golden(t, modeltest.Targets...) })

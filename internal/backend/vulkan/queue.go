@@ -25,13 +25,16 @@ const (
 	hostRead      = 0x2000
 )
 
-// barriers are the two kinds that are used: between commands, and at the end of a submission, for whoever comes next and the host.
+// barriers are the two kinds that are used: between commands, and at the end of a submission, for whoever comes next
+// and the host.
 type barriers struct{ next, last *dependency }
 
 func newBarriers() barriers {
 	of := func(stages, reads uint64) *dependency {
-		m := &memoryBarrier2{head: head{sType: stMemoryBarrier2}, srcStage: atCompute | atTransfer, srcAccess: shaderWrite | transferWrite,
-			dstStage: atCompute | atTransfer | stages, dstAccess: shaderRead | shaderWrite | transferRead | transferWrite | reads}
+		m := &memoryBarrier2{head: head{sType: stMemoryBarrier2}, srcStage: atCompute | atTransfer,
+			srcAccess: shaderWrite | transferWrite,
+			dstStage:  atCompute | atTransfer | stages, dstAccess: shaderRead |
+				shaderWrite | transferRead | transferWrite | reads}
 		return &dependency{head: head{sType: stDependency}, nMem: 1, mem: m}
 	}
 	return barriers{of(0, 0), of(atHost, hostRead)}
@@ -152,7 +155,8 @@ func (d *Driver) flush(then *commands) {
 	d.up.sent(d.sent)
 }
 
-// pace estimates how long submissions take: drivers end programs whose submissions take seconds. It is measured, per workgroup.
+// pace estimates how long submissions take: drivers end programs whose submissions take seconds. It is measured, per
+// workgroup.
 type pace struct {
 	period   float64 // nanoseconds of a timestamp's tick; 0: unknown
 	perGroup float64 // nanoseconds
@@ -187,13 +191,14 @@ func (d *Driver) measure(c *commands) {
 	}
 	var t [2]uint64
 	const bits64 = 1
-	if d.f.queryResults.do(d.handle, uintptr(c.queries), 0, 2, 16, uintptr(unsafe.Pointer(&t[0])), 8, bits64) == nil && t[1] > t[0] {
+	if d.f.queryResults.do(d.handle, uintptr(c.queries), 0, 2, 16, uintptr(unsafe.Pointer(&t[0])), 8, bits64) == nil &&
+		t[1] > t[0] {
 		d.pace.took(c.groups, time.Duration(float64(t[1]-t[0])*d.pace.period))
 	}
 }
 
-// staging is host memory that the device reads: what is uploaded, and the arguments of launches that are not recorded. Its segments
-// are used in turn; one is used again when the submissions that read it are done.
+// staging is host memory that the device reads: what is uploaded, and the arguments of launches that are not
+// recorded. Its segments are used in turn; one is used again when the submissions that read it are done.
 type staging struct {
 	d    *Driver
 	b    *buffer
@@ -212,7 +217,8 @@ const (
 func (s *staging) open(d *Driver) (err error) {
 	s.d = d
 	// The device's own memory if the host sees it: arguments are read by every kernel.
-	s.b, err = d.newBuffer(stagingSegs*stagingBytes, memoryLocal|memoryVisible|memoryCoherent, memoryVisible|memoryCoherent)
+	s.b, err = d.newBuffer(stagingSegs*stagingBytes, memoryLocal|memoryVisible|memoryCoherent,
+		memoryVisible|memoryCoherent)
 	return err
 }
 
@@ -473,7 +479,8 @@ func (d *Driver) Times(ls []gpu.Launch) ([]time.Duration, error) {
 		if d.err != nil || c == nil || !c.timed {
 			continue
 		}
-		d.fail(d.f.queryResults.do(d.handle, uintptr(c.queries), 0, 2, 16, uintptr(unsafe.Pointer(&t[0])), 8, 1), "timing %s", ls[i].Name)
+		d.fail(d.f.queryResults.do(d.handle, uintptr(c.queries), 0, 2, 16, uintptr(unsafe.Pointer(&t[0])), 8, 1), "timing %s",
+			ls[i].Name)
 		times[i] = time.Duration(float64(t[1]-t[0]) * d.pace.period)
 	}
 	return times, d.err

@@ -13,8 +13,8 @@ import (
 	"strobe/internal/quant"
 )
 
-// selfTest computes a few things whose results are known: drivers exist that list what they compute wrongly. Shuffles are used if
-// they give the bits that shared memory gives; a device that sums or multiplies wrongly is refused.
+// selfTest computes a few things whose results are known: drivers exist that list what they compute wrongly. Shuffles
+// are used if they give the bits that shared memory gives; a device that sums or multiplies wrongly is refused.
 func (d *Driver) selfTest() error {
 	shared, err := d.testSums()
 	if err != nil {
@@ -115,8 +115,10 @@ func (d *Driver) testSums() ([]float32, error) {
 	const rows, short, long = 5, 77, 1300
 	x := t.normal(rows * (short + long))
 	in, out := t.put(bytesOf(x)), t.room(4*len(x))
-	ls := s.RMSNorm(nil, gpu.HeadsOut{P: out, Stride: short}, gpu.HeadsIn{In: gpu.Rows(in, short)}, 0, 1e-6, rows, 1, short)
-	ls = s.RMSNorm(ls, gpu.HeadsOut{P: out + 4*rows*short, Stride: long}, gpu.HeadsIn{In: gpu.Rows(in+4*rows*short, long)}, 0, 1e-6, rows, 1, long)
+	ls := s.RMSNorm(nil, gpu.HeadsOut{P: out, Stride: short}, gpu.HeadsIn{In: gpu.Rows(in, short)}, 0, 1e-6, rows, 1,
+		short)
+	ls = s.RMSNorm(ls, gpu.HeadsOut{P: out + 4*rows*short, Stride: long}, gpu.HeadsIn{In: gpu.Rows(in+4*rows*short, long)},
+		0, 1e-6, rows, 1, long)
 	got, err := t.run(ls, out, len(x))
 	if err != nil {
 		return nil, err

@@ -11,7 +11,8 @@ import (
 	"strobe/internal/quant"
 )
 
-// TestTimes prints how long products of a large matrix take by their rows, and what share of the bandwidth that is. It asserts nothing.
+// TestTimes prints how long products of a large matrix take by their rows, and what share of the bandwidth that is.
+// It asserts nothing.
 func TestTimes(t *testing.T) {
 	if software() {
 		t.Skip("needs a GPU: on the processor times say nothing")

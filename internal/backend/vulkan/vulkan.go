@@ -1,6 +1,6 @@
-// Package vulkan runs kernels on any GPU with a Vulkan 1.3 driver (AMD, Intel, NVIDIA, Apple through MoltenVK), and on the processor
-// through Mesa's lavapipe, which is how the kernels are tested. It calls the Vulkan loader without cgo; the kernels are
-// embedded as SPIR-V.
+// Package vulkan runs kernels on any GPU with a Vulkan 1.3 driver (AMD, Intel, NVIDIA, Apple through MoltenVK), and
+// on the processor through Mesa's lavapipe, which is how the kernels are tested. It calls the Vulkan loader without
+// cgo; the kernels are embedded as SPIR-V.
 //
 // A Driver is used by one goroutine at a time, from any thread. The build tag nogpu leaves all of it out.
 package vulkan

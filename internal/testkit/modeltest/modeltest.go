@@ -1,5 +1,5 @@
-// Package modeltest checks that a device runs models as they are meant: the logits of the golden files, the same bits whatever the batch,
-// and the same text whatever drafts.
+// Package modeltest checks that a device runs models as they are meant: the logits of the golden files, the same bits
+// whatever the batch, and the same text whatever drafts.
 package modeltest
 
 import (
@@ -121,7 +121,8 @@ func sameBits(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
 }
 
-// Identity: the logits of a token have the same bits alone, in batches, beside other sequences, as a prompt and in a tree.
+// Identity: the logits of a token have the same bits alone, in batches, beside other sequences, as a prompt and in a
+// tree.
 func (s Suite) Identity(t *testing.T, names ...string) {
 	b := s.Backend
 	for _, name := range names {
@@ -174,7 +175,8 @@ func (s Suite) Identity(t *testing.T, names ...string) {
 			if err := seq.CommitAll(); err != nil {
 				t.Fatal(err)
 			}
-			tree := model.Segment{Seq: seq, Tokens: []int32{tokens[2], 7, tokens[3], 9, tokens[4]}, Parents: []int32{-1, 0, 0, 1, 2}, Logits: model.LogitsAll}
+			tree := model.Segment{Seq: seq, Tokens: []int32{tokens[2], 7, tokens[3], 9, tokens[4]}, Parents: []int32{-1, 0, 0, 1,
+				2}, Logits: model.LogitsAll}
 			v := b.Read(forward(t, m, tree).Logits)
 			for row, at := range map[int]int{0: 2, 2: 3, 4: 4} {
 				if !sameBits(v[row*m.Vocab:][:m.Vocab], want[at*m.Vocab:][:m.Vocab]) {
@@ -227,7 +229,8 @@ func (s Suite) same(t *testing.T, m *model.Model, d draft.Source, prompt []int32
 			}
 			var got []int32
 			seq, ctxs := m.NewSeq(), r.NewContexts()
-			stream, err := r.NewStream(speculate.Config{Options: o, Seq: seq, Contexts: ctxs, Prompt: prompt, Sampler: sample.New(p, m.Vocab), Max: n,
+			stream, err := r.NewStream(speculate.Config{Options: o, Seq: seq, Contexts: ctxs, Prompt: prompt,
+				Sampler: sample.New(p, m.Vocab), Max: n,
 				Emit: func(t speculate.Token) bool { got = append(got, t.ID); return true }})
 			if err != nil {
 				t.Fatal(err)

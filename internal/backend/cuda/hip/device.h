@@ -1,5 +1,5 @@
-// AMD's side of common.h, for HIP: the functions of device.h as clang's builtins, without any headers of ROCm. Kernels count on 32 lanes;
-// where a wave has 64 it is two of them.
+// AMD's side of common.h, for HIP: the functions of device.h as clang's builtins, without any headers of ROCm.
+// Kernels count on 32 lanes; where a wave has 64 it is two of them.
 #pragma once
 
 #define __global__ __attribute__((global))
@@ -17,8 +17,10 @@
 #define GDIMY ((int)(__builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y()))
 #define BDIM ((int)__builtin_amdgcn_workgroup_size_x())
 #define SYNC() \
-  (__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"), __builtin_amdgcn_s_barrier(), __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"))
-#define KERNEL(name, Args, a, threads, blocks) extern "C" __global__ __attribute__((launch_bounds(threads))) void name(const Args a)
+  (__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"), __builtin_amdgcn_s_barrier(),
+	__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"))
+#define KERNEL(name, Args, a, threads, blocks) \
+  extern "C" __global__ __attribute__((launch_bounds(threads))) void name(const Args a)
 
 extern __shared__ __attribute__((aligned(128))) u8 smem[];
 
@@ -44,7 +46,8 @@ DEV U2 ldg64(const void* p) { return *(const U2*)p; }
 DEV u32 ldg32(const void* p) { return *(const u32*)p; }
 DEV u32 ldg16(const void* p) { return *(const u16*)p; }
 DEV U4 ldw128(const void* p) { return *(const U4*)p; }
-DEV u32 atom_add_shared(u32 a, u32 n) { return __atomic_fetch_add((__attribute__((address_space(3))) u32*)a, n, __ATOMIC_RELAXED); }
+DEV u32 atom_add_shared(u32 a, u32 n) { return __atomic_fetch_add((__attribute__((address_space(3))) u32*)a, n,
+	__ATOMIC_RELAXED); }
 
 // ---- bits and halves
 typedef _Float16 H2 __attribute__((ext_vector_type(2)));
@@ -89,7 +92,8 @@ DEV double drint(double a) { return __builtin_rint(a); }
 
 // ---- between threads
 DEV int lane_of_wave() { return (int)__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)); }
-DEV u32 shfl(u32 v, int lane) { return (u32)__builtin_amdgcn_ds_bpermute(((lane_of_wave() & ~31) | (lane & 31)) * 4, (int)v); }
+DEV u32 shfl(u32 v, int lane) { return (u32)__builtin_amdgcn_ds_bpermute(((lane_of_wave() & ~31) | (lane & 31)) * 4,
+	(int)v); }
 DEV int shfl(int v, int lane) { return (int)shfl((u32)v, lane); }
 DEV float shfl(float v, int lane) { return bits_f(shfl(f_bits(v), lane)); }
 DEV u32 shfl_xor(u32 v, int m) { return shfl(v, lane_of_wave() ^ m); }

@@ -1,9 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
-// Cosines and sines of pos*inv. At position 200,000 a float32 angle is off by a hundredth, and many devices have no float64: so
-// the angle is counted in turns, in integers. pos*inv/2pi is (pos times the 24 bits of inv) times 96 bits of 1/2pi, shifted by inv's
-// exponent; of that the 64 bits behind the point are the fraction of a turn.
+// Cosines and sines of pos*inv. At position 200,000 a float32 angle is off by a hundredth, and many devices have no
+// float64: so the angle is counted in turns, in integers. pos*inv/2pi is (pos times the 24 bits of inv) times 96 bits
+// of 1/2pi, shifted by inv's exponent; of that the 64 bits behind the point are the fraction of a turn.
 layout(local_size_x = 128) in;
 ARGS(uint64_t co; uint64_t si; uint64_t pos; uint64_t inv; int rows; int cols; int cs; int ss; float scale;)
 

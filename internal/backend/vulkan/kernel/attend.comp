@@ -32,13 +32,15 @@ void main() {
 	int ys = a.kvheads * a.chunks, units = I(a.items).v[0] * ys;
 	for (int u = BID; u < units; u += GDIM) {
 		Item it = Items(a.items).v[1 + u / ys];
-		int kv = u % ys / a.chunks, y = u % a.chunks, hs = min(a.chunk, a.group - y * a.chunk), h0 = kv * a.group + y * a.chunk;
+		int kv = u % ys / a.chunks, y = u % a.chunks, hs = min(a.chunk, a.group - y * a.chunk),
+			h0 = kv * a.group + y * a.chunk;
 		int used = min(it.rows * hs, R);
 		uint64_t region = uint64_t(a.at.off) + uint64_t(kv) * a.at.head;
 		barrier();
 		for (int i = t; i < R * kd; i += 128) {
 			int m = i / kd;
-			qs[i] = m >= used ? 0.0 : F(a.q + uint64_t(4) * (int64_t(it.row + m / hs) * a.qstride)).v[(h0 + m % hs) * kd + i - m * kd];
+			qs[i] = m >= used ? 0.0 : F(a.q + uint64_t(4) * (int64_t(it.row +
+				m / hs) * a.qstride)).v[(h0 + m % hs) * kd + i - m * kd];
 		}
 		if (t < R) {
 			m_[t] = NOTHING;

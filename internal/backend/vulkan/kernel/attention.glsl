@@ -1,5 +1,5 @@
-// Attention over the pages of the cache, as attention.h of backend/cuda describes it: splits of a row depend on what that row sees
-// alone, and whether one workgroup has all of them or each has its own (and merge adds) changes no bit.
+// Attention over the pages of the cache, as attention.h of backend/cuda describes it: splits of a row depend on what
+// that row sees alone, and whether one workgroup has all of them or each has its own (and merge adds) changes no bit.
 #include "kv.glsl"
 struct Item {
 	int row, rows;   // of the batch
@@ -20,7 +20,8 @@ struct Seen {
 };
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Items { Item v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer SeenRows { Seen v[]; };
-ARGS(uint64_t q; uint64_t to; uint64_t items; uint64_t seen; uint64_t pages; uint64_t paths; uint64_t part; uint64_t ml; uint64_t sinks;
+ARGS(uint64_t q; uint64_t to; uint64_t items; uint64_t seen; uint64_t pages; uint64_t paths; uint64_t part;
+	uint64_t ml; uint64_t sinks;
 	int qstride; int ostride; KvPlace at; int kvheads; int group; int chunk; int chunks; int ring; int unit; float scale;)
 #define NOTHING -1e30 // the maximum of nothing
 

@@ -2,7 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 layout(local_size_x = 256) in;
-ARGS(uint64_t dst; uint64_t x; uint64_t dyn; uint64_t base; uint64_t index; int rows; int cols; int taps; int groups; int ds; int xs; int ys;)
+ARGS(uint64_t dst; uint64_t x; uint64_t dyn; uint64_t base; uint64_t index; int rows; int cols; int taps;
+	int groups; int ds; int xs; int ys;)
 
 void main() {
 	int total = a.rows * a.cols, size = a.cols / a.groups;

@@ -1,11 +1,12 @@
 // What every kernel shares: how its parameter is reached, reading activations, functions of one value, sums.
 //
-// A kernel has one parameter, the structure that backend/gpu fills in, in device memory; its address is the push constant. Kernels
-// have the names and do the work of those in backend/cuda/kernel, whose comments describe tables and layouts; where a kernel differs it says so.
-// Everything is addresses (no descriptors) and 32-bit words; 16-bit access is used to store halves alone.
+// A kernel has one parameter, the structure that backend/gpu fills in, in device memory; its address is the push
+// constant. Kernels have the names and do the work of those in backend/cuda/kernel, whose comments describe tables
+// and layouts; where a kernel differs it says so. Everything is addresses (no descriptors) and 32-bit words; 16-bit
+// access is used to store halves alone.
 //
-// Bits must not depend on the size of subgroups, on the batch or on the variant of a kernel: sums are written out, products and
-// sums are `precise`, and what the lanes of a row exchange is added in one order.
+// Bits must not depend on the size of subgroups, on the batch or on the variant of a kernel: sums are written out,
+// products and sums are `precise`, and what the lanes of a row exchange is added in one order.
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
 #extension GL_EXT_shader_16bit_storage : require
@@ -14,7 +15,8 @@
 #extension GL_KHR_shader_subgroup_shuffle : require
 
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer F { float v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer FC { float v[]; }; // read by other threads of a workgroup
+// read by other threads of a workgroup
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer FC { float v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer U { uint v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer I { int v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 2) buffer H { uint16_t v[]; };
@@ -37,8 +39,8 @@ layout(constant_id = 0) const uint REDUCE = 0;
 #define GDIM int(gl_NumWorkGroups.x)
 #define GDIMY int(gl_NumWorkGroups.y)
 
-// The number of this invocation. With shuffles it must come from the subgroup: nothing says that gl_LocalInvocationIndex
-// runs through subgroups in order.
+// The number of this invocation. With shuffles it must come from the subgroup: nothing says that
+// gl_LocalInvocationIndex runs through subgroups in order.
 uint thread() {
 	return REDUCE == 0 ? gl_LocalInvocationIndex : gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
 }
@@ -50,7 +52,8 @@ float half_at(uint64_t p) {
 }
 uint byte_at(uint64_t p) { return U(p & ~uint64_t(3)).v[0] >> (uint(p & 3) * 8) & 255; }
 
-// ---- a product's results: pieces p[piece][token][row] of groups of 256 rows with kb stages each, cut over `grid` blocks.
+// ---- a product's results: pieces p[piece][token][row] of groups of 256 rows with kb stages each, cut over `grid`
+// blocks.
 struct In {
 	uint64_t p;
 	int stride;              // plain rows: values from one to the next
@@ -83,7 +86,8 @@ float in_sum(In s, int tok, int c, int pieces) {
 	return v;
 }
 float in1(In s, int tok, int c) { return in_sum(s, tok, c, in_pieces(s, c)); }
-// Eight values from column c on, those beyond cols being 0. They lie in one group if c is a multiple of eight and so is s.first.
+// Eight values from column c on, those beyond cols being 0. They lie in one group if c is a multiple of eight and so
+// is s.first.
 void in8(out float v[8], In s, int tok, int c, int cols) {
 	bool one = s.groups == 0 || (s.first & 7) == 0;
 	int pieces = one ? in_pieces(s, min(c, cols - 1)) : 1;

@@ -2,7 +2,8 @@
 #include "common.glsl"
 #include "delta.glsl"
 layout(local_size_x = 128) in;
-ARGS(uint64_t dst; uint64_t gates; uint64_t w; uint64_t decay; uint64_t dt; uint64_t table; In u; In alpha; In beta; int rows; int layer; int ds; int ready;
+ARGS(uint64_t dst; uint64_t gates; uint64_t w; uint64_t decay; uint64_t dt; uint64_t table; In u; In alpha;
+	In beta; int rows; int layer; int ds; int ready;
 	DeltaShape d; float eps;)
 
 // The decay and beta of one head of a row.
@@ -18,7 +19,8 @@ void gate(I s, int row, int h) {
 	F(a.gates).v[(row * 2) * a.d.vheads + h] = g;
 	F(a.gates).v[(row * 2 + 1) * a.d.vheads + h] = sigmoid(in1(a.beta, row, h));
 	if ((s.v[SEG_FLAGS] & FLAG_PROMPT) == 0)
-		F(seg_write(s, a.d, a.layer, row - s.v[SEG_ROW])).v[channels(a.d) + a.d.kheads * a.d.kdim + a.d.vheads * a.d.vdim + h] = g;
+		F(seg_write(s, a.d, a.layer, row - s.v[SEG_ROW])).v[channels(a.d) +
+			a.d.kheads * a.d.kdim + a.d.vheads * a.d.vdim + h] = g;
 }
 // The factor of a head of queries or keys, from its sum of squares.
 float head_scale(float squares, bool query) {

@@ -5,15 +5,18 @@ struct DeltaShape {
 	int tape_row; // floats of a row of a tape
 };
 int channels(DeltaShape d) { return 2 * d.kheads * d.kdim + d.vheads * d.vdim; }
-const int SEG = 24, SEG_ROW = 0, SEG_N = 1, SEG_PENDING = 2, SEG_FLAGS = 3, SEG_STATE = 4, SEG_READ = 6, SEG_WRITE = 8, SEG_READ_ROWS = 10,
+const int SEG = 24, SEG_ROW = 0, SEG_N = 1, SEG_PENDING = 2, SEG_FLAGS = 3, SEG_STATE = 4, SEG_READ = 6, SEG_WRITE = 8,
+	SEG_READ_ROWS = 10,
 	SEG_WRITE_ROWS = 11, SEG_ORDER = 12, SEG_ENTRIES = 13, SEG_PATH = 14, SEG_SHIFT = 16;
 const int FLAG_PROMPT = 1, FLAG_SHIFT = 2, ENTRY_RESTART = 1 << 30, ENTRY_QUIET = 1 << 29, ENTRY_ROW = 0xffffff;
 
 I row_of(uint64_t table, int row, int taps) { return I(table + 4 * (4 + row * (taps + 1))); }
 I seg_of(uint64_t table, int rows, int taps, int seg) { return I(table + 4 * (4 + rows * (taps + 1) + seg * SEG)); }
 uint64_t seg_addr(I s, int at) { return packUint2x32(uvec2(s.v[at], s.v[at + 1])); }
-uint64_t seg_state(I s, DeltaShape d, int layer) { return seg_addr(s, SEG_STATE) + uint64_t(4) * (int64_t(layer) * d.values); }
-uint64_t seg_inputs(I s, DeltaShape d, int layer) { return seg_state(s, d, layer) + uint64_t(4) * (d.vheads * d.vdim * d.kdim); }
+uint64_t seg_state(I s, DeltaShape d, int layer) { return seg_addr(s,
+	SEG_STATE) + uint64_t(4) * (int64_t(layer) * d.values); }
+uint64_t seg_inputs(I s, DeltaShape d, int layer) { return seg_state(s, d,
+	layer) + uint64_t(4) * (d.vheads * d.vdim * d.kdim); }
 uint64_t seg_read(I s, DeltaShape d, int layer, int row) {
 	return seg_addr(s, SEG_READ) + uint64_t(4) * ((int64_t(layer) * s.v[SEG_READ_ROWS] + row) * d.tape_row);
 }

@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "conv.glsl"
-// silu of the short convolution, and with `ready` norms and gates too. 32 lanes have a head of queries, keys or values of a row, lane l
-// the channels l, l+32, ...; or 32 gates.
+// silu of the short convolution, and with `ready` norms and gates too. 32 lanes have a head of queries, keys or
+// values of a row, lane l the channels l, l+32, ...; or 32 gates.
 void main() {
 	DeltaShape d = a.d;
 	uint tid = thread();

@@ -1,7 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "conv.glsl"
-// Norms and gates of rows whose convolution was made by itself: u is its result here, and only queries and keys are written to dst.
+// Norms and gates of rows whose convolution was made by itself: u is its result here, and only queries and keys are
+// written to dst.
 void main() {
 	DeltaShape d = a.d;
 	uint tid = thread();

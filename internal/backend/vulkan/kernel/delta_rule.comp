@@ -3,13 +3,15 @@
 #define THREADS 128
 #include "common.glsl"
 #include "delta.glsl"
-// The delta rule, as delta.cu of backend/cuda describes it: a workgroup has 32 values of a head, four threads share a value, thread q
-// has the keys 16i+4q to 16i+4q+3 for i < N. Rows of the batch pass through shared memory, TILE at a time.
+// The delta rule, as delta.cu of backend/cuda describes it: a workgroup has 32 values of a head, four threads share a
+// value, thread q has the keys 16i+4q to 16i+4q+3 for i < N. Rows of the batch pass through shared memory, TILE at a
+// time.
 layout(local_size_x = 128) in;
 layout(constant_id = 1) const int N = 8;
 const int TILE = 8;
 const int KP = 16 * N, STRIDE = 2 * KP + 36; // keys with padding; of a row in shared memory: q, k, v, decay, beta, q.k
-ARGS(uint64_t to; uint64_t qk; uint64_t v; uint64_t gates; uint64_t table; In u; int rows; int layer; int os; int qs; int vs; int tile; int shifts; DeltaShape d;)
+ARGS(uint64_t to; uint64_t qk; uint64_t v; uint64_t gates; uint64_t table; In u; int rows; int layer; int os;
+	int qs; int vs; int tile; int shifts; DeltaShape d;)
 shared float x[TILE * STRIDE];
 
 int t, row, q4, h, kh, value, layer;
@@ -53,7 +55,8 @@ void segment(I g) {
 		barrier(); // what was read is read
 		for (int e = t >> 5; e < n; e += 4) {
 			int r = first + ((tree ? order.v[from + e] : from + e) & ENTRY_ROW), lane = t & 31;
-			F q = F(a.qk + uint64_t(4) * (int64_t(r) * a.qs + kh * a.d.kdim)), v = F(a.v + uint64_t(4) * (int64_t(r) * a.vs + h * a.d.vdim + part));
+			F q = F(a.qk + uint64_t(4) * (int64_t(r) * a.qs + kh * a.d.kdim)),
+				v = F(a.v + uint64_t(4) * (int64_t(r) * a.vs + h * a.d.vdim + part));
 			for (int c = lane; c < KP; c += 32) {
 				x[e * STRIDE + c] = c < a.d.kdim ? q.v[c] : 0.0;
 				x[e * STRIDE + KP + c] = c < a.d.kdim ? q.v[keys + c] : 0.0;

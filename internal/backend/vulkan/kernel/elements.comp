@@ -6,7 +6,8 @@ layout(local_size_x = 256) in;
 layout(constant_id = 1) const uint OP = 0;
 ARGS(uint64_t dst; uint64_t w; uint64_t index; In x; In y; int rows; int cols; int ds; int quads; float s;)
 
-const uint COPY = 0, ADD = 1, BIAS = 2, SCALE = 3, SILU = 4, GELU = 5, SIGMOID = 6, SOFTCAP = 7, GATHER = 8, ADD_GATED = 9;
+const uint COPY = 0, ADD = 1, BIAS = 2, SCALE = 3, SILU = 4, GELU = 5, SIGMOID = 6, SOFTCAP = 7, GATHER = 8,
+	ADD_GATED = 9;
 
 float value(int r, int c, float old) {
 	if (OP == GATHER) return in_sum(a.x, I(a.index).v[r], c, 1);

@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 #include "weights.glsl"
-// Rows of a matrix by their number, in float32: exactly the values that were stored, times a factor. A workgroup has 256 columns of
-// a row, a thread one of them.
+// Rows of a matrix by their number, in float32: exactly the values that were stored, times a factor. A workgroup has
+// 256 columns of a row, a thread one of them.
 layout(local_size_x = 256) in;
 ARGS(uint64_t dst; uint64_t w; uint64_t ids; int stride; int rows; int cols; int n; int format; int table; float scale;)
 
@@ -32,7 +32,8 @@ float tile_value(uint64_t first, uint64_t second, int r, int c) {
 		int at = 1024;
 		if (a.format == Q5K) {
 			at = 1280;
-			q |= int(U(h + 1024 + lane * 8 + (sb >> 1) * 4).v[0] >> (4 * j + (i >> 1) * 2 + hi + 8 * (sb & 1) + 16 * (i & 1)) & 1) << 4;
+			q |= int(U(h + 1024 + lane * 8 + (sb >> 1) * 4).v[0] >> (4 * j +
+				(i >> 1) * 2 + hi + 8 * (sb & 1) + 16 * (i & 1)) & 1) << 4;
 		}
 		d = half_at(second + at + 192 + r * 4) * float(byte_at(h + at + r * 4 + sb));
 		m = half_at(second + at + 194 + r * 4) * float(byte_at(second + at + 64 + r * 8 + 4 * part + sb));

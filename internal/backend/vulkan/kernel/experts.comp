@@ -1,8 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "product.glsl"
-// Products with stacks of experts. Tables: the number of items; then items {expert, first entry of the order, entries, 0}; then
-// the order: pairs by expert. A unit of work is a group of 256 rows and 1/cuts of the columns, of a matrix of an item.
+// Products with stacks of experts. Tables: the number of items; then items {expert, first entry of the order,
+// entries, 0}; then the order: pairs by expert. A unit of work is a group of 256 rows and 1/cuts of the columns, of a
+// matrix of an item.
 struct Job {
 	uint64_t w, part, scales; // part: [piece][pair][row]; scales: of the results of each expert, or 0
 	int groups, cuts, table;
@@ -13,14 +14,16 @@ ARGS(Job job[2]; uint64_t act; uint64_t tables; int kb; int format; int jobs; in
 void main() {
 	uint tid = thread(), lane = tid & 31;
 	I tables = I(a.tables);
-	int per0 = a.job[0].groups * a.job[0].cuts, per = per0 + (a.jobs > 1 ? a.job[1].groups * a.job[1].cuts : 0), kbs = a.kb;
+	int per0 = a.job[0].groups * a.job[0].cuts, per = per0 + (a.jobs > 1 ? a.job[1].groups * a.job[1].cuts : 0),
+		kbs = a.kb;
 	int h0 = half_size(FORMAT, 0), h1 = half_size(FORMAT, 1), strip = BIDZ * 4 + int(tid >> 5), units = tables.v[0] * per;
 	for (int u = BID; u < units; u += GDIM) {
 		int item = u / per, v = u - item * per;
 		Job job = a.job[v >= per0 ? 1 : 0];
 		if (v >= per0) v -= per0;
 		int grp = v / job.cuts, cut = v - grp * job.cuts, rows = job.groups * 256;
-		int expert = tables.v[4 + 4 * item], first = 4 + 4 * a.most + tables.v[5 + 4 * item], n = min(T, tables.v[6 + 4 * item]);
+		int expert = tables.v[4 + 4 * item], first = 4 + 4 * a.most + tables.v[5 + 4 * item], n = min(T,
+			tables.v[6 + 4 * item]);
 		uint64_t w = job.w + (uint64_t(expert) * (job.groups * kbs) + grp * kbs) * (16 * (h0 + h1));
 		clear_acc();
 		for (int kb = cut * kbs / job.cuts, end = (cut + 1) * kbs / job.cuts, buf = 0; kb < end; kb++, buf ^= 1) {
@@ -39,7 +42,8 @@ void main() {
 			precise float x = sum4(acc[k], tid) * f;
 			precise float y = sum4(acc[T + k], tid) * f;
 			if (k < n && (lane & 3) == (k & 3)) {
-				F to = F(job.part + uint64_t(4) * ((int64_t(cut) * a.pairs + tables.v[first + k]) * rows + grp * 256 + strip * 16 + int(lane >> 2)));
+				F to = F(job.part + uint64_t(4) * ((int64_t(cut) * a.pairs +
+					tables.v[first + k]) * rows + grp * 256 + strip * 16 + int(lane >> 2)));
 				to.v[0] = x;
 				to.v[8] = y;
 			}

@@ -1,9 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// Products with float weights and float32 activations: y = W x, W [rows][cols] as it is stored. Columns come in chunks of 128; lane
-// l has columns 4l to 4l+3 of a chunk. 32 lanes have four rows of W and up to T tokens.
+// Products with float weights and float32 activations: y = W x, W [rows][cols] as it is stored. Columns come in
+// chunks of 128; lane l has columns 4l to 4l+3 of a chunk. 32 lanes have four rows of W and up to T tokens.
 //   wide: the lanes sum their rows over all chunks in order; for matrices with many rows.
-//   narrow: the eight groups of lanes share the chunks of four rows (group w has chunks w, w+8, ...) and add up in order.
+//   narrow: the eight groups of lanes share the chunks of four rows (group w has chunks w, w+8, ...), added in order.
 // Which one it is belongs to the matrix, so a token has the same bits in any batch.
 #define THREADS 256
 #include "common.glsl"
@@ -13,7 +13,8 @@ layout(constant_id = 2) const int T = 1;
 layout(constant_id = 3) const int QUADS_ = 0; // rows of W and x begin at multiples of four values, and have whole ones
 layout(constant_id = 4) const int NARROW = 0;
 const int MOST = 16;
-ARGS(uint64_t y; uint64_t w; uint64_t x; uint64_t ids; uint64_t scale; int n; int rows; int cols; int xs; int ys; int used; float all;)
+ARGS(uint64_t y; uint64_t w; uint64_t x; uint64_t ids; uint64_t scale; int n; int rows; int cols; int xs; int ys;
+	int used; float all;)
 shared float parts[8 * 4 * MOST];
 
 float weight(uint64_t at) {
@@ -46,7 +47,8 @@ vec4 inputs(uint64_t x, int c) {
 
 void main() {
 	uint tid = thread();
-	int lane = int(tid & 31), warp = int(tid >> 5), row = (NARROW != 0 ? BID : BID * 8 + warp) * 4, tok0 = BIDY * T, n = min(T, a.n - tok0);
+	int lane = int(tid & 31), warp = int(tid >> 5), row = (NARROW != 0 ? BID : BID * 8 + warp) * 4, tok0 = BIDY * T,
+		n = min(T, a.n - tok0);
 	uint64_t first = 0;
 	precise float f = a.all;
 	if (a.ids != 0) { // T is 1

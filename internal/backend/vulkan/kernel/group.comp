@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
-// Groups pairs of a row and an expert by their experts; see experts.comp. One workgroup. Which entry of its expert a pair becomes is
-// left to chance: it changes nothing.
+// Groups pairs of a row and an expert by their experts; see experts.comp. One workgroup. Which entry of its expert a
+// pair becomes is left to chance: it changes nothing.
 layout(local_size_x = 256) in;
 ARGS(uint64_t tables; uint64_t ids; int pairs; int experts; int tile; int most;)
 const int MOST = 2048; // experts
@@ -15,7 +15,8 @@ int id_of(int i) { // ids are what was chosen, but a wrong one must not hurt
 }
 
 void main() {
-	int t = int(gl_LocalInvocationIndex), per = (a.experts + 255) / 256, e0 = min(t * per, a.experts), e1 = min(e0 + per, a.experts);
+	int t = int(gl_LocalInvocationIndex), per = (a.experts + 255) / 256, e0 = min(t * per, a.experts), e1 = min(e0 + per,
+		a.experts);
 	I tables = I(a.tables);
 	for (int e = t; e < a.experts; e += 256) counts[e] = 0;
 	barrier();

@@ -1,5 +1,5 @@
-// How keys and values lie in the pages of the cache, as kv.h of backend/cuda describes it: pages of 64 slots, in them the layers with
-// their KV heads, each with its keys and then its values.
+// How keys and values lie in the pages of the cache, as kv.h of backend/cuda describes it: pages of 64 slots, in them
+// the layers with their KV heads, each with its keys and then its values.
 const int KV_F32 = 0, KV_F16 = 1, KV_Q8 = 2;
 struct KvPlace {
 	int off;            // of its first head
@@ -15,7 +15,8 @@ int at_f16(int dim, int slot, int d) {
 	if ((dim & 63) != 0) return (slot * dim + d) * 2;
 	return (d >> 6) * 8192 + slot * 128 + ((((d >> 3) & 7) ^ (slot & 7)) << 4);
 }
-float scale_q8(uint64_t p, int dim, int slot, int d) { return half_at(p + 64 * dim + (slot * (dim >> 5) + (d >> 5)) * 2); }
+float scale_q8(uint64_t p, int dim, int slot, int d) { return half_at(p +
+	64 * dim + (slot * (dim >> 5) + (d >> 5)) * 2); }
 float signed_byte(uint w, int i) { return float(int(w << (24 - 8 * i)) >> 24); }
 void read8(out float v[8], uint64_t p, int type, int dim, int slot, int d) {
 	if (type == KV_F32) {
@@ -52,7 +53,8 @@ void write8(uint64_t p, int type, int dim, int slot, int d, float v[8], float mo
 		[[unroll]] for (int i = 0; i < 8; i++) F(p + 4 * (slot * dim + d)).v[i] = v[i];
 	} else if (type == KV_F16) {
 		uvec4 h;
-		[[unroll]] for (int i = 0; i < 4; i++) h[i] = packHalf2x16(vec2(bounded(v[2 * i], 65504.0), bounded(v[2 * i + 1], 65504.0)));
+		[[unroll]] for (int i = 0; i < 4; i++) h[i] = packHalf2x16(vec2(bounded(v[2 * i], 65504.0), bounded(v[2 * i + 1],
+			65504.0)));
 		U4(p + at_f16(dim, slot, d)).v[0] = h;
 	} else {
 		precise float scale = most_of_32 / 127.0;
@@ -63,7 +65,8 @@ void write8(uint64_t p, int type, int dim, int slot, int d, float v[8], float mo
 			precise float y = x < 0 ? x - 0.5 : x + 0.5;
 			q[i] = uint(int(y)) & 255;
 		}
-		U2(p + slot * dim + d).v[0] = uvec2(q[0] | q[1] << 8 | q[2] << 16 | q[3] << 24, q[4] | q[5] << 8 | q[6] << 16 | q[7] << 24);
+		U2(p + slot * dim + d).v[0] = uvec2(q[0] | q[1] << 8 | q[2] << 16 | q[3] << 24,
+			q[4] | q[5] << 8 | q[6] << 16 | q[7] << 24);
 		if ((d & 31) == 0) H(p + 64 * dim + (slot * (dim >> 5) + (d >> 5)) * 2).v[0] = uint16_t(packHalf2x16(vec2(scale, 0)));
 	}
 }

@@ -1,7 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
-// Moves slots of pages: 32 lanes per strip, which is the same bytes of every slot. A thread makes all moves of its bytes, in order.
+// Moves slots of pages: 32 lanes per strip, which is the same bytes of every slot. A thread makes all moves of its
+// bytes, in order.
 layout(local_size_x = 128) in;
 ARGS(uint64_t moves; uint64_t strips; int nmoves; int nstrips;)
 

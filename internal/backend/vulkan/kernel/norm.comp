@@ -1,6 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-// RMSNorm. EACH is 32 for short rows (32 lanes each), 256 for long ones: what a row's sum looks like depends on its length alone.
+// RMSNorm. EACH is 32 for short rows (32 lanes each), 256 for long ones: what a row's sum looks like depends on its
+// length alone.
 #define THREADS 256
 #include "common.glsl"
 layout(local_size_x_id = 2) in; // 128 or 256

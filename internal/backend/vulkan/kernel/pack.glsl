@@ -1,5 +1,5 @@
-// What runs between products: kernels that end in packed activations. 32 lanes have a row and 256 columns at a time; lane l has
-// columns 8l to 8l+7 of them.
+// What runs between products: kernels that end in packed activations. 32 lanes have a row and 256 columns at a time;
+// lane l has columns 8l to 8l+7 of them.
 #define THREADS 128
 #include "common.glsl"
 #include "act.glsl"
@@ -40,7 +40,8 @@ void pack_row(Act o, int kb, int row, float v[8], int lane, uint tid, bool live)
 	uint hi = q[4] & 255 | (q[6] & 255) << 8 | (q[5] & 255) << 16 | (q[7] & 255) << 24;
 	U2(at + (sb >> 1) * 64 + t * 16 + (sb & 1) * 8).v[0] = uvec2(lo, hi);
 	if (t == 0)
-		U(at + SUMS + sb * 4).v[0] = (pack_mem[tid] + pack_mem[tid + 1]) & 0xffff | (pack_mem[tid + 2] + pack_mem[tid + 3]) << 16;
+		U(at + SUMS + sb * 4).v[0] = (pack_mem[tid] + pack_mem[tid +
+			1]) & 0xffff | (pack_mem[tid + 2] + pack_mem[tid + 3]) << 16;
 	if (lane == 0) F(at + SCALE_AT).v[0] = sound ? scale : uintBitsToFloat(0x7fc00000u);
 }
 void give8(uint64_t p, int c, int cols, float v[8]) {

@@ -2,8 +2,9 @@
 #extension GL_GOOGLE_include_directive : require
 #include "product.glsl"
 #include "rms.glsl"
-// Products of the same activations with up to eight matrices of one format. Every block of the grid's x gets an equal run of a
-// matrix's stages, without regard to rows, so a row's sum may be in pieces; z counts the quarters of the rows of a stage, y the tokens by T.
+// Products of the same activations with up to eight matrices of one format. Every block of the grid's x gets an equal
+// run of a matrix's stages, without regard to rows, so a row's sum may be in pieces; z counts the quarters of the
+// rows of a stage, y the tokens by T.
 struct Job {
 	uint64_t w, part; // part: [piece][token][row]
 	int groups, blocks, format, table;

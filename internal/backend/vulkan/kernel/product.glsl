@@ -1,8 +1,9 @@
 // What products with tiles share: half a warp's worth of rows (16) against up to T tokens.
 //
-// A workgroup has 64 rows of a stage (256 rows x 256 columns): 32 lanes have a tile of 16, and lane 4g+t has 8 columns of every
-// sub-block of the rows g and g+8. Bytes are multiplied and added as integers, exactly; sums of 256 columns are scaled in float32 and
-// added in the order of columns, then over the four lanes of a row. So the bits of a token do not depend on T, nor on other tokens.
+// A workgroup has 64 rows of a stage (256 rows x 256 columns): 32 lanes have a tile of 16, and lane 4g+t has 8
+// columns of every sub-block of the rows g and g+8. Bytes are multiplied and added as integers, exactly; sums of 256
+// columns are scaled in float32 and added in the order of columns, then over the four lanes of a row. So the bits of
+// a token do not depend on T, nor on other tokens.
 #define THREADS 128
 #include "common.glsl"
 #include "act.glsl"
@@ -36,7 +37,8 @@ int byte_of(uint w, int i) { return int(w >> (8 * i) & 255); }
 int low16(uint w) { return int(w << 16) >> 16; }
 int high16(uint w) { return int(w) >> 16; }
 uint looked_up(uint w, uvec4 tab) {
-	return uint(entry(tab, w & 15) & 255) | uint(entry(tab, w >> 8 & 15) & 255) << 8 | uint(entry(tab, w >> 4 & 15) & 255) << 16 |
+	return uint(entry(tab, w & 15) & 255) | uint(entry(tab, w >> 8 & 15) & 255) << 8 | uint(entry(tab,
+		w >> 4 & 15) & 255) << 16 |
 		uint(entry(tab, w >> 12 & 15) & 255) << 24;
 }
 uvec4 octets(uvec4 q) { // as signed bytes, the middle ones swapped
@@ -186,7 +188,8 @@ void stage(Raw w, int buf, int table, uint lane) {
 				if (FORMAT == Q4K || FORMAT == Q5K)
 					low = byte_of(m.x, 0) * (low16(s.x) + high16(s.x)) + byte_of(m.x, 1) * (low16(s.y) + high16(s.y));
 				if (FORMAT == Q2K)
-					low = byte_of(m.x, 0) * low16(s.x) + byte_of(m.y, 0) * high16(s.x) + byte_of(m.x, 1) * low16(s.y) + byte_of(m.y, 1) * high16(s.y);
+					low = byte_of(m.x, 0) * low16(s.x) + byte_of(m.y, 0) * high16(s.x) + byte_of(m.x, 1) * low16(s.y) + byte_of(m.y,
+						1) * high16(s.y);
 				if (FORMAT != Q6K && FORMAT != Q3K) v = fma(-d.y, float(low), v);
 			} else {
 				v = parts[i];

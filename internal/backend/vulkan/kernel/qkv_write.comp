@@ -3,10 +3,11 @@
 #define THREADS 128
 #include "common.glsl"
 #include "kv.glsl"
-// What stands between the products and attention: 32 lanes per head of a row. Queries, keys: norm, rotation; values: norm or nothing.
-// A workgroup has 4 heads of a row; dimensions up to 512.
+// What stands between the products and attention: 32 lanes per head of a row. Queries, keys: norm, rotation; values:
+// norm or nothing. A workgroup has 4 heads of a row; dimensions up to 512.
 layout(local_size_x = 128) in;
-ARGS(In q; In k; In v; uint64_t at; uint64_t qw; uint64_t kw; uint64_t co; uint64_t si; uint64_t to; KvPlace place; int heads; int kvheads;
+ARGS(In q; In k; In v; uint64_t at; uint64_t qw; uint64_t kw; uint64_t co; uint64_t si; uint64_t to; KvPlace place;
+	int heads; int kvheads;
 	int qstep; int kstep; int vstep; int half_; int turn; int ostride; int vnorm; float eps;)
 shared float head_mem[4 * 512];
 

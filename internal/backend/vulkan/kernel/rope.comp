@@ -10,7 +10,8 @@ void main() {
 		int r = i / a.half_, c = i - r * a.half_, t = r / a.heads;
 		F x = F(a.x + uint64_t(4) * (int64_t(r) * a.xs + c));
 		float u = x.v[0], v = x.v[a.half_];
-		float cn = F(a.co + uint64_t(4) * (int64_t(t) * a.cs + c)).v[0], sn = F(a.si + uint64_t(4) * (int64_t(t) * a.ss + c)).v[0];
+		float cn = F(a.co + uint64_t(4) * (int64_t(t) * a.cs + c)).v[0],
+			sn = F(a.si + uint64_t(4) * (int64_t(t) * a.ss + c)).v[0];
 		precise float p = u * cn - v * sn;
 		precise float q = u * sn + v * cn;
 		x.v[0] = p;

@@ -1,5 +1,5 @@
-// A value and its column as one number that is larger for the better choice: the larger value, then the lower column. 0 is for NaN,
-// which is never chosen.
+// A value and its column as one number that is larger for the better choice: the larger value, then the lower column.
+// 0 is for NaN, which is never chosen.
 uint64_t key_of(float v, int c) {
 	if (is_nan(v)) return 0;
 	uint b = floatBitsToUint(v);

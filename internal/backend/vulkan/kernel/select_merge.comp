@@ -5,7 +5,8 @@
 #include "common.glsl"
 #include "select.glsl"
 layout(local_size_x = 32) in;
-ARGS(uint64_t ids; uint64_t logp; uint64_t keys; uint64_t sums; In x; int rows; int cols; int k; int parts; int ls; int keep;)
+ARGS(uint64_t ids; uint64_t logp; uint64_t keys; uint64_t sums; In x; int rows; int cols; int k; int parts; int ls;
+	int keep;)
 const int MOST = 2048; // parts: 16 million columns
 shared int head[MOST];
 

@@ -1,5 +1,6 @@
-// Tiles of weights, as backend/gpu packs them (repack.go; formats.h of backend/cuda describes their bits): 16 rows x 256 columns in two
-// halves of 128 columns. Lane 4g+t has the columns 8t to 8t+7 of every sub-block of 32, of the rows g and g+8.
+// Tiles of weights, as backend/gpu packs them (repack.go; formats.h of backend/cuda describes their bits): 16 rows x
+// 256 columns in two halves of 128 columns. Lane 4g+t has the columns 8t to 8t+7 of every sub-block of 32, of the
+// rows g and g+8.
 const int Q4K = 0, Q5K = 1, Q6K = 2, Q2K = 3, Q3K = 4, Q8 = 5, Q8M = 6, N4 = 7, NV4 = 8;
 int half_size(int format, int second) {
 	switch (format) {
