@@ -13,6 +13,7 @@ import (
 	"strobe/internal/backend/gpu"
 	"strobe/internal/backend/vulkan"
 	"strobe/internal/quant"
+	"strobe/internal/testkit/modeltest"
 )
 
 // openDriver opens the device that tests run on: the first one, or the one whose number is in $STROBE_VULKAN. Its
@@ -75,21 +76,31 @@ func openLasting(t testing.TB) backend.Backend {
 	return lasting{b}
 }
 
+// bound: activations are rounded to bytes for products with quantised weights.
+func bound(typ quant.Type, cols int) float64 {
+	if typ.Quantized() && cols >= 512 {
+		return 5e-2
+	}
+	return backendtest.ExactProduct(typ, cols)
+}
+
 // TestConformance runs the suite that every device passes.
 func TestConformance(t *testing.T) {
-	o := backendtest.Options{
-		// Activations are rounded to bytes for products with quantised weights.
-		Product: func(typ quant.Type, cols int) float64 {
-			if typ == quant.F32 || typ == quant.F16 || typ == quant.BF16 || cols < 512 {
-				return 1e-5
-			}
-			return 5e-2
-		},
-	}
+	o := backendtest.Options{Product: bound}
 	if software() {
 		o.Rows = []int{1, 3, 17}
 		o.BigRow = 20_000
 	}
 	b := openLasting(t)
 	backendtest.Run(t, func(testing.TB) backend.Backend { return b }, o)
+}
+
+// TestSubgroups is a little of everything, for subgroups of other sizes (LP_NATIVE_VECTOR_WIDTH) and without shuffles.
+func TestSubgroups(t *testing.T) {
+	o := backendtest.Options{Rows: []int{1, 3}, Weights: []quant.Type{quant.F32, quant.Q4_K, quant.Q6_K},
+		KV: []quant.Type{quant.Q8_0}, Heads: []int{64}, BigRow: 9000, Product: bound,
+		Delta: []backend.DeltaDims{{KHeads: 2, VHeads: 4, KDim: 32, VDim: 48, Kernel: 4, Eps: 1e-6}}}
+	b := openLasting(t)
+	backendtest.Run(t, func(testing.TB) backend.Backend { return b }, o)
+	modeltest.Suite{Backend: b, Few: true}.Identity(t, "qwen35")
 }

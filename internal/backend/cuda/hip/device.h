@@ -17,8 +17,8 @@
 #define GDIMY ((int)(__builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y()))
 #define BDIM ((int)__builtin_amdgcn_workgroup_size_x())
 #define SYNC() \
-  (__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"), __builtin_amdgcn_s_barrier(),
-	__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"))
+  (__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"), __builtin_amdgcn_s_barrier(), \
+   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"))
 #define KERNEL(name, Args, a, threads, blocks) \
   extern "C" __global__ __attribute__((launch_bounds(threads))) void name(const Args a)
 
