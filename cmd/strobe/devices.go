@@ -14,9 +14,9 @@ func newDevicesCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "devices",
 		Short: "List what can run models on this machine",
-		Long: `Devices lists what can run models on this machine, by the names that --device takes: NVIDIA GPUs with their
-memory, and the processor. --device auto, the default, takes the first GPU on which a model fits; what does
-not fit runs on the processor, layer by layer.`,
+		Long: `Devices lists what can run models on this machine, by the names that --device takes: NVIDIA GPUs, what
+Vulkan has with its driver and the result of its self-test, and the processor. --device auto, the default, takes the first
+card on which a model fits; what does not fit runs on the processor, layer by layer.`,
 		Example: `  strobe devices
   strobe run --device cuda:0 -m model.gguf -p "why is the sky blue"`,
 		Args: cobra.NoArgs,
