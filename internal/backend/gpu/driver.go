@@ -28,6 +28,7 @@ type Launch struct {
 	Threads int  // of a block
 	Shared  int  // bytes of dynamic shared memory
 	Early   bool // may start before the launch before it has ended; the kernel waits by itself (programmatic dependent launch)
+	Beside  bool // needs nothing of the launch before it, nor does that need anything it writes
 	Args    []byte
 }
 

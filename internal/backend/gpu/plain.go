@@ -41,6 +41,7 @@ func plainTokens(rows int) int {
 
 // plainMatMul appends the products of x with all matrices, a launch for each format.
 func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
+	first := len(ls)
 	for f := range tileFormats {
 		var of []MatMulJob
 		for _, j := range jobs {
@@ -54,7 +55,8 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 		a, grid, _ := productArgsOf(x, of)
 		tokens := plainTokens(x.Rows)
 		ls = append(ls, Launch{Name: fmt.Sprintf("rows_%s_%d", plainNames[f], tokens),
-			Grid: [3]int{grid, (x.Rows + tokens - 1) / tokens, plainQuarters}, Threads: 128, Args: Args(a)})
+			Grid: [3]int{grid, (x.Rows + tokens - 1) / tokens, plainQuarters}, Threads: 128, Args: Args(a),
+			Beside: len(ls) > first})
 	}
 	return ls
 }

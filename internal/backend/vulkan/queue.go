@@ -40,13 +40,15 @@ func newBarriers() barriers {
 	return barriers{of(0, 0), of(atHost, hostRead)}
 }
 
-// commands is a command buffer. Every command in it waits for those before it.
+// commands is a command buffer. Every command in it waits for those before it, but for launches that are said to need nothing
+// of the one before.
 type commands struct {
 	pool    uint64
 	handle  uintptr
 	queries uint64 // two timestamps
 	timed   bool
-	groups  int // workgroups in it
+	some    bool // it has commands
+	groups  int  // workgroups in it
 	ticket  uint64
 }
 
@@ -86,7 +88,7 @@ func (d *Driver) begin(c *commands) error {
 	if err := d.f.begin.do(c.handle, uintptr(unsafe.Pointer(b))); err != nil {
 		return err
 	}
-	c.groups = 0
+	c.groups, c.some = 0, false
 	if c.timed = d.pace.period > 0; c.timed {
 		d.f.resetQuery.call(c.handle, uintptr(c.queries), 0, 2)
 		d.f.timestamp.call(c.handle, atAll, uintptr(c.queries), 0)
@@ -309,13 +311,16 @@ func (d *Driver) copy(dst *buffer, to int, src *buffer, from, n int) {
 		return
 	}
 	region := &bufferCopy{uint64(from), uint64(to), uint64(n)}
-	d.f.copyBuffer.call(c.handle, uintptr(src.handle), uintptr(dst.handle), 1, uintptr(unsafe.Pointer(region)))
 	d.next(c)
+	d.f.copyBuffer.call(c.handle, uintptr(src.handle), uintptr(dst.handle), 1, uintptr(unsafe.Pointer(region)))
 }
 
-// next lets the commands that follow wait for those before.
+// next lets the next command wait for those before; the first one of a buffer finds them done.
 func (d *Driver) next(c *commands) {
-	d.f.barrier.call(c.handle, uintptr(unsafe.Pointer(d.barriers.next)))
+	if c.some {
+		d.f.barrier.call(c.handle, uintptr(unsafe.Pointer(d.barriers.next)))
+	}
+	c.some = true
 }
 
 // Copy copies on the device.
@@ -342,8 +347,8 @@ func (d *Driver) Fill(dst gpu.Addr, value byte, bytes int) {
 		return
 	}
 	if c := d.collect(); c != nil {
-		d.f.fill.call(c.handle, uintptr(b.handle), uintptr(at), uintptr(bytes), uintptr(uint32(value)*0x01010101))
 		d.next(c)
+		d.f.fill.call(c.handle, uintptr(b.handle), uintptr(at), uintptr(bytes), uintptr(uint32(value)*0x01010101))
 	}
 }
 
@@ -375,10 +380,13 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 		}
 	}
 	push := [1]gpu.Addr{args}
+	if !l.Beside {
+		d.next(c)
+	}
+	c.some = true
 	d.f.bindPipeline.call(c.handle, 1, uintptr(k.pipeline))
 	d.f.push.call(c.handle, uintptr(d.layout), stageCompute, 0, 8, uintptr(unsafe.Pointer(&push[0])))
 	d.f.dispatch.call(c.handle, uintptr(l.Grid[0]), uintptr(l.Grid[1]), uintptr(l.Grid[2]))
-	d.next(c)
 	c.groups += l.Grid[0] * l.Grid[1] * l.Grid[2]
 }
 
