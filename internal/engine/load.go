@@ -53,7 +53,8 @@ import (
 // that lies beside the target.
 type Options struct {
 	Threads int
-	// Device runs the model: "cpu", "cuda", "cuda:N", "vulkan", "vulkan:N"; "" and "auto" mean the first GPU on which it fits, or the processor.
+	// Device runs the model: "cpu", "cuda", "cuda:N", "vulkan", "vulkan:N"; "" and "auto" mean the first GPU on which it
+	// fits, or the processor.
 	Device string
 	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit,
 	// negative none.

@@ -88,8 +88,8 @@ func bound(typ quant.Type, cols int) float64 {
 func TestConformance(t *testing.T) {
 	o := backendtest.Options{Product: bound}
 	if software() {
-		// Every kernel is compiled for the processor, which takes longer than running it. More rows are in TestSubgroups, keys
-		// and values in F32 in the golden models.
+		// Every kernel is compiled for the processor, which takes longer than running it. More rows are in TestSubgroups,
+		// keys and values in F32 in the golden models.
 		o.Rows = []int{1, 3}
 		o.KV = []quant.Type{quant.F16, quant.Q8_0}
 		o.BigRow = 20_000

@@ -118,8 +118,8 @@ func work(b *gpu.Backend) error {
 	return b.Sync()
 }
 
-// TestFaults: memory that runs out at any allocation and a device that is lost at any submission end in an error that says so,
-// and the device can be closed.
+// TestFaults: memory that runs out at any allocation and a device that is lost at any submission end in an error that
+// says so, and the device can be closed.
 func TestFaults(t *testing.T) {
 	for _, c := range []struct {
 		name string

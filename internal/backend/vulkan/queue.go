@@ -40,8 +40,8 @@ func newBarriers() barriers {
 	return barriers{of(0, 0), of(atHost, hostRead)}
 }
 
-// commands is a command buffer. Every command in it waits for those before it, but for launches that are said to need nothing
-// of the one before.
+// commands is a command buffer. Every command in it waits for those before it, but for launches that are said to need
+// nothing of the one before.
 type commands struct {
 	pool    uint64
 	handle  uintptr
