@@ -185,6 +185,7 @@ var modules = []struct {
 	why    string
 }{
 	{"github.com/spf13/cobra", []string{"cmd"}, "the command line belongs to commands"},
+	{"github.com/BurntSushi/toml", []string{"cmd"}, "files of settings are read by commands"},
 	{"github.com/spf13/pflag", []string{"cmd"}, "the command line belongs to commands"},
 	{"charm.land/", []string{"cmd"}, "terminal drawing belongs to commands"},
 	{"github.com/charmbracelet/", []string{"cmd"}, "terminal drawing belongs to commands"},

@@ -66,6 +66,7 @@ const (
 type Options struct {
 	Drafter    string // file of the drafter; "" looks beside the model, "none" uses none
 	Threads    int    // CPU threads; 0 means all cores
+	Device     string // cpu, cuda:0, or several GPUs: cuda:0,cuda:1; "" takes GPUs that have room, or the processor
 	KV         string // type of cached keys and values: f16 (""), f32 or q8_0
 	Context    int    // most tokens of a prompt with its answer; 0 means what the model was trained for
 	Parallel   int    // answers that run together, others wait; 0 means 4
@@ -98,7 +99,7 @@ func OpenFiles(target, drafter *gguf.File, opt Options) (*Model, error) {
 }
 
 func (o *Options) load() engine.Options {
-	return engine.Options{Threads: o.Threads, KV: o.KV, Drafter: o.Drafter}
+	return engine.Options{Threads: o.Threads, Device: o.Device, KV: o.KV, Drafter: o.Drafter}
 }
 
 func (o *Options) config() engine.Config {

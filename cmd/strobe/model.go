@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -23,6 +24,9 @@ type modelFlags struct {
 	threads        int
 	device         string
 	gpuLayers      string
+	cpuExperts     string
+	draftDevice    string
+	draftGPULayers string
 	kv             string
 	ctx            int
 	draft          string
@@ -40,9 +44,15 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.device, "device", "auto",
-		"what runs the model: auto (the first GPU on which it fits, or the processor), cpu, cuda, cuda:N, vulkan or vulkan:N")
+		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1, vulkan")
 	f.StringVar(&m.gpuLayers, "gpu-layers", "auto",
-		"layers on the GPU, the others run on the processor: auto (as many as fit) or a number")
+		"layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
+	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",
+		"whose experts the processor keeps: auto (of as few layers as it takes to fit), all, or those of the first N layers")
+	f.StringVar(&m.draftGPULayers, "draft-gpu-layers", "auto",
+		"layers of a DFlash drafter on its GPU, the others run on the processor: auto (all) or a number")
+	f.StringVar(&m.draftDevice, "draft-device", "auto",
+		"what runs the drafter: auto (where the model's output is), cpu, cuda, cuda:N or vulkan:N")
 	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
 	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
@@ -67,6 +77,7 @@ func (m *modelFlags) load() (*engine.Model, error) {
 		bar.Add(int64(done - last))
 		last = done
 	}
+	opt.Say = func(line string) { infof(m.cmd, "%s", line) }
 	e, err := m.open(opt)
 	bar.Stop()
 	if err != nil {
@@ -82,19 +93,29 @@ func (m *modelFlags) load() (*engine.Model, error) {
 // options is how the flags want a model to be loaded.
 func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{
-		Threads: m.threads, Device: m.device, KV: m.kv, Drafter: m.drafter, MTP: m.mtp || m.draft == "mtp",
+		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, KV: m.kv, Drafter: m.drafter,
+		MTP: m.mtp || m.draft == "mtp",
 	}
 	if err := device.Check(m.device); err != nil {
 		return opt, usageError{err}
 	}
-	if m.gpuLayers != "auto" {
-		n, err := strconv.Atoi(m.gpuLayers)
-		if err != nil || n < 0 {
-			return opt, usagef("--gpu-layers %q: want auto or a number", m.gpuLayers)
-		}
-		if opt.GPULayers = n; n == 0 {
-			opt.GPULayers = -1
-		}
+	if err := device.Check(m.draftDevice); err != nil {
+		return opt, usagef("--draft-device: %w", err)
+	}
+	if strings.Contains(m.draftDevice, ",") {
+		return opt, usagef("--draft-device %q: a drafter has one device", m.draftDevice)
+	}
+	var ok bool
+	if opt.GPULayers, ok = layerCount(m.gpuLayers); !ok {
+		return opt, usagef("--gpu-layers %q: want auto or a number", m.gpuLayers)
+	}
+	if opt.DraftGPULayers, ok = layerCount(m.draftGPULayers); !ok {
+		return opt, usagef("--draft-gpu-layers %q: want auto or a number", m.draftGPULayers)
+	}
+	if m.cpuExperts == "all" {
+		opt.CPUExperts = engine.AllExperts
+	} else if opt.CPUExperts, ok = layerCount(m.cpuExperts); !ok {
+		return opt, usagef("--cpu-experts %q: want auto, all or a number of layers", m.cpuExperts)
 	}
 	switch m.causal {
 	case "auto":
@@ -110,6 +131,18 @@ func (m *modelFlags) options() (engine.Options, error) {
 	}
 	_, err := m.spec()
 	return opt, err
+}
+
+// layerCount reads a number of layers as options have it: 0 stands for auto, -1 for none.
+func layerCount(s string) (n int, ok bool) {
+	if s == "auto" {
+		return 0, true
+	}
+	n, err := strconv.Atoi(s)
+	if n == 0 {
+		return -1, err == nil
+	}
+	return n, err == nil && n > 0
 }
 
 // checkDrafter refuses a model without the source of guesses that the flags insist on.

@@ -21,6 +21,7 @@ func commands() []*cobra.Command {
 		newChatCmd(),
 		newDemoCmd(),
 		newServeCmd(),
+		newCheckCmd(),
 		newBenchCmd(),
 		newDevicesCmd(),
 		newLogitsCmd(),

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +21,8 @@ import (
 
 	"strobe/internal/chat"
 	"strobe/internal/engine"
+	"strobe/internal/hub"
+	"strobe/internal/sample"
 	"strobe/internal/server"
 )
 
@@ -46,10 +47,14 @@ type serveOptions struct {
 	certKey string
 
 	settings     string
+	tables       map[string]map[string]any // of single models, from the file
+	given        sample.Defaults           // what flags say of sampling, the ones that were set
 	templateFile string
-	kwargs       string
-	thinking     string
-	system       string
+	chatFlags
+	props, pull bool
+
+	upstreams    []string
+	upstreamKeys []string
 
 	cacheDir  string
 	cacheRAM  byteSize
@@ -69,7 +74,7 @@ type serveOptions struct {
 const keyVariable = "STROBE_API_KEY"
 
 func newServeCmd() *cobra.Command {
-	opt := serveOptions{cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20, maxStored: 64 << 20}
+	opt := serveOptions{chatFlags: chatFlags{thinking: "auto"}, cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20, maxStored: 64 << 20}
 	cmd := &cobra.Command{
 		Use:   "serve [-m FILE | --models DIR]",
 		Short: "Serve models over HTTP, with a web page",
@@ -81,6 +86,9 @@ that is built in. With --models it offers every GGUF file of a folder under its 
 they are asked for and unloads the ones used least recently when memory runs short; the name "any"
 stands for the one used last.
 
+With --upstream, models that other OpenAI-compatible servers run (vLLM, SGLang, llama.cpp, another Strobe)
+appear beside its own, whatever protocol a client speaks. Requests that begin alike go to the same replica.
+
 It listens on this machine only unless --host says otherwise. Its address goes to standard output, logs
 to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.
 
@@ -88,12 +96,15 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 		Example: `  strobe serve
   strobe serve -m model.gguf
   strobe serve --models ~/models --models-memory 16GiB --port 9000
+  strobe serve --upstream big=http://gpu1:8000 --upstream big=http://gpu2:8000
   strobe serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert c.pem --tls-key k.pem`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fillFlags(cmd, opt.settings); err != nil {
+			var err error
+			if opt.tables, err = fillFlags(cmd, opt.settings); err != nil {
 				return err
 			}
+			opt.given = givenSampling(cmd.Flags(), &opt.Params)
 			return opt.run(cmd)
 		},
 	}
@@ -114,19 +125,20 @@ Every flag can also be set in the environment (STROBE_PORT for --port) and in th
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
 	f.StringVar(&opt.keyFile, "api-key-file", "", "file with keys, one per line")
 	f.StringArrayVar(&opt.cors, "cors", nil, "origin whose web pages may use the server, * for any; may be repeated")
-	f.StringArrayVar(&opt.hosts, "allow-host", nil,
-		"further name this server is reached by, behind a proxy for instance; may be "+
-			"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
-			"and there is a key")
-	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given: lines like port = 9000")
+	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be "+
+		"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
+		"and there is a key")
+	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given, in TOML: lines like port = 9000, and "+
+		"tables like [defaults.\"NAME\"] for single models")
 	f.StringVar(&opt.templateFile, "chat-template-file", "", "file with a chat template to use instead of the model's")
-	f.StringVar(&opt.kwargs, "chat-template-kwargs", "",
-		`variables of the chat template as JSON, for requests that do not set them: {"x": 1}`)
-	f.StringVar(&opt.thinking, "thinking", "auto",
-		"reasoning when the request does not say: auto (as the template has it), on or off")
-	f.StringVar(&opt.system, "system", "", "message of the system for conversations that have none")
+	opt.chatFlags.add(f)
+	f.BoolVar(&opt.props, "props", false, "let POST /props change what requests leave out")
+	f.BoolVar(&opt.pull, "pull", false, "let clients download models from the Hugging Face hub (POST /api/pull), with --models")
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
+	f.StringArrayVar(&opt.upstreams, "upstream", nil, "model of another OpenAI-compatible server, NAME=URL or NAME=URL#ITS-NAME; may be repeated, "+
+		"several of one name are replicas. Without -m and --models, no other model is offered")
+	f.StringArrayVar(&opt.upstreamKeys, "upstream-key", nil, "key for an upstream, NAME=KEY or NAME=@FILE; may be repeated")
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
 	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off")
 	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
@@ -151,6 +163,12 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	cfg, err := o.config(log)
 	if err != nil {
 		return err
+	}
+	if cfg.Upstreams, err = o.fleet(log); err != nil {
+		return err
+	}
+	if cfg.Upstreams != nil {
+		defer cfg.Upstreams.Close()
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(o.port)))
 	if err != nil {
@@ -225,7 +243,7 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	if o.queue == 0 {
 		ecfg.Queue = -1
 	}
-	if o.models != "" || o.model != "" {
+	if o.models != "" || o.model != "" || len(o.upstreams) > 0 {
 		pool := engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log}
 		return o.offerPool(ctx, s, pool)
 	}
@@ -260,7 +278,8 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 	if cfg.Load, err = o.loadOptions(); err != nil {
 		return nil, err
 	}
-	if o.models == "" {
+	cfg.Load.Say = func(line string) { cfg.Log.Info("loading", "where", line) }
+	if o.model != "" {
 		cfg.Files, cfg.Alias = []string{o.model}, o.alias
 	}
 	p, err := newPool(cfg)
@@ -268,7 +287,7 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 		return nil, err
 	}
 	only := ""
-	if o.models == "" {
+	if o.model != "" {
 		only = p.Models()[0].Name
 		if err := o.first(ctx, p, only); err != nil {
 			p.Close(ctx)
@@ -276,7 +295,36 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 		}
 	}
 	s.SetModels(server.Pool(p, only))
+	if o.pull && only == "" {
+		s.SetPull(puller(p))
+	}
 	return p.Close, nil
+}
+
+// puller downloads models from the hub into its cache and offers them under the name they were asked for by.
+func puller(p *engine.Pool) server.PullFunc {
+	return func(ctx context.Context, name string, report func(file string, done, total int64)) error {
+		ref := name
+		for _, host := range []string{"https://", "hf.co/", "huggingface.co/"} { // as Ollama's clients write them
+			ref = strings.TrimPrefix(ref, host)
+		}
+		if _, err := hub.ParseRef(ref); err != nil {
+			return &chat.FieldError{Field: "model", Msg: err.Error()}
+		}
+		c, err := hub.FromEnv()
+		if err != nil {
+			return err
+		}
+		plan, err := c.Resolve(ctx, ref)
+		if err != nil {
+			return err
+		}
+		path, err := c.Pull(ctx, plan, func(s hub.Progress) { report(s.File, s.Done, s.Total) })
+		if err != nil {
+			return err
+		}
+		return p.Add(ctx, name, path)
+	}
 }
 
 // first loads the only model of a pool.
@@ -325,25 +373,6 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 	return opt, nil
 }
 
-// chatDefaults is what the flags say of conversations that say nothing else.
-func (o *serveOptions) chatDefaults() (d server.ChatDefaults, err error) {
-	d.System = o.system
-	switch o.thinking {
-	case "auto":
-	case "on", "off":
-		on := o.thinking == "on"
-		d.Thinking = &on
-	default:
-		return d, usagef("--thinking %q: want auto, on or off", o.thinking)
-	}
-	if o.kwargs != "" {
-		if err := json.Unmarshal([]byte(o.kwargs), &d.Kwargs); err != nil || d.Kwargs == nil {
-			return d, usagef("--chat-template-kwargs: %q is not an object of JSON", o.kwargs)
-		}
-	}
-	return d, nil
-}
-
 // config checks the flags of the server itself.
 func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	cfg = server.Config{
@@ -351,6 +380,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress,
 		WriteTimeout: o.writeTimeout, Drain: o.drain,
 		MaxStored: int64(o.maxStored), StoredAge: o.storedAge, LocalOrigins: isLoopback(o.host),
+		Sampling: o.given, ChangeProps: o.props,
 	}
 	if o.maxStored == 0 { // there zero means the default
 		cfg.MaxStored = -1
@@ -380,7 +410,10 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	if _, err := o.loadOptions(); err != nil {
 		return cfg, err
 	}
-	if cfg.Chat, err = o.chatDefaults(); err != nil {
+	if cfg.Chat, err = o.chatFlags.defaults(); err != nil {
+		return cfg, err
+	}
+	if cfg.PerModel, err = o.modelDefaults(); err != nil {
 		return cfg, err
 	}
 	if cfg.Keys, err = o.allKeys(); err != nil {

@@ -1,18 +1,29 @@
 package main
 
 import (
-	"bufio"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
+	"github.com/BurntSushi/toml"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"strobe/internal/sample"
+	"strobe/internal/server"
 )
 
+// modelTables is the name of the tables in a file of settings that speak of one model each.
+const modelTables = "defaults"
+
 // fillFlags sets the flags that were not given: from the environment (--cache-dir is STROBE_CACHE_DIR), then from a
-// file with a line "cache-dir = /var/cache/strobe" for each. A flag that may be repeated may have several lines.
-func fillFlags(cmd *cobra.Command, file string) error {
+// file in TOML with a line cache-dir = "/var/cache/strobe" for each; a flag that may be repeated takes a list. It returns
+// the file's tables of single models, [defaults."NAME"].
+func fillFlags(cmd *cobra.Command, file string) (map[string]map[string]any, error) {
 	flags := cmd.Flags()
 	given := map[string]bool{} // the command line, then the environment
 	flags.Visit(func(f *pflag.Flag) { given[f.Name] = true })
@@ -29,41 +40,157 @@ func fillFlags(cmd *cobra.Command, file string) error {
 		}
 	})
 	if failed != nil {
-		return failed
+		return nil, failed
 	}
 	if file == "" {
 		file, _ = flags.GetString("config") // from the environment
 	}
 	if file == "" {
-		return nil
+		return nil, nil
 	}
-	f, err := os.Open(file)
-	if err != nil {
-		return err
+	var settings map[string]any
+	if _, err := toml.DecodeFile(file, &settings); err != nil {
+		var wrong toml.ParseError
+		if errors.As(err, &wrong) {
+			return nil, fmt.Errorf("%s:%d: %s", file, wrong.Position.Line, wrong.Message)
+		}
+		return nil, err
 	}
-	defer f.Close()
-	sc := bufio.NewScanner(f)
-	for n := 1; sc.Scan(); n++ {
-		line := strings.TrimSpace(sc.Text())
-		if line == "" || strings.HasPrefix(line, "#") {
+	tables := map[string]map[string]any{}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		v := settings[name]
+		if name == modelTables {
+			list, _ := v.(map[string]any)
+			for model, table := range list {
+				t, ok := table.(map[string]any)
+				if !ok {
+					return nil, fmt.Errorf("%s: %s.%s: must be a table", file, name, model)
+				}
+				tables[model] = t
+			}
 			continue
 		}
-		name, value, ok := strings.Cut(line, "=")
-		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		switch {
-		case !ok:
-			return fmt.Errorf("%s:%d: want a line like name = value", file, n)
-		case flags.Lookup(name) == nil || name == "config" || name == "help":
-			return fmt.Errorf("%s:%d: there is no setting %q", file, n, name)
-		case given[name]:
+		if flags.Lookup(name) == nil || name == "config" || name == "help" {
+			return nil, fmt.Errorf("%s: there is no setting %q", file, name)
+		}
+		if given[name] {
 			continue
 		}
-		if err := flags.Set(name, value); err != nil {
-			return fmt.Errorf("%s:%d: %v", file, n, err)
+		if err := setFlag(flags, name, v); err != nil {
+			return nil, fmt.Errorf("%s: %v", file, err)
 		}
 	}
-	if err := sc.Err(); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	return tables, nil
+}
+
+// setFlag sets a flag to a value of TOML. A table becomes JSON, a list several values.
+func setFlag(flags *pflag.FlagSet, name string, v any) error {
+	if flags.Lookup(name) == nil {
+		return fmt.Errorf("there is no setting %q", name)
+	}
+	values, isList := v.([]any)
+	if !isList {
+		values = []any{v}
+	}
+	for _, v := range values {
+		text := fmt.Sprint(v)
+		if table, ok := v.(map[string]any); ok {
+			b, err := json.Marshal(table)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			text = string(b)
+		}
+		if err := flags.Set(name, text); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	return nil
+}
+
+// givenSampling is what the flags that were set say of sampling. The others leave it to the model.
+func givenSampling(flags *pflag.FlagSet, p *sample.Params) (d sample.Defaults) {
+	for name, x := range map[string]struct {
+		from *float32
+		to   **float32
+	}{
+		"temp": {&p.Temp, &d.Temp}, "top-p": {&p.TopP, &d.TopP}, "min-p": {&p.MinP, &d.MinP}, "typical-p": {&p.TypicalP, &d.TypicalP},
+		"repeat-penalty": {&p.RepeatPenalty, &d.RepeatPenalty}, "presence-penalty": {&p.PresencePenalty, &d.PresencePenalty},
+		"frequency-penalty": {&p.FrequencyPenalty, &d.FrequencyPenalty},
+	} {
+		if flags.Changed(name) {
+			*x.to = x.from
+		}
+	}
+	for name, x := range map[string]struct {
+		from *int
+		to   **int
+	}{"top-k": {&p.TopK, &d.TopK}, "repeat-last-n": {&p.RepeatLastN, &d.RepeatLastN}} {
+		if flags.Changed(name) {
+			*x.to = x.from
+		}
+	}
+	return d
+}
+
+// chatFlags are what conversations have that say nothing else.
+type chatFlags struct {
+	kwargs, thinking, system string
+}
+
+func (c *chatFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&c.kwargs, "chat-template-kwargs", c.kwargs,
+		`variables of the chat template as JSON, for requests that do not set them: {"x": 1}`)
+	f.StringVar(&c.thinking, "thinking", c.thinking,
+		"reasoning when the request does not say: auto (as the template has it), on or off")
+	f.StringVar(&c.system, "system", c.system, "message of the system for conversations that have none")
+}
+
+func (c *chatFlags) defaults() (d server.ChatDefaults, err error) {
+	d.System = c.system
+	switch c.thinking {
+	case "auto":
+	case "on", "off":
+		on := c.thinking == "on"
+		d.Thinking = &on
+	default:
+		return d, usagef("--thinking %q: want auto, on or off", c.thinking)
+	}
+	if c.kwargs != "" {
+		if err := json.Unmarshal([]byte(c.kwargs), &d.Kwargs); err != nil || d.Kwargs == nil {
+			return d, usagef("--chat-template-kwargs: %q is not an object of JSON", c.kwargs)
+		}
+	}
+	return d, nil
+}
+
+// modelDefaults reads the tables of single models: settings of sampling and conversations, and max-tokens. What a table
+// does not say of conversations is as the flags have it.
+func (o *serveOptions) modelDefaults() (map[string]server.ModelDefaults, error) {
+	out := map[string]server.ModelDefaults{}
+	for name, table := range o.tables {
+		cmd := &cobra.Command{}
+		var s sampleFlags
+		s.add(cmd, 0)
+		var d server.ModelDefaults
+		cmd.Flags().IntVar(&d.MaxTokens, "max-tokens", 0, "")
+		chat := o.chatFlags
+		chat.add(cmd.Flags())
+		for _, key := range slices.Sorted(maps.Keys(table)) {
+			if err := setFlag(cmd.Flags(), key, table[key]); err != nil {
+				return nil, fmt.Errorf("%s.%q: %w", modelTables, name, err)
+			}
+		}
+		if err := s.Params.Validate(); err != nil {
+			return nil, fmt.Errorf("%s.%q: %w", modelTables, name, err)
+		}
+		d.Sampling = givenSampling(cmd.Flags(), &s.Params)
+		c, err := chat.defaults()
+		if err != nil {
+			return nil, fmt.Errorf("%s.%q: %w", modelTables, name, err)
+		}
+		d.Chat = &c
+		out[name] = d
+	}
+	return out, nil
 }

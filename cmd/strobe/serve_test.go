@@ -225,7 +225,8 @@ func TestServeFlags(t *testing.T) {
 	model := testkit.Golden(t, "qwen35/model.gguf")
 	empty := filepath.Join(t.TempDir(), "empty")
 	broken, wrong := filepath.Join(t.TempDir(), "broken"), filepath.Join(t.TempDir(), "wrong")
-	for path, text := range map[string]string{empty: "", broken: "{% for %}", wrong: "# mine\ncolour = red\n"} {
+	odd := filepath.Join(t.TempDir(), "odd")
+	for path, text := range map[string]string{empty: "", odd: "[defaults.x]\nport = 1\n", broken: "{% for %}", wrong: "# mine\ncolour = \"red\"\n"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +253,9 @@ func TestServeFlags(t *testing.T) {
 		{[]string{"-m", model, "--chat-template-file", broken}, exitError, "broken"},
 		{[]string{"--models", ".", "--chat-template-file", broken}, exitUsage, "single model"},
 		{[]string{"--config", "no-such-file"}, exitError, "no-such-file"},
-		{[]string{"--config", wrong}, exitError, "wrong:2: there is no setting \"colour\""},
+		{[]string{"--config", wrong}, exitError, "wrong: there is no setting \"colour\""},
+		{[]string{"--config", broken}, exitError, "broken:1: "},
+		{[]string{"--config", odd}, exitError, "there is no setting \"port\""},
 		{[]string{"-m", model, "--host", "256.1.1.1", "--port", "0"}, exitError, "256.1.1.1"},
 	} {
 		var out, errs bytes.Buffer
@@ -270,10 +273,10 @@ func TestServeSettings(t *testing.T) {
 	template := filepath.Join(dir, "template")
 	file := filepath.Join(dir, "settings")
 	for path, text := range map[string]string{
-		template: "{{ tone }}{% for m in messages %}|{{ m.role }}:{{ m.content }}{% endfor %}{% if enable_thinking is " +
-			"defined %}|{{ enable_thinking }}{% endif %}",
-		file: "# a comment\n\nsystem = Be brief.\nalias=from-file\nthinking = off\nchat-template-file = " + template +
-			"\nchat-template-kwargs = {\"tone\": \"calm\"}\n",
+		template: "{{ tone }}{% for m in messages %}|{{ m.role }}:{{ m.content }}{% endfor %}{% if enable_thinking is defined %}|{{ enable_thinking }}{% endif %}",
+		file: "# a comment\n\nsystem = \"Be brief.\"\nalias=\"from-file\"\nthinking = \"off\"\nchat-template-file = '" + template +
+			"'\nchat-template-kwargs = {tone = \"calm\"}\ntemp = 0.5\ntop-k = 7\ncors = [\"http://a\", \"http://b\"]\n" +
+			"[defaults.from-environment]\ntop-k = 9\nmax-tokens = 3\n[defaults.other]\nsystem = \"No.\"\n",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -295,6 +298,11 @@ func TestServeSettings(t *testing.T) {
 	}
 	if _, m := ask(t, url+"/props", ""); m["model_alias"] != "from-environment" {
 		t.Errorf("the name is %v", m["model_alias"])
+	}
+	_, m := ask(t, url+"/completion", `{"prompt":"x","ignore_eos":true}`)
+	settings, _ := m["generation_settings"].(map[string]any)
+	if settings["temperature"] != 0.5 || settings["top_k"] != 9.0 || m["tokens_predicted"] != 3.0 {
+		t.Errorf("settings %v, %v tokens", settings, m["tokens_predicted"])
 	}
 }
 

@@ -234,13 +234,23 @@ type Backend interface {
 	Read(t Tensor) []float32 // waits for the device; valid until the next operation on t
 	Write(t Tensor, v []float32)
 
-	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when
-	// they come again: it compares what it is asked with what it recorded. The plan may be nil for operations that need
-	// none; it must not change until EndStep returns. A step that was begun and not ended is forgotten at the next
-	// BeginStep. Inside a step nothing is freed, read or written by the host (SetInts excepted), and no page or slot of
-	// a pool is copied or moved.
+	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when they come again: it
+	// compares what it is asked with what it recorded. The plan may be nil for operations that need none; it must not
+	// change until EndStep returns. A pass may take several steps, with the same plan in each; the next pass has a plan of
+	// its own. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step nothing is freed,
+	// read or written by the host (SetInts excepted), and no page or slot of a pool is copied or moved. EndStep says when
+	// the step could not be begun (a plan that makes no sense, no memory), and a name for its operations, 0 for none.
 	BeginStep(p *Plan)
-	EndStep()
+	EndStep() (name int, err error)
+	// Repeat runs a step again by its name: the same operations on the same memory with another plan, and with the
+	// integers that its calls of SetInts would be given now, in their order; what is missing at their ends is zero. It
+	// saves going through a pass operation by operation. It reports false, and has done nothing, when the device no longer
+	// knows the step, as when memory that it names was freed.
+	Repeat(name int, p *Plan, ints ...[]int32) (bool, error)
+	// Pad is the number of rows to give a pass over n tokens, so that a device which replays passes has few different
+	// ones. The rows of a step beyond those of its plan are padding: they are computed with whatever lies there, and
+	// nothing of them is kept. Choosing experts for them would cost time, so passes with experts are not padded.
+	Pad(n int) int
 
 	// Sync waits until all operations are done, and reports the first failure of the device since
 	// it was opened. Operations have no errors of their own: after a failure their results mean nothing.

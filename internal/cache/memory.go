@@ -136,6 +136,9 @@ func (m *Memory) Place(i int) Place { return m.places[i] }
 // Dims returns the size of layer i's keys and values.
 func (m *Memory) Dims(i int) backend.KVDims { return m.spec.Layers[i].KVDims }
 
+// Device returns the number of the device that has a group; its plan there comes after those of earlier groups.
+func (m *Memory) Device(group int) int { return m.groups[group].device }
+
 // Window returns the window of a group, 0 for none.
 func (m *Memory) Window(group int) int { return m.groups[group].window }
 

@@ -1,4 +1,4 @@
-// Package device opens what models run on by the names people give it: cpu, cuda, cuda:1, vulkan, vulkan:1, auto.
+// Package device opens what models run on by the names people give it: cpu, cuda, cuda:1, vulkan, auto.
 package device
 
 import (
@@ -74,10 +74,50 @@ func listVulkan() (list []Info) {
 	return list
 }
 
-// Check reports what is wrong with a name, without opening the device.
-func Check(name string) error {
-	_, _, err := parse(name)
-	return err
+// Auto is the name of the i-th GPU that "auto" tries; opening it shows whether it is there. Of Vulkan's devices it has
+// cards only, where there is no CUDA: what shares the processor's memory may well be slower than the processor, so that
+// is for whoever names it.
+func Auto(i int) string {
+	if ds, _ := cuda.Devices(); len(ds) == 0 {
+		ds, _ := vulkan.Devices()
+		for _, d := range ds {
+			if d.Card {
+				if i == 0 {
+					return fmt.Sprintf("vulkan:%d", d.Index)
+				}
+				i--
+			}
+		}
+	}
+	return fmt.Sprintf("cuda:%d", i)
+}
+
+// Check reports what is wrong with a name, or with several with commas between, without opening a device.
+func Check(names string) error {
+	list := strings.Split(names, ",")
+	for _, name := range list {
+		kind, _, err := parse(name)
+		if err != nil {
+			return err
+		}
+		if len(list) > 1 && kind != "cuda" && kind != "vulkan" {
+			return fmt.Errorf("device %q: only GPUs share a model; the processor gets what they have no room for", names)
+		}
+	}
+	return nil
+}
+
+// Names takes apart what Check has found right: each name as Open takes it, with its number. It returns nil for "auto".
+func Names(names string) (list []string) {
+	for _, name := range strings.Split(names, ",") {
+		switch kind, index, _ := parse(name); kind {
+		case "cpu":
+			list = append(list, kind)
+		case "cuda", "vulkan":
+			list = append(list, fmt.Sprintf("%s:%d", kind, index))
+		}
+	}
+	return list
 }
 
 // parse splits a name into a kind and a number.
@@ -103,23 +143,31 @@ func parse(name string) (kind string, index int, err error) {
 	return "", 0, fmt.Errorf("device %q: want auto, cpu, cuda, cuda:N, vulkan or vulkan:N", name)
 }
 
-// Open opens a device. "auto" (and "") is the first GPU that can be used, or the processor. Of Vulkan's devices it
-// takes cards only: what shares the processor's memory may well be slower than the processor, so that is for whoever
-// names it.
+// Open opens a device. "auto" (and "") is the first GPU that can be used, or the processor.
 func Open(name string, opt Options) (backend.Backend, error) {
 	kind, index, err := parse(name)
 	if err != nil {
 		return nil, err
 	}
+	auto := kind == "auto"
+	if auto {
+		kind, index, _ = parse(Auto(0))
+	}
 	var d gpu.Driver
 	switch kind {
-	case "cpu":
 	case "cuda":
 		d, err = cuda.Open(index)
 	case "vulkan":
 		d, err = vulkan.Open(index, vulkan.Options{})
-	default:
-		d = first()
+	}
+	if d != nil && err == nil {
+		var b *gpu.Backend
+		if b, err = gpu.New(d); err == nil {
+			return b, nil
+		}
+	}
+	if auto {
+		err = nil
 	}
 	if errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, vulkan.ErrNoDriver) {
 		return nil, fmt.Errorf("device %s: %w", name, err)
@@ -127,30 +175,5 @@ func Open(name string, opt Options) (backend.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d != nil {
-		b, err := gpu.New(d)
-		if err == nil {
-			return b, nil
-		}
-		if kind != "auto" {
-			return nil, err
-		}
-	}
 	return cpu.New(cpu.Options{Threads: opt.Threads}), nil
-}
-
-// first opens the first GPU that can be used; nil if there is none.
-func first() gpu.Driver {
-	if d, err := cuda.Open(0); err == nil {
-		return d
-	}
-	ds, _ := vulkan.Devices()
-	for _, i := range ds {
-		if i.Card {
-			if d, err := vulkan.Open(i.Index, vulkan.Options{}); err == nil {
-				return d
-			}
-		}
-	}
-	return nil
 }

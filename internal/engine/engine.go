@@ -70,6 +70,7 @@ type Engine struct {
 	mu      sync.Mutex
 	queue   []*Generation // waiting, oldest first
 	calls   []*embedding  // waiting for the loop
+	tasks   []func(*loop) // likewise
 	embeds  int           // embeddings that wait or run
 	closing bool          // no new requests
 	abort   bool          // running ones are to be cancelled
@@ -142,6 +143,9 @@ func (e *Engine) check(req *Request) error {
 		if id < 0 || int(id) >= e.model.Target.Vocab {
 			return fmt.Errorf("token id %d is outside the vocabulary of %d", id, e.model.Target.Vocab)
 		}
+	}
+	if s := req.Slot; s != nil && (*s < 0 || *s >= e.cfg.Parallel) {
+		return &SlotError{*s, e.cfg.Parallel}
 	}
 	if req.MaxTokens < 0 {
 		return fmt.Errorf("MaxTokens is %d; want at least 0", req.MaxTokens)

@@ -66,7 +66,7 @@ func (g *Generation) Next(ctx context.Context) (Event, error) {
 	for {
 		g.mu.Lock()
 		ev, read := g.pending, g.read
-		if len(ev.Tokens) > 0 || len(ev.Text) > 0 || ev.Result != nil {
+		if len(ev.Tokens) > 0 || len(ev.Text) > 0 || ev.Prompt != nil || ev.Result != nil {
 			g.pending = Event{}
 			g.read = ev.Result != nil
 			g.mu.Unlock()
@@ -130,6 +130,15 @@ func (g *Generation) emit(tokens []Token) {
 		g.pending.Text = append(g.pending.Text, t.Text...)
 	}
 	g.state.Generated += len(tokens)
+	g.mu.Unlock()
+	g.wake()
+}
+
+// progress tells the reader how far the prompt is.
+func (g *Generation) progress() {
+	g.mu.Lock()
+	s := g.state
+	g.pending.Prompt = &s
 	g.mu.Unlock()
 	g.wake()
 }

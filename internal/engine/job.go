@@ -160,7 +160,8 @@ func (j *job) emit(t speculate.Token) bool {
 // guarded is a sampler whose constraint may be faulty: a panic in it is an error of the request.
 type guarded struct {
 	*sample.Sampler
-	err error
+	vocab int
+	err   error
 }
 
 func (s *guarded) Sample(logits []float32) (id int32) {
@@ -169,7 +170,26 @@ func (s *guarded) Sample(logits []float32) (id int32) {
 			id, s.err = -1, fmt.Errorf("constraint: %v", p)
 		}
 	}()
+	if !finite(logits[:min(len(logits), s.vocab)]) {
+		s.err = ErrNotFinite
+		return -1
+	}
 	return s.Sampler.Sample(logits)
+}
+
+// finite reports whether all values are numbers. Zero times anything else is not zero, and sums of eight at a time
+// take a small part of the time of choosing among the values.
+func finite(x []float32) bool {
+	var s [8]float32
+	for ; len(x) >= 8; x = x[8:] {
+		for i := range s {
+			s[i] += x[i] * 0
+		}
+	}
+	for i, v := range x {
+		s[i] += v * 0
+	}
+	return s == [8]float32{}
 }
 
 func (s *guarded) Accept(id int32) {
@@ -205,5 +225,5 @@ func (m *Model) newSampler(req *Request) *guarded {
 	if req.Constraint != nil {
 		s.SetConstraint(req.Constraint)
 	}
-	return &guarded{Sampler: s}
+	return &guarded{Sampler: s, vocab: m.Target.Vocab}
 }

@@ -37,6 +37,7 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/cache"
+	"strobe/internal/device"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/draft/mtp"
@@ -45,6 +46,7 @@ import (
 	"strobe/internal/model"
 	"strobe/internal/platform"
 	"strobe/internal/quant"
+	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/tokenizer"
 )
@@ -53,12 +55,22 @@ import (
 // that lies beside the target.
 type Options struct {
 	Threads int
-	// Device runs the model: "cpu", "cuda", "cuda:N", "vulkan", "vulkan:N"; "" and "auto" mean the first GPU on which it
-	// fits, or the processor.
+	// Device runs the model: "cpu", "cuda", "cuda:N", "vulkan", or several GPUs with commas between, which share the layers. "" and
+	// "auto" mean the first GPUs that have room for it, with the help of the processor, or the processor alone.
 	Device string
-	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit,
+	// GPULayers is how many layers GPUs get, the last ones; the processor runs the others. 0 means as many as fit,
 	// negative none.
 	GPULayers int
+	// CPUExperts is of how many layers, the first ones, the processor keeps the experts. 0 means as many as it takes for
+	// the other parts of layers to fit, negative none.
+	CPUExperts int
+	// DraftDevice runs the drafter; "" and "auto" mean the one that has the target's output.
+	DraftDevice string
+	// DraftGPULayers is how many of a DFlash drafter's layers that one runs, if it is a GPU, the last ones; the processor
+	// runs the others. 0 means all, negative none.
+	DraftGPULayers int
+	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes.
+	Say func(line string)
 	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
 	Progress func(done, total int)
 	KV       string // cache type: f16 (default), f32 or q8_0
@@ -68,6 +80,7 @@ type Options struct {
 	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
 	MTP    bool
 	Causal dflash.Causal
+	open   func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
@@ -79,9 +92,11 @@ type Model struct {
 	MTP       *mtp.Drafter    // nil for none
 	Tokenizer *tokenizer.Tokenizer
 	Runner    *speculate.Runner
-	Template  string // chat template, "" for none
+	Template  string          // chat template, "" for none
+	Sampling  sample.Defaults // what its makers recommend
 
 	Path, DrafterPath string
+	names             []string // of the devices, as they were opened
 	backends          []backend.Backend
 	files             []*gguf.File
 }
@@ -190,10 +205,22 @@ func (m *Model) load(src Source, opt Options) error {
 		return err
 	}
 	mo := model.Options{KV: kv, KVF32: kv == quant.F32}
-	if err := m.openDevices(src, opt, &mo); err != nil {
+	devices, err := m.place(src, opt, &mo)
+	if err != nil {
 		return err
 	}
-	if m.Target, err = model.Open(src.Target, m.backends[0], mo, m.backends[1:]...); err != nil {
+	if opt.Progress != nil && mo.Place != nil { // the processor maps its weights
+		total := 0
+		for _, t := range src.Target.Tensors() {
+			total += len(t.Data)
+		}
+		done := 0
+		mo.Bound = func(bytes int) {
+			done += bytes
+			opt.Progress(min(done, total), total)
+		}
+	}
+	if m.Target, err = model.Open(src.Target, devices[0], mo, devices[1:]...); err != nil {
 		return err
 	}
 	if err := m.loadDrafters(src, opt, kv == quant.F32); err != nil {
@@ -212,20 +239,38 @@ func (m *Model) load(src Source, opt Options) error {
 		}
 	}
 	if m.Template = opt.Template; m.Template == "" {
-		m.Template, _, err = src.Target.String("tokenizer.chat_template")
+		if m.Template, _, err = src.Target.String("tokenizer.chat_template"); err != nil {
+			return err
+		}
 	}
+	m.Sampling, err = modelSampling(src.Target, m.Path)
 	return err
 }
 
 // loadDrafters opens the drafter's file, and the target's own block where it is wanted.
 func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
 	f := src.Drafter
+	own := mtp.InModel(src.Target) && (opt.MTP || f == nil && opt.Drafter != "none")
+	if f == nil && !own {
+		return nil
+	}
+	b, err := m.drafterDevice(src, opt)
+	if err != nil {
+		return err
+	}
+	var beside backend.Backend
+	if opt.DraftGPULayers > 0 {
+		if beside, err = m.device("cpu", opt); err != nil {
+			return err
+		}
+	}
 	if f != nil {
 		m.DrafterPath = f.Path()
 		if mtp.Supported(f) {
-			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KVF32: f32})
+			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KVF32: f32, Device: b})
 		} else {
-			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KVF32: f32})
+			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KVF32: f32, Device: b,
+				Beside: beside, Layers: opt.DraftGPULayers})
 		}
 		if err == nil {
 			err = sameVocabulary(src)
@@ -234,8 +279,8 @@ func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
 			return err
 		}
 	}
-	if m.MTP == nil && mtp.InModel(src.Target) && (opt.MTP || f == nil && opt.Drafter != "none") {
-		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KVF32: f32})
+	if m.MTP == nil && own {
+		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KVF32: f32, Device: b})
 	}
 	return err
 }

@@ -30,10 +30,13 @@ type loop struct {
 	soon     []*entry // to be on disk soon
 	steps    int64
 	defects  int // panics since the last step that went well
+
+	texts [][]int32          // by slot: the tokens of its last generation
+	saved map[string][]int32 // texts of slots, by name
 }
 
 func newLoop(e *Engine) *loop {
-	return &loop{e: e, m: e.model, r: e.model.Runner, slots: make([]*job, e.cfg.Parallel)}
+	return &loop{e: e, m: e.model, r: e.model.Runner, slots: make([]*job, e.cfg.Parallel), texts: make([][]int32, e.cfg.Parallel)}
 }
 
 // prepare makes what the loop needs of the model. It reads the model's file.
@@ -64,6 +67,7 @@ func (l *loop) run() {
 	err := l.guard(func() error {
 		l.prepare()
 		for l.admit() {
+			l.runTasks()
 			l.dropEnded()
 			restored := l.restoreStep()
 			stepped, err := l.step()
@@ -171,14 +175,20 @@ func (l *loop) take() (g *Generation, slot int, end bool) {
 	if e.abort || e.closing && len(e.queue) == 0 && len(l.jobs) == 0 && len(l.embeds) == 0 {
 		return nil, 0, true
 	}
-	if slot = slices.Index(l.slots, nil); slot < 0 {
+	free := slices.Index(l.slots, nil)
+	if free < 0 {
 		return nil, 0, false
 	}
-	i := slices.IndexFunc(e.queue, func(g *Generation) bool { return !l.follows(g) })
+	i := slices.IndexFunc(e.queue, func(g *Generation) bool {
+		return (g.req.Slot == nil || l.slots[*g.req.Slot] == nil) && !l.follows(g)
+	})
 	if i < 0 {
 		return nil, 0, false
 	}
 	g = e.queue[i]
+	if slot = free; g.req.Slot != nil {
+		slot = *g.req.Slot
+	}
 	e.queue = slices.Delete(e.queue, i, i+1)
 	e.snap.Slots[slot] = Slot{ID: slot, Busy: true, State: g.State(), Draft: g.req.Spec.Draft, Since: time.Now()}
 	return g, slot, false
@@ -354,6 +364,10 @@ func (l *loop) recover(live []*job, err error) error {
 	if l.fatal(err) {
 		return err
 	}
+	_ = l.m.Target.Sync() // reports what made the step fail, if the step did not
+	if lost := l.m.Target.Sync(); lost != nil {
+		return lost // a device that still fails does so for good; whoever loads the model anew opens it anew
+	}
 	if l.cache != nil {
 		l.cache.shrink(0)
 	}
@@ -386,6 +400,9 @@ func (l *loop) settle(j *job) {
 			s.Phase = PhaseGenerate
 		}
 	})
+	if j.g.req.Progress && len(j.tokens) == 0 {
+		j.g.progress()
+	}
 	l.checkpoint(j)
 	if !j.stream.Done() {
 		return
@@ -412,8 +429,16 @@ func (l *loop) settle(j *job) {
 
 // end takes a job out of its slot. What its sequence remembers stays in the cache.
 func (l *loop) end(j *job, r Reason, err error) {
+	if j.seq != nil && !j.g.req.NoCache {
+		l.texts[j.slot] = slices.Concat(j.g.req.Tokens, j.tokens)[:min(j.seq.Len(), len(j.g.req.Tokens)+len(j.tokens))]
+	}
 	if r != ReasonError {
 		l.keepWhole(j)
+	}
+	if errors.Is(err, ErrNotFinite) {
+		l.e.mu.Lock()
+		l.e.snap.NotFinite++
+		l.e.mu.Unlock()
 	}
 	st := j.sum()
 	if j.seq != nil {

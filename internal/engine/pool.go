@@ -55,6 +55,7 @@ type ModelInfo struct {
 	State    ModelState
 	Err      error     // of the last failed load, or why the file cannot be read
 	LastUsed time.Time // zero if never
+	Expires  time.Time // when it is unloaded unless it is used; zero for never
 	Users    int       // leases held now
 	Modified time.Time // of the file
 }
@@ -96,8 +97,9 @@ type Pool struct {
 	models  []*resident // by name
 	retired []*resident // whose file was changed or replaced; they go with their last user
 	scanned map[string]scan
-	room    []*resident   // models that wait for memory, oldest first
-	changed chan struct{} // closed and replaced when any state changes
+	added   map[string]string // paths of further files, by name
+	room    []*resident       // models that wait for memory, oldest first
+	changed chan struct{}     // closed and replaced when any state changes
 	closed  bool
 	work    sync.WaitGroup  // evictions
 	hurry   context.Context // ends when evictions are to give up saving
@@ -113,10 +115,11 @@ type Pool struct {
 type resident struct {
 	ModelInfo
 	engine  *Engine
-	loading *loading // nil unless a load runs
-	closing bool     // it is being evicted
-	waiters int      // requests that wait for room for it
-	rest    func()   // stops the wait for the end of its idle time; nil when there is none
+	loading *loading       // nil unless a load runs
+	closing bool           // it is being evicted
+	waiters int            // requests that wait for room for it
+	rest    func()         // stops the wait for the end of its idle time; nil when there is none
+	keep    *time.Duration // for how long its last user wants it to stay; nil leaves it to the pool
 }
 
 // loading is a load that requests wait for.
@@ -129,9 +132,11 @@ type loading struct {
 type Lease struct {
 	Name   string // resolved, never Any
 	Engine *Engine
-	once   sync.Once
-	pool   *Pool
-	model  *resident
+	// Keep is for how long the model is to stay loaded after this use; nil leaves it to the pool, negative is for good.
+	Keep  *time.Duration
+	once  sync.Once
+	pool  *Pool
+	model *resident
 }
 
 // NewPool returns a pool. Nothing is loaded before the first Acquire.
@@ -458,6 +463,7 @@ func (l *Lease) Release() {
 		defer l.pool.mu.Unlock()
 		l.model.Users--
 		l.model.LastUsed = time.Now()
+		l.model.keep = l.Keep
 		if l.model.Users == 0 && !l.model.closing && slices.Contains(l.pool.retired, l.model) && !l.pool.closed {
 			l.pool.evict(l.model)
 		}
@@ -472,17 +478,65 @@ func (p *Pool) idle(m *resident) {
 		m.rest()
 		m.rest = nil
 	}
-	if p.cfg.Idle <= 0 || m.Users > 0 || p.closed {
+	m.Expires = time.Time{}
+	rest, ever := p.cfg.Idle, p.cfg.Idle > 0
+	if m.keep != nil {
+		rest, ever = *m.keep, *m.keep >= 0
+	}
+	if !ever || m.Users > 0 || p.closed {
 		return
 	}
 	used := m.LastUsed
-	m.rest = p.after(p.cfg.Idle, func() {
+	m.Expires = used.Add(rest)
+	m.rest = p.after(rest, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if m.Users == 0 && m.waiters == 0 && m.engine != nil && !m.closing && !p.closed && m.LastUsed.Equal(used) {
 			p.evict(m)
 		}
 	})
+}
+
+// ErrInUse reports a model that cannot be unloaded now.
+var ErrInUse = errors.New("the model is in use")
+
+// Unload takes a model out of memory. One that is not loaded is unloaded already; one that somebody uses or waits for
+// is ErrInUse.
+func (p *Pool) Unload(ctx context.Context, name string) error {
+	if name == "" {
+		return ErrNoModelName
+	}
+	m, err := p.resolve(ctx, name)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closed:
+		return ErrClosed
+	case m.Users > 0 || m.waiters > 0 || m.loading != nil:
+		return ErrInUse
+	case m.engine != nil && !m.closing:
+		p.evict(m)
+	}
+	for m.closing {
+		if err := p.wait(ctx, p.changed, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Add offers one more file under a name.
+func (p *Pool) Add(ctx context.Context, name, path string) error {
+	p.mu.Lock()
+	if p.added == nil {
+		p.added = map[string]string{}
+	}
+	p.added[name] = path
+	p.mu.Unlock()
+	return p.rescan(ctx)
 }
 
 // Close refuses further leases and closes every engine as Engine.Close does. A load in progress ends on its own and

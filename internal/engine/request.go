@@ -32,6 +32,8 @@ type Request struct {
 	// may differ, such as the length before the opening of the assistant's turn. Attention-only
 	// models need none. Positions outside the prompt are ignored.
 	Checkpoints []int
+	Slot        *int // where to run; nil takes any
+	Progress    bool // tell in events how far the prompt is
 }
 
 // Token is one generated token.
@@ -50,6 +52,7 @@ type Token struct {
 type Event struct {
 	Text   []byte // complete UTF-8 unless the model itself wrote invalid bytes; never part of a stop string
 	Tokens []Token
+	Prompt *State // how far the prompt is, when that was asked for; nil when there is no news
 	Result *Result
 }
 
@@ -107,6 +110,8 @@ var (
 	ErrClosed      = errors.New("the engine is closed")
 	ErrUnsupported = errors.New("the model does not support this")
 	ErrEmptyPrompt = errors.New("the prompt is empty")
+	// ErrNotFinite ends generations: weights are damaged, or a sum was too large for its type.
+	ErrNotFinite = errors.New("the model's output is not a finite number; its file may be damaged")
 )
 
 // ContextError reports a prompt that does not fit.

@@ -50,6 +50,11 @@ func (p *Pool) scan() error {
 		}
 		add(name, f)
 	}
+	p.mu.Lock()
+	for name, path := range p.added {
+		add(name, path)
+	}
+	p.mu.Unlock()
 	if p.cfg.Dir != "" {
 		errs = append(errs, filepath.WalkDir(p.cfg.Dir, func(path string, e fs.DirEntry, err error) error {
 			rel, relErr := filepath.Rel(p.cfg.Dir, path)

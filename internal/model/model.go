@@ -10,6 +10,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 
@@ -31,6 +32,9 @@ type Options struct {
 	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token
 	// embeddings lie with the first layer, the output matrix with the last.
 	Place func(layer int) int
+	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. What goes to and
+	// fro then is the experts' input, the choice among them and their sum.
+	Experts func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
 }
@@ -65,8 +69,9 @@ type Config struct {
 type Model struct {
 	Config
 	devices []backend.Backend
-	place   []int // device of each layer
-	out     int   // device of the output
+	place   []int               // device of each layer
+	experts func(layer int) int // device of each layer's experts; nil for the layer's
+	out     int                 // device of the output
 	arenas  []*nn.Arena
 	file    *gguf.File
 	mem     *cache.Memory
@@ -78,6 +83,21 @@ type Model struct {
 	weights int // bytes
 
 	capture []int // layers whose output is captured; -1 is the embedding
+	passes  map[shape]*passed
+}
+
+// shape is what decides which operations a pass has: its rows, those that get logits, and whether only the best ids are
+// wanted.
+type shape struct {
+	rows, picked int
+	greedy       bool
+}
+
+// passed is a pass that can be run again, and where it left its results.
+type passed struct {
+	nn.Pass
+	final, logits, features backend.Tensor
+	best                    backend.Ints
 }
 
 // arch is the part of a model that differs between architectures.
@@ -124,13 +144,18 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	}
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType(), Bound: opt.Bound}
-	m := &Model{devices: devices, file: f}
-	for _, b := range devices {
-		m.arenas = append(m.arenas, nn.NewArena(b))
-	}
+	m := &Model{devices: devices, file: f, experts: opt.Experts, passes: map[shape]*passed{}}
 	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
+	for _, b := range devices {
+		a := nn.NewArena(b)
+		if m.Experts > 0 || len(devices) > 1 { // devices may disagree on padding
+			a.Exact()
+		}
+		m.arenas = append(m.arenas, a)
+	}
+	l.Arenas = m.arenas
 	if l.Int("nextn_predict_layers", 0) > 0 && !l.Has("blk.0.attn_norm.weight") {
 		return nil, fmt.Errorf("%s: a layer for multi-token prediction without a model; give it with -d beside one",
 			f.Path())
@@ -142,10 +167,10 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		}
 	}
 	m.out = m.place[m.Layers-1]
-	l.On(m.place[0])
+	l.On(m.place[0], m.place[0])
 	m.embed = l.Matrix("token_embd.weight", m.Hidden, 0)
 	m.head = m.embed
-	l.On(m.out)
+	l.On(m.out, m.out)
 	if l.Has("output.weight") {
 		m.head = l.Matrix("output.weight", m.Hidden, 0)
 	} else if m.place[0] != m.out {
@@ -178,10 +203,8 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	}
 	m.Recurrent = len(l.Spec().Recurrent) > 0
 	m.weights = l.Bytes
-	for _, b := range devices {
-		if err := b.Sync(); err != nil {
-			return nil, fmt.Errorf("%s: %w", f.Path(), err)
-		}
+	if err := m.Sync(); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
 	return m, nil
 }
@@ -204,9 +227,13 @@ func (m *Model) readConfig(l *nn.Loader) error {
 	)
 }
 
-// block chooses the device of a layer and returns the prefix of its tensors.
+// block chooses the devices of a layer and returns the prefix of its tensors.
 func (m *Model) block(l *nn.Loader, i int) string {
-	l.On(m.place[i])
+	experts := m.place[i]
+	if m.experts != nil {
+		experts = m.experts(i)
+	}
+	l.On(m.place[i], experts)
 	return fmt.Sprintf("blk.%d.", i)
 }
 
@@ -214,13 +241,13 @@ func (m *Model) block(l *nn.Loader, i int) string {
 func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
 
 // Sync waits for all devices and returns their first failure.
-func (m *Model) Sync() error {
+func (m *Model) Sync() (first error) {
 	for _, b := range m.devices {
-		if err := b.Sync(); err != nil {
-			return err
+		if err := b.Sync(); first == nil {
+			first = err
 		}
 	}
-	return nil
+	return first
 }
 
 // Memory returns the model's cache.
@@ -265,7 +292,10 @@ func (m *Model) Capture(layers []int) error {
 			return fmt.Errorf("cannot capture layer %d of a model with %d layers", l, m.Layers)
 		}
 	}
-	m.capture = append([]int(nil), layers...)
+	if !slices.Equal(m.capture, layers) {
+		m.capture = slices.Clone(layers)
+		clear(m.passes) // they captured others
+	}
 	return nil
 }
 
@@ -299,7 +329,7 @@ type Output struct {
 	bestIDs  backend.Ints   // nil if a segment wants more than the best
 	Logits   backend.Tensor // rows that asked for logits, segment by segment
 	Final    backend.Tensor // the same rows after the final norm
-	Features backend.Tensor // all rows: captured layers side by side
+	Features backend.Tensor // all rows, and padding: captured layers side by side
 }
 
 // Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at
@@ -318,10 +348,15 @@ func (o *Output) Best(segment, i int) int32 {
 	if o.bestIDs == nil {
 		return -1
 	}
-	if o.best == nil {
+	o.Fetch()
+	return o.best[o.first[segment]+i]
+}
+
+// Fetch reads the best ids, if the device has chosen them: waiting for them is waiting for the pass.
+func (o *Output) Fetch() {
+	if o.bestIDs != nil && o.best == nil {
 		o.best = o.m.Backend().Ints(o.bestIDs)
 	}
-	return o.best[o.first[segment]+i]
 }
 
 // HasBest reports whether Best knows the ids.
@@ -374,9 +409,32 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		return nil, err
 	}
 	defer nn.Catch(&err)
-	s := &step{Model: m}
-	s.enter(m.place[0], batch, ids, pick)
+	a := m.arenas[m.place[0]]
+	kind := shape{a.Pad(n), a.Pad(len(pick)), greedy}
+	done := m.passes[kind]
+	if done == nil || len(m.devices) > 1 || !nn.NewStep(a, batch, m.mem, 0, m.eps).Again(done.Pass, ids, pick) {
+		if done, err = m.pass(batch, ids, pick, greedy); err != nil {
+			return nil, err
+		}
+		if done.Known() {
+			m.passes[kind] = done
+		}
+	}
+	out.Features = done.features
+	if len(pick) > 0 {
+		out.Final, out.Logits = done.final.Slice(0, len(pick)), done.logits.Slice(0, len(pick))
+		out.bestIDs = done.best
+	}
+	batch.Done()
+	return out, nil
+}
 
+// pass goes through the layers.
+func (m *Model) pass(batch *cache.Batch, ids, pick []int32, greedy bool) (*passed, error) {
+	s := &step{Model: m}
+	if err := s.enter(m.place[0], batch, ids, pick); err != nil {
+		return nil, err
+	}
 	s.x = s.Rows(m.Hidden)
 	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
 	s.Embed(s.x, m.embed, s.ids, m.EmbScale)
@@ -385,10 +443,9 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	at := s.Mark()
 	for il := range m.Layers {
 		if m.place[il] != s.device {
-			if err := m.arenas[m.place[il]].Begin(n); err != nil {
+			if err := s.enter(m.place[il], batch, ids, pick); err != nil {
 				return nil, err
 			}
-			s.enter(m.place[il], batch, ids, pick)
 			m.arch.begin(s)
 			at = s.Mark()
 		}
@@ -397,46 +454,46 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		s.Release(at)
 	}
 	if m.out != s.device {
-		if err := m.arenas[m.out].Begin(n); err != nil {
+		if err := s.enter(m.out, batch, ids, pick); err != nil {
 			return nil, err
 		}
-		s.enter(m.out, batch, ids, pick)
 	}
-	out.Features = s.features
-	if len(pick) > 0 {
-		out.Final, out.Logits = s.New(len(pick), m.Hidden), s.New(len(pick), m.Vocab)
-		s.Gather(out.Final, s.x, s.pick)
-		s.RMSNorm(out.Final, out.Final, m.outNorm, m.eps)
-		s.MatMul(out.Final, backend.Product{W: m.head, Y: out.Logits})
+	p := &passed{features: s.features}
+	if n := s.Pad(len(pick)); n > 0 {
+		p.final, p.logits = s.New(n, m.Hidden), s.New(n, m.Vocab)
+		s.Gather(p.final, s.x, s.pick)
+		s.RMSNorm(p.final, p.final, m.outNorm, m.eps)
+		s.MatMul(p.final, backend.Product{W: m.head, Y: p.logits})
 		if m.Softcap > 0 {
-			s.Step.Softcap(out.Logits, m.Softcap)
+			s.Step.Softcap(p.logits, m.Softcap)
 		}
 		if greedy {
-			out.bestIDs = s.NewInts(len(pick))
-			s.ArgMax(out.bestIDs, out.Logits)
+			p.best = s.NewInts(n)
+			s.ArgMax(p.best, p.logits)
 		}
 	}
-	s.EndStep()
-	batch.Done()
-	return out, nil
+	p.Pass = s.End()
+	return p, nil
 }
 
 // enter begins the operations of the next layers on their device, with what the layers before have left on theirs.
-func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) {
+func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) error {
 	from := s.Step
 	if from != nil {
-		from.EndStep()
+		from.End()
+		if err := s.arenas[device].Begin(len(ids)); err != nil {
+			return err
+		}
 	}
 	s.Step = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps)
 	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
 		if t.Buf != nil {
-			v := from.Read(*t)
-			*t = s.Rows(t.Cols)
-			s.Write(*t, v)
+			*t = s.Take(from, *t)
 		}
 	}
 	s.Begin()
 	s.device, s.ids, s.pick = device, s.Ints32(ids), s.Ints32(pick)
+	return nil
 }
 
 func (m *Model) checkSegment(s *Segment) error {

@@ -15,14 +15,27 @@ type Arena struct {
 	rows    int              // of this pass
 	ints    []backend.Ints   // in order of request
 	nextInt int
+	exact   bool // passes are not padded
 
 	// What the host keeps of a pass, so that it allocates nothing once it has been through one.
 	views    []backend.Tensor
 	products []backend.Product
+	padded   []int32
 }
 
 // NewArena returns an empty arena on b.
 func NewArena(b backend.Backend) *Arena { return &Arena{b: b} }
+
+// Exact makes passes have as many rows as there are tokens.
+func (a *Arena) Exact() { a.exact = true }
+
+// Pad is the number of rows of a pass over n tokens.
+func (a *Arena) Pad(n int) int {
+	if a.exact {
+		return n
+	}
+	return a.b.Pad(n)
+}
 
 // lineValues is a cache line: tensors start on one.
 const lineValues = 16
@@ -30,10 +43,11 @@ const lineValues = 16
 // leastChunk keeps the first passes from allocating piece by piece.
 const leastChunk = 1 << 16
 
-// Begin starts a pass over rows. It makes room for what such a pass is known to need, so that one that does not fit
-// is refused before it has begun.
-func (a *Arena) Begin(rows int) error {
+// Begin starts a pass over so many tokens. It makes room for what such a pass is known to need, so that one that does
+// not fit is refused before it has begun.
+func (a *Arena) Begin(tokens int) error {
 	a.note()
+	rows := a.Pad(tokens)
 	a.rows, a.at, a.pos, a.used, a.nextInt = max(1, rows), 0, 0, 0, 0
 	a.views = a.views[:0]
 	have := 0
@@ -70,14 +84,15 @@ func (a *Arena) grow(values int) error {
 	return err
 }
 
-// noRoom is the panic by which a pass that runs out of memory unwinds; Catch turns it into an error.
-type noRoom struct{ err error }
+// givenUp is how a pass leaves that runs out of memory half-way, or that the device cannot begin; Catch turns it into
+// an error.
+type givenUp struct{ err error }
 
-// Catch must be deferred by whoever runs a pass: it turns running out of memory into an error.
+// Catch is deferred by whoever runs a pass: it turns giving it up into an error.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:
-	case noRoom:
+	case givenUp:
 		*err = r.err
 	default:
 		panic(r)
@@ -91,7 +106,7 @@ func (a *Arena) New(rows, cols int) backend.Tensor {
 	for {
 		if a.at == len(a.chunks) {
 			if err := a.grow(n); err != nil {
-				panic(noRoom{err})
+				panic(givenUp{err})
 			}
 		}
 		c := a.chunks[a.at]
@@ -117,7 +132,7 @@ func (a *Arena) Ints(n int) backend.Ints {
 	}
 	v, err := a.b.AllocInts(size)
 	if err != nil {
-		panic(noRoom{err})
+		panic(givenUp{err})
 	}
 	if i == len(a.ints) {
 		a.ints = append(a.ints, nil)

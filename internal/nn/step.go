@@ -8,7 +8,7 @@ import (
 // Step is a pass in progress on one device: its operations, the rows it runs and the memory they need on the way.
 type Step struct {
 	backend.Backend
-	N      int // rows
+	N      int // rows, with padding
 	Eps    float32
 	arena  *Arena
 	batch  *cache.Batch
@@ -27,7 +27,7 @@ type angles struct {
 // NewStep prepares a pass over the rows of batch on a device. The arena must have begun; the device accepts operations
 // after Begin.
 func NewStep(a *Arena, batch *cache.Batch, mem *cache.Memory, device int, eps float32) *Step {
-	return &Step{Backend: a.b, N: len(batch.Pos), Eps: eps, arena: a, batch: batch, mem: mem, device: device}
+	return &Step{Backend: a.b, N: a.Pad(len(batch.Pos)), Eps: eps, arena: a, batch: batch, mem: mem, device: device}
 }
 
 // Begin begins the step on the device. Whatever the host writes, other than integers, it must have written before.
@@ -36,11 +36,65 @@ func (s *Step) Begin() {
 	s.pos = s.Ints32(s.batch.Pos)
 }
 
-// Ints32 hands integers to the device.
+// Take copies a tensor of another step, whose operations are ended, to this one's device, before it begins.
+func (s *Step) Take(from *Step, x backend.Tensor) backend.Tensor {
+	v := from.Read(x)
+	y := s.New(x.Rows, x.Cols)
+	s.Write(y, v)
+	return y
+}
+
+// Ints32 hands integers to the device, with zeros for the rows of padding.
 func (s *Step) Ints32(v []int32) backend.Ints {
-	t := s.arena.Ints(len(v))
-	s.SetInts(t, v)
+	a := s.arena
+	n := a.Pad(len(v))
+	t := a.Ints(n)
+	a.padded = append(a.padded[:0], v...)
+	for range n - len(v) {
+		a.padded = append(a.padded, 0)
+	}
+	s.SetInts(t, a.padded)
 	return t
+}
+
+// Pad is the number of rows to give something that n tokens have.
+func (s *Step) Pad(n int) int { return s.arena.Pad(n) }
+
+// Pass names a pass that was gone through, and how it left the arena.
+type Pass struct {
+	name int
+	end  Mark
+}
+
+// Known reports whether the device can run the pass again.
+func (p Pass) Known() bool { return p.name != 0 }
+
+// End ends the step. A pass that begins alike can be run again by what it returns.
+func (s *Step) End() Pass {
+	name, err := s.EndStep()
+	if err != nil {
+		panic(givenUp{err})
+	}
+	return Pass{name, s.arena.Mark()}
+}
+
+// Again runs a pass once more instead of going through it, with the integers that it would hand to the device after the
+// positions. It reports false if the device cannot do so.
+func (s *Step) Again(p Pass, ints ...[]int32) bool {
+	all := append(make([][]int32, 0, 4), s.batch.Pos)
+	for _, v := range ints {
+		if len(v) > 0 {
+			all = append(all, v)
+		}
+	}
+	done, err := s.Repeat(p.name, &s.batch.Plans[s.device], all...)
+	if err != nil {
+		panic(givenUp{err})
+	}
+	if done {
+		s.arena.Release(p.end)
+	}
+	return done
 }
 
 // NewInts returns room for n integers.

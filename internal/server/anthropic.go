@@ -327,13 +327,14 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesReq
 	if q.MaxTokens != nil && *q.MaxTokens < 1 {
 		return nil, invalid("max_tokens", "must be at least 1")
 	}
-	l, err := s.acquire(r.Context(), q.Model)
+	l, err := s.partner(r, q.Model)
 	if err != nil {
 		return nil, err
 	}
 	defer l.release()
-	req := s.request()
-	if err := q.sampling().apply(&req, l.tok); err != nil {
+	req := s.request(l.view)
+	c.sampling = q.sampling()
+	if err := c.sampling.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
 	if req.Stops, err = stopList("stop_sequences", q.StopSequences); err != nil {

@@ -38,7 +38,11 @@ func (f *fixture) scriptedClients() {
 			return
 		}
 		step := min(strings.Count(prompt[last[1]:], "<|im_start|>tool"), len(said)-1)
-		req.Constraint = &scripted{v.tok.Encode(said[step], tokenizer.EncodeOptions{ParseSpecial: true}), v.tok.EOG()[0]}
+		text := said[step]
+		if strings.HasSuffix(prompt, "<think>\n") && !strings.Contains(text, "<tool_call>") { // an answer is not reasoning
+			text = "Hm.\n</think>\n\n" + text
+		}
+		req.Constraint = &scripted{v.tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}), v.tok.EOG()[0]}
 	}
 }
 

@@ -126,7 +126,7 @@ func (s *Server) native(w http.ResponseWriter, r *http.Request, q *nativeRequest
 	if len(a.prompts) > maxChoices {
 		return nil, invalid("prompt", "has %d entries; at most %d are allowed", len(a.prompts), maxChoices)
 	}
-	a.req = s.request()
+	a.req = s.request(l.view)
 	if err := q.samplingFields.apply(&a.req, l.tok); err != nil {
 		return nil, err
 	}
@@ -268,9 +268,12 @@ func (a *nativeAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) 
 		for _, d := range ds {
 			content += d.text
 		}
-		if content != "" || len(rep.tokens) > 0 {
+		if content != "" || len(rep.tokens) > 0 || rep.prompt != nil {
 			out := a.part(i, content)
 			out["id_slot"] = b.gens[i].State().Slot
+			if rep.prompt != nil {
+				out["prompt_progress"], rep.prompt = rep.prompt, nil
+			}
 			if a.q.TimingsPerToken {
 				out["timings"] = rep.progress(b.gens[i].State(), a.v.engine)
 			}

@@ -14,6 +14,7 @@ import (
 	"strobe/internal/engine"
 	"strobe/internal/sample/grammar"
 	"strobe/internal/speculate"
+	"strobe/internal/upstream"
 )
 
 // apiError is an error a client gets to see.
@@ -65,6 +66,7 @@ func explain(err error) *apiError {
 		field   *chat.FieldError
 		schema  *grammar.Error
 		size    *http.MaxBytesError
+		slot    *engine.SlotError
 	)
 	bad := func(code string) *apiError {
 		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: code, Message: err.Error()}
@@ -97,6 +99,16 @@ func explain(err error) *apiError {
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}
 	case errors.Is(err, engine.ErrEmptyPrompt):
 		return bad("")
+	case errors.As(err, &slot):
+		e := bad("")
+		e.Param = "id_slot"
+		return e
+	case errors.Is(err, engine.ErrNotSaved):
+		return &apiError{Status: http.StatusNotFound, Type: "not_found_error", Param: "filename", Message: err.Error()}
+	case errors.Is(err, engine.ErrSlotEmpty):
+		return bad("")
+	case errors.Is(err, engine.ErrInUse):
+		return &apiError{Status: http.StatusConflict, Type: "invalid_request_error", Param: "model", Message: err.Error()}
 	case errors.Is(err, speculate.ErrNoSource):
 		e := bad("")
 		e.Param = "strobe.draft"
@@ -106,6 +118,8 @@ func explain(err error) *apiError {
 	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld),
 		errors.Is(err, engine.ErrFileChanged):
 		return unavailable(err.Error())
+	case errors.Is(err, upstream.ErrDown):
+		return &apiError{Status: http.StatusBadGateway, Type: "server_error", Code: "upstream_unavailable", Message: err.Error()}
 	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
 		return unavailable(errShutdown.Error())
 	case errors.Is(err, errClient), errors.Is(err, context.Canceled), errors.Is(err, dialog.ErrStopped):
@@ -187,11 +201,21 @@ func (e endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // post is an endpoint whose requests have a body.
 func post[Q any](s *Server, e func(w http.ResponseWriter, r *http.Request, q *Q) (any, error)) endpoint {
 	return func(w http.ResponseWriter, r *http.Request) (any, error) {
-		var q Q
-		if err := s.decode(w, r, &q); err != nil {
+		body, err := s.readBody(w, r)
+		if err != nil {
 			return nil, err
 		}
-		return e(w, r, &q)
+		here := func() (any, error) {
+			var q Q
+			if err := decodeJSON(body, "", &q); err != nil {
+				return nil, err
+			}
+			return e(w, r, &q)
+		}
+		if name := s.upstreamOf(body); name != "" {
+			return s.elsewhere(w, r, name, body, here)
+		}
+		return here()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
@@ -93,7 +94,7 @@ func TestStoppedEngineIsReported(t *testing.T) {
 // broken is a model that cannot be loaded.
 type broken struct{ Models }
 
-func (b *broken) Acquire(context.Context, string) (string, *engine.Engine, func(), error) {
+func (b *broken) Acquire(context.Context, string) (string, *engine.Engine, func(*time.Duration), error) {
 	return "", nil, nil, &engine.LoadError{Name: "m", Err: fmt.Errorf("no such weights")}
 }
 

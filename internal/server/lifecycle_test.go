@@ -352,7 +352,7 @@ type loadingForever struct {
 	begun chan struct{}
 }
 
-func (m *loadingForever) Acquire(ctx context.Context, _ string) (string, *engine.Engine, func(), error) {
+func (m *loadingForever) Acquire(ctx context.Context, _ string) (string, *engine.Engine, func(*time.Duration), error) {
 	close(m.begun)
 	<-ctx.Done()
 	return "", nil, nil, ctx.Err()

@@ -200,6 +200,7 @@ func (m *meter) put(put putter, model string, s *engine.Snapshot) {
 	for _, r := range slices.Sorted(maps.Keys(s.Requests)) {
 		counter("vllm:request_success_total", "Generations that ended, by reason.", float64(s.Requests[r]), fmt.Sprintf("finished_reason=%q", r.String()))
 	}
+	counter("strobe:nonfinite_logits_total", "Generations ended because the model's output was not a finite number.", float64(s.NotFinite))
 	counter("strobe:requests_rejected_total", "Requests refused because the queue was full.", float64(s.Rejected))
 
 	gauge("llamacpp:requests_processing", "Requests in slots.", float64(s.Active()))

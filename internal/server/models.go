@@ -13,9 +13,12 @@ import (
 
 // Models gives the server its engines.
 type Models interface {
-	// Acquire returns the engine of a model and keeps it loaded until release is called. The name it
-	// returns is the model's own, whatever it was called in the request.
-	Acquire(ctx context.Context, name string) (resolved string, e *engine.Engine, release func(), err error)
+	// Acquire returns the engine of a model and keeps it loaded until release is called, which takes how long it is to
+	// stay after that; nil leaves that to the models. The name it returns is the model's own, whatever it was called
+	// in the request.
+	Acquire(ctx context.Context, name string) (resolved string, e *engine.Engine, release func(keep *time.Duration), err error)
+	// Unload takes a model out of memory.
+	Unload(ctx context.Context, name string) error
 	// List describes what there is.
 	List() []engine.ModelInfo
 	// Resident returns the engines of the loaded models by name.
@@ -31,7 +34,7 @@ type pool struct {
 	only string
 }
 
-func (p pool) Acquire(ctx context.Context, name string) (string, *engine.Engine, func(), error) {
+func (p pool) Acquire(ctx context.Context, name string) (string, *engine.Engine, func(*time.Duration), error) {
 	if p.only != "" {
 		name = p.only
 	}
@@ -39,7 +42,17 @@ func (p pool) Acquire(ctx context.Context, name string) (string, *engine.Engine,
 	if err != nil {
 		return "", nil, nil, err
 	}
-	return l.Name, l.Engine, l.Release, nil
+	return l.Name, l.Engine, func(keep *time.Duration) {
+		l.Keep = keep
+		l.Release()
+	}, nil
+}
+
+func (p pool) Unload(ctx context.Context, name string) error {
+	if p.only != "" {
+		name = p.only
+	}
+	return p.p.Unload(ctx, name)
 }
 
 func (p pool) List() []engine.ModelInfo            { return p.p.Models() }
@@ -57,7 +70,7 @@ type single struct {
 	last  time.Time
 }
 
-func (s *single) Acquire(_ context.Context, _ string) (string, *engine.Engine, func(), error) {
+func (s *single) Acquire(_ context.Context, _ string) (string, *engine.Engine, func(*time.Duration), error) {
 	if err := s.e.Err(); err != nil {
 		return "", nil, nil, err
 	}
@@ -65,11 +78,17 @@ func (s *single) Acquire(_ context.Context, _ string) (string, *engine.Engine, f
 	defer s.mu.Unlock()
 	s.users++
 	s.last = time.Now()
-	return s.name, s.e, sync.OnceFunc(func() {
+	release := sync.OnceFunc(func() {
 		s.mu.Lock()
 		s.users--
 		s.mu.Unlock()
-	}), nil
+	})
+	return s.name, s.e, func(*time.Duration) { release() }, nil
+}
+
+// Unload refuses: where the engine came from is not known here.
+func (s *single) Unload(context.Context, string) error {
+	return fmt.Errorf("%w: it is part of the program and stays loaded", engine.ErrUnsupported)
 }
 
 func (s *single) List() []engine.ModelInfo {
@@ -91,11 +110,17 @@ func (s *single) Resident() map[string]*engine.Engine { return map[string]*engin
 // lease is a model in use by a request.
 type lease struct {
 	*view
-	release func()
+	keep *time.Duration // for how long the model is to stay loaded afterwards; nil leaves it open
+	free func(*time.Duration)
 }
+
+func (l *lease) release() { l.free(l.keep) }
 
 // acquire gets the model a request names. A server that is to stop does not wait for one to load.
 func (s *Server) acquire(ctx context.Context, name string) (*lease, error) {
+	if s.cfg.Upstreams.Has(name) {
+		return nil, fmt.Errorf("%w: %s lives on another server, which is asked for conversations only", engine.ErrUnsupported, name)
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopping, func() { cancel(errShutdown) })()
@@ -108,10 +133,10 @@ func (s *Server) acquire(ctx context.Context, name string) (*lease, error) {
 	}
 	v, err := s.view(resolved, e)
 	if err != nil {
-		release()
+		release(nil)
 		return nil, err
 	}
-	return &lease{v, release}, nil
+	return &lease{view: v, free: release}, nil
 }
 
 // view returns what the server derived from a model, made at its first use.
@@ -122,7 +147,11 @@ func (s *Server) view(name string, e *engine.Engine) (*view, error) {
 	if v != nil {
 		return v, nil
 	}
-	v, err := newView(name, e, s.cfg.Chat)
+	defaults := s.cfg.Chat
+	if m := s.cfg.PerModel[name]; m.Chat != nil {
+		defaults = *m.Chat
+	}
+	v, err := newView(name, e, defaults)
 	if err != nil {
 		return nil, err
 	}

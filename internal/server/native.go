@@ -39,14 +39,15 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		return map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List())}, nil
 	}
 	cfg, m := v.engine.Config(), v.engine.Model()
-	p := s.cfg.Params
+	req := s.request(v)
+	p := req.Params
 	out := map[string]any{
 		"default_generation_settings": map[string]any{
 			"n_ctx": cfg.Context,
 			"params": map[string]any{
 				"temperature": p.Temp, "top_k": p.TopK, "top_p": p.TopP, "min_p": p.MinP, "typical_p": p.TypicalP,
 				"repeat_penalty": p.RepeatPenalty, "presence_penalty": p.PresencePenalty, "frequency_penalty": p.FrequencyPenalty,
-				"repeat_last_n": p.RepeatLastN, "max_tokens": s.cfg.MaxTokens,
+				"repeat_last_n": p.RepeatLastN, "max_tokens": req.MaxTokens,
 			},
 		},
 		"total_slots":   cfg.Parallel,

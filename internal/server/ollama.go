@@ -31,6 +31,7 @@ type ollamaRequest struct {
 	Format   json.RawMessage   `json:"format"`
 	Think    json.RawMessage   `json:"think"`
 	Stream   *bool             `json:"stream"`
+	Keep     json.RawMessage   `json:"keep_alive"`
 	Options  struct {
 		samplingFields
 		NumPredict *int `json:"num_predict"`
@@ -178,22 +179,38 @@ func (s *Server) ollamaAnswer(w http.ResponseWriter, r *http.Request, q *ollamaR
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), s.ollamaName(q.Model))
+	keep, err := keepAlive(q.Keep)
 	if err != nil {
 		return nil, err
 	}
+	a := &ollamaAnswer{name: q.Model, chat: chatting, start: start}
+	empty := chatting && len(q.Messages) == 0 || !chatting && q.Prompt == "" && q.System == ""
+	if empty && keep != nil && *keep == 0 { // only to unload the model
+		if err := s.models().Unload(r.Context(), s.ollamaName(q.Model)); err != nil {
+			return nil, err
+		}
+		out := a.chunk("", "", nil)
+		out.Done, out.DoneReason = true, "unload"
+		return out, nil
+	}
+	l, err := s.partner(r, s.ollamaName(q.Model))
+	if err != nil {
+		return nil, err
+	}
+	l.keep = keep
 	defer l.release()
-	a := &ollamaAnswer{name: q.Model, chat: chatting, start: start, load: time.Since(start)}
-	if chatting && len(q.Messages) == 0 || !chatting && q.Prompt == "" && q.System == "" { // only to load the model
+	a.load = time.Since(start)
+	if empty { // only to load it
 		out := a.chunk("", "", nil)
 		out.Done, out.DoneReason = true, "load"
 		return out, nil
 	}
-	req := s.request()
+	req := s.request(l.view)
 	if q.Options.NumPredict != nil {
 		q.Options.samplingFields.NPredict = q.Options.NumPredict
 	}
-	if err := q.Options.samplingFields.apply(&req, l.tok); err != nil {
+	c.sampling = &q.Options.samplingFields
+	if err := c.sampling.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
 	c.done = r.Context().Done()
@@ -211,6 +228,9 @@ func (v *view) ollamaRequests(q *ollamaRequest, c *conversation, req engine.Requ
 	[]engine.Request, []*reply, error) {
 	if !q.Raw {
 		return v.answers(c, req, 1, stream)
+	}
+	if v.remote != nil {
+		return nil, nil, invalid("raw", "is not supported for a model of another server")
 	}
 	if err := v.format.Fits(len(q.Prompt), v.engine.Config().Context); err != nil {
 		return nil, nil, err

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -55,7 +56,7 @@ func (s *Server) ollamaTags(w http.ResponseWriter, r *http.Request) (any, error)
 	return map[string]any{"models": out}, nil
 }
 
-// ollamaLoaded lists what is loaded. It stays until something else needs the room.
+// ollamaLoaded lists what is loaded. What does not expire stays until something else needs the room.
 func (s *Server) ollamaLoaded(w http.ResponseWriter, r *http.Request) (any, error) {
 	out := []ollamaModel{}
 	for _, m := range s.models().List() {
@@ -63,6 +64,10 @@ func (s *Server) ollamaLoaded(w http.ResponseWriter, r *http.Request) (any, erro
 			x := newOllamaModel(m)
 			never, none := time.Now().UTC().AddDate(100, 0, 0), int64(0)
 			x.ExpiresAt, x.SizeVRAM, x.Context = &never, &none, m.Context
+			if !m.Expires.IsZero() {
+				at := m.Expires.UTC()
+				x.ExpiresAt = &at
+			}
 			out = append(out, x)
 		}
 	}
@@ -125,13 +130,60 @@ func (s *Server) ollamaShow(w http.ResponseWriter, r *http.Request, q *ollamaNam
 	}, nil
 }
 
-// ollamaPull succeeds when the model is there already. What a server downloads is its owner's business.
+// PullFunc makes a model from elsewhere one of the server's. It tells how far it is, from its own goroutine.
+type PullFunc func(ctx context.Context, name string, report func(file string, done, total int64)) error
+
+// SetPull lets clients have models downloaded.
+func (s *Server) SetPull(fn PullFunc) { s.pull.Store(&fn) }
+
+// pullNews is how often a stream tells how far a download is.
+const pullNews = 250 * time.Millisecond
+
+// ollamaPull succeeds at once when the model is there already, and downloads it where the server's owner lets clients do
+// that.
 func (s *Server) ollamaPull(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
-	if _, err := s.find(q.name()); err != nil {
-		return nil, &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error",
-			Message: fmt.Sprintf("model %q is not here, and this server downloads nothing; use strobe pull", q.name())}
+	success := map[string]string{"status": "success"}
+	if _, err := s.find(q.name()); err == nil {
+		return success, nil
 	}
-	return map[string]string{"status": "success"}, nil
+	pull := s.pull.Load()
+	if pull == nil {
+		return nil, &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error",
+			Message: fmt.Sprintf("model %q is not here, and this server downloads nothing; use strobe pull, or strobe serve --models DIR --pull", q.name())}
+	}
+	name := strings.TrimSuffix(q.name(), ":latest")
+	if q.Stream != nil && !*q.Stream {
+		if err := (*pull)(r.Context(), name, func(string, int64, int64) {}); err != nil {
+			return nil, err
+		}
+		return success, nil
+	}
+	st := newStream(w)
+	st.lines = true
+	say := func(v any) error {
+		if err := st.send("", v); err != nil {
+			return err
+		}
+		return st.flush()
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	var last time.Time
+	err := (*pull)(ctx, name, func(file string, done, total int64) {
+		if now := time.Now(); done == total || now.Sub(last) >= pullNews {
+			last = now
+			if err := say(map[string]any{"status": "pulling " + file, "digest": file, "total": total, "completed": done}); err != nil {
+				cancel(err)
+			}
+		}
+	})
+	if err == nil {
+		err = say(success)
+	}
+	if err != nil {
+		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]string{"error": e.Message} })
+	}
+	return nil, nil
 }
 
 // ollamaEmbed is the body of POST /api/embed, and of its predecessor /api/embeddings, which has a prompt.
@@ -140,6 +192,7 @@ type ollamaEmbed struct {
 	Input      json.RawMessage `json:"input"`
 	Prompt     json.RawMessage `json:"prompt"`
 	Dimensions *int            `json:"dimensions"`
+	Keep       json.RawMessage `json:"keep_alive"`
 }
 
 func (s *Server) ollamaEmbedding(w http.ResponseWriter, r *http.Request, q *ollamaEmbed) (any, error) {
@@ -148,10 +201,15 @@ func (s *Server) ollamaEmbedding(w http.ResponseWriter, r *http.Request, q *olla
 	if old {
 		q.Input = q.Prompt
 	}
+	keep, err := keepAlive(q.Keep)
+	if err != nil {
+		return nil, err
+	}
 	l, err := s.acquire(r.Context(), s.ollamaName(q.Model))
 	if err != nil {
 		return nil, err
 	}
+	l.keep = keep
 	defer l.release()
 	load := time.Since(start)
 	data, tokens, err := l.embed(r, &embeddingRequest{Input: q.Input, Dimensions: q.Dimensions})

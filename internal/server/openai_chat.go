@@ -294,15 +294,16 @@ func usage(replies []*reply, shared int) *usageJSON {
 }
 
 type chatResponse struct {
-	ID                string       `json:"id"`
-	Object            string       `json:"object"`
-	Created           int64        `json:"created"`
-	Model             string       `json:"model"`
-	SystemFingerprint string       `json:"system_fingerprint"`
-	Choices           []chatChoice `json:"choices"`
-	Usage             *usageJSON   `json:"usage,omitempty"`
-	Timings           *timingsJSON `json:"timings,omitempty"`
-	Strobe            *strobeJSON  `json:"strobe,omitempty"`
+	ID                string          `json:"id"`
+	Object            string          `json:"object"`
+	Created           int64           `json:"created"`
+	Model             string          `json:"model"`
+	SystemFingerprint string          `json:"system_fingerprint"`
+	Choices           []chatChoice    `json:"choices"`
+	Usage             *usageJSON      `json:"usage,omitempty"`
+	Timings           *timingsJSON    `json:"timings,omitempty"`
+	Strobe            *strobeJSON     `json:"strobe,omitempty"`
+	Progress          *promptProgress `json:"prompt_progress,omitempty"`
 }
 
 type chatChoice struct {
@@ -425,13 +426,14 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chat
 	if n < 1 || n > maxChoices {
 		return nil, invalid("n", "%d is not between 1 and %d", n, maxChoices)
 	}
-	l, err := s.acquire(r.Context(), q.Model)
+	l, err := s.partner(r, q.Model)
 	if err != nil {
 		return nil, err
 	}
 	defer l.release()
-	req := s.request()
-	if err := q.samplingFields.apply(&req, l.tok); err != nil {
+	req := s.request(l.view)
+	c.sampling = &q.samplingFields
+	if err := c.sampling.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
 	if q.LogProbs {
@@ -518,6 +520,13 @@ func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 		if !begun[i] {
 			begun[i] = true
 			if err := a.chunk(st, i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil); err != nil {
+				return err
+			}
+		}
+		if rep.prompt != nil {
+			out := a.base
+			out.Choices, out.Progress, rep.prompt = []chatChoice{{Index: i, Delta: &chatDelta{}}}, rep.prompt, nil
+			if err := st.send("", &out); err != nil {
 				return err
 			}
 		}

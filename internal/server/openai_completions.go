@@ -218,7 +218,7 @@ func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *vie
 	if total := a.n * len(a.prompts); a.n < 1 || total > maxChoices {
 		return nil, nil, invalid("n", "%d choices are not between 1 and %d", total, maxChoices)
 	}
-	req := s.request()
+	req := s.request(v)
 	if err := q.samplingFields.apply(&req, v.tok); err != nil {
 		return nil, nil, err
 	}

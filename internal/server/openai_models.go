@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"strobe/internal/engine"
+	"strobe/internal/upstream"
 )
 
 // modelJSON is an entry of GET /v1/models: OpenAI's fields, then what llama.cpp and vLLM add, then
@@ -32,6 +33,32 @@ type modelJSON struct {
 	InUse      int    `json:"in_use"`       // requests
 	Arch       string `json:"arch,omitempty"`
 	Drafter    string `json:"drafter,omitempty"`
+
+	Replicas []replicaJSON `json:"replicas,omitempty"` // of a model that lives elsewhere
+}
+
+// replicaJSON is a server of a model that lives elsewhere.
+type replicaJSON struct {
+	State string `json:"state"` // ready or failed
+	Error string `json:"error,omitempty"`
+	InUse int    `json:"in_use"` // requests from here
+}
+
+// upstreamEntry describes a model that lives elsewhere. Where is nobody's business.
+func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
+	j := modelJSON{ID: u.Name, Object: "model", OwnedBy: "upstream", Created: s.started.Unix(), State: string(engine.StateLoaded)}
+	if !u.Ready() {
+		j.State = string(engine.StateFailed)
+	}
+	for _, r := range u.Replicas {
+		x := replicaJSON{State: "ready", InUse: r.Load}
+		if r.Err != nil {
+			x.State, x.Error = "failed", r.Err.Error()
+		}
+		j.InUse += r.Load
+		j.Replicas = append(j.Replicas, x)
+	}
+	return j
 }
 
 func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
@@ -66,6 +93,9 @@ func (s *Server) listModels(w http.ResponseWriter, r *http.Request) (any, error)
 	for _, m := range s.models().List() {
 		data = append(data, s.modelEntry(&m, engines[m.Name]))
 	}
+	for _, u := range s.cfg.Upstreams.States() {
+		data = append(data, s.upstreamEntry(&u))
+	}
 	out := map[string]any{"object": "list", "data": data}
 	if r.URL.Query().Has("client_version") {
 		out["models"] = codexModels(data)
@@ -93,6 +123,11 @@ func (s *Server) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
 	for _, m := range s.models().List() {
 		if m.Name == id {
 			return s.modelEntry(&m, s.models().Resident()[id]), nil
+		}
+	}
+	for _, u := range s.cfg.Upstreams.States() {
+		if u.Name == id {
+			return s.upstreamEntry(&u), nil
 		}
 	}
 	return nil, &engine.UnknownModelError{Name: id}

@@ -23,10 +23,12 @@ type view struct {
 	format   *dialog.Format
 	template *chat.Template
 	defaults ChatDefaults
+	remote   *remote // instead of all of the above but the name: the model lives on another server
 
-	vocab    func() *grammar.Vocab // for constraints
-	mu       sync.Mutex
-	grammars map[string]*grammar.Grammar // compiled schemas
+	vocab     func() *grammar.Vocab // for constraints
+	callVocab func() *grammar.Vocab // for those of calls
+	mu        sync.Mutex
+	grammars  map[string]*grammar.Grammar // compiled schemas
 }
 
 func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error) {
@@ -38,6 +40,14 @@ func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error
 		return nil, err
 	}
 	v.vocab = sync.OnceValue(func() *grammar.Vocab { return newVocab(v.tok) })
+	v.callVocab = sync.OnceValue(func() *grammar.Vocab {
+		for id := range tokenizer.ID(v.tok.Size()) {
+			if v.tok.Kind(id) == tokenizer.Control && slices.Contains(callMarkers, string(v.tok.Piece(id, true))) {
+				return newVocab(v.tok, callMarkers...)
+			}
+		}
+		return v.vocab()
+	})
 	return v, nil
 }
 
@@ -81,11 +91,15 @@ type conversation struct {
 	raw      bool            // leave reasoning and tool calls in the text
 	goOn     *bool           // whether the assistant's last message is continued; nil is yes
 	noTurn   bool            // do not open the assistant's turn
+	sampling *samplingFields // as the client gave them
 	done     <-chan struct{} // closed when nobody wants the answer any more; its prompt is incomplete then
 }
 
 // render makes the prompt of a conversation.
 func (v *view) render(c *conversation) (*dialog.Prompt, error) {
+	if v.remote != nil {
+		return nil, fmt.Errorf("%w: the server of %s does not do this", engine.ErrUnsupported, v.name)
+	}
 	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw, Done: c.done}
 	opt.Context, opt.Continue, opt.NoTurn = v.engine.Config().Context, c.goOn, c.noTurn
 	if c.choice.none {
@@ -116,6 +130,14 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 // answers makes the engine's requests for n answers to a conversation, and the replies that will
 // read them. What is common to them, the sampling, is already in req.
 func (v *view) answers(c *conversation, req engine.Request, n int, stream bool) ([]engine.Request, []*reply, error) {
+	if v.remote != nil {
+		reqs, replies := make([]engine.Request, n), make([]*reply, n)
+		for i := range reqs {
+			reqs[i] = req
+			replies[i] = &reply{parser: &chunks{}, oneCall: c.oneCall, asked: c}
+		}
+		return reqs, replies, nil
+	}
 	p, err := v.render(c)
 	if err != nil {
 		return nil, nil, err

@@ -16,7 +16,8 @@ import (
 // deltas into events of its own, or waits for the end and shows the whole.
 type reply struct {
 	tok     *tokenizer.Tokenizer
-	parser  *parse.Parser // nil leaves the text as it is
+	parser  parser        // nil leaves the text as it is
+	asked   *conversation // of another server
 	oneCall bool          // ends after the first tool call
 
 	content, reasoning strings.Builder
@@ -29,7 +30,14 @@ type reply struct {
 	thinking           bool
 	enough             bool // the rest is not wanted
 	result             *engine.Result
-	firstAt            time.Time
+	began, firstAt     time.Time
+	prompt             *promptProgress // news of it, for those who want them
+}
+
+// parser takes apart what a model says.
+type parser interface {
+	Push(text string) []parse.Event
+	Close() []parse.Event
 }
 
 // toolCall is a function the model wants called.
@@ -50,11 +58,12 @@ type delta struct {
 // newReply returns a reply whose deltas are shown as they come, or one that is shown whole. In
 // a stream a tool call begins as soon as its name is known; a whole answer has complete calls only.
 func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
-	r := &reply{tok: v.tok}
+	r := &reply{tok: v.tok, began: time.Now()}
 	if c != nil {
-		r.parser, r.oneCall, r.thinking = p.Parser(), c.oneCall, p.Thinking
-		if r.parser != nil {
-			r.parser.Whole = !stream
+		r.oneCall, r.thinking = c.oneCall, p.Thinking
+		if ps := p.Parser(); ps != nil {
+			ps.Whole = !stream
+			r.parser = ps
 		}
 	}
 	return r

@@ -87,17 +87,17 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), q.Model)
+	l, err := s.partner(r, q.Model)
 	if err != nil {
 		return nil, err
 	}
 	defer l.release()
-	req := s.request()
-	f := samplingFields{
+	req := s.request(l.view)
+	c.sampling = &samplingFields{
 		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
 		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,
 	}
-	if err := f.apply(&req, l.tok); err != nil {
+	if err := c.sampling.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
 	c.done = r.Context().Done()

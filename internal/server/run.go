@@ -10,9 +10,25 @@ import (
 	"strobe/internal/engine"
 )
 
-// request is the start of every engine request: the server's defaults.
-func (s *Server) request() engine.Request {
+// request is the start of every engine request: the defaults. A model's own come before the program's, what was
+// said for all models before those, and what was said for this one first.
+func (s *Server) request(v *view) engine.Request {
+	if v.remote != nil { // the other server has defaults of its own
+		return engine.Request{}
+	}
 	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
+	own := v.engine.Model().Sampling
+	own.Apply(&req.Params)
+	s.cfg.Sampling.Apply(&req.Params)
+	if m, ok := s.cfg.PerModel[v.name]; ok {
+		m.Sampling.Apply(&req.Params)
+		if m.MaxTokens > 0 {
+			req.MaxTokens = m.MaxTokens
+		}
+	}
+	if d := s.changed.Load(); d != nil {
+		d.Apply(&req.Params)
+	}
 	if req.Params.Seed = rand.Uint64(); s.cfg.Seed != nil {
 		req.Params.Seed = *s.cfg.Seed
 	}
@@ -43,11 +59,19 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, v *view, reqs []
 	return a.whole()
 }
 
+// generation is an answer in the making, by an engine of this server or by another server.
+type generation interface {
+	Next(ctx context.Context) (engine.Event, error)
+	Cancel()
+	Done() <-chan struct{}
+	State() engine.State
+}
+
 // batch is the generations of one HTTP request, with a reply each.
 type batch struct {
 	s       *Server
 	v       *view
-	gens    []*engine.Generation
+	gens    []generation
 	replies []*reply
 }
 
@@ -58,7 +82,13 @@ func (s *Server) submit(ctx context.Context, v *view, reqs []engine.Request, rep
 		if s.tweak != nil {
 			s.tweak(&reqs[i], v)
 		}
-		g, err := v.engine.Submit(ctx, reqs[i])
+		var g generation
+		var err error
+		if v.remote != nil {
+			g, err = s.ask(ctx, v, replies[i].asked, &reqs[i])
+		} else {
+			g, err = v.engine.Submit(ctx, reqs[i])
+		}
 		if err != nil {
 			b.cancel()
 			return nil, err
@@ -83,6 +113,9 @@ func (b *batch) run(r *http.Request, step func(i int, d []delta) error, idle fun
 		rep := b.replies[i]
 		over := rep.enough
 		d := rep.take(ev)
+		if ev.Prompt != nil {
+			rep.prompt = newPromptProgress(ev.Prompt, time.Since(rep.began))
+		}
 		if rep.enough && !over {
 			b.gens[i].Cancel()
 		}

@@ -49,6 +49,8 @@ type samplingFields struct {
 	NPredict            *int `json:"n_predict"`
 
 	CachePrompt     *bool         `json:"cache_prompt"`
+	IDSlot          *int          `json:"id_slot"`
+	ReturnProgress  bool          `json:"return_progress"`
 	TimingsPerToken bool          `json:"timings_per_token"`
 	Strobe          *strobeFields `json:"strobe"`
 }
@@ -116,7 +118,10 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 	if f.DRYLastN != nil && *f.DRYLastN == 0 {
 		p.DRY.Multiplier = 0
 	}
-	if p.DRY.Multiplier > 0 && p.DRY.Breakers == nil {
+	if tok == nil && f.LogitBias != nil {
+		return invalid("logit_bias", "is not supported for a model of another server")
+	}
+	if tok != nil && p.DRY.Multiplier > 0 && p.DRY.Breakers == nil {
 		p.DRY.Breakers = dryBreakers(tok)
 	}
 	n, given, err := seed(f.Seed)
@@ -133,6 +138,9 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 		return err
 	}
 	req.IgnoreEOG = f.IgnoreEOS
+	if req.Progress = f.ReturnProgress; f.IDSlot != nil && *f.IDSlot >= 0 {
+		req.Slot = f.IDSlot
+	}
 	req.NoCache = f.CachePrompt != nil && !*f.CachePrompt
 	for _, x := range []struct {
 		name string

@@ -14,14 +14,17 @@ import (
 	"strobe/internal/engine"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
+	"strobe/internal/upstream"
 )
 
 // Config says what a server offers and what it allows. The zero value works.
 type Config struct {
-	Models  Models       // nil answers "not ready" until SetModels is called
-	Version string       // of the program, for /props and the Server header
-	Log     *slog.Logger // nil discards
-	TLS     *tls.Config  // nil serves plain HTTP
+	Models Models // nil answers "not ready" until SetModels is called
+	// Upstreams are models of other servers, offered beside those of this one; nil has none. They stay the caller's.
+	Upstreams *upstream.Fleet
+	Version   string       // of the program, for /props and the Server header
+	Log       *slog.Logger // nil discards
+	TLS       *tls.Config  // nil serves plain HTTP
 
 	Params    sample.Params     // for what requests leave out; zero is greedy
 	Spec      speculate.Options // likewise
@@ -29,6 +32,11 @@ type Config struct {
 	Seed      *uint64           // likewise; nil takes a new one for each request
 
 	Chat ChatDefaults // likewise, for conversations
+	// Sampling is what was asked for on purpose: it comes before what a model's makers recommend, which comes before Params.
+	Sampling sample.Defaults
+	PerModel map[string]ModelDefaults // by name; comes before all of these
+	// ChangeProps lets POST /props change Sampling.
+	ChangeProps bool
 
 	Keys []string // any of them opens the server; none leaves it open
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
@@ -63,6 +71,13 @@ type ChatDefaults struct {
 	System   string         // for those without a message of the system
 	Thinking *bool          // nil leaves it to the template
 	Kwargs   map[string]any // variables of the template
+}
+
+// ModelDefaults is what requests to one model have that say nothing else.
+type ModelDefaults struct {
+	Sampling  sample.Defaults
+	MaxTokens int           // 0 leaves it as it is for all models
+	Chat      *ChatDefaults // nil likewise
 }
 
 func (c Config) withDefaults() Config {
@@ -111,9 +126,11 @@ type Server struct {
 	stopping context.Context // ends when Serve is told to stop
 	stop     context.CancelFunc
 
-	offer atomic.Pointer[Models] // nil while loading
-	mu    sync.Mutex
-	views map[*engine.Engine]*view
+	offer   atomic.Pointer[Models]          // nil while loading
+	changed atomic.Pointer[sample.Defaults] // by POST /props
+	pull    atomic.Pointer[PullFunc]        // nil downloads nothing
+	mu      sync.Mutex
+	views   map[*engine.Engine]*view
 
 	conns atomic.Pointer[conns] // of Serve, for tests
 	// tweak changes requests on their way to the engine, in tests.
@@ -184,7 +201,15 @@ func (s *Server) routes() {
 		"GET /health":                        s.health,
 		"GET /v1/health":                     s.health,
 		"GET /props":                         s.props,
+		"POST /props":                        post(s, s.changeProps),
 		"GET /slots":                         s.slots,
+		"POST /slots/{id}":                   post(s, s.slotAction),
+		"POST /models/load":                  post(s, s.loadModel),
+		"POST /models/unload":                post(s, s.unloadModel),
+		"POST /v1/rerank":                    post(s, s.rerank),
+		"POST /rerank":                       post(s, s.rerank),
+		"POST /v1/reranking":                 post(s, s.rerank),
+		"POST /reranking":                    post(s, s.rerank),
 		"POST /completion":                   post(s, s.completion),
 		"POST /infill":                       post(s, s.infill),
 		"POST /embedding":                    post(s, s.embedding),

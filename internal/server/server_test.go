@@ -48,7 +48,7 @@ const xmlTemplate = `{%- if tools %}<|im_start|>system
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}`
 
-// goldenWith writes a copy of a golden model with a chat template and more keys.
+// goldenWith writes a copy of a golden model with a chat template and more keys, or other values of some.
 func goldenWith(t testing.TB, name, template string, more ...gguf.KV) string {
 	t.Helper()
 	f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
@@ -58,6 +58,9 @@ func goldenWith(t testing.TB, name, template string, more ...gguf.KV) string {
 	defer f.Close()
 	var kvs []gguf.KV
 	for _, k := range f.Keys() {
+		if slices.ContainsFunc(more, func(x gguf.KV) bool { return x.Key == k }) {
+			continue
+		}
 		v, _, err := f.Value(k)
 		if err != nil {
 			t.Fatal(err)

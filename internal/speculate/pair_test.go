@@ -56,7 +56,7 @@ func (m *metered) Attention(dst, q backend.Tensor, group, layer int, p backend.A
 	m.Backend.Attention(dst, q, group, layer, p)
 }
 
-func (m *metered) EndStep() {
+func (m *metered) EndStep() (int, error) {
 	if line := meteredCosts[m.kind]; line != nil {
 		i := 1
 		for i < len(line)-1 && m.rows > line[i][0] {
@@ -66,7 +66,7 @@ func (m *metered) EndStep() {
 		ms := a[1] + (b[1]-a[1])*(m.rows-a[0])/(b[0]-a[0])
 		m.now += time.Duration(ms * float64(time.Millisecond))
 	}
-	m.Backend.EndStep()
+	return m.Backend.EndStep()
 }
 
 // TestShippedPairPays: on held-out code automatic drafting with the shipped pair is worth half as much again as plain

@@ -54,13 +54,19 @@ func (r *Runner) plan(live []*Stream, chunk int) *plan {
 	if len(decode) == 0 {
 		return p
 	}
+	asked := make([]bool, len(r.Sources))
 	for a := p.Next(); a != nil; a = p.Next() {
+		asked[a.Source] = true
+		if !r.asked[a.Source] { // what gathered while nobody drafted is no part of what a draft costs
+			_ = r.tell(a.Source) // who fails has been told apart
+		}
 		begin := r.clock()
 		ps := r.ask(a, by)
 		took := r.clock().Sub(begin)
 		p.Drafted(a, ps, took)
 		p.draft += took
 	}
+	r.asked = asked
 	p.Choose(model.MaxRows)
 	for c, s := range by {
 		tokens, parents := c.Guesses()

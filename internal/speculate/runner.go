@@ -27,9 +27,14 @@ import (
 	"strobe/internal/speculate/control"
 )
 
-// featureRows is how many committed tokens may wait for the sources. Projecting them together
-// is cheaper than one by one, and costs nothing while drafting is off.
-const featureRows = 128
+// How many committed tokens may wait for the sources. Projecting them together is cheaper than one by one, and costs
+// nothing while drafting is off. Many streams fill what is enough for one in a few passes, so there is room for as many
+// as fit into some memory.
+const (
+	leastWaiting = 128
+	mostWaiting  = model.MaxRows
+	waitingBytes = 16 << 20
+)
 
 // candidates per position that a source returns; a tree branches among them.
 const candidates = 6
@@ -44,10 +49,11 @@ type Runner struct {
 	widths  []int // per source: columns of its layers; 0 for a source that guesses from the text alone
 	width   int   // of all
 
-	features backend.Tensor
+	features backend.Tensor // rows that wait
 	pick     backend.Ints
 	waiting  []*Stream // streams with rows in features
 	used     int       // rows of features in use
+	asked    []bool    // per source: in the step before
 	clock    func() time.Time
 }
 
@@ -62,6 +68,7 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 		r.widths = append(r.widths, len(layers)*target.Hidden)
 		r.width += len(layers) * target.Hidden
 	}
+	r.asked = make([]bool, len(sources))
 	r.control = control.New(longest...)
 	if r.width == 0 {
 		return r, nil
@@ -71,8 +78,9 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 	}
 	b := target.Backend()
 	var err error
-	if r.features, err = b.Alloc(featureRows, r.width); err == nil {
-		r.pick, err = b.AllocInts(featureRows)
+	rows := min(max(leastWaiting, waitingBytes/(4*r.width)), mostWaiting)
+	if r.features, err = b.Alloc(rows, r.width); err == nil {
+		r.pick, err = b.AllocInts(rows)
 	}
 	return r, err
 }
@@ -137,6 +145,7 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 	}
 	out, err := r.Target.Forward(segs)
 	if err == nil {
+		out.Fetch()
 		err = r.Target.Sync() // before the clock, and before anything is sampled from a failed pass
 	}
 	if err != nil {
@@ -172,16 +181,23 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 func (r *Runner) keep(live []*Stream, out *model.Output) {
 	var pick []int32
 	flush := func() {
-		if len(pick) > 0 {
-			b := r.Target.Backend()
-			b.BeginStep(nil)
-			b.SetInts(r.pick, pick)
-			b.Gather(r.features.Slice(r.used, len(pick)), out.Features, r.pick)
-			b.EndStep()
-			r.used += len(pick)
-			pick = pick[:0]
+		if len(pick) == 0 {
+			return
 		}
+		b := r.Target.Backend()
+		b.SetInts(r.pick, pick)
+		b.BeginStep(nil)
+		b.Gather(r.features.Slice(r.used, len(pick)), out.Features, r.pick)
+		if _, err := b.EndStep(); err != nil {
+			for _, s := range r.waiting { // nobody knows what lies there
+				s.lost(err)
+			}
+		}
+		r.used += len(pick)
+		pick = pick[:0]
 	}
+	var prompts []*Stream
+	var fresh [][]int32
 	for i, s := range live {
 		if !s.captured() {
 			continue
@@ -192,12 +208,10 @@ func (r *Runner) keep(live []*Stream, out *model.Output) {
 		}
 		if s.prefilled > 0 {
 			s.kept += len(rows)
-			for src := range r.Sources {
-				_ = r.extend(src, out.Features, []*Stream{s}, [][]int32{rows})
-			}
+			prompts, fresh = append(prompts, s), append(fresh, rows)
 			continue
 		}
-		if r.used+len(pick)+len(rows) > featureRows {
+		if r.used+len(pick)+len(rows) > r.features.Rows {
 			flush()
 			_ = r.tellAll() // who fails has been told apart
 		}
@@ -211,6 +225,18 @@ func (r *Runner) keep(live []*Stream, out *model.Output) {
 		pick = append(pick, rows...)
 	}
 	flush()
+	for src := range r.Sources {
+		_ = r.extend(src, out.Features, prompts, fresh) // who fails has been told apart
+	}
+}
+
+// lost says that features of a stream are gone: the sources that need them cannot follow it any more.
+func (s *Stream) lost(err error) {
+	for i := range s.heard {
+		if s.follows(i) {
+			s.fails(i, err)
+		}
+	}
 }
 
 // captured reports whether any source needs the features of a stream.
@@ -270,7 +296,7 @@ func (r *Runner) extend(source int, features backend.Tensor, ss []*Stream, rows 
 	}
 	err := r.Sources[source].Extend(r.columns(features, source), items)
 	for _, s := range ss {
-		if err != nil {
+		if err != nil && s.follows(source) {
 			s.fails(source, err)
 		}
 	}

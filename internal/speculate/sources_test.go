@@ -3,6 +3,8 @@ package speculate
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"strobe/internal/backend"
@@ -107,7 +109,7 @@ type moves struct {
 }
 
 func (m *moves) BeginStep(p *backend.Plan) { m.pass = p != nil; m.Backend.BeginStep(p) }
-func (m *moves) EndStep()                  { m.pass = false; m.Backend.EndStep() }
+func (m *moves) EndStep() (int, error)     { m.pass = false; return m.Backend.EndStep() }
 
 func (m *moves) Gather(dst, src backend.Tensor, rows backend.Ints) {
 	if !m.pass {
@@ -150,5 +152,57 @@ func TestFeaturesMoveAtOnce(t *testing.T) {
 	finish(t, r, 64, fs...)
 	for i, f := range fs {
 		d.check(t, f.draftSeq, f.text(), fmt.Sprintf("stream %d", i))
+	}
+}
+
+// refusing is a device that cannot begin some steps.
+type refusing struct {
+	backend.Backend
+	refuse func(p *backend.Plan) bool
+	plan   *backend.Plan
+	times  int
+}
+
+func (d *refusing) BeginStep(p *backend.Plan) { d.plan = p; d.Backend.BeginStep(p) }
+
+func (d *refusing) EndStep() (int, error) {
+	name, err := d.Backend.EndStep()
+	if err == nil && d.refuse != nil && d.refuse(d.plan) {
+		d.times++
+		return 0, errors.New("no room for this step")
+	}
+	return name, err
+}
+
+// TestDraftersStepFails: a step of a drafter that cannot begin, or one that puts features aside for it, costs the
+// stream its drafts and nothing else.
+func TestDraftersStepFails(t *testing.T) {
+	for _, what := range []string{"extend", "draft", "features"} {
+		d := &refusing{Backend: cpu.New(cpu.Options{Threads: 1})}
+		defer d.Close()
+		m, err := model.Open(open(t, "qwen35/model.gguf"), d, model.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, _ := runWith(t, runner(t, m, nil), Options{Draft: Off}, greedy{}, prompt(5), 24)
+		r := runner(t, m, dflashFor(t, m, "qwen35"))
+		steps := 0
+		d.refuse = func(p *backend.Plan) bool {
+			if p == nil {
+				return what == "features"
+			}
+			if what == "features" || p.State != nil /* the target's */ {
+				return false
+			}
+			steps++
+			return what == "extend" || steps > 1
+		}
+		got, st := runWith(t, r, Options{Fixed: true, Max: 3}, greedy{}, prompt(5), 24)
+		if d.times == 0 || st.DraftErr == nil || !strings.Contains(st.DraftErr.Error(), "no room for this step") {
+			t.Errorf("%s: refused %d steps, error %v", what, d.times, st.DraftErr)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: the text is %v, want %v", what, got, want)
+		}
 	}
 }

@@ -42,12 +42,17 @@ func (d *Device) BeginStep(p *backend.Plan) {
 	d.Backend.BeginStep(d.unwrap(p))
 }
 
-func (d *Device) EndStep() {
+func (d *Device) EndStep() (int, error) {
 	if !d.inside {
 		d.t.Error("EndStep outside a step")
 	}
 	d.inside = false
-	d.Backend.EndStep()
+	return d.Backend.EndStep()
+}
+
+func (d *Device) Repeat(name int, p *backend.Plan, ints ...[]int32) (bool, error) {
+	d.outside("Repeat")
+	return d.Backend.Repeat(name, d.unwrap(p), ints...)
 }
 
 func (d *Device) Sync() error {

@@ -239,7 +239,7 @@ type oldInts struct {
 }
 
 func (d *oldInts) BeginStep(p *backend.Plan) { d.inside = true; d.Backend.BeginStep(p) }
-func (d *oldInts) EndStep()                  { d.inside = false; d.Backend.EndStep() }
+func (d *oldInts) EndStep() (int, error)     { d.inside = false; return d.Backend.EndStep() }
 
 func (d *oldInts) SetInts(dst backend.Ints, v []int32) {
 	where := &d.Backend.Ints(dst)[0]

@@ -29,6 +29,14 @@ func TestIdentity(t *testing.T) {
 	s.Identity(t, targets...)
 }
 
+func TestPadding(t *testing.T) {
+	s, targets, _ := suite(t)
+	if s.Few {
+		targets = []string{"qwen35", "gemma4e"}
+	}
+	s.Padding(t, targets...)
+}
+
 func TestText(t *testing.T) {
 	s, _, drafted := suite(t)
 	s.Text(t, drafted...)

@@ -117,6 +117,14 @@ func (a *Attention) form(rows int) form {
 	return form{"attend_plain", 128, 16, 1, 2}
 }
 
+// alike stands for all longest segments that the same kernels run.
+func (a *Attention) alike(longest int) int {
+	if a.form(longest) == a.form(1) {
+		return 1
+	}
+	return math.MaxInt32
+}
+
 // Tiling says how to deal the rows of a step whose longest segment has so many rows.
 func (a *Attention) Tiling(longest int) Tiling {
 	f := a.form(longest)

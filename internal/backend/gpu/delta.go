@@ -11,7 +11,6 @@ type Delta struct {
 	dims    backend.DeltaDims
 	shape   deltaShape
 	units   int
-	plain   bool // see plain.go
 	kernels map[string]Kernel
 	rule    string // the kernel for these sizes
 	exact   bool   // there is a faster one, if addresses are aligned
@@ -40,7 +39,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
 		return nil, fmt.Errorf("%d recurrent value heads for %d key heads", dims.VHeads, dims.KHeads)
 	}
-	t := &Delta{dims: dims, units: d.Props().Units, plain: d.Props().Plain, keys: 16}
+	t := &Delta{dims: dims, units: d.Props().Units, keys: 32}
 	for t.keys < dims.KDim {
 		t.keys *= 2
 	}
@@ -55,7 +54,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 		int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
 	var err error
 	t.kernels, err = loadKernels(d, "delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift",
-		"delta_rule_128", "delta_rule_128x2", t.rule)
+		"delta_rule_128", t.rule)
 	return t, err
 }
 
@@ -97,7 +96,7 @@ func (t *Delta) gates(c *DeltaCall) Addr {
 type convArgs struct {
 	dst, gates, w, a, dt, table Addr
 	u, alpha, beta              In
-	rows, layer, ds, ready      int32
+	rows, layer, ds, ready, run int32
 	d                           deltaShape
 	eps                         float32
 }
@@ -113,7 +112,27 @@ type ruleArgs struct {
 func (t *Delta) conv(c *DeltaCall) convArgs {
 	return convArgs{dst: c.QKV.P, gates: t.gates(c), w: c.W, a: c.A, dt: c.DT, table: c.Table, u: c.U, alpha: c.Alpha,
 		beta: c.Beta,
-		rows: int32(c.Rows), layer: int32(c.Layer), ds: int32(c.QKV.Stride), d: t.shape, eps: t.dims.Eps}
+		rows: int32(c.Rows), layer: int32(c.Layer), ds: int32(c.QKV.Stride), run: 1, d: t.shape, eps: t.dims.Eps}
+}
+
+// promptRows is the number of rows from which a warp of the convolution has several rows of a head one after the other,
+// which reads inputs once and not once for every tap. With fewer rows all multiprocessors are wanted at once.
+const (
+	promptRows = 64
+	promptRun  = 8
+)
+
+// convLaunch launches the convolution; heads is how many parts a row's work has. The bits do not depend on the run.
+func (t *Delta) convLaunch(ls []Launch, kernel string, a convArgs, heads int) []Launch {
+	jobs := int(a.rows) * heads
+	if kernel == "delta_conv4" && a.rows >= promptRows {
+		a.run = promptRun
+		jobs = (int(a.rows) + promptRun - 1) / promptRun * heads
+	}
+	const warps = 2 // of a block, and six blocks fit a multiprocessor
+	ls = t.launch(ls, kernel, [3]int{max(1, min((jobs+warps-1)/warps, 6*t.units)), 1, 1}, 0, Args(a))
+	ls[len(ls)-1].Threads = 32 * warps
+	return ls
 }
 
 // wide reports whether lanes have four channels side by side, which is another order of sums.
@@ -139,9 +158,9 @@ func (t *Delta) ShortConv(ls []Launch, c DeltaCall) []Launch {
 	if t.wide() && c.aligned() { // the order does not matter yet: no sums
 		kernel = "delta_conv4"
 	}
-	a := Args(t.conv(&c))
-	ls = t.launch(ls, kernel, t.warps(c.Rows*(2*t.dims.KHeads+t.dims.VHeads)), 0, a)
-	return t.launch(ls, "delta_shift", [3]int{min(t.units, (t.dims.ConvDim()+127)/128), c.Segs, 1}, 0, a)
+	a := t.conv(&c)
+	ls = t.convLaunch(ls, kernel, a, 2*t.dims.KHeads+t.dims.VHeads)
+	return t.launch(ls, "delta_shift", [3]int{min(t.units, (t.dims.ConvDim()+127)/128), c.Segs, 1}, 0, Args(a))
 }
 
 // GatedDelta makes Out of QKV as ShortConv left it.
@@ -169,7 +188,7 @@ func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
 	}
 	a := t.conv(&c)
 	a.ready = 1
-	ls = t.launch(ls, kernel, t.warps(c.Rows*(2*t.dims.KHeads+t.dims.VHeads+(t.dims.VHeads+31)/32)), 0, Args(a))
+	ls = t.convLaunch(ls, kernel, a, 2*t.dims.KHeads+t.dims.VHeads+(t.dims.VHeads+31)/32)
 	return t.recur(ls, &c, c.QKV, true)
 }
 
@@ -188,22 +207,12 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 	kernel := t.rule
 	if t.exact && keys.aligned() && values.aligned() {
 		kernel = "delta_rule_128"
-		if c.Rows >= promptRows && t.dims.VDim%64 == 0 && !t.plain {
-			kernel = "delta_rule_128x2"
-		}
 	}
 	return t.ruleLaunch(ls, kernel, a, c.Segs, 1)
 }
 
-// promptRows is the number of rows from which threads have two rows of the state each: queries and keys are read half as often
-// then, while the state takes longer to load. The bits are the same.
-const promptRows = 64
-
 func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers int) []Launch {
-	rows := 32 // of the state in a block
-	if kernel == "delta_rule_128x2" {
-		rows = 64
-	}
+	const rows = 32 // of the state in a block
 	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows), segs, layers},
 		8*int(a.tile)*(2*t.keys+rows+4), Args(a))
 }

@@ -76,7 +76,7 @@ func (r *recurrence) pass(how string, x tokens, segs ...backend.DeltaSeg) []floa
 			segs[i].Row = segs[i-1].Row + segs[i-1].N
 		}
 	}
-	tables, err := r.pool.Tables(segs)
+	tables, err := r.pool.Tables(segs, 0)
 	r.must(err)
 	room := tables.Room()
 	b := make([]byte, room.Bytes())
@@ -345,6 +345,34 @@ func TestDeltaBits(t *testing.T) {
 	}
 }
 
+// TestDeltaLongPrompt: so many rows that warps of the convolution have several of them have the bits of fewer rows,
+// also where another sequence begins in the middle of such a run.
+func TestDeltaLongPrompt(t *testing.T) {
+	g := newRig(t)
+	for _, dims := range []backend.DeltaDims{deltaShapes[0], deltaShapes[5]} {
+		r := newRecurrence(g, dims, 1)
+		slot := func() int32 {
+			s, err := r.pool.Alloc()
+			g.must(err)
+			return s
+		}
+		const n, other = 69, 3
+		width := dims.VHeads * dims.VDim
+		x := r.tokens(n + other)
+		got := r.pass("pieces", x, backend.DeltaSeg{N: other, Slot: slot()},
+			backend.DeltaSeg{N: n, Slot: slot(), Prompt: true})
+		s := slot()
+		for from := other; from < n+other; {
+			to := min(from+30, n+other)
+			part := r.pass("both", r.pick(x, span(from, to)...), backend.DeltaSeg{N: to - from, Slot: s, Prompt: true})
+			g.same(fmt.Sprintf("%d keys: rows %d to %d", dims.KDim, from, to), got[from*width:to*width], part)
+			from = to
+		}
+		before := r.pass("both", r.pick(x, span(0, other)...), backend.DeltaSeg{N: other, Slot: slot()})
+		g.same("the sequence before", got[:other*width], before)
+	}
+}
+
 // TestDeltaLargeTree: more rows, with replays, than fit into shared memory at once.
 func TestDeltaLargeTree(t *testing.T) {
 	g := newRig(t)
@@ -400,19 +428,19 @@ func TestStatesMemory(t *testing.T) {
 		t.Error("a tape without memory")
 	}
 	d.FailAlloc = 0
-	if _, err := p.Tables([]backend.DeltaSeg{{N: 9, Slot: a}}); err == nil || !strings.Contains(err.Error(),
+	if _, err := p.Tables([]backend.DeltaSeg{{N: 9, Slot: a}}, 0); err == nil || !strings.Contains(err.Error(),
 		"room for 8") {
 		t.Errorf("more rows than the tape has: %v", err)
 	}
-	if _, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: a, Pending: 1}}); err == nil ||
+	if _, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: a, Pending: 1}}, 0); err == nil ||
 		!strings.Contains(err.Error(), "pending") {
 		t.Errorf("pending rows of no tape: %v", err)
 	}
-	if _, err := p.Tables([]backend.DeltaSeg{{N: 2, Slot: a, Parents: []int32{0, -1}}}); err == nil ||
+	if _, err := p.Tables([]backend.DeltaSeg{{N: 2, Slot: a, Parents: []int32{0, -1}}}, 0); err == nil ||
 		!strings.Contains(err.Error(), "parent") {
 		t.Errorf("a row that is its own parent: %v", err)
 	}
-	if _, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: 7}}); err == nil || !strings.Contains(err.Error(), "slot 7") {
+	if _, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: 7}}, 0); err == nil || !strings.Contains(err.Error(), "slot 7") {
 		t.Errorf("a slot nobody has: %v", err)
 	}
 	p.Free(a)

@@ -48,21 +48,22 @@ func (r DeltaRoom) Bytes() int { return 4 * r.Ints }
 
 // Room returns the room that the tables need.
 func (t *DeltaTables) Room() DeltaRoom {
-	up := func(n int) int {
-		p := 1
-		for p < n {
-			p *= 2
-		}
-		return p
+	segs := 1
+	for segs < t.segs {
+		segs *= 2
 	}
-	return DeltaRoom{up(len(t.ints)), up(t.segs)}
+	return DeltaRoom{roomFor(len(t.ints), leastInts), segs}
 }
+
+// leastInts is room for eight sequences with a few tokens each.
+const leastInts = 512
 
 // Put writes the tables to their room.
 func (t *DeltaTables) Put(b []byte, r DeltaRoom) { copy(b[:r.Bytes()], bytesOf(t.ints)) }
 
-// NewDeltaTables makes the tables of a step. The segments are in order of rows and have all of them.
-func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, memory func(slot int32) DeltaMemory) (*DeltaTables,
+// NewDeltaTables makes the tables of a step over so many rows. The segments are in order of rows and have all of them, except for
+// padding at the end.
+func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, total int, memory func(slot int32) DeltaMemory) (*DeltaTables,
 	error) {
 	rows := 0
 	for i := range segs {
@@ -73,9 +74,16 @@ func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, memory func(sl
 		}
 		rows += s.N
 	}
+	all := len(segs)
+	if total > rows {
+		all++
+	}
 	t := &DeltaTables{segs: len(segs)}
-	t.ints = make([]int32, 4+deltaSeg*len(segs)+rows*(d.Kernel+1))
-	t.ints[0], t.ints[1] = int32(len(segs)), int32(rows)
+	t.ints = make([]int32, 4+deltaSeg*all+max(rows, total)*(d.Kernel+1))
+	t.ints[0], t.ints[1] = int32(len(segs)), int32(max(rows, total))
+	if total > rows {
+		t.pad(d, rows, total)
+	}
 	for i := range segs {
 		s := &segs[i]
 		m := memory(s.Slot)
@@ -99,6 +107,19 @@ func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, memory func(sl
 		}
 	}
 	return t, nil
+}
+
+// pad makes the rows from one on padding. They belong to a segment behind those that the kernels go through, and read nothing but
+// themselves; as rows of a prompt they are not taped.
+func (t *DeltaTables) pad(d backend.DeltaDims, from, to int) {
+	t.ints[4+to*(d.Kernel+1)+deltaSeg*t.segs+3] = flagPrompt
+	for r := from; r < to; r++ {
+		row := t.ints[4+r*(d.Kernel+1):][:d.Kernel+1]
+		row[0] = int32(t.segs)
+		for j := range d.Kernel {
+			row[1+j] = int32(r)<<2 | fromBatch
+		}
+	}
 }
 
 func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m DeltaMemory, path []int32) error {

@@ -75,11 +75,11 @@ func TestKernelsAgree(t *testing.T) {
 					t.Errorf("%d rows: %d of %d values differ", n, differ, len(got))
 				}
 				if n <= 8 {
-					r.p.Pair = true
+					r.p.Pair = 1 << 20
 					if got := r.product(x, n, []*productMatrix{m}, cut, 0.25)[0]; !sameBits(got, want) {
 						t.Errorf("%d rows, two blocks on a multiprocessor: other bits", n)
 					}
-					r.p.Pair = false
+					r.p.Pair = 0
 				}
 			}
 		})
@@ -244,7 +244,9 @@ func BenchmarkProducts(b *testing.B) {
 			if v == "older" {
 				q = r.older()
 			}
-			q.p.Pair = v == "pair"
+			if q.p.Pair = 0; v == "pair" {
+				q.p.Pair = 1 << 20
+			}
 			fmt.Printf("%-22s %-5v %7d %6d ", c.what+" "+v, c.typ, c.rows, c.cols)
 			for _, n := range []int{1, 4, 8, 16, 24, 32, 48, 64, 128, 512} {
 				if v == "pair" && n > 8 {
@@ -269,7 +271,7 @@ func BenchmarkProducts(b *testing.B) {
 				}
 				r.release(act, x, j.Part)
 			}
-			q.p.Pair = false
+			q.p.Pair = 0
 			fmt.Println()
 		}
 		for _, m := range ms {
@@ -305,13 +307,13 @@ func BenchmarkExperts(b *testing.B) {
 			tables := r.room(gpu.ExpertTableBytes(pairs, experts))
 			lay, mid := r.p.ExpertActs(n, gates[0].WeightLayout), r.p.ExpertActs(pairs, downs[0].WeightLayout)
 			act, act2 := r.room(lay.Bytes()), r.room(mid.Bytes())
-			cuts, cut2 := r.p.ExpertCut(gates[0].WeightLayout, ups[0].WeightLayout), r.p.ExpertCut(downs[0].WeightLayout)
+			cuts, cut2 := r.p.ExpertCut(used, gates[0].WeightLayout, ups[0].WeightLayout), r.p.ExpertCut(used, downs[0].WeightLayout)
 			job := func(m *productMatrix, cuts int) gpu.ExpertJob {
 				j := gpu.ExpertJob{WeightLayout: m.WeightLayout, W: m.w, Cuts: cuts, Scale: 1}
 				j.Part = r.room(gpu.PieceBytes(j.Result(pairs)))
 				return j
 			}
-			g, u, dn := job(gates[0], cuts[0]), job(ups[0], cuts[1]), job(downs[0], cut2[0])
+			g, u, dn := job(gates[0], cuts), job(ups[0], cuts), job(downs[0], cut2)
 			var group, first, second, all []gpu.Launch
 			const count = 12
 			for i := range count {

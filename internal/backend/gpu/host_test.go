@@ -2,13 +2,21 @@ package gpu_test
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
+	"strobe/internal/cache"
+	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/quant"
+	"strobe/internal/sample"
+	"strobe/internal/speculate"
 	"strobe/internal/testkit"
 )
 
@@ -95,8 +103,97 @@ func TestReplay(t *testing.T) {
 		}
 	}
 	// Pending rows, page tables and tapes change from pass to pass; the launches do not.
-	if d.recorded != 1 || d.replayed != 57 {
-		t.Errorf("%d recordings and %d replays of 60 equal passes; want 1 and 57", d.recorded, d.replayed)
+	if d.recorded != 1 || d.replayed != 59 {
+		t.Errorf("%d recordings and %d replays of 60 equal passes; want 1 and 59", d.recorded, d.replayed)
+	}
+}
+
+// TestManyStreamsReplay: passes of several streams whose rows differ from round to round are replayed but for the first ones of
+// their sizes.
+func TestManyStreamsReplay(t *testing.T) {
+	d := &counting{idleDriver: idleDriver{&idle{}}}
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(testkit.Golden(t, "qwen35/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seqs []*cache.Seq
+	for range 8 {
+		seqs = append(seqs, m.NewSeq())
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	const rounds = 300
+	for range rounds {
+		var segs []model.Segment
+		for _, s := range seqs[:1+r.IntN(8)] {
+			segs = append(segs, model.Segment{Seq: s, Tokens: make([]int32, 1+r.IntN(7)), Logits: model.LogitsAll, Greedy: true})
+		}
+		if _, err := m.Forward(segs); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range segs {
+			if err := g.Seq.CommitFirst(1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if d.replayed < rounds*3/4 || d.recorded > 50 {
+		t.Errorf("%d of %d passes were replayed, with %d recordings", d.replayed, rounds, d.recorded)
+	}
+}
+
+// BenchmarkRound times the host's part of a round of speculation: draft, verification and commit.
+func BenchmarkRound(b *testing.B) {
+	dev, err := gpu.New(idleDriver{&idle{}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	open := func(name string) *gguf.File {
+		f, err := gguf.Open(testkit.Golden(b, name))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { f.Close() })
+		return f
+	}
+	m, err := model.Open(open("qwen35/model.gguf"), dev, model.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	d, err := dflash.Open(open("dflash-qwen35/model.gguf"), m, dflash.Options{Causal: dflash.CausalOff})
+	if err != nil {
+		b.Fatal(err)
+	}
+	r, err := speculate.NewRunner(m, d)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var s *speculate.Stream
+	for b.Loop() {
+		if s == nil || s.Done() {
+			if s != nil {
+				s.Close()
+				s.Config.Seq.Close()
+				speculate.CloseContexts(s.Contexts)
+			}
+			s, err = r.NewStream(speculate.Config{Options: speculate.Options{Fixed: true, Synthetic: 4}, Seq: m.NewSeq(),
+				Contexts: r.NewContexts(), Prompt: []int32{1}, Sampler: sample.New(sample.Params{}, m.Vocab),
+				Emit: func(speculate.Token) bool { return true }})
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := r.Step([]*speculate.Stream{s}, 16); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 
@@ -111,6 +208,73 @@ func (d *counting) Record(ls []gpu.Launch) (gpu.Recording, error) {
 	return d.idleDriver.Record(ls)
 }
 func (d *counting) Replay(gpu.Recording) { d.replayed++ }
+
+// failing has no memory for the allocation that brings left to 0, and is lost if lost is set.
+type failing struct {
+	idleDriver
+	left int
+	lost error
+}
+
+func (d *failing) Alloc(bytes int) (gpu.Addr, error) {
+	if d.left--; d.left == 0 {
+		return 0, fmt.Errorf("idle: allocating %d bytes: out of memory", bytes)
+	}
+	return d.idleDriver.Alloc(bytes)
+}
+
+func (d *failing) Wait() error { return d.lost }
+
+// TestOutOfMemory: a pass that finds no memory, whichever allocation it is, says so, and the next one is as good as any. A device that is
+// lost stays so.
+func TestOutOfMemory(t *testing.T) {
+	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	refused := 0
+	for n := 1; ; n++ {
+		d := &failing{idleDriver: idleDriver{&idle{}}}
+		dev, err := gpu.New(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := model.Open(f, dev, model.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pass := func() error {
+			seq := m.NewSeq()
+			defer seq.Close()
+			if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{1, 2, 3}, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+				return err
+			}
+			return m.Sync()
+		}
+		d.left = n
+		if err = pass(); d.left > 0 {
+			break // there are fewer
+		}
+		refused++
+		if err == nil || !strings.Contains(err.Error(), "idle: allocating ") {
+			t.Fatalf("without memory for allocation %d of a pass: error %v", n, err)
+		}
+		_ = m.Sync() // of a pass that was given up in Forward
+		if err := pass(); err != nil {
+			t.Fatalf("after allocation %d had failed: %v", n, err)
+		}
+		d.lost = errors.New("idle: waiting: the device is gone")
+		for range 2 {
+			if err := pass(); !errors.Is(err, d.lost) {
+				t.Fatalf("on a lost device: error %v", err)
+			}
+		}
+	}
+	if refused < 5 {
+		t.Errorf("a pass has %d allocations: the test sees little", refused)
+	}
+}
 
 // listing keeps what is launched.
 type listing struct {

@@ -104,6 +104,7 @@ type Pages struct {
 	move   Kernel
 	strips Addr
 	moves  Addr // room for maxMoves of them
+	waste  Addr // a page for the rows of padding
 }
 
 // maxMoves is how many slots one launch moves.
@@ -131,6 +132,10 @@ func NewPages(d Driver, pool backend.KVLayout) (*Pages, error) {
 	}
 	p.strips = p.moves + maxMoves*moveBytes
 	d.Upload(p.strips, b)
+	if p.waste, err = d.Alloc(l.Bytes); err != nil {
+		d.Release(p.moves)
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -213,15 +218,15 @@ func (p *Pages) Move(rows []backend.RowMove) {
 
 // Close gives all memory back.
 func (p *Pages) Close() {
-	for _, a := range append(p.chunks, p.moves) {
+	for _, a := range append(p.chunks, p.moves, p.waste) {
 		p.d.Release(a)
 	}
 	p.chunks = nil
 }
 
-// roomFor is the least power of two that holds n: what changes from step to step keeps its place while it grows.
-func roomFor(n int) int {
-	r := 16
+// roomFor is least, a power of two, or the next one that holds n: what changes from step to step keeps its place while it grows.
+func roomFor(n, least int) int {
+	r := least
 	for r < n {
 		r *= 2
 	}

@@ -61,11 +61,27 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 	return ls
 }
 
-// plainExperts is the launch of products with experts.
-func plainExperts(a expertArgs, f Format) Launch {
-	units := int(a.job[0].groups*a.job[0].cuts + a.job[1].groups*a.job[1].cuts)
+// plainExpertArgs mirrors experts.comp of backend/vulkan.
+type plainExpertArgs struct {
+	job                [2]expertJob
+	act, tables, sumsq Addr
+	eps, mean          float32
+	kb, jobs, pairs    int32
+	div, most          int32
+	_                  int32
+}
+
+// plainExperts is the launch of products with one or two stacks of experts, which are alike.
+func plainExperts(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Launch {
+	a := plainExpertArgs{act: x.P, tables: tables, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()),
+		jobs: int32(len(jobs)), pairs: int32(pairs), div: int32(pairs / x.Rows), most: int32(expertItems(pairs, jobs[0].Experts))}
+	units := 0
+	for i, j := range jobs {
+		a.job[i] = expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table), j.Scale}
+		units += j.Groups() * j.Cuts
+	}
 	const most = 1 << 15 // workgroups in a dimension, with room to spare; they take more units one after the other
-	return Launch{Name: fmt.Sprintf("experts_%s_%d", plainNames[f], plainTile),
+	return Launch{Name: fmt.Sprintf("experts_%s_%d", plainNames[jobs[0].Format], plainTile),
 		Grid: [3]int{min(most, int(a.most)*units), 1, plainQuarters}, Threads: 128, Args: Args(a)}
 }
 

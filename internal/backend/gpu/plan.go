@@ -25,7 +25,7 @@ type kvUse struct {
 	group          int32
 	heads, kvHeads int32 // 0: keys and values are only written
 	shape          backend.KVDims
-	longest        int32 // rows of the longest segment
+	longest        int // rows of the longest segment, or of any that the same kernels run
 	room           KVRoom
 	partials       int // room for partial results
 	at             int // in the block
@@ -41,17 +41,17 @@ type deltaUse struct {
 const setBytes = 16
 
 // block returns the bytes that the step changes, and their layout.
-func (b *Backend) block(s *step) ([]byte, layout, error) {
+func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 	var lay layout
-	lay.sets, lay.ints = len(s.sets), roomFor(len(s.data))
+	lay.sets, lay.ints = len(l.sets), len(s.data)
 	lay.bytes = align16(setBytes*lay.sets + 4*lay.ints)
-	tables, err := b.kvTables(s, &lay)
+	tables, err := b.kvTables(l, s.plan, &lay)
 	if err != nil {
 		return nil, lay, err
 	}
 	var dt *DeltaTables
 	if s.plan != nil && s.plan.State != nil {
-		if dt, err = s.plan.State.(*States).Tables(s.plan.Delta); err != nil {
+		if dt, err = b.deltaTables(s.plan, l.delta); err != nil {
 			return nil, lay, err
 		}
 		lay.delta = deltaUse{dt.Room(), lay.bytes}
@@ -63,7 +63,7 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 	lay.base = b.blockAddr
 	blk := b.blockHost[:lay.bytes]
 	at := setBytes * lay.sets
-	for i, e := range s.sets {
+	for i, e := range l.sets {
 		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at - setBytes*e.first), int32(e.n)}))
 		at += copy(blk[at:], bytesOf(s.data[e.from:][:e.n]))
 	}
@@ -74,6 +74,18 @@ func (b *Backend) block(s *step) ([]byte, layout, error) {
 		dt.Put(blk[lay.delta.at:], lay.delta.room)
 	}
 	return blk, lay, nil
+}
+
+// deltaTables makes the tables of the recurrent layers, once for all steps of a pass: making them turns the tapes around.
+func (b *Backend) deltaTables(p *backend.Plan, rows int) (*DeltaTables, error) {
+	if len(p.Delta) > 0 && b.passSegs == &p.Delta[0] {
+		return b.passDelta, nil
+	}
+	t, err := p.State.(*States).Tables(p.Delta, rows)
+	if err == nil && len(p.Delta) > 0 {
+		b.passSegs, b.passDelta = &p.Delta[0], t
+	}
+	return t, err
 }
 
 func align16(n int) int { return (n + 15) / 16 * 16 }
@@ -99,44 +111,36 @@ func (b *Backend) growBlock(bytes int) error {
 	return nil
 }
 
-// kvTables makes the tables of every kind of attention in the step.
-func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
-	if s.plan == nil {
+// kvTables makes the tables of every kind of attention in a list.
+func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTables, error) {
+	if plan == nil {
 		return nil, nil
 	}
+	if len(l.uses) > maxUses {
+		return nil, fmt.Errorf("a step with more than %d kinds of attention", maxUses)
+	}
 	var tables []*KVTables
-	for i := range s.ops {
-		o := &s.ops[i]
-		if o.kind != opAttention && o.kind != opKVWrite {
-			continue
-		}
-		if o.kind == opKVWrite && attends(s.ops[i:], o.attn.group) || lay.use(o.attn) >= 0 {
-			continue // attention's tables serve for writing, too
-		}
-		u := len(tables)
-		if u == maxUses {
-			return nil, fmt.Errorf("a step with more than %d kinds of attention", maxUses)
-		}
-		plan := &s.plan.KV[o.attn.group]
-		pool := plan.Pool.(*Pages)
-		k := &lay.uses[u]
-		*k = kvUse{group: o.attn.group, heads: o.attn.heads, kvHeads: o.attn.kvHeads, shape: pool.Layout.Shapes[o.attn.layer],
-			longest: longestSegment(plan), at: lay.bytes}
+	for i, u := range l.uses {
+		p := &plan.KV[u.group]
+		pool := p.Pool.(*Pages)
+		k := &lay.uses[i]
+		*k = kvUse{group: u.group, heads: u.heads, kvHeads: u.kvHeads, shape: pool.Layout.Shapes[u.layer], at: lay.bytes}
 		tiling := Tiling{Rows: 1, Splits: 1, Blocks: 1, Heads: 1}
-		var a *Attention
 		if k.heads > 0 {
-			var err error
-			if a, err = b.attentionOf(int(k.heads), k.shape); err != nil {
+			a, err := b.attentionOf(int(k.heads), k.shape)
+			if err != nil {
 				return nil, err
 			}
-			tiling = a.Tiling(int(k.longest))
+			k.longest = a.alike(longestSegment(p))
+			tiling = a.Tiling(k.longest)
 		}
-		t, err := NewKVTables(plan, tiling, pool.Addr)
-		if err != nil {
+		t := &b.tables[i]
+		if err := t.fill(p, tiling, pool.Addr); err != nil {
 			return nil, err
 		}
+		t.pad(l.rows[u.group], pool.waste)
 		if t.Partials > 0 {
-			k.partials = roomFor(t.Partials)
+			k.partials = roomFor(t.Partials, leastPartials)
 		}
 		k.room = t.Room()
 		lay.bytes = align16(lay.bytes + k.room.Bytes())
@@ -145,15 +149,8 @@ func (b *Backend) kvTables(s *step, lay *layout) ([]*KVTables, error) {
 	return tables, nil
 }
 
-// attends reports whether the list has attention over a group.
-func attends(ops []op, group int32) bool {
-	for i := range ops {
-		if ops[i].kind == opAttention && ops[i].attn.group == group {
-			return true
-		}
-	}
-	return false
-}
+// leastPartials is the least room for partial results: those of a few rows.
+const leastPartials = 256
 
 // use finds the tables for an operation, -1 for none. Keys and values are written by any tables of their group.
 func (lay *layout) use(a attnOp) int {
@@ -166,8 +163,8 @@ func (lay *layout) use(a attnOp) int {
 	return -1
 }
 
-func longestSegment(p *backend.KVPlan) int32 {
-	longest, n := int32(0), int32(0)
+func longestSegment(p *backend.KVPlan) int {
+	longest, n := 0, 0
 	for r := range p.Seg {
 		if r > 0 && p.Seg[r] != p.Seg[r-1] {
 			n = 0
@@ -232,7 +229,7 @@ func (l *lowering) attention(o op, q view) {
 			l.b.spare.give(to.P)
 		}()
 	}
-	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: int(u.longest),
+	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: u.longest,
 		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer], Sinks: o.attn.sinks, Scale: o.attn.scale}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))

@@ -1,6 +1,7 @@
 package gpu_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -110,6 +111,41 @@ func TestCut(t *testing.T) {
 		if n < 1 {
 			t.Errorf("productMatrix %d of 200 gets %d blocks", i, n)
 		}
+	}
+}
+
+// TestLookAhead: a product knows the weights of the next one in its list, if nothing large comes between.
+func TestLookAhead(t *testing.T) {
+	p := gpu.NewProducts(gpu.Props{Units: 132, SharedBlock: 232448, Major: 9})
+	l, err := gpu.LayoutOf(quant.Q4_K, 1024, 1024, 1, quant.Q4_K.RowBytes(1024*1024))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := func(between string) []gpu.Launch {
+		in := gpu.MatMulInput{ActLayout: p.Acts(1, l), P: 1 << 20}
+		ls := p.MatMul(nil, in, gpu.MatMulJob{WeightLayout: l, W: 2 << 20, Blocks: 8, Part: 3 << 20})
+		ls = append(ls, gpu.Launch{Name: between})
+		ls = p.MatMul(ls, in, gpu.MatMulJob{WeightLayout: l, W: 4 << 20, Blocks: 8, Part: 5 << 20})
+		p.LookAhead(ls)
+		return ls
+	}
+	knows := func(l gpu.Launch, a gpu.Addr) bool {
+		for i := 0; i+8 <= len(l.Args); i += 8 {
+			if gpu.Addr(binary.LittleEndian.Uint64(l.Args[i:])) == a {
+				return true
+			}
+		}
+		return false
+	}
+	ls := list("gated_pack")
+	if !knows(ls[0], 4<<20) || !knows(ls[0], 2<<20) {
+		t.Error("a product does not know its weights and the next ones")
+	}
+	if knows(ls[2], 2<<20) {
+		t.Error("the last product knows other weights than its own")
+	}
+	if knows(list("moe_k_1")[0], 4<<20) {
+		t.Error("a product looks ahead beyond experts")
 	}
 }
 

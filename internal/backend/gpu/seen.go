@@ -58,6 +58,9 @@ type KVTables struct {
 	pages    []Addr
 	paths    [][pathSlots]int32
 	Partials int // partial results that the step needs room for; 0: no merging
+
+	tiles []seenItem // before they are dealt
+	first []int32    // per sequence: its first page in pages
 }
 
 // NewKVTables makes the tables of one plan. pageAddr says where a page lies.
@@ -65,25 +68,30 @@ type KVTables struct {
 // Splits of a row are a function of what that row sees: bits must not depend on the batch. Whether a block has one
 // split or all of them changes no bits, so that is decided by how much there is to do.
 func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) (*KVTables, error) {
+	k := &KVTables{}
+	return k, k.fill(p, t, pageAddr)
+}
+
+// fill makes the tables anew, in the memory of those before.
+func (k *KVTables) fill(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) error {
 	n := len(p.Slot)
-	k := &KVTables{rows: make([]seenRow, n), at: make([]writeAt, n)}
-	tables := make([]int32, len(p.Tables))
-	for i, pages := range p.Tables {
-		tables[i] = int32(len(k.pages))
+	*k = KVTables{rows: slices.Grow(k.rows[:0], n)[:n], at: slices.Grow(k.at[:0], n)[:n], items: k.items[:0], pages: k.pages[:0],
+		paths: k.paths[:0], tiles: k.tiles[:0], first: k.first[:0]}
+	for _, pages := range p.Tables {
+		k.first = append(k.first, int32(len(k.pages)))
 		for _, id := range pages {
 			k.pages = append(k.pages, pageAddr(id))
 		}
 	}
-	var tiles []seenItem
 	for r := 0; r < n; {
 		seg := p.Seg[r]
 		if int(seg) >= len(p.Tables) || len(p.Tables[seg]) == 0 {
-			return nil, fmt.Errorf("row %d has no pages", r)
+			return fmt.Errorf("row %d has no pages", r)
 		}
 		end, fresh := r, int32(math.MaxInt32)
 		for ; end < n && p.Seg[end] == seg; end++ {
 			if err := k.see(p, end, pageAddr); err != nil {
-				return nil, err
+				return err
 			}
 			fresh = min(fresh, p.Slot[end]/PageSlots)
 		}
@@ -94,17 +102,17 @@ func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) (*KVTab
 			}
 			for parts := (to - r + t.Rows - 1) / t.Rows; r < to; parts-- {
 				rows := (to - r + parts - 1) / parts
-				it := seenItem{row: int32(r), rows: int32(rows), table: tables[seg], per: per, fresh: fresh}
+				it := seenItem{row: int32(r), rows: int32(rows), table: k.first[seg], per: per, fresh: fresh}
 				if err := k.tile(p, &it); err != nil {
-					return nil, err
+					return err
 				}
-				tiles = append(tiles, it)
+				k.tiles = append(k.tiles, it)
 				r += rows
 			}
 		}
 	}
-	k.deal(tiles, t)
-	return k, nil
+	k.deal(k.tiles, t)
+	return nil
 }
 
 // see fills in what row r sees and where it writes.
@@ -261,12 +269,23 @@ type KVRoom struct {
 	Rows, Items, Pages, Paths int
 }
 
+// pad adds rows that see nothing and write to a page that nobody reads, until there are so many.
+func (k *KVTables) pad(rows int, page Addr) {
+	for len(k.rows) < rows {
+		k.rows = append(k.rows, seenRow{part: -1, path: -1, base: noBase})
+		k.at = append(k.at, writeAt{page: page})
+	}
+}
+
 // Room returns what the tables need, in powers of two but for rows: it stays the same while sequences grow, come and
 // go.
 func (k *KVTables) Room() KVRoom {
-	return KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items)), Pages: roomFor(len(k.pages)),
-		Paths: roomFor(len(k.paths))}
+	return KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items), leastItems), Pages: roomFor(len(k.pages), leastPages),
+		Paths: roomFor(len(k.paths), leastPaths)}
 }
+
+// The least room of tables: what a few streams need, so that their number and what they see changes little; a few kilobytes in all.
+const leastItems, leastPages, leastPaths = 64, 256, 16
 
 const itemBytes, rowBytes, atBytes, pathBytes = 48, 32, 16, 4 * pathSlots
 

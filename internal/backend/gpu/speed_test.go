@@ -95,7 +95,7 @@ func BenchmarkKernels(b *testing.B) {
 			r.pass("both", r.tokens(4), backend.DeltaSeg{N: 4, Slot: slot})
 		}
 		g.must(r.pool.Reserve(slot, c.n))
-		tables, err := r.pool.Tables([]backend.DeltaSeg{{N: c.n, Slot: slot, Pending: c.pending, Prompt: c.prompt}})
+		tables, err := r.pool.Tables([]backend.DeltaSeg{{N: c.n, Slot: slot, Pending: c.pending, Prompt: c.prompt}}, 0)
 		g.must(err)
 		buf := make([]byte, tables.Room().Bytes())
 		tables.Put(buf, tables.Room())

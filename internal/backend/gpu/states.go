@@ -192,14 +192,15 @@ func (p *States) memory(slot int32) DeltaMemory {
 		Path: s.path}
 }
 
-// Tables makes the tables of a pass, which must follow: from now on the tapes are those that it writes.
-func (p *States) Tables(segs []backend.DeltaSeg) (*DeltaTables, error) {
+// Tables makes the tables of a pass over so many rows, padding included, which must follow: from now on the tapes are those that it
+// writes.
+func (p *States) Tables(segs []backend.DeltaSeg, rows int) (*DeltaTables, error) {
 	for i, s := range segs {
 		if s.Slot < 0 || int(s.Slot) >= len(p.slots) || !p.slots[s.Slot].used {
 			return nil, fmt.Errorf("segment %d of the recurrent layers has the slot %d, which nobody has", i, s.Slot)
 		}
 	}
-	t, err := NewDeltaTables(p.dims, segs, p.memory)
+	t, err := NewDeltaTables(p.dims, segs, rows, p.memory)
 	if err != nil {
 		return nil, err
 	}
@@ -217,7 +218,7 @@ func (p *States) Settle(slot int32, pending int) {
 	if pending == 0 {
 		return
 	}
-	t, err := NewDeltaTables(p.dims, []backend.DeltaSeg{{Slot: slot, Pending: pending}}, p.memory)
+	t, err := NewDeltaTables(p.dims, []backend.DeltaSeg{{Slot: slot, Pending: pending}}, 0, p.memory)
 	if err != nil {
 		panic("gpu: " + err.Error()) // more rows than the last pass had: a mistake of the caller
 	}

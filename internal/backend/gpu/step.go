@@ -100,12 +100,49 @@ func (b *Backend) BeginStep(p *backend.Plan) {
 	s.ops, s.sets, s.data = s.ops[:0], s.sets[:0], s.data[:0]
 }
 
-// recorded is what a list of operations became.
+// list is the operations of a step, and what they became.
+type list struct {
+	name  int
+	ops   []op
+	sets  []setInts
+	uses  []attnOp      // the kinds of attention among the operations
+	rows  map[int32]int // of the operations over each plan of keys and values, padding included
+	delta int           // rows of the recurrent layers
+	made  []*recorded   // by layout
+}
+
+// newList keeps the operations of a step.
+func newList(name int, s *step) *list {
+	l := &list{name: name, ops: slices.Clone(s.ops), sets: slices.Clone(s.sets), rows: map[int32]int{}}
+	for i := range l.ops {
+		switch o := &l.ops[i]; o.kind {
+		case opAttention, opKVWrite:
+			l.rows[o.attn.group] = max(l.rows[o.attn.group], int(o.a.rows))
+			if o.kind == opKVWrite && attends(l.ops, o.attn.group) {
+				continue // attention's tables serve for writing, too
+			}
+			if !slices.ContainsFunc(l.uses, func(u attnOp) bool {
+				return u.group == o.attn.group && u.heads == o.attn.heads && u.kvHeads == o.attn.kvHeads
+			}) {
+				l.uses = append(l.uses, o.attn)
+			}
+		case opShortConv, opGatedDelta:
+			l.delta = max(l.delta, int(o.a.rows))
+		}
+	}
+	return l
+}
+
+// attends reports whether operations have attention over a group.
+func attends(ops []op, group int32) bool {
+	return slices.ContainsFunc(ops, func(o op) bool { return o.kind == opAttention && o.attn.group == group })
+}
+
+// recorded is what a list became with tables of one layout.
 type recorded struct {
-	ops      []op
 	layout   layout
 	launches []Launch
-	rec      Recording // nil until the list has come often enough
+	rec      Recording // nil until it has come often enough
 	used     int       // turn of the last use
 	uses     int
 }
@@ -116,51 +153,111 @@ func (r *recorded) close() {
 	}
 }
 
-// maxRecorded bounds the recordings. Decoding has one list per number of rows and length of context; many streams with drafts have
-// as many numbers of rows as a batch can have.
+// maxRecorded bounds what is kept: a model has a list for each size of a pass, and for each a few layouts.
 const maxRecorded = 256
 
-// recordAfter is how often a list is launched kernel by kernel before it is recorded: making a graph takes the host about as long as three
-// such passes, and many lists (of several streams with drafts) never come again.
-const recordAfter = 3
+// recordAfter is how often launches are begun one by one before they are recorded: making a graph takes the host about as long as three
+// such passes, which those of a prompt's end are not worth.
+const recordAfter = 1
+
+// shortList is the number of operations up to which a step is lowered anew each time, which is hardly more than comparing it.
+const shortList = 2
+
+// Pad rounds up to powers of two and the numbers halfway between them, and from 128 on to multiples of 64. Products work on eight rows at
+// a time, and on 64 for prompts, so they hardly notice.
+func (b *Backend) Pad(n int) int {
+	step := 1
+	for 4*step < n && step < 64 {
+		step *= 2
+	}
+	return (n + step - 1) / step * step
+}
 
 // EndStep runs the list: it uploads what changes from step to step as one block, and replays what was recorded for an equal list. Others
 // are launched kernel by kernel.
-func (b *Backend) EndStep() {
+func (b *Backend) EndStep() (int, error) {
 	s := &b.step
 	s.open = false
 	if b.err != nil || len(s.ops) == 0 {
-		return
+		return 0, nil
 	}
-	blk, lay, err := b.block(s)
+	if len(s.ops) <= shortList {
+		l := newList(0, s)
+		err := b.run(l)
+		for _, r := range l.made {
+			r.close()
+		}
+		return 0, err
+	}
+	i := slices.IndexFunc(b.lists, func(l *list) bool { return slices.Equal(l.sets, s.sets) && sameOps(l.ops, s.ops) })
+	if i >= 0 {
+		return b.lists[i].name, b.run(b.lists[i])
+	}
+	b.names++
+	l := newList(b.names, s)
+	err := b.run(l)
+	if err == nil {
+		b.lists = append(b.lists, l)
+	}
+	return l.name, err
+}
+
+// Repeat runs a step again with other integers and another plan.
+func (b *Backend) Repeat(name int, p *backend.Plan, ints ...[]int32) (bool, error) {
+	i := slices.IndexFunc(b.lists, func(l *list) bool { return l.name == name })
+	if i < 0 || b.err != nil {
+		return false, nil
+	}
+	l, s := b.lists[i], &b.step
+	if len(ints) != len(l.sets) {
+		return false, nil
+	}
+	s.data = s.data[:0]
+	for k, v := range ints {
+		n := l.sets[k].n
+		if len(v) > n {
+			return false, nil
+		}
+		s.data = append(s.data, v...)
+		for range n - len(v) {
+			s.data = append(s.data, 0)
+		}
+	}
+	s.open, s.plan = false, p
+	return true, b.run(l)
+}
+
+// run runs a list with the step's plan and integers.
+func (b *Backend) run(l *list) error {
+	s := &b.step
+	blk, lay, err := b.block(l, s)
 	if err != nil {
-		b.fail(err)
-		return
+		return err
 	}
 	b.turn++
-	i := slices.IndexFunc(b.steps, func(r *recorded) bool { return r.layout == lay && sameOps(r.ops, s.ops) })
+	i := slices.IndexFunc(l.made, func(r *recorded) bool { return r.layout == lay })
 	if i < 0 {
-		ls, err := b.lower(s.ops, s.plan, lay)
+		ls, err := b.lower(l.ops, s.plan, lay)
 		if err == nil {
 			err = b.load(ls)
 		}
 		if err != nil {
-			b.fail(err)
-			return
+			return err
 		}
 		b.dropOldest()
-		b.steps = append(b.steps, &recorded{ops: slices.Clone(s.ops), layout: lay, launches: ls})
-		i = len(b.steps) - 1
-	} else if b.steps[i].rec == nil && b.steps[i].uses >= recordAfter {
-		if b.steps[i].rec, err = b.d.Record(b.steps[i].launches); err != nil {
-			b.fail(err)
-			return
+		l.made = append(l.made, &recorded{layout: lay, launches: ls})
+		i = len(l.made) - 1
+	} else if r := l.made[i]; r.rec == nil && r.uses >= recordAfter {
+		if r.rec, err = b.d.Record(r.launches); err != nil {
+			return err
 		}
 	}
-	r := b.steps[i]
+	r := l.made[i]
 	r.used = b.turn
 	r.uses++
-	b.d.Upload(lay.base, blk)
+	if len(blk) > 0 {
+		b.d.Upload(lay.base, blk)
+	}
 	switch {
 	case b.profile != nil:
 		b.timed(r.launches)
@@ -171,36 +268,54 @@ func (b *Backend) EndStep() {
 			b.d.Launch(&r.launches[i])
 		}
 	}
+	return nil
 }
 
+// dropOldest makes room for one more.
 func (b *Backend) dropOldest() {
-	if len(b.steps) < maxRecorded {
-		return
-	}
-	old := 0
-	for i, r := range b.steps {
-		if r.used < b.steps[old].used {
-			old = i
+	var oldest *recorded
+	n := 0
+	for _, l := range b.lists {
+		for _, r := range l.made {
+			if n++; oldest == nil || r.used < oldest.used {
+				oldest = r
+			}
 		}
 	}
-	b.steps[old].close()
-	b.steps = slices.Delete(b.steps, old, old+1)
+	if n >= maxRecorded {
+		b.drop(func(r *recorded) bool { return r == oldest })
+	}
 }
 
-// forget drops the recordings that name an address in a range.
+// drop forgets what it is told to, and lists of which nothing is left.
+func (b *Backend) drop(which func(r *recorded) bool) {
+	b.lists = slices.DeleteFunc(b.lists, func(l *list) bool {
+		had := len(l.made) > 0
+		l.made = slices.DeleteFunc(l.made, func(r *recorded) bool {
+			if which(r) {
+				r.close()
+				return true
+			}
+			return false
+		})
+		return had && len(l.made) == 0
+	})
+}
+
+// forget drops what names an address in a range. What a list names all of its launches do, whatever their layout, so nothing is left of
+// a list that does.
 func (b *Backend) forget(from Addr, bytes int) {
 	to := from + Addr(bytes)
-	in := func(a Addr) bool { return a >= from && a < to }
-	b.steps = slices.DeleteFunc(b.steps, func(r *recorded) bool {
-		for _, l := range r.launches {
-			for i := 0; i+8 <= len(l.Args); i += 8 {
-				if in(Addr(binary.LittleEndian.Uint64(l.Args[i:]))) {
-					r.close()
-					return true
-				}
+	names := func(raw []byte) bool {
+		for i := 0; i+8 <= len(raw); i += 8 {
+			if a := Addr(binary.LittleEndian.Uint64(raw[i:])); a >= from && a < to {
+				return true
 			}
 		}
 		return false
+	}
+	b.drop(func(r *recorded) bool {
+		return slices.ContainsFunc(r.launches, func(l Launch) bool { return names(l.Args) })
 	})
 }
 
@@ -218,7 +333,9 @@ func (b *Backend) next() *op {
 func (b *Backend) done() {
 	if b.step.alone {
 		b.step.alone = false
-		b.EndStep()
+		if _, err := b.EndStep(); err != nil {
+			b.fail(err)
+		}
 	}
 }
 

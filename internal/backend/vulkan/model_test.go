@@ -19,6 +19,7 @@ func TestModels(t *testing.T) {
 	s := suite(t)
 	t.Run("golden", func(t *testing.T) { s.Golden(t, modeltest.Targets...) })
 	t.Run("identity", func(t *testing.T) { s.Identity(t, modeltest.Targets...) })
+	t.Run("padding", func(t *testing.T) { s.Padding(t, "qwen35", "gemma4e") })
 	t.Run("text", func(t *testing.T) { s.Text(t, modeltest.Drafted...) })
 }
 

@@ -100,7 +100,9 @@ type Parser struct {
 	afterBare bool
 
 	call    call
+	opened  int    // calls that began, whatever became of them
 	raw     []byte // of the current call, with its marker
+	head    int    // how much of raw is its marker and what stands before it
 	settled int    // length of raw when the call was complete; 0 before
 	begun   bool   // ToolBegin is out
 	ncalls  int
@@ -158,6 +160,24 @@ func ThinkingOpen(prompt string) bool {
 	prompt = strings.TrimRight(prompt, " \t\r\n")
 	return strings.HasSuffix(prompt, "<think>") || strings.HasSuffix(prompt, "<|channel>thought")
 }
+
+// Thinking reports whether the output is inside reasoning.
+func (p *Parser) Thinking() bool { return p.thinking }
+
+// Calls is the number of complete calls.
+func (p *Parser) Calls() int { return p.ncalls }
+
+// Calling tells that the output is inside a call: its text so far, without the marker that opens it, and which of
+// all that were begun it is, from 1. 0 is none, as far as anyone can tell yet.
+func (p *Parser) Calling() (text []byte, n int) {
+	if p.call == nil {
+		return nil, 0
+	}
+	return p.raw[p.head:], p.opened
+}
+
+// Opener is the marker that opens a call; "" when there are no tools or the template does not teach calls.
+func (p *Parser) Opener() string { return p.open }
 
 // Push takes the next piece of output and returns what it settles.
 func (p *Parser) Push(text string) []Event {
@@ -334,6 +354,11 @@ func (p *Parser) marker(m string) {
 	case m == p.open || m == p.bare:
 		p.call = p.newCall(p, m == p.bare)
 		p.raw = append(append(p.raw[:0], p.ws...), m...)
+		p.head = len(p.raw)
+		if m == p.bare {
+			p.head -= len(m)
+		}
+		p.opened++
 		p.settled = 0
 	default: // a marker to drop
 		p.afterBare = false

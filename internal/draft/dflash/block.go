@@ -23,6 +23,26 @@ type pass struct {
 	active   []int // per slot: how many requests reach it
 }
 
+// shape is what decides which operations a pass has: its rows and those that predict, or the features that it projects.
+type shape struct {
+	rows, picked int
+	from, of     int // where features begin, and their rows
+}
+
+// passed is a pass that can be run again, and where it left its results.
+type passed struct {
+	nn.Pass
+	final, logits backend.Tensor
+	features      backend.Buffer
+}
+
+// keep remembers a pass, if the device does.
+func (d *Drafter) keep(kind shape, p *passed) {
+	if p.Known() {
+		d.passes[kind] = p
+	}
+}
+
 // row is the row of the i-th prediction of a request.
 func (p *pass) row(req, i int) int { return p.first[i] + p.place[req] }
 
@@ -71,7 +91,7 @@ func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.b.Read(p.logits), nil
+	return d.b.Read(p.logits.Slice(0, d.block)), nil
 }
 
 // slots is the number of rows of a request's block.
@@ -88,7 +108,7 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	for i, r := range reqs {
 		segs[i] = cache.Segment{Seq: r.Seq.(*cache.Seq), Rows: d.slots(r), Block: d.bothWays(rule == 1)}
 	}
-	if err := d.arena.Begin(len(ids)); err != nil {
+	if err := d.begin(len(ids)); err != nil {
 		return nil, err
 	}
 	batch, err := d.mem.Begin(segs)
@@ -99,14 +119,38 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 		d.widen(batch, segs)
 	}
 	defer nn.Catch(&err)
-	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
+	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
+	index := d.index(len(ids), starts)
+	kind := shape{rows: s.N, picked: s.Pad(len(pick))}
+	done := d.passes[kind]
+	if done == nil || len(d.devices) > 1 || !s.Again(done.Pass, index, ids, pick) {
+		s, done = d.run(s, batch, index, ids, pick)
+		d.keep(kind, done)
+	}
+	p.Step, p.final, p.logits = s, done.final, done.logits
+	batch.Done()
+	return p, nil
+}
+
+// run goes through the layers, and returns the step of the last ones.
+func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32) (*nn.Step, *passed) {
 	s.Begin()
 	s.Angles(d.rope)
-	index := d.index(s, starts)
+	var index backend.Ints
+	if d.taps > 0 {
+		index = s.Ints32(blocks)
+	}
 	x := s.Rows(d.hidden)
 	s.Embed(x, d.embed, s.Ints32(ids), d.embScale)
 	at := s.Mark()
 	for i := range d.layers {
+		if i > 0 && d.place[i] != d.place[i-1] {
+			s, x = d.next(s, batch, d.place[i], x)
+			if d.taps > 0 {
+				index = s.Ints32(blocks)
+			}
+			at = s.Mark()
+		}
 		y := &d.layers[i]
 		in, taps := d.convIn(s, y.attnConv, s.Norm(x, y.norm), index)
 		kv := y.projections()
@@ -133,24 +177,24 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 		}
 		s.Release(at)
 	}
-	p.Step, p.final = s, s.New(len(pick), d.hidden)
+	p := &passed{final: s.New(s.Pad(len(pick)), d.hidden)}
 	s.Gather(p.final, x, s.Ints32(pick))
 	s.RMSNorm(p.final, p.final, d.outNorm, d.eps)
 	p.logits = s.Multiply(p.final, d.head)
-	s.EndStep()
-	batch.Done()
-	return p, nil
+	p.Pass = s.End()
+	return s, p
 }
 
 // widen lets every row of a block see the same context in sliding layers: the window before the
 // block, not the window before the row.
 func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
+	plans := make([]int, len(d.devices)) // seen of each device
 	for g := range d.mem.Groups() {
-		w := d.mem.Window(g)
-		if w == 0 {
+		w, dev := d.mem.Window(g), d.mem.Device(g)
+		p := &batch.Plans[dev].KV[plans[dev]]
+		if plans[dev]++; w == 0 {
 			continue
 		}
-		p := &batch.Plans[0].KV[g]
 		for r := range p.Lo {
 			p.Lo[r] = int32(max(0, segs[p.Seg[r]].Seq.Len()-w))
 		}

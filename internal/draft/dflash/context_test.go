@@ -173,7 +173,7 @@ func TestDraftLeavesNoTrace(t *testing.T) {
 
 // poisonScratch overwrites everything a pass could read by mistake.
 func (d *Drafter) poisonScratch() {
-	d.arena.Poison(float32(math.NaN()))
+	d.arenas[0].Poison(float32(math.NaN()))
 	for g := range d.mem.Groups() {
 		pool := d.mem.Pool(g)
 		junk := make([]byte, pool.PageBytes())

@@ -43,14 +43,14 @@ func (d *Drafter) readConv(l *nn.Loader, prefix string) *conv {
 	return c
 }
 
-// index tells the convolutions where each row is in its block; nil without convolutions.
-func (d *Drafter) index(s *nn.Step, starts []int32) backend.Ints {
+// index says where each of so many rows is in its block, for the convolutions; nil without them.
+func (d *Drafter) index(rows int, starts []int32) []int32 {
 	if d.taps == 0 {
 		return nil
 	}
-	index := make([]int32, s.N)
+	index := make([]int32, rows)
 	for i, from := range starts {
-		to := int32(s.N)
+		to := int32(rows)
 		if i+1 < len(starts) {
 			to = starts[i+1]
 		}
@@ -58,7 +58,7 @@ func (d *Drafter) index(s *nn.Step, starts []int32) backend.Ints {
 			index[r] = r - from
 		}
 	}
-	return s.Ints32(index)
+	return index
 }
 
 // convIn convolves the normalised input h of a layer's half. The taps it computes serve convOut, too.

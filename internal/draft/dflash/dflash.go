@@ -45,6 +45,9 @@ type Options struct {
 	KVF32 bool
 	// Device runs the drafter; nil means the one that has the target's output.
 	Device backend.Backend
+	// Beside, if set, runs all layers but the last Layers, of which there is at least one.
+	Beside backend.Backend
+	Layers int
 }
 
 var _ draft.Source = (*Drafter)(nil)
@@ -52,8 +55,10 @@ var _ draft.Source = (*Drafter)(nil)
 // Drafter is a loaded drafter.
 type Drafter struct {
 	params
-	b       backend.Backend
-	arena   *nn.Arena
+	b       backend.Backend   // that has the output
+	devices []backend.Backend // b is the first
+	place   []int             // device of each layer
+	arenas  []*nn.Arena       // of the devices
 	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
@@ -68,6 +73,7 @@ type Drafter struct {
 	rope    *nn.Rope
 	layers  []layer
 	weights int
+	passes  map[shape]*passed
 	scanned bool  // the weights have been searched for values that are not numbers
 	bad     error // what the search found
 
@@ -105,9 +111,23 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		b = target.Backend()
 	}
 	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), Keys: kv, Values: kv}
-	d := &Drafter{b: b, arena: nn.NewArena(b), file: f, target: target, pMin: opt.PMin}
+	if opt.Beside != nil {
+		l.Devices = append(l.Devices, opt.Beside)
+	}
+	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin, passes: map[shape]*passed{}}
+	for _, b := range d.devices {
+		a := nn.NewArena(b)
+		if len(d.devices) > 1 { // which may disagree on padding
+			a.Exact()
+		}
+		d.arenas = append(d.arenas, a)
+	}
 	if d.params, err = readParams(l, dia, target); err != nil {
 		return nil, err
+	}
+	d.place = make([]int, d.params.layers)
+	for i := range len(d.place) - max(1, opt.Layers) {
+		d.place[i] = len(d.devices) - 1
 	}
 	switch opt.Causal {
 	case CausalOn:
@@ -117,8 +137,10 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	default:
 		d.trial.open = !d.stated && d.slides()
 	}
+	l.On(d.place[0], d.place[0])
 	d.fc = l.Matrix(dia.fc, len(d.ids)*d.hidden, d.hidden)
 	d.ctxNorm = l.Vector(dia.norm, d.hidden)
+	l.On(0, 0)
 	d.outNorm = l.Vector("output_norm.weight", d.hidden)
 	d.bindVocabulary(l)
 	d.rope = d.readRope(l)
@@ -126,6 +148,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		return nil, err
 	}
 	for i := range d.params.layers {
+		l.On(d.place[i], d.place[i])
 		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), d.window[i]))
 		if l.Err != nil {
 			return nil, l.Err
@@ -136,13 +159,43 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		return nil, l.Err
 	}
 	if d.mem, err = cache.New(l.Devices, l.Spec()); err == nil {
-		err = b.Sync()
+		err = d.sync()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
 	d.weights = l.Bytes
 	return d, nil
+}
+
+// sync waits for the devices and returns their first failure.
+func (d *Drafter) sync() (first error) {
+	for _, b := range d.devices {
+		if err := b.Sync(); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// begin makes room for a pass over rows.
+func (d *Drafter) begin(rows int) error {
+	for _, a := range d.arenas {
+		if err := a.Begin(rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// next ends the operations on one device and begins those on the next, which takes x along.
+func (d *Drafter) next(s *nn.Step, batch *cache.Batch, device int, x backend.Tensor) (*nn.Step, backend.Tensor) {
+	s.End()
+	t := nn.NewStep(d.arenas[device], batch, d.mem, device, d.eps)
+	x = t.Take(s, x)
+	t.Begin()
+	t.Angles(d.rope)
+	return t, x
 }
 
 func (d *Drafter) slides() bool {
@@ -161,10 +214,20 @@ func (d *Drafter) bindVocabulary(l *nn.Loader) {
 	var err error
 	d.embed, d.head, err = d.target.Vocabulary(d.b)
 	l.Keep(err)
+	first := d.place[0]
+	if first != 0 { // tokens are embedded where the first layer is
+		d.embed, _, err = d.target.Vocabulary(d.devices[first])
+		l.Keep(err)
+	}
 	scale, softcap := d.target.EmbScale, d.target.Softcap
 	if l.Has("token_embd.weight") {
 		d.embed = l.Matrix("token_embd.weight", d.hidden, d.target.Vocab)
 		d.head = d.embed
+		if first != 0 {
+			l.On(first, first)
+			d.embed = l.Matrix("token_embd.weight", d.hidden, d.target.Vocab)
+			l.On(0, 0)
+		}
 		scale, softcap = 1, 0
 	}
 	if l.Has("output.weight") {
@@ -332,7 +395,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	if n == 0 {
 		return nil
 	}
-	if err := d.arena.Begin(n); err != nil {
+	if err := d.begin(n); err != nil {
 		return err
 	}
 	batch, err := d.mem.Begin(segs)
@@ -340,37 +403,17 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		return err
 	}
 	defer nn.Catch(&err)
-	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
-	if from := d.target.Backend(); from != d.b { // the features cross once
+	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
+	if from := d.target.Backend(); from != d.devices[d.place[0]] { // the features cross once
 		v := from.Read(features)
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)
 	}
-	s.Begin()
-	s.Angles(d.rope)
-	f := s.Rows(features.Cols)
-	s.Gather(f, features, s.Ints32(pick))
-	c := s.Multiply(f, d.fc)
-	s.RMSNorm(c, c, d.ctxNorm, d.eps)
-	if n <= d.block { // every product has to get going; after a round one for all layers is faster
-		var ws []backend.Weight
-		for i := range d.layers {
-			ws = append(ws, d.layers[i].projections()...)
-		}
-		p := s.Project(c, ws...)
-		for i := range d.layers {
-			used := len(d.layers[i].projections())
-			d.remember(s, &d.layers[i], p[:used])
-			p = p[used:]
-		}
-	} else {
-		at := s.Mark()
-		for i := range d.layers {
-			d.remember(s, &d.layers[i], s.Project(c, d.layers[i].projections()...))
-			s.Release(at)
-		}
+	kind := shape{rows: s.N, from: features.Off, of: features.Rows}
+	done := d.passes[kind]
+	if done == nil || len(d.devices) > 1 || done.features != features.Buf || !s.Again(done.Pass, pick) {
+		d.keep(kind, &passed{Pass: d.project(s, batch, features, pick), features: features.Buf})
 	}
-	s.EndStep()
 	batch.Done()
 	for _, g := range segs {
 		if err := g.Seq.CommitAll(); err != nil {
@@ -378,6 +421,36 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		}
 	}
 	return nil
+}
+
+// project goes through the pass that turns rows of features into keys and values.
+func (d *Drafter) project(s *nn.Step, batch *cache.Batch, features backend.Tensor, pick []int32) nn.Pass {
+	s.Begin()
+	s.Angles(d.rope)
+	f := s.Rows(features.Cols)
+	s.Gather(f, features, s.Ints32(pick))
+	c := s.Multiply(f, d.fc)
+	s.RMSNorm(c, c, d.ctxNorm, d.eps)
+	at := s.Mark()
+	for from, to := 0, 0; from < len(d.layers); from = to {
+		if from > 0 && d.place[from] != d.place[from-1] {
+			s, c = d.next(s, batch, d.place[from], c)
+			at = s.Mark()
+		}
+		var ws []backend.Weight
+		// Every product has to get going; after a round one for all layers of a device is faster.
+		for to = from; to == from || s.N <= d.block && to < len(d.layers) && d.place[to] == d.place[from]; to++ {
+			ws = append(ws, d.layers[to].projections()...)
+		}
+		p := s.Project(c, ws...)
+		for i := from; i < to; i++ {
+			used := len(d.layers[i].projections())
+			d.remember(s, &d.layers[i], p[:used])
+			p = p[used:]
+		}
+		s.Release(at)
+	}
+	return s.End()
 }
 
 // projections make the keys and values of a layer.

@@ -36,6 +36,9 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 		out = d.best(p, reqs, top)
 		d.cut(out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP) })
 	}
+	if err := d.sync(); err != nil { // it is the drafter that failed, not the pass that verifies
+		return nil, err
+	}
 	if err := d.checkNumbers(out); err != nil {
 		return nil, err
 	}
@@ -46,7 +49,7 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 // best turns the logits of a pass into candidates by probability.
 func (d *Drafter) best(p *pass, reqs []draft.Request, top int) []draft.Proposal {
 	ids, logp := d.top(p, top)
-	p.EndStep()
+	p.End()
 	best, lp := p.Backend.Ints(ids), p.Read(logp)
 	out := make([]draft.Proposal, len(reqs))
 	for r := range reqs {
@@ -82,7 +85,7 @@ func (d *Drafter) targetIDs(s *nn.Step, ids backend.Ints, n int) backend.Ints {
 	if d.d2t == nil {
 		return ids
 	}
-	s.EndStep()
+	s.End()
 	mapped := make([]int32, n)
 	for i, id := range s.Backend.Ints(ids)[:n] {
 		mapped[i] = d.targetID(id)

@@ -75,12 +75,12 @@ func (m *markov) walk(d *Drafter, p *pass, reqs []draft.Request) (sure []float32
 		}
 	}
 	if m.conf == nil || d.pMin <= 0 {
-		p.EndStep()
+		p.End()
 		return nil
 	}
 	p.Copy(in.Columns(0, d.hidden), p.final)
 	score := p.Multiply(in, m.conf)
-	p.EndStep()
+	p.End()
 	for _, x := range p.Read(score) {
 		sure = append(sure, float32(1/(1+math.Exp(-float64(x+m.bias)))))
 	}

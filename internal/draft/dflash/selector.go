@@ -47,19 +47,29 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 	best, logp := d.top(p, s.top)
 	n := p.logits.Rows * s.top
 	ids := d.targetIDs(p.Step, best, n)
-	// A missing candidate is looked up but never chosen.
-	succ, pred, anchors := p.New(n, s.rank), p.New(n, s.rank), p.New(len(reqs), s.rank)
+	// A missing candidate is looked up but never chosen. What the host needs lies together, to be read at once.
+	rows := p.logits.Rows
+	all := p.New(1, (rows+2*n+len(reqs))*s.rank+rows*s.top)
+	at := all.Off
+	part := func(rows, cols int) backend.Tensor {
+		t := backend.Tensor{Buf: all.Buf, Off: at, Rows: rows, Cols: cols, Stride: cols}
+		at += rows * cols
+		return t
+	}
+	gate, succ, pred, anchors := part(rows, s.rank), part(n, s.rank), part(n, s.rank), part(len(reqs), s.rank)
+	sums := part(rows, s.top)
 	p.Embed(succ, s.succ, ids, 1)
 	p.Embed(pred, s.pred, ids, 1)
 	p.Embed(anchors, s.pred, p.Ints32(last), 1)
-	gate := p.Multiply(p.final, s.hidden)
-	p.EndStep()
+	p.MatMul(p.final, backend.Product{W: s.hidden, Y: gate})
+	p.Copy(sums, logp)
+	p.End()
 
-	// Proposals outlive the pass.
-	read := func(t backend.Tensor) []float32 { return slices.Clone(p.Read(t)) }
-	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: read(logp), gate: read(gate),
-		succ: read(succ), pred: read(pred)}
-	before := p.Read(anchors)
+	read := slices.Clone(p.Read(all)) // proposals outlive the pass
+	of := func(t backend.Tensor) []float32 { return read[t.Off-all.Off:][:t.Rows*t.Cols] }
+	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: of(sums), gate: of(gate),
+		succ: of(succ), pred: of(pred)}
+	before := of(anchors)
 	out = make([]draft.Proposal, len(reqs))
 	for r := range reqs {
 		next := func(i int, token int32) []draft.Candidate {

@@ -40,6 +40,11 @@ func (t *trial) guess(reqs []draft.Request, ps []draft.Proposal, rule int) {
 	if t.waiting == nil {
 		t.waiting = make(map[*cache.Seq]guessed)
 	}
+	for seq := range t.waiting {
+		if seq.Closed() { // its tokens will not come
+			delete(t.waiting, seq)
+		}
+	}
 	for i, r := range reqs {
 		seq := r.Seq.(*cache.Seq)
 		t.waiting[seq] = guessed{seq.Len(), rule, ps[i].Chain([]int32{r.Last})}

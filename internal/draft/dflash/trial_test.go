@@ -62,3 +62,18 @@ func TestTrialIgnoresOtherWays(t *testing.T) {
 		t.Errorf("judged a draft by other tokens: %+v", d.trial)
 	}
 }
+
+// TestTrialForgetsClosedSequences: sequences that end before their tokens come do not gather.
+func TestTrialForgetsClosedSequences(t *testing.T) {
+	m := openTarget(t, "qwen35")
+	d := golden(t, "qwen35").open(t, m, Options{})
+	h := newHistory(d, 4, 40)
+	for range 3 {
+		seq := h.fresh(t, d, 10)
+		propose(t, d, 1, draft.Request{Seq: seq, Last: 3, N: 2})
+		seq.Close()
+	}
+	if n := len(d.trial.waiting); n != 1 {
+		t.Errorf("%d drafts wait; want that of the last sequence", n)
+	}
+}

@@ -156,7 +156,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	for i, g := range segs {
 		s.Copy(g.Seq.Carry(), carry.Slice(i, 1))
 	}
-	s.EndStep()
+	s.End()
 	batch.Done()
 	for _, g := range segs {
 		if err := g.Seq.CommitAll(); err != nil {
@@ -212,7 +212,7 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 			best, lp = best[top:], lp[top:]
 		}
 	}
-	return out, nil
+	return out, d.b.Sync() // it is the drafter that failed, not the pass that verifies
 }
 
 // Trace is what a draft went through, step by step, for comparison with references.
@@ -288,7 +288,7 @@ func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
 		s.Copy(h.Slice(0, n), next)
 		s.Release(mark)
 	}
-	s.EndStep()
+	s.End()
 	if !d.looks {
 		batch.Done()
 	}

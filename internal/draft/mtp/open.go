@@ -56,6 +56,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	}
 	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), Keys: kv, Values: kv}
 	d := &Drafter{b: b, arena: nn.NewArena(b), target: target, embScale: target.EmbScale}
+	d.arena.Exact() // its steps have a row for each sequence, and few sequences
 	var err error
 	if d.final, d.eps, err = target.FinalNorm(b); err != nil {
 		return nil, err

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/big"
-	"regexp"
 	"regexp/syntax"
 	"slices"
 	"strings"
@@ -67,11 +66,26 @@ type compiler struct {
 	todo   []*object
 	merged map[string]*object // merged schemas by content, so that recursion through them closes
 	work   int
+	std    standard
+	text   int32 // rule of a text in tags, up to and with the tag that ends it
+	// anyOrder lets properties come in any order, not only in the schema's.
+	anyOrder bool
+}
+
+// standard are the rules of what a schema does not restrict.
+type standard struct {
+	str, char, value, object, key, member, itemNext int32
 }
 
 func newCompiler(root any) *compiler {
-	return &compiler{b: withBuiltins(), root: root, rules: map[*object]int32{}, merged: map[string]*object{},
-		work: maxWork}
+	c := &compiler{b: withBuiltins(), std: standard{ruleString, ruleChar, ruleValue, ruleObject, ruleKey, ruleMember, ruleItemNext}}
+	c.begin(root)
+	return c
+}
+
+// begin starts with another schema, whose references are its own.
+func (c *compiler) begin(root any) {
+	c.root, c.rules, c.merged, c.work, c.todo = root, map[*object]int32{}, map[string]*object{}, maxWork, nil
 }
 
 func (c *compiler) spend(path string) error {
@@ -141,7 +155,7 @@ func (c *compiler) value(v any, path string, next int32) (int32, error) {
 	o, ok := flat.(*object)
 	if !ok {
 		if flat == true {
-			return c.b.call(ruleValue, next), nil
+			return c.b.call(c.std.value, next), nil
 		}
 		return c.nothing(), nil
 	}
@@ -445,7 +459,7 @@ func (c *compiler) literals(o *object, list []any, key string, next int32) (int3
 		case *object, []any:
 			starts = append(starts, c.literal(v, next))
 		default:
-			words = append(words, scalar(v))
+			words = append(words, c.b.scalar(v))
 		}
 	}
 	if len(words) > 0 {
@@ -483,11 +497,14 @@ func (o *object) admits(v any, t types) (bool, error) {
 func (o *object) admitsScalar(v any, k string, arg any) (bool, error) {
 	if k == "pattern" {
 		s, _ := arg.(string)
-		re, err := regexp.Compile(s)
-		if err != nil {
-			return false, errAt(o.at(k), "regular expression is not supported: %v", err)
+		re, err := parsePattern(s)
+		if err == nil {
+			var found bool
+			if found, err = re.matches(v.(string)); err == nil {
+				return found, nil
+			}
 		}
-		return re.MatchString(v.(string)), nil
+		return false, errAt(o.at(k), "%v", err)
 	}
 	n, ok := rat(arg)
 	if !ok {
@@ -516,9 +533,12 @@ func (o *object) admitsScalar(v any, k string, arg any) (bool, error) {
 }
 
 // scalar is the JSON text of a value that is no object or list.
-func scalar(v any) string {
+func (b *builder) scalar(v any) string {
 	switch v := v.(type) {
 	case string:
+		if b.plain {
+			return b.quote + v + b.quote
+		}
 		return encode(v)
 	case json.Number:
 		return string(v)
@@ -538,7 +558,7 @@ func (c *compiler) literal(v any, next int32) int32 {
 	case *object:
 		s := b.space(b.lit("}", next))
 		for i := len(v.keys) - 1; i >= 0; i-- {
-			s = b.lit(encode(v.keys[i]), b.colon(c.literal(v.m[v.keys[i]], s)))
+			s = b.lit(b.key(v.keys[i]), b.colon(c.literal(v.m[v.keys[i]], s)))
 			if i > 0 {
 				s = b.comma(s)
 			}
@@ -560,7 +580,7 @@ func (c *compiler) literal(v any, next int32) int32 {
 		}
 		return b.lit("[", s)
 	}
-	return b.lit(scalar(v), next)
+	return b.lit(b.scalar(v), next)
 }
 
 // count reads a keyword that is a number of things.
@@ -622,9 +642,9 @@ func (c *compiler) string(o *object, next int32) (int32, error) {
 		return s, nil
 	}
 	if lo == 0 && hi < 0 {
-		return c.b.call(ruleString, next), nil
+		return c.b.call(c.std.str, next), nil
 	}
-	return c.b.lit(`"`, c.b.repeat(ruleChar, lo, hi, c.b.lit(`"`, next))), nil
+	return c.b.lit(c.b.quote, c.b.repeat(c.std.char, lo, hi, c.b.lit(c.b.quote, next))), nil
 }
 
 func (c *compiler) number(o *object, integer bool, next int32) (int32, error) {
@@ -698,7 +718,7 @@ func (c *compiler) array(o *object, next int32) (int32, error) {
 		return 0, err
 	}
 	if v, ok := o.get("uniqueItems"); ok && v == true && (hi < 0 || hi > 1) {
-		return 0, errAt(o.at("uniqueItems"), "keyword \"uniqueItems\" is not supported")
+		return c.unique(o, lo, hi, next)
 	}
 	items, hasItems := o.get("items")
 	itemsPath := o.at("items")
@@ -779,6 +799,56 @@ func (c *compiler) array(o *object, next int32) (int32, error) {
 	return b.lit("[", tail), nil
 }
 
+// unique builds a list without repetitions: one of a list of values, in any order. What was written before decides what
+// may come, which an automaton can remember of few values only.
+func (c *compiler) unique(o *object, lo, hi int, next int32) (int32, error) {
+	refuse := func(why string) (int32, error) { return 0, errAt(o.at("uniqueItems"), "is not supported %s", why) }
+	for _, k := range []string{"prefixItems", "additionalItems"} {
+		if _, ok := o.get(k); ok {
+			return refuse("together with " + k)
+		}
+	}
+	flat, err := c.flatten(o.m["items"], o.at("items"), 0)
+	if err != nil {
+		return 0, err
+	}
+	item, ok := flat.(*object)
+	if !ok {
+		return refuse("for lists of anything; an enum of items is")
+	}
+	list, ok := item.values()
+	if t, err := item.allTypes(); err != nil {
+		return 0, err
+	} else if !ok && t&^(tBoolean|tNull) == 0 {
+		ok = true
+		if t&tBoolean != 0 {
+			list = append(list, true, false)
+		}
+		if t&tNull != 0 {
+			list = append(list, nil)
+		}
+	}
+	if !ok || len(list) > maxMembers {
+		return refuse(fmt.Sprintf("for items other than an enum of up to %d values", maxMembers))
+	}
+	b := c.b
+	members := &set{extra: -1, extraLater: -1}
+	for i, v := range list {
+		if slices.ContainsFunc(list[:i], func(w any) bool { return equal(v, w) }) {
+			continue
+		}
+		one := item.without("enum", "const")
+		one.set("const", v)
+		rule := b.newRule()
+		if b.rules[rule].start, err = c.body(one, endState); err != nil {
+			return 0, err
+		}
+		members.add(b, rule)
+	}
+	closing := b.space(b.lit("]", next))
+	return b.lit("[", b.add(state{kind: kindSet, set: members, min: int32(lo), max: int32(hi), next: []int32{closing}})), nil
+}
+
 // times runs a rule min to max times; a plain loop where no count is needed.
 func (c *compiler) times(rule int32, min, max int, next int32) int32 {
 	if min == 0 && max < 0 {
@@ -790,7 +860,7 @@ func (c *compiler) times(rule int32, min, max int, next int32) int32 {
 // nextItem is the rule ", item".
 func (c *compiler) nextItem(items any, path string) (int32, error) {
 	if items == true {
-		return ruleItemNext, nil
+		return c.std.itemNext, nil
 	}
 	r := c.b.newRule()
 	s, err := c.value(items, path, endState)
@@ -871,6 +941,26 @@ func (c *compiler) object(o *object, next int32) (int32, error) {
 
 	b := c.b
 	closing := b.space(b.lit("}", next))
+	if c.anyOrder && len(names) > 1 && len(names) <= maxMembers {
+		members := &set{extra: -1, extraLater: -1}
+		for i, name := range names {
+			member, err := c.member(name, props, extra, extraPath, hasExtra)
+			if err != nil {
+				return 0, err
+			}
+			members.add(b, member)
+			if slices.Contains(required, name) {
+				members.required |= 1 << i
+			}
+		}
+		if open != false && most < 0 {
+			if members.extra, err = c.extraMember(names, key, open, openPath); err != nil {
+				return 0, err
+			}
+			members.extra, members.extraLater = members.pair(b, members.extra)
+		}
+		return b.lit("{", b.add(state{kind: kindSet, set: members, min: int32(least), max: int32(most), next: []int32{closing}})), nil
+	}
 	// With n the properties before, first[n] goes on when none has been
 	// written, later[n] when one has and a comma is due.
 	first, later := int32(-1), closing
@@ -908,21 +998,10 @@ func (c *compiler) object(o *object, next int32) (int32, error) {
 		return c.nothing(), nil
 	}
 	for i := len(names) - 1; i >= 0; i-- {
-		schema, ok := props.get(names[i])
-		path := props.at(names[i])
-		if !ok {
-			// No schema of its own: additionalProperties speaks for it.
-			schema, path = extra, extraPath
-			if !hasExtra {
-				schema = true
-			}
-		}
-		member := b.newRule()
-		s, err := c.value(schema, path, endState)
+		member, err := c.member(names[i], props, extra, extraPath, hasExtra)
 		if err != nil {
 			return 0, err
 		}
-		b.rules[member].start = b.lit(encode(names[i]), b.colon(s))
 		f := b.space(b.call(member, later))
 		l := b.comma(b.call(member, later))
 		if slices.Contains(required, names[i]) {
@@ -934,10 +1013,43 @@ func (c *compiler) object(o *object, next int32) (int32, error) {
 	return b.lit("{", first), nil
 }
 
+// member is the rule of a property.
+func (c *compiler) member(name string, props *object, extra any, extraPath string, hasExtra bool) (int32, error) {
+	schema, ok := props.get(name)
+	path := props.at(name)
+	if !ok {
+		// No schema of its own: additionalProperties speaks for it.
+		schema, path = extra, extraPath
+		if !hasExtra {
+			schema = true
+		}
+	}
+	r := c.b.newRule()
+	s, err := c.value(schema, path, endState)
+	if err != nil {
+		return 0, err
+	}
+	c.b.rules[r].start = c.b.lit(c.b.key(name), c.b.colon(s))
+	return r, nil
+}
+
+// add adds a member whose text is a rule's.
+func (s *set) add(b *builder, rule int32) {
+	first, later := s.pair(b, rule)
+	s.first, s.later = append(s.first, first), append(s.later, later)
+}
+
+// pair is a rule as the first member of an object or list, and after a comma.
+func (*set) pair(b *builder, rule int32) (first, later int32) {
+	first, later = b.newRule(), b.newRule()
+	b.rules[first].start, b.rules[later].start = b.space(b.call(rule, endState)), b.comma(b.call(rule, endState))
+	return first, later
+}
+
 // extraMember is a rule for a member that is none of the named ones. Its key has a schema, or is any other name.
 func (c *compiler) extraMember(names []string, key, schema any, path string) (int32, error) {
 	if len(names) == 0 && schema == true && key == nil {
-		return ruleMember, nil
+		return c.std.member, nil
 	}
 	r := c.b.newRule()
 	s, err := c.value(schema, path, endState)
@@ -950,7 +1062,7 @@ func (c *compiler) extraMember(names []string, key, schema any, path string) (in
 		p := key.(*object)
 		start, err = c.string(p, start)
 	case len(names) == 0:
-		start = c.b.call(ruleKey, start)
+		start = c.b.call(c.std.key, start)
 	default:
 		start = c.b.otherKey(names, start)
 	}

@@ -1,7 +1,7 @@
 // Package grammar constrains sampling to JSON that fits a schema, or to text that fits a grammar.
 //
 //	v := grammar.NewVocab(pieces, eog)       // once per model
-//	g, err := grammar.Compile(schema)        // once per schema; CompileGBNF for a grammar
+//	g, err := grammar.Compile(schema)        // once per schema; CompileGBNF for a grammar, CompileCalls for tools
 //	m := g.NewMatcher(v)                     // per sequence
 //	m.Mask(logits); id := ...; m.Accept(id)  // per token
 //
@@ -13,8 +13,8 @@
 // (kept with the matcher and its forks), and finished masks.
 //
 // Everything the grammar emits validates against the schema. The reverse does
-// not hold in full: objects keep the order of the schema's properties and have
-// no others unless additionalProperties says so, white space is limited to
+// not hold in full: objects keep the order of the schema's properties (but
+// those of calls do not) and have no others unless additionalProperties says so, white space is limited to
 // what printers write, numbers have at most 16 digits before and after the
 // point, common formats of strings are a little narrower than their standards.
 // A keyword that would change the language and is not supported is a [*Error]

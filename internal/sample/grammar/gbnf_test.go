@@ -186,39 +186,3 @@ func FuzzGBNF(f *testing.F) {
 		}
 	})
 }
-
-// TestXML: the parameters of a call in tags.
-func TestXML(t *testing.T) {
-	v := testVocab()
-	schema := `{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer","minimum":1,"maximum":9},"unit":{"enum":["C","F"]},
-		"opts":{"type":"object","properties":{"a":{"type":"boolean"}},"required":["a"]},"any":{"anyOf":[{"type":"string"},{"type":"null"}]}},"required":["city","days"]}`
-	g, err := CompileXML([]byte(schema))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := func(k, s string) string { return "<parameter=" + k + ">\n" + s + "\n</parameter>\n" }
-	for text, want := range map[string]bool{
-		p("city", "Bonn\n\nor \"Köln\" </parameter> no") + p("days", "3") + "</function>":                             true,
-		p("city", "") + p("days", "3") + p("unit", "C") + p("opts", `{"a": true}`) + p("any", "null") + "</function>": true,
-		p("city", "\n\n</\n</parameter>x") + p("days", "1") + "</function>":                                           true,
-		p("days", "3") + "</function>":                                          false,
-		p("city", "x") + p("days", "10") + "</function>":                        false,
-		p("city", "x") + p("days", "3") + p("unit", "K") + "</function>":        false,
-		p("city", "x") + p("days", "3") + p("opts", `{"a": 1}`) + "</function>": false,
-		p("city", "x") + p("days", "3") + p("more", "1") + "</function>":        false,
-		p("city", "x") + p("days", "3"):                                         false,
-	} {
-		if got := accepts(t, g, v, text); got != want {
-			t.Errorf("%q: %v", text, got)
-		}
-	}
-	for schema, want := range map[string]string{
-		`true`: "must be an object", `{"type":"object"}`: "is missing", `{"anyOf":[]}`: "not supported for parameters",
-		`{"properties":{},"required":["a"]}`:                               "no property",
-		`{"properties":{"a":{"type":"array","contains":{"type":"null"}}}}`: "contains",
-	} {
-		if _, err := CompileXML([]byte(schema)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", schema, err)
-		}
-	}
-}

@@ -2,7 +2,6 @@ package grammar
 
 import (
 	"math/big"
-	"regexp"
 	"slices"
 )
 
@@ -73,12 +72,14 @@ func (c *compiler) patternKeys(o *object, names []string) (key, value any, err e
 		return nil, nil, errAt(o.at(k), "more than one pattern is not supported")
 	}
 	expr := p.keys[0]
-	re, err := regexp.Compile(expr)
+	re, err := parsePattern(expr)
 	if err != nil {
-		return nil, nil, errAt(o.at(k), "regular expression is not supported: %v", err)
+		return nil, nil, errAt(o.at(k), "%v", err)
 	}
 	for _, n := range names {
-		if re.MatchString(n) {
+		if found, err := re.matches(n); err != nil {
+			return nil, nil, errAt(o.at(k), "%v", err)
+		} else if found {
 			return nil, nil, errAt(o.at(k), "a pattern that matches the property %q is not supported", n)
 		}
 	}

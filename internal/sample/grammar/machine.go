@@ -2,6 +2,7 @@ package grammar
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"slices"
 )
 
@@ -36,10 +37,12 @@ type machine struct {
 // frame is a stack entry: where to go on after the current rule. For a
 // repetition it counts what is still needed and allowed.
 type frame struct {
-	state      int32 // to go on at, or the kindRepeat state that counts
-	parent     int32 // stack below; noStack at the bottom
-	counts     bool  // a round of a repetition, not a plain call
-	need, left int32 // of a repetition, this round included; left < 0: no bound
+	state      int32  // to go on at, or the kindRepeat state that counts
+	parent     int32  // stack below; noStack at the bottom
+	counts     bool   // a round of a repetition, not a plain call
+	need, left int32  // of a repetition, this round included; left < 0: no bound
+	used       uint64 // of a set: its members so far
+	any        bool   // of a set: it has begun, if only with something extra
 }
 
 const (
@@ -107,8 +110,33 @@ func (m *machine) visit(s, stack int32) {
 		m.visit(m.p.rules[st.rule].start, stack)
 	case kindRepeat:
 		m.repeat(s, st, stack, st.min, st.max)
+	case kindSet:
+		m.members(s, st, stack, 0, false)
 	case kindEnd:
 		m.pop(stack)
+	}
+}
+
+// members goes on with a set of which some members were used.
+func (m *machine) members(s int32, st *state, stack int32, used uint64, begun bool) {
+	n := int32(bits.OnesCount64(used))
+	if used&st.set.required == st.set.required && n >= st.min {
+		m.visit(st.next[0], stack)
+	}
+	if st.max >= 0 && n >= st.max {
+		return
+	}
+	rules, extra := st.set.first, st.set.extra
+	if begun {
+		rules, extra = st.set.later, st.set.extraLater
+	}
+	for i, r := range rules {
+		if bit := uint64(1) << i; used&bit == 0 {
+			m.visit(m.p.rules[r].start, m.push(frame{state: s, parent: stack, used: used | bit, any: true}))
+		}
+	}
+	if extra >= 0 {
+		m.visit(m.p.rules[extra].start, m.push(frame{state: s, parent: stack, used: used, any: true}))
 	}
 }
 
@@ -134,6 +162,10 @@ func (m *machine) pop(stack int32) {
 		return
 	}
 	f := m.frames[stack]
+	if f.any {
+		m.members(f.state, &m.p.states[f.state], f.parent, f.used, true)
+		return
+	}
 	if !f.counts {
 		m.visit(f.state, f.parent)
 		return

@@ -117,6 +117,15 @@ func (m *Matcher) Accept(id int32) {
 	m.m, m.config = m.m.renew(m.config)
 }
 
+// AcceptText advances by text that is no token of its own. It reports whether it was allowed.
+func (m *Matcher) AcceptText(text []byte) bool {
+	for _, b := range text {
+		m.config = m.m.step(m.config, b)
+	}
+	m.m, m.config = m.m.renew(m.config)
+	return m.config >= 0
+}
+
 // Prefix returns how many of the tokens, in order, are allowed: where a draft
 // has to be cut. An end-of-generation token is the last one counted.
 func (m *Matcher) Prefix(ids []int32) int {

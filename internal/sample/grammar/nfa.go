@@ -1,9 +1,14 @@
 package grammar
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+	"slices"
+)
 
 // The automaton. A state either reads a byte, moves on without reading, calls
-// a rule, repeats a rule a counted number of times, or ends its rule.
+// a rule, repeats a rule a counted number of times, runs members of a set in
+// any order, or ends its rule.
 type stateKind uint8
 
 const (
@@ -12,6 +17,7 @@ const (
 	kindJump                    // go on at any of next
 	kindCall                    // run rule, then go on at next[0]
 	kindRepeat                  // run rule between min and max times, then go on at next[0]
+	kindSet                     // run members of set, each once at most, then go on at next[0]
 )
 
 type edge struct {
@@ -26,7 +32,19 @@ type state struct {
 	min, max int32 // max < 0: no bound
 	edges    []edge
 	next     []int32
+	set      *set
 }
+
+// set is members in any order, min to max of them.
+type set struct {
+	first, later []int32 // rules of the members: how each reads as the first one, and after others
+	required     uint64  // a bit for each member
+	// extra are rules of what may come any number of times, in either place; < 0 for nothing.
+	extra, extraLater int32
+}
+
+// maxMembers is how many members a set may have: one bit each.
+const maxMembers = 64
 
 // rule is a part of the grammar that can be called from several places.
 type rule struct {
@@ -53,11 +71,13 @@ type builder struct {
 	states []state
 	rules  []rule
 	what   string // is built, for errors: a schema or a grammar
+	quote  string // stands around strings
+	plain  bool   // strings are written as they are, without escapes, and no white space stands between tokens
 	err    error  // the state limit was hit; checked by the compiler now and then
 }
 
 func newBuilder() *builder {
-	return &builder{states: []state{{kind: kindEnd}}, what: "schema"}
+	return &builder{states: []state{{kind: kindEnd}}, what: "schema", quote: `"`}
 }
 
 func (b *builder) add(s state) int32 {
@@ -189,6 +209,32 @@ func (b *builder) finish(root int32) (*program, error) {
 	return p, nil
 }
 
+// calls are the rules a state may run.
+func (s *state) calls() []int32 {
+	switch s.kind {
+	case kindCall, kindRepeat:
+		return []int32{s.rule}
+	case kindSet:
+		out := slices.Concat(s.set.first, s.set.later)
+		if s.set.extra >= 0 {
+			out = append(out, s.set.extra, s.set.extraLater)
+		}
+		return out
+	}
+	return nil
+}
+
+// skips reports whether a state that runs rules may go on without reading anything. Members of sets never are empty.
+func (s *state) skips(nullable []bool) bool {
+	switch s.kind {
+	case kindCall:
+		return nullable[s.rule]
+	case kindRepeat:
+		return s.min == 0 || nullable[s.rule]
+	}
+	return s.min == 0 && s.set.required == 0
+}
+
 // productive finds the states from which some finite text reaches the end of
 // their rule.
 func (p *program) productive() []bool {
@@ -202,8 +248,8 @@ func (p *program) productive() []bool {
 		for _, t := range s.next {
 			users[t] = append(users[t], int32(i))
 		}
-		if s.kind == kindCall || s.kind == kindRepeat {
-			ruleUsers[s.rule] = append(ruleUsers[s.rule], int32(i))
+		for _, r := range s.calls() {
+			ruleUsers[r] = append(ruleUsers[r], int32(i))
 		}
 	}
 	for r, ru := range p.rules {
@@ -232,6 +278,19 @@ func (p *program) productive() []bool {
 			if s.min == 0 {
 				return good[s.next[0]]
 			}
+		case kindSet:
+			able, needed := 0, 0
+			for i := range s.set.first {
+				if good[p.rules[s.set.first[i]].start] {
+					able++
+				} else if s.set.required>>i&1 != 0 {
+					needed++
+				}
+			}
+			if e := s.set.extra; e >= 0 && good[p.rules[e].start] {
+				able = math.MaxInt32
+			}
+			return good[s.next[0]] && needed == 0 && able >= int(s.min)
 		}
 		return good[s.next[0]] && good[p.rules[s.rule].start]
 	}
@@ -270,9 +329,9 @@ func (p *program) leftRecursive(good []bool) bool {
 			switch s.kind {
 			case kindJump:
 				stack = append(stack, s.next...)
-			case kindCall, kindRepeat:
-				first[r] = append(first[r], s.rule)
-				if nullable[s.rule] || s.kind == kindRepeat && s.min == 0 {
+			case kindCall, kindRepeat, kindSet:
+				first[r] = append(first[r], s.calls()...)
+				if s.skips(nullable) {
 					stack = append(stack, s.next...)
 				}
 			}
@@ -336,8 +395,8 @@ func (p *program) nullable() []bool {
 					null[r], changed = true, true
 				case kindJump:
 					stack = append(stack, s.next...)
-				case kindCall, kindRepeat:
-					if null[s.rule] || s.kind == kindRepeat && s.min == 0 {
+				case kindCall, kindRepeat, kindSet:
+					if s.skips(null) {
 						stack = append(stack, s.next...)
 					}
 				}

@@ -77,7 +77,13 @@ func withBuiltins() *builder {
 	return b
 }
 
-func (b *builder) space(next int32) int32 { return b.call(ruleSpace, next) }
+func (b *builder) space(next int32) int32 {
+	if b.plain {
+		return next
+	}
+	return b.call(ruleSpace, next)
+}
+
 func (b *builder) colon(next int32) int32 { return b.lit(":", b.space(next)) }
 func (b *builder) comma(next int32) int32 { return b.lit(",", b.space(next)) }
 
@@ -165,6 +171,9 @@ func inClass(c []rune, r rune) bool {
 // texts can be told apart by their bytes.
 func (b *builder) class(c []rune, next int32) int32 {
 	c = subtract(c, []rune{0xd800, 0xdfff})
+	if b.plain { // without what could begin the mark that ends a string
+		return b.add(state{kind: kindBytes, edges: b.utf8Edges(subtract(c, []rune{'<', '<'}), next)})
+	}
 	edges := b.utf8Edges(subtract(c, []rune{0, 0x1f, '"', '"', '\\', '\\'}), next)
 	var esc []string
 	for r := rune(0); r < 0x20; r++ {
@@ -289,8 +298,37 @@ func splitBytes(lo, hi []byte, seq func(lo, hi []byte) int32, tail func(n int) i
 // otherKey is an object key that is none of the names.
 func (b *builder) otherKey(names []string, next int32) int32 {
 	free := b.hole()
-	b.fill(free, b.class(fullClass, free), b.lit(`"`, next))
-	return b.lit(`"`, b.otherThan(names, free, next))
+	b.fill(free, b.class(b.keyClass(), free), b.lit(b.keyQuote(), next))
+	if b.plain { // keys are not empty
+		names = append(slices.Clone(names), "")
+	}
+	return b.lit(b.keyQuote(), b.otherThan(names, free, next))
+}
+
+// nameClass is what names of parameters consist of.
+var nameClass = []rune{'-', '.', '0', '9', 'A', 'Z', '_', '_', 'a', 'z'}
+
+// keyClass is what keys consist of, keyQuote what stands around them.
+func (b *builder) keyClass() []rune {
+	if b.plain {
+		return nameClass
+	}
+	return fullClass
+}
+
+func (b *builder) keyQuote() string {
+	if b.plain {
+		return ""
+	}
+	return `"`
+}
+
+// key is the text of a key.
+func (b *builder) key(name string) string {
+	if b.plain {
+		return name
+	}
+	return encode(name)
 }
 
 // otherThan is the rest of a key: no name's rest, then the closing quote.
@@ -311,7 +349,7 @@ func (b *builder) otherThan(names []string, free, next int32) int32 {
 		groups[r] = append(groups[r], n[size:])
 	}
 	if !taken {
-		starts = append(starts, b.lit(`"`, next))
+		starts = append(starts, b.lit(b.keyQuote(), next))
 	}
 	slices.Sort(firsts)
 	var named []rune
@@ -319,7 +357,7 @@ func (b *builder) otherThan(names []string, free, next int32) int32 {
 		named = append(named, r, r)
 		starts = append(starts, b.class([]rune{r, r}, b.otherThan(groups[r], free, next)))
 	}
-	starts = append(starts, b.class(subtract(fullClass, named), free))
+	starts = append(starts, b.class(subtract(b.keyClass(), named), free))
 	return b.alt(starts...)
 }
 
@@ -327,23 +365,24 @@ func (b *builder) otherThan(names []string, free, next int32) int32 {
 // somewhere, as JSON Schema has it, and has between min and max characters
 // (max < 0: any number).
 func (b *builder) pattern(expr string, min, max int, next int32) (int32, error) {
-	re, err := syntax.Parse(expr, syntax.Perl)
-	if err != nil {
-		return 0, fmt.Errorf("regular expression is not supported: %v", err)
-	}
-	n := &charNFA{}
-	n.end = n.add(charState{})
-	start, err := n.search(re.Simplify(), n.end)
+	re, err := parsePattern(expr)
 	if err != nil {
 		return 0, err
 	}
-	return b.lit(`"`, b.counted(n, start, min, max, b.lit(`"`, next))), nil
+	n, start, err := re.automaton()
+	if err != nil {
+		return 0, err
+	}
+	return b.lit(b.quote, b.counted(n, start, min, max, b.lit(b.quote, next))), nil
 }
 
 // charNFA is an automaton over characters.
 type charNFA struct {
 	states []charState
 	end    int
+	looks  []look
+	open   int  // repetitions being built
+	toEnd  bool // of a look ahead: it must reach the end of the text
 }
 
 type charState struct {
@@ -390,16 +429,11 @@ func (n *charNFA) search(re *syntax.Regexp, next int) (int, error) {
 	if !to {
 		next = n.loop(fullClass, next)
 	}
-	var err error
-	for i := len(parts) - 1; i >= 0; i-- {
-		if next, err = n.build(parts[i], next); err != nil {
-			return 0, err
-		}
-	}
-	if !from {
+	next, err := n.sequence(parts, next)
+	if err == nil && !from {
 		next = n.loop(fullClass, next)
 	}
-	return next, nil
+	return next, err
 }
 
 // loop reads any number of characters of a class.
@@ -419,8 +453,14 @@ func (n *charNFA) build(re *syntax.Regexp, next int) (int, error) {
 	case syntax.OpNoMatch:
 		return n.add(charState{}), nil
 	case syntax.OpLiteral:
-		for i := len(re.Rune) - 1; i >= 0; i-- {
-			r := re.Rune[i]
+		for _, r := range slices.Backward(re.Rune) {
+			if i := int(r - lookBase); i >= 0 && i < len(n.looks) {
+				var err error
+				if next, err = n.ahead(n.looks[i], next); err != nil {
+					return 0, err
+				}
+				continue
+			}
 			class := []rune{r, r}
 			if re.Flags&syntax.FoldCase != 0 {
 				for f := unicode.SimpleFold(r); f != r; f = unicode.SimpleFold(f) {
@@ -431,6 +471,9 @@ func (n *charNFA) build(re *syntax.Regexp, next int) (int, error) {
 		}
 		return next, nil
 	case syntax.OpCharClass:
+		if len(n.looks) > 0 && len(re.Rune) > 0 && re.Rune[0] >= lookBase {
+			return 0, fmt.Errorf("alternatives that are look aheads are not supported")
+		}
 		if len(re.Rune) == 0 {
 			return n.add(charState{}), nil
 		}
@@ -442,13 +485,7 @@ func (n *charNFA) build(re *syntax.Regexp, next int) (int, error) {
 	case syntax.OpCapture:
 		return n.build(re.Sub[0], next)
 	case syntax.OpConcat:
-		var err error
-		for i := len(re.Sub) - 1; i >= 0; i-- {
-			if next, err = n.build(re.Sub[i], next); err != nil {
-				return 0, err
-			}
-		}
-		return next, nil
+		return n.sequence(re.Sub, next)
 	case syntax.OpAlternate:
 		s := charState{}
 		for _, sub := range re.Sub {
@@ -461,7 +498,9 @@ func (n *charNFA) build(re *syntax.Regexp, next int) (int, error) {
 		return n.add(s), nil
 	case syntax.OpStar, syntax.OpPlus:
 		h := n.add(charState{})
+		n.open++
 		t, err := n.build(re.Sub[0], h)
+		n.open--
 		if err != nil {
 			return 0, err
 		}

@@ -29,6 +29,8 @@ type Controller struct {
 	costs   costs
 	longest []int        // per source: guesses of a whole block
 	prior   []acceptance // per source, of earlier streams: where new ones start
+	ledger  ledger
+	most    int // streams of a round so far, to within a factor of two
 }
 
 // New returns a controller for sources of which each guesses up to so many tokens at once.
@@ -58,7 +60,6 @@ type Stream struct {
 
 	c      *Controller
 	accept []acceptance // per source
-	ledger ledger
 	pace   pace
 
 	promise float64 // how many times as fast as plain decoding drafting should be
@@ -85,7 +86,6 @@ type turn struct {
 func (c *Controller) NewStream(o Options) *Stream {
 	s := &Stream{Options: o, Usable: make([]bool, len(c.longest)), c: c, turn: turn{best: -1}}
 	s.accept = append(s.accept, c.prior...)
-	s.ledger = ledger{credit: startCredit, trials: maxTrials}
 	return s
 }
 

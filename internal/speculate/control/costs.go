@@ -19,7 +19,7 @@ type costs struct {
 	fewer       window  // seconds of plain passes of fewer streams, until they are enough
 	fewerRows   int     // how many
 	recent      window  // how much longer than expected passes took
-	sinceOne    int     // passes since plain decoding was last measured
+	count       int     // of passes so far
 	largest     int     // rows of the largest pass so far that was not a prompt
 }
 
@@ -79,6 +79,8 @@ type cost struct {
 	seen    int        // samples
 	first   [5]float64 // of them
 	sure    bool       // typical is no accident
+	away    int        // samples in a row that were far from typical; below it if negative
+	plain   int        // passes, of all sizes, until it was last measured without guesses
 }
 
 // learn adds a sample. What disturbs a pass mostly makes it slower, so a size that seems dear, compared with others,
@@ -91,6 +93,17 @@ func (t *table) learn(n int, x float64) {
 	c := &t.sizes[n]
 	if at, ok := slices.BinarySearch(t.measured, n); !ok {
 		t.measured = slices.Insert(t.measured, at, n)
+	}
+	switch {
+	case x > far*c.typical:
+		c.away = max(c.away, 0) + 1
+	case x < c.typical/far:
+		c.away = min(c.away, 0) - 1
+	default:
+		c.away = 0
+	}
+	if c.seen >= 3 && (c.away == 3 || c.away == -3) { // begin anew (TestColdPasses)
+		c.seen, c.away = 0, 0
 	}
 	c.seen++
 	if c.seen > len(c.first) {
@@ -109,7 +122,10 @@ func (t *table) learn(n int, x float64) {
 const (
 	// dear is how many times as long as expected a size has to take to be doubted at first: one disturbed pass would
 	// close all larger sizes for good (TestOutlier).
-	dear    = 1.3
+	dear = 1.3
+	// far is how many times as long as usual, or as short, three passes in a row have to take to say that a size is not
+	// what it was: a device that records passes takes longer for the first ones of a size.
+	far     = 1.5
 	maxStep = 0.1 / 16 // a disturbed pass counts no more than one that took a tenth longer
 )
 
@@ -206,7 +222,7 @@ func (c *costs) learn(p *Round, took time.Duration) {
 	if p.tree {
 		t = &c.tree
 	}
-	c.sinceOne++
+	c.count++
 	if p.prompt == 0 && t.sure(p.rows) {
 		// When all passes take longer, or less long, the machine has changed (TestSlowerMachine).
 		c.recent.add(d/c.load/t.sizes[p.rows].typical, 9)
@@ -225,13 +241,12 @@ func (c *costs) learn(p *Round, took time.Duration) {
 		if p.rows != c.unit {
 			rows = c.chain.at(p.rows)
 		}
-		// What a pass of another size says of the unit is a guess before that size is known; better than nothing.
-		if p.rows == c.unit || c.chain.sure(p.rows) || !c.plains.agree() {
+		// What a pass of another size says of the unit is a guess before that size is known, and nothing when the size is not
+		// what it was (TestColdPasses); better than nothing at all.
+		x := d / rows / c.load
+		if p.rows == c.unit || c.chain.sure(p.rows) && x < far && x > 1/far || !c.plains.agree() {
 			c.plains.add(d/rows, 32)
 			c.load = c.plains.usual()
-		}
-		if p.rows == 1 {
-			c.sinceOne = 0
 		}
 	}
 	if !c.plains.agree() {
@@ -241,6 +256,9 @@ func (c *costs) learn(p *Round, took time.Duration) {
 		c.chain.learn(c.unit, 1)
 	} else {
 		t.learn(p.rows, d/c.load)
+	}
+	if p.rows == p.base && p.prompt == 0 {
+		t.sizes[p.rows].plain = c.count
 	}
 	for _, a := range p.asks {
 		c.draft[a.Source].learn(a.tokens(), a.took.Seconds()/c.load)
@@ -283,15 +301,22 @@ const clip = 1.5
 // Passes between measurements of plain decoding.
 const firstRefresh, lastRefresh = 4, 512
 
-// stale reports whether plain decoding is to be measured again: the less drafting gains over it, the more
-// exactly it must be known, and the less it costs.
-func (c *costs) stale(gain float64) bool {
+// stale reports whether plain decoding of so many streams is to be measured again: the less drafting gains over it, the
+// more exactly it must be known, and the less it costs.
+func (c *costs) stale(gain float64, streams int) bool {
+	if !c.plains.agree() || !c.chain.known(streams) {
+		return true
+	}
+	samples, last := c.chain.sizes[streams].seen, c.chain.sizes[streams].plain
+	if streams == c.unit {
+		samples = len(c.plains)
+	}
 	more := (gain - 1) * (gain - 1)
 	interval := float64(firstRefresh)
-	if float64(len(c.plains))*more > 0.5 {
+	if float64(samples)*more > 0.5 {
 		interval = min(max(800*more, firstRefresh), lastRefresh)
 	}
-	return !c.plains.agree() || float64(c.sinceOne) >= interval
+	return float64(c.count-last) >= interval
 }
 
 // safe is the largest pass worth trying: what a much larger pass than any so far would cost is a

@@ -406,3 +406,74 @@ func TestDeviceDraftsAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestColdPasses: many short streams that come and go, on a device where a pass of a size takes long the first few
+// times. What passes took then must not make plain decoding look dear for good.
+func TestColdPasses(t *testing.T) {
+	for _, streams := range []int{2, 8, 32} {
+		for _, p := range []float64{0, mediocreP, goodP} {
+			for _, drafts := range []float64{0.3, 1.3} {
+				w := world{verify: through([2]float64{1, 1}, [2]float64{8, 1.1}, [2]float64{64, 1.7}, [2]float64{512, 8}),
+					draft: linear(drafts, 0.01*drafts),
+					right: fixed(p), noise: jitter, cold: [2]float64{2.8, 10}}
+				best := 1.0
+				for z := range 4 {
+					size := 16/(z+1) - 1
+					e, q := 1.0, 1.0
+					for k := 1; k <= size; k++ {
+						q *= p
+						e += q
+						best = max(best, e*w.verify(streams)/(w.draft(streams*size)+w.verify(streams*(1+k))))
+					}
+				}
+				g := 0.0
+				const seeds = 4
+				for seed := range uint64(seeds) {
+					g += served(w, streams, firstSeed()+seed) / seeds
+				}
+				what := fmt.Sprintf("%d streams, right with %.2f, drafts of %.1f", streams, p, drafts)
+				t.Logf("%s: speed %.3f, best %.3f", what, g, best)
+				if !(g >= 0.97) {
+					t.Errorf("%s: speed %.3f, best %.3f", what, g, best)
+				}
+			}
+		}
+	}
+}
+
+// served is the speed, relative to plain decoding on a device that knows all sizes, of streams of 128 tokens of which
+// another one begins when one ends, after a calibration of single passes and the first 500 tokens of each.
+func served(w world, streams int, seed uint64) float64 {
+	x := together(w, auto, seed, streams)
+	for range 4 {
+		for _, rows := range []int{1, 1, 2, 4, 8, 16} {
+			x.c.MeasuredPass(rows, x.target(rows))
+		}
+		for z := range BlockSizes {
+			begin := x.now
+			x.pass(w.draft(x.c.BlockLen(drafter, z)))
+			x.c.MeasuredDraft(drafter, x.c.BlockLen(drafter, z), x.now-begin)
+		}
+	}
+	ends := make([]int, streams)
+	for i := range ends {
+		ends[i] = 128 * (i + 1) / streams
+	}
+	for total := 0; total < 1500*streams; {
+		if total < 500*streams { // every size has come
+			x.spent, x.plain = 0, 0
+		}
+		total = 0
+		x.round()
+		for i, s := range x.all {
+			if total += s.at; s.at >= ends[i] {
+				ends[i] += 128
+				x.c.End(s.Stream)
+				s.Stream = x.c.NewStream(Options{})
+				copy(s.Usable, auto)
+				s.Limit = 63
+			}
+		}
+	}
+	return x.gain()
+}

@@ -1,8 +1,9 @@
 package control
 
-// ledger bounds what drafting can cost a stream. It counts in plain tokens what rounds with guesses yielded
-// beyond their cost, and stops them when too much is lost, whatever their promise. Rounds that
-// promise nothing have an account of their own, for trials.
+// ledger bounds what drafting can cost the streams of a controller. It counts in plain passes what rounds with guesses
+// yielded beyond their cost, and stops them when too much is lost, whatever their promise. Rounds that promise nothing
+// have an account of their own, for trials. Streams share it, since they share passes: a draft for one makes all wait,
+// and a stream that begins after others has no more to lose than they have left (TestColdPasses).
 type ledger struct {
 	credit float64 // what may be lost
 	trials float64 // what trials may be expected to lose

@@ -66,6 +66,9 @@ const maxChain = 64
 func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 	r := &Round{c: c, streams: streams, prompt: prompt, base: prompt + len(streams)}
 	r.rows = r.base
+	if len(streams) >= 2*c.most { // what drafting gains fewer streams says little (TestSharedPasses, experts)
+		c.most, c.ledger = max(1, len(streams)), ledger{credit: startCredit, trials: maxTrials}
+	}
 	for _, s := range streams {
 		s.turn = turn{drafts: s.drafts[:0], best: -1, on: !s.off(len(streams))}
 	}
@@ -90,12 +93,12 @@ func (s *Stream) off(streams int) bool {
 		return true
 	case s.Fixed:
 		return false
-	case s.ledger.credit <= 0:
+	case s.c.ledger.credit <= 0:
 		return true
 	}
 	c := &s.c.costs
 	// Measure what speculation has to beat.
-	return !c.plains.agree() || streams < c.unit || streams == 1 && c.stale(s.promise)
+	return !c.plains.agree() || streams < c.unit || c.stale(s.promise, streams)
 }
 
 // free reports whether asking a source costs so little that there is nothing to decide. What it costs is found out by
@@ -137,8 +140,11 @@ func (r *Round) Drafted(a *Ask, ps []draft.Proposal, took time.Duration) {
 		}
 		own := s.accept[a.Source].chainOf(p)
 		if r.c.ratio(&own) >= r.c.ratio(&s.chain) {
-			most, least := s.treeSize()
-			s.best, s.chain, s.tree = len(s.drafts)-1, own, s.accept[a.Source].treeOf(p, most, least)
+			s.best, s.chain = len(s.drafts)-1, own
+			if r.wantsTree() {
+				most, least := s.treeSize()
+				s.tree = s.accept[a.Source].treeOf(p, most, least)
+			}
 		}
 	}
 }
@@ -202,12 +208,12 @@ type choice struct {
 
 // wants decides whether to ask for a stream, and for how long a block.
 func (s *Stream) wants(w choice) (size int, ok bool) {
-	if w.gain <= 1 && s.ledger.trials <= 0 {
+	if w.gain <= 1 && s.c.ledger.trials <= 0 {
 		return 0, false
 	}
 	size = w.size
 	a := &s.accept[w.source]
-	if d := a.drafts; d&(d-1) == 0 && (d >= 4 || w.explore) && s.ledger.credit > startCredit {
+	if d := a.drafts; d&(d-1) == 0 && (d >= 4 || w.explore) && s.c.ledger.credit > startCredit {
 		// Ever more rarely, to see whether the whole block has become better (TestShortBlocksWorse).
 		size, s.explore = 0, w.explore
 	}
@@ -421,7 +427,8 @@ func (s *Stream) Verified(tokens []int32) {
 	for i := range s.drafts {
 		d := &s.drafts[i]
 		if s.accept[d.source].judge(d, tokens) {
-			s.ledger.credit = min(s.ledger.credit, startCredit/3) // what was gained before says nothing now
+			l := &s.c.ledger
+			l.credit = min(l.credit, startCredit/3) // what was gained before says nothing now
 		}
 		if !d.paid {
 			continue
@@ -440,29 +447,18 @@ func (s *Stream) Pretended(tokens int) { s.emitted = tokens }
 // Settle books what the round cost and yielded.
 func (r *Round) Settle() {
 	plain := r.c.costs.chain.at(r.base)
-	if r.prompt > 0 {
-		plain -= r.c.costs.chain.at(r.prompt)
-	}
-	var guessed []*Stream
+	n := float64(len(r.streams))
+	tokens, guessed, risk := 0.0, false, 0.0
 	for _, s := range r.streams {
-		s.ledger.earn(float64(s.emitted), s.promise)
+		r.c.ledger.earn(float64(s.emitted)/n, s.promise)
 		s.pace.learn(float64(s.emitted), r.spent)
+		tokens += float64(s.emitted) / n
 		if s.count > 0 || s.paid {
-			guessed = append(guessed, s)
+			guessed = true
+			risk = max(risk, s.risk)
 		}
 	}
-	if len(guessed) == 0 || plain <= 0 || r.prompt > 0 {
-		return
-	}
-	perToken := plain / float64(len(r.streams))
-	// Streams share the cost of what they add to the pass, and their luck, since a pass is as long for all of them
-	// (TestSharedPasses: eight streams on a GPU).
-	tokens := 0.0
-	for _, s := range guessed {
-		tokens += float64(s.emitted) / float64(len(guessed))
-	}
-	cost := 1 + (r.spent-plain)/perToken/float64(len(guessed))
-	for _, s := range guessed {
-		s.ledger.settle(tokens, cost, s.risk)
+	if guessed && plain > 0 && r.prompt == 0 {
+		r.c.ledger.settle(tokens, r.spent/plain, risk)
 	}
 }

@@ -19,6 +19,7 @@ type world struct {
 	follow float64                 // cost of a token in the drafter's context, paid before a draft or for 128 at once
 	claim  func(p float64) float64 // what the drafter says of such a guess
 	noise  noise
+	cold   [2]float64           // factors on the first passes of a size, which a GPU records; 0 means none
 	slow   func(at int) float64 // factor on all times, by token
 	text   func(i int) int32    // token i of the text; i itself by default
 	second *world               // a second drafter: its right, claim and draft
@@ -64,8 +65,9 @@ type rounds struct {
 	// What was done and what plain decoding would have done, by the costs of the world: noise, which
 	// hits both alike, is only in what the controller sees.
 	spent, plain float64
-	lastDraft    int // token of the newest draft
-	followed     int // tokens in the drafter's context
+	came         map[int]int // passes by size
+	lastDraft    int         // token of the newest draft
+	followed     int         // tokens in the drafter's context
 }
 
 // writer is a stream of a simulation.
@@ -91,7 +93,8 @@ func simulate(w world, use sources, seed uint64) *rounds { return together(w, us
 
 // together is a run of several streams.
 func together(w world, use sources, seed uint64, streams int) *rounds {
-	x := &rounds{w: w, rnd: rand.New(rand.NewPCG(seed, 3)), c: New(block, ngram.Source{}.Max(), block)}
+	x := &rounds{w: w, came: map[int]int{},
+		rnd: rand.New(rand.NewPCG(seed, 3)), c: New(block, ngram.Source{}.Max(), block)}
 	if x.w.claim == nil {
 		x.w.claim = func(p float64) float64 { return p }
 	}
@@ -166,6 +169,22 @@ func (x *rounds) pass(cost float64) {
 	x.now += time.Duration(cost * float64(unit))
 }
 
+// target is a pass of the target.
+func (x *rounds) target(rows int) time.Duration {
+	cost, step := x.w.verify(rows), 1
+	for 4*step < rows { // sizes are rounded as a GPU does
+		step *= 2
+	}
+	size := (rows + step - 1) / step * step
+	if n := x.came[size]; n < len(x.w.cold) && x.w.cold[n] > 0 {
+		cost *= x.w.cold[n]
+	}
+	x.came[size]++
+	begin := x.now
+	x.pass(cost)
+	return x.now - begin
+}
+
 // follow brings the drafter's context up to date.
 func (x *rounds) follow() {
 	if x.w.follow > 0 {
@@ -191,9 +210,7 @@ func (x *rounds) roundOf(n int) (rows int) {
 		r.Drafted(a, ps, x.now-begin)
 	}
 	r.Choose(512)
-	begin := x.now
-	x.pass(x.w.verify(r.rows))
-	r.Passed(x.now - begin)
+	r.Passed(x.target(r.rows))
 	for _, s := range x.all[:n] {
 		guess, parents := s.Guesses()
 		if parents != nil {

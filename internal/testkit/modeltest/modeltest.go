@@ -9,6 +9,7 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
@@ -42,7 +43,8 @@ func File(t testing.TB, path string) *gguf.File {
 	return f
 }
 
-func target(t testing.TB, b backend.Backend, name string, opt model.Options) *model.Model {
+// Target opens a golden model.
+func Target(t testing.TB, b backend.Backend, name string, opt model.Options) *model.Model {
 	t.Helper()
 	m, err := model.Open(File(t, testkit.Golden(t, name+"/model.gguf")), b, opt)
 	if err != nil {
@@ -51,7 +53,8 @@ func target(t testing.TB, b backend.Backend, name string, opt model.Options) *mo
 	return m
 }
 
-func forward(t testing.TB, m *model.Model, segs ...model.Segment) *model.Output {
+// Forward runs a pass and waits for it.
+func Forward(t testing.TB, m *model.Model, segs ...model.Segment) *model.Output {
 	t.Helper()
 	out, err := m.Forward(segs)
 	if err == nil {
@@ -77,20 +80,20 @@ func (s Suite) Golden(t *testing.T, names ...string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := target(t, b, name, model.Options{KVF32: true})
-			tokens := goldenTokens(t, f)
+			m := Target(t, b, name, model.Options{KVF32: true})
+			tokens := Tokens(t, f)
 			if s.Few {
 				tokens = tokens[:8]
 				want = want[:8*m.Vocab]
 			}
-			out := forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: tokens, Logits: model.LogitsAll})
+			out := Forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: tokens, Logits: model.LogitsAll})
 			if e := testkit.RelL2(b.Read(out.Logits), want); !(e <= 1e-4) {
 				t.Errorf("whole: relative error %.2e", e)
 			}
 			seq := m.NewSeq()
 			var got []float32
 			for i := range tokens {
-				out := forward(t, m, model.Segment{Seq: seq, Tokens: tokens[i : i+1], Logits: model.LogitsAll})
+				out := Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[i : i+1], Logits: model.LogitsAll})
 				got = append(got, b.Read(out.Logits)...)
 				if err := seq.CommitAll(); err != nil {
 					t.Fatal(err)
@@ -103,7 +106,8 @@ func (s Suite) Golden(t *testing.T, names ...string) {
 	}
 }
 
-func goldenTokens(t testing.TB, f *safetensors.File) (ids []int32) {
+// Tokens are the tokens of the golden logits.
+func Tokens(t testing.TB, f *safetensors.File) (ids []int32) {
 	t.Helper()
 	x := f.Tensor("tokens")
 	if x == nil {
@@ -117,7 +121,8 @@ func goldenTokens(t testing.TB, f *safetensors.File) (ids []int32) {
 	return ids
 }
 
-func sameBits(a, b []float32) bool {
+// SameBits compares values by their bits.
+func SameBits(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
 }
 
@@ -127,7 +132,7 @@ func (s Suite) Identity(t *testing.T, names ...string) {
 	b := s.Backend
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			m := target(t, b, name, model.Options{})
+			m := Target(t, b, name, model.Options{})
 			tokens := make([]int32, 40)
 			if s.Few {
 				tokens = tokens[:6]
@@ -146,7 +151,7 @@ func (s Suite) Identity(t *testing.T, names ...string) {
 					if n > 2 {
 						segs = append([]model.Segment{{Seq: beside, Tokens: tokens[:3], Logits: model.LogitsAll}}, segs...)
 					}
-					out := forward(t, m, segs...)
+					out := Forward(t, m, segs...)
 					v := b.Read(out.Logits)
 					got = append(got, v[len(v)-k*m.Vocab:]...)
 					if err := seq.CommitAll(); err != nil {
@@ -164,31 +169,85 @@ func (s Suite) Identity(t *testing.T, names ...string) {
 			want := pieces(1, false)
 			for _, n := range []int{2, 3, 17, 40} {
 				for _, prompt := range []bool{false, true} {
-					if !sameBits(pieces(n, prompt), want) {
+					if !SameBits(pieces(n, prompt), want) {
 						t.Errorf("pieces of %d (prompt: %t): other bits than one by one", n, prompt)
 					}
 				}
 			}
 			// A tree whose second branch is the text: its rows must have the text's bits.
 			seq := m.NewSeq()
-			forward(t, m, model.Segment{Seq: seq, Tokens: tokens[:2], Prompt: true})
+			Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[:2], Prompt: true})
 			if err := seq.CommitAll(); err != nil {
 				t.Fatal(err)
 			}
 			tree := model.Segment{Seq: seq, Tokens: []int32{tokens[2], 7, tokens[3], 9, tokens[4]}, Parents: []int32{-1, 0, 0, 1,
 				2}, Logits: model.LogitsAll}
-			v := b.Read(forward(t, m, tree).Logits)
+			v := b.Read(Forward(t, m, tree).Logits)
 			for row, at := range map[int]int{0: 2, 2: 3, 4: 4} {
-				if !sameBits(v[row*m.Vocab:][:m.Vocab], want[at*m.Vocab:][:m.Vocab]) {
+				if !SameBits(v[row*m.Vocab:][:m.Vocab], want[at*m.Vocab:][:m.Vocab]) {
 					t.Errorf("row %d of a tree: other bits than in a chain", row)
 				}
 			}
 			if err := seq.Commit([]int32{0, 2, 4}); err != nil {
 				t.Fatal(err)
 			}
-			v = b.Read(forward(t, m, model.Segment{Seq: seq, Tokens: tokens[5:6], Logits: model.LogitsAll}).Logits)
-			if !sameBits(v, want[5*m.Vocab:][:m.Vocab]) {
+			v = b.Read(Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[5:6], Logits: model.LogitsAll}).Logits)
+			if !SameBits(v, want[5*m.Vocab:][:m.Vocab]) {
 				t.Error("after the path of a tree was kept: other bits than in a chain")
+			}
+		})
+	}
+}
+
+// exact is a device that pads nothing and goes through every pass.
+type exact struct{ backend.Backend }
+
+func (exact) Pad(n int) int                                       { return n }
+func (exact) Repeat(int, *backend.Plan, ...[]int32) (bool, error) { return false, nil }
+
+// Padding: passes that are padded, and run again by their name with other rows, streams, pages and trees, have the bits of
+// passes that are gone through row by row; nothing that later passes see is lost to padding.
+func (s Suite) Padding(t *testing.T, names ...string) {
+	b := s.Backend
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			run := func(b backend.Backend) (all []float32) {
+				m := Target(t, b, name, model.Options{})
+				seqs := []*cache.Seq{m.NewSeq(), m.NewSeq(), m.NewSeq()}
+				token := int32(0)
+				pass := func(rows ...int) {
+					var segs []model.Segment
+					for i, n := range rows {
+						s := model.Segment{Seq: seqs[i], Logits: model.LogitsAll}
+						for range n {
+							token++
+							s.Tokens = append(s.Tokens, token*37%500)
+						}
+						if n == 4 {
+							s.Parents = []int32{-1, 0, 0, 2}
+						}
+						segs = append(segs, s)
+					}
+					out := Forward(t, m, segs...)
+					all = append(all, b.Read(out.Logits)...)
+					for i, n := range rows {
+						path := []int32{0, 2, 3}
+						if n < 4 {
+							path = path[:1]
+						}
+						if err := seqs[i].Commit(path); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				pass(1, 1, 3) // five rows become six,
+				pass(2, 1, 2) // once more with other segments,
+				pass(4, 1)    // with a tree, and once more with six
+				pass(1, 3, 2)
+				return all
+			}
+			if !SameBits(run(b), run(exact{b})) {
+				t.Error("padding changes bits")
 			}
 		})
 	}
@@ -199,18 +258,18 @@ func (s Suite) Text(t *testing.T, names ...string) {
 	b := s.Backend
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			m := target(t, b, name, model.Options{})
+			m := Target(t, b, name, model.Options{})
 			d, err := dflash.Open(File(t, testkit.Golden(t, "dflash-"+name+"/model.gguf")), m, dflash.Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.same(t, m, d, []int32{1, 5, 9, 13}, 24)
+			s.Same(t, m, d, []int32{1, 5, 9, 13}, 24)
 		})
 	}
 }
 
-// same compares modes of drafting with plain decoding.
-func (s Suite) same(t *testing.T, m *model.Model, d draft.Source, prompt []int32, n int) {
+// Same compares modes of drafting with plain decoding.
+func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32, n int) {
 	t.Helper()
 	if s.Few {
 		n = 5
@@ -265,7 +324,7 @@ func (s Suite) Pair(t *testing.T, tf, df *gguf.File, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.same(t, m, d, []int32{3, 50, 120, 77, 9, 400, 12, 6}, n)
+	s.Same(t, m, d, []int32{3, 50, 120, 77, 9, 400, 12, 6}, n)
 	c := cpu.New(cpu.Options{})
 	defer c.Close()
 	on, err := model.Open(tf, c, model.Options{})
@@ -273,8 +332,8 @@ func (s Suite) Pair(t *testing.T, tf, df *gguf.File, n int) {
 		t.Fatal(err)
 	}
 	tokens := []int32{3, 50, 120, 77, 9, 400, 12, 6, 90, 41}
-	x := s.Backend.Read(forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: tokens, Logits: model.LogitsAll}).Logits)
-	y := c.Read(forward(t, on, model.Segment{Seq: on.NewSeq(), Tokens: tokens, Logits: model.LogitsAll}).Logits)
+	x := s.Backend.Read(Forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: tokens, Logits: model.LogitsAll}).Logits)
+	y := c.Read(Forward(t, on, model.Segment{Seq: on.NewSeq(), Tokens: tokens, Logits: model.LogitsAll}).Logits)
 	e := testkit.RelL2(x, y)
 	if t.Logf("logits differ from the processor's by %.1e", e); !(e <= 0.03) {
 		t.Errorf("logits differ from the processor's by %.1e", e)

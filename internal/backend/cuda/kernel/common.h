@@ -61,6 +61,7 @@ DEV float in1(const In& s, int tok, int c, int pieces) {
   const float* p = in_addr(s, tok, c);
   float v = *p;
   u64 step = in_step(s);
+#pragma unroll 1
   for (int k = 1; k < pieces; k++) v = fadd(v, p[k * step]);
   return v;
 }
@@ -75,44 +76,39 @@ DEV void store8(float* p, const float (&v)[8]) {
   *(F4*)p = a;
   *(F4*)(p + 4) = b;
 }
-// Four or eight consecutive values. Their address must be a multiple of 16 bytes (see in_aligned), and they lie in one
-// group.
-// Pieces are loaded four at a time, so that their latencies overlap, and added one by one.
-DEV F4 in4(const In& s, int tok, int c, int pieces) {
-  const float* p = in_addr(s, tok, c);
-  F4 v = *(const F4*)p;
-  u64 step = in_step(s);
-  auto add = [&](const F4& w) {
-    v.x = fadd(v.x, w.x); v.y = fadd(v.y, w.y); v.z = fadd(v.z, w.z); v.w = fadd(v.w, w.w);
-  };
-  int k = 1;
-  for (; k + 3 < pieces; k += 4) {
-    F4 w0 = *(const F4*)(p + k * step), w1 = *(const F4*)(p + (k + 1) * step), w2 = *(const F4*)(p + (k + 2) * step),
-       w3 = *(const F4*)(p + (k + 3) * step);
-    add(w0); add(w1); add(w2); add(w3);
+DEV F4 add4(const F4& a, const F4& b) { return {fadd(a.x, b.x), fadd(a.y, b.y), fadd(a.z, b.z), fadd(a.w, b.w)}; }
+// The sum of pieces, in order. Several are loaded before the first is added, so that their latencies overlap.
+DEV F4 sum4(const float* p, u64 step, int pieces) {
+  F4 v = *(const F4*)p, w[4];
+#pragma unroll 1
+  for (int k = 1; k < pieces; k += 4) {
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      if (k + j < pieces) w[j] = *(const F4*)(p + (k + j) * step);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+      if (k + j < pieces) v = add4(v, w[j]);
   }
-  for (; k < pieces; k++) add(*(const F4*)(p + k * step));
   return v;
 }
-DEV void in8(float (&v)[8], const In& s, int tok, int c, int pieces) {
+// Four or eight consecutive values. Their address must be a multiple of 16 bytes (see in_aligned), and they lie in one
+// group.
+DEV F4 in4(const In& s, int tok, int c, int pieces) { return sum4(in_addr(s, tok, c), in_step(s), pieces); }
+template <int BATCH = 4> DEV void in8(float (&v)[8], const In& s, int tok, int c, int pieces) {
   const float* p = in_addr(s, tok, c);
   load8(v, p);
   u64 step = in_step(s);
-  int k = 1;
-  for (; k + 3 < pieces; k += 4) {
-    float w[4][8];
+#pragma unroll 1
+  for (int k = 1; k < pieces; k += BATCH) {
+    float w[BATCH][8];
 #pragma unroll
-    for (int j = 0; j < 4; j++) load8(w[j], p + (k + j) * step);
+    for (int j = 0; j < BATCH; j++)
+      if (k + j < pieces) load8(w[j], p + (k + j) * step);
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+    for (int j = 0; j < BATCH; j++)
+      if (k + j < pieces)
 #pragma unroll
-      for (int i = 0; i < 8; i++) v[i] = fadd(v[i], w[j][i]);
-  }
-  for (; k < pieces; k++) {
-    float w[8];
-    load8(w, p + k * step);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = fadd(v[i], w[i]);
+        for (int i = 0; i < 8; i++) v[i] = fadd(v[i], w[j][i]);
   }
 }
 DEV void in8(float (&v)[8], const In& s, int tok, int c) { in8(v, s, tok, c, in_pieces(s, c)); }

@@ -81,21 +81,72 @@ DEV void pack_row(const Act& o, int kb, int row, const float (&v)[8], int lane) 
   }
 }
 
-// Eight columns from c on; zero beyond cols.
-DEV void take8(float (&v)[8], const In& s, int row, int c, int cols) {
-  if (c + 8 <= cols && in_aligned(s, 8)) {
-    in8(v, s, row, c);
-    return;
+// Eight columns from c on, a multiple of 8; zero beyond cols. A kernel is compiled for both: rows that are read by
+// fours and have a multiple of 8 columns (Fast), and any rows (Any).
+struct Fast {
+  // BATCH pieces are loaded at a time.
+  template <int BATCH> static DEV_M void take8(float (&v)[8], const In& s, int row, int c, int cols) {
+    clear<8>(v);
+    if (c < cols) in8<BATCH>(v, s, row, c, in_pieces(s, c));
   }
+  // Two inputs, whose loads overlap: most products of this kind are in one to three pieces.
+  static DEV_M void take8_two(float (&a)[8], float (&b)[8], const In& x, const In& y, int row, int c, int cols) {
+    clear<8>(a);
+    clear<8>(b);
+    if (c >= cols) return;
+    int na = in_pieces(x, c), nb = in_pieces(y, c);
+    const float *p = in_addr(x, row, c), *q = in_addr(y, row, c);
+    load8(a, p);
+    load8(b, q);
+#pragma unroll 1
+    for (int k = 1; k < na || k < nb; k += 2) {
+      float v[2][8], w[2][8];
 #pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = c + i < cols ? in1(s, row, c + i) : 0;
-}
-DEV void take8(float (&v)[8], const float* p, int c, int cols, float none) {
+      for (int j = 0; j < 2; j++) {
+        if (k + j < na) load8(v[j], p + (k + j) * in_step(x));
+        if (k + j < nb) load8(w[j], q + (k + j) * in_step(y));
+      }
 #pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = c + i < cols ? p[c + i] : none;
-}
-DEV void give8(float* p, int c, int cols, const float (&v)[8]) {
+      for (int j = 0; j < 2; j++)
 #pragma unroll
-  for (int i = 0; i < 8; i++)
-    if (c + i < cols) p[c + i] = v[i];
+        for (int i = 0; i < 8; i++) {
+          if (k + j < na) a[i] = fadd(a[i], v[j][i]);
+          if (k + j < nb) b[i] = fadd(b[i], w[j][i]);
+        }
+    }
+  }
+  static DEV_M void take8(float (&v)[8], const float* p, int c, int cols) {
+    clear<8>(v);
+    if (c < cols) load8(v, p + c);
+  }
+  static DEV_M void give8(float* p, int c, int cols, const float (&v)[8]) {
+    if (c < cols) store8(p + c, v);
+  }
+};
+struct Any {
+  template <int BATCH> static DEV_M void take8(float (&v)[8], const In& s, int row, int c, int cols) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = c + i < cols ? in1(s, row, c + i) : 0;
+  }
+  static DEV_M void take8_two(float (&a)[8], float (&b)[8], const In& x, const In& y, int row, int c, int cols) {
+    take8<1>(a, x, row, c, cols);
+    take8<1>(b, y, row, c, cols);
+  }
+  static DEV_M void take8(float (&v)[8], const float* p, int c, int cols) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = c + i < cols ? p[c + i] : 0;
+  }
+  static DEV_M void give8(float* p, int c, int cols, const float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (c + i < cols) p[c + i] = v[i];
+  }
+};
+DEV bool aligned16(const void* p) { return ((u64)p & 15) == 0; }
+// For kernels that are compiled once.
+DEV void take8(float (&v)[8], const In& s, int row, int c, int cols) {
+  if (cols % 8 == 0 && in_aligned(s, 8))
+    Fast::take8<2>(v, s, row, c, cols);
+  else
+    Any::take8<1>(v, s, row, c, cols);
 }

@@ -24,8 +24,16 @@ struct Job {
   float scale; // of the results
   int pad;
 };
+// A matrix that a later product reads, cut as that does.
+struct Next {
+  const u8* w;
+  int stages, blocks;
+  int bytes; // of a stage
+  int most;  // bytes of a block to ask for; 0: nothing
+};
 struct ProductArgs {
   Job job[8];
+  Next next[2];
   const u8* act;
   const float* sumsq; // [token][kb] sums of squares of x: results are divided by their root mean square (or null)
   float eps, mean;    // mean: 1 / columns
@@ -51,6 +59,28 @@ DEV Job find_job(const ProductArgs& a, int& b) {
   };
   next(a.job[1]); next(a.job[2]); next(a.job[3]); next(a.job[4]); next(a.job[5]); next(a.job[6]); next(a.job[7]);
   return j;
+}
+
+// Asks for what this block's successor in the product after this one reads first, so that it is in the L2 cache by
+// then.
+DEV void ask_ahead(const ProductArgs& a) {
+#ifdef HOPPER
+  int b = BID, first = a.next[0].blocks;
+  u64 w0 = opaque(a.next[0].w), w1 = opaque(a.next[1].w);
+  int stages = opaque(a.next[0].stages), blocks = first, bytes = opaque(a.next[0].bytes), most = opaque(a.next[0].most);
+  int stages1 = opaque(a.next[1].stages), blocks1 = opaque(a.next[1].blocks), bytes1 = opaque(a.next[1].bytes),
+      most1 = opaque(a.next[1].most);
+  if (b >= first) {
+    b -= first;
+    w0 = w1, stages = stages1, blocks = blocks1, bytes = bytes1, most = most1;
+  }
+  if (BIDY > 0 || most == 0 || b >= blocks) return;
+  int s = first_stage(b, stages, blocks), n = (first_stage(b + 1, stages, blocks) - s) * bytes;
+  const int CHUNK = 16384; // of a request
+  if (n > most) n = most;
+  for (int at = 0; at < n; at += CHUNK)
+    prefetch_l2((const u8*)w0 + (u64)s * bytes + at, n - at < CHUNK ? n - at : CHUNK);
+#endif
 }
 
 // Calls fn with a value of the format's type, one of a set.
@@ -87,16 +117,18 @@ struct Tiled {
   DEV_M U2 sums(int nt, int lane) const { return lds64(tail + nt * 288 + lane * 8); }
   DEV_M U2 scales(int nt, int t) const { return lds64(tail + nt * 288 + 256 + t * 8); }
 };
-// The same row by row, R1 bytes apart: that is 64 more than a multiple of 128, so rows do not share banks.
-struct ByRow {
+// The same row by row, STRIDE bytes apart: that is 64 more than a multiple of 128, so rows do not share banks.
+template <int STRIDE> struct Apart {
   u32 at;
-  DEV_M U4 frag(int nt, int sb, int lane) const { return lds128(at + (nt * 8 + (lane >> 2)) * R1 + sb * 64 + (lane & 3) * 16); }
-  DEV_M U2 sums(int nt, int lane) const { return lds64(at + (nt * 8 + (lane >> 2)) * R1 + 256 + (lane & 3) * 8); }
+  DEV_M U4 frag(int nt, int sb, int lane) const { return lds128(at + (nt * 8 + (lane >> 2)) * STRIDE + sb * 64 + (lane & 3) * 16); }
+  DEV_M U2 sums(int nt, int lane) const { return lds64(at + (nt * 8 + (lane >> 2)) * STRIDE + 256 + (lane & 3) * 8); }
   DEV_M U2 scales(int nt, int t) const {
-    u32 a = at + (nt * 8 + 2 * t) * R1 + 288;
-    return {lds32(a), lds32(a + R1)};
+    u32 a = at + (nt * 8 + 2 * t) * STRIDE + 288;
+    return {lds32(a), lds32(a + STRIDE)};
   }
 };
+typedef Apart<R1> ByRow;  // halves of rows in a slot of a ring
+typedef Apart<ROW> Whole; // whole rows: `at` is the first or the second half of the first
 
 // Half a stage of a warp: a tile against NT tiles of eight tokens, 128 columns. between() runs half way.
 template <class F, int NT, class X, class B>

@@ -6,7 +6,8 @@
 // copies that complete on a barrier (full); warps report on another (empty) when they are done with a slot. Warps
 // take turns to refill the slot all have just left: in the middle of their next half (few tokens: fewer waits) or at
 // its start (many tokens: the compiler can mix the instructions of the whole half). Copies of weights start before
-// the kernel waits for the one before it (programmatic dependent launch).
+// the kernel waits for the one before it (programmatic dependent launch). When a block has asked for its last weights
+// it asks for the first of the next product, so that memory is not idle while small kernels run.
 template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, int bid) {
   const int W0 = STRIPS * F::H0, W1 = STRIPS * F::H1, SLOT = W1 + NT * A1;
   int warp = TID >> 5, lane = TID & 31, tok0 = BIDY * (8 * NT), n = a.n - tok0 < 8 * NT ? a.n - tok0 : 8 * NT;
@@ -31,6 +32,7 @@ template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, i
     for (int i = 0; i < a.depth; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, 16); }
     fence_async();
     for (int i = 0; i < a.depth && i < halves; i++) weights(i, ring + i * SLOT, full + i * 8);
+    if (NT <= 4 && halves <= a.depth) ask_ahead(a); // with more tokens registers are short
   }
   SYNC();
   if (!a.late) pdl_launch();
@@ -57,6 +59,7 @@ template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, i
         u32 bar = full + freed * 8, to = ring + freed * SLOT;
         weights(k, to, bar);
         activations(k, kb + (k >> 1) - (i >> 1), to, bar);
+        if (NT <= 4 && k == halves - 1) ask_ahead(a); // not before: these would wait behind it
       }
       syncwarp();
     }

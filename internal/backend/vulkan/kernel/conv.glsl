@@ -3,7 +3,7 @@
 #include "delta.glsl"
 layout(local_size_x = 128) in;
 ARGS(uint64_t dst; uint64_t gates; uint64_t w; uint64_t decay; uint64_t dt; uint64_t table; In u; In alpha;
-	In beta; int rows; int layer; int ds; int ready;
+	In beta; int rows; int layer; int ds; int ready; int run;
 	DeltaShape d; float eps;)
 
 // The decay and beta of one head of a row.

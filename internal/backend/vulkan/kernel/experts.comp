@@ -1,6 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "product.glsl"
+#include "rms.glsl"
 // Products with stacks of experts. Tables: the number of items; then items {expert, first entry of the order,
 // entries, 0}; then the order: pairs by expert. A unit of work is a group of 256 rows and 1/cuts of the columns, of a
 // matrix of an item.
@@ -9,7 +10,9 @@ struct Job {
 	int groups, cuts, table;
 	float scale;
 };
-ARGS(Job job[2]; uint64_t act; uint64_t tables; int kb; int format; int jobs; int pairs; int div; int most; int depth;)
+ARGS(Job job[2]; uint64_t act; uint64_t tables; uint64_t sumsq; float eps; float mean; int kb; int jobs; int pairs; int div;
+	int most;)
+shared float factor[T];
 
 void main() {
 	uint tid = thread(), lane = tid & 31;
@@ -36,11 +39,18 @@ void main() {
 			barrier();
 			stage(raw, buf, job.table, lane);
 		}
-		precise float f = job.scale;
-		if (job.scales != 0) f = f * F(job.scales).v[expert];
+		for (int k0 = 0; k0 < T; k0 += 4) { // what results are multiplied with
+			int k = min(k0 + int(tid >> 5), n - 1);
+			precise float f = job.scale;
+			if (job.scales != 0) f = f * F(job.scales).v[expert];
+			if (a.sumsq != 0)
+				f = f * rms_factor(a.sumsq + uint64_t(4) * (tables.v[first + k] / a.div * kbs), kbs, a.mean, a.eps, tid);
+			if (lane == 0 && k0 + int(tid >> 5) < T) factor[k0 + int(tid >> 5)] = f;
+		}
+		barrier();
 		[[unroll]] for (int k = 0; k < T; k++) {
-			precise float x = sum4(acc[k], tid) * f;
-			precise float y = sum4(acc[T + k], tid) * f;
+			precise float x = sum4(acc[k], tid) * factor[k];
+			precise float y = sum4(acc[T + k], tid) * factor[k];
 			if (k < n && (lane & 3) == (k & 3)) {
 				F to = F(job.part + uint64_t(4) * ((int64_t(cut) * a.pairs +
 					tables.v[first + k]) * rows + grp * 256 + strip * 16 + int(lane >> 2)));

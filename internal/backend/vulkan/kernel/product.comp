@@ -11,7 +11,7 @@ struct Job {
 	float scale;
 	int pad;
 };
-ARGS(Job job[8]; uint64_t act; uint64_t sumsq; float eps; float mean; int kb; int n; int depth; int late;)
+ARGS(Job job[8]; uvec2 next[6]; uint64_t act; uint64_t sumsq; float eps; float mean; int kb; int n; int depth; int late;)
 shared float factor[T];
 
 void main() {

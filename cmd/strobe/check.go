@@ -1,0 +1,384 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+func newCheckCmd() *cobra.Command {
+	c := &checker{}
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "check URL [MODEL]",
+		Short: "Find out whether a deployed server is healthy, as a user would",
+		Long: `Check asks a server what its users ask: is the model loaded, does it answer, does drafting pay off, does a second
+turn find the first one in the cache, does a client that leaves free its slot, is there a model behind the name "any".
+
+It prints a line per check and exits with 1 if one fails. What a server does not tell, vLLM for instance does not
+say how many drafted tokens an answer had, is noted and does not fail.`,
+		Example: `  strobe check http://127.0.0.1:8080
+  strobe check https://llm.example.org my-model --api-key-file key.txt --json`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.base = strings.TrimSuffix(strings.TrimRight(args[0], "/"), "/v1")
+			if len(args) > 1 {
+				c.model = args[1]
+			}
+			if !strings.HasPrefix(c.base, "http://") && !strings.HasPrefix(c.base, "https://") {
+				return usagef("%q is no address; want one like http://127.0.0.1:8080", args[0])
+			}
+			if err := c.readKey(); err != nil {
+				return err
+			}
+			return c.run(cmd, asJSON)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.key, "api-key", "", "key that the server wants (also "+keyVariable+")")
+	f.StringVar(&c.keyFile, "api-key-file", "", "file with that key")
+	f.BoolVar(&asJSON, "json", false, "print one object of JSON")
+	f.DurationVar(&c.timeout, "timeout", 2*time.Minute, "time each check may take, loading the model included")
+	return cmd
+}
+
+// checker asks a server questions.
+type checker struct {
+	base, model  string
+	key, keyFile string
+	timeout      time.Duration
+	first        checkTurn // the answer to the first question
+}
+
+// checkResult is how a check ended.
+type checkResult struct {
+	Name string  `json:"name"`
+	OK   bool    `json:"ok"`
+	Note string  `json:"note"`
+	MS   float64 `json:"ms"`
+}
+
+// errUnhealthy is why the command fails when a check did. The lines above it say what is wrong.
+var errUnhealthy = errors.New("the server is not healthy")
+
+func (c *checker) readKey() error {
+	if c.keyFile != "" {
+		b, err := os.ReadFile(c.keyFile)
+		if err != nil {
+			return err
+		}
+		c.key, _, _ = strings.Cut(strings.TrimSpace(string(b)), "\n")
+	}
+	if c.key == "" {
+		c.key = os.Getenv(keyVariable)
+	}
+	return nil
+}
+
+func (c *checker) run(cmd *cobra.Command, asJSON bool) error {
+	checks := []struct {
+		name string
+		do   func(ctx context.Context) (note string, err error)
+	}{
+		{"ready", c.ready}, {"model", c.find}, {"answer", c.answer}, {"drafts", c.drafts}, {"cache", c.cache},
+		{"cancel", c.cancel}, {"any", c.any},
+	}
+	var results []checkResult
+	healthy := true
+	for _, x := range checks {
+		ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
+		start := time.Now()
+		note, err := x.do(ctx)
+		cancel()
+		if cmd.Context().Err() != nil {
+			return cmd.Context().Err()
+		}
+		r := checkResult{x.name, err == nil, note, float64(time.Since(start).Microseconds()) / 1e3}
+		word := "ok  "
+		if err != nil {
+			r.Note, word, healthy = oneLine(err), "FAIL", false
+		}
+		results = append(results, r)
+		if !asJSON {
+			fmt.Fprintf(cmd.OutOrStdout(), "%s %-7s %s\n", word, r.Name, r.Note)
+		}
+		if err != nil && len(results) <= 3 { // nothing else can be asked
+			break
+		}
+	}
+	if asJSON {
+		out := map[string]any{"url": c.base, "model": c.model, "healthy": healthy, "checks": results}
+		if err := json.NewEncoder(cmd.OutOrStdout()).Encode(out); err != nil {
+			return err
+		}
+	}
+	if !healthy {
+		return errUnhealthy
+	}
+	return nil
+}
+
+// request sends a request; body nil makes it a GET. The caller closes the answer.
+func (c *checker) request(ctx context.Context, path string, body any) (*http.Response, error) {
+	method, data := http.MethodGet, []byte(nil)
+	if body != nil {
+		method = http.MethodPost
+		var err error
+		if data, err = json.Marshal(body); err != nil {
+			return nil, err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if c.key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.key)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 2048))
+		resp.Body.Close()
+		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
+	}
+	return resp, nil
+}
+
+// get reads an answer's JSON.
+func (c *checker) get(ctx context.Context, path string, body, into any) error {
+	resp, err := c.request(ctx, path, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 16<<20)).Decode(into); err != nil {
+		return fmt.Errorf("%s: the answer is not JSON: %w", path, err)
+	}
+	return nil
+}
+
+// ready waits until the server says that it can answer.
+func (c *checker) ready(ctx context.Context) (string, error) {
+	start := time.Now()
+	for {
+		resp, err := c.request(ctx, "/health", nil)
+		if err == nil {
+			resp.Body.Close()
+			return fmt.Sprintf("after %.1f s", time.Since(start).Seconds()), nil
+		}
+		if !strings.Contains(err.Error(), "503") { // 503 is loading
+			return "", err
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return "", fmt.Errorf("it is still loading after %v", c.timeout)
+		}
+	}
+}
+
+// find checks that the model is there, or takes the first one.
+func (c *checker) find(ctx context.Context) (string, error) {
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if err := c.get(ctx, "/v1/models", nil, &list); err != nil {
+		return "", err
+	}
+	if len(list.Data) == 0 {
+		return "", errors.New("it has no models")
+	}
+	for _, m := range list.Data {
+		if m.ID == c.model {
+			return c.model, nil
+		}
+	}
+	if c.model != "" {
+		return "", fmt.Errorf("it has no model %q", c.model)
+	}
+	c.model = list.Data[0].ID
+	return fmt.Sprintf("%s (of %d)", c.model, len(list.Data)), nil
+}
+
+// checkTurn is an answer as far as checks look at it.
+type checkTurn struct {
+	Choices []struct {
+		Message struct {
+			Content   string `json:"content"`
+			Reasoning string `json:"reasoning_content"`
+		} `json:"message"`
+	} `json:"choices"`
+	Usage struct {
+		Prompt     int `json:"prompt_tokens"`
+		Completion int `json:"completion_tokens"`
+		Details    *struct {
+			Cached int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	} `json:"usage"`
+	Timings *struct {
+		Drafted  *int    `json:"draft_n"`
+		Accepted *int    `json:"draft_n_accepted"`
+		Speed    float64 `json:"predicted_per_second"`
+	} `json:"timings"`
+}
+
+// question makes a drafter's work easy: a text that repeats itself. The mark keeps it out of earlier runs' caches.
+func question(mark string) []map[string]string {
+	lines := strings.Repeat("one two three four five six seven eight\n", 12)
+	return []map[string]string{{"role": "user", "content": "Note " + mark + ". Go on with this text:\n" + lines}}
+}
+
+var checkMark = strconv.FormatInt(time.Now().UnixNano(), 36)
+
+func (c *checker) chat(ctx context.Context, model string, messages []map[string]string, n int) (t checkTurn, err error) {
+	err = c.get(ctx, "/v1/chat/completions", map[string]any{
+		"model": model, "messages": messages, "max_tokens": n, "temperature": 0,
+	}, &t)
+	if err == nil && len(t.Choices) == 0 {
+		err = errors.New("the answer has no choices")
+	}
+	return t, err
+}
+
+// answer asks a question.
+func (c *checker) answer(ctx context.Context) (string, error) {
+	t, err := c.chat(ctx, c.model, question(checkMark), 64)
+	if err != nil {
+		return "", err
+	}
+	if t.Usage.Completion == 0 {
+		return "", errors.New("the answer is empty")
+	}
+	c.first = t
+	note := fmt.Sprintf("%d tokens to a prompt of %d", t.Usage.Completion, t.Usage.Prompt)
+	if t.Timings != nil && t.Timings.Speed > 0 {
+		note += fmt.Sprintf(", %.1f tokens/s", t.Timings.Speed)
+	}
+	return note, nil
+}
+
+// drafts looks whether guesses were accepted. Where none were made, drafting may not pay at this moment; then every source
+// of drafts is asked for by name.
+func (c *checker) drafts(ctx context.Context) (string, error) {
+	t := c.first.Timings
+	if t == nil {
+		return "the server does not tell", nil
+	}
+	note := ""
+	for _, source := range []string{"dflash", "mtp", "ngram"} {
+		if t != nil && t.Drafted != nil {
+			break
+		}
+		var turn checkTurn
+		err := c.get(ctx, "/v1/chat/completions", map[string]any{"model": c.model, "messages": question(checkMark), "max_tokens": 64,
+			"temperature": 0, "strobe": map[string]string{"draft": source}}, &turn)
+		if err == nil {
+			t, note = turn.Timings, "; automatic drafting made none, so it does not pay right now"
+		}
+	}
+	switch {
+	case t == nil || t.Drafted == nil || t.Accepted == nil:
+		return "", errors.New("nothing was drafted; has the model a drafter, is drafting on?")
+	case *t.Accepted == 0:
+		return "", fmt.Errorf("none of %d drafted tokens was accepted; does the drafter belong to this model?", *t.Drafted)
+	}
+	return fmt.Sprintf("%d of %d drafted tokens accepted%s", *t.Accepted, *t.Drafted, note), nil
+}
+
+// cache asks a second question in the same conversation.
+func (c *checker) cache(ctx context.Context) (string, error) {
+	m := c.first.Choices[0].Message
+	t, err := c.chat(ctx, c.model, append(question(checkMark), map[string]string{"role": "assistant", "content": m.Content},
+		map[string]string{"role": "user", "content": "Thank you."}), 4)
+	switch {
+	case err != nil:
+		return "", err
+	case t.Usage.Details == nil:
+		return "the server does not tell", nil
+	case t.Usage.Details.Cached == 0:
+		return "", fmt.Errorf("a second turn of %d tokens found nothing of the first in the cache", t.Usage.Prompt)
+	}
+	return fmt.Sprintf("%d of %d tokens of the second turn were cached", t.Usage.Details.Cached, t.Usage.Prompt), nil
+}
+
+// busy counts the requests the server works on, < 0 if it does not tell.
+func (c *checker) busy(ctx context.Context) int {
+	resp, err := c.request(ctx, "/metrics", nil)
+	if err != nil {
+		return -1
+	}
+	defer resp.Body.Close()
+	n, found := 0.0, false
+	sc := bufio.NewScanner(io.LimitReader(resp.Body, 16<<20))
+	for sc.Scan() {
+		if strings.HasPrefix(sc.Text(), "vllm:num_requests_running") {
+			fields := strings.Fields(sc.Text())
+			if v, err := strconv.ParseFloat(fields[len(fields)-1], 64); err == nil {
+				n, found = n+v, true
+			}
+		}
+	}
+	if !found {
+		return -1
+	}
+	return int(n)
+}
+
+// cancel begins an answer, leaves, and looks whether the slot gets free.
+func (c *checker) cancel(ctx context.Context) (string, error) {
+	before := c.busy(ctx)
+	if before < 0 {
+		return "the server does not tell", nil
+	}
+	inner, leave := context.WithCancel(ctx)
+	defer leave()
+	resp, err := c.request(inner, "/v1/chat/completions", map[string]any{
+		"model": c.model, "messages": question(checkMark + "c"), "max_tokens": 4096, "stream": true, "ignore_eos": true,
+	})
+	if err != nil {
+		return "", err
+	}
+	_, err = resp.Body.Read(make([]byte, 1))
+	leave()
+	resp.Body.Close()
+	if err != nil {
+		return "", fmt.Errorf("the stream ended before it began: %w", err)
+	}
+	start := time.Now()
+	for c.busy(ctx) > before {
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return "", errors.New("the slot of a client that left is still busy")
+		}
+	}
+	return fmt.Sprintf("the slot was free after %d ms", time.Since(start).Milliseconds()), nil
+}
+
+// any asks for whatever model is loaded.
+func (c *checker) any(ctx context.Context) (string, error) {
+	if _, err := c.chat(ctx, "any", question(checkMark), 1); err != nil {
+		if c.first.Timings == nil { // not a name that other engines know
+			return "the server does not know the name", nil
+		}
+		return "", err
+	}
+	return "resolves", nil
+}

@@ -1,0 +1,185 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"strobe/internal/engine"
+	"strobe/internal/sample"
+)
+
+// promptProgress is llama.cpp's account of a prompt that is being read.
+type promptProgress struct {
+	Total     int     `json:"total"`
+	Cache     int     `json:"cache"`
+	Processed int     `json:"processed"` // with what was cached
+	TimeMS    float64 `json:"time_ms"`
+}
+
+func newPromptProgress(s *engine.State, d time.Duration) *promptProgress {
+	return &promptProgress{Total: s.Prompt, Cache: s.Cached, Processed: s.Processed, TimeMS: ms(d)}
+}
+
+// changeProps is POST /props: other defaults for what requests leave out, until the server ends.
+func (s *Server) changeProps(w http.ResponseWriter, r *http.Request, q *propsRequest) (any, error) {
+	if !s.cfg.ChangeProps {
+		return nil, &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error",
+			Message: "this server's properties cannot be changed; strobe serve --props allows it"}
+	}
+	fields := &q.samplingFields
+	if q.Settings != nil && q.Settings.Params != nil {
+		fields = q.Settings.Params
+	}
+	v, err := s.loaded(q.Model)
+	if err != nil {
+		return nil, err
+	}
+	req := engine.Request{Params: s.cfg.Params}
+	if err := fields.apply(&req, v.tok); err != nil {
+		return nil, err
+	}
+	d := sample.Defaults{}
+	if old := s.changed.Load(); old != nil {
+		d = *old
+	}
+	d.Add(sample.Defaults{
+		Temp: fields.Temperature, TopP: fields.TopP, MinP: fields.MinP, TypicalP: fields.TypicalP, TopK: fields.TopK,
+		RepeatPenalty: fields.RepeatPenalty, RepeatLastN: fields.RepeatLastN,
+		FrequencyPenalty: fields.FrequencyPenalty, PresencePenalty: fields.PresencePenalty,
+	})
+	s.changed.Store(&d)
+	return map[string]bool{"success": true}, nil
+}
+
+// propsRequest has the fields of sampling, where GET /props shows them or at its top.
+type propsRequest struct {
+	Model string `json:"model"`
+	samplingFields
+	Settings *struct {
+		Params *samplingFields `json:"params"`
+	} `json:"default_generation_settings"`
+}
+
+// slotAction saves, restores or erases what a slot remembers.
+func (s *Server) slotAction(w http.ResponseWriter, r *http.Request, q *slotRequest) (any, error) {
+	id, err := strconv.Atoi(r.PathValue("id"))
+	if err != nil {
+		return nil, invalid("id_slot", "must be a number")
+	}
+	v, err := s.loaded(q.Model)
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	out := map[string]any{"id_slot": id}
+	took := func(name string) { out["timings"] = map[string]float64{name: ms(time.Since(start))} }
+	action := r.URL.Query().Get("action")
+	if action != "erase" && q.Filename == "" {
+		return nil, invalid("filename", "is missing")
+	}
+	if len(q.Filename) > 256 {
+		return nil, invalid("filename", "is longer than 256 bytes")
+	}
+	switch action {
+	case "save":
+		n, size, err := v.engine.SaveSlot(r.Context(), id, q.Filename)
+		if err != nil {
+			return nil, err
+		}
+		out["filename"], out["n_saved"], out["n_written"] = q.Filename, n, size
+		took("save_ms")
+	case "restore":
+		n, err := v.engine.RestoreSlot(r.Context(), id, q.Filename)
+		if err != nil {
+			return nil, err
+		}
+		out["filename"], out["n_restored"] = q.Filename, n
+		took("restore_ms")
+	case "erase":
+		n, err := v.engine.EraseSlot(r.Context(), id)
+		if err != nil {
+			return nil, err
+		}
+		out["n_erased"] = n
+	default:
+		return nil, invalid("action", "%q is none of save, restore and erase", action)
+	}
+	return out, nil
+}
+
+type slotRequest struct {
+	Model    string `json:"model"`
+	Filename string `json:"filename"` // a name like any other; no file is called so
+}
+
+type modelRequest struct {
+	Model string `json:"model"`
+}
+
+// loadModel loads a model before anybody asks it something.
+func (s *Server) loadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	l.release()
+	return map[string]any{"success": true, "model": l.name}, nil
+}
+
+// unloadModel takes one out of memory.
+func (s *Server) unloadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+	if err := s.models().Unload(r.Context(), q.Model); err != nil {
+		return nil, err
+	}
+	return map[string]any{"success": true}, nil
+}
+
+// rerank needs a head that no model here has: scores of something else would look right and mean nothing.
+func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+	l, err := s.acquire(r.Context(), q.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	return nil, fmt.Errorf("%w: %s has no head for ranking; /v1/embeddings compares texts", engine.ErrUnsupported, l.name)
+}
+
+// keepAlive reads Ollama's time for which a model stays loaded: seconds, or a text like 5m. Negative is for ever.
+func keepAlive(raw json.RawMessage) (*time.Duration, error) {
+	var d time.Duration
+	switch kindOf(raw) {
+	case "null":
+		return nil, nil
+	case "number":
+		n, err := strconv.ParseFloat(string(bytes.TrimSpace(raw)), 64)
+		if err != nil {
+			return nil, invalid("keep_alive", "must be a number of seconds or a duration")
+		}
+		d = seconds(n)
+	case "string":
+		var text string
+		if err := decodeJSON(raw, "keep_alive", &text); err != nil {
+			return nil, err
+		}
+		if n, err := strconv.ParseFloat(text, 64); err == nil {
+			d = seconds(n)
+		} else if d, err = time.ParseDuration(text); err != nil {
+			return nil, invalid("keep_alive", "%q is no duration like 5m", text)
+		}
+	default:
+		return nil, invalid("keep_alive", "must be a number of seconds or a duration")
+	}
+	return &d, nil
+}
+
+// seconds is a duration of at most some years.
+func seconds(n float64) time.Duration {
+	if !(n >= 0) {
+		return -1
+	}
+	return time.Duration(min(n, 1e8) * float64(time.Second))
+}

@@ -1,0 +1,404 @@
+package server
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"strobe/internal/chat"
+	"strobe/internal/chat/parse"
+	"strobe/internal/engine"
+	"strobe/internal/upstream"
+)
+
+// passed are the requests that an upstream gets as they are. What it does not have is asked of it as a conversation, if it
+// is one. The Responses API always is: its later requests refer to earlier ones, which another replica would not know.
+var passed = map[string]bool{
+	"/v1/chat/completions": true, "/v1/completions": true, "/v1/embeddings": true, "/v1/rerank": true,
+	"/v1/messages": true, "/v1/messages/count_tokens": true,
+}
+
+// elsewhere answers a request whose model lives on another server. here answers it with the code for models of this one,
+// for protocols that the upstream lacks.
+func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request, model string, body []byte,
+	here func() (any, error)) (any, error) {
+	path := r.URL.Path
+	if !strings.HasPrefix(path, "/v1/") {
+		path = "/v1" + path
+	}
+	logOf(r).add(slog.String("model", model))
+	if !passed[path] || s.cfg.Upstreams.Lacks(model, path) {
+		return here()
+	}
+	res, err := s.cfg.Upstreams.Send(r.Context(), upstream.Request{
+		Model: model, Path: path, Body: body, Head: s.outgoing(r), Key: upstream.Key(body),
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	if s.cfg.Upstreams.Lacks(model, path) {
+		return here()
+	}
+	logOf(r).add(slog.String("replica", res.Replica))
+	for k, v := range res.Head {
+		w.Header()[k] = v
+	}
+	w.WriteHeader(res.Status)
+	return nil, s.copyAnswer(w, r, res)
+}
+
+// outgoing are the headers that go to an upstream with a request.
+func (s *Server) outgoing(r *http.Request) http.Header {
+	h := upstream.Forwarded(r.Header)
+	h.Set("X-Request-Id", requestID(r))
+	return h
+}
+
+// upstreamOf is the model a request names if it lives on another server, else "".
+func (s *Server) upstreamOf(body []byte) string {
+	if s.cfg.Upstreams == nil {
+		return ""
+	}
+	var q struct {
+		Model string `json:"model"`
+	}
+	if json.Unmarshal(body, &q) != nil || !s.cfg.Upstreams.Has(q.Model) {
+		return ""
+	}
+	return q.Model
+}
+
+// partner gets the model of a conversation, here or elsewhere.
+func (s *Server) partner(r *http.Request, name string) (*lease, error) {
+	if !s.cfg.Upstreams.Has(name) {
+		return s.acquire(r.Context(), name)
+	}
+	return &lease{&view{name: name, remote: &remote{s.cfg.Upstreams, s.outgoing(r)}}, nil, func(*time.Duration) {}}, nil
+}
+
+// copyAnswer sends what comes from an upstream as soon as it comes. When it breaks off, a stream ends with an event that
+// says so; anything else is cut off, so that nobody takes it for whole.
+func (s *Server) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstream.Response) error {
+	rc := http.NewResponseController(w)
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := res.Body.Read(buf)
+		if n > 0 {
+			if _, werr := w.Write(buf[:n]); werr != nil {
+				return nil // the client is gone, and with the request's context the answer
+			}
+			_ = rc.Flush()
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			continue
+		}
+		if r.Context().Err() != nil {
+			return nil
+		}
+		e := explain(fmt.Errorf("the upstream broke off: %w", err))
+		logOf(r).fail(e)
+		if !strings.HasPrefix(res.Head.Get("Content-Type"), "text/event-stream") {
+			panic(http.ErrAbortHandler)
+		}
+		st := &stream{w: w, rc: rc, started: true}
+		st.enc = json.NewEncoder(&st.buf)
+		st.buf.WriteString("\n\n") // ends what was begun
+		name, event := "", any(map[string]any{"error": e.json()})
+		if speaksAnthropic(r) {
+			name, event = "error", e.anthropic()
+		}
+		if st.send(name, event) == nil {
+			_ = st.flush()
+		}
+		return nil
+	}
+}
+
+// remote is a model of an upstream, asked with OpenAI's chat protocol.
+type remote struct {
+	fleet *upstream.Fleet
+	head  http.Header
+}
+
+// chatBody makes the request to an upstream from a conversation.
+func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error) {
+	q := map[string]any{"model": model, "stream": true, "stream_options": map[string]bool{"include_usage": true}}
+	var messages []map[string]any
+	for i := range c.messages {
+		messages = append(messages, openAIMessage(&c.messages[i]))
+	}
+	q["messages"] = messages
+	if len(c.tools) > 0 {
+		q["tools"] = c.tools
+		switch {
+		case c.choice.none:
+			q["tool_choice"] = "none"
+		case c.choice.name != "":
+			q["tool_choice"] = map[string]any{"type": "function", "function": map[string]string{"name": c.choice.name}}
+		case c.choice.required:
+			q["tool_choice"] = "required"
+		}
+		if c.oneCall {
+			q["parallel_tool_calls"] = false
+		}
+	}
+	if c.format != nil && c.format.gbnf != "" {
+		return nil, invalid("grammar", "is not supported for a model of another server")
+	}
+	if c.format != nil && c.format.schema == nil {
+		q["response_format"] = map[string]string{"type": "json_object"}
+	} else if c.format != nil {
+		q["response_format"] = map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "answer", "schema": c.format.schema}}
+	}
+	kwargs := map[string]any{}
+	for k, v := range c.kwargs {
+		kwargs[k] = v
+	}
+	if c.thinking != nil {
+		kwargs["enable_thinking"] = *c.thinking
+	}
+	if len(kwargs) > 0 {
+		q["chat_template_kwargs"] = kwargs
+	}
+	if f := c.sampling; f != nil { // what the client said, not this server's defaults
+		set := func(name string, given bool, v any) {
+			if given {
+				q[name] = v
+			}
+		}
+		set("temperature", f.Temperature != nil, f.Temperature)
+		set("top_p", f.TopP != nil, f.TopP)
+		set("top_k", f.TopK != nil, f.TopK)
+		set("min_p", f.MinP != nil, f.MinP)
+		set("presence_penalty", f.PresencePenalty != nil, f.PresencePenalty)
+		set("frequency_penalty", f.FrequencyPenalty != nil, f.FrequencyPenalty)
+		set("seed", f.Seed != nil, f.Seed)
+		set("stop", len(req.Stops) > 0, req.Stops)
+		set("max_tokens", req.MaxTokens > 0, req.MaxTokens)
+	}
+	return json.Marshal(q)
+}
+
+// openAIMessage is a message as every OpenAI-compatible server takes it.
+func openAIMessage(m *chat.Message) map[string]any {
+	out := map[string]any{"role": m.Role, "content": m.Text()}
+	if m.Reasoning != "" {
+		out["reasoning_content"] = m.Reasoning
+	}
+	if m.ToolCallID != "" {
+		out["tool_call_id"] = m.ToolCallID
+	}
+	var calls []toolCallJSON
+	for _, c := range m.ToolCalls {
+		calls = append(calls, toolCallJSON{ID: c.ID, Type: "function", Function: functionJSON{c.Name, c.ArgumentsText()}})
+	}
+	if calls != nil {
+		out["tool_calls"] = calls
+	}
+	return out
+}
+
+// remoteGeneration is an answer of an upstream, read as if an engine of this server made it: a token for every chunk.
+type remoteGeneration struct {
+	res    *upstream.Response
+	lines  *bufio.Reader
+	begun  time.Time
+	first  time.Duration
+	cancel context.CancelFunc
+	done   chan struct{}
+	end    func()
+	finish string
+	usage  usageJSON
+	count  int
+}
+
+// ask begins an answer of an upstream.
+func (s *Server) ask(ctx context.Context, v *view, c *conversation, req *engine.Request) (*remoteGeneration, error) {
+	body, err := chatBody(v.name, c, req)
+	if err != nil {
+		return nil, err
+	}
+	g := &remoteGeneration{begun: time.Now(), done: make(chan struct{})}
+	ctx, g.cancel = context.WithCancel(ctx)
+	g.end = sync.OnceFunc(func() { close(g.done) })
+	g.res, err = v.remote.fleet.Send(ctx, upstream.Request{
+		Model: v.name, Path: "/v1/chat/completions", Body: body, Head: v.remote.head, Key: upstream.Key(body),
+	})
+	if err != nil {
+		g.cancel()
+		return nil, err
+	}
+	if g.res.Status != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(g.res.Body, 4096))
+		_ = g.res.Body.Close()
+		g.cancel()
+		return nil, upstreamError(g.res, text)
+	}
+	g.lines = bufio.NewReader(g.res.Body)
+	return g, nil
+}
+
+// upstreamError is what an upstream refused, in its own words.
+func upstreamError(res *upstream.Response, text []byte) error {
+	var e struct {
+		Error struct {
+			Message string `json:"message"`
+			Type    string `json:"type"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(text, &e) != nil || e.Error.Message == "" {
+		e.Error.Message = strings.TrimSpace(string(text))
+	}
+	if e.Error.Type == "" {
+		e.Error.Type = "upstream_error"
+	}
+	return &apiError{Status: res.Status, Type: e.Error.Type, Message: "the upstream says: " + e.Error.Message}
+}
+
+// Cancel ends the answer, whether somebody reads it or not.
+func (g *remoteGeneration) Cancel() {
+	g.cancel()
+	_ = g.res.Body.Close()
+	g.end()
+}
+
+func (g *remoteGeneration) Done() <-chan struct{} { return g.done }
+func (g *remoteGeneration) State() engine.State   { return engine.State{} }
+
+// Next returns the next chunk, and at the end what is known of the whole. Its reader blocks without the caller's context,
+// so that ends the answer.
+func (g *remoteGeneration) Next(ctx context.Context) (engine.Event, error) {
+	defer context.AfterFunc(ctx, g.cancel)()
+	for {
+		line, err := g.lines.ReadBytes('\n')
+		data, isData := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data:"))
+		data = bytes.TrimSpace(data)
+		switch {
+		case isData && string(data) == "[DONE]":
+			return g.over(nil), nil
+		case isData && len(data) > 0:
+			if err := g.note(data); err != nil {
+				return g.over(err), nil
+			}
+			return engine.Event{Text: data, Tokens: []engine.Token{{Text: data}}}, nil
+		case err == io.EOF && g.finish != "":
+			return g.over(nil), nil
+		case err != nil:
+			if ctx.Err() != nil {
+				return g.over(context.Cause(ctx)), nil
+			}
+			return g.over(fmt.Errorf("the upstream broke off: %w", err)), nil
+		}
+	}
+}
+
+// chunkJSON is a chunk of a streamed answer.
+type chunkJSON struct {
+	Choices []struct {
+		Delta struct {
+			Content   string         `json:"content"`
+			Reasoning string         `json:"reasoning_content"`
+			Thinking  string         `json:"reasoning"` // newer servers' name for it
+			ToolCalls []toolCallJSON `json:"tool_calls"`
+		} `json:"delta"`
+		FinishReason string `json:"finish_reason"`
+	} `json:"choices"`
+	Usage *usageJSON `json:"usage"`
+	Error *struct {
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+// note keeps what a chunk says of the whole.
+func (g *remoteGeneration) note(data []byte) error {
+	var c chunkJSON
+	if err := json.Unmarshal(data, &c); err != nil {
+		return errors.New("the upstream sent a chunk that is not JSON")
+	}
+	if c.Error != nil {
+		return fmt.Errorf("the upstream says: %s", c.Error.Message)
+	}
+	if c.Usage != nil {
+		g.usage = *c.Usage
+	}
+	for _, ch := range c.Choices {
+		if ch.FinishReason != "" {
+			g.finish = ch.FinishReason
+		}
+		g.count++
+	}
+	if g.first == 0 {
+		g.first = time.Since(g.begun)
+	}
+	return nil
+}
+
+// over ends the answer.
+func (g *remoteGeneration) over(err error) engine.Event {
+	g.Cancel()
+	r := &engine.Result{Reason: engine.ReasonEOG, Err: err, Prompt: g.usage.PromptTokens, Cached: g.usage.PromptDetails.CachedTokens,
+		Generated: g.usage.CompletionTokens, First: g.first, Total: time.Since(g.begun)}
+	if r.Generated == 0 {
+		r.Generated = g.count
+	}
+	switch {
+	case err != nil:
+		r.Reason = engine.ReasonError
+	case g.finish == "length":
+		r.Reason = engine.ReasonLength
+	}
+	r.Stats.Prompt, r.Stats.Tokens, r.Stats.DecodeTime = r.Prompt-r.Cached, r.Generated, r.Total-r.First
+	return engine.Event{Result: r}
+}
+
+// chunks takes the chunks of an upstream apart, as a parser does with the text of an engine.
+type chunks struct{ open bool }
+
+// Push returns what a chunk says.
+func (p *chunks) Push(data string) []parse.Event {
+	var c chunkJSON
+	if json.Unmarshal([]byte(data), &c) != nil || len(c.Choices) == 0 {
+		return nil
+	}
+	var out []parse.Event
+	d := &c.Choices[0].Delta
+	if text := d.Reasoning + d.Thinking; text != "" {
+		out = append(out, parse.Event{Kind: parse.Reasoning, Text: text})
+	}
+	if d.Content != "" {
+		out = append(out, parse.Event{Kind: parse.Content, Text: d.Content})
+	}
+	for _, call := range d.ToolCalls {
+		if call.Function.Name != "" {
+			out = append(out, p.Close()...)
+			out = append(out, parse.Event{Kind: parse.ToolBegin, Name: call.Function.Name})
+			p.open = true
+		}
+		if call.Function.Arguments != "" && p.open {
+			out = append(out, parse.Event{Kind: parse.ToolArguments, Text: call.Function.Arguments})
+		}
+	}
+	return out
+}
+
+// Close ends the call that is open.
+func (p *chunks) Close() []parse.Event {
+	if !p.open {
+		return nil
+	}
+	p.open = false
+	return []parse.Event{{Kind: parse.ToolEnd}}
+}
