@@ -96,6 +96,9 @@ func work(b *gpu.Backend) error {
 	if err != nil {
 		return err
 	}
+	if _, err := b.Alloc(1024, 1024); err != nil { // a buffer of its own
+		return err
+	}
 	y, err := b.Alloc(2, 8)
 	if err != nil {
 		return err
