@@ -86,12 +86,10 @@ func bound(typ quant.Type, cols int) float64 {
 
 // TestConformance runs the suite that every device passes.
 func TestConformance(t *testing.T) {
-	o := backendtest.Options{Product: bound}
+	o := backendtest.Options{Product: bound, KV: []quant.Type{quant.F16, quant.F32}}
 	if software() {
-		// Every kernel is compiled for the processor, which takes longer than running it. More rows are in TestSubgroups,
-		// keys and values in F32 in the golden models.
+		// Every kernel is compiled for the processor, which takes longer than running it. More rows are in TestSubgroups.
 		o.Rows = []int{1, 3}
-		o.KV = []quant.Type{quant.F16, quant.Q8_0}
 		o.BigRow = 20_000
 	}
 	b := openLasting(t)
@@ -101,7 +99,7 @@ func TestConformance(t *testing.T) {
 // TestSubgroups is a little of everything, for subgroups of other sizes (LP_NATIVE_VECTOR_WIDTH) and without shuffles.
 func TestSubgroups(t *testing.T) {
 	o := backendtest.Options{Rows: []int{1, 16}, Weights: []quant.Type{quant.F32, quant.Q4_K, quant.Q6_K},
-		KV: []quant.Type{quant.Q8_0}, Heads: []int{64}, BigRow: 9000, Product: bound,
+		KV: []quant.Type{quant.F16}, Heads: []int{64}, BigRow: 9000, Product: bound,
 		Delta: []backend.DeltaDims{{KHeads: 2, VHeads: 4, KDim: 32, VDim: 48, Kernel: 4, Eps: 1e-6}}}
 	b := openLasting(t)
 	backendtest.Run(t, func(testing.TB) backend.Backend { return b }, o)

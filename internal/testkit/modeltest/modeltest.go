@@ -14,6 +14,7 @@ import (
 	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
@@ -80,7 +81,7 @@ func (s Suite) Golden(t *testing.T, names ...string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := Target(t, b, name, model.Options{KVF32: true})
+			m := Target(t, b, name, model.Options{KV: cache.Uniform(quant.F32)})
 			tokens := Tokens(t, f)
 			if s.Few {
 				tokens = tokens[:8]

@@ -106,6 +106,14 @@ DEV u32 ballot(bool b) {
   return __builtin_amdgcn_ballot_w32(b);
 #endif
 }
+DEV u32 redux_max(u32 v) {
+  for (int i = 16; i; i >>= 1) { u32 o = shfl_xor(v, i); v = o > v ? o : v; }
+  return v;
+}
+DEV u32 redux_min(u32 v) {
+  for (int i = 16; i; i >>= 1) { u32 o = shfl_xor(v, i); v = o < v ? o : v; }
+  return v;
+}
 DEV void syncwarp() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront"); __builtin_amdgcn_wave_barrier(); }
 
 // ---- copies to shared memory, at once
