@@ -182,5 +182,5 @@ func (d *Driver) canShuffle() bool {
 		p.f13.F[f13SubgroupSizeControl] != 0 &&
 		p.f13.F[f13FullSubgroups] != 0 && p.p13.RequiredSubgroupStages&stageCompute != 0 && size >= p.p13.MinSubgroup &&
 		size <= p.p13.MaxSubgroup &&
-		size >= 4 && size <= 64 && 32%min(size, 32) == 0
+		size >= 4 && size <= 64 && size*p.p13.MaxWorkgroupSubgroups >= 256 && 32%min(size, 32) == 0
 }
