@@ -76,7 +76,8 @@ type plainExpertArgs struct {
 // plainExperts is the launch of products with one or two stacks of experts, which are alike.
 func plainExperts(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Launch {
 	a := plainExpertArgs{act: x.P, tables: tables, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()),
-		jobs: int32(len(jobs)), pairs: int32(pairs), div: int32(pairs / x.Rows), most: int32(expertItems(pairs, jobs[0].Experts))}
+		jobs: int32(len(jobs)), pairs: int32(pairs), div: int32(pairs / x.Rows),
+		most: int32(expertItems(pairs, jobs[0].Experts))}
 	units := 0
 	for i, j := range jobs {
 		a.job[i] = expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table), j.Scale}
