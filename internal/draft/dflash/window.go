@@ -71,10 +71,12 @@ func (d *Drafter) limitWindows(f *gguf.File, wanted int) {
 
 // narrow lets the rows of sequences that are longer than a window see no more than that.
 func (d *Drafter) narrow(batch *cache.Batch, segs []cache.Segment, window int) {
-	for g := range d.mem.Groups() {
-		p := &batch.Plans[0].KV[g]
-		for r := range p.Lo {
-			p.Lo[r] = max(p.Lo[r], int32(segs[p.Seg[r]].Seq.Len()-window))
+	for i := range batch.Plans {
+		for g := range batch.Plans[i].KV {
+			p := &batch.Plans[i].KV[g]
+			for r := range p.Lo {
+				p.Lo[r] = max(p.Lo[r], int32(segs[p.Seg[r]].Seq.Len()-window))
+			}
 		}
 	}
 }
