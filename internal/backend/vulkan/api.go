@@ -139,11 +139,11 @@ type head struct {
 
 type appInfo struct {
 	head
-	name    unsafe.Pointer
-	version uint32
-	engine  unsafe.Pointer
-	engVer  uint32
-	api     uint32
+	name   unsafe.Pointer
+	_      uint32
+	engine unsafe.Pointer
+	_      uint32
+	api    uint32
 }
 
 type instanceCreate struct {
@@ -207,18 +207,18 @@ type properties2 struct {
 
 type vulkan11Properties struct {
 	head
-	deviceUUID, driverUUID         [16]byte
-	luid                           [8]byte
-	nodeMask                       uint32
-	luidValid                      uint32
-	SubgroupSize                   uint32
-	SubgroupStages, SubgroupOps    uint32
-	quadAll                        uint32
-	pointClipping                  uint32
-	multiviewCount, multiviewIndex uint32
-	protectedNoFault               uint32
-	maxPerSet                      uint32
-	MaxMemoryAllocationSize        uint64
+	deviceUUID, _               [16]byte
+	_                           [8]byte
+	_                           uint32
+	_                           uint32
+	SubgroupSize                uint32
+	SubgroupStages, SubgroupOps uint32
+	_                           uint32
+	_                           uint32
+	_, _                        uint32
+	_                           uint32
+	_                           uint32
+	MaxMemoryAllocationSize     uint64
 }
 
 type vulkan13Properties struct {
@@ -299,8 +299,8 @@ type memoryProperties struct {
 
 type queueCreate struct {
 	head
-	flags, family, count uint32
-	priorities           *float32
+	_, family, count uint32
+	priorities       *float32
 }
 
 type deviceCreate struct {
@@ -353,7 +353,7 @@ type shaderModuleCreate struct {
 	code  unsafe.Pointer
 }
 
-type pushRange struct{ stages, offset, size uint32 }
+type pushRange struct{ stages, _, size uint32 }
 
 type layoutCreate struct {
 	head
@@ -456,13 +456,13 @@ type semaphoreSubmit struct {
 	semaphore uint64
 	value     uint64
 	stages    uint64
-	device    uint32
+	_         uint32
 }
 
 type commandSubmit struct {
 	head
 	buffer uintptr
-	mask   uint32
+	_      uint32
 }
 
 type submit2 struct {
@@ -506,15 +506,15 @@ type memoryBudget struct {
 
 type driverProperties struct {
 	head
-	ID          uint32
-	Name, Info  [256]byte
-	conformance [4]byte
+	ID         uint32
+	Name, Info [256]byte
+	_          [4]byte
 }
 
 // unitsNV is VkPhysicalDeviceShaderSMBuiltinsPropertiesNV.
 type unitsNV struct {
 	head
-	Units, warps uint32
+	Units, _ uint32
 }
 
 // unitsAMD is VkPhysicalDeviceShaderCorePropertiesAMD.
