@@ -278,7 +278,7 @@ var layers = []struct {
 }
 
 // network lists the folders that may use net/http.
-var network = []string{"hub", "server", "cmd", "e2e"}
+var network = []string{"hub", "upstream", "server", "cmd", "e2e"}
 
 func TestLayers(t *testing.T) {
 	for _, f := range goFiles(t) {

@@ -18,16 +18,6 @@ import (
 	"strobe/internal/chat"
 )
 
-// decode reads a request's JSON into v. Errors name the field that is wrong. Unknown fields are
-// ignored: clients send more than any server knows.
-func (s *Server) decode(w http.ResponseWriter, r *http.Request, v any) error {
-	body, err := s.readBody(w, r)
-	if err != nil {
-		return err
-	}
-	return decodeJSON(body, "", v)
-}
-
 // readBody reads the whole request within the limits on its size and time.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	limit := s.cfg.MaxBody

@@ -33,7 +33,6 @@ type layerRun struct {
 	r      *recurrence
 	layers [][]*productMatrix // qkv, z, alpha, beta, out, gate, up, down
 	n      int
-	late   bool       // of DeltaCall
 	spare  []gpu.Addr // of the list that was made last
 	ls     []gpu.Launch
 	kinds  []string // of the launches
