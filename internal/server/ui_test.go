@@ -168,6 +168,7 @@ func TestPage(t *testing.T) {
 	pageVerdict(t, p)
 	pageAnswer(t, p)
 	pageStop(t, p)
+	pageBroken(t, p)
 	pageFailure(t, p)
 	pageEdit(t, p)
 	pageChats(t, p)
@@ -201,16 +202,16 @@ func TestPage(t *testing.T) {
 func pageVerdict(t *testing.T, p *webPage) {
 	long := "tokens: 200, accepted: 140, passes: 60, ms: 4000, rate: 50, plain: 20, idle: 0"
 	for what, want := range map[string]string{
-		"{" + long + "}":             "gain 2.5× faster, same text",
-		"{" + long + ", tokens: 20}": "short ",
-		"{" + long + ", ms: 80}":     "short ",
-		"{" + long + ", plain: 0}":   "short ",
-		"{" + long + ", plain: 4}":   "noisy ", // 12.5 times, with 3.3 tokens per pass
-		"{" + long + ", plain: 60}":  "paused Drafting paused: it would not pay here",
-		"{" + long + ", plain: 49}":  "paused Drafting paused: it would not pay here",
-		"{" + long + ", idle: 100}":  "paused Drafting paused: it would not pay here",
-		"{" + long + ", off: true}":  "off Drafting is off",
-		"{tokens: 0}":                "none ",
+		"{" + long + "}":                          "gain 2.5× faster, same text",
+		"{" + long + ", tokens: 20}":              "short ",
+		"{" + long + ", ms: 80}":                  "short ",
+		"{" + long + ", plain: 0}":                "short ",
+		"{" + long + ", plain: 4}":                "noisy ", // 12.5 times, with 3.3 tokens per pass
+		"{" + long + ", plain: 60}":               "paused Drafting paused: it would not pay here",
+		"{" + long + ", plain: 49}":               "paused Drafting paused: it would not pay here",
+		"{" + long + ", idle: 100}":               "paused Drafting paused: it would not pay here",
+		"{" + long + ", accepted: 0, off: 'Off'}": "off Off",
+		"{tokens: 0}":                             "none ",
 	} {
 		got := p.eval("import('./ui/spec.js').then(m => { const v = m.verdict(" + what + "); return v.kind + ' ' + v.text; })")
 		if got != want {
@@ -315,6 +316,49 @@ func pageStop(t *testing.T, p *webPage) {
 	p.until(complete)
 }
 
+// pageBroken: an answer that breaks off is kept, and says so.
+func pageBroken(t *testing.T, p *webPage) {
+	p.eval(`(() => {
+		const real = fetch;
+		window.fetch = async (...args) => {
+			const r = await real(...args);
+			if (args[1].method !== 'POST') return r;
+			window.fetch = real;
+			const reader = r.body.getReader();
+			let n = 0;
+			return new Response(new ReadableStream({ async pull(c) {
+				const { value } = await reader.read();
+				if (++n < 30) { c.enqueue(value); return; }
+				reader.cancel();
+				c.error(new TypeError('network error'));
+			} }));
+		};
+	})()`)
+	p.ask("And on")
+	p.until("document.querySelectorAll('.assistant').length === 3 && " + complete)
+	if s := p.text("#log li:last-child .bad"); s != "The answer broke off: The connection broke." {
+		t.Errorf("of an answer that broke off it says %q", s)
+	}
+	p.script("</think>In one piece.")
+	p.press("Retry")
+	p.until("document.querySelector('#log li:last-child > .text').textContent === 'In one piece.' && " + complete)
+	eventually(t, "the slot is free", func() bool { s := p.e.Snapshot(); return s.Active() == 0 })
+	p.forgive()
+}
+
+// offline cuts the page off from the server, or lets it back.
+func (p *webPage) offline(on bool) {
+	p.call("Network.emulateNetworkConditions",
+		dict{"offline": on, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}, nil)
+}
+
+// forgive forgets what the console says of failures that were meant.
+func (p *webPage) forgive() {
+	p.mu.Lock()
+	p.problems = nil
+	p.mu.Unlock()
+}
+
 // pageFailure: a message that was not sent is not lost, and no part of the conversation.
 func pageFailure(t *testing.T, p *webPage) {
 	p.script("</think>Here I am.")
@@ -334,26 +378,20 @@ func pageFailure(t *testing.T, p *webPage) {
 	p.key("Enter", 13)
 	kept("temperature")
 	p.eval("document.querySelector('#temperature').value = ''; 1")
-	offline := func(on bool) {
-		p.call("Network.emulateNetworkConditions",
-			dict{"offline": on, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}, nil)
-	}
-	offline(true)
+	p.offline(true)
 	p.press("Retry")
 	kept("cannot be reached")
 	shot(t, p.browser, "failed")
-	offline(false)
+	p.offline(false)
 	p.press("Retry")
-	p.until("document.querySelectorAll('.assistant').length === 3 && " + complete)
+	p.until("document.querySelectorAll('.assistant').length === 4 && " + complete)
 	if n := p.count("#log > li"); n != entries+2 {
 		t.Errorf("%d entries after sending again, before there were %d", n, entries)
 	}
 	if p.eval("document.querySelector('#input').value") != "" || p.eval("document.querySelector('#notice').hidden") != true {
 		t.Error("the failure is still shown")
 	}
-	p.mu.Lock()
-	p.problems = nil // both failures are on the console
-	p.mu.Unlock()
+	p.forgive()
 }
 
 func pageEdit(t *testing.T, p *webPage) {
@@ -439,7 +477,7 @@ func pageFiles(t *testing.T, p *webPage) {
 	drop("big.txt", "'x'.repeat(300000)")
 	p.until("document.querySelector('#alert').textContent.startsWith('big.txt is too long')")
 	p.press("Dismiss")
-	p.eval("document.querySelector('#input').value = ''; 1")
+	p.eval("document.querySelector('#input').value = ''; document.querySelector('#input').dispatchEvent(new Event('input'))")
 	checkProblems(t, p.browser, 0)
 }
 
@@ -515,9 +553,7 @@ func pageKey(t *testing.T, p *webPage) string {
 	if s := p.text(".assistant > .text"); s != "Welcome." {
 		t.Errorf("with a key the answer is %q", s)
 	}
-	p.mu.Lock()
-	p.problems = nil // the refusal is on the console
-	p.mu.Unlock()
+	p.forgive()
 	return l.url
 }
 

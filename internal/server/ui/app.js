@@ -12,6 +12,7 @@ const panel = new Panel();
 let chat = store.newChat(); // the one that is shown: {id, title, updated, turns}
 let work = null; // the answer being written: {abort, done}
 let models = [];
+let noDrafter = ''; // or a sentence that says so
 let plainText = false; // the model has no chat template: it continues texts
 
 // --- settings
@@ -86,7 +87,8 @@ async function learn() {
     row.append(element('dt', '', k), element('dd', '', v));
     return row;
   }));
-  $('headline').dataset.idle = p ? (p.speculative.drafter ? 'Drafts ready' : 'No drafter is loaded') : 'The first message loads the model';
+  noDrafter = p && !p.speculative.drafter ? 'No drafter is loaded' : '';
+  $('headline').dataset.idle = noDrafter || (p ? 'Drafts ready' : m ? 'The first message loads the model' : '');
   if (!work) panel.draw();
   examples();
 }
@@ -166,6 +168,9 @@ async function show(other) {
   for (const t of chat.turns) t.end ||= 'stopped'; // the page was closed while it was written
   notice('');
   drawer(null);
+  follow.on = true;
+  panel.begin('');
+  panel.draw();
   render();
   list();
   $('input').focus();
@@ -240,7 +245,7 @@ function entry(turn, i, last) {
     return null;
   }
   const thoughts = element('details', 'thoughts');
-  thoughts.append(element('summary', '', 'Thoughts'));
+  const title = thoughts.appendChild(element('summary'));
   const reasoning = thoughts.appendChild(element('div', 'text'));
   const text = element('div', 'text');
   const calls = element('div', 'calls');
@@ -252,6 +257,7 @@ function entry(turn, i, last) {
     text: new Prose(text, { text: turn.content, drafted: turn.drafted, plain: turn.plain }),
     draw() {
       thoughts.hidden = !turn.reasoning;
+      title.textContent = turn.content || turn.end ? 'Thoughts' : 'Thinking…';
       this.reasoning.draw();
       this.text.draw();
       calls.replaceChildren(...turn.calls.map(showCall));
@@ -452,7 +458,7 @@ async function write(turns, signal) {
   const parts = entry(turn, i, true);
   parts.li.setAttribute('aria-busy', 'true'); // read out when it is complete
   follow.now();
-  panel.begin($('draft').value === 'off');
+  panel.begin($('draft').value === 'off' ? 'Drafting is off' : noDrafter);
   panel.draw();
   say('The answer is being written.');
   const waiting = watch();
@@ -491,9 +497,9 @@ async function write(turns, signal) {
     clearTimeout(timer);
     waiting.end();
   }
+  turn.end ||= 'stop';
   draw();
   panel.end();
-  turn.end ||= 'stop';
   turn.drafted = parts.text.drafted();
   turn.guessed = parts.reasoning.drafted();
   if (panel.tokens) turn.speed = panel.record();
@@ -533,7 +539,7 @@ const follow = {
   on: true,
   top: 0,
   now() {
-    if (this.on) $('scroll').scrollTop = $('scroll').scrollHeight;
+    if (this.on) $('scroll').scrollTop = $('welcome').hidden ? $('scroll').scrollHeight : 0;
     $('latest').hidden = this.on;
   },
   scrolled() {
@@ -541,7 +547,7 @@ const follow = {
     if (s.scrollHeight - s.scrollTop - s.clientHeight < 40) this.on = true;
     else if (s.scrollTop < this.top) this.on = false; // it is people who scroll up
     this.top = s.scrollTop;
-    $('latest').hidden = this.on;
+    $('latest').hidden = this.on || !$('welcome').hidden;
   },
 };
 

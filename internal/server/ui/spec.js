@@ -11,10 +11,10 @@ const worth = 1.05; // less than that is no gain one could tell from noise
 
 const times = (x) => (x < 10 ? x.toFixed(1) : Math.round(x)) + '×';
 
-// verdict says in words what drafting did for an answer. r: {tokens, accepted, passes, ms, rate, plain, off, idle}; idle
-// is how many passes there were since a draft was last accepted.
+// verdict says in words what drafting did for an answer. r: {tokens, accepted, passes, ms, rate, plain, off, idle}; off says
+// why there are no drafts, and idle is how many passes there were since one was last accepted.
 export function verdict(r) {
-  if (r.off) return { kind: 'off', text: 'Drafting is off' };
+  if (r.off && !r.accepted) return { kind: 'off', text: r.off };
   if (!r.tokens) return { kind: 'none', text: '' };
   if (r.idle >= enoughTokens) return { kind: 'paused', text: 'Drafting paused: it would not pay here' };
   if (r.tokens < enoughTokens || r.ms < enoughMS || !r.plain) return { kind: 'short', text: '' };
@@ -30,13 +30,13 @@ export function verdict(r) {
 export function details(r) {
   if (!r.tokens) return '';
   const parts = [];
-  if (!r.off) parts.push(`${r.accepted} of ${r.tokens} tokens accepted from drafts`, `${(r.tokens / r.passes).toFixed(1)} per pass`);
+  if (!r.off || r.accepted) parts.push(`${r.accepted} of ${r.tokens} tokens accepted from drafts`, `${(r.tokens / r.passes).toFixed(1)} per pass`);
   if (r.rate && r.tokens > 8) parts.push(`${r.rate.toFixed(r.rate < 100 ? 1 : 0)} tokens/s`);
   return parts.join(' · ');
 }
 
 export class Panel {
-  constructor() { this.begin(false); }
+  constructor() { this.begin(''); }
 
   // begin forgets the answer before, but not how fast plain decoding is.
   begin(off) {
