@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
@@ -184,7 +185,7 @@ func TestPage(t *testing.T) {
 	pagePhone(t, p)
 	checkProblems(t, b, 0)
 
-	others := []string{pageKey(t, p), pagePlain(t, p)}
+	others := []string{pageLoading(t, p), pageKey(t, p), pagePlain(t, p)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, u := range b.requests {
@@ -537,6 +538,56 @@ func pagePhone(t *testing.T, p *webPage) {
 	p.key("Escape", 27)
 	p.until("!document.querySelector('#panel').checkVisibility()")
 	p.size(1280, 800, 1, false)
+}
+
+// pageLoading: the page waits for a server that loads, and for a model.
+func pageLoading(t *testing.T, p *webPage) string {
+	l := startLive(t, options{template: hermesTemplate})
+	ready := l.s.models()
+	l.s.offer.Store(nil)
+	p.browser.open(l.url + "/")
+	p.until("document.querySelector('#waiting-text').textContent.startsWith('The server is loading its model')")
+	slow := &loadingModels{Models: ready, done: make(chan struct{})}
+	l.s.SetModels(slow)
+	p.until("document.querySelector('#model').textContent === 'qwen35 (loading)' && document.querySelector('#waiting').hidden")
+	l.script("Ready.")
+	p.eval("document.querySelector('#input').focus()")
+	p.write("Are you?")
+	p.key("Enter", 13)
+	p.until("document.querySelector('#waiting-text').textContent.startsWith('Loading qwen35, ')")
+	shot(t, p.browser, "loading")
+	close(slow.done)
+	p.until(complete)
+	p.until("document.querySelector('#model').textContent === 'qwen35'")
+	if s := p.text(".assistant > .text"); s != "Ready." {
+		t.Errorf("after loading the answer is %q", s)
+	}
+	p.forgive()
+	return l.url
+}
+
+// loadingModels are loading until done is closed.
+type loadingModels struct {
+	Models
+	done chan struct{}
+}
+
+func (m *loadingModels) Acquire(ctx context.Context, name string) (string, *engine.Engine, func(*time.Duration), error) {
+	select {
+	case <-m.done:
+	case <-ctx.Done():
+	}
+	return m.Models.Acquire(ctx, name)
+}
+
+func (m *loadingModels) List() []engine.ModelInfo {
+	list := m.Models.List()
+	select {
+	case <-m.done:
+	default:
+		list[0].State, list[0].Size = engine.StateLoading, 4_700_000_000
+	}
+	return list
 }
 
 // pageKey: a server with keys is asked with one, which the page asks the person for.

@@ -12,6 +12,7 @@ const panel = new Panel();
 let chat = store.newChat(); // the one that is shown: {id, title, updated, turns}
 let work = null; // the answer being written: {abort, done}
 let models = [];
+let loadsSince = 0; // when the server was first found without a model, 0 when it has one
 let noDrafter = ''; // or a sentence that says so
 let plainText = false; // the model has no chat template: it continues texts
 
@@ -53,10 +54,18 @@ async function listModels() {
   try {
     models = await api.models($('key').value);
   } catch (err) {
+    if (err.status === 503) {
+      loadsSince ||= Date.now();
+      wait(`The server is loading its model: ${secondsSince(loadsSince)} s`);
+      setTimeout(listModels, 1000);
+      return;
+    }
     if (err.status === 401) askKey('This server wants an API key.');
     else notice(err.message, 'Retry', listModels);
     return;
   }
+  if (loadsSince) wait('');
+  loadsSince = 0;
   const want = $('model').value || store.settings().model;
   $('model').replaceChildren(...models.map((m) => new Option(m.state === 'loaded' ? m.id : `${m.id} (${m.state})`, m.id)));
   if (models.some((m) => m.id === want)) $('model').value = want;
@@ -93,31 +102,34 @@ async function learn() {
   examples();
 }
 
+// wait shows what the page waits for, and how far that is if it is known; an empty text hides it.
+function wait(text, value) {
+  $('waiting').hidden = !text;
+  $('waiting-text').textContent = text;
+  if (value === undefined) $('progress').removeAttribute('value'); else $('progress').value = value;
+}
+
+const secondsSince = (ms) => Math.round((Date.now() - ms) / 1000);
+
 // watch tells what the server does until the answer begins.
 function watch() {
   const began = Date.now();
   let ended = false;
-  const show = (text, value) => {
-    $('waiting').hidden = false;
-    $('waiting-text').textContent = text;
-    if (value === undefined) $('progress').removeAttribute('value'); else $('progress').value = value;
-  };
   const timer = setInterval(async () => {
-    const list = await api.models($('key').value).catch(() => models);
+    models = await api.models($('key').value).catch(() => models);
     if (ended) return;
-    models = list;
     const m = chosen();
-    const seconds = Math.round((Date.now() - began) / 1000);
-    if (m?.state === 'loading') show(`Loading ${m.id}, ${size(m.size)}: ${seconds} s`);
-    else show(`Waiting for the model: ${seconds} s`);
+    wait(`${m?.state === 'loading' ? `Loading ${m.id}, ${size(m.size)}` : 'Waiting for the model'}: ${secondsSince(began)} s`);
   }, 1000);
   return {
-    prompt: (p) => { if (p.total > p.processed) show(`Reading: ${p.processed} of ${p.total} tokens`, p.processed / p.total); },
-    end: () => {
-      if (ended) return;
+    prompt(p) {
+      clearInterval(timer);
+      wait(p.total > p.processed ? `Reading: ${p.processed} of ${p.total} tokens` : '', p.processed / p.total);
+    },
+    end() {
       ended = true;
       clearInterval(timer);
-      $('waiting').hidden = true;
+      wait('');
     },
   };
 }
@@ -165,7 +177,7 @@ async function halt() {
 async function show(other) {
   await halt();
   chat = other;
-  for (const t of chat.turns) t.end ||= 'stopped'; // the page was closed while it was written
+  for (const t of chat.turns) if (t.role === 'assistant') t.end ||= 'stopped'; // with the page, while it was written
   notice('');
   drawer(null);
   follow.on = true;
@@ -592,9 +604,10 @@ async function addFiles(files) {
 
 function examples() {
   const list = continues()
-    ? ['func fibonacci(n int) int {', '// Reverse returns s with its runes in reverse order.\nfunc Reverse(s string) string {', 'package main\n\nimport (']
+    ? ['func fibonacci(n int) int {', 'type Stack[T any] struct {', '// Reverse returns s with its runes in reverse order.\nfunc Reverse(s string) string {', 'package main\n\nimport (']
     : ['Explain speculative decoding with an everyday comparison.', 'Write a Go function that merges two sorted slices, with a test.',
       'Compare TCP and UDP in a table.', 'Plan three dinners from rice, eggs and spinach.'];
+  $('examples').className = continues() ? 'mono' : '';
   $('examples').replaceChildren(...list.map((text) => {
     const li = element('li');
     li.append(button(text, () => {
