@@ -15,10 +15,11 @@ func newDevicesCmd() *cobra.Command {
 		Use:   "devices",
 		Short: "List what can run models on this machine",
 		Long: `Devices lists what can run models on this machine, by the names that --device takes: NVIDIA GPUs with their
-memory, and the processor. --device auto, the default, takes the first GPU on which a model fits; what does
-not fit runs on the processor, layer by layer.`,
+memory, and the processor. --device auto, the default, takes the first GPU on which a model fits, or several. What
+does not fit runs on the processor: experts first, then layers.`,
 		Example: `  strobe devices
-  strobe run --device cuda:0 -m model.gguf -p "why is the sky blue"`,
+  strobe run --device cuda:0 -m model.gguf -p "why is the sky blue"
+  strobe serve --device cuda:0,cuda:1 -m model.gguf`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"strobe/internal/cache"
 	"strobe/internal/device"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/engine"
@@ -23,7 +25,13 @@ type modelFlags struct {
 	threads        int
 	device         string
 	gpuLayers      string
-	kv             string
+	cpuExperts     string
+	draftDevice    string
+	draftGPULayers string
+	kv, kvk, kvv   string
+	kvLayers       string
+	kvDraft        string
+	draftWindow    string
 	ctx            int
 	draft          string
 	draftMax       int
@@ -40,10 +48,24 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.device, "device", "auto",
-		"what runs the model: auto (the first GPU on which it fits, or the processor), cpu, cuda or cuda:N")
+		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1")
 	f.StringVar(&m.gpuLayers, "gpu-layers", "auto",
-		"layers on the GPU, the others run on the processor: auto (as many as fit) or a number")
-	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
+		"layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
+	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",
+		"whose experts the processor keeps: auto (of as few layers as it takes to fit), all, or those of the first N layers")
+	f.StringVar(&m.draftGPULayers, "draft-gpu-layers", "auto",
+		"layers of a DFlash drafter on its GPU, the others run on the processor: auto (all) or a number")
+	f.StringVar(&m.draftDevice, "draft-device", "auto",
+		"what runs the drafter: auto (where the model's output is), cpu, cuda or cuda:N")
+	f.StringVar(&m.kv, "kv", "f16",
+		"type of cached keys and values: f32, f16, q8_0, q4_1, q4_0, turbo4 or turbo3 (3 bits)")
+	f.StringVar(&m.kvk, "kv-k", "", "type of cached keys (default: as --kv)")
+	f.StringVar(&m.kvv, "kv-v", "", "type of cached values (default: as --kv)")
+	f.StringVar(&m.kvLayers, "kv-layers", "", "other types for layers, such as 0=f16,4-7=q8_0/turbo4 (keys/values)")
+	f.StringVar(&m.kvDraft, "kv-draft", "", "type of the drafter's cache (default: f16, or f32 with --kv f32)")
+	f.StringVar(&m.draftWindow, "draft-window", "auto",
+		"tokens back that a DFlash drafter looks: auto (the file, known drafters, or by trial; 4096 at most), "+
+			"off (as the file says) or a number")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
 	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
 	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
@@ -67,6 +89,7 @@ func (m *modelFlags) load() (*engine.Model, error) {
 		bar.Add(int64(done - last))
 		last = done
 	}
+	opt.Say = func(line string) { infof(m.cmd, "%s", line) }
 	e, err := m.open(opt)
 	bar.Stop()
 	if err != nil {
@@ -82,19 +105,45 @@ func (m *modelFlags) load() (*engine.Model, error) {
 // options is how the flags want a model to be loaded.
 func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{
-		Threads: m.threads, Device: m.device, KV: m.kv, Drafter: m.drafter, MTP: m.mtp || m.draft == "mtp",
+		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, Drafter: m.drafter,
+		KV: m.kv, KVKey: m.kvk, KVValue: m.kvv, KVLayers: m.kvLayers, KVDraft: m.kvDraft, MTP: m.mtp || m.draft == "mtp",
+	}
+	for _, kv := range [][4]string{{m.kv, m.kvk, m.kvv, m.kvLayers}, {m.kvDraft}} {
+		if _, err := cache.ParseTypes(kv[0], kv[1], kv[2], kv[3]); err != nil {
+			return opt, usageError{err}
+		}
+	}
+	switch m.draftWindow {
+	case "auto":
+	case "off":
+		opt.DraftWindow = dflash.WindowOff
+	default:
+		n, err := strconv.Atoi(m.draftWindow)
+		if err != nil || n < 1 {
+			return opt, usagef("--draft-window %q: want auto, off or a number of tokens", m.draftWindow)
+		}
+		opt.DraftWindow = n
 	}
 	if err := device.Check(m.device); err != nil {
 		return opt, usageError{err}
 	}
-	if m.gpuLayers != "auto" {
-		n, err := strconv.Atoi(m.gpuLayers)
-		if err != nil || n < 0 {
-			return opt, usagef("--gpu-layers %q: want auto or a number", m.gpuLayers)
-		}
-		if opt.GPULayers = n; n == 0 {
-			opt.GPULayers = -1
-		}
+	if err := device.Check(m.draftDevice); err != nil {
+		return opt, usagef("--draft-device: %w", err)
+	}
+	if strings.Contains(m.draftDevice, ",") {
+		return opt, usagef("--draft-device %q: a drafter has one device", m.draftDevice)
+	}
+	var ok bool
+	if opt.GPULayers, ok = layerCount(m.gpuLayers); !ok {
+		return opt, usagef("--gpu-layers %q: want auto or a number", m.gpuLayers)
+	}
+	if opt.DraftGPULayers, ok = layerCount(m.draftGPULayers); !ok {
+		return opt, usagef("--draft-gpu-layers %q: want auto or a number", m.draftGPULayers)
+	}
+	if m.cpuExperts == "all" {
+		opt.CPUExperts = engine.AllExperts
+	} else if opt.CPUExperts, ok = layerCount(m.cpuExperts); !ok {
+		return opt, usagef("--cpu-experts %q: want auto, all or a number of layers", m.cpuExperts)
 	}
 	switch m.causal {
 	case "auto":
@@ -110,6 +159,18 @@ func (m *modelFlags) options() (engine.Options, error) {
 	}
 	_, err := m.spec()
 	return opt, err
+}
+
+// layerCount reads a number of layers as options have it: 0 stands for auto, -1 for none.
+func layerCount(s string) (n int, ok bool) {
+	if s == "auto" {
+		return 0, true
+	}
+	n, err := strconv.Atoi(s)
+	if n == 0 {
+		return -1, err == nil
+	}
+	return n, err == nil && n > 0
 }
 
 // checkDrafter refuses a model without the source of guesses that the flags insist on.

@@ -278,6 +278,7 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 	if cfg.Load, err = o.loadOptions(); err != nil {
 		return nil, err
 	}
+	cfg.Load.Say = func(line string) { cfg.Log.Info("loading", "where", line) }
 	if o.model != "" {
 		cfg.Files, cfg.Alias = []string{o.model}, o.alias
 	}

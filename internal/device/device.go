@@ -48,10 +48,32 @@ func List() []Info {
 	return append(list, Info{Name: "cpu", Description: b.Name()})
 }
 
-// Check reports what is wrong with a name, without opening the device.
-func Check(name string) error {
-	_, _, err := parse(name)
-	return err
+// Check reports what is wrong with a name, or with several with commas between, without opening a device.
+func Check(names string) error {
+	list := strings.Split(names, ",")
+	for _, name := range list {
+		kind, _, err := parse(name)
+		if err != nil {
+			return err
+		}
+		if len(list) > 1 && kind != "cuda" {
+			return fmt.Errorf("device %q: only GPUs share a model; the processor gets what they have no room for", names)
+		}
+	}
+	return nil
+}
+
+// Names takes apart what Check has found right: each name as Open takes it, with its number. It returns nil for "auto".
+func Names(names string) (list []string) {
+	for _, name := range strings.Split(names, ",") {
+		switch kind, index, _ := parse(name); kind {
+		case "cpu":
+			list = append(list, kind)
+		case "cuda":
+			list = append(list, fmt.Sprintf("%s:%d", kind, index))
+		}
+	}
+	return list
 }
 
 // parse splits a name into a kind and a number.

@@ -1,15 +1,21 @@
 package device
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 // TestNames: names that people give devices, right and wrong.
 func TestNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"": "", "auto": "", "cpu": "", "cuda": "", "cuda:3": "",
-		"cpu:1":   `device "cpu:1": cpu has no number`,
-		"cuda:x":  `device "cuda:x": want a number after cuda:`,
-		"cuda:-1": `device "cuda:-1": want a number after cuda:`,
-		"vulkan":  `device "vulkan": want auto, cpu, cuda or cuda:N`,
+		"cpu:1":         `device "cpu:1": cpu has no number`,
+		"cuda:x":        `device "cuda:x": want a number after cuda:`,
+		"cuda:-1":       `device "cuda:-1": want a number after cuda:`,
+		"cuda:0,cuda:1": "",
+		"cuda,cpu":      `device "cuda,cpu": only GPUs share a model; the processor gets what they have no room for`,
+		"cuda:0,":       `device "cuda:0,": only GPUs share a model; the processor gets what they have no room for`,
+		"vulkan":        `device "vulkan": want auto, cpu, cuda or cuda:N`,
 	} {
 		got := ""
 		if err := Check(name); err != nil {
@@ -17,6 +23,18 @@ func TestNames(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestSeveral: names are taken apart as Open takes them.
+func TestSeveral(t *testing.T) {
+	for names, want := range map[string]string{
+		"": "[]", "auto": "[]", "cpu": "[cpu]", "cuda": "[cuda:0]", "cuda:2": "[cuda:2]",
+		"cuda:1,cuda,cuda:1": "[cuda:1 cuda:0 cuda:1]",
+	} {
+		if got := fmt.Sprint(Names(names)); got != want {
+			t.Errorf("%q: %s, want %s", names, got, want)
 		}
 	}
 }

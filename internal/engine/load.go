@@ -37,6 +37,7 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/cache"
+	"strobe/internal/device"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/draft/mtp"
@@ -44,7 +45,6 @@ import (
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/platform"
-	"strobe/internal/quant"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/tokenizer"
@@ -54,20 +54,38 @@ import (
 // that lies beside the target.
 type Options struct {
 	Threads int
-	// Device runs the model: "cpu", "cuda", "cuda:N"; "" and "auto" mean the first GPU on which it fits, or the processor.
+	// Device runs the model: "cpu", "cuda", "cuda:N", or several GPUs with commas between, which share the layers. "" and
+	// "auto" mean the first GPUs that have room for it, with the help of the processor, or the processor alone.
 	Device string
-	// GPULayers is how many layers a GPU gets, the last ones; the processor runs the others. 0 means as many as fit,
+	// GPULayers is how many layers GPUs get, the last ones; the processor runs the others. 0 means as many as fit,
 	// negative none.
 	GPULayers int
+	// CPUExperts is of how many layers, the first ones, the processor keeps the experts. 0 means as many as it takes for
+	// the other parts of layers to fit, negative none.
+	CPUExperts int
+	// DraftDevice runs the drafter; "" and "auto" mean the one that has the target's output.
+	DraftDevice string
+	// DraftGPULayers is how many of a DFlash drafter's layers that one runs, if it is a GPU, the last ones; the processor
+	// runs the others. 0 means all, negative none.
+	DraftGPULayers int
+	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes.
+	Say func(line string)
 	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
 	Progress func(done, total int)
-	KV       string // cache type: f16 (default), f32 or q8_0
+	// KV is the type of cached keys and values (quant.CacheTypes), f16 by default; KVKey and KVValue choose for one of
+	// the two, and KVLayers makes exceptions for layers (cache.ParseTypes).
+	KV, KVKey, KVValue, KVLayers string
+	// KVDraft is the type of the drafter's cache: f16 by default, and f32 where KV is f32.
+	KVDraft string
+	// DraftWindow is how many tokens back a DFlash drafter looks; see dflash.Options.
+	DraftWindow int
 	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has
 	// otherwise; "none" uses none.
 	Drafter string
 	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
 	MTP    bool
 	Causal dflash.Causal
+	open   func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
@@ -83,6 +101,7 @@ type Model struct {
 	Sampling  sample.Defaults // what its makers recommend
 
 	Path, DrafterPath string
+	names             []string // of the devices, as they were opened
 	backends          []backend.Backend
 	files             []*gguf.File
 }
@@ -177,7 +196,7 @@ func LoadFiles(src Source, opt Options) (*Model, error) {
 }
 
 func (m *Model) load(src Source, opt Options) error {
-	kv, err := ParseKV(opt.KV)
+	kv, err := cache.ParseTypes(opt.KV, opt.KVKey, opt.KVValue, opt.KVLayers)
 	if err != nil {
 		return err
 	}
@@ -190,14 +209,26 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
 		return err
 	}
-	mo := model.Options{KV: kv, KVF32: kv == quant.F32}
-	if err := m.openDevices(src, opt, &mo); err != nil {
+	mo := model.Options{KV: kv}
+	devices, err := m.place(src, opt, &mo)
+	if err != nil {
 		return err
 	}
-	if m.Target, err = model.Open(src.Target, m.backends[0], mo, m.backends[1:]...); err != nil {
+	if opt.Progress != nil && mo.Place != nil { // the processor maps its weights
+		total := 0
+		for _, t := range src.Target.Tensors() {
+			total += len(t.Data)
+		}
+		done := 0
+		mo.Bound = func(bytes int) {
+			done += bytes
+			opt.Progress(min(done, total), total)
+		}
+	}
+	if m.Target, err = model.Open(src.Target, devices[0], mo, devices[1:]...); err != nil {
 		return err
 	}
-	if err := m.loadDrafters(src, opt, kv == quant.F32); err != nil {
+	if err := m.loadDrafters(src, opt); err != nil {
 		return err
 	}
 	var sources []draft.Source
@@ -222,14 +253,36 @@ func (m *Model) load(src Source, opt Options) error {
 }
 
 // loadDrafters opens the drafter's file, and the target's own block where it is wanted.
-func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
+func (m *Model) loadDrafters(src Source, opt Options) (err error) {
 	f := src.Drafter
+	own := mtp.InModel(src.Target) && (opt.MTP || f == nil && opt.Drafter != "none")
+	if f == nil && !own {
+		return nil
+	}
+	b, err := m.drafterDevice(src, opt)
+	if err != nil {
+		return err
+	}
+	var beside backend.Backend
+	if opt.DraftGPULayers > 0 {
+		if beside, err = m.device("cpu", opt); err != nil {
+			return err
+		}
+	}
+	if opt.KVDraft == "" && strings.EqualFold(opt.KV, "f32") {
+		opt.KVDraft = opt.KV
+	}
+	kv, err := cache.ParseTypes(opt.KVDraft, "", "", "")
+	if err != nil {
+		return err
+	}
 	if f != nil {
 		m.DrafterPath = f.Path()
 		if mtp.Supported(f) {
-			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KVF32: f32})
+			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KV: kv, Device: b})
 		} else {
-			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KVF32: f32})
+			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KV: kv, Window: opt.DraftWindow,
+				Device: b, Beside: beside, Layers: opt.DraftGPULayers})
 		}
 		if err == nil {
 			err = sameVocabulary(src)
@@ -238,8 +291,8 @@ func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
 			return err
 		}
 	}
-	if m.MTP == nil && mtp.InModel(src.Target) && (opt.MTP || f == nil && opt.Drafter != "none") {
-		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KVF32: f32})
+	if m.MTP == nil && own {
+		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KV: kv, Device: b})
 	}
 	return err
 }
@@ -335,11 +388,12 @@ func (m *Model) Backend() backend.Backend { return m.backends[0] }
 // Summary states what the model needs: weights, cache per token, state per sequence.
 func (m *Model) Summary() string {
 	mem := m.Target.Memory()
-	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.deviceName(),
-		Bytes(m.Target.WeightBytes()), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
+	s := fmt.Sprintf("%s on %s: weights %s, cache (%s) %s per token, %s per sequence", m.Target.Arch, m.deviceName(),
+		Bytes(m.Target.WeightBytes()), strings.Join(mem.Types(), ", "), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
 	for _, d := range m.Drafters() {
-		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache %s per token", d.Name(), Bytes(d.WeightBytes()),
-			d.Max(), Bytes(d.Memory().TokenBytes()))
+		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache (%s) %s per token, %s per sequence", d.Name(),
+			Bytes(d.WeightBytes()), d.Max(), strings.Join(d.Memory().Types(), ", "), Bytes(d.Memory().TokenBytes()),
+			Bytes(d.Memory().SeqBytes()))
 	}
 	return s
 }
@@ -355,19 +409,6 @@ func Bytes(n int) string {
 		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
 	}
 	return fmt.Sprintf("%d B", n)
-}
-
-// ParseKV reads a cache type.
-func ParseKV(s string) (quant.Type, error) {
-	switch strings.ToLower(s) {
-	case "", "f16":
-		return quant.F16, nil
-	case "f32":
-		return quant.F32, nil
-	case "q8_0":
-		return quant.Q8_0, nil
-	}
-	return 0, fmt.Errorf("cache type %q: want f16, f32 or q8_0", s)
 }
 
 // FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose name shares

@@ -364,6 +364,10 @@ func (l *loop) recover(live []*job, err error) error {
 	if l.fatal(err) {
 		return err
 	}
+	_ = l.m.Target.Sync() // reports what made the step fail, if the step did not
+	if lost := l.m.Target.Sync(); lost != nil {
+		return lost // a device that still fails does so for good; whoever loads the model anew opens it anew
+	}
 	if l.cache != nil {
 		l.cache.shrink(0)
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,75 +16,112 @@ import (
 // drafter's cache.
 const reserve = 1 << 30
 
-// openDevices opens what the options name and decides which layers lie where.
-func (m *Model) openDevices(src Source, opt Options, mo *model.Options) error {
-	b, err := device.Open(opt.Device, device.Options{Threads: opt.Threads})
-	if err != nil {
-		return err
-	}
-	m.backends = []backend.Backend{b}
-	g, ok := b.(interface{ Memory() (free, total int) })
-	if !ok {
-		return nil // the processor, whose memory the file maps
-	}
-	if opt.Progress != nil {
-		done, total := 0, 0
-		for _, t := range src.Target.Tensors() {
-			total += len(t.Data)
-		}
-		mo.Bound = func(bytes int) {
-			done += bytes
-			opt.Progress(min(done, total), total)
-		}
-	}
-	free, _ := g.Memory()
-	need := needs(b, src)
-	layers := len(need.layers)
-	want := opt.GPULayers
-	fit := need.fit(free - reserve)
-	switch {
-	case want < 0 || want == 0 && fit == 0 && opt.Device != "cuda" && !strings.HasPrefix(opt.Device, "cuda:"):
-		want = 0
-	case want == 0 && fit < layers && (opt.Device == "" || opt.Device == "auto"):
-		want = fit
-	case want == 0:
-		want = layers
-	}
-	want = min(want, layers)
-	if want > fit {
-		return fmt.Errorf("%s: %d of %d layers need %s on %s, which has %s free; --gpu-layers %d would fit", m.Path, want,
-			layers, Bytes(need.of(want)+reserve), b.Name(), Bytes(free), fit)
-	}
-	if want == layers {
-		return nil
-	}
-	processor, err := device.Open("cpu", device.Options{Threads: opt.Threads})
-	if err != nil {
-		return err
-	}
-	if want == 0 {
-		b.Close()
-		m.backends = []backend.Backend{processor}
-		return nil
-	}
-	m.backends = append(m.backends, processor)
-	mo.Place = func(layer int) int {
-		if layer < layers-want {
-			return 1
-		}
-		return 0
-	}
-	return nil
+// AllExperts, as Options.CPUExperts, leaves the experts of all layers to the processor.
+const AllExperts = 1 << 20
+
+// gpu is a device with memory of its own. The processor has none: it maps the file.
+type gpu interface {
+	backend.Backend
+	Memory() (free, total int)
 }
 
-// need is the memory that a model's weights take on a device.
+// device opens a device, or returns the one of that name that is open already.
+func (m *Model) device(name string, opt Options) (backend.Backend, error) {
+	if i := slices.Index(m.names, name); i >= 0 {
+		return m.backends[i], nil
+	}
+	return m.another(name, opt)
+}
+
+// another opens a device, a second time if need be.
+func (m *Model) another(name string, opt Options) (backend.Backend, error) {
+	open := opt.open
+	if open == nil {
+		open = device.Open
+	}
+	b, err := open(name, device.Options{Threads: opt.Threads})
+	if err == nil {
+		m.names, m.backends = append(m.names, name), append(m.backends, b)
+	}
+	return b, err
+}
+
+// place opens the target's devices and decides what lies where: GPUs first, then the processor, if it has a part.
+func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Backend, error) {
+	names, auto := device.Names(opt.Device), false
+	if names == nil {
+		names, auto = []string{"cuda:0"}, true
+	}
+	if names[0] == "cpu" || opt.GPULayers < 0 {
+		b, err := m.device("cpu", opt)
+		return []backend.Backend{b}, err
+	}
+	var n need
+	var d division
+	var room []int // of each GPU
+	for i := 0; i < len(names); i++ {
+		b, err := m.another(names[i], opt)
+		if err != nil && auto {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+		if n.dense == nil {
+			draft := device.Names(opt.DraftDevice)
+			n = needs(b, src, draft == nil || draft[0] == names[len(names)-1])
+		}
+		free := 0
+		if g, ok := b.(gpu); ok {
+			free, _ = g.Memory()
+		}
+		same := 0 // a GPU that is named twice has its memory once
+		for _, name := range names {
+			if name == names[i] {
+				same++
+			}
+		}
+		room = append(room, free/same-reserve)
+		if d = n.divide(room, opt); auto && (d.layers < len(n.dense) || d.experts > 0) {
+			names = append(names, fmt.Sprintf("cuda:%d", i+1)) // perhaps there is another
+		}
+	}
+	gpus := m.backends[:len(room):len(room)]
+	if d.layers == 0 && room != nil && (!auto || opt.GPULayers > 0) {
+		return nil, fmt.Errorf("%s: %s", m.Path, n.tooLarge(room, gpus, opt))
+	}
+	if d.layers == 0 {
+		for _, b := range gpus {
+			b.Close()
+		}
+		m.names, m.backends = nil, nil
+		b, err := m.device("cpu", opt)
+		return []backend.Backend{b}, err
+	}
+	if opt.Say != nil {
+		opt.Say(n.say(d, room, gpus))
+	}
+	mo.Place = func(layer int) int { return d.place[layer] }
+	mo.Experts = func(layer int) int {
+		if layer < d.experts {
+			return len(gpus)
+		}
+		return d.place[layer]
+	}
+	if d.layers == len(n.dense) && d.experts == 0 {
+		return gpus, nil
+	}
+	_, err := m.device("cpu", opt)
+	return m.backends, err
+}
+
+// need is the memory that a model's weights take on a GPU.
 type need struct {
-	layers []int
-	rest   int // with the output: what every division has
+	dense, experts []int // of each layer
+	rest           int   // what every division has on the last GPU: the output, the drafter
 }
 
-// needs asks a device what the weights of a target and its drafter would take.
-func needs(b backend.Backend, src Source) need {
+// needs asks a device what the weights of a target would take, and those of its drafter if it is to lie there, too.
+func needs(b backend.Backend, src Source, drafter bool) need {
 	var n need
 	for _, t := range src.Target.Tensors() {
 		size := weightBytes(b, t)
@@ -98,25 +136,55 @@ func needs(b backend.Backend, src Source) need {
 			n.rest += size
 			continue
 		}
-		for len(n.layers) <= layer {
-			n.layers = append(n.layers, 0)
+		for len(n.dense) <= layer {
+			n.dense, n.experts = append(n.dense, 0), append(n.experts, 0)
 		}
-		n.layers[layer] += size
+		if strings.Contains(t.Name, "_exps.") {
+			n.experts[layer] += size
+		} else {
+			n.dense[layer] += size
+		}
 	}
 	// A block for multi-token prediction counts as one of the file's blocks, and lies with the output.
-	if v, ok, _ := src.Target.Uint(src.Target.Arch() + ".nextn_predict_layers"); ok && v < uint64(len(n.layers)) {
-		own := len(n.layers) - int(v)
-		for _, b := range n.layers[own:] {
-			n.rest += b
+	if v, ok, _ := src.Target.Uint(src.Target.Arch() + ".nextn_predict_layers"); ok && v < uint64(len(n.dense)) {
+		own := len(n.dense) - int(v)
+		for i := own; i < len(n.dense); i++ {
+			n.rest += n.dense[i] + n.experts[i]
 		}
-		n.layers = n.layers[:own]
+		n.dense, n.experts = n.dense[:own], n.experts[:own]
 	}
-	if src.Drafter != nil {
-		for _, t := range src.Drafter.Tensors() {
-			n.rest += weightBytes(b, t)
-		}
+	if src.Drafter != nil && drafter {
+		n.rest += fileBytes(b, src.Drafter)
 	}
 	return n
+}
+
+// fileBytes is what all weights of a file would take on a device.
+func fileBytes(b backend.Backend, f *gguf.File) (sum int) {
+	for _, t := range f.Tensors() {
+		sum += weightBytes(b, t)
+	}
+	return sum
+}
+
+// drafterDevice opens the device that the options want the drafter on, nil for the target's, and sees that there is
+// room.
+func (m *Model) drafterDevice(src Source, opt Options) (backend.Backend, error) {
+	names := device.Names(opt.DraftDevice)
+	if opt.DraftGPULayers < 0 {
+		names = []string{"cpu"}
+	}
+	if names == nil {
+		return nil, nil
+	}
+	b, err := m.device(names[0], opt)
+	if g, ok := b.(gpu); ok && src.Drafter != nil {
+		free, _ := g.Memory()
+		if size := fileBytes(b, src.Drafter); size > free {
+			err = fmt.Errorf("%s: needs %s on %s, which has %s free", src.Drafter.Path(), Bytes(size), b.Name(), Bytes(free))
+		}
+	}
+	return b, err
 }
 
 func weightBytes(b backend.Backend, t *gguf.Tensor) int {
@@ -134,23 +202,150 @@ func weightBytes(b backend.Backend, t *gguf.Tensor) int {
 	return b.WeightBytes(m)
 }
 
-// of is what the last n layers take.
-func (n need) of(layers int) int {
-	sum := n.rest
-	for _, b := range n.layers[len(n.layers)-layers:] {
-		sum += b
-	}
-	return sum
+// division says what GPUs get: the last layers, without the experts of the model's first ones. The processor has the
+// others, as a device after the GPUs.
+type division struct {
+	layers, experts int   // layers on GPUs; first layers whose experts are not
+	place           []int // device of each layer
 }
 
-// fit is how many of the last layers find room in so many bytes.
-func (n need) fit(bytes int) int {
-	for i := len(n.layers); i > 0; i-- {
-		if n.of(i) <= bytes {
-			return i
+// divide finds the division that leaves least to the processor, of those that the options allow; none has 0 layers.
+// Experts go before layers: they are most of a model's bytes, and of each only those are read that a token needs.
+func (n need) divide(room []int, opt Options) division {
+	all := len(n.dense)
+	most, least := all, 1
+	if opt.GPULayers > 0 {
+		most = min(opt.GPULayers, all)
+		least = most
+	}
+	few, many := 0, all
+	if opt.CPUExperts != 0 {
+		few = max(0, min(opt.CPUExperts, all))
+		many = few
+	}
+	if !slices.ContainsFunc(n.experts, func(b int) bool { return b > 0 }) {
+		few, many = 0, 0
+	}
+	for layers := most; layers >= least; layers-- {
+		for experts := few; experts <= many; experts++ {
+			if place, ok := n.spread(room, layers, experts); ok {
+				return division{layers, experts, place}
+			}
 		}
 	}
-	return 0
+	return division{}
+}
+
+// spread gives layers to GPUs so that all are filled to about the same part.
+func (n need) spread(room []int, layers, experts int) ([]int, bool) {
+	if place, ok := n.fill(room, layers, experts); !ok || len(room) == 1 {
+		return place, ok
+	}
+	const parts = 50
+	for p := 1; p <= parts; p++ {
+		part := make([]int, len(room))
+		for i, r := range room {
+			part[i] = int(float64(r) * float64(p) / parts)
+		}
+		if place, ok := n.fill(part, layers, experts); ok {
+			return place, ok
+		}
+	}
+	return nil, false
+}
+
+// fill gives the last layers to the last GPU, those before to the one before, and so on.
+func (n need) fill(room []int, layers, experts int) ([]int, bool) {
+	place := slices.Repeat([]int{len(room)}, len(n.dense))
+	at := len(room) - 1
+	left := room[at] - n.rest
+	for i := len(n.dense) - 1; i >= len(n.dense)-layers && left >= 0; i-- {
+		size := n.of(i, experts)
+		for at > 0 && left < size {
+			at--
+			left = room[at]
+		}
+		left -= size
+		place[i] = at
+	}
+	return place, left >= 0
+}
+
+// of is what a layer takes on a GPU.
+func (n need) of(layer, experts int) int {
+	if layer < experts {
+		return n.dense[layer]
+	}
+	return n.dense[layer] + n.experts[layer]
+}
+
+// sums is what a division puts on each GPU, and what it saves by leaving experts to the processor.
+func (n need) sums(d division, gpus int) (on []int, saved int) {
+	on = make([]int, gpus)
+	on[gpus-1] = n.rest
+	for i, at := range d.place {
+		if at < gpus {
+			on[at] += n.of(i, d.experts)
+			saved += n.dense[i] + n.experts[i] - n.of(i, d.experts)
+		}
+	}
+	return on, saved
+}
+
+// say describes a division.
+func (n need) say(d division, room []int, gpus []backend.Backend) string {
+	on, saved := n.sums(d, len(gpus))
+	var parts []string
+	for i, b := range gpus {
+		layers := 0
+		for _, at := range d.place {
+			if at == i {
+				layers++
+			}
+		}
+		parts = append(parts, fmt.Sprintf("%s: %d of %d layers, %s of weights, %s free", b.Name(), layers, len(n.dense),
+			Bytes(on[i]), Bytes(room[i]+reserve)))
+	}
+	var rest []string
+	if k := len(n.dense) - d.layers; k > 0 {
+		rest = append(rest, fmt.Sprintf("the first %d layers", k))
+	}
+	if d.experts > 0 {
+		rest = append(rest, fmt.Sprintf("the experts of the first %d layers, which saves %s", d.experts, Bytes(saved)))
+	}
+	if rest != nil {
+		parts = append(parts, "processor: "+strings.Join(rest, " and "))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// tooLarge says why nothing that the options allow fits, and what would.
+func (n need) tooLarge(room []int, gpus []backend.Backend, opt Options) string {
+	all := len(n.dense)
+	want := division{layers: all, experts: min(max(0, opt.CPUExperts), all), place: make([]int, all)}
+	if opt.GPULayers > 0 {
+		want.layers = min(opt.GPULayers, all)
+	}
+	for i := range all - want.layers {
+		want.place[i] = 1
+	}
+	on, _ := n.sums(want, 1)
+	free := 0
+	var names []string
+	for i, b := range gpus {
+		free += room[i] + reserve
+		names = append(names, b.Name())
+	}
+	s := fmt.Sprintf("%d of %d layers need %s on %s, which has %s free", want.layers, all, Bytes(on[0]+len(gpus)*reserve),
+		strings.Join(names, " and "), Bytes(free))
+	fit := n.divide(room, Options{})
+	switch {
+	case fit.layers == 0:
+		return s + "; nothing of it would fit"
+	case fit.experts > 0:
+		return fmt.Sprintf("%s; --gpu-layers %d --cpu-experts %d would fit", s, fit.layers, fit.experts)
+	}
+	return fmt.Sprintf("%s; --gpu-layers %d would fit", s, fit.layers)
 }
 
 // Chunk is how many prompt tokens should run in one pass when nobody else waits: enough to use the device well, few

@@ -103,7 +103,7 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 			return nil, l.Err
 		}
 	}
-	if l.On(m.place[0]); a.pleDim > 0 {
+	if l.On(m.place[0], m.place[0]); a.pleDim > 0 {
 		a.ple = &perLayerEmbedding{
 			tokens: l.Matrix("per_layer_token_embd.weight", a.pleDim*m.Layers, m.Vocab),
 			proj:   l.Matrix("per_layer_model_proj.weight", m.Hidden, a.pleDim*m.Layers),
@@ -183,7 +183,7 @@ func (a *gemma4) loadExperts(l *nn.Loader, p string, hidden int, y *gemma4Layer)
 	e := l.MoE(p, hidden, a.expertW, a.experts, a.used, backend.GELU)
 	// NVFP4 files fold this scale into the second-level scale of the weights.
 	if l.Err == nil && e.Down.Type() != quant.NVFP4 {
-		e.DownScale = l.Optional(p+"ffn_down_exps.scale", a.experts)
+		e.DownScale = l.PerExpert(p+"ffn_down_exps.scale", a.experts)
 	}
 	y.moe = &e
 	y.routerScale = l.Vector(p+"ffn_gate_inp.scale", hidden)

@@ -18,7 +18,6 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/gguf"
 	"strobe/internal/nn"
-	"strobe/internal/quant"
 )
 
 // MaxRows is the largest batch Forward takes.
@@ -26,24 +25,15 @@ const MaxRows = 512
 
 // Options configures a model. The zero value keeps keys and values in F16 and everything on one device.
 type Options struct {
-	KV quant.Type // F16 (also for the zero value, unless KVF32 is set) or Q8_0
-	// KVF32 keeps keys and values in float32, for comparisons with references.
-	KVF32 bool
+	KV cache.Types
 	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token
 	// embeddings lie with the first layer, the output matrix with the last.
 	Place func(layer int) int
+	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. What goes to and
+	// fro then is the experts' input, the choice among them and their sum.
+	Experts func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
-}
-
-func (o Options) kvType() quant.Type {
-	switch {
-	case o.KVF32:
-		return quant.F32
-	case o.KV == quant.F32:
-		return quant.F16
-	}
-	return o.KV
 }
 
 // Config is what users of a model need to know of it.
@@ -66,8 +56,9 @@ type Config struct {
 type Model struct {
 	Config
 	devices []backend.Backend
-	place   []int // device of each layer
-	out     int   // device of the output
+	place   []int               // device of each layer
+	experts func(layer int) int // device of each layer's experts; nil for the layer's
+	out     int                 // device of the output
 	arenas  []*nn.Arena
 	file    *gguf.File
 	mem     *cache.Memory
@@ -139,8 +130,8 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 			strings.Join(names, ", "))
 	}
 	devices := append([]backend.Backend{b}, more...)
-	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType(), Bound: opt.Bound}
-	m := &Model{devices: devices, file: f, passes: map[shape]*passed{}}
+	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound}
+	m := &Model{devices: devices, file: f, experts: opt.Experts, passes: map[shape]*passed{}}
 	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
@@ -151,6 +142,7 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		}
 		m.arenas = append(m.arenas, a)
 	}
+	l.Arenas = m.arenas
 	if l.Int("nextn_predict_layers", 0) > 0 && !l.Has("blk.0.attn_norm.weight") {
 		return nil, fmt.Errorf("%s: a layer for multi-token prediction without a model; give it with -d beside one",
 			f.Path())
@@ -162,10 +154,10 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		}
 	}
 	m.out = m.place[m.Layers-1]
-	l.On(m.place[0])
+	l.On(m.place[0], m.place[0])
 	m.embed = l.Matrix("token_embd.weight", m.Hidden, 0)
 	m.head = m.embed
-	l.On(m.out)
+	l.On(m.out, m.out)
 	if l.Has("output.weight") {
 		m.head = l.Matrix("output.weight", m.Hidden, 0)
 	} else if m.place[0] != m.out {
@@ -198,10 +190,8 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	}
 	m.Recurrent = len(l.Spec().Recurrent) > 0
 	m.weights = l.Bytes
-	for _, b := range devices {
-		if err := b.Sync(); err != nil {
-			return nil, fmt.Errorf("%s: %w", f.Path(), err)
-		}
+	if err := m.Sync(); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
 	return m, nil
 }
@@ -224,9 +214,14 @@ func (m *Model) readConfig(l *nn.Loader) error {
 	)
 }
 
-// block chooses the device of a layer and returns the prefix of its tensors.
+// block chooses the devices of a layer and returns the prefix of its tensors.
 func (m *Model) block(l *nn.Loader, i int) string {
-	l.On(m.place[i])
+	experts := m.place[i]
+	if m.experts != nil {
+		experts = m.experts(i)
+	}
+	l.On(m.place[i], experts)
+	l.Layer = i
 	return fmt.Sprintf("blk.%d.", i)
 }
 
@@ -234,13 +229,13 @@ func (m *Model) block(l *nn.Loader, i int) string {
 func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
 
 // Sync waits for all devices and returns their first failure.
-func (m *Model) Sync() error {
+func (m *Model) Sync() (first error) {
 	for _, b := range m.devices {
-		if err := b.Sync(); err != nil {
-			return err
+		if err := b.Sync(); first == nil {
+			first = err
 		}
 	}
-	return nil
+	return first
 }
 
 // Memory returns the model's cache.
@@ -481,9 +476,7 @@ func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) error {
 	s.Step = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps)
 	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
 		if t.Buf != nil {
-			v := from.Read(*t)
-			*t = s.Rows(t.Cols)
-			s.Write(*t, v)
+			*t = s.Take(from, *t)
 		}
 	}
 	s.Begin()

@@ -1,22 +1,27 @@
 package model
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"testing"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/gguf"
+	"strobe/internal/quant"
 	"strobe/internal/testkit"
 )
 
-// TestPlacement: a model whose layers lie on two devices gives the same bits as on one, whatever the cut: prompts,
-// chains, trees, features, and a sequence that goes on after a commit.
+// TestPlacement: a model whose layers or experts lie on two devices gives the same bits as on one, whatever the cut:
+// prompts, chains, trees, features, and a sequence that goes on after a commit.
 func TestPlacement(t *testing.T) {
-	first, second := cpu.New(cpu.Options{Threads: 1}), cpu.New(cpu.Options{Threads: 2})
-	defer first.Close()
-	defer second.Close()
+	one, two := cpu.New(cpu.Options{Threads: 1}), cpu.New(cpu.Options{Threads: 2})
+	defer one.Close()
+	defer two.Close()
+	first := testkit.NewDevice(t, one)
+	second := &counted{Device: testkit.NewDevice(t, two)}
 	for _, name := range targets {
 		t.Run(name, func(t *testing.T) {
 			f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
@@ -24,26 +29,48 @@ func TestPlacement(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			whole, err := Open(f, first, Options{KVF32: true})
+			whole, err := Open(f, first, Options{KV: cache.Uniform(quant.F32)})
 			if err != nil {
 				t.Fatal(err)
 			}
 			want := placementRun(t, whole)
-			for _, place := range []func(int) int{
-				func(layer int) int { return min(1, layer) },                        // all but one
-				func(layer int) int { return min(1, layer/max(1, whole.Layers-1)) }, // the last one
-				func(layer int) int { return layer % 2 },                            // to and fro
+			everyOther := func(layer int) int { return layer % 2 }
+			for what, opt := range map[string]Options{
+				"all layers but one":      {Place: func(layer int) int { return min(1, layer) }},
+				"the last layer":          {Place: func(layer int) int { return layer / max(1, whole.Layers-1) }},
+				"every other layer":       {Place: everyOther},
+				"all experts":             {Experts: func(int) int { return 1 }},
+				"experts of every other":  {Experts: everyOther},
+				"layers and experts":      {Place: everyOther, Experts: func(layer int) int { return layer / 2 % 2 }},
+				"layers without experts":  {Place: everyOther, Experts: func(int) int { return 0 }},
+				"experts of other layers": {Place: everyOther, Experts: func(layer int) int { return 1 - layer%2 }},
 			} {
-				m, err := Open(f, first, Options{KVF32: true, Place: place}, second)
+				opt.KV = cache.Uniform(quant.F32)
+				m, err := Open(f, first, opt, second)
 				if err != nil {
 					t.Fatal(err)
 				}
+				second.experts = 0
 				if got := placementRun(t, m); !slices.Equal(got, want) {
-					t.Errorf("other bits on two devices")
+					t.Errorf("%s on another device: other bits than on one", what)
+				}
+				if what == "all experts" && (second.experts > 0) != (whole.Experts > 0) {
+					t.Errorf("%d products with experts on the other device", second.experts)
 				}
 			}
 		})
 	}
+}
+
+// counted is a device that counts products with experts.
+type counted struct {
+	*testkit.Device
+	experts int
+}
+
+func (c *counted) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
+	c.experts++
+	c.Device.ExpertMatMul(x, ids, used, ps...)
 }
 
 // placementRun returns the logits and features of a prompt, a chain and a tree of one sequence, as bits.
@@ -81,6 +108,42 @@ func placementRun(t *testing.T, m *Model) (bits []uint32) {
 		}
 	}
 	return bits
+}
+
+// gone is a device that fails: what it was asked for is anything.
+type gone struct {
+	backend.Backend
+	err error
+}
+
+func (g *gone) Ints(v backend.Ints) []int32 {
+	if g.err != nil {
+		return slices.Repeat([]int32{1 << 20}, v.Len())
+	}
+	return g.Backend.Ints(v)
+}
+
+func (g *gone) Sync() error { return g.err }
+
+// TestLostBeforeExperts: nobody believes what a device that failed has chosen.
+func TestLostBeforeExperts(t *testing.T) {
+	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b, experts := cpu.New(cpu.Options{Threads: 1}), cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	defer experts.Close()
+	dev := &gone{Backend: b}
+	m, err := Open(f, dev, Options{Experts: func(int) int { return 1 }}, experts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev.err = errors.New("the device is gone")
+	if _, err := m.Forward([]Segment{{Seq: m.NewSeq(), Tokens: []int32{1, 2}}}); !errors.Is(err, dev.err) {
+		t.Errorf("error %v", err)
+	}
 }
 
 // TestBound: whoever shows progress is told of every weight.

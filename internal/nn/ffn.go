@@ -38,6 +38,7 @@ type MoE struct {
 	act          backend.Activation
 	used         int
 	weightsScale float32
+	away         *Arena // of the device that has the experts, if it is not that of the layer
 }
 
 // MoE binds the experts and the router of a layer.
@@ -46,6 +47,9 @@ func (l *Loader) MoE(prefix string, hidden, width, experts, used int, act backen
 		router: l.Matrix(prefix+"ffn_gate_inp.weight", hidden, experts),
 		Down:   l.Experts(prefix+"ffn_down_exps.weight", width, hidden, experts),
 		act:    act, used: used, weightsScale: 1,
+	}
+	if l.experts != l.device {
+		m.away = l.Arenas[l.experts]
 	}
 	if s := l.Float("expert_weights_scale", 0); s != 0 {
 		m.weightsScale = s
@@ -63,7 +67,34 @@ func (l *Loader) MoE(prefix string, hidden, width, experts, used int, act backen
 func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
 	ids, weights := s.NewInts(h.Rows*m.used), s.New(h.Rows, m.used)
 	s.Route(ids, weights, s.Multiply(in, m.router), m.used, m.weightsScale)
+	if m.away == nil {
+		return m.experts(s, h, weights, ids)
+	}
+	return m.elsewhere(s, h, weights, ids)
+}
 
+// elsewhere interrupts the step for the experts on their own device.
+func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
+	s.End()
+	if err := m.away.Begin(s.N); err != nil {
+		panic(givenUp{err})
+	}
+	t := &Step{Backend: m.away.b, N: s.N, Eps: s.Eps, arena: m.away}
+	h, weights = t.Take(s, h), t.Take(s, weights)
+	chosen := s.Backend.Ints(ids)[:weights.Rows*weights.Cols]
+	if err := s.Sync(); err != nil { // what a device that failed has chosen may be anything
+		panic(givenUp{err})
+	}
+	t.BeginStep(nil)
+	sum := m.experts(t, h, weights, t.Ints32(chosen))
+	t.End()
+	sum = s.Take(t, sum)
+	s.BeginStep(&s.batch.Plans[s.device])
+	return sum
+}
+
+// experts returns the weighted sum of the experts of every row.
+func (m *MoE) experts(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
 	gate := s.New(h.Rows*m.used, m.Down.Cols())
 	if m.gateUp != nil {
 		both := s.New(gate.Rows, 2*gate.Cols)

@@ -23,17 +23,20 @@ type Loader struct {
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
 
-	device int // that gets what is bound now
+	device  int      // that gets what is bound now
+	experts int      // that gets expert matrices
+	Arenas  []*Arena // of the devices; needed where experts lie apart from their layer
 
 	// What the model keeps per sequence, as its layers announce it.
-	Keys, Values quant.Type
-	Delta        backend.DeltaDims
-	recurrent    []int // device of each recurrent layer
-	layers       []cache.Layer
+	KV        cache.Types
+	Layer     int // that is bound now, of the model
+	Delta     backend.DeltaDims
+	recurrent []int // device of each recurrent layer
+	layers    []cache.Layer
 }
 
-// On chooses the device for everything bound from now on.
-func (l *Loader) On(device int) { l.device = device }
+// On chooses the device that gets what is bound from now on, and the one that gets experts.
+func (l *Loader) On(device, experts int) { l.device, l.experts = device, experts }
 
 // Fail keeps the first problem found.
 func (l *Loader) Fail(format string, args ...any) {
@@ -171,9 +174,18 @@ func (l *Loader) Matrix(name string, in, out int) backend.Weight {
 	return l.Bind(l.Tensor(name, in, out))
 }
 
-// Experts binds a stack of matrices.
+// Experts binds a stack of matrices to the device of the experts.
 func (l *Loader) Experts(name string, in, out, n int) backend.Weight {
+	defer l.On(l.device, l.experts)
+	l.device = l.experts
 	return l.Bind(l.Tensor(name, in, out, n))
+}
+
+// PerExpert binds a value for each expert, if the file has them, to the device of the experts.
+func (l *Loader) PerExpert(name string, n int) backend.Vector {
+	defer l.On(l.device, l.experts)
+	l.device = l.experts
+	return l.Optional(name, n)
 }
 
 // Bind gives a tensor to the backend, with the scale that may accompany it.
@@ -317,8 +329,9 @@ func (l *Loader) Optional(name string, n ...int) backend.Vector {
 
 // Attention adds a layer with keys and values to the cache and returns its number there.
 func (l *Loader) Attention(heads, dim, window int) int {
+	key, value := l.KV.Of(l.Layer)
 	l.layers = append(l.layers, cache.Layer{
-		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: l.Keys, Value: l.Values}, Window: window,
+		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: key, Value: value}, Window: window,
 		Device: l.device,
 	})
 	return len(l.layers) - 1

@@ -36,6 +36,14 @@ func (s *Step) Begin() {
 	s.pos = s.Ints32(s.batch.Pos)
 }
 
+// Take copies a tensor of another step, whose operations are ended, to this one's device, before it begins.
+func (s *Step) Take(from *Step, x backend.Tensor) backend.Tensor {
+	v := from.Read(x)
+	y := s.New(x.Rows, x.Cols)
+	s.Write(y, v)
+	return y
+}
+
 // Ints32 hands integers to the device, with zeros for the rows of padding.
 func (s *Step) Ints32(v []int32) backend.Ints {
 	a := s.arena

@@ -102,6 +102,10 @@ func (r *recurrent) pass(pieces ...piece) [][]float32 {
 	}
 	k.BeginStep(plan)
 	for l, v := range r.vectors {
+		if l > 0 && n%2 == 0 { // a pass may take several steps
+			k.EndStep()
+			k.BeginStep(plan)
+		}
 		k.ShortConv(qkv[l].Tensor, u[l].Tensor, v[0], l)
 		k.GatedDelta(dst[l].Tensor, qkv[l].Tensor, alpha[l].Tensor, beta[l].Tensor, v[1], v[2], l)
 	}

@@ -26,9 +26,12 @@ type Backend struct {
 	names     int // of lists so far
 	turn      int // counts steps, to forget the recordings used least recently
 	spare     scratch
+	counter   Addr                   // zero between launches
 	blockAddr Addr                   // what changes from step to step, on the device
 	blockHost []byte                 // and here
 	tables    [maxUses]KVTables      // of the step in progress
+	passSegs  *backend.DeltaSeg      // of the pass whose recurrent layers came last
+	passDelta *DeltaTables           // and their tables
 	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 
@@ -44,10 +47,14 @@ func New(d Driver) (*Backend, error) {
 	if b.small, err = NewSmall(d); err == nil {
 		b.writer, err = NewKVWriter(d)
 	}
+	if err == nil {
+		b.counter, err = d.Alloc(4)
+	}
 	if err != nil {
 		d.Close()
 		return nil, err
 	}
+	d.Fill(b.counter, 0, 4)
 	return b, nil
 }
 

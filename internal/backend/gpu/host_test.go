@@ -2,7 +2,10 @@ package gpu_test
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"strobe/internal/backend"
@@ -205,6 +208,73 @@ func (d *counting) Record(ls []gpu.Launch) (gpu.Recording, error) {
 	return d.idleDriver.Record(ls)
 }
 func (d *counting) Replay(gpu.Recording) { d.replayed++ }
+
+// failing has no memory for the allocation that brings left to 0, and is lost if lost is set.
+type failing struct {
+	idleDriver
+	left int
+	lost error
+}
+
+func (d *failing) Alloc(bytes int) (gpu.Addr, error) {
+	if d.left--; d.left == 0 {
+		return 0, fmt.Errorf("idle: allocating %d bytes: out of memory", bytes)
+	}
+	return d.idleDriver.Alloc(bytes)
+}
+
+func (d *failing) Wait() error { return d.lost }
+
+// TestOutOfMemory: a pass that finds no memory, whichever allocation it is, says so, and the next one is as good as any. A device that is
+// lost stays so.
+func TestOutOfMemory(t *testing.T) {
+	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	refused := 0
+	for n := 1; ; n++ {
+		d := &failing{idleDriver: idleDriver{&idle{}}}
+		dev, err := gpu.New(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := model.Open(f, dev, model.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pass := func() error {
+			seq := m.NewSeq()
+			defer seq.Close()
+			if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{1, 2, 3}, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+				return err
+			}
+			return m.Sync()
+		}
+		d.left = n
+		if err = pass(); d.left > 0 {
+			break // there are fewer
+		}
+		refused++
+		if err == nil || !strings.Contains(err.Error(), "idle: allocating ") {
+			t.Fatalf("without memory for allocation %d of a pass: error %v", n, err)
+		}
+		_ = m.Sync() // of a pass that was given up in Forward
+		if err := pass(); err != nil {
+			t.Fatalf("after allocation %d had failed: %v", n, err)
+		}
+		d.lost = errors.New("idle: waiting: the device is gone")
+		for range 2 {
+			if err := pass(); !errors.Is(err, d.lost) {
+				t.Fatalf("on a lost device: error %v", err)
+			}
+		}
+	}
+	if refused < 5 {
+		t.Errorf("a pass has %d allocations: the test sees little", refused)
+	}
+}
 
 // listing keeps what is launched.
 type listing struct {

@@ -33,8 +33,10 @@ type piecewise struct {
 
 // packedRows is a tensor that also lies in the form products read.
 type packedRows struct {
-	v view
-	x MatMulInput
+	v   view
+	x   MatMulInput
+	src view // if it is a norm and this is still there: what was normalised,
+	w   Addr // with which weights
 }
 
 // lower returns the launches of a list.
@@ -163,6 +165,8 @@ func (l *lowering) overwrite(v view) {
 			}
 			l.packed = append(l.packed[:i], l.packed[i+1:]...)
 			i--
+		} else if l.packed[i].src.overlaps(v) {
+			l.packed[i].src = view{}
 		}
 	}
 }
@@ -298,6 +302,10 @@ func (l *lowering) at(i int) *op {
 // fused launches several operations as one kernel, if they are of a kind for which there is one. It returns how many it did.
 func (l *lowering) fused(i int) int {
 	switch l.ops[i].kind {
+	case opMatMul:
+		return l.mixture(i)
+	case opExpertSum:
+		return l.expertSum(i)
 	case opAdd:
 		return l.addNorm(i)
 	case opRMSNorm:
@@ -368,7 +376,16 @@ func (l *lowering) packNorm(mul int, sum Sum, norm op, plain bool) {
 	} else {
 		l.out = l.b.products.AddPack(l.out, to, sum)
 	}
-	l.packed = append(l.packed, packedRows{norm.dst, x})
+	l.normed(norm, x)
+}
+
+// normed keeps that a norm's rows are packed.
+func (l *lowering) normed(norm op, x MatMulInput) {
+	p := packedRows{v: norm.dst, x: x, w: norm.v}
+	if !norm.a.overlaps(norm.dst) && !slices.ContainsFunc(l.pieces, func(p piecewise) bool { return p.v.overlaps(norm.a) }) {
+		p.src = norm.a
+	}
+	l.packed = append(l.packed, p)
 }
 
 // act takes room for the input of the product at mul, in the form it reads.
@@ -390,6 +407,9 @@ func (l *lowering) actLayout(mul int) ActLayout {
 	if o.kind == opExpertMatMul {
 		return l.b.products.ExpertActs(int(o.a.rows), ws...)
 	}
+	if m, ok := l.match(mul); ok && m.shared == mul && l.fits(m) {
+		return l.b.products.ExpertActs(int(o.a.rows), ws...)
+	}
 	return l.b.products.Acts(int(o.a.rows), ws...)
 }
 
@@ -407,7 +427,7 @@ func (l *lowering) gated(i int) int {
 		l.out = l.b.small.Gated(l.out, o.dst.out(), gate, up, o.n == int32(backend.GELU), int(o.dst.rows), int(o.dst.cols))
 	}
 	l.overwrite(o.dst)
-	l.packed = append(l.packed, packedRows{o.dst, x})
+	l.packed = append(l.packed, packedRows{v: o.dst, x: x})
 	return 1
 }
 
@@ -424,7 +444,7 @@ func (l *lowering) sigmoidGate(i int) int {
 	x := l.act(i + 1)
 	l.out = l.b.products.SigmoidPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, v, gate.in, gate.dim, gate.step)
 	l.overwrite(o.dst)
-	l.packed = append(l.packed, packedRows{mul.a, x})
+	l.packed = append(l.packed, packedRows{v: mul.a, x: x})
 	return 1
 }
 
@@ -440,7 +460,7 @@ func (l *lowering) headGate(i int) int {
 	x := l.act(i + 2)
 	l.out = l.b.products.HeadPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, o, z, norm.v, int(norm.a.cols), norm.f)
 	l.overwrite(gate.dst)
-	l.packed = append(l.packed, packedRows{mul.a, x})
+	l.packed = append(l.packed, packedRows{v: mul.a, x: x})
 	return 2
 }
 
@@ -471,17 +491,29 @@ func (l *lowering) matMul(i int) {
 	}
 }
 
-// pack returns the input of the product at i in the form it reads.
+// pack returns the input of the product at i in the form it reads. A norm's rows that are packed in another form are packed as they were:
+// a row's bits must not depend on which form is made first.
 func (l *lowering) pack(i int) MatMulInput {
 	v, lay := l.ops[i].a, l.actLayout(i)
-	for _, p := range l.packed {
+	var norm *packedRows
+	for k, p := range l.packed {
 		if sameRows(p.v, v) && p.x.ActLayout == lay {
 			return p.x
 		}
+		if p.v == v && p.src.addr != 0 {
+			norm = &l.packed[k]
+		}
 	}
 	x := l.act(i)
-	l.out = l.b.products.Pack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, l.in(v), 1)
-	l.packed = append(l.packed, packedRows{v, x})
+	to := Packed{ActLayout: x.ActLayout, P: x.P}
+	if norm == nil {
+		l.out = l.b.products.Pack(l.out, to, l.in(v), 1)
+		l.packed = append(l.packed, packedRows{v: v, x: x})
+		return x
+	}
+	x.Sums, x.Eps = l.take(x.SumsBytes()), norm.x.Eps
+	l.out = l.b.products.AddPack(l.out, to, Sum{X: norm.src.in(), W: norm.w, Sums: x.Sums})
+	l.packed = append(l.packed, packedRows{v, x, norm.src, norm.w})
 	return x
 }
 
@@ -550,29 +582,10 @@ func (l *lowering) expertMatMul(i int) {
 	x := l.pack(i)
 	pairs, experts := int(ps[0].dst.rows), ps[0].w.Experts()
 	tables := l.group(o.ids, pairs, experts)
-	if ps[0].w.blocks == 0 {
-		var ws []WeightLayout
-		for _, p := range ps {
-			ws = append(ws, p.w.WeightLayout)
-		}
-		for i, n := range l.b.products.ExpertCut(ws...) {
-			ps[i].w.blocks = n
-		}
-	}
-	jobs := make([]ExpertJob, len(ps))
-	total := 0
-	for i, p := range ps {
-		jobs[i] = ExpertJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Cuts: p.w.blocks, Scale: p.w.scale, Scales: p.w.scales, Part: Addr(total)}
-		total += PieceBytes(jobs[i].Result(pairs))
-	}
-	owner, users := l.take(total), len(ps)
-	for i := range jobs {
-		jobs[i].Part += owner
-	}
+	l.cutExperts(int(o.m), ps)
+	jobs, owner := l.expertJobs(i, pairs)
 	l.out = l.b.products.ExpertMatMul(l.out, x, tables, pairs, jobs...)
-	for i, p := range ps {
-		l.leave(piecewise{p.dst, jobs[i].Result(pairs), owner, &users})
-	}
+	l.leaveExperts(ps, jobs, owner, pairs)
 }
 
 // group returns the tables of pairs by expert for a choice of experts. They stay until experts are chosen anew.

@@ -1,6 +1,10 @@
 package gpu
 
-import "fmt"
+import (
+	"fmt"
+
+	"strobe/internal/quant"
+)
 
 // Bytes of a row of 256 columns of activations for experts, and of its larger half.
 const (
@@ -29,42 +33,53 @@ func expertTiles(pairs, experts int) int {
 // expertItems bounds the work items of pairs: the experts that are chosen, and more where tiles are full.
 func expertItems(pairs, experts int) int { return min(pairs, experts) + pairs/8 }
 
-// ExpertTableBytes is the memory for the tables that GroupExperts makes.
-func ExpertTableBytes(pairs, experts int) int { return 4 * (4 + 4*expertItems(pairs, experts) + pairs) }
+// ExpertTableBytes is the memory for the tables that GroupExperts makes, in whole units of what is copied at a time.
+func ExpertTableBytes(pairs, experts int) int {
+	return (4*(4+4*expertItems(pairs, experts)+pairs) + 15) &^ 15
+}
 
 type groupArgs struct {
 	tables, ids                Addr
 	pairs, experts, tile, most int32
 }
 
+func groupsOf(tables, ids Addr, pairs, experts int) groupArgs {
+	return groupArgs{tables, ids, int32(pairs), int32(experts), int32(8 * expertTiles(pairs, experts)),
+		int32(expertItems(pairs, experts))}
+}
+
 // GroupExperts appends the grouping of pairs of a row and an expert by their experts; ids[t*used+j] is the j-th
 // expert of row t.
 func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts int) []Launch {
-	a := groupArgs{tables, ids, int32(pairs), int32(experts), int32(8 * expertTiles(pairs, experts)),
-		int32(expertItems(pairs, experts))}
+	a := groupsOf(tables, ids, pairs, experts)
 	const sums = 8 * 1024 / 32 // of the warps
 	return append(ls, Launch{Name: "moe_group", Grid: [3]int{1, 1, 1}, Threads: 1024, Shared: (4*experts+15)&^15 + sums,
 		Early: p.Bulk, Args: Args(a)})
 }
 
-// usedExperts is how many experts a row is assumed to use, to have enough units of work for all multiprocessors when
-// there is one row alone.
-const usedExperts = 8
+// maxCuts bounds the pieces of an expert's row, which whoever reads the result must add.
+const maxCuts = 12
 
-// ExpertCut says in how many pieces each matrix of a launch cuts its columns. It depends on the matrices alone.
-func (p *Products) ExpertCut(ws ...WeightLayout) []int {
-	groups := 0
+// ExpertCut says in how many pieces the matrices of a launch cut their columns, so that one row alone, with so many
+// experts, is dealt to the multiprocessors as evenly as can be: in as few as that takes. It depends on the matrices
+// alone.
+func (p *Products) ExpertCut(experts int, ws ...WeightLayout) int {
+	groups, stages := 0, ws[0].Stages()
 	for _, w := range ws {
 		groups += w.Groups()
 	}
-	cuts := make([]int, len(ws))
-	for i, w := range ws {
-		cuts[i] = max(1, min((p.Units+usedExperts*groups/2)/(usedExperts*groups), w.Stages(), maxPieces))
+	best, least := 1, 0
+	for cuts := 1; cuts <= min(stages, maxCuts); cuts++ {
+		units := experts * groups * cuts
+		most := (units + p.Units - 1) / p.Units * ((stages + cuts - 1) / cuts) // stages that one of them may get
+		if least == 0 || most < least {
+			best, least = cuts, most
+		}
 	}
-	return cuts
+	return best
 }
 
-// ExpertJob is one stack of a launch.
+// ExpertJob is one stack of a launch, or a matrix of the expert that all rows share.
 type ExpertJob struct {
 	WeightLayout
 	W      Addr
@@ -79,53 +94,223 @@ func (j *ExpertJob) Result(pairs int) In {
 	return ResultOf(j.WeightLayout, j.Groups()*j.Cuts, pairs, j.Part)
 }
 
+// ExpertProduct is a launch of products with experts: row t*used+j of each result is W[ids[t*used+j]] x.
+type ExpertProduct struct {
+	X      MatMulInput // has a row for each t, or for each pair; without an address:
+	Gated  [2]GatedRows
+	GELU   bool
+	Tables Addr
+	Pairs  int
+	Early  bool           // the tables were complete before the launch before this one began
+	Jobs   [2][]ExpertJob // of the experts, and of the one that all rows share: one or two, alike in their format
+}
+
+// GatedRows is a product's input that its kernel makes itself: act(Gate) * Up. There are those of the pairs and those
+// of the rows, for the shared expert.
+type GatedRows struct{ Gate, Up In }
+
 type expertJob struct {
 	w, part, scales     Addr
 	groups, cuts, table int32
 	scale               float32
 }
 
+// expertArgs mirrors MoeArgs of moe.h.
 type expertArgs struct {
-	job              [2]expertJob
-	act, tables      Addr
-	kb, format, jobs int32
-	pairs, div, most int32
-	depth            int32
-	_                int32
+	job           [4]expertJob
+	act           Addr
+	gated         [2]GatedRows
+	tables, sumsq Addr
+	jobs, format  [2]int32
+	halves        [2][2]int32
+	cost          [2]int32
+	rows, pairs   int32
+	div, most     int32
+	kb, cols      int32
+	kept, depth   int32
+	gelu, early   int32
+	eps, mean     float32
 }
 
-// ExpertMatMul appends the products of pairs with their experts: row t*used+j of each result is W[ids[t*used+j]] x. x
-// has a row for each t, or for each pair.
+// Shared memory of the kernels: what lies in front of the tables, and how much of them may lie there.
+const (
+	expertFront  = 2048
+	expertTables = 8 << 10
+)
+
+// expertDepth is the number of slots of a ring for few pairs: the rings of two launches fit a multiprocessor, so that
+// one begins to load while the one before it computes.
+const expertDepth = 4
+
+// alike reports whether matrices can be in one launch.
+func alike(a, b WeightLayout) bool { return a.Format == b.Format && a.Table == b.Table }
+
+// ExpertMatMul appends products of packed rows, two in a launch where that is possible.
 func (p *Products) ExpertMatMul(ls []Launch, x MatMulInput, tables Addr, pairs int, jobs ...ExpertJob) []Launch {
-	for i := 0; i < len(jobs); i++ {
-		j := jobs[i]
-		a := expertArgs{act: x.P, tables: tables, kb: int32(x.KB()), format: int32(j.Format), jobs: 1, pairs: int32(pairs),
-			div: int32(pairs / x.Rows), most: int32(expertItems(pairs, j.Experts))}
-		a.job[0] = j.args()
-		if i+1 < len(jobs) && jobs[i+1].Format == j.Format {
-			i++
-			a.jobs, a.job[1] = 2, jobs[i].args()
+	for len(jobs) > 0 {
+		n := 1
+		if len(jobs) > 1 && alike(jobs[0].WeightLayout, jobs[1].WeightLayout) {
+			n = 2
 		}
-		nt := expertTiles(pairs, j.Experts)
-		slot := strips*max(tileHalves[j.Format][0], tileHalves[j.Format][1]) + nt*8*actRowHalf
-		l := Launch{Grid: [3]int{p.Units, 1, 1}, Threads: 512, Early: p.Bulk}
-		if p.Bulk {
-			set := formatSet([]WeightLayout{j.WeightLayout})
-			if set == "q4k" {
-				set = "k"
-			}
-			a.depth = int32(min(8, (p.Shared-soloFront)/slot))
-			l.Name, l.Shared = fmt.Sprintf("moe_%s_%d", set, nt), soloFront+int(a.depth)*slot
-		} else {
-			a.depth = int32(min(4, p.Shared/slot))
-			l.Name, l.Shared = fmt.Sprintf("moe_pipe_%d", nt), int(a.depth)*slot
-		}
-		l.Args = Args(a)
-		ls = append(ls, l)
+		ls = p.Experts(ls, ExpertProduct{X: x, Tables: tables, Pairs: pairs, Jobs: [2][]ExpertJob{jobs[:n]}})
+		jobs = jobs[n:]
 	}
 	return ls
 }
 
-func (j *ExpertJob) args() expertJob {
-	return expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table), j.Scale}
+// Experts appends one launch.
+func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
+	first := e.Jobs[0][0]
+	x, nt := e.X, expertTiles(e.Pairs, first.Experts)
+	a := expertArgs{act: x.P, gated: e.Gated, tables: e.Tables, sumsq: x.Sums, rows: int32(x.Rows), pairs: int32(e.Pairs),
+		div: int32(e.Pairs / x.Rows), most: int32(expertItems(e.Pairs, first.Experts)), kb: int32(x.KB()), cols: int32(x.Cols),
+		gelu: asInt(e.GELU), eps: x.Eps, mean: 1 / float32(x.Cols)}
+	slot, ws := 0, []WeightLayout{}
+	for i, jobs := range e.Jobs {
+		bytes := 0
+		for k, j := range jobs {
+			a.job[2*i+k] = expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table), j.Scale}
+			bytes += j.MatrixBytes()
+			slot = max(slot, strips*max(tileHalves[j.Format][0], tileHalves[j.Format][1]))
+			ws = append(ws, j.WeightLayout)
+			a.format[i] = int32(j.Format)
+			a.halves[i] = [2]int32{int32(tileHalves[j.Format][0]), int32(tileHalves[j.Format][1])}
+		}
+		a.jobs[i], a.cost[i] = int32(len(jobs)), int32((bytes+1023)>>10)
+	}
+	if x.P != 0 {
+		slot += nt * 8 * actRowHalf
+	}
+	if !p.Bulk {
+		a.depth = int32(min(4, p.Shared/slot))
+		return append(ls, Launch{Name: fmt.Sprintf("moe_pipe_%d", nt), Grid: [3]int{p.Units, 1, 1}, Threads: 512,
+			Shared: int(a.depth) * slot, Args: Args(a)})
+	}
+	front, most := expertFront, 8
+	if x.P == 0 {
+		front += x.KB() * 8 * actRow
+	}
+	if n := ExpertTableBytes(e.Pairs, first.Experts); n <= expertTables && front+n+2*slot <= p.Shared {
+		a.kept, a.early = int32(n), asInt(e.Early) // others are read where they lie, past no cache
+		front += n
+	}
+	if nt == 1 {
+		most = expertDepth
+		if p.Deep {
+			most = 8
+		}
+	}
+	set := formatSet(ws)
+	if set == "q4k" {
+		set = "k"
+	}
+	l := Launch{Name: fmt.Sprintf("experts_%s_%d", set, nt), Grid: [3]int{p.Units, 1, 1}, Threads: 544, Early: true}
+	if x.P == 0 {
+		l.Name = "gated_" + set
+	}
+	a.depth = int32(min(most, (p.Shared-front)/slot) &^ 1)
+	l.Shared, l.Args = front+int(a.depth)*slot, Args(a)
+	return append(ls, l)
+}
+
+// canGate reports whether tables and the rows of eight pairs fit beside a ring, for products with w.
+func (p *Products) canGate(w WeightLayout) bool {
+	slot := strips * max(tileHalves[w.Format][0], tileHalves[w.Format][1])
+	return expertFront+expertTables+w.Stages()*8*actRow+2*slot <= p.Shared
+}
+
+// Router is a product with float32 weights that chooses experts: their numbers, weights and tables.
+type Router struct {
+	W       FloatMatrix
+	X       Out // its input
+	Logits  Out
+	Gate    FloatMatrix // one more row with the same input; no address for none
+	GateOut Out
+	IDs     Addr
+	Weights Out
+	Tables  Addr
+	Counter Addr // an integer that is zero between launches
+	Used    int
+	Scale   float32
+}
+
+// routerArgs mirrors RouterArgs of route.cu.
+type routerArgs struct {
+	router, gate floatArgs
+	route        routeArgs
+	group        groupArgs
+	counter      Addr
+}
+
+// CanRoute reports whether there is a kernel for such a router, which sums as Floats.Product does.
+func (p *Products) CanRoute(w FloatMatrix, x Out) bool {
+	return p.Bulk && w.Type == quant.F32 && w.Rows < narrowRows*p.Units && w.Cols%4 == 0 && w.W%16 == 0 && x.aligned()
+}
+
+// Route appends the choice of experts for n rows.
+func (p *Products) Route(ls []Launch, r Router, n int) []Launch {
+	args := func(m FloatMatrix, y Out) floatArgs {
+		return floatArgs{y: y.P, w: m.W, x: r.X.P, n: int32(n), rows: int32(m.Rows), cols: int32(m.Cols), xs: int32(r.X.Stride),
+			ys: int32(y.Stride), all: m.Scale}
+	}
+	experts, pairs := r.W.Rows, n*r.Used
+	a := routerArgs{router: args(r.W, r.Logits),
+		route: routeArgs{r.IDs, r.Weights.P, Rows(r.Logits.P, r.Logits.Stride), int32(n), int32(experts), int32(r.Used),
+			int32(r.Weights.Stride), r.Scale},
+		group:   groupsOf(r.Tables, r.IDs, pairs, experts),
+		counter: r.Counter}
+	tokens, grid := 1, (experts+3)/4
+	if n > 1 {
+		tokens = 8
+	}
+	if r.Gate.W != 0 {
+		a.gate = args(r.Gate, r.GateOut)
+		grid++
+	}
+	const warps = 8
+	return append(ls, Launch{Name: fmt.Sprintf("router_%d", tokens), Grid: [3]int{grid, (n + tokens - 1) / tokens, 1},
+		Threads: 32 * warps, Shared: max(4*warps*experts+8*warps+16, warps*4*tokens*4), Early: true, Args: Args(a)})
+}
+
+// Mixed is the end of a mixture of experts: the weighted sum of every row's experts and the gated output of the one
+// they share, if there is one, are added to X. The sum goes to Dst and is normalised and packed as in AddPack.
+type Mixed struct {
+	X       In
+	Y       In // of the pairs
+	Used    int
+	Weights Out
+	Scale   Addr // of every expert, or 0
+	IDs     Addr
+	Shared  In
+	Gate    Out // of Shared, one value for each row
+	Dst     Out
+	W       Addr // of the norm
+	Sums    Addr
+	Eps     float32
+	Out     Out // gets the normalised rows, unless it has no address
+}
+
+// mixArgs mirrors MixArgs of moe_sum.cu.
+type mixArgs struct {
+	act                       actArgs
+	x, y, shared              In
+	weights, scale, ids, gate Addr
+	dst, w, sumsq, out        Addr
+	rows, cols, used, ws, gs  int32
+	dstStride, outStride      int32
+	eps, mean                 float32
+	_                         int32
+}
+
+// Mix appends the end of a mixture.
+func (p *Products) Mix(ls []Launch, to Packed, m Mixed) []Launch {
+	a := Args(mixArgs{act: to.args(), x: m.X, y: m.Y, shared: m.Shared, weights: m.Weights.P, scale: m.Scale, ids: m.IDs,
+		gate: m.Gate.P, dst: m.Dst.P, w: m.W, sumsq: m.Sums, out: m.Out.P, rows: int32(to.Rows), cols: int32(to.Cols),
+		used: int32(m.Used), ws: int32(m.Weights.Stride), gs: int32(m.Gate.Stride), dstStride: int32(m.Dst.Stride),
+		outStride: int32(m.Out.Stride), eps: m.Eps, mean: 1 / float32(to.Cols)})
+	if m.Out.P == 0 {
+		return append(ls, p.small("moe_add_pack", &to, a))
+	}
+	return append(ls, Launch{Name: "moe_add_norm", Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1}, Threads: 32 * min(16, to.KB()),
+		Early: p.Bulk, Args: a})
 }

@@ -23,10 +23,10 @@ func (r *productRig) experts(x []float32, ids []int32, ms []*productMatrix, scal
 	defer r.release(dx, act, dids, tables)
 	ls := r.p.Pack(nil, gpu.Packed{ActLayout: lay, P: act}, gpu.Rows(dx, cols), 1)
 	ls = r.p.GroupExperts(ls, tables, dids, pairs, ms[0].Experts)
-	cuts := r.p.ExpertCut(ws...)
+	cuts := r.p.ExpertCut(len(ids)*cols/len(x)+1, ws...)
 	var jobs []gpu.ExpertJob
-	for i, m := range ms {
-		j := gpu.ExpertJob{WeightLayout: m.WeightLayout, W: m.w, Cuts: cuts[i], Scale: 0.5}
+	for _, m := range ms {
+		j := gpu.ExpertJob{WeightLayout: m.WeightLayout, W: m.w, Cuts: cuts, Scale: 0.5}
 		if scales != nil {
 			j.Scales = upload(r, scales)
 		}

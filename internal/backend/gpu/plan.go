@@ -17,8 +17,9 @@ type layout struct {
 	delta deltaUse
 }
 
-// maxUses bounds the kinds of attention in a step: models have one or two.
-const maxUses = 4
+// maxUses bounds the kinds of attention in a step: models have one or two, times the types of keys and values that
+// their layers have.
+const maxUses = 8
 
 // kvUse is the tables of one kind of attention over one plan.
 type kvUse struct {
@@ -51,7 +52,7 @@ func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 	}
 	var dt *DeltaTables
 	if s.plan != nil && s.plan.State != nil {
-		if dt, err = s.plan.State.(*States).Tables(s.plan.Delta, l.delta); err != nil {
+		if dt, err = b.deltaTables(s.plan, l.delta); err != nil {
 			return nil, lay, err
 		}
 		lay.delta = deltaUse{dt.Room(), lay.bytes}
@@ -74,6 +75,18 @@ func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 		dt.Put(blk[lay.delta.at:], lay.delta.room)
 	}
 	return blk, lay, nil
+}
+
+// deltaTables makes the tables of the recurrent layers, once for all steps of a pass: making them turns the tapes around.
+func (b *Backend) deltaTables(p *backend.Plan, rows int) (*DeltaTables, error) {
+	if len(p.Delta) > 0 && b.passSegs == &p.Delta[0] {
+		return b.passDelta, nil
+	}
+	t, err := p.State.(*States).Tables(p.Delta, rows)
+	if err == nil && len(p.Delta) > 0 {
+		b.passSegs, b.passDelta = &p.Delta[0], t
+	}
+	return t, err
 }
 
 func align16(n int) int { return (n + 15) / 16 * 16 }
@@ -140,11 +153,13 @@ func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTable
 // leastPartials is the least room for partial results: those of a few rows.
 const leastPartials = 256
 
-// use finds the tables for an operation, -1 for none. Keys and values are written by any tables of their group.
-func (lay *layout) use(a attnOp) int {
+// use finds the tables for an operation on a layer, -1 for none. Keys and values are written by any tables of their
+// group.
+func (lay *layout) use(a attnOp, shape backend.KVDims) int {
 	for i := range lay.uses {
 		u := &lay.uses[i]
-		if u.room.Rows > 0 && u.group == a.group && (a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads) {
+		if u.room.Rows > 0 && u.group == a.group &&
+			(a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads && u.shape == shape) {
 			return i
 		}
 	}
@@ -183,7 +198,7 @@ type attentionKey struct {
 
 // tables returns where the tables of an operation lie.
 func (l *lowering) tables(o op) (KVAddrs, *kvUse) {
-	u := &l.lay.uses[max(0, l.lay.use(o.attn))]
+	u := &l.lay.uses[max(0, l.lay.use(o.attn, l.pool(o).Layout.Shapes[o.attn.layer]))]
 	return u.room.At(l.lay.base + Addr(u.at)), u
 }
 

@@ -17,6 +17,8 @@ type Products struct {
 	// before ends.
 	Pair  int
 	Ahead int // bytes of the next product's weights that a block asks for; 0: none
+	// Experts of few rows: rings as deep as others, so that launches do not overlap.
+	Deep bool
 }
 
 // NewProducts returns the choices for a device.

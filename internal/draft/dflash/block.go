@@ -108,23 +108,24 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	for i, r := range reqs {
 		segs[i] = cache.Segment{Seq: r.Seq.(*cache.Seq), Rows: d.slots(r), Block: d.bothWays(rule == 1)}
 	}
-	if err := d.arena.Begin(len(ids)); err != nil {
+	if err := d.begin(len(ids)); err != nil {
 		return nil, err
 	}
 	batch, err := d.mem.Begin(segs)
 	if err != nil {
 		return nil, err
 	}
-	if d.wholeWindow {
-		d.widen(batch, segs)
+	d.widen(batch, segs)
+	if w := d.view(rule); w > 0 {
+		d.narrow(batch, segs, w)
 	}
 	defer nn.Catch(&err)
-	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
+	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
 	index := d.index(len(ids), starts)
 	kind := shape{rows: s.N, picked: s.Pad(len(pick))}
 	done := d.passes[kind]
-	if done == nil || !s.Again(done.Pass, index, ids, pick) {
-		done = d.run(s, index, ids, pick)
+	if done == nil || len(d.devices) > 1 || !s.Again(done.Pass, index, ids, pick) {
+		s, done = d.run(s, batch, index, ids, pick)
 		d.keep(kind, done)
 	}
 	p.Step, p.final, p.logits = s, done.final, done.logits
@@ -132,8 +133,8 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	return p, nil
 }
 
-// run goes through the layers.
-func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) *passed {
+// run goes through the layers, and returns the step of the last ones.
+func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32) (*nn.Step, *passed) {
 	s.Begin()
 	s.Angles(d.rope)
 	var index backend.Ints
@@ -144,6 +145,13 @@ func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) *passed {
 	s.Embed(x, d.embed, s.Ints32(ids), d.embScale)
 	at := s.Mark()
 	for i := range d.layers {
+		if i > 0 && d.place[i] != d.place[i-1] {
+			s, x = d.next(s, batch, d.place[i], x)
+			if d.taps > 0 {
+				index = s.Ints32(blocks)
+			}
+			at = s.Mark()
+		}
 		y := &d.layers[i]
 		in, taps := d.convIn(s, y.attnConv, s.Norm(x, y.norm), index)
 		kv := y.projections()
@@ -175,18 +183,19 @@ func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) *passed {
 	s.RMSNorm(p.final, p.final, d.outNorm, d.eps)
 	p.logits = s.Multiply(p.final, d.head)
 	p.Pass = s.End()
-	return p
+	return s, p
 }
 
-// widen lets every row of a block see the same context in sliding layers: the window before the
-// block, not the window before the row.
+// widen lets every row of a block see the same context, the window before the block and not the window before the row:
+// in layers that do not slide, and in sliding ones where the run-time of the file does so.
 func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
+	plans := make([]int, len(d.devices)) // seen of each device
 	for g := range d.mem.Groups() {
-		w := d.mem.Window(g)
-		if w == 0 {
+		w, dev := d.mem.Window(g), d.mem.Device(g)
+		p := &batch.Plans[dev].KV[plans[dev]]
+		if plans[dev]++; w == 0 || w != d.full && !d.wholeWindow {
 			continue
 		}
-		p := &batch.Plans[0].KV[g]
 		for r := range p.Lo {
 			p.Lo[r] = int32(max(0, segs[p.Seg[r]].Seq.Len()-w))
 		}
@@ -197,10 +206,10 @@ func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
 func (d *Drafter) bothWays(other bool) []bool {
 	v := make([]bool, d.mem.Groups())
 	for g := range v {
-		if d.mem.Window(g) == 0 {
+		if d.mem.Window(g) == d.full {
 			v[g] = !d.rule.full
 		} else {
-			v[g] = d.rule.sliding == other
+			v[g] = d.rule.sliding == (other && d.trial.from == 0)
 		}
 	}
 	return v

@@ -41,10 +41,15 @@ type Options struct {
 	// PMin cuts a draft before the first guess that is less probable than this, by the confidence
 	// head or the selector of drafters that have one. 0 never cuts.
 	PMin float32
-	// KVF32 keeps keys and values in float32, for comparisons with references.
-	KVF32 bool
+	KV   cache.Types
+	// Window is how many tokens back the drafter looks at most: 0 decides by the file, the drafter's name or a trial,
+	// WindowOff obeys the file alone.
+	Window int
 	// Device runs the drafter; nil means the one that has the target's output.
 	Device backend.Backend
+	// Beside, if set, runs all layers but the last Layers, of which there is at least one.
+	Beside backend.Backend
+	Layers int
 }
 
 var _ draft.Source = (*Drafter)(nil)
@@ -52,12 +57,16 @@ var _ draft.Source = (*Drafter)(nil)
 // Drafter is a loaded drafter.
 type Drafter struct {
 	params
-	b       backend.Backend
-	arena   *nn.Arena
+	b       backend.Backend   // that has the output
+	devices []backend.Backend // b is the first
+	place   []int             // device of each layer
+	arenas  []*nn.Arena       // of the devices
 	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
-	trial   trial // of the causality rule
+	trial   trial // of the causality rule, or of the window
+	full    int   // how far layers look that do not slide; 0 for everything
+	seen    int   // how far the trial found that drafts should look; 0 for as far as the cache goes
 	pMin    float32
 	fc      backend.Weight
 	ctxNorm backend.Vector
@@ -97,18 +106,29 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if err != nil {
 		return nil, err
 	}
-	kv := quant.F16
-	if opt.KVF32 {
-		kv = quant.F32
-	}
 	b := opt.Device
 	if b == nil {
 		b = target.Backend()
 	}
-	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), Keys: kv, Values: kv}
-	d := &Drafter{b: b, arena: nn.NewArena(b), file: f, target: target, pMin: opt.PMin, passes: map[shape]*passed{}}
+	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV}
+	if opt.Beside != nil {
+		l.Devices = append(l.Devices, opt.Beside)
+	}
+	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin, passes: map[shape]*passed{}}
+	for _, b := range d.devices {
+		a := nn.NewArena(b)
+		if len(d.devices) > 1 { // which may disagree on padding
+			a.Exact()
+		}
+		d.arenas = append(d.arenas, a)
+	}
 	if d.params, err = readParams(l, dia, target); err != nil {
 		return nil, err
+	}
+	d.limitWindows(f, opt.Window)
+	d.place = make([]int, d.params.layers)
+	for i := range len(d.place) - max(1, opt.Layers) {
+		d.place[i] = len(d.devices) - 1
 	}
 	switch opt.Causal {
 	case CausalOn:
@@ -116,10 +136,14 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	case CausalOff:
 		d.rule = causality{false, false}
 	default:
-		d.trial.open = !d.stated && d.slides()
+		if !d.stated && d.slides() {
+			d.trial = trial{open: true}
+		}
 	}
+	l.On(d.place[0], d.place[0])
 	d.fc = l.Matrix(dia.fc, len(d.ids)*d.hidden, d.hidden)
 	d.ctxNorm = l.Vector(dia.norm, d.hidden)
+	l.On(0, 0)
 	d.outNorm = l.Vector("output_norm.weight", d.hidden)
 	d.bindVocabulary(l)
 	d.rope = d.readRope(l)
@@ -127,7 +151,13 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		return nil, err
 	}
 	for i := range d.params.layers {
-		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), d.window[i]))
+		l.On(d.place[i], d.place[i])
+		l.Layer = i
+		w := d.window[i]
+		if w == 0 {
+			w = d.full
+		}
+		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), w))
 		if l.Err != nil {
 			return nil, l.Err
 		}
@@ -137,13 +167,43 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		return nil, l.Err
 	}
 	if d.mem, err = cache.New(l.Devices, l.Spec()); err == nil {
-		err = b.Sync()
+		err = d.sync()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
 	d.weights = l.Bytes
 	return d, nil
+}
+
+// sync waits for the devices and returns their first failure.
+func (d *Drafter) sync() (first error) {
+	for _, b := range d.devices {
+		if err := b.Sync(); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// begin makes room for a pass over rows.
+func (d *Drafter) begin(rows int) error {
+	for _, a := range d.arenas {
+		if err := a.Begin(rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// next ends the operations on one device and begins those on the next, which takes x along.
+func (d *Drafter) next(s *nn.Step, batch *cache.Batch, device int, x backend.Tensor) (*nn.Step, backend.Tensor) {
+	s.End()
+	t := nn.NewStep(d.arenas[device], batch, d.mem, device, d.eps)
+	x = t.Take(s, x)
+	t.Begin()
+	t.Angles(d.rope)
+	return t, x
 }
 
 func (d *Drafter) slides() bool {
@@ -162,10 +222,20 @@ func (d *Drafter) bindVocabulary(l *nn.Loader) {
 	var err error
 	d.embed, d.head, err = d.target.Vocabulary(d.b)
 	l.Keep(err)
+	first := d.place[0]
+	if first != 0 { // tokens are embedded where the first layer is
+		d.embed, _, err = d.target.Vocabulary(d.devices[first])
+		l.Keep(err)
+	}
 	scale, softcap := d.target.EmbScale, d.target.Softcap
 	if l.Has("token_embd.weight") {
 		d.embed = l.Matrix("token_embd.weight", d.hidden, d.target.Vocab)
 		d.head = d.embed
+		if first != 0 {
+			l.On(first, first)
+			d.embed = l.Matrix("token_embd.weight", d.hidden, d.target.Vocab)
+			l.On(0, 0)
+		}
 		scale, softcap = 1, 0
 	}
 	if l.Has("output.weight") {
@@ -322,7 +392,10 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	for _, it := range items {
 		if len(it.Rows) > 0 {
 			seq := it.Seq.(*cache.Seq)
-			if d.trial.judge(seq, it.Tokens) {
+			window := d.trial.from
+			if other := d.trial.judge(seq, it.Tokens); other && window > 0 {
+				d.seen = window
+			} else if other {
 				d.rule.sliding = !d.rule.sliding
 			}
 			pick = append(pick, it.Rows...)
@@ -333,7 +406,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	if n == 0 {
 		return nil
 	}
-	if err := d.arena.Begin(n); err != nil {
+	if err := d.begin(n); err != nil {
 		return err
 	}
 	batch, err := d.mem.Begin(segs)
@@ -341,15 +414,16 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		return err
 	}
 	defer nn.Catch(&err)
-	s := nn.NewStep(d.arena, batch, d.mem, 0, d.eps)
-	if from := d.target.Backend(); from != d.b { // the features cross once
+	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
+	if from := d.target.Backend(); from != d.devices[d.place[0]] { // the features cross once
 		v := from.Read(features)
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)
 	}
 	kind := shape{rows: s.N, from: features.Off, of: features.Rows}
-	if done := d.passes[kind]; done == nil || done.features != features.Buf || !s.Again(done.Pass, pick) {
-		d.keep(kind, &passed{Pass: d.project(s, features, pick), features: features.Buf})
+	done := d.passes[kind]
+	if done == nil || len(d.devices) > 1 || done.features != features.Buf || !s.Again(done.Pass, pick) {
+		d.keep(kind, &passed{Pass: d.project(s, batch, features, pick), features: features.Buf})
 	}
 	batch.Done()
 	for _, g := range segs {
@@ -361,30 +435,31 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 }
 
 // project goes through the pass that turns rows of features into keys and values.
-func (d *Drafter) project(s *nn.Step, features backend.Tensor, pick []int32) nn.Pass {
+func (d *Drafter) project(s *nn.Step, batch *cache.Batch, features backend.Tensor, pick []int32) nn.Pass {
 	s.Begin()
 	s.Angles(d.rope)
 	f := s.Rows(features.Cols)
 	s.Gather(f, features, s.Ints32(pick))
 	c := s.Multiply(f, d.fc)
 	s.RMSNorm(c, c, d.ctxNorm, d.eps)
-	if s.N <= d.block { // every product has to get going; after a round one for all layers is faster
+	at := s.Mark()
+	for from, to := 0, 0; from < len(d.layers); from = to {
+		if from > 0 && d.place[from] != d.place[from-1] {
+			s, c = d.next(s, batch, d.place[from], c)
+			at = s.Mark()
+		}
 		var ws []backend.Weight
-		for i := range d.layers {
-			ws = append(ws, d.layers[i].projections()...)
+		// Every product has to get going; after a round one for all layers of a device is faster.
+		for to = from; to == from || s.N <= d.block && to < len(d.layers) && d.place[to] == d.place[from]; to++ {
+			ws = append(ws, d.layers[to].projections()...)
 		}
 		p := s.Project(c, ws...)
-		for i := range d.layers {
+		for i := from; i < to; i++ {
 			used := len(d.layers[i].projections())
 			d.remember(s, &d.layers[i], p[:used])
 			p = p[used:]
 		}
-	} else {
-		at := s.Mark()
-		for i := range d.layers {
-			d.remember(s, &d.layers[i], s.Project(c, d.layers[i].projections()...))
-			s.Release(at)
-		}
+		s.Release(at)
 	}
 	return s.End()
 }

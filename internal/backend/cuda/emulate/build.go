@@ -31,7 +31,7 @@ func Sources() string {
 const hopperLine = "// emulated as for sm_90"
 
 // build compiles all kernels in dir for the processor and returns the shared library. Objects are kept in the user's cache
-// folder under a hash of what they were made from, so that only what changed is compiled.
+// folder under a hash of what they were made from, so that only what changed is compiled, wherever the checkout lies.
 func build(dir string) (string, error) {
 	clang, err := exec.LookPath(Compiler)
 	if err != nil {
@@ -53,7 +53,6 @@ func build(dir string) (string, error) {
 	if runtime.GOARCH == "amd64" {
 		flags = append(flags, "-march=native") // for fused multiply-add and halves
 	}
-	flags = append(flags, "-I", Sources())
 	headers, _ := filepath.Glob(filepath.Join(Sources(), "*.h"))
 	sources, _ := filepath.Glob(filepath.Join(dir, "*.cu"))
 	if len(sources) == 0 {
@@ -80,7 +79,7 @@ func build(dir string) (string, error) {
 		objects[i] = filepath.Join(cache, strings.TrimSuffix(filepath.Base(src), filepath.Ext(src))+"-"+key+".o")
 		all.Go(func() {
 			limit <- struct{}{}
-			errs[i] = make1(objects[i], clang, append(slices.Clone(flags), "-c", src))
+			errs[i] = make1(objects[i], clang, append(slices.Clone(flags), "-I", Sources(), "-c", src))
 			<-limit
 		})
 	}

@@ -7,6 +7,7 @@
 #define __shared__ __attribute__((shared))
 #define __constant__ __attribute__((constant))
 #define DEV static __device__ inline __attribute__((always_inline))
+#define OUTLINE static __device__ __attribute__((noinline, unused))
 #define DEV_M __device__ inline __attribute__((always_inline))
 #define TABLE static __constant__ const
 #define TID ((int)__nvvm_read_ptx_sreg_tid_x())
@@ -92,6 +93,8 @@ DEV float shfl(float v, int lane) { float d; asm volatile("shfl.sync.idx.b32 %0,
 DEV u32 shfl(u32 v, int lane) { u32 d; asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(d) : "r"(v), "r"(lane)); return d; }
 DEV int shfl(int v, int lane) { return (int)shfl((u32)v, lane); }
 DEV u32 ballot(bool b) { u32 d; asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }" : "=r"(d) : "r"((u32)b)); return d; }
+DEV u32 redux_max(u32 v) { u32 d; asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(v)); return d; }
+DEV u32 redux_min(u32 v) { u32 d; asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(v)); return d; }
 template <int ID, int N> DEV void bar_named() { asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(N) : "memory"); }
 template <int ID, int N> DEV void bar_named_arrive() { asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(N) : "memory"); }
 DEV void bar_named(int id, int n) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory"); }

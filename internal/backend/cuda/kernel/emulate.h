@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define DEV static inline __attribute__((always_inline, unused))
+#define OUTLINE static __attribute__((noinline, unused))
 #define DEV_M inline __attribute__((always_inline))
 #define TABLE static const
 #define TID (emu_at.tid)
@@ -155,6 +156,16 @@ DEV u32 ballot(bool b) {
   EmuSlot* s = emu_meet("ballot", &v, 1, nullptr);
   for (int i = 0; i < 32; i++) d |= s[i].v[0] << i;
   return d;
+}
+DEV u32 redux_max(u32 v) {
+  EmuSlot* s = emu_meet("redux_max", &v, 1, nullptr);
+  for (int i = 0; i < 32; i++) v = s[i].v[0] > v ? s[i].v[0] : v;
+  return v;
+}
+DEV u32 redux_min(u32 v) {
+  EmuSlot* s = emu_meet("redux_min", &v, 1, nullptr);
+  for (int i = 0; i < 32; i++) v = s[i].v[0] < v ? s[i].v[0] : v;
+  return v;
 }
 template <int ID, int N> DEV void bar_named() { emu_barrier(ID, N, true); }
 template <int ID, int N> DEV void bar_named_arrive() { emu_barrier(ID, N, false); }

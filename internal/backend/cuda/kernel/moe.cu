@@ -2,62 +2,10 @@
 // also for sm_90
 #include "moe.h"
 
-struct GroupArgs { int* tables; const int* ids; int pairs, experts, tile, most; };
-
-// The sum of the values of all threads before this one, and of all of them. Two values at once: in the low and the
-// high half.
-DEV u64 scan(u64 v, u64& total, u32 sums) {
-  int lane = TID & 31, warp = TID >> 5;
-  u64 s = v;
-#pragma unroll
-  for (int d = 1; d < 32; d <<= 1) {
-    u32 lo = shfl((u32)s, lane - d), hi = shfl((u32)(s >> 32), lane - d);
-    if (lane >= d) s += (u64)hi << 32 | lo;
-  }
-  if (lane == 31) sts64(sums + warp * 8, {(u32)s, (u32)(s >> 32)});
-  SYNC();
-  u64 before = 0;
-  total = 0;
-  for (int w = 0; w < BDIM / 32; w++) {
-    U2 x = lds64(sums + w * 8);
-    u64 y = (u64)x.y << 32 | x.x;
-    if (w < warp) before += y;
-    total += y;
-  }
-  SYNC();
-  return before + s - v;
-}
-
-// One block of 1024 threads. Which entry of its expert a pair becomes is left to chance: it changes nothing.
 KERNEL(moe_group, GroupArgs, p, 1024, 1) {
   pdl_launch();
   pdl_wait();
-  u32 counts = saddr(smem), sums = counts + ((p.experts * 4 + 15) & ~15);
-  for (int e = TID; e < p.experts; e += BDIM) sts32(counts + e * 4, 0);
-  SYNC();
-  auto id_of = [&](int i) { // ids are what Route made, but a wrong one must not hurt
-    int e = p.ids[i];
-    return e < 0 || e >= p.experts ? 0 : e;
-  };
-  for (int i = TID; i < p.pairs; i += BDIM) atom_add_shared(counts + id_of(i) * 4, 1);
-  SYNC();
-  Expert* items = (Expert*)(p.tables + 4);
-  u64 base = 0;
-  for (int e0 = 0; e0 < p.experts; e0 += BDIM) {
-    int e = e0 + TID, n = e < p.experts ? (int)lds32(counts + e * 4) : 0, tiles = (n + p.tile - 1) / p.tile;
-    u64 total, at = base + scan((u64)(u32)n << 32 | (u32)tiles, total, sums);
-    int first = (int)(at >> 32);
-    for (int k = 0; k < tiles; k++) {
-      int left = n - k * p.tile;
-      items[(u32)at + k] = {e, first + k * p.tile, left < p.tile ? left : p.tile, 0};
-    }
-    if (e < p.experts) sts32(counts + e * 4, first); // where the next pair goes
-    base += total;
-  }
-  SYNC();
-  int* order = p.tables + 4 + 4 * p.most;
-  for (int i = TID; i < p.pairs; i += BDIM) order[atom_add_shared(counts + id_of(i) * 4, 1)] = i;
-  if (TID == 0) p.tables[0] = (int)(u32)base;
+  group(p, saddr(smem));
 }
 
 #ifndef HOPPER

@@ -6,9 +6,9 @@
 // get equal runs of them. How a row's sum is cut depends on the matrix alone, so a pair's bits do not depend on the
 // others.
 #pragma once
+#include "choose.h"
 #include "product.h"
 
-struct Expert { int expert, first, count, pad; };
 struct MoeJob {
   const u8* w;
   float* part;         // [piece][pair][row]
@@ -16,18 +16,28 @@ struct MoeJob {
   int groups, cuts, table;
   float scale;
 };
+// Two jobs of the experts that rows chose, and two of one that all rows share: its pairs are the rows.
 struct MoeArgs {
-  MoeJob job[2];
-  const u8* act;
+  MoeJob job[4];
+  const u8* act;          // packed row by row; or null:
+  In gate, up;            // what is multiplied is act(gate) * up, a row for each pair
+  In gate2, up2;          // the same of the shared expert
   const int* tables;
-  int kb;
-  int format; // of all jobs
-  int jobs;   // 1 or 2
-  int pairs;
-  int div;    // the row of activations of pair p is p/div
-  int most;   // items there is room for
+  const float* sumsq;     // [row][kb] sums of squares of x: results are divided by their root mean square (or null)
+  int jobs, jobs2;        // of the experts (1 or 2), of the shared one (0 to 2)
+  int format, format2;    // of all their matrices
+  int first, second;      // bytes of the halves of their tiles
+  int first2, second2;
+  int cost, cost2;        // bytes of an item's matrices, in units of 1024
+  int rows, pairs;
+  int div;                // the row of activations of pair p is p/div
+  int most;               // items there is room for
+  int kb, cols;           // of the activations
+  int kept;               // bytes of tables, if they are copied to shared memory, or 0
   int depth;
-  int pad;
+  int gelu;
+  int early;              // the tables were complete before the kernel before this one began
+  float eps, mean;
 };
 
 // Where a block is: the current unit and stage.
@@ -78,8 +88,19 @@ template <class F> struct Walk {
   template <int NT> DEV_M void store(float (&acc)[NT][4], int warp, int lane) const {
     int g = lane >> 2, t = lane & 3;
     const float* scales = job ? a.job[1].scales : a.job[0].scales;
-    float f = job ? a.job[1].scale : a.job[0].scale;
-    if (scales) f = fmul(f, scales[x.expert]);
+    float all = job ? a.job[1].scale : a.job[0].scale;
+    if (scales) all = fmul(all, scales[x.expert]);
+    float f[NT][2];
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) f[nt][0] = f[nt][1] = all;
+    for (int k = 0; a.sumsq && k < x.count; k++) {
+      float r = fmul(all, rms_factor(a.sumsq + (u64)(pair(k) / a.div) * a.kb, a.kb, a.mean, a.eps, lane));
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) {
+        if (k == nt * 8 + 2 * t) f[nt][0] = r;
+        if (k == nt * 8 + 2 * t + 1) f[nt][1] = r;
+      }
+    }
     int rows = (job ? a.job[1].groups : a.job[0].groups) * 256;
     float* y = (job ? a.job[1].part : a.job[0].part) + (u64)cut * a.pairs * rows + grp * 256 + warp * 16 + g;
 #pragma unroll
@@ -89,8 +110,8 @@ template <class F> struct Walk {
         int tok = nt * 8 + 2 * t + i;
         if (tok < x.count) {
           float* p = y + (u64)pair(tok) * rows;
-          p[0] = fmul(acc[nt][i], f);
-          p[8] = fmul(acc[nt][i + 2], f);
+          p[0] = fmul(acc[nt][i], f[nt][i]);
+          p[8] = fmul(acc[nt][i + 2], f[nt][i]);
         }
       }
   }

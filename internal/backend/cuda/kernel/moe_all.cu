@@ -2,6 +2,6 @@
 // also for sm_90
 #include "common.h"
 #ifdef HOPPER
-#include "moe_solo.h"
-MOE(all, ALL_FORMATS)
+#include "experts.h"
+EXPERTS(all, ALL_FORMATS, 1)
 #endif

@@ -3,6 +3,6 @@
 // emulated as for sm_90
 #include "common.h"
 #ifdef HOPPER
-#include "moe_solo.h"
-MOE(k, K_QUANTS)
+#include "experts.h"
+EXPERTS(k, K_QUANTS, 2)
 #endif

@@ -143,3 +143,10 @@ struct Any {
   }
 };
 DEV bool aligned16(const void* p) { return ((u64)p & 15) == 0; }
+// For kernels that are compiled once.
+DEV void take8(float (&v)[8], const In& s, int row, int c, int cols) {
+  if (cols % 8 == 0 && in_aligned(s, 8))
+    Fast::take8<2>(v, s, row, c, cols);
+  else
+    Any::take8<1>(v, s, row, c, cols);
+}

@@ -117,16 +117,18 @@ struct Tiled {
   DEV_M U2 sums(int nt, int lane) const { return lds64(tail + nt * 288 + lane * 8); }
   DEV_M U2 scales(int nt, int t) const { return lds64(tail + nt * 288 + 256 + t * 8); }
 };
-// The same row by row, R1 bytes apart: that is 64 more than a multiple of 128, so rows do not share banks.
-struct ByRow {
+// The same row by row, STRIDE bytes apart: that is 64 more than a multiple of 128, so rows do not share banks.
+template <int STRIDE> struct Apart {
   u32 at;
-  DEV_M U4 frag(int nt, int sb, int lane) const { return lds128(at + (nt * 8 + (lane >> 2)) * R1 + sb * 64 + (lane & 3) * 16); }
-  DEV_M U2 sums(int nt, int lane) const { return lds64(at + (nt * 8 + (lane >> 2)) * R1 + 256 + (lane & 3) * 8); }
+  DEV_M U4 frag(int nt, int sb, int lane) const { return lds128(at + (nt * 8 + (lane >> 2)) * STRIDE + sb * 64 + (lane & 3) * 16); }
+  DEV_M U2 sums(int nt, int lane) const { return lds64(at + (nt * 8 + (lane >> 2)) * STRIDE + 256 + (lane & 3) * 8); }
   DEV_M U2 scales(int nt, int t) const {
-    u32 a = at + (nt * 8 + 2 * t) * R1 + 288;
-    return {lds32(a), lds32(a + R1)};
+    u32 a = at + (nt * 8 + 2 * t) * STRIDE + 288;
+    return {lds32(a), lds32(a + STRIDE)};
   }
 };
+typedef Apart<R1> ByRow;  // halves of rows in a slot of a ring
+typedef Apart<ROW> Whole; // whole rows: `at` is the first or the second half of the first
 
 // Half a stage of a warp: a tile against NT tiles of eight tokens, 128 columns. between() runs half way.
 template <class F, int NT, class X, class B>

@@ -1,6 +1,6 @@
 // Choosing columns: the best experts of a row, the largest of many logits.
 // also for sm_90
-#include "common.h"
+#include "choose.h"
 
 // A value and its column as one number that is larger for the better choice: the larger value, then the lower column. 0
 // is for NaN, which is never chosen.
@@ -27,51 +27,14 @@ DEV u64 warp_best(u64 k) {
 
 // ---- experts
 
-struct RouteArgs {
-  int* ids;
-  float* weights;
-  In x; // logits
-  int rows, experts, used, ws;
-  float scale;
-};
-// Softmax over all experts, the best ones, renormalised. A warp has a row; its logits are in shared memory.
+// A warp has a row.
 KERNEL(select_route, RouteArgs, p, 32, 1) {
   pdl_wait();
   pdl_launch();
   float* x = (float*)smem;
-  int row = BID, lane = TID;
-  u64 best = 0;
-  for (int e = lane; e < p.experts; e += 32) {
-    x[e] = in1(p.x, row, e);
-    u64 k = key_of(x[e], e);
-    if (k > best) best = k;
-  }
-  best = warp_best(best);
-  float m = key_value(best), s = 0;
-  for (int e = lane; e < p.experts; e += 32) s = fadd(s, exp_(fadd(x[e], -m)));
-  float all = warp_sum(s), sum = 0;
-  for (int j = 0; j < p.used; j++) {
-    if (all == all && best) { // a NaN among the logits leaves no choice: any expert will do, its weight is NaN
-      float w = fdiv(exp_(fadd(key_value(best), -m)), all);
-      sum = fadd(sum, w);
-      if (lane == 0) {
-        p.ids[row * p.used + j] = key_column(best);
-        p.weights[(u64)row * p.ws + j] = w;
-      }
-    } else if (lane == 0) {
-      p.ids[row * p.used + j] = 0;
-      p.weights[(u64)row * p.ws + j] = all == all ? 0.f : all;
-    }
-    u64 next = 0;
-    for (int e = lane; e < p.experts; e += 32) {
-      u64 k = key_of(x[e], e);
-      if (k < best && k > next) next = k;
-    }
-    best = warp_best(next);
-  }
+  for (int e = TID; e < p.experts; e += 32) x[e] = in1(p.x, BID, e);
   syncwarp();
-  float f = fdiv(p.scale, fmax_(sum, 6.103515625e-5f));
-  for (int j = lane; j < p.used; j += 32) p.weights[(u64)row * p.ws + j] = fmul(p.weights[(u64)row * p.ws + j], f);
+  route(p, BID, x, TID);
 }
 
 // ---- the largest of many columns, in two steps: the best of every 8192 columns, then the best of those. Which columns

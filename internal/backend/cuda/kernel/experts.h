@@ -1,0 +1,251 @@
+// Products with stacks of experts for Hopper and later. 16 warps compute as in solo.h; one more goes through the block's
+// units, starts the copies and tells the others, in shared memory, what a stage is and where results go: none of them
+// waits for global memory on the way.
+//
+// Two kinds: packed activations come with the weights, row by row; or (GATED) what is multiplied is act(gate) * up of
+// an earlier product. Then the warps make and pack the rows of an item themselves, once for all its units. Since
+// weights do not depend on that, their copies may start while the product before still runs.
+#pragma once
+#include "moe.h"
+#include "pack.h"
+
+static const int COMPUTE = 16;                       // warps that compute
+static const int FRONT = 2048, META = 32 + 32 * 8;   // shared memory before the tables; what is told of a stage
+enum { LAST = 1, FRESH = 2, END = 4 };               // stage of its unit; of an item, the first; stage of the block
+
+// A field of one of the four jobs (see find_job).
+DEV float opaque(float v) { return bits_f((u32)opaque((int)f_bits(v))); }
+#define PICK(T, f) ((T)(two ? second ? opaque(a.job[3].f) : opaque(a.job[2].f) : second ? opaque(a.job[1].f) : opaque(a.job[0].f)))
+
+// Where the parts of shared memory are: barriers, what is told of stages, rows that a block made, the ring.
+struct Places {
+  u32 full, empty, told, metas, held, ring;
+  DEV_M Places(u32 base, u32 at, int rows) // 8 slots at most
+      : full(base), empty(base + 64), told(base + 128), metas(base + 256), held(at), ring(at + rows * ROW) {}
+};
+
+// A block's part of the work: units u to end of those of the experts, or of the shared one (two).
+struct Part { bool two; int u, end, per0, per; };
+template <int NT> DEV Part part(const MoeArgs& a, const int* tables) {
+  int shared = 0; // blocks of the shared expert, which come last
+  int tiles = (a.rows + 8 * NT - 1) / (8 * NT);
+  if (a.jobs2) {
+    u64 one = (u64)tables[0] * a.cost, two = (u64)tiles * a.cost2;
+    shared = (int)((two * GDIM + one + two - 1) / (one + two));
+    if (shared >= GDIM) shared = GDIM - 1;
+  }
+  int own = GDIM - shared;
+  bool two = BID >= own, second = false;
+  int bid = two ? BID - own : BID, blocks = two ? shared : own;
+  int per0 = PICK(int, groups) * PICK(int, cuts), per = per0;
+  if ((two ? a.jobs2 : a.jobs) > 1) {
+    second = true;
+    per += PICK(int, groups) * PICK(int, cuts);
+  }
+  u32 total = (u32)(two ? tiles : tables[0]) * (u32)per;
+  return {two, (int)((u64)total * bid / blocks), (int)((u64)total * (bid + 1) / blocks), per0, per};
+}
+
+// The warp that loads. w0, w1: bytes of the halves of a stage; size: of a slot.
+template <int NT, bool GATED>
+DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* tables, int w0, int w1) {
+  int lane = TID & 31, pairs = p.two ? a.rows : a.pairs, size = w1 + (GATED ? 0 : NT * 8 * R1);
+  bool two = p.two, second = false;
+  int item = -1, expert = 0, count = 0, mine = 0; // mine: this lane's pair
+  int slot = 0, par = 1;                          // par: of the round before, when a slot is free again
+  bool known = false, round = false;
+  float rms = 1;
+  const u8* act = nullptr;
+  fence_async(); // activations were written by plain stores
+  for (int u = p.u; u < p.end; u++) {
+    int it = u / p.per, v = u - it * p.per;
+    second = v >= p.per0;
+    if (second) v -= p.per0;
+    bool fresh = it != item;
+    if (fresh) {
+      item = it;
+      int first = it * 8 * NT;
+      if (two) {
+        count = a.rows - first < 8 * NT ? a.rows - first : 8 * NT;
+        mine = first + lane;
+      } else {
+        const Expert& x = ((const Expert*)(tables + 4))[it];
+        expert = x.expert;
+        count = x.count;
+        first = x.first;
+        if (lane < count) mine = tables[4 + 4 * a.most + first + lane];
+      }
+      known = false;
+      if (!GATED) act = a.act + (u64)(two ? mine : mine / a.div) * a.kb * ROW;
+    }
+    int cuts = PICK(int, cuts), groups = PICK(int, groups), grp = v / cuts, cut = v - grp * cuts;
+    int kb = cut * a.kb / cuts, kend = (cut + 1) * a.kb / cuts;
+    const u8* w = PICK(const u8*, w) + ((u64)expert * (groups * a.kb) + grp * a.kb + kb) * (w0 + w1);
+    for (; kb < kend; kb++, w += (w0 + w1)) {
+      int at = slot >> 1; // depth is even
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        if (round) bar_wait(s.empty + slot * 8, par);
+        u32 to = s.ring + slot * size, bar = s.full + slot * 8;
+        if (lane == 0) {
+          bar_expect(bar, (h ? w1 : w0) + (GATED ? 0 : count * (h ? R1 : R0)));
+          bulk_hint(to, w + h * w0, h ? w1 : w0, bar, evict_first());
+        }
+        if (!GATED) {
+          syncwarp();
+          if (lane < count) bulk(to + w1 + lane * R1, act + kb * ROW + h * R0, h ? R1 : R0, bar);
+        }
+        if (++slot == a.depth) { slot = 0; par ^= 1; round = true; }
+      }
+      bool last = kb + 1 == kend;
+      u32 m = s.metas + at * META;
+      if (last || fresh) {
+        float f = PICK(float, scale);
+        const float* scales = (const float*)PICK(u64, scales);
+        if (scales) f = fmul(f, scales[expert]);
+        if (!GATED && a.sumsq) {
+#pragma unroll 4
+          for (int k = 0; k < count && !known; k++) {
+            int pair = shfl(mine, k);
+            float r = rms_factor(a.sumsq + (u64)(two ? pair : pair / a.div) * a.kb, a.kb, a.mean, a.eps, lane);
+            if (lane == k) rms = r;
+          }
+          known = true;
+          f = fmul(f, rms);
+        }
+        if (lane < count) sts64(m + 32 + lane * 8, {(u32)mine, f_bits(f)});
+      }
+      if (lane == 0) {
+        u64 y = PICK(u64, part) + ((u64)cut * pairs * (groups * 256) + grp * 256) * 4;
+        u32 flags = (last ? LAST : 0) | (fresh ? FRESH : 0) | (last && u + 1 == p.end ? END : 0);
+        sts128(m, {flags | (u32)count << 8 | (u32)kb << 16, (u32)groups * 256, (u32)y, (u32)(y >> 32)});
+      }
+      fresh = false;
+      syncwarp();
+      if (lane == 0) bar_arrive(s.told + at * 8);
+    }
+  }
+}
+
+// Makes and packs the rows of an item: act(gate) * up. One copy for all formats.
+OUTLINE void make(In gate, In up, int kb, int cols, int act, u32 meta, u32 held, int rows) {
+  int count = lds32(meta) >> 8 & 255, lane = TID & 31;
+  for (int job = TID >> 5; job < count * kb; job += COMPUTE) {
+    int r = job / kb, k = job - r * kb, pair = (int)lds32(meta + 32 + r * 8), c = k * 256 + lane * 8;
+    float g[8], v[8];
+    take8(g, gate, pair, c, cols);
+    take8(v, up, pair, c, cols);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = fmul(act ? gelu(g[i]) : silu(g[i]), v[i]);
+    pack_row({smem + (held - saddr(smem)), 1, -1}, 0, k * rows + r, v, lane);
+  }
+}
+
+DEV In pick(bool two, const In& a, const In& b) {
+  return {(const float*)(two ? opaque(b.p) : opaque(a.p)), two ? opaque(b.stride) : opaque(a.stride),
+          two ? opaque(b.groups) : opaque(a.groups), two ? opaque(b.kb) : opaque(a.kb), two ? opaque(b.grid) : opaque(a.grid),
+          two ? opaque(b.n) : opaque(a.n), two ? opaque(b.first) : opaque(a.first)};
+}
+
+// The warps that compute.
+template <class F, int NT, bool GATED> DEV void compute(const MoeArgs& a, const Part& p, const Places& places) {
+  const int W1 = STRIPS * F::H1, SLOT = W1 + (GATED ? 0 : NT * 8 * R1);
+  int warp = TID >> 5, lane = TID & 31;
+  bool two = p.two;
+  u32 full = places.full, empty = places.empty, told = places.told, metas = places.metas, held = places.held, ring = places.ring;
+  int table = two ? opaque(a.job[2].table) : opaque(a.job[0].table);
+  float acc[NT][4], c[NT][4];
+  clear<4 * NT>((float*)acc);
+  int slot = 0, par = 0;
+  auto none = []() {};
+  auto finish = [&]() __attribute__((always_inline)) {
+    syncwarp();
+    if (lane == 0) bar_arrive(empty + slot * 8);
+    if (++slot == a.depth) { slot = 0; par ^= 1; }
+  };
+  for (bool more = p.u < p.end; more;) {
+    int s = slot >> 1;
+    u32 m = metas + s * META, x0 = 0;
+    int before = par;
+    if (GATED) {
+      bar_wait(told + s * 8, before);
+      u32 head = lds32(m), kb = head >> 16;
+      if (head & FRESH) {
+        bar_named<1, COMPUTE * 32>(); // all are done with the rows of the item before
+        make(pick(two, a.gate, a.gate2), pick(two, a.up, a.up2), a.kb, a.cols, a.gelu, m, held, NT * 8);
+        bar_named<1, COMPUTE * 32>();
+      }
+      x0 = held + kb * (NT * 8 * ROW);
+    }
+    auto half = [&](int h) __attribute__((always_inline)) {
+      u32 st = ring + slot * SLOT, tile = st + warp * (h ? F::H1 : F::H0);
+      bar_wait(full + slot * 8, par);
+      if constexpr (GATED) half_stage<F, NT>(c, tile, Whole{x0 + h * R0}, table, lane, none);
+      else half_stage<F, NT>(c, tile, ByRow{st + W1}, table, lane, none);
+      if (!h) return;
+      if constexpr (GATED) scale<F, NT>(acc, c, tile, Whole{x0 + R0}, lane);
+      else scale<F, NT>(acc, c, tile, ByRow{st + W1}, lane);
+    };
+    clear<4 * NT>((float*)c);
+    half(0);
+    finish();
+    half(1);
+    if (!GATED) bar_wait(told + s * 8, before);
+    U4 head = lds128(m);
+    if (head.x & LAST) {
+      int g = lane >> 2, t = lane & 3, count = head.x >> 8 & 255;
+      float* y = (float*)((u64)head.w << 32 | head.z) + warp * 16 + g;
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          int tok = nt * 8 + 2 * t + i;
+          if (tok < count) {
+            U2 to = lds64(m + 32 + tok * 8);
+            float* p = y + (u64)to.x * head.y;
+            p[0] = fmul(acc[nt][i], bits_f(to.y));
+            p[8] = fmul(acc[nt][i + 2], bits_f(to.y));
+          }
+        }
+      clear<4 * NT>((float*)acc);
+    }
+    finish();
+    more = !(head.x & END);
+  }
+}
+
+template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
+  u32 base = saddr(smem);
+  if (TID == 0) {
+    for (int i = 0; i < a.depth; i++) { bar_init(base + i * 8, 1); bar_init(base + 64 + i * 8, COMPUTE); }
+    for (int i = 0; i < a.depth / 2; i++) bar_init(base + 128 + i * 8, 1);
+    fence_async();
+  }
+  // The kernel after this one may rely on those before it being complete. Tables are read past the first-level cache,
+  // since this may be before the wait.
+  if (!GATED) {
+    pdl_wait();
+    pdl_launch();
+  } else if (!a.early) pdl_wait();
+  for (int i = TID * 16; i < a.kept; i += BDIM * 16) *(F4*)(smem + FRONT + i) = ldcg128((const u8*)a.tables + i);
+  SYNC();
+  const int* tables = a.kept ? (const int*)(smem + FRONT) : a.tables;
+  Places places(base, base + FRONT + a.kept, GATED ? a.kb * NT * 8 : 0);
+  Part p = part<NT>(a, tables);
+  if (TID >> 5 == COMPUTE) {
+    load<NT, GATED>(a, p, places, tables, STRIPS * (p.two ? a.first2 : a.first), STRIPS * (p.two ? a.second2 : a.second));
+    return;
+  }
+  if (GATED) {
+    pdl_wait();
+    pdl_launch();
+  }
+  with_format<SET>(p.two ? a.format2 : a.format, [&](auto f) __attribute__((always_inline)) {
+    compute<decltype(f), NT, GATED>(a, p, places);
+  });
+}
+// Two blocks of different kernels of one item at a time fit a multiprocessor.
+#define EXPERTS(NAME, SET, TOGETHER) \
+  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, TOGETHER) { experts<SET, 1, false>(a); } \
+  KERNEL(experts_##NAME##_4, MoeArgs, a, 544, 1) { experts<SET, 4, false>(a); } \
+  KERNEL(gated_##NAME, MoeArgs, a, 544, TOGETHER) { experts<SET, 1, true>(a); }

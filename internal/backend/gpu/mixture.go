@@ -1,0 +1,308 @@
+package gpu
+
+import "strobe/internal/backend"
+
+// mixture is a layer of experts as models write it: optionally an expert that all rows share (gate and up, activation,
+// down, and the gate of its output), the router's product and choice, the experts' gate and up, activation and down.
+// The fields are places in the list of operations; those of an expert that is not there are -1.
+type mixture struct {
+	shared, sharedAct, sharedDown, sharedGate int
+	router, route                             int
+	experts, act, down                        int
+	end                                       int
+}
+
+// mixtureRows is the number of rows up to which experts are few enough to choose in one block, and their products read
+// so much more than they compute that making activations twice costs nothing.
+const mixtureRows = 64
+
+// after is the place behind a product's outputs.
+func (l *lowering) after(i int) int { return i + 1 + int(l.ops[i].n) }
+
+// match finds a mixture that begins at the product i, and fixes how its matrices are cut: whether it is then computed
+// as one depends on the number of rows, and a row's bits must not.
+func (l *lowering) match(i int) (m mixture, ok bool) {
+	if !l.b.products.Bulk || l.at(i).kind != opMatMul {
+		return m, false
+	}
+	m = mixture{shared: -1, sharedAct: -1, sharedDown: -1, sharedGate: -1, router: i}
+	if l.ops[i].n == 2 {
+		m.shared, m.sharedAct = i, l.after(i)
+		m.sharedDown = m.sharedAct + 1
+		if !l.gatedFFN(m.shared, m.sharedAct, m.sharedDown) || l.at(m.sharedDown).kind != opMatMul {
+			return m, false
+		}
+		m.sharedGate = l.after(m.sharedDown)
+		if l.at(m.sharedGate).kind != opMatMul || l.ops[m.sharedGate].n != 1 || l.ops[m.sharedGate].a != l.ops[i].a {
+			return m, false
+		}
+		m.router = l.after(m.sharedGate)
+	}
+	router := l.at(m.router)
+	if router.kind != opMatMul || router.n != 1 {
+		return m, false
+	}
+	m.route = l.after(m.router)
+	route := l.at(m.route)
+	if route.kind != opRoute || route.a != l.ops[m.router+1].dst {
+		return m, false
+	}
+	m.experts = m.route + 1
+	x := l.at(m.experts)
+	if x.kind != opExpertMatMul || x.ids != route.ids || m.shared >= 0 && x.a != l.ops[m.shared].a {
+		return m, false
+	}
+	m.act = l.after(m.experts)
+	m.down = m.act + 1
+	if d := l.at(m.down); d.kind != opExpertMatMul || d.ids != route.ids || x.m != route.n || d.m != route.n ||
+		!l.gatedFFN(m.experts, m.act, m.down) {
+		return m, false
+	}
+	m.end = l.after(m.down)
+	together := int(route.n)
+	if m.shared >= 0 {
+		if l.ops[m.sharedAct].n != l.ops[m.act].n || router.a != l.ops[m.shared].a {
+			return m, false
+		}
+		together++
+		for _, i := range []int{m.shared, m.sharedDown} {
+			var ws []WeightLayout
+			for _, p := range l.products(i) {
+				ws = append(ws, p.w.WeightLayout)
+			}
+			for _, p := range l.products(i) {
+				if p.w.blocks == 0 {
+					p.w.blocks = p.w.Groups() * l.b.products.ExpertCut(together, ws...)
+				}
+				if p.w.blocks%p.w.Groups() != 0 { // another product cut it before
+					return m, false
+				}
+			}
+		}
+	}
+	l.cutExperts(together, l.products(m.experts))
+	l.cutExperts(together, l.products(m.down))
+	return m, true
+}
+
+// gatedFFN reports whether the products at i, the activation and the product at down are a feed-forward layer in tiles,
+// whose activation the kernel of the last can make.
+func (l *lowering) gatedFFN(i, act, down int) bool {
+	g, d := l.at(act), l.at(down)
+	if g.kind != opGated || d.kind != opMatMul && d.kind != opExpertMatMul || d.n != 1 || d.a != g.dst {
+		return false
+	}
+	ps := l.products(i)
+	switch first := ps[0].dst; len(ps) {
+	case 1: // one matrix has both
+		half := first
+		half.cols /= 2
+		up := half
+		up.addr += Addr(4 * half.cols)
+		if g.a != half || g.b != up {
+			return false
+		}
+	case 2:
+		if g.a != first || g.b != ps[1].dst || !alike(ps[0].w.WeightLayout, ps[1].w.WeightLayout) {
+			return false
+		}
+	default:
+		return false
+	}
+	return l.tiled(i) && !l.mixed(i) && l.tiled(down) && l.b.products.canGate(l.products(down)[0].w.WeightLayout)
+}
+
+// fits reports whether a mixture has few enough rows.
+func (l *lowering) fits(m mixture) bool {
+	rows, pairs := int(l.ops[m.router].a.rows), int(l.ops[m.experts+1].dst.rows)
+	return rows <= mixtureRows && expertTiles(pairs, l.ops[m.experts+1].w.Experts()) == 1
+}
+
+// mixture: three launches up to the experts' outputs, which stay in pieces.
+func (l *lowering) mixture(i int) int {
+	m, ok := l.match(i)
+	if !ok || !l.fits(m) {
+		return 0
+	}
+	x := l.pack(m.experts)
+	tables := l.chooseExperts(m)
+	l.feedForward(m, x, tables)
+	return m.end - i
+}
+
+// chooseExperts is the router's part: as one launch, if its weights are float32.
+func (l *lowering) chooseExperts(m mixture) (tables Addr) {
+	o, route := l.ops[m.router], l.ops[m.route]
+	router := l.ops[m.router+1]
+	rows, experts, used := int(o.a.rows), router.w.Rows(), int(route.n)
+	r := Router{W: router.w.floats(), X: o.a.out(), Logits: router.dst.out(), IDs: route.ids, Weights: route.dst.out(), Used: used,
+		Scale: route.f, Counter: l.b.counter}
+	one := l.b.products.CanRoute(r.W, r.X)
+	if m.sharedGate >= 0 {
+		gate := l.ops[m.sharedGate+1]
+		r.Gate, r.GateOut = gate.w.floats(), gate.dst.out()
+		one = one && gate.w.Rows() == 1 && l.b.products.CanRoute(r.Gate, r.X)
+	}
+	if !one {
+		if m.sharedGate >= 0 {
+			l.single(m.sharedGate)
+		}
+		l.single(m.router)
+		l.single(m.route)
+		return l.group(route.ids, rows*used, experts)
+	}
+	l.plain(o.a)
+	if m.sharedGate >= 0 {
+		l.overwrite(l.ops[m.sharedGate+1].dst)
+	}
+	l.overwrite(router.dst)
+	l.overwrite(route.dst)
+	if l.groups.tables != 0 {
+		l.b.spare.give(l.groups.tables)
+	}
+	l.groups = expertGroups{route.ids, rows * used, experts, l.take(ExpertTableBytes(rows*used, experts))}
+	r.Tables = l.groups.tables
+	l.out = l.b.products.Route(l.out, r, rows)
+	return r.Tables
+}
+
+// feedForward launches gate and up of all experts, then activation and down.
+func (l *lowering) feedForward(m mixture, x MatMulInput, tables Addr) {
+	rows, pairs := x.Rows, int(l.ops[m.experts+1].dst.rows)
+	down := l.products(m.down)[0]
+	up := ExpertProduct{X: x, Tables: tables, Pairs: pairs}
+	last := ExpertProduct{X: MatMulInput{ActLayout: ActLayout{Rows: rows, Cols: down.w.Cols(), NT: rowsLayout}}, Tables: tables, Pairs: pairs,
+		Early: true, GELU: l.ops[m.act].n == int32(backend.GELU)}
+	type part struct {
+		mul, act, down, rows int
+	}
+	parts := []part{{m.experts, m.act, m.down, pairs}}
+	if m.shared >= 0 {
+		parts = append(parts, part{m.shared, m.sharedAct, m.sharedDown, rows})
+	}
+	var owners [2]Addr
+	for k, p := range parts {
+		up.Jobs[k], owners[k] = l.expertJobs(p.mul, p.rows)
+	}
+	l.out = l.b.products.Experts(l.out, up)
+	for k, p := range parts {
+		l.leaveExperts(l.products(p.mul), up.Jobs[k], owners[k], p.rows)
+		g := l.ops[p.act]
+		last.Gated[k] = GatedRows{l.in(g.a), l.in(g.b)}
+		if l.wanted(p.act, g.dst) {
+			l.out = l.b.small.Gated(l.out, g.dst.out(), last.Gated[k].Gate, last.Gated[k].Up, last.GELU, int(g.dst.rows), int(g.dst.cols))
+			last.Early = false
+		}
+		last.Jobs[k], owners[k] = l.expertJobs(p.down, p.rows)
+	}
+	l.out = l.b.products.Experts(l.out, last)
+	for k, p := range parts {
+		l.overwrite(l.ops[p.act].dst)
+		l.leaveExperts(l.products(p.down), last.Jobs[k], owners[k], p.rows)
+	}
+}
+
+// cutExperts fixes how stacks are cut, at the first product that has them; so many experts are multiplied at once.
+func (l *lowering) cutExperts(experts int, ps []op) {
+	var ws []WeightLayout
+	for _, p := range ps {
+		ws = append(ws, p.w.WeightLayout)
+	}
+	for _, p := range ps {
+		if p.w.blocks == 0 {
+			p.w.blocks = l.b.products.ExpertCut(experts, ws...)
+		}
+	}
+}
+
+// expertJobs takes room for the pieces of products with rows. The blocks of a matrix that is no stack of experts are
+// those of all groups.
+func (l *lowering) expertJobs(mul, rows int) (jobs []ExpertJob, owner Addr) {
+	total := 0
+	for _, p := range l.products(mul) {
+		cuts := p.w.blocks
+		if l.ops[mul].kind == opMatMul {
+			cuts /= p.w.Groups()
+		}
+		j := ExpertJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Cuts: cuts, Scale: p.w.scale, Scales: p.w.scales, Part: Addr(total)}
+		total += PieceBytes(j.Result(rows))
+		jobs = append(jobs, j)
+	}
+	owner = l.take(total)
+	for i := range jobs {
+		jobs[i].Part += owner
+	}
+	return jobs, owner
+}
+
+// leaveExperts leaves the products in pieces.
+func (l *lowering) leaveExperts(ps []op, jobs []ExpertJob, owner Addr, rows int) {
+	users := len(ps)
+	for i, p := range ps {
+		l.leave(piecewise{p.dst, jobs[i].Result(rows), owner, &users})
+	}
+}
+
+// expertSum: s = weighted sum of experts; s += gated shared expert; x += s; h = norm(x), where h is multiplied.
+func (l *lowering) expertSum(i int) int {
+	sum, j := l.ops[i], i+1
+	gated := *l.at(j)
+	if gated.kind == opAddGated && gated.dst == sum.dst && !gated.a.overlaps(sum.dst) {
+		j++
+	} else {
+		gated = op{}
+	}
+	add, at := *l.at(j), j
+	if add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
+		return 0
+	}
+	for j++; l.at(j).kind == opCopy && l.ops[j].a == add.dst && !l.ops[j].dst.overlaps(add.dst); {
+		j++ // captured features: they are copied afterwards
+	}
+	norm := *l.at(j)
+	if norm.kind != opRMSNorm || norm.a != add.dst || norm.dst == add.dst {
+		return 0
+	}
+	mul := l.feeds(j, norm.dst)
+	if mul < 0 {
+		return 0
+	}
+	m := Mixed{X: l.plain(add.a).in(), Y: l.in(sum.a), Used: int(sum.n), Weights: l.plain(sum.b).out(), Scale: sum.v, IDs: sum.ids,
+		Dst: add.dst.out(), W: norm.v, Eps: norm.f}
+	if gated.dst.addr != 0 {
+		m.Shared, m.Gate = l.in(gated.a), l.plain(gated.b).out()
+	}
+	l.overwrite(sum.dst)
+	l.overwrite(add.dst)
+	l.overwrite(norm.dst)
+	x := l.act(mul)
+	x.Sums, x.Eps = l.take(x.SumsBytes()), norm.f
+	m.Sums = x.Sums
+	if l.wanted(j, norm.dst) {
+		m.Out = norm.dst.out()
+	}
+	l.out = l.b.products.Mix(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, m)
+	l.normed(norm, x)
+	for k := at + 1; k < j; k++ {
+		l.single(k)
+	}
+	return j + 1 - i
+}
+
+// read reports whether v is read after operation i, before anything of it is overwritten. What is there at the end of
+// the step may be read by the host.
+func (l *lowering) read(i int, v view) bool {
+	for j := i + 1; j < len(l.ops); j++ {
+		for r := range l.ops[j].reads {
+			if r.overlaps(v) {
+				return true
+			}
+		}
+		for w := range l.ops[j].writes {
+			if w.overlaps(v) {
+				return false
+			}
+		}
+	}
+	return true
+}
