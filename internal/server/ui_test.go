@@ -175,13 +175,6 @@ func TestPage(t *testing.T) {
 	pageChats(t, p)
 	pageTools(t, p)
 	pageFiles(t, p)
-	for _, scheme := range []string{"light", "dark"} {
-		b.call("Emulation.setEmulatedMedia", dict{"features": []dict{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
-		checkAccess(t, b, scheme)
-	}
-	b.eval("document.querySelector('#scroll').scrollTop = 0")
-	shot(t, b, "dark")
-	b.call("Emulation.setEmulatedMedia", dict{"features": []dict{{"name": "prefers-color-scheme", "value": "light"}}}, nil)
 	pagePhone(t, p)
 	checkProblems(t, b, 0)
 
@@ -233,7 +226,7 @@ func pageAnswer(t *testing.T, p *webPage) {
 	p.key("Enter", 13)
 	p.until(complete)
 	for selector, want := range map[string]string{
-		".assistant h4":         "Sorted merge",
+		".assistant h3.depth2":  "Sorted merge",
 		".assistant strong":     "sorted",
 		".assistant td code":    "n+m",
 		".assistant .lang":      "go",
@@ -284,7 +277,11 @@ func pageAnswer(t *testing.T, p *webPage) {
 		t.Error("the chart is empty")
 	}
 	p.eval("document.querySelector('#scroll').scrollTop = 0; document.querySelector('.thoughts').open = true; 1")
-	shot(t, p.browser, "chat")
+	for _, scheme := range []string{"dark", "light"} {
+		p.call("Emulation.setEmulatedMedia", dict{"features": []dict{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
+		checkAccess(t, p.browser, scheme)
+		shot(t, p.browser, "chat-"+scheme)
+	}
 
 	// The code can be copied as it is.
 	p.call("Browser.grantPermissions", dict{"permissions": []string{"clipboardReadWrite", "clipboardSanitizedWrite"}}, nil)
@@ -448,18 +445,19 @@ func pageTools(t *testing.T, p *webPage) {
 	tools := `[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object"}}}]`
 	p.eval("document.querySelector('#tools').value = '" + tools + "'; document.querySelector('#new').click()")
 	p.until("!document.querySelector('#welcome').hidden")
-	p.script("</think>I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>")
+	p.script("I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>")
 	p.ask("Weather?")
 	if s := p.text(".call"); s != "Calls get_weather{\n  \"city\": \"Köln\"\n}" {
 		t.Errorf("the call is %q", s)
 	}
-	p.script("</think>It rains.")
+	p.script("It rains.")
 	p.eval("document.querySelector('.results textarea').value = 'rain'; 1")
 	p.press("Send results")
 	p.until("document.querySelectorAll('.assistant').length === 2 && " + complete)
 	if s := p.text(".tool > .text"); s != "rain" {
 		t.Errorf("the result is %q", s)
 	}
+	checkAccess(t, p.browser, "tools")
 	shot(t, p.browser, "tools")
 	p.eval("document.querySelector('#tools').value = ''; 1")
 	checkProblems(t, p.browser, 0)
@@ -512,7 +510,7 @@ func pagePhone(t *testing.T, p *webPage) {
 	p.eval("document.querySelector('#stop').click()")
 	p.until(complete)
 
-	p.script("</think>" + markdown)
+	p.script(markdown)
 	p.eval("document.querySelector('#open-chats').click()")
 	p.press("New chat")
 	p.until("!document.querySelector('#welcome').hidden")

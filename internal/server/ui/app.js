@@ -73,6 +73,7 @@ async function listModels() {
 }
 
 const size = (bytes) => (bytes >= 1e9 ? (bytes / 1e9).toFixed(1) + ' GB' : bytes >= 1e6 ? Math.round(bytes / 1e6) + ' MB' : Math.ceil(bytes / 1e3) + ' kB');
+const idle = { loading: 'The model is loading', unloaded: 'The first message loads the model' };
 const chosen = () => models.find((m) => m.id === $('model').value);
 
 // learn finds out what the chosen model is for, and how it stands.
@@ -97,7 +98,7 @@ async function learn() {
     return row;
   }));
   noDrafter = p && !p.speculative.drafter ? 'No drafter is loaded' : '';
-  $('headline').dataset.idle = noDrafter || (p ? 'Drafts ready' : m ? 'The first message loads the model' : '');
+  $('headline').dataset.idle = noDrafter || (p ? 'Drafts ready' : idle[m?.state] ?? '');
   if (!work) panel.draw();
   examples();
 }
@@ -241,19 +242,25 @@ function render(turns = chat.turns) {
   follow.now();
 }
 
+// asks marks a button that begins an answer: there is none while another answer is written.
+function asks(b) {
+  b.classList.add('asks');
+  return b;
+}
+
 const names = { user: 'You', assistant: 'Answer', tool: 'Tool result' };
 
 // entry adds a turn to the log and returns the parts an answer is written into.
 function entry(turn, i, last) {
   const li = element('li', turn.role);
-  li.append(element('p', 'who', names[turn.role]));
+  li.append(element('h2', 'who', names[turn.role]));
   $('log').append(li);
   const acts = element('div', 'acts');
   if (turn.role !== 'assistant') {
     const text = element('div', 'text plain', turn.content);
     text.tabIndex = 0; // a long one scrolls
     li.append(text, acts);
-    if (turn.role === 'user') acts.append(button('Edit', () => edit(li, turn, i)), copyButton(() => turn.content));
+    if (turn.role === 'user') acts.append(asks(button('Edit', () => edit(li, turn, i))), copyButton(() => turn.content));
     return null;
   }
   const thoughts = element('details', 'thoughts');
@@ -304,7 +311,7 @@ function finish(turn, parts, i, last) {
   if (turn.error) parts.acts.append(element('span', 'note bad', `The answer broke off: ${turn.error}`));
   else if (endings[turn.end]) parts.acts.append(element('span', 'note', endings[turn.end]));
   if (turn.calls.length && last) parts.acts.append(results(turn));
-  parts.acts.append(button(turn.error ? 'Retry' : 'Regenerate', () => regenerate(i)), copyButton(() => turn.content));
+  parts.acts.append(asks(button(turn.error ? 'Retry' : 'Regenerate', () => regenerate(i))), copyButton(() => turn.content));
   if (turn.speed) {
     const line = [verdict(turn.speed).text, details(turn.speed)].filter(Boolean).join(' · ');
     parts.acts.append(element('span', 'note speed', line));

@@ -32,10 +32,8 @@ const marked = new Marked({
     // A picture would ask somebody else for a file, and could carry the conversation there in its address.
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
     checkbox: ({ checked }) => (checked ? '☑ ' : '☐ '),
-    heading({ tokens, depth }) {
-      const tag = 'h' + Math.min(6, depth + 2); // below the page's own
-      return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
-    },
+    // Models begin with any level: for those who hear the page all are below the turn's own, and none is left out.
+    heading({ tokens, depth }) { return `<h3 class="depth${depth}">${this.parser.parseInline(tokens)}</h3>`; },
     code({ text, lang }) {
       const name = (lang || '').match(/^[\w+#.-]*/)[0];
       const inner = hljs.getLanguage(name) ? hljs.highlight(text, { language: name, ignoreIllegals: true }).value : escape(text);
@@ -45,7 +43,7 @@ const marked = new Marked({
 });
 
 const allowed = {
-  ALLOWED_TAGS: ['p', 'br', 'hr', 'h3', 'h4', 'h5', 'h6', 'ul', 'ol', 'li', 'blockquote', 'pre', 'code', 'span', 'em', 'strong',
+  ALLOWED_TAGS: ['p', 'br', 'hr', 'h3', 'ul', 'ol', 'li', 'blockquote', 'pre', 'code', 'span', 'em', 'strong',
     'del', 'a', 'table', 'thead', 'tbody', 'tr', 'th', 'td'],
   ALLOWED_ATTR: ['href', 'class', 'title', 'align', 'start'],
   ALLOWED_URI_REGEXP: /^(https?|mailto):/i,
