@@ -99,12 +99,13 @@ func TestPageLibraries(t *testing.T) {
 
 const (
 	phoneWidth = 390
-	click      = "[...document.querySelectorAll('button')].find(b => b.checkVisibility() && b.textContent === %q).click()"
-	complete   = "document.querySelector('#log li:last-child.assistant button') && !document.querySelector('[aria-busy]')"
+	click      = "[...$$('button')].find(b => b.checkVisibility() && b.textContent === %q).click()"
+	complete   = "$('#log li:last-child.assistant button') && !$('[aria-busy]')"
 )
 
 // markdown is an answer with all a page has to show.
-const markdown = "## Sorted merge\n\nTwo **sorted** slices become one, see [the proof](https://example.com/a?b=c).\n\n" +
+const markdown = "## Sorted merge\n\n" +
+	"Two **sorted** slices become one, see [the proof](https://example.com/a?b=c).\n\n" +
 	"| step | cost |\n|---|---:|\n| compare | `n+m` |\n| copy | `n+m` |\n\n" +
 	"```go\n// merge joins a and b.\nfunc merge(a, b []int) []int {\n\tout := make([]int, 0, len(a)+len(b))\n" +
 	"\tfor len(a) > 0 && len(b) > 0 {\n\t\tif a[0] <= b[0] {\n\t\t\tout, a = append(out, a[0]), a[1:]\n\t\t} else {\n" +
@@ -126,20 +127,20 @@ func (p *webPage) press(name string) {
 
 func (p *webPage) text(selector string) string {
 	p.browser.t.Helper()
-	return fmt.Sprint(p.eval(fmt.Sprintf("document.querySelector(%q)?.textContent", selector)))
+	return fmt.Sprint(p.eval(fmt.Sprintf("$(%q)?.textContent", selector)))
 }
 
 func (p *webPage) count(selector string) int {
 	p.browser.t.Helper()
-	return int(p.eval(fmt.Sprintf("document.querySelectorAll(%q).length", selector)).(float64))
+	return int(p.eval(fmt.Sprintf("$$(%q).length", selector)).(float64))
 }
 
 // ask types a message and waits for the answer.
 func (p *webPage) ask(text string) {
 	p.browser.t.Helper()
-	p.eval("document.querySelector('#input').focus()")
+	p.eval("$('#input').focus()")
 	p.write(text)
-	p.eval("document.querySelector('#send').click()")
+	p.eval("$('#send').click()")
 	p.until(complete)
 }
 
@@ -156,12 +157,14 @@ func TestPage(t *testing.T) {
 	p := &webPage{b, l}
 	p.size(1280, 800, 1, false)
 	b.open(l.url + "/")
-	b.until("document.querySelector('#model').value === 'qwen35' && document.querySelectorAll('#examples li').length")
+	b.until("$('#model').value === 'qwen35' && $$('#examples li').length")
 	if b.eval("document.activeElement.id") != "input" {
 		t.Error("the focus is not in the message box")
 	}
-	if s := p.text("#facts"); !strings.Contains(s, "loaded") || !strings.Contains(s, "cpu") || !strings.Contains(s, "weights") {
-		t.Errorf("of the model it says %q", s)
+	for _, fact := range []string{"loaded", "cpu", "weights"} {
+		if s := p.text("#facts"); !strings.Contains(s, fact) {
+			t.Errorf("of the model it says %q, not %s", s, fact)
+		}
 	}
 	shot(t, b, "welcome")
 	checkProblems(t, b, 0)
@@ -207,7 +210,7 @@ func pageVerdict(t *testing.T, p *webPage) {
 		"{" + long + ", accepted: 0, off: 'Off'}": "off Off",
 		"{tokens: 0}":                             "none ",
 	} {
-		got := p.eval("import('./ui/spec.js').then(m => { const v = m.verdict(" + what + "); return v.kind + ' ' + v.text; })")
+		got := p.eval("import('./ui/spec.js').then(m => m.verdict(" + what + ")).then(v => v.kind + ' ' + v.text)")
 		if got != want {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
@@ -221,7 +224,7 @@ func pageAnswer(t *testing.T, p *webPage) {
 		script(req, v)
 		req.Spec.Fixed = true
 	}
-	p.eval("document.querySelector('#thinking').value = 'on'; document.querySelector('#draft').value = 'ngram'; 1")
+	p.eval("$('#thinking').value = 'on'; $('#draft').value = 'ngram'; 1")
 	p.write("Hello <b>there</b>")
 	p.key("Enter", 13)
 	p.until(complete)
@@ -250,7 +253,7 @@ func pageAnswer(t *testing.T, p *webPage) {
 	if !strings.Contains(p.text(".assistant > .text"), "<img src=x onerror=alert(1)>") {
 		t.Error("tags are not shown")
 	}
-	if p.eval("document.querySelector('.thoughts').open") != false {
+	if p.eval("$('.thoughts').open") != false {
 		t.Error("the thoughts are not folded")
 	}
 	if n := p.eval("CSS.highlights.get('drafted').size"); n == 0.0 {
@@ -270,13 +273,13 @@ func pageAnswer(t *testing.T, p *webPage) {
 			t.Errorf("the panel does not show %s", id)
 		}
 	}
-	if s := p.eval("document.querySelector('#chart').getAttribute('aria-label')").(string); !strings.Contains(s, "passes,") {
+	if s := p.eval("$('#chart').getAttribute('aria-label')").(string); !strings.Contains(s, "passes,") {
 		t.Errorf("the chart says %q", s)
 	}
 	if p.count("#chart rect") == 0 {
 		t.Error("the chart is empty")
 	}
-	p.eval("document.querySelector('#scroll').scrollTop = 0; document.querySelector('.thoughts').open = true; 1")
+	p.eval("$('#scroll').scrollTop = 0; $('.thoughts').open = true; 1")
 	for _, scheme := range []string{"dark", "light"} {
 		p.call("Emulation.setEmulatedMedia", dict{"features": []dict{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 		checkAccess(t, p.browser, scheme)
@@ -285,15 +288,15 @@ func pageAnswer(t *testing.T, p *webPage) {
 
 	// The code can be copied as it is.
 	p.call("Browser.grantPermissions", dict{"permissions": []string{"clipboardReadWrite", "clipboardSanitizedWrite"}}, nil)
-	p.eval("document.querySelector('.code button').click()")
-	p.until("document.querySelector('.code button').textContent === 'Copied'")
-	if s := p.eval("navigator.clipboard.readText()").(string); !strings.Contains(s, "\tout := make([]int, 0, len(a)+len(b))\n") {
+	p.eval("$('.code button').click()")
+	p.until("$('.code button').textContent === 'Copied'")
+	if s := p.eval("navigator.clipboard.readText()").(string); !strings.Contains(s, "\n\tout := make([]int, 0, ") {
 		t.Errorf("copied %q", s)
 	}
 
 	p.script("</think>Another one.")
 	p.press("Regenerate")
-	p.until("document.querySelector('.assistant > .text').textContent === 'Another one.' && " + complete)
+	p.until("$('.assistant > .text').textContent === 'Another one.' && " + complete)
 	if n := p.count("#log li.user, #log li.assistant"); n != 2 {
 		t.Errorf("%d entries after regenerating", n)
 	}
@@ -303,13 +306,13 @@ func pageAnswer(t *testing.T, p *webPage) {
 // pageStop stops an endless answer with the keyboard.
 func pageStop(t *testing.T, p *webPage) {
 	p.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG, req.MaxTokens, req.Constraint = true, 30000, slow{} }
-	p.eval("document.querySelector('#input').focus()")
+	p.eval("$('#input').focus()")
 	p.write("Go on")
 	p.key("Enter", 13)
-	p.until("document.querySelectorAll('.assistant').length === 2 && " +
-		"document.querySelectorAll('.assistant')[1].textContent.length > 40")
+	p.until("$$('.assistant').length === 2 && " +
+		"$$('.assistant')[1].textContent.length > 40")
 	p.key("Escape", 27)
-	p.until("document.querySelector('#status').textContent === 'You stopped the answer.'")
+	p.until("$('#status').textContent === 'You stopped the answer.'")
 	eventually(t, "the slot is free", func() bool { s := p.e.Snapshot(); return s.Active() == 0 })
 	p.until(complete)
 }
@@ -333,13 +336,13 @@ func pageBroken(t *testing.T, p *webPage) {
 		};
 	})()`)
 	p.ask("And on")
-	p.until("document.querySelectorAll('.assistant').length === 3 && " + complete)
+	p.until("$$('.assistant').length === 3 && " + complete)
 	if s := p.text("#log li:last-child .bad"); s != "The answer broke off: The connection broke." {
 		t.Errorf("of an answer that broke off it says %q", s)
 	}
 	p.script("</think>In one piece.")
 	p.press("Retry")
-	p.until("document.querySelector('#log li:last-child > .text').textContent === 'In one piece.' && " + complete)
+	p.until("$('#log li:last-child > .text').textContent === 'In one piece.' && " + complete)
 	eventually(t, "the slot is free", func() bool { s := p.e.Snapshot(); return s.Active() == 0 })
 	p.forgive()
 }
@@ -363,30 +366,30 @@ func pageFailure(t *testing.T, p *webPage) {
 	entries := p.count("#log > li")
 	kept := func(why string) {
 		t.Helper()
-		p.until("document.querySelector('#alert').textContent.includes('" + why + "')")
-		if s := p.eval("document.querySelector('#input').value"); s != "Are you there?" {
+		p.until("$('#alert').textContent.includes('" + why + "')")
+		if s := p.eval("$('#input').value"); s != "Are you there?" {
 			t.Errorf("the message box has %q", s)
 		}
 		if n := p.count("#log > li"); n != entries {
 			t.Errorf("%d entries, before there were %d", n, entries)
 		}
 	}
-	p.eval("document.querySelector('#temperature').value = '99999'; document.querySelector('#input').focus()")
+	p.eval("$('#temperature').value = '99999'; $('#input').focus()")
 	p.write("Are you there?")
 	p.key("Enter", 13)
 	kept("temperature")
-	p.eval("document.querySelector('#temperature').value = ''; 1")
+	p.eval("$('#temperature').value = ''; 1")
 	p.offline(true)
 	p.press("Retry")
 	kept("cannot be reached")
 	shot(t, p.browser, "failed")
 	p.offline(false)
 	p.press("Retry")
-	p.until("document.querySelectorAll('.assistant').length === 4 && " + complete)
+	p.until("$$('.assistant').length === 4 && " + complete)
 	if n := p.count("#log > li"); n != entries+2 {
 		t.Errorf("%d entries after sending again, before there were %d", n, entries)
 	}
-	if p.eval("document.querySelector('#input').value") != "" || p.eval("document.querySelector('#notice').hidden") != true {
+	if p.eval("$('#input').value") != "" || p.eval("$('#notice').hidden") != true {
 		t.Error("the failure is still shown")
 	}
 	p.forgive()
@@ -394,13 +397,13 @@ func pageFailure(t *testing.T, p *webPage) {
 
 func pageEdit(t *testing.T, p *webPage) {
 	p.script("</think>Changed.")
-	p.eval("document.querySelectorAll('.user')[1].querySelector('button').click()")
+	p.eval("$$('.user')[1].querySelector('button').click()")
 	p.until("document.activeElement.matches('form.edit textarea')")
 	p.eval("document.activeElement.value = ''")
 	p.write("Go back")
 	p.press("Send")
-	p.until("document.querySelectorAll('.assistant').length === 2 && " + complete)
-	if s := p.eval("[...document.querySelectorAll('#log > li > .text')].map(e => e.textContent.trim()).join('|')"); s !=
+	p.until("$$('.assistant').length === 2 && " + complete)
+	if s := p.eval("[...$$('#log > li > .text')].map(e => e.textContent.trim()).join('|')"); s !=
 		"Hello <b>there</b>|Another one.|Go back|Changed." {
 		t.Errorf("after editing: %q", s)
 	}
@@ -415,51 +418,51 @@ func pageChats(t *testing.T, p *webPage) {
 	p.eval("document.activeElement.value = ''")
 	p.write("Back and forth")
 	p.key("Enter", 13)
-	p.until("document.querySelector('.chat[aria-current]')?.textContent === 'Back and forth'")
+	p.until("$('.chat[aria-current]')?.textContent === 'Back and forth'")
 	p.press("Export")
 	var data []byte
 	eventually(t, "the conversation is exported", func() bool {
 		data, _ = os.ReadFile(filepath.Join(dir, "Back and forth.md"))
 		return len(data) > 0
 	})
-	if want := "# Back and forth\n\n## You\n\nHello <b>there</b>\n\n## Answer\n\nAnother one.\n\n## You\n\nGo back"; !strings.HasPrefix(
-		string(data), want) {
+	want := "# Back and forth\n\n## You\n\nHello <b>there</b>\n\n## Answer\n\nAnother one.\n\n## You\n\nGo back"
+	if !strings.HasPrefix(string(data), want) {
 		t.Errorf("exported %q", data)
 	}
 	p.press("New chat")
-	p.until("!document.querySelector('#welcome').hidden && document.querySelectorAll('.chat').length === 1")
+	p.until("!$('#welcome').hidden && $$('.chat').length === 1")
 	p.ask("Second")
 	p.call("Page.reload", dict{}, nil)
-	p.until("document.querySelectorAll('.chat').length === 2 && document.querySelector('#model').value === 'qwen35'")
+	p.until("$$('.chat').length === 2 && $('#model').value === 'qwen35'")
 	p.press("Back and forth")
-	p.until("document.querySelectorAll('#log > li').length === 4")
+	p.until("$$('#log > li').length === 4")
 	p.press("Delete")
-	p.until("document.querySelectorAll('.chat').length === 1 && document.querySelectorAll('#log > li').length === 0")
+	p.until("$$('.chat').length === 1 && $$('#log > li').length === 0")
 	p.press("Undo")
-	p.until("document.querySelectorAll('.chat').length === 2 && document.querySelectorAll('#log > li').length === 4")
+	p.until("$$('.chat').length === 2 && $$('#log > li').length === 4")
 	checkProblems(t, p.browser, 0)
 }
 
 // pageTools: what the model wants called is shown, and the person can answer it.
 func pageTools(t *testing.T, p *webPage) {
 	tools := `[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object"}}}]`
-	p.eval("document.querySelector('#tools').value = '" + tools + "'; document.querySelector('#new').click()")
-	p.until("!document.querySelector('#welcome').hidden")
+	p.eval("$('#tools').value = '" + tools + "'; $('#new').click()")
+	p.until("!$('#welcome').hidden")
 	p.script("I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>")
 	p.ask("Weather?")
 	if s := p.text(".call"); s != "Calls get_weather{\n  \"city\": \"Köln\"\n}" {
 		t.Errorf("the call is %q", s)
 	}
 	p.script("It rains.")
-	p.eval("document.querySelector('.results textarea').value = 'rain'; 1")
+	p.eval("$('.results textarea').value = 'rain'; 1")
 	p.press("Send results")
-	p.until("document.querySelectorAll('.assistant').length === 2 && " + complete)
+	p.until("$$('.assistant').length === 2 && " + complete)
 	if s := p.text(".tool > .text"); s != "rain" {
 		t.Errorf("the result is %q", s)
 	}
 	checkAccess(t, p.browser, "tools")
 	shot(t, p.browser, "tools")
-	p.eval("document.querySelector('#tools').value = ''; 1")
+	p.eval("$('#tools').value = ''; 1")
 	checkProblems(t, p.browser, 0)
 }
 
@@ -467,74 +470,75 @@ func pageTools(t *testing.T, p *webPage) {
 func pageFiles(t *testing.T, p *webPage) {
 	drop := func(name, content string) {
 		p.eval(fmt.Sprintf("(() => { const d = new DataTransfer(); d.items.add(new File([%s], %q)); "+
-			"document.dispatchEvent(new DragEvent('drop', { dataTransfer: d, bubbles: true, cancelable: true })); })()", content, name))
+			"document.dispatchEvent(new DragEvent('drop', { dataTransfer: d, bubbles: true, cancelable: true })); })()",
+			content, name))
 	}
 	drop("notes.md", "'a\\n```\\nb\\n```\\n'")
-	p.until("document.querySelector('#input').value === 'notes.md:\\n````\\na\\n```\\nb\\n```\\n````\\n'")
+	p.until("$('#input').value === 'notes.md:\\n````\\na\\n```\\nb\\n```\\n````\\n'")
 	drop("cat.png", "new Uint8Array([137, 80, 0, 255])")
-	p.until("document.querySelector('#alert').textContent === 'cat.png is not a text file.'")
+	p.until("$('#alert').textContent === 'cat.png is not a text file.'")
 	drop("big.txt", "'x'.repeat(300000)")
-	p.until("document.querySelector('#alert').textContent.startsWith('big.txt is too long')")
+	p.until("$('#alert').textContent.startsWith('big.txt is too long')")
 	p.press("Dismiss")
-	p.eval("document.querySelector('#input').value = ''; document.querySelector('#input').dispatchEvent(new Event('input'))")
+	p.eval("$('#input').value = ''; $('#input').dispatchEvent(new Event('input'))")
 	checkProblems(t, p.browser, 0)
 }
 
 // pagePhone: nothing is cut, buttons are large enough, and the end of the answer stays in sight.
 func pagePhone(t *testing.T, p *webPage) {
 	p.size(phoneWidth, 844, 2, true)
-	p.eval("document.querySelector('#new').click()")
-	p.until("!document.querySelector('#welcome').hidden")
+	p.eval("$('#new').click()")
+	p.until("!$('#welcome').hidden")
 	shot(t, p.browser, "phone-welcome")
 	p.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG, req.MaxTokens, req.Constraint = true, 30000, slow{} }
-	p.eval("document.querySelector('#input').focus()")
+	p.eval("$('#input').focus()")
 	p.write(strings.Repeat("unbroken", 30))
-	p.eval("document.querySelector('#send').click()")
-	gap := "(s => s.scrollHeight - s.scrollTop - s.clientHeight)(document.querySelector('#scroll'))"
-	p.until("document.querySelector('#scroll').scrollTop > 100")
+	p.eval("$('#send').click()")
+	gap := "(s => s.scrollHeight - s.scrollTop - s.clientHeight)($('#scroll'))"
+	p.until("$('#scroll').scrollTop > 100")
 	for range 5 {
 		p.eval("new Promise(requestAnimationFrame)")
 		if d := p.eval(gap).(float64); d > 2 {
 			t.Errorf("the end of the answer is %v pixels below", d)
 		}
 	}
-	p.eval("document.querySelector('#scroll').scrollTop = 0")
-	p.until("!document.querySelector('#latest').hidden")
-	long := p.eval("document.querySelector('#scroll').scrollHeight").(float64)
-	p.until(fmt.Sprintf("document.querySelector('#scroll').scrollHeight > %v", long+100))
-	if top := p.eval("document.querySelector('#scroll').scrollTop").(float64); top > 2 {
+	p.eval("$('#scroll').scrollTop = 0")
+	p.until("!$('#latest').hidden")
+	long := p.eval("$('#scroll').scrollHeight").(float64)
+	p.until(fmt.Sprintf("$('#scroll').scrollHeight > %v", long+100))
+	if top := p.eval("$('#scroll').scrollTop").(float64); top > 2 {
 		t.Errorf("it scrolled away from where one reads, to %v", top)
 	}
-	p.eval("document.querySelector('#latest').click()")
+	p.eval("$('#latest').click()")
 	p.until(gap + " < 40")
-	p.eval("document.querySelector('#stop').click()")
+	p.eval("$('#stop').click()")
 	p.until(complete)
 
 	p.script(markdown)
-	p.eval("document.querySelector('#open-chats').click()")
+	p.eval("$('#open-chats').click()")
 	p.press("New chat")
-	p.until("!document.querySelector('#welcome').hidden")
+	p.until("!$('#welcome').hidden")
 	p.ask("Merge two slices")
-	if w := p.eval("Math.max(document.documentElement.scrollWidth, document.querySelector('#scroll').scrollWidth)").(float64); w > phoneWidth {
+	if w := p.eval("Math.max(document.documentElement.scrollWidth, $('#scroll').scrollWidth)").(float64); w > phoneWidth {
 		t.Errorf("on a phone of %d pixels the page is %v wide", phoneWidth, w)
 	}
-	if h := p.eval("Math.min(...[...document.querySelectorAll('button')].filter(b => b.checkVisibility()).map(b => " +
+	if h := p.eval("Math.min(...[...$$('button')].filter(b => b.checkVisibility()).map(b => " +
 		"b.getBoundingClientRect().height))").(float64); h < 24 {
 		t.Errorf("a button is %v pixels high", h)
 	}
-	if p.eval("document.querySelector('#headline').checkVisibility() && document.querySelector('#details').checkVisibility() && "+
-		"document.querySelector('#details').textContent.includes('accepted')") != true {
+	if p.eval("$('#headline').checkVisibility() && $('#details').checkVisibility() && "+
+		"$('#details').textContent.includes('accepted')") != true {
 		t.Error("what drafting gains is not in sight")
 	}
 	shot(t, p.browser, "phone")
-	p.eval("document.querySelector('#open-panel').click()")
-	if p.eval("document.querySelector('#panel').checkVisibility() && !document.querySelector('#chats').checkVisibility()") != true {
+	p.eval("$('#open-panel').click()")
+	if p.eval("$('#panel').checkVisibility() && !$('#chats').checkVisibility()") != true {
 		t.Error("the settings do not open")
 	}
 	checkAccess(t, p.browser, "phone")
 	shot(t, p.browser, "phone-settings")
 	p.key("Escape", 27)
-	p.until("!document.querySelector('#panel').checkVisibility()")
+	p.until("!$('#panel').checkVisibility()")
 	p.size(1280, 800, 1, false)
 }
 
@@ -544,19 +548,19 @@ func pageLoading(t *testing.T, p *webPage) string {
 	ready := l.s.models()
 	l.s.offer.Store(nil)
 	p.browser.open(l.url + "/")
-	p.until("document.querySelector('#waiting-text').textContent.startsWith('The server is loading its model')")
+	p.until("$('#waiting-text').textContent.startsWith('The server is loading its model')")
 	slow := &loadingModels{Models: ready, done: make(chan struct{})}
 	l.s.SetModels(slow)
-	p.until("document.querySelector('#model').textContent === 'qwen35 (loading)' && document.querySelector('#waiting').hidden")
+	p.until("$('#model').textContent === 'qwen35 (loading)' && $('#waiting').hidden")
 	l.script("Ready.")
-	p.eval("document.querySelector('#input').focus()")
+	p.eval("$('#input').focus()")
 	p.write("Are you?")
 	p.key("Enter", 13)
-	p.until("document.querySelector('#waiting-text').textContent.startsWith('Loading qwen35, ')")
+	p.until("$('#waiting-text').textContent.startsWith('Loading qwen35, ')")
 	shot(t, p.browser, "loading")
 	close(slow.done)
 	p.until(complete)
-	p.until("document.querySelector('#model').textContent === 'qwen35'")
+	p.until("$('#model').textContent === 'qwen35'")
 	if s := p.text(".assistant > .text"); s != "Ready." {
 		t.Errorf("after loading the answer is %q", s)
 	}
@@ -570,7 +574,8 @@ type loadingModels struct {
 	done chan struct{}
 }
 
-func (m *loadingModels) Acquire(ctx context.Context, name string) (string, *engine.Engine, func(*time.Duration), error) {
+func (m *loadingModels) Acquire(ctx context.Context, name string) (
+	string, *engine.Engine, func(*time.Duration), error) {
 	select {
 	case <-m.done:
 	case <-ctx.Done():
@@ -592,11 +597,11 @@ func (m *loadingModels) List() []engine.ModelInfo {
 func pageKey(t *testing.T, p *webPage) string {
 	l := startLive(t, options{template: hermesTemplate, config: Config{Keys: []string{"secret"}}})
 	p.browser.open(l.url + "/")
-	p.until("document.querySelector('#key-dialog').open")
+	p.until("$('#key-dialog').open")
 	shot(t, p.browser, "key")
 	p.write("secret")
 	p.key("Enter", 13)
-	p.until("!document.querySelector('#key-dialog').open && document.querySelector('#model').value === 'qwen35'")
+	p.until("!$('#key-dialog').open && $('#model').value === 'qwen35'")
 	l.script("Welcome.")
 	p.ask("Let me in")
 	if s := p.text(".assistant > .text"); s != "Welcome." {
@@ -610,7 +615,7 @@ func pageKey(t *testing.T, p *webPage) string {
 func pagePlain(t *testing.T, p *webPage) string {
 	l := startLive(t, options{engine: engine.Config{Context: 512}})
 	p.browser.open(l.url + "/")
-	p.until("document.querySelector('#input').placeholder === 'Begin a text'")
+	p.until("$('#input').placeholder === 'Begin a text'")
 	p.ask("func main")
 	if s := p.text(".assistant > .text"); s == "" {
 		t.Error("the text was not continued")
@@ -696,7 +701,9 @@ func checkAccess(t *testing.T, b *browser, what string) {
 			t.Fatal(err)
 		}
 		b.eval(string(axe) + "; 1")
-		if found := b.eval(`axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).join(' ')).join('; '))`); found != "" {
+		found := b.eval(`axe.run().then(r => r.violations.map(
+			v => v.id + ': ' + v.nodes.map(n => n.html).join(' ')).join('; '))`)
+		if found != "" {
 			t.Errorf("%s: %v", what, found)
 		}
 	}
