@@ -70,7 +70,9 @@ async function* events(body) {
 
 // stream yields the chunks of an answer until it ends or signal aborts it. A connection that breaks is a Failure.
 export async function* stream(path, request, key, signal) {
-  const body = { ...request, stream: true, timings_per_token: true, return_progress: true, stream_options: { include_usage: true } };
+  const body = {
+    ...request, stream: true, timings_per_token: true, return_progress: true, stream_options: { include_usage: true },
+  };
   const resp = await ask(path, key, { method: 'POST', signal, body: JSON.stringify(body) });
   try {
     for await (const data of events(resp.body)) {

@@ -67,12 +67,17 @@ async function listModels() {
   if (loadsSince) wait('');
   loadsSince = 0;
   const want = $('model').value || store.settings().model;
-  $('model').replaceChildren(...models.map((m) => new Option(m.state === 'loaded' ? m.id : `${m.id} (${m.state})`, m.id)));
+  const label = (m) => (m.state === 'loaded' ? m.id : `${m.id} (${m.state})`);
+  $('model').replaceChildren(...models.map((m) => new Option(label(m), m.id)));
   if (models.some((m) => m.id === want)) $('model').value = want;
   await learn();
 }
 
-const size = (bytes) => (bytes >= 1e9 ? (bytes / 1e9).toFixed(1) + ' GB' : bytes >= 1e6 ? Math.round(bytes / 1e6) + ' MB' : Math.ceil(bytes / 1e3) + ' kB');
+function size(bytes) {
+  if (bytes >= 1e9) return (bytes / 1e9).toFixed(1) + ' GB';
+  return bytes >= 1e6 ? Math.round(bytes / 1e6) + ' MB' : Math.ceil(bytes / 1e3) + ' kB';
+}
+
 const idle = { loading: 'The model is loading', unloaded: 'The first message loads the model' };
 const chosen = () => models.find((m) => m.id === $('model').value);
 
@@ -85,10 +90,11 @@ async function learn() {
   const facts = [['State', m ? m.error || m.state : 'none']];
   if (m?.arch) facts.push(['Kind', m.arch]);
   if (p) {
-    const cache = p.runtime.cache_bytes_per_token * p.default_generation_settings.n_ctx + p.runtime.cache_bytes_per_sequence;
+    const context = p.default_generation_settings.n_ctx;
+    const cache = p.runtime.cache_bytes_per_token * context + p.runtime.cache_bytes_per_sequence;
     facts.push(['Device', p.runtime.backend], ['Memory', size(p.model.size) + ' of weights'],
       ['Drafter', p.speculative.drafter ? `${p.speculative.drafters.join(', ')}, ${size(p.speculative.size)}` : 'none'],
-      ['Context', `${p.default_generation_settings.n_ctx} tokens, ${size(cache)} when full`]);
+      ['Context', `${context} tokens, ${size(cache)} when full`]);
   } else if (m?.size) {
     facts.push(['Size', size(m.size)], ['Context', `${m.context_length} tokens`]);
   }
@@ -120,7 +126,8 @@ function watch() {
     models = await api.models($('key').value).catch(() => models);
     if (ended) return;
     const m = chosen();
-    wait(`${m?.state === 'loading' ? `Loading ${m.id}, ${size(m.size)}` : 'Waiting for the model'}: ${secondsSince(began)} s`);
+    const what = m?.state === 'loading' ? `Loading ${m.id}, ${size(m.size)}` : 'Waiting for the model';
+    wait(`${what}: ${secondsSince(began)} s`);
   }, 1000);
   return {
     prompt(p) {
@@ -138,7 +145,7 @@ function watch() {
 // --- the key
 
 function askKey(why) {
-  $('key-note').textContent = (why ? why + ' ' : '') + 'It is kept until this tab is closed, and sent to this server only.';
+  $('key-note').textContent = `${why} It is kept until this tab is closed, and sent to this server only.`.trim();
   if (!$('key-dialog').open) $('key-dialog').showModal();
   $('key').select();
 }
@@ -260,7 +267,9 @@ function entry(turn, i, last) {
     const text = element('div', 'text plain', turn.content);
     text.tabIndex = 0; // a long one scrolls
     li.append(text, acts);
-    if (turn.role === 'user') acts.append(asks(button('Edit', () => edit(li, turn, i))), copyButton(() => turn.content));
+    if (turn.role === 'user') {
+      acts.append(asks(button('Edit', () => edit(li, turn, i))), copyButton(() => turn.content));
+    }
     return null;
   }
   const thoughts = element('details', 'thoughts');
@@ -311,7 +320,8 @@ function finish(turn, parts, i, last) {
   if (turn.error) parts.acts.append(element('span', 'note bad', `The answer broke off: ${turn.error}`));
   else if (endings[turn.end]) parts.acts.append(element('span', 'note', endings[turn.end]));
   if (turn.calls.length && last) parts.acts.append(results(turn));
-  parts.acts.append(asks(button(turn.error ? 'Retry' : 'Regenerate', () => regenerate(i))), copyButton(() => turn.content));
+  const again = button(turn.error ? 'Retry' : 'Regenerate', () => regenerate(i));
+  parts.acts.append(asks(again), copyButton(() => turn.content));
   if (turn.speed) {
     const line = [verdict(turn.speed).text, details(turn.speed)].filter(Boolean).join(' · ');
     parts.acts.append(element('span', 'note speed', line));
@@ -448,8 +458,8 @@ function take(chunk, turn, parts) {
   turn.end = chunk.choices?.[0]?.finish_reason ?? turn.end;
 }
 
-// ask asks for the turn after these and writes it as it comes. The conversation changes only when something comes: before
-// that, a failure leaves it as it was. restore gives back what the person wrote, and retry asks again.
+// ask asks for the turn after these and writes it as it comes. The conversation changes only when something comes:
+// before that, a failure leaves it as it was. restore gives back what the person wrote, and retry asks again.
 function ask(turns, { retry, restore }) {
   if (work) return;
   const abort = new AbortController();
@@ -611,9 +621,11 @@ async function addFiles(files) {
 
 function examples() {
   const list = continues()
-    ? ['func fibonacci(n int) int {', 'type Stack[T any] struct {', '// Reverse returns s with its runes in reverse order.\nfunc Reverse(s string) string {', 'package main\n\nimport (']
-    : ['Explain speculative decoding with an everyday comparison.', 'Write a Go function that merges two sorted slices, with a test.',
-      'Compare TCP and UDP in a table.', 'Plan three dinners from rice, eggs and spinach.'];
+    ? ['func fibonacci(n int) int {', 'type Stack[T any] struct {', 'package main\n\nimport (',
+      '// Reverse returns s with its runes in reverse order.\nfunc Reverse(s string) string {']
+    : ['Explain speculative decoding with an everyday comparison.', 'Compare TCP and UDP in a table.',
+      'Write a Go function that merges two sorted slices, with a test.',
+      'Plan three dinners from rice, eggs and spinach.'];
   $('examples').className = continues() ? 'mono' : '';
   $('examples').replaceChildren(...list.map((text) => {
     const li = element('li');

@@ -20,7 +20,9 @@ import typescript from './vendor/highlight/typescript.js';
 import xml from './vendor/highlight/xml.js';
 import yaml from './vendor/highlight/yaml.js';
 
-const languages = { bash, c, cpp, css, diff, go, java, javascript, json, markdown: md, python, rust, sql, typescript, xml, yaml };
+const languages = {
+  bash, c, cpp, css, diff, go, java, javascript, json, markdown: md, python, rust, sql, typescript, xml, yaml,
+};
 for (const [name, grammar] of Object.entries(languages)) hljs.registerLanguage(name, grammar);
 
 const escape = (s) => s.replace(/[&<>"]/g, (ch) => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;' })[ch]);
@@ -36,7 +38,8 @@ const marked = new Marked({
     heading({ tokens, depth }) { return `<h3 class="depth${depth}">${this.parser.parseInline(tokens)}</h3>`; },
     code({ text, lang }) {
       const name = (lang || '').match(/^[\w+#.-]*/)[0];
-      const inner = hljs.getLanguage(name) ? hljs.highlight(text, { language: name, ignoreIllegals: true }).value : escape(text);
+      const known = hljs.getLanguage(name);
+      const inner = known ? hljs.highlight(text, { language: name, ignoreIllegals: true }).value : escape(text);
       return `<pre title="${escape(name)}"><code>${inner}</code></pre>`;
     },
   },

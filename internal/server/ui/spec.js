@@ -11,16 +11,16 @@ const worth = 1.05; // less than that is no gain one could tell from noise
 
 const times = (x) => (x < 10 ? x.toFixed(1) : Math.round(x)) + '×';
 
-// verdict says in words what drafting did for an answer. r: {tokens, accepted, passes, ms, rate, plain, off, idle}; off says
-// why there are no drafts, and idle is how many passes there were since one was last accepted.
+// verdict says in words what drafting did for an answer. r: {tokens, accepted, passes, ms, rate, plain, off, idle};
+// off says why there are no drafts, and idle is how many passes there were since one was last accepted.
 export function verdict(r) {
   if (r.off && !r.accepted) return { kind: 'off', text: r.off };
   if (!r.tokens) return { kind: 'none', text: '' };
   if (r.idle >= enoughTokens) return { kind: 'paused', text: 'Drafting paused: it would not pay here' };
   if (r.tokens < enoughTokens || r.ms < enoughMS || !r.plain) return { kind: 'short', text: '' };
   const factor = r.rate / r.plain;
-  // A pass that checks drafts is never cheaper than a plain one, so drafts cannot gain more than the tokens of a pass. Where
-  // they seem to, the speed of plain passes was measured while the machine did something else.
+  // A pass that checks drafts is never cheaper than a plain one, so drafts cannot gain more than the tokens of a pass.
+  // Where they seem to, the speed of plain passes was measured while the machine did something else.
   if (factor > worth * r.tokens / r.passes) return { kind: 'noisy', text: '' };
   if (factor < worth) return { kind: 'paused', text: 'Drafting paused: it would not pay here' };
   return { kind: 'gain', text: `${times(factor)} faster, same text` };
@@ -30,7 +30,9 @@ export function verdict(r) {
 export function details(r) {
   if (!r.tokens) return '';
   const parts = [];
-  if (!r.off || r.accepted) parts.push(`${r.accepted} of ${r.tokens} tokens accepted from drafts`, `${(r.tokens / r.passes).toFixed(1)} per pass`);
+  if (!r.off || r.accepted) {
+    parts.push(`${r.accepted} of ${r.tokens} tokens accepted from drafts`, `${(r.tokens / r.passes).toFixed(1)} per pass`);
+  }
   if (r.rate && r.tokens > 8) parts.push(`${r.rate.toFixed(r.rate < 100 ? 1 : 0)} tokens/s`);
   return parts.join(' · ');
 }
@@ -46,6 +48,7 @@ export class Panel {
     this.run = 0; // accepted guesses since the last token of the model's own
     this.accepted = 0;
     this.tokens = 0;
+    this.most = 1; // tokens of a pass
     this.idle = 0;
     this.rate = 0;
     this.ms = 0;
@@ -63,6 +66,7 @@ export class Panel {
         continue;
       }
       this.passes.push(this.run + 1);
+      this.most = Math.max(this.most, this.run + 1);
       this.run = 0;
       this.idle++;
     }
@@ -83,8 +87,8 @@ export class Panel {
 
   record() {
     const passes = this.passes.length + (this.run ? 1 : 0);
-    return { tokens: this.tokens, accepted: this.accepted, passes, ms: this.ms, rate: this.rate, plain: this.plain, off: this.off,
-      idle: this.idle };
+    const { tokens, accepted, ms, rate, plain, off, idle } = this;
+    return { tokens, accepted, passes, ms, rate, plain, off, idle };
   }
 
   draw() {
@@ -92,7 +96,8 @@ export class Panel {
     const v = verdict(r);
     $('speed').dataset.kind = v.kind;
     const waits = this.done ? 'Too short to measure the gain' : 'Measuring the gain…';
-    const why = { none: $('headline').dataset.idle, short: waits, noisy: 'The machine is too busy to measure the gain' };
+    const noisy = 'The machine is too busy to measure the gain';
+    const why = { none: $('headline').dataset.idle, short: waits, noisy };
     $('headline').textContent = v.text || why[v.kind];
     $('details').textContent = details(r);
 
@@ -115,7 +120,7 @@ export class Panel {
       return bar;
     }));
     chart.setAttribute('aria-label', r.passes
-      ? `${r.passes} passes, ${(r.tokens / r.passes).toFixed(2)} tokens each on average, ${Math.max(...this.passes, this.run)} at most`
+      ? `${r.passes} passes, ${(r.tokens / r.passes).toFixed(2)} tokens each on average, ${this.most} at most`
       : 'No passes yet');
   }
 }

@@ -31,7 +31,10 @@ export const saveSettings = (values) => save(local, 'strobe', values);
 export const key = () => load(tab, 'strobe-key') ?? '';
 export const saveKey = (value) => save(tab, 'strobe-key', value);
 
-export const newChat = () => ({ id: Date.now().toString(36) + Math.random().toString(36).slice(2, 8), title: '', updated: 0, turns: [] });
+export function newChat() {
+  const id = Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
+  return { id, title: '', updated: 0, turns: [] };
+}
 
 // chats lists the conversations, newest first.
 export function chats() {
@@ -39,7 +42,8 @@ export function chats() {
   try {
     keys = Object.keys(localStorage).filter((k) => k.startsWith(prefix));
   } catch { /* forbidden */ }
-  return keys.map((k) => load(local, k)).filter((c) => c?.id && Array.isArray(c.turns)).sort((a, b) => b.updated - a.updated);
+  const all = keys.map((k) => load(local, k)).filter((c) => c?.id && Array.isArray(c.turns));
+  return all.sort((a, b) => b.updated - a.updated);
 }
 
 export const saveChat = (chat) => save(local, prefix + chat.id, chat);
@@ -57,7 +61,7 @@ export function markdown(chat) {
     parts.push({ user: '## You', assistant: '## Answer', tool: '## Tool result' }[t.role]);
     if (t.reasoning) parts.push(t.reasoning.trim().replace(/^/gm, '> '));
     if (t.content) parts.push(t.content.trim());
-    for (const c of t.calls ?? []) parts.push('```json\n' + JSON.stringify({ name: c.name, arguments: c.arguments }, null, 2) + '\n```');
+    for (const c of t.calls ?? []) parts.push(`Calls ${c.name}:`, '```json\n' + c.arguments + '\n```');
   }
   return parts.join('\n\n') + '\n';
 }
