@@ -166,6 +166,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("of the model it says %q, not %s", s, fact)
 		}
 	}
+	checkAccess(t, b, "welcome")
 	shot(t, b, "welcome")
 	checkProblems(t, b, 0)
 
