@@ -210,14 +210,15 @@ func (b *browser) call(method string, params dict, result any) {
 	}
 }
 
-// eval returns the value of a JavaScript expression on the page.
+// eval returns the value of a JavaScript expression on the page. In it $ finds an element, and $$ all of them.
 func (b *browser) eval(expr string) any {
 	b.t.Helper()
 	var r struct {
 		Result           struct{ Value any }
 		ExceptionDetails *struct{ Exception struct{ Description string } }
 	}
-	b.call("Runtime.evaluate", dict{"expression": expr, "returnByValue": true, "awaitPromise": true}, &r)
+	b.call("Runtime.evaluate", dict{"expression": expr, "returnByValue": true, "awaitPromise": true,
+		"includeCommandLineAPI": true}, &r)
 	if r.ExceptionDetails != nil {
 		b.t.Fatalf("%s: %s", expr, r.ExceptionDetails.Exception.Description)
 	}

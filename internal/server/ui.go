@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -13,11 +14,12 @@ import (
 //go:embed ui
 var uiFiles embed.FS
 
-// uiHandler serves the page. It loads nothing from elsewhere, and its policy says so.
+// uiHandler serves the page. It loads nothing from elsewhere, and its policy says so: whatever a model writes, no
+// script runs and no other server is asked.
 func uiHandler() http.Handler {
 	types := map[string]string{
 		".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-		".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
+		".css": "text/css; charset=utf-8", ".svg": "image/svg+xml", ".md": "text/markdown; charset=utf-8",
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := strings.TrimPrefix(path.Clean(r.URL.Path), "/")
@@ -34,7 +36,7 @@ func uiHandler() http.Handler {
 		h := w.Header()
 		h.Set("ETag", tag)
 		h.Set("Cache-Control", "no-cache")
-		h.Set("Content-Type", types[path.Ext(name)])
+		h.Set("Content-Type", cmp.Or(types[path.Ext(name)], "text/plain; charset=utf-8"))
 		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 		h.Set("Referrer-Policy", "no-referrer")
 		if r.Header.Get("If-None-Match") == tag {

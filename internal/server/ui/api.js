@@ -8,23 +8,48 @@ function headers(key) {
   return h;
 }
 
-async function failure(resp) {
-  let message = resp.status + ' ' + resp.statusText;
+// Failure is what the server refused; status 401 asks for a key, 0 means that it was not reached.
+export class Failure extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function ask(path, key, options) {
+  let resp;
+  try {
+    resp = await fetch(new URL(path, base), { headers: headers(key), ...options });
+  } catch (err) {
+    if (err.name === 'AbortError') throw err;
+    throw new Failure('The server cannot be reached.', 0);
+  }
+  if (resp.ok) return resp;
+  let message = `The server answered ${resp.status} ${resp.statusText}`;
   try {
     message = (await resp.json()).error.message;
   } catch { /* not one of our errors */ }
-  return new Error(message);
+  throw new Failure(message, resp.status);
 }
 
 // models lists what the server offers.
 export async function models(key) {
-  const resp = await fetch(new URL('v1/models', base), { headers: headers(key) });
-  if (!resp.ok) throw await failure(resp);
-  return (await resp.json()).data;
+  return (await (await ask('v1/models', key)).json()).data;
+}
+
+// props tells how a model is set up; null when it is not loaded.
+export async function props(model, key) {
+  try {
+    const p = await (await ask('props?model=' + encodeURIComponent(model), key)).json();
+    return p.chat_template_caps ? p : null;
+  } catch (err) {
+    if (err instanceof Failure) return null;
+    throw err;
+  }
 }
 
 // events cuts a stream of server-sent events into their data.
-export async function* events(body) {
+async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
   try {
@@ -43,25 +68,22 @@ export async function* events(body) {
   }
 }
 
-// props tells how a model is set up; null when it is not loaded.
-export async function props(model, key) {
-  const resp = await fetch(new URL('props?model=' + encodeURIComponent(model), base), { headers: headers(key) });
-  if (!resp.ok) return null;
-  const p = await resp.json();
-  return p.chat_template_caps ? p : null;
-}
-
-// stream yields the chunks of an answer until it ends or signal aborts it.
+// stream yields the chunks of an answer until it ends or signal aborts it. A connection that breaks is a Failure.
 export async function* stream(path, request, key, signal) {
-  const resp = await fetch(new URL(path, base), {
-    method: 'POST', headers: headers(key), signal,
-    body: JSON.stringify({ ...request, stream: true, timings_per_token: true, stream_options: { include_usage: true } }),
-  });
-  if (!resp.ok) throw await failure(resp);
-  for await (const data of events(resp.body)) {
-    if (data === '[DONE]') return;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new Error(chunk.error.message);
-    yield chunk;
+  const body = {
+    ...request, stream: true, timings_per_token: true, return_progress: true, stream_options: { include_usage: true },
+  };
+  const resp = await ask(path, key, { method: 'POST', signal, body: JSON.stringify(body) });
+  try {
+    for await (const data of events(resp.body)) {
+      if (data === '[DONE]') return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Failure(chunk.error.message, resp.status);
+      yield chunk;
+    }
+  } catch (err) {
+    if (err.name === 'AbortError' || err instanceof Failure) throw err;
+    throw new Failure('The connection broke.', 0);
   }
+  throw new Failure('The connection ended in the middle of the answer.', 0);
 }

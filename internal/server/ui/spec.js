@@ -1,47 +1,111 @@
-// The speculation panel: what drafts gain while an answer streams.
+// What drafts gain while an answer streams: the headline over the conversation, and the panel beside it.
 
 const $ = (id) => document.getElementById(id);
 const svg = 'http://www.w3.org/2000/svg';
 const shown = 80; // passes in the chart
 
+// A factor is shown only of an answer that is long enough to mean something.
+const enoughTokens = 64;
+const enoughMS = 500;
+const worth = 1.05; // less than that is no gain one could tell from noise
+
+const times = (x) => (x < 10 ? x.toFixed(1) : Math.round(x)) + '×';
+
+// verdict says in words what drafting did for an answer. r: {tokens, accepted, passes, ms, rate, plain, off, idle};
+// off says why there are no drafts, and idle is how many passes there were since one was last accepted.
+export function verdict(r) {
+  if (r.off && !r.accepted) return { kind: 'off', text: r.off };
+  if (!r.tokens) return { kind: 'none', text: '' };
+  if (r.idle >= enoughTokens) return { kind: 'paused', text: 'Drafting paused: it would not pay here' };
+  if (r.tokens < enoughTokens || r.ms < enoughMS || !r.plain) return { kind: 'short', text: '' };
+  const factor = r.rate / r.plain;
+  // A pass that checks drafts is never cheaper than a plain one, so drafts cannot gain more than the tokens of a pass.
+  // Where they seem to, the speed of plain passes was measured while the machine did something else.
+  if (factor > worth * r.tokens / r.passes) return { kind: 'noisy', text: '' };
+  if (factor < worth) return { kind: 'paused', text: 'Drafting paused: it would not pay here' };
+  return { kind: 'gain', text: `${times(factor)} faster, same text` };
+}
+
+// details is the line under the verdict: numbers that hold for short answers too.
+export function details(r) {
+  if (!r.tokens) return '';
+  const parts = [];
+  if (!r.off || r.accepted) {
+    parts.push(`${r.accepted} of ${r.tokens} tokens accepted from drafts`, `${(r.tokens / r.passes).toFixed(1)} per pass`);
+  }
+  if (r.rate && r.tokens > 8) parts.push(`${r.rate.toFixed(r.rate < 100 ? 1 : 0)} tokens/s`);
+  return parts.join(' · ');
+}
+
 export class Panel {
-  constructor() { this.begin(); }
+  constructor() { this.begin(''); }
 
   // begin forgets the answer before, but not how fast plain decoding is.
-  begin() {
+  begin(off) {
+    this.off = off;
+    this.done = false;
     this.passes = []; // tokens of each pass
-    this.run = 0;     // accepted guesses since the last token of the model's own
+    this.run = 0; // accepted guesses since the last token of the model's own
+    this.accepted = 0;
+    this.tokens = 0;
+    this.most = 1; // tokens of a pass
+    this.idle = 0;
     this.rate = 0;
-    this.draw();
+    this.ms = 0;
+    this.guessed = 0;
   }
 
-  // tokens takes, for each new token, whether it was guessed. A pass ends with a token of the model's own.
-  tokens(drafted) {
+  // take adds, for each new token, whether it was guessed. A pass ends with a token of the model's own.
+  take(drafted) {
     for (const d of drafted) {
-      if (d) { this.run++; continue; }
+      this.tokens++;
+      if (d) {
+        this.accepted++;
+        this.run++;
+        this.idle = 0;
+        continue;
+      }
       this.passes.push(this.run + 1);
+      this.most = Math.max(this.most, this.run + 1);
       this.run = 0;
+      this.idle++;
     }
   }
 
   timings(t) {
     this.rate = t.predicted_per_second;
+    this.ms = t.predicted_ms;
     if (t.plain_per_second) this.plain = t.plain_per_second;
-    if (t.draft_n) this.accepted = t.draft_n_accepted / t.draft_n;
-    else if (t.queued_ms !== undefined) this.accepted = undefined;
+    if (t.draft_n) this.guessed = t.draft_n;
+  }
+
+  // end is the end of the answer.
+  end() {
+    this.done = true;
+    this.draw();
+  }
+
+  record() {
+    const passes = this.passes.length + (this.run ? 1 : 0);
+    const { tokens, accepted, ms, rate, plain, off, idle } = this;
+    return { tokens, accepted, passes, ms, rate, plain, off, idle };
   }
 
   draw() {
-    const n = this.passes.length;
-    const mean = n ? this.passes.reduce((a, b) => a + b, 0) / n : 0;
+    const r = this.record();
+    const v = verdict(r);
+    $('speed').dataset.kind = v.kind;
+    const waits = this.done ? 'Too short to measure the gain' : 'Measuring the gain…';
+    const noisy = 'The machine is too busy to measure the gain';
+    const why = { none: $('headline').dataset.idle, short: waits, noisy };
+    $('headline').textContent = v.text || why[v.kind];
+    $('details').textContent = details(r);
+
     const num = (x, digits) => (x ? x.toFixed(digits) : '–');
     $('rate').textContent = num(this.rate, 1);
     $('plain').textContent = num(this.plain, 1);
-    $('mean').textContent = num(mean, 2);
-    $('accepted').textContent = this.accepted === undefined ? '–' : Math.round(100 * this.accepted) + ' %';
-    const top = Math.max(this.rate || 0, this.plain || 0) || 1;
-    $('rate-bar').style.width = 100 * (this.rate || 0) / top + '%';
-    $('plain-bar').style.width = 100 * (this.plain || 0) / top + '%';
+    $('mean').textContent = num(r.passes && r.tokens / r.passes, 2);
+    $('accepted').textContent = this.guessed ? Math.round(100 * this.accepted / this.guessed) + ' %' : '–';
 
     const chart = $('chart');
     const last = this.passes.slice(-shown);
@@ -55,8 +119,8 @@ export class Panel {
       bar.setAttribute('height', h);
       return bar;
     }));
-    chart.setAttribute('aria-label', n
-      ? `${n} passes, ${mean.toFixed(2)} tokens each on average, ${Math.max(...this.passes)} at most`
+    chart.setAttribute('aria-label', r.passes
+      ? `${r.passes} passes, ${(r.tokens / r.passes).toFixed(2)} tokens each on average, ${this.most} at most`
       : 'No passes yet');
   }
 }
