@@ -33,7 +33,7 @@ type benchOptions struct {
 func newBenchCmd() *cobra.Command {
 	var opt benchOptions
 	cmd := &cobra.Command{
-		Use:   "bench [-m FILE] [-d DRAFTER]",
+		Use:   "bench [MODEL] [-d DRAFTER]",
 		Short: "Measure speed with and without drafting",
 		Long: `Bench generates the same text in several ways and compares them:
 
@@ -57,7 +57,7 @@ instead of answered), "turns", "question" or "tokens".`,
 		Example: `  strobe bench -m target.gguf -d drafter.gguf
   strobe bench -m target.gguf -d drafter.gguf --suite humaneval --prompts-dir prompts -n 256 --json
   strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg`,
-		Args: cobra.NoArgs,
+		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)

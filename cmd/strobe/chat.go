@@ -25,7 +25,7 @@ type chatOptions struct {
 func newChatCmd() *cobra.Command {
 	var opt chatOptions
 	cmd := &cobra.Command{
-		Use:   "chat [-m FILE] [-d DRAFTER]",
+		Use:   "chat [MODEL] [-d DRAFTER]",
 		Short: "Talk to a model in the terminal",
 		Long: `Chat is a conversation with a model.
 
@@ -39,10 +39,10 @@ func newChatCmd() *cobra.Command {
 The conversation stays in the cache between turns, so a turn costs only what is new. A model without a chat
 template continues the text instead of answering; --raw asks for that. When input or output is not a terminal,
 or NO_COLOR is set, chat reads and writes plain lines.`,
-		Example: `  strobe chat -m model.gguf
+		Example: `  strobe chat qwen3.5-4b
   strobe chat -m target.gguf -d drafter.gguf --color-drafts
   echo "Why is the sky blue?" | strobe chat -m model.gguf`,
-		Args: cobra.NoArgs,
+		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runChat(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)

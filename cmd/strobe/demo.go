@@ -42,7 +42,7 @@ const demoQuestion = "Write a Go function that returns the n most frequent words
 func newDemoCmd() *cobra.Command {
 	var opt demoOptions
 	cmd := &cobra.Command{
-		Use:   "demo [-m FILE] [-d DRAFTER]",
+		Use:   "demo [MODEL] [-d DRAFTER]",
 		Short: "See plain and drafted decoding race each other",
 		Long: `Demo generates the same text twice, side by side: plainly, one token per pass, and with drafts that are
 verified several tokens at a time. Tokens that were drafted and accepted are coloured. At the end it shows the
@@ -54,7 +54,7 @@ printed as plain text.`,
 		Example: `  strobe demo -m target.gguf -d drafter.gguf
   strobe demo -m target.gguf -d drafter.gguf -p "Explain how a hash table works." -n 400
   strobe demo -m target.gguf -d drafter.gguf --record demo.svg`,
-		Args: cobra.NoArgs,
+		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDemo(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)

@@ -39,9 +39,11 @@ type modelFlags struct {
 func (m *modelFlags) add(cmd *cobra.Command) {
 	m.cmd = cmd
 	f := cmd.Flags()
-	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model (default: the one built in, which completes Go code)")
+	f.StringVarP(&m.model, "model", "m", "",
+		"the model: a name that \"strobe list --known\" shows, OWNER/REPO[:TYPE] of the Hugging Face hub, or a GGUF file "+
+			"(default: the one built in, which completes Go code)")
 	f.StringVarP(&m.drafter, "drafter", "d", "",
-		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
+		"its drafter, likewise, or none (default: the one made for the model, the one beside it, or what its own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.device, "device", "auto",
 		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1")
@@ -64,6 +66,12 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 
 // load opens the model the flags name.
 func (m *modelFlags) load() (*engine.Model, error) {
+	if _, err := m.options(); err != nil { // before anything is downloaded
+		return nil, err
+	}
+	if err := m.find(); err != nil {
+		return nil, err
+	}
 	opt, err := m.options()
 	if err != nil {
 		return nil, err

@@ -32,6 +32,10 @@ func commands() []*cobra.Command {
 		newTokenizeCmd(),
 		newDetokenizeCmd(),
 		newPullCmd(),
+		newListCmd(),
+		newShowCmd(),
+		newPsCmd(),
+		newRmCmd(),
 		newVersionCmd(),
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -27,18 +28,20 @@ type runOptions struct {
 func newRunCmd() *cobra.Command {
 	var opt runOptions
 	cmd := &cobra.Command{
-		Use:   "run -m FILE [-p TEXT | -f FILE]",
+		Use:   "run [MODEL] [PROMPT]",
 		Short: "Generate text from a prompt",
 		Long: `Run loads a model, generates text from a prompt and streams it to standard
-output. The prompt comes from -p, from a file with -f, or from standard input. A model with a chat
+output. The model may be the name of one, which is downloaded when it is used for the first time. The prompt is
+an argument or comes from -p, from a file with -f, or from standard input. A model with a chat
 template answers the prompt as a message; --raw continues the text instead.
 
 The last line (on standard error) shows tokens per second for prompt and generation and, when
 drafts were used, how many tokens each pass yielded. Speculation never changes the text.`,
-		Example: `  strobe run -m model.gguf -p "Why is the sky blue?"
+		Example: `  strobe run qwen3.5-4b "Why is the sky blue?"
+  strobe run unsloth/Qwen3.5-4B-GGUF:Q8_0 -p "Why is the sky blue?"
   strobe run -m model.gguf --raw -p "package main" -n 200 --temp 0
   strobe run -m target.gguf -d drafter.gguf -f prompt.txt`,
-		Args: cobra.NoArgs,
+		Args: opt.arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runPrompt(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)
@@ -95,6 +98,28 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if opt.verbose {
 		m.Close() // whoever runs the model writes down what passes cost
 		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Runner.Describe())
+	}
+	return nil
+}
+
+// arguments takes a model and a prompt from the command line. A single argument is a prompt if it has a space in it or
+// the model is known already, and the model otherwise.
+func (o *runOptions) arguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 && o.model == "" && (len(args) > 1 || !strings.ContainsAny(args[0], " \t\n")) {
+		o.model = args[0]
+		if _, err := lookUp(o.model); err != nil {
+			return err
+		}
+		args = args[1:]
+	}
+	if len(args) > 1 {
+		return usagef("run: unexpected argument %q; a prompt of several words needs quotes", args[1])
+	}
+	if len(args) == 1 {
+		if o.prompt != "" {
+			return usagef("give the prompt as an argument or with -p, not both")
+		}
+		o.prompt = args[0]
 	}
 	return nil
 }
