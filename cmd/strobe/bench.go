@@ -211,7 +211,7 @@ type runBar struct{ bar *progressbar.ProgressBar }
 
 func newRunBar(cmd *cobra.Command) *runBar {
 	w := cmd.ErrOrStderr()
-	if isQuiet(cmd) || !isTerminal(w) || os.Getenv("NO_COLOR") != "" {
+	if isQuiet(cmd) || !isTerminal(w) {
 		return &runBar{}
 	}
 	return &runBar{progressbar.NewOptions(1, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription("runs"),

@@ -38,7 +38,7 @@ func newChatCmd() *cobra.Command {
 
 The conversation stays in the cache between turns, so a turn costs only what is new. A model without a chat
 template continues the text instead of answering; --raw asks for that. When input or output is not a terminal,
-or NO_COLOR is set, chat reads and writes plain lines.`,
+chat reads and writes plain lines.`,
 		Example: `  strobe chat qwen3.5-4b
   strobe chat -m target.gguf -d drafter.gguf --color-drafts
   echo "Why is the sky blue?" | strobe chat -m model.gguf`,
@@ -78,7 +78,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		}
 	}
 	stdin, stdout := cmd.InOrStdin(), cmd.OutOrStdout()
-	if isTerminal(stdin) && isTerminal(stdout) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" {
+	if isTerminal(stdin) && isTerminal(stdout) && os.Getenv("TERM") != "dumb" {
 		return chatScreen(cmd, t)
 	}
 	return chatLines(cmd, t)

@@ -32,7 +32,7 @@ without a line feed of its own.`,
   echo '[[1, 2], [3]]' | strobe detokenize -m model.gguf --batch`,
 		Args: positional(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runDetokenize(cmd, opt, cmd.InOrStdin(), cmd.OutOrStdout())
+			return runDetokenize(cmd, opt, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
@@ -42,14 +42,14 @@ without a line feed of its own.`,
 	return cmd
 }
 
-func runDetokenize(cmd *cobra.Command, opt detokenizeOptions, stdin io.Reader, stdout io.Writer) error {
+func runDetokenize(cmd *cobra.Command, opt detokenizeOptions, stdout io.Writer) error {
 	tok, err := openTokenizer(cmd, opt.model)
 	if err != nil {
 		return err
 	}
-	in, err := io.ReadAll(stdin)
+	in, err := readInput(cmd)
 	if err != nil {
-		return fmt.Errorf("standard input: %w", err)
+		return err
 	}
 	dec := tokenizer.DecodeOptions{Special: !opt.noSpecial}
 	if !opt.batch {

@@ -157,9 +157,10 @@ func (m *modelFlags) positionalModel() cobra.PositionalArgs {
 		case len(args) > 1:
 			return usagef("%s: unexpected argument %q", cmd.Name(), args[1])
 		}
-		m.model = args[0]
-		_, err := lookUp(m.model)
-		return err
+		if _, err := lookUp(args[0]); err != nil {
+			return err
+		}
+		return cmd.Flags().Set("model", args[0]) // as if -m had been given, also for what fills in the others
 	}
 }
 

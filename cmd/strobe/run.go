@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -12,7 +13,9 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
+	"strobe/internal/sample/grammar"
 	"strobe/internal/speculate"
+	"strobe/internal/tokenizer"
 )
 
 type runOptions struct {
@@ -23,6 +26,10 @@ type runOptions struct {
 	n            int
 	verbose      bool
 	stops        []string
+	system       string
+	schema       string
+	gbnf         string
+	json         bool
 }
 
 func newRunCmd() *cobra.Command {
@@ -52,12 +59,27 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens to generate (default: until the model ends or the context is full)")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "show what was loaded and what the controller did")
+	f.StringVar(&opt.system, "system", "", "message of the system, before the prompt")
+	f.StringVar(&opt.schema, "json-schema", "", "the answer is JSON that fits this schema: JSON text or the name of a file")
+	f.StringVar(&opt.gbnf, "grammar", "", "the answer fits this grammar (GBNF): its text or the name of a file")
+	f.BoolVar(&opt.json, "json", false, "print the answer with its reason and counts as one JSON object")
 	f.StringArrayVar(&opt.stops, "stop", nil, "end the text before this string; may be repeated")
 	return cmd
 }
 
 func runPrompt(cmd *cobra.Command, opt *runOptions) error {
-	text, err := opt.promptText(cmd.InOrStdin())
+	if opt.prompt == "" && opt.file == "" && isTerminal(cmd.InOrStdin()) && isTerminal(cmd.OutOrStdout()) {
+		return chatInstead(cmd)
+	}
+	switch {
+	case opt.n < 0:
+		return usagef("--predict %d: want 0 or more", opt.n)
+	case opt.raw && opt.system != "":
+		return usagef("--raw continues the text as it is; --system belongs to a conversation")
+	case opt.schema != "" && opt.gbnf != "":
+		return usagef("give --json-schema or --grammar, not both")
+	}
+	guide, err := opt.grammar()
 	if err != nil {
 		return err
 	}
@@ -66,6 +88,10 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 		return err
 	}
 	if set.Sampling, err = opt.params(0); err != nil {
+		return err
+	}
+	text, err := opt.promptText(cmd)
+	if err != nil {
 		return err
 	}
 	loaded, err := opt.load()
@@ -77,7 +103,17 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	}
 	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: loaded.Chunk(), CacheBytes: -1})
 	defer m.Close()
-	p, err := m.Format().Prompt([]chat.Message{{Role: "user", Content: text}}, opt.raw, dialog.Options{Whole: true})
+	messages := []chat.Message{{Role: "user", Content: text}}
+	if opt.system != "" {
+		messages = append([]chat.Message{{Role: "system", Content: opt.system}}, messages...)
+	}
+	how := dialog.Options{Whole: !opt.json}
+	if guide != nil {
+		no := false
+		how.Thinking = &no // the grammar is that of the answer
+		set.Constraint = guide.NewMatcher(vocabulary(loaded.Tokenizer))
+	}
+	p, err := m.Format().Prompt(messages, opt.raw, how)
 	if err != nil {
 		return err
 	}
@@ -85,13 +121,27 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := a.Wait(func(p strobe.Piece) error {
+	show := func(p strobe.Piece) error {
 		_, err := io.WriteString(cmd.OutOrStdout(), p.Text)
 		return err
-	}); err != nil {
+	}
+	if opt.json {
+		show = nil
+	}
+	if err := a.Wait(show); err != nil {
 		return err
 	}
-	fmt.Fprintln(cmd.OutOrStdout())
+	if opt.json {
+		err = printAnswer(cmd.OutOrStdout(), a)
+	} else {
+		_, err = fmt.Fprintln(cmd.OutOrStdout())
+	}
+	if err != nil {
+		return err
+	}
+	if r := a.Result(); r.Reason == engine.ReasonLength && (opt.n == 0 || r.Generated < opt.n) {
+		infof(cmd, "%s", cutNote(r, m.Engine()))
+	}
 	if !isQuiet(cmd) {
 		fmt.Fprintln(cmd.ErrOrStderr(), summary(&a.Result().Stats))
 	}
@@ -106,8 +156,10 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 // the model is known already, and the model otherwise.
 func (o *runOptions) arguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 && o.model == "" && (len(args) > 1 || !strings.ContainsAny(args[0], " \t\n")) {
-		o.model = args[0]
-		if _, err := lookUp(o.model); err != nil {
+		if _, err := lookUp(args[0]); err != nil {
+			return err
+		}
+		if err := cmd.Flags().Set("model", args[0]); err != nil {
 			return err
 		}
 		args = args[1:]
@@ -119,24 +171,97 @@ func (o *runOptions) arguments(cmd *cobra.Command, args []string) error {
 		if o.prompt != "" {
 			return usagef("give the prompt as an argument or with -p, not both")
 		}
-		o.prompt = args[0]
+		return cmd.Flags().Set("prompt", args[0])
 	}
 	return nil
 }
 
 // promptText reads the prompt from where the flags say.
-func (o *runOptions) promptText(stdin io.Reader) (string, error) {
+func (o *runOptions) promptText(cmd *cobra.Command) (string, error) {
 	switch {
 	case o.prompt != "" && o.file != "":
 		return "", usagef("give the prompt with -p or -f, not both")
 	case o.prompt != "":
 		return o.prompt, nil
 	case o.file == "" || o.file == "-":
-		b, err := io.ReadAll(stdin)
+		b, err := readInput(cmd)
 		return string(b), err
 	}
 	b, err := os.ReadFile(o.file)
 	return string(b), err
+}
+
+// grammar compiles what the answer has to fit; nil for anything.
+func (o *runOptions) grammar() (*grammar.Grammar, error) {
+	text := func(name, value, begins string) (string, error) {
+		if strings.ContainsAny(value, begins) {
+			return value, nil
+		}
+		b, err := os.ReadFile(value)
+		if err != nil {
+			return "", usagef("--%s: %w", name, err)
+		}
+		return string(b), nil
+	}
+	switch {
+	case o.schema != "":
+		s, err := text("json-schema", o.schema, "{")
+		if err != nil {
+			return nil, err
+		}
+		g, err := grammar.Compile([]byte(s))
+		if err != nil {
+			return nil, usagef("--json-schema: %w", err)
+		}
+		return g, nil
+	case o.gbnf != "":
+		s, err := text("grammar", o.gbnf, "=")
+		if err != nil {
+			return nil, err
+		}
+		g, err := grammar.CompileGBNF(s)
+		if err != nil {
+			return nil, usagef("--grammar: %w", err)
+		}
+		return g, nil
+	}
+	return nil, nil
+}
+
+// vocabulary is what grammars may write: no control tokens.
+func vocabulary(tok *tokenizer.Tokenizer) *grammar.Vocab {
+	pieces := make([][]byte, tok.Size())
+	for id := range pieces {
+		pieces[id] = tok.Piece(int32(id), false)
+	}
+	return grammar.NewVocab(pieces, tok.EOG())
+}
+
+// printAnswer writes an answer for programs.
+func printAnswer(w io.Writer, a *strobe.Answer) error {
+	m, r := a.Message(), a.Result()
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	return e.Encode(struct {
+		Text            string  `json:"text"`
+		Reasoning       string  `json:"reasoning,omitempty"`
+		Reason          string  `json:"reason"`
+		PromptTokens    int     `json:"prompt_tokens"`
+		Tokens          int     `json:"tokens"`
+		TokensPerSecond float64 `json:"tokens_per_second"`
+		Drafted         int     `json:"drafted"`
+		Accepted        int     `json:"accepted"`
+		Passes          int     `json:"passes"`
+	}{a.Text(), m.Reasoning, r.Reason.String(), r.Prompt, r.Generated, r.Stats.Speed(), r.Stats.Guessed, r.Stats.Accepted,
+		r.Stats.Rounds})
+}
+
+// cutNote says why an answer was cut.
+func cutNote(r *strobe.Result, e *engine.Engine) string {
+	if n := e.Config().Context; r.Prompt+r.Generated >= n {
+		return fmt.Sprintf("cut: the context of %d tokens is full", n)
+	}
+	return fmt.Sprintf("cut after %d tokens", r.Generated)
 }
 
 // summary is the last line of a run.

@@ -92,7 +92,8 @@ appear beside its own, whatever protocol a client speaks. Requests that begin al
 It listens on this machine only unless --host says otherwise. Its address goes to standard output, logs
 to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.
 
-Every flag can also be set in the environment (STROBE_PORT for --port) and in the file --config names.`,
+Every flag can also be set in the environment (STROBE_PORT for --port) and in the file --config names, or else in
+the one "strobe config" names.`,
 		Example: `  strobe serve
   strobe serve qwen3.5-4b
   strobe serve --models ~/models --models-memory 16GiB --port 9000
@@ -394,8 +395,8 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		n := uint64(o.seed)
 		cfg.Seed = &n
 	}
-	if err := o.Params.Validate(); err != nil {
-		return cfg, usageError{err}
+	if err := o.check(); err != nil {
+		return cfg, err
 	}
 	if cfg.Spec, err = o.spec(); err != nil {
 		return cfg, err

@@ -40,7 +40,7 @@ token is added where the file asks for one. Switch that off with --no-special an
   echo '["one", "two"]' | strobe tokenize -m model.gguf --batch`,
 		Args: positional(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runTokenize(cmd, opt, cmd.InOrStdin(), cmd.OutOrStdout())
+			return runTokenize(cmd, opt, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
@@ -53,7 +53,7 @@ token is added where the file asks for one. Switch that off with --no-special an
 	return cmd
 }
 
-func runTokenize(cmd *cobra.Command, opt tokenizeOptions, stdin io.Reader, stdout io.Writer) error {
+func runTokenize(cmd *cobra.Command, opt tokenizeOptions, stdout io.Writer) error {
 	if opt.batch && opt.show {
 		return usagef("tokenize: --batch and --show do not go together")
 	}
@@ -61,9 +61,9 @@ func runTokenize(cmd *cobra.Command, opt tokenizeOptions, stdin io.Reader, stdou
 	if err != nil {
 		return err
 	}
-	in, err := io.ReadAll(stdin)
+	in, err := readInput(cmd)
 	if err != nil {
-		return fmt.Errorf("standard input: %w", err)
+		return err
 	}
 	enc := tokenizer.EncodeOptions{AddSpecial: !opt.noBOS, ParseSpecial: !opt.noSpecial}
 	out := bufio.NewWriter(stdout)
