@@ -131,7 +131,7 @@ func (u *turn) next() ([]strobe.Piece, error) {
 // footer is the line of numbers after an answer.
 func (u *turn) footer() string {
 	st := &u.Result().Stats
-	s := summary(st)
+	s := summary(st, len(u.talk.model().Drafters()) > 0 && u.talk.spec.Draft != speculate.Off)
 	if st.Cached > 0 {
 		s = fmt.Sprintf("%d tokens cached, ", st.Cached) + s
 	}

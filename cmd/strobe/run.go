@@ -143,7 +143,8 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 		infof(cmd, "%s", cutNote(r, m.Engine()))
 	}
 	if !isQuiet(cmd) {
-		fmt.Fprintln(cmd.ErrOrStderr(), summary(&a.Result().Stats))
+		drafts := len(loaded.Drafters()) > 0 && set.Drafting.Draft != speculate.Off
+		fmt.Fprintln(cmd.ErrOrStderr(), summary(&a.Result().Stats, drafts))
 	}
 	if opt.verbose {
 		m.Close() // whoever runs the model writes down what passes cost
@@ -264,8 +265,8 @@ func cutNote(r *strobe.Result, e *engine.Engine) string {
 	return fmt.Sprintf("cut after %d tokens", r.Generated)
 }
 
-// summary is the last line of a run.
-func summary(st *speculate.Stats) string {
+// summary is the last line of a run. drafts says whether someone could have drafted.
+func summary(st *speculate.Stats, drafts bool) string {
 	s := fmt.Sprintf("prompt %d tokens, %.1f tokens/s; generated %d tokens, %.1f tokens/s", st.Prompt, st.PromptSpeed(),
 		st.Tokens, st.Speed())
 	if st.Guessed > 0 {
@@ -274,6 +275,9 @@ func summary(st *speculate.Stats) string {
 			s += fmt.Sprintf(", about %.2fx plain decoding", up)
 		}
 		s += fmt.Sprintf("; accepted by position %s", st.Bars())
+	}
+	if drafts && st.Paused() {
+		s += "; drafting paused, it did not pay"
 	}
 	if st.Cold {
 		s += "; the drafter had no context"
