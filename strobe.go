@@ -67,7 +67,10 @@ type Options struct {
 	Drafter    string // file of the drafter; "" looks beside the model, "none" uses none
 	Threads    int    // CPU threads; 0 means all cores
 	Device     string // cpu, cuda:0, or several GPUs: cuda:0,cuda:1; "" takes GPUs that have room, or the processor
-	KV         string // type of cached keys and values: f16 (""), f32 or q8_0
+	KV         string // type of cached keys and values: f16 (""), f32, q8_0, q4_1, q4_0, turbo4 or turbo3
+	KVKey      string // of keys, if another one
+	KVValue    string // of values, if another one
+	KVDraft    string // of the drafter's keys and values; f16 ("") or one of the others
 	Context    int    // most tokens of a prompt with its answer; 0 means what the model was trained for
 	Parallel   int    // answers that run together, others wait; 0 means 4
 	CacheBytes int64  // memory for beginnings of prompts; 0 means 2 GiB, negative none
@@ -99,7 +102,8 @@ func OpenFiles(target, drafter *gguf.File, opt Options) (*Model, error) {
 }
 
 func (o *Options) load() engine.Options {
-	return engine.Options{Threads: o.Threads, Device: o.Device, KV: o.KV, Drafter: o.Drafter}
+	return engine.Options{Threads: o.Threads, Device: o.Device, KV: o.KV, KVKey: o.KVKey, KVValue: o.KVValue, KVDraft: o.KVDraft,
+		Drafter: o.Drafter}
 }
 
 func (o *Options) config() engine.Config {

@@ -24,11 +24,17 @@ var prompts = []string{
 
 func load(t *testing.T) *engine.Model {
 	t.Helper()
+	return loadWith(t, engine.Options{})
+}
+
+func loadWith(t *testing.T, opt engine.Options) *engine.Model {
+	t.Helper()
+	opt.Threads = 2
 	target, drafter, err := models.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := engine.LoadFiles(engine.Source{Target: target, Drafter: drafter}, engine.Options{Threads: 2})
+	m, err := engine.LoadFiles(engine.Source{Target: target, Drafter: drafter}, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,6 +87,31 @@ func TestLossless(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestLosslessCaches: nor does it in any type of keys and values, the target's and the drafter's, nor in pairs of them.
+func TestLosslessCaches(t *testing.T) {
+	for i, opt := range []engine.Options{
+		{KV: "f32", KVDraft: "q4_1"}, {KV: "q8_0", KVDraft: "q8_0"}, {KV: "q4_1"}, {KV: "q4_0", KVDraft: "q4_0"},
+		{KV: "turbo4"}, {KV: "turbo3", DraftWindow: 40}, {KVKey: "q4_0", KVValue: "q4_1"}, {KVKey: "q8_0", KVValue: "turbo3"},
+		{KV: "turbo3", KVKey: "f16", KVLayers: "3=q8_0/q4_0,7-11=turbo4"},
+	} {
+		m := loadWith(t, opt)
+		prompt, params := prompts[i%2], []sample.Params{{}, {Temp: 0.8, TopK: 40, TopP: 0.95, Seed: 7}}[i%2]
+		want, _ := generate(t, m, prompt, speculate.Options{Draft: speculate.Off}, params, 60)
+		for name, o := range map[string]speculate.Options{
+			"chain": {Draft: "dflash", Fixed: true, Tree: speculate.TreeOff}, "tree": {Draft: "dflash", Fixed: true, Tree: 24},
+		} {
+			got, st := generate(t, m, prompt, o, params, 60)
+			if !slices.Equal(got, want) {
+				t.Errorf("%+v: %s at temperature %v: other tokens than plain decoding after %q", opt, name, params.Temp, prompt)
+			}
+			if st.Mean() < 1.5 {
+				t.Errorf("%+v: %s: %.2f tokens per pass", opt, name, st.Mean())
+			}
+		}
+		m.Close()
 	}
 }
 

@@ -28,6 +28,9 @@ type benchOptions struct {
 	machine             bool
 	readMB              int
 	depth               int
+	context             int
+	stress              bool
+	kvTypes             []string
 }
 
 func newBenchCmd() *cobra.Command {
@@ -53,10 +56,19 @@ modes generated the same tokens; if they did not, the exit code is 1.
 Prompts come from a suite or a file of JSON lines. The suites code (beginnings of Go files) and general
 (questions) are part of the program; humaneval, gsm8k, mt-bench, math and agent are read from the folder
 --prompts-dir (or STROBE_PROMPTS). A line of a prompt file has "messages", "prompt" (with "raw": true to be continued
-instead of answered), "turns", "question" or "tokens".`,
+instead of answered), "turns", "question" or "tokens".
+
+With --stress it fills a context of --context random tokens instead, generates n tokens after it plainly, in chains, in
+trees and with a sampler, each on a copy of the filled memory, and checks that nothing was lost: texts are those of
+plain decoding, and the cache holds what its bytes per token promise. If something was lost, the exit code is 1.
+
+With --kv-types it compares types of cached keys and values: loss on the prompts, greedy agreement with the first type,
+and tokens per pass of the drafter's chains.`,
 		Example: `  strobe bench -m target.gguf -d drafter.gguf
   strobe bench -m target.gguf -d drafter.gguf --suite humaneval --prompts-dir prompts -n 256 --json
-  strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg`,
+  strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg
+  strobe bench -m target.gguf -d drafter.gguf --kv turbo3 --context 262144 --stress -n 64
+  strobe bench --kv-types f16,q8_0,turbo4,turbo3,q8_0/turbo3`,
 		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd, &opt) },
 	}
@@ -79,6 +91,10 @@ instead of answered), "turns", "question" or "tokens".`,
 	f.StringVar(&opt.plot, "plot", "", "also draw the comparison into this .svg or .png file")
 	f.BoolVar(&opt.machine, "machine", true, "measure the machine's floors and the cost of passes by their size")
 	f.IntVar(&opt.depth, "depth", 0, "tokens in the cache when passes are timed (default 64, 1024 on a GPU)")
+	f.IntVar(&opt.context, "context", 0, "with --stress: tokens to fill (default: the model's context)")
+	f.BoolVar(&opt.stress, "stress", false, "fill a context, generate after it and check that nothing was lost")
+	f.StringSliceVar(&opt.kvTypes, "kv-types", nil,
+		"compare types of cached keys and values, such as f16,turbo3,q8_0/turbo3 (keys/values)")
 	f.IntVar(&opt.readMB, "read-mb", 512, "megabytes to read when measuring memory; must exceed the processor's caches")
 	return cmd
 }
@@ -99,9 +115,18 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 			return usageError{err}
 		}
 	}
+	if opt.context != 0 && !opt.stress || opt.context < 0 {
+		return usagef("--context %d belongs to --stress; --ctx limits the others", opt.context)
+	}
+	if opt.stress {
+		return opt.runStress(cmd)
+	}
 	prompts, source, err := opt.read()
 	if err != nil {
 		return err
+	}
+	if len(opt.kvTypes) > 0 {
+		return opt.compareTypes(cmd, prompts)
 	}
 	m, err := opt.load()
 	if err != nil {
@@ -144,6 +169,71 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 		return fmt.Errorf("%s", report.Verdict())
 	}
 	return nil
+}
+
+// runStress fills a context and generates after it.
+func (o *benchOptions) runStress(cmd *cobra.Command) error {
+	m, err := o.load()
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	so, err := o.spec()
+	if err != nil {
+		return err
+	}
+	c := bench.StressConfig{Context: o.context, Tokens: o.n, Chunk: m.Chunk(), Tree: max(0, so.Tree)}
+	if c.Context == 0 {
+		c.Context = m.Target.Context
+	}
+	bar := newRunBar(cmd)
+	c.Progress = bar.step
+	r, err := bench.Stress(cmd.Context(), m, c)
+	bar.stop()
+	if err != nil {
+		return err
+	}
+	if o.json {
+		err = r.WriteJSON(cmd.OutOrStdout())
+	} else {
+		err = r.WriteText(cmd.OutOrStdout())
+	}
+	if n := r.Failed(); err == nil && n > 0 {
+		return fmt.Errorf("%d of %d runs lost something", n, len(r.Runs))
+	}
+	return err
+}
+
+// compareTypes measures what types of keys and values cost.
+func (o *benchOptions) compareTypes(cmd *cobra.Command, prompts []bench.Prompt) error {
+	load := func(kv string) (*engine.Model, error) {
+		key, value, two := strings.Cut(kv, "/")
+		if !two {
+			value = key
+		}
+		o.kv, o.kvk, o.kvv = "", key, value
+		return o.load()
+	}
+	m, err := load(o.kvTypes[0]) // for its tokenizer
+	if err != nil {
+		return err
+	}
+	c, err := o.config(m, prompts)
+	m.Close()
+	if err != nil {
+		return err
+	}
+	bar := newRunBar(cmd)
+	c.Progress = bar.step
+	r, err := bench.CompareTypes(cmd.Context(), o.kvTypes, c, load)
+	bar.stop()
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return r.WriteJSON(cmd.OutOrStdout())
+	}
+	return r.WriteText(cmd.OutOrStdout())
 }
 
 // read returns the prompts and what to call them.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"strobe/internal/cache"
 	"strobe/internal/device"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/engine"
@@ -28,7 +29,10 @@ type modelFlags struct {
 	cpuExperts     string
 	draftDevice    string
 	draftGPULayers string
-	kv             string
+	kv, kvk, kvv   string
+	kvLayers       string
+	kvDraft        string
+	draftWindow    string
 	ctx            int
 	draft          string
 	draftMax       int
@@ -56,7 +60,15 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"layers of a DFlash drafter on its GPU, the others run on the processor: auto (all) or a number")
 	f.StringVar(&m.draftDevice, "draft-device", "auto",
 		"what runs the drafter: auto (where the model's output is), cpu, cuda or cuda:N")
-	f.StringVar(&m.kv, "kv", "f16", "type of cached keys and values: f16, f32 or q8_0")
+	f.StringVar(&m.kv, "kv", "f16",
+		"type of cached keys and values: f32, f16, q8_0, q4_1, q4_0, turbo4 or turbo3 (3 bits)")
+	f.StringVar(&m.kvk, "kv-k", "", "type of cached keys (default: as --kv)")
+	f.StringVar(&m.kvv, "kv-v", "", "type of cached values (default: as --kv)")
+	f.StringVar(&m.kvLayers, "kv-layers", "", "other types for layers, such as 0=f16,4-7=q8_0/turbo4 (keys/values)")
+	f.StringVar(&m.kvDraft, "kv-draft", "", "type of the drafter's cache (default: f16, or f32 with --kv f32)")
+	f.StringVar(&m.draftWindow, "draft-window", "auto",
+		"tokens back that a DFlash drafter looks: auto (the file, known drafters, or by trial; 4096 at most), "+
+			"off (as the file says) or a number")
 	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
 	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
 	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
@@ -106,8 +118,24 @@ func (m *modelFlags) load() (*engine.Model, error) {
 // options is how the flags want a model to be loaded.
 func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{
-		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, KV: m.kv, Drafter: m.drafter,
-		MTP: m.mtp || m.draft == "mtp",
+		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, Drafter: m.drafter,
+		KV: m.kv, KVKey: m.kvk, KVValue: m.kvv, KVLayers: m.kvLayers, KVDraft: m.kvDraft, MTP: m.mtp || m.draft == "mtp",
+	}
+	for _, kv := range [][4]string{{m.kv, m.kvk, m.kvv, m.kvLayers}, {m.kvDraft}} {
+		if _, err := cache.ParseTypes(kv[0], kv[1], kv[2], kv[3]); err != nil {
+			return opt, usageError{err}
+		}
+	}
+	switch m.draftWindow {
+	case "auto":
+	case "off":
+		opt.DraftWindow = dflash.WindowOff
+	default:
+		n, err := strconv.Atoi(m.draftWindow)
+		if err != nil || n < 1 {
+			return opt, usagef("--draft-window %q: want auto, off or a number of tokens", m.draftWindow)
+		}
+		opt.DraftWindow = n
 	}
 	if err := device.Check(m.device); err != nil {
 		return opt, usageError{err}

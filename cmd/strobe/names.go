@@ -141,7 +141,8 @@ func fetch(cmd *cobra.Command, ref string, drafter bool) (path string, err error
 		return "", err
 	}
 	if p.Folder {
-		return "", fmt.Errorf("%s: a checkpoint and no GGUF file; \"strobe pull\" fetches it and \"strobe convert\" makes one", ref)
+		return "", fmt.Errorf(
+			"%s: a checkpoint and no GGUF file; \"strobe pull\" fetches it and \"strobe convert\" makes one", ref)
 	}
 	return pull(cmd, c, p)
 }

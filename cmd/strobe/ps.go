@@ -20,7 +20,8 @@ func newPsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ps",
 		Short: "List the models that a running server has loaded",
-		Long:  `Ps asks a server ("strobe serve") which models are loaded, how much memory they take and until when they stay.`,
+		Long: `Ps asks a server ("strobe serve") which models are loaded, how much memory they take
+and until when they stay.`,
 		Example: `  strobe ps
   strobe ps --server http://127.0.0.1:9000`,
 		Args: positional(),

@@ -60,7 +60,8 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens to generate (default: until the model ends or the context is full)")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "show what was loaded and what the controller did")
 	f.StringVar(&opt.system, "system", "", "message of the system, before the prompt")
-	f.StringVar(&opt.schema, "json-schema", "", "the answer is JSON that fits this schema: JSON text or the name of a file")
+	f.StringVar(&opt.schema, "json-schema", "",
+		"the answer is JSON that fits this schema: JSON text or the name of a file")
 	f.StringVar(&opt.gbnf, "grammar", "", "the answer fits this grammar (GBNF): its text or the name of a file")
 	f.BoolVar(&opt.json, "json", false, "print the answer with its reason and counts as one JSON object")
 	f.StringArrayVar(&opt.stops, "stop", nil, "end the text before this string; may be repeated")

@@ -17,7 +17,11 @@
 // whatever other rows are computed with it. Package backendtest checks all of this for any device.
 package backend
 
-import "strobe/internal/quant"
+import (
+	"fmt"
+
+	"strobe/internal/quant"
+)
 
 // Buffer is device memory for float32 values.
 type Buffer interface {
@@ -110,10 +114,29 @@ type AttnParams struct {
 	Sinks          Vector // optional extra logit per head in the softmax denominator
 }
 
-// KVDims is the size and the stored types of one layer's keys and values: F32, F16 or Q8_0.
+// KVDims is the size and the stored types of one layer's keys and values, one of quant.CacheTypes each. Operations that
+// write and read them rotate where the types want it; nobody else knows.
 type KVDims struct {
 	Heads, KeyDim, ValueDim int
 	Key, Value              quant.Type
+}
+
+// Check says why no device can keep layer i of a pool.
+func (d KVDims) Check(i int) error {
+	for _, part := range []struct {
+		what string
+		t    quant.Type
+		dim  int
+	}{{"keys", d.Key, d.KeyDim}, {"values", d.Value, d.ValueDim}} {
+		if !part.t.Caches() {
+			return fmt.Errorf("%s cannot be kept as %s", part.what, part.t)
+		}
+		if n := part.t.BlockLen(); part.dim <= 0 || part.dim%n != 0 {
+			return fmt.Errorf("cache type %s needs heads of a multiple of %d; the %s of layer %d have %d",
+				part.t, n, part.what, i, part.dim)
+		}
+	}
+	return nil
 }
 
 // KVLayout describes a pool of cache pages. A page holds Page tokens of every layer.

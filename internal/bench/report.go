@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"runtime"
+	"strings"
 
 	"strobe/internal/engine"
 )
@@ -45,6 +46,7 @@ type ModelInfo struct {
 	MACsPerToken  int    `json:"macs_per_token"`
 	TokenBytes    int    `json:"cache_bytes_per_token"`
 	SeqBytes      int    `json:"cache_bytes_per_sequence"`
+	KV            string `json:"cache_types"`
 }
 
 // DrafterInfo describes the drafter.
@@ -54,6 +56,8 @@ type DrafterInfo struct {
 	Block       int    `json:"block"` // tokens of a draft and the one before
 	WeightBytes int    `json:"weight_bytes"`
 	TokenBytes  int    `json:"cache_bytes_per_token"`
+	SeqBytes    int    `json:"cache_bytes_per_sequence"`
+	KV          string `json:"cache_types"`
 }
 
 // Settings is what was asked for.
@@ -147,12 +151,13 @@ func describe(m *engine.Model) ModelInfo {
 	w := weightsOf(t.File(), &t.Config)
 	return ModelInfo{Path: m.Path, Name: t.Name, Arch: t.Arch, WeightBytes: t.WeightBytes(),
 		BytesPerToken: int(w.bytes(1)), MACsPerToken: int(w.macs()),
-		TokenBytes: t.Memory().TokenBytes(), SeqBytes: t.Memory().SeqBytes()}
+		TokenBytes: t.Memory().TokenBytes(), SeqBytes: t.Memory().SeqBytes(),
+		KV: strings.Join(t.Memory().Types(), ", ")}
 }
 
 func describeDrafter(m *engine.Model, d engine.Drafter) *DrafterInfo {
 	info := &DrafterInfo{Path: m.DrafterPath, Name: d.Name(), Block: d.Max() + 1, WeightBytes: d.WeightBytes(),
-		TokenBytes: d.Memory().TokenBytes()}
+		TokenBytes: d.Memory().TokenBytes(), SeqBytes: d.Memory().SeqBytes(), KV: strings.Join(d.Memory().Types(), ", ")}
 	switch {
 	case d == engine.Drafter(m.Drafter):
 		info.Block = m.Drafter.Block()
@@ -180,9 +185,11 @@ func memory(m *engine.Model, results [][][]result) Memory {
 }
 
 // WriteJSON writes the report as one JSON object.
-func (r *Report) WriteJSON(w io.Writer) error {
+func (r *Report) WriteJSON(w io.Writer) error { return writeJSON(w, r) }
+
+func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	return e.Encode(r)
+	return e.Encode(v)
 }

@@ -262,9 +262,11 @@ func (r *Report) memory(p *printer) {
 	if r.Drafter != nil {
 		s += fmt.Sprintf(" + drafter %s", engine.Bytes(m.DrafterWeights))
 	}
-	s += fmt.Sprintf(", longest cache %s", engine.Bytes(m.Cache))
-	if r.Drafter != nil {
-		s += fmt.Sprintf(" + drafter %s", engine.Bytes(m.DrafterCache))
+	s += fmt.Sprintf(", longest cache %s (%s, %s per token)", engine.Bytes(m.Cache), r.Model.KV,
+		engine.Bytes(r.Model.TokenBytes))
+	if d := r.Drafter; d != nil {
+		s += fmt.Sprintf(" + drafter %s (%s, %s per token, %s per sequence)", engine.Bytes(m.DrafterCache), d.KV,
+			engine.Bytes(d.TokenBytes), engine.Bytes(d.SeqBytes))
 	}
 	if m.Resident > 0 {
 		s += fmt.Sprintf("; process %s, at its peak %s", engine.Bytes(m.Resident), engine.Bytes(m.PeakResident))

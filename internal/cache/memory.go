@@ -19,10 +19,8 @@ package cache
 
 import (
 	"errors"
-	"fmt"
 
 	"strobe/internal/backend"
-	"strobe/internal/quant"
 )
 
 // PageTokens is the number of tokens in a page.
@@ -81,11 +79,6 @@ type states struct {
 func New(devices []backend.Backend, spec Spec) (*Memory, error) {
 	m := &Memory{spec: spec, devices: devices}
 	for _, l := range spec.Layers {
-		for _, t := range []quant.Type{l.Key, l.Value} {
-			if t != quant.F32 && t != quant.F16 && t != quant.Q8_0 {
-				return nil, fmt.Errorf("cache type %s: want F32, F16 or Q8_0", t)
-			}
-		}
 		g := m.group(l.Device, l.Window)
 		m.places = append(m.places, Place{g.index, len(g.layers)})
 		g.layers = append(g.layers, l.KVDims)

@@ -11,6 +11,7 @@ type Seq struct {
 	m       *Memory
 	n       int       // committed tokens
 	tables  [][]int32 // per group: page of each 64 slots, -1 where dropped
+	dropped []int     // per group: pages at the beginning that were dropped
 	slots   []int32   // per device with recurrent layers
 	carry   backend.Tensor
 	pending int // tape rows accepted but not yet applied to the state
@@ -28,7 +29,7 @@ type Seq struct {
 // NewSeq returns an empty sequence. It takes no memory before its first pass.
 func (m *Memory) NewSeq() *Seq {
 	m.seqs++
-	return &Seq{m: m, tables: make([][]int32, len(m.groups))}
+	return &Seq{m: m, tables: make([][]int32, len(m.groups)), dropped: make([]int, len(m.groups))}
 }
 
 // take makes sure that the sequence has its recurrent memory and the row it carries.
@@ -219,9 +220,11 @@ func (s *Seq) trim() {
 	for gi, g := range s.m.groups {
 		t := s.tables[gi]
 		if g.window > 0 {
-			for p := 0; p < len(t) && (p+1)*PageTokens <= s.n-g.window; p++ {
+			p := s.dropped[gi]
+			for ; p < len(t) && (p+1)*PageTokens <= s.n-g.window; p++ {
 				s.drop(g, t, p)
 			}
+			s.dropped[gi] = p
 		}
 	}
 }
@@ -283,6 +286,7 @@ func (s *Seq) Truncate(n int) error {
 			s.drop(g, t, p)
 		}
 		s.tables[gi] = t[:min(keep, len(t))]
+		s.dropped[gi] = min(s.dropped[gi], keep)
 	}
 	s.n, s.open, s.pending = n, 0, 0
 	return nil

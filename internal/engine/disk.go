@@ -40,7 +40,7 @@ import (
 // by checksum when an entry is used.
 const (
 	prefixMagic   = "STRBPFX\n"
-	prefixVersion = 2
+	prefixVersion = 3
 	prefixExt     = ".prefix"
 	tempExt       = ".tmp"
 	// Temporary files older than this are left over from a process that was killed.

@@ -45,7 +45,6 @@ import (
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/platform"
-	"strobe/internal/quant"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/tokenizer"
@@ -73,7 +72,13 @@ type Options struct {
 	Say func(line string)
 	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
 	Progress func(done, total int)
-	KV       string // cache type: f16 (default), f32 or q8_0
+	// KV is the type of cached keys and values (quant.CacheTypes), f16 by default; KVKey and KVValue choose for one of
+	// the two, and KVLayers makes exceptions for layers (cache.ParseTypes).
+	KV, KVKey, KVValue, KVLayers string
+	// KVDraft is the type of the drafter's cache: f16 by default, and f32 where KV is f32.
+	KVDraft string
+	// DraftWindow is how many tokens back a DFlash drafter looks; see dflash.Options.
+	DraftWindow int
 	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has
 	// otherwise; "none" uses none.
 	Drafter string
@@ -191,7 +196,7 @@ func LoadFiles(src Source, opt Options) (*Model, error) {
 }
 
 func (m *Model) load(src Source, opt Options) error {
-	kv, err := ParseKV(opt.KV)
+	kv, err := cache.ParseTypes(opt.KV, opt.KVKey, opt.KVValue, opt.KVLayers)
 	if err != nil {
 		return err
 	}
@@ -204,7 +209,7 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
 		return err
 	}
-	mo := model.Options{KV: kv, KVF32: kv == quant.F32}
+	mo := model.Options{KV: kv}
 	devices, err := m.place(src, opt, &mo)
 	if err != nil {
 		return err
@@ -223,7 +228,7 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Target, err = model.Open(src.Target, devices[0], mo, devices[1:]...); err != nil {
 		return err
 	}
-	if err := m.loadDrafters(src, opt, kv == quant.F32); err != nil {
+	if err := m.loadDrafters(src, opt); err != nil {
 		return err
 	}
 	var sources []draft.Source
@@ -248,7 +253,7 @@ func (m *Model) load(src Source, opt Options) error {
 }
 
 // loadDrafters opens the drafter's file, and the target's own block where it is wanted.
-func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
+func (m *Model) loadDrafters(src Source, opt Options) (err error) {
 	f := src.Drafter
 	own := mtp.InModel(src.Target) && (opt.MTP || f == nil && opt.Drafter != "none")
 	if f == nil && !own {
@@ -264,13 +269,20 @@ func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
 			return err
 		}
 	}
+	if opt.KVDraft == "" && strings.EqualFold(opt.KV, "f32") {
+		opt.KVDraft = opt.KV
+	}
+	kv, err := cache.ParseTypes(opt.KVDraft, "", "", "")
+	if err != nil {
+		return err
+	}
 	if f != nil {
 		m.DrafterPath = f.Path()
 		if mtp.Supported(f) {
-			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KVF32: f32, Device: b})
+			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KV: kv, Device: b})
 		} else {
-			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KVF32: f32, Device: b,
-				Beside: beside, Layers: opt.DraftGPULayers})
+			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KV: kv, Window: opt.DraftWindow,
+				Device: b, Beside: beside, Layers: opt.DraftGPULayers})
 		}
 		if err == nil {
 			err = sameVocabulary(src)
@@ -280,7 +292,7 @@ func (m *Model) loadDrafters(src Source, opt Options, f32 bool) (err error) {
 		}
 	}
 	if m.MTP == nil && own {
-		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KVF32: f32, Device: b})
+		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KV: kv, Device: b})
 	}
 	return err
 }
@@ -376,11 +388,12 @@ func (m *Model) Backend() backend.Backend { return m.backends[0] }
 // Summary states what the model needs: weights, cache per token, state per sequence.
 func (m *Model) Summary() string {
 	mem := m.Target.Memory()
-	s := fmt.Sprintf("%s on %s: weights %s, cache %s per token, %s per sequence", m.Target.Arch, m.deviceName(),
-		Bytes(m.Target.WeightBytes()), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
+	s := fmt.Sprintf("%s on %s: weights %s, cache (%s) %s per token, %s per sequence", m.Target.Arch, m.deviceName(),
+		Bytes(m.Target.WeightBytes()), strings.Join(mem.Types(), ", "), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
 	for _, d := range m.Drafters() {
-		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache %s per token", d.Name(), Bytes(d.WeightBytes()),
-			d.Max(), Bytes(d.Memory().TokenBytes()))
+		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache (%s) %s per token, %s per sequence", d.Name(),
+			Bytes(d.WeightBytes()), d.Max(), strings.Join(d.Memory().Types(), ", "), Bytes(d.Memory().TokenBytes()),
+			Bytes(d.Memory().SeqBytes()))
 	}
 	return s
 }
@@ -396,19 +409,6 @@ func Bytes(n int) string {
 		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
 	}
 	return fmt.Sprintf("%d B", n)
-}
-
-// ParseKV reads a cache type.
-func ParseKV(s string) (quant.Type, error) {
-	switch strings.ToLower(s) {
-	case "", "f16":
-		return quant.F16, nil
-	case "f32":
-		return quant.F32, nil
-	case "q8_0":
-		return quant.Q8_0, nil
-	}
-	return 0, fmt.Errorf("cache type %q: want f16, f32 or q8_0", s)
 }
 
 // FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose name shares

@@ -238,6 +238,9 @@ func (n need) divide(room []int, opt Options) division {
 
 // spread gives layers to GPUs so that all are filled to about the same part.
 func (n need) spread(room []int, layers, experts int) ([]int, bool) {
+	if place, ok := n.fill(room, layers, experts); !ok || len(room) == 1 {
+		return place, ok
+	}
 	const parts = 50
 	for p := 1; p <= parts; p++ {
 		part := make([]int, len(room))

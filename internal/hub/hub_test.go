@@ -797,8 +797,8 @@ func TestList(t *testing.T) {
 	for _, x := range list {
 		got = append(got, fmt.Sprintf("%s %d %v", x.Ref(), x.Size, x.Drafter))
 	}
-	if want := "owner/repo:dflash-m-Q8_0.gguf 7 true, owner/repo:m-Q4_K_M.gguf 5 false, owner/repo:m-Q8_0.gguf 206 false"; err != nil ||
-		strings.Join(got, ", ") != want {
+	want := "owner/repo:dflash-m-Q8_0.gguf 7 true, owner/repo:m-Q4_K_M.gguf 5 false, owner/repo:m-Q8_0.gguf 206 false"
+	if err != nil || strings.Join(got, ", ") != want {
 		t.Fatalf("list %v, error %v; want %s", got, err, want)
 	}
 	for _, w := range []struct {

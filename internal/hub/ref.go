@@ -95,7 +95,8 @@ func only(all []choice, drafter bool) []choice {
 		kinds = []int{0, 1, 2}
 	}
 	for _, k := range kinds {
-		if some := slices.DeleteFunc(slices.Clone(all), func(c choice) bool { return drafterKind(c.name) != k }); len(some) > 0 {
+		other := func(c choice) bool { return drafterKind(c.name) != k }
+		if some := slices.DeleteFunc(slices.Clone(all), other); len(some) > 0 {
 			return some
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"strobe/internal/backend/cpu/kernel"
 	"strobe/internal/cache"
 	"strobe/internal/gguf"
+	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
 )
@@ -107,7 +108,7 @@ func TestGolden(t *testing.T) {
 			for _, batch := range []int{len(want.tokens), 1} {
 				t.Run(fmt.Sprintf("%s/%s/batch%d", level, name, batch), func(t *testing.T) {
 					defer kernel.Set(level)()
-					m := open(t, name, 2, Options{KVF32: true})
+					m := open(t, name, 2, Options{KV: cache.Uniform(quant.F32)})
 					logits, hidden := run(t, m, m.NewSeq(), want.tokens, batch, true)
 					if e := testkit.RelL2(logits, want.logits); !(e <= bound) {
 						t.Errorf("logits differ by %.2e, want at most %.0e", e, bound)

@@ -9,6 +9,7 @@ import (
 
 	"strobe/internal/backend/cpu/kernel"
 	"strobe/internal/cache"
+	"strobe/internal/quant"
 	"strobe/internal/testkit"
 )
 
@@ -111,7 +112,7 @@ func TestRollback(t *testing.T) {
 		for _, tree := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/tree=%v", name, tree), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(11, 3))
-				m := open(t, name, 2, Options{KVF32: true})
+				m := open(t, name, 2, Options{KV: cache.Uniform(quant.F32)})
 				seq := m.NewSeq()
 				var kept []int32
 				for range 60 {
@@ -172,7 +173,7 @@ func TestTreeRows(t *testing.T) {
 	toks := tokens(5, 9)
 	parents := []int32{-1, 0, 0, 1, 1, 2, 5, 3, 0}
 	for _, name := range targets {
-		m := open(t, name, 2, Options{KVF32: true})
+		m := open(t, name, 2, Options{KV: cache.Uniform(quant.F32)})
 		base := m.NewSeq()
 		run(t, m, base, in, 30, false)
 		out, err := m.Forward([]Segment{{Seq: base, Tokens: toks, Parents: parents, Logits: LogitsAll}})

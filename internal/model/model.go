@@ -18,7 +18,6 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/gguf"
 	"strobe/internal/nn"
-	"strobe/internal/quant"
 )
 
 // MaxRows is the largest batch Forward takes.
@@ -26,9 +25,7 @@ const MaxRows = 512
 
 // Options configures a model. The zero value keeps keys and values in F16 and everything on one device.
 type Options struct {
-	KV quant.Type // F16 (also for the zero value, unless KVF32 is set) or Q8_0
-	// KVF32 keeps keys and values in float32, for comparisons with references.
-	KVF32 bool
+	KV cache.Types
 	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token
 	// embeddings lie with the first layer, the output matrix with the last.
 	Place func(layer int) int
@@ -37,16 +34,6 @@ type Options struct {
 	Experts func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
-}
-
-func (o Options) kvType() quant.Type {
-	switch {
-	case o.KVF32:
-		return quant.F32
-	case o.KV == quant.F32:
-		return quant.F16
-	}
-	return o.KV
 }
 
 // Config is what users of a model need to know of it.
@@ -143,7 +130,7 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 			strings.Join(names, ", "))
 	}
 	devices := append([]backend.Backend{b}, more...)
-	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), Keys: opt.kvType(), Values: opt.kvType(), Bound: opt.Bound}
+	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound}
 	m := &Model{devices: devices, file: f, experts: opt.Experts, passes: map[shape]*passed{}}
 	if err := m.readConfig(l); err != nil {
 		return nil, err
@@ -234,6 +221,7 @@ func (m *Model) block(l *nn.Loader, i int) string {
 		experts = m.experts(i)
 	}
 	l.On(m.place[i], experts)
+	l.Layer = i
 	return fmt.Sprintf("blk.%d.", i)
 }
 

@@ -8,7 +8,9 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/gguf"
+	"strobe/internal/quant"
 	"strobe/internal/testkit"
 )
 
@@ -27,7 +29,7 @@ func TestPlacement(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			whole, err := Open(f, first, Options{KVF32: true})
+			whole, err := Open(f, first, Options{KV: cache.Uniform(quant.F32)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -43,7 +45,7 @@ func TestPlacement(t *testing.T) {
 				"layers without experts":  {Place: everyOther, Experts: func(int) int { return 0 }},
 				"experts of other layers": {Place: everyOther, Experts: func(layer int) int { return 1 - layer%2 }},
 			} {
-				opt.KVF32 = true
+				opt.KV = cache.Uniform(quant.F32)
 				m, err := Open(f, first, opt, second)
 				if err != nil {
 					t.Fatal(err)

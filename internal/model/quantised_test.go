@@ -7,6 +7,7 @@ import (
 
 	"strobe/internal/backend/cpu"
 	"strobe/internal/backend/cpu/kernel"
+	"strobe/internal/cache"
 	"strobe/internal/gguf"
 	"strobe/internal/quant"
 	"strobe/internal/testkit"
@@ -75,7 +76,7 @@ func logitsOf(t *testing.T, f *gguf.File, in []int32) []float32 {
 	t.Helper()
 	b := cpu.New(cpu.Options{Threads: 2})
 	defer b.Close()
-	m, err := Open(f, b, Options{KVF32: true})
+	m, err := Open(f, b, Options{KV: cache.Uniform(quant.F32)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,10 +28,11 @@ type Loader struct {
 	Arenas  []*Arena // of the devices; needed where experts lie apart from their layer
 
 	// What the model keeps per sequence, as its layers announce it.
-	Keys, Values quant.Type
-	Delta        backend.DeltaDims
-	recurrent    []int // device of each recurrent layer
-	layers       []cache.Layer
+	KV        cache.Types
+	Layer     int // that is bound now, of the model
+	Delta     backend.DeltaDims
+	recurrent []int // device of each recurrent layer
+	layers    []cache.Layer
 }
 
 // On chooses the device that gets what is bound from now on, and the one that gets experts.
@@ -328,8 +329,9 @@ func (l *Loader) Optional(name string, n ...int) backend.Vector {
 
 // Attention adds a layer with keys and values to the cache and returns its number there.
 func (l *Loader) Attention(heads, dim, window int) int {
+	key, value := l.KV.Of(l.Layer)
 	l.layers = append(l.layers, cache.Layer{
-		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: l.Keys, Value: l.Values}, Window: window,
+		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: key, Value: value}, Window: window,
 		Device: l.device,
 	})
 	return len(l.layers) - 1

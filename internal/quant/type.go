@@ -97,15 +97,18 @@ var types = [maxType + 1]info{
 }
 
 func (t Type) info() info {
-	if t > maxType {
-		return info{}
+	switch {
+	case t <= maxType:
+		return types[t]
+	case t == Turbo3 || t == Turbo4:
+		return turboTypes[t-Turbo3]
 	}
-	return types[t]
+	return info{}
 }
 
-// Known reports whether t has a name and a block geometry. A file with an
-// unknown type cannot be laid out and must be rejected.
-func (t Type) Known() bool { return t.info().blockLen != 0 }
+// Known reports whether files may have t. A file with an unknown type cannot be
+// laid out and must be rejected.
+func (t Type) Known() bool { return t <= maxType && t.info().blockLen != 0 }
 
 // BlockLen is the number of values in one block, 1 for plain numbers and 0 for
 // an unknown type.

@@ -67,6 +67,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		},
 		"runtime": map[string]any{
 			"backend": m.Backend().Name(), "chunk": cfg.Chunk, "parallel": cfg.Parallel,
+			"cache_types":           m.Target.Memory().Types(),
 			"cache_bytes_per_token": m.Target.Memory().TokenBytes(), "cache_bytes_per_sequence": m.Target.Memory().SeqBytes(),
 		},
 		"prefix_cache": map[string]any{"ram_bytes": max(cfg.CacheBytes, 0), "disk": cfg.CacheDir != "", "disk_bytes": cfg.CacheDiskBytes},
@@ -84,6 +85,8 @@ func speculative(m *engine.Model, source string) map[string]any {
 	}
 	if len(drafters) > 0 {
 		out["drafters"], out["block"], out["size"] = names, drafters[0].Max()+1, drafters[0].WeightBytes()
+		mem := drafters[0].Memory()
+		out["cache_types"], out["cache_bytes_per_token"], out["cache_bytes_per_sequence"] = mem.Types(), mem.TokenBytes(), mem.SeqBytes()
 	}
 	if m.Drafter != nil {
 		out["block"] = m.Drafter.Block()

@@ -406,6 +406,10 @@ func TestPropsShowWhatRuns(t *testing.T) {
 	f := start(t, options{engine: engine.Config{Parallel: 3, Context: 1 << 30}, config: Config{Version: "v9"}})
 	_, b := f.do("GET", "/props", "")
 	m := decodeObject(t, b)
+	if at(m, "runtime", "cache_types", 0) != "f16" || at(m, "speculative", "cache_types", 0) != "f16" ||
+		at(m, "speculative", "cache_bytes_per_sequence") == nil {
+		t.Errorf("types of caches in %s", b)
+	}
 	if number(m, "total_slots") != 3 || number(m, "default_generation_settings", "n_ctx") != 32768 {
 		t.Errorf("slots %v, context %v", m["total_slots"], at(m, "default_generation_settings"))
 	}

@@ -102,16 +102,21 @@ func attentionCases(o Options) []testCase {
 		}
 	}
 	kv := func(i int) quant.Type { return o.KV[i%len(o.KV)] }
+	// Operations know keys and values apart, so every type for both and one other pair for each will do.
 	for i, key := range o.KV {
-		for j, value := range o.KV {
-			add(attention{4, backend.KVDims{Heads: 2, KeyDim: 64, ValueDim: 64, Key: key, Value: value}, (i+j)%2 == 1})
+		for j, value := range []quant.Type{key, kv(i + 1)} {
+			dim := max(64, key.BlockLen(), value.BlockLen())
+			add(attention{4, backend.KVDims{Heads: 2, KeyDim: dim, ValueDim: dim, Key: key, Value: value}, (i+j)%2 == 1})
 		}
 	}
 	for i, z := range [][4]int{
 		{3, 3, 32, 32}, {6, 1, 128, 128}, {4, 2, 256, 256}, {4, 1, 512, 512}, {8, 2, 96, 64}, {5, 5, 64, 128},
 	} {
-		t := kv(i + 1)
-		add(attention{z[0], backend.KVDims{Heads: z[1], KeyDim: z[2], ValueDim: z[3], Key: t, Value: t}, false})
+		n := i + 1
+		for z[2]%kv(n).BlockLen() != 0 || z[3]%kv(n).BlockLen() != 0 {
+			n++
+		}
+		add(attention{z[0], backend.KVDims{Heads: z[1], KeyDim: z[2], ValueDim: z[3], Key: kv(n), Value: kv(n)}, false})
 	}
 	return list
 }
@@ -343,7 +348,11 @@ func (q *sequences) attended(i, r int, query []float64) []float64 {
 	see := func(s int) {
 		kv, ok := q.cached[[2]int{i, s}]
 		if !ok {
-			kv = [2][]float64{q.k.stored(q.a.dims.Key, q.key(i, s)), q.k.stored(q.a.dims.Value, q.value(i, s))}
+			d := q.a.dims
+			kv = [2][]float64{
+				stored(d.Key, q.key(i, s), d.KeyDim, d.Key.RotatesKeys()),
+				stored(d.Value, q.value(i, s), d.ValueDim, d.Value.RotatesValues()),
+			}
 			q.cached[[2]int{i, s}] = kv
 		}
 		keys, vals = append(keys, kv[0]), append(vals, kv[1])
@@ -382,11 +391,20 @@ func (q *sequences) attended(i, r int, query []float64) []float64 {
 	return out
 }
 
-// stored is a row as the cache keeps it.
-func (k *kit) stored(t quant.Type, v []float32) []float64 {
-	k.Helper()
-	raw, out := make([]byte, t.RowBytes(len(v))), make([]float32, len(v))
-	k.check(quant.Quantize(t, raw, v))
-	k.check(quant.Dequantize(t, out, raw))
-	return wide(out)
+// stored is a row of heads as the cache keeps it, rotated back.
+func stored(t quant.Type, v []float32, dim int, rotated bool) (out []float64) {
+	raw, back := make([]byte, t.RowBytes(dim)), make([]float32, dim)
+	for h := 0; h < len(v); h += dim {
+		x := slices.Clone(v[h : h+dim])
+		if rotated {
+			quant.Rotate(x)
+		}
+		quant.EncodeKV(t, raw, x)
+		quant.DecodeKV(t, back, raw)
+		if rotated {
+			quant.Unrotate(back)
+		}
+		out = append(out, wide(back)...)
+	}
+	return out
 }

@@ -41,7 +41,8 @@ type Options struct {
 // ExactProduct is the bound for float32 arithmetic in any order.
 func ExactProduct(quant.Type, int) float64 { return 1e-5 }
 
-// ExactAttention is the bound for float32 arithmetic on keys and values that are rounded as package quant does.
+// ExactAttention is the bound for float32 arithmetic on keys and values that are rotated and rounded as package quant
+// does.
 func ExactAttention(_, _ quant.Type) float64 { return 1e-5 }
 
 func (o Options) withDefaults() Options {
@@ -56,7 +57,7 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	if o.KV == nil {
-		o.KV = []quant.Type{quant.F32, quant.F16, quant.Q8_0}
+		o.KV = quant.CacheTypes
 	}
 	if o.Heads == nil {
 		o.Heads = []int{32, 64, 96, 128, 256, 512}

@@ -9,14 +9,19 @@ import (
 )
 
 func pageCases(o Options) []testCase {
-	pair := [2]quant.Type{o.KV[0], o.KV[len(o.KV)-1]} // of different types where there are several
-	return []testCase{
-		{"KVPool Alloc and Free", func(s *suite) { pageNumbers(s) }},
-		{"Attention of a path through a tree", func(s *suite) { treePath(s, pair) }},
-		{"KVPool Move", func(s *suite) { movedRows(s, pair) }},
-		{"KVPool Copy", func(s *suite) { copiedPage(s, pair) }},
-		{"KVPool ReadPage and WritePage", func(s *suite) { storedPage(s, pair) }},
+	list := []testCase{{"KVPool Alloc and Free", func(s *suite) { pageNumbers(s) }}}
+	for i, t := range o.KV {
+		pair := [2]quant.Type{t, o.KV[(i+1)%len(o.KV)]} // of different types where there are several
+		add := func(name string, run func(s *suite, types [2]quant.Type)) {
+			list = append(list, testCase{fmt.Sprintf("%s, %v and %v", name, pair[0], pair[1]), func(s *suite) { run(s, pair) }})
+		}
+		add("Attention of a path through a tree", treePath)
+		add("Attention of layers with different types", mixedLayers)
+		add("KVPool Move", movedRows)
+		add("KVPool Copy", copiedPage)
+		add("KVPool ReadPage and WritePage", storedPage)
 	}
+	return list
 }
 
 func pageNumbers(s *suite) {
@@ -63,18 +68,25 @@ type book struct {
 	content []int
 }
 
-// book makes pages with rows numbered in order.
+// book makes pages with rows numbered in order, of two layers.
 func (k *kit) book(types [2]quant.Type, pages int) *book {
 	k.Helper()
-	b := &book{k: k, layers: []backend.KVDims{
-		{Heads: 2, KeyDim: 64, ValueDim: 64, Key: types[0], Value: types[1]},
+	dim := max(64, types[0].BlockLen(), types[1].BlockLen())
+	layers := []backend.KVDims{
+		{Heads: 2, KeyDim: dim, ValueDim: dim, Key: types[0], Value: types[1]},
 		{Heads: 1, KeyDim: 128, ValueDim: 128, Key: types[1], Value: types[0]},
-	}}
-	for i := range b.layers {
-		if d := &b.layers[i]; !slices.Contains(k.Heads, d.KeyDim) {
+	}
+	for i := range layers {
+		if d := &layers[i]; !slices.Contains(k.Heads, d.KeyDim) {
 			d.KeyDim, d.ValueDim = k.Heads[0], k.Heads[0]
 		}
 	}
+	return k.bookOf(layers, pages)
+}
+
+func (k *kit) bookOf(layers []backend.KVDims, pages int) *book {
+	k.Helper()
+	b := &book{k: k, layers: layers}
 	pool, err := k.NewKVPool(backend.KVLayout{Page: pageTokens, Layers: b.layers})
 	k.check(err)
 	b.pool = pool
@@ -142,6 +154,37 @@ func (b *book) read() [][]float32 {
 		all = append(all, k.finish(dst)[0]...)
 	}
 	return all
+}
+
+// mixedLayers: layers of one pool that differ in nothing but their types, in one step and each in its own.
+func mixedLayers(s *suite, types [2]quant.Type) {
+	k, n := s.device(), 2*pageTokens
+	dim := max(k.Heads[0], types[0].BlockLen(), types[1].BlockLen())
+	var layers []backend.KVDims
+	for _, t := range [][2]quant.Type{types, {types[1], types[0]}, {types[1], types[1]}} {
+		layers = append(layers, backend.KVDims{Heads: 1, KeyDim: dim, ValueDim: dim, Key: t[0], Value: t[1]})
+	}
+	b := k.bookOf(layers, 2)
+	want := b.read()
+	var outs []*area
+	var run []func()
+	for l, d := range b.layers {
+		rows := make([][]float32, n)
+		for s := range rows {
+			rows[s] = values(fmt.Sprint("query ", l), s, d.Heads*d.KeyDim)
+		}
+		q, dst := k.input(rows), k.place(n, d.Heads*d.ValueDim)
+		outs = append(outs, dst)
+		run = append(run, func() {
+			k.Attention(dst.Tensor, q.Tensor, 0, l, backend.AttnParams{Heads: d.Heads, KVHeads: d.Heads, Scale: 0.3})
+		})
+	}
+	k.BeginStep(b.plan())
+	for _, f := range run {
+		f()
+	}
+	k.EndStep()
+	k.equal("layers in one step", slices.Concat(k.finish(outs...)...), want)
 }
 
 // shows fails when the pages do not hold the rows of the given numbers: pages of a fresh device do.

@@ -99,8 +99,8 @@ type scratch struct {
 
 func (k *kit) machine() *machine {
 	k.Helper()
-	dim := k.Heads[0]
 	key, value := k.KV[0], k.KV[len(k.KV)-1]
+	dim := max(k.Heads[0], key.BlockLen(), value.BlockLen())
 	m := &machine{kit: k, d: k.Delta[0]}
 	m.dims = backend.KVDims{Heads: 2, KeyDim: dim, ValueDim: dim, Key: key, Value: value}
 	var err error

@@ -8,6 +8,7 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu/kernel/vec"
+	"strobe/internal/quant"
 )
 
 // kvPool keeps every page in memory of its own, so that a cache grows without moving.
@@ -34,10 +35,8 @@ type kvLayer struct {
 func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
 	p := &kvPool{layout: l}
 	for i, d := range l.Layers {
-		if k, v := d.Key.BlockLen(), d.Value.BlockLen(); d.KeyDim%k != 0 || d.ValueDim%v != 0 {
-			return nil, fmt.Errorf("cache types %s and %s need head sizes that are multiples of %d and %d; layer %d "+
-				"has %d and %d",
-				d.Key, d.Value, k, v, i, d.KeyDim, d.ValueDim)
+		if err := d.Check(i); err != nil {
+			return nil, err
 		}
 		y := kvLayer{kRow: d.Key.RowBytes(d.KeyDim), vRow: d.Value.RowBytes(d.ValueDim)}
 		y.kHead, y.vHead = l.Page*y.kRow, l.Page*y.vRow
@@ -110,36 +109,52 @@ func (b *Backend) KVWrite(group, layer int, k, v backend.Tensor) {
 		at := slot % p.layout.Page
 		kr, vr := row(k, r), row(v, r)
 		for h := range d.Heads {
-			vec.Store(d.Key, page[y.kOff+h*y.kHead+at*y.kRow:][:y.kRow], kr[h*d.KeyDim:][:d.KeyDim])
-			vec.Store(d.Value, page[y.vOff+h*y.vHead+at*y.vRow:][:y.vRow], vr[h*d.ValueDim:][:d.ValueDim])
+			store(d.Key, page[y.kOff+h*y.kHead+at*y.kRow:][:y.kRow], kr[h*d.KeyDim:][:d.KeyDim], d.Key.RotatesKeys())
+			store(d.Value, page[y.vOff+h*y.vHead+at*y.vRow:][:y.vRow], vr[h*d.ValueDim:][:d.ValueDim], d.Value.RotatesValues())
 		}
 	})
 }
 
-// tileScores bounds the scores one worker holds at a time, so that they stay in its cache.
-const tileScores = 1 << 16
+// store writes a head's row, rotated where its type wants that.
+func store(t quant.Type, dst []byte, src []float32, rotated bool) {
+	if rotated {
+		var room [512]float32
+		turned := append(room[:0], src...)
+		quant.Rotate(turned)
+		src = turned
+	}
+	vec.Store(t, dst, src)
+}
 
-// Attention computes softmax(q k) v for every row and head over the slots the row sees.
-// Scores are laid out in slot order and reduced in that order, whatever the batch. Heads that
-// share keys, and neighbouring rows of a sequence, are computed together so that a page of
-// keys is read once for all of them.
+// Attention reads keys and values in blocks of slots; all query rows of a tile use a block while it is in the
+// second-level cache. Sums are rescaled from block to block (an online softmax), so that the memory of a tile does not
+// depend on the context.
+const (
+	blockSlots = 256 // four pages: few rescalings, and scores of a tile that stay in the cache
+	tileRows   = 64  // query rows of a tile, tokens times heads
+)
+
+// Attention computes softmax(q k) v for every row and head over the slots the row sees. Blocks begin at multiples of
+// blockSlots tokens of the sequence, and inside of a block scores are reduced in order of tokens: the order of sums
+// depends on what a row sees alone, and a path through a tree has that of the chain it may become.
 func (b *Backend) Attention(dst, q backend.Tensor, group, layer int, ap backend.AttnParams) {
 	plan := &b.plan.KV[group]
 	p := plan.Pool.(*kvPool)
 	d := p.layout.Layers[layer]
 	n := len(plan.Slot)
-	work, longest := 0, 0
+	work := 0
 	for r := range n {
-		seen := plan.Visible(r)
-		work += seen + 16
-		longest = max(longest, seen)
+		work += plan.Visible(r) + 16
 	}
 	shared := ap.Heads / ap.KVHeads
-	heads := shared // query heads per task
+	heads := min(shared, tileRows) // query heads per task
+	for shared%heads != 0 {
+		heads--
+	}
 	for heads > 1 && heads%2 == 0 && n*ap.Heads/heads < 2*b.pool.n {
 		heads /= 2
 	}
-	rows := max(1, min(8, tileScores/(heads*max(1, longest)), n*ap.Heads/heads/(2*b.pool.n)))
+	rows := max(1, min(tileRows/heads, n*ap.Heads/heads/(2*b.pool.n)))
 	b.tiles = b.tiles[:0]
 	for r := 0; r < n; {
 		end := r + 1
@@ -177,80 +192,135 @@ type tile struct {
 // attend computes one tile.
 func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap backend.AttnParams) {
 	y, d := a.pool.layers[a.layer], a.pool.layout.Layers[a.layer]
-	stride := 0 // scores of one head of one row
-	for r := a.rows[0]; r < a.rows[1]; r++ {
-		stride = max(stride, plan.Visible(r))
-	}
-	w.scores = grow(w.scores, (a.rows[1]-a.rows[0])*a.heads*stride)
-	scores := func(r int) []float32 { return w.scores[(r-a.rows[0])*a.heads*stride:][:a.heads*stride] }
-
-	// Pages that every row of the tile sees are multiplied with all their queries at once.
 	rows := a.rows[1] - a.rows[0]
-	w.queries = grow(w.queries, rows*a.heads*d.KeyDim)
+	n := rows * a.heads
+	w.queries = grow(w.queries, n*d.KeyDim)
 	for r := range rows {
 		copy(w.queries[r*a.heads*d.KeyDim:][:a.heads*d.KeyDim], row(q, a.rows[0]+r)[a.head*d.KeyDim:])
 	}
-	w.sums = grow(w.sums, rows*a.heads*d.ValueDim)
-	clear(w.sums)
-
-	a.runs(plan, func(r, i int, page []byte, at, n int) {
-		keys := page[y.kOff+a.kvHead*y.kHead+at*y.kRow:]
-		if r < 0 {
-			vec.ScoresN(w.scores[i:], stride, w.queries, d.KeyDim, rows*a.heads, d.KeyDim, d.Key, keys, y.kRow, n, ap.Scale)
-			return
-		}
-		vec.ScoresN(scores(r)[i:], stride, w.queries[(r-a.rows[0])*a.heads*d.KeyDim:], d.KeyDim, a.heads, d.KeyDim, d.Key,
-			keys, y.kRow, n, ap.Scale)
-	})
-	sinks := values(ap.Sinks)
-	for r := a.rows[0]; r < a.rows[1]; r++ {
-		for h := range a.heads {
-			s := scores(r)[h*stride:][:plan.Visible(r)]
-			if sinks != nil {
-				softmaxSink(s, sinks[a.head+h])
-			} else {
-				vec.Softmax(s)
-			}
+	if d.Key.RotatesKeys() {
+		for i := range n {
+			quant.Rotate(w.queries[i*d.KeyDim:][:d.KeyDim])
 		}
 	}
-	a.runs(plan, func(r, i int, page []byte, at, n int) {
-		vals := page[y.vOff+a.kvHead*y.vHead+at*y.vRow:]
-		if r < 0 {
-			vec.AccumN(w.sums, d.ValueDim, w.scores[i:], stride, rows*a.heads, d.ValueDim, d.Value, vals, y.vRow, n)
-			return
+	w.sums, w.scores = grow(w.sums, n*d.ValueDim), grow(w.scores, n*blockSlots)
+	clear(w.sums)
+	w.soft = grow(w.soft, n)
+	sinks := values(ap.Sinks)
+	for i := range w.soft[:n] {
+		w.soft[i] = softmax{top: float32(math.Inf(-1))}
+		if sinks != nil { // one more logit, without a value
+			w.soft[i] = softmax{top: sinks[a.head+i%a.heads], sum: 1}
 		}
-		vec.AccumN(w.sums[(r-a.rows[0])*a.heads*d.ValueDim:], d.ValueDim, scores(r)[i:], stride, a.heads, d.ValueDim, d.Value,
-			vals, y.vRow, n)
-	})
+	}
+	first, last := a.span(plan)
+	for from := first / blockSlots * blockSlots; from < last; from += blockSlots {
+		a.runs(plan, from, func(r, m, i int, page []byte, at, slots int) {
+			keys := page[y.kOff+a.kvHead*y.kHead+at*y.kRow:]
+			c := r * a.heads
+			vec.ScoresN(w.scores[c*blockSlots+i:], blockSlots, w.queries[c*d.KeyDim:], d.KeyDim, m*a.heads, d.KeyDim,
+				d.Key, keys, y.kRow, slots, ap.Scale)
+		})
+		for r := range rows {
+			lo, hi := seen(plan, a.rows[0]+r)
+			if lo, hi = max(lo-from, 0), min(hi-from, blockSlots); lo >= hi {
+				continue
+			}
+			for i := r * a.heads; i < (r+1)*a.heads; i++ {
+				w.soft[i].take(w.scores[i*blockSlots:][lo:hi], w.sums[i*d.ValueDim:][:d.ValueDim])
+			}
+		}
+		a.runs(plan, from, func(r, m, i int, page []byte, at, slots int) {
+			vals := page[y.vOff+a.kvHead*y.vHead+at*y.vRow:]
+			c := r * a.heads
+			vec.AccumN(w.sums[c*d.ValueDim:], d.ValueDim, w.scores[c*blockSlots+i:], blockSlots, m*a.heads, d.ValueDim,
+				d.Value, vals, y.vRow, slots)
+		})
+	}
+	for i := range n {
+		sums := w.sums[i*d.ValueDim:][:d.ValueDim]
+		if w.soft[i].sum != 0 {
+			vec.Scale(sums, sums, float32(1/w.soft[i].sum))
+		}
+		if d.Value.RotatesValues() {
+			quant.Unrotate(sums)
+		}
+	}
 	for r := range rows {
 		copy(row(dst, a.rows[0]+r)[a.head*d.ValueDim:][:a.heads*d.ValueDim], w.sums[r*a.heads*d.ValueDim:])
 	}
 }
 
-// runs calls fn for every contiguous run of slots that a row of the tile sees, page by page: the
-// row, the index of the run's first score, its page, the row in the page and the number of rows.
-// Row -1 stands for all rows at once, where all see the run at the same index. Each row sees its
-// runs in slot order.
-func (a *tile) runs(plan *backend.KVPlan, fn func(r, i int, page []byte, at, n int)) {
-	size := a.pool.layout.Page
+// softmax is a softmax in progress: the largest logit so far, and the sum of exponentials relative to it.
+type softmax struct {
+	top float32
+	sum float64
+}
+
+// take replaces more logits by their weights and rescales what was summed up with the weights before.
+func (s *softmax) take(x, sums []float32) {
+	if m := vec.Max(x); m > s.top {
+		if s.sum != 0 {
+			f := float32(math.Exp(float64(s.top - m)))
+			s.sum *= float64(f)
+			vec.Scale(sums, sums, f)
+		}
+		s.top = m
+	}
+	if math.IsInf(float64(s.top), -1) { // weights of nothing, but NaN stays
+		for i, v := range x {
+			if v == v {
+				x[i] = 0
+			}
+		}
+		return
+	}
+	s.sum += vec.ExpSum(x, s.top)
+}
+
+// seen returns the tokens [lo, hi) that a row sees. Those behind the plan's Hi are at the slots of its Extra.
+func seen(plan *backend.KVPlan, r int) (lo, hi int) {
+	lo = int(plan.Lo[r])
+	return lo, lo + plan.Visible(r)
+}
+
+// span returns the tokens that any row of the tile sees.
+func (a *tile) span(plan *backend.KVPlan) (lo, hi int) {
+	lo, hi = seen(plan, a.rows[0])
+	for r := a.rows[0] + 1; r < a.rows[1]; r++ {
+		l, h := seen(plan, r)
+		lo, hi = min(lo, l), max(hi, h)
+	}
+	return lo, hi
+}
+
+// runs calls fn for every contiguous run of slots that rows of the tile see in the block that begins at a token, page
+// by page: the first row in the tile, the number of rows, the place of the run in the block, its page, the row in the
+// page and the number of slots. Slots that all rows see are one run for all of them. Each row sees its runs in order.
+func (a *tile) runs(plan *backend.KVPlan, from int, fn func(r, m, i int, page []byte, at, slots int)) {
+	size, end := a.pool.layout.Page, from+blockSlots
 	table := plan.Tables[plan.Seg[a.rows[0]]]
 	lo, hi := int(plan.Lo[a.rows[0]]), int(plan.Hi[a.rows[0]])
-	together, until := true, hi // rows that begin at the same slot, and how far all of them see
+	all0, all1 := lo, hi // what all rows see
 	for r := a.rows[0]; r < a.rows[1]; r++ {
-		together = together && int(plan.Lo[r]) == lo
-		lo, hi, until = min(lo, int(plan.Lo[r])), max(hi, int(plan.Hi[r])), min(until, int(plan.Hi[r]))
+		l, h := int(plan.Lo[r]), int(plan.Hi[r])
+		lo, hi, all0, all1 = min(lo, l), max(hi, h), max(all0, l), min(all1, h)
 	}
-	for p := lo / size; p*size < hi; p++ {
-		start := p * size
-		if from, end := max(lo, start), min(start+size, until); together && from < end {
-			fn(-1, from-lo, a.pool.page(table[p]), from-start, end-from)
-			start = end
+	if all0 >= all1 {
+		all0, all1 = lo, lo
+	}
+	run := func(r, m, f, t, p int) {
+		if f, t = max(f, p*size), min(t, (p+1)*size); f < t {
+			fn(r, m, f-from, a.pool.page(table[p]), f-p*size, t-f)
 		}
+	}
+	for p := max(lo, from) / size; p*size < min(hi, end); p++ {
 		for r := a.rows[0]; r < a.rows[1]; r++ {
-			from, to := max(int(plan.Lo[r]), start), min(int(plan.Hi[r]), (p+1)*size)
-			if from < to {
-				fn(r, from-int(plan.Lo[r]), a.pool.page(table[p]), from-p*size, to-from)
-			}
+			run(r-a.rows[0], 1, int(plan.Lo[r]), min(int(plan.Hi[r]), all0), p)
+		}
+		run(0, a.rows[1]-a.rows[0], all0, all1, p)
+		for r := a.rows[0]; r < a.rows[1]; r++ {
+			run(r-a.rows[0], 1, max(int(plan.Lo[r]), all1), int(plan.Hi[r]), p)
 		}
 	}
 	if plan.Extra == nil {
@@ -258,22 +328,9 @@ func (a *tile) runs(plan *backend.KVPlan, fn func(r, i int, page []byte, at, n i
 	}
 	for r := a.rows[0]; r < a.rows[1]; r++ {
 		for i, s := range plan.Extra[r] {
-			fn(r, int(plan.Hi[r]-plan.Lo[r])+i, a.pool.page(table[int(s)/size]), int(s)%size, 1)
+			if at := int(plan.Hi[r]) + i; at >= from && at < end {
+				fn(r-a.rows[0], 1, at-from, a.pool.page(table[int(s)/size]), int(s)%size, 1)
+			}
 		}
 	}
-}
-
-// softmaxSink is softmax with one more logit that takes weight but has no value.
-func softmaxSink(x []float32, sink float32) {
-	m := sink
-	for _, v := range x {
-		m = max(m, v)
-	}
-	sum := math.Exp(float64(sink - m))
-	for i, v := range x {
-		e := math.Exp(float64(v - m))
-		x[i] = float32(e)
-		sum += e
-	}
-	vec.Scale(x, x, float32(1/sum))
 }

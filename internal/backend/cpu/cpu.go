@@ -42,6 +42,7 @@ type Backend struct {
 type worker struct {
 	mul                   *qmat.Scratch
 	scores, queries, sums []float32 // of attention
+	soft                  []softmax
 	_                     [64]byte
 }
 

@@ -16,6 +16,7 @@ import (
 	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
@@ -80,7 +81,7 @@ func TestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := target(t, b, name, model.Options{KVF32: true})
+			m := target(t, b, name, model.Options{KV: cache.Uniform(quant.F32)})
 			tokens := goldenTokens(t, f)
 			if !onDevice() {
 				tokens = tokens[:8]

@@ -7,8 +7,10 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/model"
+	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
 )
@@ -54,7 +56,7 @@ func TestDivided(t *testing.T) {
 			}
 			return got
 		}
-		whole := run(target(t, b, name, model.Options{KVF32: true}), len(tokens))
+		whole := run(target(t, b, name, model.Options{KV: cache.Uniform(quant.F32)}), len(tokens))
 		for _, c := range []struct {
 			what   string
 			opt    model.Options
@@ -72,7 +74,7 @@ func TestDivided(t *testing.T) {
 				continue // the emulation is slow, and the first two say as much
 			}
 			t.Run(name+"/"+c.what, func(t *testing.T) {
-				c.opt.KVF32 = true
+				c.opt.KV = cache.Uniform(quant.F32)
 				m, err := model.Open(file(t, testkit.Golden(t, name+"/model.gguf")), b, c.opt, c.beside)
 				if err != nil {
 					t.Fatal(err)

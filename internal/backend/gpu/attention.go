@@ -24,7 +24,7 @@ type Attention struct {
 
 const (
 	plainAttention  = iota // any type and size
-	tensorAttention        // tensor cores of compute capability 8.0: F16 and Q8_0
+	tensorAttention        // tensor cores of compute capability 8.0: F16 and what becomes F16
 	flashAttention         // warpgroup products (9.0): F16
 )
 
@@ -34,8 +34,8 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 		return nil, fmt.Errorf("attention: %d query heads for %d KV heads", heads, s.Heads)
 	}
 	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: d.Props(), kernels: map[string]Kernel{}}
-	half := func(t quant.Type) bool { return t == quant.F16 || t == quant.Q8_0 }
-	names := []string{"merge"}
+	half := func(t quant.Type) bool { return t != quant.F32 }
+	names := []string{"merge", "unrotate"}
 	switch dim := s.KeyDim; {
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
 		names = append(names, "attend_plain")
@@ -129,18 +129,15 @@ func (a *Attention) partialBytes() int { return a.Heads * (4*a.Shape.ValueDim + 
 // ScratchBytes is the memory that partial results take.
 func (a *Attention) ScratchBytes(partials int) int { return partials * a.partialBytes() }
 
-// unit is the size of a copy to shared memory: 32 slots of halves, or of Q8_0.
+// unit is the size of a copy to shared memory: 32 slots of keys or values as they are stored.
 func (a *Attention) unit() int {
-	if a.Shape.Key == quant.Q8_0 && a.Shape.Value == quant.Q8_0 {
-		return 34 * a.Shape.KeyDim
-	}
-	return 64 * a.Shape.KeyDim
+	return 32 * max(a.Shape.Key.RowBytes(a.Shape.KeyDim), a.Shape.Value.RowBytes(a.Shape.ValueDim))
 }
 
 // shared is the shared memory of the tensor-core kernel with so many tiles and copies in flight; see kernel/attend.h.
 func (a *Attention) shared(tiles, ring int) int {
 	n := 16*tiles*(2*a.Shape.KeyDim+128+16+64+48) + ring*a.unit()
-	if a.Shape.Key == quant.Q8_0 || a.Shape.Value == quant.Q8_0 {
+	if a.Shape.Key.Quantized() || a.Shape.Value.Quantized() {
 		n += 64 * a.Shape.KeyDim
 	}
 	return n
@@ -211,6 +208,10 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 	if c.Merge {
 		fit := 128 / (a.Shape.ValueDim / 4)
 		ls = append(ls, Launch{Kernel: a.kernels["merge"], Name: "merge", Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1},
+			Threads: 128, Early: true, Args: Args(args)})
+	}
+	if a.Shape.Value.RotatesValues() {
+		ls = append(ls, Launch{Kernel: a.kernels["unrotate"], Name: "unrotate", Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1},
 			Threads: 128, Early: true, Args: Args(args)})
 	}
 	return ls

@@ -58,13 +58,40 @@ func newWorldOn(t testing.TB, d gpu.Driver, heads int, s backend.KVDims) *world 
 	return w
 }
 
-// stored rounds values to what the type can hold.
-func (w *world) stored(t quant.Type, x []float32) []float32 {
-	b := make([]byte, t.RowBytes(len(x)))
-	w.must(quant.Quantize(t, b, x))
-	y := make([]float32, len(x))
-	w.must(quant.Dequantize(t, y, b))
-	return y
+// part is the keys or the values of a head.
+type part struct {
+	t       quant.Type
+	dim     int
+	rotated bool
+}
+
+func (w *world) keys() part { return part{w.shape.Key, w.shape.KeyDim, w.shape.Key.RotatesKeys()} }
+func (w *world) values() part {
+	return part{w.shape.Value, w.shape.ValueDim, w.shape.Value.RotatesValues()}
+}
+
+// row is a row of one head as package quant stores it.
+func (p part) row(x []float32) []byte {
+	x, b := slices.Clone(x), make([]byte, p.t.RowBytes(len(x)))
+	if p.rotated {
+		quant.Rotate(x)
+	}
+	quant.EncodeKV(p.t, b, x)
+	return b
+}
+
+// stored rounds the heads of a row to what the type can hold.
+func (p part) stored(x []float32) []float32 {
+	var all []float32
+	for h := 0; h < len(x); h += p.dim {
+		y := make([]float32, p.dim)
+		quant.DecodeKV(p.t, y, p.row(x[h:h+p.dim]))
+		if p.rotated {
+			quant.Unrotate(y)
+		}
+		all = append(all, y...)
+	}
+	return all
 }
 
 // cacheAt returns where in a page the bytes of value d of a slot lie, counted from the head's first key or value. It
@@ -78,24 +105,49 @@ func cacheAt(t quant.Type, dim, slot, d int) (int, int) {
 		return d/64*8192 + slot*128 + (d%64/8^slot%8)*16 + d%8*2, 0
 	case t == quant.F16:
 		return (slot*dim + d) * 2, 0
+	case t == quant.Q8_0:
+		return slot*dim + d, 64*dim + (slot*dim+d)/32*2
+	case t == quant.Q4_0:
+		return slot*dim/2 + d/2, 32*dim + (slot*dim+d)/32*2
+	case t == quant.Q4_1:
+		return slot*dim/2 + d/2, 32*dim + (slot*dim+d)/32*4
+	case t == quant.Turbo4:
+		return slot*dim/2 + d/2, 32*dim + (slot*dim+d)/128*2
 	}
-	return slot*dim + d, 64*dim + (slot*dim+d)/32*2
+	return slot*dim*3/8 + d/4, 24*dim + (slot*dim+d)/128*2
 }
 
+// highBit is where the third bit of a value of turbo3 lies.
+func highBit(dim, slot, d int) int { return slot*dim*3/8 + dim/4 + d/8 }
+
 // encode puts a row of one head into a page's bytes.
-func (w *world) encode(b []byte, t quant.Type, slot int, x []float32) {
-	row := make([]byte, t.RowBytes(len(x)))
-	w.must(quant.Quantize(t, row, x))
+func (p part) encode(b []byte, slot int, x []float32) {
+	row := p.row(x)
 	for d := range x {
-		at, scale := cacheAt(t, len(x), slot, d)
-		switch t {
+		at, scale := cacheAt(p.t, len(x), slot, d)
+		nibble := func(v byte) { b[at] = b[at]&^(15<<(d%2*4)) | v&15<<(d%2*4) }
+		switch p.t {
 		case quant.F32:
 			copy(b[at:at+4], row[4*d:])
 		case quant.F16:
 			copy(b[at:at+2], row[2*d:])
-		default:
+		case quant.Q8_0:
 			copy(b[scale:scale+2], row[d/32*34:])
 			b[at] = row[d/32*34+2+d%32]
+		case quant.Q4_0:
+			copy(b[scale:scale+2], row[d/32*18:])
+			nibble(row[d/32*18+2+d%16] >> (d / 16 % 2 * 4))
+		case quant.Q4_1:
+			copy(b[scale:scale+4], row[d/32*20:])
+			nibble(row[d/32*20+4+d%16] >> (d / 16 % 2 * 4))
+		case quant.Turbo4:
+			copy(b[scale:scale+2], row[d/128*66:])
+			nibble(row[d/128*66+2+d%128/2] >> (d % 2 * 4))
+		case quant.Turbo3:
+			block, i, high := row[d/128*50:], d%128, highBit(len(x), slot, d)
+			copy(b[scale:scale+2], block)
+			b[at] = b[at]&^(3<<(d%4*2)) | block[2+i/4]>>(i%4*2)&3<<(d%4*2)
+			b[high] = b[high]&^(1<<(d%8)) | block[34+i/8]>>(i%8)&1<<(d%8)
 		}
 	}
 }
@@ -146,14 +198,14 @@ func (w *world) fill(s *sequence) {
 		for at := p * 64; at < min(p*64+64, len(s.k)); at++ {
 			for h := range w.shape.Heads {
 				head := b[int(place.Off)+h*int(place.Head):]
-				w.encode(head, w.shape.Key, at%64, s.k[at][h*kd:][:kd])
-				w.encode(head[place.Values:], w.shape.Value, at%64, s.v[at][h*vd:][:vd])
+				w.keys().encode(head, at%64, s.k[at][h*kd:][:kd])
+				w.values().encode(head[place.Values:], at%64, s.v[at][h*vd:][:vd])
 			}
 		}
 		w.pages.WritePage(id, b)
 	}
 	for i := range s.k {
-		s.k[i], s.v[i] = w.stored(w.shape.Key, s.k[i]), w.stored(w.shape.Value, s.v[i])
+		s.k[i], s.v[i] = w.keys().stored(s.k[i]), w.values().stored(s.v[i])
 	}
 }
 
@@ -317,8 +369,13 @@ func (w *world) reference(segs []rows, q [][]float32) [][]float64 {
 // tolerance is the relative error that the types allow: halves round queries, weights and what is made from Q8_0.
 func (w *world) tolerance() float64 {
 	s := w.shape
-	if s.Key == quant.F32 || s.Value == quant.F32 || s.KeyDim != s.ValueDim || s.KeyDim < 64 {
+	plain := func(t quant.Type) bool { return !t.Quantized() || t == quant.Q8_0 }
+	switch {
+	case plain(s.Key) && plain(s.Value) &&
+		(s.Key == quant.F32 || s.Value == quant.F32 || s.KeyDim != s.ValueDim || s.KeyDim < 64):
 		return 2e-6
+	case !plain(s.Key):
+		return 2e-3 // small numbers of codebooks, rounded to halves
 	}
 	return 1e-3
 }
@@ -414,6 +471,10 @@ var (
 	f16  = quant.F16
 	f32  = quant.F32
 	q8   = quant.Q8_0
+	q40  = quant.Q4_0
+	q41  = quant.Q4_1
+	t3   = quant.Turbo3
+	t4   = quant.Turbo4
 	kind = []struct {
 		heads int
 		s     backend.KVDims
@@ -431,6 +492,12 @@ var (
 		{4, backend.KVDims{Heads: 2, KeyDim: 32, ValueDim: 32, Key: q8, Value: q8}},
 		{2, backend.KVDims{Heads: 1, KeyDim: 64, ValueDim: 128, Key: f32, Value: f16}},
 		{34, backend.KVDims{Heads: 1, KeyDim: 24, ValueDim: 40, Key: f16, Value: f32}},
+		{4, backend.KVDims{Heads: 2, KeyDim: 128, ValueDim: 128, Key: t3, Value: t3}},
+		{6, backend.KVDims{Heads: 1, KeyDim: 256, ValueDim: 256, Key: t4, Value: t4}},
+		{4, backend.KVDims{Heads: 2, KeyDim: 64, ValueDim: 64, Key: q40, Value: q41}},
+		{4, backend.KVDims{Heads: 1, KeyDim: 128, ValueDim: 128, Key: q41, Value: t3}},
+		{2, backend.KVDims{Heads: 1, KeyDim: 512, ValueDim: 512, Key: q8, Value: t4}},
+		{4, backend.KVDims{Heads: 2, KeyDim: 96, ValueDim: 256, Key: q40, Value: t3}},
 	}
 )
 
@@ -476,8 +543,8 @@ func TestSequences(t *testing.T) {
 			a, b, long := w.sequence(150, 0), w.sequence(64, 0), w.sequence(330, 0)
 			fork := &sequence{k: slices.Clone(a.k[:128]), v: slices.Clone(a.v[:128])} // shares the pages that are full
 			for range 7 {
-				fork.k = append(fork.k, w.stored(c.s.Key, w.normal(c.s.Heads*c.s.KeyDim, 1)))
-				fork.v = append(fork.v, w.stored(c.s.Value, w.normal(c.s.Heads*c.s.ValueDim, 1)))
+				fork.k = append(fork.k, w.keys().stored(w.normal(c.s.Heads*c.s.KeyDim, 1)))
+				fork.v = append(fork.v, w.values().stored(w.normal(c.s.Heads*c.s.ValueDim, 1)))
 			}
 			w.place(fork, 192)
 			copy(fork.table, a.table[:2])

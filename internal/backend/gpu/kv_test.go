@@ -101,8 +101,8 @@ func TestKVWrite(t *testing.T) {
 					page := want[slot/64]
 					for h := range heads {
 						head := page[int(place.Off)+h*int(place.Head):]
-						w.encode(head, c.s.Key, slot%64, bounded(c.s.Key, k[r][h*kd:][:kd]))
-						w.encode(head[place.Values:], c.s.Value, slot%64, bounded(c.s.Value, v[r][h*vd:][:vd]))
+						w.keys().encode(head, slot%64, bounded(c.s.Key, k[r][h*kd:][:kd]))
+						w.values().encode(head[place.Values:], slot%64, bounded(c.s.Value, v[r][h*vd:][:vd]))
 					}
 				}
 				for _, l := range writer.Write(nil, ki, vi, n, heads, at, place) {
@@ -136,7 +136,10 @@ func firstDifference(a, b []byte) int {
 }
 
 func bounded(t quant.Type, x []float32) []float32 {
-	most := map[quant.Type]float32{quant.F16: 65504, quant.Q8_0: 65024, quant.F32: float32(math.Inf(1))}[t]
+	most := float32(65024)
+	if t == quant.F16 {
+		most = 65504
+	}
 	y := make([]float32, len(x))
 	for i, v := range x {
 		switch {
@@ -163,21 +166,40 @@ func (w *world) read(s *sequence) [][]byte {
 }
 
 // decode reads a row of one head out of a page.
-func decode(b []byte, t quant.Type, dim, slot int) []float32 {
-	x := make([]float32, dim)
+func (p part) decode(b []byte, slot int) []float32 {
+	x := make([]float32, p.dim)
+	half := func(at int) float32 { return quant.F16ToF32(uint16(b[at]) | uint16(b[at+1])<<8) }
 	for d := range x {
-		at, scale := cacheAt(t, dim, slot, d)
-		switch t {
+		at, scale := cacheAt(p.t, p.dim, slot, d)
+		nibble := int(b[at] >> (d % 2 * 4) & 15)
+		switch p.t {
 		case quant.F32:
 			x[d] = floats(b[at : at+4])[0]
 		case quant.F16:
-			x[d] = quant.F16ToF32(uint16(b[at]) | uint16(b[at+1])<<8)
-		default:
-			x[d] = quant.F16ToF32(uint16(b[scale])|uint16(b[scale+1])<<8) * float32(int8(b[at]))
+			x[d] = half(at)
+		case quant.Q8_0:
+			x[d] = half(scale) * float32(int8(b[at]))
+		case quant.Q4_0:
+			x[d] = half(scale) * float32(nibble-8)
+		case quant.Q4_1:
+			x[d] = half(scale)*float32(nibble) + half(scale+2)
+		case quant.Turbo4:
+			x[d] = half(scale) * turbo4[nibble]
+		case quant.Turbo3:
+			x[d] = half(scale) * turbo3[b[at]>>(d%4*2)&3|b[highBit(p.dim, slot, d)]>>(d%8)&1<<2]
 		}
+	}
+	if p.rotated {
+		quant.Unrotate(x)
 	}
 	return x
 }
+
+var (
+	turbo3 = [8]float32{-0.190685, -0.117832, -0.065717, -0.021460, 0.021460, 0.065717, 0.117832, 0.190685}
+	turbo4 = [16]float32{-0.241556, -0.182907, -0.143047, -0.111065, -0.083317, -0.058069, -0.034311, -0.011353,
+		0.011353, 0.034311, 0.058069, 0.083317, 0.111065, 0.143047, 0.182907, 0.241556}
+)
 
 // TestQKV: norm of heads, rotation and writing in one launch, from rows whose heads stand apart, against float64.
 func TestQKV(t *testing.T) {
@@ -263,10 +285,10 @@ func TestQKV(t *testing.T) {
 						}
 						for h := range heads {
 							head := pages[(62+r)/64][int(call.Place.Off)+h*int(call.Place.Head):]
-							near(t, fmt.Sprintf("%s: row %d, key head %d", how, r, h), decode(head, c.s.Key, kd, (62+r)%64),
+							near(t, fmt.Sprintf("%s: row %d, key head %d", how, r, h), w.keys().decode(head, (62+r)%64),
 								prepare(k[r][h*kd:][:kd], kw, norm, turn, r), storeError[c.s.Key])
 							near(t, fmt.Sprintf("%s: row %d, value head %d", how, r, h),
-								decode(head[call.Place.Values:], c.s.Value, vd, (62+r)%64),
+								w.values().decode(head[call.Place.Values:], (62+r)%64),
 								prepare(v[r][h*vd:][:vd], nil, norm, false, r), storeError[c.s.Value])
 						}
 					}
@@ -277,7 +299,9 @@ func TestQKV(t *testing.T) {
 }
 
 // storeError is how far a row may be off after it was stored.
-var storeError = map[quant.Type]float64{quant.F32: 1e-6, quant.F16: 4e-4, quant.Q8_0: 1.5e-2}
+var storeError = map[quant.Type]float64{
+	quant.F32: 1e-6, quant.F16: 4e-4, quant.Q8_0: 1.5e-2, quant.Q4_0: 0.13, quant.Q4_1: 0.13, quant.Turbo4: 0.13, quant.Turbo3: 0.25,
+}
 
 func near(t *testing.T, what string, got []float32, want []float64, most float64) {
 	t.Helper()
@@ -295,7 +319,9 @@ func near(t *testing.T, what string, got []float32, want []float64, most float64
 func TestMove(t *testing.T) {
 	shapes := []backend.KVDims{{Heads: 2, KeyDim: 128, ValueDim: 64, Key: f16, Value: f16},
 		{Heads: 3, KeyDim: 32, ValueDim: 96, Key: q8, Value: q8},
-		{Heads: 1, KeyDim: 24, ValueDim: 40, Key: f32, Value: f16}}
+		{Heads: 1, KeyDim: 24, ValueDim: 40, Key: f32, Value: f16},
+		{Heads: 2, KeyDim: 128, ValueDim: 256, Key: t3, Value: t4},
+		{Heads: 1, KeyDim: 64, ValueDim: 96, Key: q40, Value: q41}}
 	w := newWorld(t, 2, shapes[0])
 	var err error
 	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64, Layers: shapes})
@@ -325,12 +351,17 @@ func TestMove(t *testing.T) {
 					t        quant.Type
 				}{{off, sh.KeyDim, sh.Key}, {off + int(p.Values), sh.ValueDim, sh.Value}} {
 					for d := range part.dim {
-						size := map[quant.Type]int{f32: 4, f16: 2, q8: 1}[part.t]
+						size, scale := map[quant.Type]int{f32: 4, f16: 2}[part.t], map[quant.Type]int{f32: 0, f16: 0, q41: 4}
 						a, as := cacheAt(part.t, part.dim, m.Dst, d)
 						b, bs := cacheAt(part.t, part.dim, m.Src, d)
-						copy(to[part.off+a:][:size], from[part.off+b:])
-						if part.t == q8 {
-							copy(to[part.off+as:][:2], from[part.off+bs:])
+						copy(to[part.off+a:][:max(1, size)], from[part.off+b:])
+						n, ok := scale[part.t]
+						if !ok {
+							n = 2
+						}
+						copy(to[part.off+as:][:n], from[part.off+bs:])
+						if part.t == t3 {
+							to[part.off+highBit(part.dim, m.Dst, d)] = from[part.off+highBit(part.dim, m.Src, d)]
 						}
 					}
 				}

@@ -97,12 +97,12 @@ func (l *layerRun) list(prompt bool) {
 	seg := backend.DeltaSeg{N: l.n, Slot: slot, Prompt: prompt}
 	if !prompt { // a quarter of the rows of the pass before are applied first
 		l.r.must(l.r.pool.Reserve(slot, l.n))
-		_, err = l.r.pool.Tables([]backend.DeltaSeg{seg}, 0)
+		_, err = l.r.pool.Tables([]backend.DeltaSeg{seg}, l.n)
 		l.r.must(err)
 		l.r.must(l.r.pool.Reserve(slot, l.n))
 		seg.Pending = (l.n + 3) / 4
 	}
-	tables, err := l.r.pool.Tables([]backend.DeltaSeg{seg}, 0)
+	tables, err := l.r.pool.Tables([]backend.DeltaSeg{seg}, l.n)
 	l.r.must(err)
 	b := make([]byte, tables.Room().Bytes())
 	tables.Put(b, tables.Room())

@@ -34,7 +34,21 @@ type strip struct {
 	bytes int32 // of a slot, slots following each other; 0: 128 bytes in chunks as F16 lies
 }
 
-var kvTypes = map[quant.Type]int32{quant.F32: 0, quant.F16: 1, quant.Q8_0: 2}
+// kvTypes are the numbers of the types in kernel/kv.h.
+var kvTypes = map[quant.Type]int32{
+	quant.F32: 0, quant.F16: 1, quant.Q8_0: 2, quant.Q4_0: 3, quant.Q4_1: 4, quant.Turbo4: 5, quant.Turbo3: 6,
+}
+
+// quantBytes is what the quants of a row take; its scales take the rest.
+func quantBytes(t quant.Type, dim int) int {
+	switch t {
+	case quant.Q8_0:
+		return dim
+	case quant.Turbo3:
+		return dim * 3 / 8
+	}
+	return dim / 2
+}
 
 // NewPageLayout lays out a page of a pool.
 func NewPageLayout(pool backend.KVLayout) (*PageLayout, error) {
@@ -43,10 +57,8 @@ func NewPageLayout(pool backend.KVLayout) (*PageLayout, error) {
 	}
 	l := &PageLayout{Shapes: pool.Layers}
 	for i, s := range pool.Layers {
-		kt, kok := kvTypes[s.Key]
-		vt, vok := kvTypes[s.Value]
-		if !kok || !vok {
-			return nil, fmt.Errorf("cache types %s and %s: keys and values are F32, F16 or Q8_0", s.Key, s.Value)
+		if err := s.Check(i); err != nil {
+			return nil, err
 		}
 		for _, d := range []struct {
 			dim int
@@ -59,7 +71,7 @@ func NewPageLayout(pool backend.KVLayout) (*PageLayout, error) {
 		}
 		kb, vb := PageSlots*s.Key.RowBytes(s.KeyDim), PageSlots*s.Value.RowBytes(s.ValueDim)
 		l.Places = append(l.Places, KVPlace{Off: int32(l.Bytes), Head: int32(kb + vb), Values: int32(kb),
-			KType: kt, VType: vt, KDim: int32(s.KeyDim), VDim: int32(s.ValueDim)})
+			KType: kvTypes[s.Key], VType: kvTypes[s.Value], KDim: int32(s.KeyDim), VDim: int32(s.ValueDim)})
 		for h := range s.Heads {
 			off := l.Bytes + h*(kb+vb)
 			l.addStrips(off, s.Key, s.KeyDim)
@@ -80,9 +92,10 @@ func (l *PageLayout) addStrips(off int, t quant.Type, dim int) {
 		for d := 0; d < dim; d += 64 {
 			add(off+d*2*PageSlots, 0)
 		}
-	case t == quant.Q8_0:
-		add(off, dim)
-		add(off+dim*PageSlots, dim/16)
+	case t.Quantized():
+		n := quantBytes(t, dim)
+		add(off, n)
+		add(off+n*PageSlots, t.RowBytes(dim)-n)
 	default:
 		add(off, t.RowBytes(dim))
 	}

@@ -17,8 +17,9 @@ type layout struct {
 	delta deltaUse
 }
 
-// maxUses bounds the kinds of attention in a step: models have one or two.
-const maxUses = 4
+// maxUses bounds the kinds of attention in a step: models have one or two, times the types of keys and values that
+// their layers have.
+const maxUses = 8
 
 // kvUse is the tables of one kind of attention over one plan.
 type kvUse struct {
@@ -152,11 +153,13 @@ func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTable
 // leastPartials is the least room for partial results: those of a few rows.
 const leastPartials = 256
 
-// use finds the tables for an operation, -1 for none. Keys and values are written by any tables of their group.
-func (lay *layout) use(a attnOp) int {
+// use finds the tables for an operation on a layer, -1 for none. Keys and values are written by any tables of their
+// group.
+func (lay *layout) use(a attnOp, shape backend.KVDims) int {
 	for i := range lay.uses {
 		u := &lay.uses[i]
-		if u.room.Rows > 0 && u.group == a.group && (a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads) {
+		if u.room.Rows > 0 && u.group == a.group &&
+			(a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads && u.shape == shape) {
 			return i
 		}
 	}
@@ -195,7 +198,7 @@ type attentionKey struct {
 
 // tables returns where the tables of an operation lie.
 func (l *lowering) tables(o op) (KVAddrs, *kvUse) {
-	u := &l.lay.uses[max(0, l.lay.use(o.attn))]
+	u := &l.lay.uses[max(0, l.lay.use(o.attn, l.pool(o).Layout.Shapes[o.attn.layer]))]
 	return u.room.At(l.lay.base + Addr(u.at)), u
 }
 

@@ -122,7 +122,8 @@ func newList(name int, s *step) *list {
 				continue // attention's tables serve for writing, too
 			}
 			if !slices.ContainsFunc(l.uses, func(u attnOp) bool {
-				return u.group == o.attn.group && u.heads == o.attn.heads && u.kvHeads == o.attn.kvHeads
+				return u.group == o.attn.group && u.heads == o.attn.heads && u.kvHeads == o.attn.kvHeads &&
+					(u.heads == 0 || s.shape(u) == s.shape(o.attn))
 			}) {
 				l.uses = append(l.uses, o.attn)
 			}
@@ -131,6 +132,14 @@ func newList(name int, s *step) *list {
 		}
 	}
 	return l
+}
+
+// shape is what the layer of an operation keeps.
+func (s *step) shape(a attnOp) (d backend.KVDims) {
+	if s.plan != nil {
+		d = s.plan.KV[a.group].Pool.(*Pages).Layout.Shapes[a.layer]
+	}
+	return d
 }
 
 // attends reports whether operations have attention over a group.

@@ -115,8 +115,9 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	if err != nil {
 		return nil, err
 	}
-	if d.wholeWindow {
-		d.widen(batch, segs)
+	d.widen(batch, segs)
+	if w := d.view(rule); w > 0 {
+		d.narrow(batch, segs, w)
 	}
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
@@ -185,14 +186,14 @@ func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32)
 	return s, p
 }
 
-// widen lets every row of a block see the same context in sliding layers: the window before the
-// block, not the window before the row.
+// widen lets every row of a block see the same context, the window before the block and not the window before the row:
+// in layers that do not slide, and in sliding ones where the run-time of the file does so.
 func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
 	plans := make([]int, len(d.devices)) // seen of each device
 	for g := range d.mem.Groups() {
 		w, dev := d.mem.Window(g), d.mem.Device(g)
 		p := &batch.Plans[dev].KV[plans[dev]]
-		if plans[dev]++; w == 0 {
+		if plans[dev]++; w == 0 || w != d.full && !d.wholeWindow {
 			continue
 		}
 		for r := range p.Lo {
@@ -205,10 +206,10 @@ func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
 func (d *Drafter) bothWays(other bool) []bool {
 	v := make([]bool, d.mem.Groups())
 	for g := range v {
-		if d.mem.Window(g) == 0 {
+		if d.mem.Window(g) == d.full {
 			v[g] = !d.rule.full
 		} else {
-			v[g] = d.rule.sliding == other
+			v[g] = d.rule.sliding == (other && d.trial.from == 0)
 		}
 	}
 	return v

@@ -8,6 +8,7 @@ import (
 
 	"strobe/internal/cache"
 	"strobe/internal/draft"
+	"strobe/internal/quant"
 )
 
 // history is the features of a long text.
@@ -41,9 +42,9 @@ func TestSlidesForever(t *testing.T) {
 	if testing.Short() {
 		n = 1500
 	}
-	for _, name := range []string{"qwen35", "gemma4"} {
+	for name, window := range map[string]int{"qwen35": WindowOff, "gemma4": 0} {
 		m := openTarget(t, name)
-		d := golden(t, name).open(t, m, Options{})
+		d := golden(t, name).open(t, m, Options{Window: window})
 		h := newHistory(d, 1, n)
 		r := rand.New(rand.NewPCG(4, 4))
 		seq := d.NewSeq()
@@ -191,6 +192,103 @@ func (d *Drafter) poisonScratch() {
 		}
 		for _, p := range pages {
 			pool.Free(p)
+		}
+	}
+}
+
+// TestContextIsBounded: what a context takes does not grow with the text, whatever the file says of windows.
+func TestContextIsBounded(t *testing.T) {
+	m := openTarget(t, "qwen3")
+	const n = 300
+	for name, c := range map[string]struct {
+		file *drafterFile
+		opt  Options
+	}{
+		"asked for":     {golden(t, "qwen3"), Options{Window: 100}},
+		"in the file":   {golden(t, "qwen35"), Options{Window: 100}},
+		"no windows":    {golden(t, "qwen3").del("dflash.attention.sliding_window"), Options{Window: 100}},
+		"quantised too": {golden(t, "qwen3"), Options{Window: 100, KV: cache.Uniform(quant.Q8_0)}},
+	} {
+		target := m
+		if name == "in the file" {
+			target = openTarget(t, "qwen35")
+		}
+		d := c.file.open(t, target, c.opt)
+		h := newHistory(d, 1, n)
+		var held []int
+		seq := d.NewSeq()
+		for range 10 {
+			feed(t, d, seq, h.rows(0, n))
+			if _, err := d.Draft([]draft.Request{{Seq: seq, Last: 7, N: d.Max()}}, 2); err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, seq.Bytes())
+		}
+		page := 0
+		for g := range d.mem.Groups() {
+			page += d.mem.Pool(g).PageBytes()
+		}
+		if grown := held[9] - held[0]; grown > page {
+			t.Errorf("%s: %d bytes after %d tokens, %d after %d", name, held[0], n, held[9], 10*n)
+		}
+		if d.mem.TokenBytes() != 0 {
+			t.Errorf("%s: a token costs %d bytes", name, d.mem.TokenBytes())
+		}
+	}
+}
+
+// TestKnownWindows: a file without windows whose name is known gets them, for all layers but the last.
+func TestKnownWindows(t *testing.T) {
+	m := openTarget(t, "qwen3")
+	bare := func() *drafterFile {
+		return golden(t, "qwen3").del("dflash.attention.sliding_window").del("dflash.attention.sliding_window_pattern")
+	}
+	d := bare().set("general.name", "Qwen3.6 27B DFlash").open(t, m, Options{})
+	for i, w := range d.window {
+		if want := 2048; i < len(d.window)-1 && w != want || i == len(d.window)-1 && w != 0 {
+			t.Errorf("layer %d has a window of %d", i, w)
+		}
+	}
+	if d.full != fullWindow || d.mem.TokenBytes() != 0 {
+		t.Errorf("layers that do not slide see %d tokens, a token costs %d bytes", d.full, d.mem.TokenBytes())
+	}
+	d = bare().set("general.name", "nobody").open(t, m, Options{})
+	if !d.trial.open || d.trial.from != trialWindow || d.slides() {
+		t.Errorf("no trial of an unknown drafter: %+v", d.trial)
+	}
+	if d = bare().open(t, m, Options{Window: WindowOff}); d.trial.open || d.full != 0 || d.mem.TokenBytes() == 0 {
+		t.Errorf("windows that were turned off: %+v", d.trial)
+	}
+}
+
+// TestTrialFindsTheWindow: drafts look back a window and farther by turns, and the tokens that follow decide.
+func TestTrialFindsTheWindow(t *testing.T) {
+	m := openTarget(t, "qwen3")
+	bare := golden(t, "qwen3").del("dflash.attention.sliding_window").del("dflash.attention.sliding_window_pattern")
+	for want := range 2 {
+		d, judge := bare.open(t, m, Options{}), bare.open(t, m, Options{})
+		const window = 20
+		d.trial.from, judge.trial = window, trial{}
+		if want == 1 {
+			judge.seen = window
+		}
+		h := newHistory(d, 4, 400)
+		seq := h.fresh(t, d, 30)
+		for drafts := 0; d.trial.open; drafts++ {
+			if drafts > 3*trialDrafts {
+				t.Fatalf("no verdict after %d drafts: %+v", drafts, d.trial)
+			}
+			last, from := int32(drafts), seq.Len()
+			text := propose(t, judge, 1, draft.Request{Seq: h.fresh(t, judge, from), Last: last, N: 3})[0].Chain([]int32{last})
+			propose(t, d, 2, draft.Request{Seq: seq, Last: last, N: 3})
+			v := h.rows(from, from+4)
+			err := d.Extend(upload(d.b, v, 4, h.width), []draft.Rows{{Seq: seq, Tokens: text, Rows: []int32{0, 1, 2, 3}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d.seen != want*window {
+			t.Errorf("text of rule %d: drafts look %d tokens back", want, d.seen)
 		}
 	}
 }

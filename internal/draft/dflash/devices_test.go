@@ -6,9 +6,11 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/quant"
 	"strobe/internal/testkit"
 )
 
@@ -80,7 +82,7 @@ func TestDevices(t *testing.T) {
 			"divided to the target": {Device: others[0], Beside: m.Backend(), Layers: len(d.layers) - 1},
 			"divided by too many":   {Beside: others[1], Layers: 99},
 		} {
-			opt.KVF32 = true
+			opt.KV = cache.Uniform(quant.F32)
 			d, err := Open(f, m, opt)
 			if err != nil {
 				t.Fatal(err)

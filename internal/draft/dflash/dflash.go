@@ -41,8 +41,10 @@ type Options struct {
 	// PMin cuts a draft before the first guess that is less probable than this, by the confidence
 	// head or the selector of drafters that have one. 0 never cuts.
 	PMin float32
-	// KVF32 keeps keys and values in float32, for comparisons with references.
-	KVF32 bool
+	KV   cache.Types
+	// Window is how many tokens back the drafter looks at most: 0 decides by the file, the drafter's name or a trial,
+	// WindowOff obeys the file alone.
+	Window int
 	// Device runs the drafter; nil means the one that has the target's output.
 	Device backend.Backend
 	// Beside, if set, runs all layers but the last Layers, of which there is at least one.
@@ -62,7 +64,9 @@ type Drafter struct {
 	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
-	trial   trial // of the causality rule
+	trial   trial // of the causality rule, or of the window
+	full    int   // how far layers look that do not slide; 0 for everything
+	seen    int   // how far the trial found that drafts should look; 0 for as far as the cache goes
 	pMin    float32
 	fc      backend.Weight
 	ctxNorm backend.Vector
@@ -102,15 +106,11 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if err != nil {
 		return nil, err
 	}
-	kv := quant.F16
-	if opt.KVF32 {
-		kv = quant.F32
-	}
 	b := opt.Device
 	if b == nil {
 		b = target.Backend()
 	}
-	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), Keys: kv, Values: kv}
+	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV}
 	if opt.Beside != nil {
 		l.Devices = append(l.Devices, opt.Beside)
 	}
@@ -125,6 +125,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if d.params, err = readParams(l, dia, target); err != nil {
 		return nil, err
 	}
+	d.limitWindows(f, opt.Window)
 	d.place = make([]int, d.params.layers)
 	for i := range len(d.place) - max(1, opt.Layers) {
 		d.place[i] = len(d.devices) - 1
@@ -135,7 +136,9 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	case CausalOff:
 		d.rule = causality{false, false}
 	default:
-		d.trial.open = !d.stated && d.slides()
+		if !d.stated && d.slides() {
+			d.trial = trial{open: true}
+		}
 	}
 	l.On(d.place[0], d.place[0])
 	d.fc = l.Matrix(dia.fc, len(d.ids)*d.hidden, d.hidden)
@@ -149,7 +152,12 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	}
 	for i := range d.params.layers {
 		l.On(d.place[i], d.place[i])
-		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), d.window[i]))
+		l.Layer = i
+		w := d.window[i]
+		if w == 0 {
+			w = d.full
+		}
+		d.layers = append(d.layers, d.readLayer(l, fmt.Sprintf("blk.%d.", i), w))
 		if l.Err != nil {
 			return nil, l.Err
 		}
@@ -384,7 +392,10 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	for _, it := range items {
 		if len(it.Rows) > 0 {
 			seq := it.Seq.(*cache.Seq)
-			if d.trial.judge(seq, it.Tokens) {
+			window := d.trial.from
+			if other := d.trial.judge(seq, it.Tokens); other && window > 0 {
+				d.seen = window
+			} else if other {
 				d.rule.sliding = !d.rule.sliding
 			}
 			pick = append(pick, it.Rows...)

@@ -146,8 +146,9 @@ func TestTrialOnlyWhereOpen(t *testing.T) {
 		{"dflash-draft without windows", asBeellama(golden(t, "qwen35").del("dflash.attention.sliding_window")), CausalAuto,
 			false},
 	} {
-		if got := c.file.open(t, m, Options{Causal: c.opt}).trial.open; got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		// Without windows there is nothing to say of the rule, but a window to find.
+		if tr := c.file.open(t, m, Options{Causal: c.opt}).trial; (tr.open && tr.from == 0) != c.want {
+			t.Errorf("%s: %+v, want %v", c.name, tr, c.want)
 		}
 	}
 }

@@ -138,7 +138,9 @@ func (e *drafterFile) write(t testing.TB) *gguf.File {
 // open loads the edited drafter for a target.
 func (e *drafterFile) open(t testing.TB, m *model.Model, opt Options) *Drafter {
 	t.Helper()
-	opt.KVF32 = true
+	if k, _ := opt.KV.Of(0); k == quant.F16 { // nothing was asked for
+		opt.KV = cache.Uniform(quant.F32)
+	}
 	d, err := Open(e.write(t), m, opt)
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +158,7 @@ func openTarget(t testing.TB, name string) *model.Model {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	m, err := model.Open(f, testkit.NewDevice(t, b), model.Options{KVF32: true})
+	m, err := model.Open(f, testkit.NewDevice(t, b), model.Options{KV: cache.Uniform(quant.F32)})
 	if err != nil {
 		t.Fatal(err)
 	}

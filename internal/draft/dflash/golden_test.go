@@ -6,9 +6,11 @@ import (
 	"testing"
 
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
 )
@@ -28,11 +30,11 @@ func openPair(t testing.TB, name string) (*model.Model, *Drafter) {
 		t.Cleanup(func() { f.Close() })
 		return f
 	}
-	m, err := model.Open(file(name+"/model.gguf"), testkit.NewDevice(t, b), model.Options{KVF32: true})
+	m, err := model.Open(file(name+"/model.gguf"), testkit.NewDevice(t, b), model.Options{KV: cache.Uniform(quant.F32)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := Open(file("dflash-"+name+"/model.gguf"), m, Options{KVF32: true})
+	d, err := Open(file("dflash-"+name+"/model.gguf"), m, Options{KV: cache.Uniform(quant.F32)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,10 +5,12 @@ import (
 	"strobe/internal/draft"
 )
 
-// trial finds out which rule of attention inside a block a drafter was trained with, where its file leaves that open:
-// drafts use both by turns, and the tokens that follow show which one guesses better.
+// trial finds out which rule of attention inside a block a drafter was trained with, or whether it should look no
+// farther back than a window, where its file leaves that open: drafts use both by turns, and the tokens that follow
+// show which one guesses better.
 type trial struct {
 	open    bool
+	from    int    // of a window: its length, beyond which it makes a difference
 	drafts  [2]int // judged drafts, with the rule of the run-time and with the other one
 	right   [2]int // guesses of them that were right
 	waiting map[*cache.Seq]guessed
@@ -47,6 +49,9 @@ func (t *trial) guess(reqs []draft.Request, ps []draft.Proposal, rule int) {
 	}
 	for i, r := range reqs {
 		seq := r.Seq.(*cache.Seq)
+		if t.from > 0 && seq.Len() <= t.from {
+			continue
+		}
 		t.waiting[seq] = guessed{seq.Len(), rule, ps[i].Chain([]int32{r.Last})}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"strobe/internal/draft"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
 	"strobe/internal/testkit/edit"
@@ -35,7 +36,7 @@ func openTarget(t testing.TB, path string) *model.Model {
 	t.Helper()
 	b := cpu.New(cpu.Options{Threads: 2})
 	t.Cleanup(func() { b.Close() })
-	m, err := model.Open(openFile(t, path), testkit.NewDevice(t, b), model.Options{KVF32: true})
+	m, err := model.Open(openFile(t, path), testkit.NewDevice(t, b), model.Options{KV: cache.Uniform(quant.F32)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,7 @@ func openTarget(t testing.TB, path string) *model.Model {
 
 func openDrafter(t testing.TB, f *gguf.File, m *model.Model) *Drafter {
 	t.Helper()
-	d, err := Open(f, m, Options{KVF32: true})
+	d, err := Open(f, m, Options{KV: cache.Uniform(quant.F32)})
 	if err != nil {
 		t.Fatal(err)
 	}

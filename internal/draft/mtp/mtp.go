@@ -26,8 +26,7 @@ import (
 
 // Options configures a drafter. The zero value keeps keys and values in F16, beside the target's output.
 type Options struct {
-	// KVF32 keeps keys and values in float32, for comparisons with references.
-	KVF32 bool
+	KV cache.Types
 	// Device runs the drafter; nil means the one that has the target's output.
 	Device backend.Backend
 }

@@ -8,7 +8,6 @@ import (
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/nn"
-	"strobe/internal/quant"
 )
 
 // The architectures of Gemma's assistants, and of those that were converted before the format was settled.
@@ -46,15 +45,11 @@ func block(f *gguf.File) string {
 
 // Open loads a drafter for target: the block in the target's own file, a block in a file of its own, or an assistant.
 func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
-	kv := quant.F16
-	if opt.KVF32 {
-		kv = quant.F32
-	}
 	b := opt.Device
 	if b == nil {
 		b = target.Backend()
 	}
-	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), Keys: kv, Values: kv}
+	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV}
 	d := &Drafter{b: b, arena: nn.NewArena(b), target: target, embScale: target.EmbScale}
 	d.arena.Exact() // its steps have a row for each sequence, and few sequences
 	var err error

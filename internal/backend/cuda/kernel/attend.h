@@ -1,20 +1,21 @@
-// Attention on the tensor cores of compute capability 8.0, for halves and Q8_0.
+// Attention on the tensor cores of compute capability 8.0, for halves and what becomes halves.
 #pragma once
 #include "attention.h"
 
 // ---- 32 slots of keys or values in shared memory as [DIM/64][32 slots][64 dimensions] halves, chunks swizzled as in
 // the pages.
 
-// Starts the copy of half a page. Q8_0 is copied as it is, quants and then scales.
+// Starts the copy of half a page. Quantised types are copied as they are, quants and then scales.
 template <int DIM> DEV void start(const Attn& a, const Item& it, const Walk& w, int kv, int unit, u32 dst) {
   int half = unit & 1;
-  bool key = unit < 2, q8 = (key ? a.at.ktype : a.at.vtype) == KV_Q8;
+  bool key = unit < 2;
+  int type = key ? a.at.ktype : a.at.vtype, qb = quant_bytes(type, DIM), sb = scale_bytes(type, DIM);
   u64 region = a.at.off + (u64)kv * a.at.head + (key ? 0 : a.at.values);
   if (!w.gathered(it)) {
     const u8* src = (const u8*)a.pages[it.table + w.p] + region;
-    if (q8) {
-      for (int i = TID; i < DIM * 2; i += 128) cp16(dst + i * 16, src + half * 32 * DIM + i * 16);
-      for (int i = TID; i < DIM / 8; i += 128) cp16(dst + 32 * DIM + i * 16, src + 64 * DIM + half * 2 * DIM + i * 16);
+    if (type != KV_F16) {
+      for (int i = TID; i < 2 * qb; i += 128) cp16(dst + i * 16, src + half * 32 * qb + i * 16);
+      for (int i = TID; i < 2 * sb; i += 128) cp16(dst + 32 * qb + i * 16, src + 64 * qb + half * 32 * sb + i * 16);
     } else {
 #pragma unroll
       for (int k = 0; k < DIM / 32; k++) {
@@ -24,13 +25,17 @@ template <int DIM> DEV void start(const Attn& a, const Item& it, const Walk& w, 
     }
     return;
   }
-  if (q8) {
-    const int C = DIM / 16; // chunks of a slot
-    for (int i = TID; i < 32 * C; i += 128) {
-      int s = i / C, c = i % C, from = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + half * 32 + s);
-      const u8* src = (const u8*)a.pages[it.table + (from >> 6)] + region;
-      cp16(dst + s * DIM + c * 16, src + (from & 63) * DIM + c * 16);
-      if (c < DIM / 64) cp4(dst + 32 * DIM + s * (DIM / 16) + c * 4, src + 64 * DIM + (from & 63) * (DIM / 16) + c * 4);
+  if (type != KV_F16) {
+    int chunks = qb >> 4;
+    for (int i = TID; i < 32 * chunks; i += 128) {
+      int s = i / chunks, c = i - s * chunks, from = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + half * 32 + s);
+      cp16(dst + s * qb + c * 16, (const u8*)a.pages[it.table + (from >> 6)] + region + (from & 63) * qb + c * 16);
+    }
+    chunks = sb >> 1; // a scale may be all that a slot has: too little for an asynchronous copy
+    for (int i = TID; i < 32 * chunks; i += 128) {
+      int s = i / chunks, c = i - s * chunks, from = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + half * 32 + s);
+      const u8* src = (const u8*)a.pages[it.table + (from >> 6)] + region + 64 * qb;
+      sts16(dst + 32 * qb + s * sb + c * 2, *(const u16*)(src + (from & 63) * sb + c * 2));
     }
   } else {
     for (int k = 0; k < DIM / 32; k++) {
@@ -42,17 +47,27 @@ template <int DIM> DEV void start(const Attn& a, const Item& it, const Walk& w, 
     }
   }
 }
-// Q8_0 to halves.
-template <int DIM> DEV void unpack(u32 dst, u32 src) {
+// Quants to halves.
+template <int DIM> DEV void unpack(u32 dst, u32 src, int type) {
   const int C = DIM / 8;
+  int qb = quant_bytes(type, DIM), sb = scale_bytes(type, DIM);
   for (int i = TID; i < 32 * C; i += 128) {
     int s = i / C, c = i % C;
-    u32 d = both_lo(lds16(src + 32 * DIM + s * (DIM / 16) + (c >> 2) * 2)), k = 0x64646464, less = 0xe480e480;
-    U2 q = lds64(src + s * DIM + c * 8);
-    q.x ^= 0x80808080;
-    q.y ^= 0x80808080; // q+128 below the exponent of 1024: a half that is 1152 too large
-    U4 h = {hmul2(hadd2(prmt(q.x, k, 0x4140), less), d), hmul2(hadd2(prmt(q.x, k, 0x4342), less), d),
-            hmul2(hadd2(prmt(q.y, k, 0x4140), less), d), hmul2(hadd2(prmt(q.y, k, 0x4342), less), d)};
+    u32 row = src + s * qb, sc = src + 32 * qb + s * sb + scale_at(type, c * 8);
+    U4 h;
+    if (type == KV_Q8) {
+      u32 d = both_lo(lds16(sc)), k = 0x64646464, less = 0xe480e480;
+      U2 q = lds64(row + c * 8);
+      q.x ^= 0x80808080;
+      q.y ^= 0x80808080; // q+128 below the exponent of 1024: a half that is 1152 too large
+      h = {hmul2(hadd2(prmt(q.x, k, 0x4140), less), d), hmul2(hadd2(prmt(q.x, k, 0x4342), less), d),
+           hmul2(hadd2(prmt(q.y, k, 0x4140), less), d), hmul2(hadd2(prmt(q.y, k, 0x4342), less), d)};
+    } else if (type == KV_T3) {
+      u32 high = lds16(row + DIM / 4 + (c & ~1)) >> (8 * (c & 1)) & 255;
+      h = halves8(type, lds16(row + c * 2) | high << 16, lds16(sc));
+    } else {
+      h = halves8(type, lds32(row + c * 4), type == KV_Q4_1 ? lds32(sc) : lds16(sc));
+    }
     sts128(dst + (c >> 3) * 4096 + s * 128 + (((c & 7) ^ (s & 7)) << 4), h);
   }
 }
@@ -69,10 +84,9 @@ DEV void wait_copies(int ring) { // all but the newest ring-2 groups
 template <int DIM, int MT> DEV void attend(const Attn& a) {
   const int M = 16 * MT, NT = DIM / 32;
   int warp = TID >> 5, lane = TID & 31, g = lane >> 2, t = lane & 3, quad = lane >> 3, ln = lane & 7;
-  bool kq8 = a.at.ktype == KV_Q8, vq8 = a.at.vtype == KV_Q8;
   u32 qs = saddr(smem), ps = qs + M * DIM * 2, tops = ps + M * 128, sums = tops + M * 16, meta = sums + M * 64;
   u32 state = meta + M * 16 + warp * (M * 8), conv = meta + M * 48;
-  u32 ring = conv + (kq8 || vq8 ? DIM * 64 : 0);
+  u32 ring = conv + (a.at.ktype != KV_F16 || a.at.vtype != KV_F16 ? DIM * 64 : 0);
   pdl_launch();
   pdl_wait();
   int ys = a.kvheads * a.chunks, units = a.items[0] * ys;
@@ -83,12 +97,10 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
     SYNC(); // nobody reads what the item before left
     for (int i = TID; i < M * (DIM / 8); i += 128) {
       int m = i / (DIM / 8), c = i % (DIM / 8);
-      U4 h = {0, 0, 0, 0};
-      if (m < used) {
-        float v[8];
-        load8(v, a.q + (u64)(it.row + m / hs) * a.qstride + (h0 + m % hs) * DIM + c * 8);
-        h = {f2h2(v[0], v[1]), f2h2(v[2], v[3]), f2h2(v[4], v[5]), f2h2(v[6], v[7])};
-      }
+      float v[8] = {};
+      if (m < used) load8(v, a.q + (u64)(it.row + m / hs) * a.qstride + (h0 + m % hs) * DIM + c * 8);
+      if (turns_keys(a.at.ktype)) rotate8(v, c * 8, DIM < 128 ? DIM : 128, false);
+      U4 h = {f2h2(v[0], v[1]), f2h2(v[2], v[3]), f2h2(v[4], v[5]), f2h2(v[6], v[7])};
       sts128(qs + (c >> 3) * (M * 128) + m * 128 + (((c & 7) ^ (m & 7)) << 4), h);
     }
     if (TID < M) {
@@ -123,14 +135,14 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
       if (++aslot == a.ring) aslot = 0;
     };
     // The next 32 slots are there; those before them are no longer needed by any warp.
-    auto arrived = [&](bool q8) -> u32 {
+    auto arrived = [&](int type) -> u32 {
       wait_copies(a.ring);
       SYNC();
       more();
       u32 at = ring + slot * a.unit;
       if (++slot == a.ring) slot = 0;
-      if (!q8) return at;
-      unpack<DIM>(conv, at);
+      if (type == KV_F16) return at;
+      unpack<DIM>(conv, at, type);
       SYNC();
       return conv;
     };
@@ -139,7 +151,7 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
       float s[MT][2][4];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        u32 ks = arrived(kq8);
+        u32 ks = arrived(a.at.ktype);
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -210,7 +222,7 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
         }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        u32 vs = arrived(vq8); // and the weights of all warps
+        u32 vs = arrived(a.at.vtype); // and the weights of all warps
         if (h == 0) {
 #pragma unroll
           for (int i = 0; i < MT; i++)

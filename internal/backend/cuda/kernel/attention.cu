@@ -26,6 +26,18 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
       sts_f(state + 64 + TID * 4, 0.f);
     }
     SYNC();
+    if (turns_keys(a.at.ktype)) {
+      for (int m = warp; m < used; m += 4)
+        for (int first = 0; first < kd; first += 256) {
+          int d = first + lane * 8;
+          u32 at = qs + (m * kd + d) * 4;
+          float v[8] = {};
+          for (int e = 0; e < 8 && d < kd; e++) v[e] = lds_f(at + e * 4);
+          rotate8(v, d, turned(kd), false);
+          for (int e = 0; e < 8 && d < kd; e++) sts_f(at + e * 4, v[e]);
+        }
+      SYNC();
+    }
     for (int p = it.p0; p < it.p1; p++) {
       for (int i = TID; i < used * 64; i += 128) {
         int m = i >> 6, s = p * 64 + (i & 63);
@@ -164,4 +176,20 @@ KERNEL(merge, Attn, a, 128, 1) {
   out[1] = fmul(o.y, k);
   out[2] = fmul(o.z, k);
   out[3] = fmul(o.w, k);
+}
+
+// Turns results back where values are rotated. A warp per head, a block per 4 heads of a row; dimensions up to 512.
+KERNEL(unrotate, Attn, a, 128, 1) {
+  pdl_launch();
+  pdl_wait();
+  int head = BIDY * 4 + (TID >> 5), vd = a.at.vdim;
+  if (head >= a.kvheads * a.group) return;
+  float* out = a.out + (u64)BID * a.ostride + head * vd;
+  for (int first = 0; first < vd; first += 256) {
+    int d = first + (TID & 31) * 8;
+    float v[8] = {};
+    if (d < vd) load8(v, out + d);
+    rotate8(v, d, turned(vd), true);
+    if (d < vd) store8(out + d, v);
+  }
 }

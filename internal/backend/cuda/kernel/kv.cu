@@ -16,6 +16,153 @@ DEV void in_any8(float (&v)[8], const In& s, int tok, int c, bool aligned) {
   for (int i = 0; i < 8; i++) v[i] = in1(s, tok, c + i);
 }
 
+// Values are bounded when they are written: a slot that nobody sees is multiplied by zero, which must give zero. What
+// the scales of blocks can say is a little less than a half can.
+DEV float bounded(float v, float most) { return fmax_(-most, fmin_(v, most)); } // NaN loses
+// The largest of 32 values, 8 in each of four neighbouring lanes.
+DEV float most32(float m) {
+  m = fmax_(m, shfl_xor(m, 1));
+  return fmax_(m, shfl_xor(m, 2));
+}
+DEV u32 code(float x, int most) { return x > 0.f ? (u32)(x < (float)most ? (int)x : most) : 0; }
+
+// Chooses codes of 3 or 4 bits for 8 values of a group of 128 that is n long, and adds up their squares.
+template <int N>
+DEV u32 choose(const float (&v)[8], float n, const float (&codes)[N], const float (&edges)[N - 1], u32 (&k)[8],
+               float& squares) {
+  u32 all = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    float x = n > 0.f ? fdiv(v[i], n) : 0.f, c = codes[0];
+    k[i] = 0;
+#pragma unroll
+    for (int e = 0; e < N - 1; e++)
+      if (x >= edges[e]) {
+        k[i] = e + 1;
+        c = codes[e + 1];
+      }
+    squares = ffma(c, c, squares);
+    all |= k[i] << (4 * i);
+  }
+  return all;
+}
+DEV float sum128(float x) { // of 16 neighbouring lanes
+#pragma unroll
+  for (int h = 1; h < 16; h *= 2) x = fadd(x, shfl_xor(x, h));
+  return x;
+}
+
+// Writes 8 values of a row, together with the lanes that have its others: all lanes of a warp take part, each with a
+// chunk of 8 of the same type, neighbours in order.
+DEV void write8(u8* p, int type, bool key, int dim, int slot, int d, float (&v)[8], bool in) {
+  if (type == KV_F32) {
+    if (in) store8((float*)(p + at_f32(dim, slot, d)), v);
+    return;
+  }
+  if (type == KV_F16) {
+    float b[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) b[i] = bounded(v[i], 65504.f);
+    U4 h = {f2h2(b[0], b[1]), f2h2(b[2], b[3]), f2h2(b[4], b[5]), f2h2(b[6], b[7])};
+    if (in) *(U4*)(p + at_f16(dim, slot, d)) = h;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = bounded(v[i], 65024.f);
+  if (key ? turns_keys(type) : turns_values(type)) {
+    rotate8(v, d, turned(dim), false);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = bounded(v[i], 65024.f);
+  }
+  int qb = quant_bytes(type, dim);
+  u8 *row = p + slot * qb, *sc = p + 64 * qb + slot * scale_bytes(type, dim) + scale_at(type, d);
+  if (type == KV_Q8) {
+    float m = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) m = fmax_(m, fabs_(v[i]));
+    float scale = fdiv(most32(m), 127.f), inv = scale != 0.f ? fdiv(1.f, scale) : 0.f;
+    u32 q[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) { // halves are rounded away from zero
+      float x = fmul(v[i], inv);
+      q[i] = (u32)(int)(x < 0.f ? fadd(x, -0.5f) : fadd(x, 0.5f)) & 255;
+    }
+    U2 w = {q[0] | q[1] << 8 | q[2] << 16 | q[3] << 24, q[4] | q[5] << 8 | q[6] << 16 | q[7] << 24};
+    if (in) *(U2*)(row + d) = w;
+    if (in && !(d & 31)) *(u16*)sc = (u16)f2h(scale);
+    return;
+  }
+  u32 q = 0;
+  if (type == KV_Q4_0) { // the scale gives the largest value, of several the first, the code 0
+    float m = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) m = fmax_(m, fabs_(v[i]));
+    m = most32(m);
+    u32 first = 99; // where the largest value is, and its sign
+#pragma unroll
+    for (int i = 7; i >= 0; i--)
+      if (fabs_(v[i]) == m) first = ((d & 31) | i) * 2 + (v[i] < 0.f);
+#pragma unroll
+    for (int h = 1; h < 4; h *= 2) {
+      u32 other = shfl_xor(first, h);
+      first = other < first ? other : first;
+    }
+    float scale = fdiv(first & 1 ? m : -m, 8.f);
+    u32 s = f2h(scale);
+    if (s & 0x7fff) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) q |= code(fadd(fdiv(v[i], scale), 8.5f), 15) << (4 * i);
+    } else s = 0;
+    if (in && !(d & 31)) *(u16*)sc = (u16)s;
+    if (in) *(u32*)(row + (d >> 1)) = q;
+    return;
+  }
+  if (type == KV_Q4_1) {
+    float lo = v[0], hi = v[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) lo = fmin_(lo, v[i]), hi = fmax_(hi, v[i]);
+    lo = -most32(-lo), hi = most32(hi);
+    float scale = fdiv(fadd(hi, -lo), 15.f);
+    u32 s = f2h(scale);
+    if (s) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) q |= code(fadd(fdiv(fadd(v[i], -lo), scale), 0.5f), 15) << (4 * i);
+    }
+    if (in && !(d & 31)) *(u32*)sc = s | f2h(lo) << 16;
+    if (in) *(u32*)(row + (d >> 1)) = q;
+    return;
+  }
+  float n = 0, squares = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) n = ffma(v[i], v[i], n);
+  n = sqrt_(sum128(n));
+  u32 k[8];
+  if (type == KV_T4) {
+    const float codes[16] = {-0.241556f, -0.182907f, -0.143047f, -0.111065f, -0.083317f, -0.058069f, -0.034311f,
+                             -0.011353f, 0.011353f, 0.034311f, 0.058069f, 0.083317f, 0.111065f, 0.143047f, 0.182907f,
+                             0.241556f};
+    const float edges[15] = {-0.2122315f, -0.162977f, -0.127056f, -0.097191f, -0.070693f, -0.04619f, -0.022832f, 0.f,
+                             0.022832f, 0.04619f, 0.070693f, 0.097191f, 0.127056f, 0.162977f, 0.2122315f};
+    q = choose(v, n, codes, edges, k, squares);
+  } else {
+    const float codes[8] = {-0.190685f, -0.117832f, -0.065717f, -0.021460f, 0.021460f, 0.065717f, 0.117832f, 0.190685f};
+    const float edges[7] = {-0.154259f, -0.091775f, -0.043589f, 0.f, 0.043589f, 0.091775f, 0.154259f};
+    choose(v, n, codes, edges, k, squares);
+#pragma unroll
+    for (int i = 0; i < 8; i++) q |= (k[i] & 3) << (2 * i) | k[i] >> 2 << (16 + i);
+  }
+  u32 s = f2h(fmin_(fdiv(n, sqrt_(sum128(squares))), 65504.f));
+  if (!s) q = 0;
+  if (!in) return;
+  if (!(d & 127)) *(u16*)sc = (u16)s;
+  if (type == KV_T4) {
+    *(u32*)(row + (d >> 1)) = q;
+  } else {
+    *(u16*)(row + (d >> 2)) = (u16)q;
+    row[(dim >> 2) + (d >> 3)] = (u8)(q >> 16);
+  }
+}
+
 struct KvWriteArgs {
   In k, v;
   const WriteAt* at;
@@ -26,20 +173,19 @@ struct KvWriteArgs {
 KERNEL(kv_write, KvWriteArgs, a, 128, 1) {
   pdl_launch();
   pdl_wait();
-  int row = BID, kc = a.heads * a.to.kdim >> 3, all = kc + (a.heads * a.to.vdim >> 3);
+  int row = BID;
   WriteAt at = a.at[row];
-  bool ka = in_aligned(a.k, 8), va = in_aligned(a.v, 8);
-  for (int first = TID & ~31; first < all; first += 128) { // whole warps: lanes share scales
-    int i = first + (TID & 31);
-    bool in = i < all;
-    if (!in) i = all - 1;
-    bool key = i < kc;
-    int c = (key ? i : i - kc) * 8, dim = key ? a.to.kdim : a.to.vdim, h = c / dim;
-    float v[8];
-    in_any8(v, key ? a.k : a.v, row, c, key ? ka : va);
-    float most = most32(v);
-    u8* p = at.page + a.to.off + (u64)h * a.to.head + (key ? 0 : a.to.values);
-    write8(p, key ? a.to.ktype : a.to.vtype, dim, at.slot, c - h * dim, v, most, in);
+  for (int key = 1; key >= 0; key--) {
+    const In& src = key ? a.k : a.v;
+    int dim = key ? a.to.kdim : a.to.vdim, type = key ? a.to.ktype : a.to.vtype, all = a.heads * dim >> 3;
+    bool aligned = in_aligned(src, 8);
+    for (int first = TID & ~31; first < all; first += 128) { // whole warps: lanes share scales and rotations
+      int i = first + (TID & 31), c = i * 8, h = c / dim;
+      float v[8] = {};
+      if (i < all) in_any8(v, src, row, c, aligned);
+      u8* p = at.page + a.to.off + (u64)h * a.to.head + (key ? 0 : a.to.values);
+      write8(p, type, key, dim, at.slot, c - h * dim, v, i < all);
+    }
   }
 }
 
@@ -119,10 +265,9 @@ KERNEL(qkv_write, QkvArgs, a, 128, 1) {
 #pragma unroll
   for (int k = 0; k < 2; k++) {
     int d = (lane + 32 * k) * 8;
-    float most = most32(v[k]);
     if (d < dim && what == 0) store8(a.out + (u64)row * a.ostride + h * dim + d, v[k]);
     u8* p = at.page + a.to.off + (u64)h * a.to.head + (what == 2 ? a.to.values : 0);
-    if (what > 0) write8(p, what == 1 ? a.to.ktype : a.to.vtype, dim, at.slot, d, v[k], most, d < dim);
+    if (what > 0) write8(p, what == 1 ? a.to.ktype : a.to.vtype, what == 1, dim, at.slot, d, v[k], d < dim);
   }
 }
 

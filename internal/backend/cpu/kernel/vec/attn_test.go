@@ -7,7 +7,7 @@ import (
 	"strobe/internal/quant"
 )
 
-var cacheTypes = []quant.Type{quant.F32, quant.F16, quant.BF16, quant.Q8_0}
+var cacheTypes = append([]quant.Type{quant.BF16}, quant.CacheTypes...)
 
 func TestAttention(t *testing.T) {
 	levels(t, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"strobe/internal/quant"
 )
 
-// Store converts a row of float32 to F32, F16 (round to nearest even), BF16 or
-// Q8_0 (the bits of quant.Quantize). dst holds exactly the row.
+// Store converts a row of float32 to BF16 or to a type of keys and values (the
+// bits of quant.EncodeKV). dst holds exactly the row.
 func Store(typ quant.Type, dst []byte, src []float32) {
 	dst = dst[:typ.RowBytes(len(src))]
 	switch typ {
@@ -25,8 +25,9 @@ func Store(typ quant.Type, dst []byte, src []float32) {
 		}
 	case quant.Q8_0:
 		ops().storeQ80(dst, src)
+		quant.TidyQ80(dst)
 	default:
-		panic(fmt.Sprintf("vec: cannot store rows as %v", typ))
+		quant.EncodeKV(typ, dst, src)
 	}
 }
 
@@ -44,6 +45,8 @@ func Load(typ quant.Type, dst []float32, src []byte) {
 		loadBF16(dst, src)
 	case quant.Q8_0:
 		ops().loadQ80(dst, src)
+	case quant.Turbo3, quant.Turbo4:
+		quant.DecodeKV(typ, dst, src)
 	default:
 		if err := quant.Dequantize(typ, dst, src); err != nil {
 			panic(fmt.Sprintf("vec: load %v: %v", typ, err))

@@ -23,7 +23,7 @@ func MatMul(y []float32, ys int, typ quant.Type, w []byte, k int, x []float32, x
 
 // ScoresN computes the attention scores of nq queries against n cached keys:
 // dst[c*ds+i] = scale * (query c . key i). Query c has headDim values at q[c*qs:],
-// key i is a row of as many values of type F32, F16, BF16 or Q8_0 at
+// key i is a row of as many values of a type that [Load] knows at
 // data[i*stride:]. The queries share the loads of the keys; each score has the
 // bits of a query alone.
 func ScoresN(dst []float32, ds int, q []float32, qs, nq, headDim int, typ quant.Type, data []byte, stride, n int,
@@ -37,7 +37,7 @@ func ScoresN(dst []float32, ds int, q []float32, qs, nq, headDim int, typ quant.
 
 // AccumN adds the weighted values of nq queries: sum c, of headDim values at
 // out[c*os:], gains p[c*ps+i] * (value i), i ascending, one chain of
-// multiply-adds per element. Value i is a row of type F32, F16, BF16 or Q8_0 at
+// multiply-adds per element. Value i is a row of a type that [Load] knows at
 // data[i*stride:]. The queries share the loads of the values; a query alone, and
 // rows split over several calls, give the same bits.
 func AccumN(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride, n int) {

@@ -29,6 +29,15 @@ func rowsOf(r *rand.Rand, typ quant.Type, n, k, stride int) ([]byte, []float64) 
 	var v []float64
 	for i := range n {
 		row := w[i*stride : i*stride+size]
+		if typ.Caches() && typ.Quantized() && typ != quant.Q8_0 {
+			x := normal(r, k)
+			quant.EncodeKV(typ, row, x)
+			quant.DecodeKV(typ, x, row)
+			for _, x := range x {
+				v = append(v, float64(x))
+			}
+			continue
+		}
 		for j := range k {
 			x := float32(r.NormFloat64())
 			switch typ {

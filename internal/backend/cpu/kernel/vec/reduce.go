@@ -23,6 +23,13 @@ func Softmax(x []float32) {
 	f.scale(x, x, float32(1/f.expSum(x, m)))
 }
 
+// Max returns the largest value that is not NaN, or -Inf.
+func Max(x []float32) float32 { return ops().maximum(x) }
+
+// ExpSum replaces x by e^(x-m) and returns the sum, accumulated as [Softmax]
+// does.
+func ExpSum(x []float32, m float32) float64 { return ops().expSum(x, m) }
+
 // LogSumExp returns the logarithm of the sum of e^x, -Inf for no values. It leaves x
 // overwritten.
 func LogSumExp(x []float32) float32 {

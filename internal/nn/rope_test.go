@@ -1,0 +1,83 @@
+package nn
+
+import (
+	"math"
+	"path/filepath"
+	"testing"
+
+	"strobe/internal/backend"
+	"strobe/internal/backend/cpu"
+	"strobe/internal/gguf"
+)
+
+// TestYaRN: frequencies and the size of rotations are those of the formula (Peng et al. 2023, section 3): dimensions
+// that turn often in the original context stay, those that turn less than once are stretched, and a ramp is between.
+func TestYaRN(t *testing.T) {
+	const dims, base, factor, original = 64, 1e6, 4, 32768
+	path := filepath.Join(t.TempDir(), "rope.gguf")
+	w, err := gguf.Create(path, []gguf.KV{
+		{Key: "general.architecture", Value: "qwen3"}, {Key: "qwen3.context_length", Value: uint32(131072)},
+		{Key: "qwen3.rope.scaling.type", Value: "yarn"}, {Key: "qwen3.rope.scaling.factor", Value: float32(factor)},
+		{Key: "qwen3.rope.scaling.original_context_length", Value: uint32(original)},
+	}, nil, gguf.WriteOptions{})
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	l := &Loader{File: f, Devices: []backend.Backend{b}, Arch: "qwen3"}
+	r := l.Rope(dims, base, nil)
+	if l.Err != nil {
+		t.Fatal(l.Err)
+	}
+	const pos = 100_000
+	ids, err := b.AllocInts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.SetInts(ids, []int32{pos})
+	cos, _ := b.Alloc(1, dims/2)
+	sin, _ := b.Alloc(1, dims/2)
+	b.BeginStep(nil)
+	b.Angles(cos, sin, ids, r.inv[0], r.mscale)
+	b.EndStep()
+	size := 1 + 0.1*math.Log(factor)
+	kept, stretched := 0, 0
+	for i := range dims / 2 {
+		freq := math.Pow(base, -2*float64(i)/dims)
+		turns := original * freq / (2 * math.Pi)
+		// The ramp is linear in the dimension, from the one that turns 32 times to the one that turns once.
+		at := func(turns float64) float64 { return dims * math.Log(original/(turns*2*math.Pi)) / (2 * math.Log(base)) }
+		low, high := math.Floor(at(32)), math.Ceil(at(1))
+		keep := 1 - min(1, max(0, (float64(i)-low)/(high-low)))
+		want := freq/factor*(1-keep) + freq*keep
+		if keep == 1 {
+			kept++
+		}
+		if keep == 0 {
+			stretched++
+			if turns > 1 {
+				t.Errorf("dimension %d turns %g times and is stretched", i, turns)
+			}
+		}
+		c, s := float64(b.Read(cos)[i]), float64(b.Read(sin)[i])
+		if math.Abs(math.Hypot(c, s)-size) > 1e-5 {
+			t.Errorf("dimension %d: size %g, want %g", i, math.Hypot(c, s), size)
+		}
+		// float32 keeps an angle of many turns to a few thousandths.
+		if d := math.Abs(math.Remainder(math.Atan2(s, c)-pos*want, 2*math.Pi)); d > 1e-6*pos*want+1e-5 {
+			t.Errorf("dimension %d: the angle is off by %g", i, d)
+		}
+	}
+	if kept == 0 || stretched == 0 {
+		t.Errorf("%d dimensions kept, %d stretched", kept, stretched)
+	}
+}
