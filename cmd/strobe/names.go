@@ -73,8 +73,8 @@ func configDir() (string, error) {
 }
 
 func isFile(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
+	st, err := os.Stat(path)
+	return err == nil && !st.IsDir()
 }
 
 // meaning is what a name stands for: a file, or something of the hub.
@@ -186,7 +186,7 @@ func (m *modelFlags) find() error {
 	case m.drafter != "":
 		m.drafter, err = drafterFile(m.cmd, m.drafter)
 		return err
-	case m.model != "" && (len(of.drafters) > 0 || m.draft != "mtp"):
+	case m.model != "":
 		m.drafter = m.findDrafter(of)
 	}
 	return nil
@@ -233,14 +233,18 @@ func (m *modelFlags) findDrafter(of meaning) string {
 				continue
 			}
 		}
-		if engine.Fits(path, target) == "" {
+		kind := engine.Fits(path, target)
+		if kind == "" {
 			infof(m.cmd, "drafter %s: does not fit %s", ref, filepath.Base(m.model))
+			continue
+		}
+		if m.draft != "auto" && m.draft != kind {
 			continue
 		}
 		infof(m.cmd, "drafter %s", ref)
 		return path
 	}
-	if engine.FindDrafter(m.model, target) != "" {
+	if m.draft == "mtp" || engine.FindDrafter(m.model, target) != "" {
 		return ""
 	}
 	c, err := hub.FromEnv()

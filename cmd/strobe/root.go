@@ -128,7 +128,9 @@ small DFlash model and verifying them in one pass of the large one.`,
 			return cmd.Help()
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Name() == "serve" { // which reads more from its file
+			switch cmd.Name() {
+			case "serve", // reads more from its file
+				"config", "help", "completion", "version": // work whatever is in it
 				return nil
 			}
 			_, err := fillFlags(cmd, "")
