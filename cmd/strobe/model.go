@@ -75,6 +75,13 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.StringVar(&m.tree, "tree", "auto", "verify a tree of drafts: auto, off, or a number of nodes")
 	f.BoolVar(&m.mtp, "mtp", false, "use the model's layer for multi-token prediction beside a drafter, too")
 	f.StringVar(&m.causal, "draft-causal", "auto", "attention inside the drafter's block: auto, on (causal) or off")
+	cmd.ValidArgsFunction = completeModel
+	for name, complete := range map[string]cobra.CompletionFunc{
+		"model": completeModel, "drafter": completeModel,
+		"draft": cobra.FixedCompletions([]string{"auto", "off", "dflash", "mtp", "ngram"}, cobra.ShellCompDirectiveNoFileComp),
+	} {
+		_ = cmd.RegisterFlagCompletionFunc(name, complete) // fails for flags that are not there
+	}
 }
 
 // load opens the model the flags name.

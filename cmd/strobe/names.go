@@ -279,6 +279,22 @@ func fileOf(cmd *cobra.Command, name string) (string, error) {
 	return fetch(cmd, of.ref, false)
 }
 
+// completeModel offers names and what the cache has; files are the shell's matter.
+func completeModel(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	known, _ := knownModels()
+	names := slices.Sorted(maps.Keys(known))
+	if c, err := hub.FromEnv(); err == nil {
+		cached, _ := c.List()
+		for i := range cached {
+			names = append(names, cached[i].Ref())
+		}
+	}
+	return names, cobra.ShellCompDirectiveDefault
+}
+
 // nearest is the name that a mistyped one may have meant, "" if none is near.
 func nearest(name string, names []string) string {
 	best, least := "", 1+len(name)/3
