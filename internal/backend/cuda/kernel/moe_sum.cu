@@ -50,11 +50,11 @@ DEV void mix_job(const MixArgs& p, float (&v)[8], int kb, int row, int at, int l
   pack_row(p.act, kb, row, v, lane);
 }
 // The product that follows divides by the root mean square.
-KERNEL(moe_add_pack, MixArgs, p, 128, 4) {
+KERNEL(moe_add_pack, MixArgs, p, 64, 8) {
   pdl_launch();
   pdl_wait();
   int lane = TID & 31, kbs = p.act.kb;
-  for (int job = BID * 4 + (TID >> 5); job < kbs * p.rows; job += GDIM * 4) {
+  for (int job = BID * 2 + (TID >> 5); job < kbs * p.rows; job += GDIM * 2) {
     int row = job / kbs, kb = job - row * kbs;
     float v[8];
     mix_job(p, v, kb, row, kb * 256 + lane * 8, lane);
