@@ -91,8 +91,8 @@ func (t *talk) greeting() string {
 		s += "The model has no chat template: it continues what you write.\n"
 	}
 	if t.opt.model == "" {
-		s += "It is the one that is built in. \"strobe chat qwen3.5-4b\" fetches one that talks, \"strobe list --known\" lists " +
-			"others.\n"
+		s += "It is the one that is built in. \"strobe chat qwen3.5-4b\" fetches one that talks, " +
+			"\"strobe list --known\" lists others.\n"
 	}
 	if n := len(t.messages); n > 0 {
 		s += fmt.Sprintf("The conversation has %d messages.\n", n)

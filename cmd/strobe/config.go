@@ -55,8 +55,12 @@ config.toml, XDG_CONFIG_HOME another folder for both.`,
 			show("settings", configFile(dir))
 			show("names", filepath.Join(dir, "models.toml"))
 			for _, v := range slices.Sorted(slices.Values(os.Environ())) {
-				if strings.HasPrefix(v, "STROBE_") && !strings.HasPrefix(v, keyVariable+"=") { // a secret
-					fmt.Fprintf(cmd.OutOrStdout(), "%-10s %s\n", "variable", v)
+				name, value, _ := strings.Cut(v, "=")
+				if strings.HasSuffix(name, "_KEY") || strings.HasSuffix(name, "_TOKEN") {
+					value = "(a secret)"
+				}
+				if strings.HasPrefix(name, "STROBE_") {
+					fmt.Fprintf(cmd.OutOrStdout(), "%-10s %s=%s\n", "variable", name, value)
 				}
 			}
 			return nil

@@ -78,7 +78,8 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = completeModel
 	for name, complete := range map[string]cobra.CompletionFunc{
 		"model": completeModel, "drafter": completeModel,
-		"draft": cobra.FixedCompletions([]string{"auto", "off", "dflash", "mtp", "ngram"}, cobra.ShellCompDirectiveNoFileComp),
+		"draft": cobra.FixedCompletions([]string{"auto", "off", "dflash", "mtp", "ngram"},
+			cobra.ShellCompDirectiveNoFileComp),
 	} {
 		_ = cmd.RegisterFlagCompletionFunc(name, complete) // fails for flags that are not there
 	}

@@ -151,7 +151,6 @@ small DFlash model and verifying them in one pass of the large one.`,
 	}
 	root.SetHelpCommandGroupID("Others:")
 	root.SetCompletionCommandGroupID("Others:")
-	root.CompletionOptions.HiddenDefaultCmd = false
 
 	started = new(bool)
 	markStart(root, started)
