@@ -15,7 +15,7 @@ func newDevicesCmd() *cobra.Command {
 		Use:   "devices",
 		Short: "List what can run models on this machine",
 		Long: `Devices lists what can run models on this machine, by the names that --device takes: NVIDIA GPUs with their
-memory, and the processor. --device auto, the default, takes the first GPU on which a model fits, or several. What
+memory, what Vulkan has with driver and self-test, and the processor. --device auto, the default, takes the first GPU on which a model fits, or several. What
 does not fit runs on the processor: experts first, then layers.`,
 		Example: `  strobe devices
   strobe run --device cuda:0 -m model.gguf -p "why is the sky blue"

@@ -51,7 +51,7 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"its drafter, likewise, or none (default: the one made for the model, the one beside it, or what its own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.device, "device", "auto",
-		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1")
+		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1, vulkan")
 	f.StringVar(&m.gpuLayers, "gpu-layers", "auto",
 		"layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",
@@ -59,7 +59,7 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.StringVar(&m.draftGPULayers, "draft-gpu-layers", "auto",
 		"layers of a DFlash drafter on its GPU, the others run on the processor: auto (all) or a number")
 	f.StringVar(&m.draftDevice, "draft-device", "auto",
-		"what runs the drafter: auto (where the model's output is), cpu, cuda or cuda:N")
+		"what runs the drafter: auto (where the model's output is), cpu, cuda, cuda:N or vulkan:N")
 	f.StringVar(&m.kv, "kv", "f16",
 		"type of cached keys and values: f32, f16, q8_0, q4_1, q4_0, turbo4 or turbo3 (3 bits)")
 	f.StringVar(&m.kvk, "kv-k", "", "type of cached keys (default: as --kv)")

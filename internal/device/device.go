@@ -1,4 +1,4 @@
-// Package device opens what models run on by the names people give it: cpu, cuda, cuda:1, auto.
+// Package device opens what models run on by the names people give it: cpu, cuda, cuda:1, vulkan, auto.
 package device
 
 import (
@@ -11,6 +11,7 @@ import (
 	"strobe/internal/backend/cpu"
 	"strobe/internal/backend/cuda"
 	"strobe/internal/backend/gpu"
+	"strobe/internal/backend/vulkan"
 )
 
 // Options says how to use a device.
@@ -43,9 +44,52 @@ func List() []Info {
 		}
 		list = append(list, i)
 	}
+	list = append(list, listVulkan()...)
 	b := cpu.New(cpu.Options{})
 	defer b.Close()
 	return append(list, Info{Name: "cpu", Description: b.Name()})
+}
+
+// listVulkan lists Vulkan's devices, with what their self-test says. Software is not opened: it is there for tests.
+func listVulkan() (list []Info) {
+	ds, _ := vulkan.Devices() // without a driver there is none
+	for _, d := range ds {
+		i := Info{Name: fmt.Sprintf("vulkan:%d", d.Index), Total: d.Memory, Err: d.Supported(),
+			Description: fmt.Sprintf("%s, %s", d.Name, d.Driver)}
+		if d.Software {
+			i.Total, i.Description = 0, i.Description+", the processor in disguise, for tests"
+		} else if i.Err == nil {
+			if drv, err := vulkan.Open(d.Index, vulkan.Options{}); err == nil {
+				i.Free, _ = drv.Free()
+				if p, ok := drv.(interface{ Paths() string }); ok {
+					i.Description += ", self-test passed: " + p.Paths()
+				}
+				drv.Close()
+			} else {
+				i.Err = err
+			}
+		}
+		list = append(list, i)
+	}
+	return list
+}
+
+// Auto is the name of the i-th GPU that "auto" tries; opening it shows whether it is there. Of Vulkan's devices it has
+// cards only, where there is no CUDA: what shares the processor's memory may well be slower than the processor, so that
+// is for whoever names it.
+func Auto(i int) string {
+	if ds, _ := cuda.Devices(); len(ds) == 0 {
+		ds, _ := vulkan.Devices()
+		for _, d := range ds {
+			if d.Card {
+				if i == 0 {
+					return fmt.Sprintf("vulkan:%d", d.Index)
+				}
+				i--
+			}
+		}
+	}
+	return fmt.Sprintf("cuda:%d", i)
 }
 
 // Check reports what is wrong with a name, or with several with commas between, without opening a device.
@@ -56,7 +100,7 @@ func Check(names string) error {
 		if err != nil {
 			return err
 		}
-		if len(list) > 1 && kind != "cuda" {
+		if len(list) > 1 && kind != "cuda" && kind != "vulkan" {
 			return fmt.Errorf("device %q: only GPUs share a model; the processor gets what they have no room for", names)
 		}
 	}
@@ -69,7 +113,7 @@ func Names(names string) (list []string) {
 		switch kind, index, _ := parse(name); kind {
 		case "cpu":
 			list = append(list, kind)
-		case "cuda":
+		case "cuda", "vulkan":
 			list = append(list, fmt.Sprintf("%s:%d", kind, index))
 		}
 	}
@@ -88,15 +132,15 @@ func parse(name string) (kind string, index int, err error) {
 			kind = "auto"
 		}
 		return kind, 0, nil
-	case "cuda":
+	case "cuda", "vulkan":
 		if numbered {
 			if index, err = strconv.Atoi(number); err != nil || index < 0 {
-				return "", 0, fmt.Errorf("device %q: want a number after cuda:", name)
+				return "", 0, fmt.Errorf("device %q: want a number after %s:", name, kind)
 			}
 		}
 		return kind, index, nil
 	}
-	return "", 0, fmt.Errorf("device %q: want auto, cpu, cuda or cuda:N", name)
+	return "", 0, fmt.Errorf("device %q: want auto, cpu, cuda, cuda:N, vulkan or vulkan:N", name)
 }
 
 // Open opens a device. "auto" (and "") is the first GPU that can be used, or the processor.
@@ -105,29 +149,31 @@ func Open(name string, opt Options) (backend.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	if kind != "cpu" {
-		b, err := openCUDA(index)
-		if err == nil {
+	auto := kind == "auto"
+	if auto {
+		kind, index, _ = parse(Auto(0))
+	}
+	var d gpu.Driver
+	switch kind {
+	case "cuda":
+		d, err = cuda.Open(index)
+	case "vulkan":
+		d, err = vulkan.Open(index, vulkan.Options{})
+	}
+	if d != nil && err == nil {
+		var b *gpu.Backend
+		if b, err = gpu.New(d); err == nil {
 			return b, nil
 		}
-		if kind == "cuda" {
-			if errors.Is(err, cuda.ErrNoDriver) {
-				return nil, fmt.Errorf("device %s: %w", name, err)
-			}
-			return nil, err
-		}
+	}
+	if auto {
+		err = nil
+	}
+	if errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, vulkan.ErrNoDriver) {
+		return nil, fmt.Errorf("device %s: %w", name, err)
+	}
+	if err != nil {
+		return nil, err
 	}
 	return cpu.New(cpu.Options{Threads: opt.Threads}), nil
-}
-
-func openCUDA(index int) (backend.Backend, error) {
-	d, err := cuda.Open(index)
-	if err != nil {
-		return nil, err
-	}
-	b, err := gpu.New(d)
-	if err != nil {
-		return nil, err
-	}
-	return b, nil
 }

@@ -15,7 +15,10 @@ func TestNames(t *testing.T) {
 		"cuda:0,cuda:1": "",
 		"cuda,cpu":      `device "cuda,cpu": only GPUs share a model; the processor gets what they have no room for`,
 		"cuda:0,":       `device "cuda:0,": only GPUs share a model; the processor gets what they have no room for`,
-		"vulkan":        `device "vulkan": want auto, cpu, cuda or cuda:N`,
+		"vulkan":        "",
+		"vulkan:1":      "",
+		"vulkan:":       `device "vulkan:": want a number after vulkan:`,
+		"metal":         `device "metal": want auto, cpu, cuda, cuda:N, vulkan or vulkan:N`,
 	} {
 		got := ""
 		if err := Check(name); err != nil {

@@ -50,7 +50,7 @@ func (m *Model) another(name string, opt Options) (backend.Backend, error) {
 func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Backend, error) {
 	names, auto := device.Names(opt.Device), false
 	if names == nil {
-		names, auto = []string{"cuda:0"}, true
+		names, auto = []string{device.Auto(0)}, true
 	}
 	if names[0] == "cpu" || opt.GPULayers < 0 {
 		b, err := m.device("cpu", opt)
@@ -82,7 +82,7 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 		}
 		room = append(room, free/same-reserve)
 		if d = n.divide(room, opt); auto && (d.layers < len(n.dense) || d.experts > 0) {
-			names = append(names, fmt.Sprintf("cuda:%d", i+1)) // perhaps there is another
+			names = append(names, device.Auto(i+1)) // perhaps there is another
 		}
 	}
 	gpus := m.backends[:len(room):len(room)]

@@ -3,6 +3,7 @@
 package cuda_test
 
 import (
+	"os"
 	"testing"
 
 	"strobe/internal/backend"
@@ -13,6 +14,7 @@ import (
 	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/modeltest"
 )
 
 func processor(t testing.TB) backend.Backend {
@@ -25,7 +27,7 @@ func processor(t testing.TB) backend.Backend {
 // of the same one), gives the reference's logits, and a token the same bits alone and in a batch. Two GPUs give the bits of one.
 func TestDivided(t *testing.T) {
 	names := []string{"qwen35moe"}
-	if onDevice() {
+	if os.Getenv("STROBE_CUDA") == "cuda" {
 		names = []string{"qwen35moe", "qwen3next", "gemma4moe", "qwen3", "gemma4e"}
 	}
 	everyOther := func(layer int) int { return layer % 2 }
@@ -40,15 +42,15 @@ func TestDivided(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tokens := goldenTokens(t, f)
-		if !onDevice() {
+		tokens := modeltest.Tokens(t, f)
+		if os.Getenv("STROBE_CUDA") != "cuda" {
 			tokens = tokens[:4]
 		}
 		run := func(m *model.Model, rows int) (got []float32) {
 			seq := m.NewSeq()
 			defer seq.Close()
 			for at := 0; at < len(tokens); at += rows {
-				out := forward(t, m, model.Segment{Seq: seq, Tokens: tokens[at:min(at+rows, len(tokens))], Logits: model.LogitsAll})
+				out := modeltest.Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[at:min(at+rows, len(tokens))], Logits: model.LogitsAll})
 				got = append(got, m.Backend().Read(out.Logits)...)
 				if err := seq.CommitAll(); err != nil {
 					t.Fatal(err)
@@ -56,7 +58,7 @@ func TestDivided(t *testing.T) {
 			}
 			return got
 		}
-		whole := run(target(t, b, name, model.Options{KV: cache.Uniform(quant.F32)}), len(tokens))
+		whole := run(modeltest.Target(t, b, name, model.Options{KV: cache.Uniform(quant.F32)}), len(tokens))
 		for _, c := range []struct {
 			what   string
 			opt    model.Options
@@ -70,12 +72,12 @@ func TestDivided(t *testing.T) {
 			// What crosses is rounded as a tensor is, where on one GPU a product takes the norm's factor afterwards.
 			{"experts on another GPU", model.Options{Experts: everyOther}, second, false},
 		} {
-			if !onDevice() && c.what == "experts on another GPU" {
+			if os.Getenv("STROBE_CUDA") != "cuda" && c.what == "experts on another GPU" {
 				continue // the emulation is slow, and the first two say as much
 			}
 			t.Run(name+"/"+c.what, func(t *testing.T) {
 				c.opt.KV = cache.Uniform(quant.F32)
-				m, err := model.Open(file(t, testkit.Golden(t, name+"/model.gguf")), b, c.opt, c.beside)
+				m, err := model.Open(modeltest.File(t, testkit.Golden(t, name+"/model.gguf")), b, c.opt, c.beside)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -83,10 +85,10 @@ func TestDivided(t *testing.T) {
 				if e := testkit.RelL2(all, want[:len(all)]); !(e <= 1e-4) {
 					t.Errorf("relative error %.2e", e)
 				}
-				if !sameBits(run(m, 1), all) {
+				if !modeltest.SameBits(run(m, 1), all) {
 					t.Error("a token has other bits alone than in a batch")
 				}
-				if c.same && !sameBits(all, whole) {
+				if c.same && !modeltest.SameBits(all, whole) {
 					t.Error("other bits than on one GPU")
 				}
 			})
@@ -103,16 +105,16 @@ func TestDrafterElsewhere(t *testing.T) {
 		what            string
 		target, drafter backend.Backend
 	}{{"drafter on the GPU", host, gpu}, {"drafter on the processor", gpu, host}, {"two GPUs", gpu, open(t)}} {
-		if c.target == gpu && !onDevice() {
+		if c.target == gpu && os.Getenv("STROBE_CUDA") != "cuda" {
 			continue // the emulation is slow, and what crosses is the same
 		}
 		t.Run(c.what, func(t *testing.T) {
-			m := target(t, c.target, name, model.Options{})
-			d, err := dflash.Open(file(t, testkit.Golden(t, "dflash-"+name+"/model.gguf")), m, dflash.Options{Device: c.drafter})
+			m := modeltest.Target(t, c.target, name, model.Options{})
+			d, err := dflash.Open(modeltest.File(t, testkit.Golden(t, "dflash-"+name+"/model.gguf")), m, dflash.Options{Device: c.drafter})
 			if err != nil {
 				t.Fatal(err)
 			}
-			checkText(t, m, d, []int32{1, 5, 9, 13}, 24)
+			modeltest.Suite{Few: os.Getenv("STROBE_CUDA") != "cuda"}.Same(t, m, d, []int32{1, 5, 9, 13}, 24)
 		})
 	}
 }

@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"strobe/internal/backend"
 	"strobe/internal/quant"
@@ -36,7 +37,10 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: d.Props(), kernels: map[string]Kernel{}}
 	half := func(t quant.Type) bool { return t != quant.F32 }
 	names := []string{"merge", "unrotate"}
+	most := 0 // rows that every kernel of the family has
 	switch dim := s.KeyDim; {
+	case a.props.Plain:
+		most = plainAttentionRows(plainHead(max(dim, s.ValueDim)))
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
 		names = append(names, "attend_plain")
 	case a.props.Major == 9 && a.props.Minor == 0 && s.Key == quant.F16 && s.Value == quant.F16:
@@ -58,7 +62,9 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 		}
 		a.kernels[n] = k
 	}
-	most := []int{16, 16, 64}[a.family] // rows that every kernel of the family has
+	if most == 0 {
+		most = []int{16, 16, 64}[a.family]
+	}
 	group := heads / s.Heads
 	a.chunks = (group + most - 1) / most
 	a.chunk = (group + a.chunks - 1) / a.chunks
@@ -98,6 +104,15 @@ func (a *Attention) form(rows int) form {
 			return form{fmt.Sprintf("attend%dx%d", dim, n), 128, 16 * n, n, 2}
 		}
 		return form{fmt.Sprintf("attend%dx1", dim), 128, 16, 1, 2}
+	}
+	if a.props.Plain {
+		n := plainHead(max(dim, a.Shape.ValueDim))
+		most := 4 // fewer rows leave more room for other workgroups
+		for most < rows*a.chunk && most < plainAttentionRows(n) {
+			most *= 2
+		}
+		name := fmt.Sprintf("attend_%d_%d_%s_%s", most, n, strings.ToLower(a.Shape.Key.String()), strings.ToLower(a.Shape.Value.String()))
+		return form{name, 128, most, 1, 2}
 	}
 	return form{"attend_plain", 128, 16, 1, 2}
 }

@@ -10,9 +10,10 @@ type Props struct {
 	Name        string
 	Major       int // compute capability
 	Minor       int
-	Units       int // multiprocessors
-	Memory      int // bytes in all
-	SharedBlock int // bytes of shared memory a block may ask for
+	Units       int  // multiprocessors
+	Memory      int  // bytes in all
+	SharedBlock int  // bytes of shared memory a block may ask for
+	Plain       bool // it has the kernels of plain.go
 }
 
 // Kernel is a loaded kernel.
@@ -27,6 +28,7 @@ type Launch struct {
 	Threads int  // of a block
 	Shared  int  // bytes of dynamic shared memory
 	Early   bool // may start before the launch before it has ended; the kernel waits by itself (programmatic dependent launch)
+	Beside  bool // needs nothing of the launch before it, nor does that need anything it writes
 	Args    []byte
 }
 

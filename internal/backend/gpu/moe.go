@@ -52,6 +52,9 @@ func groupsOf(tables, ids Addr, pairs, experts int) groupArgs {
 // expert of row t.
 func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts int) []Launch {
 	a := groupsOf(tables, ids, pairs, experts)
+	if p.Plain {
+		a.tile = plainTile
+	}
 	const sums = 8 * 1024 / 32 // of the warps
 	return append(ls, Launch{Name: "moe_group", Grid: [3]int{1, 1, 1}, Threads: 1024, Shared: (4*experts+15)&^15 + sums,
 		Early: p.Bulk, Args: Args(a)})
@@ -151,6 +154,11 @@ func (p *Products) ExpertMatMul(ls []Launch, x MatMulInput, tables Addr, pairs i
 		n := 1
 		if len(jobs) > 1 && alike(jobs[0].WeightLayout, jobs[1].WeightLayout) {
 			n = 2
+		}
+		if p.Plain {
+			ls = append(ls, plainExperts(x, tables, pairs, jobs[:n]))
+			jobs = jobs[n:]
+			continue
 		}
 		ls = p.Experts(ls, ExpertProduct{X: x, Tables: tables, Pairs: pairs, Jobs: [2][]ExpertJob{jobs[:n]}})
 		jobs = jobs[n:]

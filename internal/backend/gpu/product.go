@@ -16,7 +16,8 @@ type Products struct {
 	// Up to eight rows and so many stages of a block: kernels of which two fit a multiprocessor; one loads while the one
 	// before ends.
 	Pair  int
-	Ahead int // bytes of the next product's weights that a block asks for; 0: none
+	Ahead int  // bytes of the next product's weights that a block asks for; 0: none
+	Plain bool // see plain.go
 	// Experts of few rows: rings as deep as others, so that launches do not overlap.
 	Deep bool
 }
@@ -24,7 +25,7 @@ type Products struct {
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Ahead: askAhead}
+		Plain: p.Plain, Ahead: askAhead}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less
@@ -83,6 +84,10 @@ func groupFormat(f Format) bool {
 // Acts returns how rows of activations are packed for products with all of these matrices.
 func (p *Products) Acts(rows int, ws ...WeightLayout) ActLayout {
 	a := ActLayout{Rows: rows, Cols: ws[0].Cols}
+	if p.Plain {
+		a.NT = rowsLayout
+		return a
+	}
 	other := func(w WeightLayout) bool { return !groupFormat(w.Format) }
 	if p.Groups && rows >= groupRows && !slices.ContainsFunc(ws, other) {
 		return a
@@ -217,6 +222,9 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	for len(jobs) > maxJobs {
 		ls = p.MatMul(ls, x, jobs[:maxJobs]...)
 		jobs = jobs[maxJobs:]
+	}
+	if p.Plain {
+		return p.plainMatMul(ls, x, jobs)
 	}
 	if x.NT == 0 {
 		return p.prompt(ls, x, jobs)

@@ -22,6 +22,8 @@ struct __attribute__((aligned(8))) U2 { u32 x, y; };
 
 #ifdef EMULATE
 #include "emulate.h"
+#elif defined(__HIP__)
+#include "../hip/device.h"
 #else
 #include "device.h"
 #endif

@@ -1,0 +1,112 @@
+package gpu
+
+import (
+	"fmt"
+	"slices"
+
+	"strobe/internal/backend"
+)
+
+// A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
+// arguments of the others, but products take activations as signed bytes, row by row, in launches of one format;
+// attention computes in float32.
+
+// plainNames are the formats in the names of kernels.
+var plainNames = [tileFormats]string{TileQ4K: "q4k", TileQ5K: "q5k", TileQ6K: "q6k", TileQ2K: "q2k", TileQ3K: "q3k",
+	TileQ8: "q8", TileQ8M: "q8m", TileN4: "n4", TileNV4: "nv4"}
+
+// PlainFormat is the format of a name.
+func PlainFormat(name string) (Format, bool) {
+	i := slices.Index(plainNames[:], name)
+	return Format(i), i >= 0
+}
+
+// plainQuarters is how many workgroups share the rows of a stage, and plainTile how many pairs share one reading of
+// an expert.
+const (
+	plainQuarters = 4
+	plainTile     = 8
+)
+
+// plainTokens is the number of rows that share one reading of a matrix: those of a kernel that exists, the same for
+// all parts of a prompt.
+func plainTokens(rows int) int {
+	parts := (rows + 15) / 16
+	each := (rows + parts - 1) / parts
+	for _, n := range []int{1, 2, 3, 4, 6, 8, 12} {
+		if n >= each {
+			return n
+		}
+	}
+	return 16
+}
+
+// plainMatMul appends the products of x with all matrices, a launch for each format.
+func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
+	first := len(ls)
+	for f := range tileFormats {
+		var of []MatMulJob
+		for _, j := range jobs {
+			if j.Format == f {
+				of = append(of, j)
+			}
+		}
+		if len(of) == 0 {
+			continue
+		}
+		a, grid, _ := productArgsOf(x, of)
+		tokens := plainTokens(x.Rows)
+		ls = append(ls, Launch{Name: fmt.Sprintf("rows_%s_%d", plainNames[f], tokens),
+			Grid: [3]int{grid, (x.Rows + tokens - 1) / tokens, plainQuarters}, Threads: 128, Args: Args(a),
+			Beside: len(ls) > first})
+	}
+	return ls
+}
+
+// plainExpertArgs mirrors experts.comp of backend/vulkan.
+type plainExpertArgs struct {
+	job                [2]expertJob
+	act, tables, sumsq Addr
+	eps, mean          float32
+	kb, jobs, pairs    int32
+	div, most          int32
+	_                  int32
+}
+
+// plainExperts is the launch of products with one or two stacks of experts, which are alike.
+func plainExperts(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Launch {
+	a := plainExpertArgs{act: x.P, tables: tables, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()),
+		jobs: int32(len(jobs)), pairs: int32(pairs), div: int32(pairs / x.Rows),
+		most: int32(expertItems(pairs, jobs[0].Experts))}
+	units := 0
+	for i, j := range jobs {
+		a.job[i] = expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table), j.Scale}
+		units += j.Groups() * j.Cuts
+	}
+	const most = 1 << 15 // workgroups in a dimension, with room to spare; they take more units one after the other
+	return Launch{Name: fmt.Sprintf("experts_%s_%d", plainNames[jobs[0].Format], plainTile),
+		Grid: [3]int{min(most, int(a.most)*units), 1, plainQuarters}, Threads: 128, Args: Args(a)}
+}
+
+// plainHead is the size of heads that a plain attention kernel is made for.
+func plainHead(dim int) int {
+	n := 128
+	for n < dim {
+		n *= 2
+	}
+	return n
+}
+
+// plainAttentionRows is the number of rows (tokens x heads) that a plain attention kernel has at most: their queries
+// fit 16 KiB.
+func plainAttentionRows(dim int) int { return min(16, 4096/dim) }
+
+// plainCache refuses types of keys and values that a plain device has no kernels for.
+func plainCache(d Driver, pool backend.KVLayout) error {
+	for _, l := range pool.Layers {
+		if d.Props().Plain && (l.Key.Quantized() || l.Value.Quantized()) {
+			return fmt.Errorf("%s keeps keys and values in f16 or f32, not in %s and %s", d.Props().Name, l.Key, l.Value)
+		}
+	}
+	return nil
+}

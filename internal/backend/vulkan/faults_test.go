@@ -1,0 +1,285 @@
+//go:build !nogpu && ((linux && (amd64 || arm64)) || (windows && amd64) || darwin)
+
+package vulkan
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/ebitengine/purego"
+
+	"strobe/internal/backend"
+	"strobe/internal/backend/gpu"
+	"strobe/internal/quant"
+)
+
+// openFirst opens the first device; tests that need one are skipped without, unless $STROBE_REQUIRE_VULKAN is set.
+func openFirst(t *testing.T, opt Options) *Driver {
+	t.Helper()
+	d, err := Open(0, opt)
+	if err != nil {
+		if ds, _ := Devices(); os.Getenv("STROBE_REQUIRE_VULKAN") == "" && len(ds) == 0 {
+			t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
+		}
+		t.Fatal(err)
+	}
+	return d.(*Driver)
+}
+
+// TestSelf: the self-test chooses shuffles where they are right, and refuses a device that computes wrongly.
+func TestSelf(t *testing.T) {
+	d := openFirst(t, Options{})
+	t.Logf("%s (%s): subgroups of %d, %s", d.dev.Name, d.dev.Driver, d.phys.p11.SubgroupSize, d.Paths())
+	if can := d.canShuffle(); d.shuffles != can {
+		t.Errorf("shuffles are used: %t; the device has them: %t", d.shuffles, can)
+	}
+	d.Close()
+	if d := openFirst(t, Options{Shared: true}); d.shuffles {
+		t.Error("shuffles are used though nobody wanted them")
+	} else {
+		d.Close()
+	}
+	was := plainKernels["small_norm_long"]
+	plainKernels["small_norm_long"] = variant{"norm", []uint32{256, 128}} // half of the threads it counts on
+	defer func() { plainKernels["small_norm_long"] = was }()
+	if _, err := Open(0, Options{}); err == nil || !strings.Contains(err.Error(), "it computes wrongly: sums are off") {
+		t.Errorf("a device that computes wrongly: %v", err)
+	}
+}
+
+// TestOnce: a card that two drivers have is one device, with the better driver; software comes last.
+func TestOnce(t *testing.T) {
+	card, soft := [16]byte{1}, [16]byte{2}
+	got := once([]Device{
+		{Name: "software", kind: kindSoftware, uuid: soft, number: 0},
+		{Name: "card, AMD's driver", kind: kindDiscrete, uuid: card, rank: 1, number: 1},
+		{Name: "card, Mesa's driver", kind: kindDiscrete, uuid: card, rank: 0, number: 2},
+		{Name: "chip", kind: kindIntegrated, uuid: [16]byte{3}, number: 3},
+		{Name: "no UUID", kind: kindIntegrated, number: 4}, {Name: "no UUID either", kind: kindIntegrated, number: 5},
+	})
+	var names []string
+	for i, d := range got {
+		if names = append(names, d.Name); d.Index != i {
+			t.Errorf("%s has the index %d, want %d", d.Name, d.Index, i)
+		}
+	}
+	if s := strings.Join(names, "; "); s != "card, Mesa's driver; chip; no UUID; no UUID either; software" {
+		t.Errorf("devices: %s", s)
+	}
+}
+
+// failing replaces a function of the driver by one that returns r from the n-th call on.
+func failing(f *fn, n int, r result) {
+	real, calls := *f, 0
+	*f = fn(purego.NewCallback(func(a, b, c, d uintptr) uintptr {
+		if calls++; calls > n {
+			return uintptr(uint32(r))
+		}
+		return real.call(a, b, c, d)
+	}))
+}
+
+// work does a little of everything on a backend.
+func work(b *gpu.Backend) error {
+	w := make([]float32, 8*512)
+	raw := make([]byte, 8*quant.Q4_K.RowBytes(512))
+	if err := quant.Quantize(quant.Q4_K, raw, w); err != nil {
+		return err
+	}
+	m, err := b.Weight(backend.Matrix{Name: "w", Type: quant.Q4_K, Rows: 8, Cols: 512, Experts: 1, Data: raw})
+	if err != nil {
+		return err
+	}
+	x, err := b.Alloc(2, 512)
+	if err != nil {
+		return err
+	}
+	if _, err := b.Alloc(1024, 1024); err != nil { // a buffer of its own
+		return err
+	}
+	y, err := b.Alloc(2, 8)
+	if err != nil {
+		return err
+	}
+	kv, err := b.NewKVPool(backend.KVLayout{Page: 64,
+		Layers: []backend.KVDims{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}}})
+	if err != nil {
+		return err
+	}
+	if _, err := kv.Alloc(); err != nil {
+		return err
+	}
+	for range 6 { // launched one by one, then recorded
+		b.BeginStep(nil)
+		b.MatMul(x, backend.Product{W: m, Y: y})
+		b.Add(y, y, y)
+		b.EndStep()
+		b.Read(y)
+	}
+	return b.Sync()
+}
+
+// TestFaults: memory that runs out at any allocation and a device that is lost at any submission end in an error that
+// says so, and the device can be closed.
+func TestFaults(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		f    func(d *Driver) *fn
+		r    result
+		want string
+	}{
+		{"memory", func(d *Driver) *fn { return &d.f.allocate }, outOfDevice, "out of memory"},
+		{"submit", func(d *Driver) *fn { return &d.f.submit }, deviceLost, "submitting: the device is lost"},
+		{"wait", func(d *Driver) *fn { return &d.f.waitSemaphores }, deviceLost, "waiting: the device is lost"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			failed := 0
+			for n := 0; ; n++ {
+				d := openFirst(t, Options{})
+				failing(c.f(d), n, c.r)
+				b, err := gpu.New(d)
+				if err == nil {
+					err = work(b)
+				}
+				if err == nil {
+					b.Close()
+					break
+				}
+				failed++
+				if !strings.Contains(err.Error(), c.want) {
+					t.Errorf("call %d fails: %v, want %q in it", n, err, c.want)
+				}
+				if c.r == deviceLost && !errors.Is(d.Wait(), deviceLost) {
+					t.Errorf("call %d fails: afterwards the device says %v", n, d.Wait())
+				}
+				if b != nil {
+					b.Close()
+				}
+			}
+			if failed < 2 {
+				t.Errorf("only %d calls failed", failed)
+			}
+		})
+	}
+}
+
+// TestPace: what takes long is cut; what was thought to take long and does not is cut less.
+func TestPace(t *testing.T) {
+	p := newPace(1)
+	if p.full(1000) || !p.full(10_000) {
+		t.Errorf("at first a workgroup is thought to take %v ns", p.perGroup)
+	}
+	p.took(1000, longest*2)
+	if p.full(400) || !p.full(600) {
+		t.Errorf("after a slow submission a workgroup is thought to take %v ns", p.perGroup)
+	}
+	for range 100 {
+		p.took(1000, longest/1000)
+	}
+	if p.full(500_000) {
+		t.Errorf("after fast submissions a workgroup is thought to take %v ns", p.perGroup)
+	}
+}
+
+// TestArena: pieces that are given back become one again.
+func TestArena(t *testing.T) {
+	a := &arena{&buffer{addr: 4096}, []span{{0, 4 * align}}, map[gpu.Addr]int{}}
+	var got []gpu.Addr
+	for range 4 {
+		at, ok := a.take(align)
+		if !ok {
+			t.Fatal("no room")
+		}
+		got = append(got, at)
+	}
+	if _, ok := a.take(align); ok {
+		t.Error("more room than there is")
+	}
+	for _, i := range []int{1, 3, 0, 2} {
+		a.give(int(got[i]-a.addr), align)
+	}
+	if at, ok := a.take(4 * align); !ok || at != 4096 {
+		t.Errorf("all of it: %v at %d, free %v", ok, at, a.free)
+	}
+}
+
+// TestMemory: what is uploaded comes back, through staging memory and past it, and copies and fills happen in order.
+func TestMemory(t *testing.T) {
+	d := openFirst(t, Options{})
+	defer d.Close()
+	n := stagingBytes + 17*4
+	data := make([]byte, n)
+	for i := range data {
+		data[i] = byte(i * 31 >> 4)
+	}
+	a, err := d.Alloc(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := d.Alloc(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, visible := range []bool{true, false} {
+		if !visible { // as on a card whose memory the host does not see
+			for _, m := range d.buffers {
+				if m.addr == a || m.addr == b {
+					m.host, m.cached = nil, false
+				}
+			}
+		}
+		d.Fill(b, 0xff, n)
+		d.Upload(a, data)
+		d.Copy(b, a, n)
+		d.Fill(a, 0, n)
+		got := make([]byte, n)
+		if err := d.Download(got, b); err != nil || string(got) != string(data) {
+			t.Errorf("host sees the memory: %t: what was uploaded does not come back: %v", visible, err)
+		}
+		if err := d.Download(got, a); err != nil || string(got) != string(make([]byte, n)) {
+			t.Errorf("host sees the memory: %t: what was filled is not 0: %v", visible, err)
+		}
+	}
+	if _, err := d.Alloc(1 << 50); err == nil {
+		t.Error("2^50 bytes of memory")
+	}
+	d.Release(a)
+	d.Release(b)
+	if err := d.Wait(); err != nil || len(d.dead) > 0 {
+		t.Errorf("after everything: %v, %d buffers wait to be freed", err, len(d.dead))
+	}
+}
+
+// TestKernels: every module is there and some kernel uses it.
+func TestKernels(t *testing.T) {
+	used := map[string]bool{"product": true, "experts": true, "attend": true, "float": true}
+	for _, v := range plainKernels {
+		used[v.module] = true
+	}
+	files, err := spvFiles.ReadDir("kernel/spv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for _, f := range files {
+		name := strings.TrimSuffix(f.Name(), ".spv.gz")
+		b, err := spirv(name)
+		if err != nil || len(b)%4 != 0 || !used[name] {
+			t.Errorf("%s: %d bytes, used: %t, %v", f.Name(), len(b), used[name], err)
+		}
+		delete(used, name)
+		if i, err := f.Info(); err == nil {
+			total += int(i.Size())
+		}
+	}
+	if len(used) > 0 || total > 1<<20 {
+		t.Errorf("modules that are missing: %v; %d bytes in all, want at most 1 MiB", used, total)
+	}
+	for _, name := range []string{"nothing", "rows_q4k", "rows_q9k_1", "attend_x_128_f16_f16"} {
+		if _, err := variantOf(name); err == nil {
+			t.Errorf("there is a kernel %s", name)
+		}
+	}
+}

@@ -1,0 +1,61 @@
+// Attention over the pages of the cache, as attention.h of backend/cuda describes it: splits of a row depend on what
+// that row sees alone, and whether one workgroup has all of them or each has its own (and merge adds) changes no bit.
+#include "kv.glsl"
+struct Item {
+	int row, rows;   // of the batch
+	int table;       // where the sequence's pages begin
+	int p0, p1;      // pages
+	int per;         // pages of a split, counted from page 0
+	int fresh;
+	int base;        // tree: from this slot on every path has its own keys and values; otherwise the largest int
+	int path, paths;
+	int lo, hi;
+};
+struct Seen {
+	int lo, hi;
+	int part;           // its first partial result, or -1: one workgroup has all its splits and writes the output
+	int split0, splits;
+	int path, base;
+	int pad;
+};
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Items { Item v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer SeenRows { Seen v[]; };
+ARGS(uint64_t q; uint64_t to; uint64_t items; uint64_t seen; uint64_t pages; uint64_t paths; uint64_t part;
+	uint64_t ml; uint64_t sinks;
+	int qstride; int ostride; KvPlace at; int kvheads; int group; int chunk; int chunks; int ring; int unit; float scale;)
+#define NOTHING -1e30 // the maximum of nothing
+
+// Where the slot that a path sees as s lies. One that nobody sees is any slot of the same page.
+int lies_at(int path, int base, int s) {
+	int i = s - base;
+	if (path < 0 || i < 0 || i >= PATH) return s;
+	int at = I(a.paths).v[path * PATH + i];
+	return at < 0 ? s : at;
+}
+// What the unnormalised output is multiplied with in the end.
+float last_factor(float m, float l, int head) {
+	if (a.sinks == 0) return l > 0 ? 1.0 / l : 0.0;
+	precise float s = F(a.sinks).v[head] * LOG2E;
+	float n = max(m, s);
+	precise float f = exp2(m - n);
+	precise float d = fma(l, f, exp2(s - n));
+	precise float y = f / d;
+	return y;
+}
+// One more split: (m, l) takes in (sm, sl). Outputs become o*f + so*g.
+void take_in(inout float m, inout float l, float sm, float sl, out float f, out float g) {
+	float n = max(m, sm);
+	precise float df = m - n;
+	precise float dg = sm - n;
+	f = exp2(df);
+	g = exp2(dg);
+	precise float t = sl * g;
+	precise float z = fma(l, f, t);
+	l = z;
+	m = n;
+}
+float blend(float o, float f, float x, float g) {
+	precise float t = x * g;
+	precise float z = fma(o, f, t);
+	return z;
+}

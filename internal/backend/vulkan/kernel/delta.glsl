@@ -1,0 +1,43 @@
+// Gated DeltaNet: the tables of a step and the memory of a sequence, as delta.h of backend/cuda describes them.
+struct DeltaShape {
+	int kheads, vheads, kdim, vdim, taps, grouped;
+	int values;   // floats of a layer's state and inputs
+	int tape_row; // floats of a row of a tape
+};
+int channels(DeltaShape d) { return 2 * d.kheads * d.kdim + d.vheads * d.vdim; }
+const int SEG = 24, SEG_ROW = 0, SEG_N = 1, SEG_PENDING = 2, SEG_FLAGS = 3, SEG_STATE = 4, SEG_READ = 6, SEG_WRITE = 8,
+	SEG_READ_ROWS = 10,
+	SEG_WRITE_ROWS = 11, SEG_ORDER = 12, SEG_ENTRIES = 13, SEG_PATH = 14, SEG_SHIFT = 16;
+const int FLAG_PROMPT = 1, FLAG_SHIFT = 2, ENTRY_RESTART = 1 << 30, ENTRY_QUIET = 1 << 29, ENTRY_ROW = 0xffffff;
+
+I row_of(uint64_t table, int row, int taps) { return I(table + 4 * (4 + row * (taps + 1))); }
+I seg_of(uint64_t table, int rows, int taps, int seg) { return I(table + 4 * (4 + rows * (taps + 1) + seg * SEG)); }
+uint64_t seg_addr(I s, int at) { return packUint2x32(uvec2(s.v[at], s.v[at + 1])); }
+uint64_t seg_state(I s, DeltaShape d, int layer) { return seg_addr(s,
+	SEG_STATE) + uint64_t(4) * (int64_t(layer) * d.values); }
+uint64_t seg_inputs(I s, DeltaShape d, int layer) { return seg_state(s, d,
+	layer) + uint64_t(4) * (d.vheads * d.vdim * d.kdim); }
+uint64_t seg_read(I s, DeltaShape d, int layer, int row) {
+	return seg_addr(s, SEG_READ) + uint64_t(4) * ((int64_t(layer) * s.v[SEG_READ_ROWS] + row) * d.tape_row);
+}
+uint64_t seg_write(I s, DeltaShape d, int layer, int row) {
+	return seg_addr(s, SEG_WRITE) + uint64_t(4) * ((int64_t(layer) * s.v[SEG_WRITE_ROWS] + row) * d.tape_row);
+}
+// A source is a row of the batch (0), of the newest inputs (1) or of the tape (2), in the two lowest bits.
+float source1(int code, In u, I s, DeltaShape d, int layer, int c) {
+	if ((code & 3) == 0) return in1(u, code >> 2, c);
+	if ((code & 3) == 1) return F(seg_inputs(s, d, layer)).v[(code >> 2) * channels(d) + c];
+	return F(seg_read(s, d, layer, code >> 2)).v[c];
+}
+// The newest inputs of the convolution move up; `all` threads share the channels of a segment.
+void shift(I s, In u, DeltaShape d, int layer, int first, int all) {
+	int n = d.taps - 1, chans = channels(d);
+	F to = F(seg_inputs(s, d, layer));
+	for (int c = first; c < chans; c += all) {
+		float x[7];
+		[[unroll]] for (int j = 0; j < 7; j++)
+			if (j < n) x[j] = source1(s.v[SEG_SHIFT + j], u, s, d, layer, c);
+		[[unroll]] for (int j = 0; j < 7; j++)
+			if (j < n) to.v[j * chans + c] = x[j];
+	}
+}

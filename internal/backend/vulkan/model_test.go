@@ -1,0 +1,33 @@
+//go:build !nogpu
+
+package vulkan_test
+
+import (
+	"testing"
+
+	"strobe/internal/testkit/modeltest"
+	"strobe/models"
+)
+
+func suite(t testing.TB) modeltest.Suite {
+	return modeltest.Suite{Backend: openLasting(t), Few: software()}
+}
+
+// TestModels: the golden logits, the same bits whatever the batch, and the same text whatever drafts, for every
+// architecture.
+func TestModels(t *testing.T) {
+	s := suite(t)
+	t.Run("golden", func(t *testing.T) { s.Golden(t, modeltest.Targets...) })
+	t.Run("identity", func(t *testing.T) { s.Identity(t, modeltest.Targets...) })
+	t.Run("padding", func(t *testing.T) { s.Padding(t, "qwen35", "gemma4e") })
+	t.Run("text", func(t *testing.T) { s.Text(t, modeltest.Drafted...) })
+}
+
+// TestPair: the built-in pair says the same in every mode.
+func TestPair(t *testing.T) {
+	tf, df, err := models.Open()
+	if err != nil {
+		t.Skipf("needs the built-in pair: %v", err)
+	}
+	suite(t).Pair(t, tf, df, 200)
+}

@@ -1,0 +1,205 @@
+//go:build !nogpu && ((linux && (amd64 || arm64)) || (windows && amd64) || darwin)
+
+package vulkan
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"unsafe"
+
+	"strobe/internal/backend/gpu"
+	"strobe/internal/quant"
+)
+
+// selfTest computes a few things whose results are known: drivers exist that list what they compute wrongly. Shuffles
+// are used if they give the bits that shared memory gives; a device that sums or multiplies wrongly is refused.
+func (d *Driver) selfTest() error {
+	shared, err := d.testSums()
+	if err != nil {
+		return err
+	}
+	if d.canShuffle() && !d.opt.Shared {
+		d.again(true)
+		if shuffled, err := d.testSums(); err != nil || !sameBits(shared, shuffled) {
+			d.again(false)
+		}
+	}
+	return d.testProduct()
+}
+
+// again has all kernels compiled anew, with or without shuffles.
+func (d *Driver) again(shuffles bool) {
+	for _, k := range d.kernels {
+		if k.pipeline != 0 {
+			d.f.destroyPipeline.call(d.handle, uintptr(k.pipeline), 0)
+			k.pipeline = 0
+		}
+	}
+	d.shuffles = shuffles
+}
+
+func sameBits(a, b []float32) bool {
+	for i := range a {
+		if math.Float32bits(a[i]) != math.Float32bits(b[i]) {
+			return false
+		}
+	}
+	return len(a) == len(b)
+}
+
+func bytesOf[T any](v []T) []byte {
+	var t T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(t)))
+}
+
+// bench is memory for a test; it is given back at the end.
+type bench struct {
+	d    *Driver
+	all  []gpu.Addr
+	err  error
+	rand *rand.Rand
+}
+
+func (t *bench) room(bytes int) gpu.Addr {
+	a, err := t.d.Alloc(bytes)
+	if err != nil {
+		t.err = err
+		return 0
+	}
+	t.all = append(t.all, a)
+	return a
+}
+
+func (t *bench) put(b []byte) gpu.Addr {
+	a := t.room(len(b))
+	if a != 0 {
+		t.d.Upload(a, b)
+	}
+	return a
+}
+
+func (t *bench) normal(n int) []float32 {
+	v := make([]float32, n)
+	for i := range v {
+		v[i] = float32(t.rand.NormFloat64())
+	}
+	return v
+}
+
+// run launches and returns n values that lie at a.
+func (t *bench) run(ls []gpu.Launch, a gpu.Addr, n int) ([]float32, error) {
+	if t.err != nil {
+		return nil, t.err
+	}
+	for i := range ls {
+		ls[i].Kernel, _ = t.d.Kernel(ls[i].Name)
+		t.d.Launch(&ls[i])
+	}
+	v := make([]float32, n)
+	err := t.d.Download(bytesOf(v), a)
+	for _, a := range t.all {
+		t.d.Release(a)
+	}
+	return v, err
+}
+
+// testSums normalises rows: sums over 32 lanes and over a workgroup.
+func (d *Driver) testSums() ([]float32, error) {
+	t := &bench{d: d, rand: rand.New(rand.NewPCG(1, 2))}
+	s, err := gpu.NewSmall(d)
+	if err != nil {
+		return nil, err
+	}
+	const rows, short, long = 5, 77, 1300
+	x := t.normal(rows * (short + long))
+	in, out := t.put(bytesOf(x)), t.room(4*len(x))
+	ls := s.RMSNorm(nil, gpu.HeadsOut{P: out, Stride: short}, gpu.HeadsIn{In: gpu.Rows(in, short)}, 0, 1e-6, rows, 1,
+		short)
+	ls = s.RMSNorm(ls, gpu.HeadsOut{P: out + 4*rows*short, Stride: long}, gpu.HeadsIn{In: gpu.Rows(in+4*rows*short, long)},
+		0, 1e-6, rows, 1, long)
+	got, err := t.run(ls, out, len(x))
+	if err != nil {
+		return nil, err
+	}
+	want := make([]float64, len(x))
+	for r := range 2 * rows {
+		at, n := r*short, short
+		if r >= rows {
+			at, n = rows*short+(r-rows)*long, long
+		}
+		sum := 0.0
+		for _, v := range x[at:][:n] {
+			sum += float64(v) * float64(v)
+		}
+		for i := range n {
+			want[at+i] = float64(x[at+i]) / math.Sqrt(sum/float64(n)+1e-6)
+		}
+	}
+	if e := distance(got, want); !(e < 1e-5) {
+		return nil, fmt.Errorf("it computes wrongly: sums are off by %.0e", e)
+	}
+	return got, nil
+}
+
+// testProduct multiplies a matrix of each kind of kernel with one and with three rows.
+func (d *Driver) testProduct() error {
+	s, err := gpu.NewSmall(d)
+	if err != nil {
+		return err
+	}
+	p := gpu.NewProducts(d.props)
+	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0} {
+		t := &bench{d: d, rand: rand.New(rand.NewPCG(3, uint64(typ)))}
+		const rows, cols, tokens = 40, 512, 3
+		raw := make([]byte, rows*typ.RowBytes(cols))
+		values := t.normal(rows * cols)
+		if err := errors.Join(quant.Quantize(typ, raw, values), quant.Dequantize(typ, values, raw)); err != nil {
+			return err
+		}
+		l, err := gpu.LayoutOf(typ, rows, cols, 1, len(raw))
+		if err != nil {
+			return err
+		}
+		x := t.normal(tokens * cols)
+		in, w, out := t.put(bytesOf(x)), t.put(l.Pack(raw)), t.room(4*2*tokens*rows)
+		var ls []gpu.Launch
+		for i, n := range []int{1, tokens} {
+			a := p.Acts(n, l)
+			packed := gpu.MatMulInput{ActLayout: a, P: t.room(a.Bytes())}
+			ls = p.Pack(ls, gpu.Packed{ActLayout: a, P: packed.P}, gpu.Rows(in, cols), 1)
+			j := gpu.MatMulJob{WeightLayout: l, W: w, Blocks: p.Cut(l)[0], Scale: 1}
+			j.Part = t.room(gpu.PieceBytes(j.Result(n)))
+			ls = p.MatMul(ls, packed, j)
+			ls = s.Copy(ls, gpu.Out{P: out + gpu.Addr(4*i*tokens*rows), Stride: rows}, j.Result(n), n, rows)
+		}
+		got, err := t.run(ls, out, 2*tokens*rows)
+		if err != nil {
+			return err
+		}
+		want := make([]float64, tokens*rows)
+		for i := range want {
+			for c := range cols {
+				want[i] += float64(x[i/rows*cols+c]) * float64(values[i%rows*cols+c])
+			}
+		}
+		if e := distance(got[tokens*rows:], want); !(e < 0.02) { // activations are rounded to bytes
+			return fmt.Errorf("it computes wrongly: products with %s are off by %.0e", typ, e)
+		}
+		if !sameBits(got[:rows], got[tokens*rows:][:rows]) {
+			return fmt.Errorf("it computes wrongly: a product with %s depends on the batch", typ)
+		}
+	}
+	return nil
+}
+
+// distance is relative.
+func distance(got []float32, want []float64) float64 {
+	var d, n float64
+	for i, w := range want {
+		d += (float64(got[i]) - w) * (float64(got[i]) - w)
+		n += w * w
+	}
+	return math.Sqrt(d / n)
+}

@@ -1,0 +1,68 @@
+//go:build !nogpu
+
+package vulkan_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"strobe/internal/backend/gpu"
+	"strobe/internal/quant"
+)
+
+// TestTimes prints how long products of a large matrix take by their rows, and what share of the bandwidth that is.
+// It asserts nothing.
+func TestTimes(t *testing.T) {
+	if software() {
+		t.Skip("needs a GPU: on the processor times say nothing")
+	}
+	d := openDriver(t)
+	defer d.Close()
+	p := gpu.NewProducts(d.Props())
+	must := func(a gpu.Addr, err error) gpu.Addr {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	t.Logf("%+v", d.Props())
+	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0} {
+		const rows, cols = 17408, 5120
+		l, err := gpu.LayoutOf(typ, rows, cols, 1, rows*typ.RowBytes(cols))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Several copies, so that caches do not hold them.
+		const copies = 8
+		w := must(d.Alloc(copies * l.Bytes()))
+		x := must(d.Alloc(4 * 512 * cols))
+		for _, n := range []int{1, 2, 4, 8, 16, 32, 64, 512} {
+			a := p.Acts(n, l)
+			in := gpu.MatMulInput{ActLayout: a, P: must(d.Alloc(a.Bytes()))}
+			pack := p.Pack(nil, gpu.Packed{ActLayout: a, P: in.P}, gpu.Rows(x, cols), 1)
+			var ls []gpu.Launch
+			for i := range copies {
+				j := gpu.MatMulJob{WeightLayout: l, W: w + gpu.Addr(i*l.Bytes()), Blocks: p.Cut(l)[0], Scale: 1}
+				j.Part = must(d.Alloc(gpu.PieceBytes(j.Result(n))))
+				ls = p.MatMul(ls, in, j)
+			}
+			ls = append(pack, ls...)
+			for i := range ls {
+				ls[i].Kernel, _ = d.Kernel(ls[i].Name)
+			}
+			var all []time.Duration
+			for range 3 {
+				ts, err := d.(gpu.Timer).Times(ls)
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, ts[1:]...)
+			}
+			slices.Sort(all)
+			m := all[len(all)/2]
+			t.Logf("%s %d rows: %v (%v to %v), %.0f GB/s of weights", typ, n, m, all[0], all[len(all)-1],
+				float64(l.Bytes())/m.Seconds()/1e9)
+		}
+	}
+}

@@ -1,0 +1,342 @@
+// Package modeltest checks that a device runs models as they are meant: the logits of the golden files, the same bits
+// whatever the batch, and the same text whatever drafts.
+package modeltest
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"strobe/internal/backend"
+	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
+	"strobe/internal/draft"
+	"strobe/internal/draft/dflash"
+	"strobe/internal/gguf"
+	"strobe/internal/model"
+	"strobe/internal/quant"
+	"strobe/internal/safetensors"
+	"strobe/internal/sample"
+	"strobe/internal/speculate"
+	"strobe/internal/testkit"
+)
+
+// Targets are the golden models, one per architecture; Drafted those that have a drafter.
+var (
+	Targets = []string{"qwen3", "qwen35", "qwen35moe", "qwen3next", "gemma4", "gemma4moe", "gemma4e"}
+	Drafted = []string{"qwen3", "qwen35", "qwen35moe", "qwen3next", "gemma4"}
+)
+
+// Suite is a device under test, and how much of each test there is time for.
+type Suite struct {
+	Backend backend.Backend
+	Few     bool // short texts: the device is an emulation
+}
+
+// File opens a file for the time of the test.
+func File(t testing.TB, path string) *gguf.File {
+	t.Helper()
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// Target opens a golden model.
+func Target(t testing.TB, b backend.Backend, name string, opt model.Options) *model.Model {
+	t.Helper()
+	m, err := model.Open(File(t, testkit.Golden(t, name+"/model.gguf")), b, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Forward runs a pass and waits for it.
+func Forward(t testing.TB, m *model.Model, segs ...model.Segment) *model.Output {
+	t.Helper()
+	out, err := m.Forward(segs)
+	if err == nil {
+		err = m.Sync()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// Golden: logits of the reference models, whole and token by token.
+func (s Suite) Golden(t *testing.T, names ...string) {
+	b := s.Backend
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			f, err := safetensors.Open(testkit.Golden(t, name+"/expected.safetensors"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			want, err := f.Tensor("logits").Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := Target(t, b, name, model.Options{KV: cache.Uniform(quant.F32)})
+			tokens := Tokens(t, f)
+			if s.Few {
+				tokens = tokens[:8]
+				want = want[:8*m.Vocab]
+			}
+			out := Forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: tokens, Logits: model.LogitsAll})
+			if e := testkit.RelL2(b.Read(out.Logits), want); !(e <= 1e-4) {
+				t.Errorf("whole: relative error %.2e", e)
+			}
+			seq := m.NewSeq()
+			var got []float32
+			for i := range tokens {
+				out := Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[i : i+1], Logits: model.LogitsAll})
+				got = append(got, b.Read(out.Logits)...)
+				if err := seq.CommitAll(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if e := testkit.RelL2(got, want); !(e <= 1e-4) {
+				t.Errorf("token by token: relative error %.2e", e)
+			}
+		})
+	}
+}
+
+// Tokens are the tokens of the golden logits.
+func Tokens(t testing.TB, f *safetensors.File) (ids []int32) {
+	t.Helper()
+	x := f.Tensor("tokens")
+	if x == nil {
+		x = f.Tensor("input_ids")
+	}
+	data := x.Data
+	size := len(data) / x.Elems()
+	for i := range x.Elems() {
+		ids = append(ids, int32(uint32(data[i*size])|uint32(data[i*size+1])<<8|uint32(data[i*size+2])<<16))
+	}
+	return ids
+}
+
+// SameBits compares values by their bits.
+func SameBits(a, b []float32) bool {
+	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
+}
+
+// Identity: the logits of a token have the same bits alone, in batches, beside other sequences, as a prompt and in a
+// tree.
+func (s Suite) Identity(t *testing.T, names ...string) {
+	b := s.Backend
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			m := Target(t, b, name, model.Options{})
+			tokens := make([]int32, 40)
+			if s.Few {
+				tokens = tokens[:6]
+			}
+			for i := range tokens {
+				tokens[i] = int32(i*37+11) % 500
+			}
+			pieces := func(n int, prompt bool) []float32 {
+				seq, beside := m.NewSeq(), m.NewSeq()
+				defer seq.Close()
+				defer beside.Close()
+				var got []float32
+				for at := 0; at < len(tokens); {
+					k := min(n, len(tokens)-at)
+					segs := []model.Segment{{Seq: seq, Tokens: tokens[at : at+k], Logits: model.LogitsAll, Prompt: prompt}}
+					if n > 2 {
+						segs = append([]model.Segment{{Seq: beside, Tokens: tokens[:3], Logits: model.LogitsAll}}, segs...)
+					}
+					out := Forward(t, m, segs...)
+					v := b.Read(out.Logits)
+					got = append(got, v[len(v)-k*m.Vocab:]...)
+					if err := seq.CommitAll(); err != nil {
+						t.Fatal(err)
+					}
+					if n > 2 {
+						if err := beside.CommitFirst(1); err != nil {
+							t.Fatal(err)
+						}
+					}
+					at += k
+				}
+				return got
+			}
+			want := pieces(1, false)
+			for _, n := range []int{2, 3, 17, 40} {
+				for _, prompt := range []bool{false, true} {
+					if !SameBits(pieces(n, prompt), want) {
+						t.Errorf("pieces of %d (prompt: %t): other bits than one by one", n, prompt)
+					}
+				}
+			}
+			// A tree whose second branch is the text: its rows must have the text's bits.
+			seq := m.NewSeq()
+			Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[:2], Prompt: true})
+			if err := seq.CommitAll(); err != nil {
+				t.Fatal(err)
+			}
+			tree := model.Segment{Seq: seq, Tokens: []int32{tokens[2], 7, tokens[3], 9, tokens[4]}, Parents: []int32{-1, 0, 0, 1,
+				2}, Logits: model.LogitsAll}
+			v := b.Read(Forward(t, m, tree).Logits)
+			for row, at := range map[int]int{0: 2, 2: 3, 4: 4} {
+				if !SameBits(v[row*m.Vocab:][:m.Vocab], want[at*m.Vocab:][:m.Vocab]) {
+					t.Errorf("row %d of a tree: other bits than in a chain", row)
+				}
+			}
+			if err := seq.Commit([]int32{0, 2, 4}); err != nil {
+				t.Fatal(err)
+			}
+			v = b.Read(Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[5:6], Logits: model.LogitsAll}).Logits)
+			if !SameBits(v, want[5*m.Vocab:][:m.Vocab]) {
+				t.Error("after the path of a tree was kept: other bits than in a chain")
+			}
+		})
+	}
+}
+
+// exact is a device that pads nothing and goes through every pass.
+type exact struct{ backend.Backend }
+
+func (exact) Pad(n int) int                                       { return n }
+func (exact) Repeat(int, *backend.Plan, ...[]int32) (bool, error) { return false, nil }
+
+// Padding: passes that are padded, and run again by their name with other rows, streams, pages and trees, have the bits of
+// passes that are gone through row by row; nothing that later passes see is lost to padding.
+func (s Suite) Padding(t *testing.T, names ...string) {
+	b := s.Backend
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			run := func(b backend.Backend) (all []float32) {
+				m := Target(t, b, name, model.Options{})
+				seqs := []*cache.Seq{m.NewSeq(), m.NewSeq(), m.NewSeq()}
+				token := int32(0)
+				pass := func(rows ...int) {
+					var segs []model.Segment
+					for i, n := range rows {
+						s := model.Segment{Seq: seqs[i], Logits: model.LogitsAll}
+						for range n {
+							token++
+							s.Tokens = append(s.Tokens, token*37%500)
+						}
+						if n == 4 {
+							s.Parents = []int32{-1, 0, 0, 2}
+						}
+						segs = append(segs, s)
+					}
+					out := Forward(t, m, segs...)
+					all = append(all, b.Read(out.Logits)...)
+					for i, n := range rows {
+						path := []int32{0, 2, 3}
+						if n < 4 {
+							path = path[:1]
+						}
+						if err := seqs[i].Commit(path); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				pass(1, 1, 3) // five rows become six,
+				pass(2, 1, 2) // once more with other segments,
+				pass(4, 1)    // with a tree, and once more with six
+				pass(1, 3, 2)
+				return all
+			}
+			if !SameBits(run(b), run(exact{b})) {
+				t.Error("padding changes bits")
+			}
+		})
+	}
+}
+
+// Text: what is generated with a drafter, in any mode, greedy or drawn, is what plain decoding says.
+func (s Suite) Text(t *testing.T, names ...string) {
+	b := s.Backend
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			m := Target(t, b, name, model.Options{})
+			d, err := dflash.Open(File(t, testkit.Golden(t, "dflash-"+name+"/model.gguf")), m, dflash.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Same(t, m, d, []int32{1, 5, 9, 13}, 24)
+		})
+	}
+}
+
+// Same compares modes of drafting with plain decoding.
+func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32, n int) {
+	t.Helper()
+	if s.Few {
+		n = 5
+	}
+	for _, p := range []sample.Params{{}, {Temp: 0.8, Seed: 3}} {
+		var want []int32
+		for i, o := range []speculate.Options{
+			{Draft: speculate.Off}, {Draft: "dflash", Fixed: true, Max: 5}, {Draft: "dflash", Fixed: true, Tree: 12}, {},
+		} {
+			r, err := speculate.NewRunner(m, d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if o.Draft == "dflash" && o.Tree == 0 {
+				o.Tree = speculate.TreeOff
+			}
+			var got []int32
+			seq, ctxs := m.NewSeq(), r.NewContexts()
+			stream, err := r.NewStream(speculate.Config{Options: o, Seq: seq, Contexts: ctxs, Prompt: prompt,
+				Sampler: sample.New(p, m.Vocab), Max: n,
+				Emit: func(t speculate.Token) bool { got = append(got, t.ID); return true }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for !stream.Done() {
+				if err := r.Step([]*speculate.Stream{stream}, 64); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if st := stream.Stats(); st.DraftErr != nil {
+				t.Fatal(st.DraftErr)
+			}
+			stream.Close()
+			seq.Close()
+			speculate.CloseContexts(ctxs)
+			if i == 0 {
+				want = got
+			} else if !slices.Equal(got, want) {
+				t.Errorf("temperature %g, %+v: %v, want %v", p.Temp, o, got, want)
+			}
+		}
+	}
+}
+
+// Pair: a target with its drafter says the same in every mode, and nearly what the processor computes.
+func (s Suite) Pair(t *testing.T, tf, df *gguf.File, n int) {
+	m, err := model.Open(tf, s.Backend, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := dflash.Open(df, m, dflash.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Same(t, m, d, []int32{3, 50, 120, 77, 9, 400, 12, 6}, n)
+	c := cpu.New(cpu.Options{})
+	defer c.Close()
+	on, err := model.Open(tf, c, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := []int32{3, 50, 120, 77, 9, 400, 12, 6, 90, 41}
+	x := s.Backend.Read(Forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: tokens, Logits: model.LogitsAll}).Logits)
+	y := c.Read(Forward(t, on, model.Segment{Seq: on.NewSeq(), Tokens: tokens, Logits: model.LogitsAll}).Logits)
+	e := testkit.RelL2(x, y)
+	if t.Logf("logits differ from the processor's by %.1e", e); !(e <= 0.03) {
+		t.Errorf("logits differ from the processor's by %.1e", e)
+	}
+}
