@@ -134,7 +134,9 @@ type Settings struct {
 	Drafting  Drafting
 	MaxTokens int      // 0 means as many as the context holds
 	Stops     []string // the text ends before any of these
-	Tools     []Tool   // for Chat, if the model's template can describe them
+	// Constraint limits the tokens that may come next; nil leaves them free. It belongs to this answer alone.
+	Constraint sample.Constraint
+	Tools      []Tool // for Chat, if the model's template can describe them
 	// Thinking asks for reasoning before the answer, or for none, if the template has a switch; nil leaves it alone.
 	Thinking *bool
 	// Raw lets control tokens in the text of Complete be control tokens, for programs that write a whole prompt.
@@ -164,7 +166,8 @@ func (m *Model) Complete(ctx context.Context, text string, set Settings) (*Answe
 
 // Answer begins the answer to a prompt that Format made.
 func (m *Model) Answer(ctx context.Context, p *dialog.Prompt, set Settings) (*Answer, error) {
-	req := p.Request(engine.Request{Params: set.Sampling, Spec: set.Drafting, MaxTokens: set.MaxTokens, Stops: set.Stops})
+	req := p.Request(engine.Request{Params: set.Sampling, Spec: set.Drafting, MaxTokens: set.MaxTokens, Stops: set.Stops,
+		Constraint: set.Constraint})
 	g, err := m.engine.Submit(ctx, req)
 	if err != nil {
 		return nil, err

@@ -36,7 +36,7 @@ type benchOptions struct {
 func newBenchCmd() *cobra.Command {
 	var opt benchOptions
 	cmd := &cobra.Command{
-		Use:   "bench [-m FILE] [-d DRAFTER]",
+		Use:   "bench [MODEL] [-d DRAFTER]",
 		Short: "Measure speed with and without drafting",
 		Long: `Bench generates the same text in several ways and compares them:
 
@@ -69,7 +69,7 @@ and tokens per pass of the drafter's chains.`,
   strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg
   strobe bench -m target.gguf -d drafter.gguf --kv turbo3 --context 262144 --stress -n 64
   strobe bench --kv-types f16,q8_0,turbo4,turbo3,q8_0/turbo3`,
-		Args: cobra.NoArgs,
+		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)
@@ -301,7 +301,7 @@ type runBar struct{ bar *progressbar.ProgressBar }
 
 func newRunBar(cmd *cobra.Command) *runBar {
 	w := cmd.ErrOrStderr()
-	if isQuiet(cmd) || !isTerminal(w) || os.Getenv("NO_COLOR") != "" {
+	if isQuiet(cmd) || !isTerminal(w) {
 		return &runBar{}
 	}
 	return &runBar{progressbar.NewOptions(1, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription("runs"),

@@ -25,7 +25,7 @@ type chatOptions struct {
 func newChatCmd() *cobra.Command {
 	var opt chatOptions
 	cmd := &cobra.Command{
-		Use:   "chat [-m FILE] [-d DRAFTER]",
+		Use:   "chat [MODEL] [-d DRAFTER]",
 		Short: "Talk to a model in the terminal",
 		Long: `Chat is a conversation with a model.
 
@@ -38,11 +38,11 @@ func newChatCmd() *cobra.Command {
 
 The conversation stays in the cache between turns, so a turn costs only what is new. A model without a chat
 template continues the text instead of answering; --raw asks for that. When input or output is not a terminal,
-or NO_COLOR is set, chat reads and writes plain lines.`,
-		Example: `  strobe chat -m model.gguf
+chat reads and writes plain lines.`,
+		Example: `  strobe chat qwen3.5-4b
   strobe chat -m target.gguf -d drafter.gguf --color-drafts
   echo "Why is the sky blue?" | strobe chat -m model.gguf`,
-		Args: cobra.NoArgs,
+		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runChat(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)
@@ -78,7 +78,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		}
 	}
 	stdin, stdout := cmd.InOrStdin(), cmd.OutOrStdout()
-	if isTerminal(stdin) && isTerminal(stdout) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" {
+	if isTerminal(stdin) && isTerminal(stdout) && os.Getenv("TERM") != "dumb" {
 		return chatScreen(cmd, t)
 	}
 	return chatLines(cmd, t)
@@ -89,6 +89,10 @@ func (t *talk) greeting() string {
 	s := fmt.Sprintf("%s\n", t.model().Summary())
 	if t.continues() {
 		s += "The model has no chat template: it continues what you write.\n"
+	}
+	if t.opt.model == "" {
+		s += "It is the one that is built in. \"strobe chat qwen3.5-4b\" fetches one that talks, " +
+			"\"strobe list --known\" lists others.\n"
 	}
 	if n := len(t.messages); n > 0 {
 		s += fmt.Sprintf("The conversation has %d messages.\n", n)

@@ -162,6 +162,7 @@ func (t *talk) set(arg string) error {
 	}
 	old := f.Value.String()
 	if err := f.Value.Set(value); err != nil {
+		_ = f.Value.Set(old) // some have become 0
 		return fmt.Errorf("%s %q: not a valid number", name, value)
 	}
 	if _, err := t.opt.params(0); err != nil || t.opt.n < 0 {

@@ -42,6 +42,9 @@ func newTalk(m *strobe.Model, cmd *cobra.Command, opt *chatOptions) (*talk, erro
 	if _, err := opt.params(0); err != nil {
 		return nil, err
 	}
+	if opt.n < 0 {
+		return nil, usagef("--predict %d: want 0 or more", opt.n)
+	}
 	if t.continues() {
 		if opt.n == 0 {
 			opt.n = 256
@@ -128,7 +131,7 @@ func (u *turn) next() ([]strobe.Piece, error) {
 // footer is the line of numbers after an answer.
 func (u *turn) footer() string {
 	st := &u.Result().Stats
-	s := summary(st)
+	s := summary(st, len(u.talk.model().Drafters()) > 0 && u.talk.spec.Draft != speculate.Off)
 	if st.Cached > 0 {
 		s = fmt.Sprintf("%d tokens cached, ", st.Cached) + s
 	}
@@ -136,7 +139,7 @@ func (u *turn) footer() string {
 	case engine.ReasonCancelled:
 		s = "stopped; " + s
 	case engine.ReasonLength:
-		s = "cut at the limit of tokens; " + s
+		s = cutNote(u.Result(), u.talk.Engine()) + "; " + s
 	}
 	return s
 }

@@ -422,3 +422,14 @@ func TestInspectDialects(t *testing.T) {
 		}
 	}
 }
+
+// TestSetNonsense: a value that is none leaves the setting as it was.
+func TestSetNonsense(t *testing.T) {
+	tk := newTestTalk(t, testkit.Golden(t, "qwen35/model.gguf"), "--temp", "0.5")
+	for _, arg := range []string{"temp abc", "temp -1", "predict -3", "top-p 2"} {
+		before := tk.settings()
+		if err := tk.set(arg); err == nil || tk.settings() != before {
+			t.Errorf("/set %s: error %v, settings %s, want %s", arg, err, tk.settings(), before)
+		}
+	}
+}

@@ -42,19 +42,19 @@ const demoQuestion = "Write a Go function that returns the n most frequent words
 func newDemoCmd() *cobra.Command {
 	var opt demoOptions
 	cmd := &cobra.Command{
-		Use:   "demo [-m FILE] [-d DRAFTER]",
+		Use:   "demo [MODEL] [-d DRAFTER]",
 		Short: "See plain and drafted decoding race each other",
 		Long: `Demo generates the same text twice, side by side: plainly, one token per pass, and with drafts that are
 verified several tokens at a time. Tokens that were drafted and accepted are coloured. At the end it shows the
 speeds and proves that both texts are the same.
 
 The two take turns on the same processor, a twentieth of a second each, and each one's clock runs only in its own
-turns: what else the machine does slows both alike. Without a terminal, or with NO_COLOR set, the result is
-printed as plain text.`,
+turns: what else the machine does slows both alike. Without a terminal the result is printed as
+plain text.`,
 		Example: `  strobe demo -m target.gguf -d drafter.gguf
   strobe demo -m target.gguf -d drafter.gguf -p "Explain how a hash table works." -n 400
   strobe demo -m target.gguf -d drafter.gguf --record demo.svg`,
-		Args: cobra.NoArgs,
+		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDemo(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)
@@ -84,7 +84,7 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 	text, raw := demoCode, true
 	switch {
 	case opt.prompt != "" || opt.file != "":
-		if text, err = run.promptText(cmd.InOrStdin()); err != nil {
+		if text, err = run.promptText(cmd); err != nil {
 			return err
 		}
 		raw = opt.raw
@@ -97,7 +97,7 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 	}
 	defer r.close()
 	out := cmd.OutOrStdout()
-	if isTerminal(out) && isTerminal(cmd.InOrStdin()) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" {
+	if isTerminal(out) && isTerminal(cmd.InOrStdin()) && os.Getenv("TERM") != "dumb" {
 		err = demoScreen(cmd, r)
 	} else if err = r.run(cmd.Context(), func() {}); err == nil {
 		err = r.print(out)

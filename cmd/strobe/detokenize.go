@@ -22,7 +22,7 @@ type detokenizeOptions struct {
 func newDetokenizeCmd() *cobra.Command {
 	var opt detokenizeOptions
 	cmd := &cobra.Command{
-		Use:   "detokenize -m FILE < IDS",
+		Use:   "detokenize [-m MODEL] < IDS",
 		Short: "Turn token ids back into text",
 		Long: `Detokenize reads token ids on standard input, separated by white space or commas
 or written as a JSON array, and prints the text they stand for, byte for byte and
@@ -32,27 +32,25 @@ without a line feed of its own.`,
   echo '[[1, 2], [3]]' | strobe detokenize -m model.gguf --batch`,
 		Args: positional(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runDetokenize(opt, cmd.InOrStdin(), cmd.OutOrStdout())
+			return runDetokenize(cmd, opt, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&opt.model, "model", "m", "", "GGUF `file` whose tokenizer to use (required)")
+	f.StringVarP(&opt.model, "model", "m", "",
+		"`model` whose tokenizer to use, a name or a GGUF file (default: the one built in)")
 	f.BoolVar(&opt.noSpecial, "no-special", false, "leave control tokens out of the text")
 	f.BoolVar(&opt.batch, "batch", false, "read a JSON array of id arrays, print a JSON array of strings")
 	return cmd
 }
 
-func runDetokenize(opt detokenizeOptions, stdin io.Reader, stdout io.Writer) error {
-	if opt.model == "" {
-		return usagef("detokenize: missing flag -m FILE")
-	}
-	tok, err := openTokenizer(opt.model)
+func runDetokenize(cmd *cobra.Command, opt detokenizeOptions, stdout io.Writer) error {
+	tok, err := openTokenizer(cmd, opt.model)
 	if err != nil {
 		return err
 	}
-	in, err := io.ReadAll(stdin)
+	in, err := readInput(cmd)
 	if err != nil {
-		return fmt.Errorf("standard input: %w", err)
+		return err
 	}
 	dec := tokenizer.DecodeOptions{Special: !opt.noSpecial}
 	if !opt.batch {

@@ -10,8 +10,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-
-	"strobe/internal/gguf"
 )
 
 func newInspectCmd() *cobra.Command {
@@ -32,7 +30,7 @@ when a check fails.`,
   strobe inspect model.gguf --json | jq .model`,
 		Args: positional("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f, err := gguf.Open(args[0])
+			f, err := openGGUF(cmd, args[0])
 			if err != nil {
 				return err
 			}
@@ -42,7 +40,7 @@ when a check fails.`,
 				return err
 			}
 			if target != "" {
-				t, err := gguf.Open(target)
+				t, err := openGGUF(cmd, target)
 				if err != nil {
 					return err
 				}

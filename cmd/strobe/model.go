@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -43,9 +44,11 @@ type modelFlags struct {
 func (m *modelFlags) add(cmd *cobra.Command) {
 	m.cmd = cmd
 	f := cmd.Flags()
-	f.StringVarP(&m.model, "model", "m", "", "GGUF file of the model (default: the one built in, which completes Go code)")
+	f.StringVarP(&m.model, "model", "m", "",
+		"the model: a name that \"strobe list --known\" shows, OWNER/REPO[:TYPE] of the Hugging Face hub, or a GGUF file "+
+			"(default: the one built in, which completes Go code)")
 	f.StringVarP(&m.drafter, "drafter", "d", "",
-		"GGUF file of its drafter (default: the one beside the model, else what the model's own file has)")
+		"its drafter, likewise, or none (default: the one made for the model, the one beside it, or what its own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(&m.device, "device", "auto",
 		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1, vulkan")
@@ -72,10 +75,24 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.StringVar(&m.tree, "tree", "auto", "verify a tree of drafts: auto, off, or a number of nodes")
 	f.BoolVar(&m.mtp, "mtp", false, "use the model's layer for multi-token prediction beside a drafter, too")
 	f.StringVar(&m.causal, "draft-causal", "auto", "attention inside the drafter's block: auto, on (causal) or off")
+	cmd.ValidArgsFunction = completeModel
+	for name, complete := range map[string]cobra.CompletionFunc{
+		"model": completeModel, "drafter": completeModel,
+		"draft": cobra.FixedCompletions([]string{"auto", "off", "dflash", "mtp", "ngram"},
+			cobra.ShellCompDirectiveNoFileComp),
+	} {
+		_ = cmd.RegisterFlagCompletionFunc(name, complete) // fails for flags that are not there
+	}
 }
 
 // load opens the model the flags name.
 func (m *modelFlags) load() (*engine.Model, error) {
+	if _, err := m.options(); err != nil { // before anything is downloaded
+		return nil, err
+	}
+	if err := m.find(); err != nil {
+		return nil, err
+	}
 	opt, err := m.options()
 	if err != nil {
 		return nil, err
@@ -90,10 +107,14 @@ func (m *modelFlags) load() (*engine.Model, error) {
 		last = done
 	}
 	opt.Say = func(line string) { infof(m.cmd, "%s", line) }
-	e, err := m.open(opt)
+	e, err := m.openOrLeave(opt)
 	bar.Stop()
 	if err != nil {
 		return nil, err
+	}
+	if n := e.Target.Context; m.ctx > n {
+		e.Close()
+		return nil, usagef("--ctx %d: the model's context holds at most %d tokens", m.ctx, n)
 	}
 	if err := m.checkDrafter(e); err != nil {
 		e.Close()
@@ -132,6 +153,11 @@ func (m *modelFlags) options() (engine.Options, error) {
 	}
 	if strings.Contains(m.draftDevice, ",") {
 		return opt, usagef("--draft-device %q: a drafter has one device", m.draftDevice)
+	}
+	for name, v := range map[string]int{"ctx": m.ctx, "threads": m.threads, "draft-max": m.draftMax} {
+		if v < 0 {
+			return opt, usagef("--%s %d: want 0 or more", name, v)
+		}
 	}
 	var ok bool
 	if opt.GPULayers, ok = layerCount(m.gpuLayers); !ok {
@@ -187,6 +213,35 @@ func (m *modelFlags) checkDrafter(e *engine.Model) error {
 		return usageError{err}
 	}
 	return nil
+}
+
+// openOrLeave is open, given up when the command is interrupted. Nothing can interrupt the loading itself, so nobody
+// waits for it; the process ends.
+func (m *modelFlags) openOrLeave(opt engine.Options) (*engine.Model, error) {
+	ctx := m.cmd.Context()
+	if ctx == nil {
+		return m.open(opt)
+	}
+	type opened struct {
+		e   *engine.Model
+		err error
+	}
+	done := make(chan opened, 1)
+	go func() {
+		e, err := m.open(opt)
+		done <- opened{e, err}
+	}()
+	select {
+	case o := <-done:
+		return o.e, o.err
+	case <-ctx.Done():
+		go func() {
+			if o := <-done; o.err == nil {
+				o.e.Close()
+			}
+		}()
+		return nil, ctx.Err()
+	}
 }
 
 // open loads the file the flags name, or the pair that is part of the program.
@@ -250,6 +305,30 @@ func (s *sampleFlags) add(cmd *cobra.Command, temp float32) {
 	f.Int64Var(&s.seed, "seed", -1, "seed of the random numbers; negative takes a new one each time")
 }
 
+// check names the flag whose value makes no sense.
+func (s *sampleFlags) check() error {
+	for _, f := range []struct {
+		name    string
+		v, most float32
+	}{
+		{"temp", s.Temp, math.MaxFloat32}, {"top-p", s.TopP, 1}, {"min-p", s.MinP, 1}, {"typical-p", s.TypicalP, 1},
+		{"top-k", float32(s.TopK), math.MaxFloat32}, {"repeat-penalty", s.RepeatPenalty, math.MaxFloat32},
+		{"dry-multiplier", s.DRY.Multiplier, math.MaxFloat32},
+	} {
+		switch {
+		case f.v >= 0 && f.v <= f.most: // not so for what is no number
+		case f.most == 1:
+			return usagef("--%s %v: want 0 to 1", f.name, f.v)
+		default:
+			return usagef("--%s %v: want 0 or more", f.name, f.v)
+		}
+	}
+	if err := s.Params.Validate(); err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
 // params are the settings of the turn-th answer, each with a seed of its own.
 func (s *sampleFlags) params(turn int) (sample.Params, error) {
 	p := s.Params
@@ -257,8 +336,5 @@ func (s *sampleFlags) params(turn int) (sample.Params, error) {
 	if s.seed < 0 {
 		p.Seed = rand.Uint64()
 	}
-	if err := p.Validate(); err != nil {
-		return p, usageError{err}
-	}
-	return p, nil
+	return p, s.check()
 }

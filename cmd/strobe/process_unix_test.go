@@ -29,7 +29,11 @@ const argsVariable = "STROBE_TEST_ARGS"
 func TestProcess(t *testing.T) {
 	var args []string
 	if json.Unmarshal([]byte(os.Getenv(argsVariable)), &args) == nil {
-		os.Exit(run(context.Background(), args, os.Stdin, os.Stdout, os.Stderr))
+		var in io.Reader = os.Stdin
+		if os.Getenv(waitVariable) != "" {
+			in = tellingReader{in}
+		}
+		os.Exit(run(context.Background(), args, in, os.Stdout, os.Stderr))
 	}
 }
 
@@ -163,4 +167,52 @@ func TestServeChangedFile(t *testing.T) {
 	if got := arch(); got != "gemma4" {
 		t.Errorf("after the file was overwritten it serves %v", got)
 	}
+}
+
+// TestSignals: an interrupt ends a command that waits for its input, with the code shells expect.
+func TestSignals(t *testing.T) {
+	for _, c := range []struct {
+		signal os.Signal
+		args   string
+		want   int
+	}{
+		{os.Interrupt, `["run", "-n", "1"]`, exitInterrupted},
+		{syscall.SIGTERM, `["run", "-n", "1"]`, exitTerminated},
+		{os.Interrupt, `["tokenize"]`, exitInterrupted},
+	} {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestProcess$")
+		cmd.Env = append(os.Environ(), argsVariable+"="+c.args, waitVariable+"=1")
+		in, err := cmd.StdinPipe() // nothing ever comes
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil { // it reads
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(c.signal); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Wait()
+		if got := cmd.ProcessState.ExitCode(); got != c.want {
+			t.Errorf("%s, %v: code %d, want %d", c.args, c.signal, got, c.want)
+		}
+		in.Close()
+	}
+}
+
+// waitVariable makes TestProcess say when its input is read for the first time.
+const waitVariable = "STROBE_TEST_WAIT"
+
+type tellingReader struct{ io.Reader }
+
+func (r tellingReader) Read(b []byte) (int, error) {
+	os.Stdout.WriteString("reading\n")
+	return r.Reader.Read(b)
 }

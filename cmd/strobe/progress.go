@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -32,7 +31,7 @@ func newProgress(cmd *cobra.Command, label string, total int64) *progress {
 	}
 	p := &progress{w: cmd.ErrOrStderr(), label: label, total: total, start: time.Now()}
 	p.lastLine = p.start
-	if isTerminal(p.w) && os.Getenv("NO_COLOR") == "" {
+	if isTerminal(p.w) {
 		p.bar = progressbar.NewOptions64(total,
 			progressbar.OptionSetWriter(p.w),
 			progressbar.OptionSetDescription(label),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -11,9 +12,10 @@ import (
 func newPullCmd() *cobra.Command {
 	var token, endpoint, cache string
 	cmd := &cobra.Command{
-		Use:   "pull OWNER/REPO[:FILE]",
+		Use:   "pull NAME | OWNER/REPO[:FILE]",
 		Short: "Download a model from the Hugging Face hub",
-		Long: `Download a model from the Hugging Face hub and print its path.
+		Long: `Download a model from the Hugging Face hub and print its path. A NAME that
+"strobe list --known" shows brings the model's drafter, too.
 
 Without FILE the repository's ` + hub.DefaultType + ` file is fetched, or its only GGUF file;
 where that leaves a choice, the choices are listed. FILE is a file name in the
@@ -28,13 +30,15 @@ file is checked against the hub's hash.
 Environment: HF_TOKEN (access token for private or gated models), HF_HOME or
 HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 (use the cache only).`,
-		Example: `  strobe pull Qwen/Qwen3-0.6B-GGUF              the default file
+		Example: `  strobe pull qwen3.5-4b                        a model and its drafter
+  strobe pull Qwen/Qwen3-0.6B-GGUF              the default file
   strobe pull Qwen/Qwen3-0.6B-GGUF:Q8_0         by type
   strobe inspect "$(strobe pull -q Qwen/Qwen3-0.6B-GGUF:Q8_0)"`,
-		Args: positional("OWNER/REPO"),
+		Args: positional("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := hub.ParseRef(args[0]); err != nil {
-				return usageError{err}
+			of, err := lookUp(args[0])
+			if err != nil || of.ref == "" {
+				return usageError{cmp.Or(err, fmt.Errorf("%s is a file, expected OWNER/REPO", args[0]))}
 			}
 			c, err := hub.FromEnv()
 			if err != nil {
@@ -49,7 +53,11 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 			if token != "" {
 				c.Token = token
 			}
-			return runPull(cmd, c, args[0])
+			refs := append([]string{of.ref}, of.drafters...)
+			if of.ref == args[0] { // one file was asked for
+				refs = refs[:1]
+			}
+			return runPull(cmd, c, refs)
 		},
 	}
 	cmd.Flags().StringVar(&endpoint, "endpoint", "",
@@ -59,25 +67,48 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 	return cmd
 }
 
-func runPull(cmd *cobra.Command, c *hub.Client, ref string) error {
-	plan, err := c.Resolve(cmd.Context(), ref)
-	if err != nil {
-		return err
+// runPull fetches a model and the first of its drafters that the hub has.
+func runPull(cmd *cobra.Command, c *hub.Client, refs []string) error {
+	for i, ref := range refs {
+		resolve := c.Resolve
+		if i > 0 {
+			resolve = c.ResolveDrafter
+		}
+		plan, err := resolve(cmd.Context(), ref)
+		if err != nil && i > 0 && cmd.Context().Err() == nil {
+			infof(cmd, "drafter %s: %s", ref, oneLine(err))
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		path, err := pull(cmd, c, plan)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.OutOrStdout(), path)
+		if i > 0 {
+			break
+		}
 	}
+	return nil
+}
+
+// pull downloads what was planned and shows how far it is.
+func pull(cmd *cobra.Command, c *hub.Client, plan *hub.Plan) (path string, err error) {
 	infof(cmd, "%s: %s, commit %.12s", plan.Ref.Repo, describeFiles(plan.Files), plan.Commit)
 	p := newProgress(cmd, "pull", plan.Size())
 	var done int64
-	path, err := c.Pull(cmd.Context(), plan, func(s hub.Progress) {
+	path, err = c.Pull(cmd.Context(), plan, func(s hub.Progress) {
 		p.Add(s.Done - done)
 		done = s.Done
 	})
 	if err != nil {
 		p.Stop()
-		return err
+		return "", err
 	}
 	p.Finish()
-	fmt.Fprintln(cmd.OutOrStdout(), path)
-	return nil
+	return path, nil
 }
 
 func describeFiles(files []hub.File) string {

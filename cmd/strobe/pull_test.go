@@ -63,7 +63,7 @@ func TestPullCommand(t *testing.T) {
 		t.Errorf("absent: exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	if code, _, stderr := strobe("pull", "nonsense"); code != exitUsage ||
-		!strings.Contains(stderr, "expected OWNER/REPO") {
+		!strings.Contains(stderr, "OWNER/REPO names one") {
 		t.Errorf("nonsense: exit %d, stderr %q", code, stderr)
 	}
 }

@@ -8,32 +8,29 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
-// commands lists every subcommand in the order in which help shows them.
-// A new command is one file with its constructor and one line here.
-func commands() []*cobra.Command {
-	return []*cobra.Command{
-		newRunCmd(),
-		newChatCmd(),
-		newDemoCmd(),
-		newServeCmd(),
-		newCheckCmd(),
-		newBenchCmd(),
-		newDevicesCmd(),
-		newLogitsCmd(),
-		newInspectCmd(),
-		newConvertCmd(),
-		newQuantizeCmd(),
-		newSynthCmd(),
-		newTokenizeCmd(),
-		newDetokenizeCmd(),
-		newPullCmd(),
-		newVersionCmd(),
+// commands lists every subcommand in the order in which help shows them, by groups.
+// A new command is one file with its constructor and one entry here.
+func commands() []commandGroup {
+	return []commandGroup{
+		{"Every day:", []*cobra.Command{newRunCmd(), newChatCmd(), newServeCmd(), newDemoCmd()}},
+		{"Models on this machine:", []*cobra.Command{newPullCmd(), newListCmd(), newShowCmd(), newRmCmd(), newPsCmd()}},
+		{"Speed and health:", []*cobra.Command{newBenchCmd(), newDevicesCmd(), newCheckCmd()}},
+		{"Model files:", []*cobra.Command{newInspectCmd(), newConvertCmd(), newQuantizeCmd(), newSynthCmd()}},
+		{"To look inside:", []*cobra.Command{newTokenizeCmd(), newDetokenizeCmd(), newLogitsCmd()}},
+		{"Others:", []*cobra.Command{newConfigCmd(), newVersionCmd()}},
 	}
+}
+
+type commandGroup struct {
+	title    string
+	commands []*cobra.Command
 }
 
 // Exit codes of the process.
@@ -41,7 +38,8 @@ const (
 	exitOK          = 0
 	exitError       = 1   // the command could not do its work
 	exitUsage       = 2   // the command line was wrong; nothing was done
-	exitInterrupted = 130 // SIGINT or SIGTERM, as shells report it
+	exitInterrupted = 130 // SIGINT, as shells report it
+	exitTerminated  = 143 // SIGTERM
 )
 
 // run executes one command line and returns the exit code. Results go to stdout,
@@ -51,9 +49,20 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	// A reader that goes away ("strobe inspect FILE | head") must end us with an
 	// error from Write, not with a signal that skips clean-up of temporary files.
 	signal.Ignore(syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	defer context.AfterFunc(ctx, stop)() // signals have their usual effect again
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	var terminated atomic.Bool
+	go func() { // ends with this function
+		select {
+		case s := <-signals:
+			terminated.Store(s == syscall.SIGTERM)
+			cancel()
+		case <-ctx.Done():
+		}
+		signal.Stop(signals) // signals have their usual effect again
+	}()
 
 	root, started := newRootCmd()
 	root.SetArgs(args)
@@ -69,6 +78,10 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	case errors.Is(err, syscall.EPIPE):
 		return exitOK
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		if terminated.Load() {
+			fmt.Fprintln(stderr, "strobe: terminated")
+			return exitTerminated
+		}
 		fmt.Fprintln(stderr, "strobe: interrupted")
 		return exitInterrupted
 	case errors.As(err, &usage) || !*started:
@@ -91,9 +104,11 @@ func newRootCmd() (root *cobra.Command, started *bool) {
 It reads GGUF files (the format of llama.cpp), makes them from Hugging Face
 checkpoints, and speeds up generation by drafting whole blocks of tokens with a
 small DFlash model and verifying them in one pass of the large one.`,
-		Example: `  strobe inspect model.gguf                     what is in this file?
-  strobe convert Qwen3-0.6B/ -o qwen3.gguf      make a GGUF from a checkpoint
-  strobe quantize qwen3.gguf small.gguf Q4_K_M  make it smaller`,
+		Example: `  strobe chat qwen3.5-4b                     talk to a model; it is downloaded the first time
+  strobe run qwen3.5-4b "Why is the sky blue?"
+  strobe serve qwen3.5-4b                    OpenAI, Anthropic and Ollama APIs and a web page
+  strobe list --known                        which models have a name`,
+		Version:       versionText(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -106,17 +121,100 @@ small DFlash model and verifying them in one pass of the large one.`,
 			}
 			return usageError{errors.New(msg)}
 		},
-		RunE: func(cmd *cobra.Command, args []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if isTerminal(cmd.InOrStdin()) && isTerminal(cmd.OutOrStdout()) {
+				return chatInstead(cmd)
+			}
+			return cmd.Help()
+		},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			switch cmd.Name() {
+			case "serve", // reads more from its file
+				"config", "help", "completion", "version": // work whatever is in it
+				return nil
+			}
+			_, err := fillFlags(cmd, "")
+			return err
+		},
 	}
 	root.SuggestionsMinimumDistance = 2
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.PersistentFlags().BoolP("quiet", "q", false, "print nothing but results and errors")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(commands()...)
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{suggestFlag(cmd, err)} })
+	cobra.EnableCommandSorting = false
+	for _, g := range commands() {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+			root.AddCommand(c)
+		}
+	}
+	root.SetHelpCommandGroupID("Others:")
+	root.SetCompletionCommandGroupID("Others:")
 
 	started = new(bool)
 	markStart(root, started)
 	return root, started
+}
+
+// suggestFlag adds the flag that may have been meant to the error of one that does not exist.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
+		return err
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if s := nearest(unknown.GetSpecifiedName(), names); s != "" {
+		return fmt.Errorf("%w, did you mean --%s?", err, s)
+	}
+	return err
+}
+
+// chatInstead opens a chat with what the flags of another command say.
+func chatInstead(cmd *cobra.Command) error {
+	chat, _, err := cmd.Root().Find([]string{"chat"})
+	if err != nil {
+		return err
+	}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if to := chat.Flags().Lookup(f.Name); to != nil && err == nil {
+			err = chat.Flags().Set(f.Name, f.Value.String())
+		}
+	})
+	if err != nil {
+		return err
+	}
+	chat.SetContext(cmd.Context())
+	if _, err := fillFlags(chat, ""); err != nil {
+		return err
+	}
+	return chat.RunE(chat, nil)
+}
+
+// readInput reads standard input to its end, or until the command is interrupted.
+func readInput(cmd *cobra.Command) ([]byte, error) {
+	if isTerminal(cmd.InOrStdin()) {
+		infof(cmd, "reading from the terminal; Ctrl-D ends the text")
+	}
+	type input struct {
+		b   []byte
+		err error
+	}
+	read := make(chan input, 1)
+	go func() { // ends with its input or the process
+		b, err := io.ReadAll(cmd.InOrStdin())
+		read <- input{b, err}
+	}()
+	select {
+	case in := <-read:
+		if in.err != nil {
+			return nil, fmt.Errorf("standard input: %w", in.err)
+		}
+		return in.b, nil
+	case <-cmd.Context().Done():
+		return nil, cmd.Context().Err()
+	}
 }
 
 func markStart(cmd *cobra.Command, started *bool) {

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -11,7 +13,9 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
+	"strobe/internal/sample/grammar"
 	"strobe/internal/speculate"
+	"strobe/internal/tokenizer"
 )
 
 type runOptions struct {
@@ -22,23 +26,29 @@ type runOptions struct {
 	n            int
 	verbose      bool
 	stops        []string
+	system       string
+	schema       string
+	gbnf         string
+	json         bool
 }
 
 func newRunCmd() *cobra.Command {
 	var opt runOptions
 	cmd := &cobra.Command{
-		Use:   "run -m FILE [-p TEXT | -f FILE]",
+		Use:   "run [MODEL] [PROMPT]",
 		Short: "Generate text from a prompt",
 		Long: `Run loads a model, generates text from a prompt and streams it to standard
-output. The prompt comes from -p, from a file with -f, or from standard input. A model with a chat
+output. The model may be the name of one, which is downloaded when it is used for the first time. The prompt is
+an argument or comes from -p, from a file with -f, or from standard input. A model with a chat
 template answers the prompt as a message; --raw continues the text instead.
 
 The last line (on standard error) shows tokens per second for prompt and generation and, when
 drafts were used, how many tokens each pass yielded. Speculation never changes the text.`,
-		Example: `  strobe run -m model.gguf -p "Why is the sky blue?"
+		Example: `  strobe run qwen3.5-4b "Why is the sky blue?"
+  strobe run unsloth/Qwen3.5-4B-GGUF:Q8_0 -p "Why is the sky blue?"
   strobe run -m model.gguf --raw -p "package main" -n 200 --temp 0
   strobe run -m target.gguf -d drafter.gguf -f prompt.txt`,
-		Args: cobra.NoArgs,
+		Args: opt.arguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runPrompt(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)
@@ -49,12 +59,28 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens to generate (default: until the model ends or the context is full)")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "show what was loaded and what the controller did")
+	f.StringVar(&opt.system, "system", "", "message of the system, before the prompt")
+	f.StringVar(&opt.schema, "json-schema", "",
+		"the answer is JSON that fits this schema: JSON text or the name of a file")
+	f.StringVar(&opt.gbnf, "grammar", "", "the answer fits this grammar (GBNF): its text or the name of a file")
+	f.BoolVar(&opt.json, "json", false, "print the answer with its reason and counts as one JSON object")
 	f.StringArrayVar(&opt.stops, "stop", nil, "end the text before this string; may be repeated")
 	return cmd
 }
 
 func runPrompt(cmd *cobra.Command, opt *runOptions) error {
-	text, err := opt.promptText(cmd.InOrStdin())
+	if opt.prompt == "" && opt.file == "" && isTerminal(cmd.InOrStdin()) && isTerminal(cmd.OutOrStdout()) {
+		return chatInstead(cmd)
+	}
+	switch {
+	case opt.n < 0:
+		return usagef("--predict %d: want 0 or more", opt.n)
+	case opt.raw && opt.system != "":
+		return usagef("--raw continues the text as it is; --system belongs to a conversation")
+	case opt.schema != "" && opt.gbnf != "":
+		return usagef("give --json-schema or --grammar, not both")
+	}
+	guide, err := opt.grammar()
 	if err != nil {
 		return err
 	}
@@ -63,6 +89,10 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 		return err
 	}
 	if set.Sampling, err = opt.params(0); err != nil {
+		return err
+	}
+	text, err := opt.promptText(cmd)
+	if err != nil {
 		return err
 	}
 	loaded, err := opt.load()
@@ -74,7 +104,17 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	}
 	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: loaded.Chunk(), CacheBytes: -1})
 	defer m.Close()
-	p, err := m.Format().Prompt([]chat.Message{{Role: "user", Content: text}}, opt.raw, dialog.Options{Whole: true})
+	messages := []chat.Message{{Role: "user", Content: text}}
+	if opt.system != "" {
+		messages = append([]chat.Message{{Role: "system", Content: opt.system}}, messages...)
+	}
+	how := dialog.Options{Whole: !opt.json}
+	if guide != nil {
+		no := false
+		how.Thinking = &no // the grammar is that of the answer
+		set.Constraint = guide.NewMatcher(vocabulary(loaded.Tokenizer))
+	}
+	p, err := m.Format().Prompt(messages, opt.raw, how)
 	if err != nil {
 		return err
 	}
@@ -82,15 +122,30 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
-	if err := a.Wait(func(p strobe.Piece) error {
+	show := func(p strobe.Piece) error {
 		_, err := io.WriteString(cmd.OutOrStdout(), p.Text)
 		return err
-	}); err != nil {
+	}
+	if opt.json {
+		show = nil
+	}
+	if err := a.Wait(show); err != nil {
 		return err
 	}
-	fmt.Fprintln(cmd.OutOrStdout())
+	if opt.json {
+		err = printAnswer(cmd.OutOrStdout(), a)
+	} else {
+		_, err = fmt.Fprintln(cmd.OutOrStdout())
+	}
+	if err != nil {
+		return err
+	}
+	if r := a.Result(); r.Reason == engine.ReasonLength && (opt.n == 0 || r.Generated < opt.n) {
+		infof(cmd, "%s", cutNote(r, m.Engine()))
+	}
 	if !isQuiet(cmd) {
-		fmt.Fprintln(cmd.ErrOrStderr(), summary(&a.Result().Stats))
+		drafts := len(loaded.Drafters()) > 0 && set.Drafting.Draft != speculate.Off
+		fmt.Fprintln(cmd.ErrOrStderr(), summary(&a.Result().Stats, drafts))
 	}
 	if opt.verbose {
 		m.Close() // whoever runs the model writes down what passes cost
@@ -99,23 +154,120 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	return nil
 }
 
+// arguments takes a model and a prompt from the command line. A single argument is a prompt if it has a space in it or
+// the model is known already, and the model otherwise.
+func (o *runOptions) arguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 && o.model == "" && (len(args) > 1 || !strings.ContainsAny(args[0], " \t\n")) {
+		if _, err := lookUp(args[0]); err != nil {
+			return err
+		}
+		if err := cmd.Flags().Set("model", args[0]); err != nil {
+			return err
+		}
+		args = args[1:]
+	}
+	if len(args) > 1 {
+		return usagef("run: unexpected argument %q; a prompt of several words needs quotes", args[1])
+	}
+	if len(args) == 1 {
+		if o.prompt != "" {
+			return usagef("give the prompt as an argument or with -p, not both")
+		}
+		return cmd.Flags().Set("prompt", args[0])
+	}
+	return nil
+}
+
 // promptText reads the prompt from where the flags say.
-func (o *runOptions) promptText(stdin io.Reader) (string, error) {
+func (o *runOptions) promptText(cmd *cobra.Command) (string, error) {
 	switch {
 	case o.prompt != "" && o.file != "":
 		return "", usagef("give the prompt with -p or -f, not both")
 	case o.prompt != "":
 		return o.prompt, nil
 	case o.file == "" || o.file == "-":
-		b, err := io.ReadAll(stdin)
+		b, err := readInput(cmd)
 		return string(b), err
 	}
 	b, err := os.ReadFile(o.file)
 	return string(b), err
 }
 
-// summary is the last line of a run.
-func summary(st *speculate.Stats) string {
+// grammar compiles what the answer has to fit; nil for anything.
+func (o *runOptions) grammar() (*grammar.Grammar, error) {
+	text := func(name, value, begins string) (string, error) {
+		if strings.ContainsAny(value, begins) {
+			return value, nil
+		}
+		b, err := os.ReadFile(value)
+		if err != nil {
+			return "", usagef("--%s: %w", name, err)
+		}
+		return string(b), nil
+	}
+	switch {
+	case o.schema != "":
+		s, err := text("json-schema", o.schema, "{")
+		if err != nil {
+			return nil, err
+		}
+		g, err := grammar.Compile([]byte(s))
+		if err != nil {
+			return nil, usagef("--json-schema: %w", err)
+		}
+		return g, nil
+	case o.gbnf != "":
+		s, err := text("grammar", o.gbnf, "=")
+		if err != nil {
+			return nil, err
+		}
+		g, err := grammar.CompileGBNF(s)
+		if err != nil {
+			return nil, usagef("--grammar: %w", err)
+		}
+		return g, nil
+	}
+	return nil, nil
+}
+
+// vocabulary is what grammars may write: no control tokens.
+func vocabulary(tok *tokenizer.Tokenizer) *grammar.Vocab {
+	pieces := make([][]byte, tok.Size())
+	for id := range pieces {
+		pieces[id] = tok.Piece(int32(id), false)
+	}
+	return grammar.NewVocab(pieces, tok.EOG())
+}
+
+// printAnswer writes an answer for programs.
+func printAnswer(w io.Writer, a *strobe.Answer) error {
+	m, r := a.Message(), a.Result()
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	return e.Encode(struct {
+		Text            string  `json:"text"`
+		Reasoning       string  `json:"reasoning,omitempty"`
+		Reason          string  `json:"reason"`
+		PromptTokens    int     `json:"prompt_tokens"`
+		Tokens          int     `json:"tokens"`
+		TokensPerSecond float64 `json:"tokens_per_second"`
+		Drafted         int     `json:"drafted"`
+		Accepted        int     `json:"accepted"`
+		Passes          int     `json:"passes"`
+	}{a.Text(), m.Reasoning, r.Reason.String(), r.Prompt, r.Generated, r.Stats.Speed(), r.Stats.Guessed, r.Stats.Accepted,
+		r.Stats.Rounds})
+}
+
+// cutNote says why an answer was cut.
+func cutNote(r *strobe.Result, e *engine.Engine) string {
+	if n := e.Config().Context; r.Prompt+r.Generated >= n {
+		return fmt.Sprintf("cut: the context of %d tokens is full", n)
+	}
+	return fmt.Sprintf("cut after %d tokens", r.Generated)
+}
+
+// summary is the last line of a run. drafts says whether someone could have drafted.
+func summary(st *speculate.Stats, drafts bool) string {
 	s := fmt.Sprintf("prompt %d tokens, %.1f tokens/s; generated %d tokens, %.1f tokens/s", st.Prompt, st.PromptSpeed(),
 		st.Tokens, st.Speed())
 	if st.Guessed > 0 {
@@ -124,6 +276,9 @@ func summary(st *speculate.Stats) string {
 			s += fmt.Sprintf(", about %.2fx plain decoding", up)
 		}
 		s += fmt.Sprintf("; accepted by position %s", st.Bars())
+	}
+	if drafts && st.Paused() {
+		s += "; drafting paused, it did not pay"
 	}
 	if st.Cold {
 		s += "; the drafter had no context"

@@ -11,8 +11,13 @@ import (
 	"strobe/internal/testkit"
 )
 
-// TestMain lets scripts run this binary as the command.
-func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"strobe": main}) }
+// TestMain lets scripts run this binary as the command, without the settings of whoever runs the tests.
+func TestMain(m *testing.M) {
+	if os.Getenv("WORK") == "" { // not in a script, which has none but its own
+		os.Setenv("XDG_CONFIG_HOME", filepath.Join(os.TempDir(), "no-settings-of-strobe"))
+	}
+	testscript.Main(m, map[string]func(){"strobe": main})
+}
 
 // TestScripts runs the command lines in testdata/script as a user would, each file in a folder of its own. They are
 // in the language of the package testscript, with two more commands:

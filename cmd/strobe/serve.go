@@ -76,12 +76,12 @@ const keyVariable = "STROBE_API_KEY"
 func newServeCmd() *cobra.Command {
 	opt := serveOptions{chatFlags: chatFlags{thinking: "auto"}, cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20, maxStored: 64 << 20}
 	cmd := &cobra.Command{
-		Use:   "serve [-m FILE | --models DIR]",
+		Use:   "serve [MODEL | --models DIR]",
 		Short: "Serve models over HTTP, with a web page",
 		Long: `Serve answers HTTP requests: the OpenAI and Anthropic APIs, health and metrics, and a
 web page for chatting at the server's own address.
 
-With -m it serves one model, loaded at once, whatever model name requests give; without it, the one
+With MODEL it serves one model, loaded at once, whatever model name requests give; without it, the one
 that is built in. With --models it offers every GGUF file of a folder under its name, loads them when
 they are asked for and unloads the ones used least recently when memory runs short; the name "any"
 stands for the one used last.
@@ -92,13 +92,14 @@ appear beside its own, whatever protocol a client speaks. Requests that begin al
 It listens on this machine only unless --host says otherwise. Its address goes to standard output, logs
 to standard error. SIGINT or SIGTERM lets running requests finish for a while, then cancels them.
 
-Every flag can also be set in the environment (STROBE_PORT for --port) and in the file --config names.`,
+Every flag can also be set in the environment (STROBE_PORT for --port) and in the file --config names, or else in
+the one "strobe config" names.`,
 		Example: `  strobe serve
-  strobe serve -m model.gguf
+  strobe serve qwen3.5-4b
   strobe serve --models ~/models --models-memory 16GiB --port 9000
   strobe serve --upstream big=http://gpu1:8000 --upstream big=http://gpu2:8000
   strobe serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --tls-cert c.pem --tls-key k.pem`,
-		Args: cobra.NoArgs,
+		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if opt.tables, err = fillFlags(cmd, opt.settings); err != nil {
@@ -242,6 +243,11 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	}
 	if o.queue == 0 {
 		ecfg.Queue = -1
+	}
+	if o.model != "" {
+		if err := o.find(); err != nil {
+			return nil, err
+		}
 	}
 	if o.models != "" || o.model != "" || len(o.upstreams) > 0 {
 		pool := engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log}
@@ -389,8 +395,8 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		n := uint64(o.seed)
 		cfg.Seed = &n
 	}
-	if err := o.Params.Validate(); err != nil {
-		return cfg, usageError{err}
+	if err := o.check(); err != nil {
+		return cfg, err
 	}
 	if cfg.Spec, err = o.spec(); err != nil {
 		return cfg, err

@@ -2,86 +2,16 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
-	"strings"
 
-	"github.com/BurntSushi/toml"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"strobe/internal/sample"
 	"strobe/internal/server"
 )
-
-// modelTables is the name of the tables in a file of settings that speak of one model each.
-const modelTables = "defaults"
-
-// fillFlags sets the flags that were not given: from the environment (--cache-dir is STROBE_CACHE_DIR), then from a
-// file in TOML with a line cache-dir = "/var/cache/strobe" for each; a flag that may be repeated takes a list. It returns
-// the file's tables of single models, [defaults."NAME"].
-func fillFlags(cmd *cobra.Command, file string) (map[string]map[string]any, error) {
-	flags := cmd.Flags()
-	given := map[string]bool{} // the command line, then the environment
-	flags.Visit(func(f *pflag.Flag) { given[f.Name] = true })
-	var failed error
-	flags.VisitAll(func(f *pflag.Flag) {
-		name := "STROBE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		v, ok := os.LookupEnv(name)
-		if !ok || given[f.Name] || failed != nil || name == keyVariable { // the keys of all places count
-			return
-		}
-		given[f.Name] = true
-		if err := flags.Set(f.Name, v); err != nil {
-			failed = usagef("%s: %v", name, err)
-		}
-	})
-	if failed != nil {
-		return nil, failed
-	}
-	if file == "" {
-		file, _ = flags.GetString("config") // from the environment
-	}
-	if file == "" {
-		return nil, nil
-	}
-	var settings map[string]any
-	if _, err := toml.DecodeFile(file, &settings); err != nil {
-		var wrong toml.ParseError
-		if errors.As(err, &wrong) {
-			return nil, fmt.Errorf("%s:%d: %s", file, wrong.Position.Line, wrong.Message)
-		}
-		return nil, err
-	}
-	tables := map[string]map[string]any{}
-	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		v := settings[name]
-		if name == modelTables {
-			list, _ := v.(map[string]any)
-			for model, table := range list {
-				t, ok := table.(map[string]any)
-				if !ok {
-					return nil, fmt.Errorf("%s: %s.%s: must be a table", file, name, model)
-				}
-				tables[model] = t
-			}
-			continue
-		}
-		if flags.Lookup(name) == nil || name == "config" || name == "help" {
-			return nil, fmt.Errorf("%s: there is no setting %q", file, name)
-		}
-		if given[name] {
-			continue
-		}
-		if err := setFlag(flags, name, v); err != nil {
-			return nil, fmt.Errorf("%s: %v", file, err)
-		}
-	}
-	return tables, nil
-}
 
 // setFlag sets a flag to a value of TOML. A table becomes JSON, a list several values.
 func setFlag(flags *pflag.FlagSet, name string, v any) error {

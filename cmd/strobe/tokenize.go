@@ -11,6 +11,7 @@ import (
 
 	"strobe/internal/gguf"
 	"strobe/internal/tokenizer"
+	"strobe/models"
 )
 
 type tokenizeOptions struct {
@@ -25,10 +26,10 @@ type tokenizeOptions struct {
 func newTokenizeCmd() *cobra.Command {
 	var opt tokenizeOptions
 	cmd := &cobra.Command{
-		Use:   "tokenize -m FILE < TEXT",
+		Use:   "tokenize [-m MODEL] < TEXT",
 		Short: "Turn text into token ids",
 		Long: `Tokenize reads text on standard input and prints the ids of its tokens on one
-line, as the model in FILE sees the text. The text is taken exactly as it is: a
+line, as the model sees the text. The text is taken exactly as it is: a
 line feed at its end counts, and it need not be valid UTF-8.
 
 Control tokens written in the text (such as <|im_end|>) are recognised, and a BOS
@@ -39,11 +40,12 @@ token is added where the file asks for one. Switch that off with --no-special an
   echo '["one", "two"]' | strobe tokenize -m model.gguf --batch`,
 		Args: positional(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runTokenize(opt, cmd.InOrStdin(), cmd.OutOrStdout())
+			return runTokenize(cmd, opt, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&opt.model, "model", "m", "", "GGUF `file` whose tokenizer to use (required)")
+	f.StringVarP(&opt.model, "model", "m", "",
+		"`model` whose tokenizer to use, a name or a GGUF file (default: the one built in)")
 	f.BoolVar(&opt.noBOS, "no-bos", false, "add no BOS or EOS token")
 	f.BoolVar(&opt.noSpecial, "no-special", false, "treat control tokens in the text as plain text")
 	f.BoolVar(&opt.json, "json", false, "print a JSON array")
@@ -52,20 +54,17 @@ token is added where the file asks for one. Switch that off with --no-special an
 	return cmd
 }
 
-func runTokenize(opt tokenizeOptions, stdin io.Reader, stdout io.Writer) error {
-	switch {
-	case opt.model == "":
-		return usagef("tokenize: missing flag -m FILE")
-	case opt.batch && opt.show:
+func runTokenize(cmd *cobra.Command, opt tokenizeOptions, stdout io.Writer) error {
+	if opt.batch && opt.show {
 		return usagef("tokenize: --batch and --show do not go together")
 	}
-	tok, err := openTokenizer(opt.model)
+	tok, err := openTokenizer(cmd, opt.model)
 	if err != nil {
 		return err
 	}
-	in, err := io.ReadAll(stdin)
+	in, err := readInput(cmd)
 	if err != nil {
-		return fmt.Errorf("standard input: %w", err)
+		return err
 	}
 	enc := tokenizer.EncodeOptions{AddSpecial: !opt.noBOS, ParseSpecial: !opt.noSpecial}
 	out := bufio.NewWriter(stdout)
@@ -122,8 +121,24 @@ func printTokens(out *bufio.Writer, tok *tokenizer.Tokenizer, ids []tokenizer.ID
 	return out.WriteByte('\n')
 }
 
-func openTokenizer(path string) (*tokenizer.Tokenizer, error) {
-	f, err := gguf.Open(path)
+// openGGUF opens the file that a name of a model stands for; the built-in model's without one.
+func openGGUF(cmd *cobra.Command, name string) (*gguf.File, error) {
+	if name == "" {
+		target, drafter, err := models.Open()
+		if err == nil && drafter != nil {
+			err = drafter.Close()
+		}
+		return target, err
+	}
+	path, err := fileOf(cmd, name)
+	if err != nil {
+		return nil, err
+	}
+	return gguf.Open(path)
+}
+
+func openTokenizer(cmd *cobra.Command, name string) (*tokenizer.Tokenizer, error) {
+	f, err := openGGUF(cmd, name)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,6 @@ func TestTokenizeCommands(t *testing.T) {
 		{"batch plain", "tokenize -m MODEL --batch --no-special --no-bos", `["a"]`, 0, "[[64]]\n", ""},
 		{"batch not json", "tokenize -m MODEL --batch", "a", 1, "", "standard input: not a JSON array of strings"},
 		{"batch show", "tokenize -m MODEL --batch --show", "[]", 2, "", "--show"},
-		{"no model", "tokenize", "a", 2, "", "missing flag -m FILE"},
 		{"missing file", "tokenize -m no-such-file.gguf", "a", 1, "", "no-such-file.gguf"},
 		{"extra argument", "tokenize -m MODEL x", "a", 2, "", `unexpected argument "x"`},
 

@@ -17,11 +17,14 @@ func newVersionCmd() *cobra.Command {
 		Short: "Print the version of this program",
 		Args:  positional(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "strobe %s (%s, %s/%s)\n", buildVersion(), runtime.Version(), runtime.GOOS,
-				runtime.GOARCH)
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionText())
 			return err
 		},
 	}
+}
+
+func versionText() string {
+	return fmt.Sprintf("strobe %s (%s, %s/%s)", buildVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // buildVersion is the release version, else the commit the binary was built from.

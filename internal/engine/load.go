@@ -432,7 +432,7 @@ func FindDrafter(path string, target *gguf.File) string {
 		for stem := strings.ToLower(filepath.Base(path)); n < len(stem) && n < len(lower) && stem[n] == lower[n]; n++ {
 		}
 		file := filepath.Join(filepath.Dir(path), name)
-		switch fits(file, target) {
+		switch Fits(file, target) {
 		case "dflash":
 			n += 1 << 16 // better than any of the others
 		case "mtp":
@@ -449,13 +449,17 @@ func FindDrafter(path string, target *gguf.File) string {
 // drafterName is what names of drafters have in them.
 var drafterName = regexp.MustCompile("dflash|draft|^mtp-|assistant")
 
-// fits returns the kind of drafter that a file is for a target, "" if it is none that fits.
-func fits(path string, target *gguf.File) string {
+// Fits returns the kind of drafter that a file is for a target, dflash or mtp; "" if it is none, was made for another
+// width or speaks another vocabulary.
+func Fits(path string, target *gguf.File) string {
 	f, err := gguf.Open(path)
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
+	if sameVocabulary(Source{target, f}) != nil {
+		return ""
+	}
 	hidden, _, _ := target.Uint(target.Arch() + ".embedding_length")
 	width := func(key string) bool {
 		n, _, err := f.Uint(f.Arch() + "." + key)

@@ -98,7 +98,8 @@ type Plan struct {
 	Files  []File
 	// Path is where the model will be: the first file, or the folder of a
 	// checkpoint.
-	Path string
+	Path   string
+	Folder bool // a checkpoint
 }
 
 // Size is the number of bytes of all files.
@@ -121,6 +122,26 @@ func (e *StatusError) Error() string { return e.Message }
 
 // Resolve asks the hub which files a reference means. Offline it asks the cache.
 func (c *Client) Resolve(ctx context.Context, ref string) (*Plan, error) {
+	return c.resolve(ctx, ref, false)
+}
+
+// ResolveDrafter is Resolve for a drafter, which may lie beside models.
+func (c *Client) ResolveDrafter(ctx context.Context, ref string) (*Plan, error) {
+	return c.resolve(ctx, ref, true)
+}
+
+// Local is what the cache alone has for a reference, complete and ready to open; an error if that is not enough.
+func (c *Client) Local(ref string, drafter bool) (*Plan, error) {
+	offline := *c
+	offline.Offline = true
+	p, err := offline.resolve(context.Background(), ref, drafter)
+	if err == nil && p.Folder { // nothing here says which files the hub has
+		err = fmt.Errorf("%s: a checkpoint", ref)
+	}
+	return p, err
+}
+
+func (c *Client) resolve(ctx context.Context, ref string, drafter bool) (*Plan, error) {
 	r, err := ParseRef(ref)
 	if err != nil {
 		return nil, err
@@ -144,11 +165,11 @@ func (c *Client) Resolve(ctx context.Context, ref string) (*Plan, error) {
 		names[i] = f.Name
 		byName[f.Name] = f
 	}
-	chosen, folder, err := choose(r, names)
+	chosen, folder, err := choose(r, names, drafter)
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Ref: r, Commit: commit}
+	p := &Plan{Ref: r, Commit: commit, Folder: folder}
 	for _, name := range chosen {
 		if err := checkPath(name); err != nil {
 			return nil, fmt.Errorf("%s: file name from the server: %w", r.Repo, err)

@@ -672,9 +672,16 @@ func TestChoose(t *testing.T) {
 		{"nothing of that name", "x.gguf", "README.md", `error: no file "x.gguf" in the repository; it has no GGUF files`},
 		{"parts", "", "m-Q4_K_M-00002-of-00002.gguf m-Q4_K_M-00001-of-00002.gguf",
 			"m-Q4_K_M-00001-of-00002.gguf m-Q4_K_M-00002-of-00002.gguf"},
+		{"a drafter is no model", "", "m-Q4_K_M.gguf dflash-m-Q4_K_M.gguf mtp-m-Q4_K_M.gguf", "m-Q4_K_M.gguf"},
+		{"nothing but drafters", "", "m-DFlash-Q4_K_M.gguf m-DFlash-Q8_0.gguf", "m-DFlash-Q4_K_M.gguf"},
+		{"drafter", "-d ", "m-Q8_0.gguf mtp-m-Q8_0.gguf dflash-m-BF16.gguf dflash-m-Q8_0.gguf", "dflash-m-Q8_0.gguf"},
+		{"small drafter", "-d ", "m-DFlash-Q4_K_M.gguf m-DFlash-Q5_K_M.gguf", "m-DFlash-Q4_K_M.gguf"},
+		{"drafter by type", "-d bf16", "m-BF16.gguf dflash-m-BF16.gguf dflash-m-Q8_0.gguf", "dflash-m-BF16.gguf"},
+		{"drafter in no name", "-d ", "m-Q8_0.gguf m-Q2_K.gguf", "m-Q8_0.gguf"},
 		{"part number zero", "", "m-00000-of-00000.gguf", "m-00000-of-00000.gguf"},
 	} {
-		got, _, err := choose(Ref{Repo: "a/b", File: c.file}, strings.Fields(c.files))
+		file, drafter := strings.CutPrefix(c.file, "-d ")
+		got, _, err := choose(Ref{Repo: "a/b", File: file}, strings.Fields(c.files), drafter)
 		s := strings.Join(got, " ")
 		if err != nil {
 			s = "error: " + strings.TrimPrefix(err.Error(), "a/b: ")
@@ -761,4 +768,69 @@ func (c *Client) pull(ctx context.Context, ref string, progress func(Progress)) 
 		return "", err
 	}
 	return c.Pull(ctx, p, progress)
+}
+
+// TestList: what was fetched is listed, found without the hub, and removed with its content.
+func TestList(t *testing.T) {
+	split := []byte(strings.Repeat("x", 200))
+	h := newHub(t, map[string][]byte{"m-Q4_K_M.gguf": []byte("model"), "dflash-m-Q8_0.gguf": []byte("drafter"),
+		"m-Q8_0-00001-of-00002.gguf": split, "m-Q8_0-00002-of-00002.gguf": []byte("second")})
+	c := h.client()
+	if list, err := c.List(); err != nil || len(list) != 0 {
+		t.Fatalf("empty: %v, %v", list, err)
+	}
+	if _, err := c.Local("owner/repo", false); err == nil {
+		t.Error("an empty cache has a model")
+	}
+	for _, ref := range []string{"owner/repo", "owner/repo:Q8_0", "owner/repo:dflash-m-Q8_0.gguf"} {
+		p, err := c.Resolve(t.Context(), ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Pull(t.Context(), p, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.took("")
+	list, err := c.List()
+	var got []string
+	for _, x := range list {
+		got = append(got, fmt.Sprintf("%s %d %v", x.Ref(), x.Size, x.Drafter))
+	}
+	want := "owner/repo:dflash-m-Q8_0.gguf 7 true, owner/repo:m-Q4_K_M.gguf 5 false, owner/repo:m-Q8_0.gguf 206 false"
+	if err != nil || strings.Join(got, ", ") != want {
+		t.Fatalf("list %v, error %v; want %s", got, err, want)
+	}
+	for _, w := range []struct {
+		ref     string
+		drafter bool
+		base    string
+	}{{"owner/repo", false, "m-Q4_K_M.gguf"}, {"owner/repo", true, "dflash-m-Q8_0.gguf"},
+		{"owner/repo:Q8_0", false, "m-Q8_0-00001-of-00002.gguf"}} {
+		if p, err := c.Local(w.ref, w.drafter); err != nil || filepath.Base(p.Path) != w.base {
+			t.Errorf("local %s: %+v, %v; want %s", w.ref, p, err, w.base)
+		}
+	}
+	if r := h.took(""); len(r) > 0 {
+		t.Errorf("the hub was asked: %v", r)
+	}
+	blobs := filepath.Join(c.Cache, "models--owner--repo", "blobs")
+	if err := c.Remove(list[2]); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(blobs); len(left) != 2 {
+		t.Errorf("%d files of content are left, want 2", len(left))
+	}
+	if err := c.Remove(list[0]); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := c.Local("owner/repo", false); err != nil || p.Size() != 5 {
+		t.Errorf("the other model is gone: %v", err)
+	}
+	if err := c.Remove(list[1]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Dir(blobs)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder of the repository stays: %v", err)
+	}
 }

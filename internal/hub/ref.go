@@ -67,6 +67,42 @@ func clip(s string) string {
 // close to the full model at about a third of its size.
 const DefaultType = "Q4_K_M"
 
+// drafterTypes are what is fetched of a drafter when a reference names no type, the first one there is: a drafter is
+// small, and guesses worse when it is made smaller.
+var drafterTypes = []string{"Q8_0", DefaultType}
+
+// drafterKinds are how names of drafters can be told, by how much the drafters gain.
+var drafterKinds = []*regexp.Regexp{regexp.MustCompile("dflash"), regexp.MustCompile("^mtp-|assistant"),
+	regexp.MustCompile("draft|^dspark-")}
+
+// IsDrafter reports whether a file's name says that it drafts for a model and is none itself.
+func IsDrafter(name string) bool { return drafterKind(name) < len(drafterKinds) }
+
+func drafterKind(name string) int {
+	base := strings.ToLower(name[strings.LastIndexByte(name, '/')+1:])
+	for i, p := range drafterKinds {
+		if p.MatchString(base) {
+			return i
+		}
+	}
+	return len(drafterKinds)
+}
+
+// only keeps the models, or the best kind of drafter; everything where there is none of them.
+func only(all []choice, drafter bool) []choice {
+	kinds := []int{len(drafterKinds)}
+	if drafter {
+		kinds = []int{0, 1, 2}
+	}
+	for _, k := range kinds {
+		other := func(c choice) bool { return drafterKind(c.name) != k }
+		if some := slices.DeleteFunc(slices.Clone(all), other); len(some) > 0 {
+			return some
+		}
+	}
+	return all
+}
+
 var splitPattern = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
 
 // A choice is one model in a repository: a file, or the parts of a split one.
@@ -102,16 +138,19 @@ func choices(files []string) []choice {
 
 // choose decides which of a repository's files a reference means. The first one
 // returned is the one to open; folder is true when they are a checkpoint folder
-// to convert instead.
-func choose(r Ref, files []string) (chosen []string, folder bool, err error) {
+// to convert instead. Repositories may hold models beside their drafters.
+func choose(r Ref, files []string, drafter bool) (chosen []string, folder bool, err error) {
 	if r.File != "" && slices.Contains(files, r.File) {
 		chosen, err = withParts(r.Repo, r.File, files)
 		return chosen, false, err
 	}
-	all := choices(files)
-	want := r.File
-	if want == "" {
-		want = DefaultType
+	all := only(choices(files), drafter)
+	types := []string{r.File}
+	if r.File == "" {
+		types = []string{DefaultType}
+		if drafter {
+			types = drafterTypes
+		}
 		if len(all) == 1 {
 			chosen, err = withParts(r.Repo, all[0].parts[0], files)
 			return chosen, false, err
@@ -124,9 +163,15 @@ func choose(r Ref, files []string) (chosen []string, folder bool, err error) {
 		}
 	}
 	var match []choice
-	for _, c := range all {
-		if hasType(c.name, want) {
-			match = append(match, c)
+	want := ""
+	for _, want = range types {
+		for _, c := range all {
+			if hasType(c.name, want) {
+				match = append(match, c)
+			}
+		}
+		if len(match) > 0 {
+			break
 		}
 	}
 	// Variants of a type have longer names ("UD-Q4_K_M"): the plain one wins.

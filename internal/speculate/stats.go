@@ -71,8 +71,36 @@ func (s *Stats) Speed() float64 {
 	return float64(s.Tokens-1) / s.DecodeTime.Seconds()
 }
 
-// SpeedUp estimates how much faster the stream was than plain decoding on the same machine.
-func (s *Stats) SpeedUp() float64 { return s.Speed() * s.PlainCost.Seconds() }
+// What SpeedUp needs to say anything. A few rounds are luck: what their text was and what else the machine did weighs
+// more than drafting. The controller's ledger bounds what drafting may lose to a few percent, so a ratio far below one
+// tells of a disturbed machine only.
+const (
+	speedUpTokens = 32
+	speedUpRounds = 8
+	speedUpLeast  = 0.8
+)
+
+// SpeedUp estimates how much faster the stream was than plain decoding on the same machine at the time; 0 if it was
+// too short, drafted too little or was disturbed too much to say.
+func (s *Stats) SpeedUp() float64 {
+	up := s.Speed() * s.PlainCost.Seconds()
+	if s.Guessed == 0 || s.Tokens < speedUpTokens || s.Rounds < speedUpRounds || s.Paused() || up < speedUpLeast {
+		return 0
+	}
+	return up
+}
+
+// Drafted is the number of rounds with guesses.
+func (s *Stats) Drafted() (n int) {
+	for _, rounds := range s.BySource {
+		n += rounds
+	}
+	return n
+}
+
+// Paused reports whether the stream went on without drafts for the most part: trials alone are less than a tenth of
+// the rounds.
+func (s *Stats) Paused() bool { return s.Rounds >= 2*speedUpRounds && s.Drafted()*10 < s.Rounds }
 
 // PromptSpeed is prompt tokens per second.
 func (s *Stats) PromptSpeed() float64 {

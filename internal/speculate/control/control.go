@@ -126,7 +126,7 @@ func (p *pace) rate() float64 {
 	return p.tokens / p.time
 }
 
-// Plain is the time of one token without drafting, 0 if unknown.
+// Plain is the time of one token without drafting, 0 if it was not measured lately.
 func (c *Controller) Plain() time.Duration { return c.costs.plain() }
 
 // Settled reports whether plain decoding has been measured: until then nothing else means anything.

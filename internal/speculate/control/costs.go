@@ -16,11 +16,12 @@ type costs struct {
 	unit        int     // rows of a plain pass: the fewest streams so far
 	load        float64 // seconds of it, lately
 	plains      window  // what it is the median of
-	fewer       window  // seconds of plain passes of fewer streams, until they are enough
-	fewerRows   int     // how many
-	recent      window  // how much longer than expected passes took
-	count       int     // of passes so far
-	largest     int     // rows of the largest pass so far that was not a prompt
+	plainSeen   time.Time
+	fewer       window // seconds of plain passes of fewer streams, until they are enough
+	fewerRows   int    // how many
+	recent      window // how much longer than expected passes took
+	count       int    // of passes so far
+	largest     int    // rows of the largest pass so far that was not a prompt
 }
 
 // window is the last few samples. Their median is close even if some of them were disturbed.
@@ -193,8 +194,14 @@ func (t *table) any() bool        { return len(t.sizes) > 0 }
 func (t *table) known(n int) bool { return n < len(t.sizes) && t.sizes[n].seen > 0 }
 func (t *table) sure(n int) bool  { return t.known(n) && t.sizes[n].sure }
 
-// plain is the time of one token without drafting, 0 if unknown.
+// plainAge is how old plain passes may be to be compared with: other programs come and go.
+const plainAge = time.Minute
+
+// plain is the time of one token without drafting, 0 if it is unknown or was another time's.
 func (c *costs) plain() time.Duration {
+	if !c.plains.agree() || time.Since(c.plainSeen) > plainAge {
+		return 0
+	}
 	return time.Duration(c.chain.at(1) * c.load * float64(time.Second))
 }
 
@@ -246,6 +253,7 @@ func (c *costs) learn(p *Round, took time.Duration) {
 		x := d / rows / c.load
 		if p.rows == c.unit || c.chain.sure(p.rows) && x < far && x > 1/far || !c.plains.agree() {
 			c.plains.add(d/rows, 32)
+			c.plainSeen = time.Now()
 			c.load = c.plains.usual()
 		}
 	}

@@ -1,0 +1,328 @@
+package main
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+	"github.com/spf13/cobra"
+
+	"strobe/internal/engine"
+	"strobe/internal/gguf"
+	"strobe/internal/hub"
+)
+
+//go:embed models.toml
+var builtinNames string
+
+// namedModel is a table of models.toml.
+type namedModel struct {
+	Model    string
+	Drafters []string // the first one that can be had is used
+	Size     float64  // of the model, in gigabytes
+}
+
+// knownModels are the names of models.toml and of the user's file of that name.
+func knownModels() (map[string]namedModel, error) {
+	known := map[string]namedModel{}
+	if _, err := toml.Decode(builtinNames, &known); err != nil {
+		return nil, fmt.Errorf("models.toml: %w", err)
+	}
+	dir, err := configDir()
+	if err != nil {
+		return known, nil
+	}
+	own, file := map[string]namedModel{}, filepath.Join(dir, "models.toml")
+	meta, err := toml.DecodeFile(file, &own)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return known, nil
+	case err != nil:
+		return nil, fmt.Errorf("%s: %s", file, oneLine(err))
+	case len(meta.Undecoded()) > 0:
+		return nil, fmt.Errorf("%s: there is no setting %q; want model, drafters and size", file, meta.Undecoded()[0])
+	}
+	for name, x := range own {
+		for _, ref := range append([]string{x.Model}, x.Drafters...) {
+			if _, err := hub.ParseRef(ref); err != nil && !isFile(ref) {
+				return nil, fmt.Errorf("%s: %s: %w", file, name, err)
+			}
+		}
+		known[strings.ToLower(name)] = x
+	}
+	return known, nil
+}
+
+// configDir is the folder of this user's settings.
+func configDir() (string, error) {
+	dir := os.Getenv("XDG_CONFIG_HOME") // on every system, for people who set it
+	if dir == "" {
+		var err error
+		if dir, err = os.UserConfigDir(); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Join(dir, "strobe"), nil
+}
+
+func isFile(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && !st.IsDir()
+}
+
+// meaning is what a name stands for: a file, or something of the hub.
+type meaning struct {
+	file     string
+	ref      string
+	drafters []string // that were made for it
+}
+
+// lookUp says what a name stands for. It asks nobody but the table.
+func lookUp(name string) (meaning, error) {
+	if isFile(name) || strings.HasSuffix(strings.ToLower(name), ".gguf") && !strings.Contains(name, ":") {
+		return meaning{file: name}, nil
+	}
+	known, err := knownModels()
+	if err != nil {
+		return meaning{}, err
+	}
+	alias, typ, _ := strings.Cut(strings.ToLower(name), ":")
+	if x, ok := known[alias]; ok {
+		ref := x.Model
+		if isFile(ref) {
+			return meaning{file: ref, drafters: x.Drafters}, nil
+		}
+		if typ != "" {
+			ref, _, _ = strings.Cut(ref, ":")
+			ref += ":" + typ
+		}
+		return meaning{ref: ref, drafters: x.Drafters}, nil
+	}
+	r, err := hub.ParseRef(name)
+	if err != nil {
+		msg := fmt.Sprintf("%q is no file and no name of a model", name)
+		if s := nearest(alias, slices.Sorted(maps.Keys(known))); s != "" {
+			msg += fmt.Sprintf(", did you mean %q?", s)
+		}
+		return meaning{}, usagef("%s (\"strobe list --known\" shows the names; OWNER/REPO names one of the hub)", msg)
+	}
+	m := meaning{ref: name}
+	for _, alias := range slices.Sorted(maps.Keys(known)) {
+		if x, err := hub.ParseRef(known[alias].Model); err == nil && strings.EqualFold(x.Repo, r.Repo) {
+			m.drafters = known[alias].Drafters
+		}
+	}
+	return m, nil
+}
+
+// fetch makes a reference a local file. What the cache has is taken without asking the hub.
+func fetch(cmd *cobra.Command, ref string, drafter bool) (path string, err error) {
+	c, err := hub.FromEnv()
+	if err != nil {
+		return "", err
+	}
+	if p, err := c.Local(ref, drafter); err == nil {
+		return p.Path, nil
+	}
+	resolve := c.Resolve
+	if drafter {
+		resolve = c.ResolveDrafter
+	}
+	infof(cmd, "looking for %s", ref)
+	p, err := resolve(cmd.Context(), ref)
+	if err != nil {
+		return "", err
+	}
+	if p.Folder {
+		return "", fmt.Errorf(
+			"%s: a checkpoint and no GGUF file; \"strobe pull\" fetches it and \"strobe convert\" makes one", ref)
+	}
+	return pull(cmd, c, p)
+}
+
+// positionalModel accepts the model as the only argument, in place of -m.
+func (m *modelFlags) positionalModel() cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) == 0:
+			return nil
+		case m.model != "":
+			return usagef("%s: give the model with -m or as %q, not both", cmd.Name(), args[0])
+		case len(args) > 1:
+			return usagef("%s: unexpected argument %q", cmd.Name(), args[1])
+		}
+		if _, err := lookUp(args[0]); err != nil {
+			return err
+		}
+		return cmd.Flags().Set("model", args[0]) // as if -m had been given, also for what fills in the others
+	}
+}
+
+// find replaces names in the flags by files: it downloads what is not here, and says which drafter it found.
+func (m *modelFlags) find() error {
+	var of meaning
+	var err error
+	if m.model != "" {
+		if of, err = lookUp(m.model); err != nil {
+			return err
+		}
+		if of.file == "" {
+			if of.file, err = fetch(m.cmd, of.ref, false); err != nil {
+				return err
+			}
+		}
+		m.model = of.file
+	}
+	switch {
+	case m.draft == "off" || m.draft == "ngram" || m.drafter == "none":
+		return nil
+	case m.drafter != "":
+		m.drafter, err = drafterFile(m.cmd, m.drafter)
+		return err
+	case m.model != "":
+		m.drafter = m.findDrafter(of)
+	}
+	return nil
+}
+
+// drafterFile is the file of a drafter that was asked for. The name of a model stands for the drafters made for it.
+func drafterFile(cmd *cobra.Command, name string) (string, error) {
+	of, err := lookUp(name)
+	if err != nil || of.file != "" {
+		return of.file, err
+	}
+	if _, err := hub.ParseRef(name); err == nil {
+		return fetch(cmd, name, true)
+	}
+	for _, ref := range of.drafters {
+		if path, ferr := fetch(cmd, ref, true); ferr == nil {
+			return path, nil
+		} else if err == nil {
+			err = ferr
+		}
+	}
+	if err == nil {
+		err = fmt.Errorf("%s: no drafter is known for it", name)
+	}
+	return "", err
+}
+
+// findDrafter looks for a drafter nobody asked for: one that was made for the model, or one in the cache that fits.
+// "" leaves it to what lies beside the model. What goes wrong is said, and the model runs without.
+func (m *modelFlags) findDrafter(of meaning) string {
+	target, err := gguf.Open(m.model)
+	if err != nil {
+		return "" // loading the model says why
+	}
+	defer target.Close()
+	for _, ref := range of.drafters {
+		path := ref
+		if !isFile(ref) {
+			if path, err = fetch(m.cmd, ref, true); err != nil {
+				if m.cmd.Context().Err() != nil {
+					return ""
+				}
+				infof(m.cmd, "drafter %s: %s", ref, oneLine(err))
+				continue
+			}
+		}
+		kind := engine.Fits(path, target)
+		if kind == "" {
+			infof(m.cmd, "drafter %s: does not fit %s", ref, filepath.Base(m.model))
+			continue
+		}
+		if m.draft != "auto" && m.draft != kind {
+			continue
+		}
+		infof(m.cmd, "drafter %s", ref)
+		return path
+	}
+	if m.draft == "mtp" || engine.FindDrafter(m.model, target) != "" {
+		return ""
+	}
+	c, err := hub.FromEnv()
+	if err != nil {
+		return ""
+	}
+	cached, _ := c.List()
+	cached = slices.DeleteFunc(cached, func(x hub.Cached) bool {
+		return !x.Drafter || !x.Current || engine.Fits(x.Path, target) != "dflash"
+	})
+	switch len(cached) {
+	case 0:
+	case 1:
+		infof(m.cmd, "drafter %s: it fits", cached[0].Ref())
+		return cached[0].Path
+	default:
+		var refs []string
+		for _, x := range cached {
+			refs = append(refs, x.Ref())
+		}
+		infof(m.cmd, "several drafters fit, choose one with -d: %s", strings.Join(refs, ", "))
+	}
+	return ""
+}
+
+// fileOf is the GGUF file that a name of a model stands for.
+func fileOf(cmd *cobra.Command, name string) (string, error) {
+	of, err := lookUp(name)
+	if err != nil || of.file != "" {
+		return of.file, err
+	}
+	return fetch(cmd, of.ref, false)
+}
+
+// completeModel offers names and what the cache has; files are the shell's matter.
+func completeModel(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	known, _ := knownModels()
+	names := slices.Sorted(maps.Keys(known))
+	if c, err := hub.FromEnv(); err == nil {
+		cached, _ := c.List()
+		for i := range cached {
+			names = append(names, cached[i].Ref())
+		}
+	}
+	return names, cobra.ShellCompDirectiveDefault
+}
+
+// nearest is the name that a mistyped one may have meant, "" if none is near.
+func nearest(name string, names []string) string {
+	best, least := "", 1+len(name)/3
+	for _, n := range names {
+		if d := distance(name, n); d <= least {
+			best, least = n, d-1
+		}
+	}
+	return best
+}
+
+// distance is how many letters have to be changed, added or removed to make one word the other.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		left := row[0] // of the row above
+		row[0]++
+		for j := range len(b) {
+			change := left
+			if a[i] != b[j] {
+				change++
+			}
+			left = row[j+1]
+			row[j+1] = min(change, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
