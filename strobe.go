@@ -102,8 +102,15 @@ func OpenFiles(target, drafter *gguf.File, opt Options) (*Model, error) {
 }
 
 func (o *Options) load() engine.Options {
-	return engine.Options{Threads: o.Threads, Device: o.Device, KV: o.KV, KVKey: o.KVKey, KVValue: o.KVValue, KVDraft: o.KVDraft,
-		Drafter: o.Drafter}
+	return engine.Options{
+		Threads: o.Threads,
+		Device:  o.Device,
+		KV:      o.KV,
+		KVKey:   o.KVKey,
+		KVValue: o.KVValue,
+		KVDraft: o.KVDraft,
+		Drafter: o.Drafter,
+	}
 }
 
 func (o *Options) config() engine.Config {

@@ -247,9 +247,14 @@ func question(mark string) []map[string]string {
 
 var checkMark = strconv.FormatInt(time.Now().UnixNano(), 36)
 
-func (c *checker) chat(ctx context.Context, model string, messages []map[string]string, n int) (t checkTurn, err error) {
+func (c *checker) chat(
+	ctx context.Context,
+	model string,
+	messages []map[string]string,
+	n int,
+) (t checkTurn, err error) {
 	err = c.get(ctx, "/v1/chat/completions", map[string]any{
-		"model": model, "messages": messages, "max_tokens": n, "temperature": 0,
+		"model": model, "messages": messages, "max_tokens": n, "temperature": 0, "ignore_eos": true,
 	}, &t)
 	if err == nil && len(t.Choices) == 0 {
 		err = errors.New("the answer has no choices")
@@ -274,7 +279,8 @@ func (c *checker) answer(ctx context.Context) (string, error) {
 	return note, nil
 }
 
-// drafts looks whether guesses were accepted. Where none were made, drafting may not pay at this moment; then every source
+// drafts looks whether guesses were accepted. Where none were made, drafting may not pay at this moment; then every
+// source
 // of drafts is asked for by name.
 func (c *checker) drafts(ctx context.Context) (string, error) {
 	t := c.first.Timings
@@ -287,8 +293,13 @@ func (c *checker) drafts(ctx context.Context) (string, error) {
 			break
 		}
 		var turn checkTurn
-		err := c.get(ctx, "/v1/chat/completions", map[string]any{"model": c.model, "messages": question(checkMark), "max_tokens": 64,
-			"temperature": 0, "strobe": map[string]string{"draft": source}}, &turn)
+		err := c.get(
+			ctx,
+			"/v1/chat/completions",
+			map[string]any{"model": c.model, "messages": question(checkMark), "max_tokens": 64,
+				"temperature": 0, "strobe": map[string]string{"draft": source}},
+			&turn,
+		)
 		if err == nil {
 			t, note = turn.Timings, "; automatic drafting made none, so it does not pay right now"
 		}
@@ -305,8 +316,13 @@ func (c *checker) drafts(ctx context.Context) (string, error) {
 // cache asks a second question in the same conversation.
 func (c *checker) cache(ctx context.Context) (string, error) {
 	m := c.first.Choices[0].Message
-	t, err := c.chat(ctx, c.model, append(question(checkMark), map[string]string{"role": "assistant", "content": m.Content},
-		map[string]string{"role": "user", "content": "Thank you."}), 4)
+	t, err := c.chat(
+		ctx,
+		c.model,
+		append(question(checkMark), map[string]string{"role": "assistant", "content": m.Content},
+			map[string]string{"role": "user", "content": "Thank you."}),
+		4,
+	)
 	switch {
 	case err != nil:
 		return "", err

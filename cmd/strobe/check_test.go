@@ -21,7 +21,17 @@ func runCheck(t *testing.T, args ...string) (int, string, string) {
 }
 
 func TestCheckHealthyServer(t *testing.T) {
-	url, _ := serve(t, "-m", testkit.Golden(t, "qwen35/model.gguf"), "-d", testkit.Golden(t, "dflash-qwen35/model.gguf"), "--api-key", "k", "--ctx", "4096")
+	url, _ := serve(
+		t,
+		"-m",
+		testkit.Golden(t, "qwen35/model.gguf"),
+		"-d",
+		testkit.Golden(t, "dflash-qwen35/model.gguf"),
+		"--api-key",
+		"k",
+		"--ctx",
+		"4096",
+	)
 	code, out, errs := runCheck(t, url+"/v1/", "--api-key", "k", "--json")
 	var got struct {
 		Healthy bool
@@ -33,7 +43,8 @@ func TestCheckHealthyServer(t *testing.T) {
 	if code, out, _ := runCheck(t, url, "--api-key", "wrong"); code != exitError || !strings.Contains(out, "FAIL model") {
 		t.Errorf("with a wrong key: %d %s", code, out)
 	}
-	if code, out, _ := runCheck(t, url, "nosuch", "--api-key", "k"); code != exitError || !strings.Contains(out, `no model "nosuch"`) {
+	if code, out, _ := runCheck(t, url, "nosuch", "--api-key", "k"); code != exitError ||
+		!strings.Contains(out, `no model "nosuch"`) {
 		t.Errorf("with a model it does not have: %d %s", code, out)
 	}
 }

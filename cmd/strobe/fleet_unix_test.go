@@ -24,8 +24,10 @@ import (
 func replicas(t *testing.T, n int, args ...string) (cmds []*exec.Cmd, urls []string) {
 	t.Helper()
 	for i := range n {
-		cmd, url := startProcess(t, append([]string{"-m", testkit.Golden(t, "qwen3/model.gguf"), "--alias", fmt.Sprint("replica", i),
-			"--threads", "1"}, args...)...)
+		cmd, url := startProcess(
+			t,
+			append([]string{"-m", testkit.Golden(t, "qwen3/model.gguf"), "--alias", fmt.Sprint("replica", i),
+				"--threads", "1"}, args...)...)
 		cmds, urls = append(cmds, cmd), append(urls, url)
 	}
 	for _, u := range urls {
@@ -53,7 +55,12 @@ func stream(ctx context.Context, url string, q map[string]any) (streamed, error)
 	if err != nil {
 		return s, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(string(body)))
+	req, err := http.NewRequestWithContext(
+		ctx,
+		http.MethodPost,
+		url+"/v1/chat/completions",
+		strings.NewReader(string(body)),
+	)
 	if err != nil {
 		return s, err
 	}
@@ -202,7 +209,10 @@ func agents(t *testing.T, f *upstream.Fleet) (prompt, cached int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		res, err := f.Send(t.Context(), upstream.Request{Model: "far", Path: "/v1/chat/completions", Body: body, Key: upstream.Key(body)})
+		res, err := f.Send(
+			t.Context(),
+			upstream.Request{Model: "far", Path: "/v1/chat/completions", Body: body, Key: upstream.Key(body)},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}

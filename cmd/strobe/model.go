@@ -50,8 +50,12 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.StringVarP(&m.drafter, "drafter", "d", "",
 		"its drafter, likewise, or none (default: the one made for the model, the one beside it, or what its own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
-	f.StringVar(&m.device, "device", "auto",
-		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1, vulkan")
+	f.StringVar(
+		&m.device,
+		"device",
+		"auto",
+		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1, vulkan",
+	)
 	f.StringVar(&m.gpuLayers, "gpu-layers", "auto",
 		"layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",

@@ -74,7 +74,13 @@ type serveOptions struct {
 const keyVariable = "STROBE_API_KEY"
 
 func newServeCmd() *cobra.Command {
-	opt := serveOptions{chatFlags: chatFlags{thinking: "auto"}, cacheRAM: 2 << 30, cacheDisk: 8 << 30, maxBody: 16 << 20, maxStored: 64 << 20}
+	opt := serveOptions{
+		chatFlags: chatFlags{thinking: "auto"},
+		cacheRAM:  2 << 30,
+		cacheDisk: 8 << 30,
+		maxBody:   16 << 20,
+		maxStored: 64 << 20,
+	}
 	cmd := &cobra.Command{
 		Use:   "serve [MODEL | --models DIR]",
 		Short: "Serve models over HTTP, with a web page",
@@ -126,20 +132,45 @@ the one "strobe config" names.`,
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
 	f.StringVar(&opt.keyFile, "api-key-file", "", "file with keys, one per line")
 	f.StringArrayVar(&opt.cors, "cors", nil, "origin whose web pages may use the server, * for any; may be repeated")
-	f.StringArrayVar(&opt.hosts, "allow-host", nil, "further name this server is reached by, behind a proxy for instance; may be "+
-		"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
-		"and there is a key")
-	f.StringVar(&opt.settings, "config", "", "file with settings for flags that are not given, in TOML: lines like port = 9000, and "+
-		"tables like [defaults.\"NAME\"] for single models")
+	f.StringArrayVar(
+		&opt.hosts,
+		"allow-host",
+		nil,
+		"further name this server is reached by, behind a proxy for instance; may be "+
+			"repeated. Without it: addresses, localhost and this machine's name, or any name when --host is no local address "+
+			"and there is a key",
+	)
+	f.StringVar(
+		&opt.settings,
+		"config",
+		"",
+		"file with settings for flags that are not given, in TOML: lines like port = 9000, and "+
+			"tables like [defaults.\"NAME\"] for single models",
+	)
 	f.StringVar(&opt.templateFile, "chat-template-file", "", "file with a chat template to use instead of the model's")
 	opt.chatFlags.add(f)
 	f.BoolVar(&opt.props, "props", false, "let POST /props change what requests leave out")
-	f.BoolVar(&opt.pull, "pull", false, "let clients download models from the Hugging Face hub (POST /api/pull), with --models")
+	f.BoolVar(
+		&opt.pull,
+		"pull",
+		false,
+		"let clients download models from the Hugging Face hub (POST /api/pull), with --models",
+	)
 	f.StringVar(&opt.cert, "tls-cert", "", "file with the TLS certificate chain (PEM)")
 	f.StringVar(&opt.certKey, "tls-key", "", "file with its key (PEM)")
-	f.StringArrayVar(&opt.upstreams, "upstream", nil, "model of another OpenAI-compatible server, NAME=URL or NAME=URL#ITS-NAME; may be repeated, "+
-		"several of one name are replicas. Without -m and --models, no other model is offered")
-	f.StringArrayVar(&opt.upstreamKeys, "upstream-key", nil, "key for an upstream, NAME=KEY or NAME=@FILE; may be repeated")
+	f.StringArrayVar(
+		&opt.upstreams,
+		"upstream",
+		nil,
+		"model of another OpenAI-compatible server, NAME=URL or NAME=URL#ITS-NAME; may be repeated, "+
+			"several of one name are replicas. Without -m and --models, no other model is offered",
+	)
+	f.StringArrayVar(
+		&opt.upstreamKeys,
+		"upstream-key",
+		nil,
+		"key for an upstream, NAME=KEY or NAME=@FILE; may be repeated",
+	)
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
 	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off")
 	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")

@@ -44,7 +44,8 @@ func givenSampling(flags *pflag.FlagSet, p *sample.Params) (d sample.Defaults) {
 		from *float32
 		to   **float32
 	}{
-		"temp": {&p.Temp, &d.Temp}, "top-p": {&p.TopP, &d.TopP}, "min-p": {&p.MinP, &d.MinP}, "typical-p": {&p.TypicalP, &d.TypicalP},
+		"temp": {&p.Temp, &d.Temp}, "top-p": {&p.TopP, &d.TopP}, "min-p": {&p.MinP, &d.MinP}, "typical-p": {&p.TypicalP,
+			&d.TypicalP},
 		"repeat-penalty": {&p.RepeatPenalty, &d.RepeatPenalty}, "presence-penalty": {&p.PresencePenalty, &d.PresencePenalty},
 		"frequency-penalty": {&p.FrequencyPenalty, &d.FrequencyPenalty},
 	} {

@@ -226,7 +226,8 @@ func TestServeFlags(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	broken, wrong := filepath.Join(t.TempDir(), "broken"), filepath.Join(t.TempDir(), "wrong")
 	odd := filepath.Join(t.TempDir(), "odd")
-	for path, text := range map[string]string{empty: "", odd: "[defaults.x]\nport = 1\n", broken: "{% for %}", wrong: "# mine\ncolour = \"red\"\n"} {
+	for path, text := range map[string]string{empty: "", odd: "[defaults.x]\nport = 1\n", broken: "{% for %}",
+		wrong: "# mine\ncolour = \"red\"\n"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -36,7 +36,13 @@ type loop struct {
 }
 
 func newLoop(e *Engine) *loop {
-	return &loop{e: e, m: e.model, r: e.model.Runner, slots: make([]*job, e.cfg.Parallel), texts: make([][]int32, e.cfg.Parallel)}
+	return &loop{
+		e:     e,
+		m:     e.model,
+		r:     e.model.Runner,
+		slots: make([]*job, e.cfg.Parallel),
+		texts: make([][]int32, e.cfg.Parallel),
+	}
 }
 
 // prepare makes what the loop needs of the model. It reads the model's file.

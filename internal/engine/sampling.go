@@ -63,7 +63,16 @@ func modelSampling(f *gguf.File, path string) (d sample.Defaults, err error) {
 	if c.Sample != nil && !*c.Sample {
 		c.Temperature = new(float32)
 	}
-	d.Add(sample.Defaults{Temp: c.Temperature, TopP: c.TopP, MinP: c.MinP, TypicalP: c.TypicalP, RepeatPenalty: c.RepetitionPenalty, TopK: c.TopK})
+	d.Add(
+		sample.Defaults{
+			Temp:          c.Temperature,
+			TopP:          c.TopP,
+			MinP:          c.MinP,
+			TypicalP:      c.TypicalP,
+			RepeatPenalty: c.RepetitionPenalty,
+			TopK:          c.TopK,
+		},
+	)
 	if err := valid(d); err != nil {
 		return d, fmt.Errorf("%s: %w", name, err)
 	}

@@ -12,7 +12,8 @@ type Defaults struct {
 func (d *Defaults) Apply(p *Params) {
 	for _, x := range []struct{ from, to *float32 }{
 		{d.Temp, &p.Temp}, {d.TopP, &p.TopP}, {d.MinP, &p.MinP}, {d.TypicalP, &p.TypicalP},
-		{d.RepeatPenalty, &p.RepeatPenalty}, {d.FrequencyPenalty, &p.FrequencyPenalty}, {d.PresencePenalty, &p.PresencePenalty},
+		{d.RepeatPenalty, &p.RepeatPenalty}, {d.FrequencyPenalty, &p.FrequencyPenalty}, {d.PresencePenalty,
+			&p.PresencePenalty},
 	} {
 		if x.from != nil {
 			*x.to = *x.from
@@ -32,7 +33,8 @@ func (d *Defaults) Add(o Defaults) {
 		to   **float32
 	}{
 		{o.Temp, &d.Temp}, {o.TopP, &d.TopP}, {o.MinP, &d.MinP}, {o.TypicalP, &d.TypicalP},
-		{o.RepeatPenalty, &d.RepeatPenalty}, {o.FrequencyPenalty, &d.FrequencyPenalty}, {o.PresencePenalty, &d.PresencePenalty},
+		{o.RepeatPenalty, &d.RepeatPenalty}, {o.FrequencyPenalty, &d.FrequencyPenalty}, {o.PresencePenalty,
+			&d.PresencePenalty},
 	} {
 		if x.from != nil {
 			*x.to = x.from

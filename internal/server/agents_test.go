@@ -27,7 +27,8 @@ type recording struct {
 	Body   json.RawMessage `json:"body,omitempty"`
 }
 
-// agent is a coding agent that is run as its users run it. Files are written into its home before, with {URL} standing for
+// agent is a coding agent that is run as its users run it. Files are written into its home before, with {URL} standing
+// for
 // the server's address; {PROMPT} stands for what it is asked.
 type agent struct {
 	name, pkg, bin string
@@ -49,9 +50,11 @@ func toolCallText(name string, args any) string {
 
 var agents = []agent{
 	{name: "codex", pkg: "@openai/codex", bin: "codex",
-		args:  []string{"exec", "--skip-git-repo-check", "-s", "danger-full-access", "{PROMPT}"},
-		files: map[string]string{".codex/config.toml": "model = \"tiny\"\nmodel_provider = \"strobe\"\n[model_providers.strobe]\nname = \"strobe\"\nbase_url = \"{URL}/v1\"\nwire_api = \"responses\"\n"},
-		call:  toolCallText("exec_command", dict{"cmd": "cat " + secretFile})},
+		args: []string{"exec", "--skip-git-repo-check", "-s", "danger-full-access", "{PROMPT}"},
+		files: map[string]string{
+			".codex/config.toml": "model = \"tiny\"\nmodel_provider = \"strobe\"\n[model_providers.strobe]\nname = \"strobe\"\nbase_url = \"{URL}/v1\"\nwire_api = \"responses\"\n",
+		},
+		call: toolCallText("exec_command", dict{"cmd": "cat " + secretFile})},
 	{name: "claude-code", pkg: "@anthropic-ai/claude-code", bin: "claude",
 		args: []string{"-p", "{PROMPT}", "--model", "tiny", "--allowedTools", "Read", "Bash"},
 		env:  []string{"ANTHROPIC_BASE_URL={URL}", "ANTHROPIC_API_KEY=x", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1"},
@@ -59,30 +62,49 @@ var agents = []agent{
 	{name: "opencode", pkg: "opencode-ai", bin: "opencode",
 		args: []string{"run", "-m", "strobe/tiny", "{PROMPT}"},
 		env:  []string{"OPENCODE_DISABLE_AUTOUPDATE=1", "OPENCODE_DISABLE_MODELS_FETCH=1"},
-		files: map[string]string{".config/opencode/opencode.json": `{"provider": {"strobe": {"npm": "@ai-sdk/openai-compatible", "name": "strobe",
-			"options": {"baseURL": "{URL}/v1"}, "models": {"tiny": {"name": "tiny"}}}}}`},
+		files: map[string]string{
+			".config/opencode/opencode.json": `{"provider": {"strobe": {"npm": "@ai-sdk/openai-compatible", "name": "strobe",
+			"options": {"baseURL": "{URL}/v1"}, "models": {"tiny": {"name": "tiny"}}}}}`,
+		},
 		call: toolCallText("bash", dict{"command": "cat " + secretFile, "description": "read"})},
 	{name: "qwen-code", pkg: "@qwen-code/qwen-code", bin: "qwen",
 		args: []string{"-y", "-p", "{PROMPT}"},
-		env:  []string{"OPENAI_API_KEY=x", "OPENAI_BASE_URL={URL}/v1", "OPENAI_MODEL=tiny", "HTTP_PROXY=", "HTTPS_PROXY="}, // it would use them for every address
-		files: map[string]string{".qwen/settings.json": `{"security": {"auth": {"selectedType": "openai"}}, "telemetry": {"enabled": false}, "privacy": {"usageStatisticsEnabled": false},
-			"general": {"disableAutoUpdate": true, "enableAutoUpdate": false}}`},
+		env: []string{
+			"OPENAI_API_KEY=x",
+			"OPENAI_BASE_URL={URL}/v1",
+			"OPENAI_MODEL=tiny",
+			"HTTP_PROXY=",
+			"HTTPS_PROXY=",
+		}, // it would use them for every address
+		files: map[string]string{
+			".qwen/settings.json": `{"security": {"auth": {"selectedType": "openai"}}, "telemetry": {"enabled": false}, "privacy": {"usageStatisticsEnabled": false},
+			"general": {"disableAutoUpdate": true, "enableAutoUpdate": false}}`,
+		},
 		call: toolCallText("run_shell_command", dict{"command": "cat " + secretFile, "is_background": false})},
 	{name: "continue", pkg: "@continuedev/cli", bin: "cn",
 		args: []string{"-p", "{PROMPT}", "--config", "{HOME}/config.yaml", "--auto"},
 		env:  []string{"CONTINUE_TELEMETRY_ENABLED=0"},
-		files: map[string]string{"config.yaml": "name: test\nversion: 0.0.1\nschema: v1\nmodels:\n  - name: tiny\n    provider: openai\n    model: tiny\n    apiBase: {URL}/v1\n" +
-			"    apiKey: x\n    roles: [chat]\n    capabilities: [tool_use]\n"},
+		files: map[string]string{
+			"config.yaml": "name: test\nversion: 0.0.1\nschema: v1\nmodels:\n  - name: tiny\n    provider: openai\n    model: tiny\n    apiBase: {URL}/v1\n" +
+				"    apiKey: x\n    roles: [chat]\n    capabilities: [tool_use]\n",
+		},
 		call: toolCallText("Bash", dict{"command": "cat " + secretFile})},
 	{name: "pi", pkg: "@mariozechner/pi-coding-agent", bin: "pi",
 		args: []string{"-p", "--offline", "--provider", "strobe", "--model", "tiny", "{PROMPT}"},
 		env:  []string{"PI_OFFLINE=1"},
-		files: map[string]string{".pi/agent/models.json": `{"providers": {"strobe": {"baseUrl": "{URL}/v1", "api": "openai-completions", "apiKey": "x", "models": [
-			{"id": "tiny", "name": "tiny", "contextWindow": 32000, "maxTokens": 4000}]}}}`},
+		files: map[string]string{
+			".pi/agent/models.json": `{"providers": {"strobe": {"baseUrl": "{URL}/v1", "api": "openai-completions", "apiKey": "x", "models": [
+			{"id": "tiny", "name": "tiny", "contextWindow": 32000, "maxTokens": 4000}]}}}`,
+		},
 		call: toolCallText("bash", dict{"command": "cat " + secretFile})},
 	{name: "copilot", pkg: "@github/copilot", bin: "copilot",
 		args: []string{"-p", "{PROMPT}", "--allow-all-tools"},
-		env:  []string{"COPILOT_PROVIDER_BASE_URL={URL}/v1", "COPILOT_MODEL=tiny", "COPILOT_OFFLINE=true", "COPILOT_AUTO_UPDATE=false"},
+		env: []string{
+			"COPILOT_PROVIDER_BASE_URL={URL}/v1",
+			"COPILOT_MODEL=tiny",
+			"COPILOT_OFFLINE=true",
+			"COPILOT_AUTO_UPDATE=false",
+		},
 		call: toolCallText("bash", dict{"command": "cat " + secretFile, "description": "read"})},
 	{name: "cline", pkg: "cline", bin: "cline",
 		setup: []string{"auth", "-p", "openai-compatible", "-k", "x", "-m", "tiny", "-b", "{URL}/v1"},
@@ -90,7 +112,8 @@ var agents = []agent{
 		call:  toolCallText("run_commands", dict{"commands": []string{"cat " + secretFile}})},
 }
 
-// TestAgents runs real coding agents, each of which is asked something, calls a tool, and answers with what the tool said.
+// TestAgents runs real coding agents, each of which is asked something, calls a tool, and answers with what the tool
+// said.
 // STROBE_AGENTS names a folder with a folder for each agent in which its package is installed; e2e/agents makes it.
 // With STROBE_RECORD their requests are kept for TestReplay, without their texts.
 func TestAgents(t *testing.T) {
@@ -109,7 +132,8 @@ func TestAgents(t *testing.T) {
 			script := f.s.tweak
 			f.s.tweak = func(req *engine.Request, v *view) {
 				script(req, v)
-				req.Tokens, req.Checkpoints = req.Tokens[max(0, len(req.Tokens)-1000):], nil // what it says does not depend on the rest
+				// what it says does not depend on the rest
+				req.Tokens, req.Checkpoints = req.Tokens[max(0, len(req.Tokens)-1000):], nil
 			}
 			recorder := &recorder{handler: f.s.Handler()}
 			srv := httptest.NewServer(recorder)
@@ -276,9 +300,12 @@ func (r *recorder) save(t *testing.T, path string) {
 
 // kept are the keys whose strings say how a request is meant. All other strings are texts.
 var kept = map[string]bool{
-	"role": true, "type": true, "name": true, "model": true, "format": true, "tool_choice": true, "effort": true, "summary": true, "namespace": true,
-	"call_id": true, "id": true, "tool_call_id": true, "tool_use_id": true, "status": true, "pattern": true, "$schema": true, "required": true, "enum": true,
-	"include": true, "const": true, "verbosity": true, "service_tier": true, "syntax": true, "object": true, "reasoning_effort": true, "mode": true, "$ref": true,
+	"role": true, "type": true, "name": true, "model": true, "format": true, "tool_choice": true, "effort": true,
+	"summary": true, "namespace": true,
+	"call_id": true, "id": true, "tool_call_id": true, "tool_use_id": true, "status": true, "pattern": true,
+	"$schema": true, "required": true, "enum": true,
+	"include": true, "const": true, "verbosity": true, "service_tier": true, "syntax": true, "object": true,
+	"reasoning_effort": true, "mode": true, "$ref": true,
 }
 
 // sanitize replaces the texts of a request by one of ours, and keeps its shape.
@@ -325,10 +352,14 @@ func TestReplay(t *testing.T) {
 	}
 	for _, x := range []struct{ name, model, ours, file string }{
 		{"Qwen3", "qwen3", hermesTemplate, "Qwen-Qwen3-0.6B.jinja"}, {"Qwen3.5", "qwen35", xmlTemplate, "Qwen3.5-4B.jinja"},
-		{"Qwen3-Coder", "qwen35", xmlTemplate, "Qwen3-Coder.jinja"}, {"Gemma 4", "gemma4", gemmaTemplate, "google-gemma-4-31B-it.jinja"},
+		{"Qwen3-Coder", "qwen35", xmlTemplate, "Qwen3-Coder.jinja"}, {"Gemma 4", "gemma4", gemmaTemplate,
+			"google-gemma-4-31B-it.jinja"},
 	} {
 		replay := func(t *testing.T, template string) {
-			f := start(t, options{model: x.model, template: template, plain: true, engine: engine.Config{Context: 4096, Parallel: 1}})
+			f := start(
+				t,
+				options{model: x.model, template: template, plain: true, engine: engine.Config{Context: 4096, Parallel: 1}},
+			)
 			f.s.tweak = func(req *engine.Request, _ *view) { // the whole was rendered; to run its end is enough
 				req.MaxTokens, req.Tokens, req.Checkpoints = 4, req.Tokens[max(0, len(req.Tokens)-200):], nil
 			}

@@ -53,7 +53,11 @@ func (s *insisting) Accept(id int32) {
 // insist makes the model want to say a text.
 func (f *fixture) insist(text string) {
 	f.s.tweak = func(req *engine.Request, v *view) {
-		req.Constraint = &insisting{req.Constraint, v.tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}), v.tok.EOG()[0]}
+		req.Constraint = &insisting{
+			req.Constraint,
+			v.tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}),
+			v.tok.EOG()[0],
+		}
 	}
 }
 
@@ -62,17 +66,44 @@ var notations = []struct {
 	name, model, template, right string
 	wrong                        []string
 }{
-	{"json", "qwen35", hermesTemplate, "<tool_call>\n{\"name\": \"set\", \"arguments\": {\"unit\": \"C\", \"days\": 3}}\n</tool_call>",
-		[]string{"<tool_call>", "<tool_call>\n{\"name\": \"unset\"", "<tool_call>\n{\"name\": \"set\", \"arguments\": {\"days\": 77, \"x\": 1", "<tool_call>\n{\"name\": \"set\", \"arguments\": {\"days\": 7}}\n</tool_call>"}},
-	{"tags", "qwen35", xmlTemplate, "<tool_call>\n<function=set>\n<parameter=days>\n3\n</parameter>\n<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>",
-		[]string{"<tool_call>\n<function=unset>\n", "<tool_call>\n<function=set>\n<parameter=days>\n77\n</parameter>\n</function>\n</tool_call>", "<function=set>\n</function>"}},
+	{
+		"json",
+		"qwen35",
+		hermesTemplate,
+		"<tool_call>\n{\"name\": \"set\", \"arguments\": {\"unit\": \"C\", \"days\": 3}}\n</tool_call>",
+		[]string{
+			"<tool_call>",
+			"<tool_call>\n{\"name\": \"unset\"",
+			"<tool_call>\n{\"name\": \"set\", \"arguments\": {\"days\": 77, \"x\": 1",
+			"<tool_call>\n{\"name\": \"set\", \"arguments\": {\"days\": 7}}\n</tool_call>",
+		},
+	},
+	{
+		"tags",
+		"qwen35",
+		xmlTemplate,
+		"<tool_call>\n<function=set>\n<parameter=days>\n3\n</parameter>\n<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>",
+		[]string{
+			"<tool_call>\n<function=unset>\n",
+			"<tool_call>\n<function=set>\n<parameter=days>\n77\n</parameter>\n</function>\n</tool_call>",
+			"<function=set>\n</function>",
+		},
+	},
 	{"gemma", "gemma4", gemmaTemplate, `<|tool_call>call:set{days:3,unit:<|"|>C<|"|>}<tool_call|>`,
-		[]string{"<|tool_call>unset", "<|tool_call>call:unset{", "<|tool_call>call:set{days:77,x:1", `<|tool_call>call:set{unit:<|"|>K<|"|>}<tool_call|>`, "<|tool_call>call:set{unit:C}"}},
+		[]string{
+			"<|tool_call>unset",
+			"<|tool_call>call:unset{",
+			"<|tool_call>call:set{days:77,x:1",
+			`<|tool_call>call:set{unit:<|"|>K<|"|>}<tool_call|>`,
+			"<|tool_call>call:set{unit:C}",
+		}},
 }
 
 const setSchema = `{"type":"object","properties":{"unit":{"type":"string","enum":["C","F"]},"days":{"type":"integer","minimum":1,"maximum":9},"on":{"type":"boolean"}},"required":["unit","days"]}`
 
-var setTool = []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"set","parameters":` + setSchema + `}}`)}
+var setTool = []json.RawMessage{
+	json.RawMessage(`{"type":"function","function":{"name":"set","parameters":` + setSchema + `}}`),
+}
 
 // TestLazyCalls: text is free until a call begins; then nothing but a call of a tool that fits its schema can come,
 // whatever the model insists on, and afterwards text is free again. Forced calls are the same from their beginning.
@@ -83,7 +114,17 @@ func TestLazyCalls(t *testing.T) {
 			f := start(t, options{model: n.model, template: n.template})
 			ask := func(more dict) (content string, calls []any) {
 				t.Helper()
-				q := with(dict{"messages": user("?"), "tools": setTool, "max_tokens": 400, "temperature": 1, "seed": 5, "parallel_tool_calls": false}, more)
+				q := with(
+					dict{
+						"messages":            user("?"),
+						"tools":               setTool,
+						"max_tokens":          400,
+						"temperature":         1,
+						"seed":                5,
+						"parallel_tool_calls": false,
+					},
+					more,
+				)
 				m := f.post("/v1/chat/completions", q)
 				calls, _ = at(m, "choices", 0, "message", "tool_calls").([]any)
 				return text(m, "choices", 0, "message", "content"), calls
@@ -135,7 +176,10 @@ func TestCallInReasoning(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	for _, choice := range []string{"auto", "required"} {
 		f.insist("Should I <tool_call> now? Yes.\n" + notations[0].right)
-		m := f.post("/v1/chat/completions", dict{"messages": user("?"), "tools": setTool, "enable_thinking": true, "max_tokens": 300, "tool_choice": choice})
+		m := f.post(
+			"/v1/chat/completions",
+			dict{"messages": user("?"), "tools": setTool, "enable_thinking": true, "max_tokens": 300, "tool_choice": choice},
+		)
 		calls, _ := at(m, "choices", 0, "message", "tool_calls").([]any)
 		if len(calls) != 1 || text(m, "choices", 0, "message", "reasoning_content") != "Should I <tool_call> now? Yes." {
 			t.Errorf("%s: %v", choice, at(m, "choices", 0))
@@ -146,7 +190,9 @@ func TestCallInReasoning(t *testing.T) {
 // TestConstrainedDrafts: constrained answers are the same with and without drafts, byte for byte, and drafting goes on.
 func TestConstrainedDrafts(t *testing.T) {
 	list := `{"type":"array","items":{"type":"object","properties":{"name":{"enum":["red","green"]},"on":{"type":"boolean"}},"required":["name","on"]},"minItems":4,"maxItems":4}`
-	tool := json.RawMessage(`{"type":"function","function":{"name":"paint","parameters":{"type":"object","properties":{"list":` + list + `,"note":{"type":"string","maxLength":40}},"required":["list","note"]}}}`)
+	tool := json.RawMessage(
+		`{"type":"function","function":{"name":"paint","parameters":{"type":"object","properties":{"list":` + list + `,"note":{"type":"string","maxLength":40}},"required":["list","note"]}}}`,
+	)
 	for _, n := range notations {
 		f := start(t, options{model: n.model, template: n.template})
 		f.s.tweak = func(req *engine.Request, _ *view) { req.Spec.Fixed = true } // drafting need not pay here
@@ -176,8 +222,16 @@ func TestConstrainedDrafts(t *testing.T) {
 				if at(m, "timings", "draft_n_accepted") != nil {
 					accepted = number(m, "timings", "draft_n_accepted")
 				}
-				t.Logf("%s, %s, temperature %v, %v: %d tokens, %d drafted ones accepted, %.2f tokens per pass", n.name, what, temp, draft,
-					number(m, "usage", "completion_tokens"), accepted, mean)
+				t.Logf(
+					"%s, %s, temperature %v, %v: %d tokens, %d drafted ones accepted, %.2f tokens per pass",
+					n.name,
+					what,
+					temp,
+					draft,
+					number(m, "usage", "completion_tokens"),
+					accepted,
+					mean,
+				)
 				if draft["draft"] == "ngram" && accepted == 0 {
 					t.Errorf("%s, %s: nothing that was drafted was accepted", n.name, what)
 				}

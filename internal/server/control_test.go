@@ -62,12 +62,19 @@ func TestNotFinite(t *testing.T) {
 		s := New(Config{Models: Single("bad", e)})
 		f.serve(s)
 		for _, temp := range []string{"0.7", "1"} {
-			status, b := f.do("POST", "/v1/chat/completions", `{"messages":[{"role":"user","content":"hello"}],"max_tokens":5,"temperature":`+temp+`}`)
+			status, b := f.do(
+				"POST",
+				"/v1/chat/completions",
+				`{"messages":[{"role":"user","content":"hello"}],"max_tokens":5,"temperature":`+temp+`}`,
+			)
 			if status != 500 || !strings.Contains(string(b), "not a finite number") {
 				t.Errorf("%v: %d %s", value, status, b)
 			}
 		}
-		if _, b := f.do("GET", "/metrics", ""); !strings.Contains(string(b), `strobe:nonfinite_logits_total{model_name="bad"} 2`) {
+		if _, b := f.do("GET", "/metrics", ""); !strings.Contains(
+			string(b),
+			`strobe:nonfinite_logits_total{model_name="bad"} 2`,
+		) {
 			t.Errorf("%v: the metric does not count it", value)
 		}
 	}
@@ -76,7 +83,8 @@ func TestNotFinite(t *testing.T) {
 // TestProps: defaults may be changed where that is allowed, and only there.
 func TestProps(t *testing.T) {
 	closed := start(t, options{})
-	if status, b := closed.do("POST", "/props", `{"temperature":0}`); status != 501 || !strings.Contains(string(b), "--props") {
+	if status, b := closed.do("POST", "/props", `{"temperature":0}`); status != 501 ||
+		!strings.Contains(string(b), "--props") {
 		t.Errorf("closed: %d %s", status, b)
 	}
 	f := start(t, options{config: Config{ChangeProps: true, Params: sample.Params{Temp: 0.8, TopK: 40}}})
@@ -87,7 +95,8 @@ func TestProps(t *testing.T) {
 		t.Errorf("settings %v", s)
 	}
 	_, b := f.do("GET", "/props", "")
-	if s := at(decodeObject(t, b), "default_generation_settings", "params"); at(s, "temperature") != 0.25 || number(s, "top_k") != 3 {
+	if s := at(decodeObject(t, b), "default_generation_settings", "params"); at(s, "temperature") != 0.25 ||
+		number(s, "top_k") != 3 {
 		t.Errorf("props %v", s)
 	}
 	if status, _ := f.do("POST", "/props", `{"temperature":-1}`); status != 400 {
@@ -106,11 +115,15 @@ func TestModelSampling(t *testing.T) {
 	f := start(t, options{template: hermesTemplate, keys: keys, config: Config{
 		Params:   sample.Params{Temp: 0.8, TopK: 40, TopP: 0.95, MinP: 0.05, TypicalP: 1},
 		Sampling: sample.Defaults{TopK: &k, TopP: &p},
-		PerModel: map[string]ModelDefaults{"qwen35": {Sampling: sample.Defaults{TopP: new(float32)}, MaxTokens: 2}, "other": {}},
+		PerModel: map[string]ModelDefaults{
+			"qwen35": {Sampling: sample.Defaults{TopP: new(float32)}, MaxTokens: 2},
+			"other":  {},
+		},
 	}})
 	m := f.post("/completion", dict{"prompt": "x", "ignore_eos": true, "min_p": 0.125})
 	s := at(m, "generation_settings")
-	if number(s, "top_k") != 21 || at(s, "top_p") != 0.0 || at(s, "min_p") != 0.125 || at(s, "typical_p") != 1.0 || float32(at(s, "temperature").(float64)) != 0.6 {
+	if number(s, "top_k") != 21 || at(s, "top_p") != 0.0 || at(s, "min_p") != 0.125 || at(s, "typical_p") != 1.0 ||
+		float32(at(s, "temperature").(float64)) != 0.6 {
 		t.Errorf("settings %v", s)
 	}
 	if number(m, "tokens_predicted") != 2 {
@@ -120,7 +133,8 @@ func TestModelSampling(t *testing.T) {
 	path := goldenWith(t, "qwen3", hermesTemplate, keys...)
 	config := filepath.Join(filepath.Dir(path), "generation_config.json")
 	for text, want := range map[string]string{
-		`{"temperature": 0.9, "top_k": 5}`: "", `{"do_sample": false}`: "", `{"top_p": 7}`: "generation_config.json: TopP", `{`: "generation_config.json: ",
+		`{"temperature": 0.9, "top_k": 5}`: "", `{"do_sample": false}`: "",
+		`{"top_p": 7}`: "generation_config.json: TopP", `{`: "generation_config.json: ",
 	} {
 		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -140,13 +154,15 @@ func TestModelSampling(t *testing.T) {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
-		if off := strings.Contains(text, "false"); off && p.Temp != 0 || !off && (p.Temp != 0.9 || p.TopK != 5 || p.MinP != 0.25) {
+		if off := strings.Contains(text, "false"); off && p.Temp != 0 ||
+			!off && (p.Temp != 0.9 || p.TopK != 5 || p.MinP != 0.25) {
 			t.Errorf("%s: %+v", text, p)
 		}
 	}
 }
 
-// TestSlotActions: what a slot remembers can be saved, restored and erased, requests can choose a slot, and all of it is a
+// TestSlotActions: what a slot remembers can be saved, restored and erased, requests can choose a slot, and all of it
+// is a
 // matter of the prefix cache.
 func TestSlotActions(t *testing.T) {
 	for _, dir := range []string{"", t.TempDir()} {
@@ -155,7 +171,8 @@ func TestSlotActions(t *testing.T) {
 		ask := func(slot int) dict {
 			return f.post("/completion", dict{"prompt": long, "n_predict": 4, "id_slot": slot, "temperature": 0})
 		}
-		if status, b := f.do("POST", "/slots/1?action=save", `{"filename":"a"}`); status != 400 || !strings.Contains(string(b), "nothing of this slot") {
+		if status, b := f.do("POST", "/slots/1?action=save", `{"filename":"a"}`); status != 400 ||
+			!strings.Contains(string(b), "nothing of this slot") {
 			t.Errorf("an empty slot: %d %s", status, b)
 		}
 		m := ask(1)
@@ -166,7 +183,13 @@ func TestSlotActions(t *testing.T) {
 		if number(saved, "n_saved") < number(m, "tokens_evaluated")-1 || number(saved, "n_written") == 0 {
 			t.Errorf("saved %v", saved)
 		}
-		if restored := f.post("/slots/0?action=restore", dict{"filename": "../a"}); number(restored, "n_restored") != number(saved, "n_saved") {
+		if restored := f.post("/slots/0?action=restore", dict{"filename": "../a"}); number(
+			restored,
+			"n_restored",
+		) != number(
+			saved,
+			"n_saved",
+		) {
 			t.Errorf("restored %v, saved %v", restored, saved)
 		}
 		if m := ask(0); number(m, "id_slot") != 0 || number(m, "timings", "cache_n") < 50 {
@@ -178,13 +201,15 @@ func TestSlotActions(t *testing.T) {
 			t.Errorf("after erasing %v", m["timings"])
 		}
 		for path, want := range map[string]int{
-			"/slots/0?action=restore": 404, "/slots/0?action=fly": 400, "/slots/7?action=erase": 400, "/slots/x?action=erase": 400, "/slots/0": 400,
+			"/slots/0?action=restore": 404, "/slots/0?action=fly": 400, "/slots/7?action=erase": 400,
+			"/slots/x?action=erase": 400, "/slots/0": 400,
 		} {
 			if status, b := f.do("POST", path, `{"filename":"none"}`); status != want {
 				t.Errorf("%s: %d %s", path, status, b)
 			}
 		}
-		if status, b := f.do("POST", "/completion", `{"prompt":"x","id_slot":2}`); status != 400 || !strings.Contains(string(b), "no slot 2") {
+		if status, b := f.do("POST", "/completion", `{"prompt":"x","id_slot":2}`); status != 400 ||
+			!strings.Contains(string(b), "no slot 2") {
 			t.Errorf("a slot that is not there: %d %s", status, b)
 		}
 		for _, name := range []string{"a", "../a"} {
@@ -226,7 +251,8 @@ func TestProgress(t *testing.T) {
 func TestRerank(t *testing.T) {
 	f := start(t, options{})
 	for _, path := range []string{"/v1/rerank", "/rerank", "/v1/reranking"} {
-		if status, b := f.do("POST", path, `{"query":"a","documents":["b"]}`); status != 501 || !strings.Contains(string(b), "no head for ranking") {
+		if status, b := f.do("POST", path, `{"query":"a","documents":["b"]}`); status != 501 ||
+			!strings.Contains(string(b), "no head for ranking") {
 			t.Errorf("%s: %d %s", path, status, b)
 		}
 	}
@@ -268,16 +294,36 @@ func TestKeepAlive(t *testing.T) {
 	if d := expires(); d < 50*time.Minute || d > time.Hour {
 		t.Errorf("expires in %v", d)
 	}
-	for keep, want := range map[any]time.Duration{"24h": 24 * time.Hour, 7200: 2 * time.Hour, "-1": 1000 * time.Hour, -1: 1000 * time.Hour} {
-		f.post("/api/chat", dict{"model": "qwen35", "messages": user("x"), "stream": false, "keep_alive": keep, "options": dict{"num_predict": 1}})
+	for keep, want := range map[any]time.Duration{"24h": 24 * time.Hour, 7200: 2 * time.Hour, "-1": 1000 * time.Hour,
+		-1: 1000 * time.Hour} {
+		f.post(
+			"/api/chat",
+			dict{
+				"model":      "qwen35",
+				"messages":   user("x"),
+				"stream":     false,
+				"keep_alive": keep,
+				"options":    dict{"num_predict": 1},
+			},
+		)
 		if d := expires(); d < want-time.Minute {
 			t.Errorf("keep_alive %v: expires in %v", keep, d)
 		}
 	}
-	if m := f.post("/api/generate", dict{"model": "qwen35", "keep_alive": 0}); text(m, "done_reason") != "unload" || len(loaded()) != 0 {
+	if m := f.post("/api/generate", dict{"model": "qwen35", "keep_alive": 0}); text(m, "done_reason") != "unload" ||
+		len(loaded()) != 0 {
 		t.Errorf("unloading: %v, then %v is loaded", m, loaded())
 	}
-	f.post("/api/chat", dict{"model": "qwen35", "messages": user("x"), "stream": false, "keep_alive": "0s", "options": dict{"num_predict": 1}})
+	f.post(
+		"/api/chat",
+		dict{
+			"model":      "qwen35",
+			"messages":   user("x"),
+			"stream":     false,
+			"keep_alive": "0s",
+			"options":    dict{"num_predict": 1},
+		},
+	)
 	for range 500 { // it is unloaded in the background
 		if len(loaded()) == 0 {
 			break
@@ -298,11 +344,13 @@ func TestKeepAlive(t *testing.T) {
 			t.Errorf("%s: %d %s", body, status, b)
 		}
 	}
-	if status, b := f.do("POST", "/api/chat", `{"model":"qwen3","messages":[],"keep_alive":"soon"}`); status != 400 || !strings.Contains(string(b), "keep_alive") {
+	if status, b := f.do("POST", "/api/chat", `{"model":"qwen3","messages":[],"keep_alive":"soon"}`); status != 400 ||
+		!strings.Contains(string(b), "keep_alive") {
 		t.Errorf("%d %s", status, b)
 	}
 	one := start(t, options{})
-	if status, b := one.do("POST", "/models/unload", `{"model":"x"}`); status != 501 || !strings.Contains(string(b), "stays loaded") {
+	if status, b := one.do("POST", "/models/unload", `{"model":"x"}`); status != 501 ||
+		!strings.Contains(string(b), "stays loaded") {
 		t.Errorf("the only model: %d %s", status, b)
 	}
 }
@@ -336,17 +384,23 @@ func TestPull(t *testing.T) {
 		return p.Add(ctx, name, testkit.Golden(t, "qwen35/model.gguf"))
 	})
 	lines := f.lines("/api/pull", dict{"model": "hf.co/a/b:latest"})
-	if n := len(lines); n < 2 || text(lines[n-1], "status") != "success" || text(lines[0], "status") != "pulling model.gguf" || number(lines[n-2], "completed") != 100 {
+	if n := len(lines); n < 2 || text(lines[n-1], "status") != "success" ||
+		text(lines[0], "status") != "pulling model.gguf" ||
+		number(lines[n-2], "completed") != 100 {
 		t.Errorf("lines %v", lines)
 	}
 	f.post("/api/generate", dict{"model": "hf.co/a/b", "prompt": "x", "stream": false, "options": dict{"num_predict": 1}})
 	if m := f.post("/api/pull", dict{"model": "hf.co/a/b", "stream": false}); text(m, "status") != "success" {
 		t.Errorf("again: %v", m)
 	}
-	if status, b := f.do("POST", "/api/pull", `{"model":"a/none"}`); status != 500 || !strings.Contains(string(b), "no such repository") {
+	if status, b := f.do("POST", "/api/pull", `{"model":"a/none"}`); status != 500 ||
+		!strings.Contains(string(b), "no such repository") {
 		t.Errorf("%d %s", status, b)
 	}
-	if lines := f.lines("/api/pull", dict{"model": "a/broken"}); text(lines[len(lines)-1], "error") != "the connection broke" {
+	if lines := f.lines("/api/pull", dict{"model": "a/broken"}); text(
+		lines[len(lines)-1],
+		"error",
+	) != "the connection broke" {
 		t.Errorf("lines %v", lines)
 	}
 }

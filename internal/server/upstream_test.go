@@ -31,7 +31,10 @@ func noModels(t *testing.T) Models {
 // front is a server whose model "far" lives at the given addresses.
 func front(t *testing.T, config Config, urls ...string) *fixture {
 	t.Helper()
-	fleet, err := upstream.New([]upstream.Model{{Name: "far", URLs: urls, Key: "sk-upstream"}}, upstream.Options{Interval: 20 * time.Millisecond})
+	fleet, err := upstream.New(
+		[]upstream.Model{{Name: "far", URLs: urls, Key: "sk-upstream"}},
+		upstream.Options{Interval: 20 * time.Millisecond},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,14 +75,26 @@ var farTool = dict{"type": "function", "function": dict{"name": "weather", "desc
 // TestThroughAnUpstream: whatever the protocol, the answer of a model elsewhere is what it says there.
 func TestThroughAnUpstream(t *testing.T) {
 	back := start(t, options{template: hermesTemplate, config: Config{Keys: []string{"sk-upstream"}}})
-	back.script("<think>well</think>Hello<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}\n</tool_call>")
+	back.script(
+		"<think>well</think>Hello<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}\n</tool_call>",
+	)
 	lacking, refused := without(t, back.url, "/v1/messages")
 	for name, base := range map[string]string{"passed on": back.url, "translated": lacking} {
 		f := front(t, Config{}, base)
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, stream %v", name, stream), func(t *testing.T) {
 				chat := dict{"model": "far", "messages": user("hi"), "tools": []dict{farTool}, "stream": stream}
-				check(t, f, "/v1/chat/completions", chat, `content:Hello`, `reasoning_content:well`, `name:weather`, `Bonn`, `finish_reason:tool_calls`)
+				check(
+					t,
+					f,
+					"/v1/chat/completions",
+					chat,
+					`content:Hello`,
+					`reasoning_content:well`,
+					`name:weather`,
+					`Bonn`,
+					`finish_reason:tool_calls`,
+				)
 				check(t, f, "/v1/messages", dict{"model": "far", "max_tokens": 99, "messages": user("hi"), "stream": stream,
 					"tools": []dict{{"name": "weather", "input_schema": dict{"type": "object"}}}},
 					`text:Hello`, `thinking:well`, `name:weather`, `Bonn`, `stop_reason:tool_use`)
@@ -88,7 +103,13 @@ func TestThroughAnUpstream(t *testing.T) {
 					`Hello`, `well`, `weather`, `Bonn`, `completed`)
 				check(t, f, "/api/chat", dict{"model": "far", "messages": user("hi"), "tools": []dict{farTool}, "stream": stream},
 					`content:Hello`, `thinking:well`, `name:weather`, `Bonn`, `done:`)
-				check(t, f, "/v1/completions", dict{"model": "far", "prompt": "hi", "max_tokens": 3, "stream": stream}, `object:text_completion`)
+				check(
+					t,
+					f,
+					"/v1/completions",
+					dict{"model": "far", "prompt": "hi", "max_tokens": 3, "stream": stream},
+					`object:text_completion`,
+				)
 			})
 		}
 	}
@@ -151,7 +172,11 @@ func TestUpstreamConversationGoesOn(t *testing.T) {
 	_, body := f.do("POST", "/v1/responses", encode(t, dict{"model": "far", "input": "first question"}))
 	id := text(decodeObject(t, body), "id")
 	before := back.e.Snapshot().Stats.Prompt + back.e.Snapshot().Stats.Cached
-	status, body := f.do("POST", "/v1/responses", encode(t, dict{"model": "far", "input": "second", "previous_response_id": id}))
+	status, body := f.do(
+		"POST",
+		"/v1/responses",
+		encode(t, dict{"model": "far", "input": "second", "previous_response_id": id}),
+	)
 	if status != http.StatusOK {
 		t.Fatalf("%d %s", status, body)
 	}
@@ -170,7 +195,8 @@ func TestUpstreamsAreListed(t *testing.T) {
 	if bytes.Contains(body, []byte("127.0.0.1")) || bytes.Contains(body, []byte("sk-")) {
 		t.Errorf("the list says too much: %s", body)
 	}
-	if status, _ := f.do("POST", "/v1/chat/completions", encode(t, dict{"model": "far", "messages": user("x")})); status != http.StatusUnauthorized {
+	if status, _ := f.do("POST", "/v1/chat/completions", encode(t, dict{"model": "far",
+		"messages": user("x")})); status != http.StatusUnauthorized {
 		t.Errorf("without a key: %d", status)
 	}
 	if status, body := f.do("POST", "/v1/chat/completions", encode(t, dict{"model": "near", "messages": user("x")}),
@@ -229,7 +255,10 @@ func TestUpstreamBreaksOff(t *testing.T) {
 
 // TestLeavingFreesTheUpstream: a client that goes takes its request with it, through both servers.
 func TestLeavingFreesTheUpstream(t *testing.T) {
-	back := start(t, options{template: hermesTemplate, engine: engineConfig(1), config: Config{Keys: []string{"sk-upstream"}}})
+	back := start(
+		t,
+		options{template: hermesTemplate, engine: engineConfig(1), config: Config{Keys: []string{"sk-upstream"}}},
+	)
 	f := front(t, Config{}, back.url)
 	for path, q := range map[string]dict{
 		"/v1/chat/completions": {"messages": user("x")}, "/v1/responses": {"input": "x"},

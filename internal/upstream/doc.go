@@ -1,7 +1,8 @@
 // Package upstream sends requests to models that other servers run: vLLM, SGLang, llama.cpp, another Strobe, anything
 // that speaks OpenAI's protocol.
 //
-// A model has one or more replicas. Requests that begin alike go to the same one, whose cache knows the beginning, unless
+// A model has one or more replicas. Requests that begin alike go to the same one, whose cache knows the beginning,
+// unless
 // it is much busier than the others. Replicas are asked for their health; one that fails is taken out until it
 // answers again, and requests of which nothing was sent to the client yet are tried elsewhere.
 //

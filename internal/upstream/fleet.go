@@ -295,7 +295,8 @@ func (f *Fleet) noteLack(g *group, path string, resp *Response) {
 	}
 }
 
-// order lists the replicas to try. Those that are out come last, in case nothing else is left: they may be back already.
+// order lists the replicas to try. Those that are out come last, in case nothing else is left: they may be back
+// already.
 func (f *Fleet) order(g *group, key uint64) []*replica {
 	var in, out []*replica
 	for _, r := range g.replicas {

@@ -238,7 +238,8 @@ func TestBusyEverywhereIsPassedOn(t *testing.T) {
 	}
 	f := newFleet(t, Model{Name: "m", URLs: []string{a.URL, b.URL}})
 	waitFor(t, f, wellAll)
-	if _, res := send(t, f, Request{Model: "m"}); res.Status != http.StatusTooManyRequests || res.Head.Get("Retry-After") != "7" {
+	if _, res := send(t, f, Request{Model: "m"}); res.Status != http.StatusTooManyRequests ||
+		res.Head.Get("Retry-After") != "7" {
 		t.Errorf("a client sees %d %v", res.Status, res.Head)
 	}
 }
@@ -325,7 +326,8 @@ func TestPathsTheUpstreamLacks(t *testing.T) {
 }
 
 func TestWrongSettings(t *testing.T) {
-	for _, s := range []string{"", "m", "m=", "=http://x", "m=x:1", "m=ftp://x", "m=http://user:pass@x", "m=http://x?key=1"} {
+	for _, s := range []string{"", "m", "m=", "=http://x", "m=x:1", "m=ftp://x", "m=http://user:pass@x",
+		"m=http://x?key=1"} {
 		if _, err := ParseModel(s); err == nil {
 			t.Errorf("%q is taken", s)
 		} else if strings.Contains(err.Error(), "pass") {

@@ -30,7 +30,8 @@ type Node struct {
 }
 
 // slack is how much busier than the average a replica may get before requests that belong to it go elsewhere. A
-// quarter keeps nearly all of them at home and the longest queue near the average (consistent hashing with bounded loads).
+// quarter keeps nearly all of them at home and the longest queue near the average (consistent hashing with bounded
+// loads).
 const slack = 1.25
 
 // Order lists replicas by which should get a request, the best first. key stands for the request's beginning, 0 for

@@ -24,7 +24,8 @@ type Tool struct {
 	Parameters []byte // a schema; nil for anything
 }
 
-// CompileCalls turns tools into the grammar of a call of one of them. Arguments come in any order, the required ones always.
+// CompileCalls turns tools into the grammar of a call of one of them. Arguments come in any order, the required ones
+// always.
 // In tags, strings are free text, or one of a list, and everything else is JSON. A tool whose schema cannot be
 // honoured takes any arguments, and so do all when there are too many.
 func CompileCalls(n Notation, tools []Tool) (*Grammar, error) {

@@ -33,9 +33,12 @@ func TestCalls(t *testing.T) {
 	q := func(s string) string { return `<|"|>` + s + `<|"|>` }
 	for n, cases := range map[Notation]map[string]bool{
 		CallTags: {
-			x("weather", p("city", "Bonn\n\nor \"Köln\" </parameter> no")+p("days", "3")):                                   true,
-			x("weather", p("days", "3")+p("any", "null")+p("city", "")+p("unit", "C")+p("opts", `{"b": ["x"], "a": true}`)): true,
-			x("weather", p("city", "\n\n</\n</parameter>x")+p("days", "1")):                                                 true,
+			x("weather", p("city", "Bonn\n\nor \"Köln\" </parameter> no")+p("days",
+				"3")): true,
+			x("weather", p("days", "3")+p("any", "null")+p("city", "")+p("unit", "C")+p("opts",
+				`{"b": ["x"], "a": true}`)): true,
+			x("weather", p("city", "\n\n</\n</parameter>x")+p("days",
+				"1")): true,
 			x("other", p("b", "null")):   true,
 			x("odd", p("whatever", "1")): true,
 			x("bare", ""):                true,
@@ -95,7 +98,10 @@ func TestManyTools(t *testing.T) {
 	}
 	var tools []Tool
 	for i := range 80 {
-		tools = append(tools, Tool{fmt.Sprintf("t%d", i), []byte(`{"type":"object","properties":{` + strings.Join(props, ",") + `}}`)})
+		tools = append(
+			tools,
+			Tool{fmt.Sprintf("t%d", i), []byte(`{"type":"object","properties":{` + strings.Join(props, ",") + `}}`)},
+		)
 	}
 	g, err := CompileCalls(CallJSON, tools)
 	if err != nil {
@@ -112,7 +118,8 @@ func TestManyTools(t *testing.T) {
 func TestPatterns(t *testing.T) {
 	v := testVocab()
 	for _, expr := range []string{
-		`^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{4,8}$`, `^(?!b)[abc]+$`, `^a(?=b)b+$`, `^(?!.*aa)[ab]*$`, `^(?!ab$)[ab]+$`, `(?=ab)a`, `^(?:(?!a)\w|b)c$`,
+		`^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{4,8}$`, `^(?!b)[abc]+$`, `^a(?=b)b+$`, `^(?!.*aa)[ab]*$`, `^(?!ab$)[ab]+$`,
+		`(?=ab)a`, `^(?:(?!a)\w|b)c$`,
 		`^(?!\.)(?!.*\.\.)([a-c.]*)[a-c]@(?:b\.)+[ab]{2,}$`, `^(?=a(?!b))[abc]{2}$`, `^\u0061[^]?\/$`, `^[^\s\d]\S$`, `^(?<n>a|b)\1?$`, `^(?=[ab]{2}$).*$`, `a(?!b)`, `^[[a]$`, `^\cJ?$`,
 	} {
 		re, err := regexp2.Compile(expr, regexp2.ECMAScript|regexp2.Unicode)
@@ -164,10 +171,12 @@ func TestPatterns(t *testing.T) {
 		t.Logf("%s: %d matched", expr, found)
 	}
 	for expr, why := range map[string]string{
-		`(?:(?=a)b)*`: "repetition", `(?<=a)b`: "looks behind", `(?<!a)b`: "looks behind", `(a)\1`: "not regular", `a\bb`: "not supported",
+		`(?:(?=a)b)*`: "repetition", `(?<=a)b`: "looks behind", `(?<!a)b`: "looks behind", `(a)\1`: "not regular",
+		`a\bb`: "not supported",
 		`(?=a`: "not closed", `[a`: "not closed", `a)`: "unexpected", `\p{Emoji}`: "not supported", `\`: "backslash",
 	} {
-		if _, err := Compile([]byte(`{"type":"string","pattern":` + encode(expr) + `}`)); err == nil || !strings.Contains(err.Error(), why) {
+		if _, err := Compile([]byte(`{"type":"string","pattern":` + encode(expr) + `}`)); err == nil ||
+			!strings.Contains(err.Error(), why) {
 			t.Errorf("%s: %v", expr, err)
 		}
 	}

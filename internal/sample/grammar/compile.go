@@ -78,7 +78,10 @@ type standard struct {
 }
 
 func newCompiler(root any) *compiler {
-	c := &compiler{b: withBuiltins(), std: standard{ruleString, ruleChar, ruleValue, ruleObject, ruleKey, ruleMember, ruleItemNext}}
+	c := &compiler{
+		b:   withBuiltins(),
+		std: standard{ruleString, ruleChar, ruleValue, ruleObject, ruleKey, ruleMember, ruleItemNext},
+	}
 	c.begin(root)
 	return c
 }
@@ -846,7 +849,10 @@ func (c *compiler) unique(o *object, lo, hi int, next int32) (int32, error) {
 		members.add(b, rule)
 	}
 	closing := b.space(b.lit("]", next))
-	return b.lit("[", b.add(state{kind: kindSet, set: members, min: int32(lo), max: int32(hi), next: []int32{closing}})), nil
+	return b.lit(
+		"[",
+		b.add(state{kind: kindSet, set: members, min: int32(lo), max: int32(hi), next: []int32{closing}}),
+	), nil
 }
 
 // times runs a rule min to max times; a plain loop where no count is needed.
@@ -959,7 +965,10 @@ func (c *compiler) object(o *object, next int32) (int32, error) {
 			}
 			members.extra, members.extraLater = members.pair(b, members.extra)
 		}
-		return b.lit("{", b.add(state{kind: kindSet, set: members, min: int32(least), max: int32(most), next: []int32{closing}})), nil
+		return b.lit(
+			"{",
+			b.add(state{kind: kindSet, set: members, min: int32(least), max: int32(most), next: []int32{closing}}),
+		), nil
 	}
 	// With n the properties before, first[n] goes on when none has been
 	// written, later[n] when one has and a comma is due.

@@ -10,7 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// Patterns of schemas are regular expressions of JavaScript. The standard library parses them after two changes: what it
+// Patterns of schemas are regular expressions of JavaScript. The standard library parses them after two changes: what
+// it
 // spells differently is respelled, and every look ahead, (?=...) or (?!...), is replaced by a character of a
 // private area that stands for it. Look aheads are regular: what follows one is intersected with what it demands.
 
