@@ -279,30 +279,18 @@ func (c *checker) answer(ctx context.Context) (string, error) {
 	return note, nil
 }
 
-// drafts looks whether guesses were accepted. Where none were made, drafting may not pay at this moment; then every
-// source
-// of drafts is asked for by name.
+// drafts looks whether guesses were accepted. A short answer may have none: drafting has to show first that it pays.
 func (c *checker) drafts(ctx context.Context) (string, error) {
 	t := c.first.Timings
 	if t == nil {
 		return "the server does not tell", nil
 	}
-	note := ""
-	for _, source := range []string{"dflash", "mtp", "ngram"} {
-		if t != nil && t.Drafted != nil {
-			break
+	if t.Drafted == nil {
+		again, err := c.chat(ctx, c.model, question(checkMark+"d"), 512)
+		if err != nil {
+			return "", err
 		}
-		var turn checkTurn
-		err := c.get(
-			ctx,
-			"/v1/chat/completions",
-			map[string]any{"model": c.model, "messages": question(checkMark), "max_tokens": 64,
-				"temperature": 0, "strobe": map[string]string{"draft": source}},
-			&turn,
-		)
-		if err == nil {
-			t, note = turn.Timings, "; automatic drafting made none, so it does not pay right now"
-		}
+		t = again.Timings
 	}
 	switch {
 	case t == nil || t.Drafted == nil || t.Accepted == nil:
@@ -310,7 +298,7 @@ func (c *checker) drafts(ctx context.Context) (string, error) {
 	case *t.Accepted == 0:
 		return "", fmt.Errorf("none of %d drafted tokens was accepted; does the drafter belong to this model?", *t.Drafted)
 	}
-	return fmt.Sprintf("%d of %d drafted tokens accepted%s", *t.Accepted, *t.Drafted, note), nil
+	return fmt.Sprintf("%d of %d drafted tokens accepted", *t.Accepted, *t.Drafted), nil
 }
 
 // cache asks a second question in the same conversation.

@@ -9,8 +9,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-
-	"strobe/internal/testkit"
 )
 
 func runCheck(t *testing.T, args ...string) (int, string, string) {
@@ -21,17 +19,7 @@ func runCheck(t *testing.T, args ...string) (int, string, string) {
 }
 
 func TestCheckHealthyServer(t *testing.T) {
-	url, _ := serve(
-		t,
-		"-m",
-		testkit.Golden(t, "qwen35/model.gguf"),
-		"-d",
-		testkit.Golden(t, "dflash-qwen35/model.gguf"),
-		"--api-key",
-		"k",
-		"--ctx",
-		"4096",
-	)
+	url, _ := serve(t, "--api-key", "k") // the built-in pair
 	code, out, errs := runCheck(t, url+"/v1/", "--api-key", "k", "--json")
 	var got struct {
 		Healthy bool

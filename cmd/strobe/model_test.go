@@ -24,11 +24,11 @@ func TestPlacementFlags(t *testing.T) {
 		{"--cpu-experts=all", engine.Options{Device: "auto", DraftDevice: "auto", CPUExperts: engine.AllExperts}, ""},
 		{"--draft-device=cpu", engine.Options{Device: "auto", DraftDevice: "cpu"}, ""},
 		{"--draft-gpu-layers=2", engine.Options{Device: "auto", DraftDevice: "auto", DraftGPULayers: 2}, ""},
-		{"--device=tpu", engine.Options{}, `device "tpu": want auto, cpu, cuda or cuda:N`},
+		{"--device=tpu", engine.Options{}, `device "tpu": want auto, cpu, cuda, cuda:N, vulkan or vulkan:N`},
 		{"--gpu-layers=-1", engine.Options{}, `--gpu-layers "-1": want auto or a number`},
 		{"--cpu-experts=some", engine.Options{}, `--cpu-experts "some": want auto, all or a number of layers`},
 		{"--draft-gpu-layers=all", engine.Options{}, `--draft-gpu-layers "all": want auto or a number`},
-		{"--draft-device=tpu", engine.Options{}, `--draft-device: device "tpu": want auto, cpu, cuda or cuda:N`},
+		{"--draft-device=tpu", engine.Options{}, `--draft-device: device "tpu": want auto, cpu, cuda, cuda:N, vulkan or vulkan:N`},
 		{"--draft-device=cuda,cuda:1", engine.Options{}, `--draft-device "cuda,cuda:1": a drafter has one device`},
 	} {
 		var m modelFlags
