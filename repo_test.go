@@ -125,8 +125,7 @@ func longLines(f string) bool {
 }
 
 // TestLineLength: what is wider than a window is not read. Generated files and lines with long texts in them
-// (templates,
-// JSON, JavaScript) are as they are.
+// (templates, JSON, JavaScript) are as they are.
 func TestLineLength(t *testing.T) {
 	const limit = 120
 	for _, f := range tracked(t) {

@@ -55,8 +55,8 @@ import (
 type Options struct {
 	Threads int
 	// Device runs the model: "cpu", "cuda", "cuda:N", "vulkan", or several GPUs with commas between, which share the
-	// layers. "" and
-	// "auto" mean the first GPUs that have room for it, with the help of the processor, or the processor alone.
+	// layers. "" and "auto" mean the first GPUs that have room for it, with the help of the processor, or the processor
+	// alone.
 	Device string
 	// GPULayers is how many layers GPUs get, the last ones; the processor runs the others. 0 means as many as fit,
 	// negative none.

@@ -12,8 +12,7 @@ import (
 )
 
 // What a slot remembers lies in the prefix cache, which all slots share: to save it is to give the text of the slot's
-// last
-// generation a name, and to restore it is to look whether the cache, in memory or on disk, still has what was
+// last generation a name, and to restore it is to look whether the cache, in memory or on disk, still has what was
 // computed for that text. Names last as long as the engine.
 
 // maxSaved is how many names there may be.

@@ -27,9 +27,8 @@ type recording struct {
 	Body   json.RawMessage `json:"body,omitempty"`
 }
 
-// agent is a coding agent that is run as its users run it. Files are written into its home before, with {URL} standing
-// for
-// the server's address; {PROMPT} stands for what it is asked.
+// agent is a coding agent that is run as its users run it. Files are written into its home before, with {URL}
+// standing for the server's address; {PROMPT} stands for what it is asked.
 type agent struct {
 	name, pkg, bin string
 	setup, args    []string // setup is run before, if there is one
@@ -113,9 +112,8 @@ var agents = []agent{
 }
 
 // TestAgents runs real coding agents, each of which is asked something, calls a tool, and answers with what the tool
-// said.
-// STROBE_AGENTS names a folder with a folder for each agent in which its package is installed; e2e/agents makes it.
-// With STROBE_RECORD their requests are kept for TestReplay, without their texts.
+// said. STROBE_AGENTS names a folder with a folder for each agent in which its package is installed; e2e/agents makes
+// it. With STROBE_RECORD their requests are kept for TestReplay, without their texts.
 func TestAgents(t *testing.T) {
 	dir := os.Getenv("STROBE_AGENTS")
 	if dir == "" {

@@ -162,8 +162,7 @@ func TestModelSampling(t *testing.T) {
 }
 
 // TestSlotActions: what a slot remembers can be saved, restored and erased, requests can choose a slot, and all of it
-// is a
-// matter of the prefix cache.
+// is a matter of the prefix cache.
 func TestSlotActions(t *testing.T) {
 	for _, dir := range []string{"", t.TempDir()} {
 		f := start(t, options{engine: engine.Config{Parallel: 2, CacheDir: dir}})

@@ -9,9 +9,8 @@ import (
 	"strobe/internal/gguf"
 )
 
-// TestLongSecondTurn: the second turn of an agent whose prompt has 50,000 tokens runs what is new and no more, so that
-// its
-// first byte comes as soon as that of a short prompt.
+// TestLongSecondTurn: the second turn of an agent whose prompt has 50,000 tokens runs what is new and no more, so
+// that its first byte comes as soon as that of a short prompt.
 func TestLongSecondTurn(t *testing.T) {
 	if os.Getenv("STROBE_LONG") == "" {
 		t.Skip(

@@ -2,8 +2,7 @@
 // that speaks OpenAI's protocol.
 //
 // A model has one or more replicas. Requests that begin alike go to the same one, whose cache knows the beginning,
-// unless
-// it is much busier than the others. Replicas are asked for their health; one that fails is taken out until it
+// unless it is much busier than the others. Replicas are asked for their health; one that fails is taken out until it
 // answers again, and requests of which nothing was sent to the client yet are tried elsewhere.
 //
 // Keys are kept apart. What a client sent for authentication never leaves this server, and an upstream's key

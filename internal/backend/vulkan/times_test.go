@@ -15,7 +15,7 @@ import (
 // It asserts nothing.
 func TestTimes(t *testing.T) {
 	if software() {
-		t.Skip("needs a GPU: on the processor times say nothing")
+		t.Skip("needs a GPU with a Vulkan driver: times in software say nothing")
 	}
 	d := openDriver(t)
 	defer d.Close()

@@ -25,9 +25,8 @@ type Tool struct {
 }
 
 // CompileCalls turns tools into the grammar of a call of one of them. Arguments come in any order, the required ones
-// always.
-// In tags, strings are free text, or one of a list, and everything else is JSON. A tool whose schema cannot be
-// honoured takes any arguments, and so do all when there are too many.
+// always. In tags, strings are free text, or one of a list, and everything else is JSON. A tool whose schema cannot
+// be honoured takes any arguments, and so do all when there are too many.
 func CompileCalls(n Notation, tools []Tool) (*Grammar, error) {
 	g, err := compileCalls(n, tools)
 	if err != nil {

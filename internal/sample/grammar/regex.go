@@ -11,8 +11,7 @@ import (
 )
 
 // Patterns of schemas are regular expressions of JavaScript. The standard library parses them after two changes: what
-// it
-// spells differently is respelled, and every look ahead, (?=...) or (?!...), is replaced by a character of a
+// it spells differently is respelled, and every look ahead, (?=...) or (?!...), is replaced by a character of a
 // private area that stands for it. Look aheads are regular: what follows one is intersected with what it demands.
 
 // look is a look ahead.
