@@ -334,11 +334,7 @@ func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request) (resp 
 	if err != nil {
 		return nil, err
 	}
-	method := http.MethodPost
-	if body == nil {
-		method = http.MethodGet
-	}
-	req, err := http.NewRequestWithContext(ctx, method, r.base+q.Path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.base+q.Path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -420,9 +416,6 @@ func plain(err error) error {
 
 // rename puts the upstream's name for the model into a request and leaves the rest as it is.
 func rename(body []byte, model string) ([]byte, error) {
-	if len(body) == 0 {
-		return nil, nil
-	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return nil, err

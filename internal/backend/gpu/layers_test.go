@@ -138,18 +138,18 @@ func (l *layerRun) list(prompt bool) {
 	l.p.LookAhead(l.ls)
 }
 
-// TestLayerTimes prints microseconds of a recurrent layer with its feed-forward part on a GPU, layers following each
+// BenchmarkLayers prints microseconds of a recurrent layer with its feed-forward part on a GPU, layers following each
 // other as in a pass, and how much less it is when one kind of kernel is left out: what that kind adds to a pass,
 // beyond what overlaps. It asserts nothing.
-func TestLayerTimes(t *testing.T) {
+func BenchmarkLayers(b *testing.B) {
 	if os.Getenv("STROBE_CUDA") != "cuda" {
-		t.Skip("times need a GPU: set STROBE_CUDA=cuda")
+		b.Skip("times need a GPU: set STROBE_CUDA=cuda")
 	}
-	d := emulate.Open(t)
+	d := emulate.Open(b)
 	for _, shape := range layerShapes {
-		l := &layerRun{productRig: &productRig{t, d, gpu.NewProducts(d.Props())}, layerShape: shape}
+		l := &layerRun{productRig: &productRig{b, d, gpu.NewProducts(d.Props())}, layerShape: shape}
 		const layers = 6
-		l.r = newRecurrence(&rig{t, d, rand.New(rand.NewPCG(7, 9))}, shape.dims, layers)
+		l.r = newRecurrence(&rig{b, d, rand.New(rand.NewPCG(7, 9))}, shape.dims, layers)
 		width := shape.dims.VHeads * shape.dims.VDim
 		for i := range layers { // half of some matrices have more bits in files of the mixed type
 			often := quant.Q4_K
@@ -170,7 +170,7 @@ func TestLayerTimes(t *testing.T) {
 				for _, x := range l.ls[:len(l.ls)/layers] {
 					names = append(names, fmt.Sprintf("%s %v x %d, %d KiB", x.Name, x.Grid, x.Threads, x.Shared>>10))
 				}
-				t.Logf("%s: %s", shape.name, strings.Join(names, "; "))
+				b.Logf("%s: %s", shape.name, strings.Join(names, "; "))
 			}
 			all := l.timed(slices.Clone(l.ls), layers)
 			var line strings.Builder
@@ -196,7 +196,7 @@ func TestLayerTimes(t *testing.T) {
 				}
 			}
 			l.p.Pair = 0
-			t.Log(line.String())
+			b.Log(line.String())
 		}
 		for _, m := range slices.Concat(l.layers...) {
 			l.release(m.w)

@@ -324,21 +324,28 @@ func (l *lowering) fused(i int) int {
 	return 0
 }
 
+// normOf finds the norm of the sum at i that a product multiplies: its place, the norm, and the product, -1 if there is
+// none. Between may be copies of the sum, captured features, which are made afterwards.
+func (l *lowering) normOf(i int) (j int, norm op, mul int) {
+	sum := l.ops[i].dst
+	j = i + 1
+	for l.at(j).kind == opCopy && l.ops[j].a == sum && !l.ops[j].dst.overlaps(sum) {
+		j++
+	}
+	norm = *l.at(j)
+	if norm.kind != opRMSNorm || norm.a != sum || norm.dst == sum {
+		return j, norm, -1
+	}
+	return j, norm, l.feeds(j, norm.dst)
+}
+
 // addNorm: x += y; h = norm(x), where h is multiplied.
 func (l *lowering) addNorm(i int) int {
 	add := l.ops[i]
 	if add.dst != add.a {
 		return 0
 	}
-	j := i + 1
-	for l.at(j).kind == opCopy && l.ops[j].a == add.dst && !l.ops[j].dst.overlaps(add.dst) {
-		j++ // captured features: they are copied afterwards
-	}
-	norm := *l.at(j)
-	if norm.kind != opRMSNorm || norm.a != add.dst || norm.dst == add.dst {
-		return 0
-	}
-	mul := l.feeds(j, norm.dst)
+	j, norm, mul := l.normOf(i)
 	if mul < 0 {
 		return 0
 	}

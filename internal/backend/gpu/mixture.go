@@ -256,14 +256,7 @@ func (l *lowering) expertSum(i int) int {
 	if add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
 		return 0
 	}
-	for j++; l.at(j).kind == opCopy && l.ops[j].a == add.dst && !l.ops[j].dst.overlaps(add.dst); {
-		j++ // captured features: they are copied afterwards
-	}
-	norm := *l.at(j)
-	if norm.kind != opRMSNorm || norm.a != add.dst || norm.dst == add.dst {
-		return 0
-	}
-	mul := l.feeds(j, norm.dst)
+	j, norm, mul := l.normOf(at)
 	if mul < 0 {
 		return 0
 	}

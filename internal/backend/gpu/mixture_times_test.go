@@ -27,16 +27,16 @@ var ffnShapes = []ffnShape{
 	{"26B-A4B", 2816, 704, 128, 8, 0, quant.Q8_0},
 }
 
-// TestMixtureTimes prints microseconds of layers of experts on a GPU: all launches from the router to the norm after
+// BenchmarkMixtures prints microseconds of layers of experts on a GPU: all launches from the router to the norm after
 // the sum, each of them alone, and the same layer with deep rings. Every layer has other rows, and so other experts,
 // that are not in the cache. It asserts nothing.
-func TestMixtureTimes(t *testing.T) {
+func BenchmarkMixtures(b *testing.B) {
 	if !onDevice {
-		t.Skip("times need a GPU: set STROBE_CUDA=cuda")
+		b.Skip("times need a GPU: set STROBE_CUDA=cuda")
 	}
-	d := emulate.Open(t)
+	d := emulate.Open(b)
 	for _, s := range ffnShapes {
-		r := &productRig{t, d, gpu.NewProducts(d.Props())}
+		r := &productRig{b, d, gpu.NewProducts(d.Props())}
 		f := newFFN(r, s)
 		for _, n := range []int{1, 2, 4, 8, 16, 32, 64} {
 			if n*s.used > 4*s.stack {

@@ -44,16 +44,7 @@ func plainTokens(rows int) int {
 // plainMatMul appends the products of x with all matrices, a launch for each format.
 func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
 	first := len(ls)
-	for f := range tileFormats {
-		var of []MatMulJob
-		for _, j := range jobs {
-			if j.Format == f {
-				of = append(of, j)
-			}
-		}
-		if len(of) == 0 {
-			continue
-		}
+	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
 		tokens := plainTokens(x.Rows)
 		ls = append(ls, Launch{Name: fmt.Sprintf("rows_%s_%d", plainNames[f], tokens),

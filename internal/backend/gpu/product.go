@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"unsafe"
@@ -313,18 +314,21 @@ func productArgsOf(x MatMulInput, jobs []MatMulJob) (a productArgs, grid int, ws
 // wideRows is the number of rows from which the kernel with tiles of 128 rows is faster than that with 64.
 const wideRows = 65
 
-// prompt appends products of warpgroups, one launch for each format.
-func (p *Products) prompt(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
-	for f := range tileFormats {
-		var of []MatMulJob
-		for _, j := range jobs {
-			if j.Format == f {
-				of = append(of, j)
+// byFormat goes through jobs by the format of their weights.
+func byFormat(jobs []MatMulJob) iter.Seq2[Format, []MatMulJob] {
+	return func(yield func(Format, []MatMulJob) bool) {
+		for f := range tileFormats {
+			of := slices.DeleteFunc(slices.Clone(jobs), func(j MatMulJob) bool { return j.Format != f })
+			if len(of) > 0 && !yield(f, of) {
+				return
 			}
 		}
-		if len(of) == 0 {
-			continue
-		}
+	}
+}
+
+// prompt appends products of warpgroups, one launch for each format.
+func (p *Products) prompt(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
+	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
 		name, threads, tiles := "prompt", 512, 1
 		if x.Rows >= wideRows {

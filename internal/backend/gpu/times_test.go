@@ -13,13 +13,13 @@ import (
 	"strobe/internal/quant"
 )
 
-// TestAttentionTimes prints microseconds of an attention layer on a GPU: 24 query heads, 4 KV heads, layers following
+// BenchmarkAttention prints microseconds of an attention layer on a GPU: 24 query heads, 4 KV heads, layers following
 // each other over so much memory that it does not stay in the cache. It asserts nothing.
-func TestAttentionTimes(t *testing.T) {
+func BenchmarkAttention(b *testing.B) {
 	if os.Getenv("STROBE_CUDA") != "cuda" {
-		t.Skip("times need a GPU: set STROBE_CUDA=cuda")
+		b.Skip("times need a GPU: set STROBE_CUDA=cuda")
 	}
-	d := emulate.Open(t)
+	d := emulate.Open(b)
 	for _, c := range []struct {
 		typ   quant.Type
 		dim   int
@@ -35,12 +35,12 @@ func TestAttentionTimes(t *testing.T) {
 	} {
 		s := backend.KVDims{Heads: 4, KeyDim: c.dim, ValueDim: c.dim, Key: c.typ, Value: c.typ}
 		for _, slots := range c.slots {
-			timeAttention(t, d, s, slots, c.segs)
+			timeAttention(b, d, s, slots, c.segs)
 		}
 	}
 }
 
-func timeAttention(t *testing.T, d gpu.Driver, s backend.KVDims, slots int, batches [][2]int) {
+func timeAttention(t testing.TB, d gpu.Driver, s backend.KVDims, slots int, batches [][2]int) {
 	const heads = 24
 	w := newWorldOn(t, d, heads, s)
 	most := 0

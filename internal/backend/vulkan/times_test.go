@@ -11,27 +11,27 @@ import (
 	"strobe/internal/quant"
 )
 
-// TestTimes prints how long products of a large matrix take by their rows, and what share of the bandwidth that is.
+// BenchmarkProducts prints how long products of a large matrix take by their rows, and what share of the bandwidth that is.
 // It asserts nothing.
-func TestTimes(t *testing.T) {
+func BenchmarkProducts(b *testing.B) {
 	if software() {
-		t.Skip("needs a GPU with a Vulkan driver: times in software say nothing")
+		b.Skip("needs a GPU with a Vulkan driver: times in software say nothing")
 	}
-	d := openDriver(t)
+	d := openDriver(b)
 	defer d.Close()
 	p := gpu.NewProducts(d.Props())
 	must := func(a gpu.Addr, err error) gpu.Addr {
 		if err != nil {
-			t.Fatal(err)
+			b.Fatal(err)
 		}
 		return a
 	}
-	t.Logf("%+v", d.Props())
+	b.Logf("%+v", d.Props())
 	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0} {
 		const rows, cols = 17408, 5120
 		l, err := gpu.LayoutOf(typ, rows, cols, 1, rows*typ.RowBytes(cols))
 		if err != nil {
-			t.Fatal(err)
+			b.Fatal(err)
 		}
 		// Several copies, so that caches do not hold them.
 		const copies = 8
@@ -55,13 +55,13 @@ func TestTimes(t *testing.T) {
 			for range 3 {
 				ts, err := d.(gpu.Timer).Times(ls)
 				if err != nil {
-					t.Fatal(err)
+					b.Fatal(err)
 				}
 				all = append(all, ts[1:]...)
 			}
 			slices.Sort(all)
 			m := all[len(all)/2]
-			t.Logf("%s %d rows: %v (%v to %v), %.0f GB/s of weights", typ, n, m, all[0], all[len(all)-1],
+			b.Logf("%s %d rows: %v (%v to %v), %.0f GB/s of weights", typ, n, m, all[0], all[len(all)-1],
 				float64(l.Bytes())/m.Seconds()/1e9)
 		}
 	}
