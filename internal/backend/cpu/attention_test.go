@@ -12,7 +12,7 @@ func BenchmarkAttention(b *testing.B) {
 	d := New(Options{Threads: 1})
 	defer d.Close()
 	const before, rows, heads, kvHeads, dim = 11264, 64, 8, 2, 256
-	for _, t := range []quant.Type{quant.F16, quant.Turbo3} {
+	for _, t := range []quant.Type{quant.F16, quant.Q8_0, quant.Q4_0, quant.Turbo4, quant.Turbo3} {
 		b.Run(t.String(), func(b *testing.B) {
 			layer := backend.KVDims{Heads: kvHeads, KeyDim: dim, ValueDim: dim, Key: t, Value: t}
 			pool, err := d.NewKVPool(backend.KVLayout{Page: 64, Layers: []backend.KVDims{layer}})
