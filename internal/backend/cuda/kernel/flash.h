@@ -30,55 +30,57 @@ struct Stored {
   U4 q;
   u32 scale;
 };
-DEV Stored fetch(const u8* head, int type, int dim, int slot, int d) {
-  int qb = quant_bytes(type, dim);
-  const u8 *row = head + slot * qb, *sc = head + 64 * qb + slot * scale_bytes(type, dim) + scale_at(type, d);
+template <int TYPE, int DIM> DEV Stored fetch(const u8* head, int slot, int d) {
+  const int QB = TYPE == KV_Q8 ? DIM : TYPE == KV_T3 ? DIM * 3 / 8 : DIM / 2;
+  const u8 *row = head + slot * QB, *sc = head + 64 * QB + slot * scale_bytes(TYPE, DIM) + scale_at(TYPE, d);
   Stored x;
-  x.scale = type == KV_Q4_1 ? *(const u32*)sc : *(const u16*)sc;
-  if (type == KV_T3) {
+  if (TYPE == KV_T3) {
     U2 low = *(const U2*)(row + (d >> 2));
-    x.q = {low.x, low.y, *(const u32*)(row + (dim >> 2) + (d >> 3)), 0};
-  } else x.q = *(const U4*)(row + (type == KV_Q8 ? d : d >> 1));
+    x.q = {low.x, low.y, *(const u32*)(row + (DIM >> 2) + (d >> 3)), 0};
+  } else x.q = *(const U4*)(row + (TYPE == KV_Q8 ? d : d >> 1));
+  x.scale = TYPE == KV_Q4_1 ? *(const u32*)sc : *(const u16*)sc;
   return x;
 }
-// Unpacks dimensions [d0, d0+DV) of a page, B loads in flight; one warp.
-template <int DIM, int DV, int B, int VALUES> // VALUES of a load
-DEV void unpack_tile(const Attn& a, const Item& it, const Walk& w, int type, u64 region, int d0, u32 dst, int lane) {
-  const int COLS = DV / VALUES; // loads of a slot
+// Unpacks dimensions [d0, d0+DV) of a page, B loads in flight; one warp. A branch between two loads would make the
+// second wait for the first, so there is a function for every type.
+template <int TYPE, int DIM, int DV, int B>
+DEV void unpack_tile(const Attn& a, const Item& it, const Walk& w, u64 region, int d0, u32 dst, int lane) {
+  const int VALUES = TYPE == KV_Q8 ? 16 : 32, COLS = DV / VALUES; // of a load; loads of a slot
   bool gathered = w.gathered(it);
   const u8* page = (const u8*)a.pages[it.table + w.p] + region;
 #pragma unroll 1
   for (int i0 = lane; i0 < 64 * COLS; i0 += 32 * B) {
+    const u8* from[B];
+    int slot[B];
     Stored x[B];
 #pragma unroll
     for (int b = 0; b < B; b++) { // 8 lanes write to 8 slots: no two to the same banks
-      int i = i0 + 32 * b, s = (i & 7) + i / (8 * COLS) * 8, d = i / 8 % COLS * VALUES;
-      const u8* p = page;
-      if (gathered) {
-        int from = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + s);
-        p = (const u8*)a.pages[it.table + (from >> 6)] + region;
-        s = from & 63;
-      }
-      x[b] = fetch(p, type, DIM, s, d0 + d);
+      int i = i0 + 32 * b;
+      from[b] = page;
+      slot[b] = (i & 7) + i / (8 * COLS) * 8;
     }
+    if (gathered)
+#pragma unroll
+      for (int b = 0; b < B; b++) {
+        int at = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + slot[b]);
+        from[b] = (const u8*)a.pages[it.table + (at >> 6)] + region;
+        slot[b] = at & 63;
+      }
+#pragma unroll
+    for (int b = 0; b < B; b++) x[b] = fetch<TYPE, DIM>(from[b], slot[b], d0 + (i0 + 32 * b) / 8 % COLS * VALUES);
 #pragma unroll
     for (int b = 0; b < B; b++) {
       int i = i0 + 32 * b, s = (i & 7) + i / (8 * COLS) * 8, c = i / 8 % COLS * (VALUES / 8);
       const U4& q = x[b].q;
-      auto put = [&](int k, U4 h) __attribute__((always_inline)) {
-        sts128(dst + ((c + k) >> 3) * 8192 + s * 128 + ((((c + k) & 7) ^ (s & 7)) << 4), h);
-      };
-      if (VALUES == 16) {
-        put(0, halves8({q.x, q.y}, x[b].scale));
-        put(1, halves8({q.z, q.w}, x[b].scale));
-      } else {
-        u32 w[4] = {q.x, q.y, q.z, q.w};
-        if (type == KV_T3) {
-          w[0] = (q.x & 0xffff) | (q.z << 16 & 0xff0000), w[1] = q.x >> 16 | (q.z << 8 & 0xff0000);
-          w[2] = (q.y & 0xffff) | (q.z & 0xff0000), w[3] = q.y >> 16 | (q.z >> 8 & 0xff0000);
-        }
+      u32 w[4] = {q.x, q.y, q.z, q.w};
+      if (TYPE == KV_T3) {
+        w[0] = (q.x & 0xffff) | (q.z << 16 & 0xff0000), w[1] = q.x >> 16 | (q.z << 8 & 0xff0000);
+        w[2] = (q.y & 0xffff) | (q.z & 0xff0000), w[3] = q.y >> 16 | (q.z >> 8 & 0xff0000);
+      }
 #pragma unroll
-        for (int k = 0; k < 4; k++) put(k, halves8(type, w[k], x[b].scale));
+      for (int k = 0; k < VALUES / 8; k++) {
+        U4 h = TYPE == KV_Q8 ? halves8({w[2 * k & 3], w[(2 * k + 1) & 3]}, x[b].scale) : halves8(TYPE, w[k], x[b].scale);
+        sts128(dst + ((c + k) >> 3) * 8192 + s * 128 + ((((c + k) & 7) ^ (s & 7)) << 4), h);
       }
     }
   }
@@ -149,8 +151,14 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
           bool mine = !PACKED || (n & 3) == warp - WG * 4;
           if (mine && n >= SLOTS) bar_wait(empty + slot * 8, par);
           if (PACKED && mine && type != KV_F16) {
-            if (type == KV_Q8) unpack_tile<DIM, DV, B, 16>(a, it, w, type, part, half * DV, ring + slot * TILE, lane);
-            else unpack_tile<DIM, DV, B, 32>(a, it, w, type, part, half * DV, ring + slot * TILE, lane);
+            u32 to = ring + slot * TILE;
+            switch (type) {
+            case KV_Q8: unpack_tile<KV_Q8, DIM, DV, B>(a, it, w, part, half * DV, to, lane); break;
+            case KV_Q4_0: unpack_tile<KV_Q4_0, DIM, DV, B>(a, it, w, part, half * DV, to, lane); break;
+            case KV_Q4_1: unpack_tile<KV_Q4_1, DIM, DV, B>(a, it, w, part, half * DV, to, lane); break;
+            case KV_T4: unpack_tile<KV_T4, DIM, DV, B>(a, it, w, part, half * DV, to, lane); break;
+            default: unpack_tile<KV_T3, DIM, DV, B>(a, it, w, part, half * DV, to, lane);
+            }
             fence_async();
             syncwarp();
             if (lane == 0) bar_arrive(full + slot * 8);
