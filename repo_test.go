@@ -120,7 +120,7 @@ func TestFormatted(t *testing.T) {
 // longLines reports whether lines of a file may still be longer.
 func longLines(f string) bool {
 	dir := path.Dir(f)
-	return under(dir, "internal/backend/gpu", "internal/backend/cuda", "internal/cache") ||
+	return under(dir, "internal/backend/gpu", "internal/backend/cuda") ||
 		dir == "internal/server" && !strings.HasSuffix(f, "_test.go")
 }
 
