@@ -230,7 +230,7 @@ func TestDrain(t *testing.T) {
 	}
 	q := map[string]any{"model": "m", "stream": true, "max_tokens": 3000, "temperature": 0, "ignore_eos": true,
 		"stream_options": map[string]bool{"include_usage": true},
-		"messages": []map[string]string{{"role": "user", "content": "hi"}}}
+		"messages":       []map[string]string{{"role": "user", "content": "hi"}}}
 	begin := func(url string) streaming {
 		s := streaming{make(chan struct{}), make(chan streamed, 1)}
 		go func() {
