@@ -2,9 +2,11 @@ package convert
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"strobe/internal/gguf"
@@ -173,8 +175,8 @@ func readModel(dir string, opt Options) (*model, error) {
 	if isReranker(dir, class) {
 		return nil, fieldErr(c.path, "architectures", "rerankers are not supported")
 	}
-	if !c.has("head_dim") {
-		c.m["head_dim"] = a.headDim()
+	if d := a.headDim(); d > 0 && !c.has("head_dim") {
+		c.m["head_dim"] = json.Number(strconv.Itoa(d))
 	}
 	m := &model{arch: a, class: class, dir: dir, c: c, rope: ropeOf(c)}
 	m.layers = c.need("num_hidden_layers", "n_layer", "num_layers")
