@@ -27,6 +27,8 @@ type Options struct {
 	// Target is the folder of the target's checkpoint; drafters need it for the
 	// tokenizer and to check that they fit.
 	Target string
+	// TargetFile is the target's GGUF file, in place of Target.
+	TargetFile *gguf.File
 	// NoMTP leaves out the NextN layers, MTPOnly everything else that a drafter can do without: the other layers.
 	NoMTP, MTPOnly bool
 	// NoVocab leaves the tokenizer out of a drafter: the target's file has it.
@@ -95,9 +97,11 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	if m.family == dflash || opt.MTPOnly && opt.Target != "" {
 		vocabDir = opt.Target
 	}
-	tok, err := readTokenizer(vocabDir)
-	if err != nil {
-		return err
+	var tok *hfTokenizer // nil: that of the target's file
+	if m.family != dflash || opt.TargetFile == nil {
+		if tok, err = readTokenizer(vocabDir); err != nil {
+			return err
+		}
 	}
 	rows := 0
 	if m.gemma() {
@@ -187,6 +191,10 @@ func readModel(dir string, opt Options) (*model, error) {
 		if opt.NoVocab && !opt.MTPOnly {
 			return nil, fmt.Errorf("%s: is no drafter; only a drafter can do without a tokenizer", dir)
 		}
+		return m, nil
+	}
+	if opt.TargetFile != nil {
+		m.target = targetConfig(opt.TargetFile)
 		return m, nil
 	}
 	if opt.Target == "" {
@@ -321,12 +329,25 @@ func (m *model) metadata(tensors []gguf.TensorSpec, tok *hfTokenizer, mix quant.
 	}
 	l.set("general.quantization_version", uint32(quantVersion))
 	vocab, _ := m.c.int("vocab_size")
-	if opt.NoVocab {
+	switch {
+	case opt.NoVocab:
 		l.set(m.name+".vocab_size", uint32(vocab))
-	} else if err := tok.setVocab(l, m, opt.Pre, vocab); err != nil {
-		return nil, err
+	case tok == nil:
+		kvs, err := opt.TargetFile.KVs()
+		if err != nil {
+			return nil, err
+		}
+		for _, kv := range kvs {
+			if strings.HasPrefix(kv.Key, "tokenizer.") {
+				l.set(kv.Key, kv.Value)
+			}
+		}
+	default:
+		if err := tok.setVocab(l, m, opt.Pre, vocab); err != nil {
+			return nil, err
+		}
 	}
-	if tok.note != "" {
+	if tok != nil && tok.note != "" {
 		opt.warn("%s", tok.note)
 	}
 	if m.family == dflash {

@@ -7,8 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"strobe/internal/quant"
 	"strobe/internal/safetensors"
+	"strobe/internal/testkit"
 )
 
 // withoutNorms makes the golden Qwen3 checkpoint one of another class: the same without norms of heads.
@@ -135,4 +138,26 @@ func TestQwen3MoE(t *testing.T) {
 	}
 	c.config["norm_topk_prob"] = false
 	convertFails(t, c.write(), Options{}, "norm_topk_prob", "false")
+}
+
+// TestTargetFile: a drafter converted with its target's GGUF file is the drafter converted with the target's
+// checkpoint.
+func TestTargetFile(t *testing.T) {
+	for drafter, target := range drafterTargets {
+		dir := testkit.Golden(t, drafter+"/hf")
+		f := openGGUF(t, testkit.Golden(t, target+"/model.gguf"))
+		want := openGGUF(t, convertTo(t, dir, Options{Type: "q8_0", Target: testkit.Golden(t, target+"/hf")}))
+		got := openGGUF(t, convertTo(t, dir, Options{Type: "q8_0", TargetFile: f}))
+		for _, key := range want.Keys() {
+			a, _, _ := want.Value(key)
+			if b, ok, _ := got.Value(key); !ok || !cmp.Equal(a, b) {
+				t.Errorf("%s: %s differs", drafter, key)
+			}
+		}
+		for _, x := range want.Tensors() {
+			if y := got.Tensor(x.Name); y == nil || !cmp.Equal(x.Data, y.Data) {
+				t.Errorf("%s: %s differs", drafter, x.Name)
+			}
+		}
+	}
 }

@@ -84,7 +84,7 @@ var targets = []shape{
 
 	// Small ones with every kind of layer, for tests. Widths are multiples of 256
 	// so that all quantised types fit.
-	{name: "tiny-qwen3", title: "Tiny Qwen3", class: qwen3Class, hidden: 256, layers: 2, heads: 4, kv: 2, headDim: 64,
+	{name: "tiny-qwen3", title: "Tiny Qwen3", class: qwen3Class, hidden: 256, layers: 3, heads: 4, kv: 2, headDim: 64,
 		ff: 512, vocab: 2048, context: 4096, theta: 1e6, tied: true},
 	{name: "tiny-qwen3moe", title: "Tiny Qwen3 MoE", class: qwen3MoEClass, hidden: 256, layers: 2, heads: 4, kv: 2,
 		headDim: 64, ff: 512, vocab: 2048, context: 4096, theta: 1e6, experts: 8, used: 2, expertFF: 256},

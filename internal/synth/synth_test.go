@@ -146,6 +146,12 @@ func TestShapes(t *testing.T) {
 				target.vocab = 2048
 			}
 		}
+		for _, layer := range s.capture {
+			// Files name the layer whose input is captured, and the last layer's output is no input.
+			if layer < 0 || layer+1 >= target.layers {
+				t.Errorf("%s captures layer %d of %d", name, layer, target.layers)
+			}
+		}
 		mix, _ := quant.ParseMix("Q4_K_M")
 		kvs, specs, err := s.header(target, s.tensors(), mix)
 		if err != nil {
