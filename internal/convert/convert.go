@@ -64,35 +64,11 @@ func (o *Options) warn(format string, args ...any) {
 
 // HF converts the Hugging Face checkpoint in dir to the GGUF file out.
 func HF(ctx context.Context, dir, out string, opt Options) error {
-	if st, err := os.Stat(dir); err != nil {
-		return err
-	} else if !st.IsDir() {
-		return fmt.Errorf("%s: is not a folder; expected a Hugging Face checkpoint", dir)
-	}
-	m, err := readModel(dir, opt)
-	if err != nil {
-		return err
-	}
-	w, err := openWeights(dir)
+	m, w, list, err := openCheckpoint(dir, opt)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	m.countMTP(w.list, opt.NoMTP)
-	if opt.MTPOnly && m.mtp == 0 {
-		return fmt.Errorf("%s: no multi-token-prediction layers to convert", dir)
-	}
-	list := w.list[:0:0]
-	for _, st := range w.list {
-		if name, keep := m.cleanName(st.name); keep {
-			st.name = name
-			list = append(list, st)
-		}
-	}
-	if len(list) == 0 {
-		return fmt.Errorf("%s: no text model in this checkpoint", dir)
-	}
-
 	vocabDir := dir
 	if m.family == dflash || opt.MTPOnly && opt.Target != "" {
 		vocabDir = opt.Target
@@ -164,6 +140,38 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 		}
 	}
 	return wr.Close()
+}
+
+// openCheckpoint reads what a folder holds: the model's configuration, and the tensors of it that are converted.
+func openCheckpoint(dir string, opt Options) (m *model, w *weights, list []stored, err error) {
+	if st, err := os.Stat(dir); err != nil {
+		return nil, nil, nil, err
+	} else if !st.IsDir() {
+		return nil, nil, nil, fmt.Errorf("%s: is not a folder; expected a Hugging Face checkpoint", dir)
+	}
+	if m, err = readModel(dir, opt); err != nil {
+		return nil, nil, nil, err
+	}
+	if w, err = openWeights(dir); err != nil {
+		return nil, nil, nil, err
+	}
+	m.countMTP(w.list, opt.NoMTP)
+	for _, st := range w.list {
+		if name, keep := m.cleanName(st.name); keep {
+			st.name = name
+			list = append(list, st)
+		}
+	}
+	switch {
+	case opt.MTPOnly && m.mtp == 0:
+		err = fmt.Errorf("%s: no multi-token-prediction layers to convert", dir)
+	case len(list) == 0:
+		err = fmt.Errorf("%s: no text model in this checkpoint", dir)
+	}
+	if err != nil {
+		w.Close()
+	}
+	return m, w, list, err
 }
 
 // readModel reads the configuration, for a drafter also its target's.

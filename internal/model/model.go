@@ -11,8 +11,6 @@ package model
 import (
 	"fmt"
 	"slices"
-	"sort"
-	"strings"
 
 	"strobe/internal/backend"
 	"strobe/internal/cache"
@@ -124,13 +122,7 @@ func Supported(arch string) bool { return architectures[arch] != nil }
 func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend) (*Model, error) {
 	build := architectures[f.Arch()]
 	if build == nil {
-		var names []string
-		for n := range architectures {
-			names = append(names, n)
-		}
-		sort.Strings(names)
-		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(),
-			strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s: %s", f.Path(), WhyNot(f.Arch()))
 	}
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound}
