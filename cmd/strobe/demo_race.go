@@ -187,13 +187,13 @@ func (r *race) ratio() float64 {
 	return 0
 }
 
-// numbers sums a lane up.
-func (l *lane) numbers() string {
-	s := fmt.Sprintf("%.2f s, %.1f tokens/s", l.elapsed.Seconds(), l.speed())
-	if l.stats.Guessed > 0 {
-		s += fmt.Sprintf(", %.2f per pass", l.stats.Mean())
+// numbers sum a lane up.
+func (l *lane) numbers() []string {
+	ns := []string{fmt.Sprintf("%.2f s", l.elapsed.Seconds()), fmt.Sprintf("%.1f tokens/s", l.speed())}
+	if l.stats.Rounds > 0 {
+		ns = append(ns, fmt.Sprintf("%.2f per pass", l.stats.Mean()))
 	}
-	return s
+	return ns
 }
 
 // verdict are the last lines: who was faster, and whether the texts are the same.
