@@ -133,7 +133,8 @@ func (s *screen) send(text string) tea.Cmd {
 	if strings.TrimSpace(text) == "" {
 		return nil
 	}
-	echo := s.print(s.look.mark("> ") + s.look.strong(strings.ReplaceAll(harmless(text), "\n", "\n  ")))
+	said := strings.ReplaceAll(wrapWords(harmless(text), s.width-3), "\n", "\n  ")
+	echo := s.print(s.look.mark("> ") + s.look.strong(said))
 	text, command := isCommand(text)
 	if !command {
 		return tea.Sequence(echo, func() tea.Msg {
@@ -212,7 +213,8 @@ func openStyle(s string) string {
 	return code + "m"
 }
 
-func (s *screen) wrap(text string) string { return ansi.Wrap(text, max(8, s.width), "") }
+// wrap leaves the last column free: a terminal that erases the rest of a full row takes its last character.
+func (s *screen) wrap(text string) string { return wrapWords(text, s.width-1) }
 
 // print puts text above the editor for good, wrapped between words, in parts that the screen can hold: what is more
 // would be lost.

@@ -124,3 +124,10 @@ func flow(parts []string, width int) []string {
 	}
 	return lines
 }
+
+// wrapWords breaks text into lines between words, and within a word only where it is longer than a line.
+func wrapWords(text string, width int) string {
+	const joiner = "\uf8ff" // stands for hyphens, after which Wrap would break
+	text = ansi.Wrap(strings.ReplaceAll(text, "-", joiner), max(8, width), "")
+	return strings.ReplaceAll(text, joiner, "-")
+}

@@ -199,15 +199,15 @@ func (l *lane) numbers() []string {
 // verdict are the last lines: who was faster, and whether the texts are the same.
 func (r *race) verdict() []string {
 	plain, fast := r.lanes[0], r.lanes[1]
-	lines := []string{fmt.Sprintf("%s decoding was %.2f times as fast as plain decoding: %.1f against %.1f tokens/s",
-		fast.name, r.ratio(), fast.speed(), plain.speed())}
+	lines := []string{fmt.Sprintf("%.2f times as fast with %s: %.1f tokens/s against %.1f plainly",
+		r.ratio(), fast.name, fast.speed(), plain.speed())}
 	if !plain.done || !fast.done {
 		n := min(len(plain.output), len(fast.output))
 		if string(plain.output[:n]) == string(fast.output[:n]) {
 			return append(lines, "stopped before the end; as far as both came, the texts are identical")
 		}
 	} else if r.identical() {
-		return append(lines, fmt.Sprintf("the texts are identical: sha256 %.16s = %.16s", plain.hash(), fast.hash()))
+		return append(lines, fmt.Sprintf("the texts are identical: sha256 %.12s = %.12s", plain.hash(), fast.hash()))
 	}
-	return append(lines, fmt.Sprintf("THE TEXTS DIFFER: sha256 %.16s and %.16s", plain.hash(), fast.hash()))
+	return append(lines, fmt.Sprintf("THE TEXTS DIFFER: sha256 %.12s and %.12s", plain.hash(), fast.hash()))
 }

@@ -8,7 +8,6 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"charm.land/lipgloss/v2"
-	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 )
 
@@ -103,7 +102,7 @@ const wide = 56
 // title and what there is to say. Text gets the rows that are left.
 func (s *raceScreen) draw() string {
 	width := min(s.width, 180)
-	title, below := s.wrap(s.view.title, width), s.below(width)
+	title, below := strings.Split(wrapWords(s.view.title, width), "\n"), s.below(width)
 	beside := width >= wide
 	box, stacked := width-4, 2 // a border and a space on both sides
 	if beside {
@@ -134,10 +133,11 @@ func (s *raceScreen) draw() string {
 
 // below is the text under the boxes, as high while the race runs as at its end.
 func (s *raceScreen) below(width int) []string {
-	live := s.wrap("Both take turns on the same processor; each clock counts its own turns only. "+
-		"Green: drafted and accepted. q quits.", width)
-	who := s.wrap(s.view.verdict[0], width)
-	same := s.wrap(s.view.verdict[1], width)
+	wrap := func(text string) []string { return strings.Split(wrapWords(text, width), "\n") }
+	live := wrap("Both take turns on the same processor; each clock counts its own turns only. " +
+		"Green: drafted and accepted. q quits.")
+	who := wrap(s.view.verdict[0])
+	same := wrap(s.view.verdict[1])
 	high := max(len(live), len(who)+len(same))
 	var lines []string
 	if s.view.over {
@@ -153,10 +153,6 @@ func (s *raceScreen) below(width int) []string {
 		lines = append(lines, "")
 	}
 	return lines
-}
-
-func (s *raceScreen) wrap(text string, width int) []string {
-	return strings.Split(ansi.Wrap(text, max(8, width), ""), "\n")
 }
 
 // head is what a box says above its text: the name and the numbers of the lane, and a bar. Numbers that do not fit
