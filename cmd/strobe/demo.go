@@ -93,6 +93,7 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 	case m.Template != "" && !opt.raw:
 		text, raw = demoQuestion, false
 	}
+	infof(cmd, "%s: reading the weights and the prompt", modelName(m))
 	r, err := newRace(m, opt, text, raw)
 	if err != nil {
 		return err
