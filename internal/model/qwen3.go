@@ -75,6 +75,8 @@ func (a *qwen3) layer(s *step, il int) {
 	s.addBias(v, y.vBias)
 	s.NormHeads(q, a.heads, y.qNorm)
 	s.NormHeads(k, a.kvHeads, y.kNorm)
+	s.KeepQueries(q, a.heads, a.rope)
+	s.KeepKeys(k, a.kvHeads, a.rope)
 	s.Rotate(q, a.heads, a.rope)
 	s.Rotate(k, a.kvHeads, a.rope)
 	s.Remember(y.cache, k, v)
