@@ -180,6 +180,15 @@ func (m *modelFlags) find() error {
 		}
 		m.model = of.file
 	}
+	if s := m.prefill.scorer; s != "" && s != "self" {
+		if of, err := lookUp(s); err != nil {
+			return err
+		} else if m.prefill.scorer = of.file; of.file == "" {
+			if m.prefill.scorer, err = fetch(m.cmd, of.ref, false); err != nil {
+				return err
+			}
+		}
+	}
 	switch {
 	case m.draft == "off" || m.draft == "ngram" || m.drafter == "none":
 		return nil

@@ -103,16 +103,16 @@ type Turn struct {
 // Turn compresses a conversation if it is long enough. Prepare is called when messages are to be compressed: it gives them
 // Chunks and Hits. If it fails they stay as they are, and the error is returned with the result.
 func (c *Compressor) Turn(msgs []Message, p Params, prepare func(which []int) error) (t Turn, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	keys := chain(msgs, p)
 	t.forms = make([]form, len(msgs))
+	c.mu.Lock()
 	for i := range msgs {
 		t.forms[i] = form{tokens: msgs[i].Tokens}
 		if f, ok := c.find(keys[i]); ok {
 			t.forms[i], t.floor = f.form, f.floor
 		}
 	}
+	c.mu.Unlock()
 	total := func() (n int) {
 		for _, f := range t.forms {
 			n += f.tokens
@@ -146,9 +146,11 @@ func (c *Compressor) Turn(msgs []Message, p Params, prepare func(which []int) er
 	}
 	slices.Sort(t.compressed)
 	if err == nil {
+		c.mu.Lock()
 		for i := range msgs {
 			c.keep(keys[i], frozen{t.forms[i], t.floor})
 		}
+		c.mu.Unlock()
 	}
 	t.TooLong = p.Limit > 0 && t.After > p.Limit
 	for i, m := range msgs {
