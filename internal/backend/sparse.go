@@ -24,6 +24,7 @@ type SparseAttender interface {
 // Weigher is a device that can say how much attention tokens get.
 type Weigher interface {
 	// Weigh raises dst[r][j] to the largest weight that any head of row r of q gives to row j of k. Rows of q and k are
-	// tokens with their heads side by side; q are the last ones of k, and each sees itself and what is before it.
-	Weigh(dst, q, k Tensor, p AttnParams)
+	// tokens with their heads side by side; q are the last ones of k, and each sees itself and what is before it. It
+	// reports false, and has done nothing, where the device has no kernels for it.
+	Weigh(dst, q, k Tensor, p AttnParams) bool
 }

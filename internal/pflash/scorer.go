@@ -66,13 +66,6 @@ func (s *Scorer) Kernel() string {
 // that are asked for: [queries][tokens].
 func (s *Scorer) Attention(ctx context.Context, ids []int32, queries int) ([][]float32, error) {
 	b := s.model.Backend()
-	w, ok := b.(backend.Weigher)
-	if !ok {
-		if s.host == nil {
-			s.host = cpu.New(cpu.Options{})
-		}
-		b, w = s.host, s.host
-	}
 	dst, err := b.Alloc(queries, len(ids))
 	if err != nil {
 		return nil, err
@@ -82,36 +75,39 @@ func (s *Scorer) Attention(ctx context.Context, ids []int32, queries int) ([][]f
 	if s.Sparse.Alpha > 0 {
 		sweep.Sparse = &s.Sparse
 	}
+	var host backend.Tensor // instead of dst where the device cannot weigh
 	sweep.Layer = func(q, k backend.Tensor, p backend.AttnParams) error {
-		if !ok {
-			if q, err = s.take(q); err != nil {
-				return err
-			}
-			if k, err = s.take(k); err != nil {
-				return err
+		if w, ok := b.(backend.Weigher); ok && w.Weigh(dst, q, k, p) {
+			return nil
+		}
+		if s.host == nil {
+			s.host = cpu.New(cpu.Options{})
+		}
+		x := [3]backend.Tensor{host}
+		for i, t := range []backend.Tensor{dst, q, k} {
+			if x[i].Buf == nil {
+				if x[i], err = s.host.Alloc(t.Rows, t.Cols); err != nil {
+					return err
+				}
+				s.host.Write(x[i], b.Read(t))
 			}
 		}
-		w.Weigh(dst, q, k, p)
+		host = x[0]
+		s.host.Weigh(x[0], x[1], x[2], p)
 		return nil
 	}
 	if err := s.model.Sweep(ctx, sweep); err != nil {
 		return nil, err
 	}
-	out := make([][]float32, queries)
 	all := b.Read(dst)
+	if host.Buf != nil {
+		all = s.host.Read(host)
+	}
+	out := make([][]float32, queries)
 	for i := range out {
 		out[i] = append(out[i], all[i*len(ids):][:len(ids)]...)
 	}
 	return out, b.Sync()
-}
-
-// take copies a tensor of the model's device to the host.
-func (s *Scorer) take(x backend.Tensor) (backend.Tensor, error) {
-	y, err := s.host.Alloc(x.Rows, x.Cols)
-	if err == nil {
-		s.host.Write(y, s.model.Backend().Read(x))
-	}
-	return y, err
 }
 
 // Tokens scores each token: what the last ones pay attention to, on average.

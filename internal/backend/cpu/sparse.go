@@ -144,7 +144,7 @@ func keepBlocks(keep []bool, w []float64, s *backend.Sparse, tokens int) {
 }
 
 // Weigh raises dst to the weights that the last tokens of k give to all.
-func (b *Backend) Weigh(dst, q, k backend.Tensor, ap backend.AttnParams) {
+func (b *Backend) Weigh(dst, q, k backend.Tensor, ap backend.AttnParams) bool {
 	dim, shared := q.Cols/ap.Heads, ap.Heads/ap.KVHeads
 	n, buf := k.Rows, k.Buf.(buffer)
 	weights := make([]float32, ap.Heads*q.Rows*n)
@@ -167,6 +167,7 @@ func (b *Backend) Weigh(dst, q, k backend.Tensor, ap backend.AttnParams) {
 			}
 		}
 	})
+	return true
 }
 
 func bytesOf(v []float32) []byte {
