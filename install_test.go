@@ -101,7 +101,7 @@ func TestContainerVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docker, err := os.ReadFile("Dockerfile")
+	docker, err := os.ReadFile("deploy/Dockerfile")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -193,6 +193,8 @@ var modules = []struct {
 	{"golang.org/x/image", []string{"bench"}, "only plots draw letters"},
 	{"golang.org/x/term", []string{"cmd"}, "only commands talk to a terminal"},
 	{"github.com/VictoriaMetrics/metrics", []string{"cmd", "server"}, "metrics are served, libraries return numbers"},
+	{"go.opentelemetry.io/", []string{"cmd", "server"}, "traces are of requests, libraries return numbers"},
+	{"google.golang.org/protobuf", []string{"cmd"}, "only exported traces are in that format"},
 	{"github.com/ebitengine/purego", []string{"platform", "backend"}, "only backends load shared libraries"},
 	{"golang.org/x/sys", []string{"platform", "backend"}, "system differences live in platform and kernels"},
 	{"golang.org/x/text", []string{"tokenizer", "convert", "chat"}, "only text handling normalises"},
