@@ -60,6 +60,7 @@ chat reads and writes plain lines.`,
 }
 
 func runChat(cmd *cobra.Command, opt *chatOptions) error {
+	opt.prefill.log = func(string) {} // the screen belongs to the conversation
 	m, err := opt.modelFlags.load()
 	if err != nil {
 		return err
