@@ -45,8 +45,8 @@ type docCommand struct {
 
 var fence = regexp.MustCompile("(?ms)^(?:<!-- not run: ([^\n]*) -->\n)?```([^\n]*)\n(.*?)^```$")
 
-// commandsOf are the commands of a page: those in its shell blocks, where a command ends with its line unless a quote is
-// open or a backslash stands at the end, and those that a block shows with what they print, behind a dollar sign.
+// commandsOf are the commands of a page: those in its shell blocks, where a command ends with its line unless a quote
+// is open or a backslash stands at the end, and those that a block shows with what they print, behind a dollar sign.
 func commandsOf(page string) (all []docCommand) {
 	for _, m := range fence.FindAllStringSubmatchIndex(page, -1) {
 		kind := page[m[4]:m[5]]
