@@ -203,6 +203,8 @@ var modules = []struct {
 	{"github.com/google/go-cmp", nil, "a test helper"},
 	{"github.com/dlclark/regexp2", nil, "a test oracle: splitters are written by hand"},
 	{"github.com/rogpeppe/go-internal", nil, "a test helper"},
+	{"github.com/creack/pty", nil, "a test helper: terminals"},
+	{"github.com/hinshun/vt10x", nil, "a test helper: what a terminal shows"},
 	{"github.com/santhosh-tekuri/jsonschema", nil, "a test oracle"},
 	{"go.uber.org/goleak", nil, "a test helper"},
 }

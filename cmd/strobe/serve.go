@@ -284,6 +284,7 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir,
 		CacheDiskBytes: int64(o.cacheDisk), Log: log,
 	}
+	o.prefill.log = func(line string) { log.Info(line) }
 	// In the engine zero means the default, here it means none.
 	if o.cacheRAM == 0 {
 		ecfg.CacheBytes = -1

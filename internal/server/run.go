@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -48,6 +49,9 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, v *view, reqs []
 	b, err := s.submit(r.Context(), v, reqs, replies)
 	if err != nil {
 		return nil, err
+	}
+	if q := reqs[0]; q.Seen > 0 {
+		w.Header().Set("Strobe-Prefill", fmt.Sprintf("seen=%d, kept=%d", q.Seen, len(q.Tokens)))
 	}
 	if stream {
 		a.stream(w, r, b)
