@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
@@ -111,18 +113,26 @@ func TestDocumentedFleet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runs := regexp.MustCompile("(?s)```\n\\$ strobe (bench fleet [^\n]*)\n(.*?)```").FindAllStringSubmatch(string(b), -1)
+	runs := regexp.MustCompile("(?s)`strobe (bench fleet --service [^`]*)`:\n\n(.*?)\n\n").FindAllStringSubmatch(string(b), -1)
 	if len(runs) < 3 {
 		t.Fatalf("%d runs", len(runs))
 	}
 	for _, m := range runs {
 		args := strings.Fields(strings.ReplaceAll(m[1], "docs/", filepath.Join("..", "..", "docs")+"/"))
 		var out, log strings.Builder
-		if code := run(t.Context(), args, nil, &out, &log); code != exitOK {
+		if code := run(t.Context(), append(args, "--json"), nil, &out, &log); code != exitOK {
 			t.Fatalf("%s: exit code %d, %s", m[1], code, log.String())
 		}
-		if _, table, _ := strings.Cut(out.String(), "\n"); table != m[2] {
-			t.Errorf("%s gives\n%s", m[1], table)
+		var r fleetReport
+		if err := json.Unmarshal([]byte(out.String()), &r); err != nil || len(r.Outcomes) != 3 {
+			t.Fatal(out.String(), err)
+		}
+		for _, o := range r.Outcomes {
+			row := fmt.Sprintf("| %s | %.0f | %.1f %% | %.0f | %.0f | %.0f | %.0f | %.0f |", o.Policy, o.Speed, 100*o.HitRate,
+				o.Queue.Mean, o.Queue.P95, o.First.Mean, o.First.P95, o.Total.Mean)
+			if !strings.Contains(m[2], row) {
+				t.Errorf("%s: there is no %s", m[1], row)
+			}
 		}
 	}
 }
