@@ -79,15 +79,17 @@ DEV void unpack_tile(const Attn& a, const Item& it, const Walk& w, u64 region, i
       }
 #pragma unroll
       for (int k = 0; k < VALUES / 8; k++) {
-        U4 h = TYPE == KV_Q8 ? halves8({w[2 * k & 3], w[(2 * k + 1) & 3]}, x[b].scale) : halves8(TYPE, w[k], x[b].scale);
+        U4 h = TYPE == KV_Q8 ? halves8({w[2 * k & 3], w[(2 * k + 1) & 3]}, x[b].scale)
+                             : halves8(TYPE, w[k], x[b].scale);
         sts128(dst + ((c + k) >> 3) * 8192 + s * 128 + ((((c + k) & 7) ^ (s & 7)) << 4), h);
       }
     }
   }
 }
 
-// DIM dimensions of 64 rows of queries as halves, swizzled; 128 threads
-template <int DIM, bool TURN> DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int hs, int tid) {
+// DIM dimensions of 64 rows of queries as halves, swizzled, and rotated with TURN if the keys are; 128 threads
+template <int DIM, bool TURN>
+DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int hs, int tid) {
   const int STEP = 128 / (DIM / 8);              // rows that 128 threads have at once
   const int MOST = TURN ? 4 : 8, B = 64 / STEP < MOST ? 64 / STEP : MOST; // loads in flight
   int c = tid % (DIM / 8), r0 = tid / (DIM / 8);
