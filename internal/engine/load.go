@@ -211,6 +211,9 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
 		return err
 	}
+	if w := m.Tokenizer.Warning(); w != "" && opt.Say != nil {
+		opt.Say("warning: " + w)
+	}
 	mo := model.Options{KV: kv}
 	devices, err := m.place(src, opt, &mo)
 	if err != nil {
