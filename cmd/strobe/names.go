@@ -209,6 +209,15 @@ func (m *modelFlags) find() error {
 			return err
 		}
 	}
+	if s := m.prefill.scorer; s != "" && s != "self" {
+		scorer, err := lookUp(s)
+		if err != nil {
+			return err
+		}
+		if m.prefill.scorer, err = scorer.local(m.cmd); err != nil {
+			return err
+		}
+	}
 	switch {
 	case m.draft == "off" || m.draft == "ngram" || m.drafter == "none":
 		return nil

@@ -44,6 +44,7 @@ import (
 	"strobe/internal/draft/ngram"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/pflash"
 	"strobe/internal/platform"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
@@ -87,7 +88,11 @@ type Options struct {
 	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
 	MTP    bool
 	Causal dflash.Causal
-	open   func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
+	// Scorer is the file of a small model that shortens long prompts, "self" for the target; "" leaves prompts as they
+	// are. Prefill says how; its device is the target's unless it names one.
+	Scorer  string
+	Prefill pflash.Options
+	open    func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
@@ -101,6 +106,7 @@ type Model struct {
 	Runner    *speculate.Runner
 	Template  string          // chat template, "" for none
 	Sampling  sample.Defaults // what its makers recommend
+	Prefill   *pflash.Prefill // shortens prompts; nil if they are left as they are
 
 	Path, DrafterPath string
 	names             []string // of the devices, as they were opened
@@ -253,7 +259,28 @@ func (m *Model) load(src Source, opt Options) error {
 			return err
 		}
 	}
-	m.Sampling, err = modelSampling(src.Target, m.Path)
+	if m.Sampling, err = modelSampling(src.Target, m.Path); err != nil {
+		return err
+	}
+	return m.loadScorer(src.Target, opt)
+}
+
+// loadScorer opens the model that shortens prompts.
+func (m *Model) loadScorer(f *gguf.File, opt Options) (err error) {
+	if opt.Scorer == "" || opt.Prefill.Mode == pflash.Off {
+		return nil
+	}
+	if opt.Scorer != "self" {
+		if f, err = gguf.Open(opt.Scorer); err != nil {
+			return err
+		}
+		m.files = append(m.files, f)
+	}
+	p := opt.Prefill
+	if p.Threads = opt.Threads; p.Device == "" {
+		p.Device = m.names[0]
+	}
+	m.Prefill, err = pflash.Open(f, p)
 	return err
 }
 
@@ -374,6 +401,9 @@ func sameVocabulary(src Source) error {
 
 // Close releases the model. It may be called more than once.
 func (m *Model) Close() error {
+	if m.Prefill != nil {
+		m.Prefill.Close()
+	}
 	for _, b := range m.backends {
 		b.Close()
 	}

@@ -32,6 +32,8 @@ type Options struct {
 	Experts func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
+	// SweepOnly: the model runs prompts layer by layer only (Sweep), so that layers share the memory of one.
+	SweepOnly bool
 }
 
 // Config is what users of a model need to know of it.
@@ -125,7 +127,8 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		return nil, fmt.Errorf("%s: %s", f.Path(), WhyNot(f.Arch()))
 	}
 	devices := append([]backend.Backend{b}, more...)
-	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound}
+	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound,
+		OneCache: opt.SweepOnly}
 	m := &Model{devices: devices, file: f, experts: opt.Experts, passes: map[shape]*passed{}}
 	if err := m.readConfig(l); err != nil {
 		return nil, err

@@ -100,6 +100,8 @@ func (a *transformer) layer(s *step, il int) {
 		s.NormHeads(q, a.heads, y.qNorm)
 		s.NormHeads(k, a.kvHeads, y.kNorm)
 	}
+	s.KeepQueries(q, a.heads, a.rope)
+	s.KeepKeys(k, a.kvHeads, a.rope)
 	s.Rotate(q, a.heads, a.rope)
 	s.Rotate(k, a.kvHeads, a.rope)
 	s.Remember(y.cache, k, v)

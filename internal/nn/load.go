@@ -5,6 +5,7 @@ package nn
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"strobe/internal/backend"
 	"strobe/internal/cache"
@@ -29,7 +30,8 @@ type Loader struct {
 
 	// What the model keeps per sequence, as its layers announce it.
 	KV        cache.Types
-	Layer     int // that is bound now, of the model
+	OneCache  bool // attention layers that are alike share the memory of one
+	Layer     int  // that is bound now, of the model
 	Delta     backend.DeltaDims
 	recurrent []int // device of each recurrent layer
 	layers    []cache.Layer
@@ -334,10 +336,14 @@ func (l *Loader) Optional(name string, n ...int) backend.Vector {
 // Attention adds a layer with keys and values to the cache and returns its number there.
 func (l *Loader) Attention(heads, dim, window int) int {
 	key, value := l.KV.Of(l.Layer)
-	l.layers = append(l.layers, cache.Layer{
+	y := cache.Layer{
 		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: key, Value: value}, Window: window,
 		Device: l.device,
-	})
+	}
+	if i := slices.Index(l.layers, y); l.OneCache && i >= 0 {
+		return i
+	}
+	l.layers = append(l.layers, y)
 	return len(l.layers) - 1
 }
 

@@ -18,7 +18,8 @@ func TestParseMix(t *testing.T) {
 		{"Q4_K_S", "Q4_K_S", 14, Q4_K}, {"q4_k_m", "Q4_K_M", 15, Q4_K}, {"Q4_K", "Q4_K_M", 15, Q4_K},
 		{"Q5_K_S", "Q5_K_S", 16, Q5_K}, {"Q5_K_M", "Q5_K_M", 17, Q5_K}, {"q5_k", "Q5_K_M", 17, Q5_K},
 		{"Q6_K", "Q6_K", 18, Q6_K}, {"iq4_nl", "IQ4_NL", 25, IQ4_NL}, {"IQ4_XS", "IQ4_XS", 30, IQ4_XS},
-		{"q2_k", "Q2_K", 10, Q2_K}, {"q3_k_s", "Q3_K_S", 11, Q3_K}, {"q3_k", "Q3_K_M", 12, Q3_K}, {"Q3_K_L", "Q3_K_L", 13, Q3_K},
+		{"q2_k", "Q2_K", 10, Q2_K}, {"q3_k_s", "Q3_K_S", 11, Q3_K}, {"q3_k", "Q3_K_M", 12, Q3_K},
+		{"Q3_K_L", "Q3_K_L", 13, Q3_K},
 	} {
 		m, err := ParseMix(c.in)
 		if err != nil {
@@ -174,7 +175,8 @@ func TestPlanSmall(t *testing.T) {
 			}
 		}
 	}
-	if got := plan(t, "Q2_K", "qwen3", []TensorInfo{tensor("blk.0.ffn_up.weight", 96, 8)}); got["blk.0.ffn_up.weight"] != IQ4_NL {
+	const name = "blk.0.ffn_up.weight"
+	if got := plan(t, "Q2_K", "qwen3", []TensorInfo{tensor(name, 96, 8)}); got[name] != IQ4_NL {
 		t.Errorf("rows of 96 become %v", got)
 	}
 }

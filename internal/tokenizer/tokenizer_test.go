@@ -265,7 +265,8 @@ func TestNoPre(t *testing.T) {
 		}
 	}
 	got := splitAll("default", "Hi  there, 12345!? it's\n\nx <=> 7")
-	want := []string{"Hi", " ", " there", ",", " ", "123", "45", "!?", " it", "'", "s", "\n", "\n", "x", " ", "<=>", " ", "7"}
+	want := []string{"Hi", " ", " there", ",", " ", "123", "45", "!?", " it", "'", "s",
+		"\n", "\n", "x", " ", "<=>", " ", "7"}
 	if !slices.Equal(got, want) {
 		t.Errorf("split into %q, want %q", got, want)
 	}
