@@ -197,8 +197,8 @@ func TestDSpark(t *testing.T) {
 	}
 	// As speculators writes it: layers apart, and counted by their input.
 	body := map[string]any{}
-	for _, key := range []string{"hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-		"intermediate_size", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters"} {
+	for _, key := range []string{"hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+		"head_dim", "intermediate_size", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters"} {
 		body[key] = c.config[key]
 		delete(c.config, key)
 	}
