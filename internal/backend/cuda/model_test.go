@@ -5,6 +5,7 @@ package cuda_test
 import (
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 
 	"strobe/internal/testkit/modeltest"
@@ -16,7 +17,7 @@ func suite(t testing.TB) (s modeltest.Suite, targets, drafted []string) {
 	if s.Few {
 		return s, []string{"qwen35moe", "gemma4e"}, []string{"qwen35"}
 	}
-	return s, modeltest.Targets, modeltest.Drafted
+	return s, slices.Concat(modeltest.Targets, modeltest.Plain), slices.Concat(modeltest.Drafted, modeltest.Plain)
 }
 
 func TestGolden(t *testing.T) {
