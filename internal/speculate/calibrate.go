@@ -19,7 +19,7 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 	tokens := make([]int32, 16)
 	pass := func(rows int) (*model.Output, error) {
 		begin := r.clock()
-		out, err := r.Target.Forward([]model.Segment{{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll}})
+		out, err := r.Target.Forward([]model.Segment{{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll, Greedy: true}})
 		if err == nil {
 			err = r.Target.Backend().Sync()
 		}
