@@ -22,11 +22,11 @@ import (
 	"strobe/models"
 )
 
-// goPrompt begins a file; n makes those of several streams differ.
-func goPrompt(n int) string {
-	return fmt.Sprintf("package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n// sum%d adds the numbers.\nfunc sum%d(xs "+
-		"[]int) int {\n", n, n)
-}
+const goPrompt = "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n// sum adds the numbers.\nfunc sum(xs " +
+	"[]int) int {\n"
+
+// prompt is goPrompt for one of several streams, which are to differ.
+func prompt(n int) string { return strings.ReplaceAll(goPrompt, "sum", fmt.Sprint("sum", n)) }
 
 // pair opens the pair of $STROBE_PAIR, a target and its drafter with a space between, or the built-in one.
 func pair(b *testing.B) (src engine.Source) {
@@ -63,7 +63,7 @@ func BenchmarkServing(b *testing.B) {
 	defer http.DefaultClient.CloseIdleConnections()
 
 	direct := func(b *testing.B, draft string, i int) {
-		req := engine.Request{Tokens: m.Tokenizer.Encode(goPrompt(i), tokenizer.EncodeOptions{}), Params: sample.Params{},
+		req := engine.Request{Tokens: m.Tokenizer.Encode(prompt(i), tokenizer.EncodeOptions{}), Params: sample.Params{},
 			MaxTokens: length(i), IgnoreEOG: true, Spec: speculate.Options{Draft: draft}}
 		g, err := e.Submit(b.Context(), req)
 		if err == nil {
@@ -75,7 +75,7 @@ func BenchmarkServing(b *testing.B) {
 	}
 	overHTTP := func(b *testing.B, draft string, i int) {
 		body := fmt.Sprintf(`{"prompt":%q,"max_tokens":%d,"temperature":0,`+
-			`"ignore_eos":true,"stream":true,"strobe":{"draft":%q}}`, goPrompt(i), length(i), cmp.Or(draft, "auto"))
+			`"ignore_eos":true,"stream":true,"strobe":{"draft":%q}}`, prompt(i), length(i), cmp.Or(draft, "auto"))
 		resp, err := http.Post(srv.URL+"/v1/completions", "application/json", strings.NewReader(body))
 		if err != nil {
 			b.Error(err)
