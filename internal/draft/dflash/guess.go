@@ -80,8 +80,8 @@ func (d *Drafter) top(p *pass, top int) (ids backend.Ints, logp backend.Tensor) 
 	return ids, logp
 }
 
-// byOutput binds a matrix that has a row for each of the target's tokens with the rows of the drafter's outputs instead:
-// what the device chose is looked up without asking the host which token it is.
+// byOutput binds a matrix that has a row for each of the target's tokens with the rows of the drafter's outputs
+// instead: what the device chose is looked up without asking the host which token it is.
 func (d *Drafter) byOutput(l *nn.Loader, name string, cols int) backend.Weight {
 	t := l.Tensor(name, cols, d.target.Vocab)
 	if d.d2t == nil || l.Err != nil {

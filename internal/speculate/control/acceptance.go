@@ -21,8 +21,8 @@ type acceptance struct {
 	excess, spread float64
 }
 
-// survival is the expected number of accepted guesses among the first so many of a block. It is asked for in every round
-// and changes with drafts only.
+// survival is the expected number of accepted guesses among the first so many of a block. It is asked for in every
+// round and changes with drafts only.
 type survival struct {
 	known int
 	sum   [maxChain]float64

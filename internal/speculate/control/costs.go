@@ -24,8 +24,8 @@ type costs struct {
 	largest     int    // rows of the largest pass so far that was not a prompt
 }
 
-// window is the last few samples. Their median is close even if some of them were disturbed. They are looked at far more
-// often than they come, for every stream of a round, so they are kept in order.
+// window is the last few samples. Their median is close even if some of them were disturbed. They are looked at far
+// more often than they come, for every stream of a round, so they are kept in order.
 type window struct {
 	samples []float64 // as they came
 	sorted  []float64
