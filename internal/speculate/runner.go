@@ -177,8 +177,7 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 }
 
 // keep puts the features of the committed rows where they wait for the sources: all at once, or as many as there is
-// room for. Those of a long prompt go to the sources straight from the pass; short ones, of which each pass of a busy
-// server may have one, would make it twice as many passes.
+// room for. Those of a prompt go to the sources straight from the pass.
 func (r *Runner) keep(live []*Stream, out *model.Output) {
 	var pick []int32
 	flush := func() {
@@ -215,11 +214,7 @@ func (r *Runner) keep(live []*Stream, out *model.Output) {
 		for k, p := range s.path {
 			rows[k] = int32(out.FeatureRow(i, int(p)))
 		}
-		if s.prefilled > 0 && len(rows) > r.features.Rows/8 {
-			if len(s.waiting) > 0 { // they come first
-				flush()
-				_ = r.tellAll() // who fails has been told apart
-			}
+		if s.prefilled > 0 {
 			s.kept += len(rows)
 			prompts, fresh = append(prompts, s), append(fresh, rows)
 			continue
