@@ -43,6 +43,12 @@ func TestText(t *testing.T) {
 	s.Text(t, drafted...)
 }
 
+// TestChains: of Gemma's assistant there are two kinds of attention in each of eight steps.
+func TestChains(t *testing.T) {
+	s, _, _ := suite(t)
+	s.Chains(t, "qwen35", "gemma4")
+}
+
 // TestPair takes the pair in $STROBE_PAIR.
 func TestPair(t *testing.T) {
 	var tp, dp string
