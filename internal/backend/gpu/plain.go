@@ -41,15 +41,54 @@ func plainTokens(rows int) int {
 	return 16
 }
 
+// From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
+// share one reading of a matrix.
+const (
+	matrixFrom    = 4
+	maxMatrixRows = 64
+)
+
+// matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
+func matrixShared(rows int) int {
+	const area, packed = 2560, 304 // of 32 lanes, of 256 columns of a row
+	return matrixThreads(rows)*(area/32+4) + rows*(packed+4)
+}
+
+// matrixThreads is the size of their workgroups. With many rows more rows of the matrix share the activations.
+func matrixThreads(rows int) int {
+	if rows > 16 {
+		return 256
+	}
+	return 128
+}
+
+// matrixRows is the number of rows that share one reading.
+func (p *Products) matrixRows(rows int) int {
+	n := 16
+	for n < rows && n < maxMatrixRows && matrixShared(2*n) <= p.Shared {
+		n *= 2
+	}
+	return n
+}
+
+// matrixFormat reports whether a format's products add integers: those are the same bits however they are computed.
+func matrixFormat(f Format) bool { return f <= TileQ3K }
+
 // plainMatMul appends the products of x with all matrices, a launch for each format.
 func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
 	first := len(ls)
 	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
+		l := Launch{Threads: 128, Args: Args(a), Beside: len(ls) > first}
 		tokens := plainTokens(x.Rows)
-		ls = append(ls, Launch{Name: fmt.Sprintf("rows_%s_%d", plainNames[f], tokens),
-			Grid: [3]int{grid, (x.Rows + tokens - 1) / tokens, plainQuarters}, Threads: 128, Args: Args(a),
-			Beside: len(ls) > first})
+		l.Name = fmt.Sprintf("rows_%s_%d", plainNames[f], tokens)
+		if p.Matrices && x.Rows >= matrixFrom && matrixFormat(f) {
+			tokens = p.matrixRows(x.Rows)
+			l.Threads = matrixThreads(tokens)
+			l.Name = fmt.Sprintf("tiles_%s_%d_%d", plainNames[f], tokens, l.Threads)
+		}
+		l.Grid = [3]int{grid, (x.Rows + tokens - 1) / tokens, strips * 32 / l.Threads}
+		ls = append(ls, l)
 	}
 	return ls
 }

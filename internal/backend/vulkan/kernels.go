@@ -8,6 +8,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -70,6 +71,9 @@ var kvTypes = map[string]uint32{"f32": 0, "f16": 1, "q8": 2}
 
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
+// matrixModule is matrix.comp compiled for cooperative matrices; it is used with shuffles alone.
+const matrixModule = "matrix_nv"
+
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
 	if v, ok := plainKernels[name]; ok {
@@ -92,6 +96,12 @@ func variantOf(name string) (variant, error) {
 		if _, err := fmt.Sscan(parts[2], &t); err == nil && ok {
 			return variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]], []uint32{uint32(f), t}}, nil
 		}
+	// tiles_q4k_64_256: format, tokens, threads
+	case len(parts) == 4 && parts[0] == "tiles":
+		f, ok := gpu.PlainFormat(parts[1])
+		if _, err := fmt.Sscan(parts[2]+" "+parts[3], &t, &n); err == nil && ok {
+			return variant{"matrix", []uint32{uint32(f), t, n}}, nil
+		}
 	case len(parts) == 4 && parts[0] == "float":
 		v := variant{"float", []uint32{floatTypes[parts[2]], 1, 0, 0}}
 		if _, err := fmt.Sscan(parts[3], &t); err == nil {
@@ -111,6 +121,9 @@ func (d *Driver) module(name string) (uint64, error) {
 		return m, nil
 	}
 	b, err := spirv(name)
+	if err == nil && name == matrixModule {
+		b, err = khronos(b)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -139,11 +152,18 @@ func spirv(name string) ([]byte, error) {
 	return io.ReadAll(z)
 }
 
-// compile makes the pipeline of a kernel.
+// compile makes the pipeline of a kernel, if there is none yet.
 func (d *Driver) compile(k *kernel) error {
+	if k.pipeline != 0 {
+		return nil
+	}
 	v, err := variantOf(k.name)
 	if err != nil {
 		return err
+	}
+	lanes := d.phys.p11.SubgroupSize
+	if v.module == "matrix" && !d.opt.Loops {
+		v.module, v.consts, lanes = matrixModule, append(slices.Clone(v.consts), uint32(d.matrices)), 32
 	}
 	m, err := d.module(v.module)
 	if err != nil {
@@ -167,7 +187,7 @@ func (d *Driver) compile(k *kernel) error {
 		const fullSubgroups = 2
 		pc.stage.flags = fullSubgroups
 		pc.stage.next = unsafe.Pointer(&requiredSubgroup{head: head{sType: stRequiredSubgroup},
-			size: d.phys.p11.SubgroupSize})
+			size: lanes})
 	}
 	return d.f.createPipelines.do(d.handle, uintptr(d.cache), 1, uintptr(unsafe.Pointer(pc)), 0,
 		uintptr(unsafe.Pointer(&k.pipeline)))

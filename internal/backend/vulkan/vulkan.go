@@ -41,6 +41,8 @@ func (d Device) Supported() error {
 // Options says how to use a device.
 type Options struct {
 	Validate bool // have the Khronos layer check every call, if it is installed; Messages has what it says
+	Loops    bool // instead of cooperative matrices loops that do the same, for tests
+	Plain    bool // no cooperative matrices even where they pass the self-test
 	Shared   bool // exchange values through shared memory even where shuffles pass the self-test
 }
 
