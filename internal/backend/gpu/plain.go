@@ -3,8 +3,6 @@ package gpu
 import (
 	"fmt"
 	"slices"
-
-	"strobe/internal/backend"
 )
 
 // A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
@@ -130,13 +128,3 @@ func plainHead(dim int) int {
 // plainAttentionRows is the number of rows (tokens x heads) that a plain attention kernel has at most: their queries
 // fit 16 KiB.
 func plainAttentionRows(dim int) int { return min(16, 4096/dim) }
-
-// plainCache refuses types of keys and values that a plain device has no kernels for.
-func plainCache(d Driver, pool backend.KVLayout) error {
-	for _, l := range pool.Layers {
-		if d.Props().Plain && (l.Key.Quantized() || l.Value.Quantized()) {
-			return fmt.Errorf("%s keeps keys and values in f16 or f32, not in %s and %s", d.Props().Name, l.Key, l.Value)
-		}
-	}
-	return nil
-}

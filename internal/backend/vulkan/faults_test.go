@@ -32,6 +32,9 @@ func openFirst(t *testing.T, opt Options) *Driver {
 func TestSelf(t *testing.T) {
 	d := openFirst(t, Options{})
 	t.Logf("%s (%s): subgroups of %d, %s", d.dev.Name, d.dev.Driver, d.phys.p11.SubgroupSize, d.Paths())
+	for _, s := range d.phys.shapes {
+		t.Logf("cooperative matrices: %d x %d x %d, components %d and %d to %d, scope %d", s.M, s.N, s.K, s.A, s.B, s.Result, s.Scope)
+	}
 	if can := d.canShuffle(); d.shuffles != can {
 		t.Errorf("shuffles are used: %t; the device has them: %t", d.shuffles, can)
 	}

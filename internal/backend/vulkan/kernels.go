@@ -56,7 +56,7 @@ var plainKernels = map[string]variant{
 	"sigmoid_pack": {"sigmoid_pack", nil}, "head_pack": {"head_pack", nil}, "reduce_pieces": {"reduce", nil},
 	"embed":     {"embed", nil},
 	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
-		nil}, "merge": {"merge", nil},
+		nil}, "merge": {"merge", nil}, "unrotate": {"unrotate", nil},
 	"delta_conv": {"delta_conv", nil}, "delta_conv4": {"delta_conv", nil}, "delta_prepare": {"delta_prepare", nil},
 	"delta_prepare4": {"delta_prepare", nil}, "delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule",
 		[]uint32{8}},
@@ -66,8 +66,6 @@ type variant struct {
 	module string
 	consts []uint32
 }
-
-var kvTypes = map[string]uint32{"f32": 0, "f16": 1, "q8": 2}
 
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
@@ -85,11 +83,11 @@ func variantOf(name string) (variant, error) {
 	switch {
 	case count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
-	// attend_16_128_f16_q8_0: rows, dimensions, dimensions of a thread, types
-	case len(parts) >= 5 && parts[0] == "attend":
-		if _, err := fmt.Sscan(parts[1]+" "+parts[2], &t, &n); err == nil {
-			key, value, _ := strings.Cut(strings.ReplaceAll(strings.Join(parts[3:], "_"), "q8_0", "q8"), "_")
-			return variant{"attend", []uint32{t, n, max(1, n/128), kvTypes[key], kvTypes[value]}}, nil
+	case len(parts) == 5 && parts[0] == "attend": // rows, dimensions, types of keys and values
+		v := variant{"attend", make([]uint32, 5)}
+		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &v.consts[0], &v.consts[1], &v.consts[3], &v.consts[4]); err == nil {
+			v.consts[2] = max(1, v.consts[1]/128) // dimensions of a thread
+			return v, nil
 		}
 	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"):
 		f, ok := gpu.PlainFormat(parts[1])

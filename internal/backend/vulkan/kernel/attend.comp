@@ -47,6 +47,17 @@ void main() {
 			l_[t] = 0;
 		}
 		for (int i = t; i < R * 64; i += 128) ps[i] = 0; // rows that there are not
+		if (turns_keys(KTYPE)) {
+			barrier();
+			for (int i = 0; i < R * kd >> 3; i += 128) { // the lanes of a row have its dimensions in order
+				int at = min(i + t, (R * kd >> 3) - 1) * 8;
+				float v[8];
+				[[unroll]] for (int e = 0; e < 8; e++) v[e] = qs[at + e];
+				rotate8(v, at % kd, turned(kd), false, tid);
+				if (i + t < R * kd >> 3)
+					[[unroll]] for (int e = 0; e < 8; e++) qs[at + e] = v[e];
+			}
+		}
 		precise float o[R * EACH];
 		[[unroll]] for (int i = 0; i < R * EACH; i++) o[i] = 0;
 		barrier();
