@@ -45,8 +45,8 @@ void planes(uint q, int scale, out uint low, out uint high) {
 // What the lanes of a tile wrote to their area is there.
 void together() {
 #ifdef MATRIX
-	subgroupMemoryBarrierShared();
-	subgroupBarrier();
+	// subgroupBarrier would wait for global memory, too, and with it for the next stage
+	controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
 #else
 	barrier();
 #endif
