@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
 // A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
@@ -42,22 +43,15 @@ func plainTokens(rows int) int {
 // From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
 // share one reading of a matrix.
 const (
-	matrixFrom    = 4
+	matrixFrom    = 9
 	maxMatrixRows = 64
+	matrixThreads = 128
 )
 
 // matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
 func matrixShared(rows int) int {
-	const area, packed = 2560, 304 // of 32 lanes, of 256 columns of a row
-	return matrixThreads(rows)*(area/32+4) + rows*(packed+4)
-}
-
-// matrixThreads is the size of their workgroups. With many rows more rows of the matrix share the activations.
-func matrixThreads(rows int) int {
-	if rows > 16 {
-		return 256
-	}
-	return 128
+	const area, packed = 2624, 304 // of 32 lanes, of 256 columns of a row
+	return matrixThreads*(area/32+4) + rows*(packed+4)
 }
 
 // matrixRows is the number of rows that share one reading.
@@ -82,7 +76,7 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 		l.Name = fmt.Sprintf("rows_%s_%d", plainNames[f], tokens)
 		if p.Matrices && x.Rows >= matrixFrom && matrixFormat(f) {
 			tokens = p.matrixRows(x.Rows)
-			l.Threads = matrixThreads(tokens)
+			l.Threads = matrixThreads
 			l.Name = fmt.Sprintf("tiles_%s_%d_%d", plainNames[f], tokens, l.Threads)
 		}
 		l.Grid = [3]int{grid, (x.Rows + tokens - 1) / tokens, strips * 32 / l.Threads}
@@ -128,3 +122,35 @@ func plainHead(dim int) int {
 // plainAttentionRows is the number of rows (tokens x heads) that a plain attention kernel has at most: their queries
 // fit 16 KiB.
 func plainAttentionRows(dim int) int { return min(16, 4096/dim) }
+
+type readArgs struct {
+	p, to Addr
+	quads int32 // of 16 bytes
+	_     int32
+}
+
+// readSpeed measures how many bytes a second a kernel reads.
+func (b *Backend) readSpeed(bytes, rounds int) (float64, error) {
+	from, err := b.d.Alloc(bytes)
+	if err != nil {
+		return 0, err
+	}
+	defer b.d.Release(from)
+	b.d.Fill(from, 0, bytes)
+	// Sixteen workgroups for each multiprocessor, so that there is always one that waits for memory.
+	l := []Launch{{Name: "read", Grid: [3]int{16 * b.props.Units, 1, 1}, Threads: 256,
+		Args: Args(readArgs{p: from, to: b.counter, quads: int32(bytes / 16)})}}
+	if err := b.load(l); err != nil {
+		return 0, err
+	}
+	b.d.Launch(&l[0])
+	if err := b.d.Wait(); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	for range rounds {
+		b.d.Launch(&l[0])
+	}
+	err = b.d.Wait()
+	return float64(rounds*bytes) / time.Since(start).Seconds(), err
+}

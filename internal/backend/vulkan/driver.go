@@ -28,6 +28,7 @@ type Driver struct {
 	family   uint32
 	layout   uint64 // of pipelines: one push constant
 	cache    uint64 // of compiled pipelines
+	compiled int    // how many were compiled since
 	timeline uint64 // counts submissions that are done
 	sent     uint64 // submissions
 	done     uint64 // those that are known to be done
@@ -125,6 +126,9 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	cc := &pipelineCacheCreate{head: head{sType: stPipelineCacheCreate}}
+	if b := d.readCache(); len(b) > 0 {
+		cc.size, cc.data = uint64(len(b)), unsafe.Pointer(&b[0])
+	}
 	if err := d.f.createCache.do(d.handle, uintptr(unsafe.Pointer(cc)), 0, uintptr(unsafe.Pointer(&d.cache))); err != nil {
 		return err
 	}
@@ -306,6 +310,7 @@ func (d *Driver) look() {
 func (d *Driver) Close() error {
 	if d.handle != 0 && d.f.destroy != 0 {
 		d.f.waitIdle.call(d.handle)
+		d.writeCache()
 		for _, k := range d.kernels {
 			if k.pipeline != 0 {
 				d.f.destroyPipeline.call(d.handle, uintptr(k.pipeline), 0)

@@ -257,7 +257,8 @@ func TestMemory(t *testing.T) {
 
 // TestKernels: every module is there and some kernel uses it.
 func TestKernels(t *testing.T) {
-	used := map[string]bool{"product": true, "experts": true, "attend": true, "float": true}
+	used := map[string]bool{"product": true, "experts": true, "attend": true, "float": true, "matrix": true,
+		matrixModule: true}
 	for _, v := range plainKernels {
 		used[v.module] = true
 	}
@@ -280,9 +281,43 @@ func TestKernels(t *testing.T) {
 	if len(used) > 0 || total > 1<<20 {
 		t.Errorf("modules that are missing: %v; %d bytes in all, want at most 1 MiB", used, total)
 	}
-	for _, name := range []string{"nothing", "rows_q4k", "rows_q9k_1", "attend_x_128_f16_f16"} {
+	for _, name := range []string{"nothing", "rows_q4k", "rows_q9k_1", "attend_x_128_1_1", "tiles_q4k_16"} {
 		if _, err := variantOf(name); err == nil {
 			t.Errorf("there is a kernel %s", name)
 		}
+	}
+}
+
+// TestCache: what was compiled is kept, given to the driver again, and thrown away when it is damaged.
+func TestCache(t *testing.T) {
+	dir := t.TempDir()
+	d := openFirst(t, Options{Cache: dir})
+	name := d.cacheFile()
+	d.Close()
+	if d.readCache() == nil { // the self-test compiled kernels
+		t.Fatal("nothing was kept")
+	}
+	kept, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, b := range map[string][]byte{"a damaged file": append(kept[:len(kept)-1:len(kept)-1], kept[len(kept)-1]^1),
+		"half a file": kept[:len(kept)/2], "an empty file": {}} {
+		if err := os.WriteFile(name, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if d.readCache() != nil {
+			t.Errorf("%s is used", what)
+		}
+		openFirst(t, Options{Cache: dir}).Close()
+		if d.readCache() == nil {
+			t.Errorf("%s is not replaced", what)
+		}
+	}
+	if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+		t.Errorf("%d files are left, want one: %v", len(list), err)
+	}
+	if d := openFirst(t, Options{Cache: name + "/no folder"}); d.Close() != nil {
+		t.Error("a device without a folder cannot be closed")
 	}
 }

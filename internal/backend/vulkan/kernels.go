@@ -56,7 +56,7 @@ var plainKernels = map[string]variant{
 	"sigmoid_pack": {"sigmoid_pack", nil}, "head_pack": {"head_pack", nil}, "reduce_pieces": {"reduce", nil},
 	"embed":     {"embed", nil},
 	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
-		nil}, "merge": {"merge", nil}, "unrotate": {"unrotate", nil},
+		nil}, "merge": {"merge", nil}, "unrotate": {"unrotate", nil}, "read": {"read", nil},
 	"delta_conv": {"delta_conv", nil}, "delta_conv4": {"delta_conv", nil}, "delta_prepare": {"delta_prepare", nil},
 	"delta_prepare4": {"delta_prepare", nil}, "delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule",
 		[]uint32{8}},
@@ -187,6 +187,7 @@ func (d *Driver) compile(k *kernel) error {
 		pc.stage.next = unsafe.Pointer(&requiredSubgroup{head: head{sType: stRequiredSubgroup},
 			size: lanes})
 	}
+	d.compiled++
 	return d.f.createPipelines.do(d.handle, uintptr(d.cache), 1, uintptr(unsafe.Pointer(pc)), 0,
 		uintptr(unsafe.Pointer(&k.pipeline)))
 }

@@ -21,6 +21,7 @@ func TestModels(t *testing.T) {
 	t.Run("identity", func(t *testing.T) { s.Identity(t, modeltest.Targets...) })
 	t.Run("padding", func(t *testing.T) { s.Padding(t, "qwen35", "gemma4e") })
 	t.Run("text", func(t *testing.T) { s.Text(t, modeltest.Drafted...) })
+	t.Run("mtp", s.MTP)
 }
 
 // TestPair: the built-in pair says the same in every mode.

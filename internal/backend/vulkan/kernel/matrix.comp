@@ -25,8 +25,8 @@ layout(constant_id = 3) const uint THREADS_ = 128;
 layout(constant_id = 4) const int K = 32; // columns of a step: 16 or 32
 const int TILES = T / 16, LOADS = (T * 19 + THREADS - 1) / THREADS;
 // Shared memory of 32 lanes, in units of 16 bytes: two planes of 16 rows x 64 columns, PITCH a row; then mins; then
-// results, as [token][row] integers.
-const int PITCH = 5, PLANE = 16 * PITCH, AREA = 2 * PLANE, LOW = 64;
+// results, [row][token]. Behind them the scales (d, dmin) of rows.
+const int PITCH = 5, PLANE = 16 * PITCH, SCALES = 2 * PLANE, AREA = SCALES + 4;
 shared uvec4 act_mem[T * 19];
 shared uvec4 area[AREA * THREADS / 32];
 shared float factor[T];
@@ -51,6 +51,9 @@ void together() {
 	barrier();
 #endif
 }
+
+// Where the result of row 2i + lane/16 and token lane%16 lies; its last two bits are those of the lane.
+#define PLACE(at, i) ((at) + (2 * (i) + int(lane >> 4)) * PITCH + int(lane & 15) / 4)
 
 #ifdef MATRIX
 #define ROWS icoopmatNV<8, gl_ScopeSubgroup, 16, K>
@@ -79,7 +82,7 @@ void multiply(int at, int p, uint lane) {
 }
 void give_sums(int at, int n, uint lane) {
 	SUMS_ whole = upper[n] * 64 + lower[n];
-	coopMatStoreNV(whole, area, at, 4, true);
+	coopMatStoreNV(whole, area, at, PITCH, false);
 }
 // Mins lie at `at`, 48 bytes a row: 16 of them, zeros, and once more.
 #define MINS const int STEPS = 32 / K; ROWS mins[2 * STEPS];
@@ -97,34 +100,37 @@ void give_sums(int at, int n, uint lane) {
 		high = coopMatMulAddNV(mins[STEPS + c], x, high);                                   \
 	}                                                                                       \
 	low = high * 128 + low;                                                                 \
-	coopMatStoreNV(low, area, (at) + LOW, 4, true);
+	coopMatStoreNV(low, area, (at) + PLANE, PITCH, false);
 #else
-// The lane has row lane%16 and tokens 2i + lane/16 of every 16.
+// The lane has token lane%16 of every 16, and rows 2i + lane/16.
 int lower[TILES * 8], upper[TILES * 8];
 void clear_sums() {
 	for (int i = 0; i < TILES * 8; i++) lower[i] = upper[i] = 0;
 }
 int dot16(uvec4 a, uvec4 b) { return DOT(a.x, b.x) + DOT(a.y, b.y) + DOT(a.z, b.z) + DOT(a.w, b.w); }
 void multiply(int at, int p, uint lane) {
-	for (int i = 0; i < TILES * 8; i++)
+	for (int n = 0; n < TILES; n++)
 		for (int c = 0; c < 4; c++) {
-			uvec4 x = act_mem[(2 * i + int(lane >> 4)) * 19 + p * 4 + c];
-			lower[i] += dot16(area[at + int(lane & 15) * PITCH + c], x);
-			upper[i] += dot16(area[at + PLANE + int(lane & 15) * PITCH + c], x);
+			uvec4 x = act_mem[(n * 16 + int(lane & 15)) * 19 + p * 4 + c];
+			for (int i = 0; i < 8; i++) {
+				int from = at + (2 * i + int(lane >> 4)) * PITCH + c;
+				lower[n * 8 + i] += dot16(area[from], x);
+				upper[n * 8 + i] += dot16(area[from + PLANE], x);
+			}
 		}
 }
-void give(int at, int i, int v, uint lane) { area[at + (2 * i + int(lane >> 4)) * 4 + int(lane & 15) / 4][lane & 3] = uint(v); }
 void give_sums(int at, int n, uint lane) {
-	for (int i = 0; i < 8; i++) give(at, i, upper[8 * n + i] * 64 + lower[8 * n + i], lane);
+	for (int i = 0; i < 8; i++) area[PLACE(at, i)][lane & 3] = uint(upper[8 * n + i] * 64 + lower[8 * n + i]);
 }
-#define MINS uvec4 mins[3];
-#define LOAD_MINS(at) for (int c = 0; c < 3; c++) mins[c] = area[(at) + int(lane & 15) * 3 + c];
+#define MINS uvec4 mins[3 * 8];
+#define LOAD_MINS(at)                                                                       \
+	for (int i = 0; i < 24; i++) mins[i] = area[(at) + (2 * (i / 3) + int(lane >> 4)) * 3 + i % 3];
 #define GIVE_LOW(at, n)                                                                     \
 	for (int i = 0; i < 8; i++) {                                                           \
-		int k = ((n) * 16 + 2 * i + int(lane >> 4)) * 19 + 16;                              \
-		int low = dot16(mins[0], act_mem[k]) + dot16(mins[1], act_mem[k + 1]);              \
-		int high = dot16(mins[1], act_mem[k]) + dot16(mins[2], act_mem[k + 1]);             \
-		give((at) + LOW, i, high * 128 + low, lane);                                        \
+		int k = ((n) * 16 + int(lane & 15)) * 19 + 16;                                      \
+		int low = dot16(mins[3 * i], act_mem[k]) + dot16(mins[3 * i + 1], act_mem[k + 1]);  \
+		int high = dot16(mins[3 * i + 1], act_mem[k]) + dot16(mins[3 * i + 2], act_mem[k + 1]); \
+		area[PLACE((at) + PLANE, i)][lane & 3] = uint(high * 128 + low);                    \
 	}
 #endif
 
@@ -137,13 +143,11 @@ void main() {
 	int all = job.groups * kbs, s0 = first_stage(b, all, job.blocks), s1 = first_stage(b + 1, all, job.blocks);
 	int h0 = half_size(FORMAT, 0), h1 = half_size(FORMAT, 1), strip = (BIDZ * THREADS + int(tid)) / 32;
 	uint64_t first = job.w + strip * h0, second = job.w + 16 * h0 + strip * h1;
-	Raw now, next;
-	uint d_now, d_next;
+	Raw w;
+	uint d; // (d, dmin) of row lane%16
 	uvec4 acts[LOADS];
 	int grp = s0 / kbs, kb = s0 - grp * kbs;
-#define FETCH(raw, s, k)                                                                                        \
-	load(raw, first + uint64_t(s) * (16 * (h0 + h1)), second + uint64_t(s) * (16 * (h0 + h1)), lane);           \
-	d_##raw = d_of(second + uint64_t(s) * (16 * (h0 + h1)), int(lane & 15));                                    \
+#define FETCH_ACTS(k)                                                                                           \
 	[[unroll]] for (int i = 0; i < LOADS; i++) {                                                                \
 		int o = i * THREADS + int(tid), tok = min(o / 19, n - 1);                                               \
 		if (o < T * 19) acts[i] = U4(a.act + (uint64_t(tok0 + tok) * kbs + (k)) * ROW).v[o % 19];               \
@@ -151,7 +155,11 @@ void main() {
 #define KEEP                                                                                                    \
 	[[unroll]] for (int i = 0; i < LOADS; i++)                                                                  \
 		if (i * THREADS + int(tid) < T * 19) act_mem[i * THREADS + int(tid)] = acts[i];
-	FETCH(now, s0, kb)
+	first += uint64_t(s0) * (16 * (h0 + h1));
+	second += uint64_t(s0) * (16 * (h0 + h1));
+	load(w, first, second, lane);
+	d = d_of(second, int(lane & 15));
+	FETCH_ACTS(kb)
 	KEEP
 	for (int k0 = 0; k0 < T; k0 += THREADS / 32) { // what results are multiplied with
 		int k = k0 + int(tid >> 5);
@@ -159,20 +167,23 @@ void main() {
 		if (a.sumsq != 0) f = f * rms_factor(a.sumsq + uint64_t(4) * ((tok0 + min(k, n - 1)) * kbs), kbs, a.mean, a.eps, tid);
 		if (lane == 0 && k < T) factor[k] = f;
 	}
-	float acc[TILES * 8]; // row lane%16, tokens 2i + lane/16 of every 16
+	float acc[TILES * 8]; // token lane%16 of every 16, rows 2i + lane/16
 	[[unroll]] for (int i = 0; i < TILES * 8; i++) acc[i] = 0;
 	barrier();
 	for (int s = s0; s < s1; s++) {
-		bool last = kb + 1 == kbs;
-		if (s + 1 < s1) {
-			FETCH(next, s + 1, last ? 0 : kb + 1)
-		}
+		bool last = kb + 1 == kbs, more = s + 1 < s1;
+		// What was used is asked for again at once, from the next stage: registers are short.
+		first += more ? 16 * (h0 + h1) : 0;
+		second += more ? 16 * (h0 + h1) : 0;
+		if (lane < 16) area[at + SCALES + int(lane >> 2)][lane & 3] = d;
+		d = d_of(second, int(lane & 15));
 		clear_sums();
 		[[unroll]] for (int p = 0; p < 4; p++) {
 			uvec4 even, odd;
-			codes(now, p, even, odd);
+			codes(w, p, even, odd);
+			load_codes(w, p < 2 ? first : second, p, lane);
 			[[unroll]] for (int hi = 0; hi < 2; hi++) {
-				ivec2 sc = scales_of(now, p, hi);
+				ivec2 sc = scales_of(w, p, hi);
 				uvec4 low, high;
 				planes(even[hi], sc.x, low.x, high.x);
 				planes(even[2 + hi], sc.x, low.y, high.y);
@@ -181,57 +192,68 @@ void main() {
 				area[at + (g + 8 * hi) * PITCH + t] = low;
 				area[at + PLANE + (g + 8 * hi) * PITCH + t] = high;
 			}
+			if ((p & 1) != 0) load_scales(w, p < 2 ? first : second, p - 1, lane);
 			together();
 			multiply(at, p, lane);
 			together();
 		}
+		FETCH_ACTS(more ? (last ? 0 : kb + 1) : kb)
 		MINS
 		if (has_mins()) {
 			[[unroll]] for (int hi = 0; hi < 2; hi++) {
-				uint m = mins_of(now, hi, t);
+				uint m = mins_of(w, hi, t);
 				int to = at + (g + 8 * hi) * 3;
 				area[to][t] = m;
 				area[to + 1][t] = 0;
 				area[to + 2][t] = m;
 			}
+			load_mins(w, first, second, lane);
 			together();
 			LOAD_MINS(at)
 			together();
 		}
-		vec2 d = unpackHalf2x16(d_now); // of row lane%16
+		uint ds[8];
+		[[unroll]] for (int i = 0; i < 8; i++) {
+			int row = 2 * i + int(lane >> 4);
+			ds[i] = area[at + SCALES + row / 4][row & 3];
+		}
 		[[unroll]] for (int tile = 0; tile < TILES; tile++) {
 			give_sums(at, tile, lane);
 			if (has_mins()) {
 				GIVE_LOW(at, tile)
 			}
 			together();
+			float scale = uintBitsToFloat(act_mem[(tile * 16 + int(lane & 15)) * 19 + 18].x);
 			[[unroll]] for (int i = 0; i < 8; i++) {
-				int from = at + (2 * i + int(lane >> 4)) * 4 + int(lane & 15) / 4, k = tile * 16 + 2 * i + int(lane >> 4);
-				int whole = int(area[from][lane & 3]), low = has_mins() ? int(area[from + LOW][lane & 3]) : 0;
-				acc[tile * 8 + i] = scaled(acc[tile * 8 + i], d, whole, low, uintBitsToFloat(act_mem[k * 19 + 18].x));
+				int whole = int(area[PLACE(at, i)][lane & 3]), low = has_mins() ? int(area[PLACE(at + PLANE, i)][lane & 3]) : 0;
+				acc[tile * 8 + i] = scaled(acc[tile * 8 + i], unpackHalf2x16(ds[i]), whole, low, scale);
 			}
 			together();
 		}
-		barrier(); // activations are read
-		if (s + 1 < s1) {
-			KEEP
-		}
-		if (last || s + 1 == s1) {
+		if (last || !more) {
 			int piece = b - block_of(grp * kbs, all, job.blocks);
 			F to = F(job.part + uint64_t(4) * ((int64_t(piece) * a.n + tok0) * rows + grp * 256 + strip * 16 + int(lane & 15)));
-			[[unroll]] for (int i = 0; i < TILES * 8; i++) {
-				int k = 2 * i + int(lane >> 4);
-				precise float y = acc[i] * factor[k];
-				if (k < n) to.v[k * rows] = y;
-				acc[i] = 0;
+			[[unroll]] for (int tile = 0; tile < TILES; tile++) { // rows side by side are stored together
+				[[unroll]] for (int i = 0; i < 8; i++) {
+					precise float y = acc[tile * 8 + i] * factor[tile * 16 + int(lane & 15)];
+					area[PLACE(at, i)][lane & 3] = floatBitsToUint(y);
+					acc[tile * 8 + i] = 0;
+				}
+				together();
+				[[unroll]] for (int i = 0; i < 8; i++) {
+					int k = 2 * i + int(lane >> 4);
+					if (tile * 16 + k < n)
+						to.v[(tile * 16 + k) * rows] = uintBitsToFloat(area[at + int(lane & 15) * PITCH + k / 4][k & 3]);
+				}
+				together();
 			}
 		}
 		if (last) {
 			kb = 0;
 			grp++;
 		} else kb++;
+		barrier(); // activations are read
+		KEEP
 		barrier();
-		now = next;
-		d_now = d_next;
 	}
 }

@@ -43,38 +43,39 @@ uint d_of(uint64_t tile1, int r) {
 	if (FORMAT == Q6K || FORMAT == Q3K) return U(tile1 + (FORMAT == Q6K ? 1664 : 1152) + (r & ~1) * 2).v[0] >> (16 * (r & 1));
 	return U(tile1 + (FORMAT == Q4K ? 1216 : FORMAT == Q5K ? 1472 : 1280) + r * 4).v[0];
 }
-void load(out Raw w, uint64_t tile0, uint64_t tile1, uint lane) {
-	int g = int(lane >> 2), t = int(lane & 3);
-	[[unroll]] for (int p = 0; p < 4; p++) {
-		uint64_t h = p < 2 ? tile0 : tile1;
-		int i = p & 1;
-		if (FORMAT == Q8 || FORMAT == Q8M) {
-			w.q[2 * p] = U4(h + i * 1024 + lane * 16).v[0];
-			w.q[2 * p + 1] = U4(h + i * 1024 + 512 + lane * 16).v[0];
-		} else w.q[p] = U4(h + i * 512 + lane * 16).v[0];
-		if (FORMAT == Q5K) w.more[2 * p] = U(h + 1024 + lane * 8 + i * 4).v[0];
-		if (FORMAT == Q6K) {
-			uvec2 f = U2(h + 1024 + lane * 16 + i * 8).v[0];
-			w.more[2 * p] = f.x;
-			w.more[2 * p + 1] = f.y;
-		}
-		[[unroll]] for (int hi = 0; hi < 2; hi++) {
-			int r = g + 8 * hi;
-			if (FORMAT == Q4K || FORMAT == Q5K) { // a word for both pairs of a half
-				if (i == 0) w.scale[2 * p + hi] = U(h + (FORMAT == Q4K ? 1024 : 1280) + r * 4).v[0];
-			} else if (int_scales()) {
-				if (i == 0) w.scale[2 * p + hi] = U(h + (FORMAT == Q6K ? 1536 : 1024) + r * 8 + (t >> 1) * 4).v[0];
-			} else if (FORMAT == N4) {
-				uvec2 f = U2(h + 1024 + r * 16 + i * 8).v[0];
-				w.scale[2 * p + hi] = f.x;
-				w.wide[2 * p + hi] = f.y;
-			} else if (FORMAT == NV4) w.scale[2 * p + hi] = U(h + 1024 + r * 16 + (t >> 1) * 8 + i * 4).v[0];
-			else w.scale[2 * p + hi] = U(h + 2048 + r * 8 + i * 4).v[0];
-		}
+// Pair p of sub-blocks lies in a half of the tile, and its scales in the same.
+void load_codes(inout Raw w, uint64_t h, int p, uint lane) {
+	int i = p & 1;
+	if (FORMAT == Q8 || FORMAT == Q8M) {
+		w.q[2 * p] = U4(h + i * 1024 + lane * 16).v[0];
+		w.q[2 * p + 1] = U4(h + i * 1024 + 512 + lane * 16).v[0];
+	} else w.q[p] = U4(h + i * 512 + lane * 16).v[0];
+	if (FORMAT == Q5K) w.more[2 * p] = U(h + 1024 + lane * 8 + i * 4).v[0];
+	if (FORMAT == Q6K) {
+		uvec2 f = U2(h + 1024 + lane * 16 + i * 8).v[0];
+		w.more[2 * p] = f.x;
+		w.more[2 * p + 1] = f.y;
 	}
+}
+void load_scales(inout Raw w, uint64_t h, int p, uint lane) {
+	int g = int(lane >> 2), t = int(lane & 3), i = p & 1;
+	if (int_scales() && i != 0) return; // a word for both pairs of a half
 	[[unroll]] for (int hi = 0; hi < 2; hi++) {
 		int r = g + 8 * hi;
-		if (int_scales()) w.d[hi] = d_of(tile1, r);
+		if (FORMAT == Q4K || FORMAT == Q5K) w.scale[2 * p + hi] = U(h + (FORMAT == Q4K ? 1024 : 1280) + r * 4).v[0];
+		else if (int_scales()) w.scale[2 * p + hi] = U(h + (FORMAT == Q6K ? 1536 : 1024) + r * 8 + (t >> 1) * 4).v[0];
+		else if (FORMAT == N4) {
+			uvec2 f = U2(h + 1024 + r * 16 + i * 8).v[0];
+			w.scale[2 * p + hi] = f.x;
+			w.wide[2 * p + hi] = f.y;
+		} else if (FORMAT == NV4) w.scale[2 * p + hi] = U(h + 1024 + r * 16 + (t >> 1) * 8 + i * 4).v[0];
+		else w.scale[2 * p + hi] = U(h + 2048 + r * 8 + i * 4).v[0];
+	}
+}
+void load_mins(inout Raw w, uint64_t tile0, uint64_t tile1, uint lane) {
+	int t = int(lane & 3);
+	[[unroll]] for (int hi = 0; hi < 2; hi++) {
+		int r = int(lane >> 2) + 8 * hi;
 		if (FORMAT == Q4K || FORMAT == Q5K) w.low[2 * hi] = U(tile1 + (FORMAT == Q4K ? 1088 : 1344) + r * 8 + (t >> 1) * 4).v[0];
 		if (FORMAT == Q2K) {
 			uint64_t h = t < 2 ? tile0 : tile1;
@@ -83,6 +84,15 @@ void load(out Raw w, uint64_t tile0, uint64_t tile1, uint lane) {
 		}
 		if (FORMAT == Q8M) w.low[2 * hi] = U(tile1 + 2176 + r * 16 + t * 4).v[0];
 	}
+}
+void load(out Raw w, uint64_t tile0, uint64_t tile1, uint lane) {
+	[[unroll]] for (int p = 0; p < 4; p++) {
+		load_codes(w, p < 2 ? tile0 : tile1, p, lane);
+		load_scales(w, p < 2 ? tile0 : tile1, p, lane);
+	}
+	load_mins(w, tile0, tile1, lane);
+	if (int_scales())
+		[[unroll]] for (int hi = 0; hi < 2; hi++) w.d[hi] = d_of(tile1, int(lane >> 2) + 8 * hi);
 }
 
 // The codes of pair p of sub-blocks, as bytes: x and z are row g's columns 0-3 and 4-7, y and w those of row g+8.
