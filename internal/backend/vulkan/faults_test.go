@@ -168,6 +168,33 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestReopened: a device that was lost in the middle of its work can be closed and opened anew, and computes as before.
+func TestReopened(t *testing.T) {
+	product := func(d *Driver) ([]float32, error) {
+		var y []float32
+		err := d.withMatrix(quant.Q4_K, 40, 512, 3, func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, _, _ []float32) error {
+			y = t.products(in, w, l, 3, false)
+			return t.err
+		})
+		return y, err
+	}
+	d := openFirst(t, Options{})
+	want, err := product(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failing(&d.f.submit, 0, deviceLost)
+	if _, err := product(d); !errors.Is(err, deviceLost) {
+		t.Errorf("a lost device: %v", err)
+	}
+	d.Close()
+	d = openFirst(t, Options{})
+	defer d.Close()
+	if got, err := product(d); err != nil || !sameBits(got, want) {
+		t.Errorf("opened anew: %v, the same bits: %t", err, sameBits(got, want))
+	}
+}
+
 // TestPace: what takes long is cut; what was thought to take long and does not is cut less.
 func TestPace(t *testing.T) {
 	p := newPace(1)
