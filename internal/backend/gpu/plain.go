@@ -45,13 +45,20 @@ func plainTokens(rows int) int {
 const (
 	matrixFrom    = 9
 	maxMatrixRows = 64
-	matrixThreads = 128
 )
 
 // matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
 func matrixShared(rows int) int {
 	const area, packed = 2624, 304 // of 32 lanes, of 256 columns of a row
-	return matrixThreads*(area/32+4) + rows*(packed+4)
+	return matrixThreads(rows)*(area/32+4) + rows*(packed+4)
+}
+
+// matrixThreads is the size of their workgroups: with more of them more rows of the matrix share activations.
+func matrixThreads(rows int) int {
+	if rows == maxMatrixRows {
+		return 256
+	}
+	return 128
 }
 
 // matrixRows is the number of rows that share one reading.
@@ -76,7 +83,7 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 		l.Name = fmt.Sprintf("rows_%s_%d", plainNames[f], tokens)
 		if p.Matrices && x.Rows >= matrixFrom && matrixFormat(f) {
 			tokens = p.matrixRows(x.Rows)
-			l.Threads = matrixThreads
+			l.Threads = matrixThreads(tokens)
 			l.Name = fmt.Sprintf("tiles_%s_%d_%d", plainNames[f], tokens, l.Threads)
 		}
 		l.Grid = [3]int{grid, (x.Rows + tokens - 1) / tokens, strips * 32 / l.Threads}

@@ -142,6 +142,21 @@ float sum128(float x, uint tid) { // of 16 neighbouring lanes
 	return s;
 }
 
+// Codes at the border between two would be others with the division and the root of some drivers, which are off in the
+// last bits: what is left over says by how much.
+float divided(float a, float b) {
+	precise float y = 1.0 / b;
+	y = fma(fma(-b, y, 1.0), y, y);
+	precise float q = a * y;
+	precise float r = fma(fma(-b, q, a), y, q);
+	return is_nan(r) ? a / b : r; // beyond what floats can say on the way
+}
+float rooted(float x) {
+	precise float s = sqrt(x);
+	precise float r = fma(fma(-s, s, x), 0.5 / s, s);
+	return s > 0 ? r : s;
+}
+
 // Values are bounded when they are written: a slot that nobody sees must hold numbers. NaN becomes the bound.
 float bounded(float v, float most) { return is_nan(v) ? most : clamp(v, -most, most); }
 uint code(float x, int most) { return x > 0 ? uint(x < float(most) ? int(x) : most) : 0; }
@@ -195,19 +210,19 @@ void write8(uint64_t p, KvPlace at, bool key, int slot, int d, float v[8], bool 
 	first = -int(max4(-float(first), tid));
 	lo = -max4(-lo, tid);
 	hi = max4(hi, tid);
-	float length_ = sqrt(sum128(squares, tid));
+	float length_ = rooted(sum128(squares, tid));
 	uint64_t row = p + slot * quant_bytes(type, dim),
 		scales = p + 64 * quant_bytes(type, dim) + slot * scale_bytes(type, dim) + scale_at(type, d);
 	uint q[8];
 	squares = 0;
 	[[unroll]] for (int i = 0; i < 8; i++) {
 		float c;
-		precise float x = length_ > 0 ? v[i] / length_ : 0.0;
+		float x = length_ > 0 ? divided(v[i], length_) : 0.0;
 		q[i] = choose(type, x, c);
 		squares = fma(c, c, squares);
 	}
 	squares = sum128(squares, tid);
-	precise float ratio = length_ / sqrt(squares);
+	float ratio = divided(length_, rooted(squares));
 	uint s = packHalf2x16(vec2(min(ratio, 65504.0), 0)) & 0xffff; // of a codebook
 	uint high = 0;
 	[[unroll]] for (int i = 0; i < 8; i++) {
@@ -220,8 +235,8 @@ void write8(uint64_t p, KvPlace at, bool key, int slot, int d, float v[8], bool 
 	}
 	if (!live || type < KV_Q8) return;
 	if (type == KV_Q8) {
-		precise float scale = most / 127.0;
-		precise float inv = scale != 0 ? 1.0 / scale : 0.0;
+		float scale = divided(most, 127.0);
+		float inv = scale != 0 ? divided(1.0, scale) : 0.0;
 		[[unroll]] for (int i = 0; i < 8; i++) { // halves are rounded away from zero
 			precise float x = v[i] * inv;
 			precise float y = x < 0 ? x - 0.5 : x + 0.5;
@@ -235,18 +250,18 @@ void write8(uint64_t p, KvPlace at, bool key, int slot, int d, float v[8], bool 
 		precise float scale = ((first & 1) != 0 ? most : -most) / 8.0;
 		s = packHalf2x16(vec2(scale, 0));
 		[[unroll]] for (int i = 0; i < 8; i++) {
-			precise float x = v[i] / scale;
+			float x = divided(v[i], scale);
 			precise float y = x + 8.5;
 			q[i] = (s & 0x7fff) != 0 ? code(y, 15) : 0;
 		}
 		if ((s & 0x7fff) == 0) s = 0;
 	} else if (type == KV_Q4_1) {
 		precise float range = hi - lo;
-		precise float scale = range / 15.0;
+		float scale = divided(range, 15.0);
 		s = packHalf2x16(vec2(scale, lo));
 		[[unroll]] for (int i = 0; i < 8; i++) {
 			precise float x = v[i] - lo;
-			precise float y = x / scale;
+			float y = divided(x, scale);
 			precise float z = y + 0.5;
 			q[i] = (s & 0xffff) != 0 ? code(z, 15) : 0;
 		}

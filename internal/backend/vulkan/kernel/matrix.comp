@@ -19,6 +19,11 @@ layout(constant_id = 3) const uint THREADS_ = 128;
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
 #endif
+#ifdef MATRIX
+#define EVERY [[unroll]] for
+#else
+#define EVERY for // compiling takes longer than running
+#endif
 #include "tile.glsl"
 #include "rms.glsl"
 #include "jobs.glsl"
@@ -148,12 +153,12 @@ void main() {
 	uvec4 acts[LOADS];
 	int grp = s0 / kbs, kb = s0 - grp * kbs;
 #define FETCH_ACTS(k)                                                                                           \
-	[[unroll]] for (int i = 0; i < LOADS; i++) {                                                                \
+	EVERY (int i = 0; i < LOADS; i++) {                                                                \
 		int o = i * THREADS + int(tid), tok = min(o / 19, n - 1);                                               \
 		if (o < T * 19) acts[i] = U4(a.act + (uint64_t(tok0 + tok) * kbs + (k)) * ROW).v[o % 19];               \
 	}
 #define KEEP                                                                                                    \
-	[[unroll]] for (int i = 0; i < LOADS; i++)                                                                  \
+	EVERY (int i = 0; i < LOADS; i++)                                                                  \
 		if (i * THREADS + int(tid) < T * 19) act_mem[i * THREADS + int(tid)] = acts[i];
 	first += uint64_t(s0) * (16 * (h0 + h1));
 	second += uint64_t(s0) * (16 * (h0 + h1));
@@ -168,7 +173,7 @@ void main() {
 		if (lane == 0 && k < T) factor[k] = f;
 	}
 	float acc[TILES * 8]; // token lane%16 of every 16, rows 2i + lane/16
-	[[unroll]] for (int i = 0; i < TILES * 8; i++) acc[i] = 0;
+	EVERY (int i = 0; i < TILES * 8; i++) acc[i] = 0;
 	barrier();
 	for (int s = s0; s < s1; s++) {
 		bool last = kb + 1 == kbs, more = s + 1 < s1;
@@ -178,11 +183,11 @@ void main() {
 		if (lane < 16) area[at + SCALES + int(lane >> 2)][lane & 3] = d;
 		d = d_of(second, int(lane & 15));
 		clear_sums();
-		[[unroll]] for (int p = 0; p < 4; p++) {
+		EVERY (int p = 0; p < 4; p++) {
 			uvec4 even, odd;
 			codes(w, p, even, odd);
 			load_codes(w, p < 2 ? first : second, p, lane);
-			[[unroll]] for (int hi = 0; hi < 2; hi++) {
+			EVERY (int hi = 0; hi < 2; hi++) {
 				ivec2 sc = scales_of(w, p, hi);
 				uvec4 low, high;
 				planes(even[hi], sc.x, low.x, high.x);
@@ -200,7 +205,7 @@ void main() {
 		FETCH_ACTS(more ? (last ? 0 : kb + 1) : kb)
 		MINS
 		if (has_mins()) {
-			[[unroll]] for (int hi = 0; hi < 2; hi++) {
+			EVERY (int hi = 0; hi < 2; hi++) {
 				uint m = mins_of(w, hi, t);
 				int to = at + (g + 8 * hi) * 3;
 				area[to][t] = m;
@@ -213,18 +218,18 @@ void main() {
 			together();
 		}
 		uint ds[8];
-		[[unroll]] for (int i = 0; i < 8; i++) {
+		EVERY (int i = 0; i < 8; i++) {
 			int row = 2 * i + int(lane >> 4);
 			ds[i] = area[at + SCALES + row / 4][row & 3];
 		}
-		[[unroll]] for (int tile = 0; tile < TILES; tile++) {
+		EVERY (int tile = 0; tile < TILES; tile++) {
 			give_sums(at, tile, lane);
 			if (has_mins()) {
 				GIVE_LOW(at, tile)
 			}
 			together();
 			float scale = uintBitsToFloat(act_mem[(tile * 16 + int(lane & 15)) * 19 + 18].x);
-			[[unroll]] for (int i = 0; i < 8; i++) {
+			EVERY (int i = 0; i < 8; i++) {
 				int whole = int(area[PLACE(at, i)][lane & 3]), low = has_mins() ? int(area[PLACE(at + PLANE, i)][lane & 3]) : 0;
 				acc[tile * 8 + i] = scaled(acc[tile * 8 + i], unpackHalf2x16(ds[i]), whole, low, scale);
 			}
@@ -233,14 +238,14 @@ void main() {
 		if (last || !more) {
 			int piece = b - block_of(grp * kbs, all, job.blocks);
 			F to = F(job.part + uint64_t(4) * ((int64_t(piece) * a.n + tok0) * rows + grp * 256 + strip * 16 + int(lane & 15)));
-			[[unroll]] for (int tile = 0; tile < TILES; tile++) { // rows side by side are stored together
-				[[unroll]] for (int i = 0; i < 8; i++) {
+			EVERY (int tile = 0; tile < TILES; tile++) { // rows side by side are stored together
+				EVERY (int i = 0; i < 8; i++) {
 					precise float y = acc[tile * 8 + i] * factor[tile * 16 + int(lane & 15)];
 					area[PLACE(at, i)][lane & 3] = floatBitsToUint(y);
 					acc[tile * 8 + i] = 0;
 				}
 				together();
-				[[unroll]] for (int i = 0; i < 8; i++) {
+				EVERY (int i = 0; i < 8; i++) {
 					int k = 2 * i + int(lane >> 4);
 					if (tile * 16 + k < n)
 						to.v[(tile * 16 + k) * rows] = uintBitsToFloat(area[at + int(lane & 15) * PITCH + k / 4][k & 3]);
