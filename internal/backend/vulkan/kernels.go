@@ -85,8 +85,9 @@ func variantOf(name string) (variant, error) {
 		return variant{"delta_rule", []uint32{n / 16}}, nil
 	case len(parts) == 5 && parts[0] == "attend": // rows, dimensions, types of keys and values
 		v := variant{"attend", make([]uint32, 5)}
-		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &v.consts[0], &v.consts[1], &v.consts[3], &v.consts[4]); err == nil {
-			v.consts[2] = max(1, v.consts[1]/128) // dimensions of a thread
+		c := v.consts
+		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &c[0], &c[1], &c[3], &c[4]); err == nil {
+			c[2] = max(1, c[1]/128) // dimensions of a thread
 			return v, nil
 		}
 	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"):

@@ -51,7 +51,8 @@ func TestMatrices(t *testing.T) {
 
 // tame replaces the halves of random blocks that are no numbers.
 func tame(typ quant.Type, raw []byte) {
-	at := map[quant.Type][]int{quant.Q4_K: {1, 3}, quant.Q5_K: {1, 3}, quant.Q6_K: {209}, quant.Q2_K: {81, 83}, quant.Q3_K: {109}}[typ]
+	at := map[quant.Type][]int{quant.Q4_K: {1, 3}, quant.Q5_K: {1, 3}, quant.Q6_K: {209}, quant.Q2_K: {81, 83},
+		quant.Q3_K: {109}}[typ]
 	for b := range slices.Chunk(raw, typ.BlockBytes()) {
 		for _, i := range at {
 			b[i] = b[i]&^0x7c | 0x20

@@ -29,7 +29,7 @@ func (d *Driver) selfTest() error {
 	if err := d.testProduct(); err != nil {
 		return err
 	}
-	if d.opt.Loops || d.matrices > 0 && d.shuffles && !d.opt.Plain {
+	if d.opt.Loops || d.matrices > 0 && d.shuffles {
 		d.props.Matrices = d.testMatrices() == nil
 	}
 	return nil
@@ -192,7 +192,7 @@ func (d *Driver) testSums() ([]float32, error) {
 func (d *Driver) testProduct() error {
 	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0} {
 		const rows, cols, tokens = 40, 512, 3
-		err := d.withMatrix(typ, rows, cols, tokens, func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, x, values []float32) error {
+		test := func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, x, values []float32) error {
 			one, got := t.products(in, w, l, 1, false), t.products(in, w, l, tokens, false)
 			if t.err != nil {
 				return t.err
@@ -210,17 +210,19 @@ func (d *Driver) testProduct() error {
 				return fmt.Errorf("it computes wrongly: a product with %s depends on the batch", typ)
 			}
 			return nil
-		})
-		if err != nil {
+		}
+		if err := d.withMatrix(typ, rows, cols, tokens, test); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// trial is a test of products: n rows x lie at in, a matrix of values at w.
+type trial func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, x, values []float32) error
+
 // withMatrix has a test use a random matrix and random rows, as they lie on the device and as numbers.
-func (d *Driver) withMatrix(typ quant.Type, rows, cols, tokens int,
-	test func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, x, values []float32) error) error {
+func (d *Driver) withMatrix(typ quant.Type, rows, cols, tokens int, test trial) error {
 	t := newBench(d, uint64(typ))
 	defer t.close()
 	raw, values := make([]byte, rows*typ.RowBytes(cols)), t.normal(rows*cols)
@@ -239,14 +241,14 @@ func (d *Driver) withMatrix(typ quant.Type, rows, cols, tokens int,
 func (d *Driver) testMatrices() error {
 	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K} {
 		const rows, cols, tokens = 300, 768, 16
-		err := d.withMatrix(typ, rows, cols, tokens, func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, _, _ []float32) error {
+		test := func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, _, _ []float32) error {
 			bytes, matrices := t.products(in, w, l, tokens, false), t.products(in, w, l, tokens, true)
 			if t.err == nil && !sameBits(bytes, matrices) {
 				return fmt.Errorf("cooperative matrices compute wrongly with %s", typ)
 			}
 			return t.err
-		})
-		if err != nil {
+		}
+		if err := d.withMatrix(typ, rows, cols, tokens, test); err != nil {
 			return err
 		}
 	}
