@@ -18,8 +18,8 @@ type layout struct {
 }
 
 // maxUses bounds the kinds of attention in a step: models have one or two, times the types of keys and values that
-// their layers have.
-const maxUses = 8
+// layers have, and a draft of several guesses that follow each other has those of each.
+const maxUses = 32
 
 // kvUse is the tables of one kind of attention over one plan.
 type kvUse struct {
