@@ -27,6 +27,7 @@ func TestModels(t *testing.T) {
 	t.Run("padding", func(t *testing.T) { s.Padding(t, "qwen35", "gemma4e") })
 	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4") })
 	t.Run("text", func(t *testing.T) { s.Text(t, slices.Concat(modeltest.Drafted, plain)...) })
+	t.Run("mtp", s.MTP)
 }
 
 // TestPair: the built-in pair says the same in every mode.

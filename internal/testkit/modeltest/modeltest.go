@@ -14,6 +14,7 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/quant"
@@ -22,6 +23,7 @@ import (
 	"strobe/internal/speculate"
 	"strobe/internal/synth"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // Plain are architectures without a golden file: made-up models of these shapes are compared with Reference.
@@ -305,6 +307,31 @@ func (s Suite) Text(t *testing.T, names ...string) {
 	}
 }
 
+// MTP: the same with guesses of a block for multi-token prediction, of Qwen's kind and of Gemma's.
+func (s Suite) MTP(t *testing.T) {
+	for _, name := range []string{"qwen35", "gemma4"} {
+		t.Run(name, func(t *testing.T) {
+			path := testkit.Golden(t, name+"/model.gguf")
+			if name == "qwen35" {
+				path = edit.MTP(t, name).Write(t)
+			}
+			m, err := model.Open(File(t, path), s.Backend, model.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := m.File()
+			if name == "gemma4" {
+				f = File(t, testkit.Golden(t, "gemma4-assistant/model.gguf"))
+			}
+			d, err := mtp.Open(f, m, mtp.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Same(t, m, d, []int32{1, 5, 9, 13}, 24)
+		})
+	}
+}
+
 // Same compares modes of drafting with plain decoding.
 func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32, n int) {
 	t.Helper()
@@ -314,13 +341,13 @@ func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32
 	for _, p := range []sample.Params{{}, {Temp: 0.8, Seed: 3}} {
 		var want []int32
 		for i, o := range []speculate.Options{
-			{Draft: speculate.Off}, {Draft: "dflash", Fixed: true, Max: 5}, {Draft: "dflash", Fixed: true, Tree: 12}, {},
+			{Draft: speculate.Off}, {Draft: d.Name(), Fixed: true, Max: 5}, {Draft: d.Name(), Fixed: true, Tree: 12}, {},
 		} {
 			r, err := speculate.NewRunner(m, d)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if o.Draft == "dflash" && o.Tree == 0 {
+			if o.Draft == d.Name() && o.Tree == 0 {
 				o.Tree = speculate.TreeOff
 			}
 			var got []int32
