@@ -226,7 +226,12 @@ func (p *Prefill) Text(ctx context.Context, text string, limit int) (string, Rep
 	if limit > 0 {
 		ratio = min(ratio, float64(limit)/float64(len(ids)))
 	}
-	s := Select(ids, means(pool(raw, width), p.rule.Chunk), ratio, p.rule)
+	rule, scores := p.rule, means(pool(raw, width), p.rule.Chunk)
+	s := Select(ids, scores, ratio, rule)
+	if n := s.Tokens(); n > manyHits*share(len(ids), ratio) || limit > 0 && n > limit {
+		rule.MaxHits = 0
+		s = Select(ids, scores, ratio, rule)
+	}
 	b := []byte(text)
 	var out []byte
 	for _, x := range s.Spans {
@@ -258,6 +263,10 @@ func offsets(tok *tokenizer.Tokenizer, ids []int32, text string) ([]int, bool) {
 	}
 	return at, at[len(ids)] == len(text)
 }
+
+// manyHits is how many times longer than asked for words of the question may make what is kept: words that are everywhere
+// point nowhere.
+const manyHits = 2
 
 // question is how many tokens of the last user message score the others, and how many are looked for in them.
 const question = 64
@@ -339,10 +348,24 @@ func (p *Prefill) prepare(ctx context.Context, msgs []Message, texts [][]int32, 
 		searched = append(searched, t)
 		msgs[i].Hits = nil
 	}
+	chunks, found := 0, 0
+	for _, i := range which {
+		chunks += len(msgs[i].Chunks)
+	}
 	for _, h := range hits(asked, rule, searched...) {
 		m := &msgs[which[h[0]]]
 		if b := h[1] / par.Chunk; !slices.Contains(m.Hits, b) && b < len(m.Chunks) {
 			m.Hits = append(m.Hits, b)
+			found++
+		}
+	}
+	ratio := par.Keep
+	if ratio == 0 {
+		ratio = KeepRatio(chunks * par.Chunk)
+	}
+	if found*(2*par.Radius+1) > manyHits*share(chunks, ratio) {
+		for _, i := range which {
+			msgs[i].Hits = nil
 		}
 	}
 	return nil
