@@ -226,12 +226,7 @@ func (p *Prefill) Text(ctx context.Context, text string, limit int) (string, Rep
 	if limit > 0 {
 		ratio = min(ratio, float64(limit)/float64(len(ids)))
 	}
-	rule, scores := p.rule, means(pool(raw, width), p.rule.Chunk)
-	s := Select(ids, scores, ratio, rule)
-	if n := s.Tokens(); n > manyHits*share(len(ids), ratio) || limit > 0 && n > limit {
-		rule.MaxHits = 0
-		s = Select(ids, scores, ratio, rule)
-	}
+	s := within(ids, means(pool(raw, width), p.rule.Chunk), ratio, limit, p.rule)
 	b := []byte(text)
 	var out []byte
 	for _, x := range s.Spans {
@@ -266,7 +261,17 @@ func offsets(tok *tokenizer.Tokenizer, ids []int32, text string) ([]int, bool) {
 
 // manyHits is how many times longer than asked for words of the question may make what is kept: words that are everywhere
 // point nowhere.
-const manyHits = 2
+const manyHits = 1.5
+
+// within is Select, without the rule about words of the question if that would keep too much.
+func within(ids []int32, c []float64, ratio float64, limit int, rule Rule) Selection {
+	s := Select(ids, c, ratio, rule)
+	if n := s.Tokens(); float64(n) > manyHits*ratio*float64(len(ids)) || limit > 0 && n > limit {
+		rule.MaxHits = 0
+		s = Select(ids, c, ratio, rule)
+	}
+	return s
+}
 
 // question is how many tokens of the last user message score the others, and how many are looked for in them.
 const question = 64
@@ -363,7 +368,7 @@ func (p *Prefill) prepare(ctx context.Context, msgs []Message, texts [][]int32, 
 	if ratio == 0 {
 		ratio = KeepRatio(chunks * par.Chunk)
 	}
-	if found*(2*par.Radius+1) > manyHits*share(chunks, ratio) {
+	if float64(found*(2*par.Radius+1)) > manyHits*ratio*float64(chunks) {
 		for _, i := range which {
 			msgs[i].Hits = nil
 		}
