@@ -165,6 +165,7 @@ func (c *Compressor) Turn(msgs []Message, p Params, prepare func(which []int) er
 
 // chain returns a name for each message and all before it.
 func chain(msgs []Message, p Params) []key {
+	p.Trigger, p.Limit = 0, 0 // they say when, not how; the limit depends on what else is in the prompt
 	last := sha256.Sum256(fmt.Append(nil, p))
 	keys := make([]key, len(msgs))
 	for i, m := range msgs {
