@@ -49,7 +49,7 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"the model: a name that \"strobe list --known\" shows, OWNER/REPO[:TYPE] of the Hugging Face hub, or a GGUF file "+
 			"(default: the one built in, which completes Go code)")
 	f.StringVarP(&m.drafter, "drafter", "d", "",
-		"its drafter, likewise, or none (default: the one made for the model, the one beside it, or what its own file has)")
+		"its drafter, likewise, or a folder with a checkpoint, or none (default: the one made for the model, the one beside it, or what its own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(
 		&m.device,

@@ -70,7 +70,8 @@ type Options struct {
 	// DraftGPULayers is how many of a DFlash drafter's layers that one runs, if it is a GPU, the last ones; the processor
 	// runs the others. 0 means all, negative none.
 	DraftGPULayers int
-	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes.
+	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes; and
+	// what looks wrong with the files.
 	Say func(line string)
 	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
 	Progress func(done, total int)
@@ -328,6 +329,9 @@ func (m *Model) loadDrafters(src Source, opt Options) (err error) {
 		}
 		if err != nil {
 			return err
+		}
+		if why := MadeForAnother(f, src.Target); why != "" && opt.Say != nil {
+			opt.Say(fmt.Sprintf("warning: %s: %s; it may guess badly", filepath.Base(f.Path()), why))
 		}
 	}
 	if m.MTP == nil && own {
