@@ -49,7 +49,8 @@ func (p *prefillFlags) add(cmd *cobra.Command) {
 
 // apply adds what the flags say to options.
 func (p *prefillFlags) apply(opt *engine.Options) error {
-	x := pflash.Options{From: p.from, Keep: p.keep, Alpha: float32(p.alpha), Device: p.device, NoPark: p.park == "off", Log: p.log}
+	x := pflash.Options{From: p.from, Keep: p.keep, Alpha: float32(p.alpha), Device: p.device,
+		NoPark: p.park == "off", Log: p.log}
 	mode := p.mode
 	if mode == "" {
 		if mode = "off"; p.scorer != "" {

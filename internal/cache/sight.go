@@ -11,8 +11,8 @@ func (s *Seq) Expected() int { return s.expected }
 // limit. What was generated under a limit is not what it would have been without.
 func (s *Seq) Limit(keep, window int) { s.kept, s.window = keep, window }
 
-// hidden is how many slots the token at pos does not see, between those it does: whole pages. It depends on nothing but the
-// position, so that a token sees the same in whatever batch it runs.
+// hidden is how many slots the token at pos does not see, between those it does: whole pages. It depends on the
+// position alone, so that a token sees the same in whatever batch it runs.
 func (s *Segment) hidden(g *group, pos int) int {
 	if s.Seq.window == 0 || s.Prompt || g.window > 0 || s.Block != nil {
 		return 0

@@ -22,7 +22,8 @@ func TestDecodeWindow(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, opt := range []speculate.Options{
-				{Draft: speculate.Off}, {Draft: "dflash", Fixed: true, Tree: speculate.TreeOff}, {Draft: "dflash", Fixed: true, Tree: 12},
+				{Draft: speculate.Off}, {Draft: "dflash", Fixed: true, Tree: speculate.TreeOff},
+				{Draft: "dflash", Fixed: true, Tree: 12},
 			} {
 				req.Spec = opt
 				ev, _ := solo(t, m, req, 64)

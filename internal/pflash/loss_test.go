@@ -3,10 +3,8 @@ package pflash
 import (
 	"context"
 	"encoding/binary"
-	"flag"
 	"math"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"strobe/internal/backend"
@@ -15,11 +13,8 @@ import (
 	"strobe/internal/model"
 	"strobe/internal/quant"
 	"strobe/internal/testkit"
-	"strobe/internal/tokenizer"
 	"strobe/models"
 )
-
-var losses = flag.Int("losses", 0, "measure losses on so many held-out files at the model's full context, and print a table")
 
 // placed is a device whose rows are at other positions than their number in the sequence.
 type placed struct {
@@ -48,13 +43,13 @@ func (p *placed) SetInts(dst backend.Ints, v []int32) {
 
 // measured is the built-in model as its own scorer and as the reader of what is left.
 type measured struct {
-	t *testing.T
+	t testing.TB
 	b *placed
 	m *model.Model
 	s *Scorer
 }
 
-func newMeasured(t *testing.T) *measured {
+func newMeasured(t testing.TB) *measured {
 	t.Helper()
 	f, drafter, err := models.Open()
 	if err != nil {
@@ -146,52 +141,46 @@ func (x *measured) all(ids []int32) (full, kept, original, cut float64, share fl
 		x.loss(prompt[len(prompt)-len(part):], end, nil), float64(len(part)) / float64(len(prompt))
 }
 
-// TestLoss: what the scorer keeps is worth more than as many tokens from the end. The model has not seen the files of
-// this repository; with -losses N it reads N held-out files of its corpus instead.
-func TestLoss(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes seconds")
+// BenchmarkLoss measures what is lost of held-out files of the built-in model's corpus at its full context: the loss of
+// the last 256 tokens after everything, after what is kept (0.3 of it), and after as many tokens from the end. Run it
+// with -benchtime Nx for N files.
+func BenchmarkLoss(b *testing.B) {
+	raw, err := os.ReadFile(testkit.Shared(b, "train/data/val.u16"))
+	if err != nil {
+		b.Fatal(err)
 	}
-	x := newMeasured(t)
-	var files [][]int32
-	if *losses > 0 {
-		raw, err := os.ReadFile(testkit.Shared(t, "train/data/val.u16"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var doc []int32
-		for ; len(raw) > 1 && len(files) < *losses; raw = raw[2:] {
+	x := newMeasured(b)
+	const end = 8176 // token between files
+	var doc []int32
+	next := func() []int32 {
+		for len(raw) > 1 {
 			id := int32(binary.LittleEndian.Uint16(raw))
-			if doc = append(doc, id); id == 8176 {
+			raw = raw[2:]
+			if doc = append(doc, id); id == end {
 				doc = nil
 			} else if len(doc) == x.m.Context {
-				files = append(files, doc)
-				doc = nil
-				for len(raw) > 3 && binary.LittleEndian.Uint16(raw) != 8176 { // one part of each file
+				file := doc
+				for doc = nil; len(raw) > 1 && binary.LittleEndian.Uint16(raw) != end; { // one part of each file
 					raw = raw[2:]
 				}
+				return file
 			}
 		}
-	} else {
-		for _, name := range []string{"internal/chat/jinja/value.go", "internal/gguf/write.go", "internal/hub/client.go"} {
-			src, err := os.ReadFile(filepath.Join(testkit.Root(t), name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			files = append(files, x.s.Tokenizer.Encode(string(src), tokenizer.EncodeOptions{})[:2048])
-		}
+		return nil
 	}
-	var sum [5]float64
-	t.Logf("%8s %8s %8s %8s %8s", "full", "pflash", "original", "cut", "kept")
-	for _, ids := range files {
+	var sums [5]float64
+	for range b.N {
+		ids := next()
+		if ids == nil {
+			b.Fatal("there are no more files")
+		}
 		full, kept, original, cut, share := x.all(ids)
-		t.Logf("%8.4f %8.4f %8.4f %8.4f %8.3f", full, kept, original, cut, share)
+		b.Logf("full %.4f kept %.4f at original positions %.4f cut %.4f, of %.3f", full, kept, original, cut, share)
 		for i, v := range []float64{full, kept, original, cut, share} {
-			sum[i] += v / float64(len(files))
+			sums[i] += v / float64(b.N)
 		}
 	}
-	t.Logf("%8.4f %8.4f %8.4f %8.4f %8.3f  mean of %d files", sum[0], sum[1], sum[2], sum[3], sum[4], len(files))
-	if sum[1] >= sum[3] {
-		t.Errorf("loss %.4f with what was kept, %.4f with the end alone", sum[1], sum[3])
+	for i, name := range []string{"full", "kept", "original", "cut", "share"} {
+		b.ReportMetric(sums[i], name)
 	}
 }
