@@ -86,6 +86,52 @@ func TestKernelsAgree(t *testing.T) {
 	}
 }
 
+// TestMadeRows: a product that makes its own input has the bits of one that reads it packed.
+func TestMadeRows(t *testing.T) {
+	r, types := newer(t)
+	for i, typ := range types {
+		rnd := rand.New(rand.NewPCG(uint64(typ), 3))
+		rows, cols := 300+400*(i%2), 1280
+		m := r.productMatrix(rnd, typ, rows, cols, 1)
+		w := upload(r, randomRows(rnd, cols))
+		const most = 8
+		x, y := r.plainRows(rnd, most, cols, cols+8, 0), r.pieces(rnd, most, 11, 7, 13, 264)
+		wide := r.plainRows(rnd, most, 2*cols, 2*cols, 0)
+		for _, n := range []int{1, 3, 8} {
+			for _, blocks := range []int{1, r.p.Cut(m.WeightLayout)[0]} { // all stages, and a few
+				lay := r.p.Acts(n, m.WeightLayout)
+				act := r.room(lay.Bytes())
+				to := gpu.Packed{ActLayout: lay, P: act}
+				for _, c := range []struct {
+					made   gpu.Made
+					packed []gpu.Launch
+				}{
+					{gpu.Made{Kind: gpu.MadePlain, X: y.in}, r.p.Pack(nil, to, y.in, 1)},
+					{gpu.Made{Kind: gpu.MadeSiLU, X: y.in, Gate: x.in}, r.p.GatedPack(nil, to, x.in, y.in, false)},
+					{gpu.Made{Kind: gpu.MadeGELU, X: x.in, Gate: y.in}, r.p.GatedPack(nil, to, y.in, x.in, true)},
+					{gpu.Made{Kind: gpu.MadeSigmoid, X: y.in, Gate: wide.in, Dim: 128, Step: 256},
+						r.p.SigmoidPack(nil, to, y.in, wide.in, 128, 256)},
+					{gpu.Made{Kind: gpu.MadeHeads, X: x.in, Gate: y.in, W: w, Dim: 128, Eps: 1e-6},
+						r.p.HeadPack(nil, to, x.in, y.in, w, 128, 1e-6)},
+				} {
+					r.p.Makes = 1 << 20
+					if !r.p.CanMake(&c.made, n, m.WeightLayout, blocks) {
+						t.Fatalf("%v, %d rows: kind %d cannot be made", typ, n, c.made.Kind)
+					}
+					cut := []int{blocks}
+					want := r.multiply(c.packed, gpu.MatMulInput{ActLayout: lay, P: act}, []*productMatrix{m}, cut, 0.5)[0]
+					got := r.multiply(nil, gpu.MatMulInput{ActLayout: lay, Made: &c.made}, []*productMatrix{m}, cut, 0.5)[0]
+					if !sameBits(got, want) {
+						t.Errorf("%v, %d rows in %d blocks: kind %d has other bits", typ, n, blocks, c.made.Kind)
+					}
+				}
+				r.release(act)
+			}
+		}
+		r.release(m.w)
+	}
+}
+
 // TestKernelsAgreeOnNorms: the same with several matrices and the factor of a norm.
 func TestKernelsAgreeOnNorms(t *testing.T) {
 	r, _ := newer(t)

@@ -18,6 +18,8 @@ type Products struct {
 	// before ends.
 	Pair  int
 	Ahead int  // bytes of the next product's weights that a block asks for; 0: none
+	Makes int  // rows and stages of activations that a block makes itself, at most; 0: all are packed before
+	Most  int  // pieces
 	Plain bool // see plain.go
 	// Experts of few rows: rings as deep as others, so that launches do not overlap.
 	Deep bool
@@ -26,13 +28,16 @@ type Products struct {
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Plain: p.Plain, Ahead: askAhead}
+		Plain: p.Plain, Ahead: askAhead, Makes: madeJobs, Most: maxPieces}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less
 // for 8 to 32 rows and one of a 4B model up to 3 %, for one row the same; with 256 KiB a block delays those that still
 // load.
 const askAhead = 64 << 10
+
+// madeJobs is how much a block makes itself: its 16 warps make a row's 256 columns each at a time.
+const madeJobs = 32
 
 // Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts
 // has as much as eight.
@@ -156,7 +161,7 @@ func (p *Products) Cut(ws ...WeightLayout) []int {
 			n = max(1, left)
 		}
 		left -= n
-		blocks[i] = min(n, maxPieces*w.Groups(), w.Groups()*w.Stages())
+		blocks[i] = min(n, p.Most*w.Groups(), w.Groups()*w.Stages())
 	}
 	return blocks
 }
@@ -184,11 +189,71 @@ func PieceBytes(in In) int { return in.Pieces() * int(in.N) * int(in.Groups) * s
 // MatMulInput is packed activations.
 type MatMulInput struct {
 	ActLayout
-	P     Addr
-	Sums  Addr    // sums of squares, if results are to be divided by the root mean square of the rows
-	Eps   float32 // of that
-	Alone bool    // let the next kernel start only when the one before is done
+	P    Addr
+	Sums Addr    // sums of squares, if results are to be divided by the root mean square of the rows
+	Eps  float32 // of that
+	Made *Made   // the product packs the rows itself: there is no address
 }
+
+// Made is rows that a product makes and packs itself instead of reading them packed.
+type Made struct {
+	Kind      MadeKind
+	X, Gate   In
+	W         Addr // of the norm of heads
+	Dim, Step int  // heads have Dim values; their gates (MadeSigmoid) begin Step values after each other
+	Eps       float32
+}
+
+// MadeKind is what is made of rows.
+type MadeKind int32
+
+// The kinds, as in pack.h.
+const (
+	MadePlain   MadeKind = iota // X
+	MadeSiLU                    // silu(Gate) * X
+	MadeGELU                    // gelu(Gate) * X
+	MadeSigmoid                 // X * sigmoid(Gate), head by head
+	MadeHeads                   // RMSNorm of the heads of X, times W and silu(Gate)
+)
+
+// makeArgs mirrors Make of pack.h, and madeArgs MadeArgs of solo.h.
+type makeArgs struct {
+	x, gate    In
+	w          Addr
+	kind, cols int32
+	dim, step  int32
+	eps        float32
+	_          int32
+}
+
+type madeArgs struct {
+	productArgs
+	make makeArgs
+}
+
+// CanMake reports whether a product of so many rows with w, cut over so many blocks, can make its own input: it must be
+// little for every block, which shares it with none.
+func (p *Products) CanMake(m *Made, rows int, w WeightLayout, blocks int) bool {
+	return p.Bulk && rows <= 8 && rows*madeStages(w, blocks) <= p.Makes && p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
+		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != MadeSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
+}
+
+// madeStages is the largest number of stages of activations that a block has.
+func madeStages(w WeightLayout, blocks int) int {
+	return min(w.Stages(), (w.Groups()*w.Stages()+blocks-1)/blocks)
+}
+
+// madeFront is what lies in front of the ring of a product that makes its activations.
+func madeFront(w WeightLayout, blocks int) int {
+	return soloFront + (madeStages(w, blocks)*actTile+127)&^127
+}
+
+func (p *Products) madeDepth(w WeightLayout, blocks int) int {
+	return min(8, (p.Shared-madeFront(w, blocks))/slot(0, []WeightLayout{w}))
+}
+
+// fast reports whether kernels can read eight columns at a time.
+func (in In) fast() bool { return in.aligned() && (in.Groups == 0 || in.First%8 == 0) }
 
 // maxJobs is the number of matrices of one launch.
 const maxJobs = 8
@@ -215,7 +280,7 @@ type productArgs struct {
 	eps, mean  float32
 	kb, n      int32
 	depth      int32
-	late       int32
+	most       int32
 }
 
 // MatMul appends the products of x with all matrices, which have its columns.
@@ -229,6 +294,9 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	}
 	if x.NT == 0 {
 		return p.prompt(ls, x, jobs)
+	}
+	if x.Made != nil {
+		return append(ls, p.made(x, jobs[0]))
 	}
 	a, grid, ws := productArgsOf(x, jobs)
 	a.depth = int32(p.depth(x.NT, ws))
@@ -246,6 +314,17 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	}
 	l.Args = Args(a)
 	return append(ls, l)
+}
+
+// made is the product of rows that it makes itself.
+func (p *Products) made(x MatMulInput, j MatMulJob) Launch {
+	a, grid, ws := productArgsOf(x, []MatMulJob{j})
+	a.depth, a.most = int32(p.madeDepth(j.WeightLayout, j.Blocks)), int32(madeStages(j.WeightLayout, j.Blocks))
+	m := x.Made
+	return Launch{Name: fmt.Sprintf("solo_%s_made", formatSet(ws)), Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
+		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws),
+		Args: Args(madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols), dim: int32(m.Dim),
+			step: int32(m.Step), eps: m.Eps}})}
 }
 
 // stagesOf is the largest number of stages that a block of a launch has.
@@ -299,9 +378,6 @@ func (p *Products) LookAhead(ls []Launch) {
 
 func productArgsOf(x MatMulInput, jobs []MatMulJob) (a productArgs, grid int, ws []WeightLayout) {
 	a = productArgs{act: x.P, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()), n: int32(x.Rows)}
-	if x.Alone {
-		a.late = 1
-	}
 	for i, j := range jobs {
 		a.job[i] = productJob{w: j.W, part: j.Part, groups: int32(j.Groups()), blocks: int32(j.Blocks),
 			format: int32(j.Format), table: int32(j.Table), scale: j.Scale}

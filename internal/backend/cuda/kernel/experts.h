@@ -135,8 +135,7 @@ OUTLINE void make(In gate, In up, int kb, int cols, int act, u32 meta, u32 held,
     float g[8], v[8];
     take8(g, gate, pair, c, cols);
     take8(v, up, pair, c, cols);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = fmul(act ? gelu(g[i]) : silu(g[i]), v[i]);
+    gate8(v, g, act);
     pack_row({smem + (held - saddr(smem)), 1, -1}, 0, k * rows + r, v, lane);
   }
 }
