@@ -15,6 +15,10 @@ import (
 // onDevice says that tests run on a GPU and not on the emulation.
 var onDevice = os.Getenv("STROBE_CUDA") == "cuda"
 
+// few says that tests try every kernel once or twice, because they run slowly: on the emulation, or with -short under a
+// program that looks for races.
+func few() bool { return !onDevice || testing.Short() }
+
 // older is the same device with kernels for 8.0 only.
 func (r *productRig) older() *productRig {
 	props := r.d.Props()
@@ -50,8 +54,8 @@ func TestKernelsAgree(t *testing.T) {
 			cut := r.p.Cut(m.WeightLayout)
 			x := randomRows(rnd, 300*cols)
 			ns := []int{1, 2, 8, 9, 16, 17, 24, 33, 40, 41, 48, 64, 65, 128, 130, 200, 300}
-			if !onDevice {
-				ns = []int{1, 9, 41, 130} // the emulation is slow
+			if few() {
+				ns = []int{1, 9, 41, 130}
 			}
 			for _, n := range ns {
 				want := r.older().product(x, n, []*productMatrix{m}, cut, 0.25)[0]
@@ -88,8 +92,8 @@ func TestKernelsAgree(t *testing.T) {
 
 // TestMadeRows: a product that makes its own input has the bits of one that reads it packed.
 func TestMadeRows(t *testing.T) {
-	r, types := newer(t)
-	for i, typ := range types {
+	r, _ := newer(t)
+	for i, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q5_K} {
 		rnd := rand.New(rand.NewPCG(uint64(typ), 3))
 		rows, cols := 300+400*(i%2), 1280
 		m := r.productMatrix(rnd, typ, rows, cols, 1)
@@ -140,7 +144,7 @@ func TestKernelsAgreeOnNorms(t *testing.T) {
 	groups := [][]quant.Type{{quant.Q4_K, quant.Q4_K}, {quant.Q6_K, quant.Q4_K, quant.Q5_K},
 		{quant.Q8_0, quant.Q4_K, quant.Q4_0}}
 	ns := []int{1, 5, 16, 40, 64, 65, 200}
-	if !onDevice {
+	if few() {
 		groups, ns = [][]quant.Type{{quant.Q6_K, quant.Q4_K}}, []int{3, 66}
 	}
 	for _, types := range groups {
@@ -182,7 +186,7 @@ func TestExpertKernelsAgree(t *testing.T) {
 		const rows, cols, experts, used = 300, 768, 5, 2
 		m, o := r.productMatrix(rnd, typ, rows, cols, experts), r.productMatrix(rnd, typ, rows/2, cols, experts)
 		for _, n := range []int{1, 4, 13, 200} {
-			if n > 13 && !onDevice {
+			if n > 13 && few() {
 				break
 			}
 			x, ids := randomRows(rnd, n*cols), choose(rnd, n, used, experts)

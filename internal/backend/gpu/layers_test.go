@@ -83,6 +83,14 @@ func (l *layerRun) input(ms ...*productMatrix) gpu.MatMulInput {
 	return x
 }
 
+// made is the input of a product that makes it, if that can be.
+func (l *layerRun) made(m *productMatrix, made gpu.Made) gpu.MatMulInput {
+	if l.p.CanMake(&made, l.n, m.WeightLayout, l.p.Cut(m.WeightLayout)[0]) {
+		return gpu.MatMulInput{ActLayout: l.p.Acts(l.n, m.WeightLayout), Made: &made}
+	}
+	return l.input(m)
+}
+
 // list makes the launches of all layers, as lowering does.
 func (l *layerRun) list(prompt bool) {
 	for _, a := range l.spare {
@@ -125,14 +133,18 @@ func (l *layerRun) list(prompt bool) {
 		p := l.multiplied("qkv z a b", in, m[:4]...)
 		l.add("", l.r.pool.Both(nil, gpu.DeltaCall{Table: table, Segs: 1, Rows: l.n, Layer: i, U: p[0], W: l.r.dw,
 			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between}))
-		in = l.input(m[4])
-		l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
+		in = l.made(m[4], gpu.Made{Kind: gpu.MadeHeads, X: gpu.Rows(out.P, width), Gate: p[1], W: w, Dim: l.dims.VDim, Eps: 1e-6})
+		if in.Made == nil {
+			l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
+		}
 		p = l.multiplied("out", in, m[4])
 		in = l.input(m[5:7]...)
 		residual("norm 2", &in, p[0])
 		p = l.multiplied("gate up", in, m[5:7]...)
-		in = l.input(m[7])
-		l.add("", l.p.GatedPack(nil, packed(in), p[0], p[1], false))
+		in = l.made(m[7], gpu.Made{Kind: gpu.MadeSiLU, X: p[1], Gate: p[0]})
+		if in.Made == nil {
+			l.add("", l.p.GatedPack(nil, packed(in), p[0], p[1], false))
+		}
 		last = l.multiplied("down", in, m[7])[0]
 	}
 	l.p.LookAhead(l.ls)
@@ -162,7 +174,7 @@ func BenchmarkLayers(b *testing.B) {
 				l.fill(quant.Q4_K, shape.hidden, width, 1), l.fill(quant.Q4_K, shape.ffn, shape.hidden, 1),
 				l.fill(quant.Q4_K, shape.ffn, shape.hidden, 1), l.fill(often, shape.hidden, shape.ffn, 1)})
 		}
-		for _, n := range []int{1, 8, 16, 32, 512} {
+		for _, n := range []int{1, 2, 4, 8, 16, 512} {
 			l.n = n
 			l.list(n >= 128)
 			if n == 1 {
@@ -189,13 +201,22 @@ func BenchmarkLayers(b *testing.B) {
 				}
 				fmt.Fprintf(&line, "  %s %.2f", kind, all-l.timed(rest, layers))
 			}
-			for _, stages := range []int{2, 4, 6, 12} {
-				if l.p.Pair = stages; n <= 8 {
-					l.list(false)
-					fmt.Fprintf(&line, "; two products side by side up to %d stages %.1f", stages, l.timed(slices.Clone(l.ls), layers))
+			was := *l.p
+			for _, c := range []struct {
+				what        string
+				makes, most int
+				pair        int
+			}{{"none made", 0, was.Most, 0}, {"16 made", 16, was.Most, 0}, {"64 made", 64, was.Most, 0},
+				{"14 pieces", was.Makes, 14, 0}, {"20 pieces", was.Makes, 20, 0}, {"none made, 14 pieces", 0, 14, 0},
+				{"pairs up to 4 stages", 0, was.Most, 4}, {"pairs up to 12 stages", 0, was.Most, 12}} {
+				if n > 16 {
+					break
 				}
+				l.p.Makes, l.p.Most, l.p.Pair = c.makes, c.most, c.pair
+				l.list(false)
+				fmt.Fprintf(&line, "; %s %.1f", c.what, l.timed(slices.Clone(l.ls), layers))
 			}
-			l.p.Pair = 0
+			*l.p = was
 			b.Log(line.String())
 		}
 		for _, m := range slices.Concat(l.layers...) {

@@ -305,6 +305,9 @@ func (l *lowering) fused(i int) int {
 	case opMatMul:
 		return l.mixture(i)
 	case opExpertSum:
+		if n := l.post(i); n > 0 {
+			return n
+		}
 		return l.expertSum(i)
 	case opAdd:
 		return l.addNorm(i)
@@ -313,6 +316,9 @@ func (l *lowering) fused(i int) int {
 			return n
 		}
 		if n := l.headGate(i); n > 0 {
+			return n
+		}
+		if n := l.post(i); n > 0 {
 			return n
 		}
 		return l.norm(i)

@@ -200,7 +200,7 @@ type Made struct {
 	Kind      MadeKind
 	X, Gate   In
 	W         Addr // of the norm of heads
-	Dim, Step int  // heads have Dim values; their gates (MadeSigmoid) begin Step values after each other
+	Dim, Step int  // heads have Dim values, and their gates begin Step values after each other; 0 and 0: rows without heads
 	Eps       float32
 }
 
@@ -234,7 +234,7 @@ type madeArgs struct {
 // CanMake reports whether a product of so many rows with w, cut over so many blocks, can make its own input: it must be
 // little for every block, which shares it with none.
 func (p *Products) CanMake(m *Made, rows int, w WeightLayout, blocks int) bool {
-	return p.Bulk && rows <= 8 && rows*madeStages(w, blocks) <= p.Makes && p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
+	return p.Bulk && formatSet([]WeightLayout{w}) != "all" && rows <= 8 && rows*madeStages(w, blocks) <= p.Makes && p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
 		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != MadeSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
 }
 
@@ -320,7 +320,13 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 func (p *Products) made(x MatMulInput, j MatMulJob) Launch {
 	a, grid, ws := productArgsOf(x, []MatMulJob{j})
 	a.depth, a.most = int32(p.madeDepth(j.WeightLayout, j.Blocks)), int32(madeStages(j.WeightLayout, j.Blocks))
-	m := x.Made
+	m := *x.Made
+	if m.Dim == 0 {
+		m.Dim = max(8, x.Cols)
+	}
+	if m.Step == 0 {
+		m.Step = m.Dim
+	}
 	return Launch{Name: fmt.Sprintf("solo_%s_made", formatSet(ws)), Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
 		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws),
 		Args: Args(madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols), dim: int32(m.Dim),

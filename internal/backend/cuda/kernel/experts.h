@@ -141,9 +141,9 @@ OUTLINE void make(In gate, In up, int kb, int cols, int act, u32 meta, u32 held,
 }
 
 DEV In pick(bool two, const In& a, const In& b) {
-  return {(const float*)(two ? opaque(b.p) : opaque(a.p)), two ? opaque(b.stride) : opaque(a.stride),
-          two ? opaque(b.groups) : opaque(a.groups), two ? opaque(b.kb) : opaque(a.kb), two ? opaque(b.grid) : opaque(a.grid),
-          two ? opaque(b.n) : opaque(a.n), two ? opaque(b.first) : opaque(a.first)};
+  In x = opaque(a), y = opaque(b);
+  return {two ? y.p : x.p, two ? y.stride : x.stride, two ? y.groups : x.groups, two ? y.kb : x.kb,
+          two ? y.grid : x.grid, two ? y.n : x.n, two ? y.first : x.first};
 }
 
 // The warps that compute.

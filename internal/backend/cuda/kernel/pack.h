@@ -177,30 +177,24 @@ DEV void head8(float (&x)[8], const float (&gate)[8], const float (&w)[8], int d
 // Rows that a product makes and packs itself, for as many columns as a block of it multiplies.
 enum { MAKE_PLAIN, MAKE_SILU, MAKE_GELU, MAKE_SIGMOID, MAKE_HEADS };
 struct Make {
+  static const bool MADE = true;
   In x, gate;     // plain: x; gated: act(gate) * x; sigmoid: x * sigmoid(gate); heads: norm(x) * w * silu(gate)
   const float* w;
   int kind, cols;
-  int dim, step;  // heads: of dim values; their gates (sigmoid) begin step values after each other
+  int dim, step;  // heads of dim values, whose gates begin step values after each other
   float eps;
   int pad;
 };
 // 256 columns of a row, lane l has the eight from `at` on. All rows are such that Fast reads them.
 DEV void make8(float (&v)[8], In x, In gate, const float* w, int kind, int cols, int dim, int step, float eps, int row,
                int at) {
-  if (kind == MAKE_PLAIN) {
-    Fast::take8<4>(v, x, row, at, cols);
-    return;
-  }
   float g[8];
-  if (kind == MAKE_SIGMOID) {
-    Fast::take8<4>(v, x, row, at, cols);
-    int h = at / dim;
-    Fast::take8<4>(g, gate, row, h * step + at - h * dim, cols / dim * step);
-    sigmoid8(v, g);
-    return;
-  }
-  Fast::take8_two(v, g, x, gate, row, at, cols);
-  if (kind == MAKE_HEADS) {
+  Fast::take8<2>(v, x, row, at, cols);
+  if (kind == MAKE_PLAIN) return;
+  int h = at / dim; // dim and step are equal where heads are not apart
+  Fast::take8<2>(g, gate, row, h * step + at - h * dim, cols / dim * step);
+  if (kind == MAKE_SIGMOID) sigmoid8(v, g);
+  else if (kind == MAKE_HEADS) {
     float f[8];
     load8(f, w + (at & (dim - 1)));
     head8(v, g, f, dim, eps);

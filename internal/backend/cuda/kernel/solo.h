@@ -4,10 +4,11 @@
 
 // A product that makes its activations itself.
 struct MadeArgs { ProductArgs p; Make m; };
+struct Packed { static const bool MADE = false; }; // the other kind
 
 // Makes the rows of a block: of n tokens, the columns of `chunks` stages from number kb on, of kbs, after which the first
-// follow. Packed as Tiled wants them, at `held`. One copy for all formats.
-OUTLINE void make_rows(In x, In gate, const float* w, int kind, int cols, int dim, int step, float eps, int n, int kb,
+// follow. Packed as Tiled wants them, at `held`.
+DEV void make_rows(In x, In gate, const float* w, int kind, int cols, int dim, int step, float eps, int n, int kb,
                        int kbs, int chunks, u32 held) {
   int lane = TID & 31;
   for (int job = TID >> 5; job < n * chunks; job += STRIPS) {
@@ -27,7 +28,8 @@ OUTLINE void make_rows(In x, In gate, const float* w, int kind, int cols, int di
 //
 // MADE: the ring has weights alone. A block makes the few columns of activations that it multiplies, of at most eight
 // tokens, while its weights are on their way: a kernel less between two products.
-template <class F, int NT, bool MADE> DEV void solo(const ProductArgs& a, const Make* m, const Job& job, int bid) {
+template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M& m, const Job& job, int bid) {
+  const bool MADE = M::MADE;
   const int W0 = STRIPS * F::H0, W1 = STRIPS * F::H1, SLOT = W1 + (MADE ? 0 : NT * A1);
   int warp = TID >> 5, lane = TID & 31, tok0 = BIDY * (8 * NT), n = a.n - tok0 < 8 * NT ? a.n - tok0 : 8 * NT;
   int T = job.groups * a.kb, G = job.blocks, rows = job.groups * 256;
@@ -64,7 +66,7 @@ template <class F, int NT, bool MADE> DEV void solo(const ProductArgs& a, const 
     for (int i = 0; i < a.depth && i < halves; i++) activations(i, kb + (i >> 1), ring + i * SLOT, full + i * 8);
   }
   if constexpr (MADE)
-    make_rows(m->x, m->gate, m->w, m->kind, m->cols, m->dim, m->step, m->eps, n, kb, a.kb, chunks, held);
+    make_rows(opaque(m.x), opaque(m.gate), m.w, m.kind, m.cols, m.dim, m.step, m.eps, n, kb, a.kb, chunks, held);
   factors(a, job, factor, tok0, n, warp, lane);
   SYNC();
   float acc[NT][4], c[NT][4];
@@ -126,19 +128,19 @@ template <class F, int NT, bool MADE> DEV void solo(const ProductArgs& a, const 
     if (kb == a.kb) { kb = 0; grp++; }
   }
 }
-template <int SET, int NT, bool MADE = false> DEV void solo(const ProductArgs& a, const Make* m = nullptr) {
+template <int SET, int NT, class M> DEV void solo(const ProductArgs& a, const M& m) {
   int b = BID;
   Job job = find_job(a, b);
   with_format<SET>(job.format,
-                   [&](auto f) __attribute__((always_inline)) { solo<decltype(f), NT, MADE>(a, m, job, b); });
+                   [&](auto f) __attribute__((always_inline)) { solo<decltype(f), NT>(a, m, job, b); });
 }
-#define SOLO(NAME, SET, NT) KERNEL(solo_##NAME##_##NT, ProductArgs, a, 512, 1) { solo<SET, NT>(a); }
+#define SOLO(NAME, SET, NT) KERNEL(solo_##NAME##_##NT, ProductArgs, a, 512, 1) { solo<SET, NT>(a, Packed{}); }
 #define SOLOS(NAME, SET) \
   SOLO(NAME, SET, 1) \
   SOLO(NAME, SET, 2) \
   SOLO(NAME, SET, 4) \
-  SOLO(NAME, SET, 8) \
-  KERNEL(solo_##NAME##_made, MadeArgs, a, 512, 1) { solo<SET, 1, true>(a.p, &a.m); }
+  SOLO(NAME, SET, 8)
 #define SOLOS_BETWEEN(NAME, SET) \
   SOLO(NAME, SET, 3) \
-  SOLO(NAME, SET, 6)
+  SOLO(NAME, SET, 6) \
+  KERNEL(solo_##NAME##_made, MadeArgs, a, 512, 1) { solo<SET, 1>(a.p, a.m); }
