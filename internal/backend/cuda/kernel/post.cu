@@ -1,7 +1,7 @@
 // What follows a part of a layer whose output is normalised before it is added to the residual stream: norms, sums,
 // scale and the packing for the next product in one launch. A block has a row, a warp 256 columns at a time.
 // also for sm_90
-#include "pack.h"
+#include "mix.h"
 
 struct PostArgs {
   Act act;                      // gets the normalised sum; without an address nothing is packed
@@ -55,15 +55,8 @@ KERNEL(post_pack, PostArgs, p, 512, 1) {
 #pragma unroll
     for (int c = 0; c < POST_CHUNKS; c++) {
       int at = (warp + c * POST_WARPS) * 256 + lane * 8;
-      clear<8>(v[c]);
-      if (!p.used) take8(v[c], p.y, row, at, p.cols);
-      for (int j = 0; j < p.used; j++) {
-        float f = p.weights[(u64)row * p.ws + j];
-        if (p.scale) f = fmul(f, p.scale[p.ids[row * p.used + j]]);
-        take8(t, p.y, row * p.used + j, at, p.cols);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[c][i] = ffma(f, t[i], v[c][i]);
-      }
+      if (p.used) mix8(v[c], {p.y, p.weights, p.scale, p.ids, p.used, p.ws}, row, at, p.cols);
+      else take8(v[c], p.y, row, at, p.cols);
     }
     post_norm(p, v, p.wy, sums);
     if (p.z.p) {
