@@ -36,8 +36,7 @@ if [ -n "$archive" ]; then
 	tar -C "$work" --strip-components 1 -xzf "$archive"
 else
 	command -v go >/dev/null || fail "Go is needed to build strobe (https://go.dev/dl), or give the archive of a release"
-	version=$(git -C "$here" describe --tags --always --dirty 2>/dev/null || echo devel)
-	(cd "$here" && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$version" -o "$work/strobe" ./cmd/strobe)
+	"$here/packaging/build" "$work/strobe"
 	cp "$here/packaging/strobe.service" "$work/"
 fi
 

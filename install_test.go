@@ -50,6 +50,38 @@ func TestRelease(t *testing.T) {
 		!strings.Contains(out, "built/bin/strobe: strobe ") {
 		t.Errorf("from the clone: %v, %s", err, out)
 	}
+	// The build says what it does, and ./try runs what was built.
+	clone := t.TempDir()
+	for _, name := range []string{"try", "packaging/build"} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := filepath.Join(clone, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, b, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct{ code, want string }{
+		{compiler, "building strobe; the first time takes a minute or two\nstrobe devel ("},
+		{"#!/bin/sh\necho no such package >&2\nexit 1\n", "\nno such package\n"},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "go"), []byte(c.code), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(filepath.Join(clone, "try"))
+		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "GIT_DIR=none")
+		if err := os.MkdirAll(filepath.Join(clone, "bin"), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.CombinedOutput()
+		if failed := c.code != compiler; (err != nil) != failed || !strings.Contains(string(out), c.want) {
+			t.Errorf("try: %v, %s; want %q", err, out, c.want)
+		}
+	}
 	b, err := os.ReadFile(archive)
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +101,7 @@ func TestContainerVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docker, err := os.ReadFile("Dockerfile")
+	docker, err := os.ReadFile("deploy/Dockerfile")
 	if err != nil {
 		t.Fatal(err)
 	}

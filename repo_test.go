@@ -120,7 +120,7 @@ func TestFormatted(t *testing.T) {
 // longLines reports whether lines of a file may still be longer.
 func longLines(f string) bool {
 	dir := path.Dir(f)
-	return under(dir, "internal/backend/gpu", "internal/backend/cuda", "internal/cache") ||
+	return under(dir, "internal/backend/gpu", "internal/backend/cuda") ||
 		dir == "internal/server" && !strings.HasSuffix(f, "_test.go")
 }
 
@@ -193,6 +193,8 @@ var modules = []struct {
 	{"golang.org/x/image", []string{"bench"}, "only plots draw letters"},
 	{"golang.org/x/term", []string{"cmd"}, "only commands talk to a terminal"},
 	{"github.com/VictoriaMetrics/metrics", []string{"cmd", "server"}, "metrics are served, libraries return numbers"},
+	{"go.opentelemetry.io/", []string{"cmd", "server"}, "traces are of requests, libraries return numbers"},
+	{"google.golang.org/protobuf", []string{"cmd"}, "only exported traces are in that format"},
 	{"github.com/ebitengine/purego", []string{"platform", "backend"}, "only backends load shared libraries"},
 	{"golang.org/x/sys", []string{"platform", "backend"}, "system differences live in platform and kernels"},
 	{"golang.org/x/text", []string{"tokenizer", "convert", "chat"}, "only text handling normalises"},
@@ -201,6 +203,8 @@ var modules = []struct {
 	{"github.com/google/go-cmp", nil, "a test helper"},
 	{"github.com/dlclark/regexp2", nil, "a test oracle: splitters are written by hand"},
 	{"github.com/rogpeppe/go-internal", nil, "a test helper"},
+	{"github.com/creack/pty", nil, "a test helper: terminals"},
+	{"github.com/hinshun/vt10x", nil, "a test helper: what a terminal shows"},
 	{"github.com/santhosh-tekuri/jsonschema", nil, "a test oracle"},
 	{"go.uber.org/goleak", nil, "a test helper"},
 }

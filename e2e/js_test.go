@@ -19,7 +19,8 @@ func TestJavaScript(t *testing.T) {
 		{"node", "--test", "openai.test.js"}} {
 		cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
 		cmd.Dir = "js"
-		cmd.Env = append(os.Environ(), "STROBE_URL="+server, "STROBE_KEY="+key)
+		cmd.Env = append(os.Environ(), "STROBE_URL="+server, "STROBE_KEY="+key,
+			"STROBE_BACK="+back, "STROBE_BACK_KEY="+backKey)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)

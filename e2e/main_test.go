@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,8 +17,12 @@ import (
 	"time"
 )
 
-// server is the address of the server under test, key what it wants to hear.
-var server, key = os.Getenv("STROBE_URL"), "sesame"
+// server is the address of the server under test, key what it wants to hear. The model runs at back, which is the
+// same server or one behind it.
+var (
+	server, key   = os.Getenv("STROBE_URL"), "sesame"
+	back, backKey = server, key
+)
 
 func TestMain(m *testing.M) {
 	code, err := run(m)
@@ -28,7 +33,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// run starts a server unless STROBE_URL names one, and runs the tests.
+// run starts a server unless STROBE_URL names one, and runs the tests; then once more through a server in front of it,
+// which knows the model as an upstream.
 func run(m *testing.M) (code int, err error) {
 	if server != "" {
 		return m.Run(), nil
@@ -42,41 +48,69 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.Command(binary, "serve", "-m", model, "-d",
-		filepath.Join("..", "testdata", "golden", "dflash-qwen35", "model.gguf"),
-		"--port", "0", "--alias", "tiny", "--ctx", "4096", "--api-key", key, "--parallel", "8", "-q")
+	var stop, stopFront func() error
+	server, stop, err = start(binary, "-m", model, "-d", filepath.Join("..", "testdata", "golden", "dflash-qwen35", "model.gguf"),
+		"--alias", "tiny", "--ctx", "4096", "--api-key", key, "--parallel", "8")
+	if err != nil {
+		return 0, err
+	}
+	back, backKey = server, key
+	defer func() { err = errors.Join(err, stop()) }()
+	if code = m.Run(); code != 0 {
+		return code, nil
+	}
+	fmt.Println("again, through a server in front")
+	key = "another sesame"
+	server, stopFront, err = start(binary, "--upstream", "tiny="+back, "--upstream-key", "tiny="+backKey, "--api-key", key)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, stopFront()) }()
+	return m.Run(), nil
+}
+
+// start runs a server and waits until its models are ready.
+func start(binary string, args ...string) (url string, stop func() error, err error) {
+	cmd := exec.Command(binary, append([]string{"serve", "--port", "0", "-q"}, args...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return 0, err
+		return "", nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return 0, err
+		return "", nil, err
 	}
-	defer func() {
+	stop = func() error {
 		_ = cmd.Process.Signal(os.Interrupt)
-		if werr := cmd.Wait(); werr != nil && err == nil {
-			err = fmt.Errorf("the server ended with %w", werr)
+		if err := cmd.Wait(); err != nil {
+			return fmt.Errorf("the server ended with %w", err)
 		}
-	}()
+		return nil
+	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		return 0, fmt.Errorf("the server did not start: %w", err)
+		return "", nil, errors.Join(fmt.Errorf("the server did not start: %w", err), stop())
 	}
 	go io.Copy(io.Discard, out)
-	server = strings.TrimSpace(line)
+	url = strings.TrimSpace(line)
 	for range 200 {
-		resp, err := http.Get(server + "/health")
+		req, err := http.NewRequest("GET", url+"/v1/models", nil)
 		if err != nil {
-			return 0, err
+			return "", nil, errors.Join(err, stop())
 		}
+		req.Header.Set("Authorization", "Bearer "+key)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return "", nil, errors.Join(err, stop())
+		}
+		b, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		if resp.StatusCode == http.StatusOK {
-			return m.Run(), nil
+		if err == nil && strings.Contains(string(b), `"state":"loaded"`) {
+			return url, stop, nil
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return 0, fmt.Errorf("the server never got ready")
+	return "", nil, errors.Join(errors.New("the server never got ready"), stop())
 }
 
 // build makes the command and a model: the golden checkpoint with a chat template that knows tools and
@@ -114,11 +148,11 @@ func build(dir string) (binary, model string, err error) {
 func slots(t *testing.T) {
 	t.Helper()
 	for range 100 {
-		req, err := http.NewRequest("GET", server+"/slots", nil)
+		req, err := http.NewRequest("GET", back+"/slots", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		req.Header.Set("Authorization", "Bearer "+key)
+		req.Header.Set("Authorization", "Bearer "+backKey)
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 type benchOptions struct {
 	modelFlags
 	sampleFlags
+	models, drafters    []string // all that were given; the flags above have the first
 	prompts, suite, dir string
 	limit               int
 	n, repeats          int
@@ -47,11 +48,16 @@ func newBenchCmd() *cobra.Command {
   ngram   guesses are repetitions of earlier text; needs no drafter
   auto    the controller decides each round, as in normal use
 
-All modes take turns on every prompt, so that whatever else the machine does hits all of them alike;
-speeds are medians over the repeats with their range, and ratios are formed inside a repeat. The report also
-shows where the time went, how many guesses were right, what memory was used, and how far passes of the model
+All modes take turns on every prompt, so that whatever else the machine does hits all of them alike. Speeds are means
+over the repeats with their standard deviation. Ratios are those of runs on the same prompt in the same repeat; a
+difference is "real" if the 95 % confidence interval of their geometric mean over the prompts (Student's t on the
+logarithms) leaves 1 out, and "noise" otherwise. Break-even is how many tokens a pass must yield for drafting to be as
+fast as plain decoding. The report also shows the time to the first token, where the time went, how many guesses were right, what memory was used, and how far passes of the model
 are from the machine's floors (reading the weights, multiplying integers). It ends with a check that all
 modes generated the same tokens; if they did not, the exit code is 1.
+
+With several -m or -d every model runs with every drafter. All are in memory at once and take turns on every prompt, and
+each is compared with the first: a sweep of quantisations or of drafters.
 
 Prompts come from a suite or a file of JSON lines. The suites code (beginnings of Go files) and general
 (questions) are part of the program; humaneval, gsm8k, mt-bench, math and agent are read from the folder
@@ -65,6 +71,7 @@ plain decoding, and the cache holds what its bytes per token promise. If somethi
 With --kv-types it compares types of cached keys and values: loss on the prompts, greedy agreement with the first type,
 and tokens per pass of the drafter's chains.`,
 		Example: `  strobe bench -m target.gguf -d drafter.gguf
+  strobe bench -m target-Q4_K_M.gguf -m target-Q8_0.gguf -d drafter.gguf --plot sweep.svg
   strobe bench -m target.gguf -d drafter.gguf --suite humaneval --prompts-dir prompts -n 256 --json
   strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg
   strobe bench -m target.gguf -d drafter.gguf --kv turbo3 --context 262144 --stress -n 64
@@ -75,6 +82,11 @@ and tokens per pass of the drafter's chains.`,
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0)
 	f := cmd.Flags()
+	for name, x := range map[string]*repeated{"model": {&opt.model, &opt.models}, "drafter": {&opt.drafter, &opt.drafters}} {
+		flag := f.Lookup(name)
+		flag.Value = x
+		flag.Usage += "; may be repeated"
+	}
 	f.StringVar(&opt.prompts, "prompts", "", "file of prompts, one JSON object per line")
 	f.StringVar(&opt.suite, "suite", "code", "named prompts: "+strings.Join(bench.SuiteNames(), ", "))
 	f.StringVar(&opt.dir, "prompts-dir", os.Getenv("STROBE_PROMPTS"), "folder with the files of public suites")
@@ -95,6 +107,7 @@ and tokens per pass of the drafter's chains.`,
 	f.BoolVar(&opt.stress, "stress", false, "fill a context, generate after it and check that nothing was lost")
 	f.StringSliceVar(&opt.kvTypes, "kv-types", nil,
 		"compare types of cached keys and values, such as f16,turbo3,q8_0/turbo3 (keys/values)")
+	cmd.AddCommand(newBenchFleetCmd())
 	f.IntVar(&opt.readMB, "read-mb", 512, "megabytes to read when measuring memory; must exceed the processor's caches")
 	return cmd
 }
@@ -118,6 +131,9 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 	if opt.context != 0 && !opt.stress || opt.context < 0 {
 		return usagef("--context %d belongs to --stress; --ctx limits the others", opt.context)
 	}
+	if several := len(opt.models) > 1 || len(opt.drafters) > 1; several && (opt.stress || len(opt.kvTypes) > 0) {
+		return usagef("--stress and --kv-types take one model and one drafter")
+	}
 	if opt.stress {
 		return opt.runStress(cmd)
 	}
@@ -127,6 +143,9 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 	}
 	if len(opt.kvTypes) > 0 {
 		return opt.compareTypes(cmd, prompts)
+	}
+	if len(opt.models) > 1 || len(opt.drafters) > 1 {
+		return opt.sweep(cmd, prompts, source)
 	}
 	m, err := opt.load()
 	if err != nil {
@@ -144,8 +163,7 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 	if err != nil {
 		return err
 	}
-	report.Settings.Source = source
-	report.Settings.Temperature = float64(max(0, opt.Temp))
+	opt.describe(report, source)
 	if opt.machine {
 		mc := bench.MachineConfig{ReadBytes: opt.readMB << 20, Context: opt.depth, Chunk: m.Chunk()}
 		if report.Machine, err = bench.MeasureMachine(cmd.Context(), m, mc); err != nil {
@@ -169,6 +187,79 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 		return fmt.Errorf("%s", report.Verdict())
 	}
 	return nil
+}
+
+// repeated is a flag whose first value is that of a single one.
+type repeated struct {
+	first *string
+	all   *[]string
+}
+
+func (r *repeated) Set(v string) error {
+	*r.all = append(*r.all, v)
+	*r.first = (*r.all)[0]
+	return nil
+}
+
+func (r *repeated) String() string { return strings.Join(*r.all, ",") }
+func (r *repeated) Type() string   { return "string" }
+
+// sweep compares every model with every drafter.
+func (o *benchOptions) sweep(cmd *cobra.Command, prompts []bench.Prompt, source string) error {
+	orDefault := func(names []string) []string {
+		if len(names) == 0 {
+			return []string{""}
+		}
+		return names
+	}
+	var entries []bench.Entry
+	bar := newRunBar(cmd)
+	for _, model := range orDefault(o.models) {
+		for _, drafter := range orDefault(o.drafters) {
+			o.model, o.drafter = model, drafter
+			m, err := o.load()
+			if err != nil {
+				return err
+			}
+			defer m.Close()
+			cfg, err := o.config(m, prompts)
+			if err != nil {
+				return err
+			}
+			cfg.Progress = bar.step
+			entries = append(entries, bench.Entry{Model: m, Config: cfg})
+		}
+	}
+	s, err := bench.MeasureAll(cmd.Context(), entries)
+	bar.stop()
+	if err != nil {
+		return err
+	}
+	for _, r := range s.Reports {
+		o.describe(r, source)
+	}
+	if o.plot != "" {
+		if err := s.WritePlot(o.plot); err != nil {
+			return err
+		}
+	}
+	if o.json {
+		err = s.WriteJSON(cmd.OutOrStdout())
+	} else {
+		err = s.WriteText(cmd.OutOrStdout())
+	}
+	for _, r := range s.Reports {
+		if err == nil && r.Identical.Checked && !r.Identical.Same {
+			err = fmt.Errorf("%s", r.Verdict())
+		}
+	}
+	return err
+}
+
+// describe adds what a measurement does not know.
+func (o *benchOptions) describe(r *bench.Report, source string) {
+	r.Settings.Source = source
+	r.Settings.Temperature = float64(max(0, o.Temp))
 }
 
 // runStress fills a context and generates after it.

@@ -60,6 +60,7 @@ chat reads and writes plain lines.`,
 }
 
 func runChat(cmd *cobra.Command, opt *chatOptions) error {
+	opt.prefill.log = func(string) {} // the screen belongs to the conversation
 	m, err := opt.modelFlags.load()
 	if err != nil {
 		return err
@@ -86,7 +87,12 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 
 // greeting says what was loaded and how to begin.
 func (t *talk) greeting() string {
-	s := fmt.Sprintf("%s\n", t.model().Summary())
+	m := t.model()
+	s := modelName(m) + " on " + m.Backend().Name()
+	for _, d := range m.Drafters() {
+		s += ", drafter " + d.Name()
+	}
+	s += "\n"
 	if t.continues() {
 		s += "The model has no chat template: it continues what you write.\n"
 	}

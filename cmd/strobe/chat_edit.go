@@ -205,43 +205,47 @@ func (e *editor) complete() {
 	}
 }
 
-// rows lays the text out on a screen of the given width, behind a mark of two columns, and says
-// where the cursor is.
+// rows lays the text out on a screen of the given width, behind a mark of two columns, between words where it can,
+// and says where the cursor is.
 func (e *editor) rows(width int) (rows []string, x, y int) {
 	width = max(4, width-2)
-	row, used := "", 0
-	flush := func() {
-		rows = append(rows, row)
-		row, used = "", 0
+	// The row in progress is text[from:i]; a word in it begins at word.
+	from, word, used := 0, 0, 0
+	flush := func(to int) {
+		if from <= e.at && e.at <= to {
+			x, y = 2+columns(e.text[from:e.at]), len(rows)
+		}
+		rows = append(rows, strings.ReplaceAll(string(e.text[from:to]), "\t", "    "))
 	}
-	for i := 0; i <= len(e.text); i++ {
-		if used >= width {
-			flush()
-		}
-		if i == e.at {
-			x, y = used+2, len(rows)
-		}
-		if i == len(e.text) {
-			break
-		}
-		cell := string(e.text[i])
-		switch cell {
-		case "\n":
-			flush()
+	for i, r := range e.text {
+		if r == '\n' {
+			flush(i)
+			from, word, used = i+1, i+1, 0
 			continue
-		case "\t":
-			cell = "    "
 		}
-		w := ansi.StringWidth(cell)
+		w := columns(e.text[i : i+1])
 		if used+w > width {
-			flush()
-			if i == e.at {
-				x, y = 2, len(rows)
+			if word == from || r == ' ' {
+				word = i // one word fills the row
 			}
+			flush(word)
+			from = word
+			used = columns(e.text[from:i])
 		}
-		row += cell
 		used += w
+		if r == ' ' {
+			word = i + 1
+		}
 	}
-	flush()
+	flush(len(e.text))
+	if x-2 >= width && y == len(rows)-1 { // behind the last column
+		rows = append(rows, "")
+		x, y = 2, y+1
+	}
 	return rows, x, y
+}
+
+// columns is the width of text without line feeds.
+func columns(text []rune) int {
+	return ansi.StringWidth(strings.ReplaceAll(string(text), "\t", "    "))
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 
@@ -62,19 +63,23 @@ type (
 	}
 )
 
-func (s *screen) Init() tea.Cmd { return tea.Println(s.look.dim(s.talk.greeting())) }
+func (s *screen) Init() tea.Cmd { return nil } // the greeting waits for the size of the screen
 
 func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch m := msg.(type) {
 	case tea.WindowSizeMsg:
+		first := s.height == 0
 		s.width, s.height = m.Width, m.Height
+		if first {
+			return s, s.print(s.look.dim(s.talk.greeting()))
+		}
 	case tea.PasteMsg:
 		s.edit.insert(m.Content)
 	case tea.KeyPressMsg:
 		return s, s.key(m.String(), m.Text)
 	case turnMsg:
 		if m.err != nil {
-			return s, tea.Println(s.look.strong("strobe: " + oneLine(m.err)))
+			return s, s.print(s.look.strong("strobe: " + oneLine(m.err)))
 		}
 		s.turn, s.line, s.thought = m.turn, "", false
 		return s, s.next()
@@ -128,7 +133,8 @@ func (s *screen) send(text string) tea.Cmd {
 	if strings.TrimSpace(text) == "" {
 		return nil
 	}
-	echo := tea.Println(s.look.mark("> ") + s.look.strong(strings.ReplaceAll(text, "\n", "\n  ")))
+	said := strings.ReplaceAll(wrapWords(harmless(text), s.width-3), "\n", "\n  ")
+	echo := s.print(s.look.mark("> ") + s.look.strong(said))
 	text, command := isCommand(text)
 	if !command {
 		return tea.Sequence(echo, func() tea.Msg {
@@ -139,7 +145,7 @@ func (s *screen) send(text string) tea.Cmd {
 	out, quit, again, err := s.talk.command(text)
 	switch {
 	case err != nil:
-		return tea.Sequence(echo, tea.Println(s.look.strong("strobe: "+oneLine(err))))
+		return tea.Sequence(echo, s.print(s.look.strong("strobe: "+oneLine(err))))
 	case quit:
 		return s.quit()
 	case again:
@@ -148,7 +154,7 @@ func (s *screen) send(text string) tea.Cmd {
 			return turnMsg{u, err}
 		})
 	}
-	return tea.Sequence(echo, tea.Println(s.look.dim(out)))
+	return tea.Sequence(echo, s.print(s.look.dim(out)))
 }
 
 // next waits for more of the answer.
@@ -160,8 +166,8 @@ func (s *screen) next() tea.Cmd {
 	}
 }
 
-// show adds pieces to the answer. Whole lines go above the editor for good; the next pieces are only asked
-// for after that, which keeps the lines in order.
+// show adds pieces to the answer. Rows that are full go above the editor for good; the next pieces are only asked
+// for after that, which keeps the rows in order.
 func (s *screen) show(m piecesMsg) tea.Cmd {
 	for _, p := range m.pieces {
 		if s.thought && !p.Reasoning {
@@ -172,13 +178,17 @@ func (s *screen) show(m piecesMsg) tea.Cmd {
 		s.line += s.look.piece(p, s.talk.opt.colorDrafts)
 	}
 	if m.err == nil {
-		i := strings.LastIndexByte(s.line, '\n')
+		rows := s.wrap(s.line)
+		i := strings.LastIndexByte(rows, '\n')
 		if i < 0 {
 			return s.next()
 		}
-		lines := s.line[:i]
-		s.line = s.line[i+1:]
-		return tea.Sequence(tea.Println(lines), s.next())
+		full := rows[:i]
+		s.line = rows[i+1:]
+		if style := openStyle(full); style != "" { // goes on in the next row
+			full, s.line = full+ansi.ResetStyle, style+s.line
+		}
+		return tea.Sequence(s.print(full), s.next())
 	}
 	lines, u := s.line, s.turn
 	s.turn, s.line = nil, ""
@@ -187,20 +197,54 @@ func (s *screen) show(m piecesMsg) tea.Cmd {
 	} else if !s.talk.opt.hideStats {
 		lines += "\n" + s.look.dim("["+u.footer()+"]")
 	}
-	return tea.Println(lines + "\n")
+	return s.print(lines + "\n")
 }
 
-// View is what stays at the bottom: the line being written and the editor.
+// openStyle is the style that is in force at the end of a text.
+func openStyle(s string) string {
+	i := strings.LastIndex(s, "\x1b[")
+	if i < 0 {
+		return ""
+	}
+	code, _, _ := strings.Cut(s[i:], "m")
+	if code+"m" == ansi.ResetStyle {
+		return ""
+	}
+	return code + "m"
+}
+
+// wrap leaves the last column free: a terminal that erases the rest of a full row takes its last character.
+func (s *screen) wrap(text string) string { return wrapWords(text, s.width-1) }
+
+// print puts text above the editor for good, wrapped between words, in parts that the screen can hold: what is more
+// would be lost.
+func (s *screen) print(text string) tea.Cmd {
+	rows := strings.Split(s.wrap(text), "\n")
+	part := max(1, s.height/2)
+	if s.height == 0 {
+		part = len(rows)
+	}
+	var parts []tea.Cmd
+	for from := 0; from < len(rows); from += part {
+		parts = append(parts, tea.Println(strings.Join(rows[from:min(len(rows), from+part)], "\n")))
+	}
+	if len(parts) == 1 {
+		return parts[0]
+	}
+	return tea.Sequence(parts...)
+}
+
+// View is what stays at the bottom: the row being written, the editor, and a line about both.
 func (s *screen) View() tea.View {
 	var b strings.Builder
 	if s.turn != nil {
-		b.WriteString(ansi.Hardwrap(s.line, max(8, s.width), true))
+		b.WriteString(s.wrap(s.line))
 		b.WriteString("\n\n")
 	}
 	above := strings.Count(b.String(), "\n")
 	rows, x, y := s.edit.rows(s.width)
 	// A long text scrolls inside the lower half of the screen.
-	if most := max(3, s.height/2); len(rows) > most {
+	if most := max(3, s.height/2-2); len(rows) > most {
 		from := min(max(0, y-most/2), len(rows)-most)
 		rows, y = rows[from:from+most], y-from
 	}
@@ -211,14 +255,23 @@ func (s *screen) View() tea.View {
 		}
 		b.WriteString(mark + r + "\n")
 	}
-	hint := s.hint
-	if hint == "" && s.turn != nil {
-		hint = "Ctrl-C stops the answer"
-	}
-	b.WriteString(s.look.dim(hint))
+	b.WriteString(s.look.dim(strings.Join(flow(s.status(), max(8, s.width)), "\n")))
 	v := tea.NewView(b.String())
 	v.Cursor = tea.NewCursor(x, above+y)
 	return v
+}
+
+// status is the line below the editor: what can be done now, or whom one talks to.
+func (s *screen) status() []string {
+	switch {
+	case s.hint != "":
+		return []string{s.hint}
+	case s.turn != nil:
+		return []string{"Ctrl-C stops the answer"}
+	}
+	t := s.talk
+	return []string{modelName(t.model()),
+		fmt.Sprintf("%d of %d tokens used", t.context, t.Engine().Config().Context), "/help lists the commands"}
 }
 
 // harmless takes out of a model's text what a terminal would act on. Tabs become spaces, because the

@@ -96,7 +96,8 @@ func (t *talk) begin(ctx context.Context) (*turn, error) {
 	if set.Sampling, err = t.opt.params(t.turns); err != nil {
 		return nil, err
 	}
-	p, err := t.Format().Prompt(t.all(), t.opt.raw, dialog.Options{Thinking: t.think})
+	p, err := t.Format().Prompt(t.all(), t.opt.raw, dialog.Options{Thinking: t.think,
+		Context: t.Engine().Config().Context, Done: ctx.Done()})
 	if err != nil {
 		return nil, err
 	}
@@ -132,6 +133,7 @@ func (u *turn) next() ([]strobe.Piece, error) {
 func (u *turn) footer() string {
 	st := &u.Result().Stats
 	s := summary(st, len(u.talk.model().Drafters()) > 0 && u.talk.spec.Draft != speculate.Off)
+	s = shortened(u.Result()) + s
 	if st.Cached > 0 {
 		s = fmt.Sprintf("%d tokens cached, ", st.Cached) + s
 	}

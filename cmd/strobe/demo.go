@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -91,6 +93,7 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 	case m.Template != "" && !opt.raw:
 		text, raw = demoQuestion, false
 	}
+	infof(cmd, "%s: reading the weights and the prompt", modelName(m))
 	r, err := newRace(m, opt, text, raw)
 	if err != nil {
 		return err
@@ -122,9 +125,16 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 
 // demoTitle names the model and the machine.
 func demoTitle(m *engine.Model) string {
-	name := m.Target.Name
-	if name == "" {
-		name = m.Target.Arch
+	return fmt.Sprintf("strobe demo: %s on %s", modelName(m), m.Backend().Name())
+}
+
+// modelName is what people call a model: the name in its file, or that of the file.
+func modelName(m *engine.Model) string {
+	switch {
+	case m.Target.Name != "":
+		return m.Target.Name
+	case m.Path != "":
+		return strings.TrimSuffix(filepath.Base(m.Path), ".gguf")
 	}
-	return fmt.Sprintf("strobe demo: %s on %s", name, m.Backend().Name())
+	return m.Target.Arch
 }

@@ -9,12 +9,14 @@ import (
 // print writes the result as plain text. Without colours, each pass of the drafted lane is shown by the number
 // of tokens it yielded.
 func (r *race) print(w io.Writer) error {
-	plain, fast := r.lanes[0], r.lanes[1]
+	fast := r.lanes[1]
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.title)
 	fmt.Fprintf(&b, "prompt\n%s\n", indent(r.prompt))
-	fmt.Fprintf(&b, "plain: %d tokens, %s\n%s\n", plain.stats.Tokens, plain.numbers(), indent(string(plain.output)))
-	fmt.Fprintf(&b, "%s: %d tokens, %s\n%s\n", fast.name, fast.stats.Tokens, fast.numbers(), indent(string(fast.output)))
+	for _, l := range r.lanes {
+		fmt.Fprintf(&b, "%s: %d tokens, %s\n%s\n", l.name, l.stats.Tokens, strings.Join(l.numbers(), ", "),
+			indent(string(l.output)))
+	}
 	if fast.stats.Guessed > 0 {
 		fmt.Fprintf(&b, "%d of %d drafted tokens accepted; accepted by position %s\n", fast.stats.Accepted,
 			fast.stats.Guessed, fast.stats.Bars())

@@ -187,27 +187,27 @@ func (r *race) ratio() float64 {
 	return 0
 }
 
-// numbers sums a lane up.
-func (l *lane) numbers() string {
-	s := fmt.Sprintf("%.2f s, %.1f tokens/s", l.elapsed.Seconds(), l.speed())
-	if l.stats.Guessed > 0 {
-		s += fmt.Sprintf(", %.2f per pass", l.stats.Mean())
+// numbers sum a lane up.
+func (l *lane) numbers() []string {
+	ns := []string{fmt.Sprintf("%.2f s", l.elapsed.Seconds()), fmt.Sprintf("%.1f tokens/s", l.speed())}
+	if l.stats.Rounds > 0 {
+		ns = append(ns, fmt.Sprintf("%.2f per pass", l.stats.Mean()))
 	}
-	return s
+	return ns
 }
 
 // verdict are the last lines: who was faster, and whether the texts are the same.
 func (r *race) verdict() []string {
 	plain, fast := r.lanes[0], r.lanes[1]
-	lines := []string{fmt.Sprintf("%s decoding was %.2f times as fast as plain decoding: %.1f against %.1f tokens/s",
-		fast.name, r.ratio(), fast.speed(), plain.speed())}
+	lines := []string{fmt.Sprintf("%.2f times as fast with %s: %.1f tokens/s against %.1f plainly",
+		r.ratio(), fast.name, fast.speed(), plain.speed())}
 	if !plain.done || !fast.done {
 		n := min(len(plain.output), len(fast.output))
 		if string(plain.output[:n]) == string(fast.output[:n]) {
 			return append(lines, "stopped before the end; as far as both came, the texts are identical")
 		}
 	} else if r.identical() {
-		return append(lines, fmt.Sprintf("the texts are identical: sha256 %.16s = %.16s", plain.hash(), fast.hash()))
+		return append(lines, fmt.Sprintf("the texts are identical: sha256 %.12s = %.12s", plain.hash(), fast.hash()))
 	}
-	return append(lines, fmt.Sprintf("THE TEXTS DIFFER: sha256 %.16s and %.16s", plain.hash(), fast.hash()))
+	return append(lines, fmt.Sprintf("THE TEXTS DIFFER: sha256 %.12s and %.12s", plain.hash(), fast.hash()))
 }

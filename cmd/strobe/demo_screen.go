@@ -3,11 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	tea "charm.land/bubbletea/v2"
 	"charm.land/lipgloss/v2"
-	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 )
 
@@ -51,9 +51,10 @@ type raceView struct {
 }
 
 type laneView struct {
-	name, numbers string
-	tokens        []raceToken
-	n             int
+	name    string
+	numbers []string
+	tokens  []raceToken
+	n       int
 }
 
 func (r *race) snapshot() raceView {
@@ -94,53 +95,88 @@ func (s *raceScreen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 func (s *raceScreen) View() tea.View { return tea.NewView(s.draw()) }
 
-// draw is the whole picture: two boxes beside each other, or one above the other where it is narrow.
+// Below wide columns the boxes would have no room for words beside each other.
+const wide = 56
+
+// draw is the whole picture: two boxes beside each other, or one above the other where it is narrow, between the
+// title and what there is to say. Text gets the rows that are left.
 func (s *raceScreen) draw() string {
 	width := min(s.width, 180)
-	beside := width >= 72
-	box, rows := width-4, max(4, min(30, (s.height-12)/2))
+	title, below := strings.Split(wrapWords(s.view.title, width), "\n"), s.below(width)
+	beside := width >= wide
+	box, stacked := width-4, 2 // a border and a space on both sides
 	if beside {
-		box, rows = (width-1)/2-4, max(6, min(40, s.height-9))
+		box, stacked = (width-1)/2-4, 1
 	}
+	var heads [2][]string
+	high := 0
+	for i := range heads {
+		heads[i] = s.head(&s.view.lanes[i], box)
+		high = max(high, len(heads[i]))
+	}
+	rows := (s.height-len(title)-len(below)-1)/stacked - high - 2 // 2: borders; 1: the cursor stands below
+	rows = max(1, min(40, rows))
 	var boxes []string
-	for i := range s.view.lanes {
-		boxes = append(boxes, s.lane(&s.view.lanes[i], box, rows))
+	for i := range heads {
+		for len(heads[i]) < high {
+			heads[i] = slices.Insert(heads[i], len(heads[i])-1, "")
+		}
+		boxes = append(boxes, s.lane(&s.view.lanes[i], heads[i], box, rows))
 	}
 	body := lipgloss.JoinVertical(lipgloss.Left, boxes...)
 	if beside {
 		body = lipgloss.JoinHorizontal(lipgloss.Top, boxes[0], " ", boxes[1])
 	}
-	lines := []string{s.look.strong(ansi.Truncate(s.view.title, width, "…")), body}
-	if s.view.over {
-		for i, v := range s.view.verdict {
-			v = ansi.Truncate(v, width, "…")
-			if i == 1 && s.view.identical {
-				v = s.look.drafted(v)
-			} else if i == 1 {
-				v = s.look.strong(v)
-			}
-			lines = append(lines, v)
-		}
-	} else {
-		lines = append(lines, s.look.dim(ansi.Truncate("Both take turns on the same processor; each clock counts its own "+
-			"turns only. Green: drafted and accepted. q quits.", width, "…")), "")
-	}
+	lines := append([]string{s.look.strong(strings.Join(title, "\n")), body}, below...)
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// lane draws one box of the given inner size.
-func (s *raceScreen) lane(l *laneView, width, rows int) string {
-	head := s.look.strong(l.name)
-	numbers := ansi.Truncate(l.numbers, max(0, width-lipgloss.Width(head)-1), "")
-	head += strings.Repeat(" ", max(1, width-lipgloss.Width(head)-lipgloss.Width(numbers))) + numbers
+// below is the text under the boxes, as high while the race runs as at its end.
+func (s *raceScreen) below(width int) []string {
+	wrap := func(text string) []string { return strings.Split(wrapWords(text, width), "\n") }
+	live := wrap("Both take turns on the same processor; each clock counts its own turns only. " +
+		"Green: drafted and accepted. q quits.")
+	who := wrap(s.view.verdict[0])
+	same := wrap(s.view.verdict[1])
+	high := max(len(live), len(who)+len(same))
+	var lines []string
+	if s.view.over {
+		look := s.look.strong
+		if s.view.identical {
+			look = s.look.drafted
+		}
+		lines = append(who, strings.Split(look(strings.Join(same, "\n")), "\n")...)
+	} else {
+		lines = strings.Split(s.look.dim(strings.Join(live, "\n")), "\n")
+	}
+	for len(lines) < high {
+		lines = append(lines, "")
+	}
+	return lines
+}
 
+// head is what a box says above its text: the name and the numbers of the lane, and a bar. Numbers that do not fit
+// beside the name stand below it.
+func (s *raceScreen) head(l *laneView, width int) []string {
+	numbers := strings.Join(l.numbers, ", ")
+	gap := width - lipgloss.Width(l.name) - lipgloss.Width(numbers)
+	lines := []string{s.look.strong(l.name)}
+	if gap > 0 {
+		lines[0] += strings.Repeat(" ", gap) + numbers
+	} else {
+		lines = append(lines, flow(l.numbers, width)...)
+	}
+	return append(lines, s.bar(l, width))
+}
+
+// lane draws one box of the given inner width and rows of text.
+func (s *raceScreen) lane(l *laneView, head []string, width, rows int) string {
 	all := layout(s.view.prompt, l.tokens, width)
-	all = all[max(0, len(all)-rows):]
-	lines := []string{head, s.bar(l, width)}
-	for _, row := range all {
+	lines := slices.Clone(head)
+	for _, row := range all[max(0, len(all)-rows):] {
 		lines = append(lines, s.row(row))
 	}
-	for len(lines) < rows+2 {
+	for len(lines) < len(head)+rows {
 		lines = append(lines, "")
 	}
 	return lipgloss.NewStyle().Border(lipgloss.RoundedBorder()).Padding(0,

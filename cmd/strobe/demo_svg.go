@@ -59,7 +59,8 @@ func (r *race) svg(moving bool) []byte {
 // svg draws one lane into its pane.
 func (l *lane) svg(b picture, x, top, width float64, rows [][]textRun, most int, moving bool) {
 	b.text(x, top+22, "h", 0, l.name)
-	b.text(x+width, top+22, "n", delay(l.elapsed, moving), l.numbers(), "text-anchor", "end")
+	b.text(x+width, top+22, "n", delay(l.elapsed, moving), strings.Join(l.numbers(), ", "),
+		"text-anchor", "end")
 	b.Rect(x, top+31, width, 3, "fill", "#343c45")
 	bar := []string{"fill", "#5fd38d"}
 	if moving {

@@ -33,7 +33,7 @@ func TestLayout(t *testing.T) {
 		}
 		rows = append(rows, s)
 	}
-	// The prompt's q, then seven columns are left; a tab is four.
+	// The prompt's q, then seven columns are left; a word that is too long is cut. A tab is four.
 	want := []string{"[p]", "[q]<ab>cdefg", "h", "    日本", "語日本\ufffd"}
 	if got := strings.Join(rows, "|"); got != strings.Join(want, "|") {
 		t.Errorf("rows %q, want %q", rows, want)

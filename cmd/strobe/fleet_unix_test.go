@@ -46,10 +46,17 @@ type streamed struct {
 	prompt  int
 	cached  int
 	content string
+
+	completion int
 }
 
 // stream sends a chat request and reads its answer.
 func stream(ctx context.Context, url string, q map[string]any) (streamed, error) {
+	return streamTelling(ctx, url, q, make(chan struct{}))
+}
+
+// streamTelling also closes begun when the answer has.
+func streamTelling(ctx context.Context, url string, q map[string]any, begun chan struct{}) (streamed, error) {
 	var s streamed
 	body, err := json.Marshal(q)
 	if err != nil {
@@ -84,8 +91,9 @@ func stream(ctx context.Context, url string, q map[string]any) (streamed, error)
 			Choices []struct{ Delta struct{ Content string } }
 			Error   *struct{ Message string }
 			Usage   struct {
-				Prompt  int `json:"prompt_tokens"`
-				Details struct {
+				Prompt     int `json:"prompt_tokens"`
+				Completion int `json:"completion_tokens"`
+				Details    struct {
 					Cached int `json:"cached_tokens"`
 				} `json:"prompt_tokens_details"`
 			}
@@ -98,9 +106,11 @@ func stream(ctx context.Context, url string, q map[string]any) (streamed, error)
 			continue
 		}
 		s.by = c.Model
-		s.pieces++
+		if s.pieces++; s.pieces == 2 { // the first has the role only
+			close(begun)
+		}
 		if c.Usage.Prompt > 0 {
-			s.prompt, s.cached = c.Usage.Prompt, c.Usage.Details.Cached
+			s.prompt, s.cached, s.completion = c.Usage.Prompt, c.Usage.Details.Cached, c.Usage.Completion
 		}
 		for _, ch := range c.Choices {
 			s.content += ch.Delta.Content

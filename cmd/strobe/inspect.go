@@ -10,10 +10,12 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"strobe/internal/gguf"
 )
 
 func newInspectCmd() *cobra.Command {
-	var target string
+	var target, against string
 	var asJSON, tensors, keys bool
 	cmd := &cobra.Command{
 		Use:   "inspect FILE",
@@ -22,11 +24,14 @@ func newInspectCmd() *cobra.Command {
 weights, tokenizer and chat template, and whether the file is complete and
 consistent.
 
-With --target FILE also whether a drafter fits that model. The exit code is 1
-when a check fails.`,
+With --target FILE also whether a drafter fits that model. With --against DIR
+how far every tensor is from the checkpoint (config.json and safetensors) that
+the file should have been made from, and whether its type explains that. The exit
+code is 1 when a check fails.`,
 		Example: `  strobe inspect model.gguf
   strobe inspect model.gguf --tensors
   strobe inspect drafter.gguf --target model.gguf
+  strobe inspect model.gguf --against Qwen3.5-4B/
   strobe inspect model.gguf --json | jq .model`,
 		Args: positional("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -39,14 +44,19 @@ when a check fails.`,
 			if err != nil {
 				return err
 			}
+			var t *gguf.File
 			if target != "" {
-				t, err := openGGUF(cmd, target)
-				if err != nil {
+				if t, err = openGGUF(cmd, target); err != nil {
 					return err
 				}
 				defer t.Close()
 				r.Target = target
 				r.checkTarget(f, t)
+			}
+			if against != "" {
+				if err := r.checkAgainst(cmd.Context(), f, against, t); err != nil {
+					return err
+				}
 			}
 			if tensors || asJSON {
 				r.listTensors(f)
@@ -76,6 +86,7 @@ when a check fails.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&target, "target", "", "GGUF file of the model this drafter should draft for")
+	f.StringVar(&against, "against", "", "folder of the checkpoint to compare every tensor with")
 	f.BoolVar(&tensors, "tensors", false, "list every tensor")
 	f.BoolVar(&keys, "keys", false, "list every metadata key")
 	f.BoolVar(&asJSON, "json", false, "print everything as JSON")
@@ -137,6 +148,24 @@ func (r *report) print(w io.Writer) error {
 		fmt.Fprintln(w)
 		for _, k := range r.Keys {
 			fmt.Fprintf(tw, "%s\t%s\t%v\n", k.Key, k.Kind, shortValue(k.Value))
+		}
+		if err := tw.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Against) > 0 {
+		fmt.Fprintln(w)
+		fmt.Fprintf(tw, "tensor\ttype\terror\tlargest\n")
+		for _, x := range r.Against {
+			if x.Error == nil {
+				fmt.Fprintf(tw, "%s\t%s\t-\t-\t%s\n", x.Name, x.Type, x.Note)
+				continue
+			}
+			mark := ""
+			if x.Note != "" {
+				mark = "too far"
+			}
+			fmt.Fprintf(tw, "%s\t%s\t%.3f %%\t%.3g\t%s\n", x.Name, x.Type, 100**x.Error, x.Worst, mark)
 		}
 		if err := tw.Flush(); err != nil {
 			return err

@@ -68,6 +68,9 @@ func (r *report) checkTarget(f, t *gguf.File) {
 		layers -= n
 	}
 	width, _ := tk.int("embedding_length")
+	if why := engine.MadeForAnother(f, t); why != "" {
+		r.note("%s", why)
+	}
 	if strings.HasSuffix(f.Arch(), "-assistant") {
 		r.checkAssistant(f, t, width)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"strobe/internal/chat"
+	"strobe/internal/draft/dflash"
 	"strobe/internal/draft/mtp"
 	"strobe/internal/engine"
 	"strobe/internal/gguf"
@@ -34,6 +35,7 @@ type report struct {
 	Template      string         `json:"template,omitempty"`
 	Target        string         `json:"target,omitempty"`
 	Checks        []check        `json:"checks"`
+	Against       []againstInfo  `json:"against,omitempty"`
 	Keys          []keyInfo      `json:"keys,omitempty"`
 	Tensors       []tensorInfo   `json:"tensors,omitempty"`
 }
@@ -362,7 +364,11 @@ func (r *report) checkNorms(f *gguf.File) {
 
 // checkLoads makes of a file what run and serve make of it, so that they all say the same.
 func (r *report) checkLoads(f *gguf.File) {
-	if !model.Supported(f.Arch()) || len(f.Tensors()) == 0 || mtp.Supported(f) {
+	if len(f.Tensors()) == 0 || mtp.Supported(f) || dflash.Supported(f) {
+		return
+	}
+	if why := model.WhyNot(f.Arch()); why != "" {
+		r.fail("the model cannot run: %s", why)
 		return
 	}
 	if err := engine.Check(f); err != nil {

@@ -189,6 +189,9 @@ and what "strobe inspect" says of the model. It downloads nothing.`,
 		Args:    positional("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, err := lookUp(args[0])
+			if err == nil && of.checkpoint != "" {
+				_, err = of.local(cmd) // says what it is
+			}
 			if err != nil {
 				return err
 			}

@@ -20,7 +20,7 @@ import (
 type logitsOptions struct {
 	modelFlags
 	tokens, out, rounds string
-	accept              string
+	accept, compare     string
 	hidden              bool
 	batch, steps        int
 }
@@ -35,6 +35,11 @@ computed to a safetensors file: "logits" [tokens, vocabulary] and, with --hidden
 [layers+1, tokens, width], where 0 is the (scaled) embedding and the last one is after the final
 norm. Everything is float32; keys and values are cached in float32 unless --kv says otherwise.
 
+With --compare it says how far that is from the outputs in a file of that form, which another
+program wrote for the same model and tokens, and what to make of it: the same computation, the same model
+with other types of weights, or different (exit code 1). If the file has "hidden_states", it also says at which
+layer they part, and if it has "tokens", --tokens is not needed.
+
 With a drafter (-d) and --rounds, it writes the drafter's outputs instead: "roundI.logits" [block,
 vocabulary] with the first START tokens as context and the token at START as the block's first
 input, for each START of the list.
@@ -44,6 +49,7 @@ are the prompt, and each round drafts as many tokens as there are steps, verifie
 many as --accept says. It writes "roundI.h_in", "roundI.h_out" [steps, width], "roundI.logits" [steps,
 vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabulary].`,
 		Example: `  strobe logits -m model.gguf --tokens ids.json --out out.safetensors --hidden
+  strobe logits -m model.gguf --compare reference.safetensors
   strobe logits -m target.gguf -d drafter.gguf --tokens ids.json --rounds 20,23,40 --out out.safetensors
   strobe logits -m target.gguf --tokens ids.json --steps 4 --accept 2,0,4,1 --out out.safetensors`,
 		Args: cobra.NoArgs,
@@ -53,6 +59,7 @@ vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabul
 	f := cmd.Flags()
 	f.StringVar(&opt.tokens, "tokens", "", "JSON file with an array of token ids")
 	f.StringVar(&opt.out, "out", "", "safetensors file to write")
+	f.StringVar(&opt.compare, "compare", "", "safetensors file with the outputs of a reference")
 	f.StringVar(&opt.rounds, "rounds", "", "comma-separated context lengths to draft at")
 	f.IntVar(&opt.steps, "steps", 0, "tokens a round of multi-token prediction drafts")
 	f.StringVar(&opt.accept, "accept", "", "comma-separated numbers of tokens that such rounds keep")
@@ -63,8 +70,11 @@ vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabul
 }
 
 func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
-	if opt.tokens == "" || opt.out == "" {
-		return usagef("logits needs --tokens FILE.json and --out FILE.safetensors")
+	if opt.compare == "" && (opt.tokens == "" || opt.out == "") {
+		return usagef("logits needs --tokens FILE.json and --out FILE.safetensors, or --compare FILE.safetensors")
+	}
+	if opt.compare != "" && (opt.rounds != "" || opt.accept != "") {
+		return usagef("--compare is for logits and hidden states, without --rounds and --accept")
 	}
 	if opt.batch < 1 || opt.batch > model.MaxRows {
 		return usagef("--batch %d: want 1 to %d", opt.batch, model.MaxRows)
@@ -83,16 +93,17 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 		}
 		opt.mtp = true // load fails without
 	}
-	data, err := os.ReadFile(opt.tokens)
+	var ref *safetensors.File
+	if opt.compare != "" {
+		if ref, err = safetensors.Open(opt.compare); err != nil {
+			return err
+		}
+		defer ref.Close()
+		opt.hidden = opt.hidden || ref.Tensor("hidden_states") != nil
+	}
+	ids, err := opt.ids(ref)
 	if err != nil {
 		return err
-	}
-	var ids []int32
-	if err := json.Unmarshal(data, &ids); err != nil {
-		return fmt.Errorf("%s: want a JSON array of token ids: %w", opt.tokens, err)
-	}
-	if len(ids) == 0 {
-		return fmt.Errorf("%s: no token ids", opt.tokens)
 	}
 	if starts == nil && accepted == nil && opt.drafter == "" {
 		opt.drafter = "none"
@@ -103,7 +114,7 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 	}
 	defer m.Close()
 	if n := m.Target.Context; len(ids) > n {
-		return fmt.Errorf("%s: %d tokens; the context holds %d", opt.tokens, len(ids), n)
+		return fmt.Errorf("%d tokens; the context holds %d", len(ids), n)
 	}
 	var tensors []safetensors.Tensor
 	switch {
@@ -117,7 +128,37 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 	if err != nil {
 		return err
 	}
-	return safetensors.Write(opt.out, tensors, nil)
+	if opt.out != "" {
+		if err := safetensors.Write(opt.out, tensors, nil); err != nil {
+			return err
+		}
+	}
+	if ref != nil {
+		return compareLogits(cmd.OutOrStdout(), opt.compare, ref, tensors)
+	}
+	return nil
+}
+
+// ids are the tokens to run: those of --tokens, or those of a reference.
+func (o *logitsOptions) ids(ref *safetensors.File) (ids []int32, err error) {
+	from := o.tokens
+	if from == "" {
+		from = o.compare
+		if ids, err = referenceTokens(o.compare, ref); err == nil && ids == nil {
+			err = usagef("%s says nothing of its tokens: give them with --tokens FILE.json", o.compare)
+		}
+	} else {
+		var data []byte
+		if data, err = os.ReadFile(o.tokens); err == nil {
+			if jerr := json.Unmarshal(data, &ids); jerr != nil {
+				err = fmt.Errorf("%s: want a JSON array of token ids: %w", o.tokens, jerr)
+			}
+		}
+	}
+	if err == nil && len(ids) == 0 {
+		err = fmt.Errorf("%s: no token ids", from)
+	}
+	return ids, err
 }
 
 func parseRounds(s string) (starts []int, err error) {

@@ -39,6 +39,7 @@ type modelFlags struct {
 	tree           string
 	causal         string
 	mtp            bool
+	prefill        prefillFlags
 }
 
 func (m *modelFlags) add(cmd *cobra.Command) {
@@ -48,7 +49,7 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"the model: a name that \"strobe list --known\" shows, OWNER/REPO[:TYPE] of the Hugging Face hub, or a GGUF file "+
 			"(default: the one built in, which completes Go code)")
 	f.StringVarP(&m.drafter, "drafter", "d", "",
-		"its drafter, likewise, or none (default: the one made for the model, the one beside it, or what its own file has)")
+		"its drafter, likewise, or a folder with a checkpoint, or none (default: the one made for the model, the one beside it, or what its own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads (default: all cores)")
 	f.StringVar(
 		&m.device,
@@ -79,9 +80,10 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.StringVar(&m.tree, "tree", "auto", "verify a tree of drafts: auto, off, or a number of nodes")
 	f.BoolVar(&m.mtp, "mtp", false, "use the model's layer for multi-token prediction beside a drafter, too")
 	f.StringVar(&m.causal, "draft-causal", "auto", "attention inside the drafter's block: auto, on (causal) or off")
+	m.prefill.add(cmd)
 	cmd.ValidArgsFunction = completeModel
 	for name, complete := range map[string]cobra.CompletionFunc{
-		"model": completeModel, "drafter": completeModel,
+		"model": completeModel, "drafter": completeModel, "prefill-scorer": completeModel,
 		"draft": cobra.FixedCompletions([]string{"auto", "off", "dflash", "mtp", "ngram"},
 			cobra.ShellCompDirectiveNoFileComp),
 	} {
@@ -111,6 +113,9 @@ func (m *modelFlags) load() (*engine.Model, error) {
 		last = done
 	}
 	opt.Say = func(line string) { infof(m.cmd, "%s", line) }
+	if opt.Prefill.Log == nil {
+		opt.Prefill.Log = opt.Say
+	}
 	e, err := m.openOrLeave(opt)
 	bar.Stop()
 	if err != nil {
@@ -186,6 +191,9 @@ func (m *modelFlags) options() (engine.Options, error) {
 	}
 	if m.draft == "off" || m.draft == "ngram" {
 		opt.Drafter = "none"
+	}
+	if err := m.prefill.apply(&opt); err != nil {
+		return opt, err
 	}
 	_, err := m.spec()
 	return opt, err

@@ -77,17 +77,21 @@ func isFile(path string) bool {
 	return err == nil && !st.IsDir()
 }
 
-// meaning is what a name stands for: a file, or something of the hub.
+// meaning is what a name stands for: a file, a folder with a checkpoint, or something of the hub.
 type meaning struct {
-	file     string
-	ref      string
-	drafters []string // that were made for it
+	file       string
+	checkpoint string
+	ref        string
+	drafters   []string // that were made for it
 }
 
 // lookUp says what a name stands for. It asks nobody but the table.
 func lookUp(name string) (meaning, error) {
 	if isFile(name) || strings.HasSuffix(strings.ToLower(name), ".gguf") && !strings.Contains(name, ":") {
 		return meaning{file: name}, nil
+	}
+	if isCheckpoint(name) {
+		return meaning{checkpoint: name}, nil
 	}
 	known, err := knownModels()
 	if err != nil {
@@ -122,29 +126,57 @@ func lookUp(name string) (meaning, error) {
 	return m, nil
 }
 
-// fetch makes a reference a local file. What the cache has is taken without asking the hub.
-func fetch(cmd *cobra.Command, ref string, drafter bool) (path string, err error) {
+// local makes what a name of a model stands for a local file.
+func (of meaning) local(cmd *cobra.Command) (path string, err error) {
+	switch {
+	case of.file != "":
+		return of.file, nil
+	case of.checkpoint != "":
+		return "", usagef("%s: a checkpoint and no GGUF file; \"strobe convert\" makes one", of.checkpoint)
+	}
 	c, err := hub.FromEnv()
 	if err != nil {
 		return "", err
 	}
-	if p, err := c.Local(ref, drafter); err == nil {
+	// What the cache has is taken without asking the hub.
+	if p, err := c.Local(of.ref, false); err == nil {
 		return p.Path, nil
 	}
-	resolve := c.Resolve
-	if drafter {
-		resolve = c.ResolveDrafter
-	}
-	infof(cmd, "looking for %s", ref)
-	p, err := resolve(cmd.Context(), ref)
+	infof(cmd, "looking for %s", of.ref)
+	p, err := c.Resolve(cmd.Context(), of.ref)
 	if err != nil {
 		return "", err
 	}
 	if p.Folder {
 		return "", fmt.Errorf(
-			"%s: a checkpoint and no GGUF file; \"strobe pull\" fetches it and \"strobe convert\" makes one", ref)
+			"%s: a checkpoint and no GGUF file; \"strobe pull\" fetches it and \"strobe convert\" makes one", of.ref)
 	}
 	return pull(cmd, c, p)
+}
+
+// fetchDrafter makes a reference to a drafter for the model in the file target a local file.
+func fetchDrafter(cmd *cobra.Command, ref, target string) (path string, err error) {
+	c, err := hub.FromEnv()
+	if err != nil {
+		return "", err
+	}
+	p, err := c.Local(ref, true)
+	if err == nil {
+		return p.Path, nil
+	}
+	if p != nil && p.Folder { // the cache does not know whether a checkpoint is complete, but what was made from it is
+		if path := convertedBefore(p.Path, target); path != "" {
+			return path, nil
+		}
+	}
+	infof(cmd, "looking for %s", ref)
+	if p, err = c.ResolveDrafter(cmd.Context(), ref); err != nil {
+		return "", err
+	}
+	if path, err = pull(cmd, c, p); err == nil && p.Folder {
+		return converted(cmd, path, target)
+	}
+	return path, err
 }
 
 // positionalModel accepts the model as the only argument, in place of -m.
@@ -173,18 +205,24 @@ func (m *modelFlags) find() error {
 		if of, err = lookUp(m.model); err != nil {
 			return err
 		}
-		if of.file == "" {
-			if of.file, err = fetch(m.cmd, of.ref, false); err != nil {
-				return err
-			}
+		if m.model, err = of.local(m.cmd); err != nil {
+			return err
 		}
-		m.model = of.file
+	}
+	if s := m.prefill.scorer; s != "" && s != "self" {
+		scorer, err := lookUp(s)
+		if err != nil {
+			return err
+		}
+		if m.prefill.scorer, err = scorer.local(m.cmd); err != nil {
+			return err
+		}
 	}
 	switch {
 	case m.draft == "off" || m.draft == "ngram" || m.drafter == "none":
 		return nil
 	case m.drafter != "":
-		m.drafter, err = drafterFile(m.cmd, m.drafter)
+		m.drafter, err = drafterFile(m.cmd, m.drafter, m.model)
 		return err
 	case m.model != "":
 		m.drafter = m.findDrafter(of)
@@ -192,17 +230,21 @@ func (m *modelFlags) find() error {
 	return nil
 }
 
-// drafterFile is the file of a drafter that was asked for. The name of a model stands for the drafters made for it.
-func drafterFile(cmd *cobra.Command, name string) (string, error) {
+// drafterFile is the file of a drafter that was asked for, for the model in the file target. The name of a model stands
+// for the drafters made for it.
+func drafterFile(cmd *cobra.Command, name, target string) (string, error) {
 	of, err := lookUp(name)
 	if err != nil || of.file != "" {
 		return of.file, err
 	}
+	if of.checkpoint != "" {
+		return converted(cmd, of.checkpoint, target)
+	}
 	if _, err := hub.ParseRef(name); err == nil {
-		return fetch(cmd, name, true)
+		return fetchDrafter(cmd, name, target)
 	}
 	for _, ref := range of.drafters {
-		if path, ferr := fetch(cmd, ref, true); ferr == nil {
+		if path, ferr := fetchDrafter(cmd, ref, target); ferr == nil {
 			return path, nil
 		} else if err == nil {
 			err = ferr
@@ -225,7 +267,7 @@ func (m *modelFlags) findDrafter(of meaning) string {
 	for _, ref := range of.drafters {
 		path := ref
 		if !isFile(ref) {
-			if path, err = fetch(m.cmd, ref, true); err != nil {
+			if path, err = fetchDrafter(m.cmd, ref, m.model); err != nil {
 				if m.cmd.Context().Err() != nil {
 					return ""
 				}
@@ -273,10 +315,10 @@ func (m *modelFlags) findDrafter(of meaning) string {
 // fileOf is the GGUF file that a name of a model stands for.
 func fileOf(cmd *cobra.Command, name string) (string, error) {
 	of, err := lookUp(name)
-	if err != nil || of.file != "" {
-		return of.file, err
+	if err != nil {
+		return "", err
 	}
-	return fetch(cmd, of.ref, false)
+	return of.local(cmd)
 }
 
 // completeModel offers names and what the cache has; files are the shell's matter.

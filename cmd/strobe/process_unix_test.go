@@ -216,3 +216,74 @@ func (r tellingReader) Read(b []byte) (int, error) {
 	os.Stdout.WriteString("reading\n")
 	return r.Reader.Read(b)
 }
+
+// TestDrain: told to stop, a server finishes its streams, takes nothing new and ends well; so does one in front of it.
+func TestDrain(t *testing.T) {
+	back, backURL := startProcess(t, "-m", testkit.Golden(t, "qwen3/model.gguf"), "--alias", "m", "--ctx", "4096",
+		"--threads", "1", "--shutdown-timeout", "2m")
+	ready(t, backURL)
+	front, frontURL := startProcess(t, "--upstream", "m="+backURL, "--shutdown-timeout", "2m")
+	ready(t, frontURL)
+	type streaming struct {
+		begun chan struct{}
+		ended chan streamed
+	}
+	q := map[string]any{"model": "m", "stream": true, "max_tokens": 3000, "temperature": 0, "ignore_eos": true,
+		"stream_options": map[string]bool{"include_usage": true},
+		"messages":       []map[string]string{{"role": "user", "content": "hi"}}}
+	begin := func(url string) streaming {
+		s := streaming{make(chan struct{}), make(chan streamed, 1)}
+		go func() {
+			r, err := streamTelling(t.Context(), url, q, s.begun)
+			if err != nil {
+				r.err = err.Error()
+			}
+			s.ended <- r
+		}()
+		return s
+	}
+	through, direct := begin(frontURL), begin(backURL)
+	for _, s := range []streaming{through, direct} {
+		select {
+		case <-s.begun:
+		case r := <-s.ended:
+			t.Fatalf("it ended before it began: %+v", r)
+		}
+	}
+	for _, p := range []struct {
+		cmd *exec.Cmd
+		url string
+	}{{front, frontURL}, {back, backURL}} {
+		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		for { // until it takes no requests
+			r, err := http.Get(p.url + "/health")
+			if err != nil {
+				break
+			}
+			r.Body.Close()
+		}
+	}
+	early := 0
+	for _, s := range []streaming{through, direct} {
+		select {
+		case <-s.ended:
+			early++
+		default:
+		}
+	}
+	if early > 0 {
+		t.Fatalf("%d streams were over before the servers took no more requests, so nothing was shown", early)
+	}
+	for name, s := range map[string]streaming{"through": through, "direct": direct} {
+		if r := <-s.ended; !r.whole || r.err != "" || r.completion != 3000 {
+			t.Errorf("%s: the stream ended with %d tokens, whole %v, %q", name, r.completion, r.whole, r.err)
+		}
+	}
+	for name, cmd := range map[string]*exec.Cmd{"front": front, "back": back} {
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s ended with %v", name, err)
+		}
+	}
+}

@@ -23,7 +23,7 @@ func commands() []commandGroup {
 		{"Models on this machine:", []*cobra.Command{newPullCmd(), newListCmd(), newShowCmd(), newRmCmd(), newPsCmd()}},
 		{"Speed and health:", []*cobra.Command{newBenchCmd(), newDevicesCmd(), newCheckCmd()}},
 		{"Model files:", []*cobra.Command{newInspectCmd(), newConvertCmd(), newQuantizeCmd(), newSynthCmd()}},
-		{"To look inside:", []*cobra.Command{newTokenizeCmd(), newDetokenizeCmd(), newLogitsCmd()}},
+		{"To look inside:", []*cobra.Command{newTokenizeCmd(), newDetokenizeCmd(), newLogitsCmd(), newPflashCmd()}},
 		{"Others:", []*cobra.Command{newConfigCmd(), newVersionCmd()}},
 	}
 }

@@ -108,7 +108,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if opt.system != "" {
 		messages = append([]chat.Message{{Role: "system", Content: opt.system}}, messages...)
 	}
-	how := dialog.Options{Whole: !opt.json}
+	how := dialog.Options{Whole: !opt.json, Context: m.Engine().Config().Context, Done: cmd.Context().Done()}
 	if guide != nil {
 		no := false
 		how.Thinking = &no // the grammar is that of the answer
@@ -145,7 +145,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	}
 	if !isQuiet(cmd) {
 		drafts := len(loaded.Drafters()) > 0 && set.Drafting.Draft != speculate.Off
-		fmt.Fprintln(cmd.ErrOrStderr(), summary(&a.Result().Stats, drafts))
+		fmt.Fprintln(cmd.ErrOrStderr(), shortened(a.Result())+summary(&a.Result().Stats, drafts))
 	}
 	if opt.verbose {
 		m.Close() // whoever runs the model writes down what passes cost
@@ -249,12 +249,13 @@ func printAnswer(w io.Writer, a *strobe.Answer) error {
 		Reasoning       string  `json:"reasoning,omitempty"`
 		Reason          string  `json:"reason"`
 		PromptTokens    int     `json:"prompt_tokens"`
+		SeenTokens      int     `json:"seen_tokens,omitempty"` // before the prompt was shortened
 		Tokens          int     `json:"tokens"`
 		TokensPerSecond float64 `json:"tokens_per_second"`
 		Drafted         int     `json:"drafted"`
 		Accepted        int     `json:"accepted"`
 		Passes          int     `json:"passes"`
-	}{a.Text(), m.Reasoning, r.Reason.String(), r.Prompt, r.Generated, r.Stats.Speed(), r.Stats.Guessed, r.Stats.Accepted,
+	}{a.Text(), m.Reasoning, r.Reason.String(), r.Prompt, r.Seen, r.Generated, r.Stats.Speed(), r.Stats.Guessed, r.Stats.Accepted,
 		r.Stats.Rounds})
 }
 

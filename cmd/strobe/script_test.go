@@ -1,6 +1,9 @@
 package main
 
 import (
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +19,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("WORK") == "" { // not in a script, which has none but its own
 		os.Setenv("XDG_CONFIG_HOME", filepath.Join(os.TempDir(), "no-settings-of-strobe"))
 	}
-	testscript.Main(m, map[string]func(){"strobe": main})
+	testscript.Main(m, map[string]func(){"strobe": main, "curl": curl})
 }
 
 // TestScripts runs the command lines in testdata/script as a user would, each file in a folder of its own. They are
@@ -50,4 +53,35 @@ func TestScripts(t *testing.T) {
 			},
 		},
 	})
+}
+
+// curl is as much of the program of that name as the pages use: an address, and data to send with -d.
+func curl() {
+	var url, data string
+	for i := 1; i < len(os.Args); i++ {
+		switch a := os.Args[i]; {
+		case a == "-d" && i+1 < len(os.Args):
+			i++
+			data = os.Args[i]
+		case strings.HasPrefix(a, "-"):
+			fmt.Fprintln(os.Stderr, "curl: unknown flag", a)
+			os.Exit(2)
+		default:
+			url = "http://" + strings.TrimPrefix(a, "http://")
+		}
+	}
+	resp, err := http.Get(url)
+	if data != "" {
+		resp, err = http.Post(url, "application/json", strings.NewReader(data))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "curl:", err)
+		os.Exit(7)
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(os.Stdout, resp.Body)
+	if resp.StatusCode != http.StatusOK {
+		os.Exit(22)
+	}
+	os.Exit(0)
 }

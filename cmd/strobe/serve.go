@@ -55,6 +55,7 @@ type serveOptions struct {
 
 	upstreams    []string
 	upstreamKeys []string
+	otlp         string
 
 	cacheDir  string
 	cacheRAM  byteSize
@@ -183,6 +184,9 @@ the one "strobe config" names.`,
 		"time a client may take to accept a piece of its answer")
 	f.DurationVar(&opt.drain, "shutdown-timeout", 10*time.Second,
 		"time running requests have to finish when the server is told to stop")
+	f.StringVar(&opt.otlp, "otlp", "",
+		"address of an OpenTelemetry collector that gets traces, such as http://localhost:4318 (also "+
+			"OTEL_EXPORTER_OTLP_ENDPOINT; default: none)")
 	f.StringVar(&opt.logFormat, "log-format", "text", "format of the log: text or json")
 	return cmd
 }
@@ -201,6 +205,18 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	}
 	if cfg.Upstreams != nil {
 		defer cfg.Upstreams.Close()
+	}
+	traces, err := o.traces(cmd.Context(), log)
+	if err != nil {
+		return err
+	}
+	if traces != nil {
+		cfg.Traces = traces
+		defer func() {
+			end, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), 5*time.Second) // for a slow collector
+			defer cancel()
+			_ = traces.Shutdown(end)
+		}()
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(o.port)))
 	if err != nil {
@@ -268,6 +284,7 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir,
 		CacheDiskBytes: int64(o.cacheDisk), Log: log,
 	}
+	o.prefill.log = func(line string) { log.Info(line) }
 	// In the engine zero means the default, here it means none.
 	if o.cacheRAM == 0 {
 		ecfg.CacheBytes = -1

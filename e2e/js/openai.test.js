@@ -5,6 +5,9 @@ import OpenAI from 'openai';
 
 const url = process.env.STROBE_URL;
 const key = process.env.STROBE_KEY ?? 'sesame';
+// Where the model runs: the same server, or one behind it.
+const back = process.env.STROBE_BACK || url;
+const backKey = process.env.STROBE_BACK_KEY ?? key;
 assert.ok(url, 'STROBE_URL is not set; e2e/run starts a server and sets it');
 const client = new OpenAI({ baseURL: url + '/v1', apiKey: key, maxRetries: 0 });
 
@@ -33,7 +36,7 @@ function checkArguments(text) {
 // idle waits until no slot is busy.
 async function idle() {
   for (let i = 0; i < 100; i++) {
-    const resp = await fetch(url + '/slots', { headers: { Authorization: 'Bearer ' + key } });
+    const resp = await fetch(back + '/slots', { headers: { Authorization: 'Bearer ' + backKey } });
     if ((await resp.json()).every((s) => !s.is_processing)) return;
     await new Promise((done) => setTimeout(done, 20));
   }

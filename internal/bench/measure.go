@@ -54,6 +54,7 @@ type result struct {
 	tokens     []int32
 	prompt     speculate.Stats // until the first token
 	decode     speculate.Stats // after it
+	first      time.Duration   // until the first token
 	cacheBytes int
 	draftBytes int
 }
@@ -63,10 +64,19 @@ type bencher struct {
 	model   *engine.Model
 	cfg     Config
 	runners []*speculate.Runner // per mode: each learns for itself, as it would alone
+	results [][][]result        // by mode, case and repeat
 }
 
 // Measure runs every case in every mode, Repeats times.
 func Measure(ctx context.Context, m *engine.Model, cfg Config) (*Report, error) {
+	s, err := MeasureAll(ctx, []Entry{{m, cfg}})
+	if err != nil {
+		return nil, err
+	}
+	return s.Reports[0], nil
+}
+
+func newBencher(m *engine.Model, cfg Config) (*bencher, error) {
 	cfg = cfg.withDefaults()
 	if len(cfg.Cases) == 0 || len(cfg.Modes) == 0 {
 		return nil, fmt.Errorf("bench: nothing to measure")
@@ -78,34 +88,9 @@ func Measure(ctx context.Context, m *engine.Model, cfg Config) (*Report, error) 
 			return nil, err
 		}
 		b.runners = append(b.runners, r)
+		b.results = append(b.results, make([][]result, len(cfg.Cases)))
 	}
-	defer m.Runner.Capture()
-	if err := b.warm(ctx); err != nil {
-		return nil, err
-	}
-	// results[mode][case][repeat]
-	results := make([][][]result, len(cfg.Modes))
-	for i := range results {
-		results[i] = make([][]result, len(cfg.Cases))
-	}
-	done, total := 0, cfg.Repeats*len(cfg.Cases)*len(cfg.Modes)
-	for rep := range cfg.Repeats {
-		for c := range cfg.Cases {
-			for i := range cfg.Modes {
-				// Another mode begins each time: whoever comes first pays for what the others did to the caches.
-				mode := (i + rep + c) % len(cfg.Modes)
-				r, err := b.run(ctx, mode, &cfg.Cases[c], cfg.Tokens)
-				if err != nil {
-					return nil, fmt.Errorf("prompt %s, mode %s: %w", cfg.Cases[c].ID, cfg.Modes[mode].Name, err)
-				}
-				results[mode][c] = append(results[mode][c], r)
-				if done++; cfg.Progress != nil {
-					cfg.Progress(done, total)
-				}
-			}
-		}
-	}
-	return b.report(results), nil
+	return b, nil
 }
 
 // runner returns the runner of a mode. Plain decoding has none of the drafter's costs.
@@ -147,6 +132,7 @@ func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result
 		return res, err
 	}
 	defer s.Close()
+	start := time.Now()
 	for !s.Done() {
 		if err := ctx.Err(); err != nil {
 			return res, err
@@ -156,7 +142,7 @@ func (b *bencher) run(ctx context.Context, mode int, c *Case, limit int) (result
 			return res, err
 		}
 		if prefilling && !s.Prefilling() {
-			res.prompt = s.Stats()
+			res.prompt, res.first = s.Stats(), time.Since(start)
 		}
 	}
 	res.tokens = s.Tokens()
@@ -201,6 +187,8 @@ func (b *bencher) report(results [][][]result) *Report {
 			plain = m.TokensPerSecond.Values
 		}
 		m.SpeedUp = NewSpread(ratios(m.TokensPerSecond.Values, plain))
+		m.Against = compare(results[i], results[0])
+		m.BreakEven = breakEven(results[i], results[0])
 		rep.Modes = append(rep.Modes, m)
 	}
 	rep.Prompts = b.prompts(results)
@@ -212,24 +200,27 @@ func (b *bencher) report(results [][][]result) *Report {
 // summarise adds the runs of one mode.
 func summarise(name string, cases [][]result, repeats int) ModeReport {
 	m := ModeReport{Name: name, Sources: map[string]int{}}
-	var speeds, prompts []float64
+	var speeds, prompts, firsts []float64
 	var all speculate.Stats
 	for rep := range repeats {
 		var tokens, promptTokens int
-		var decode, prompt time.Duration
+		var decode, prompt, first time.Duration
 		for _, c := range cases {
 			r := &c[rep]
 			tokens += max(0, len(r.tokens)-1)
 			decode += r.decode.DecodeTime
 			promptTokens += r.decode.Prompt
 			prompt += r.decode.PromptTime
+			first += r.first
 			all.Add(r.decode)
 		}
 		speeds = append(speeds, rate(tokens, decode))
 		prompts = append(prompts, rate(promptTokens, prompt))
+		firsts = append(firsts, first.Seconds()*1e3/float64(len(cases)))
 	}
 	m.TokensPerSecond = NewSpread(speeds)
 	m.PromptTokensPerSecond = NewSpread(prompts)
+	m.FirstToken = NewSpread(firsts)
 	m.Tokens, m.Passes, m.Drafts = all.Tokens, all.Rounds, all.Drafts
 	m.TokensPerPass = all.Mean()
 	m.Guessed, m.Accepted = all.Guessed, all.Accepted
@@ -247,6 +238,24 @@ func summarise(name string, cases [][]result, repeats int) ModeReport {
 	m.Time = Split{perToken(all.Draft), perToken(all.Verify), perToken(all.Commit), perToken(all.Sample),
 		perToken(all.Rest)}
 	return m
+}
+
+// breakEven is how many tokens a pass of one way must yield for it to be as fast as another, whose passes yield one.
+func breakEven(cases, plain [][]result) float64 {
+	perPass := func(cases [][]result) float64 {
+		var all speculate.Stats
+		for _, c := range cases {
+			for _, r := range c {
+				all.DecodeTime += r.decode.DecodeTime
+				all.Rounds += r.decode.Rounds
+			}
+		}
+		return all.DecodeTime.Seconds() / float64(max(1, all.Rounds))
+	}
+	if p := perPass(plain); p > 0 {
+		return perPass(cases) / p
+	}
+	return 0
 }
 
 // histogram returns the passes by the tokens they yielded: element 0 counts passes of one token.

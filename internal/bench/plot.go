@@ -1,11 +1,9 @@
 package bench
 
 import (
-	"bytes"
 	"fmt"
 	"image/color"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 )
@@ -18,16 +16,22 @@ type canvas interface {
 	encode() ([]byte, error)
 }
 
-// Plot draws the comparison as a picture of the given format, "svg" or "png".
-func (r *Report) Plot(format string) ([]byte, error) {
-	var c canvas
+// newCanvas returns an empty picture of the given format, "svg" or "png".
+func newCanvas(format string, width, height int) (canvas, error) {
 	switch format {
 	case "svg":
-		c = newSVG(plotWidth, plotHeight)
+		return newSVG(width, height), nil
 	case "png":
-		c = newPNG(plotWidth, plotHeight)
-	default:
-		return nil, fmt.Errorf("picture format %q: want svg or png", format)
+		return newPNG(width, height), nil
+	}
+	return nil, fmt.Errorf("picture format %q: want svg or png", format)
+}
+
+// Plot draws the comparison as a picture of the given format, "svg" or "png".
+func (r *Report) Plot(format string) ([]byte, error) {
+	c, err := newCanvas(format, plotWidth, plotHeight)
+	if err != nil {
+		return nil, err
 	}
 	r.draw(c)
 	return c.encode()
@@ -43,16 +47,27 @@ func PlotFormat(path string) (string, error) {
 }
 
 // WritePlot writes the picture to a file; its name decides the format.
-func (r *Report) WritePlot(path string) error {
-	format, err := PlotFormat(path)
-	if err != nil {
-		return err
+func (r *Report) WritePlot(path string) error { return writePlot(path, r.Plot) }
+
+// heading draws a title and a line below it.
+func heading(c canvas, title, below string) {
+	fitted(c, 24, 32, 16, plotWidth-48, ink, title)
+	fitted(c, 24, 52, 12, plotWidth-48, faint, below)
+}
+
+// fitted draws text no wider than a width: smaller if it must be, and cut if that is not enough.
+func fitted(c canvas, x, y float64, size int, width float64, col color.RGBA, s string) {
+	for size > 9 && textWidth(size, s) > width {
+		size--
 	}
-	b, err := r.Plot(format)
-	if err != nil {
-		return err
+	if textWidth(size, s) > width {
+		r := []rune(s)
+		for len(r) > 0 && textWidth(size, string(r)+"…") > width {
+			r = r[:len(r)-1]
+		}
+		s = string(r) + "…"
 	}
-	return os.WriteFile(path, bytes.Clone(b), 0o644)
+	c.text(x, y, size, 0, col, s)
 }
 
 const (
@@ -80,13 +95,7 @@ func (a *area) at(v float64) float64 { return a.y + a.h*(1-v/a.top) }
 
 func (r *Report) draw(c canvas) {
 	c.rect(0, 0, plotWidth, plotHeight, paper)
-	name := r.Model.Name
-	if name == "" {
-		name = r.Model.Arch
-	}
-	c.text(24, 32, 16, 0, ink, name+" on "+r.System.Device)
-	c.text(24, 52, 12, 0, faint, fmt.Sprintf("%d prompts (%s), %d tokens each, median of %d repeats", r.Settings.Prompts,
-		r.Settings.Source, r.Settings.Tokens, r.Settings.Repeats))
+	heading(c, r.name()+" on "+r.System.Device, r.Settings.text())
 	r.drawSpeed(c, area{x: 70, y: 100, w: 320, h: 220})
 	r.drawLengths(c, area{x: 480, y: 100, w: 310, h: 220})
 	verdict := "same tokens in all modes"
@@ -99,7 +108,7 @@ func (r *Report) draw(c canvas) {
 	c.text(plotWidth-30, plotHeight-14, 12, 1, faint, verdict)
 }
 
-// drawSpeed draws tokens per second as bars, with the range over the repeats as a thin line.
+// drawSpeed draws mean tokens per second as bars, with the range over the repeats as a thin line.
 func (r *Report) drawSpeed(c canvas, a area) {
 	c.text(a.x, a.y-18, 12, 0, ink, "tokens per second")
 	for _, m := range r.Modes {
@@ -114,12 +123,13 @@ func (r *Report) drawSpeed(c canvas, a area) {
 			fill = muted
 		}
 		s := m.TokensPerSecond
-		c.rect(x, a.at(s.Median), bar, a.at(0)-a.at(s.Median), fill)
+		c.rect(x, a.at(s.Mean), bar, a.at(0)-a.at(s.Mean), fill)
 		c.rect(x+bar/2-1, a.at(s.Max), 2, a.at(s.Min)-a.at(s.Max), ink)
-		c.text(x+bar/2, a.at(s.Max)-6, 12, 0.5, ink, fmt.Sprintf("%.1f", s.Median))
+		c.text(x+bar/2, a.at(s.Max)-6, 12, 0.5, ink, fmt.Sprintf("%.1f", s.Mean))
 		c.text(x+bar/2, a.at(0)+18, 12, 0.5, ink, m.Name)
 		if i > 0 {
-			c.text(x+bar/2, a.at(0)+34, 12, 0.5, faint, fmt.Sprintf("%.2fx", m.SpeedUp.Median))
+			c.text(x+bar/2, a.at(0)+34, 12, 0.5, faint, fmt.Sprintf("%.2fx", m.Against.Ratio))
+			c.text(x+bar/2, a.at(0)+49, 12, 0.5, faint, m.Against.Verdict)
 		}
 	}
 }
@@ -135,7 +145,8 @@ func (r *Report) drawLengths(c canvas, a area) {
 	if m == nil {
 		return
 	}
-	c.text(a.x, a.y-18, 12, 0, ink, fmt.Sprintf("%s: share of passes (%%) by tokens, mean %.2f", m.Name, m.TokensPerPass))
+	c.text(a.x, a.y-34, 12, 0, ink, m.Name+": share of passes (%) by the tokens they yield")
+	c.text(a.x, a.y-18, 12, 0, faint, fmt.Sprintf("mean %.2f, as fast as plain at %.2f", m.TokensPerPass, m.BreakEven))
 	for _, n := range m.Lengths {
 		a.top = max(a.top, 100*float64(n)/float64(max(1, m.Passes)))
 	}

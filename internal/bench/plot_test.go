@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
+	"image/color"
 	"image/png"
 	"io"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -22,7 +24,7 @@ func sampleReport() *Report {
 		{Name: "plain", TokensPerSecond: NewSpread([]float64{10, 11, 9}), SpeedUp: NewSpread([]float64{1, 1, 1}), Tokens: 30,
 			Passes: 30, Lengths: []int{30}},
 		{Name: "chain", TokensPerSecond: NewSpread([]float64{25, 22, 24}), SpeedUp: NewSpread([]float64{2.5, 2, 2.7}),
-			Tokens: 30, Passes: 10, TokensPerPass: 3,
+			Against: Comparison{2.5, 2.1, 2.9, 3, Real}, BreakEven: 1.4, Tokens: 30, Passes: 10, TokensPerPass: 3,
 			Guessed: 150, Accepted: 20, Lengths: []int{2, 3, 1, 4}, ByPosition: []float64{0.8, 0.6, 0.5},
 			Sources: map[string]int{"dflash": 10}},
 	}
@@ -54,8 +56,8 @@ func TestPlotSVG(t *testing.T) {
 			texts += string(e) + "|"
 		}
 	}
-	for _, want := range []string{"tiny <model> & \"co\"\ufffd", "plain", "chain", "24.0", "2.50x", "mean 3.00",
-		"same tokens"} {
+	for _, want := range []string{"tiny <model> & \"co\"\ufffd", "plain", "chain", "23.7", "2.50x", "real",
+		"mean 3.00, as fast as plain at 1.40", "same tokens"} {
 		if !strings.Contains(texts, want) {
 			t.Errorf("no text %q in %s", want, texts)
 		}
@@ -113,6 +115,75 @@ func TestRoundStep(t *testing.T) {
 	for top, want := range map[float64]float64{0: 1, 1: 0.5, 3: 1, 8: 2, 100: 50, 130: 50, 2500: 1000} {
 		if got := roundStep(top); math.Abs(got-want) > 1e-9 {
 			t.Errorf("step for %g is %g, want %g", top, got, want)
+		}
+	}
+}
+
+// boxes is a canvas that notes where texts stand.
+type boxes struct{ texts []box }
+
+type box struct {
+	text                     string
+	left, top, right, bottom float64
+}
+
+func (b *boxes) rect(x, y, w, h float64, c color.RGBA) {}
+
+func (b *boxes) text(x, y float64, size int, anchor float64, c color.RGBA, s string) {
+	w := textWidth(size, s)
+	x -= anchor * w
+	b.texts = append(b.texts, box{s, x, y - 0.8*float64(size), x + w, y + 0.2*float64(size)})
+}
+
+func (b *boxes) encode() ([]byte, error) { return nil, nil }
+
+// check fails for texts that overlap or leave the picture.
+func (b *boxes) check(t *testing.T, width, height float64) {
+	t.Helper()
+	if len(b.texts) < 10 {
+		t.Errorf("%d texts", len(b.texts))
+	}
+	for i, x := range b.texts {
+		if x.left < 0 || x.top < 0 || x.right > width || x.bottom > height {
+			t.Errorf("%q leaves the picture: %+v", x.text, x)
+		}
+		for _, y := range b.texts[:i] {
+			if x.left < y.right && y.left < x.right && x.top < y.bottom && y.top < x.bottom {
+				t.Errorf("%q and %q overlap", x.text, y.text)
+			}
+		}
+	}
+}
+
+// crowded has all modes, large numbers, long names and blocks of 16.
+func crowded() *Report {
+	r := sampleReport()
+	r.Model.Name = strings.Repeat("A model with a long name ", 6)
+	r.Settings.Source = strings.Repeat("folder/", 12) + "prompts.jsonl"
+	r.Modes = nil
+	for i, name := range ModeNames {
+		m := ModeReport{Name: name, TokensPerSecond: NewSpread([]float64{12345.6 + float64(i), 11000, 13000}), Guessed: i,
+			Against: Comparison{12.34, 11, 13, 16, TooFew}, BreakEven: 12.34, Passes: 160, TokensPerPass: 12.34}
+		m.Lengths = slices.Repeat([]int{10}, 16)
+		r.Modes = append(r.Modes, m)
+	}
+	return r
+}
+
+// TestPlotOverlap: no text runs into another, whatever the names and numbers.
+func TestPlotOverlap(t *testing.T) {
+	for _, r := range []*Report{sampleReport(), crowded()} {
+		b := &boxes{}
+		r.draw(b)
+		b.check(t, plotWidth, plotHeight)
+	}
+	s := &Sweep{Reports: []*Report{sampleReport(), crowded(), crowded()}}
+	b := &boxes{}
+	s.draw(b)
+	b.check(t, plotWidth, s.height())
+	for _, format := range []string{"svg", "png"} {
+		if pic, err := s.Plot(format); err != nil || len(pic) == 0 {
+			t.Errorf("%s: %v", format, err)
 		}
 	}
 }

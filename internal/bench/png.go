@@ -7,6 +7,7 @@ import (
 	"image/draw"
 	"image/png"
 	"math"
+	"sync"
 
 	"golang.org/x/image/font"
 	"golang.org/x/image/font/gofont/goregular"
@@ -34,16 +35,27 @@ func (p *raster) text(x, y float64, size int, anchor float64, c color.RGBA, s st
 	d.DrawString(s)
 }
 
-// face is the font of the picture.
-func face(size int) font.Face {
+// typeface is the font that pictures are drawn and measured with.
+var typeface = sync.OnceValue(func() *opentype.Font {
 	f, err := opentype.Parse(goregular.TTF)
-	if err == nil {
-		var at font.Face
-		if at, err = opentype.NewFace(f, &opentype.FaceOptions{Size: float64(size * fine), DPI: 72}); err == nil {
-			return at
-		}
+	if err != nil {
+		panic("bench: the built-in font: " + err.Error())
 	}
-	panic("bench: the built-in font: " + err.Error())
+	return f
+})
+
+// face is the font at a size of the picture.
+func face(size int) font.Face {
+	f, err := opentype.NewFace(typeface(), &opentype.FaceOptions{Size: float64(size * fine), DPI: 72})
+	if err != nil {
+		panic("bench: the built-in font: " + err.Error())
+	}
+	return f
+}
+
+// textWidth is how many pixels of the picture a text takes.
+func textWidth(size int, s string) float64 {
+	return float64(font.MeasureString(face(size), s)) / 64 / fine
 }
 
 func (p *raster) encode() ([]byte, error) {

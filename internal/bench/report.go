@@ -77,7 +77,10 @@ type ModeReport struct {
 	Name                  string         `json:"name"`
 	TokensPerSecond       Spread         `json:"tokens_per_second"` // after the first token
 	SpeedUp               Spread         `json:"speedup"`           // against plain, inside a repeat
+	Against               Comparison     `json:"against_plain"`
+	BreakEven             float64        `json:"break_even_tokens_per_pass"` // at which it is as fast as plain
 	PromptTokensPerSecond Spread         `json:"prompt_tokens_per_second"`
+	FirstToken            Spread         `json:"first_token_milliseconds"` // mean over the prompts
 	Tokens                int            `json:"tokens"`
 	Passes                int            `json:"passes"` // of the target, after the prompt
 	Drafts                int            `json:"drafts"` // passes of the drafter

@@ -7,10 +7,12 @@ import (
 
 // Spread is a measured quantity over the repeats of a run.
 type Spread struct {
-	Median float64   `json:"median"`
-	Min    float64   `json:"min"`
-	Max    float64   `json:"max"`
-	Values []float64 `json:"values"` // in the order measured
+	Median    float64   `json:"median"`
+	Min       float64   `json:"min"`
+	Max       float64   `json:"max"`
+	Mean      float64   `json:"mean"`
+	Deviation float64   `json:"deviation"` // standard deviation of the sample
+	Values    []float64 `json:"values"`    // in the order measured
 }
 
 // NewSpread sums up values. Without values everything is zero.
@@ -25,15 +27,24 @@ func NewSpread(values []float64) Spread {
 	n := len(sorted)
 	s.Min, s.Max = sorted[0], sorted[n-1]
 	s.Median = (sorted[(n-1)/2] + sorted[n/2]) / 2
+	s.Mean, s.Deviation = mean(values), deviation(values)
 	return s
 }
 
-// Format prints the median and, if there is more than one value, the range.
+// text prints the median and, if there is more than one value, the range.
 func (s Spread) text(prec int) string {
 	if len(s.Values) < 2 {
 		return fmt.Sprintf("%.*f", prec, s.Median)
 	}
 	return fmt.Sprintf("%.*f (%.*f..%.*f)", prec, s.Median, prec, s.Min, prec, s.Max)
+}
+
+// around prints the mean and, if there is more than one value, the deviation.
+func (s Spread) around(prec int) string {
+	if len(s.Values) < 2 {
+		return fmt.Sprintf("%.*f", prec, s.Mean)
+	}
+	return fmt.Sprintf("%.*f ± %.*f", prec, s.Mean, prec, s.Deviation)
 }
 
 // ratios divides a by b, value by value.

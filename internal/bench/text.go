@@ -57,40 +57,49 @@ func (p *printer) table(rows [][]string) {
 	p.err = tw.Flush()
 }
 
-func (r *Report) head(p *printer) {
-	name := r.Model.Name
-	if name == "" {
-		name = r.Model.Path
+// name is what people call the model.
+func (r *Report) name() string {
+	for _, n := range []string{r.Model.Name, r.Model.Path} {
+		if n != "" {
+			return n
+		}
 	}
-	p.line("%s (%s) on %s", name, r.Model.Arch, r.System.Device)
+	return r.Model.Arch
+}
+
+func (r *Report) head(p *printer) {
+	p.line("%s (%s) on %s", r.name(), r.Model.Arch, r.System.Device)
 	for _, d := range []*DrafterInfo{r.Drafter, r.MTP} {
 		if d != nil {
 			p.line("drafter %s (%s), block %d", d.Path, d.Name, d.Block)
 		}
 	}
-	how := "greedy"
-	if r.Settings.Temperature > 0 {
-		how = fmt.Sprintf("temperature %g, the same seed for all", r.Settings.Temperature)
-	}
-	if r.Settings.SyntheticAccept > 0 {
-		how = fmt.Sprintf("%g tokens per pass pretended", r.Settings.SyntheticAccept)
-	}
-	p.line("%d prompts (%s, %d tokens), up to %d tokens each, %d repeats, %s", r.Settings.Prompts, r.Settings.Source,
-		r.Settings.PromptTokens, r.Settings.Tokens, r.Settings.Repeats, how)
+	p.line("%s", r.Settings.text())
 }
 
 func (r *Report) speed(p *printer) {
 	p.line("")
-	rows := [][]string{{"mode", "tokens/s", "against plain", "tokens/pass", "accepted", "prompt tokens/s"}}
+	rows := [][]string{{"mode", "tokens/s", "against plain", "", "tokens/pass", "break-even", "first token ms", "accepted",
+		"prompt tokens/s"}}
 	for _, m := range r.Modes {
 		accepted := "-"
 		if m.Guessed > 0 {
 			accepted = fmt.Sprintf("%d of %d", m.Accepted, m.Guessed)
 		}
-		rows = append(rows, []string{m.Name, m.TokensPerSecond.text(1), m.SpeedUp.text(2),
-			fmt.Sprintf("%.2f", m.TokensPerPass), accepted, m.PromptTokensPerSecond.text(0)})
+		rows = append(rows, append(append([]string{m.Name}, m.cells()...), accepted, m.PromptTokensPerSecond.around(0)))
 	}
 	p.table(rows)
+	p.line("%s", howToRead)
+}
+
+// cells are a mode's speed in a table: tokens/s, against plain, verdict, tokens per pass, break-even, first token.
+func (m *ModeReport) cells() []string {
+	against, verdict, even := m.Against.text(), m.Against.Verdict, fmt.Sprintf("%.2f", m.BreakEven)
+	if m.Name == "plain" {
+		against, verdict, even = "1.00", "", "-"
+	}
+	return []string{m.TokensPerSecond.around(1), against, verdict, fmt.Sprintf("%.2f", m.TokensPerPass), even,
+		m.FirstToken.around(1)}
 }
 
 func (r *Report) split(p *printer) {

@@ -61,7 +61,8 @@ func TestPackFrees(t *testing.T) {
 	}
 }
 
-// TestNoRoom: a device that refuses memory at any point costs the pass that asked for it, not the sequence, and nothing leaks.
+// TestNoRoom: a device that refuses memory at any point costs the pass that asked for it, not the sequence, and nothing
+// leaks.
 func TestNoRoom(t *testing.T) {
 	dev := cpu.New(cpu.Options{Threads: 1})
 	defer dev.Close()

@@ -16,7 +16,8 @@ import (
 // shapes are memories of every kind: plain, windowed, recurrent, mixed, empty.
 var shapes = map[string]cache.Spec{
 	"attention": {Layers: []cache.Layer{{KVDims: kv(2, 8, 8, quant.F16)}}},
-	"windows":   {Layers: []cache.Layer{{KVDims: kv(1, 32, 32, quant.Q8_0), Window: 100}, {KVDims: kv(1, 32, 32, quant.Q8_0)}}},
+	"windows": {Layers: []cache.Layer{{KVDims: kv(1, 32, 32, quant.Q8_0), Window: 100},
+		{KVDims: kv(1, 32, 32, quant.Q8_0)}}},
 	"recurrent": {Layers: []cache.Layer{{KVDims: kv(1, 8, 4, quant.F16)}},
 		Delta: backend.DeltaDims{KHeads: 1, VHeads: 2, KDim: 4, VDim: 4, Kernel: 4}, Recurrent: []int{0, 0}},
 	"carrying": {Layers: []cache.Layer{{KVDims: kv(1, 8, 4, quant.F16)}}, Carry: 5},

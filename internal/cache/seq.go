@@ -215,7 +215,7 @@ func (s *Seq) checkPath(path []int32) error {
 	return nil
 }
 
-// trim drops pages that no later token can see, and pages past the end.
+// trim drops pages that have left the window: no later token can see them.
 func (s *Seq) trim() {
 	for gi, g := range s.m.groups {
 		t := s.tables[gi]

@@ -21,16 +21,16 @@ func TestTypes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for layer, want := range map[int][2]quant.Type{
-		0: {quant.F16, quant.F16}, 1: {quant.Q8_0, quant.Turbo4}, 4: {quant.Q4_0, quant.Turbo3}, 6: {quant.Q4_0, quant.Turbo3},
-		7: {quant.Q8_0, quant.Turbo4},
+		0: {quant.F16, quant.F16}, 1: {quant.Q8_0, quant.Turbo4}, 4: {quant.Q4_0, quant.Turbo3},
+		6: {quant.Q4_0, quant.Turbo3}, 7: {quant.Q8_0, quant.Turbo4},
 	} {
 		if k, v := got.Of(layer); k != want[0] || v != want[1] {
 			t.Errorf("layer %d: %v and %v, want %v", layer, k, v, want)
 		}
 	}
 	for _, bad := range [][4]string{
-		{"q6_k"}, {"", "bf16"}, {"", "", "x"}, {"", "", "", "0"}, {"", "", "", "3-1=f16"}, {"", "", "", "-1=f16"}, {"", "", "", "0=f16/y"},
-		{"", "", "", "99999999=f16"},
+		{"q6_k"}, {"", "bf16"}, {"", "", "x"}, {"", "", "", "0"}, {"", "", "", "3-1=f16"}, {"", "", "", "-1=f16"},
+		{"", "", "", "0=f16/y"}, {"", "", "", "99999999=f16"},
 	} {
 		if _, err := cache.ParseTypes(bad[0], bad[1], bad[2], bad[3]); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v", bad, err)
@@ -38,8 +38,8 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// TestTypesOfMemory: types are part of what stored sequences must fit, heads that a type cannot take are one clear error, and
-// memories say what they have.
+// TestTypesOfMemory: types are part of what stored sequences must fit, heads that a type cannot take are one clear
+// error, and memories say what they have.
 func TestTypesOfMemory(t *testing.T) {
 	b := cpu.New(cpu.Options{Threads: 1})
 	defer b.Close()
@@ -62,7 +62,8 @@ func TestTypesOfMemory(t *testing.T) {
 	}
 	odd := cache.Layer{KVDims: backend.KVDims{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.Turbo3}}
 	if _, err := cache.New([]backend.Backend{b}, cache.Spec{Layers: []cache.Layer{odd}}); err == nil ||
-		!strings.Contains(err.Error(), "turbo3") || !strings.Contains(err.Error(), "128") || !strings.Contains(err.Error(), "64") {
+		!strings.Contains(err.Error(), "turbo3") || !strings.Contains(err.Error(), "128") ||
+		!strings.Contains(err.Error(), "64") {
 		t.Errorf("turbo3 for heads of 64: %v", err)
 	}
 	plain := odd

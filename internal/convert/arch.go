@@ -1,7 +1,6 @@
 package convert
 
 import (
-	"encoding/json"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,7 +10,8 @@ import (
 type family int
 
 const (
-	qwen3 family = iota
+	llama family = iota
+	qwen3        // and Qwen2, whose rules are the same
 	qwen35
 	qwen3next
 	gemma4
@@ -28,7 +28,10 @@ type arch struct {
 }
 
 var archs = []arch{
+	{"llama", llama, false, []string{"LlamaForCausalLM"}},
+	{"qwen2", qwen3, false, []string{"Qwen2ForCausalLM"}},
 	{"qwen3", qwen3, false, []string{"Qwen3ForCausalLM", "Qwen3Model"}},
+	{"qwen3moe", qwen3, true, []string{"Qwen3MoeForCausalLM"}},
 	{"qwen35", qwen35, false, []string{"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"}},
 	{"qwen35moe", qwen35, true, []string{"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
 	{"qwen3next", qwen3next, true, []string{"Qwen3NextForCausalLM"}},
@@ -43,12 +46,15 @@ var archs = []arch{
 func (a *arch) hybrid() bool { return a.family == qwen35 || a.family == qwen3next }
 
 // headDim is the width of a head where the config leaves it out: the default of
-// the model's class, which is not hidden size by heads.
-func (a *arch) headDim() json.Number {
-	if a.family == qwen3 || a.family == dflash {
-		return "128"
+// the model's class, 0 where that is hidden size by heads.
+func (a *arch) headDim() int {
+	switch {
+	case a.family == llama || a.name == "qwen2":
+		return 0
+	case a.family == qwen3 || a.family == dflash:
+		return 128
 	}
-	return "256"
+	return 256
 }
 
 // gemma reports whether the model is a Gemma 4 or its assistant.

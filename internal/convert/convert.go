@@ -2,9 +2,11 @@ package convert
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"strobe/internal/gguf"
@@ -25,6 +27,8 @@ type Options struct {
 	// Target is the folder of the target's checkpoint; drafters need it for the
 	// tokenizer and to check that they fit.
 	Target string
+	// TargetFile is the target's GGUF file, in place of Target.
+	TargetFile *gguf.File
 	// NoMTP leaves out the NextN layers, MTPOnly everything else that a drafter can do without: the other layers.
 	NoMTP, MTPOnly bool
 	// NoVocab leaves the tokenizer out of a drafter: the target's file has it.
@@ -60,42 +64,20 @@ func (o *Options) warn(format string, args ...any) {
 
 // HF converts the Hugging Face checkpoint in dir to the GGUF file out.
 func HF(ctx context.Context, dir, out string, opt Options) error {
-	if st, err := os.Stat(dir); err != nil {
-		return err
-	} else if !st.IsDir() {
-		return fmt.Errorf("%s: is not a folder; expected a Hugging Face checkpoint", dir)
-	}
-	m, err := readModel(dir, opt)
-	if err != nil {
-		return err
-	}
-	w, err := openWeights(dir)
+	m, w, list, err := openCheckpoint(dir, opt)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	m.countMTP(w.list, opt.NoMTP)
-	if opt.MTPOnly && m.mtp == 0 {
-		return fmt.Errorf("%s: no multi-token-prediction layers to convert", dir)
-	}
-	list := w.list[:0:0]
-	for _, st := range w.list {
-		if name, keep := m.cleanName(st.name); keep {
-			st.name = name
-			list = append(list, st)
-		}
-	}
-	if len(list) == 0 {
-		return fmt.Errorf("%s: no text model in this checkpoint", dir)
-	}
-
 	vocabDir := dir
 	if m.family == dflash || opt.MTPOnly && opt.Target != "" {
 		vocabDir = opt.Target
 	}
-	tok, err := readTokenizer(vocabDir)
-	if err != nil {
-		return err
+	var tok *hfTokenizer // nil: that of the target's file
+	if m.family != dflash || opt.TargetFile == nil {
+		if tok, err = readTokenizer(vocabDir); err != nil {
+			return err
+		}
 	}
 	rows := 0
 	if m.gemma() {
@@ -160,6 +142,38 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	return wr.Close()
 }
 
+// openCheckpoint reads what a folder holds: the model's configuration, and the tensors of it that are converted.
+func openCheckpoint(dir string, opt Options) (m *model, w *weights, list []stored, err error) {
+	if st, err := os.Stat(dir); err != nil {
+		return nil, nil, nil, err
+	} else if !st.IsDir() {
+		return nil, nil, nil, fmt.Errorf("%s: is not a folder; expected a Hugging Face checkpoint", dir)
+	}
+	if m, err = readModel(dir, opt); err != nil {
+		return nil, nil, nil, err
+	}
+	if w, err = openWeights(dir); err != nil {
+		return nil, nil, nil, err
+	}
+	m.countMTP(w.list, opt.NoMTP)
+	for _, st := range w.list {
+		if name, keep := m.cleanName(st.name); keep {
+			st.name = name
+			list = append(list, st)
+		}
+	}
+	switch {
+	case opt.MTPOnly && m.mtp == 0:
+		err = fmt.Errorf("%s: no multi-token-prediction layers to convert", dir)
+	case len(list) == 0:
+		err = fmt.Errorf("%s: no text model in this checkpoint", dir)
+	}
+	if err != nil {
+		w.Close()
+	}
+	return m, w, list, err
+}
+
 // readModel reads the configuration, for a drafter also its target's.
 func readModel(dir string, opt Options) (*model, error) {
 	c, err := readConfig(dir)
@@ -173,8 +187,8 @@ func readModel(dir string, opt Options) (*model, error) {
 	if isReranker(dir, class) {
 		return nil, fieldErr(c.path, "architectures", "rerankers are not supported")
 	}
-	if !c.has("head_dim") {
-		c.m["head_dim"] = a.headDim()
+	if d := a.headDim(); d > 0 && !c.has("head_dim") {
+		c.m["head_dim"] = json.Number(strconv.Itoa(d))
 	}
 	m := &model{arch: a, class: class, dir: dir, c: c, rope: ropeOf(c)}
 	m.layers = c.need("num_hidden_layers", "n_layer", "num_layers")
@@ -185,6 +199,10 @@ func readModel(dir string, opt Options) (*model, error) {
 		if opt.NoVocab && !opt.MTPOnly {
 			return nil, fmt.Errorf("%s: is no drafter; only a drafter can do without a tokenizer", dir)
 		}
+		return m, nil
+	}
+	if opt.TargetFile != nil {
+		m.target = targetConfig(opt.TargetFile)
 		return m, nil
 	}
 	if opt.Target == "" {
@@ -319,12 +337,25 @@ func (m *model) metadata(tensors []gguf.TensorSpec, tok *hfTokenizer, mix quant.
 	}
 	l.set("general.quantization_version", uint32(quantVersion))
 	vocab, _ := m.c.int("vocab_size")
-	if opt.NoVocab {
+	switch {
+	case opt.NoVocab:
 		l.set(m.name+".vocab_size", uint32(vocab))
-	} else if err := tok.setVocab(l, m, opt.Pre, vocab); err != nil {
-		return nil, err
+	case tok == nil:
+		kvs, err := opt.TargetFile.KVs()
+		if err != nil {
+			return nil, err
+		}
+		for _, kv := range kvs {
+			if strings.HasPrefix(kv.Key, "tokenizer.") {
+				l.set(kv.Key, kv.Value)
+			}
+		}
+	default:
+		if err := tok.setVocab(l, m, opt.Pre, vocab); err != nil {
+			return nil, err
+		}
 	}
-	if tok.note != "" {
+	if tok != nil && tok.note != "" {
 		opt.warn("%s", tok.note)
 	}
 	if m.family == dflash {

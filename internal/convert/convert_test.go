@@ -633,8 +633,8 @@ func TestBadCheckpoints(t *testing.T) {
 		change func(c *checkpoint)
 		words  []string
 	}{
-		{"unknown class", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"LlamaForCausalLM"} },
-			[]string{"config.json", "architectures", "LlamaForCausalLM", "Qwen3ForCausalLM"}},
+		{"unknown class", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"BloomForCausalLM"} },
+			[]string{"config.json", "architectures", "BloomForCausalLM", "Qwen3ForCausalLM"}},
 		{"DSpark", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"Qwen3DSparkModel"} },
 			[]string{"DSpark"}},
 		{"no class", "qwen3", func(c *checkpoint) { delete(c.config, "architectures") },

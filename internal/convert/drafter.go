@@ -1,6 +1,14 @@
 package convert
 
-import "path/filepath"
+import (
+	"encoding/json"
+	"math"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"strobe/internal/gguf"
+)
 
 // drafterKeys writes what a DFlash drafter adds to a Qwen3-like body. Captured
 // layers are stored by the layer whose input is captured, one more than the
@@ -28,6 +36,9 @@ func (m *model) drafterKeys(k modelKeys) {
 	v, ok = either("final_logit_softcapping")
 	k.maybeF32("final_logit_softcapping", v, ok && v > 0)
 	v, ok = either("input_embedding_scale")
+	if !ok && m.gemmaTarget() { // embeddings are the target's, which scales them
+		v, ok = math.Sqrt(float64(c.need("hidden_size"))), true
+	}
 	k.maybeF32("embedding_scale", v, ok)
 
 	ids := m.captured()
@@ -51,8 +62,10 @@ func (m *model) drafterKeys(k modelKeys) {
 		} else {
 			pattern = kindsOf(m.layerTypes(), "sliding_attention")
 		}
-		k.u32("attention.sliding_window", window)
-		k.set(k.prefix+"attention.sliding_window_pattern", pattern)
+		if slices.Contains(pattern, true) {
+			k.u32("attention.sliding_window", window)
+			k.set(k.prefix+"attention.sliding_window_pattern", pattern)
+		}
 	}
 	causal, ok := c.bool("is_causal")
 	if !ok {
@@ -126,4 +139,28 @@ func (m *model) checkDrafter(fc []int, path string) error {
 		return fieldErr(cfg, "dflash_config.mask_token_id", "%d is outside the vocabulary of %d", mask, vocab)
 	}
 	return nil
+}
+
+// targetConfig is as much of a target's config.json as a drafter needs, from the target's GGUF file.
+func targetConfig(f *gguf.File) config {
+	c := config{path: f.Path(), m: map[string]any{}, err: new(error)}
+	number := func(key string) int {
+		n, _, err := f.Uint(f.Arch() + "." + key)
+		if err != nil && *c.err == nil {
+			*c.err = err
+		}
+		return int(min(n, 1<<31))
+	}
+	layers := number("block_count") - number("nextn_predict_layers")
+	c.m["hidden_size"] = json.Number(strconv.Itoa(number("embedding_length")))
+	c.m["num_hidden_layers"] = json.Number(strconv.Itoa(layers))
+	for _, a := range archs {
+		if a.name == f.Arch() {
+			c.m["architectures"] = []any{a.classes[0]}
+		}
+	}
+	if sections, ok, _ := f.Ints(f.Arch() + ".rope.dimension_sections"); ok && len(sections) > 0 {
+		c.m["rope_parameters"] = map[string]any{"mrope_section": []any{}}
+	}
+	return c
 }

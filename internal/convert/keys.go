@@ -122,14 +122,26 @@ type model struct {
 func (m *model) blocks() int { return m.layers + m.mtp }
 
 // headDim is the width of one attention head.
-func (m *model) headDim() int { return m.c.need("head_dim") }
+func (m *model) headDim() int {
+	if d := m.arch.headDim(); d == 0 && !m.c.has("head_dim") {
+		return m.c.need("hidden_size", "n_embd") / m.c.need("num_attention_heads")
+	}
+	return m.c.need("head_dim")
+}
 
 // setKeys writes the architecture's keys, from block_count on.
 func (m *model) setKeys(l *keyList, fileType uint32) error {
 	k := modelKeys{l, m.name + "."}
 	m.commonKeys(k, fileType)
 	switch m.family {
+	case llama:
+		vocab, ok := m.c.int("vocab_size")
+		k.maybeU32("vocab_size", vocab, ok)
+		k.u32("rope.dimension_count", m.headDim())
 	case qwen3:
+		if m.moe {
+			m.expertKeys(k)
+		}
 		m.poolingKey(k)
 	case qwen35, qwen3next:
 		m.hybridKeys(k)
@@ -291,12 +303,20 @@ func kindsOf(types []string, kind string) []bool {
 	return out
 }
 
+// expertKeys writes the widths of experts. Files have no key for weights that do not add up to one.
+func (m *model) expertKeys(k modelKeys) {
+	n, ok := m.c.int("moe_intermediate_size")
+	k.maybeU32("expert_feed_forward_length", n, ok)
+	n, ok = m.c.int("shared_expert_intermediate_size")
+	k.maybeU32("expert_shared_feed_forward_length", n, ok)
+	if norm, ok := m.c.bool("norm_topk_prob"); ok && !norm {
+		m.c.fail("norm_topk_prob", "is false, which %s files cannot express", m.name)
+	}
+}
+
 func (m *model) hybridKeys(k modelKeys) {
 	c := m.c
-	n, ok := c.int("moe_intermediate_size")
-	k.maybeU32("expert_feed_forward_length", n, ok)
-	n, ok = c.int("shared_expert_intermediate_size")
-	k.maybeU32("expert_shared_feed_forward_length", n, ok)
+	m.expertKeys(k)
 	if m.mtp > 0 {
 		k.u32("nextn_predict_layers", m.mtp)
 	}

@@ -139,7 +139,14 @@ var layerNames = map[string]string{
 
 // Tensors of a block that one family adds or names differently.
 var familyNames = map[family]map[string]string{
-	qwen3:     {"post_attention_layernorm": "ffn_norm"},
+	llama: {"post_attention_layernorm": "ffn_norm"},
+	qwen3: {
+		"post_attention_layernorm": "ffn_norm",
+		"mlp.gate":                 "ffn_gate_inp",
+		"mlp.experts.gate_proj":    "ffn_gate_exps",
+		"mlp.experts.up_proj":      "ffn_up_exps",
+		"mlp.experts.down_proj":    "ffn_down_exps",
+	},
 	qwen35:    hybridNames,
 	qwen3next: hybridNames,
 	gemma4:    gemmaNames, gemma4Assistant: gemmaNames,

@@ -124,6 +124,18 @@ func (s *source) columns(from []int) *source {
 	return &out
 }
 
+// reordered has the rows of a matrix, or the values of a vector, in the order that from names.
+func (s *source) reordered(from func(i int) int) *source {
+	if len(s.shape) > 1 {
+		return s.picked(s.shape, from)
+	}
+	cols := make([]int, s.width())
+	for i := range cols {
+		cols[i] = from(i)
+	}
+	return s.columns(cols)
+}
+
 // mapped changes every value. The reference computes on half-precision tensors
 // in half precision, so results of those are rounded to it.
 func (s *source) mapped(f func(float32) float32) *source {

@@ -163,7 +163,7 @@ type builder struct {
 // buildTensors lists the tensors to write.
 func (m *model) buildTensors(list []stored, vocab int) (*builder, error) {
 	b := &builder{m: m, vocab: vocab, names: map[string]string{}, experts: map[int]map[string]*source{}}
-	if m.gemma() {
+	if m.gemma() || m.family == llama {
 		if err := b.ropeFactors(); err != nil {
 			return nil, err
 		}
@@ -231,6 +231,31 @@ func (b *builder) add(name string, s *source) error {
 		return b.addHybrid(name, s)
 	case dflash:
 		return b.addDrafter(name, s)
+	case llama:
+		return b.addLlama(name, s)
+	}
+	if bid, rest, ok := splitLayer(name); ok && strings.HasPrefix(rest, "mlp.experts.") {
+		return b.addExperts(bid, strings.TrimPrefix(rest, "mlp.experts."), s)
+	}
+	return b.emitMapped(name, s)
+}
+
+// addLlama puts the values of queries and keys that are turned together side by side, where checkpoints keep them half
+// a head apart.
+func (b *builder) addLlama(name string, s *source) error {
+	if _, rest, ok := splitLayer(name); ok && (strings.HasPrefix(rest, "self_attn.q_proj.") ||
+		strings.HasPrefix(rest, "self_attn.k_proj.")) {
+		dim := b.m.headDim()
+		if err := b.m.c.failed(); err != nil {
+			return err
+		}
+		if s.shape[0]%dim != 0 || dim%2 != 0 {
+			return s.fail("shape is %v, heads have %d values", s.shape, dim)
+		}
+		s = s.reordered(func(i int) int {
+			k := i % dim
+			return i - k + k%2*(dim/2) + k/2
+		})
 	}
 	return b.emitMapped(name, s)
 }
@@ -253,27 +278,63 @@ func (b *builder) addGemma(name string, s *source) error {
 	return b.emitMapped(name, s)
 }
 
-// ropeFactors makes the tensor that turns off rotation for most pairs of the
-// full-attention layers: an angle divided by 1e30 is zero.
+// ropeFactors makes the tensor that divides rotary frequencies, for models that have one.
 func (b *builder) ropeFactors() error {
-	m := b.m
-	full := m.rope.full
-	part, ok := full.float("partial_rotary_factor")
-	if kind, _ := full.str("rope_type"); kind != "proportional" || !ok {
-		return fieldErr(m.c.path, "rope_parameters.full_attention",
-			"expected rope_type proportional with a partial_rotary_factor")
+	m, full := b.m, b.m.rope.full
+	kind, _ := full.str("rope_type")
+	var factors []float32
+	if m.gemma() {
+		// Most pairs of the full-attention layers do not turn: an angle divided by 1e30 is zero.
+		part, ok := full.float("partial_rotary_factor")
+		if kind != "proportional" || !ok {
+			return fieldErr(m.c.path, "rope_parameters.full_attention",
+				"expected rope_type proportional with a partial_rotary_factor")
+		}
+		dim := m.gemmaHeadDim()
+		for i := range dim / 2 {
+			factor := float32(1)
+			if i >= int(float64(dim)*part/2) {
+				factor = 1e30
+			}
+			factors = append(factors, factor)
+		}
+	} else if kind == "llama3" {
+		factors = llama3Factors(full, m.headDim())
 	}
-	dim := m.gemmaHeadDim()
 	if err := m.c.failed(); err != nil {
 		return err
 	}
-	factors := make([]float32, dim/2)
-	for i := range factors {
-		if factors[i] = 1; i >= int(float64(dim)*part/2) {
-			factors[i] = 1e30
-		}
+	if factors == nil {
+		return nil
 	}
 	return b.emit("rope_freqs.weight", constant("rope_freqs", factors))
+}
+
+// llama3Factors stretch the waves that are longer than the original context by a factor, leave short ones as they are
+// and change smoothly between.
+func llama3Factors(c config, dim int) []float32 {
+	or := func(key string, def float64) float64 {
+		if v, ok := c.float(key); ok && v > 0 {
+			return v
+		}
+		return def
+	}
+	factor, low, high := or("factor", 8), or("low_freq_factor", 1), or("high_freq_factor", 4)
+	context, base := or("original_max_position_embeddings", 8192), or("rope_theta", 10000)
+	factors := make([]float32, dim/2)
+	for i := range factors {
+		wave := 2 * math.Pi * math.Pow(base, 2*float64(i)/float64(dim))
+		switch {
+		case wave < context/high:
+			factors[i] = 1
+		case wave > context/low:
+			factors[i] = float32(factor)
+		default:
+			smooth := (context/wave - low) / (high - low)
+			factors[i] = float32(1 / ((1-smooth)/factor + smooth))
+		}
+	}
+	return factors
 }
 
 func (b *builder) addHybrid(name string, s *source) error {
@@ -503,14 +564,7 @@ func pairsToHalves(s *source, dim int) *source {
 		}
 		return h*dim + 2*(k-dim/2) + 1
 	}
-	if len(s.shape) > 1 {
-		return s.picked(s.shape, from)
-	}
-	cols := make([]int, s.width())
-	for i := range cols {
-		cols[i] = from(i)
-	}
-	return s.columns(cols)
+	return s.reordered(from)
 }
 
 // addTable converts the table from draft ids to target ids, which checkpoints

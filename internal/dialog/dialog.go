@@ -19,6 +19,7 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/chat/parse"
 	"strobe/internal/engine"
+	"strobe/internal/pflash"
 	"strobe/internal/tokenizer"
 )
 
@@ -119,6 +120,8 @@ type Prompt struct {
 	Tokens []int32
 	// Thinking: it ends inside an open block of reasoning.
 	Thinking bool
+	// Shortened is what was left out of it before, and how long that took. Its counts are the scorer's.
+	Shortened pflash.Report
 
 	tok    *tokenizer.Tokenizer
 	format *format // nil for text to be continued
@@ -129,8 +132,20 @@ type Prompt struct {
 // Text returns the prompt of a text that is to be continued. Raw text may contain control tokens. Its only
 // error is ErrStopped, when done is closed.
 func (f *Format) Text(text string, raw bool, done <-chan struct{}) (*Prompt, error) {
-	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw, Done: done}
-	return &Prompt{Text: text, Tokens: f.model.Tokenizer.Encode(text, opt)}, stopped(done)
+	return f.text(text, raw, Options{Done: done})
+}
+
+func (f *Format) text(text string, raw bool, o Options) (*Prompt, error) {
+	var p Prompt
+	var err error
+	if !raw { // whoever writes control tokens means every one of them
+		if text, p.Shortened, err = f.shortenText(text, o); err != nil {
+			return nil, err
+		}
+	}
+	opt := tokenizer.EncodeOptions{AddSpecial: true, ParseSpecial: raw, Done: o.Done}
+	p.Text, p.Tokens = text, f.model.Tokenizer.Encode(text, opt)
+	return &p, stopped(o.Done)
 }
 
 // Prompt returns the prompt for an answer, or, when it is to be raw or the model has no chat template, for a
@@ -143,7 +158,7 @@ func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, erro
 	for i := range msgs {
 		text.WriteString(msgs[i].Text())
 	}
-	return f.Text(text.String(), raw, o.Done)
+	return f.text(text.String(), raw, o)
 }
 
 // Chat returns the prompt for an answer to a conversation. A conversation that ends with the assistant is to be
@@ -154,6 +169,10 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		return nil, err
 	}
 	if msgs, err = textOnly(msgs); err != nil {
+		return nil, err
+	}
+	msgs, short, err := f.shorten(msgs, o)
+	if err != nil {
 		return nil, err
 	}
 	size := 0
@@ -192,7 +211,7 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	text += continued
 	tok := f.model.Tokenizer
 	return &Prompt{Text: text, Tokens: encode(tok, text, plain, o.Done), Thinking: parse.ThinkingOpen(text),
-		tok: tok, format: x, tools: o.Tools, whole: o.Whole}, stopped(o.Done)
+		Shortened: short, tok: tok, format: x, tools: o.Tools, whole: o.Whole}, stopped(o.Done)
 }
 
 // textOnly refuses images, sounds and whatever else no model here can read: templates would put a token there that
@@ -281,7 +300,7 @@ func (f *Format) Fits(bytes, context int) error {
 	if err != nil {
 		return err
 	}
-	if n := bytes / max(x.longest, 1); context > 0 && n >= context {
+	if n := bytes / max(x.longest, 1); context > 0 && n >= context && !f.model.Prefill.Active() {
 		return &engine.ContextError{Prompt: n, Context: context}
 	}
 	return nil
@@ -307,6 +326,9 @@ func messageSize(m *chat.Message) int {
 // Request adds the prompt to a request.
 func (p *Prompt) Request(req engine.Request) engine.Request {
 	req.Tokens = p.Tokens
+	if p.Shortened.Changed() {
+		req.Seen = len(p.Tokens) + p.Shortened.Seen - p.Shortened.Kept
+	}
 	if p.format == nil {
 		return req
 	}

@@ -39,6 +39,7 @@ type job struct {
 	reason  Reason
 	logits  []float32 // copy of the newest row, when log probabilities are wanted
 	first   time.Duration
+	told    Round    // sums of what Watch knows of the stream
 	loading *restore // what the prompt waits for, nil when it can run
 }
 
@@ -80,7 +81,7 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 	if err != nil {
 		return err
 	}
-	j.stream = s
+	j.stream, j.told = s, Round{}
 	return nil
 }
 
@@ -89,6 +90,22 @@ type nothing struct{}
 
 func (nothing) Sample([]float32) int32 { return 0 }
 func (nothing) Accept(int32)           {}
+
+// watch tells what a step did that began at start.
+func (j *job) watch(start time.Time) {
+	st := j.stream.Stats()
+	now := Round{Prompt: st.Prompt, Guessed: st.Guessed, Accepted: st.Accepted, Draft: st.Draft, Verify: st.Verify}
+	if j.last {
+		now.Tokens = st.Tokens
+	}
+	was := j.told
+	j.told = now
+	j.g.req.Watch(Round{
+		Start: start, Took: time.Since(start), Prompt: now.Prompt - was.Prompt, Tokens: now.Tokens - was.Tokens,
+		Guessed: now.Guessed - was.Guessed, Accepted: now.Accepted - was.Accepted,
+		Draft: now.Draft - was.Draft, Verify: now.Verify - was.Verify,
+	})
+}
 
 // endLeg closes the current stream and adds up what it did.
 func (j *job) endLeg() {

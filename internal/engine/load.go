@@ -44,6 +44,7 @@ import (
 	"strobe/internal/draft/ngram"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/pflash"
 	"strobe/internal/platform"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
@@ -69,7 +70,8 @@ type Options struct {
 	// DraftGPULayers is how many of a DFlash drafter's layers that one runs, if it is a GPU, the last ones; the processor
 	// runs the others. 0 means all, negative none.
 	DraftGPULayers int
-	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes.
+	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes; and
+	// what looks wrong with the files.
 	Say func(line string)
 	// Progress, if set, is told how many bytes of weights a GPU has got, of how many.
 	Progress func(done, total int)
@@ -86,6 +88,10 @@ type Options struct {
 	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
 	MTP    bool
 	Causal dflash.Causal
+	// Scorer is the file of a small model that shortens long prompts, "self" for the target; "" leaves prompts as they
+	// are. Prefill says how; its device is the target's unless it names one.
+	Scorer  string
+	Prefill pflash.Options
 	open   func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
@@ -100,6 +106,7 @@ type Model struct {
 	Runner    *speculate.Runner
 	Template  string          // chat template, "" for none
 	Sampling  sample.Defaults // what its makers recommend
+	Prefill   *pflash.Prefill // shortens prompts; nil if they are left as they are
 
 	Path, DrafterPath string
 	names             []string // of the devices, as they were opened
@@ -249,7 +256,28 @@ func (m *Model) load(src Source, opt Options) error {
 			return err
 		}
 	}
-	m.Sampling, err = modelSampling(src.Target, m.Path)
+	if m.Sampling, err = modelSampling(src.Target, m.Path); err != nil {
+		return err
+	}
+	return m.loadScorer(src.Target, opt)
+}
+
+// loadScorer opens the model that shortens prompts.
+func (m *Model) loadScorer(f *gguf.File, opt Options) (err error) {
+	if opt.Scorer == "" || opt.Prefill.Mode == pflash.Off {
+		return nil
+	}
+	if opt.Scorer != "self" {
+		if f, err = gguf.Open(opt.Scorer); err != nil {
+			return err
+		}
+		m.files = append(m.files, f)
+	}
+	p := opt.Prefill
+	if p.Threads = opt.Threads; p.Device == "" {
+		p.Device = m.names[0]
+	}
+	m.Prefill, err = pflash.Open(f, p)
 	return err
 }
 
@@ -290,6 +318,9 @@ func (m *Model) loadDrafters(src Source, opt Options) (err error) {
 		}
 		if err != nil {
 			return err
+		}
+		if why := MadeForAnother(f, src.Target); why != "" && opt.Say != nil {
+			opt.Say(fmt.Sprintf("warning: %s: %s; it may guess badly", filepath.Base(f.Path()), why))
 		}
 	}
 	if m.MTP == nil && own {
@@ -367,6 +398,9 @@ func sameVocabulary(src Source) error {
 
 // Close releases the model. It may be called more than once.
 func (m *Model) Close() error {
+	if m.Prefill != nil {
+		m.Prefill.Close()
+	}
 	for _, b := range m.backends {
 		b.Close()
 	}

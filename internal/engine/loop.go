@@ -251,6 +251,8 @@ func (l *loop) lookup(j *job) {
 		j.seq, j.drafts = l.m.Target.NewSeq(), newContexts(l.drafters, want)
 	}
 	if l.cache != nil && !req.NoCache {
+		l.cache.stats.Asked += int64(len(req.Tokens))
+		l.cache.stats.Found += int64(j.seq.Len())
 		if j.seq.Len() > 0 {
 			l.cache.stats.Hits++
 		} else {
@@ -310,6 +312,9 @@ func (l *loop) step() (bool, error) {
 	l.e.mu.Unlock()
 	for _, j := range live {
 		if j.stream != nil {
+			if j.g.req.Watch != nil {
+				j.watch(start)
+			}
 			l.settle(j)
 		}
 	}

@@ -44,6 +44,7 @@ type CacheStats struct {
 	Bytes         int64 // memory that entries hold, shared pages counted once
 	Limit         int64
 	Hits, Misses  int64 // requests
+	Asked, Found  int64 // tokens of prompts, and how many of them were there
 	Evicted       int64
 	DiskEntries   int
 	DiskBytes     int64

@@ -33,7 +33,24 @@ type Request struct {
 	// models need none. Positions outside the prompt are ignored.
 	Checkpoints []int
 	Slot        *int // where to run; nil takes any
+	Seen        int  // tokens of the prompt before it was shortened; 0 for one that was not
 	Progress    bool // tell in events how far the prompt is
+	// Watch is told of every step the generation took part in, on the engine's goroutine, before the
+	// step's tokens can be read. nil costs nothing.
+	Watch func(Round)
+}
+
+// Round is what one step did for a generation. Its times are those of the whole step, which others may have shared.
+type Round struct {
+	Start time.Time
+	Took  time.Duration
+
+	Prompt   int // tokens of the prompt it ran
+	Tokens   int // generated
+	Guessed  int // of them and others, drafted and verified
+	Accepted int // of the guesses, right
+
+	Draft, Verify time.Duration // drafting; the pass of the target
 }
 
 // Token is one generated token.
@@ -94,6 +111,7 @@ type Result struct {
 	Slot   int    // where it ran, -1 if it never did
 
 	Prompt    int // tokens of the prompt
+	Seen      int // of them before it was shortened; 0 if it was not
 	Cached    int // of them, found in the cache
 	Generated int // tokens drawn, an end-of-generation token included
 

@@ -142,7 +142,7 @@ func readGemma4(l *nn.Loader, m *Model) (*gemma4, error) {
 		return nil, err
 	}
 	a.sliding = l.Rope(rotSlide, l.Float("rope.freq_base_swa", 10000), nil)
-	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), freqFactors(l, rot/2))
+	a.full = l.Rope(rot, l.Float("rope.freq_base", 1e6), l.RopeFactors(rot))
 	return a, l.Err
 }
 
@@ -190,14 +190,6 @@ func (a *gemma4) loadExperts(l *nn.Loader, p string, hidden int, y *gemma4Layer)
 	y.preFFNorm2 = l.Vector(p+"pre_ffw_norm_2.weight", hidden)
 	y.postFFNorm1 = l.Vector(p+"post_ffw_norm_1.weight", hidden)
 	y.postFFNorm2 = l.Vector(p+"post_ffw_norm_2.weight", hidden)
-}
-
-// freqFactors reads the divisors of the full layers' rotary frequencies, which turn most pairs off.
-func freqFactors(l *nn.Loader, n int) []float32 {
-	if !l.Has("rope_freqs.weight") {
-		return nil
-	}
-	return l.Floats("rope_freqs.weight", n)
 }
 
 func (a *gemma4) begin(s *step) {

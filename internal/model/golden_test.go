@@ -3,6 +3,9 @@ package model
 import (
 	"encoding/binary"
 	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"strobe/internal/backend/cpu"
@@ -11,18 +14,35 @@ import (
 	"strobe/internal/gguf"
 	"strobe/internal/quant"
 	"strobe/internal/safetensors"
+	"strobe/internal/synth"
 	"strobe/internal/testkit"
 )
 
 var targets = []string{"qwen3", "qwen35", "qwen35moe", "qwen3next", "gemma4", "gemma4moe", "gemma4e"}
 
-// open loads a golden model on a CPU backend of its own.
-func open(t testing.TB, name string, threads int, opt Options) *Model {
+// every also has architectures without golden files, whose numbers package modeltest checks, as made-up models.
+var every = slices.Concat(targets, []string{"tiny-llama", "tiny-qwen2", "tiny-qwen3moe"})
+
+// file opens a golden or a made-up model.
+func file(t testing.TB, name string) *gguf.File {
 	t.Helper()
-	f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
+	path := filepath.Join(t.TempDir(), name)
+	if !strings.HasPrefix(name, "tiny-") {
+		path = testkit.Golden(t, name+"/model.gguf")
+	} else if err := synth.Write(t.Context(), path, name, "q8_0", 1, synth.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return f
+}
+
+// open loads a model on a CPU backend of its own.
+func open(t testing.TB, name string, threads int, opt Options) *Model {
+	t.Helper()
+	f := file(t, name)
 	b := cpu.New(cpu.Options{Threads: threads})
 	t.Cleanup(func() { b.Close(); f.Close() })
 	m, err := Open(f, testkit.NewDevice(t, b), opt)

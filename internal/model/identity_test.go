@@ -86,7 +86,7 @@ func runBeside(t *testing.T, m *Model, in []int32) (logits []float32) {
 // TestPromptIdentity: a prompt, which needs no tape, leaves the same state as tokens decoded one by one.
 func TestPromptIdentity(t *testing.T) {
 	in := tokens(2, 90)
-	for _, name := range targets {
+	for _, name := range every {
 		m := open(t, name, 2, Options{})
 		want, _ := run(t, m, m.NewSeq(), in, 1, false)
 		seq := m.NewSeq()
@@ -108,7 +108,7 @@ func TestPromptIdentity(t *testing.T) {
 // TestRollback runs random scripts of chains and trees of which random parts are accepted, and
 // compares with a sequence that only ever saw the accepted tokens.
 func TestRollback(t *testing.T) {
-	for _, name := range targets {
+	for _, name := range every {
 		for _, tree := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/tree=%v", name, tree), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(11, 3))
@@ -172,7 +172,7 @@ func TestTreeRows(t *testing.T) {
 	in := tokens(4, 30)
 	toks := tokens(5, 9)
 	parents := []int32{-1, 0, 0, 1, 1, 2, 5, 3, 0}
-	for _, name := range targets {
+	for _, name := range every {
 		m := open(t, name, 2, Options{KV: cache.Uniform(quant.F32)})
 		base := m.NewSeq()
 		run(t, m, base, in, 30, false)
@@ -209,7 +209,7 @@ func TestTreeRows(t *testing.T) {
 // TestForkIsIndependent: what one copy of a sequence does, the other does not notice.
 func TestForkIsIndependent(t *testing.T) {
 	in := tokens(6, 100)
-	for _, name := range targets {
+	for _, name := range every {
 		m := open(t, name, 2, Options{})
 		a := m.NewSeq()
 		run(t, m, a, in, 50, false)

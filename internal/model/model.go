@@ -1,7 +1,7 @@
 // Package model runs target models: token batches in, logits and captured features out.
 //
 // Open reads the hyper-parameters and binds the weights of a GGUF file; the architecture decides
-// which file of this package describes the layers (qwen3.go, qwen35.go, gemma4.go). Everything a
+// which file of this package describes the layers (transformer.go, qwen35.go, gemma4.go). Everything a
 // model does goes through Forward: prompts, single tokens, chains and trees to verify, of
 // one or several sequences. Forward commits nothing; see package cache.
 //
@@ -11,8 +11,6 @@ package model
 import (
 	"fmt"
 	"slices"
-	"sort"
-	"strings"
 
 	"strobe/internal/backend"
 	"strobe/internal/cache"
@@ -34,6 +32,8 @@ type Options struct {
 	Experts func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
+	// SweepOnly: the model runs prompts layer by layer only (Sweep), so that layers share the memory of one.
+	SweepOnly bool
 }
 
 // Config is what users of a model need to know of it.
@@ -106,7 +106,10 @@ type step struct {
 }
 
 var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
-	"qwen3":     newQwen3,
+	"llama":     newTransformer,
+	"qwen2":     newTransformer,
+	"qwen3":     newTransformer,
+	"qwen3moe":  newTransformer,
 	"qwen35":    newQwen35,
 	"qwen35moe": newQwen35,
 	"qwen3next": newQwen35,
@@ -121,16 +124,11 @@ func Supported(arch string) bool { return architectures[arch] != nil }
 func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend) (*Model, error) {
 	build := architectures[f.Arch()]
 	if build == nil {
-		var names []string
-		for n := range architectures {
-			names = append(names, n)
-		}
-		sort.Strings(names)
-		return nil, fmt.Errorf("%s: architecture %q is not supported (supported: %s)", f.Path(), f.Arch(),
-			strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s: %s", f.Path(), WhyNot(f.Arch()))
 	}
 	devices := append([]backend.Backend{b}, more...)
-	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound}
+	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound,
+		OneCache: opt.SweepOnly}
 	m := &Model{devices: devices, file: f, experts: opt.Experts, passes: map[shape]*passed{}}
 	if err := m.readConfig(l); err != nil {
 		return nil, err

@@ -22,12 +22,9 @@ func TestPlacement(t *testing.T) {
 	defer two.Close()
 	first := testkit.NewDevice(t, one)
 	second := &counted{Device: testkit.NewDevice(t, two)}
-	for _, name := range targets {
+	for _, name := range every {
 		t.Run(name, func(t *testing.T) {
-			f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			f := file(t, name)
 			defer f.Close()
 			whole, err := Open(f, first, Options{KV: cache.Uniform(quant.F32)})
 			if err != nil {

@@ -275,6 +275,7 @@ func (a *qwen35) attention(s *nn.Step, h backend.Tensor, y *gatedAttention) back
 	both, k, v := p[0].Split(a.heads), p[1], p[2]
 	q := s.Rows(a.heads * a.headDim)
 	s.RMSNorm(q.Split(a.heads), both.Columns(0, a.headDim), y.qNorm, s.Eps)
+	s.KeepQueries(q, a.heads, a.rope)
 	s.Rotate(q, a.heads, a.rope)
 	a.remember(s, k, v, y)
 	o := s.Attend(y.cache, q, backend.AttnParams{Heads: a.heads, KVHeads: a.kvHeads, Scale: invSqrt(a.headDim)})
@@ -286,6 +287,7 @@ func (a *qwen35) attention(s *nn.Step, h backend.Tensor, y *gatedAttention) back
 // remember writes keys, normalised and rotated, and values to the cache.
 func (a *qwen35) remember(s *nn.Step, k, v backend.Tensor, y *gatedAttention) {
 	s.NormHeads(k, a.kvHeads, y.kNorm)
+	s.KeepKeys(k, a.kvHeads, a.rope)
 	s.Rotate(k, a.kvHeads, a.rope)
 	s.Remember(y.cache, k, v)
 }

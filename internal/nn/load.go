@@ -5,6 +5,7 @@ package nn
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"strobe/internal/backend"
 	"strobe/internal/cache"
@@ -29,7 +30,8 @@ type Loader struct {
 
 	// What the model keeps per sequence, as its layers announce it.
 	KV        cache.Types
-	Layer     int // that is bound now, of the model
+	OneCache  bool // attention layers that are alike share the memory of one
+	Layer     int  // that is bound now, of the model
 	Delta     backend.DeltaDims
 	recurrent []int // device of each recurrent layer
 	layers    []cache.Layer
@@ -137,6 +139,15 @@ func (l *Loader) Check(ds ...Dim) error {
 
 // Has reports whether the file has a tensor.
 func (l *Loader) Has(name string) bool { return l.File.Tensor(name) != nil }
+
+// Lacks fails if the file has one of these tensors, which the model as it is written here would ignore.
+func (l *Loader) Lacks(names ...string) {
+	for _, n := range names {
+		if l.Has(n) {
+			l.Fail("tensor %q: %s models with such a tensor are not supported", n, l.Arch)
+		}
+	}
+}
 
 // Tensor finds a tensor and checks its shape; a zero in want stands for any size.
 func (l *Loader) Tensor(name string, want ...int) *gguf.Tensor {
@@ -302,12 +313,7 @@ func (l *Loader) Floats(name string, n ...int) []float32 {
 	if t == nil || l.Err != nil {
 		return nil
 	}
-	v := make([]float32, t.Elems())
-	if err := quant.Dequantize(t.Type, v, t.Data); err != nil {
-		l.Fail("tensor %q: %v", name, err)
-		return nil
-	}
-	return v
+	return l.finite(t)
 }
 
 // Scalar reads a tensor of one value.
@@ -330,10 +336,14 @@ func (l *Loader) Optional(name string, n ...int) backend.Vector {
 // Attention adds a layer with keys and values to the cache and returns its number there.
 func (l *Loader) Attention(heads, dim, window int) int {
 	key, value := l.KV.Of(l.Layer)
-	l.layers = append(l.layers, cache.Layer{
+	y := cache.Layer{
 		KVDims: backend.KVDims{Heads: heads, KeyDim: dim, ValueDim: dim, Key: key, Value: value}, Window: window,
 		Device: l.device,
-	})
+	}
+	if i := slices.Index(l.layers, y); l.OneCache && i >= 0 {
+		return i
+	}
+	l.layers = append(l.layers, y)
 	return len(l.layers) - 1
 }
 
@@ -366,4 +376,35 @@ func (l *Loader) QKV(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
 	}
 	part := func(name string, from, n int) *gguf.Tensor { return RowsOf(t, p+name, from, n) }
 	return l.Bind(part("attn_q", 0, q)), l.Bind(part("attn_k", q, kv)), l.Bind(part("attn_v", q+kv, kv))
+}
+
+// Pairs binds a projection, with its bias if it has one, whose heads keep the two values that are turned together side
+// by side, as Llama files do; Rotate wants the first of all pairs, then the second. Rows change places and nothing
+// else: scores do not depend on the order within a head that queries and keys share.
+func (l *Loader) Pairs(name string, in, heads, dim, rot int) (w backend.Weight, bias backend.Vector) {
+	from := make([]int, heads*dim)
+	for i := range from {
+		at := i % dim
+		if at < rot {
+			at = at%(rot/2)*2 + at/(rot/2)
+		}
+		from[i] = i/dim*dim + at
+	}
+	t := l.Tensor(name+".weight", in, heads*dim)
+	if t == nil || l.Err != nil {
+		return nil, nil
+	}
+	w = l.Bind(PickRows(t, t.Name, from))
+	t.Forget()
+	if l.Has(name + ".bias") {
+		v := l.Floats(name+".bias", heads*dim)
+		if l.Err == nil {
+			sorted := make([]float32, len(v))
+			for i, at := range from {
+				sorted[i] = v[at]
+			}
+			bias = l.VectorOf(sorted)
+		}
+	}
+	return w, bias
 }

@@ -13,6 +13,22 @@ type Rope struct {
 	dims   int // rotated dimensions of a head
 }
 
+// RopeFactors reads the divisors of the frequencies of dims dimensions, nil if the file has none.
+func (l *Loader) RopeFactors(dims int) []float32 {
+	const name = "rope_freqs.weight"
+	if !l.Has(name) {
+		return nil
+	}
+	factors := l.Floats(name, dims/2)
+	for i, f := range factors {
+		if !(f > 0) {
+			l.Fail("tensor %q: value %d is %v", name, i, f)
+			return nil
+		}
+	}
+	return factors
+}
+
 // Rope reads the rotary parameters of the file. factors divide the frequencies; nil means 1.
 func (l *Loader) Rope(dims int, base float32, factors []float32) *Rope {
 	if dims <= 0 || dims%2 != 0 || base <= 0 {
@@ -41,7 +57,7 @@ func (l *Loader) Rope(dims int, base float32, factors []float32) *Rope {
 func (l *Loader) scaleRope(r *Rope, inv []float32, base float32) {
 	kind, _, err := l.File.String(l.Key("rope.scaling.type"))
 	l.Keep(err)
-	factor := l.Float("rope.scaling.factor", 0)
+	factor := l.Float("rope.scaling.factor", l.Float("rope.scale_linear", 0)) // the latter is the key of old files
 	if factor == 0 || factor == 1 || kind == "none" {
 		return
 	}

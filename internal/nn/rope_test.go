@@ -10,16 +10,12 @@ import (
 	"strobe/internal/gguf"
 )
 
-// TestYaRN: frequencies and the size of rotations are those of the formula (Peng et al. 2023, section 3): dimensions
-// that turn often in the original context stay, those that turn less than once are stretched, and a ramp is between.
-func TestYaRN(t *testing.T) {
-	const dims, base, factor, original = 64, 1e6, 4, 32768
+// loader reads a file without tensors.
+func loader(t *testing.T, kvs ...gguf.KV) *Loader {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "rope.gguf")
-	w, err := gguf.Create(path, []gguf.KV{
-		{Key: "general.architecture", Value: "qwen3"}, {Key: "qwen3.context_length", Value: uint32(131072)},
-		{Key: "qwen3.rope.scaling.type", Value: "yarn"}, {Key: "qwen3.rope.scaling.factor", Value: float32(factor)},
-		{Key: "qwen3.rope.scaling.original_context_length", Value: uint32(original)},
-	}, nil, gguf.WriteOptions{})
+	kvs = append([]gguf.KV{{Key: "general.architecture", Value: "qwen3"}}, kvs...)
+	w, err := gguf.Create(path, kvs, nil, gguf.WriteOptions{})
 	if err == nil {
 		err = w.Close()
 	}
@@ -30,10 +26,55 @@ func TestYaRN(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
 	b := cpu.New(cpu.Options{Threads: 1})
-	defer b.Close()
-	l := &Loader{File: f, Devices: []backend.Backend{b}, Arch: "qwen3"}
+	t.Cleanup(func() { b.Close(); f.Close() })
+	return &Loader{File: f, Devices: []backend.Backend{b}, Arch: "qwen3"}
+}
+
+// TestLinear: positions are stretched by rope.scaling.factor, or by the key that older files have for it.
+func TestLinear(t *testing.T) {
+	for _, c := range []struct {
+		kvs  []gguf.KV
+		want float64
+	}{
+		{nil, 1},
+		{[]gguf.KV{{Key: "qwen3.rope.scale_linear", Value: float32(4)}}, 4},
+		{[]gguf.KV{{Key: "qwen3.rope.scale_linear", Value: float32(4)}, {Key: "qwen3.rope.scaling.factor", Value: float32(2)}},
+			2},
+	} {
+		l := loader(t, c.kvs...)
+		r := l.Rope(8, 10000, nil)
+		if l.Err != nil {
+			t.Fatal(l.Err)
+		}
+		b := l.Devices[0]
+		ids, err := b.AllocInts(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.SetInts(ids, []int32{3})
+		cos, _ := b.Alloc(1, 4)
+		sin, _ := b.Alloc(1, 4)
+		b.BeginStep(nil)
+		b.Angles(cos, sin, ids, r.inv[0], r.mscale)
+		b.EndStep()
+		for i, v := range b.Read(sin) {
+			if want := math.Sin(3 / c.want * math.Pow(10000, -float64(i)/4)); math.Abs(float64(v)-want) > 1e-6 {
+				t.Errorf("%v: sine %d is %g, want %g", c.kvs, i, v, want)
+			}
+		}
+	}
+}
+
+// TestYaRN: frequencies and the size of rotations are those of the formula (Peng et al. 2023, section 3): dimensions
+// that turn often in the original context stay, those that turn less than once are stretched, and a ramp is between.
+func TestYaRN(t *testing.T) {
+	const dims, base, factor, original = 64, 1e6, 4, 32768
+	l := loader(t, gguf.KV{Key: "qwen3.context_length", Value: uint32(131072)},
+		gguf.KV{Key: "qwen3.rope.scaling.type", Value: "yarn"},
+		gguf.KV{Key: "qwen3.rope.scaling.factor", Value: float32(factor)},
+		gguf.KV{Key: "qwen3.rope.scaling.original_context_length", Value: uint32(original)})
+	b := l.Devices[0]
 	r := l.Rope(dims, base, nil)
 	if l.Err != nil {
 		t.Fatal(l.Err)

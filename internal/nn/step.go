@@ -17,6 +17,16 @@ type Step struct {
 	group  int // of the first plan
 	pos    backend.Ints
 	angles []angles // of the rotary embeddings used
+
+	Kept   *Kept           // if set, queries and keys are kept
+	Sparse *backend.Sparse // if set, prompts attend to some blocks only, where the device can
+}
+
+// Kept is the queries and keys of a layer, after their norms.
+type Kept struct {
+	Rotated                bool // after the rotary embedding as well
+	Q, K                   backend.Tensor
+	Heads, KVHeads, KeyDim int
 }
 
 type angles struct {
@@ -186,6 +196,30 @@ func (s *Step) anglesOf(r *Rope) angles {
 	panic("nn: Rotate without Angles")
 }
 
+// KeepQueries copies the queries of a layer, which are not rotated yet, for whoever wants them. They last until the next
+// pass begins.
+func (s *Step) KeepQueries(q backend.Tensor, heads int, r *Rope) {
+	if s.Kept != nil {
+		s.Kept.Q, s.Kept.Heads, s.Kept.KeyDim = s.keep(q, heads, r), heads, q.Cols/heads
+	}
+}
+
+// KeepKeys copies its keys in the same way.
+func (s *Step) KeepKeys(k backend.Tensor, heads int, r *Rope) {
+	if s.Kept != nil {
+		s.Kept.K, s.Kept.KVHeads = s.keep(k, heads, r), heads
+	}
+}
+
+func (s *Step) keep(x backend.Tensor, heads int, r *Rope) backend.Tensor {
+	y := s.New(x.Rows, x.Cols)
+	s.Copy(y, x)
+	if s.Kept.Rotated {
+		s.Rotate(y, heads, r)
+	}
+	return y
+}
+
 // Remember writes the keys and values of the rows to a layer of the cache.
 func (s *Step) Remember(layer int, k, v backend.Tensor) {
 	at := s.mem.Place(layer)
@@ -196,6 +230,10 @@ func (s *Step) Remember(layer int, k, v backend.Tensor) {
 func (s *Step) Attend(layer int, q backend.Tensor, p backend.AttnParams) backend.Tensor {
 	at := s.mem.Place(layer)
 	o := s.Rows(p.Heads * s.mem.Dims(layer).ValueDim)
-	s.Attention(o, q, s.group+at.Group, at.Index, p)
+	if b, ok := s.Backend.(backend.SparseAttender); ok && s.Sparse != nil {
+		b.SparseAttention(o, q, s.group+at.Group, at.Index, p, s.Sparse)
+	} else {
+		s.Attention(o, q, s.group+at.Group, at.Index, p)
+	}
 	return o
 }

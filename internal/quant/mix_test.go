@@ -330,7 +330,7 @@ func TestPlanOverrides(t *testing.T) {
 			`tensor "a.weight": rows of 100 cannot be Q4_K, which has blocks of 256`},
 		{Q2_K, []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to Q2_K`},
 		{Type(5), []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to type(5)`},
-		{Q4_K, []TensorInfo{{"b.weight", []int{256, 2}, IQ2_S}}, `tensor "b.weight": cannot convert from IQ2_S`},
+		{Q4_K, []TensorInfo{{"b.weight", []int{256, 2}, Q8_K}}, `tensor "b.weight": cannot convert from Q8_K`},
 		{Q4_K, []TensorInfo{{"b.weight", nil, F32}}, `tensor "b.weight": has no shape`},
 		{Q4_K, []TensorInfo{tensor("b_exps.weight", 256, 2, 4), tensor("ffn_down.weight", 256, 2)},
 			`tensor "ffn_down.weight": which block it belongs to is not in its name`},

@@ -239,3 +239,15 @@ func TestConstrainedDrafts(t *testing.T) {
 		}
 	}
 }
+
+// TestOneCallAtTheLimit: an answer that ended with its only call was not cut off, even if the engine ran on to its limit
+// before it heard of that.
+func TestOneCallAtTheLimit(t *testing.T) {
+	for _, enough := range []bool{true, false} {
+		r := &reply{oneCall: true, enough: enough, calls: []*toolCall{{complete: true}}}
+		r.take(engine.Event{Result: &engine.Result{Reason: engine.ReasonLength}})
+		if want := map[bool]string{true: "tool_calls", false: "length"}[enough]; r.finish() != want {
+			t.Errorf("enough %v: it ended with %q", enough, r.finish())
+		}
+	}
+}

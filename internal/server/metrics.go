@@ -14,7 +14,9 @@ import (
 
 	"github.com/VictoriaMetrics/metrics"
 
+	"strobe/internal/cache"
 	"strobe/internal/engine"
+	"strobe/internal/upstream"
 )
 
 // meter counts requests and writes /metrics. What the engines count themselves is read from their
@@ -26,10 +28,11 @@ type meter struct {
 	mu    sync.Mutex
 	hists map[string]*histogram // by name and labels
 	rates map[string]*rate      // by model
+	marks map[string]*[2]mark   // by model; the first at least paceTime before now
 }
 
 func newMeter(s *Server) *meter {
-	return &meter{s: s, set: metrics.NewSet(), hists: map[string]*histogram{}, rates: map[string]*rate{}}
+	return &meter{s: s, set: metrics.NewSet(), hists: map[string]*histogram{}, rates: map[string]*rate{}, marks: map[string]*[2]mark{}}
 }
 
 // request counts an HTTP request.
@@ -152,11 +155,9 @@ func (m *meter) families() []*family {
 	var order []*family
 	byName := map[string]*family{}
 	engines := m.s.models().Resident()
-	for _, model := range slices.Sorted(maps.Keys(engines)) {
-		e := engines[model]
-		snap := e.Snapshot()
+	putterOf := func(model string) putter {
 		label := fmt.Sprintf("model_name=%q", model)
-		put := func(name, kind, help string, value float64, more ...string) {
+		return func(name, kind, help string, value float64, more ...string) {
 			f := byName[name]
 			if f == nil {
 				f = &family{name: name, kind: kind, help: help}
@@ -165,9 +166,71 @@ func (m *meter) families() []*family {
 			}
 			f.points = append(f.points, point{strings.Join(append([]string{label}, more...), ","), value})
 		}
-		m.put(put, model, &snap)
+	}
+	for _, model := range slices.Sorted(maps.Keys(engines)) {
+		e := engines[model]
+		snap := e.Snapshot()
+		m.put(putterOf(model), model, &snap)
+		putMemory(putterOf(model), e, &snap)
+	}
+	for _, u := range m.s.cfg.Upstreams.States() {
+		for _, r := range u.Replicas {
+			putReplica(putterOf(u.Name), &r)
+		}
 	}
 	return order
+}
+
+// putMemory says how full a model's slots are. Routers know it by vLLM's names.
+func putMemory(put putter, e *engine.Engine, s *engine.Snapshot) {
+	cfg := e.Config()
+	room := cfg.Parallel * cfg.Context
+	used := 0
+	for _, slot := range s.Slots {
+		if slot.Busy {
+			used += slot.State.Processed + slot.State.Generated
+		}
+	}
+	put("vllm:kv_cache_usage_perc", "gauge", "Tokens in slots, as a part (0 to 1) of what all slots hold.", ratio(used, room))
+	pages := room / cache.PageTokens
+	if b := e.Model().Target.Memory().TokenBytes() * cache.PageTokens; b > 0 {
+		pages += int(max(0, cfg.CacheBytes)) / b
+	}
+	put("vllm:cache_config_info", "gauge", "Tokens of a page of the cache, and pages of slots and prefix cache.", 1,
+		fmt.Sprintf(`block_size="%d",num_gpu_blocks="%d"`, cache.PageTokens, pages))
+}
+
+// putReplica says how an upstream's replica does, as seen from here.
+func putReplica(put putter, r *upstream.ReplicaState) {
+	label := fmt.Sprintf("replica=%q", r.URL)
+	up := 1.0
+	if r.Err != nil {
+		up = 0
+	}
+	put("strobe:upstream_up", "gauge", "1 if the replica gets requests.", up, label)
+	put("strobe:upstream_requests_running", "gauge", "Requests of this server that the replica works on.", float64(r.Load), label)
+	for _, c := range []struct {
+		name, help string
+		value      int64
+	}{
+		{"requests_total", "Requests sent to the replica.", r.Sent},
+		{"failures_total", "Of them, those that it broke off before an answer began.", r.Failed},
+		{"prompt_tokens_total", "Prompt tokens of its answers that say so, those in its cache included.", r.Usage.Prompt},
+		{"prompt_tokens_cached_total", "Of them, those that were in its cache.", r.Usage.Cached},
+		{"generation_tokens_total", "Tokens of its answers that say so.", r.Usage.Generated},
+		{"draft_tokens_total", "Drafted tokens it verified, if it says so.", r.Usage.Guessed},
+		{"accepted_tokens_total", "Of them, those that were accepted.", r.Usage.Accepted},
+	} {
+		put("strobe:upstream_"+c.name, "counter", c.help, float64(c.value), label)
+	}
+}
+
+// ratio is a part of a whole; nothing of nothing is nothing.
+func ratio[T int | int64](part, whole T) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return float64(part) / float64(whole)
 }
 
 type putter func(name, kind, help string, value float64, more ...string)
@@ -214,8 +277,13 @@ func (m *meter) put(put putter, model string, s *engine.Snapshot) {
 	gauge("llamacpp:n_busy_slots_per_decode", "Streams per pass of the target since the last scrape.", busy)
 
 	c := &s.Cache
-	counter("vllm:prefix_cache_queries_total", "Requests that looked for a cached beginning.", float64(c.Hits+c.Misses))
-	counter("vllm:prefix_cache_hits_total", "Requests that found one.", float64(c.Hits))
+	counter("vllm:prefix_cache_queries_total", "Prompt tokens that were looked for in the prefix cache.", float64(c.Asked))
+	counter("vllm:prefix_cache_hits_total", "Of them, those that were found.", float64(c.Found))
+	counter("strobe:prefix_cache_requests_total", "Requests that looked for a cached beginning.", float64(c.Hits+c.Misses))
+	counter("strobe:prefix_cache_requests_hit_total", "Requests that found one.", float64(c.Hits))
+	gauge("strobe:prefix_cache_hit_ratio", "Prompt tokens found in the prefix cache, as a part of all (0 to 1).", ratio(c.Found, c.Asked))
+	gauge("strobe:draft_acceptance_ratio", "Verified guesses that were right, as a part of all (0 to 1).", ratio(st.Accepted, st.Guessed))
+	gauge("strobe:tokens_per_second", "Tokens generated per second in the last 10 to 20 seconds, by all streams together.", m.pace(model, s))
 	counter("strobe:prefix_cache_evicted_total", "Entries dropped for others.", float64(c.Evicted))
 	counter("strobe:prefix_cache_disk_hits_total", "Entries read from disk.", float64(c.DiskHits))
 	counter("strobe:prefix_cache_disk_written_total", "Entries written to disk.", float64(c.DiskWritten))
@@ -227,6 +295,37 @@ func (m *meter) put(put putter, model string, s *engine.Snapshot) {
 	gauge("strobe:prefix_cache_disk_bytes", "Size of the entries on disk.", float64(c.DiskBytes))
 	gauge("strobe:kv_bytes", "Keys, values and states in memory, of streams and cache.", float64(s.TargetBytes+s.DrafterBytes))
 	counter("strobe:busy_seconds_total", "Time spent in steps.", s.Busy.Seconds())
+}
+
+// paceTime is the least time that a pace is averaged over. It must not depend on who asks how often: some routers do
+// every 50 ms.
+const paceTime = 10 * time.Second
+
+// mark is how many tokens there were at a time.
+type mark struct {
+	at     time.Time
+	tokens int
+}
+
+// pace is the tokens per second of a model now, those of running streams included.
+func (m *meter) pace(model string, s *engine.Snapshot) float64 {
+	now := mark{time.Now(), s.Stats.Tokens}
+	for _, slot := range s.Slots {
+		if slot.Busy {
+			now.tokens += slot.State.Generated
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	last := m.marks[model]
+	if last == nil || last[0].tokens > now.tokens { // the model was loaded anew
+		last = &[2]mark{{at: s.Started}, {at: s.Started}}
+		m.marks[model] = last
+	}
+	if now.at.Sub(last[1].at) >= paceTime {
+		last[0], last[1] = last[1], now
+	}
+	return perSecond(now.tokens-last[0].tokens, now.at.Sub(last[0].at))
 }
 
 // averages averages over the time since it was called last for a model.

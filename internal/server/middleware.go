@@ -142,6 +142,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		rec := &record{}
 		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, rec))
 		id := requestID(r)
+		r, traced := s.traced(r)
 		h := w.Header()
 		h.Set("X-Request-Id", id)
 		h.Set("Server", "strobe")
@@ -158,7 +159,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		defer func() {
 			p := recover()
 			if p == http.ErrAbortHandler { // the answer broke off; the connection has to, too
-				s.logLine(r, rw, rec, id, time.Since(start))
+				s.logLine(r, rw, rec, id, time.Since(start), traced)
 				panic(p)
 			}
 			if p != nil {
@@ -167,19 +168,20 @@ func (s *Server) observe(next http.Handler) http.Handler {
 					fail(rw, r, fmt.Errorf("the server has a defect; its log says more"))
 				}
 			}
-			s.logLine(r, rw, rec, id, time.Since(start))
+			s.logLine(r, rw, rec, id, time.Since(start), traced)
 			rw.linger(r)
 		}()
 		next.ServeHTTP(rw, r)
 	})
 }
 
-func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, took time.Duration) {
+func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, took time.Duration, ended func(status int)) {
 	status := w.status
 	if status == 0 {
 		status = http.StatusOK
 	}
 	s.metrics.request(r, status, took)
+	ended(status)
 	level := slog.LevelInfo
 	switch {
 	case isHealth(r) || r.URL.Path == "/metrics" || strings.HasPrefix(r.URL.Path, "/ui/"):

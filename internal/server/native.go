@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"path/filepath"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -71,9 +72,19 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
 			"cache_bytes_per_token": m.Target.Memory().TokenBytes(), "cache_bytes_per_sequence": m.Target.Memory().SeqBytes(),
 		},
 		"prefix_cache": map[string]any{"ram_bytes": max(cfg.CacheBytes, 0), "disk": cfg.CacheDir != "", "disk_bytes": cfg.CacheDiskBytes},
+		"prefill":      prefill(m),
 		"speculative":  speculative(m, sourceName(s.cfg.Spec.Draft)),
 	}
 	return out, nil
+}
+
+// prefill says who shortens prompts, and with which attention.
+func prefill(m *engine.Model) map[string]any {
+	if !m.Prefill.Active() {
+		return map[string]any{"scorer": nil}
+	}
+	file, attention := m.Prefill.Scorer()
+	return map[string]any{"scorer": filepath.Base(file), "attention": attention}
 }
 
 func speculative(m *engine.Model, source string) map[string]any {

@@ -269,10 +269,25 @@ type usageJSON struct {
 	TotalTokens      int `json:"total_tokens"`
 	PromptDetails    struct {
 		CachedTokens int `json:"cached_tokens"`
+		shortened
 	} `json:"prompt_tokens_details"`
 	CompletionDetails struct {
 		ReasoningTokens int `json:"reasoning_tokens"`
 	} `json:"completion_tokens_details"`
+}
+
+// shortened is what speculative prefill left of a prompt: tokens the client sent, and those the model read. Both are
+// missing when nothing was left out.
+type shortened struct {
+	SeenTokens int `json:"seen_tokens,omitempty"`
+	KeptTokens int `json:"kept_tokens,omitempty"`
+}
+
+func (s *shortened) add(r *engine.Result) {
+	if r.Seen > 0 {
+		s.SeenTokens += r.Seen
+		s.KeptTokens += r.Prompt
+	}
 }
 
 // usage adds up the replies of a request. Choices share their prompt.
@@ -285,6 +300,7 @@ func usage(replies []*reply, shared int) *usageJSON {
 		if i%shared == 0 {
 			u.PromptTokens += r.result.Prompt
 			u.PromptDetails.CachedTokens += r.result.Cached
+			u.PromptDetails.add(r.result)
 		}
 		u.CompletionTokens += r.result.Generated
 		u.CompletionDetails.ReasoningTokens += r.thinkTokens

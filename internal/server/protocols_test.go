@@ -350,6 +350,13 @@ func TestNative(t *testing.T) {
 		"vllm:request_success_total{model_name=\"qwen35\",finished_reason=\"length\"} 1\n",
 		`strobe:http_requests_total{path="/v1/chat/completions",code="200"} 1`,
 		"vllm:spec_decode_num_draft_tokens_total{", "go_goroutines ",
+		// What endpoint pickers and autoscalers read.
+		"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{model_name=\"qwen35\"} 0\n",
+		"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=\"qwen35\"} 0\n",
+		"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{model_name=\"qwen35\"} 0\n",
+		`vllm:cache_config_info{model_name="qwen35",block_size="64",num_gpu_blocks="`,
+		"vllm:prefix_cache_hits_total{model_name=\"qwen35\"} 0\n",
+		"strobe:prefix_cache_hit_ratio{", "strobe:draft_acceptance_ratio{", "strobe:tokens_per_second{",
 	} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("metrics lack %q", want)

@@ -92,6 +92,12 @@ func (r *reply) take(ev engine.Event) []delta {
 	out = r.push(out, string(ev.Rest()), false)
 	if ev.Result != nil {
 		r.result = ev.Result
+		if r.enough && r.result.Reason == engine.ReasonLength {
+			// The answer ended before; the engine was at its limit when it heard of that.
+			res := *r.result
+			res.Reason = engine.ReasonStop
+			r.result = &res
+		}
 		if r.parser != nil && !r.enough {
 			out = r.events(out, r.parser.Close(), false)
 		}

@@ -52,6 +52,7 @@ type responseUsage struct {
 	InputTokens  int `json:"input_tokens"`
 	InputDetails struct {
 		CachedTokens int `json:"cached_tokens"`
+		shortened
 	} `json:"input_tokens_details"`
 	OutputTokens  int `json:"output_tokens"`
 	OutputDetails struct {
@@ -352,6 +353,7 @@ func (a *responseAnswer) finish() error {
 	res := a.rep.result
 	u := &responseUsage{InputTokens: res.Prompt, OutputTokens: res.Generated, TotalTokens: res.Prompt + res.Generated}
 	u.InputDetails.CachedTokens = res.Cached
+	u.InputDetails.add(res)
 	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
 	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), "completed"
 	name := "response.completed"

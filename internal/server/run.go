@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -49,6 +50,9 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, v *view, reqs []
 	if err != nil {
 		return nil, err
 	}
+	if q := reqs[0]; q.Seen > 0 {
+		w.Header().Set("Strobe-Prefill", fmt.Sprintf("seen=%d, kept=%d", q.Seen, len(q.Tokens)))
+	}
 	if stream {
 		a.stream(w, r, b)
 		return nil, nil
@@ -73,6 +77,7 @@ type batch struct {
 	v       *view
 	gens    []generation
 	replies []*reply
+	rounds  []*rounds // of each that is traced
 }
 
 // submit queues the requests. They all run, or none does.
@@ -82,6 +87,7 @@ func (s *Server) submit(ctx context.Context, v *view, reqs []engine.Request, rep
 		if s.tweak != nil {
 			s.tweak(&reqs[i], v)
 		}
+		b.rounds = append(b.rounds, s.watch(ctx, &reqs[i]))
 		var g generation
 		var err error
 		if v.remote != nil {
@@ -120,8 +126,7 @@ func (b *batch) run(r *http.Request, step func(i int, d []delta) error, idle fun
 			b.gens[i].Cancel()
 		}
 		if ev.Result != nil {
-			b.s.metrics.generation(b.v.name, ev.Result)
-			logOf(r).generation(b.v.name, ev.Result)
+			b.ended(r, i, ev.Result)
 			if err := rep.err(); err != nil {
 				return err
 			}
@@ -145,10 +150,16 @@ func (b *batch) abandon(r *http.Request) {
 		<-g.Done()
 		if ev, err := g.Next(context.WithoutCancel(r.Context())); err == nil && ev.Result != nil {
 			b.replies[i].result = ev.Result
-			b.s.metrics.generation(b.v.name, ev.Result)
-			logOf(r).generation(b.v.name, ev.Result)
+			b.ended(r, i, ev.Result)
 		}
 	}
+}
+
+// ended books a generation that ended.
+func (b *batch) ended(r *http.Request, i int, res *engine.Result) {
+	b.s.metrics.generation(b.v.name, res)
+	logOf(r).generation(b.v.name, res)
+	b.s.traceGeneration(r.Context(), b.v.name, b.rounds[i], res)
 }
 
 // read calls fn with every event of all generations.

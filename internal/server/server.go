@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"strobe/internal/engine"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
@@ -24,7 +26,9 @@ type Config struct {
 	Upstreams *upstream.Fleet
 	Version   string       // of the program, for /props and the Server header
 	Log       *slog.Logger // nil discards
-	TLS       *tls.Config  // nil serves plain HTTP
+	// Traces gets a span for every request, with its phases and rounds. nil costs nothing.
+	Traces trace.TracerProvider
+	TLS    *tls.Config // nil serves plain HTTP
 
 	Params    sample.Params     // for what requests leave out; zero is greedy
 	Spec      speculate.Options // likewise
@@ -119,6 +123,7 @@ type Server struct {
 	mux     *http.ServeMux
 	handler http.Handler
 	metrics *meter
+	tracer  trace.Tracer // nil traces nothing
 	started time.Time
 	held    atomic.Int64 // bytes of requests being handled
 	memory  *memory      // of responses
@@ -149,6 +154,9 @@ func New(cfg Config) *Server {
 		s.SetModels(cfg.Models)
 	}
 	s.metrics = newMeter(s)
+	if cfg.Traces != nil {
+		s.tracer = cfg.Traces.Tracer("strobe")
+	}
 	s.routes()
 	s.handler = s.middleware(s.mux)
 	return s

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
+
 	"strobe/internal/chat"
 	"strobe/internal/chat/parse"
 	"strobe/internal/engine"
@@ -50,6 +52,7 @@ func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request, model string,
 		return here()
 	}
 	logOf(r).add(slog.String("replica", res.Replica))
+	traceUpstream(r.Context(), model, res.Replica)
 	for k, v := range res.Head {
 		w.Header()[k] = v
 	}
@@ -61,6 +64,9 @@ func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request, model string,
 func (s *Server) outgoing(r *http.Request) http.Header {
 	h := upstream.Forwarded(r.Header)
 	h.Set("X-Request-Id", requestID(r))
+	if s.tracer != nil {
+		traceContext.Inject(r.Context(), propagation.HeaderCarrier(h))
+	}
 	return h
 }
 
@@ -247,6 +253,7 @@ func (s *Server) ask(ctx context.Context, v *view, c *conversation, req *engine.
 		g.cancel()
 		return nil, upstreamError(g.res, text)
 	}
+	traceUpstream(ctx, v.name, g.res.Replica)
 	g.lines = bufio.NewReader(g.res.Body)
 	return g, nil
 }

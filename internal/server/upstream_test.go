@@ -209,6 +209,61 @@ func TestUpstreamsAreListed(t *testing.T) {
 	}
 }
 
+// TestUpstreamMetrics: what replicas do can be counted here, whatever the protocol.
+func TestUpstreamMetrics(t *testing.T) {
+	back := start(t, options{template: hermesTemplate, engine: engineConfig(1), config: Config{Keys: []string{"sk-upstream"}}})
+	f := front(t, Config{}, back.url)
+	long := strings.Repeat("word ", 100)
+	for _, stream := range []bool{false, true} {
+		for path, q := range map[string]dict{
+			"/v1/chat/completions": {"messages": user(long)}, "/v1/responses": {"input": long},
+		} {
+			if status, body := f.do("POST", path, encode(t, with(q, dict{"model": "far", "stream": stream, "temperature": 0,
+				"ignore_eos": true, "max_tokens": 5, "max_output_tokens": 5}))); status != http.StatusOK {
+				t.Fatalf("%s: %d %s", path, status, body)
+			}
+		}
+	}
+	_, b := f.do("GET", "/metrics", "")
+	checkMetrics(t, string(b))
+	label := fmt.Sprintf(`{model_name="far",replica=%q} `, back.url)
+	stats := back.e.Snapshot().Stats
+	for name, want := range map[string]int{
+		"up": 1, "requests_running": 0, "requests_total": 4, "failures_total": 0, "prompt_tokens_total": stats.Prompt + stats.Cached,
+		"prompt_tokens_cached_total": stats.Cached, "generation_tokens_total": 20, "draft_tokens_total": stats.Guessed,
+	} {
+		if line := fmt.Sprintf("strobe:upstream_%s%s%d\n", name, label, want); !strings.Contains(string(b), line) {
+			t.Errorf("no %sin %s", line, b)
+		}
+	}
+	if stats.Cached == 0 {
+		t.Error("nothing was cached, so nothing was shown")
+	}
+}
+
+// TestRoutersSeeLoad: while requests run and wait, the metrics say so.
+func TestRoutersSeeLoad(t *testing.T) {
+	f := start(t, options{engine: engineConfig(1)})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range 3 {
+		go func() {
+			req, _ := http.NewRequestWithContext(ctx, "POST", f.url+"/v1/completions",
+				strings.NewReader(`{"prompt":"x","ignore_eos":true,"max_tokens":2000}`))
+			if resp, err := http.DefaultClient.Do(req); err == nil {
+				_ = resp.Body.Close()
+			}
+		}()
+	}
+	eventually(t, "one request that runs and two that wait", func() bool {
+		_, b := f.do("GET", "/metrics", "")
+		page := string(b)
+		return strings.Contains(page, `vllm:num_requests_running{model_name="qwen35"} 1`) &&
+			strings.Contains(page, `vllm:num_requests_waiting{model_name="qwen35"} 2`) &&
+			strings.Contains(page, `vllm:kv_cache_usage_perc{model_name="qwen35"} 0.`)
+	})
+}
+
 // TestUpstreamBreaksOff: a stream that ends too early says so, in the words of its protocol.
 func TestUpstreamBreaksOff(t *testing.T) {
 	chunk := `data: {"choices":[{"index":0,"delta":{"content":"Hel"}}]}` + "\n\n"

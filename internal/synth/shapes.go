@@ -34,7 +34,10 @@ type shape struct {
 }
 
 const (
+	llamaClass     = "LlamaForCausalLM"
+	qwen2Class     = "Qwen2ForCausalLM"
 	qwen3Class     = "Qwen3ForCausalLM"
+	qwen3MoEClass  = "Qwen3MoeForCausalLM"
 	qwen35Class    = "Qwen3_5ForCausalLM"
 	qwen35MoEClass = "Qwen3_5MoeForCausalLM"
 	nextClass      = "Qwen3NextForCausalLM"
@@ -50,6 +53,12 @@ const block = 16 // tokens a drafter drafts at a time, anchor included
 var targets = []shape{
 	{name: "qwen3-0.6b", title: "Qwen3 0.6B", class: qwen3Class, hidden: 1024, layers: 28, heads: 16, kv: 8, headDim: 128,
 		ff: 3072, vocab: 151936, context: 40960, theta: 1e6, tied: true},
+	{name: "qwen3-30b-a3b", title: "Qwen3 30B A3B", class: qwen3MoEClass, hidden: 2048, layers: 48, heads: 32, kv: 4,
+		headDim: 128, ff: 6144, vocab: 151936, context: 40960, theta: 1e6, experts: 128, used: 8, expertFF: 768},
+	{name: "qwen2.5-7b", title: "Qwen2.5 7B", class: qwen2Class, hidden: 3584, layers: 28, heads: 28, kv: 4, headDim: 128,
+		ff: 18944, vocab: 152064, context: 32768, theta: 1e6},
+	{name: "llama-3.1-8b", title: "Llama 3.1 8B", class: llamaClass, hidden: 4096, layers: 32, heads: 32, kv: 8,
+		headDim: 128, ff: 14336, vocab: 128256, context: 131072, theta: 5e5},
 	hybrid(shape{name: "qwen3.5-0.8b", title: "Qwen3.5 0.8B", class: qwen35Class, hidden: 1024, layers: 24, heads: 8,
 		kv: 2, ff: 3584, linK: 16, linV: 16, tied: true}),
 	hybrid(shape{name: "qwen3.5-4b", title: "Qwen3.5 4B", class: qwen35Class, hidden: 2560, layers: 32, heads: 16, kv: 4,
@@ -75,8 +84,14 @@ var targets = []shape{
 
 	// Small ones with every kind of layer, for tests. Widths are multiples of 256
 	// so that all quantised types fit.
-	{name: "tiny-qwen3", title: "Tiny Qwen3", class: qwen3Class, hidden: 256, layers: 2, heads: 4, kv: 2, headDim: 64,
+	{name: "tiny-qwen3", title: "Tiny Qwen3", class: qwen3Class, hidden: 256, layers: 3, heads: 4, kv: 2, headDim: 64,
 		ff: 512, vocab: 2048, context: 4096, theta: 1e6, tied: true},
+	{name: "tiny-qwen3moe", title: "Tiny Qwen3 MoE", class: qwen3MoEClass, hidden: 256, layers: 2, heads: 4, kv: 2,
+		headDim: 64, ff: 512, vocab: 2048, context: 4096, theta: 1e6, experts: 8, used: 2, expertFF: 256},
+	{name: "tiny-qwen2", title: "Tiny Qwen2", class: qwen2Class, hidden: 256, layers: 3, heads: 4, kv: 2, headDim: 64,
+		ff: 512, vocab: 2048, context: 4096, theta: 1e6, tied: true},
+	{name: "tiny-llama", title: "Tiny Llama", class: llamaClass, hidden: 256, layers: 3, heads: 4, kv: 2, headDim: 64,
+		ff: 512, vocab: 2048, context: 4096, theta: 5e5},
 	hybrid(shape{name: "tiny-qwen35", title: "Tiny Qwen3.5", class: qwen35Class, hidden: 256, layers: 4, heads: 4, kv: 2,
 		headDim: 64, ff: 512, linK: 2, linV: 4, linDim: 64, vocab: 2048, context: 4096}),
 	hybrid(shape{name: "tiny-qwen35moe", title: "Tiny Qwen3.5 MoE", class: qwen35MoEClass, hidden: 256, layers: 4,
@@ -111,10 +126,13 @@ func hybrid(s shape) shape {
 	return s
 }
 
-// drafters of the targets above. Where no drafter was released (0.6B, 0.8B and
-// the tiny models) the dimensions are made up in the style of the others.
+// drafters of the targets above. Where no drafter was released (0.6B, 0.8B, Qwen2.5
+// and the tiny models), or its shape is not known here (Llama), the dimensions are made up in the style of the others.
 var drafters = []shape{
 	{target: "qwen3-0.6b", layers: 5, heads: 16, kv: 8, ff: 3072, mask: 151669, theta: 1e6},
+	{target: "qwen3-30b-a3b", layers: 8, heads: 32, kv: 4, ff: 6144, mask: 151669, theta: 1e6},
+	{target: "qwen2.5-7b", layers: 5, heads: 28, kv: 4, ff: 18944, mask: 151669, theta: 1e6},
+	{target: "llama-3.1-8b", layers: 5, heads: 32, kv: 8, ff: 14336, mask: 128002, theta: 5e5},
 	{target: "qwen3.5-0.8b", layers: 5, heads: 16, kv: 4, ff: 3584, mask: 248070, theta: 1e7},
 	{target: "qwen3.5-4b", layers: 5, heads: 32, kv: 8, ff: 9216, mask: 248070, theta: 1e7},
 	{target: "qwen3.5-27b", layers: 5, heads: 32, kv: 8, ff: 17408, mask: 248070, theta: 1e7},
@@ -128,6 +146,9 @@ var drafters = []shape{
 	{target: "gemma-4-26b-a4b", layers: 5, heads: 32, kv: 8, ff: 5632, mask: 4, theta: 1e6, window: 2048,
 		capture: []int{1, 6, 11, 17, 22, 27}},
 	{target: "tiny-qwen3", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0, 1}},
+	{target: "tiny-qwen3moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0}},
+	{target: "tiny-qwen2", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0, 1}},
+	{target: "tiny-llama", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 5e5, capture: []int{0, 1}},
 	{target: "tiny-qwen35", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e7, window: 64,
 		capture: []int{0, 1, 2}},
 	{target: "tiny-qwen35moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e7, window: 64,
@@ -297,6 +318,9 @@ func (s *shape) config() []byte {
 			"full_attention":    map[string]any{"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 			"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": 1e4},
 		}
+	case s.class == llamaClass: // as Llama 3.1 has it
+		rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"] = "llama3", 8.0, s.context/16
+		rope["low_freq_factor"], rope["high_freq_factor"] = 1.0, 4.0
 	case s.class == drafterClass:
 		c["block_size"] = block
 		c["dflash_config"] = map[string]any{"mask_token_id": s.mask, "target_layer_ids": s.capture}

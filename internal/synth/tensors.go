@@ -12,12 +12,14 @@ const convTaps = 4
 type fill int
 
 const (
-	random   fill = iota // zero mean, the tensor's own scale
-	nearOne              // norms and scales
-	decay                // rates of the delta-net layers
-	stepBias             // their step sizes
-	taps                 // convolutions: mostly the current token
-	factors              // rotary factors of Gemma's full-attention layers
+	random    fill = iota // zero mean, the tensor's own scale
+	spread                // biases: zero mean, always float32
+	nearOne               // norms and scales
+	decay                 // rates of the delta-net layers
+	stepBias              // their step sizes
+	taps                  // convolutions: mostly the current token
+	factors               // rotary factors of Gemma's full-attention layers
+	stretched             // rotary factors of Llama 3: short waves as they are, long ones longer
 )
 
 // tensor is one weight of a model.
@@ -58,6 +60,9 @@ func (s *shape) tensors() []tensor {
 	if s.gemma() {
 		l.add("rope_freqs.weight", factors, 0.25, s.fullDim/2)
 	}
+	if s.class == llamaClass {
+		l.add("rope_freqs.weight", stretched, 8, s.headDim/2)
+	}
 	l.norm("output_norm", s.hidden)
 	if s.class == assistantClass {
 		l.matrix("nextn.pre_projection", 2*s.width, s.hidden)
@@ -97,7 +102,10 @@ func (s *shape) attention(l *list, p string, i int) {
 	}
 	l.matrix(p+"attn_q", s.hidden, queries*s.heads*dim)
 	l.matrix(p+"attn_output", s.heads*dim, s.hidden)
-	l.norm(p+"attn_q_norm", dim)
+	normed := s.class != llamaClass && s.class != qwen2Class
+	if normed {
+		l.norm(p+"attn_q_norm", dim)
+	}
 	if s.class == assistantClass {
 		return // keys and values are the target's
 	}
@@ -105,7 +113,14 @@ func (s *shape) attention(l *list, p string, i int) {
 	if !s.gemma() || !s.full(i) {
 		l.matrix(p+"attn_v", s.hidden, kv*dim) // else values are the keys
 	}
-	l.add(p+"attn_k_norm.weight", nearOne, keyNorm, dim)
+	if normed {
+		l.add(p+"attn_k_norm.weight", nearOne, keyNorm, dim)
+	}
+	if s.class == qwen2Class {
+		l.add(p+"attn_q.bias", spread, 0.5, s.heads*dim)
+		l.add(p+"attn_k.bias", spread, 0.5, kv*dim)
+		l.add(p+"attn_v.bias", spread, 0.5, kv*dim)
+	}
 }
 
 func (s *shape) deltaNet(l *list, p string) {
@@ -157,10 +172,12 @@ func (s *shape) feedForward(l *list, p string) {
 		l.matrix(p+"ffn_gate_exps", s.hidden, s.expertFF, s.experts)
 		l.matrix(p+"ffn_up_exps", s.hidden, s.expertFF, s.experts)
 		l.matrix(p+"ffn_down_exps", s.expertFF, s.hidden, s.experts)
-		l.matrix(p+"ffn_gate_inp_shexp", s.hidden)
-		l.matrix(p+"ffn_gate_shexp", s.hidden, s.sharedFF)
-		l.matrix(p+"ffn_up_shexp", s.hidden, s.sharedFF)
-		l.matrix(p+"ffn_down_shexp", s.sharedFF, s.hidden)
+		if s.sharedFF > 0 {
+			l.matrix(p+"ffn_gate_inp_shexp", s.hidden)
+			l.matrix(p+"ffn_gate_shexp", s.hidden, s.sharedFF)
+			l.matrix(p+"ffn_up_shexp", s.hidden, s.sharedFF)
+			l.matrix(p+"ffn_down_shexp", s.sharedFF, s.hidden)
+		}
 	default:
 		dense()
 	}

@@ -96,22 +96,26 @@ var qwenSpecials = []string{
 	"<tool_response>", "</tool_response>", "<think>", "</think>",
 }
 
-// qwenKeys is a byte-level vocabulary of the given size.
-func qwenKeys(size int, pre string) []gguf.KV {
-	first := size - 64 // in a small vocabulary: specials, then some padding
-	switch size {
-	case 248320:
-		first = 248044
-	case 151936:
-		first = 151643
-	}
+const llamaTurns = "{{- bos_token }}{%- for m in messages %}{{- '<|start_header_id|>' + m.role + " +
+	"'<|end_header_id|>\\n\\n' + m.content + '<|eot_id|>' }}{%- endfor %}" +
+	"{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
+
+// llamaSpecials are the special tokens of Llama 3 in id order.
+var llamaSpecials = []string{
+	"<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
+	"<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>",
+	"<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
+}
+
+// byteLevelVocab is a vocabulary of the given size with special tokens from the id first on.
+func byteLevelVocab(size, first int, specials []string, pre string) []gguf.KV {
 	v := &vocabulary{seen: map[string]bool{}}
 	for _, b := range byteLevel() {
 		v.add(b, normal)
 	}
 	const space, newline = "\u0120", "\u010a"
 	v.grow(append([]string{space, newline}, strings.Split(letters, "")...), first)
-	for _, s := range qwenSpecials {
+	for _, s := range specials {
 		typ := userDefined
 		if strings.HasPrefix(s, "<|") {
 			typ = control
@@ -127,11 +131,33 @@ func qwenKeys(size int, pre string) []gguf.KV {
 		{Key: "tokenizer.ggml.tokens", Value: v.tokens},
 		{Key: "tokenizer.ggml.token_type", Value: v.types},
 		{Key: "tokenizer.ggml.merges", Value: v.merges},
-		{Key: "tokenizer.ggml.eos_token_id", Value: uint32(first + 2)},
-		{Key: "tokenizer.ggml.padding_token_id", Value: uint32(first)},
-		{Key: "tokenizer.ggml.add_bos_token", Value: false},
-		{Key: "tokenizer.chat_template", Value: chatML},
 	}
+}
+
+// qwenKeys is the tokenizer of a Qwen model.
+func qwenKeys(size int, pre string) []gguf.KV {
+	first := size - 64 // in a small vocabulary: specials, then some padding
+	switch size {
+	case 248320:
+		first = 248044
+	case 151936, 152064:
+		first = 151643
+	}
+	return append(byteLevelVocab(size, first, qwenSpecials, pre),
+		gguf.KV{Key: "tokenizer.ggml.eos_token_id", Value: uint32(first + 2)},
+		gguf.KV{Key: "tokenizer.ggml.padding_token_id", Value: uint32(first)},
+		gguf.KV{Key: "tokenizer.ggml.add_bos_token", Value: false},
+		gguf.KV{Key: "tokenizer.chat_template", Value: chatML})
+}
+
+// llamaKeys is the tokenizer of Llama 3, whose last 256 tokens are special or padding here.
+func llamaKeys(size int) []gguf.KV {
+	first := size - 256
+	return append(byteLevelVocab(size, first, llamaSpecials, "llama-bpe"),
+		gguf.KV{Key: "tokenizer.ggml.bos_token_id", Value: uint32(first)},
+		gguf.KV{Key: "tokenizer.ggml.eos_token_id", Value: uint32(first + 9)},
+		gguf.KV{Key: "tokenizer.ggml.add_bos_token", Value: true},
+		gguf.KV{Key: "tokenizer.chat_template", Value: llamaTurns})
 }
 
 // gemmaSpecials are Gemma 4's special tokens by id.
@@ -214,6 +240,8 @@ func (s *shape) tokenizerKeys(target *shape) []gguf.KV {
 		owner = target
 	}
 	switch owner.class {
+	case llamaClass:
+		return llamaKeys(owner.vocab)
 	case gemmaClass:
 		return gemmaKeys(owner.vocab)
 	case qwen35Class, qwen35MoEClass:

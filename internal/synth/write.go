@@ -216,6 +216,8 @@ func (g *generator) special(t tensor) []float32 {
 	out := make([]float32, t.shape[0]*rowsOf(t.shape))
 	for i := range out {
 		switch t.fill {
+		case spread:
+			out[i] = float32(t.scale * rng.NormFloat64())
 		case nearOne:
 			out[i] = float32(t.scale * (1 + 0.05*rng.NormFloat64()))
 		case decay:
@@ -229,6 +231,8 @@ func (g *generator) special(t tensor) []float32 {
 			if i%convTaps == convTaps-1 {
 				out[i] += 0.8
 			}
+		case stretched:
+			out[i] = float32(1 + (t.scale-1)*float64(i)/float64(len(out)-1))
 		case factors:
 			if out[i] = 1; i >= int(float64(len(out))*t.scale) {
 				out[i] = 1e30

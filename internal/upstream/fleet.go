@@ -83,6 +83,9 @@ type group struct {
 type replica struct {
 	base  string
 	load  atomic.Int64
+	usage usage
+	sent  atomic.Int64
+	fails atomic.Int64
 	mu    sync.Mutex
 	err   error  // why it is out; nil is in
 	model string // its name for the model
@@ -169,6 +172,9 @@ type ReplicaState struct {
 	Model string // its own name for the model
 	Load  int    // requests of this server it works on
 	Err   error  // why it gets none; nil if it does
+
+	Sent, Failed int64 // requests it got; of them, those that had no answer
+	Usage        Usage
 }
 
 // Ready reports whether any replica takes requests.
@@ -186,7 +192,9 @@ func (f *Fleet) States() []State {
 		s := State{Name: name}
 		for _, r := range f.groups[name].replicas {
 			err, model := r.state()
-			s.Replicas = append(s.Replicas, ReplicaState{r.base, model, int(r.load.Load()), err})
+			s.Replicas = append(s.Replicas, ReplicaState{
+				r.base, model, int(r.load.Load()), err, r.sent.Load(), r.fails.Load(), r.usage.sum(),
+			})
 		}
 		out = append(out, s)
 	}
@@ -256,6 +264,7 @@ func (f *Fleet) Send(ctx context.Context, q Request) (*Response, error) {
 		}
 		if err != nil {
 			f.opt.Log.Warn("upstream fails", "model", g.Name, "replica", r.base, "error", err)
+			r.fails.Add(1)
 			r.fail(err)
 			why = err
 			continue
@@ -322,6 +331,7 @@ const maxError = 64 << 10
 
 // try sends a request to one replica.
 func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request) (resp *Response, err error) {
+	r.sent.Add(1)
 	r.load.Add(1)
 	free := sync.OnceFunc(func() { r.load.Add(-1) })
 	defer func() {
@@ -374,7 +384,10 @@ func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request) (resp 
 		}
 		return nil, plain(err)
 	}
-	out.Body = &rest{br, res.Body, free}
+	out.Body = &rest{Reader: br, c: res.Body, end: func(u Usage) {
+		free()
+		r.usage.add(u)
+	}}
 	return out, nil
 }
 
@@ -382,11 +395,19 @@ func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request) (resp 
 type rest struct {
 	io.Reader
 	c    io.Closer
-	free func()
+	tail tail
+	once sync.Once
+	end  func(Usage)
+}
+
+func (b *rest) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	b.tail.add(p[:n])
+	return n, err
 }
 
 func (b *rest) Close() error {
-	b.free()
+	b.once.Do(func() { b.end(b.tail.usage()) })
 	return b.c.Close()
 }
 

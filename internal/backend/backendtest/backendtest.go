@@ -34,7 +34,9 @@ type Options struct {
 	// results have for random signs: rounding each input by e of the size of all of them errs by about e. A device that
 	// rounds activations allows for it here. nil: ExactProduct.
 	Product func(t quant.Type, cols int) float64
-	// Attention is the same for attention over keys and values of the given types. nil: ExactAttention.
+	// Stored is how far values of a weight may be off on the device, relative to each. nil: they are exact.
+	Stored func(t quant.Type) float64
+	// Attention is what Product is, for attention over keys and values of the given types. nil: ExactAttention.
 	Attention func(key, value quant.Type) float64
 }
 
@@ -75,6 +77,9 @@ func (o Options) withDefaults() Options {
 	if o.Product == nil {
 		o.Product = ExactProduct
 	}
+	if o.Stored == nil {
+		o.Stored = func(quant.Type) float64 { return 0 }
+	}
 	if o.Attention == nil {
 		o.Attention = ExactAttention
 	}
@@ -104,7 +109,7 @@ func cases(o Options) []testCase {
 	var list []testCase
 	for _, part := range [][]testCase{
 		memoryCases(), denseCases(), rotaryCases(), embedCases(o), productCases(o), expertCases(o),
-		attentionCases(o), pageCases(o), deltaCases(o), stateCases(o), choiceCases(), stepCases(),
+		attentionCases(o), weighCases(), pageCases(o), deltaCases(o), stateCases(o), choiceCases(), stepCases(),
 	} {
 		list = append(list, part...)
 	}

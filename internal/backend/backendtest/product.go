@@ -29,7 +29,7 @@ func (k *kit) embed(typ quant.Type, cols int) {
 	id := func(item int) int { return []int{-1, 39, 0, 7, -5}[item%5] - item%3 }
 	for _, f := range []float64{1, scale * stored} {
 		k.obey(op{
-			items: 9, bound: rounding, clean: true,
+			items: 9, bound: rounding + k.Stored(typ), clean: true,
 			run: func(k *kit, items []int, _ int) [][]float32 {
 				ids := make([]int32, len(items))
 				for i, item := range items {

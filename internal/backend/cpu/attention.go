@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -187,6 +188,32 @@ type tile struct {
 	rows        [2]int // of the batch, one sequence
 	head, heads int    // query heads, all sharing kvHead
 	kvHead      int
+
+	keep  []bool // which blocks of so many tokens the rows see of those they might; nil for all
+	block int
+}
+
+// sparse calls fn for the parts of a run of slots that the tile's rows see, if they do not see all.
+func (a *tile) sparse(token, slots int, fn func(from, n int)) {
+	if a.keep == nil {
+		fn(0, slots)
+		return
+	}
+	for at := 0; at < slots; {
+		n := min(slots-at, a.block-(token+at)%a.block)
+		if a.keep[(token+at)/a.block] {
+			fn(at, n)
+		}
+		at += n
+	}
+}
+
+// sees reports whether the rows see anything of n tokens.
+func (a *tile) sees(token, n int) bool {
+	if a.keep == nil {
+		return true
+	}
+	return slices.Contains(a.keep[token/a.block:min((token+n-1)/a.block+1, len(a.keep))], true)
 }
 
 // attend computes one tile.
@@ -215,11 +242,21 @@ func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap
 	}
 	first, last := a.span(plan)
 	for from := first / blockSlots * blockSlots; from < last; from += blockSlots {
+		if !a.sees(from, blockSlots) {
+			continue
+		}
+		if a.keep != nil { // what is not seen weighs nothing
+			for i := range w.scores[:n*blockSlots] {
+				w.scores[i] = float32(math.Inf(-1))
+			}
+		}
 		a.runs(plan, from, func(r, m, i int, page []byte, at, slots int) {
 			keys := page[y.kOff+a.kvHead*y.kHead+at*y.kRow:]
 			c := r * a.heads
-			vec.ScoresN(w.scores[c*blockSlots+i:], blockSlots, w.queries[c*d.KeyDim:], d.KeyDim, m*a.heads, d.KeyDim,
-				d.Key, keys, y.kRow, slots, ap.Scale)
+			a.sparse(from+i, slots, func(f, slots int) {
+				vec.ScoresN(w.scores[c*blockSlots+i+f:], blockSlots, w.queries[c*d.KeyDim:], d.KeyDim, m*a.heads, d.KeyDim,
+					d.Key, keys[f*y.kRow:], y.kRow, slots, ap.Scale)
+			})
 		})
 		for r := range rows {
 			lo, hi := seen(plan, a.rows[0]+r)
@@ -233,8 +270,10 @@ func (w *worker) attend(dst, q backend.Tensor, a *tile, plan *backend.KVPlan, ap
 		a.runs(plan, from, func(r, m, i int, page []byte, at, slots int) {
 			vals := page[y.vOff+a.kvHead*y.vHead+at*y.vRow:]
 			c := r * a.heads
-			vec.AccumN(w.sums[c*d.ValueDim:], d.ValueDim, w.scores[c*blockSlots+i:], blockSlots, m*a.heads, d.ValueDim,
-				d.Value, vals, y.vRow, slots)
+			a.sparse(from+i, slots, func(f, slots int) {
+				vec.AccumN(w.sums[c*d.ValueDim:], d.ValueDim, w.scores[c*blockSlots+i+f:], blockSlots, m*a.heads, d.ValueDim,
+					d.Value, vals[f*y.vRow:], y.vRow, slots)
+			})
 		})
 	}
 	for i := range n {

@@ -188,6 +188,8 @@ var takers = map[quant.Type]func(v *row256, b []byte, i int){
 	quant.Q4_K: takeQ4K, quant.Q5_K: takeQ5K, quant.Q6_K: takeQ6K, quant.Q2_K: takeQ2K, quant.Q3_K: takeQ3K,
 	quant.Q8_0: takeQ80, quant.Q4_0: takeQ40, quant.Q4_1: takeQ41, quant.Q5_0: takeQ50, quant.Q5_1: takeQ51,
 	quant.IQ4_NL: takeQ40, quant.IQ4_XS: takeIQ4XS, quant.MXFP4: takeMXFP4, quant.NVFP4: takeNVFP4,
+	quant.IQ3_S: takeGrid(quant.IQ3_S, 1), quant.IQ3_XXS: takeGrid(quant.IQ3_XXS, 2),
+	quant.IQ1_S: takeGrid(quant.IQ1_S, 1), quant.IQ1_M: takeGrid(quant.IQ1_M, 1), quant.IQ2_XXS: takeIQ2XXS,
 	quant.TQ1_0: takeTQ10, quant.TQ2_0: takeTQ20, quant.Q1_0: takeQ10, quant.Q2_0: takeQ20,
 }
 
@@ -389,5 +391,31 @@ func takeQ20(v *row256, b []byte, i int) {
 	v.oneScale(half(b), 2*i, 2)
 	for j := range 64 {
 		v.q[64*i+j] = b[2+j/4] >> (j % 4 * 2) & 3
+	}
+}
+
+// takeGrid takes codes that, divided by div, are between -32 and 31, as TileQ6K has them.
+func takeGrid(t quant.Type, div int8) func(v *row256, b []byte, _ int) {
+	decode := t.Grid()
+	return func(v *row256, b []byte, _ int) {
+		d := decode(&v.q, &v.sc, b)
+		v.d = quant.F32ToF16(d * float32(div))
+		for i, q := range v.q {
+			v.q[i] = byte(int8(q)/div + 32)
+		}
+		for j := range v.sc {
+			v.sc[j] += 128
+		}
+	}
+}
+
+// takeIQ2XXS takes codes that fit bytes only, and one scale for 32 of them.
+func takeIQ2XXS(v *row256, b []byte, _ int) {
+	d := quant.IQ2_XXS.Grid()(&v.q, &v.sc, b)
+	for j := range 8 {
+		v.half[j] = quant.F32ToF16(d * float32(v.sc[2*j]))
+	}
+	for i := range v.q {
+		v.q[i] += 128
 	}
 }

@@ -104,10 +104,10 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 	case quant.BF16:
 		l.Format = KeepBF16
 	default:
-		l.Format, l.Table = tilesOf(typ)
+		l.Format, l.Table = formatOf(typ)
 		if cols < exactCols {
 			l.Format, l.Table = KeepF32, 0
-		} else if l.Groups()*l.Stages() > maxStages {
+		} else if l.Format.Tiled() && l.Groups()*l.Stages() > maxStages {
 			return l, fmt.Errorf("a matrix of %d x %d is too large", rows, cols)
 		}
 	}
@@ -117,21 +117,25 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 // maxStages bounds the stages of a matrix so that stages times blocks of a grid fit 32 bits in the kernels.
 const maxStages = 1 << 22
 
-// tilesOf is the tiled format of a block type, which holds its values exactly.
-func tilesOf(t quant.Type) (f Format, table int) {
+// formatOf is the format of a block type, which holds its values exactly. Types that store points of a grid have no
+// tiles of their own: IQ3 and IQ1 fit those of Q6_K, but for scales below the smallest normal half; the other values are
+// rounded to the precision of a half, either by their scales or one by one.
+func formatOf(t quant.Type) (f Format, table int) {
 	switch t {
 	case quant.Q4_K:
 		return TileQ4K, 0
 	case quant.Q5_K:
 		return TileQ5K, 0
-	case quant.Q6_K:
+	case quant.Q6_K, quant.IQ3_S, quant.IQ3_XXS, quant.IQ1_S, quant.IQ1_M:
 		return TileQ6K, 0
 	case quant.Q2_K:
 		return TileQ2K, 0
 	case quant.Q3_K:
 		return TileQ3K, 0
-	case quant.Q8_0, quant.Q5_0:
+	case quant.Q8_0, quant.Q5_0, quant.IQ2_XXS:
 		return TileQ8, 0
+	case quant.IQ2_XS, quant.IQ2_S:
+		return KeepF16, 0
 	case quant.Q4_1, quant.Q5_1:
 		return TileQ8M, 0
 	case quant.NVFP4:
@@ -200,6 +204,10 @@ func (l WeightLayout) repack(dst, src []byte, u0, u1 int) {
 			// The type was checked when the layout was chosen.
 			_ = quant.Dequantize(l.Type, v, s)
 			copy(d, bytesOf(v))
+		case l.Format == KeepF16 && l.Type != quant.F16:
+			v := make([]float32, len(d)/2)
+			_ = quant.Dequantize(l.Type, v, s)
+			_ = quant.Quantize(quant.F16, d, v)
 		default:
 			copy(d, s)
 		}

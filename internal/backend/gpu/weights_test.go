@@ -11,7 +11,34 @@ import (
 	"strobe/internal/quant"
 )
 
-// blockTypes are the quantised types the CPU runs.
+// gridTypes have no tiles of their own.
+var gridTypes = []quant.Type{quant.IQ1_S, quant.IQ1_M, quant.IQ2_XXS, quant.IQ2_XS, quant.IQ2_S, quant.IQ3_XXS,
+	quant.IQ3_S}
+
+// TestPackGrids: values of the types with grids are as precise as a half.
+func TestPackGrids(t *testing.T) {
+	const rows, cols = 40, 768
+	for _, typ := range gridTypes {
+		r := rand.New(rand.NewPCG(uint64(typ), 1))
+		src := randomBlocks(r, typ, rows*cols)
+		l, err := LayoutOf(typ, rows, cols, 1, len(src))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([]float32, rows*cols)
+		if err := quant.Dequantize(typ, want, src); err != nil {
+			t.Fatal(err)
+		}
+		got := unpack(l, l.Pack(src))
+		for i := range want {
+			if math.Abs(float64(got[i]-want[i])) > 0x1p-11*math.Abs(float64(want[i])) {
+				t.Fatalf("%v: value %d is %v, want %v", typ, i, got[i], want[i])
+			}
+		}
+	}
+}
+
+// blockTypes are the other quantised types.
 var blockTypes = []quant.Type{quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q2_K, quant.Q3_K, quant.Q4_K,
 	quant.Q5_K, quant.Q6_K, quant.IQ4_NL, quant.IQ4_XS, quant.TQ1_0, quant.TQ2_0, quant.MXFP4, quant.NVFP4, quant.Q1_0, quant.Q2_0}
 
@@ -79,6 +106,11 @@ func tileValue(l WeightLayout, tile [2][]byte, r, c int) float32 {
 
 // unpack is the inverse of Pack.
 func unpack(l WeightLayout, data []byte) []float32 {
+	if l.Format == KeepF16 {
+		v := make([]float32, len(data)/2)
+		_ = quant.Dequantize(quant.F16, v, data)
+		return v
+	}
 	out := make([]float32, 0, l.Experts*l.Rows*l.Cols)
 	h0, h1 := tileHalves[l.Format][0], tileHalves[l.Format][1]
 	for e := range l.Experts {
@@ -123,6 +155,11 @@ func randomBlocks(r *rand.Rand, t quant.Type, values int) []byte {
 		switch t {
 		case quant.MXFP4:
 			b[i] = byte(110 + r.IntN(12))
+			continue
+		case quant.IQ1_M: // the half is spread over the upper bits of four words
+			for j, digit := range []byte{0, 0, byte(r.IntN(16)), 2} {
+				b[i+49+2*j] = b[i+49+2*j]&15 | digit<<4
+			}
 			continue
 		case quant.NVFP4:
 			for j := range 4 {

@@ -11,8 +11,8 @@ import (
 	"strobe/internal/quant"
 )
 
-// BenchmarkProducts prints how long products of a large matrix take by their rows, and what share of the bandwidth that is.
-// It asserts nothing.
+// BenchmarkProducts prints how long products of a large matrix take by their rows, and what share of the bandwidth
+// that is.
 func BenchmarkProducts(b *testing.B) {
 	if software() {
 		b.Skip("needs a GPU with a Vulkan driver: times in software say nothing")

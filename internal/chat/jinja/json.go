@@ -11,6 +11,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"strobe/internal/jsontext"
 )
 
 const maxJSONDepth = 500
@@ -312,28 +314,13 @@ func (w *jsonWriter) string(s string) error {
 	b.WriteByte('"')
 	for _, r := range s {
 		switch {
-		case r == '"' || r == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(r)
-		case r == '\n':
-			b.WriteString(`\n`)
-		case r == '\r':
-			b.WriteString(`\r`)
-		case r == '\t':
-			b.WriteString(`\t`)
-		case r == '\b':
-			b.WriteString(`\b`)
-		case r == '\f':
-			b.WriteString(`\f`)
-		case r < 0x20:
-			fmt.Fprintf(b, `\u%04x`, r)
 		case w.ascii && r > 0xffff:
 			r -= 0x10000
 			fmt.Fprintf(b, `\u%04x\u%04x`, 0xd800+(r>>10), 0xdc00+(r&0x3ff))
 		case w.ascii && r > 0x7e:
 			fmt.Fprintf(b, `\u%04x`, r)
 		default:
-			b.WriteRune(r)
+			b.WriteString(jsontext.Escape(r))
 		}
 	}
 	b.WriteByte('"')

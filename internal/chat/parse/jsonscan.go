@@ -1,8 +1,9 @@
 package parse
 
 import (
-	"fmt"
 	"unicode/utf8"
+
+	"strobe/internal/jsontext"
 )
 
 // jsonScan checks one JSON value byte by byte and passes it on. It forgives
@@ -233,38 +234,17 @@ func validNumber(s string) bool {
 // escapeByte is the JSON string form of one byte of text. Bytes of multi-byte
 // characters pass as they are.
 func escapeByte(c byte) string {
-	switch c {
-	case '"':
-		return `\"`
-	case '\\':
-		return `\\`
-	case '\n':
-		return `\n`
-	case '\r':
-		return `\r`
-	case '\t':
-		return `\t`
+	if c >= utf8.RuneSelf {
+		return string([]byte{c})
 	}
-	if c < 0x20 {
-		return fmt.Sprintf(`\u%04x`, c)
-	}
-	return string([]byte{c})
+	return jsontext.Escape(rune(c))
 }
 
 // quote is the JSON string of s.
 func quote(s string) string {
-	b := make([]byte, 0, len(s)+2)
-	b = append(b, '"')
-	for i := range len(s) {
-		if c := s[i]; c < 0x20 || c == '"' || c == '\\' {
-			b = append(b, escapeByte(c)...)
-		} else {
-			b = append(b, c)
-		}
+	b := []byte{'"'}
+	for _, r := range s {
+		b = append(b, jsontext.Escape(r)...)
 	}
-	b = append(b, '"')
-	if !utf8.Valid(b) {
-		return string([]rune(string(b)))
-	}
-	return string(b)
+	return string(append(b, '"'))
 }

@@ -277,16 +277,7 @@ func (d *Drafter) readRope(l *nn.Loader) *nn.Rope {
 		l.Fail("key %s is %d; heads have %d dimensions", l.Key("rope.dimension_count"), dims, d.headDim)
 		return nil
 	}
-	var factors []float32
-	if l.Has("rope_freqs.weight") {
-		factors = l.Floats("rope_freqs.weight", d.headDim/2)
-		for i, f := range factors {
-			if !(f > 0) || math.IsInf(float64(f), 0) {
-				l.Fail("tensor \"rope_freqs.weight\": value %d is %v", i, f)
-				return nil
-			}
-		}
-	}
+	factors := l.RopeFactors(d.headDim)
 	if l.Err != nil {
 		return nil
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"unicode"
 	"unicode/utf8"
+
+	"strobe/internal/jsontext"
 )
 
 // The built-in rules, in front of every program with the same numbers.
@@ -178,7 +180,7 @@ func (b *builder) class(c []rune, next int32) int32 {
 	var esc []string
 	for r := rune(0); r < 0x20; r++ {
 		if inClass(c, r) {
-			esc = append(esc, escaped(r)[1:])
+			esc = append(esc, jsontext.Escape(r)[1:])
 		}
 	}
 	for _, r := range `"\` {
@@ -192,35 +194,11 @@ func (b *builder) class(c []rune, next int32) int32 {
 	return b.add(state{kind: kindBytes, edges: edges})
 }
 
-// escaped is the JSON spelling of a character inside a string.
-func escaped(r rune) string {
-	switch r {
-	case '"':
-		return `\"`
-	case '\\':
-		return `\\`
-	case '\b':
-		return `\b`
-	case '\f':
-		return `\f`
-	case '\n':
-		return `\n`
-	case '\r':
-		return `\r`
-	case '\t':
-		return `\t`
-	}
-	if r < 0x20 {
-		return fmt.Sprintf(`\u%04x`, r)
-	}
-	return string(r)
-}
-
 // encode is the JSON string of s in the spelling of class.
 func encode(s string) string {
 	out := []byte{'"'}
 	for _, r := range s {
-		out = append(out, escaped(r)...)
+		out = append(out, jsontext.Escape(r)...)
 	}
 	return string(append(out, '"'))
 }

@@ -455,6 +455,7 @@ function take(chunk, turn, parts) {
   }
   panel.take(chunk.strobe?.drafted ?? []);
   if (chunk.timings) panel.timings(chunk.timings);
+  if (chunk.usage) panel.usage(chunk.usage);
   turn.end = chunk.choices?.[0]?.finish_reason ?? turn.end;
 }
 

@@ -34,6 +34,7 @@ export function details(r) {
     parts.push(`${r.accepted} of ${r.tokens} tokens accepted from drafts`, `${(r.tokens / r.passes).toFixed(1)} per pass`);
   }
   if (r.rate && r.tokens > 8) parts.push(`${r.rate.toFixed(r.rate < 100 ? 1 : 0)} tokens/s`);
+  if (r.seen) parts.push(`read ${r.read} of ${r.seen} prompt tokens`);
   return parts.join(' · ');
 }
 
@@ -53,6 +54,8 @@ export class Panel {
     this.rate = 0;
     this.ms = 0;
     this.guessed = 0;
+    this.read = 0; // tokens of a prompt that was shortened,
+    this.seen = 0; // and before
   }
 
   // take adds, for each new token, whether it was guessed. A pass ends with a token of the model's own.
@@ -79,6 +82,12 @@ export class Panel {
     if (t.draft_n) this.guessed = t.draft_n;
   }
 
+  // usage says how much of the prompt was read, if parts were left out.
+  usage(u) {
+    this.read = u.prompt_tokens_details?.kept_tokens ?? 0;
+    this.seen = u.prompt_tokens_details?.seen_tokens ?? 0;
+  }
+
   // end is the end of the answer.
   end() {
     this.done = true;
@@ -87,8 +96,8 @@ export class Panel {
 
   record() {
     const passes = this.passes.length + (this.run ? 1 : 0);
-    const { tokens, accepted, ms, rate, plain, off, idle } = this;
-    return { tokens, accepted, passes, ms, rate, plain, off, idle };
+    const { tokens, accepted, ms, rate, plain, off, idle, read, seen } = this;
+    return { tokens, accepted, passes, ms, rate, plain, off, idle, read, seen };
   }
 
   draw() {

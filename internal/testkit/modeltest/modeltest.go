@@ -44,10 +44,16 @@ func File(t testing.TB, path string) *gguf.File {
 	return f
 }
 
-// Target opens a golden model.
+// Target opens a golden model, or a made-up one of Plain.
 func Target(t testing.TB, b backend.Backend, name string, opt model.Options) *model.Model {
 	t.Helper()
-	m, err := model.Open(File(t, testkit.Golden(t, name+"/model.gguf")), b, opt)
+	path := ""
+	if slices.Contains(Plain, name) {
+		path = Synth(t, name, "q8_0")
+	} else {
+		path = testkit.Golden(t, name+"/model.gguf")
+	}
+	m, err := model.Open(File(t, path), b, opt)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package qmat
 import (
 	"encoding/binary"
 	"math"
+	"unsafe"
 
 	"strobe/internal/quant"
 )
@@ -59,24 +60,31 @@ func formatOf(t quant.Type) *format {
 }
 
 var formats = [...]format{
-	quant.Q4_0:   {off32, 32, 18, unpackQ40},
-	quant.Q4_1:   {min32, 32, 20, unpackQ41},
-	quant.Q5_0:   {off32, 32, 22, unpackQ50},
-	quant.Q5_1:   {min32, 32, 24, unpackQ51},
-	quant.Q8_0:   {off32, 32, 34, unpackQ80},
-	quant.Q2_K:   {min16, 256, 84, unpackQ2K},
-	quant.Q3_K:   {off16, 256, 110, unpackQ3K},
-	quant.Q4_K:   {min32, 256, 144, unpackQ4K},
-	quant.Q5_K:   {min32, 256, 176, unpackQ5K},
-	quant.Q6_K:   {off16, 256, 210, unpackQ6K},
-	quant.IQ4_NL: {off32, 32, 18, unpackIQ4NL},
-	quant.IQ4_XS: {off32, 256, 136, unpackIQ4XS},
-	quant.TQ1_0:  {off32, 256, 54, unpackTQ10},
-	quant.TQ2_0:  {off32, 256, 66, unpackTQ20},
-	quant.MXFP4:  {off32, 32, 17, unpackMXFP4},
-	quant.NVFP4:  {off16, 64, 36, unpackNVFP4},
-	quant.Q1_0:   {off32, 128, 18, unpackQ10},
-	quant.Q2_0:   {off32, 64, 18, unpackQ20},
+	quant.Q4_0:    {off32, 32, 18, unpackQ40},
+	quant.Q4_1:    {min32, 32, 20, unpackQ41},
+	quant.Q5_0:    {off32, 32, 22, unpackQ50},
+	quant.Q5_1:    {min32, 32, 24, unpackQ51},
+	quant.Q8_0:    {off32, 32, 34, unpackQ80},
+	quant.Q2_K:    {min16, 256, 84, unpackQ2K},
+	quant.Q3_K:    {off16, 256, 110, unpackQ3K},
+	quant.Q4_K:    {min32, 256, 144, unpackQ4K},
+	quant.Q5_K:    {min32, 256, 176, unpackQ5K},
+	quant.Q6_K:    {off16, 256, 210, unpackQ6K},
+	quant.IQ1_S:   {off32, 256, 50, grid32(quant.IQ1_S)},
+	quant.IQ1_M:   {off16, 256, 56, grid16(quant.IQ1_M)},
+	quant.IQ2_XXS: {off32, 256, 66, grid32(quant.IQ2_XXS)},
+	quant.IQ2_XS:  {min16, 256, 74, gridMin(quant.IQ2_XS)},
+	quant.IQ2_S:   {min16, 256, 82, gridMin(quant.IQ2_S)},
+	quant.IQ3_XXS: {off32, 256, 98, grid32(quant.IQ3_XXS)},
+	quant.IQ3_S:   {off32, 256, 110, grid32(quant.IQ3_S)},
+	quant.IQ4_NL:  {off32, 32, 18, unpackIQ4NL},
+	quant.IQ4_XS:  {off32, 256, 136, unpackIQ4XS},
+	quant.TQ1_0:   {off32, 256, 54, unpackTQ10},
+	quant.TQ2_0:   {off32, 256, 66, unpackTQ20},
+	quant.MXFP4:   {off32, 32, 17, unpackMXFP4},
+	quant.NVFP4:   {off16, 64, 36, unpackNVFP4},
+	quant.Q1_0:    {off32, 128, 18, unpackQ10},
+	quant.Q2_0:    {off32, 64, 18, unpackQ20},
 }
 
 func half(b []byte) float32 { return quant.F16ToF32(binary.LittleEndian.Uint16(b)) }
@@ -316,5 +324,44 @@ func unpackQ20(u *unpacked, at int, b []byte) {
 	u.scale[at/32], u.scale[at/32+1] = d, d
 	for i := range 64 {
 		u.q[at+i] = int8(b[2+i/4]>>(2*(i%4))&3) - 1
+	}
+}
+
+// grid32 decodes a type that stores points of a grid, with one scale for 32 values.
+func grid32(t quant.Type) func(u *unpacked, at int, b []byte) {
+	decode := t.Grid()
+	return func(u *unpacked, at int, b []byte) {
+		var scale [16]byte
+		d := decode((*[256]byte)(unsafe.Pointer(&u.q)), &scale, b)
+		for j := range 8 {
+			u.scale[j] = d * float32(scale[2*j])
+		}
+	}
+}
+
+// grid16 is the same with a scale for 16 values.
+func grid16(t quant.Type) func(u *unpacked, at int, b []byte) {
+	decode := t.Grid()
+	return func(u *unpacked, at int, b []byte) {
+		var scale [16]byte
+		d := decode((*[256]byte)(unsafe.Pointer(&u.q)), &scale, b)
+		for j, s := range scale {
+			u.scale[j] = d * float32(s)
+		}
+	}
+}
+
+// gridMin is grid16 for codes from -43 to 43, too large for the offset of 32 that kernels for signed codes in groups of
+// 16 have: they count from the smallest.
+func gridMin(t quant.Type) func(u *unpacked, at int, b []byte) {
+	unpack := grid16(t)
+	return func(u *unpacked, at int, b []byte) {
+		unpack(u, at, b)
+		for i := range u.q {
+			u.q[i] += 43
+		}
+		for j, s := range u.scale {
+			u.min[j] = -43 * s
+		}
 	}
 }

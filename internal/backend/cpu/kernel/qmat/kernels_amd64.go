@@ -675,6 +675,18 @@ func micro2Min16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 //go:noescape
 func micro2vMin16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
+// micro2Min16u7 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 128 values. Needs AVX2 and FMA.
+//
+//go:noescape
+func micro2Min16u7(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
+// micro2vMin16u7 adds a panel times n columns to y, whose columns are yStep bytes apart.
+// iters counts 128 values. Needs AVX2, FMA and AVX-VNNI.
+//
+//go:noescape
+func micro2vMin16u7(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+
 // decode2Q4K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
 //

@@ -39252,6 +39252,806 @@ micro2vMin16u2_5_8:
 	VZEROUPPER
 	RET
 
+// func micro2Min16u7(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2Min16u7(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+	MOVQ DI, R8
+
+micro2Min16u7_loop:
+	MOVQ $+2, R9
+
+micro2Min16u7_half:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	VMOVUPS (SI), Y4
+	VMOVUPS 1024(SI), Y5
+	MOVQ    CX, R10
+	MOVQ    DI, R11
+	MOVQ    R8, R14
+	LEAQ    (DX), R12
+	MOVQ    n+16(FP), R13
+
+micro2Min16u7_0_0:
+	VPBROADCASTD (R10), Y6
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     wide00010001<>+0(SB), Y6, Y6
+	VPBROADCASTD 4(R10), Y7
+	VPMADDUBSW   Y7, Y1, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 8(R10), Y7
+	VPMADDUBSW   Y7, Y2, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 12(R10), Y7
+	VPMADDUBSW   Y7, Y3, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VMOVUPS      (R12), Y7
+	VBROADCASTSS (R11), Y8
+	VFMADD231PS  Y8, Y6, Y7
+	VBROADCASTSS 160(R14), Y6
+	VFMADD231PS  Y5, Y6, Y7
+	VMOVUPS      Y7, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u7_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	VMOVUPS      32(SI), Y4
+	VMOVUPS      1056(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u7_0_8:
+	VPBROADCASTD (R10), Y6
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     wide00010001<>+0(SB), Y6, Y6
+	VPBROADCASTD 4(R10), Y7
+	VPMADDUBSW   Y7, Y1, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 8(R10), Y7
+	VPMADDUBSW   Y7, Y2, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 12(R10), Y7
+	VPMADDUBSW   Y7, Y3, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VMOVUPS      (R12), Y7
+	VBROADCASTSS (R11), Y8
+	VFMADD231PS  Y8, Y6, Y7
+	VBROADCASTSS 160(R14), Y6
+	VFMADD231PS  Y5, Y6, Y7
+	VMOVUPS      Y7, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u7_0_8
+	VMOVDQU      1024(AX), Y0
+	VMOVDQU      1088(AX), Y1
+	VMOVDQU      1152(AX), Y2
+	VMOVDQU      1216(AX), Y3
+	VMOVUPS      256(SI), Y4
+	VMOVUPS      1280(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u7_4_0:
+	VPBROADCASTD 64(R10), Y6
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     wide00010001<>+0(SB), Y6, Y6
+	VPBROADCASTD 68(R10), Y7
+	VPMADDUBSW   Y7, Y1, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 72(R10), Y7
+	VPMADDUBSW   Y7, Y2, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 76(R10), Y7
+	VPMADDUBSW   Y7, Y3, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VMOVUPS      (R12), Y7
+	VBROADCASTSS 8(R11), Y8
+	VFMADD231PS  Y8, Y6, Y7
+	VBROADCASTSS 176(R14), Y6
+	VFMADD231PS  Y5, Y6, Y7
+	VMOVUPS      Y7, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u7_4_0
+	VMOVDQU      1056(AX), Y0
+	VMOVDQU      1120(AX), Y1
+	VMOVDQU      1184(AX), Y2
+	VMOVDQU      1248(AX), Y3
+	VMOVUPS      288(SI), Y4
+	VMOVUPS      1312(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u7_4_8:
+	VPBROADCASTD 64(R10), Y6
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     wide00010001<>+0(SB), Y6, Y6
+	VPBROADCASTD 68(R10), Y7
+	VPMADDUBSW   Y7, Y1, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 72(R10), Y7
+	VPMADDUBSW   Y7, Y2, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 76(R10), Y7
+	VPMADDUBSW   Y7, Y3, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VMOVUPS      (R12), Y7
+	VBROADCASTSS 8(R11), Y8
+	VFMADD231PS  Y8, Y6, Y7
+	VBROADCASTSS 176(R14), Y6
+	VFMADD231PS  Y5, Y6, Y7
+	VMOVUPS      Y7, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u7_4_8
+	VMOVDQU      256(AX), Y0
+	VMOVDQU      320(AX), Y1
+	VMOVDQU      384(AX), Y2
+	VMOVDQU      448(AX), Y3
+	VMOVUPS      64(SI), Y4
+	VMOVUPS      1088(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u7_1_0:
+	VPBROADCASTD 16(R10), Y6
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     wide00010001<>+0(SB), Y6, Y6
+	VPBROADCASTD 20(R10), Y7
+	VPMADDUBSW   Y7, Y1, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 24(R10), Y7
+	VPMADDUBSW   Y7, Y2, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 28(R10), Y7
+	VPMADDUBSW   Y7, Y3, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VMOVUPS      (R12), Y7
+	VBROADCASTSS (R11), Y8
+	VFMADD231PS  Y8, Y6, Y7
+	VBROADCASTSS 164(R14), Y6
+	VFMADD231PS  Y5, Y6, Y7
+	VMOVUPS      Y7, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u7_1_0
+	VMOVDQU      288(AX), Y0
+	VMOVDQU      352(AX), Y1
+	VMOVDQU      416(AX), Y2
+	VMOVDQU      480(AX), Y3
+	VMOVUPS      96(SI), Y4
+	VMOVUPS      1120(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u7_1_8:
+	VPBROADCASTD 16(R10), Y6
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     wide00010001<>+0(SB), Y6, Y6
+	VPBROADCASTD 20(R10), Y7
+	VPMADDUBSW   Y7, Y1, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 24(R10), Y7
+	VPMADDUBSW   Y7, Y2, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 28(R10), Y7
+	VPMADDUBSW   Y7, Y3, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VMOVUPS      (R12), Y7
+	VBROADCASTSS (R11), Y8
+	VFMADD231PS  Y8, Y6, Y7
+	VBROADCASTSS 164(R14), Y6
+	VFMADD231PS  Y5, Y6, Y7
+	VMOVUPS      Y7, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u7_1_8
+	VMOVDQU      1280(AX), Y0
+	VMOVDQU      1344(AX), Y1
+	VMOVDQU      1408(AX), Y2
+	VMOVDQU      1472(AX), Y3
+	VMOVUPS      320(SI), Y4
+	VMOVUPS      1344(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u7_5_0:
+	VPBROADCASTD 80(R10), Y6
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     wide00010001<>+0(SB), Y6, Y6
+	VPBROADCASTD 84(R10), Y7
+	VPMADDUBSW   Y7, Y1, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 88(R10), Y7
+	VPMADDUBSW   Y7, Y2, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 92(R10), Y7
+	VPMADDUBSW   Y7, Y3, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VMOVUPS      (R12), Y7
+	VBROADCASTSS 8(R11), Y8
+	VFMADD231PS  Y8, Y6, Y7
+	VBROADCASTSS 180(R14), Y6
+	VFMADD231PS  Y5, Y6, Y7
+	VMOVUPS      Y7, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u7_5_0
+	VMOVDQU      1312(AX), Y0
+	VMOVDQU      1376(AX), Y1
+	VMOVDQU      1440(AX), Y2
+	VMOVDQU      1504(AX), Y3
+	VMOVUPS      352(SI), Y4
+	VMOVUPS      1376(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2Min16u7_5_8:
+	VPBROADCASTD 80(R10), Y6
+	VPMADDUBSW   Y6, Y0, Y6
+	VPMADDWD     wide00010001<>+0(SB), Y6, Y6
+	VPBROADCASTD 84(R10), Y7
+	VPMADDUBSW   Y7, Y1, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 88(R10), Y7
+	VPMADDUBSW   Y7, Y2, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VPBROADCASTD 92(R10), Y7
+	VPMADDUBSW   Y7, Y3, Y7
+	VPMADDWD     wide00010001<>+0(SB), Y7, Y7
+	VPADDD       Y7, Y6, Y6
+	VCVTDQ2PS    Y6, Y6
+	VMULPS       Y4, Y6, Y6
+	VMOVUPS      (R12), Y7
+	VBROADCASTSS 8(R11), Y8
+	VFMADD231PS  Y8, Y6, Y7
+	VBROADCASTSS 180(R14), Y6
+	VFMADD231PS  Y5, Y6, Y7
+	VMOVUPS      Y7, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2Min16u7_5_8
+	ADDQ         $+512, AX
+	ADDQ         $+128, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	ADDQ         $+8, R8
+	DECQ         R9
+	JNZ          micro2Min16u7_half
+	ADDQ         $+1024, AX
+	ADDQ         $+256, SI
+	ADDQ         $+64, CX
+	ADDQ         $+8, DI
+	ADDQ         $+16, R8
+	DECQ         BX
+	JNZ          micro2Min16u7_loop
+	VZEROUPPER
+	RET
+
+// func micro2vMin16u7(p *byte, x *byte, n int, y *float32, yStep int, iters int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·micro2vMin16u7(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+24(FP), DX
+	MOVQ iters+40(FP), BX
+	LEAQ 4096(AX), SI
+	LEAQ 256(CX), DI
+	MOVQ DI, R8
+
+micro2vMin16u7_loop:
+	MOVQ $+2, R9
+
+micro2vMin16u7_half:
+	VMOVDQU (AX), Y0
+	VMOVDQU 64(AX), Y1
+	VMOVDQU 128(AX), Y2
+	VMOVDQU 192(AX), Y3
+	VMOVUPS (SI), Y4
+	VMOVUPS 1024(SI), Y5
+	MOVQ    CX, R10
+	MOVQ    DI, R11
+	MOVQ    R8, R14
+	LEAQ    (DX), R12
+	MOVQ    n+16(FP), R13
+
+micro2vMin16u7_0_0:
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y10, Y10, Y10
+	VPBROADCASTD (R10), Y9
+
+	// VPDPBUSD Y9, Y0, Y8
+	LONG         $0x507d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 4(R10), Y9
+
+	// VPDPBUSD Y9, Y1, Y10
+	LONG         $0x507542c4
+	BYTE         $0xd1
+	VPBROADCASTD 8(R10), Y9
+
+	// VPDPBUSD Y9, Y2, Y8
+	LONG         $0x506d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 12(R10), Y9
+
+	// VPDPBUSD Y9, Y3, Y10
+	LONG         $0x506542c4
+	BYTE         $0xd1
+	VPADDD       Y10, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y4, Y8, Y8
+	VMOVUPS      (R12), Y6
+	VBROADCASTSS (R11), Y7
+	VFMADD231PS  Y7, Y8, Y6
+	VBROADCASTSS 160(R14), Y7
+	VFMADD231PS  Y5, Y7, Y6
+	VMOVUPS      Y6, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2vMin16u7_0_0
+	VMOVDQU      32(AX), Y0
+	VMOVDQU      96(AX), Y1
+	VMOVDQU      160(AX), Y2
+	VMOVDQU      224(AX), Y3
+	VMOVUPS      32(SI), Y4
+	VMOVUPS      1056(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2vMin16u7_0_8:
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y10, Y10, Y10
+	VPBROADCASTD (R10), Y9
+
+	// VPDPBUSD Y9, Y0, Y8
+	LONG         $0x507d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 4(R10), Y9
+
+	// VPDPBUSD Y9, Y1, Y10
+	LONG         $0x507542c4
+	BYTE         $0xd1
+	VPBROADCASTD 8(R10), Y9
+
+	// VPDPBUSD Y9, Y2, Y8
+	LONG         $0x506d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 12(R10), Y9
+
+	// VPDPBUSD Y9, Y3, Y10
+	LONG         $0x506542c4
+	BYTE         $0xd1
+	VPADDD       Y10, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y4, Y8, Y8
+	VMOVUPS      (R12), Y6
+	VBROADCASTSS (R11), Y7
+	VFMADD231PS  Y7, Y8, Y6
+	VBROADCASTSS 160(R14), Y7
+	VFMADD231PS  Y5, Y7, Y6
+	VMOVUPS      Y6, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2vMin16u7_0_8
+	VMOVDQU      1024(AX), Y0
+	VMOVDQU      1088(AX), Y1
+	VMOVDQU      1152(AX), Y2
+	VMOVDQU      1216(AX), Y3
+	VMOVUPS      256(SI), Y4
+	VMOVUPS      1280(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2vMin16u7_4_0:
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y10, Y10, Y10
+	VPBROADCASTD 64(R10), Y9
+
+	// VPDPBUSD Y9, Y0, Y8
+	LONG         $0x507d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 68(R10), Y9
+
+	// VPDPBUSD Y9, Y1, Y10
+	LONG         $0x507542c4
+	BYTE         $0xd1
+	VPBROADCASTD 72(R10), Y9
+
+	// VPDPBUSD Y9, Y2, Y8
+	LONG         $0x506d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 76(R10), Y9
+
+	// VPDPBUSD Y9, Y3, Y10
+	LONG         $0x506542c4
+	BYTE         $0xd1
+	VPADDD       Y10, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y4, Y8, Y8
+	VMOVUPS      (R12), Y6
+	VBROADCASTSS 8(R11), Y7
+	VFMADD231PS  Y7, Y8, Y6
+	VBROADCASTSS 176(R14), Y7
+	VFMADD231PS  Y5, Y7, Y6
+	VMOVUPS      Y6, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2vMin16u7_4_0
+	VMOVDQU      1056(AX), Y0
+	VMOVDQU      1120(AX), Y1
+	VMOVDQU      1184(AX), Y2
+	VMOVDQU      1248(AX), Y3
+	VMOVUPS      288(SI), Y4
+	VMOVUPS      1312(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2vMin16u7_4_8:
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y10, Y10, Y10
+	VPBROADCASTD 64(R10), Y9
+
+	// VPDPBUSD Y9, Y0, Y8
+	LONG         $0x507d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 68(R10), Y9
+
+	// VPDPBUSD Y9, Y1, Y10
+	LONG         $0x507542c4
+	BYTE         $0xd1
+	VPBROADCASTD 72(R10), Y9
+
+	// VPDPBUSD Y9, Y2, Y8
+	LONG         $0x506d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 76(R10), Y9
+
+	// VPDPBUSD Y9, Y3, Y10
+	LONG         $0x506542c4
+	BYTE         $0xd1
+	VPADDD       Y10, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y4, Y8, Y8
+	VMOVUPS      (R12), Y6
+	VBROADCASTSS 8(R11), Y7
+	VFMADD231PS  Y7, Y8, Y6
+	VBROADCASTSS 176(R14), Y7
+	VFMADD231PS  Y5, Y7, Y6
+	VMOVUPS      Y6, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2vMin16u7_4_8
+	VMOVDQU      256(AX), Y0
+	VMOVDQU      320(AX), Y1
+	VMOVDQU      384(AX), Y2
+	VMOVDQU      448(AX), Y3
+	VMOVUPS      64(SI), Y4
+	VMOVUPS      1088(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2vMin16u7_1_0:
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y10, Y10, Y10
+	VPBROADCASTD 16(R10), Y9
+
+	// VPDPBUSD Y9, Y0, Y8
+	LONG         $0x507d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 20(R10), Y9
+
+	// VPDPBUSD Y9, Y1, Y10
+	LONG         $0x507542c4
+	BYTE         $0xd1
+	VPBROADCASTD 24(R10), Y9
+
+	// VPDPBUSD Y9, Y2, Y8
+	LONG         $0x506d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 28(R10), Y9
+
+	// VPDPBUSD Y9, Y3, Y10
+	LONG         $0x506542c4
+	BYTE         $0xd1
+	VPADDD       Y10, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y4, Y8, Y8
+	VMOVUPS      (R12), Y6
+	VBROADCASTSS (R11), Y7
+	VFMADD231PS  Y7, Y8, Y6
+	VBROADCASTSS 164(R14), Y7
+	VFMADD231PS  Y5, Y7, Y6
+	VMOVUPS      Y6, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2vMin16u7_1_0
+	VMOVDQU      288(AX), Y0
+	VMOVDQU      352(AX), Y1
+	VMOVDQU      416(AX), Y2
+	VMOVDQU      480(AX), Y3
+	VMOVUPS      96(SI), Y4
+	VMOVUPS      1120(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2vMin16u7_1_8:
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y10, Y10, Y10
+	VPBROADCASTD 16(R10), Y9
+
+	// VPDPBUSD Y9, Y0, Y8
+	LONG         $0x507d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 20(R10), Y9
+
+	// VPDPBUSD Y9, Y1, Y10
+	LONG         $0x507542c4
+	BYTE         $0xd1
+	VPBROADCASTD 24(R10), Y9
+
+	// VPDPBUSD Y9, Y2, Y8
+	LONG         $0x506d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 28(R10), Y9
+
+	// VPDPBUSD Y9, Y3, Y10
+	LONG         $0x506542c4
+	BYTE         $0xd1
+	VPADDD       Y10, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y4, Y8, Y8
+	VMOVUPS      (R12), Y6
+	VBROADCASTSS (R11), Y7
+	VFMADD231PS  Y7, Y8, Y6
+	VBROADCASTSS 164(R14), Y7
+	VFMADD231PS  Y5, Y7, Y6
+	VMOVUPS      Y6, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2vMin16u7_1_8
+	VMOVDQU      1280(AX), Y0
+	VMOVDQU      1344(AX), Y1
+	VMOVDQU      1408(AX), Y2
+	VMOVDQU      1472(AX), Y3
+	VMOVUPS      320(SI), Y4
+	VMOVUPS      1344(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         (DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2vMin16u7_5_0:
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y10, Y10, Y10
+	VPBROADCASTD 80(R10), Y9
+
+	// VPDPBUSD Y9, Y0, Y8
+	LONG         $0x507d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 84(R10), Y9
+
+	// VPDPBUSD Y9, Y1, Y10
+	LONG         $0x507542c4
+	BYTE         $0xd1
+	VPBROADCASTD 88(R10), Y9
+
+	// VPDPBUSD Y9, Y2, Y8
+	LONG         $0x506d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 92(R10), Y9
+
+	// VPDPBUSD Y9, Y3, Y10
+	LONG         $0x506542c4
+	BYTE         $0xd1
+	VPADDD       Y10, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y4, Y8, Y8
+	VMOVUPS      (R12), Y6
+	VBROADCASTSS 8(R11), Y7
+	VFMADD231PS  Y7, Y8, Y6
+	VBROADCASTSS 180(R14), Y7
+	VFMADD231PS  Y5, Y7, Y6
+	VMOVUPS      Y6, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2vMin16u7_5_0
+	VMOVDQU      1312(AX), Y0
+	VMOVDQU      1376(AX), Y1
+	VMOVDQU      1440(AX), Y2
+	VMOVDQU      1504(AX), Y3
+	VMOVUPS      352(SI), Y4
+	VMOVUPS      1376(SI), Y5
+	MOVQ         CX, R10
+	MOVQ         DI, R11
+	MOVQ         R8, R14
+	LEAQ         32(DX), R12
+	MOVQ         n+16(FP), R13
+
+micro2vMin16u7_5_8:
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y10, Y10, Y10
+	VPBROADCASTD 80(R10), Y9
+
+	// VPDPBUSD Y9, Y0, Y8
+	LONG         $0x507d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 84(R10), Y9
+
+	// VPDPBUSD Y9, Y1, Y10
+	LONG         $0x507542c4
+	BYTE         $0xd1
+	VPBROADCASTD 88(R10), Y9
+
+	// VPDPBUSD Y9, Y2, Y8
+	LONG         $0x506d42c4
+	BYTE         $0xc1
+	VPBROADCASTD 92(R10), Y9
+
+	// VPDPBUSD Y9, Y3, Y10
+	LONG         $0x506542c4
+	BYTE         $0xd1
+	VPADDD       Y10, Y8, Y8
+	VCVTDQ2PS    Y8, Y8
+	VMULPS       Y4, Y8, Y8
+	VMOVUPS      (R12), Y6
+	VBROADCASTSS 8(R11), Y7
+	VFMADD231PS  Y7, Y8, Y6
+	VBROADCASTSS 180(R14), Y7
+	VFMADD231PS  Y5, Y7, Y6
+	VMOVUPS      Y6, (R12)
+	ADDQ         $+480, R10
+	ADDQ         $+480, R11
+	ADDQ         $+480, R14
+	ADDQ         yStep+32(FP), R12
+	DECQ         R13
+	JNZ          micro2vMin16u7_5_8
+	ADDQ         $+512, AX
+	ADDQ         $+128, SI
+	ADDQ         $+32, CX
+	ADDQ         $+4, DI
+	ADDQ         $+8, R8
+	DECQ         R9
+	JNZ          micro2vMin16u7_half
+	ADDQ         $+1024, AX
+	ADDQ         $+256, SI
+	ADDQ         $+64, CX
+	ADDQ         $+8, DI
+	ADDQ         $+16, R8
+	DECQ         BX
+	JNZ          micro2vMin16u7_loop
+	VZEROUPPER
+	RET
+
 // func decode2Q4K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 // Requires: AVX, AVX2, F16C, MMX+
 TEXT ·decode2Q4K(SB), NOSPLIT, $0-48

@@ -50,6 +50,10 @@ func fill(t quant.Type, data []byte, rng *rand.Rand) {
 		case quant.MXFP4:
 			data[0] = byte(110 + rng.IntN(20))
 		case quant.NVFP4: // any byte is a scale
+		case quant.IQ1_M: // the half is spread over the upper bits of four words
+			for i, digit := range []byte{0, 0, byte(rng.IntN(16)), 1} {
+				data[49+2*i] = data[49+2*i]&15 | digit<<4
+			}
 		default:
 			small(data)
 		}

@@ -32,6 +32,7 @@ var forms = []form{
 	{"Off32s8", off32, 1, 1, true},
 	{"Off16u6", off16, 2, 1, false},
 	{"Min16u2", min16, 4, 1, false},
+	{"Min16u7", min16, 1, 1, false}, // codes up to 127
 }
 
 func ys(n int) []VecVirtual {

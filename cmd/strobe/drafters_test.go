@@ -1,0 +1,56 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"strobe/internal/testkit"
+)
+
+// TestCheckpointDrafter: a drafter that is published as a checkpoint, in a folder or on the hub, is converted once and
+// drafts from then on without the hub.
+func TestCheckpointDrafter(t *testing.T) {
+	requests := newHub(t, map[string][]byte{
+		"owner/draft/config.json":       golden(t, "dflash-qwen35/hf/config.json"),
+		"owner/draft/model.safetensors": golden(t, "dflash-qwen35/hf/model.safetensors"),
+	})
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache) // where the system's caches are elsewhere, leftovers of this test are small
+	model := testkit.Golden(t, "qwen35/model.gguf")
+	folder := testkit.Golden(t, "dflash-qwen35/hf")
+	run := func(drafter string) (stderr string) {
+		t.Helper()
+		code, text, stderr := command(t, "run", model, "-d", drafter, "-p", "hello", "-n", "6", "--temp", "0", "--device",
+			"cpu", "--draft", "dflash")
+		if code != 0 || strings.TrimSpace(text) == "" {
+			t.Fatalf("code %d, %q, %s", code, text, stderr)
+		}
+		return stderr
+	}
+	for _, drafter := range []string{folder, "owner/draft"} {
+		if stderr := run(drafter); !strings.Contains(stderr, "dflash") || !strings.Contains(stderr, "Q8_0") {
+			t.Errorf("%s: nothing was converted: %s", drafter, stderr)
+		}
+		before := requests.Load()
+		if stderr := run(drafter); strings.Contains(stderr, "Q8_0") {
+			t.Errorf("%s: converted again: %s", drafter, stderr)
+		}
+		if n := requests.Load() - before; n > 0 {
+			t.Errorf("%s: the hub got %d requests for what is here", drafter, n)
+		}
+	}
+	files, _ := filepath.Glob(filepath.Join(cache, "strobe", "drafters", "*.gguf"))
+	if st, err := os.Stat(filepath.Join(cache, "strobe")); err == nil && st.IsDir() && len(files) != 2 {
+		t.Errorf("the cache has %v", files)
+	}
+	if code, _, stderr := command(t, "run", folder, "-p", "x"); code != exitUsage ||
+		!strings.Contains(stderr, "strobe convert") {
+		t.Errorf("a checkpoint as the model: code %d, %s", code, stderr)
+	}
+	if code, _, stderr := command(t, "run", testkit.Golden(t, "gemma4/model.gguf"), "-d", t.TempDir(), "-p",
+		"x"); code == 0 || strings.Contains(stderr, "\n\n") {
+		t.Errorf("an empty folder: code %d, %s", code, stderr)
+	}
+}

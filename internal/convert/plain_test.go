@@ -1,0 +1,163 @@
+package convert
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"strobe/internal/quant"
+	"strobe/internal/safetensors"
+	"strobe/internal/testkit"
+)
+
+// withoutNorms makes the golden Qwen3 checkpoint one of another class: the same without norms of heads.
+func withoutNorms(t *testing.T, class string) *checkpoint {
+	c := golden(t, "qwen3")
+	c.config["architectures"] = []string{class}
+	c.remove(func(name string) bool { return strings.Contains(name, "_norm.") })
+	return c
+}
+
+// TestLlama: rotary pairs lie side by side in the file, and the waves of Llama 3.1 have factors.
+func TestLlama(t *testing.T) {
+	c := withoutNorms(t, "LlamaForCausalLM")
+	dim := int(c.config["head_dim"].(float64))
+	c.config["rope_parameters"] = map[string]any{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+		"high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_theta": 5e5}
+	q := c.tensor("model.layers.0.self_attn.q_proj.weight")
+	bias := make([]float32, q.Shape[0])
+	for i := range bias {
+		bias[i] = float32(i)
+	}
+	c.addF32("model.layers.0.self_attn.k_proj.bias", []int{len(bias)}, bias...)
+	f := openGGUF(t, convertTo(t, c.write(), Options{Type: "f32"}))
+	if f.Arch() != "llama" {
+		t.Errorf("architecture %q", f.Arch())
+	}
+	if n, _, _ := f.Uint("llama.rope.dimension_count"); int(n) != dim {
+		t.Errorf("rope.dimension_count is %d", n)
+	}
+	want, err := q.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	width := q.Shape[1]
+	x := f.Tensor("blk.0.attn_q.weight")
+	got := make([]float32, x.Elems())
+	if err := quant.Dequantize(x.Type, got, x.Data); err != nil {
+		t.Fatal(err)
+	}
+	for h := range q.Shape[0] / dim {
+		for i := range dim / 2 {
+			for half := range 2 {
+				row, from := h*dim+2*i+half, h*dim+half*dim/2+i
+				if !slices.Equal(got[row*width:][:width], want[from*width:][:width]) {
+					t.Fatalf("row %d is not row %d of the checkpoint", row, from)
+				}
+			}
+		}
+	}
+	y := f.Tensor("blk.0.attn_k.bias")
+	v := make([]float32, y.Elems())
+	if err := quant.Dequantize(y.Type, v, y.Data); err != nil {
+		t.Fatal(err)
+	}
+	if v[0] != 0 || v[1] != float32(dim/2) || v[2] != 1 || v[dim] != float32(dim) {
+		t.Errorf("the bias begins %v", v[:3])
+	}
+	// The last wave is hundreds of thousands of tokens long, far beyond 8192; the first is shorter than 2048.
+	fs := f.Tensor("rope_freqs.weight")
+	factors := make([]float32, fs.Elems())
+	if err := quant.Dequantize(fs.Type, factors, fs.Data); err != nil {
+		t.Fatal(err)
+	}
+	if len(factors) != dim/2 || factors[0] != 1 || factors[len(factors)-1] != 8 {
+		t.Errorf("factors are %v", factors)
+	}
+	middle := 0
+	for i, f := range factors {
+		wave := 2 * math.Pi * math.Pow(5e5, 2*float64(i)/float64(dim))
+		if wave > 2048 && wave < 8192 {
+			middle++
+			// The published rule, in frequencies: mix of the frequency and an eighth of it.
+			s := (8192/wave - 1) / 3
+			mixed := (1-s)*(1/wave)/8 + s*(1/wave)
+			if math.Abs(float64(f)-(1/wave)/mixed) > 1e-5 {
+				t.Errorf("factor %d is %g, want %g", i, f, (1/wave)/mixed)
+			}
+		}
+	}
+	if middle == 0 {
+		t.Error("no factor between 1 and 8")
+	}
+}
+
+// TestQwen2: biases are kept; heads are as wide as the hidden size gives.
+func TestQwen2(t *testing.T) {
+	c := withoutNorms(t, "Qwen2ForCausalLM")
+	c.addF32("model.layers.0.self_attn.v_proj.bias", []int{2}, 1, 2)
+	delete(c.config, "head_dim")
+	f := openGGUF(t, convertTo(t, c.write(), Options{}))
+	if f.Arch() != "qwen2" || f.Tensor("blk.0.attn_v.bias") == nil || f.Tensor("blk.0.attn_q_norm.weight") != nil {
+		t.Errorf("architecture %q with other tensors than expected", f.Arch())
+	}
+	if n, ok, _ := f.Uint("qwen2.attention.key_length"); ok {
+		t.Errorf("key_length is %d, which the checkpoint does not say", n)
+	}
+}
+
+// TestQwen3MoE: experts are stacked, and weights that do not add up to one refused.
+func TestQwen3MoE(t *testing.T) {
+	c := golden(t, "qwen3")
+	c.config["architectures"] = []string{"Qwen3MoeForCausalLM"}
+	c.config["num_experts"], c.config["num_experts_per_tok"], c.config["moe_intermediate_size"] = 2, 1, 32
+	c.config["norm_topk_prob"] = true
+	for _, x := range c.remove(func(name string) bool { return strings.Contains(name, ".mlp.") }) {
+		for e := range 2 {
+			y := x
+			y.Name = strings.Replace(x.Name, ".mlp.", fmt.Sprintf(".mlp.experts.%d.", e), 1)
+			c.tensors = append(c.tensors, y)
+		}
+		if strings.Contains(x.Name, "gate_proj") {
+			c.tensors = append(c.tensors, safetensors.Tensor{Name: strings.Replace(x.Name, "gate_proj", "gate", 1),
+				DType: x.DType, Shape: []int{2, x.Shape[1]}, Data: x.Data[:len(x.Data)/x.Shape[0]*2]})
+		}
+	}
+	f := openGGUF(t, convertTo(t, c.write(), Options{}))
+	for _, name := range []string{"blk.0.ffn_gate_exps.weight", "blk.1.ffn_down_exps.weight"} {
+		if x := f.Tensor(name); x == nil || x.Shape[2] != 2 {
+			t.Errorf("%s is not a stack of two", name)
+		}
+	}
+	if n, _, _ := f.Uint("qwen3moe.expert_feed_forward_length"); n != 32 {
+		t.Errorf("expert_feed_forward_length is %d", n)
+	}
+	c.config["norm_topk_prob"] = false
+	convertFails(t, c.write(), Options{}, "norm_topk_prob", "false")
+}
+
+// TestTargetFile: a drafter converted with its target's GGUF file is the drafter converted with the target's
+// checkpoint.
+func TestTargetFile(t *testing.T) {
+	for drafter, target := range drafterTargets {
+		dir := testkit.Golden(t, drafter+"/hf")
+		f := openGGUF(t, testkit.Golden(t, target+"/model.gguf"))
+		want := openGGUF(t, convertTo(t, dir, Options{Type: "q8_0", Target: testkit.Golden(t, target+"/hf")}))
+		got := openGGUF(t, convertTo(t, dir, Options{Type: "q8_0", TargetFile: f}))
+		for _, key := range want.Keys() {
+			a, _, _ := want.Value(key)
+			if b, ok, _ := got.Value(key); !ok || !cmp.Equal(a, b) {
+				t.Errorf("%s: %s differs", drafter, key)
+			}
+		}
+		for _, x := range want.Tensors() {
+			if y := got.Tensor(x.Name); y == nil || !cmp.Equal(x.Data, y.Data) {
+				t.Errorf("%s: %s differs", drafter, x.Name)
+			}
+		}
+	}
+}

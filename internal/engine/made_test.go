@@ -1,0 +1,46 @@
+package engine
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"strobe/internal/gguf"
+)
+
+// TestMadeForAnother: names tell drafters of other generations and of base models from those that belong.
+func TestMadeForAnother(t *testing.T) {
+	named := func(name string) *gguf.File {
+		path := filepath.Join(t.TempDir(), "model.gguf")
+		w, err := gguf.Create(path, []gguf.KV{{Key: "general.architecture", Value: "qwen3"},
+			{Key: "general.name", Value: name}}, nil, gguf.WriteOptions{})
+		if err == nil {
+			err = w.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := gguf.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	for _, c := range []struct{ drafter, target, want string }{
+		{"Qwen3.5 4B DFlash", "Qwen3.5 4B", ""},
+		{"Qwen3.5-27B-DFlash", "Qwen3.6 27B", "qwen 3.5, the model is qwen 3.6"},
+		{"Qwen3 8B DFlash", "Qwen3 8B Base", `the model is called "base"`},
+		{"gemma-4-31B-pt-DFlash", "Gemma 4 31B It", `made for a model called "base"`},
+		{"Llama 3.1 8B Instruct DFlash", "Llama_3.1_8B_Instruct", ""},
+		{"Llama 3.1 8B DFlash", "Llama 3.1 8B Instruct", ""}, // says nothing
+		{"Qwen3 Coder 30B A3B DFlash", "Qwen3 30B A3B", `"coder"`},
+		{"Qwen3 4B Thinking DFlash", "Qwen3 4B Instruct", `"thinking"`},
+		{"drafter", "Something", ""},
+	} {
+		got := MadeForAnother(named(c.drafter), named(c.target))
+		if c.want == "" && got != "" || !strings.Contains(got, c.want) {
+			t.Errorf("%q for %q: %q, want %q", c.drafter, c.target, got, c.want)
+		}
+	}
+}
