@@ -78,13 +78,6 @@ func TestKernelsAgree(t *testing.T) {
 					}
 					t.Errorf("%d rows: %d of %d values differ", n, differ, len(got))
 				}
-				if n <= 8 {
-					r.p.Pair = 1 << 20
-					if got := r.product(x, n, []*productMatrix{m}, cut, 0.25)[0]; !sameBits(got, want) {
-						t.Errorf("%d rows, two blocks on a multiprocessor: other bits", n)
-					}
-					r.p.Pair = 0
-				}
 			}
 		})
 	}
@@ -286,22 +279,16 @@ func BenchmarkProducts(b *testing.B) {
 			ms = append(ms, r.fill(c.typ, c.rows, c.cols, 1))
 		}
 		bytes, cut := ms[0].Bytes(), r.p.Cut(ms[0].WeightLayout)[0]
-		for _, v := range []string{"", "pair", "older"} {
-			if v == "pair" && c.typ != quant.Q4_K || v == "older" && (c.typ != quant.Q4_K || c.what != "gate and up") {
+		for _, v := range []string{"", "older"} {
+			if v == "older" && (c.typ != quant.Q4_K || c.what != "gate and up") {
 				continue
 			}
 			q := r
 			if v == "older" {
 				q = r.older()
 			}
-			if q.p.Pair = 0; v == "pair" {
-				q.p.Pair = 1 << 20
-			}
 			fmt.Printf("%-22s %-5v %7d %6d ", c.what+" "+v, c.typ, c.rows, c.cols)
 			for _, n := range []int{1, 4, 8, 16, 24, 32, 48, 64, 128, 512} {
-				if v == "pair" && n > 8 {
-					break
-				}
 				lay := q.p.Acts(n, ms[0].WeightLayout)
 				act := r.room(lay.Bytes())
 				x := upload(r, randomRows(rand.New(rand.NewPCG(1, 1)), n*c.cols))
@@ -321,7 +308,6 @@ func BenchmarkProducts(b *testing.B) {
 				}
 				r.release(act, x, j.Part)
 			}
-			q.p.Pair = 0
 			fmt.Println()
 		}
 		for _, m := range ms {

@@ -161,6 +161,7 @@ func BenchmarkLayers(b *testing.B) {
 	for _, shape := range layerShapes {
 		l := &layerRun{productRig: &productRig{b, d, gpu.NewProducts(d.Props())}, layerShape: shape}
 		const layers = 6
+		made := l.p.Makes
 		l.r = newRecurrence(&rig{b, d, rand.New(rand.NewPCG(7, 9))}, shape.dims, layers)
 		width := shape.dims.VHeads * shape.dims.VDim
 		for i := range layers { // half of some matrices have more bits in files of the mixed type
@@ -174,7 +175,7 @@ func BenchmarkLayers(b *testing.B) {
 				l.fill(quant.Q4_K, shape.hidden, width, 1), l.fill(quant.Q4_K, shape.ffn, shape.hidden, 1),
 				l.fill(quant.Q4_K, shape.ffn, shape.hidden, 1), l.fill(often, shape.hidden, shape.ffn, 1)})
 		}
-		for _, n := range []int{1, 2, 4, 8, 16, 512} {
+		for _, n := range []int{1, 8, 16, 32, 512} {
 			l.n = n
 			l.list(n >= 128)
 			if n == 1 {
@@ -201,22 +202,11 @@ func BenchmarkLayers(b *testing.B) {
 				}
 				fmt.Fprintf(&line, "  %s %.2f", kind, all-l.timed(rest, layers))
 			}
-			was := *l.p
-			for _, c := range []struct {
-				what        string
-				makes, most int
-				pair        int
-			}{{"none made", 0, was.Most, 0}, {"16 made", 16, was.Most, 0}, {"64 made", 64, was.Most, 0},
-				{"14 pieces", was.Makes, 14, 0}, {"20 pieces", was.Makes, 20, 0}, {"none made, 14 pieces", 0, 14, 0},
-				{"pairs up to 4 stages", 0, was.Most, 4}, {"pairs up to 12 stages", 0, was.Most, 12}} {
-				if n > 16 {
-					break
-				}
-				l.p.Makes, l.p.Most, l.p.Pair = c.makes, c.most, c.pair
+			if l.p.Makes = 0; n <= 8 {
 				l.list(false)
-				fmt.Fprintf(&line, "; %s %.1f", c.what, l.timed(slices.Clone(l.ls), layers))
+				fmt.Fprintf(&line, "; all rows packed before %.1f", l.timed(slices.Clone(l.ls), layers))
 			}
-			*l.p = was
+			l.p.Makes = made
 			b.Log(line.String())
 		}
 		for _, m := range slices.Concat(l.layers...) {

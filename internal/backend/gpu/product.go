@@ -14,21 +14,15 @@ type Products struct {
 	Shared int  // bytes of shared memory a block may have
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
-	// Up to eight rows and so many stages of a block: kernels of which two fit a multiprocessor; one loads while the one
-	// before ends.
-	Pair  int
-	Ahead int  // bytes of the next product's weights that a block asks for; 0: none
-	Makes int  // rows and stages of activations that a block makes itself, at most; 0: all are packed before
-	Most  int  // pieces
-	Plain bool // see plain.go
-	// Experts of few rows: rings as deep as others, so that launches do not overlap.
-	Deep bool
+	Ahead  int  // bytes of the next product's weights that a block asks for; 0: none
+	Makes  int  // rows and stages of activations that a block makes itself, at most; 0: all are packed before
+	Plain  bool // see plain.go
 }
 
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Plain: p.Plain, Ahead: askAhead, Makes: madeJobs, Most: maxPieces}
+		Plain: p.Plain, Ahead: askAhead, Makes: madeJobs}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less
@@ -36,8 +30,9 @@ func NewProducts(p Props) *Products {
 // load.
 const askAhead = 64 << 10
 
-// madeJobs is how much a block makes itself: its 16 warps make a row's 256 columns each at a time.
-const madeJobs = 32
+// madeJobs is how much a block makes itself: what its 16 warps make at once. That took 0.6 us off a layer of a 27B model
+// for one row and 1.6 off one of a 4B model; twice as much made a layer of the 27B 1.6 us slower for two rows.
+const madeJobs = 16
 
 // Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts
 // has as much as eight.
@@ -161,7 +156,7 @@ func (p *Products) Cut(ws ...WeightLayout) []int {
 			n = max(1, left)
 		}
 		left -= n
-		blocks[i] = min(n, p.Most*w.Groups(), w.Groups()*w.Stages())
+		blocks[i] = min(n, maxPieces*w.Groups(), w.Groups()*w.Stages())
 	}
 	return blocks
 }
@@ -306,10 +301,6 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	} else {
 		set := formatSet(ws)
 		l.Name = fmt.Sprintf("solo_%s_%d", set, x.NT)
-		if set == "q4k" && x.NT == 1 && stagesOf(jobs) <= p.Pair {
-			// Half of what a multiprocessor has, less what the driver takes and what a small kernel between needs.
-			l.Name, a.depth = "solo2_q4k_1", int32(min(8, ((p.Shared+1024)/2-1024-8<<10-soloFront)/slot(1, ws)))
-		}
 		l.Shared = soloFront + int(a.depth)*slot(x.NT, ws)
 	}
 	l.Args = Args(a)
@@ -331,15 +322,6 @@ func (p *Products) made(x MatMulInput, j MatMulJob) Launch {
 		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws),
 		Args: Args(madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols), dim: int32(m.Dim),
 			step: int32(m.Step), eps: m.Eps}})}
-}
-
-// stagesOf is the largest number of stages that a block of a launch has.
-func stagesOf(jobs []MatMulJob) int {
-	most := 0
-	for _, j := range jobs {
-		most = max(most, (j.Groups()*j.Stages()+j.Blocks-1)/j.Blocks)
-	}
-	return most
 }
 
 // formatSet names the smallest set of kernels that has all formats.

@@ -243,8 +243,7 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
     compute<decltype(f), NT, GATED>(a, p, places);
   });
 }
-// Two blocks of different kernels of one item at a time fit a multiprocessor.
-#define EXPERTS(NAME, SET, TOGETHER) \
-  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, TOGETHER) { experts<SET, 1, false>(a); } \
+#define EXPERTS(NAME, SET) \
+  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, 1) { experts<SET, 1, false>(a); } \
   KERNEL(experts_##NAME##_4, MoeArgs, a, 544, 1) { experts<SET, 4, false>(a); } \
-  KERNEL(gated_##NAME, MoeArgs, a, 544, TOGETHER) { experts<SET, 1, true>(a); }
+  KERNEL(gated_##NAME, MoeArgs, a, 544, 1) { experts<SET, 1, true>(a); }
