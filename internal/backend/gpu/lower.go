@@ -493,7 +493,7 @@ func (l *lowering) headGate(i int) int {
 // made has the product at mul make its input v itself, if it is the only one to read it and has few rows, and returns how
 // many operations that were.
 func (l *lowering) made(mul int, v view, m Made) int {
-	if !sameRows(l.at(mul).a, v) || l.mixed(mul) || l.read(mul+1, v) {
+	if l.at(mul).kind != opMatMul || !sameRows(l.ops[mul].a, v) || l.mixed(mul) || l.read(mul+1, v) {
 		return 0
 	}
 	x, ok := l.makes(mul, &m)
@@ -543,8 +543,8 @@ func (l *lowering) matMul(i int) {
 	}
 }
 
-// pack returns the input of the product at i in the form it reads, or as the product makes it. A norm's rows that are packed in another form are packed as they were:
-// a row's bits must not depend on which form is made first.
+// pack returns the input of the product at i in the form it reads, or as the product makes it. A norm's rows that are packed
+// in another form are packed as they were: a row's bits must not depend on which form is made first.
 func (l *lowering) pack(i int) MatMulInput {
 	v, lay := l.ops[i].a, l.actLayout(i)
 	var norm *packedRows
