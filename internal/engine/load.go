@@ -92,7 +92,7 @@ type Options struct {
 	// are. Prefill says how; its device is the target's unless it names one.
 	Scorer  string
 	Prefill pflash.Options
-	open   func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
+	open    func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
