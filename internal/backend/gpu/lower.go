@@ -305,9 +305,6 @@ func (l *lowering) fused(i int) int {
 	case opMatMul:
 		return l.mixture(i)
 	case opExpertSum:
-		if n := l.post(i); n > 0 {
-			return n
-		}
 		return l.expertSum(i)
 	case opAdd:
 		return l.addNorm(i)
@@ -316,9 +313,6 @@ func (l *lowering) fused(i int) int {
 			return n
 		}
 		if n := l.headGate(i); n > 0 {
-			return n
-		}
-		if n := l.post(i); n > 0 {
 			return n
 		}
 		return l.norm(i)

@@ -168,7 +168,7 @@ func (s *Small) RMSNorm(ls []Launch, dst HeadsOut, x HeadsIn, w Addr, eps float3
 		// Four rows to a block: more would leave multiprocessors idle when there are few.
 		return s.launch(ls, "small_norm_short", [3]int{(tokens*heads + 3) / 4, 1, 1}, 128, 4*row, a)
 	}
-	return s.launch(ls, "small_norm_long", [3]int{tokens * heads, 1, 1}, 256, row+(dim+255)/256*4, a)
+	return s.launch(ls, "small_norm_long", [3]int{tokens * heads, 1, 1}, 256, row+32, a)
 }
 
 // HeadsSigmoid is SigmoidGate for heads.

@@ -76,57 +76,52 @@ KERNEL(small_heads_sigmoid, HeadsArgs, p, 256, 1) {
 }
 
 // RMSNorm. THREADS is 32 for short rows (a warp each), 256 for long ones (a block each), which depends on the length
-// only. A warp has 256 columns at a time, lane l eight of them from 8l on. Sums of a short row continue from one 256 to
-// the next, those of a long one are added in order. So do the kernels that do more than a norm (qkv_write, head_pack,
-// post_pack): the bits are the same whoever does it and however values are loaded. They stay in shared memory.
+// only. Thread t has the quads t, t+THREADS, ..., of short rows pairs of quads, which is how the kernels sum that do more
+// than the norm of heads (qkv_write, head_pack): the order is the same however values are loaded and whoever does it.
+// They stay in shared memory.
 template <int THREADS> DEV void norm(const HeadsArgs& p) {
   pdl_wait();
   pdl_launch();
-  const bool LONG = THREADS > 32;
   int t = TID % THREADS, row = BID * (BDIM / THREADS) + TID / THREADS, quads = (p.cols + 3) / 4;
   float* x = (float*)smem + TID / THREADS * quads * 4;
   float* sums = (float*)smem + BDIM / THREADS * quads * 4;
   bool live = row < p.rows;
   int tok = row / p.heads, head = row - tok * p.heads, at = head * p.xs;
-  auto each = [&](auto fn) __attribute__((always_inline)) { // the quads of a thread
-    for (int first = t * 2; first < (quads + 63) / 64 * 64; first += THREADS * 2) fn(first);
-  };
   float s = 0;
+  const int RUN = THREADS == 32 ? 2 : 1; // quads that a thread has side by side
+  auto each = [&](auto fn) __attribute__((always_inline)) {
+    for (int q = t * RUN; q < quads; q += THREADS * RUN)
+#pragma unroll
+      for (int i = 0; i < RUN; i++)
+        if (q + i < quads) fn(q + i);
+  };
   if (live) {
     bool wide = in_aligned(p.x, 4) && (at & 3) == 0 && (p.cols & 3) == 0;
-    each([&](int first) __attribute__((always_inline)) {
-#pragma unroll
-      for (int q = first; q < first + 2; q++) {
-        if (q >= quads) continue;
-        F4 v = {0, 0, 0, 0};
-        if (wide) v = in4(p.x, tok, at + 4 * q, in_pieces(p.x, at + 4 * q));
-        else {
-          v.x = in1(p.x, tok, at + 4 * q);
-          if (4 * q + 1 < p.cols) v.y = in1(p.x, tok, at + 4 * q + 1);
-          if (4 * q + 2 < p.cols) v.z = in1(p.x, tok, at + 4 * q + 2);
-          if (4 * q + 3 < p.cols) v.w = in1(p.x, tok, at + 4 * q + 3);
-        }
-        s = ffma(v.x, v.x, s); s = ffma(v.y, v.y, s); s = ffma(v.z, v.z, s); s = ffma(v.w, v.w, s);
-        *(F4*)(x + 4 * q) = v;
+    each([&](int q) __attribute__((always_inline)) {
+      F4 v = {0, 0, 0, 0};
+      if (wide) v = in4(p.x, tok, at + 4 * q, in_pieces(p.x, at + 4 * q));
+      else {
+        v.x = in1(p.x, tok, at + 4 * q);
+        if (4 * q + 1 < p.cols) v.y = in1(p.x, tok, at + 4 * q + 1);
+        if (4 * q + 2 < p.cols) v.z = in1(p.x, tok, at + 4 * q + 2);
+        if (4 * q + 3 < p.cols) v.w = in1(p.x, tok, at + 4 * q + 3);
       }
-      if (LONG) { // whole warps come here
-        s = warp_sum(s);
-        if ((TID & 31) == 0) sums[first / 64] = s;
-        s = 0;
-      }
+      s = ffma(v.x, v.x, s); s = ffma(v.y, v.y, s); s = ffma(v.z, v.z, s); s = ffma(v.w, v.w, s);
+      *(F4*)(x + 4 * q) = v;
     });
   }
-  if (LONG) {
+  s = warp_sum(s);
+  if (THREADS > 32) {
+    if ((TID & 31) == 0) sums[TID >> 5] = s;
     SYNC();
     s = sums[0];
-    for (int i = 1; i < (quads + 63) / 64; i++) s = fadd(s, sums[i]);
-  } else
-    s = warp_sum(s);
+    for (int i = 1; i < THREADS / 32; i++) s = fadd(s, sums[i]);
+  }
   if (!live) return;
   float f = fdiv(1.f, sqrt_(fadd(fdiv(s, (float)p.cols), p.eps)));
   float* d = p.dst + (u64)tok * p.ds + head * p.dhs;
-  each([&](int first) __attribute__((always_inline)) { // the same quads: no barrier is needed
-    for (int i = 4 * first; i < 4 * first + 8 && i < p.cols; i++) {
+  each([&](int q) __attribute__((always_inline)) { // the same quads: no barrier is needed
+    for (int i = 4 * q; i < 4 * q + 4 && i < p.cols; i++) {
       float y = fmul(x[i], f);
       d[i] = p.w ? fmul(y, p.w[i]) : y;
     }
