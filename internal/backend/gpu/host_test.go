@@ -11,13 +11,16 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
 	"strobe/internal/cache"
+	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/quant"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // idle is a device that does nothing, to see what the host does.
@@ -147,6 +150,61 @@ func TestManyStreamsReplay(t *testing.T) {
 	}
 	if d.replayed < rounds*3/4 || d.recorded > 50 {
 		t.Errorf("%d of %d passes were replayed, with %d recordings", d.replayed, rounds, d.recorded)
+	}
+}
+
+// TestDraftsReplay: a draft whose guesses follow from each other, and telling the drafter of tokens, are recorded once for all
+// sequences, although each has its state elsewhere.
+func TestDraftsReplay(t *testing.T) {
+	d := &counting{idleDriver: idleDriver{&idle{}}}
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(edit.MTP(t, "qwen35").Write(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	drafter, err := mtp.Open(f, m, mtp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Capture(drafter.Capture()); err != nil {
+		t.Fatal(err)
+	}
+	sequence := func() {
+		seq, ctx := m.NewSeq(), drafter.NewSeq()
+		defer seq.Close()
+		defer ctx.Close()
+		for i := range 30 {
+			tokens := make([]int32, 1+i%3)
+			out, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Greedy: true}})
+			if err == nil {
+				err = seq.CommitAll()
+			}
+			if err == nil {
+				rows := []int32{0, 1, 2}[:len(tokens)]
+				err = drafter.Extend(out.Features, []draft.Rows{{Seq: ctx, Tokens: tokens, Rows: rows}})
+			}
+			if err == nil {
+				_, err = drafter.Draft([]draft.Request{{Seq: ctx, Target: seq, N: 8}}, 4)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	sequence()
+	sequence()
+	d.recorded, d.replayed = 0, 0
+	sequence()
+	if d.recorded > 0 || d.replayed != 3*30 {
+		t.Errorf("%d recordings and %d replays of 90 passes; want none and 90", d.recorded, d.replayed)
 	}
 }
 
@@ -331,4 +389,28 @@ func TestInPlaceNorm(t *testing.T) {
 		return
 	}
 	t.Error("the norm was not packed by the kernel that computes it")
+}
+
+// TestSweepGrows: a prompt that runs layer by layer needs ever larger blocks for its tables, and the list of its first layer
+// is the only one there is when the first of them is given up.
+func TestSweepGrows(t *testing.T) {
+	dev, err := gpu.New(idleDriver{&idle{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(testkit.Golden(t, "qwen3/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{SweepOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers := 0
+	err = m.Sweep(t.Context(), model.Sweep{Tokens: make([]int32, 20_000), Queries: 8,
+		Layer: func(q, k backend.Tensor, p backend.AttnParams) error { layers++; return nil }})
+	if err != nil || layers != m.Layers {
+		t.Errorf("%d of %d layers: %v", layers, m.Layers, err)
+	}
 }

@@ -17,12 +17,14 @@ type Products struct {
 	Ahead  int  // bytes of the next product's weights that a block asks for; 0: none
 	Makes  int  // rows and stages of activations that a block makes itself, at most; 0: all are packed before
 	Plain  bool // see plain.go
+	// Plain: matrices instead of products of bytes, for many rows.
+	Matrices bool
 }
 
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Plain: p.Plain, Ahead: askAhead, Makes: madeJobs}
+		Plain: p.Plain, Matrices: p.Matrices, Ahead: askAhead, Makes: madeJobs}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less
