@@ -121,6 +121,8 @@ DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* table
         sts128(m, {flags | (u32)count << 8 | (u32)kb << 16, (u32)groups * 256, (u32)y, (u32)(y >> 32)});
       }
       fresh = false;
+      // What all lanes wrote is ordered before lane 0's arrival, which releases it to whoever waits for `told`. racecheck
+      // follows the barrier for lane 0 alone and reports the other lanes' entries as read too early.
       syncwarp();
       if (lane == 0) bar_arrive(s.told + at * 8);
     }

@@ -9,7 +9,7 @@ struct Packed { static const bool MADE = false; }; // the other kind
 // Makes the rows of a block: of n tokens, the columns of `chunks` stages from number kb on, of kbs, after which the first
 // follow. Packed as Tiled wants them, at `held`.
 DEV void make_rows(In x, In gate, const float* w, int kind, int cols, int dim, int step, float eps, int n, int kb,
-                       int kbs, int chunks, u32 held) {
+                   int kbs, int chunks, u32 held) {
   int lane = TID & 31;
   for (int job = TID >> 5; job < n * chunks; job += STRIPS) {
     int row = job / chunks, c = job - row * chunks, k = kb + c < kbs ? kb + c : kb + c - kbs;
