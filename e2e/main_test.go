@@ -49,8 +49,9 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	var stop, stopFront func() error
-	server, stop, err = start(binary, "-m", model, "-d", filepath.Join("..", "testdata", "golden", "dflash-qwen35", "model.gguf"),
-		"--alias", "tiny", "--ctx", "4096", "--api-key", key, "--parallel", "8")
+	drafter := filepath.Join("..", "testdata", "golden", "dflash-qwen35", "model.gguf")
+	server, stop, err = start(binary, "-m", model, "-d", drafter, "--alias", "tiny", "--ctx", "4096", "--api-key", key,
+		"--parallel", "8")
 	if err != nil {
 		return 0, err
 	}

@@ -82,7 +82,9 @@ and tokens per pass of the drafter's chains.`,
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0)
 	f := cmd.Flags()
-	for name, x := range map[string]*repeated{"model": {&opt.model, &opt.models}, "drafter": {&opt.drafter, &opt.drafters}} {
+	for name, x := range map[string]*repeated{
+		"model": {&opt.model, &opt.models}, "drafter": {&opt.drafter, &opt.drafters},
+	} {
 		flag := f.Lookup(name)
 		flag.Value = x
 		flag.Usage += "; may be repeated"

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
@@ -93,7 +95,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 	named := 0
 	for path, text := range deployFiles(t, "docs/api.md", "docs/scale.md", "README.md") {
-		for _, name := range regexp.MustCompile(`\b(?:vllm|strobe|llamacpp):[a-z_]+`).FindAllString(text, -1) {
+		for _, name := range regexp.MustCompile(`\b(?:vllm|strobe|llamacpp):[a-z0-9]+_[a-z0-9_]+`).FindAllString(text, -1) {
 			named++
 			if !strings.Contains(page, "\n"+name+"{") && !strings.Contains(page, "\n"+name+"_bucket{") {
 				t.Errorf("%s: nobody exports %s", path, name)
@@ -102,5 +104,35 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 	if named < 20 {
 		t.Errorf("only %d metrics are documented", named)
+	}
+}
+
+// TestDocumentedFleet: the runs in docs/scale.md give the numbers they show.
+func TestDocumentedFleet(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "docs", "scale.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := regexp.MustCompile("(?s)`strobe (bench fleet --service [^`]*)`:\n\n(.*?)\n\n").FindAllStringSubmatch(string(b), -1)
+	if len(runs) < 3 {
+		t.Fatalf("%d runs", len(runs))
+	}
+	for _, m := range runs {
+		args := strings.Fields(strings.ReplaceAll(m[1], "docs/", filepath.Join("..", "..", "docs")+"/"))
+		var out, log strings.Builder
+		if code := run(t.Context(), append(args, "--json"), nil, &out, &log); code != exitOK {
+			t.Fatalf("%s: exit code %d, %s", m[1], code, log.String())
+		}
+		var r fleetReport
+		if err := json.Unmarshal([]byte(out.String()), &r); err != nil || len(r.Outcomes) != 3 {
+			t.Fatal(out.String(), err)
+		}
+		for _, o := range r.Outcomes {
+			row := fmt.Sprintf("| %s | %.0f | %.1f %% | %.0f | %.0f | %.0f | %.0f | %.0f |", o.Policy, o.Speed, 100*o.HitRate,
+				o.Queue.Mean, o.Queue.P95, o.First.Mean, o.First.P95, o.Total.Mean)
+			if !strings.Contains(m[2], row) {
+				t.Errorf("%s: there is no %s", m[1], row)
+			}
+		}
 	}
 }

@@ -45,11 +45,12 @@ type docCommand struct {
 
 var fence = regexp.MustCompile("(?ms)^(?:<!-- not run: ([^\n]*) -->\n)?```([^\n]*)\n(.*?)^```$")
 
-// commandsOf are the commands in the shell blocks of a page. A command ends with its line, unless a quote is open or a
-// backslash stands at the end.
+// commandsOf are the commands of a page: those in its shell blocks, where a command ends with its line unless a quote
+// is open or a backslash stands at the end, and those that a block shows with what they print, behind a dollar sign.
 func commandsOf(page string) (all []docCommand) {
 	for _, m := range fence.FindAllStringSubmatchIndex(page, -1) {
-		if page[m[4]:m[5]] != "sh" {
+		kind := page[m[4]:m[5]]
+		if kind != "sh" && kind != "" {
 			continue
 		}
 		c := docCommand{}
@@ -62,6 +63,12 @@ func commandsOf(page string) (all []docCommand) {
 				c.line = line
 			}
 			line++
+			if kind == "" {
+				shown := false
+				if text, shown = strings.CutPrefix(text, "$ "); !shown {
+					continue
+				}
+			}
 			if c.text += text + "\n"; strings.HasSuffix(text, "\\") || strings.Count(c.text, "'")%2 == 1 {
 				continue
 			}
@@ -90,8 +97,8 @@ var notHere = []string{"docker", "systemctl", "./install.sh", "packaging/release
 var elsewhere = []string{"./try", "go test ./...", "go mod edit -require strobe@v0.0.0 -replace strobe=../strobe",
 	"go mod tidy"}
 
-// TestDocCommands runs every command of the README and of docs as it stands there: with the built-in pair, golden models
-// under the names that the pages use, a hub and a server on this machine.
+// TestDocCommands runs every command of the README and of docs as it stands there: with the built-in pair, golden
+// models under the names that the pages use, a hub and a server on this machine.
 func TestDocCommands(t *testing.T) {
 	files := map[string][]byte{}
 	target, drafter := golden(t, "qwen35/model.gguf"), golden(t, "dflash-qwen35/model.gguf")
@@ -147,6 +154,9 @@ func TestDocCommands(t *testing.T) {
 			}
 		}
 		if err := os.CopyFS(filepath.Join(r.dir, "checkpoint"), os.DirFS(testkit.Golden(t, "qwen35/hf"))); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(filepath.Join(r.dir, "docs"), os.DirFS(filepath.Join(testkit.Root(t), "docs"))); err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range commandsOf(string(b)) {
@@ -304,6 +314,7 @@ func TestDocFlags(t *testing.T) {
 		}
 	}
 	indented := regexp.MustCompile(`(?m)^    (\$ )?(strobe|go|docker|curl|\./\S+) \S.*$`)
+	bare := regexp.MustCompile(`(?m)^(strobe|go|docker|curl|\./\S+) \S.*$`)
 	for _, path := range pages(t) {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -327,8 +338,8 @@ func TestDocFlags(t *testing.T) {
 			t.Errorf("%s: %q stands outside the blocks that are run; begin them with ```sh", name, strings.TrimSpace(m))
 		}
 		for _, m := range fence.FindAllStringSubmatch(page, -1) {
-			if !slices.Contains([]string{"sh", "toml", "json", "go"}, m[2]) {
-				t.Errorf("%s: a block of the kind %q: %.40s", name, m[2], m[3])
+			if m[2] != "sh" && bare.MatchString(m[3]) {
+				t.Errorf("%s: a command in a block of the kind %q, which is not run: %s", name, m[2], bare.FindString(m[3]))
 			}
 		}
 	}
@@ -401,12 +412,12 @@ func TestParseFinds(t *testing.T) {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
-	page := "```sh\nstrobe a \\\n  b\ncurl x -d '{\n}'\n```\n<!-- not run: why -->\n```sh\ndocker\n```\n```toml\nx = 1\n```\n"
+	page := "```sh\nstrobe a \\\n  b\ncurl x -d '{\n}'\n```\n<!-- not run: why -->\n```sh\ndocker\n```\n```toml\nx = 1\n```\n```\n$ strobe b\nout\n```\n"
 	var got []string
 	for _, c := range commandsOf(page) {
 		got = append(got, fmt.Sprintf("%d %s [%s]", c.line, c.text, c.notRun))
 	}
-	want := []string{"2 strobe a \\\n  b []", "4 curl x -d '{\n}' []", "9 docker [why]"}
+	want := []string{"2 strobe a \\\n  b []", "4 curl x -d '{\n}' []", "9 docker [why]", "15 strobe b []"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

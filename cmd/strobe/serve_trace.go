@@ -66,7 +66,8 @@ func (o *serveOptions) traces(ctx context.Context, log *slog.Logger) (*trace.Tra
 	limits := trace.NewSpanLimits()
 	limits.EventCountLimit = -1 // the server has its own for rounds
 	log.Info("exporting traces", "to", u.Redacted())
-	return trace.NewTracerProvider(trace.WithBatcher(exporter), trace.WithResource(r), trace.WithRawSpanLimits(limits)), nil
+	return trace.NewTracerProvider(trace.WithBatcher(exporter), trace.WithResource(r),
+		trace.WithRawSpanLimits(limits)), nil
 }
 
 // otlpClient sends traces as OTLP over HTTP. The official client would bring gRPC along, and seven megabytes.

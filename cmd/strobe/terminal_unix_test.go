@@ -229,9 +229,13 @@ func TestChatTerminal(t *testing.T) {
 			x.await("as here.")
 			x.picture(fmt.Sprintf("chat-typing-%dx%d", size[0], size[1]))
 			x.write("\r")
-			x.await("tokens per pass")
-			x.await("Strobe Go 66M,")
+			x.await("generated 60 tokens")
+			x.await("Strobe Go 66M, 1")
 			x.picture(fmt.Sprintf("chat-%dx%d", size[0], size[1]))
+			text := words(x.screen())
+			if !strings.Contains(text, "tokens per pass") && !strings.Contains(text, "drafting paused") {
+				t.Error("the numbers do not say what drafting did")
+			}
 			// Whoever looked all the time saw every row, wrapped between words.
 			help := (&screen{width: size[0]}).wrap(chatHelp())
 			x.mu.Lock()

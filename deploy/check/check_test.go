@@ -314,8 +314,8 @@ func checkPod(bad func(format string, args ...any), p *corev1.PodTemplateSpec) {
 	}
 	c := &s.Containers[0]
 	sc, ps := c.SecurityContext, s.SecurityContext
-	if ps == nil || sc == nil || ps.RunAsNonRoot == nil || !*ps.RunAsNonRoot || ps.RunAsUser == nil || *ps.RunAsUser == 0 ||
-		ps.SeccompProfile == nil {
+	if ps == nil || sc == nil || ps.RunAsNonRoot == nil || !*ps.RunAsNonRoot || ps.RunAsUser == nil ||
+		*ps.RunAsUser == 0 || ps.SeccompProfile == nil {
 		bad("it may run as root")
 		return
 	}
@@ -361,7 +361,8 @@ func checkRay(x *rayService) (problems []string) {
 	for _, a := range c.Applications {
 		for _, l := range a.Args.LLMConfigs {
 			spec := l.EngineKwargs.SpeculativeConfig
-			if spec.Method != "dflash" || spec.Model == "" || spec.NumSpeculativeTokens < 1 || l.ModelLoadingConfig.ModelID == "" {
+			if spec.Method != "dflash" || spec.Model == "" || spec.NumSpeculativeTokens < 1 ||
+				l.ModelLoadingConfig.ModelID == "" {
 				problems = append(problems, fmt.Sprintf("Ray service %s: %+v", x.Name, l))
 			}
 		}

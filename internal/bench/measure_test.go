@@ -304,7 +304,7 @@ func TestText(t *testing.T) {
 	if err := r.WriteText(&b, true); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"chain", "24.0 (22.0..25.0)", "2.50 (2.00..2.70)", "20 of 150", "Prompts: tokens/s",
+	for _, want := range []string{"chain", "23.7 ± 1.5", "2.50 (2.10..2.90)  real", "20 of 150", "Prompts: tokens/s",
 		"one +12 +10.0 +1.00 +24.0 +3.00", "10.0 GB/s with 1 thread", "Identical: yes, all 2 modes"} {
 		if !strings.Contains(b.String(), want) && !regexp.MustCompile(want).MatchString(b.String()) {
 			t.Errorf("no %q in\n%s", want, &b)

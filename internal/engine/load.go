@@ -92,7 +92,7 @@ type Options struct {
 	// are. Prefill says how; its device is the target's unless it names one.
 	Scorer  string
 	Prefill pflash.Options
-	open   func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
+	open    func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
@@ -216,6 +216,9 @@ func (m *Model) load(src Source, opt Options) error {
 	}
 	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
 		return err
+	}
+	if w := m.Tokenizer.Warning(); w != "" && opt.Say != nil {
+		opt.Say("warning: " + w)
 	}
 	mo := model.Options{KV: kv}
 	devices, err := m.place(src, opt, &mo)

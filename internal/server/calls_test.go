@@ -240,8 +240,8 @@ func TestConstrainedDrafts(t *testing.T) {
 	}
 }
 
-// TestOneCallAtTheLimit: an answer that ended with its only call was not cut off, even if the engine ran on to its limit
-// before it heard of that.
+// TestOneCallAtTheLimit: an answer that ended with its only call was not cut off, even if the engine ran on to its
+// limit before it heard of that.
 func TestOneCallAtTheLimit(t *testing.T) {
 	for _, enough := range []bool{true, false} {
 		r := &reply{oneCall: true, enough: enough, calls: []*toolCall{{complete: true}}}

@@ -211,7 +211,7 @@ func TestUpstreamsAreListed(t *testing.T) {
 
 // TestUpstreamMetrics: what replicas do can be counted here, whatever the protocol.
 func TestUpstreamMetrics(t *testing.T) {
-	back := start(t, options{template: hermesTemplate, engine: engineConfig(1), config: Config{Keys: []string{"sk-upstream"}}})
+	back := start(t, options{template: hermesTemplate, config: Config{Keys: []string{"sk-upstream"}}})
 	f := front(t, Config{}, back.url)
 	long := strings.Repeat("word ", 100)
 	for _, stream := range []bool{false, true} {
@@ -229,7 +229,8 @@ func TestUpstreamMetrics(t *testing.T) {
 	label := fmt.Sprintf(`{model_name="far",replica=%q} `, back.url)
 	stats := back.e.Snapshot().Stats
 	for name, want := range map[string]int{
-		"up": 1, "requests_running": 0, "requests_total": 4, "failures_total": 0, "prompt_tokens_total": stats.Prompt + stats.Cached,
+		"up": 1, "requests_running": 0, "requests_total": 4, "failures_total": 0,
+		"prompt_tokens_total":        stats.Prompt + stats.Cached,
 		"prompt_tokens_cached_total": stats.Cached, "generation_tokens_total": 20, "draft_tokens_total": stats.Guessed,
 	} {
 		if line := fmt.Sprintf("strobe:upstream_%s%s%d\n", name, label, want); !strings.Contains(string(b), line) {

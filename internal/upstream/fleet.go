@@ -391,10 +391,11 @@ func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request) (resp 
 	return out, nil
 }
 
-// rest is the rest of an answer. Closing it makes its replica free.
+// rest is the rest of an answer. Closing it makes its replica free; that may happen while another goroutine reads.
 type rest struct {
 	io.Reader
 	c    io.Closer
+	mu   sync.Mutex
 	tail tail
 	once sync.Once
 	end  func(Usage)
@@ -402,12 +403,18 @@ type rest struct {
 
 func (b *rest) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
+	b.mu.Lock()
 	b.tail.add(p[:n])
+	b.mu.Unlock()
 	return n, err
 }
 
 func (b *rest) Close() error {
-	b.once.Do(func() { b.end(b.tail.usage()) })
+	b.once.Do(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.end(b.tail.usage())
+	})
 	return b.c.Close()
 }
 

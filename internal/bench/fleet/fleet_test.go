@@ -11,16 +11,16 @@ import (
 	"strobe/internal/upstream"
 )
 
-var quick = Service{Prompt: time.Millisecond, Tokens: []TokenTime{{1, 20 * time.Millisecond}, {4, 40 * time.Millisecond}},
-	CacheTokens: 20000}
+var quick = Service{Prompt: time.Millisecond, CacheTokens: 20000,
+	Tokens: []TokenTime{{1, 20 * time.Millisecond}, {4, 40 * time.Millisecond}}}
 
 func settings() Settings {
-	return Settings{Replicas: 4, Parallel: 4, Chunk: 256, Agents: 40, Projects: 10, Turns: 6, System: 500, User: 200, Answer: 50,
-		Think: time.Second, Seed: 1}
+	return Settings{Replicas: 4, Parallel: 4, Chunk: 256, Agents: 40, Projects: 10, Turns: 6, System: 500, User: 200,
+		Answer: 50, Think: time.Second, Seed: 1}
 }
 
-// TestPolicies: the same traffic gives the same numbers every time, and what is sticky finds more prefixes than what goes
-// round, although that finds the system prompts, too. (Without those it is more than twice as many.)
+// TestPolicies: the same traffic gives the same numbers every time, and what is sticky finds more prefixes than what
+// goes round, although that finds the system prompts, too. (Without those it is more than twice as many.)
 func TestPolicies(t *testing.T) {
 	got := map[upstream.Policy]Outcome{}
 	for _, p := range []upstream.Policy{upstream.RoundRobin, upstream.LeastLoaded, upstream.Sticky} {
@@ -42,7 +42,8 @@ func TestPolicies(t *testing.T) {
 	}
 	alone := settings()
 	alone.System = 0
-	if a, b := Simulate(alone, quick, upstream.Sticky), Simulate(alone, quick, upstream.RoundRobin); a.HitRate < 2*b.HitRate {
+	a, b := Simulate(alone, quick, upstream.Sticky), Simulate(alone, quick, upstream.RoundRobin)
+	if a.HitRate < 2*b.HitRate {
 		t.Errorf("without system prompts sticky hits %.2f, round robin %.2f", a.HitRate, b.HitRate)
 	}
 	other := settings()

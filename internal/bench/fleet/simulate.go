@@ -84,7 +84,8 @@ func spread(d []time.Duration) (s Spread) {
 func Simulate(s Settings, service Service, policy upstream.Policy) Outcome {
 	sim := &simulation{Settings: s, service: service, policy: policy}
 	for i := range s.Replicas {
-		sim.replicas = append(sim.replicas, &replica{name: fmt.Sprint("http://server", i), cache: prefixes{limit: service.CacheTokens}})
+		r := &replica{name: fmt.Sprint("http://server", i), cache: prefixes{limit: service.CacheTokens}}
+		sim.replicas = append(sim.replicas, r)
 	}
 	for i := range s.Agents {
 		sim.agents = append(sim.agents, newAgent(&s, i))
@@ -114,7 +115,8 @@ func newAgent(s *Settings, id int) *agent {
 	rng := rand.New(rand.NewPCG(s.Seed, uint64(id)))
 	a := &agent{id: id, project: rng.IntN(s.Projects), length: s.System}
 	body, err := json.Marshal(map[string]any{"messages": []map[string]string{
-		{"role": "system", "content": fmt.Sprint("project ", a.project)}, {"role": "user", "content": fmt.Sprint("task ", id)},
+		{"role": "system", "content": fmt.Sprint("project ", a.project)},
+		{"role": "user", "content": fmt.Sprint("task ", id)},
 	}})
 	if err != nil {
 		panic(err) // texts and numbers always encode
