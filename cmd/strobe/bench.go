@@ -32,6 +32,8 @@ type benchOptions struct {
 	context             int
 	stress              bool
 	kvTypes             []string
+	needles             int
+	kind                string
 }
 
 func newBenchCmd() *cobra.Command {
@@ -68,6 +70,10 @@ With --stress it fills a context of --context random tokens instead, generates n
 trees and with a sampler, each on a copy of the filled memory, and checks that nothing was lost: texts are those of
 plain decoding, and the cache holds what its bytes per token promise. If something was lost, the exit code is 1.
 
+With --suite niah it hides --needles facts in a text of --context tokens and asks for each of them, twice: how many are
+found, and where the time to the first token went (scoring and choosing with --prefill-scorer, prefill, weights that were
+parked).
+
 With --kv-types it compares types of cached keys and values: loss on the prompts, greedy agreement with the first type,
 and tokens per pass of the drafter's chains.`,
 		Example: `  strobe bench -m target.gguf -d drafter.gguf
@@ -75,6 +81,7 @@ and tokens per pass of the drafter's chains.`,
   strobe bench -m target.gguf -d drafter.gguf --suite humaneval --prompts-dir prompts -n 256 --json
   strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg
   strobe bench -m target.gguf -d drafter.gguf --kv turbo3 --context 262144 --stress -n 64
+  strobe bench -m target.gguf --prefill-scorer Qwen3-0.6B.gguf --suite niah --context 65536 --needles 3 --kind text
   strobe bench --kv-types f16,q8_0,turbo4,turbo3,q8_0/turbo3`,
 		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd, &opt) },
@@ -105,7 +112,10 @@ and tokens per pass of the drafter's chains.`,
 	f.StringVar(&opt.plot, "plot", "", "also draw the comparison into this .svg or .png file")
 	f.BoolVar(&opt.machine, "machine", true, "measure the machine's floors and the cost of passes by their size")
 	f.IntVar(&opt.depth, "depth", 0, "tokens in the cache when passes are timed (default 64, 1024 on a GPU)")
-	f.IntVar(&opt.context, "context", 0, "with --stress: tokens to fill (default: the model's context)")
+	f.IntVar(&opt.context, "context", 0,
+		"with --stress: tokens to fill (default: the model's context); with --suite niah: tokens of the text (default: 3/4 of it)")
+	f.IntVar(&opt.needles, "needles", 3, "with --suite niah: facts hidden in the text")
+	f.StringVar(&opt.kind, "kind", "text", "with --suite niah: what they are hidden in: text or code")
 	f.BoolVar(&opt.stress, "stress", false, "fill a context, generate after it and check that nothing was lost")
 	f.StringSliceVar(&opt.kvTypes, "kv-types", nil,
 		"compare types of cached keys and values, such as f16,turbo3,q8_0/turbo3 (keys/values)")
@@ -130,8 +140,12 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 			return usageError{err}
 		}
 	}
-	if opt.context != 0 && !opt.stress || opt.context < 0 {
-		return usagef("--context %d belongs to --stress; --ctx limits the others", opt.context)
+	niah := opt.suite == "niah"
+	if opt.context != 0 && !opt.stress && !niah || opt.context < 0 {
+		return usagef("--context %d belongs to --stress and --suite niah; --ctx limits the others", opt.context)
+	}
+	if niah {
+		return opt.runNiah(cmd)
 	}
 	if several := len(opt.models) > 1 || len(opt.drafters) > 1; several && (opt.stress || len(opt.kvTypes) > 0) {
 		return usagef("--stress and --kv-types take one model and one drafter")

@@ -22,8 +22,8 @@ import (
 // prefillFlags say how long prompts are shortened.
 type prefillFlags struct {
 	scorer, mode, device, park string
-	from                       int
-	keep, alpha                float64
+	from, window               int
+	keep, alpha, sparse        float64
 	log                        func(line string) // what takes time; nil tells people
 }
 
@@ -39,13 +39,18 @@ func (p *prefillFlags) add(cmd *cobra.Command) {
 	f.Float64Var(&p.keep, "prefill-keep", 0, "share of a prompt to keep (default: 0.3, 0.1 from 32K tokens, 0.05 from 64K)")
 	f.Float64Var(&p.alpha, "prefill-alpha", float64(pflash.DefaultSparse().Alpha),
 		"block-sparse attention of the scorer: blocks with less than this share of the best one's weight are passed over; 0 is full")
+	f.Float64Var(&p.sparse, "sparse-prefill", 0,
+		"block-sparse attention of the model itself over prompts, as --prefill-alpha, where the device has it; changes answers; 0 is off")
+	f.IntVar(&p.window, "decode-window", 0,
+		"tokens back that generated tokens look, besides the first message; changes answers; 0 is no limit")
 	f.StringVar(&p.park, "park", "auto",
 		"the scorer gives its device memory back after use: auto (when less than a tenth is free) or off")
 }
 
 // apply adds what the flags say to options.
 func (p *prefillFlags) apply(opt *engine.Options) error {
-	x := pflash.Options{From: p.from, Keep: p.keep, Alpha: float32(p.alpha), Device: p.device, NoPark: p.park == "off", Log: p.log}
+	x := pflash.Options{From: p.from, Keep: p.keep, Alpha: float32(p.alpha), Device: p.device,
+		NoPark: p.park == "off", Log: p.log}
 	mode := p.mode
 	if mode == "" {
 		if mode = "off"; p.scorer != "" {
@@ -65,6 +70,10 @@ func (p *prefillFlags) apply(opt *engine.Options) error {
 		return usagef("--prefill-keep %v: want 0 to 1", p.keep)
 	case !(p.alpha >= 0 && p.alpha <= 1):
 		return usagef("--prefill-alpha %v: want 0 to 1", p.alpha)
+	case !(p.sparse >= 0 && p.sparse <= 1):
+		return usagef("--sparse-prefill %v: want 0 to 1", p.sparse)
+	case p.window != 0 && p.window < 64:
+		return usagef("--decode-window %d: want 64 tokens or more, or 0 for no limit", p.window)
 	case p.park != "auto" && p.park != "off":
 		return usagef("--park %q: want auto or off", p.park)
 	case strings.Contains(p.device, ","):
@@ -79,7 +88,7 @@ func (p *prefillFlags) apply(opt *engine.Options) error {
 	if p.alpha == 0 {
 		x.Alpha = -1
 	}
-	opt.Scorer, opt.Prefill = p.scorer, x
+	opt.Scorer, opt.Prefill, opt.SparsePrefill, opt.DecodeWindow = p.scorer, x, float32(p.sparse), p.window
 	return nil
 }
 

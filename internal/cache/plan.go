@@ -35,11 +35,14 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 			b.Pos = append(b.Pos, int32(s.Seq.n)+depth[r])
 		}
 		for gi, g := range m.groups {
-			p := &plans[gi]
-			p.Tables = append(p.Tables, s.Seq.tables[gi])
+			p, hidden := &plans[gi], -1
 			for r := range s.Rows {
 				pos := s.Seq.n + int(depth[r])
 				lo, hi := 0, pos+1
+				if h := s.hidden(g, pos); h != hidden { // rows with another table are a segment of their own
+					hidden = h
+					p.Tables = append(p.Tables, s.table(gi, h))
+				}
 				if g.window > 0 {
 					lo = max(0, pos+1-g.window)
 				}
@@ -50,11 +53,14 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 					hi = max(lo, s.Seq.n)
 					p.Extra = extend(p.Extra, len(p.Slot))
 					p.Extra = append(p.Extra, ancestors(s, r, lo, depth))
+					for i := range p.Extra[len(p.Extra)-1] {
+						p.Extra[len(p.Extra)-1][i] -= int32(hidden)
+					}
 				}
-				p.Seg = append(p.Seg, int32(si))
-				p.Slot = append(p.Slot, int32(s.Seq.n+r))
+				p.Seg = append(p.Seg, int32(len(p.Tables)-1))
+				p.Slot = append(p.Slot, int32(s.Seq.n+r-hidden))
 				p.Lo = append(p.Lo, int32(lo))
-				p.Hi = append(p.Hi, int32(hi))
+				p.Hi = append(p.Hi, int32(hi-hidden))
 			}
 		}
 	}

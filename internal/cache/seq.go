@@ -22,6 +22,9 @@ type Seq struct {
 	parents []int32
 	prompt  bool
 
+	expected     int // tokens of the whole prompt
+	kept, window int // what generated tokens see; see Limit
+
 	closed bool
 	broken bool // a pass is in progress or ended half-way: layers disagree about what they remember
 }

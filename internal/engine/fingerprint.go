@@ -19,6 +19,7 @@ func (m *Model) Fingerprint() string {
 	device, _, _ := strings.Cut(m.deviceName(), ",")
 	fmt.Fprintf(h, "strobe prefix %d\n%s\n%x\n", prefixVersion, device, m.Target.Memory().Fingerprint())
 	io.WriteString(h, describe(m.Runner))
+	fmt.Fprintf(h, "lossy %s\n", m.lossy)
 	for _, f := range m.files {
 		hashFile(h, f)
 	}

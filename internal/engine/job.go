@@ -56,6 +56,10 @@ func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
 func (j *job) next(r *speculate.Runner, limit int) error {
 	req := &j.g.req
 	at := j.seq.Len()
+	j.seq.Expect(len(req.Tokens))
+	if j.model.window > 0 {
+		j.seq.Limit(j.keeps(), j.model.window)
+	}
 	for len(j.marks) > 0 && j.marks[0] <= at {
 		j.marks = j.marks[1:]
 	}
@@ -83,6 +87,18 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 	}
 	j.stream, j.told = s, Round{}
 	return nil
+}
+
+// keeps is how much of the beginning stays in sight when generated tokens see a window: the first message, which is the
+// system's where there is one, and some tokens in any case, which many heads rest on.
+func (j *job) keeps() int {
+	const sinks = 4
+	for _, n := range j.g.req.Checkpoints {
+		if n > 0 && n < len(j.g.req.Tokens) {
+			return n
+		}
+	}
+	return sinks
 }
 
 // nothing draws for legs that generate nothing.

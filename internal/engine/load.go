@@ -90,9 +90,13 @@ type Options struct {
 	Causal dflash.Causal
 	// Scorer is the file of a small model that shortens long prompts, "self" for the target; "" leaves prompts as they
 	// are. Prefill says how; its device is the target's unless it names one.
-	Scorer  string
-	Prefill pflash.Options
-	open    func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
+	Scorer string
+	// SparsePrefill, if above 0, makes prompts attend to chosen blocks (backend.Sparse.Alpha), where the device can do it.
+	SparsePrefill float32
+	// DecodeWindow, if above 0, is how many tokens back generated tokens look, besides the first message.
+	DecodeWindow int
+	Prefill      pflash.Options
+	open         func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
@@ -110,6 +114,8 @@ type Model struct {
 
 	Path, DrafterPath string
 	names             []string // of the devices, as they were opened
+	window            int      // of generated tokens; 0 for none
+	lossy             string   // settings that change what is remembered of a prompt
 	backends          []backend.Backend
 	files             []*gguf.File
 }
@@ -221,6 +227,11 @@ func (m *Model) load(src Source, opt Options) error {
 		opt.Say("warning: " + w)
 	}
 	mo := model.Options{KV: kv}
+	if opt.SparsePrefill > 0 {
+		s := pflash.DefaultSparse()
+		s.Alpha, mo.Sparse = opt.SparsePrefill, &s
+	}
+	m.window, m.lossy = opt.DecodeWindow, fmt.Sprint(opt.SparsePrefill, opt.DecodeWindow)
 	devices, err := m.place(src, opt, &mo)
 	if err != nil {
 		return err

@@ -32,6 +32,8 @@ type Options struct {
 	Experts func(layer int) int
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
+	// Sparse, if set, is how prompts attend, on devices that can do it; what is lost is lost. Its Tokens are not used.
+	Sparse *backend.Sparse
 	// SweepOnly: the model runs prompts layer by layer only (Sweep), so that layers share the memory of one.
 	SweepOnly bool
 }
@@ -69,6 +71,7 @@ type Model struct {
 	outNorm backend.Vector
 	weights int // bytes
 
+	sparse  *backend.Sparse
 	capture []int // layers whose output is captured; -1 is the embedding
 	passes  map[shape]*passed
 }
@@ -103,6 +106,7 @@ type step struct {
 	x        backend.Tensor // residual stream
 	features backend.Tensor // captured layers side by side
 	extra    backend.Tensor // what an architecture wants to have on every device; optional
+	sparse   *backend.Sparse
 }
 
 var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
@@ -129,7 +133,7 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound,
 		OneCache: opt.SweepOnly}
-	m := &Model{devices: devices, file: f, experts: opt.Experts, passes: map[shape]*passed{}}
+	m := &Model{devices: devices, file: f, experts: opt.Experts, sparse: opt.Sparse, passes: map[shape]*passed{}}
 	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
@@ -399,7 +403,7 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	kind := shape{a.Pad(n), a.Pad(len(pick)), greedy}
 	done := m.passes[kind]
 	if done == nil || len(m.devices) > 1 || !nn.NewStep(a, batch, m.mem, 0, m.eps).Again(done.Pass, ids, pick) {
-		if done, err = m.pass(batch, ids, pick, greedy); err != nil {
+		if done, err = m.pass(batch, ids, pick, greedy, m.sparseFor(segs)); err != nil {
 			return nil, err
 		}
 		if done.Known() {
@@ -416,8 +420,8 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 }
 
 // pass goes through the layers.
-func (m *Model) pass(batch *cache.Batch, ids, pick []int32, greedy bool) (*passed, error) {
-	s := &step{Model: m}
+func (m *Model) pass(batch *cache.Batch, ids, pick []int32, greedy bool, sparse *backend.Sparse) (*passed, error) {
+	s := &step{Model: m, sparse: sparse}
 	if err := s.enter(m.place[0], batch, ids, pick); err != nil {
 		return nil, err
 	}
@@ -472,6 +476,7 @@ func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) error {
 		}
 	}
 	s.Step = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps)
+	s.Step.Sparse = s.sparse
 	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
 		if t.Buf != nil {
 			*t = s.Take(from, *t)
@@ -480,6 +485,23 @@ func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) error {
 	s.Begin()
 	s.device, s.ids, s.pick = device, s.Ints32(ids), s.Ints32(pick)
 	return nil
+}
+
+// sparseFor is how the segments of a batch attend; nil if all see everything. Segments and the tables of plans are the
+// same in number then: prompts see all of their tables.
+func (m *Model) sparseFor(segs []Segment) *backend.Sparse {
+	if m.sparse == nil {
+		return nil
+	}
+	s := *m.sparse
+	s.Tokens = make([]int, len(segs))
+	for i, g := range segs {
+		if !g.Prompt {
+			return nil // a batch with rows that are generated: its prompts wait for no one
+		}
+		s.Tokens[i] = max(g.Seq.Expected(), g.Seq.Len()+len(g.Tokens))
+	}
+	return &s
 }
 
 func (m *Model) checkSegment(s *Segment) error {

@@ -21,9 +21,9 @@ type Sweep struct {
 	Layer func(q, k backend.Tensor, p backend.AttnParams) error
 }
 
-// Sweep runs a prompt layer by layer: all tokens through the first layer, then all through the second. That way the keys
-// of one layer are all there is to keep, however long the prompt, and nothing remains of it. The model must
-// lie on one device.
+// Sweep runs a prompt layer by layer: all tokens through the first layer, then all through the second. That way
+// the keys of one layer are all there is to keep, however long the prompt, and nothing remains of it. The model
+// must lie on one device.
 func (m *Model) Sweep(ctx context.Context, w Sweep) (err error) {
 	n := len(w.Tokens)
 	seg := Segment{Tokens: w.Tokens}

@@ -196,8 +196,8 @@ func (s *Step) anglesOf(r *Rope) angles {
 	panic("nn: Rotate without Angles")
 }
 
-// KeepQueries copies the queries of a layer, which are not rotated yet, for whoever wants them. They last until the next
-// pass begins.
+// KeepQueries copies the queries of a layer, which are not rotated yet, for whoever wants them. They last until the
+// next pass begins.
 func (s *Step) KeepQueries(q backend.Tensor, heads int, r *Rope) {
 	if s.Kept != nil {
 		s.Kept.Q, s.Kept.Heads, s.Kept.KeyDim = s.keep(q, heads, r), heads, q.Cols/heads

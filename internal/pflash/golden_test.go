@@ -318,7 +318,9 @@ func TestSelect(t *testing.T) {
 		}
 		rule := DefaultRule()
 		rule.Repeats = c.Params.Repeats
-		for from, to := range map[*int]*int{c.Params.Head: &rule.Head, c.Params.Tail: &rule.Tail, c.Params.Radius: &rule.Radius} {
+		for from, to := range map[*int]*int{
+			c.Params.Head: &rule.Head, c.Params.Tail: &rule.Tail, c.Params.Radius: &rule.Radius,
+		} {
 			if from != nil {
 				*to = *from
 			}

@@ -30,8 +30,8 @@ type Params struct {
 
 // DefaultParams returns what suits real models.
 func DefaultParams() Params {
-	return Params{Trigger: 32000, Growth: 1.25, Chunk: 32, Min: 512, Recent: 2, LastMax: 2048, LastTail: 512, Head: 1, Tail: 1,
-		Radius: 2, Snap: 80, MinGap: 64}
+	return Params{Trigger: 32000, Growth: 1.25, Chunk: 32, Min: 512, Recent: 2, LastMax: 2048, LastTail: 512,
+		Head: 1, Tail: 1, Radius: 2, Snap: 80, MinGap: 64}
 }
 
 // KeepRatio is the share of a text that is kept unless something else was asked for. With 0.05 long texts keep single
@@ -100,8 +100,8 @@ type Turn struct {
 	forms      []form
 }
 
-// Turn compresses a conversation if it is long enough. Prepare is called when messages are to be compressed: it gives them
-// Chunks and Hits. If it fails they stay as they are, and the error is returned with the result.
+// Turn compresses a conversation if it is long enough. Prepare is called when messages are to be compressed: it gives
+// them Chunks and Hits. If it fails they stay as they are, and the error is returned with the result.
 func (c *Compressor) Turn(msgs []Message, p Params, prepare func(which []int) error) (t Turn, err error) {
 	keys := chain(msgs, p)
 	t.forms = make([]form, len(msgs))
@@ -165,6 +165,7 @@ func (c *Compressor) Turn(msgs []Message, p Params, prepare func(which []int) er
 
 // chain returns a name for each message and all before it.
 func chain(msgs []Message, p Params) []key {
+	p.Trigger, p.Limit = 0, 0 // they say when, not how; the limit depends on what else is in the prompt
 	last := sha256.Sum256(fmt.Append(nil, p))
 	keys := make([]key, len(msgs))
 	for i, m := range msgs {

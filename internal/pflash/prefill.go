@@ -61,7 +61,8 @@ type Report struct {
 // Changed reports whether anything was left out.
 func (r Report) Changed() bool { return r.Kept < r.Seen }
 
-// Prefill shortens prompts with a scorer's file. It may be used by any goroutine; prompts are scored one after the other.
+// Prefill shortens prompts with a scorer's file. It may be used by any goroutine; prompts are scored one after the
+// other.
 type Prefill struct {
 	opt   Options
 	file  *gguf.File
@@ -226,7 +227,7 @@ func (p *Prefill) Text(ctx context.Context, text string, limit int) (string, Rep
 	if limit > 0 {
 		ratio = min(ratio, float64(limit)/float64(len(ids)))
 	}
-	s := Select(ids, means(pool(raw, width), p.rule.Chunk), ratio, p.rule)
+	s := within(ids, means(pool(raw, width), p.rule.Chunk), ratio, limit, p.rule)
 	b := []byte(text)
 	var out []byte
 	for _, x := range s.Spans {
@@ -245,7 +246,8 @@ func (p *Prefill) failed(ctx context.Context, err error) error {
 	return ctx.Err()
 }
 
-// offsets returns where each token begins in the text, and its end. It reports false if the tokens are those of another text.
+// offsets returns where each token begins in the text, and its end. It reports false if the tokens are those of
+// another text.
 func offsets(tok *tokenizer.Tokenizer, ids []int32, text string) ([]int, bool) {
 	at := make([]int, len(ids)+1)
 	for i, id := range ids {
@@ -259,11 +261,25 @@ func offsets(tok *tokenizer.Tokenizer, ids []int32, text string) ([]int, bool) {
 	return at, at[len(ids)] == len(text)
 }
 
+// manyHits is how many times longer than asked for words of the question may make what is kept: words that are
+// everywhere point nowhere.
+const manyHits = 1.5
+
+// within is Select, without the rule about words of the question if that would keep too much.
+func within(ids []int32, c []float64, ratio float64, limit int, rule Rule) Selection {
+	s := Select(ids, c, ratio, rule)
+	if n := s.Tokens(); float64(n) > manyHits*ratio*float64(len(ids)) || limit > 0 && n > limit {
+		rule.MaxHits = 0
+		s = Select(ids, c, ratio, rule)
+	}
+	return s
+}
+
 // question is how many tokens of the last user message score the others, and how many are looked for in them.
 const question = 64
 
-// Messages shortens a conversation. Of the messages Role, Text, More and Fixed count. Limit is the most tokens there may
-// be; 0 means no limit. If scoring fails nothing more is left out. Its only error is that of the context.
+// Messages shortens a conversation. Of the messages Role, Text, More and Fixed count. Limit is the most tokens there
+// may be; 0 means no limit. If scoring fails nothing more is left out. Its only error is that of the context.
 func (p *Prefill) Messages(ctx context.Context, msgs []Message, limit int) (Turn, Report, error) {
 	var r Report
 	texts := make([][]int32, len(msgs))
@@ -291,14 +307,15 @@ func (p *Prefill) Messages(ctx context.Context, msgs []Message, limit int) (Turn
 }
 
 // prepare gives messages their chunks, with scores and hits.
-func (p *Prefill) prepare(ctx context.Context, msgs []Message, texts [][]int32, which []int, par Params, r *Report) error {
+func (p *Prefill) prepare(ctx context.Context, msgs []Message, texts [][]int32, which []int, par Params,
+	r *Report) error {
 	last := lastUser(msgs)
 	if last < 0 {
 		last = len(msgs) - 1
 	}
 	if msgs[which[0]].Chunks == nil {
-		// The scorer reads the conversation in the form that Qwen models know, without tools, and the question once more: that
-		// way the question sees everything.
+		// The scorer reads the conversation in the form that Qwen models know, without tools, and the question once more:
+		// that way the question sees everything.
 		var ids []int32
 		first := make([]int, len(msgs))
 		mark := tokenizer.EncodeOptions{ParseSpecial: true}
@@ -339,10 +356,24 @@ func (p *Prefill) prepare(ctx context.Context, msgs []Message, texts [][]int32, 
 		searched = append(searched, t)
 		msgs[i].Hits = nil
 	}
+	chunks, found := 0, 0
+	for _, i := range which {
+		chunks += len(msgs[i].Chunks)
+	}
 	for _, h := range hits(asked, rule, searched...) {
 		m := &msgs[which[h[0]]]
 		if b := h[1] / par.Chunk; !slices.Contains(m.Hits, b) && b < len(m.Chunks) {
 			m.Hits = append(m.Hits, b)
+			found++
+		}
+	}
+	ratio := par.Keep
+	if ratio == 0 {
+		ratio = KeepRatio(chunks * par.Chunk)
+	}
+	if float64(found*(2*par.Radius+1)) > manyHits*ratio*float64(chunks) {
+		for _, i := range which {
+			msgs[i].Hits = nil
 		}
 	}
 	return nil

@@ -38,8 +38,8 @@ func NewScorer(f *gguf.File, b backend.Backend, kv quant.Type) (*Scorer, error) 
 	s := &Scorer{Pool: 13, Rule: DefaultRule(), Sparse: DefaultSparse()}
 	switch f.Arch() {
 	case "qwen3":
-	case "qwen35":
-		s.Rotated, s.Pool, s.Rule.Repeats = true, 5, true
+	case "qwen35": // Rule.Repeats, which others use with these, made things worse on the built-in model
+		s.Rotated, s.Pool = true, 5
 	default:
 		return nil, fmt.Errorf("%s: architecture %q cannot score prompts; want qwen3 or qwen35", f.Path(), f.Arch())
 	}

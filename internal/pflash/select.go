@@ -50,8 +50,8 @@ func (s *Selection) Tokens() (n int) {
 	return n
 }
 
-// Select chooses the chunks of a prompt to keep, by the scores c of all chunks: a share of them, or what the rule demands
-// if that is more.
+// Select chooses the chunks of a prompt to keep, by the scores c of all chunks: a share of them, or what the rule
+// demands if that is more.
 func Select(ids []int32, c []float64, ratio float64, r Rule) Selection {
 	n := len(ids)
 	if n < lookahead+1 {

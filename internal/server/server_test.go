@@ -20,6 +20,7 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/engine"
 	"strobe/internal/gguf"
+	"strobe/internal/pflash"
 	"strobe/internal/sample"
 	"strobe/internal/testkit"
 	"strobe/internal/tokenizer"
@@ -95,6 +96,7 @@ type options struct {
 	template string    // "" leaves the file without
 	keys     []gguf.KV // added to a file with a template
 	plain    bool      // without a drafter
+	prefill  pflash.Options
 	engine   engine.Config
 	config   Config
 	buffer   int // bytes the system keeps of what a live server sends; 0 leaves it
@@ -121,6 +123,7 @@ func startEngine(t testing.TB, o *options) *engine.Engine {
 	if o.plain {
 		opt.Drafter = "none"
 	}
+	opt.Scorer, opt.Prefill = "self", o.prefill // which is off, but in tests of it
 	m, err := engine.Load(path, opt)
 	if err != nil {
 		t.Fatal(err)

@@ -239,7 +239,8 @@ func TestSparseAttention(t *testing.T) {
 			x.q, x.k, x.v = stored, numbers(name+".k"), numbers(name+".v")
 		}
 		for alpha := range c.Alphas {
-			s := &backend.Sparse{Block: c.Block, Sink: c.Params.Sink, Window: c.Params.Window, Last: c.Params.Last, Tokens: []int{x.n}}
+			s := &backend.Sparse{Block: c.Block, Sink: c.Params.Sink, Window: c.Params.Window, Last: c.Params.Last,
+				Tokens: []int{x.n}}
 			fmt.Sscan(alpha, &s.Alpha)
 			compareBlocks(t, name, alpha, x, s, numbers)
 			for _, chunk := range []int{x.n, 384} {

@@ -390,3 +390,27 @@ func TestInPlaceNorm(t *testing.T) {
 	}
 	t.Error("the norm was not packed by the kernel that computes it")
 }
+
+// TestSweepGrows: a prompt that runs layer by layer needs ever larger blocks for its tables, and the list of its first layer
+// is the only one there is when the first of them is given up.
+func TestSweepGrows(t *testing.T) {
+	dev, err := gpu.New(idleDriver{&idle{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(testkit.Golden(t, "qwen3/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{SweepOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers := 0
+	err = m.Sweep(t.Context(), model.Sweep{Tokens: make([]int32, 20_000), Queries: 8,
+		Layer: func(q, k backend.Tensor, p backend.AttnParams) error { layers++; return nil }})
+	if err != nil || layers != m.Layers {
+		t.Errorf("%d of %d layers: %v", layers, m.Layers, err)
+	}
+}

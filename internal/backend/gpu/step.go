@@ -199,13 +199,15 @@ func (b *Backend) EndStep() (int, error) {
 		return 0, err
 	}
 	i := slices.IndexFunc(b.lists, func(l *list) bool { return slices.Equal(l.sets, s.sets) && sameOps(l.ops, s.ops) })
+	var l *list
 	if i >= 0 {
-		return b.lists[i].name, b.run(b.lists[i])
+		l = b.lists[i]
+	} else {
+		b.names++
+		l = newList(b.names, s)
 	}
-	b.names++
-	l := newList(b.names, s)
 	err := b.run(l)
-	if err == nil {
+	if err == nil && !slices.Contains(b.lists, l) { // it is new, or running it took the place of all that was recorded of it
 		b.lists = append(b.lists, l)
 	}
 	return l.name, err

@@ -1,0 +1,69 @@
+package engine
+
+import (
+	"slices"
+	"testing"
+
+	"strobe/internal/speculate"
+	"strobe/internal/testkit"
+)
+
+// TestDecodeWindow: what generated tokens see depends on nothing but their position, so drafts change nothing under a
+// window either; a window that is long enough changes nothing at all.
+func TestDecodeWindow(t *testing.T) {
+	for _, name := range []string{"qwen3", "gemma4"} {
+		path := testkit.Golden(t, name+"/model.gguf")
+		drafter := testkit.Golden(t, "dflash-"+name+"/model.gguf")
+		req := Request{Tokens: randomPrompt(5, 300), MaxTokens: 150, Params: greedy, IgnoreEOG: true}
+		texts := map[int][]int32{}
+		for _, window := range []int{0, 64, 4000} {
+			m, err := Load(path, Options{Device: "cpu", KV: "f32", Drafter: drafter, DecodeWindow: window})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, opt := range []speculate.Options{
+				{Draft: speculate.Off}, {Draft: "dflash", Fixed: true, Tree: speculate.TreeOff},
+				{Draft: "dflash", Fixed: true, Tree: 12},
+			} {
+				req.Spec = opt
+				ev, _ := solo(t, m, req, 64)
+				got := ids(ev.Tokens)
+				if texts[window] == nil {
+					texts[window] = got
+				} else if !slices.Equal(got, texts[window]) {
+					t.Errorf("%s, window %d, %+v: not the text of plain decoding", name, window, opt)
+				}
+			}
+			m.Close()
+		}
+		if !slices.Equal(texts[0], texts[4000]) {
+			t.Errorf("%s: a window longer than the text changes it", name)
+		}
+		if slices.Equal(texts[0], texts[64]) {
+			t.Errorf("%s: the window hides nothing", name)
+		}
+	}
+}
+
+// TestSparsePrefill: prompts attend to fewer blocks, and to all of them where the setting keeps all.
+func TestSparsePrefill(t *testing.T) {
+	req := Request{Tokens: randomPrompt(6, 1500), MaxTokens: 40, Params: greedy, IgnoreEOG: true,
+		Spec: speculate.Options{Draft: speculate.Off}}
+	texts := map[float32][]int32{}
+	for _, alpha := range []float32{0, 1e-30, 1} {
+		m, err := Load(testkit.Golden(t, "qwen3/model.gguf"), Options{Device: "cpu", KV: "f32", Drafter: "none",
+			SparsePrefill: alpha})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ev, _ := solo(t, m, req, 512)
+		texts[alpha] = ids(ev.Tokens)
+		m.Close()
+	}
+	if !slices.Equal(texts[0], texts[1e-30]) {
+		t.Error("a setting that keeps all blocks changes the text")
+	}
+	if slices.Equal(texts[0], texts[1]) {
+		t.Error("nothing is sparse")
+	}
+}
