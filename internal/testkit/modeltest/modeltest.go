@@ -14,7 +14,6 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
-	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/quant"
@@ -23,7 +22,6 @@ import (
 	"strobe/internal/speculate"
 	"strobe/internal/synth"
 	"strobe/internal/testkit"
-	"strobe/internal/testkit/edit"
 )
 
 // Plain are architectures without a golden file: made-up models of these shapes are compared with Reference.
@@ -311,22 +309,7 @@ func (s Suite) Text(t *testing.T, names ...string) {
 func (s Suite) MTP(t *testing.T) {
 	for _, name := range []string{"qwen35", "gemma4"} {
 		t.Run(name, func(t *testing.T) {
-			path := testkit.Golden(t, name+"/model.gguf")
-			if name == "qwen35" {
-				path = edit.MTP(t, name).Write(t)
-			}
-			m, err := model.Open(File(t, path), s.Backend, model.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			f := m.File()
-			if name == "gemma4" {
-				f = File(t, testkit.Golden(t, "gemma4-assistant/model.gguf"))
-			}
-			d, err := mtp.Open(f, m, mtp.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			m, d := chained(t, s.Backend, name)
 			s.Same(t, m, d, []int32{1, 5, 9, 13}, 24)
 		})
 	}
