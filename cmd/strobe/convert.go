@@ -21,11 +21,13 @@ func newConvertCmd() *cobra.Command {
 		Long: `Make a GGUF file from a Hugging Face checkpoint.
 
 DIR is a folder with config.json, tokenizer files and *.safetensors, as
-downloaded from the Hugging Face hub. Supported are Qwen3, Qwen3.5/3.6 (dense and
-mixture of experts), Qwen3-Next and Coder-Next, Gemma 4, its assistants, and
-DFlash drafters. Of multimodal checkpoints the text part is converted.
+downloaded from the Hugging Face hub. Supported are Llama 3, Qwen2 and 2.5, Qwen3 and
+Qwen3.5/3.6 (dense and mixture of experts), Qwen3-Next and Coder-Next, Gemma 4, its
+assistants, and DFlash and DSpark drafters. Of multimodal checkpoints the text part
+is converted.
 
-The result is the file llama.cpp's converter would write and runs there, too.
+The result is the file llama.cpp's converter would write and runs there, too;
+of drafters two keys are mended that let drafts go wrong.
 With a --type smaller than 16 bits it is quantised on the way.
 
 Layers for multi-token prediction, which draft for their own model, are part of the

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
 )
 
@@ -41,8 +43,39 @@ func TestCheckpointDrafter(t *testing.T) {
 			t.Errorf("%s: the hub got %d requests for what is here", drafter, n)
 		}
 	}
+	// With a Markov head, as DSpark's drafters have.
+	dspark := filepath.Join(t.TempDir(), "dspark")
+	if err := os.CopyFS(dspark, os.DirFS(folder)); err != nil {
+		t.Fatal(err)
+	}
+	config := strings.Replace(string(golden(t, "dflash-qwen35/hf/config.json")), "DFlashDraftModel", "DSparkDraftModel", 1)
+	weights := filepath.Join(dspark, "model.safetensors")
+	f, err := safetensors.Open(weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tensors []safetensors.Tensor
+	for _, name := range f.Names() {
+		x := *f.Tensor(name)
+		x.Data = bytes.Clone(x.Data)
+		tensors = append(tensors, x)
+	}
+	f.Close()
+	for _, name := range []string{"markov_w1", "markov_w2"} {
+		tensors = append(tensors, floatTensor("markov_head."+name+".weight", make([]float32, 512*32), 512, 32))
+	}
+	os.Remove(weights)
+	if err := safetensors.Write(weights, tensors, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dspark, "config.json"), []byte(config), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if stderr := run(dspark); !strings.Contains(stderr, "Q8_0") {
+		t.Errorf("DSpark: nothing was converted: %s", stderr)
+	}
 	files, _ := filepath.Glob(filepath.Join(cache, "strobe", "drafters", "*.gguf"))
-	if st, err := os.Stat(filepath.Join(cache, "strobe")); err == nil && st.IsDir() && len(files) != 2 {
+	if st, err := os.Stat(filepath.Join(cache, "strobe")); err == nil && st.IsDir() && len(files) != 3 {
 		t.Errorf("the cache has %v", files)
 	}
 	if code, _, stderr := command(t, "run", folder, "-p", "x"); code != exitUsage ||

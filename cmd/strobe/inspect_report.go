@@ -264,6 +264,9 @@ func (r *report) readTokenizer(f *gguf.File) {
 		info.Ends = append(info.Ends, t.Text(id))
 	}
 	r.Tokenizer = info
+	if w := t.Warning(); w != "" {
+		r.note("%s", w)
+	}
 	if e := f.Tensor("token_embd.weight"); e != nil {
 		if rows := e.Rows(); rows != t.Size() {
 			r.fail("token_embd.weight has %d rows for %d tokens", rows, t.Size())

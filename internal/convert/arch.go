@@ -39,7 +39,8 @@ var archs = []arch{
 		"Gemma4UnifiedForConditionalGeneration"}},
 	{"gemma4-assistant", gemma4Assistant, false,
 		[]string{"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}},
-	{"dflash", dflash, false, []string{"DFlashDraftModel", "DFlash2DraftModel"}},
+	{"dflash", dflash, false, []string{"DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel",
+		"DSparkSpeculator"}},
 }
 
 // hybrid reports whether the model has gated delta-net layers.
@@ -56,6 +57,9 @@ func (a *arch) headDim() int {
 	}
 	return 256
 }
+
+// dspark reports whether a checkpoint of this class has a Markov head.
+func dspark(class string) bool { return strings.Contains(class, "DSpark") }
 
 // gemma reports whether the model is a Gemma 4 or its assistant.
 func (a *arch) gemma() bool { return a.family == gemma4 || a.family == gemma4Assistant }
@@ -91,7 +95,8 @@ func findArch(c config) (*arch, string, error) {
 		return nil, "", fieldErr(c.path, "architectures", "is missing")
 	}
 	if strings.Contains(names[0], "DSpark") {
-		return nil, "", fieldErr(c.path, "architectures", "%s drafters are not supported, only plain DFlash ones", names[0])
+		return nil, "", fieldErr(c.path, "architectures", "%s drafters are not supported, only those with layers like Qwen3's",
+			names[0])
 	}
 	return nil, "", fieldErr(c.path, "architectures", "%s is not supported; supported are %s", names[0],
 		strings.Join(Classes(), ", "))

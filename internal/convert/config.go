@@ -92,8 +92,13 @@ func parseConfig(name string, data []byte) (config, error) {
 	return c.mergeText(), nil
 }
 
+// mergeText moves the text part of a configuration to the top, and so the layers of a speculator's.
 func (c config) mergeText() config {
-	if text, ok := c.m["text_config"].(map[string]any); ok {
+	text, ok := c.m["text_config"].(map[string]any)
+	if !ok {
+		text, ok = c.m["transformer_layer_config"].(map[string]any)
+	}
+	if ok {
 		merged := make(map[string]any, len(c.m)+len(text))
 		for k, v := range c.m {
 			merged[k] = v

@@ -635,7 +635,7 @@ func TestBadCheckpoints(t *testing.T) {
 	}{
 		{"unknown class", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"BloomForCausalLM"} },
 			[]string{"config.json", "architectures", "BloomForCausalLM", "Qwen3ForCausalLM"}},
-		{"DSpark", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"Qwen3DSparkModel"} },
+		{"DSpark", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"Gemma4DSparkModel"} },
 			[]string{"DSpark"}},
 		{"no class", "qwen3", func(c *checkpoint) { delete(c.config, "architectures") },
 			[]string{"config.json", "architectures", "missing"}},

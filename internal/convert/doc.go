@@ -3,7 +3,9 @@
 //
 // [HF] reads a folder with config.json, tokenizer files and safetensors weights
 // and writes the file llama.cpp's own converter would write: the same keys in
-// the same order, the same tensors with the same bytes. [Quantize] does to a GGUF
+// the same order, the same tensors with the same bytes, but for the scale of
+// embeddings that drafters for Gemma need and windows that no layer has. [Compare]
+// compares a file with its checkpoint. [Quantize] does to a GGUF
 // file what llama.cpp's quantiser does. Both stream: weights are memory-mapped,
 // converted a few megabytes at a time on all cores, and written under a
 // temporary name that is renamed when everything is complete. Nothing is left

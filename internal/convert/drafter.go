@@ -25,6 +25,14 @@ func (m *model) drafterKeys(k modelKeys) {
 			k.u32(part[1], d.need(part[1]))
 		}
 	}
+	if dspark(m.class) {
+		// The first slot guesses, too, unless the checkpoint is of the kind that speculators writes.
+		anchor, ok := c.bool("sample_from_anchor")
+		if !ok {
+			anchor = !c.has("transformer_layer_config") && !c.has("aux_hidden_state_layer_ids")
+		}
+		k.set(k.prefix+"sample_from_anchor", anchor)
+	}
 	either := func(name string) (float64, bool) {
 		if v, ok := d.float(name); ok {
 			return v, true
@@ -98,6 +106,14 @@ func (m *model) captured() []int {
 	if !ok {
 		ids, ok = m.c.ints("target_layer_ids")
 	}
+	if !ok {
+		if ids, ok = m.c.ints("aux_hidden_state_layer_ids"); ok { // by input, counted as files count
+			ids = append([]int(nil), ids...)
+			for i := range ids {
+				ids[i]--
+			}
+		}
+	}
 	if !ok || len(ids) == 0 {
 		d.fail("target_layer_ids", "is missing")
 	}
@@ -105,7 +121,12 @@ func (m *model) captured() []int {
 }
 
 // maskID is the token that fills the block to be drafted.
-func (m *model) maskID() (int, bool) { return m.c.object("dflash_config").int("mask_token_id") }
+func (m *model) maskID() (int, bool) {
+	if id, ok := m.c.object("dflash_config").int("mask_token_id"); ok {
+		return id, true
+	}
+	return m.c.int("mask_token_id")
+}
 
 // checkDrafter compares a drafter with the target it is converted for. fc is the
 // shape of its feature projection in torch order.

@@ -32,6 +32,9 @@ func (m *model) cleanName(name string) (clean string, keep bool) {
 		if !strings.HasPrefix(name, "model.") {
 			name = "model." + name
 		}
+		if name == "model.embed_tokens.weight" && dspark(m.class) {
+			return "", false // the target's
+		}
 		if strings.Contains(name, "sink") && !strings.HasSuffix(name, ".weight") {
 			name += ".weight"
 		}
@@ -117,6 +120,10 @@ var globalNames = map[string]string{
 	"post_projection":                  "nextn.post_projection",
 	"model.fc":                         "fc",
 	"model.hidden_norm":                "enc.output_norm",
+
+	"model.markov_head.markov_w1": "markov_w1",
+	"model.markov_head.markov_w2": "markov_w2",
+	"model.confidence_head.proj":  "conf_proj",
 
 	"model.candidate_selector.hidden_projection":    "selector_hidden",
 	"model.candidate_selector.predecessor_codebook": "selector_predecessor",

@@ -161,3 +161,56 @@ func TestTargetFile(t *testing.T) {
 		}
 	}
 }
+
+// TestDSpark: a drafter with a Markov and a confidence head converts, in both ways its configuration is written, and
+// leaves embedding and head to its target.
+func TestDSpark(t *testing.T) {
+	const rank, vocab, hidden = 4, 512, 64
+	c := golden(t, "dflash-qwen3")
+	c.config["architectures"] = []string{"Qwen3DSparkModel"}
+	d := c.config["dflash_config"].(map[string]any)
+	c.config["target_layer_ids"], c.config["mask_token_id"] = d["target_layer_ids"], d["mask_token_id"]
+	delete(c.config, "dflash_config")
+	for _, name := range []string{"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"} {
+		c.addF32(name, []int{vocab, rank}, make([]float32, vocab*rank)...)
+	}
+	c.addF32("confidence_head.proj.weight", []int{1, hidden + rank}, make([]float32, hidden+rank)...)
+	c.addF32("confidence_head.proj.bias", []int{1}, 0.5)
+	for _, name := range []string{"embed_tokens.weight", "lm_head.weight"} {
+		c.addF32(name, []int{vocab, hidden}, make([]float32, vocab*hidden)...)
+	}
+	target := testkit.Golden(t, "qwen3/hf")
+	f := openGGUF(t, convertTo(t, c.write(), Options{Type: "f32", Target: target}))
+	for name, shape := range map[string][]int{"markov_w1.weight": {rank, vocab}, "markov_w2.weight": {rank, vocab},
+		"conf_proj.weight": {hidden + rank, 1}, "conf_proj.bias": {1}} {
+		if x := f.Tensor(name); x == nil || !slices.Equal(x.Shape, shape) {
+			t.Errorf("%s: %v, want shape %v", name, x, shape)
+		}
+	}
+	if f.Tensor("output.weight") != nil || f.Tensor("token_embd.weight") != nil {
+		t.Error("it has an embedding or a head of its own")
+	}
+	layers, _, _ := f.Ints("dflash.target_layers")
+	mask, _, _ := f.Uint("tokenizer.ggml.mask_token_id")
+	if anchor, ok, _ := f.Bool("dflash.sample_from_anchor"); !anchor || !ok {
+		t.Error("the first slot does not guess")
+	}
+	// As speculators writes it: layers apart, and counted by their input.
+	body := map[string]any{}
+	for _, key := range []string{"hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+		"head_dim", "intermediate_size", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters"} {
+		body[key] = c.config[key]
+		delete(c.config, key)
+	}
+	c.config["architectures"], c.config["transformer_layer_config"] = []string{"DSparkSpeculator"}, body
+	c.config["aux_hidden_state_layer_ids"] = layers
+	delete(c.config, "target_layer_ids")
+	g := openGGUF(t, convertTo(t, c.write(), Options{Type: "f32", Target: target}))
+	again, _, _ := g.Ints("dflash.target_layers")
+	if n, _, _ := g.Uint("tokenizer.ggml.mask_token_id"); n != mask || mask == 0 || !slices.Equal(again, layers) {
+		t.Errorf("mask %d and layers %v, want %d and %v", n, again, mask, layers)
+	}
+	if anchor, ok, _ := g.Bool("dflash.sample_from_anchor"); anchor || !ok {
+		t.Error("the first slot guesses")
+	}
+}

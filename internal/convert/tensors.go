@@ -540,6 +540,12 @@ func (b *builder) addDrafter(name string, s *source) error {
 	switch name {
 	case "model.fc.weight":
 		b.fc, b.fcFile = s.shape, s.file
+	case "lm_head.weight", "model.lm_head.weight":
+		if dspark(b.m.class) && s.shape[0] == c.need("vocab_size") {
+			return nil // the target's
+		}
+	case "model.markov_head.gate.weight", "model.markov_head.joint_proj.weight":
+		return s.fail("belongs to a kind of Markov head that is not supported")
 	case "model.embed_tokens.weight":
 		if has, ok := c.bool("has_embed_tokens"); ok && !has {
 			return nil

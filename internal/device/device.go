@@ -4,6 +4,8 @@ package device
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -59,7 +61,7 @@ func listVulkan() (list []Info) {
 		if d.Software {
 			i.Total, i.Description = 0, i.Description+", the processor in disguise, for tests"
 		} else if i.Err == nil {
-			if drv, err := vulkan.Open(d.Index, vulkan.Options{}); err == nil {
+			if drv, err := vulkan.Open(d.Index, vulkan.Options{Cache: compiled()}); err == nil {
 				i.Free, _ = drv.Free()
 				if p, ok := drv.(interface{ Paths() string }); ok {
 					i.Description += ", self-test passed: " + p.Paths()
@@ -72,6 +74,15 @@ func listVulkan() (list []Info) {
 		list = append(list, i)
 	}
 	return list
+}
+
+// compiled is the folder that compiled kernels are kept in; without a home there is none.
+func compiled() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, "strobe")
 }
 
 // Auto is the name of the i-th GPU that "auto" tries; opening it shows whether it is there. Of Vulkan's devices it has
@@ -158,7 +169,7 @@ func Open(name string, opt Options) (backend.Backend, error) {
 	case "cuda":
 		d, err = cuda.Open(index)
 	case "vulkan":
-		d, err = vulkan.Open(index, vulkan.Options{})
+		d, err = vulkan.Open(index, vulkan.Options{Cache: compiled()})
 	}
 	if d != nil && err == nil {
 		var b *gpu.Backend

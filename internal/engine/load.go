@@ -223,6 +223,9 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Tokenizer, err = tokenizer.FromGGUF(src.Target); err != nil {
 		return err
 	}
+	if w := m.Tokenizer.Warning(); w != "" && opt.Say != nil {
+		opt.Say("warning: " + w)
+	}
 	mo := model.Options{KV: kv}
 	if opt.SparsePrefill > 0 {
 		s := pflash.DefaultSparse()

@@ -39,8 +39,8 @@ func TestLinear(t *testing.T) {
 	}{
 		{nil, 1},
 		{[]gguf.KV{{Key: "qwen3.rope.scale_linear", Value: float32(4)}}, 4},
-		{[]gguf.KV{{Key: "qwen3.rope.scale_linear", Value: float32(4)}, {Key: "qwen3.rope.scaling.factor", Value: float32(2)}},
-			2},
+		{[]gguf.KV{{Key: "qwen3.rope.scale_linear", Value: float32(4)},
+			{Key: "qwen3.rope.scaling.factor", Value: float32(2)}}, 2},
 	} {
 		l := loader(t, c.kvs...)
 		r := l.Rope(8, 10000, nil)

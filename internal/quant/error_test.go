@@ -24,7 +24,7 @@ const worst = 1.02
 
 var tableTypes = []quant.Type{
 	quant.F16, quant.BF16, quant.Q8_0, quant.Q6_K, quant.Q5_1, quant.Q5_K, quant.Q5_0,
-	quant.Q4_1, quant.Q4_K, quant.Q4_0, quant.IQ4_NL, quant.IQ4_XS,
+	quant.Q4_1, quant.Q4_K, quant.Q4_0, quant.IQ4_NL, quant.IQ4_XS, quant.Q3_K, quant.Q2_K,
 }
 
 // gaussian is weights as a fresh network has them.
@@ -153,7 +153,7 @@ An error is the root mean square of (weight - stored weight), as a percentage of
 importance matrix (` + "`quant/llamaref_test.go`" + `), not a run of llama.cpp itself. The test requires a ratio of at most 1.02.
 
 Strobe's quantisers search scales like llama.cpp's, but with wider steps, a polishing pass, a little more weight on small
-values, and a final choice among neighbouring sub-block scales (Q4_K, Q5_K, IQ4_XS). Q4_0, Q4_1, Q5_0 and Q5_1 are searched
+values, and a final choice among neighbouring sub-block scales (Q2_K, Q4_K, Q5_K, IQ4_XS). Q4_0, Q4_1, Q5_0 and Q5_1 are searched
 as well, where llama.cpp takes the scale from the extremes. Q8_0, F16 and BF16 are bit for bit the same as llama.cpp's.
 
 `

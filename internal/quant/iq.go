@@ -6,8 +6,8 @@ import (
 	"math/bits"
 )
 
-// The types IQ1, IQ2 and IQ3 store eight (IQ3: four) values at a time as the number of a point in a grid that was chosen
-// upstream, with signs and scales apart. IQ4 has no grid; it is with the other tables of nibbles.
+// The types IQ1, IQ2 and IQ3 store eight (IQ3: four) values at a time as the number of a point in a grid that was
+// chosen upstream, with signs and scales apart. IQ4 has no grid; it is with the other tables of nibbles.
 
 // gridBits holds the grids: a bit for each point of {0, 1, 2}^8, or {0, ..., 7}^4, the first coordinate being the least
 // significant digit. Points are numbered in order.

@@ -73,6 +73,12 @@ func refQ80(x []float32) []float32 {
 // stepped around levels/range, each step refits scale and minimum by weighted
 // least squares, and the best fit so far supplies the minimum for later steps.
 func refScaleMin(x []float32, levels float64, first, step float64, steps int) (scale, minimum float64) {
+	return refScaleMinBy(x, levels, first, step, steps, 1, func(d float64) float64 { return d * d })
+}
+
+// refScaleMinBy is that search with another measure of errors, and weights |x| + base * root mean square.
+func refScaleMinBy(x []float32, levels, first, step float64, steps int, base float64,
+	measure func(d float64) float64) (scale, minimum float64) {
 	n := len(x)
 	var sumX2 float64
 	for _, v := range x {
@@ -82,7 +88,7 @@ func refScaleMin(x []float32, levels float64, first, step float64, steps int) (s
 	lo, hi := float64(x[0]), float64(x[0])
 	var sw, sx float64
 	for i, v := range x {
-		w[i] = math.Sqrt(sumX2/float64(n)) + math.Abs(float64(v))
+		w[i] = base*math.Sqrt(sumX2/float64(n)) + math.Abs(float64(v))
 		lo, hi = math.Min(lo, float64(v)), math.Max(hi, float64(v))
 		sw += w[i]
 		sx += w[i] * float64(v)
@@ -101,7 +107,7 @@ func refScaleMin(x []float32, levels float64, first, step float64, steps int) (s
 	loss := func(l []float64, s, m float64) (e float64) {
 		for i, v := range x {
 			d := s*l[i] + m - float64(v)
-			e += w[i] * d * d
+			e += w[i] * measure(d)
 		}
 		return e
 	}
@@ -207,6 +213,89 @@ func refQ6K(x []float32) []float32 {
 	return out
 }
 
+// refQ3K: sixteen sub-blocks of 16, signed 6-bit scales. The codes of a sub-block start from the extreme at -4 and are
+// changed one by one as long as that lowers the error, weighted with x², of the best scale.
+func refQ3K(x []float32) []float32 {
+	var scales [16]float64
+	top := 0.0
+	for j := range 16 {
+		sub := x[16*j : 16*j+16]
+		ext := refExtreme(sub)
+		if math.Abs(ext) < 1e-15 {
+			continue
+		}
+		var l [16]float64
+		var slx, sll float64
+		for i, v := range sub {
+			l[i] = refClamp(math.RoundToEven(-4/ext*float64(v)), -4, 3)
+			w := float64(v) * float64(v)
+			slx += w * float64(v) * l[i]
+			sll += w * l[i] * l[i]
+		}
+		for try, changed := 0, true; try < 5 && changed; try++ {
+			changed = false
+			for i, v := range sub {
+				w := float64(v) * float64(v)
+				lx, ll := slx-w*float64(v)*l[i], sll-w*l[i]*l[i]
+				if lx <= 0 {
+					continue
+				}
+				next := refClamp(math.RoundToEven(float64(v)*ll/lx), -4, 3)
+				lx, ll = lx+w*float64(v)*next, ll+w*next*next
+				if next != l[i] && ll > 0 && lx*lx*sll > slx*slx*ll {
+					l[i], slx, sll, changed = next, lx, ll, true
+				}
+			}
+		}
+		scales[j] = slx / sll
+		if math.Abs(scales[j]) > math.Abs(top) {
+			top = scales[j]
+		}
+	}
+	out := make([]float32, 256)
+	if top == 0 {
+		return out
+	}
+	for j := range 16 {
+		d := refHalf(top/-32) * refClamp(math.RoundToEven(-32/top*scales[j]), -32, 31)
+		for i := 16 * j; i < 16*j+16; i++ {
+			if d != 0 {
+				out[i] = float32(d * refClamp(math.RoundToEven(float64(x[i])/d), -4, 3))
+			}
+		}
+	}
+	return out
+}
+
+// refQ2K: sixteen sub-blocks of 16, 4-bit scales and minima, weights |x| and the smallest sum of absolute errors.
+func refQ2K(x []float32) []float32 {
+	var scales, mins [16]float64
+	var top, topMin float64
+	for j := range 16 {
+		scales[j], mins[j] = refScaleMinBy(x[16*j:16*j+16], 3, -0.5, 0.1, 15, 0, math.Abs)
+		top, topMin = math.Max(top, scales[j]), math.Max(topMin, mins[j])
+	}
+	out := make([]float32, 256)
+	for j := range 16 {
+		var sc, mn float64
+		if top > 0 {
+			sc = math.RoundToEven(15 / top * scales[j])
+		}
+		if topMin > 0 {
+			mn = math.RoundToEven(15 / topMin * mins[j])
+		}
+		d, m := refHalf(top/15)*sc, refHalf(topMin/15)*mn
+		for i := 16 * j; i < 16*j+16; i++ {
+			q := 0.0
+			if d != 0 {
+				q = refClamp(math.RoundToEven((float64(x[i])+m)/d), 0, 3)
+			}
+			out[i] = float32(d*q - m)
+		}
+	}
+	return out
+}
+
 var refCodes = []float64{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}
 
 func refNearest(v float64) float64 {
@@ -301,6 +390,8 @@ var LlamaRef = map[Type]func(x []float32) []float32{
 	Q5_0:   refSymmetric(16),
 	Q4_1:   refAffine(15),
 	Q5_1:   refAffine(31),
+	Q2_K:   refQ2K,
+	Q3_K:   refQ3K,
 	Q4_K:   refScaleMinK(15, -1, 0.1, 20),
 	Q5_K:   refScaleMinK(31, -0.5, 0.1, 15),
 	Q6_K:   refQ6K,

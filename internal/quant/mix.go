@@ -38,11 +38,15 @@ var kinds = []kind{
 	{"Q4_1", 3, Q4_1, "5.0 bits, older format"},
 	{"Q4_0", 2, Q4_0, "4.5 bits, older format"},
 	{"IQ4_NL", 25, IQ4_NL, "4.5 bits, non-linear code book"},
-	{"IQ4_XS", 30, IQ4_XS, "4.3 bits, non-linear code book; smallest here"},
+	{"IQ4_XS", 30, IQ4_XS, "4.3 bits, non-linear code book"},
+	{"Q3_K_L", 13, Q3_K, "4.3 bits, sensitive tensors in Q5_K"},
+	{"Q3_K_M", 12, Q3_K, "3.9 bits, sensitive tensors in Q4_K and Q5_K"},
+	{"Q3_K_S", 11, Q3_K, "3.5 bits, noticeably worse"},
+	{"Q2_K", 10, Q2_K, "3.0 bits, sensitive tensors in Q3_K and Q4_K; for models that fit no other way"},
 }
 
 // aliases are the short names people type for the medium-sized K mixes.
-var aliases = map[string]string{"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+var aliases = map[string]string{"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 // Mixes lists the names ParseMix accepts, largest files first.
 func Mixes() []string {
@@ -53,8 +57,8 @@ func Mixes() []string {
 	return names
 }
 
-// ParseMix finds a mix by name. Case does not matter; "Q4_K" and "Q5_K" mean
-// their _M forms.
+// ParseMix finds a mix by name. Case does not matter; "Q3_K", "Q4_K" and "Q5_K"
+// mean their _M forms.
 func ParseMix(name string) (Mix, error) {
 	want := strings.ToUpper(strings.TrimSpace(name))
 	if a, ok := aliases[want]; ok {
@@ -110,7 +114,7 @@ func FileTypeName(ft uint32) string {
 }
 
 var foreignFileTypes = map[uint32]string{
-	10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+	19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
 	23: "IQ3_XXS", 24: "IQ1_S", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 31: "IQ1_M", 36: "TQ1_0",
 	37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0", 1024: "guessed",
 }

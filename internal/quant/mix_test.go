@@ -18,6 +18,8 @@ func TestParseMix(t *testing.T) {
 		{"Q4_K_S", "Q4_K_S", 14, Q4_K}, {"q4_k_m", "Q4_K_M", 15, Q4_K}, {"Q4_K", "Q4_K_M", 15, Q4_K},
 		{"Q5_K_S", "Q5_K_S", 16, Q5_K}, {"Q5_K_M", "Q5_K_M", 17, Q5_K}, {"q5_k", "Q5_K_M", 17, Q5_K},
 		{"Q6_K", "Q6_K", 18, Q6_K}, {"iq4_nl", "IQ4_NL", 25, IQ4_NL}, {"IQ4_XS", "IQ4_XS", 30, IQ4_XS},
+		{"q2_k", "Q2_K", 10, Q2_K}, {"q3_k_s", "Q3_K_S", 11, Q3_K}, {"q3_k", "Q3_K_M", 12, Q3_K},
+		{"Q3_K_L", "Q3_K_L", 13, Q3_K},
 	} {
 		m, err := ParseMix(c.in)
 		if err != nil {
@@ -36,15 +38,15 @@ func TestParseMix(t *testing.T) {
 			t.Errorf("listed mix %s: %v", name, err)
 		}
 	}
-	_, err := ParseMix("q3_k_m")
-	if err == nil || !strings.Contains(err.Error(), `"q3_k_m"`) || !strings.Contains(err.Error(), "Q4_K_M, Q4_K_S") {
+	_, err := ParseMix("q3_x")
+	if err == nil || !strings.Contains(err.Error(), `"q3_x"`) || !strings.Contains(err.Error(), "Q4_K_M, Q4_K_S") {
 		t.Errorf("unknown name: %v", err)
 	}
 	if (Mix{}).Name() != "F32" {
 		t.Errorf("the zero mix is %s", Mix{}.Name())
 	}
-	if FileTypeName(12) != "Q3_K_M" || FileTypeName(999) != "" {
-		t.Errorf("foreign file types: %q, %q", FileTypeName(12), FileTypeName(999))
+	if FileTypeName(27) != "IQ3_M" || FileTypeName(999) != "" {
+		t.Errorf("foreign file types: %q, %q", FileTypeName(27), FileTypeName(999))
 	}
 }
 
@@ -146,6 +148,36 @@ func TestPlanDense(t *testing.T) {
 				t.Errorf("tied embedding is %v, want %v", tied["token_embd.weight"], c.out)
 			}
 		})
+	}
+}
+
+// TestPlanSmall: what the smallest mixes give more bits than most tensors get.
+func TestPlanSmall(t *testing.T) {
+	for _, c := range []struct {
+		mix                        string
+		most, out                  Type
+		attnOut, value, firstValue Type
+		down, firstDown            Type
+	}{
+		{"Q2_K", Q2_K, Q6_K, Q3_K, Q4_K, Q4_K, Q3_K, Q3_K},
+		{"Q3_K_S", Q3_K, Q6_K, Q3_K, Q3_K, Q3_K, Q3_K, Q3_K},
+		{"Q3_K_M", Q3_K, Q6_K, Q4_K, Q4_K, Q5_K, Q4_K, Q5_K},
+		{"Q3_K_L", Q3_K, Q6_K, Q5_K, Q5_K, Q5_K, Q5_K, Q5_K},
+	} {
+		got := plan(t, c.mix, "llama", llama8B(false))
+		for name, want := range map[string]Type{
+			"output.weight": c.out, "token_embd.weight": c.most, "blk.9.attn_q.weight": c.most, "blk.9.ffn_up.weight": c.most,
+			"blk.9.attn_output.weight": c.attnOut, "blk.1.attn_v.weight": c.firstValue, "blk.2.attn_v.weight": c.value,
+			"blk.1.ffn_down.weight": c.firstDown, "blk.2.ffn_down.weight": c.down,
+		} {
+			if got[name] != want {
+				t.Errorf("%s: %s is %v, want %v", c.mix, name, got[name], want)
+			}
+		}
+	}
+	const name = "blk.0.ffn_up.weight"
+	if got := plan(t, "Q2_K", "qwen3", []TensorInfo{tensor(name, 96, 8)}); got[name] != IQ4_NL {
+		t.Errorf("rows of 96 become %v", got)
 	}
 }
 
@@ -328,7 +360,7 @@ func TestPlanOverrides(t *testing.T) {
 	}{
 		{Q4_K, []TensorInfo{tensor("a.weight", 100, 2)},
 			`tensor "a.weight": rows of 100 cannot be Q4_K, which has blocks of 256`},
-		{Q2_K, []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to Q2_K`},
+		{IQ2_S, []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to IQ2_S`},
 		{Type(5), []TensorInfo{tensor("a.weight", 256, 2)}, `tensor "a.weight": cannot quantise to type(5)`},
 		{Q4_K, []TensorInfo{{"b.weight", []int{256, 2}, Q8_K}}, `tensor "b.weight": cannot convert from Q8_K`},
 		{Q4_K, []TensorInfo{{"b.weight", nil, F32}}, `tensor "b.weight": has no shape`},

@@ -241,14 +241,18 @@ func (p *planner) prefer(t TensorInfo, base Type) (Type, error) {
 		i := p.seenValues
 		p.seenValues++
 		switch {
-		case nonlinear && p.gqa >= 4:
+		case name == "Q2_K" && p.gqa >= 4, name == "Q3_K_M" && i >= 2:
+			typ = Q4_K
+		case name == "Q2_K":
+			typ = Q3_K
+		case nonlinear && p.gqa >= 4, name == "Q3_K_M", name == "Q3_K_L":
 			typ = Q5_K
 		case medium && moreBits(i, p.values):
 			typ = Q6_K
 		case name == "Q4_K_S" && i < 4:
 			typ = Q5_K
 		}
-		if p.big && typ == Q4_K {
+		if p.big && (typ == Q3_K || typ == Q4_K) {
 			typ = Q5_K
 		}
 		if p.experts == 8 {
@@ -268,6 +272,12 @@ func (p *planner) prefer(t TensorInfo, base Type) (Type, error) {
 			}
 		}
 		switch {
+		case name == "Q2_K":
+			typ = Q3_K
+		case name == "Q3_K_L", name == "Q3_K_M" && i < p.blocks/16:
+			typ = Q5_K
+		case name == "Q3_K_M":
+			typ = Q4_K
 		case medium && moreBits(i, p.blocks):
 			typ = Q6_K
 		case (nonlinear || name == "Q4_K_S") && i < p.blocks/8:
@@ -275,7 +285,17 @@ func (p *planner) prefer(t TensorInfo, base Type) (Type, error) {
 		}
 
 	case r == roleAttnOut && p.experts == 8:
-		if base == Q4_K || nonlinear {
+		if base == Q4_K || nonlinear || base == Q2_K || base == Q3_K && name != "Q3_K_L" {
+			typ = Q5_K
+		}
+
+	case r == roleAttnOut:
+		switch name {
+		case "Q2_K":
+			typ = Q3_K
+		case "Q3_K_M":
+			typ = Q4_K
+		case "Q3_K_L":
 			typ = Q5_K
 		}
 	}
@@ -300,7 +320,7 @@ func fit(t Type, row int) Type {
 		t = Q5_1
 	case Q6_K:
 		t = Q8_0
-	case IQ4_XS:
+	case IQ4_XS, Q2_K, Q3_K:
 		t = IQ4_NL
 	}
 	if row%t.BlockLen() != 0 {

@@ -24,6 +24,8 @@ var quantizers = [maxType + 1]quantizer{
 	Q4_1:   {quantQ41, maxHalf / 2},
 	Q5_0:   {quantQ50, maxHalf * 8},
 	Q5_1:   {quantQ51, maxHalf / 2},
+	Q2_K:   {quantQ2K, maxHalf * 7},
+	Q3_K:   {quantQ3K, maxHalf * 64},
 	Q4_K:   {quantQ4K, maxHalf * 32},
 	Q5_K:   {quantQ5K, maxHalf * 32},
 	Q6_K:   {quantQ6K, maxHalf * 64},

@@ -23,23 +23,23 @@ func (a *affineSuper) encode(x *[256]float32, halves *[4]byte, n float32) {
 	m := putScale(halves[2:], max(0, slices.Max(lows[:]))/63)
 	for j := range a.subs {
 		s := &a.subs[j]
-		a.scale[j], a.low[j] = s.snap(sixBits(scales[j], d), sixBits(lows[j], m), d, m, n)
+		a.scale[j], a.low[j] = s.snap(inUnits(scales[j], d, 63), inUnits(lows[j], m, 63), 63, d, m, n)
 		encodeAffine(a.codes[32*j:32*j+32], s.x, d*float32(a.scale[j]), -float32(m*float32(a.low[j])), n)
 	}
 }
 
-// sixBits is x in units of unit, within 0 to 63.
-func sixBits(x, unit float32) int {
-	return int(min(max(round32(float32(x*reciprocal(unit))), 0), 63))
+// inUnits is x in units of unit, within 0 to most.
+func inUnits(x, unit, most float32) int {
+	return int(min(max(round32(float32(x*reciprocal(unit))), 0), most))
 }
 
-// snap picks the six-bit scale and minimum with the smallest error among the
-// rounded ones and their neighbours: rounding each alone ignores that an error
+// snap picks the scale and minimum, from 0 to most, with the smallest error among
+// the rounded ones and their neighbours: rounding each alone ignores that an error
 // in one can make up for an error in the other.
-func (s *sample) snap(scale, low int, d, m, n float32) (bestScale, bestLow byte) {
+func (s *sample) snap(scale, low, most int, d, m, n float32) (bestScale, bestLow byte) {
 	best := float32(-1)
-	for sc := max(scale-1, 0); sc <= min(scale+1, 63); sc++ {
-		for lo := max(low-1, 0); lo <= min(low+1, 63); lo++ {
+	for sc := max(scale-1, 0); sc <= min(scale+1, most); sc++ {
+		for lo := max(low-1, 0); lo <= min(low+1, most); lo++ {
 			if (sc-scale)*(lo-low) < 0 {
 				continue // one up, one down: both push the values the same way, which hardly ever helps
 			}
@@ -127,5 +127,64 @@ func quantQ6K(dst []byte, src []float32) {
 				qh[l] = q[l]>>4 | q[l+32]>>4<<2 | q[l+64]>>4<<4 | q[l+96]>>4<<6
 			}
 		}
+	}
+}
+
+// pairs stores the low two bits of 256 codes, four runs of 32 sharing 32 bytes.
+func pairs(qs *[64]byte, codes *[256]byte) {
+	for i := range qs {
+		q := codes[i/32*128+i%32:]
+		qs[i] = q[0]&3 | q[32]&3<<2 | q[64]&3<<4 | q[96]&3<<6
+	}
+}
+
+func quantQ2K(dst []byte, src []float32) {
+	var subs [16]sample
+	var codes [256]byte
+	for ; len(src) >= 256 && len(dst) >= 84; src, dst = src[256:], dst[84:] {
+		b := (*[84]byte)(dst)
+		var scales, lows [16]float32
+		for j := range subs {
+			s := &subs[j]
+			s.byMagnitude(src[16*j : 16*j+16])
+			scale, low := s.bestAffine(3, false)
+			scales[j], lows[j] = scale, -low
+		}
+		d := putScale(b[80:], max(0, slices.Max(scales[:]))/15)
+		m := putScale(b[82:], max(0, slices.Max(lows[:]))/15)
+		for j := range subs {
+			s := &subs[j]
+			sc, lo := s.snap(inUnits(scales[j], d, 15), inUnits(lows[j], m, 15), 15, d, m, 3)
+			b[j] = sc | lo<<4
+			encodeAffine(codes[16*j:16*j+16], s.x, d*float32(sc), -float32(m*float32(lo)), 3)
+		}
+		pairs((*[64]byte)(b[16:]), &codes)
+	}
+}
+
+func quantQ3K(dst []byte, src []float32) {
+	var s sample
+	var codes [256]byte
+	for ; len(src) >= 256 && len(dst) >= 110; src, dst = src[256:], dst[110:] {
+		b := (*[110]byte)(dst)
+		clear(b[:])
+		var scales [16]float32
+		for j := range scales {
+			s.byPower(src[16*j:16*j+16], symmetricFloor)
+			scales[j] = s.bestSymmetric(4, 0.2, 4, 4)
+		}
+		// The largest scale becomes -32, the one code with no positive twin.
+		d := putScale(b[108:], extreme(scales[:])/-32)
+		for j, scale := range scales {
+			l := min(max(round32(float32(scale*reciprocal(d))), -32), 31)
+			sc := byte(int8(l) + 32)
+			b[96+j%8] |= sc & 15 << (j / 8 * 4)
+			b[104+j%4] |= sc >> 4 << (j / 4 * 2)
+			encodeSymmetric(codes[16*j:], src[16*j:16*j+16], d*l, 4)
+		}
+		for i, c := range codes {
+			b[i%32] |= c >> 2 << (i / 32)
+		}
+		pairs((*[64]byte)(b[32:]), &codes)
 	}
 }

@@ -153,11 +153,18 @@ func lastN(n int) int {
 // SetConstraint replaces the constraint; nil removes it.
 func (s *Sampler) SetConstraint(c Constraint) { s.constraint = c }
 
-// Greedy reports whether Sample is nothing but the largest of so many logits, so that a device
-// may take it without sending the row over.
+// Greedy reports whether Sample is nothing but the largest of so many logits, unless that one is Lowered, so that a
+// device may take it without sending the row over.
 func (s *Sampler) Greedy(logits int) bool {
-	return !(s.p.Temp > 0) && (s.vocab == 0 || s.vocab >= logits) && s.constraint == nil && len(s.bias) == 0 &&
-		!s.hist.penalties && !s.dry.on
+	raises := func(e biasEntry) bool { return !(e.b < 0) }
+	return !(s.p.Temp > 0) && (s.vocab == 0 || s.vocab >= logits) && s.constraint == nil &&
+		!slices.ContainsFunc(s.bias, raises) && !s.hist.penalties && !s.dry.on
+}
+
+// Lowered reports whether the logit of a token is made less: of those that are not, the largest is still the largest.
+func (s *Sampler) Lowered(id int32) bool {
+	_, found := slices.BinarySearchFunc(s.bias, id, func(e biasEntry, id int32) int { return cmp.Compare(e.id, id) })
+	return found
 }
 
 // Prime records tokens of the prompt for the penalties. The constraint does not

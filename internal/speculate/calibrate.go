@@ -19,7 +19,8 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 	tokens := make([]int32, 16)
 	pass := func(rows int) (*model.Output, error) {
 		begin := r.clock()
-		out, err := r.Target.Forward([]model.Segment{{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll}})
+		seg := model.Segment{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll, Greedy: true}
+		out, err := r.Target.Forward([]model.Segment{seg})
 		if err == nil {
 			err = r.Target.Backend().Sync()
 		}

@@ -184,10 +184,18 @@ func (r *Runner) keep(live []*Stream, out *model.Output) {
 		if len(pick) == 0 {
 			return
 		}
-		b := r.Target.Backend()
-		b.SetInts(r.pick, pick)
+		b, n := r.Target.Backend(), len(pick)
+		to := r.features.Slice(r.used, n)
+		together := int(pick[n-1]-pick[0]) == n-1 // rows ascend; without guesses all are kept
+		if !together {
+			b.SetInts(r.pick, pick)
+		}
 		b.BeginStep(nil)
-		b.Gather(r.features.Slice(r.used, len(pick)), out.Features, r.pick)
+		if together {
+			b.Copy(to, out.Features.Slice(int(pick[0]), n))
+		} else {
+			b.Gather(to, out.Features, r.pick)
+		}
 		if _, err := b.EndStep(); err != nil {
 			for _, s := range r.waiting { // nobody knows what lies there
 				s.lost(err)

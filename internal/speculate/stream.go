@@ -44,6 +44,13 @@ type Sampler interface {
 	Accept(id int32)
 }
 
+// greedySampler is a Sampler that may leave the choice to the device: where it is Greedy, for tokens that are not
+// Lowered.
+type greedySampler interface {
+	Greedy(logits int) bool
+	Lowered(id int32) bool
+}
+
 // Token is a generated token.
 type Token struct {
 	ID      int32
@@ -238,7 +245,7 @@ func (s *Stream) Stats() Stats {
 // segment is the stream's part of the batch.
 func (s *Stream) segment() model.Segment {
 	g := model.Segment{Seq: s.seq, Tokens: s.nodes.tokens, Parents: s.nodes.parents, Logits: model.LogitsAll}
-	if c, ok := s.Sampler.(interface{ Greedy(logits int) bool }); ok {
+	if c, ok := s.Sampler.(greedySampler); ok {
 		g.Greedy = s.Observe == nil && c.Greedy(s.runner.Target.Vocab)
 	}
 	if s.prefilled > 0 {
@@ -299,10 +306,12 @@ func (s *Stream) verify(out *model.Output, segment int) {
 
 // sampled draws a token. It returns -1 and ends the stream when there is none.
 func (s *Stream) sampled(out *model.Output, segment, row int) int32 {
-	var id int32
-	if out.HasBest() { // every stream is greedy: the device has chosen
+	id, chosen := int32(-1), out.HasBest() // every stream is greedy: the device has chosen
+	if chosen {
 		id = out.Best(segment, row)
-	} else {
+		chosen = id < 0 || !s.Sampler.(greedySampler).Lowered(id)
+	}
+	if !chosen {
 		logits := out.Row(segment, row)
 		if s.Observe != nil {
 			s.Observe(logits)

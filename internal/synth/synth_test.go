@@ -121,7 +121,8 @@ func TestSeed(t *testing.T) {
 // be made, types planned, and parameter counts are what the names say.
 func TestShapes(t *testing.T) {
 	billions := map[string]float64{
-		"qwen3-30b-a3b": 30.5, "qwen2.5-7b": 7.6, "llama-3.1-8b": 8.03, "qwen3-0.6b": 0.596, "qwen3.5-0.8b": 0.75, "qwen3.5-4b": 4.2, "qwen3.5-27b": 27, "qwen3.6-35b-a3b": 35,
+		"qwen3-30b-a3b": 30.5, "qwen2.5-7b": 7.6, "llama-3.1-8b": 8.03,
+		"qwen3-0.6b": 0.596, "qwen3.5-0.8b": 0.75, "qwen3.5-4b": 4.2, "qwen3.5-27b": 27, "qwen3.6-35b-a3b": 35,
 		"qwen3.5-122b-a10b": 122,
 		"qwen3-coder-next":  80, "gemma-4-31b": 31, "gemma-4-26b-a4b": 25.5,
 	}

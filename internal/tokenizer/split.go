@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"maps"
 	"slices"
+	"strings"
 	"unicode"
 	"unicode/utf8"
 )
@@ -25,6 +26,7 @@ var (
 	qwen35 = preset{split: splitQwen35}
 	llama3 = preset{split: splitLlama3, wholeFirst: true, addBOS: true}
 	gpt2   = preset{split: splitGPT2}
+	simple = preset{split: splitDefault}
 	gemma4 = preset{split: splitLines, raw: true, addBOS: true}
 )
 
@@ -34,7 +36,8 @@ var presets = map[string]preset{
 	"qwen35": qwen35,
 	"llama3": llama3, "llama-v3": llama3, "llama-bpe": llama3, "falcon3": llama3, "pixtral": llama3, "lfm2": llama3,
 	"gpt2": gpt2, "gpt-2": gpt2, "phi-2": gpt2,
-	"gemma4": gemma4,
+	"default": simple,
+	"gemma4":  gemma4,
 }
 
 // PreNames returns the known tokenizer.ggml.pre values, sorted.
@@ -193,6 +196,81 @@ func splitGPT2(s string, i int) int {
 		j += n
 	}
 	return j
+}
+
+// splitDefault is what files get that do not name a splitter: four expressions, each applied to the pieces of the one
+// before. Runs of punctuation stand alone; the rest is cut as GPT-2 does, but numbers are parted from a space in front
+// and cut into groups of three digits.
+func splitDefault(s string, i int) int {
+	if mark(s, i) {
+		for i < len(s) && mark(s, i) {
+			_, n := classAt(s, i)
+			i += n
+		}
+		return i
+	}
+	c, n := classAt(s, i)
+	j := i
+	if c&clsWS != 0 {
+		end, last := i, i
+		for end < len(s) {
+			c, n := classAt(s, end)
+			if c&clsWS == 0 {
+				break
+			}
+			last = end
+			end += n
+		}
+		if end == len(s) || mark(s, end) {
+			return end
+		}
+		if last > i {
+			return last
+		}
+		if c, n = classAt(s, end); s[i] != ' ' || c&clsN != 0 {
+			return end
+		}
+		j = end
+	}
+	switch {
+	case c&clsN != 0:
+		return splitDigits(s, i, skip(s, i, clsN))
+	case c&clsL != 0:
+		return skip(s, j, clsL)
+	}
+	for j += n; j < len(s) && !mark(s, j); j += n {
+		if c, n = classAt(s, j); c&(clsL|clsN|clsWS) != 0 {
+			break
+		}
+	}
+	return j
+}
+
+// splitDigits cuts a number that ends at end before or after three decimal digits.
+func splitDigits(s string, i, end int) int {
+	three := func(j int) bool {
+		for k := j; k < j+3; k++ {
+			if k >= end || s[k] < '0' || s[k] > '9' {
+				return false
+			}
+		}
+		return true
+	}
+	if three(i) {
+		return i + 3
+	}
+	for j := i; j < end; j++ {
+		if three(j) {
+			return j
+		}
+	}
+	return end
+}
+
+// mark reports whether the character at i is punctuation, or one of a few symbols of ASCII.
+func mark(s string, i int) bool {
+	r, _ := utf8.DecodeRuneInString(s[i:])
+	return unicode.IsPunct(r) || strings.ContainsRune("$+<=>^~|", r)
 }
 
 // splitLines cuts between lines and runs of line feeds.

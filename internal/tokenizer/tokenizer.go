@@ -73,7 +73,7 @@ var Roles = []Role{
 // Config is a vocabulary in the form GGUF stores it.
 type Config struct {
 	Model    string      // "gpt2" (byte-level BPE) or "gemma4"
-	Pre      string      // splitter: see PreNames; gemma4 needs none
+	Pre      string      // splitter: see PreNames; gemma4 needs none; "" is llama.cpp's default
 	Tokens   []string    // index = id; each text at most once, empty texts allowed
 	Types    []TokenKind // nil = all Normal; otherwise at least one per token
 	Merges   []string    // "left right" in rank order
@@ -88,7 +88,9 @@ type Tokenizer struct {
 	vocab
 	model string
 	pre   string
-	split splitter
+	// guessed: the file does not say how text is split.
+	guessed bool
+	split   splitter
 	// wholeFirst: a piece that is a token is taken without merging (llama3).
 	wholeFirst bool
 
@@ -117,11 +119,11 @@ func New(c Config) (*Tokenizer, error) {
 	default:
 		return nil, fmt.Errorf("tokenizer.ggml.model: %q is not supported (known: gpt2, gemma4)", c.Model)
 	}
+	if t.pre == "" {
+		t.pre, t.guessed = "default", true
+	}
 	p, ok := presets[t.pre]
-	switch {
-	case t.pre == "":
-		return nil, fmt.Errorf("tokenizer.ggml.pre: missing (known: %s)", strings.Join(PreNames(), ", "))
-	case !ok:
+	if !ok {
 		return nil, fmt.Errorf("tokenizer.ggml.pre: unknown pre-tokenizer %q (known: %s)", t.pre,
 			strings.Join(PreNames(), ", "))
 	}
@@ -213,6 +215,15 @@ func (t *Tokenizer) Model() string { return t.model }
 
 // Pre is the name of the splitter.
 func (t *Tokenizer) Pre() string { return t.pre }
+
+// Warning says what is wrong with the file, "" if nothing is.
+func (t *Tokenizer) Warning() string {
+	if !t.guessed {
+		return ""
+	}
+	return "the file does not say how text is split (tokenizer.ggml.pre); it is split as llama.cpp does then, " +
+		"which may be worse than what the model was trained with"
+}
 
 // Role returns the token the file names for a role.
 func (t *Tokenizer) Role(r Role) (ID, bool) {

@@ -254,6 +254,24 @@ func TestOutOfRange(t *testing.T) {
 	}
 }
 
+// TestNoPre: a file that does not say how text is split gets llama.cpp's default, and a warning.
+func TestNoPre(t *testing.T) {
+	if tok := mustNew(t, byteVocab("")); tok.Pre() != "default" || tok.Warning() == "" || tok.AddBOS() {
+		t.Errorf("pre %q, warning %q", tok.Pre(), tok.Warning())
+	}
+	for _, pre := range []string{"default", "qwen2"} {
+		if w := mustNew(t, byteVocab(pre)).Warning(); w != "" {
+			t.Errorf("%s: %s", pre, w)
+		}
+	}
+	got := splitAll("default", "Hi  there, 12345!? it's\n\nx <=> 7")
+	want := []string{"Hi", " ", " there", ",", " ", "123", "45", "!?", " it", "'", "s",
+		"\n", "\n", "x", " ", "<=>", " ", "7"}
+	if !slices.Equal(got, want) {
+		t.Errorf("split into %q, want %q", got, want)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	long := byteVocab("qwen2")
 	for _, tc := range []struct {
@@ -263,7 +281,6 @@ func TestErrors(t *testing.T) {
 	}{
 		{"no model", func(c *Config) { c.Model = "" }, "tokenizer.ggml.model missing"},
 		{"other model", func(c *Config) { c.Model = "llama" }, `tokenizer.ggml.model "llama"`},
-		{"no pre", func(c *Config) { c.Pre = "" }, "tokenizer.ggml.pre missing qwen35"},
 		{"unknown pre", func(c *Config) { c.Pre = "qwen99" }, `tokenizer.ggml.pre "qwen99" qwen35 llama-bpe gemma4`},
 		{"no tokens", func(c *Config) { c.Tokens = nil }, "tokenizer.ggml.tokens no tokens"},
 		{"few types", func(c *Config) { c.Types = c.Types[:100] }, "tokenizer.ggml.token_type 100 256"},

@@ -5,6 +5,7 @@ package cuda_test
 import (
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 
 	"strobe/internal/testkit/modeltest"
@@ -16,7 +17,7 @@ func suite(t testing.TB) (s modeltest.Suite, targets, drafted []string) {
 	if s.Few {
 		return s, []string{"qwen35moe", "gemma4e"}, []string{"qwen35"}
 	}
-	return s, modeltest.Targets, modeltest.Drafted
+	return s, slices.Concat(modeltest.Targets, modeltest.Plain), slices.Concat(modeltest.Drafted, modeltest.Plain)
 }
 
 func TestGolden(t *testing.T) {
@@ -40,6 +41,12 @@ func TestPadding(t *testing.T) {
 func TestText(t *testing.T) {
 	s, _, drafted := suite(t)
 	s.Text(t, drafted...)
+}
+
+// TestChains: of Gemma's assistant there are two kinds of attention in each of eight steps.
+func TestChains(t *testing.T) {
+	s, _, _ := suite(t)
+	s.Chains(t, "qwen35", "gemma4")
 }
 
 // TestPair takes the pair in $STROBE_PAIR.

@@ -3,7 +3,6 @@ package gpu
 import (
 	"fmt"
 	"math"
-	"strings"
 
 	"strobe/internal/backend"
 	"strobe/internal/quant"
@@ -111,7 +110,7 @@ func (a *Attention) form(rows int) form {
 		for most < rows*a.chunk && most < plainAttentionRows(n) {
 			most *= 2
 		}
-		name := fmt.Sprintf("attend_%d_%d_%s_%s", most, n, strings.ToLower(a.Shape.Key.String()), strings.ToLower(a.Shape.Value.String()))
+		name := fmt.Sprintf("attend_%d_%d_%d_%d", most, n, kvTypes[a.Shape.Key], kvTypes[a.Shape.Value])
 		return form{name, 128, most, 1, 2}
 	}
 	return form{"attend_plain", 128, 16, 1, 2}

@@ -44,7 +44,7 @@ func (o older) Props() gpu.Props {
 }
 
 func newWorld(t testing.TB, heads int, s backend.KVDims) *world {
-	return newWorldOn(t, emulate.Open(t), heads, s)
+	return newWorldOn(t, openDevice(t), heads, s)
 }
 
 func newWorldOn(t testing.TB, d gpu.Driver, heads int, s backend.KVDims) *world {

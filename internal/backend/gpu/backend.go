@@ -29,7 +29,7 @@ type Backend struct {
 	counter   Addr                   // zero between launches
 	blockAddr Addr                   // what changes from step to step, on the device
 	blockHost []byte                 // and here
-	tables    [maxUses]KVTables      // of the step in progress
+	tables    []*KVTables            // of the step in progress
 	passSegs  *backend.DeltaSeg      // of the pass whose recurrent layers came last
 	passDelta *DeltaTables           // and their tables
 	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise

@@ -14,6 +14,7 @@ type Props struct {
 	Memory      int  // bytes in all
 	SharedBlock int  // bytes of shared memory a block may ask for
 	Plain       bool // it has the kernels of plain.go
+	Matrices    bool // and among them products by cooperative matrices
 }
 
 // Kernel is a loaded kernel.

@@ -11,13 +11,16 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
 	"strobe/internal/cache"
+	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/quant"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // idle is a device that does nothing, to see what the host does.
@@ -147,6 +150,61 @@ func TestManyStreamsReplay(t *testing.T) {
 	}
 	if d.replayed < rounds*3/4 || d.recorded > 50 {
 		t.Errorf("%d of %d passes were replayed, with %d recordings", d.replayed, rounds, d.recorded)
+	}
+}
+
+// TestDraftsReplay: a draft whose guesses follow from each other, and telling the drafter of tokens, are recorded once for all
+// sequences, although each has its state elsewhere.
+func TestDraftsReplay(t *testing.T) {
+	d := &counting{idleDriver: idleDriver{&idle{}}}
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(edit.MTP(t, "qwen35").Write(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	drafter, err := mtp.Open(f, m, mtp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Capture(drafter.Capture()); err != nil {
+		t.Fatal(err)
+	}
+	sequence := func() {
+		seq, ctx := m.NewSeq(), drafter.NewSeq()
+		defer seq.Close()
+		defer ctx.Close()
+		for i := range 30 {
+			tokens := make([]int32, 1+i%3)
+			out, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Greedy: true}})
+			if err == nil {
+				err = seq.CommitAll()
+			}
+			if err == nil {
+				rows := []int32{0, 1, 2}[:len(tokens)]
+				err = drafter.Extend(out.Features, []draft.Rows{{Seq: ctx, Tokens: tokens, Rows: rows}})
+			}
+			if err == nil {
+				_, err = drafter.Draft([]draft.Request{{Seq: ctx, Target: seq, N: 8}}, 4)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	sequence()
+	sequence()
+	d.recorded, d.replayed = 0, 0
+	sequence()
+	if d.recorded > 0 || d.replayed != 3*30 {
+		t.Errorf("%d recordings and %d replays of 90 passes; want none and 90", d.recorded, d.replayed)
 	}
 }
 

@@ -131,9 +131,6 @@ func NewPages(d Driver, pool backend.KVLayout) (*Pages, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := plainCache(d, pool); err != nil {
-		return nil, err
-	}
 	p := &Pages{Layout: l, d: d, per: max(1, min(256, chunkBytes/max(1, l.Bytes)))}
 	if p.move, err = d.Kernel("kv_move"); err != nil {
 		return nil, err

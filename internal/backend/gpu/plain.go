@@ -3,8 +3,7 @@ package gpu
 import (
 	"fmt"
 	"slices"
-
-	"strobe/internal/backend"
+	"time"
 )
 
 // A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
@@ -41,15 +40,54 @@ func plainTokens(rows int) int {
 	return 16
 }
 
+// From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
+// share one reading of a matrix.
+const (
+	matrixFrom    = 9
+	maxMatrixRows = 64
+)
+
+// matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
+func matrixShared(rows int) int {
+	const area, packed = 2624, 304 // of 32 lanes, of 256 columns of a row
+	return matrixThreads(rows)*(area/32+4) + rows*(packed+4)
+}
+
+// matrixThreads is the size of their workgroups: with more of them more rows of the matrix share activations.
+func matrixThreads(rows int) int {
+	if rows == maxMatrixRows {
+		return 256
+	}
+	return 128
+}
+
+// matrixRows is the number of rows that share one reading.
+func (p *Products) matrixRows(rows int) int {
+	n := 16
+	for n < rows && n < maxMatrixRows && matrixShared(2*n) <= p.Shared {
+		n *= 2
+	}
+	return n
+}
+
+// matrixFormat reports whether a format's products add integers: those are the same bits however they are computed.
+func matrixFormat(f Format) bool { return f <= TileQ3K }
+
 // plainMatMul appends the products of x with all matrices, a launch for each format.
 func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
 	first := len(ls)
 	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
+		l := Launch{Threads: 128, Args: Args(a), Beside: len(ls) > first}
 		tokens := plainTokens(x.Rows)
-		ls = append(ls, Launch{Name: fmt.Sprintf("rows_%s_%d", plainNames[f], tokens),
-			Grid: [3]int{grid, (x.Rows + tokens - 1) / tokens, plainQuarters}, Threads: 128, Args: Args(a),
-			Beside: len(ls) > first})
+		l.Name = fmt.Sprintf("rows_%s_%d", plainNames[f], tokens)
+		if p.Matrices && x.Rows >= matrixFrom && matrixFormat(f) {
+			tokens = p.matrixRows(x.Rows)
+			l.Threads = matrixThreads(tokens)
+			l.Name = fmt.Sprintf("tiles_%s_%d_%d", plainNames[f], tokens, l.Threads)
+		}
+		l.Grid = [3]int{grid, (x.Rows + tokens - 1) / tokens, strips * 32 / l.Threads}
+		ls = append(ls, l)
 	}
 	return ls
 }
@@ -92,12 +130,34 @@ func plainHead(dim int) int {
 // fit 16 KiB.
 func plainAttentionRows(dim int) int { return min(16, 4096/dim) }
 
-// plainCache refuses types of keys and values that a plain device has no kernels for.
-func plainCache(d Driver, pool backend.KVLayout) error {
-	for _, l := range pool.Layers {
-		if d.Props().Plain && (l.Key.Quantized() || l.Value.Quantized()) {
-			return fmt.Errorf("%s keeps keys and values in f16 or f32, not in %s and %s", d.Props().Name, l.Key, l.Value)
-		}
+type readArgs struct {
+	p, to Addr
+	quads int32 // of 16 bytes
+	_     int32
+}
+
+// readSpeed measures how many bytes a second a kernel reads.
+func (b *Backend) readSpeed(bytes, rounds int) (float64, error) {
+	from, err := b.d.Alloc(bytes)
+	if err != nil {
+		return 0, err
 	}
-	return nil
+	defer b.d.Release(from)
+	b.d.Fill(from, 0, bytes)
+	// Sixteen workgroups for each multiprocessor, so that there is always one that waits for memory.
+	l := []Launch{{Name: "read", Grid: [3]int{16 * b.props.Units, 1, 1}, Threads: 256,
+		Args: Args(readArgs{p: from, to: b.counter, quads: int32(bytes / 16)})}}
+	if err := b.load(l); err != nil {
+		return 0, err
+	}
+	b.d.Launch(&l[0])
+	if err := b.d.Wait(); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	for range rounds {
+		b.d.Launch(&l[0])
+	}
+	err = b.d.Wait()
+	return float64(rounds*bytes) / time.Since(start).Seconds(), err
 }

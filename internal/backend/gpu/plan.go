@@ -1,7 +1,7 @@
 package gpu
 
 import (
-	"fmt"
+	"slices"
 
 	"strobe/internal/backend"
 )
@@ -13,13 +13,15 @@ type layout struct {
 	bytes int
 	sets  int // integers that the host set: entries at the start, then their values
 	ints  int
-	uses  [maxUses]kvUse
+	uses  []kvUse
 	delta deltaUse
 }
 
-// maxUses bounds the kinds of attention in a step: models have one or two, times the types of keys and values that
-// their layers have.
-const maxUses = 8
+// same reports whether two layouts are equal.
+func (lay *layout) same(o *layout) bool {
+	return lay.base == o.base && lay.bytes == o.bytes && lay.sets == o.sets && lay.ints == o.ints &&
+		lay.delta == o.delta && slices.Equal(lay.uses, o.uses)
+}
 
 // kvUse is the tables of one kind of attention over one plan.
 type kvUse struct {
@@ -117,10 +119,10 @@ func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTable
 	if plan == nil {
 		return nil, nil
 	}
-	if len(l.uses) > maxUses {
-		return nil, fmt.Errorf("a step with more than %d kinds of attention", maxUses)
+	lay.uses = make([]kvUse, len(l.uses))
+	for len(b.tables) < len(l.uses) {
+		b.tables = append(b.tables, &KVTables{})
 	}
-	var tables []*KVTables
 	for i, u := range l.uses {
 		p := &plan.KV[u.group]
 		pool := p.Pool.(*Pages)
@@ -135,7 +137,7 @@ func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTable
 			k.longest = a.alike(longestSegment(p))
 			tiling = a.Tiling(k.longest)
 		}
-		t := &b.tables[i]
+		t := b.tables[i]
 		if err := t.fill(p, tiling, pool.Addr); err != nil {
 			return nil, err
 		}
@@ -145,9 +147,8 @@ func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTable
 		}
 		k.room = t.Room()
 		lay.bytes = align16(lay.bytes + k.room.Bytes())
-		tables = append(tables, t)
 	}
-	return tables, nil
+	return b.tables[:len(l.uses)], nil
 }
 
 // leastPartials is the least room for partial results: those of a few rows.

@@ -19,6 +19,8 @@ type Products struct {
 	Pair  int
 	Ahead int  // bytes of the next product's weights that a block asks for; 0: none
 	Plain bool // see plain.go
+	// Plain: matrices instead of products of bytes, for many rows.
+	Matrices bool
 	// Experts of few rows: rings as deep as others, so that launches do not overlap.
 	Deep bool
 }
@@ -26,7 +28,7 @@ type Products struct {
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Plain: p.Plain, Ahead: askAhead}
+		Plain: p.Plain, Matrices: p.Matrices, Ahead: askAhead}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less

@@ -3,11 +3,14 @@ package gpu_test
 import (
 	"math"
 	"math/rand/v2"
+	"os"
+	"sync"
 	"testing"
 	"unsafe"
 
 	"strobe/internal/backend/cuda/emulate"
 	"strobe/internal/backend/gpu"
+	"strobe/internal/backend/vulkan"
 )
 
 // rig is a device with what tests of kernels do to it.
@@ -19,8 +22,25 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	return &rig{t, emulate.Open(t), rand.New(rand.NewPCG(7, 9))}
+	return &rig{t, openDevice(t), rand.New(rand.NewPCG(7, 9))}
 }
+
+// openDevice opens the device that kernels are tested on: an emulated one, or a real one if $STROBE_CUDA is "cuda", or
+// the first that Vulkan has if $STROBE_GPU is "vulkan".
+func openDevice(t testing.TB) gpu.Driver {
+	t.Helper()
+	if os.Getenv("STROBE_GPU") != "vulkan" {
+		return emulate.Open(t)
+	}
+	d, err := software()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// software is one device for all tests: compiling kernels for the processor takes longer than running them.
+var software = sync.OnceValues(func() (gpu.Driver, error) { return vulkan.Open(0, vulkan.Options{}) })
 
 func (g *rig) must(err error) {
 	g.t.Helper()
@@ -177,5 +197,20 @@ func (g *rig) same(what string, got, want []float32) {
 		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
 			g.t.Fatalf("%s: value %d is %v, want the bits of %v", what, i, got[i], want[i])
 		}
+	}
+}
+
+// TestReadSpeed: the measure of memory's speed on a plain device runs and is a number.
+func TestReadSpeed(t *testing.T) {
+	d := openDevice(t)
+	if !d.Props().Plain {
+		t.Skip("needs a Vulkan device: set STROBE_GPU=vulkan")
+	}
+	b, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := b.ReadSpeed(1<<20, 2); err != nil || !(v > 0) {
+		t.Errorf("%v bytes a second, %v", v, err)
 	}
 }

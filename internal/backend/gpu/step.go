@@ -246,7 +246,7 @@ func (b *Backend) run(l *list) error {
 		return err
 	}
 	b.turn++
-	i := slices.IndexFunc(l.made, func(r *recorded) bool { return r.layout == lay })
+	i := slices.IndexFunc(l.made, func(r *recorded) bool { return r.layout.same(&lay) })
 	if i < 0 {
 		ls, err := b.lower(l.ops, s.plan, lay)
 		if err == nil {

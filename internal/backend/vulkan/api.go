@@ -130,6 +130,8 @@ const (
 	stDriver              = 1000196000
 	stUnitsNV             = 1000154001
 	stUnitsAMD            = 1000185000
+	stMatrixFeatures      = 1000506000
+	stMatrixProperties    = 1000506001
 )
 
 type head struct {
@@ -523,6 +525,27 @@ type unitsAMD struct {
 	Engines, Arrays, Units uint32
 	_                      [11]uint32
 }
+
+// matrixFeatures is VkPhysicalDeviceCooperativeMatrixFeaturesKHR.
+type matrixFeatures struct {
+	head
+	Matrices, robust uint32
+}
+
+// matrixShape is VkCooperativeMatrixPropertiesKHR: sizes, types of what is multiplied and added, scope.
+type matrixShape struct {
+	head
+	M, N, K          uint32
+	A, B, C, Result  uint32
+	saturates, Scope uint32
+}
+
+// Components of matrices, and the scope of a subgroup.
+const (
+	componentInt8  = 3
+	componentInt32 = 5
+	scopeSubgroup  = 3
+)
 
 type extension struct {
 	Name    [256]byte

@@ -28,11 +28,13 @@ type Driver struct {
 	family   uint32
 	layout   uint64 // of pipelines: one push constant
 	cache    uint64 // of compiled pipelines
+	compiled int    // how many were compiled since
 	timeline uint64 // counts submissions that are done
 	sent     uint64 // submissions
 	done     uint64 // those that are known to be done
 	err      error  // the first failure; nothing is sent to a device after it
 	shuffles bool   // how lanes exchange values; the self-test decides
+	matrices int    // columns that products of cooperative matrices add at a time; 0: there are none
 	kernels  map[string]*kernel
 	modules  map[string]uint64
 	buffers  []*buffer // by address
@@ -124,6 +126,9 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	cc := &pipelineCacheCreate{head: head{sType: stPipelineCacheCreate}}
+	if b := d.readCache(); len(b) > 0 {
+		cc.size, cc.data = uint64(len(b)), unsafe.Pointer(&b[0])
+	}
 	if err := d.f.createCache.do(d.handle, uintptr(unsafe.Pointer(cc)), 0, uintptr(unsafe.Pointer(&d.cache))); err != nil {
 		return err
 	}
@@ -136,7 +141,8 @@ func (d *Driver) open() (err error) {
 		memoryVisible|memoryCoherent); err != nil {
 		return err
 	}
-	d.props = gpu.Props{Name: d.dev.Name, Plain: true, Units: d.units(), Memory: d.dev.Memory, SharedBlock: needShared}
+	d.props = gpu.Props{Name: d.dev.Name, Plain: true, Units: d.units(), Memory: d.dev.Memory,
+		SharedBlock: int(d.phys.properties.Limits.MaxComputeSharedMemorySize)}
 	return nil
 }
 
@@ -182,14 +188,25 @@ func (d *Driver) create() error {
 	f11 := &vulkan11Features{head: head{stVulkan11Features, unsafe.Pointer(f12)}, Storage16: 1}
 	f2 := &features2{head: head{stFeatures2, unsafe.Pointer(f11)}}
 	f2.F[featureInt64] = 1
+	var extensions []unsafe.Pointer
+	// Lanes that share a matrix are a subgroup.
+	if p.p13.MinSubgroup <= 32 && p.p13.MaxSubgroup >= 32 && p.f13.F[f13SubgroupSizeControl] != 0 {
+		d.matrices = d.inst.matrixStep(p)
+	}
+	if d.matrices > 0 {
+		extensions = append(extensions, cText(matrixExtension))
+		f12.F[f12MemoryModel], f12.F[f12Int8] = 1, 1
+		f2.next = unsafe.Pointer(&matrixFeatures{head: head{stMatrixFeatures, f2.next}, Matrices: 1})
+	}
 	priority := float32(1)
 	qc := &queueCreate{head: head{sType: stDeviceQueueCreate}, family: d.family, count: 1, priorities: &priority}
 	dc := &deviceCreate{head: head{stDeviceCreate, unsafe.Pointer(f2)}, nQueues: 1, queues: qc}
-	var extensions []unsafe.Pointer
 	const subset = "VK_KHR_portability_subset" // MoltenVK wants to hear that its limits are known
 	if slices.Contains(p.extensions, subset) {
 		extensions = append(extensions, cText(subset))
-		dc.nExt, dc.extensions = 1, unsafe.Pointer(&extensions[0])
+	}
+	if dc.nExt = uint32(len(extensions)); dc.nExt > 0 {
+		dc.extensions = unsafe.Pointer(&extensions[0])
 	}
 	if err := d.inst.get("vkCreateDevice").do(p.handle, uintptr(unsafe.Pointer(dc)), 0,
 		uintptr(unsafe.Pointer(&d.handle))); err != nil {
@@ -216,9 +233,14 @@ func (d *Driver) Paths() string {
 		how = "values exchanged by shuffles"
 	}
 	if d.phys.p13.IntDot[4] != 0 {
-		return how + ", fast products of bytes"
+		how += ", fast products of bytes"
+	} else {
+		how += ", slow products of bytes"
 	}
-	return how + ", slow products of bytes"
+	if d.props.Matrices {
+		how += ", cooperative matrices"
+	}
+	return how
 }
 
 // Messages is what the validation layer has said so far.
@@ -288,6 +310,7 @@ func (d *Driver) look() {
 func (d *Driver) Close() error {
 	if d.handle != 0 && d.f.destroy != 0 {
 		d.f.waitIdle.call(d.handle)
+		d.writeCache()
 		for _, k := range d.kernels {
 			if k.pipeline != 0 {
 				d.f.destroyPipeline.call(d.handle, uintptr(k.pipeline), 0)

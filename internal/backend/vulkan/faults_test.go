@@ -32,6 +32,9 @@ func openFirst(t *testing.T, opt Options) *Driver {
 func TestSelf(t *testing.T) {
 	d := openFirst(t, Options{})
 	t.Logf("%s (%s): subgroups of %d, %s", d.dev.Name, d.dev.Driver, d.phys.p11.SubgroupSize, d.Paths())
+	for _, s := range d.phys.shapes {
+		t.Logf("cooperative matrices: %d x %d x %d, components %d and %d to %d, scope %d", s.M, s.N, s.K, s.A, s.B, s.Result, s.Scope)
+	}
 	if can := d.canShuffle(); d.shuffles != can {
 		t.Errorf("shuffles are used: %t; the device has them: %t", d.shuffles, can)
 	}
@@ -165,6 +168,33 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestReopened: a device that was lost in the middle of its work can be closed and opened anew, and computes as before.
+func TestReopened(t *testing.T) {
+	product := func(d *Driver) ([]float32, error) {
+		var y []float32
+		err := d.withMatrix(quant.Q4_K, 40, 512, 3, func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, _, _ []float32) error {
+			y = t.products(in, w, l, 3, false)
+			return t.err
+		})
+		return y, err
+	}
+	d := openFirst(t, Options{})
+	want, err := product(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failing(&d.f.submit, 0, deviceLost)
+	if _, err := product(d); !errors.Is(err, deviceLost) {
+		t.Errorf("a lost device: %v", err)
+	}
+	d.Close()
+	d = openFirst(t, Options{})
+	defer d.Close()
+	if got, err := product(d); err != nil || !sameBits(got, want) {
+		t.Errorf("opened anew: %v, the same bits: %t", err, sameBits(got, want))
+	}
+}
+
 // TestPace: what takes long is cut; what was thought to take long and does not is cut less.
 func TestPace(t *testing.T) {
 	p := newPace(1)
@@ -254,7 +284,8 @@ func TestMemory(t *testing.T) {
 
 // TestKernels: every module is there and some kernel uses it.
 func TestKernels(t *testing.T) {
-	used := map[string]bool{"product": true, "experts": true, "attend": true, "float": true}
+	used := map[string]bool{"product": true, "experts": true, "attend": true, "float": true, "matrix": true,
+		matrixModule: true}
 	for _, v := range plainKernels {
 		used[v.module] = true
 	}
@@ -277,9 +308,43 @@ func TestKernels(t *testing.T) {
 	if len(used) > 0 || total > 1<<20 {
 		t.Errorf("modules that are missing: %v; %d bytes in all, want at most 1 MiB", used, total)
 	}
-	for _, name := range []string{"nothing", "rows_q4k", "rows_q9k_1", "attend_x_128_f16_f16"} {
+	for _, name := range []string{"nothing", "rows_q4k", "rows_q9k_1", "attend_x_128_1_1", "tiles_q4k_16"} {
 		if _, err := variantOf(name); err == nil {
 			t.Errorf("there is a kernel %s", name)
 		}
+	}
+}
+
+// TestCache: what was compiled is kept, given to the driver again, and thrown away when it is damaged.
+func TestCache(t *testing.T) {
+	dir := t.TempDir()
+	d := openFirst(t, Options{Cache: dir})
+	name := d.cacheFile()
+	d.Close()
+	if d.readCache() == nil { // the self-test compiled kernels
+		t.Fatal("nothing was kept")
+	}
+	kept, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, b := range map[string][]byte{"a damaged file": append(kept[:len(kept)-1:len(kept)-1], kept[len(kept)-1]^1),
+		"half a file": kept[:len(kept)/2], "an empty file": {}} {
+		if err := os.WriteFile(name, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if d.readCache() != nil {
+			t.Errorf("%s is used", what)
+		}
+		openFirst(t, Options{Cache: dir}).Close()
+		if d.readCache() == nil {
+			t.Errorf("%s is not replaced", what)
+		}
+	}
+	if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
+		t.Errorf("%d files are left, want one: %v", len(list), err)
+	}
+	if d := openFirst(t, Options{Cache: name + "/no folder"}); d.Close() != nil {
+		t.Error("a device without a folder cannot be closed")
 	}
 }

@@ -145,6 +145,8 @@ type physical struct {
 	f11        vulkan11Features
 	f12        vulkan12Features
 	f13        vulkan13Features
+	matrices   matrixFeatures
+	shapes     []matrixShape // of cooperative matrices
 	memory     memoryProperties
 	extensions []string
 }
@@ -176,10 +178,41 @@ func (i *instance) physical(handle uintptr) *physical {
 	add(&p.f13.head, stVulkan13Features, "")
 	add(&p.f12.head, stVulkan12Features, "")
 	add(&p.f11.head, stVulkan11Features, "")
+	add(&p.matrices.head, stMatrixFeatures, matrixExtension)
 	p.f2.head = head{stFeatures2, chain}
 	i.get("vkGetPhysicalDeviceFeatures2").call(handle, uintptr(unsafe.Pointer(&p.f2)))
 	i.get("vkGetPhysicalDeviceMemoryProperties").call(handle, uintptr(unsafe.Pointer(&p.memory)))
 	return p
+}
+
+const matrixExtension = "VK_KHR_cooperative_matrix"
+
+// matrixStep asks which cooperative matrices of signed bytes a device has: how many columns a product of 16 x 16 adds
+// at a time, 0 for none. It is asked when a device is opened, not to list it: some drivers crash here.
+func (i *instance) matrixStep(p *physical) int {
+	if p.matrices.Matrices == 0 || p.f12.F[f12MemoryModel] == 0 || p.f12.F[f12Int8] == 0 {
+		return 0
+	}
+	ask := i.get("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
+	var n uint32
+	if ask == 0 || ask.do(p.handle, uintptr(unsafe.Pointer(&n)), 0) != nil || n == 0 {
+		return 0
+	}
+	p.shapes = make([]matrixShape, n)
+	for i := range p.shapes {
+		p.shapes[i].sType = stMatrixProperties
+	}
+	if ask.do(p.handle, uintptr(unsafe.Pointer(&n)), uintptr(unsafe.Pointer(&p.shapes[0]))) != nil {
+		return 0
+	}
+	step := 0
+	for _, s := range p.shapes[:n] {
+		if s.M == 16 && s.N == 16 && (s.K == 16 || s.K == 32) && s.A == componentInt8 && s.B == componentInt8 &&
+			s.C == componentInt32 && s.Result == componentInt32 && s.Scope == scopeSubgroup && s.saturates == 0 {
+			step = max(step, int(s.K))
+		}
+	}
+	return step
 }
 
 // missing lists what a device lacks.

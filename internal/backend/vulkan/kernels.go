@@ -8,6 +8,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -55,7 +56,7 @@ var plainKernels = map[string]variant{
 	"sigmoid_pack": {"sigmoid_pack", nil}, "head_pack": {"head_pack", nil}, "reduce_pieces": {"reduce", nil},
 	"embed":     {"embed", nil},
 	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
-		nil}, "merge": {"merge", nil},
+		nil}, "merge": {"merge", nil}, "unrotate": {"unrotate", nil}, "read": {"read", nil},
 	"delta_conv": {"delta_conv", nil}, "delta_conv4": {"delta_conv", nil}, "delta_prepare": {"delta_prepare", nil},
 	"delta_prepare4": {"delta_prepare", nil}, "delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule",
 		[]uint32{8}},
@@ -66,9 +67,10 @@ type variant struct {
 	consts []uint32
 }
 
-var kvTypes = map[string]uint32{"f32": 0, "f16": 1, "q8": 2}
-
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
+
+// matrixModule is matrix.comp compiled for cooperative matrices; it is used with shuffles alone.
+const matrixModule = "matrix_nv"
 
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
@@ -81,16 +83,23 @@ func variantOf(name string) (variant, error) {
 	switch {
 	case count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
-	// attend_16_128_f16_q8_0: rows, dimensions, dimensions of a thread, types
-	case len(parts) >= 5 && parts[0] == "attend":
-		if _, err := fmt.Sscan(parts[1]+" "+parts[2], &t, &n); err == nil {
-			key, value, _ := strings.Cut(strings.ReplaceAll(strings.Join(parts[3:], "_"), "q8_0", "q8"), "_")
-			return variant{"attend", []uint32{t, n, max(1, n/128), kvTypes[key], kvTypes[value]}}, nil
+	case len(parts) == 5 && parts[0] == "attend": // rows, dimensions, types of keys and values
+		v := variant{"attend", make([]uint32, 5)}
+		c := v.consts
+		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &c[0], &c[1], &c[3], &c[4]); err == nil {
+			c[2] = max(1, c[1]/128) // dimensions of a thread
+			return v, nil
 		}
 	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"):
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2], &t); err == nil && ok {
 			return variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]], []uint32{uint32(f), t}}, nil
+		}
+	// tiles_q4k_64_256: format, tokens, threads
+	case len(parts) == 4 && parts[0] == "tiles":
+		f, ok := gpu.PlainFormat(parts[1])
+		if _, err := fmt.Sscan(parts[2]+" "+parts[3], &t, &n); err == nil && ok {
+			return variant{"matrix", []uint32{uint32(f), t, n}}, nil
 		}
 	case len(parts) == 4 && parts[0] == "float":
 		v := variant{"float", []uint32{floatTypes[parts[2]], 1, 0, 0}}
@@ -111,6 +120,9 @@ func (d *Driver) module(name string) (uint64, error) {
 		return m, nil
 	}
 	b, err := spirv(name)
+	if err == nil && name == matrixModule {
+		b, err = khronos(b)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -139,11 +151,18 @@ func spirv(name string) ([]byte, error) {
 	return io.ReadAll(z)
 }
 
-// compile makes the pipeline of a kernel.
+// compile makes the pipeline of a kernel, if there is none yet.
 func (d *Driver) compile(k *kernel) error {
+	if k.pipeline != 0 {
+		return nil
+	}
 	v, err := variantOf(k.name)
 	if err != nil {
 		return err
+	}
+	lanes := d.phys.p11.SubgroupSize
+	if v.module == "matrix" && !d.opt.Loops {
+		v.module, v.consts, lanes = matrixModule, append(slices.Clone(v.consts), uint32(d.matrices)), 32
 	}
 	m, err := d.module(v.module)
 	if err != nil {
@@ -167,8 +186,9 @@ func (d *Driver) compile(k *kernel) error {
 		const fullSubgroups = 2
 		pc.stage.flags = fullSubgroups
 		pc.stage.next = unsafe.Pointer(&requiredSubgroup{head: head{sType: stRequiredSubgroup},
-			size: d.phys.p11.SubgroupSize})
+			size: lanes})
 	}
+	d.compiled++
 	return d.f.createPipelines.do(d.handle, uintptr(d.cache), 1, uintptr(unsafe.Pointer(pc)), 0,
 		uintptr(unsafe.Pointer(&k.pipeline)))
 }

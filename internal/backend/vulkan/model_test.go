@@ -3,6 +3,7 @@
 package vulkan_test
 
 import (
+	"slices"
 	"testing"
 
 	"strobe/internal/testkit/modeltest"
@@ -17,10 +18,16 @@ func suite(t testing.TB) modeltest.Suite {
 // architecture.
 func TestModels(t *testing.T) {
 	s := suite(t)
-	t.Run("golden", func(t *testing.T) { s.Golden(t, modeltest.Targets...) })
-	t.Run("identity", func(t *testing.T) { s.Identity(t, modeltest.Targets...) })
+	plain := modeltest.Plain
+	if software() {
+		plain = nil // these are larger; their layers are those of the others
+	}
+	t.Run("golden", func(t *testing.T) { s.Golden(t, slices.Concat(modeltest.Targets, plain)...) })
+	t.Run("identity", func(t *testing.T) { s.Identity(t, slices.Concat(modeltest.Targets, plain)...) })
 	t.Run("padding", func(t *testing.T) { s.Padding(t, "qwen35", "gemma4e") })
-	t.Run("text", func(t *testing.T) { s.Text(t, modeltest.Drafted...) })
+	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4") })
+	t.Run("text", func(t *testing.T) { s.Text(t, slices.Concat(modeltest.Drafted, plain)...) })
+	t.Run("mtp", s.MTP)
 }
 
 // TestPair: the built-in pair says the same in every mode.

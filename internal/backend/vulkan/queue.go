@@ -374,10 +374,8 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 		d.fail(fmt.Errorf("%T is not a kernel of this device", l.Kernel), "launching %s", l.Name)
 		return
 	}
-	if k.pipeline == 0 {
-		if d.fail(d.compile(k), "compiling kernel %s", k.name); d.err != nil {
-			return
-		}
+	if d.fail(d.compile(k), "compiling kernel %s", k.name); d.err != nil {
+		return
 	}
 	push := [1]gpu.Addr{args}
 	if !l.Beside {

@@ -26,7 +26,13 @@ func (d *Driver) selfTest() error {
 			d.again(false)
 		}
 	}
-	return d.testProduct()
+	if err := d.testProduct(); err != nil {
+		return err
+	}
+	if d.opt.Loops || d.matrices > 0 && d.shuffles {
+		d.props.Matrices = d.testMatrices() == nil
+	}
+	return nil
 }
 
 // again has all kernels compiled anew, with or without shuffles.
@@ -62,6 +68,10 @@ type bench struct {
 	rand *rand.Rand
 }
 
+func newBench(d *Driver, seed uint64) *bench {
+	return &bench{d: d, rand: rand.New(rand.NewPCG(seed, 2))}
+}
+
 func (t *bench) room(bytes int) gpu.Addr {
 	a, err := t.d.Alloc(bytes)
 	if err != nil {
@@ -94,20 +104,55 @@ func (t *bench) run(ls []gpu.Launch, a gpu.Addr, n int) ([]float32, error) {
 		return nil, t.err
 	}
 	for i := range ls {
-		ls[i].Kernel, _ = t.d.Kernel(ls[i].Name)
+		// Launch would remember that a kernel does not compile, and the device could not be used any more.
+		k, err := t.d.Kernel(ls[i].Name)
+		if err == nil {
+			err = t.d.compile(k.(*kernel))
+		}
+		if err != nil {
+			return nil, err
+		}
+		ls[i].Kernel = k
 		t.d.Launch(&ls[i])
 	}
 	v := make([]float32, n)
-	err := t.d.Download(bytesOf(v), a)
+	return v, t.d.Download(bytesOf(v), a)
+}
+
+func (t *bench) close() {
 	for _, a := range t.all {
 		t.d.Release(a)
 	}
-	return v, err
+}
+
+// products multiplies n rows at in with a matrix, by matrices or by bytes.
+func (t *bench) products(in, w gpu.Addr, l gpu.WeightLayout, n int, matrices bool) []float32 {
+	s, err := gpu.NewSmall(t.d)
+	if err != nil {
+		t.err = err
+		return nil
+	}
+	p := gpu.NewProducts(t.d.props)
+	p.Matrices = matrices
+	a := p.Acts(n, l)
+	x := gpu.MatMulInput{ActLayout: a, P: t.room(a.Bytes())}
+	j := gpu.MatMulJob{WeightLayout: l, W: w, Blocks: p.Cut(l)[0], Scale: 1}
+	j.Part = t.room(gpu.PieceBytes(j.Result(n)))
+	out := t.room(4 * n * l.Rows)
+	ls := p.Pack(nil, gpu.Packed{ActLayout: a, P: x.P}, gpu.Rows(in, l.Cols), 1)
+	ls = p.MatMul(ls, x, j)
+	ls = s.Copy(ls, gpu.Out{P: out, Stride: l.Rows}, j.Result(n), n, l.Rows)
+	v, err := t.run(ls, out, n*l.Rows)
+	if t.err == nil {
+		t.err = err
+	}
+	return v
 }
 
 // testSums normalises rows: sums over 32 lanes and over a workgroup.
 func (d *Driver) testSums() ([]float32, error) {
-	t := &bench{d: d, rand: rand.New(rand.NewPCG(1, 2))}
+	t := newBench(d, 1)
+	defer t.close()
 	s, err := gpu.NewSmall(d)
 	if err != nil {
 		return nil, err
@@ -145,50 +190,66 @@ func (d *Driver) testSums() ([]float32, error) {
 
 // testProduct multiplies a matrix of each kind of kernel with one and with three rows.
 func (d *Driver) testProduct() error {
-	s, err := gpu.NewSmall(d)
+	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0} {
+		const rows, cols, tokens = 40, 512, 3
+		test := func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, x, values []float32) error {
+			one, got := t.products(in, w, l, 1, false), t.products(in, w, l, tokens, false)
+			if t.err != nil {
+				return t.err
+			}
+			want := make([]float64, tokens*rows)
+			for i := range want {
+				for c := range cols {
+					want[i] += float64(x[i/rows*cols+c]) * float64(values[i%rows*cols+c])
+				}
+			}
+			if e := distance(got, want); !(e < 0.02) { // activations are rounded to bytes
+				return fmt.Errorf("it computes wrongly: products with %s are off by %.0e", typ, e)
+			}
+			if !sameBits(one, got[:rows]) {
+				return fmt.Errorf("it computes wrongly: a product with %s depends on the batch", typ)
+			}
+			return nil
+		}
+		if err := d.withMatrix(typ, rows, cols, tokens, test); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// trial is a test of products: n rows x lie at in, a matrix of values at w.
+type trial func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, x, values []float32) error
+
+// withMatrix has a test use a random matrix and random rows, as they lie on the device and as numbers.
+func (d *Driver) withMatrix(typ quant.Type, rows, cols, tokens int, test trial) error {
+	t := newBench(d, uint64(typ))
+	defer t.close()
+	raw, values := make([]byte, rows*typ.RowBytes(cols)), t.normal(rows*cols)
+	if err := errors.Join(quant.Quantize(typ, raw, values), quant.Dequantize(typ, values, raw)); err != nil {
+		return err
+	}
+	l, err := gpu.LayoutOf(typ, rows, cols, 1, len(raw))
 	if err != nil {
 		return err
 	}
-	p := gpu.NewProducts(d.props)
-	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0} {
-		t := &bench{d: d, rand: rand.New(rand.NewPCG(3, uint64(typ)))}
-		const rows, cols, tokens = 40, 512, 3
-		raw := make([]byte, rows*typ.RowBytes(cols))
-		values := t.normal(rows * cols)
-		if err := errors.Join(quant.Quantize(typ, raw, values), quant.Dequantize(typ, values, raw)); err != nil {
-			return err
-		}
-		l, err := gpu.LayoutOf(typ, rows, cols, 1, len(raw))
-		if err != nil {
-			return err
-		}
-		x := t.normal(tokens * cols)
-		in, w, out := t.put(bytesOf(x)), t.put(l.Pack(raw)), t.room(4*2*tokens*rows)
-		var ls []gpu.Launch
-		for i, n := range []int{1, tokens} {
-			a := p.Acts(n, l)
-			packed := gpu.MatMulInput{ActLayout: a, P: t.room(a.Bytes())}
-			ls = p.Pack(ls, gpu.Packed{ActLayout: a, P: packed.P}, gpu.Rows(in, cols), 1)
-			j := gpu.MatMulJob{WeightLayout: l, W: w, Blocks: p.Cut(l)[0], Scale: 1}
-			j.Part = t.room(gpu.PieceBytes(j.Result(n)))
-			ls = p.MatMul(ls, packed, j)
-			ls = s.Copy(ls, gpu.Out{P: out + gpu.Addr(4*i*tokens*rows), Stride: rows}, j.Result(n), n, rows)
-		}
-		got, err := t.run(ls, out, 2*tokens*rows)
-		if err != nil {
-			return err
-		}
-		want := make([]float64, tokens*rows)
-		for i := range want {
-			for c := range cols {
-				want[i] += float64(x[i/rows*cols+c]) * float64(values[i%rows*cols+c])
+	x := t.normal(tokens * cols)
+	return test(t, t.put(bytesOf(x)), t.put(l.Pack(raw)), l, x, values)
+}
+
+// testMatrices compares products by cooperative matrices with those by bytes: they have the same bits, or are not used.
+func (d *Driver) testMatrices() error {
+	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K} {
+		const rows, cols, tokens = 300, 768, 16
+		test := func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, _, _ []float32) error {
+			bytes, matrices := t.products(in, w, l, tokens, false), t.products(in, w, l, tokens, true)
+			if t.err == nil && !sameBits(bytes, matrices) {
+				return fmt.Errorf("cooperative matrices compute wrongly with %s", typ)
 			}
+			return t.err
 		}
-		if e := distance(got[tokens*rows:], want); !(e < 0.02) { // activations are rounded to bytes
-			return fmt.Errorf("it computes wrongly: products with %s are off by %.0e", typ, e)
-		}
-		if !sameBits(got[:rows], got[tokens*rows:][:rows]) {
-			return fmt.Errorf("it computes wrongly: a product with %s depends on the batch", typ)
+		if err := d.withMatrix(typ, rows, cols, tokens, test); err != nil {
+			return err
 		}
 	}
 	return nil

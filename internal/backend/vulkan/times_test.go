@@ -19,7 +19,6 @@ func BenchmarkProducts(b *testing.B) {
 	}
 	d := openDriver(b)
 	defer d.Close()
-	p := gpu.NewProducts(d.Props())
 	must := func(a gpu.Addr, err error) gpu.Addr {
 		if err != nil {
 			b.Fatal(err)
@@ -37,7 +36,12 @@ func BenchmarkProducts(b *testing.B) {
 		const copies = 8
 		w := must(d.Alloc(copies * l.Bytes()))
 		x := must(d.Alloc(4 * 512 * cols))
-		for _, n := range []int{1, 2, 4, 8, 16, 32, 64, 512} {
+		for _, n := range []int{1, 2, 3, 4, 6, 8, -4, -8, -16, -32, -64, -512} {
+			p := gpu.NewProducts(d.Props())
+			if p.Matrices = n < 0; p.Matrices && (!d.Props().Matrices || typ == quant.Q8_0) {
+				continue
+			}
+			n = max(n, -n)
 			a := p.Acts(n, l)
 			in := gpu.MatMulInput{ActLayout: a, P: must(d.Alloc(a.Bytes()))}
 			pack := p.Pack(nil, gpu.Packed{ActLayout: a, P: in.P}, gpu.Rows(x, cols), 1)
@@ -61,7 +65,7 @@ func BenchmarkProducts(b *testing.B) {
 			}
 			slices.Sort(all)
 			m := all[len(all)/2]
-			b.Logf("%s %d rows: %v (%v to %v), %.0f GB/s of weights", typ, n, m, all[0], all[len(all)-1],
+			b.Logf("%s, %d rows: %v (%v to %v), %.0f GB/s of weights", ls[1].Name, n, m, all[0], all[len(all)-1],
 				float64(l.Bytes())/m.Seconds()/1e9)
 		}
 	}

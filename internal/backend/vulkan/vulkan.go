@@ -40,8 +40,11 @@ func (d Device) Supported() error {
 
 // Options says how to use a device.
 type Options struct {
-	Validate bool // have the Khronos layer check every call, if it is installed; Messages has what it says
-	Shared   bool // exchange values through shared memory even where shuffles pass the self-test
+	Cache    string // folder for compiled kernels; empty: they are compiled every time
+	Validate bool   // have the Khronos layer check every call, if it is installed; Messages has what it says
+	Loops    bool   // instead of cooperative matrices loops that do the same, for tests
+	Plain    bool   // no cooperative matrices even where they pass the self-test
+	Shared   bool   // exchange values through shared memory even where shuffles pass the self-test
 }
 
 // Devices lists the devices of this system, also those that are not supported.

@@ -80,18 +80,19 @@ func (d *Drafter) top(p *pass, top int) (ids backend.Ints, logp backend.Tensor) 
 	return ids, logp
 }
 
-// targetIDs turns outputs into ids of the target, inside a step.
-func (d *Drafter) targetIDs(s *nn.Step, ids backend.Ints, n int) backend.Ints {
-	if d.d2t == nil {
-		return ids
+// byOutput binds a matrix that has a row for each of the target's tokens with the rows of the drafter's outputs
+// instead: what the device chose is looked up without asking the host which token it is.
+func (d *Drafter) byOutput(l *nn.Loader, name string, cols int) backend.Weight {
+	t := l.Tensor(name, cols, d.target.Vocab)
+	if d.d2t == nil || l.Err != nil {
+		return l.Bind(t)
 	}
-	s.End()
-	mapped := make([]int32, n)
-	for i, id := range s.Backend.Ints(ids)[:n] {
-		mapped[i] = d.targetID(id)
+	size := t.Type.RowBytes(cols)
+	data := make([]byte, 0, size*len(d.d2t))
+	for _, id := range d.d2t {
+		data = append(data, t.Data[int(id)*size:][:size]...)
 	}
-	s.BeginStep(nil)
-	return s.Ints32(mapped)
+	return l.Bind(&gguf.Tensor{Name: name, Type: t.Type, Shape: []int{cols, len(d.d2t)}, Data: data})
 }
 
 // targetID is the target's id of an output, -1 for none.

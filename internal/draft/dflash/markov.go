@@ -13,6 +13,7 @@ import (
 // pass, so without it a guess does not know its predecessor.
 type markov struct {
 	w1, w2 backend.Weight // [target id] -> rank, rank -> outputs
+	chosen backend.Weight // w1 by outputs
 	conf   backend.Weight // [state, rank] -> 1; nil for none
 	bias   float32        // of conf
 	anchor bool           // slot 0 predicts too
@@ -30,6 +31,9 @@ func (d *Drafter) readMarkov(l *nn.Loader) *markov {
 		return nil
 	}
 	m.rank = m.w1.Cols()
+	if m.chosen = m.w1; d.d2t != nil {
+		m.chosen = d.byOutput(l, markovName, m.rank)
+	}
 	if t := l.Tensor("markov_w2.weight", m.rank, d.head.Rows()); t != nil {
 		m.w2 = l.BindScaled(t, l.File.Tensor("markov_w2.scale"))
 	}
@@ -61,17 +65,16 @@ func (m *markov) walk(d *Drafter, p *pass, reqs []draft.Request) (sure []float32
 		first[at] = reqs[r].Last
 	}
 	p.BeginStep(nil)
-	prev := p.Ints32(first)
+	prev, w1 := p.Ints32(first), m.w1
 	for i, from := range p.first {
 		n := p.active[i]
 		e, logits := in.Slice(from, n).Columns(d.hidden, m.rank), p.logits.Slice(from, n)
-		p.Embed(e, m.w1, prev, 1)
+		p.Embed(e, w1, prev, 1)
 		p.Add(logits, logits, p.Multiply(e, m.w2))
 		if i+1 < len(p.first) {
 			// Without a single number among its logits the guess is dropped; any token will do.
-			best := p.NewInts(n)
-			p.ArgMax(best, logits)
-			prev = d.targetIDs(p.Step, best, n)
+			prev, w1 = p.NewInts(n), m.chosen
+			p.ArgMax(prev, logits)
 		}
 	}
 	if m.conf == nil || d.pMin <= 0 {

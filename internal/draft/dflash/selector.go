@@ -13,7 +13,8 @@ import (
 // selector is DFlash2's head: among the best few tokens of each slot it prefers those that fit the
 // token chosen before, by a low-rank product gated by the slot's state.
 type selector struct {
-	pred, succ backend.Weight // [target id] -> rank, as predecessor and as successor
+	anchor     backend.Weight // [target id] -> rank, as predecessor
+	pred, succ backend.Weight // [output] -> rank, as predecessor and as successor
 	hidden     backend.Weight // state -> gate
 	rank, top  int
 }
@@ -30,8 +31,11 @@ func (d *Drafter) readSelector(l *nn.Loader) *selector {
 	if s.top*(s.top+1) > d.hidden {
 		l.Fail("key %s is %d; a width of %d allows no more than k(k+1)", l.Key("selector_top_k"), s.top, d.hidden)
 	}
-	s.pred = l.Matrix("selector_predecessor.weight", s.rank, d.target.Vocab)
-	s.succ = l.Matrix("selector_successor.weight", s.rank, d.target.Vocab)
+	s.anchor = l.Matrix("selector_predecessor.weight", s.rank, d.target.Vocab)
+	if s.pred = s.anchor; d.d2t != nil {
+		s.pred = d.byOutput(l, "selector_predecessor.weight", s.rank)
+	}
+	s.succ = d.byOutput(l, "selector_successor.weight", s.rank)
 	s.hidden = l.Matrix(selectorName, d.hidden, s.rank)
 	return s
 }
@@ -44,9 +48,8 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 	for i, r := range reqs {
 		last[i] = r.Last
 	}
-	best, logp := d.top(p, s.top)
+	ids, logp := d.top(p, s.top)
 	n := p.logits.Rows * s.top
-	ids := d.targetIDs(p.Step, best, n)
 	// A missing candidate is looked up but never chosen. What the host needs lies together, to be read at once.
 	rows := p.logits.Rows
 	all := p.New(1, (rows+2*n+len(reqs))*s.rank+rows*s.top)
@@ -60,15 +63,17 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 	sums := part(rows, s.top)
 	p.Embed(succ, s.succ, ids, 1)
 	p.Embed(pred, s.pred, ids, 1)
-	p.Embed(anchors, s.pred, p.Ints32(last), 1)
+	p.Embed(anchors, s.anchor, p.Ints32(last), 1)
 	p.MatMul(p.final, backend.Product{W: s.hidden, Y: gate})
 	p.Copy(sums, logp)
 	p.End()
 
 	read := slices.Clone(p.Read(all)) // proposals outlive the pass
 	of := func(t backend.Tensor) []float32 { return read[t.Off-all.Off:][:t.Rows*t.Cols] }
-	w := &selectorWalk{s: s, ids: slices.Clone(p.Backend.Ints(ids)[:n]), logp: of(sums), gate: of(gate),
-		succ: of(succ), pred: of(pred)}
+	w := &selectorWalk{s: s, logp: of(sums), gate: of(gate), succ: of(succ), pred: of(pred)}
+	for _, id := range p.Backend.Ints(ids)[:n] {
+		w.ids = append(w.ids, d.targetID(id))
+	}
 	before := of(anchors)
 	out = make([]draft.Proposal, len(reqs))
 	for r := range reqs {

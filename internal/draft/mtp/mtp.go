@@ -56,6 +56,36 @@ type Drafter struct {
 	out          backend.Weight // nil for none
 
 	looks bool // at the target's keys and values, instead of having some of its own
+
+	drafts  map[drafted]*guesses
+	extends map[told]*telling
+}
+
+// drafted is what decides which operations a draft has: the rows of its steps, and candidates per position.
+type drafted struct {
+	steps [longest]int
+	top   int
+}
+
+// guesses is a draft that can be run again, and where it leaves its results: the candidates of all steps, one after the
+// other.
+type guesses struct {
+	nn.Pass
+	ids  backend.Ints
+	logp backend.Tensor
+}
+
+// told is what decides which operations it takes to tell contexts of tokens: rows of the batch, those that are made
+// something of, sequences, and where the features lie.
+type told struct {
+	rows, picked, seqs int
+	from, of           int
+}
+
+// telling is such a pass that can be run again, on the features that it had.
+type telling struct {
+	nn.Pass
+	features backend.Buffer
 }
 
 // longest is the most tokens one draft guesses. A block is trained to look one token ahead; what it guesses from its
@@ -136,26 +166,36 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)
 	}
-	s.Begin()
-	states := s.New(len(segs)+len(pick), d.target.Hidden)
+	// What sequences carry lies elsewhere for each of them, so it is copied outside of what may be run again.
+	states := s.New(len(segs)+s.Pad(len(pick)), d.target.Hidden)
+	carry := s.New(s.Pad(len(segs)), d.target.Hidden)
 	for i, g := range segs {
 		s.Copy(states.Slice(i, 1), g.Seq.Carry())
 	}
-	rows := states.Slice(len(segs), len(pick))
-	s.Gather(rows, features, s.Ints32(pick))
-	s.RMSNorm(rows, rows, d.final, d.eps)
-	if !d.looks {
-		d.layers.Angles(s)
-		h := s.Rows(states.Cols)
-		s.Gather(h, states, s.Ints32(before))
-		d.layers.Remember(s, d.input(s, s.Ints32(tokens), h))
+	kind := told{s.N, s.Pad(len(pick)), len(segs), features.Off, features.Rows}
+	ints := [][]int32{pick, before, tokens, last}
+	if d.looks {
+		ints = [][]int32{pick, last}
 	}
-	carry := s.New(len(segs), states.Cols)
-	s.Gather(carry, states, s.Ints32(last))
+	if done := d.extends[kind]; done == nil || done.features != features.Buf || !s.Again(done.Pass, ints...) {
+		s.Begin()
+		rows := states.Slice(len(segs), kind.picked)
+		s.Gather(rows, features, s.Ints32(pick))
+		s.RMSNorm(rows, rows, d.final, d.eps)
+		if !d.looks {
+			d.layers.Angles(s)
+			h := s.Rows(states.Cols)
+			s.Gather(h, states, s.Ints32(before))
+			d.layers.Remember(s, d.input(s, s.Ints32(tokens), h))
+		}
+		s.Gather(carry, states, s.Ints32(last))
+		if p := s.End(); p.Known() {
+			d.extends[kind] = &telling{p, features.Buf}
+		}
+	}
 	for i, g := range segs {
 		s.Copy(g.Seq.Carry(), carry.Slice(i, 1))
 	}
-	s.End()
 	batch.Done()
 	for _, g := range segs {
 		if err := g.Seq.CommitAll(); err != nil {
@@ -182,27 +222,33 @@ func (d *Drafter) input(s *nn.Step, ids backend.Ints, h backend.Tensor) backend.
 }
 
 // Draft guesses for several sequences, one step after the other for all of them, with up to top candidates per
-// position.
+// position. The steps are one pass: what the device chose goes into the next step without a word of the host, and what
+// the host wants to know of all of them it reads at the end.
 func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, err error) {
+	defer nn.Catch(&err)
 	top = max(1, top)
-	var ids []backend.Ints
-	var logp backend.Tensor // of all steps
-	order, s, err := d.run(reqs, func(s *nn.Step, steps []int) {
-		for _, n := range steps {
-			ids = append(ids, s.NewInts(n*top))
-		}
-		logp = s.Rows(top)
-	}, func(s *nn.Step, from, i int, h, next, logits backend.Tensor) {
-		s.TopK(ids[i], logp.Slice(from, s.N), logits, top)
-	})
 	out = make([]draft.Proposal, len(reqs))
-	if err != nil || s == nil {
+	c, err := d.begin(reqs)
+	if err != nil || c == nil {
 		return out, err
 	}
-	lp := s.Read(logp)
-	for i, v := range ids {
-		best := s.Backend.Ints(v)
-		for _, r := range order[:s.At(i).N] {
+	kind := drafted{top: top}
+	copy(kind.steps[:], c.batch.Steps)
+	done := d.drafts[kind]
+	if done == nil || !c.Again(done.Pass, c.last) {
+		logits := d.chain(c, nil)
+		done = &guesses{ids: c.NewInts(logits.Rows * top), logp: c.New(logits.Rows, top)}
+		c.TopK(done.ids, done.logp, logits, top)
+		if done.Pass = c.End(); done.Known() {
+			d.drafts[kind] = done
+		}
+	}
+	if !d.looks {
+		c.batch.Done()
+	}
+	best, lp := c.Backend.Ints(done.ids), c.Read(done.logp)
+	for _, n := range c.batch.Steps {
+		for _, r := range c.order[:n] {
 			at := make([]draft.Candidate, top)
 			for j := range at {
 				at[j] = draft.Candidate{ID: best[j], LogP: lp[j]}
@@ -222,76 +268,81 @@ type Trace struct {
 }
 
 // Trace drafts for one sequence and shows everything.
-func (d *Drafter) Trace(req draft.Request) (*Trace, error) {
-	var in, out, logits backend.Tensor
-	var ids []backend.Ints
-	_, s, err := d.run([]draft.Request{req}, func(s *nn.Step, steps []int) {
-		in, out = s.New(len(steps), d.target.Hidden), s.New(len(steps), d.target.Hidden)
-		logits = s.New(len(steps), d.target.Vocab)
-		for range steps {
-			ids = append(ids, s.NewInts(1))
-		}
-	}, func(s *nn.Step, _, i int, h, next, l backend.Tensor) {
-		s.Copy(in.Slice(i, 1), h)
-		s.Copy(out.Slice(i, 1), next)
-		s.Copy(logits.Slice(i, 1), l)
-		s.ArgMax(ids[i], l)
-	})
-	if err != nil || s == nil {
+func (d *Drafter) Trace(req draft.Request) (t *Trace, err error) {
+	defer nn.Catch(&err)
+	c, err := d.begin([]draft.Request{req})
+	if err != nil || c == nil {
 		return nil, cmp.Or(err, fmt.Errorf("there are no keys to look at"))
 	}
-	t := &Trace{In: slices.Clone(s.Read(in)), Out: slices.Clone(s.Read(out)), Logits: slices.Clone(s.Read(logits))}
-	for _, v := range ids {
-		t.Best = append(t.Best, s.Backend.Ints(v)[0])
+	in, out := c.New(req.N, d.target.Hidden), c.New(req.N, d.target.Hidden)
+	ids := c.NewInts(req.N)
+	logits := d.chain(c, func(i int, h, next backend.Tensor) {
+		c.Copy(in.Slice(i, 1), h)
+		c.Copy(out.Slice(i, 1), next)
+	})
+	c.ArgMax(ids, logits)
+	c.End()
+	if !d.looks {
+		c.batch.Done()
 	}
-	return t, nil
+	return &Trace{In: slices.Clone(c.Read(in)), Out: slices.Clone(c.Read(out)), Logits: slices.Clone(c.Read(logits)),
+		Best: slices.Clone(c.Backend.Ints(ids)[:req.N])}, nil
 }
 
-// run takes the longest request first and runs the steps of all requests. It calls begin before the first of them, to
-// make room for what is to be kept, and each at every step, with the place of its first row among those of all steps,
-// its number, the states that went in and came out and the logits. Between two steps nothing leaves the device.
-func (d *Drafter) run(reqs []draft.Request, begin func(s *nn.Step, steps []int),
-	each func(s *nn.Step, from, i int, h, next, logits backend.Tensor)) (order []int, s *nn.Step, err error) {
-	defer nn.Catch(&err)
+// course is a draft in the making.
+type course struct {
+	*nn.Step
+	batch *cache.Batch
+	order []int          // requests, the longest first
+	last  []int32        // their last tokens
+	h     backend.Tensor // and the states that wait for them
+}
+
+// begin prepares the steps of all requests, nil if there is nothing to do. What sequences carry lies elsewhere for each
+// of them, so it is copied outside of what may be run again.
+func (d *Drafter) begin(reqs []draft.Request) (*course, error) {
 	batch, mem, order, err := d.plan(reqs)
 	if err != nil || batch == nil {
-		return nil, nil, err
+		return nil, err
 	}
-	s = nn.NewStep(d.arena, batch, mem, 0, d.layers.Eps)
-	s.Begin()
-	d.layers.Angles(s)
-	last := make([]int32, len(order))
-	h := s.New(len(order), d.target.Hidden)
+	c := &course{Step: nn.NewStep(d.arena, batch, mem, 0, d.layers.Eps), batch: batch, order: order}
+	c.h = c.New(len(order), d.target.Hidden)
 	for at, r := range order {
-		last[at] = reqs[r].Last
-		s.Copy(h.Slice(at, 1), reqs[r].Seq.(*cache.Seq).Carry())
+		c.last = append(c.last, reqs[r].Last)
+		c.Copy(c.h.Slice(at, 1), reqs[r].Seq.(*cache.Seq).Carry())
 	}
-	ids, best := s.Ints32(last), s.NewInts(len(last))
-	begin(s, batch.Steps)
-	mark, from := s.Mark(), 0
-	for i, n := range batch.Steps {
-		t := s.At(i)
-		x := d.input(t, ids, h.Slice(0, n))
+	return c, nil
+}
+
+// chain begins the pass and runs the steps; see, if set, is shown the states that go into each of them and come out. It
+// returns the logits of all steps, one after the other.
+func (d *Drafter) chain(c *course, see func(i int, h, next backend.Tensor)) backend.Tensor {
+	c.Begin()
+	d.layers.Angles(c.Step)
+	ids, best := c.Ints32(c.last), c.NewInts(len(c.last))
+	logits := c.New(len(c.batch.Pos), d.head.Rows())
+	mark, from := c.Mark(), 0
+	for i, n := range c.batch.Steps {
+		t, h, l := c.At(i), c.h.Slice(0, n), logits.Slice(from, n)
+		x := d.input(t, ids, h)
 		d.layers.Forward(t, x)
 		next := t.Norm(x, d.norm)
-		logits := t.Multiply(next, d.head)
+		t.MatMul(next, backend.Product{W: d.head, Y: l})
 		if d.out != nil {
 			next = t.Multiply(next, d.out)
 		}
-		if ids = best; i+1 < len(batch.Steps) {
+		if ids = best; i+1 < len(c.batch.Steps) {
 			// Without a single number among the logits the guess is dropped; any token will do.
-			t.ArgMax(ids, logits)
+			t.ArgMax(ids, l)
 		}
-		each(t, from, i, h.Slice(0, n), next, logits)
+		if see != nil {
+			see(i, h, next)
+		}
+		c.Copy(h, next)
+		c.Release(mark)
 		from += n
-		s.Copy(h.Slice(0, n), next)
-		s.Release(mark)
 	}
-	s.End()
-	if !d.looks {
-		batch.Done()
-	}
-	return order, s, nil
+	return logits
 }
 
 // plan checks the requests and prepares a pass over their steps, nil if there is nothing to do.

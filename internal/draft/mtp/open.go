@@ -50,8 +50,8 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		b = target.Backend()
 	}
 	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV}
-	d := &Drafter{b: b, arena: nn.NewArena(b), target: target, embScale: target.EmbScale}
-	d.arena.Exact() // its steps have a row for each sequence, and few sequences
+	d := &Drafter{b: b, arena: nn.NewArena(b), target: target, embScale: target.EmbScale,
+		drafts: map[drafted]*guesses{}, extends: map[told]*telling{}}
 	var err error
 	if d.final, d.eps, err = target.FinalNorm(b); err != nil {
 		return nil, err

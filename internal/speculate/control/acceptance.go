@@ -13,11 +13,19 @@ type acceptance struct {
 	other [16]odds    // candidates after the best one
 	// reach is how often the best guess was right by position, given that the earlier ones were:
 	// in all blocks, and in those of each size.
-	reach  [64]odds
-	bySize [BlockSizes][64]odds
-	drafts int
+	reach    [64]odds
+	bySize   [BlockSizes][64]odds
+	drafts   int
+	survived [BlockSizes]survival // by size; nothing after anything was learnt
 	// How many more guesses than expected were right over the last few drafts, and the variance of that.
 	excess, spread float64
+}
+
+// survival is the expected number of accepted guesses among the first so many of a block. It is asked for in every
+// round and changes with drafts only.
+type survival struct {
+	known int
+	sum   [maxChain]float64
 }
 
 // odds is a success rate that forgets.
@@ -45,6 +53,7 @@ func (o *odds) rate(prior, weight float64) float64 {
 // age leaves as much weight to what was seen as so many samples have: it is old, or no longer true. What
 // it says is kept until new samples say otherwise.
 func (a *acceptance) age(samples float64) {
+	a.learnt()
 	for i := range a.first {
 		limit(a.first[i][:], samples)
 	}
@@ -91,15 +100,25 @@ func (a *acceptance) guess(depth, rank int, logp float32) float64 {
 // seen otherwise, a guess is as good as the one before it, and those of a shorter block as good as
 // those of the whole one, which is what the drafter was trained for.
 func (a *acceptance) survival(size, n int) []float64 {
-	out := make([]float64, n)
-	sum, p, prior := 0.0, 1.0, firstGuess
-	for i := range out {
-		prior = a.reach[i].rate(prior, 2)
-		p *= a.bySize[size][i].rate(prior, 8)
-		sum += p
-		out[i] = sum
+	v := &a.survived[size]
+	if v.known < n {
+		sum, p, prior := 0.0, 1.0, firstGuess
+		for i := range n {
+			prior = a.reach[i].rate(prior, 2)
+			p *= a.bySize[size][i].rate(prior, 8)
+			sum += p
+			v.sum[i] = sum
+		}
+		v.known = n
 	}
-	return out
+	return v.sum[:n]
+}
+
+// learnt says that what was seen has changed.
+func (a *acceptance) learnt() {
+	for z := range a.survived {
+		a.survived[z].known = 0
+	}
 }
 
 // firstGuess is how good an unknown drafter is taken to be: good enough to be tried.
@@ -108,6 +127,7 @@ const firstGuess = 0.8
 // reached learns that a guess of a block of some size was reached. What is known of later positions, and of
 // the other sizes, fades.
 func (a *acceptance) reached(size, at int, hit bool) {
+	a.learnt()
 	if at == 0 {
 		a.drafts++
 	}
@@ -129,6 +149,7 @@ func (a *acceptance) reached(size, at int, hit bool) {
 
 // forget lets what is known of a source that is not asked fade.
 func (a *acceptance) forget() {
+	a.learnt()
 	for i := range a.reach {
 		a.reach[i].fade(0.99)
 		for z := range a.bySize {

@@ -24,24 +24,28 @@ type costs struct {
 	largest     int    // rows of the largest pass so far that was not a prompt
 }
 
-// window is the last few samples. Their median is close even if some of them were disturbed.
-type window []float64
+// window is the last few samples. Their median is close even if some of them were disturbed. They are looked at far
+// more often than they come, for every stream of a round, so they are kept in order.
+type window struct {
+	samples []float64 // as they came
+	sorted  []float64
+}
 
 func (w *window) add(x float64, most int) {
-	if len(*w) == most {
-		*w = append((*w)[:0], (*w)[1:]...)
+	if len(w.samples) == most {
+		at, _ := slices.BinarySearch(w.sorted, w.samples[0])
+		w.sorted = slices.Delete(w.sorted, at, at+1)
+		w.samples = slices.Delete(w.samples, 0, 1)
 	}
-	*w = append(*w, x)
+	w.samples = append(w.samples, x)
+	at, _ := slices.BinarySearch(w.sorted, x)
+	w.sorted = slices.Insert(w.sorted, at, x)
 }
 
-func (w window) sorted() []float64 {
-	s := slices.Clone(w)
-	slices.Sort(s)
-	return s
-}
+func (w *window) len() int { return len(w.samples) }
 
-func (w window) median() float64 {
-	s := w.sorted()
+func (w *window) median() float64 {
+	s := w.sorted
 	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
 }
 
@@ -50,8 +54,8 @@ const plainSamples = 3
 
 // usual is the median of the samples that were not disturbed: less than twice the smallest. A plain pass that seems
 // too long makes all others seem cheap, and a useless drafter free (TestUselessEverySeed, shared).
-func (w window) usual() float64 {
-	s := w.sorted()
+func (w *window) usual() float64 {
+	s := w.sorted
 	n := 1
 	for n < len(s) && s[n] < 2*s[0] {
 		n++
@@ -60,12 +64,8 @@ func (w window) usual() float64 {
 }
 
 // agree reports whether there are enough samples that differ little.
-func (w window) agree() bool {
-	if len(w) < plainSamples {
-		return false
-	}
-	s := w.sorted()
-	return s[plainSamples-1] < 1.5*s[0]
+func (w *window) agree() bool {
+	return w.len() >= plainSamples && w.sorted[plainSamples-1] < 1.5*w.sorted[0]
 }
 
 // table is time by size, learnt from noisy samples.
@@ -167,13 +167,19 @@ func (t *table) guess(n int) float64 {
 
 // around returns the largest size under n and the smallest over n that are good, 0 where there is none.
 func (t *table) around(n int, good func(int) bool) (near, above int) {
-	for _, i := range t.measured {
-		switch {
-		case i == n || !good(i):
-		case i > n:
-			return near, i
-		default:
+	at, known := slices.BinarySearch(t.measured, n)
+	for _, i := range slices.Backward(t.measured[:at]) {
+		if good(i) {
 			near = i
+			break
+		}
+	}
+	if known {
+		at++
+	}
+	for _, i := range t.measured[at:] {
+		if good(i) {
+			return near, i
 		}
 	}
 	return near, 0
@@ -233,8 +239,8 @@ func (c *costs) learn(p *Round, took time.Duration) {
 	if p.prompt == 0 && t.sure(p.rows) {
 		// When all passes take longer, or less long, the machine has changed (TestSlowerMachine).
 		c.recent.add(d/c.load/t.sizes[p.rows].typical, 9)
-		if m := c.recent.median(); len(c.recent) == 9 && (m > 1.5 || m < 1/1.5) {
-			c.plains, c.recent = nil, nil
+		if m := c.recent.median(); c.recent.len() == 9 && (m > 1.5 || m < 1/1.5) {
+			c.plains, c.recent = window{}, window{}
 		}
 	}
 	if p.rows == p.base && p.prompt == 0 { // plain
@@ -285,7 +291,7 @@ func (c *costs) learn(p *Round, took time.Duration) {
 // rest on more than the first samples of a size (TestStreamsLeave).
 func (c *costs) rebase(rows int, d float64) bool {
 	if rows != c.fewerRows {
-		c.fewer, c.fewerRows = nil, rows
+		c.fewer, c.fewerRows = window{}, rows
 	}
 	if c.fewer.add(d, 32); !c.fewer.agree() {
 		return false
@@ -299,7 +305,7 @@ func (c *costs) rebase(rows int, d float64) bool {
 		}
 	}
 	c.unit, c.plains, c.load = rows, c.fewer, c.fewer.usual()
-	c.fewer, c.recent = nil, nil
+	c.fewer, c.recent = window{}, window{}
 	return true
 }
 
@@ -317,7 +323,7 @@ func (c *costs) stale(gain float64, streams int) bool {
 	}
 	samples, last := c.chain.sizes[streams].seen, c.chain.sizes[streams].plain
 	if streams == c.unit {
-		samples = len(c.plains)
+		samples = c.plains.len()
 	}
 	more := (gain - 1) * (gain - 1)
 	interval := float64(firstRefresh)

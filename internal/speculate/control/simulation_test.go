@@ -432,7 +432,7 @@ func TestDearRowsVerifyFewer(t *testing.T) {
 func TestPlainPaceIsMeasured(t *testing.T) {
 	x := simulate(world{verify: linear(0.85, 0.15), draft: linear(0.2, 0), right: fixed(0.9)}, auto, 1)
 	x.round()
-	if x.asked != 0 || len(x.c.costs.plains) == 0 {
+	if x.asked != 0 || x.c.costs.plains.len() == 0 {
 		t.Fatal("the first round did not measure plain decoding")
 	}
 	since, longest := 0, 0

@@ -4,7 +4,9 @@ package modeltest
 
 import (
 	"math"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"strobe/internal/backend"
@@ -12,14 +14,20 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
+	"strobe/internal/synth"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
+
+// Plain are architectures without a golden file: made-up models of these shapes are compared with Reference.
+var Plain = []string{"tiny-llama", "tiny-qwen2", "tiny-qwen3moe"}
 
 // Targets are the golden models, one per architecture; Drafted those that have a drafter.
 var (
@@ -44,20 +52,45 @@ func File(t testing.TB, path string) *gguf.File {
 	return f
 }
 
-// Target opens a golden model, or a made-up one of Plain.
+// Path is the file of a model: a golden one, or one of Plain with weights of a type.
+func Path(t testing.TB, name, mix string) string {
+	t.Helper()
+	if !slices.Contains(Plain, strings.TrimSuffix(name, "-dflash")) {
+		return testkit.Golden(t, name+"/model.gguf")
+	}
+	path := filepath.Join(t.TempDir(), name+".gguf")
+	if err := synth.Write(t.Context(), path, name, mix, 11, synth.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Target opens a model.
 func Target(t testing.TB, b backend.Backend, name string, opt model.Options) *model.Model {
 	t.Helper()
-	path := ""
-	if slices.Contains(Plain, name) {
-		path = Synth(t, name, "q8_0")
-	} else {
-		path = testkit.Golden(t, name+"/model.gguf")
-	}
-	m, err := model.Open(File(t, path), b, opt)
+	m, err := model.Open(File(t, Path(t, name, "q8_0")), b, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// expected are tokens and their logits: those of a golden file, or those that Reference computes.
+func expected(t testing.TB, name string, f *gguf.File) (tokens []int32, logits []float32) {
+	t.Helper()
+	if slices.Contains(Plain, name) {
+		tokens = []int32{3, 500, 120, 77, 9, 1400, 3, 8}
+		return tokens, Reference(t, f, tokens)
+	}
+	x, err := safetensors.Open(testkit.Golden(t, name+"/expected.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if logits, err = x.Tensor("logits").Float32s(); err != nil {
+		t.Fatal(err)
+	}
+	return Tokens(t, x), logits
 }
 
 // Forward runs a pass and waits for it.
@@ -78,17 +111,12 @@ func (s Suite) Golden(t *testing.T, names ...string) {
 	b := s.Backend
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			f, err := safetensors.Open(testkit.Golden(t, name+"/expected.safetensors"))
+			f := File(t, Path(t, name, "f32"))
+			tokens, want := expected(t, name, f)
+			m, err := model.Open(f, b, model.Options{KV: cache.Uniform(quant.F32)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer f.Close()
-			want, err := f.Tensor("logits").Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
-			m := Target(t, b, name, model.Options{KV: cache.Uniform(quant.F32)})
-			tokens := Tokens(t, f)
 			if s.Few {
 				tokens = tokens[:8]
 				want = want[:8*m.Vocab]
@@ -266,7 +294,36 @@ func (s Suite) Text(t *testing.T, names ...string) {
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			m := Target(t, b, name, model.Options{})
-			d, err := dflash.Open(File(t, testkit.Golden(t, "dflash-"+name+"/model.gguf")), m, dflash.Options{})
+			drafter := "dflash-" + name
+			if slices.Contains(Plain, name) {
+				drafter = name + "-dflash"
+			}
+			d, err := dflash.Open(File(t, Path(t, drafter, "q8_0")), m, dflash.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Same(t, m, d, []int32{1, 5, 9, 13}, 24)
+		})
+	}
+}
+
+// MTP: the same with guesses of a block for multi-token prediction, of Qwen's kind and of Gemma's.
+func (s Suite) MTP(t *testing.T) {
+	for _, name := range []string{"qwen35", "gemma4"} {
+		t.Run(name, func(t *testing.T) {
+			path := testkit.Golden(t, name+"/model.gguf")
+			if name == "qwen35" {
+				path = edit.MTP(t, name).Write(t)
+			}
+			m, err := model.Open(File(t, path), s.Backend, model.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := m.File()
+			if name == "gemma4" {
+				f = File(t, testkit.Golden(t, "gemma4-assistant/model.gguf"))
+			}
+			d, err := mtp.Open(f, m, mtp.Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -284,13 +341,13 @@ func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32
 	for _, p := range []sample.Params{{}, {Temp: 0.8, Seed: 3}} {
 		var want []int32
 		for i, o := range []speculate.Options{
-			{Draft: speculate.Off}, {Draft: "dflash", Fixed: true, Max: 5}, {Draft: "dflash", Fixed: true, Tree: 12}, {},
+			{Draft: speculate.Off}, {Draft: d.Name(), Fixed: true, Max: 5}, {Draft: d.Name(), Fixed: true, Tree: 12}, {},
 		} {
 			r, err := speculate.NewRunner(m, d)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if o.Draft == "dflash" && o.Tree == 0 {
+			if o.Draft == d.Name() && o.Tree == 0 {
 				o.Tree = speculate.TreeOff
 			}
 			var got []int32

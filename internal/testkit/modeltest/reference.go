@@ -3,27 +3,12 @@ package modeltest
 import (
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"strobe/internal/gguf"
 	"strobe/internal/quant"
-	"strobe/internal/synth"
 )
-
-// Plain are architectures without a golden file: made-up models of these shapes are compared with Reference.
-var Plain = []string{"tiny-llama", "tiny-qwen2", "tiny-qwen3moe"}
-
-// Synth writes a made-up model.
-func Synth(t testing.TB, shape, mix string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), shape+".gguf")
-	if err := synth.Write(t.Context(), path, shape, mix, 11, synth.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
 
 // reference computes a transformer in float64 from the published definitions of Llama, Qwen2, Qwen3 and Qwen3-MoE, a
 // position after the other, one value after the other. It shares no code with package model.

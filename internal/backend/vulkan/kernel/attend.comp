@@ -12,6 +12,7 @@ layout(constant_id = 3) const int EACH = 1;   // dimensions of a thread: DIMS/12
 layout(constant_id = 4) const int KTYPE = KV_F16;
 layout(constant_id = 5) const int VTYPE = KV_F16;
 shared float qs[R * DIMS], ps[R * 64];
+shared Seen sees[R]; // what the rows see
 shared float m_[R], l_[R], f_[R], rm[R], rl[R]; // of this split; factor of the last page; of the splits so far
 
 // Sums of eight are added up: a single chain over 512 would lose digits.
@@ -20,8 +21,8 @@ float dot8(int at, float v[8]) {
 	[[unroll]] for (int e = 1; e < 8; e++) s = fma(qs[at + e], v[e], s);
 	return s;
 }
-void put_score(Item it, int m, int hs, int s, float x) {
-	Seen r = SeenRows(a.seen).v[it.row + m / hs];
+void put_score(int m, int s, float x) {
+	Seen r = sees[m];
 	precise float z = x * a.scale;
 	ps[m * 64 + s % 64] = s >= r.lo && s < r.hi ? z : NOTHING;
 }
@@ -43,10 +44,22 @@ void main() {
 				m / hs) * a.qstride)).v[(h0 + m % hs) * kd + i - m * kd];
 		}
 		if (t < R) {
+			sees[t] = SeenRows(a.seen).v[it.row + min(t, used - 1) / hs];
 			m_[t] = NOTHING;
 			l_[t] = 0;
 		}
 		for (int i = t; i < R * 64; i += 128) ps[i] = 0; // rows that there are not
+		if (turns_keys(KTYPE)) {
+			barrier();
+			for (int i = 0; i < R * kd >> 3; i += 128) { // the lanes of a row have its dimensions in order
+				int at = min(i + t, (R * kd >> 3) - 1) * 8;
+				float v[8];
+				[[unroll]] for (int e = 0; e < 8; e++) v[e] = qs[at + e];
+				rotate8(v, at % kd, turned(kd), false, tid);
+				if (i + t < R * kd >> 3)
+					[[unroll]] for (int e = 0; e < 8; e++) qs[at + e] = v[e];
+			}
+		}
 		precise float o[R * EACH];
 		[[unroll]] for (int i = 0; i < R * EACH; i++) o[i] = 0;
 		barrier();
@@ -68,10 +81,10 @@ void main() {
 						[[unroll]] for (int k = 0; k < R / 2; k++) x[k] = x[k] + dot8((first + 2 * k) * kd + d + 8, v[1]);
 				}
 				[[unroll]] for (int k = 0; k < R / 2; k++)
-					if (first + 2 * k < used) put_score(it, first + 2 * k, hs, p * 64 + slot, x[k]);
+					if (first + 2 * k < used) put_score(first + 2 * k, p * 64 + slot, x[k]);
 			} else
 				for (int m = first; m < used; m += 2) { // the same sums, row by row
-					Seen r = SeenRows(a.seen).v[it.row + m / hs];
+					Seen r = sees[m];
 					precise float x = 0;
 					if (p * 64 + slot >= r.lo && p * 64 + slot < r.hi) {
 						int at = lies_at(r.path, r.base, p * 64 + slot);
@@ -82,7 +95,7 @@ void main() {
 							x = x + dot8(m * kd + d, v);
 						}
 					}
-					put_score(it, m, hs, p * 64 + slot, x);
+					put_score(m, p * 64 + slot, x);
 				}
 			barrier();
 			for (int m0 = 0; m0 < used; m0 += 4) {
@@ -129,7 +142,7 @@ void main() {
 					}
 				else
 					for (int m = 0; m < used; m++) {
-						Seen r = SeenRows(a.seen).v[it.row + m / hs];
+						Seen r = sees[m];
 						precise float z = 0;
 						[[unroll]] for (int k = 0; k < R; k++)
 							if (k == m) z = o[i * R + k];
@@ -145,7 +158,7 @@ void main() {
 				if (!ends) continue;
 				[[unroll]] for (int m = 0; m < R; m++) {
 					if (m >= used) continue;
-					Seen r = SeenRows(a.seen).v[it.row + m / hs];
+					Seen r = sees[m];
 					int nth = split - r.split0, head = h0 + m % hs;
 					if (nth >= 0 && nth < r.splits) {
 						if (r.part >= 0) {
@@ -175,7 +188,7 @@ void main() {
 			}
 			barrier();
 			if (ends && t < used) { // the same once more for the state of the row
-				Seen r = SeenRows(a.seen).v[it.row + t / hs];
+				Seen r = sees[t];
 				int nth = split - r.split0;
 				float rmax = m_[t], rsum = l_[t], f, g;
 				if (nth > 0 && nth < r.splits) {

@@ -37,7 +37,7 @@ void main() {
 				act_mem[buf * (T * 19) + o] =
 					U4(a.act + (uint64_t(tables.v[first + min(o / 19, n - 1)] / a.div) * kbs + kb) * ROW).v[o % 19];
 			barrier();
-			stage(raw, buf, job.table, lane);
+			stage(raw, buf, job.table, tid);
 		}
 		for (int k0 = 0; k0 < T; k0 += 4) { // what results are multiplied with
 			int k = min(k0 + int(tid >> 5), n - 1);
@@ -49,14 +49,10 @@ void main() {
 		}
 		barrier();
 		[[unroll]] for (int k = 0; k < T; k++) {
-			precise float x = sum4(acc[k], tid) * factor[k];
-			precise float y = sum4(acc[T + k], tid) * factor[k];
-			if (k < n && (lane & 3) == (k & 3)) {
-				F to = F(job.part + uint64_t(4) * ((int64_t(cut) * a.pairs +
-					tables.v[first + k]) * rows + grp * 256 + strip * 16 + int(lane >> 2)));
-				to.v[0] = x;
-				to.v[8] = y;
-			}
+			precise float y = total(k, tid) * factor[k];
+			if (k < n && stores(k, tid))
+				F(job.part + uint64_t(4) * ((int64_t(cut) * a.pairs +
+					tables.v[first + k]) * rows + grp * 256 + strip * 16 + row_of_lane(tid))).v[0] = y;
 		}
 		barrier();
 	}

@@ -9,18 +9,19 @@ ARGS(In k; In v; uint64_t at; KvPlace to; int heads;)
 
 void main() {
 	uint tid = thread();
-	int row = BID, kc = a.heads * a.to.kdim >> 3, all = kc + (a.heads * a.to.vdim >> 3);
+	int row = BID;
 	uint64_t page = L(a.at + 16 * row).v[0];
 	int slot = I(a.at + 16 * row + 8).v[0];
-	for (int first = 0; first < all; first += 128) {
-		int i = min(first + int(tid), all - 1);
-		bool key = i < kc;
-		int c = (key ? i : i - kc) * 8, dim = key ? a.to.kdim : a.to.vdim, h = c / dim;
-		float v[8];
-		if (key) in8(v, a.k, row, c, kc * 8);
-		else in8(v, a.v, row, c, (all - kc) * 8);
-		float most = most32(v, tid);
-		uint64_t p = page + a.to.off + uint64_t(h) * a.to.head + (key ? 0 : a.to.values);
-		if (first + int(tid) < all) write8(p, key ? a.to.ktype : a.to.vtype, dim, slot, c - h * dim, v, most);
+	for (int key = 1; key >= 0; key--) {
+		int dim = key != 0 ? a.to.kdim : a.to.vdim, all = a.heads * dim >> 3;
+		for (int first = 0; first < all; first += 128) {
+			int c = min(first + int(tid), all - 1) * 8, h = c / dim;
+			bool live = first + int(tid) < all;
+			float v[8];
+			if (key != 0) in8(v, a.k, row, c, all * 8);
+			else in8(v, a.v, row, c, all * 8);
+			write8(page + a.to.off + uint64_t(h) * a.to.head + (key != 0 ? 0 : a.to.values), a.to, key != 0, slot, c - h * dim, v,
+				live, tid);
+		}
 	}
 }

@@ -39,9 +39,16 @@ void pack_row(Act o, int kb, int row, float v[8], int lane, uint tid, bool live)
 	uint lo = q[0] & 255 | (q[2] & 255) << 8 | (q[1] & 255) << 16 | (q[3] & 255) << 24;
 	uint hi = q[4] & 255 | (q[6] & 255) << 8 | (q[5] & 255) << 16 | (q[7] & 255) << 24;
 	U2(at + (sb >> 1) * 64 + t * 16 + (sb & 1) * 8).v[0] = uvec2(lo, hi);
-	if (t == 0)
-		U(at + SUMS + sb * 4).v[0] = (pack_mem[tid] + pack_mem[tid +
-			1]) & 0xffff | (pack_mem[tid + 2] + pack_mem[tid + 3]) << 16;
+	if ((lane & 7) == 0) {
+		uint low = 0, high = 0;
+		[[unroll]] for (int i = 0; i < 4; i++) {
+			int sum = pack_mem[tid + 2 * i] + pack_mem[tid + 2 * i + 1];
+			low |= (sum & 127) << (8 * i);
+			high |= (sum >> 7 & 255) << (8 * i);
+		}
+		U(at + SUMS + (lane >> 3) * 4).v[0] = low;
+		U(at + SUMS + 16 + (lane >> 3) * 4).v[0] = high;
+	}
 	if (lane == 0) F(at + SCALE_AT).v[0] = sound ? scale : uintBitsToFloat(0x7fc00000u);
 }
 void give8(uint64_t p, int c, int cols, float v[8]) {

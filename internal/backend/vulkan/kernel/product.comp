@@ -2,16 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #include "product.glsl"
 #include "rms.glsl"
-// Products of the same activations with up to eight matrices of one format. Every block of the grid's x gets an equal
-// run of a matrix's stages, without regard to rows, so a row's sum may be in pieces; z counts the quarters of the
-// rows of a stage, y the tokens by T.
-struct Job {
-	uint64_t w, part; // part: [piece][token][row]
-	int groups, blocks, format, table;
-	float scale;
-	int pad;
-};
-ARGS(Job job[8]; uvec2 next[6]; uint64_t act; uint64_t sumsq; float eps; float mean; int kb; int n; int depth; int late;)
+#include "jobs.glsl"
+// With products of bytes: for few tokens, and for formats whose scales are floats.
 shared float factor[T];
 
 void main() {
@@ -50,20 +42,16 @@ void main() {
 		if (s + 1 < s1) {
 			FETCH(next, s + 1, last ? 0 : kb + 1)
 		}
-		stage(now, buf, job.table, lane);
+		stage(now, buf, job.table, tid);
 		if (s + 1 < s1) {
 			KEEP(buf ^ 1)
 		}
 		if (last || s + 1 == s1) {
-			int piece = b - block_of(grp * kbs, all, job.blocks), row = grp * 256 + strip * 16 + int(lane >> 2);
-			F to = F(job.part + uint64_t(4) * ((int64_t(piece) * a.n + tok0) * rows + row));
+			int piece = b - block_of(grp * kbs, all, job.blocks);
+			F to = F(job.part + uint64_t(4) * ((int64_t(piece) * a.n + tok0) * rows + grp * 256 + strip * 16 + row_of_lane(tid)));
 			[[unroll]] for (int k = 0; k < T; k++) {
-				precise float x = sum4(acc[k], tid) * factor[k];
-				precise float y = sum4(acc[T + k], tid) * factor[k];
-				if (k < n && (lane & 3) == (k & 3)) {
-					to.v[k * rows] = x;
-					to.v[k * rows + 8] = y;
-				}
+				precise float y = total(k, tid) * factor[k];
+				if (k < n && stores(k, tid)) to.v[k * rows] = y;
 			}
 			clear_acc();
 		}

@@ -68,11 +68,12 @@ void main() {
 	int slot = I(a.at + 16 * row + 8).v[0];
 	[[unroll]] for (int k = 0; k < 2; k++) {
 		int d = (lane + 32 * k) * 8;
-		float most = most32(v[k], tid);
-		if (!live || d >= dim) continue;
-		if (what == 0) {
+		if (32 * k * 8 >= max(a.place.kdim, a.place.vdim)) break;
+		bool in_ = live && d < dim;
+		if (in_ && what == 0) {
 			F q = F(a.to + uint64_t(4) * (int64_t(row) * a.ostride + h * dim + d));
 			[[unroll]] for (int i = 0; i < 8; i++) q.v[i] = v[k][i];
-		} else write8(page, what == 1 ? a.place.ktype : a.place.vtype, dim, slot, d, v[k], most);
+		}
+		write8(page, a.place, what != 2, slot, d, v[k], in_ && what != 0, tid);
 	}
 }

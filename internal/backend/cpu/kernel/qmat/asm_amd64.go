@@ -352,6 +352,12 @@ func (f *format) decodePanel(decode decodeFunc, p []byte, w *byte, stride, value
 	decode(&p[0], w, stride, values/f.len, pf, pfStep)
 }
 
+// addBytes adds four bytes to four others.
+func addBytes(a, b uint32) uint32 {
+	const high = 0x80808080
+	return (a&^high + b&^high) ^ (a^b)&high
+}
+
 // panel decodes 16 rows in Go, for types without a kernel, and adds off to every code.
 func (f *format) panel(p []byte, w *byte, stride, values int, off byte) {
 	var u unpacked
@@ -362,9 +368,8 @@ func (f *format) panel(p []byte, w *byte, stride, values int, off byte) {
 		row := unsafe.Slice(add(w, r*stride), values/f.len*f.bytes)
 		f.block(&u, row, 0, values)
 		for i := 0; i < values; i += 4 {
-			d := (*[4]byte)(p[i*16+4*r:])
-			q := (*[4]int8)(u.q[i:])
-			d[0], d[1], d[2], d[3] = byte(q[0])+off, byte(q[1])+off, byte(q[2])+off, byte(q[3])+off
+			d, q := (*uint32)(unsafe.Pointer(&p[i*16+4*r])), *(*uint32)(unsafe.Pointer(&u.q[i]))
+			*d = addBytes(q, uint32(off)*0x01010101)
 		}
 		for j := range values / sub {
 			scale[16*j+r] = u.scale[j]

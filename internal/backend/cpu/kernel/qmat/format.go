@@ -28,6 +28,7 @@ type unpacked struct {
 	q     [256]int8
 	scale [16]float32
 	min   [16]float32
+	units [16]byte // scales as types with a grid have them
 }
 
 // format describes one weight type.
@@ -331,10 +332,9 @@ func unpackQ20(u *unpacked, at int, b []byte) {
 func grid32(t quant.Type) func(u *unpacked, at int, b []byte) {
 	decode := t.Grid()
 	return func(u *unpacked, at int, b []byte) {
-		var scale [16]byte
-		d := decode((*[256]byte)(unsafe.Pointer(&u.q)), &scale, b)
+		d := decode((*[256]byte)(unsafe.Pointer(&u.q)), &u.units, b)
 		for j := range 8 {
-			u.scale[j] = d * float32(scale[2*j])
+			u.scale[j] = d * float32(u.units[2*j])
 		}
 	}
 }
@@ -343,9 +343,8 @@ func grid32(t quant.Type) func(u *unpacked, at int, b []byte) {
 func grid16(t quant.Type) func(u *unpacked, at int, b []byte) {
 	decode := t.Grid()
 	return func(u *unpacked, at int, b []byte) {
-		var scale [16]byte
-		d := decode((*[256]byte)(unsafe.Pointer(&u.q)), &scale, b)
-		for j, s := range scale {
+		d := decode((*[256]byte)(unsafe.Pointer(&u.q)), &u.units, b)
+		for j, s := range u.units {
 			u.scale[j] = d * float32(s)
 		}
 	}
