@@ -255,8 +255,8 @@ func printAnswer(w io.Writer, a *strobe.Answer) error {
 		Drafted         int     `json:"drafted"`
 		Accepted        int     `json:"accepted"`
 		Passes          int     `json:"passes"`
-	}{a.Text(), m.Reasoning, r.Reason.String(), r.Prompt, r.Seen,
-		r.Generated, r.Stats.Speed(), r.Stats.Guessed, r.Stats.Accepted,
+	}{a.Text(), m.Reasoning, r.Reason.String(), r.Prompt, r.Seen, r.Generated, r.Stats.Speed(),
+		r.Stats.Guessed, r.Stats.Accepted,
 		r.Stats.Rounds})
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -102,6 +103,14 @@ var (
 	edge4 = [15]float32{-0.2122315, -0.162977, -0.127056, -0.097191, -0.070693, -0.04619, -0.022832, 0,
 		0.022832, 0.04619, 0.070693, 0.097191, 0.127056, 0.162977, 0.2122315}
 )
+
+// Codes returns the codebook of Turbo3 or Turbo4.
+func Codes(t Type) []float32 {
+	if t == Turbo3 {
+		return slices.Clone(code3[:])
+	}
+	return slices.Clone(code4[:])
+}
 
 // EncodeKV stores a row of a key or value, rotated before where its type wants that. Unlike [Quantize] it takes any
 // numbers, in the time that a pass has: scales come straight from the extremes. Rows that are not finite come back as

@@ -32,6 +32,9 @@ func (k *kit) recurrent(d backend.DeltaDims) *recurrent {
 		a := values("a", l, d.VHeads)
 		for h := range a {
 			a[h] = -0.4 * (0.2 + a[h]*a[h]) // decays, neither at once nor never
+			if l > 0 {                      // and in the second layer heads that never forget, at once, and almost so
+				a[h] = []float32{a[h], -1e-12, -1e6, -60}[h%4]
+			}
 		}
 		r.a = append(r.a, a)
 		r.vectors = append(r.vectors, [3]backend.Vector{k.vector(r.w[l]), k.vector(r.a[l]), k.vector(r.dt[l])})

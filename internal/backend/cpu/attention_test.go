@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"fmt"
 	"testing"
 
 	"strobe/internal/backend"
@@ -11,9 +12,14 @@ import (
 func BenchmarkAttention(b *testing.B) {
 	d := New(Options{Threads: 1})
 	defer d.Close()
-	const before, rows, heads, kvHeads, dim = 11264, 64, 8, 2, 256
-	for _, t := range []quant.Type{quant.F16, quant.Turbo3} {
-		b.Run(t.String(), func(b *testing.B) {
+	const rows, heads, kvHeads, dim = 64, 8, 2, 256
+	for _, c := range []struct {
+		t      quant.Type
+		before int
+	}{{quant.F16, 1024}, {quant.F16, 11264}, {quant.F16, 32768}, {quant.Q8_0, 11264}, {quant.Q4_0, 11264},
+		{quant.Turbo4, 11264}, {quant.Turbo3, 11264}} {
+		b.Run(fmt.Sprintf("%s/%d", c.t, c.before), func(b *testing.B) {
+			t, before := c.t, c.before
 			layer := backend.KVDims{Heads: kvHeads, KeyDim: dim, ValueDim: dim, Key: t, Value: t}
 			pool, err := d.NewKVPool(backend.KVLayout{Page: 64, Layers: []backend.KVDims{layer}})
 			if err != nil {

@@ -25,7 +25,7 @@ type Attention struct {
 const (
 	plainAttention  = iota // any type and size
 	tensorAttention        // tensor cores of compute capability 8.0: F16 and what becomes F16
-	flashAttention         // warpgroup products (9.0): F16
+	flashAttention         // warpgroup products (9.0): the same types
 )
 
 // NewAttention chooses the kernels for heads query heads on a layer of the given shape.
@@ -33,7 +33,7 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	if s.Heads <= 0 || heads <= 0 || heads%s.Heads != 0 {
 		return nil, fmt.Errorf("attention: %d query heads for %d KV heads", heads, s.Heads)
 	}
-	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: d.Props(), kernels: map[string]Kernel{}}
+	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: d.Props(), chunk: 1, kernels: map[string]Kernel{}}
 	half := func(t quant.Type) bool { return t != quant.F32 }
 	names := []string{"merge", "unrotate"}
 	most := 0 // rows that every kernel of the family has
@@ -42,12 +42,9 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 		most = plainAttentionRows(plainHead(max(dim, s.ValueDim)))
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
 		names = append(names, "attend_plain")
-	case a.props.Major == 9 && a.props.Minor == 0 && s.Key == quant.F16 && s.Value == quant.F16:
+	case a.props.Major == 9 && a.props.Minor == 0 && (dim > 64 || !a.packed()): // few large models have heads of 64
 		a.family = flashAttention
-		names = append(names, fmt.Sprintf("flash%dx2", dim))
-		if dim < 512 {
-			names = append(names, fmt.Sprintf("flash%dx1", dim))
-		}
+		names = append(names, a.form(1).kernel, a.form(128).kernel)
 	case a.shared(1, 2) > a.props.SharedBlock: // 512 dimensions of two types on a small device
 		names = append(names, "attend_plain")
 	default:
@@ -91,13 +88,17 @@ func (a *Attention) form(rows int) form {
 	dim := a.Shape.KeyDim
 	switch a.family {
 	case flashAttention:
+		name, few := "flash", 160 // a warpgroup, and a warp that copies
+		if a.packed() {
+			name, few = "packed", 256 // or four that unpack
+		}
 		if dim == 512 {
-			return form{"flash512x2", 384, 64, 4, 1}
+			return form{name + "512x2", 384, 64, 4, 1}
 		}
 		if rows*a.chunk <= 64 {
-			return form{fmt.Sprintf("flash%dx1", dim), 160, 64, 4, 1}
+			return form{fmt.Sprintf("%s%dx1", name, dim), few, 64, 4, 1}
 		}
-		return form{fmt.Sprintf("flash%dx2", dim), 384, 128, 8, 1}
+		return form{fmt.Sprintf("%s%dx2", name, dim), 384, 128, 8, 1}
 	case tensorAttention:
 		if n := tensorTiles(dim); rows*a.chunk > 16 && a.shared(n, 2) <= a.props.SharedBlock {
 			return form{fmt.Sprintf("attend%dx%d", dim, n), 128, 16 * n, n, 2}
@@ -115,6 +116,9 @@ func (a *Attention) form(rows int) form {
 	}
 	return form{"attend_plain", 128, 16, 1, 2}
 }
+
+// packed says that keys or values must be unpacked.
+func (a *Attention) packed() bool { return a.Shape.Key.Quantized() || a.Shape.Value.Quantized() }
 
 // alike stands for all longest segments that the same kernels run.
 func (a *Attention) alike(longest int) int {
@@ -151,7 +155,7 @@ func (a *Attention) unit() int {
 // shared is the shared memory of the tensor-core kernel with so many tiles and copies in flight; see kernel/attend.h.
 func (a *Attention) shared(tiles, ring int) int {
 	n := 16*tiles*(2*a.Shape.KeyDim+128+16+64+48) + ring*a.unit()
-	if a.Shape.Key.Quantized() || a.Shape.Value.Quantized() {
+	if a.packed() {
 		n += 64 * a.Shape.KeyDim
 	}
 	return n

@@ -578,7 +578,10 @@ func TestLongSplits(t *testing.T) {
 // TestFlash: the kernel for Hopper gives the bits of the one for all devices. Without a GPU its instructions are
 // emulated.
 func TestFlash(t *testing.T) {
-	for _, c := range kind[:4] {
+	for _, c := range kind {
+		if c.s.KeyDim != c.s.ValueDim || c.s.KeyDim < 64 || c.s.KeyDim == 64 && c.s.Key != f16 {
+			continue // another kernel
+		}
 		t.Run(name(c.heads, c.s), func(t *testing.T) {
 			var d gpu.Driver
 			if os.Getenv("STROBE_CUDA") == "cuda" {
@@ -601,7 +604,10 @@ func TestFlash(t *testing.T) {
 			} {
 				q := w.queries(segs)
 				w.at = flash
-				got := w.check("flash", segs, q)
+				got := w.attend(segs, q)
+				if c.s.Key == f16 { // how blocks share the work is the same for all types
+					got = w.check("flash", segs, q)
+				}
 				w.at = tensor
 				same(t, "tensor cores without warpgroups", w.attend(segs, q), got)
 			}

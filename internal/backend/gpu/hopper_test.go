@@ -15,6 +15,10 @@ import (
 // onDevice says that tests run on a GPU and not on the emulation.
 var onDevice = os.Getenv("STROBE_CUDA") == "cuda"
 
+// few says that tests try every kernel once or twice, because they run slowly: on the emulation, or with -short under a
+// program that looks for races.
+func few() bool { return !onDevice || testing.Short() }
+
 // older is the same device with kernels for 8.0 only.
 func (r *productRig) older() *productRig {
 	props := r.d.Props()
@@ -50,8 +54,8 @@ func TestKernelsAgree(t *testing.T) {
 			cut := r.p.Cut(m.WeightLayout)
 			x := randomRows(rnd, 300*cols)
 			ns := []int{1, 2, 8, 9, 16, 17, 24, 33, 40, 41, 48, 64, 65, 128, 130, 200, 300}
-			if !onDevice {
-				ns = []int{1, 9, 41, 130} // the emulation is slow
+			if few() {
+				ns = []int{1, 9, 41, 130}
 			}
 			for _, n := range ns {
 				want := r.older().product(x, n, []*productMatrix{m}, cut, 0.25)[0]
@@ -74,15 +78,54 @@ func TestKernelsAgree(t *testing.T) {
 					}
 					t.Errorf("%d rows: %d of %d values differ", n, differ, len(got))
 				}
-				if n <= 8 {
-					r.p.Pair = 1 << 20
-					if got := r.product(x, n, []*productMatrix{m}, cut, 0.25)[0]; !sameBits(got, want) {
-						t.Errorf("%d rows, two blocks on a multiprocessor: other bits", n)
-					}
-					r.p.Pair = 0
-				}
 			}
 		})
+	}
+}
+
+// TestMadeRows: a product that makes its own input has the bits of one that reads it packed.
+func TestMadeRows(t *testing.T) {
+	r, _ := newer(t)
+	for i, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q5_K} {
+		rnd := rand.New(rand.NewPCG(uint64(typ), 3))
+		rows, cols := 300+400*(i%2), 1280
+		m := r.productMatrix(rnd, typ, rows, cols, 1)
+		w := upload(r, randomRows(rnd, cols))
+		const most = 8
+		x, y := r.plainRows(rnd, most, cols, cols+8, 0), r.pieces(rnd, most, 11, 7, 13, 264)
+		wide := r.plainRows(rnd, most, 2*cols, 2*cols, 0)
+		for _, n := range []int{1, 3, 8} {
+			for _, blocks := range []int{1, r.p.Cut(m.WeightLayout)[0]} { // all stages, and a few
+				lay := r.p.Acts(n, m.WeightLayout)
+				act := r.room(lay.Bytes())
+				to := gpu.Packed{ActLayout: lay, P: act}
+				for _, c := range []struct {
+					made   gpu.Made
+					packed []gpu.Launch
+				}{
+					{gpu.Made{Kind: gpu.MadePlain, X: y.in}, r.p.Pack(nil, to, y.in, 1)},
+					{gpu.Made{Kind: gpu.MadeSiLU, X: y.in, Gate: x.in}, r.p.GatedPack(nil, to, x.in, y.in, false)},
+					{gpu.Made{Kind: gpu.MadeGELU, X: x.in, Gate: y.in}, r.p.GatedPack(nil, to, y.in, x.in, true)},
+					{gpu.Made{Kind: gpu.MadeSigmoid, X: y.in, Gate: wide.in, Dim: 128, Step: 256},
+						r.p.SigmoidPack(nil, to, y.in, wide.in, 128, 256)},
+					{gpu.Made{Kind: gpu.MadeHeads, X: x.in, Gate: y.in, W: w, Dim: 128, Eps: 1e-6},
+						r.p.HeadPack(nil, to, x.in, y.in, w, 128, 1e-6)},
+				} {
+					r.p.Makes = 1 << 20
+					if !r.p.CanMake(&c.made, n, m.WeightLayout, blocks) {
+						t.Fatalf("%v, %d rows: kind %d cannot be made", typ, n, c.made.Kind)
+					}
+					cut := []int{blocks}
+					want := r.multiply(c.packed, gpu.MatMulInput{ActLayout: lay, P: act}, []*productMatrix{m}, cut, 0.5)[0]
+					got := r.multiply(nil, gpu.MatMulInput{ActLayout: lay, Made: &c.made}, []*productMatrix{m}, cut, 0.5)[0]
+					if !sameBits(got, want) {
+						t.Errorf("%v, %d rows in %d blocks: kind %d has other bits", typ, n, blocks, c.made.Kind)
+					}
+				}
+				r.release(act)
+			}
+		}
+		r.release(m.w)
 	}
 }
 
@@ -94,7 +137,7 @@ func TestKernelsAgreeOnNorms(t *testing.T) {
 	groups := [][]quant.Type{{quant.Q4_K, quant.Q4_K}, {quant.Q6_K, quant.Q4_K, quant.Q5_K},
 		{quant.Q8_0, quant.Q4_K, quant.Q4_0}}
 	ns := []int{1, 5, 16, 40, 64, 65, 200}
-	if !onDevice {
+	if few() {
 		groups, ns = [][]quant.Type{{quant.Q6_K, quant.Q4_K}}, []int{3, 66}
 	}
 	for _, types := range groups {
@@ -136,7 +179,7 @@ func TestExpertKernelsAgree(t *testing.T) {
 		const rows, cols, experts, used = 300, 768, 5, 2
 		m, o := r.productMatrix(rnd, typ, rows, cols, experts), r.productMatrix(rnd, typ, rows/2, cols, experts)
 		for _, n := range []int{1, 4, 13, 200} {
-			if n > 13 && !onDevice {
+			if n > 13 && few() {
 				break
 			}
 			x, ids := randomRows(rnd, n*cols), choose(rnd, n, used, experts)
@@ -236,22 +279,16 @@ func BenchmarkProducts(b *testing.B) {
 			ms = append(ms, r.fill(c.typ, c.rows, c.cols, 1))
 		}
 		bytes, cut := ms[0].Bytes(), r.p.Cut(ms[0].WeightLayout)[0]
-		for _, v := range []string{"", "pair", "older"} {
-			if v == "pair" && c.typ != quant.Q4_K || v == "older" && (c.typ != quant.Q4_K || c.what != "gate and up") {
+		for _, v := range []string{"", "older"} {
+			if v == "older" && (c.typ != quant.Q4_K || c.what != "gate and up") {
 				continue
 			}
 			q := r
 			if v == "older" {
 				q = r.older()
 			}
-			if q.p.Pair = 0; v == "pair" {
-				q.p.Pair = 1 << 20
-			}
 			fmt.Printf("%-22s %-5v %7d %6d ", c.what+" "+v, c.typ, c.rows, c.cols)
 			for _, n := range []int{1, 4, 8, 16, 24, 32, 48, 64, 128, 512} {
-				if v == "pair" && n > 8 {
-					break
-				}
 				lay := q.p.Acts(n, ms[0].WeightLayout)
 				act := r.room(lay.Bytes())
 				x := upload(r, randomRows(rand.New(rand.NewPCG(1, 1)), n*c.cols))
@@ -271,7 +308,6 @@ func BenchmarkProducts(b *testing.B) {
 				}
 				r.release(act, x, j.Part)
 			}
-			q.p.Pair = 0
 			fmt.Println()
 		}
 		for _, m := range ms {

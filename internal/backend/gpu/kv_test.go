@@ -201,7 +201,8 @@ var (
 		0.011353, 0.034311, 0.058069, 0.083317, 0.111065, 0.143047, 0.182907, 0.241556}
 )
 
-// TestQKV: norm of heads, rotation and writing in one launch, from rows whose heads stand apart, against float64.
+// TestQKV: norm of heads, rotation and writing in one launch, from rows whose heads stand apart, against float64. Queries have
+// the bits they have step by step: which way a layer takes depends on where it stands in a pass.
 func TestQKV(t *testing.T) {
 	for _, c := range kind {
 		for _, variant := range []string{"all", "no norm", "no rotation"} {
@@ -249,6 +250,8 @@ func TestQKV(t *testing.T) {
 				}
 				writer, err := gpu.NewKVWriter(w.d)
 				w.must(err)
+				small, err := gpu.NewSmall(w.d)
+				w.must(err)
 				at := w.tables(p)
 				qi, ki, vi := w.inputs(q), w.inputs(k), w.inputs(v)
 				flat := func(x [][]float32) gpu.Addr {
@@ -276,9 +279,23 @@ func TestQKV(t *testing.T) {
 						w.d.Launch(&l)
 					}
 					pages := w.read(s)
+					steps := gpu.Out{P: w.alloc(n * c.heads * kd), Stride: kd}
+					var ls []gpu.Launch
+					if norm {
+						ls = small.RMSNorm(ls, gpu.HeadsOut{P: steps.P, Stride: c.heads * kd, Step: kd},
+							gpu.HeadsIn{In: qi[how], Step: 2 * kd}, call.Q.Norm, eps, n, c.heads, kd)
+					}
+					if turn {
+						angles := func(a gpu.Addr) gpu.Out { return gpu.Out{P: a, Stride: half} }
+						ls = small.RoPE(ls, steps, angles(call.Cos), angles(call.Sin), n*c.heads, c.heads, half)
+					}
+					w.run(ls)
 					for r := range n {
 						out := make([]byte, c.heads*kd*4)
 						w.must(w.d.Download(out, call.Out+gpu.Addr(r*call.OutStride*4)))
+						if norm {
+							w.same(how+": queries step by step", floats(out), w.readFloats(steps.P+gpu.Addr(4*r*c.heads*kd), c.heads*kd))
+						}
 						for h := range c.heads {
 							near(t, fmt.Sprintf("%s: row %d, query head %d", how, r, h), floats(out)[h*kd:][:kd],
 								prepare(q[r][h*2*kd:][:kd], qw, norm, turn, r), 1e-6)

@@ -83,6 +83,14 @@ func (l *layerRun) input(ms ...*productMatrix) gpu.MatMulInput {
 	return x
 }
 
+// made is the input of a product that makes it, if that can be.
+func (l *layerRun) made(m *productMatrix, made gpu.Made) gpu.MatMulInput {
+	if l.p.CanMake(&made, l.n, m.WeightLayout, l.p.Cut(m.WeightLayout)[0]) {
+		return gpu.MatMulInput{ActLayout: l.p.Acts(l.n, m.WeightLayout), Made: &made}
+	}
+	return l.input(m)
+}
+
 // list makes the launches of all layers, as lowering does.
 func (l *layerRun) list(prompt bool) {
 	for _, a := range l.spare {
@@ -125,14 +133,18 @@ func (l *layerRun) list(prompt bool) {
 		p := l.multiplied("qkv z a b", in, m[:4]...)
 		l.add("", l.r.pool.Both(nil, gpu.DeltaCall{Table: table, Segs: 1, Rows: l.n, Layer: i, U: p[0], W: l.r.dw,
 			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between}))
-		in = l.input(m[4])
-		l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
+		in = l.made(m[4], gpu.Made{Kind: gpu.MadeHeads, X: gpu.Rows(out.P, width), Gate: p[1], W: w, Dim: l.dims.VDim, Eps: 1e-6})
+		if in.Made == nil {
+			l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
+		}
 		p = l.multiplied("out", in, m[4])
 		in = l.input(m[5:7]...)
 		residual("norm 2", &in, p[0])
 		p = l.multiplied("gate up", in, m[5:7]...)
-		in = l.input(m[7])
-		l.add("", l.p.GatedPack(nil, packed(in), p[0], p[1], false))
+		in = l.made(m[7], gpu.Made{Kind: gpu.MadeSiLU, X: p[1], Gate: p[0]})
+		if in.Made == nil {
+			l.add("", l.p.GatedPack(nil, packed(in), p[0], p[1], false))
+		}
 		last = l.multiplied("down", in, m[7])[0]
 	}
 	l.p.LookAhead(l.ls)
@@ -149,6 +161,7 @@ func BenchmarkLayers(b *testing.B) {
 	for _, shape := range layerShapes {
 		l := &layerRun{productRig: &productRig{b, d, gpu.NewProducts(d.Props())}, layerShape: shape}
 		const layers = 6
+		made := l.p.Makes
 		l.r = newRecurrence(&rig{b, d, rand.New(rand.NewPCG(7, 9))}, shape.dims, layers)
 		width := shape.dims.VHeads * shape.dims.VDim
 		for i := range layers { // half of some matrices have more bits in files of the mixed type
@@ -189,13 +202,11 @@ func BenchmarkLayers(b *testing.B) {
 				}
 				fmt.Fprintf(&line, "  %s %.2f", kind, all-l.timed(rest, layers))
 			}
-			for _, stages := range []int{2, 4, 6, 12} {
-				if l.p.Pair = stages; n <= 8 {
-					l.list(false)
-					fmt.Fprintf(&line, "; two products side by side up to %d stages %.1f", stages, l.timed(slices.Clone(l.ls), layers))
-				}
+			if l.p.Makes = 0; n <= 8 {
+				l.list(false)
+				fmt.Fprintf(&line, "; all rows packed before %.1f", l.timed(slices.Clone(l.ls), layers))
 			}
-			l.p.Pair = 0
+			l.p.Makes = made
 			b.Log(line.String())
 		}
 		for _, m := range slices.Concat(l.layers...) {

@@ -428,6 +428,13 @@ func (l *lowering) gated(i int) int {
 		return 0
 	}
 	gate, up := l.in(o.a), l.in(o.b)
+	kind := MadeSiLU
+	if o.n == int32(backend.GELU) {
+		kind = MadeGELU
+	}
+	if n := l.made(i+1, o.dst, Made{Kind: kind, X: up, Gate: gate}); n > 0 {
+		return 1 + n
+	}
 	x := l.act(mul)
 	l.out = l.b.products.GatedPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, gate, up, o.n == int32(backend.GELU))
 	if l.wanted(i, o.dst) {
@@ -448,6 +455,9 @@ func (l *lowering) sigmoidGate(i int) int {
 	}
 	tokens := int(mul.a.rows)
 	v, gate := l.in(mul.a), l.split(o.b, tokens)
+	if n := l.made(i+1, mul.a, Made{Kind: MadeSigmoid, X: v, Gate: gate.in, Dim: gate.dim, Step: gate.step}); n > 0 {
+		return 1 + n
+	}
 	x := l.act(i + 1)
 	l.out = l.b.products.SigmoidPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, v, gate.in, gate.dim, gate.step)
 	l.overwrite(o.dst)
@@ -464,11 +474,40 @@ func (l *lowering) headGate(i int) int {
 		return 0
 	}
 	o, z := l.in(gate.dst), l.in(gate.a)
+	if n := l.made(i+2, mul.a, Made{Kind: MadeHeads, X: o, Gate: z, W: norm.v, Dim: int(norm.a.cols), Eps: norm.f}); n > 0 {
+		return 2 + n
+	}
 	x := l.act(i + 2)
 	l.out = l.b.products.HeadPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, o, z, norm.v, int(norm.a.cols), norm.f)
 	l.overwrite(gate.dst)
 	l.packed = append(l.packed, packedRows{v: mul.a, x: x})
 	return 2
+}
+
+// made has the product at mul make its input v itself, if it is the only one to read it and has few rows, and returns how
+// many operations that were.
+func (l *lowering) made(mul int, v view, m Made) int {
+	if l.at(mul).kind != opMatMul || !sameRows(l.ops[mul].a, v) || l.mixed(mul) || l.read(mul+1, v) {
+		return 0
+	}
+	x, ok := l.makes(mul, &m)
+	if !ok {
+		return 0
+	}
+	l.overwrite(v)
+	l.tileProducts(x, l.products(mul))
+	return 2
+}
+
+// makes returns the input of the product at mul if it can make it itself. How its matrix is cut is fixed then.
+func (l *lowering) makes(mul int, m *Made) (x MatMulInput, ok bool) {
+	if l.ops[mul].kind != opMatMul || l.ops[mul].n != 1 || l.b.products.Plain {
+		return x, false
+	}
+	ps := l.products(mul)
+	l.b.cut(ps)
+	x = MatMulInput{ActLayout: l.actLayout(mul), Made: m}
+	return x, l.b.products.CanMake(m, x.Rows, ps[0].w.WeightLayout, ps[0].w.blocks)
 }
 
 // matMul multiplies packed rows with tiles, and plain ones with matrices of floats.
@@ -498,8 +537,8 @@ func (l *lowering) matMul(i int) {
 	}
 }
 
-// pack returns the input of the product at i in the form it reads. A norm's rows that are packed in another form are packed as they were:
-// a row's bits must not depend on which form is made first.
+// pack returns the input of the product at i in the form it reads, or as the product makes it. A norm's rows that are packed
+// in another form are packed as they were: a row's bits must not depend on which form is made first.
 func (l *lowering) pack(i int) MatMulInput {
 	v, lay := l.ops[i].a, l.actLayout(i)
 	var norm *packedRows
@@ -509,6 +548,11 @@ func (l *lowering) pack(i int) MatMulInput {
 		}
 		if p.v == v && p.src.addr != 0 {
 			norm = &l.packed[k]
+		}
+	}
+	if norm == nil {
+		if x, ok := l.makes(i, &Made{Kind: MadePlain, X: l.in(v)}); ok {
+			return x
 		}
 	}
 	x := l.act(i)

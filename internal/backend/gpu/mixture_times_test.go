@@ -28,8 +28,8 @@ var ffnShapes = []ffnShape{
 }
 
 // BenchmarkMixtures prints microseconds of layers of experts on a GPU: all launches from the router to the norm after
-// the sum, each of them alone, and the same layer with deep rings. Every layer has other rows, and so other experts,
-// that are not in the cache. It asserts nothing.
+// the sum, and each of them alone. Every layer has other rows, and so other experts, that are not in the cache. It
+// asserts nothing.
 func BenchmarkMixtures(b *testing.B) {
 	if !onDevice {
 		b.Skip("times need a GPU: set STROBE_CUDA=cuda")
@@ -71,7 +71,7 @@ func newFFN(r *productRig, s ffnShape) *ffn {
 	if s.shared > 0 {
 		f.gate = gpu.FloatMatrix{Type: quant.F32, W: upload(r, randomRows(rnd, s.hidden)), Rows: 1, Cols: s.hidden, Scale: 1}
 	}
-	f.w, f.counter = upload(r, randomRows(rnd, s.hidden)), upload(r, []int32{0})
+	f.w, f.counter = upload(r, randomRows(rnd, s.hidden)), upload(r, make([]int32, gpu.RouterCounters))
 	return f
 }
 
@@ -180,15 +180,12 @@ func (f *ffn) times(n int) {
 		}
 		line += fmt.Sprintf(" %s %.1f,", kinds[k].Name, f.timed(same, count))
 	}
-	f.p.Deep = true
-	deep, _ := layers()
-	f.p.Deep = false
 	late := slices.Clone(all)
 	down.Early = false
 	for i := range count {
 		late[i*len(kinds)+2] = f.p.Experts(nil, down)[0]
 	}
-	f.t.Logf("%s deep rings %.1f, down not early %.1f us", strings.TrimSuffix(line, ","), f.timed(deep, count), f.timed(late, count))
+	f.t.Logf("%s; down not early %.1f us", strings.TrimSuffix(line, ","), f.timed(late, count))
 	f.release(x, act, out, sums, ids, weights, logits, one, tables, dst)
 	for k := range parts {
 		for _, j := range slices.Concat(up.Jobs[k], down.Jobs[k]) {

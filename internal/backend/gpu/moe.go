@@ -141,10 +141,6 @@ const (
 	expertTables = 8 << 10
 )
 
-// expertDepth is the number of slots of a ring for few pairs: the rings of two launches fit a multiprocessor, so that
-// one begins to load while the one before it computes.
-const expertDepth = 4
-
 // alike reports whether matrices can be in one launch.
 func alike(a, b WeightLayout) bool { return a.Format == b.Format && a.Table == b.Table }
 
@@ -194,19 +190,13 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 		return append(ls, Launch{Name: fmt.Sprintf("moe_pipe_%d", nt), Grid: [3]int{p.Units, 1, 1}, Threads: 512,
 			Shared: int(a.depth) * slot, Args: Args(a)})
 	}
-	front, most := expertFront, 8
+	front := expertFront
 	if x.P == 0 {
 		front += x.KB() * 8 * actRow
 	}
 	if n := ExpertTableBytes(e.Pairs, first.Experts); n <= expertTables && front+n+2*slot <= p.Shared {
 		a.kept, a.early = int32(n), asInt(e.Early) // others are read where they lie, past no cache
 		front += n
-	}
-	if nt == 1 {
-		most = expertDepth
-		if p.Deep {
-			most = 8
-		}
 	}
 	set := formatSet(ws)
 	if set == "q4k" {
@@ -216,7 +206,7 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	if x.P == 0 {
 		l.Name = "gated_" + set
 	}
-	a.depth = int32(min(most, (p.Shared-front)/slot) &^ 1)
+	a.depth = int32(min(8, (p.Shared-front)/slot) &^ 1)
 	l.Shared, l.Args = front+int(a.depth)*slot, Args(a)
 	return append(ls, l)
 }
@@ -237,7 +227,7 @@ type Router struct {
 	IDs     Addr
 	Weights Out
 	Tables  Addr
-	Counter Addr // an integer that is zero between launches
+	Counter Addr // RouterCounters integers that are zero between launches
 	Used    int
 	Scale   float32
 }
@@ -249,6 +239,9 @@ type routerArgs struct {
 	group        groupArgs
 	counter      Addr
 }
+
+// RouterCounters is for every eight rows that experts are chosen for at once, and one more.
+const RouterCounters = 1 + mixtureRows/8
 
 // CanRoute reports whether there is a kernel for such a router, which sums as Floats.Product does.
 func (p *Products) CanRoute(w FloatMatrix, x Out) bool {

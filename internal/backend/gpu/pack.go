@@ -5,8 +5,7 @@ import "math/bits"
 // Packed is where a kernel leaves packed activations.
 type Packed struct {
 	ActLayout
-	P    Addr
-	Late bool // let the next kernel start only when the one before is done, not beside it
+	P Addr
 }
 
 // act mirrors Act of pack.h.
@@ -33,22 +32,22 @@ func asInt(b bool) int32 {
 }
 
 type packArgs struct {
-	act                   actArgs
-	x                     In
-	rows, cols, div, late int32
+	act                actArgs
+	x                  In
+	rows, cols, div, _ int32
 }
 
 // Pack appends the packing of rows of x: row r is row r/div of x.
 func (p *Products) Pack(ls []Launch, to Packed, x In, div int) []Launch {
-	a := packArgs{to.args(), x, int32(to.Rows), int32(to.Cols), int32(div), asInt(to.Late)}
+	a := packArgs{to.args(), x, int32(to.Rows), int32(to.Cols), int32(div), 0}
 	return append(ls, p.small("pack", &to, Args(a)))
 }
 
 type addPackArgs struct {
-	act                         actArgs
-	x, y                        In
-	dst, w, sumsq               Addr
-	dstStride, rows, cols, late int32
+	act                      actArgs
+	x, y                     In
+	dst, w, sumsq            Addr
+	dstStride, rows, cols, _ int32
 }
 
 // Sum is a sum of rows that is packed: dst = x + y, where y and dst may be missing.
@@ -61,8 +60,7 @@ type Sum struct {
 }
 
 func (s *Sum) args(to *Packed) addPackArgs {
-	return addPackArgs{to.args(), s.X, s.Y, s.Dst, s.W, s.Sums, int32(s.DstStride), int32(to.Rows), int32(to.Cols),
-		asInt(to.Late)}
+	return addPackArgs{to.args(), s.X, s.Y, s.Dst, s.W, s.Sums, int32(s.DstStride), int32(to.Rows), int32(to.Cols), 0}
 }
 
 // AddPack appends a residual addition whose sum is stored, multiplied with the norm's weights and packed. The product
@@ -87,39 +85,39 @@ func (p *Products) AddNorm(ls []Launch, to Packed, s Sum, out Addr, outStride in
 }
 
 type gatedPackArgs struct {
-	act                    actArgs
-	gate, up               In
-	rows, cols, gelu, late int32
+	act                 actArgs
+	gate, up            In
+	rows, cols, gelu, _ int32
 }
 
 // GatedPack appends act(gate) * up, packed.
 func (p *Products) GatedPack(ls []Launch, to Packed, gate, up In, gelu bool) []Launch {
-	a := gatedPackArgs{to.args(), gate, up, int32(to.Rows), int32(to.Cols), asInt(gelu), asInt(to.Late)}
+	a := gatedPackArgs{to.args(), gate, up, int32(to.Rows), int32(to.Cols), asInt(gelu), 0}
 	return append(ls, p.small("gated_pack", &to, Args(a)))
 }
 
 type sigmoidPackArgs struct {
-	act              actArgs
-	x, gate          In
-	rows, cols, late int32
-	dim, step        int32
-	_                int32
+	act           actArgs
+	x, gate       In
+	rows, cols, _ int32
+	dim, step     int32
+	_             int32
 }
 
 // SigmoidPack appends x * sigmoid(gate), packed. Heads of x have dim values, a multiple of 8, and their gates begin
 // step values after each other.
 func (p *Products) SigmoidPack(ls []Launch, to Packed, x, gate In, dim, step int) []Launch {
-	a := sigmoidPackArgs{act: to.args(), x: x, gate: gate, rows: int32(to.Rows), cols: int32(to.Cols), late: asInt(to.Late),
+	a := sigmoidPackArgs{act: to.args(), x: x, gate: gate, rows: int32(to.Rows), cols: int32(to.Cols),
 		dim: int32(dim), step: int32(step)}
 	return append(ls, p.small("sigmoid_pack", &to, Args(a)))
 }
 
 type headPackArgs struct {
-	act                   actArgs
-	x, gate               In
-	w                     Addr
-	rows, cols, dim, late int32
-	eps, mean             float32
+	act                actArgs
+	x, gate            In
+	w                  Addr
+	rows, cols, dim, _ int32
+	eps, mean          float32
 }
 
 // CanHeadPack reports whether HeadPack takes heads of dim values.
@@ -129,7 +127,7 @@ func CanHeadPack(dim int) bool {
 
 // HeadPack appends the RMSNorm of every head, times w and silu(gate), packed.
 func (p *Products) HeadPack(ls []Launch, to Packed, x, gate In, w Addr, dim int, eps float32) []Launch {
-	a := headPackArgs{to.args(), x, gate, w, int32(to.Rows), int32(to.Cols), int32(dim), asInt(to.Late), eps, 1 / float32(dim)}
+	a := headPackArgs{to.args(), x, gate, w, int32(to.Rows), int32(to.Cols), int32(dim), 0, eps, 1 / float32(dim)}
 	return append(ls, p.small("head_pack", &to, Args(a)))
 }
 

@@ -123,6 +123,10 @@ func silu(x float64) float64 { return x / (1 + math.Exp(-x)) }
 
 func TestPackKernels(t *testing.T) {
 	r := newProductRig(t)
+	small, err := gpu.NewSmall(r.d)
+	if err != nil {
+		t.Fatal(err)
+	}
 	rnd := rand.New(rand.NewPCG(1, 4))
 	for _, nt := range packLayouts {
 		for _, cols := range []int{512, 768 - 64} {
@@ -212,6 +216,20 @@ func TestPackKernels(t *testing.T) {
 					}
 					return z.at(row, col) / math.Sqrt(s/float64(dim)+1e-6) * float64(w[col%dim]) * silu(y.at(row, col))
 				})
+				once := r.packed(lay, act)
+				steps := gpu.HeadsOut{P: out, Stride: cols, Step: dim}
+				ls := small.RMSNorm(nil, steps, gpu.HeadsIn{In: z.in, Step: dim}, upload(r, w[:dim]), 1e-6, rows, cols/dim, dim)
+				ls = small.Gated(ls, gpu.Out{P: out, Stride: cols}, y.in, gpu.Rows(out, cols), false, rows, cols)
+				r.run(r.p.Pack(ls, to, gpu.Rows(out, cols), 1))
+				again := r.packed(lay, act)
+				for row := range rows {
+					for col := range cols {
+						a, _ := once.at(row, col)
+						if b, _ := again.at(row, col); a != b {
+							t.Fatalf("%s: row %d column %d is %v, step by step %v", name("heads"), row, col, a, b)
+						}
+					}
+				}
 			}
 			r.release(act, sums, dst, out)
 		}

@@ -14,27 +14,27 @@ type Products struct {
 	Shared int  // bytes of shared memory a block may have
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
-	// Up to eight rows and so many stages of a block: kernels of which two fit a multiprocessor; one loads while the one
-	// before ends.
-	Pair  int
-	Ahead int  // bytes of the next product's weights that a block asks for; 0: none
-	Plain bool // see plain.go
+	Ahead  int  // bytes of the next product's weights that a block asks for; 0: none
+	Makes  int  // rows and stages of activations that a block makes itself, at most; 0: all are packed before
+	Plain  bool // see plain.go
 	// Plain: matrices instead of products of bytes, for many rows.
 	Matrices bool
-	// Experts of few rows: rings as deep as others, so that launches do not overlap.
-	Deep bool
 }
 
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Plain: p.Plain, Matrices: p.Matrices, Ahead: askAhead}
+		Plain: p.Plain, Matrices: p.Matrices, Ahead: askAhead, Makes: madeJobs}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less
 // for 8 to 32 rows and one of a 4B model up to 3 %, for one row the same; with 256 KiB a block delays those that still
 // load.
 const askAhead = 64 << 10
+
+// madeJobs is how much a block makes itself: what its 16 warps make at once. That took 0.6 us off a layer of a 27B model
+// for one row and 1.6 off one of a 4B model; twice as much made a layer of the 27B 1.6 us slower for two rows.
+const madeJobs = 16
 
 // Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts
 // has as much as eight.
@@ -186,11 +186,71 @@ func PieceBytes(in In) int { return in.Pieces() * int(in.N) * int(in.Groups) * s
 // MatMulInput is packed activations.
 type MatMulInput struct {
 	ActLayout
-	P     Addr
-	Sums  Addr    // sums of squares, if results are to be divided by the root mean square of the rows
-	Eps   float32 // of that
-	Alone bool    // let the next kernel start only when the one before is done
+	P    Addr
+	Sums Addr    // sums of squares, if results are to be divided by the root mean square of the rows
+	Eps  float32 // of that
+	Made *Made   // the product packs the rows itself: there is no address
 }
+
+// Made is rows that a product makes and packs itself instead of reading them packed.
+type Made struct {
+	Kind      MadeKind
+	X, Gate   In
+	W         Addr // of the norm of heads
+	Dim, Step int  // heads have Dim values, and their gates begin Step values after each other; 0 and 0: rows without heads
+	Eps       float32
+}
+
+// MadeKind is what is made of rows.
+type MadeKind int32
+
+// The kinds, as in pack.h.
+const (
+	MadePlain   MadeKind = iota // X
+	MadeSiLU                    // silu(Gate) * X
+	MadeGELU                    // gelu(Gate) * X
+	MadeSigmoid                 // X * sigmoid(Gate), head by head
+	MadeHeads                   // RMSNorm of the heads of X, times W and silu(Gate)
+)
+
+// makeArgs mirrors Make of pack.h, and madeArgs MadeArgs of solo.h.
+type makeArgs struct {
+	x, gate    In
+	w          Addr
+	kind, cols int32
+	dim, step  int32
+	eps        float32
+	_          int32
+}
+
+type madeArgs struct {
+	productArgs
+	make makeArgs
+}
+
+// CanMake reports whether a product of so many rows with w, cut over so many blocks, can make its own input: it must be
+// little for every block, which shares it with none.
+func (p *Products) CanMake(m *Made, rows int, w WeightLayout, blocks int) bool {
+	return p.Bulk && formatSet([]WeightLayout{w}) != "all" && rows <= 8 && rows*madeStages(w, blocks) <= p.Makes && p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
+		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != MadeSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
+}
+
+// madeStages is the largest number of stages of activations that a block has.
+func madeStages(w WeightLayout, blocks int) int {
+	return min(w.Stages(), (w.Groups()*w.Stages()+blocks-1)/blocks)
+}
+
+// madeFront is what lies in front of the ring of a product that makes its activations.
+func madeFront(w WeightLayout, blocks int) int {
+	return soloFront + (madeStages(w, blocks)*actTile+127)&^127
+}
+
+func (p *Products) madeDepth(w WeightLayout, blocks int) int {
+	return min(8, (p.Shared-madeFront(w, blocks))/slot(0, []WeightLayout{w}))
+}
+
+// fast reports whether kernels can read eight columns at a time.
+func (in In) fast() bool { return in.aligned() && (in.Groups == 0 || in.First%8 == 0) }
 
 // maxJobs is the number of matrices of one launch.
 const maxJobs = 8
@@ -217,7 +277,7 @@ type productArgs struct {
 	eps, mean  float32
 	kb, n      int32
 	depth      int32
-	late       int32
+	most       int32
 }
 
 // MatMul appends the products of x with all matrices, which have its columns.
@@ -232,6 +292,9 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	if x.NT == 0 {
 		return p.prompt(ls, x, jobs)
 	}
+	if x.Made != nil {
+		return append(ls, p.made(x, jobs[0]))
+	}
 	a, grid, ws := productArgsOf(x, jobs)
 	a.depth = int32(p.depth(x.NT, ws))
 	l := Launch{Grid: [3]int{grid, x.chunks(), 1}, Threads: 512, Early: p.Bulk}
@@ -240,23 +303,27 @@ func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launc
 	} else {
 		set := formatSet(ws)
 		l.Name = fmt.Sprintf("solo_%s_%d", set, x.NT)
-		if set == "q4k" && x.NT == 1 && stagesOf(jobs) <= p.Pair {
-			// Half of what a multiprocessor has, less what the driver takes and what a small kernel between needs.
-			l.Name, a.depth = "solo2_q4k_1", int32(min(8, ((p.Shared+1024)/2-1024-8<<10-soloFront)/slot(1, ws)))
-		}
 		l.Shared = soloFront + int(a.depth)*slot(x.NT, ws)
 	}
 	l.Args = Args(a)
 	return append(ls, l)
 }
 
-// stagesOf is the largest number of stages that a block of a launch has.
-func stagesOf(jobs []MatMulJob) int {
-	most := 0
-	for _, j := range jobs {
-		most = max(most, (j.Groups()*j.Stages()+j.Blocks-1)/j.Blocks)
+// made is the product of rows that it makes itself.
+func (p *Products) made(x MatMulInput, j MatMulJob) Launch {
+	a, grid, ws := productArgsOf(x, []MatMulJob{j})
+	a.depth, a.most = int32(p.madeDepth(j.WeightLayout, j.Blocks)), int32(madeStages(j.WeightLayout, j.Blocks))
+	m := *x.Made
+	if m.Dim == 0 {
+		m.Dim = max(8, x.Cols)
 	}
-	return most
+	if m.Step == 0 {
+		m.Step = m.Dim
+	}
+	return Launch{Name: fmt.Sprintf("solo_%s_made", formatSet(ws)), Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
+		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws),
+		Args: Args(madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols), dim: int32(m.Dim),
+			step: int32(m.Step), eps: m.Eps}})}
 }
 
 // formatSet names the smallest set of kernels that has all formats.
@@ -301,9 +368,6 @@ func (p *Products) LookAhead(ls []Launch) {
 
 func productArgsOf(x MatMulInput, jobs []MatMulJob) (a productArgs, grid int, ws []WeightLayout) {
 	a = productArgs{act: x.P, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()), n: int32(x.Rows)}
-	if x.Alone {
-		a.late = 1
-	}
 	for i, j := range jobs {
 		a.job[i] = productJob{w: j.W, part: j.Part, groups: int32(j.Groups()), blocks: int32(j.Blocks),
 			format: int32(j.Format), table: int32(j.Table), scale: j.Scale}

@@ -17,7 +17,7 @@ func NewSmall(d Driver) (*Small, error) {
 		"small_gelu", "small_sigmoid",
 		"small_softcap", "small_gather", "small_add_gated", "small_heads_sigmoid", "small_norm_short",
 		"small_norm_long", "small_angles",
-		"small_rope", "small_norm_rope", "small_block_conv", "small_expert_sum", "small_scatter", "select_route",
+		"small_rope", "small_block_conv", "small_expert_sum", "small_scatter", "select_route",
 		"select_max_parts",
 		"select_top_parts", "select_merge")
 	return s, err
@@ -202,38 +202,6 @@ func (s *Small) RoPE(ls []Launch, x Out, cos, sin Out, rows, heads, half int) []
 	a := Args(ropeArgs{x.P, cos.P, sin.P, int32(rows), int32(heads), int32(half), int32(x.Stride), int32(cos.Stride),
 		int32(sin.Stride)})
 	return s.launch(ls, "small_rope", s.flat(rows*half, 256), 256, 0, a)
-}
-
-// NormRoPE is the norms and rotations of a layer's queries and keys.
-type NormRoPE struct {
-	Q, K           Out // results, heads side by side
-	QIn, KIn       HeadsIn
-	QNorm, KNorm   Addr // 0: only rotated
-	Cos, Sin       Out
-	Tokens         int
-	Heads, KVHeads int
-	Dim, Half      int // rotated are the first 2*Half values of a head
-	Eps            float32
-}
-
-type turnArgs struct {
-	q, k, wq, wk, cos, sin          Addr
-	qin, kin                        In
-	rows, heads, kvheads, dim, half int32
-	qstep, kstep                    int32
-	qs, ks, cs, ss                  int32
-	eps                             float32
-}
-
-// NormRoPE does RMSNorm and RoPE for queries and keys at once.
-func (s *Small) NormRoPE(ls []Launch, t NormRoPE) []Launch {
-	a := Args(turnArgs{t.Q.P, t.K.P, t.QNorm, t.KNorm, t.Cos.P, t.Sin.P, t.QIn.In, t.KIn.In, int32(t.Tokens),
-		int32(t.Heads), int32(t.KVHeads),
-		int32(t.Dim), int32(t.Half), int32(t.QIn.Step), int32(t.KIn.Step), int32(t.Q.Stride), int32(t.K.Stride),
-		int32(t.Cos.Stride), int32(t.Sin.Stride), t.Eps})
-	const warps = 4
-	return s.launch(ls, "small_norm_rope", [3]int{(t.Tokens*(t.Heads+t.KVHeads) + warps - 1) / warps, 1, 1}, 32*warps,
-		4*warps*t.Dim, a)
 }
 
 type blockConvArgs struct {

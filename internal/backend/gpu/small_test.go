@@ -247,59 +247,6 @@ func TestAngles(t *testing.T) {
 	}
 }
 
-// TestNormRoPE: the fused kernel has the bits of the norm followed by the rotation, and both are right.
-func TestNormRoPE(t *testing.T) {
-	g := newRig(t)
-	s := newSmall(g)
-	const tokens, heads, kvHeads, eps = 3, 4, 2, 1e-6
-	for _, c := range []struct{ dim, half, step int }{{64, 32, 64}, {128, 16, 256}, {256, 128, 512}, {40, 10, 40}} {
-		q := g.pieces(tokens, heads*c.step, 0, 4, 3, 1)
-		k := g.pieces(tokens, kvHeads*c.dim, 512, 4, 5, 1)
-		qn, kn := g.floats(g.normal(c.dim, 1)), g.floats(g.normal(c.dim, 1))
-		cos, sin := g.plain(tokens, c.half, c.half, 0, 1), g.plain(tokens, c.half, c.half+1, 0, 1)
-		co, so := gpu.Out{P: cos.in.P, Stride: c.half}, gpu.Out{P: sin.in.P, Stride: c.half + 1}
-		run := func(q, k *matrix, co, so gpu.Out, n int, wq, wk gpu.Addr) (oq, ok []float32) {
-			qs, ks := heads*c.dim, kvHeads*c.dim+4
-			t := gpu.NormRoPE{Q: gpu.Out{P: g.alloc(n * qs), Stride: qs}, K: gpu.Out{P: g.alloc(n * ks), Stride: ks},
-				QIn: gpu.HeadsIn{In: q.in, Step: c.step}, KIn: gpu.HeadsIn{In: k.in, Step: c.dim}, QNorm: wq,
-				KNorm: wk, Cos: co, Sin: so,
-				Tokens: n, Heads: heads, KVHeads: kvHeads, Dim: c.dim, Half: c.half, Eps: eps}
-			g.run(s.NormRoPE(nil, t))
-			return g.readFloats(t.Q.P, n*qs), g.readFloats(t.K.P, n*ks)
-		}
-		gotQ, gotK := run(q, k, co, so, tokens, qn, kn)
-		// Step by step.
-		plain := g.alloc(tokens * heads * c.dim)
-		ls := s.RMSNorm(nil, gpu.HeadsOut{P: plain, Stride: heads * c.dim, Step: c.dim}, gpu.HeadsIn{In: q.in,
-			Step: c.step}, qn, eps, tokens, heads, c.dim)
-		g.run(ls)
-		normed := g.readFloats(plain, tokens*heads*c.dim)
-		g.run(s.RoPE(nil, gpu.Out{P: plain, Stride: c.dim}, co, so, tokens*heads, heads, c.half))
-		what := fmt.Sprintf("heads of %d, %d rotated", c.dim, 2*c.half)
-		g.same(what+": norm and rotation step by step", gotQ, g.readFloats(plain, tokens*heads*c.dim))
-		g.close(what, gotQ, func(i int) float64 {
-			tok, at, c2 := i/(heads*c.dim), i-i%c.dim, i%c.dim
-			x := func(j int) float64 { return float64(normed[at+j]) }
-			switch {
-			case c2 < c.half:
-				return x(c2)*cos.at(tok, c2) - x(c2+c.half)*sin.at(tok, c2)
-			case c2 < 2*c.half:
-				return x(c2-c.half)*sin.at(tok, c2-c.half) + x(c2)*cos.at(tok, c2-c.half)
-			}
-			return x(c2)
-		}, 3e-6, 0.5)
-		oneQ, oneK := run(q.row(2), k.row(2), gpu.Out{P: co.P + gpu.Addr(8*co.Stride), Stride: 1},
-			gpu.Out{P: so.P + gpu.Addr(8*so.Stride), Stride: 1}, 1, qn, kn)
-		g.same(what+", queries alone", oneQ, gotQ[2*heads*c.dim:])
-		g.same(what+", keys alone", oneK[:kvHeads*c.dim], gotK[2*(kvHeads*c.dim+4):])
-		// Without norms the unrotated columns are copies.
-		raw, _ := run(q, k, co, so, tokens, 0, 0)
-		if 2*c.half < c.dim && raw[c.dim-1] != q.v[c.dim-1] {
-			t.Errorf("%s: without a norm the last column is %v, want %v", what, raw[c.dim-1], q.v[c.dim-1])
-		}
-	}
-}
-
 func TestBlockConv(t *testing.T) {
 	g := newRig(t)
 	s := newSmall(g)

@@ -28,14 +28,18 @@ func BenchmarkAttention(b *testing.B) {
 	}{
 		{f16, 256, []int{1024, 8192, 32768, 131072}, [][2]int{{1, 1}, {1, 8}, {1, 16}, {1, 32}}},
 		{f16, 256, []int{1024, 8192}, [][2]int{{1, 512}, {8, 1}, {32, 1}}},
-		{q8, 256, []int{1024, 8192, 32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
+		{f16, 256, []int{32768, 131072}, [][2]int{{1, 512}}},
+		{q8, 256, []int{1024, 32768, 131072}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
+		{q40, 256, []int{1024, 32768, 131072}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
+		{t3, 256, []int{1024, 32768, 131072}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
+		{t3, 512, []int{32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
 		{f16, 128, []int{1024, 8192, 32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
 		{f16, 512, []int{1024, 8192, 32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
 		{f16, 64, []int{1024, 8192, 32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
 	} {
 		s := backend.KVDims{Heads: 4, KeyDim: c.dim, ValueDim: c.dim, Key: c.typ, Value: c.typ}
 		for _, slots := range c.slots {
-			timeAttention(b, d, s, slots, c.segs)
+			b.Run(fmt.Sprintf("%s/%d/%d", c.typ, c.dim, slots), func(b *testing.B) { timeAttention(b, d, s, slots, c.segs) })
 		}
 	}
 }
@@ -73,7 +77,7 @@ func timeAttention(t testing.TB, d gpu.Driver, s backend.KVDims, slots int, batc
 		tables = append(tables, table)
 	}
 	kinds := map[string]gpu.Driver{"": d}
-	if d.Props().Major == 9 && s.Key == f16 {
+	if d.Props().Major == 9 && slots <= 32768 {
 		kinds[" without warpgroups"] = older{d}
 	}
 	for kind, on := range kinds {

@@ -56,12 +56,7 @@ template <int DIM> DEV void unpack(u32 dst, u32 src, int type) {
     u32 row = src + s * qb, sc = src + 32 * qb + s * sb + scale_at(type, c * 8);
     U4 h;
     if (type == KV_Q8) {
-      u32 d = both_lo(lds16(sc)), k = 0x64646464, less = 0xe480e480;
-      U2 q = lds64(row + c * 8);
-      q.x ^= 0x80808080;
-      q.y ^= 0x80808080; // q+128 below the exponent of 1024: a half that is 1152 too large
-      h = {hmul2(hadd2(prmt(q.x, k, 0x4140), less), d), hmul2(hadd2(prmt(q.x, k, 0x4342), less), d),
-           hmul2(hadd2(prmt(q.y, k, 0x4140), less), d), hmul2(hadd2(prmt(q.y, k, 0x4342), less), d)};
+      h = halves8(lds64(row + c * 8), lds16(sc));
     } else if (type == KV_T3) {
       u32 high = lds16(row + DIM / 4 + (c & ~1)) >> (8 * (c & 1)) & 255;
       h = halves8(type, lds16(row + c * 2) | high << 16, lds16(sc));

@@ -10,8 +10,8 @@ struct RouteArgs {
   float scale;
 };
 // Softmax over all experts, the best ones, renormalised, by a warp; x: the row's logits, in shared memory. Of equal
-// ones the first is better; NaN is never chosen.
-DEV void route(const RouteArgs& p, int row, const float* x, int lane) {
+// ones the first is better; NaN is never chosen. Returns the lane's expert: of the first 32 each has one.
+DEV int route(const RouteArgs& p, int row, const float* x, int lane) {
   u32 mine = 0, col = ~0u; // the best of this lane's columns that is left: a number in the order of values, 0 for none
   auto order = [](float v) __attribute__((always_inline)) {
     if (!(v == v)) return 0u;
@@ -30,7 +30,8 @@ DEV void route(const RouteArgs& p, int row, const float* x, int lane) {
   u32 best = redux_max(mine);
   float m = bits_f(best & 0x80000000u ? best & 0x7fffffffu : ~best), s = 0;
   for (int e = lane; e < p.experts; e += 32) s = fadd(s, exp_(fadd(x[e], -m)));
-  float all = warp_sum(s), sum = 0;
+  float all = warp_sum(s), sum = 0, own = 0;
+  int chosen = 0;
   for (int j = 0; j < p.used; j++) {
     int id = 0;
     float w = all == all ? 0.f : all; // a NaN among the logits leaves no choice: any expert will do, its weight is NaN
@@ -42,14 +43,22 @@ DEV void route(const RouteArgs& p, int row, const float* x, int lane) {
       sum = fadd(sum, w);
       if (col == c) look(best, c);
     }
-    if (lane == 0) {
+    if (lane == j) {
+      chosen = id;
+      own = w;
+    } else if (j >= 32 && lane == 0) {
       p.ids[row * p.used + j] = id;
       p.weights[(u64)row * p.ws + j] = w;
     }
   }
-  syncwarp();
   float f = fdiv(p.scale, fmax_(sum, 6.103515625e-5f));
-  for (int j = lane; j < p.used; j += 32) p.weights[(u64)row * p.ws + j] = fmul(p.weights[(u64)row * p.ws + j], f);
+  if (lane < p.used) {
+    p.ids[row * p.used + lane] = chosen;
+    p.weights[(u64)row * p.ws + lane] = fmul(own, f);
+  }
+  syncwarp();
+  for (int j = lane + 32; j < p.used; j += 32) p.weights[(u64)row * p.ws + j] = fmul(p.weights[(u64)row * p.ws + j], f);
+  return chosen;
 }
 
 struct Expert { int expert, first, count, pad; };

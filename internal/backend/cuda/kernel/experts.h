@@ -135,16 +135,15 @@ OUTLINE void make(In gate, In up, int kb, int cols, int act, u32 meta, u32 held,
     float g[8], v[8];
     take8(g, gate, pair, c, cols);
     take8(v, up, pair, c, cols);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = fmul(act ? gelu(g[i]) : silu(g[i]), v[i]);
+    gate8(v, g, act);
     pack_row({smem + (held - saddr(smem)), 1, -1}, 0, k * rows + r, v, lane);
   }
 }
 
 DEV In pick(bool two, const In& a, const In& b) {
-  return {(const float*)(two ? opaque(b.p) : opaque(a.p)), two ? opaque(b.stride) : opaque(a.stride),
-          two ? opaque(b.groups) : opaque(a.groups), two ? opaque(b.kb) : opaque(a.kb), two ? opaque(b.grid) : opaque(a.grid),
-          two ? opaque(b.n) : opaque(a.n), two ? opaque(b.first) : opaque(a.first)};
+  In x = opaque(a), y = opaque(b);
+  return {two ? y.p : x.p, two ? y.stride : x.stride, two ? y.groups : x.groups, two ? y.kb : x.kb,
+          two ? y.grid : x.grid, two ? y.n : x.n, two ? y.first : x.first};
 }
 
 // The warps that compute.
@@ -244,8 +243,7 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
     compute<decltype(f), NT, GATED>(a, p, places);
   });
 }
-// Two blocks of different kernels of one item at a time fit a multiprocessor.
-#define EXPERTS(NAME, SET, TOGETHER) \
-  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, TOGETHER) { experts<SET, 1, false>(a); } \
+#define EXPERTS(NAME, SET) \
+  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, 1) { experts<SET, 1, false>(a); } \
   KERNEL(experts_##NAME##_4, MoeArgs, a, 544, 1) { experts<SET, 4, false>(a); } \
-  KERNEL(gated_##NAME, MoeArgs, a, 544, TOGETHER) { experts<SET, 1, true>(a); }
+  KERNEL(gated_##NAME, MoeArgs, a, 544, 1) { experts<SET, 1, true>(a); }

@@ -3,7 +3,8 @@
 // A warpgroup has 64 rows (tokens x query heads of a KV head): S = Q K' from shared memory, the weights stay in its
 // registers, O += P V. With 512 dimensions two warpgroups have the same rows, both compute their scores, and each has
 // half of the values' dimensions. One warp copies pages of keys and of values into a ring; pages without slots of
-// this step before the kernels before are done.
+// this step before the kernels before are done. Packed types are unpacked on the way into the ring by four warps, each
+// with every fourth tile: with its loads and its arithmetic at different times, they hide behind each other.
 #pragma once
 #include "attention.h"
 #include "wgmma.h"
@@ -24,12 +25,76 @@ DEV void gather(const Attn& a, const Item& it, const Walk& w, u64 region, u32 ds
   }
 }
 
-// DIM dimensions of 64 rows of queries as halves, swizzled; 128 threads
-template <int DIM> DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int hs, int tid) {
-  const int STEP = 128 / (DIM / 8);              // rows that 128 threads have at once
-  const int B = 64 / STEP < 8 ? 64 / STEP : 8; // loads in flight
-  int c = tid % (DIM / 8), r0 = tid / (DIM / 8);
+// 16 bytes of a slot (of turbo3 12) as they are stored, and their scale.
+struct Stored {
+  U4 q;
+  u32 scale;
+};
+template <int TYPE, int DIM> DEV Stored fetch(const u8* head, int slot, int d) {
+  const int QB = TYPE == KV_Q8 ? DIM : TYPE == KV_T3 ? DIM * 3 / 8 : DIM / 2;
+  const u8 *row = head + slot * QB, *sc = head + 64 * QB + slot * scale_bytes(TYPE, DIM) + scale_at(TYPE, d);
+  Stored x;
+  if (TYPE == KV_T3) {
+    U2 low = *(const U2*)(row + (d >> 2));
+    x.q = {low.x, low.y, *(const u32*)(row + (DIM >> 2) + (d >> 3)), 0};
+  } else x.q = *(const U4*)(row + (TYPE == KV_Q8 ? d : d >> 1));
+  x.scale = TYPE == KV_Q4_1 ? *(const u32*)sc : *(const u16*)sc;
+  return x;
+}
+// Unpacks dimensions [d0, d0+DV) of a page, B loads in flight; one warp. A branch between two loads would make the
+// second wait for the first, so there is a function for every type.
+template <int TYPE, int DIM, int DV, int B>
+DEV void unpack_tile(const Attn& a, const Item& it, const Walk& w, u64 region, int d0, u32 dst, int lane) {
+  const int VALUES = TYPE == KV_Q8 ? 16 : 32, COLS = DV / VALUES; // of a load; loads of a slot
+  bool gathered = w.gathered(it);
+  const u8* page = (const u8*)a.pages[it.table + w.p] + region;
+#pragma unroll 1
+  for (int i0 = lane; i0 < 64 * COLS; i0 += 32 * B) {
+    const u8* from[B];
+    int slot[B];
+    Stored x[B];
 #pragma unroll
+    for (int b = 0; b < B; b++) { // 8 lanes write to 8 slots: no two to the same banks
+      int i = i0 + 32 * b;
+      from[b] = page;
+      slot[b] = (i & 7) + i / (8 * COLS) * 8;
+    }
+    if (gathered)
+#pragma unroll
+      for (int b = 0; b < B; b++) {
+        int at = lies_at(a.paths, it.path + w.k, it.base, w.p * 64 + slot[b]);
+        from[b] = (const u8*)a.pages[it.table + (at >> 6)] + region;
+        slot[b] = at & 63;
+      }
+#pragma unroll
+    for (int b = 0; b < B; b++) x[b] = fetch<TYPE, DIM>(from[b], slot[b], d0 + (i0 + 32 * b) / 8 % COLS * VALUES);
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+      int i = i0 + 32 * b, s = (i & 7) + i / (8 * COLS) * 8, c = i / 8 % COLS * (VALUES / 8);
+      const U4& q = x[b].q;
+      u32 w[4] = {q.x, q.y, q.z, q.w};
+      if (TYPE == KV_T3) {
+        w[0] = (q.x & 0xffff) | (q.z << 16 & 0xff0000), w[1] = q.x >> 16 | (q.z << 8 & 0xff0000);
+        w[2] = (q.y & 0xffff) | (q.z & 0xff0000), w[3] = q.y >> 16 | (q.z >> 8 & 0xff0000);
+      }
+#pragma unroll
+      for (int k = 0; k < VALUES / 8; k++) {
+        U4 h = TYPE == KV_Q8 ? halves8({w[2 * k & 3], w[(2 * k + 1) & 3]}, x[b].scale)
+                             : halves8(TYPE, w[k], x[b].scale);
+        sts128(dst + ((c + k) >> 3) * 8192 + s * 128 + ((((c + k) & 7) ^ (s & 7)) << 4), h);
+      }
+    }
+  }
+}
+
+// DIM dimensions of 64 rows of queries as halves, swizzled, and rotated with TURN if the keys are; 128 threads
+template <int DIM, bool TURN>
+DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int hs, int tid) {
+  const int STEP = 128 / (DIM / 8);              // rows that 128 threads have at once
+  const int MOST = TURN ? 4 : 8, B = 64 / STEP < MOST ? 64 / STEP : MOST; // loads in flight
+  int c = tid % (DIM / 8), r0 = tid / (DIM / 8);
+  bool turn = TURN && turns_keys(a.at.ktype);
+#pragma unroll 1
   for (int k = 0; k < 64 / STEP; k += B) {
     float v[B][8];
 #pragma unroll
@@ -42,6 +107,7 @@ template <int DIM> DEV void load_q(const Attn& a, const float* q, u32 qs, int fi
 #pragma unroll
     for (int i = 0; i < B; i++) {
       int r = r0 + (k + i) * STEP;
+      if (turn) rotate8(v[i], c * 8, DIM < 128 ? DIM : 128, false);
       U4 h = {f2h2(v[i][0], v[i][1]), f2h2(v[i][2], v[i][3]), f2h2(v[i][4], v[i][5]), f2h2(v[i][6], v[i][7])};
       sts128(qs + (c >> 3) * 8192 + r * 128 + (((c & 7) ^ (r & 7)) << 4), h);
     }
@@ -51,8 +117,9 @@ template <int DIM> DEV void load_q(const Attn& a, const float* q, u32 qs, int fi
 // The slots of a page from s on, a bit each.
 DEV u64 from_slot(int s) { return s <= 0 ? ~0ull : s > 63 ? 0 : ~0ull << s; }
 
-template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
+template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a) {
   const int H = DIM > 256 ? 2 : 1, DV = DIM / H, TILE = DV * 128; // parts of a page, their dimensions and bytes
+  const int B = WG > 1 ? 4 : 8; // loads of a lane in flight
   int warp = TID >> 5, lane = TID & 31;
   u32 qs = (saddr(smem) + 1023) & ~1023u, ring = qs + WG * TILE, full = ring + SLOTS * TILE, empty = full + 8 * SLOTS;
   u32 state = empty + 8 * SLOTS + (H > 1 ? TID >> 7 : 0) * 512;
@@ -66,9 +133,9 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
   SYNC();
   pdl_launch();
   int ys = a.kvheads * a.chunks, units = a.items[0] * ys, slot = 0;
-  if (warp >= WG * 4) { // the warp that loads
+  if (warp >= WG * 4) { // a warp that loads
     if (WG > 1) fewer_registers<56>();
-    if (warp > WG * 4) return;
+    if (!PACKED && warp > WG * 4) return;
     bool waited = false;
     int par = 1, n = 0;
     for (int u = BID; u < units; u += GDIM) {
@@ -81,16 +148,33 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
           waited = true;
         }
         for (int h = 0; h < 2 * H; h++) {
-          u64 part = region + (h < H ? h * TILE : a.at.values + (h - H) * TILE);
-          if (n >= SLOTS) bar_wait(empty + slot * 8, par);
-          if (lane == 0) {
-            bar_expect(full + slot * 8, TILE);
-            if (!gathered) bulk(ring + slot * TILE, (const u8*)a.pages[it.table + w.p] + part, TILE, full + slot * 8);
-          }
-          if (gathered) {
+          int type = h < H ? a.at.ktype : a.at.vtype, half = h < H ? h : h - H;
+          u64 part = region + (h < H ? 0 : a.at.values);
+          bool mine = !PACKED || (n & 3) == warp - WG * 4;
+          if (mine && n >= SLOTS) bar_wait(empty + slot * 8, par);
+          if (PACKED && mine && type != KV_F16) {
+            u32 to = ring + slot * TILE;
+            switch (type) {
+            case KV_Q8: unpack_tile<KV_Q8, DIM, DV, B>(a, it, w, part, half * DV, to, lane); break;
+            case KV_Q4_0: unpack_tile<KV_Q4_0, DIM, DV, B>(a, it, w, part, half * DV, to, lane); break;
+            case KV_Q4_1: unpack_tile<KV_Q4_1, DIM, DV, B>(a, it, w, part, half * DV, to, lane); break;
+            case KV_T4: unpack_tile<KV_T4, DIM, DV, B>(a, it, w, part, half * DV, to, lane); break;
+            default: unpack_tile<KV_T3, DIM, DV, B>(a, it, w, part, half * DV, to, lane);
+            }
+            fence_async();
             syncwarp();
-            gather<DV>(a, it, w, part, ring + slot * TILE, full + slot * 8, lane);
-            syncwarp();
+            if (lane == 0) bar_arrive(full + slot * 8);
+          } else if (mine) {
+            part += half * TILE;
+            if (lane == 0) {
+              bar_expect(full + slot * 8, TILE);
+              if (!gathered) bulk(ring + slot * TILE, (const u8*)a.pages[it.table + w.p] + part, TILE, full + slot * 8);
+            }
+            if (gathered) {
+              syncwarp();
+              gather<DV>(a, it, w, part, ring + slot * TILE, full + slot * 8, lane);
+              syncwarp();
+            }
           }
           n++;
           if (++slot == SLOTS) {
@@ -132,7 +216,7 @@ template <int DIM, int WG, int SLOTS> DEV void flash(const Attn& a) {
     }
     bar_named(H > 1 ? 1 : 1 + wg, team); // all warps are done with the queries before
     const float* q = a.q + (u64)ip->row * a.qstride + (kv * a.group + y * a.chunk) * DIM + (H > 1 ? wg * DV : 0);
-    load_q<DV>(a, q, qs + wg * TILE, wrow, used, hs, TID & 127);
+    load_q<DV, PACKED>(a, q, qs + wg * TILE, wrow, used, hs, TID & 127);
     fence_async();
     bar_named(H > 1 ? 1 : 1 + wg, team);
     float o[DV / 2];

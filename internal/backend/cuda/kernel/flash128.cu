@@ -3,6 +3,8 @@
 #include "flash.h"
 
 #if defined(HOPPER) || defined(EMULATE)
-KERNEL(flash128x1, Attn, a, 160, 1) { flash<128, 1, 10>(a); }
-KERNEL(flash128x2, Attn, a, 384, 1) { flash<128, 2, 10>(a); }
+KERNEL(flash128x1, Attn, a, 160, 1) { flash<128, 1, 10, false>(a); }
+KERNEL(flash128x2, Attn, a, 384, 1) { flash<128, 2, 10, false>(a); }
+KERNEL(packed128x1, Attn, a, 256, 1) { flash<128, 1, 10, true>(a); }
+KERNEL(packed128x2, Attn, a, 384, 1) { flash<128, 2, 10, true>(a); }
 #endif

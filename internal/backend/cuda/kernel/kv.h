@@ -64,6 +64,14 @@ DEV void rotate8(float (&v)[8], int d, int group, bool back) {
   for (int i = 0; i < 8; i++) v[i] = fmul(v[i], last >> i & 1 ? -scale : scale);
 }
 
+// 8 bytes as halves.
+DEV U4 halves8(U2 q, u32 scale) {
+  u32 d = both_lo(scale), k = 0x64646464, less = 0xe480e480;
+  q.x ^= 0x80808080;
+  q.y ^= 0x80808080; // q+128 below the exponent of 1024: a half that is 1152 too large
+  return {hmul2(hadd2(prmt(q.x, k, 0x4140), less), d), hmul2(hadd2(prmt(q.x, k, 0x4342), less), d),
+          hmul2(hadd2(prmt(q.y, k, 0x4140), less), d), hmul2(hadd2(prmt(q.y, k, 0x4342), less), d)};
+}
 // 8 values of 3 or 4 bits as halves. scale: a half, of Q4_1 below the smallest value.
 DEV U4 halves8(int type, u32 q, u32 scale) {
   u32 d = both_lo(scale), h[4];

@@ -3,5 +3,5 @@
 #include "common.h"
 #ifdef HOPPER
 #include "experts.h"
-EXPERTS(all, ALL_FORMATS, 1)
+EXPERTS(all, ALL_FORMATS)
 #endif

@@ -4,5 +4,5 @@
 #include "common.h"
 #ifdef HOPPER
 #include "experts.h"
-EXPERTS(k, K_QUANTS, 2)
+EXPERTS(k, K_QUANTS)
 #endif

@@ -1,7 +1,7 @@
 // The end of a mixture of experts: the weighted sum of a row's experts in the order in which it chose them, the expert
 // that all rows share times its gate, the residual, and the norm with packing as in pack.cu.
 // also for sm_90
-#include "pack.h"
+#include "mix.h"
 
 struct MixArgs {
   Act act;
@@ -18,15 +18,7 @@ struct MixArgs {
 // A row's 256 columns, lane l has 8l to 8l+7 of them: the sum goes to dst, what is packed times w.
 DEV void mix_job(const MixArgs& p, float (&v)[8], int kb, int row, int at, int lane) {
   float t[8];
-#pragma unroll
-  for (int i = 0; i < 8; i++) t[i] = 0;
-  for (int j = 0; j < p.used; j++) {
-    float f = p.weights[(u64)row * p.ws + j];
-    if (p.scale) f = fmul(f, p.scale[p.ids[row * p.used + j]]);
-    take8(v, p.y, row * p.used + j, at, p.cols);
-#pragma unroll
-    for (int i = 0; i < 8; i++) t[i] = ffma(f, v[i], t[i]);
-  }
+  mix8(t, {p.y, p.weights, p.scale, p.ids, p.used, p.ws}, row, at, p.cols);
   if (p.shared.p) {
     float f = sigmoid(p.gate[(u64)row * p.gs]);
     take8(v, p.shared, row, at, p.cols);

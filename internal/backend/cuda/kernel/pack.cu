@@ -7,13 +7,11 @@
 
 // Calls fn for every row and 256 columns, in the order of rows, and before it `ahead` with the columns: what no kernel
 // of the step writes is loaded there, the first time before waiting, since it comes from memory and not from a cache.
-// late: the next kernel starts when the one before this is done, not beside it.
-template <class Ahead, class Fn> DEV void jobs(int late, int rows, int kbs, Ahead ahead, Fn fn) {
-  if (!late) pdl_launch();
+template <class Ahead, class Fn> DEV void jobs(int rows, int kbs, Ahead ahead, Fn fn) {
+  pdl_launch();
   int lane = TID & 31, job = BID * 2 + (TID >> 5), row = job / kbs, kb = job - row * kbs;
   if (row < rows) ahead(kb * 256 + lane * 8);
   pdl_wait();
-  if (late) pdl_launch();
   while (row < rows) {
     fn(row, kb, kb * 256 + lane * 8, lane);
     job += GDIM * 2;
@@ -22,14 +20,14 @@ template <class Ahead, class Fn> DEV void jobs(int late, int rows, int kbs, Ahea
     if (row < rows) ahead(kb * 256 + lane * 8);
   }
 }
-template <class Fn> DEV void jobs(int late, int rows, int kbs, Fn fn) {
-  jobs(late, rows, kbs, [](int) __attribute__((always_inline)) {}, fn);
+template <class Fn> DEV void jobs(int rows, int kbs, Fn fn) {
+  jobs(rows, kbs, [](int) __attribute__((always_inline)) {}, fn);
 }
 
 // div: row r of the activations is row r/div of x.
-struct PackArgs { Act act; In x; int rows, cols, div, late; };
+struct PackArgs { Act act; In x; int rows, cols, div, pad; };
 template <class F> DEV void pack_rows(const PackArgs& p) {
-  jobs(p.late, p.rows, p.act.kb, [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
+  jobs(p.rows, p.act.kb, [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
     float v[8];
     F::template take8<4>(v, p.x, row / p.div, at, p.cols);
     pack_row(p.act, kb, row, v, lane);
@@ -48,7 +46,7 @@ struct AddPackArgs {
   float* dst; // may be missing: then x is not written anywhere
   const float* w;
   float* sumsq;
-  int dst_stride, rows, cols, late;
+  int dst_stride, rows, cols, pad;
 };
 DEV bool add_fast(const AddPackArgs& p) {
   return p.cols % 8 == 0 && in_aligned(p.x, 8) && (!p.y.p || in_aligned(p.y, 8)) && aligned16(p.dst) &&
@@ -78,7 +76,7 @@ DEV void add_job(const AddPackArgs& p, float (&v)[8], const float (&w)[8], float
 template <class F> DEV void add_pack_rows(const AddPackArgs& p) {
   float w[8];
   jobs(
-      p.late, p.rows, p.act.kb,
+      p.rows, p.act.kb,
       [&](int at) __attribute__((always_inline)) {
         if (p.w) F::take8(w, p.w, at, p.cols);
       },
@@ -125,13 +123,12 @@ KERNEL(add_norm, AddNormArgs, a, 512, 1) {
 }
 
 // act(gate) * up
-struct GatedPackArgs { Act act; In gate, up; int rows, cols, gelu, late; };
+struct GatedPackArgs { Act act; In gate, up; int rows, cols, gelu, pad; };
 template <class F> DEV void gated_rows(const GatedPackArgs& p) {
-  jobs(p.late, p.rows, p.act.kb, [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
+  jobs(p.rows, p.act.kb, [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
     float g[8], u[8];
     F::take8_two(g, u, p.gate, p.up, row, at, p.cols);
-#pragma unroll
-    for (int i = 0; i < 8; i++) u[i] = fmul(p.gelu ? gelu(g[i]) : silu(g[i]), u[i]);
+    gate8(u, g, p.gelu);
     pack_row(p.act, kb, row, u, lane);
   });
 }
@@ -141,15 +138,14 @@ KERNEL(gated_pack, GatedPackArgs, p, 64, 8) {
 }
 
 // x * sigmoid(gate), head by head.
-struct SigmoidPackArgs { Act act; In x, gate; int rows, cols, late, dim, step, pad; };
+struct SigmoidPackArgs { Act act; In x, gate; int rows, cols, pad, dim, step, pad2; };
 template <class F> DEV void sigmoid_rows(const SigmoidPackArgs& p) {
-  jobs(p.late, p.rows, p.act.kb, [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
+  jobs(p.rows, p.act.kb, [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
     float g[8], u[8];
     F::template take8<4>(u, p.x, row, at, p.cols);
     int h = at / p.dim, from = h * p.step; // heads of x lie side by side, gates a step apart
     F::template take8<4>(g, p.gate, row, from + at - h * p.dim, p.cols / p.dim * p.step);
-#pragma unroll
-    for (int i = 0; i < 8; i++) u[i] = fmul(u[i], sigmoid(g[i]));
+    sigmoid8(u, g);
     pack_row(p.act, kb, row, u, lane);
   });
 }
@@ -159,21 +155,16 @@ KERNEL(sigmoid_pack, SigmoidPackArgs, p, 64, 8) {
 }
 
 // RMSNorm of each head's values (64, 128 or 256 of them), times w and silu(gate).
-struct HeadPackArgs { Act act; In x, gate; const float* w; int rows, cols, dim, late; float eps, mean; };
+struct HeadPackArgs { Act act; In x, gate; const float* w; int rows, cols, dim, pad; float eps, mean; };
 template <class F> DEV void head_rows(const HeadPackArgs& p) {
   float w[8];
   jobs(
-      p.late, p.rows, p.act.kb,
+      p.rows, p.act.kb,
       [&](int at) __attribute__((always_inline)) { load8(w, p.w + (at & (p.dim - 1))); },
       [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
-        float v[8], g[8], s = 0;
+        float v[8], g[8];
         F::take8_two(v, g, p.x, p.gate, row, at, p.cols);
-#pragma unroll
-        for (int i = 0; i < 8; i++) s = ffma(v[i], v[i], s);
-        for (int i = p.dim >> 4; i; i >>= 1) s = fadd(s, shfl_xor(s, i)); // dim/8 lanes are a head
-        float r = rsqrt_(ffma(s, p.mean, p.eps));
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = fmul(fmul(fmul(v[i], r), w[i]), silu(g[i]));
+        head8(v, g, w, p.dim, p.eps);
         pack_row(p.act, kb, row, v, lane);
       });
 }
@@ -185,7 +176,7 @@ KERNEL(head_pack, HeadPackArgs, p, 64, 8) {
 // Pieces of a product as plain rows.
 struct ReduceArgs { In x; float* dst; int stride, rows, cols, pad; };
 template <class F> DEV void reduce_rows(const ReduceArgs& p) {
-  jobs(0, p.rows, (p.cols + 255) / 256, [&](int row, int, int at, int) __attribute__((always_inline)) {
+  jobs(p.rows, (p.cols + 255) / 256, [&](int row, int, int at, int) __attribute__((always_inline)) {
     float v[8];
     F::template take8<4>(v, p.x, row, at, p.cols);
     F::give8(p.dst + (u64)row * p.stride, at, p.cols, v);

@@ -150,3 +150,54 @@ DEV void take8(float (&v)[8], const In& s, int row, int c, int cols) {
   else
     Any::take8<1>(v, s, row, c, cols);
 }
+
+// ---- what is packed: the same functions wherever it is made
+
+// act(gate) * up, into up.
+DEV void gate8(float (&up)[8], const float (&gate)[8], int with_gelu) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) up[i] = fmul(with_gelu ? gelu(gate[i]) : silu(gate[i]), up[i]);
+}
+// x * sigmoid(gate), into x.
+DEV void sigmoid8(float (&x)[8], const float (&gate)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) x[i] = fmul(x[i], sigmoid(gate[i]));
+}
+// RMSNorm of heads of dim values (a power of two up to 256), times w and silu(gate), into x. A warp.
+DEV void head8(float (&x)[8], const float (&gate)[8], const float (&w)[8], int dim, float eps) {
+  float s = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) s = ffma(x[i], x[i], s);
+  for (int i = dim >> 4; i; i >>= 1) s = fadd(s, shfl_xor(s, i)); // dim/8 lanes are a head
+  float r = fdiv(1.f, sqrt_(fadd(fdiv(s, (float)dim), eps)));     // as in small.cu
+#pragma unroll
+  for (int i = 0; i < 8; i++) x[i] = fmul(silu(gate[i]), fmul(fmul(x[i], r), w[i]));
+}
+
+// Rows that a product makes and packs itself, for as many columns as a block of it multiplies.
+enum { MAKE_PLAIN, MAKE_SILU, MAKE_GELU, MAKE_SIGMOID, MAKE_HEADS };
+struct Make {
+  static const bool MADE = true;
+  In x, gate;     // plain: x; gated: act(gate) * x; sigmoid: x * sigmoid(gate); heads: norm(x) * w * silu(gate)
+  const float* w;
+  int kind, cols;
+  int dim, step;  // heads of dim values, whose gates begin step values after each other
+  float eps;
+  int pad;
+};
+// 256 columns of a row, lane l has the eight from `at` on. All rows are such that Fast reads them.
+DEV void make8(float (&v)[8], In x, In gate, const float* w, int kind, int cols, int dim, int step, float eps, int row,
+               int at) {
+  float g[8];
+  Fast::take8<2>(v, x, row, at, cols);
+  if (kind == MAKE_PLAIN) return;
+  int h = at / dim; // dim and step are equal where heads are not apart
+  Fast::take8<2>(g, gate, row, h * step + at - h * dim, cols / dim * step);
+  if (kind == MAKE_SIGMOID) sigmoid8(v, g);
+  else if (kind == MAKE_HEADS) {
+    float f[8];
+    load8(f, w + (at & (dim - 1)));
+    head8(v, g, f, dim, eps);
+  } else
+    gate8(v, g, kind == MAKE_GELU);
+}

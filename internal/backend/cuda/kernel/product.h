@@ -40,7 +40,7 @@ struct ProductArgs {
   int kb;             // columns / 256
   int n;              // tokens
   int depth;          // slots of the ring
-  int late;           // let the next kernel start only when the one before is done
+  int most;           // stages of activations that a block makes itself, at most
 };
 
 // The job of this block, and which of the job's blocks it is. Parameters must not be indexed, nor may the compiler
@@ -48,6 +48,10 @@ struct ProductArgs {
 // through f_bits, which it does not see through.
 DEV int opaque(int v) { return (int)f_bits(bits_f((u32)v)); }
 DEV u64 opaque(const void* p) { return (u32)opaque((int)(u64)p) | (u64)(u32)opaque((int)((u64)p >> 32)) << 32; }
+DEV In opaque(const In& a) {
+  return {(const float*)opaque(a.p), opaque(a.stride), opaque(a.groups), opaque(a.kb), opaque(a.grid), opaque(a.n),
+          opaque(a.first)};
+}
 DEV Job find_job(const ProductArgs& a, int& b) {
   Job j = a.job[0];
   auto next = [&](const Job& o) __attribute__((always_inline)) {

@@ -76,8 +76,9 @@ KERNEL(small_heads_sigmoid, HeadsArgs, p, 256, 1) {
 }
 
 // RMSNorm. THREADS is 32 for short rows (a warp each), 256 for long ones (a block each), which depends on the length
-// only. Thread t has the quads t, t+THREADS, ...: the order of the sum is the same however the values are loaded. They
-// stay in shared memory.
+// only. Thread t has the quads t, t+THREADS, ..., of short rows pairs of quads, which is how the kernels sum that do more
+// than the norm of heads (qkv_write, head_pack): the order is the same however values are loaded and whoever does it.
+// They stay in shared memory.
 template <int THREADS> DEV void norm(const HeadsArgs& p) {
   pdl_wait();
   pdl_launch();
@@ -87,9 +88,16 @@ template <int THREADS> DEV void norm(const HeadsArgs& p) {
   bool live = row < p.rows;
   int tok = row / p.heads, head = row - tok * p.heads, at = head * p.xs;
   float s = 0;
+  const int RUN = THREADS == 32 ? 2 : 1; // quads that a thread has side by side
+  auto each = [&](auto fn) __attribute__((always_inline)) {
+    for (int q = t * RUN; q < quads; q += THREADS * RUN)
+#pragma unroll
+      for (int i = 0; i < RUN; i++)
+        if (q + i < quads) fn(q + i);
+  };
   if (live) {
     bool wide = in_aligned(p.x, 4) && (at & 3) == 0 && (p.cols & 3) == 0;
-    for (int q = t; q < quads; q += THREADS) {
+    each([&](int q) __attribute__((always_inline)) {
       F4 v = {0, 0, 0, 0};
       if (wide) v = in4(p.x, tok, at + 4 * q, in_pieces(p.x, at + 4 * q));
       else {
@@ -100,7 +108,7 @@ template <int THREADS> DEV void norm(const HeadsArgs& p) {
       }
       s = ffma(v.x, v.x, s); s = ffma(v.y, v.y, s); s = ffma(v.z, v.z, s); s = ffma(v.w, v.w, s);
       *(F4*)(x + 4 * q) = v;
-    }
+    });
   }
   s = warp_sum(s);
   if (THREADS > 32) {
@@ -112,11 +120,12 @@ template <int THREADS> DEV void norm(const HeadsArgs& p) {
   if (!live) return;
   float f = fdiv(1.f, sqrt_(fadd(fdiv(s, (float)p.cols), p.eps)));
   float* d = p.dst + (u64)tok * p.ds + head * p.dhs;
-  for (int q = t; q < quads; q += THREADS) // the same quads: no barrier is needed
+  each([&](int q) __attribute__((always_inline)) { // the same quads: no barrier is needed
     for (int i = 4 * q; i < 4 * q + 4 && i < p.cols; i++) {
       float y = fmul(x[i], f);
       d[i] = p.w ? fmul(y, p.w[i]) : y;
     }
+  });
 }
 KERNEL(small_norm_short, HeadsArgs, p, 256, 1) { norm<32>(p); }
 KERNEL(small_norm_long, HeadsArgs, p, 256, 1) { norm<256>(p); }
@@ -161,68 +170,17 @@ struct RopeArgs {
   const float *cos, *sin;
   int rows, heads, half, xs, cs, ss; // row r of x belongs to row r/heads of the angles
 };
-DEV void rotate(float& a, float& b, float c, float s) {
-  float u = a, v = b;
-  a = fadd(fmul(u, c), -fmul(v, s));
-  b = fadd(fmul(u, s), fmul(v, c));
-}
 KERNEL(small_rope, RopeArgs, p, 256, 1) {
   pdl_wait();
   pdl_launch();
   int total = p.rows * p.half;
   for (int i = BID * BDIM + TID; i < total; i += GDIM * BDIM) {
     int r = i / p.half, c = i - r * p.half, t = r / p.heads;
-    float* x = p.x + (u64)r * p.xs + c;
-    rotate(x[0], x[p.half], p.cos[(u64)t * p.cs + c], p.sin[(u64)t * p.ss + c]);
+    float *x = p.x + (u64)r * p.xs + c, a = x[0], b = x[p.half];
+    float cs = p.cos[(u64)t * p.cs + c], sn = p.sin[(u64)t * p.ss + c];
+    x[0] = fadd(fmul(a, cs), -fmul(b, sn));
+    x[p.half] = fadd(fmul(a, sn), fmul(b, cs));
   }
-}
-
-// Queries and keys of a layer: RMSNorm of every head, then rotation. A warp has a head.
-struct TurnArgs {
-  float *q, *k;             // results, heads side by side
-  const float *wq, *wk;     // norms, or none: the heads are only rotated
-  const float *cos, *sin;
-  In qin, kin;
-  int rows, heads, kvheads, dim, half;
-  int qstep, kstep; // columns from one head to the next in the inputs
-  int qs, ks, cs, ss; // strides of tokens
-  float eps;
-};
-KERNEL(small_norm_rope, TurnArgs, p, 256, 1) {
-  pdl_wait();
-  pdl_launch();
-  int lane = TID & 31, warp = TID >> 5, n = p.heads + p.kvheads, job = BID * (BDIM / 32) + warp;
-  if (job >= p.rows * n) return; // whole warps; nothing below waits for other warps
-  float* x = (float*)smem + warp * p.dim;
-  int tok = job / n, h = job - tok * n;
-  bool key = h >= p.heads;
-  const float* w = key ? p.wk : p.wq;
-  float* out;
-  float s = 0;
-  if (key) {
-    h -= p.heads;
-    out = p.k + (u64)tok * p.ks + h * p.dim;
-    for (int c = lane; c < p.dim; c += 32) x[c] = in1(p.kin, tok, h * p.kstep + c);
-  } else {
-    out = p.q + (u64)tok * p.qs + h * p.dim;
-    for (int c = lane; c < p.dim; c += 32) x[c] = in1(p.qin, tok, h * p.qstep + c);
-  }
-  syncwarp();
-  if (w) { // quads, in the order of small_norm_short
-    for (int q = lane; 4 * q < p.dim; q += 32)
-      for (int i = 4 * q; i < 4 * q + 4 && i < p.dim; i++) s = ffma(x[i], x[i], s);
-    s = warp_sum(s);
-    float f = fdiv(1.f, sqrt_(fadd(fdiv(s, (float)p.dim), p.eps)));
-    for (int c = lane; c < p.dim; c += 32) x[c] = fmul(fmul(x[c], f), w[c]);
-    syncwarp();
-  }
-  for (int c = lane; c < p.half; c += 32) {
-    float a = x[c], b = x[c + p.half];
-    rotate(a, b, p.cos[(u64)tok * p.cs + c], p.sin[(u64)tok * p.ss + c]);
-    out[c] = a;
-    out[c + p.half] = b;
-  }
-  for (int c = 2 * p.half + lane; c < p.dim; c += 32) out[c] = x[c];
 }
 
 // ---- blocks and experts

@@ -1,6 +1,23 @@
 // "solo": products of up to 64 tokens at a time for Hopper and later. More tokens are further chunks (BIDY).
 #pragma once
-#include "product.h"
+#include "pack.h"
+
+// A product that makes its activations itself.
+struct MadeArgs { ProductArgs p; Make m; };
+struct Packed { static const bool MADE = false; }; // the other kind
+
+// Makes the rows of a block: of n tokens, the columns of `chunks` stages from number kb on, of kbs, after which the first
+// follow. Packed as Tiled wants them, at `held`.
+DEV void make_rows(In x, In gate, const float* w, int kind, int cols, int dim, int step, float eps, int n, int kb,
+                       int kbs, int chunks, u32 held) {
+  int lane = TID & 31;
+  for (int job = TID >> 5; job < n * chunks; job += STRIPS) {
+    int row = job / chunks, c = job - row * chunks, k = kb + c < kbs ? kb + c : kb + c - kbs;
+    float v[8];
+    make8(v, x, gate, w, kind, cols, dim, step, eps, row, k * 256 + lane * 8);
+    pack_row({smem + (held - saddr(smem)), chunks, 1}, c, row, v, lane);
+  }
+}
 
 // "solo": blocks of 16 warps with one tile each. A ring of half stages (weights and activations) is filled by bulk
 // copies that complete on a barrier (full); warps report on another (empty) when they are done with a slot. Warps
@@ -8,21 +25,28 @@
 // its start (many tokens: the compiler can mix the instructions of the whole half). Copies of weights start before
 // the kernel waits for the one before it (programmatic dependent launch). When a block has asked for its last weights
 // it asks for the first of the next product, so that memory is not idle while small kernels run.
-template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, int bid) {
-  const int W0 = STRIPS * F::H0, W1 = STRIPS * F::H1, SLOT = W1 + NT * A1;
+//
+// MADE: the ring has weights alone. A block makes the few columns of activations that it multiplies, of at most eight
+// tokens, while its weights are on their way: a kernel less between two products.
+template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M& m, const Job& job, int bid) {
+  const bool MADE = M::MADE;
+  const int W0 = STRIPS * F::H0, W1 = STRIPS * F::H1, SLOT = W1 + (MADE ? 0 : NT * A1);
   int warp = TID >> 5, lane = TID & 31, tok0 = BIDY * (8 * NT), n = a.n - tok0 < 8 * NT ? a.n - tok0 : 8 * NT;
   int T = job.groups * a.kb, G = job.blocks, rows = job.groups * 256;
   int s0 = first_stage(bid, T, G), halves = 2 * (first_stage(bid + 1, T, G) - s0);
-  u32 base = saddr(smem), full = base, empty = base + 64, factor = base + 128, ring = base + 1024; // 8 slots at most
+  int chunks = halves / 2 < a.kb ? halves / 2 : a.kb; // made: stages of activations that the block has
+  u32 base = saddr(smem), full = base, empty = base + 64, factor = base + 128, held = base + 1024; // 8 slots at most
+  u32 ring = MADE ? held + (a.most * ACT + 127 & ~127) : held;
   const u8* src = job.w + (u64)s0 * (W0 + W1);
   const u8* act = a.act + (u64)BIDY * a.kb * (NT * ACT);
   float* part = job.part + (u64)tok0 * rows + warp * 16;
   auto weights = [&](int i, u32 slot, u32 bar) { // half i of this block
     int h = i & 1;
-    bar_expect(bar, h ? W1 + NT * A1 : W0 + NT * A0);
+    bar_expect(bar, (h ? W1 : W0) + (MADE ? 0 : NT * (h ? A1 : A0)));
     bulk_hint(slot, src + (u64)(i >> 1) * (W0 + W1) + h * W0, h ? W1 : W0, bar, evict_first());
   };
   auto activations = [&](int i, int kb, u32 slot, u32 bar) {
+    if (MADE) return;
     int h = i & 1;
     while (kb >= a.kb) kb -= a.kb;
     bulk(slot + W1, act + (u64)kb * (NT * ACT) + h * (NT * A0), h ? NT * A1 : NT * A0, bar);
@@ -35,13 +59,14 @@ template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, i
     if (NT <= 4 && halves <= a.depth) ask_ahead(a); // with more tokens registers are short
   }
   SYNC();
-  if (!a.late) pdl_launch();
+  pdl_launch();
   pdl_wait();
-  if (a.late) pdl_launch();
   if (TID == 0) {
     fence_async();
     for (int i = 0; i < a.depth && i < halves; i++) activations(i, kb + (i >> 1), ring + i * SLOT, full + i * 8);
   }
+  if constexpr (MADE)
+    make_rows(opaque(m.x), opaque(m.gate), m.w, m.kind, m.cols, m.dim, m.step, m.eps, n, kb, a.kb, chunks, held);
   factors(a, job, factor, tok0, n, warp, lane);
   SYNC();
   float acc[NT][4], c[NT][4];
@@ -78,19 +103,22 @@ template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, i
     i++;
     if (++slot == a.depth) { slot = 0; par ^= 1; }
   };
+  int chunk = 0;
   while (i < halves) {
-    u32 st = ring + slot * SLOT;
+    u32 st = ring + slot * SLOT, x = MADE ? held + chunk * ACT : st + W1;
     clear<4 * NT>((float*)c);
     early();
     bar_wait(full + slot * 8, par);
-    half_stage<F, NT>(c, st + warp * F::H0, Tiled{st + W1, 0}, job.table, lane, between);
+    half_stage<F, NT>(c, st + warp * F::H0, Tiled{x, 0}, job.table, lane, between);
     finish();
     st = ring + slot * SLOT;
+    x = MADE ? x + A0 : st + W1;
     early();
     bar_wait(full + slot * 8, par);
-    half_stage<F, NT>(c, st + warp * F::H1, Tiled{st + W1, 0}, job.table, lane, between);
-    scale<F, NT>(acc, c, st + warp * F::H1, Tiled{0, st + W1 + NT * A0}, lane);
+    half_stage<F, NT>(c, st + warp * F::H1, Tiled{x, 0}, job.table, lane, between);
+    scale<F, NT>(acc, c, st + warp * F::H1, Tiled{0, x + NT * A0}, lane);
     finish();
+    if (MADE && ++chunk == chunks) chunk = 0;
     kb++;
     if (kb == a.kb || i == halves) {
       store<NT>(part + (u64)b0 * a.n * rows + grp * 256, acc, n, rows, factor, lane);
@@ -100,12 +128,13 @@ template <class F, int NT> DEV void solo(const ProductArgs& a, const Job& job, i
     if (kb == a.kb) { kb = 0; grp++; }
   }
 }
-template <int SET, int NT> DEV void solo(const ProductArgs& a) {
+template <int SET, int NT, class M> DEV void solo(const ProductArgs& a, const M& m) {
   int b = BID;
   Job job = find_job(a, b);
-  with_format<SET>(job.format, [&](auto f) __attribute__((always_inline)) { solo<decltype(f), NT>(a, job, b); });
+  with_format<SET>(job.format,
+                   [&](auto f) __attribute__((always_inline)) { solo<decltype(f), NT>(a, m, job, b); });
 }
-#define SOLO(NAME, SET, NT) KERNEL(solo_##NAME##_##NT, ProductArgs, a, 512, 1) { solo<SET, NT>(a); }
+#define SOLO(NAME, SET, NT) KERNEL(solo_##NAME##_##NT, ProductArgs, a, 512, 1) { solo<SET, NT>(a, Packed{}); }
 #define SOLOS(NAME, SET) \
   SOLO(NAME, SET, 1) \
   SOLO(NAME, SET, 2) \
@@ -113,4 +142,5 @@ template <int SET, int NT> DEV void solo(const ProductArgs& a) {
   SOLO(NAME, SET, 8)
 #define SOLOS_BETWEEN(NAME, SET) \
   SOLO(NAME, SET, 3) \
-  SOLO(NAME, SET, 6)
+  SOLO(NAME, SET, 6) \
+  KERNEL(solo_##NAME##_made, MadeArgs, a, 512, 1) { solo<SET, 1>(a.p, a.m); }

@@ -7,7 +7,4 @@
 #include "solo.h"
 SOLOS(q4k, ONLY_Q4K)
 SOLOS_BETWEEN(q4k, ONLY_Q4K)
-// Two blocks of different kernels fit a multiprocessor, and with at most 56 registers (576 threads say so) a small
-// one beside them.
-KERNEL(solo2_q4k_1, ProductArgs, a, 576, 2) { solo<ONLY_Q4K, 1>(a); }
 #endif

@@ -31,6 +31,10 @@ func Store(typ quant.Type, dst []byte, src []float32) {
 	}
 }
 
+// The codebooks as kernels look them up.
+var turbo3, turbo4 = [16]float32(append(quant.Codes(quant.Turbo3), quant.Codes(quant.Turbo3)...)),
+	[16]float32(quant.Codes(quant.Turbo4))
+
 // Load is the inverse of [Store]: it widens a row. It is exact.
 func Load(typ quant.Type, dst []float32, src []byte) {
 	src = src[:typ.RowBytes(len(dst))]
@@ -45,8 +49,14 @@ func Load(typ quant.Type, dst []float32, src []byte) {
 		loadBF16(dst, src)
 	case quant.Q8_0:
 		ops().loadQ80(dst, src)
-	case quant.Turbo3, quant.Turbo4:
-		quant.DecodeKV(typ, dst, src)
+	case quant.Q4_0:
+		ops().loadQ40(dst, src)
+	case quant.Q4_1:
+		ops().loadQ41(dst, src)
+	case quant.Turbo3:
+		ops().loadTurbo3(dst, src, &turbo3)
+	case quant.Turbo4:
+		ops().loadTurbo4(dst, src, &turbo4)
 	default:
 		if err := quant.Dequantize(typ, dst, src); err != nil {
 			panic(fmt.Sprintf("vec: load %v: %v", typ, err))

@@ -71,6 +71,20 @@ func matRowsAsm(l kernel.Level, y []float32, ys int, typ quant.Type, w []byte, s
 	default:
 		m.decode = true
 	}
+	if m.decode && k <= m.piece && n > cols { // for many columns a block of decoded rows
+		step := k + 16 // rows at multiples of 4096 bytes would share cache sets
+		block := min(rows, max(matTile, blockBytes/(4*step)&^(matTile-1)))
+		b := getScratch(block * step)
+		defer scratch.Put(b)
+		for r := 0; r < rows; r += block {
+			some := min(block, rows-r)
+			for i := range some {
+				Load(typ, (*b)[i*step:][:k], w[(r+i)*stride:][:typ.RowBytes(k)])
+			}
+			matRowsAsm(l, y[r:], ys, quant.F32, f32Bytes(*b)[:4*((some-1)*step+k)], 4*step, k, x, xs, n, some, alpha)
+		}
+		return
+	}
 	if m.decode {
 		b := getScratch(matTile * (m.piece + 16))
 		defer scratch.Put(b)

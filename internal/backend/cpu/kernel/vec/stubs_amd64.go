@@ -104,6 +104,26 @@ func loadQ80AVX2(dst []float32, src []byte)
 //go:noescape
 func storeQ80AVX2(dst []byte, src []float32)
 
+// loadQ40AVX2 widens the values, a multiple of 32.
+//
+//go:noescape
+func loadQ40AVX2(dst []float32, src []byte)
+
+// loadQ41AVX2 widens the values, a multiple of 32.
+//
+//go:noescape
+func loadQ41AVX2(dst []float32, src []byte)
+
+// loadTurbo3AVX2 widens the values, a multiple of 128.
+//
+//go:noescape
+func loadTurbo3AVX2(dst []float32, src []byte, codes *[16]float32)
+
+// loadTurbo4AVX2 widens the values, a multiple of 128.
+//
+//go:noescape
+func loadTurbo4AVX2(dst []float32, src []byte, codes *[16]float32)
+
 // rotateAVX2 turns the pairs (a[i], b[i]): a = a cos - b sin, b = a sin + b cos.
 //
 //go:noescape
@@ -318,6 +338,26 @@ func loadQ80AVX512(dst []float32, src []byte)
 //
 //go:noescape
 func storeQ80AVX512(dst []byte, src []float32)
+
+// loadQ40AVX512 widens the values, a multiple of 32.
+//
+//go:noescape
+func loadQ40AVX512(dst []float32, src []byte)
+
+// loadQ41AVX512 widens the values, a multiple of 32.
+//
+//go:noescape
+func loadQ41AVX512(dst []float32, src []byte)
+
+// loadTurbo3AVX512 widens the values, a multiple of 128.
+//
+//go:noescape
+func loadTurbo3AVX512(dst []float32, src []byte, codes *[16]float32)
+
+// loadTurbo4AVX512 widens the values, a multiple of 128.
+//
+//go:noescape
+func loadTurbo4AVX512(dst []float32, src []byte, codes *[16]float32)
 
 // rotateAVX512 turns the pairs (a[i], b[i]): a = a cos - b sin, b = a sin + b cos.
 //

@@ -1,6 +1,9 @@
 package vec
 
-import "strobe/internal/backend/cpu/kernel"
+import (
+	"strobe/internal/backend/cpu/kernel"
+	"strobe/internal/quant"
+)
 
 // table is what every instruction set has a version of. All slices of a call have the length of the first (of cos in
 // rotate); none may be shorter.
@@ -23,6 +26,10 @@ type table struct {
 	rotate     func(a, b, cos, sin []float32)
 	loadQ80    func(dst []float32, src []byte)
 	storeQ80   func(dst []byte, src []float32)
+	loadQ40    func(dst []float32, src []byte)
+	loadQ41    func(dst []float32, src []byte)
+	loadTurbo3 func(dst []float32, src []byte, codes *[16]float32) // its eight codes twice
+	loadTurbo4 func(dst []float32, src []byte, codes *[16]float32)
 }
 
 // generic is in plain Go: the reference of the others.
@@ -30,6 +37,10 @@ var generic = table{
 	axpyGeneric, addGeneric, scaleGeneric, scaleMulGeneric, sigmoidGeneric, siluGeneric, siluMulGeneric, geluMulGeneric,
 	sigmoidMulGeneric, softcapGeneric, sumSquaresGeneric, dotGeneric, maximumGeneric, indexOfGeneric, expSumGeneric,
 	rotateGeneric, loadQ80Generic, storeQ80Generic,
+	func(dst []float32, src []byte) { quant.DecodeKV(quant.Q4_0, dst, src) },
+	func(dst []float32, src []byte) { quant.DecodeKV(quant.Q4_1, dst, src) },
+	func(dst []float32, src []byte, _ *[16]float32) { quant.DecodeKV(quant.Turbo3, dst, src) },
+	func(dst []float32, src []byte, _ *[16]float32) { quant.DecodeKV(quant.Turbo4, dst, src) },
 }
 
 // ops is the table in use.

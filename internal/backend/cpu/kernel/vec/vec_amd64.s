@@ -472,6 +472,78 @@ DATA vecConstq8max<>+56(SB)/4, $0x42fe0000
 DATA vecConstq8max<>+60(SB)/4, $0x42fe0000
 GLOBL vecConstq8max<>(SB), RODATA|NOPTR, $64
 
+DATA vecConstnibble<>+0(SB)/4, $0x0000000f
+DATA vecConstnibble<>+4(SB)/4, $0x0000000f
+DATA vecConstnibble<>+8(SB)/4, $0x0000000f
+DATA vecConstnibble<>+12(SB)/4, $0x0000000f
+DATA vecConstnibble<>+16(SB)/4, $0x0000000f
+DATA vecConstnibble<>+20(SB)/4, $0x0000000f
+DATA vecConstnibble<>+24(SB)/4, $0x0000000f
+DATA vecConstnibble<>+28(SB)/4, $0x0000000f
+DATA vecConstnibble<>+32(SB)/4, $0x0000000f
+DATA vecConstnibble<>+36(SB)/4, $0x0000000f
+DATA vecConstnibble<>+40(SB)/4, $0x0000000f
+DATA vecConstnibble<>+44(SB)/4, $0x0000000f
+DATA vecConstnibble<>+48(SB)/4, $0x0000000f
+DATA vecConstnibble<>+52(SB)/4, $0x0000000f
+DATA vecConstnibble<>+56(SB)/4, $0x0000000f
+DATA vecConstnibble<>+60(SB)/4, $0x0000000f
+GLOBL vecConstnibble<>(SB), RODATA|NOPTR, $64
+
+DATA vecConsteight<>+0(SB)/4, $0x00000008
+DATA vecConsteight<>+4(SB)/4, $0x00000008
+DATA vecConsteight<>+8(SB)/4, $0x00000008
+DATA vecConsteight<>+12(SB)/4, $0x00000008
+DATA vecConsteight<>+16(SB)/4, $0x00000008
+DATA vecConsteight<>+20(SB)/4, $0x00000008
+DATA vecConsteight<>+24(SB)/4, $0x00000008
+DATA vecConsteight<>+28(SB)/4, $0x00000008
+DATA vecConsteight<>+32(SB)/4, $0x00000008
+DATA vecConsteight<>+36(SB)/4, $0x00000008
+DATA vecConsteight<>+40(SB)/4, $0x00000008
+DATA vecConsteight<>+44(SB)/4, $0x00000008
+DATA vecConsteight<>+48(SB)/4, $0x00000008
+DATA vecConsteight<>+52(SB)/4, $0x00000008
+DATA vecConsteight<>+56(SB)/4, $0x00000008
+DATA vecConsteight<>+60(SB)/4, $0x00000008
+GLOBL vecConsteight<>(SB), RODATA|NOPTR, $64
+
+DATA vecConstthree<>+0(SB)/4, $0x00000003
+DATA vecConstthree<>+4(SB)/4, $0x00000003
+DATA vecConstthree<>+8(SB)/4, $0x00000003
+DATA vecConstthree<>+12(SB)/4, $0x00000003
+DATA vecConstthree<>+16(SB)/4, $0x00000003
+DATA vecConstthree<>+20(SB)/4, $0x00000003
+DATA vecConstthree<>+24(SB)/4, $0x00000003
+DATA vecConstthree<>+28(SB)/4, $0x00000003
+DATA vecConstthree<>+32(SB)/4, $0x00000003
+DATA vecConstthree<>+36(SB)/4, $0x00000003
+DATA vecConstthree<>+40(SB)/4, $0x00000003
+DATA vecConstthree<>+44(SB)/4, $0x00000003
+DATA vecConstthree<>+48(SB)/4, $0x00000003
+DATA vecConstthree<>+52(SB)/4, $0x00000003
+DATA vecConstthree<>+56(SB)/4, $0x00000003
+DATA vecConstthree<>+60(SB)/4, $0x00000003
+GLOBL vecConstthree<>(SB), RODATA|NOPTR, $64
+
+DATA vecConstfour<>+0(SB)/4, $0x00000004
+DATA vecConstfour<>+4(SB)/4, $0x00000004
+DATA vecConstfour<>+8(SB)/4, $0x00000004
+DATA vecConstfour<>+12(SB)/4, $0x00000004
+DATA vecConstfour<>+16(SB)/4, $0x00000004
+DATA vecConstfour<>+20(SB)/4, $0x00000004
+DATA vecConstfour<>+24(SB)/4, $0x00000004
+DATA vecConstfour<>+28(SB)/4, $0x00000004
+DATA vecConstfour<>+32(SB)/4, $0x00000004
+DATA vecConstfour<>+36(SB)/4, $0x00000004
+DATA vecConstfour<>+40(SB)/4, $0x00000004
+DATA vecConstfour<>+44(SB)/4, $0x00000004
+DATA vecConstfour<>+48(SB)/4, $0x00000004
+DATA vecConstfour<>+52(SB)/4, $0x00000004
+DATA vecConstfour<>+56(SB)/4, $0x00000004
+DATA vecConstfour<>+60(SB)/4, $0x00000004
+GLOBL vecConstfour<>(SB), RODATA|NOPTR, $64
+
 DATA vecConvPerm01<>+0(SB)/4, $0x00000000
 DATA vecConvPerm01<>+4(SB)/4, $0x00000004
 DATA vecConvPerm01<>+8(SB)/4, $0x00000008
@@ -507,6 +579,94 @@ DATA vecConvPerm23<>+52(SB)/4, $0x00000017
 DATA vecConvPerm23<>+56(SB)/4, $0x0000001b
 DATA vecConvPerm23<>+60(SB)/4, $0x0000001f
 GLOBL vecConvPerm23<>(SB), RODATA|NOPTR, $64
+
+DATA vecCrumbs<>+0(SB)/4, $0x00000000
+DATA vecCrumbs<>+4(SB)/4, $0x00000002
+DATA vecCrumbs<>+8(SB)/4, $0x00000004
+DATA vecCrumbs<>+12(SB)/4, $0x00000006
+DATA vecCrumbs<>+16(SB)/4, $0x00000008
+DATA vecCrumbs<>+20(SB)/4, $0x0000000a
+DATA vecCrumbs<>+24(SB)/4, $0x0000000c
+DATA vecCrumbs<>+28(SB)/4, $0x0000000e
+DATA vecCrumbs<>+32(SB)/4, $0x00000010
+DATA vecCrumbs<>+36(SB)/4, $0x00000012
+DATA vecCrumbs<>+40(SB)/4, $0x00000014
+DATA vecCrumbs<>+44(SB)/4, $0x00000016
+DATA vecCrumbs<>+48(SB)/4, $0x00000018
+DATA vecCrumbs<>+52(SB)/4, $0x0000001a
+DATA vecCrumbs<>+56(SB)/4, $0x0000001c
+DATA vecCrumbs<>+60(SB)/4, $0x0000001e
+GLOBL vecCrumbs<>(SB), RODATA|NOPTR, $64
+
+DATA vecBits<>+0(SB)/4, $0x00000000
+DATA vecBits<>+4(SB)/4, $0x00000001
+DATA vecBits<>+8(SB)/4, $0x00000002
+DATA vecBits<>+12(SB)/4, $0x00000003
+DATA vecBits<>+16(SB)/4, $0x00000004
+DATA vecBits<>+20(SB)/4, $0x00000005
+DATA vecBits<>+24(SB)/4, $0x00000006
+DATA vecBits<>+28(SB)/4, $0x00000007
+DATA vecBits<>+32(SB)/4, $0x00000008
+DATA vecBits<>+36(SB)/4, $0x00000009
+DATA vecBits<>+40(SB)/4, $0x0000000a
+DATA vecBits<>+44(SB)/4, $0x0000000b
+DATA vecBits<>+48(SB)/4, $0x0000000c
+DATA vecBits<>+52(SB)/4, $0x0000000d
+DATA vecBits<>+56(SB)/4, $0x0000000e
+DATA vecBits<>+60(SB)/4, $0x0000000f
+DATA vecBits<>+64(SB)/4, $0x00000010
+DATA vecBits<>+68(SB)/4, $0x00000011
+DATA vecBits<>+72(SB)/4, $0x00000012
+DATA vecBits<>+76(SB)/4, $0x00000013
+DATA vecBits<>+80(SB)/4, $0x00000014
+DATA vecBits<>+84(SB)/4, $0x00000015
+DATA vecBits<>+88(SB)/4, $0x00000016
+DATA vecBits<>+92(SB)/4, $0x00000017
+DATA vecBits<>+96(SB)/4, $0x00000018
+DATA vecBits<>+100(SB)/4, $0x00000019
+DATA vecBits<>+104(SB)/4, $0x0000001a
+DATA vecBits<>+108(SB)/4, $0x0000001b
+DATA vecBits<>+112(SB)/4, $0x0000001c
+DATA vecBits<>+116(SB)/4, $0x0000001d
+DATA vecBits<>+120(SB)/4, $0x0000001e
+DATA vecBits<>+124(SB)/4, $0x0000001f
+GLOBL vecBits<>(SB), RODATA|NOPTR, $128
+
+DATA vecNibbles<>+0(SB)/4, $0x00000000
+DATA vecNibbles<>+4(SB)/4, $0x00000004
+DATA vecNibbles<>+8(SB)/4, $0x00000008
+DATA vecNibbles<>+12(SB)/4, $0x0000000c
+DATA vecNibbles<>+16(SB)/4, $0x00000010
+DATA vecNibbles<>+20(SB)/4, $0x00000014
+DATA vecNibbles<>+24(SB)/4, $0x00000018
+DATA vecNibbles<>+28(SB)/4, $0x0000001c
+DATA vecNibbles<>+32(SB)/4, $0x00000000
+DATA vecNibbles<>+36(SB)/4, $0x00000004
+DATA vecNibbles<>+40(SB)/4, $0x00000008
+DATA vecNibbles<>+44(SB)/4, $0x0000000c
+DATA vecNibbles<>+48(SB)/4, $0x00000010
+DATA vecNibbles<>+52(SB)/4, $0x00000014
+DATA vecNibbles<>+56(SB)/4, $0x00000018
+DATA vecNibbles<>+60(SB)/4, $0x0000001c
+GLOBL vecNibbles<>(SB), RODATA|NOPTR, $64
+
+DATA vecTurboLanes<>+0(SB)/4, $0x00000000
+DATA vecTurboLanes<>+4(SB)/4, $0x00000000
+DATA vecTurboLanes<>+8(SB)/4, $0x00000000
+DATA vecTurboLanes<>+12(SB)/4, $0x00000000
+DATA vecTurboLanes<>+16(SB)/4, $0x00000000
+DATA vecTurboLanes<>+20(SB)/4, $0x00000000
+DATA vecTurboLanes<>+24(SB)/4, $0x00000000
+DATA vecTurboLanes<>+28(SB)/4, $0x00000000
+DATA vecTurboLanes<>+32(SB)/4, $0x00000001
+DATA vecTurboLanes<>+36(SB)/4, $0x00000001
+DATA vecTurboLanes<>+40(SB)/4, $0x00000001
+DATA vecTurboLanes<>+44(SB)/4, $0x00000001
+DATA vecTurboLanes<>+48(SB)/4, $0x00000001
+DATA vecTurboLanes<>+52(SB)/4, $0x00000001
+DATA vecTurboLanes<>+56(SB)/4, $0x00000001
+DATA vecTurboLanes<>+60(SB)/4, $0x00000001
+GLOBL vecTurboLanes<>(SB), RODATA|NOPTR, $64
 
 // func addAVX2(dst []float32, a []float32, b []float32)
 // Requires: AVX
@@ -1753,6 +1913,413 @@ storeQ80AVX2_loop:
 	JMP          storeQ80AVX2_loop
 
 storeQ80AVX2_done:
+	VZEROUPPER
+	RET
+
+// func loadQ40AVX2(dst []float32, src []byte)
+// Requires: AVX, AVX2, F16C
+TEXT ·loadQ40AVX2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+
+loadQ40AVX2_loop:
+	CMPQ         DX, $0x00000020
+	JL           loadQ40AVX2_done
+	VPBROADCASTW (CX), X0
+	VCVTPH2PS    X0, Y0
+	VPMOVZXBD    2(CX), Y1
+	VPSRLD       $0x04, Y1, Y2
+	VANDPS       vecConstnibble<>+0(SB), Y1, Y1
+	VPSUBD       vecConsteight<>+0(SB), Y1, Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, (AX)
+	VPSUBD       vecConsteight<>+0(SB), Y2, Y2
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VMOVUPS      Y2, 64(AX)
+	VPMOVZXBD    10(CX), Y1
+	VPSRLD       $0x04, Y1, Y2
+	VANDPS       vecConstnibble<>+0(SB), Y1, Y1
+	VPSUBD       vecConsteight<>+0(SB), Y1, Y1
+	VCVTDQ2PS    Y1, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 32(AX)
+	VPSUBD       vecConsteight<>+0(SB), Y2, Y2
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VMOVUPS      Y2, 96(AX)
+	ADDQ         $0x00000012, CX
+	ADDQ         $0x00000080, AX
+	SUBQ         $0x00000020, DX
+	JMP          loadQ40AVX2_loop
+
+loadQ40AVX2_done:
+	VZEROUPPER
+	RET
+
+// func loadQ41AVX2(dst []float32, src []byte)
+// Requires: AVX, AVX2, F16C
+TEXT ·loadQ41AVX2(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+
+loadQ41AVX2_loop:
+	CMPQ         DX, $0x00000020
+	JL           loadQ41AVX2_done
+	VPBROADCASTW (CX), X0
+	VCVTPH2PS    X0, Y0
+	VPBROADCASTW 2(CX), X1
+	VCVTPH2PS    X1, Y1
+	VPMOVZXBD    4(CX), Y2
+	VPSRLD       $0x04, Y2, Y3
+	VANDPS       vecConstnibble<>+0(SB), Y2, Y2
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VADDPS       Y1, Y2, Y2
+	VMOVUPS      Y2, (AX)
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VADDPS       Y1, Y3, Y3
+	VMOVUPS      Y3, 64(AX)
+	VPMOVZXBD    12(CX), Y2
+	VPSRLD       $0x04, Y2, Y3
+	VANDPS       vecConstnibble<>+0(SB), Y2, Y2
+	VCVTDQ2PS    Y2, Y2
+	VMULPS       Y0, Y2, Y2
+	VADDPS       Y1, Y2, Y2
+	VMOVUPS      Y2, 32(AX)
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y0, Y3, Y3
+	VADDPS       Y1, Y3, Y3
+	VMOVUPS      Y3, 96(AX)
+	ADDQ         $0x00000014, CX
+	ADDQ         $0x00000080, AX
+	SUBQ         $0x00000020, DX
+	JMP          loadQ41AVX2_loop
+
+loadQ41AVX2_done:
+	VZEROUPPER
+	RET
+
+// func loadTurbo3AVX2(dst []float32, src []byte, codes *[16]float32)
+// Requires: AVX, AVX2, F16C
+TEXT ·loadTurbo3AVX2(SB), NOSPLIT, $0-56
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+	MOVQ codes+48(FP), BX
+
+loadTurbo3AVX2_loop:
+	CMPQ         DX, $0x00000080
+	JL           loadTurbo3AVX2_done
+	VPBROADCASTW (CX), X0
+	VCVTPH2PS    X0, Y0
+	VMULPS       (BX), Y0, Y0
+	VPBROADCASTD 2(CX), Y1
+	VPSRLVD      vecCrumbs<>+0(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 34(CX), Y2
+	VPSRLVD      vecBits<>+0(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, (AX)
+	VPBROADCASTD 2(CX), Y1
+	VPSRLVD      vecCrumbs<>+32(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 34(CX), Y2
+	VPSRLVD      vecBits<>+32(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 32(AX)
+	VPBROADCASTD 6(CX), Y1
+	VPSRLVD      vecCrumbs<>+0(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 34(CX), Y2
+	VPSRLVD      vecBits<>+64(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 64(AX)
+	VPBROADCASTD 6(CX), Y1
+	VPSRLVD      vecCrumbs<>+32(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 34(CX), Y2
+	VPSRLVD      vecBits<>+96(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 96(AX)
+	VPBROADCASTD 10(CX), Y1
+	VPSRLVD      vecCrumbs<>+0(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 38(CX), Y2
+	VPSRLVD      vecBits<>+0(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 128(AX)
+	VPBROADCASTD 10(CX), Y1
+	VPSRLVD      vecCrumbs<>+32(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 38(CX), Y2
+	VPSRLVD      vecBits<>+32(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 160(AX)
+	VPBROADCASTD 14(CX), Y1
+	VPSRLVD      vecCrumbs<>+0(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 38(CX), Y2
+	VPSRLVD      vecBits<>+64(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 192(AX)
+	VPBROADCASTD 14(CX), Y1
+	VPSRLVD      vecCrumbs<>+32(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 38(CX), Y2
+	VPSRLVD      vecBits<>+96(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 224(AX)
+	VPBROADCASTD 18(CX), Y1
+	VPSRLVD      vecCrumbs<>+0(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 42(CX), Y2
+	VPSRLVD      vecBits<>+0(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 256(AX)
+	VPBROADCASTD 18(CX), Y1
+	VPSRLVD      vecCrumbs<>+32(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 42(CX), Y2
+	VPSRLVD      vecBits<>+32(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 288(AX)
+	VPBROADCASTD 22(CX), Y1
+	VPSRLVD      vecCrumbs<>+0(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 42(CX), Y2
+	VPSRLVD      vecBits<>+64(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 320(AX)
+	VPBROADCASTD 22(CX), Y1
+	VPSRLVD      vecCrumbs<>+32(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 42(CX), Y2
+	VPSRLVD      vecBits<>+96(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 352(AX)
+	VPBROADCASTD 26(CX), Y1
+	VPSRLVD      vecCrumbs<>+0(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 46(CX), Y2
+	VPSRLVD      vecBits<>+0(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 384(AX)
+	VPBROADCASTD 26(CX), Y1
+	VPSRLVD      vecCrumbs<>+32(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 46(CX), Y2
+	VPSRLVD      vecBits<>+32(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 416(AX)
+	VPBROADCASTD 30(CX), Y1
+	VPSRLVD      vecCrumbs<>+0(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 46(CX), Y2
+	VPSRLVD      vecBits<>+64(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 448(AX)
+	VPBROADCASTD 30(CX), Y1
+	VPSRLVD      vecCrumbs<>+32(SB), Y1, Y1
+	VANDPS       vecConstthree<>+0(SB), Y1, Y1
+	VPBROADCASTD 46(CX), Y2
+	VPSRLVD      vecBits<>+96(SB), Y2, Y2
+	VPSLLD       $0x02, Y2, Y2
+	VANDPS       vecConstfour<>+0(SB), Y2, Y2
+	VORPS        Y2, Y1, Y1
+	VPERMPS      Y0, Y1, Y1
+	VMOVUPS      Y1, 480(AX)
+	ADDQ         $0x00000032, CX
+	ADDQ         $0x00000200, AX
+	SUBQ         $0x00000080, DX
+	JMP          loadTurbo3AVX2_loop
+
+loadTurbo3AVX2_done:
+	VZEROUPPER
+	RET
+
+// func loadTurbo4AVX2(dst []float32, src []byte, codes *[16]float32)
+// Requires: AVX, AVX2, F16C
+TEXT ·loadTurbo4AVX2(SB), NOSPLIT, $0-56
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+	MOVQ codes+48(FP), BX
+
+loadTurbo4AVX2_loop:
+	CMPQ         DX, $0x00000080
+	JL           loadTurbo4AVX2_done
+	VPBROADCASTW (CX), X0
+	VCVTPH2PS    X0, Y0
+	VMULPS       32(BX), Y0, Y1
+	VMULPS       (BX), Y0, Y0
+	VPBROADCASTD 2(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, (AX)
+	VPBROADCASTD 6(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 32(AX)
+	VPBROADCASTD 10(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 64(AX)
+	VPBROADCASTD 14(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 96(AX)
+	VPBROADCASTD 18(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 128(AX)
+	VPBROADCASTD 22(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 160(AX)
+	VPBROADCASTD 26(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 192(AX)
+	VPBROADCASTD 30(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 224(AX)
+	VPBROADCASTD 34(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 256(AX)
+	VPBROADCASTD 38(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 288(AX)
+	VPBROADCASTD 42(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 320(AX)
+	VPBROADCASTD 46(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 352(AX)
+	VPBROADCASTD 50(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 384(AX)
+	VPBROADCASTD 54(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 416(AX)
+	VPBROADCASTD 58(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y3
+	VPERMPS      Y1, Y2, Y4
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y4, Y3, Y2
+	VMOVUPS      Y2, 448(AX)
+	VPBROADCASTD 62(CX), Y2
+	VPSRLVD      vecNibbles<>+0(SB), Y2, Y2
+	VPERMPS      Y0, Y2, Y0
+	VPERMPS      Y1, Y2, Y1
+	VPSLLD       $0x1c, Y2, Y2
+	VBLENDVPS    Y2, Y1, Y0, Y2
+	VMOVUPS      Y2, 480(AX)
+	ADDQ         $0x00000042, CX
+	ADDQ         $0x00000200, AX
+	SUBQ         $0x00000080, DX
+	JMP          loadTurbo4AVX2_loop
+
+loadTurbo4AVX2_done:
 	VZEROUPPER
 	RET
 
@@ -5737,6 +6304,246 @@ storeQ80AVX512_loop:
 	JMP           storeQ80AVX512_loop
 
 storeQ80AVX512_done:
+	VZEROUPPER
+	RET
+
+// func loadQ40AVX512(dst []float32, src []byte)
+// Requires: AVX, AVX2, AVX512DQ, AVX512F
+TEXT ·loadQ40AVX512(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+
+loadQ40AVX512_loop:
+	CMPQ         DX, $0x00000020
+	JL           loadQ40AVX512_done
+	VPBROADCASTW (CX), Y0
+	VCVTPH2PS    Y0, Z0
+	VPMOVZXBD    2(CX), Z1
+	VPSRLD       $0x04, Z1, Z2
+	VANDPS       vecConstnibble<>+0(SB), Z1, Z1
+	VPSUBD       vecConsteight<>+0(SB), Z1, Z1
+	VCVTDQ2PS    Z1, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, (AX)
+	VPSUBD       vecConsteight<>+0(SB), Z2, Z2
+	VCVTDQ2PS    Z2, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      Z2, 64(AX)
+	ADDQ         $0x00000012, CX
+	ADDQ         $0x00000080, AX
+	SUBQ         $0x00000020, DX
+	JMP          loadQ40AVX512_loop
+
+loadQ40AVX512_done:
+	VZEROUPPER
+	RET
+
+// func loadQ41AVX512(dst []float32, src []byte)
+// Requires: AVX, AVX2, AVX512DQ, AVX512F
+TEXT ·loadQ41AVX512(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+
+loadQ41AVX512_loop:
+	CMPQ         DX, $0x00000020
+	JL           loadQ41AVX512_done
+	VPBROADCASTW (CX), Y0
+	VCVTPH2PS    Y0, Z0
+	VPBROADCASTW 2(CX), Y1
+	VCVTPH2PS    Y1, Z1
+	VPMOVZXBD    4(CX), Z2
+	VPSRLD       $0x04, Z2, Z3
+	VANDPS       vecConstnibble<>+0(SB), Z2, Z2
+	VCVTDQ2PS    Z2, Z2
+	VMULPS       Z0, Z2, Z2
+	VADDPS       Z1, Z2, Z2
+	VMOVUPS      Z2, (AX)
+	VCVTDQ2PS    Z3, Z3
+	VMULPS       Z0, Z3, Z3
+	VADDPS       Z1, Z3, Z3
+	VMOVUPS      Z3, 64(AX)
+	ADDQ         $0x00000014, CX
+	ADDQ         $0x00000080, AX
+	SUBQ         $0x00000020, DX
+	JMP          loadQ41AVX512_loop
+
+loadQ41AVX512_done:
+	VZEROUPPER
+	RET
+
+// func loadTurbo3AVX512(dst []float32, src []byte, codes *[16]float32)
+// Requires: AVX, AVX2, AVX512DQ, AVX512F
+TEXT ·loadTurbo3AVX512(SB), NOSPLIT, $0-56
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+	MOVQ codes+48(FP), BX
+
+loadTurbo3AVX512_loop:
+	CMPQ         DX, $0x00000080
+	JL           loadTurbo3AVX512_done
+	VPBROADCASTW (CX), Y0
+	VCVTPH2PS    Y0, Z0
+	VMULPS       (BX), Z0, Z0
+	VPBROADCASTD 2(CX), Z1
+	VPSRLVD      vecCrumbs<>+0(SB), Z1, Z1
+	VANDPS       vecConstthree<>+0(SB), Z1, Z1
+	VPBROADCASTD 34(CX), Z2
+	VPSRLVD      vecBits<>+0(SB), Z2, Z2
+	VPSLLD       $0x02, Z2, Z2
+	VANDPS       vecConstfour<>+0(SB), Z2, Z2
+	VORPS        Z2, Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, (AX)
+	VPBROADCASTD 6(CX), Z1
+	VPSRLVD      vecCrumbs<>+0(SB), Z1, Z1
+	VANDPS       vecConstthree<>+0(SB), Z1, Z1
+	VPBROADCASTD 34(CX), Z2
+	VPSRLVD      vecBits<>+64(SB), Z2, Z2
+	VPSLLD       $0x02, Z2, Z2
+	VANDPS       vecConstfour<>+0(SB), Z2, Z2
+	VORPS        Z2, Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 64(AX)
+	VPBROADCASTD 10(CX), Z1
+	VPSRLVD      vecCrumbs<>+0(SB), Z1, Z1
+	VANDPS       vecConstthree<>+0(SB), Z1, Z1
+	VPBROADCASTD 38(CX), Z2
+	VPSRLVD      vecBits<>+0(SB), Z2, Z2
+	VPSLLD       $0x02, Z2, Z2
+	VANDPS       vecConstfour<>+0(SB), Z2, Z2
+	VORPS        Z2, Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 128(AX)
+	VPBROADCASTD 14(CX), Z1
+	VPSRLVD      vecCrumbs<>+0(SB), Z1, Z1
+	VANDPS       vecConstthree<>+0(SB), Z1, Z1
+	VPBROADCASTD 38(CX), Z2
+	VPSRLVD      vecBits<>+64(SB), Z2, Z2
+	VPSLLD       $0x02, Z2, Z2
+	VANDPS       vecConstfour<>+0(SB), Z2, Z2
+	VORPS        Z2, Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 192(AX)
+	VPBROADCASTD 18(CX), Z1
+	VPSRLVD      vecCrumbs<>+0(SB), Z1, Z1
+	VANDPS       vecConstthree<>+0(SB), Z1, Z1
+	VPBROADCASTD 42(CX), Z2
+	VPSRLVD      vecBits<>+0(SB), Z2, Z2
+	VPSLLD       $0x02, Z2, Z2
+	VANDPS       vecConstfour<>+0(SB), Z2, Z2
+	VORPS        Z2, Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 256(AX)
+	VPBROADCASTD 22(CX), Z1
+	VPSRLVD      vecCrumbs<>+0(SB), Z1, Z1
+	VANDPS       vecConstthree<>+0(SB), Z1, Z1
+	VPBROADCASTD 42(CX), Z2
+	VPSRLVD      vecBits<>+64(SB), Z2, Z2
+	VPSLLD       $0x02, Z2, Z2
+	VANDPS       vecConstfour<>+0(SB), Z2, Z2
+	VORPS        Z2, Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 320(AX)
+	VPBROADCASTD 26(CX), Z1
+	VPSRLVD      vecCrumbs<>+0(SB), Z1, Z1
+	VANDPS       vecConstthree<>+0(SB), Z1, Z1
+	VPBROADCASTD 46(CX), Z2
+	VPSRLVD      vecBits<>+0(SB), Z2, Z2
+	VPSLLD       $0x02, Z2, Z2
+	VANDPS       vecConstfour<>+0(SB), Z2, Z2
+	VORPS        Z2, Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 384(AX)
+	VPBROADCASTD 30(CX), Z1
+	VPSRLVD      vecCrumbs<>+0(SB), Z1, Z1
+	VANDPS       vecConstthree<>+0(SB), Z1, Z1
+	VPBROADCASTD 46(CX), Z2
+	VPSRLVD      vecBits<>+64(SB), Z2, Z2
+	VPSLLD       $0x02, Z2, Z2
+	VANDPS       vecConstfour<>+0(SB), Z2, Z2
+	VORPS        Z2, Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 448(AX)
+	ADDQ         $0x00000032, CX
+	ADDQ         $0x00000200, AX
+	SUBQ         $0x00000080, DX
+	JMP          loadTurbo3AVX512_loop
+
+loadTurbo3AVX512_done:
+	VZEROUPPER
+	RET
+
+// func loadTurbo4AVX512(dst []float32, src []byte, codes *[16]float32)
+// Requires: AVX, AVX2, AVX512F
+TEXT ·loadTurbo4AVX512(SB), NOSPLIT, $0-56
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+	MOVQ codes+48(FP), BX
+
+loadTurbo4AVX512_loop:
+	CMPQ         DX, $0x00000080
+	JL           loadTurbo4AVX512_done
+	VPBROADCASTW (CX), Y0
+	VCVTPH2PS    Y0, Z0
+	VMULPS       (BX), Z0, Z0
+	VPBROADCASTQ 2(CX), Z1
+	VMOVUPS      vecTurboLanes<>+0(SB), Z2
+	VPERMD       Z1, Z2, Z1
+	VPSRLVD      vecNibbles<>+0(SB), Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, (AX)
+	VPBROADCASTQ 10(CX), Z1
+	VMOVUPS      vecTurboLanes<>+0(SB), Z2
+	VPERMD       Z1, Z2, Z1
+	VPSRLVD      vecNibbles<>+0(SB), Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 64(AX)
+	VPBROADCASTQ 18(CX), Z1
+	VMOVUPS      vecTurboLanes<>+0(SB), Z2
+	VPERMD       Z1, Z2, Z1
+	VPSRLVD      vecNibbles<>+0(SB), Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 128(AX)
+	VPBROADCASTQ 26(CX), Z1
+	VMOVUPS      vecTurboLanes<>+0(SB), Z2
+	VPERMD       Z1, Z2, Z1
+	VPSRLVD      vecNibbles<>+0(SB), Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 192(AX)
+	VPBROADCASTQ 34(CX), Z1
+	VMOVUPS      vecTurboLanes<>+0(SB), Z2
+	VPERMD       Z1, Z2, Z1
+	VPSRLVD      vecNibbles<>+0(SB), Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 256(AX)
+	VPBROADCASTQ 42(CX), Z1
+	VMOVUPS      vecTurboLanes<>+0(SB), Z2
+	VPERMD       Z1, Z2, Z1
+	VPSRLVD      vecNibbles<>+0(SB), Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 320(AX)
+	VPBROADCASTQ 50(CX), Z1
+	VMOVUPS      vecTurboLanes<>+0(SB), Z2
+	VPERMD       Z1, Z2, Z1
+	VPSRLVD      vecNibbles<>+0(SB), Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 384(AX)
+	VPBROADCASTQ 58(CX), Z1
+	VMOVUPS      vecTurboLanes<>+0(SB), Z2
+	VPERMD       Z1, Z2, Z1
+	VPSRLVD      vecNibbles<>+0(SB), Z1, Z1
+	VPERMPS      Z0, Z1, Z1
+	VMOVUPS      Z1, 448(AX)
+	ADDQ         $0x00000042, CX
+	ADDQ         $0x00000200, AX
+	SUBQ         $0x00000080, DX
+	JMP          loadTurbo4AVX512_loop
+
+loadTurbo4AVX512_done:
 	VZEROUPPER
 	RET
 

@@ -98,6 +98,149 @@ func conversions(l level) {
 	})
 	end()
 	storeQ80(l)
+	loadNibbles(l)
+	loadTurbo3(l)
+	loadTurbo4(l)
+}
+
+// scale emits the load of a half as float32 in all lanes.
+func (l level) scale(from Mem) VecVirtual {
+	d := l.reg()
+	VPBROADCASTW(from, l.half(d))
+	VCVTPH2PS(l.half(d), d)
+	return d
+}
+
+// loadNibbles emits the conversions of Q4_0 and Q4_1: 16 bytes are values i and i+16 of a block.
+func loadNibbles(l level) {
+	for _, typ := range []struct {
+		name string
+		head int // bytes before the nibbles
+	}{{"loadQ40", 2}, {"loadQ41", 4}} {
+		name := l.text(typ.name, "func(dst []float32, src []byte)", "widens the values, a multiple of 32.")
+		dst := Load(Param("dst").Base(), GP64())
+		src := Load(Param("src").Base(), GP64())
+		n := Load(Param("dst").Len(), GP64())
+		l.blocks(name, n, 32, func() {
+			d := l.scale(Mem{Base: src})
+			var least VecVirtual
+			if typ.head == 4 {
+				least = l.scale(Mem{Base: src, Disp: 2})
+			}
+			for i := 0; i < 16; i += l.lanes {
+				low, high := l.reg(), l.reg()
+				VPMOVZXBD(Mem{Base: src, Disp: typ.head + i}, low)
+				VPSRLD(U8(4), low, high)
+				VANDPS(c("nibble"), low, low)
+				for k, v := range []VecVirtual{low, high} {
+					if typ.head == 2 {
+						VPSUBD(c("eight"), v, v)
+					}
+					VCVTDQ2PS(v, v)
+					VMULPS(d, v, v)
+					if typ.head == 4 {
+						VADDPS(least, v, v)
+					}
+					VMOVUPS(v, Mem{Base: dst, Disp: 64*k + 4*i})
+				}
+			}
+			ADDQ(U32(uint32(typ.head+16)), src)
+			ADDQ(U32(128), dst)
+		})
+		end()
+	}
+}
+
+// turbo starts a function that looks codes up in a table: blocks of 128 values after their scale.
+func (l level) turbo(name string, bytes int, body func(src, dst Register, codes Mem, d VecVirtual)) {
+	name = l.text(name, "func(dst []float32, src []byte, codes *[16]float32)", "widens the values, a multiple of 128.")
+	dst := Load(Param("dst").Base(), GP64())
+	src := Load(Param("src").Base(), GP64())
+	n := Load(Param("dst").Len(), GP64())
+	codes := Load(Param("codes"), GP64())
+	l.blocks(name, n, 128, func() {
+		body(src, dst, Mem{Base: codes}, l.scale(Mem{Base: src}))
+		ADDQ(U32(uint32(bytes)), src)
+		ADDQ(U32(512), dst)
+	})
+	end()
+}
+
+// loadTurbo3 takes the two low bits of 16 values from 4 bytes and the high bits of 32 from 4 others. A permutation of
+// 16 lanes looks at four bits of a code, so that the table has its eight codes twice.
+func loadTurbo3(l level) {
+	l.turbo("loadTurbo3", 50, func(src, dst Register, codes Mem, d VecVirtual) {
+		VMULPS(codes, d, d)
+		for i := 0; i < 128; i += l.lanes {
+			at, high := l.reg(), l.reg()
+			VPBROADCASTD(Mem{Base: src, Disp: 2 + i/16*4}, at)
+			VPSRLVD(turboShift[0].Offset(4*(i%16)), at, at)
+			VANDPS(c("three"), at, at)
+			VPBROADCASTD(Mem{Base: src, Disp: 34 + i/32*4}, high)
+			VPSRLVD(turboShift[1].Offset(4*(i%32)), high, high)
+			VPSLLD(U8(2), high, high)
+			VANDPS(c("four"), high, high)
+			VORPS(high, at, at)
+			VPERMPS(d, at, at)
+			VMOVUPS(at, Mem{Base: dst, Disp: 4 * i})
+		}
+	})
+}
+
+// loadTurbo4 takes 8 codes from 4 bytes. A permutation of 8 lanes has half of the codes; the highest bit says which.
+func loadTurbo4(l level) {
+	l.turbo("loadTurbo4", 66, func(src, dst Register, codes Mem, d VecVirtual) {
+		var upper VecVirtual
+		if l.wide() {
+			VMULPS(codes, d, d)
+		} else {
+			upper = l.reg()
+			VMULPS(codes.Offset(32), d, upper)
+			VMULPS(codes, d, d)
+		}
+		for i := 0; i < 128; i += l.lanes {
+			at := l.reg()
+			if l.wide() { // 4 bytes for the lower lanes, 4 for the upper ones
+				VPBROADCASTQ(Mem{Base: src, Disp: 2 + i/2}, at)
+				lanes := l.reg()
+				VMOVUPS(turboLanes, lanes)
+				VPERMD(at, lanes, at)
+			} else {
+				VPBROADCASTD(Mem{Base: src, Disp: 2 + i/2}, at)
+			}
+			VPSRLVD(turboShift[2], at, at)
+			if l.wide() {
+				VPERMPS(d, at, at)
+			} else {
+				lo, hi := l.reg(), l.reg()
+				VPERMPS(d, at, lo)
+				VPERMPS(upper, at, hi)
+				VPSLLD(U8(28), at, at)
+				VBLENDVPS(at, hi, lo, at)
+			}
+			VMOVUPS(at, Mem{Base: dst, Disp: 4 * i})
+		}
+	})
+}
+
+// turboShift has how far the bits of a value lie from the lowest: crumbs, bits and nibbles. turboLanes makes lanes of
+// a quadword's two halves.
+var (
+	turboShift [3]Mem
+	turboLanes Mem
+)
+
+func turboConstants() {
+	for i, width := range []uint32{2, 1, 4} {
+		turboShift[i] = GLOBL([]string{"vecCrumbs", "vecBits", "vecNibbles"}[i], RODATA|NOPTR)
+		for lane := range uint32(max(16, 32/width)) {
+			DATA(4*int(lane), U32(lane*width%32))
+		}
+	}
+	turboLanes = GLOBL("vecTurboLanes", RODATA|NOPTR)
+	for lane := range 16 {
+		DATA(4*lane, U32(uint32(lane/8)))
+	}
 }
 
 // blocks emits a loop of n/step rounds.

@@ -31,6 +31,7 @@ func main() {
 	ConstraintExpr("!noasm")
 	constants()
 	convConstants()
+	turboConstants()
 	for _, l := range both {
 		elementwise(l)
 		reductions(l)
@@ -218,6 +219,10 @@ func constants() {
 		{"gelu3", fbits(-0.07135481627159889)}, // the same times 0.044715
 		{"minusInf", fbits(math.Inf(-1))},
 		{"q8max", fbits(127)},
+		{"nibble", 15},
+		{"eight", 8},
+		{"three", 3},
+		{"four", 4},
 	}
 	for _, c := range list {
 		m := GLOBL("vecConst"+c.name, RODATA|NOPTR)
