@@ -10,8 +10,8 @@ import (
 	"strobe/internal/testkit"
 )
 
-// TestText: a text keeps its ends and some of the rest, in order; a short one is left alone, and so is one that cannot be
-// scored.
+// TestText: a text keeps its ends and some of the rest, in order; a short one is left alone, and so is one that
+// cannot be scored.
 func TestText(t *testing.T) {
 	f, err := gguf.Open(testkit.Golden(t, "qwen3/model.gguf"))
 	if err != nil {
