@@ -250,7 +250,7 @@ func TestLayoutOf(t *testing.T) {
 		{quant.F16, 10, 480, 3, 10 * 480 * 6, KeepF16, 10 * 480 * 6, ""},
 		{quant.BF16, 10, 7, 1, 10 * 14, KeepBF16, 10 * 14, ""},
 		{quant.F32, 1, 1, 1, 4, KeepF32, 4, ""},
-		{quant.IQ2_XS, 1, 512, 1, 148, 0, 0, "weights of type IQ2_XS are not supported"},
+		{quant.I32, 1, 512, 1, 2048, 0, 0, "weights of type I32 are not supported"},
 		{quant.Q4_K, 1, 500, 1, 288, 0, 0, "rows are not whole blocks of 256 values"},
 		{quant.Q4_K, 2, 512, 1, 288, 0, 0, "288 bytes, want 2 rows of 288"},
 		{quant.Q4_K, 1 << 40, 512, 1 << 40, 288, 0, 0, "288 bytes, want"},
