@@ -117,19 +117,12 @@ func TestFormatted(t *testing.T) {
 	}
 }
 
-// longLines reports whether lines of a file may still be longer.
-func longLines(f string) bool {
-	dir := path.Dir(f)
-	return under(dir, "internal/backend/gpu", "internal/backend/cuda") ||
-		dir == "internal/server" && !strings.HasSuffix(f, "_test.go")
-}
-
 // TestLineLength: what is wider than a window is not read. Generated files and lines with long texts in them
 // (templates, JSON, JavaScript) are as they are.
 func TestLineLength(t *testing.T) {
 	const limit = 120
 	for _, f := range tracked(t) {
-		if !strings.HasSuffix(f, ".go") || inTestdata(f) || longLines(f) {
+		if !strings.HasSuffix(f, ".go") || inTestdata(f) {
 			continue
 		}
 		src := read(t, f)

@@ -345,7 +345,8 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesReq
 	if err != nil {
 		return nil, err
 	}
-	a := &messageAnswer{rep: replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message", Role: "assistant", Model: l.name, Content: []block{}}}
+	a := &messageAnswer{rep: replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message", Role: "assistant",
+		Model: l.name, Content: []block{}}}
 	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
 }
 
@@ -412,7 +413,8 @@ func (m *messageStream) begin(kind parse.Kind, b block) error {
 		return err
 	}
 	m.open, m.kind = true, kind
-	return m.send("content_block_start", map[string]any{"type": "content_block_start", "index": m.index, "content_block": b})
+	return m.send("content_block_start", map[string]any{"type": "content_block_start", "index": m.index,
+		"content_block": b})
 }
 
 func (m *messageStream) delta(d map[string]any) error {

@@ -30,9 +30,8 @@ func prompt(n int) string { return strings.ReplaceAll(goPrompt, "sum", fmt.Sprin
 
 // pair opens the pair of $STROBE_PAIR, a target and its drafter with a space between, or the built-in one.
 func pair(b *testing.B) (src engine.Source) {
-	var target, drafter string
-	n, err := fmt.Sscanf(os.Getenv("STROBE_PAIR"), "%s %s", &target, &drafter)
-	if n < 2 {
+	var err error
+	if target, drafter, ok := strings.Cut(os.Getenv("STROBE_PAIR"), " "); !ok {
 		src.Target, src.Drafter, err = models.Open()
 	} else if src.Target, err = gguf.Open(target); err == nil {
 		src.Drafter, err = gguf.Open(drafter)

@@ -221,7 +221,8 @@ func (a *nativeAnswer) end(i int, out map[string]any) map[string]any {
 			"min_p": p.MinP, "typical_p": p.TypicalP,
 			"repeat_penalty": p.RepeatPenalty, "repeat_last_n": p.RepeatLastN, "presence_penalty": p.PresencePenalty,
 			"frequency_penalty": p.FrequencyPenalty, "stop": append([]string{}, a.req.Stops...),
-			"n_probs": a.q.NProbs, "grammar": a.q.Grammar, "ignore_eos": a.req.IgnoreEOG, "stream": a.q.Stream, "n_ctx": a.v.engine.Config().Context,
+			"n_probs": a.q.NProbs, "grammar": a.q.Grammar, "ignore_eos": a.req.IgnoreEOG, "stream": a.q.Stream,
+			"n_ctx": a.v.engine.Config().Context,
 		},
 	} {
 		out[k] = v

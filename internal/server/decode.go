@@ -73,7 +73,10 @@ func decodeJSON(data []byte, path string, v any) error {
 	case errors.As(err, &wrong):
 		what, _, _ := strings.Cut(wrong.Value, " ")
 		name := wrong.Field
-		name = strings.Join(slices.DeleteFunc(strings.Split(name, "."), func(s string) bool { return slices.Contains(goNames, s) }), ".")
+		name = strings.Join(slices.DeleteFunc(strings.Split(name, "."), func(s string) bool {
+			return slices.Contains(goNames,
+				s)
+		}), ".")
 		if name := join(name); name != "" {
 			return invalid(name, "must be %s, not %s", typeName(wrong.Type), valueName(what))
 		}

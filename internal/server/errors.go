@@ -85,7 +85,8 @@ func explain(err error) *apiError {
 		e.Param = "model"
 		return e
 	case errors.As(err, &load):
-		return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Code: "model_load_failed", Message: load.Error()}
+		return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Code: "model_load_failed",
+			Message: load.Error()}
 	case errors.As(err, &field):
 		e := bad("")
 		e.Param = field.Field
@@ -115,11 +116,13 @@ func explain(err error) *apiError {
 		return e
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err, errHeld),
+	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading), errors.Is(err,
+		errHeld),
 		errors.Is(err, engine.ErrFileChanged):
 		return unavailable(err.Error())
 	case errors.Is(err, upstream.ErrDown):
-		return &apiError{Status: http.StatusBadGateway, Type: "server_error", Code: "upstream_unavailable", Message: err.Error()}
+		return &apiError{Status: http.StatusBadGateway, Type: "server_error", Code: "upstream_unavailable",
+			Message: err.Error()}
 	case errors.Is(err, engine.ErrClosed), errors.Is(err, errShutdown):
 		return unavailable(errShutdown.Error())
 	case errors.Is(err, errClient), errors.Is(err, context.Canceled), errors.Is(err, dialog.ErrStopped):

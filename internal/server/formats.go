@@ -66,8 +66,8 @@ func (f *formatFields) format() (*format, error) {
 	return out, nil
 }
 
-// refusedFields are what other servers let a request demand of the answer and this one cannot do. Ignoring them would be
-// a wrong answer that looks right. Fields that merely tune are ignored.
+// refusedFields are what other servers let a request demand of the answer and this one cannot do. Ignoring them would
+// be a wrong answer that looks right. Fields that merely tune are ignored.
 type refusedFields struct {
 	GuidedJSON       json.RawMessage `json:"guided_json"` // vLLM's, like the next ones
 	GuidedRegex      json.RawMessage `json:"guided_regex"`

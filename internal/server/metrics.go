@@ -32,7 +32,8 @@ type meter struct {
 }
 
 func newMeter(s *Server) *meter {
-	return &meter{s: s, set: metrics.NewSet(), hists: map[string]*histogram{}, rates: map[string]*rate{}, marks: map[string]*[2]mark{}}
+	return &meter{s: s, set: metrics.NewSet(), hists: map[string]*histogram{}, rates: map[string]*rate{},
+		marks: map[string]*[2]mark{}}
 }
 
 // request counts an HTTP request.
@@ -332,7 +333,8 @@ func (m *meter) pace(model string, s *engine.Snapshot) float64 {
 func (m *meter) averages(model string, s *engine.Snapshot) (prompt, tokens, busy float64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := &rate{int64(s.Stats.Prompt), int64(s.Stats.Tokens), s.Steps, s.BatchRows, s.Stats.PromptTime, s.Stats.DecodeTime}
+	now := &rate{int64(s.Stats.Prompt), int64(s.Stats.Tokens), s.Steps, s.BatchRows, s.Stats.PromptTime,
+		s.Stats.DecodeTime}
 	last := m.rates[model]
 	if last == nil || last.steps > now.steps { // the model was loaded anew
 		last = &rate{}

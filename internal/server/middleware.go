@@ -175,7 +175,8 @@ func (s *Server) observe(next http.Handler) http.Handler {
 	})
 }
 
-func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, took time.Duration, ended func(status int)) {
+func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, took time.Duration,
+	ended func(status int)) {
 	status := w.status
 	if status == 0 {
 		status = http.StatusOK
@@ -193,7 +194,8 @@ func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, t
 		return
 	}
 	attrs := []slog.Attr{
-		slog.String("id", id), slog.String("client", clientIP(r)), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+		slog.String("id", id), slog.String("client", clientIP(r)), slog.String("method", r.Method), slog.String("path",
+			r.URL.Path),
 		slog.Int("status", status), slog.Float64("ms", ms(took)), slog.Int64("bytes", w.bytes),
 	}
 	attrs = append(attrs, rec.attrs...)

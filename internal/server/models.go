@@ -16,7 +16,8 @@ type Models interface {
 	// Acquire returns the engine of a model and keeps it loaded until release is called, which takes how long it is to
 	// stay after that; nil leaves that to the models. The name it returns is the model's own, whatever it was called
 	// in the request.
-	Acquire(ctx context.Context, name string) (resolved string, e *engine.Engine, release func(keep *time.Duration), err error)
+	Acquire(ctx context.Context, name string) (resolved string, e *engine.Engine, release func(keep *time.Duration),
+		err error)
 	// Unload takes a model out of memory.
 	Unload(ctx context.Context, name string) error
 	// List describes what there is.

@@ -64,16 +64,18 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		"eos_token":  v.format.EOS,
 		"model": map[string]any{
 			"arch": m.Target.Arch, "n_ctx_train": m.Target.Context, "n_vocab": m.Target.Vocab, "n_embd": m.Target.Hidden,
-			"n_layer": m.Target.Layers, "size": m.Target.WeightBytes(), "recurrent": m.Target.Recurrent, "n_expert": m.Target.Experts,
+			"n_layer": m.Target.Layers, "size": m.Target.WeightBytes(), "recurrent": m.Target.Recurrent,
+			"n_expert": m.Target.Experts,
 		},
 		"runtime": map[string]any{
 			"backend": m.Backend().Name(), "chunk": cfg.Chunk, "parallel": cfg.Parallel,
 			"cache_types":           m.Target.Memory().Types(),
 			"cache_bytes_per_token": m.Target.Memory().TokenBytes(), "cache_bytes_per_sequence": m.Target.Memory().SeqBytes(),
 		},
-		"prefix_cache": map[string]any{"ram_bytes": max(cfg.CacheBytes, 0), "disk": cfg.CacheDir != "", "disk_bytes": cfg.CacheDiskBytes},
-		"prefill":      prefill(m),
-		"speculative":  speculative(m, sourceName(s.cfg.Spec.Draft)),
+		"prefix_cache": map[string]any{"ram_bytes": max(cfg.CacheBytes, 0), "disk": cfg.CacheDir != "",
+			"disk_bytes": cfg.CacheDiskBytes},
+		"prefill":     prefill(m),
+		"speculative": speculative(m, sourceName(s.cfg.Spec.Draft)),
 	}
 	return out, nil
 }
@@ -97,7 +99,8 @@ func speculative(m *engine.Model, source string) map[string]any {
 	if len(drafters) > 0 {
 		out["drafters"], out["block"], out["size"] = names, drafters[0].Max()+1, drafters[0].WeightBytes()
 		mem := drafters[0].Memory()
-		out["cache_types"], out["cache_bytes_per_token"], out["cache_bytes_per_sequence"] = mem.Types(), mem.TokenBytes(), mem.SeqBytes()
+		out["cache_types"], out["cache_bytes_per_token"], out["cache_bytes_per_sequence"] = mem.Types(), mem.TokenBytes(),
+			mem.SeqBytes()
 	}
 	if m.Drafter != nil {
 		out["block"] = m.Drafter.Block()

@@ -139,8 +139,8 @@ func (s *Server) SetPull(fn PullFunc) { s.pull.Store(&fn) }
 // pullNews is how often a stream tells how far a download is.
 const pullNews = 250 * time.Millisecond
 
-// ollamaPull succeeds at once when the model is there already, and downloads it where the server's owner lets clients do
-// that.
+// ollamaPull succeeds at once when the model is there already, and downloads it where the server's owner lets clients
+// do that.
 func (s *Server) ollamaPull(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
 	success := map[string]string{"status": "success"}
 	if _, err := s.find(q.name()); err == nil {
@@ -172,7 +172,8 @@ func (s *Server) ollamaPull(w http.ResponseWriter, r *http.Request, q *ollamaNam
 	err := (*pull)(ctx, name, func(file string, done, total int64) {
 		if now := time.Now(); done == total || now.Sub(last) >= pullNews {
 			last = now
-			if err := say(map[string]any{"status": "pulling " + file, "digest": file, "total": total, "completed": done}); err != nil {
+			if err := say(map[string]any{"status": "pulling " + file, "digest": file, "total": total,
+				"completed": done}); err != nil {
 				cancel(err)
 			}
 		}

@@ -467,7 +467,8 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chat
 		return nil, err
 	}
 	a := &chatAnswer{q: q, v: l.view, replies: replies, base: chatResponse{
-		ID: newID("chatcmpl-"), Object: "chat.completion", Created: time.Now().Unix(), Model: l.name, SystemFingerprint: s.fingerprint(),
+		ID: newID("chatcmpl-"), Object: "chat.completion", Created: time.Now().Unix(), Model: l.name,
+		SystemFingerprint: s.fingerprint(),
 	}}
 	for _, rep := range replies {
 		rep.keepTokens = q.LogProbs
@@ -512,7 +513,8 @@ func (a *chatAnswer) whole() (any, error) {
 				m.Function = &functionJSON{c.name, c.args.String()}
 				continue
 			}
-			m.ToolCalls = append(m.ToolCalls, toolCallJSON{ID: c.id, Type: "function", Function: functionJSON{c.name, c.args.String()}})
+			m.ToolCalls = append(m.ToolCalls, toolCallJSON{ID: c.id, Type: "function",
+				Function: functionJSON{c.name, c.args.String()}})
 		}
 		finish := a.finish(rep)
 		ch := chatChoice{Index: i, Message: m, FinishReason: &finish}

@@ -112,7 +112,8 @@ func (v *view) prompts(ctx context.Context, name string, raw json.RawMessage) ([
 	default:
 		return nil, invalid(name, "must be a string, a list of strings or a list of tokens")
 	}
-	if first := bytes.TrimSpace(raw)[1:]; kindOf(first) == "number" && !bytes.HasPrefix(bytes.TrimSpace(first), []byte("]")) {
+	if first := bytes.TrimSpace(raw)[1:]; kindOf(first) == "number" &&
+		!bytes.HasPrefix(bytes.TrimSpace(first), []byte("]")) {
 		ids, err := v.tokenList(raw, name) // there may be millions, so they are read once
 		return []textPrompt{{"", ids}}, err
 	}
@@ -201,7 +202,8 @@ type textAnswer struct {
 func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *view) (
 	*textAnswer, []engine.Request, error) {
 	a := &textAnswer{q: q, v: v, n: 1, base: completionResponse{
-		ID: newID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: v.name, SystemFingerprint: s.fingerprint(),
+		ID: newID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: v.name,
+		SystemFingerprint: s.fingerprint(),
 	}}
 	if q.N != nil {
 		a.n = *q.N
@@ -266,7 +268,8 @@ func (a *textAnswer) logProbs(i int, tokens []engine.Token) *textProbsJSON {
 	if a.q.LogProbs == nil {
 		return nil
 	}
-	l := &textProbsJSON{Tokens: []string{}, TokenLogProbs: []float64{}, TopLogProbs: []map[string]float64{}, TextOffset: []int{}}
+	l := &textProbsJSON{Tokens: []string{}, TokenLogProbs: []float64{}, TopLogProbs: []map[string]float64{},
+		TextOffset: []int{}}
 	for _, t := range tokens {
 		e := newTop(a.v.tok, t.ID, t.LogProb)
 		l.Tokens = append(l.Tokens, e.Token)

@@ -46,7 +46,8 @@ type replicaJSON struct {
 
 // upstreamEntry describes a model that lives elsewhere. Where is nobody's business.
 func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
-	j := modelJSON{ID: u.Name, Object: "model", OwnedBy: "upstream", Created: s.started.Unix(), State: string(engine.StateLoaded)}
+	j := modelJSON{ID: u.Name, Object: "model", OwnedBy: "upstream", Created: s.started.Unix(),
+		State: string(engine.StateLoaded)}
 	if !u.Ready() {
 		j.State = string(engine.StateFailed)
 	}
@@ -63,8 +64,9 @@ func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
 
 func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	j := modelJSON{
-		ID: m.Name, Object: "model", OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context, ContextLength: m.Context,
-		State: string(m.State), Size: m.Size, InUse: m.Users, Arch: m.Arch,
+		ID: m.Name, Object: "model", OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context,
+		ContextLength: m.Context,
+		State:         string(m.State), Size: m.Size, InUse: m.Users, Arch: m.Arch,
 	}
 	if m.Drafter != "" {
 		j.Drafter = filepath.Base(m.Drafter) // where the file lies is nobody's business
@@ -81,7 +83,8 @@ func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	if e != nil {
 		t := e.Model().Target
 		j.Meta = map[string]any{
-			"n_vocab": t.Vocab, "n_ctx": e.Config().Context, "n_ctx_train": t.Context, "n_embd": t.Hidden, "size": t.WeightBytes(),
+			"n_vocab": t.Vocab, "n_ctx": e.Config().Context, "n_ctx_train": t.Context, "n_embd": t.Hidden,
+			"size": t.WeightBytes(),
 		}
 	}
 	return j
@@ -109,10 +112,12 @@ func codexModels(data []modelJSON) []map[string]any {
 	out := []map[string]any{}
 	for _, m := range data {
 		out = append(out, map[string]any{
-			"slug": m.ID, "display_name": m.ID, "description": m.Arch, "visibility": "list", "supported_in_api": true, "priority": 1,
+			"slug": m.ID, "display_name": m.ID, "description": m.Arch, "visibility": "list", "supported_in_api": true,
+			"priority":       1,
 			"context_window": m.ContextLength, "shell_type": "shell_command", "supports_parallel_tool_calls": true,
 			"supports_reasoning_summaries": false, "default_reasoning_level": "low",
-			"supported_reasoning_levels": []map[string]string{{"effort": "none", "description": "no reasoning"}, {"effort": "low", "description": "as the model likes"}},
+			"supported_reasoning_levels": []map[string]string{{"effort": "none", "description": "no reasoning"},
+				{"effort": "low", "description": "as the model likes"}},
 		})
 	}
 	return out

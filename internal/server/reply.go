@@ -229,7 +229,8 @@ func timings(res *engine.Result) *timingsJSON {
 		CacheN: res.Cached, PromptN: st.Prompt, PromptMS: ms(st.PromptTime),
 		PromptPerTokenMS: perToken(st.PromptTime, st.Prompt), PromptPerSecond: perSecond(st.Prompt, st.PromptTime),
 		PredictedN: res.Generated, PredictedMS: ms(st.DecodeTime),
-		PredictedPerTokenMS: perToken(st.DecodeTime, res.Generated-1), PredictedPerSecond: perSecond(res.Generated-1, st.DecodeTime),
+		PredictedPerTokenMS: perToken(st.DecodeTime, res.Generated-1), PredictedPerSecond: perSecond(res.Generated-1,
+			st.DecodeTime),
 		QueuedMS: ms(res.Queued), FirstMS: ms(res.First),
 	}
 	if st.Guessed > 0 {
@@ -268,10 +269,12 @@ func (l *record) generation(model string, res *engine.Result) {
 	t := timings(res)
 	l.add(slog.String("model", model), slog.String("end", res.Reason.String()),
 		slog.Int("prompt", res.Prompt), slog.Int("cached", res.Cached), slog.Int("tokens", res.Generated),
-		slog.Float64("queued_ms", round(t.QueuedMS)), slog.Float64("prompt_ms", round(t.PromptMS)), slog.Float64("first_ms", round(t.FirstMS)),
+		slog.Float64("queued_ms", round(t.QueuedMS)), slog.Float64("prompt_ms", round(t.PromptMS)),
+		slog.Float64("first_ms", round(t.FirstMS)),
 		slog.Float64("decode_ms", round(t.PredictedMS)), slog.Float64("tokens_per_second", round(t.PredictedPerSecond)))
 	if t.DraftN != nil {
-		l.add(slog.Int("draft_n", *t.DraftN), slog.Int("draft_n_accepted", *t.DraftNAccepted), slog.Float64("accept_len_mean", round(t.AcceptLenMean)))
+		l.add(slog.Int("draft_n", *t.DraftN), slog.Int("draft_n_accepted", *t.DraftNAccepted),
+			slog.Float64("accept_len_mean", round(t.AcceptLenMean)))
 	}
 	if err := res.Stats.DraftErr; err != nil {
 		l.add(slog.String("draft_error", err.Error()))
@@ -284,7 +287,8 @@ func round(x float64) float64 { return math.Round(x*100) / 100 }
 func merge(ds []delta) []delta {
 	var out []delta
 	for _, d := range ds {
-		if n := len(out) - 1; n >= 0 && out[n].kind == d.kind && out[n].call == d.call && d.kind != parse.ToolBegin && d.kind != parse.ToolEnd {
+		if n := len(out) - 1; n >= 0 && out[n].kind == d.kind && out[n].call == d.call && d.kind != parse.ToolBegin &&
+			d.kind != parse.ToolEnd {
 			out[n].text += d.text
 			continue
 		}

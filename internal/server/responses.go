@@ -148,7 +148,8 @@ func (q *responsesRequest) response(model string, req *engine.Request) responseJ
 		ParallelToolCalls: q.ParallelToolCalls == nil || *q.ParallelToolCalls,
 		Reasoning:         map[string]any{"effort": nil, "summary": nil},
 		Temperature:       req.Params.Temp, TopP: req.Params.TopP, Truncation: "disabled",
-		Text: map[string]any{"format": map[string]string{"type": "text"}}, ToolChoice: "auto", Tools: q.Tools, Metadata: q.Metadata,
+		Text: map[string]any{"format": map[string]string{"type": "text"}}, ToolChoice: "auto", Tools: q.Tools,
+		Metadata:           q.Metadata,
 		PreviousResponseID: q.Previous,
 	}
 	if q.Reasoning != nil && q.Reasoning.Effort != "" {
@@ -252,7 +253,8 @@ func (a *responseAnswer) begin(kind parse.Kind, it outputItem) error {
 	a.text.Reset()
 	it.Status = "in_progress"
 	a.base.Output = append(a.base.Output, it)
-	if err := a.event("response.output_item.added", map[string]any{"output_index": len(a.base.Output) - 1, "item": a.item()}); err != nil {
+	if err := a.event("response.output_item.added", map[string]any{"output_index": len(a.base.Output) - 1,
+		"item": a.item()}); err != nil {
 		return err
 	}
 	if kind == parse.ToolBegin {

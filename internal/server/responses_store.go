@@ -285,7 +285,8 @@ func (s *Server) responseInput(w http.ResponseWriter, r *http.Request) (any, err
 		}
 		items = items[i+1:]
 	}
-	out := map[string]any{"object": "list", "data": []any{}, "has_more": len(items) > limit, "first_id": nil, "last_id": nil}
+	out := map[string]any{"object": "list", "data": []any{}, "has_more": len(items) > limit, "first_id": nil,
+		"last_id": nil}
 	if items = items[:min(limit, len(items))]; len(items) > 0 {
 		out["data"], out["first_id"], out["last_id"] = items, idOf(items[0]), idOf(items[len(items)-1])
 	}

@@ -310,7 +310,8 @@ func logitBias(raw json.RawMessage, tok *tokenizer.Tokenizer) (map[int32]float32
 
 // dryBreakers are the tokens of llama.cpp's default breakers.
 func dryBreakers(tok *tokenizer.Tokenizer) []int32 {
-	return sample.BreakerTokens(tok.Size(), func(id int32) []byte { return tok.Piece(id, false) }, []string{"\n", ":", "\"", "*"})
+	return sample.BreakerTokens(tok.Size(), func(id int32) []byte { return tok.Piece(id, false) },
+		[]string{"\n", ":", "\"", "*"})
 }
 
 // logProbs sets how many log probabilities a request wants: n alternatives of every token, and the

@@ -36,7 +36,8 @@ type Config struct {
 	Seed      *uint64           // likewise; nil takes a new one for each request
 
 	Chat ChatDefaults // likewise, for conversations
-	// Sampling is what was asked for on purpose: it comes before what a model's makers recommend, which comes before Params.
+	// Sampling is what was asked for on purpose: it comes before what a model's makers recommend, which comes before
+	// Params.
 	Sampling sample.Defaults
 	PerModel map[string]ModelDefaults // by name; comes before all of these
 	// ChangeProps lets POST /props change Sampling.
@@ -237,11 +238,13 @@ func (s *Server) routes() {
 			probe.Method = m
 			if _, pattern := s.mux.Handler(probe); m != r.Method && pattern != "/" {
 				w.Header().Set("Allow", m)
-				fail(w, r, &apiError{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error", Message: r.URL.Path + " takes " + m + " requests"})
+				fail(w, r, &apiError{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error",
+					Message: r.URL.Path + " takes " + m + " requests"})
 				return
 			}
 		}
-		fail(w, r, &apiError{Status: http.StatusNotFound, Type: "not_found_error", Message: "there is nothing at " + r.URL.Path})
+		fail(w, r, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
+			Message: "there is nothing at " + r.URL.Path})
 	})
 }
 

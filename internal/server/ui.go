@@ -28,7 +28,8 @@ func uiHandler() http.Handler {
 		}
 		data, err := fs.ReadFile(uiFiles, name) // an embedded tree: nothing above it exists
 		if err != nil {
-			fail(w, r, &apiError{Status: http.StatusNotFound, Type: "not_found_error", Message: "there is nothing at " + r.URL.Path})
+			fail(w, r, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
+				Message: "there is nothing at " + r.URL.Path})
 			return
 		}
 		sum := sha256.Sum256(data)

@@ -22,15 +22,16 @@ import (
 	"strobe/internal/upstream"
 )
 
-// passed are the requests that an upstream gets as they are. What it does not have is asked of it as a conversation, if it
-// is one. The Responses API always is: its later requests refer to earlier ones, which another replica would not know.
+// passed are the requests that an upstream gets as they are. What it does not have is asked of it as a conversation, if
+// it is one. The Responses API always is: its later requests refer to earlier ones, which another replica would not
+// know.
 var passed = map[string]bool{
 	"/v1/chat/completions": true, "/v1/completions": true, "/v1/embeddings": true, "/v1/rerank": true,
 	"/v1/messages": true, "/v1/messages/count_tokens": true,
 }
 
-// elsewhere answers a request whose model lives on another server. here answers it with the code for models of this one,
-// for protocols that the upstream lacks.
+// elsewhere answers a request whose model lives on another server. here answers it with the code for models of this
+// one, for protocols that the upstream lacks.
 func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request, model string, body []byte,
 	here func() (any, error)) (any, error) {
 	path := r.URL.Path
@@ -92,8 +93,8 @@ func (s *Server) partner(r *http.Request, name string) (*lease, error) {
 	return &lease{&view{name: name, remote: &remote{s.cfg.Upstreams, s.outgoing(r)}}, nil, func(*time.Duration) {}}, nil
 }
 
-// copyAnswer sends what comes from an upstream as soon as it comes. When it breaks off, a stream ends with an event that
-// says so; anything else is cut off, so that nobody takes it for whole.
+// copyAnswer sends what comes from an upstream as soon as it comes. When it breaks off, a stream ends with an event
+// that says so; anything else is cut off, so that nobody takes it for whole.
 func (s *Server) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstream.Response) error {
 	rc := http.NewResponseController(w)
 	buf := make([]byte, 32<<10)
@@ -167,7 +168,8 @@ func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error
 	if c.format != nil && c.format.schema == nil {
 		q["response_format"] = map[string]string{"type": "json_object"}
 	} else if c.format != nil {
-		q["response_format"] = map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "answer", "schema": c.format.schema}}
+		q["response_format"] = map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "answer",
+			"schema": c.format.schema}}
 	}
 	kwargs := map[string]any{}
 	for k, v := range c.kwargs {
@@ -285,8 +287,8 @@ func (g *remoteGeneration) Cancel() {
 func (g *remoteGeneration) Done() <-chan struct{} { return g.done }
 func (g *remoteGeneration) State() engine.State   { return engine.State{} }
 
-// Next returns the next chunk, and at the end what is known of the whole. Its reader blocks without the caller's context,
-// so that ends the answer.
+// Next returns the next chunk, and at the end what is known of the whole. Its reader blocks without the caller's
+// context, so that ends the answer.
 func (g *remoteGeneration) Next(ctx context.Context) (engine.Event, error) {
 	defer context.AfterFunc(ctx, g.cancel)()
 	for {
@@ -356,7 +358,8 @@ func (g *remoteGeneration) note(data []byte) error {
 // over ends the answer.
 func (g *remoteGeneration) over(err error) engine.Event {
 	g.Cancel()
-	r := &engine.Result{Reason: engine.ReasonEOG, Err: err, Prompt: g.usage.PromptTokens, Cached: g.usage.PromptDetails.CachedTokens,
+	r := &engine.Result{Reason: engine.ReasonEOG, Err: err, Prompt: g.usage.PromptTokens,
+		Cached:    g.usage.PromptDetails.CachedTokens,
 		Generated: g.usage.CompletionTokens, First: g.first, Total: time.Since(g.begun)}
 	if r.Generated == 0 {
 		r.Generated = g.count

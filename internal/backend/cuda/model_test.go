@@ -11,7 +11,8 @@ import (
 	"strobe/internal/testkit/modeltest"
 )
 
-// suite is the device with the architectures that tests try: all of them on a device, and those that differ most on the emulation.
+// suite is the device with the architectures that tests try: all of them on a device, and those that differ most on the
+// emulation.
 func suite(t testing.TB) (s modeltest.Suite, targets, drafted []string) {
 	s = modeltest.Suite{Backend: open(t), Few: os.Getenv("STROBE_CUDA") != "cuda"}
 	if s.Few {

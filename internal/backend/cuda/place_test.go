@@ -23,8 +23,9 @@ func processor(t testing.TB) backend.Backend {
 	return b
 }
 
-// TestDivided: a model of which a part lies elsewhere, its experts or its layers on the processor or on a second GPU (a second context
-// of the same one), gives the reference's logits, and a token the same bits alone and in a batch. Two GPUs give the bits of one.
+// TestDivided: a model of which a part lies elsewhere, its experts or its layers on the processor or on a second GPU (a
+// second context of the same one), gives the reference's logits, and a token the same bits alone and in a batch. Two
+// GPUs give the bits of one.
 func TestDivided(t *testing.T) {
 	names := []string{"qwen35moe", "qwen3next", "gemma4moe", "qwen3", "gemma4e"}
 	everyOther := func(layer int) int { return layer % 2 }
@@ -47,7 +48,8 @@ func TestDivided(t *testing.T) {
 			seq := m.NewSeq()
 			defer seq.Close()
 			for at := 0; at < len(tokens); at += rows {
-				out := modeltest.Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[at:min(at+rows, len(tokens))], Logits: model.LogitsAll})
+				out := modeltest.Forward(t, m, model.Segment{Seq: seq, Tokens: tokens[at:min(at+rows, len(tokens))],
+					Logits: model.LogitsAll})
 				got = append(got, m.Backend().Read(out.Logits)...)
 				if err := seq.CommitAll(); err != nil {
 					t.Fatal(err)
@@ -94,8 +96,8 @@ func TestDivided(t *testing.T) {
 	}
 }
 
-// TestDrafterElsewhere: a drafter on another device than its target, or a target of which a part is elsewhere, changes nothing of what
-// is said.
+// TestDrafterElsewhere: a drafter on another device than its target, or a target of which a part is elsewhere, changes
+// nothing of what is said.
 func TestDrafterElsewhere(t *testing.T) {
 	const name = "qwen35"
 	gpu, host := open(t), processor(t)
@@ -108,7 +110,8 @@ func TestDrafterElsewhere(t *testing.T) {
 		}
 		t.Run(c.what, func(t *testing.T) {
 			m := modeltest.Target(t, c.target, name, model.Options{})
-			d, err := dflash.Open(modeltest.File(t, testkit.Golden(t, "dflash-"+name+"/model.gguf")), m, dflash.Options{Device: c.drafter})
+			d, err := dflash.Open(modeltest.File(t, testkit.Golden(t, "dflash-"+name+"/model.gguf")), m,
+				dflash.Options{Device: c.drafter})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -624,8 +624,8 @@ func (l little) Props() gpu.Props {
 	return p
 }
 
-// TestAttentionInLittleMemory: fewer copies in flight and smaller tiles change no bits; what does not fit is computed by
-// the plain kernel.
+// TestAttentionInLittleMemory: fewer copies in flight and smaller tiles change no bits; what does not fit is computed
+// by the plain kernel.
 func TestAttentionInLittleMemory(t *testing.T) {
 	mixed := backend.KVDims{Heads: 1, KeyDim: 512, ValueDim: 512, Key: f16, Value: q8}
 	for i, c := range append(slices.Clone(kind[:8]), struct {

@@ -9,8 +9,8 @@ import (
 	"strobe/internal/quant"
 )
 
-// Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays those it
-// recorded for an equal list.
+// Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays
+// those it recorded for an equal list.
 type Backend struct {
 	d         Driver
 	props     Props

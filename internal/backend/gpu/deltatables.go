@@ -61,9 +61,10 @@ const leastInts = 512
 // Put writes the tables to their room.
 func (t *DeltaTables) Put(b []byte, r DeltaRoom) { copy(b[:r.Bytes()], bytesOf(t.ints)) }
 
-// NewDeltaTables makes the tables of a step over so many rows. The segments are in order of rows and have all of them, except for
-// padding at the end.
-func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, total int, memory func(slot int32) DeltaMemory) (*DeltaTables,
+// NewDeltaTables makes the tables of a step over so many rows. The segments are in order of rows and have all of them,
+// except for padding at the end.
+func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, total int,
+	memory func(slot int32) DeltaMemory) (*DeltaTables,
 	error) {
 	rows := 0
 	for i := range segs {
@@ -109,8 +110,8 @@ func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, total int, mem
 	return t, nil
 }
 
-// pad makes the rows from one on padding. They belong to a segment behind those that the kernels go through, and read nothing but
-// themselves; as rows of a prompt they are not taped.
+// pad makes the rows from one on padding. They belong to a segment behind those that the kernels go through, and read
+// nothing but themselves; as rows of a prompt they are not taped.
 func (t *DeltaTables) pad(d backend.DeltaDims, from, to int) {
 	t.ints[4+to*(d.Kernel+1)+deltaSeg*t.segs+3] = flagPrompt
 	for r := from; r < to; r++ {

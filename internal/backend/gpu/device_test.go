@@ -125,7 +125,8 @@ func (r *productRig) product(x []float32, n int, ms []*productMatrix, blocks []i
 }
 
 // multiply runs launches that pack x, the products, and the addition of pieces.
-func (r *productRig) multiply(ls []gpu.Launch, x gpu.MatMulInput, ms []*productMatrix, blocks []int, scale float32) [][]float32 {
+func (r *productRig) multiply(ls []gpu.Launch, x gpu.MatMulInput, ms []*productMatrix, blocks []int,
+	scale float32) [][]float32 {
 	r.t.Helper()
 	var jobs []gpu.MatMulJob
 	for i, m := range ms {

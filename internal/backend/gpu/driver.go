@@ -28,7 +28,7 @@ type Launch struct {
 	Grid    [3]int
 	Threads int  // of a block
 	Shared  int  // bytes of dynamic shared memory
-	Early   bool // may start before the launch before it has ended; the kernel waits by itself (programmatic dependent launch)
+	Early   bool // may start before the launch before it has ended; the kernel waits by itself (dependent launch)
 	Beside  bool // needs nothing of the launch before it, nor does that need anything it writes
 	Args    []byte
 }
@@ -36,8 +36,8 @@ type Launch struct {
 // Recording is a list of launches that can be replayed at once.
 type Recording interface{ Close() }
 
-// Driver is a device: memory, kernels and one queue on which everything happens in order. It is used by one goroutine at a
-// time. Failures of asynchronous work are reported by Wait.
+// Driver is a device: memory, kernels and one queue on which everything happens in order. It is used by one goroutine
+// at a time. Failures of asynchronous work are reported by Wait.
 type Driver interface {
 	Props() Props
 	Free() (free, total int) // bytes of device memory

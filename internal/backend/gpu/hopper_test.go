@@ -343,7 +343,8 @@ func BenchmarkExperts(b *testing.B) {
 			tables := r.room(gpu.ExpertTableBytes(pairs, experts))
 			lay, mid := r.p.ExpertActs(n, gates[0].WeightLayout), r.p.ExpertActs(pairs, downs[0].WeightLayout)
 			act, act2 := r.room(lay.Bytes()), r.room(mid.Bytes())
-			cuts, cut2 := r.p.ExpertCut(used, gates[0].WeightLayout, ups[0].WeightLayout), r.p.ExpertCut(used, downs[0].WeightLayout)
+			cuts := r.p.ExpertCut(used, gates[0].WeightLayout, ups[0].WeightLayout)
+			cut2 := r.p.ExpertCut(used, downs[0].WeightLayout)
 			job := func(m *productMatrix, cuts int) gpu.ExpertJob {
 				j := gpu.ExpertJob{WeightLayout: m.WeightLayout, W: m.w, Cuts: cuts, Scale: 1}
 				j.Part = r.room(gpu.PieceBytes(j.Result(pairs)))

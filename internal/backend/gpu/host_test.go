@@ -70,7 +70,8 @@ func BenchmarkHost(b *testing.B) {
 	seq := m.NewSeq()
 	tokens := make([]int32, 1)
 	for b.Loop() {
-		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll,
+			Greedy: true}}); err != nil {
 			b.Fatal(err)
 		}
 		if err := seq.Commit(nil); err != nil {
@@ -98,7 +99,8 @@ func TestReplay(t *testing.T) {
 	}
 	seq := m.NewSeq()
 	for i := range 60 {
-		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{int32(i)}, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{int32(i)}, Logits: model.LogitsAll,
+			Greedy: true}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := seq.CommitAll(); err != nil {
@@ -111,8 +113,8 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestManyStreamsReplay: passes of several streams whose rows differ from round to round are replayed but for the first ones of
-// their sizes.
+// TestManyStreamsReplay: passes of several streams whose rows differ from round to round are replayed but for the first
+// ones of their sizes.
 func TestManyStreamsReplay(t *testing.T) {
 	d := &counting{idleDriver: idleDriver{&idle{}}}
 	dev, err := gpu.New(d)
@@ -153,8 +155,8 @@ func TestManyStreamsReplay(t *testing.T) {
 	}
 }
 
-// TestDraftsReplay: a draft whose guesses follow from each other, and telling the drafter of tokens, are recorded once for all
-// sequences, although each has its state elsewhere.
+// TestDraftsReplay: a draft whose guesses follow from each other, and telling the drafter of tokens, are recorded once
+// for all sequences, although each has its state elsewhere.
 func TestDraftsReplay(t *testing.T) {
 	d := &counting{idleDriver: idleDriver{&idle{}}}
 	dev, err := gpu.New(d)
@@ -283,8 +285,8 @@ func (d *failing) Alloc(bytes int) (gpu.Addr, error) {
 
 func (d *failing) Wait() error { return d.lost }
 
-// TestOutOfMemory: a pass that finds no memory, whichever allocation it is, says so, and the next one is as good as any. A device that is
-// lost stays so.
+// TestOutOfMemory: a pass that finds no memory, whichever allocation it is, says so, and the next one is as good as
+// any. A device that is lost stays so.
 func TestOutOfMemory(t *testing.T) {
 	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
 	if err != nil {
@@ -305,7 +307,8 @@ func TestOutOfMemory(t *testing.T) {
 		pass := func() error {
 			seq := m.NewSeq()
 			defer seq.Close()
-			if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{1, 2, 3}, Logits: model.LogitsAll, Greedy: true}}); err != nil {
+			if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{1, 2, 3}, Logits: model.LogitsAll,
+				Greedy: true}}); err != nil {
 				return err
 			}
 			return m.Sync()
@@ -342,8 +345,8 @@ type listing struct {
 
 func (d *listing) Launch(l *gpu.Launch) { d.launches = append(d.launches, *l) }
 
-// TestInPlaceNorm: a product that is normalised where it lies and multiplied again, as a drafter's context is, is packed into other
-// memory than its pieces, which the same kernel reads.
+// TestInPlaceNorm: a product that is normalised where it lies and multiplied again, as a drafter's context is, is
+// packed into other memory than its pieces, which the same kernel reads.
 func TestInPlaceNorm(t *testing.T) {
 	d := &listing{idleDriver: idleDriver{&idle{}}}
 	dev, err := gpu.New(d)
@@ -358,7 +361,8 @@ func TestInPlaceNorm(t *testing.T) {
 		}
 	}
 	bind := func() backend.Weight {
-		w, err := dev.Weight(backend.Matrix{Type: quant.Q4_K, Rows: n, Cols: n, Experts: 1, Data: make([]byte, n*quant.Q4_K.RowBytes(n))})
+		w, err := dev.Weight(backend.Matrix{Type: quant.Q4_K, Rows: n, Cols: n, Experts: 1,
+			Data: make([]byte, n*quant.Q4_K.RowBytes(n))})
 		must(err)
 		return w
 	}
@@ -391,8 +395,8 @@ func TestInPlaceNorm(t *testing.T) {
 	t.Error("the norm was not packed by the kernel that computes it")
 }
 
-// TestSweepGrows: a prompt that runs layer by layer needs ever larger blocks for its tables, and the list of its first layer
-// is the only one there is when the first of them is given up.
+// TestSweepGrows: a prompt that runs layer by layer needs ever larger blocks for its tables, and the list of its first
+// layer is the only one there is when the first of them is given up.
 func TestSweepGrows(t *testing.T) {
 	dev, err := gpu.New(idleDriver{&idle{}})
 	if err != nil {

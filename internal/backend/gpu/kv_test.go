@@ -201,8 +201,8 @@ var (
 		0.011353, 0.034311, 0.058069, 0.083317, 0.111065, 0.143047, 0.182907, 0.241556}
 )
 
-// TestQKV: norm of heads, rotation and writing in one launch, from rows whose heads stand apart, against float64. Queries have
-// the bits they have step by step: which way a layer takes depends on where it stands in a pass.
+// TestQKV: norm of heads, rotation and writing in one launch, from rows whose heads stand apart, against float64.
+// Queries have the bits they have step by step: which way a layer takes depends on where it stands in a pass.
 func TestQKV(t *testing.T) {
 	for _, c := range kind {
 		for _, variant := range []string{"all", "no norm", "no rotation"} {
@@ -317,7 +317,8 @@ func TestQKV(t *testing.T) {
 
 // storeError is how far a row may be off after it was stored.
 var storeError = map[quant.Type]float64{
-	quant.F32: 1e-6, quant.F16: 4e-4, quant.Q8_0: 1.5e-2, quant.Q4_0: 0.13, quant.Q4_1: 0.13, quant.Turbo4: 0.13, quant.Turbo3: 0.25,
+	quant.F32: 1e-6, quant.F16: 4e-4, quant.Q8_0: 1.5e-2, quant.Q4_0: 0.13, quant.Q4_1: 0.13, quant.Turbo4: 0.13,
+	quant.Turbo3: 0.25,
 }
 
 func near(t *testing.T, what string, got []float32, want []float64, most float64) {

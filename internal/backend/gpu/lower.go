@@ -6,9 +6,10 @@ import (
 	"strobe/internal/backend"
 )
 
-// lowering turns a list of operations into launches. Two things are put off until somebody needs them: the results of products stay in
-// pieces, which most readers add up themselves, and what feeds a product is packed by the kernel that computes it where there is one for
-// that. Nothing depends on an operation being recognised: whatever is not is done step by step.
+// lowering turns a list of operations into launches. Two things are put off until somebody needs them: the results of
+// products stay in pieces, which most readers add up themselves, and what feeds a product is packed by the kernel that
+// computes it where there is one for that. Nothing depends on an operation being recognised: whatever is not is done
+// step by step.
 type lowering struct {
 	b      *Backend
 	ops    []op
@@ -108,7 +109,8 @@ func (l *lowering) split(v view, tokens int) heads {
 	for _, p := range l.pieces {
 		if p.v.overlaps(v) {
 			at := int(v.addr-p.v.addr) / 4
-			if v.addr >= p.v.addr && int(p.v.rows) == tokens && p.v.stride == p.v.cols && int(p.v.cols) == n*h.step && at+h.dim <= h.step {
+			if v.addr >= p.v.addr && int(p.v.rows) == tokens && p.v.stride == p.v.cols && int(p.v.cols) == n*h.step &&
+				at+h.dim <= h.step {
 				h.in = p.in.Columns(at)
 				return h
 			}
@@ -144,7 +146,8 @@ func (l *lowering) dropPieces(i int) {
 	l.pieces = append(l.pieces[:i], l.pieces[i+1:]...)
 }
 
-// overwrite says that v gets new values. Pieces of what it covers are no longer needed; of a tensor that is written in part the rest is.
+// overwrite says that v gets new values. Pieces of what it covers are no longer needed; of a tensor that is written in
+// part the rest is.
 func (l *lowering) overwrite(v view) {
 	for i := 0; i < len(l.pieces); i++ {
 		p := l.pieces[i]
@@ -175,11 +178,13 @@ func (l *lowering) overwrite(v view) {
 func covers(v, o view) bool {
 	a0, a1 := v.bytes()
 	b0, b1 := o.bytes()
-	return a0 <= b0 && b1 <= a1 && (v.stride == v.cols || v.stride == o.stride && v.cols >= o.cols && (o.addr-v.addr)/4%Addr(v.stride)+Addr(o.cols) <= Addr(v.cols))
+	return a0 <= b0 && b1 <= a1 && (v.stride == v.cols || v.stride == o.stride && v.cols >= o.cols &&
+		(o.addr-v.addr)/4%Addr(v.stride)+Addr(o.cols) <= Addr(v.cols))
 }
 
-// outlives reports whether anything of the tensor old is read after the current operation has written v over a part of it. Memory that was
-// given back is taken anew for something else: then what is read there has been written as a whole before.
+// outlives reports whether anything of the tensor old is read after the current operation has written v over a part of
+// it. Memory that was given back is taken anew for something else: then what is read there has been written as a whole
+// before.
 func (l *lowering) outlives(old, v view) bool {
 	fresh := []view{v}
 	for j := l.now + 1; j < len(l.ops); j++ {
@@ -220,8 +225,8 @@ func (o *op) writes(yield func(view) bool) {
 	}
 }
 
-// wanted reports whether anything but a product of packed rows reads v, which operation i has just made, before it is overwritten. What is
-// there at the end of the step may be read by the host.
+// wanted reports whether anything but a product of packed rows reads v, which operation i has just made, before it is
+// overwritten. What is there at the end of the step may be read by the host.
 func (l *lowering) wanted(i int, v view) bool {
 	for j := i + 1; j < len(l.ops); j++ {
 		o := &l.ops[j]
@@ -299,7 +304,8 @@ func (l *lowering) at(i int) *op {
 	return &op{kind: opProduct}
 }
 
-// fused launches several operations as one kernel, if they are of a kind for which there is one. It returns how many it did.
+// fused launches several operations as one kernel, if they are of a kind for which there is one. It returns how many it
+// did.
 func (l *lowering) fused(i int) int {
 	switch l.ops[i].kind {
 	case opMatMul:
@@ -389,7 +395,8 @@ func (l *lowering) packNorm(mul int, sum Sum, norm op, plain bool) {
 // normed keeps that a norm's rows are packed.
 func (l *lowering) normed(norm op, x MatMulInput) {
 	p := packedRows{v: norm.dst, x: x, w: norm.v}
-	if !norm.a.overlaps(norm.dst) && !slices.ContainsFunc(l.pieces, func(p piecewise) bool { return p.v.overlaps(norm.a) }) {
+	if !norm.a.overlaps(norm.dst) &&
+		!slices.ContainsFunc(l.pieces, func(p piecewise) bool { return p.v.overlaps(norm.a) }) {
 		p.src = norm.a
 	}
 	l.packed = append(l.packed, p)
@@ -449,7 +456,8 @@ func (l *lowering) gated(i int) int {
 func (l *lowering) sigmoidGate(i int) int {
 	o := l.ops[i]
 	mul := l.at(i + 1)
-	if mul.kind != opMatMul || !sameRows(mul.a, o.dst) || o.dst != o.a || o.dst.stride != o.dst.cols || !l.tiled(i+1) || o.dst.cols%8 != 0 ||
+	if mul.kind != opMatMul || !sameRows(mul.a, o.dst) || o.dst != o.a || o.dst.stride != o.dst.cols || !l.tiled(i+1) ||
+		o.dst.cols%8 != 0 ||
 		l.wanted(i, o.dst) {
 		return 0
 	}
@@ -468,13 +476,16 @@ func (l *lowering) sigmoidGate(i int) int {
 // headGate: o = norm of heads(o); o = silu(z)*o, where o is multiplied.
 func (l *lowering) headGate(i int) int {
 	norm, gate, mul := l.ops[i], *l.at(i + 1), *l.at(i + 2)
-	if gate.kind != opGated || gate.n != int32(backend.SiLU) || mul.kind != opMatMul || norm.dst != norm.a || norm.v == 0 ||
-		norm.dst.stride != norm.dst.cols || gate.b != gate.dst || !sameRows(gate.dst, norm.dst) || !sameRows(mul.a, gate.dst) ||
+	if gate.kind != opGated || gate.n != int32(backend.SiLU) || mul.kind != opMatMul || norm.dst != norm.a ||
+		norm.v == 0 ||
+		norm.dst.stride != norm.dst.cols || gate.b != gate.dst || !sameRows(gate.dst, norm.dst) ||
+		!sameRows(mul.a, gate.dst) ||
 		!l.tiled(i+2) || !CanHeadPack(int(norm.a.cols)) || l.wanted(i+1, gate.dst) {
 		return 0
 	}
 	o, z := l.in(gate.dst), l.in(gate.a)
-	if n := l.made(i+2, mul.a, Made{Kind: MadeHeads, X: o, Gate: z, W: norm.v, Dim: int(norm.a.cols), Eps: norm.f}); n > 0 {
+	if n := l.made(i+2, mul.a, Made{Kind: MadeHeads, X: o, Gate: z, W: norm.v, Dim: int(norm.a.cols),
+		Eps: norm.f}); n > 0 {
 		return 2 + n
 	}
 	x := l.act(i + 2)
@@ -484,8 +495,8 @@ func (l *lowering) headGate(i int) int {
 	return 2
 }
 
-// made has the product at mul make its input v itself, if it is the only one to read it and has few rows, and returns how
-// many operations that were.
+// made has the product at mul make its input v itself, if it is the only one to read it and has few rows, and returns
+// how many operations that were.
 func (l *lowering) made(mul int, v view, m Made) int {
 	if l.at(mul).kind != opMatMul || !sameRows(l.ops[mul].a, v) || l.mixed(mul) || l.read(mul+1, v) {
 		return 0
@@ -537,8 +548,8 @@ func (l *lowering) matMul(i int) {
 	}
 }
 
-// pack returns the input of the product at i in the form it reads, or as the product makes it. A norm's rows that are packed
-// in another form are packed as they were: a row's bits must not depend on which form is made first.
+// pack returns the input of the product at i in the form it reads, or as the product makes it. A norm's rows that are
+// packed in another form are packed as they were: a row's bits must not depend on which form is made first.
 func (l *lowering) pack(i int) MatMulInput {
 	v, lay := l.ops[i].a, l.actLayout(i)
 	var norm *packedRows
@@ -574,7 +585,8 @@ func (l *lowering) tileProducts(x MatMulInput, ps []op) {
 	jobs := make([]MatMulJob, len(ps))
 	total := 0
 	for i, p := range ps {
-		jobs[i] = MatMulJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Blocks: p.w.blocks, Scale: p.w.scale, Part: Addr(total)}
+		jobs[i] = MatMulJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Blocks: p.w.blocks, Scale: p.w.scale,
+			Part: Addr(total)}
 		total += PieceBytes(jobs[i].Result(x.Rows))
 	}
 	owner, users := l.take(total), len(ps)
@@ -587,8 +599,8 @@ func (l *lowering) tileProducts(x MatMulInput, ps []op) {
 	}
 }
 
-// leave leaves a product in pieces. Rows with something else between them are written at once: views of such memory tell little about
-// what they share.
+// leave leaves a product in pieces. Rows with something else between them are written at once: views of such memory
+// tell little about what they share.
 func (l *lowering) leave(p piecewise) {
 	l.overwrite(p.v)
 	l.pieces = append(l.pieces, p)

@@ -135,7 +135,8 @@ func (l *lowering) chooseExperts(m mixture) (tables Addr) {
 	o, route := l.ops[m.router], l.ops[m.route]
 	router := l.ops[m.router+1]
 	rows, experts, used := int(o.a.rows), router.w.Rows(), int(route.n)
-	r := Router{W: router.w.floats(), X: o.a.out(), Logits: router.dst.out(), IDs: route.ids, Weights: route.dst.out(), Used: used,
+	r := Router{W: router.w.floats(), X: o.a.out(), Logits: router.dst.out(), IDs: route.ids, Weights: route.dst.out(),
+		Used:  used,
 		Scale: route.f, Counter: l.b.counter}
 	one := l.b.products.CanRoute(r.W, r.X)
 	if m.sharedGate >= 0 {
@@ -171,7 +172,8 @@ func (l *lowering) feedForward(m mixture, x MatMulInput, tables Addr) {
 	rows, pairs := x.Rows, int(l.ops[m.experts+1].dst.rows)
 	down := l.products(m.down)[0]
 	up := ExpertProduct{X: x, Tables: tables, Pairs: pairs}
-	last := ExpertProduct{X: MatMulInput{ActLayout: ActLayout{Rows: rows, Cols: down.w.Cols(), NT: rowsLayout}}, Tables: tables, Pairs: pairs,
+	last := ExpertProduct{X: MatMulInput{ActLayout: ActLayout{Rows: rows, Cols: down.w.Cols(), NT: rowsLayout}},
+		Tables: tables, Pairs: pairs,
 		Early: true, GELU: l.ops[m.act].n == int32(backend.GELU)}
 	type part struct {
 		mul, act, down, rows int
@@ -190,7 +192,8 @@ func (l *lowering) feedForward(m mixture, x MatMulInput, tables Addr) {
 		g := l.ops[p.act]
 		last.Gated[k] = GatedRows{l.in(g.a), l.in(g.b)}
 		if l.wanted(p.act, g.dst) {
-			l.out = l.b.small.Gated(l.out, g.dst.out(), last.Gated[k].Gate, last.Gated[k].Up, last.GELU, int(g.dst.rows), int(g.dst.cols))
+			l.out = l.b.small.Gated(l.out, g.dst.out(), last.Gated[k].Gate, last.Gated[k].Up, last.GELU, int(g.dst.rows),
+				int(g.dst.cols))
 			last.Early = false
 		}
 		last.Jobs[k], owners[k] = l.expertJobs(p.down, p.rows)
@@ -224,7 +227,8 @@ func (l *lowering) expertJobs(mul, rows int) (jobs []ExpertJob, owner Addr) {
 		if l.ops[mul].kind == opMatMul {
 			cuts /= p.w.Groups()
 		}
-		j := ExpertJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Cuts: cuts, Scale: p.w.scale, Scales: p.w.scales, Part: Addr(total)}
+		j := ExpertJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Cuts: cuts, Scale: p.w.scale, Scales: p.w.scales,
+			Part: Addr(total)}
 		total += PieceBytes(j.Result(rows))
 		jobs = append(jobs, j)
 	}
@@ -260,7 +264,8 @@ func (l *lowering) expertSum(i int) int {
 	if mul < 0 {
 		return 0
 	}
-	m := Mixed{X: l.plain(add.a).in(), Y: l.in(sum.a), Used: int(sum.n), Weights: l.plain(sum.b).out(), Scale: sum.v, IDs: sum.ids,
+	m := Mixed{X: l.plain(add.a).in(), Y: l.in(sum.a), Used: int(sum.n), Weights: l.plain(sum.b).out(), Scale: sum.v,
+		IDs: sum.ids,
 		Dst: add.dst.out(), W: norm.v, Eps: norm.f}
 	if gated.dst.addr != 0 {
 		m.Shared, m.Gate = l.in(gated.a), l.plain(gated.b).out()

@@ -54,7 +54,8 @@ func newLayers(t *testing.T, d gpu.Driver, gemma bool) *layers {
 			}
 			data = slices.Clone(rawBytes(v))
 		}
-		w, err := l.b.Weight(backend.Matrix{Name: "w", Type: typ, Rows: rows, Cols: cols, Experts: experts, Data: data, Scale: scale})
+		w, err := l.b.Weight(backend.Matrix{Name: "w", Type: typ, Rows: rows, Cols: cols, Experts: experts, Data: data,
+			Scale: scale})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,9 +79,11 @@ func newLayers(t *testing.T, d gpu.Driver, gemma bool) *layers {
 		l.both = weight(quant.Q4_K, 2*l.width, l.hidden, l.experts, 0.05)
 		return l
 	}
-	l.gate, l.up = weight(quant.Q4_K, l.width, l.hidden, l.experts, 0.05), weight(quant.Q4_K, l.width, l.hidden, l.experts, 0.05)
+	l.gate = weight(quant.Q4_K, l.width, l.hidden, l.experts, 0.05)
+	l.up = weight(quant.Q4_K, l.width, l.hidden, l.experts, 0.05)
 	l.sharedGate = weight(quant.F32, 1, l.hidden, 1)
-	l.sharedGateUp = [2]backend.Weight{weight(quant.Q6_K, l.width, l.hidden, 1, 0.05), weight(quant.Q6_K, l.width, l.hidden, 1, 0.05)}
+	l.sharedGateUp = [2]backend.Weight{weight(quant.Q6_K, l.width, l.hidden, 1, 0.05),
+		weight(quant.Q6_K, l.width, l.hidden, 1, 0.05)}
 	l.sharedDown = weight(quant.Q4_K, l.hidden, l.width, 1, 0.01)
 	return l
 }

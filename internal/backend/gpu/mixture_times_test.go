@@ -60,14 +60,16 @@ type ffn struct {
 
 func newFFN(r *productRig, s ffnShape) *ffn {
 	f := &ffn{productRig: r, ffnShape: s}
-	f.gateUp = []*productMatrix{r.fill(quant.Q4_K, s.width, s.hidden, s.stack), r.fill(quant.Q4_K, s.width, s.hidden, s.stack)}
+	f.gateUp = []*productMatrix{r.fill(quant.Q4_K, s.width, s.hidden, s.stack),
+		r.fill(quant.Q4_K, s.width, s.hidden, s.stack)}
 	f.down = []*productMatrix{r.fill(s.down, s.hidden, s.width, s.stack)}
 	if s.shared > 0 {
 		f.sharedUp = []*productMatrix{r.fill(quant.Q4_K, s.shared, s.hidden, 1), r.fill(quant.Q4_K, s.shared, s.hidden, 1)}
 		f.sharedDown = []*productMatrix{r.fill(s.down, s.hidden, s.shared, 1)}
 	}
 	rnd := rand.New(rand.NewPCG(3, 3))
-	f.router = gpu.FloatMatrix{Type: quant.F32, W: upload(r, randomRows(rnd, s.stack*s.hidden)), Rows: s.stack, Cols: s.hidden, Scale: 1}
+	f.router = gpu.FloatMatrix{Type: quant.F32, W: upload(r, randomRows(rnd, s.stack*s.hidden)), Rows: s.stack,
+		Cols: s.hidden, Scale: 1}
 	if s.shared > 0 {
 		f.gate = gpu.FloatMatrix{Type: quant.F32, W: upload(r, randomRows(rnd, s.hidden)), Rows: 1, Cols: s.hidden, Scale: 1}
 	}
@@ -117,7 +119,8 @@ func (f *ffn) times(n int) {
 	one, tables := f.room(4*n), f.room(gpu.ExpertTableBytes(pairs, f.stack))
 	dst := f.room(4 * n * f.hidden)
 	up := gpu.ExpertProduct{Tables: tables, Pairs: pairs}
-	down := gpu.ExpertProduct{X: gpu.MatMulInput{ActLayout: f.p.ExpertActs(n, f.down[0].WeightLayout)}, Tables: tables, Pairs: pairs, Early: true}
+	down := gpu.ExpertProduct{X: gpu.MatMulInput{ActLayout: f.p.ExpertActs(n, f.down[0].WeightLayout)}, Tables: tables,
+		Pairs: pairs, Early: true}
 	parts := [2]struct {
 		up, down []*productMatrix
 		rows     int
@@ -134,9 +137,11 @@ func (f *ffn) times(n int) {
 			bytes += 2*p.up[0].MatrixBytes() + p.down[0].MatrixBytes()
 		}
 	}
-	mix := gpu.Mixed{Y: down.Jobs[0][0].Result(pairs), Used: f.used, Weights: gpu.Out{P: weights, Stride: f.used}, IDs: ids,
+	mix := gpu.Mixed{Y: down.Jobs[0][0].Result(pairs), Used: f.used, Weights: gpu.Out{P: weights, Stride: f.used},
+		IDs: ids,
 		Dst: gpu.Out{P: dst, Stride: f.hidden}, W: f.w, Sums: sums, Eps: 1e-6}
-	router := gpu.Router{W: f.router, Logits: gpu.Out{P: logits, Stride: f.stack}, Gate: f.gate, GateOut: gpu.Out{P: one, Stride: 1}, IDs: ids,
+	router := gpu.Router{W: f.router, Logits: gpu.Out{P: logits, Stride: f.stack}, Gate: f.gate,
+		GateOut: gpu.Out{P: one, Stride: 1}, IDs: ids,
 		Weights: gpu.Out{P: weights, Stride: f.used}, Tables: tables, Counter: f.counter, Used: f.used, Scale: 1}
 	if f.shared > 0 {
 		mix.Shared, mix.Gate = down.Jobs[1][0].Result(n), gpu.Out{P: one, Stride: 1}
@@ -146,7 +151,8 @@ func (f *ffn) times(n int) {
 	for i := range count {
 		rows := x + gpu.Addr(4*i*n*f.hidden)
 		router.X = gpu.Out{P: rows, Stride: f.hidden}
-		f.run(f.p.Route(f.p.Pack(nil, gpu.Packed{ActLayout: lay, P: act + gpu.Addr(i*lay.Bytes())}, gpu.Rows(rows, f.hidden), 1), router, n))
+		packed := gpu.Packed{ActLayout: lay, P: act + gpu.Addr(i*lay.Bytes())}
+		f.run(f.p.Route(f.p.Pack(nil, packed, gpu.Rows(rows, f.hidden), 1), router, n))
 		chosen := make([]int32, pairs)
 		if err := f.d.Download(bytesOf(chosen), ids); err != nil {
 			f.t.Fatal(err)

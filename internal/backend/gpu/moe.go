@@ -167,7 +167,8 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	first := e.Jobs[0][0]
 	x, nt := e.X, expertTiles(e.Pairs, first.Experts)
 	a := expertArgs{act: x.P, gated: e.Gated, tables: e.Tables, sumsq: x.Sums, rows: int32(x.Rows), pairs: int32(e.Pairs),
-		div: int32(e.Pairs / x.Rows), most: int32(expertItems(e.Pairs, first.Experts)), kb: int32(x.KB()), cols: int32(x.Cols),
+		div: int32(e.Pairs / x.Rows), most: int32(expertItems(e.Pairs, first.Experts)), kb: int32(x.KB()),
+		cols: int32(x.Cols),
 		gelu: asInt(e.GELU), eps: x.Eps, mean: 1 / float32(x.Cols)}
 	slot, ws := 0, []WeightLayout{}
 	for i, jobs := range e.Jobs {
@@ -251,7 +252,8 @@ func (p *Products) CanRoute(w FloatMatrix, x Out) bool {
 // Route appends the choice of experts for n rows.
 func (p *Products) Route(ls []Launch, r Router, n int) []Launch {
 	args := func(m FloatMatrix, y Out) floatArgs {
-		return floatArgs{y: y.P, w: m.W, x: r.X.P, n: int32(n), rows: int32(m.Rows), cols: int32(m.Cols), xs: int32(r.X.Stride),
+		return floatArgs{y: y.P, w: m.W, x: r.X.P, n: int32(n), rows: int32(m.Rows), cols: int32(m.Cols),
+			xs: int32(r.X.Stride),
 			ys: int32(y.Stride), all: m.Scale}
 	}
 	experts, pairs := r.W.Rows, n*r.Used
@@ -312,6 +314,7 @@ func (p *Products) Mix(ls []Launch, to Packed, m Mixed) []Launch {
 	if m.Out.P == 0 {
 		return append(ls, p.small("moe_add_pack", &to, a))
 	}
-	return append(ls, Launch{Name: "moe_add_norm", Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1}, Threads: 32 * min(16, to.KB()),
-		Early: p.Bulk, Args: a})
+	return append(ls, Launch{Name: "moe_add_norm", Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1},
+		Threads: 32 * min(16, to.KB()),
+		Early:   p.Bulk, Args: a})
 }

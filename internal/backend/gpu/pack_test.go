@@ -100,7 +100,8 @@ type source struct {
 // plainRows are rows that begin at an odd place, or not.
 func (r *productRig) plainRows(rnd *rand.Rand, rows, cols, stride, off int) source {
 	v := randomRows(rnd, off+rows*stride)
-	return source{gpu.Rows(upload(r, v)+gpu.Addr(4*off), stride), func(row, col int) float64 { return float64(v[off+row*stride+col]) }}
+	at := func(row, col int) float64 { return float64(v[off+row*stride+col]) }
+	return source{gpu.Rows(upload(r, v)+gpu.Addr(4*off), stride), at}
 }
 
 // pieces are rows of a product's result from column first on.
@@ -191,14 +192,18 @@ func TestPackKernels(t *testing.T) {
 			r.packed(lay, act).check(t, name("sums of squares alone"), x.at)
 
 			r.run(r.p.GatedPack(nil, to, y.in, z.in, false))
-			r.packed(lay, act).check(t, name("silu"), func(row, col int) float64 { return silu(y.at(row, col)) * z.at(row, col) })
+			r.packed(lay, act).check(t, name("silu"), func(row, col int) float64 {
+				return silu(y.at(row, col)) * z.at(row, col)
+			})
 			r.run(r.p.GatedPack(nil, to, x.in, y.in, true))
 			r.packed(lay, act).check(t, name("gelu"), func(row, col int) float64 {
 				g := x.at(row, col)
 				return g / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(g+0.044715*g*g*g))) * y.at(row, col)
 			})
 			r.run(r.p.SigmoidPack(nil, to, y.in, x.in, cols, cols))
-			r.packed(lay, act).check(t, name("sigmoid"), func(row, col int) float64 { return y.at(row, col) / (1 + math.Exp(-x.at(row, col))) })
+			r.packed(lay, act).check(t, name("sigmoid"), func(row, col int) float64 {
+				return y.at(row, col) / (1 + math.Exp(-x.at(row, col)))
+			})
 			apart := r.plainRows(rnd, rows, cols, cols*3/2, 0) // gates of heads of 64, 96 values after each other
 			r.run(r.p.SigmoidPack(nil, to, x.in, apart.in, 64, 96))
 			r.packed(lay, act).check(t, name("sigmoid of heads"), func(row, col int) float64 {
@@ -247,7 +252,8 @@ func TestNormFactor(t *testing.T) {
 		lay := r.p.Acts(n, m.WeightLayout)
 		act, sums := r.room(lay.Bytes()), r.room(lay.SumsBytes())
 		ls := r.p.AddPack(nil, gpu.Packed{ActLayout: lay, P: act}, gpu.Sum{X: x.in, Y: y.in, Sums: sums, W: upload(r, w)})
-		got := r.multiply(ls, gpu.MatMulInput{ActLayout: lay, P: act, Sums: sums, Eps: eps}, []*productMatrix{m}, r.p.Cut(m.WeightLayout), 2)[0]
+		got := r.multiply(ls, gpu.MatMulInput{ActLayout: lay, P: act, Sums: sums, Eps: eps}, []*productMatrix{m},
+			r.p.Cut(m.WeightLayout), 2)[0]
 		in := make([]float32, n*cols)
 		for row := range n {
 			var s float64

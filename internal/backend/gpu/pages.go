@@ -237,7 +237,8 @@ func (p *Pages) Close() {
 	p.chunks = nil
 }
 
-// roomFor is least, a power of two, or the next one that holds n: what changes from step to step keeps its place while it grows.
+// roomFor is least, a power of two, or the next one that holds n: what changes from step to step keeps its place while
+// it grows.
 func roomFor(n, least int) int {
 	r := least
 	for r < n {

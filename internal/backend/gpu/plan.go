@@ -6,8 +6,9 @@ import (
 	"strobe/internal/backend"
 )
 
-// layout says where the parts of a step's block lie: everything that launches know of it. Room for tables is a power of two, so that
-// the layout stays the same while sequences grow, come and go. Two steps of the same operations and the same layout are the same launches.
+// layout says where the parts of a step's block lie: everything that launches know of it. Room for tables is a power of
+// two, so that the layout stays the same while sequences grow, come and go. Two steps of the same operations and the
+// same layout are the same launches.
 type layout struct {
 	base  Addr
 	bytes int
@@ -79,7 +80,8 @@ func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 	return blk, lay, nil
 }
 
-// deltaTables makes the tables of the recurrent layers, once for all steps of a pass: making them turns the tapes around.
+// deltaTables makes the tables of the recurrent layers, once for all steps of a pass: making them turns the tapes
+// around.
 func (b *Backend) deltaTables(p *backend.Plan, rows int) (*DeltaTables, error) {
 	if len(p.Delta) > 0 && b.passSegs == &p.Delta[0] {
 		return b.passDelta, nil
@@ -93,7 +95,8 @@ func (b *Backend) deltaTables(p *backend.Plan, rows int) (*DeltaTables, error) {
 
 func align16(n int) int { return (n + 15) / 16 * 16 }
 
-// growBlock makes room for a block of so many bytes. Recordings know its address, so those of a smaller block are forgotten.
+// growBlock makes room for a block of so many bytes. Recordings know its address, so those of a smaller block are
+// forgotten.
 func (b *Backend) growBlock(bytes int) error {
 	if bytes <= len(b.blockHost) {
 		return nil
@@ -209,7 +212,8 @@ func (l *lowering) pool(o op) *Pages { return l.plan.KV[o.attn.group].Pool.(*Pag
 func (l *lowering) kvWrite(o op, k, v In) {
 	t, _ := l.tables(o)
 	p := l.pool(o)
-	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.Layout.Shapes[o.attn.layer].Heads, t, p.Layout.Places[o.attn.layer])
+	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.Layout.Shapes[o.attn.layer].Heads, t,
+		p.Layout.Places[o.attn.layer])
 }
 
 // attention runs the attention of a layer.
@@ -234,7 +238,8 @@ func (l *lowering) attention(o op, q view) {
 		}()
 	}
 	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: u.longest,
-		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer], Sinks: o.attn.sinks, Scale: o.attn.scale}
+		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer],
+		Sinks: o.attn.sinks, Scale: o.attn.scale}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))
 	}
@@ -244,7 +249,8 @@ func (l *lowering) attention(o op, q view) {
 	}
 }
 
-// queries: what stands between the products of an attention layer and attention: norms of heads, rotations, writing keys and values.
+// queries: what stands between the products of an attention layer and attention: norms of heads, rotations, writing
+// keys and values.
 func (l *lowering) queries(i int) int {
 	var q, k, v headWork
 	end := i
@@ -286,7 +292,8 @@ func (l *lowering) queries(i int) int {
 		q.rope != nil && (q.rope.b != k.rope.b || q.rope.c != k.rope.c) || l.wanted(end, k.dst) || l.wanted(end, v.dst) {
 		return 0
 	}
-	c := QKV{Eps: 1, Cos: k.rope.b.addr, Sin: k.rope.c.addr, Half: int(k.rope.b.cols), Turn: int(k.rope.b.stride), Rows: tokens, KVHeads: d.Heads,
+	c := QKV{Eps: 1, Cos: k.rope.b.addr, Sin: k.rope.c.addr, Half: int(k.rope.b.cols), Turn: int(k.rope.b.stride),
+		Rows: tokens, KVHeads: d.Heads,
 		Place: l.pool(write).Layout.Places[write.attn.layer]}
 	c.Tables, _ = l.tables(write)
 	set := func(w *headWork, to *HeadRows, n int, dim int) bool {

@@ -32,8 +32,8 @@ func NewProducts(p Props) *Products {
 // load.
 const askAhead = 64 << 10
 
-// madeJobs is how much a block makes itself: what its 16 warps make at once. That took 0.6 us off a layer of a 27B model
-// for one row and 1.6 off one of a 4B model; twice as much made a layer of the 27B 1.6 us slower for two rows.
+// madeJobs is how much a block makes itself: what its 16 warps make at once. That took 0.6 us off a layer of a 27B
+// model for one row and 1.6 off one of a 4B model; twice as much made a layer of the 27B 1.6 us slower for two rows.
 const madeJobs = 16
 
 // Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts
@@ -79,7 +79,8 @@ func (a ActLayout) SumsBytes() int { return a.Rows * a.KB() * 4 }
 // groupRows is the number of rows from which products of warpgroups are faster.
 const groupRows = 41
 
-// groupFormat reports whether a format has kernels for products of warpgroups: those whose sums are scaled once for 256 columns.
+// groupFormat reports whether a format has kernels for products of warpgroups: those whose sums are scaled once for 256
+// columns.
 func groupFormat(f Format) bool {
 	return f == TileQ4K || f == TileQ5K || f == TileQ6K || f == TileQ3K || f == TileNV4
 }
@@ -197,7 +198,7 @@ type Made struct {
 	Kind      MadeKind
 	X, Gate   In
 	W         Addr // of the norm of heads
-	Dim, Step int  // heads have Dim values, and their gates begin Step values after each other; 0 and 0: rows without heads
+	Dim, Step int  // heads have Dim values, and their gates begin Step values after each other; 0: no heads
 	Eps       float32
 }
 
@@ -231,7 +232,8 @@ type madeArgs struct {
 // CanMake reports whether a product of so many rows with w, cut over so many blocks, can make its own input: it must be
 // little for every block, which shares it with none.
 func (p *Products) CanMake(m *Made, rows int, w WeightLayout, blocks int) bool {
-	return p.Bulk && formatSet([]WeightLayout{w}) != "all" && rows <= 8 && rows*madeStages(w, blocks) <= p.Makes && p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
+	return p.Bulk && formatSet([]WeightLayout{w}) != "all" && rows <= 8 && rows*madeStages(w, blocks) <= p.Makes &&
+		p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
 		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != MadeSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
 }
 
@@ -322,7 +324,8 @@ func (p *Products) made(x MatMulInput, j MatMulJob) Launch {
 	}
 	return Launch{Name: fmt.Sprintf("solo_%s_made", formatSet(ws)), Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
 		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws),
-		Args: Args(madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols), dim: int32(m.Dim),
+		Args: Args(madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols),
+			dim:  int32(m.Dim),
 			step: int32(m.Step), eps: m.Eps}})}
 }
 

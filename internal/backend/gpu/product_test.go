@@ -57,7 +57,8 @@ func TestProductsTogether(t *testing.T) {
 	const cols, n = 768, 11
 	var ms []*productMatrix
 	var ws []gpu.WeightLayout
-	for i, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0, quant.Q5_K, quant.Q4_1, quant.Q2_K, quant.MXFP4, quant.NVFP4} {
+	for i, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0, quant.Q5_K, quant.Q4_1, quant.Q2_K, quant.MXFP4,
+		quant.NVFP4} {
 		m := r.productMatrix(rnd, typ, 1+70*i, cols, 1)
 		ms, ws = append(ms, m), append(ws, m.WeightLayout)
 	}
@@ -97,7 +98,8 @@ func TestCut(t *testing.T) {
 		{[]gpu.WeightLayout{of(quant.Q4_K, 100, 512)}, []int{2}},
 		{[]gpu.WeightLayout{of(quant.Q4_K, 100, 5120)}, []int{10}},
 		{[]gpu.WeightLayout{of(quant.Q4_K, 10240, 5120), of(quant.Q4_K, 6144, 5120)}, []int{83, 49}},
-		{[]gpu.WeightLayout{of(quant.Q4_K, 10240, 5120), of(quant.Q4_K, 48, 5120), of(quant.Q4_K, 48, 5120)}, []int{126, 3, 3}},
+		{[]gpu.WeightLayout{of(quant.Q4_K, 10240, 5120), of(quant.Q4_K, 48, 5120), of(quant.Q4_K, 48, 5120)},
+			[]int{126, 3, 3}},
 	} {
 		if got := p.Cut(c.ws...); fmt.Sprint(got) != fmt.Sprint(c.want) {
 			t.Errorf("cut of %v: %v, want %v", c.ws, got, c.want)

@@ -18,8 +18,8 @@ type Timer interface {
 	Times(ls []Launch) ([]time.Duration, error)
 }
 
-// Profile has the steps that fn runs launched kernel by kernel, and returns the time of every kernel, the longest first. Kernels do
-// not overlap then as they do in a recorded step, so the sum is more than the step takes.
+// Profile has the steps that fn runs launched kernel by kernel, and returns the time of every kernel, the longest
+// first. Kernels do not overlap then as they do in a recorded step, so the sum is more than the step takes.
 func (b *Backend) Profile(fn func() error) ([]KernelTime, error) {
 	b.profile = map[string]*KernelTime{}
 	defer func() { b.profile = nil }()
@@ -59,8 +59,8 @@ func (b *Backend) timed(ls []Launch) {
 	}
 }
 
-// Bandwidth measures how many bytes a second the device's memory reads and writes, by copying more than its caches hold.
-// On plain devices it is a kernel that reads: what copies there need not use all of the memory's speed.
+// Bandwidth measures how many bytes a second the device's memory reads and writes, by copying more than its caches
+// hold. On plain devices it is a kernel that reads: what copies there need not use all of the memory's speed.
 func (b *Backend) Bandwidth() (float64, error) {
 	const bytes, rounds = 1 << 30, 8
 	if b.props.Plain {

@@ -10,10 +10,12 @@ func (b *Backend) NewStatePool(d backend.DeltaDims, layers int) (backend.StatePo
 // deltaCall is the part of a recurrent layer's launches that both of its operations share.
 func (l *lowering) deltaCall(layer int32, rows int) (*Delta, DeltaCall) {
 	u := l.lay.delta
-	return l.plan.State.(*States).Delta, DeltaCall{Table: l.lay.base + Addr(u.at), Segs: u.room.Segs, Rows: rows, Layer: int(layer)}
+	return l.plan.State.(*States).Delta, DeltaCall{Table: l.lay.base + Addr(u.at), Segs: u.room.Segs, Rows: rows,
+		Layer: int(layer)}
 }
 
-// shortConv runs the convolution, and the delta rule with it if that comes next and nobody else reads what lies between.
+// shortConv runs the convolution, and the delta rule with it if that comes next and nobody else reads what lies
+// between.
 func (l *lowering) shortConv(i int) int {
 	o, g := l.ops[i], *l.at(i + 1)
 	delta, c := l.deltaCall(o.n, int(o.a.rows))

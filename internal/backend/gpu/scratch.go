@@ -1,7 +1,8 @@
 package gpu
 
-// scratch is memory for what passes between the kernels of a step: pieces of products, packed activations, partial results. Every list of
-// launches uses all of it anew, in the same order, so equal lists get equal addresses; the queue runs one list after the other.
+// scratch is memory for what passes between the kernels of a step: pieces of products, packed activations, partial
+// results. Every list of launches uses all of it anew, in the same order, so equal lists get equal addresses; the queue
+// runs one list after the other.
 type scratch struct {
 	b      *Backend
 	chunks []chunk

@@ -75,7 +75,8 @@ func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) (*KVTab
 // fill makes the tables anew, in the memory of those before.
 func (k *KVTables) fill(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) error {
 	n := len(p.Slot)
-	*k = KVTables{rows: slices.Grow(k.rows[:0], n)[:n], at: slices.Grow(k.at[:0], n)[:n], items: k.items[:0], pages: k.pages[:0],
+	*k = KVTables{rows: slices.Grow(k.rows[:0], n)[:n], at: slices.Grow(k.at[:0], n)[:n], items: k.items[:0],
+		pages: k.pages[:0],
 		paths: k.paths[:0], tiles: k.tiles[:0], first: k.first[:0]}
 	for _, pages := range p.Tables {
 		k.first = append(k.first, int32(len(k.pages)))
@@ -284,7 +285,8 @@ func (k *KVTables) Room() KVRoom {
 		Paths: roomFor(len(k.paths), leastPaths)}
 }
 
-// The least room of tables: what a few streams need, so that their number and what they see changes little; a few kilobytes in all.
+// The least room of tables: what a few streams need, so that their number and what they see changes little; a few
+// kilobytes in all.
 const leastItems, leastPages, leastPaths = 64, 256, 16
 
 const itemBytes, rowBytes, atBytes, pathBytes = 48, 32, 16, 4 * pathSlots

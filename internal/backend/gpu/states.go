@@ -192,8 +192,8 @@ func (p *States) memory(slot int32) DeltaMemory {
 		Path: s.path}
 }
 
-// Tables makes the tables of a pass over so many rows, padding included, which must follow: from now on the tapes are those that it
-// writes.
+// Tables makes the tables of a pass over so many rows, padding included, which must follow: from now on the tapes are
+// those that it writes.
 func (p *States) Tables(segs []backend.DeltaSeg, rows int) (*DeltaTables, error) {
 	for i, s := range segs {
 		if s.Slot < 0 || int(s.Slot) >= len(p.slots) || !p.slots[s.Slot].used {

@@ -40,8 +40,9 @@ const (
 	opSetInts // by the host
 )
 
-// op is one operation of a step. Two lists of equal operations are the same launches. It has no padding, since lists are compared as
-// bytes: that is several times faster than field by field, and there are a thousand operations in a step of a large model.
+// op is one operation of a step. Two lists of equal operations are the same launches. It has no padding, since lists
+// are compared as bytes: that is several times faster than field by field, and there are a thousand operations in a
+// step of a large model.
 type op struct {
 	kind         opKind
 	n, m         int32
@@ -75,8 +76,8 @@ type step struct {
 	data  []int32 // of sets
 }
 
-// setInts says which integers of data the step copies where. Those that follow each other without an operation in between are
-// copied at once, from the first of them on.
+// setInts says which integers of data the step copies where. Those that follow each other without an operation in
+// between are copied at once, from the first of them on.
 type setInts struct {
 	dst     Addr
 	from, n int
@@ -165,15 +166,16 @@ func (r *recorded) close() {
 // maxRecorded bounds what is kept: a model has a list for each size of a pass, and for each a few layouts.
 const maxRecorded = 256
 
-// recordAfter is how often launches are begun one by one before they are recorded: making a graph takes the host about as long as three
-// such passes, which those of a prompt's end are not worth.
+// recordAfter is how often launches are begun one by one before they are recorded: making a graph takes the host about
+// as long as three such passes, which those of a prompt's end are not worth.
 const recordAfter = 1
 
-// shortList is the number of operations up to which a step is lowered anew each time, which is hardly more than comparing it.
+// shortList is the number of operations up to which a step is lowered anew each time, which is hardly more than
+// comparing it.
 const shortList = 2
 
-// Pad rounds up to powers of two and the numbers halfway between them, and from 128 on to multiples of 64. Products work on eight rows at
-// a time, and on 64 for prompts, so they hardly notice.
+// Pad rounds up to powers of two and the numbers halfway between them, and from 128 on to multiples of 64. Products
+// work on eight rows at a time, and on 64 for prompts, so they hardly notice.
 func (b *Backend) Pad(n int) int {
 	step := 1
 	for 4*step < n && step < 64 {
@@ -182,8 +184,8 @@ func (b *Backend) Pad(n int) int {
 	return (n + step - 1) / step * step
 }
 
-// EndStep runs the list: it uploads what changes from step to step as one block, and replays what was recorded for an equal list. Others
-// are launched kernel by kernel.
+// EndStep runs the list: it uploads what changes from step to step as one block, and replays what was recorded for an
+// equal list. Others are launched kernel by kernel.
 func (b *Backend) EndStep() (int, error) {
 	s := &b.step
 	s.open = false
@@ -207,7 +209,7 @@ func (b *Backend) EndStep() (int, error) {
 		l = newList(b.names, s)
 	}
 	err := b.run(l)
-	if err == nil && !slices.Contains(b.lists, l) { // it is new, or running it took the place of all that was recorded of it
+	if err == nil && !slices.Contains(b.lists, l) { // it is new, or running it took the place of all its recordings
 		b.lists = append(b.lists, l)
 	}
 	return l.name, err
@@ -313,8 +315,8 @@ func (b *Backend) drop(which func(r *recorded) bool) {
 	})
 }
 
-// forget drops what names an address in a range. What a list names all of its launches do, whatever their layout, so nothing is left of
-// a list that does.
+// forget drops what names an address in a range. What a list names all of its launches do, whatever their layout, so
+// nothing is left of a list that does.
 func (b *Backend) forget(from Addr, bytes int) {
 	to := from + Addr(bytes)
 	names := func(raw []byte) bool {
@@ -445,7 +447,8 @@ func (b *Backend) RoPE(x backend.Tensor, heads int, cos, sin backend.Tensor) {
 
 // BlockConv convolves the rows of blocks with taps of their own.
 func (b *Backend) BlockConv(dst, x, dyn backend.Tensor, base backend.Vector, index backend.Ints) {
-	*b.next() = op{kind: opBlockConv, dst: viewOf(dst), a: viewOf(x), b: viewOf(dyn), v: vectorOf(base), n: int32(base.Len()),
+	*b.next() = op{kind: opBlockConv, dst: viewOf(dst), a: viewOf(x), b: viewOf(dyn), v: vectorOf(base),
+		n:   int32(base.Len()),
 		ids: index.(*ints).addr}
 	b.done()
 }
@@ -477,7 +480,8 @@ func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps 
 
 // ExpertSum adds the outputs of each row's experts with their weights.
 func (b *Backend) ExpertSum(dst, y, weights backend.Tensor, ids backend.Ints, used int, scale backend.Vector) {
-	*b.next() = op{kind: opExpertSum, dst: viewOf(dst), a: viewOf(y), b: viewOf(weights), ids: ids.(*ints).addr, n: int32(used),
+	*b.next() = op{kind: opExpertSum, dst: viewOf(dst), a: viewOf(y), b: viewOf(weights), ids: ids.(*ints).addr,
+		n: int32(used),
 		v: vectorOf(scale)}
 	b.done()
 }

@@ -118,8 +118,8 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 const maxStages = 1 << 22
 
 // formatOf is the format of a block type, which holds its values exactly. Types that store points of a grid have no
-// tiles of their own: IQ3 and IQ1 fit those of Q6_K, but for scales below the smallest normal half; the other values are
-// rounded to the precision of a half, either by their scales or one by one.
+// tiles of their own: IQ3 and IQ1 fit those of Q6_K, but for scales below the smallest normal half; the other values
+// are rounded to the precision of a half, either by their scales or one by one.
 func formatOf(t quant.Type) (f Format, table int) {
 	switch t {
 	case quant.Q4_K:

@@ -39,8 +39,10 @@ func TestPackGrids(t *testing.T) {
 }
 
 // blockTypes are the other quantised types.
-var blockTypes = []quant.Type{quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q2_K, quant.Q3_K, quant.Q4_K,
-	quant.Q5_K, quant.Q6_K, quant.IQ4_NL, quant.IQ4_XS, quant.TQ1_0, quant.TQ2_0, quant.MXFP4, quant.NVFP4, quant.Q1_0, quant.Q2_0}
+var blockTypes = []quant.Type{quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q2_K, quant.Q3_K,
+	quant.Q4_K,
+	quant.Q5_K, quant.Q6_K, quant.IQ4_NL, quant.IQ4_XS, quant.TQ1_0, quant.TQ2_0, quant.MXFP4, quant.NVFP4, quant.Q1_0,
+	quant.Q2_0}
 
 var testTables = [5][16]float32{
 	tableIQ4: {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
@@ -149,7 +151,8 @@ func randomBlocks(r *rand.Rand, t quant.Type, values int) []byte {
 		}
 		return b
 	}
-	halves := map[quant.Type][]int{quant.Q4_K: {0, 2}, quant.Q5_K: {0, 2}, quant.Q6_K: {208}, quant.Q2_K: {80, 82}, quant.Q3_K: {108},
+	halves := map[quant.Type][]int{quant.Q4_K: {0, 2}, quant.Q5_K: {0, 2}, quant.Q6_K: {208}, quant.Q2_K: {80, 82},
+		quant.Q3_K: {108},
 		quant.Q4_1: {0, 2}, quant.Q5_1: {0, 2}, quant.TQ1_0: {52}, quant.TQ2_0: {64}}
 	for i := 0; i < len(b); i += n {
 		switch t {

@@ -30,8 +30,9 @@ func Sources() string {
 // hopperLine marks files whose kernels for 9.0 the emulation runs; others are compiled as for 8.0.
 const hopperLine = "// emulated as for sm_90"
 
-// build compiles all kernels in dir for the processor and returns the shared library. Objects are kept in the user's cache
-// folder under a hash of what they were made from, so that only what changed is compiled, wherever the checkout lies.
+// build compiles all kernels in dir for the processor and returns the shared library. Objects are kept in the user's
+// cache folder under a hash of what they were made from, so that only what changed is compiled, wherever the checkout
+// lies.
 func build(dir string) (string, error) {
 	clang, err := exec.LookPath(Compiler)
 	if err != nil {
