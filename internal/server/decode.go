@@ -74,8 +74,7 @@ func decodeJSON(data []byte, path string, v any) error {
 		what, _, _ := strings.Cut(wrong.Value, " ")
 		name := wrong.Field
 		name = strings.Join(slices.DeleteFunc(strings.Split(name, "."), func(s string) bool {
-			return slices.Contains(goNames,
-				s)
+			return slices.Contains(goNames, s)
 		}), ".")
 		if name := join(name); name != "" {
 			return invalid(name, "must be %s, not %s", typeName(wrong.Type), valueName(what))

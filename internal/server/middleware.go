@@ -194,8 +194,8 @@ func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, t
 		return
 	}
 	attrs := []slog.Attr{
-		slog.String("id", id), slog.String("client", clientIP(r)), slog.String("method", r.Method), slog.String("path",
-			r.URL.Path),
+		slog.String("id", id), slog.String("client", clientIP(r)), slog.String("method", r.Method),
+		slog.String("path", r.URL.Path),
 		slog.Int("status", status), slog.Float64("ms", ms(took)), slog.Int64("bytes", w.bytes),
 	}
 	attrs = append(attrs, rec.attrs...)

@@ -99,8 +99,8 @@ func speculative(m *engine.Model, source string) map[string]any {
 	if len(drafters) > 0 {
 		out["drafters"], out["block"], out["size"] = names, drafters[0].Max()+1, drafters[0].WeightBytes()
 		mem := drafters[0].Memory()
-		out["cache_types"], out["cache_bytes_per_token"], out["cache_bytes_per_sequence"] = mem.Types(), mem.TokenBytes(),
-			mem.SeqBytes()
+		out["cache_types"] = mem.Types()
+		out["cache_bytes_per_token"], out["cache_bytes_per_sequence"] = mem.TokenBytes(), mem.SeqBytes()
 	}
 	if m.Drafter != nil {
 		out["block"] = m.Drafter.Block()

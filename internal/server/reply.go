@@ -229,9 +229,9 @@ func timings(res *engine.Result) *timingsJSON {
 		CacheN: res.Cached, PromptN: st.Prompt, PromptMS: ms(st.PromptTime),
 		PromptPerTokenMS: perToken(st.PromptTime, st.Prompt), PromptPerSecond: perSecond(st.Prompt, st.PromptTime),
 		PredictedN: res.Generated, PredictedMS: ms(st.DecodeTime),
-		PredictedPerTokenMS: perToken(st.DecodeTime, res.Generated-1), PredictedPerSecond: perSecond(res.Generated-1,
-			st.DecodeTime),
-		QueuedMS: ms(res.Queued), FirstMS: ms(res.First),
+		PredictedPerTokenMS: perToken(st.DecodeTime, res.Generated-1),
+		PredictedPerSecond:  perSecond(res.Generated-1, st.DecodeTime),
+		QueuedMS:            ms(res.Queued), FirstMS: ms(res.First),
 	}
 	if st.Guessed > 0 {
 		t.DraftN, t.DraftNAccepted = &st.Guessed, &st.Accepted
