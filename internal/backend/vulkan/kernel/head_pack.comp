@@ -3,7 +3,6 @@
 #include "pack.glsl"
 // RMSNorm of each head's values (a power of two of them, from 16 to 256), times w and silu(gate).
 ARGS(Act act; In x; In gate; uint64_t w; int rows; int cols; int dim; int late; float eps; float mean;)
-shared float head_mem[THREADS];
 
 void job_of(int row, int kb, int at, int lane, uint tid, bool live) {
 	float v[8], g[8];
@@ -11,14 +10,8 @@ void job_of(int row, int kb, int at, int lane, uint tid, bool live) {
 	in8(g, a.gate, row, at, a.cols);
 	precise float s = 0;
 	[[unroll]] for (int i = 0; i < 8; i++) s = fma(v[i], v[i], s);
-	barrier();
-	head_mem[tid] = s;
-	barrier();
-	int lanes = a.dim >> 3; // of a head
-	uint first = tid & ~uint(lanes - 1);
-	s = head_mem[first];
-	for (int i = 1; i < lanes; i++) s = s + head_mem[first + i];
-	precise float r = 1.0 / sqrt(fma(s, a.mean, a.eps));
+	for (uint step = a.dim >> 4; step > 0; step >>= 1) s = s + at_lane(s, tid, tid ^ step); // dim/8 lanes are a head
+	float r = root(s, float(a.dim), a.eps);                                                  // as in norm.comp
 	[[unroll]] for (int i = 0; i < 8; i++) {
 		precise float y = v[i] * r * F(a.w).v[(at + i) & (a.dim - 1)] * silu(g[i]);
 		v[i] = y;
