@@ -143,18 +143,34 @@ float sum128(float x, uint tid) { // of 16 neighbouring lanes
 }
 
 // Codes at the border between two would be others with the division and the root of some drivers, which are off in the
-// last bits: what is left over says by how much.
+// last bits (Vulkan allows that, and fma in two roundings as well). So these are put right with integers: m is the 24 bits
+// of the result, n what m times the divisor, or m squared, should be.
+#define NUMBER(x) ((x) - 0x800000u < 0x7f000000u) // neither zero nor subnormal, infinite or NaN
 float divided(float a, float b) {
-	precise float y = 1.0 / b;
-	y = fma(fma(-b, y, 1.0), y, y);
-	precise float q = a * y;
-	precise float r = fma(fma(-b, q, a), y, q);
-	return is_nan(r) ? a / b : r; // beyond what floats can say on the way
+	precise float q = a / b;
+	uint x = floatBitsToUint(abs(a)), y = floatBitsToUint(abs(b)), z = floatBitsToUint(abs(q));
+	uint u = x & 0x7fffffu | 0x800000u, v = y & 0x7fffffu | 0x800000u;
+	int e = int(x >> 23) - int(y >> 23) + (u < v ? 126 : 127);
+	if (!NUMBER(x) || !NUMBER(y) || e < 1 || e > 253) return q;
+	uint64_t n = uint64_t(u) << (u < v ? 24 : 23);
+	uint m = int(z >> 23) < e ? 0x800000u : int(z >> 23) > e ? 0xffffffu : z & 0x7fffffu | 0x800000u;
+	[[unroll]] for (int i = 0; i < 4; i++) if (uint64_t(m) * v > n) m--;
+	[[unroll]] for (int i = 0; i < 4; i++) if (uint64_t(m + 1) * v <= n) m++;
+	uint rest = 2 * uint(n - uint64_t(m) * v);
+	if (rest > v || rest == v && (m & 1) != 0) m++;
+	return uintBitsToFloat((uint(e) << 23) + (m - 0x800000u) | (floatBitsToUint(a) ^ floatBitsToUint(b)) & 0x80000000u);
 }
-float rooted(float x) {
-	precise float s = sqrt(x);
-	precise float r = fma(fma(-s, s, x), 0.5 / s, s);
-	return s > 0 ? r : s;
+float rooted(float a) {
+	precise float q = sqrt(a);
+	uint x = floatBitsToUint(a);
+	if (!NUMBER(x)) return q;
+	uint e = ((x >> 23) + 127) >> 1, m = floatBitsToUint(q) & 0x7fffffu | 0x800000u;
+	if (floatBitsToUint(q) >> 23 != e) m = floatBitsToUint(q) >> 23 < e ? 0x800000u : 0xffffffu;
+	uint64_t n = uint64_t(x & 0x7fffffu | 0x800000u) << ((x >> 23 & 1) != 0 ? 23 : 24);
+	[[unroll]] for (int i = 0; i < 4; i++) if (uint64_t(m) * m > n) m--;
+	[[unroll]] for (int i = 0; i < 4; i++) if (uint64_t(m + 1) * (m + 1) <= n) m++;
+	if (n - uint64_t(m) * m > m) m++;
+	return uintBitsToFloat((e << 23) + (m - 0x800000u));
 }
 
 // Values are bounded when they are written: a slot that nobody sees must hold numbers. NaN becomes the bound.
