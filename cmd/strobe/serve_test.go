@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"strobe/internal/testkit"
 )
@@ -92,6 +93,7 @@ func ready(t *testing.T, url string) {
 		if resp.StatusCode == http.StatusOK {
 			return
 		}
+		time.Sleep(20 * time.Millisecond)
 	}
 	t.Fatal("the server never got ready")
 }
