@@ -151,12 +151,7 @@ func (p *Prefill) unload() {
 
 // park gives the scorer's memory back when little is left on its device: whoever generates needs it more.
 func (p *Prefill) park() {
-	const least = 10 // a tenth
-	m, ok := p.b.(interface{ Memory() (free, total int) })
-	if !ok || p.opt.NoPark {
-		return
-	}
-	if free, total := m.Memory(); free < total/least {
+	if !p.opt.NoPark && device.Tight(p.b) {
 		began := time.Now()
 		p.unload()
 		p.log("prefill: scorer parked in %v", time.Since(began))

@@ -110,7 +110,7 @@ func (b *Backend) growBlock(bytes int) error {
 		return err
 	}
 	if b.blockAddr != 0 {
-		b.forget(b.blockAddr, len(b.blockHost))
+		b.forget(span{b.blockAddr, len(b.blockHost)})
 		b.d.Release(b.blockAddr)
 	}
 	b.blockAddr, b.blockHost = a, make([]byte, size)

@@ -315,13 +315,19 @@ func (b *Backend) drop(which func(r *recorded) bool) {
 	})
 }
 
-// forget drops what names an address in a range. What a list names all of its launches do, whatever their layout, so
-// nothing is left of a list that does.
-func (b *Backend) forget(from Addr, bytes int) {
-	to := from + Addr(bytes)
+// span is a piece of device memory.
+type span struct {
+	at    Addr
+	bytes int
+}
+
+// forget drops what names an address in some memory. What a list names all of its launches do, whatever their layout,
+// so nothing is left of a list that does.
+func (b *Backend) forget(gone ...span) {
 	names := func(raw []byte) bool {
 		for i := 0; i+8 <= len(raw); i += 8 {
-			if a := Addr(binary.LittleEndian.Uint64(raw[i:])); a >= from && a < to {
+			a := Addr(binary.LittleEndian.Uint64(raw[i:]))
+			if slices.ContainsFunc(gone, func(s span) bool { return a >= s.at && a < s.at+Addr(s.bytes) }) {
 				return true
 			}
 		}
