@@ -29,8 +29,9 @@ func newPflashCmd() *cobra.Command {
 		Short: "Show which parts of a prompt speculative prefill would keep",
 		Long: `Pflash scores a text with a small model (qwen3 or qwen35) by what its end attends to, and shows
 which parts --prefill-scorer would keep of it. On a terminal the others are grey; elsewhere a line stands in their
-place. With --out the numbers go to a safetensors file: "scores" and "pooled" for each token, "chunks" for each
-chunk of 32 tokens, and the numbers of the chunks "kept".`,
+place. With --out the numbers go to a safetensors file, for comparison with others: "scores" and "pooled" for each
+token, "chunks" for each chunk of 32 tokens, and the numbers of the chunks "kept" by the rule of the reference
+implementation, which keeps the beginning in any case.`,
 		Example: `  strobe pflash -m Qwen3-0.6B-BF16.gguf -f report.txt --keep 0.1
   strobe pflash --tokens 1,2,3,4,5,6,7,8,9,10 --out scores.safetensors`,
 		Args: cobra.NoArgs,
@@ -85,8 +86,9 @@ func runPflash(cmd *cobra.Command, opt *pflashOptions) error {
 	if keep == 0 {
 		keep = pflash.KeepRatio(len(ids))
 	}
-	sel := pflash.Select(ids, x.Chunks, keep, s.Rule)
+	sel := pflash.SelectText(ids, x.Chunks, keep, s.Rule)
 	if opt.out != "" {
+		sel = pflash.Select(ids, x.Chunks, keep, s.Rule)
 		if err := writeScores(opt.out, x, sel); err != nil {
 			return err
 		}
