@@ -770,3 +770,87 @@ func decode2IQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep i
 //
 //go:noescape
 func decode2IQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ1S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ1S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ1S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 800 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ1S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ1M unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ1M(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ1M unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 896 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ1M(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ2XXS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ2XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ2XXS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1056 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ2XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ2XS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ2XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ2XS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1184 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ2XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ2S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ2S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ2S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1312 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ2S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ3XXS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ3XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ3XXS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1568 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ3XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ3S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ3S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ3S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1760 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ3S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)

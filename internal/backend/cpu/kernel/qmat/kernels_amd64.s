@@ -864,6 +864,1596 @@ DATA table2<>+14(SB)/1, $0x10
 DATA table2<>+15(SB)/1, $0x08
 GLOBL table2<>(SB), RODATA|NOPTR, $16
 
+DATA every00000007<>+0(SB)/4, $0x00000007
+DATA every00000007<>+4(SB)/4, $0x00000007
+DATA every00000007<>+8(SB)/4, $0x00000007
+DATA every00000007<>+12(SB)/4, $0x00000007
+DATA every00000007<>+16(SB)/4, $0x00000007
+DATA every00000007<>+20(SB)/4, $0x00000007
+DATA every00000007<>+24(SB)/4, $0x00000007
+DATA every00000007<>+28(SB)/4, $0x00000007
+DATA every00000007<>+32(SB)/4, $0x00000007
+DATA every00000007<>+36(SB)/4, $0x00000007
+DATA every00000007<>+40(SB)/4, $0x00000007
+DATA every00000007<>+44(SB)/4, $0x00000007
+DATA every00000007<>+48(SB)/4, $0x00000007
+DATA every00000007<>+52(SB)/4, $0x00000007
+DATA every00000007<>+56(SB)/4, $0x00000007
+DATA every00000007<>+60(SB)/4, $0x00000007
+GLOBL every00000007<>(SB), RODATA|NOPTR, $64
+
+DATA every0000000f<>+0(SB)/4, $0x0000000f
+DATA every0000000f<>+4(SB)/4, $0x0000000f
+DATA every0000000f<>+8(SB)/4, $0x0000000f
+DATA every0000000f<>+12(SB)/4, $0x0000000f
+DATA every0000000f<>+16(SB)/4, $0x0000000f
+DATA every0000000f<>+20(SB)/4, $0x0000000f
+DATA every0000000f<>+24(SB)/4, $0x0000000f
+DATA every0000000f<>+28(SB)/4, $0x0000000f
+DATA every0000000f<>+32(SB)/4, $0x0000000f
+DATA every0000000f<>+36(SB)/4, $0x0000000f
+DATA every0000000f<>+40(SB)/4, $0x0000000f
+DATA every0000000f<>+44(SB)/4, $0x0000000f
+DATA every0000000f<>+48(SB)/4, $0x0000000f
+DATA every0000000f<>+52(SB)/4, $0x0000000f
+DATA every0000000f<>+56(SB)/4, $0x0000000f
+DATA every0000000f<>+60(SB)/4, $0x0000000f
+GLOBL every0000000f<>(SB), RODATA|NOPTR, $64
+
+DATA every000000f0<>+0(SB)/4, $0x000000f0
+DATA every000000f0<>+4(SB)/4, $0x000000f0
+DATA every000000f0<>+8(SB)/4, $0x000000f0
+DATA every000000f0<>+12(SB)/4, $0x000000f0
+DATA every000000f0<>+16(SB)/4, $0x000000f0
+DATA every000000f0<>+20(SB)/4, $0x000000f0
+DATA every000000f0<>+24(SB)/4, $0x000000f0
+DATA every000000f0<>+28(SB)/4, $0x000000f0
+DATA every000000f0<>+32(SB)/4, $0x000000f0
+DATA every000000f0<>+36(SB)/4, $0x000000f0
+DATA every000000f0<>+40(SB)/4, $0x000000f0
+DATA every000000f0<>+44(SB)/4, $0x000000f0
+DATA every000000f0<>+48(SB)/4, $0x000000f0
+DATA every000000f0<>+52(SB)/4, $0x000000f0
+DATA every000000f0<>+56(SB)/4, $0x000000f0
+DATA every000000f0<>+60(SB)/4, $0x000000f0
+GLOBL every000000f0<>(SB), RODATA|NOPTR, $64
+
+DATA every00000f00<>+0(SB)/4, $0x00000f00
+DATA every00000f00<>+4(SB)/4, $0x00000f00
+DATA every00000f00<>+8(SB)/4, $0x00000f00
+DATA every00000f00<>+12(SB)/4, $0x00000f00
+DATA every00000f00<>+16(SB)/4, $0x00000f00
+DATA every00000f00<>+20(SB)/4, $0x00000f00
+DATA every00000f00<>+24(SB)/4, $0x00000f00
+DATA every00000f00<>+28(SB)/4, $0x00000f00
+DATA every00000f00<>+32(SB)/4, $0x00000f00
+DATA every00000f00<>+36(SB)/4, $0x00000f00
+DATA every00000f00<>+40(SB)/4, $0x00000f00
+DATA every00000f00<>+44(SB)/4, $0x00000f00
+DATA every00000f00<>+48(SB)/4, $0x00000f00
+DATA every00000f00<>+52(SB)/4, $0x00000f00
+DATA every00000f00<>+56(SB)/4, $0x00000f00
+DATA every00000f00<>+60(SB)/4, $0x00000f00
+GLOBL every00000f00<>(SB), RODATA|NOPTR, $64
+
+DATA every0000f000<>+0(SB)/4, $0x0000f000
+DATA every0000f000<>+4(SB)/4, $0x0000f000
+DATA every0000f000<>+8(SB)/4, $0x0000f000
+DATA every0000f000<>+12(SB)/4, $0x0000f000
+DATA every0000f000<>+16(SB)/4, $0x0000f000
+DATA every0000f000<>+20(SB)/4, $0x0000f000
+DATA every0000f000<>+24(SB)/4, $0x0000f000
+DATA every0000f000<>+28(SB)/4, $0x0000f000
+DATA every0000f000<>+32(SB)/4, $0x0000f000
+DATA every0000f000<>+36(SB)/4, $0x0000f000
+DATA every0000f000<>+40(SB)/4, $0x0000f000
+DATA every0000f000<>+44(SB)/4, $0x0000f000
+DATA every0000f000<>+48(SB)/4, $0x0000f000
+DATA every0000f000<>+52(SB)/4, $0x0000f000
+DATA every0000f000<>+56(SB)/4, $0x0000f000
+DATA every0000f000<>+60(SB)/4, $0x0000f000
+GLOBL every0000f000<>(SB), RODATA|NOPTR, $64
+
+DATA every00003fff<>+0(SB)/4, $0x00003fff
+DATA every00003fff<>+4(SB)/4, $0x00003fff
+DATA every00003fff<>+8(SB)/4, $0x00003fff
+DATA every00003fff<>+12(SB)/4, $0x00003fff
+DATA every00003fff<>+16(SB)/4, $0x00003fff
+DATA every00003fff<>+20(SB)/4, $0x00003fff
+DATA every00003fff<>+24(SB)/4, $0x00003fff
+DATA every00003fff<>+28(SB)/4, $0x00003fff
+DATA every00003fff<>+32(SB)/4, $0x00003fff
+DATA every00003fff<>+36(SB)/4, $0x00003fff
+DATA every00003fff<>+40(SB)/4, $0x00003fff
+DATA every00003fff<>+44(SB)/4, $0x00003fff
+DATA every00003fff<>+48(SB)/4, $0x00003fff
+DATA every00003fff<>+52(SB)/4, $0x00003fff
+DATA every00003fff<>+56(SB)/4, $0x00003fff
+DATA every00003fff<>+60(SB)/4, $0x00003fff
+GLOBL every00003fff<>(SB), RODATA|NOPTR, $64
+
+DATA every3fff0000<>+0(SB)/4, $0x3fff0000
+DATA every3fff0000<>+4(SB)/4, $0x3fff0000
+DATA every3fff0000<>+8(SB)/4, $0x3fff0000
+DATA every3fff0000<>+12(SB)/4, $0x3fff0000
+DATA every3fff0000<>+16(SB)/4, $0x3fff0000
+DATA every3fff0000<>+20(SB)/4, $0x3fff0000
+DATA every3fff0000<>+24(SB)/4, $0x3fff0000
+DATA every3fff0000<>+28(SB)/4, $0x3fff0000
+DATA every3fff0000<>+32(SB)/4, $0x3fff0000
+DATA every3fff0000<>+36(SB)/4, $0x3fff0000
+DATA every3fff0000<>+40(SB)/4, $0x3fff0000
+DATA every3fff0000<>+44(SB)/4, $0x3fff0000
+DATA every3fff0000<>+48(SB)/4, $0x3fff0000
+DATA every3fff0000<>+52(SB)/4, $0x3fff0000
+DATA every3fff0000<>+56(SB)/4, $0x3fff0000
+DATA every3fff0000<>+60(SB)/4, $0x3fff0000
+GLOBL every3fff0000<>(SB), RODATA|NOPTR, $64
+
+DATA every007f007f<>+0(SB)/4, $0x007f007f
+DATA every007f007f<>+4(SB)/4, $0x007f007f
+DATA every007f007f<>+8(SB)/4, $0x007f007f
+DATA every007f007f<>+12(SB)/4, $0x007f007f
+DATA every007f007f<>+16(SB)/4, $0x007f007f
+DATA every007f007f<>+20(SB)/4, $0x007f007f
+DATA every007f007f<>+24(SB)/4, $0x007f007f
+DATA every007f007f<>+28(SB)/4, $0x007f007f
+DATA every007f007f<>+32(SB)/4, $0x007f007f
+DATA every007f007f<>+36(SB)/4, $0x007f007f
+DATA every007f007f<>+40(SB)/4, $0x007f007f
+DATA every007f007f<>+44(SB)/4, $0x007f007f
+DATA every007f007f<>+48(SB)/4, $0x007f007f
+DATA every007f007f<>+52(SB)/4, $0x007f007f
+DATA every007f007f<>+56(SB)/4, $0x007f007f
+DATA every007f007f<>+60(SB)/4, $0x007f007f
+GLOBL every007f007f<>(SB), RODATA|NOPTR, $64
+
+DATA every7f007f00<>+0(SB)/4, $0x7f007f00
+DATA every7f007f00<>+4(SB)/4, $0x7f007f00
+DATA every7f007f00<>+8(SB)/4, $0x7f007f00
+DATA every7f007f00<>+12(SB)/4, $0x7f007f00
+DATA every7f007f00<>+16(SB)/4, $0x7f007f00
+DATA every7f007f00<>+20(SB)/4, $0x7f007f00
+DATA every7f007f00<>+24(SB)/4, $0x7f007f00
+DATA every7f007f00<>+28(SB)/4, $0x7f007f00
+DATA every7f007f00<>+32(SB)/4, $0x7f007f00
+DATA every7f007f00<>+36(SB)/4, $0x7f007f00
+DATA every7f007f00<>+40(SB)/4, $0x7f007f00
+DATA every7f007f00<>+44(SB)/4, $0x7f007f00
+DATA every7f007f00<>+48(SB)/4, $0x7f007f00
+DATA every7f007f00<>+52(SB)/4, $0x7f007f00
+DATA every7f007f00<>+56(SB)/4, $0x7f007f00
+DATA every7f007f00<>+60(SB)/4, $0x7f007f00
+GLOBL every7f007f00<>(SB), RODATA|NOPTR, $64
+
+DATA every01ff01ff<>+0(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+4(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+8(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+12(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+16(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+20(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+24(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+28(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+32(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+36(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+40(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+44(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+48(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+52(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+56(SB)/4, $0x01ff01ff
+DATA every01ff01ff<>+60(SB)/4, $0x01ff01ff
+GLOBL every01ff01ff<>(SB), RODATA|NOPTR, $64
+
+DATA every80808080<>+0(SB)/4, $0x80808080
+DATA every80808080<>+4(SB)/4, $0x80808080
+DATA every80808080<>+8(SB)/4, $0x80808080
+DATA every80808080<>+12(SB)/4, $0x80808080
+DATA every80808080<>+16(SB)/4, $0x80808080
+DATA every80808080<>+20(SB)/4, $0x80808080
+DATA every80808080<>+24(SB)/4, $0x80808080
+DATA every80808080<>+28(SB)/4, $0x80808080
+DATA every80808080<>+32(SB)/4, $0x80808080
+DATA every80808080<>+36(SB)/4, $0x80808080
+DATA every80808080<>+40(SB)/4, $0x80808080
+DATA every80808080<>+44(SB)/4, $0x80808080
+DATA every80808080<>+48(SB)/4, $0x80808080
+DATA every80808080<>+52(SB)/4, $0x80808080
+DATA every80808080<>+56(SB)/4, $0x80808080
+DATA every80808080<>+60(SB)/4, $0x80808080
+GLOBL every80808080<>(SB), RODATA|NOPTR, $64
+
+DATA every01000100<>+0(SB)/4, $0x01000100
+DATA every01000100<>+4(SB)/4, $0x01000100
+DATA every01000100<>+8(SB)/4, $0x01000100
+DATA every01000100<>+12(SB)/4, $0x01000100
+DATA every01000100<>+16(SB)/4, $0x01000100
+DATA every01000100<>+20(SB)/4, $0x01000100
+DATA every01000100<>+24(SB)/4, $0x01000100
+DATA every01000100<>+28(SB)/4, $0x01000100
+DATA every01000100<>+32(SB)/4, $0x01000100
+DATA every01000100<>+36(SB)/4, $0x01000100
+DATA every01000100<>+40(SB)/4, $0x01000100
+DATA every01000100<>+44(SB)/4, $0x01000100
+DATA every01000100<>+48(SB)/4, $0x01000100
+DATA every01000100<>+52(SB)/4, $0x01000100
+DATA every01000100<>+56(SB)/4, $0x01000100
+DATA every01000100<>+60(SB)/4, $0x01000100
+GLOBL every01000100<>(SB), RODATA|NOPTR, $64
+
+DATA every03000300<>+0(SB)/4, $0x03000300
+DATA every03000300<>+4(SB)/4, $0x03000300
+DATA every03000300<>+8(SB)/4, $0x03000300
+DATA every03000300<>+12(SB)/4, $0x03000300
+DATA every03000300<>+16(SB)/4, $0x03000300
+DATA every03000300<>+20(SB)/4, $0x03000300
+DATA every03000300<>+24(SB)/4, $0x03000300
+DATA every03000300<>+28(SB)/4, $0x03000300
+DATA every03000300<>+32(SB)/4, $0x03000300
+DATA every03000300<>+36(SB)/4, $0x03000300
+DATA every03000300<>+40(SB)/4, $0x03000300
+DATA every03000300<>+44(SB)/4, $0x03000300
+DATA every03000300<>+48(SB)/4, $0x03000300
+DATA every03000300<>+52(SB)/4, $0x03000300
+DATA every03000300<>+56(SB)/4, $0x03000300
+DATA every03000300<>+60(SB)/4, $0x03000300
+GLOBL every03000300<>(SB), RODATA|NOPTR, $64
+
+DATA every07000700<>+0(SB)/4, $0x07000700
+DATA every07000700<>+4(SB)/4, $0x07000700
+DATA every07000700<>+8(SB)/4, $0x07000700
+DATA every07000700<>+12(SB)/4, $0x07000700
+DATA every07000700<>+16(SB)/4, $0x07000700
+DATA every07000700<>+20(SB)/4, $0x07000700
+DATA every07000700<>+24(SB)/4, $0x07000700
+DATA every07000700<>+28(SB)/4, $0x07000700
+DATA every07000700<>+32(SB)/4, $0x07000700
+DATA every07000700<>+36(SB)/4, $0x07000700
+DATA every07000700<>+40(SB)/4, $0x07000700
+DATA every07000700<>+44(SB)/4, $0x07000700
+DATA every07000700<>+48(SB)/4, $0x07000700
+DATA every07000700<>+52(SB)/4, $0x07000700
+DATA every07000700<>+56(SB)/4, $0x07000700
+DATA every07000700<>+60(SB)/4, $0x07000700
+GLOBL every07000700<>(SB), RODATA|NOPTR, $64
+
+DATA every80088008<>+0(SB)/4, $0x80088008
+DATA every80088008<>+4(SB)/4, $0x80088008
+DATA every80088008<>+8(SB)/4, $0x80088008
+DATA every80088008<>+12(SB)/4, $0x80088008
+DATA every80088008<>+16(SB)/4, $0x80088008
+DATA every80088008<>+20(SB)/4, $0x80088008
+DATA every80088008<>+24(SB)/4, $0x80088008
+DATA every80088008<>+28(SB)/4, $0x80088008
+DATA every80088008<>+32(SB)/4, $0x80088008
+DATA every80088008<>+36(SB)/4, $0x80088008
+DATA every80088008<>+40(SB)/4, $0x80088008
+DATA every80088008<>+44(SB)/4, $0x80088008
+DATA every80088008<>+48(SB)/4, $0x80088008
+DATA every80088008<>+52(SB)/4, $0x80088008
+DATA every80088008<>+56(SB)/4, $0x80088008
+DATA every80088008<>+60(SB)/4, $0x80088008
+GLOBL every80088008<>(SB), RODATA|NOPTR, $64
+
+DATA every3f800000<>+0(SB)/4, $0x3f800000
+DATA every3f800000<>+4(SB)/4, $0x3f800000
+DATA every3f800000<>+8(SB)/4, $0x3f800000
+DATA every3f800000<>+12(SB)/4, $0x3f800000
+DATA every3f800000<>+16(SB)/4, $0x3f800000
+DATA every3f800000<>+20(SB)/4, $0x3f800000
+DATA every3f800000<>+24(SB)/4, $0x3f800000
+DATA every3f800000<>+28(SB)/4, $0x3f800000
+DATA every3f800000<>+32(SB)/4, $0x3f800000
+DATA every3f800000<>+36(SB)/4, $0x3f800000
+DATA every3f800000<>+40(SB)/4, $0x3f800000
+DATA every3f800000<>+44(SB)/4, $0x3f800000
+DATA every3f800000<>+48(SB)/4, $0x3f800000
+DATA every3f800000<>+52(SB)/4, $0x3f800000
+DATA every3f800000<>+56(SB)/4, $0x3f800000
+DATA every3f800000<>+60(SB)/4, $0x3f800000
+GLOBL every3f800000<>(SB), RODATA|NOPTR, $64
+
+DATA every3e800000<>+0(SB)/4, $0x3e800000
+DATA every3e800000<>+4(SB)/4, $0x3e800000
+DATA every3e800000<>+8(SB)/4, $0x3e800000
+DATA every3e800000<>+12(SB)/4, $0x3e800000
+DATA every3e800000<>+16(SB)/4, $0x3e800000
+DATA every3e800000<>+20(SB)/4, $0x3e800000
+DATA every3e800000<>+24(SB)/4, $0x3e800000
+DATA every3e800000<>+28(SB)/4, $0x3e800000
+DATA every3e800000<>+32(SB)/4, $0x3e800000
+DATA every3e800000<>+36(SB)/4, $0x3e800000
+DATA every3e800000<>+40(SB)/4, $0x3e800000
+DATA every3e800000<>+44(SB)/4, $0x3e800000
+DATA every3e800000<>+48(SB)/4, $0x3e800000
+DATA every3e800000<>+52(SB)/4, $0x3e800000
+DATA every3e800000<>+56(SB)/4, $0x3e800000
+DATA every3e800000<>+60(SB)/4, $0x3e800000
+GLOBL every3e800000<>(SB), RODATA|NOPTR, $64
+
+DATA every3e000000<>+0(SB)/4, $0x3e000000
+DATA every3e000000<>+4(SB)/4, $0x3e000000
+DATA every3e000000<>+8(SB)/4, $0x3e000000
+DATA every3e000000<>+12(SB)/4, $0x3e000000
+DATA every3e000000<>+16(SB)/4, $0x3e000000
+DATA every3e000000<>+20(SB)/4, $0x3e000000
+DATA every3e000000<>+24(SB)/4, $0x3e000000
+DATA every3e000000<>+28(SB)/4, $0x3e000000
+DATA every3e000000<>+32(SB)/4, $0x3e000000
+DATA every3e000000<>+36(SB)/4, $0x3e000000
+DATA every3e000000<>+40(SB)/4, $0x3e000000
+DATA every3e000000<>+44(SB)/4, $0x3e000000
+DATA every3e000000<>+48(SB)/4, $0x3e000000
+DATA every3e000000<>+52(SB)/4, $0x3e000000
+DATA every3e000000<>+56(SB)/4, $0x3e000000
+DATA every3e000000<>+60(SB)/4, $0x3e000000
+GLOBL every3e000000<>(SB), RODATA|NOPTR, $64
+
+DATA everyc22c0000<>+0(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+4(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+8(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+12(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+16(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+20(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+24(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+28(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+32(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+36(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+40(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+44(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+48(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+52(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+56(SB)/4, $0xc22c0000
+DATA everyc22c0000<>+60(SB)/4, $0xc22c0000
+GLOBL everyc22c0000<>(SB), RODATA|NOPTR, $64
+
+DATA every00800100<>+0(SB)/4, $0x00800100
+DATA every00800100<>+4(SB)/4, $0x00800100
+DATA every00800100<>+8(SB)/4, $0x00800100
+DATA every00800100<>+12(SB)/4, $0x00800100
+DATA every00800100<>+16(SB)/4, $0x00800100
+DATA every00800100<>+20(SB)/4, $0x00800100
+DATA every00800100<>+24(SB)/4, $0x00800100
+DATA every00800100<>+28(SB)/4, $0x00800100
+DATA every00800100<>+32(SB)/4, $0x00800100
+DATA every00800100<>+36(SB)/4, $0x00800100
+DATA every00800100<>+40(SB)/4, $0x00800100
+DATA every00800100<>+44(SB)/4, $0x00800100
+DATA every00800100<>+48(SB)/4, $0x00800100
+DATA every00800100<>+52(SB)/4, $0x00800100
+DATA every00800100<>+56(SB)/4, $0x00800100
+DATA every00800100<>+60(SB)/4, $0x00800100
+GLOBL every00800100<>(SB), RODATA|NOPTR, $64
+
+DATA every00200040<>+0(SB)/4, $0x00200040
+DATA every00200040<>+4(SB)/4, $0x00200040
+DATA every00200040<>+8(SB)/4, $0x00200040
+DATA every00200040<>+12(SB)/4, $0x00200040
+DATA every00200040<>+16(SB)/4, $0x00200040
+DATA every00200040<>+20(SB)/4, $0x00200040
+DATA every00200040<>+24(SB)/4, $0x00200040
+DATA every00200040<>+28(SB)/4, $0x00200040
+DATA every00200040<>+32(SB)/4, $0x00200040
+DATA every00200040<>+36(SB)/4, $0x00200040
+DATA every00200040<>+40(SB)/4, $0x00200040
+DATA every00200040<>+44(SB)/4, $0x00200040
+DATA every00200040<>+48(SB)/4, $0x00200040
+DATA every00200040<>+52(SB)/4, $0x00200040
+DATA every00200040<>+56(SB)/4, $0x00200040
+DATA every00200040<>+60(SB)/4, $0x00200040
+GLOBL every00200040<>(SB), RODATA|NOPTR, $64
+
+DATA every00080010<>+0(SB)/4, $0x00080010
+DATA every00080010<>+4(SB)/4, $0x00080010
+DATA every00080010<>+8(SB)/4, $0x00080010
+DATA every00080010<>+12(SB)/4, $0x00080010
+DATA every00080010<>+16(SB)/4, $0x00080010
+DATA every00080010<>+20(SB)/4, $0x00080010
+DATA every00080010<>+24(SB)/4, $0x00080010
+DATA every00080010<>+28(SB)/4, $0x00080010
+DATA every00080010<>+32(SB)/4, $0x00080010
+DATA every00080010<>+36(SB)/4, $0x00080010
+DATA every00080010<>+40(SB)/4, $0x00080010
+DATA every00080010<>+44(SB)/4, $0x00080010
+DATA every00080010<>+48(SB)/4, $0x00080010
+DATA every00080010<>+52(SB)/4, $0x00080010
+DATA every00080010<>+56(SB)/4, $0x00080010
+DATA every00080010<>+60(SB)/4, $0x00080010
+GLOBL every00080010<>(SB), RODATA|NOPTR, $64
+
+DATA every00020004<>+0(SB)/4, $0x00020004
+DATA every00020004<>+4(SB)/4, $0x00020004
+DATA every00020004<>+8(SB)/4, $0x00020004
+DATA every00020004<>+12(SB)/4, $0x00020004
+DATA every00020004<>+16(SB)/4, $0x00020004
+DATA every00020004<>+20(SB)/4, $0x00020004
+DATA every00020004<>+24(SB)/4, $0x00020004
+DATA every00020004<>+28(SB)/4, $0x00020004
+DATA every00020004<>+32(SB)/4, $0x00020004
+DATA every00020004<>+36(SB)/4, $0x00020004
+DATA every00020004<>+40(SB)/4, $0x00020004
+DATA every00020004<>+44(SB)/4, $0x00020004
+DATA every00020004<>+48(SB)/4, $0x00020004
+DATA every00020004<>+52(SB)/4, $0x00020004
+DATA every00020004<>+56(SB)/4, $0x00020004
+DATA every00020004<>+60(SB)/4, $0x00020004
+GLOBL every00020004<>(SB), RODATA|NOPTR, $64
+
+DATA every00400100<>+0(SB)/4, $0x00400100
+DATA every00400100<>+4(SB)/4, $0x00400100
+DATA every00400100<>+8(SB)/4, $0x00400100
+DATA every00400100<>+12(SB)/4, $0x00400100
+DATA every00400100<>+16(SB)/4, $0x00400100
+DATA every00400100<>+20(SB)/4, $0x00400100
+DATA every00400100<>+24(SB)/4, $0x00400100
+DATA every00400100<>+28(SB)/4, $0x00400100
+DATA every00400100<>+32(SB)/4, $0x00400100
+DATA every00400100<>+36(SB)/4, $0x00400100
+DATA every00400100<>+40(SB)/4, $0x00400100
+DATA every00400100<>+44(SB)/4, $0x00400100
+DATA every00400100<>+48(SB)/4, $0x00400100
+DATA every00400100<>+52(SB)/4, $0x00400100
+DATA every00400100<>+56(SB)/4, $0x00400100
+DATA every00400100<>+60(SB)/4, $0x00400100
+GLOBL every00400100<>(SB), RODATA|NOPTR, $64
+
+DATA every00100040<>+0(SB)/4, $0x00100040
+DATA every00100040<>+4(SB)/4, $0x00100040
+DATA every00100040<>+8(SB)/4, $0x00100040
+DATA every00100040<>+12(SB)/4, $0x00100040
+DATA every00100040<>+16(SB)/4, $0x00100040
+DATA every00100040<>+20(SB)/4, $0x00100040
+DATA every00100040<>+24(SB)/4, $0x00100040
+DATA every00100040<>+28(SB)/4, $0x00100040
+DATA every00100040<>+32(SB)/4, $0x00100040
+DATA every00100040<>+36(SB)/4, $0x00100040
+DATA every00100040<>+40(SB)/4, $0x00100040
+DATA every00100040<>+44(SB)/4, $0x00100040
+DATA every00100040<>+48(SB)/4, $0x00100040
+DATA every00100040<>+52(SB)/4, $0x00100040
+DATA every00100040<>+56(SB)/4, $0x00100040
+DATA every00100040<>+60(SB)/4, $0x00100040
+GLOBL every00100040<>(SB), RODATA|NOPTR, $64
+
+DATA every00200100<>+0(SB)/4, $0x00200100
+DATA every00200100<>+4(SB)/4, $0x00200100
+DATA every00200100<>+8(SB)/4, $0x00200100
+DATA every00200100<>+12(SB)/4, $0x00200100
+DATA every00200100<>+16(SB)/4, $0x00200100
+DATA every00200100<>+20(SB)/4, $0x00200100
+DATA every00200100<>+24(SB)/4, $0x00200100
+DATA every00200100<>+28(SB)/4, $0x00200100
+DATA every00200100<>+32(SB)/4, $0x00200100
+DATA every00200100<>+36(SB)/4, $0x00200100
+DATA every00200100<>+40(SB)/4, $0x00200100
+DATA every00200100<>+44(SB)/4, $0x00200100
+DATA every00200100<>+48(SB)/4, $0x00200100
+DATA every00200100<>+52(SB)/4, $0x00200100
+DATA every00200100<>+56(SB)/4, $0x00200100
+DATA every00200100<>+60(SB)/4, $0x00200100
+GLOBL every00200100<>(SB), RODATA|NOPTR, $64
+
+DATA every00040020<>+0(SB)/4, $0x00040020
+DATA every00040020<>+4(SB)/4, $0x00040020
+DATA every00040020<>+8(SB)/4, $0x00040020
+DATA every00040020<>+12(SB)/4, $0x00040020
+DATA every00040020<>+16(SB)/4, $0x00040020
+DATA every00040020<>+20(SB)/4, $0x00040020
+DATA every00040020<>+24(SB)/4, $0x00040020
+DATA every00040020<>+28(SB)/4, $0x00040020
+DATA every00040020<>+32(SB)/4, $0x00040020
+DATA every00040020<>+36(SB)/4, $0x00040020
+DATA every00040020<>+40(SB)/4, $0x00040020
+DATA every00040020<>+44(SB)/4, $0x00040020
+DATA every00040020<>+48(SB)/4, $0x00040020
+DATA every00040020<>+52(SB)/4, $0x00040020
+DATA every00040020<>+56(SB)/4, $0x00040020
+DATA every00040020<>+60(SB)/4, $0x00040020
+GLOBL every00040020<>(SB), RODATA|NOPTR, $64
+
+DATA every00100100<>+0(SB)/4, $0x00100100
+DATA every00100100<>+4(SB)/4, $0x00100100
+DATA every00100100<>+8(SB)/4, $0x00100100
+DATA every00100100<>+12(SB)/4, $0x00100100
+DATA every00100100<>+16(SB)/4, $0x00100100
+DATA every00100100<>+20(SB)/4, $0x00100100
+DATA every00100100<>+24(SB)/4, $0x00100100
+DATA every00100100<>+28(SB)/4, $0x00100100
+DATA every00100100<>+32(SB)/4, $0x00100100
+DATA every00100100<>+36(SB)/4, $0x00100100
+DATA every00100100<>+40(SB)/4, $0x00100100
+DATA every00100100<>+44(SB)/4, $0x00100100
+DATA every00100100<>+48(SB)/4, $0x00100100
+DATA every00100100<>+52(SB)/4, $0x00100100
+DATA every00100100<>+56(SB)/4, $0x00100100
+DATA every00100100<>+60(SB)/4, $0x00100100
+GLOBL every00100100<>(SB), RODATA|NOPTR, $64
+
+DATA every00010010<>+0(SB)/4, $0x00010010
+DATA every00010010<>+4(SB)/4, $0x00010010
+DATA every00010010<>+8(SB)/4, $0x00010010
+DATA every00010010<>+12(SB)/4, $0x00010010
+DATA every00010010<>+16(SB)/4, $0x00010010
+DATA every00010010<>+20(SB)/4, $0x00010010
+DATA every00010010<>+24(SB)/4, $0x00010010
+DATA every00010010<>+28(SB)/4, $0x00010010
+DATA every00010010<>+32(SB)/4, $0x00010010
+DATA every00010010<>+36(SB)/4, $0x00010010
+DATA every00010010<>+40(SB)/4, $0x00010010
+DATA every00010010<>+44(SB)/4, $0x00010010
+DATA every00010010<>+48(SB)/4, $0x00010010
+DATA every00010010<>+52(SB)/4, $0x00010010
+DATA every00010010<>+56(SB)/4, $0x00010010
+DATA every00010010<>+60(SB)/4, $0x00010010
+GLOBL every00010010<>(SB), RODATA|NOPTR, $64
+
+DATA every0f0f0f0f<>+0(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+4(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+8(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+12(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+16(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+20(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+24(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+28(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+32(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+36(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+40(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+44(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+48(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+52(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+56(SB)/4, $0x0f0f0f0f
+DATA every0f0f0f0f<>+60(SB)/4, $0x0f0f0f0f
+GLOBL every0f0f0f0f<>(SB), RODATA|NOPTR, $64
+
+DATA every0000ffff<>+0(SB)/4, $0x0000ffff
+DATA every0000ffff<>+4(SB)/4, $0x0000ffff
+DATA every0000ffff<>+8(SB)/4, $0x0000ffff
+DATA every0000ffff<>+12(SB)/4, $0x0000ffff
+DATA every0000ffff<>+16(SB)/4, $0x0000ffff
+DATA every0000ffff<>+20(SB)/4, $0x0000ffff
+DATA every0000ffff<>+24(SB)/4, $0x0000ffff
+DATA every0000ffff<>+28(SB)/4, $0x0000ffff
+DATA every0000ffff<>+32(SB)/4, $0x0000ffff
+DATA every0000ffff<>+36(SB)/4, $0x0000ffff
+DATA every0000ffff<>+40(SB)/4, $0x0000ffff
+DATA every0000ffff<>+44(SB)/4, $0x0000ffff
+DATA every0000ffff<>+48(SB)/4, $0x0000ffff
+DATA every0000ffff<>+52(SB)/4, $0x0000ffff
+DATA every0000ffff<>+56(SB)/4, $0x0000ffff
+DATA every0000ffff<>+60(SB)/4, $0x0000ffff
+GLOBL every0000ffff<>(SB), RODATA|NOPTR, $64
+
+DATA every08040201<>+0(SB)/4, $0x08040201
+DATA every08040201<>+4(SB)/4, $0x08040201
+DATA every08040201<>+8(SB)/4, $0x08040201
+DATA every08040201<>+12(SB)/4, $0x08040201
+DATA every08040201<>+16(SB)/4, $0x08040201
+DATA every08040201<>+20(SB)/4, $0x08040201
+DATA every08040201<>+24(SB)/4, $0x08040201
+DATA every08040201<>+28(SB)/4, $0x08040201
+DATA every08040201<>+32(SB)/4, $0x08040201
+DATA every08040201<>+36(SB)/4, $0x08040201
+DATA every08040201<>+40(SB)/4, $0x08040201
+DATA every08040201<>+44(SB)/4, $0x08040201
+DATA every08040201<>+48(SB)/4, $0x08040201
+DATA every08040201<>+52(SB)/4, $0x08040201
+DATA every08040201<>+56(SB)/4, $0x08040201
+DATA every08040201<>+60(SB)/4, $0x08040201
+GLOBL every08040201<>(SB), RODATA|NOPTR, $64
+
+DATA every80402010<>+0(SB)/4, $0x80402010
+DATA every80402010<>+4(SB)/4, $0x80402010
+DATA every80402010<>+8(SB)/4, $0x80402010
+DATA every80402010<>+12(SB)/4, $0x80402010
+DATA every80402010<>+16(SB)/4, $0x80402010
+DATA every80402010<>+20(SB)/4, $0x80402010
+DATA every80402010<>+24(SB)/4, $0x80402010
+DATA every80402010<>+28(SB)/4, $0x80402010
+DATA every80402010<>+32(SB)/4, $0x80402010
+DATA every80402010<>+36(SB)/4, $0x80402010
+DATA every80402010<>+40(SB)/4, $0x80402010
+DATA every80402010<>+44(SB)/4, $0x80402010
+DATA every80402010<>+48(SB)/4, $0x80402010
+DATA every80402010<>+52(SB)/4, $0x80402010
+DATA every80402010<>+56(SB)/4, $0x80402010
+DATA every80402010<>+60(SB)/4, $0x80402010
+GLOBL every80402010<>(SB), RODATA|NOPTR, $64
+
+DATA every08080808<>+0(SB)/4, $0x08080808
+DATA every08080808<>+4(SB)/4, $0x08080808
+DATA every08080808<>+8(SB)/4, $0x08080808
+DATA every08080808<>+12(SB)/4, $0x08080808
+DATA every08080808<>+16(SB)/4, $0x08080808
+DATA every08080808<>+20(SB)/4, $0x08080808
+DATA every08080808<>+24(SB)/4, $0x08080808
+DATA every08080808<>+28(SB)/4, $0x08080808
+DATA every08080808<>+32(SB)/4, $0x08080808
+DATA every08080808<>+36(SB)/4, $0x08080808
+DATA every08080808<>+40(SB)/4, $0x08080808
+DATA every08080808<>+44(SB)/4, $0x08080808
+DATA every08080808<>+48(SB)/4, $0x08080808
+DATA every08080808<>+52(SB)/4, $0x08080808
+DATA every08080808<>+56(SB)/4, $0x08080808
+DATA every08080808<>+60(SB)/4, $0x08080808
+GLOBL every08080808<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle0<>+0(SB)/1, $0x00
+DATA shuffle0<>+1(SB)/1, $0x80
+DATA shuffle0<>+2(SB)/1, $0x01
+DATA shuffle0<>+3(SB)/1, $0x80
+DATA shuffle0<>+4(SB)/1, $0x04
+DATA shuffle0<>+5(SB)/1, $0x84
+DATA shuffle0<>+6(SB)/1, $0x05
+DATA shuffle0<>+7(SB)/1, $0x84
+DATA shuffle0<>+8(SB)/1, $0x08
+DATA shuffle0<>+9(SB)/1, $0x88
+DATA shuffle0<>+10(SB)/1, $0x09
+DATA shuffle0<>+11(SB)/1, $0x88
+DATA shuffle0<>+12(SB)/1, $0x0c
+DATA shuffle0<>+13(SB)/1, $0x8c
+DATA shuffle0<>+14(SB)/1, $0x0d
+DATA shuffle0<>+15(SB)/1, $0x8c
+DATA shuffle0<>+16(SB)/1, $0x00
+DATA shuffle0<>+17(SB)/1, $0x80
+DATA shuffle0<>+18(SB)/1, $0x01
+DATA shuffle0<>+19(SB)/1, $0x80
+DATA shuffle0<>+20(SB)/1, $0x04
+DATA shuffle0<>+21(SB)/1, $0x84
+DATA shuffle0<>+22(SB)/1, $0x05
+DATA shuffle0<>+23(SB)/1, $0x84
+DATA shuffle0<>+24(SB)/1, $0x08
+DATA shuffle0<>+25(SB)/1, $0x88
+DATA shuffle0<>+26(SB)/1, $0x09
+DATA shuffle0<>+27(SB)/1, $0x88
+DATA shuffle0<>+28(SB)/1, $0x0c
+DATA shuffle0<>+29(SB)/1, $0x8c
+DATA shuffle0<>+30(SB)/1, $0x0d
+DATA shuffle0<>+31(SB)/1, $0x8c
+DATA shuffle0<>+32(SB)/1, $0x00
+DATA shuffle0<>+33(SB)/1, $0x80
+DATA shuffle0<>+34(SB)/1, $0x01
+DATA shuffle0<>+35(SB)/1, $0x80
+DATA shuffle0<>+36(SB)/1, $0x04
+DATA shuffle0<>+37(SB)/1, $0x84
+DATA shuffle0<>+38(SB)/1, $0x05
+DATA shuffle0<>+39(SB)/1, $0x84
+DATA shuffle0<>+40(SB)/1, $0x08
+DATA shuffle0<>+41(SB)/1, $0x88
+DATA shuffle0<>+42(SB)/1, $0x09
+DATA shuffle0<>+43(SB)/1, $0x88
+DATA shuffle0<>+44(SB)/1, $0x0c
+DATA shuffle0<>+45(SB)/1, $0x8c
+DATA shuffle0<>+46(SB)/1, $0x0d
+DATA shuffle0<>+47(SB)/1, $0x8c
+DATA shuffle0<>+48(SB)/1, $0x00
+DATA shuffle0<>+49(SB)/1, $0x80
+DATA shuffle0<>+50(SB)/1, $0x01
+DATA shuffle0<>+51(SB)/1, $0x80
+DATA shuffle0<>+52(SB)/1, $0x04
+DATA shuffle0<>+53(SB)/1, $0x84
+DATA shuffle0<>+54(SB)/1, $0x05
+DATA shuffle0<>+55(SB)/1, $0x84
+DATA shuffle0<>+56(SB)/1, $0x08
+DATA shuffle0<>+57(SB)/1, $0x88
+DATA shuffle0<>+58(SB)/1, $0x09
+DATA shuffle0<>+59(SB)/1, $0x88
+DATA shuffle0<>+60(SB)/1, $0x0c
+DATA shuffle0<>+61(SB)/1, $0x8c
+DATA shuffle0<>+62(SB)/1, $0x0d
+DATA shuffle0<>+63(SB)/1, $0x8c
+GLOBL shuffle0<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle1<>+0(SB)/1, $0x02
+DATA shuffle1<>+1(SB)/1, $0x80
+DATA shuffle1<>+2(SB)/1, $0x03
+DATA shuffle1<>+3(SB)/1, $0x80
+DATA shuffle1<>+4(SB)/1, $0x06
+DATA shuffle1<>+5(SB)/1, $0x84
+DATA shuffle1<>+6(SB)/1, $0x07
+DATA shuffle1<>+7(SB)/1, $0x84
+DATA shuffle1<>+8(SB)/1, $0x0a
+DATA shuffle1<>+9(SB)/1, $0x88
+DATA shuffle1<>+10(SB)/1, $0x0b
+DATA shuffle1<>+11(SB)/1, $0x88
+DATA shuffle1<>+12(SB)/1, $0x0e
+DATA shuffle1<>+13(SB)/1, $0x8c
+DATA shuffle1<>+14(SB)/1, $0x0f
+DATA shuffle1<>+15(SB)/1, $0x8c
+DATA shuffle1<>+16(SB)/1, $0x02
+DATA shuffle1<>+17(SB)/1, $0x80
+DATA shuffle1<>+18(SB)/1, $0x03
+DATA shuffle1<>+19(SB)/1, $0x80
+DATA shuffle1<>+20(SB)/1, $0x06
+DATA shuffle1<>+21(SB)/1, $0x84
+DATA shuffle1<>+22(SB)/1, $0x07
+DATA shuffle1<>+23(SB)/1, $0x84
+DATA shuffle1<>+24(SB)/1, $0x0a
+DATA shuffle1<>+25(SB)/1, $0x88
+DATA shuffle1<>+26(SB)/1, $0x0b
+DATA shuffle1<>+27(SB)/1, $0x88
+DATA shuffle1<>+28(SB)/1, $0x0e
+DATA shuffle1<>+29(SB)/1, $0x8c
+DATA shuffle1<>+30(SB)/1, $0x0f
+DATA shuffle1<>+31(SB)/1, $0x8c
+DATA shuffle1<>+32(SB)/1, $0x02
+DATA shuffle1<>+33(SB)/1, $0x80
+DATA shuffle1<>+34(SB)/1, $0x03
+DATA shuffle1<>+35(SB)/1, $0x80
+DATA shuffle1<>+36(SB)/1, $0x06
+DATA shuffle1<>+37(SB)/1, $0x84
+DATA shuffle1<>+38(SB)/1, $0x07
+DATA shuffle1<>+39(SB)/1, $0x84
+DATA shuffle1<>+40(SB)/1, $0x0a
+DATA shuffle1<>+41(SB)/1, $0x88
+DATA shuffle1<>+42(SB)/1, $0x0b
+DATA shuffle1<>+43(SB)/1, $0x88
+DATA shuffle1<>+44(SB)/1, $0x0e
+DATA shuffle1<>+45(SB)/1, $0x8c
+DATA shuffle1<>+46(SB)/1, $0x0f
+DATA shuffle1<>+47(SB)/1, $0x8c
+DATA shuffle1<>+48(SB)/1, $0x02
+DATA shuffle1<>+49(SB)/1, $0x80
+DATA shuffle1<>+50(SB)/1, $0x03
+DATA shuffle1<>+51(SB)/1, $0x80
+DATA shuffle1<>+52(SB)/1, $0x06
+DATA shuffle1<>+53(SB)/1, $0x84
+DATA shuffle1<>+54(SB)/1, $0x07
+DATA shuffle1<>+55(SB)/1, $0x84
+DATA shuffle1<>+56(SB)/1, $0x0a
+DATA shuffle1<>+57(SB)/1, $0x88
+DATA shuffle1<>+58(SB)/1, $0x0b
+DATA shuffle1<>+59(SB)/1, $0x88
+DATA shuffle1<>+60(SB)/1, $0x0e
+DATA shuffle1<>+61(SB)/1, $0x8c
+DATA shuffle1<>+62(SB)/1, $0x0f
+DATA shuffle1<>+63(SB)/1, $0x8c
+GLOBL shuffle1<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle2<>+0(SB)/1, $0x00
+DATA shuffle2<>+1(SB)/1, $0x02
+DATA shuffle2<>+2(SB)/1, $0x01
+DATA shuffle2<>+3(SB)/1, $0x03
+DATA shuffle2<>+4(SB)/1, $0x04
+DATA shuffle2<>+5(SB)/1, $0x06
+DATA shuffle2<>+6(SB)/1, $0x05
+DATA shuffle2<>+7(SB)/1, $0x07
+DATA shuffle2<>+8(SB)/1, $0x08
+DATA shuffle2<>+9(SB)/1, $0x0a
+DATA shuffle2<>+10(SB)/1, $0x09
+DATA shuffle2<>+11(SB)/1, $0x0b
+DATA shuffle2<>+12(SB)/1, $0x0c
+DATA shuffle2<>+13(SB)/1, $0x0e
+DATA shuffle2<>+14(SB)/1, $0x0d
+DATA shuffle2<>+15(SB)/1, $0x0f
+DATA shuffle2<>+16(SB)/1, $0x00
+DATA shuffle2<>+17(SB)/1, $0x02
+DATA shuffle2<>+18(SB)/1, $0x01
+DATA shuffle2<>+19(SB)/1, $0x03
+DATA shuffle2<>+20(SB)/1, $0x04
+DATA shuffle2<>+21(SB)/1, $0x06
+DATA shuffle2<>+22(SB)/1, $0x05
+DATA shuffle2<>+23(SB)/1, $0x07
+DATA shuffle2<>+24(SB)/1, $0x08
+DATA shuffle2<>+25(SB)/1, $0x0a
+DATA shuffle2<>+26(SB)/1, $0x09
+DATA shuffle2<>+27(SB)/1, $0x0b
+DATA shuffle2<>+28(SB)/1, $0x0c
+DATA shuffle2<>+29(SB)/1, $0x0e
+DATA shuffle2<>+30(SB)/1, $0x0d
+DATA shuffle2<>+31(SB)/1, $0x0f
+DATA shuffle2<>+32(SB)/1, $0x00
+DATA shuffle2<>+33(SB)/1, $0x02
+DATA shuffle2<>+34(SB)/1, $0x01
+DATA shuffle2<>+35(SB)/1, $0x03
+DATA shuffle2<>+36(SB)/1, $0x04
+DATA shuffle2<>+37(SB)/1, $0x06
+DATA shuffle2<>+38(SB)/1, $0x05
+DATA shuffle2<>+39(SB)/1, $0x07
+DATA shuffle2<>+40(SB)/1, $0x08
+DATA shuffle2<>+41(SB)/1, $0x0a
+DATA shuffle2<>+42(SB)/1, $0x09
+DATA shuffle2<>+43(SB)/1, $0x0b
+DATA shuffle2<>+44(SB)/1, $0x0c
+DATA shuffle2<>+45(SB)/1, $0x0e
+DATA shuffle2<>+46(SB)/1, $0x0d
+DATA shuffle2<>+47(SB)/1, $0x0f
+DATA shuffle2<>+48(SB)/1, $0x00
+DATA shuffle2<>+49(SB)/1, $0x02
+DATA shuffle2<>+50(SB)/1, $0x01
+DATA shuffle2<>+51(SB)/1, $0x03
+DATA shuffle2<>+52(SB)/1, $0x04
+DATA shuffle2<>+53(SB)/1, $0x06
+DATA shuffle2<>+54(SB)/1, $0x05
+DATA shuffle2<>+55(SB)/1, $0x07
+DATA shuffle2<>+56(SB)/1, $0x08
+DATA shuffle2<>+57(SB)/1, $0x0a
+DATA shuffle2<>+58(SB)/1, $0x09
+DATA shuffle2<>+59(SB)/1, $0x0b
+DATA shuffle2<>+60(SB)/1, $0x0c
+DATA shuffle2<>+61(SB)/1, $0x0e
+DATA shuffle2<>+62(SB)/1, $0x0d
+DATA shuffle2<>+63(SB)/1, $0x0f
+GLOBL shuffle2<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle3<>+0(SB)/1, $0x00
+DATA shuffle3<>+1(SB)/1, $0x01
+DATA shuffle3<>+2(SB)/1, $0x00
+DATA shuffle3<>+3(SB)/1, $0x01
+DATA shuffle3<>+4(SB)/1, $0x04
+DATA shuffle3<>+5(SB)/1, $0x05
+DATA shuffle3<>+6(SB)/1, $0x04
+DATA shuffle3<>+7(SB)/1, $0x05
+DATA shuffle3<>+8(SB)/1, $0x08
+DATA shuffle3<>+9(SB)/1, $0x09
+DATA shuffle3<>+10(SB)/1, $0x08
+DATA shuffle3<>+11(SB)/1, $0x09
+DATA shuffle3<>+12(SB)/1, $0x0c
+DATA shuffle3<>+13(SB)/1, $0x0d
+DATA shuffle3<>+14(SB)/1, $0x0c
+DATA shuffle3<>+15(SB)/1, $0x0d
+DATA shuffle3<>+16(SB)/1, $0x00
+DATA shuffle3<>+17(SB)/1, $0x01
+DATA shuffle3<>+18(SB)/1, $0x00
+DATA shuffle3<>+19(SB)/1, $0x01
+DATA shuffle3<>+20(SB)/1, $0x04
+DATA shuffle3<>+21(SB)/1, $0x05
+DATA shuffle3<>+22(SB)/1, $0x04
+DATA shuffle3<>+23(SB)/1, $0x05
+DATA shuffle3<>+24(SB)/1, $0x08
+DATA shuffle3<>+25(SB)/1, $0x09
+DATA shuffle3<>+26(SB)/1, $0x08
+DATA shuffle3<>+27(SB)/1, $0x09
+DATA shuffle3<>+28(SB)/1, $0x0c
+DATA shuffle3<>+29(SB)/1, $0x0d
+DATA shuffle3<>+30(SB)/1, $0x0c
+DATA shuffle3<>+31(SB)/1, $0x0d
+DATA shuffle3<>+32(SB)/1, $0x00
+DATA shuffle3<>+33(SB)/1, $0x01
+DATA shuffle3<>+34(SB)/1, $0x00
+DATA shuffle3<>+35(SB)/1, $0x01
+DATA shuffle3<>+36(SB)/1, $0x04
+DATA shuffle3<>+37(SB)/1, $0x05
+DATA shuffle3<>+38(SB)/1, $0x04
+DATA shuffle3<>+39(SB)/1, $0x05
+DATA shuffle3<>+40(SB)/1, $0x08
+DATA shuffle3<>+41(SB)/1, $0x09
+DATA shuffle3<>+42(SB)/1, $0x08
+DATA shuffle3<>+43(SB)/1, $0x09
+DATA shuffle3<>+44(SB)/1, $0x0c
+DATA shuffle3<>+45(SB)/1, $0x0d
+DATA shuffle3<>+46(SB)/1, $0x0c
+DATA shuffle3<>+47(SB)/1, $0x0d
+DATA shuffle3<>+48(SB)/1, $0x00
+DATA shuffle3<>+49(SB)/1, $0x01
+DATA shuffle3<>+50(SB)/1, $0x00
+DATA shuffle3<>+51(SB)/1, $0x01
+DATA shuffle3<>+52(SB)/1, $0x04
+DATA shuffle3<>+53(SB)/1, $0x05
+DATA shuffle3<>+54(SB)/1, $0x04
+DATA shuffle3<>+55(SB)/1, $0x05
+DATA shuffle3<>+56(SB)/1, $0x08
+DATA shuffle3<>+57(SB)/1, $0x09
+DATA shuffle3<>+58(SB)/1, $0x08
+DATA shuffle3<>+59(SB)/1, $0x09
+DATA shuffle3<>+60(SB)/1, $0x0c
+DATA shuffle3<>+61(SB)/1, $0x0d
+DATA shuffle3<>+62(SB)/1, $0x0c
+DATA shuffle3<>+63(SB)/1, $0x0d
+GLOBL shuffle3<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle4<>+0(SB)/1, $0x02
+DATA shuffle4<>+1(SB)/1, $0x03
+DATA shuffle4<>+2(SB)/1, $0x02
+DATA shuffle4<>+3(SB)/1, $0x03
+DATA shuffle4<>+4(SB)/1, $0x06
+DATA shuffle4<>+5(SB)/1, $0x07
+DATA shuffle4<>+6(SB)/1, $0x06
+DATA shuffle4<>+7(SB)/1, $0x07
+DATA shuffle4<>+8(SB)/1, $0x0a
+DATA shuffle4<>+9(SB)/1, $0x0b
+DATA shuffle4<>+10(SB)/1, $0x0a
+DATA shuffle4<>+11(SB)/1, $0x0b
+DATA shuffle4<>+12(SB)/1, $0x0e
+DATA shuffle4<>+13(SB)/1, $0x0f
+DATA shuffle4<>+14(SB)/1, $0x0e
+DATA shuffle4<>+15(SB)/1, $0x0f
+DATA shuffle4<>+16(SB)/1, $0x02
+DATA shuffle4<>+17(SB)/1, $0x03
+DATA shuffle4<>+18(SB)/1, $0x02
+DATA shuffle4<>+19(SB)/1, $0x03
+DATA shuffle4<>+20(SB)/1, $0x06
+DATA shuffle4<>+21(SB)/1, $0x07
+DATA shuffle4<>+22(SB)/1, $0x06
+DATA shuffle4<>+23(SB)/1, $0x07
+DATA shuffle4<>+24(SB)/1, $0x0a
+DATA shuffle4<>+25(SB)/1, $0x0b
+DATA shuffle4<>+26(SB)/1, $0x0a
+DATA shuffle4<>+27(SB)/1, $0x0b
+DATA shuffle4<>+28(SB)/1, $0x0e
+DATA shuffle4<>+29(SB)/1, $0x0f
+DATA shuffle4<>+30(SB)/1, $0x0e
+DATA shuffle4<>+31(SB)/1, $0x0f
+DATA shuffle4<>+32(SB)/1, $0x02
+DATA shuffle4<>+33(SB)/1, $0x03
+DATA shuffle4<>+34(SB)/1, $0x02
+DATA shuffle4<>+35(SB)/1, $0x03
+DATA shuffle4<>+36(SB)/1, $0x06
+DATA shuffle4<>+37(SB)/1, $0x07
+DATA shuffle4<>+38(SB)/1, $0x06
+DATA shuffle4<>+39(SB)/1, $0x07
+DATA shuffle4<>+40(SB)/1, $0x0a
+DATA shuffle4<>+41(SB)/1, $0x0b
+DATA shuffle4<>+42(SB)/1, $0x0a
+DATA shuffle4<>+43(SB)/1, $0x0b
+DATA shuffle4<>+44(SB)/1, $0x0e
+DATA shuffle4<>+45(SB)/1, $0x0f
+DATA shuffle4<>+46(SB)/1, $0x0e
+DATA shuffle4<>+47(SB)/1, $0x0f
+DATA shuffle4<>+48(SB)/1, $0x02
+DATA shuffle4<>+49(SB)/1, $0x03
+DATA shuffle4<>+50(SB)/1, $0x02
+DATA shuffle4<>+51(SB)/1, $0x03
+DATA shuffle4<>+52(SB)/1, $0x06
+DATA shuffle4<>+53(SB)/1, $0x07
+DATA shuffle4<>+54(SB)/1, $0x06
+DATA shuffle4<>+55(SB)/1, $0x07
+DATA shuffle4<>+56(SB)/1, $0x0a
+DATA shuffle4<>+57(SB)/1, $0x0b
+DATA shuffle4<>+58(SB)/1, $0x0a
+DATA shuffle4<>+59(SB)/1, $0x0b
+DATA shuffle4<>+60(SB)/1, $0x0e
+DATA shuffle4<>+61(SB)/1, $0x0f
+DATA shuffle4<>+62(SB)/1, $0x0e
+DATA shuffle4<>+63(SB)/1, $0x0f
+GLOBL shuffle4<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle5<>+0(SB)/1, $0x00
+DATA shuffle5<>+1(SB)/1, $0x00
+DATA shuffle5<>+2(SB)/1, $0x01
+DATA shuffle5<>+3(SB)/1, $0x01
+DATA shuffle5<>+4(SB)/1, $0x04
+DATA shuffle5<>+5(SB)/1, $0x04
+DATA shuffle5<>+6(SB)/1, $0x05
+DATA shuffle5<>+7(SB)/1, $0x05
+DATA shuffle5<>+8(SB)/1, $0x08
+DATA shuffle5<>+9(SB)/1, $0x08
+DATA shuffle5<>+10(SB)/1, $0x09
+DATA shuffle5<>+11(SB)/1, $0x09
+DATA shuffle5<>+12(SB)/1, $0x0c
+DATA shuffle5<>+13(SB)/1, $0x0c
+DATA shuffle5<>+14(SB)/1, $0x0d
+DATA shuffle5<>+15(SB)/1, $0x0d
+DATA shuffle5<>+16(SB)/1, $0x00
+DATA shuffle5<>+17(SB)/1, $0x00
+DATA shuffle5<>+18(SB)/1, $0x01
+DATA shuffle5<>+19(SB)/1, $0x01
+DATA shuffle5<>+20(SB)/1, $0x04
+DATA shuffle5<>+21(SB)/1, $0x04
+DATA shuffle5<>+22(SB)/1, $0x05
+DATA shuffle5<>+23(SB)/1, $0x05
+DATA shuffle5<>+24(SB)/1, $0x08
+DATA shuffle5<>+25(SB)/1, $0x08
+DATA shuffle5<>+26(SB)/1, $0x09
+DATA shuffle5<>+27(SB)/1, $0x09
+DATA shuffle5<>+28(SB)/1, $0x0c
+DATA shuffle5<>+29(SB)/1, $0x0c
+DATA shuffle5<>+30(SB)/1, $0x0d
+DATA shuffle5<>+31(SB)/1, $0x0d
+DATA shuffle5<>+32(SB)/1, $0x00
+DATA shuffle5<>+33(SB)/1, $0x00
+DATA shuffle5<>+34(SB)/1, $0x01
+DATA shuffle5<>+35(SB)/1, $0x01
+DATA shuffle5<>+36(SB)/1, $0x04
+DATA shuffle5<>+37(SB)/1, $0x04
+DATA shuffle5<>+38(SB)/1, $0x05
+DATA shuffle5<>+39(SB)/1, $0x05
+DATA shuffle5<>+40(SB)/1, $0x08
+DATA shuffle5<>+41(SB)/1, $0x08
+DATA shuffle5<>+42(SB)/1, $0x09
+DATA shuffle5<>+43(SB)/1, $0x09
+DATA shuffle5<>+44(SB)/1, $0x0c
+DATA shuffle5<>+45(SB)/1, $0x0c
+DATA shuffle5<>+46(SB)/1, $0x0d
+DATA shuffle5<>+47(SB)/1, $0x0d
+DATA shuffle5<>+48(SB)/1, $0x00
+DATA shuffle5<>+49(SB)/1, $0x00
+DATA shuffle5<>+50(SB)/1, $0x01
+DATA shuffle5<>+51(SB)/1, $0x01
+DATA shuffle5<>+52(SB)/1, $0x04
+DATA shuffle5<>+53(SB)/1, $0x04
+DATA shuffle5<>+54(SB)/1, $0x05
+DATA shuffle5<>+55(SB)/1, $0x05
+DATA shuffle5<>+56(SB)/1, $0x08
+DATA shuffle5<>+57(SB)/1, $0x08
+DATA shuffle5<>+58(SB)/1, $0x09
+DATA shuffle5<>+59(SB)/1, $0x09
+DATA shuffle5<>+60(SB)/1, $0x0c
+DATA shuffle5<>+61(SB)/1, $0x0c
+DATA shuffle5<>+62(SB)/1, $0x0d
+DATA shuffle5<>+63(SB)/1, $0x0d
+GLOBL shuffle5<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle6<>+0(SB)/1, $0x02
+DATA shuffle6<>+1(SB)/1, $0x02
+DATA shuffle6<>+2(SB)/1, $0x03
+DATA shuffle6<>+3(SB)/1, $0x03
+DATA shuffle6<>+4(SB)/1, $0x06
+DATA shuffle6<>+5(SB)/1, $0x06
+DATA shuffle6<>+6(SB)/1, $0x07
+DATA shuffle6<>+7(SB)/1, $0x07
+DATA shuffle6<>+8(SB)/1, $0x0a
+DATA shuffle6<>+9(SB)/1, $0x0a
+DATA shuffle6<>+10(SB)/1, $0x0b
+DATA shuffle6<>+11(SB)/1, $0x0b
+DATA shuffle6<>+12(SB)/1, $0x0e
+DATA shuffle6<>+13(SB)/1, $0x0e
+DATA shuffle6<>+14(SB)/1, $0x0f
+DATA shuffle6<>+15(SB)/1, $0x0f
+DATA shuffle6<>+16(SB)/1, $0x02
+DATA shuffle6<>+17(SB)/1, $0x02
+DATA shuffle6<>+18(SB)/1, $0x03
+DATA shuffle6<>+19(SB)/1, $0x03
+DATA shuffle6<>+20(SB)/1, $0x06
+DATA shuffle6<>+21(SB)/1, $0x06
+DATA shuffle6<>+22(SB)/1, $0x07
+DATA shuffle6<>+23(SB)/1, $0x07
+DATA shuffle6<>+24(SB)/1, $0x0a
+DATA shuffle6<>+25(SB)/1, $0x0a
+DATA shuffle6<>+26(SB)/1, $0x0b
+DATA shuffle6<>+27(SB)/1, $0x0b
+DATA shuffle6<>+28(SB)/1, $0x0e
+DATA shuffle6<>+29(SB)/1, $0x0e
+DATA shuffle6<>+30(SB)/1, $0x0f
+DATA shuffle6<>+31(SB)/1, $0x0f
+DATA shuffle6<>+32(SB)/1, $0x02
+DATA shuffle6<>+33(SB)/1, $0x02
+DATA shuffle6<>+34(SB)/1, $0x03
+DATA shuffle6<>+35(SB)/1, $0x03
+DATA shuffle6<>+36(SB)/1, $0x06
+DATA shuffle6<>+37(SB)/1, $0x06
+DATA shuffle6<>+38(SB)/1, $0x07
+DATA shuffle6<>+39(SB)/1, $0x07
+DATA shuffle6<>+40(SB)/1, $0x0a
+DATA shuffle6<>+41(SB)/1, $0x0a
+DATA shuffle6<>+42(SB)/1, $0x0b
+DATA shuffle6<>+43(SB)/1, $0x0b
+DATA shuffle6<>+44(SB)/1, $0x0e
+DATA shuffle6<>+45(SB)/1, $0x0e
+DATA shuffle6<>+46(SB)/1, $0x0f
+DATA shuffle6<>+47(SB)/1, $0x0f
+DATA shuffle6<>+48(SB)/1, $0x02
+DATA shuffle6<>+49(SB)/1, $0x02
+DATA shuffle6<>+50(SB)/1, $0x03
+DATA shuffle6<>+51(SB)/1, $0x03
+DATA shuffle6<>+52(SB)/1, $0x06
+DATA shuffle6<>+53(SB)/1, $0x06
+DATA shuffle6<>+54(SB)/1, $0x07
+DATA shuffle6<>+55(SB)/1, $0x07
+DATA shuffle6<>+56(SB)/1, $0x0a
+DATA shuffle6<>+57(SB)/1, $0x0a
+DATA shuffle6<>+58(SB)/1, $0x0b
+DATA shuffle6<>+59(SB)/1, $0x0b
+DATA shuffle6<>+60(SB)/1, $0x0e
+DATA shuffle6<>+61(SB)/1, $0x0e
+DATA shuffle6<>+62(SB)/1, $0x0f
+DATA shuffle6<>+63(SB)/1, $0x0f
+GLOBL shuffle6<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle7<>+0(SB)/1, $0x00
+DATA shuffle7<>+1(SB)/1, $0x80
+DATA shuffle7<>+2(SB)/1, $0x00
+DATA shuffle7<>+3(SB)/1, $0x80
+DATA shuffle7<>+4(SB)/1, $0x04
+DATA shuffle7<>+5(SB)/1, $0x84
+DATA shuffle7<>+6(SB)/1, $0x04
+DATA shuffle7<>+7(SB)/1, $0x84
+DATA shuffle7<>+8(SB)/1, $0x08
+DATA shuffle7<>+9(SB)/1, $0x88
+DATA shuffle7<>+10(SB)/1, $0x08
+DATA shuffle7<>+11(SB)/1, $0x88
+DATA shuffle7<>+12(SB)/1, $0x0c
+DATA shuffle7<>+13(SB)/1, $0x8c
+DATA shuffle7<>+14(SB)/1, $0x0c
+DATA shuffle7<>+15(SB)/1, $0x8c
+DATA shuffle7<>+16(SB)/1, $0x00
+DATA shuffle7<>+17(SB)/1, $0x80
+DATA shuffle7<>+18(SB)/1, $0x00
+DATA shuffle7<>+19(SB)/1, $0x80
+DATA shuffle7<>+20(SB)/1, $0x04
+DATA shuffle7<>+21(SB)/1, $0x84
+DATA shuffle7<>+22(SB)/1, $0x04
+DATA shuffle7<>+23(SB)/1, $0x84
+DATA shuffle7<>+24(SB)/1, $0x08
+DATA shuffle7<>+25(SB)/1, $0x88
+DATA shuffle7<>+26(SB)/1, $0x08
+DATA shuffle7<>+27(SB)/1, $0x88
+DATA shuffle7<>+28(SB)/1, $0x0c
+DATA shuffle7<>+29(SB)/1, $0x8c
+DATA shuffle7<>+30(SB)/1, $0x0c
+DATA shuffle7<>+31(SB)/1, $0x8c
+DATA shuffle7<>+32(SB)/1, $0x00
+DATA shuffle7<>+33(SB)/1, $0x80
+DATA shuffle7<>+34(SB)/1, $0x00
+DATA shuffle7<>+35(SB)/1, $0x80
+DATA shuffle7<>+36(SB)/1, $0x04
+DATA shuffle7<>+37(SB)/1, $0x84
+DATA shuffle7<>+38(SB)/1, $0x04
+DATA shuffle7<>+39(SB)/1, $0x84
+DATA shuffle7<>+40(SB)/1, $0x08
+DATA shuffle7<>+41(SB)/1, $0x88
+DATA shuffle7<>+42(SB)/1, $0x08
+DATA shuffle7<>+43(SB)/1, $0x88
+DATA shuffle7<>+44(SB)/1, $0x0c
+DATA shuffle7<>+45(SB)/1, $0x8c
+DATA shuffle7<>+46(SB)/1, $0x0c
+DATA shuffle7<>+47(SB)/1, $0x8c
+DATA shuffle7<>+48(SB)/1, $0x00
+DATA shuffle7<>+49(SB)/1, $0x80
+DATA shuffle7<>+50(SB)/1, $0x00
+DATA shuffle7<>+51(SB)/1, $0x80
+DATA shuffle7<>+52(SB)/1, $0x04
+DATA shuffle7<>+53(SB)/1, $0x84
+DATA shuffle7<>+54(SB)/1, $0x04
+DATA shuffle7<>+55(SB)/1, $0x84
+DATA shuffle7<>+56(SB)/1, $0x08
+DATA shuffle7<>+57(SB)/1, $0x88
+DATA shuffle7<>+58(SB)/1, $0x08
+DATA shuffle7<>+59(SB)/1, $0x88
+DATA shuffle7<>+60(SB)/1, $0x0c
+DATA shuffle7<>+61(SB)/1, $0x8c
+DATA shuffle7<>+62(SB)/1, $0x0c
+DATA shuffle7<>+63(SB)/1, $0x8c
+GLOBL shuffle7<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle8<>+0(SB)/1, $0x01
+DATA shuffle8<>+1(SB)/1, $0x80
+DATA shuffle8<>+2(SB)/1, $0x01
+DATA shuffle8<>+3(SB)/1, $0x80
+DATA shuffle8<>+4(SB)/1, $0x05
+DATA shuffle8<>+5(SB)/1, $0x84
+DATA shuffle8<>+6(SB)/1, $0x05
+DATA shuffle8<>+7(SB)/1, $0x84
+DATA shuffle8<>+8(SB)/1, $0x09
+DATA shuffle8<>+9(SB)/1, $0x88
+DATA shuffle8<>+10(SB)/1, $0x09
+DATA shuffle8<>+11(SB)/1, $0x88
+DATA shuffle8<>+12(SB)/1, $0x0d
+DATA shuffle8<>+13(SB)/1, $0x8c
+DATA shuffle8<>+14(SB)/1, $0x0d
+DATA shuffle8<>+15(SB)/1, $0x8c
+DATA shuffle8<>+16(SB)/1, $0x01
+DATA shuffle8<>+17(SB)/1, $0x80
+DATA shuffle8<>+18(SB)/1, $0x01
+DATA shuffle8<>+19(SB)/1, $0x80
+DATA shuffle8<>+20(SB)/1, $0x05
+DATA shuffle8<>+21(SB)/1, $0x84
+DATA shuffle8<>+22(SB)/1, $0x05
+DATA shuffle8<>+23(SB)/1, $0x84
+DATA shuffle8<>+24(SB)/1, $0x09
+DATA shuffle8<>+25(SB)/1, $0x88
+DATA shuffle8<>+26(SB)/1, $0x09
+DATA shuffle8<>+27(SB)/1, $0x88
+DATA shuffle8<>+28(SB)/1, $0x0d
+DATA shuffle8<>+29(SB)/1, $0x8c
+DATA shuffle8<>+30(SB)/1, $0x0d
+DATA shuffle8<>+31(SB)/1, $0x8c
+DATA shuffle8<>+32(SB)/1, $0x01
+DATA shuffle8<>+33(SB)/1, $0x80
+DATA shuffle8<>+34(SB)/1, $0x01
+DATA shuffle8<>+35(SB)/1, $0x80
+DATA shuffle8<>+36(SB)/1, $0x05
+DATA shuffle8<>+37(SB)/1, $0x84
+DATA shuffle8<>+38(SB)/1, $0x05
+DATA shuffle8<>+39(SB)/1, $0x84
+DATA shuffle8<>+40(SB)/1, $0x09
+DATA shuffle8<>+41(SB)/1, $0x88
+DATA shuffle8<>+42(SB)/1, $0x09
+DATA shuffle8<>+43(SB)/1, $0x88
+DATA shuffle8<>+44(SB)/1, $0x0d
+DATA shuffle8<>+45(SB)/1, $0x8c
+DATA shuffle8<>+46(SB)/1, $0x0d
+DATA shuffle8<>+47(SB)/1, $0x8c
+DATA shuffle8<>+48(SB)/1, $0x01
+DATA shuffle8<>+49(SB)/1, $0x80
+DATA shuffle8<>+50(SB)/1, $0x01
+DATA shuffle8<>+51(SB)/1, $0x80
+DATA shuffle8<>+52(SB)/1, $0x05
+DATA shuffle8<>+53(SB)/1, $0x84
+DATA shuffle8<>+54(SB)/1, $0x05
+DATA shuffle8<>+55(SB)/1, $0x84
+DATA shuffle8<>+56(SB)/1, $0x09
+DATA shuffle8<>+57(SB)/1, $0x88
+DATA shuffle8<>+58(SB)/1, $0x09
+DATA shuffle8<>+59(SB)/1, $0x88
+DATA shuffle8<>+60(SB)/1, $0x0d
+DATA shuffle8<>+61(SB)/1, $0x8c
+DATA shuffle8<>+62(SB)/1, $0x0d
+DATA shuffle8<>+63(SB)/1, $0x8c
+GLOBL shuffle8<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle9<>+0(SB)/1, $0x02
+DATA shuffle9<>+1(SB)/1, $0x80
+DATA shuffle9<>+2(SB)/1, $0x02
+DATA shuffle9<>+3(SB)/1, $0x80
+DATA shuffle9<>+4(SB)/1, $0x06
+DATA shuffle9<>+5(SB)/1, $0x84
+DATA shuffle9<>+6(SB)/1, $0x06
+DATA shuffle9<>+7(SB)/1, $0x84
+DATA shuffle9<>+8(SB)/1, $0x0a
+DATA shuffle9<>+9(SB)/1, $0x88
+DATA shuffle9<>+10(SB)/1, $0x0a
+DATA shuffle9<>+11(SB)/1, $0x88
+DATA shuffle9<>+12(SB)/1, $0x0e
+DATA shuffle9<>+13(SB)/1, $0x8c
+DATA shuffle9<>+14(SB)/1, $0x0e
+DATA shuffle9<>+15(SB)/1, $0x8c
+DATA shuffle9<>+16(SB)/1, $0x02
+DATA shuffle9<>+17(SB)/1, $0x80
+DATA shuffle9<>+18(SB)/1, $0x02
+DATA shuffle9<>+19(SB)/1, $0x80
+DATA shuffle9<>+20(SB)/1, $0x06
+DATA shuffle9<>+21(SB)/1, $0x84
+DATA shuffle9<>+22(SB)/1, $0x06
+DATA shuffle9<>+23(SB)/1, $0x84
+DATA shuffle9<>+24(SB)/1, $0x0a
+DATA shuffle9<>+25(SB)/1, $0x88
+DATA shuffle9<>+26(SB)/1, $0x0a
+DATA shuffle9<>+27(SB)/1, $0x88
+DATA shuffle9<>+28(SB)/1, $0x0e
+DATA shuffle9<>+29(SB)/1, $0x8c
+DATA shuffle9<>+30(SB)/1, $0x0e
+DATA shuffle9<>+31(SB)/1, $0x8c
+DATA shuffle9<>+32(SB)/1, $0x02
+DATA shuffle9<>+33(SB)/1, $0x80
+DATA shuffle9<>+34(SB)/1, $0x02
+DATA shuffle9<>+35(SB)/1, $0x80
+DATA shuffle9<>+36(SB)/1, $0x06
+DATA shuffle9<>+37(SB)/1, $0x84
+DATA shuffle9<>+38(SB)/1, $0x06
+DATA shuffle9<>+39(SB)/1, $0x84
+DATA shuffle9<>+40(SB)/1, $0x0a
+DATA shuffle9<>+41(SB)/1, $0x88
+DATA shuffle9<>+42(SB)/1, $0x0a
+DATA shuffle9<>+43(SB)/1, $0x88
+DATA shuffle9<>+44(SB)/1, $0x0e
+DATA shuffle9<>+45(SB)/1, $0x8c
+DATA shuffle9<>+46(SB)/1, $0x0e
+DATA shuffle9<>+47(SB)/1, $0x8c
+DATA shuffle9<>+48(SB)/1, $0x02
+DATA shuffle9<>+49(SB)/1, $0x80
+DATA shuffle9<>+50(SB)/1, $0x02
+DATA shuffle9<>+51(SB)/1, $0x80
+DATA shuffle9<>+52(SB)/1, $0x06
+DATA shuffle9<>+53(SB)/1, $0x84
+DATA shuffle9<>+54(SB)/1, $0x06
+DATA shuffle9<>+55(SB)/1, $0x84
+DATA shuffle9<>+56(SB)/1, $0x0a
+DATA shuffle9<>+57(SB)/1, $0x88
+DATA shuffle9<>+58(SB)/1, $0x0a
+DATA shuffle9<>+59(SB)/1, $0x88
+DATA shuffle9<>+60(SB)/1, $0x0e
+DATA shuffle9<>+61(SB)/1, $0x8c
+DATA shuffle9<>+62(SB)/1, $0x0e
+DATA shuffle9<>+63(SB)/1, $0x8c
+GLOBL shuffle9<>(SB), RODATA|NOPTR, $64
+
+DATA shuffle10<>+0(SB)/1, $0x03
+DATA shuffle10<>+1(SB)/1, $0x80
+DATA shuffle10<>+2(SB)/1, $0x03
+DATA shuffle10<>+3(SB)/1, $0x80
+DATA shuffle10<>+4(SB)/1, $0x07
+DATA shuffle10<>+5(SB)/1, $0x84
+DATA shuffle10<>+6(SB)/1, $0x07
+DATA shuffle10<>+7(SB)/1, $0x84
+DATA shuffle10<>+8(SB)/1, $0x0b
+DATA shuffle10<>+9(SB)/1, $0x88
+DATA shuffle10<>+10(SB)/1, $0x0b
+DATA shuffle10<>+11(SB)/1, $0x88
+DATA shuffle10<>+12(SB)/1, $0x0f
+DATA shuffle10<>+13(SB)/1, $0x8c
+DATA shuffle10<>+14(SB)/1, $0x0f
+DATA shuffle10<>+15(SB)/1, $0x8c
+DATA shuffle10<>+16(SB)/1, $0x03
+DATA shuffle10<>+17(SB)/1, $0x80
+DATA shuffle10<>+18(SB)/1, $0x03
+DATA shuffle10<>+19(SB)/1, $0x80
+DATA shuffle10<>+20(SB)/1, $0x07
+DATA shuffle10<>+21(SB)/1, $0x84
+DATA shuffle10<>+22(SB)/1, $0x07
+DATA shuffle10<>+23(SB)/1, $0x84
+DATA shuffle10<>+24(SB)/1, $0x0b
+DATA shuffle10<>+25(SB)/1, $0x88
+DATA shuffle10<>+26(SB)/1, $0x0b
+DATA shuffle10<>+27(SB)/1, $0x88
+DATA shuffle10<>+28(SB)/1, $0x0f
+DATA shuffle10<>+29(SB)/1, $0x8c
+DATA shuffle10<>+30(SB)/1, $0x0f
+DATA shuffle10<>+31(SB)/1, $0x8c
+DATA shuffle10<>+32(SB)/1, $0x03
+DATA shuffle10<>+33(SB)/1, $0x80
+DATA shuffle10<>+34(SB)/1, $0x03
+DATA shuffle10<>+35(SB)/1, $0x80
+DATA shuffle10<>+36(SB)/1, $0x07
+DATA shuffle10<>+37(SB)/1, $0x84
+DATA shuffle10<>+38(SB)/1, $0x07
+DATA shuffle10<>+39(SB)/1, $0x84
+DATA shuffle10<>+40(SB)/1, $0x0b
+DATA shuffle10<>+41(SB)/1, $0x88
+DATA shuffle10<>+42(SB)/1, $0x0b
+DATA shuffle10<>+43(SB)/1, $0x88
+DATA shuffle10<>+44(SB)/1, $0x0f
+DATA shuffle10<>+45(SB)/1, $0x8c
+DATA shuffle10<>+46(SB)/1, $0x0f
+DATA shuffle10<>+47(SB)/1, $0x8c
+DATA shuffle10<>+48(SB)/1, $0x03
+DATA shuffle10<>+49(SB)/1, $0x80
+DATA shuffle10<>+50(SB)/1, $0x03
+DATA shuffle10<>+51(SB)/1, $0x80
+DATA shuffle10<>+52(SB)/1, $0x07
+DATA shuffle10<>+53(SB)/1, $0x84
+DATA shuffle10<>+54(SB)/1, $0x07
+DATA shuffle10<>+55(SB)/1, $0x84
+DATA shuffle10<>+56(SB)/1, $0x0b
+DATA shuffle10<>+57(SB)/1, $0x88
+DATA shuffle10<>+58(SB)/1, $0x0b
+DATA shuffle10<>+59(SB)/1, $0x88
+DATA shuffle10<>+60(SB)/1, $0x0f
+DATA shuffle10<>+61(SB)/1, $0x8c
+DATA shuffle10<>+62(SB)/1, $0x0f
+DATA shuffle10<>+63(SB)/1, $0x8c
+GLOBL shuffle10<>(SB), RODATA|NOPTR, $64
+
+DATA table3<>+0(SB)/1, $0x79
+DATA table3<>+1(SB)/1, $0x81
+DATA table3<>+2(SB)/1, $0x89
+DATA table3<>+3(SB)/1, $0x00
+DATA table3<>+4(SB)/1, $0x00
+DATA table3<>+5(SB)/1, $0x00
+DATA table3<>+6(SB)/1, $0x00
+DATA table3<>+7(SB)/1, $0x00
+DATA table3<>+8(SB)/1, $0x77
+DATA table3<>+9(SB)/1, $0x7f
+DATA table3<>+10(SB)/1, $0x87
+DATA table3<>+11(SB)/1, $0x00
+DATA table3<>+12(SB)/1, $0x00
+DATA table3<>+13(SB)/1, $0x00
+DATA table3<>+14(SB)/1, $0x00
+DATA table3<>+15(SB)/1, $0x00
+GLOBL table3<>(SB), RODATA|NOPTR, $16
+
+DATA table4<>+0(SB)/1, $0xf9
+DATA table4<>+1(SB)/1, $0x01
+DATA table4<>+2(SB)/1, $0x09
+DATA table4<>+3(SB)/1, $0x00
+DATA table4<>+4(SB)/1, $0x00
+DATA table4<>+5(SB)/1, $0x00
+DATA table4<>+6(SB)/1, $0x00
+DATA table4<>+7(SB)/1, $0x00
+DATA table4<>+8(SB)/1, $0xf7
+DATA table4<>+9(SB)/1, $0xff
+DATA table4<>+10(SB)/1, $0x07
+DATA table4<>+11(SB)/1, $0x00
+DATA table4<>+12(SB)/1, $0x00
+DATA table4<>+13(SB)/1, $0x00
+DATA table4<>+14(SB)/1, $0x00
+DATA table4<>+15(SB)/1, $0x00
+GLOBL table4<>(SB), RODATA|NOPTR, $16
+
+DATA table5<>+0(SB)/1, $0x19
+DATA table5<>+1(SB)/1, $0x21
+DATA table5<>+2(SB)/1, $0x29
+DATA table5<>+3(SB)/1, $0x00
+DATA table5<>+4(SB)/1, $0x00
+DATA table5<>+5(SB)/1, $0x00
+DATA table5<>+6(SB)/1, $0x00
+DATA table5<>+7(SB)/1, $0x00
+DATA table5<>+8(SB)/1, $0x17
+DATA table5<>+9(SB)/1, $0x1f
+DATA table5<>+10(SB)/1, $0x27
+DATA table5<>+11(SB)/1, $0x00
+DATA table5<>+12(SB)/1, $0x00
+DATA table5<>+13(SB)/1, $0x00
+DATA table5<>+14(SB)/1, $0x00
+DATA table5<>+15(SB)/1, $0x00
+GLOBL table5<>(SB), RODATA|NOPTR, $16
+
+DATA table6<>+0(SB)/1, $0x19
+DATA table6<>+1(SB)/1, $0x21
+DATA table6<>+2(SB)/1, $0x29
+DATA table6<>+3(SB)/1, $0x00
+DATA table6<>+4(SB)/1, $0x00
+DATA table6<>+5(SB)/1, $0x00
+DATA table6<>+6(SB)/1, $0x00
+DATA table6<>+7(SB)/1, $0x00
+DATA table6<>+8(SB)/1, $0x17
+DATA table6<>+9(SB)/1, $0x1f
+DATA table6<>+10(SB)/1, $0x27
+DATA table6<>+11(SB)/1, $0x00
+DATA table6<>+12(SB)/1, $0x00
+DATA table6<>+13(SB)/1, $0x00
+DATA table6<>+14(SB)/1, $0x00
+DATA table6<>+15(SB)/1, $0x00
+GLOBL table6<>(SB), RODATA|NOPTR, $16
+
+DATA table7<>+0(SB)/1, $0x88
+DATA table7<>+1(SB)/1, $0x99
+DATA table7<>+2(SB)/1, $0xab
+DATA table7<>+3(SB)/1, $0x00
+DATA table7<>+4(SB)/1, $0x00
+DATA table7<>+5(SB)/1, $0x00
+DATA table7<>+6(SB)/1, $0x00
+DATA table7<>+7(SB)/1, $0x00
+DATA table7<>+8(SB)/1, $0x78
+DATA table7<>+9(SB)/1, $0x67
+DATA table7<>+10(SB)/1, $0x55
+DATA table7<>+11(SB)/1, $0x00
+DATA table7<>+12(SB)/1, $0x00
+DATA table7<>+13(SB)/1, $0x00
+DATA table7<>+14(SB)/1, $0x00
+DATA table7<>+15(SB)/1, $0x00
+GLOBL table7<>(SB), RODATA|NOPTR, $16
+
+DATA table8<>+0(SB)/1, $0x08
+DATA table8<>+1(SB)/1, $0x19
+DATA table8<>+2(SB)/1, $0x2b
+DATA table8<>+3(SB)/1, $0x00
+DATA table8<>+4(SB)/1, $0x00
+DATA table8<>+5(SB)/1, $0x00
+DATA table8<>+6(SB)/1, $0x00
+DATA table8<>+7(SB)/1, $0x00
+DATA table8<>+8(SB)/1, $0xf8
+DATA table8<>+9(SB)/1, $0xe7
+DATA table8<>+10(SB)/1, $0xd5
+DATA table8<>+11(SB)/1, $0x00
+DATA table8<>+12(SB)/1, $0x00
+DATA table8<>+13(SB)/1, $0x00
+DATA table8<>+14(SB)/1, $0x00
+DATA table8<>+15(SB)/1, $0x00
+GLOBL table8<>(SB), RODATA|NOPTR, $16
+
+DATA table9<>+0(SB)/1, $0x33
+DATA table9<>+1(SB)/1, $0x44
+DATA table9<>+2(SB)/1, $0x56
+DATA table9<>+3(SB)/1, $0x00
+DATA table9<>+4(SB)/1, $0x00
+DATA table9<>+5(SB)/1, $0x00
+DATA table9<>+6(SB)/1, $0x00
+DATA table9<>+7(SB)/1, $0x00
+DATA table9<>+8(SB)/1, $0x23
+DATA table9<>+9(SB)/1, $0x12
+DATA table9<>+10(SB)/1, $0x00
+DATA table9<>+11(SB)/1, $0x00
+DATA table9<>+12(SB)/1, $0x00
+DATA table9<>+13(SB)/1, $0x00
+DATA table9<>+14(SB)/1, $0x00
+DATA table9<>+15(SB)/1, $0x00
+GLOBL table9<>(SB), RODATA|NOPTR, $16
+
+DATA table10<>+0(SB)/1, $0x33
+DATA table10<>+1(SB)/1, $0x44
+DATA table10<>+2(SB)/1, $0x56
+DATA table10<>+3(SB)/1, $0x00
+DATA table10<>+4(SB)/1, $0x00
+DATA table10<>+5(SB)/1, $0x00
+DATA table10<>+6(SB)/1, $0x00
+DATA table10<>+7(SB)/1, $0x00
+DATA table10<>+8(SB)/1, $0x23
+DATA table10<>+9(SB)/1, $0x12
+DATA table10<>+10(SB)/1, $0x00
+DATA table10<>+11(SB)/1, $0x00
+DATA table10<>+12(SB)/1, $0x00
+DATA table10<>+13(SB)/1, $0x00
+DATA table10<>+14(SB)/1, $0x00
+DATA table10<>+15(SB)/1, $0x00
+GLOBL table10<>(SB), RODATA|NOPTR, $16
+
+DATA table11<>+0(SB)/1, $0x33
+DATA table11<>+1(SB)/1, $0x44
+DATA table11<>+2(SB)/1, $0x56
+DATA table11<>+3(SB)/1, $0x00
+DATA table11<>+4(SB)/1, $0x00
+DATA table11<>+5(SB)/1, $0x00
+DATA table11<>+6(SB)/1, $0x00
+DATA table11<>+7(SB)/1, $0x00
+DATA table11<>+8(SB)/1, $0x23
+DATA table11<>+9(SB)/1, $0x12
+DATA table11<>+10(SB)/1, $0x00
+DATA table11<>+11(SB)/1, $0x00
+DATA table11<>+12(SB)/1, $0x00
+DATA table11<>+13(SB)/1, $0x00
+DATA table11<>+14(SB)/1, $0x00
+DATA table11<>+15(SB)/1, $0x00
+GLOBL table11<>(SB), RODATA|NOPTR, $16
+
+DATA table12<>+0(SB)/1, $0x33
+DATA table12<>+1(SB)/1, $0x44
+DATA table12<>+2(SB)/1, $0x56
+DATA table12<>+3(SB)/1, $0x00
+DATA table12<>+4(SB)/1, $0x00
+DATA table12<>+5(SB)/1, $0x00
+DATA table12<>+6(SB)/1, $0x00
+DATA table12<>+7(SB)/1, $0x00
+DATA table12<>+8(SB)/1, $0x23
+DATA table12<>+9(SB)/1, $0x12
+DATA table12<>+10(SB)/1, $0x00
+DATA table12<>+11(SB)/1, $0x00
+DATA table12<>+12(SB)/1, $0x00
+DATA table12<>+13(SB)/1, $0x00
+DATA table12<>+14(SB)/1, $0x00
+DATA table12<>+15(SB)/1, $0x00
+GLOBL table12<>(SB), RODATA|NOPTR, $16
+
+DATA table13<>+0(SB)/1, $0x84
+DATA table13<>+1(SB)/1, $0x8c
+DATA table13<>+2(SB)/1, $0x94
+DATA table13<>+3(SB)/1, $0x9c
+DATA table13<>+4(SB)/1, $0xa4
+DATA table13<>+5(SB)/1, $0xac
+DATA table13<>+6(SB)/1, $0xb4
+DATA table13<>+7(SB)/1, $0xbe
+DATA table13<>+8(SB)/1, $0x7c
+DATA table13<>+9(SB)/1, $0x74
+DATA table13<>+10(SB)/1, $0x6c
+DATA table13<>+11(SB)/1, $0x64
+DATA table13<>+12(SB)/1, $0x5c
+DATA table13<>+13(SB)/1, $0x54
+DATA table13<>+14(SB)/1, $0x4c
+DATA table13<>+15(SB)/1, $0x42
+GLOBL table13<>(SB), RODATA|NOPTR, $16
+
+DATA table14<>+0(SB)/1, $0x04
+DATA table14<>+1(SB)/1, $0x0c
+DATA table14<>+2(SB)/1, $0x14
+DATA table14<>+3(SB)/1, $0x1c
+DATA table14<>+4(SB)/1, $0x24
+DATA table14<>+5(SB)/1, $0x2c
+DATA table14<>+6(SB)/1, $0x34
+DATA table14<>+7(SB)/1, $0x3e
+DATA table14<>+8(SB)/1, $0xfc
+DATA table14<>+9(SB)/1, $0xf4
+DATA table14<>+10(SB)/1, $0xec
+DATA table14<>+11(SB)/1, $0xe4
+DATA table14<>+12(SB)/1, $0xdc
+DATA table14<>+13(SB)/1, $0xd4
+DATA table14<>+14(SB)/1, $0xcc
+DATA table14<>+15(SB)/1, $0xc2
+GLOBL table14<>(SB), RODATA|NOPTR, $16
+
+DATA table15<>+0(SB)/1, $0x81
+DATA table15<>+1(SB)/1, $0x83
+DATA table15<>+2(SB)/1, $0x85
+DATA table15<>+3(SB)/1, $0x87
+DATA table15<>+4(SB)/1, $0x89
+DATA table15<>+5(SB)/1, $0x8b
+DATA table15<>+6(SB)/1, $0x8d
+DATA table15<>+7(SB)/1, $0x8f
+DATA table15<>+8(SB)/1, $0x7f
+DATA table15<>+9(SB)/1, $0x7d
+DATA table15<>+10(SB)/1, $0x7b
+DATA table15<>+11(SB)/1, $0x79
+DATA table15<>+12(SB)/1, $0x77
+DATA table15<>+13(SB)/1, $0x75
+DATA table15<>+14(SB)/1, $0x73
+DATA table15<>+15(SB)/1, $0x71
+GLOBL table15<>(SB), RODATA|NOPTR, $16
+
+DATA table16<>+0(SB)/1, $0x01
+DATA table16<>+1(SB)/1, $0x03
+DATA table16<>+2(SB)/1, $0x05
+DATA table16<>+3(SB)/1, $0x07
+DATA table16<>+4(SB)/1, $0x09
+DATA table16<>+5(SB)/1, $0x0b
+DATA table16<>+6(SB)/1, $0x0d
+DATA table16<>+7(SB)/1, $0x0f
+DATA table16<>+8(SB)/1, $0xff
+DATA table16<>+9(SB)/1, $0xfd
+DATA table16<>+10(SB)/1, $0xfb
+DATA table16<>+11(SB)/1, $0xf9
+DATA table16<>+12(SB)/1, $0xf7
+DATA table16<>+13(SB)/1, $0xf5
+DATA table16<>+14(SB)/1, $0xf3
+DATA table16<>+15(SB)/1, $0xf1
+GLOBL table16<>(SB), RODATA|NOPTR, $16
+
 // func quantize512(out *byte, x *float32, blocks int) int
 // Requires: AVX, AVX2, AVX512BW, AVX512F
 TEXT ·quantize512(SB), NOSPLIT, $0-32
@@ -44044,5 +45634,6314 @@ decode2IQ4XS_loop:
 	ADDQ           $+32, AX
 	DECQ           R10
 	JNZ            decode2IQ4XS_rows
+	VZEROUPPER
+	RET
+
+// func decodeIQ1S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeIQ1S(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x0000ffff, R9
+	VPBROADCASTD    R9, Z2
+	MOVL            $0x08040201, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x80402010, R9
+	VPBROADCASTD    R9, Z4
+	MOVL            $0x08080808, R9
+	VPBROADCASTD    R9, Z5
+	VBROADCASTI32X4 table3<>+0(SB), Z6
+	VMOVDQU64       iota16<>+0(SB), Z7
+	VPBROADCASTD    DX, Z8
+	VPMULLD         Z8, Z7, Z7
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	LEAQ            ·gridIQ1+0(SB), R13
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z8
+	VPGATHERDD      (CX)(Z7*1), K2, Z8
+	VPMOVDW         Z8, Y7
+	VCVTPH2PS       Y7, Z7
+	VMULPS          every3e000000<>+0(SB), Z7, Z7
+	VADDPS          Z7, Z7, Z8
+	VBROADCASTI32X4 34(CX), Z9
+	VINSERTI32X4    $0x01, 34(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 34(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 34(R8), Z9, Z9
+	VBROADCASTI32X4 34(CX)(DX*1), Z10
+	VINSERTI32X4    $0x01, 34(SI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 34(DI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 34(R8)(DX*1), Z10, Z10
+	VBROADCASTI32X4 34(CX)(DX*2), Z11
+	VINSERTI32X4    $0x01, 34(SI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 34(DI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 34(R8)(DX*2), Z11, Z11
+	VBROADCASTI32X4 34(CX)(BX*1), Z12
+	VINSERTI32X4    $0x01, 34(SI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 34(DI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 34(R8)(BX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z9, Z13
+	VPUNPCKHDQ      Z10, Z9, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z9
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VBROADCASTI32X4 2(CX), Z13
+	VINSERTI32X4    $0x01, 2(SI), Z13, Z13
+	VINSERTI32X4    $0x02, 2(DI), Z13, Z13
+	VINSERTI32X4    $0x03, 2(R8), Z13, Z13
+	VBROADCASTI32X4 2(CX)(DX*1), Z14
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z14, Z14
+	VBROADCASTI32X4 2(CX)(DX*2), Z15
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z15, Z15
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z15, Z15
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z15, Z15
+	VBROADCASTI32X4 2(CX)(BX*1), Z16
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z16, Z16
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z16, Z16
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z16, Z16
+	VPUNPCKLDQ      Z14, Z13, Z17
+	VPUNPCKHDQ      Z14, Z13, Z18
+	VPUNPCKLDQ      Z16, Z15, Z14
+	VPUNPCKHDQ      Z16, Z15, Z16
+	VPUNPCKLQDQ     Z14, Z17, Z13
+	VPUNPCKHQDQ     Z14, Z17, Z14
+	VPUNPCKLQDQ     Z16, Z18, Z15
+	VPUNPCKHQDQ     Z16, Z18, Z16
+	VPSHUFB         shuffle3<>+0(SB), Z9, Z17
+	VPSRAD          $0x1f, Z17, Z18
+	VMOVUPS         Z18, (AX)
+	VPSRLD          $0x1c, Z17, Z18
+	VPANDD          every00000007<>+0(SB), Z18, Z18
+	VCVTDQ2PS       Z18, Z18
+	VFMADD213PS     Z7, Z8, Z18
+	VMOVUPS         Z18, 4096(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z18
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z13
+	VPMULLW         every00200100<>+0(SB), Z17, Z19
+	VPANDD          every07000700<>+0(SB), Z19, Z19
+	VPORD           Z19, Z18, Z18
+	VPSRLW          $0x03, Z17, Z17
+	VPMULLW         every00040020<>+0(SB), Z17, Z17
+	VPANDD          every07000700<>+0(SB), Z17, Z17
+	VPORD           Z17, Z13, Z13
+	VMOVUPS         Z18, 256(AX)
+	VMOVUPS         Z13, 384(AX)
+	VPSHUFB         shuffle4<>+0(SB), Z9, Z9
+	VPSRAD          $0x1f, Z9, Z13
+	VMOVUPS         Z13, 512(AX)
+	VPSRLD          $0x1c, Z9, Z13
+	VPANDD          every00000007<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4160(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z14, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z14, Z14
+	VPMULLW         every00200100<>+0(SB), Z9, Z17
+	VPANDD          every07000700<>+0(SB), Z17, Z17
+	VPORD           Z17, Z13, Z13
+	VPSRLW          $0x03, Z9, Z9
+	VPMULLW         every00040020<>+0(SB), Z9, Z9
+	VPANDD          every07000700<>+0(SB), Z9, Z9
+	VPORD           Z9, Z14, Z14
+	VMOVUPS         Z13, 768(AX)
+	VMOVUPS         Z14, 896(AX)
+	VPSHUFB         shuffle3<>+0(SB), Z10, Z9
+	VPSRAD          $0x1f, Z9, Z13
+	VMOVUPS         Z13, 1024(AX)
+	VPSRLD          $0x1c, Z9, Z13
+	VPANDD          every00000007<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4224(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z15, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z15, Z14
+	VPMULLW         every00200100<>+0(SB), Z9, Z15
+	VPANDD          every07000700<>+0(SB), Z15, Z15
+	VPORD           Z15, Z13, Z13
+	VPSRLW          $0x03, Z9, Z9
+	VPMULLW         every00040020<>+0(SB), Z9, Z9
+	VPANDD          every07000700<>+0(SB), Z9, Z9
+	VPORD           Z9, Z14, Z14
+	VMOVUPS         Z13, 1280(AX)
+	VMOVUPS         Z14, 1408(AX)
+	VPSHUFB         shuffle4<>+0(SB), Z10, Z9
+	VPSRAD          $0x1f, Z9, Z10
+	VMOVUPS         Z10, 1536(AX)
+	VPSRLD          $0x1c, Z9, Z10
+	VPANDD          every00000007<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z7, Z8, Z10
+	VMOVUPS         Z10, 4288(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z16, Z10
+	VPSHUFB         shuffle1<>+0(SB), Z16, Z13
+	VPMULLW         every00200100<>+0(SB), Z9, Z14
+	VPANDD          every07000700<>+0(SB), Z14, Z14
+	VPORD           Z14, Z10, Z10
+	VPSRLW          $0x03, Z9, Z9
+	VPMULLW         every00040020<>+0(SB), Z9, Z9
+	VPANDD          every07000700<>+0(SB), Z9, Z9
+	VPORD           Z9, Z13, Z13
+	VMOVUPS         Z10, 1792(AX)
+	VMOVUPS         Z13, 1920(AX)
+	VBROADCASTI32X4 18(CX), Z9
+	VINSERTI32X4    $0x01, 18(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 18(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 18(R8), Z9, Z9
+	VBROADCASTI32X4 18(CX)(DX*1), Z10
+	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z10, Z10
+	VBROADCASTI32X4 18(CX)(DX*2), Z13
+	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z13, Z13
+	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z13, Z13
+	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z13, Z13
+	VBROADCASTI32X4 18(CX)(BX*1), Z14
+	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z14, Z14
+	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z14, Z14
+	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z14, Z14
+	VPUNPCKLDQ      Z10, Z9, Z15
+	VPUNPCKHDQ      Z10, Z9, Z16
+	VPUNPCKLDQ      Z14, Z13, Z10
+	VPUNPCKHDQ      Z14, Z13, Z14
+	VPUNPCKLQDQ     Z10, Z15, Z9
+	VPUNPCKHQDQ     Z10, Z15, Z10
+	VPUNPCKLQDQ     Z14, Z16, Z13
+	VPUNPCKHQDQ     Z14, Z16, Z14
+	VPSHUFB         shuffle3<>+0(SB), Z11, Z15
+	VPSRAD          $0x1f, Z15, Z16
+	VMOVUPS         Z16, 2048(AX)
+	VPSRLD          $0x1c, Z15, Z16
+	VPANDD          every00000007<>+0(SB), Z16, Z16
+	VCVTDQ2PS       Z16, Z16
+	VFMADD213PS     Z7, Z8, Z16
+	VMOVUPS         Z16, 4352(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z16
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z9
+	VPMULLW         every00200100<>+0(SB), Z15, Z17
+	VPANDD          every07000700<>+0(SB), Z17, Z17
+	VPORD           Z17, Z16, Z16
+	VPSRLW          $0x03, Z15, Z15
+	VPMULLW         every00040020<>+0(SB), Z15, Z15
+	VPANDD          every07000700<>+0(SB), Z15, Z15
+	VPORD           Z15, Z9, Z9
+	VMOVUPS         Z16, 2304(AX)
+	VMOVUPS         Z9, 2432(AX)
+	VPSHUFB         shuffle4<>+0(SB), Z11, Z9
+	VPSRAD          $0x1f, Z9, Z11
+	VMOVUPS         Z11, 2560(AX)
+	VPSRLD          $0x1c, Z9, Z11
+	VPANDD          every00000007<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4416(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z11
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z10
+	VPMULLW         every00200100<>+0(SB), Z9, Z15
+	VPANDD          every07000700<>+0(SB), Z15, Z15
+	VPORD           Z15, Z11, Z11
+	VPSRLW          $0x03, Z9, Z9
+	VPMULLW         every00040020<>+0(SB), Z9, Z9
+	VPANDD          every07000700<>+0(SB), Z9, Z9
+	VPORD           Z9, Z10, Z10
+	VMOVUPS         Z11, 2816(AX)
+	VMOVUPS         Z10, 2944(AX)
+	VPSHUFB         shuffle3<>+0(SB), Z12, Z9
+	VPSRAD          $0x1f, Z9, Z10
+	VMOVUPS         Z10, 3072(AX)
+	VPSRLD          $0x1c, Z9, Z10
+	VPANDD          every00000007<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z7, Z8, Z10
+	VMOVUPS         Z10, 4480(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z10
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z11
+	VPMULLW         every00200100<>+0(SB), Z9, Z13
+	VPANDD          every07000700<>+0(SB), Z13, Z13
+	VPORD           Z13, Z10, Z10
+	VPSRLW          $0x03, Z9, Z9
+	VPMULLW         every00040020<>+0(SB), Z9, Z9
+	VPANDD          every07000700<>+0(SB), Z9, Z9
+	VPORD           Z9, Z11, Z11
+	VMOVUPS         Z10, 3328(AX)
+	VMOVUPS         Z11, 3456(AX)
+	VPSHUFB         shuffle4<>+0(SB), Z12, Z9
+	VPSRAD          $0x1f, Z9, Z10
+	VMOVUPS         Z10, 3584(AX)
+	VPSRLD          $0x1c, Z9, Z10
+	VPANDD          every00000007<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z7, Z8, Z10
+	VMOVUPS         Z10, 4544(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z14, Z7
+	VPSHUFB         shuffle1<>+0(SB), Z14, Z8
+	VPMULLW         every00200100<>+0(SB), Z9, Z10
+	VPANDD          every07000700<>+0(SB), Z10, Z10
+	VPORD           Z10, Z7, Z7
+	VPSRLW          $0x03, Z9, Z9
+	VPMULLW         every00040020<>+0(SB), Z9, Z9
+	VPANDD          every07000700<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VMOVUPS         Z7, 3840(AX)
+	VMOVUPS         Z8, 3968(AX)
+	KXNORW          K1, K1, K1
+	MOVQ            $+8, AX
+
+decodeIQ1S_loop:
+	VMOVUPS    (R11), Z7
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+0(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, (R11)
+	VMOVUPS    Z10, 64(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+64(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 128(R11)
+	VMOVUPS    Z10, 192(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+128(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 256(R11)
+	VMOVUPS    Z10, 320(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+192(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 384(R11)
+	VMOVUPS    Z10, 448(R11)
+	ADDQ       $+512, R11
+	ADDQ       $+64, R12
+	DECQ       AX
+	JNZ        decodeIQ1S_loop
+	VZEROUPPER
+	RET
+
+// func decode2IQ1S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·decode2IQ1S(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ1S_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMULPS         every3e000000<>+0(SB), Y0, Y0
+	VADDPS         Y0, Y0, Y1
+	PREFETCHT1     (R8)
+	VBROADCASTI128 34(BX), Y2
+	VINSERTI128    $0x01, 34(SI), Y2, Y2
+	VBROADCASTI128 34(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 34(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 34(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 34(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 34(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 34(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 2(BX), Y6
+	VINSERTI128    $0x01, 2(SI), Y6, Y6
+	VBROADCASTI128 2(BX)(DI*1), Y7
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y7, Y7
+	VBROADCASTI128 2(BX)(DI*2), Y8
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y8, Y8
+	VBROADCASTI128 2(BX)(R9*1), Y9
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y9, Y9
+	VPUNPCKLDQ     Y7, Y6, Y10
+	VPUNPCKHDQ     Y7, Y6, Y11
+	VPUNPCKLDQ     Y9, Y8, Y7
+	VPUNPCKHDQ     Y9, Y8, Y9
+	VPUNPCKLQDQ    Y7, Y10, Y6
+	VPUNPCKHQDQ    Y7, Y10, Y7
+	VPUNPCKLQDQ    Y9, Y11, Y8
+	VPUNPCKHQDQ    Y9, Y11, Y9
+	VPSHUFB        shuffle3<>+0(SB), Y2, Y10
+	VPSRAD         $0x1f, Y10, Y11
+	VMOVUPS        Y11, (AX)
+	VPSRLD         $0x1c, Y10, Y11
+	VPAND          every00000007<>+0(SB), Y11, Y11
+	VCVTDQ2PS      Y11, Y11
+	VFMADD213PS    Y0, Y1, Y11
+	VMOVUPS        Y11, 4096(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y6, Y11
+	VPSHUFB        shuffle1<>+0(SB), Y6, Y6
+	VPMULLW        every00200100<>+0(SB), Y10, Y12
+	VPAND          every07000700<>+0(SB), Y12, Y12
+	VPOR           Y12, Y11, Y11
+	VPSRLW         $0x03, Y10, Y10
+	VPMULLW        every00040020<>+0(SB), Y10, Y10
+	VPAND          every07000700<>+0(SB), Y10, Y10
+	VPOR           Y10, Y6, Y6
+	VMOVUPS        Y11, 256(AX)
+	VMOVUPS        Y6, 384(AX)
+	VPSHUFB        shuffle4<>+0(SB), Y2, Y2
+	VPSRAD         $0x1f, Y2, Y6
+	VMOVUPS        Y6, 512(AX)
+	VPSRLD         $0x1c, Y2, Y6
+	VPAND          every00000007<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4160(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y7, Y6
+	VPSHUFB        shuffle1<>+0(SB), Y7, Y7
+	VPMULLW        every00200100<>+0(SB), Y2, Y10
+	VPAND          every07000700<>+0(SB), Y10, Y10
+	VPOR           Y10, Y6, Y6
+	VPSRLW         $0x03, Y2, Y2
+	VPMULLW        every00040020<>+0(SB), Y2, Y2
+	VPAND          every07000700<>+0(SB), Y2, Y2
+	VPOR           Y2, Y7, Y7
+	VMOVUPS        Y6, 768(AX)
+	VMOVUPS        Y7, 896(AX)
+	VPSHUFB        shuffle3<>+0(SB), Y3, Y2
+	VPSRAD         $0x1f, Y2, Y6
+	VMOVUPS        Y6, 1024(AX)
+	VPSRLD         $0x1c, Y2, Y6
+	VPAND          every00000007<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4224(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y8, Y6
+	VPSHUFB        shuffle1<>+0(SB), Y8, Y7
+	VPMULLW        every00200100<>+0(SB), Y2, Y8
+	VPAND          every07000700<>+0(SB), Y8, Y8
+	VPOR           Y8, Y6, Y6
+	VPSRLW         $0x03, Y2, Y2
+	VPMULLW        every00040020<>+0(SB), Y2, Y2
+	VPAND          every07000700<>+0(SB), Y2, Y2
+	VPOR           Y2, Y7, Y7
+	VMOVUPS        Y6, 1280(AX)
+	VMOVUPS        Y7, 1408(AX)
+	VPSHUFB        shuffle4<>+0(SB), Y3, Y2
+	VPSRAD         $0x1f, Y2, Y3
+	VMOVUPS        Y3, 1536(AX)
+	VPSRLD         $0x1c, Y2, Y3
+	VPAND          every00000007<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4288(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y9, Y3
+	VPSHUFB        shuffle1<>+0(SB), Y9, Y6
+	VPMULLW        every00200100<>+0(SB), Y2, Y7
+	VPAND          every07000700<>+0(SB), Y7, Y7
+	VPOR           Y7, Y3, Y3
+	VPSRLW         $0x03, Y2, Y2
+	VPMULLW        every00040020<>+0(SB), Y2, Y2
+	VPAND          every07000700<>+0(SB), Y2, Y2
+	VPOR           Y2, Y6, Y6
+	VMOVUPS        Y3, 1792(AX)
+	VMOVUPS        Y6, 1920(AX)
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 18(BX), Y2
+	VINSERTI128    $0x01, 18(SI), Y2, Y2
+	VBROADCASTI128 18(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 18(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 18(BX)(DI*2), Y6
+	VINSERTI128    $0x01, 18(SI)(DI*2), Y6, Y6
+	VBROADCASTI128 18(BX)(R9*1), Y7
+	VINSERTI128    $0x01, 18(SI)(R9*1), Y7, Y7
+	VPUNPCKLDQ     Y3, Y2, Y8
+	VPUNPCKHDQ     Y3, Y2, Y9
+	VPUNPCKLDQ     Y7, Y6, Y3
+	VPUNPCKHDQ     Y7, Y6, Y7
+	VPUNPCKLQDQ    Y3, Y8, Y2
+	VPUNPCKHQDQ    Y3, Y8, Y3
+	VPUNPCKLQDQ    Y7, Y9, Y6
+	VPUNPCKHQDQ    Y7, Y9, Y7
+	VPSHUFB        shuffle3<>+0(SB), Y4, Y8
+	VPSRAD         $0x1f, Y8, Y9
+	VMOVUPS        Y9, 2048(AX)
+	VPSRLD         $0x1c, Y8, Y9
+	VPAND          every00000007<>+0(SB), Y9, Y9
+	VCVTDQ2PS      Y9, Y9
+	VFMADD213PS    Y0, Y1, Y9
+	VMOVUPS        Y9, 4352(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y9
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VPMULLW        every00200100<>+0(SB), Y8, Y10
+	VPAND          every07000700<>+0(SB), Y10, Y10
+	VPOR           Y10, Y9, Y9
+	VPSRLW         $0x03, Y8, Y8
+	VPMULLW        every00040020<>+0(SB), Y8, Y8
+	VPAND          every07000700<>+0(SB), Y8, Y8
+	VPOR           Y8, Y2, Y2
+	VMOVUPS        Y9, 2304(AX)
+	VMOVUPS        Y2, 2432(AX)
+	VPSHUFB        shuffle4<>+0(SB), Y4, Y2
+	VPSRAD         $0x1f, Y2, Y4
+	VMOVUPS        Y4, 2560(AX)
+	VPSRLD         $0x1c, Y2, Y4
+	VPAND          every00000007<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4416(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y4
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y3
+	VPMULLW        every00200100<>+0(SB), Y2, Y8
+	VPAND          every07000700<>+0(SB), Y8, Y8
+	VPOR           Y8, Y4, Y4
+	VPSRLW         $0x03, Y2, Y2
+	VPMULLW        every00040020<>+0(SB), Y2, Y2
+	VPAND          every07000700<>+0(SB), Y2, Y2
+	VPOR           Y2, Y3, Y3
+	VMOVUPS        Y4, 2816(AX)
+	VMOVUPS        Y3, 2944(AX)
+	VPSHUFB        shuffle3<>+0(SB), Y5, Y2
+	VPSRAD         $0x1f, Y2, Y3
+	VMOVUPS        Y3, 3072(AX)
+	VPSRLD         $0x1c, Y2, Y3
+	VPAND          every00000007<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4480(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y6, Y3
+	VPSHUFB        shuffle1<>+0(SB), Y6, Y4
+	VPMULLW        every00200100<>+0(SB), Y2, Y6
+	VPAND          every07000700<>+0(SB), Y6, Y6
+	VPOR           Y6, Y3, Y3
+	VPSRLW         $0x03, Y2, Y2
+	VPMULLW        every00040020<>+0(SB), Y2, Y2
+	VPAND          every07000700<>+0(SB), Y2, Y2
+	VPOR           Y2, Y4, Y4
+	VMOVUPS        Y3, 3328(AX)
+	VMOVUPS        Y4, 3456(AX)
+	VPSHUFB        shuffle4<>+0(SB), Y5, Y2
+	VPSRAD         $0x1f, Y2, Y3
+	VMOVUPS        Y3, 3584(AX)
+	VPSRLD         $0x1c, Y2, Y3
+	VPAND          every00000007<>+0(SB), Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4544(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y7, Y0
+	VPSHUFB        shuffle1<>+0(SB), Y7, Y1
+	VPMULLW        every00200100<>+0(SB), Y2, Y3
+	VPAND          every07000700<>+0(SB), Y3, Y3
+	VPOR           Y3, Y0, Y0
+	VPSRLW         $0x03, Y2, Y2
+	VPMULLW        every00040020<>+0(SB), Y2, Y2
+	VPAND          every07000700<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVUPS        Y0, 3840(AX)
+	VMOVUPS        Y1, 3968(AX)
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
+	VMOVDQU        every0000ffff<>+0(SB), Y1
+	VMOVDQU        every08040201<>+0(SB), Y2
+	VMOVDQU        every80402010<>+0(SB), Y3
+	VMOVDQU        every08080808<>+0(SB), Y4
+	LEAQ           ·gridIQ1+0(SB), BX
+	VBROADCASTI128 table4<>+0(SB), Y5
+	MOVQ           $+8, SI
+
+decode2IQ1S_loop:
+	VMOVUPS    (CX), Y6
+	VMOVUPS    256(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+0(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, (CX)
+	VMOVUPS    Y8, 64(CX)
+	VMOVUPS    256(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+64(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 128(CX)
+	VMOVUPS    Y8, 192(CX)
+	VMOVUPS    384(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+128(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 256(CX)
+	VMOVUPS    Y8, 320(CX)
+	PREFETCHT1 (R8)
+	VMOVUPS    384(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+192(SB), Y6, Y7
+	VPAND      Y2, Y7, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y3, Y7, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 384(CX)
+	VMOVUPS    Y8, 448(CX)
+	ADDQ       $+512, CX
+	ADDQ       $+64, DX
+	ADDQ       $+50, R8
+	DECQ       SI
+	JNZ        decode2IQ1S_loop
+	LEAQ       (R11)(DI*8), BX
+	ADDQ       $+32, AX
+	DECQ       R10
+	JNZ        decode2IQ1S_rows
+	VZEROUPPER
+	RET
+
+// func decodeIQ1M(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeIQ1M(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x0000ffff, R9
+	VPBROADCASTD    R9, Z2
+	MOVL            $0x08040201, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x80402010, R9
+	VPBROADCASTD    R9, Z4
+	MOVL            $0x08080808, R9
+	VPBROADCASTD    R9, Z5
+	VBROADCASTI32X4 table5<>+0(SB), Z6
+	VMOVDQU64       iota16<>+0(SB), Z7
+	VPBROADCASTD    DX, Z8
+	VPMULLD         Z8, Z7, Z7
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	LEAQ            ·gridIQ1+0(SB), R13
+	VBROADCASTI32X4 40(CX), Z7
+	VINSERTI32X4    $0x01, 40(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 40(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 40(R8), Z7, Z7
+	VBROADCASTI32X4 40(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 40(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 40(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 40(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 40(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 40(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 40(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 40(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 40(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 40(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 40(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 40(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z7, Z11
+	VPUNPCKHDQ      Z8, Z7, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z7
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VPSRLD          $0x0c, Z9, Z7
+	VPANDD          every0000000f<>+0(SB), Z7, Z7
+	VPSRLD          $0x18, Z9, Z8
+	VPANDD          every000000f0<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VPSRLD          $0x04, Z10, Z8
+	VPANDD          every00000f00<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VPSRLD          $0x10, Z10, Z8
+	VPANDD          every0000f000<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VPMOVDW         Z7, Y7
+	VCVTPH2PS       Y7, Z7
+	VMULPS          every3e000000<>+0(SB), Z7, Z7
+	VADDPS          Z7, Z7, Z8
+	VPANDD          every00000007<>+0(SB), Z9, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4096(AX)
+	VPSRLD          $0x03, Z9, Z11
+	VPANDD          every00000007<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4160(AX)
+	VPSRLD          $0x06, Z9, Z11
+	VPANDD          every00000007<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4224(AX)
+	VPSRLD          $0x09, Z9, Z11
+	VPANDD          every00000007<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4288(AX)
+	VPSRLD          $0x10, Z9, Z11
+	VPANDD          every00000007<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4352(AX)
+	VPSRLD          $0x13, Z9, Z11
+	VPANDD          every00000007<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4416(AX)
+	VPSRLD          $0x16, Z9, Z11
+	VPANDD          every00000007<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4480(AX)
+	VPSRLD          $0x19, Z9, Z9
+	VPANDD          every00000007<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4544(AX)
+	VPANDD          every00000007<>+0(SB), Z10, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4608(AX)
+	VPSRLD          $0x03, Z10, Z9
+	VPANDD          every00000007<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4672(AX)
+	VPSRLD          $0x06, Z10, Z9
+	VPANDD          every00000007<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4736(AX)
+	VPSRLD          $0x09, Z10, Z9
+	VPANDD          every00000007<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4800(AX)
+	VPSRLD          $0x10, Z10, Z9
+	VPANDD          every00000007<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4864(AX)
+	VPSRLD          $0x13, Z10, Z9
+	VPANDD          every00000007<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4928(AX)
+	VPSRLD          $0x16, Z10, Z9
+	VPANDD          every00000007<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4992(AX)
+	VPSRLD          $0x19, Z10, Z9
+	VPANDD          every00000007<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 5056(AX)
+	VBROADCASTI32X4 32(CX), Z7
+	VINSERTI32X4    $0x01, 32(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 32(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 32(R8), Z7, Z7
+	VBROADCASTI32X4 32(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 32(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 32(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 32(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 32(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 32(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 32(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 32(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 32(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 32(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 32(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 32(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z7, Z11
+	VPUNPCKHDQ      Z8, Z7, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z7
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VMOVUPS         every80088008<>+0(SB), Z11
+	VBROADCASTI32X4 (CX), Z12
+	VINSERTI32X4    $0x01, (SI), Z12, Z12
+	VINSERTI32X4    $0x02, (DI), Z12, Z12
+	VINSERTI32X4    $0x03, (R8), Z12, Z12
+	VBROADCASTI32X4 (CX)(DX*1), Z13
+	VINSERTI32X4    $0x01, (SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, (DI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, (R8)(DX*1), Z13, Z13
+	VBROADCASTI32X4 (CX)(DX*2), Z14
+	VINSERTI32X4    $0x01, (SI)(DX*2), Z14, Z14
+	VINSERTI32X4    $0x02, (DI)(DX*2), Z14, Z14
+	VINSERTI32X4    $0x03, (R8)(DX*2), Z14, Z14
+	VBROADCASTI32X4 (CX)(BX*1), Z15
+	VINSERTI32X4    $0x01, (SI)(BX*1), Z15, Z15
+	VINSERTI32X4    $0x02, (DI)(BX*1), Z15, Z15
+	VINSERTI32X4    $0x03, (R8)(BX*1), Z15, Z15
+	VPUNPCKLDQ      Z13, Z12, Z16
+	VPUNPCKHDQ      Z13, Z12, Z17
+	VPUNPCKLDQ      Z15, Z14, Z13
+	VPUNPCKHDQ      Z15, Z14, Z15
+	VPUNPCKLQDQ     Z13, Z16, Z12
+	VPUNPCKHQDQ     Z13, Z16, Z13
+	VPUNPCKLQDQ     Z15, Z17, Z14
+	VPUNPCKHQDQ     Z15, Z17, Z15
+	VPSHUFB         shuffle5<>+0(SB), Z7, Z16
+	VPTESTMB        Z11, Z16, K2
+	VPMOVM2B        K2, Z16
+	VMOVUPS         Z16, (AX)
+	VPSHUFB         shuffle3<>+0(SB), Z7, Z16
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z17
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z12
+	VPMULLW         every00100100<>+0(SB), Z16, Z18
+	VPANDD          every07000700<>+0(SB), Z18, Z18
+	VPORD           Z18, Z17, Z17
+	VPSRLW          $0x04, Z16, Z16
+	VPMULLW         every00010010<>+0(SB), Z16, Z16
+	VPANDD          every07000700<>+0(SB), Z16, Z16
+	VPORD           Z16, Z12, Z12
+	VMOVUPS         Z17, 256(AX)
+	VMOVUPS         Z12, 384(AX)
+	VPSHUFB         shuffle6<>+0(SB), Z7, Z12
+	VPTESTMB        Z11, Z12, K2
+	VPMOVM2B        K2, Z12
+	VMOVUPS         Z12, 512(AX)
+	VPSHUFB         shuffle4<>+0(SB), Z7, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z12
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z13
+	VPMULLW         every00100100<>+0(SB), Z7, Z16
+	VPANDD          every07000700<>+0(SB), Z16, Z16
+	VPORD           Z16, Z12, Z12
+	VPSRLW          $0x04, Z7, Z7
+	VPMULLW         every00010010<>+0(SB), Z7, Z7
+	VPANDD          every07000700<>+0(SB), Z7, Z7
+	VPORD           Z7, Z13, Z13
+	VMOVUPS         Z12, 768(AX)
+	VMOVUPS         Z13, 896(AX)
+	VPSHUFB         shuffle5<>+0(SB), Z8, Z7
+	VPTESTMB        Z11, Z7, K2
+	VPMOVM2B        K2, Z7
+	VMOVUPS         Z7, 1024(AX)
+	VPSHUFB         shuffle3<>+0(SB), Z8, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z14, Z12
+	VPSHUFB         shuffle1<>+0(SB), Z14, Z13
+	VPMULLW         every00100100<>+0(SB), Z7, Z14
+	VPANDD          every07000700<>+0(SB), Z14, Z14
+	VPORD           Z14, Z12, Z12
+	VPSRLW          $0x04, Z7, Z7
+	VPMULLW         every00010010<>+0(SB), Z7, Z7
+	VPANDD          every07000700<>+0(SB), Z7, Z7
+	VPORD           Z7, Z13, Z13
+	VMOVUPS         Z12, 1280(AX)
+	VMOVUPS         Z13, 1408(AX)
+	VPSHUFB         shuffle6<>+0(SB), Z8, Z7
+	VPTESTMB        Z11, Z7, K2
+	VPMOVM2B        K2, Z7
+	VMOVUPS         Z7, 1536(AX)
+	VPSHUFB         shuffle4<>+0(SB), Z8, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z15, Z8
+	VPSHUFB         shuffle1<>+0(SB), Z15, Z12
+	VPMULLW         every00100100<>+0(SB), Z7, Z13
+	VPANDD          every07000700<>+0(SB), Z13, Z13
+	VPORD           Z13, Z8, Z8
+	VPSRLW          $0x04, Z7, Z7
+	VPMULLW         every00010010<>+0(SB), Z7, Z7
+	VPANDD          every07000700<>+0(SB), Z7, Z7
+	VPORD           Z7, Z12, Z12
+	VMOVUPS         Z8, 1792(AX)
+	VMOVUPS         Z12, 1920(AX)
+	VBROADCASTI32X4 16(CX), Z7
+	VINSERTI32X4    $0x01, 16(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 16(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 16(R8), Z7, Z7
+	VBROADCASTI32X4 16(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 16(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 16(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 16(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 16(CX)(DX*2), Z12
+	VINSERTI32X4    $0x01, 16(SI)(DX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 16(DI)(DX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 16(R8)(DX*2), Z12, Z12
+	VBROADCASTI32X4 16(CX)(BX*1), Z13
+	VINSERTI32X4    $0x01, 16(SI)(BX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 16(DI)(BX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 16(R8)(BX*1), Z13, Z13
+	VPUNPCKLDQ      Z8, Z7, Z14
+	VPUNPCKHDQ      Z8, Z7, Z15
+	VPUNPCKLDQ      Z13, Z12, Z8
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z8, Z14, Z7
+	VPUNPCKHQDQ     Z8, Z14, Z8
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPSHUFB         shuffle5<>+0(SB), Z9, Z14
+	VPTESTMB        Z11, Z14, K2
+	VPMOVM2B        K2, Z14
+	VMOVUPS         Z14, 2048(AX)
+	VPSHUFB         shuffle3<>+0(SB), Z9, Z14
+	VPSHUFB         shuffle0<>+0(SB), Z7, Z15
+	VPSHUFB         shuffle1<>+0(SB), Z7, Z7
+	VPMULLW         every00100100<>+0(SB), Z14, Z16
+	VPANDD          every07000700<>+0(SB), Z16, Z16
+	VPORD           Z16, Z15, Z15
+	VPSRLW          $0x04, Z14, Z14
+	VPMULLW         every00010010<>+0(SB), Z14, Z14
+	VPANDD          every07000700<>+0(SB), Z14, Z14
+	VPORD           Z14, Z7, Z7
+	VMOVUPS         Z15, 2304(AX)
+	VMOVUPS         Z7, 2432(AX)
+	VPSHUFB         shuffle6<>+0(SB), Z9, Z7
+	VPTESTMB        Z11, Z7, K2
+	VPMOVM2B        K2, Z7
+	VMOVUPS         Z7, 2560(AX)
+	VPSHUFB         shuffle4<>+0(SB), Z9, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z9
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VPMULLW         every00100100<>+0(SB), Z7, Z14
+	VPANDD          every07000700<>+0(SB), Z14, Z14
+	VPORD           Z14, Z9, Z9
+	VPSRLW          $0x04, Z7, Z7
+	VPMULLW         every00010010<>+0(SB), Z7, Z7
+	VPANDD          every07000700<>+0(SB), Z7, Z7
+	VPORD           Z7, Z8, Z8
+	VMOVUPS         Z9, 2816(AX)
+	VMOVUPS         Z8, 2944(AX)
+	VPSHUFB         shuffle5<>+0(SB), Z10, Z7
+	VPTESTMB        Z11, Z7, K2
+	VPMOVM2B        K2, Z7
+	VMOVUPS         Z7, 3072(AX)
+	VPSHUFB         shuffle3<>+0(SB), Z10, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z8
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z9
+	VPMULLW         every00100100<>+0(SB), Z7, Z12
+	VPANDD          every07000700<>+0(SB), Z12, Z12
+	VPORD           Z12, Z8, Z8
+	VPSRLW          $0x04, Z7, Z7
+	VPMULLW         every00010010<>+0(SB), Z7, Z7
+	VPANDD          every07000700<>+0(SB), Z7, Z7
+	VPORD           Z7, Z9, Z9
+	VMOVUPS         Z8, 3328(AX)
+	VMOVUPS         Z9, 3456(AX)
+	VPSHUFB         shuffle6<>+0(SB), Z10, Z7
+	VPTESTMB        Z11, Z7, K2
+	VPMOVM2B        K2, Z7
+	VMOVUPS         Z7, 3584(AX)
+	VPSHUFB         shuffle4<>+0(SB), Z10, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z8
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z9
+	VPMULLW         every00100100<>+0(SB), Z7, Z10
+	VPANDD          every07000700<>+0(SB), Z10, Z10
+	VPORD           Z10, Z8, Z8
+	VPSRLW          $0x04, Z7, Z7
+	VPMULLW         every00010010<>+0(SB), Z7, Z7
+	VPANDD          every07000700<>+0(SB), Z7, Z7
+	VPORD           Z7, Z9, Z9
+	VMOVUPS         Z8, 3840(AX)
+	VMOVUPS         Z9, 3968(AX)
+	KXNORW          K1, K1, K1
+	MOVQ            $+8, AX
+
+decodeIQ1M_loop:
+	VMOVUPS    (R11), Z7
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+0(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, (R11)
+	VMOVUPS    Z10, 64(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+64(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 128(R11)
+	VMOVUPS    Z10, 192(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+128(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 256(R11)
+	VMOVUPS    Z10, 320(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+192(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 384(R11)
+	VMOVUPS    Z10, 448(R11)
+	ADDQ       $+512, R11
+	ADDQ       $+128, R12
+	DECQ       AX
+	JNZ        decodeIQ1M_loop
+	VZEROUPPER
+	RET
+
+// func decode2IQ1M(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·decode2IQ1M(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ1M_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	PREFETCHT1     (R8)
+	VBROADCASTI128 40(BX), Y0
+	VINSERTI128    $0x01, 40(SI), Y0, Y0
+	VBROADCASTI128 40(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 40(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 40(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 40(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 40(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 40(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPSRLD         $0x0c, Y2, Y0
+	VPAND          every0000000f<>+0(SB), Y0, Y0
+	VPSRLD         $0x18, Y2, Y1
+	VPAND          every000000f0<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPSRLD         $0x04, Y3, Y1
+	VPAND          every00000f00<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPSRLD         $0x10, Y3, Y1
+	VPAND          every0000f000<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPSHUFB        lowWords<>+0(SB), Y0, Y0
+	VPERMQ         $0x08, Y0, Y0
+	VCVTPH2PS      X0, Y0
+	VMULPS         every3e000000<>+0(SB), Y0, Y0
+	VADDPS         Y0, Y0, Y1
+	VPAND          every00000007<>+0(SB), Y2, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4096(AX)
+	VPSRLD         $0x03, Y2, Y4
+	VPAND          every00000007<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4160(AX)
+	VPSRLD         $0x06, Y2, Y4
+	VPAND          every00000007<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4224(AX)
+	VPSRLD         $0x09, Y2, Y4
+	VPAND          every00000007<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4288(AX)
+	VPSRLD         $0x10, Y2, Y4
+	VPAND          every00000007<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4352(AX)
+	VPSRLD         $0x13, Y2, Y4
+	VPAND          every00000007<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4416(AX)
+	VPSRLD         $0x16, Y2, Y4
+	VPAND          every00000007<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4480(AX)
+	VPSRLD         $0x19, Y2, Y2
+	VPAND          every00000007<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4544(AX)
+	VPAND          every00000007<>+0(SB), Y3, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4608(AX)
+	VPSRLD         $0x03, Y3, Y2
+	VPAND          every00000007<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4672(AX)
+	VPSRLD         $0x06, Y3, Y2
+	VPAND          every00000007<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4736(AX)
+	VPSRLD         $0x09, Y3, Y2
+	VPAND          every00000007<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4800(AX)
+	VPSRLD         $0x10, Y3, Y2
+	VPAND          every00000007<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4864(AX)
+	VPSRLD         $0x13, Y3, Y2
+	VPAND          every00000007<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4928(AX)
+	VPSRLD         $0x16, Y3, Y2
+	VPAND          every00000007<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4992(AX)
+	VPSRLD         $0x19, Y3, Y2
+	VPAND          every00000007<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 5056(AX)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 32(BX), Y0
+	VINSERTI128    $0x01, 32(SI), Y0, Y0
+	VBROADCASTI128 32(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 32(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 32(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 32(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 32(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 32(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVUPS        every80088008<>+0(SB), Y4
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 (BX), Y5
+	VINSERTI128    $0x01, (SI), Y5, Y5
+	VBROADCASTI128 (BX)(DI*1), Y6
+	VINSERTI128    $0x01, (SI)(DI*1), Y6, Y6
+	VBROADCASTI128 (BX)(DI*2), Y7
+	VINSERTI128    $0x01, (SI)(DI*2), Y7, Y7
+	VBROADCASTI128 (BX)(R9*1), Y8
+	VINSERTI128    $0x01, (SI)(R9*1), Y8, Y8
+	VPUNPCKLDQ     Y6, Y5, Y9
+	VPUNPCKHDQ     Y6, Y5, Y10
+	VPUNPCKLDQ     Y8, Y7, Y6
+	VPUNPCKHDQ     Y8, Y7, Y8
+	VPUNPCKLQDQ    Y6, Y9, Y5
+	VPUNPCKHQDQ    Y6, Y9, Y6
+	VPUNPCKLQDQ    Y8, Y10, Y7
+	VPUNPCKHQDQ    Y8, Y10, Y8
+	VPSHUFB        shuffle5<>+0(SB), Y0, Y9
+	VPAND          Y4, Y9, Y9
+	VPCMPEQB       Y4, Y9, Y9
+	VMOVUPS        Y9, (AX)
+	VPSHUFB        shuffle3<>+0(SB), Y0, Y9
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y10
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y5
+	VPMULLW        every00100100<>+0(SB), Y9, Y11
+	VPAND          every07000700<>+0(SB), Y11, Y11
+	VPOR           Y11, Y10, Y10
+	VPSRLW         $0x04, Y9, Y9
+	VPMULLW        every00010010<>+0(SB), Y9, Y9
+	VPAND          every07000700<>+0(SB), Y9, Y9
+	VPOR           Y9, Y5, Y5
+	VMOVUPS        Y10, 256(AX)
+	VMOVUPS        Y5, 384(AX)
+	VPSHUFB        shuffle6<>+0(SB), Y0, Y5
+	VPAND          Y4, Y5, Y5
+	VPCMPEQB       Y4, Y5, Y5
+	VMOVUPS        Y5, 512(AX)
+	VPSHUFB        shuffle4<>+0(SB), Y0, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y6, Y5
+	VPSHUFB        shuffle1<>+0(SB), Y6, Y6
+	VPMULLW        every00100100<>+0(SB), Y0, Y9
+	VPAND          every07000700<>+0(SB), Y9, Y9
+	VPOR           Y9, Y5, Y5
+	VPSRLW         $0x04, Y0, Y0
+	VPMULLW        every00010010<>+0(SB), Y0, Y0
+	VPAND          every07000700<>+0(SB), Y0, Y0
+	VPOR           Y0, Y6, Y6
+	VMOVUPS        Y5, 768(AX)
+	VMOVUPS        Y6, 896(AX)
+	VPSHUFB        shuffle5<>+0(SB), Y1, Y0
+	VPAND          Y4, Y0, Y0
+	VPCMPEQB       Y4, Y0, Y0
+	VMOVUPS        Y0, 1024(AX)
+	VPSHUFB        shuffle3<>+0(SB), Y1, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y7, Y5
+	VPSHUFB        shuffle1<>+0(SB), Y7, Y6
+	VPMULLW        every00100100<>+0(SB), Y0, Y7
+	VPAND          every07000700<>+0(SB), Y7, Y7
+	VPOR           Y7, Y5, Y5
+	VPSRLW         $0x04, Y0, Y0
+	VPMULLW        every00010010<>+0(SB), Y0, Y0
+	VPAND          every07000700<>+0(SB), Y0, Y0
+	VPOR           Y0, Y6, Y6
+	VMOVUPS        Y5, 1280(AX)
+	VMOVUPS        Y6, 1408(AX)
+	VPSHUFB        shuffle6<>+0(SB), Y1, Y0
+	VPAND          Y4, Y0, Y0
+	VPCMPEQB       Y4, Y0, Y0
+	VMOVUPS        Y0, 1536(AX)
+	VPSHUFB        shuffle4<>+0(SB), Y1, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y8, Y1
+	VPSHUFB        shuffle1<>+0(SB), Y8, Y5
+	VPMULLW        every00100100<>+0(SB), Y0, Y6
+	VPAND          every07000700<>+0(SB), Y6, Y6
+	VPOR           Y6, Y1, Y1
+	VPSRLW         $0x04, Y0, Y0
+	VPMULLW        every00010010<>+0(SB), Y0, Y0
+	VPAND          every07000700<>+0(SB), Y0, Y0
+	VPOR           Y0, Y5, Y5
+	VMOVUPS        Y1, 1792(AX)
+	VMOVUPS        Y5, 1920(AX)
+	PREFETCHT1     192(R8)
+	VBROADCASTI128 16(BX), Y0
+	VINSERTI128    $0x01, 16(SI), Y0, Y0
+	VBROADCASTI128 16(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 16(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 16(BX)(DI*2), Y5
+	VINSERTI128    $0x01, 16(SI)(DI*2), Y5, Y5
+	VBROADCASTI128 16(BX)(R9*1), Y6
+	VINSERTI128    $0x01, 16(SI)(R9*1), Y6, Y6
+	VPUNPCKLDQ     Y1, Y0, Y7
+	VPUNPCKHDQ     Y1, Y0, Y8
+	VPUNPCKLDQ     Y6, Y5, Y1
+	VPUNPCKHDQ     Y6, Y5, Y6
+	VPUNPCKLQDQ    Y1, Y7, Y0
+	VPUNPCKHQDQ    Y1, Y7, Y1
+	VPUNPCKLQDQ    Y6, Y8, Y5
+	VPUNPCKHQDQ    Y6, Y8, Y6
+	VPSHUFB        shuffle5<>+0(SB), Y2, Y7
+	VPAND          Y4, Y7, Y7
+	VPCMPEQB       Y4, Y7, Y7
+	VMOVUPS        Y7, 2048(AX)
+	VPSHUFB        shuffle3<>+0(SB), Y2, Y7
+	VPSHUFB        shuffle0<>+0(SB), Y0, Y8
+	VPSHUFB        shuffle1<>+0(SB), Y0, Y0
+	VPMULLW        every00100100<>+0(SB), Y7, Y9
+	VPAND          every07000700<>+0(SB), Y9, Y9
+	VPOR           Y9, Y8, Y8
+	VPSRLW         $0x04, Y7, Y7
+	VPMULLW        every00010010<>+0(SB), Y7, Y7
+	VPAND          every07000700<>+0(SB), Y7, Y7
+	VPOR           Y7, Y0, Y0
+	VMOVUPS        Y8, 2304(AX)
+	VMOVUPS        Y0, 2432(AX)
+	VPSHUFB        shuffle6<>+0(SB), Y2, Y0
+	VPAND          Y4, Y0, Y0
+	VPCMPEQB       Y4, Y0, Y0
+	VMOVUPS        Y0, 2560(AX)
+	VPSHUFB        shuffle4<>+0(SB), Y2, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y1, Y2
+	VPSHUFB        shuffle1<>+0(SB), Y1, Y1
+	VPMULLW        every00100100<>+0(SB), Y0, Y7
+	VPAND          every07000700<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VPSRLW         $0x04, Y0, Y0
+	VPMULLW        every00010010<>+0(SB), Y0, Y0
+	VPAND          every07000700<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y2, 2816(AX)
+	VMOVUPS        Y1, 2944(AX)
+	VPSHUFB        shuffle5<>+0(SB), Y3, Y0
+	VPAND          Y4, Y0, Y0
+	VPCMPEQB       Y4, Y0, Y0
+	VMOVUPS        Y0, 3072(AX)
+	VPSHUFB        shuffle3<>+0(SB), Y3, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y1
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y2
+	VPMULLW        every00100100<>+0(SB), Y0, Y5
+	VPAND          every07000700<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VPSRLW         $0x04, Y0, Y0
+	VPMULLW        every00010010<>+0(SB), Y0, Y0
+	VPAND          every07000700<>+0(SB), Y0, Y0
+	VPOR           Y0, Y2, Y2
+	VMOVUPS        Y1, 3328(AX)
+	VMOVUPS        Y2, 3456(AX)
+	VPSHUFB        shuffle6<>+0(SB), Y3, Y0
+	VPAND          Y4, Y0, Y0
+	VPCMPEQB       Y4, Y0, Y0
+	VMOVUPS        Y0, 3584(AX)
+	VPSHUFB        shuffle4<>+0(SB), Y3, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y6, Y1
+	VPSHUFB        shuffle1<>+0(SB), Y6, Y2
+	VPMULLW        every00100100<>+0(SB), Y0, Y3
+	VPAND          every07000700<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VPSRLW         $0x04, Y0, Y0
+	VPMULLW        every00010010<>+0(SB), Y0, Y0
+	VPAND          every07000700<>+0(SB), Y0, Y0
+	VPOR           Y0, Y2, Y2
+	VMOVUPS        Y1, 3840(AX)
+	VMOVUPS        Y2, 3968(AX)
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
+	VMOVDQU        every0000ffff<>+0(SB), Y1
+	VMOVDQU        every08040201<>+0(SB), Y2
+	VMOVDQU        every80402010<>+0(SB), Y3
+	VMOVDQU        every08080808<>+0(SB), Y4
+	LEAQ           ·gridIQ1+0(SB), BX
+	VBROADCASTI128 table6<>+0(SB), Y5
+	MOVQ           $+8, SI
+
+decode2IQ1M_loop:
+	VMOVUPS    (CX), Y6
+	VMOVUPS    256(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+0(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, (CX)
+	VMOVUPS    Y8, 64(CX)
+	VMOVUPS    256(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+64(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 128(CX)
+	VMOVUPS    Y8, 192(CX)
+	VMOVUPS    384(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+128(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 256(CX)
+	VMOVUPS    Y8, 320(CX)
+	PREFETCHT1 (R8)
+	VMOVUPS    384(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+192(SB), Y6, Y7
+	VPAND      Y2, Y7, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y3, Y7, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 384(CX)
+	VMOVUPS    Y8, 448(CX)
+	ADDQ       $+512, CX
+	ADDQ       $+128, DX
+	ADDQ       $+56, R8
+	DECQ       SI
+	JNZ        decode2IQ1M_loop
+	LEAQ       (R11)(DI*8), BX
+	ADDQ       $+32, AX
+	DECQ       R10
+	JNZ        decode2IQ1M_rows
+	VZEROUPPER
+	RET
+
+// func decodeIQ2XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeIQ2XXS(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x0000ffff, R9
+	VPBROADCASTD    R9, Z2
+	MOVL            $0x08040201, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x80402010, R9
+	VPBROADCASTD    R9, Z4
+	MOVL            $0x08080808, R9
+	VPBROADCASTD    R9, Z5
+	VBROADCASTI32X4 table7<>+0(SB), Z6
+	VMOVDQU64       iota16<>+0(SB), Z7
+	VPBROADCASTD    DX, Z8
+	VPMULLD         Z8, Z7, Z7
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	LEAQ            ·gridIQ2XXS+0(SB), R13
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z8
+	VPGATHERDD      (CX)(Z7*1), K2, Z8
+	VPMOVDW         Z8, Y7
+	VCVTPH2PS       Y7, Z7
+	VMULPS          every3e000000<>+0(SB), Z7, Z7
+	VADDPS          Z7, Z7, Z8
+	VBROADCASTI32X4 2(CX), Z9
+	VINSERTI32X4    $0x01, 2(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 2(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 2(R8), Z9, Z9
+	VBROADCASTI32X4 2(CX)(DX*1), Z10
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z10, Z10
+	VBROADCASTI32X4 2(CX)(DX*2), Z11
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z11, Z11
+	VBROADCASTI32X4 2(CX)(BX*1), Z12
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z9, Z13
+	VPUNPCKHDQ      Z10, Z9, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z9
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z9
+	VMOVUPS         Z13, 256(AX)
+	VMOVUPS         Z9, 384(AX)
+	VPANDD          every00003fff<>+0(SB), Z10, Z9
+	VPSLLD          $0x02, Z10, Z13
+	VPANDD          every3fff0000<>+0(SB), Z13, Z13
+	VPORD           Z13, Z9, Z9
+	VPSLLD          $0x01, Z9, Z13
+	VPANDD          every7f007f00<>+0(SB), Z13, Z13
+	VPANDD          every007f007f<>+0(SB), Z9, Z9
+	VPORD           Z13, Z9, Z9
+	VPSLLD          $0x01, Z9, Z13
+	VPXORD          Z9, Z13, Z14
+	VPSLLD          $0x02, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPSLLD          $0x04, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPANDD          every80808080<>+0(SB), Z14, Z14
+	VPORD           Z14, Z9, Z9
+	VMOVUPS         Z9, (AX)
+	VPSRLD          $0x1c, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z7, Z8, Z10
+	VMOVUPS         Z10, 4096(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z9
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VMOVUPS         Z9, 768(AX)
+	VMOVUPS         Z10, 896(AX)
+	VPANDD          every00003fff<>+0(SB), Z12, Z9
+	VPSLLD          $0x02, Z12, Z10
+	VPANDD          every3fff0000<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VPSLLD          $0x01, Z9, Z10
+	VPANDD          every7f007f00<>+0(SB), Z10, Z10
+	VPANDD          every007f007f<>+0(SB), Z9, Z9
+	VPORD           Z10, Z9, Z9
+	VPSLLD          $0x01, Z9, Z10
+	VPXORD          Z9, Z10, Z11
+	VPSLLD          $0x02, Z11, Z10
+	VPXORD          Z10, Z11, Z11
+	VPSLLD          $0x04, Z11, Z10
+	VPXORD          Z10, Z11, Z11
+	VPANDD          every80808080<>+0(SB), Z11, Z11
+	VPORD           Z11, Z9, Z9
+	VMOVUPS         Z9, 512(AX)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z7, Z8, Z12
+	VMOVUPS         Z12, 4160(AX)
+	VBROADCASTI32X4 18(CX), Z9
+	VINSERTI32X4    $0x01, 18(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 18(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 18(R8), Z9, Z9
+	VBROADCASTI32X4 18(CX)(DX*1), Z10
+	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z10, Z10
+	VBROADCASTI32X4 18(CX)(DX*2), Z11
+	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z11, Z11
+	VBROADCASTI32X4 18(CX)(BX*1), Z12
+	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z9, Z13
+	VPUNPCKHDQ      Z10, Z9, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z9
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z9
+	VMOVUPS         Z13, 1280(AX)
+	VMOVUPS         Z9, 1408(AX)
+	VPANDD          every00003fff<>+0(SB), Z10, Z9
+	VPSLLD          $0x02, Z10, Z13
+	VPANDD          every3fff0000<>+0(SB), Z13, Z13
+	VPORD           Z13, Z9, Z9
+	VPSLLD          $0x01, Z9, Z13
+	VPANDD          every7f007f00<>+0(SB), Z13, Z13
+	VPANDD          every007f007f<>+0(SB), Z9, Z9
+	VPORD           Z13, Z9, Z9
+	VPSLLD          $0x01, Z9, Z13
+	VPXORD          Z9, Z13, Z14
+	VPSLLD          $0x02, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPSLLD          $0x04, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPANDD          every80808080<>+0(SB), Z14, Z14
+	VPORD           Z14, Z9, Z9
+	VMOVUPS         Z9, 1024(AX)
+	VPSRLD          $0x1c, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z7, Z8, Z10
+	VMOVUPS         Z10, 4224(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z9
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VMOVUPS         Z9, 1792(AX)
+	VMOVUPS         Z10, 1920(AX)
+	VPANDD          every00003fff<>+0(SB), Z12, Z9
+	VPSLLD          $0x02, Z12, Z10
+	VPANDD          every3fff0000<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VPSLLD          $0x01, Z9, Z10
+	VPANDD          every7f007f00<>+0(SB), Z10, Z10
+	VPANDD          every007f007f<>+0(SB), Z9, Z9
+	VPORD           Z10, Z9, Z9
+	VPSLLD          $0x01, Z9, Z10
+	VPXORD          Z9, Z10, Z11
+	VPSLLD          $0x02, Z11, Z10
+	VPXORD          Z10, Z11, Z11
+	VPSLLD          $0x04, Z11, Z10
+	VPXORD          Z10, Z11, Z11
+	VPANDD          every80808080<>+0(SB), Z11, Z11
+	VPORD           Z11, Z9, Z9
+	VMOVUPS         Z9, 1536(AX)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z7, Z8, Z12
+	VMOVUPS         Z12, 4288(AX)
+	VBROADCASTI32X4 34(CX), Z9
+	VINSERTI32X4    $0x01, 34(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 34(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 34(R8), Z9, Z9
+	VBROADCASTI32X4 34(CX)(DX*1), Z10
+	VINSERTI32X4    $0x01, 34(SI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 34(DI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 34(R8)(DX*1), Z10, Z10
+	VBROADCASTI32X4 34(CX)(DX*2), Z11
+	VINSERTI32X4    $0x01, 34(SI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 34(DI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 34(R8)(DX*2), Z11, Z11
+	VBROADCASTI32X4 34(CX)(BX*1), Z12
+	VINSERTI32X4    $0x01, 34(SI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 34(DI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 34(R8)(BX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z9, Z13
+	VPUNPCKHDQ      Z10, Z9, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z9
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z9
+	VMOVUPS         Z13, 2304(AX)
+	VMOVUPS         Z9, 2432(AX)
+	VPANDD          every00003fff<>+0(SB), Z10, Z9
+	VPSLLD          $0x02, Z10, Z13
+	VPANDD          every3fff0000<>+0(SB), Z13, Z13
+	VPORD           Z13, Z9, Z9
+	VPSLLD          $0x01, Z9, Z13
+	VPANDD          every7f007f00<>+0(SB), Z13, Z13
+	VPANDD          every007f007f<>+0(SB), Z9, Z9
+	VPORD           Z13, Z9, Z9
+	VPSLLD          $0x01, Z9, Z13
+	VPXORD          Z9, Z13, Z14
+	VPSLLD          $0x02, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPSLLD          $0x04, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPANDD          every80808080<>+0(SB), Z14, Z14
+	VPORD           Z14, Z9, Z9
+	VMOVUPS         Z9, 2048(AX)
+	VPSRLD          $0x1c, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z7, Z8, Z10
+	VMOVUPS         Z10, 4352(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z9
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VMOVUPS         Z9, 2816(AX)
+	VMOVUPS         Z10, 2944(AX)
+	VPANDD          every00003fff<>+0(SB), Z12, Z9
+	VPSLLD          $0x02, Z12, Z10
+	VPANDD          every3fff0000<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VPSLLD          $0x01, Z9, Z10
+	VPANDD          every7f007f00<>+0(SB), Z10, Z10
+	VPANDD          every007f007f<>+0(SB), Z9, Z9
+	VPORD           Z10, Z9, Z9
+	VPSLLD          $0x01, Z9, Z10
+	VPXORD          Z9, Z10, Z11
+	VPSLLD          $0x02, Z11, Z10
+	VPXORD          Z10, Z11, Z11
+	VPSLLD          $0x04, Z11, Z10
+	VPXORD          Z10, Z11, Z11
+	VPANDD          every80808080<>+0(SB), Z11, Z11
+	VPORD           Z11, Z9, Z9
+	VMOVUPS         Z9, 2560(AX)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z7, Z8, Z12
+	VMOVUPS         Z12, 4416(AX)
+	VBROADCASTI32X4 50(CX), Z9
+	VINSERTI32X4    $0x01, 50(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 50(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 50(R8), Z9, Z9
+	VBROADCASTI32X4 50(CX)(DX*1), Z10
+	VINSERTI32X4    $0x01, 50(SI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 50(DI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 50(R8)(DX*1), Z10, Z10
+	VBROADCASTI32X4 50(CX)(DX*2), Z11
+	VINSERTI32X4    $0x01, 50(SI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 50(DI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 50(R8)(DX*2), Z11, Z11
+	VBROADCASTI32X4 50(CX)(BX*1), Z12
+	VINSERTI32X4    $0x01, 50(SI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 50(DI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 50(R8)(BX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z9, Z13
+	VPUNPCKHDQ      Z10, Z9, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z9
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z9
+	VMOVUPS         Z13, 3328(AX)
+	VMOVUPS         Z9, 3456(AX)
+	VPANDD          every00003fff<>+0(SB), Z10, Z9
+	VPSLLD          $0x02, Z10, Z13
+	VPANDD          every3fff0000<>+0(SB), Z13, Z13
+	VPORD           Z13, Z9, Z9
+	VPSLLD          $0x01, Z9, Z13
+	VPANDD          every7f007f00<>+0(SB), Z13, Z13
+	VPANDD          every007f007f<>+0(SB), Z9, Z9
+	VPORD           Z13, Z9, Z9
+	VPSLLD          $0x01, Z9, Z13
+	VPXORD          Z9, Z13, Z14
+	VPSLLD          $0x02, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPSLLD          $0x04, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPANDD          every80808080<>+0(SB), Z14, Z14
+	VPORD           Z14, Z9, Z9
+	VMOVUPS         Z9, 3072(AX)
+	VPSRLD          $0x1c, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z7, Z8, Z10
+	VMOVUPS         Z10, 4480(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z9
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VMOVUPS         Z9, 3840(AX)
+	VMOVUPS         Z10, 3968(AX)
+	VPANDD          every00003fff<>+0(SB), Z12, Z9
+	VPSLLD          $0x02, Z12, Z10
+	VPANDD          every3fff0000<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VPSLLD          $0x01, Z9, Z10
+	VPANDD          every7f007f00<>+0(SB), Z10, Z10
+	VPANDD          every007f007f<>+0(SB), Z9, Z9
+	VPORD           Z10, Z9, Z9
+	VPSLLD          $0x01, Z9, Z10
+	VPXORD          Z9, Z10, Z11
+	VPSLLD          $0x02, Z11, Z10
+	VPXORD          Z10, Z11, Z11
+	VPSLLD          $0x04, Z11, Z10
+	VPXORD          Z10, Z11, Z11
+	VPANDD          every80808080<>+0(SB), Z11, Z11
+	VPORD           Z11, Z9, Z9
+	VMOVUPS         Z9, 3584(AX)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z7, Z8, Z12
+	VMOVUPS         Z12, 4544(AX)
+	KXNORW          K1, K1, K1
+	MOVQ            $+8, AX
+
+decodeIQ2XXS_loop:
+	VMOVUPS    (R11), Z7
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+0(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, (R11)
+	VMOVUPS    Z10, 64(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+64(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 128(R11)
+	VMOVUPS    Z10, 192(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+128(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 256(R11)
+	VMOVUPS    Z10, 320(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+192(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 384(R11)
+	VMOVUPS    Z10, 448(R11)
+	ADDQ       $+512, R11
+	ADDQ       $+64, R12
+	DECQ       AX
+	JNZ        decodeIQ2XXS_loop
+	VZEROUPPER
+	RET
+
+// func decode2IQ2XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·decode2IQ2XXS(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ2XXS_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMULPS         every3e000000<>+0(SB), Y0, Y0
+	VADDPS         Y0, Y0, Y1
+	PREFETCHT1     (R8)
+	VBROADCASTI128 2(BX), Y2
+	VINSERTI128    $0x01, 2(SI), Y2, Y2
+	VBROADCASTI128 2(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 2(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 2(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y6
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VMOVUPS        Y6, 256(AX)
+	VMOVUPS        Y2, 384(AX)
+	VPAND          every00003fff<>+0(SB), Y3, Y2
+	VPSLLD         $0x02, Y3, Y6
+	VPAND          every3fff0000<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPAND          every7f007f00<>+0(SB), Y6, Y6
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPXOR          Y2, Y6, Y7
+	VPSLLD         $0x02, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPSLLD         $0x04, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPAND          every80808080<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, (AX)
+	VPSRLD         $0x1c, Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4096(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y3
+	VMOVUPS        Y2, 768(AX)
+	VMOVUPS        Y3, 896(AX)
+	VPAND          every00003fff<>+0(SB), Y5, Y2
+	VPSLLD         $0x02, Y5, Y3
+	VPAND          every3fff0000<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPAND          every7f007f00<>+0(SB), Y3, Y3
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPXOR          Y2, Y3, Y4
+	VPSLLD         $0x02, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPSLLD         $0x04, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VMOVUPS        Y2, 512(AX)
+	VPSRLD         $0x1c, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VFMADD213PS    Y0, Y1, Y5
+	VMOVUPS        Y5, 4160(AX)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 18(BX), Y2
+	VINSERTI128    $0x01, 18(SI), Y2, Y2
+	VBROADCASTI128 18(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 18(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 18(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 18(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 18(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 18(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y6
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VMOVUPS        Y6, 1280(AX)
+	VMOVUPS        Y2, 1408(AX)
+	VPAND          every00003fff<>+0(SB), Y3, Y2
+	VPSLLD         $0x02, Y3, Y6
+	VPAND          every3fff0000<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPAND          every7f007f00<>+0(SB), Y6, Y6
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPXOR          Y2, Y6, Y7
+	VPSLLD         $0x02, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPSLLD         $0x04, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPAND          every80808080<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 1024(AX)
+	VPSRLD         $0x1c, Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4224(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y3
+	VMOVUPS        Y2, 1792(AX)
+	VMOVUPS        Y3, 1920(AX)
+	VPAND          every00003fff<>+0(SB), Y5, Y2
+	VPSLLD         $0x02, Y5, Y3
+	VPAND          every3fff0000<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPAND          every7f007f00<>+0(SB), Y3, Y3
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPXOR          Y2, Y3, Y4
+	VPSLLD         $0x02, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPSLLD         $0x04, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VMOVUPS        Y2, 1536(AX)
+	VPSRLD         $0x1c, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VFMADD213PS    Y0, Y1, Y5
+	VMOVUPS        Y5, 4288(AX)
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 34(BX), Y2
+	VINSERTI128    $0x01, 34(SI), Y2, Y2
+	VBROADCASTI128 34(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 34(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 34(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 34(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 34(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 34(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y6
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VMOVUPS        Y6, 2304(AX)
+	VMOVUPS        Y2, 2432(AX)
+	VPAND          every00003fff<>+0(SB), Y3, Y2
+	VPSLLD         $0x02, Y3, Y6
+	VPAND          every3fff0000<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPAND          every7f007f00<>+0(SB), Y6, Y6
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPXOR          Y2, Y6, Y7
+	VPSLLD         $0x02, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPSLLD         $0x04, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPAND          every80808080<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 2048(AX)
+	VPSRLD         $0x1c, Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4352(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y3
+	VMOVUPS        Y2, 2816(AX)
+	VMOVUPS        Y3, 2944(AX)
+	VPAND          every00003fff<>+0(SB), Y5, Y2
+	VPSLLD         $0x02, Y5, Y3
+	VPAND          every3fff0000<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPAND          every7f007f00<>+0(SB), Y3, Y3
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPXOR          Y2, Y3, Y4
+	VPSLLD         $0x02, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPSLLD         $0x04, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VMOVUPS        Y2, 2560(AX)
+	VPSRLD         $0x1c, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VFMADD213PS    Y0, Y1, Y5
+	VMOVUPS        Y5, 4416(AX)
+	PREFETCHT1     192(R8)
+	VBROADCASTI128 50(BX), Y2
+	VINSERTI128    $0x01, 50(SI), Y2, Y2
+	VBROADCASTI128 50(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 50(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 50(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 50(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 50(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 50(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y6
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VMOVUPS        Y6, 3328(AX)
+	VMOVUPS        Y2, 3456(AX)
+	VPAND          every00003fff<>+0(SB), Y3, Y2
+	VPSLLD         $0x02, Y3, Y6
+	VPAND          every3fff0000<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPAND          every7f007f00<>+0(SB), Y6, Y6
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPXOR          Y2, Y6, Y7
+	VPSLLD         $0x02, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPSLLD         $0x04, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPAND          every80808080<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 3072(AX)
+	VPSRLD         $0x1c, Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4480(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y3
+	VMOVUPS        Y2, 3840(AX)
+	VMOVUPS        Y3, 3968(AX)
+	VPAND          every00003fff<>+0(SB), Y5, Y2
+	VPSLLD         $0x02, Y5, Y3
+	VPAND          every3fff0000<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPAND          every7f007f00<>+0(SB), Y3, Y3
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPXOR          Y2, Y3, Y4
+	VPSLLD         $0x02, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPSLLD         $0x04, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VMOVUPS        Y2, 3584(AX)
+	VPSRLD         $0x1c, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VFMADD213PS    Y0, Y1, Y5
+	VMOVUPS        Y5, 4544(AX)
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
+	VMOVDQU        every0000ffff<>+0(SB), Y1
+	VMOVDQU        every08040201<>+0(SB), Y2
+	VMOVDQU        every80402010<>+0(SB), Y3
+	VMOVDQU        every08080808<>+0(SB), Y4
+	LEAQ           ·gridIQ2XXS+0(SB), BX
+	VBROADCASTI128 table8<>+0(SB), Y5
+	MOVQ           $+8, SI
+
+decode2IQ2XXS_loop:
+	VMOVUPS    (CX), Y6
+	VMOVUPS    256(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+0(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, (CX)
+	VMOVUPS    Y8, 64(CX)
+	PREFETCHT1 (R8)
+	VMOVUPS    256(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+64(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 128(CX)
+	VMOVUPS    Y8, 192(CX)
+	VMOVUPS    384(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+128(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 256(CX)
+	VMOVUPS    Y8, 320(CX)
+	PREFETCHT1 64(R8)
+	VMOVUPS    384(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+192(SB), Y6, Y7
+	VPAND      Y2, Y7, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y3, Y7, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 384(CX)
+	VMOVUPS    Y8, 448(CX)
+	ADDQ       $+512, CX
+	ADDQ       $+64, DX
+	ADDQ       $+66, R8
+	DECQ       SI
+	JNZ        decode2IQ2XXS_loop
+	LEAQ       (R11)(DI*8), BX
+	ADDQ       $+32, AX
+	DECQ       R10
+	JNZ        decode2IQ2XXS_rows
+	VZEROUPPER
+	RET
+
+// func decodeIQ2XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeIQ2XS(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x0000ffff, R9
+	VPBROADCASTD    R9, Z2
+	MOVL            $0x08040201, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x80402010, R9
+	VPBROADCASTD    R9, Z4
+	MOVL            $0x08080808, R9
+	VPBROADCASTD    R9, Z5
+	VBROADCASTI32X4 table9<>+0(SB), Z6
+	VMOVDQU64       iota16<>+0(SB), Z7
+	VPBROADCASTD    DX, Z8
+	VPMULLD         Z8, Z7, Z7
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	LEAQ            ·gridIQ2XS+0(SB), R13
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z8
+	VPGATHERDD      (CX)(Z7*1), K2, Z8
+	VPMOVDW         Z8, Y7
+	VCVTPH2PS       Y7, Z7
+	VMULPS          every3e000000<>+0(SB), Z7, Z7
+	VADDPS          Z7, Z7, Z8
+	VBROADCASTI32X4 58(CX), Z9
+	VINSERTI32X4    $0x01, 58(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 58(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 58(R8), Z9, Z9
+	VBROADCASTI32X4 58(CX)(DX*1), Z10
+	VINSERTI32X4    $0x01, 58(SI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 58(DI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 58(R8)(DX*1), Z10, Z10
+	VBROADCASTI32X4 58(CX)(DX*2), Z11
+	VINSERTI32X4    $0x01, 58(SI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 58(DI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 58(R8)(DX*2), Z11, Z11
+	VBROADCASTI32X4 58(CX)(BX*1), Z12
+	VINSERTI32X4    $0x01, 58(SI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 58(DI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 58(R8)(BX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z9, Z13
+	VPUNPCKHDQ      Z10, Z9, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z9
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPANDD          every0000000f<>+0(SB), Z11, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4096(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5120(AX)
+	VPSRLD          $0x04, Z11, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4160(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5184(AX)
+	VPSRLD          $0x08, Z11, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4224(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5248(AX)
+	VPSRLD          $0x0c, Z11, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4288(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5312(AX)
+	VPSRLD          $0x10, Z11, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4352(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5376(AX)
+	VPSRLD          $0x14, Z11, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4416(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5440(AX)
+	VPSRLD          $0x18, Z11, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4480(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5504(AX)
+	VPSRLD          $0x1c, Z11, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4544(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5568(AX)
+	VPANDD          every0000000f<>+0(SB), Z12, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4608(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5632(AX)
+	VPSRLD          $0x04, Z12, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4672(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5696(AX)
+	VPSRLD          $0x08, Z12, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4736(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5760(AX)
+	VPSRLD          $0x0c, Z12, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4800(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5824(AX)
+	VPSRLD          $0x10, Z12, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4864(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5888(AX)
+	VPSRLD          $0x14, Z12, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4928(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 5952(AX)
+	VPSRLD          $0x18, Z12, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 4992(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 6016(AX)
+	VPSRLD          $0x1c, Z12, Z9
+	VPANDD          every0000000f<>+0(SB), Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z7, Z8, Z9
+	VMOVUPS         Z9, 5056(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z9, Z9
+	VMOVUPS         Z9, 6080(AX)
+	VBROADCASTI32X4 2(CX), Z7
+	VINSERTI32X4    $0x01, 2(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 2(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 2(R8), Z7, Z7
+	VBROADCASTI32X4 2(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 2(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 2(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z7, Z11
+	VPUNPCKHDQ      Z8, Z7, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z7
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VPSRLD          $0x01, Z8, Z11
+	VPANDD          every7f007f00<>+0(SB), Z11, Z11
+	VPSRLD          $0x09, Z7, Z12
+	VPANDD          every007f007f<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VPSHUFB         shuffle2<>+0(SB), Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPXORD          Z11, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z11, Z11
+	VMOVUPS         Z11, (AX)
+	VPANDD          every01ff01ff<>+0(SB), Z7, Z7
+	VMOVUPS         Z7, 256(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z8, Z7
+	VMOVUPS         Z7, 384(AX)
+	VPSRLD          $0x01, Z10, Z7
+	VPANDD          every7f007f00<>+0(SB), Z7, Z7
+	VPSRLD          $0x09, Z9, Z8
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VPSHUFB         shuffle2<>+0(SB), Z7, Z7
+	VPSLLD          $0x01, Z7, Z8
+	VPXORD          Z7, Z8, Z11
+	VPSLLD          $0x02, Z11, Z8
+	VPXORD          Z8, Z11, Z11
+	VPSLLD          $0x04, Z11, Z8
+	VPXORD          Z8, Z11, Z11
+	VPANDD          every80808080<>+0(SB), Z11, Z11
+	VPORD           Z11, Z7, Z7
+	VMOVUPS         Z7, 512(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z9, Z7
+	VMOVUPS         Z7, 768(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z10, Z7
+	VMOVUPS         Z7, 896(AX)
+	VBROADCASTI32X4 18(CX), Z7
+	VINSERTI32X4    $0x01, 18(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 18(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 18(R8), Z7, Z7
+	VBROADCASTI32X4 18(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 18(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 18(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z7, Z11
+	VPUNPCKHDQ      Z8, Z7, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z7
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VPSRLD          $0x01, Z8, Z11
+	VPANDD          every7f007f00<>+0(SB), Z11, Z11
+	VPSRLD          $0x09, Z7, Z12
+	VPANDD          every007f007f<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VPSHUFB         shuffle2<>+0(SB), Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPXORD          Z11, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z11, Z11
+	VMOVUPS         Z11, 1024(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z7, Z7
+	VMOVUPS         Z7, 1280(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z8, Z7
+	VMOVUPS         Z7, 1408(AX)
+	VPSRLD          $0x01, Z10, Z7
+	VPANDD          every7f007f00<>+0(SB), Z7, Z7
+	VPSRLD          $0x09, Z9, Z8
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VPSHUFB         shuffle2<>+0(SB), Z7, Z7
+	VPSLLD          $0x01, Z7, Z8
+	VPXORD          Z7, Z8, Z11
+	VPSLLD          $0x02, Z11, Z8
+	VPXORD          Z8, Z11, Z11
+	VPSLLD          $0x04, Z11, Z8
+	VPXORD          Z8, Z11, Z11
+	VPANDD          every80808080<>+0(SB), Z11, Z11
+	VPORD           Z11, Z7, Z7
+	VMOVUPS         Z7, 1536(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z9, Z7
+	VMOVUPS         Z7, 1792(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z10, Z7
+	VMOVUPS         Z7, 1920(AX)
+	VBROADCASTI32X4 34(CX), Z7
+	VINSERTI32X4    $0x01, 34(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 34(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 34(R8), Z7, Z7
+	VBROADCASTI32X4 34(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 34(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 34(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 34(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 34(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 34(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 34(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 34(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 34(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 34(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 34(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 34(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z7, Z11
+	VPUNPCKHDQ      Z8, Z7, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z7
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VPSRLD          $0x01, Z8, Z11
+	VPANDD          every7f007f00<>+0(SB), Z11, Z11
+	VPSRLD          $0x09, Z7, Z12
+	VPANDD          every007f007f<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VPSHUFB         shuffle2<>+0(SB), Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPXORD          Z11, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z11, Z11
+	VMOVUPS         Z11, 2048(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z7, Z7
+	VMOVUPS         Z7, 2304(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z8, Z7
+	VMOVUPS         Z7, 2432(AX)
+	VPSRLD          $0x01, Z10, Z7
+	VPANDD          every7f007f00<>+0(SB), Z7, Z7
+	VPSRLD          $0x09, Z9, Z8
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VPSHUFB         shuffle2<>+0(SB), Z7, Z7
+	VPSLLD          $0x01, Z7, Z8
+	VPXORD          Z7, Z8, Z11
+	VPSLLD          $0x02, Z11, Z8
+	VPXORD          Z8, Z11, Z11
+	VPSLLD          $0x04, Z11, Z8
+	VPXORD          Z8, Z11, Z11
+	VPANDD          every80808080<>+0(SB), Z11, Z11
+	VPORD           Z11, Z7, Z7
+	VMOVUPS         Z7, 2560(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z9, Z7
+	VMOVUPS         Z7, 2816(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z10, Z7
+	VMOVUPS         Z7, 2944(AX)
+	VBROADCASTI32X4 50(CX), Z7
+	VINSERTI32X4    $0x01, 50(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 50(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 50(R8), Z7, Z7
+	VBROADCASTI32X4 50(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 50(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 50(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 50(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 50(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 50(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 50(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 50(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 50(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 50(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 50(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 50(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z7, Z11
+	VPUNPCKHDQ      Z8, Z7, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z7
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VPSRLD          $0x01, Z8, Z11
+	VPANDD          every7f007f00<>+0(SB), Z11, Z11
+	VPSRLD          $0x09, Z7, Z12
+	VPANDD          every007f007f<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VPSHUFB         shuffle2<>+0(SB), Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPXORD          Z11, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z11, Z11
+	VMOVUPS         Z11, 3072(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z7, Z7
+	VMOVUPS         Z7, 3328(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z8, Z7
+	VMOVUPS         Z7, 3456(AX)
+	VPSRLD          $0x01, Z10, Z7
+	VPANDD          every7f007f00<>+0(SB), Z7, Z7
+	VPSRLD          $0x09, Z9, Z8
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VPSHUFB         shuffle2<>+0(SB), Z7, Z7
+	VPSLLD          $0x01, Z7, Z8
+	VPXORD          Z7, Z8, Z11
+	VPSLLD          $0x02, Z11, Z8
+	VPXORD          Z8, Z11, Z11
+	VPSLLD          $0x04, Z11, Z8
+	VPXORD          Z8, Z11, Z11
+	VPANDD          every80808080<>+0(SB), Z11, Z11
+	VPORD           Z11, Z7, Z7
+	VMOVUPS         Z7, 3584(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z9, Z7
+	VMOVUPS         Z7, 3840(AX)
+	VPANDD          every01ff01ff<>+0(SB), Z10, Z7
+	VMOVUPS         Z7, 3968(AX)
+	KXNORW          K1, K1, K1
+	MOVQ            $+8, AX
+
+decodeIQ2XS_loop:
+	VMOVUPS    (R11), Z7
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+0(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, (R11)
+	VMOVUPS    Z10, 64(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+64(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 128(R11)
+	VMOVUPS    Z10, 192(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+128(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 256(R11)
+	VMOVUPS    Z10, 320(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+192(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 384(R11)
+	VMOVUPS    Z10, 448(R11)
+	ADDQ       $+512, R11
+	ADDQ       $+128, R12
+	DECQ       AX
+	JNZ        decodeIQ2XS_loop
+	VZEROUPPER
+	RET
+
+// func decode2IQ2XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·decode2IQ2XS(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ2XS_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMULPS         every3e000000<>+0(SB), Y0, Y0
+	VADDPS         Y0, Y0, Y1
+	PREFETCHT1     (R8)
+	VBROADCASTI128 58(BX), Y2
+	VINSERTI128    $0x01, 58(SI), Y2, Y2
+	VBROADCASTI128 58(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 58(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 58(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 58(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 58(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 58(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPAND          every0000000f<>+0(SB), Y4, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4096(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5120(AX)
+	VPSRLD         $0x04, Y4, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4160(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5184(AX)
+	VPSRLD         $0x08, Y4, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4224(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5248(AX)
+	VPSRLD         $0x0c, Y4, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4288(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5312(AX)
+	VPSRLD         $0x10, Y4, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4352(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5376(AX)
+	VPSRLD         $0x14, Y4, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4416(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5440(AX)
+	VPSRLD         $0x18, Y4, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4480(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5504(AX)
+	VPSRLD         $0x1c, Y4, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4544(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5568(AX)
+	VPAND          every0000000f<>+0(SB), Y5, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4608(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5632(AX)
+	VPSRLD         $0x04, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4672(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5696(AX)
+	VPSRLD         $0x08, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4736(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5760(AX)
+	VPSRLD         $0x0c, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4800(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5824(AX)
+	VPSRLD         $0x10, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4864(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5888(AX)
+	VPSRLD         $0x14, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4928(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 5952(AX)
+	VPSRLD         $0x18, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4992(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 6016(AX)
+	VPSRLD         $0x1c, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 5056(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 6080(AX)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 2(BX), Y0
+	VINSERTI128    $0x01, 2(SI), Y0, Y0
+	VBROADCASTI128 2(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 2(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 2(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPSRLD         $0x01, Y1, Y4
+	VPAND          every7f007f00<>+0(SB), Y4, Y4
+	VPSRLD         $0x09, Y0, Y5
+	VPAND          every007f007f<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VPSHUFB        shuffle2<>+0(SB), Y4, Y4
+	VPSLLD         $0x01, Y4, Y5
+	VPXOR          Y4, Y5, Y6
+	VPSLLD         $0x02, Y6, Y5
+	VPXOR          Y5, Y6, Y6
+	VPSLLD         $0x04, Y6, Y5
+	VPXOR          Y5, Y6, Y6
+	VPAND          every80808080<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVUPS        Y4, (AX)
+	VPAND          every01ff01ff<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 256(AX)
+	VPAND          every01ff01ff<>+0(SB), Y1, Y0
+	VMOVUPS        Y0, 384(AX)
+	VPSRLD         $0x01, Y3, Y0
+	VPAND          every7f007f00<>+0(SB), Y0, Y0
+	VPSRLD         $0x09, Y2, Y1
+	VPAND          every007f007f<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPSHUFB        shuffle2<>+0(SB), Y0, Y0
+	VPSLLD         $0x01, Y0, Y1
+	VPXOR          Y0, Y1, Y4
+	VPSLLD         $0x02, Y4, Y1
+	VPXOR          Y1, Y4, Y4
+	VPSLLD         $0x04, Y4, Y1
+	VPXOR          Y1, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VMOVUPS        Y0, 512(AX)
+	VPAND          every01ff01ff<>+0(SB), Y2, Y0
+	VMOVUPS        Y0, 768(AX)
+	VPAND          every01ff01ff<>+0(SB), Y3, Y0
+	VMOVUPS        Y0, 896(AX)
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 18(BX), Y0
+	VINSERTI128    $0x01, 18(SI), Y0, Y0
+	VBROADCASTI128 18(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 18(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 18(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 18(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 18(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 18(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPSRLD         $0x01, Y1, Y4
+	VPAND          every7f007f00<>+0(SB), Y4, Y4
+	VPSRLD         $0x09, Y0, Y5
+	VPAND          every007f007f<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VPSHUFB        shuffle2<>+0(SB), Y4, Y4
+	VPSLLD         $0x01, Y4, Y5
+	VPXOR          Y4, Y5, Y6
+	VPSLLD         $0x02, Y6, Y5
+	VPXOR          Y5, Y6, Y6
+	VPSLLD         $0x04, Y6, Y5
+	VPXOR          Y5, Y6, Y6
+	VPAND          every80808080<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVUPS        Y4, 1024(AX)
+	VPAND          every01ff01ff<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 1280(AX)
+	VPAND          every01ff01ff<>+0(SB), Y1, Y0
+	VMOVUPS        Y0, 1408(AX)
+	VPSRLD         $0x01, Y3, Y0
+	VPAND          every7f007f00<>+0(SB), Y0, Y0
+	VPSRLD         $0x09, Y2, Y1
+	VPAND          every007f007f<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPSHUFB        shuffle2<>+0(SB), Y0, Y0
+	VPSLLD         $0x01, Y0, Y1
+	VPXOR          Y0, Y1, Y4
+	VPSLLD         $0x02, Y4, Y1
+	VPXOR          Y1, Y4, Y4
+	VPSLLD         $0x04, Y4, Y1
+	VPXOR          Y1, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VMOVUPS        Y0, 1536(AX)
+	VPAND          every01ff01ff<>+0(SB), Y2, Y0
+	VMOVUPS        Y0, 1792(AX)
+	VPAND          every01ff01ff<>+0(SB), Y3, Y0
+	VMOVUPS        Y0, 1920(AX)
+	PREFETCHT1     192(R8)
+	VBROADCASTI128 34(BX), Y0
+	VINSERTI128    $0x01, 34(SI), Y0, Y0
+	VBROADCASTI128 34(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 34(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 34(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 34(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 34(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 34(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPSRLD         $0x01, Y1, Y4
+	VPAND          every7f007f00<>+0(SB), Y4, Y4
+	VPSRLD         $0x09, Y0, Y5
+	VPAND          every007f007f<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VPSHUFB        shuffle2<>+0(SB), Y4, Y4
+	VPSLLD         $0x01, Y4, Y5
+	VPXOR          Y4, Y5, Y6
+	VPSLLD         $0x02, Y6, Y5
+	VPXOR          Y5, Y6, Y6
+	VPSLLD         $0x04, Y6, Y5
+	VPXOR          Y5, Y6, Y6
+	VPAND          every80808080<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVUPS        Y4, 2048(AX)
+	VPAND          every01ff01ff<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 2304(AX)
+	VPAND          every01ff01ff<>+0(SB), Y1, Y0
+	VMOVUPS        Y0, 2432(AX)
+	VPSRLD         $0x01, Y3, Y0
+	VPAND          every7f007f00<>+0(SB), Y0, Y0
+	VPSRLD         $0x09, Y2, Y1
+	VPAND          every007f007f<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPSHUFB        shuffle2<>+0(SB), Y0, Y0
+	VPSLLD         $0x01, Y0, Y1
+	VPXOR          Y0, Y1, Y4
+	VPSLLD         $0x02, Y4, Y1
+	VPXOR          Y1, Y4, Y4
+	VPSLLD         $0x04, Y4, Y1
+	VPXOR          Y1, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VMOVUPS        Y0, 2560(AX)
+	VPAND          every01ff01ff<>+0(SB), Y2, Y0
+	VMOVUPS        Y0, 2816(AX)
+	VPAND          every01ff01ff<>+0(SB), Y3, Y0
+	VMOVUPS        Y0, 2944(AX)
+	PREFETCHT1     256(R8)
+	VBROADCASTI128 50(BX), Y0
+	VINSERTI128    $0x01, 50(SI), Y0, Y0
+	VBROADCASTI128 50(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 50(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 50(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 50(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 50(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 50(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VPSRLD         $0x01, Y1, Y4
+	VPAND          every7f007f00<>+0(SB), Y4, Y4
+	VPSRLD         $0x09, Y0, Y5
+	VPAND          every007f007f<>+0(SB), Y5, Y5
+	VPOR           Y5, Y4, Y4
+	VPSHUFB        shuffle2<>+0(SB), Y4, Y4
+	VPSLLD         $0x01, Y4, Y5
+	VPXOR          Y4, Y5, Y6
+	VPSLLD         $0x02, Y6, Y5
+	VPXOR          Y5, Y6, Y6
+	VPSLLD         $0x04, Y6, Y5
+	VPXOR          Y5, Y6, Y6
+	VPAND          every80808080<>+0(SB), Y6, Y6
+	VPOR           Y6, Y4, Y4
+	VMOVUPS        Y4, 3072(AX)
+	VPAND          every01ff01ff<>+0(SB), Y0, Y0
+	VMOVUPS        Y0, 3328(AX)
+	VPAND          every01ff01ff<>+0(SB), Y1, Y0
+	VMOVUPS        Y0, 3456(AX)
+	VPSRLD         $0x01, Y3, Y0
+	VPAND          every7f007f00<>+0(SB), Y0, Y0
+	VPSRLD         $0x09, Y2, Y1
+	VPAND          every007f007f<>+0(SB), Y1, Y1
+	VPOR           Y1, Y0, Y0
+	VPSHUFB        shuffle2<>+0(SB), Y0, Y0
+	VPSLLD         $0x01, Y0, Y1
+	VPXOR          Y0, Y1, Y4
+	VPSLLD         $0x02, Y4, Y1
+	VPXOR          Y1, Y4, Y4
+	VPSLLD         $0x04, Y4, Y1
+	VPXOR          Y1, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y0, Y0
+	VMOVUPS        Y0, 3584(AX)
+	VPAND          every01ff01ff<>+0(SB), Y2, Y0
+	VMOVUPS        Y0, 3840(AX)
+	VPAND          every01ff01ff<>+0(SB), Y3, Y0
+	VMOVUPS        Y0, 3968(AX)
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
+	VMOVDQU        every0000ffff<>+0(SB), Y1
+	VMOVDQU        every08040201<>+0(SB), Y2
+	VMOVDQU        every80402010<>+0(SB), Y3
+	VMOVDQU        every08080808<>+0(SB), Y4
+	LEAQ           ·gridIQ2XS+0(SB), BX
+	VBROADCASTI128 table10<>+0(SB), Y5
+	MOVQ           $+8, SI
+
+decode2IQ2XS_loop:
+	VMOVUPS    (CX), Y6
+	VMOVUPS    256(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+0(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, (CX)
+	VMOVUPS    Y8, 64(CX)
+	PREFETCHT1 (R8)
+	VMOVUPS    256(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+64(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 128(CX)
+	VMOVUPS    Y8, 192(CX)
+	VMOVUPS    384(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+128(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 256(CX)
+	VMOVUPS    Y8, 320(CX)
+	PREFETCHT1 64(R8)
+	VMOVUPS    384(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+192(SB), Y6, Y7
+	VPAND      Y2, Y7, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y3, Y7, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 384(CX)
+	VMOVUPS    Y8, 448(CX)
+	ADDQ       $+512, CX
+	ADDQ       $+128, DX
+	ADDQ       $+74, R8
+	DECQ       SI
+	JNZ        decode2IQ2XS_loop
+	LEAQ       (R11)(DI*8), BX
+	ADDQ       $+32, AX
+	DECQ       R10
+	JNZ        decode2IQ2XS_rows
+	VZEROUPPER
+	RET
+
+// func decodeIQ2S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeIQ2S(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x0000ffff, R9
+	VPBROADCASTD    R9, Z2
+	MOVL            $0x08040201, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x80402010, R9
+	VPBROADCASTD    R9, Z4
+	MOVL            $0x08080808, R9
+	VPBROADCASTD    R9, Z5
+	VBROADCASTI32X4 table11<>+0(SB), Z6
+	VMOVDQU64       iota16<>+0(SB), Z7
+	VPBROADCASTD    DX, Z8
+	VPMULLD         Z8, Z7, Z7
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	LEAQ            ·gridIQ2S+0(SB), R13
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z8
+	VPGATHERDD      (CX)(Z7*1), K2, Z8
+	VPMOVDW         Z8, Y7
+	VCVTPH2PS       Y7, Z7
+	VMULPS          every3e000000<>+0(SB), Z7, Z7
+	VADDPS          Z7, Z7, Z8
+	VBROADCASTI32X4 66(CX), Z9
+	VINSERTI32X4    $0x01, 66(SI), Z9, Z9
+	VINSERTI32X4    $0x02, 66(DI), Z9, Z9
+	VINSERTI32X4    $0x03, 66(R8), Z9, Z9
+	VBROADCASTI32X4 66(CX)(DX*1), Z10
+	VINSERTI32X4    $0x01, 66(SI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 66(DI)(DX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 66(R8)(DX*1), Z10, Z10
+	VBROADCASTI32X4 66(CX)(DX*2), Z11
+	VINSERTI32X4    $0x01, 66(SI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 66(DI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 66(R8)(DX*2), Z11, Z11
+	VBROADCASTI32X4 66(CX)(BX*1), Z12
+	VINSERTI32X4    $0x01, 66(SI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 66(DI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 66(R8)(BX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z9, Z13
+	VPUNPCKHDQ      Z10, Z9, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z9
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPANDD          every0000000f<>+0(SB), Z11, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4096(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z13, Z13
+	VMOVUPS         Z13, 5120(AX)
+	VPSRLD          $0x04, Z11, Z13
+	VPANDD          every0000000f<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4160(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z13, Z13
+	VMOVUPS         Z13, 5184(AX)
+	VPSRLD          $0x08, Z11, Z13
+	VPANDD          every0000000f<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4224(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z13, Z13
+	VMOVUPS         Z13, 5248(AX)
+	VPSRLD          $0x0c, Z11, Z13
+	VPANDD          every0000000f<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4288(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z13, Z13
+	VMOVUPS         Z13, 5312(AX)
+	VPSRLD          $0x10, Z11, Z13
+	VPANDD          every0000000f<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4352(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z13, Z13
+	VMOVUPS         Z13, 5376(AX)
+	VPSRLD          $0x14, Z11, Z13
+	VPANDD          every0000000f<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4416(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z13, Z13
+	VMOVUPS         Z13, 5440(AX)
+	VPSRLD          $0x18, Z11, Z13
+	VPANDD          every0000000f<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z7, Z8, Z13
+	VMOVUPS         Z13, 4480(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z13, Z13
+	VMOVUPS         Z13, 5504(AX)
+	VPSRLD          $0x1c, Z11, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4544(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 5568(AX)
+	VPANDD          every0000000f<>+0(SB), Z12, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4608(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 5632(AX)
+	VPSRLD          $0x04, Z12, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4672(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 5696(AX)
+	VPSRLD          $0x08, Z12, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4736(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 5760(AX)
+	VPSRLD          $0x0c, Z12, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4800(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 5824(AX)
+	VPSRLD          $0x10, Z12, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4864(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 5888(AX)
+	VPSRLD          $0x14, Z12, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4928(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 5952(AX)
+	VPSRLD          $0x18, Z12, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 4992(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 6016(AX)
+	VPSRLD          $0x1c, Z12, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z7, Z8, Z11
+	VMOVUPS         Z11, 5056(AX)
+	VMULPS          everyc22c0000<>+0(SB), Z11, Z11
+	VMOVUPS         Z11, 6080(AX)
+	VBROADCASTI32X4 2(CX), Z7
+	VINSERTI32X4    $0x01, 2(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 2(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 2(R8), Z7, Z7
+	VBROADCASTI32X4 2(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 2(CX)(DX*2), Z11
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z11, Z11
+	VBROADCASTI32X4 2(CX)(BX*1), Z12
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z12, Z12
+	VPUNPCKLDQ      Z8, Z7, Z13
+	VPUNPCKHDQ      Z8, Z7, Z14
+	VPUNPCKLDQ      Z12, Z11, Z8
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z8, Z13, Z7
+	VPUNPCKHQDQ     Z8, Z13, Z8
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPSHUFB         shuffle7<>+0(SB), Z9, Z13
+	VPSHUFB         shuffle0<>+0(SB), Z7, Z14
+	VPSHUFB         shuffle1<>+0(SB), Z7, Z7
+	VPMULLW         every00400100<>+0(SB), Z13, Z15
+	VPANDD          every03000300<>+0(SB), Z15, Z15
+	VPORD           Z15, Z14, Z14
+	VPSRLW          $0x02, Z13, Z13
+	VPMULLW         every00100040<>+0(SB), Z13, Z13
+	VPANDD          every03000300<>+0(SB), Z13, Z13
+	VPORD           Z13, Z7, Z7
+	VMOVUPS         Z14, 256(AX)
+	VMOVUPS         Z7, 384(AX)
+	VPSHUFB         shuffle8<>+0(SB), Z9, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VPMULLW         every00400100<>+0(SB), Z7, Z14
+	VPANDD          every03000300<>+0(SB), Z14, Z14
+	VPORD           Z14, Z13, Z13
+	VPSRLW          $0x02, Z7, Z7
+	VPMULLW         every00100040<>+0(SB), Z7, Z7
+	VPANDD          every03000300<>+0(SB), Z7, Z7
+	VPORD           Z7, Z8, Z8
+	VMOVUPS         Z13, 768(AX)
+	VMOVUPS         Z8, 896(AX)
+	VPSHUFB         shuffle9<>+0(SB), Z9, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z8
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z11
+	VPMULLW         every00400100<>+0(SB), Z7, Z13
+	VPANDD          every03000300<>+0(SB), Z13, Z13
+	VPORD           Z13, Z8, Z8
+	VPSRLW          $0x02, Z7, Z7
+	VPMULLW         every00100040<>+0(SB), Z7, Z7
+	VPANDD          every03000300<>+0(SB), Z7, Z7
+	VPORD           Z7, Z11, Z11
+	VMOVUPS         Z8, 1280(AX)
+	VMOVUPS         Z11, 1408(AX)
+	VPSHUFB         shuffle10<>+0(SB), Z9, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z8
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z9
+	VPMULLW         every00400100<>+0(SB), Z7, Z11
+	VPANDD          every03000300<>+0(SB), Z11, Z11
+	VPORD           Z11, Z8, Z8
+	VPSRLW          $0x02, Z7, Z7
+	VPMULLW         every00100040<>+0(SB), Z7, Z7
+	VPANDD          every03000300<>+0(SB), Z7, Z7
+	VPORD           Z7, Z9, Z9
+	VMOVUPS         Z8, 1792(AX)
+	VMOVUPS         Z9, 1920(AX)
+	VBROADCASTI32X4 34(CX), Z7
+	VINSERTI32X4    $0x01, 34(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 34(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 34(R8), Z7, Z7
+	VBROADCASTI32X4 34(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 34(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 34(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 34(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 34(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 34(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 34(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 34(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 34(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 34(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 34(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 34(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z8, Z7, Z12
+	VPUNPCKHDQ      Z8, Z7, Z13
+	VPUNPCKLDQ      Z11, Z9, Z8
+	VPUNPCKHDQ      Z11, Z9, Z11
+	VPUNPCKLQDQ     Z8, Z12, Z7
+	VPUNPCKHQDQ     Z8, Z12, Z8
+	VPUNPCKLQDQ     Z11, Z13, Z9
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VMOVUPS         Z7, (AX)
+	VMOVUPS         Z8, 512(AX)
+	VMOVUPS         Z9, 1024(AX)
+	VMOVUPS         Z11, 1536(AX)
+	VBROADCASTI32X4 18(CX), Z7
+	VINSERTI32X4    $0x01, 18(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 18(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 18(R8), Z7, Z7
+	VBROADCASTI32X4 18(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 18(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 18(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z8, Z7, Z12
+	VPUNPCKHDQ      Z8, Z7, Z13
+	VPUNPCKLDQ      Z11, Z9, Z8
+	VPUNPCKHDQ      Z11, Z9, Z11
+	VPUNPCKLQDQ     Z8, Z12, Z7
+	VPUNPCKHQDQ     Z8, Z12, Z8
+	VPUNPCKLQDQ     Z11, Z13, Z9
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPSHUFB         shuffle7<>+0(SB), Z10, Z12
+	VPSHUFB         shuffle0<>+0(SB), Z7, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z7, Z7
+	VPMULLW         every00400100<>+0(SB), Z12, Z14
+	VPANDD          every03000300<>+0(SB), Z14, Z14
+	VPORD           Z14, Z13, Z13
+	VPSRLW          $0x02, Z12, Z12
+	VPMULLW         every00100040<>+0(SB), Z12, Z12
+	VPANDD          every03000300<>+0(SB), Z12, Z12
+	VPORD           Z12, Z7, Z7
+	VMOVUPS         Z13, 2304(AX)
+	VMOVUPS         Z7, 2432(AX)
+	VPSHUFB         shuffle8<>+0(SB), Z10, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z12
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VPMULLW         every00400100<>+0(SB), Z7, Z13
+	VPANDD          every03000300<>+0(SB), Z13, Z13
+	VPORD           Z13, Z12, Z12
+	VPSRLW          $0x02, Z7, Z7
+	VPMULLW         every00100040<>+0(SB), Z7, Z7
+	VPANDD          every03000300<>+0(SB), Z7, Z7
+	VPORD           Z7, Z8, Z8
+	VMOVUPS         Z12, 2816(AX)
+	VMOVUPS         Z8, 2944(AX)
+	VPSHUFB         shuffle9<>+0(SB), Z10, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z8
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z9
+	VPMULLW         every00400100<>+0(SB), Z7, Z12
+	VPANDD          every03000300<>+0(SB), Z12, Z12
+	VPORD           Z12, Z8, Z8
+	VPSRLW          $0x02, Z7, Z7
+	VPMULLW         every00100040<>+0(SB), Z7, Z7
+	VPANDD          every03000300<>+0(SB), Z7, Z7
+	VPORD           Z7, Z9, Z9
+	VMOVUPS         Z8, 3328(AX)
+	VMOVUPS         Z9, 3456(AX)
+	VPSHUFB         shuffle10<>+0(SB), Z10, Z7
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z8
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z9
+	VPMULLW         every00400100<>+0(SB), Z7, Z10
+	VPANDD          every03000300<>+0(SB), Z10, Z10
+	VPORD           Z10, Z8, Z8
+	VPSRLW          $0x02, Z7, Z7
+	VPMULLW         every00100040<>+0(SB), Z7, Z7
+	VPANDD          every03000300<>+0(SB), Z7, Z7
+	VPORD           Z7, Z9, Z9
+	VMOVUPS         Z8, 3840(AX)
+	VMOVUPS         Z9, 3968(AX)
+	VBROADCASTI32X4 50(CX), Z7
+	VINSERTI32X4    $0x01, 50(SI), Z7, Z7
+	VINSERTI32X4    $0x02, 50(DI), Z7, Z7
+	VINSERTI32X4    $0x03, 50(R8), Z7, Z7
+	VBROADCASTI32X4 50(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 50(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 50(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 50(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 50(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 50(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 50(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 50(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 50(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 50(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 50(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 50(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z7, Z11
+	VPUNPCKHDQ      Z8, Z7, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z7
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VMOVUPS         Z7, 2048(AX)
+	VMOVUPS         Z8, 2560(AX)
+	VMOVUPS         Z9, 3072(AX)
+	VMOVUPS         Z10, 3584(AX)
+	KXNORW          K1, K1, K1
+	MOVQ            $+8, AX
+
+decodeIQ2S_loop:
+	VMOVUPS    (R11), Z7
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+0(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, (R11)
+	VMOVUPS    Z10, 64(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+64(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 128(R11)
+	VMOVUPS    Z10, 192(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPANDD     Z2, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+128(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 256(R11)
+	VMOVUPS    Z10, 320(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z8
+	VPSRLD     $0x10, Z8, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x04, Z9, Z10
+	VPANDD     Z1, Z9, Z9
+	VPANDD     Z1, Z10, Z10
+	VPSHUFB    spread<>+192(SB), Z7, Z8
+	VPTESTMB   Z3, Z8, K2
+	VPADDB     Z5, Z9, K2, Z9
+	VPTESTMB   Z4, Z8, K2
+	VPADDB     Z5, Z10, K2, Z10
+	VPSHUFB    Z9, Z6, Z9
+	VPSHUFB    Z10, Z6, Z10
+	VMOVUPS    Z9, 384(R11)
+	VMOVUPS    Z10, 448(R11)
+	ADDQ       $+512, R11
+	ADDQ       $+128, R12
+	DECQ       AX
+	JNZ        decodeIQ2S_loop
+	VZEROUPPER
+	RET
+
+// func decode2IQ2S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·decode2IQ2S(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ2S_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMULPS         every3e000000<>+0(SB), Y0, Y0
+	VADDPS         Y0, Y0, Y1
+	PREFETCHT1     (R8)
+	VBROADCASTI128 66(BX), Y2
+	VINSERTI128    $0x01, 66(SI), Y2, Y2
+	VBROADCASTI128 66(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 66(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 66(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 66(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 66(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 66(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPAND          every0000000f<>+0(SB), Y4, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4096(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y6, Y6
+	VMOVUPS        Y6, 5120(AX)
+	VPSRLD         $0x04, Y4, Y6
+	VPAND          every0000000f<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4160(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y6, Y6
+	VMOVUPS        Y6, 5184(AX)
+	VPSRLD         $0x08, Y4, Y6
+	VPAND          every0000000f<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4224(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y6, Y6
+	VMOVUPS        Y6, 5248(AX)
+	VPSRLD         $0x0c, Y4, Y6
+	VPAND          every0000000f<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4288(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y6, Y6
+	VMOVUPS        Y6, 5312(AX)
+	VPSRLD         $0x10, Y4, Y6
+	VPAND          every0000000f<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4352(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y6, Y6
+	VMOVUPS        Y6, 5376(AX)
+	VPSRLD         $0x14, Y4, Y6
+	VPAND          every0000000f<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4416(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y6, Y6
+	VMOVUPS        Y6, 5440(AX)
+	VPSRLD         $0x18, Y4, Y6
+	VPAND          every0000000f<>+0(SB), Y6, Y6
+	VCVTDQ2PS      Y6, Y6
+	VFMADD213PS    Y0, Y1, Y6
+	VMOVUPS        Y6, 4480(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y6, Y6
+	VMOVUPS        Y6, 5504(AX)
+	VPSRLD         $0x1c, Y4, Y4
+	VPAND          every0000000f<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4544(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 5568(AX)
+	VPAND          every0000000f<>+0(SB), Y5, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4608(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 5632(AX)
+	VPSRLD         $0x04, Y5, Y4
+	VPAND          every0000000f<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4672(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 5696(AX)
+	VPSRLD         $0x08, Y5, Y4
+	VPAND          every0000000f<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4736(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 5760(AX)
+	VPSRLD         $0x0c, Y5, Y4
+	VPAND          every0000000f<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4800(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 5824(AX)
+	VPSRLD         $0x10, Y5, Y4
+	VPAND          every0000000f<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4864(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 5888(AX)
+	VPSRLD         $0x14, Y5, Y4
+	VPAND          every0000000f<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4928(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 5952(AX)
+	VPSRLD         $0x18, Y5, Y4
+	VPAND          every0000000f<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4992(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 6016(AX)
+	VPSRLD         $0x1c, Y5, Y4
+	VPAND          every0000000f<>+0(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 5056(AX)
+	VMULPS         everyc22c0000<>+0(SB), Y4, Y4
+	VMOVUPS        Y4, 6080(AX)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 2(BX), Y0
+	VINSERTI128    $0x01, 2(SI), Y0, Y0
+	VBROADCASTI128 2(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 2(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 2(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y1, Y0, Y6
+	VPUNPCKHDQ     Y1, Y0, Y7
+	VPUNPCKLDQ     Y5, Y4, Y1
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y1, Y6, Y0
+	VPUNPCKHQDQ    Y1, Y6, Y1
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle7<>+0(SB), Y2, Y6
+	VPSHUFB        shuffle0<>+0(SB), Y0, Y7
+	VPSHUFB        shuffle1<>+0(SB), Y0, Y0
+	VPMULLW        every00400100<>+0(SB), Y6, Y8
+	VPAND          every03000300<>+0(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VPSRLW         $0x02, Y6, Y6
+	VPMULLW        every00100040<>+0(SB), Y6, Y6
+	VPAND          every03000300<>+0(SB), Y6, Y6
+	VPOR           Y6, Y0, Y0
+	VMOVUPS        Y7, 256(AX)
+	VMOVUPS        Y0, 384(AX)
+	VPSHUFB        shuffle8<>+0(SB), Y2, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y1, Y6
+	VPSHUFB        shuffle1<>+0(SB), Y1, Y1
+	VPMULLW        every00400100<>+0(SB), Y0, Y7
+	VPAND          every03000300<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPSRLW         $0x02, Y0, Y0
+	VPMULLW        every00100040<>+0(SB), Y0, Y0
+	VPAND          every03000300<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y6, 768(AX)
+	VMOVUPS        Y1, 896(AX)
+	VPSHUFB        shuffle9<>+0(SB), Y2, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y1
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y4
+	VPMULLW        every00400100<>+0(SB), Y0, Y6
+	VPAND          every03000300<>+0(SB), Y6, Y6
+	VPOR           Y6, Y1, Y1
+	VPSRLW         $0x02, Y0, Y0
+	VPMULLW        every00100040<>+0(SB), Y0, Y0
+	VPAND          every03000300<>+0(SB), Y0, Y0
+	VPOR           Y0, Y4, Y4
+	VMOVUPS        Y1, 1280(AX)
+	VMOVUPS        Y4, 1408(AX)
+	VPSHUFB        shuffle10<>+0(SB), Y2, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y1
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y2
+	VPMULLW        every00400100<>+0(SB), Y0, Y4
+	VPAND          every03000300<>+0(SB), Y4, Y4
+	VPOR           Y4, Y1, Y1
+	VPSRLW         $0x02, Y0, Y0
+	VPMULLW        every00100040<>+0(SB), Y0, Y0
+	VPAND          every03000300<>+0(SB), Y0, Y0
+	VPOR           Y0, Y2, Y2
+	VMOVUPS        Y1, 1792(AX)
+	VMOVUPS        Y2, 1920(AX)
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 34(BX), Y0
+	VINSERTI128    $0x01, 34(SI), Y0, Y0
+	VBROADCASTI128 34(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 34(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 34(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 34(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 34(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 34(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y1, Y0, Y5
+	VPUNPCKHDQ     Y1, Y0, Y6
+	VPUNPCKLDQ     Y4, Y2, Y1
+	VPUNPCKHDQ     Y4, Y2, Y4
+	VPUNPCKLQDQ    Y1, Y5, Y0
+	VPUNPCKHQDQ    Y1, Y5, Y1
+	VPUNPCKLQDQ    Y4, Y6, Y2
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	VMOVUPS        Y0, (AX)
+	VMOVUPS        Y1, 512(AX)
+	VMOVUPS        Y2, 1024(AX)
+	VMOVUPS        Y4, 1536(AX)
+	PREFETCHT1     192(R8)
+	VBROADCASTI128 18(BX), Y0
+	VINSERTI128    $0x01, 18(SI), Y0, Y0
+	VBROADCASTI128 18(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 18(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 18(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 18(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 18(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 18(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y1, Y0, Y5
+	VPUNPCKHDQ     Y1, Y0, Y6
+	VPUNPCKLDQ     Y4, Y2, Y1
+	VPUNPCKHDQ     Y4, Y2, Y4
+	VPUNPCKLQDQ    Y1, Y5, Y0
+	VPUNPCKHQDQ    Y1, Y5, Y1
+	VPUNPCKLQDQ    Y4, Y6, Y2
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	VPSHUFB        shuffle7<>+0(SB), Y3, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y0, Y6
+	VPSHUFB        shuffle1<>+0(SB), Y0, Y0
+	VPMULLW        every00400100<>+0(SB), Y5, Y7
+	VPAND          every03000300<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPSRLW         $0x02, Y5, Y5
+	VPMULLW        every00100040<>+0(SB), Y5, Y5
+	VPAND          every03000300<>+0(SB), Y5, Y5
+	VPOR           Y5, Y0, Y0
+	VMOVUPS        Y6, 2304(AX)
+	VMOVUPS        Y0, 2432(AX)
+	VPSHUFB        shuffle8<>+0(SB), Y3, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y1, Y5
+	VPSHUFB        shuffle1<>+0(SB), Y1, Y1
+	VPMULLW        every00400100<>+0(SB), Y0, Y6
+	VPAND          every03000300<>+0(SB), Y6, Y6
+	VPOR           Y6, Y5, Y5
+	VPSRLW         $0x02, Y0, Y0
+	VPMULLW        every00100040<>+0(SB), Y0, Y0
+	VPAND          every03000300<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y5, 2816(AX)
+	VMOVUPS        Y1, 2944(AX)
+	VPSHUFB        shuffle9<>+0(SB), Y3, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y1
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VPMULLW        every00400100<>+0(SB), Y0, Y5
+	VPAND          every03000300<>+0(SB), Y5, Y5
+	VPOR           Y5, Y1, Y1
+	VPSRLW         $0x02, Y0, Y0
+	VPMULLW        every00100040<>+0(SB), Y0, Y0
+	VPAND          every03000300<>+0(SB), Y0, Y0
+	VPOR           Y0, Y2, Y2
+	VMOVUPS        Y1, 3328(AX)
+	VMOVUPS        Y2, 3456(AX)
+	VPSHUFB        shuffle10<>+0(SB), Y3, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y1
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y2
+	VPMULLW        every00400100<>+0(SB), Y0, Y3
+	VPAND          every03000300<>+0(SB), Y3, Y3
+	VPOR           Y3, Y1, Y1
+	VPSRLW         $0x02, Y0, Y0
+	VPMULLW        every00100040<>+0(SB), Y0, Y0
+	VPAND          every03000300<>+0(SB), Y0, Y0
+	VPOR           Y0, Y2, Y2
+	VMOVUPS        Y1, 3840(AX)
+	VMOVUPS        Y2, 3968(AX)
+	PREFETCHT1     256(R8)
+	VBROADCASTI128 50(BX), Y0
+	VINSERTI128    $0x01, 50(SI), Y0, Y0
+	VBROADCASTI128 50(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 50(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 50(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 50(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 50(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 50(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVUPS        Y0, 2048(AX)
+	VMOVUPS        Y1, 2560(AX)
+	VMOVUPS        Y2, 3072(AX)
+	VMOVUPS        Y3, 3584(AX)
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
+	VMOVDQU        every0000ffff<>+0(SB), Y1
+	VMOVDQU        every08040201<>+0(SB), Y2
+	VMOVDQU        every80402010<>+0(SB), Y3
+	VMOVDQU        every08080808<>+0(SB), Y4
+	LEAQ           ·gridIQ2S+0(SB), BX
+	VBROADCASTI128 table12<>+0(SB), Y5
+	MOVQ           $+8, SI
+
+decode2IQ2S_loop:
+	VMOVUPS    (CX), Y6
+	VMOVUPS    256(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+0(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, (CX)
+	VMOVUPS    Y8, 64(CX)
+	PREFETCHT1 (R8)
+	VMOVUPS    256(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+64(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 128(CX)
+	VMOVUPS    Y8, 192(CX)
+	VMOVUPS    384(CX), Y7
+	VPAND      Y1, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+128(SB), Y6, Y7
+	VPAND      Y2, Y7, Y10
+	VPCMPEQB   Y2, Y10, Y10
+	VPAND      Y4, Y10, Y10
+	VPOR       Y10, Y9, Y9
+	VPAND      Y3, Y7, Y7
+	VPCMPEQB   Y3, Y7, Y7
+	VPAND      Y4, Y7, Y7
+	VPOR       Y7, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 256(CX)
+	VMOVUPS    Y8, 320(CX)
+	PREFETCHT1 64(R8)
+	VMOVUPS    384(CX), Y7
+	VPSRLD     $0x10, Y7, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x04, Y9, Y8
+	VPAND      Y0, Y9, Y9
+	VPAND      Y0, Y8, Y8
+	VPSHUFB    spread<>+192(SB), Y6, Y7
+	VPAND      Y2, Y7, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y3, Y7, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y5, Y9
+	VPSHUFB    Y8, Y5, Y8
+	VMOVUPS    Y9, 384(CX)
+	VMOVUPS    Y8, 448(CX)
+	ADDQ       $+512, CX
+	ADDQ       $+128, DX
+	ADDQ       $+82, R8
+	DECQ       SI
+	JNZ        decode2IQ2S_loop
+	LEAQ       (R11)(DI*8), BX
+	ADDQ       $+32, AX
+	DECQ       R10
+	JNZ        decode2IQ2S_rows
+	VZEROUPPER
+	RET
+
+// func decodeIQ3XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeIQ3XXS(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x0000ffff, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x08040201, R9
+	VPBROADCASTD    R9, Z2
+	MOVL            $0x80402010, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x08080808, R9
+	VPBROADCASTD    R9, Z4
+	VBROADCASTI32X4 table13<>+0(SB), Z5
+	VMOVDQU64       iota16<>+0(SB), Z6
+	VPBROADCASTD    DX, Z7
+	VPMULLD         Z7, Z6, Z6
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	LEAQ            ·gridIQ3XXS+0(SB), R13
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z7
+	VPGATHERDD      (CX)(Z6*1), K2, Z7
+	VPMOVDW         Z7, Y6
+	VCVTPH2PS       Y6, Z6
+	VMULPS          every3e800000<>+0(SB), Z6, Z6
+	VADDPS          Z6, Z6, Z7
+	VBROADCASTI32X4 2(CX), Z8
+	VINSERTI32X4    $0x01, 2(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 2(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 2(R8), Z8, Z8
+	VBROADCASTI32X4 2(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 2(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 2(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z12
+	VMOVUPS         Z12, 256(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VMOVUPS         Z8, 320(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z8
+	VMOVUPS         Z8, 384(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z8
+	VMOVUPS         Z8, 448(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z8
+	VMOVUPS         Z8, 768(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z8
+	VMOVUPS         Z8, 832(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z8
+	VMOVUPS         Z8, 896(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z8
+	VMOVUPS         Z8, 960(AX)
+	VBROADCASTI32X4 18(CX), Z8
+	VINSERTI32X4    $0x01, 18(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 18(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 18(R8), Z8, Z8
+	VBROADCASTI32X4 18(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 18(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 18(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z12
+	VMOVUPS         Z12, 1280(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VMOVUPS         Z8, 1344(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z8
+	VMOVUPS         Z8, 1408(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z8
+	VMOVUPS         Z8, 1472(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z8
+	VMOVUPS         Z8, 1792(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z8
+	VMOVUPS         Z8, 1856(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z8
+	VMOVUPS         Z8, 1920(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z8
+	VMOVUPS         Z8, 1984(AX)
+	VBROADCASTI32X4 34(CX), Z8
+	VINSERTI32X4    $0x01, 34(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 34(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 34(R8), Z8, Z8
+	VBROADCASTI32X4 34(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 34(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 34(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 34(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 34(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 34(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 34(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 34(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 34(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 34(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 34(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 34(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z12
+	VMOVUPS         Z12, 2304(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VMOVUPS         Z8, 2368(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z8
+	VMOVUPS         Z8, 2432(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z8
+	VMOVUPS         Z8, 2496(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z8
+	VMOVUPS         Z8, 2816(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z8
+	VMOVUPS         Z8, 2880(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z8
+	VMOVUPS         Z8, 2944(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z8
+	VMOVUPS         Z8, 3008(AX)
+	VBROADCASTI32X4 50(CX), Z8
+	VINSERTI32X4    $0x01, 50(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 50(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 50(R8), Z8, Z8
+	VBROADCASTI32X4 50(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 50(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 50(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 50(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 50(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 50(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 50(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 50(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 50(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 50(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 50(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 50(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z12
+	VMOVUPS         Z12, 3328(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VMOVUPS         Z8, 3392(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z8
+	VMOVUPS         Z8, 3456(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z8
+	VMOVUPS         Z8, 3520(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z8
+	VMOVUPS         Z8, 3840(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z8
+	VMOVUPS         Z8, 3904(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z8
+	VMOVUPS         Z8, 3968(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z8
+	VMOVUPS         Z8, 4032(AX)
+	VBROADCASTI32X4 66(CX), Z8
+	VINSERTI32X4    $0x01, 66(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 66(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 66(R8), Z8, Z8
+	VBROADCASTI32X4 66(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 66(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 66(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 66(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 66(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 66(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 66(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 66(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 66(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 66(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 66(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 66(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPANDD          every00003fff<>+0(SB), Z8, Z12
+	VPSLLD          $0x02, Z8, Z13
+	VPANDD          every3fff0000<>+0(SB), Z13, Z13
+	VPORD           Z13, Z12, Z12
+	VPSLLD          $0x01, Z12, Z13
+	VPANDD          every7f007f00<>+0(SB), Z13, Z13
+	VPANDD          every007f007f<>+0(SB), Z12, Z12
+	VPORD           Z13, Z12, Z12
+	VPSLLD          $0x01, Z12, Z13
+	VPXORD          Z12, Z13, Z14
+	VPSLLD          $0x02, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPSLLD          $0x04, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPANDD          every80808080<>+0(SB), Z14, Z14
+	VPORD           Z14, Z12, Z12
+	VMOVUPS         Z12, (AX)
+	VPSRLD          $0x1c, Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4096(AX)
+	VPANDD          every00003fff<>+0(SB), Z9, Z8
+	VPSLLD          $0x02, Z9, Z12
+	VPANDD          every3fff0000<>+0(SB), Z12, Z12
+	VPORD           Z12, Z8, Z8
+	VPSLLD          $0x01, Z8, Z12
+	VPANDD          every7f007f00<>+0(SB), Z12, Z12
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z12, Z8, Z8
+	VPSLLD          $0x01, Z8, Z12
+	VPXORD          Z8, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z8, Z8
+	VMOVUPS         Z8, 512(AX)
+	VPSRLD          $0x1c, Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z6, Z7, Z9
+	VMOVUPS         Z9, 4160(AX)
+	VPANDD          every00003fff<>+0(SB), Z10, Z8
+	VPSLLD          $0x02, Z10, Z9
+	VPANDD          every3fff0000<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VPSLLD          $0x01, Z8, Z9
+	VPANDD          every7f007f00<>+0(SB), Z9, Z9
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z9, Z8, Z8
+	VPSLLD          $0x01, Z8, Z9
+	VPXORD          Z8, Z9, Z12
+	VPSLLD          $0x02, Z12, Z9
+	VPXORD          Z9, Z12, Z12
+	VPSLLD          $0x04, Z12, Z9
+	VPXORD          Z9, Z12, Z12
+	VPANDD          every80808080<>+0(SB), Z12, Z12
+	VPORD           Z12, Z8, Z8
+	VMOVUPS         Z8, 1024(AX)
+	VPSRLD          $0x1c, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z6, Z7, Z10
+	VMOVUPS         Z10, 4224(AX)
+	VPANDD          every00003fff<>+0(SB), Z11, Z8
+	VPSLLD          $0x02, Z11, Z9
+	VPANDD          every3fff0000<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VPSLLD          $0x01, Z8, Z9
+	VPANDD          every7f007f00<>+0(SB), Z9, Z9
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z9, Z8, Z8
+	VPSLLD          $0x01, Z8, Z9
+	VPXORD          Z8, Z9, Z10
+	VPSLLD          $0x02, Z10, Z9
+	VPXORD          Z9, Z10, Z10
+	VPSLLD          $0x04, Z10, Z9
+	VPXORD          Z9, Z10, Z10
+	VPANDD          every80808080<>+0(SB), Z10, Z10
+	VPORD           Z10, Z8, Z8
+	VMOVUPS         Z8, 1536(AX)
+	VPSRLD          $0x1c, Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z6, Z7, Z11
+	VMOVUPS         Z11, 4288(AX)
+	VBROADCASTI32X4 82(CX), Z8
+	VINSERTI32X4    $0x01, 82(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 82(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 82(R8), Z8, Z8
+	VBROADCASTI32X4 82(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 82(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 82(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 82(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 82(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 82(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 82(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 82(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 82(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 82(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 82(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 82(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPANDD          every00003fff<>+0(SB), Z8, Z12
+	VPSLLD          $0x02, Z8, Z13
+	VPANDD          every3fff0000<>+0(SB), Z13, Z13
+	VPORD           Z13, Z12, Z12
+	VPSLLD          $0x01, Z12, Z13
+	VPANDD          every7f007f00<>+0(SB), Z13, Z13
+	VPANDD          every007f007f<>+0(SB), Z12, Z12
+	VPORD           Z13, Z12, Z12
+	VPSLLD          $0x01, Z12, Z13
+	VPXORD          Z12, Z13, Z14
+	VPSLLD          $0x02, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPSLLD          $0x04, Z14, Z13
+	VPXORD          Z13, Z14, Z14
+	VPANDD          every80808080<>+0(SB), Z14, Z14
+	VPORD           Z14, Z12, Z12
+	VMOVUPS         Z12, 2048(AX)
+	VPSRLD          $0x1c, Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4352(AX)
+	VPANDD          every00003fff<>+0(SB), Z9, Z8
+	VPSLLD          $0x02, Z9, Z12
+	VPANDD          every3fff0000<>+0(SB), Z12, Z12
+	VPORD           Z12, Z8, Z8
+	VPSLLD          $0x01, Z8, Z12
+	VPANDD          every7f007f00<>+0(SB), Z12, Z12
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z12, Z8, Z8
+	VPSLLD          $0x01, Z8, Z12
+	VPXORD          Z8, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z8, Z8
+	VMOVUPS         Z8, 2560(AX)
+	VPSRLD          $0x1c, Z9, Z9
+	VCVTDQ2PS       Z9, Z9
+	VFMADD213PS     Z6, Z7, Z9
+	VMOVUPS         Z9, 4416(AX)
+	VPANDD          every00003fff<>+0(SB), Z10, Z8
+	VPSLLD          $0x02, Z10, Z9
+	VPANDD          every3fff0000<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VPSLLD          $0x01, Z8, Z9
+	VPANDD          every7f007f00<>+0(SB), Z9, Z9
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z9, Z8, Z8
+	VPSLLD          $0x01, Z8, Z9
+	VPXORD          Z8, Z9, Z12
+	VPSLLD          $0x02, Z12, Z9
+	VPXORD          Z9, Z12, Z12
+	VPSLLD          $0x04, Z12, Z9
+	VPXORD          Z9, Z12, Z12
+	VPANDD          every80808080<>+0(SB), Z12, Z12
+	VPORD           Z12, Z8, Z8
+	VMOVUPS         Z8, 3072(AX)
+	VPSRLD          $0x1c, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z6, Z7, Z10
+	VMOVUPS         Z10, 4480(AX)
+	VPANDD          every00003fff<>+0(SB), Z11, Z8
+	VPSLLD          $0x02, Z11, Z9
+	VPANDD          every3fff0000<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VPSLLD          $0x01, Z8, Z9
+	VPANDD          every7f007f00<>+0(SB), Z9, Z9
+	VPANDD          every007f007f<>+0(SB), Z8, Z8
+	VPORD           Z9, Z8, Z8
+	VPSLLD          $0x01, Z8, Z9
+	VPXORD          Z8, Z9, Z10
+	VPSLLD          $0x02, Z10, Z9
+	VPXORD          Z9, Z10, Z10
+	VPSLLD          $0x04, Z10, Z9
+	VPXORD          Z9, Z10, Z10
+	VPANDD          every80808080<>+0(SB), Z10, Z10
+	VPORD           Z10, Z8, Z8
+	VMOVUPS         Z8, 3584(AX)
+	VPSRLD          $0x1c, Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z6, Z7, Z11
+	VMOVUPS         Z11, 4544(AX)
+	KXNORW          K1, K1, K1
+	MOVQ            $+8, AX
+
+decodeIQ3XXS_loop:
+	VMOVUPS    (R11), Z6
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z7
+	VPANDD     Z1, Z7, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x10, Z7, Z7
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z8
+	VPGATHERDD (R13)(Z7*4), K2, Z8
+	VPSHUFB    spread<>+0(SB), Z6, Z7
+	VPTESTMB   Z2, Z7, K2
+	VPADDB     Z4, Z9, K2, Z9
+	VPTESTMB   Z3, Z7, K2
+	VPADDB     Z4, Z8, K2, Z8
+	VPSHUFB    Z9, Z5, Z9
+	VPSHUFB    Z8, Z5, Z8
+	VMOVUPS    Z9, (R11)
+	VMOVUPS    Z8, 64(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    320(R11), Z7
+	VPANDD     Z1, Z7, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x10, Z7, Z7
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z8
+	VPGATHERDD (R13)(Z7*4), K2, Z8
+	VPSHUFB    spread<>+64(SB), Z6, Z7
+	VPTESTMB   Z2, Z7, K2
+	VPADDB     Z4, Z9, K2, Z9
+	VPTESTMB   Z3, Z7, K2
+	VPADDB     Z4, Z8, K2, Z8
+	VPSHUFB    Z9, Z5, Z9
+	VPSHUFB    Z8, Z5, Z8
+	VMOVUPS    Z9, 128(R11)
+	VMOVUPS    Z8, 192(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z7
+	VPANDD     Z1, Z7, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x10, Z7, Z7
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z8
+	VPGATHERDD (R13)(Z7*4), K2, Z8
+	VPSHUFB    spread<>+128(SB), Z6, Z7
+	VPTESTMB   Z2, Z7, K2
+	VPADDB     Z4, Z9, K2, Z9
+	VPTESTMB   Z3, Z7, K2
+	VPADDB     Z4, Z8, K2, Z8
+	VPSHUFB    Z9, Z5, Z9
+	VPSHUFB    Z8, Z5, Z8
+	VMOVUPS    Z9, 256(R11)
+	VMOVUPS    Z8, 320(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    448(R11), Z7
+	VPANDD     Z1, Z7, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x10, Z7, Z7
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z8
+	VPGATHERDD (R13)(Z7*4), K2, Z8
+	VPSHUFB    spread<>+192(SB), Z6, Z7
+	VPTESTMB   Z2, Z7, K2
+	VPADDB     Z4, Z9, K2, Z9
+	VPTESTMB   Z3, Z7, K2
+	VPADDB     Z4, Z8, K2, Z8
+	VPSHUFB    Z9, Z5, Z9
+	VPSHUFB    Z8, Z5, Z8
+	VMOVUPS    Z9, 384(R11)
+	VMOVUPS    Z8, 448(R11)
+	ADDQ       $+512, R11
+	ADDQ       $+64, R12
+	DECQ       AX
+	JNZ        decodeIQ3XXS_loop
+	VZEROUPPER
+	RET
+
+// func decode2IQ3XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·decode2IQ3XXS(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ3XXS_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMULPS         every3e800000<>+0(SB), Y0, Y0
+	VADDPS         Y0, Y0, Y1
+	PREFETCHT1     (R8)
+	VBROADCASTI128 2(BX), Y2
+	VINSERTI128    $0x01, 2(SI), Y2, Y2
+	VBROADCASTI128 2(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 2(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 2(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y6
+	VMOVUPS        Y6, 256(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 320(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y2
+	VMOVUPS        Y2, 384(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y2
+	VMOVUPS        Y2, 448(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VMOVUPS        Y2, 768(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y2
+	VMOVUPS        Y2, 832(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y2
+	VMOVUPS        Y2, 896(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y2
+	VMOVUPS        Y2, 960(AX)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 18(BX), Y2
+	VINSERTI128    $0x01, 18(SI), Y2, Y2
+	VBROADCASTI128 18(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 18(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 18(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 18(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 18(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 18(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y6
+	VMOVUPS        Y6, 1280(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 1344(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y2
+	VMOVUPS        Y2, 1408(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y2
+	VMOVUPS        Y2, 1472(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VMOVUPS        Y2, 1792(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y2
+	VMOVUPS        Y2, 1856(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y2
+	VMOVUPS        Y2, 1920(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y2
+	VMOVUPS        Y2, 1984(AX)
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 34(BX), Y2
+	VINSERTI128    $0x01, 34(SI), Y2, Y2
+	VBROADCASTI128 34(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 34(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 34(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 34(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 34(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 34(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y6
+	VMOVUPS        Y6, 2304(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 2368(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y2
+	VMOVUPS        Y2, 2432(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y2
+	VMOVUPS        Y2, 2496(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VMOVUPS        Y2, 2816(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y2
+	VMOVUPS        Y2, 2880(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y2
+	VMOVUPS        Y2, 2944(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y2
+	VMOVUPS        Y2, 3008(AX)
+	PREFETCHT1     192(R8)
+	VBROADCASTI128 50(BX), Y2
+	VINSERTI128    $0x01, 50(SI), Y2, Y2
+	VBROADCASTI128 50(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 50(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 50(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 50(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 50(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 50(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y6
+	VMOVUPS        Y6, 3328(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VMOVUPS        Y2, 3392(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y2
+	VMOVUPS        Y2, 3456(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y2
+	VMOVUPS        Y2, 3520(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VMOVUPS        Y2, 3840(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y2
+	VMOVUPS        Y2, 3904(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y2
+	VMOVUPS        Y2, 3968(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y2
+	VMOVUPS        Y2, 4032(AX)
+	PREFETCHT1     256(R8)
+	VBROADCASTI128 66(BX), Y2
+	VINSERTI128    $0x01, 66(SI), Y2, Y2
+	VBROADCASTI128 66(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 66(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 66(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 66(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 66(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 66(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPAND          every00003fff<>+0(SB), Y2, Y6
+	VPSLLD         $0x02, Y2, Y7
+	VPAND          every3fff0000<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPSLLD         $0x01, Y6, Y7
+	VPAND          every7f007f00<>+0(SB), Y7, Y7
+	VPAND          every007f007f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VPSLLD         $0x01, Y6, Y7
+	VPXOR          Y6, Y7, Y8
+	VPSLLD         $0x02, Y8, Y7
+	VPXOR          Y7, Y8, Y8
+	VPSLLD         $0x04, Y8, Y7
+	VPXOR          Y7, Y8, Y8
+	VPAND          every80808080<>+0(SB), Y8, Y8
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, (AX)
+	VPSRLD         $0x1c, Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4096(AX)
+	VPAND          every00003fff<>+0(SB), Y3, Y2
+	VPSLLD         $0x02, Y3, Y6
+	VPAND          every3fff0000<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPAND          every7f007f00<>+0(SB), Y6, Y6
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPXOR          Y2, Y6, Y7
+	VPSLLD         $0x02, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPSLLD         $0x04, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPAND          every80808080<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 512(AX)
+	VPSRLD         $0x1c, Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4160(AX)
+	VPAND          every00003fff<>+0(SB), Y4, Y2
+	VPSLLD         $0x02, Y4, Y3
+	VPAND          every3fff0000<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPAND          every7f007f00<>+0(SB), Y3, Y3
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPXOR          Y2, Y3, Y6
+	VPSLLD         $0x02, Y6, Y3
+	VPXOR          Y3, Y6, Y6
+	VPSLLD         $0x04, Y6, Y3
+	VPXOR          Y3, Y6, Y6
+	VPAND          every80808080<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VMOVUPS        Y2, 1024(AX)
+	VPSRLD         $0x1c, Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4224(AX)
+	VPAND          every00003fff<>+0(SB), Y5, Y2
+	VPSLLD         $0x02, Y5, Y3
+	VPAND          every3fff0000<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPAND          every7f007f00<>+0(SB), Y3, Y3
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPXOR          Y2, Y3, Y4
+	VPSLLD         $0x02, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPSLLD         $0x04, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VMOVUPS        Y2, 1536(AX)
+	VPSRLD         $0x1c, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VFMADD213PS    Y0, Y1, Y5
+	VMOVUPS        Y5, 4288(AX)
+	PREFETCHT1     320(R8)
+	VBROADCASTI128 82(BX), Y2
+	VINSERTI128    $0x01, 82(SI), Y2, Y2
+	VBROADCASTI128 82(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 82(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 82(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 82(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 82(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 82(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPAND          every00003fff<>+0(SB), Y2, Y6
+	VPSLLD         $0x02, Y2, Y7
+	VPAND          every3fff0000<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VPSLLD         $0x01, Y6, Y7
+	VPAND          every7f007f00<>+0(SB), Y7, Y7
+	VPAND          every007f007f<>+0(SB), Y6, Y6
+	VPOR           Y7, Y6, Y6
+	VPSLLD         $0x01, Y6, Y7
+	VPXOR          Y6, Y7, Y8
+	VPSLLD         $0x02, Y8, Y7
+	VPXOR          Y7, Y8, Y8
+	VPSLLD         $0x04, Y8, Y7
+	VPXOR          Y7, Y8, Y8
+	VPAND          every80808080<>+0(SB), Y8, Y8
+	VPOR           Y8, Y6, Y6
+	VMOVUPS        Y6, 2048(AX)
+	VPSRLD         $0x1c, Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4352(AX)
+	VPAND          every00003fff<>+0(SB), Y3, Y2
+	VPSLLD         $0x02, Y3, Y6
+	VPAND          every3fff0000<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPAND          every7f007f00<>+0(SB), Y6, Y6
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y6, Y2, Y2
+	VPSLLD         $0x01, Y2, Y6
+	VPXOR          Y2, Y6, Y7
+	VPSLLD         $0x02, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPSLLD         $0x04, Y7, Y6
+	VPXOR          Y6, Y7, Y7
+	VPAND          every80808080<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 2560(AX)
+	VPSRLD         $0x1c, Y3, Y3
+	VCVTDQ2PS      Y3, Y3
+	VFMADD213PS    Y0, Y1, Y3
+	VMOVUPS        Y3, 4416(AX)
+	VPAND          every00003fff<>+0(SB), Y4, Y2
+	VPSLLD         $0x02, Y4, Y3
+	VPAND          every3fff0000<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPAND          every7f007f00<>+0(SB), Y3, Y3
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPXOR          Y2, Y3, Y6
+	VPSLLD         $0x02, Y6, Y3
+	VPXOR          Y3, Y6, Y6
+	VPSLLD         $0x04, Y6, Y3
+	VPXOR          Y3, Y6, Y6
+	VPAND          every80808080<>+0(SB), Y6, Y6
+	VPOR           Y6, Y2, Y2
+	VMOVUPS        Y2, 3072(AX)
+	VPSRLD         $0x1c, Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VFMADD213PS    Y0, Y1, Y4
+	VMOVUPS        Y4, 4480(AX)
+	VPAND          every00003fff<>+0(SB), Y5, Y2
+	VPSLLD         $0x02, Y5, Y3
+	VPAND          every3fff0000<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPAND          every7f007f00<>+0(SB), Y3, Y3
+	VPAND          every007f007f<>+0(SB), Y2, Y2
+	VPOR           Y3, Y2, Y2
+	VPSLLD         $0x01, Y2, Y3
+	VPXOR          Y2, Y3, Y4
+	VPSLLD         $0x02, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPSLLD         $0x04, Y4, Y3
+	VPXOR          Y3, Y4, Y4
+	VPAND          every80808080<>+0(SB), Y4, Y4
+	VPOR           Y4, Y2, Y2
+	VMOVUPS        Y2, 3584(AX)
+	VPSRLD         $0x1c, Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VFMADD213PS    Y0, Y1, Y5
+	VMOVUPS        Y5, 4544(AX)
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
+	VMOVDQU        every0000ffff<>+0(SB), Y0
+	VMOVDQU        every08040201<>+0(SB), Y1
+	VMOVDQU        every80402010<>+0(SB), Y2
+	VMOVDQU        every08080808<>+0(SB), Y3
+	LEAQ           ·gridIQ3XXS+0(SB), BX
+	VBROADCASTI128 table14<>+0(SB), Y4
+	MOVQ           $+8, SI
+
+decode2IQ3XXS_loop:
+	VMOVUPS    (CX), Y5
+	VMOVUPS    256(CX), Y6
+	VPAND      Y0, Y6, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x10, Y6, Y6
+	VPCMPEQD   Y6, Y6, Y7
+	VPXOR      Y6, Y6, Y8
+	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPSHUFB    spread<>+0(SB), Y5, Y6
+	VPAND      Y1, Y6, Y7
+	VPCMPEQB   Y1, Y7, Y7
+	VPAND      Y3, Y7, Y7
+	VPOR       Y7, Y9, Y9
+	VPAND      Y2, Y6, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y3, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y4, Y9
+	VPSHUFB    Y8, Y4, Y8
+	VMOVUPS    Y9, (CX)
+	VMOVUPS    Y8, 64(CX)
+	PREFETCHT1 (R8)
+	VMOVUPS    320(CX), Y6
+	VPAND      Y0, Y6, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x10, Y6, Y6
+	VPCMPEQD   Y6, Y6, Y7
+	VPXOR      Y6, Y6, Y8
+	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPSHUFB    spread<>+64(SB), Y5, Y6
+	VPAND      Y1, Y6, Y7
+	VPCMPEQB   Y1, Y7, Y7
+	VPAND      Y3, Y7, Y7
+	VPOR       Y7, Y9, Y9
+	VPAND      Y2, Y6, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y3, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y4, Y9
+	VPSHUFB    Y8, Y4, Y8
+	VMOVUPS    Y9, 128(CX)
+	VMOVUPS    Y8, 192(CX)
+	VMOVUPS    384(CX), Y6
+	VPAND      Y0, Y6, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x10, Y6, Y6
+	VPCMPEQD   Y6, Y6, Y7
+	VPXOR      Y6, Y6, Y8
+	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPSHUFB    spread<>+128(SB), Y5, Y6
+	VPAND      Y1, Y6, Y7
+	VPCMPEQB   Y1, Y7, Y7
+	VPAND      Y3, Y7, Y7
+	VPOR       Y7, Y9, Y9
+	VPAND      Y2, Y6, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y3, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y4, Y9
+	VPSHUFB    Y8, Y4, Y8
+	VMOVUPS    Y9, 256(CX)
+	VMOVUPS    Y8, 320(CX)
+	PREFETCHT1 64(R8)
+	VMOVUPS    448(CX), Y6
+	VPAND      Y0, Y6, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x10, Y6, Y6
+	VPCMPEQD   Y6, Y6, Y7
+	VPXOR      Y6, Y6, Y8
+	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPSHUFB    spread<>+192(SB), Y5, Y6
+	VPAND      Y1, Y6, Y5
+	VPCMPEQB   Y1, Y5, Y5
+	VPAND      Y3, Y5, Y5
+	VPOR       Y5, Y9, Y9
+	VPAND      Y2, Y6, Y5
+	VPCMPEQB   Y2, Y5, Y5
+	VPAND      Y3, Y5, Y5
+	VPOR       Y5, Y8, Y8
+	VPSHUFB    Y9, Y4, Y9
+	VPSHUFB    Y8, Y4, Y8
+	VMOVUPS    Y9, 384(CX)
+	VMOVUPS    Y8, 448(CX)
+	ADDQ       $+512, CX
+	ADDQ       $+64, DX
+	ADDQ       $+98, R8
+	DECQ       SI
+	JNZ        decode2IQ3XXS_loop
+	LEAQ       (R11)(DI*8), BX
+	ADDQ       $+32, AX
+	DECQ       R10
+	JNZ        decode2IQ3XXS_rows
+	VZEROUPPER
+	RET
+
+// func decodeIQ3S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·decodeIQ3S(SB), NOSPLIT, $0-48
+	MOVQ            p+0(FP), AX
+	MOVQ            w+8(FP), CX
+	MOVQ            stride+16(FP), DX
+	LEAQ            (DX)(DX*2), BX
+	LEAQ            (CX)(DX*4), SI
+	LEAQ            (SI)(DX*4), DI
+	LEAQ            (DI)(DX*4), R8
+	MOVL            $0x4b400000, R9
+	VPBROADCASTD    R9, Z0
+	MOVL            $0x0f0f0f0f, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x0000ffff, R9
+	VPBROADCASTD    R9, Z1
+	MOVL            $0x08040201, R9
+	VPBROADCASTD    R9, Z2
+	MOVL            $0x80402010, R9
+	VPBROADCASTD    R9, Z3
+	MOVL            $0x08080808, R9
+	VPBROADCASTD    R9, Z4
+	VBROADCASTI32X4 table15<>+0(SB), Z5
+	VMOVDQU64       iota16<>+0(SB), Z6
+	VPBROADCASTD    DX, Z7
+	VPMULLD         Z7, Z6, Z6
+	MOVQ            pf+32(FP), R9
+	MOVQ            pfStep+40(FP), R10
+	MOVQ            AX, R11
+	LEAQ            4096(AX), R12
+	LEAQ            ·gridIQ3S+0(SB), R13
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z7
+	VPGATHERDD      (CX)(Z6*1), K2, Z7
+	VPMOVDW         Z7, Y6
+	VCVTPH2PS       Y6, Z6
+	VMULPS          every3f800000<>+0(SB), Z6, Z6
+	VADDPS          Z6, Z6, Z7
+	VBROADCASTI32X4 94(CX), Z8
+	VINSERTI32X4    $0x01, 94(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 94(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 94(R8), Z8, Z8
+	VBROADCASTI32X4 94(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 94(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 94(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 94(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 94(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 94(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 94(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 94(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 94(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 94(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 94(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 94(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPANDD          every0000000f<>+0(SB), Z11, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4096(AX)
+	VPSRLD          $0x04, Z11, Z8
+	VPANDD          every0000000f<>+0(SB), Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4160(AX)
+	VPSRLD          $0x08, Z11, Z8
+	VPANDD          every0000000f<>+0(SB), Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4224(AX)
+	VPSRLD          $0x0c, Z11, Z8
+	VPANDD          every0000000f<>+0(SB), Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4288(AX)
+	VPSRLD          $0x10, Z11, Z8
+	VPANDD          every0000000f<>+0(SB), Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4352(AX)
+	VPSRLD          $0x14, Z11, Z8
+	VPANDD          every0000000f<>+0(SB), Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4416(AX)
+	VPSRLD          $0x18, Z11, Z8
+	VPANDD          every0000000f<>+0(SB), Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4480(AX)
+	VPSRLD          $0x1c, Z11, Z8
+	VPANDD          every0000000f<>+0(SB), Z8, Z8
+	VCVTDQ2PS       Z8, Z8
+	VFMADD213PS     Z6, Z7, Z8
+	VMOVUPS         Z8, 4544(AX)
+	VBROADCASTI32X4 66(CX), Z6
+	VINSERTI32X4    $0x01, 66(SI), Z6, Z6
+	VINSERTI32X4    $0x02, 66(DI), Z6, Z6
+	VINSERTI32X4    $0x03, 66(R8), Z6, Z6
+	VBROADCASTI32X4 66(CX)(DX*1), Z7
+	VINSERTI32X4    $0x01, 66(SI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x02, 66(DI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x03, 66(R8)(DX*1), Z7, Z7
+	VBROADCASTI32X4 66(CX)(DX*2), Z8
+	VINSERTI32X4    $0x01, 66(SI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x02, 66(DI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x03, 66(R8)(DX*2), Z8, Z8
+	VBROADCASTI32X4 66(CX)(BX*1), Z9
+	VINSERTI32X4    $0x01, 66(SI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 66(DI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 66(R8)(BX*1), Z9, Z9
+	VPUNPCKLDQ      Z7, Z6, Z10
+	VPUNPCKHDQ      Z7, Z6, Z11
+	VPUNPCKLDQ      Z9, Z8, Z7
+	VPUNPCKHDQ      Z9, Z8, Z9
+	VPUNPCKLQDQ     Z7, Z10, Z6
+	VPUNPCKHQDQ     Z7, Z10, Z7
+	VPUNPCKLQDQ     Z9, Z11, Z8
+	VPUNPCKHQDQ     Z9, Z11, Z9
+	VBROADCASTI32X4 2(CX), Z8
+	VINSERTI32X4    $0x01, 2(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 2(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 2(R8), Z8, Z8
+	VBROADCASTI32X4 2(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 2(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 2(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 2(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 2(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 2(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 2(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 2(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 2(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 2(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 2(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 2(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPSHUFB         shuffle7<>+0(SB), Z6, Z12
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z13
+	VPMULLW         every00800100<>+0(SB), Z12, Z14
+	VPANDD          every01000100<>+0(SB), Z14, Z14
+	VPORD           Z14, Z13, Z13
+	VMOVUPS         Z13, 256(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VPMULLW         every00200040<>+0(SB), Z12, Z13
+	VPANDD          every01000100<>+0(SB), Z13, Z13
+	VPORD           Z13, Z8, Z8
+	VMOVUPS         Z8, 320(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z8
+	VPMULLW         every00080010<>+0(SB), Z12, Z13
+	VPANDD          every01000100<>+0(SB), Z13, Z13
+	VPORD           Z13, Z8, Z8
+	VMOVUPS         Z8, 384(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z8
+	VPMULLW         every00020004<>+0(SB), Z12, Z9
+	VPANDD          every01000100<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VMOVUPS         Z8, 448(AX)
+	VPSHUFB         shuffle8<>+0(SB), Z6, Z8
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z9
+	VPMULLW         every00800100<>+0(SB), Z8, Z12
+	VPANDD          every01000100<>+0(SB), Z12, Z12
+	VPORD           Z12, Z9, Z9
+	VMOVUPS         Z9, 768(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z9
+	VPMULLW         every00200040<>+0(SB), Z8, Z10
+	VPANDD          every01000100<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VMOVUPS         Z9, 832(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z9
+	VPMULLW         every00080010<>+0(SB), Z8, Z10
+	VPANDD          every01000100<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VMOVUPS         Z9, 896(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z9
+	VPMULLW         every00020004<>+0(SB), Z8, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z9, Z9
+	VMOVUPS         Z9, 960(AX)
+	VBROADCASTI32X4 18(CX), Z8
+	VINSERTI32X4    $0x01, 18(SI), Z8, Z8
+	VINSERTI32X4    $0x02, 18(DI), Z8, Z8
+	VINSERTI32X4    $0x03, 18(R8), Z8, Z8
+	VBROADCASTI32X4 18(CX)(DX*1), Z9
+	VINSERTI32X4    $0x01, 18(SI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 18(DI)(DX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 18(R8)(DX*1), Z9, Z9
+	VBROADCASTI32X4 18(CX)(DX*2), Z10
+	VINSERTI32X4    $0x01, 18(SI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 18(DI)(DX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 18(R8)(DX*2), Z10, Z10
+	VBROADCASTI32X4 18(CX)(BX*1), Z11
+	VINSERTI32X4    $0x01, 18(SI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 18(DI)(BX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 18(R8)(BX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VPSHUFB         shuffle9<>+0(SB), Z6, Z12
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z13
+	VPMULLW         every00800100<>+0(SB), Z12, Z14
+	VPANDD          every01000100<>+0(SB), Z14, Z14
+	VPORD           Z14, Z13, Z13
+	VMOVUPS         Z13, 1280(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VPMULLW         every00200040<>+0(SB), Z12, Z13
+	VPANDD          every01000100<>+0(SB), Z13, Z13
+	VPORD           Z13, Z8, Z8
+	VMOVUPS         Z8, 1344(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z8
+	VPMULLW         every00080010<>+0(SB), Z12, Z13
+	VPANDD          every01000100<>+0(SB), Z13, Z13
+	VPORD           Z13, Z8, Z8
+	VMOVUPS         Z8, 1408(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z8
+	VPMULLW         every00020004<>+0(SB), Z12, Z9
+	VPANDD          every01000100<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VMOVUPS         Z8, 1472(AX)
+	VPSHUFB         shuffle10<>+0(SB), Z6, Z6
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z8
+	VPMULLW         every00800100<>+0(SB), Z6, Z9
+	VPANDD          every01000100<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VMOVUPS         Z8, 1792(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z8
+	VPMULLW         every00200040<>+0(SB), Z6, Z9
+	VPANDD          every01000100<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VMOVUPS         Z8, 1856(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z8
+	VPMULLW         every00080010<>+0(SB), Z6, Z9
+	VPANDD          every01000100<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VMOVUPS         Z8, 1920(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z8
+	VPMULLW         every00020004<>+0(SB), Z6, Z6
+	VPANDD          every01000100<>+0(SB), Z6, Z6
+	VPORD           Z6, Z8, Z8
+	VMOVUPS         Z8, 1984(AX)
+	VBROADCASTI32X4 34(CX), Z6
+	VINSERTI32X4    $0x01, 34(SI), Z6, Z6
+	VINSERTI32X4    $0x02, 34(DI), Z6, Z6
+	VINSERTI32X4    $0x03, 34(R8), Z6, Z6
+	VBROADCASTI32X4 34(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 34(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 34(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 34(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 34(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 34(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 34(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 34(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 34(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 34(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 34(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 34(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z6, Z11
+	VPUNPCKHDQ      Z8, Z6, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z6
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VPSHUFB         shuffle7<>+0(SB), Z7, Z11
+	VPSHUFB         shuffle0<>+0(SB), Z6, Z12
+	VPMULLW         every00800100<>+0(SB), Z11, Z13
+	VPANDD          every01000100<>+0(SB), Z13, Z13
+	VPORD           Z13, Z12, Z12
+	VMOVUPS         Z12, 2304(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z6, Z6
+	VPMULLW         every00200040<>+0(SB), Z11, Z12
+	VPANDD          every01000100<>+0(SB), Z12, Z12
+	VPORD           Z12, Z6, Z6
+	VMOVUPS         Z6, 2368(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z6
+	VPMULLW         every00080010<>+0(SB), Z11, Z12
+	VPANDD          every01000100<>+0(SB), Z12, Z12
+	VPORD           Z12, Z6, Z6
+	VMOVUPS         Z6, 2432(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z6
+	VPMULLW         every00020004<>+0(SB), Z11, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z6, Z6
+	VMOVUPS         Z6, 2496(AX)
+	VPSHUFB         shuffle8<>+0(SB), Z7, Z6
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z8
+	VPMULLW         every00800100<>+0(SB), Z6, Z11
+	VPANDD          every01000100<>+0(SB), Z11, Z11
+	VPORD           Z11, Z8, Z8
+	VMOVUPS         Z8, 2816(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z8
+	VPMULLW         every00200040<>+0(SB), Z6, Z9
+	VPANDD          every01000100<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VMOVUPS         Z8, 2880(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z8
+	VPMULLW         every00080010<>+0(SB), Z6, Z9
+	VPANDD          every01000100<>+0(SB), Z9, Z9
+	VPORD           Z9, Z8, Z8
+	VMOVUPS         Z8, 2944(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z8
+	VPMULLW         every00020004<>+0(SB), Z6, Z6
+	VPANDD          every01000100<>+0(SB), Z6, Z6
+	VPORD           Z6, Z8, Z8
+	VMOVUPS         Z8, 3008(AX)
+	VBROADCASTI32X4 50(CX), Z6
+	VINSERTI32X4    $0x01, 50(SI), Z6, Z6
+	VINSERTI32X4    $0x02, 50(DI), Z6, Z6
+	VINSERTI32X4    $0x03, 50(R8), Z6, Z6
+	VBROADCASTI32X4 50(CX)(DX*1), Z8
+	VINSERTI32X4    $0x01, 50(SI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x02, 50(DI)(DX*1), Z8, Z8
+	VINSERTI32X4    $0x03, 50(R8)(DX*1), Z8, Z8
+	VBROADCASTI32X4 50(CX)(DX*2), Z9
+	VINSERTI32X4    $0x01, 50(SI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x02, 50(DI)(DX*2), Z9, Z9
+	VINSERTI32X4    $0x03, 50(R8)(DX*2), Z9, Z9
+	VBROADCASTI32X4 50(CX)(BX*1), Z10
+	VINSERTI32X4    $0x01, 50(SI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 50(DI)(BX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 50(R8)(BX*1), Z10, Z10
+	VPUNPCKLDQ      Z8, Z6, Z11
+	VPUNPCKHDQ      Z8, Z6, Z12
+	VPUNPCKLDQ      Z10, Z9, Z8
+	VPUNPCKHDQ      Z10, Z9, Z10
+	VPUNPCKLQDQ     Z8, Z11, Z6
+	VPUNPCKHQDQ     Z8, Z11, Z8
+	VPUNPCKLQDQ     Z10, Z12, Z9
+	VPUNPCKHQDQ     Z10, Z12, Z10
+	VPSHUFB         shuffle9<>+0(SB), Z7, Z11
+	VPSHUFB         shuffle0<>+0(SB), Z6, Z12
+	VPMULLW         every00800100<>+0(SB), Z11, Z13
+	VPANDD          every01000100<>+0(SB), Z13, Z13
+	VPORD           Z13, Z12, Z12
+	VMOVUPS         Z12, 3328(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z6, Z6
+	VPMULLW         every00200040<>+0(SB), Z11, Z12
+	VPANDD          every01000100<>+0(SB), Z12, Z12
+	VPORD           Z12, Z6, Z6
+	VMOVUPS         Z6, 3392(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z6
+	VPMULLW         every00080010<>+0(SB), Z11, Z12
+	VPANDD          every01000100<>+0(SB), Z12, Z12
+	VPORD           Z12, Z6, Z6
+	VMOVUPS         Z6, 3456(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z6
+	VPMULLW         every00020004<>+0(SB), Z11, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z6, Z6
+	VMOVUPS         Z6, 3520(AX)
+	VPSHUFB         shuffle10<>+0(SB), Z7, Z6
+	VPSHUFB         shuffle0<>+0(SB), Z9, Z7
+	VPMULLW         every00800100<>+0(SB), Z6, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VMOVUPS         Z7, 3840(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z9, Z7
+	VPMULLW         every00200040<>+0(SB), Z6, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VMOVUPS         Z7, 3904(AX)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z7
+	VPMULLW         every00080010<>+0(SB), Z6, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z7, Z7
+	VMOVUPS         Z7, 3968(AX)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z7
+	VPMULLW         every00020004<>+0(SB), Z6, Z6
+	VPANDD          every01000100<>+0(SB), Z6, Z6
+	VPORD           Z6, Z7, Z7
+	VMOVUPS         Z7, 4032(AX)
+	VBROADCASTI32X4 74(CX), Z6
+	VINSERTI32X4    $0x01, 74(SI), Z6, Z6
+	VINSERTI32X4    $0x02, 74(DI), Z6, Z6
+	VINSERTI32X4    $0x03, 74(R8), Z6, Z6
+	VBROADCASTI32X4 74(CX)(DX*1), Z7
+	VINSERTI32X4    $0x01, 74(SI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x02, 74(DI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x03, 74(R8)(DX*1), Z7, Z7
+	VBROADCASTI32X4 74(CX)(DX*2), Z8
+	VINSERTI32X4    $0x01, 74(SI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x02, 74(DI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x03, 74(R8)(DX*2), Z8, Z8
+	VBROADCASTI32X4 74(CX)(BX*1), Z9
+	VINSERTI32X4    $0x01, 74(SI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 74(DI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 74(R8)(BX*1), Z9, Z9
+	VPUNPCKLDQ      Z7, Z6, Z10
+	VPUNPCKHDQ      Z7, Z6, Z11
+	VPUNPCKLDQ      Z9, Z8, Z7
+	VPUNPCKHDQ      Z9, Z8, Z9
+	VPUNPCKLQDQ     Z7, Z10, Z6
+	VPUNPCKHQDQ     Z7, Z10, Z7
+	VPUNPCKLQDQ     Z9, Z11, Z8
+	VPUNPCKHQDQ     Z9, Z11, Z9
+	VMOVUPS         Z6, (AX)
+	VMOVUPS         Z7, 512(AX)
+	VMOVUPS         Z8, 1024(AX)
+	VMOVUPS         Z9, 1536(AX)
+	VBROADCASTI32X4 90(CX), Z6
+	VINSERTI32X4    $0x01, 90(SI), Z6, Z6
+	VINSERTI32X4    $0x02, 90(DI), Z6, Z6
+	VINSERTI32X4    $0x03, 90(R8), Z6, Z6
+	VBROADCASTI32X4 90(CX)(DX*1), Z7
+	VINSERTI32X4    $0x01, 90(SI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x02, 90(DI)(DX*1), Z7, Z7
+	VINSERTI32X4    $0x03, 90(R8)(DX*1), Z7, Z7
+	VBROADCASTI32X4 90(CX)(DX*2), Z8
+	VINSERTI32X4    $0x01, 90(SI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x02, 90(DI)(DX*2), Z8, Z8
+	VINSERTI32X4    $0x03, 90(R8)(DX*2), Z8, Z8
+	VBROADCASTI32X4 90(CX)(BX*1), Z9
+	VINSERTI32X4    $0x01, 90(SI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 90(DI)(BX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 90(R8)(BX*1), Z9, Z9
+	VPUNPCKLDQ      Z7, Z6, Z10
+	VPUNPCKHDQ      Z7, Z6, Z11
+	VPUNPCKLDQ      Z9, Z8, Z7
+	VPUNPCKHDQ      Z9, Z8, Z9
+	VPUNPCKLQDQ     Z7, Z10, Z6
+	VPUNPCKHQDQ     Z7, Z10, Z7
+	VPUNPCKLQDQ     Z9, Z11, Z8
+	VPUNPCKHQDQ     Z9, Z11, Z9
+	VMOVUPS         Z6, 2048(AX)
+	VMOVUPS         Z7, 2560(AX)
+	VMOVUPS         Z8, 3072(AX)
+	VMOVUPS         Z9, 3584(AX)
+	KXNORW          K1, K1, K1
+	MOVQ            $+8, AX
+
+decodeIQ3S_loop:
+	VMOVUPS    (R11), Z6
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    256(R11), Z7
+	VPANDD     Z1, Z7, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x10, Z7, Z7
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z8
+	VPGATHERDD (R13)(Z7*4), K2, Z8
+	VPSHUFB    spread<>+0(SB), Z6, Z7
+	VPTESTMB   Z2, Z7, K2
+	VPADDB     Z4, Z9, K2, Z9
+	VPTESTMB   Z3, Z7, K2
+	VPADDB     Z4, Z8, K2, Z8
+	VPSHUFB    Z9, Z5, Z9
+	VPSHUFB    Z8, Z5, Z8
+	VMOVUPS    Z9, (R11)
+	VMOVUPS    Z8, 64(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    320(R11), Z7
+	VPANDD     Z1, Z7, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x10, Z7, Z7
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z8
+	VPGATHERDD (R13)(Z7*4), K2, Z8
+	VPSHUFB    spread<>+64(SB), Z6, Z7
+	VPTESTMB   Z2, Z7, K2
+	VPADDB     Z4, Z9, K2, Z9
+	VPTESTMB   Z3, Z7, K2
+	VPADDB     Z4, Z8, K2, Z8
+	VPSHUFB    Z9, Z5, Z9
+	VPSHUFB    Z8, Z5, Z8
+	VMOVUPS    Z9, 128(R11)
+	VMOVUPS    Z8, 192(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    384(R11), Z7
+	VPANDD     Z1, Z7, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x10, Z7, Z7
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z8
+	VPGATHERDD (R13)(Z7*4), K2, Z8
+	VPSHUFB    spread<>+128(SB), Z6, Z7
+	VPTESTMB   Z2, Z7, K2
+	VPADDB     Z4, Z9, K2, Z9
+	VPTESTMB   Z3, Z7, K2
+	VPADDB     Z4, Z8, K2, Z8
+	VPSHUFB    Z9, Z5, Z9
+	VPSHUFB    Z8, Z5, Z8
+	VMOVUPS    Z9, 256(R11)
+	VMOVUPS    Z8, 320(R11)
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	PREFETCHT1 (R9)
+	ADDQ       R10, R9
+	VMOVUPS    448(R11), Z7
+	VPANDD     Z1, Z7, Z8
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z9
+	VPGATHERDD (R13)(Z8*4), K2, Z9
+	VPSRLD     $0x10, Z7, Z7
+	KMOVW      K1, K2
+	VPXORD     Z0, Z0, Z8
+	VPGATHERDD (R13)(Z7*4), K2, Z8
+	VPSHUFB    spread<>+192(SB), Z6, Z7
+	VPTESTMB   Z2, Z7, K2
+	VPADDB     Z4, Z9, K2, Z9
+	VPTESTMB   Z3, Z7, K2
+	VPADDB     Z4, Z8, K2, Z8
+	VPSHUFB    Z9, Z5, Z9
+	VPSHUFB    Z8, Z5, Z8
+	VMOVUPS    Z9, 384(R11)
+	VMOVUPS    Z8, 448(R11)
+	ADDQ       $+512, R11
+	ADDQ       $+64, R12
+	DECQ       AX
+	JNZ        decodeIQ3S_loop
+	VZEROUPPER
+	RET
+
+// func decode2IQ3S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·decode2IQ3S(SB), NOSPLIT, $0-48
+	MOVQ p+0(FP), AX
+	MOVQ w+8(FP), BX
+	MOVQ stride+16(FP), DI
+	MOVQ pf+32(FP), R8
+	LEAQ (DI)(DI*2), R9
+	MOVQ $+2, R10
+
+decode2IQ3S_rows:
+	MOVQ           BX, R11
+	LEAQ           (BX)(DI*4), SI
+	MOVQ           AX, CX
+	LEAQ           4096(AX), DX
+	VPBROADCASTW   (BX), X0
+	VPINSRW        $0x01, (BX)(DI*1), X0, X0
+	VPINSRW        $0x02, (BX)(DI*2), X0, X0
+	VPINSRW        $0x03, (BX)(R9*1), X0, X0
+	VPINSRW        $0x04, (SI), X0, X0
+	VPINSRW        $0x05, (SI)(DI*1), X0, X0
+	VPINSRW        $0x06, (SI)(DI*2), X0, X0
+	VPINSRW        $0x07, (SI)(R9*1), X0, X0
+	VCVTPH2PS      X0, Y0
+	VMULPS         every3f800000<>+0(SB), Y0, Y0
+	VADDPS         Y0, Y0, Y1
+	PREFETCHT1     (R8)
+	VBROADCASTI128 94(BX), Y2
+	VINSERTI128    $0x01, 94(SI), Y2, Y2
+	VBROADCASTI128 94(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 94(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 94(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 94(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 94(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 94(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPAND          every0000000f<>+0(SB), Y5, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4096(AX)
+	VPSRLD         $0x04, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4160(AX)
+	VPSRLD         $0x08, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4224(AX)
+	VPSRLD         $0x0c, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4288(AX)
+	VPSRLD         $0x10, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4352(AX)
+	VPSRLD         $0x14, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4416(AX)
+	VPSRLD         $0x18, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4480(AX)
+	VPSRLD         $0x1c, Y5, Y2
+	VPAND          every0000000f<>+0(SB), Y2, Y2
+	VCVTDQ2PS      Y2, Y2
+	VFMADD213PS    Y0, Y1, Y2
+	VMOVUPS        Y2, 4544(AX)
+	PREFETCHT1     64(R8)
+	VBROADCASTI128 66(BX), Y0
+	VINSERTI128    $0x01, 66(SI), Y0, Y0
+	VBROADCASTI128 66(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 66(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 66(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 66(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 66(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 66(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	PREFETCHT1     128(R8)
+	VBROADCASTI128 2(BX), Y2
+	VINSERTI128    $0x01, 2(SI), Y2, Y2
+	VBROADCASTI128 2(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 2(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 2(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 2(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 2(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 2(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle7<>+0(SB), Y0, Y6
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y7
+	VPMULLW        every00800100<>+0(SB), Y6, Y8
+	VPAND          every01000100<>+0(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVUPS        Y7, 256(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VPMULLW        every00200040<>+0(SB), Y6, Y7
+	VPAND          every01000100<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 320(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y2
+	VPMULLW        every00080010<>+0(SB), Y6, Y7
+	VPAND          every01000100<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 384(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y2
+	VPMULLW        every00020004<>+0(SB), Y6, Y3
+	VPAND          every01000100<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 448(AX)
+	VPSHUFB        shuffle8<>+0(SB), Y0, Y2
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y3
+	VPMULLW        every00800100<>+0(SB), Y2, Y6
+	VPAND          every01000100<>+0(SB), Y6, Y6
+	VPOR           Y6, Y3, Y3
+	VMOVUPS        Y3, 768(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y3
+	VPMULLW        every00200040<>+0(SB), Y2, Y4
+	VPAND          every01000100<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 832(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y3
+	VPMULLW        every00080010<>+0(SB), Y2, Y4
+	VPAND          every01000100<>+0(SB), Y4, Y4
+	VPOR           Y4, Y3, Y3
+	VMOVUPS        Y3, 896(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y3
+	VPMULLW        every00020004<>+0(SB), Y2, Y2
+	VPAND          every01000100<>+0(SB), Y2, Y2
+	VPOR           Y2, Y3, Y3
+	VMOVUPS        Y3, 960(AX)
+	PREFETCHT1     192(R8)
+	VBROADCASTI128 18(BX), Y2
+	VINSERTI128    $0x01, 18(SI), Y2, Y2
+	VBROADCASTI128 18(BX)(DI*1), Y3
+	VINSERTI128    $0x01, 18(SI)(DI*1), Y3, Y3
+	VBROADCASTI128 18(BX)(DI*2), Y4
+	VINSERTI128    $0x01, 18(SI)(DI*2), Y4, Y4
+	VBROADCASTI128 18(BX)(R9*1), Y5
+	VINSERTI128    $0x01, 18(SI)(R9*1), Y5, Y5
+	VPUNPCKLDQ     Y3, Y2, Y6
+	VPUNPCKHDQ     Y3, Y2, Y7
+	VPUNPCKLDQ     Y5, Y4, Y3
+	VPUNPCKHDQ     Y5, Y4, Y5
+	VPUNPCKLQDQ    Y3, Y6, Y2
+	VPUNPCKHQDQ    Y3, Y6, Y3
+	VPUNPCKLQDQ    Y5, Y7, Y4
+	VPUNPCKHQDQ    Y5, Y7, Y5
+	VPSHUFB        shuffle9<>+0(SB), Y0, Y6
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y7
+	VPMULLW        every00800100<>+0(SB), Y6, Y8
+	VPAND          every01000100<>+0(SB), Y8, Y8
+	VPOR           Y8, Y7, Y7
+	VMOVUPS        Y7, 1280(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y2
+	VPMULLW        every00200040<>+0(SB), Y6, Y7
+	VPAND          every01000100<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 1344(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y2
+	VPMULLW        every00080010<>+0(SB), Y6, Y7
+	VPAND          every01000100<>+0(SB), Y7, Y7
+	VPOR           Y7, Y2, Y2
+	VMOVUPS        Y2, 1408(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y2
+	VPMULLW        every00020004<>+0(SB), Y6, Y3
+	VPAND          every01000100<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 1472(AX)
+	VPSHUFB        shuffle10<>+0(SB), Y0, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VPMULLW        every00800100<>+0(SB), Y0, Y3
+	VPAND          every01000100<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 1792(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y2
+	VPMULLW        every00200040<>+0(SB), Y0, Y3
+	VPAND          every01000100<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 1856(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y5, Y2
+	VPMULLW        every00080010<>+0(SB), Y0, Y3
+	VPAND          every01000100<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 1920(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y5, Y2
+	VPMULLW        every00020004<>+0(SB), Y0, Y0
+	VPAND          every01000100<>+0(SB), Y0, Y0
+	VPOR           Y0, Y2, Y2
+	VMOVUPS        Y2, 1984(AX)
+	PREFETCHT1     256(R8)
+	VBROADCASTI128 34(BX), Y0
+	VINSERTI128    $0x01, 34(SI), Y0, Y0
+	VBROADCASTI128 34(BX)(DI*1), Y2
+	VINSERTI128    $0x01, 34(SI)(DI*1), Y2, Y2
+	VBROADCASTI128 34(BX)(DI*2), Y3
+	VINSERTI128    $0x01, 34(SI)(DI*2), Y3, Y3
+	VBROADCASTI128 34(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 34(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y0, Y5
+	VPUNPCKHDQ     Y2, Y0, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y0
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	VPSHUFB        shuffle7<>+0(SB), Y1, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y0, Y6
+	VPMULLW        every00800100<>+0(SB), Y5, Y7
+	VPAND          every01000100<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 2304(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y0, Y0
+	VPMULLW        every00200040<>+0(SB), Y5, Y6
+	VPAND          every01000100<>+0(SB), Y6, Y6
+	VPOR           Y6, Y0, Y0
+	VMOVUPS        Y0, 2368(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y0
+	VPMULLW        every00080010<>+0(SB), Y5, Y6
+	VPAND          every01000100<>+0(SB), Y6, Y6
+	VPOR           Y6, Y0, Y0
+	VMOVUPS        Y0, 2432(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y0
+	VPMULLW        every00020004<>+0(SB), Y5, Y2
+	VPAND          every01000100<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VMOVUPS        Y0, 2496(AX)
+	VPSHUFB        shuffle8<>+0(SB), Y1, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y2
+	VPMULLW        every00800100<>+0(SB), Y0, Y5
+	VPAND          every01000100<>+0(SB), Y5, Y5
+	VPOR           Y5, Y2, Y2
+	VMOVUPS        Y2, 2816(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y2
+	VPMULLW        every00200040<>+0(SB), Y0, Y3
+	VPAND          every01000100<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 2880(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y2
+	VPMULLW        every00080010<>+0(SB), Y0, Y3
+	VPAND          every01000100<>+0(SB), Y3, Y3
+	VPOR           Y3, Y2, Y2
+	VMOVUPS        Y2, 2944(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y2
+	VPMULLW        every00020004<>+0(SB), Y0, Y0
+	VPAND          every01000100<>+0(SB), Y0, Y0
+	VPOR           Y0, Y2, Y2
+	VMOVUPS        Y2, 3008(AX)
+	PREFETCHT1     320(R8)
+	VBROADCASTI128 50(BX), Y0
+	VINSERTI128    $0x01, 50(SI), Y0, Y0
+	VBROADCASTI128 50(BX)(DI*1), Y2
+	VINSERTI128    $0x01, 50(SI)(DI*1), Y2, Y2
+	VBROADCASTI128 50(BX)(DI*2), Y3
+	VINSERTI128    $0x01, 50(SI)(DI*2), Y3, Y3
+	VBROADCASTI128 50(BX)(R9*1), Y4
+	VINSERTI128    $0x01, 50(SI)(R9*1), Y4, Y4
+	VPUNPCKLDQ     Y2, Y0, Y5
+	VPUNPCKHDQ     Y2, Y0, Y6
+	VPUNPCKLDQ     Y4, Y3, Y2
+	VPUNPCKHDQ     Y4, Y3, Y4
+	VPUNPCKLQDQ    Y2, Y5, Y0
+	VPUNPCKHQDQ    Y2, Y5, Y2
+	VPUNPCKLQDQ    Y4, Y6, Y3
+	VPUNPCKHQDQ    Y4, Y6, Y4
+	VPSHUFB        shuffle9<>+0(SB), Y1, Y5
+	VPSHUFB        shuffle0<>+0(SB), Y0, Y6
+	VPMULLW        every00800100<>+0(SB), Y5, Y7
+	VPAND          every01000100<>+0(SB), Y7, Y7
+	VPOR           Y7, Y6, Y6
+	VMOVUPS        Y6, 3328(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y0, Y0
+	VPMULLW        every00200040<>+0(SB), Y5, Y6
+	VPAND          every01000100<>+0(SB), Y6, Y6
+	VPOR           Y6, Y0, Y0
+	VMOVUPS        Y0, 3392(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y2, Y0
+	VPMULLW        every00080010<>+0(SB), Y5, Y6
+	VPAND          every01000100<>+0(SB), Y6, Y6
+	VPOR           Y6, Y0, Y0
+	VMOVUPS        Y0, 3456(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y2, Y0
+	VPMULLW        every00020004<>+0(SB), Y5, Y2
+	VPAND          every01000100<>+0(SB), Y2, Y2
+	VPOR           Y2, Y0, Y0
+	VMOVUPS        Y0, 3520(AX)
+	VPSHUFB        shuffle10<>+0(SB), Y1, Y0
+	VPSHUFB        shuffle0<>+0(SB), Y3, Y1
+	VPMULLW        every00800100<>+0(SB), Y0, Y2
+	VPAND          every01000100<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVUPS        Y1, 3840(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y3, Y1
+	VPMULLW        every00200040<>+0(SB), Y0, Y2
+	VPAND          every01000100<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVUPS        Y1, 3904(AX)
+	VPSHUFB        shuffle0<>+0(SB), Y4, Y1
+	VPMULLW        every00080010<>+0(SB), Y0, Y2
+	VPAND          every01000100<>+0(SB), Y2, Y2
+	VPOR           Y2, Y1, Y1
+	VMOVUPS        Y1, 3968(AX)
+	VPSHUFB        shuffle1<>+0(SB), Y4, Y1
+	VPMULLW        every00020004<>+0(SB), Y0, Y0
+	VPAND          every01000100<>+0(SB), Y0, Y0
+	VPOR           Y0, Y1, Y1
+	VMOVUPS        Y1, 4032(AX)
+	PREFETCHT1     384(R8)
+	VBROADCASTI128 74(BX), Y0
+	VINSERTI128    $0x01, 74(SI), Y0, Y0
+	VBROADCASTI128 74(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 74(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 74(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 74(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 74(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 74(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVUPS        Y0, (AX)
+	VMOVUPS        Y1, 512(AX)
+	VMOVUPS        Y2, 1024(AX)
+	VMOVUPS        Y3, 1536(AX)
+	PREFETCHT1     448(R8)
+	VBROADCASTI128 90(BX), Y0
+	VINSERTI128    $0x01, 90(SI), Y0, Y0
+	VBROADCASTI128 90(BX)(DI*1), Y1
+	VINSERTI128    $0x01, 90(SI)(DI*1), Y1, Y1
+	VBROADCASTI128 90(BX)(DI*2), Y2
+	VINSERTI128    $0x01, 90(SI)(DI*2), Y2, Y2
+	VBROADCASTI128 90(BX)(R9*1), Y3
+	VINSERTI128    $0x01, 90(SI)(R9*1), Y3, Y3
+	VPUNPCKLDQ     Y1, Y0, Y4
+	VPUNPCKHDQ     Y1, Y0, Y5
+	VPUNPCKLDQ     Y3, Y2, Y1
+	VPUNPCKHDQ     Y3, Y2, Y3
+	VPUNPCKLQDQ    Y1, Y4, Y0
+	VPUNPCKHQDQ    Y1, Y4, Y1
+	VPUNPCKLQDQ    Y3, Y5, Y2
+	VPUNPCKHQDQ    Y3, Y5, Y3
+	VMOVUPS        Y0, 2048(AX)
+	VMOVUPS        Y1, 2560(AX)
+	VMOVUPS        Y2, 3072(AX)
+	VMOVUPS        Y3, 3584(AX)
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
+	VMOVDQU        every0000ffff<>+0(SB), Y0
+	VMOVDQU        every08040201<>+0(SB), Y1
+	VMOVDQU        every80402010<>+0(SB), Y2
+	VMOVDQU        every08080808<>+0(SB), Y3
+	LEAQ           ·gridIQ3S+0(SB), BX
+	VBROADCASTI128 table16<>+0(SB), Y4
+	MOVQ           $+8, SI
+
+decode2IQ3S_loop:
+	VMOVUPS    (CX), Y5
+	VMOVUPS    256(CX), Y6
+	VPAND      Y0, Y6, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x10, Y6, Y6
+	VPCMPEQD   Y6, Y6, Y7
+	VPXOR      Y6, Y6, Y8
+	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPSHUFB    spread<>+0(SB), Y5, Y6
+	VPAND      Y1, Y6, Y7
+	VPCMPEQB   Y1, Y7, Y7
+	VPAND      Y3, Y7, Y7
+	VPOR       Y7, Y9, Y9
+	VPAND      Y2, Y6, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y3, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y4, Y9
+	VPSHUFB    Y8, Y4, Y8
+	VMOVUPS    Y9, (CX)
+	VMOVUPS    Y8, 64(CX)
+	PREFETCHT1 (R8)
+	VMOVUPS    320(CX), Y6
+	VPAND      Y0, Y6, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x10, Y6, Y6
+	VPCMPEQD   Y6, Y6, Y7
+	VPXOR      Y6, Y6, Y8
+	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPSHUFB    spread<>+64(SB), Y5, Y6
+	VPAND      Y1, Y6, Y7
+	VPCMPEQB   Y1, Y7, Y7
+	VPAND      Y3, Y7, Y7
+	VPOR       Y7, Y9, Y9
+	VPAND      Y2, Y6, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y3, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y4, Y9
+	VPSHUFB    Y8, Y4, Y8
+	VMOVUPS    Y9, 128(CX)
+	VMOVUPS    Y8, 192(CX)
+	VMOVUPS    384(CX), Y6
+	VPAND      Y0, Y6, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x10, Y6, Y6
+	VPCMPEQD   Y6, Y6, Y7
+	VPXOR      Y6, Y6, Y8
+	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPSHUFB    spread<>+128(SB), Y5, Y6
+	VPAND      Y1, Y6, Y7
+	VPCMPEQB   Y1, Y7, Y7
+	VPAND      Y3, Y7, Y7
+	VPOR       Y7, Y9, Y9
+	VPAND      Y2, Y6, Y6
+	VPCMPEQB   Y2, Y6, Y6
+	VPAND      Y3, Y6, Y6
+	VPOR       Y6, Y8, Y8
+	VPSHUFB    Y9, Y4, Y9
+	VPSHUFB    Y8, Y4, Y8
+	VMOVUPS    Y9, 256(CX)
+	VMOVUPS    Y8, 320(CX)
+	PREFETCHT1 64(R8)
+	VMOVUPS    448(CX), Y6
+	VPAND      Y0, Y6, Y7
+	VPCMPEQD   Y7, Y7, Y8
+	VPXOR      Y7, Y7, Y9
+	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPSRLD     $0x10, Y6, Y6
+	VPCMPEQD   Y6, Y6, Y7
+	VPXOR      Y6, Y6, Y8
+	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPSHUFB    spread<>+192(SB), Y5, Y6
+	VPAND      Y1, Y6, Y5
+	VPCMPEQB   Y1, Y5, Y5
+	VPAND      Y3, Y5, Y5
+	VPOR       Y5, Y9, Y9
+	VPAND      Y2, Y6, Y5
+	VPCMPEQB   Y2, Y5, Y5
+	VPAND      Y3, Y5, Y5
+	VPOR       Y5, Y8, Y8
+	VPSHUFB    Y9, Y4, Y9
+	VPSHUFB    Y8, Y4, Y8
+	VMOVUPS    Y9, 384(CX)
+	VMOVUPS    Y8, 448(CX)
+	ADDQ       $+512, CX
+	ADDQ       $+64, DX
+	ADDQ       $+110, R8
+	DECQ       SI
+	JNZ        decode2IQ3S_loop
+	LEAQ       (R11)(DI*8), BX
+	ADDQ       $+32, AX
+	DECQ       R10
+	JNZ        decode2IQ3S_rows
 	VZEROUPPER
 	RET

@@ -242,7 +242,9 @@ func decode512(f *format) {
 		}
 		Label(name + "_loop")
 		f.emit(e, 0)
-		e.advance(f.step)
+		if f.step > 0 {
+			e.advance(f.step)
+		}
 		ADDQ(I32(int32(f.chunk*16)), s.pq)
 		ADDQ(I32(int32(64*f.chunk/f.kind.sub)), s.ps)
 		DECQ(cnt)
