@@ -51,13 +51,13 @@ var kernels512 = [...]kernels{
 	quant.NVFP4:   {decodeNVFP4, nil},
 	quant.Q2_K:    {decodeQ2K, []fusedFunc{fusedQ2Kx1}},
 	quant.Q3_K:    {decodeQ3K, []fusedFunc{fusedQ3Kx1, fusedQ3Kx2}},
-	quant.IQ1_S:   {decodeIQ1S, nil},
+	quant.IQ1_S:   {decodeIQ1S, []fusedFunc{fusedIQ1Sx1}},
 	quant.IQ1_M:   {decodeIQ1M, nil},
-	quant.IQ2_XXS: {decodeIQ2XXS, nil},
+	quant.IQ2_XXS: {decodeIQ2XXS, []fusedFunc{fusedIQ2XXSx1}},
 	quant.IQ2_XS:  {decodeIQ2XS, nil},
 	quant.IQ2_S:   {decodeIQ2S, nil},
-	quant.IQ3_XXS: {decodeIQ3XXS, nil},
-	quant.IQ3_S:   {decodeIQ3S, nil},
+	quant.IQ3_XXS: {decodeIQ3XXS, []fusedFunc{fusedIQ3XXSx1}},
+	quant.IQ3_S:   {decodeIQ3S, []fusedFunc{fusedIQ3Sx1}},
 	quant.Q2_0:    {},
 }
 

@@ -92,15 +92,15 @@ func TestGridPanels(t *testing.T) {
 	}
 }
 
-// BenchmarkGrids compares types with a grid to Q4_K, weights in the cache, one thread: the fastest of many rounds, each of
-// which has all types. "go" decodes as builds without assembly do.
+// BenchmarkGrids compares types with a grid to Q4_K, weights in the cache, one thread: the fastest of many rounds, each
+// with all types. "go" decodes in Go.
 func BenchmarkGrids(b *testing.B) {
 	const rows, k, rounds = 512, 512, 300
 	rng := rand.New(rand.NewPCG(1, 2))
-	y := make([]float32, 64*rows)
+	y := make([]float32, 512*rows)
 	s := NewScratch()
 	for _, l := range kernel.Available()[1:] {
-		for _, n := range []int{1, 4, 16, 64} {
+		for _, n := range []int{1, 4, 16, 512} {
 			var names []string
 			var muls []func()
 			x := pack(gauss(n*k, rng), n, k)
@@ -112,10 +112,11 @@ func BenchmarkGrids(b *testing.B) {
 			m := newMatrix(quant.IQ3_S, rows, k, rng)
 			names = append(names, "IQ3_S/go")
 			muls = append(muls, func() {
-				a, b := kernels512[quant.IQ3_S].decode, kernelsAVX2[quant.IQ3_S].decode
-				kernels512[quant.IQ3_S].decode, kernelsAVX2[quant.IQ3_S].decode = nil, nil
+				k5, k2 := &kernels512[quant.IQ3_S], &kernelsAVX2[quant.IQ3_S]
+				old, decode := *k5, k2.decode
+				*k5, k2.decode = kernels{}, nil
 				m.Mul(y, rows, x, 0, rows, rows, s)
-				kernels512[quant.IQ3_S].decode, kernelsAVX2[quant.IQ3_S].decode = a, b
+				*k5, k2.decode = old, decode
 			})
 			best := make([]time.Duration, len(muls))
 			restore := kernel.Set(l)

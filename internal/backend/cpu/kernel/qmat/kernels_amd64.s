@@ -1476,730 +1476,202 @@ DATA every08080808<>+56(SB)/4, $0x08080808
 DATA every08080808<>+60(SB)/4, $0x08080808
 GLOBL every08080808<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle0<>+0(SB)/1, $0x00
-DATA shuffle0<>+1(SB)/1, $0x80
-DATA shuffle0<>+2(SB)/1, $0x01
-DATA shuffle0<>+3(SB)/1, $0x80
-DATA shuffle0<>+4(SB)/1, $0x04
-DATA shuffle0<>+5(SB)/1, $0x84
-DATA shuffle0<>+6(SB)/1, $0x05
-DATA shuffle0<>+7(SB)/1, $0x84
-DATA shuffle0<>+8(SB)/1, $0x08
-DATA shuffle0<>+9(SB)/1, $0x88
-DATA shuffle0<>+10(SB)/1, $0x09
-DATA shuffle0<>+11(SB)/1, $0x88
-DATA shuffle0<>+12(SB)/1, $0x0c
-DATA shuffle0<>+13(SB)/1, $0x8c
-DATA shuffle0<>+14(SB)/1, $0x0d
-DATA shuffle0<>+15(SB)/1, $0x8c
-DATA shuffle0<>+16(SB)/1, $0x00
-DATA shuffle0<>+17(SB)/1, $0x80
-DATA shuffle0<>+18(SB)/1, $0x01
-DATA shuffle0<>+19(SB)/1, $0x80
-DATA shuffle0<>+20(SB)/1, $0x04
-DATA shuffle0<>+21(SB)/1, $0x84
-DATA shuffle0<>+22(SB)/1, $0x05
-DATA shuffle0<>+23(SB)/1, $0x84
-DATA shuffle0<>+24(SB)/1, $0x08
-DATA shuffle0<>+25(SB)/1, $0x88
-DATA shuffle0<>+26(SB)/1, $0x09
-DATA shuffle0<>+27(SB)/1, $0x88
-DATA shuffle0<>+28(SB)/1, $0x0c
-DATA shuffle0<>+29(SB)/1, $0x8c
-DATA shuffle0<>+30(SB)/1, $0x0d
-DATA shuffle0<>+31(SB)/1, $0x8c
-DATA shuffle0<>+32(SB)/1, $0x00
-DATA shuffle0<>+33(SB)/1, $0x80
-DATA shuffle0<>+34(SB)/1, $0x01
-DATA shuffle0<>+35(SB)/1, $0x80
-DATA shuffle0<>+36(SB)/1, $0x04
-DATA shuffle0<>+37(SB)/1, $0x84
-DATA shuffle0<>+38(SB)/1, $0x05
-DATA shuffle0<>+39(SB)/1, $0x84
-DATA shuffle0<>+40(SB)/1, $0x08
-DATA shuffle0<>+41(SB)/1, $0x88
-DATA shuffle0<>+42(SB)/1, $0x09
-DATA shuffle0<>+43(SB)/1, $0x88
-DATA shuffle0<>+44(SB)/1, $0x0c
-DATA shuffle0<>+45(SB)/1, $0x8c
-DATA shuffle0<>+46(SB)/1, $0x0d
-DATA shuffle0<>+47(SB)/1, $0x8c
-DATA shuffle0<>+48(SB)/1, $0x00
-DATA shuffle0<>+49(SB)/1, $0x80
-DATA shuffle0<>+50(SB)/1, $0x01
-DATA shuffle0<>+51(SB)/1, $0x80
-DATA shuffle0<>+52(SB)/1, $0x04
-DATA shuffle0<>+53(SB)/1, $0x84
-DATA shuffle0<>+54(SB)/1, $0x05
-DATA shuffle0<>+55(SB)/1, $0x84
-DATA shuffle0<>+56(SB)/1, $0x08
-DATA shuffle0<>+57(SB)/1, $0x88
-DATA shuffle0<>+58(SB)/1, $0x09
-DATA shuffle0<>+59(SB)/1, $0x88
-DATA shuffle0<>+60(SB)/1, $0x0c
-DATA shuffle0<>+61(SB)/1, $0x8c
-DATA shuffle0<>+62(SB)/1, $0x0d
-DATA shuffle0<>+63(SB)/1, $0x8c
+DATA shuffle0<>+0(SB)/4, $0x80018000
+DATA shuffle0<>+4(SB)/4, $0x84058404
+DATA shuffle0<>+8(SB)/4, $0x88098808
+DATA shuffle0<>+12(SB)/4, $0x8c0d8c0c
+DATA shuffle0<>+16(SB)/4, $0x80018000
+DATA shuffle0<>+20(SB)/4, $0x84058404
+DATA shuffle0<>+24(SB)/4, $0x88098808
+DATA shuffle0<>+28(SB)/4, $0x8c0d8c0c
+DATA shuffle0<>+32(SB)/4, $0x80018000
+DATA shuffle0<>+36(SB)/4, $0x84058404
+DATA shuffle0<>+40(SB)/4, $0x88098808
+DATA shuffle0<>+44(SB)/4, $0x8c0d8c0c
+DATA shuffle0<>+48(SB)/4, $0x80018000
+DATA shuffle0<>+52(SB)/4, $0x84058404
+DATA shuffle0<>+56(SB)/4, $0x88098808
+DATA shuffle0<>+60(SB)/4, $0x8c0d8c0c
 GLOBL shuffle0<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle1<>+0(SB)/1, $0x02
-DATA shuffle1<>+1(SB)/1, $0x80
-DATA shuffle1<>+2(SB)/1, $0x03
-DATA shuffle1<>+3(SB)/1, $0x80
-DATA shuffle1<>+4(SB)/1, $0x06
-DATA shuffle1<>+5(SB)/1, $0x84
-DATA shuffle1<>+6(SB)/1, $0x07
-DATA shuffle1<>+7(SB)/1, $0x84
-DATA shuffle1<>+8(SB)/1, $0x0a
-DATA shuffle1<>+9(SB)/1, $0x88
-DATA shuffle1<>+10(SB)/1, $0x0b
-DATA shuffle1<>+11(SB)/1, $0x88
-DATA shuffle1<>+12(SB)/1, $0x0e
-DATA shuffle1<>+13(SB)/1, $0x8c
-DATA shuffle1<>+14(SB)/1, $0x0f
-DATA shuffle1<>+15(SB)/1, $0x8c
-DATA shuffle1<>+16(SB)/1, $0x02
-DATA shuffle1<>+17(SB)/1, $0x80
-DATA shuffle1<>+18(SB)/1, $0x03
-DATA shuffle1<>+19(SB)/1, $0x80
-DATA shuffle1<>+20(SB)/1, $0x06
-DATA shuffle1<>+21(SB)/1, $0x84
-DATA shuffle1<>+22(SB)/1, $0x07
-DATA shuffle1<>+23(SB)/1, $0x84
-DATA shuffle1<>+24(SB)/1, $0x0a
-DATA shuffle1<>+25(SB)/1, $0x88
-DATA shuffle1<>+26(SB)/1, $0x0b
-DATA shuffle1<>+27(SB)/1, $0x88
-DATA shuffle1<>+28(SB)/1, $0x0e
-DATA shuffle1<>+29(SB)/1, $0x8c
-DATA shuffle1<>+30(SB)/1, $0x0f
-DATA shuffle1<>+31(SB)/1, $0x8c
-DATA shuffle1<>+32(SB)/1, $0x02
-DATA shuffle1<>+33(SB)/1, $0x80
-DATA shuffle1<>+34(SB)/1, $0x03
-DATA shuffle1<>+35(SB)/1, $0x80
-DATA shuffle1<>+36(SB)/1, $0x06
-DATA shuffle1<>+37(SB)/1, $0x84
-DATA shuffle1<>+38(SB)/1, $0x07
-DATA shuffle1<>+39(SB)/1, $0x84
-DATA shuffle1<>+40(SB)/1, $0x0a
-DATA shuffle1<>+41(SB)/1, $0x88
-DATA shuffle1<>+42(SB)/1, $0x0b
-DATA shuffle1<>+43(SB)/1, $0x88
-DATA shuffle1<>+44(SB)/1, $0x0e
-DATA shuffle1<>+45(SB)/1, $0x8c
-DATA shuffle1<>+46(SB)/1, $0x0f
-DATA shuffle1<>+47(SB)/1, $0x8c
-DATA shuffle1<>+48(SB)/1, $0x02
-DATA shuffle1<>+49(SB)/1, $0x80
-DATA shuffle1<>+50(SB)/1, $0x03
-DATA shuffle1<>+51(SB)/1, $0x80
-DATA shuffle1<>+52(SB)/1, $0x06
-DATA shuffle1<>+53(SB)/1, $0x84
-DATA shuffle1<>+54(SB)/1, $0x07
-DATA shuffle1<>+55(SB)/1, $0x84
-DATA shuffle1<>+56(SB)/1, $0x0a
-DATA shuffle1<>+57(SB)/1, $0x88
-DATA shuffle1<>+58(SB)/1, $0x0b
-DATA shuffle1<>+59(SB)/1, $0x88
-DATA shuffle1<>+60(SB)/1, $0x0e
-DATA shuffle1<>+61(SB)/1, $0x8c
-DATA shuffle1<>+62(SB)/1, $0x0f
-DATA shuffle1<>+63(SB)/1, $0x8c
+DATA shuffle1<>+0(SB)/4, $0x80038002
+DATA shuffle1<>+4(SB)/4, $0x84078406
+DATA shuffle1<>+8(SB)/4, $0x880b880a
+DATA shuffle1<>+12(SB)/4, $0x8c0f8c0e
+DATA shuffle1<>+16(SB)/4, $0x80038002
+DATA shuffle1<>+20(SB)/4, $0x84078406
+DATA shuffle1<>+24(SB)/4, $0x880b880a
+DATA shuffle1<>+28(SB)/4, $0x8c0f8c0e
+DATA shuffle1<>+32(SB)/4, $0x80038002
+DATA shuffle1<>+36(SB)/4, $0x84078406
+DATA shuffle1<>+40(SB)/4, $0x880b880a
+DATA shuffle1<>+44(SB)/4, $0x8c0f8c0e
+DATA shuffle1<>+48(SB)/4, $0x80038002
+DATA shuffle1<>+52(SB)/4, $0x84078406
+DATA shuffle1<>+56(SB)/4, $0x880b880a
+DATA shuffle1<>+60(SB)/4, $0x8c0f8c0e
 GLOBL shuffle1<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle2<>+0(SB)/1, $0x00
-DATA shuffle2<>+1(SB)/1, $0x02
-DATA shuffle2<>+2(SB)/1, $0x01
-DATA shuffle2<>+3(SB)/1, $0x03
-DATA shuffle2<>+4(SB)/1, $0x04
-DATA shuffle2<>+5(SB)/1, $0x06
-DATA shuffle2<>+6(SB)/1, $0x05
-DATA shuffle2<>+7(SB)/1, $0x07
-DATA shuffle2<>+8(SB)/1, $0x08
-DATA shuffle2<>+9(SB)/1, $0x0a
-DATA shuffle2<>+10(SB)/1, $0x09
-DATA shuffle2<>+11(SB)/1, $0x0b
-DATA shuffle2<>+12(SB)/1, $0x0c
-DATA shuffle2<>+13(SB)/1, $0x0e
-DATA shuffle2<>+14(SB)/1, $0x0d
-DATA shuffle2<>+15(SB)/1, $0x0f
-DATA shuffle2<>+16(SB)/1, $0x00
-DATA shuffle2<>+17(SB)/1, $0x02
-DATA shuffle2<>+18(SB)/1, $0x01
-DATA shuffle2<>+19(SB)/1, $0x03
-DATA shuffle2<>+20(SB)/1, $0x04
-DATA shuffle2<>+21(SB)/1, $0x06
-DATA shuffle2<>+22(SB)/1, $0x05
-DATA shuffle2<>+23(SB)/1, $0x07
-DATA shuffle2<>+24(SB)/1, $0x08
-DATA shuffle2<>+25(SB)/1, $0x0a
-DATA shuffle2<>+26(SB)/1, $0x09
-DATA shuffle2<>+27(SB)/1, $0x0b
-DATA shuffle2<>+28(SB)/1, $0x0c
-DATA shuffle2<>+29(SB)/1, $0x0e
-DATA shuffle2<>+30(SB)/1, $0x0d
-DATA shuffle2<>+31(SB)/1, $0x0f
-DATA shuffle2<>+32(SB)/1, $0x00
-DATA shuffle2<>+33(SB)/1, $0x02
-DATA shuffle2<>+34(SB)/1, $0x01
-DATA shuffle2<>+35(SB)/1, $0x03
-DATA shuffle2<>+36(SB)/1, $0x04
-DATA shuffle2<>+37(SB)/1, $0x06
-DATA shuffle2<>+38(SB)/1, $0x05
-DATA shuffle2<>+39(SB)/1, $0x07
-DATA shuffle2<>+40(SB)/1, $0x08
-DATA shuffle2<>+41(SB)/1, $0x0a
-DATA shuffle2<>+42(SB)/1, $0x09
-DATA shuffle2<>+43(SB)/1, $0x0b
-DATA shuffle2<>+44(SB)/1, $0x0c
-DATA shuffle2<>+45(SB)/1, $0x0e
-DATA shuffle2<>+46(SB)/1, $0x0d
-DATA shuffle2<>+47(SB)/1, $0x0f
-DATA shuffle2<>+48(SB)/1, $0x00
-DATA shuffle2<>+49(SB)/1, $0x02
-DATA shuffle2<>+50(SB)/1, $0x01
-DATA shuffle2<>+51(SB)/1, $0x03
-DATA shuffle2<>+52(SB)/1, $0x04
-DATA shuffle2<>+53(SB)/1, $0x06
-DATA shuffle2<>+54(SB)/1, $0x05
-DATA shuffle2<>+55(SB)/1, $0x07
-DATA shuffle2<>+56(SB)/1, $0x08
-DATA shuffle2<>+57(SB)/1, $0x0a
-DATA shuffle2<>+58(SB)/1, $0x09
-DATA shuffle2<>+59(SB)/1, $0x0b
-DATA shuffle2<>+60(SB)/1, $0x0c
-DATA shuffle2<>+61(SB)/1, $0x0e
-DATA shuffle2<>+62(SB)/1, $0x0d
-DATA shuffle2<>+63(SB)/1, $0x0f
+DATA shuffle2<>+0(SB)/4, $0x03010200
+DATA shuffle2<>+4(SB)/4, $0x07050604
+DATA shuffle2<>+8(SB)/4, $0x0b090a08
+DATA shuffle2<>+12(SB)/4, $0x0f0d0e0c
+DATA shuffle2<>+16(SB)/4, $0x03010200
+DATA shuffle2<>+20(SB)/4, $0x07050604
+DATA shuffle2<>+24(SB)/4, $0x0b090a08
+DATA shuffle2<>+28(SB)/4, $0x0f0d0e0c
+DATA shuffle2<>+32(SB)/4, $0x03010200
+DATA shuffle2<>+36(SB)/4, $0x07050604
+DATA shuffle2<>+40(SB)/4, $0x0b090a08
+DATA shuffle2<>+44(SB)/4, $0x0f0d0e0c
+DATA shuffle2<>+48(SB)/4, $0x03010200
+DATA shuffle2<>+52(SB)/4, $0x07050604
+DATA shuffle2<>+56(SB)/4, $0x0b090a08
+DATA shuffle2<>+60(SB)/4, $0x0f0d0e0c
 GLOBL shuffle2<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle3<>+0(SB)/1, $0x00
-DATA shuffle3<>+1(SB)/1, $0x01
-DATA shuffle3<>+2(SB)/1, $0x00
-DATA shuffle3<>+3(SB)/1, $0x01
-DATA shuffle3<>+4(SB)/1, $0x04
-DATA shuffle3<>+5(SB)/1, $0x05
-DATA shuffle3<>+6(SB)/1, $0x04
-DATA shuffle3<>+7(SB)/1, $0x05
-DATA shuffle3<>+8(SB)/1, $0x08
-DATA shuffle3<>+9(SB)/1, $0x09
-DATA shuffle3<>+10(SB)/1, $0x08
-DATA shuffle3<>+11(SB)/1, $0x09
-DATA shuffle3<>+12(SB)/1, $0x0c
-DATA shuffle3<>+13(SB)/1, $0x0d
-DATA shuffle3<>+14(SB)/1, $0x0c
-DATA shuffle3<>+15(SB)/1, $0x0d
-DATA shuffle3<>+16(SB)/1, $0x00
-DATA shuffle3<>+17(SB)/1, $0x01
-DATA shuffle3<>+18(SB)/1, $0x00
-DATA shuffle3<>+19(SB)/1, $0x01
-DATA shuffle3<>+20(SB)/1, $0x04
-DATA shuffle3<>+21(SB)/1, $0x05
-DATA shuffle3<>+22(SB)/1, $0x04
-DATA shuffle3<>+23(SB)/1, $0x05
-DATA shuffle3<>+24(SB)/1, $0x08
-DATA shuffle3<>+25(SB)/1, $0x09
-DATA shuffle3<>+26(SB)/1, $0x08
-DATA shuffle3<>+27(SB)/1, $0x09
-DATA shuffle3<>+28(SB)/1, $0x0c
-DATA shuffle3<>+29(SB)/1, $0x0d
-DATA shuffle3<>+30(SB)/1, $0x0c
-DATA shuffle3<>+31(SB)/1, $0x0d
-DATA shuffle3<>+32(SB)/1, $0x00
-DATA shuffle3<>+33(SB)/1, $0x01
-DATA shuffle3<>+34(SB)/1, $0x00
-DATA shuffle3<>+35(SB)/1, $0x01
-DATA shuffle3<>+36(SB)/1, $0x04
-DATA shuffle3<>+37(SB)/1, $0x05
-DATA shuffle3<>+38(SB)/1, $0x04
-DATA shuffle3<>+39(SB)/1, $0x05
-DATA shuffle3<>+40(SB)/1, $0x08
-DATA shuffle3<>+41(SB)/1, $0x09
-DATA shuffle3<>+42(SB)/1, $0x08
-DATA shuffle3<>+43(SB)/1, $0x09
-DATA shuffle3<>+44(SB)/1, $0x0c
-DATA shuffle3<>+45(SB)/1, $0x0d
-DATA shuffle3<>+46(SB)/1, $0x0c
-DATA shuffle3<>+47(SB)/1, $0x0d
-DATA shuffle3<>+48(SB)/1, $0x00
-DATA shuffle3<>+49(SB)/1, $0x01
-DATA shuffle3<>+50(SB)/1, $0x00
-DATA shuffle3<>+51(SB)/1, $0x01
-DATA shuffle3<>+52(SB)/1, $0x04
-DATA shuffle3<>+53(SB)/1, $0x05
-DATA shuffle3<>+54(SB)/1, $0x04
-DATA shuffle3<>+55(SB)/1, $0x05
-DATA shuffle3<>+56(SB)/1, $0x08
-DATA shuffle3<>+57(SB)/1, $0x09
-DATA shuffle3<>+58(SB)/1, $0x08
-DATA shuffle3<>+59(SB)/1, $0x09
-DATA shuffle3<>+60(SB)/1, $0x0c
-DATA shuffle3<>+61(SB)/1, $0x0d
-DATA shuffle3<>+62(SB)/1, $0x0c
-DATA shuffle3<>+63(SB)/1, $0x0d
+DATA shuffle3<>+0(SB)/4, $0x01000100
+DATA shuffle3<>+4(SB)/4, $0x05040504
+DATA shuffle3<>+8(SB)/4, $0x09080908
+DATA shuffle3<>+12(SB)/4, $0x0d0c0d0c
+DATA shuffle3<>+16(SB)/4, $0x01000100
+DATA shuffle3<>+20(SB)/4, $0x05040504
+DATA shuffle3<>+24(SB)/4, $0x09080908
+DATA shuffle3<>+28(SB)/4, $0x0d0c0d0c
+DATA shuffle3<>+32(SB)/4, $0x01000100
+DATA shuffle3<>+36(SB)/4, $0x05040504
+DATA shuffle3<>+40(SB)/4, $0x09080908
+DATA shuffle3<>+44(SB)/4, $0x0d0c0d0c
+DATA shuffle3<>+48(SB)/4, $0x01000100
+DATA shuffle3<>+52(SB)/4, $0x05040504
+DATA shuffle3<>+56(SB)/4, $0x09080908
+DATA shuffle3<>+60(SB)/4, $0x0d0c0d0c
 GLOBL shuffle3<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle4<>+0(SB)/1, $0x02
-DATA shuffle4<>+1(SB)/1, $0x03
-DATA shuffle4<>+2(SB)/1, $0x02
-DATA shuffle4<>+3(SB)/1, $0x03
-DATA shuffle4<>+4(SB)/1, $0x06
-DATA shuffle4<>+5(SB)/1, $0x07
-DATA shuffle4<>+6(SB)/1, $0x06
-DATA shuffle4<>+7(SB)/1, $0x07
-DATA shuffle4<>+8(SB)/1, $0x0a
-DATA shuffle4<>+9(SB)/1, $0x0b
-DATA shuffle4<>+10(SB)/1, $0x0a
-DATA shuffle4<>+11(SB)/1, $0x0b
-DATA shuffle4<>+12(SB)/1, $0x0e
-DATA shuffle4<>+13(SB)/1, $0x0f
-DATA shuffle4<>+14(SB)/1, $0x0e
-DATA shuffle4<>+15(SB)/1, $0x0f
-DATA shuffle4<>+16(SB)/1, $0x02
-DATA shuffle4<>+17(SB)/1, $0x03
-DATA shuffle4<>+18(SB)/1, $0x02
-DATA shuffle4<>+19(SB)/1, $0x03
-DATA shuffle4<>+20(SB)/1, $0x06
-DATA shuffle4<>+21(SB)/1, $0x07
-DATA shuffle4<>+22(SB)/1, $0x06
-DATA shuffle4<>+23(SB)/1, $0x07
-DATA shuffle4<>+24(SB)/1, $0x0a
-DATA shuffle4<>+25(SB)/1, $0x0b
-DATA shuffle4<>+26(SB)/1, $0x0a
-DATA shuffle4<>+27(SB)/1, $0x0b
-DATA shuffle4<>+28(SB)/1, $0x0e
-DATA shuffle4<>+29(SB)/1, $0x0f
-DATA shuffle4<>+30(SB)/1, $0x0e
-DATA shuffle4<>+31(SB)/1, $0x0f
-DATA shuffle4<>+32(SB)/1, $0x02
-DATA shuffle4<>+33(SB)/1, $0x03
-DATA shuffle4<>+34(SB)/1, $0x02
-DATA shuffle4<>+35(SB)/1, $0x03
-DATA shuffle4<>+36(SB)/1, $0x06
-DATA shuffle4<>+37(SB)/1, $0x07
-DATA shuffle4<>+38(SB)/1, $0x06
-DATA shuffle4<>+39(SB)/1, $0x07
-DATA shuffle4<>+40(SB)/1, $0x0a
-DATA shuffle4<>+41(SB)/1, $0x0b
-DATA shuffle4<>+42(SB)/1, $0x0a
-DATA shuffle4<>+43(SB)/1, $0x0b
-DATA shuffle4<>+44(SB)/1, $0x0e
-DATA shuffle4<>+45(SB)/1, $0x0f
-DATA shuffle4<>+46(SB)/1, $0x0e
-DATA shuffle4<>+47(SB)/1, $0x0f
-DATA shuffle4<>+48(SB)/1, $0x02
-DATA shuffle4<>+49(SB)/1, $0x03
-DATA shuffle4<>+50(SB)/1, $0x02
-DATA shuffle4<>+51(SB)/1, $0x03
-DATA shuffle4<>+52(SB)/1, $0x06
-DATA shuffle4<>+53(SB)/1, $0x07
-DATA shuffle4<>+54(SB)/1, $0x06
-DATA shuffle4<>+55(SB)/1, $0x07
-DATA shuffle4<>+56(SB)/1, $0x0a
-DATA shuffle4<>+57(SB)/1, $0x0b
-DATA shuffle4<>+58(SB)/1, $0x0a
-DATA shuffle4<>+59(SB)/1, $0x0b
-DATA shuffle4<>+60(SB)/1, $0x0e
-DATA shuffle4<>+61(SB)/1, $0x0f
-DATA shuffle4<>+62(SB)/1, $0x0e
-DATA shuffle4<>+63(SB)/1, $0x0f
+DATA shuffle4<>+0(SB)/4, $0x03020302
+DATA shuffle4<>+4(SB)/4, $0x07060706
+DATA shuffle4<>+8(SB)/4, $0x0b0a0b0a
+DATA shuffle4<>+12(SB)/4, $0x0f0e0f0e
+DATA shuffle4<>+16(SB)/4, $0x03020302
+DATA shuffle4<>+20(SB)/4, $0x07060706
+DATA shuffle4<>+24(SB)/4, $0x0b0a0b0a
+DATA shuffle4<>+28(SB)/4, $0x0f0e0f0e
+DATA shuffle4<>+32(SB)/4, $0x03020302
+DATA shuffle4<>+36(SB)/4, $0x07060706
+DATA shuffle4<>+40(SB)/4, $0x0b0a0b0a
+DATA shuffle4<>+44(SB)/4, $0x0f0e0f0e
+DATA shuffle4<>+48(SB)/4, $0x03020302
+DATA shuffle4<>+52(SB)/4, $0x07060706
+DATA shuffle4<>+56(SB)/4, $0x0b0a0b0a
+DATA shuffle4<>+60(SB)/4, $0x0f0e0f0e
 GLOBL shuffle4<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle5<>+0(SB)/1, $0x00
-DATA shuffle5<>+1(SB)/1, $0x00
-DATA shuffle5<>+2(SB)/1, $0x01
-DATA shuffle5<>+3(SB)/1, $0x01
-DATA shuffle5<>+4(SB)/1, $0x04
-DATA shuffle5<>+5(SB)/1, $0x04
-DATA shuffle5<>+6(SB)/1, $0x05
-DATA shuffle5<>+7(SB)/1, $0x05
-DATA shuffle5<>+8(SB)/1, $0x08
-DATA shuffle5<>+9(SB)/1, $0x08
-DATA shuffle5<>+10(SB)/1, $0x09
-DATA shuffle5<>+11(SB)/1, $0x09
-DATA shuffle5<>+12(SB)/1, $0x0c
-DATA shuffle5<>+13(SB)/1, $0x0c
-DATA shuffle5<>+14(SB)/1, $0x0d
-DATA shuffle5<>+15(SB)/1, $0x0d
-DATA shuffle5<>+16(SB)/1, $0x00
-DATA shuffle5<>+17(SB)/1, $0x00
-DATA shuffle5<>+18(SB)/1, $0x01
-DATA shuffle5<>+19(SB)/1, $0x01
-DATA shuffle5<>+20(SB)/1, $0x04
-DATA shuffle5<>+21(SB)/1, $0x04
-DATA shuffle5<>+22(SB)/1, $0x05
-DATA shuffle5<>+23(SB)/1, $0x05
-DATA shuffle5<>+24(SB)/1, $0x08
-DATA shuffle5<>+25(SB)/1, $0x08
-DATA shuffle5<>+26(SB)/1, $0x09
-DATA shuffle5<>+27(SB)/1, $0x09
-DATA shuffle5<>+28(SB)/1, $0x0c
-DATA shuffle5<>+29(SB)/1, $0x0c
-DATA shuffle5<>+30(SB)/1, $0x0d
-DATA shuffle5<>+31(SB)/1, $0x0d
-DATA shuffle5<>+32(SB)/1, $0x00
-DATA shuffle5<>+33(SB)/1, $0x00
-DATA shuffle5<>+34(SB)/1, $0x01
-DATA shuffle5<>+35(SB)/1, $0x01
-DATA shuffle5<>+36(SB)/1, $0x04
-DATA shuffle5<>+37(SB)/1, $0x04
-DATA shuffle5<>+38(SB)/1, $0x05
-DATA shuffle5<>+39(SB)/1, $0x05
-DATA shuffle5<>+40(SB)/1, $0x08
-DATA shuffle5<>+41(SB)/1, $0x08
-DATA shuffle5<>+42(SB)/1, $0x09
-DATA shuffle5<>+43(SB)/1, $0x09
-DATA shuffle5<>+44(SB)/1, $0x0c
-DATA shuffle5<>+45(SB)/1, $0x0c
-DATA shuffle5<>+46(SB)/1, $0x0d
-DATA shuffle5<>+47(SB)/1, $0x0d
-DATA shuffle5<>+48(SB)/1, $0x00
-DATA shuffle5<>+49(SB)/1, $0x00
-DATA shuffle5<>+50(SB)/1, $0x01
-DATA shuffle5<>+51(SB)/1, $0x01
-DATA shuffle5<>+52(SB)/1, $0x04
-DATA shuffle5<>+53(SB)/1, $0x04
-DATA shuffle5<>+54(SB)/1, $0x05
-DATA shuffle5<>+55(SB)/1, $0x05
-DATA shuffle5<>+56(SB)/1, $0x08
-DATA shuffle5<>+57(SB)/1, $0x08
-DATA shuffle5<>+58(SB)/1, $0x09
-DATA shuffle5<>+59(SB)/1, $0x09
-DATA shuffle5<>+60(SB)/1, $0x0c
-DATA shuffle5<>+61(SB)/1, $0x0c
-DATA shuffle5<>+62(SB)/1, $0x0d
-DATA shuffle5<>+63(SB)/1, $0x0d
+DATA shuffle5<>+0(SB)/4, $0x01010000
+DATA shuffle5<>+4(SB)/4, $0x05050404
+DATA shuffle5<>+8(SB)/4, $0x09090808
+DATA shuffle5<>+12(SB)/4, $0x0d0d0c0c
+DATA shuffle5<>+16(SB)/4, $0x01010000
+DATA shuffle5<>+20(SB)/4, $0x05050404
+DATA shuffle5<>+24(SB)/4, $0x09090808
+DATA shuffle5<>+28(SB)/4, $0x0d0d0c0c
+DATA shuffle5<>+32(SB)/4, $0x01010000
+DATA shuffle5<>+36(SB)/4, $0x05050404
+DATA shuffle5<>+40(SB)/4, $0x09090808
+DATA shuffle5<>+44(SB)/4, $0x0d0d0c0c
+DATA shuffle5<>+48(SB)/4, $0x01010000
+DATA shuffle5<>+52(SB)/4, $0x05050404
+DATA shuffle5<>+56(SB)/4, $0x09090808
+DATA shuffle5<>+60(SB)/4, $0x0d0d0c0c
 GLOBL shuffle5<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle6<>+0(SB)/1, $0x02
-DATA shuffle6<>+1(SB)/1, $0x02
-DATA shuffle6<>+2(SB)/1, $0x03
-DATA shuffle6<>+3(SB)/1, $0x03
-DATA shuffle6<>+4(SB)/1, $0x06
-DATA shuffle6<>+5(SB)/1, $0x06
-DATA shuffle6<>+6(SB)/1, $0x07
-DATA shuffle6<>+7(SB)/1, $0x07
-DATA shuffle6<>+8(SB)/1, $0x0a
-DATA shuffle6<>+9(SB)/1, $0x0a
-DATA shuffle6<>+10(SB)/1, $0x0b
-DATA shuffle6<>+11(SB)/1, $0x0b
-DATA shuffle6<>+12(SB)/1, $0x0e
-DATA shuffle6<>+13(SB)/1, $0x0e
-DATA shuffle6<>+14(SB)/1, $0x0f
-DATA shuffle6<>+15(SB)/1, $0x0f
-DATA shuffle6<>+16(SB)/1, $0x02
-DATA shuffle6<>+17(SB)/1, $0x02
-DATA shuffle6<>+18(SB)/1, $0x03
-DATA shuffle6<>+19(SB)/1, $0x03
-DATA shuffle6<>+20(SB)/1, $0x06
-DATA shuffle6<>+21(SB)/1, $0x06
-DATA shuffle6<>+22(SB)/1, $0x07
-DATA shuffle6<>+23(SB)/1, $0x07
-DATA shuffle6<>+24(SB)/1, $0x0a
-DATA shuffle6<>+25(SB)/1, $0x0a
-DATA shuffle6<>+26(SB)/1, $0x0b
-DATA shuffle6<>+27(SB)/1, $0x0b
-DATA shuffle6<>+28(SB)/1, $0x0e
-DATA shuffle6<>+29(SB)/1, $0x0e
-DATA shuffle6<>+30(SB)/1, $0x0f
-DATA shuffle6<>+31(SB)/1, $0x0f
-DATA shuffle6<>+32(SB)/1, $0x02
-DATA shuffle6<>+33(SB)/1, $0x02
-DATA shuffle6<>+34(SB)/1, $0x03
-DATA shuffle6<>+35(SB)/1, $0x03
-DATA shuffle6<>+36(SB)/1, $0x06
-DATA shuffle6<>+37(SB)/1, $0x06
-DATA shuffle6<>+38(SB)/1, $0x07
-DATA shuffle6<>+39(SB)/1, $0x07
-DATA shuffle6<>+40(SB)/1, $0x0a
-DATA shuffle6<>+41(SB)/1, $0x0a
-DATA shuffle6<>+42(SB)/1, $0x0b
-DATA shuffle6<>+43(SB)/1, $0x0b
-DATA shuffle6<>+44(SB)/1, $0x0e
-DATA shuffle6<>+45(SB)/1, $0x0e
-DATA shuffle6<>+46(SB)/1, $0x0f
-DATA shuffle6<>+47(SB)/1, $0x0f
-DATA shuffle6<>+48(SB)/1, $0x02
-DATA shuffle6<>+49(SB)/1, $0x02
-DATA shuffle6<>+50(SB)/1, $0x03
-DATA shuffle6<>+51(SB)/1, $0x03
-DATA shuffle6<>+52(SB)/1, $0x06
-DATA shuffle6<>+53(SB)/1, $0x06
-DATA shuffle6<>+54(SB)/1, $0x07
-DATA shuffle6<>+55(SB)/1, $0x07
-DATA shuffle6<>+56(SB)/1, $0x0a
-DATA shuffle6<>+57(SB)/1, $0x0a
-DATA shuffle6<>+58(SB)/1, $0x0b
-DATA shuffle6<>+59(SB)/1, $0x0b
-DATA shuffle6<>+60(SB)/1, $0x0e
-DATA shuffle6<>+61(SB)/1, $0x0e
-DATA shuffle6<>+62(SB)/1, $0x0f
-DATA shuffle6<>+63(SB)/1, $0x0f
+DATA shuffle6<>+0(SB)/4, $0x03030202
+DATA shuffle6<>+4(SB)/4, $0x07070606
+DATA shuffle6<>+8(SB)/4, $0x0b0b0a0a
+DATA shuffle6<>+12(SB)/4, $0x0f0f0e0e
+DATA shuffle6<>+16(SB)/4, $0x03030202
+DATA shuffle6<>+20(SB)/4, $0x07070606
+DATA shuffle6<>+24(SB)/4, $0x0b0b0a0a
+DATA shuffle6<>+28(SB)/4, $0x0f0f0e0e
+DATA shuffle6<>+32(SB)/4, $0x03030202
+DATA shuffle6<>+36(SB)/4, $0x07070606
+DATA shuffle6<>+40(SB)/4, $0x0b0b0a0a
+DATA shuffle6<>+44(SB)/4, $0x0f0f0e0e
+DATA shuffle6<>+48(SB)/4, $0x03030202
+DATA shuffle6<>+52(SB)/4, $0x07070606
+DATA shuffle6<>+56(SB)/4, $0x0b0b0a0a
+DATA shuffle6<>+60(SB)/4, $0x0f0f0e0e
 GLOBL shuffle6<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle7<>+0(SB)/1, $0x00
-DATA shuffle7<>+1(SB)/1, $0x80
-DATA shuffle7<>+2(SB)/1, $0x00
-DATA shuffle7<>+3(SB)/1, $0x80
-DATA shuffle7<>+4(SB)/1, $0x04
-DATA shuffle7<>+5(SB)/1, $0x84
-DATA shuffle7<>+6(SB)/1, $0x04
-DATA shuffle7<>+7(SB)/1, $0x84
-DATA shuffle7<>+8(SB)/1, $0x08
-DATA shuffle7<>+9(SB)/1, $0x88
-DATA shuffle7<>+10(SB)/1, $0x08
-DATA shuffle7<>+11(SB)/1, $0x88
-DATA shuffle7<>+12(SB)/1, $0x0c
-DATA shuffle7<>+13(SB)/1, $0x8c
-DATA shuffle7<>+14(SB)/1, $0x0c
-DATA shuffle7<>+15(SB)/1, $0x8c
-DATA shuffle7<>+16(SB)/1, $0x00
-DATA shuffle7<>+17(SB)/1, $0x80
-DATA shuffle7<>+18(SB)/1, $0x00
-DATA shuffle7<>+19(SB)/1, $0x80
-DATA shuffle7<>+20(SB)/1, $0x04
-DATA shuffle7<>+21(SB)/1, $0x84
-DATA shuffle7<>+22(SB)/1, $0x04
-DATA shuffle7<>+23(SB)/1, $0x84
-DATA shuffle7<>+24(SB)/1, $0x08
-DATA shuffle7<>+25(SB)/1, $0x88
-DATA shuffle7<>+26(SB)/1, $0x08
-DATA shuffle7<>+27(SB)/1, $0x88
-DATA shuffle7<>+28(SB)/1, $0x0c
-DATA shuffle7<>+29(SB)/1, $0x8c
-DATA shuffle7<>+30(SB)/1, $0x0c
-DATA shuffle7<>+31(SB)/1, $0x8c
-DATA shuffle7<>+32(SB)/1, $0x00
-DATA shuffle7<>+33(SB)/1, $0x80
-DATA shuffle7<>+34(SB)/1, $0x00
-DATA shuffle7<>+35(SB)/1, $0x80
-DATA shuffle7<>+36(SB)/1, $0x04
-DATA shuffle7<>+37(SB)/1, $0x84
-DATA shuffle7<>+38(SB)/1, $0x04
-DATA shuffle7<>+39(SB)/1, $0x84
-DATA shuffle7<>+40(SB)/1, $0x08
-DATA shuffle7<>+41(SB)/1, $0x88
-DATA shuffle7<>+42(SB)/1, $0x08
-DATA shuffle7<>+43(SB)/1, $0x88
-DATA shuffle7<>+44(SB)/1, $0x0c
-DATA shuffle7<>+45(SB)/1, $0x8c
-DATA shuffle7<>+46(SB)/1, $0x0c
-DATA shuffle7<>+47(SB)/1, $0x8c
-DATA shuffle7<>+48(SB)/1, $0x00
-DATA shuffle7<>+49(SB)/1, $0x80
-DATA shuffle7<>+50(SB)/1, $0x00
-DATA shuffle7<>+51(SB)/1, $0x80
-DATA shuffle7<>+52(SB)/1, $0x04
-DATA shuffle7<>+53(SB)/1, $0x84
-DATA shuffle7<>+54(SB)/1, $0x04
-DATA shuffle7<>+55(SB)/1, $0x84
-DATA shuffle7<>+56(SB)/1, $0x08
-DATA shuffle7<>+57(SB)/1, $0x88
-DATA shuffle7<>+58(SB)/1, $0x08
-DATA shuffle7<>+59(SB)/1, $0x88
-DATA shuffle7<>+60(SB)/1, $0x0c
-DATA shuffle7<>+61(SB)/1, $0x8c
-DATA shuffle7<>+62(SB)/1, $0x0c
-DATA shuffle7<>+63(SB)/1, $0x8c
+DATA shuffle7<>+0(SB)/4, $0x80008000
+DATA shuffle7<>+4(SB)/4, $0x84048404
+DATA shuffle7<>+8(SB)/4, $0x88088808
+DATA shuffle7<>+12(SB)/4, $0x8c0c8c0c
+DATA shuffle7<>+16(SB)/4, $0x80008000
+DATA shuffle7<>+20(SB)/4, $0x84048404
+DATA shuffle7<>+24(SB)/4, $0x88088808
+DATA shuffle7<>+28(SB)/4, $0x8c0c8c0c
+DATA shuffle7<>+32(SB)/4, $0x80008000
+DATA shuffle7<>+36(SB)/4, $0x84048404
+DATA shuffle7<>+40(SB)/4, $0x88088808
+DATA shuffle7<>+44(SB)/4, $0x8c0c8c0c
+DATA shuffle7<>+48(SB)/4, $0x80008000
+DATA shuffle7<>+52(SB)/4, $0x84048404
+DATA shuffle7<>+56(SB)/4, $0x88088808
+DATA shuffle7<>+60(SB)/4, $0x8c0c8c0c
 GLOBL shuffle7<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle8<>+0(SB)/1, $0x01
-DATA shuffle8<>+1(SB)/1, $0x80
-DATA shuffle8<>+2(SB)/1, $0x01
-DATA shuffle8<>+3(SB)/1, $0x80
-DATA shuffle8<>+4(SB)/1, $0x05
-DATA shuffle8<>+5(SB)/1, $0x84
-DATA shuffle8<>+6(SB)/1, $0x05
-DATA shuffle8<>+7(SB)/1, $0x84
-DATA shuffle8<>+8(SB)/1, $0x09
-DATA shuffle8<>+9(SB)/1, $0x88
-DATA shuffle8<>+10(SB)/1, $0x09
-DATA shuffle8<>+11(SB)/1, $0x88
-DATA shuffle8<>+12(SB)/1, $0x0d
-DATA shuffle8<>+13(SB)/1, $0x8c
-DATA shuffle8<>+14(SB)/1, $0x0d
-DATA shuffle8<>+15(SB)/1, $0x8c
-DATA shuffle8<>+16(SB)/1, $0x01
-DATA shuffle8<>+17(SB)/1, $0x80
-DATA shuffle8<>+18(SB)/1, $0x01
-DATA shuffle8<>+19(SB)/1, $0x80
-DATA shuffle8<>+20(SB)/1, $0x05
-DATA shuffle8<>+21(SB)/1, $0x84
-DATA shuffle8<>+22(SB)/1, $0x05
-DATA shuffle8<>+23(SB)/1, $0x84
-DATA shuffle8<>+24(SB)/1, $0x09
-DATA shuffle8<>+25(SB)/1, $0x88
-DATA shuffle8<>+26(SB)/1, $0x09
-DATA shuffle8<>+27(SB)/1, $0x88
-DATA shuffle8<>+28(SB)/1, $0x0d
-DATA shuffle8<>+29(SB)/1, $0x8c
-DATA shuffle8<>+30(SB)/1, $0x0d
-DATA shuffle8<>+31(SB)/1, $0x8c
-DATA shuffle8<>+32(SB)/1, $0x01
-DATA shuffle8<>+33(SB)/1, $0x80
-DATA shuffle8<>+34(SB)/1, $0x01
-DATA shuffle8<>+35(SB)/1, $0x80
-DATA shuffle8<>+36(SB)/1, $0x05
-DATA shuffle8<>+37(SB)/1, $0x84
-DATA shuffle8<>+38(SB)/1, $0x05
-DATA shuffle8<>+39(SB)/1, $0x84
-DATA shuffle8<>+40(SB)/1, $0x09
-DATA shuffle8<>+41(SB)/1, $0x88
-DATA shuffle8<>+42(SB)/1, $0x09
-DATA shuffle8<>+43(SB)/1, $0x88
-DATA shuffle8<>+44(SB)/1, $0x0d
-DATA shuffle8<>+45(SB)/1, $0x8c
-DATA shuffle8<>+46(SB)/1, $0x0d
-DATA shuffle8<>+47(SB)/1, $0x8c
-DATA shuffle8<>+48(SB)/1, $0x01
-DATA shuffle8<>+49(SB)/1, $0x80
-DATA shuffle8<>+50(SB)/1, $0x01
-DATA shuffle8<>+51(SB)/1, $0x80
-DATA shuffle8<>+52(SB)/1, $0x05
-DATA shuffle8<>+53(SB)/1, $0x84
-DATA shuffle8<>+54(SB)/1, $0x05
-DATA shuffle8<>+55(SB)/1, $0x84
-DATA shuffle8<>+56(SB)/1, $0x09
-DATA shuffle8<>+57(SB)/1, $0x88
-DATA shuffle8<>+58(SB)/1, $0x09
-DATA shuffle8<>+59(SB)/1, $0x88
-DATA shuffle8<>+60(SB)/1, $0x0d
-DATA shuffle8<>+61(SB)/1, $0x8c
-DATA shuffle8<>+62(SB)/1, $0x0d
-DATA shuffle8<>+63(SB)/1, $0x8c
+DATA shuffle8<>+0(SB)/4, $0x80018001
+DATA shuffle8<>+4(SB)/4, $0x84058405
+DATA shuffle8<>+8(SB)/4, $0x88098809
+DATA shuffle8<>+12(SB)/4, $0x8c0d8c0d
+DATA shuffle8<>+16(SB)/4, $0x80018001
+DATA shuffle8<>+20(SB)/4, $0x84058405
+DATA shuffle8<>+24(SB)/4, $0x88098809
+DATA shuffle8<>+28(SB)/4, $0x8c0d8c0d
+DATA shuffle8<>+32(SB)/4, $0x80018001
+DATA shuffle8<>+36(SB)/4, $0x84058405
+DATA shuffle8<>+40(SB)/4, $0x88098809
+DATA shuffle8<>+44(SB)/4, $0x8c0d8c0d
+DATA shuffle8<>+48(SB)/4, $0x80018001
+DATA shuffle8<>+52(SB)/4, $0x84058405
+DATA shuffle8<>+56(SB)/4, $0x88098809
+DATA shuffle8<>+60(SB)/4, $0x8c0d8c0d
 GLOBL shuffle8<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle9<>+0(SB)/1, $0x02
-DATA shuffle9<>+1(SB)/1, $0x80
-DATA shuffle9<>+2(SB)/1, $0x02
-DATA shuffle9<>+3(SB)/1, $0x80
-DATA shuffle9<>+4(SB)/1, $0x06
-DATA shuffle9<>+5(SB)/1, $0x84
-DATA shuffle9<>+6(SB)/1, $0x06
-DATA shuffle9<>+7(SB)/1, $0x84
-DATA shuffle9<>+8(SB)/1, $0x0a
-DATA shuffle9<>+9(SB)/1, $0x88
-DATA shuffle9<>+10(SB)/1, $0x0a
-DATA shuffle9<>+11(SB)/1, $0x88
-DATA shuffle9<>+12(SB)/1, $0x0e
-DATA shuffle9<>+13(SB)/1, $0x8c
-DATA shuffle9<>+14(SB)/1, $0x0e
-DATA shuffle9<>+15(SB)/1, $0x8c
-DATA shuffle9<>+16(SB)/1, $0x02
-DATA shuffle9<>+17(SB)/1, $0x80
-DATA shuffle9<>+18(SB)/1, $0x02
-DATA shuffle9<>+19(SB)/1, $0x80
-DATA shuffle9<>+20(SB)/1, $0x06
-DATA shuffle9<>+21(SB)/1, $0x84
-DATA shuffle9<>+22(SB)/1, $0x06
-DATA shuffle9<>+23(SB)/1, $0x84
-DATA shuffle9<>+24(SB)/1, $0x0a
-DATA shuffle9<>+25(SB)/1, $0x88
-DATA shuffle9<>+26(SB)/1, $0x0a
-DATA shuffle9<>+27(SB)/1, $0x88
-DATA shuffle9<>+28(SB)/1, $0x0e
-DATA shuffle9<>+29(SB)/1, $0x8c
-DATA shuffle9<>+30(SB)/1, $0x0e
-DATA shuffle9<>+31(SB)/1, $0x8c
-DATA shuffle9<>+32(SB)/1, $0x02
-DATA shuffle9<>+33(SB)/1, $0x80
-DATA shuffle9<>+34(SB)/1, $0x02
-DATA shuffle9<>+35(SB)/1, $0x80
-DATA shuffle9<>+36(SB)/1, $0x06
-DATA shuffle9<>+37(SB)/1, $0x84
-DATA shuffle9<>+38(SB)/1, $0x06
-DATA shuffle9<>+39(SB)/1, $0x84
-DATA shuffle9<>+40(SB)/1, $0x0a
-DATA shuffle9<>+41(SB)/1, $0x88
-DATA shuffle9<>+42(SB)/1, $0x0a
-DATA shuffle9<>+43(SB)/1, $0x88
-DATA shuffle9<>+44(SB)/1, $0x0e
-DATA shuffle9<>+45(SB)/1, $0x8c
-DATA shuffle9<>+46(SB)/1, $0x0e
-DATA shuffle9<>+47(SB)/1, $0x8c
-DATA shuffle9<>+48(SB)/1, $0x02
-DATA shuffle9<>+49(SB)/1, $0x80
-DATA shuffle9<>+50(SB)/1, $0x02
-DATA shuffle9<>+51(SB)/1, $0x80
-DATA shuffle9<>+52(SB)/1, $0x06
-DATA shuffle9<>+53(SB)/1, $0x84
-DATA shuffle9<>+54(SB)/1, $0x06
-DATA shuffle9<>+55(SB)/1, $0x84
-DATA shuffle9<>+56(SB)/1, $0x0a
-DATA shuffle9<>+57(SB)/1, $0x88
-DATA shuffle9<>+58(SB)/1, $0x0a
-DATA shuffle9<>+59(SB)/1, $0x88
-DATA shuffle9<>+60(SB)/1, $0x0e
-DATA shuffle9<>+61(SB)/1, $0x8c
-DATA shuffle9<>+62(SB)/1, $0x0e
-DATA shuffle9<>+63(SB)/1, $0x8c
+DATA shuffle9<>+0(SB)/4, $0x80028002
+DATA shuffle9<>+4(SB)/4, $0x84068406
+DATA shuffle9<>+8(SB)/4, $0x880a880a
+DATA shuffle9<>+12(SB)/4, $0x8c0e8c0e
+DATA shuffle9<>+16(SB)/4, $0x80028002
+DATA shuffle9<>+20(SB)/4, $0x84068406
+DATA shuffle9<>+24(SB)/4, $0x880a880a
+DATA shuffle9<>+28(SB)/4, $0x8c0e8c0e
+DATA shuffle9<>+32(SB)/4, $0x80028002
+DATA shuffle9<>+36(SB)/4, $0x84068406
+DATA shuffle9<>+40(SB)/4, $0x880a880a
+DATA shuffle9<>+44(SB)/4, $0x8c0e8c0e
+DATA shuffle9<>+48(SB)/4, $0x80028002
+DATA shuffle9<>+52(SB)/4, $0x84068406
+DATA shuffle9<>+56(SB)/4, $0x880a880a
+DATA shuffle9<>+60(SB)/4, $0x8c0e8c0e
 GLOBL shuffle9<>(SB), RODATA|NOPTR, $64
 
-DATA shuffle10<>+0(SB)/1, $0x03
-DATA shuffle10<>+1(SB)/1, $0x80
-DATA shuffle10<>+2(SB)/1, $0x03
-DATA shuffle10<>+3(SB)/1, $0x80
-DATA shuffle10<>+4(SB)/1, $0x07
-DATA shuffle10<>+5(SB)/1, $0x84
-DATA shuffle10<>+6(SB)/1, $0x07
-DATA shuffle10<>+7(SB)/1, $0x84
-DATA shuffle10<>+8(SB)/1, $0x0b
-DATA shuffle10<>+9(SB)/1, $0x88
-DATA shuffle10<>+10(SB)/1, $0x0b
-DATA shuffle10<>+11(SB)/1, $0x88
-DATA shuffle10<>+12(SB)/1, $0x0f
-DATA shuffle10<>+13(SB)/1, $0x8c
-DATA shuffle10<>+14(SB)/1, $0x0f
-DATA shuffle10<>+15(SB)/1, $0x8c
-DATA shuffle10<>+16(SB)/1, $0x03
-DATA shuffle10<>+17(SB)/1, $0x80
-DATA shuffle10<>+18(SB)/1, $0x03
-DATA shuffle10<>+19(SB)/1, $0x80
-DATA shuffle10<>+20(SB)/1, $0x07
-DATA shuffle10<>+21(SB)/1, $0x84
-DATA shuffle10<>+22(SB)/1, $0x07
-DATA shuffle10<>+23(SB)/1, $0x84
-DATA shuffle10<>+24(SB)/1, $0x0b
-DATA shuffle10<>+25(SB)/1, $0x88
-DATA shuffle10<>+26(SB)/1, $0x0b
-DATA shuffle10<>+27(SB)/1, $0x88
-DATA shuffle10<>+28(SB)/1, $0x0f
-DATA shuffle10<>+29(SB)/1, $0x8c
-DATA shuffle10<>+30(SB)/1, $0x0f
-DATA shuffle10<>+31(SB)/1, $0x8c
-DATA shuffle10<>+32(SB)/1, $0x03
-DATA shuffle10<>+33(SB)/1, $0x80
-DATA shuffle10<>+34(SB)/1, $0x03
-DATA shuffle10<>+35(SB)/1, $0x80
-DATA shuffle10<>+36(SB)/1, $0x07
-DATA shuffle10<>+37(SB)/1, $0x84
-DATA shuffle10<>+38(SB)/1, $0x07
-DATA shuffle10<>+39(SB)/1, $0x84
-DATA shuffle10<>+40(SB)/1, $0x0b
-DATA shuffle10<>+41(SB)/1, $0x88
-DATA shuffle10<>+42(SB)/1, $0x0b
-DATA shuffle10<>+43(SB)/1, $0x88
-DATA shuffle10<>+44(SB)/1, $0x0f
-DATA shuffle10<>+45(SB)/1, $0x8c
-DATA shuffle10<>+46(SB)/1, $0x0f
-DATA shuffle10<>+47(SB)/1, $0x8c
-DATA shuffle10<>+48(SB)/1, $0x03
-DATA shuffle10<>+49(SB)/1, $0x80
-DATA shuffle10<>+50(SB)/1, $0x03
-DATA shuffle10<>+51(SB)/1, $0x80
-DATA shuffle10<>+52(SB)/1, $0x07
-DATA shuffle10<>+53(SB)/1, $0x84
-DATA shuffle10<>+54(SB)/1, $0x07
-DATA shuffle10<>+55(SB)/1, $0x84
-DATA shuffle10<>+56(SB)/1, $0x0b
-DATA shuffle10<>+57(SB)/1, $0x88
-DATA shuffle10<>+58(SB)/1, $0x0b
-DATA shuffle10<>+59(SB)/1, $0x88
-DATA shuffle10<>+60(SB)/1, $0x0f
-DATA shuffle10<>+61(SB)/1, $0x8c
-DATA shuffle10<>+62(SB)/1, $0x0f
-DATA shuffle10<>+63(SB)/1, $0x8c
+DATA shuffle10<>+0(SB)/4, $0x80038003
+DATA shuffle10<>+4(SB)/4, $0x84078407
+DATA shuffle10<>+8(SB)/4, $0x880b880b
+DATA shuffle10<>+12(SB)/4, $0x8c0f8c0f
+DATA shuffle10<>+16(SB)/4, $0x80038003
+DATA shuffle10<>+20(SB)/4, $0x84078407
+DATA shuffle10<>+24(SB)/4, $0x880b880b
+DATA shuffle10<>+28(SB)/4, $0x8c0f8c0f
+DATA shuffle10<>+32(SB)/4, $0x80038003
+DATA shuffle10<>+36(SB)/4, $0x84078407
+DATA shuffle10<>+40(SB)/4, $0x880b880b
+DATA shuffle10<>+44(SB)/4, $0x8c0f8c0f
+DATA shuffle10<>+48(SB)/4, $0x80038003
+DATA shuffle10<>+52(SB)/4, $0x84078407
+DATA shuffle10<>+56(SB)/4, $0x880b880b
+DATA shuffle10<>+60(SB)/4, $0x8c0f8c0f
 GLOBL shuffle10<>(SB), RODATA|NOPTR, $64
 
 DATA table3<>+0(SB)/1, $0x79
@@ -45923,8 +45395,8 @@ decodeIQ1S_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, (R11)
-	VMOVUPS    Z10, 64(R11)
+	VMOVDQU64  Z9, (R11)
+	VMOVDQU64  Z10, 64(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -45944,8 +45416,8 @@ decodeIQ1S_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 128(R11)
-	VMOVUPS    Z10, 192(R11)
+	VMOVDQU64  Z9, 128(R11)
+	VMOVDQU64  Z10, 192(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -45965,8 +45437,8 @@ decodeIQ1S_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 256(R11)
-	VMOVUPS    Z10, 320(R11)
+	VMOVDQU64  Z9, 256(R11)
+	VMOVDQU64  Z10, 320(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -45986,12 +45458,378 @@ decodeIQ1S_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 384(R11)
-	VMOVUPS    Z10, 448(R11)
+	VMOVDQU64  Z9, 384(R11)
+	VMOVDQU64  Z10, 448(R11)
 	ADDQ       $+512, R11
 	ADDQ       $+64, R12
 	DECQ       AX
 	JNZ        decodeIQ1S_loop
+	VZEROUPPER
+	RET
+
+// func fusedIQ1Sx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedIQ1Sx1(SB), NOSPLIT, $8-80
+	MOVQ            w+8(FP), AX
+	MOVQ            stride+16(FP), CX
+	LEAQ            (CX)(CX*2), DX
+	LEAQ            (AX)(CX*4), BX
+	LEAQ            (BX)(CX*4), SI
+	LEAQ            (SI)(CX*4), DI
+	MOVL            $0x4b400000, R8
+	VPBROADCASTD    R8, Z0
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z1
+	MOVL            $0x0000ffff, R8
+	VPBROADCASTD    R8, Z2
+	MOVL            $0x08040201, R8
+	VPBROADCASTD    R8, Z3
+	MOVL            $0x80402010, R8
+	VPBROADCASTD    R8, Z4
+	MOVL            $0x08080808, R8
+	VPBROADCASTD    R8, Z5
+	VBROADCASTI32X4 table3<>+0(SB), Z6
+	VMOVDQU64       iota16<>+0(SB), Z7
+	VPBROADCASTD    CX, Z8
+	VPMULLD         Z8, Z7, Z7
+	MOVQ            p+0(FP), R8
+	MOVQ            pf+56(FP), R9
+	MOVQ            x+40(FP), R10
+	MOVQ            blocks+24(FP), R11
+	VPXORD          Z0, Z0, Z8
+
+fusedIQ1Sx1_block:
+	LEAQ            ·gridIQ1+0(SB), R12
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z9
+	VPGATHERDD      (AX)(Z7*1), K2, Z9
+	VPMOVDW         Z9, Y9
+	VCVTPH2PS       Y9, Z9
+	VMULPS          every3e000000<>+0(SB), Z9, Z9
+	VADDPS          Z9, Z9, Z10
+	VBROADCASTI32X4 34(AX), Z11
+	VINSERTI32X4    $0x01, 34(BX), Z11, Z11
+	VINSERTI32X4    $0x02, 34(SI), Z11, Z11
+	VINSERTI32X4    $0x03, 34(DI), Z11, Z11
+	VBROADCASTI32X4 34(AX)(CX*1), Z12
+	VINSERTI32X4    $0x01, 34(BX)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 34(SI)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 34(DI)(CX*1), Z12, Z12
+	VBROADCASTI32X4 34(AX)(CX*2), Z13
+	VINSERTI32X4    $0x01, 34(BX)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x02, 34(SI)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x03, 34(DI)(CX*2), Z13, Z13
+	VBROADCASTI32X4 34(AX)(DX*1), Z14
+	VINSERTI32X4    $0x01, 34(BX)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x02, 34(SI)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x03, 34(DI)(DX*1), Z14, Z14
+	VPUNPCKLDQ      Z12, Z11, Z15
+	VPUNPCKHDQ      Z12, Z11, Z16
+	VPUNPCKLDQ      Z14, Z13, Z12
+	VPUNPCKHDQ      Z14, Z13, Z14
+	VPUNPCKLQDQ     Z12, Z15, Z11
+	VPUNPCKHQDQ     Z12, Z15, Z12
+	VPUNPCKLQDQ     Z14, Z16, Z13
+	VPUNPCKHQDQ     Z14, Z16, Z14
+	VBROADCASTI32X4 2(AX), Z15
+	VINSERTI32X4    $0x01, 2(BX), Z15, Z15
+	VINSERTI32X4    $0x02, 2(SI), Z15, Z15
+	VINSERTI32X4    $0x03, 2(DI), Z15, Z15
+	VBROADCASTI32X4 2(AX)(CX*1), Z16
+	VINSERTI32X4    $0x01, 2(BX)(CX*1), Z16, Z16
+	VINSERTI32X4    $0x02, 2(SI)(CX*1), Z16, Z16
+	VINSERTI32X4    $0x03, 2(DI)(CX*1), Z16, Z16
+	VBROADCASTI32X4 2(AX)(CX*2), Z17
+	VINSERTI32X4    $0x01, 2(BX)(CX*2), Z17, Z17
+	VINSERTI32X4    $0x02, 2(SI)(CX*2), Z17, Z17
+	VINSERTI32X4    $0x03, 2(DI)(CX*2), Z17, Z17
+	VBROADCASTI32X4 2(AX)(DX*1), Z18
+	VINSERTI32X4    $0x01, 2(BX)(DX*1), Z18, Z18
+	VINSERTI32X4    $0x02, 2(SI)(DX*1), Z18, Z18
+	VINSERTI32X4    $0x03, 2(DI)(DX*1), Z18, Z18
+	VPUNPCKLDQ      Z16, Z15, Z19
+	VPUNPCKHDQ      Z16, Z15, Z20
+	VPUNPCKLDQ      Z18, Z17, Z16
+	VPUNPCKHDQ      Z18, Z17, Z18
+	VPUNPCKLQDQ     Z16, Z19, Z15
+	VPUNPCKHQDQ     Z16, Z19, Z16
+	VPUNPCKLQDQ     Z18, Z20, Z17
+	VPUNPCKHQDQ     Z18, Z20, Z18
+	VPSHUFB         shuffle3<>+0(SB), Z11, Z19
+	VPSRAD          $0x1f, Z19, Z20
+	VMOVUPS         Z20, (R8)
+	VPSRLD          $0x1c, Z19, Z20
+	VPANDD          every00000007<>+0(SB), Z20, Z20
+	VCVTDQ2PS       Z20, Z20
+	VFMADD213PS     Z9, Z10, Z20
+	VMOVUPS         Z20, 4096(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z15, Z20
+	VPSHUFB         shuffle1<>+0(SB), Z15, Z15
+	VPMULLW         every00200100<>+0(SB), Z19, Z21
+	VPANDD          every07000700<>+0(SB), Z21, Z21
+	VPORD           Z21, Z20, Z20
+	VPSRLW          $0x03, Z19, Z19
+	VPMULLW         every00040020<>+0(SB), Z19, Z19
+	VPANDD          every07000700<>+0(SB), Z19, Z19
+	VPORD           Z19, Z15, Z15
+	VMOVUPS         Z20, 2048(R8)
+	VMOVUPS         Z15, 3072(R8)
+	VPSHUFB         shuffle4<>+0(SB), Z11, Z11
+	VPSRAD          $0x1f, Z11, Z15
+	VMOVUPS         Z15, 64(R8)
+	VPSRLD          $0x1c, Z11, Z15
+	VPANDD          every00000007<>+0(SB), Z15, Z15
+	VCVTDQ2PS       Z15, Z15
+	VFMADD213PS     Z9, Z10, Z15
+	VMOVUPS         Z15, 4160(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z16, Z15
+	VPSHUFB         shuffle1<>+0(SB), Z16, Z16
+	VPMULLW         every00200100<>+0(SB), Z11, Z19
+	VPANDD          every07000700<>+0(SB), Z19, Z19
+	VPORD           Z19, Z15, Z15
+	VPSRLW          $0x03, Z11, Z11
+	VPMULLW         every00040020<>+0(SB), Z11, Z11
+	VPANDD          every07000700<>+0(SB), Z11, Z11
+	VPORD           Z11, Z16, Z16
+	VMOVUPS         Z15, 2112(R8)
+	VMOVUPS         Z16, 3136(R8)
+	VPSHUFB         shuffle3<>+0(SB), Z12, Z11
+	VPSRAD          $0x1f, Z11, Z15
+	VMOVUPS         Z15, 128(R8)
+	VPSRLD          $0x1c, Z11, Z15
+	VPANDD          every00000007<>+0(SB), Z15, Z15
+	VCVTDQ2PS       Z15, Z15
+	VFMADD213PS     Z9, Z10, Z15
+	VMOVUPS         Z15, 4224(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z17, Z15
+	VPSHUFB         shuffle1<>+0(SB), Z17, Z16
+	VPMULLW         every00200100<>+0(SB), Z11, Z17
+	VPANDD          every07000700<>+0(SB), Z17, Z17
+	VPORD           Z17, Z15, Z15
+	VPSRLW          $0x03, Z11, Z11
+	VPMULLW         every00040020<>+0(SB), Z11, Z11
+	VPANDD          every07000700<>+0(SB), Z11, Z11
+	VPORD           Z11, Z16, Z16
+	VMOVUPS         Z15, 2176(R8)
+	VMOVUPS         Z16, 3200(R8)
+	VPSHUFB         shuffle4<>+0(SB), Z12, Z11
+	VPSRAD          $0x1f, Z11, Z12
+	VMOVUPS         Z12, 192(R8)
+	VPSRLD          $0x1c, Z11, Z12
+	VPANDD          every00000007<>+0(SB), Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z9, Z10, Z12
+	VMOVUPS         Z12, 4288(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z18, Z12
+	VPSHUFB         shuffle1<>+0(SB), Z18, Z15
+	VPMULLW         every00200100<>+0(SB), Z11, Z16
+	VPANDD          every07000700<>+0(SB), Z16, Z16
+	VPORD           Z16, Z12, Z12
+	VPSRLW          $0x03, Z11, Z11
+	VPMULLW         every00040020<>+0(SB), Z11, Z11
+	VPANDD          every07000700<>+0(SB), Z11, Z11
+	VPORD           Z11, Z15, Z15
+	VMOVUPS         Z12, 2240(R8)
+	VMOVUPS         Z15, 3264(R8)
+	VBROADCASTI32X4 18(AX), Z11
+	VINSERTI32X4    $0x01, 18(BX), Z11, Z11
+	VINSERTI32X4    $0x02, 18(SI), Z11, Z11
+	VINSERTI32X4    $0x03, 18(DI), Z11, Z11
+	VBROADCASTI32X4 18(AX)(CX*1), Z12
+	VINSERTI32X4    $0x01, 18(BX)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 18(SI)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 18(DI)(CX*1), Z12, Z12
+	VBROADCASTI32X4 18(AX)(CX*2), Z15
+	VINSERTI32X4    $0x01, 18(BX)(CX*2), Z15, Z15
+	VINSERTI32X4    $0x02, 18(SI)(CX*2), Z15, Z15
+	VINSERTI32X4    $0x03, 18(DI)(CX*2), Z15, Z15
+	VBROADCASTI32X4 18(AX)(DX*1), Z16
+	VINSERTI32X4    $0x01, 18(BX)(DX*1), Z16, Z16
+	VINSERTI32X4    $0x02, 18(SI)(DX*1), Z16, Z16
+	VINSERTI32X4    $0x03, 18(DI)(DX*1), Z16, Z16
+	VPUNPCKLDQ      Z12, Z11, Z17
+	VPUNPCKHDQ      Z12, Z11, Z18
+	VPUNPCKLDQ      Z16, Z15, Z12
+	VPUNPCKHDQ      Z16, Z15, Z16
+	VPUNPCKLQDQ     Z12, Z17, Z11
+	VPUNPCKHQDQ     Z12, Z17, Z12
+	VPUNPCKLQDQ     Z16, Z18, Z15
+	VPUNPCKHQDQ     Z16, Z18, Z16
+	VPSHUFB         shuffle3<>+0(SB), Z13, Z17
+	VPSRAD          $0x1f, Z17, Z18
+	VMOVUPS         Z18, 256(R8)
+	VPSRLD          $0x1c, Z17, Z18
+	VPANDD          every00000007<>+0(SB), Z18, Z18
+	VCVTDQ2PS       Z18, Z18
+	VFMADD213PS     Z9, Z10, Z18
+	VMOVUPS         Z18, 4352(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z18
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z11
+	VPMULLW         every00200100<>+0(SB), Z17, Z19
+	VPANDD          every07000700<>+0(SB), Z19, Z19
+	VPORD           Z19, Z18, Z18
+	VPSRLW          $0x03, Z17, Z17
+	VPMULLW         every00040020<>+0(SB), Z17, Z17
+	VPANDD          every07000700<>+0(SB), Z17, Z17
+	VPORD           Z17, Z11, Z11
+	VMOVUPS         Z18, 2304(R8)
+	VMOVUPS         Z11, 3328(R8)
+	VPSHUFB         shuffle4<>+0(SB), Z13, Z11
+	VPSRAD          $0x1f, Z11, Z13
+	VMOVUPS         Z13, 320(R8)
+	VPSRLD          $0x1c, Z11, Z13
+	VPANDD          every00000007<>+0(SB), Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z9, Z10, Z13
+	VMOVUPS         Z13, 4416(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z13
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z12
+	VPMULLW         every00200100<>+0(SB), Z11, Z17
+	VPANDD          every07000700<>+0(SB), Z17, Z17
+	VPORD           Z17, Z13, Z13
+	VPSRLW          $0x03, Z11, Z11
+	VPMULLW         every00040020<>+0(SB), Z11, Z11
+	VPANDD          every07000700<>+0(SB), Z11, Z11
+	VPORD           Z11, Z12, Z12
+	VMOVUPS         Z13, 2368(R8)
+	VMOVUPS         Z12, 3392(R8)
+	VPSHUFB         shuffle3<>+0(SB), Z14, Z11
+	VPSRAD          $0x1f, Z11, Z12
+	VMOVUPS         Z12, 384(R8)
+	VPSRLD          $0x1c, Z11, Z12
+	VPANDD          every00000007<>+0(SB), Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z9, Z10, Z12
+	VMOVUPS         Z12, 4480(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z15, Z12
+	VPSHUFB         shuffle1<>+0(SB), Z15, Z13
+	VPMULLW         every00200100<>+0(SB), Z11, Z15
+	VPANDD          every07000700<>+0(SB), Z15, Z15
+	VPORD           Z15, Z12, Z12
+	VPSRLW          $0x03, Z11, Z11
+	VPMULLW         every00040020<>+0(SB), Z11, Z11
+	VPANDD          every07000700<>+0(SB), Z11, Z11
+	VPORD           Z11, Z13, Z13
+	VMOVUPS         Z12, 2432(R8)
+	VMOVUPS         Z13, 3456(R8)
+	VPSHUFB         shuffle4<>+0(SB), Z14, Z11
+	VPSRAD          $0x1f, Z11, Z12
+	VMOVUPS         Z12, 448(R8)
+	VPSRLD          $0x1c, Z11, Z12
+	VPANDD          every00000007<>+0(SB), Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z9, Z10, Z12
+	VMOVUPS         Z12, 4544(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z16, Z9
+	VPSHUFB         shuffle1<>+0(SB), Z16, Z10
+	VPMULLW         every00200100<>+0(SB), Z11, Z12
+	VPANDD          every07000700<>+0(SB), Z12, Z12
+	VPORD           Z12, Z9, Z9
+	VPSRLW          $0x03, Z11, Z11
+	VPMULLW         every00040020<>+0(SB), Z11, Z11
+	VPANDD          every07000700<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VMOVUPS         Z9, 2496(R8)
+	VMOVUPS         Z10, 3520(R8)
+	KXNORW          K1, K1, K1
+	MOVQ            R10, R13
+	LEAQ            256(R10), R14
+	LEAQ            4096(R8), R15
+	MOVQ            $+8, BP
+
+fusedIQ1Sx1_chunk:
+	VMOVUPS          -4096(R15), Z9
+	VPBROADCASTD     32(R14), Z10
+	VMOVUPS          -2048(R15), Z11
+	VPANDD           Z2, Z11, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z12, Z12
+	VPANDD           Z1, Z13, Z13
+	VPSHUFB          spread<>+0(SB), Z9, Z11
+	VPTESTMB         Z3, Z11, K3
+	VPADDB           Z5, Z12, K3, Z12
+	VPTESTMB         Z4, Z11, K3
+	VPADDB           Z5, Z13, K3, Z13
+	VPSHUFB          Z12, Z6, Z12
+	VPSHUFB          Z13, Z6, Z13
+	VPDPBUSD.BCST    (R13), Z12, Z10
+	VPDPBUSD.BCST    4(R13), Z13, Z10
+	PREFETCHT1       (R9)
+	VMOVUPS          -2048(R15), Z11
+	VPSRLD           $0x10, Z11, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z12, Z12
+	VPANDD           Z1, Z13, Z13
+	VPSHUFB          spread<>+64(SB), Z9, Z11
+	VPTESTMB         Z3, Z11, K3
+	VPADDB           Z5, Z12, K3, Z12
+	VPTESTMB         Z4, Z11, K3
+	VPADDB           Z5, Z13, K3, Z13
+	VPSHUFB          Z12, Z6, Z12
+	VPSHUFB          Z13, Z6, Z13
+	VPDPBUSD.BCST    8(R13), Z12, Z10
+	VPDPBUSD.BCST    12(R13), Z13, Z10
+	VMOVUPS          -1024(R15), Z11
+	VPANDD           Z2, Z11, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z12, Z12
+	VPANDD           Z1, Z13, Z13
+	VPSHUFB          spread<>+128(SB), Z9, Z11
+	VPTESTMB         Z3, Z11, K3
+	VPADDB           Z5, Z12, K3, Z12
+	VPTESTMB         Z4, Z11, K3
+	VPADDB           Z5, Z13, K3, Z13
+	VPSHUFB          Z12, Z6, Z12
+	VPSHUFB          Z13, Z6, Z13
+	VPDPBUSD.BCST    16(R13), Z12, Z10
+	VPDPBUSD.BCST    20(R13), Z13, Z10
+	PREFETCHT1       64(R9)
+	VMOVUPS          -1024(R15), Z11
+	VPSRLD           $0x10, Z11, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z12, Z12
+	VPANDD           Z1, Z13, Z13
+	VPSHUFB          spread<>+192(SB), Z9, Z11
+	VPTESTMB         Z3, Z11, K3
+	VPADDB           Z5, Z12, K3, Z12
+	VPTESTMB         Z4, Z11, K3
+	VPADDB           Z5, Z13, K3, Z13
+	VPSHUFB          Z12, Z6, Z12
+	VPSHUFB          Z13, Z6, Z13
+	VPDPBUSD.BCST    24(R13), Z12, Z10
+	VPDPBUSD.BCST    28(R13), Z13, Z10
+	VMOVUPS          (R15), Z11
+	VMULPS           Z0, Z11, Z9
+	VFMSUB213PS      Z9, Z11, Z10
+	VFMADD231PS.BCST (R14), Z10, Z8
+	ADDQ             $+32, R13
+	ADDQ             $+4, R14
+	ADDQ             $+64, R15
+	ADDQ             $+100, R9
+	DECQ             BP
+	JNZ              fusedIQ1Sx1_chunk
+	ADDQ             $+50, AX
+	ADDQ             $+50, BX
+	ADDQ             $+50, SI
+	ADDQ             $+50, DI
+	ADDQ             xStep+48(FP), R10
+	DECQ             R11
+	JNZ              fusedIQ1Sx1_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z8, (AX)
 	VZEROUPPER
 	RET
 
@@ -46010,6 +45848,7 @@ decode2IQ1S_rows:
 	LEAQ           (BX)(DI*4), SI
 	MOVQ           AX, CX
 	LEAQ           4096(AX), DX
+	LEAQ           ·gridIQ1+0(SB), R12
 	VPBROADCASTW   (BX), X0
 	VPINSRW        $0x01, (BX)(DI*1), X0, X0
 	VPINSRW        $0x02, (BX)(DI*2), X0, X0
@@ -46224,106 +46063,105 @@ decode2IQ1S_rows:
 	VPOR           Y2, Y1, Y1
 	VMOVUPS        Y0, 3840(AX)
 	VMOVUPS        Y1, 3968(AX)
-	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
-	VMOVDQU        every0000ffff<>+0(SB), Y1
-	VMOVDQU        every08040201<>+0(SB), Y2
-	VMOVDQU        every80402010<>+0(SB), Y3
-	VMOVDQU        every08080808<>+0(SB), Y4
-	LEAQ           ·gridIQ1+0(SB), BX
-	VBROADCASTI128 table4<>+0(SB), Y5
-	MOVQ           $+8, SI
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y1
+	VMOVDQU        every0000ffff<>+0(SB), Y2
+	VMOVDQU        every08040201<>+0(SB), Y3
+	VMOVDQU        every80402010<>+0(SB), Y4
+	VMOVDQU        every08080808<>+0(SB), Y5
+	VBROADCASTI128 table4<>+0(SB), Y0
+	MOVQ           $+8, BX
 
 decode2IQ1S_loop:
 	VMOVUPS    (CX), Y6
 	VMOVUPS    256(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+0(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, (CX)
-	VMOVUPS    Y8, 64(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, (CX)
+	VMOVDQU    Y8, 64(CX)
 	VMOVUPS    256(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+64(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 128(CX)
-	VMOVUPS    Y8, 192(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 128(CX)
+	VMOVDQU    Y8, 192(CX)
 	VMOVUPS    384(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+128(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 256(CX)
-	VMOVUPS    Y8, 320(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 256(CX)
+	VMOVDQU    Y8, 320(CX)
 	PREFETCHT1 (R8)
 	VMOVUPS    384(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+192(SB), Y6, Y7
-	VPAND      Y2, Y7, Y6
-	VPCMPEQB   Y2, Y6, Y6
-	VPAND      Y4, Y6, Y6
-	VPOR       Y6, Y9, Y9
 	VPAND      Y3, Y7, Y6
 	VPCMPEQB   Y3, Y6, Y6
-	VPAND      Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y4, Y7, Y6
+	VPCMPEQB   Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 384(CX)
-	VMOVUPS    Y8, 448(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 384(CX)
+	VMOVDQU    Y8, 448(CX)
 	ADDQ       $+512, CX
 	ADDQ       $+64, DX
 	ADDQ       $+50, R8
-	DECQ       SI
+	DECQ       BX
 	JNZ        decode2IQ1S_loop
 	LEAQ       (R11)(DI*8), BX
 	ADDQ       $+32, AX
@@ -46705,8 +46543,8 @@ decodeIQ1M_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, (R11)
-	VMOVUPS    Z10, 64(R11)
+	VMOVDQU64  Z9, (R11)
+	VMOVDQU64  Z10, 64(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -46726,8 +46564,8 @@ decodeIQ1M_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 128(R11)
-	VMOVUPS    Z10, 192(R11)
+	VMOVDQU64  Z9, 128(R11)
+	VMOVDQU64  Z10, 192(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -46747,8 +46585,8 @@ decodeIQ1M_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 256(R11)
-	VMOVUPS    Z10, 320(R11)
+	VMOVDQU64  Z9, 256(R11)
+	VMOVDQU64  Z10, 320(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -46768,8 +46606,8 @@ decodeIQ1M_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 384(R11)
-	VMOVUPS    Z10, 448(R11)
+	VMOVDQU64  Z9, 384(R11)
+	VMOVDQU64  Z10, 448(R11)
 	ADDQ       $+512, R11
 	ADDQ       $+128, R12
 	DECQ       AX
@@ -46792,6 +46630,7 @@ decode2IQ1M_rows:
 	LEAQ           (BX)(DI*4), SI
 	MOVQ           AX, CX
 	LEAQ           4096(AX), DX
+	LEAQ           ·gridIQ1+0(SB), R12
 	PREFETCHT1     (R8)
 	VBROADCASTI128 40(BX), Y0
 	VINSERTI128    $0x01, 40(SI), Y0, Y0
@@ -47083,106 +46922,105 @@ decode2IQ1M_rows:
 	VPOR           Y0, Y2, Y2
 	VMOVUPS        Y1, 3840(AX)
 	VMOVUPS        Y2, 3968(AX)
-	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
-	VMOVDQU        every0000ffff<>+0(SB), Y1
-	VMOVDQU        every08040201<>+0(SB), Y2
-	VMOVDQU        every80402010<>+0(SB), Y3
-	VMOVDQU        every08080808<>+0(SB), Y4
-	LEAQ           ·gridIQ1+0(SB), BX
-	VBROADCASTI128 table6<>+0(SB), Y5
-	MOVQ           $+8, SI
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y1
+	VMOVDQU        every0000ffff<>+0(SB), Y2
+	VMOVDQU        every08040201<>+0(SB), Y3
+	VMOVDQU        every80402010<>+0(SB), Y4
+	VMOVDQU        every08080808<>+0(SB), Y5
+	VBROADCASTI128 table6<>+0(SB), Y0
+	MOVQ           $+8, BX
 
 decode2IQ1M_loop:
 	VMOVUPS    (CX), Y6
 	VMOVUPS    256(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+0(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, (CX)
-	VMOVUPS    Y8, 64(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, (CX)
+	VMOVDQU    Y8, 64(CX)
 	VMOVUPS    256(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+64(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 128(CX)
-	VMOVUPS    Y8, 192(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 128(CX)
+	VMOVDQU    Y8, 192(CX)
 	VMOVUPS    384(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+128(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 256(CX)
-	VMOVUPS    Y8, 320(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 256(CX)
+	VMOVDQU    Y8, 320(CX)
 	PREFETCHT1 (R8)
 	VMOVUPS    384(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+192(SB), Y6, Y7
-	VPAND      Y2, Y7, Y6
-	VPCMPEQB   Y2, Y6, Y6
-	VPAND      Y4, Y6, Y6
-	VPOR       Y6, Y9, Y9
 	VPAND      Y3, Y7, Y6
 	VPCMPEQB   Y3, Y6, Y6
-	VPAND      Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y4, Y7, Y6
+	VPCMPEQB   Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 384(CX)
-	VMOVUPS    Y8, 448(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 384(CX)
+	VMOVDQU    Y8, 448(CX)
 	ADDQ       $+512, CX
 	ADDQ       $+128, DX
 	ADDQ       $+56, R8
-	DECQ       SI
+	DECQ       BX
 	JNZ        decode2IQ1M_loop
 	LEAQ       (R11)(DI*8), BX
 	ADDQ       $+32, AX
@@ -47549,8 +47387,8 @@ decodeIQ2XXS_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, (R11)
-	VMOVUPS    Z10, 64(R11)
+	VMOVDQU64  Z9, (R11)
+	VMOVDQU64  Z10, 64(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -47570,8 +47408,8 @@ decodeIQ2XXS_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 128(R11)
-	VMOVUPS    Z10, 192(R11)
+	VMOVDQU64  Z9, 128(R11)
+	VMOVDQU64  Z10, 192(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -47591,8 +47429,8 @@ decodeIQ2XXS_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 256(R11)
-	VMOVUPS    Z10, 320(R11)
+	VMOVDQU64  Z9, 256(R11)
+	VMOVDQU64  Z10, 320(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -47612,12 +47450,451 @@ decodeIQ2XXS_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 384(R11)
-	VMOVUPS    Z10, 448(R11)
+	VMOVDQU64  Z9, 384(R11)
+	VMOVDQU64  Z10, 448(R11)
 	ADDQ       $+512, R11
 	ADDQ       $+64, R12
 	DECQ       AX
 	JNZ        decodeIQ2XXS_loop
+	VZEROUPPER
+	RET
+
+// func fusedIQ2XXSx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedIQ2XXSx1(SB), NOSPLIT, $8-80
+	MOVQ            w+8(FP), AX
+	MOVQ            stride+16(FP), CX
+	LEAQ            (CX)(CX*2), DX
+	LEAQ            (AX)(CX*4), BX
+	LEAQ            (BX)(CX*4), SI
+	LEAQ            (SI)(CX*4), DI
+	MOVL            $0x4b400000, R8
+	VPBROADCASTD    R8, Z0
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z1
+	MOVL            $0x0000ffff, R8
+	VPBROADCASTD    R8, Z2
+	MOVL            $0x08040201, R8
+	VPBROADCASTD    R8, Z3
+	MOVL            $0x80402010, R8
+	VPBROADCASTD    R8, Z4
+	MOVL            $0x08080808, R8
+	VPBROADCASTD    R8, Z5
+	VBROADCASTI32X4 table7<>+0(SB), Z6
+	VMOVDQU64       iota16<>+0(SB), Z7
+	VPBROADCASTD    CX, Z8
+	VPMULLD         Z8, Z7, Z7
+	MOVQ            p+0(FP), R8
+	MOVQ            pf+56(FP), R9
+	MOVQ            x+40(FP), R10
+	MOVQ            blocks+24(FP), R11
+	VPXORD          Z0, Z0, Z8
+
+fusedIQ2XXSx1_block:
+	LEAQ            ·gridIQ2XXS+0(SB), R12
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z9
+	VPGATHERDD      (AX)(Z7*1), K2, Z9
+	VPMOVDW         Z9, Y9
+	VCVTPH2PS       Y9, Z9
+	VMULPS          every3e000000<>+0(SB), Z9, Z9
+	VADDPS          Z9, Z9, Z10
+	VBROADCASTI32X4 2(AX), Z11
+	VINSERTI32X4    $0x01, 2(BX), Z11, Z11
+	VINSERTI32X4    $0x02, 2(SI), Z11, Z11
+	VINSERTI32X4    $0x03, 2(DI), Z11, Z11
+	VBROADCASTI32X4 2(AX)(CX*1), Z12
+	VINSERTI32X4    $0x01, 2(BX)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 2(SI)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 2(DI)(CX*1), Z12, Z12
+	VBROADCASTI32X4 2(AX)(CX*2), Z13
+	VINSERTI32X4    $0x01, 2(BX)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x02, 2(SI)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x03, 2(DI)(CX*2), Z13, Z13
+	VBROADCASTI32X4 2(AX)(DX*1), Z14
+	VINSERTI32X4    $0x01, 2(BX)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x02, 2(SI)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x03, 2(DI)(DX*1), Z14, Z14
+	VPUNPCKLDQ      Z12, Z11, Z15
+	VPUNPCKHDQ      Z12, Z11, Z16
+	VPUNPCKLDQ      Z14, Z13, Z12
+	VPUNPCKHDQ      Z14, Z13, Z14
+	VPUNPCKLQDQ     Z12, Z15, Z11
+	VPUNPCKHQDQ     Z12, Z15, Z12
+	VPUNPCKLQDQ     Z14, Z16, Z13
+	VPUNPCKHQDQ     Z14, Z16, Z14
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z15
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z11
+	VMOVUPS         Z15, 2048(R8)
+	VMOVUPS         Z11, 3072(R8)
+	VPANDD          every00003fff<>+0(SB), Z12, Z11
+	VPSLLD          $0x02, Z12, Z15
+	VPANDD          every3fff0000<>+0(SB), Z15, Z15
+	VPORD           Z15, Z11, Z11
+	VPSLLD          $0x01, Z11, Z15
+	VPANDD          every7f007f00<>+0(SB), Z15, Z15
+	VPANDD          every007f007f<>+0(SB), Z11, Z11
+	VPORD           Z15, Z11, Z11
+	VPSLLD          $0x01, Z11, Z15
+	VPXORD          Z11, Z15, Z16
+	VPSLLD          $0x02, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPSLLD          $0x04, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPANDD          every80808080<>+0(SB), Z16, Z16
+	VPORD           Z16, Z11, Z11
+	VMOVUPS         Z11, (R8)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z9, Z10, Z12
+	VMOVUPS         Z12, 4096(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z11
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z12
+	VMOVUPS         Z11, 2112(R8)
+	VMOVUPS         Z12, 3136(R8)
+	VPANDD          every00003fff<>+0(SB), Z14, Z11
+	VPSLLD          $0x02, Z14, Z12
+	VPANDD          every3fff0000<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPANDD          every7f007f00<>+0(SB), Z12, Z12
+	VPANDD          every007f007f<>+0(SB), Z11, Z11
+	VPORD           Z12, Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPXORD          Z11, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z11, Z11
+	VMOVUPS         Z11, 64(R8)
+	VPSRLD          $0x1c, Z14, Z14
+	VCVTDQ2PS       Z14, Z14
+	VFMADD213PS     Z9, Z10, Z14
+	VMOVUPS         Z14, 4160(R8)
+	VBROADCASTI32X4 18(AX), Z11
+	VINSERTI32X4    $0x01, 18(BX), Z11, Z11
+	VINSERTI32X4    $0x02, 18(SI), Z11, Z11
+	VINSERTI32X4    $0x03, 18(DI), Z11, Z11
+	VBROADCASTI32X4 18(AX)(CX*1), Z12
+	VINSERTI32X4    $0x01, 18(BX)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 18(SI)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 18(DI)(CX*1), Z12, Z12
+	VBROADCASTI32X4 18(AX)(CX*2), Z13
+	VINSERTI32X4    $0x01, 18(BX)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x02, 18(SI)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x03, 18(DI)(CX*2), Z13, Z13
+	VBROADCASTI32X4 18(AX)(DX*1), Z14
+	VINSERTI32X4    $0x01, 18(BX)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x02, 18(SI)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x03, 18(DI)(DX*1), Z14, Z14
+	VPUNPCKLDQ      Z12, Z11, Z15
+	VPUNPCKHDQ      Z12, Z11, Z16
+	VPUNPCKLDQ      Z14, Z13, Z12
+	VPUNPCKHDQ      Z14, Z13, Z14
+	VPUNPCKLQDQ     Z12, Z15, Z11
+	VPUNPCKHQDQ     Z12, Z15, Z12
+	VPUNPCKLQDQ     Z14, Z16, Z13
+	VPUNPCKHQDQ     Z14, Z16, Z14
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z15
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z11
+	VMOVUPS         Z15, 2176(R8)
+	VMOVUPS         Z11, 3200(R8)
+	VPANDD          every00003fff<>+0(SB), Z12, Z11
+	VPSLLD          $0x02, Z12, Z15
+	VPANDD          every3fff0000<>+0(SB), Z15, Z15
+	VPORD           Z15, Z11, Z11
+	VPSLLD          $0x01, Z11, Z15
+	VPANDD          every7f007f00<>+0(SB), Z15, Z15
+	VPANDD          every007f007f<>+0(SB), Z11, Z11
+	VPORD           Z15, Z11, Z11
+	VPSLLD          $0x01, Z11, Z15
+	VPXORD          Z11, Z15, Z16
+	VPSLLD          $0x02, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPSLLD          $0x04, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPANDD          every80808080<>+0(SB), Z16, Z16
+	VPORD           Z16, Z11, Z11
+	VMOVUPS         Z11, 128(R8)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z9, Z10, Z12
+	VMOVUPS         Z12, 4224(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z11
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z12
+	VMOVUPS         Z11, 2240(R8)
+	VMOVUPS         Z12, 3264(R8)
+	VPANDD          every00003fff<>+0(SB), Z14, Z11
+	VPSLLD          $0x02, Z14, Z12
+	VPANDD          every3fff0000<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPANDD          every7f007f00<>+0(SB), Z12, Z12
+	VPANDD          every007f007f<>+0(SB), Z11, Z11
+	VPORD           Z12, Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPXORD          Z11, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z11, Z11
+	VMOVUPS         Z11, 192(R8)
+	VPSRLD          $0x1c, Z14, Z14
+	VCVTDQ2PS       Z14, Z14
+	VFMADD213PS     Z9, Z10, Z14
+	VMOVUPS         Z14, 4288(R8)
+	VBROADCASTI32X4 34(AX), Z11
+	VINSERTI32X4    $0x01, 34(BX), Z11, Z11
+	VINSERTI32X4    $0x02, 34(SI), Z11, Z11
+	VINSERTI32X4    $0x03, 34(DI), Z11, Z11
+	VBROADCASTI32X4 34(AX)(CX*1), Z12
+	VINSERTI32X4    $0x01, 34(BX)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 34(SI)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 34(DI)(CX*1), Z12, Z12
+	VBROADCASTI32X4 34(AX)(CX*2), Z13
+	VINSERTI32X4    $0x01, 34(BX)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x02, 34(SI)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x03, 34(DI)(CX*2), Z13, Z13
+	VBROADCASTI32X4 34(AX)(DX*1), Z14
+	VINSERTI32X4    $0x01, 34(BX)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x02, 34(SI)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x03, 34(DI)(DX*1), Z14, Z14
+	VPUNPCKLDQ      Z12, Z11, Z15
+	VPUNPCKHDQ      Z12, Z11, Z16
+	VPUNPCKLDQ      Z14, Z13, Z12
+	VPUNPCKHDQ      Z14, Z13, Z14
+	VPUNPCKLQDQ     Z12, Z15, Z11
+	VPUNPCKHQDQ     Z12, Z15, Z12
+	VPUNPCKLQDQ     Z14, Z16, Z13
+	VPUNPCKHQDQ     Z14, Z16, Z14
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z15
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z11
+	VMOVUPS         Z15, 2304(R8)
+	VMOVUPS         Z11, 3328(R8)
+	VPANDD          every00003fff<>+0(SB), Z12, Z11
+	VPSLLD          $0x02, Z12, Z15
+	VPANDD          every3fff0000<>+0(SB), Z15, Z15
+	VPORD           Z15, Z11, Z11
+	VPSLLD          $0x01, Z11, Z15
+	VPANDD          every7f007f00<>+0(SB), Z15, Z15
+	VPANDD          every007f007f<>+0(SB), Z11, Z11
+	VPORD           Z15, Z11, Z11
+	VPSLLD          $0x01, Z11, Z15
+	VPXORD          Z11, Z15, Z16
+	VPSLLD          $0x02, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPSLLD          $0x04, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPANDD          every80808080<>+0(SB), Z16, Z16
+	VPORD           Z16, Z11, Z11
+	VMOVUPS         Z11, 256(R8)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z9, Z10, Z12
+	VMOVUPS         Z12, 4352(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z11
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z12
+	VMOVUPS         Z11, 2368(R8)
+	VMOVUPS         Z12, 3392(R8)
+	VPANDD          every00003fff<>+0(SB), Z14, Z11
+	VPSLLD          $0x02, Z14, Z12
+	VPANDD          every3fff0000<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPANDD          every7f007f00<>+0(SB), Z12, Z12
+	VPANDD          every007f007f<>+0(SB), Z11, Z11
+	VPORD           Z12, Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPXORD          Z11, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z11, Z11
+	VMOVUPS         Z11, 320(R8)
+	VPSRLD          $0x1c, Z14, Z14
+	VCVTDQ2PS       Z14, Z14
+	VFMADD213PS     Z9, Z10, Z14
+	VMOVUPS         Z14, 4416(R8)
+	VBROADCASTI32X4 50(AX), Z11
+	VINSERTI32X4    $0x01, 50(BX), Z11, Z11
+	VINSERTI32X4    $0x02, 50(SI), Z11, Z11
+	VINSERTI32X4    $0x03, 50(DI), Z11, Z11
+	VBROADCASTI32X4 50(AX)(CX*1), Z12
+	VINSERTI32X4    $0x01, 50(BX)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 50(SI)(CX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 50(DI)(CX*1), Z12, Z12
+	VBROADCASTI32X4 50(AX)(CX*2), Z13
+	VINSERTI32X4    $0x01, 50(BX)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x02, 50(SI)(CX*2), Z13, Z13
+	VINSERTI32X4    $0x03, 50(DI)(CX*2), Z13, Z13
+	VBROADCASTI32X4 50(AX)(DX*1), Z14
+	VINSERTI32X4    $0x01, 50(BX)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x02, 50(SI)(DX*1), Z14, Z14
+	VINSERTI32X4    $0x03, 50(DI)(DX*1), Z14, Z14
+	VPUNPCKLDQ      Z12, Z11, Z15
+	VPUNPCKHDQ      Z12, Z11, Z16
+	VPUNPCKLDQ      Z14, Z13, Z12
+	VPUNPCKHDQ      Z14, Z13, Z14
+	VPUNPCKLQDQ     Z12, Z15, Z11
+	VPUNPCKHQDQ     Z12, Z15, Z12
+	VPUNPCKLQDQ     Z14, Z16, Z13
+	VPUNPCKHQDQ     Z14, Z16, Z14
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z15
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z11
+	VMOVUPS         Z15, 2432(R8)
+	VMOVUPS         Z11, 3456(R8)
+	VPANDD          every00003fff<>+0(SB), Z12, Z11
+	VPSLLD          $0x02, Z12, Z15
+	VPANDD          every3fff0000<>+0(SB), Z15, Z15
+	VPORD           Z15, Z11, Z11
+	VPSLLD          $0x01, Z11, Z15
+	VPANDD          every7f007f00<>+0(SB), Z15, Z15
+	VPANDD          every007f007f<>+0(SB), Z11, Z11
+	VPORD           Z15, Z11, Z11
+	VPSLLD          $0x01, Z11, Z15
+	VPXORD          Z11, Z15, Z16
+	VPSLLD          $0x02, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPSLLD          $0x04, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPANDD          every80808080<>+0(SB), Z16, Z16
+	VPORD           Z16, Z11, Z11
+	VMOVUPS         Z11, 384(R8)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z9, Z10, Z12
+	VMOVUPS         Z12, 4480(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z11
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z12
+	VMOVUPS         Z11, 2496(R8)
+	VMOVUPS         Z12, 3520(R8)
+	VPANDD          every00003fff<>+0(SB), Z14, Z11
+	VPSLLD          $0x02, Z14, Z12
+	VPANDD          every3fff0000<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPANDD          every7f007f00<>+0(SB), Z12, Z12
+	VPANDD          every007f007f<>+0(SB), Z11, Z11
+	VPORD           Z12, Z11, Z11
+	VPSLLD          $0x01, Z11, Z12
+	VPXORD          Z11, Z12, Z13
+	VPSLLD          $0x02, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPSLLD          $0x04, Z13, Z12
+	VPXORD          Z12, Z13, Z13
+	VPANDD          every80808080<>+0(SB), Z13, Z13
+	VPORD           Z13, Z11, Z11
+	VMOVUPS         Z11, 448(R8)
+	VPSRLD          $0x1c, Z14, Z14
+	VCVTDQ2PS       Z14, Z14
+	VFMADD213PS     Z9, Z10, Z14
+	VMOVUPS         Z14, 4544(R8)
+	KXNORW          K1, K1, K1
+	MOVQ            R10, R13
+	LEAQ            256(R10), R14
+	LEAQ            4096(R8), R15
+	MOVQ            $+8, BP
+
+fusedIQ2XXSx1_chunk:
+	VMOVUPS          -4096(R15), Z9
+	VPBROADCASTD     32(R14), Z10
+	VMOVUPS          -2048(R15), Z11
+	VPANDD           Z2, Z11, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z12, Z12
+	VPANDD           Z1, Z13, Z13
+	VPSHUFB          spread<>+0(SB), Z9, Z11
+	VPTESTMB         Z3, Z11, K3
+	VPADDB           Z5, Z12, K3, Z12
+	VPTESTMB         Z4, Z11, K3
+	VPADDB           Z5, Z13, K3, Z13
+	VPSHUFB          Z12, Z6, Z12
+	VPSHUFB          Z13, Z6, Z13
+	VPDPBUSD.BCST    (R13), Z12, Z10
+	VPDPBUSD.BCST    4(R13), Z13, Z10
+	PREFETCHT1       (R9)
+	VMOVUPS          -2048(R15), Z11
+	VPSRLD           $0x10, Z11, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z12, Z12
+	VPANDD           Z1, Z13, Z13
+	VPSHUFB          spread<>+64(SB), Z9, Z11
+	VPTESTMB         Z3, Z11, K3
+	VPADDB           Z5, Z12, K3, Z12
+	VPTESTMB         Z4, Z11, K3
+	VPADDB           Z5, Z13, K3, Z13
+	VPSHUFB          Z12, Z6, Z12
+	VPSHUFB          Z13, Z6, Z13
+	VPDPBUSD.BCST    8(R13), Z12, Z10
+	VPDPBUSD.BCST    12(R13), Z13, Z10
+	PREFETCHT1       64(R9)
+	VMOVUPS          -1024(R15), Z11
+	VPANDD           Z2, Z11, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z12, Z12
+	VPANDD           Z1, Z13, Z13
+	VPSHUFB          spread<>+128(SB), Z9, Z11
+	VPTESTMB         Z3, Z11, K3
+	VPADDB           Z5, Z12, K3, Z12
+	VPTESTMB         Z4, Z11, K3
+	VPADDB           Z5, Z13, K3, Z13
+	VPSHUFB          Z12, Z6, Z12
+	VPSHUFB          Z13, Z6, Z13
+	VPDPBUSD.BCST    16(R13), Z12, Z10
+	VPDPBUSD.BCST    20(R13), Z13, Z10
+	PREFETCHT1       128(R9)
+	VMOVUPS          -1024(R15), Z11
+	VPSRLD           $0x10, Z11, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x04, Z12, Z13
+	VPANDD           Z1, Z12, Z12
+	VPANDD           Z1, Z13, Z13
+	VPSHUFB          spread<>+192(SB), Z9, Z11
+	VPTESTMB         Z3, Z11, K3
+	VPADDB           Z5, Z12, K3, Z12
+	VPTESTMB         Z4, Z11, K3
+	VPADDB           Z5, Z13, K3, Z13
+	VPSHUFB          Z12, Z6, Z12
+	VPSHUFB          Z13, Z6, Z13
+	VPDPBUSD.BCST    24(R13), Z12, Z10
+	VPDPBUSD.BCST    28(R13), Z13, Z10
+	VMOVUPS          (R15), Z11
+	VMULPS           Z0, Z11, Z9
+	VFMSUB213PS      Z9, Z11, Z10
+	VFMADD231PS.BCST (R14), Z10, Z8
+	ADDQ             $+32, R13
+	ADDQ             $+4, R14
+	ADDQ             $+64, R15
+	ADDQ             $+132, R9
+	DECQ             BP
+	JNZ              fusedIQ2XXSx1_chunk
+	ADDQ             $+66, AX
+	ADDQ             $+66, BX
+	ADDQ             $+66, SI
+	ADDQ             $+66, DI
+	ADDQ             xStep+48(FP), R10
+	DECQ             R11
+	JNZ              fusedIQ2XXSx1_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z8, (AX)
 	VZEROUPPER
 	RET
 
@@ -47636,6 +47913,7 @@ decode2IQ2XXS_rows:
 	LEAQ           (BX)(DI*4), SI
 	MOVQ           AX, CX
 	LEAQ           4096(AX), DX
+	LEAQ           ·gridIQ2XXS+0(SB), R12
 	VPBROADCASTW   (BX), X0
 	VPINSRW        $0x01, (BX)(DI*1), X0, X0
 	VPINSRW        $0x02, (BX)(DI*2), X0, X0
@@ -47915,107 +48193,106 @@ decode2IQ2XXS_rows:
 	VCVTDQ2PS      Y5, Y5
 	VFMADD213PS    Y0, Y1, Y5
 	VMOVUPS        Y5, 4544(AX)
-	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
-	VMOVDQU        every0000ffff<>+0(SB), Y1
-	VMOVDQU        every08040201<>+0(SB), Y2
-	VMOVDQU        every80402010<>+0(SB), Y3
-	VMOVDQU        every08080808<>+0(SB), Y4
-	LEAQ           ·gridIQ2XXS+0(SB), BX
-	VBROADCASTI128 table8<>+0(SB), Y5
-	MOVQ           $+8, SI
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y1
+	VMOVDQU        every0000ffff<>+0(SB), Y2
+	VMOVDQU        every08040201<>+0(SB), Y3
+	VMOVDQU        every80402010<>+0(SB), Y4
+	VMOVDQU        every08080808<>+0(SB), Y5
+	VBROADCASTI128 table8<>+0(SB), Y0
+	MOVQ           $+8, BX
 
 decode2IQ2XXS_loop:
 	VMOVUPS    (CX), Y6
 	VMOVUPS    256(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+0(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, (CX)
-	VMOVUPS    Y8, 64(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, (CX)
+	VMOVDQU    Y8, 64(CX)
 	PREFETCHT1 (R8)
 	VMOVUPS    256(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+64(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 128(CX)
-	VMOVUPS    Y8, 192(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 128(CX)
+	VMOVDQU    Y8, 192(CX)
 	VMOVUPS    384(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+128(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 256(CX)
-	VMOVUPS    Y8, 320(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 256(CX)
+	VMOVDQU    Y8, 320(CX)
 	PREFETCHT1 64(R8)
 	VMOVUPS    384(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+192(SB), Y6, Y7
-	VPAND      Y2, Y7, Y6
-	VPCMPEQB   Y2, Y6, Y6
-	VPAND      Y4, Y6, Y6
-	VPOR       Y6, Y9, Y9
 	VPAND      Y3, Y7, Y6
 	VPCMPEQB   Y3, Y6, Y6
-	VPAND      Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y4, Y7, Y6
+	VPCMPEQB   Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 384(CX)
-	VMOVUPS    Y8, 448(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 384(CX)
+	VMOVDQU    Y8, 448(CX)
 	ADDQ       $+512, CX
 	ADDQ       $+64, DX
 	ADDQ       $+66, R8
-	DECQ       SI
+	DECQ       BX
 	JNZ        decode2IQ2XXS_loop
 	LEAQ       (R11)(DI*8), BX
 	ADDQ       $+32, AX
@@ -48468,8 +48745,8 @@ decodeIQ2XS_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, (R11)
-	VMOVUPS    Z10, 64(R11)
+	VMOVDQU64  Z9, (R11)
+	VMOVDQU64  Z10, 64(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -48489,8 +48766,8 @@ decodeIQ2XS_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 128(R11)
-	VMOVUPS    Z10, 192(R11)
+	VMOVDQU64  Z9, 128(R11)
+	VMOVDQU64  Z10, 192(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -48510,8 +48787,8 @@ decodeIQ2XS_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 256(R11)
-	VMOVUPS    Z10, 320(R11)
+	VMOVDQU64  Z9, 256(R11)
+	VMOVDQU64  Z10, 320(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -48531,8 +48808,8 @@ decodeIQ2XS_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 384(R11)
-	VMOVUPS    Z10, 448(R11)
+	VMOVDQU64  Z9, 384(R11)
+	VMOVDQU64  Z10, 448(R11)
 	ADDQ       $+512, R11
 	ADDQ       $+128, R12
 	DECQ       AX
@@ -48555,6 +48832,7 @@ decode2IQ2XS_rows:
 	LEAQ           (BX)(DI*4), SI
 	MOVQ           AX, CX
 	LEAQ           4096(AX), DX
+	LEAQ           ·gridIQ2XS+0(SB), R12
 	VPBROADCASTW   (BX), X0
 	VPINSRW        $0x01, (BX)(DI*1), X0, X0
 	VPINSRW        $0x02, (BX)(DI*2), X0, X0
@@ -48913,107 +49191,106 @@ decode2IQ2XS_rows:
 	VMOVUPS        Y0, 3840(AX)
 	VPAND          every01ff01ff<>+0(SB), Y3, Y0
 	VMOVUPS        Y0, 3968(AX)
-	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
-	VMOVDQU        every0000ffff<>+0(SB), Y1
-	VMOVDQU        every08040201<>+0(SB), Y2
-	VMOVDQU        every80402010<>+0(SB), Y3
-	VMOVDQU        every08080808<>+0(SB), Y4
-	LEAQ           ·gridIQ2XS+0(SB), BX
-	VBROADCASTI128 table10<>+0(SB), Y5
-	MOVQ           $+8, SI
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y1
+	VMOVDQU        every0000ffff<>+0(SB), Y2
+	VMOVDQU        every08040201<>+0(SB), Y3
+	VMOVDQU        every80402010<>+0(SB), Y4
+	VMOVDQU        every08080808<>+0(SB), Y5
+	VBROADCASTI128 table10<>+0(SB), Y0
+	MOVQ           $+8, BX
 
 decode2IQ2XS_loop:
 	VMOVUPS    (CX), Y6
 	VMOVUPS    256(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+0(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, (CX)
-	VMOVUPS    Y8, 64(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, (CX)
+	VMOVDQU    Y8, 64(CX)
 	PREFETCHT1 (R8)
 	VMOVUPS    256(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+64(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 128(CX)
-	VMOVUPS    Y8, 192(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 128(CX)
+	VMOVDQU    Y8, 192(CX)
 	VMOVUPS    384(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+128(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 256(CX)
-	VMOVUPS    Y8, 320(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 256(CX)
+	VMOVDQU    Y8, 320(CX)
 	PREFETCHT1 64(R8)
 	VMOVUPS    384(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+192(SB), Y6, Y7
-	VPAND      Y2, Y7, Y6
-	VPCMPEQB   Y2, Y6, Y6
-	VPAND      Y4, Y6, Y6
-	VPOR       Y6, Y9, Y9
 	VPAND      Y3, Y7, Y6
 	VPCMPEQB   Y3, Y6, Y6
-	VPAND      Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y4, Y7, Y6
+	VPCMPEQB   Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 384(CX)
-	VMOVUPS    Y8, 448(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 384(CX)
+	VMOVDQU    Y8, 448(CX)
 	ADDQ       $+512, CX
 	ADDQ       $+128, DX
 	ADDQ       $+74, R8
-	DECQ       SI
+	DECQ       BX
 	JNZ        decode2IQ2XS_loop
 	LEAQ       (R11)(DI*8), BX
 	ADDQ       $+32, AX
@@ -49418,8 +49695,8 @@ decodeIQ2S_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, (R11)
-	VMOVUPS    Z10, 64(R11)
+	VMOVDQU64  Z9, (R11)
+	VMOVDQU64  Z10, 64(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -49439,8 +49716,8 @@ decodeIQ2S_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 128(R11)
-	VMOVUPS    Z10, 192(R11)
+	VMOVDQU64  Z9, 128(R11)
+	VMOVDQU64  Z10, 192(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -49460,8 +49737,8 @@ decodeIQ2S_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 256(R11)
-	VMOVUPS    Z10, 320(R11)
+	VMOVDQU64  Z9, 256(R11)
+	VMOVDQU64  Z10, 320(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -49481,8 +49758,8 @@ decodeIQ2S_loop:
 	VPADDB     Z5, Z10, K2, Z10
 	VPSHUFB    Z9, Z6, Z9
 	VPSHUFB    Z10, Z6, Z10
-	VMOVUPS    Z9, 384(R11)
-	VMOVUPS    Z10, 448(R11)
+	VMOVDQU64  Z9, 384(R11)
+	VMOVDQU64  Z10, 448(R11)
 	ADDQ       $+512, R11
 	ADDQ       $+128, R12
 	DECQ       AX
@@ -49505,6 +49782,7 @@ decode2IQ2S_rows:
 	LEAQ           (BX)(DI*4), SI
 	MOVQ           AX, CX
 	LEAQ           4096(AX), DX
+	LEAQ           ·gridIQ2S+0(SB), R12
 	VPBROADCASTW   (BX), X0
 	VPINSRW        $0x01, (BX)(DI*1), X0, X0
 	VPINSRW        $0x02, (BX)(DI*2), X0, X0
@@ -49815,107 +50093,106 @@ decode2IQ2S_rows:
 	VMOVUPS        Y1, 2560(AX)
 	VMOVUPS        Y2, 3072(AX)
 	VMOVUPS        Y3, 3584(AX)
-	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
-	VMOVDQU        every0000ffff<>+0(SB), Y1
-	VMOVDQU        every08040201<>+0(SB), Y2
-	VMOVDQU        every80402010<>+0(SB), Y3
-	VMOVDQU        every08080808<>+0(SB), Y4
-	LEAQ           ·gridIQ2S+0(SB), BX
-	VBROADCASTI128 table12<>+0(SB), Y5
-	MOVQ           $+8, SI
+	VMOVDQU        every0f0f0f0f<>+0(SB), Y1
+	VMOVDQU        every0000ffff<>+0(SB), Y2
+	VMOVDQU        every08040201<>+0(SB), Y3
+	VMOVDQU        every80402010<>+0(SB), Y4
+	VMOVDQU        every08080808<>+0(SB), Y5
+	VBROADCASTI128 table12<>+0(SB), Y0
+	MOVQ           $+8, BX
 
 decode2IQ2S_loop:
 	VMOVUPS    (CX), Y6
 	VMOVUPS    256(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+0(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, (CX)
-	VMOVUPS    Y8, 64(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, (CX)
+	VMOVDQU    Y8, 64(CX)
 	PREFETCHT1 (R8)
 	VMOVUPS    256(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+64(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 128(CX)
-	VMOVUPS    Y8, 192(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 128(CX)
+	VMOVDQU    Y8, 192(CX)
 	VMOVUPS    384(CX), Y7
-	VPAND      Y1, Y7, Y7
+	VPAND      Y2, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+128(SB), Y6, Y7
-	VPAND      Y2, Y7, Y10
-	VPCMPEQB   Y2, Y10, Y10
-	VPAND      Y4, Y10, Y10
+	VPAND      Y3, Y7, Y10
+	VPCMPEQB   Y3, Y10, Y10
+	VPAND      Y5, Y10, Y10
 	VPOR       Y10, Y9, Y9
-	VPAND      Y3, Y7, Y7
-	VPCMPEQB   Y3, Y7, Y7
 	VPAND      Y4, Y7, Y7
+	VPCMPEQB   Y4, Y7, Y7
+	VPAND      Y5, Y7, Y7
 	VPOR       Y7, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 256(CX)
-	VMOVUPS    Y8, 320(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 256(CX)
+	VMOVDQU    Y8, 320(CX)
 	PREFETCHT1 64(R8)
 	VMOVUPS    384(CX), Y7
 	VPSRLD     $0x10, Y7, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x04, Y9, Y8
-	VPAND      Y0, Y9, Y9
-	VPAND      Y0, Y8, Y8
+	VPAND      Y1, Y9, Y9
+	VPAND      Y1, Y8, Y8
 	VPSHUFB    spread<>+192(SB), Y6, Y7
-	VPAND      Y2, Y7, Y6
-	VPCMPEQB   Y2, Y6, Y6
-	VPAND      Y4, Y6, Y6
-	VPOR       Y6, Y9, Y9
 	VPAND      Y3, Y7, Y6
 	VPCMPEQB   Y3, Y6, Y6
-	VPAND      Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
+	VPOR       Y6, Y9, Y9
+	VPAND      Y4, Y7, Y6
+	VPCMPEQB   Y4, Y6, Y6
+	VPAND      Y5, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y5, Y9
-	VPSHUFB    Y8, Y5, Y8
-	VMOVUPS    Y9, 384(CX)
-	VMOVUPS    Y8, 448(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 384(CX)
+	VMOVDQU    Y8, 448(CX)
 	ADDQ       $+512, CX
 	ADDQ       $+128, DX
 	ADDQ       $+82, R8
-	DECQ       SI
+	DECQ       BX
 	JNZ        decode2IQ2S_loop
 	LEAQ       (R11)(DI*8), BX
 	ADDQ       $+32, AX
@@ -50363,8 +50640,8 @@ decodeIQ3XXS_loop:
 	VPADDB     Z4, Z8, K2, Z8
 	VPSHUFB    Z9, Z5, Z9
 	VPSHUFB    Z8, Z5, Z8
-	VMOVUPS    Z9, (R11)
-	VMOVUPS    Z8, 64(R11)
+	VMOVDQU64  Z9, (R11)
+	VMOVDQU64  Z8, 64(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -50385,8 +50662,8 @@ decodeIQ3XXS_loop:
 	VPADDB     Z4, Z8, K2, Z8
 	VPSHUFB    Z9, Z5, Z9
 	VPSHUFB    Z8, Z5, Z8
-	VMOVUPS    Z9, 128(R11)
-	VMOVUPS    Z8, 192(R11)
+	VMOVDQU64  Z9, 128(R11)
+	VMOVDQU64  Z8, 192(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -50407,8 +50684,8 @@ decodeIQ3XXS_loop:
 	VPADDB     Z4, Z8, K2, Z8
 	VPSHUFB    Z9, Z5, Z9
 	VPSHUFB    Z8, Z5, Z8
-	VMOVUPS    Z9, 256(R11)
-	VMOVUPS    Z8, 320(R11)
+	VMOVDQU64  Z9, 256(R11)
+	VMOVDQU64  Z8, 320(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -50429,12 +50706,536 @@ decodeIQ3XXS_loop:
 	VPADDB     Z4, Z8, K2, Z8
 	VPSHUFB    Z9, Z5, Z9
 	VPSHUFB    Z8, Z5, Z8
-	VMOVUPS    Z9, 384(R11)
-	VMOVUPS    Z8, 448(R11)
+	VMOVDQU64  Z9, 384(R11)
+	VMOVDQU64  Z8, 448(R11)
 	ADDQ       $+512, R11
 	ADDQ       $+64, R12
 	DECQ       AX
 	JNZ        decodeIQ3XXS_loop
+	VZEROUPPER
+	RET
+
+// func fusedIQ3XXSx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedIQ3XXSx1(SB), NOSPLIT, $8-80
+	MOVQ            w+8(FP), AX
+	MOVQ            stride+16(FP), CX
+	LEAQ            (CX)(CX*2), DX
+	LEAQ            (AX)(CX*4), BX
+	LEAQ            (BX)(CX*4), SI
+	LEAQ            (SI)(CX*4), DI
+	MOVL            $0x4b400000, R8
+	VPBROADCASTD    R8, Z0
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z1
+	MOVL            $0x0000ffff, R8
+	VPBROADCASTD    R8, Z1
+	MOVL            $0x08040201, R8
+	VPBROADCASTD    R8, Z2
+	MOVL            $0x80402010, R8
+	VPBROADCASTD    R8, Z3
+	MOVL            $0x08080808, R8
+	VPBROADCASTD    R8, Z4
+	VBROADCASTI32X4 table13<>+0(SB), Z5
+	VMOVDQU64       iota16<>+0(SB), Z6
+	VPBROADCASTD    CX, Z7
+	VPMULLD         Z7, Z6, Z6
+	MOVQ            p+0(FP), R8
+	MOVQ            pf+56(FP), R9
+	MOVQ            x+40(FP), R10
+	MOVQ            blocks+24(FP), R11
+	VPXORD          Z0, Z0, Z7
+
+fusedIQ3XXSx1_block:
+	LEAQ            ·gridIQ3XXS+0(SB), R12
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z8
+	VPGATHERDD      (AX)(Z6*1), K2, Z8
+	VPMOVDW         Z8, Y8
+	VCVTPH2PS       Y8, Z8
+	VMULPS          every3e800000<>+0(SB), Z8, Z8
+	VADDPS          Z8, Z8, Z9
+	VBROADCASTI32X4 2(AX), Z10
+	VINSERTI32X4    $0x01, 2(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 2(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 2(DI), Z10, Z10
+	VBROADCASTI32X4 2(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 2(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 2(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 2(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 2(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 2(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 2(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 2(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 2(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 2(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 2(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 2(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z14
+	VMOVUPS         Z14, 2048(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z10
+	VMOVUPS         Z10, 2560(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z10
+	VMOVUPS         Z10, 3072(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VMOVUPS         Z10, 3584(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z10
+	VMOVUPS         Z10, 2112(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z10
+	VMOVUPS         Z10, 2624(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z10
+	VMOVUPS         Z10, 3136(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z10
+	VMOVUPS         Z10, 3648(R8)
+	VBROADCASTI32X4 18(AX), Z10
+	VINSERTI32X4    $0x01, 18(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 18(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 18(DI), Z10, Z10
+	VBROADCASTI32X4 18(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 18(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 18(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 18(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 18(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 18(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 18(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 18(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 18(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 18(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 18(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 18(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z14
+	VMOVUPS         Z14, 2176(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z10
+	VMOVUPS         Z10, 2688(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z10
+	VMOVUPS         Z10, 3200(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VMOVUPS         Z10, 3712(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z10
+	VMOVUPS         Z10, 2240(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z10
+	VMOVUPS         Z10, 2752(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z10
+	VMOVUPS         Z10, 3264(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z10
+	VMOVUPS         Z10, 3776(R8)
+	VBROADCASTI32X4 34(AX), Z10
+	VINSERTI32X4    $0x01, 34(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 34(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 34(DI), Z10, Z10
+	VBROADCASTI32X4 34(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 34(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 34(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 34(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 34(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 34(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 34(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 34(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 34(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 34(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 34(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 34(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z14
+	VMOVUPS         Z14, 2304(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z10
+	VMOVUPS         Z10, 2816(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z10
+	VMOVUPS         Z10, 3328(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VMOVUPS         Z10, 3840(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z10
+	VMOVUPS         Z10, 2368(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z10
+	VMOVUPS         Z10, 2880(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z10
+	VMOVUPS         Z10, 3392(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z10
+	VMOVUPS         Z10, 3904(R8)
+	VBROADCASTI32X4 50(AX), Z10
+	VINSERTI32X4    $0x01, 50(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 50(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 50(DI), Z10, Z10
+	VBROADCASTI32X4 50(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 50(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 50(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 50(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 50(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 50(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 50(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 50(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 50(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 50(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 50(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 50(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z14
+	VMOVUPS         Z14, 2432(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z10
+	VMOVUPS         Z10, 2944(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z10
+	VMOVUPS         Z10, 3456(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VMOVUPS         Z10, 3968(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z10
+	VMOVUPS         Z10, 2496(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z10
+	VMOVUPS         Z10, 3008(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z10
+	VMOVUPS         Z10, 3520(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z10
+	VMOVUPS         Z10, 4032(R8)
+	VBROADCASTI32X4 66(AX), Z10
+	VINSERTI32X4    $0x01, 66(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 66(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 66(DI), Z10, Z10
+	VBROADCASTI32X4 66(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 66(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 66(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 66(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 66(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 66(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 66(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 66(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 66(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 66(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 66(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 66(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPANDD          every00003fff<>+0(SB), Z10, Z14
+	VPSLLD          $0x02, Z10, Z15
+	VPANDD          every3fff0000<>+0(SB), Z15, Z15
+	VPORD           Z15, Z14, Z14
+	VPSLLD          $0x01, Z14, Z15
+	VPANDD          every7f007f00<>+0(SB), Z15, Z15
+	VPANDD          every007f007f<>+0(SB), Z14, Z14
+	VPORD           Z15, Z14, Z14
+	VPSLLD          $0x01, Z14, Z15
+	VPXORD          Z14, Z15, Z16
+	VPSLLD          $0x02, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPSLLD          $0x04, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPANDD          every80808080<>+0(SB), Z16, Z16
+	VPORD           Z16, Z14, Z14
+	VMOVUPS         Z14, (R8)
+	VPSRLD          $0x1c, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4096(R8)
+	VPANDD          every00003fff<>+0(SB), Z11, Z10
+	VPSLLD          $0x02, Z11, Z14
+	VPANDD          every3fff0000<>+0(SB), Z14, Z14
+	VPORD           Z14, Z10, Z10
+	VPSLLD          $0x01, Z10, Z14
+	VPANDD          every7f007f00<>+0(SB), Z14, Z14
+	VPANDD          every007f007f<>+0(SB), Z10, Z10
+	VPORD           Z14, Z10, Z10
+	VPSLLD          $0x01, Z10, Z14
+	VPXORD          Z10, Z14, Z15
+	VPSLLD          $0x02, Z15, Z14
+	VPXORD          Z14, Z15, Z15
+	VPSLLD          $0x04, Z15, Z14
+	VPXORD          Z14, Z15, Z15
+	VPANDD          every80808080<>+0(SB), Z15, Z15
+	VPORD           Z15, Z10, Z10
+	VMOVUPS         Z10, 64(R8)
+	VPSRLD          $0x1c, Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z8, Z9, Z11
+	VMOVUPS         Z11, 4160(R8)
+	VPANDD          every00003fff<>+0(SB), Z12, Z10
+	VPSLLD          $0x02, Z12, Z11
+	VPANDD          every3fff0000<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VPSLLD          $0x01, Z10, Z11
+	VPANDD          every7f007f00<>+0(SB), Z11, Z11
+	VPANDD          every007f007f<>+0(SB), Z10, Z10
+	VPORD           Z11, Z10, Z10
+	VPSLLD          $0x01, Z10, Z11
+	VPXORD          Z10, Z11, Z14
+	VPSLLD          $0x02, Z14, Z11
+	VPXORD          Z11, Z14, Z14
+	VPSLLD          $0x04, Z14, Z11
+	VPXORD          Z11, Z14, Z14
+	VPANDD          every80808080<>+0(SB), Z14, Z14
+	VPORD           Z14, Z10, Z10
+	VMOVUPS         Z10, 128(R8)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z8, Z9, Z12
+	VMOVUPS         Z12, 4224(R8)
+	VPANDD          every00003fff<>+0(SB), Z13, Z10
+	VPSLLD          $0x02, Z13, Z11
+	VPANDD          every3fff0000<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VPSLLD          $0x01, Z10, Z11
+	VPANDD          every7f007f00<>+0(SB), Z11, Z11
+	VPANDD          every007f007f<>+0(SB), Z10, Z10
+	VPORD           Z11, Z10, Z10
+	VPSLLD          $0x01, Z10, Z11
+	VPXORD          Z10, Z11, Z12
+	VPSLLD          $0x02, Z12, Z11
+	VPXORD          Z11, Z12, Z12
+	VPSLLD          $0x04, Z12, Z11
+	VPXORD          Z11, Z12, Z12
+	VPANDD          every80808080<>+0(SB), Z12, Z12
+	VPORD           Z12, Z10, Z10
+	VMOVUPS         Z10, 192(R8)
+	VPSRLD          $0x1c, Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z8, Z9, Z13
+	VMOVUPS         Z13, 4288(R8)
+	VBROADCASTI32X4 82(AX), Z10
+	VINSERTI32X4    $0x01, 82(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 82(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 82(DI), Z10, Z10
+	VBROADCASTI32X4 82(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 82(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 82(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 82(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 82(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 82(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 82(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 82(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 82(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 82(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 82(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 82(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPANDD          every00003fff<>+0(SB), Z10, Z14
+	VPSLLD          $0x02, Z10, Z15
+	VPANDD          every3fff0000<>+0(SB), Z15, Z15
+	VPORD           Z15, Z14, Z14
+	VPSLLD          $0x01, Z14, Z15
+	VPANDD          every7f007f00<>+0(SB), Z15, Z15
+	VPANDD          every007f007f<>+0(SB), Z14, Z14
+	VPORD           Z15, Z14, Z14
+	VPSLLD          $0x01, Z14, Z15
+	VPXORD          Z14, Z15, Z16
+	VPSLLD          $0x02, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPSLLD          $0x04, Z16, Z15
+	VPXORD          Z15, Z16, Z16
+	VPANDD          every80808080<>+0(SB), Z16, Z16
+	VPORD           Z16, Z14, Z14
+	VMOVUPS         Z14, 256(R8)
+	VPSRLD          $0x1c, Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4352(R8)
+	VPANDD          every00003fff<>+0(SB), Z11, Z10
+	VPSLLD          $0x02, Z11, Z14
+	VPANDD          every3fff0000<>+0(SB), Z14, Z14
+	VPORD           Z14, Z10, Z10
+	VPSLLD          $0x01, Z10, Z14
+	VPANDD          every7f007f00<>+0(SB), Z14, Z14
+	VPANDD          every007f007f<>+0(SB), Z10, Z10
+	VPORD           Z14, Z10, Z10
+	VPSLLD          $0x01, Z10, Z14
+	VPXORD          Z10, Z14, Z15
+	VPSLLD          $0x02, Z15, Z14
+	VPXORD          Z14, Z15, Z15
+	VPSLLD          $0x04, Z15, Z14
+	VPXORD          Z14, Z15, Z15
+	VPANDD          every80808080<>+0(SB), Z15, Z15
+	VPORD           Z15, Z10, Z10
+	VMOVUPS         Z10, 320(R8)
+	VPSRLD          $0x1c, Z11, Z11
+	VCVTDQ2PS       Z11, Z11
+	VFMADD213PS     Z8, Z9, Z11
+	VMOVUPS         Z11, 4416(R8)
+	VPANDD          every00003fff<>+0(SB), Z12, Z10
+	VPSLLD          $0x02, Z12, Z11
+	VPANDD          every3fff0000<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VPSLLD          $0x01, Z10, Z11
+	VPANDD          every7f007f00<>+0(SB), Z11, Z11
+	VPANDD          every007f007f<>+0(SB), Z10, Z10
+	VPORD           Z11, Z10, Z10
+	VPSLLD          $0x01, Z10, Z11
+	VPXORD          Z10, Z11, Z14
+	VPSLLD          $0x02, Z14, Z11
+	VPXORD          Z11, Z14, Z14
+	VPSLLD          $0x04, Z14, Z11
+	VPXORD          Z11, Z14, Z14
+	VPANDD          every80808080<>+0(SB), Z14, Z14
+	VPORD           Z14, Z10, Z10
+	VMOVUPS         Z10, 384(R8)
+	VPSRLD          $0x1c, Z12, Z12
+	VCVTDQ2PS       Z12, Z12
+	VFMADD213PS     Z8, Z9, Z12
+	VMOVUPS         Z12, 4480(R8)
+	VPANDD          every00003fff<>+0(SB), Z13, Z10
+	VPSLLD          $0x02, Z13, Z11
+	VPANDD          every3fff0000<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VPSLLD          $0x01, Z10, Z11
+	VPANDD          every7f007f00<>+0(SB), Z11, Z11
+	VPANDD          every007f007f<>+0(SB), Z10, Z10
+	VPORD           Z11, Z10, Z10
+	VPSLLD          $0x01, Z10, Z11
+	VPXORD          Z10, Z11, Z12
+	VPSLLD          $0x02, Z12, Z11
+	VPXORD          Z11, Z12, Z12
+	VPSLLD          $0x04, Z12, Z11
+	VPXORD          Z11, Z12, Z12
+	VPANDD          every80808080<>+0(SB), Z12, Z12
+	VPORD           Z12, Z10, Z10
+	VMOVUPS         Z10, 448(R8)
+	VPSRLD          $0x1c, Z13, Z13
+	VCVTDQ2PS       Z13, Z13
+	VFMADD213PS     Z8, Z9, Z13
+	VMOVUPS         Z13, 4544(R8)
+	KXNORW          K1, K1, K1
+	MOVQ            R10, R13
+	LEAQ            256(R10), R14
+	LEAQ            4096(R8), R15
+	MOVQ            $+8, BP
+
+fusedIQ3XXSx1_chunk:
+	VMOVUPS          -4096(R15), Z8
+	VPBROADCASTD     32(R14), Z9
+	PREFETCHT1       (R9)
+	VMOVUPS          -2048(R15), Z10
+	VPANDD           Z1, Z10, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x10, Z10, Z10
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z11
+	VPGATHERDD       (R12)(Z10*4), K3, Z11
+	VPSHUFB          spread<>+0(SB), Z8, Z10
+	VPTESTMB         Z2, Z10, K3
+	VPADDB           Z4, Z12, K3, Z12
+	VPTESTMB         Z3, Z10, K3
+	VPADDB           Z4, Z11, K3, Z11
+	VPSHUFB          Z12, Z5, Z12
+	VPSHUFB          Z11, Z5, Z11
+	VPDPBUSD.BCST    (R13), Z12, Z9
+	VPDPBUSD.BCST    4(R13), Z11, Z9
+	PREFETCHT1       64(R9)
+	VMOVUPS          -1536(R15), Z10
+	VPANDD           Z1, Z10, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x10, Z10, Z10
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z11
+	VPGATHERDD       (R12)(Z10*4), K3, Z11
+	VPSHUFB          spread<>+64(SB), Z8, Z10
+	VPTESTMB         Z2, Z10, K3
+	VPADDB           Z4, Z12, K3, Z12
+	VPTESTMB         Z3, Z10, K3
+	VPADDB           Z4, Z11, K3, Z11
+	VPSHUFB          Z12, Z5, Z12
+	VPSHUFB          Z11, Z5, Z11
+	VPDPBUSD.BCST    8(R13), Z12, Z9
+	VPDPBUSD.BCST    12(R13), Z11, Z9
+	PREFETCHT1       128(R9)
+	VMOVUPS          -1024(R15), Z10
+	VPANDD           Z1, Z10, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x10, Z10, Z10
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z11
+	VPGATHERDD       (R12)(Z10*4), K3, Z11
+	VPSHUFB          spread<>+128(SB), Z8, Z10
+	VPTESTMB         Z2, Z10, K3
+	VPADDB           Z4, Z12, K3, Z12
+	VPTESTMB         Z3, Z10, K3
+	VPADDB           Z4, Z11, K3, Z11
+	VPSHUFB          Z12, Z5, Z12
+	VPSHUFB          Z11, Z5, Z11
+	VPDPBUSD.BCST    16(R13), Z12, Z9
+	VPDPBUSD.BCST    20(R13), Z11, Z9
+	PREFETCHT1       192(R9)
+	VMOVUPS          -512(R15), Z10
+	VPANDD           Z1, Z10, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x10, Z10, Z10
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z11
+	VPGATHERDD       (R12)(Z10*4), K3, Z11
+	VPSHUFB          spread<>+192(SB), Z8, Z10
+	VPTESTMB         Z2, Z10, K3
+	VPADDB           Z4, Z12, K3, Z12
+	VPTESTMB         Z3, Z10, K3
+	VPADDB           Z4, Z11, K3, Z11
+	VPSHUFB          Z12, Z5, Z12
+	VPSHUFB          Z11, Z5, Z11
+	VPDPBUSD.BCST    24(R13), Z12, Z9
+	VPDPBUSD.BCST    28(R13), Z11, Z9
+	VMOVUPS          (R15), Z10
+	VMULPS           Z0, Z10, Z8
+	VFMSUB213PS      Z8, Z10, Z9
+	VFMADD231PS.BCST (R14), Z9, Z7
+	ADDQ             $+32, R13
+	ADDQ             $+4, R14
+	ADDQ             $+64, R15
+	ADDQ             $+196, R9
+	DECQ             BP
+	JNZ              fusedIQ3XXSx1_chunk
+	ADDQ             $+98, AX
+	ADDQ             $+98, BX
+	ADDQ             $+98, SI
+	ADDQ             $+98, DI
+	ADDQ             xStep+48(FP), R10
+	DECQ             R11
+	JNZ              fusedIQ3XXSx1_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z7, (AX)
 	VZEROUPPER
 	RET
 
@@ -50453,6 +51254,7 @@ decode2IQ3XXS_rows:
 	LEAQ           (BX)(DI*4), SI
 	MOVQ           AX, CX
 	LEAQ           4096(AX), DX
+	LEAQ           ·gridIQ3XXS+0(SB), R12
 	VPBROADCASTW   (BX), X0
 	VPINSRW        $0x01, (BX)(DI*1), X0, X0
 	VPINSRW        $0x02, (BX)(DI*2), X0, X0
@@ -50799,110 +51601,109 @@ decode2IQ3XXS_rows:
 	VFMADD213PS    Y0, Y1, Y5
 	VMOVUPS        Y5, 4544(AX)
 	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
-	VMOVDQU        every0000ffff<>+0(SB), Y0
-	VMOVDQU        every08040201<>+0(SB), Y1
-	VMOVDQU        every80402010<>+0(SB), Y2
-	VMOVDQU        every08080808<>+0(SB), Y3
-	LEAQ           ·gridIQ3XXS+0(SB), BX
-	VBROADCASTI128 table14<>+0(SB), Y4
-	MOVQ           $+8, SI
+	VMOVDQU        every0000ffff<>+0(SB), Y1
+	VMOVDQU        every08040201<>+0(SB), Y2
+	VMOVDQU        every80402010<>+0(SB), Y3
+	VMOVDQU        every08080808<>+0(SB), Y4
+	VBROADCASTI128 table14<>+0(SB), Y0
+	MOVQ           $+8, BX
 
 decode2IQ3XXS_loop:
 	VMOVUPS    (CX), Y5
 	VMOVUPS    256(CX), Y6
-	VPAND      Y0, Y6, Y7
+	VPAND      Y1, Y6, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x10, Y6, Y6
 	VPCMPEQD   Y6, Y6, Y7
 	VPXOR      Y6, Y6, Y8
-	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPGATHERDD Y7, (R12)(Y6*4), Y8
 	VPSHUFB    spread<>+0(SB), Y5, Y6
-	VPAND      Y1, Y6, Y7
-	VPCMPEQB   Y1, Y7, Y7
-	VPAND      Y3, Y7, Y7
+	VPAND      Y2, Y6, Y7
+	VPCMPEQB   Y2, Y7, Y7
+	VPAND      Y4, Y7, Y7
 	VPOR       Y7, Y9, Y9
-	VPAND      Y2, Y6, Y6
-	VPCMPEQB   Y2, Y6, Y6
 	VPAND      Y3, Y6, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y4, Y9
-	VPSHUFB    Y8, Y4, Y8
-	VMOVUPS    Y9, (CX)
-	VMOVUPS    Y8, 64(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, (CX)
+	VMOVDQU    Y8, 64(CX)
 	PREFETCHT1 (R8)
 	VMOVUPS    320(CX), Y6
-	VPAND      Y0, Y6, Y7
+	VPAND      Y1, Y6, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x10, Y6, Y6
 	VPCMPEQD   Y6, Y6, Y7
 	VPXOR      Y6, Y6, Y8
-	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPGATHERDD Y7, (R12)(Y6*4), Y8
 	VPSHUFB    spread<>+64(SB), Y5, Y6
-	VPAND      Y1, Y6, Y7
-	VPCMPEQB   Y1, Y7, Y7
-	VPAND      Y3, Y7, Y7
+	VPAND      Y2, Y6, Y7
+	VPCMPEQB   Y2, Y7, Y7
+	VPAND      Y4, Y7, Y7
 	VPOR       Y7, Y9, Y9
-	VPAND      Y2, Y6, Y6
-	VPCMPEQB   Y2, Y6, Y6
 	VPAND      Y3, Y6, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y4, Y9
-	VPSHUFB    Y8, Y4, Y8
-	VMOVUPS    Y9, 128(CX)
-	VMOVUPS    Y8, 192(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 128(CX)
+	VMOVDQU    Y8, 192(CX)
 	VMOVUPS    384(CX), Y6
-	VPAND      Y0, Y6, Y7
+	VPAND      Y1, Y6, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x10, Y6, Y6
 	VPCMPEQD   Y6, Y6, Y7
 	VPXOR      Y6, Y6, Y8
-	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPGATHERDD Y7, (R12)(Y6*4), Y8
 	VPSHUFB    spread<>+128(SB), Y5, Y6
-	VPAND      Y1, Y6, Y7
-	VPCMPEQB   Y1, Y7, Y7
-	VPAND      Y3, Y7, Y7
+	VPAND      Y2, Y6, Y7
+	VPCMPEQB   Y2, Y7, Y7
+	VPAND      Y4, Y7, Y7
 	VPOR       Y7, Y9, Y9
-	VPAND      Y2, Y6, Y6
-	VPCMPEQB   Y2, Y6, Y6
 	VPAND      Y3, Y6, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y4, Y9
-	VPSHUFB    Y8, Y4, Y8
-	VMOVUPS    Y9, 256(CX)
-	VMOVUPS    Y8, 320(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 256(CX)
+	VMOVDQU    Y8, 320(CX)
 	PREFETCHT1 64(R8)
 	VMOVUPS    448(CX), Y6
-	VPAND      Y0, Y6, Y7
+	VPAND      Y1, Y6, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x10, Y6, Y6
 	VPCMPEQD   Y6, Y6, Y7
 	VPXOR      Y6, Y6, Y8
-	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPGATHERDD Y7, (R12)(Y6*4), Y8
 	VPSHUFB    spread<>+192(SB), Y5, Y6
-	VPAND      Y1, Y6, Y5
-	VPCMPEQB   Y1, Y5, Y5
-	VPAND      Y3, Y5, Y5
-	VPOR       Y5, Y9, Y9
 	VPAND      Y2, Y6, Y5
 	VPCMPEQB   Y2, Y5, Y5
-	VPAND      Y3, Y5, Y5
+	VPAND      Y4, Y5, Y5
+	VPOR       Y5, Y9, Y9
+	VPAND      Y3, Y6, Y5
+	VPCMPEQB   Y3, Y5, Y5
+	VPAND      Y4, Y5, Y5
 	VPOR       Y5, Y8, Y8
-	VPSHUFB    Y9, Y4, Y9
-	VPSHUFB    Y8, Y4, Y8
-	VMOVUPS    Y9, 384(CX)
-	VMOVUPS    Y8, 448(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 384(CX)
+	VMOVDQU    Y8, 448(CX)
 	ADDQ       $+512, CX
 	ADDQ       $+64, DX
 	ADDQ       $+98, R8
-	DECQ       SI
+	DECQ       BX
 	JNZ        decode2IQ3XXS_loop
 	LEAQ       (R11)(DI*8), BX
 	ADDQ       $+32, AX
@@ -51381,8 +52182,8 @@ decodeIQ3S_loop:
 	VPADDB     Z4, Z8, K2, Z8
 	VPSHUFB    Z9, Z5, Z9
 	VPSHUFB    Z8, Z5, Z8
-	VMOVUPS    Z9, (R11)
-	VMOVUPS    Z8, 64(R11)
+	VMOVDQU64  Z9, (R11)
+	VMOVDQU64  Z8, 64(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -51403,8 +52204,8 @@ decodeIQ3S_loop:
 	VPADDB     Z4, Z8, K2, Z8
 	VPSHUFB    Z9, Z5, Z9
 	VPSHUFB    Z8, Z5, Z8
-	VMOVUPS    Z9, 128(R11)
-	VMOVUPS    Z8, 192(R11)
+	VMOVDQU64  Z9, 128(R11)
+	VMOVDQU64  Z8, 192(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -51425,8 +52226,8 @@ decodeIQ3S_loop:
 	VPADDB     Z4, Z8, K2, Z8
 	VPSHUFB    Z9, Z5, Z9
 	VPSHUFB    Z8, Z5, Z8
-	VMOVUPS    Z9, 256(R11)
-	VMOVUPS    Z8, 320(R11)
+	VMOVDQU64  Z9, 256(R11)
+	VMOVDQU64  Z8, 320(R11)
 	PREFETCHT1 (R9)
 	ADDQ       R10, R9
 	PREFETCHT1 (R9)
@@ -51447,12 +52248,567 @@ decodeIQ3S_loop:
 	VPADDB     Z4, Z8, K2, Z8
 	VPSHUFB    Z9, Z5, Z9
 	VPSHUFB    Z8, Z5, Z8
-	VMOVUPS    Z9, 384(R11)
-	VMOVUPS    Z8, 448(R11)
+	VMOVDQU64  Z9, 384(R11)
+	VMOVDQU64  Z8, 448(R11)
 	ADDQ       $+512, R11
 	ADDQ       $+64, R12
 	DECQ       AX
 	JNZ        decodeIQ3S_loop
+	VZEROUPPER
+	RET
+
+// func fusedIQ3Sx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI, MMX+
+TEXT ·fusedIQ3Sx1(SB), NOSPLIT, $8-80
+	MOVQ            w+8(FP), AX
+	MOVQ            stride+16(FP), CX
+	LEAQ            (CX)(CX*2), DX
+	LEAQ            (AX)(CX*4), BX
+	LEAQ            (BX)(CX*4), SI
+	LEAQ            (SI)(CX*4), DI
+	MOVL            $0x4b400000, R8
+	VPBROADCASTD    R8, Z0
+	MOVL            $0x0f0f0f0f, R8
+	VPBROADCASTD    R8, Z1
+	MOVL            $0x0000ffff, R8
+	VPBROADCASTD    R8, Z1
+	MOVL            $0x08040201, R8
+	VPBROADCASTD    R8, Z2
+	MOVL            $0x80402010, R8
+	VPBROADCASTD    R8, Z3
+	MOVL            $0x08080808, R8
+	VPBROADCASTD    R8, Z4
+	VBROADCASTI32X4 table15<>+0(SB), Z5
+	VMOVDQU64       iota16<>+0(SB), Z6
+	VPBROADCASTD    CX, Z7
+	VPMULLD         Z7, Z6, Z6
+	MOVQ            p+0(FP), R8
+	MOVQ            pf+56(FP), R9
+	MOVQ            x+40(FP), R10
+	MOVQ            blocks+24(FP), R11
+	VPXORD          Z0, Z0, Z7
+
+fusedIQ3Sx1_block:
+	LEAQ            ·gridIQ3S+0(SB), R12
+	KXNORW          K2, K2, K2
+	VPXORD          Z0, Z0, Z8
+	VPGATHERDD      (AX)(Z6*1), K2, Z8
+	VPMOVDW         Z8, Y8
+	VCVTPH2PS       Y8, Z8
+	VMULPS          every3f800000<>+0(SB), Z8, Z8
+	VADDPS          Z8, Z8, Z9
+	VBROADCASTI32X4 94(AX), Z10
+	VINSERTI32X4    $0x01, 94(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 94(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 94(DI), Z10, Z10
+	VBROADCASTI32X4 94(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 94(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 94(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 94(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 94(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 94(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 94(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 94(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 94(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 94(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 94(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 94(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPANDD          every0000000f<>+0(SB), Z13, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4096(R8)
+	VPSRLD          $0x04, Z13, Z10
+	VPANDD          every0000000f<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4160(R8)
+	VPSRLD          $0x08, Z13, Z10
+	VPANDD          every0000000f<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4224(R8)
+	VPSRLD          $0x0c, Z13, Z10
+	VPANDD          every0000000f<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4288(R8)
+	VPSRLD          $0x10, Z13, Z10
+	VPANDD          every0000000f<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4352(R8)
+	VPSRLD          $0x14, Z13, Z10
+	VPANDD          every0000000f<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4416(R8)
+	VPSRLD          $0x18, Z13, Z10
+	VPANDD          every0000000f<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4480(R8)
+	VPSRLD          $0x1c, Z13, Z10
+	VPANDD          every0000000f<>+0(SB), Z10, Z10
+	VCVTDQ2PS       Z10, Z10
+	VFMADD213PS     Z8, Z9, Z10
+	VMOVUPS         Z10, 4544(R8)
+	VBROADCASTI32X4 66(AX), Z8
+	VINSERTI32X4    $0x01, 66(BX), Z8, Z8
+	VINSERTI32X4    $0x02, 66(SI), Z8, Z8
+	VINSERTI32X4    $0x03, 66(DI), Z8, Z8
+	VBROADCASTI32X4 66(AX)(CX*1), Z9
+	VINSERTI32X4    $0x01, 66(BX)(CX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 66(SI)(CX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 66(DI)(CX*1), Z9, Z9
+	VBROADCASTI32X4 66(AX)(CX*2), Z10
+	VINSERTI32X4    $0x01, 66(BX)(CX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 66(SI)(CX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 66(DI)(CX*2), Z10, Z10
+	VBROADCASTI32X4 66(AX)(DX*1), Z11
+	VINSERTI32X4    $0x01, 66(BX)(DX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 66(SI)(DX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 66(DI)(DX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VBROADCASTI32X4 2(AX), Z10
+	VINSERTI32X4    $0x01, 2(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 2(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 2(DI), Z10, Z10
+	VBROADCASTI32X4 2(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 2(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 2(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 2(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 2(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 2(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 2(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 2(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 2(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 2(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 2(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 2(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPSHUFB         shuffle7<>+0(SB), Z8, Z14
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z15
+	VPMULLW         every00800100<>+0(SB), Z14, Z16
+	VPANDD          every01000100<>+0(SB), Z16, Z16
+	VPORD           Z16, Z15, Z15
+	VMOVUPS         Z15, 2048(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z10
+	VPMULLW         every00200040<>+0(SB), Z14, Z15
+	VPANDD          every01000100<>+0(SB), Z15, Z15
+	VPORD           Z15, Z10, Z10
+	VMOVUPS         Z10, 2560(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z10
+	VPMULLW         every00080010<>+0(SB), Z14, Z15
+	VPANDD          every01000100<>+0(SB), Z15, Z15
+	VPORD           Z15, Z10, Z10
+	VMOVUPS         Z10, 3072(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VPMULLW         every00020004<>+0(SB), Z14, Z11
+	VPANDD          every01000100<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VMOVUPS         Z10, 3584(R8)
+	VPSHUFB         shuffle8<>+0(SB), Z8, Z10
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z11
+	VPMULLW         every00800100<>+0(SB), Z10, Z14
+	VPANDD          every01000100<>+0(SB), Z14, Z14
+	VPORD           Z14, Z11, Z11
+	VMOVUPS         Z11, 2112(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z11
+	VPMULLW         every00200040<>+0(SB), Z10, Z12
+	VPANDD          every01000100<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VMOVUPS         Z11, 2624(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z11
+	VPMULLW         every00080010<>+0(SB), Z10, Z12
+	VPANDD          every01000100<>+0(SB), Z12, Z12
+	VPORD           Z12, Z11, Z11
+	VMOVUPS         Z11, 3136(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z11
+	VPMULLW         every00020004<>+0(SB), Z10, Z10
+	VPANDD          every01000100<>+0(SB), Z10, Z10
+	VPORD           Z10, Z11, Z11
+	VMOVUPS         Z11, 3648(R8)
+	VBROADCASTI32X4 18(AX), Z10
+	VINSERTI32X4    $0x01, 18(BX), Z10, Z10
+	VINSERTI32X4    $0x02, 18(SI), Z10, Z10
+	VINSERTI32X4    $0x03, 18(DI), Z10, Z10
+	VBROADCASTI32X4 18(AX)(CX*1), Z11
+	VINSERTI32X4    $0x01, 18(BX)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 18(SI)(CX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 18(DI)(CX*1), Z11, Z11
+	VBROADCASTI32X4 18(AX)(CX*2), Z12
+	VINSERTI32X4    $0x01, 18(BX)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x02, 18(SI)(CX*2), Z12, Z12
+	VINSERTI32X4    $0x03, 18(DI)(CX*2), Z12, Z12
+	VBROADCASTI32X4 18(AX)(DX*1), Z13
+	VINSERTI32X4    $0x01, 18(BX)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x02, 18(SI)(DX*1), Z13, Z13
+	VINSERTI32X4    $0x03, 18(DI)(DX*1), Z13, Z13
+	VPUNPCKLDQ      Z11, Z10, Z14
+	VPUNPCKHDQ      Z11, Z10, Z15
+	VPUNPCKLDQ      Z13, Z12, Z11
+	VPUNPCKHDQ      Z13, Z12, Z13
+	VPUNPCKLQDQ     Z11, Z14, Z10
+	VPUNPCKHQDQ     Z11, Z14, Z11
+	VPUNPCKLQDQ     Z13, Z15, Z12
+	VPUNPCKHQDQ     Z13, Z15, Z13
+	VPSHUFB         shuffle9<>+0(SB), Z8, Z14
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z15
+	VPMULLW         every00800100<>+0(SB), Z14, Z16
+	VPANDD          every01000100<>+0(SB), Z16, Z16
+	VPORD           Z16, Z15, Z15
+	VMOVUPS         Z15, 2176(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z10
+	VPMULLW         every00200040<>+0(SB), Z14, Z15
+	VPANDD          every01000100<>+0(SB), Z15, Z15
+	VPORD           Z15, Z10, Z10
+	VMOVUPS         Z10, 2688(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z10
+	VPMULLW         every00080010<>+0(SB), Z14, Z15
+	VPANDD          every01000100<>+0(SB), Z15, Z15
+	VPORD           Z15, Z10, Z10
+	VMOVUPS         Z10, 3200(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VPMULLW         every00020004<>+0(SB), Z14, Z11
+	VPANDD          every01000100<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VMOVUPS         Z10, 3712(R8)
+	VPSHUFB         shuffle10<>+0(SB), Z8, Z8
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z10
+	VPMULLW         every00800100<>+0(SB), Z8, Z11
+	VPANDD          every01000100<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VMOVUPS         Z10, 2240(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z10
+	VPMULLW         every00200040<>+0(SB), Z8, Z11
+	VPANDD          every01000100<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VMOVUPS         Z10, 2752(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z13, Z10
+	VPMULLW         every00080010<>+0(SB), Z8, Z11
+	VPANDD          every01000100<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VMOVUPS         Z10, 3264(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z13, Z10
+	VPMULLW         every00020004<>+0(SB), Z8, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z10, Z10
+	VMOVUPS         Z10, 3776(R8)
+	VBROADCASTI32X4 34(AX), Z8
+	VINSERTI32X4    $0x01, 34(BX), Z8, Z8
+	VINSERTI32X4    $0x02, 34(SI), Z8, Z8
+	VINSERTI32X4    $0x03, 34(DI), Z8, Z8
+	VBROADCASTI32X4 34(AX)(CX*1), Z10
+	VINSERTI32X4    $0x01, 34(BX)(CX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 34(SI)(CX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 34(DI)(CX*1), Z10, Z10
+	VBROADCASTI32X4 34(AX)(CX*2), Z11
+	VINSERTI32X4    $0x01, 34(BX)(CX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 34(SI)(CX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 34(DI)(CX*2), Z11, Z11
+	VBROADCASTI32X4 34(AX)(DX*1), Z12
+	VINSERTI32X4    $0x01, 34(BX)(DX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 34(SI)(DX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 34(DI)(DX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z8, Z13
+	VPUNPCKHDQ      Z10, Z8, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z8
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPSHUFB         shuffle7<>+0(SB), Z9, Z13
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z14
+	VPMULLW         every00800100<>+0(SB), Z13, Z15
+	VPANDD          every01000100<>+0(SB), Z15, Z15
+	VPORD           Z15, Z14, Z14
+	VMOVUPS         Z14, 2304(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VPMULLW         every00200040<>+0(SB), Z13, Z14
+	VPANDD          every01000100<>+0(SB), Z14, Z14
+	VPORD           Z14, Z8, Z8
+	VMOVUPS         Z8, 2816(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z8
+	VPMULLW         every00080010<>+0(SB), Z13, Z14
+	VPANDD          every01000100<>+0(SB), Z14, Z14
+	VPORD           Z14, Z8, Z8
+	VMOVUPS         Z8, 3328(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z8
+	VPMULLW         every00020004<>+0(SB), Z13, Z10
+	VPANDD          every01000100<>+0(SB), Z10, Z10
+	VPORD           Z10, Z8, Z8
+	VMOVUPS         Z8, 3840(R8)
+	VPSHUFB         shuffle8<>+0(SB), Z9, Z8
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z10
+	VPMULLW         every00800100<>+0(SB), Z8, Z13
+	VPANDD          every01000100<>+0(SB), Z13, Z13
+	VPORD           Z13, Z10, Z10
+	VMOVUPS         Z10, 2368(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z10
+	VPMULLW         every00200040<>+0(SB), Z8, Z11
+	VPANDD          every01000100<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VMOVUPS         Z10, 2880(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z10
+	VPMULLW         every00080010<>+0(SB), Z8, Z11
+	VPANDD          every01000100<>+0(SB), Z11, Z11
+	VPORD           Z11, Z10, Z10
+	VMOVUPS         Z10, 3392(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z10
+	VPMULLW         every00020004<>+0(SB), Z8, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z10, Z10
+	VMOVUPS         Z10, 3904(R8)
+	VBROADCASTI32X4 50(AX), Z8
+	VINSERTI32X4    $0x01, 50(BX), Z8, Z8
+	VINSERTI32X4    $0x02, 50(SI), Z8, Z8
+	VINSERTI32X4    $0x03, 50(DI), Z8, Z8
+	VBROADCASTI32X4 50(AX)(CX*1), Z10
+	VINSERTI32X4    $0x01, 50(BX)(CX*1), Z10, Z10
+	VINSERTI32X4    $0x02, 50(SI)(CX*1), Z10, Z10
+	VINSERTI32X4    $0x03, 50(DI)(CX*1), Z10, Z10
+	VBROADCASTI32X4 50(AX)(CX*2), Z11
+	VINSERTI32X4    $0x01, 50(BX)(CX*2), Z11, Z11
+	VINSERTI32X4    $0x02, 50(SI)(CX*2), Z11, Z11
+	VINSERTI32X4    $0x03, 50(DI)(CX*2), Z11, Z11
+	VBROADCASTI32X4 50(AX)(DX*1), Z12
+	VINSERTI32X4    $0x01, 50(BX)(DX*1), Z12, Z12
+	VINSERTI32X4    $0x02, 50(SI)(DX*1), Z12, Z12
+	VINSERTI32X4    $0x03, 50(DI)(DX*1), Z12, Z12
+	VPUNPCKLDQ      Z10, Z8, Z13
+	VPUNPCKHDQ      Z10, Z8, Z14
+	VPUNPCKLDQ      Z12, Z11, Z10
+	VPUNPCKHDQ      Z12, Z11, Z12
+	VPUNPCKLQDQ     Z10, Z13, Z8
+	VPUNPCKHQDQ     Z10, Z13, Z10
+	VPUNPCKLQDQ     Z12, Z14, Z11
+	VPUNPCKHQDQ     Z12, Z14, Z12
+	VPSHUFB         shuffle9<>+0(SB), Z9, Z13
+	VPSHUFB         shuffle0<>+0(SB), Z8, Z14
+	VPMULLW         every00800100<>+0(SB), Z13, Z15
+	VPANDD          every01000100<>+0(SB), Z15, Z15
+	VPORD           Z15, Z14, Z14
+	VMOVUPS         Z14, 2432(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z8, Z8
+	VPMULLW         every00200040<>+0(SB), Z13, Z14
+	VPANDD          every01000100<>+0(SB), Z14, Z14
+	VPORD           Z14, Z8, Z8
+	VMOVUPS         Z8, 2944(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z10, Z8
+	VPMULLW         every00080010<>+0(SB), Z13, Z14
+	VPANDD          every01000100<>+0(SB), Z14, Z14
+	VPORD           Z14, Z8, Z8
+	VMOVUPS         Z8, 3456(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z10, Z8
+	VPMULLW         every00020004<>+0(SB), Z13, Z10
+	VPANDD          every01000100<>+0(SB), Z10, Z10
+	VPORD           Z10, Z8, Z8
+	VMOVUPS         Z8, 3968(R8)
+	VPSHUFB         shuffle10<>+0(SB), Z9, Z8
+	VPSHUFB         shuffle0<>+0(SB), Z11, Z9
+	VPMULLW         every00800100<>+0(SB), Z8, Z10
+	VPANDD          every01000100<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VMOVUPS         Z9, 2496(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z11, Z9
+	VPMULLW         every00200040<>+0(SB), Z8, Z10
+	VPANDD          every01000100<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VMOVUPS         Z9, 3008(R8)
+	VPSHUFB         shuffle0<>+0(SB), Z12, Z9
+	VPMULLW         every00080010<>+0(SB), Z8, Z10
+	VPANDD          every01000100<>+0(SB), Z10, Z10
+	VPORD           Z10, Z9, Z9
+	VMOVUPS         Z9, 3520(R8)
+	VPSHUFB         shuffle1<>+0(SB), Z12, Z9
+	VPMULLW         every00020004<>+0(SB), Z8, Z8
+	VPANDD          every01000100<>+0(SB), Z8, Z8
+	VPORD           Z8, Z9, Z9
+	VMOVUPS         Z9, 4032(R8)
+	VBROADCASTI32X4 74(AX), Z8
+	VINSERTI32X4    $0x01, 74(BX), Z8, Z8
+	VINSERTI32X4    $0x02, 74(SI), Z8, Z8
+	VINSERTI32X4    $0x03, 74(DI), Z8, Z8
+	VBROADCASTI32X4 74(AX)(CX*1), Z9
+	VINSERTI32X4    $0x01, 74(BX)(CX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 74(SI)(CX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 74(DI)(CX*1), Z9, Z9
+	VBROADCASTI32X4 74(AX)(CX*2), Z10
+	VINSERTI32X4    $0x01, 74(BX)(CX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 74(SI)(CX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 74(DI)(CX*2), Z10, Z10
+	VBROADCASTI32X4 74(AX)(DX*1), Z11
+	VINSERTI32X4    $0x01, 74(BX)(DX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 74(SI)(DX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 74(DI)(DX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VMOVUPS         Z8, (R8)
+	VMOVUPS         Z9, 64(R8)
+	VMOVUPS         Z10, 128(R8)
+	VMOVUPS         Z11, 192(R8)
+	VBROADCASTI32X4 90(AX), Z8
+	VINSERTI32X4    $0x01, 90(BX), Z8, Z8
+	VINSERTI32X4    $0x02, 90(SI), Z8, Z8
+	VINSERTI32X4    $0x03, 90(DI), Z8, Z8
+	VBROADCASTI32X4 90(AX)(CX*1), Z9
+	VINSERTI32X4    $0x01, 90(BX)(CX*1), Z9, Z9
+	VINSERTI32X4    $0x02, 90(SI)(CX*1), Z9, Z9
+	VINSERTI32X4    $0x03, 90(DI)(CX*1), Z9, Z9
+	VBROADCASTI32X4 90(AX)(CX*2), Z10
+	VINSERTI32X4    $0x01, 90(BX)(CX*2), Z10, Z10
+	VINSERTI32X4    $0x02, 90(SI)(CX*2), Z10, Z10
+	VINSERTI32X4    $0x03, 90(DI)(CX*2), Z10, Z10
+	VBROADCASTI32X4 90(AX)(DX*1), Z11
+	VINSERTI32X4    $0x01, 90(BX)(DX*1), Z11, Z11
+	VINSERTI32X4    $0x02, 90(SI)(DX*1), Z11, Z11
+	VINSERTI32X4    $0x03, 90(DI)(DX*1), Z11, Z11
+	VPUNPCKLDQ      Z9, Z8, Z12
+	VPUNPCKHDQ      Z9, Z8, Z13
+	VPUNPCKLDQ      Z11, Z10, Z9
+	VPUNPCKHDQ      Z11, Z10, Z11
+	VPUNPCKLQDQ     Z9, Z12, Z8
+	VPUNPCKHQDQ     Z9, Z12, Z9
+	VPUNPCKLQDQ     Z11, Z13, Z10
+	VPUNPCKHQDQ     Z11, Z13, Z11
+	VMOVUPS         Z8, 256(R8)
+	VMOVUPS         Z9, 320(R8)
+	VMOVUPS         Z10, 384(R8)
+	VMOVUPS         Z11, 448(R8)
+	KXNORW          K1, K1, K1
+	MOVQ            R10, R13
+	LEAQ            256(R10), R14
+	LEAQ            4096(R8), R15
+	MOVQ            $+8, BP
+
+fusedIQ3Sx1_chunk:
+	VMOVUPS          -4096(R15), Z8
+	VPBROADCASTD     32(R14), Z9
+	PREFETCHT1       (R9)
+	VMOVUPS          -2048(R15), Z10
+	VPANDD           Z1, Z10, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x10, Z10, Z10
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z11
+	VPGATHERDD       (R12)(Z10*4), K3, Z11
+	VPSHUFB          spread<>+0(SB), Z8, Z10
+	VPTESTMB         Z2, Z10, K3
+	VPADDB           Z4, Z12, K3, Z12
+	VPTESTMB         Z3, Z10, K3
+	VPADDB           Z4, Z11, K3, Z11
+	VPSHUFB          Z12, Z5, Z12
+	VPSHUFB          Z11, Z5, Z11
+	VPDPBUSD.BCST    (R13), Z12, Z9
+	VPDPBUSD.BCST    4(R13), Z11, Z9
+	PREFETCHT1       64(R9)
+	VMOVUPS          -1536(R15), Z10
+	VPANDD           Z1, Z10, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x10, Z10, Z10
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z11
+	VPGATHERDD       (R12)(Z10*4), K3, Z11
+	VPSHUFB          spread<>+64(SB), Z8, Z10
+	VPTESTMB         Z2, Z10, K3
+	VPADDB           Z4, Z12, K3, Z12
+	VPTESTMB         Z3, Z10, K3
+	VPADDB           Z4, Z11, K3, Z11
+	VPSHUFB          Z12, Z5, Z12
+	VPSHUFB          Z11, Z5, Z11
+	VPDPBUSD.BCST    8(R13), Z12, Z9
+	VPDPBUSD.BCST    12(R13), Z11, Z9
+	PREFETCHT1       128(R9)
+	VMOVUPS          -1024(R15), Z10
+	VPANDD           Z1, Z10, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x10, Z10, Z10
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z11
+	VPGATHERDD       (R12)(Z10*4), K3, Z11
+	VPSHUFB          spread<>+128(SB), Z8, Z10
+	VPTESTMB         Z2, Z10, K3
+	VPADDB           Z4, Z12, K3, Z12
+	VPTESTMB         Z3, Z10, K3
+	VPADDB           Z4, Z11, K3, Z11
+	VPSHUFB          Z12, Z5, Z12
+	VPSHUFB          Z11, Z5, Z11
+	VPDPBUSD.BCST    16(R13), Z12, Z9
+	VPDPBUSD.BCST    20(R13), Z11, Z9
+	PREFETCHT1       192(R9)
+	VMOVUPS          -512(R15), Z10
+	VPANDD           Z1, Z10, Z11
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z12
+	VPGATHERDD       (R12)(Z11*4), K3, Z12
+	VPSRLD           $0x10, Z10, Z10
+	KMOVW            K1, K3
+	VPXORD           Z0, Z0, Z11
+	VPGATHERDD       (R12)(Z10*4), K3, Z11
+	VPSHUFB          spread<>+192(SB), Z8, Z10
+	VPTESTMB         Z2, Z10, K3
+	VPADDB           Z4, Z12, K3, Z12
+	VPTESTMB         Z3, Z10, K3
+	VPADDB           Z4, Z11, K3, Z11
+	VPSHUFB          Z12, Z5, Z12
+	VPSHUFB          Z11, Z5, Z11
+	VPDPBUSD.BCST    24(R13), Z12, Z9
+	VPDPBUSD.BCST    28(R13), Z11, Z9
+	VMOVUPS          (R15), Z10
+	VMULPS           Z0, Z10, Z8
+	VFMSUB213PS      Z8, Z10, Z9
+	VFMADD231PS.BCST (R14), Z9, Z7
+	ADDQ             $+32, R13
+	ADDQ             $+4, R14
+	ADDQ             $+64, R15
+	ADDQ             $+220, R9
+	DECQ             BP
+	JNZ              fusedIQ3Sx1_chunk
+	ADDQ             $+110, AX
+	ADDQ             $+110, BX
+	ADDQ             $+110, SI
+	ADDQ             $+110, DI
+	ADDQ             xStep+48(FP), R10
+	DECQ             R11
+	JNZ              fusedIQ3Sx1_block
+	MOVQ             y+64(FP), AX
+	MOVQ             yStep+72(FP), CX
+	VMOVUPS          Z7, (AX)
 	VZEROUPPER
 	RET
 
@@ -51471,6 +52827,7 @@ decode2IQ3S_rows:
 	LEAQ           (BX)(DI*4), SI
 	MOVQ           AX, CX
 	LEAQ           4096(AX), DX
+	LEAQ           ·gridIQ3S+0(SB), R12
 	VPBROADCASTW   (BX), X0
 	VPINSRW        $0x01, (BX)(DI*1), X0, X0
 	VPINSRW        $0x02, (BX)(DI*2), X0, X0
@@ -51834,110 +53191,109 @@ decode2IQ3S_rows:
 	VMOVUPS        Y2, 3072(AX)
 	VMOVUPS        Y3, 3584(AX)
 	VMOVDQU        every0f0f0f0f<>+0(SB), Y0
-	VMOVDQU        every0000ffff<>+0(SB), Y0
-	VMOVDQU        every08040201<>+0(SB), Y1
-	VMOVDQU        every80402010<>+0(SB), Y2
-	VMOVDQU        every08080808<>+0(SB), Y3
-	LEAQ           ·gridIQ3S+0(SB), BX
-	VBROADCASTI128 table16<>+0(SB), Y4
-	MOVQ           $+8, SI
+	VMOVDQU        every0000ffff<>+0(SB), Y1
+	VMOVDQU        every08040201<>+0(SB), Y2
+	VMOVDQU        every80402010<>+0(SB), Y3
+	VMOVDQU        every08080808<>+0(SB), Y4
+	VBROADCASTI128 table16<>+0(SB), Y0
+	MOVQ           $+8, BX
 
 decode2IQ3S_loop:
 	VMOVUPS    (CX), Y5
 	VMOVUPS    256(CX), Y6
-	VPAND      Y0, Y6, Y7
+	VPAND      Y1, Y6, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x10, Y6, Y6
 	VPCMPEQD   Y6, Y6, Y7
 	VPXOR      Y6, Y6, Y8
-	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPGATHERDD Y7, (R12)(Y6*4), Y8
 	VPSHUFB    spread<>+0(SB), Y5, Y6
-	VPAND      Y1, Y6, Y7
-	VPCMPEQB   Y1, Y7, Y7
-	VPAND      Y3, Y7, Y7
+	VPAND      Y2, Y6, Y7
+	VPCMPEQB   Y2, Y7, Y7
+	VPAND      Y4, Y7, Y7
 	VPOR       Y7, Y9, Y9
-	VPAND      Y2, Y6, Y6
-	VPCMPEQB   Y2, Y6, Y6
 	VPAND      Y3, Y6, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y4, Y9
-	VPSHUFB    Y8, Y4, Y8
-	VMOVUPS    Y9, (CX)
-	VMOVUPS    Y8, 64(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, (CX)
+	VMOVDQU    Y8, 64(CX)
 	PREFETCHT1 (R8)
 	VMOVUPS    320(CX), Y6
-	VPAND      Y0, Y6, Y7
+	VPAND      Y1, Y6, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x10, Y6, Y6
 	VPCMPEQD   Y6, Y6, Y7
 	VPXOR      Y6, Y6, Y8
-	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPGATHERDD Y7, (R12)(Y6*4), Y8
 	VPSHUFB    spread<>+64(SB), Y5, Y6
-	VPAND      Y1, Y6, Y7
-	VPCMPEQB   Y1, Y7, Y7
-	VPAND      Y3, Y7, Y7
+	VPAND      Y2, Y6, Y7
+	VPCMPEQB   Y2, Y7, Y7
+	VPAND      Y4, Y7, Y7
 	VPOR       Y7, Y9, Y9
-	VPAND      Y2, Y6, Y6
-	VPCMPEQB   Y2, Y6, Y6
 	VPAND      Y3, Y6, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y4, Y9
-	VPSHUFB    Y8, Y4, Y8
-	VMOVUPS    Y9, 128(CX)
-	VMOVUPS    Y8, 192(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 128(CX)
+	VMOVDQU    Y8, 192(CX)
 	VMOVUPS    384(CX), Y6
-	VPAND      Y0, Y6, Y7
+	VPAND      Y1, Y6, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x10, Y6, Y6
 	VPCMPEQD   Y6, Y6, Y7
 	VPXOR      Y6, Y6, Y8
-	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPGATHERDD Y7, (R12)(Y6*4), Y8
 	VPSHUFB    spread<>+128(SB), Y5, Y6
-	VPAND      Y1, Y6, Y7
-	VPCMPEQB   Y1, Y7, Y7
-	VPAND      Y3, Y7, Y7
+	VPAND      Y2, Y6, Y7
+	VPCMPEQB   Y2, Y7, Y7
+	VPAND      Y4, Y7, Y7
 	VPOR       Y7, Y9, Y9
-	VPAND      Y2, Y6, Y6
-	VPCMPEQB   Y2, Y6, Y6
 	VPAND      Y3, Y6, Y6
+	VPCMPEQB   Y3, Y6, Y6
+	VPAND      Y4, Y6, Y6
 	VPOR       Y6, Y8, Y8
-	VPSHUFB    Y9, Y4, Y9
-	VPSHUFB    Y8, Y4, Y8
-	VMOVUPS    Y9, 256(CX)
-	VMOVUPS    Y8, 320(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 256(CX)
+	VMOVDQU    Y8, 320(CX)
 	PREFETCHT1 64(R8)
 	VMOVUPS    448(CX), Y6
-	VPAND      Y0, Y6, Y7
+	VPAND      Y1, Y6, Y7
 	VPCMPEQD   Y7, Y7, Y8
 	VPXOR      Y7, Y7, Y9
-	VPGATHERDD Y8, (BX)(Y7*4), Y9
+	VPGATHERDD Y8, (R12)(Y7*4), Y9
 	VPSRLD     $0x10, Y6, Y6
 	VPCMPEQD   Y6, Y6, Y7
 	VPXOR      Y6, Y6, Y8
-	VPGATHERDD Y7, (BX)(Y6*4), Y8
+	VPGATHERDD Y7, (R12)(Y6*4), Y8
 	VPSHUFB    spread<>+192(SB), Y5, Y6
-	VPAND      Y1, Y6, Y5
-	VPCMPEQB   Y1, Y5, Y5
-	VPAND      Y3, Y5, Y5
-	VPOR       Y5, Y9, Y9
 	VPAND      Y2, Y6, Y5
 	VPCMPEQB   Y2, Y5, Y5
-	VPAND      Y3, Y5, Y5
+	VPAND      Y4, Y5, Y5
+	VPOR       Y5, Y9, Y9
+	VPAND      Y3, Y6, Y5
+	VPCMPEQB   Y3, Y5, Y5
+	VPAND      Y4, Y5, Y5
 	VPOR       Y5, Y8, Y8
-	VPSHUFB    Y9, Y4, Y9
-	VPSHUFB    Y8, Y4, Y8
-	VMOVUPS    Y9, 384(CX)
-	VMOVUPS    Y8, 448(CX)
+	VPSHUFB    Y9, Y0, Y9
+	VPSHUFB    Y8, Y0, Y8
+	VMOVDQU    Y9, 384(CX)
+	VMOVDQU    Y8, 448(CX)
 	ADDQ       $+512, CX
 	ADDQ       $+64, DX
 	ADDQ       $+110, R8
-	DECQ       SI
+	DECQ       BX
 	JNZ        decode2IQ3S_loop
 	LEAQ       (R11)(DI*8), BX
 	ADDQ       $+32, AX

@@ -8,10 +8,10 @@ import (
 	. "github.com/mmcloughlin/avo/reg"
 )
 
-// IQ1, IQ2 and IQ3 store points of a grid, four or eight values each. Their decoders have two parts, written once for both
-// levels. The first stages what 32 values need where their codes will be: the numbers of their points, two to a dword,
-// and 32 bits that mark values, which are signs (IQ1: in which direction a group is moved). The second, one for all
-// types, gathers the points with one lane per row. Grids hold the levels of their values; the mark is put above the
+// IQ1, IQ2 and IQ3 store points of a grid, four or eight values each. Their kernels have two parts, written once for
+// both levels. The first stages, for every 32 values, the numbers of their points, two to a dword, and 32 bits that
+// mark values: their signs (IQ1: in which direction they are moved). The second, the same for all types, gathers the
+// points with one lane per row. Grids hold the levels of values, counted from the smallest; the mark goes above the
 // level, and a table turns both into the code.
 
 // gridFormat is such a type. Its blocks have 256 values.
@@ -75,14 +75,25 @@ type lanes interface {
 	and(a Op, b, c VecVirtual)        // c = a & b
 	or(a Op, b, c VecVirtual)         // c = a | b
 	xor(a Op, b, c VecVirtual)        // c = a ^ b
-	ones(a, b VecVirtual) VecVirtual  // bytes of ones where bytes of a and b have common bits
-	mark(a, b, v VecVirtual)          // sets the mark of v in the bytes where a and b have common bits
+	ones(a, b VecVirtual) VecVirtual  // bytes of ones where a bit of a, which has one per byte, is set in b
+	mark(a, b, v VecVirtual)          // the same for the marks of v
 	gather(idx VecVirtual) VecVirtual // points of the grid
 	code(v VecVirtual)                // levels and marks to codes
 	panel() Register
-	codes() Register // those of the 32 values that emit is about
+	stage(j, slot int) Mem // where vectors of sub-block j, 32 values, are staged
+	staged(slot int) Mem   // those that emit is about
+	begin(sub int)
+	vec(sub, g int, v VecVirtual)
+	end(sub int)
 	tick()
 }
+
+// Where a sub-block is staged, in vectors. Decoders stage where its codes will be, those of group g (eight values) at
+// 2g and 2g+1: what group g reads must not have been overwritten by then. Marks are read at once.
+const (
+	stagedMarks  = 0
+	stagedPoints = 4 // of group g at 4+g; points of eight values: of groups g and g+1 at 4+g
+)
 
 // hot are the constants that emit keeps in registers.
 var hot = []uint32{m0f, 0xffff, bits0, bits1, mark}
@@ -102,7 +113,6 @@ func (l *lanes512) or(a Op, b, c VecVirtual)        { VPORD(a, b, c) }
 func (l *lanes512) xor(a Op, b, c VecVirtual)       { VPXORD(a, b, c) }
 func (l *lanes512) code(v VecVirtual)               { VPSHUFB(v, l.t[l.table], v) }
 func (l *lanes512) panel() Register                 { return l.p }
-func (l *lanes512) codes() Register                 { return l.sink.(*panelSink).pq }
 
 func (l *lanes512) ones(a, b VecVirtual) VecVirtual {
 	k, z := K(), ZMM()
@@ -125,6 +135,22 @@ func (l *lanes512) gather(idx VecVirtual) VecVirtual {
 	return z
 }
 
+// Fused kernels have no codes in memory. They stage beside the scales, sub-block by sub-block as these are, so that one
+// register finds both.
+func (l *lanes512) stage(j, slot int) Mem {
+	if _, ok := l.sink.(*fusedSink); ok {
+		return mem(l.p, 512*slot+64*j)
+	}
+	return mem(l.p, 512*j+64*slot)
+}
+
+func (l *lanes512) staged(slot int) Mem {
+	if s, ok := l.sink.(*fusedSink); ok {
+		return mem(s.ps, 512*slot-panelScale)
+	}
+	return mem(l.sink.(*panelSink).pq, 64*slot)
+}
+
 type lanes2 struct {
 	*env2
 	constants map[uint32]VecVirtual
@@ -140,12 +166,15 @@ func (l *lanes2) or(a Op, b, c VecVirtual)  { VPOR(a, b, c) }
 func (l *lanes2) xor(a Op, b, c VecVirtual) { VPXOR(a, b, c) }
 func (l *lanes2) code(v VecVirtual)         { VPSHUFB(v, l.table, v) }
 func (l *lanes2) panel() Register           { return l.p }
-func (l *lanes2) codes() Register           { return l.pq }
+func (l *lanes2) stage(j, slot int) Mem     { return mem(l.p, 512*j+64*slot) }
+func (l *lanes2) staged(slot int) Mem       { return mem(l.pq, 64*slot) }
+func (l *lanes2) begin(int)                 {}
+func (l *lanes2) end(int)                   {}
 
 func (l *lanes2) ones(a, b VecVirtual) VecVirtual {
 	y := YMM()
 	VPAND(a, b, y)
-	VPCMPEQB(a, y, y) // bytes of a have one bit
+	VPCMPEQB(a, y, y)
 	return y
 }
 
@@ -170,56 +199,54 @@ func (f *gridFormat) gridAddress() Register {
 	return r
 }
 
-// decode emits the decoders of both levels.
-func (f *gridFormat) decode() {
+// kernels emits the decoders of both levels and, where sub-blocks are added in the order in which they are decoded, the
+// fused kernel for one column. With more columns decoding matters less, and these kernels are long.
+func (f *gridFormat) kernels() {
 	var l512 *lanes512
-	decode512(&format{name: f.name, kind: f.kind, length: 256, bytes: f.bytes, chunk: 32, ticks: 4,
+	f512 := &format{name: f.name, kind: f.kind, length: 256, bytes: f.bytes, chunk: 32, ticks: 4,
 		consts: hot, tables: []*[16]byte{&f.codes[0]},
 		header: func(e *env) {
 			l512 = &lanes512{env: e, table: &f.codes[0], grid: f.gridAddress(), all: K()}
 			f.stage(l512)
 			KXNORW(l512.all, l512.all, l512.all)
 		},
-		emit: func(*env, int) { f.emit(l512) }})
+		emit: func(*env, int) { f.emit(l512) }}
+	decode512(f512)
+	if f.kind.sub == 32 {
+		fused512(f512, 1)
+	}
 	var l2 *lanes2
 	decodeAVX2(&format2{name: f.name, kind: f.kind, length: 256, bytes: f.bytes, chunk: 32, ticks: 4,
 		header: func(e *env2) {
-			l2 = &lanes2{env2: e, constants: map[uint32]VecVirtual{}}
+			l2 = &lanes2{env2: e, constants: map[uint32]VecVirtual{}, table: YMM(), grid: f.gridAddress()}
 			f.stage(l2)
 			for _, v := range hot {
 				l2.constants[v] = YMM()
 				VMOVDQU(every(v), l2.constants[v])
 			}
-			l2.table, l2.grid = YMM(), f.gridAddress()
 			VBROADCASTI128(tableData(&f.codes[1]), l2.table)
 		},
 		emit: func(*env2, int) { f.emit(l2) }})
 }
 
-// Where the 32 values of a sub-block are staged, in vectors from the place of its first codes on. Codes of group g go to
-// 2g and 2g+1; what group g reads must not have been overwritten by then, except the marks, which are read at once.
-const (
-	stagedMarks  = 0
-	stagedPoints = 4 // of group g at 4+g; points of eight values: of groups g and g+1 at 4+g
-)
-
 // emit decodes 32 values that have been staged.
 func (f *gridFormat) emit(l lanes) {
 	marks := l.reg()
-	VMOVUPS(mem(l.codes(), 64*stagedMarks), marks)
+	VMOVUPS(l.staged(stagedMarks), marks)
+	l.begin(0)
 	for g := range 4 {
 		l.tick()
 		n := l.reg()
 		var lo, hi VecVirtual
 		if f.four {
-			VMOVUPS(mem(l.codes(), 64*(stagedPoints+g)), n)
+			VMOVUPS(l.staged(stagedPoints+g), n)
 			m := l.reg()
 			l.and(l.k(0xffff), n, m)
 			lo = l.gather(m)
 			VPSRLD(U8(16), n, n)
 			hi = l.gather(n)
 		} else {
-			VMOVUPS(mem(l.codes(), 64*(stagedPoints+g&^1)), n)
+			VMOVUPS(l.staged(stagedPoints+g&^1), n)
 			if g%2 == 0 {
 				l.and(l.k(0xffff), n, n)
 			} else {
@@ -235,9 +262,10 @@ func (f *gridFormat) emit(l lanes) {
 		l.mark(l.k(bits1), n, hi)
 		l.code(lo)
 		l.code(hi)
-		VMOVUPS(lo, mem(l.codes(), 64*(2*g)))
-		VMOVUPS(hi, mem(l.codes(), 64*(2*g+1)))
+		l.vec(0, 2*g, lo)
+		l.vec(0, 2*g+1, hi)
 	}
+	l.end(0)
 }
 
 // Constants in memory, wide enough for both levels.
@@ -258,7 +286,7 @@ var (
 )
 
 const (
-	none    = 0x80 // makes a zero
+	none    = 0x80 // gives a zero
 	one32   = 0x3f800000
 	quarter = 0x3e800000
 	minus43 = 0xc22c0000
@@ -277,8 +305,12 @@ func initGrids() {
 	}
 	for i, s := range shuffles {
 		m := GLOBL(fmt.Sprintf("shuffle%d", i), RODATA|NOPTR)
-		for b := range 64 {
-			DATA(b, U8(b%16&^3+s[b%4]))
+		for d := range 16 {
+			var v uint32
+			for b, from := range s {
+				v |= uint32(d%4*4+from) << (8 * b)
+			}
+			DATA(4*d, U32(v))
 		}
 		shuffleMem[s] = m
 	}
@@ -330,7 +362,7 @@ func masked(l lanes, v VecVirtual, n int, mask uint32) VecVirtual {
 }
 
 // put stages a vector of sub-block j, 32 values.
-func put(l lanes, j, slot int, v VecVirtual) { VMOVUPS(v, mem(l.panel(), 512*j+64*slot)) }
+func put(l lanes, j, slot int, v VecVirtual) { VMOVUPS(v, l.stage(j, slot)) }
 
 // unit is the scale of a block times by, and twice as much.
 func unit(l lanes, d VecVirtual, by uint32) (u, u2 VecVirtual) {
@@ -392,8 +424,8 @@ func addHigh(l lanes, n, high VecVirtual, lo, hi, mask uint32) {
 	l.or(t, n, n)
 }
 
-// stage8 stages four points of eight values: bytes of v, and above them, if high is not nil, bits 0, by, 2*by and 3*by
-// of both its halves, as many as mask has.
+// stage8 stages four points of eight values: bytes of v and, if high is not nil, bits of its two halves, which are the
+// same: those of mask, which lie by bits apart.
 func stage8(l lanes, j int, v, high VecVirtual, by int, mask uint32) {
 	a, b := shuffled(l, v, lowBytes[:]...), shuffled(l, v, highBytes[:]...)
 	if high != nil {
@@ -454,7 +486,8 @@ func stageIQ2S(l lanes) {
 	}
 }
 
-// stage4 stages eight points of four values: bytes of two vectors and, if high is not nil, a bit each of both its halves.
+// stage4 stages eight points of four values: bytes of two vectors and, if high is not nil, a bit each of its two
+// halves, which are the same.
 func stage4(l lanes, j int, v []VecVirtual, high VecVirtual) {
 	for g := range 4 {
 		n := shuffled(l, v[g/2], [][4]int{lowBytes, highBytes}[g%2][:]...)

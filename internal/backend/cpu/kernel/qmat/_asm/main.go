@@ -63,7 +63,7 @@ func main() {
 		decodeAVX2(f)
 	}
 	for _, f := range gridFormats {
-		f.decode()
+		f.kernels()
 	}
 	Generate()
 }
