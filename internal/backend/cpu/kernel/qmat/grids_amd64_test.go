@@ -36,7 +36,7 @@ func TestGridPanels(t *testing.T) {
 	}
 	for _, typ := range gridTypes {
 		f, bb := formatOf(typ), typ.BlockBytes()
-		const rest = 3 // bytes of the row behind the block
+		const rest = 3 // bytes behind the block
 		stride := bb + rest
 		w := make([]byte, Panel*stride+1)[1:]
 		rng := rand.New(rand.NewPCG(1, 2))
