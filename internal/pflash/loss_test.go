@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"testing"
 
 	"strobe/internal/backend"
@@ -63,8 +64,8 @@ func newMeasured(t testing.TB) *measured {
 		x.s, err = NewScorer(f, b, quant.F16)
 	}
 	if err == nil {
-		alpha := DefaultSparse()
-		x.sparse, err = model.Open(f, b, model.Options{Sparse: &alpha})
+		sparse := DefaultSparse()
+		x.sparse, err = model.Open(f, b, model.Options{Sparse: &sparse})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +146,7 @@ func logProb(logits []float32, id int32) float64 {
 	return float64(logits[id]) - top - math.Log(sum)
 }
 
-// all measures the loss of the last 256 tokens of a file in several ways: after the whole of the rest; after the 0.3
+// all measures the loss of the last 256 tokens of a text in several ways: after the whole of the rest; after the 0.3
 // of it that is kept, at contiguous and at original positions; after as many tokens from its end; and after all of it,
 // read or looked at in the other ways that cost something.
 func (x *measured) all(ids []int32) (names []string, losses []float64) {
@@ -178,9 +179,8 @@ func (x *measured) all(ids []int32) (names []string, losses []float64) {
 	return names, losses
 }
 
-// BenchmarkLoss measures what is lost of held-out files of the built-in model's corpus, by their length: the first so
-// many tokens of each file that has them. Run it with -benchtime Nx for N files. It reports means, and those of
-// differences to other columns with their standard errors.
+// BenchmarkLoss measures what is lost of held-out files of the built-in model's corpus, in parts of several lengths. Run
+// it with -benchtime Nx for N parts. It reports means, and those of differences with their standard errors.
 func BenchmarkLoss(b *testing.B) {
 	raw, err := os.ReadFile(testkit.Shared(b, "train/data/val.u16"))
 	if err != nil {
@@ -189,17 +189,17 @@ func BenchmarkLoss(b *testing.B) {
 	for _, length := range []int{1024, 2048, 4096} {
 		b.Run(fmt.Sprint(length), func(b *testing.B) {
 			x := newMeasured(b)
-			files := beginnings(raw, length)
-			if len(files) < b.N {
-				b.Fatalf("there are %d files of %d tokens", len(files), length)
+			parts := partsOf(raw, length)
+			if len(parts) < b.N {
+				b.Fatalf("there are %d parts of %d tokens", len(parts), length)
 			}
 			var names []string
 			var losses [][]float64
 			for i := range b.N {
 				var l []float64
-				names, l = x.all(files[i])
+				names, l = x.all(parts[i])
 				losses = append(losses, l)
-				b.Logf("file %d: %s %.4f", i+1, names, l)
+				b.Logf("part %d: %s %.4f", i+1, names, l)
 			}
 			for i, name := range names {
 				mean, _ := difference(losses, i, -1)
@@ -215,22 +215,26 @@ func BenchmarkLoss(b *testing.B) {
 	}
 }
 
-// beginnings are the first tokens of each file that has so many.
-func beginnings(raw []byte, length int) (files [][]int32) {
+// partsOf are parts of so many tokens of all files: the first of each file that has so many, then the second ones, and
+// so on.
+func partsOf(raw []byte, length int) [][]int32 {
 	const end = 8176 // token between files
+	var parts [][][]int32
 	var file []int32
 	for ; len(raw) > 1; raw = raw[2:] {
-		id := int32(binary.LittleEndian.Uint16(raw))
-		if id != end {
+		if id := int32(binary.LittleEndian.Uint16(raw)); id != end {
 			file = append(file, id)
-		} else {
-			if len(file) >= length {
-				files = append(files, file[:length])
-			}
-			file = nil
+			continue
 		}
+		for i := 0; (i+1)*length <= len(file); i++ {
+			if i == len(parts) {
+				parts = append(parts, nil)
+			}
+			parts[i] = append(parts[i], file[i*length:][:length])
+		}
+		file = nil
 	}
-	return files
+	return slices.Concat(parts...)
 }
 
 // difference is the mean of the differences between two columns, and its standard error; -1 is a column of zeros.
