@@ -163,7 +163,7 @@ type builder struct {
 // buildTensors lists the tensors to write.
 func (m *model) buildTensors(list []stored, vocab int) (*builder, error) {
 	b := &builder{m: m, vocab: vocab, names: map[string]string{}, experts: map[int]map[string]*source{}}
-	if m.gemma() || m.family == llama {
+	if m.gemma() || m.class == gemmaDSpark || m.family == llama {
 		if err := b.ropeFactors(); err != nil {
 			return nil, err
 		}
@@ -283,7 +283,7 @@ func (b *builder) ropeFactors() error {
 	m, full := b.m, b.m.rope.full
 	kind, _ := full.str("rope_type")
 	var factors []float32
-	if m.gemma() {
+	if m.gemma() || m.class == gemmaDSpark {
 		// Most pairs of the full-attention layers do not turn: an angle divided by 1e30 is zero.
 		part, ok := full.float("partial_rotary_factor")
 		if kind != "proportional" || !ok {
