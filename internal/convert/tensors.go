@@ -551,6 +551,9 @@ func (b *builder) addDrafter(name string, s *source) error {
 			return nil
 		}
 	}
+	if b.m.class == gemmaDSpark && strings.HasSuffix(name, "self_attn.v_proj.weight") {
+		return s.fail("should not be there: attention_k_eq_v says that values are the keys")
+	}
 	if neox, ok := c.bool("rope_is_neox_style"); ok && !neox {
 		if _, rest, ok := splitLayer(name); ok && slices.Contains([]string{
 			"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight"}, rest) {
