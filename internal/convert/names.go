@@ -35,7 +35,7 @@ func (m *model) cleanName(name string) (clean string, keep bool) {
 		if name == "model.embed_tokens.weight" && dspark(m.class) {
 			return "", false // the target's
 		}
-		if !strings.HasSuffix(name, ".weight") && (strings.Contains(name, "sink") || strings.HasSuffix(name, "layer_scalar")) {
+		if strings.Contains(name, "sink") && !strings.HasSuffix(name, ".weight") || strings.HasSuffix(name, "layer_scalar") {
 			name += ".weight"
 		}
 	case gemma4, gemma4Assistant:

@@ -114,7 +114,8 @@ func TestPieces(t *testing.T) {
 			Word string `json:"hé"`
 			N    *bool
 		}
-		if err := json.Unmarshal([]byte(content), &got); err != nil || got.N == nil || got.Word != "ünter" && got.Word != "🙂" {
+		err := json.Unmarshal([]byte(content), &got)
+		if err != nil || got.N == nil || got.Word != "ünter" && got.Word != "🙂" {
 			t.Errorf("seed %d: %v: %s", seed, err, content)
 		}
 	}

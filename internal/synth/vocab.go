@@ -164,8 +164,8 @@ func llamaKeys(size int) []gguf.KV {
 const mistralTurns = "{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}{{- m.content + eos_token }}" +
 	"{%- else %}{{- '[INST] ' + m.content + '[/INST]' }}{%- endif %}{%- endfor %}"
 
-// pieceKeys is a SentencePiece vocabulary as Mistral has it: specials, bytes, single characters, and what earlier tokens
-// merge to, with falling scores.
+// pieceKeys is a SentencePiece vocabulary as Mistral has it: specials, bytes, single characters, and what earlier
+// tokens merge to, with falling scores.
 func pieceKeys(size int) []gguf.KV {
 	v := &vocabulary{seen: map[string]bool{}}
 	v.add("<unk>", unknown)
