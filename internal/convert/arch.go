@@ -28,7 +28,7 @@ type arch struct {
 }
 
 var archs = []arch{
-	{"llama", llama, false, []string{"LlamaForCausalLM"}},
+	{"llama", llama, false, []string{"LlamaForCausalLM", mistral}},
 	{"qwen2", qwen3, false, []string{"Qwen2ForCausalLM"}},
 	{"qwen3", qwen3, false, []string{"Qwen3ForCausalLM", "Qwen3Model"}},
 	{"qwen3moe", qwen3, true, []string{"Qwen3MoeForCausalLM"}},
@@ -57,6 +57,9 @@ func (a *arch) headDim() int {
 	}
 	return 256
 }
+
+// mistral is a Llama whose first versions had a window of attention.
+const mistral = "MistralForCausalLM"
 
 // gemmaDSpark is the class of DSpark's drafters whose layers are Gemma 4's full-attention ones instead of Qwen3's.
 const gemmaDSpark = "Gemma4DSparkModel"

@@ -142,6 +142,19 @@ func TestQwen3MoE(t *testing.T) {
 	convertFails(t, c.write(), Options{}, "norm_topk_prob", "false")
 }
 
+// TestMistral: a Mistral becomes a llama file, and its window of attention, which such files cannot say, is mentioned.
+func TestMistral(t *testing.T) {
+	c := withoutNorms(t, "MistralForCausalLM")
+	for _, window := range []any{nil, 4096} {
+		c.config["sliding_window"] = window
+		said := ""
+		f := openGGUF(t, convertTo(t, c.write(), Options{Warn: func(s string) { said += s }}))
+		if f.Arch() != "llama" || strings.Contains(said, "sliding_window is 4096") != (window != nil) {
+			t.Errorf("window %v: architecture %s, %q", window, f.Arch(), said)
+		}
+	}
+}
+
 // TestTargetFile: a drafter converted with its target's GGUF file is the drafter converted with the target's
 // checkpoint.
 func TestTargetFile(t *testing.T) {
