@@ -73,7 +73,8 @@ func (s *Stats) Speed() float64 {
 
 // What SpeedUp needs to say anything. A few rounds are luck: what their text was and what else the machine did weighs
 // more than drafting. The controller's ledger bounds what drafting may lose to a few percent, so a ratio far below one
-// tells of a disturbed machine only; so does one above the tokens of a round, since no round is cheaper than a plain one.
+// tells of a disturbed machine only. So does one above the tokens of a round, since no round is cheaper than a plain
+// one.
 const (
 	speedUpTokens = 32
 	speedUpRounds = 8
