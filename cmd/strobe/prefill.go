@@ -41,8 +41,7 @@ func (p *prefillFlags) add(cmd *cobra.Command) {
 
 // apply adds what the flags say to options.
 func (p *prefillFlags) apply(opt *engine.Options) error {
-	x := pflash.Options{From: p.from, Keep: p.keep, Alpha: float32(p.alpha), Device: p.device,
-		Log: p.log}
+	x := pflash.Options{From: p.from, Keep: p.keep, Alpha: float32(p.alpha), Device: p.device, Log: p.log}
 	mode := p.mode
 	if mode == "" {
 		if mode = "off"; p.scorer != "" {
