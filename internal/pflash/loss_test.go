@@ -179,8 +179,8 @@ func (x *measured) all(ids []int32) (names []string, losses []float64) {
 	return names, losses
 }
 
-// BenchmarkLoss measures what is lost of held-out files of the built-in model's corpus, in parts of several lengths. Run
-// it with -benchtime Nx for N parts. It reports means, and those of differences with their standard errors.
+// BenchmarkLoss measures what is lost of held-out files of the built-in model's corpus, in parts of several lengths.
+// Run it with -benchtime Nx for N parts. It reports means, and those of differences with their standard errors.
 func BenchmarkLoss(b *testing.B) {
 	raw, err := os.ReadFile(testkit.Shared(b, "train/data/val.u16"))
 	if err != nil {
