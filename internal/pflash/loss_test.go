@@ -201,16 +201,19 @@ func BenchmarkLoss(b *testing.B) {
 				losses = append(losses, l)
 				b.Logf("part %d: %s %.4f", i+1, names, l)
 			}
+			report := func(name string, i, j int) {
+				mean, se := difference(losses, i, j)
+				b.ReportMetric(mean, name)
+				b.ReportMetric(se, name+"±")
+			}
 			for i, name := range names {
 				mean, _ := difference(losses, i, -1)
 				b.ReportMetric(mean, name)
 				if i > 0 {
-					mean, se := difference(losses, i, 0)
-					b.Logf("%s - all: %+.4f, standard error %.4f", name, mean, se)
+					report(name+"-all", i, 0)
 				}
 			}
-			mean, se := difference(losses, 1, 2)
-			b.Logf("kept - cut: %+.4f, standard error %.4f", mean, se)
+			report("kept-cut", 1, 2)
 		})
 	}
 }
