@@ -438,7 +438,6 @@ func (l *loop) settle(j *job) {
 	case j.seq.Len() == len(j.g.req.Tokens): // PromptOnly
 		l.end(j, ReasonLength, nil)
 	default:
-		j.endLeg()
 		if err := j.next(l.r, l.e.cfg.Context); err != nil {
 			l.end(j, ReasonError, err)
 		}

@@ -292,6 +292,9 @@ func viewOf(t backend.Tensor) view {
 	return view{addr: m.addr + Addr(4*t.Off), rows: int32(t.Rows), cols: int32(t.Cols), stride: int32(t.Stride)}
 }
 
+// whole reports whether the rows follow each other without gaps.
+func (v view) whole() bool { return v.stride == v.cols || v.rows == 1 }
+
 // bytes is the range of memory from the view's first value to its last.
 func (v view) bytes() (from, to Addr) {
 	if v.rows == 0 {

@@ -15,6 +15,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"strobe/internal/backend"
 	"strobe/internal/cache"
@@ -415,6 +416,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
 	if from := d.target.Backend(); from != d.devices[d.place[0]] { // the features cross once
+		features = features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1)))
 		v := from.Read(features)
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)

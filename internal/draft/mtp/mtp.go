@@ -166,6 +166,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arena, batch, d.mem, 0, d.layers.Eps)
 	if from := d.target.Backend(); from != d.b { // the features cross once
+		features = features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1)))
 		v := from.Read(features)
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)
