@@ -55,14 +55,12 @@ func newWorldOn(t testing.TB, d gpu.Driver, heads int, s backend.KVDims) *world 
 	w := &world{rig: &rig{t, d, rand.New(rand.NewPCG(1, uint64(heads*s.KeyDim)))}, shape: s, heads: heads}
 	var err error
 	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64,
-		Layers: []backend.KVDims{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s}}, forget)
+		Layers: []backend.KVDims{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s}}, nil)
 	w.must(err)
 	w.at, err = gpu.NewAttention(w.d, heads, s)
 	w.must(err)
 	return w
 }
-
-func forget(gpu.Addr, int) {}
 
 // tablesOf makes the tables of a plan.
 func (w *world) tablesOf(p *backend.KVPlan, t gpu.Tiling) *gpu.KVTables {

@@ -341,7 +341,7 @@ func TestMove(t *testing.T) {
 		{Heads: 1, KeyDim: 64, ValueDim: 96, Key: q40, Value: q41}}
 	w := newWorld(t, 2, shapes[0])
 	var err error
-	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64, Layers: shapes}, forget)
+	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64, Layers: shapes}, nil)
 	w.must(err)
 	l := w.pages.Layout
 	s := &sequence{}

@@ -116,7 +116,7 @@ type Pages struct {
 	n      int32  // pages that exist
 	free   []int32
 	used   atomic.Int32
-	moved  func(Addr, int) // memory that launches name is given back
+	owner  *Backend // nil: nobody else uses the device's memory
 	move   Kernel
 	strips Addr
 	moves  Addr // room for maxMoves of them
@@ -216,7 +216,9 @@ func (p *Pages) listRoom(n, turn int) (int, error) {
 	}
 	if p.table != 0 {
 		p.d.Copy(a, p.table, 8*p.entries)
-		p.moved(p.table, 8*p.entries)
+		if p.owner != nil {
+			p.owner.forget(p.table, 8*p.entries)
+		}
 		p.d.Release(p.table)
 	}
 	at := p.entries
@@ -229,13 +231,13 @@ const maxMoves, moveBytes = 256, 24
 
 var _ backend.KVPool = (*Pages)(nil)
 
-// NewPages returns an empty pool. moved is told of memory that launches name before it is given back.
-func NewPages(d Driver, pool backend.KVLayout, moved func(from Addr, bytes int)) (*Pages, error) {
+// NewPages returns an empty pool of a backend, or of none.
+func NewPages(d Driver, pool backend.KVLayout, owner *Backend) (*Pages, error) {
 	l, err := NewPageLayout(pool)
 	if err != nil {
 		return nil, err
 	}
-	p := &Pages{Layout: l, d: d, moved: moved, per: max(1, min(256, chunkBytes/max(1, l.Bytes)))}
+	p := &Pages{Layout: l, d: d, owner: owner, per: max(1, min(256, chunkBytes/max(1, l.Bytes)))}
 	if p.move, err = d.Kernel("kv_move"); err != nil {
 		return nil, err
 	}
@@ -269,6 +271,9 @@ func (p *Pages) Alloc() (int32, error) {
 	}
 	if int(p.n) == len(p.chunks)*p.per {
 		a, err := p.d.Alloc(p.per * p.Layout.Bytes)
+		if err != nil && p.owner != nil && p.owner.makeRoom() {
+			a, err = p.d.Alloc(p.per * p.Layout.Bytes)
+		}
 		if err != nil {
 			return 0, fmt.Errorf("cache has no free page: %w", err)
 		}

@@ -33,7 +33,7 @@ func newLists(t *testing.T) (*memory, *gpu.Pages) {
 	t.Helper()
 	m := &memory{idleDriver: idleDriver{&idle{}}, at: map[gpu.Addr]uint64{}}
 	p, err := gpu.NewPages(m, backend.KVLayout{Page: 64, Layers: []backend.KVDims{
-		{Heads: 1, KeyDim: 64, ValueDim: 64, Key: f16, Value: f16}}}, forget)
+		{Heads: 1, KeyDim: 64, ValueDim: 64, Key: f16, Value: f16}}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

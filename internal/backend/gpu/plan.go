@@ -214,9 +214,7 @@ func (b *Backend) unpackRoom(plan *backend.Plan, uses []kvUse) error {
 		}
 	}
 	if most > b.unpackedBytes {
-		b.forget(b.unpacked, b.unpackedBytes)
-		b.d.Release(b.unpacked)
-		b.unpacked, b.unpackedBytes = 0, 0
+		b.dropUnpacked()
 		if at, err := b.d.Alloc(most); err != nil {
 			b.refused = most
 		} else {
@@ -229,6 +227,26 @@ func (b *Backend) unpackRoom(plan *backend.Plan, uses []kvUse) error {
 		}
 	}
 	return nil
+}
+
+func (b *Backend) dropUnpacked() {
+	if b.unpacked == 0 {
+		return
+	}
+	b.forget(b.unpacked, b.unpackedBytes)
+	b.d.Release(b.unpacked)
+	b.unpacked, b.unpackedBytes = 0, 0
+}
+
+// makeRoom gives the memory of unpacked pages back for good, because there is none left for pages themselves. It reports
+// whether that made any free.
+func (b *Backend) makeRoom() bool {
+	if b.unpacked == 0 {
+		return false
+	}
+	b.refused = b.unpackedBytes
+	b.dropUnpacked()
+	return true
 }
 
 // seenPages is at least the number of pages that the rows of a plan see, and write to.
@@ -461,5 +479,5 @@ func headsOf(v view, tokens, n int) view {
 
 // NewKVPool returns an empty pool.
 func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
-	return NewPages(b.d, l, b.forget)
+	return NewPages(b.d, l, b)
 }

@@ -112,10 +112,12 @@ func TestSparse(t *testing.T) {
 			w := newWorldOn(t, d, k.heads, k.s)
 			g := rows{s: w.sequence(330, 0), n: 75}
 			q := w.queries([]rows{g})
-			for r := range q { // queries like some of the keys, so that blocks differ
+			for r := range q { // queries like the keys of some block, so that weights differ
 				for i := range q[r] {
 					h := i / k.s.KeyDim / (k.heads / k.s.Heads)
-					q[r][i] += 0.5 * g.s.k[(r/20*97+h*64)%250][h*k.s.KeyDim+i%k.s.KeyDim]
+					for j := range c.block {
+						q[r][i] += 6 / float32(c.block) * g.s.k[(r/20+h)%(255/c.block)*c.block+j][h*k.s.KeyDim+i%k.s.KeyDim]
+					}
 				}
 			}
 			full := w.attend([]rows{g}, q)
@@ -133,13 +135,13 @@ func TestSparse(t *testing.T) {
 				w.compare("first and last", g, q, full, func(r, h, slot int) bool {
 					return slot < c.block || slot/c.block == (255+r)/c.block
 				})
-				for alpha := float32(0.5); ; alpha += 0.01 {
+				for alpha := float32(0.7); ; alpha += 0.005 {
 					w.sparse.Alpha = alpha
 					kept, margin := w.judge(g, q)
-					if margin < 0.003 {
+					if margin < 0.002 {
 						continue // halves might choose otherwise
 					}
-					w.compare(fmt.Sprintf("alpha %.2f", alpha), g, q, full, func(r, h, slot int) bool {
+					w.compare(fmt.Sprintf("alpha %.3f", alpha), g, q, full, func(r, h, slot int) bool {
 						return kept[[2]int{r, h}][slot/c.block]
 					})
 					break

@@ -59,7 +59,7 @@ func timeAttention(t testing.TB, d gpu.Driver, s backend.KVDims, slots int, batc
 		shapes[i] = s
 	}
 	var err error
-	w.pages, err = gpu.NewPages(d, backend.KVLayout{Page: 64, Layers: shapes}, forget)
+	w.pages, err = gpu.NewPages(d, backend.KVLayout{Page: 64, Layers: shapes}, nil)
 	w.must(err)
 	l := w.pages.Layout
 	defer w.pages.Close()
