@@ -30,8 +30,8 @@ func BenchmarkAttention(b *testing.B) {
 		{f16, 256, []int{1024, 8192}, [][2]int{{1, 512}, {8, 1}, {32, 1}}},
 		{f16, 256, []int{32768, 131072}, [][2]int{{1, 512}}},
 		{q8, 256, []int{1024, 32768, 131072}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
-		{q40, 256, []int{1024, 32768, 131072}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
-		{t3, 256, []int{1024, 32768, 131072}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
+		{q40, 256, []int{1024, 32768, 131072}, [][2]int{{1, 1}, {1, 16}, {1, 64}, {1, 512}}},
+		{t3, 256, []int{1024, 32768, 131072}, [][2]int{{1, 1}, {1, 16}, {1, 64}, {1, 512}}},
 		{t3, 512, []int{32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
 		{f16, 128, []int{1024, 8192, 32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
 		{f16, 512, []int{1024, 8192, 32768}, [][2]int{{1, 1}, {1, 16}, {1, 512}}},
@@ -94,6 +94,9 @@ func timeAttention(t testing.TB, d gpu.Driver, s backend.KVDims, slots int, batc
 			for _, b := range batches {
 				line.WriteString(w.timeBatch(at, way != "", tables[:b[0]], slots, b[1]))
 			}
+			w.tile = func(t *gpu.Tiling) { t.Blocks, t.Partials = 2*t.Blocks, 5*t.Partials }
+			line.WriteString(";  dealt finer:" + w.timeBatch(at, way != "", tables[:1], slots, 512))
+			w.tile = nil
 			t.Log(line.String())
 		}
 	}
@@ -123,7 +126,11 @@ func (w *world) timeBatch(at *gpu.Attention, unpack bool, tables [][]int32, slot
 	if w.sparse != nil {
 		run, longest = run.Sparsely()
 	}
-	k := w.tablesOf(p, run.Tiling(longest))
+	tiling := run.Tiling(longest)
+	if w.tile != nil {
+		w.tile(&tiling)
+	}
+	k := w.tablesOf(p, tiling)
 	room := k.Room()
 	block := make([]byte, room.Bytes())
 	k.Put(block, room)
