@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"fmt"
@@ -145,9 +146,11 @@ func (p *Pages) List(ids []int32, turn int) (int32, error) {
 	best, agree := -1, 0
 	for i := range p.lists {
 		l := &p.lists[i]
-		n := 0
-		for n < min(len(ids), len(l.ids)) && (ids[n] == l.ids[n] || ids[n] < 0) { // one that was dropped is not read
-			n++
+		n := min(len(ids), len(l.ids))
+		if !bytes.Equal(bytesOf(ids[:n]), bytesOf(l.ids[:n])) { // several times as fast as one by one
+			all := n
+			for n = 0; n < all && (ids[n] == l.ids[n] || ids[n] < 0); n++ { // one that was dropped is not read
+			}
 		}
 		kept := len(l.ids) - maxChanged
 		if l.turn == turn {

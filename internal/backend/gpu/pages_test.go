@@ -29,7 +29,7 @@ func (m *memory) Copy(dst, src gpu.Addr, bytes int) {
 	}
 }
 
-func newLists(t *testing.T) (*memory, *gpu.Pages) {
+func newLists(t testing.TB) (*memory, *gpu.Pages) {
 	t.Helper()
 	m := &memory{idleDriver: idleDriver{&idle{}}, at: map[gpu.Addr]uint64{}}
 	p, err := gpu.NewPages(m, backend.KVLayout{Page: 64, Layers: []backend.KVDims{
@@ -125,5 +125,24 @@ func TestLists(t *testing.T) {
 	}
 	if _, entries := p.Table(); entries > 1<<16 {
 		t.Errorf("the table grew to %d entries", entries)
+	}
+}
+
+// BenchmarkList times what a step does about the pages of a sequence of 256K tokens.
+func BenchmarkList(b *testing.B) {
+	_, p := newLists(b)
+	ids := make([]int32, 4096)
+	for i := range ids {
+		var err error
+		if ids[i], err = p.Alloc(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	turn := 0
+	for b.Loop() {
+		turn++
+		if _, err := p.List(ids, turn); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
