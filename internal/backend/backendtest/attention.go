@@ -38,7 +38,6 @@ var attended = []view{
 	{n: 200, rows: 3, block: true, window: 66},
 	{n: 300, rows: 1},
 	{n: 40, rows: 33},
-	{n: 30, rows: 66},          // a prompt
 	{n: 5, rows: 4, window: 1}, // only itself
 	{n: 515, rows: 1, window: 512},
 }

@@ -268,7 +268,7 @@ type SparseCall struct {
 	Keys                      int  // room for blocks of keys
 	Words                     int  // room for those of one sequence, in bits
 	Queries                   int  // room for blocks of queries
-	Scratch                   Addr // for Bytes
+	Scratch                   Addr // for SparseBytes
 }
 
 // The parts of its scratch: means [Keys][KV heads][dim], weights [Queries][heads][64*Words][2], bits

@@ -255,7 +255,7 @@ func seenPages(p *backend.KVPlan) int {
 	for r := 0; r < len(p.Seg); {
 		lo, hi := int32(math.MaxInt32), int32(0)
 		for seg := p.Seg[r]; r < len(p.Seg) && p.Seg[r] == seg; r++ {
-			lo, hi = min(lo, p.Lo[r]), max(hi, p.Hi[r], p.Slot[r]+1)
+			lo, hi = min(lo, p.Lo[r], p.Hi[r]), max(hi, p.Hi[r], p.Slot[r]+1)
 		}
 		pages += int(hi/PageSlots-lo/PageSlots) + 1
 	}
@@ -365,8 +365,8 @@ func (l *lowering) attention(o op, q view) {
 		c.Unpack, c.Entries = l.b.unpacked, l.pool(o).entries
 	}
 	if s := o.attn.sparse; u.block > 0 {
-		c.Sparse = &SparseCall{Block: int(s.block), Sink: int(s.sink), Window: int(s.window), Last: int(s.last), Alpha: s.alpha,
-			Keys: u.keys, Words: u.words, Queries: u.room.Queries}
+		c.Sparse = &SparseCall{Block: int(s.block), Sink: int(s.sink), Window: int(s.window), Last: int(s.last),
+			Alpha: s.alpha, Keys: u.keys, Words: u.words, Queries: u.room.Queries}
 		c.Sparse.Scratch = l.take(a.SparseBytes(c.Sparse))
 		defer l.b.spare.give(c.Sparse.Scratch)
 	}

@@ -87,12 +87,13 @@ type KVTables struct {
 	tiles []seenItem // before they are dealt
 }
 
-// NewKVTables makes the tables of one plan. pageAddr says where a page lies, first where the pages of each segment begin
-// in the table of pages, and tokens, if attention is sparse, how long the prompt is that each segment is a part of.
+// NewKVTables makes the tables of one plan. pageAddr says where a page lies, first where the pages of each segment
+// begin in the table of pages, and tokens, if attention is sparse, how long the prompt is that each is a part of.
 //
 // Splits of a row are a function of what that row sees: bits must not depend on the batch. Whether a block has one
 // split or all of them changes no bits, so that is decided by how much there is to do.
-func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr, first []int32, tokens []int) (*KVTables, error) {
+func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr, first []int32,
+	tokens []int) (*KVTables, error) {
 	k := &KVTables{}
 	return k, k.fill(p, t, pageAddr, first, tokens)
 }

@@ -4,9 +4,10 @@ import "strobe/internal/backend"
 
 var _ backend.SparseAttender = (*Backend)(nil)
 
-// SparseAttention is Attention over chosen blocks of keys, where all rows are parts of prompts that see all before them;
-// others see everything. Plain devices have no kernels for it.
-func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p backend.AttnParams, s *backend.Sparse) bool {
+// SparseAttention is Attention over chosen blocks of keys, where all rows are parts of prompts that see all before
+// them. Plain devices have no kernels for it.
+func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p backend.AttnParams,
+	s *backend.Sparse) bool {
 	if b.props.Plain || b.step.plan == nil {
 		return false
 	}

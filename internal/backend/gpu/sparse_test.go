@@ -90,8 +90,8 @@ func (w *world) sparsely(g rows, q [][]float32, keep func(r, h, slot int) bool) 
 	return out
 }
 
-// TestSparse: with all blocks kept sparse attention has the bits of full attention; with some, it is what float64 makes of
-// the same blocks. Every family of kernels, and pages as they are or unpacked once.
+// TestSparse: with all blocks kept sparse attention has the bits of full attention; with some, it is what float64 makes
+// of the same blocks. Every family of kernels, and pages as they are or unpacked once.
 func TestSparse(t *testing.T) {
 	for _, c := range []struct {
 		kind, block int
