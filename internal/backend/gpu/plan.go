@@ -185,8 +185,8 @@ func (b *Backend) kvTables(l *list, s *step, lay *layout) ([]*KVTables, error) {
 	return b.tables[:len(l.uses)], nil
 }
 
-// unpackFrom is the rows of a segment from which unpacking pages once is faster than by every block that reads them, and
-// unpackShare the part of a device's memory that may be spent on it.
+// unpackFrom is the rows of a segment from which unpacking pages once is faster than by every block that reads them,
+// and unpackShare the part of a device's memory that may be spent on it.
 const unpackFrom, unpackShare = 64, 16
 
 // unpackRoom makes room for pages of halves where attention unpacks them once for all rows. Where there is no memory for
@@ -238,8 +238,8 @@ func (b *Backend) dropUnpacked() {
 	b.unpacked, b.unpackedBytes = 0, 0
 }
 
-// makeRoom gives the memory of unpacked pages back for good, because there is none left for pages themselves. It reports
-// whether that made any free.
+// makeRoom gives the memory of unpacked pages back for good, because there is none left for pages themselves. It
+// reports whether that made any free.
 func (b *Backend) makeRoom() bool {
 	if b.unpacked == 0 {
 		return false
