@@ -198,10 +198,10 @@ func (a *Attention) sparse() *Attention {
 // promptTiles is how many tiles of 128 rows the chunk of a prompt has that models are given.
 const promptTiles = 4
 
-// sparseLongest is the longest segment that tiles of sparse attention are made for. Tiles of 128 rows of a head leave
-// half of the device idle where a model has few heads.
+// sparseLongest is the longest segment that tiles of sparse attention are made for. Tiles of 64 rows of a head leave less
+// of the device idle where a model has so few heads that all of them run at once; else those of 128 are faster.
 func (a *Attention) sparseLongest() int {
-	if promptTiles*a.Heads < a.props.Units {
+	if 2*promptTiles*a.Heads <= a.props.Units {
 		return 64
 	}
 	return math.MaxInt32

@@ -140,8 +140,8 @@ type pageList struct {
 // others since the step before: what a pass wrote and was taken back.
 const leastPages, maxChanged = 256, 16
 
-// List returns where in the table the pages of a sequence lie, for a step with this number. What is there from the steps
-// before stays: only new pages are looked up and uploaded, so that a prompt costs no more than its length.
+// List returns where in the table the pages of a sequence lie, for a step with this number. What is there from the
+// steps before stays: only new pages are looked up and uploaded, so that a prompt costs no more than its length.
 func (p *Pages) List(ids []int32, turn int) (int32, error) {
 	best, agree := -1, 0
 	for i := range p.lists {

@@ -185,12 +185,13 @@ func (b *Backend) kvTables(l *list, s *step, lay *layout) ([]*KVTables, error) {
 	return b.tables[:len(l.uses)], nil
 }
 
-// unpackFrom is the rows of a segment from which unpacking pages once is faster than by every block that reads them,
-// and unpackShare the part of a device's memory that may be spent on it.
-const unpackFrom, unpackShare = 64, 16
+// unpackFrom is the rows of a segment from which unpacking pages once is faster than by every block that reads them:
+// at 16 rows both take about as long, at 64 once is faster. unpackShare is the part of a device's memory that may be
+// spent on it.
+const unpackFrom, unpackShare = 32, 16
 
-// unpackRoom makes room for pages of halves where attention unpacks them once for all rows. Where there is no memory for
-// that they are unpacked by every block that reads them, which changes no bits.
+// unpackRoom makes room for pages of halves where attention unpacks them once for all rows. Where there is no memory
+// for that they are unpacked by every block that reads them, which changes no bits.
 func (b *Backend) unpackRoom(plan *backend.Plan, uses []kvUse) error {
 	need := make([]int, len(uses))
 	most := 0

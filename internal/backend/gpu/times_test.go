@@ -94,9 +94,6 @@ func timeAttention(t testing.TB, d gpu.Driver, s backend.KVDims, slots int, batc
 			for _, b := range batches {
 				line.WriteString(w.timeBatch(at, way != "", tables[:b[0]], slots, b[1]))
 			}
-			w.tile = func(t *gpu.Tiling) { t.Blocks, t.Partials = 2*t.Blocks, 5*t.Partials }
-			line.WriteString(";  dealt finer:" + w.timeBatch(at, way != "", tables[:1], slots, 512))
-			w.tile = nil
 			t.Log(line.String())
 		}
 	}
@@ -126,11 +123,7 @@ func (w *world) timeBatch(at *gpu.Attention, unpack bool, tables [][]int32, slot
 	if w.sparse != nil {
 		run, longest = run.Sparsely()
 	}
-	tiling := run.Tiling(longest)
-	if w.tile != nil {
-		w.tile(&tiling)
-	}
-	k := w.tablesOf(p, tiling)
+	k := w.tablesOf(p, run.Tiling(longest))
 	room := k.Room()
 	block := make([]byte, room.Bytes())
 	k.Put(block, room)
