@@ -198,8 +198,8 @@ func (a *Attention) sparse() *Attention {
 // promptTiles is how many tiles of 128 rows the chunk of a prompt has that models are given.
 const promptTiles = 4
 
-// sparseLongest is the longest segment that tiles of sparse attention are made for. Tiles of 64 rows of a head leave less
-// of the device idle where a model has so few heads that all of them run at once; else those of 128 are faster.
+// sparseLongest is the longest segment that tiles of sparse attention are made for. Tiles of 64 rows of a head leave
+// less of the device idle where all of a chunk run at once; else those of 128 are faster.
 func (a *Attention) sparseLongest() int {
 	if 2*promptTiles*a.Heads <= a.props.Units {
 		return 64
@@ -260,8 +260,8 @@ type AttnCall struct {
 	after            bool // what it reads was made by the launch before
 }
 
-// SparseCall is which blocks of keys an attention operation sees, and memory to find them. Tables and Tiling must be made
-// for blocks of this size.
+// SparseCall is which blocks of keys an attention operation sees, and memory to find them. Tables and Tiling must be
+// made for blocks of this size.
 type SparseCall struct {
 	Block, Sink, Window, Last int
 	Alpha                     float32
