@@ -22,7 +22,9 @@ func TestPromptBits(t *testing.T) {
 		return v
 	}
 	q, k, v := x(heads, 1), x(kvHeads, 2), x(kvHeads, 3)
-	for _, types := range [][2]quant.Type{{quant.Turbo3, quant.Turbo3}, {quant.Q4_0, quant.Q4_1}, {quant.Q8_0, quant.F16}} {
+	for _, types := range [][2]quant.Type{
+		{quant.Turbo3, quant.Turbo3}, {quant.Q4_0, quant.Q4_1}, {quant.Q8_0, quant.F16},
+	} {
 		var want []float32
 		for _, chunk := range []int{n, 70, 9} {
 			b := open(t)

@@ -121,7 +121,8 @@ func TestSparseAttention(t *testing.T) {
 	}
 	p := backend.AttnParams{Heads: heads, KVHeads: kvHeads, Scale: float32(1 / math.Sqrt(float64(dim)))}
 	for alpha := range c.Alphas {
-		s := &backend.Sparse{Block: c.Block, Sink: c.Params.Sink, Window: c.Params.Window, Last: c.Params.Last, Tokens: []int{n}}
+		s := &backend.Sparse{Block: c.Block, Sink: c.Params.Sink, Window: c.Params.Window, Last: c.Params.Last,
+			Tokens: []int{n}}
 		fmt.Sscan(alpha, &s.Alpha)
 		dst := tensor(q)
 		b.BeginStep(&backend.Plan{KV: []backend.KVPlan{plan}})
