@@ -18,7 +18,8 @@ var (
 func (b *Backend) HasSparse(int) bool { return true }
 
 // SparseAttention is Attention over chosen blocks of keys. With all of them chosen it has the bits of Attention.
-func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, ap backend.AttnParams, s *backend.Sparse) bool {
+func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, ap backend.AttnParams,
+	s *backend.Sparse) bool {
 	plan := &b.plan.KV[group]
 	for r := range plan.Slot {
 		if plan.Lo[r] > 0 {
