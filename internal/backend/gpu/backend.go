@@ -12,27 +12,30 @@ import (
 // Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays
 // those it recorded for an equal list.
 type Backend struct {
-	d         Driver
-	props     Props
-	kernel    map[string]Kernel
-	products  *Products
-	small     *Small
-	floats    *Floats
-	writer    *KVWriter
-	attn      map[attentionKey]*Attention
-	err       error // first failure of the host's side since the last Sync
-	step      step
-	lists     []*list
-	names     int // of lists so far
-	turn      int // counts steps, to forget the recordings used least recently
-	spare     scratch
-	counter   Addr                   // zero between launches
-	blockAddr Addr                   // what changes from step to step, on the device
-	blockHost []byte                 // and here
-	tables    []*KVTables            // of the step in progress
-	passSegs  *backend.DeltaSeg      // of the pass whose recurrent layers came last
-	passDelta *DeltaTables           // and their tables
-	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
+	d             Driver
+	props         Props
+	kernel        map[string]Kernel
+	products      *Products
+	small         *Small
+	floats        *Floats
+	writer        *KVWriter
+	attn          map[attentionKey]*Attention
+	err           error // first failure of the host's side since the last Sync
+	step          step
+	lists         []*list
+	names         int // of lists so far
+	turn          int // counts steps, to forget the recordings used least recently
+	spare         scratch
+	counter       Addr                   // zero between launches
+	blockAddr     Addr                   // what changes from step to step, on the device
+	blockHost     []byte                 // and here
+	tables        []*KVTables            // of the step in progress
+	unpacked      Addr                   // pages of one layer as halves,
+	unpackedBytes int                    // their size,
+	refused       int                    // and one that there was no memory for; 0: none
+	passSegs      *backend.DeltaSeg      // of the pass whose recurrent layers came last
+	passDelta     *DeltaTables           // and their tables
+	profile       map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 
 var (
