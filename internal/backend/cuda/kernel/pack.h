@@ -202,6 +202,7 @@ struct Maker {
   float f[8];
   DEV_M void aim(const Make& m, int row, int at) {
     np = nq = 0;
+    if (m.kind == MAKE_HEADS) load8(f, m.w + (at & (m.dim - 1)));
     if (at >= m.cols) return;
     In x = opaque(m.x);
     p = in_addr(x, row, at);
@@ -213,7 +214,6 @@ struct Maker {
     q = in_addr(gate, row, c);
     nq = in_pieces(gate, c);
     qs = (int)in_step(gate);
-    if (m.kind == MAKE_HEADS) load8(f, m.w + (at & (m.dim - 1)));
   }
   DEV_M void make(const Make& m, float (&v)[8]) const {
     float g[8];
