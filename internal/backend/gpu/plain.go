@@ -1,8 +1,11 @@
 package gpu
 
 import (
+	"cmp"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -42,14 +45,15 @@ func plainTokens(rows int) int {
 
 // From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
 // share one reading of a matrix.
+var matrixFrom, _ = strconv.Atoi(cmp.Or(os.Getenv("VK_FROM"), "9"))
+
 const (
-	matrixFrom    = 9
 	maxMatrixRows = 64
 )
 
 // matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
 func matrixShared(rows int) int {
-	const area, packed = 2624, 304 // of 32 lanes, of 256 columns of a row
+	const area, packed = 3328, 304 // of 32 lanes, of 256 columns of a row
 	return matrixThreads(rows)*(area/32+4) + rows*(packed+4)
 }
 

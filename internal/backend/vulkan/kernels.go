@@ -8,7 +8,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
-	"slices"
+	"os"
 	"strings"
 	"unsafe"
 
@@ -57,9 +57,9 @@ var plainKernels = map[string]variant{
 	"embed":     {"embed", nil},
 	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
 		nil}, "merge": {"merge", nil}, "unrotate": {"unrotate", nil}, "read": {"read", nil},
-	"delta_conv": {"delta_conv", nil}, "delta_conv4": {"delta_conv", nil}, "delta_prepare": {"delta_prepare", nil},
-	"delta_prepare4": {"delta_prepare", nil}, "delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule",
-		[]uint32{8}},
+	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
+	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
+	"delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule", []uint32{8, 1}},
 }
 
 type variant struct {
@@ -70,7 +70,7 @@ type variant struct {
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
 // matrixModule is matrix.comp compiled for cooperative matrices; it is used with shuffles alone.
-const matrixModule = "matrix_nv"
+var matrixModule = map[bool]string{false: "matrix_nv", true: "matrix_direct"}[os.Getenv("VK_DIRECT") != ""]
 
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
@@ -87,7 +87,7 @@ func variantOf(name string) (variant, error) {
 		v := variant{"attend", make([]uint32, 5)}
 		c := v.consts
 		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &c[0], &c[1], &c[3], &c[4]); err == nil {
-			c[2] = max(1, c[1]/128) // dimensions of a thread
+			c[2] = max(1, c[1]/256) // pairs of dimensions of a thread
 			return v, nil
 		}
 	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"):
@@ -162,7 +162,7 @@ func (d *Driver) compile(k *kernel) error {
 	}
 	lanes := d.phys.p11.SubgroupSize
 	if v.module == "matrix" && !d.opt.Loops {
-		v.module, v.consts, lanes = matrixModule, append(slices.Clone(v.consts), uint32(d.matrices)), 32
+		v.module, lanes = matrixModule, 32
 	}
 	m, err := d.module(v.module)
 	if err != nil {

@@ -29,7 +29,7 @@ func (d *Driver) selfTest() error {
 	if err := d.testProduct(); err != nil {
 		return err
 	}
-	if d.opt.Loops || d.matrices > 0 && d.shuffles {
+	if d.opt.Loops || d.matrices && d.shuffles {
 		d.props.Matrices = d.testMatrices() == nil
 	}
 	return nil

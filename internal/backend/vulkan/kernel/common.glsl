@@ -24,6 +24,7 @@ layout(buffer_reference, std430, buffer_reference_align = 8) buffer L { uint64_t
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer U2 { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer U4 { uvec4 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer V4 { vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer V4C { vec4 v[]; };
 
 // The parameter of a kernel, as `a`.
 #define ARGS(fields) \

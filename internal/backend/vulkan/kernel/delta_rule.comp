@@ -8,6 +8,7 @@
 // time.
 layout(local_size_x = 128) in;
 layout(constant_id = 1) const int N = 8;
+layout(constant_id = 2) const bool EXACT = false; // heads have 16N keys, and all is aligned: four are read at once
 const int TILE = 8;
 const int KP = 16 * N, STRIDE = 2 * KP + 36; // keys with padding; of a row in shared memory: q, k, v, decay, beta, q.k
 ARGS(uint64_t to; uint64_t qk; uint64_t v; uint64_t gates; uint64_t table; In u; int rows; int layer; int os;
@@ -20,11 +21,21 @@ float s[4 * N];
 
 int key(int i) { return 16 * (i >> 2) + 4 * q4 + (i & 3); }
 void load_state(FC st) {
-	[[unroll]] for (int i = 0; i < 4 * N; i++) s[i] = live && key(i) < a.d.kdim ? st.v[key(i)] : 0.0;
+	if (EXACT)
+		[[unroll]] for (int i = 0; i < N; i++) {
+			vec4 z = V4C(uint64_t(st)).v[4 * i + q4];
+			[[unroll]] for (int e = 0; e < 4; e++) s[4 * i + e] = z[e];
+		}
+	else
+		[[unroll]] for (int i = 0; i < 4 * N; i++) s[i] = live && key(i) < a.d.kdim ? st.v[key(i)] : 0.0;
 }
 void store_state(FC st) {
-	[[unroll]] for (int i = 0; i < 4 * N; i++)
-		if (live && key(i) < a.d.kdim) st.v[key(i)] = s[i];
+	if (EXACT)
+		[[unroll]] for (int i = 0; i < N; i++)
+			V4C(uint64_t(st)).v[4 * i + q4] = vec4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
+	else
+		[[unroll]] for (int i = 0; i < 4 * N; i++)
+			if (live && key(i) < a.d.kdim) st.v[key(i)] = s[i];
 }
 void update(int i, float k, float g, float u) {
 	precise float old = g * s[i];
@@ -40,7 +51,13 @@ void segment(I g) {
 	for (int i = 0; i < pending; i++) {
 		F p = F(seg_read(g, a.d, layer, I(a.table).v[g.v[SEG_PATH] + i]) + uint64_t(4) * chans);
 		float u = live ? p.v[keys + h * a.d.vdim + value] : 0.0, decay = p.v[keys + a.d.vheads * a.d.vdim + h];
-		[[unroll]] for (int i = 0; i < 4 * N; i++) update(i, key(i) < a.d.kdim ? p.v[kh * a.d.kdim + key(i)] : 0.0, decay, u);
+		if (EXACT)
+			[[unroll]] for (int i = 0; i < N; i++) {
+				vec4 k = V4(uint64_t(p)).v[kh * 4 * N + 4 * i + q4];
+				[[unroll]] for (int e = 0; e < 4; e++) update(4 * i + e, k[e], decay, u);
+			}
+		else
+			[[unroll]] for (int i = 0; i < 4 * N; i++) update(i, key(i) < a.d.kdim ? p.v[kh * a.d.kdim + key(i)] : 0.0, decay, u);
 	}
 	bool prompt = (g.v[SEG_FLAGS] & FLAG_PROMPT) != 0;
 	if (pending != 0) store_state(st);
