@@ -6,7 +6,9 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
+	"unsafe"
 )
 
 // A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
@@ -82,7 +84,7 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 	first := len(ls)
 	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
-		l := Launch{Threads: 128, Args: Args(a), Beside: len(ls) > first}
+		l := Launch{Threads: 128, Args: Args(plainArgs{productArgs: a}), Beside: len(ls) > first}
 		tokens := plainTokens(x.Rows)
 		l.Name = fmt.Sprintf("rows_%s_%d", plainNames[f], tokens)
 		if p.Matrices && x.Rows >= matrixFrom && matrixFormat(f) {
@@ -95,6 +97,56 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 	}
 	return ls
 }
+
+// plainArgs mirrors the parameter of jobs.glsl of backend/vulkan, and thenArgs its Then.
+type plainArgs struct {
+	productArgs
+	then thenArgs
+}
+
+type thenArgs struct {
+	p        addPackArgs
+	counters Addr
+	kind, _  int32
+}
+
+// thenRows is the most rows with which a product goes on itself: one workgroup has all of a group of 256 columns, four
+// rows at a time. maxThen is the most groups.
+const maxThen = 1024
+
+var thenRows, _ = strconv.Atoi(cmp.Or(os.Getenv("VK_THEN"), "4"))
+
+// then has the product that was launched last go on with its results, which are ins, if it is of a kind that can.
+func (p *Products) then(ls []Launch, t thenArgs, ins ...In) bool {
+	if len(ls) == 0 || p.Counters == 0 || t.p.rows > int32(thenRows) || t.p.cols > maxThen*stageCols {
+		return false
+	}
+	l := &ls[len(ls)-1]
+	if l.Beside || !strings.HasPrefix(l.Name, "rows_") || strings.HasSuffix(l.Name, thenSuffix) {
+		return false
+	}
+	a := (*plainArgs)(unsafe.Pointer(unsafe.SliceData(l.Args)))
+	groups := int32(0)
+	for i := range a.job {
+		groups += a.job[i].groups
+	}
+	for _, in := range ins {
+		made := slices.ContainsFunc(a.job[:], func(j productJob) bool { return j.part == in.P && j.groups == in.Groups })
+		if !made || in.Groups == 0 || in.First != 0 || in.N != t.p.rows {
+			return false
+		}
+		groups -= in.Groups
+	}
+	if groups != 0 || l.Grid[1] != 1 { // others would count, too
+		return false
+	}
+	t.counters = p.Counters
+	a.then = t
+	l.Name += thenSuffix
+	return true
+}
+
+const thenSuffix = "_then"
 
 // plainExpertArgs mirrors experts.comp of backend/vulkan.
 type plainExpertArgs struct {

@@ -90,10 +90,15 @@ func variantOf(name string) (variant, error) {
 			c[2] = max(1, c[1]/256) // pairs of dimensions of a thread
 			return v, nil
 		}
-	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"):
+	// rows_q4k_8, rows_q4k_8_then: format, tokens, whether something is done with the results
+	case len(parts) >= 3 && (parts[0] == "rows" || parts[0] == "experts"):
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2], &t); err == nil && ok {
-			return variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]], []uint32{uint32(f), t}}, nil
+			v := variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]], []uint32{uint32(f), t}}
+			if len(parts) == 4 {
+				v.consts = append(v.consts, 1)
+			}
+			return v, nil
 		}
 	// tiles_q4k_64_256: format, tokens, threads
 	case len(parts) == 4 && parts[0] == "tiles":

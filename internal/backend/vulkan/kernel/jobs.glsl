@@ -7,4 +7,12 @@ struct Job {
 	float scale;
 	int pad;
 };
-ARGS(Job job[8]; uvec2 next[6]; uint64_t act; uint64_t sumsq; float eps; float mean; int kb; int n; int depth; int late;)
+// What is done with the results of a group of 256 rows by the workgroup that finishes it: the work of add_pack or
+// gated_pack for its 256 columns, which then needs no launch of its own. Pieces are added in order, whoever was last.
+struct Then {
+	AddPack p;         // or gate and up
+	uint64_t counters; // one for each group, zero before and afterwards
+	int kind, pad;     // 0 add, 1 silu, 2 gelu
+};
+ARGS(Job job[8]; uvec2 next[6]; uint64_t act; uint64_t sumsq; float eps; float mean; int kb; int n; int depth; int late;
+	Then then;)

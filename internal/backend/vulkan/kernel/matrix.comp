@@ -28,6 +28,8 @@ layout(constant_id = 3) const uint THREADS_ = 128;
 #endif
 #include "tile.glsl"
 #include "rms.glsl"
+#define ADDPACK_ONLY
+#include "addpack.glsl"
 #include "jobs.glsl"
 const int TILES = T / 16, LOADS = (T * 19 + THREADS - 1) / THREADS;
 shared uvec4 act_mem[T * 19];
