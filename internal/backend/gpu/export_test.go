@@ -5,6 +5,3 @@ var (
 	BlockTypes   = blockTypes
 	RandomBlocks = randomBlocks
 )
-
-// ReadSpeed is the measure of a plain device's memory with fewer bytes.
-func (b *Backend) ReadSpeed(bytes, rounds int) (float64, error) { return b.readSpeed(bytes, rounds) }

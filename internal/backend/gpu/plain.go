@@ -114,7 +114,7 @@ type thenArgs struct {
 // rows at a time. maxThen is the most groups.
 const maxThen = 1024
 
-var thenRows, _ = strconv.Atoi(cmp.Or(os.Getenv("VK_THEN"), "4"))
+var thenRows, _ = strconv.Atoi(cmp.Or(os.Getenv("VK_THEN"), "16"))
 
 // then has the product that was launched last go on with its results, which are ins, if it is of a kind that can.
 func (p *Products) then(ls []Launch, t thenArgs, ins ...In) bool {
@@ -122,7 +122,8 @@ func (p *Products) then(ls []Launch, t thenArgs, ins ...In) bool {
 		return false
 	}
 	l := &ls[len(ls)-1]
-	if l.Beside || !strings.HasPrefix(l.Name, "rows_") || strings.HasSuffix(l.Name, thenSuffix) {
+	kind, _, _ := strings.Cut(l.Name, "_")
+	if l.Beside || kind != "rows" && kind != "tiles" || strings.HasSuffix(l.Name, thenSuffix) {
 		return false
 	}
 	a := (*plainArgs)(unsafe.Pointer(unsafe.SliceData(l.Args)))
@@ -192,8 +193,8 @@ type readArgs struct {
 	_     int32
 }
 
-// readSpeed measures how many bytes a second a kernel reads.
-func (b *Backend) readSpeed(bytes, rounds int) (float64, error) {
+// ReadSpeed measures how many bytes a second a kernel of a plain device reads.
+func (b *Backend) ReadSpeed(bytes, rounds int) (float64, error) {
 	from, err := b.d.Alloc(bytes)
 	if err != nil {
 		return 0, err

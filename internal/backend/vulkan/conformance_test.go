@@ -102,6 +102,15 @@ func TestConformance(t *testing.T) {
 	backendtest.Run(t, func(testing.TB) backend.Backend { return b }, o)
 }
 
+// TestReadSpeed: the measure of memory's speed runs and is a number.
+func TestReadSpeed(t *testing.T) {
+	b := open(t).(*gpu.Backend)
+	defer b.Close()
+	if v, err := b.ReadSpeed(1<<20, 2); err != nil || !(v > 0) {
+		t.Errorf("%v bytes a second, %v", v, err)
+	}
+}
+
 // TestSubgroups is a little of everything, for subgroups of other sizes (LP_NATIVE_VECTOR_WIDTH) and without shuffles.
 func TestSubgroups(t *testing.T) {
 	o := backendtest.Options{Rows: []int{1, 16}, Weights: []quant.Type{quant.F32, quant.Q4_K, quant.Q6_K},

@@ -100,11 +100,15 @@ func variantOf(name string) (variant, error) {
 			}
 			return v, nil
 		}
-	// tiles_q4k_64_256: format, tokens, threads
-	case len(parts) == 4 && parts[0] == "tiles":
+	// tiles_q4k_64_256, tiles_q4k_16_128_then: format, tokens, threads
+	case len(parts) >= 4 && parts[0] == "tiles":
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2]+" "+parts[3], &t, &n); err == nil && ok {
-			return variant{"matrix", []uint32{uint32(f), t, n}}, nil
+			v := variant{"matrix", []uint32{uint32(f), t, n}}
+			if len(parts) == 5 {
+				v.consts = append(v.consts, 1)
+			}
+			return v, nil
 		}
 	case len(parts) == 4 && parts[0] == "float":
 		v := variant{"float", []uint32{floatTypes[parts[2]], 1, 0, 0}}

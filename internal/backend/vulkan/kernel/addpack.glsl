@@ -5,7 +5,6 @@ struct AddPack {
 	uint64_t dst, w, sumsq;
 	int dst_stride, rows, cols, late;
 };
-#ifndef ADDPACK_ONLY
 void add_job(AddPack p, out float v[8], int kb, int row, int at, int lane, uint tid, bool live) {
 	in8(v, p.x, row, at, p.cols);
 	if (p.y.p != 0) {
@@ -29,4 +28,3 @@ void add_job(AddPack p, out float v[8], int kb, int row, int at, int lane, uint 
 			}
 	if (p.act.p != 0) pack_row(p.act, kb, row, v, lane, tid, live);
 }
-#endif

@@ -25,7 +25,7 @@ uint64_t seg_write(I s, DeltaShape d, int layer, int row) {
 }
 // A source is a row of the batch (0), of the newest inputs (1) or of the tape (2), in the two lowest bits.
 uint64_t source_at(int code, In u, I s, DeltaShape d, int layer) {
-	if ((code & 3) == 0) return uint64_t(in_addr(u, code >> 2, 0)); // its first piece
+	if ((code & 3) == 0) return in_addr(u, code >> 2, 0); // its first piece
 	if ((code & 3) == 1) return seg_inputs(s, d, layer) + uint64_t(4) * ((code >> 2) * channels(d));
 	return seg_read(s, d, layer, code >> 2);
 }

@@ -17,6 +17,7 @@ layout(local_size_x_id = 3) in;
 layout(constant_id = 3) const uint THREADS_ = 128;
 #define THREADS int(THREADS_)
 #define BOTH_HALVES
+#define OTHERS
 #ifdef MATRIX
 #extension GL_NV_cooperative_matrix : require
 #extension GL_NV_integer_cooperative_matrix : require
@@ -28,9 +29,8 @@ layout(constant_id = 3) const uint THREADS_ = 128;
 #endif
 #include "tile.glsl"
 #include "rms.glsl"
-#define ADDPACK_ONLY
-#include "addpack.glsl"
 #include "jobs.glsl"
+layout(constant_id = 4) const bool THEN = false; // something is done with the results
 const int TILES = T / 16, LOADS = (T * 19 + THREADS - 1) / THREADS;
 shared uvec4 act_mem[T * 19];
 shared float factor[T];
@@ -251,6 +251,7 @@ void main() {
 				if (k < n) to.v[k * rows + 8 * high_row(i)] = y;
 				acc[i] = 0;
 			}
+			if (THEN) then(grp, tid);
 		}
 		if (last) {
 			kb = 0;
