@@ -137,6 +137,9 @@ func CanHeadPack(dim int) bool {
 // HeadPack appends the RMSNorm of every head, times w and silu(gate), packed.
 func (p *Products) HeadPack(ls []Launch, to Packed, x, gate In, w Addr, dim int, eps float32) []Launch {
 	a := headPackArgs{to.args(), x, gate, w, int32(to.Rows), int32(to.Cols), int32(dim), 0, eps, 1 / float32(dim)}
+	if p.thenHeads(ls, a) {
+		return ls
+	}
 	return append(ls, p.small("head_pack", &to, Args(a)))
 }
 

@@ -149,6 +149,32 @@ func (p *Products) then(ls []Launch, t thenArgs, ins ...In) bool {
 
 const thenSuffix = "_then"
 
+// plainRuleArgs mirrors delta_rule.comp of backend/vulkan.
+type plainRuleArgs struct {
+	ruleArgs
+	then     headPackArgs
+	counters Addr
+}
+
+// thenHeads has the delta rule that was launched last go on with its results in the same way.
+func (p *Products) thenHeads(ls []Launch, h headPackArgs) bool {
+	if len(ls) == 0 || p.Counters == 0 || h.rows > int32(thenRows) || h.cols > maxThen*stageCols {
+		return false
+	}
+	l := &ls[len(ls)-1]
+	if l.Name != "delta_rule_128" {
+		return false
+	}
+	a := (*plainRuleArgs)(unsafe.Pointer(unsafe.SliceData(l.Args)))
+	if h.x.Groups != 0 || h.x.P != a.out || h.x.Stride != a.os || h.cols != a.d.vHeads*a.d.vDim || h.rows != a.rows {
+		return false
+	}
+	a.then, a.counters = h, p.Counters
+	l.Name += thenSuffix
+	l.Kernel = nil // it is found by its name
+	return true
+}
+
 // plainExpertArgs mirrors experts.comp of backend/vulkan.
 type plainExpertArgs struct {
 	job                [2]expertJob

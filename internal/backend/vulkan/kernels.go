@@ -60,6 +60,7 @@ var plainKernels = map[string]variant{
 	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
 	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
 	"delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule", []uint32{8, 1}},
+	"delta_rule_128_then": {"delta_rule", []uint32{8, 1, 1}},
 }
 
 type variant struct {

@@ -1,5 +1,6 @@
 #include "packrow.glsl"
 #include "addpack.glsl"
+#include "last.glsl"
 // Products of the same activations with up to eight matrices of one format. Every block of the grid's x gets an equal
 // run of a matrix's stages, without regard to rows, so a row's sum may be in pieces; z counts parts of the rows of a
 // stage, y the tokens by T.
@@ -19,21 +20,10 @@ struct Then {
 ARGS(Job job[8]; uvec2 next[6]; uint64_t act; uint64_t sumsq; float eps; float mean; int kb; int n; int depth; int late;
 	Then then;)
 
-shared bool finished;
-
-// This workgroup's part of a group is stored. The last one to come here has all of them.
+// This workgroup's part of a group is stored.
 void then(int grp, uint tid) {
 	int parts = in_pieces(a.then.p.y, grp * 256) + (a.then.kind > 0 ? in_pieces(a.then.p.x, grp * 256) : 0);
-	memoryBarrierBuffer();
-	barrier();
-	if (tid == 0) {
-		U c = U(a.then.counters + 4 * grp);
-		finished = atomicAdd(c.v[0], 1) + 1 == parts * gl_NumWorkGroups.z;
-		if (finished) c.v[0] = 0;
-	}
-	barrier();
-	if (!finished) return;
-	memoryBarrierBuffer();
+	if (!comes_last(a.then.counters + 4 * grp, parts * gl_NumWorkGroups.z, tid)) return;
 	int lane = int(tid & 31), at = grp * 256 + lane * 8;
 	for (int r = 0; r < a.n; r += THREADS / 32) {
 		bool live = r + int(tid >> 5) < a.n;
