@@ -55,8 +55,8 @@ const (
 
 // matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
 func matrixShared(rows int) int {
-	const area, packed = 3328, 304 // of 32 lanes, of 256 columns of a row
-	return matrixThreads(rows)*(area/32+4) + rows*(packed+4)
+	const area, packed = 3408, 304 // of 32 lanes, of 256 columns of a row
+	return matrixThreads(rows)*area/32 + rows*(packed+4) + matrixThreads(rows)*8 + 4
 }
 
 // matrixThreads is the size of their workgroups: with more of them more rows of the matrix share activations.
@@ -123,6 +123,9 @@ func (p *Products) then(ls []Launch, t thenArgs, ins ...In) bool {
 	}
 	l := &ls[len(ls)-1]
 	kind, _, _ := strings.Cut(l.Name, "_")
+	if kind == "tiles" && os.Getenv("VK_NOTILETHEN") != "" {
+		return false
+	}
 	if l.Beside || kind != "rows" && kind != "tiles" || strings.HasSuffix(l.Name, thenSuffix) {
 		return false
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 	"unsafe"
 
 	"strobe/internal/backend/gpu"
@@ -54,8 +55,9 @@ var plainKernels = map[string]variant{
 	"pack":         {"pack", nil}, "add_pack": {"add_pack", nil}, "add_norm": {"add_norm", nil},
 	"gated_pack":   {"gated_pack", nil},
 	"sigmoid_pack": {"sigmoid_pack", nil}, "head_pack": {"head_pack", nil}, "reduce_pieces": {"reduce", nil},
-	"embed":     {"embed", nil},
-	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
+	"embed":      {"embed", nil},
+	layoutModule: {layoutModule, nil},
+	"moe_group":  {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
 		nil}, "merge": {"merge", nil}, "unrotate": {"unrotate", nil}, "read": {"read", nil},
 	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
 	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
@@ -71,7 +73,10 @@ type variant struct {
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
 // matrixModule is matrix.comp compiled for cooperative matrices; it is used with shuffles alone.
-var matrixModule = map[bool]string{false: "matrix_nv", true: "matrix_direct"}[os.Getenv("VK_DIRECT") != ""]
+const matrixModule = "matrix_nv"
+
+// layoutModule says how a subgroup lays out the results of cooperative matrices.
+const layoutModule = "matrix_layout"
 
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
@@ -85,10 +90,14 @@ func variantOf(name string) (variant, error) {
 	case count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
 	case len(parts) == 5 && parts[0] == "attend": // rows, dimensions, types of keys and values
-		v := variant{"attend", make([]uint32, 5)}
+		v := variant{"attend", make([]uint32, 6)}
 		c := v.consts
 		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &c[0], &c[1], &c[3], &c[4]); err == nil {
 			c[2] = max(1, c[1]/256) // pairs of dimensions of a thread
+			c[5] = 16               // values that are asked for at once; fewer where each takes registers to unpack
+			if max(c[3], c[4]) > 1 {
+				c[5] = 8
+			}
 			return v, nil
 		}
 	// rows_q4k_8, rows_q4k_8_then: format, tokens, whether something is done with the results
@@ -130,7 +139,7 @@ func (d *Driver) module(name string) (uint64, error) {
 		return m, nil
 	}
 	b, err := spirv(name)
-	if err == nil && name == matrixModule {
+	if err == nil && strings.HasPrefix(name, "matrix_") {
 		b, err = khronos(b)
 	}
 	if err != nil {
@@ -171,8 +180,21 @@ func (d *Driver) compile(k *kernel) error {
 		return err
 	}
 	lanes := d.phys.p11.SubgroupSize
-	if v.module == "matrix" && !d.opt.Loops {
-		v.module, lanes = matrixModule, 32
+	if v.module == "matrix" {
+		v.consts = append(v.consts, make([]uint32, 4-len(v.consts))...)
+		v.consts = append(v.consts, uint32(d.highRow))
+		if !d.opt.Loops {
+			v.module, lanes = matrixModule, 32
+			if d.old {
+				v.module, v.consts = "matrix_old", append(v.consts[:3:3], 32)
+			}
+		}
+	}
+	if v.module == layoutModule {
+		lanes = 32
+	}
+	if v.module == "attend" && d.dev.Software {
+		v.consts[5] = 4 // compiling takes longer than running
 	}
 	m, err := d.module(v.module)
 	if err != nil {
@@ -199,6 +221,10 @@ func (d *Driver) compile(k *kernel) error {
 			size: lanes})
 	}
 	d.compiled++
+	if os.Getenv("VK_LOG") != "" {
+		start := time.Now()
+		defer func() { fmt.Fprintf(os.Stderr, "compiled %s %v\n", k.name, time.Since(start)) }()
+	}
 	return d.f.createPipelines.do(d.handle, uintptr(d.cache), 1, uintptr(unsafe.Pointer(pc)), 0,
 		uintptr(unsafe.Pointer(&k.pipeline)))
 }

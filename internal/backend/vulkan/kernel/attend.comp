@@ -12,6 +12,7 @@ layout(constant_id = 2) const int DIMS = 128; // of keys and values, at most: R*
 layout(constant_id = 3) const int PAIRS = 1;  // of dimensions that a thread has
 layout(constant_id = 4) const int KTYPE = KV_F16;
 layout(constant_id = 5) const int VTYPE = KV_F16;
+layout(constant_id = 6) const int AHEAD = 16; // values that are asked for at once; bits do not depend on it
 shared vec4 qs[R * DIMS / 4], ps[R * 16]; // scores, then weights: row m has slot s at ps[m * 16 + s / 4][s % 4]
 shared Seen sees[R]; // what the rows see
 shared float m_[R], l_[R], f_[R], rm[R], rl[R]; // of this split; factor of the last page; of the splits so far
@@ -76,10 +77,10 @@ void main() {
 				precise float x[R];
 				[[unroll]] for (int k = 0; k < R; k++) x[k] = 0;
 				int to = half_ != 0 ? eights : middle;
-				for (int c = half_ * middle; c < to; c += 4) {
-					float v[4][8];
-					[[unroll]] for (int e = 0; e < 4; e++) read8(v[e], page, KTYPE, kd, slot, min(c + e, to - 1) * 8);
-					[[unroll]] for (int e = 0; e < 4; e++)
+				for (int c = half_ * middle; c < to; c += AHEAD / 4) {
+					float v[AHEAD / 4][8];
+					[[unroll]] for (int e = 0; e < AHEAD / 4; e++) read8(v[e], page, KTYPE, kd, slot, min(c + e, to - 1) * 8);
+					[[unroll]] for (int e = 0; e < AHEAD / 4; e++)
 						if (c + e < to)
 							[[unroll]] for (int k = 0; k < R; k++) x[k] = x[k] + dot8(k * eights + c + e, v[e]);
 				}
@@ -140,11 +141,11 @@ void main() {
 					if (m < used) o[i * R + m] = o[i * R + m] * f_[m];
 				// What a row does not see is left out: what lies there need not be a number.
 				if (!gathered)
-					for (int s = 0; s < 64; s += 16) {
-						vec2 v[16];
-						[[unroll]] for (int e = 0; e < 16; e++) v[e] = read2(page + a.at.values, VTYPE, vd, s + e, d);
+					for (int s = 0; s < 64; s += AHEAD) {
+						vec2 v[AHEAD];
+						[[unroll]] for (int e = 0; e < AHEAD; e++) v[e] = read2(page + a.at.values, VTYPE, vd, s + e, d);
 						[[unroll]] for (int m = 0; m < R; m++)
-							[[unroll]] for (int e = 0; e < 16; e++) {
+							[[unroll]] for (int e = 0; e < AHEAD; e++) {
 								float w = ps[m * 16 + s / 4 + e / 4][e & 3];
 								precise vec2 z = fma(vec2(w), v[e], o[i * R + m]);
 								o[i * R + m] = w == 0 ? o[i * R + m] : z;
