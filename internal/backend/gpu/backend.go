@@ -109,6 +109,9 @@ func (b *Backend) load(ls []Launch) error {
 		}
 		l.Kernel = k
 	}
+	if p, ok := b.d.(Preparer); ok {
+		p.Prepare(ls)
+	}
 	return nil
 }
 

@@ -1,11 +1,8 @@
 package gpu
 
 import (
-	"cmp"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unsafe"
@@ -47,9 +44,8 @@ func plainTokens(rows int) int {
 
 // From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
 // share one reading of a matrix.
-var matrixFrom, _ = strconv.Atoi(cmp.Or(os.Getenv("VK_FROM"), "9"))
-
 const (
+	matrixFrom    = 5
 	maxMatrixRows = 64
 )
 
@@ -112,20 +108,18 @@ type thenArgs struct {
 
 // thenRows is the most rows with which a product goes on itself: one workgroup has all of a group of 256 columns, four
 // rows at a time. maxThen is the most groups.
-const maxThen = 1024
-
-var thenRows, _ = strconv.Atoi(cmp.Or(os.Getenv("VK_THEN"), "16"))
+const (
+	thenRows = 16
+	maxThen  = 1024
+)
 
 // then has the product that was launched last go on with its results, which are ins, if it is of a kind that can.
 func (p *Products) then(ls []Launch, t thenArgs, ins ...In) bool {
-	if len(ls) == 0 || p.Counters == 0 || t.p.rows > int32(thenRows) || t.p.cols > maxThen*stageCols {
+	if len(ls) == 0 || p.Counters == 0 || t.p.rows > thenRows || t.p.cols > maxThen*stageCols {
 		return false
 	}
 	l := &ls[len(ls)-1]
 	kind, _, _ := strings.Cut(l.Name, "_")
-	if kind == "tiles" && os.Getenv("VK_NOTILETHEN") != "" {
-		return false
-	}
 	if l.Beside || kind != "rows" && kind != "tiles" || strings.HasSuffix(l.Name, thenSuffix) {
 		return false
 	}
@@ -161,7 +155,7 @@ type plainRuleArgs struct {
 
 // thenHeads has the delta rule that was launched last go on with its results in the same way.
 func (p *Products) thenHeads(ls []Launch, h headPackArgs) bool {
-	if len(ls) == 0 || p.Counters == 0 || h.rows > int32(thenRows) || h.cols > maxThen*stageCols {
+	if len(ls) == 0 || p.Counters == 0 || h.rows > thenRows || h.cols > maxThen*stageCols {
 		return false
 	}
 	l := &ls[len(ls)-1]

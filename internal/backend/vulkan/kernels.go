@@ -8,9 +8,9 @@ import (
 	"embed"
 	"fmt"
 	"io"
-	"os"
+	"runtime"
 	"strings"
-	"time"
+	"sync"
 	"unsafe"
 
 	"strobe/internal/backend/gpu"
@@ -72,11 +72,13 @@ type variant struct {
 
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
-// matrixModule is matrix.comp compiled for cooperative matrices; it is used with shuffles alone.
-const matrixModule = "matrix_nv"
-
-// layoutModule says how a subgroup lays out the results of cooperative matrices.
-const layoutModule = "matrix_layout"
+// Modules with cooperative matrices, which are used with shuffles alone: matrix.comp compiled for them, and one that
+// says how a subgroup lays out results.
+const (
+	matrices     = "matrix_"
+	matrixModule = matrices + "nv"
+	layoutModule = matrices + "layout"
+)
 
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
@@ -139,7 +141,7 @@ func (d *Driver) module(name string) (uint64, error) {
 		return m, nil
 	}
 	b, err := spirv(name)
-	if err == nil && strings.HasPrefix(name, "matrix_") {
+	if err == nil && strings.HasPrefix(name, matrices) {
 		b, err = khronos(b)
 	}
 	if err != nil {
@@ -170,27 +172,51 @@ func spirv(name string) ([]byte, error) {
 	return io.ReadAll(z)
 }
 
+// Prepare compiles the kernels of launches that are not compiled yet, all at once: a driver may take seconds for each.
+// What fails is reported when it is launched.
+func (d *Driver) Prepare(ls []gpu.Launch) {
+	var wait sync.WaitGroup
+	asked := map[*kernel]bool{}
+	for i := range ls {
+		k, ok := ls[i].Kernel.(*kernel)
+		if !ok || k.pipeline != 0 || asked[k] || d.err != nil {
+			continue
+		}
+		asked[k] = true
+		if create, err := d.pipeline(k); err == nil {
+			wait.Go(func() { create() })
+		}
+	}
+	wait.Wait()
+}
+
 // compile makes the pipeline of a kernel, if there is none yet.
 func (d *Driver) compile(k *kernel) error {
 	if k.pipeline != 0 {
 		return nil
 	}
-	v, err := variantOf(k.name)
+	create, err := d.pipeline(k)
 	if err != nil {
 		return err
+	}
+	return create()
+}
+
+// pipeline returns what makes the pipeline of a kernel, in any thread.
+func (d *Driver) pipeline(k *kernel) (func() error, error) {
+	v, err := variantOf(k.name)
+	if err != nil {
+		return nil, err
 	}
 	lanes := d.phys.p11.SubgroupSize
 	if v.module == "matrix" {
 		v.consts = append(v.consts, make([]uint32, 4-len(v.consts))...)
 		v.consts = append(v.consts, uint32(d.highRow))
 		if !d.opt.Loops {
-			v.module, lanes = matrixModule, 32
-			if d.old {
-				v.module, v.consts = "matrix_old", append(v.consts[:3:3], 32)
-			}
+			v.module = matrixModule
 		}
 	}
-	if v.module == layoutModule {
+	if strings.HasPrefix(v.module, matrices) {
 		lanes = 32
 	}
 	if v.module == "attend" && d.dev.Software {
@@ -198,7 +224,7 @@ func (d *Driver) compile(k *kernel) error {
 	}
 	m, err := d.module(v.module)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	values := append([]uint32{0}, v.consts...)
 	if d.shuffles {
@@ -221,12 +247,11 @@ func (d *Driver) compile(k *kernel) error {
 			size: lanes})
 	}
 	d.compiled++
-	if os.Getenv("VK_LOG") != "" {
-		start := time.Now()
-		defer func() { fmt.Fprintf(os.Stderr, "compiled %s %v\n", k.name, time.Since(start)) }()
-	}
-	return d.f.createPipelines.do(d.handle, uintptr(d.cache), 1, uintptr(unsafe.Pointer(pc)), 0,
-		uintptr(unsafe.Pointer(&k.pipeline)))
+	return func() error {
+		defer runtime.KeepAlive(pc)
+		return d.f.createPipelines.do(d.handle, uintptr(d.cache), 1, uintptr(unsafe.Pointer(pc)), 0,
+			uintptr(unsafe.Pointer(&k.pipeline)))
+	}, nil
 }
 
 // canShuffle reports whether the device claims what the kernels' shuffles need.

@@ -4,7 +4,6 @@ package vulkan
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"time"
 	"unsafe"
@@ -324,15 +323,13 @@ func (d *Driver) copy(dst *buffer, to int, src *buffer, from, n int) {
 func (d *Driver) next(c *commands, copies bool) {
 	if c.some {
 		b := d.barriers.launch
-		if copies || c.copied || heavy {
+		if copies || c.copied {
 			b = d.barriers.next
 		}
 		d.f.barrier.call(c.handle, uintptr(unsafe.Pointer(b)))
 	}
 	c.some, c.copied = true, copies
 }
-
-var heavy = os.Getenv("VK_HEAVY") != ""
 
 // Copy copies on the device.
 func (d *Driver) Copy(dst, src gpu.Addr, bytes int) {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"unsafe"
 
 	"strobe/internal/backend/gpu"
@@ -30,30 +29,11 @@ func (d *Driver) selfTest() error {
 	if err := d.testProduct(); err != nil {
 		return err
 	}
-	if d.highRow = -1; d.opt.Loops {
+	if d.highRow = -1; d.opt.Loops || d.matrices && d.shuffles {
+		if !d.opt.Loops {
+			d.highRow = d.testLayout()
+		}
 		d.props.Matrices = d.testMatrices() == nil
-	} else if d.matrices && d.shuffles {
-		if v, err := d.testLayout(); err == nil {
-			d.highRow = v
-		} else {
-			fmt.Fprintln(os.Stderr, err)
-		}
-		if os.Getenv("VK_ANY") != "" {
-			d.highRow = -1
-		}
-		d.old = os.Getenv("VK_OLD") != ""
-		err := d.testMatrices()
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "new matrices:", err)
-			d.old = true
-			d.again(d.shuffles)
-			err = d.testMatrices()
-		}
-		if d.old {
-			os.Setenv("VK_NOTILETHEN", "1")
-		}
-		fmt.Fprintln(os.Stderr, "high row", d.highRow, "old", d.old, err)
-		d.props.Matrices = err == nil
 	}
 	return nil
 }
@@ -278,21 +258,15 @@ func (d *Driver) testMatrices() error {
 	return nil
 }
 
-// testLayout finds out which bit of a result's number says whether it is of row g or g+8 in lane 4g+t, -1 if none does.
-func (d *Driver) testLayout() (int, error) {
+// testLayout finds out which bit of a result's number says whether lane 4g+t has it of row g or of g+8; -1 if none does.
+func (d *Driver) testLayout() int {
 	t := newBench(d, 1)
 	defer t.close()
 	const lanes, each = 32, 8
 	out := t.room(4 * lanes * each)
 	v, err := t.run([]gpu.Launch{{Name: layoutModule, Grid: [3]int{1, 1, 1}, Args: gpu.Args(out)}}, out, lanes*each)
-	if os.Getenv("VK_LOG") != "" {
-		for l := range 12 {
-			for i := range 8 {
-				x := math.Float32bits(v[l*8+i])
-				fmt.Fprintf(os.Stderr, " %d,%d", x/16, x%16)
-			}
-			fmt.Fprintln(os.Stderr)
-		}
+	if err != nil {
+		return -1
 	}
 	for bit := range 3 {
 		fits := true
@@ -300,10 +274,10 @@ func (d *Driver) testLayout() (int, error) {
 			fits = fits && int(math.Float32bits(x)/16) == i/each/4+8*(i>>bit&1)
 		}
 		if fits {
-			return bit, err
+			return bit
 		}
 	}
-	return -1, err
+	return -1
 }
 
 // distance is relative.
