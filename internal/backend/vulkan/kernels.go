@@ -86,10 +86,18 @@ func variantOf(name string) (variant, error) {
 		return v, nil
 	}
 	var n, t uint32
+	var goesOn uint32
+	name, then := strings.CutSuffix(name, "_then")
 	parts := strings.Split(name, "_")
+	if then {
+		goesOn = 1
+		if parts[0] != "rows" && parts[0] != "tiles" {
+			parts = nil
+		}
+	}
 	count := func(format string) bool { c, err := fmt.Sscanf(name, format, &n); return err == nil && c == 1 }
 	switch {
-	case count("delta_rule_any_%d"):
+	case !then && count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
 	case len(parts) == 5 && parts[0] == "attend": // rows, dimensions, types of keys and values
 		v := variant{"attend", make([]uint32, 6)}
@@ -102,25 +110,16 @@ func variantOf(name string) (variant, error) {
 			}
 			return v, nil
 		}
-	// rows_q4k_8, rows_q4k_8_then: format, tokens, whether something is done with the results
-	case len(parts) >= 3 && (parts[0] == "rows" || parts[0] == "experts"):
+	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"): // format, tokens
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2], &t); err == nil && ok {
-			v := variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]], []uint32{uint32(f), t}}
-			if len(parts) == 4 {
-				v.consts = append(v.consts, 1)
-			}
-			return v, nil
+			return variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]],
+				[]uint32{uint32(f), t, goesOn}}, nil
 		}
-	// tiles_q4k_64_256, tiles_q4k_16_128_then: format, tokens, threads
-	case len(parts) >= 4 && parts[0] == "tiles":
+	case len(parts) == 4 && parts[0] == "tiles": // tiles_q4k_64_256: format, tokens, threads
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2]+" "+parts[3], &t, &n); err == nil && ok {
-			v := variant{"matrix", []uint32{uint32(f), t, n}}
-			if len(parts) == 5 {
-				v.consts = append(v.consts, 1)
-			}
-			return v, nil
+			return variant{"matrix", []uint32{uint32(f), t, n, goesOn}}, nil
 		}
 	case len(parts) == 4 && parts[0] == "float":
 		v := variant{"float", []uint32{floatTypes[parts[2]], 1, 0, 0}}
@@ -210,7 +209,6 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 	}
 	lanes := d.phys.p11.SubgroupSize
 	if v.module == "matrix" {
-		v.consts = append(v.consts, make([]uint32, 4-len(v.consts))...)
 		v.consts = append(v.consts, uint32(d.highRow))
 		if !d.opt.Loops {
 			v.module = matrixModule

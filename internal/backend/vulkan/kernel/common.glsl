@@ -119,9 +119,14 @@ void in8(out float v[8], In s, int tok, int c, int cols) {
 		}
 		return;
 	}
-	[[unroll]] for (int i = 0; i < 8; i++) {
-		v[i] = 0;
-		if (c + i < cols) v[i] = in_sum(s, tok, c + i, one ? pieces : in_pieces(s, c + i));
+	[[unroll]] for (int i = 0; i < 8; i++) { // seldom: short, so that kernels compile quickly
+		precise float sum = 0;
+		if (c + i < cols) {
+			if (!one) pieces = in_pieces(s, c + i);
+			sum = F(p + 4 * i).v[0];
+			for (int k = 1; k < pieces; k++) sum = sum + F(p + 4 * i + k * step).v[0];
+		}
+		v[i] = sum;
 	}
 }
 
