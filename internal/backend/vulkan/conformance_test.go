@@ -134,7 +134,8 @@ func TestThenHeads(t *testing.T) {
 	if err := quant.Quantize(quant.Q4_K, raw, random(outs*width)); err != nil {
 		t.Fatal(err)
 	}
-	w := must[backend.Weight](t)(b.Weight(backend.Matrix{Name: "out", Type: quant.Q4_K, Rows: outs, Cols: width, Experts: 1, Data: raw}))
+	w := must[backend.Weight](t)(b.Weight(backend.Matrix{Name: "out", Type: quant.Q4_K, Rows: outs, Cols: width,
+		Experts: 1, Data: raw}))
 	states := must[backend.StatePool](t)(b.NewStatePool(d, 1))
 	u, conv, alpha, beta := tensor(d.ConvDim()), tensor(d.ConvDim()), tensor(d.VHeads), tensor(d.VHeads)
 	y, z, out := tensor(width), tensor(width), tensor(outs)

@@ -37,8 +37,9 @@ func newBarriers() barriers {
 	}
 	const stages, writes = atCompute | atTransfer, shaderWrite | transferWrite
 	const reads = shaderRead | transferRead
-	return barriers{of(atCompute, shaderWrite, atCompute, shaderRead|shaderWrite), of(stages, writes, stages, writes|reads),
-		of(stages, writes, stages|atHost, writes|reads|hostRead)}
+	return barriers{launch: of(atCompute, shaderWrite, atCompute, shaderRead|shaderWrite),
+		next: of(stages, writes, stages, writes|reads),
+		last: of(stages, writes, stages|atHost, writes|reads|hostRead)}
 }
 
 // timestamps is a kind of queries.

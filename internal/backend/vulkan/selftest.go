@@ -258,7 +258,7 @@ func (d *Driver) testMatrices() error {
 	return nil
 }
 
-// testLayout finds out which bit of a result's number says whether lane 4g+t has it of row g or of g+8; -1 if none does.
+// testLayout finds out which bit of a result's number says whether lane 4g+t has it of row g or of g+8; -1: none does.
 func (d *Driver) testLayout() int {
 	t := newBench(d, 1)
 	defer t.close()

@@ -75,7 +75,8 @@ int in_pieces(In s, int c) {
 	return block_of(first + s.kb - 1, T, s.grid) - block_of(first, T, s.grid) + 1;
 }
 uint64_t in_addr(In s, int tok, int c) {
-	return s.p + uint64_t(4) * (int64_t(tok) * (s.groups == 0 ? s.stride : s.groups * 256) + (s.groups == 0 ? 0 : s.first) + c);
+	int stride = s.groups == 0 ? s.stride : s.groups * 256, first = s.groups == 0 ? 0 : s.first;
+	return s.p + uint64_t(4) * (int64_t(tok) * stride + first + c);
 }
 uint64_t in_step(In s) { return uint64_t(s.n) * (s.groups * 256); }
 // Several pieces are asked for at once, and added in order.
