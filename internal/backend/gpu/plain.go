@@ -45,14 +45,14 @@ func plainTokens(rows int) int {
 // From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
 // share one reading of a matrix.
 const (
-	matrixFrom    = 5
+	matrixFrom    = 9
 	maxMatrixRows = 64
 )
 
 // matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
 func matrixShared(rows int) int {
-	const area, packed = 3408, 304 // of 32 lanes, of 256 columns of a row
-	return matrixThreads(rows)*area/32 + rows*(packed+4) + matrixThreads(rows)*8 + 4
+	const area, packed, exchanged = 3408, 304, 8 // of 32 lanes, of 256 columns of a row, of a thread
+	return matrixThreads(rows)*(area+32*exchanged)/32 + rows*(packed+4) + 4
 }
 
 // matrixThreads is the size of their workgroups: with more of them more rows of the matrix share activations.
@@ -107,7 +107,8 @@ type thenArgs struct {
 }
 
 // thenRows is the most rows with which a product goes on itself: one workgroup has all of a group of 256 columns, four
-// rows at a time. maxThen is the most groups.
+// rows at a time, so with more of them a launch of their own (4 us on an H200) is no longer what costs most. maxThen is
+// the most groups.
 const (
 	thenRows = 16
 	maxThen  = 1024
