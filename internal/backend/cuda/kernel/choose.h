@@ -9,56 +9,80 @@ struct RouteArgs {
   int rows, experts, used, ws;
   float scale;
 };
-// Softmax over all experts, the best ones, renormalised, by a warp; x: the row's logits, in shared memory. Of equal
-// ones the first is better; NaN is never chosen. Returns the lane's expert: of the first 32 each has one.
-DEV int route(const RouteArgs& p, int row, const float* x, int lane) {
-  u32 mine = 0, col = ~0u; // the best of this lane's columns that is left: a number in the order of values, 0 for none
+// Softmax over all experts, the best ones, renormalised, by a warp; x(e): the row's logits. Of equal ones the first is
+// better; NaN is never chosen. Returns the lane's expert: of the first 32 each has one. Nothing is written unless `give`.
+// PER: experts of a lane, which stay in registers; 0 for any number: then x is called for them again and again.
+template <int PER, class X> DEV int route(const RouteArgs& p, int row, X x, int lane, bool give) {
+  // A number in the order of values; 0 is for NaN and for none.
   auto order = [](float v) __attribute__((always_inline)) {
     if (!(v == v)) return 0u;
     u32 b = f_bits(fadd(v, 0.f)); // -0 counts as 0
     return b & 0x80000000u ? ~b : b | 0x80000000u;
   };
+  auto value = [](u32 k) __attribute__((always_inline)) { return bits_f(k & 0x80000000u ? k & 0x7fffffffu : ~k); };
+  u32 keys[PER ? PER : 1];
+  if (PER)
+#pragma unroll
+    for (int i = 0; i < PER; i++) keys[i] = lane + 32 * i < p.experts ? order(x(lane + 32 * i)) : 0;
+  auto each = [&](auto fn) __attribute__((always_inline)) {
+    if constexpr (PER > 0) {
+#pragma unroll
+      for (int i = 0; i < PER; i++) fn(lane + 32 * i, keys[i]);
+    } else
+      for (int e = lane; e < p.experts; e += 32) fn(e, order(x(e)));
+  };
+  u32 mine = 0, col = ~0u; // the best of this lane's columns that is left
   auto look = [&](u32 below, u32 after) __attribute__((always_inline)) {
     mine = 0;
     col = ~0u;
-    for (int e = lane; e < p.experts; e += 32) {
-      u32 k = order(x[e]);
+    each([&](int e, u32 k) __attribute__((always_inline)) {
       if ((k < below || (k == below && (u32)e > after)) && k > mine) { mine = k; col = e; }
-    }
+    });
   };
   look(~0u, 0);
   u32 best = redux_max(mine);
-  float m = bits_f(best & 0x80000000u ? best & 0x7fffffffu : ~best), s = 0;
-  for (int e = lane; e < p.experts; e += 32) s = fadd(s, exp_(fadd(x[e], -m)));
+  float m = value(best), s = 0;
+  each([&](int e, u32 k) __attribute__((always_inline)) {
+    if (e < p.experts) s = fadd(s, exp_(fadd(value(k), -m)));
+  });
   float all = warp_sum(s), sum = 0, own = 0;
   int chosen = 0;
-  for (int j = 0; j < p.used; j++) {
-    int id = 0;
-    float w = all == all ? 0.f : all; // a NaN among the logits leaves no choice: any expert will do, its weight is NaN
-    if (j) best = redux_max(mine);
-    if (all == all && best) {
+  for (int from = 0; from < p.used; from += 32) {
+    int n = p.used - from < 32 ? p.used - from : 32, id = 0;
+    u32 key = 0;
+    for (int j = 0; j < n && all == all; j++) { // a NaN among the logits leaves no choice: any expert will do
+      if (from + j) best = redux_max(mine);
+      if (!best) break;
       u32 c = redux_min(mine == best ? col : ~0u);
-      id = (int)c;
-      w = fdiv(exp_(fadd(x[id], -m)), all);
-      sum = fadd(sum, w);
+      if (lane == j) {
+        key = best;
+        id = (int)c;
+      }
       if (col == c) look(best, c);
     }
-    if (lane == j) {
+    float w = key ? fdiv(exp_(fadd(value(key), -m)), all) : all == all ? 0.f : all;
+    for (int j = 0; j < n; j++) sum = fadd(sum, shfl(w, j));
+    if (from == 0) {
       chosen = id;
       own = w;
-    } else if (j >= 32 && lane == 0) {
-      p.ids[row * p.used + j] = id;
-      p.weights[(u64)row * p.ws + j] = w;
+    } else if (give && lane < n) {
+      p.ids[row * p.used + from + lane] = id;
+      p.weights[(u64)row * p.ws + from + lane] = w;
     }
   }
+  if (!give) return chosen;
   float f = fdiv(p.scale, fmax_(sum, 6.103515625e-5f));
   if (lane < p.used) {
     p.ids[row * p.used + lane] = chosen;
     p.weights[(u64)row * p.ws + lane] = fmul(own, f);
   }
-  syncwarp();
   for (int j = lane + 32; j < p.used; j += 32) p.weights[(u64)row * p.ws + j] = fmul(p.weights[(u64)row * p.ws + j], f);
   return chosen;
+}
+// The same for any number of experts; x is in shared memory.
+DEV int route(const RouteArgs& p, int row, const float* x, int lane) {
+  auto at = [&](int e) __attribute__((always_inline)) { return x[e]; };
+  return p.experts <= 256 ? route<8>(p, row, at, lane, true) : route<0>(p, row, at, lane, true);
 }
 
 struct Expert { int expert, first, count, pad; };
