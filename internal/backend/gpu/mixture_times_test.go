@@ -152,6 +152,7 @@ func (f *ffn) times(n int, cuts [2]int) {
 		}
 		up.Jobs[k] = f.jobs(p.up, cuts[0], p.rows)
 		down.Jobs[k] = f.jobs(p.down, cuts[1], p.rows)
+		up.Next[k] = gpu.NextExperts{W: p.down[0].w, Bytes: p.down[0].MatrixBytes()}
 		down.Gated[k] = gpu.GatedRows{Gate: up.Jobs[k][0].Result(p.rows), Up: up.Jobs[k][1].Result(p.rows)}
 		if k == 1 {
 			bytes += 2*p.up[0].MatrixBytes() + p.down[0].MatrixBytes()
@@ -204,12 +205,9 @@ func (f *ffn) times(n int, cuts [2]int) {
 		}
 		line += fmt.Sprintf(" %s %.1f,", kinds[k].Name, f.timed(same, count))
 	}
-	late := slices.Clone(all)
-	down.Early = false
-	for i := range count {
-		late[i*len(kinds)+2] = f.p.Experts(nil, down)[0]
-	}
-	f.t.Logf("%s; down not early %.1f us", strings.TrimSuffix(line, ","), f.timed(late, count))
+	up.Next = [2]gpu.NextExperts{}
+	unasked, _ := layers()
+	f.t.Logf("%s; without asking ahead %.1f us", strings.TrimSuffix(line, ","), f.timed(unasked, count))
 	f.release(x, act, out, sums, ids, weights, logits, one, tables, dst)
 	for k := range parts {
 		for _, j := range slices.Concat(up.Jobs[k], down.Jobs[k]) {

@@ -103,10 +103,17 @@ type ExpertProduct struct {
 	Gated  [2]GatedRows
 	GELU   bool
 	Tables Addr
-	Choice *Router // without tables: the logits of one row, whose experts every block chooses for itself
+	Choice *Router        // without tables: the logits of one row, whose experts every block chooses for itself
+	Next   [2]NextExperts // with a choice: what the product after this one reads
 	Pairs  int
 	Early  bool           // tables or logits were complete before the launch before this one began
 	Jobs   [2][]ExpertJob // of the experts, and of the one that all rows share: one or two, alike in their format
+}
+
+// NextExperts is a stack of experts, or one that all rows share.
+type NextExperts struct {
+	W     Addr
+	Bytes int // of an expert
 }
 
 // GatedRows is a product's input that its kernel makes itself: act(Gate) * Up. There are those of the pairs and those
@@ -125,6 +132,7 @@ type expertArgs struct {
 	act          Addr
 	gated        [2]GatedRows
 	tables       Addr
+	next         [2]Addr
 	route        routeArgs
 	sumsq        Addr
 	jobs, format [2]int32
@@ -135,6 +143,7 @@ type expertArgs struct {
 	kb, cols     int32
 	kept, depth  int32
 	gelu, early  int32
+	ahead        [2]int32
 	eps, mean    float32
 }
 
@@ -204,6 +213,9 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	}
 	if e.Choice != nil {
 		a.route = e.Choice.routes(1)
+		for k, n := range e.Next {
+			a.next[k], a.ahead[k] = n.W, int32(n.Bytes)
+		}
 	}
 	set := formatSet(ws)
 	if set == "q4k" {

@@ -29,7 +29,7 @@ DEV int share(u32 total, int i, int n) {
   return total < 1u << 20 ? (int)(total * (u32)i / (u32)n) : (int)((u64)total * i / n); // at most 4096 blocks
 }
 // A block's part of the work: units u to end of those of the experts, or of the shared one (two).
-struct Part { bool two; int u, end, per0, per; };
+struct Part { bool two; int u, end, per0, per, bid, blocks; };
 template <int NT> DEV Part part(const MoeArgs& a, int items) {
   int shared = 0; // blocks of the shared expert, which come last
   int tiles = (a.rows + 8 * NT - 1) / (8 * NT);
@@ -47,7 +47,7 @@ template <int NT> DEV Part part(const MoeArgs& a, int items) {
     per += PICK(int, groups) * PICK(int, cuts);
   }
   u32 total = (u32)(two ? tiles : items) * (u32)per;
-  return {two, share(total, bid, blocks), share(total, bid + 1, blocks), per0, per};
+  return {two, share(total, bid, blocks), share(total, bid + 1, blocks), per0, per, bid, blocks};
 }
 
 // The warp that loads. w0, w1: bytes of the halves of a stage; size: of a slot.
@@ -146,6 +146,18 @@ DEV void choose(const MoeArgs& a, int* tables, int lane, bool give) {
     tables[4 + 4 * a.most + lane] = lane;
   }
   syncwarp();
+}
+
+// Asks for what the product after this one reads of the experts that were chosen, so that it is in the L2 cache by then:
+// memory is idle while one kernel ends and the next one begins. The warp that loads.
+DEV void ask_ahead(const MoeArgs& a, const Part& p, const int* tables, int lane) {
+  const int CHUNK = 16384; // of a request
+  int bytes = p.two ? opaque(a.ahead2) : opaque(a.ahead), per = (bytes + CHUNK - 1) / CHUNK;
+  const u8* w = (const u8*)(p.two ? opaque(a.next2) : opaque(a.next));
+  for (int c = p.bid + lane * p.blocks; c < (p.two ? 1 : a.pairs) * per; c += 32 * p.blocks) {
+    int item = c / per, at = (c - item * per) * CHUNK, e = p.two ? 0 : ((const Expert*)(tables + 4))[item].expert;
+    prefetch_l2(w + (u64)e * bytes + at, bytes - at < CHUNK ? bytes - at : CHUNK);
+  }
 }
 
 // Makes and packs the rows of an item: act(gate) * up. One copy for all formats.
@@ -260,6 +272,7 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
       if (!p.two) choose(a, tables, TID & 31, !GATED && BID == 0);
     }
     load<NT, GATED>(a, p, places, tables, STRIPS * (p.two ? a.first2 : a.first), STRIPS * (p.two ? a.second2 : a.second));
+    if (alone && !GATED) ask_ahead(a, p, tables, TID & 31);
     return;
   }
   if (GATED) {
