@@ -48,13 +48,13 @@ func New(d Driver) (*Backend, error) {
 		b.writer, err = NewKVWriter(d)
 	}
 	if err == nil {
-		b.counter, err = d.Alloc(4 * RouterCounters)
+		b.counter, err = d.Alloc(4 * (RouterCounters + PostCounters))
 	}
 	if err != nil {
 		d.Close()
 		return nil, err
 	}
-	d.Fill(b.counter, 0, 4*RouterCounters)
+	d.Fill(b.counter, 0, 4*(RouterCounters+PostCounters))
 	return b, nil
 }
 

@@ -292,8 +292,6 @@ func (l *lowering) feedForward(m mixture, x MatMulInput, tables Addr, choice *Ro
 	var owners [2]Addr
 	for k, p := range parts {
 		up.Jobs[k], owners[k] = l.expertJobs(p.mul, p.rows)
-		w := l.products(p.down)[0].w
-		up.Next[k] = NextExperts{w.addr, w.MatrixBytes()}
 	}
 	l.out = l.b.products.Experts(l.out, up)
 	for k, p := range parts {

@@ -103,17 +103,10 @@ type ExpertProduct struct {
 	Gated  [2]GatedRows
 	GELU   bool
 	Tables Addr
-	Choice *Router        // without tables: the logits of one row, whose experts every block chooses for itself
-	Next   [2]NextExperts // with a choice: what the product after this one reads
+	Choice *Router // without tables: the logits of one row, whose experts every block chooses for itself
 	Pairs  int
 	Early  bool           // tables or logits were complete before the launch before this one began
 	Jobs   [2][]ExpertJob // of the experts, and of the one that all rows share: one or two, alike in their format
-}
-
-// NextExperts is a stack of experts, or one that all rows share.
-type NextExperts struct {
-	W     Addr
-	Bytes int // of an expert
 }
 
 // GatedRows is a product's input that its kernel makes itself: act(Gate) * Up. There are those of the pairs and those
@@ -132,7 +125,6 @@ type expertArgs struct {
 	act          Addr
 	gated        [2]GatedRows
 	tables       Addr
-	next         [2]Addr
 	route        routeArgs
 	sumsq        Addr
 	jobs, format [2]int32
@@ -143,7 +135,6 @@ type expertArgs struct {
 	kb, cols     int32
 	kept, depth  int32
 	gelu, early  int32
-	ahead        [2]int32
 	eps, mean    float32
 }
 
@@ -213,9 +204,6 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	}
 	if e.Choice != nil {
 		a.route = e.Choice.routes(1)
-		for k, n := range e.Next {
-			a.next[k], a.ahead[k] = n.W, int32(n.Bytes)
-		}
 	}
 	set := formatSet(ws)
 	if set == "q4k" {
@@ -287,7 +275,9 @@ func (r *Router) routes(n int) routeArgs {
 
 // Alone reports whether the blocks that multiply with the experts of n rows choose them, each for itself. They have a
 // lane for each expert that is chosen, and 16 registers in each for all of them.
-func (r *Router) Alone(n int) bool { return n == 1 && r.Used <= 32 && r.W.Rows <= 16*32 }
+func (r *Router) Alone(n int) bool {
+	return n == 1 && r.Used <= 32 && r.W.Rows <= 16*32 && r.W.Rows%4 == 0 && r.Logits.P%16 == 0 && r.Weights.Stride == r.Used
+}
 
 // CanRoute reports whether there is a kernel for such a router, which sums as Floats.Product does.
 func (p *Products) CanRoute(w FloatMatrix, x Out) bool {
@@ -318,7 +308,7 @@ func (p *Products) Route(ls []Launch, r Router, n int) []Launch {
 	}
 	const warps = 8
 	return append(ls, Launch{Name: fmt.Sprintf("router_%d", tokens), Grid: [3]int{grid, (n + tokens - 1) / tokens, 1},
-		Threads: 32 * warps, Shared: max(4*warps*experts+8*warps+16, warps*4*tokens*4), Early: true, Args: Args(a)})
+		Threads: 32 * warps, Shared: max(4*warps*((experts+3)&^3)+8*warps+16, warps*4*tokens*4), Early: true, Args: Args(a)})
 }
 
 // Mixed is the end of a mixture of experts: the weighted sum of every row's experts and the gated output of the one

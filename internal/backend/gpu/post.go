@@ -15,6 +15,8 @@ type Post struct {
 	Dst        Out
 	W          [2]Addr // of the norms before the products
 	Sums       [2]Addr
+	Flat       Addr // PostBytes of scratch
+	Counters   Addr // PostCounters integers that are zero between launches
 }
 
 // postArgs mirrors PostArgs of post.cu.
@@ -24,13 +26,20 @@ type postArgs struct {
 	weights, scale, ids             Addr
 	wy, wz, wv, dst                 Addr
 	w, sums                         [2]Addr
+	flat, counters                  Addr
 	rows, cols, used, ws, dstStride int32
 	factor, eps                     float32
 	_                               int32
 }
 
-// postColumns bounds the columns whose values, twice, lie in the shared memory that any device has.
-const postColumns = 5632
+// postColumns bounds the columns of which a thread has registers for every 256th quad.
+const postColumns = 6 * 1024
+
+// PostCounters is the number of rows up to which several blocks share a row.
+const PostCounters = 16
+
+// PostBytes is the scratch of Post.
+func PostBytes(rows, cols int) int { return rows * 2 * cols * 4 }
 
 // Post appends the end of a part of a layer. The second packing is for another product of the same sum; without an
 // address it is left out, without one of the first both are.
@@ -39,9 +48,12 @@ func (p *Products) Post(ls []Launch, to [2]Packed, t Post) []Launch {
 	a := Args(postArgs{act: [2]actArgs{to[0].args(), to[1].args()}, x: t.X, y: t.Y, z: t.Z, weights: t.Weights.P,
 		scale: t.Scale, ids: t.IDs, wy: t.WY, wz: t.WZ, wv: t.WV, dst: t.Dst.P, w: t.W, sums: t.Sums, rows: int32(rows),
 		cols: int32(cols), used: int32(t.Used), ws: int32(t.Weights.Stride), dstStride: int32(t.Dst.Stride),
-		factor: t.Factor, eps: t.Eps})
-	threads := max(256, min(768, (cols/4+31)&^31))
-	return append(ls, Launch{Name: "post_pack", Grid: [3]int{rows, 1, 1}, Threads: threads, Shared: 64 + 2*4*cols,
+		flat: t.Flat, counters: t.Counters, factor: t.Factor, eps: t.Eps})
+	blocks := 1
+	if rows <= PostCounters {
+		blocks = (cols + stageCols - 1) / stageCols
+	}
+	return append(ls, Launch{Name: "post_pack", Grid: [3]int{blocks, rows, 1}, Threads: 512, Shared: 64 + 4*cols,
 		Early: p.Bulk, Args: a})
 }
 
@@ -152,6 +164,8 @@ func (l *lowering) post(i int) int {
 	l.overwrite(e.y)
 	l.overwrite(e.x)
 	none := ActLayout{Rows: int(e.x.rows), Cols: int(e.x.cols)}
+	t.Flat, t.Counters = l.take(PostBytes(none.Rows, none.Cols)), l.b.counter+4*RouterCounters
+	l.later = append(l.later, t.Flat)
 	to := [2]Packed{{ActLayout: none}, {ActLayout: none}}
 	at, norm, mul := l.normOf(e.after - 1)
 	if mul < 0 || l.wanted(at, norm.dst, l.makesRows(at, mul, e.x, norm.dst)...) {

@@ -152,7 +152,7 @@ DEV void bar_wait(u32 bar, u32 parity) {
 }
 DEV void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEV void prefetch_l2(const void* p, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory"); }
-DEV void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta; fence.proxy.async.global;" ::: "memory"); }
 // Programmatic dependent launch: the next kernel may start; wait until the kernels before are done.
 DEV void pdl_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEV void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

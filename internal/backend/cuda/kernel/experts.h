@@ -29,7 +29,7 @@ DEV int share(u32 total, int i, int n) {
   return total < 1u << 20 ? (int)(total * (u32)i / (u32)n) : (int)((u64)total * i / n); // at most 4096 blocks
 }
 // A block's part of the work: units u to end of those of the experts, or of the shared one (two).
-struct Part { bool two; int u, end, per0, per, bid, blocks; };
+struct Part { bool two; int u, end, per0, per; };
 template <int NT> DEV Part part(const MoeArgs& a, int items) {
   int shared = 0; // blocks of the shared expert, which come last
   int tiles = (a.rows + 8 * NT - 1) / (8 * NT);
@@ -47,7 +47,7 @@ template <int NT> DEV Part part(const MoeArgs& a, int items) {
     per += PICK(int, groups) * PICK(int, cuts);
   }
   u32 total = (u32)(two ? tiles : items) * (u32)per;
-  return {two, share(total, bid, blocks), share(total, bid + 1, blocks), per0, per, bid, blocks};
+  return {two, share(total, bid, blocks), share(total, bid + 1, blocks), per0, per};
 }
 
 // The warp that loads. w0, w1: bytes of the halves of a stage; size: of a slot.
@@ -130,34 +130,21 @@ DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* table
   }
 }
 
-// The experts of the only row; lane l gets the l-th. Logits are read past the first-level cache (volatile), since this
-// may be before the wait. One copy, with registers of its own.
-OUTLINE int choose(int* ids, float* weights, const float* logits, int experts, int used, float scale, int lane, bool give) {
-  RouteArgs p = {ids, weights, {}, 1, experts, used, used, scale};
-  auto at = [&](int e) __attribute__((always_inline)) { return ((const volatile float*)logits)[e]; };
-  return experts <= 256 ? route<8>(p, 0, at, lane, give) : route<16>(p, 0, at, lane, give);
-}
-// Notes them as tables would: a row's experts are different ones, so each is an item. The warp that loads.
-DEV void choose(const MoeArgs& a, int* tables, int lane, bool give) {
-  const RouteArgs& r = a.route;
-  int e = choose(r.ids, r.weights, r.x.p, r.experts, r.used, r.scale, lane, give);
+// Chooses the experts of the only row, and notes them as tables would: a row's experts are different ones, so each is
+// an item. Logits are read past the first-level cache, since this may be before the wait. The warp that loads.
+DEV void choose(const MoeArgs& a, int* tables, int lane) {
+  auto quad = [&](int c) __attribute__((always_inline)) { return ldcg128(a.route.x.p + c); };
+  int e = a.route.experts <= 256 ? route<8>(a.route, 0, quad, lane, false) : route<16>(a.route, 0, quad, lane, false);
   if (lane < a.pairs) {
     ((Expert*)(tables + 4))[lane] = {e, lane, 1, 0};
     tables[4 + 4 * a.most + lane] = lane;
   }
   syncwarp();
 }
-
-// Asks for what the product after this one reads of the experts that were chosen, so that it is in the L2 cache by then:
-// memory is idle while one kernel ends and the next one begins. The warp that loads.
-DEV void ask_ahead(const MoeArgs& a, const Part& p, const int* tables, int lane) {
-  const int CHUNK = 16384; // of a request
-  int bytes = p.two ? opaque(a.ahead2) : opaque(a.ahead), per = (bytes + CHUNK - 1) / CHUNK;
-  const u8* w = (const u8*)(p.two ? opaque(a.next2) : opaque(a.next));
-  for (int c = p.bid + lane * p.blocks; c < (p.two ? 1 : a.pairs) * per; c += 32 * p.blocks) {
-    int item = c / per, at = (c - item * per) * CHUNK, e = p.two ? 0 : ((const Expert*)(tables + 4))[item].expert;
-    prefetch_l2(w + (u64)e * bytes + at, bytes - at < CHUNK ? bytes - at : CHUNK);
-  }
+// Their weights, which others need: later, by a block that has little to do.
+OUTLINE void weigh(int* ids, float* weights, const float* logits, int experts, int used, float scale, int lane) {
+  RouteArgs p = {ids, weights, {}, 1, experts, used, used, scale};
+  route(p, 0, [&](int c) __attribute__((always_inline)) { return ldcg128(logits + c); }, lane, true);
 }
 
 // Makes and packs the rows of an item: act(gate) * up. One copy for all formats.
@@ -269,10 +256,13 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
     if (alone) {
       if (!GATED || !a.early) pdl_wait();
       if (!GATED) pdl_launch();
-      if (!p.two) choose(a, tables, TID & 31, !GATED && BID == 0);
+      if (!p.two) choose(a, tables, TID & 31);
     }
     load<NT, GATED>(a, p, places, tables, STRIPS * (p.two ? a.first2 : a.first), STRIPS * (p.two ? a.second2 : a.second));
-    if (alone && !GATED) ask_ahead(a, p, tables, TID & 31);
+    if (alone && !GATED && BID == GDIM - 1) {
+      const RouteArgs& r = a.route;
+      weigh(r.ids, r.weights, r.x.p, r.experts, r.used, r.scale, TID & 31);
+    }
     return;
   }
   if (GATED) {

@@ -177,14 +177,16 @@ template <int TYPE, int T, bool QUADS, class X> DEV void narrow(const FloatArgs&
   fetch(warp * 256);
   pdl_wait();
   pdl_launch();
-  made.begin(k.tok, k.n);
+  if (T > 1) made.begin(k.tok, k.n);
   for (int c = warp * 256; c < p.cols; c += 8 * 256) {
     if (c > warp * 256) fetch(c);
 #pragma unroll
     for (int t = 0; t < T; t++) {
       const float* x = token(p, k, t);
-      F4 a = made(activations<QUADS>(p, x, c + 4 * lane), t, 0);
-      F4 b = made(activations<QUADS>(p, x, c + 128 + 4 * lane), t, 1);
+      F4 a = activations<QUADS>(p, x, c + 4 * lane), b = activations<QUADS>(p, x, c + 128 + 4 * lane);
+      if (T == 1 && c == warp * 256) made.begin(k.tok, k.n); // what it waits for and these are on their way together
+      a = made(a, t, 0);
+      b = made(b, t, 1);
 #pragma unroll
       for (int i = 0; i < 4; i++) s[i][t] = dot4(w[i][1], b, dot4(w[i][0], a, s[i][t]));
     }

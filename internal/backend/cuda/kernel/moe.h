@@ -23,7 +23,6 @@ struct MoeArgs {
   In gate, up;            // what is multiplied is act(gate) * up, a row for each pair
   In gate2, up2;          // the same of the shared expert
   const int* tables;
-  const u8 *next, *next2; // stack and matrix of the shared expert that the product after this one reads, or none
   RouteArgs route;        // if it has experts: of one row, which every block chooses for itself
   const float* sumsq;     // [row][kb] sums of squares of x: results are divided by their root mean square (or null)
   int jobs, jobs2;        // of the experts (1 or 2), of the shared one (0 to 2)
@@ -39,7 +38,6 @@ struct MoeArgs {
   int depth;
   int gelu;
   int early;              // the tables were complete before the kernel before this one began
-  int ahead, ahead2;      // bytes of an expert of them
   float eps, mean;
 };
 

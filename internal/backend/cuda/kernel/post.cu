@@ -1,6 +1,7 @@
 // What follows a part of a layer whose output is normalised before it is added to the residual stream (Gemma): norms,
-// sums, scale and the packing for the products that come next, in one launch. A block has a row, a thread four columns
-// of it, so that all pieces of all columns are on their way at once. Sums are those of small_norm_long and add_pack.
+// sums, scale and the packing for the products that come next, in one launch. Several blocks add the pieces of a row,
+// which is more than one multiprocessor reads in a short time; the last of them does the rest. Sums are those of
+// small_norm_long, whose threads have the same columns, and of add_pack.
 // also for sm_90
 #include "mix.h"
 
@@ -13,13 +14,17 @@ struct PostArgs {
   float* dst;                   // (x + that) * factor
   const float *w, *w2;
   float *sumsq, *sumsq2;        // of dst
+  float* flat;                  // [row][2][cols]: y and z without pieces
+  u32* counters;                // of rows, zero between launches: blocks that are done
   int rows, cols, used, ws, dst_stride; // cols: a multiple of 8; all rows are read by fours
   float factor, eps;
   int pad;
 };
-// The sum of pieces, in order, as sum4; most are on their way at once. No part of the kernel, which would run out of
-// registers.
-OUTLINE F4 sum_many(In s, int row, int c) {
+DEV F4 times(const F4& v, float f, const F4& w) {
+  return {fmul(fmul(v.x, f), w.x), fmul(fmul(v.y, f), w.y), fmul(fmul(v.z, f), w.z), fmul(fmul(v.w, f), w.w)};
+}
+// The sum of pieces, in order, as sum4; most are on their way at once.
+DEV F4 sum_many(const In& s, int row, int c) {
   const float* p = in_addr(s, row, c);
   int pieces = in_pieces(s, c);
   u64 step = in_step(s);
@@ -35,91 +40,112 @@ OUTLINE F4 sum_many(In s, int row, int c) {
   }
   return v;
 }
-OUTLINE F4 mix_many(Mix m, int row, int c) { return mix4(m, row, c); }
-DEV F4 times(const F4& v, float f, const F4& w) {
-  return {fmul(fmul(v.x, f), w.x), fmul(fmul(v.y, f), w.y), fmul(fmul(v.z, f), w.z), fmul(fmul(v.w, f), w.w)};
-}
 
-KERNEL(post_pack, PostArgs, p, 768, 1) {
-  int lane = TID & 31, warp = TID >> 5, row = BID, quads = p.cols / 4, chunks = (p.cols + 255) / 256;
-  float* sums = (float*)smem; // [2][8]
-  F4 *ys = (F4*)(smem + 64), *zs = ys + quads;
-  auto at = [](const float* w, int q) __attribute__((always_inline)) { return *(const F4*)(w + 4 * q); };
-  // Nobody writes the weights of norms: those of a thread's first columns are asked for before the wait.
-  F4 wy = {0, 0, 0, 0}, wz = wy, wv = wy, x = wy;
-  if (TID < quads) {
-    wy = at(p.wy, TID);
-    if (p.wz) wz = at(p.wz, TID);
-    if (p.wv) wv = at(p.wv, TID);
+KERNEL(post_pack, PostArgs, p, 512, 1) {
+  const int Q = 6; // quads of a thread of the last block, at most
+  int lane = TID & 31, warp = TID >> 5, row = BIDY, quads = p.cols / 4, chunks = (p.cols + 255) / 256;
+  int per = (quads + GDIM - 1) / GDIM, first = BID * per, n = quads - first < per ? quads - first : per;
+  float *sums = (float*)smem, *flat = p.flat + (u64)row * 2 * p.cols; // sums: [2][8]
+  F4* all = (F4*)(smem + 64);
+  In x_ = opaque(p.x), y_ = opaque(p.y), z_ = opaque(p.z); // parameters whose address is taken are copied
+  auto get = [](const float* w, int q) __attribute__((always_inline)) {
+    U4 u = ldg128(w + 4 * q);
+    return F4{bits_f(u.x), bits_f(u.y), bits_f(u.z), bits_f(u.w)};
+  };
+  if (TID < n) { // weights of norms come from memory: they are in the cache when the last block wants them
+    get(p.wy, first + TID);
+    if (p.wz) get(p.wz, first + TID);
+    if (p.wv) get(p.wv, first + TID);
+    if (p.w) get(p.w, first + TID);
+    if (p.w2) get(p.w2, first + TID);
   }
   pdl_launch();
   pdl_wait();
-  In xs = opaque(p.x), in = opaque(p.y), in2 = opaque(p.z); // parameters whose address is taken are copied
-  if (TID < quads) x = sum_many(xs, row, 4 * TID);
 #pragma unroll 1
-  for (int q = TID; q < quads; q += BDIM) {
-    if (in2.p) zs[q] = sum_many(in2, row, 4 * q);
-    if (p.used) ys[q] = mix_many({in, p.weights, p.scale, p.ids, p.used, p.ws}, row, 4 * q);
-    else ys[q] = sum_many(in, row, 4 * q);
+  for (int q = TID; q < n; q += BDIM) {
+    int c = 4 * (first + q);
+    F4 v;
+    if (p.used) v = mix4({y_, p.weights, p.scale, p.ids, p.used, p.ws}, row, c);
+    else v = sum_many(y_, row, c);
+    *(F4*)(flat + c) = v;
   }
-  // The sum of squares, as in small_norm_long: 256 threads have every 256th quad, eight warps add up in order.
-  auto squares = [&](const F4* v, float* to) __attribute__((always_inline)) {
-    float s = 0;
+  if (z_.p)
 #pragma unroll 1
-    for (int q = TID; q < quads; q += 256) {
-      F4 a = v[q];
-      s = ffma(a.x, a.x, s); s = ffma(a.y, a.y, s); s = ffma(a.z, a.z, s); s = ffma(a.w, a.w, s);
+    for (int q = BDIM - 1 - TID; q < n; q += BDIM) { // from the other end: by other warps
+      int c = 4 * (first + q);
+      *(F4*)(flat + p.cols + c) = sum_many(z_, row, c);
     }
-    s = warp_sum(s);
-    if (lane == 0) to[warp] = s;
-  };
-  auto factor = [&](const float* from) __attribute__((always_inline)) {
-    float s = from[0];
+  SYNC();
+  if (GDIM > 1) {
+    u32* done = (u32*)smem;
+    if (TID == 0) {
+      fence_gpu();
+      *done = atom_inc_gpu(p.counters + row);
+    }
+    SYNC();
+    if (*done != GDIM - 1) return;
+    fence_gpu();
+    if (TID == 0) p.counters[row] = 0;
+    SYNC(); // sums lie where that was
+  }
+  bool live = TID < 256;
+  F4 x[Q], y[Q], z[Q], w[Q];
+  auto each = [&](auto fn) __attribute__((always_inline)) {
 #pragma unroll
-    for (int i = 1; i < 8; i++) s = fadd(s, from[i]);
+    for (int i = 0; i < Q; i++)
+      if (live && TID + 256 * i < quads) fn(i, TID + 256 * i);
+  };
+  auto square = [](const F4& a, float s) __attribute__((always_inline)) {
+    return ffma(a.w, a.w, ffma(a.z, a.z, ffma(a.y, a.y, ffma(a.x, a.x, s))));
+  };
+  auto share = [&](float s, int at) __attribute__((always_inline)) {
+    s = warp_sum(s);
+    if (live && lane == 0) sums[at + warp] = s;
+  };
+  auto factor = [&](int at) __attribute__((always_inline)) {
+    float s = sums[at];
+#pragma unroll
+    for (int i = 1; i < 8; i++) s = fadd(s, sums[at + i]);
     return fdiv(1.f, sqrt_(fadd(fdiv(s, (float)p.cols), p.eps)));
   };
+  float s = 0, t = 0;
+  each([&](int i, int q) __attribute__((always_inline)) {
+    y[i] = ldcg128(flat + 4 * q);
+    if (z_.p) z[i] = ldcg128(flat + p.cols + 4 * q);
+    x[i] = sum_many(x_, row, 4 * q);
+    w[i] = get(p.wy, q);
+  });
+  each([&](int i, int) __attribute__((always_inline)) {
+    s = square(y[i], s);
+    if (p.wz) t = square(z[i], t);
+  });
+  share(s, 0);
+  if (p.wz) share(t, 8);
   SYNC();
-  if (TID < 256) {
-    squares(ys, sums);
-    if (p.wz) squares(zs, sums + 8);
-  }
-  SYNC();
-  float fy = factor(sums), fz = 0, fv = 0;
-  if (p.wz) fz = factor(sums + 8);
-#pragma unroll 1
-  for (int q = TID; q < quads; q += BDIM) {
-    if (q > TID) {
-      wy = at(p.wy, q);
-      if (p.wz) wz = at(p.wz, q);
+  float f = factor(0), g = p.wz ? factor(8) : 0;
+  each([&](int i, int q) __attribute__((always_inline)) {
+    y[i] = times(y[i], f, w[i]);
+    if (z_.p) {
+      if (p.wz) z[i] = times(z[i], g, get(p.wz, q));
+      y[i] = add4(z[i], y[i]);
+      w[i] = get(p.wv, q);
     }
-    F4 v = times(ys[q], fy, wy);
-    if (in2.p) {
-      F4 z = zs[q];
-      if (p.wz) z = times(z, fz, wz);
-      v = add4(z, v);
-    }
-    ys[q] = v;
-  }
-  if (in2.p) {
+  });
+  if (z_.p) {
+    s = 0;
+    each([&](int i, int) __attribute__((always_inline)) { s = square(y[i], s); });
+    SYNC(); // the sums were read
+    share(s, 0);
     SYNC();
-    if (TID < 256) squares(ys, sums);
-    SYNC();
-    fv = factor(sums);
+    f = factor(0);
+    each([&](int i, int) __attribute__((always_inline)) { y[i] = times(y[i], f, w[i]); });
   }
-#pragma unroll 1
-  for (int q = TID; q < quads; q += BDIM) {
-    if (q > TID) {
-      x = sum_many(xs, row, 4 * q);
-      if (in2.p) wv = at(p.wv, q);
-    }
-    F4 v = ys[q];
-    if (in2.p) v = times(v, fv, wv);
-    v = add4(x, v);
+  each([&](int i, int q) __attribute__((always_inline)) {
+    F4 v = add4(x[i], y[i]);
     v = {fmul(v.x, p.factor), fmul(v.y, p.factor), fmul(v.z, p.factor), fmul(v.w, p.factor)};
     *(F4*)(p.dst + (u64)row * p.dst_stride + 4 * q) = v;
-    ys[q] = v;
-  }
+    all[q] = v;
+  });
   if (!p.act.p) return;
   SYNC();
 #pragma unroll 1
@@ -131,7 +157,7 @@ KERNEL(post_pack, PostArgs, p, 768, 1) {
     Act act = {(u8*)(second ? opaque(p.act2.p) : opaque(p.act.p)), p.act.kb, second ? opaque(p.act2.nt) : opaque(p.act.nt)};
     float v[8], g[8], s = 0;
     clear<8>(v);
-    if (c < p.cols) load8(v, (const float*)ys + c);
+    if (c < p.cols) load8(v, (const float*)all + c);
 #pragma unroll
     for (int i = 0; i < 8; i++) s = ffma(v[i], v[i], s);
     s = warp_sum(s);

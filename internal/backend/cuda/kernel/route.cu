@@ -81,7 +81,7 @@ template <int T> DEV void router(const RouterArgs& p) {
   };
   if (!last(p.counters + 1 + BIDY, GDIM)) return;
   int warp = TID >> 5, lane = TID & 31, row = BIDY * T + warp;
-  float* x = (float*)smem + warp * p.router.rows;
+  float* x = (float*)smem + warp * (p.router.rows + 3 & ~3);
   if (warp < T && row < p.route.rows) {
     for (int e = lane; e < p.router.rows; e += 32) x[e] = p.router.y[(u64)row * p.router.ys + e];
     syncwarp();
