@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -59,7 +60,8 @@ are from the machine's floors (reading the weights, multiplying integers). It en
 modes generated the same tokens; if they did not, the exit code is 1.
 
 With several -m or -d every model runs with every drafter. All are in memory at once and take turns on every prompt, and
-each is compared with the first: a sweep of quantisations or of drafters.
+each is compared with the first: a sweep of quantisations or of drafters. "-d none" is a pair without a drafter; modes it
+cannot run are left out and named.
 
 Prompts come from a suite or a file of JSON lines. The suites code (beginnings of Go files) and general
 (questions) are part of the program; humaneval, gsm8k, mt-bench, math and agent are read from the folder
@@ -147,7 +149,7 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 	if niah {
 		return opt.runNiah(cmd)
 	}
-	if several := len(opt.models) > 1 || len(opt.drafters) > 1; several && (opt.stress || len(opt.kvTypes) > 0) {
+	if opt.several() && (opt.stress || len(opt.kvTypes) > 0) {
 		return usagef("--stress and --kv-types take one model and one drafter")
 	}
 	if opt.stress {
@@ -160,7 +162,7 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 	if len(opt.kvTypes) > 0 {
 		return opt.compareTypes(cmd, prompts)
 	}
-	if len(opt.models) > 1 || len(opt.drafters) > 1 {
+	if opt.several() {
 		return opt.sweep(cmd, prompts, source)
 	}
 	m, err := opt.load()
@@ -191,11 +193,7 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 			return err
 		}
 	}
-	if opt.json {
-		err = report.WriteJSON(cmd.OutOrStdout())
-	} else {
-		err = report.WriteText(cmd.OutOrStdout(), opt.verbose)
-	}
+	err = opt.print(cmd, report.WriteJSON, func(w io.Writer) error { return report.WriteText(w, opt.verbose) })
 	if err != nil {
 		return err
 	}
@@ -259,17 +257,24 @@ func (o *benchOptions) sweep(cmd *cobra.Command, prompts []bench.Prompt, source 
 			return err
 		}
 	}
-	if o.json {
-		err = s.WriteJSON(cmd.OutOrStdout())
-	} else {
-		err = s.WriteText(cmd.OutOrStdout())
-	}
+	err = o.print(cmd, s.WriteJSON, s.WriteText)
 	for _, r := range s.Reports {
 		if err == nil && r.Identical.Checked && !r.Identical.Same {
 			err = fmt.Errorf("%s", r.Verdict())
 		}
 	}
 	return err
+}
+
+// several reports whether there is more than one pair to measure.
+func (o *benchOptions) several() bool { return len(o.models) > 1 || len(o.drafters) > 1 }
+
+// print writes a report in the form that was asked for.
+func (o *benchOptions) print(cmd *cobra.Command, asJSON, asText func(io.Writer) error) error {
+	if o.json {
+		return asJSON(cmd.OutOrStdout())
+	}
+	return asText(cmd.OutOrStdout())
 }
 
 // describe adds what a measurement does not know.
@@ -300,11 +305,7 @@ func (o *benchOptions) runStress(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if o.json {
-		err = r.WriteJSON(cmd.OutOrStdout())
-	} else {
-		err = r.WriteText(cmd.OutOrStdout())
-	}
+	err = o.print(cmd, r.WriteJSON, r.WriteText)
 	if n := r.Failed(); err == nil && n > 0 {
 		return fmt.Errorf("%d of %d runs lost something", n, len(r.Runs))
 	}
@@ -337,10 +338,7 @@ func (o *benchOptions) compareTypes(cmd *cobra.Command, prompts []bench.Prompt) 
 	if err != nil {
 		return err
 	}
-	if o.json {
-		return r.WriteJSON(cmd.OutOrStdout())
-	}
-	return r.WriteText(cmd.OutOrStdout())
+	return o.print(cmd, r.WriteJSON, r.WriteText)
 }
 
 // read returns the prompts and what to call them.
@@ -368,6 +366,16 @@ func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Co
 	}
 	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, MTP: m.MTP != nil, Max: so.Max, Tree: max(0, so.Tree),
 		Synthetic: o.synthetic}
+	if o.several() && len(o.modes) > 0 { // one pair may lack what the others have
+		mo.Names = []string{"plain"}
+		for _, name := range o.modes {
+			if what := mo.Lacks(name); what != "" {
+				c.LeftOut = append(c.LeftOut, fmt.Sprintf("%s, which needs %s", name, what))
+			} else {
+				mo.Names = append(mo.Names, name)
+			}
+		}
+	}
 	if c.Modes, err = bench.Modes(mo); err != nil {
 		return c, usageError{err}
 	}

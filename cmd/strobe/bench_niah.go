@@ -66,8 +66,5 @@ func (o *benchOptions) runNiah(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if o.json {
-		return r.WriteJSON(cmd.OutOrStdout())
-	}
-	return r.WriteText(cmd.OutOrStdout())
+	return o.print(cmd, r.WriteJSON, r.WriteText)
 }

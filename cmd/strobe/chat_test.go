@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"strobe/internal/engine"
 	"strobe/internal/gguf"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 	"strobe/internal/tokenizer"
 )
 
@@ -30,56 +30,7 @@ const thinking = `{%- for m in messages %}<|im_start|>{{ m.role }}
 // withTemplate copies a golden model and adds a chat template.
 func withTemplate(t *testing.T, name string) string {
 	t.Helper()
-	template := gguf.KV{Key: "tokenizer.chat_template", Value: thinking}
-	return rewrite(t, testkit.Golden(t, name+"/model.gguf"), nil, nil, template)
-}
-
-// rewrite copies a model with other metadata and tensor names. A key that is added replaces one of the same name.
-func rewrite(t *testing.T, from string, change func(*gguf.KV), tensors map[string]string, add ...gguf.KV) string {
-	t.Helper()
-	f, err := gguf.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	kvs := slices.Clone(add)
-	for _, k := range f.Keys() {
-		v, _, err := f.Value(k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kv := gguf.KV{Key: k, Value: v}
-		if change != nil {
-			change(&kv)
-		}
-		if !slices.ContainsFunc(kvs, func(x gguf.KV) bool { return x.Key == kv.Key }) {
-			kvs = append(kvs, kv)
-		}
-	}
-	name := func(x *gguf.Tensor) string {
-		if n := tensors[x.Name]; n != "" {
-			return n
-		}
-		return x.Name
-	}
-	var specs []gguf.TensorSpec
-	for _, x := range f.Tensors() {
-		specs = append(specs, gguf.TensorSpec{Name: name(x), Type: x.Type, Shape: x.Shape})
-	}
-	path := filepath.Join(t.TempDir(), "model.gguf")
-	w, err := gguf.Create(path, kvs, specs, gguf.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range f.Tensors() {
-		if err := w.WriteTensor(name(x), x.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return edit.Golden(t, name).Set("tokenizer.chat_template", thinking).Write(t)
 }
 
 // newTestTalk starts a conversation with a model.
@@ -389,8 +340,10 @@ func TestTalkControlTokens(t *testing.T) {
 func TestInspectDialects(t *testing.T) {
 	target := testkit.Golden(t, "qwen35/model.gguf")
 	const arch = "dflash-draft"
-	path := rewrite(t, testkit.Golden(t, "dflash-qwen35/model.gguf"), func(kv *gguf.KV) {
-		switch {
+	e := edit.Golden(t, "dflash-qwen35").Rename("fc.weight", "dflash.fc.weight").
+		Rename("enc.output_norm.weight", "dflash.hidden_norm.weight")
+	for i := range e.KVs {
+		switch kv := &e.KVs[i]; {
 		case kv.Key == "general.architecture":
 			kv.Value = arch
 		case kv.Key == "dflash.target_layers":
@@ -407,7 +360,8 @@ func TestInspectDialects(t *testing.T) {
 		default:
 			kv.Key = strings.Replace(kv.Key, "dflash.", arch+".", 1)
 		}
-	}, map[string]string{"fc.weight": "dflash.fc.weight", "enc.output_norm.weight": "dflash.hidden_norm.weight"})
+	}
+	path := e.Write(t)
 	for _, args := range [][]string{
 		{"run", "-m", target, "-d", path, "--draft", "dflash", "-n", "4", "-p", "hello"},
 		{"inspect", path},

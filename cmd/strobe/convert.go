@@ -21,7 +21,7 @@ func newConvertCmd() *cobra.Command {
 		Long: `Make a GGUF file from a Hugging Face checkpoint.
 
 DIR is a folder with config.json, tokenizer files and *.safetensors, as
-downloaded from the Hugging Face hub. Supported are Llama 3, Qwen2 and 2.5, Qwen3 and
+downloaded from the Hugging Face hub. Supported are Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3 and
 Qwen3.5/3.6 (dense and mixture of experts), Qwen3-Next and Coder-Next, Gemma 4, its
 assistants, and DFlash and DSpark drafters. Of multimodal checkpoints the text part
 is converted.

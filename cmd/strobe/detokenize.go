@@ -52,7 +52,7 @@ func runDetokenize(cmd *cobra.Command, opt detokenizeOptions, stdout io.Writer) 
 	if err != nil {
 		return err
 	}
-	dec := tokenizer.DecodeOptions{Special: !opt.noSpecial}
+	dec := tokenizer.DecodeOptions{Special: !opt.noSpecial, Opens: true}
 	if !opt.batch {
 		ids, err := parseIDs(string(in), tok.Size())
 		if err != nil {

@@ -2,9 +2,13 @@ package main
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -57,7 +61,7 @@ func convertedBefore(dir, target string) string {
 // convertedName is where the file that is made from a checkpoint is kept: another one when the checkpoint changes, or
 // when it is for a model with other layers or another vocabulary.
 func convertedName(dir string, target *gguf.File) (string, error) {
-	cache, err := os.UserCacheDir()
+	cache, err := convertedDir()
 	if err != nil {
 		return "", err
 	}
@@ -91,5 +95,44 @@ func convertedName(dir string, target *gguf.File) (string, error) {
 		return "", err
 	}
 	fmt.Fprintf(h, "%q", tokens)
-	return filepath.Join(cache, "strobe", "drafters", fmt.Sprintf("%s-%x.gguf", filepath.Base(dir), h.Sum(nil)[:6])), nil
+	name := filepath.Base(dir)
+	if repo, ok := strings.CutPrefix(filepath.Base(filepath.Dir(filepath.Dir(dir))), "models--"); ok {
+		name = repo // of the hub's cache, whose folders are called by their commits
+	}
+	return filepath.Join(cache, fmt.Sprintf("%s-%x.gguf", name, h.Sum(nil)[:6])), nil
+}
+
+// convertedDir is the folder of the files that were made from checkpoints.
+func convertedDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	return filepath.Join(cache, "strobe", "drafters"), err
+}
+
+// convertedPattern matches the names that convertedName makes.
+var convertedPattern = regexp.MustCompile(`^(.+)-[0-9a-f]{12}\.gguf$`)
+
+// convertedFiles lists the files that were made from checkpoints; repo, if not "", leaves those from a repository.
+func convertedFiles(repo string) (out []stored, err error) {
+	dir, err := convertedDir()
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		name := convertedPattern.FindStringSubmatch(e.Name())
+		st, err := e.Info()
+		if err != nil || name == nil { // being written, or not ours
+			continue
+		}
+		if repo != "" && !strings.EqualFold(name[1], strings.ReplaceAll(repo, "/", "--")) {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		out = append(out, stored{name: path, path: path, kind: "converted drafter", size: st.Size(), since: st.ModTime(),
+			remove: func() error { return os.Remove(path) }})
+	}
+	return out, nil
 }

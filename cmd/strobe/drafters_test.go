@@ -78,6 +78,29 @@ func TestCheckpointDrafter(t *testing.T) {
 	if st, err := os.Stat(filepath.Join(cache, "strobe")); err == nil && st.IsDir() && len(files) != 3 {
 		t.Errorf("the cache has %v", files)
 	}
+	// List and rm know them: a repository stands for the checkpoint and what was made from it, a file for itself.
+	if len(files) > 0 {
+		if code, out, stderr := command(t, "list"); code != 0 || strings.Count(out, "converted drafter") != 3 ||
+			!strings.Contains(out, "owner--draft-") {
+			t.Errorf("list: code %d, %s %s", code, out, stderr)
+		}
+		if code, _, stderr := command(t, "rm", "owner/draft"); code != 0 || strings.Count(stderr, "deleted ") != 2 ||
+			!strings.Contains(stderr, "owner--draft-") {
+			t.Errorf("rm owner/draft: code %d, %s", code, stderr)
+		}
+		for _, file := range files {
+			code, _, stderr := command(t, "rm", file)
+			if gone := strings.Contains(file, "owner--draft-"); code != 0 && !gone || gone && code != exitUsage {
+				t.Errorf("rm %s: code %d, %s", file, code, stderr)
+			}
+		}
+		if code, out, _ := command(t, "list", "--json"); code != 0 || strings.TrimSpace(out) != "[]" {
+			t.Errorf("after rm: code %d, %s", code, out)
+		}
+	}
+	if code, _, stderr := command(t, "rm", model); code != exitUsage || !strings.Contains(stderr, "did not download") {
+		t.Errorf("rm of another file: code %d, %s", code, stderr)
+	}
 	if code, _, stderr := command(t, "run", folder, "-p", "x"); code != exitUsage ||
 		!strings.Contains(stderr, "strobe convert") {
 		t.Errorf("a checkpoint as the model: code %d, %s", code, stderr)

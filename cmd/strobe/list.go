@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,7 +21,8 @@ func newListCmd() *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List the models on this machine, or those with a name",
-		Long: `List shows the models and drafters in the cache, by the names that -m, -d and "strobe rm" take.
+		Long: `List shows the models and drafters in the cache, by the names that -m, -d and "strobe rm" take, and the drafters
+that were made from checkpoints.
 
 With --known it shows the short names: which model and which drafter they bring together, and how large
 the model is. A file models.toml in the folder that "strobe config" names adds more:
@@ -67,15 +70,45 @@ func listKnown(cmd *cobra.Command, asJSON bool) error {
 	return w.Flush()
 }
 
+// stored is a file, or a folder with a checkpoint, that strobe put into its caches.
+type stored struct {
+	name, path, kind string
+	size             int64
+	since            time.Time
+	remove           func() error
+}
+
+// fetched turns what the hub's cache has into such a thing.
+func fetched(c *hub.Client, x hub.Cached) stored {
+	kind := "model"
+	switch {
+	case x.File == "":
+		kind = "checkpoint"
+	case x.Drafter:
+		kind = "drafter"
+	}
+	return stored{name: x.Ref(), path: x.Path, kind: kind, size: x.Size, since: x.Fetched,
+		remove: func() error { return c.Remove(x) }}
+}
+
 func listCached(cmd *cobra.Command, asJSON bool) error {
 	c, err := hub.FromEnv()
 	if err != nil {
 		return err
 	}
-	list, err := c.List()
+	cached, err := c.List()
 	if err != nil {
 		return err
 	}
+	var list []stored
+	for _, x := range cached {
+		list = append(list, fetched(c, x))
+	}
+	made, err := convertedFiles("")
+	if err != nil {
+		return err
+	}
+	list = append(list, made...)
 	if asJSON {
 		type item struct {
 			Name    string `json:"name"`
@@ -86,7 +119,7 @@ func listCached(cmd *cobra.Command, asJSON bool) error {
 		}
 		items := []item{}
 		for _, x := range list {
-			items = append(items, item{x.Ref(), x.Path, x.Size, kindOf(&x), x.Fetched.UTC().Format("2006-01-02T15:04:05Z")})
+			items = append(items, item{x.name, x.path, x.size, x.kind, x.since.UTC().Format("2006-01-02T15:04:05Z")})
 		}
 		return json.NewEncoder(cmd.OutOrStdout()).Encode(items)
 	}
@@ -98,19 +131,9 @@ func listCached(cmd *cobra.Command, asJSON bool) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tSIZE\tKIND\tFETCHED")
 	for _, x := range list {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", x.Ref(), formatBytes(x.Size), kindOf(&x), x.Fetched.Format("2006-01-02"))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", x.name, formatBytes(x.size), x.kind, x.since.Format("2006-01-02"))
 	}
 	return w.Flush()
-}
-
-func kindOf(x *hub.Cached) string {
-	switch {
-	case x.File == "":
-		return "checkpoint"
-	case x.Drafter:
-		return "drafter"
-	}
-	return "model"
 }
 
 func newRmCmd() *cobra.Command {
@@ -118,7 +141,8 @@ func newRmCmd() *cobra.Command {
 		Use:   "rm NAME...",
 		Short: "Delete downloaded models",
 		Long: `Rm deletes models from the cache. A short name stands for the model and the drafters it brings,
-OWNER/REPO for everything of that repository, OWNER/REPO:FILE for one file.`,
+OWNER/REPO for everything of that repository and what was made from it, OWNER/REPO:FILE for one file. Drafters that were
+made from checkpoints are files, by the names that "strobe list" shows.`,
 		Example: `  strobe rm qwen3.5-4b
   strobe rm Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf`,
 		Args: cobra.MinimumNArgs(1),
@@ -133,10 +157,10 @@ OWNER/REPO for everything of that repository, OWNER/REPO:FILE for one file.`,
 					return err
 				}
 				for _, x := range list {
-					if err := c.Remove(x); err != nil {
+					if err := x.remove(); err != nil {
 						return err
 					}
-					infof(cmd, "deleted %s, %s", x.Ref(), formatBytes(x.Size))
+					infof(cmd, "deleted %s, %s", x.name, formatBytes(x.size))
 				}
 			}
 			return nil
@@ -145,13 +169,22 @@ OWNER/REPO for everything of that repository, OWNER/REPO:FILE for one file.`,
 }
 
 // cachedOf is what a name stands for in the cache; an error if that is nothing.
-func cachedOf(c *hub.Client, name string) (found []hub.Cached, err error) {
+func cachedOf(c *hub.Client, name string) (found []stored, err error) {
 	of, err := lookUp(name)
 	if err != nil {
 		return nil, err
 	}
 	if of.ref == "" {
-		return nil, usagef("%s: a file that strobe did not download", name)
+		made, err := convertedFiles("")
+		for _, x := range made {
+			if abs, aerr := filepath.Abs(of.file); aerr == nil && abs == x.path {
+				return []stored{x}, nil
+			}
+		}
+		if err == nil {
+			err = usagef("%s: a file that strobe did not download", name)
+		}
+		return nil, err
 	}
 	refs := []string{of.ref}
 	if of.ref != name {
@@ -169,8 +202,15 @@ func cachedOf(c *hub.Client, name string) (found []hub.Cached, err error) {
 		p, perr := c.Local(ref, false)
 		for _, x := range list {
 			if strings.EqualFold(x.Repo, r.Repo) && (r.File == "" || perr == nil && x.Path == p.Path) {
-				found = append(found, x)
+				found = append(found, fetched(c, x))
 			}
+		}
+		if r.File == "" {
+			made, err := convertedFiles(r.Repo)
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, made...)
 		}
 	}
 	if len(found) == 0 {
@@ -212,8 +252,12 @@ and what "strobe inspect" says of the model. It downloads nothing.`,
 				where := d
 				if !isFile(d) {
 					where = ""
-					if p, err := c.Local(d, true); err == nil {
+					p, err := c.Local(d, true)
+					switch {
+					case err == nil:
 						where = p.Path
+					case p != nil && p.Folder && path != "":
+						where = convertedBefore(p.Path, path)
 					}
 				}
 				fmt.Fprintf(out, "drafter    %s%s\n", d, here(where))

@@ -217,7 +217,7 @@ func showKept(cmd *cobra.Command, tok *tokenizer.Tokenizer, ids []int32, sel pfl
 	p := newPaint(isTerminal(cmd.OutOrStdout()) && os.Getenv("NO_COLOR") == "")
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	text := func(from, to int) string {
-		return string(tok.Decode(ids[from:to], tokenizer.DecodeOptions{Special: true}))
+		return string(tok.Decode(ids[from:to], tokenizer.DecodeOptions{Special: true, Opens: tok.Opens(ids[:from])}))
 	}
 	at := 0
 	drop := func(to int) {

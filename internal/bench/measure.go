@@ -24,6 +24,7 @@ type Case struct {
 // Config says what to measure.
 type Config struct {
 	Modes   []Mode
+	LeftOut []string // modes that were asked for and cannot run, with what they need
 	Cases   []Case
 	Tokens  int           // most tokens per prompt; 0 means 128
 	Repeats int           // 0 means 3
@@ -166,7 +167,7 @@ func since(st speculate.Stats, before *speculate.Stats) speculate.Stats {
 
 // report sums up.
 func (b *bencher) report(results [][][]result) *Report {
-	rep := &Report{Schema: Schema, System: system(b.model), Model: describe(b.model)}
+	rep := &Report{Schema: Schema, System: system(b.model), Model: describe(b.model), LeftOut: b.cfg.LeftOut}
 	for i, d := range b.model.Drafters() {
 		if info := describeDrafter(b.model, d); i == 0 {
 			rep.Drafter = info

@@ -31,6 +31,17 @@ type ModeOptions struct {
 	Synthetic float64  // pretend this many tokens per pass; 0: verify
 }
 
+// Lacks says what a mode needs that is not there, "" if nothing.
+func (o *ModeOptions) Lacks(mode string) string {
+	switch {
+	case mode == "mtp" && !o.MTP:
+		return "a layer for multi-token prediction"
+	case (mode == "chain" || mode == "tree") && o.Drafter == "":
+		return "a drafter"
+	}
+	return ""
+}
+
 // Modes turns names into modes. Plain always comes first: the others are compared with it.
 func Modes(opt ModeOptions) ([]Mode, error) {
 	names := opt.Names
@@ -70,11 +81,8 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 		case "ngram", "mtp":
 			o.Draft = known
 		}
-		if known == "mtp" && !opt.MTP {
-			return nil, fmt.Errorf("mode %q needs a layer for multi-token prediction: give it with -d FILE", known)
-		}
-		if o.Fixed && opt.Drafter == "" {
-			return nil, fmt.Errorf("mode %q needs a drafter: give it with -d FILE", known)
+		if what := opt.Lacks(known); what != "" {
+			return nil, fmt.Errorf("mode %q needs %s: give it with -d FILE", known, what)
 		}
 		modes = append(modes, Mode{known, o})
 	}

@@ -21,6 +21,7 @@ type Report struct {
 	MTP       *DrafterInfo   `json:"mtp,omitempty"` // beside another one
 	Settings  Settings       `json:"settings"`
 	Modes     []ModeReport   `json:"modes"`
+	LeftOut   []string       `json:"left_out,omitempty"` // modes that this pair of a sweep cannot run, and why
 	Prompts   []PromptReport `json:"prompts"`
 	Identical Identical      `json:"identical"`
 	Memory    Memory         `json:"memory"`

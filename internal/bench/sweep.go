@@ -112,6 +112,9 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		"first token ms"}}
 	for i, r := range s.Reports {
 		p.line("  %d  %s, %s", i+1, r.title(), engine.Bytes(r.Model.WeightBytes))
+		for _, s := range r.LeftOut {
+			p.line("     left out: %s", s)
+		}
 		for _, m := range r.Modes {
 			against, verdict := "", ""
 			if i > 0 {

@@ -28,7 +28,7 @@ type arch struct {
 }
 
 var archs = []arch{
-	{"llama", llama, false, []string{"LlamaForCausalLM"}},
+	{"llama", llama, false, []string{"LlamaForCausalLM", mistral}},
 	{"qwen2", qwen3, false, []string{"Qwen2ForCausalLM"}},
 	{"qwen3", qwen3, false, []string{"Qwen3ForCausalLM", "Qwen3Model"}},
 	{"qwen3moe", qwen3, true, []string{"Qwen3MoeForCausalLM"}},
@@ -40,7 +40,7 @@ var archs = []arch{
 	{"gemma4-assistant", gemma4Assistant, false,
 		[]string{"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}},
 	{"dflash", dflash, false, []string{"DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel",
-		"DSparkSpeculator"}},
+		"DSparkSpeculator", gemmaDSpark}},
 }
 
 // hybrid reports whether the model has gated delta-net layers.
@@ -57,6 +57,12 @@ func (a *arch) headDim() int {
 	}
 	return 256
 }
+
+// mistral is a Llama whose first versions had a window of attention.
+const mistral = "MistralForCausalLM"
+
+// gemmaDSpark is the class of DSpark's drafters whose layers are Gemma 4's full-attention ones instead of Qwen3's.
+const gemmaDSpark = "Gemma4DSparkModel"
 
 // dspark reports whether a checkpoint of this class has a Markov head.
 func dspark(class string) bool { return strings.Contains(class, "DSpark") }
@@ -95,8 +101,7 @@ func findArch(c config) (*arch, string, error) {
 		return nil, "", fieldErr(c.path, "architectures", "is missing")
 	}
 	if strings.Contains(names[0], "DSpark") {
-		return nil, "", fieldErr(c.path, "architectures", "%s drafters are not supported, only those with layers like Qwen3's",
-			names[0])
+		return nil, "", fieldErr(c.path, "architectures", "%s drafters are not supported, only those with layers like Qwen3's or Gemma 4's", names[0])
 	}
 	return nil, "", fieldErr(c.path, "architectures", "%s is not supported; supported are %s", names[0],
 		strings.Join(Classes(), ", "))

@@ -355,6 +355,9 @@ func (m *model) metadata(tensors []gguf.TensorSpec, tok *hfTokenizer, mix quant.
 			return nil, err
 		}
 	}
+	if n, ok := m.c.int("sliding_window"); ok && m.class == mistral {
+		opt.warn("config.json: sliding_window is %d, which llama files do not have: farther tokens stay visible", n)
+	}
 	if tok != nil && tok.note != "" {
 		opt.warn("%s", tok.note)
 	}

@@ -635,8 +635,8 @@ func TestBadCheckpoints(t *testing.T) {
 	}{
 		{"unknown class", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"BloomForCausalLM"} },
 			[]string{"config.json", "architectures", "BloomForCausalLM", "Qwen3ForCausalLM"}},
-		{"DSpark", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"Gemma4DSparkModel"} },
-			[]string{"DSpark"}},
+		{"DSpark", "qwen3", func(c *checkpoint) { c.config["architectures"] = []string{"DeepseekV4DSparkModel"} },
+			[]string{"config.json", "architectures", "DeepseekV4DSparkModel", "Qwen3's or Gemma 4's"}},
 		{"no class", "qwen3", func(c *checkpoint) { delete(c.config, "architectures") },
 			[]string{"config.json", "architectures", "missing"}},
 		{"no layers", "qwen3", func(c *checkpoint) { delete(c.config, "num_hidden_layers") },

@@ -15,7 +15,9 @@ import (
 // output the checkpoint names.
 func (m *model) drafterKeys(k modelKeys) {
 	c, d := m.c, m.c.object("dflash_config")
-	if part, ok := m.rope.float("partial_rotary_factor"); ok {
+	if m.class == gemmaDSpark {
+		m.gemmaDrafterKeys(k)
+	} else if part, ok := m.rope.float("partial_rotary_factor"); ok {
 		k.u32("rope.dimension_count", int(float64(m.headDim())*part))
 	}
 	k.u32("block_size", m.drafterBlock())
@@ -44,7 +46,7 @@ func (m *model) drafterKeys(k modelKeys) {
 	v, ok = either("final_logit_softcapping")
 	k.maybeF32("final_logit_softcapping", v, ok && v > 0)
 	v, ok = either("input_embedding_scale")
-	if !ok && m.gemmaTarget() { // embeddings are the target's, which scales them
+	if !ok && (m.gemmaTarget() || m.class == gemmaDSpark) { // embeddings are the target's, which scales them
 		v, ok = math.Sqrt(float64(c.need("hidden_size"))), true
 	}
 	k.maybeF32("embedding_scale", v, ok)
@@ -86,6 +88,35 @@ func (m *model) drafterKeys(k modelKeys) {
 	if ropeOf(m.target).has("mrope_section") {
 		k.i32s("rope.dimension_sections", []int{m.headDim() / 2, 0, 0, 0})
 	}
+}
+
+// gemmaDrafterKeys writes what a drafter made of Gemma 4's full-attention layers has instead of Qwen3's: their width of
+// heads, no scale of attention, GELU, and values that are the keys, which files show by having no tensor for them.
+func (m *model) gemmaDrafterKeys(k modelKeys) {
+	c := m.c
+	types := m.layerTypes()
+	if i := slices.Index(kindsOf(types, "full_attention"), false); i >= 0 {
+		c.fail("layer_types", "layer %d is %s; drafters of this class are supported with full attention only", i, types[i])
+	}
+	if same, _ := c.bool("attention_k_eq_v"); !same {
+		c.fail("attention_k_eq_v", "is not true: drafters of this class are supported only if values are the keys")
+	}
+	for _, key := range []string{"enable_moe_block", "use_double_wide_mlp", "attention_bias"} {
+		if on, _ := c.bool(key); on {
+			c.fail(key, "is true, which is not supported in a drafter")
+		}
+	}
+	dim := m.gemmaHeadDim()
+	k.u32("attention.key_length", dim)
+	k.u32("attention.value_length", dim)
+	k.u32("rope.dimension_count", dim)
+	k.u32("attention.head_count_kv", c.need("num_global_key_value_heads"))
+	k.f32("attention.scale", 1)
+	act, ok := c.str("hidden_activation")
+	if !ok {
+		act = "gelu_pytorch_tanh" // what the class has
+	}
+	k.set(k.prefix+"hidden_activation", act)
 }
 
 func (m *model) drafterBlock() int {

@@ -14,6 +14,7 @@ import (
 
 	"strobe/internal/gguf"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // drafterTargets names the target folder of every golden drafter.
@@ -59,14 +60,11 @@ func TestGolden(t *testing.T) {
 func mended(t *testing.T, path string, gemma bool) string {
 	t.Helper()
 	f := openGGUF(t, path)
-	kvs, err := f.KVs()
-	if err != nil {
-		t.Fatal(err)
-	}
 	slides, _, _ := f.Bools("dflash.attention.sliding_window_pattern")
 	width, _, _ := f.Uint("dflash.embedding_length")
+	e := edit.Read(t, path)
 	var out []gguf.KV
-	for _, kv := range kvs {
+	for _, kv := range e.KVs {
 		if strings.HasPrefix(kv.Key, "dflash.attention.sliding_window") && !slices.Contains(slides, true) {
 			continue
 		}
@@ -75,20 +73,8 @@ func mended(t *testing.T, path string, gemma bool) string {
 			out = append(out, gguf.KV{Key: "dflash.embedding_scale", Value: float32(math.Sqrt(float64(width)))})
 		}
 	}
-	path = filepath.Join(t.TempDir(), "want.gguf")
-	w, err := gguf.Create(path, out, f.Specs(), gguf.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, x := range f.Tensors() {
-		if err := w.WriteTensor(x.Name, x.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	e.KVs = out
+	return e.Write(t)
 }
 
 func compareFiles(t *testing.T, gotPath, wantPath string) {

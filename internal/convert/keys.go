@@ -252,7 +252,7 @@ func (m *model) ropeKeys(k modelKeys) {
 	}
 	theta, ok := full.float("rope_theta")
 	k.maybeF32("rope.freq_base", theta, ok)
-	if m.rope.has("sliding_attention") {
+	if m.rope.has("sliding_attention") && m.family != dflash { // no layer of a drafter turns by it
 		theta, ok := m.rope.object("sliding_attention").float("rope_theta")
 		k.maybeF32("rope.freq_base_swa", theta, ok)
 	}

@@ -35,7 +35,7 @@ func (m *model) cleanName(name string) (clean string, keep bool) {
 		if name == "model.embed_tokens.weight" && dspark(m.class) {
 			return "", false // the target's
 		}
-		if strings.Contains(name, "sink") && !strings.HasSuffix(name, ".weight") {
+		if strings.Contains(name, "sink") && !strings.HasSuffix(name, ".weight") || strings.HasSuffix(name, "layer_scalar") {
 			name += ".weight"
 		}
 	case gemma4, gemma4Assistant:
@@ -224,6 +224,9 @@ func (m *model) ggufName(clean string) (string, bool) {
 	}
 	if bid, rest, ok := splitLayer(base); ok {
 		to := familyNames[m.family][rest]
+		if m.class == gemmaDSpark {
+			to = gemmaNames[rest]
+		}
 		if to == "" {
 			to = layerNames[rest]
 		}

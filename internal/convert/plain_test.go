@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"strobe/internal/engine"
 	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
@@ -140,6 +142,19 @@ func TestQwen3MoE(t *testing.T) {
 	convertFails(t, c.write(), Options{}, "norm_topk_prob", "false")
 }
 
+// TestMistral: a Mistral becomes a llama file, and its window of attention, which such files cannot say, is mentioned.
+func TestMistral(t *testing.T) {
+	c := withoutNorms(t, "MistralForCausalLM")
+	for _, window := range []any{nil, 4096} {
+		c.config["sliding_window"] = window
+		said := ""
+		f := openGGUF(t, convertTo(t, c.write(), Options{Warn: func(s string) { said += s }}))
+		if f.Arch() != "llama" || strings.Contains(said, "sliding_window is 4096") != (window != nil) {
+			t.Errorf("window %v: architecture %s, %q", window, f.Arch(), said)
+		}
+	}
+}
+
 // TestTargetFile: a drafter converted with its target's GGUF file is the drafter converted with the target's
 // checkpoint.
 func TestTargetFile(t *testing.T) {
@@ -212,5 +227,106 @@ func TestDSpark(t *testing.T) {
 	}
 	if anchor, ok, _ := g.Bool("dflash.sample_from_anchor"); anchor || !ok {
 		t.Error("the first slot guesses")
+	}
+}
+
+// TestGemmaDSpark: a DSpark drafter whose layers are Gemma 4's converts to a file that fits its target.
+func TestGemmaDSpark(t *testing.T) {
+	const rank, vocab, hidden, heads, wide, dim = 4, 512, 64, 4, 2, 32
+	make32 := func(n int, v float32) []float32 { return slices.Repeat([]float32{v}, n) }
+	fresh := func() *checkpoint {
+		c := golden(t, "dflash-gemma4")
+		d := c.config["dflash_config"].(map[string]any)
+		delete(c.config, "dflash_config")
+		for key, v := range map[string]any{
+			"architectures": []string{"Gemma4DSparkModel"}, "model_type": "gemma4_text",
+			"target_layer_ids": d["target_layer_ids"], "mask_token_id": d["mask_token_id"],
+			"head_dim": dim / 2, "global_head_dim": dim, "num_key_value_heads": 1,
+			"num_global_key_value_heads": wide, "attention_k_eq_v": true, "hidden_activation": "gelu_pytorch_tanh",
+			"final_logit_softcapping": 30.0, "layer_types": slices.Repeat([]string{"full_attention"}, 3),
+			"use_sliding_window": false, "enable_moe_block": false, "use_double_wide_mlp": false,
+			"rope_parameters": map[string]any{
+				"full_attention":    map[string]any{"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+				"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": 1e4}},
+		} {
+			c.config[key] = v
+		}
+		c.remove(func(name string) bool { return strings.Contains(name, "v_proj") })
+		for i := range 3 {
+			p := fmt.Sprintf("layers.%d.", i)
+			c.addF32(p+"pre_feedforward_layernorm.weight", []int{hidden}, make32(hidden, 1.5)...)
+			c.addF32(p+"post_feedforward_layernorm.weight", []int{hidden}, make32(hidden, 0.5)...)
+			c.addF32(p+"layer_scalar", []int{1}, 0.75)
+		}
+		for _, name := range []string{"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"} {
+			c.addF32(name, []int{vocab, rank}, make32(vocab*rank, 0.1)...)
+		}
+		for _, name := range []string{"embed_tokens.weight", "lm_head.weight"} {
+			c.addF32(name, []int{vocab, hidden}, make32(vocab*hidden, 0)...)
+		}
+		return c
+	}
+	target := Options{Type: "f32", Target: testkit.Golden(t, "gemma4/hf")}
+	path := convertTo(t, fresh().write(), target)
+	f := openGGUF(t, path)
+	for key, want := range map[string]float64{"attention.key_length": dim, "attention.value_length": dim,
+		"attention.head_count": heads, "attention.head_count_kv": wide, "rope.dimension_count": dim, "attention.scale": 1,
+		"embedding_scale": 8, "final_logit_softcapping": 30, "rope.freq_base": 1e6} {
+		got, ok, err := f.Float("dflash." + key)
+		if !ok || err != nil {
+			n, _, _ := f.Uint("dflash." + key)
+			got = float64(n)
+		}
+		if got != want {
+			t.Errorf("%s is %g, want %g", key, got, want)
+		}
+	}
+	if act, _, _ := f.String("dflash.hidden_activation"); act != "gelu_pytorch_tanh" {
+		t.Errorf("the activation is %q", act)
+	}
+	if f.Has("dflash.rope.freq_base_swa") || f.Has("dflash.attention.sliding_window") {
+		t.Error("there are keys of sliding layers, and no layer slides")
+	}
+	value := func(name string, i int) float32 { // not a number if it is not there
+		if x := f.Tensor(name); x != nil && len(x.Data) >= 4*(i+1) {
+			return math.Float32frombits(binary.LittleEndian.Uint32(x.Data[4*i:]))
+		}
+		return float32(math.NaN())
+	}
+	for name, want := range map[string]float32{"ffn_norm": 1.5, "post_ffw_norm": 0.5, "layer_output_scale": 0.75} {
+		if got := value("blk.2."+name+".weight", 0); got != want {
+			t.Errorf("%s is %g, want %g", name, got, want)
+		}
+	}
+	if f.Tensor("blk.0.post_attention_norm.weight") == nil || f.Tensor("blk.0.attn_v.weight") != nil ||
+		f.Tensor("output.weight") != nil || f.Tensor("token_embd.weight") != nil {
+		t.Error("norms are missing, or values, an embedding or a head are there")
+	}
+	for i, want := range map[int]float32{0: 1, 3: 1, 4: 1e30, dim/2 - 1: 1e30} { // a quarter of the pairs turns
+		if got := value("rope_freqs.weight", i); got != want {
+			t.Errorf("factor %d of the frequencies is %g, want %g", i, got, want)
+		}
+	}
+	m, err := engine.Load(testkit.Golden(t, "gemma4/model.gguf"), engine.Options{Device: "cpu", Threads: 1, Drafter: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ds := m.Drafters(); len(ds) != 1 || ds[0].Name() != "dflash" {
+		t.Errorf("drafters %v", ds)
+	}
+	m.Close()
+	for name, change := range map[string]func(*checkpoint){
+		"attention_k_eq_v": func(c *checkpoint) { c.config["attention_k_eq_v"] = false },
+		"enable_moe_block": func(c *checkpoint) { c.config["enable_moe_block"] = true },
+		"layer_types":      func(c *checkpoint) { c.config["layer_types"].([]string)[1] = "sliding_attention" },
+		"rope_parameters":  func(c *checkpoint) { delete(c.config, "rope_parameters") },
+		"v_proj": func(c *checkpoint) {
+			c.addF32("layers.0.self_attn.v_proj.weight", []int{hidden, hidden}, make32(hidden*hidden, 0)...)
+		},
+		"global_head_dim": func(c *checkpoint) { delete(c.config, "global_head_dim") },
+	} {
+		c := fresh()
+		change(c)
+		convertFails(t, c.write(), target, name)
 	}
 }

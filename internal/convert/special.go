@@ -17,11 +17,8 @@ var roleKeys = []struct{ role, key string }{
 	{"eot", "eot_token_id"}, {"eom", "eom_token_id"},
 }
 
-// specialKeys writes merges, special token ids, the add_… flags and the chat
-// template.
+// specialKeys writes special token ids, the add_… flags and the chat template.
 func (t *hfTokenizer) specialKeys(l *keyList) error {
-	setList(l, "tokenizer.ggml.merges", t.merges)
-
 	roles := []string{"bos", "eos", "unk", "sep", "pad", "cls", "mask"}
 	named := map[string]string{} // role -> text, as tokenizer_config.json has it
 	for _, r := range roleKeys {

@@ -163,7 +163,7 @@ type builder struct {
 // buildTensors lists the tensors to write.
 func (m *model) buildTensors(list []stored, vocab int) (*builder, error) {
 	b := &builder{m: m, vocab: vocab, names: map[string]string{}, experts: map[int]map[string]*source{}}
-	if m.gemma() || m.family == llama {
+	if m.gemma() || m.class == gemmaDSpark || m.family == llama {
 		if err := b.ropeFactors(); err != nil {
 			return nil, err
 		}
@@ -283,7 +283,7 @@ func (b *builder) ropeFactors() error {
 	m, full := b.m, b.m.rope.full
 	kind, _ := full.str("rope_type")
 	var factors []float32
-	if m.gemma() {
+	if m.gemma() || m.class == gemmaDSpark {
 		// Most pairs of the full-attention layers do not turn: an angle divided by 1e30 is zero.
 		part, ok := full.float("partial_rotary_factor")
 		if kind != "proportional" || !ok {
@@ -550,6 +550,9 @@ func (b *builder) addDrafter(name string, s *source) error {
 		if has, ok := c.bool("has_embed_tokens"); ok && !has {
 			return nil
 		}
+	}
+	if b.m.class == gemmaDSpark && strings.HasSuffix(name, "self_attn.v_proj.weight") {
+		return s.fail("should not be there: attention_k_eq_v says that values are the keys")
 	}
 	if neox, ok := c.bool("rope_is_neox_style"); ok && !neox {
 		if _, rest, ok := splitLayer(name); ok && slices.Contains([]string{

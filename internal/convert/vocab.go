@@ -13,6 +13,7 @@ import (
 // Token types as stored in tokenizer.ggml.token_type.
 const (
 	tokenNormal      int32 = 1
+	tokenUnknown     int32 = 2
 	tokenControl     int32 = 3
 	tokenUserDefined int32 = 4
 	tokenUnused      int32 = 5
@@ -32,8 +33,11 @@ type hfTokenizer struct {
 	// spaced marks a vocabulary with byte fallback and visible spaces, as
 	// SentencePiece models have it, instead of a byte-level one.
 	spaced bool
-	cfg    config // tokenizer_config.json; empty when missing
-	note   string // something about it that the user may want to know
+	// Of such a vocabulary: the text of the token for what has none, and whether texts begin with a space.
+	unknown string
+	prefix  bool
+	cfg     config // tokenizer_config.json; empty when missing
+	note    string // something about it that the user may want to know
 }
 
 type addedToken struct {
@@ -73,6 +77,7 @@ func readTokenizer(dir string) (*hfTokenizer, error) {
 func (t *hfTokenizer) parseFast(data []byte) error {
 	var f struct {
 		Added        []addedToken    `json:"added_tokens"`
+		Normalizer   json.RawMessage `json:"normalizer"`
 		PreTokenizer json.RawMessage `json:"pre_tokenizer"`
 		Post         json.RawMessage `json:"post_processor"`
 		Decoder      struct {
@@ -83,6 +88,7 @@ func (t *hfTokenizer) parseFast(data []byte) error {
 			Vocab        json.RawMessage `json:"vocab"`
 			Merges       json.RawMessage `json:"merges"`
 			ByteFallback bool            `json:"byte_fallback"`
+			Unknown      string          `json:"unk_token"`
 		} `json:"model"`
 	}
 	if err := json.Unmarshal(data, &f); err != nil {
@@ -96,7 +102,32 @@ func (t *hfTokenizer) parseFast(data []byte) error {
 	}
 	t.fast, t.added, t.pre, t.post = true, f.Added, f.PreTokenizer, f.Post
 	t.spaced = f.Model.ByteFallback && f.Decoder.Type == "Sequence"
+	t.unknown, t.prefix = f.Model.Unknown, prepends(f.Normalizer) || prepends(f.PreTokenizer)
 	return t.parseMerges(f.Model.Merges)
+}
+
+// prepends reports whether a step of a tokenizer puts a space in front of texts.
+func prepends(raw json.RawMessage) bool {
+	var s struct {
+		Type    string            `json:"type"`
+		Scheme  *string           `json:"prepend_scheme"`
+		Prefix  *bool             `json:"add_prefix_space"`
+		Normal  []json.RawMessage `json:"normalizers"`
+		Splits  []json.RawMessage `json:"pretokenizers"`
+		Prepend string            `json:"prepend"`
+	}
+	if json.Unmarshal(raw, &s) != nil {
+		return false
+	}
+	switch {
+	case s.Type == "Prepend":
+		return s.Prepend == "\u2581"
+	case s.Type == "Metaspace" && s.Scheme != nil:
+		return *s.Scheme != "never"
+	case s.Type == "Metaspace":
+		return s.Prefix == nil || *s.Prefix
+	}
+	return slices.ContainsFunc(append(s.Normal, s.Splits...), prepends)
 }
 
 // parseMerges accepts both spellings: "a b" and ["a", "b"]. The file format has
@@ -266,6 +297,7 @@ func (t *hfTokenizer) byteLevelKeys(l *keyList, pre string, vocabSize int) error
 	l.set("tokenizer.ggml.pre", pre)
 	l.set("tokenizer.ggml.tokens", texts)
 	l.set("tokenizer.ggml.token_type", types)
+	setList(l, "tokenizer.ggml.merges", t.merges)
 	return nil
 }
 
@@ -317,6 +349,55 @@ func (t *hfTokenizer) spacedKeys(l *keyList) error {
 		}
 	}
 	l.set("tokenizer.ggml.model", "gemma4")
+	l.set("tokenizer.ggml.tokens", texts)
+	l.set("tokenizer.ggml.scores", scores)
+	l.set("tokenizer.ggml.token_type", types)
+	setList(l, "tokenizer.ggml.merges", t.merges)
+	return nil
+}
+
+// pieceKeys writes the vocabulary of Llama 2 and Mistral, which is SentencePiece's. Files of this form keep no scores,
+// but their merges were made from them, the best first: a token's score is the place of the first merge that makes it.
+func (t *hfTokenizer) pieceKeys(l *keyList, vocabSize int) error {
+	n := max(vocabSize, t.size())
+	texts, have, err := t.tokenText(n)
+	if err != nil {
+		return err
+	}
+	place := map[string]int{}
+	for i, m := range t.merges {
+		left, right, _ := strings.Cut(m, " ")
+		if _, ok := place[left+right]; !ok {
+			place[left+right] = i
+		}
+	}
+	added := map[int]addedToken{}
+	for _, a := range t.added {
+		added[a.ID] = a
+	}
+	scores, types := make([]float32, n), make([]int32, n)
+	for id, text := range texts {
+		a, isAdded := added[id]
+		switch {
+		case !have[id]:
+			texts[id], types[id] = fmt.Sprintf("[PAD%d]", id), tokenUnused
+		case text == t.unknown:
+			types[id] = tokenUnknown
+		case isByteToken(text):
+			types[id] = tokenByte
+		case isAdded && (a.Special || looksSpecial(text)):
+			types[id] = tokenControl
+		case isAdded:
+			types[id], texts[id] = tokenUserDefined, strings.ReplaceAll(text, "\u2581", " ")
+		default:
+			types[id], scores[id] = tokenNormal, -float32(len(t.merges))
+			if i, ok := place[text]; ok {
+				scores[id] = -float32(i)
+			}
+		}
+	}
+	l.set("tokenizer.ggml.model", "llama")
+	l.set("tokenizer.ggml.pre", "default")
 	l.set("tokenizer.ggml.tokens", texts)
 	l.set("tokenizer.ggml.scores", scores)
 	l.set("tokenizer.ggml.token_type", types)
@@ -380,9 +461,16 @@ func (t *hfTokenizer) namedSpecials() map[string]bool {
 	return out
 }
 
-// setVocab writes all tokenizer keys. Only a Gemma, or a drafter for one, may
-// have a spaced vocabulary.
+// setVocab writes all tokenizer keys. Only a Gemma, or a drafter for one, and a
+// Llama may have a spaced vocabulary.
 func (t *hfTokenizer) setVocab(l *keyList, m *model, pre string, vocabSize int) error {
+	if t.spaced && m.family == llama {
+		if err := t.pieceKeys(l, vocabSize); err != nil {
+			return err
+		}
+		l.set("tokenizer.ggml.add_space_prefix", t.prefix)
+		return t.specialKeys(l)
+	}
 	if t.spaced {
 		if !m.gemma() && !m.gemmaTarget() {
 			return fieldErr(t.path, "model", "is a SentencePiece-style vocabulary, which %s models do not have", m.name)

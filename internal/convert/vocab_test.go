@@ -2,6 +2,8 @@ package convert
 
 import (
 	"encoding/json"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 
 	"strobe/internal/gguf"
 	"strobe/internal/testkit"
+	"strobe/internal/tokenizer"
 )
 
 // spacedTokenizer is a miniature of Gemma 4's tokenizer.json.
@@ -293,6 +296,94 @@ func TestSlowTokenizer(t *testing.T) {
 	} {
 		if d := cmp.Diff(want, kv[key]); d != "" {
 			t.Errorf("%s: %s", key, d)
+		}
+	}
+}
+
+// TestPieceTokenizer: a SentencePiece vocabulary in the form of tokenizer.json, whose merges were made from the scores,
+// gives the ids that SentencePiece gives.
+func TestPieceTokenizer(t *testing.T) {
+	data, err := os.ReadFile("../tokenizer/testdata/sentencepiece.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct{ Pieces, Cases [][]any }
+	if err := json.Unmarshal(data, &file); err != nil {
+		t.Fatal(err)
+	}
+	vocab, merges, added := map[string]int{}, [][]string{}, []map[string]any{}
+	for id, p := range file.Pieces {
+		vocab[p[0].(string)] = id
+		if kind := p[2].(float64); kind == 2 || kind == 3 {
+			added = append(added, map[string]any{"id": id, "content": p[0], "special": true})
+		}
+	}
+	byScore := slices.Clone(file.Pieces)
+	slices.SortStableFunc(byScore, func(a, b []any) int { return int(b[1].(float64) - a[1].(float64)) }) // whole numbers
+	for _, p := range byScore {
+		runes := []rune(p[0].(string))
+		for k := 1; k < len(runes) && p[2].(float64) == 1; k++ {
+			left, right := string(runes[:k]), string(runes[k:])
+			if _, ok := vocab[left]; ok && vocab[right] > 0 {
+				merges = append(merges, []string{left, right})
+			}
+		}
+	}
+	m := &model{arch: &arch{name: "llama", family: llama}}
+	for _, prefix := range []bool{true, false} {
+		steps := []map[string]any{{"type": "Replace", "pattern": map[string]any{"String": " "}, "content": "\u2581"}}
+		if prefix {
+			steps = append([]map[string]any{{"type": "Prepend", "prepend": "\u2581"}}, steps...)
+		}
+		tj, err := json.Marshal(map[string]any{
+			"added_tokens": added, "decoder": map[string]any{"type": "Sequence"},
+			"normalizer": map[string]any{"type": "Sequence", "normalizers": steps},
+			"model": map[string]any{"type": "BPE", "byte_fallback": true, "unk_token": "<unk>", "vocab": vocab,
+				"merges": merges}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := tokenizerKeys(t, map[string]string{"tokenizer.json": string(tj),
+			"tokenizer_config.json": `{"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true}`}, m, len(vocab)+3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kv := kvMap(l)
+		c := tokenizer.Config{Model: kv["tokenizer.ggml.model"].(string), Tokens: kv["tokenizer.ggml.tokens"].([]string),
+			Scores: kv["tokenizer.ggml.scores"].([]float32)}
+		for _, k := range kv["tokenizer.ggml.token_type"].([]int32) {
+			c.Types = append(c.Types, tokenizer.TokenKind(k))
+		}
+		space := kv["tokenizer.ggml.add_space_prefix"].(bool)
+		if c.AddSpace = &space; space != prefix || kv["tokenizer.ggml.add_bos_token"] != true ||
+			kv["tokenizer.ggml.merges"] != nil || len(c.Tokens) != len(vocab)+3 {
+			t.Errorf("space %v, keys %v", space, keysOf(l))
+		}
+		tok, err := tokenizer.New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range file.Cases {
+			var want []tokenizer.ID
+			for _, id := range x[1].([]any) {
+				want = append(want, tokenizer.ID(id.(float64)))
+			}
+			text := x[0].(string)
+			if !prefix && text != "" {
+				text = " " + text // the same, spelled out
+			}
+			if got := tok.Encode(text, tokenizer.EncodeOptions{}); !slices.Equal(got, want) {
+				t.Errorf("%q: %v, want %v", text, got, want)
+			}
+		}
+	}
+	for pre, want := range map[string]bool{
+		`{"type": "Metaspace", "prepend_scheme": "first"}`: true, `{"type": "Metaspace", "prepend_scheme": "never"}`: false,
+		`{"type": "Metaspace", "add_prefix_space": false}`: false, `{"type": "Metaspace"}`: true, `null`: false,
+		`{"type": "Sequence", "pretokenizers": [{"type": "Metaspace"}]}`: true, `3`: false,
+	} {
+		if got := prepends([]byte(pre)); got != want {
+			t.Errorf("%s puts a space in front: %v", pre, got)
 		}
 	}
 }

@@ -45,7 +45,7 @@ type job struct {
 
 func newJob(m *Model, g *Generation) *job {
 	j := &job{g: g, model: m, since: time.Now(), sampler: m.newSampler(&g.req), text: NewText(m.Tokenizer, g.req.Stops)}
-	j.text.stream.Special = g.req.KeepSpecial
+	j.text.stream.Special, j.text.stream.Opens = g.req.KeepSpecial, m.Tokenizer.Opens(g.req.Tokens)
 	return j
 }
 

@@ -1,26 +1,18 @@
 package engine
 
 import (
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"strobe/internal/gguf"
+	"strobe/internal/testkit/edit"
 )
 
 // TestMadeForAnother: names tell drafters of other generations and of base models from those that belong.
 func TestMadeForAnother(t *testing.T) {
 	named := func(name string) *gguf.File {
-		path := filepath.Join(t.TempDir(), "model.gguf")
-		w, err := gguf.Create(path, []gguf.KV{{Key: "general.architecture", Value: "qwen3"},
-			{Key: "general.name", Value: name}}, nil, gguf.WriteOptions{})
-		if err == nil {
-			err = w.Close()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		f, err := gguf.Open(path)
+		header := new(edit.File).Set("general.architecture", "qwen3").Set("general.name", name)
+		f, err := gguf.Open(header.Write(t))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,27 +2,19 @@ package nn
 
 import (
 	"math"
-	"path/filepath"
 	"testing"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/gguf"
+	"strobe/internal/testkit/edit"
 )
 
 // loader reads a file without tensors.
 func loader(t *testing.T, kvs ...gguf.KV) *Loader {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "rope.gguf")
-	kvs = append([]gguf.KV{{Key: "general.architecture", Value: "qwen3"}}, kvs...)
-	w, err := gguf.Create(path, kvs, nil, gguf.WriteOptions{})
-	if err == nil {
-		err = w.Close()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := gguf.Open(path)
+	header := edit.File{KVs: append([]gguf.KV{{Key: "general.architecture", Value: "qwen3"}}, kvs...)}
+	f, err := gguf.Open(header.Write(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -204,7 +204,7 @@ func (p *Prefill) score(ctx context.Context, ids []int32, r *Report) (scores []f
 // Text shortens a text that is to be continued, if it is long enough or exceeds the limit (0 for none) in tokens. What
 // is kept follows each other. If scoring fails the text is returned whole. Its only error is that of the context.
 func (p *Prefill) Text(ctx context.Context, text string, limit int) (string, Report, error) {
-	ids := p.tok.Encode(text, tokenizer.EncodeOptions{Done: ctx.Done()})
+	ids := p.tok.Encode(text, tokenizer.EncodeOptions{Continue: true, Done: ctx.Done()})
 	r := Report{Seen: len(ids), Kept: len(ids)}
 	if err := ctx.Err(); err != nil {
 		return text, r, err
@@ -284,7 +284,7 @@ func (p *Prefill) Messages(ctx context.Context, msgs []Message, limit int) (Turn
 	var r Report
 	texts := make([][]int32, len(msgs))
 	for i := range msgs {
-		texts[i] = p.tok.Encode(msgs[i].Text, tokenizer.EncodeOptions{Done: ctx.Done()})
+		texts[i] = p.tok.Encode(msgs[i].Text, tokenizer.EncodeOptions{Continue: true, Done: ctx.Done()})
 		msgs[i].Tokens = len(texts[i])
 		r.Seen += len(texts[i])
 	}

@@ -79,6 +79,26 @@ var gridDecoders = map[Type]GridDecoder{
 // Grid returns the decoder of a type that stores points of a grid, nil for other types.
 func (t Type) Grid() GridDecoder { return gridDecoders[t] }
 
+// GridPoints returns the points of such a type in the order of their numbers, a byte for each value: the magnitudes of
+// IQ2 and IQ3, and 0, 1 and 2 for what IQ1 moves by an eighth. IQ3 has four values.
+func (t Type) GridPoints() []uint64 {
+	switch t {
+	case IQ1_S, IQ1_M:
+		return grid1
+	case IQ2_XXS:
+		return grid2xxs
+	case IQ2_XS:
+		return grid2xs
+	case IQ2_S:
+		return grid2s
+	case IQ3_XXS:
+		return grid3xxs
+	case IQ3_S:
+		return grid3s
+	}
+	return nil
+}
+
 // dequantGrid makes the row function of such a type.
 func dequantGrid(t Type) func(dst []float32, src []byte) {
 	decode, size := gridDecoders[t], types[t].blockBytes

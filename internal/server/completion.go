@@ -206,7 +206,7 @@ func (a *nativeAnswer) end(i int, out map[string]any) map[string]any {
 	}
 	prompt := a.prompts[i].text
 	if prompt == "" {
-		prompt = string(a.v.tok.Decode(a.prompts[i].tokens, tokenizer.DecodeOptions{Special: true}))
+		prompt = string(a.v.tok.Decode(a.prompts[i].tokens, tokenizer.DecodeOptions{Special: true, Opens: true}))
 	}
 	limit := -1
 	if a.req.MaxTokens > 0 || a.req.PromptOnly {

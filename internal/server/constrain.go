@@ -166,8 +166,9 @@ func (v *view) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint,
 		return nil, nil
 	}
 	if p.Thinking || c.budget >= 0 {
-		g.closing = v.tok.Encode("\n\nThat is enough thinking; the answer follows.\n"+g.end+"\n\n", tokenizer.EncodeOptions{ParseSpecial: true})
-		g.gap = v.tok.Encode("\n\n", tokenizer.EncodeOptions{})
+		inside := tokenizer.EncodeOptions{ParseSpecial: true, Continue: true}
+		g.closing = v.tok.Encode("\n\nThat is enough thinking; the answer follows.\n"+g.end+"\n\n", inside)
+		g.gap = v.tok.Encode("\n\n", inside)
 	}
 	g.left = g.budget
 	g.limit()

@@ -286,6 +286,10 @@ func TestKeepAlive(t *testing.T) {
 		}
 		return time.Until(at)
 	}
+	ask := func(keep any) {
+		f.post("/api/chat", dict{"model": "qwen35", "messages": user("x"), "stream": false, "keep_alive": keep,
+			"options": dict{"num_predict": 1}})
+	}
 	f.post("/models/load", dict{"model": "qwen35"})
 	if got := loaded(); !slices.Equal(got, []string{"qwen35"}) {
 		t.Fatalf("loaded %v", got)
@@ -295,16 +299,7 @@ func TestKeepAlive(t *testing.T) {
 	}
 	for keep, want := range map[any]time.Duration{"24h": 24 * time.Hour, 7200: 2 * time.Hour, "-1": 1000 * time.Hour,
 		-1: 1000 * time.Hour} {
-		f.post(
-			"/api/chat",
-			dict{
-				"model":      "qwen35",
-				"messages":   user("x"),
-				"stream":     false,
-				"keep_alive": keep,
-				"options":    dict{"num_predict": 1},
-			},
-		)
+		ask(keep)
 		if d := expires(); d < want-time.Minute {
 			t.Errorf("keep_alive %v: expires in %v", keep, d)
 		}
@@ -313,16 +308,7 @@ func TestKeepAlive(t *testing.T) {
 		len(loaded()) != 0 {
 		t.Errorf("unloading: %v, then %v is loaded", m, loaded())
 	}
-	f.post(
-		"/api/chat",
-		dict{
-			"model":      "qwen35",
-			"messages":   user("x"),
-			"stream":     false,
-			"keep_alive": "0s",
-			"options":    dict{"num_predict": 1},
-		},
-	)
+	ask("0s")
 	for range 500 { // it is unloaded in the background
 		if len(loaded()) == 0 {
 			break

@@ -13,20 +13,15 @@ import (
 // that its first byte comes as soon as that of a short prompt.
 func TestLongSecondTurn(t *testing.T) {
 	if os.Getenv("STROBE_LONG") == "" {
-		t.Skip(
-			"STROBE_LONG is not set: a prompt of 50,000 tokens takes minutes; e2e/run runs it, TestSecondTurn a shorter one",
-		)
+		t.Skip("STROBE_LONG is not set: 50,000 tokens take minutes; e2e/run runs it, TestSecondTurn a shorter one")
 	}
-	f := start(
-		t,
-		options{
-			model:    "qwen35",
-			template: hermesTemplate,
-			plain:    true,
-			keys:     []gguf.KV{{Key: "qwen35.context_length", Value: uint32(60_000)}},
-			engine:   engine.Config{Context: 60_000, Parallel: 1},
-		},
-	)
+	f := start(t, options{
+		model:    "qwen35",
+		template: hermesTemplate,
+		plain:    true,
+		keys:     []gguf.KV{{Key: "qwen35.context_length", Value: uint32(60_000)}},
+		engine:   engine.Config{Context: 60_000, Parallel: 1},
+	})
 	said := "I look. " + notations[0].right
 	f.script(said)
 	system := strings.Repeat("Use the tool when it helps. ", 50_000*3/len("Use the tool when it helps. "))

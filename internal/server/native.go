@@ -256,7 +256,7 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokeniz
 	}
 	out := newPieces(w, r)
 	text := l.tok.NewStream()
-	text.Special = true
+	text.Special, text.Opens = true, true
 	out.text(`{"content":"`)
 	for _, id := range ids {
 		out.inside(text.Push(id))

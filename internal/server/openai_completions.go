@@ -261,7 +261,7 @@ func (a *textAnswer) echo(i int) string {
 	case p.text != "":
 		return p.text
 	}
-	return string(a.v.tok.Decode(p.tokens, tokenizer.DecodeOptions{Special: true}))
+	return string(a.v.tok.Decode(p.tokens, tokenizer.DecodeOptions{Special: true, Opens: true}))
 }
 
 func (a *textAnswer) logProbs(i int, tokens []engine.Token) *textProbsJSON {

@@ -23,6 +23,7 @@ import (
 	"strobe/internal/pflash"
 	"strobe/internal/sample"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 	"strobe/internal/tokenizer"
 )
 
@@ -52,41 +53,12 @@ const xmlTemplate = `{%- if tools %}<|im_start|>system
 // goldenWith writes a copy of a golden model with a chat template and more keys, or other values of some.
 func goldenWith(t testing.TB, name, template string, more ...gguf.KV) string {
 	t.Helper()
-	f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var kvs []gguf.KV
-	for _, k := range f.Keys() {
-		if slices.ContainsFunc(more, func(x gguf.KV) bool { return x.Key == k }) {
-			continue
-		}
-		v, _, err := f.Value(k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kvs = append(kvs, gguf.KV{Key: k, Value: v})
-	}
-	kvs = append(append(kvs, gguf.KV{Key: "tokenizer.chat_template", Value: template}), more...)
-	var specs []gguf.TensorSpec
-	for _, x := range f.Tensors() {
-		specs = append(specs, gguf.TensorSpec{Name: x.Name, Type: x.Type, Shape: x.Shape})
+	e := edit.Golden(t, name).Set("tokenizer.chat_template", template)
+	for _, kv := range more {
+		e.Set(kv.Key, kv.Value)
 	}
 	path := filepath.Join(t.TempDir(), name+".gguf")
-	w, err := gguf.Create(path, kvs, specs, gguf.WriteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Abort()
-	for _, x := range f.Tensors() {
-		if err := w.WriteTensor(x.Name, x.Data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	e.WriteTo(t, path)
 	return path
 }
 

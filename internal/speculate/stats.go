@@ -73,7 +73,8 @@ func (s *Stats) Speed() float64 {
 
 // What SpeedUp needs to say anything. A few rounds are luck: what their text was and what else the machine did weighs
 // more than drafting. The controller's ledger bounds what drafting may lose to a few percent, so a ratio far below one
-// tells of a disturbed machine only.
+// tells of a disturbed machine only. So does one above the tokens of a round, since no round is cheaper than a plain
+// one.
 const (
 	speedUpTokens = 32
 	speedUpRounds = 8
@@ -83,8 +84,11 @@ const (
 // SpeedUp estimates how much faster the stream was than plain decoding on the same machine at the time; 0 if it was
 // too short, drafted too little or was disturbed too much to say.
 func (s *Stats) SpeedUp() float64 {
+	if s.Guessed == 0 || s.Tokens < speedUpTokens || s.Rounds < speedUpRounds || s.Paused() {
+		return 0
+	}
 	up := s.Speed() * s.PlainCost.Seconds()
-	if s.Guessed == 0 || s.Tokens < speedUpTokens || s.Rounds < speedUpRounds || s.Paused() || up < speedUpLeast {
+	if up < speedUpLeast || up*float64(s.Rounds) > float64(s.Tokens) {
 		return 0
 	}
 	return up

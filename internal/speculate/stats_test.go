@@ -20,6 +20,7 @@ func TestSpeedUp(t *testing.T) {
 		{"a few tokens", func(s *Stats) { s.Tokens = 12 }, 0, false},
 		{"a few rounds", func(s *Stats) { s.Rounds = 5 }, 0, false},
 		{"disturbed", func(s *Stats) { s.DecodeTime = 25 * time.Second }, 0, false},
+		{"disturbed while plain decoding was measured", func(s *Stats) { s.PlainCost = 40 * time.Millisecond }, 0, false},
 		{"plain decoding never measured", func(s *Stats) { s.PlainCost = 0 }, 0, false},
 		{"no drafts", func(s *Stats) { s.Guessed, s.BySource = 0, nil }, 0, true},
 		{"trials", func(s *Stats) { s.BySource = map[string]int{"dflash": 1, "ngram": 1} }, 0, true},

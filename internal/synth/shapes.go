@@ -18,6 +18,7 @@ type shape struct {
 	vocab, context                         int
 	theta                                  float64
 	tied                                   bool
+	pieces                                 bool // Llama: a vocabulary of SentencePiece's, as Llama 2 and Mistral have it
 
 	// Gated delta-net layers.
 	linK, linV, linDim int
@@ -92,6 +93,8 @@ var targets = []shape{
 		ff: 512, vocab: 2048, context: 4096, theta: 1e6, tied: true},
 	{name: "tiny-llama", title: "Tiny Llama", class: llamaClass, hidden: 256, layers: 3, heads: 4, kv: 2, headDim: 64,
 		ff: 512, vocab: 2048, context: 4096, theta: 5e5},
+	{name: "tiny-mistral", title: "Tiny Mistral", class: llamaClass, hidden: 256, layers: 3, heads: 4, kv: 2, headDim: 64,
+		ff: 512, vocab: 2048, context: 4096, theta: 1e6, pieces: true},
 	hybrid(shape{name: "tiny-qwen35", title: "Tiny Qwen3.5", class: qwen35Class, hidden: 256, layers: 4, heads: 4, kv: 2,
 		headDim: 64, ff: 512, linK: 2, linV: 4, linDim: 64, vocab: 2048, context: 4096}),
 	hybrid(shape{name: "tiny-qwen35moe", title: "Tiny Qwen3.5 MoE", class: qwen35MoEClass, hidden: 256, layers: 4,
@@ -149,6 +152,7 @@ var drafters = []shape{
 	{target: "tiny-qwen3moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0}},
 	{target: "tiny-qwen2", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0, 1}},
 	{target: "tiny-llama", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 5e5, capture: []int{0, 1}},
+	{target: "tiny-mistral", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0, 1}},
 	{target: "tiny-qwen35", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e7, window: 64,
 		capture: []int{0, 1, 2}},
 	{target: "tiny-qwen35moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e7, window: 64,
@@ -162,12 +166,12 @@ var drafters = []shape{
 }
 
 // assistants of Gemma targets: three sliding layers and a full one. Of the released ones the width is known; the rest
-// is made up in their style.
+// is made up in their style. None is as wide as its target, which llama.cpp takes for a mistake.
 var assistants = []shape{
 	{target: "gemma-4-31b", hidden: 1024, heads: 16, ff: 4096},
 	{target: "gemma-4-26b-a4b", hidden: 1024, heads: 16, ff: 4096},
-	{target: "tiny-gemma4", hidden: 256, heads: 4, ff: 512},
-	{target: "tiny-gemma4moe", hidden: 256, heads: 4, ff: 512},
+	{target: "tiny-gemma4", hidden: 768, heads: 4, ff: 768},
+	{target: "tiny-gemma4moe", hidden: 768, heads: 4, ff: 768},
 }
 
 // What a name ends with: a DFlash drafter, a target with its layer for multi-token prediction, an assistant.
@@ -318,7 +322,7 @@ func (s *shape) config() []byte {
 			"full_attention":    map[string]any{"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 			"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": 1e4},
 		}
-	case s.class == llamaClass: // as Llama 3.1 has it
+	case s.class == llamaClass && !s.pieces: // as Llama 3.1 has it
 		rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"] = "llama3", 8.0, s.context/16
 		rope["low_freq_factor"], rope["high_freq_factor"] = 1.0, 4.0
 	case s.class == drafterClass:

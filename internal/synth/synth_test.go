@@ -50,7 +50,7 @@ func TestTiny(t *testing.T) {
 			}
 			text := "func main() {\n\treturn 42 // héllo 世界\n}\n"
 			ids := tok.Encode(text, tokenizer.EncodeOptions{})
-			if got := string(tok.Decode(ids, tokenizer.DecodeOptions{})); got != text {
+			if got := string(tok.Decode(ids, tokenizer.DecodeOptions{Opens: true})); got != text {
 				t.Errorf("text comes back as %q", got)
 			}
 			if len(ids) >= len(text) {

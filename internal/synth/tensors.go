@@ -60,7 +60,7 @@ func (s *shape) tensors() []tensor {
 	if s.gemma() {
 		l.add("rope_freqs.weight", factors, 0.25, s.fullDim/2)
 	}
-	if s.class == llamaClass {
+	if s.class == llamaClass && !s.pieces {
 		l.add("rope_freqs.weight", stretched, 8, s.headDim/2)
 	}
 	l.norm("output_norm", s.hidden)

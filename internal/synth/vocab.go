@@ -10,6 +10,7 @@ import (
 // Token types as stored in tokenizer.ggml.token_type.
 const (
 	normal      int32 = 1
+	unknown     int32 = 2
 	control     int32 = 3
 	userDefined int32 = 4
 	unused      int32 = 5
@@ -160,6 +161,45 @@ func llamaKeys(size int) []gguf.KV {
 		gguf.KV{Key: "tokenizer.chat_template", Value: llamaTurns})
 }
 
+const mistralTurns = "{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}{{- m.content + eos_token }}" +
+	"{%- else %}{{- '[INST] ' + m.content + '[/INST]' }}{%- endif %}{%- endfor %}"
+
+// pieceKeys is a SentencePiece vocabulary as Mistral has it: specials, bytes, single characters, and what earlier
+// tokens merge to, with falling scores.
+func pieceKeys(size int) []gguf.KV {
+	v := &vocabulary{seen: map[string]bool{}}
+	v.add("<unk>", unknown)
+	for _, s := range []string{"<s>", "</s>", "[INST]", "[/INST]"} {
+		v.add(s, control)
+	}
+	for b := range 256 {
+		v.add(fmt.Sprintf("<0x%02X>", b), byteToken)
+	}
+	const space = "\u2581"
+	parts := append([]string{space}, strings.Split(letters, "")...)
+	for _, p := range parts {
+		v.add(p, normal)
+	}
+	v.grow(parts, size)
+	scores := make([]float32, size)
+	for i := range scores {
+		scores[i] = -float32(i)
+	}
+	return []gguf.KV{
+		{Key: "tokenizer.ggml.model", Value: "llama"},
+		{Key: "tokenizer.ggml.pre", Value: "default"},
+		{Key: "tokenizer.ggml.tokens", Value: v.tokens},
+		{Key: "tokenizer.ggml.scores", Value: scores},
+		{Key: "tokenizer.ggml.token_type", Value: v.types},
+		{Key: "tokenizer.ggml.bos_token_id", Value: uint32(1)},
+		{Key: "tokenizer.ggml.eos_token_id", Value: uint32(2)},
+		{Key: "tokenizer.ggml.unknown_token_id", Value: uint32(0)},
+		{Key: "tokenizer.ggml.add_bos_token", Value: true},
+		{Key: "tokenizer.ggml.add_eos_token", Value: false},
+		{Key: "tokenizer.chat_template", Value: mistralTurns},
+	}
+}
+
 // gemmaSpecials are Gemma 4's special tokens by id.
 var gemmaSpecials = map[int]string{
 	0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 98: "<|think|>",
@@ -239,12 +279,14 @@ func (s *shape) tokenizerKeys(target *shape) []gguf.KV {
 	if target != nil {
 		owner = target
 	}
-	switch owner.class {
-	case llamaClass:
+	switch {
+	case owner.pieces:
+		return pieceKeys(owner.vocab)
+	case owner.class == llamaClass:
 		return llamaKeys(owner.vocab)
-	case gemmaClass:
+	case owner.class == gemmaClass:
 		return gemmaKeys(owner.vocab)
-	case qwen35Class, qwen35MoEClass:
+	case owner.class == qwen35Class || owner.class == qwen35MoEClass:
 		return qwenKeys(owner.vocab, "qwen35")
 	}
 	return qwenKeys(owner.vocab, "qwen2")

@@ -10,16 +10,17 @@ import (
 	"strobe/internal/testkit"
 )
 
-// bothKinds is a tokenizer of bytes and one of characters.
-func bothKinds(t *testing.T) map[string]*Tokenizer {
+// everyKind is a tokenizer of each kind.
+func everyKind(t *testing.T) map[string]*Tokenizer {
 	return map[string]*Tokenizer{
 		"bytes": load(t, testkit.Golden(t, "qwen3/model.gguf")), "gemma": mustNew(t, gemmaVocab("aa", "aaaa")),
+		"sentencepiece": mustNew(t, pieceVocab("aa", "aaaa")),
 	}
 }
 
 // TestMemory: text without any boundary takes memory in proportion, not a hundred times its size.
 func TestMemory(t *testing.T) {
-	for name, tok := range bothKinds(t) {
+	for name, tok := range everyKind(t) {
 		for _, s := range []string{" ", "a", "я"} {
 			text := strings.Repeat(s, 4<<20/len(s))
 			var before, after runtime.MemStats
@@ -30,7 +31,7 @@ func TestMemory(t *testing.T) {
 			if n := after.TotalAlloc - before.TotalAlloc; n > uint64(25*len(text)) {
 				t.Errorf("%s: %d MB were allocated for %d MB of %q", name, n>>20, len(text)>>20, s)
 			}
-			if !bytes.Equal(tok.Decode(ids, DecodeOptions{}), []byte(text)) {
+			if !bytes.Equal(tok.Decode(ids, DecodeOptions{Opens: true}), []byte(text)) {
 				t.Errorf("%s: %q does not come back", name, s)
 			}
 		}
@@ -53,7 +54,7 @@ func TestCutIsLate(t *testing.T) {
 func TestEncodeStops(t *testing.T) {
 	closed := make(chan struct{})
 	close(closed)
-	for name, tok := range bothKinds(t) {
+	for name, tok := range everyKind(t) {
 		for _, text := range []string{strings.Repeat("one two\n", 1<<17), strings.Repeat(" ", 1<<20)} {
 			if n := len(tok.Encode(text, EncodeOptions{Done: closed})); n > 2*maxPiece {
 				t.Errorf("%s: %d tokens after the end", name, n)

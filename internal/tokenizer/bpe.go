@@ -9,11 +9,12 @@ import (
 // scratch is the working memory of one Encode call. It carries a small cache of
 // pieces that take several tokens; being private to a call, it needs no locks.
 type scratch struct {
-	done  <-chan struct{}
-	hits  []int32
-	syms  []symbol
-	queue pairQueue
-	cache [cacheSize]cacheEntry
+	done   <-chan struct{}
+	inside bool // EncodeOptions.Continue
+	hits   []int32
+	syms   []symbol
+	queue  pairQueue
+	cache  [cacheSize]cacheEntry
 }
 
 // shrink lets go of what an unusually long piece needed.
@@ -56,10 +57,13 @@ const stopCheck = 1 << 10
 
 // appendText encodes text that contains no special tokens.
 func (t *Tokenizer) appendText(dst []ID, s string, sc *scratch) []ID {
-	if t.raw {
+	split := t.split
+	switch {
+	case split == nil:
+		return t.appendWhole(dst, s, sc)
+	case t.raw:
 		return t.appendLines(dst, s, sc)
 	}
-	split := t.split
 	for i, n := 0, 0; i < len(s); n++ {
 		if n%stopCheck == 0 && sc.stopped() {
 			break
@@ -97,6 +101,43 @@ func (t *Tokenizer) appendLines(dst []ID, s string, sc *scratch) []ID {
 		}
 	}
 	return dst
+}
+
+// appendWhole is appendText for SentencePiece, which merges a text as a whole. Here, too, it is cut where no merge
+// crosses.
+func (t *Tokenizer) appendWhole(dst []ID, s string, sc *scratch) []ID {
+	if s == "" {
+		return dst
+	}
+	if strings.Contains(s, "\u2581") {
+		s = strings.ReplaceAll(s, "\u2581", " ")
+	}
+	i := 0
+	if t.Opens(dst) && !(sc.inside && len(dst) == 0) {
+		if t.joinable(' ', s[0]) || !utf8.RuneStart(s[0]) {
+			i = t.nextCut(s)
+		}
+		dst = t.appendSegment(dst, " "+s[:i], sc)
+	}
+	for n := 0; i < len(s); n++ {
+		if n%stopCheck == 0 && sc.stopped() {
+			break
+		}
+		k := t.nextCut(s[i:]) + i
+		dst = t.appendSegment(dst, s[i:k], sc)
+		i = k
+	}
+	return dst
+}
+
+// Opens reports whether text that follows these ids begins with a space of the vocabulary's own: in SentencePiece
+// vocabularies at the beginning and after special tokens. Encode puts it there and decoding takes it away.
+func (t *Tokenizer) Opens(before []ID) bool {
+	if !t.addSpace || len(before) == 0 {
+		return t.addSpace
+	}
+	id := before[len(before)-1]
+	return t.valid(id) && t.isSpecial(id)
 }
 
 // nextCut returns the end of the first stretch of s that no merge can leave.
@@ -240,15 +281,15 @@ func (t *Tokenizer) mergeShort(dst []ID, s string, syms []symbol) []ID {
 	for {
 		best, at := uint64(noMerge), -1
 		for i := range syms {
-			// Equal ranks are equal pairs, so < on the whole word keeps the leftmost.
-			if p := syms[i].pair; p < best {
+			// Ranks alone are compared, since of equal ones the leftmost wins: tokens may have the same score.
+			if p := syms[i].pair &^ 0xffffffff; p < best {
 				best, at = p, i
 			}
 		}
 		if at < 0 {
 			break
 		}
-		syms[at].sym = int32(uint32(best))
+		syms[at].sym = int32(uint32(syms[at].pair))
 		copy(syms[at+1:], syms[at+2:])
 		syms = syms[:len(syms)-1]
 		syms[at].pair = noMerge

@@ -1,22 +1,43 @@
 package tokenizer
 
-import "unicode/utf8"
+import (
+	"bytes"
+	"unicode/utf8"
+)
 
 // DecodeOptions steer Decode. The zero value leaves control tokens out.
 type DecodeOptions struct {
 	Special bool // render control, unknown and unused tokens as their text
+	// Opens: the ids begin a text, or follow others of which Tokenizer.Opens is true.
+	Opens bool
 }
 
 // Decode returns the bytes of ids. Ids outside the vocabulary render as nothing.
 func (t *Tokenizer) Decode(ids []ID, opt DecodeOptions) []byte {
 	out := make([]byte, 0, 5*len(ids))
 	for _, id := range ids {
-		out = append(out, t.rendered(id, opt.Special)...)
+		out = append(out, t.next(id, opt.Special, &opt.Opens)...)
 	}
 	return out
 }
 
-// Piece returns the bytes of one token, a copy; see DecodeOptions for special.
+// next renders a token after others. Opens says whether they leave room for a space that Encode puts in front of
+// text, and is set for the token after it. The result aliases the vocabulary.
+func (t *Tokenizer) next(id ID, special bool, opens *bool) []byte {
+	b := t.rendered(id, special)
+	if !t.addSpace || !t.valid(id) {
+		return b
+	}
+	if opened := *opens; t.isSpecial(id) {
+		*opens = true
+	} else if *opens = false; opened {
+		b = bytes.TrimPrefix(b, []byte(" "))
+	}
+	return b
+}
+
+// Piece returns the bytes of one token, a copy; see DecodeOptions for special. Beside others a token may have a
+// space less: see Tokenizer.Opens.
 func (t *Tokenizer) Piece(id ID, special bool) []byte {
 	return append([]byte(nil), t.rendered(id, special)...)
 }
@@ -49,6 +70,7 @@ func (t *Tokenizer) Lookup(text string) (ID, bool) { return t.lookup(text) }
 // as they are, so the output always adds up to what Decode gives.
 type Stream struct {
 	Special bool // render control tokens
+	Opens   bool // as in DecodeOptions
 	t       *Tokenizer
 	buf     []byte // what the last Push returned, then what is held back
 	held    int    // length of the held-back tail of buf
@@ -61,7 +83,7 @@ func (t *Tokenizer) NewStream() *Stream { return &Stream{t: t} }
 // none. The result is valid until the next call.
 func (s *Stream) Push(id ID) []byte {
 	n := copy(s.buf, s.buf[len(s.buf)-s.held:])
-	s.buf = append(s.buf[:n], s.t.rendered(id, s.Special)...)
+	s.buf = append(s.buf[:n], s.t.next(id, s.Special, &s.Opens)...)
 	s.held = incomplete(s.buf)
 	return s.buf[:len(s.buf)-s.held]
 }

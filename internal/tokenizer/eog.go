@@ -41,6 +41,13 @@ func (t *Tokenizer) assignRoles(c Config, kinds []TokenKind) {
 			t.roles[r] = id
 		}
 	}
+	if c.Model == "llama" { // SentencePiece's own order, which files may leave out
+		for id, r := range []Role{RoleUnknown, RoleBOS, RoleEOS} {
+			if _, ok := t.roles[r]; !ok && id < len(kinds) {
+				t.roles[r] = ID(id)
+			}
+		}
+	}
 	for _, rt := range roleTexts {
 		if _, ok := t.roles[rt.role]; ok {
 			continue

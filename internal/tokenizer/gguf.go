@@ -49,6 +49,12 @@ func configFromGGUF(f *gguf.File) (c Config, err error) {
 	strs(&c.Merges, "tokenizer.ggml.merges")
 	flag(&c.AddBOS, "tokenizer.ggml.add_bos_token")
 	flag(&c.AddEOS, "tokenizer.ggml.add_eos_token")
+	if c.Model == "llama" { // others may have them and do not use them
+		flag(&c.AddSpace, "tokenizer.ggml.add_space_prefix")
+		if err == nil {
+			c.Scores, _, err = f.Floats("tokenizer.ggml.scores")
+		}
+	}
 	if err != nil {
 		return c, err
 	}

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -75,10 +76,11 @@ type oracle struct {
 	ids   map[string]ID
 	ranks map[[2]string]int
 	raw   bool
+	spm   bool
 }
 
 func newOracle(c Config) *oracle {
-	o := &oracle{c: c, ids: map[string]ID{}, ranks: map[[2]string]int{}, raw: c.Model == "gemma4"}
+	o := &oracle{c: c, ids: map[string]ID{}, ranks: map[[2]string]int{}, raw: c.Model != "gpt2", spm: c.Model == "llama"}
 	for i, s := range c.Tokens {
 		o.ids[s] = ID(i)
 	}
@@ -122,16 +124,25 @@ func (o *oracle) encode(t testing.TB, text string, parse bool) []ID {
 		frags = next
 	}
 	var out []ID
+	opens := o.spm && (o.c.AddSpace == nil || *o.c.AddSpace)
 	for _, f := range frags {
 		if f.id >= 0 {
 			out = append(out, f.id)
+			opens = o.spm && (o.c.AddSpace == nil || *o.c.AddSpace)
 			continue
 		}
 		s := f.s
+		if s == "" {
+			continue
+		}
+		if opens {
+			s, opens = " "+s, false
+		}
 		if o.raw {
 			s = strings.ReplaceAll(s, " ", "\u2581")
 		}
-		if s == "" {
+		if o.spm {
+			out = append(out, o.bpe(s)...)
 			continue
 		}
 		pre := o.c.Pre
@@ -142,8 +153,21 @@ func (o *oracle) encode(t testing.TB, text string, parse bool) []ID {
 	return out
 }
 
+// rank is what decides which pair merges first: the lowest.
+func (o *oracle) rank(a, b string) (float64, bool) {
+	if o.spm {
+		id, ok := o.ids[a+b]
+		if !ok || o.c.Types[id] != Normal {
+			return 0, false
+		}
+		return -float64(o.c.Scores[id]), true
+	}
+	r, ok := o.ranks[[2]string{a, b}]
+	return float64(r), ok
+}
+
 func (o *oracle) bpe(piece string) []ID {
-	if o.raw && strings.Trim(piece, "\n") == "" {
+	if o.raw && !o.spm && strings.Trim(piece, "\n") == "" {
 		if id, ok := o.ids[piece]; ok {
 			return []ID{id}
 		}
@@ -165,9 +189,9 @@ func (o *oracle) bpe(piece string) []ID {
 		syms = append(syms, string(r))
 	}
 	for {
-		best, at := -1, -1
+		best, at := 0.0, -1
 		for i := 0; i+1 < len(syms); i++ {
-			if r, ok := o.ranks[[2]string{syms[i], syms[i+1]}]; ok && (at < 0 || r < best) {
+			if r, ok := o.rank(syms[i], syms[i+1]); ok && (at < 0 || r < best) {
 				best, at = r, i
 			}
 		}
@@ -206,8 +230,8 @@ func (o *oracle) bpe(piece string) []ID {
 // order no training would give, and special tokens that overlap each other.
 func randomConfig(rng *rand.Rand, pre string, holes bool) Config {
 	c := Config{Model: "gpt2", Pre: pre}
-	if pre == "gemma4" {
-		c.Model = "gemma4"
+	if pre == "gemma4" || pre == "llama" {
+		c.Model = pre
 	}
 	seen := map[string]bool{}
 	add := func(s string, k TokenKind) bool {
@@ -219,9 +243,9 @@ func randomConfig(rng *rand.Rand, pre string, holes bool) Config {
 		return true
 	}
 	var parts []string
-	if c.Model == "gemma4" {
+	if c.Model != "gpt2" {
 		for b := range 256 {
-			if !holes || rng.IntN(20) > 0 {
+			if !holes || c.Model == "llama" || rng.IntN(20) > 0 {
 				add(fmt.Sprintf("<0x%02X>", b), Byte)
 			}
 		}
@@ -265,6 +289,12 @@ func randomConfig(rng *rand.Rand, pre string, holes bool) Config {
 			add(s, []TokenKind{Control, UserDefined, Unknown}[rng.IntN(3)])
 		}
 	}
+	if c.Model == "llama" {
+		c.Merges, c.AddSpace = nil, ptr(rng.IntN(2) == 0)
+		for range c.Tokens {
+			c.Scores = append(c.Scores, -float32(rng.IntN(20))) // few values, so that many are equal
+		}
+	}
 	return c
 }
 
@@ -282,7 +312,7 @@ func randomText(rng *rand.Rand, n int) string {
 }
 
 func TestEncodeAgainstOracle(t *testing.T) {
-	for pre := range patterns {
+	for _, pre := range append(slices.Collect(maps.Keys(patterns)), "llama") {
 		t.Run(pre, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, uint64(len(pre))))
 			for round := range 60 {
@@ -311,7 +341,7 @@ func TestEncodeAgainstOracle(t *testing.T) {
 // TestLongPieces drives the heap against the scanning merge on pieces of all lengths.
 func TestLongPieces(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for _, pre := range []string{"qwen2", "gemma4"} {
+	for _, pre := range []string{"qwen2", "gemma4", "llama"} {
 		for range 30 {
 			c := randomConfig(rng, pre, false)
 			tok, err := New(c)

@@ -16,7 +16,8 @@ type splitter func(s string, i int) int
 // preset is what a tokenizer.ggml.pre value stands for.
 type preset struct {
 	split      splitter
-	raw        bool // gemma4 spelling instead of the byte alphabet
+	raw        bool // spaces written U+2581 instead of the byte alphabet
+	scored     bool // merges by the scores of the tokens instead of a list
 	wholeFirst bool // a piece that is a token is taken as it is
 	addBOS     bool // default of add_bos_token
 }
@@ -28,6 +29,8 @@ var (
 	gpt2   = preset{split: splitGPT2}
 	simple = preset{split: splitDefault}
 	gemma4 = preset{split: splitLines, raw: true, addBOS: true}
+
+	sentencePiece = preset{raw: true, scored: true, addBOS: true}
 )
 
 // presets also holds the names under which converters stored the same splitter.

@@ -72,14 +72,16 @@ var Roles = []Role{
 
 // Config is a vocabulary in the form GGUF stores it.
 type Config struct {
-	Model    string      // "gpt2" (byte-level BPE) or "gemma4"
-	Pre      string      // splitter: see PreNames; gemma4 needs none; "" is llama.cpp's default
+	Model    string      // "gpt2" (byte-level BPE), "gemma4" or "llama" (SentencePiece)
+	Pre      string      // gpt2: splitter, see PreNames; "" is llama.cpp's default
 	Tokens   []string    // index = id; each text at most once, empty texts allowed
 	Types    []TokenKind // nil = all Normal; otherwise at least one per token
-	Merges   []string    // "left right" in rank order
+	Merges   []string    // gpt2 and gemma4: "left right" in rank order
+	Scores   []float32   // llama: one per token; what has the highest is merged first
 	Special  map[Role]ID // ids outside the vocabulary are ignored
 	AddBOS   *bool       // nil = the splitter's default
 	AddEOS   *bool       // nil = false
+	AddSpace *bool       // llama: text begins with a space; nil = true
 	Suppress []ID        // never to be sampled; ids outside the vocabulary are ignored
 }
 
@@ -93,6 +95,8 @@ type Tokenizer struct {
 	split   splitter
 	// wholeFirst: a piece that is a token is taken without merging (llama3).
 	wholeFirst bool
+	// addSpace: text at the beginning and after a special token gets a space in front.
+	addSpace bool
 
 	roles    map[Role]ID
 	bos, eos ID // what AddSpecial adds; -1 = nothing
@@ -110,22 +114,28 @@ type Tokenizer struct {
 // New builds a tokenizer. Errors name the GGUF key that is at fault.
 func New(c Config) (*Tokenizer, error) {
 	t := &Tokenizer{model: strings.Clone(c.Model), pre: strings.Clone(c.Pre)} // the originals may alias a file
+	var p preset
 	switch c.Model {
 	case "gpt2":
+		if t.pre == "" {
+			t.pre, t.guessed = "default", true
+		}
+		var ok bool
+		if p, ok = presets[t.pre]; !ok {
+			return nil, fmt.Errorf("tokenizer.ggml.pre: unknown pre-tokenizer %q (known: %s)", t.pre,
+				strings.Join(PreNames(), ", "))
+		}
 	case "gemma4":
-		t.pre = "gemma4" // there is only one, whatever the file says
+		t.pre, p = "gemma4", gemma4 // there is only one, whatever the file says
+	case "llama":
+		t.pre, p = "", sentencePiece // nothing is split, whatever the file says
+		t.addSpace = c.AddSpace == nil || *c.AddSpace
 	case "":
 		return nil, fmt.Errorf("tokenizer.ggml.model: missing")
+	case "t5":
+		return nil, fmt.Errorf("tokenizer.ggml.model: %q, a unigram vocabulary, is not supported", c.Model)
 	default:
-		return nil, fmt.Errorf("tokenizer.ggml.model: %q is not supported (known: gpt2, gemma4)", c.Model)
-	}
-	if t.pre == "" {
-		t.pre, t.guessed = "default", true
-	}
-	p, ok := presets[t.pre]
-	if !ok {
-		return nil, fmt.Errorf("tokenizer.ggml.pre: unknown pre-tokenizer %q (known: %s)", t.pre,
-			strings.Join(PreNames(), ", "))
+		return nil, fmt.Errorf("tokenizer.ggml.model: %q is not supported (known: gpt2, gemma4, llama)", c.Model)
 	}
 	t.split, t.wholeFirst = p.split, p.wholeFirst
 
@@ -137,7 +147,12 @@ func New(c Config) (*Tokenizer, error) {
 	if err := t.vocab.build(c.Tokens, kinds, p.raw); err != nil {
 		return nil, err
 	}
-	if err := t.vocab.addMerges(c.Merges); err != nil {
+	if p.scored {
+		err = t.vocab.addScores(c.Scores)
+	} else {
+		err = t.vocab.addMerges(c.Merges)
+	}
+	if err != nil {
 		return nil, err
 	}
 	t.addFlags(c, p)
@@ -175,7 +190,7 @@ func (t *Tokenizer) addFlags(c Config, p preset) {
 	if c.AddBOS != nil {
 		addBOS = *c.AddBOS
 	}
-	if p.raw { // upstream overrides a false flag: Gemma 4 derails without it
+	if p.raw && !p.scored { // upstream overrides a false flag: Gemma 4 derails without it
 		addBOS = true
 	}
 	t.bos, t.eos = -1, -1
@@ -210,10 +225,10 @@ func (t *Tokenizer) valid(id ID) bool { return id >= 0 && int(id) < len(t.kinds)
 // Size is the number of tokens.
 func (t *Tokenizer) Size() int { return len(t.kinds) }
 
-// Model is the GGUF tokenizer model, "gpt2" or "gemma4".
+// Model is the GGUF tokenizer model: "gpt2", "gemma4" or "llama".
 func (t *Tokenizer) Model() string { return t.model }
 
-// Pre is the name of the splitter.
+// Pre is the name of the splitter, "" if nothing is split.
 func (t *Tokenizer) Pre() string { return t.pre }
 
 // Warning says what is wrong with the file, "" if nothing is.
@@ -275,6 +290,8 @@ func (t *Tokenizer) Kind(id ID) TokenKind {
 type EncodeOptions struct {
 	AddSpecial   bool // add BOS and EOS where the file asks for them
 	ParseSpecial bool // recognise control tokens in the text
+	// Continue: the text goes on where another one ended, so nothing puts a space in front of it.
+	Continue bool
 	// Done ends the work when it is closed; the result is incomplete then. nil never does.
 	Done <-chan struct{}
 }
@@ -284,8 +301,8 @@ func (t *Tokenizer) Encode(text string, opt EncodeOptions) []ID {
 	return t.AppendEncode(make([]ID, 0, len(text)/4+4), text, opt)
 }
 
-// AppendEncode appends the ids of text to dst. A text that already starts with
-// BOS (chat templates write it) gets no second one; the same holds for EOS.
+// AppendEncode appends the ids of text to dst, whose text it continues. A text that already
+// starts with BOS (chat templates write it) gets no second one; the same holds for EOS.
 func (t *Tokenizer) AppendEncode(dst []ID, text string, opt EncodeOptions) []ID {
 	start := len(dst)
 	if opt.AddSpecial && t.bos >= 0 {
@@ -293,7 +310,7 @@ func (t *Tokenizer) AppendEncode(dst []ID, text string, opt EncodeOptions) []ID 
 	}
 	body := len(dst)
 	sc := t.scratch.Get().(*scratch)
-	sc.done = opt.Done
+	sc.done, sc.inside = opt.Done, opt.Continue
 	dst = t.appendParts(dst, text, opt.ParseSpecial, sc)
 	sc.done = nil
 	sc.shrink()

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -280,7 +281,8 @@ func TestErrors(t *testing.T) {
 		want string // all of these words
 	}{
 		{"no model", func(c *Config) { c.Model = "" }, "tokenizer.ggml.model missing"},
-		{"other model", func(c *Config) { c.Model = "llama" }, `tokenizer.ggml.model "llama"`},
+		{"other model", func(c *Config) { c.Model = "bert" }, `tokenizer.ggml.model "bert" gpt2 llama`},
+		{"unigram", func(c *Config) { c.Model = "t5" }, `tokenizer.ggml.model "t5" unigram`},
 		{"unknown pre", func(c *Config) { c.Pre = "qwen99" }, `tokenizer.ggml.pre "qwen99" qwen35 llama-bpe gemma4`},
 		{"no tokens", func(c *Config) { c.Tokens = nil }, "tokenizer.ggml.tokens no tokens"},
 		{"few types", func(c *Config) { c.Types = c.Types[:100] }, "tokenizer.ggml.token_type 100 256"},
@@ -398,11 +400,11 @@ func TestEncodeAllocates(t *testing.T) {
 // would take hours if it did.
 func TestHostileInput(t *testing.T) {
 	for _, tok := range []*Tokenizer{load(t, testkit.Golden(t, "qwen3/model.gguf")),
-		mustNew(t, gemmaVocab("aa", "aaaa"))} {
+		mustNew(t, gemmaVocab("aa", "aaaa")), mustNew(t, pieceVocab("aa", "aaaa"))} {
 		for _, s := range []string{"a", " ", "\n", "=", "<", "<|", "'", "我", "\xff", "a ", "\n ", "the"} {
 			text := strings.Repeat(s, 1<<20/len(s))
 			ids := tok.Encode(text, EncodeOptions{ParseSpecial: true})
-			if !bytes.Equal(tok.Decode(ids, DecodeOptions{Special: true}), []byte(text)) {
+			if !bytes.Equal(tok.Decode(ids, DecodeOptions{Special: true, Opens: true}), []byte(text)) {
 				t.Errorf("a megabyte of %q does not come back", s)
 			}
 		}
@@ -430,14 +432,18 @@ func FuzzRoundTrip(f *testing.F) {
 		}
 	}
 	gemma := mustNew(f, gemmaVocab("aa", "ab", "\u2581\u2581"))
+	pieces := pieceVocab("aa", "ab", "\u2581\u2581", "\u2581l", "\u2581l\u2581", "lo", "\n\u2581")
+	spaced := mustNew(f, pieces)
+	pieces.AddSpace = ptr(false)
+	plain := mustNew(f, pieces)
 	f.Fuzz(func(t *testing.T, s string, parse bool) {
 		check := func(tok *Tokenizer, want string) {
 			ids := tok.Encode(s, EncodeOptions{ParseSpecial: parse})
-			if got := string(tok.Decode(ids, DecodeOptions{Special: true})); got != want {
+			if got := string(tok.Decode(ids, DecodeOptions{Special: true, Opens: true})); got != want {
 				t.Fatalf("%s: %q comes back as %q", tok.Pre(), s, got)
 			}
 			st := tok.NewStream()
-			st.Special = true
+			st.Special, st.Opens = true, true
 			var out []byte
 			for _, id := range ids {
 				p := st.Push(id)
@@ -453,24 +459,41 @@ func FuzzRoundTrip(f *testing.F) {
 		for _, tok := range byteLevel {
 			check(tok, s)
 		}
-		check(gemma, strings.ReplaceAll(s, "\u2581", " "))
+		for _, tok := range []*Tokenizer{gemma, spaced, plain} {
+			check(tok, strings.ReplaceAll(s, "\u2581", " "))
+		}
 	})
 }
 
 // FuzzNew feeds arbitrary vocabularies: lines of tokens, then lines of merges.
 func FuzzNew(f *testing.F) {
-	f.Add("a\nb\nab\n<x>", "a b", "abab<x>", []byte{1, 1, 1, 3}, false)
-	f.Add("<0x41>\n\u2581\na\n\u2581a\n<bos>", "\u2581 a\na a", "a a\n", []byte{6, 1, 1, 1, 4}, true)
-	f.Add("é\n\xff\n \n\n", "é \xff\nx y", "\xff é", []byte{0, 255, 5, 2}, false)
-	f.Fuzz(func(t *testing.T, tokens, merges, text string, types []byte, gemma bool) {
+	f.Add("a\nb\nab\n<x>", "a b", "abab<x>", []byte{1, 1, 1, 3}, uint8(0))
+	f.Add("<0x41>\n\u2581\na\n\u2581a\n<bos>", "\u2581 a\na a", "a a\n", []byte{6, 1, 1, 1, 4}, uint8(1))
+	f.Add("é\n\xff\n \n\n", "é \xff\nx y", "\xff é", []byte{0, 255, 5, 2}, uint8(0))
+	f.Add("\u2581\na\n\u2581a\n<s>\n\xff\n<0x61>\naa", "", "a <s>a\xff", []byte{1, 1, 1, 3, 1, 6, 1}, uint8(2))
+	f.Fuzz(func(t *testing.T, tokens, merges, text string, types []byte, model uint8) {
 		c := Config{Model: "gpt2", Pre: "qwen35", Tokens: strings.Split(tokens, "\n"), Merges: strings.Split(merges, "\n"),
 			Special: map[Role]ID{RoleBOS: ID(len(types)), RoleEOS: -1}, AddBOS: ptr(true)}
-		if gemma {
-			c.Model, c.Pre = "gemma4", ""
-		}
 		if len(types) > 0 {
 			for _, k := range types {
 				c.Types = append(c.Types, TokenKind(k))
+			}
+		}
+		switch model % 3 {
+		case 1:
+			c.Model, c.Pre = "gemma4", ""
+		case 2: // with byte tokens, without which nothing is accepted
+			c.Model, c.Pre = "llama", ""
+			for len(c.Types) < len(c.Tokens) {
+				c.Types = append(c.Types, Normal)
+			}
+			for b := range 256 {
+				if s := fmt.Sprintf("<0x%02X>", b); !slices.Contains(c.Tokens, s) {
+					c.Tokens, c.Types = append(c.Tokens, s), slices.Insert(c.Types, len(c.Tokens), Byte)
+				}
+			}
+			for i := range c.Tokens {
+				c.Scores = append(c.Scores, -float32(i%7))
 			}
 		}
 		tok, err := New(c)

@@ -1,9 +1,13 @@
 package tokenizer
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -32,7 +36,7 @@ type vocab struct {
 	index []uint64 // open addressing: hash tag << 32 | symbol + 1
 	merge mergeTable
 
-	bytes    [256]int32 // byte-level: symbol of a byte; raw: token <0xXX>; -1 = none
+	bytes    [256]int32 // byte-level: symbol of a byte; raw: token for a byte, mostly <0xXX>; -1 = none
 	bytePair []uint64   // byte-level: rank<<32 | symbol for a pair of bytes; noMerge = none
 	joins    [256][4]uint64
 }
@@ -138,7 +142,7 @@ func (v *vocab) addSymbol(text []byte) int32 {
 
 // spelling appends the prompt text whose symbols spell the vocabulary text s. It
 // reports false when no prompt text does: a character outside the byte alphabet,
-// or, for gemma4, a literal space.
+// or, where spaces are written U+2581, a literal space.
 func (v *vocab) spelling(dst []byte, s string) ([]byte, bool) {
 	if v.raw {
 		if strings.IndexByte(s, ' ') >= 0 {
@@ -352,12 +356,91 @@ func (v *vocab) addMerges(merges []string) error {
 			}
 			r = resolved{v.intern(buf[:m]), v.intern(buf[m:]), v.intern(buf)}
 		}
-		v.merge.add(r.left, r.right, uint32(i), uint32(r.result))
-		a, b := v.arena[v.offs[r.left+1]-1], v.arena[v.offs[r.right]]
-		v.joins[a][b>>6] |= 1 << (b & 63)
+		v.join(r, uint32(i))
 	}
 	if !v.raw {
 		v.buildBytePairs()
+	}
+	return nil
+}
+
+// maxScored is the most bytes of a token that text merges to. Finding the pairs of a token takes the square of its
+// length; the longest tokens of real vocabularies have a few dozen characters.
+const maxScored = 512
+
+// addScores fills the merge table of a SentencePiece vocabulary: any two symbols merge whose texts together are a
+// normal token, first those whose token has the highest score. Symbols are tokens and single characters, which fall
+// back to bytes when they have no token. All other tokens are never what text merges to.
+func (v *vocab) addScores(scores []float32) error {
+	if len(scores) < len(v.kinds) {
+		return fmt.Errorf("tokenizer.ggml.scores: %d entries for %d tokens", len(scores), len(v.kinds))
+	}
+	var order []ID
+	for i, k := range v.kinds {
+		if math.IsNaN(float64(scores[i])) {
+			return fmt.Errorf("tokenizer.ggml.scores: entry %d is not a number", i)
+		}
+		if _, odd := v.texts[ID(i)]; odd || k != Normal {
+			continue
+		}
+		if n := len(v.piece(ID(i))); n > maxScored {
+			return fmt.Errorf("tokenizer.ggml.tokens: token %d has %d bytes, more than %d", i, n, maxScored)
+		}
+		order = append(order, ID(i))
+	}
+	slices.SortStableFunc(order, func(a, b ID) int { return cmp.Compare(scores[b], scores[a]) })
+
+	symbol := func(text []byte) int32 {
+		if _, n := utf8.DecodeRune(text); n == len(text) {
+			return v.intern(text)
+		}
+		return v.find(string(text))
+	}
+	type pair struct {
+		resolved
+		rank uint32
+	}
+	var pairs []pair
+	rank := uint32(0)
+	for i, id := range order {
+		if i > 0 && scores[id] != scores[order[i-1]] {
+			rank++
+		}
+		text := v.piece(id)
+		for k := 0; ; {
+			_, n := utf8.DecodeRune(text[k:])
+			if k += n; k >= len(text) {
+				break
+			}
+			if left, right := symbol(text[:k]), symbol(text[k:]); left >= 0 && right >= 0 {
+				pairs = append(pairs, pair{resolved{left, right, id}, rank})
+			}
+		}
+	}
+	v.merge.init(len(pairs))
+	for _, p := range pairs {
+		v.join(p.resolved, p.rank)
+	}
+	return v.coverBytes()
+}
+
+// join adds a merge to the tables.
+func (v *vocab) join(r resolved, rank uint32) {
+	v.merge.add(r.left, r.right, rank, uint32(r.result))
+	a, b := v.arena[v.offs[r.left+1]-1], v.arena[v.offs[r.right]]
+	v.joins[a][b>>6] |= 1 << (b & 63)
+}
+
+// coverBytes makes sure that every byte can be written: with its own token <0xXX>, or a token that is this character.
+func (v *vocab) coverBytes() error {
+	for b := range v.bytes {
+		one := []byte{byte(b)}
+		if id := v.bytes[b]; id >= 0 && bytes.Equal(v.piece(id), one) {
+			continue
+		}
+		if v.bytes[b] = v.find(string(one)); v.bytes[b] < 0 || v.token(v.bytes[b]) < 0 {
+			return fmt.Errorf("tokenizer.ggml.tokens: no byte token <0x%02X>, so not every text can be written", b)
+		}
 	}
 	return nil
 }

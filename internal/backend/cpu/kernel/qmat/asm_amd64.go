@@ -37,21 +37,28 @@ type kernels struct {
 }
 
 var kernels512 = [...]kernels{
-	quant.Q4_0:   {decodeQ40, []fusedFunc{fusedQ40x1, fusedQ40x2, fusedQ40x3, fusedQ40x4}},
-	quant.Q4_1:   {decodeQ41, []fusedFunc{fusedQ41x1, fusedQ41x2}},
-	quant.Q5_0:   {decodeQ50, []fusedFunc{fusedQ50x1, fusedQ50x2, fusedQ50x3, fusedQ50x4}},
-	quant.Q5_1:   {decodeQ51, []fusedFunc{fusedQ51x1, fusedQ51x2}},
-	quant.Q8_0:   {decodeQ80, []fusedFunc{fusedQ80x1, fusedQ80x2, fusedQ80x3, fusedQ80x4, fusedQ80x5, fusedQ80x6}},
-	quant.Q4_K:   {decodeQ4K, []fusedFunc{fusedQ4Kx1, fusedQ4Kx2, fusedQ4Kx3, fusedQ4Kx4, fusedQ4Kx5, fusedQ4Kx6}},
-	quant.Q5_K:   {decodeQ5K, []fusedFunc{fusedQ5Kx1, fusedQ5Kx2, fusedQ5Kx3, fusedQ5Kx4}},
-	quant.Q6_K:   {decodeQ6K, []fusedFunc{fusedQ6Kx1, fusedQ6Kx2, fusedQ6Kx3, fusedQ6Kx4}},
-	quant.IQ4_NL: {decodeIQ4NL, []fusedFunc{fusedIQ4NLx1, fusedIQ4NLx2, fusedIQ4NLx3, fusedIQ4NLx4}},
-	quant.IQ4_XS: {decodeIQ4XS, []fusedFunc{fusedIQ4XSx1, fusedIQ4XSx2, fusedIQ4XSx3, fusedIQ4XSx4}},
-	quant.MXFP4:  {decodeMXFP4, []fusedFunc{fusedMXFP4x1, fusedMXFP4x2, fusedMXFP4x3, fusedMXFP4x4}},
-	quant.NVFP4:  {decodeNVFP4, nil},
-	quant.Q2_K:   {decodeQ2K, []fusedFunc{fusedQ2Kx1}},
-	quant.Q3_K:   {decodeQ3K, []fusedFunc{fusedQ3Kx1, fusedQ3Kx2}},
-	quant.Q2_0:   {},
+	quant.Q4_0:    {decodeQ40, []fusedFunc{fusedQ40x1, fusedQ40x2, fusedQ40x3, fusedQ40x4}},
+	quant.Q4_1:    {decodeQ41, []fusedFunc{fusedQ41x1, fusedQ41x2}},
+	quant.Q5_0:    {decodeQ50, []fusedFunc{fusedQ50x1, fusedQ50x2, fusedQ50x3, fusedQ50x4}},
+	quant.Q5_1:    {decodeQ51, []fusedFunc{fusedQ51x1, fusedQ51x2}},
+	quant.Q8_0:    {decodeQ80, []fusedFunc{fusedQ80x1, fusedQ80x2, fusedQ80x3, fusedQ80x4, fusedQ80x5, fusedQ80x6}},
+	quant.Q4_K:    {decodeQ4K, []fusedFunc{fusedQ4Kx1, fusedQ4Kx2, fusedQ4Kx3, fusedQ4Kx4, fusedQ4Kx5, fusedQ4Kx6}},
+	quant.Q5_K:    {decodeQ5K, []fusedFunc{fusedQ5Kx1, fusedQ5Kx2, fusedQ5Kx3, fusedQ5Kx4}},
+	quant.Q6_K:    {decodeQ6K, []fusedFunc{fusedQ6Kx1, fusedQ6Kx2, fusedQ6Kx3, fusedQ6Kx4}},
+	quant.IQ4_NL:  {decodeIQ4NL, []fusedFunc{fusedIQ4NLx1, fusedIQ4NLx2, fusedIQ4NLx3, fusedIQ4NLx4}},
+	quant.IQ4_XS:  {decodeIQ4XS, []fusedFunc{fusedIQ4XSx1, fusedIQ4XSx2, fusedIQ4XSx3, fusedIQ4XSx4}},
+	quant.MXFP4:   {decodeMXFP4, []fusedFunc{fusedMXFP4x1, fusedMXFP4x2, fusedMXFP4x3, fusedMXFP4x4}},
+	quant.NVFP4:   {decodeNVFP4, nil},
+	quant.Q2_K:    {decodeQ2K, []fusedFunc{fusedQ2Kx1}},
+	quant.Q3_K:    {decodeQ3K, []fusedFunc{fusedQ3Kx1, fusedQ3Kx2}},
+	quant.IQ1_S:   {decodeIQ1S, []fusedFunc{fusedIQ1Sx1}},
+	quant.IQ1_M:   {decodeIQ1M, nil},
+	quant.IQ2_XXS: {decodeIQ2XXS, []fusedFunc{fusedIQ2XXSx1}},
+	quant.IQ2_XS:  {decodeIQ2XS, nil},
+	quant.IQ2_S:   {decodeIQ2S, nil},
+	quant.IQ3_XXS: {decodeIQ3XXS, []fusedFunc{fusedIQ3XXSx1}},
+	quant.IQ3_S:   {decodeIQ3S, []fusedFunc{fusedIQ3Sx1}},
+	quant.Q2_0:    {},
 }
 
 // woven512 is the same for woven weights. Without transposing, more columns fit into the registers.
@@ -60,6 +67,34 @@ var woven512 = map[quant.Type]*kernels{
 		fusedQ4KWovenx5, fusedQ4KWovenx6, fusedQ4KWovenx7, fusedQ4KWovenx8}},
 	quant.Q6_K: {decodeQ6KWoven, []fusedFunc{fusedQ6KWovenx1, fusedQ6KWovenx2, fusedQ6KWovenx3, fusedQ6KWovenx4,
 		fusedQ6KWovenx5, fusedQ6KWovenx6, fusedQ6KWovenx7, fusedQ6KWovenx8}},
+}
+
+// The grids as decoders read them: the levels of a point's values, the first being the smallest value, in the low
+// nibbles of four bytes and, of points with eight values, in the high nibbles.
+var (
+	gridIQ1    [2048]uint32
+	gridIQ2XXS [256]uint32
+	gridIQ2XS  [512]uint32
+	gridIQ2S   [1024]uint32
+	gridIQ3XXS [256]uint32
+	gridIQ3S   [512]uint32
+)
+
+func init() {
+	for _, g := range []struct {
+		levels []uint32
+		typ    quant.Type
+		step   uint64 // values divided by it are levels
+	}{
+		{gridIQ1[:], quant.IQ1_S, 1}, {gridIQ2XXS[:], quant.IQ2_XXS, 16}, {gridIQ2XS[:], quant.IQ2_XS, 16},
+		{gridIQ2S[:], quant.IQ2_S, 16}, {gridIQ3XXS[:], quant.IQ3_XXS, 8}, {gridIQ3S[:], quant.IQ3_S, 2},
+	} {
+		for i, p := range g.typ.GridPoints() {
+			for c := range 8 {
+				g.levels[i] |= uint32((p>>(8*c)&255)/g.step) << (c%4*8 + c/4*4)
+			}
+		}
+	}
 }
 
 // weavePieces weaves the first n times 16 bytes of 16 rows.
@@ -91,13 +126,13 @@ var kernelsAVX2 = [...]struct {
 	quant.Q4_K:    {decode2Q4K, micro2Min32u4, micro2vMin32u4},
 	quant.Q5_K:    {decode2Q5K, micro2Min32u5, micro2vMin32u5},
 	quant.Q6_K:    {decode2Q6K, micro2Off16u6, micro2vOff16u6},
-	quant.IQ1_S:   {nil, micro2Off32s8, micro2vOff32s8},
-	quant.IQ1_M:   {nil, micro2Off16u6, micro2vOff16u6},
-	quant.IQ2_XXS: {nil, micro2Off32s8, micro2vOff32s8},
-	quant.IQ2_XS:  {nil, micro2Min16u7, micro2vMin16u7},
-	quant.IQ2_S:   {nil, micro2Min16u7, micro2vMin16u7},
-	quant.IQ3_XXS: {nil, micro2Off32s8, micro2vOff32s8},
-	quant.IQ3_S:   {nil, micro2Off32s8, micro2vOff32s8},
+	quant.IQ1_S:   {decode2IQ1S, micro2Off32s8, micro2vOff32s8},
+	quant.IQ1_M:   {decode2IQ1M, micro2Off16u6, micro2vOff16u6},
+	quant.IQ2_XXS: {decode2IQ2XXS, micro2Off32s8, micro2vOff32s8},
+	quant.IQ2_XS:  {decode2IQ2XS, micro2Min16u7, micro2vMin16u7},
+	quant.IQ2_S:   {decode2IQ2S, micro2Min16u7, micro2vMin16u7},
+	quant.IQ3_XXS: {decode2IQ3XXS, micro2Off32s8, micro2vOff32s8},
+	quant.IQ3_S:   {decode2IQ3S, micro2Off32s8, micro2vOff32s8},
 	quant.IQ4_NL:  {decode2IQ4NL, micro2Off32s8, micro2vOff32s8},
 	quant.IQ4_XS:  {decode2IQ4XS, micro2Off32s8, micro2vOff32s8},
 	quant.TQ1_0:   {nil, micro2Off32s8, micro2vOff32s8},
@@ -285,10 +320,7 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead 
 	}
 	stride := m.K / f.len * f.bytes
 	bb := blockLen / f.len * f.bytes
-	off := f.kind.offset()
-	if f.kind == off32 {
-		off = 0 // signed
-	}
+	off := f.kind.offset2()
 	// The sums stay in one piece: columns of y may be a multiple of 4 KB apart and would
 	// push each other out of the cache.
 	s.acc = grow(s.acc, x.n*Panel)
@@ -334,6 +366,14 @@ func (k kind) offset() byte {
 		return 32
 	}
 	return 0
+}
+
+// offset2 is the same for AVX2, where sub-blocks of 32 have signed codes if they are decoded in Go or from a grid.
+func (k kind) offset2() byte {
+	if k == off32 {
+		return 0
+	}
+	return k.offset()
 }
 
 func add(p *byte, n int) *byte        { return (*byte)(unsafe.Add(unsafe.Pointer(p), n)) }

@@ -119,37 +119,37 @@ func microMin16x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, yo
 func decodeQ4K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ4Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx5 multiplies 16 rows by 5 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4Kx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx6 multiplies 16 rows by 6 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4Kx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -161,49 +161,49 @@ func fusedQ4Kx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeQ4KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ4KWovenx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4KWovenx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4KWovenx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4KWovenx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4KWovenx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx5 multiplies 16 rows by 5 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4KWovenx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx6 multiplies 16 rows by 6 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4KWovenx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx7 multiplies 16 rows by 7 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx8 multiplies 16 rows by 8 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ4KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -215,25 +215,25 @@ func fusedQ4KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte
 func decodeQ5K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ5Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ5Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ5Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ5Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ5Kx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ5Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ5Kx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ5Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -245,25 +245,25 @@ func fusedQ5Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeQ6K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ6Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -275,49 +275,49 @@ func fusedQ6Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeQ6KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ6KWovenx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6KWovenx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6KWovenx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6KWovenx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6KWovenx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx5 multiplies 16 rows by 5 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6KWovenx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx6 multiplies 16 rows by 6 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6KWovenx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx7 multiplies 16 rows by 7 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx8 multiplies 16 rows by 8 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ6KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -329,37 +329,37 @@ func fusedQ6KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte
 func decodeQ80(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ80x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ80x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ80x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ80x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ80x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x5 multiplies 16 rows by 5 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ80x5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x6 multiplies 16 rows by 6 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ80x6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -371,25 +371,25 @@ func fusedQ80x6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeQ40(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ40x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ40x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ40x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ40x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ40x3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ40x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ40x4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ40x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -401,25 +401,25 @@ func fusedQ40x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeQ50(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ50x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ50x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ50x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ50x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ50x3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ50x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ50x4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ50x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -431,13 +431,13 @@ func fusedQ50x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeQ41(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ41x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2560 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2560 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ41x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ41x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2560 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2560 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ41x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -449,13 +449,13 @@ func fusedQ41x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeQ51(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ51x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 3072 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3072 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ51x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ51x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 3072 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 3072 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ51x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -467,25 +467,25 @@ func fusedQ51x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeIQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ4NLx1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedIQ4NLx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4NLx2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedIQ4NLx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4NLx3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedIQ4NLx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4NLx4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedIQ4NLx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -497,25 +497,25 @@ func fusedIQ4NLx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, x
 func decodeIQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ4XSx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedIQ4XSx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4XSx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedIQ4XSx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4XSx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedIQ4XSx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4XSx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedIQ4XSx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -527,25 +527,25 @@ func fusedIQ4XSx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, x
 func decodeMXFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedMXFP4x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedMXFP4x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedMXFP4x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedMXFP4x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedMXFP4x3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedMXFP4x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedMXFP4x4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
-// It uses the scales of panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedMXFP4x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -563,7 +563,7 @@ func decodeNVFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep in
 func decodeQ2K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ2Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 1344 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 1344 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ2Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -575,13 +575,13 @@ func fusedQ2Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 func decodeQ3K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ3Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ3Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ3Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
-// It uses the scales of panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// It uses panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
 //
 //go:noescape
 func fusedQ3Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
@@ -770,3 +770,111 @@ func decode2IQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep i
 //
 //go:noescape
 func decode2IQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ1S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ1S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// fusedIQ1Sx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
+// It uses panel p as scratch and prefetches 800 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedIQ1Sx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// decode2IQ1S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 800 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ1S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ1M unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ1M(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ1M unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 896 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ1M(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ2XXS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ2XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// fusedIQ2XXSx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
+// It uses panel p as scratch and prefetches 1056 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedIQ2XXSx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// decode2IQ2XXS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1056 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ2XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ2XS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ2XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ2XS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1184 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ2XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ2S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ2S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2IQ2S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1312 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ2S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ3XXS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ3XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// fusedIQ3XXSx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
+// It uses panel p as scratch and prefetches 1568 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedIQ3XXSx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// decode2IQ3XXS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1568 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ3XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decodeIQ3S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
+// Needs AVX-512 F and BW.
+//
+//go:noescape
+func decodeIQ3S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// fusedIQ3Sx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
+// It uses panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+//
+//go:noescape
+func fusedIQ3Sx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// decode2IQ3S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1760 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+//
+//go:noescape
+func decode2IQ3S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)

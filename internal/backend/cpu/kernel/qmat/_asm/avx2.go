@@ -297,6 +297,7 @@ type format2 struct {
 	bytes  int
 	chunk  int // values per call of emit
 	step   int // bytes the rows advance per call of emit
+	ticks  int // calls of tick per call of emit, if it does not transpose
 	unroll bool
 	header func(e *env2)
 	emit   func(e *env2, c int)
@@ -349,12 +350,17 @@ func (e *env2) row(i, off int) Mem {
 	return m
 }
 
-// transpose loads 16 bytes at off from eight rows and returns four vectors of dwords.
-func (e *env2) transpose(off int) [4]VecVirtual {
+// tick marks a place between arithmetic where prefetches may go.
+func (e *env2) tick() {
 	for i := e.at * e.lines / e.ticks; i < (e.at+1)*e.lines/e.ticks; i++ {
 		PREFETCHT1(mem(e.pf, 64*i))
 	}
 	e.at++
+}
+
+// transpose loads 16 bytes at off from eight rows and returns four vectors of dwords.
+func (e *env2) transpose(off int) [4]VecVirtual {
+	e.tick()
 	var z [4]VecVirtual
 	for i := range z {
 		z[i] = YMM()
@@ -441,20 +447,20 @@ func decodeAVX2(f *format2) {
 	LEAQ(Mem{Base: e.b[0], Index: e.s, Scale: 4}, e.b[1])
 	MOVQ(p, e.pq)
 	LEAQ(mem(p, panelScale), e.ps)
-	transposes := f.chunk * f.bytes / f.length / 16 // per chunk; close enough for prefetching
+	ticks := max(f.ticks, 1, f.chunk*f.bytes/f.length/16) // per chunk; close enough for prefetching
 	if f.header != nil {
 		e.lines, e.ticks = 1, 1
 		f.header(e)
 	}
 	if f.unroll {
-		e.at, e.lines, e.ticks = 0, (bytes+63)/64, max(1, transposes*chunks)
+		e.at, e.lines, e.ticks = 0, (bytes+63)/64, ticks*chunks
 		for c := range chunks {
 			f.emit(e, c)
 			ADDQ(I32(int32(f.chunk*16)), e.pq)
 		}
 		ADDQ(I32(int32(bytes)), e.pf)
 	} else {
-		e.at, e.lines, e.ticks = 0, (bytes/chunks+63)/64, max(1, transposes)
+		e.at, e.lines, e.ticks = 0, (bytes/chunks+63)/64, ticks
 		cnt := GP64()
 		if f.header != nil {
 			MOVQ(I32(int32(chunks)), cnt)
@@ -463,8 +469,10 @@ func decodeAVX2(f *format2) {
 		}
 		Label(name + "_loop")
 		f.emit(e, 0)
-		ADDQ(I32(int32(f.step)), e.b[0])
-		ADDQ(I32(int32(f.step)), e.b[1])
+		if f.step > 0 {
+			ADDQ(I32(int32(f.step)), e.b[0])
+			ADDQ(I32(int32(f.step)), e.b[1])
+		}
 		ADDQ(I32(int32(f.chunk*16)), e.pq)
 		ADDQ(I32(int32(64*f.chunk/f.kind.sub)), e.ps)
 		ADDQ(I32(int32(bytes/chunks)), e.pf)

@@ -242,7 +242,9 @@ func decode512(f *format) {
 		}
 		Label(name + "_loop")
 		f.emit(e, 0)
-		e.advance(f.step)
+		if f.step > 0 {
+			e.advance(f.step)
+		}
 		ADDQ(I32(int32(f.chunk*16)), s.pq)
 		ADDQ(I32(int32(64*f.chunk/f.kind.sub)), s.ps)
 		DECQ(cnt)
@@ -330,7 +332,7 @@ func fused512(f *format, nc int) {
 		doc = "last is not used"
 	}
 	Doc(fmt.Sprintf("%s multiplies 16 rows by %d columns. blocks counts 256 values; %s.", name, nc, doc),
-		fmt.Sprintf("It uses the scales of panel p as scratch and prefetches %d bytes at pf per block. Steps are in "+
+		fmt.Sprintf("It uses panel p as scratch and prefetches %d bytes at pf per block. Steps are in "+
 			"bytes. Needs AVX-512 F, BW and VNNI.", 16*f.bytes*256/f.length))
 	Pragma("noescape")
 	w := Load(Param("w"), GP64())
@@ -385,7 +387,9 @@ func fused512(f *format, nc int) {
 		}
 		Label(name + "_chunk")
 		f.emit(e, 0)
-		e.advance(f.step)
+		if f.step > 0 {
+			e.advance(f.step)
+		}
 		ADDQ(I32(int32(f.chunk)), s.xq)
 		ADDQ(I32(int32(4*f.chunk/f.kind.sub)), s.xf)
 		if f.header != nil {

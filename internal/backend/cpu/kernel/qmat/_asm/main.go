@@ -62,6 +62,9 @@ func main() {
 	for _, f := range formats2 {
 		decodeAVX2(f)
 	}
+	for _, f := range gridFormats {
+		f.kernels()
+	}
 	Generate()
 }
 
@@ -75,6 +78,7 @@ func initData() {
 	for _, t := range []*[16]byte{&iq4, &fp4, &nv4} {
 		tableData(t)
 	}
+	initGrids()
 }
 
 // kind is the way sub-blocks enter the sum, as in format.go of the package.
