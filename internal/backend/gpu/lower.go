@@ -376,7 +376,7 @@ func (l *lowering) addNorm(i int) int {
 	l.overwrite(add.dst)
 	l.overwrite(norm.dst)
 	l.packNorm(mul, Sum{X: x.in(), Y: y, Dst: x.addr, DstStride: int(x.stride), W: norm.v}, norm,
-		l.wanted(j, norm.dst, l.makesRows(j, mul, x, norm.dst)...))
+		l.wanted(j, norm.dst, l.makesRows(j, mul)...))
 	for k := i + 1; k < j; k++ {
 		l.single(k)
 	}
@@ -396,7 +396,7 @@ func (l *lowering) norm(i int) int {
 	x := l.in(o.a)
 	var makes []int
 	if x.Groups == 0 {
-		makes = l.makesRows(i, mul, o.a, o.dst)
+		makes = l.makesRows(i, mul)
 	}
 	l.overwrite(o.dst)
 	l.packNorm(mul, Sum{X: x, W: o.v}, o, l.wanted(i, o.dst, makes...))

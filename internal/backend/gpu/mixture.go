@@ -202,12 +202,13 @@ func (l *lowering) normedRows(v view) routerRows {
 	return routerRows{}
 }
 
-// makesRows reports whether the product mul begins a mixture with a router that makes its input, the norm of x at i,
-// itself, and returns the products that then do not read it from memory.
-func (l *lowering) makesRows(i, mul int, x, norm view) []int {
+// makesRows reports whether the product mul begins a mixture with a router that makes its input, the norm at i, itself,
+// and returns the products that then do not read it from memory.
+func (l *lowering) makesRows(i, mul int) []int {
 	m, ok := l.match(mul)
-	if !ok || !l.fits(m) || !x.out().aligned() || l.ops[m.router].a != norm || x.overlaps(norm) ||
-		l.touched(i, m.router, x) {
+	norm := l.ops[i]
+	if !ok || !l.fits(m) || norm.v == 0 || norm.v%16 != 0 || !norm.a.out().aligned() || l.ops[m.router].a != norm.dst ||
+		norm.a.overlaps(norm.dst) || l.touched(i, m.router, norm.a) {
 		return nil
 	}
 	if _, one := l.router(m); !one {
@@ -246,7 +247,7 @@ func (l *lowering) routerNorm(i int) int {
 	}
 	x := l.plain(o.a)
 	for _, p := range l.packed {
-		if p.src != x || p.x.Sums == 0 || p.x.Eps != o.f || l.makesRows(i, at, x, o.dst) == nil ||
+		if p.src != x || p.x.Sums == 0 || p.x.Eps != o.f || l.makesRows(i, at) == nil ||
 			l.wanted(i+n-1, o.dst, at) || l.touched(i, at, p.v) {
 			continue
 		}
@@ -383,7 +384,7 @@ func (l *lowering) expertSum(i int) int {
 	x := l.act(mul)
 	x.Sums, x.Eps = l.take(x.SumsBytes()), norm.f
 	m.Sums = x.Sums
-	if l.wanted(j, norm.dst, l.makesRows(j, mul, add.dst, norm.dst)...) {
+	if l.wanted(j, norm.dst, l.makesRows(j, mul)...) {
 		m.Out = norm.dst.out()
 	}
 	l.out = l.b.products.Mix(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, m)

@@ -168,7 +168,7 @@ func (l *lowering) post(i int) int {
 	l.later = append(l.later, t.Flat)
 	to := [2]Packed{{ActLayout: none}, {ActLayout: none}}
 	at, norm, mul := l.normOf(e.after - 1)
-	if mul < 0 || l.wanted(at, norm.dst, l.makesRows(at, mul, e.x, norm.dst)...) {
+	if mul < 0 || l.wanted(at, norm.dst, l.makesRows(at, mul)...) {
 		l.out = l.b.products.Post(l.out, to, t)
 		return e.after - i
 	}
