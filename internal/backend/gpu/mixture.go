@@ -220,9 +220,9 @@ func (l *lowering) makesRows(i, mul int) []int {
 	return []int{m.router}
 }
 
-// routerNorm: r = norm(x); perhaps r *= f; and a router multiplies r. However many rows there are it is computed as where
-// the product of x with other weights has a norm: from sums of squares of 256 columns. So the router can make it itself,
-// if these sums are there.
+// routerNorm: r = norm(x); perhaps r *= f; and a router multiplies r. However many rows there are it is computed as
+// where the product of x with other weights has a norm: from sums of squares of 256 columns. So the router can make it
+// itself, if these sums are there.
 func (l *lowering) routerNorm(i int) int {
 	o, n, f := l.ops[i], 1, float32(1)
 	if o.v == 0 || o.a.overlaps(o.dst) || !l.b.products.Bulk {

@@ -64,8 +64,8 @@ func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts in
 const maxCuts = 12
 
 // ExpertCut says in how many pieces the matrices of a launch cut their columns, so that one row alone, with so many
-// experts, is dealt evenly to the multiprocessors. A piece more, which every reader must add, is worth half a stage that
-// no multiprocessor has to wait for. It depends on the matrices alone.
+// experts, is dealt evenly to the multiprocessors. A piece more, which every reader must add, is worth half a stage
+// that no multiprocessor has to wait for. It depends on the matrices alone.
 func (p *Products) ExpertCut(experts int, ws ...WeightLayout) int {
 	groups, stages := 0, ws[0].Stages()
 	for _, w := range ws {
@@ -103,7 +103,7 @@ type ExpertProduct struct {
 	Gated  [2]GatedRows
 	GELU   bool
 	Tables Addr
-	Choice *Router // without tables: the logits of one row, whose experts every block chooses for itself
+	Choice *Router // without tables: of one row. Every block chooses for itself, or knows it from the product before
 	Pairs  int
 	Early  bool           // tables or logits were complete before the launch before this one began
 	Jobs   [2][]ExpertJob // of the experts, and of the one that all rows share: one or two, alike in their format
@@ -276,7 +276,8 @@ func (r *Router) routes(n int) routeArgs {
 // Alone reports whether the blocks that multiply with the experts of n rows choose them, each for itself. They have a
 // lane for each expert that is chosen, and 16 registers in each for all of them.
 func (r *Router) Alone(n int) bool {
-	return n == 1 && r.Used <= 32 && r.W.Rows <= 16*32 && r.W.Rows%4 == 0 && r.Logits.P%16 == 0 && r.Weights.Stride == r.Used
+	return n == 1 && r.Used <= 32 && r.W.Rows <= 16*32 && r.W.Rows%4 == 0 && r.Logits.P%16 == 0 &&
+		r.Weights.Stride == r.Used
 }
 
 // CanRoute reports whether there is a kernel for such a router, which sums as Floats.Product does.

@@ -12,8 +12,8 @@ import (
 	"strobe/internal/quant"
 )
 
-// TestPost: norms of outputs, sums, scale and the next norm in one launch have the bits they have step by step, which is
-// how they are done when somebody reads what lies between.
+// TestPost: norms of outputs, sums, scale and the next norm in one launch have the bits they have step by step, which
+// is how they are done when somebody reads what lies between.
 func TestPost(t *testing.T) {
 	const n, hidden, vocab, used, eps = 3, 992, 40, 2, 1e-5
 	for _, c := range []struct{ experts, both, scale, late, two bool }{

@@ -9,11 +9,11 @@ struct RouteArgs {
   int rows, experts, used, ws;
   float scale;
 };
-// Softmax over all experts, the best ones, renormalised, by a warp. quad(c): four of the row's logits from column c on, of
-// which those beyond the last may be anything. Of equal ones the first is better; NaN is never chosen. Returns the lane's
-// expert: of the first 32 each has one. Weights are computed, and anything is written, only if `give`. Lane l has columns
-// 4l to 4l+3 of every 128. PER: how many a lane has, which stay in registers; 0 for any number, for which quad is called
-// again and again.
+// Softmax over all experts, the best ones, renormalised, by a warp. quad(c): four of the row's logits from column c on,
+// of which those beyond the last may be anything. Of equal ones the first is better; NaN is never chosen. Returns the
+// lane's expert: of the first 32 each has one. Weights are computed, and anything is written, only if `give`. Lane l
+// has columns 4l to 4l+3 of every 128. PER: how many a lane has, which stay in registers; 0 for any number, for which
+// quad is called again and again.
 template <int PER, class Quad> DEV int route(const RouteArgs& p, int row, Quad quad, int lane, bool give) {
   // A number in the order of values; 0 is for NaN and for none.
   auto order = [](float v) __attribute__((always_inline)) {
@@ -49,7 +49,7 @@ template <int PER, class Quad> DEV int route(const RouteArgs& p, int row, Quad q
   auto look = [&](u32 below, u32 after) __attribute__((always_inline)) {
     mine = 0;
     col = ~0u;
-    if constexpr (PER > 0) { // those that were chosen are gone; the latencies of comparisons add up, so they form a tree
+    if constexpr (PER > 0) { // those that were chosen are gone. Comparisons form a tree, since they wait for each other
 #pragma unroll
       for (int i = 0; i < PER; i++)
         if (32 * (i & ~3) + 4 * lane + (i & 3) == (int)after) keys[i] = 0;

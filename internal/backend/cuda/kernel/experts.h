@@ -130,21 +130,25 @@ DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* table
   }
 }
 
-// Chooses the experts of the only row, and notes them as tables would: a row's experts are different ones, so each is
-// an item. Logits are read past the first-level cache, since this may be before the wait. The warp that loads.
-DEV void choose(const MoeArgs& a, int* tables, int lane) {
-  auto quad = [&](int c) __attribute__((always_inline)) { return ldcg128(a.route.x.p + c); };
-  int e = a.route.experts <= 256 ? route<8>(a.route, 0, quad, lane, false) : route<16>(a.route, 0, quad, lane, false);
+// Notes the experts of the only row as tables would: they are different ones, so each is an item. The product before
+// knows them already (known), or they are chosen here. The warp that loads.
+DEV void choose(const MoeArgs& a, int* tables, int lane, bool known) {
+  auto quad = [&](int c) __attribute__((always_inline)) { return *(const F4*)(a.route.x.p + c); };
+  int e = 0;
+  if (known) {
+    if (lane < a.pairs) e = a.route.ids[lane];
+  } else
+    e = a.route.experts <= 256 ? route<8>(a.route, 0, quad, lane, false) : route<16>(a.route, 0, quad, lane, false);
   if (lane < a.pairs) {
     ((Expert*)(tables + 4))[lane] = {e, lane, 1, 0};
     tables[4 + 4 * a.most + lane] = lane;
   }
   syncwarp();
 }
-// Their weights, which others need: later, by a block that has little to do.
+// Their numbers and weights for others: later, by a block that has little to do.
 OUTLINE void weigh(int* ids, float* weights, const float* logits, int experts, int used, float scale, int lane) {
   RouteArgs p = {ids, weights, {}, 1, experts, used, used, scale};
-  route(p, 0, [&](int c) __attribute__((always_inline)) { return ldcg128(logits + c); }, lane, true);
+  route(p, 0, [&](int c) __attribute__((always_inline)) { return *(const F4*)(logits + c); }, lane, true);
 }
 
 // Makes and packs the rows of an item: act(gate) * up. One copy for all formats.
@@ -254,11 +258,12 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
   Part p = part<NT>(a, alone ? a.pairs : tables[0]);
   if (loads) {
     if (alone) {
-      if (!GATED || !a.early) pdl_wait();
+      if (!GATED || !p.two) pdl_wait();
       if (!GATED) pdl_launch();
-      if (!p.two) choose(a, tables, TID & 31);
+      if (!p.two) choose(a, tables, TID & 31, GATED);
     }
-    load<NT, GATED>(a, p, places, tables, STRIPS * (p.two ? a.first2 : a.first), STRIPS * (p.two ? a.second2 : a.second));
+    int w0 = p.two ? a.first2 : a.first, w1 = p.two ? a.second2 : a.second;
+    load<NT, GATED>(a, p, places, tables, STRIPS * w0, STRIPS * w1);
     if (alone && !GATED && BID == GDIM - 1) {
       const RouteArgs& r = a.route;
       weigh(r.ids, r.weights, r.x.p, r.experts, r.used, r.scale, TID & 31);

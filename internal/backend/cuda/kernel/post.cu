@@ -154,7 +154,8 @@ KERNEL(post_pack, PostArgs, p, 512, 1) {
     int kb = second ? job - chunks : job, c = kb * 256 + lane * 8;
     const float* w = (const float*)(second ? opaque(p.w2) : opaque(p.w));
     float* to = (float*)(second ? opaque(p.sumsq2) : opaque(p.sumsq));
-    Act act = {(u8*)(second ? opaque(p.act2.p) : opaque(p.act.p)), p.act.kb, second ? opaque(p.act2.nt) : opaque(p.act.nt)};
+    int nt = second ? opaque(p.act2.nt) : opaque(p.act.nt);
+    Act act = {(u8*)(second ? opaque(p.act2.p) : opaque(p.act.p)), p.act.kb, nt};
     float v[8], g[8], s = 0;
     clear<8>(v);
     if (c < p.cols) load8(v, (const float*)all + c);
