@@ -148,17 +148,24 @@ func (o *logitsOptions) ids(ref *safetensors.File) (ids []int32, err error) {
 			err = usagef("%s says nothing of its tokens: give them with --tokens FILE.json", o.compare)
 		}
 	} else {
-		var data []byte
-		if data, err = os.ReadFile(o.tokens); err == nil {
-			if jerr := json.Unmarshal(data, &ids); jerr != nil {
-				err = fmt.Errorf("%s: want a JSON array of token ids: %w", o.tokens, jerr)
-			}
-		}
+		ids, err = readIDs(o.tokens)
 	}
 	if err == nil && len(ids) == 0 {
 		err = fmt.Errorf("%s: no token ids", from)
 	}
 	return ids, err
+}
+
+// readIDs reads a JSON file with an array of token ids. Whoever runs them checks that the vocabulary has them.
+func readIDs(path string) (ids []int32, err error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(data, &ids); err != nil {
+		return nil, fmt.Errorf("%s: want a JSON array of token ids: %w", path, err)
+	}
+	return ids, nil
 }
 
 func parseRounds(s string) (starts []int, err error) {

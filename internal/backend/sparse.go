@@ -13,12 +13,16 @@ type Sparse struct {
 	Tokens []int // per segment of the plan: length of the prompt it is a part of; 0 sees everything
 }
 
-// SparseAttender is a device that has block-sparse attention. Others run Attention instead, which costs time and
+// SparseAttender is a device that may have block-sparse attention. Others run Attention instead, which costs time and
 // loses nothing.
 type SparseAttender interface {
 	// SparseAttention is Attention for plans in which some segments are chunks of prompts. A block of queries that the
-	// plan has only a part of is judged by that part. Layers with a sliding window are not made sparser.
-	SparseAttention(dst, q Tensor, group, layer int, p AttnParams, s *Sparse)
+	// plan has only a part of is judged by that part. It reports false, and has done nothing, where the device has no
+	// kernels for these blocks, types and rows, as for layers with a sliding window: Attention is to be used then. A
+	// device may always show the first block and the queries' own.
+	SparseAttention(dst, q Tensor, group, layer int, p AttnParams, s *Sparse) bool
+	// HasSparse says whether the device has such kernels for blocks of so many tokens at all.
+	HasSparse(block int) bool
 }
 
 // Weigher is a device that can say how much attention tokens get.

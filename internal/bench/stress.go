@@ -30,12 +30,19 @@ type StressReport struct {
 	Drafter     *DrafterInfo `json:"drafter"`
 	Context     int          `json:"context"`
 	FillSeconds float64      `json:"fill_seconds"`
+	Marks       []FillMark   `json:"fill_marks"`         // on the way, where pieces end with a power of two
 	LastSeconds float64      `json:"last_chunk_seconds"` // of the last prompt chunk of full size
 	Chunk       int          `json:"chunk"`
 	Cache       int          `json:"cache_bytes"`         // held by the filled context
 	Formula     int          `json:"cache_bytes_formula"` // what bytes per token and per sequence promise
 	DraftCache  int          `json:"drafter_cache_bytes"`
 	Runs        []StressRun  `json:"runs"`
+}
+
+// FillMark says how long a part of the context took.
+type FillMark struct {
+	Tokens  int     `json:"tokens"`
+	Seconds float64 `json:"seconds"`
 }
 
 // StressRun is one way to generate after the fill.
@@ -155,6 +162,9 @@ func (r *StressReport) memoryProblem() string {
 	return ""
 }
 
+// leastMark is the length from which on it is worth knowing how long a prompt took.
+const leastMark = 8192
+
 // fill runs the tokens but for the last one, whose logits every run needs.
 func (f *stressed) fill(ctx context.Context, r *StressReport, c StressConfig) error {
 	known := len(f.tokens) - 1
@@ -186,6 +196,12 @@ func (f *stressed) fill(ctx context.Context, r *StressReport, c StressConfig) er
 			return err
 		}
 		s.Close()
+		if n := f.seq.Len(); n >= leastMark && n&(n-1) == 0 {
+			if err := f.m.Target.Sync(); err != nil {
+				return err
+			}
+			r.Marks = append(r.Marks, FillMark{n, time.Since(began).Seconds()})
+		}
 	}
 	if err := f.m.Target.Sync(); err != nil {
 		return err
@@ -270,6 +286,9 @@ func (r *StressReport) WriteText(w io.Writer) error {
 	p := &printer{w: w}
 	p.line("%d tokens filled in %.1f s (%.0f tokens/s; the last chunk of up to %d took %.3f s)", r.Context, r.FillSeconds,
 		float64(r.Context)/r.FillSeconds, r.Chunk, r.LastSeconds)
+	for _, m := range r.Marks {
+		p.line("  the first %d in %.1f s", m.Tokens, m.Seconds)
+	}
 	p.line("cache (%s): %s; %s per token and %s per sequence promise %s", r.Model.KV, engine.Bytes(r.Cache),
 		engine.Bytes(r.Model.TokenBytes), engine.Bytes(r.Model.SeqBytes), engine.Bytes(r.Formula))
 	if d := r.Drafter; d != nil {

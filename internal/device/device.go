@@ -154,6 +154,17 @@ func parse(name string) (kind string, index int, err error) {
 	return "", 0, fmt.Errorf("device %q: want auto, cpu, cuda, cuda:N, vulkan or vulkan:N", name)
 }
 
+// Tight reports whether less than a tenth of a device's own memory is free: what is not needed just now should leave.
+// The processor has none of its own.
+func Tight(b backend.Backend) bool {
+	m, ok := b.(interface{ Memory() (free, total int) })
+	if !ok {
+		return false
+	}
+	free, total := m.Memory()
+	return free < total/10
+}
+
 // Open opens a device. "auto" (and "") is the first GPU that can be used, or the processor.
 func Open(name string, opt Options) (backend.Backend, error) {
 	kind, index, err := parse(name)

@@ -6,6 +6,8 @@
 package draft
 
 import (
+	"slices"
+
 	"strobe/internal/backend"
 	"strobe/internal/cache"
 )
@@ -77,6 +79,11 @@ func (p *Proposal) After(i int, before int32) []Candidate {
 		return p.At[i]
 	}
 	return p.Next(i, before)
+}
+
+// Branches reports whether there is a choice anywhere: without one a tree is a chain.
+func (p *Proposal) Branches() bool {
+	return p.Next != nil || slices.ContainsFunc(p.At, func(cs []Candidate) bool { return len(cs) > 1 })
 }
 
 // Len returns the number of guessed positions.

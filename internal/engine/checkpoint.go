@@ -79,6 +79,7 @@ func (l *loop) checkpoint(j *job) {
 	if !due || at == j.kept || at > end || j.last && j.stream.Done() {
 		return
 	}
+	_ = l.r.Sync(j.stream) // an error leaves a drafter behind; its memory is not kept then
 	e := &entry{tokens: slices.Clone(j.g.req.Tokens[:at])}
 	var err error
 	if e.seq, err = j.seq.Fork(); err != nil {
@@ -107,8 +108,7 @@ func (l *loop) keepWhole(j *job) {
 		return
 	}
 	if j.stream != nil {
-		// An error leaves a drafter behind; its memory is not kept then.
-		_ = l.r.Sync(j.stream)
+		_ = l.r.Sync(j.stream) // as at a checkpoint
 	}
 	tokens := slices.Concat(j.g.req.Tokens, j.tokens)[:n]
 	e := &entry{tokens: tokens, seq: j.seq, drafts: j.drafts.take(n)}
@@ -164,7 +164,6 @@ func (l *loop) point(j *job, n int) int {
 	past := len(j.marks) == 0 || j.marks[0] > n // the leg in progress goes past it
 	j.addMark(n)
 	if past {
-		j.endLeg()
 		if err := j.next(l.r, l.e.cfg.Context); err != nil {
 			j.g.cancel(err) // the job ends before the next step
 		}

@@ -52,8 +52,12 @@ func newJob(m *Model, g *Generation) *job {
 // prefilling reports whether prompt tokens are left.
 func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
 
-// next opens the next leg: up to the next mark, or the last one.
+// next ends the current leg, if there is one, and opens the next: up to the next mark, or the last one.
 func (j *job) next(r *speculate.Runner, limit int) error {
+	if j.stream != nil {
+		_ = r.Sync(j.stream) // an error leaves a drafter behind; it will not be asked
+		j.endLeg()
+	}
 	req := &j.g.req
 	at := j.seq.Len()
 	j.seq.Expect(len(req.Tokens))

@@ -44,6 +44,7 @@ import (
 	"strobe/internal/draft/ngram"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/nn"
 	"strobe/internal/pflash"
 	"strobe/internal/platform"
 	"strobe/internal/sample"
@@ -96,7 +97,10 @@ type Options struct {
 	// DecodeWindow, if above 0, is how many tokens back generated tokens look, besides the first message.
 	DecodeWindow int
 	Prefill      pflash.Options
-	open         func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
+	// NoPark keeps the weights of scorer and drafters on their device. Otherwise they leave it while they are not needed
+	// and less than a tenth of it is free.
+	NoPark bool
+	open   func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
@@ -115,6 +119,7 @@ type Model struct {
 	Path, DrafterPath string
 	names             []string // of the devices, as they were opened
 	window            int      // of generated tokens; 0 for none
+	noPark            bool     // drafters stay on their device
 	lossy             string   // settings that change what is remembered of a prompt
 	backends          []backend.Backend
 	files             []*gguf.File
@@ -231,6 +236,7 @@ func (m *Model) load(src Source, opt Options) error {
 		s := pflash.DefaultSparse()
 		s.Alpha, mo.Sparse = opt.SparsePrefill, &s
 	}
+	m.noPark = opt.NoPark
 	m.window, m.lossy = opt.DecodeWindow, fmt.Sprint(opt.SparsePrefill, opt.DecodeWindow)
 	devices, err := m.place(src, opt, &mo)
 	if err != nil {
@@ -287,7 +293,9 @@ func (m *Model) loadScorer(f *gguf.File, opt Options) (err error) {
 		}
 		m.files = append(m.files, f)
 	}
+	m.parkAtLoad(opt)
 	p := opt.Prefill
+	p.NoPark = opt.NoPark
 	if p.Threads = opt.Threads; p.Device == "" {
 		p.Device = m.names[0]
 	}
@@ -347,6 +355,7 @@ func (m *Model) loadDrafters(src Source, opt Options) (err error) {
 type Drafter interface {
 	draft.Source
 	WeightBytes() int
+	Weights() *nn.Weights
 	Memory() *cache.Memory
 }
 

@@ -48,6 +48,7 @@ func newLoop(e *Engine) *loop {
 // prepare makes what the loop needs of the model. It reads the model's file.
 func (l *loop) prepare() {
 	e := l.e
+	l.m.watchDrafters(e.cfg.Log)
 	l.drafters = memories(l.r)
 	if e.cfg.CacheBytes > 0 {
 		l.cache = &prefixes{target: l.m.Target.Memory(), drafters: l.drafters, limit: e.cfg.CacheBytes}
@@ -274,6 +275,7 @@ func (l *loop) dropEnded() {
 func (l *loop) rest() {
 	e := (*entry)(nil)
 	if len(l.jobs) == 0 {
+		l.parkDrafters()
 		e = l.unsaved()
 	}
 	if e == nil {
@@ -369,7 +371,7 @@ func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 
 // recover finds out whose fault a failed step was. Memory may be short: the cache gives up what it
 // can. Then each stream that is still sound tries alone, and only those that fail again end. A pass that
-// ended half-way leaves none of its streams sound.
+// ended half-way leaves none of its streams sound. If one still fails alone, drafters make room for it.
 func (l *loop) recover(live []*job, err error) error {
 	l.e.cfg.Log.Warn("step failed, trying each stream alone", "streams", len(live), "error", err)
 	if l.fatal(err) {
@@ -388,7 +390,12 @@ func (l *loop) recover(live []*job, err error) error {
 			if j.stream.Done() {
 				continue
 			}
-			if fault = l.advance([]*speculate.Stream{j.stream}); fault == nil {
+			fault = l.advance([]*speculate.Stream{j.stream})
+			if fault != nil && !errors.Is(fault, errDefect) && l.parkDrafters() && j.consistent() {
+				l.m.hold(true)
+				fault = l.advance([]*speculate.Stream{j.stream})
+			}
+			if fault == nil {
 				continue
 			}
 			if l.fatal(fault) {
@@ -431,7 +438,6 @@ func (l *loop) settle(j *job) {
 	case j.seq.Len() == len(j.g.req.Tokens): // PromptOnly
 		l.end(j, ReasonLength, nil)
 	default:
-		j.endLeg()
 		if err := j.next(l.r, l.e.cfg.Context); err != nil {
 			l.end(j, ReasonError, err)
 		}
@@ -457,7 +463,9 @@ func (l *loop) end(j *job, r Reason, err error) {
 	}
 	j.drafts.close()
 	l.slots[j.slot] = nil
-	l.jobs = slices.DeleteFunc(l.jobs, func(x *job) bool { return x == j })
+	if l.jobs = slices.DeleteFunc(l.jobs, func(x *job) bool { return x == j }); len(l.jobs) == 0 {
+		l.m.hold(false)
+	}
 	rest := j.text.Flush()
 	res := Result{
 		Reason: r, Stop: string(j.text.Stopped), Err: err, Slot: j.slot,

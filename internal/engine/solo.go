@@ -60,8 +60,9 @@ func (s *Solo) Prefilling() bool { return s.job.stream.Prefilling() }
 // Stats is what the generation did so far.
 func (s *Solo) Stats() speculate.Stats { return s.job.stream.Stats() }
 
-// Bytes is what the sequences of target and drafters hold in memory.
+// Bytes is what the sequences of target and drafters hold in memory, once the drafters know what the target does.
 func (s *Solo) Bytes() (target, drafters int) {
+	_ = s.runner.Sync(s.job.stream) // who fails holds nothing
 	s.job.drafts.each(func(c *cache.Seq) { drafters += c.Bytes() })
 	return s.job.seq.Bytes(), drafters
 }

@@ -402,7 +402,9 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	a := m.arenas[m.place[0]]
 	kind := shape{a.Pad(n), a.Pad(len(pick)), greedy}
 	done := m.passes[kind]
-	if done == nil || len(m.devices) > 1 || !nn.NewStep(a, batch, m.mem, 0, m.eps).Again(done.Pass, ids, pick) {
+	// Sparse attention has to be told how long prompts are, which no pass remembers.
+	if done == nil || len(m.devices) > 1 || m.sparse != nil ||
+		!nn.NewStep(a, batch, m.mem, 0, m.eps).Again(done.Pass, ids, pick) {
 		if done, err = m.pass(batch, ids, pick, greedy, m.sparseFor(segs)); err != nil {
 			return nil, err
 		}

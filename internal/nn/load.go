@@ -20,7 +20,8 @@ type Loader struct {
 	Devices []backend.Backend
 	Arch    string // prefix of the keys
 	Err     error
-	Bytes   int // of the bound weights
+	Bytes   int      // of the bound weights
+	Weights *Weights // if set, gets what is bound, for networks that can do without it for a while
 	// Bound, if set, is told the size of every weight that a device has got.
 	Bound func(bytes int)
 
@@ -239,6 +240,9 @@ func (l *Loader) BindScaled(t, scale *gguf.Tensor) backend.Weight {
 		return nil
 	}
 	l.Bytes += len(t.Data)
+	if l.Weights != nil {
+		l.Weights.add(l.Devices[l.device], w, m)
+	}
 	if l.Bound != nil {
 		l.Bound(len(t.Data))
 	}

@@ -2,6 +2,6 @@
 // what the end of it attends to; only the chunks with the best scores are kept (speculative prefill, arXiv
 // 2502.02789). What is lost is lost, so whoever uses it must have asked for it, and is told what happened.
 //
-// A Scorer scores tokens, Select chooses chunks of a plain prompt, a Compressor those of conversations, message by
-// message, and a Prefill is all of it with a model file, as servers and commands use it.
+// A Scorer scores tokens, SelectText chooses chunks of a text (Select does so as the reference), a Compressor those of
+// conversations, message by message, and a Prefill is all of it with a model file, as servers and commands use it.
 package pflash

@@ -151,12 +151,7 @@ func (p *Prefill) unload() {
 
 // park gives the scorer's memory back when little is left on its device: whoever generates needs it more.
 func (p *Prefill) park() {
-	const least = 10 // a tenth
-	m, ok := p.b.(interface{ Memory() (free, total int) })
-	if !ok || p.opt.NoPark {
-		return
-	}
-	if free, total := m.Memory(); free < total/least {
+	if !p.opt.NoPark && device.Tight(p.b) {
 		began := time.Now()
 		p.unload()
 		p.log("prefill: scorer parked in %v", time.Since(began))
@@ -227,7 +222,7 @@ func (p *Prefill) Text(ctx context.Context, text string, limit int) (string, Rep
 	if limit > 0 {
 		ratio = min(ratio, float64(limit)/float64(len(ids)))
 	}
-	s := within(ids, means(pool(raw, width), p.rule.Chunk), ratio, limit, p.rule)
+	s := SelectText(ids, means(pool(raw, width), p.rule.Chunk), ratio, p.rule)
 	b := []byte(text)
 	var out []byte
 	for _, x := range s.Spans {
@@ -264,16 +259,6 @@ func offsets(tok *tokenizer.Tokenizer, ids []int32, text string) ([]int, bool) {
 // manyHits is how many times longer than asked for words of the question may make what is kept: words that are
 // everywhere point nowhere.
 const manyHits = 1.5
-
-// within is Select, without the rule about words of the question if that would keep too much.
-func within(ids []int32, c []float64, ratio float64, limit int, rule Rule) Selection {
-	s := Select(ids, c, ratio, rule)
-	if n := s.Tokens(); float64(n) > manyHits*ratio*float64(len(ids)) || limit > 0 && n > limit {
-		rule.MaxHits = 0
-		s = Select(ids, c, ratio, rule)
-	}
-	return s
-}
 
 // question is how many tokens of the last user message score the others, and how many are looked for in them.
 const question = 64

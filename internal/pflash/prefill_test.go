@@ -10,7 +10,7 @@ import (
 	"strobe/internal/testkit"
 )
 
-// TestText: a text keeps its ends and some of the rest, in order; a short one is left alone, and so is one that
+// TestText: a text keeps its end and some of the rest, in order; a short one is left alone, and so is one that
 // cannot be scored.
 func TestText(t *testing.T) {
 	f, err := gguf.Open(testkit.Golden(t, "qwen3/model.gguf"))
@@ -36,11 +36,11 @@ func TestText(t *testing.T) {
 
 	p := open(Options{Mode: Always, Keep: 0.25})
 	short, r, err := p.Text(ctx, text, 0)
-	if err != nil || !r.Changed() || len(short) >= len(text)/2 || r.Kept > r.Seen/2 || r.Score == 0 {
+	if err != nil || !r.Changed() || len(short) >= len(text)/2 || r.Kept > r.Seen/4 || r.Score == 0 {
 		t.Errorf("%d of %d bytes, %+v, %v", len(short), len(text), r, err)
 	}
-	if short[:40] != text[:40] || short[len(short)-40:] != text[len(text)-40:] {
-		t.Errorf("the ends are gone: %q", short)
+	if !strings.HasSuffix(text, short[len(short)-400:]) {
+		t.Errorf("the end is gone: %q", short)
 	}
 	limited, r, err := p.Text(ctx, text, 300)
 	if err != nil || r.Kept > 300 || limited == "" {

@@ -56,7 +56,7 @@ func (s *Scorer) WeightBytes() int { return s.model.WeightBytes() }
 
 // Kernel names the attention that the device really has.
 func (s *Scorer) Kernel() string {
-	if _, ok := s.model.Backend().(backend.SparseAttender); ok && s.Sparse.Alpha > 0 {
+	if b, ok := s.model.Backend().(backend.SparseAttender); ok && s.Sparse.Alpha > 0 && b.HasSparse(s.Sparse.Block) {
 		return "block-sparse"
 	}
 	return "dense"

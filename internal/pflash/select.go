@@ -50,8 +50,8 @@ func (s *Selection) Tokens() (n int) {
 	return n
 }
 
-// Select chooses the chunks of a prompt to keep, by the scores c of all chunks: a share of them, or what the rule
-// demands if that is more.
+// Select chooses the chunks of a prompt to keep as Luce's implementation does, by the scores c of all chunks: a share
+// of them, or what the rule demands if that is more.
 func Select(ids []int32, c []float64, ratio float64, r Rule) Selection {
 	n := len(ids)
 	if n < lookahead+1 {
@@ -110,18 +110,74 @@ func Select(ids []int32, c []float64, ratio float64, r Rule) Selection {
 			s.Filled = append(s.Filled, b)
 		}
 	}
+	s.keep(chosen, r.Chunk, n)
+	return s
+}
+
+// keep notes the chosen chunks of n tokens.
+func (s *Selection) keep(chosen []bool, chunk, n int) {
 	for b, is := range chosen {
 		if !is {
 			continue
 		}
 		s.Chunks = append(s.Chunks, b)
-		from, to := b*r.Chunk, min(n, (b+1)*r.Chunk)
+		from, to := b*chunk, min(n, (b+1)*chunk)
 		if k := len(s.Spans) - 1; k >= 0 && s.Spans[k][1] == from {
 			s.Spans[k][1] = to
 		} else {
 			s.Spans = append(s.Spans, [2]int{from, to})
 		}
 	}
+}
+
+// SelectText chooses the chunks to keep of a text that is to be continued. It is Select but for this:
+//   - It never keeps more than asked for. Where words of the end occur counts by how many do, and what is around the
+//     most of them comes first: words that are everywhere would keep everything.
+//   - The beginning is not kept in any case. Of a rendered conversation it is the system's message; of a text it is
+//     what is farthest from where the text goes on.
+//   - The first chunk has no score. Heads that look for nothing rest on the first tokens, whatever they say.
+//   - The end leaves a third of what is kept to be chosen, also where little is kept.
+func SelectText(ids []int32, c []float64, ratio float64, r Rule) Selection {
+	n := len(ids)
+	if n < lookahead+1 {
+		return Selection{Unchanged: true, Spans: [][2]int{{0, n}}}
+	}
+	all := (n + r.Chunk - 1) / r.Chunk
+	s := Selection{Keep: share(all, ratio)}
+	s.Tail = min(r.Tail, max(1, s.Keep*2/3))
+	chosen := make([]bool, all)
+	count := 0
+	add := func(to *[]int, b int) {
+		if b >= 0 && b < all && !chosen[b] && count < s.Keep {
+			chosen[b] = true
+			count++
+			*to = append(*to, b)
+		}
+	}
+	for b := all - s.Tail; b < all; b++ {
+		add(&s.Ends, b)
+	}
+	found := make([]float64, all)
+	for _, p := range hits(ids[max(0, n-r.Query):], r, ids[:max(0, n-r.Query)]) {
+		found[p[1]/r.Chunk]++
+	}
+	for _, b := range byScore(found) {
+		if found[b] == 0 {
+			break
+		}
+		add(&s.Anchors, b)
+		for d := 1; d <= r.Radius; d++ {
+			add(&s.Anchors, b+d)
+			add(&s.Anchors, b-d)
+		}
+	}
+	for _, b := range byScore(c) {
+		if b > 0 {
+			add(&s.Filled, b)
+		}
+	}
+	add(&s.Filled, 0)
+	s.keep(chosen, r.Chunk, n)
 	return s
 }
 

@@ -62,8 +62,9 @@ func (r *Runner) plan(live []*Stream, chunk int) *plan {
 		}
 		begin := r.clock()
 		ps := r.ask(a, by)
+		p.Drafted(a, ps, r.clock().Sub(begin))
 		took := r.clock().Sub(begin)
-		p.Drafted(a, ps, took)
+		a.Took(took)
 		p.draft += took
 	}
 	r.asked = asked

@@ -18,6 +18,7 @@ package speculate
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,15 +26,6 @@ import (
 	"strobe/internal/draft"
 	"strobe/internal/model"
 	"strobe/internal/speculate/control"
-)
-
-// How many committed tokens may wait for the sources. Projecting them together is cheaper than one by one, and costs
-// nothing while drafting is off. Many streams fill what is enough for one in a few passes, so there is room for as many
-// as fit into some memory.
-const (
-	leastWaiting = 128
-	mostWaiting  = model.MaxRows
-	waitingBytes = 16 << 20
 )
 
 // candidates per position that a source returns; a tree branches among them.
@@ -49,8 +41,9 @@ type Runner struct {
 	widths  []int // per source: columns of its layers; 0 for a source that guesses from the text alone
 	width   int   // of all
 
-	features backend.Tensor // rows that wait
-	pick     backend.Ints
+	// Features wait for the sources until a draft is wanted or there is no room for those of another pass: projecting
+	// many rows together is cheaper than few at a time, and those of a stream that ends before are not projected at all.
+	features backend.Tensor
 	waiting  []*Stream // streams with rows in features
 	used     int       // rows of features in use
 	asked    []bool    // per source: in the step before
@@ -76,12 +69,8 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 	if err := r.Capture(); err != nil {
 		return nil, err
 	}
-	b := target.Backend()
 	var err error
-	rows := min(max(leastWaiting, waitingBytes/(4*r.width)), mostWaiting)
-	if r.features, err = b.Alloc(rows, r.width); err == nil {
-		r.pick, err = b.AllocInts(rows)
-	}
+	r.features, err = target.Backend().Alloc(model.MaxRows, r.width)
 	return r, err
 }
 
@@ -144,7 +133,9 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 		segs[i] = s.segment()
 	}
 	out, err := r.Target.Forward(segs)
+	first := 0
 	if err == nil {
+		first = r.keep(live, out) // while the device is at work
 		out.Fetch()
 		err = r.Target.Sync() // before the clock, and before anything is sampled from a failed pass
 	}
@@ -152,18 +143,17 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 		return fmt.Errorf("target: %w", err)
 	}
 	forwarded := r.clock()
-	p.Passed(forwarded.Sub(drafted))
 
 	for i, s := range live {
 		s.verify(out, i)
 	}
 	verified := r.clock()
-	for _, s := range live {
+	for i, s := range live {
 		if err := s.seq.Commit(s.path); err != nil {
 			return err
 		}
+		r.wait(s, first+out.FeatureRow(i, 0))
 	}
-	r.keep(live, out)
 	end := r.clock()
 	for _, s := range live {
 		s.stats.Draft += p.draft
@@ -172,70 +162,49 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 		s.stats.Sample += verified.Sub(forwarded)
 		s.stats.Commit += end.Sub(verified)
 	}
+	p.Passed(end.Sub(drafted)) // what the host does for guesses is part of what they cost
 	r.settle(live, p, end.Sub(start))
 	return nil
 }
 
-// keep puts the features of the committed rows where they wait for the sources: all at once, or as many as there is
-// room for. Those of a prompt go to the sources straight from the pass.
-func (r *Runner) keep(live []*Stream, out *model.Output) {
-	var pick []int32
-	flush := func() {
-		if len(pick) == 0 {
-			return
-		}
-		b, n := r.Target.Backend(), len(pick)
-		to := r.features.Slice(r.used, n)
-		together := int(pick[n-1]-pick[0]) == n-1 // rows ascend; without guesses all are kept
-		if !together {
-			b.SetInts(r.pick, pick)
-		}
-		b.BeginStep(nil)
-		if together {
-			b.Copy(to, out.Features.Slice(int(pick[0]), n))
-		} else {
-			b.Gather(to, out.Features, r.pick)
-		}
-		if _, err := b.EndStep(); err != nil {
-			for _, s := range r.waiting { // nobody knows what lies there
-				s.lost(err)
-			}
-		}
-		r.used += len(pick)
-		pick = pick[:0]
+// keep puts the features of all rows of a pass where they wait for the sources, and returns the place of the first.
+// Which of them will be committed nobody knows yet, but one copy of all takes less time than asking.
+func (r *Runner) keep(live []*Stream, out *model.Output) (first int) {
+	if !slices.ContainsFunc(live, (*Stream).captured) {
+		return 0
 	}
-	var prompts []*Stream
-	var fresh [][]int32
-	for i, s := range live {
-		if !s.captured() {
-			continue
-		}
-		rows := make([]int32, len(s.path))
-		for k, p := range s.path {
-			rows[k] = int32(out.FeatureRow(i, int(p)))
-		}
-		if s.prefilled > 0 {
-			s.kept += len(rows)
-			prompts, fresh = append(prompts, s), append(fresh, rows)
-			continue
-		}
-		if r.used+len(pick)+len(rows) > r.features.Rows {
-			flush()
-			_ = r.tellAll() // who fails has been told apart
-		}
-		if len(s.waiting) == 0 {
-			r.waiting = append(r.waiting, s)
-		}
-		s.kept += len(rows)
-		for k := range rows {
-			s.waiting = append(s.waiting, int32(r.used+len(pick)+k))
-		}
-		pick = append(pick, rows...)
+	rows := 0
+	for _, s := range live {
+		rows += len(s.nodes.tokens)
 	}
-	flush()
-	for src := range r.Sources {
-		_ = r.extend(src, out.Features, prompts, fresh) // who fails has been told apart
+	if r.used+rows > r.features.Rows {
+		_ = r.tellAll() // who fails has been told apart
 	}
+	first = r.used
+	r.used += rows
+	b := r.Target.Backend()
+	b.BeginStep(nil)
+	b.Copy(r.features.Slice(first, rows), out.Features.Slice(0, rows))
+	if _, err := b.EndStep(); err != nil {
+		for _, s := range slices.Concat(r.waiting, live) { // nobody knows what lies there
+			s.lost(err)
+		}
+	}
+	return first
+}
+
+// wait notes where the features of the rows lie that a stream has committed, after those of the rows before.
+func (r *Runner) wait(s *Stream, first int) {
+	if !s.captured() {
+		return
+	}
+	if len(s.waiting) == 0 {
+		r.waiting = append(r.waiting, s)
+	}
+	for _, p := range s.path {
+		s.waiting = append(s.waiting, int32(first)+p)
+	}
+	s.kept += len(s.path)
 }
 
 // lost says that features of a stream are gone: the sources that need them cannot follow it any more.
@@ -257,7 +226,12 @@ func (s *Stream) captured() bool {
 	return false
 }
 
-// tell hands a source the features that wait for it.
+// behind reports whether features of a stream wait for a source.
+func (s *Stream) behind(source int) bool {
+	return !s.closed && s.follows(source) && s.heard[source].ctx.Len() < s.kept
+}
+
+// tell hands a source the features that wait for it, and forgets those that wait for no other.
 func (r *Runner) tell(source int) error {
 	if r.widths[source] == 0 {
 		return nil
@@ -265,14 +239,26 @@ func (r *Runner) tell(source int) error {
 	var ss []*Stream
 	var rows [][]int32
 	for _, s := range r.waiting {
-		if !s.closed && s.follows(source) {
-			if n := s.kept - s.heard[source].ctx.Len(); n > 0 {
-				ss = append(ss, s)
-				rows = append(rows, s.waiting[len(s.waiting)-n:])
-			}
+		if s.behind(source) {
+			n := s.kept - s.heard[source].ctx.Len()
+			ss = append(ss, s)
+			rows = append(rows, s.waiting[len(s.waiting)-n:])
 		}
 	}
-	return r.extend(source, r.features, ss, rows)
+	err := r.extend(source, ss, rows)
+	r.waiting = slices.DeleteFunc(r.waiting, func(s *Stream) bool {
+		for i := range r.Sources {
+			if s.behind(i) {
+				return false
+			}
+		}
+		s.waiting = s.waiting[:0]
+		return true
+	})
+	if len(r.waiting) == 0 {
+		r.used = 0
+	}
+	return err
 }
 
 // tellAll hands every source the features that wait for it.
@@ -282,29 +268,22 @@ func (r *Runner) tellAll() (first error) {
 			first = err
 		}
 	}
-	for _, s := range r.waiting {
-		s.waiting = s.waiting[:0]
-	}
-	r.waiting, r.used = r.waiting[:0], 0
 	return first
 }
 
 // extend hands a source the features of some streams. A source that fails stops following those streams.
-func (r *Runner) extend(source int, features backend.Tensor, ss []*Stream, rows [][]int32) error {
-	var items []draft.Rows
-	for i, s := range ss {
-		if s.follows(source) {
-			h := &s.heard[source]
-			tokens := s.text[h.from+h.ctx.Len():][:len(rows[i])]
-			items = append(items, draft.Rows{Seq: h.ctx, Tokens: tokens, Rows: rows[i]})
-		}
-	}
-	if len(items) == 0 {
+func (r *Runner) extend(source int, ss []*Stream, rows [][]int32) error {
+	if len(ss) == 0 {
 		return nil
 	}
-	err := r.Sources[source].Extend(r.columns(features, source), items)
-	for _, s := range ss {
-		if err != nil && s.follows(source) {
+	items := make([]draft.Rows, len(ss))
+	for i, s := range ss {
+		h := &s.heard[source]
+		items[i] = draft.Rows{Seq: h.ctx, Tokens: s.text[h.from+h.ctx.Len():][:len(rows[i])], Rows: rows[i]}
+	}
+	err := r.Sources[source].Extend(r.columns(r.features, source), items)
+	if err != nil {
+		for _, s := range ss {
 			s.fails(source, err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
@@ -204,5 +205,111 @@ func TestDraftersStepFails(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: the text is %v, want %v", what, got, want)
 		}
+	}
+}
+
+// telling counts what a drafter is told.
+type telling struct {
+	*recorder
+	times, rows int
+}
+
+func (d *telling) Extend(features backend.Tensor, items []draft.Rows) error {
+	d.times++
+	for _, it := range items {
+		d.rows += len(it.Rows)
+	}
+	return d.recorder.Extend(features, items)
+}
+
+// TestFeaturesWait: features wait until a draft is wanted, those of prompts too, and go to the drafter together, as far
+// as their streams go on. More than there is room for are told without a draft.
+func TestFeaturesWait(t *testing.T) {
+	m := target(t, "qwen3")
+	in := prompt(9)
+	want := plain(t, m, greedy{}, in, 30)
+	d := &telling{recorder: record(t, m, along(in, want.out, nil))}
+	r := runner(t, m, d)
+	for range 2 { // two plain passes, as long as plain decoding is not known
+		short := []*flow{start(t, r, Options{}, greedy{}, in, 2), start(t, r, Options{}, greedy{}, in, 2)}
+		for !short[0].Done() {
+			step(t, r, 64, short...)
+		}
+		for _, f := range short {
+			f.Close()
+		}
+	}
+	if d.times > 0 || d.n > 0 {
+		t.Fatalf("%d drafts and %d rows in %d portions for streams that ended before the first draft", d.n, d.rows, d.times)
+	}
+	fs := []*flow{start(t, r, chain, greedy{}, in, 30), start(t, r, chain, greedy{}, in, 30)}
+	step(t, r, 64, fs...)
+	if d.times > 0 {
+		t.Errorf("a prompt was told before a draft was wanted")
+	}
+	step(t, r, 64, fs...)
+	if d.times != 1 || d.rows != 2*9 {
+		t.Errorf("before the first draft for two streams: %d rows in %d portions, want those of the prompts in one", d.rows,
+			d.times)
+	}
+	finish(t, r, 64, fs...)
+	long := start(t, r, Options{Draft: drafter}, greedy{}, prompt(model.MaxRows+100), 1)
+	d.times, d.rows = 0, 0
+	for range 2 {
+		step(t, r, model.MaxRows, long)
+	}
+	if d.times != 1 || d.rows != model.MaxRows {
+		t.Errorf("%d rows in %d portions of a prompt that does not fit; want %d at once", d.rows, d.times, model.MaxRows)
+	}
+	finish(t, r, 64, long)
+	for i, f := range append(fs, long) {
+		d.check(t, f.draftSeq, f.text(), fmt.Sprintf("stream %d", i))
+	}
+}
+
+// pondering is a drafter whose second guesses take time to find.
+type pondering struct {
+	*scripted
+	ponder func()
+}
+
+func (d *pondering) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
+	ps, err := d.scripted.Draft(reqs, top)
+	for i := range ps {
+		at := ps[i].At
+		for k := range at {
+			at[k] = append(at[k], draft.Candidate{ID: (at[k][0].ID + 1) % 500, LogP: -0.06})
+		}
+		ps[i].Next = func(i int, _ int32) []draft.Candidate {
+			d.ponder()
+			return at[i]
+		}
+	}
+	return ps, err
+}
+
+// TestTreesTakeTime: looking for the guesses of a tree counts as drafting, and several streams go without.
+func TestTreesTakeTime(t *testing.T) {
+	m := target(t, "qwen3")
+	in := prompt(9)
+	want := plain(t, m, greedy{}, in, 30)
+	var pondered, rest time.Duration
+	d := &pondering{script(t, m, along(in, want.out, nil)), func() { pondered += time.Millisecond }}
+	r := runner(t, m, d)
+	r.clock = func() time.Time {
+		rest += time.Microsecond
+		return time.Unix(0, 0).Add(pondered + rest)
+	}
+	f := start(t, r, Options{Fixed: true, Draft: drafter, Tree: 20}, greedy{}, in, 30)
+	finish(t, r, 64, f)
+	if got := f.Stats().Draft; pondered == 0 || got < pondered {
+		t.Errorf("drafts took %v, trees alone %v", got, pondered)
+	}
+	pondered, d.n = 0, 0
+	auto := Options{Draft: drafter}
+	fs := []*flow{start(t, r, auto, greedy{}, in, 30), start(t, r, auto, greedy{}, in, 30)}
+	finish(t, r, 64, fs...)
+	if pondered > 0 || d.n == 0 {
+		t.Errorf("%v went into trees of %d drafts for two streams", pondered, d.n)
 	}
 }

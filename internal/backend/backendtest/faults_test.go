@@ -31,6 +31,9 @@ var faults = []fault{
 			}
 		})}
 	}},
+	{"a parked weight comes back as zeros", "parked weights", func(b device) device {
+		return &parking{device: b, values: func(m backend.Matrix) []byte { return make([]byte, len(m.Data)) }}
+	}},
 	{"a row sees the token behind it", "Attention", func(b device) device {
 		return planned{b, eachRow(func(p *backend.KVPlan, r int) {
 			if h := p.Hi[r] + 1; p.Extra == nil && h > 1 && int(h) <= len(p.Tables[p.Seg[r]])*pageTokens {
@@ -173,6 +176,12 @@ func TestFaultsAreFound(t *testing.T) {
 	for _, r := range record(t, "", honest, o) {
 		t.Errorf("without a fault: %s", r)
 	}
+	parks := func() device {
+		return &parking{device: honest(), values: func(m backend.Matrix) []byte { return m.Data }}
+	}
+	for _, r := range record(t, "parked weights", parks, o) {
+		t.Errorf("a device that parks weights as it should: %s", r)
+	}
 	one := stays{honest()}
 	defer one.device.Close()
 	for _, r := range record(t, "", func() device { return one }, o) {
@@ -187,6 +196,33 @@ func TestFaultsAreFound(t *testing.T) {
 			t.Logf("%d reports, the first: %s", len(reports), reports[0])
 		})
 	}
+}
+
+// parking is a processor that parks weights; they come back with the values it makes of theirs.
+type parking struct {
+	device
+	values func(m backend.Matrix) []byte
+	now    map[backend.Weight]backend.Weight // what weights that came back are
+}
+
+func (p *parking) Park(...backend.Weight) {}
+
+func (p *parking) Unpark(w backend.Weight, m backend.Matrix) (err error) {
+	if p.now == nil {
+		p.now = map[backend.Weight]backend.Weight{}
+	}
+	m.Data = p.values(m)
+	p.now[w], err = p.device.Weight(m)
+	return err
+}
+
+func (p *parking) MatMul(x backend.Tensor, ps ...backend.Product) {
+	for i := range ps {
+		if w := p.now[ps[i].W]; w != nil {
+			ps[i].W = w
+		}
+	}
+	p.device.MatMul(x, ps...)
 }
 
 // stays is a device that stays open.

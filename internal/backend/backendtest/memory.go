@@ -14,6 +14,7 @@ func memoryCases() []testCase {
 		{"Ints", intsCase},
 		{"Weight refuses what it cannot", weightRefuses},
 		{"Weight with Forget", weightForget},
+		{"parked weights", parkedWeights},
 	}
 }
 
@@ -105,5 +106,58 @@ func weightForget(s *suite) {
 		x, y := k.input([][]float32{in}), k.place(1, 40)
 		k.MatMul(x.Tensor, backend.Product{W: w, Y: y.Tensor})
 		k.near(typ.String(), k.finish(y)[0][0], m.times(0, wide(in)), s.Product(typ, 512), m.sizes(0, wide(in)))
+	}
+}
+
+// parkedWeights: a weight that was parked, while another one had its memory, multiplies as before, also in a step that
+// was recorded.
+func parkedWeights(s *suite) {
+	k := s.device()
+	p, ok := k.Backend.(backend.Parker)
+	if !ok {
+		s.Skipf("%s keeps its weights", k.Name())
+	}
+	const rows, cols = 40, 512
+	for _, typ := range s.Weights {
+		m := k.matrix(typ, 1, rows, cols)
+		w := k.bind(m)
+		x, y := k.input([][]float32{values("x", 0, cols)}), k.place(1, rows)
+		product := func(run func() bool) []float32 {
+			k.Write(y.Tensor, make([]float32, rows))
+			if !run() {
+				return nil
+			}
+			k.check(k.Sync())
+			return slices.Clone(k.Read(y.Tensor))
+		}
+		name := 0
+		step := func() bool {
+			k.BeginStep(nil)
+			k.MatMul(x.Tensor, backend.Product{W: w, Y: y.Tensor})
+			var err error
+			name, err = k.EndStep()
+			k.check(err)
+			return true
+		}
+		want := product(step)
+		product(step) // recorded by now
+		recorded := name
+		p.Park(w)
+		other := k.bind(k.matrix(typ, 1, rows+1, cols))
+		k.check(p.Unpark(w, m.Matrix))
+		again := product(func() bool {
+			known, err := k.Repeat(recorded, nil)
+			k.check(err)
+			return known
+		})
+		if again != nil && !sameResult(again, want) {
+			s.Errorf("%v: a recorded product is another one after its weight was parked", typ)
+		}
+		for range 2 {
+			if !sameResult(product(step), want) {
+				s.Errorf("%v: a product is another one after its weight was parked", typ)
+			}
+		}
+		p.Park(w, other)
 	}
 }

@@ -34,6 +34,9 @@ func (r *recorder) Fatalf(f string, v ...any) {
 	r.FailNow()
 }
 
+// Skipf ends the case alone: what a device cannot do is no report.
+func (r *recorder) Skipf(string, ...any) { r.FailNow() }
+
 // record runs the cases whose names contain topic on a device and returns what they report.
 func record(t *testing.T, topic string, open func() backend.Backend, o Options) (reports []string) {
 	t.Helper()

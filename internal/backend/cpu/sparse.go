@@ -14,13 +14,16 @@ var (
 	_ backend.Weigher        = (*Backend)(nil)
 )
 
+// HasSparse is true: blocks may have any size.
+func (b *Backend) HasSparse(int) bool { return true }
+
 // SparseAttention is Attention over chosen blocks of keys. With all of them chosen it has the bits of Attention.
-func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, ap backend.AttnParams, s *backend.Sparse) {
+func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, ap backend.AttnParams,
+	s *backend.Sparse) bool {
 	plan := &b.plan.KV[group]
 	for r := range plan.Slot {
 		if plan.Lo[r] > 0 {
-			b.Attention(dst, q, group, layer, ap)
-			return
+			return false
 		}
 	}
 	p := plan.Pool.(*kvPool)
@@ -77,6 +80,7 @@ func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, ap ba
 			b.workers[w].attend(dst, q, &a, plan, ap)
 		}
 	})
+	return true
 }
 
 // keyMeans returns the mean key of each block of a sequence's first n tokens, for each head [heads][blocks][dim], as

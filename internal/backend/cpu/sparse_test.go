@@ -65,8 +65,8 @@ func (x *heads) attend(t *testing.T, b *Backend, key, value quant.Type, chunk in
 		b.KVWrite(0, 0, tensor(x.k, from, n), tensor(x.v, from, n))
 		if s == nil {
 			b.Attention(dst, q, 0, 0, p)
-		} else {
-			b.SparseAttention(dst, q, 0, 0, p, s)
+		} else if !b.SparseAttention(dst, q, 0, 0, p, s) {
+			t.Fatal("no sparse attention")
 		}
 		if _, err := b.EndStep(); err != nil {
 			t.Fatal(err)

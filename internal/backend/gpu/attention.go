@@ -20,6 +20,7 @@ type Attention struct {
 	family         int
 	chunk, chunks  int // query heads of a block, and blocks of a KV head
 	kernels        map[string]Kernel
+	halves         *Attention // the same over keys and values that were unpacked to halves; nil if there is no need
 }
 
 const (
@@ -36,6 +37,9 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: d.Props(), chunk: 1, kernels: map[string]Kernel{}}
 	half := func(t quant.Type) bool { return t != quant.F32 }
 	names := []string{"merge", "unrotate"}
+	if !a.props.Plain {
+		names = append(names, "rotate")
+	}
 	most := 0 // rows that every kernel of the family has
 	switch dim := s.KeyDim; {
 	case a.props.Plain:
@@ -50,6 +54,18 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	default:
 		a.family = tensorAttention
 		names = append(names, fmt.Sprintf("attend%dx1", dim), fmt.Sprintf("attend%dx%d", dim, tensorTiles(dim)))
+	}
+	if a.family != plainAttention && a.packed() {
+		f16 := s
+		f16.Key, f16.Value = quant.F16, quant.F16
+		h, err := NewAttention(d, heads, f16)
+		if err != nil {
+			return nil, err
+		}
+		if h.family == a.family {
+			a.halves = h
+			names = append(names, "kv_unpack")
+		}
 	}
 	for _, n := range names {
 		k, err := d.Kernel(n)
@@ -161,6 +177,36 @@ func (a *Attention) shared(tiles, ring int) int {
 	return n
 }
 
+// UnpackBytes is the memory that so many pages take as halves, with a table of addresses of so many entries; 0 where
+// nothing is to be unpacked.
+func (a *Attention) UnpackBytes(pages, entries int) int {
+	if a.halves == nil {
+		return 0
+	}
+	return a.unpackTable(entries) + pages*PageSlots*a.KVHeads*2*2*a.Shape.KeyDim
+}
+
+func (a *Attention) unpackTable(entries int) int { return (8*entries + 1023) / 1024 * 1024 }
+
+// sparse returns the same kernels with one query head in a block: each head sees blocks of its own.
+func (a *Attention) sparse() *Attention {
+	s := *a
+	s.chunk, s.chunks = 1, a.Heads/a.KVHeads
+	return &s
+}
+
+// promptTiles is how many tiles of 128 rows the chunk of a prompt has that models are given.
+const promptTiles = 4
+
+// sparseLongest is the longest segment that tiles of sparse attention are made for. Tiles of 64 rows of a head leave
+// less of the device idle where all of a chunk run at once; else those of 128 are faster.
+func (a *Attention) sparseLongest() int {
+	if 2*promptTiles*a.Heads <= a.props.Units {
+		return 64
+	}
+	return math.MaxInt32
+}
+
 type attnArgs struct {
 	q, out           Addr
 	items, seen      Addr
@@ -173,6 +219,25 @@ type attnArgs struct {
 	chunk, chunks    int32
 	ring, unit       int32
 	scale            float32
+}
+
+// sparseAttnArgs is what the kernels get that are not those of a plain device.
+type sparseAttnArgs struct {
+	attnArgs
+	kept         Addr
+	words, block int32
+}
+
+// bytes is the parameter of a kernel.
+func (a *Attention) bytes(x attnArgs, c *AttnCall) []byte {
+	if a.props.Plain {
+		return Args(x)
+	}
+	y := sparseAttnArgs{attnArgs: x}
+	if s := c.Sparse; s != nil {
+		y.kept, y.words, y.block = s.kept(a.Heads), int32(s.Words), int32(s.Block)
+	}
+	return Args(y)
 }
 
 // AttnCall is one attention operation.
@@ -188,10 +253,103 @@ type AttnCall struct {
 	Place            KVPlace
 	Sinks            Addr // one per head, or 0
 	Scale            float32
+	Rotated          Addr // room for the queries, where keys are unpacked or judged
+	Unpack           Addr // for UnpackBytes: pages are unpacked once for all rows. 0: by every block that reads them
+	Entries          int  // of the table of pages
+	Sparse           *SparseCall
+	after            bool // what it reads was made by the launch before
+}
+
+// SparseCall is which blocks of keys an attention operation sees, and memory to find them. Tables and Tiling must be
+// made for blocks of this size.
+type SparseCall struct {
+	Block, Sink, Window, Last int
+	Alpha                     float32
+	Keys                      int  // room for blocks of keys
+	Words                     int  // room for those of one sequence, in bits
+	Queries                   int  // room for blocks of queries
+	Scratch                   Addr // for SparseBytes
+}
+
+// The parts of its scratch: means [Keys][KV heads][dim], weights [Queries][heads][64*Words][2], bits
+// [Queries][heads][Words].
+func (s *SparseCall) weightBytes(heads int) int { return 512 * s.Queries * heads * s.Words }
+func (s *SparseCall) kept(heads int) Addr       { return s.Scratch + Addr(s.weightBytes(heads)) }
+func (s *SparseCall) means(heads int) Addr      { return s.kept(heads) + Addr(8*s.Queries*heads*s.Words) }
+
+// SparseBytes is the memory that choosing blocks takes.
+func (a *Attention) SparseBytes(s *SparseCall) int {
+	return s.weightBytes(a.Heads) + 8*s.Queries*a.Heads*s.Words + 4*s.Keys*a.KVHeads*a.Shape.KeyDim
+}
+
+type unpackArgs struct {
+	count, spans, pages, unpacked, to Addr
+	at                                KVPlace
+	heads                             int32
+}
+
+type sparseArgs struct {
+	q, count, spans, queries, pages Addr
+	means, weights, kept            Addr
+	at                              KVPlace
+	qstride, kvheads, group         int32
+	words, block                    int32
+	sink, window, last              int32
+	alpha, scale                    float32
 }
 
 // Launches appends the kernels of an attention operation.
 func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
+	judged := c // what blocks are chosen by
+	if (c.Unpack != 0 || c.Sparse != nil) && a.Shape.Key.RotatesKeys() {
+		judged.Q, judged.QStride = c.Rotated, a.Heads*a.Shape.KeyDim
+		x := attnArgs{q: c.Q, out: c.Rotated, qstride: int32(c.QStride), ostride: int32(judged.QStride), at: c.Place,
+			kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads)}
+		ls = append(ls, Launch{Kernel: a.kernels["rotate"], Name: "rotate", Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1},
+			Threads: 128, Early: true, Args: a.bytes(x, &AttnCall{})})
+	}
+	if c.Unpack == 0 {
+		if c.Sparse != nil {
+			ls = a.choose(ls, judged)
+			a, c.after = a.sparse(), true
+		}
+		ls = a.over(ls, c)
+		return a.unrotate(ls, c)
+	}
+	part := 2 * PageSlots * a.Shape.KeyDim
+	u := judged
+	u.Tables.Pages, u.Unpack, u.after = c.Unpack, 0, true
+	u.Place = KVPlace{Head: int32(2 * part), Values: int32(part), KType: kvTypes[quant.F16], VType: kvTypes[quant.F16],
+		KDim: c.Place.KDim, VDim: c.Place.VDim}
+	// Eight blocks of 256 threads are as many as a multiprocessor has at once.
+	ls = append(ls, Launch{Kernel: a.kernels["kv_unpack"], Name: "kv_unpack", Grid: [3]int{8 * a.props.Units, 1, 1},
+		Threads: 256, Early: true, Args: Args(unpackArgs{c.Tables.Items, c.Tables.Spans, c.Tables.Pages, c.Unpack,
+			c.Unpack + Addr(a.unpackTable(c.Entries)), c.Place, int32(a.KVHeads)})})
+	h := a.halves
+	if c.Sparse != nil {
+		ls = h.choose(ls, u)
+		h = h.sparse()
+	}
+	return a.unrotate(h.over(ls, u), c)
+}
+
+// choose appends the kernels that choose blocks.
+func (a *Attention) choose(ls []Launch, c AttnCall) []Launch {
+	s := c.Sparse
+	x := Args(sparseArgs{q: c.Q, count: c.Tables.Items, spans: c.Tables.Spans, queries: c.Tables.Queries,
+		pages: c.Tables.Pages, means: s.means(a.Heads), weights: s.Scratch, kept: s.kept(a.Heads), at: c.Place,
+		qstride: int32(c.QStride), kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads), words: int32(s.Words),
+		block: int32(s.Block), sink: int32(s.Sink), window: int32(s.Window), last: int32(s.Last), alpha: s.Alpha,
+		scale: c.Scale * math.Log2E})
+	return append(ls,
+		Launch{Name: "sparse_means", Grid: [3]int{16 * a.props.Units, 1, 1}, Threads: 128, Shared: 4096, Args: x},
+		Launch{Name: "sparse_weights", Grid: [3]int{s.Words, a.Heads, s.Queries}, Threads: 256, Shared: 2 * 64 * 36 * 4,
+			Args: x},
+		Launch{Name: "sparse_keep", Grid: [3]int{s.Queries, a.Heads, 1}, Threads: 128, Shared: 32, Args: x})
+}
+
+// over appends attention over pages as they are.
+func (a *Attention) over(ls []Launch, c AttnCall) []Launch {
 	f := a.form(c.Longest)
 	args := attnArgs{q: c.Q, out: c.Out, items: c.Tables.Items, seen: c.Tables.Seen,
 		pages: c.Tables.Pages, paths: c.Tables.Paths,
@@ -200,7 +358,7 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 		kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads),
 		chunk: int32(a.chunk), chunks: int32(a.chunks), unit: int32(a.unit()), scale: c.Scale * math.Log2E}
 	l := Launch{Kernel: a.kernels[f.kernel], Name: f.kernel, Grid: [3]int{f.perUnit * a.props.Units, 1, 1},
-		Threads: f.threads, Early: true}
+		Threads: f.threads, Early: !c.after}
 	dim := a.Shape.KeyDim
 	switch a.family {
 	case flashAttention:
@@ -221,18 +379,25 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 	default:
 		l.Shared = 4 * 16 * (dim + a.Shape.ValueDim + 64 + 5)
 	}
-	l.Args = Args(args)
+	l.Args = a.bytes(args, &c)
 	ls = append(ls, l)
 	if c.Merge {
 		fit := 128 / (a.Shape.ValueDim / 4)
 		ls = append(ls, Launch{Kernel: a.kernels["merge"], Name: "merge", Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1},
-			Threads: 128, Early: true, Args: Args(args)})
-	}
-	if a.Shape.Value.RotatesValues() {
-		ls = append(ls, Launch{Kernel: a.kernels["unrotate"], Name: "unrotate", Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1},
-			Threads: 128, Early: true, Args: Args(args)})
+			Threads: 128, Early: true, Args: a.bytes(args, &c)})
 	}
 	return ls
+}
+
+// unrotate turns results back where values are rotated.
+func (a *Attention) unrotate(ls []Launch, c AttnCall) []Launch {
+	if !a.Shape.Value.RotatesValues() {
+		return ls
+	}
+	x := attnArgs{out: c.Out, ostride: int32(c.OStride), at: c.Place, kvheads: int32(a.KVHeads),
+		group: int32(a.Heads / a.KVHeads)}
+	return append(ls, Launch{Kernel: a.kernels["unrotate"], Name: "unrotate", Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1},
+		Threads: 128, Early: true, Args: a.bytes(x, &AttnCall{})})
 }
 
 // flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two

@@ -24,6 +24,10 @@ type world struct {
 	at    *gpu.Attention
 	sinks []float32
 	tile  func(*gpu.Tiling) // changes how work is dealt
+	// unpack lets pages be unpacked once, and sparse is which blocks are seen of prompts of so many tokens.
+	unpack bool
+	sparse *backend.Sparse
+	turn   int
 }
 
 // sequence is keys and values by slot, [KV head][dim], as the cache can hold them.
@@ -51,11 +55,30 @@ func newWorldOn(t testing.TB, d gpu.Driver, heads int, s backend.KVDims) *world 
 	w := &world{rig: &rig{t, d, rand.New(rand.NewPCG(1, uint64(heads*s.KeyDim)))}, shape: s, heads: heads}
 	var err error
 	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64,
-		Layers: []backend.KVDims{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s}})
+		Layers: []backend.KVDims{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s}}, nil)
 	w.must(err)
 	w.at, err = gpu.NewAttention(w.d, heads, s)
 	w.must(err)
 	return w
+}
+
+// tablesOf makes the tables of a plan.
+func (w *world) tablesOf(p *backend.KVPlan, t gpu.Tiling) *gpu.KVTables {
+	w.t.Helper()
+	var first []int32
+	w.turn++
+	for _, ids := range p.Tables {
+		at, err := w.pages.List(ids, w.turn)
+		w.must(err)
+		first = append(first, at)
+	}
+	var tokens []int
+	if w.sparse != nil {
+		t.Block, tokens = w.sparse.Block, w.sparse.Tokens
+	}
+	k, err := gpu.NewKVTables(p, t, w.pages.Addr, first, tokens)
+	w.must(err)
+	return k
 }
 
 // part is the keys or the values of a head.
@@ -270,12 +293,18 @@ func (w *world) attendPlan(p *backend.KVPlan, q [][]float32) [][]float32 {
 		run++
 		longest = max(longest, run)
 	}
-	tiling := w.at.Tiling(longest)
+	at := w.at
+	if w.unpack {
+		at = at.Halves()
+	}
+	if w.sparse != nil {
+		at, longest = at.Sparsely()
+	}
+	tiling := at.Tiling(longest)
 	if w.tile != nil {
 		w.tile(&tiling)
 	}
-	k, err := gpu.NewKVTables(p, tiling, w.pages.Addr)
-	w.must(err)
+	k := w.tablesOf(p, tiling)
 	room := k.Room()
 	block := make([]byte, room.Bytes())
 	k.Put(block, room)
@@ -296,10 +325,29 @@ func (w *world) attendPlan(p *backend.KVPlan, q [][]float32) [][]float32 {
 		kp = alloc(4 * len(w.sinks))
 		w.d.Upload(kp, rawBytes(w.sinks))
 	}
-	ls := w.at.Launches(nil, gpu.AttnCall{Q: qp, QStride: kd + 8, Out: op, OStride: vd + 4, Rows: n, Longest: longest,
+	c := gpu.AttnCall{Q: qp, QStride: kd + 8, Out: op, OStride: vd + 4, Rows: n, Longest: longest,
 		Tables: room.At(bp), Merge: k.Partials > 0, Scratch: sp, Partials: k.Partials, Sinks: kp,
-		Place: w.pages.Layout.Places[layer], Scale: float32(1 / math.Sqrt(float64(w.shape.KeyDim)))})
+		Place: w.pages.Layout.Places[layer], Scale: float32(1 / math.Sqrt(float64(w.shape.KeyDim)))}
+	c.Tables.Pages, c.Entries = w.pages.Table()
+	c.Rotated = alloc(4 * n * kd)
+	used := []gpu.Addr{bp, qp, op, sp, kp, c.Rotated}
+	if w.unpack {
+		c.Unpack = alloc(w.at.UnpackBytes(k.Pages, c.Entries))
+		used = append(used, c.Unpack)
+	}
+	if s := w.sparse; s != nil {
+		c.Sparse = &gpu.SparseCall{Block: s.Block, Sink: s.Sink, Window: s.Window, Last: s.Last, Alpha: s.Alpha, Keys: k.Keys,
+			Words: (k.Longest + 63) / 64, Queries: room.Queries}
+		c.Sparse.Scratch = alloc(w.at.SparseBytes(c.Sparse))
+		used = append(used, c.Sparse.Scratch)
+	}
+	ls := w.at.Launches(nil, c)
 	for i := range ls {
+		if ls[i].Kernel == nil {
+			var err error
+			ls[i].Kernel, err = w.d.Kernel(ls[i].Name)
+			w.must(err)
+		}
 		w.d.Launch(&ls[i])
 	}
 	out := make([][]float32, n)
@@ -309,7 +357,7 @@ func (w *world) attendPlan(p *backend.KVPlan, q [][]float32) [][]float32 {
 		out[i] = floats(b)
 	}
 	w.must(w.d.Wait())
-	for _, a := range []gpu.Addr{bp, qp, op, sp, kp} {
+	for _, a := range used {
 		w.d.Release(a)
 	}
 	return out
@@ -412,6 +460,11 @@ func (w *world) check(what string, segs []rows, q [][]float32) [][]float32 {
 		w.tile = tile
 		same(w.t, what+", "+name, w.attend(segs, q), got)
 		w.tile = nil
+	}
+	if w.at.Halves() != nil {
+		w.unpack = true
+		same(w.t, what+", unpacked once", w.attend(segs, q), got)
+		w.unpack = false
 	}
 	return got
 }
@@ -607,6 +660,10 @@ func TestFlash(t *testing.T) {
 				got := w.attend(segs, q)
 				if c.s.Key == f16 { // how blocks share the work is the same for all types
 					got = w.check("flash", segs, q)
+				}
+				if w.unpack = flash.Halves() != nil; w.unpack {
+					same(t, "unpacked once", w.attend(segs, q), got)
+					w.unpack = false
 				}
 				w.at = tensor
 				same(t, "tensor cores without warpgroups", w.attend(segs, q), got)

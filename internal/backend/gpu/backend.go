@@ -12,30 +12,36 @@ import (
 // Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays
 // those it recorded for an equal list.
 type Backend struct {
-	d         Driver
-	props     Props
-	kernel    map[string]Kernel
-	products  *Products
-	small     *Small
-	floats    *Floats
-	writer    *KVWriter
-	attn      map[attentionKey]*Attention
-	err       error // first failure of the host's side since the last Sync
-	step      step
-	lists     []*list
-	names     int // of lists so far
-	turn      int // counts steps, to forget the recordings used least recently
-	spare     scratch
-	counter   Addr                   // zero between launches
-	blockAddr Addr                   // what changes from step to step, on the device
-	blockHost []byte                 // and here
-	tables    []*KVTables            // of the step in progress
-	passSegs  *backend.DeltaSeg      // of the pass whose recurrent layers came last
-	passDelta *DeltaTables           // and their tables
-	profile   map[string]*KernelTime // of steps that are being profiled; nil otherwise
+	d             Driver
+	props         Props
+	kernel        map[string]Kernel
+	products      *Products
+	small         *Small
+	floats        *Floats
+	writer        *KVWriter
+	attn          map[attentionKey]*Attention
+	err           error // first failure of the host's side since the last Sync
+	step          step
+	lists         []*list
+	names         int // of lists so far
+	turn          int // counts steps, to forget the recordings used least recently
+	spare         scratch
+	counter       Addr                   // zero between launches
+	blockAddr     Addr                   // what changes from step to step, on the device
+	blockHost     []byte                 // and here
+	tables        []*KVTables            // of the step in progress
+	unpacked      Addr                   // pages of one layer as halves,
+	unpackedBytes int                    // their size,
+	refused       int                    // and one that there was no memory for; 0: none
+	passSegs      *backend.DeltaSeg      // of the pass whose recurrent layers came last
+	passDelta     *DeltaTables           // and their tables
+	profile       map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 
-var _ backend.Backend = (*Backend)(nil)
+var (
+	_ backend.Backend = (*Backend)(nil)
+	_ backend.Parker  = (*Backend)(nil)
+)
 
 // New returns a backend on a device, which it closes at the end.
 func New(d Driver) (*Backend, error) {
@@ -143,7 +149,7 @@ func (b *Backend) Alloc(rows, cols int) (backend.Tensor, error) {
 // Free gives memory back. Recordings that use it are forgotten: its addresses may come back for something else.
 func (b *Backend) Free(t backend.Tensor) {
 	if m, ok := t.Buf.(*buffer); ok {
-		b.forget(m.addr, 4*m.n)
+		b.forget(span{m.addr, 4 * m.n})
 		b.d.Release(m.addr)
 	}
 }
@@ -196,7 +202,7 @@ func (b *Backend) Vector(v []float32) (backend.Vector, error) {
 type weight struct {
 	WeightLayout
 	name   string
-	addr   Addr
+	addr   Addr    // 0 while parked
 	scale  float32 // of all products
 	scales Addr    // of the products with each expert; 0 for none
 	blocks int     // how many blocks a product is cut over; fixed at the first use
@@ -239,14 +245,39 @@ func (b *Backend) Weight(m backend.Matrix) (backend.Weight, error) {
 		}
 		w.scales = v.(*vector).addr
 	}
-	if w.addr, err = b.d.Alloc(l.Bytes()); err != nil {
-		return nil, fmt.Errorf("tensor %q: %w", m.Name, err)
+	if err := b.Unpark(w, m); err != nil {
+		return nil, err
 	}
-	l.Upload(b.d, w.addr, m.Data)
+	return w, nil
+}
+
+// Park gives the memory of weights back. Recordings that use them are forgotten.
+func (b *Backend) Park(ws ...backend.Weight) {
+	var gone []span
+	for _, w := range ws {
+		w := w.(*weight)
+		gone = append(gone, span{w.addr, w.Bytes()})
+	}
+	b.forget(gone...)
+	for _, w := range ws {
+		w := w.(*weight)
+		b.d.Release(w.addr)
+		w.addr = 0
+	}
+}
+
+// Unpark brings the values of a weight to the device. Where products are cut stays as it was, so that they have the
+// same bits.
+func (b *Backend) Unpark(w backend.Weight, m backend.Matrix) (err error) {
+	x := w.(*weight)
+	if x.addr, err = b.d.Alloc(x.Bytes()); err != nil {
+		return fmt.Errorf("tensor %q: %w", x.name, err)
+	}
+	x.Upload(b.d, x.addr, m.Data)
 	if m.Forget != nil {
 		m.Forget()
 	}
-	return w, nil
+	return nil
 }
 
 // view is a tensor as launches see it.
@@ -263,6 +294,9 @@ func viewOf(t backend.Tensor) view {
 	}
 	return view{addr: m.addr + Addr(4*t.Off), rows: int32(t.Rows), cols: int32(t.Cols), stride: int32(t.Stride)}
 }
+
+// whole reports whether the rows follow each other without gaps.
+func (v view) whole() bool { return v.stride == v.cols || v.rows == 1 }
 
 // bytes is the range of memory from the view's first value to its last.
 func (v view) bytes() (from, to Addr) {

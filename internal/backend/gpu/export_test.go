@@ -8,3 +8,12 @@ var (
 
 // ReadSpeed is the measure of a plain device's memory with fewer bytes.
 func (b *Backend) ReadSpeed(bytes, rounds int) (float64, error) { return b.readSpeed(bytes, rounds) }
+
+// Halves is attention over unpacked pages, or nil.
+func (a *Attention) Halves() *Attention { return a.halves }
+
+// Sparsely is attention with blocks of one head, and the longest segment to give its tiling.
+func (a *Attention) Sparsely() (*Attention, int) {
+	s := a.sparse()
+	return s, s.sparseLongest()
+}

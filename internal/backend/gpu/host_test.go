@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
@@ -16,6 +17,7 @@ import (
 	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/nn"
 	"strobe/internal/quant"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
@@ -207,6 +209,187 @@ func TestDraftsReplay(t *testing.T) {
 	sequence()
 	if d.recorded > 0 || d.replayed != 3*30 {
 		t.Errorf("%d recordings and %d replays of 90 passes; want none and 90", d.recorded, d.replayed)
+	}
+}
+
+// lending is a device whose memory is counted. It fails the test when a launch names memory that was given back.
+type lending struct {
+	idleDriver
+	t    testing.TB
+	lent map[gpu.Addr]int
+	gone map[gpu.Addr]int // addresses do not come again
+}
+
+func (d *lending) Alloc(bytes int) (gpu.Addr, error) {
+	a, err := d.idleDriver.Alloc(bytes)
+	d.lent[a] = bytes
+	return a, err
+}
+
+func (d *lending) Release(a gpu.Addr) {
+	d.gone[a] = d.lent[a]
+	delete(d.lent, a)
+}
+
+func (d *lending) bytes() (n int) {
+	for _, size := range d.lent {
+		n += size
+	}
+	return n
+}
+
+func (d *lending) Launch(l *gpu.Launch) {
+	for i := 0; i+8 <= len(l.Args); i += 8 {
+		at := gpu.Addr(binary.LittleEndian.Uint64(l.Args[i:]))
+		for a, size := range d.gone {
+			if at >= a && at < a+gpu.Addr(size) {
+				d.t.Fatalf("%s names memory that was given back", l.Name)
+			}
+		}
+	}
+}
+
+func (d *lending) Record(ls []gpu.Launch) (gpu.Recording, error) { return launches{d.idle, ls}, nil }
+
+func (d *lending) Replay(r gpu.Recording) {
+	for i := range r.(launches).list {
+		d.Launch(&r.(launches).list[i])
+	}
+}
+
+// launches is a recording that knows what it launches.
+type launches struct {
+	*idle
+	list []gpu.Launch
+}
+
+// TestParked: drafters give the memory of their weights back, all of it, and go on with others; what was recorded with
+// the old ones is not run again.
+func TestParked(t *testing.T) {
+	for _, kind := range []string{"dflash", "mtp"} {
+		d := &lending{idleDriver: idleDriver{&idle{}}, t: t, lent: map[gpu.Addr]int{}, gone: map[gpu.Addr]int{}}
+		dev, err := gpu.New(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open := func(path string) *gguf.File {
+			f, err := gguf.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { f.Close() })
+			return f
+		}
+		target := testkit.Golden(t, "qwen35/model.gguf")
+		if kind == "mtp" {
+			target = edit.MTP(t, "qwen35").Write(t)
+		}
+		f := open(target)
+		m, err := model.Open(f, dev, model.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := d.bytes()
+		var src interface {
+			draft.Source
+			Weights() *nn.Weights
+		}
+		if kind == "dflash" {
+			src, err = dflash.Open(open(testkit.Golden(t, "dflash-qwen35/model.gguf")), m, dflash.Options{})
+		} else {
+			src, err = mtp.Open(f, m, mtp.Options{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		bound := d.bytes() - before
+		if err := m.Capture(src.Capture()); err != nil {
+			t.Fatal(err)
+		}
+		seq, ctx := m.NewSeq(), src.NewContext()
+		rounds := func() {
+			for i := range 12 {
+				tokens := []int32{int32(1 + i)}
+				out, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Greedy: true}})
+				if err == nil {
+					err = seq.CommitAll()
+				}
+				if err == nil {
+					err = src.Extend(out.Features, []draft.Rows{{Seq: ctx, Tokens: tokens, Rows: []int32{0}}})
+				}
+				if err == nil {
+					_, err = src.Draft([]draft.Request{{Seq: ctx, Target: seq, N: 4}}, 2)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		rounds()
+		returned := 0
+		src.Weights().Returned = func(bytes int, _ time.Duration) { returned = bytes }
+		used := d.bytes()
+		parked := src.Weights().Park()
+		if used-d.bytes() != parked || parked < bound/2 || parked > bound {
+			t.Errorf("%s: %d of %d bytes parked, the device got %d back", kind, parked, bound, used-d.bytes())
+		}
+		if src.Weights().Park() != 0 {
+			t.Errorf("%s: parked twice", kind)
+		}
+		rounds()
+		if returned != parked || d.bytes() != used {
+			t.Errorf("%s: %d of %d bytes came back; %d are in use, %d were before", kind, returned, parked, d.bytes(), used)
+		}
+	}
+}
+
+// TestParkedWithoutRoom: weights that find no memory when they are to come back stay parked, all of them, and the next
+// pass tries again.
+func TestParkedWithoutRoom(t *testing.T) {
+	d := &failing{idleDriver: idleDriver{&idle{}}}
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(edit.MTP(t, "qwen35").Write(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m, err := model.Open(f, dev, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	drafter, err := mtp.Open(f, m, mtp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := drafter.Weights()
+	refused := 0
+	for n := 1; ; n++ {
+		w.Park()
+		d.left = n
+		if err := w.Return(); d.left > 0 {
+			if err != nil {
+				t.Fatal(err)
+			}
+			break // there are fewer
+		} else if err == nil || !strings.Contains(err.Error(), "out of memory") || len(w.Devices()) != 0 {
+			t.Fatalf("without memory for weight %d: error %v", n, err)
+		}
+		refused++
+		d.left = 0
+		w.Hold(true)
+		if err := w.Return(); !errors.Is(err, nn.ErrHeld) {
+			t.Fatalf("held: error %v", err)
+		}
+		w.Hold(false)
+		if err := w.Return(); err != nil || len(w.Devices()) != 1 {
+			t.Fatalf("with memory again: error %v", err)
+		}
+	}
+	if refused < 5 {
+		t.Errorf("%d allocations were refused; the test says nothing", refused)
 	}
 }
 

@@ -27,8 +27,7 @@ func addRow(p *backend.KVPlan, seg, slot int) {
 
 // tables puts the tables of a plan on the device.
 func (w *world) tables(p *backend.KVPlan) gpu.KVAddrs {
-	k, err := gpu.NewKVTables(p, w.at.Tiling(len(p.Slot)), w.pages.Addr)
-	w.must(err)
+	k := w.tablesOf(p, w.at.Tiling(len(p.Slot)))
 	room := k.Room()
 	b := make([]byte, room.Bytes())
 	k.Put(b, room)
@@ -342,7 +341,7 @@ func TestMove(t *testing.T) {
 		{Heads: 1, KeyDim: 64, ValueDim: 96, Key: q40, Value: q41}}
 	w := newWorld(t, 2, shapes[0])
 	var err error
-	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64, Layers: shapes})
+	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64, Layers: shapes}, nil)
 	w.must(err)
 	l := w.pages.Layout
 	s := &sequence{}

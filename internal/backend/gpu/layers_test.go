@@ -162,7 +162,6 @@ func BenchmarkLayers(b *testing.B) {
 	for _, shape := range layerShapes {
 		l := &layerRun{productRig: &productRig{b, d, gpu.NewProducts(d.Props())}, layerShape: shape}
 		const layers = 6
-		made := l.p.Makes
 		l.r = newRecurrence(&rig{b, d, rand.New(rand.NewPCG(7, 9))}, shape.dims, layers)
 		width := shape.dims.VHeads * shape.dims.VDim
 		for i := range layers { // half of some matrices have more bits in files of the mixed type
@@ -203,11 +202,11 @@ func BenchmarkLayers(b *testing.B) {
 				}
 				fmt.Fprintf(&line, "  %s %.2f", kind, all-l.timed(rest, layers))
 			}
-			if l.p.Makes = 0; n <= 8 {
+			if l.p.Makes = false; n <= 8 {
 				l.list(false)
 				fmt.Fprintf(&line, "; all rows packed before %.1f", l.timed(slices.Clone(l.ls), layers))
 			}
-			l.p.Makes = made
+			l.p.Makes = true
 			b.Log(line.String())
 		}
 		for _, m := range slices.Concat(l.layers...) {

@@ -1,9 +1,12 @@
 package gpu
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 
 	"strobe/internal/backend"
@@ -114,10 +117,116 @@ type Pages struct {
 	n      int32  // pages that exist
 	free   []int32
 	used   atomic.Int32
+	owner  *Backend // nil: nobody else uses the device's memory
 	move   Kernel
 	strips Addr
 	moves  Addr // room for maxMoves of them
 	waste  Addr // a page for the rows of padding
+
+	table   Addr // addresses of pages, for kernels: a list for each sequence
+	entries int  // of the table
+	lists   []pageList
+}
+
+// pageList is the pages of a sequence in the table: kernels read it at [at, at+room), and ids says what is there.
+type pageList struct {
+	at, room int
+	ids      []int32
+	turn     int // of the last use
+	fixed    int // entries that somebody needs in that turn
+}
+
+// A list has room for leastPages, or the next power of two. The last maxChanged pages of a sequence may have become
+// others since the step before: what a pass wrote and was taken back.
+const leastPages, maxChanged = 256, 16
+
+// List returns where in the table the pages of a sequence lie, for a step with this number. What is there from the
+// steps before stays: only new pages are looked up and uploaded, so that a prompt costs no more than its length.
+func (p *Pages) List(ids []int32, turn int) (int32, error) {
+	best, agree := -1, 0
+	for i := range p.lists {
+		l := &p.lists[i]
+		n := min(len(ids), len(l.ids))
+		if !bytes.Equal(bytesOf(ids[:n]), bytesOf(l.ids[:n])) { // several times as fast as one by one
+			all := n
+			for n = 0; n < all && (ids[n] == l.ids[n] || ids[n] < 0); n++ { // one that was dropped is not read
+			}
+		}
+		kept := len(l.ids) - maxChanged
+		if l.turn == turn {
+			kept = l.fixed
+		}
+		if n >= min(kept, len(ids)) && len(ids) <= l.room && (best < 0 || n > agree) {
+			best, agree = i, n
+		}
+		if best >= 0 && agree == len(ids) {
+			break
+		}
+	}
+	if best < 0 {
+		at, err := p.listRoom(roomFor(len(ids), leastPages), turn)
+		if err != nil {
+			return 0, err
+		}
+		best = len(p.lists)
+		p.lists = append(p.lists, pageList{at: at, room: roomFor(len(ids), leastPages)})
+	}
+	l := &p.lists[best]
+	if agree < len(ids) {
+		addrs := make([]Addr, len(ids)-agree)
+		for i := range addrs {
+			addrs[i] = p.Addr(ids[agree+i])
+		}
+		l.ids = append(l.ids[:agree], ids[agree:]...)
+		p.d.Upload(p.table+Addr(8*(l.at+agree)), bytesOf(addrs))
+	}
+	if l.turn != turn {
+		l.turn, l.fixed = turn, 0
+	}
+	l.fixed = max(l.fixed, len(ids))
+	return int32(l.at), nil
+}
+
+// listRoom finds so many entries of the table that no list has; those that were not used for longest go first.
+func (p *Pages) listRoom(n, turn int) (int, error) {
+	for {
+		slices.SortFunc(p.lists, func(a, b pageList) int { return cmp.Compare(a.at, b.at) })
+		at := 0
+		for _, l := range p.lists {
+			if l.at-at >= n {
+				break
+			}
+			at = l.at + l.room
+		}
+		if at+n <= p.entries {
+			return at, nil
+		}
+		oldest := -1
+		for i, l := range p.lists {
+			if l.turn != turn && (oldest < 0 || l.turn < p.lists[oldest].turn) {
+				oldest = i
+			}
+		}
+		if oldest < 0 {
+			break
+		}
+		p.lists = slices.Delete(p.lists, oldest, oldest+1)
+	}
+	entries := 2 * (p.entries + n) // lists in use stay where they are
+	a, err := p.d.Alloc(8 * entries)
+	if err != nil {
+		return 0, err
+	}
+	if p.table != 0 {
+		p.d.Copy(a, p.table, 8*p.entries)
+		if p.owner != nil {
+			p.owner.forget(p.table, 8*p.entries)
+		}
+		p.d.Release(p.table)
+	}
+	at := p.entries
+	p.table, p.entries = a, entries
+	return at, nil
 }
 
 // maxMoves is how many slots one launch moves.
@@ -125,13 +234,13 @@ const maxMoves, moveBytes = 256, 24
 
 var _ backend.KVPool = (*Pages)(nil)
 
-// NewPages returns an empty pool.
-func NewPages(d Driver, pool backend.KVLayout) (*Pages, error) {
+// NewPages returns an empty pool of a backend, or of none.
+func NewPages(d Driver, pool backend.KVLayout, owner *Backend) (*Pages, error) {
 	l, err := NewPageLayout(pool)
 	if err != nil {
 		return nil, err
 	}
-	p := &Pages{Layout: l, d: d, per: max(1, min(256, chunkBytes/max(1, l.Bytes)))}
+	p := &Pages{Layout: l, d: d, owner: owner, per: max(1, min(256, chunkBytes/max(1, l.Bytes)))}
 	if p.move, err = d.Kernel("kv_move"); err != nil {
 		return nil, err
 	}
@@ -165,6 +274,9 @@ func (p *Pages) Alloc() (int32, error) {
 	}
 	if int(p.n) == len(p.chunks)*p.per {
 		a, err := p.d.Alloc(p.per * p.Layout.Bytes)
+		if err != nil && p.owner != nil && p.owner.makeRoom() {
+			a, err = p.d.Alloc(p.per * p.Layout.Bytes)
+		}
 		if err != nil {
 			return 0, fmt.Errorf("cache has no free page: %w", err)
 		}
@@ -184,6 +296,9 @@ func (p *Pages) Free(page int32) {
 
 // Used is the number of pages in use; it may be called from any goroutine.
 func (p *Pages) Used() int { return int(p.used.Load()) }
+
+// Table is where the lists lie, and how many entries it has. Both may change with List.
+func (p *Pages) Table() (Addr, int) { return p.table, p.entries }
 
 // PageBytes is the size of a page.
 func (p *Pages) PageBytes() int { return p.Layout.Bytes }
@@ -231,7 +346,7 @@ func (p *Pages) Move(rows []backend.RowMove) {
 
 // Close gives all memory back.
 func (p *Pages) Close() {
-	for _, a := range append(p.chunks, p.moves, p.waste) {
+	for _, a := range append(p.chunks, p.moves, p.waste, p.table) {
 		p.d.Release(a)
 	}
 	p.chunks = nil

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"math"
 	"slices"
 
 	"strobe/internal/backend"
@@ -31,8 +32,11 @@ type kvUse struct {
 	shape          backend.KVDims
 	longest        int // rows of the longest segment, or of any that the same kernels run
 	room           KVRoom
-	partials       int // room for partial results
-	at             int // in the block
+	partials       int   // room for partial results
+	unpack         int   // room for unpacked pages; 0: blocks unpack what they read
+	block          int32 // of sparse attention; 0: rows see everything
+	keys, words    int   // its SparseCall
+	at             int   // in the block
 }
 
 // deltaUse is the tables of the recurrent layers.
@@ -49,7 +53,7 @@ func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 	var lay layout
 	lay.sets, lay.ints = len(l.sets), len(s.data)
 	lay.bytes = align16(setBytes*lay.sets + 4*lay.ints)
-	tables, err := b.kvTables(l, s.plan, &lay)
+	tables, err := b.kvTables(l, s, &lay)
 	if err != nil {
 		return nil, lay, err
 	}
@@ -110,7 +114,7 @@ func (b *Backend) growBlock(bytes int) error {
 		return err
 	}
 	if b.blockAddr != 0 {
-		b.forget(b.blockAddr, len(b.blockHost))
+		b.forget(span{b.blockAddr, len(b.blockHost)})
 		b.d.Release(b.blockAddr)
 	}
 	b.blockAddr, b.blockHost = a, make([]byte, size)
@@ -118,7 +122,8 @@ func (b *Backend) growBlock(bytes int) error {
 }
 
 // kvTables makes the tables of every kind of attention in a list.
-func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTables, error) {
+func (b *Backend) kvTables(l *list, s *step, lay *layout) ([]*KVTables, error) {
+	plan := s.plan
 	if plan == nil {
 		return nil, nil
 	}
@@ -126,33 +131,140 @@ func (b *Backend) kvTables(l *list, plan *backend.Plan, lay *layout) ([]*KVTable
 	for len(b.tables) < len(l.uses) {
 		b.tables = append(b.tables, &KVTables{})
 	}
+	first := make([][]int32, len(l.uses)) // of each table of a plan: its pages in the pool's table
+	for i, u := range l.uses {
+		pool := plan.KV[u.group].Pool.(*Pages)
+		for _, ids := range plan.KV[u.group].Tables {
+			at, err := pool.List(ids, b.turn)
+			if err != nil {
+				return nil, err
+			}
+			first[i] = append(first[i], at)
+		}
+		lay.uses[i] = kvUse{group: u.group, heads: u.heads, kvHeads: u.kvHeads, shape: pool.Layout.Shapes[u.layer],
+			block: u.sparse.block}
+	}
+	if err := b.unpackRoom(plan, lay.uses); err != nil {
+		return nil, err
+	}
 	for i, u := range l.uses {
 		p := &plan.KV[u.group]
 		pool := p.Pool.(*Pages)
 		k := &lay.uses[i]
-		*k = kvUse{group: u.group, heads: u.heads, kvHeads: u.kvHeads, shape: pool.Layout.Shapes[u.layer], at: lay.bytes}
+		k.at = lay.bytes
 		tiling := Tiling{Rows: 1, Splits: 1, Blocks: 1, Heads: 1}
 		if k.heads > 0 {
 			a, err := b.attentionOf(int(k.heads), k.shape)
 			if err != nil {
 				return nil, err
 			}
-			k.longest = a.alike(longestSegment(p))
+			if k.unpack > 0 {
+				a = a.halves
+			}
+			if k.longest = a.alike(longestSegment(p)); k.block > 0 {
+				a = a.sparse()
+				k.longest = a.sparseLongest()
+			}
 			tiling = a.Tiling(k.longest)
+			tiling.Block = int(k.block)
 		}
 		t := b.tables[i]
-		if err := t.fill(p, tiling, pool.Addr); err != nil {
+		if err := t.fill(p, tiling, pool.Addr, first[i], s.tokens); err != nil {
 			return nil, err
 		}
 		t.pad(l.rows[u.group], pool.waste)
 		if t.Partials > 0 {
 			k.partials = roomFor(t.Partials, leastPartials)
 		}
+		if k.block > 0 {
+			k.keys, k.words = roomFor(t.Keys, 64), roomFor(t.Longest, 64)/64
+		}
 		k.room = t.Room()
 		lay.bytes = align16(lay.bytes + k.room.Bytes())
 	}
 	return b.tables[:len(l.uses)], nil
 }
+
+// unpackFrom is the rows of a segment from which unpacking pages once is faster than by every block that reads them:
+// at 16 rows both take about as long, at 64 once is faster. unpackShare is the part of a device's memory that may be
+// spent on it.
+const unpackFrom, unpackShare = 32, 16
+
+// unpackRoom makes room for pages of halves where attention unpacks them once for all rows. Where there is no memory
+// for that they are unpacked by every block that reads them, which changes no bits.
+func (b *Backend) unpackRoom(plan *backend.Plan, uses []kvUse) error {
+	need := make([]int, len(uses))
+	most := 0
+	for i := range uses {
+		k := &uses[i]
+		p := &plan.KV[k.group]
+		if k.heads == 0 || longestSegment(p) < unpackFrom {
+			continue
+		}
+		a, err := b.attentionOf(int(k.heads), k.shape)
+		if err != nil {
+			return err
+		}
+		if a.halves == nil {
+			continue
+		}
+		k.unpack = roomFor(seenPages(p), leastUnpacked)
+		need[i] = a.UnpackBytes(k.unpack, p.Pool.(*Pages).entries)
+		if need[i] <= b.props.Memory/unpackShare && (b.refused == 0 || need[i] < b.refused) {
+			most = max(most, need[i])
+		}
+	}
+	if most > b.unpackedBytes {
+		b.dropUnpacked()
+		if at, err := b.d.Alloc(most); err != nil {
+			b.refused = most
+		} else {
+			b.unpacked, b.unpackedBytes = at, most
+		}
+	}
+	for i := range uses {
+		if need[i] > b.unpackedBytes {
+			uses[i].unpack = 0
+		}
+	}
+	return nil
+}
+
+func (b *Backend) dropUnpacked() {
+	if b.unpacked == 0 {
+		return
+	}
+	b.forget(b.unpacked, b.unpackedBytes)
+	b.d.Release(b.unpacked)
+	b.unpacked, b.unpackedBytes = 0, 0
+}
+
+// makeRoom gives the memory of unpacked pages back for good, because there is none left for pages themselves. It
+// reports whether that made any free.
+func (b *Backend) makeRoom() bool {
+	if b.unpacked == 0 {
+		return false
+	}
+	b.refused = b.unpackedBytes
+	b.dropUnpacked()
+	return true
+}
+
+// seenPages is at least the number of pages that the rows of a plan see, and write to.
+func seenPages(p *backend.KVPlan) int {
+	pages := 0
+	for r := 0; r < len(p.Seg); {
+		lo, hi := int32(math.MaxInt32), int32(0)
+		for seg := p.Seg[r]; r < len(p.Seg) && p.Seg[r] == seg; r++ {
+			lo, hi = min(lo, p.Lo[r], p.Hi[r]), max(hi, p.Hi[r], p.Slot[r]+1)
+		}
+		pages += int(hi/PageSlots-lo/PageSlots) + 1
+	}
+	return pages
+}
+
+// leastUnpacked is the least room for unpacked pages: 4,096 tokens.
+const leastUnpacked = 64
 
 // leastPartials is the least room for partial results: those of a few rows.
 const leastPartials = 256
@@ -163,7 +275,7 @@ func (lay *layout) use(a attnOp, shape backend.KVDims) int {
 	for i := range lay.uses {
 		u := &lay.uses[i]
 		if u.room.Rows > 0 && u.group == a.group &&
-			(a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads && u.shape == shape) {
+			(a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads && u.shape == shape && u.block == a.sparse.block) {
 			return i
 		}
 	}
@@ -203,7 +315,9 @@ type attentionKey struct {
 // tables returns where the tables of an operation lie.
 func (l *lowering) tables(o op) (KVAddrs, *kvUse) {
 	u := &l.lay.uses[max(0, l.lay.use(o.attn, l.pool(o).Layout.Shapes[o.attn.layer]))]
-	return u.room.At(l.lay.base + Addr(u.at)), u
+	t := u.room.At(l.lay.base + Addr(u.at))
+	t.Pages = l.pool(o).table
+	return t, u
 }
 
 func (l *lowering) pool(o op) *Pages { return l.plan.KV[o.attn.group].Pool.(*Pages) }
@@ -242,11 +356,22 @@ func (l *lowering) attention(o op, q view) {
 		Sinks: o.attn.sinks, Scale: o.attn.scale}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))
+		defer l.b.spare.give(c.Scratch)
+	}
+	if u.unpack > 0 || u.block > 0 {
+		c.Rotated = l.take(4 * int(q.rows) * int(q.cols))
+		defer l.b.spare.give(c.Rotated)
+	}
+	if u.unpack > 0 {
+		c.Unpack, c.Entries = l.b.unpacked, l.pool(o).entries
+	}
+	if s := o.attn.sparse; u.block > 0 {
+		c.Sparse = &SparseCall{Block: int(s.block), Sink: int(s.sink), Window: int(s.window), Last: int(s.last),
+			Alpha: s.alpha, Keys: u.keys, Words: u.words, Queries: u.room.Queries}
+		c.Sparse.Scratch = l.take(a.SparseBytes(c.Sparse))
+		defer l.b.spare.give(c.Sparse.Scratch)
 	}
 	l.out = a.Launches(l.out, c)
-	if c.Merge {
-		l.b.spare.give(c.Scratch)
-	}
 }
 
 // queries: what stands between the products of an attention layer and attention: norms of heads, rotations, writing
@@ -354,4 +479,6 @@ func headsOf(v view, tokens, n int) view {
 }
 
 // NewKVPool returns an empty pool.
-func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) { return NewPages(b.d, l) }
+func (b *Backend) NewKVPool(l backend.KVLayout) (backend.KVPool, error) {
+	return NewPages(b.d, l, b)
+}

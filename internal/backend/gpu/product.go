@@ -15,7 +15,7 @@ type Products struct {
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
 	Ahead  int  // bytes of the next product's weights that a block asks for; 0: none
-	Makes  int  // rows and stages of activations that a block makes itself, at most; 0: all are packed before
+	Makes  bool // products of few rows make their activations; otherwise all are packed before
 	Plain  bool // see plain.go
 	// Plain: matrices instead of products of bytes, for many rows.
 	Matrices bool
@@ -24,7 +24,7 @@ type Products struct {
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Plain: p.Plain, Matrices: p.Matrices, Ahead: askAhead, Makes: madeJobs}
+		Plain: p.Plain, Matrices: p.Matrices, Ahead: askAhead, Makes: true}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less
@@ -32,8 +32,9 @@ func NewProducts(p Props) *Products {
 // load.
 const askAhead = 64 << 10
 
-// madeJobs is how much a block makes itself: what its 16 warps make at once. That took 0.6 us off a layer of a 27B
-// model for one row and 1.6 off one of a 4B model; twice as much made a layer of the 27B 1.6 us slower for two rows.
+// madeJobs is how many rows and stages of activations a block makes itself, at most: one for each of its 16 warps. That
+// took 0.6 us off a layer of a 27B model for one row and 1.6 off one of a 4B model; twice as much made a layer of the
+// 27B 1.6 us slower for two rows.
 const madeJobs = 16
 
 // Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts
@@ -232,7 +233,8 @@ type madeArgs struct {
 // CanMake reports whether a product of so many rows with w, cut over so many blocks, can make its own input: it must be
 // little for every block, which shares it with none.
 func (p *Products) CanMake(m *Made, rows int, w WeightLayout, blocks int) bool {
-	return p.Bulk && formatSet([]WeightLayout{w}) != "all" && rows <= 8 && rows*madeStages(w, blocks) <= p.Makes &&
+	return p.Bulk && p.Makes && formatSet([]WeightLayout{w}) != "all" && rows <= 8 &&
+		rows*madeStages(w, blocks) <= madeJobs &&
 		p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
 		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != MadeSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
 }

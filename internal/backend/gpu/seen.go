@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -16,6 +17,7 @@ type Tiling struct {
 	Blocks   int // that run side by side
 	Heads    int // blocks of the same rows: KV heads, or more
 	Partials int // partial results there is room for
+	Block    int // sparse attention: tokens of a block, which the rows of a tile share; 0: rows see everything
 }
 
 // seenItem and seenRow mirror Item and Seen of kernel/kv.h.
@@ -35,7 +37,26 @@ type seenRow struct {
 	part           int32
 	split0, splits int32
 	path, base     int32
-	_              int32
+	block          int32 // sparse attention: its block of queries
+}
+
+// pageSpan mirrors Span of kernel/kv.h: the pages of a sequence that rows of the step see.
+type pageSpan struct {
+	table, first  int32
+	pages, before int32
+	slots         int32
+	means         int32
+	_             [2]int32
+}
+
+// queryBlock mirrors Queries of kernel/sparse.cu: rows that are, or are a part of, a block of queries.
+type queryBlock struct {
+	row, rows int32
+	first     int32 // position of the first
+	n         int32 // which block of its sequence
+	all       int32 // blocks of the prompt
+	means     int32 // its sequence's first block of keys
+	_         [2]int32
 }
 
 type writeAt struct {
@@ -55,35 +76,33 @@ type KVTables struct {
 	items    []seenItem
 	rows     []seenRow
 	at       []writeAt
-	pages    []Addr
 	paths    [][pathSlots]int32
+	spans    []pageSpan
+	queries  []queryBlock
 	Partials int // partial results that the step needs room for; 0: no merging
+	Pages    int // pages that rows see
+	Keys     int // sparse attention: blocks of keys, of all sequences
+	Longest  int // and of the longest of them
 
 	tiles []seenItem // before they are dealt
-	first []int32    // per sequence: its first page in pages
 }
 
-// NewKVTables makes the tables of one plan. pageAddr says where a page lies.
+// NewKVTables makes the tables of one plan. pageAddr says where a page lies, first where the pages of each segment
+// begin in the table of pages, and tokens, if attention is sparse, how long the prompt is that each is a part of.
 //
 // Splits of a row are a function of what that row sees: bits must not depend on the batch. Whether a block has one
 // split or all of them changes no bits, so that is decided by how much there is to do.
-func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) (*KVTables, error) {
+func NewKVTables(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr, first []int32,
+	tokens []int) (*KVTables, error) {
 	k := &KVTables{}
-	return k, k.fill(p, t, pageAddr)
+	return k, k.fill(p, t, pageAddr, first, tokens)
 }
 
 // fill makes the tables anew, in the memory of those before.
-func (k *KVTables) fill(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) error {
+func (k *KVTables) fill(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr, first []int32, tokens []int) error {
 	n := len(p.Slot)
 	*k = KVTables{rows: slices.Grow(k.rows[:0], n)[:n], at: slices.Grow(k.at[:0], n)[:n], items: k.items[:0],
-		pages: k.pages[:0],
-		paths: k.paths[:0], tiles: k.tiles[:0], first: k.first[:0]}
-	for _, pages := range p.Tables {
-		k.first = append(k.first, int32(len(k.pages)))
-		for _, id := range pages {
-			k.pages = append(k.pages, pageAddr(id))
-		}
-	}
+		paths: k.paths[:0], spans: k.spans[:0], queries: k.queries[:0], tiles: k.tiles[:0]}
 	for r := 0; r < n; {
 		seg := p.Seg[r]
 		if int(seg) >= len(p.Tables) || len(p.Tables[seg]) == 0 {
@@ -96,14 +115,18 @@ func (k *KVTables) fill(p *backend.KVPlan, t Tiling, pageAddr func(int32) Addr) 
 			}
 			fresh = min(fresh, p.Slot[end]/PageSlots)
 		}
-		for r < end { // rows that split alike
+		k.span(p, r, end, first[seg])
+		if t.Block > 0 {
+			k.block(p, r, end, t.Block, tokens[seg])
+		}
+		for r < end { // rows that split alike, of one block of queries
 			to, per := r+1, perSplit(k.rows[r], t.Splits)
-			for to < end && perSplit(k.rows[to], t.Splits) == per {
+			for to < end && perSplit(k.rows[to], t.Splits) == per && k.rows[to].block == k.rows[r].block {
 				to++
 			}
 			for parts := (to - r + t.Rows - 1) / t.Rows; r < to; parts-- {
 				rows := (to - r + parts - 1) / parts
-				it := seenItem{row: int32(r), rows: int32(rows), table: k.first[seg], per: per, fresh: fresh}
+				it := seenItem{row: int32(r), rows: int32(rows), table: first[seg], per: per, fresh: fresh}
 				if err := k.tile(p, &it); err != nil {
 					return err
 				}
@@ -142,6 +165,39 @@ func (k *KVTables) see(p *backend.KVPlan, r int, pageAddr func(int32) Addr) erro
 	k.rows[r] = s
 	k.at[r] = writeAt{page: pageAddr(pages[p.Slot[r]/PageSlots]), slot: p.Slot[r] % PageSlots}
 	return nil
+}
+
+// span adds the pages that a segment's rows see, and those that they write to: a tree's rows lie behind each other,
+// whatever they see.
+func (k *KVTables) span(p *backend.KVPlan, from, to int, table int32) {
+	s := pageSpan{table: table, first: math.MaxInt32, before: int32(k.Pages)}
+	last := int32(0)
+	for r := from; r < to; r++ {
+		lo, hi := pagesOf(k.rows[r])
+		s.first, last = min(s.first, lo), max(last, hi, p.Slot[r]/PageSlots)
+		s.slots = max(s.slots, k.rows[r].hi)
+	}
+	s.pages = last - s.first + 1
+	k.Pages += int(s.pages)
+	k.spans = append(k.spans, s)
+}
+
+// block adds the blocks of queries of a segment whose rows see everything before them, and its blocks of keys.
+func (k *KVTables) block(p *backend.KVPlan, from, to, block, tokens int) {
+	s := &k.spans[len(k.spans)-1]
+	s.means = int32(k.Keys)
+	keys := (int(s.slots) + block - 1) / block
+	k.Keys += keys
+	k.Longest = max(k.Longest, keys)
+	for r := from; r < to; r++ {
+		n := p.Slot[r] / int32(block)
+		if r == from || k.queries[len(k.queries)-1].n != n {
+			k.queries = append(k.queries, queryBlock{row: int32(r), first: p.Slot[r], n: n,
+				all: int32((tokens + block - 1) / block), means: s.means})
+		}
+		k.queries[len(k.queries)-1].rows++
+		k.rows[r].block = int32(len(k.queries) - 1)
+	}
 }
 
 // pagesOf returns the first and the last page that a row sees. A row that sees nothing looks at one page all the
@@ -236,7 +292,7 @@ func (it *seenItem) visits() int {
 }
 
 // deal turns tiles into items: a tile that would keep one block busy for more than twice its share is cut into its
-// splits, as long as there is room for their results.
+// splits, as long as there is room for their results. How much of a tile sparse attention leaves is not known here.
 func (k *KVTables) deal(tiles []seenItem, t Tiling) {
 	total := 0
 	for i := range tiles {
@@ -248,7 +304,7 @@ func (k *KVTables) deal(tiles []seenItem, t Tiling) {
 			parts += int(k.rows[r].splits)
 			most = max(most, k.rows[r].splits)
 		}
-		if most == 1 || it.visits()*t.Blocks <= 2*total || k.Partials+parts > t.Partials {
+		if most == 1 || t.Block > 0 || it.visits()*t.Blocks <= 2*total || k.Partials+parts > t.Partials {
 			k.items = append(k.items, it)
 			continue
 		}
@@ -267,7 +323,7 @@ func (k *KVTables) deal(tiles []seenItem, t Tiling) {
 
 // KVRoom is the room that tables have in a plan block, in entries.
 type KVRoom struct {
-	Rows, Items, Pages, Paths int
+	Rows, Items, Paths, Spans, Queries int
 }
 
 // pad adds rows that see nothing and write to a page that nobody reads, until there are so many.
@@ -281,24 +337,29 @@ func (k *KVTables) pad(rows int, page Addr) {
 // Room returns what the tables need, in powers of two but for rows: it stays the same while sequences grow, come and
 // go.
 func (k *KVTables) Room() KVRoom {
-	return KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items), leastItems), Pages: roomFor(len(k.pages), leastPages),
-		Paths: roomFor(len(k.paths), leastPaths)}
+	r := KVRoom{Rows: len(k.rows), Items: roomFor(len(k.items), leastItems), Paths: roomFor(len(k.paths), leastPaths),
+		Spans: roomFor(len(k.spans), leastSpans)}
+	if len(k.queries) > 0 {
+		r.Queries = roomFor(len(k.queries), leastQueries)
+	}
+	return r
 }
 
 // The least room of tables: what a few streams need, so that their number and what they see changes little; a few
 // kilobytes in all.
-const leastItems, leastPages, leastPaths = 64, 256, 16
+const leastItems, leastPaths, leastSpans, leastQueries = 64, 16, 16, 8
 
-const itemBytes, rowBytes, atBytes, pathBytes = 48, 32, 16, 4 * pathSlots
+const itemBytes, rowBytes, atBytes, spanBytes, queryBytes, pathBytes = 48, 32, 16, 32, 32, 4 * pathSlots
 
 // Bytes is the size of the tables, a multiple of 16.
 func (r KVRoom) Bytes() int {
-	return itemBytes*(1+r.Items) + (rowBytes+atBytes)*r.Rows + 8*r.Pages + pathBytes*r.Paths
+	return itemBytes*(1+r.Items) + (rowBytes+atBytes)*r.Rows + pathBytes*r.Paths + spanBytes*r.Spans + queryBytes*r.Queries
 }
 
-// KVAddrs is where tables lie on the device.
+// KVAddrs is where tables lie on the device. That of pages belongs to the pool.
 type KVAddrs struct {
-	Items, Seen, At, Pages, Paths Addr
+	Items, Seen, At, Paths, Spans, Queries Addr
+	Pages                                  Addr
 }
 
 // At returns the addresses of tables that begin at a, a multiple of 16.
@@ -308,7 +369,7 @@ func (r KVRoom) At(a Addr) KVAddrs {
 		dst   *Addr
 		bytes int
 	}{{&k.Items, itemBytes * (1 + r.Items)}, {&k.Seen, rowBytes * r.Rows}, {&k.At, atBytes * r.Rows},
-		{&k.Paths, pathBytes * r.Paths}, {&k.Pages, 8 * r.Pages}} {
+		{&k.Paths, pathBytes * r.Paths}, {&k.Spans, spanBytes * r.Spans}, {&k.Queries, queryBytes * r.Queries}} {
 		*f.dst = a
 		a += Addr(f.bytes)
 	}
@@ -318,10 +379,14 @@ func (r KVRoom) At(a Addr) KVAddrs {
 // Put writes the tables to the bytes that are copied to the address given to At.
 func (k *KVTables) Put(dst []byte, r KVRoom) {
 	at := r.At(0)
-	copy(dst, Args([12]int32{int32(len(k.items))}))
+	counts := [5]int{len(k.items), len(k.spans), k.Pages, k.Keys, len(k.queries)}
+	for i, n := range counts {
+		binary.LittleEndian.PutUint32(dst[4*i:], uint32(n))
+	}
 	copy(dst[itemBytes:], bytesOf(k.items))
 	copy(dst[at.Seen:], bytesOf(k.rows))
 	copy(dst[at.At:], bytesOf(k.at))
 	copy(dst[at.Paths:], bytesOf(k.paths))
-	copy(dst[at.Pages:], bytesOf(k.pages))
+	copy(dst[at.Spans:], bytesOf(k.spans))
+	copy(dst[at.Queries:], bytesOf(k.queries))
 }

@@ -10,7 +10,7 @@ import (
 
 func tablesOf(p *backend.KVPlan) (*gpu.KVTables, error) {
 	t := gpu.Tiling{Rows: 10, Splits: 33, Blocks: 132, Heads: 4, Partials: 1000}
-	return gpu.NewKVTables(p, t, func(int32) gpu.Addr { return 16 })
+	return gpu.NewKVTables(p, t, func(int32) gpu.Addr { return 16 }, make([]int32, len(p.Tables)), nil)
 }
 
 // TestBadPlans: what a plan says is checked before a kernel believes it.

@@ -300,6 +300,6 @@ func (s *Small) choose(ls []Launch, kernel string, ids Addr, logp Out, x In, row
 		shared += n
 	}
 	args := Args(a)
-	ls = s.launch(ls, kernel, [3]int{parts, rows, 1}, 256, 96, args)
+	ls = s.launch(ls, kernel, [3]int{parts, rows, 1}, 256, 64+4*(selectPart/256+1), args)
 	return s.launch(ls, "select_merge", [3]int{rows, 1, 1}, 32, shared, args)
 }

@@ -60,7 +60,13 @@ type attnOp struct {
 	group, layer   int32
 	heads, kvHeads int32
 	scale          float32
-	_              uint32
+	sparse         sparseOp
+}
+
+// sparseOp is backend.Sparse, but for what changes from step to step; all zero: rows see everything.
+type sparseOp struct {
+	block, sink, window, last int32
+	alpha                     float32
 }
 
 // sameOps compares lists. A false alarm would cost time, nothing else.
@@ -74,6 +80,8 @@ type step struct {
 	plan  *backend.Plan
 	sets  []setInts
 	data  []int32 // of sets
+	// sparse attention: the length of the prompts that segments are parts of
+	tokens []int
 }
 
 // setInts says which integers of data the step copies where. Those that follow each other without an operation in
@@ -98,7 +106,7 @@ func (s *step) set(dst Addr, v []int32) {
 func (b *Backend) BeginStep(p *backend.Plan) {
 	s := &b.step
 	s.open, s.plan = true, p
-	s.ops, s.sets, s.data = s.ops[:0], s.sets[:0], s.data[:0]
+	s.ops, s.sets, s.data, s.tokens = s.ops[:0], s.sets[:0], s.data[:0], nil
 }
 
 // list is the operations of a step, and what they became.
@@ -124,7 +132,7 @@ func newList(name int, s *step) *list {
 			}
 			if !slices.ContainsFunc(l.uses, func(u attnOp) bool {
 				return u.group == o.attn.group && u.heads == o.attn.heads && u.kvHeads == o.attn.kvHeads &&
-					(u.heads == 0 || s.shape(u) == s.shape(o.attn))
+					u.sparse.block == o.attn.sparse.block && (u.heads == 0 || s.shape(u) == s.shape(o.attn))
 			}) {
 				l.uses = append(l.uses, o.attn)
 			}
@@ -192,6 +200,11 @@ func (b *Backend) EndStep() (int, error) {
 	if b.err != nil || len(s.ops) == 0 {
 		return 0, nil
 	}
+	// No kernel is needed to put the features of a pass aside, which happens in each of them.
+	if o := &s.ops[0]; len(s.ops) == 1 && o.kind == opCopy && o.dst.whole() && o.a.whole() {
+		b.d.Copy(o.dst.addr, o.a.addr, 4*int(o.a.rows)*int(o.a.cols))
+		return 0, nil
+	}
 	if len(s.ops) <= shortList {
 		l := newList(0, s)
 		err := b.run(l)
@@ -222,8 +235,8 @@ func (b *Backend) Repeat(name int, p *backend.Plan, ints ...[]int32) (bool, erro
 		return false, nil
 	}
 	l, s := b.lists[i], &b.step
-	if len(ints) != len(l.sets) {
-		return false, nil
+	if len(ints) != len(l.sets) || slices.ContainsFunc(l.uses, func(u attnOp) bool { return u.sparse.block > 0 }) {
+		return false, nil // nothing says how long the prompts are
 	}
 	s.data = s.data[:0]
 	for k, v := range ints {
@@ -315,13 +328,19 @@ func (b *Backend) drop(which func(r *recorded) bool) {
 	})
 }
 
-// forget drops what names an address in a range. What a list names all of its launches do, whatever their layout, so
-// nothing is left of a list that does.
-func (b *Backend) forget(from Addr, bytes int) {
-	to := from + Addr(bytes)
+// span is a piece of device memory.
+type span struct {
+	at    Addr
+	bytes int
+}
+
+// forget drops what names an address in some memory. What a list names all of its launches do, whatever their layout,
+// so nothing is left of a list that does.
+func (b *Backend) forget(gone ...span) {
 	names := func(raw []byte) bool {
 		for i := 0; i+8 <= len(raw); i += 8 {
-			if a := Addr(binary.LittleEndian.Uint64(raw[i:])); a >= from && a < to {
+			a := Addr(binary.LittleEndian.Uint64(raw[i:]))
+			if slices.ContainsFunc(gone, func(s span) bool { return a >= s.at && a < s.at+Addr(s.bytes) }) {
 				return true
 			}
 		}
@@ -461,9 +480,13 @@ func (b *Backend) KVWrite(group, layer int, k, v backend.Tensor) {
 
 // Attention computes softmax(q k) v for every row and head over the slots the row sees.
 func (b *Backend) Attention(dst, q backend.Tensor, group, layer int, p backend.AttnParams) {
+	b.attend(dst, q, group, layer, p, sparseOp{})
+}
+
+func (b *Backend) attend(dst, q backend.Tensor, group, layer int, p backend.AttnParams, s sparseOp) {
 	*b.next() = op{kind: opAttention, dst: viewOf(dst), a: viewOf(q), attn: attnOp{
 		sinks: vectorOf(p.Sinks), group: int32(group), layer: int32(layer), heads: int32(p.Heads), kvHeads: int32(p.KVHeads),
-		scale: p.Scale}}
+		scale: p.Scale, sparse: s}}
 	b.done()
 }
 

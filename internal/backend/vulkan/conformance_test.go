@@ -66,14 +66,14 @@ func open(t testing.TB) backend.Backend {
 }
 
 // lasting is a device that stays open for a whole test: kernels are compiled once.
-type lasting struct{ backend.Backend }
+type lasting struct{ *gpu.Backend }
 
 func (lasting) Close() error { return nil }
 
 func openLasting(t testing.TB) backend.Backend {
 	b := open(t)
 	t.Cleanup(func() { b.Close() })
-	return lasting{b}
+	return lasting{b.(*gpu.Backend)}
 }
 
 // bound: activations are rounded to bytes for products with quantised weights.

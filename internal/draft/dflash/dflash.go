@@ -15,6 +15,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"strobe/internal/backend"
 	"strobe/internal/cache"
@@ -76,7 +77,8 @@ type Drafter struct {
 	d2t     []int32 // target id of each output; nil when they are the target's
 	rope    *nn.Rope
 	layers  []layer
-	weights int
+	weights nn.Weights
+	bytes   int // of the weights
 	passes  map[shape]*passed
 	scanned bool  // the weights have been searched for values that are not numbers
 	bad     error // what the search found
@@ -115,6 +117,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		l.Devices = append(l.Devices, opt.Beside)
 	}
 	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin, passes: map[shape]*passed{}}
+	l.Weights = &d.weights
 	for _, b := range d.devices {
 		a := nn.NewArena(b)
 		if len(d.devices) > 1 { // which may disagree on padding
@@ -172,7 +175,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
-	d.weights = l.Bytes
+	d.bytes = l.Bytes
 	return d, nil
 }
 
@@ -188,6 +191,9 @@ func (d *Drafter) sync() (first error) {
 
 // begin makes room for a pass over rows.
 func (d *Drafter) begin(rows int) error {
+	if err := d.weights.Return(); err != nil {
+		return err
+	}
 	for _, a := range d.arenas {
 		if err := a.Begin(rows); err != nil {
 			return err
@@ -362,7 +368,10 @@ func (d *Drafter) firstSlot() int {
 func (d *Drafter) Block() int { return d.block }
 
 // WeightBytes is the size of the drafter's own weights.
-func (d *Drafter) WeightBytes() int { return d.weights }
+func (d *Drafter) WeightBytes() int { return d.bytes }
+
+// Weights are the drafter's own. Passes bring them back when they are parked.
+func (d *Drafter) Weights() *nn.Weights { return &d.weights }
 
 // Memory returns the drafter's cache.
 func (d *Drafter) Memory() *cache.Memory { return d.mem }
@@ -407,6 +416,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
 	if from := d.target.Backend(); from != d.devices[d.place[0]] { // the features cross once
+		features = features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1)))
 		v := from.Read(features)
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)

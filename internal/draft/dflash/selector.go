@@ -51,15 +51,15 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 	ids, logp := d.top(p, s.top)
 	n := p.logits.Rows * s.top
 	// A missing candidate is looked up but never chosen. What the host needs lies together, to be read at once.
-	rows := p.logits.Rows
-	all := p.New(1, (rows+2*n+len(reqs))*s.rank+rows*s.top)
+	rows, first := p.logits.Rows, p.Pad(len(reqs))
+	all := p.New(1, (rows+2*n+first)*s.rank+rows*s.top)
 	at := all.Off
 	part := func(rows, cols int) backend.Tensor {
 		t := backend.Tensor{Buf: all.Buf, Off: at, Rows: rows, Cols: cols, Stride: cols}
 		at += rows * cols
 		return t
 	}
-	gate, succ, pred, anchors := part(rows, s.rank), part(n, s.rank), part(n, s.rank), part(len(reqs), s.rank)
+	gate, succ, pred, anchors := part(rows, s.rank), part(n, s.rank), part(n, s.rank), part(first, s.rank)
 	sums := part(rows, s.top)
 	p.Embed(succ, s.succ, ids, 1)
 	p.Embed(pred, s.pred, ids, 1)
@@ -70,7 +70,8 @@ func (s *selector) walk(d *Drafter, p *pass, reqs []draft.Request, top int) (out
 
 	read := slices.Clone(p.Read(all)) // proposals outlive the pass
 	of := func(t backend.Tensor) []float32 { return read[t.Off-all.Off:][:t.Rows*t.Cols] }
-	w := &selectorWalk{s: s, logp: of(sums), gate: of(gate), succ: of(succ), pred: of(pred)}
+	w := &selectorWalk{s: s, logp: of(sums), gate: of(gate), succ: of(succ), pred: of(pred),
+		fit: make([]float32, s.rank), masses: make([]float32, 0, rows)}
 	for _, id := range p.Backend.Ints(ids)[:n] {
 		w.ids = append(w.ids, d.targetID(id))
 	}
@@ -109,6 +110,24 @@ type selectorWalk struct {
 	s                      *selector
 	ids                    []int32
 	logp, gate, succ, pred []float32
+	fit                    []float32 // of the slot in progress
+	masses                 []float32 // by row
+}
+
+// dot is the product of two vectors, in four sums that do not wait for each other.
+func dot(x, y []float32) float32 {
+	var a, b, c, d float32
+	y = y[:len(x)]
+	for ; len(x) >= 4; x, y = x[4:], y[4:] {
+		a += x[0] * y[0]
+		b += x[1] * y[1]
+		c += x[2] * y[2]
+		d += x[3] * y[3]
+	}
+	for k, v := range x {
+		a += v * y[k]
+	}
+	return a + b + (c + d)
 }
 
 // embedding is that of a row's candidate as a predecessor, nil if it is none.
@@ -123,28 +142,28 @@ func (w *selectorWalk) embedding(row int, id int32) []float32 {
 
 // mass is the log-probability that one of a row's candidates is right, as far as the logits know.
 func (w *selectorWalk) mass(row int) float32 {
-	sum := 0.0
-	for _, x := range w.logp[row*w.s.top:][:w.s.top] {
-		sum += math.Exp(float64(x))
+	for at := len(w.masses); at <= row; at++ {
+		sum := 0.0
+		for _, x := range w.logp[at*w.s.top:][:w.s.top] {
+			sum += math.Exp(float64(x))
+		}
+		w.masses = append(w.masses, float32(math.Log(min(1, sum))))
 	}
-	return float32(math.Log(min(1, sum)))
+	return w.masses[row]
 }
 
 // slot scores the candidates of a row after the token whose embedding is before, best first. It leaves out those
 // whose score is not a number. Scores say which candidate it is if it is one; their probabilities share the mass.
 func (w *selectorWalk) slot(row int, before []float32) []draft.Candidate {
 	s := w.s
-	fit := make([]float32, s.rank)
+	fit := w.fit
 	for k, g := range w.gate[row*s.rank:][:s.rank] {
 		fit[k] = before[k] * g
 	}
 	at := make([]draft.Candidate, 0, s.top)
 	for n := row * s.top; n < (row+1)*s.top; n++ {
 		// Log-probabilities differ from logits by a constant of the row.
-		score := w.logp[n]
-		for k, x := range w.succ[n*s.rank:][:s.rank] {
-			score += x * fit[k]
-		}
+		score := w.logp[n] + dot(w.succ[n*s.rank:][:s.rank], fit)
 		if w.ids[n] >= 0 && score-score == 0 {
 			at = append(at, draft.Candidate{ID: w.ids[n], LogP: score})
 		}

@@ -39,7 +39,8 @@ type Drafter struct {
 	arena   *nn.Arena
 	target  *model.Model
 	mem     *cache.Memory
-	weights int
+	weights nn.Weights
+	bytes   int // of the weights
 
 	final backend.Vector // the target's last norm
 	eps   float32        // and its epsilon
@@ -105,7 +106,10 @@ func (d *Drafter) Capture() []int { return []int{d.target.Layers - 1} }
 func (d *Drafter) Max() int { return longest }
 
 // WeightBytes is the size of the drafter's own weights.
-func (d *Drafter) WeightBytes() int { return d.weights }
+func (d *Drafter) WeightBytes() int { return d.bytes }
+
+// Weights are the drafter's own. Passes bring them back when they are parked.
+func (d *Drafter) Weights() *nn.Weights { return &d.weights }
 
 // Memory returns the drafter's cache.
 func (d *Drafter) Memory() *cache.Memory { return d.mem }
@@ -152,7 +156,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 			tokens = append(tokens, it.Tokens...)
 		}
 	}
-	if err := d.arena.Begin(len(pick)); err != nil {
+	if err := d.makeRoom(len(pick)); err != nil {
 		return err
 	}
 	batch, err := d.mem.Begin(segs)
@@ -162,6 +166,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arena, batch, d.mem, 0, d.layers.Eps)
 	if from := d.target.Backend(); from != d.b { // the features cross once
+		features = features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1)))
 		v := from.Read(features)
 		features = s.New(features.Rows, features.Cols)
 		s.Write(features, v)
@@ -203,6 +208,14 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		}
 	}
 	return nil
+}
+
+// makeRoom gets everything ready for a pass over rows.
+func (d *Drafter) makeRoom(rows int) error {
+	if err := d.weights.Return(); err != nil {
+		return err
+	}
+	return d.arena.Begin(rows)
 }
 
 // input is what the layers are given for tokens and the states before them.
@@ -371,7 +384,7 @@ func (d *Drafter) plan(reqs []draft.Request) (batch *cache.Batch, mem *cache.Mem
 	for _, r := range order {
 		rows += reqs[r].N
 	}
-	if err := d.arena.Begin(rows); err != nil {
+	if err := d.makeRoom(rows); err != nil {
 		return nil, nil, nil, err
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return reqs[b].N - reqs[a].N })

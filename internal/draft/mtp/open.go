@@ -49,9 +49,9 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if b == nil {
 		b = target.Backend()
 	}
-	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV}
 	d := &Drafter{b: b, arena: nn.NewArena(b), target: target, embScale: target.EmbScale,
 		drafts: map[drafted]*guesses{}, extends: map[told]*telling{}}
+	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV, Weights: &d.weights}
 	var err error
 	if d.final, d.eps, err = target.FinalNorm(b); err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
-	d.weights = l.Bytes
+	d.bytes = l.Bytes
 	return d, nil
 }
 

@@ -18,8 +18,11 @@ func (Source) Name() string { return "ngram" }
 // Capture: the text is enough.
 func (Source) Capture() []int { return nil }
 
-// Max is the longest guess. Longer ones are rarely right to the end.
-func (Source) Max() int { return 24 }
+// maxGuess is the longest guess. Longer ones are rarely right to the end.
+const maxGuess = 24
+
+// Max is the largest number of tokens one draft can guess.
+func (Source) Max() int { return maxGuess }
 
 // NewContext returns an empty history.
 func (Source) NewContext() draft.Context { return new(Index) }
@@ -40,16 +43,22 @@ func (Source) Draft(reqs []draft.Request, _ int) ([]draft.Proposal, error) {
 		x.Append(r.Last)
 		tokens, match := x.Guess(r.N)
 		x.drop()
+		all := make([]draft.Candidate, len(tokens))
+		out[i].At = make([][]draft.Candidate, len(tokens))
 		for k, id := range tokens {
-			out[i].At = append(out[i].At, []draft.Candidate{{ID: id, LogP: claim(match + k)}})
+			all[k] = draft.Candidate{ID: id, LogP: claims[match+k]}
+			out[i].At[k] = all[k : k+1 : k+1]
 		}
 	}
 	return out, nil
 }
 
-// claim is how probable it seems that a repetition of so many tokens goes on. A match of minMatch tokens is as good as
+// claims is how probable it seems that a repetition of so many tokens goes on. A match of minMatch tokens is as good as
 // the toss of a coin, longer ones are better; the loop finds out how good they are in its text.
-func claim(match int) float32 {
-	m := float64(match * match)
-	return float32(math.Log(m / (m + minMatch*minMatch)))
-}
+var claims = func() (logp [maxMatch + maxGuess]float32) {
+	for match := range logp {
+		m := float64(match * match)
+		logp[match] = float32(math.Log(m / (m + minMatch*minMatch)))
+	}
+	return logp
+}()

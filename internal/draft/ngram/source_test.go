@@ -30,7 +30,7 @@ func TestSource(t *testing.T) {
 				if got := p.Chain(nil); !slices.Equal(got, ids) {
 					t.Fatalf("after %v and %d: %v, want %v", text, last, got, ids)
 				}
-				if p.Len() > 0 && p.At[0][0].LogP != claim(match) {
+				if p.Len() > 0 && p.At[0][0].LogP != claims[match] {
 					t.Fatalf("claim %v after a match of %d", p.At[0][0].LogP, match)
 				}
 			}

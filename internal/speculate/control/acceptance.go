@@ -65,10 +65,20 @@ func (a *acceptance) age(samples float64) {
 }
 
 // claim sorts a probability into 16 classes, finer near 0 and 1.
-func claim(p float64) int {
-	p = min(max(p, 1e-4), 1-1e-4)
-	return int(min(15, max(0, 8+math.Log(p/(1-p))*1.2)))
+func claim(p float64) (class int) {
+	for class < len(classes) && p >= classes[class] {
+		class++
+	}
+	return class
 }
+
+// classes is where those after the first begin: log-odds of which each has an equal share.
+var classes = func() (from [15]float64) {
+	for i := range from {
+		from[i] = 1 / (1 + math.Exp(float64(7-i)/1.2))
+	}
+	return from
+}()
 
 func depthClass(depth int) int {
 	switch {

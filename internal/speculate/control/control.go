@@ -20,6 +20,7 @@ package control
 
 import (
 	"fmt"
+	"math/bits"
 	"strings"
 	"time"
 )
@@ -30,13 +31,21 @@ type Controller struct {
 	longest []int        // per source: guesses of a whole block
 	prior   []acceptance // per source, of earlier streams: where new ones start
 	ledger  ledger
-	most    int // streams of a round so far, to within a factor of two
+	came    [12]promises // by the number of streams, to within a factor of two
+	most    int          // streams of a round so far, to within a factor of two
+
+	hopeless int // streams for which no source promised anything lately; 0 for none
 }
 
 // New returns a controller for sources of which each guesses up to so many tokens at once.
 func New(longest ...int) *Controller {
 	n := len(longest)
 	return &Controller{longest: longest, prior: make([]acceptance, n), costs: costs{draft: make([]table, n)}}
+}
+
+// promises is what is known of those made to so many streams.
+func (c *Controller) promises(streams int) *promises {
+	return &c.came[min(bits.Len(uint(streams)), len(c.came)-1)]
 }
 
 // TreeAuto and TreeOff are special values of Options.Tree.

@@ -22,6 +22,9 @@ type costs struct {
 	recent      window // how much longer than expected passes took
 	count       int    // of passes so far
 	largest     int    // rows of the largest pass so far that was not a prompt
+	// What verify said of chains, by rows, and safe, since the last pass; they are asked hundreds of times a round.
+	verified []float64
+	safest   int
 }
 
 // window is the last few samples. Their median is close even if some of them were disturbed. They are looked at far
@@ -47,6 +50,14 @@ func (w *window) len() int { return len(w.samples) }
 func (w *window) median() float64 {
 	s := w.sorted
 	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
+}
+
+func (w *window) mean() float64 {
+	sum := 0.0
+	for _, x := range w.samples {
+		sum += x
+	}
+	return sum / float64(len(w.samples))
 }
 
 // plainSamples is how many plain passes must agree before anything is compared with them.
@@ -222,9 +233,19 @@ func (c *costs) passes(tree bool) *table {
 // verify is the expected time of a pass. More rows never cost less, whatever a disturbed measurement says
 // (TestUselessEverySeed, shared).
 func (c *costs) verify(rows int, tree bool) float64 {
-	t := c.passes(tree).at(rows)
+	p := c.passes(tree)
+	if p == &c.chain && rows < len(c.verified) && c.verified[rows] > 0 {
+		return c.verified[rows]
+	}
+	t := p.at(rows)
 	if rows >= c.unit {
 		t = max(t, 1)
+	}
+	if p == &c.chain {
+		for len(c.verified) <= rows {
+			c.verified = append(c.verified, 0)
+		}
+		c.verified[rows] = t
 	}
 	return t
 }
@@ -236,6 +257,7 @@ func (c *costs) learn(p *Round, took time.Duration) {
 		t = &c.tree
 	}
 	c.count++
+	c.verified, c.safest = c.verified[:0], 0
 	if p.prompt == 0 && t.sure(p.rows) {
 		// When all passes take longer, or less long, the machine has changed (TestSlowerMachine).
 		c.recent.add(d/c.load/t.sizes[p.rows].typical, 9)
@@ -281,10 +303,14 @@ func (c *costs) learn(p *Round, took time.Duration) {
 		c.largest = max(c.largest, p.rows)
 	}
 	// What was measured counts, but not what disturbed this round alone.
-	p.spent = min(d/c.load, clip*t.at(p.rows))
+	usual := t.at(p.rows)
+	p.spent, p.real = min(d/c.load, clip*usual), d/c.load
 	for _, a := range p.asks {
-		p.spent += min(a.took.Seconds()/c.load, clip*c.draft[a.Source].at(a.tokens()))
+		u, took := c.draft[a.Source].at(a.tokens()), a.took.Seconds()/c.load
+		p.spent += min(took, clip*u)
+		usual, p.real = usual+u, p.real+took
 	}
+	p.real = min(p.real, tail*usual) * c.load / c.plains.mean()
 }
 
 // rebase counts in the time of a plain pass of fewer streams as soon as that is known: what is compared with it has to
@@ -312,6 +338,10 @@ func (c *costs) rebase(rows int, d float64) bool {
 // clip is how many times as long as usual a pass may take and still be believed (TestHardCases, shared).
 const clip = 1.5
 
+// tail is how many times as long as usual a round may take and still be held against promises: some rounds do, now and
+// then, but the first ones of a size do so only once (TestColdPasses).
+const tail = 3
+
 // Passes between measurements of plain decoding.
 const firstRefresh, lastRefresh = 4, 512
 
@@ -336,11 +366,14 @@ func (c *costs) stale(gain float64, streams int) bool {
 // safe is the largest pass worth trying: what a much larger pass than any so far would cost is a
 // guess, and on a mixture of experts a bad one.
 func (c *costs) safe() int {
-	most := 2*max(c.largest, 1) + 1
-	for n := 2; n < most; n++ {
+	if c.safest > 0 {
+		return c.safest
+	}
+	c.safest = 2*max(c.largest, 1) + 1
+	for n := 2; n < c.safest; n++ {
 		if c.chain.known(n) && !c.chain.sure(n) {
-			return n
+			c.safest = n
 		}
 	}
-	return most
+	return c.safest
 }

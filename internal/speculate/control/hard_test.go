@@ -441,6 +441,30 @@ func TestColdPasses(t *testing.T) {
 	}
 }
 
+// TestTails: what takes long now and then, as a collection of garbage does, is no part of what a draft is expected to
+// take; what it costs is seen all the same.
+func TestTails(t *testing.T) {
+	for _, tail := range []float64{0, 6, 12} {
+		drafts := 0
+		w := world{verify: through([2]float64{1, 1}, [2]float64{8, 1.13}, [2]float64{32, 1.73}, [2]float64{64, 2.5},
+			[2]float64{512, 14}), right: fixed(0.75), noise: noise{0.03, 0}, draft: func(int) float64 {
+			if drafts++; drafts%8 == 0 {
+				return 1 + tail
+			}
+			return 1
+		}}
+		g := 0.0
+		const seeds = 4
+		for seed := range uint64(seeds) {
+			g += served(w, 8, firstSeed()+seed) / seeds
+		}
+		t.Logf("every eighth draft %.0f longer: speed %.3f", tail, g)
+		if least := map[float64]float64{0: 1.1, 6: 0.94, 12: 0.85}[tail]; !(g >= least) {
+			t.Errorf("every eighth draft %.0f longer: speed %.3f, want at least %.2f", tail, g, least)
+		}
+	}
+}
+
 // served is the speed, relative to plain decoding on a device that knows all sizes, of streams of 128 tokens of which
 // another one begins when one ends, after a calibration of single passes and the first 500 tokens of each.
 func served(w world, streams int, seed uint64) float64 {

@@ -30,3 +30,17 @@ func (l *ledger) settle(tokens, cost, risk float64) {
 	l.credit = min(l.credit+tokens-cost, 2*startCredit) // however much was gained
 	l.trials -= risk
 }
+
+// promises compares what drafts for several streams yielded with what they promised, in the time that they really
+// took. Such passes and drafts have many sizes, of which each comes rarely, so promises are rough; and they leave out
+// what takes long now and then (TestTails).
+type promises struct{ got, should float64 }
+
+// learn adds the tokens of a round and what they should have been in its time. Luck is over after some thirty rounds.
+func (p *promises) learn(tokens, should float64) {
+	p.got += 0.03 * (tokens - p.got)
+	p.should += 0.03 * (should - p.should)
+}
+
+// kept is the share of a promise that will be kept: all of it, until some rounds say otherwise.
+func (p *promises) kept() float64 { return min(1, (p.got+1)/(p.should+1)) }

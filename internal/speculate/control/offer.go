@@ -74,7 +74,7 @@ func prob(logp float32) float64 { return math.Exp(float64(logp)) }
 
 // chainOf offers the best candidate of every position.
 func (a *acceptance) chainOf(pr *draft.Proposal) offer {
-	var o offer
+	o := offer{tokens: make([]int32, 0, pr.Len()), gain: make([]float64, 0, pr.Len())}
 	p := 1.0
 	for d, c := range pr.At {
 		p *= a.guess(d, 0, c[0].LogP)

@@ -11,16 +11,19 @@ import (
 // Round is one pass of the target in the making: the last token of every generating stream, guesses after some of
 // them, and parts of prompts.
 type Round struct {
-	c       *Controller
-	streams []*Stream // that generate
-	prompt  int       // rows of prompts
-	base    int       // rows without guesses
-	rows    int
-	tree    bool
-	asks    []*Ask // made or waiting
-	next    int    // first of them that waits
-	decided bool   // about the sources that cost something
-	spent   float64
+	c        *Controller
+	streams  []*Stream // that generate
+	prompt   int       // rows of prompts
+	base     int       // rows without guesses
+	rows     int
+	tree     bool
+	branches bool    // some draft has more than one candidate for a token
+	asks     []*Ask  // made or waiting
+	next     int     // first of them that waits
+	decided  bool    // about the sources that cost something
+	promise  float64 // how many times as fast as plain decoding the best source should be
+	spent    float64 // time in plain passes
+	real     float64 // the same, of passes as they come, disturbed or not
 }
 
 // Ask is a draft to make: one source guesses for several streams.
@@ -48,6 +51,9 @@ func (a *Ask) tokens() int {
 	return n
 }
 
+// Took says how long an ask took, what Drafted did with its guesses included.
+func (a *Ask) Took(d time.Duration) { a.took = d }
+
 // made is a draft that a stream was given.
 type made struct {
 	source, size int
@@ -73,9 +79,9 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 		s.turn = turn{drafts: s.drafts[:0], best: -1, on: !s.off(len(streams))}
 	}
 	for i := range c.longest {
-		a := &Ask{Source: i}
+		a, free := &Ask{Source: i}, c.free(i, len(streams))
 		for _, s := range streams {
-			if s.on && s.Usable[i] && (s.Fixed || c.free(i, len(streams))) {
+			if s.on && s.Usable[i] && (s.Fixed || free) {
 				a.add(c, s, 0)
 			}
 		}
@@ -124,9 +130,10 @@ func (r *Round) Next() *Ask {
 	return r.asks[r.next-1]
 }
 
-// Drafted takes what an ask brought and how long it took; no proposals when it failed. They have to be sane.
+// Drafted takes what an ask brought and how long it took so far; no proposals when it failed. They have to be sane.
 func (r *Round) Drafted(a *Ask, ps []draft.Proposal, took time.Duration) {
 	a.took = took
+	trees := r.wantsTree()
 	for i, s := range a.Streams {
 		s.paid = s.paid || a.paid
 		if i >= len(ps) {
@@ -140,22 +147,30 @@ func (r *Round) Drafted(a *Ask, ps []draft.Proposal, took time.Duration) {
 		}
 		own := s.accept[a.Source].chainOf(p)
 		if r.c.ratio(&own) >= r.c.ratio(&s.chain) {
-			s.best, s.chain = len(s.drafts)-1, own
-			if r.wantsTree() {
+			s.best, s.chain, s.tree = len(s.drafts)-1, own, own
+			if trees && (s.Fixed || p.Branches()) {
 				most, least := s.treeSize()
 				s.tree = s.accept[a.Source].treeOf(p, most, least)
+				r.branches = true
 			}
 		}
 	}
 }
 
-// decide asks the sources that cost something, if that should pay.
+// decide asks the sources that cost something, if that should pay. Where nothing did for as many streams or fewer, it
+// is not worked out again before there may be a trial: for many streams that takes the host a while.
 func (r *Round) decide() {
+	if r.c.hopeless > 1 && len(r.streams) >= r.c.hopeless && r.c.ledger.trials <= 0 {
+		return
+	}
 	var left []*Stream
 	for _, s := range r.streams {
 		if s.on && !s.Fixed {
 			left = append(left, s)
 		}
+	}
+	if len(left) > 0 {
+		r.c.hopeless = len(r.streams)
 	}
 	for len(left) > 0 {
 		var best choice
@@ -180,14 +195,19 @@ func (r *Round) decide() {
 		if ss == nil {
 			return
 		}
+		r.promise = max(r.promise, best.gain)
+		if len(r.streams) > 1 {
+			best.gain *= r.c.promises(len(r.streams)).kept()
+		}
 		a := &Ask{Source: best.source, paid: true}
+		if best.gain > 1 {
+			r.c.hopeless = 0
+		}
+		tries := best.gain > 1 || r.c.ledger.trials > 0
 		for _, s := range ss {
 			s.promise = best.gain
-			if r.c.prefers(s, best.source) {
-				continue
-			}
-			if size, ok := s.wants(best); ok {
-				a.add(r.c, s, size)
+			if tries && !r.c.prefers(s, best.source) {
+				a.add(r.c, s, s.wants(best))
 			}
 		}
 		if len(a.Streams) > 0 {
@@ -206,11 +226,8 @@ type choice struct {
 	loss         float64 // what trying one should cost a stream, in plain tokens
 }
 
-// wants decides whether to ask for a stream, and for how long a block.
-func (s *Stream) wants(w choice) (size int, ok bool) {
-	if w.gain <= 1 && s.c.ledger.trials <= 0 {
-		return 0, false
-	}
+// wants decides how long a block to ask for.
+func (s *Stream) wants(w choice) (size int) {
 	size = w.size
 	a := &s.accept[w.source]
 	if d := a.drafts; d&(d-1) == 0 && (d >= 4 || w.explore) && s.c.ledger.credit > startCredit {
@@ -218,7 +235,7 @@ func (s *Stream) wants(w choice) (size int, ok bool) {
 		size, s.explore = 0, w.explore
 	}
 	if w.gain > 1 {
-		return size, true
+		return size
 	}
 	// A trial, now and then of the whole block (TestHardCases: "short worse").
 	if w.gain < 1 && a.drafts%4 == 0 {
@@ -228,7 +245,7 @@ func (s *Stream) wants(w choice) (size int, ok bool) {
 	if w.explore {
 		size, s.explore, s.risk = 0, true, max(s.risk, w.loss)
 	}
-	return size, true
+	return size
 }
 
 // worth is the best size of block to ask a source for on behalf of some of the streams of a pass. A draft for many
@@ -318,9 +335,10 @@ const hopeless = 0.01
 // maxTree is the largest tree the controller builds.
 const maxTree = 63
 
-// wantsTree and fixedTree report whether trees may, and must, be verified.
+// wantsTree and fixedTree report whether trees may, and must, be verified. Of several streams the best guesses of each
+// are worth more than the second best of one, and looking for those takes the host longer than they save.
 func (r *Round) wantsTree() bool {
-	return !slices.ContainsFunc(r.streams, func(s *Stream) bool {
+	return (len(r.streams) == 1 || r.fixedTree()) && !slices.ContainsFunc(r.streams, func(s *Stream) bool {
 		return s.Tree == TreeOff || s.Fixed && s.Tree == TreeAuto
 	})
 }
@@ -337,7 +355,7 @@ func (r *Round) fixedTree() bool {
 func (r *Round) Choose(most int) {
 	counts, value := r.choose(func(s *Stream) *offer { return &s.chain }, most, false)
 	tree := false
-	if r.wantsTree() && !r.explores() {
+	if r.branches && !r.explores() {
 		c, v := r.choose(func(s *Stream) *offer { return &s.tree }, most, true)
 		if v > value+0.02*float64(len(r.streams)) || r.fixedTree() {
 			counts, tree = c, true
@@ -374,8 +392,9 @@ func (r *Round) choose(of func(*Stream) *offer, most int, tree bool) (counts []i
 	if r.prompt > 0 {
 		prompt = cs.verify(r.prompt, false)
 	}
+	drafts := r.draftCost()
 	cost := func(guesses int) float64 {
-		return max(1e-9, cs.verify(r.base+guesses, tree && guesses > 0)-prompt) + r.draftCost()
+		return max(1e-9, cs.verify(r.base+guesses, tree && guesses > 0)-prompt) + drafts
 	}
 	tokens := float64(len(ss))
 	explore := !tree && r.explores()
@@ -383,24 +402,28 @@ func (r *Round) choose(of func(*Stream) *offer, most int, tree bool) (counts []i
 	// A guess is worth verifying if it yields more than the same time does otherwise: at the streams' own
 	// pace, or plainly.
 	own := 0.0
-	for _, s := range ss {
+	var open []int // streams with guesses left
+	for i, s := range ss {
 		own += s.pace.rate()
+		if len(of(s).gain) > 0 {
+			open = append(open, i)
+		}
 	}
 	pace := max(own, tokens/cs.verify(r.base, false))
 	value = tokens - pace*cost(0)
 	most = max(r.base+1, min(most, r.base+cs.safe()-len(ss)))
-	for n := 1; r.base+n <= most; n++ {
-		best, gain := -1, 0.0
-		for i, s := range ss {
-			if o := of(s); taken[i] < len(o.gain) && (best < 0 || o.gain[taken[i]] > gain) {
-				best, gain = i, o.gain[taken[i]]
+	for n := 1; r.base+n <= most && len(open) > 0; n++ {
+		best, gain := 0, -1.0
+		for k, i := range open {
+			if g := of(ss[i]).gain[taken[i]]; g > gain {
+				best, gain = k, g
 			}
 		}
-		if best < 0 {
-			break
-		}
+		i := open[best]
 		tokens += gain
-		taken[best]++
+		if taken[i]++; taken[i] == len(of(ss[i]).gain) {
+			open = slices.Delete(open, best, best+1)
+		}
 		if v := tokens - pace*cost(n); v > value || explore {
 			value = v
 			copy(counts, taken)
@@ -448,17 +471,20 @@ func (s *Stream) Pretended(tokens int) { s.emitted = tokens }
 func (r *Round) Settle() {
 	plain := r.c.costs.chain.at(r.base)
 	n := float64(len(r.streams))
-	tokens, guessed, risk := 0.0, false, 0.0
+	tokens, guessed, paid, risk := 0.0, false, false, 0.0
 	for _, s := range r.streams {
 		r.c.ledger.earn(float64(s.emitted)/n, s.promise)
 		s.pace.learn(float64(s.emitted), r.spent)
 		tokens += float64(s.emitted) / n
 		if s.count > 0 || s.paid {
-			guessed = true
+			guessed, paid = true, paid || s.paid
 			risk = max(risk, s.risk)
 		}
 	}
 	if guessed && plain > 0 && r.prompt == 0 {
 		r.c.ledger.settle(tokens, r.spent/plain, risk)
+		if paid && len(r.streams) > 1 {
+			r.c.promises(len(r.streams)).learn(tokens, r.promise*r.real/plain)
+		}
 	}
 }

@@ -123,7 +123,7 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
         start<DIM>(a, it, ahead, kv, au, ring + aslot * a.unit);
         if (++au == 4) {
           au = 0;
-          ahead.next(it);
+          ahead.next(a, it, h0);
         }
       }
       cp_commit();
@@ -142,7 +142,7 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
       return conv;
     };
     for (int i = 1; i < a.ring; i++) more();
-    for (; w.p < it.p1; w.next(it)) {
+    for (; w.p < it.p1; w.next(a, it, h0)) {
       float s[MT][2][4];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -253,7 +253,7 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
           }
         }
       }
-      if (w.k + 1 < w.paths(it) || !split_ends(it, w.p)) continue;
+      if (w.k + 1 < w.paths(it) || !split_ends(it, w.p, next_page(a, it.row, h0, w.p, it.p1))) continue;
       int split = w.p / it.per;
 #pragma unroll
       for (int i = 0; i < MT; i++)

@@ -43,7 +43,7 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
         int m = i >> 6, s = p * 64 + (i & 63);
         const Seen& r = a.seen[it.row + m / hs];
         float x = NOTHING;
-        if (s >= r.lo && s < r.hi) {
+        if (s >= r.lo && s < r.hi && sees(a, r, h0 + m % hs, s)) {
           int from = lies_at(a.paths, r.path, r.base, s);
           const u8* k = (const u8*)a.pages[it.table + (from >> 6)] + region;
           x = 0;
@@ -74,7 +74,7 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
         }
       }
       SYNC();
-      bool ends = split_ends(it, p);
+      bool ends = split_ends(it, p, p + 1);
       int split = p / it.per;
       for (int i = TID; i < used * vd; i += 128) {
         int m = i / vd, d = i - m * vd;
@@ -176,6 +176,23 @@ KERNEL(merge, Attn, a, 128, 1) {
   out[1] = fmul(o.y, k);
   out[2] = fmul(o.z, k);
   out[3] = fmul(o.w, k);
+}
+
+// Rotates queries as keys are, from q to out. A warp per head, a block per 4 heads of a row; dimensions up to 512.
+KERNEL(rotate, Attn, a, 128, 1) {
+  pdl_launch();
+  pdl_wait();
+  int head = BIDY * 4 + (TID >> 5), kd = a.at.kdim;
+  if (head >= a.kvheads * a.group) return;
+  const float* q = a.q + (u64)BID * a.qstride + head * kd;
+  float* out = a.out + (u64)BID * a.ostride + head * kd;
+  for (int first = 0; first < kd; first += 256) {
+    int d = first + (TID & 31) * 8;
+    float v[8] = {};
+    if (d < kd) load8(v, q + d);
+    rotate8(v, d, turned(kd), false);
+    if (d < kd) store8(out + d, v);
+  }
 }
 
 // Turns results back where values are rotated. A warp per head, a block per 4 heads of a row; dimensions up to 512.

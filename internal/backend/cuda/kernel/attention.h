@@ -29,6 +29,8 @@ struct Attn {
   int chunk, chunks;   // query heads a block has, and blocks of a KV head
   int ring, unit;      // copies in flight, and the bytes of one
   float scale;         // times log2(e)
+  const u64* kept;     // sparse: a bit for each block of keys [block of queries][heads][words]; null: all are seen
+  int words, block;    // tokens of a block
 };
 
 #define NOTHING -1e30f // the maximum of nothing
@@ -54,17 +56,41 @@ DEV int heads_of(const Attn& a, int y) {
   return left < a.chunk ? left : a.chunk;
 }
 
+// The page that follows p among those that a head of a row's block of queries sees, or p1. Blocks are whole pages.
+DEV int next_page(const Attn& a, int row, int head, int p, int p1) {
+  int pages = a.block >> 6;
+  p++;
+  if (!a.kept || p >= p1 || p % pages) return p;
+  const u64* bits = a.kept + ((u64)a.seen[row].block * (a.kvheads * a.group) + head) * a.words;
+  int n = p / pages;
+  while (n * pages < p1) {
+    u64 rest = bits[n >> 6] >> (n & 63);
+    if (rest) {
+      n += __builtin_ctzll(rest);
+      break;
+    }
+    n = (n | 63) + 1;
+  }
+  return n * pages < p1 ? n * pages : p1;
+}
+// Whether such a head sees a slot.
+DEV bool sees(const Attn& a, const Seen& r, int head, int slot) {
+  if (!a.kept) return true;
+  int n = slot / a.block;
+  return a.kept[((u64)r.block * (a.kvheads * a.group) + head) * a.words + (n >> 6)] >> (n & 63) & 1;
+}
+
 // A walk over what a block reads: pages, and from the item's base on every page once per path.
 struct Walk {
   int p, k;
   DEV_M int paths(const Item& it) const { return p >= it.base >> 6 ? it.paths : 1; }
   DEV_M bool gathered(const Item& it) const { return p >= it.base >> 6; }
-  DEV_M void next(const Item& it) {
+  DEV_M void next(const Attn& a, const Item& it, int head) {
     if (++k == paths(it)) {
       k = 0;
-      p++;
+      p = next_page(a, it.row, head, p, it.p1);
     }
   }
 };
-// Whether the split ends with page p.
-DEV bool split_ends(const Item& it, int p) { return p + 1 == it.p1 || (p + 1) % it.per == 0; }
+// Whether the split ends with page p, which `next` follows.
+DEV bool split_ends(const Item& it, int p, int next) { return next >= it.p1 || next / it.per != p / it.per; }

@@ -167,6 +167,11 @@ template <int N> DEV void conv4(const ConvArgs& p) {
                   : (code[k] & 3) == 1 ? inputs + (u64)n * chans + c
                                        : read + (u64)n * d.tape_row + c;
         }
+        // What no kernel of this step wrote is asked for before waiting: most taps of a pass of few rows.
+        if (!again)
+#pragma unroll
+          for (int k = 0; k < 4; k++)
+            if (code[k] & 3) x[i][k] = *(const F4*)at[k];
         wait();
         if (again) {
           x[i][0] = x[i][1];
@@ -176,7 +181,8 @@ template <int N> DEV void conv4(const ConvArgs& p) {
         } else {
           F4 v[4][3]; // four pieces at a time
 #pragma unroll
-          for (int k = 0; k < 4; k++) x[i][k] = *(const F4*)at[k];
+          for (int k = 0; k < 4; k++)
+            if (!(code[k] & 3)) x[i][k] = *(const F4*)at[k];
 #pragma unroll 1
           for (int n = 1; n < pieces[i]; n += 3) {
 #pragma unroll
@@ -266,11 +272,12 @@ template <int W> DEV void prepare(const ConvArgs& p) {
 KERNEL(delta_prepare, ConvArgs, p, 128, 1) { prepare<1>(p); }
 KERNEL(delta_prepare4, ConvArgs, p, 128, 1) { prepare<4>(p); }
 
-// The newest inputs of the convolution move up; the blocks of a row of the grid share the channels of a segment.
-DEV void shift(const int* s, const In& u, const DeltaShape& d, int layer) {
+// The newest inputs of the convolution move up, from channel c on; the blocks of a row of the grid share the channels of
+// a segment.
+DEV void shift(const int* s, const In& u, const DeltaShape& d, int layer, int c) {
   int n = d.taps - 1, chans = channels(d);
   float* to = seg_inputs(s, d, layer);
-  for (int c = BID * BDIM + TID; c < chans; c += GDIM * BDIM) {
+  for (; c < chans; c += GDIM * BDIM) {
     float x[7];
 #pragma unroll
     for (int j = 0; j < 7; j++)
@@ -285,7 +292,7 @@ KERNEL(delta_shift, ConvArgs, p, 128, 1) {
   pdl_launch();
   for (int seg = BIDY; seg < p.table[0]; seg += GDIMY) {
     const int* s = seg_of(p.table, p.rows, p.d.taps, seg);
-    if (s[SEG_FLAGS] & FLAG_SHIFT) shift(s, p.u, p.d, p.layer);
+    if (s[SEG_FLAGS] & FLAG_SHIFT) shift(s, p.u, p.d, p.layer, BID * BDIM + TID);
   }
 }
 
@@ -550,12 +557,31 @@ template <int I, bool EXACT> struct Rule {
     }
     bool prompt = g[SEG_FLAGS] & FLAG_PROMPT;
     if (pending) store_state(st);
+    // The newest inputs of the convolution of a thread's first channel come before waiting, too, if they are few.
+    bool shifts = p.shifts && g[SEG_FLAGS] & FLAG_SHIFT;
+    int c = BID * BDIM + tid;
+    bool ahead = shifts && p.d.taps <= 4 && c < chans && !waited;
+    float x[3];
+    if (ahead)
+#pragma unroll
+      for (int j = 0; j < 3; j++)
+        if (j + 1 < p.d.taps && g[SEG_SHIFT + j] & 3) x[j] = source1(g[SEG_SHIFT + j], p.u, g, p.d, layer, c);
     if (!waited) {
       pdl_wait();
       pdl_launch();
     }
     waited = true;
-    if (p.shifts && g[SEG_FLAGS] & FLAG_SHIFT) shift(g, p.u, p.d, layer);
+    if (ahead) {
+      float* to = seg_inputs(g, p.d, layer);
+#pragma unroll
+      for (int j = 0; j < 3; j++)
+        if (j + 1 < p.d.taps && !(g[SEG_SHIFT + j] & 3)) x[j] = in1(p.u, g[SEG_SHIFT + j] >> 2, c);
+#pragma unroll
+      for (int j = 0; j < 3; j++)
+        if (j + 1 < p.d.taps) to[(u64)j * chans + c] = x[j];
+      c += GDIM * BDIM;
+    }
+    if (shifts) shift(g, p.u, p.d, layer, c);
     // In registers: after every store the compiler would read the table again.
     const int* order = g[SEG_ENTRIES] ? p.table + g[SEG_ORDER] : nullptr;
     int entries = order ? g[SEG_ENTRIES] : g[SEG_N], first = g[SEG_ROW];

@@ -141,7 +141,8 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
     for (int u = BID; u < units; u += GDIM) {
       Item it = ((const Item*)a.items)[1 + u / ys];
       u64 region = a.at.off + (u64)(u % ys / a.chunks) * a.at.head;
-      for (Walk w = {it.p0, 0}; w.p < it.p1; w.next(it)) {
+      int h0 = u % ys / a.chunks * a.group + u % a.chunks * a.chunk;
+      for (Walk w = {it.p0, 0}; w.p < it.p1; w.next(a, it, h0)) {
         bool gathered = w.gathered(it);
         if (!waited && (gathered || w.p >= it.fresh)) {
           pdl_wait();
@@ -207,7 +208,7 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
     };
     if (wrow >= used) { // no rows for this warpgroup
       Item it = *ip;
-      for (Walk w = {it.p0, 0}; w.p < it.p1; w.next(it))
+      for (Walk w = {it.p0, 0}; w.p < it.p1; w.next(a, it, kv * a.group + y * a.chunk))
         for (int h = 0; h < 2 * H; h++) {
           bar_wait(full + slot * 8, par);
           done();
@@ -304,9 +305,9 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
       }
       if (p >= tail && ++path < (int)ldg32(&ip->paths)) continue; // the same page once more, for another path
       path = 0;
-      p++;
-      int per = (int)ldg32(&ip->per), split = (p - 1) / per, first = (int)ldg32(&ip->row);
-      if (p < p1 && p % per) continue;
+      int per = (int)ldg32(&ip->per), split = p / per, first = (int)ldg32(&ip->row);
+      p = next_page(a, first, kv * a.group + y * a.chunk, p, p1);
+      if (p < p1 && p / per == split) continue;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         float sm = m[r], sl = l[r], f = 0, fg = 1, last = 1;

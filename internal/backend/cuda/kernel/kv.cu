@@ -1,4 +1,4 @@
-// Writing keys and values to their slots, and moving slots.
+// Writing keys and values to their slots, unpacking them, and moving slots.
 // also for sm_90
 #include "kv.h"
 
@@ -268,6 +268,87 @@ KERNEL(qkv_write, QkvArgs, a, 128, 1) {
     if (d < dim && what == 0) store8(a.out + (u64)row * a.ostride + h * dim + d, v[k]);
     u8* p = at.page + a.to.off + (u64)h * a.to.head + (what == 2 ? a.to.values : 0);
     if (what > 0) write8(p, what == 1 ? a.to.ktype : a.to.vtype, what == 1, dim, at.slot, d, v[k], d < dim);
+  }
+}
+
+// 8 values of a slot as they are stored, and their scale.
+struct Stored8 {
+  U4 q; // of F16 all of it
+  u32 scale;
+};
+template <int TYPE> DEV Stored8 stored8(const u8* p, int dim, int slot, int d) {
+  Stored8 x = {};
+  if (TYPE == KV_F16) {
+    x.q = *(const U4*)(p + at_f16(dim, slot, d));
+    return x;
+  }
+  int qb = quant_bytes(TYPE, dim);
+  const u8 *row = p + slot * qb, *sc = p + 64 * qb + slot * scale_bytes(TYPE, dim) + scale_at(TYPE, d);
+  if (TYPE == KV_Q8) {
+    U2 q = *(const U2*)(row + d);
+    x.q.x = q.x, x.q.y = q.y;
+  } else if (TYPE == KV_T3) x.q.x = *(const u16*)(row + (d >> 2)) | (u32)row[(dim >> 2) + (d >> 3)] << 16;
+  else x.q.x = *(const u32*)(row + (d >> 1));
+  x.scale = TYPE == KV_Q4_1 ? *(const u32*)sc : *(const u16*)sc;
+  return x;
+}
+// Unpacks the keys or the values of a head of a page to halves as F16 lies; 256 threads. The type is a constant, so
+// that nothing stands between the loads.
+template <int TYPE> DEV void unpack_part(u8* dst, const u8* src, int dim) {
+  const int B = 4; // loads of a thread in flight
+  int n = dim * 8; // chunks of 8 values, in the order they are written
+  for (int i0 = TID; i0 < n; i0 += 256 * B) {
+    Stored8 x[B];
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+      int i = i0 + 256 * b;
+      if (i < n) x[b] = stored8<TYPE>(src, dim, i >> 3 & 63, (i >> 9) * 64 + (i & 7) * 8);
+    }
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+      int i = i0 + 256 * b;
+      if (i >= n) continue;
+      U4 h = x[b].q;
+      if (TYPE == KV_Q8) h = halves8({h.x, h.y}, x[b].scale);
+      else if (TYPE != KV_F16) h = halves8(TYPE, h.x, x[b].scale);
+      *(U4*)(dst + at_f16(dim, i >> 3 & 63, (i >> 9) * 64 + (i & 7) * 8)) = h;
+    }
+  }
+}
+
+struct UnpackArgs {
+  const int* count; // the third number: pages of all spans
+  const Span* spans;
+  const u64* pages;
+  u64* unpacked;    // addresses of the pages of halves, in the places of those they come from
+  u8* to;           // these pages
+  KvPlace at;
+  int heads;
+};
+// Unpacks all pages that the rows of a step see, to pages of halves of this layer alone. Head sizes are multiples of 64
+// and the same for keys and values.
+KERNEL(kv_unpack, UnpackArgs, a, 256, 1) {
+  pdl_launch();
+  pdl_wait();
+  int dim = a.at.kdim, each = 2 * a.heads, units = a.count[2] * each;
+  for (int u = BID; u < units; u += GDIM) {
+    int page = u / each, head = u % each >> 1;
+    bool key = !(u & 1);
+    const Span* s = a.spans;
+    while (page >= s->before + s->pages) s++;
+    int p = s->table + s->first + page - s->before, type = key ? a.at.ktype : a.at.vtype;
+    u8* to = a.to + (u64)page * each * 128 * dim;
+    if (u % each == 0 && TID == 0) a.unpacked[p] = (u64)to;
+    const u8* src = (const u8*)a.pages[p] + a.at.off + (u64)head * a.at.head + (key ? 0 : a.at.values);
+    to += (u64)(u % each) * 128 * dim;
+    switch (type) {
+    case KV_F16: unpack_part<KV_F16>(to, src, dim); break;
+    case KV_Q8: unpack_part<KV_Q8>(to, src, dim); break;
+    case KV_Q4_0: unpack_part<KV_Q4_0>(to, src, dim); break;
+    case KV_Q4_1: unpack_part<KV_Q4_1>(to, src, dim); break;
+    case KV_T4: unpack_part<KV_T4>(to, src, dim); break;
+    default: unpack_part<KV_T3>(to, src, dim);
+    }
   }
 }
 

@@ -134,7 +134,15 @@ struct alignas(16) Seen {
   int split0, splits; // its splits
   int path;           // or -1
   int base;           // as in Item
-  int pad;
+  int block;          // sparse attention: its block of queries
+};
+// The pages of a sequence that the rows of a step see, and how much of it there is.
+struct Span {
+  int table, first; // its pages: where they begin, and the first that is seen
+  int pages, before; // how many are seen, and how many those of the spans before have
+  int slots;        // tokens
+  int means;        // its first block of keys among all
+  int pad[2];
 };
 const int PATH = 64; // slots of a path: entry i is where slot base+i lies, or negative if nobody sees it
 

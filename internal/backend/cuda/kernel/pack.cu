@@ -54,11 +54,12 @@ DEV bool add_fast(const AddPackArgs& p) {
 }
 template <class F>
 DEV void add_job(const AddPackArgs& p, float (&v)[8], const float (&w)[8], float& s, int kb, int row, int at,
-                 int lane) {
+                 int pieces, int lane) {
   F::template take8<1>(v, p.x, row, at, p.cols);
   if (p.y.p) {
     float r[8];
-    F::template take8<7>(r, p.y, row, at, p.cols); // products of few rows are in up to eight pieces, seldom more
+    // products of few rows are in up to eight pieces, seldom more
+    F::template take8<7>(r, p.y, row, at, p.cols, pieces);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = fadd(v[i], r[i]);
   }
@@ -75,14 +76,16 @@ DEV void add_job(const AddPackArgs& p, float (&v)[8], const float (&w)[8], float
 }
 template <class F> DEV void add_pack_rows(const AddPackArgs& p) {
   float w[8];
+  int pieces = 0;
   jobs(
       p.rows, p.act.kb,
       [&](int at) __attribute__((always_inline)) {
         if (p.w) F::take8(w, p.w, at, p.cols);
+        if (p.y.p) pieces = in_pieces(p.y, at);
       },
       [&](int row, int kb, int at, int lane) __attribute__((always_inline)) {
         float v[8], s;
-        add_job<F>(p, v, w, s, kb, row, at, lane);
+        add_job<F>(p, v, w, s, kb, row, at, pieces, lane);
       });
 }
 KERNEL(add_pack, AddPackArgs, p, 64, 8) {
@@ -100,7 +103,7 @@ template <class F> DEV void add_norm_rows(const AddNormArgs& a) {
       float v[8], w[8], s;
       int at = kb * 256 + lane * 8;
       if (a.p.w) F::take8(w, a.p.w, at, a.p.cols);
-      add_job<F>(a.p, v, w, s, kb, row, at, lane);
+      add_job<F>(a.p, v, w, s, kb, row, at, a.p.y.p ? in_pieces(a.p.y, at) : 0, lane);
       F::give8(out, at, a.p.cols, v); // each thread reads back what it wrote
     }
     SYNC(); // sums of squares are there

@@ -81,6 +81,30 @@ DEV void pack_row(const Act& o, int kb, int row, const float (&v)[8], int lane) 
   }
 }
 
+// The sums of two sets of pieces, whose loads overlap: most products are in one to three pieces. None: 0.
+DEV void sum8_two(float (&a)[8], float (&b)[8], const float* p, u64 ps, int na, const float* q, u64 qs, int nb) {
+  clear<8>(a);
+  clear<8>(b);
+  if (na) load8(a, p);
+  if (nb) load8(b, q);
+#pragma unroll 1
+  for (int k = 1; k < na || k < nb; k += 2) {
+    float v[2][8], w[2][8];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      if (k + j < na) load8(v[j], p + (k + j) * ps);
+      if (k + j < nb) load8(w[j], q + (k + j) * qs);
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        if (k + j < na) a[i] = fadd(a[i], v[j][i]);
+        if (k + j < nb) b[i] = fadd(b[i], w[j][i]);
+      }
+  }
+}
+
 // Eight columns from c on, a multiple of 8; zero beyond cols. A kernel is compiled for both: rows that are read by
 // fours and have a multiple of 8 columns (Fast), and any rows (Any).
 struct Fast {
@@ -89,31 +113,16 @@ struct Fast {
     clear<8>(v);
     if (c < cols) in8<BATCH>(v, s, row, c, in_pieces(s, c));
   }
-  // Two inputs, whose loads overlap: most products of this kind are in one to three pieces.
+  template <int BATCH>
+  static DEV_M void take8(float (&v)[8], const In& s, int row, int c, int cols, int pieces) {
+    clear<8>(v);
+    if (c < cols) in8<BATCH>(v, s, row, c, pieces);
+  }
+  // Two inputs, whose loads overlap.
   static DEV_M void take8_two(float (&a)[8], float (&b)[8], const In& x, const In& y, int row, int c, int cols) {
-    clear<8>(a);
-    clear<8>(b);
-    if (c >= cols) return;
-    int na = in_pieces(x, c), nb = in_pieces(y, c);
-    const float *p = in_addr(x, row, c), *q = in_addr(y, row, c);
-    load8(a, p);
-    load8(b, q);
-#pragma unroll 1
-    for (int k = 1; k < na || k < nb; k += 2) {
-      float v[2][8], w[2][8];
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        if (k + j < na) load8(v[j], p + (k + j) * in_step(x));
-        if (k + j < nb) load8(w[j], q + (k + j) * in_step(y));
-      }
-#pragma unroll
-      for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          if (k + j < na) a[i] = fadd(a[i], v[j][i]);
-          if (k + j < nb) b[i] = fadd(b[i], w[j][i]);
-        }
-    }
+    bool in = c < cols;
+    sum8_two(a, b, in_addr(x, row, c), in_step(x), in ? in_pieces(x, c) : 0, in_addr(y, row, c), in_step(y),
+             in ? in_pieces(y, c) : 0);
   }
   static DEV_M void take8(float (&v)[8], const float* p, int c, int cols) {
     clear<8>(v);
@@ -124,7 +133,7 @@ struct Fast {
   }
 };
 struct Any {
-  template <int BATCH> static DEV_M void take8(float (&v)[8], const In& s, int row, int c, int cols) {
+  template <int BATCH> static DEV_M void take8(float (&v)[8], const In& s, int row, int c, int cols, int = 0) {
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = c + i < cols ? in1(s, row, c + i) : 0;
   }
@@ -185,19 +194,32 @@ struct Make {
   float eps;
   int pad;
 };
-// 256 columns of a row, lane l has the eight from `at` on. All rows are such that Fast reads them.
-DEV void make8(float (&v)[8], In x, In gate, const float* w, int kind, int cols, int dim, int step, float eps, int row,
-               int at) {
-  float g[8];
-  Fast::take8<2>(v, x, row, at, cols);
-  if (kind == MAKE_PLAIN) return;
-  int h = at / dim; // dim and step are equal where heads are not apart
-  Fast::take8<2>(g, gate, row, h * step + at - h * dim, cols / dim * step);
-  if (kind == MAKE_SIGMOID) sigmoid8(v, g);
-  else if (kind == MAKE_HEADS) {
-    float f[8];
-    load8(f, w + (at & (dim - 1)));
-    head8(v, g, f, dim, eps);
-  } else
-    gate8(v, g, kind == MAKE_GELU);
-}
+// Eight columns of a row, such that Fast reads them. What no kernel of the step writes comes first (aim), so that it is
+// there when waiting for the kernels before ends.
+struct Maker {
+  const float *p, *q;
+  int np, nq, ps, qs; // pieces, and from one to the next
+  float f[8];
+  DEV_M void aim(const Make& m, int row, int at) {
+    np = nq = 0;
+    if (m.kind == MAKE_HEADS) load8(f, m.w + (at & (m.dim - 1)));
+    if (at >= m.cols) return;
+    In x = opaque(m.x);
+    p = in_addr(x, row, at);
+    np = in_pieces(x, at);
+    ps = (int)in_step(x);
+    if (m.kind == MAKE_PLAIN) return;
+    In gate = opaque(m.gate);
+    int h = at / m.dim, c = h * m.step + at - h * m.dim; // dim and step are equal where heads are not apart
+    q = in_addr(gate, row, c);
+    nq = in_pieces(gate, c);
+    qs = (int)in_step(gate);
+  }
+  DEV_M void make(const Make& m, float (&v)[8]) const {
+    float g[8];
+    sum8_two(v, g, p, ps, np, q, qs, nq);
+    if (m.kind == MAKE_SIGMOID) sigmoid8(v, g);
+    else if (m.kind == MAKE_HEADS) head8(v, g, f, m.dim, m.eps);
+    else if (m.kind != MAKE_PLAIN) gate8(v, g, m.kind == MAKE_GELU);
+  }
+};

@@ -66,24 +66,27 @@ DEV Job find_job(const ProductArgs& a, int& b) {
 }
 
 // Asks for what this block's successor in the product after this one reads first, so that it is in the L2 cache by
-// then.
+// then; where that has more blocks, for several.
 DEV void ask_ahead(const ProductArgs& a) {
 #ifdef HOPPER
-  int b = BID, first = a.next[0].blocks;
-  u64 w0 = opaque(a.next[0].w), w1 = opaque(a.next[1].w);
-  int stages = opaque(a.next[0].stages), blocks = first, bytes = opaque(a.next[0].bytes), most = opaque(a.next[0].most);
-  int stages1 = opaque(a.next[1].stages), blocks1 = opaque(a.next[1].blocks), bytes1 = opaque(a.next[1].bytes),
-      most1 = opaque(a.next[1].most);
-  if (b >= first) {
-    b -= first;
-    w0 = w1, stages = stages1, blocks = blocks1, bytes = bytes1, most = most1;
+  u64 w = opaque(a.next[0].w), w1 = opaque(a.next[1].w);
+  int stages = opaque(a.next[0].stages), stages1 = opaque(a.next[1].stages), blocks = opaque(a.next[0].blocks),
+      blocks1 = opaque(a.next[1].blocks), bytes = opaque(a.next[0].bytes), bytes1 = opaque(a.next[1].bytes);
+  if (BIDY > 0) return;
+  bool second = false;
+  for (int b = BID;; b += GDIM) {
+    if (b >= blocks && !second) {
+      b -= blocks;
+      w = w1, stages = stages1, blocks = blocks1, bytes = bytes1;
+      second = true;
+    }
+    if (b >= blocks) return;
+    int s = first_stage(b, stages, blocks), n = (first_stage(b + 1, stages, blocks) - s) * bytes;
+    const int CHUNK = 16384; // of a request
+    if (n > a.next[0].most) n = a.next[0].most;
+    for (int at = 0; at < n; at += CHUNK)
+      prefetch_l2((const u8*)w + (u64)s * bytes + at, n - at < CHUNK ? n - at : CHUNK);
   }
-  if (BIDY > 0 || most == 0 || b >= blocks) return;
-  int s = first_stage(b, stages, blocks), n = (first_stage(b + 1, stages, blocks) - s) * bytes;
-  const int CHUNK = 16384; // of a request
-  if (n > most) n = most;
-  for (int at = 0; at < n; at += CHUNK)
-    prefetch_l2((const u8*)w0 + (u64)s * bytes + at, n - at < CHUNK ? n - at : CHUNK);
 #endif
 }
 

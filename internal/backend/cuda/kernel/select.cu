@@ -67,7 +67,7 @@ DEV u64 block_best(u64 k, u64* s) { // s: 8 numbers of shared memory
 // Column i of thread t in part: quads of columns lie side by side.
 DEV int part_column(int part, int i) { return part * PART + 4 * (TID + (i >> 2) * 256) + (i & 3); }
 
-template <bool LOGS> DEV void select_parts(const SelectArgs& p) {
+DEV void select_parts(const SelectArgs& p) {
   pdl_wait();
   pdl_launch();
   int part = BID, row = BIDY;
@@ -95,22 +95,20 @@ template <bool LOGS> DEV void select_parts(const SelectArgs& p) {
   }
   u64 best = block_best(mine, s);
   u64* keys = p.keys + ((u64)row * p.parts + part) * p.k;
-  if (LOGS) {
-    float m = best ? key_value(best) : -__builtin_inff(), sum = 0;
+  float m = best ? key_value(best) : -__builtin_inff(), sum = 0;
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
-      if (part_column(part, i) < p.cols)
-        sum = fadd(sum, m == -__builtin_inff() && v[i] == v[i] ? 0.f : exp_(fadd(v[i], -m)));
-    sum = warp_sum(sum);
-    float* w = (float*)(s + 8);
-    if ((TID & 31) == 0) w[TID >> 5] = sum;
-    SYNC();
-    if (TID == 0) {
-      for (int i = 1; i < 8; i++) sum = fadd(sum, w[i]);
-      float* to = p.sums + ((u64)row * p.parts + part) * 2;
-      to[0] = m;
-      to[1] = sum;
-    }
+  for (int i = 0; i < EACH; i++)
+    if (part_column(part, i) < p.cols)
+      sum = fadd(sum, m == -__builtin_inff() && v[i] == v[i] ? 0.f : exp_(fadd(v[i], -m)));
+  sum = warp_sum(sum);
+  float* w = (float*)(s + 8);
+  if ((TID & 31) == 0) w[TID >> 5] = sum;
+  SYNC();
+  if (TID == 0) {
+    for (int i = 1; i < 8; i++) sum = fadd(sum, w[i]);
+    float* to = p.sums + ((u64)row * p.parts + part) * 2;
+    to[0] = m;
+    to[1] = sum;
   }
   for (int j = 0; j < p.k; j++) {
     if (TID == 0) keys[j] = best;
@@ -127,8 +125,52 @@ template <bool LOGS> DEV void select_parts(const SelectArgs& p) {
     best = block_best(mine, s);
   }
 }
-KERNEL(select_max_parts, SelectArgs, p, 256, 1) { select_parts<false>(p); }
-KERNEL(select_top_parts, SelectArgs, p, 256, 1) { select_parts<true>(p); }
+KERNEL(select_top_parts, SelectArgs, p, 256, 1) { select_parts(p); }
+
+// The largest alone. It runs once in a pass, after all weights went by: its instructions come from memory, so they are
+// few.
+KERNEL(select_max_parts, SelectArgs, p, 256, 1) {
+  int part = BID, row = BIDY, base = (p.x.first + part * PART) >> 8;
+  int* pieces = (int*)(smem + 64); // of the part's groups, behind what block_best needs
+  if (TID <= PART / 256) pieces[TID] = in_pieces(p.x, (base + TID) * 256 - p.x.first);
+  SYNC();
+  pdl_wait();
+  pdl_launch();
+  u64 mine = 0;
+  auto see = [&](float v, int c) __attribute__((always_inline)) {
+    u64 k = key_of(v, c);
+    if (k > mine) mine = k;
+  };
+  const int BATCH = 4;
+  if (in_aligned(p.x, 4) && p.cols % 4 == 0) {
+#pragma unroll 1
+    for (int i = 0; i < EACH; i += 4 * BATCH) {
+      F4 v[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        int c = part_column(part, i + 4 * j);
+        if (c < p.cols) v[j] = *(const F4*)in_addr(p.x, row, c);
+      }
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        int c = part_column(part, i + 4 * j);
+        if (c >= p.cols) break;
+        int n = pieces[((p.x.first + c) >> 8) - base];
+#pragma unroll 1
+        for (int k = 1; k < n; k++) v[j] = add4(v[j], *(const F4*)(in_addr(p.x, row, c) + k * in_step(p.x)));
+        see(v[j].x, c), see(v[j].y, c + 1), see(v[j].z, c + 2), see(v[j].w, c + 3);
+      }
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < EACH; i++) {
+      int c = part_column(part, i);
+      if (c < p.cols) see(in1(p.x, row, c), c);
+    }
+  }
+  u64 best = block_best(mine, (u64*)smem);
+  if (TID == 0) p.keys[(u64)row * p.parts + part] = best;
+}
 
 // Merges the parts of a row; a warp has a row. The parts' lists are in order, so only their heads compete.
 KERNEL(select_merge, SelectArgs, p, 32, 1) {

@@ -6,19 +6,6 @@
 struct MadeArgs { ProductArgs p; Make m; };
 struct Packed { static const bool MADE = false; }; // the other kind
 
-// Makes the rows of a block: of n tokens, the columns of `chunks` stages from number kb on, of kbs, after which the first
-// follow. Packed as Tiled wants them, at `held`.
-DEV void make_rows(In x, In gate, const float* w, int kind, int cols, int dim, int step, float eps, int n, int kb,
-                   int kbs, int chunks, u32 held) {
-  int lane = TID & 31;
-  for (int job = TID >> 5; job < n * chunks; job += STRIPS) {
-    int row = job / chunks, c = job - row * chunks, k = kb + c < kbs ? kb + c : kb + c - kbs;
-    float v[8];
-    make8(v, x, gate, w, kind, cols, dim, step, eps, row, k * 256 + lane * 8);
-    pack_row({smem + (held - saddr(smem)), chunks, 1}, c, row, v, lane);
-  }
-}
-
 // "solo": blocks of 16 warps with one tile each. A ring of half stages (weights and activations) is filled by bulk
 // copies that complete on a barrier (full); warps report on another (empty) when they are done with a slot. Warps
 // take turns to refill the slot all have just left: in the middle of their next half (few tokens: fewer waits) or at
@@ -52,23 +39,32 @@ template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M&
     bulk(slot + W1, act + (u64)kb * (NT * ACT) + h * (NT * A0), h ? NT * A1 : NT * A0, bar);
   };
   int grp = s0 / a.kb, kb = s0 - grp * a.kb, b0 = bid - block_of(grp * a.kb, T, G);
-  if (TID == 0) {
+  bool loads = TID == 32 * (STRIPS - 1); // the thread that begins: the last warp seldom makes activations or factors
+  if (loads) {
     for (int i = 0; i < a.depth; i++) { bar_init(full + i * 8, 1); bar_init(empty + i * 8, 16); }
     fence_async();
     for (int i = 0; i < a.depth && i < halves; i++) weights(i, ring + i * SLOT, full + i * 8);
-    if (NT <= 4 && halves <= a.depth) ask_ahead(a); // with more tokens registers are short
   }
+  Maker maker; // a warp makes 256 columns of a token: those of one of the block's stages
+  int row = warp / chunks, c0 = warp - row * chunks;
+  if constexpr (MADE) maker.aim(m, row, (kb + c0 < a.kb ? kb + c0 : kb + c0 - a.kb) * 256 + lane * 8);
   SYNC();
   pdl_launch();
   pdl_wait();
-  if (TID == 0) {
+  if (loads) {
     fence_async();
     for (int i = 0; i < a.depth && i < halves; i++) activations(i, kb + (i >> 1), ring + i * SLOT, full + i * 8);
   }
   if constexpr (MADE)
-    make_rows(opaque(m.x), opaque(m.gate), m.w, m.kind, m.cols, m.dim, m.step, m.eps, n, kb, a.kb, chunks, held);
+    if (row < n) {
+      float v[8];
+      maker.make(m, v);
+      pack_row({smem + (held - base), chunks, 1}, c0, row, v, lane);
+    }
   factors(a, job, factor, tok0, n, warp, lane);
   SYNC();
+  // Not before: the loads that kernels wait for would be behind it. With more tokens registers are short.
+  if (NT <= 4 && halves <= a.depth && TID == 32 * (STRIPS - 2)) ask_ahead(a);
   float acc[NT][4], c[NT][4];
   clear<4 * NT>((float*)acc);
   int slot = 0, par = 0, i = 0;

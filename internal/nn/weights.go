@@ -1,0 +1,111 @@
+package nn
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"strobe/internal/backend"
+)
+
+// Weights are the matrices of a network that is not needed all the time: they can give their device memory back and
+// return from the file. Vectors are small and stay. Weights belong to the goroutine that drives their devices.
+type Weights struct {
+	// Returned, if set, is told how many bytes came back, and what that took.
+	Returned func(bytes int, took time.Duration)
+
+	on     []parkable
+	parked bool
+	held   bool // they must not return
+}
+
+// parkable is what lies on a device that can do without.
+type parkable struct {
+	device   backend.Backend
+	weights  []backend.Weight
+	matrices []backend.Matrix
+}
+
+func (p parkable) park(n int) { p.device.(backend.Parker).Park(p.weights[:n]...) }
+
+// ErrHeld reports that weights may not return to their device now.
+var ErrHeld = errors.New("its weights are parked until nobody generates: their memory was needed")
+
+// add remembers a matrix, unless its device keeps it in any case, as the processor does.
+func (w *Weights) add(b backend.Backend, x backend.Weight, m backend.Matrix) {
+	if _, ok := b.(backend.Parker); !ok {
+		return
+	}
+	i := slices.IndexFunc(w.on, func(p parkable) bool { return p.device == b })
+	if i < 0 {
+		i = len(w.on)
+		w.on = append(w.on, parkable{device: b})
+	}
+	w.on[i].weights, w.on[i].matrices = append(w.on[i].weights, x), append(w.on[i].matrices, m)
+}
+
+// Devices are those that Park would give memory back to; there are none while the weights are parked.
+func (w *Weights) Devices() (bs []backend.Backend) {
+	for _, p := range w.on {
+		if !w.parked {
+			bs = append(bs, p.device)
+		}
+	}
+	return bs
+}
+
+// Hold says whether weights that are parked must stay so.
+func (w *Weights) Hold(held bool) { w.held = held }
+
+// Park gives the memory of the weights back and says how much that was.
+func (w *Weights) Park() (bytes int) {
+	if w.parked {
+		return 0
+	}
+	for _, p := range w.on {
+		p.park(len(p.weights))
+		for _, x := range p.weights {
+			bytes += x.Bytes()
+		}
+	}
+	w.parked = true
+	return bytes
+}
+
+// Return brings the weights back where they are parked. When it fails they still are.
+func (w *Weights) Return() error {
+	switch {
+	case !w.parked:
+		return nil
+	case w.held:
+		return ErrHeld
+	}
+	began, bytes := time.Now(), 0
+	for i, p := range w.on {
+		n, err := p.unpark()
+		if err != nil {
+			p.park(n)
+			for _, q := range w.on[:i] {
+				q.park(len(q.weights))
+			}
+			return err
+		}
+		for _, x := range p.weights {
+			bytes += x.Bytes()
+		}
+	}
+	if w.parked = false; w.Returned != nil {
+		w.Returned(bytes, time.Since(began))
+	}
+	return nil
+}
+
+// unpark brings weights back and says how many are when it ends.
+func (p parkable) unpark() (int, error) {
+	for i, x := range p.weights {
+		if err := p.device.(backend.Parker).Unpark(x, p.matrices[i]); err != nil {
+			return i, err
+		}
+	}
+	return len(p.weights), p.device.Sync()
+}
