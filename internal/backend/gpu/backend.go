@@ -56,6 +56,11 @@ func New(d Driver) (*Backend, error) {
 	if err == nil {
 		b.counter, err = d.Alloc(4 * (RouterCounters + PostCounters))
 	}
+	if err == nil && b.props.Plain {
+		if b.products.Counters, err = d.Alloc(4 * maxThen); err == nil {
+			d.Fill(b.products.Counters, 0, 4*maxThen)
+		}
+	}
 	if err != nil {
 		d.Close()
 		return nil, err
@@ -109,6 +114,9 @@ func (b *Backend) load(ls []Launch) error {
 			b.kernel[l.Name] = k
 		}
 		l.Kernel = k
+	}
+	if p, ok := b.d.(Preparer); ok {
+		p.Prepare(ls)
 	}
 	return nil
 }

@@ -33,6 +33,9 @@ type Launch struct {
 	Args    []byte
 }
 
+// Preparer is a driver that compiles kernels, which it can do for all of a list at once.
+type Preparer interface{ Prepare(ls []Launch) }
+
 // Recording is a list of launches that can be replayed at once.
 type Recording interface{ Close() }
 

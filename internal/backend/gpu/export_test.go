@@ -6,9 +6,6 @@ var (
 	RandomBlocks = randomBlocks
 )
 
-// ReadSpeed is the measure of a plain device's memory with fewer bytes.
-func (b *Backend) ReadSpeed(bytes, rounds int) (float64, error) { return b.readSpeed(bytes, rounds) }
-
 // Halves is attention over unpacked pages, or nil.
 func (a *Attention) Halves() *Attention { return a.halves }
 

@@ -220,7 +220,7 @@ func (p *Pages) listRoom(n, turn int) (int, error) {
 	if p.table != 0 {
 		p.d.Copy(a, p.table, 8*p.entries)
 		if p.owner != nil {
-			p.owner.forget(p.table, 8*p.entries)
+			p.owner.forget(span{p.table, 8 * p.entries})
 		}
 		p.d.Release(p.table)
 	}

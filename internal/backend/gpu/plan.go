@@ -234,7 +234,7 @@ func (b *Backend) dropUnpacked() {
 	if b.unpacked == 0 {
 		return
 	}
-	b.forget(b.unpacked, b.unpackedBytes)
+	b.forget(span{b.unpacked, b.unpackedBytes})
 	b.d.Release(b.unpacked)
 	b.unpacked, b.unpackedBytes = 0, 0
 }

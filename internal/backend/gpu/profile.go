@@ -64,7 +64,7 @@ func (b *Backend) timed(ls []Launch) {
 func (b *Backend) Bandwidth() (float64, error) {
 	const bytes, rounds = 1 << 30, 8
 	if b.props.Plain {
-		return b.readSpeed(bytes, rounds)
+		return b.ReadSpeed(bytes, rounds)
 	}
 	from, err := b.d.Alloc(bytes)
 	if err != nil {

@@ -29,7 +29,7 @@ func (l *lowering) shortConv(i int) int {
 	l.overwrite(g.dst)
 	c.Out, c.Scratch = g.dst.out(), l.take(delta.ScratchBytes(c.Rows))
 	l.out = delta.Both(l.out, c)
-	l.b.spare.give(c.Scratch)
+	l.later = append(l.later, c.Scratch)
 	return 2
 }
 
@@ -41,5 +41,5 @@ func (l *lowering) gatedDelta(o op) {
 	l.overwrite(o.dst)
 	c.Out, c.Scratch = o.dst.out(), l.take(delta.ScratchBytes(c.Rows))
 	l.out = delta.GatedDelta(l.out, c)
-	l.b.spare.give(c.Scratch)
+	l.later = append(l.later, c.Scratch)
 }

@@ -199,18 +199,3 @@ func (g *rig) same(what string, got, want []float32) {
 		}
 	}
 }
-
-// TestReadSpeed: the measure of memory's speed on a plain device runs and is a number.
-func TestReadSpeed(t *testing.T) {
-	d := openDevice(t)
-	if !d.Props().Plain {
-		t.Skip("needs a Vulkan device: set STROBE_GPU=vulkan")
-	}
-	b, err := gpu.New(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if v, err := b.ReadSpeed(1<<20, 2); err != nil || !(v > 0) {
-		t.Errorf("%v bytes a second, %v", v, err)
-	}
-}

@@ -34,7 +34,8 @@ type Driver struct {
 	done     uint64 // those that are known to be done
 	err      error  // the first failure; nothing is sent to a device after it
 	shuffles bool   // how lanes exchange values; the self-test decides
-	matrices int    // columns that products of cooperative matrices add at a time; 0: there are none
+	matrices bool   // it has cooperative matrices; the self-test decides whether they are used
+	highRow  int    // how it lays them out: see matrix.comp
 	kernels  map[string]*kernel
 	modules  map[string]uint64
 	buffers  []*buffer // by address
@@ -191,9 +192,9 @@ func (d *Driver) create() error {
 	var extensions []unsafe.Pointer
 	// Lanes that share a matrix are a subgroup.
 	if p.p13.MinSubgroup <= 32 && p.p13.MaxSubgroup >= 32 && p.f13.F[f13SubgroupSizeControl] != 0 {
-		d.matrices = d.inst.matrixStep(p)
+		d.matrices = d.inst.hasMatrices(p)
 	}
-	if d.matrices > 0 {
+	if d.matrices {
 		extensions = append(extensions, cText(matrixExtension))
 		f12.F[f12MemoryModel], f12.F[f12Int8] = 1, 1
 		f2.next = unsafe.Pointer(&matrixFeatures{head: head{stMatrixFeatures, f2.next}, Matrices: 1})

@@ -187,32 +187,28 @@ func (i *instance) physical(handle uintptr) *physical {
 
 const matrixExtension = "VK_KHR_cooperative_matrix"
 
-// matrixStep asks which cooperative matrices of signed bytes a device has: how many columns a product of 16 x 16 adds
-// at a time, 0 for none. It is asked when a device is opened, not to list it: some drivers crash here.
-func (i *instance) matrixStep(p *physical) int {
+// hasMatrices asks whether a device has cooperative matrices of signed bytes: products of 16 x 32 with 32 x 16. It is
+// asked when a device is opened, not to list it: some drivers crash here.
+func (i *instance) hasMatrices(p *physical) bool {
 	if p.matrices.Matrices == 0 || p.f12.F[f12MemoryModel] == 0 || p.f12.F[f12Int8] == 0 {
-		return 0
+		return false
 	}
 	ask := i.get("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
 	var n uint32
 	if ask == 0 || ask.do(p.handle, uintptr(unsafe.Pointer(&n)), 0) != nil || n == 0 {
-		return 0
+		return false
 	}
 	p.shapes = make([]matrixShape, n)
 	for i := range p.shapes {
 		p.shapes[i].sType = stMatrixProperties
 	}
 	if ask.do(p.handle, uintptr(unsafe.Pointer(&n)), uintptr(unsafe.Pointer(&p.shapes[0]))) != nil {
-		return 0
+		return false
 	}
-	step := 0
-	for _, s := range p.shapes[:n] {
-		if s.M == 16 && s.N == 16 && (s.K == 16 || s.K == 32) && s.A == componentInt8 && s.B == componentInt8 &&
-			s.C == componentInt32 && s.Result == componentInt32 && s.Scope == scopeSubgroup && s.saturates == 0 {
-			step = max(step, int(s.K))
-		}
-	}
-	return step
+	return slices.ContainsFunc(p.shapes[:n], func(s matrixShape) bool {
+		return s.M == 16 && s.N == 16 && s.K == 32 && s.A == componentInt8 && s.B == componentInt8 &&
+			s.C == componentInt32 && s.Result == componentInt32 && s.Scope == scopeSubgroup && s.saturates == 0
+	})
 }
 
 // missing lists what a device lacks.

@@ -8,8 +8,9 @@ import (
 	"embed"
 	"fmt"
 	"io"
-	"slices"
+	"runtime"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"strobe/internal/backend/gpu"
@@ -54,12 +55,14 @@ var plainKernels = map[string]variant{
 	"pack":         {"pack", nil}, "add_pack": {"add_pack", nil}, "add_norm": {"add_norm", nil},
 	"gated_pack":   {"gated_pack", nil},
 	"sigmoid_pack": {"sigmoid_pack", nil}, "head_pack": {"head_pack", nil}, "reduce_pieces": {"reduce", nil},
-	"embed":     {"embed", nil},
-	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
+	"embed":      {"embed", nil},
+	layoutModule: {layoutModule, nil},
+	"moe_group":  {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
 		nil}, "merge": {"merge", nil}, "unrotate": {"unrotate", nil}, "read": {"read", nil},
-	"delta_conv": {"delta_conv", nil}, "delta_conv4": {"delta_conv", nil}, "delta_prepare": {"delta_prepare", nil},
-	"delta_prepare4": {"delta_prepare", nil}, "delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule",
-		[]uint32{8}},
+	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
+	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
+	"delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule", []uint32{8, 1}},
+	"delta_rule_128_then": {"delta_rule", []uint32{8, 1, 1}},
 }
 
 type variant struct {
@@ -69,8 +72,13 @@ type variant struct {
 
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
-// matrixModule is matrix.comp compiled for cooperative matrices; it is used with shuffles alone.
-const matrixModule = "matrix_nv"
+// Modules with cooperative matrices, which are used with shuffles alone: matrix.comp compiled for them, and one that
+// says how a subgroup lays out results.
+const (
+	matrices     = "matrix_"
+	matrixModule = matrices + "nv"
+	layoutModule = matrices + "layout"
+)
 
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
@@ -78,28 +86,40 @@ func variantOf(name string) (variant, error) {
 		return v, nil
 	}
 	var n, t uint32
+	var goesOn uint32
+	name, then := strings.CutSuffix(name, "_then")
 	parts := strings.Split(name, "_")
+	if then {
+		goesOn = 1
+		if parts[0] != "rows" && parts[0] != "tiles" {
+			parts = nil
+		}
+	}
 	count := func(format string) bool { c, err := fmt.Sscanf(name, format, &n); return err == nil && c == 1 }
 	switch {
-	case count("delta_rule_any_%d"):
+	case !then && count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
 	case len(parts) == 5 && parts[0] == "attend": // rows, dimensions, types of keys and values
-		v := variant{"attend", make([]uint32, 5)}
+		v := variant{"attend", make([]uint32, 6)}
 		c := v.consts
 		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &c[0], &c[1], &c[3], &c[4]); err == nil {
-			c[2] = max(1, c[1]/128) // dimensions of a thread
+			c[2] = max(1, c[1]/256) // pairs of dimensions of a thread
+			c[5] = 16               // values that are asked for at once; fewer where each takes registers to unpack
+			if max(c[3], c[4]) > 1 {
+				c[5] = 8
+			}
 			return v, nil
 		}
-	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"):
+	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"): // format, tokens
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2], &t); err == nil && ok {
-			return variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]], []uint32{uint32(f), t}}, nil
+			return variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]],
+				[]uint32{uint32(f), t, goesOn}}, nil
 		}
-	// tiles_q4k_64_256: format, tokens, threads
-	case len(parts) == 4 && parts[0] == "tiles":
+	case len(parts) == 4 && parts[0] == "tiles": // tiles_q4k_64_256: format, tokens, threads
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2]+" "+parts[3], &t, &n); err == nil && ok {
-			return variant{"matrix", []uint32{uint32(f), t, n}}, nil
+			return variant{"matrix", []uint32{uint32(f), t, n, goesOn}}, nil
 		}
 	case len(parts) == 4 && parts[0] == "float":
 		v := variant{"float", []uint32{floatTypes[parts[2]], 1, 0, 0}}
@@ -120,7 +140,7 @@ func (d *Driver) module(name string) (uint64, error) {
 		return m, nil
 	}
 	b, err := spirv(name)
-	if err == nil && name == matrixModule {
+	if err == nil && strings.HasPrefix(name, matrices) {
 		b, err = khronos(b)
 	}
 	if err != nil {
@@ -151,22 +171,58 @@ func spirv(name string) ([]byte, error) {
 	return io.ReadAll(z)
 }
 
+// Prepare compiles the kernels of launches that are not compiled yet, all at once: a driver may take seconds for each.
+// What fails is reported when it is launched.
+func (d *Driver) Prepare(ls []gpu.Launch) {
+	var wait sync.WaitGroup
+	asked := map[*kernel]bool{}
+	for i := range ls {
+		k, ok := ls[i].Kernel.(*kernel)
+		if !ok || k.pipeline != 0 || asked[k] || d.err != nil {
+			continue
+		}
+		asked[k] = true
+		if create, err := d.pipeline(k); err == nil {
+			wait.Go(func() { create() })
+		}
+	}
+	wait.Wait()
+}
+
 // compile makes the pipeline of a kernel, if there is none yet.
 func (d *Driver) compile(k *kernel) error {
 	if k.pipeline != 0 {
 		return nil
 	}
-	v, err := variantOf(k.name)
+	create, err := d.pipeline(k)
 	if err != nil {
 		return err
 	}
+	return create()
+}
+
+// pipeline returns what makes the pipeline of a kernel, in any thread.
+func (d *Driver) pipeline(k *kernel) (func() error, error) {
+	v, err := variantOf(k.name)
+	if err != nil {
+		return nil, err
+	}
 	lanes := d.phys.p11.SubgroupSize
-	if v.module == "matrix" && !d.opt.Loops {
-		v.module, v.consts, lanes = matrixModule, append(slices.Clone(v.consts), uint32(d.matrices)), 32
+	if v.module == "matrix" {
+		v.consts = append(v.consts, uint32(d.highRow))
+		if !d.opt.Loops {
+			v.module = matrixModule
+		}
+	}
+	if strings.HasPrefix(v.module, matrices) {
+		lanes = 32
+	}
+	if v.module == "attend" && d.dev.Software {
+		v.consts[5] = 4 // compiling takes longer than running
 	}
 	m, err := d.module(v.module)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	values := append([]uint32{0}, v.consts...)
 	if d.shuffles {
@@ -189,8 +245,11 @@ func (d *Driver) compile(k *kernel) error {
 			size: lanes})
 	}
 	d.compiled++
-	return d.f.createPipelines.do(d.handle, uintptr(d.cache), 1, uintptr(unsafe.Pointer(pc)), 0,
-		uintptr(unsafe.Pointer(&k.pipeline)))
+	return func() error {
+		defer runtime.KeepAlive(pc)
+		return d.f.createPipelines.do(d.handle, uintptr(d.cache), 1, uintptr(unsafe.Pointer(pc)), 0,
+			uintptr(unsafe.Pointer(&k.pipeline)))
+	}, nil
 }
 
 // canShuffle reports whether the device claims what the kernels' shuffles need.

@@ -21,13 +21,11 @@ const (
 	nvCapability = 5357
 	nvType       = 5358
 	nvLoad       = 5359
-	nvStore      = 5360
 	nvMulAdd     = 5361
 
 	khrCapability = 6022
 	khrType       = 4456
 	khrLoad       = 4457
-	khrStore      = 4458
 	khrMulAdd     = 4459
 	allSigned     = 15 // all four matrices have signed components
 )
@@ -35,8 +33,8 @@ const (
 var errNoMatrices = errors.New("not a module with cooperative matrices of NVIDIA's extension")
 
 // khronos turns a module that uses NVIDIA's extension for cooperative matrices, the one that Debian's compiler knows,
-// into one that uses Khronos's, which other drivers have too. Types say in addition what a matrix is for, loads and
-// stores name the layout before the stride, and products say that components are signed.
+// into one that uses Khronos's, which other drivers have too. Types say in addition what a matrix is for, loads
+// name the layout before the stride, and products say that components are signed.
 func khronos(code []byte) ([]byte, error) {
 	w := make([]uint32, len(code)/4)
 	for i := range w {
@@ -118,8 +116,6 @@ func khronos(code []byte) ([]byte, error) {
 			put(khrType, append(a, number(use[a[0]]))...)
 		case nvLoad: // type, result, pointer, stride, layout, how
 			put(khrLoad, slices.Concat(a[:3], []uint32{number(layout[a[4]]), a[3]}, a[5:])...)
-		case nvStore: // pointer, value, stride, layout, how
-			put(khrStore, slices.Concat(a[:2], []uint32{number(layout[a[3]]), a[2]}, a[4:])...)
 		case nvMulAdd:
 			put(khrMulAdd, append(a, allSigned)...)
 		default:

@@ -25,20 +25,25 @@ const (
 	hostRead      = 0x2000
 )
 
-// barriers are the two kinds that are used: between commands, and at the end of a submission, for whoever comes next
-// and the host.
-type barriers struct{ next, last *dependency }
+// barriers are the kinds that are used: between launches, between commands of which one is a copy, and at the end of a
+// submission, for whoever comes next and the host.
+type barriers struct{ launch, next, last *dependency }
 
 func newBarriers() barriers {
-	of := func(stages, reads uint64) *dependency {
-		m := &memoryBarrier2{head: head{sType: stMemoryBarrier2}, srcStage: atCompute | atTransfer,
-			srcAccess: shaderWrite | transferWrite,
-			dstStage:  atCompute | atTransfer | stages, dstAccess: shaderRead |
-				shaderWrite | transferRead | transferWrite | reads}
+	of := func(from, wrote, to, accessed uint64) *dependency {
+		m := &memoryBarrier2{head: head{sType: stMemoryBarrier2}, srcStage: from, srcAccess: wrote, dstStage: to,
+			dstAccess: accessed}
 		return &dependency{head: head{sType: stDependency}, nMem: 1, mem: m}
 	}
-	return barriers{of(0, 0), of(atHost, hostRead)}
+	const stages, writes = atCompute | atTransfer, shaderWrite | transferWrite
+	const reads = shaderRead | transferRead
+	return barriers{launch: of(atCompute, shaderWrite, atCompute, shaderRead|shaderWrite),
+		next: of(stages, writes, stages, writes|reads),
+		last: of(stages, writes, stages|atHost, writes|reads|hostRead)}
 }
+
+// timestamps is a kind of queries.
+const timestamps = 2
 
 // commands is a command buffer. Every command in it waits for those before it, but for launches that are said to need
 // nothing of the one before.
@@ -48,6 +53,7 @@ type commands struct {
 	queries uint64 // two timestamps
 	timed   bool
 	some    bool // it has commands
+	copied  bool // the last of them copies or fills
 	groups  int  // workgroups in it
 	ticket  uint64
 }
@@ -61,7 +67,6 @@ func (d *Driver) newCommands() (*commands, error) {
 	ac := &commandBufferAlloc{head: head{sType: stCommandBufferAlloc}, pool: c.pool, count: 1}
 	err := d.f.allocCommands.do(d.handle, uintptr(unsafe.Pointer(ac)), uintptr(unsafe.Pointer(&c.handle)))
 	if err == nil {
-		const timestamps = 2
 		qc := &queryPoolCreate{head: head{sType: stQueryPoolCreate}, typ: timestamps, count: 2}
 		err = d.f.createQuery.do(d.handle, uintptr(unsafe.Pointer(qc)), 0, uintptr(unsafe.Pointer(&c.queries)))
 	}
@@ -88,7 +93,7 @@ func (d *Driver) begin(c *commands) error {
 	if err := d.f.begin.do(c.handle, uintptr(unsafe.Pointer(b))); err != nil {
 		return err
 	}
-	c.groups, c.some = 0, false
+	c.groups, c.some, c.copied = 0, false, false
 	if c.timed = d.pace.period > 0; c.timed {
 		d.f.resetQuery.call(c.handle, uintptr(c.queries), 0, 2)
 		d.f.timestamp.call(c.handle, atAll, uintptr(c.queries), 0)
@@ -311,16 +316,20 @@ func (d *Driver) copy(dst *buffer, to int, src *buffer, from, n int) {
 		return
 	}
 	region := &bufferCopy{uint64(from), uint64(to), uint64(n)}
-	d.next(c)
+	d.next(c, true)
 	d.f.copyBuffer.call(c.handle, uintptr(src.handle), uintptr(dst.handle), 1, uintptr(unsafe.Pointer(region)))
 }
 
 // next lets the next command wait for those before; the first one of a buffer finds them done.
-func (d *Driver) next(c *commands) {
+func (d *Driver) next(c *commands, copies bool) {
 	if c.some {
-		d.f.barrier.call(c.handle, uintptr(unsafe.Pointer(d.barriers.next)))
+		b := d.barriers.launch
+		if copies || c.copied {
+			b = d.barriers.next
+		}
+		d.f.barrier.call(c.handle, uintptr(unsafe.Pointer(b)))
 	}
-	c.some = true
+	c.some, c.copied = true, copies
 }
 
 // Copy copies on the device.
@@ -347,7 +356,7 @@ func (d *Driver) Fill(dst gpu.Addr, value byte, bytes int) {
 		return
 	}
 	if c := d.collect(); c != nil {
-		d.next(c)
+		d.next(c, true)
 		d.f.fill.call(c.handle, uintptr(b.handle), uintptr(at), uintptr(bytes), uintptr(uint32(value)*0x01010101))
 	}
 }
@@ -378,10 +387,9 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 		return
 	}
 	push := [1]gpu.Addr{args}
-	if !l.Beside {
-		d.next(c)
+	if !l.Beside || !c.some {
+		d.next(c, false)
 	}
-	c.some = true
 	d.f.bindPipeline.call(c.handle, 1, uintptr(k.pipeline))
 	d.f.push.call(c.handle, uintptr(d.layout), stageCompute, 0, 8, uintptr(unsafe.Pointer(&push[0])))
 	d.f.dispatch.call(c.handle, uintptr(l.Grid[0]), uintptr(l.Grid[1]), uintptr(l.Grid[2]))
@@ -396,7 +404,10 @@ type recording struct {
 }
 
 // Record records launches; the kernels are not run.
-func (d *Driver) Record(ls []gpu.Launch) (gpu.Recording, error) {
+func (d *Driver) Record(ls []gpu.Launch) (gpu.Recording, error) { return d.record(ls, 0) }
+
+// record records launches, and timestamps of their ends if there is a place for them.
+func (d *Driver) record(ls []gpu.Launch, times uint64) (gpu.Recording, error) {
 	r := &recording{d: d}
 	var all []byte
 	places := make([]int, len(ls))
@@ -419,11 +430,18 @@ func (d *Driver) Record(ls []gpu.Launch) (gpu.Recording, error) {
 					err = d.begin(c)
 				}
 			}
+			if i == 0 && err == nil && times != 0 {
+				d.f.resetQuery.call(c.handle, uintptr(times), 0, uintptr(len(ls)+1))
+				d.f.timestamp.call(c.handle, atAll, uintptr(times), 0)
+			}
 			if err != nil {
 				break
 			}
 		}
 		d.launch(c, &ls[i], r.args+gpu.Addr(places[i]))
+		if times != 0 {
+			d.f.timestamp.call(c.handle, atAll, uintptr(times), uintptr(i+1))
+		}
 	}
 	if err == nil {
 		err = r.cut(c)
@@ -472,22 +490,35 @@ func (d *Driver) Replay(rec gpu.Recording) {
 	}
 }
 
-// Times runs launches one after the other and says how long each took.
+// Times runs launches and says how long each took, with what it costs to wait for the one before. Of launches beside
+// each other the first one takes all the time.
 func (d *Driver) Times(ls []gpu.Launch) ([]time.Duration, error) {
 	times := make([]time.Duration, len(ls))
-	for i := range ls {
-		d.flush(nil)
-		d.Launch(&ls[i])
-		c := d.now
-		d.flush(nil)
-		d.waitFor(d.sent)
-		var t [2]uint64
-		if d.err != nil || c == nil || !c.timed {
-			continue
-		}
-		d.fail(d.f.queryResults.do(d.handle, uintptr(c.queries), 0, 2, 16, uintptr(unsafe.Pointer(&t[0])), 8, 1), "timing %s",
-			ls[i].Name)
-		times[i] = time.Duration(float64(t[1]-t[0]) * d.pace.period)
+	if d.pace.period == 0 || len(ls) == 0 {
+		return times, nil
 	}
-	return times, d.err
+	pool := new(uint64)
+	qc := &queryPoolCreate{head: head{sType: stQueryPoolCreate}, typ: timestamps, count: uint32(len(ls) + 1)}
+	err := d.f.createQuery.do(d.handle, uintptr(unsafe.Pointer(qc)), 0, uintptr(unsafe.Pointer(pool)))
+	if err != nil {
+		return nil, err
+	}
+	defer d.f.destroyQuery.call(d.handle, uintptr(*pool), 0)
+	rec, err := d.record(ls, *pool)
+	if err != nil {
+		return nil, err
+	}
+	defer rec.Close()
+	d.Replay(rec)
+	if err := d.Wait(); err != nil {
+		return nil, err
+	}
+	t := make([]uint64, len(ls)+1)
+	const bits64 = 1
+	err = d.f.queryResults.do(d.handle, uintptr(*pool), 0, uintptr(len(t)), uintptr(8*len(t)),
+		uintptr(unsafe.Pointer(&t[0])), 8, bits64)
+	for i := range ls {
+		times[i] = time.Duration(float64(t[i+1]-t[i]) * d.pace.period)
+	}
+	return times, err
 }

@@ -29,7 +29,10 @@ func (d *Driver) selfTest() error {
 	if err := d.testProduct(); err != nil {
 		return err
 	}
-	if d.opt.Loops || d.matrices > 0 && d.shuffles {
+	if d.highRow = -1; d.opt.Loops || d.matrices && d.shuffles {
+		if !d.opt.Loops {
+			d.highRow = d.testLayout()
+		}
 		d.props.Matrices = d.testMatrices() == nil
 	}
 	return nil
@@ -253,6 +256,28 @@ func (d *Driver) testMatrices() error {
 		}
 	}
 	return nil
+}
+
+// testLayout finds out which bit of a result's number says whether lane 4g+t has it of row g or of g+8; -1: none does.
+func (d *Driver) testLayout() int {
+	t := newBench(d, 1)
+	defer t.close()
+	const lanes, each = 32, 8
+	out := t.room(4 * lanes * each)
+	v, err := t.run([]gpu.Launch{{Name: layoutModule, Grid: [3]int{1, 1, 1}, Args: gpu.Args(out)}}, out, lanes*each)
+	if err != nil {
+		return -1
+	}
+	for bit := range 3 {
+		fits := true
+		for i, x := range v {
+			fits = fits && int(math.Float32bits(x)/16) == i/each/4+8*(i>>bit&1)
+		}
+		if fits {
+			return bit
+		}
+	}
+	return -1
 }
 
 // distance is relative.

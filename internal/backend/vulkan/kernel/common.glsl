@@ -14,7 +14,13 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer F { float v[]; };
+// OTHERS: the kernel reads what other workgroups of the same launch wrote.
+#ifdef OTHERS
+#define SEEN_BY_ALL coherent
+#else
+#define SEEN_BY_ALL
+#endif
+layout(buffer_reference, std430, buffer_reference_align = 4) SEEN_BY_ALL buffer F { float v[]; };
 // read by other threads of a workgroup
 layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer FC { float v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer U { uint v[]; };
@@ -23,7 +29,8 @@ layout(buffer_reference, std430, buffer_reference_align = 2) buffer H { uint16_t
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer L { uint64_t v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer U2 { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer U4 { uvec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer V4 { vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) SEEN_BY_ALL buffer V4 { vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer V4C { vec4 v[]; };
 
 // The parameter of a kernel, as `a`.
 #define ARGS(fields) \
@@ -67,19 +74,19 @@ int in_pieces(In s, int c) {
 	int T = s.groups * s.kb, first = ((s.first + c) >> 8) * s.kb;
 	return block_of(first + s.kb - 1, T, s.grid) - block_of(first, T, s.grid) + 1;
 }
-F in_addr(In s, int tok, int c) {
-	if (s.groups == 0) return F(s.p + uint64_t(4) * (int64_t(tok) * s.stride + c));
-	return F(s.p + uint64_t(4) * (int64_t(tok) * (s.groups * 256) + s.first + c));
+uint64_t in_addr(In s, int tok, int c) {
+	int stride = s.groups == 0 ? s.stride : s.groups * 256, first = s.groups == 0 ? 0 : s.first;
+	return s.p + uint64_t(4) * (int64_t(tok) * stride + first + c);
 }
 uint64_t in_step(In s) { return uint64_t(s.n) * (s.groups * 256); }
 // Several pieces are asked for at once, and added in order.
 float in_sum(In s, int tok, int c, int pieces) {
-	F p = in_addr(s, tok, c);
-	precise float v = p.v[0];
+	uint64_t p = in_addr(s, tok, c);
+	precise float v = F(p).v[0];
 	uint64_t step = 4 * in_step(s);
 	for (int k = 1; k < pieces; k += 5) {
 		float w[5];
-		[[unroll]] for (int i = 0; i < 5; i++) w[i] = F(uint64_t(p) + min(k + i, pieces - 1) * step).v[0];
+		[[unroll]] for (int i = 0; i < 5; i++) w[i] = F(p + min(k + i, pieces - 1) * step).v[0];
 		[[unroll]] for (int i = 0; i < 5; i++)
 			if (k + i < pieces) v = v + w[i];
 	}
@@ -91,14 +98,13 @@ float in1(In s, int tok, int c) { return in_sum(s, tok, c, in_pieces(s, c)); }
 void in8(out float v[8], In s, int tok, int c, int cols) {
 	bool one = s.groups == 0 || (s.first & 7) == 0;
 	int pieces = one ? in_pieces(s, min(c, cols - 1)) : 1;
-	F p = in_addr(s, tok, c);
-	uint64_t step = 4 * in_step(s);
-	if (one && c + 8 <= cols && (uint64_t(p) & 15) == 0 && (step & 15) == 0) {
-		precise vec4 x = V4(uint64_t(p)).v[0], y = V4(uint64_t(p)).v[1];
+	uint64_t p = in_addr(s, tok, c), step = 4 * in_step(s);
+	if (one && c + 8 <= cols && (p & 15) == 0 && (step & 15) == 0) {
+		precise vec4 x = V4(p).v[0], y = V4(p).v[1];
 		for (int k = 1; k < pieces; k += 5) {
 			vec4 w[5], z[5];
 			[[unroll]] for (int i = 0; i < 5; i++) {
-				V4 q = V4(uint64_t(p) + min(k + i, pieces - 1) * step);
+				V4 q = V4(p + min(k + i, pieces - 1) * step);
 				w[i] = q.v[0];
 				z[i] = q.v[1];
 			}
@@ -114,9 +120,14 @@ void in8(out float v[8], In s, int tok, int c, int cols) {
 		}
 		return;
 	}
-	[[unroll]] for (int i = 0; i < 8; i++) {
-		v[i] = 0;
-		if (c + i < cols) v[i] = in_sum(s, tok, c + i, one ? pieces : in_pieces(s, c + i));
+	[[unroll]] for (int i = 0; i < 8; i++) { // seldom: short, so that kernels compile quickly
+		precise float sum = 0;
+		if (c + i < cols) {
+			if (!one) pieces = in_pieces(s, c + i);
+			sum = F(p + 4 * i).v[0];
+			for (int k = 1; k < pieces; k++) sum = sum + F(p + 4 * i + k * step).v[0];
+		}
+		v[i] = sum;
 	}
 }
 

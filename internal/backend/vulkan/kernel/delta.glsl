@@ -24,10 +24,14 @@ uint64_t seg_write(I s, DeltaShape d, int layer, int row) {
 	return seg_addr(s, SEG_WRITE) + uint64_t(4) * ((int64_t(layer) * s.v[SEG_WRITE_ROWS] + row) * d.tape_row);
 }
 // A source is a row of the batch (0), of the newest inputs (1) or of the tape (2), in the two lowest bits.
+uint64_t source_at(int code, In u, I s, DeltaShape d, int layer) {
+	if ((code & 3) == 0) return in_addr(u, code >> 2, 0); // its first piece
+	if ((code & 3) == 1) return seg_inputs(s, d, layer) + uint64_t(4) * ((code >> 2) * channels(d));
+	return seg_read(s, d, layer, code >> 2);
+}
 float source1(int code, In u, I s, DeltaShape d, int layer, int c) {
 	if ((code & 3) == 0) return in1(u, code >> 2, c);
-	if ((code & 3) == 1) return F(seg_inputs(s, d, layer)).v[(code >> 2) * channels(d) + c];
-	return F(seg_read(s, d, layer, code >> 2)).v[c];
+	return F(source_at(code, u, s, d, layer)).v[c];
 }
 // The newest inputs of the convolution move up; `all` threads share the channels of a segment.
 void shift(I s, In u, DeltaShape d, int layer, int first, int all) {

@@ -1,17 +1,25 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #define THREADS 128
+#define OTHERS
 #include "common.glsl"
 #include "delta.glsl"
+#include "act.glsl"
+#include "packrow.glsl"
+#include "headpack.glsl"
+#include "last.glsl"
 // The delta rule, as delta.cu of backend/cuda describes it: a workgroup has 32 values of a head, four threads share a
 // value, thread q has the keys 16i+4q to 16i+4q+3 for i < N. Rows of the batch pass through shared memory, TILE at a
 // time.
 layout(local_size_x = 128) in;
 layout(constant_id = 1) const int N = 8;
+layout(constant_id = 2) const bool EXACT = false; // heads have 16N keys, and all is aligned: four are read at once
+// The workgroup that finishes 256 columns does the work of head_pack for them, which then needs no launch of its own.
+layout(constant_id = 3) const bool THEN = false;
 const int TILE = 8;
 const int KP = 16 * N, STRIDE = 2 * KP + 36; // keys with padding; of a row in shared memory: q, k, v, decay, beta, q.k
 ARGS(uint64_t to; uint64_t qk; uint64_t v; uint64_t gates; uint64_t table; In u; int rows; int layer; int os;
-	int qs; int vs; int tile; int shifts; DeltaShape d;)
+	int qs; int vs; int tile; int shifts; DeltaShape d; HeadPack then; uint64_t counters;)
 shared float x[TILE * STRIDE];
 
 int t, row, q4, h, kh, value, layer;
@@ -20,11 +28,21 @@ float s[4 * N];
 
 int key(int i) { return 16 * (i >> 2) + 4 * q4 + (i & 3); }
 void load_state(FC st) {
-	[[unroll]] for (int i = 0; i < 4 * N; i++) s[i] = live && key(i) < a.d.kdim ? st.v[key(i)] : 0.0;
+	if (EXACT)
+		[[unroll]] for (int i = 0; i < N; i++) {
+			vec4 z = V4C(uint64_t(st)).v[4 * i + q4];
+			[[unroll]] for (int e = 0; e < 4; e++) s[4 * i + e] = z[e];
+		}
+	else
+		[[unroll]] for (int i = 0; i < 4 * N; i++) s[i] = live && key(i) < a.d.kdim ? st.v[key(i)] : 0.0;
 }
 void store_state(FC st) {
-	[[unroll]] for (int i = 0; i < 4 * N; i++)
-		if (live && key(i) < a.d.kdim) st.v[key(i)] = s[i];
+	if (EXACT)
+		[[unroll]] for (int i = 0; i < N; i++)
+			V4C(uint64_t(st)).v[4 * i + q4] = vec4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
+	else
+		[[unroll]] for (int i = 0; i < 4 * N; i++)
+			if (live && key(i) < a.d.kdim) st.v[key(i)] = s[i];
 }
 void update(int i, float k, float g, float u) {
 	precise float old = g * s[i];
@@ -40,7 +58,13 @@ void segment(I g) {
 	for (int i = 0; i < pending; i++) {
 		F p = F(seg_read(g, a.d, layer, I(a.table).v[g.v[SEG_PATH] + i]) + uint64_t(4) * chans);
 		float u = live ? p.v[keys + h * a.d.vdim + value] : 0.0, decay = p.v[keys + a.d.vheads * a.d.vdim + h];
-		[[unroll]] for (int i = 0; i < 4 * N; i++) update(i, key(i) < a.d.kdim ? p.v[kh * a.d.kdim + key(i)] : 0.0, decay, u);
+		if (EXACT)
+			[[unroll]] for (int i = 0; i < N; i++) {
+				vec4 k = V4(uint64_t(p)).v[kh * 4 * N + 4 * i + q4];
+				[[unroll]] for (int e = 0; e < 4; e++) update(4 * i + e, k[e], decay, u);
+			}
+		else
+			[[unroll]] for (int i = 0; i < 4 * N; i++) update(i, key(i) < a.d.kdim ? p.v[kh * a.d.kdim + key(i)] : 0.0, decay, u);
 	}
 	bool prompt = (g.v[SEG_FLAGS] & FLAG_PROMPT) != 0;
 	if (pending != 0) store_state(st);
@@ -117,4 +141,10 @@ void main() {
 	kh = a.d.grouped != 0 ? h / (a.d.vheads / a.d.kheads) : h % a.d.kheads;
 	layer = a.layer + BIDZ;
 	for (int seg = BIDY; seg < I(a.table).v[0]; seg += GDIMY) segment(seg_of(a.table, a.rows, a.d.taps, seg));
+	int grp = BID / 8, of = min(8, GDIM - grp * 8); // workgroups of 32 columns
+	if (!THEN || !comes_last(a.counters + 4 * grp, of * GDIMY, t)) return;
+	for (int r = 0; r < a.then.rows; r += 4) {
+		int lane = t & 31, row = min(r + (t >> 5), a.then.rows - 1);
+		head_job(a.then, row, grp, grp * 256 + lane * 8, lane, t, r + (t >> 5) < a.then.rows);
+	}
 }

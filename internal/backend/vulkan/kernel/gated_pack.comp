@@ -8,10 +8,7 @@ void job_of(int row, int kb, int at, int lane, uint tid, bool live) {
 	float g[8], u[8];
 	in8(g, a.gate, row, at, a.cols);
 	in8(u, a.up, row, at, a.cols);
-	[[unroll]] for (int i = 0; i < 8; i++) {
-		precise float y = (a.gelu != 0 ? gelu(g[i]) : silu(g[i])) * u[i];
-		u[i] = y;
-	}
-	pack_row(a.act, kb, row, u, lane, tid, live);
+	gate8(g, u, a.gelu != 0);
+	pack_row(a.act, kb, row, g, lane, tid, live);
 }
 void main() { JOBS(a.rows, a.act.kb) }

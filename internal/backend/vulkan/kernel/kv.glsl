@@ -96,6 +96,11 @@ float read1(uint64_t p, int type, int dim, int slot, int d) {
 	}
 	return value_of(type, byte_at(row + (d >> 1)) >> (4 * (d & 1)) & 15, scale);
 }
+// Two values from an even dimension on.
+vec2 read2(uint64_t p, int type, int dim, int slot, int d) {
+	if (type == KV_F16) return unpackHalf2x16(U(p + at_f16(dim, slot, d & ~7) + (d & 7) * 2).v[0]);
+	return vec2(read1(p, type, dim, slot, d), read1(p, type, dim, slot, d + 1));
+}
 
 #ifdef THREADS
 // Lanes that have neighbouring dimensions exchange values; all threads of a workgroup take part.

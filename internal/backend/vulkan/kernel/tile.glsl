@@ -1,5 +1,5 @@
 // Reading tiles of 16 rows x 256 columns: 32 lanes have one, and lane 4g+t has 8 columns of every sub-block of the rows
-// g and g+8.
+// g and g+8. BOTH_HALVES: and where sub-blocks have 16 columns the scales of both halves of 32, not of its own alone.
 #ifndef THREADS
 #define THREADS 128
 layout(local_size_x = 128) in;
@@ -28,6 +28,7 @@ struct Raw {
 bool int_scales() { return FORMAT <= Q3K; }
 uvec4 less(uvec4 q, uint n) { return ((q | 0x80808080u) - n * 0x01010101u) ^ 0x80808080u; } // of every byte below 128
 int byte_of(uint w, int i) { return int(w >> (8 * i) & 255); }
+ivec2 byte2(uint w, int i) { return ivec2(byte_of(w, i), byte_of(w, i + 1)); }
 uint looked_up(uint w, uvec4 tab) {
 	return uint(entry(tab, w & 15) & 255) | uint(entry(tab, w >> 8 & 15) & 255) << 8 | uint(entry(tab,
 		w >> 4 & 15) & 255) << 16 |
@@ -63,7 +64,16 @@ void load_scales(inout Raw w, uint64_t h, int p, uint lane) {
 	[[unroll]] for (int hi = 0; hi < 2; hi++) {
 		int r = g + 8 * hi;
 		if (FORMAT == Q4K || FORMAT == Q5K) w.scale[2 * p + hi] = U(h + (FORMAT == Q4K ? 1024 : 1280) + r * 4).v[0];
-		else if (int_scales()) w.scale[2 * p + hi] = U(h + (FORMAT == Q6K ? 1536 : 1024) + r * 8 + (t >> 1) * 4).v[0];
+		else if (int_scales()) {
+			uint64_t at = h + (FORMAT == Q6K ? 1536 : 1024) + r * 8;
+#ifdef BOTH_HALVES
+			uvec2 f = U2(at).v[0];
+			w.scale[2 * p + hi] = f.x;
+			w.wide[2 * p + hi] = f.y;
+#else
+			w.scale[2 * p + hi] = U(at + (t >> 1) * 4).v[0];
+#endif
+		}
 		else if (FORMAT == N4) {
 			uvec2 f = U2(h + 1024 + r * 16 + i * 8).v[0];
 			w.scale[2 * p + hi] = f.x;
@@ -136,8 +146,7 @@ void decode(Raw w, int p, uvec4 tab, out uvec4 even, out uvec4 odd) {
 }
 // The scales of pair p for rows g and g+8 (hi), as they are stored: of the even and of the odd sub-block.
 ivec2 scales_of(Raw w, int p, int hi) {
-	uint s = w.scale[2 * (p & 2) + hi];
-	return ivec2(byte_of(s, (p & 1) * 2), byte_of(s, (p & 1) * 2 + 1));
+	return byte2(w.scale[2 * (p & 2) + hi], (p & 1) * 2);
 }
 bool has_mins() { return FORMAT == Q4K || FORMAT == Q5K || FORMAT == Q2K; }
 // The mins of the 64 columns from 64t on of row g or g+8, one byte for 16 columns.
