@@ -54,7 +54,7 @@ func New(d Driver) (*Backend, error) {
 		b.writer, err = NewKVWriter(d)
 	}
 	if err == nil {
-		b.counter, err = d.Alloc(4 * RouterCounters)
+		b.counter, err = d.Alloc(4 * (RouterCounters + PostCounters))
 	}
 	if err == nil && b.props.Plain {
 		if b.products.Counters, err = d.Alloc(4 * maxThen); err == nil {
@@ -65,7 +65,7 @@ func New(d Driver) (*Backend, error) {
 		d.Close()
 		return nil, err
 	}
-	d.Fill(b.counter, 0, 4*RouterCounters)
+	d.Fill(b.counter, 0, 4*(RouterCounters+PostCounters))
 	return b, nil
 }
 

@@ -86,7 +86,11 @@ func TestKernelsAgree(t *testing.T) {
 // TestMadeRows: a product that makes its own input has the bits of one that reads it packed.
 func TestMadeRows(t *testing.T) {
 	r, _ := newer(t)
-	for i, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q5_K} {
+	types, ns := []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q5_K}, []int{1, 3, 8}
+	if testing.Short() {
+		types, ns = types[:1], ns[1:2]
+	}
+	for i, typ := range types {
 		rnd := rand.New(rand.NewPCG(uint64(typ), 3))
 		rows, cols := 300+400*(i%2), 1280
 		m := r.productMatrix(rnd, typ, rows, cols, 1)
@@ -94,7 +98,7 @@ func TestMadeRows(t *testing.T) {
 		const most = 8
 		x, y := r.plainRows(rnd, most, cols, cols+8, 0), r.pieces(rnd, most, 11, 7, 13, 264)
 		wide := r.plainRows(rnd, most, 2*cols, 2*cols, 0)
-		for _, n := range []int{1, 3, 8} {
+		for _, n := range ns {
 			for _, blocks := range []int{1, r.p.Cut(m.WeightLayout)[0]} { // all stages, and a few
 				lay := r.p.Acts(n, m.WeightLayout)
 				act := r.room(lay.Bytes())
@@ -175,6 +179,9 @@ func TestKernelsAgreeOnNorms(t *testing.T) {
 // TestExpertKernelsAgree: the same for experts.
 func TestExpertKernelsAgree(t *testing.T) {
 	r, types := newer(t)
+	if testing.Short() {
+		types = []quant.Type{quant.Q4_K, quant.Q6_K}
+	}
 	for _, typ := range types {
 		rnd := rand.New(rand.NewPCG(uint64(typ), 7))
 		const rows, cols, experts, used = 300, 768, 5, 2

@@ -19,6 +19,8 @@ type lowering struct {
 	pieces []piecewise
 	packed []packedRows
 	groups expertGroups
+	routed routerRows
+	late   lateNorm
 	now    int    // the operation in progress
 	later  []Addr // scratch to give back after it: its kernels may still read what it overwrites
 	held   []Addr // scratch that the last launch uses, which the next operation may become a part of
@@ -171,7 +173,7 @@ func (l *lowering) overwrite(v view) {
 		i--
 	}
 	for i := 0; i < len(l.packed); i++ {
-		if l.packed[i].v.overlaps(v) {
+		if l.packed[i].v.overlaps(v) || l.packed[i].v.addr == 0 && l.packed[i].src.overlaps(v) {
 			l.later = append(l.later, l.packed[i].x.P)
 			if l.packed[i].x.Sums != 0 {
 				l.later = append(l.later, l.packed[i].x.Sums)
@@ -181,6 +183,9 @@ func (l *lowering) overwrite(v view) {
 		} else if l.packed[i].src.overlaps(v) {
 			l.packed[i].src = view{}
 		}
+	}
+	if l.routed.v.overlaps(v) {
+		l.routed = routerRows{}
 	}
 }
 
@@ -235,13 +240,13 @@ func (o *op) writes(yield func(view) bool) {
 	}
 }
 
-// wanted reports whether anything but a product of packed rows reads v, which operation i has just made, before it is
-// overwritten. What is there at the end of the step may be read by the host.
-func (l *lowering) wanted(i int, v view) bool {
+// wanted reports whether anything but a product of packed rows, and but the products except, reads v, which operation i
+// has just made, before it is overwritten. What is there at the end of the step may be read by the host.
+func (l *lowering) wanted(i int, v view, except ...int) bool {
 	for j := i + 1; j < len(l.ops); j++ {
 		o := &l.ops[j]
 		if o.kind == opMatMul || o.kind == opExpertMatMul {
-			if o.a.overlaps(v) && (!sameRows(o.a, v) || l.mixed(j)) {
+			if o.a.overlaps(v) && (!sameRows(o.a, v) || l.mixed(j)) && !slices.Contains(except, j) {
 				return true
 			}
 			continue
@@ -321,6 +326,9 @@ func (l *lowering) fused(i int) int {
 	case opMatMul:
 		return l.mixture(i)
 	case opExpertSum:
+		if n := l.post(i); n > 0 {
+			return n
+		}
 		return l.expertSum(i)
 	case opAdd:
 		return l.addNorm(i)
@@ -329,6 +337,15 @@ func (l *lowering) fused(i int) int {
 			return n
 		}
 		if n := l.headGate(i); n > 0 {
+			return n
+		}
+		if n := l.post(i); n > 0 {
+			return n
+		}
+		if n := l.lateNorm(i); n > 0 {
+			return n
+		}
+		if n := l.routerNorm(i); n > 0 {
 			return n
 		}
 		return l.norm(i)
@@ -368,7 +385,8 @@ func (l *lowering) addNorm(i int) int {
 	x, y := l.plain(add.a), l.in(add.b)
 	l.overwrite(add.dst)
 	l.overwrite(norm.dst)
-	l.packNorm(mul, Sum{X: x.in(), Y: y, Dst: x.addr, DstStride: int(x.stride), W: norm.v}, norm, l.wanted(j, norm.dst))
+	l.packNorm(mul, Sum{X: x.in(), Y: y, Dst: x.addr, DstStride: int(x.stride), W: norm.v}, norm,
+		l.wanted(j, norm.dst, l.makesRows(j, mul)...))
 	for k := i + 1; k < j; k++ {
 		l.single(k)
 	}
@@ -382,9 +400,16 @@ func (l *lowering) norm(i int) int {
 	if mul < 0 {
 		return 0
 	}
+	if l.packedEarly(i, mul) {
+		return 1
+	}
 	x := l.in(o.a)
+	var makes []int
+	if x.Groups == 0 {
+		makes = l.makesRows(i, mul)
+	}
 	l.overwrite(o.dst)
-	l.packNorm(mul, Sum{X: x, W: o.v}, o, l.wanted(i, o.dst))
+	l.packNorm(mul, Sum{X: x, W: o.v}, o, l.wanted(i, o.dst, makes...))
 	return 1
 }
 

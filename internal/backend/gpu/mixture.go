@@ -125,34 +125,31 @@ func (l *lowering) mixture(i int) int {
 		return 0
 	}
 	x := l.pack(m.experts)
-	tables := l.chooseExperts(m)
-	l.feedForward(m, x, tables)
+	tables, choice := l.chooseExperts(m)
+	l.feedForward(m, x, tables, choice)
 	return m.end - i
 }
 
-// chooseExperts is the router's part: as one launch, if its weights are float32.
-func (l *lowering) chooseExperts(m mixture) (tables Addr) {
+// chooseExperts is the router's part: as one launch, if its weights are float32. It returns tables, or what those who
+// multiply with the experts choose from.
+func (l *lowering) chooseExperts(m mixture) (tables Addr, choice *Router) {
 	o, route := l.ops[m.router], l.ops[m.route]
 	router := l.ops[m.router+1]
 	rows, experts, used := int(o.a.rows), router.w.Rows(), int(route.n)
-	r := Router{W: router.w.floats(), X: o.a.out(), Logits: router.dst.out(), IDs: route.ids, Weights: route.dst.out(),
-		Used:  used,
-		Scale: route.f, Counter: l.b.counter}
-	one := l.b.products.CanRoute(r.W, r.X)
-	if m.sharedGate >= 0 {
-		gate := l.ops[m.sharedGate+1]
-		r.Gate, r.GateOut = gate.w.floats(), gate.dst.out()
-		one = one && gate.w.Rows() == 1 && l.b.products.CanRoute(r.Gate, r.X)
-	}
+	r, one := l.router(m)
 	if !one {
 		if m.sharedGate >= 0 {
 			l.single(m.sharedGate)
 		}
 		l.single(m.router)
 		l.single(m.route)
-		return l.group(route.ids, rows*used, experts)
+		return l.group(route.ids, rows*used, experts), nil
 	}
-	l.plain(o.a)
+	if n := l.normedRows(o.a); n.norm.Sums != 0 {
+		r.X, r.Norm = n.src.out(), n.norm
+	} else {
+		l.plain(o.a)
+	}
 	if m.sharedGate >= 0 {
 		l.overwrite(l.ops[m.sharedGate+1].dst)
 	}
@@ -161,19 +158,130 @@ func (l *lowering) chooseExperts(m mixture) (tables Addr) {
 	if l.groups.tables != 0 {
 		l.b.spare.give(l.groups.tables)
 	}
+	l.groups = expertGroups{}
+	if r.Alone(rows) {
+		l.out = l.b.products.Route(l.out, r, rows)
+		return 0, &r
+	}
 	l.groups = expertGroups{route.ids, rows * used, experts, l.take(ExpertTableBytes(rows*used, experts))}
 	r.Tables = l.groups.tables
 	l.out = l.b.products.Route(l.out, r, rows)
-	return r.Tables
+	return r.Tables, nil
+}
+
+// router describes the router's launch, if it can be one.
+func (l *lowering) router(m mixture) (r Router, one bool) {
+	o, route, router := l.ops[m.router], l.ops[m.route], l.ops[m.router+1]
+	r = Router{W: router.w.floats(), X: o.a.out(), Logits: router.dst.out(), IDs: route.ids, Weights: route.dst.out(),
+		Used: int(route.n), Scale: route.f, Counter: l.b.counter}
+	one = l.b.products.CanRoute(r.W, r.X)
+	if m.sharedGate >= 0 {
+		gate := l.ops[m.sharedGate+1]
+		r.Gate, r.GateOut = gate.w.floats(), gate.dst.out()
+		one = one && gate.w.Rows() == 1 && l.b.products.CanRoute(r.Gate, r.X)
+	}
+	return r, one
+}
+
+// routerRows is a router's input that its launch makes itself: norm of the rows src.
+type routerRows struct {
+	v, src view
+	norm   RowNorm
+}
+
+// normedRows is how the router's launch makes its input v, if it can.
+func (l *lowering) normedRows(v view) routerRows {
+	if l.routed.v == v {
+		return l.routed
+	}
+	for _, p := range l.packed {
+		if p.v == v && p.src.addr != 0 && p.src.out().aligned() && p.w != 0 && p.x.Sums != 0 {
+			return routerRows{v, p.src, RowNorm{p.w, p.x.Sums, p.x.Eps, 1}}
+		}
+	}
+	return routerRows{}
+}
+
+// makesRows reports whether the product mul begins a mixture with a router that makes its input, the norm at i, itself,
+// and returns the products that then do not read it from memory.
+func (l *lowering) makesRows(i, mul int) []int {
+	m, ok := l.match(mul)
+	norm := l.ops[i]
+	if !ok || !l.fits(m) || norm.v == 0 || norm.v%16 != 0 || !norm.a.out().aligned() || l.ops[m.router].a != norm.dst ||
+		norm.a.overlaps(norm.dst) || l.touched(i, m.router, norm.a) {
+		return nil
+	}
+	if _, one := l.router(m); !one {
+		return nil
+	}
+	if m.sharedGate >= 0 {
+		return []int{m.router, m.sharedGate}
+	}
+	return []int{m.router}
+}
+
+// routerNorm: r = norm(x); perhaps r *= f; and a router multiplies r. However many rows there are it is computed as
+// where the product of x with other weights has a norm: from sums of squares of 256 columns. So the router can make it
+// itself, if these sums are there.
+func (l *lowering) routerNorm(i int) int {
+	o, n, f := l.ops[i], 1, float32(1)
+	if o.v == 0 || o.a.overlaps(o.dst) || !l.b.products.Bulk {
+		return 0
+	}
+	if s := l.at(i + 1); s.kind == opScale && s.a == o.dst && s.dst == o.dst {
+		n, f = 2, s.f
+	}
+	at := i + n // the router
+	for ; at < len(l.ops); at++ {
+		if l.at(at).kind == opMatMul && l.ops[at].a == o.dst {
+			break
+		}
+		for v := range l.ops[at].writes {
+			if v.overlaps(o.dst) {
+				return 0
+			}
+		}
+	}
+	if m, ok := l.match(at); !ok || m.router != at {
+		return 0
+	}
+	x := l.plain(o.a)
+	for _, p := range l.packed {
+		if p.src != x || p.x.Sums == 0 || p.x.Eps != o.f || l.makesRows(i, at) == nil ||
+			l.wanted(i+n-1, o.dst, at) || l.touched(i, at, p.v) {
+			continue
+		}
+		l.overwrite(o.dst)
+		l.routed = routerRows{o.dst, x, RowNorm{o.v, p.x.Sums, o.f, f}}
+		return n
+	}
+	l.overwrite(o.dst)
+	none := Packed{ActLayout: ActLayout{Rows: int(x.rows), Cols: int(x.cols)}}
+	sums := l.take(none.SumsBytes())
+	l.out = l.b.products.AddNorm(l.out, none, Sum{X: x.in(), W: o.v, Sums: sums}, o.dst.addr, int(o.dst.stride), o.f)
+	l.later = append(l.later, sums)
+	return 1
+}
+
+// touched reports whether one of the operations from i to j, without j, writes anything of v.
+func (l *lowering) touched(i, j int, v view) bool {
+	for ; i < j; i++ {
+		for w := range l.ops[i].writes {
+			if w.overlaps(v) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // feedForward launches gate and up of all experts, then activation and down.
-func (l *lowering) feedForward(m mixture, x MatMulInput, tables Addr) {
+func (l *lowering) feedForward(m mixture, x MatMulInput, tables Addr, choice *Router) {
 	rows, pairs := x.Rows, int(l.ops[m.experts+1].dst.rows)
 	down := l.products(m.down)[0]
-	up := ExpertProduct{X: x, Tables: tables, Pairs: pairs}
+	up := ExpertProduct{X: x, Tables: tables, Choice: choice, Pairs: pairs}
 	last := ExpertProduct{X: MatMulInput{ActLayout: ActLayout{Rows: rows, Cols: down.w.Cols(), NT: rowsLayout}},
-		Tables: tables, Pairs: pairs,
+		Tables: tables, Choice: choice, Pairs: pairs,
 		Early: true, GELU: l.ops[m.act].n == int32(backend.GELU)}
 	type part struct {
 		mul, act, down, rows int
@@ -276,7 +384,7 @@ func (l *lowering) expertSum(i int) int {
 	x := l.act(mul)
 	x.Sums, x.Eps = l.take(x.SumsBytes()), norm.f
 	m.Sums = x.Sums
-	if l.wanted(j, norm.dst) {
+	if l.wanted(j, norm.dst, l.makesRows(j, mul)...) {
 		m.Out = norm.dst.out()
 	}
 	l.out = l.b.products.Mix(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, m)

@@ -36,15 +36,21 @@ func BenchmarkMixtures(b *testing.B) {
 	}
 	d := emulate.Open(b)
 	for _, s := range ffnShapes {
-		r := &productRig{b, d, gpu.NewProducts(d.Props())}
-		f := newFFN(r, s)
-		for _, n := range []int{1, 2, 4, 8, 16, 32, 64} {
-			if n*s.used > 4*s.stack {
-				continue
+		b.Run(fmt.Sprintf("%s-%v", s.name, s.down), func(b *testing.B) {
+			r := &productRig{b, d, gpu.NewProducts(d.Props())}
+			f := newFFN(r, s)
+			for _, n := range []int{1, 2, 4, 8, 16, 32, 64} {
+				if n*s.used <= 4*s.stack {
+					f.times(n, [2]int{})
+				}
 			}
-			f.times(n)
-		}
-		f.close()
+			for _, n := range []int{1, 16} { // cut in other numbers of pieces
+				for _, cuts := range [][2]int{{1, 1}, {2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 1}, {4, 3}, {6, 1}, {8, 1}, {11, 3}} {
+					f.times(n, cuts)
+				}
+			}
+			f.close()
+		})
 	}
 }
 
@@ -104,7 +110,12 @@ func layoutsOf(ms []*productMatrix) (ws []gpu.WeightLayout) {
 	return ws
 }
 
-func (f *ffn) times(n int) {
+// times prints the times for n rows. cuts: pieces of gate and up, and of down, if not as products choose them.
+func (f *ffn) times(n int, cuts [2]int) {
+	stages := [2]int{f.gateUp[0].Stages(), f.down[0].Stages()}
+	if cuts[0] > stages[0] || cuts[1] > stages[1] {
+		return
+	}
 	const count = 12
 	pairs, together := n*f.used, f.used
 	if f.shared > 0 {
@@ -118,9 +129,15 @@ func (f *ffn) times(n int) {
 	ids, weights, logits := f.room(4*pairs), f.room(4*pairs), f.room(4*n*f.stack)
 	one, tables := f.room(4*n), f.room(gpu.ExpertTableBytes(pairs, f.stack))
 	dst := f.room(4 * n * f.hidden)
+	router := gpu.Router{W: f.router, Logits: gpu.Out{P: logits, Stride: f.stack}, Gate: f.gate,
+		GateOut: gpu.Out{P: one, Stride: 1}, IDs: ids,
+		Weights: gpu.Out{P: weights, Stride: f.used}, Tables: tables, Counter: f.counter, Used: f.used, Scale: 1}
 	up := gpu.ExpertProduct{Tables: tables, Pairs: pairs}
 	down := gpu.ExpertProduct{X: gpu.MatMulInput{ActLayout: f.p.ExpertActs(n, f.down[0].WeightLayout)}, Tables: tables,
 		Pairs: pairs, Early: true}
+	if router.Alone(n) {
+		up.Choice, down.Choice = &router, &router
+	}
 	parts := [2]struct {
 		up, down []*productMatrix
 		rows     int
@@ -130,8 +147,11 @@ func (f *ffn) times(n int) {
 		if len(p.up) == 0 {
 			continue
 		}
-		up.Jobs[k] = f.jobs(p.up, f.p.ExpertCut(together, layoutsOf(p.up)...), p.rows)
-		down.Jobs[k] = f.jobs(p.down, f.p.ExpertCut(together, layoutsOf(p.down)...), p.rows)
+		if cuts[0] == 0 {
+			cuts = [2]int{f.p.ExpertCut(together, layoutsOf(p.up)...), f.p.ExpertCut(together, layoutsOf(p.down)...)}
+		}
+		up.Jobs[k] = f.jobs(p.up, cuts[0], p.rows)
+		down.Jobs[k] = f.jobs(p.down, cuts[1], p.rows)
 		down.Gated[k] = gpu.GatedRows{Gate: up.Jobs[k][0].Result(p.rows), Up: up.Jobs[k][1].Result(p.rows)}
 		if k == 1 {
 			bytes += 2*p.up[0].MatrixBytes() + p.down[0].MatrixBytes()
@@ -140,9 +160,6 @@ func (f *ffn) times(n int) {
 	mix := gpu.Mixed{Y: down.Jobs[0][0].Result(pairs), Used: f.used, Weights: gpu.Out{P: weights, Stride: f.used},
 		IDs: ids,
 		Dst: gpu.Out{P: dst, Stride: f.hidden}, W: f.w, Sums: sums, Eps: 1e-6}
-	router := gpu.Router{W: f.router, Logits: gpu.Out{P: logits, Stride: f.stack}, Gate: f.gate,
-		GateOut: gpu.Out{P: one, Stride: 1}, IDs: ids,
-		Weights: gpu.Out{P: weights, Stride: f.used}, Tables: tables, Counter: f.counter, Used: f.used, Scale: 1}
 	if f.shared > 0 {
 		mix.Shared, mix.Gate = down.Jobs[1][0].Result(n), gpu.Out{P: one, Stride: 1}
 	}
@@ -152,7 +169,8 @@ func (f *ffn) times(n int) {
 		rows := x + gpu.Addr(4*i*n*f.hidden)
 		router.X = gpu.Out{P: rows, Stride: f.hidden}
 		packed := gpu.Packed{ActLayout: lay, P: act + gpu.Addr(i*lay.Bytes())}
-		f.run(f.p.Route(f.p.Pack(nil, packed, gpu.Rows(rows, f.hidden), 1), router, n))
+		up.X = gpu.MatMulInput{ActLayout: lay, P: packed.P}
+		f.run(f.p.Experts(f.p.Route(f.p.Pack(nil, packed, gpu.Rows(rows, f.hidden), 1), router, n), up))
 		chosen := make([]int32, pairs)
 		if err := f.d.Download(bytesOf(chosen), ids); err != nil {
 			f.t.Fatal(err)
@@ -177,8 +195,8 @@ func (f *ffn) times(n int) {
 	}
 	all, kinds := layers()
 	us := f.timed(all, count)
-	line := fmt.Sprintf("%s %v, %2d rows, %.1f distinct experts: layer %.1f us, %.2f TB/s;", f.name, f.down[0].Type, n,
-		float64(distinct)/count, us, float64(bytes)/us/1e6)
+	line := fmt.Sprintf("%s %v, %2d rows, %.1f distinct experts, in %d and %d pieces: layer %.1f us, %.2f TB/s;", f.name,
+		f.down[0].Type, n, float64(distinct)/count, cuts[0], cuts[1], us, float64(bytes)/us/1e6)
 	for k := range kinds {
 		var same []gpu.Launch
 		for i := range count {
@@ -186,12 +204,7 @@ func (f *ffn) times(n int) {
 		}
 		line += fmt.Sprintf(" %s %.1f,", kinds[k].Name, f.timed(same, count))
 	}
-	late := slices.Clone(all)
-	down.Early = false
-	for i := range count {
-		late[i*len(kinds)+2] = f.p.Experts(nil, down)[0]
-	}
-	f.t.Logf("%s; down not early %.1f us", strings.TrimSuffix(line, ","), f.timed(late, count))
+	fmt.Println(strings.TrimSuffix(line, ",")) // a benchmark logs ten lines at most
 	f.release(x, act, out, sums, ids, weights, logits, one, tables, dst)
 	for k := range parts {
 		for _, j := range slices.Concat(up.Jobs[k], down.Jobs[k]) {

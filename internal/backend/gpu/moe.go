@@ -64,8 +64,8 @@ func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts in
 const maxCuts = 12
 
 // ExpertCut says in how many pieces the matrices of a launch cut their columns, so that one row alone, with so many
-// experts, is dealt to the multiprocessors as evenly as can be: in as few as that takes. It depends on the matrices
-// alone.
+// experts, is dealt evenly to the multiprocessors. A piece more, which every reader must add, is worth half a stage
+// that no multiprocessor has to wait for. It depends on the matrices alone.
 func (p *Products) ExpertCut(experts int, ws ...WeightLayout) int {
 	groups, stages := 0, ws[0].Stages()
 	for _, w := range ws {
@@ -75,8 +75,8 @@ func (p *Products) ExpertCut(experts int, ws ...WeightLayout) int {
 	for cuts := 1; cuts <= min(stages, maxCuts); cuts++ {
 		units := experts * groups * cuts
 		most := (units + p.Units - 1) / p.Units * ((stages + cuts - 1) / cuts) // stages that one of them may get
-		if least == 0 || most < least {
-			best, least = cuts, most
+		if cost := 2*most + cuts; least == 0 || cost < least {
+			best, least = cuts, cost
 		}
 	}
 	return best
@@ -103,8 +103,9 @@ type ExpertProduct struct {
 	Gated  [2]GatedRows
 	GELU   bool
 	Tables Addr
+	Choice *Router // without tables: of one row. Every block chooses for itself, or knows it from the product before
 	Pairs  int
-	Early  bool           // the tables were complete before the launch before this one began
+	Early  bool           // tables or logits were complete before the launch before this one began
 	Jobs   [2][]ExpertJob // of the experts, and of the one that all rows share: one or two, alike in their format
 }
 
@@ -120,19 +121,21 @@ type expertJob struct {
 
 // expertArgs mirrors MoeArgs of moe.h.
 type expertArgs struct {
-	job           [4]expertJob
-	act           Addr
-	gated         [2]GatedRows
-	tables, sumsq Addr
-	jobs, format  [2]int32
-	halves        [2][2]int32
-	cost          [2]int32
-	rows, pairs   int32
-	div, most     int32
-	kb, cols      int32
-	kept, depth   int32
-	gelu, early   int32
-	eps, mean     float32
+	job          [4]expertJob
+	act          Addr
+	gated        [2]GatedRows
+	tables       Addr
+	route        routeArgs
+	sumsq        Addr
+	jobs, format [2]int32
+	halves       [2][2]int32
+	cost         [2]int32
+	rows, pairs  int32
+	div, most    int32
+	kb, cols     int32
+	kept, depth  int32
+	gelu, early  int32
+	eps, mean    float32
 }
 
 // Shared memory of the kernels: what lies in front of the tables, and how much of them may lie there.
@@ -199,6 +202,9 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 		a.kept, a.early = int32(n), asInt(e.Early) // others are read where they lie, past no cache
 		front += n
 	}
+	if e.Choice != nil {
+		a.route = e.Choice.routes(1)
+	}
 	set := formatSet(ws)
 	if set == "q4k" {
 		set = "k"
@@ -222,6 +228,7 @@ func (p *Products) canGate(w WeightLayout) bool {
 type Router struct {
 	W       FloatMatrix
 	X       Out // its input
+	Norm    RowNorm
 	Logits  Out
 	Gate    FloatMatrix // one more row with the same input; no address for none
 	GateOut Out
@@ -233,23 +240,52 @@ type Router struct {
 	Scale   float32
 }
 
+// RowNorm makes the router's input on the way: X * W / rms(X) * Scale. Without sums the input is X.
+type RowNorm struct {
+	W          Addr // aligned to quads
+	Sums       Addr // of squares, as AddPack left them
+	Eps, Scale float32
+}
+
+// normArgs mirrors NormArgs of route.cu.
+type normArgs struct {
+	w, sums          Addr
+	kb, cols         int32
+	eps, mean, scale float32
+	_                int32
+}
+
 // routerArgs mirrors RouterArgs of route.cu.
 type routerArgs struct {
 	router, gate floatArgs
 	route        routeArgs
 	group        groupArgs
+	norm         normArgs
 	counter      Addr
 }
 
 // RouterCounters is for every eight rows that experts are chosen for at once, and one more.
 const RouterCounters = 1 + mixtureRows/8
 
+// routes are the arguments of the choice for n rows.
+func (r *Router) routes(n int) routeArgs {
+	return routeArgs{r.IDs, r.Weights.P, Rows(r.Logits.P, r.Logits.Stride), int32(n), int32(r.W.Rows), int32(r.Used),
+		int32(r.Weights.Stride), r.Scale}
+}
+
+// Alone reports whether the blocks that multiply with the experts of n rows choose them, each for itself. They have a
+// lane for each expert that is chosen, and 16 registers in each for all of them.
+func (r *Router) Alone(n int) bool {
+	return n == 1 && r.Used <= 32 && r.W.Rows <= 16*32 && r.W.Rows%4 == 0 && r.Logits.P%16 == 0 &&
+		r.Weights.Stride == r.Used
+}
+
 // CanRoute reports whether there is a kernel for such a router, which sums as Floats.Product does.
 func (p *Products) CanRoute(w FloatMatrix, x Out) bool {
 	return p.Bulk && w.Type == quant.F32 && w.Rows < narrowRows*p.Units && w.Cols%4 == 0 && w.W%16 == 0 && x.aligned()
 }
 
-// Route appends the choice of experts for n rows.
+// Route appends the choice of experts for n rows; of one row alone only the logits.
 func (p *Products) Route(ls []Launch, r Router, n int) []Launch {
 	args := func(m FloatMatrix, y Out) floatArgs {
 		return floatArgs{y: y.P, w: m.W, x: r.X.P, n: int32(n), rows: int32(m.Rows), cols: int32(m.Cols),
@@ -258,13 +294,14 @@ func (p *Products) Route(ls []Launch, r Router, n int) []Launch {
 	}
 	experts, pairs := r.W.Rows, n*r.Used
 	a := routerArgs{router: args(r.W, r.Logits),
-		route: routeArgs{r.IDs, r.Weights.P, Rows(r.Logits.P, r.Logits.Stride), int32(n), int32(experts), int32(r.Used),
-			int32(r.Weights.Stride), r.Scale},
-		group:   groupsOf(r.Tables, r.IDs, pairs, experts),
+		route: r.routes(n),
+		group: groupsOf(r.Tables, r.IDs, pairs, experts),
+		norm: normArgs{r.Norm.W, r.Norm.Sums, int32((r.W.Cols + stageCols - 1) / stageCols), int32(r.W.Cols), r.Norm.Eps,
+			1 / float32(r.W.Cols), r.Norm.Scale, 0},
 		counter: r.Counter}
-	tokens, grid := 1, (experts+3)/4
-	if n > 1 {
-		tokens = 8
+	tokens, grid := 8, (experts+3)/4
+	if r.Alone(n) {
+		tokens = 1
 	}
 	if r.Gate.W != 0 {
 		a.gate = args(r.Gate, r.GateOut)
@@ -272,7 +309,7 @@ func (p *Products) Route(ls []Launch, r Router, n int) []Launch {
 	}
 	const warps = 8
 	return append(ls, Launch{Name: fmt.Sprintf("router_%d", tokens), Grid: [3]int{grid, (n + tokens - 1) / tokens, 1},
-		Threads: 32 * warps, Shared: max(4*warps*experts+8*warps+16, warps*4*tokens*4), Early: true, Args: Args(a)})
+		Threads: 32 * warps, Shared: max(4*warps*((experts+3)&^3)+8*warps+16, warps*4*tokens*4), Early: true, Args: Args(a)})
 }
 
 // Mixed is the end of a mixture of experts: the weighted sum of every row's experts and the gated output of the one

@@ -253,7 +253,7 @@ type routeArgs struct {
 // Route chooses the used best experts of each row.
 func (s *Small) Route(ls []Launch, ids Addr, weights Out, logits In, rows, experts, used int, scale float32) []Launch {
 	a := Args(routeArgs{ids, weights.P, logits, int32(rows), int32(experts), int32(used), int32(weights.Stride), scale})
-	return s.launch(ls, "select_route", [3]int{rows, 1, 1}, 32, 4*experts, a)
+	return s.launch(ls, "select_route", [3]int{rows, 1, 1}, 32, 4*((experts+3)&^3), a)
 }
 
 // selectPart is the number of columns a block looks at, as in select.cu.

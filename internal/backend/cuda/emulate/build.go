@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -54,7 +55,6 @@ func build(dir string) (string, error) {
 	if runtime.GOARCH == "amd64" {
 		flags = append(flags, "-march=native") // for fused multiply-add and halves
 	}
-	headers, _ := filepath.Glob(filepath.Join(Sources(), "*.h"))
 	sources, _ := filepath.Glob(filepath.Join(dir, "*.cu"))
 	if len(sources) == 0 {
 		return "", fmt.Errorf("no kernels in %s", dir)
@@ -73,7 +73,7 @@ func build(dir string) (string, error) {
 		if strings.Contains(string(text), "\n"+hopperLine) {
 			flags = append(flags, "-DHOPPER")
 		}
-		key, err := hash(append(slices.Clone(flags), clang), append(slices.Clone(headers), src))
+		key, err := hash(append(slices.Clone(flags), clang), included(src, nil))
 		if err != nil {
 			return "", err
 		}
@@ -93,6 +93,22 @@ func build(dir string) (string, error) {
 	}
 	lib := filepath.Join(cache, "kernels-"+key+".so")
 	return lib, make1(lib, clang, append([]string{"-shared"}, append(objects, "-lm", "-lpthread")...))
+}
+
+var include = regexp.MustCompile(`(?m)^#include "([^"]+)"`)
+
+// included adds a source and what it includes, and what that includes, to a list. What is not there is left to the
+// compiler.
+func included(src string, list []string) []string {
+	text, err := os.ReadFile(src)
+	if err != nil || slices.Contains(list, src) {
+		return list
+	}
+	list = append(list, src)
+	for _, m := range include.FindAllSubmatch(text, -1) {
+		list = included(filepath.Join(Sources(), string(m[1])), list)
+	}
+	return list
 }
 
 // hash names a result by the words and the contents of the files it is made from.

@@ -24,14 +24,18 @@ struct Places {
       : full(base), empty(base + 64), told(base + 128), metas(base + 256), held(at), ring(at + rows * ROW) {}
 };
 
+// total * i / n. Few of these numbers need 64 bits, whose division is slow.
+DEV int share(u32 total, int i, int n) {
+  return total < 1u << 20 ? (int)(total * (u32)i / (u32)n) : (int)((u64)total * i / n); // at most 4096 blocks
+}
 // A block's part of the work: units u to end of those of the experts, or of the shared one (two).
 struct Part { bool two; int u, end, per0, per; };
-template <int NT> DEV Part part(const MoeArgs& a, const int* tables) {
+template <int NT> DEV Part part(const MoeArgs& a, int items) {
   int shared = 0; // blocks of the shared expert, which come last
   int tiles = (a.rows + 8 * NT - 1) / (8 * NT);
   if (a.jobs2) {
-    u64 one = (u64)tables[0] * a.cost, two = (u64)tiles * a.cost2;
-    shared = (int)((two * GDIM + one + two - 1) / (one + two));
+    u64 one = (u64)items * a.cost, two = (u64)tiles * a.cost2, up = two * GDIM + one + two - 1;
+    shared = up >> 32 ? (int)(up / (one + two)) : (int)((u32)up / (u32)(one + two));
     if (shared >= GDIM) shared = GDIM - 1;
   }
   int own = GDIM - shared;
@@ -42,8 +46,8 @@ template <int NT> DEV Part part(const MoeArgs& a, const int* tables) {
     second = true;
     per += PICK(int, groups) * PICK(int, cuts);
   }
-  u32 total = (u32)(two ? tiles : tables[0]) * (u32)per;
-  return {two, (int)((u64)total * bid / blocks), (int)((u64)total * (bid + 1) / blocks), per0, per};
+  u32 total = (u32)(two ? tiles : items) * (u32)per;
+  return {two, share(total, bid, blocks), share(total, bid + 1, blocks), per0, per};
 }
 
 // The warp that loads. w0, w1: bytes of the halves of a stage; size: of a slot.
@@ -121,12 +125,30 @@ DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* table
         sts128(m, {flags | (u32)count << 8 | (u32)kb << 16, (u32)groups * 256, (u32)y, (u32)(y >> 32)});
       }
       fresh = false;
-      // What all lanes wrote is ordered before lane 0's arrival, which releases it to whoever waits for `told`. racecheck
-      // follows the barrier for lane 0 alone and reports the other lanes' entries as read too early.
-      syncwarp();
-      if (lane == 0) bar_arrive(s.told + at * 8);
+      bar_arrive(s.told + at * 8); // every lane, which releases what it wrote
     }
   }
+}
+
+// Notes the experts of the only row as tables would: they are different ones, so each is an item. The product before
+// knows them already (known), or they are chosen here. The warp that loads.
+DEV void choose(const MoeArgs& a, int* tables, int lane, bool known) {
+  auto quad = [&](int c) __attribute__((always_inline)) { return *(const F4*)(a.route.x.p + c); };
+  int e = 0;
+  if (known) {
+    if (lane < a.pairs) e = a.route.ids[lane];
+  } else
+    e = a.route.experts <= 256 ? route<8>(a.route, 0, quad, lane, false) : route<16>(a.route, 0, quad, lane, false);
+  if (lane < a.pairs) {
+    ((Expert*)(tables + 4))[lane] = {e, lane, 1, 0};
+    tables[4 + 4 * a.most + lane] = lane;
+  }
+  syncwarp();
+}
+// Their numbers and weights for others: later, by a block that has little to do.
+OUTLINE void weigh(int* ids, float* weights, const float* logits, int experts, int used, float scale, int lane) {
+  RouteArgs p = {ids, weights, {}, 1, experts, used, used, scale};
+  route(p, 0, [&](int c) __attribute__((always_inline)) { return *(const F4*)(logits + c); }, lane, true);
 }
 
 // Makes and packs the rows of an item: act(gate) * up. One copy for all formats.
@@ -219,22 +241,33 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
   u32 base = saddr(smem);
   if (TID == 0) {
     for (int i = 0; i < a.depth; i++) { bar_init(base + i * 8, 1); bar_init(base + 64 + i * 8, COMPUTE); }
-    for (int i = 0; i < a.depth / 2; i++) bar_init(base + 128 + i * 8, 1);
+    for (int i = 0; i < a.depth / 2; i++) bar_init(base + 128 + i * 8, 32);
     fence_async();
   }
+  bool alone = NT == 1 && a.route.experts, loads = TID >> 5 == COMPUTE;
   // The kernel after this one may rely on those before it being complete. Tables are read past the first-level cache,
   // since this may be before the wait.
-  if (!GATED) {
-    pdl_wait();
-    pdl_launch();
-  } else if (!a.early) pdl_wait();
-  for (int i = TID * 16; i < a.kept; i += BDIM * 16) *(F4*)(smem + FRONT + i) = ldcg128((const u8*)a.tables + i);
+  if (!alone) {
+    if (!GATED || !a.early) pdl_wait();
+    if (!GATED) pdl_launch();
+    for (int i = TID * 16; i < a.kept; i += BDIM * 16) *(F4*)(smem + FRONT + i) = ldcg128((const u8*)a.tables + i);
+  }
   SYNC();
-  const int* tables = a.kept ? (const int*)(smem + FRONT) : a.tables;
+  int* tables = alone || a.kept ? (int*)(smem + FRONT) : (int*)a.tables;
   Places places(base, base + FRONT + a.kept, GATED ? a.kb * NT * 8 : 0);
-  Part p = part<NT>(a, tables);
-  if (TID >> 5 == COMPUTE) {
-    load<NT, GATED>(a, p, places, tables, STRIPS * (p.two ? a.first2 : a.first), STRIPS * (p.two ? a.second2 : a.second));
+  Part p = part<NT>(a, alone ? a.pairs : tables[0]);
+  if (loads) {
+    if (alone) {
+      if (!GATED || !p.two) pdl_wait();
+      if (!GATED) pdl_launch();
+      if (!p.two) choose(a, tables, TID & 31, GATED);
+    }
+    int w0 = p.two ? a.first2 : a.first, w1 = p.two ? a.second2 : a.second;
+    load<NT, GATED>(a, p, places, tables, STRIPS * w0, STRIPS * w1);
+    if (alone && !GATED && BID == GDIM - 1) {
+      const RouteArgs& r = a.route;
+      weigh(r.ids, r.weights, r.x.p, r.experts, r.used, r.scale, TID & 31);
+    }
     return;
   }
   if (GATED) {

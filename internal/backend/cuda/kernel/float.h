@@ -148,8 +148,14 @@ template <int TYPE, int T, bool QUADS> DEV void wide(const FloatArgs& p) {
     }
 }
 
+// Activations as they lie.
+struct AsTheyAre {
+  DEV_M void fetch(int) {}     // what belongs to a chunk, before the kernel waits
+  DEV_M void begin(int, int) {} // what belongs to tokens, after that
+  DEV_M F4 operator()(F4 v, int, int) { return v; } // a quad of a token, in the first or second half of the chunk
+};
 // Four rows from `row` on. Weights of the first chunk are on their way before the kernel waits for the one before.
-template <int TYPE, int T, bool QUADS> DEV void narrow(const FloatArgs& p, int row) {
+template <int TYPE, int T, bool QUADS, class X> DEV void narrow(const FloatArgs& p, int row, X made) {
   int lane = TID & 31, warp = TID >> 5;
   if (p.ids) pdl_wait(); // they choose the weights
   Work k = work<TYPE, T>(p);
@@ -166,16 +172,21 @@ template <int TYPE, int T, bool QUADS> DEV void narrow(const FloatArgs& p, int r
       w[i][0] = weights<TYPE, QUADS>(p, k.w, at, c + 4 * lane);
       w[i][1] = weights<TYPE, QUADS>(p, k.w, at, c + 128 + 4 * lane);
     }
+    made.fetch(c + 4 * lane);
   };
   fetch(warp * 256);
   pdl_wait();
   pdl_launch();
+  if (T > 1) made.begin(k.tok, k.n);
   for (int c = warp * 256; c < p.cols; c += 8 * 256) {
     if (c > warp * 256) fetch(c);
 #pragma unroll
     for (int t = 0; t < T; t++) {
       const float* x = token(p, k, t);
       F4 a = activations<QUADS>(p, x, c + 4 * lane), b = activations<QUADS>(p, x, c + 128 + 4 * lane);
+      if (T == 1 && c == warp * 256) made.begin(k.tok, k.n); // what it waits for and these are on their way together
+      a = made(a, t, 0);
+      b = made(b, t, 1);
 #pragma unroll
       for (int i = 0; i < 4; i++) s[i][t] = dot4(w[i][1], b, dot4(w[i][0], a, s[i][t]));
     }
@@ -195,4 +206,7 @@ template <int TYPE, int T, bool QUADS> DEV void narrow(const FloatArgs& p, int r
     for (int w = 1; w < 8; w++) v = fadd(v, sums[w * 4 * T + j]);
     if (row + i < p.rows && t < k.n) p.y[(u64)(k.tok + t) * p.ys + row + i] = fmul(v, k.scale);
   }
+}
+template <int TYPE, int T, bool QUADS> DEV void narrow(const FloatArgs& p, int row) {
+  narrow<TYPE, T, QUADS>(p, row, AsTheyAre{});
 }

@@ -23,6 +23,7 @@ struct MoeArgs {
   In gate, up;            // what is multiplied is act(gate) * up, a row for each pair
   In gate2, up2;          // the same of the shared expert
   const int* tables;
+  RouteArgs route;        // if it has experts: of one row, which every block chooses for itself
   const float* sumsq;     // [row][kb] sums of squares of x: results are divided by their root mean square (or null)
   int jobs, jobs2;        // of the experts (1 or 2), of the shared one (0 to 2)
   int format, format2;    // of all their matrices
