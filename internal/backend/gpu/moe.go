@@ -177,7 +177,8 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	for i, jobs := range e.Jobs {
 		bytes := 0
 		for k, j := range jobs {
-			a.job[2*i+k] = expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table), j.Scale}
+			a.job[2*i+k] = expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table),
+				j.Scale * unit(j.Type)}
 			bytes += j.MatrixBytes()
 			slot = max(slot, strips*max(tileHalves[j.Format][0], tileHalves[j.Format][1]))
 			ws = append(ws, j.WeightLayout)

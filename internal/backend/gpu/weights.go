@@ -117,9 +117,21 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 // maxStages bounds the stages of a matrix so that stages times blocks of a grid fit 32 bits in the kernels.
 const maxStages = 1 << 22
 
+// unit is what a one in a tile is worth. Where the scale of a block is a part of the half in the file, the tile has the
+// half itself: a part of a small one would lose bits.
+func unit(t quant.Type) float32 {
+	switch t {
+	case quant.IQ3_XXS:
+		return 1. / 2
+	case quant.IQ1_S, quant.IQ1_M, quant.IQ2_XXS:
+		return 1. / 8
+	}
+	return 1
+}
+
 // formatOf is the format of a block type, which holds its values exactly. Types that store points of a grid have no
-// tiles of their own: IQ3 and IQ1 fit those of Q6_K, but for scales below the smallest normal half; the other values
-// are rounded to the precision of a half, either by their scales or one by one.
+// tiles of their own: IQ3 and IQ1 fit those of Q6_K; the other values are rounded to the precision of a half, either by
+// their scales or one by one.
 func formatOf(t quant.Type) (f Format, table int) {
 	switch t {
 	case quant.Q4_K:
