@@ -54,21 +54,33 @@ type idleDriver struct{ *idle }
 
 func (d idleDriver) Close() error { return nil }
 
+// modelOn opens a file on a device of a driver.
+func modelOn(t testing.TB, d gpu.Driver, path string, opt model.Options) *model.Model {
+	t.Helper()
+	dev, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := model.Open(opened(t, path), dev, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func opened(t testing.TB, path string) *gguf.File {
+	t.Helper()
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
 // BenchmarkHost times the host's part of a decoding pass, per layer.
 func BenchmarkHost(b *testing.B) {
-	dev, err := gpu.New(idleDriver{&idle{}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	f, err := gguf.Open(testkit.Golden(b, "qwen35/model.gguf"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer f.Close()
-	m, err := model.Open(f, dev, model.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	m := modelOn(b, idleDriver{&idle{}}, testkit.Golden(b, "qwen35/model.gguf"), model.Options{})
 	seq := m.NewSeq()
 	tokens := make([]int32, 1)
 	for b.Loop() {
@@ -86,19 +98,7 @@ func BenchmarkHost(b *testing.B) {
 // TestReplay: a pass that comes again is not lowered again, whatever the sequences do.
 func TestReplay(t *testing.T) {
 	d := &counting{idleDriver: idleDriver{&idle{}}}
-	dev, err := gpu.New(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m, err := model.Open(f, dev, model.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := modelOn(t, d, testkit.Golden(t, "qwen35moe/model.gguf"), model.Options{})
 	seq := m.NewSeq()
 	for i := range 60 {
 		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{int32(i)}, Logits: model.LogitsAll,
@@ -119,19 +119,7 @@ func TestReplay(t *testing.T) {
 // ones of their sizes.
 func TestManyStreamsReplay(t *testing.T) {
 	d := &counting{idleDriver: idleDriver{&idle{}}}
-	dev, err := gpu.New(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := gguf.Open(testkit.Golden(t, "qwen35/model.gguf"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m, err := model.Open(f, dev, model.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := modelOn(t, d, testkit.Golden(t, "qwen35/model.gguf"), model.Options{})
 	var seqs []*cache.Seq
 	for range 8 {
 		seqs = append(seqs, m.NewSeq())
@@ -161,20 +149,8 @@ func TestManyStreamsReplay(t *testing.T) {
 // for all sequences, although each has its state elsewhere.
 func TestDraftsReplay(t *testing.T) {
 	d := &counting{idleDriver: idleDriver{&idle{}}}
-	dev, err := gpu.New(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := gguf.Open(edit.MTP(t, "qwen35").Write(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m, err := model.Open(f, dev, model.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	drafter, err := mtp.Open(f, m, mtp.Options{})
+	m := modelOn(t, d, edit.MTP(t, "qwen35").Write(t), model.Options{})
+	drafter, err := mtp.Open(m.File(), m, mtp.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,36 +244,21 @@ type launches struct {
 func TestParked(t *testing.T) {
 	for _, kind := range []string{"dflash", "mtp"} {
 		d := &lending{idleDriver: idleDriver{&idle{}}, t: t, lent: map[gpu.Addr]int{}, gone: map[gpu.Addr]int{}}
-		dev, err := gpu.New(d)
-		if err != nil {
-			t.Fatal(err)
-		}
-		open := func(path string) *gguf.File {
-			f, err := gguf.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { f.Close() })
-			return f
-		}
 		target := testkit.Golden(t, "qwen35/model.gguf")
 		if kind == "mtp" {
 			target = edit.MTP(t, "qwen35").Write(t)
 		}
-		f := open(target)
-		m, err := model.Open(f, dev, model.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := modelOn(t, d, target, model.Options{})
 		before := d.bytes()
+		var err error
 		var src interface {
 			draft.Source
 			Weights() *nn.Weights
 		}
 		if kind == "dflash" {
-			src, err = dflash.Open(open(testkit.Golden(t, "dflash-qwen35/model.gguf")), m, dflash.Options{})
+			src, err = dflash.Open(opened(t, testkit.Golden(t, "dflash-qwen35/model.gguf")), m, dflash.Options{})
 		} else {
-			src, err = mtp.Open(f, m, mtp.Options{})
+			src, err = mtp.Open(m.File(), m, mtp.Options{})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -347,20 +308,8 @@ func TestParked(t *testing.T) {
 // pass tries again.
 func TestParkedWithoutRoom(t *testing.T) {
 	d := &failing{idleDriver: idleDriver{&idle{}}}
-	dev, err := gpu.New(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := gguf.Open(edit.MTP(t, "qwen35").Write(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m, err := model.Open(f, dev, model.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	drafter, err := mtp.Open(f, m, mtp.Options{})
+	m := modelOn(t, d, edit.MTP(t, "qwen35").Write(t), model.Options{})
+	drafter, err := mtp.Open(m.File(), m, mtp.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,23 +344,9 @@ func TestParkedWithoutRoom(t *testing.T) {
 
 // BenchmarkRound times the host's part of a round of speculation: draft, verification and commit.
 func BenchmarkRound(b *testing.B) {
-	dev, err := gpu.New(idleDriver{&idle{}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	open := func(name string) *gguf.File {
-		f, err := gguf.Open(testkit.Golden(b, name))
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { f.Close() })
-		return f
-	}
-	m, err := model.Open(open("qwen35/model.gguf"), dev, model.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	d, err := dflash.Open(open("dflash-qwen35/model.gguf"), m, dflash.Options{Causal: dflash.CausalOff})
+	m := modelOn(b, idleDriver{&idle{}}, testkit.Golden(b, "qwen35/model.gguf"), model.Options{})
+	d, err := dflash.Open(opened(b, testkit.Golden(b, "dflash-qwen35/model.gguf")), m,
+		dflash.Options{Causal: dflash.CausalOff})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -581,21 +516,9 @@ func TestInPlaceNorm(t *testing.T) {
 // TestSweepGrows: a prompt that runs layer by layer needs ever larger blocks for its tables, and the list of its first
 // layer is the only one there is when the first of them is given up.
 func TestSweepGrows(t *testing.T) {
-	dev, err := gpu.New(idleDriver{&idle{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := gguf.Open(testkit.Golden(t, "qwen3/model.gguf"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m, err := model.Open(f, dev, model.Options{SweepOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := modelOn(t, idleDriver{&idle{}}, testkit.Golden(t, "qwen3/model.gguf"), model.Options{SweepOnly: true})
 	layers := 0
-	err = m.Sweep(t.Context(), model.Sweep{Tokens: make([]int32, 20_000), Queries: 8,
+	err := m.Sweep(t.Context(), model.Sweep{Tokens: make([]int32, 20_000), Queries: 8,
 		Layer: func(q, k backend.Tensor, p backend.AttnParams) error { layers++; return nil }})
 	if err != nil || layers != m.Layers {
 		t.Errorf("%d of %d layers: %v", layers, m.Layers, err)
