@@ -55,7 +55,7 @@ func TestConformance(t *testing.T) {
 		o.Rows = []int{1, 2, 3, 5, 8, 16, 17, 33, 65, 130}
 	} else {
 		o.Rows = []int{1, 3}
-		o.Weights = []quant.Type{quant.F32, quant.Q4_K}
+		o.Weights = []quant.Type{quant.F32, quant.Q4_K, quant.IQ3_XXS}
 		o.KV = []quant.Type{quant.F16, quant.Turbo3}
 		o.Heads = []int{64, 128}
 		o.Delta = []backend.DeltaDims{{KHeads: 2, VHeads: 4, KDim: 16, VDim: 16, Kernel: 3, Eps: 1e-6, Grouped: true}}

@@ -119,6 +119,10 @@ type expertJob struct {
 	scale               float32
 }
 
+func (j ExpertJob) args() expertJob {
+	return expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table), j.Scale * j.one()}
+}
+
 // expertArgs mirrors MoeArgs of moe.h.
 type expertArgs struct {
 	job          [4]expertJob
@@ -177,8 +181,7 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	for i, jobs := range e.Jobs {
 		bytes := 0
 		for k, j := range jobs {
-			a.job[2*i+k] = expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table),
-				j.Scale * unit(j.Type)}
+			a.job[2*i+k] = j.args()
 			bytes += j.MatrixBytes()
 			slot = max(slot, strips*max(tileHalves[j.Format][0], tileHalves[j.Format][1]))
 			ws = append(ws, j.WeightLayout)

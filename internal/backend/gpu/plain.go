@@ -190,7 +190,7 @@ func plainExperts(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Launc
 		most: int32(expertItems(pairs, jobs[0].Experts))}
 	units := 0
 	for i, j := range jobs {
-		a.job[i] = expertJob{j.W, j.Part, j.Scales, int32(j.Groups()), int32(j.Cuts), int32(j.Table), j.Scale}
+		a.job[i] = j.args()
 		units += j.Groups() * j.Cuts
 	}
 	const most = 1 << 15 // workgroups in a dimension, with room to spare; they take more units one after the other

@@ -377,7 +377,7 @@ func productArgsOf(x MatMulInput, jobs []MatMulJob) (a productArgs, grid int, ws
 	a = productArgs{act: x.P, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()), n: int32(x.Rows)}
 	for i, j := range jobs {
 		a.job[i] = productJob{w: j.W, part: j.Part, groups: int32(j.Groups()), blocks: int32(j.Blocks),
-			format: int32(j.Format), table: int32(j.Table), scale: j.Scale * unit(j.Type)}
+			format: int32(j.Format), table: int32(j.Table), scale: j.Scale * j.one()}
 		grid += j.Blocks
 		ws = append(ws, j.WeightLayout)
 	}
@@ -434,6 +434,6 @@ type embedArgs struct {
 func (p *Products) Embed(ls []Launch, dst Addr, stride int, l WeightLayout, w, ids Addr, n int,
 	scale float32) []Launch {
 	a := embedArgs{dst: dst, w: w, ids: ids, stride: int32(stride), rows: int32(l.Rows), cols: int32(l.Cols), n: int32(n),
-		format: int32(l.Format), table: int32(l.Table), scale: scale * unit(l.Type)}
+		format: int32(l.Format), table: int32(l.Table), scale: scale * l.one()}
 	return append(ls, Launch{Name: "embed", Grid: [3]int{l.Stages(), n, 1}, Threads: 256, Early: p.Bulk, Args: Args(a)})
 }

@@ -396,7 +396,7 @@ func takeQ20(v *row256, b []byte, i int) {
 
 // takeGrid takes codes that, divided by div, are between -32 and 31, as TileQ6K has them.
 func takeGrid(t quant.Type, div int8) func(v *row256, b []byte, _ int) {
-	decode, scale := t.Grid(), float32(div)/unit(t)
+	decode, scale := t.Grid(), float32(div)/tileOne(t)
 	return func(v *row256, b []byte, _ int) {
 		v.d = quant.F32ToF16(decode(&v.q, &v.sc, b) * scale)
 		for i, q := range v.q {
@@ -410,7 +410,7 @@ func takeGrid(t quant.Type, div int8) func(v *row256, b []byte, _ int) {
 
 // takeIQ2XXS takes codes that fit bytes only, and one scale for 32 of them.
 func takeIQ2XXS(v *row256, b []byte, _ int) {
-	d := quant.IQ2_XXS.Grid()(&v.q, &v.sc, b) / unit(quant.IQ2_XXS)
+	d := quant.IQ2_XXS.Grid()(&v.q, &v.sc, b) / tileOne(quant.IQ2_XXS)
 	for j := range 8 {
 		v.half[j] = quant.F32ToF16(d * float32(v.sc[2*j]))
 	}

@@ -117,9 +117,9 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 // maxStages bounds the stages of a matrix so that stages times blocks of a grid fit 32 bits in the kernels.
 const maxStages = 1 << 22
 
-// unit is what a one in a tile is worth. Where the scale of a block is a part of the half in the file, the tile has the
-// half itself: a part of a small one would lose bits.
-func unit(t quant.Type) float32 {
+// tileOne is what a one in a tile is worth. Where the scale of a block is a part of the half in the file, the tile has
+// the half itself: a part of a small one would lose bits.
+func tileOne(t quant.Type) float32 {
 	switch t {
 	case quant.IQ3_XXS:
 		return 1. / 2
@@ -162,6 +162,14 @@ func formatOf(t quant.Type) (f Format, table int) {
 		return TileN4, tableSign
 	}
 	return TileN4, tableLinear8 // Q4_0
+}
+
+// one is what a one in the device's matrix is worth.
+func (l WeightLayout) one() float32 {
+	if l.Format.Tiled() {
+		return tileOne(l.Type)
+	}
+	return 1
 }
 
 // Groups is the number of groups of 256 rows of one matrix in tiles.

@@ -39,7 +39,7 @@ func TestPackGrids(t *testing.T) {
 		}
 		got := unpack(l, l.Pack(src))
 		for i := range want {
-			if g := got[i] * unit(typ); math.Abs(float64(g-want[i])) > precision*math.Abs(float64(want[i])) {
+			if g := got[i] * tileOne(typ); math.Abs(float64(g-want[i])) > precision*math.Abs(float64(want[i])) {
 				t.Fatalf("%v: value %d is %v, want %v", typ, i, g, want[i])
 			}
 		}
