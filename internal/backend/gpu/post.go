@@ -157,8 +157,6 @@ func (l *lowering) post(i int) int {
 			t.WZ = l.late.w
 			l.late = lateNorm{}
 		}
-	}
-	if e.z.addr != 0 {
 		l.overwrite(e.z)
 	}
 	l.overwrite(e.y)
