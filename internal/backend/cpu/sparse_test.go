@@ -147,15 +147,16 @@ func synthetic(t *testing.T, seed uint64, n int, sums map[string]string) *heads 
 	}
 	x := &heads{n: n, heads: queryHeads, kvHeads: 1, d: dim}
 	u := bell((n + block - 1) / block * dim)
+	// Conversions keep compilers of other processors from fusing products and sums.
 	for i, v := range bell(n * dim) {
-		x.k = append(x.k, float32(0.8*v+0.6*u[i/dim/block*dim+i%dim]))
+		x.k = append(x.k, float32(float64(0.8*v)+float64(0.6*u[i/dim/block*dim+i%dim])))
 	}
 	for _, v := range bell(n * dim) {
 		x.v = append(x.v, float32(v))
 	}
 	for i, v := range bell(n * queryHeads * dim) {
 		m, h := i/dim/queryHeads/block, i/dim%queryHeads
-		x.q = append(x.q, float32(0.8*v+0.12*u[(m*(3+h)+1)%(m+1)*dim+i%dim]))
+		x.q = append(x.q, float32(float64(0.8*v)+float64(0.12*u[(m*(3+h)+1)%(m+1)*dim+i%dim])))
 	}
 	for name, v := range map[string][]float32{"q": x.q, "k": x.k, "v": x.v} {
 		if sum := sha256.Sum256(bytesOf(v)); hex.EncodeToString(sum[:]) != sums[name] {
