@@ -1,8 +1,9 @@
 package model
 
 import (
+	"slices"
+
 	"strobe/internal/backend"
-	"strobe/internal/gguf"
 	"strobe/internal/nn"
 )
 
@@ -217,7 +218,7 @@ func (a *qwen35) splitBA(l *nn.Loader, p string, hidden int) (beta, alpha backen
 		at := h/r*2*r + h%r
 		bs, as = append(bs, at), append(as, at+r)
 	}
-	return l.Bind(nn.PickRows(t, p+"ssm_beta", bs)), l.Bind(nn.PickRows(t, p+"ssm_alpha", as))
+	return l.Bind(nn.PickRows(t, bs)), l.Bind(nn.PickRows(t, as))
 }
 
 // splitInput separates the joint projection of older qwen3next files: per key head the rows of
@@ -239,9 +240,8 @@ func (a *qwen35) splitInput(l *nn.Loader, p string, hidden int) (qkv, z backend.
 		return out
 	}
 	v := vw / d.KHeads
-	all := append(append(rows(0, d.KDim), rows(d.KDim, d.KDim)...), rows(2*d.KDim, v)...)
-	var qt, zt *gguf.Tensor = nn.PickRows(t, p+"attn_qkv", all), nn.PickRows(t, p+"attn_gate", rows(2*d.KDim+v, v))
-	return l.Bind(qt), l.Bind(zt)
+	all := slices.Concat(rows(0, d.KDim), rows(d.KDim, d.KDim), rows(2*d.KDim, v))
+	return l.Bind(nn.PickRows(t, all)), l.Bind(nn.PickRows(t, rows(2*d.KDim+v, v)))
 }
 
 func (a *qwen35) begin(s *step) { s.Angles(a.rope) }

@@ -273,20 +273,20 @@ func trimWeight(name string) (string, bool) {
 	return name, false
 }
 
-// RowsOf views rows [from, from+n) of a matrix as a tensor of its own.
-func RowsOf(t *gguf.Tensor, name string, from, n int) *gguf.Tensor {
+// rowsOf views rows [from, from+n) of a matrix as a tensor of its own. It keeps the name, by which Bind finds its scale.
+func rowsOf(t *gguf.Tensor, from, n int) *gguf.Tensor {
 	rb := t.Type.RowBytes(t.Shape[0])
-	return &gguf.Tensor{Name: name, Type: t.Type, Shape: []int{t.Shape[0], n}, Data: t.Data[from*rb:][:n*rb]}
+	return &gguf.Tensor{Name: t.Name, Type: t.Type, Shape: []int{t.Shape[0], n}, Data: t.Data[from*rb:][:n*rb]}
 }
 
-// PickRows copies the named rows of a matrix into a tensor of its own.
-func PickRows(t *gguf.Tensor, name string, rows []int) *gguf.Tensor {
+// PickRows copies rows of a matrix into a tensor of its own, in the given order and under the same name.
+func PickRows(t *gguf.Tensor, rows []int) *gguf.Tensor {
 	rb := t.Type.RowBytes(t.Shape[0])
 	data := make([]byte, 0, len(rows)*rb)
 	for _, r := range rows {
 		data = append(data, t.Data[r*rb:][:rb]...)
 	}
-	return &gguf.Tensor{Name: name, Type: t.Type, Shape: []int{t.Shape[0], len(rows)}, Data: data}
+	return &gguf.Tensor{Name: t.Name, Type: t.Type, Shape: []int{t.Shape[0], len(rows)}, Data: data}
 }
 
 // Vector binds a parameter vector of n values (0 = any).
@@ -378,8 +378,7 @@ func (l *Loader) QKV(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
 	if t == nil {
 		return nil, nil, nil
 	}
-	part := func(name string, from, n int) *gguf.Tensor { return RowsOf(t, p+name, from, n) }
-	return l.Bind(part("attn_q", 0, q)), l.Bind(part("attn_k", q, kv)), l.Bind(part("attn_v", q+kv, kv))
+	return l.Bind(rowsOf(t, 0, q)), l.Bind(rowsOf(t, q, kv)), l.Bind(rowsOf(t, q+kv, kv))
 }
 
 // Pairs binds a projection, with its bias if it has one, whose heads keep the two values that are turned together side
@@ -398,7 +397,7 @@ func (l *Loader) Pairs(name string, in, heads, dim, rot int) (w backend.Weight, 
 	if t == nil || l.Err != nil {
 		return nil, nil
 	}
-	w = l.Bind(PickRows(t, t.Name, from))
+	w = l.Bind(PickRows(t, from))
 	t.Forget()
 	if l.Has(name + ".bias") {
 		v := l.Floats(name+".bias", heads*dim)

@@ -112,7 +112,9 @@ func (d *drawing) sized(name string, times float64, shape ...int) {
 	types := []quant.Type{quant.F32, quant.F16, quant.BF16}
 	if shape[0] < shortRow || !d.exact {
 		for typ := range quant.Q2_0 + 1 {
-			if n := typ.BlockLen(); n > 1 && shape[0]%n == 0 && typ.Quantizable() && qmat.Supported(typ) {
+			// Gemma's routers have something else where the scale of an NVFP4 matrix would be.
+			if n := typ.BlockLen(); n > 1 && shape[0]%n == 0 && qmat.Supported(typ) &&
+				!(typ == quant.NVFP4 && strings.HasSuffix(name, "ffn_gate_inp")) {
 				types = append(types, typ)
 			}
 		}
@@ -122,12 +124,46 @@ func (d *drawing) sized(name string, times float64, shape ...int) {
 		rows *= s
 	}
 	x := &gguf.Tensor{Name: name + ".weight", Type: typ, Shape: shape, Data: make([]byte, rows*typ.RowBytes(shape[0]))}
-	v := d.normal(rows*shape[0], 0, times/math.Sqrt(float64(shape[0])))
-	if err := quant.Quantize(typ, x.Data, v); err != nil {
+	size := times / math.Sqrt(float64(shape[0]))
+	if !typ.Quantizable() {
+		d.blocks(typ, x.Data, size)
+	} else if err := quant.Quantize(typ, x.Data, d.normal(rows*shape[0], 0, size)); err != nil {
 		d.t.Fatal(err)
 	}
 	d.Tensors = append(d.Tensors, x)
-	d.values += len(v)
+	d.values += rows * shape[0]
+	if typ == quant.NVFP4 && d.odds(2) {
+		n := 1
+		if len(shape) == 3 && d.odds(2) {
+			n = shape[2]
+		}
+		d.vector(name+".scale", 1, 0.2, n)
+	}
+}
+
+// blocks fills data with blocks of a type that quant can only read, from a few random ones whose values are neither tiny
+// nor huge.
+func (d *drawing) blocks(typ quant.Type, data []byte, size float64) {
+	n, v := typ.BlockBytes(), make([]float32, typ.BlockLen())
+	pool := make([][]byte, 16)
+	for i := range pool {
+		pool[i] = make([]byte, n)
+		for most := 0.0; !(most > size && most < 4*size); {
+			for k := range pool[i] {
+				pool[i][k] = byte(d.Uint32())
+			}
+			if err := quant.Dequantize(typ, v, pool[i]); err != nil {
+				d.t.Fatal(err)
+			}
+			most = 0
+			for _, x := range v {
+				most = max(most, math.Abs(float64(x))) // NaN stays NaN
+			}
+		}
+	}
+	for at := 0; at < len(data); at += n {
+		copy(data[at:], pool[d.IntN(len(pool))])
+	}
 }
 
 // common draws what all architectures have.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"strobe/internal/gguf"
@@ -126,6 +127,13 @@ func (r *reference) values(name string) []float64 {
 	out := make([]float64, len(v))
 	for i := range v {
 		out[i] = float64(v[i])
+	}
+	if base, ok := strings.CutSuffix(name, ".weight"); ok && x.Type == quant.NVFP4 { // which may be scaled once more
+		if by := r.values(base + ".scale"); by != nil {
+			for i := range out {
+				out[i] *= by[i*len(by)/len(out)]
+			}
+		}
 	}
 	r.decoded[name] = out
 	return out
@@ -572,6 +580,9 @@ func (r *reference) experts(p string, h, router []float64, act func(float64) flo
 	})
 	order = order[:int(r.key("expert_used_count"))]
 	sum, by := 0.0, r.or("expert_weights_scale", 1)
+	if by == 0 { // as some files say it
+		by = 1
+	}
 	for _, e := range order {
 		sum += math.Exp(scores[e] - scores[order[0]])
 	}
@@ -583,7 +594,7 @@ func (r *reference) experts(p string, h, router []float64, act func(float64) flo
 	}
 	for _, e := range order {
 		w := by * math.Exp(scores[e]-scores[order[0]]) / sum
-		if s := r.values(p + "ffn_down_exps.scale"); s != nil {
+		if s := r.values(p + "ffn_down_exps.scale"); s != nil && r.f.Tensor(p+"ffn_down_exps.weight").Type != quant.NVFP4 {
 			w *= s[e]
 		}
 		down := part("ffn_down_exps.weight", e)
