@@ -221,13 +221,8 @@ func (s *Seq) checkPath(path []int32) error {
 // trim drops pages that have left the window: no later token can see them.
 func (s *Seq) trim() {
 	for gi, g := range s.m.groups {
-		t := s.tables[gi]
-		if g.window > 0 {
-			p := s.dropped[gi]
-			for ; p < len(t) && (p+1)*PageTokens <= s.n-g.window; p++ {
-				s.drop(g, t, p)
-			}
-			s.dropped[gi] = p
+		for first := g.firstPage(s.n); s.dropped[gi] < first; s.dropped[gi]++ {
+			s.drop(g, s.tables[gi], s.dropped[gi])
 		}
 	}
 }
@@ -263,18 +258,8 @@ func (s *Seq) Truncate(n int) error {
 		s.open = 0
 		return nil
 	}
-	if n > 0 {
-		if !s.m.rewinds() {
-			return ErrRewind
-		}
-		for gi, g := range s.m.groups {
-			if g.window > 0 {
-				lo := max(0, n+1-g.window)
-				if p := lo / PageTokens; p < len(s.tables[gi]) && s.tables[gi][p] < 0 {
-					return ErrRewind
-				}
-			}
-		}
+	if !s.CanCut(n) {
+		return ErrRewind
 	}
 	for i, slot := range s.slots {
 		s.m.states[i].pool.Clear(slot)
