@@ -22,6 +22,7 @@ type drawing struct {
 	*rand.Rand
 	t     testing.TB
 	exact bool // products are computed in float32 on the processor
+	slow  bool // the device is not the processor
 
 	*edit.File // that is being made
 	arch       string

@@ -12,6 +12,9 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/backend/cpu/kernel"
+	"strobe/internal/backend/cuda/emulate"
+	"strobe/internal/backend/gpu"
+	"strobe/internal/backend/vulkan"
 	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
@@ -28,6 +31,7 @@ import (
 var (
 	seeds = flag.Uint64("random.seeds", 18, "how many models TestRandom makes up")
 	first = flag.Uint64("random.first", 0, "the seed of the first of them")
+	on    = flag.String("random.on", "", `what runs them: "cuda" for the emulation, "vulkan", or nothing for the processor`)
 )
 
 // TestRandom: models of random dimensions, types and weights keep the laws that need no golden numbers. To try more of
@@ -35,24 +39,52 @@ var (
 //
 //	go test ./internal/testkit/modeltest -run TestRandom -random.first 1000 -random.seeds 500 -timeout 0
 func TestRandom(t *testing.T) {
+	b := device(t)
 	for seed := *first; seed < *first+*seeds; seed++ {
-		t.Run(fmt.Sprintf("%d-%s", seed, drawn[seed%uint64(len(drawn))]), func(t *testing.T) { laws(t, seed) })
+		t.Run(fmt.Sprintf("%d-%s", seed, drawn[seed%uint64(len(drawn))]), func(t *testing.T) { laws(t, b, seed) })
 	}
 }
 
-// laws checks everything that holds for one model.
-func laws(t *testing.T, seed uint64) {
+// device opens the GPU that is asked for, nil for the processor.
+func device(t *testing.T) backend.Backend {
+	var d gpu.Driver
+	switch *on {
+	case "":
+		return nil
+	case "cuda":
+		d = emulate.Open(t)
+	case "vulkan":
+		v, err := vulkan.Open(0, vulkan.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d = v
+	}
+	b, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	return b
+}
+
+// laws checks everything that holds for one model, on the processor or another device.
+func laws(t *testing.T, b backend.Backend, seed uint64) {
 	d := draw(t, seed)
 	f := File(t, d.target.Write(t))
-	t.Run("reference", func(t *testing.T) { d.reference(t, f) })
-
 	levels := kernel.Available()
 	if len(levels) > 1 && d.values > 100_000 {
 		levels = levels[1:] // plain Go is slow
 	}
-	defer kernel.Set(pick(d, levels...))()
-	one, three := cpu.New(cpu.Options{Threads: 1}), cpu.New(cpu.Options{Threads: 3})
-	t.Cleanup(func() { one.Close(); three.Close() })
+	one, other := backend.Backend(exact{b}), b
+	d.slow = b != nil
+	t.Run("reference", func(t *testing.T) { d.reference(t, f, b) })
+	if b == nil {
+		defer kernel.Set(pick(d, levels...))()
+		x, y := cpu.New(cpu.Options{Threads: 1}), cpu.New(cpu.Options{Threads: d.from(1, 3)})
+		t.Cleanup(func() { x.Close(); y.Close() })
+		one, other = x, y
+	}
 	kv, err := cache.ParseTypes("", "", "", strings.Join(d.kv, ","))
 	if err != nil {
 		t.Fatal(err)
@@ -70,13 +102,13 @@ func laws(t *testing.T, seed uint64) {
 		place[i], experts[i] = d.IntN(2), d.IntN(2)
 	}
 	clean := open(model.Options{}, one)
-	threads := open(model.Options{}, testkit.NewDevice(t, three))
+	whole := open(model.Options{}, testkit.NewDevice(t, other))
 	apart := open(model.Options{Place: func(i int) int { return place[i] }, Experts: func(i int) int { return experts[i] }},
-		testkit.NewDevice(t, one), testkit.NewDevice(t, three))
-	t.Run("batches", func(t *testing.T) { d.script(t, threads).check(t, clean) })
-	t.Run("devices", func(t *testing.T) { d.script(t, apart).check(t, clean) })
-	t.Run("drafts", func(t *testing.T) { d.drafts(t, clean, threads, three) })
-	t.Run("text", func(t *testing.T) { d.text(t, pick(d, threads, apart)) })
+		testkit.NewDevice(t, one), testkit.NewDevice(t, other))
+	t.Run("batches", func(t *testing.T) { d.script(t, whole).check(t, clean, d.budget(2, 6)) })
+	t.Run("devices", func(t *testing.T) { d.script(t, apart).check(t, clean, d.budget(2, 6)) })
+	t.Run("drafts", func(t *testing.T) { d.drafts(t, clean, whole, other) })
+	t.Run("text", func(t *testing.T) { d.text(t, pick(d, whole, apart)) })
 }
 
 func (d *drawing) tokens(n int) []int32 {
@@ -87,11 +119,16 @@ func (d *drawing) tokens(n int) []int32 {
 	return v
 }
 
-// budget is a number of tokens between two, fewer where the model is large.
-func (d *drawing) budget(least, most int) int { return min(most, max(least, 20_000_000/d.values)) }
+// budget is a number of tokens between two, fewer where the model is large or the device slow.
+func (d *drawing) budget(least, most int) int {
+	if d.slow {
+		return min(least, 10)
+	}
+	return min(most, max(least, 20_000_000/d.values))
+}
 
-// reference compares logits with those in float64, on all instruction sets.
-func (d *drawing) reference(t *testing.T, f *gguf.File) {
+// reference compares the logits of devices with those in float64, on all instruction sets of the processor.
+func (d *drawing) reference(t *testing.T, f *gguf.File, b backend.Backend) {
 	bound := 1e-4
 	if !d.exact {
 		if bound = 0.04; d.routed() { // where a rounded row may choose another expert
@@ -100,17 +137,24 @@ func (d *drawing) reference(t *testing.T, f *gguf.File) {
 	}
 	in := d.tokens(d.budget(3, 12))
 	want := Reference(t, f, in)
-	for _, level := range kernel.Available() {
-		restore := kernel.Set(level)
-		b := cpu.New(cpu.Options{Threads: 2})
+	compare := func(b backend.Backend) {
 		m, err := model.Open(f, b, model.Options{KV: cache.Uniform(quant.F32)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		out := Forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: in, Logits: model.LogitsAll})
 		if e := testkit.RelL2(b.Read(out.Logits), want); !(e <= bound) {
-			t.Errorf("%s: logits differ by %.2e, want at most %.0e", level, e, bound)
+			t.Errorf("%s: logits differ by %.2e, want at most %.0e", b.Name(), e, bound)
 		}
+	}
+	if b != nil {
+		compare(b)
+		return
+	}
+	for _, level := range kernel.Available() {
+		restore := kernel.Set(level)
+		b := cpu.New(cpu.Options{Threads: 2})
+		compare(b)
 		b.Close()
 		restore()
 	}
@@ -173,7 +217,7 @@ func (d *drawing) script(t *testing.T, m *model.Model) *script {
 		return walker{seq, slices.Clone(text)}
 	}
 	ws := []walker{start(m.NewSeq(), nil)}
-	for steps := 0; steps < 25 && len(ws) > 0; steps++ {
+	for steps := 0; steps < d.budget(6, 25) && len(ws) > 0; steps++ {
 		var segs []model.Segment
 		var chosen []int
 		for i, w := range ws {
@@ -218,7 +262,7 @@ func (d *drawing) segment(s *script, w walker) model.Segment {
 	} else if s.prompt == 0 && d.odds(3) {
 		seg.Prompt = true
 		if d.odds(3) {
-			n = d.from(1, 80)
+			n = d.from(1, d.budget(30, 80))
 		}
 	}
 	if seg.Tokens = d.tokens(n); !seg.Prompt && d.odds(2) {
@@ -338,14 +382,14 @@ func (d *drawing) change(t *testing.T, m *model.Model, s *script, ws []walker,
 	return ws
 }
 
-// check runs texts one token at a time: whatever was said of their tokens has the same bits.
-func (s *script) check(t *testing.T, m *model.Model) {
+// check runs the longest texts one token at a time: whatever was said of their tokens has the same bits.
+func (s *script) check(t *testing.T, m *model.Model, most int) {
 	if err := m.Capture(s.capture); err != nil {
 		t.Fatal(err)
 	}
 	checked, wrong := 0, 0
 	slices.SortStableFunc(s.ends, func(a, b []int32) int { return len(b) - len(a) })
-	for _, text := range s.ends[:min(len(s.ends), 6)] {
+	for _, text := range s.ends[:min(len(s.ends), most)] {
 		seq := m.NewSeq()
 		seq.Limit(s.keep, s.window)
 		for i := range text {
@@ -618,7 +662,7 @@ func (p *prophet) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error)
 func (d *drawing) text(t *testing.T, m *model.Model) {
 	knows := &prophet{d: d}
 	sources := append(d.sources(t, m, dflash.Options{}), ngram.Source{}, knows)
-	prompts := make([][]int32, d.from(1, 3))
+	prompts := make([][]int32, d.from(1, d.budget(2, 3)))
 	for i := range prompts {
 		prompts[i] = d.tokens(d.from(1, d.budget(4, 70)))
 	}
@@ -641,7 +685,7 @@ func (d *drawing) text(t *testing.T, m *model.Model) {
 				speculate.Options{Draft: s.Name(), Fixed: true, Tree: d.from(2, 20)})
 		}
 		d.Shuffle(len(modes), func(i, k int) { modes[i], modes[k] = modes[k], modes[i] })
-		for _, o := range modes[:5] {
+		for _, o := range modes[:d.budget(2, 5)] {
 			if got := d.generate(t, m, r, prompts, n, p, o); !slices.EqualFunc(got, want, slices.Equal) {
 				t.Errorf("temperature %g, %+v: %v, want %v", p.Temp, o, got, want)
 			}
