@@ -2,6 +2,7 @@ package cache
 
 import (
 	"fmt"
+	"slices"
 
 	"strobe/internal/backend"
 )
@@ -105,10 +106,7 @@ func (s *Seq) begin(rows int, parents []int32, prompt bool) error {
 	}
 	s.broken = true
 	s.open, s.prompt = rows, prompt
-	s.parents = append(s.parents[:0], parents...)
-	if parents == nil {
-		s.parents = nil
-	}
+	s.parents = slices.Clone(parents)
 	return nil
 }
 

@@ -75,9 +75,8 @@ func newQwen35(l *nn.Loader, m *Model) (arch, error) {
 
 // readQwen35 reads what attention and feed-forward layers need to know.
 func readQwen35(l *nn.Loader, m *Model) (*qwen35, error) {
-	a := &qwen35{heads: l.Need("attention.head_count"), experts: m.Experts, used: m.UsedExps}
-	a.kvHeads = l.Int("attention.head_count_kv", a.heads)
-	a.headDim = l.Int("attention.key_length", m.Hidden/max(1, a.heads))
+	a := &qwen35{experts: m.Experts, used: m.UsedExps}
+	a.heads, a.kvHeads, a.headDim = l.Heads(m.Hidden)
 	dense := l.Int("feed_forward_length", 0)
 	a.width, a.expertWidth = dense, l.Int("expert_feed_forward_length", dense/max(1, a.used))
 	width := nn.Range("feed_forward_length", dense, 1, 1<<22)
@@ -87,16 +86,8 @@ func readQwen35(l *nn.Loader, m *Model) (*qwen35, error) {
 		l.Check(nn.Range("expert_used_count", a.used, 1, a.experts), nn.Range("expert_feed_forward_length",
 			a.expertWidth, 1, 1<<22))
 	}
-	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv",
-		a.kvHeads, 1, a.heads),
-		nn.Range("attention.key_length", a.headDim, 2, 1<<14), width); err != nil {
-		return nil, err
-	}
-	if a.heads%a.kvHeads != 0 {
-		l.Fail("%d heads cannot share %d key/value heads", a.heads, a.kvHeads)
-	}
 	rot := l.Int("rope.dimension_count", a.headDim)
-	if err := l.Check(nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
+	if err := l.Check(width, nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
 		return nil, err
 	}
 	textSections(l, rot)
