@@ -32,6 +32,7 @@ type drawing struct {
 	kv                         []string // cache types of each layer, as cache.ParseTypes reads them
 	values                     int      // of all matrices
 	gemmaDims                  gemmaDims
+	least                      float32 // probability that the drafter is to guess with
 }
 
 // draw makes up a model. Everything follows from the seed.
@@ -669,14 +670,24 @@ func gcd(a, b int) int {
 // drawDrafter draws a DFlash drafter with any of its parts.
 func (d *drawing) drawDrafter() {
 	arch, taps := d.arch, d.from(1, 3)
-	d.begin("dflash")
+	// The three ways to write such a file down.
+	name := pick(d, "dflash", "dflash-draft", "gemma4-dflash-draft")
+	prefix, fc, norm := "dflash.", "dflash.fc", "dflash.hidden_norm"
+	first := -1 // what the file calls the embeddings
+	switch name {
+	case "dflash":
+		prefix, fc, norm, first = "", "fc", "enc.output_norm", 0
+	case "dflash-draft":
+		fc, norm = "dflash_fc", "dflash_hidden_norm"
+	}
+	d.begin(name)
 	d.drafter = d.File
 	layers := d.from(1, 3)
 	heads, kv := d.heads()
 	dim, width := pick(d, 8, 16, 20, 32, 64), d.width()
 	ids := make([]int32, taps)
 	for i := range ids {
-		ids[i] = int32(d.from(0, d.layers)) // 0 for the embeddings
+		ids[i] = int32(d.from(max(first, 0), d.layers+first))
 	}
 	d.key("block_count", layers)
 	d.key("embedding_length", d.hidden)
@@ -684,9 +695,14 @@ func (d *drawing) drawDrafter() {
 	d.key("attention.head_count_kv", kv)
 	d.key("attention.key_length", dim)
 	d.key("feed_forward_length", width)
-	d.key("block_size", d.from(2, 17))
-	d.key("target_layers", ids)
-	d.Set("tokenizer.ggml.mask_token_id", uint32(d.IntN(d.vocab)))
+	d.key(prefix+"block_size", d.from(2, 17))
+	if prefix == "" {
+		d.key("target_layers", ids)
+		d.Set("tokenizer.ggml.mask_token_id", uint32(d.IntN(d.vocab)))
+	} else {
+		d.key("dflash.target_layer_ids", ids)
+		d.key("dflash.mask_token_id", d.IntN(d.vocab))
+	}
 	if d.odds(2) {
 		d.key("attention.sliding_window", d.from(1, 70))
 		d.key("attention.sliding_window_pattern", d.pattern(layers))
@@ -697,8 +713,8 @@ func (d *drawing) drawDrafter() {
 	if d.odds(4) {
 		d.key("hidden_activation", "gelu")
 	}
-	d.matrix("fc", taps*d.hidden, d.hidden)
-	d.norm("enc.output_norm", d.hidden)
+	d.matrix(fc, taps*d.hidden, d.hidden)
+	d.norm(norm, d.hidden)
 	d.norm("output_norm", d.hidden)
 	outputs := d.vocab
 	if d.odds(4) {
@@ -723,11 +739,17 @@ func (d *drawing) drawDrafter() {
 		if d.odds(2) {
 			d.key("sample_from_anchor", d.odds(2))
 		}
+		if d.odds(2) {
+			d.matrix("conf_proj", d.hidden+rank, 1)
+			d.vector("conf_proj.bias", 0, 1, 1)
+			d.least = pick(d, float32(0), 0.4)
+		}
 	case 1:
 		top := d.from(1, 4)
 		if top*(top+1) <= d.hidden {
 			d.key("selector_rank", rank)
 			d.key("selector_top_k", top)
+			d.least = pick(d, float32(0), 0.4)
 			d.matrix("selector_predecessor", rank, d.vocab)
 			d.matrix("selector_successor", rank, d.vocab)
 			d.matrix("selector_hidden", d.hidden, rank)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"flag"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -127,6 +128,14 @@ func (d *drawing) budget(least, most int) int {
 	return min(most, max(least, 20_000_000/d.values))
 }
 
+// length is such a number of tokens. Small models may get several blocks of attention.
+func (d *drawing) length(least, most int) int {
+	if !d.slow && d.values < 50_000 && d.odds(4) {
+		return 5 * most
+	}
+	return d.budget(least, most)
+}
+
 // reference compares the logits of devices with those in float64, on all instruction sets of the processor.
 func (d *drawing) reference(t *testing.T, f *gguf.File, b backend.Backend) {
 	bound := 1e-4
@@ -208,7 +217,7 @@ func (d *drawing) script(t *testing.T, m *model.Model) *script {
 	if err := m.Capture(s.capture); err != nil {
 		t.Fatal(err)
 	}
-	most := d.budget(24, 150)
+	most := d.length(24, 150)
 	if d.odds(4) {
 		s.prompt, s.keep, s.window = d.from(1, most/2), d.from(0, 70), d.from(1, 70)
 	}
@@ -262,7 +271,7 @@ func (d *drawing) segment(s *script, w walker) model.Segment {
 	} else if s.prompt == 0 && d.odds(3) {
 		seg.Prompt = true
 		if d.odds(3) {
-			n = d.from(1, d.budget(30, 80))
+			n = d.from(1, d.length(30, 80))
 		}
 	}
 	if seg.Tokens = d.tokens(n); !seg.Prompt && d.odds(2) {
@@ -452,7 +461,7 @@ func (d *drawing) sources(t *testing.T, m *model.Model, opt dflash.Options) (all
 // restores, and on other devices.
 func (d *drawing) drafts(t *testing.T, clean, m *model.Model, other backend.Backend) {
 	opt := dflash.Options{Causal: pick(d, dflash.CausalOn, dflash.CausalOff), Window: pick(d, 0, dflash.WindowOff, 30),
-		KV: cache.Uniform(pick(d, quant.F32, quant.F16))}
+		KV: cache.Uniform(pick(d, quant.F32, quant.F16)), PMin: d.least}
 	plain := d.sources(t, clean, opt)
 	switch d.IntN(3) {
 	case 0:
@@ -463,7 +472,7 @@ func (d *drawing) drafts(t *testing.T, clean, m *model.Model, other backend.Back
 	mixed := d.sources(t, m, opt)
 	texts := make([][]int32, d.from(1, 4))
 	for i := range texts {
-		texts[i] = d.tokens(d.from(1, d.budget(5, 100)))
+		texts[i] = d.tokens(d.from(1, d.length(5, 100)))
 	}
 	for i := range min(len(plain), len(mixed)) {
 		guesses, top := make([]int, len(texts)), d.from(1, min(5, d.vocab))
@@ -671,7 +680,8 @@ func (d *drawing) text(t *testing.T, m *model.Model) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []sample.Params{{}, {Temp: 0.8 + d.Float32(), Seed: 3}} {
+	drawn := sample.Params{Temp: 0.8 + d.Float32(), Seed: 3}
+	for _, p := range []sample.Params{{}, drawn, d.sampler()} {
 		want := make([][]int32, len(prompts))
 		knows.texts = nil
 		for i := range prompts {
@@ -687,10 +697,34 @@ func (d *drawing) text(t *testing.T, m *model.Model) {
 		d.Shuffle(len(modes), func(i, k int) { modes[i], modes[k] = modes[k], modes[i] })
 		for _, o := range modes[:d.budget(2, 5)] {
 			if got := d.generate(t, m, r, prompts, n, p, o); !slices.EqualFunc(got, want, slices.Equal) {
-				t.Errorf("temperature %g, %+v: %v, want %v", p.Temp, o, got, want)
+				t.Errorf("%+v, %+v: %v, want %v", p, o, got, want)
 			}
 		}
 	}
+}
+
+// sampler draws how tokens are chosen.
+func (d *drawing) sampler() sample.Params {
+	var p sample.Params
+	if d.odds(2) {
+		p.Temp, p.Seed = 0.5+d.Float32(), d.Uint64()
+	}
+	if d.odds(2) {
+		p.RepeatPenalty, p.RepeatLastN = pick(d, float32(1.3), 0.9), pick(d, 0, 3, -1)
+	}
+	if d.odds(2) {
+		p.FrequencyPenalty, p.PresencePenalty = pick(d, float32(0.5), -0.5), pick(d, float32(0), 0.4)
+	}
+	if d.odds(2) {
+		p.TopK, p.TopP, p.MinP = d.from(0, 9), 0.5+d.Float32(), d.Float32()/9
+	}
+	if d.odds(3) {
+		p.DRY = sample.DRYParams{Multiplier: 0.8, AllowedLength: d.from(1, 3)}
+	}
+	if d.odds(3) {
+		p.LogitBias = map[int32]float32{int32(d.IntN(d.vocab)): pick(d, float32(3), -3, float32(math.Inf(-1)))}
+	}
+	return p
 }
 
 // generate runs streams in shared passes.
