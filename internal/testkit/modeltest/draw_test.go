@@ -143,8 +143,8 @@ func (d *drawing) sized(name string, times float64, shape ...int) {
 	}
 }
 
-// blocks fills data with blocks of a type that quant can only read, from a few random ones whose values are neither tiny
-// nor huge.
+// blocks fills data with blocks of a type that quant can only read: a few random ones, whose values are neither tiny nor
+// huge.
 func (d *drawing) blocks(typ quant.Type, data []byte, size float64) {
 	n, v := typ.BlockBytes(), make([]float32, typ.BlockLen())
 	pool := make([][]byte, 16)

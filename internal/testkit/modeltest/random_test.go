@@ -32,11 +32,11 @@ import (
 var (
 	seeds = flag.Uint64("random.seeds", 18, "how many models TestRandom makes up")
 	first = flag.Uint64("random.first", 0, "the seed of the first of them")
-	on    = flag.String("random.on", "", `what runs them: "cuda" for the emulation, "vulkan", or nothing for the processor`)
+	on    = flag.String("random.on", "", "cuda (emulated) or vulkan instead of the processor")
 )
 
-// TestRandom: models of random dimensions, types and weights keep the laws that need no golden numbers. To try more of
-// them:
+// TestRandom: models of random dimensions, types and weights keep the laws that need no golden numbers. More of them are
+// tried by hand:
 //
 //	go test ./internal/testkit/modeltest -run TestRandom -random.first 1000 -random.seeds 500 -timeout 0
 func TestRandom(t *testing.T) {
@@ -104,8 +104,8 @@ func laws(t *testing.T, b backend.Backend, seed uint64) {
 	}
 	clean := open(model.Options{}, one)
 	whole := open(model.Options{}, testkit.NewDevice(t, other))
-	apart := open(model.Options{Place: func(i int) int { return place[i] }, Experts: func(i int) int { return experts[i] }},
-		testkit.NewDevice(t, one), testkit.NewDevice(t, other))
+	at := model.Options{Place: func(i int) int { return place[i] }, Experts: func(i int) int { return experts[i] }}
+	apart := open(at, testkit.NewDevice(t, one), testkit.NewDevice(t, other))
 	t.Run("batches", func(t *testing.T) { d.script(t, whole).check(t, clean, d.budget(2, 6)) })
 	t.Run("devices", func(t *testing.T) { d.script(t, apart).check(t, clean, d.budget(2, 6)) })
 	t.Run("drafts", func(t *testing.T) { d.drafts(t, clean, whole, other) })
@@ -207,8 +207,8 @@ type walker struct {
 	text []int32
 }
 
-// script runs chains, trees and prompts of several sequences in shared batches, of which it keeps random parts, forks,
-// cuts, saves and restores the sequences, and notes what was said of every row.
+// script runs chains, trees and prompts of several sequences in shared batches, of which it keeps random parts; it
+// forks, cuts, saves and restores the sequences, and notes what was said of every row.
 func (d *drawing) script(t *testing.T, m *model.Model) *script {
 	s := &script{rows: map[string][]seen{}}
 	for range d.from(1, 3) {
@@ -457,8 +457,8 @@ func (d *drawing) sources(t *testing.T, m *model.Model, opt dflash.Options) (all
 	return all
 }
 
-// drafts: what a source guesses has the same bits alone and beside others, told of tokens in any pieces, after forks and
-// restores, and on other devices.
+// drafts: what a source guesses has the same bits alone and beside others, told of tokens in any pieces, after forks
+// and restores, and on other devices.
 func (d *drawing) drafts(t *testing.T, clean, m *model.Model, other backend.Backend) {
 	opt := dflash.Options{Causal: pick(d, dflash.CausalOn, dflash.CausalOff), Window: pick(d, 0, dflash.WindowOff, 30),
 		KV: cache.Uniform(pick(d, quant.F32, quant.F16)), PMin: d.least}
@@ -666,8 +666,8 @@ func (p *prophet) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error)
 	return out, nil
 }
 
-// text: what several streams say beside each other is what each says alone and without drafts, whoever drafts, chains or
-// trees, greedy or drawn.
+// text: what several streams say beside each other is what each says alone and without drafts, whoever drafts, chains
+// or trees, greedy or drawn.
 func (d *drawing) text(t *testing.T, m *model.Model) {
 	knows := &prophet{d: d}
 	sources := append(d.sources(t, m, dflash.Options{}), ngram.Source{}, knows)
