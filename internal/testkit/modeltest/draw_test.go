@@ -30,7 +30,7 @@ type drawing struct {
 	target, drafter, assistant *edit.File // drafters are nil where there is none
 	layers, hidden, vocab      int
 	kv                         []string // cache types of each layer, as cache.ParseTypes reads them
-	values                     int      // of all matrices
+	values                     int      // of the target's matrices
 	gemmaDims                  gemmaDims
 	least                      float32 // probability that the drafter is to guess with
 }
@@ -54,9 +54,11 @@ func draw(t testing.TB, seed uint64) *drawing {
 	default:
 		d.transformer()
 	}
+	values := d.values
 	if d.drawDrafter(); arch == "gemma4" && d.odds(2) {
 		d.drawAssistant()
 	}
+	d.values = values
 	return d
 }
 
@@ -171,16 +173,16 @@ func (d *drawing) blocks(typ quant.Type, data []byte, size float64) {
 // common draws what all architectures have.
 func (d *drawing) common() {
 	d.layers = d.from(1, 5)
-	switch d.IntN(5) {
-	case 0:
-		d.hidden = d.from(10, 150)
-	case 1:
+	switch d.IntN(8) {
+	case 0, 1:
+		d.hidden = d.from(10, 100)
+	case 2:
 		d.hidden = pick(d, 512, 544, 576, 768)
-		d.layers = d.from(1, 3)
+		d.layers = d.from(1, 2)
 	default:
-		d.hidden = 32 * d.from(1, 8)
+		d.hidden = 32 * d.from(1, 4)
 	}
-	d.vocab = d.from(3, 300)
+	d.vocab = d.from(3, pick(d, 20, 100, 300))
 	d.key("block_count", d.layers)
 	d.key("embedding_length", d.hidden)
 	d.key("context_length", d.from(200, 100_000))
@@ -197,13 +199,13 @@ func (d *drawing) headDim() int {
 	if d.odds(5) {
 		return d.from(2, 70)
 	}
-	return pick(d, 8, 16, 24, 32, 40, 64, 80, 96, 128)
+	return pick(d, 8, 16, 24, 32, 32, 40, 64, 64, 80, 96, 128)
 }
 
 // heads draws heads and a number of key/value heads that they can share.
 func (d *drawing) heads() (heads, kv int) {
 	kv = d.from(1, 3)
-	return kv * d.from(1, 4), kv
+	return kv * d.from(1, 3), kv
 }
 
 // rotated draws how many dimensions of a head are rotated.
@@ -217,12 +219,12 @@ func (d *drawing) rotated(dim int) int {
 // width draws the size of a feed-forward layer.
 func (d *drawing) width() int {
 	if d.odds(4) {
-		return d.from(1, 200)
+		return d.from(1, 150)
 	}
-	if d.odds(5) {
+	if d.odds(8) {
 		return pick(d, 512, 608, 768)
 	}
-	return 32 * d.from(1, 10)
+	return 32 * d.from(1, 5)
 }
 
 // cached draws the types that the next layers keep keys and values in.
