@@ -1,5 +1,5 @@
-// Package nn holds what the model definitions of targets and drafters share: reading hyper-parameters and binding tensors
-// (Loader), rotary embeddings, feed-forward layers, and the pass in progress (Step) with its memory (Arena).
+// Package nn holds what the model definitions of targets and drafters share: reading hyper-parameters and binding
+// tensors (Loader), rotary embeddings, feed-forward layers, and the pass in progress (Step) with its memory (Arena).
 package nn
 
 import (
@@ -278,7 +278,8 @@ func (l *Loader) finite(t *gguf.Tensor) []float32 {
 	return v
 }
 
-// rowsOf views rows [from, from+n) of a matrix as a tensor of its own. It keeps the name, by which Bind finds its scale.
+// rowsOf views rows [from, from+n) of a matrix as a tensor of its own. It keeps the name, by which Bind finds its
+// scale.
 func rowsOf(t *gguf.Tensor, from, n int) *gguf.Tensor {
 	rb := t.Type.RowBytes(t.Shape[0])
 	return &gguf.Tensor{Name: t.Name, Type: t.Type, Shape: []int{t.Shape[0], n}, Data: t.Data[from*rb:][:n*rb]}

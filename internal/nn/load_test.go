@@ -36,7 +36,10 @@ func TestPartsKeepTheirScale(t *testing.T) {
 	for what, c := range map[string]struct {
 		w    backend.Weight
 		rows []int
-	}{"queries": {q, []int{0, 1, 2, 3}}, "keys": {k, []int{4, 5}}, "values": {v, []int{6, 7}}, "picked": {picked, []int{5, 1}}} {
+	}{
+		"queries": {q, []int{0, 1, 2, 3}}, "keys": {k, []int{4, 5}}, "values": {v, []int{6, 7}},
+		"picked": {picked, []int{5, 1}},
+	} {
 		y, _ := b.Alloc(1, c.w.Rows())
 		b.BeginStep(nil)
 		b.MatMul(x, backend.Product{W: c.w, Y: y})

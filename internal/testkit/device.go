@@ -16,7 +16,7 @@ type Device struct {
 	live   int
 	plan   *backend.Plan // of the pass, and
 	own    *backend.Plan // what the device below is given for it
-	Fail   func() error // if set, asked before every allocation, of buffers, pages and slots
+	Fail   func() error  // if set, asked before every allocation, of buffers, pages and slots
 }
 
 // NewDevice watches b.

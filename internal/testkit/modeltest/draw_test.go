@@ -145,8 +145,8 @@ func (d *drawing) sized(name string, times float64, shape ...int) {
 	}
 }
 
-// blocks fills data with blocks of a type that quant can only read: a few random ones, whose values are neither tiny nor
-// huge.
+// blocks fills data with blocks of a type that quant can only read: a few random ones, whose values are neither tiny
+// nor huge.
 func (d *drawing) blocks(typ quant.Type, data []byte, size float64) {
 	n, v := typ.BlockBytes(), make([]float32, typ.BlockLen())
 	pool := make([][]byte, 16)
@@ -475,7 +475,7 @@ func (d *drawing) deltaNet(p string, kHeads, vHeads, dim, taps int) {
 	d.matrix(p+"ssm_out", values, d.hidden)
 }
 
-// slides are the layers with a window, of which a pattern has at least one.
+// pattern draws which layers have a window.
 func (d *drawing) pattern(n int) []bool {
 	v := make([]bool, n)
 	for i := range v {

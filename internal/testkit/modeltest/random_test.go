@@ -35,8 +35,8 @@ var (
 	on    = flag.String("random.on", "", "cuda (emulated) or vulkan instead of the processor")
 )
 
-// TestRandom: models of random dimensions, types and weights keep the laws that need no golden numbers. More of them are
-// tried by hand:
+// TestRandom: models of random dimensions, types and weights keep the laws that need no golden numbers. More of them
+// are tried by hand:
 //
 //	go test ./internal/testkit/modeltest -run TestRandom -random.first 1000 -random.seeds 500 -timeout 0
 func TestRandom(t *testing.T) {

@@ -495,8 +495,8 @@ func (r *reference) delta(p string, hs [][]float64) (out [][]float64) {
 	return out
 }
 
-// deltaInputs are the projections of a row: those for the convolution, the output gate, decay and strength of each head.
-// Files of Qwen3-Next have some of them together, key head by key head.
+// deltaInputs are the projections of a row: those for the convolution, the output gate, decay and strength of each
+// head. Files of Qwen3-Next have some of them together, key head by key head.
 func (r *reference) deltaInputs(p string, h []float64, kHeads, vHeads, dim int) (u, z, alpha, beta []float64) {
 	per := vHeads / kHeads
 	if both := r.values(p + "ssm_in.weight"); both != nil {
