@@ -30,7 +30,7 @@ import (
 )
 
 var (
-	seeds = flag.Uint64("random.seeds", 18, "how many models TestRandom makes up")
+	seeds = flag.Uint64("random.seeds", 30, "how many models TestRandom makes up")
 	first = flag.Uint64("random.first", 0, "the seed of the first of them")
 	on    = flag.String("random.on", "", "cuda (emulated) or vulkan instead of the processor")
 )
@@ -226,7 +226,8 @@ func (d *drawing) script(t *testing.T, m *model.Model) *script {
 	}
 	most := d.length(24, 150)
 	if d.odds(4) {
-		s.prompt, s.keep, s.window = d.from(1, most/2), d.from(0, 70), d.from(1, 70)
+		most = max(most, d.budget(24, 3*cache.PageTokens)) // pages of which something is hidden
+		s.prompt, s.keep, s.window = d.from(1, most/2), pick(d, 0, 0, d.from(1, 70)), d.from(1, 40)
 	}
 	start := func(seq *cache.Seq, text []int32) walker {
 		seq.Limit(s.keep, s.window)
