@@ -178,6 +178,15 @@ func (m *Memory) stateBytes() int {
 	return 4 * (len(m.spec.Recurrent)*m.spec.Delta.StateValues() + m.spec.Carry)
 }
 
+// firstPage is the first page that is needed after n tokens. Later tokens see one less than a window of what is there,
+// but a drafter's block may see a whole window before it.
+func (g *group) firstPage(n int) int {
+	if g.window == 0 {
+		return 0
+	}
+	return max(0, n-g.window) / PageTokens
+}
+
 func (g *group) alloc() (int32, error) {
 	p, err := g.pool.Alloc()
 	if err != nil {

@@ -1,6 +1,10 @@
 package cache
 
-import "strobe/internal/backend"
+import (
+	"slices"
+
+	"strobe/internal/backend"
+)
 
 // Segment is the part of a batch that belongs to one sequence.
 type Segment struct {
@@ -126,9 +130,7 @@ func ancestors(s *Segment, r, lo int, depth []int32) []int32 {
 			up = append(up, int32(s.Seq.n)+a)
 		}
 	}
-	for i, j := 0, len(up)-1; i < j; i, j = i+1, j-1 {
-		up[i], up[j] = up[j], up[i]
-	}
+	slices.Reverse(up)
 	return up
 }
 

@@ -28,11 +28,8 @@ func (s *Seq) CanCut(n int) bool {
 		return false
 	}
 	for gi, g := range s.m.groups {
-		if g.window > 0 {
-			p := max(0, n+1-g.window) / PageTokens
-			if p < len(s.tables[gi]) && s.tables[gi][p] < 0 {
-				return false
-			}
+		if s.tables[gi][g.firstPage(n)] < 0 {
+			return false
 		}
 	}
 	return true

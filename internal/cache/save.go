@@ -51,8 +51,8 @@ func (m *Memory) Fingerprint() uint64 {
 // SavedBytes is the size of the stored form.
 func (s *Seq) SavedBytes() int64 {
 	n := int64(len(saveMagic) + 4 + 8 + 8 + 8*len(s.m.groups) + 4)
-	for gi, g := range s.m.groups {
-		n += int64(s.pages()-s.firstPage(gi)) * int64(g.pool.PageBytes()+4)
+	for _, g := range s.m.groups {
+		n += int64(s.pages()-g.firstPage(s.n)) * int64(g.pool.PageBytes()+4)
 	}
 	if s.m.spec.Carry > 0 {
 		n += 4
@@ -61,15 +61,6 @@ func (s *Seq) SavedBytes() int64 {
 }
 
 func (s *Seq) pages() int { return (s.n + PageTokens - 1) / PageTokens }
-
-// firstPage is the first page a later token of the group can see.
-func (s *Seq) firstPage(gi int) int {
-	w := s.m.groups[gi].window
-	if w == 0 {
-		return 0
-	}
-	return min(max(0, s.n+1-w)/PageTokens, s.pages())
-}
 
 // WriteTo writes the stored form. The sequence must not be in the middle of a pass.
 func (s *Seq) WriteTo(w io.Writer) (int64, error) {
@@ -84,14 +75,14 @@ func (s *Seq) WriteTo(w io.Writer) (int64, error) {
 	b = binary.LittleEndian.AppendUint32(b, saveVersion)
 	b = binary.LittleEndian.AppendUint64(b, s.m.Fingerprint())
 	b = binary.LittleEndian.AppendUint64(b, uint64(s.n))
-	for gi := range s.m.groups {
-		b = binary.LittleEndian.AppendUint64(b, uint64(s.firstPage(gi)))
+	for _, g := range s.m.groups {
+		b = binary.LittleEndian.AppendUint64(b, uint64(g.firstPage(s.n)))
 	}
 	out := sealed{w: w}
 	out.write(b)
 	for gi, g := range s.m.groups {
 		page := make([]byte, g.pool.PageBytes(), g.pool.PageBytes()+4)
-		for _, p := range s.tables[gi][s.firstPage(gi):s.pages()] {
+		for _, p := range s.tables[gi][g.firstPage(s.n):s.pages()] {
 			if out.err == nil {
 				g.pool.ReadPage(p, page)
 				out.write(page)
@@ -176,9 +167,9 @@ func (m *Memory) Load(r io.Reader) (*Loader, error) {
 		return nil, err
 	}
 	s.n = int(n)
-	for gi := range m.groups {
+	for gi, g := range m.groups {
 		first := binary.LittleEndian.Uint64(b[24+8*gi:])
-		if first != uint64(s.firstPage(gi)) {
+		if first != uint64(g.firstPage(s.n)) {
 			s.Close()
 			return nil, fmt.Errorf("%w: %d tokens start at page %d", ErrCorrupt, n, first)
 		}

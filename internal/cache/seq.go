@@ -2,6 +2,7 @@ package cache
 
 import (
 	"fmt"
+	"slices"
 
 	"strobe/internal/backend"
 )
@@ -105,10 +106,7 @@ func (s *Seq) begin(rows int, parents []int32, prompt bool) error {
 	}
 	s.broken = true
 	s.open, s.prompt = rows, prompt
-	s.parents = append(s.parents[:0], parents...)
-	if parents == nil {
-		s.parents = nil
-	}
+	s.parents = slices.Clone(parents)
 	return nil
 }
 
@@ -221,13 +219,8 @@ func (s *Seq) checkPath(path []int32) error {
 // trim drops pages that have left the window: no later token can see them.
 func (s *Seq) trim() {
 	for gi, g := range s.m.groups {
-		t := s.tables[gi]
-		if g.window > 0 {
-			p := s.dropped[gi]
-			for ; p < len(t) && (p+1)*PageTokens <= s.n-g.window; p++ {
-				s.drop(g, t, p)
-			}
-			s.dropped[gi] = p
+		for first := g.firstPage(s.n); s.dropped[gi] < first; s.dropped[gi]++ {
+			s.drop(g, s.tables[gi], s.dropped[gi])
 		}
 	}
 }
@@ -263,18 +256,8 @@ func (s *Seq) Truncate(n int) error {
 		s.open = 0
 		return nil
 	}
-	if n > 0 {
-		if !s.m.rewinds() {
-			return ErrRewind
-		}
-		for gi, g := range s.m.groups {
-			if g.window > 0 {
-				lo := max(0, n+1-g.window)
-				if p := lo / PageTokens; p < len(s.tables[gi]) && s.tables[gi][p] < 0 {
-					return ErrRewind
-				}
-			}
-		}
+	if !s.CanCut(n) {
+		return ErrRewind
 	}
 	for i, slot := range s.slots {
 		s.m.states[i].pool.Clear(slot)

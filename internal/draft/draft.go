@@ -6,6 +6,7 @@
 package draft
 
 import (
+	"fmt"
 	"slices"
 
 	"strobe/internal/backend"
@@ -56,6 +57,17 @@ type Request struct {
 	Target *cache.Seq // the target's memory of the same tokens, for sources that look at it
 	Last   int32
 	N      int // tokens to guess, at most Max
+}
+
+// Check says what is wrong with a request to a drafter that guesses at most so many tokens of a vocabulary.
+func (r Request) Check(most, vocab int) error {
+	if r.N < 1 || r.N > most {
+		return fmt.Errorf("draft of %d tokens; this drafter guesses 1 to %d", r.N, most)
+	}
+	if r.Last < 0 || int(r.Last) >= vocab {
+		return fmt.Errorf("token id %d is outside the vocabulary of %d", r.Last, vocab)
+	}
+	return nil
 }
 
 // Candidate is a guessed token.

@@ -69,7 +69,7 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 	lastOwner := map[bool]int{} // by kind: the last layer with keys of its own
 	for i, slides := range a.slides {
 		if owner, ok := lastOwner[slides]; ok && i >= m.Layers-sharedKV {
-			m.place[i] = m.place[owner] // where the keys are
+			m.place[i], kvHeads[i] = m.place[owner], kvHeads[owner] // where the keys are, and as many
 		}
 		p := m.block(l, i)
 		y := a.loadLayer(l, p, m.Hidden, i, kvHeads[i])

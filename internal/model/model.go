@@ -481,7 +481,7 @@ func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) error {
 	s.Step.Sparse = s.sparse
 	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
 		if t.Buf != nil {
-			*t = s.Take(from, *t)
+			*t = s.Take(from.Backend, *t)
 		}
 	}
 	s.Begin()

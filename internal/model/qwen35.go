@@ -1,8 +1,9 @@
 package model
 
 import (
+	"slices"
+
 	"strobe/internal/backend"
-	"strobe/internal/gguf"
 	"strobe/internal/nn"
 )
 
@@ -74,9 +75,8 @@ func newQwen35(l *nn.Loader, m *Model) (arch, error) {
 
 // readQwen35 reads what attention and feed-forward layers need to know.
 func readQwen35(l *nn.Loader, m *Model) (*qwen35, error) {
-	a := &qwen35{heads: l.Need("attention.head_count"), experts: m.Experts, used: m.UsedExps}
-	a.kvHeads = l.Int("attention.head_count_kv", a.heads)
-	a.headDim = l.Int("attention.key_length", m.Hidden/max(1, a.heads))
+	a := &qwen35{experts: m.Experts, used: m.UsedExps}
+	a.heads, a.kvHeads, a.headDim = l.Heads(m.Hidden)
 	dense := l.Int("feed_forward_length", 0)
 	a.width, a.expertWidth = dense, l.Int("expert_feed_forward_length", dense/max(1, a.used))
 	width := nn.Range("feed_forward_length", dense, 1, 1<<22)
@@ -86,16 +86,8 @@ func readQwen35(l *nn.Loader, m *Model) (*qwen35, error) {
 		l.Check(nn.Range("expert_used_count", a.used, 1, a.experts), nn.Range("expert_feed_forward_length",
 			a.expertWidth, 1, 1<<22))
 	}
-	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12), nn.Range("attention.head_count_kv",
-		a.kvHeads, 1, a.heads),
-		nn.Range("attention.key_length", a.headDim, 2, 1<<14), width); err != nil {
-		return nil, err
-	}
-	if a.heads%a.kvHeads != 0 {
-		l.Fail("%d heads cannot share %d key/value heads", a.heads, a.kvHeads)
-	}
 	rot := l.Int("rope.dimension_count", a.headDim)
-	if err := l.Check(nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
+	if err := l.Check(width, nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
 		return nil, err
 	}
 	textSections(l, rot)
@@ -217,7 +209,7 @@ func (a *qwen35) splitBA(l *nn.Loader, p string, hidden int) (beta, alpha backen
 		at := h/r*2*r + h%r
 		bs, as = append(bs, at), append(as, at+r)
 	}
-	return l.Bind(nn.PickRows(t, p+"ssm_beta", bs)), l.Bind(nn.PickRows(t, p+"ssm_alpha", as))
+	return l.Bind(nn.PickRows(t, bs)), l.Bind(nn.PickRows(t, as))
 }
 
 // splitInput separates the joint projection of older qwen3next files: per key head the rows of
@@ -239,9 +231,8 @@ func (a *qwen35) splitInput(l *nn.Loader, p string, hidden int) (qkv, z backend.
 		return out
 	}
 	v := vw / d.KHeads
-	all := append(append(rows(0, d.KDim), rows(d.KDim, d.KDim)...), rows(2*d.KDim, v)...)
-	var qt, zt *gguf.Tensor = nn.PickRows(t, p+"attn_qkv", all), nn.PickRows(t, p+"attn_gate", rows(2*d.KDim+v, v))
-	return l.Bind(qt), l.Bind(zt)
+	all := slices.Concat(rows(0, d.KDim), rows(d.KDim, d.KDim), rows(2*d.KDim, v))
+	return l.Bind(nn.PickRows(t, all)), l.Bind(nn.PickRows(t, rows(2*d.KDim+v, v)))
 }
 
 func (a *qwen35) begin(s *step) { s.Angles(a.rope) }

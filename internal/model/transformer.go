@@ -26,27 +26,19 @@ type transformerLayer struct {
 }
 
 func newTransformer(l *nn.Loader, m *Model) (arch, error) {
-	a := &transformer{heads: l.Need("attention.head_count")}
-	a.kvHeads = l.Int("attention.head_count_kv", a.heads)
-	a.headDim = l.Int("attention.key_length", m.Hidden/max(1, a.heads))
+	a := &transformer{}
+	a.heads, a.kvHeads, a.headDim = l.Heads(m.Hidden)
 	width := l.Int("feed_forward_length", 0)
 	if m.Experts > 0 {
 		width = l.Int("expert_feed_forward_length", width)
 		l.Check(nn.Range("expert_used_count", m.UsedExps, 1, m.Experts))
 	}
-	if err := l.Check(nn.Range("attention.head_count", a.heads, 1, 1<<12),
-		nn.Range("attention.head_count_kv", a.kvHeads, 1, a.heads),
-		nn.Range("attention.key_length", a.headDim, 2, 1<<14), nn.Range("feed_forward_length", width, 1, 1<<22)); err != nil {
-		return nil, err
-	}
-	if a.heads%a.kvHeads != 0 {
-		l.Fail("%d heads cannot share %d key/value heads", a.heads, a.kvHeads)
-	}
 	if v := l.Int("attention.value_length", a.headDim); v != a.headDim {
 		l.Fail("value length %d differs from key length %d", v, a.headDim)
 	}
 	rot := l.Int("rope.dimension_count", a.headDim)
-	if err := l.Check(nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
+	if err := l.Check(nn.Range("feed_forward_length", width, 1, 1<<22),
+		nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
 		return nil, err
 	}
 	a.rope = l.Rope(rot, l.Float("rope.freq_base", 10000), l.RopeFactors(rot)) // Llama 3 stretches longer waves so

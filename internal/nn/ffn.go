@@ -80,7 +80,7 @@ func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) ba
 		panic(givenUp{err})
 	}
 	t := &Step{Backend: m.away.b, N: s.N, Eps: s.Eps, arena: m.away}
-	h, weights = t.Take(s, h), t.Take(s, weights)
+	h, weights = t.Take(s.Backend, h), t.Take(s.Backend, weights)
 	chosen := s.Backend.Ints(ids)[:weights.Rows*weights.Cols]
 	if err := s.Sync(); err != nil { // what a device that failed has chosen may be anything
 		panic(givenUp{err})
@@ -88,7 +88,7 @@ func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) ba
 	t.BeginStep(nil)
 	sum := m.experts(t, h, weights, t.Ints32(chosen))
 	t.End()
-	sum = s.Take(t, sum)
+	sum = s.Take(t.Backend, sum)
 	s.BeginStep(&s.batch.Plans[s.device])
 	return sum
 }

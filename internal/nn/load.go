@@ -1,11 +1,12 @@
-// Package nn holds what the model definitions of targets and drafters share: reading
-// hyper-parameters and binding tensors, rotary embeddings, feed-forward layers.
+// Package nn holds what the model definitions of targets and drafters share: reading hyper-parameters and binding
+// tensors (Loader), rotary embeddings, feed-forward layers, and the pass in progress (Step) with its memory (Arena).
 package nn
 
 import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"strobe/internal/backend"
 	"strobe/internal/cache"
@@ -138,6 +139,18 @@ func (l *Loader) Check(ds ...Dim) error {
 	return l.Err
 }
 
+// Heads reads the number of attention heads, how many of keys and values they share, and the size of a head.
+func (l *Loader) Heads(hidden int) (heads, kv, dim int) {
+	heads = l.Need("attention.head_count")
+	kv = l.Int("attention.head_count_kv", heads)
+	dim = l.Int("attention.key_length", hidden/max(1, heads))
+	if l.Check(Range("attention.head_count", heads, 1, 1<<12), Range("attention.head_count_kv", kv, 1, heads),
+		Range("attention.key_length", dim, 2, 1<<14)) == nil && heads%kv != 0 {
+		l.Fail("%d heads cannot share %d key/value heads", heads, kv)
+	}
+	return heads, kv, dim
+}
+
 // Has reports whether the file has a tensor.
 func (l *Loader) Has(name string) bool { return l.File.Tensor(name) != nil }
 
@@ -206,7 +219,7 @@ func (l *Loader) Bind(t *gguf.Tensor) backend.Weight {
 		return nil
 	}
 	var scale *gguf.Tensor
-	if base, ok := trimWeight(t.Name); ok && t.Type == quant.NVFP4 {
+	if base, ok := strings.CutSuffix(t.Name, ".weight"); ok && t.Type == quant.NVFP4 {
 		scale = l.File.Tensor(base + ".scale")
 	}
 	return l.BindScaled(t, scale)
@@ -265,37 +278,26 @@ func (l *Loader) finite(t *gguf.Tensor) []float32 {
 	return v
 }
 
-func trimWeight(name string) (string, bool) {
-	const suffix = ".weight"
-	if n := len(name) - len(suffix); n > 0 && name[n:] == suffix {
-		return name[:n], true
-	}
-	return name, false
-}
-
-// RowsOf views rows [from, from+n) of a matrix as a tensor of its own.
-func RowsOf(t *gguf.Tensor, name string, from, n int) *gguf.Tensor {
+// rowsOf views rows [from, from+n) of a matrix as a tensor of its own. It keeps the name, by which Bind finds its
+// scale.
+func rowsOf(t *gguf.Tensor, from, n int) *gguf.Tensor {
 	rb := t.Type.RowBytes(t.Shape[0])
-	return &gguf.Tensor{Name: name, Type: t.Type, Shape: []int{t.Shape[0], n}, Data: t.Data[from*rb:][:n*rb]}
+	return &gguf.Tensor{Name: t.Name, Type: t.Type, Shape: []int{t.Shape[0], n}, Data: t.Data[from*rb:][:n*rb]}
 }
 
-// PickRows copies the named rows of a matrix into a tensor of its own.
-func PickRows(t *gguf.Tensor, name string, rows []int) *gguf.Tensor {
+// PickRows copies rows of a matrix into a tensor of its own, in the given order and under the same name.
+func PickRows[I int | int32](t *gguf.Tensor, rows []I) *gguf.Tensor {
 	rb := t.Type.RowBytes(t.Shape[0])
 	data := make([]byte, 0, len(rows)*rb)
 	for _, r := range rows {
-		data = append(data, t.Data[r*rb:][:rb]...)
+		data = append(data, t.Data[int(r)*rb:][:rb]...)
 	}
-	return &gguf.Tensor{Name: name, Type: t.Type, Shape: []int{t.Shape[0], len(rows)}, Data: data}
+	return &gguf.Tensor{Name: t.Name, Type: t.Type, Shape: []int{t.Shape[0], len(rows)}, Data: data}
 }
 
-// Vector binds a parameter vector of n values (0 = any).
-func (l *Loader) Vector(name string, n ...int) backend.Vector {
-	t := l.Tensor(name, n...)
-	if t == nil || l.Err != nil {
-		return nil
-	}
-	return l.VectorOf(l.finite(t))
+// Vector binds a parameter vector of the given shape (0 = any).
+func (l *Loader) Vector(name string, shape ...int) backend.Vector {
+	return l.VectorOf(l.Floats(name, shape...))
 }
 
 // VectorOf binds values made by the model.
@@ -312,8 +314,8 @@ func (l *Loader) VectorOf(v []float32) backend.Vector {
 }
 
 // Floats reads a small tensor that the model itself needs.
-func (l *Loader) Floats(name string, n ...int) []float32 {
-	t := l.Tensor(name, n...)
+func (l *Loader) Floats(name string, shape ...int) []float32 {
+	t := l.Tensor(name, shape...)
 	if t == nil || l.Err != nil {
 		return nil
 	}
@@ -330,11 +332,11 @@ func (l *Loader) Scalar(name string) float32 {
 }
 
 // Optional binds a vector that may be missing.
-func (l *Loader) Optional(name string, n ...int) backend.Vector {
+func (l *Loader) Optional(name string, shape ...int) backend.Vector {
 	if !l.Has(name) {
 		return nil
 	}
-	return l.Vector(name, n...)
+	return l.Vector(name, shape...)
 }
 
 // Attention adds a layer with keys and values to the cache and returns its number there.
@@ -378,8 +380,7 @@ func (l *Loader) QKV(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
 	if t == nil {
 		return nil, nil, nil
 	}
-	part := func(name string, from, n int) *gguf.Tensor { return RowsOf(t, p+name, from, n) }
-	return l.Bind(part("attn_q", 0, q)), l.Bind(part("attn_k", q, kv)), l.Bind(part("attn_v", q+kv, kv))
+	return l.Bind(rowsOf(t, 0, q)), l.Bind(rowsOf(t, q, kv)), l.Bind(rowsOf(t, q+kv, kv))
 }
 
 // Pairs binds a projection, with its bias if it has one, whose heads keep the two values that are turned together side
@@ -398,7 +399,7 @@ func (l *Loader) Pairs(name string, in, heads, dim, rot int) (w backend.Weight, 
 	if t == nil || l.Err != nil {
 		return nil, nil
 	}
-	w = l.Bind(PickRows(t, t.Name, from))
+	w = l.Bind(PickRows(t, from))
 	t.Forget()
 	if l.Has(name + ".bias") {
 		v := l.Floats(name+".bias", heads*dim)

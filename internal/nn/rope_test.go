@@ -13,8 +13,12 @@ import (
 // loader reads a file without tensors.
 func loader(t *testing.T, kvs ...gguf.KV) *Loader {
 	t.Helper()
-	header := edit.File{KVs: append([]gguf.KV{{Key: "general.architecture", Value: "qwen3"}}, kvs...)}
-	f, err := gguf.Open(header.Write(t))
+	return loaderOf(t, &edit.File{KVs: append([]gguf.KV{{Key: "general.architecture", Value: "qwen3"}}, kvs...)})
+}
+
+func loaderOf(t *testing.T, e *edit.File) *Loader {
+	t.Helper()
+	f, err := gguf.Open(e.Write(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,8 +46,8 @@ func (s *Step) Begin() {
 	s.pos = s.Ints32(s.batch.Pos)
 }
 
-// Take copies a tensor of another step, whose operations are ended, to this one's device, before it begins.
-func (s *Step) Take(from *Step, x backend.Tensor) backend.Tensor {
+// Take copies a tensor from another device, where no step is in progress, before this one begins.
+func (s *Step) Take(from backend.Backend, x backend.Tensor) backend.Tensor {
 	v := from.Read(x)
 	y := s.New(x.Rows, x.Cols)
 	s.Write(y, v)

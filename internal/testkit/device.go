@@ -14,7 +14,9 @@ type Device struct {
 	t      testing.TB
 	inside bool
 	live   int
-	Fail   func() error // if set, asked before every allocation, of buffers, pages and slots
+	plan   *backend.Plan // of the pass, and
+	own    *backend.Plan // what the device below is given for it
+	Fail   func() error  // if set, asked before every allocation, of buffers, pages and slots
 }
 
 // NewDevice watches b.
@@ -201,8 +203,12 @@ func (p *watchedStates) Settle(slot int32, pending int) {
 	p.StatePool.Settle(slot, pending)
 }
 
-// unwrap is the plan with the pools that the device below knows.
+// unwrap is the plan with the pools that the device below knows, the same one for all steps of a pass.
 func (d *Device) unwrap(p *backend.Plan) *backend.Plan {
+	if p != nil && p == d.plan {
+		return d.own
+	}
+	d.plan = p
 	p = WithPools(p, func(p backend.KVPool) backend.KVPool {
 		if w, ok := p.(*watchedPool); ok {
 			return w.KVPool
@@ -214,6 +220,7 @@ func (d *Device) unwrap(p *backend.Plan) *backend.Plan {
 			p.State = w.StatePool
 		}
 	}
+	d.own = p
 	return p
 }
 

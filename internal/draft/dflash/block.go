@@ -1,7 +1,6 @@
 package dflash
 
 import (
-	"fmt"
 	"slices"
 
 	"strobe/internal/backend"
@@ -51,11 +50,8 @@ func (p *pass) row(req, i int) int { return p.first[i] + p.place[req] }
 func (d *Drafter) plan(reqs []draft.Request, skip int) (p *pass, ids, pick, starts []int32, err error) {
 	p = &pass{place: make([]int, len(reqs))}
 	for i, r := range reqs {
-		if r.N < 1 || r.N > d.Max() {
-			return nil, nil, nil, nil, fmt.Errorf("draft of %d tokens; this drafter guesses 1 to %d", r.N, d.Max())
-		}
-		if r.Last < 0 || int(r.Last) >= d.target.Vocab {
-			return nil, nil, nil, nil, fmt.Errorf("token id %d is outside the vocabulary of %d", r.Last, d.target.Vocab)
+		if err := r.Check(d.Max(), d.target.Vocab); err != nil {
+			return nil, nil, nil, nil, err
 		}
 		p.order = append(p.order, i)
 		starts = append(starts, int32(len(ids)))

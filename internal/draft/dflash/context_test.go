@@ -1,6 +1,7 @@
 package dflash
 
 import (
+	"bytes"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -290,5 +291,48 @@ func TestTrialFindsTheWindow(t *testing.T) {
 		if d.seen != want*window {
 			t.Errorf("text of rule %d: drafts look %d tokens back", want, d.seen)
 		}
+	}
+}
+
+// TestRestoredWindow: a context that was saved and restored, or cut, has all that a block sees, which is a token more
+// than the next token would, also where that one lies on a page of its own.
+func TestRestoredWindow(t *testing.T) {
+	const window = 30
+	m := openTarget(t, "qwen35")
+	d := golden(t, "qwen35").open(t, m, Options{Window: window})
+	h := newHistory(d, 1, 3*cache.PageTokens)
+	for n := cache.PageTokens + window - 3; n < cache.PageTokens+window+3; n++ {
+		seq := h.fresh(t, d, n)
+		want := blockLogits(t, d, seq, 7)
+		var saved bytes.Buffer
+		if _, err := seq.WriteTo(&saved); err != nil {
+			t.Fatal(err)
+		}
+		back, err := d.Memory().ReadSeq(&saved)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !sameBits(blockLogits(t, d, back, 7), want) {
+			t.Errorf("%d tokens: other bits after they were restored", n)
+		}
+		for longer := n + 1; longer < n+window; longer++ {
+			feed(t, d, seq, h.rows(longer-1, longer))
+			if !seq.CanCut(n) {
+				break
+			}
+			f, err := seq.Fork()
+			if err == nil {
+				err = f.Truncate(n)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !sameBits(blockLogits(t, d, f, 7), want) {
+				t.Errorf("%d tokens: other bits after %d were cut", n, longer)
+			}
+			f.Close()
+		}
+		seq.Close()
+		back.Close()
 	}
 }

@@ -14,7 +14,6 @@ package dflash
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 	"slices"
 
 	"strobe/internal/backend"
@@ -206,20 +205,13 @@ func (d *Drafter) begin(rows int) error {
 func (d *Drafter) next(s *nn.Step, batch *cache.Batch, device int, x backend.Tensor) (*nn.Step, backend.Tensor) {
 	s.End()
 	t := nn.NewStep(d.arenas[device], batch, d.mem, device, d.eps)
-	x = t.Take(s, x)
+	x = t.Take(s.Backend, x)
 	t.Begin()
 	t.Angles(d.rope)
 	return t, x
 }
 
-func (d *Drafter) slides() bool {
-	for _, w := range d.window {
-		if w > 0 {
-			return true
-		}
-	}
-	return false
-}
+func (d *Drafter) slides() bool { return slices.Max(d.window) > 0 }
 
 // bindVocabulary finds the embedding and output matrices: the file's own, else the target's. Whoever
 // owns a matrix owns its transform: a borrowed embedding is scaled as the target scales it and logits
@@ -334,9 +326,7 @@ func (d *Drafter) readLayer(l *nn.Loader, p string, window int) layer {
 		y.ffnNorm = l.Vector(p+"post_attention_norm.weight", d.hidden)
 	}
 	if name := p + "layer_output_scale.weight"; l.Has(name) {
-		if y.scale = l.Scalar(name); y.scale != y.scale || math.IsInf(float64(y.scale), 0) {
-			l.Fail("tensor %q is %v", name, y.scale)
-		}
+		y.scale = l.Scalar(name)
 	}
 	if d.taps > 0 {
 		y.attnConv = d.readConv(l, p+"attn_conv_")
@@ -416,10 +406,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
 	if from := d.target.Backend(); from != d.devices[d.place[0]] { // the features cross once
-		features = features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1)))
-		v := from.Read(features)
-		features = s.New(features.Rows, features.Cols)
-		s.Write(features, v)
+		features = s.Take(from, features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1))))
 	}
 	kind := shape{rows: s.N, from: features.Off, of: features.Rows}
 	done := d.passes[kind]

@@ -87,29 +87,24 @@ func readParams(l *nn.Loader, d dialect, t *model.Model) (params, error) {
 		return params{}, err
 	}
 	p := params{
-		layers: l.Need("block_count"), hidden: l.Need("embedding_length"), heads: l.Need("attention.head_count"),
+		layers: l.Need("block_count"), hidden: l.Need("embedding_length"),
 		width: l.Need("feed_forward_length"), block: desc.Block,
 		eps: l.Float("attention.layer_norm_rms_epsilon", 1e-6), theta: l.Float("rope.freq_base", 10000),
 		scale: l.Float("attention.scale", 0), embScale: l.Float("embedding_scale", 0),
 		logitScale: l.Float("logit_scale", 0), softcap: l.Float("final_logit_softcapping", 0),
 	}
-	p.kvHeads = l.Int("attention.head_count_kv", p.heads)
-	p.headDim = l.Int("attention.key_length", p.hidden/max(1, p.heads))
+	p.heads, p.kvHeads, p.headDim = l.Heads(p.hidden)
 	if desc.Mask < 0 {
 		l.Fail("missing key %s", d.key(l.File, d.maskKey))
 	}
 	if err := l.Check(nn.Range("block_count", p.layers, 1, 256), nn.Range("embedding_length", p.hidden, 1, 1<<20),
-		nn.Range("attention.head_count", p.heads, 1, 1<<12), nn.Range("attention.head_count_kv", p.kvHeads, 1, p.heads),
-		nn.Range("attention.key_length", p.headDim, 2, 1<<14), nn.Range("feed_forward_length", p.width, 1, 1<<22),
+		nn.Range("feed_forward_length", p.width, 1, 1<<22),
 		nn.Range(d.blockKey, p.block, 2, 256), nn.Range(d.maskKey, int(desc.Mask), 0, t.Vocab-1)); err != nil {
 		return p, err
 	}
 	p.mask = int32(desc.Mask)
 	if p.eps < 0 || p.eps >= 1 {
 		l.Fail("key %s is %g", l.Key("attention.layer_norm_rms_epsilon"), p.eps)
-	}
-	if p.heads%p.kvHeads != 0 {
-		l.Fail("%d heads cannot share %d key/value heads", p.heads, p.kvHeads)
 	}
 	if n := l.Int("hyper_connection.count", 0); n > 0 {
 		l.Fail("drafters with hyper-connections are not supported")

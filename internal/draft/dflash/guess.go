@@ -87,12 +87,7 @@ func (d *Drafter) byOutput(l *nn.Loader, name string, cols int) backend.Weight {
 	if d.d2t == nil || l.Err != nil {
 		return l.Bind(t)
 	}
-	size := t.Type.RowBytes(cols)
-	data := make([]byte, 0, size*len(d.d2t))
-	for _, id := range d.d2t {
-		data = append(data, t.Data[int(id)*size:][:size]...)
-	}
-	return l.Bind(&gguf.Tensor{Name: name, Type: t.Type, Shape: []int{cols, len(d.d2t)}, Data: data})
+	return l.Bind(nn.PickRows(t, d.d2t))
 }
 
 // targetID is the target's id of an output, -1 for none.

@@ -166,10 +166,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arena, batch, d.mem, 0, d.layers.Eps)
 	if from := d.target.Backend(); from != d.b { // the features cross once
-		features = features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1)))
-		v := from.Read(features)
-		features = s.New(features.Rows, features.Cols)
-		s.Write(features, v)
+		features = s.Take(from, features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1))))
 	}
 	// What sequences carry lies elsewhere for each of them, so it is copied outside of what may be run again.
 	states := s.New(len(segs)+s.Pad(len(pick)), d.target.Hidden)
@@ -362,11 +359,8 @@ func (d *Drafter) chain(c *course, see func(i int, h, next backend.Tensor)) back
 func (d *Drafter) plan(reqs []draft.Request) (batch *cache.Batch, mem *cache.Memory, order []int, err error) {
 	mem = d.mem
 	for i, r := range reqs {
-		if r.N < 1 || r.N > longest {
-			return nil, nil, nil, fmt.Errorf("draft of %d tokens; this drafter guesses 1 to %d", r.N, longest)
-		}
-		if r.Last < 0 || int(r.Last) >= d.target.Vocab {
-			return nil, nil, nil, fmt.Errorf("token id %d is outside the vocabulary of %d", r.Last, d.target.Vocab)
+		if err := r.Check(longest, d.target.Vocab); err != nil {
+			return nil, nil, nil, err
 		}
 		if d.looks && (r.Target == nil || r.Target.Len() != r.Seq.Len()) {
 			return nil, nil, nil, fmt.Errorf("the drafter knows %d tokens of a sequence, the target others",

@@ -4,26 +4,18 @@ import (
 	"testing"
 
 	"strobe/internal/backend/cpu"
-	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
 )
 
 // TestReference: where there are golden numbers of another implementation, the reference has them.
 func TestReference(t *testing.T) {
-	x, err := safetensors.Open(testkit.Golden(t, "qwen3/expected.safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
-	want, err := x.Tensor("logits").Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := File(t, testkit.Golden(t, "qwen3/model.gguf"))
-	n := 12
-	got := Reference(t, f, Tokens(t, x)[:n])
-	if e := testkit.RelL2(got, want[:len(got)]); !(e <= 1e-5) {
-		t.Errorf("relative error %.2e", e)
+	for _, name := range Targets {
+		f := File(t, testkit.Golden(t, name+"/model.gguf"))
+		tokens, want := expected(t, name, f)
+		got := Reference(t, f, tokens[:12])
+		if e := testkit.RelL2(got, want[:len(got)]); !(e <= 1e-5) {
+			t.Errorf("%s: relative error %.2e", name, e)
+		}
 	}
 }
 
