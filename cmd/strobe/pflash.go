@@ -45,7 +45,7 @@ implementation, which keeps the beginning in any case.`,
 	f.Float64Var(&opt.alpha, "alpha", 0, "block-sparse attention, as --prefill-alpha; 0 is full attention")
 	f.StringVar(&opt.out, "out", "", "safetensors file for the numbers")
 	f.StringVar(&opt.device, "device", "cpu", "what runs the scorer: cpu, cuda, cuda:N, vulkan")
-	f.IntVar(&opt.threads, "threads", 0, "CPU threads (default: all cores)")
+	f.IntVar(&opt.threads, "threads", 0, "CPU threads, at most as many as there are cores (default: all)")
 	return cmd
 }
 
