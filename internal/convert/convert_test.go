@@ -505,6 +505,38 @@ func TestSplitOutput(t *testing.T) {
 	}
 }
 
+// TestKeepsInput: nothing is written over what is being read, whatever the output is called.
+func TestKeepsInput(t *testing.T) {
+	dir := t.TempDir()
+	split := QuantizeOptions{Type: "f32", SplitBytes: 400e3, AllowRequantize: true}
+	if err := Quantize(t.Context(), testkit.Golden(t, "qwen35/model.gguf"), filepath.Join(dir, "m.gguf"), split); err != nil {
+		t.Fatal(err)
+	}
+	parts, _ := filepath.Glob(filepath.Join(dir, "m-*.gguf"))
+	if len(parts) < 2 {
+		t.Fatalf("%d parts", len(parts))
+	}
+	c := golden(t, "qwen35").write()
+	for _, try := range []func() error{
+		func() error { return Quantize(t.Context(), parts[0], parts[1], QuantizeOptions{Type: "f32"}) },
+		func() error { return Quantize(t.Context(), parts[0], filepath.Join(dir, "m.gguf"), split) },
+		func() error { return HF(t.Context(), c, filepath.Join(c, "config.json"), Options{}) },
+		func() error { return HF(t.Context(), c, filepath.Join(c, "model.safetensors"), Options{}) },
+	} {
+		if err := try(); err == nil || !strings.Contains(err.Error(), "both input and output") {
+			t.Errorf("error is %v", err)
+		}
+	}
+	if err := HF(t.Context(), c, dir, Options{}); err == nil || !strings.Contains(err.Error(), "is a folder") {
+		t.Errorf("a folder as output: error is %v", err)
+	}
+	if f, err := gguf.Open(parts[0]); err != nil {
+		t.Error(err)
+	} else {
+		f.Close()
+	}
+}
+
 func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	dir := t.TempDir()
