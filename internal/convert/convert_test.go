@@ -509,7 +509,8 @@ func TestSplitOutput(t *testing.T) {
 func TestKeepsInput(t *testing.T) {
 	dir := t.TempDir()
 	split := QuantizeOptions{Type: "f32", SplitBytes: 400e3, AllowRequantize: true}
-	if err := Quantize(t.Context(), testkit.Golden(t, "qwen35/model.gguf"), filepath.Join(dir, "m.gguf"), split); err != nil {
+	whole := filepath.Join(dir, "m.gguf")
+	if err := Quantize(t.Context(), testkit.Golden(t, "qwen35/model.gguf"), whole, split); err != nil {
 		t.Fatal(err)
 	}
 	parts, _ := filepath.Glob(filepath.Join(dir, "m-*.gguf"))
@@ -519,7 +520,7 @@ func TestKeepsInput(t *testing.T) {
 	c := golden(t, "qwen35").write()
 	for _, try := range []func() error{
 		func() error { return Quantize(t.Context(), parts[0], parts[1], QuantizeOptions{Type: "f32"}) },
-		func() error { return Quantize(t.Context(), parts[0], filepath.Join(dir, "m.gguf"), split) },
+		func() error { return Quantize(t.Context(), parts[0], whole, split) },
 		func() error { return HF(t.Context(), c, filepath.Join(c, "config.json"), Options{}) },
 		func() error { return HF(t.Context(), c, filepath.Join(c, "model.safetensors"), Options{}) },
 	} {
