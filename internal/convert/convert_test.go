@@ -538,6 +538,19 @@ func TestKeepsInput(t *testing.T) {
 	}
 }
 
+// TestMissingConfig: what a class has a default for may be missing from config.json; what no file can run without may
+// not.
+func TestMissingConfig(t *testing.T) {
+	c := golden(t, "qwen3")
+	delete(c.config, "rms_norm_eps")
+	f := openGGUF(t, convertTo(t, c.write(), Options{}))
+	if eps, _, _ := f.Float("qwen3.attention.layer_norm_rms_epsilon"); float32(eps) != 1e-6 {
+		t.Errorf("the norms' epsilon is %g", eps)
+	}
+	delete(c.config, "intermediate_size")
+	convertFails(t, c.write(), Options{}, "config.json", "intermediate_size", "is missing")
+}
+
 func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	dir := t.TempDir()
