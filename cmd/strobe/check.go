@@ -30,7 +30,7 @@ It prints a line per check and exits with 1 if one fails. What a server does not
 say how many drafted tokens an answer had, is noted and does not fail.`,
 		Example: `  strobe check http://127.0.0.1:8080
   strobe check https://llm.example.org my-model --api-key-file key.txt --json`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: positional("URL", "[MODEL]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.base = strings.TrimSuffix(strings.TrimRight(args[0], "/"), "/v1")
 			if len(args) > 1 {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -45,12 +46,13 @@ config.toml, XDG_CONFIG_HOME another folder for both.`,
 			if err != nil {
 				return err
 			}
+			var b strings.Builder
 			show := func(what, file string) {
 				note := ""
 				if !isFile(file) {
 					note = " (not there)"
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%-10s %s%s\n", what, file, note)
+				fmt.Fprintf(&b, "%-10s %s%s\n", what, file, note)
 			}
 			show("settings", configFile(dir))
 			show("names", filepath.Join(dir, "models.toml"))
@@ -60,10 +62,11 @@ config.toml, XDG_CONFIG_HOME another folder for both.`,
 					value = "(a secret)"
 				}
 				if strings.HasPrefix(name, "STROBE_") {
-					fmt.Fprintf(cmd.OutOrStdout(), "%-10s %s=%s\n", "variable", name, value)
+					fmt.Fprintf(&b, "%-10s %s=%s\n", "variable", name, value)
 				}
 			}
-			return nil
+			_, err = io.WriteString(cmd.OutOrStdout(), b.String())
+			return err
 		},
 	}
 }

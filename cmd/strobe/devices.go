@@ -20,7 +20,7 @@ does not fit runs on the processor: experts first, then layers.`,
 		Example: `  strobe devices
   strobe run --device cuda:0 -m model.gguf -p "why is the sky blue"
   strobe serve --device cuda:0,cuda:1 -m model.gguf`,
-		Args: cobra.NoArgs,
+		Args: positional(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			for _, d := range device.List() {

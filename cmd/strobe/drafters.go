@@ -105,7 +105,10 @@ func convertedName(dir string, target *gguf.File) (string, error) {
 // convertedDir is the folder of the files that were made from checkpoints.
 func convertedDir() (string, error) {
 	cache, err := os.UserCacheDir()
-	return filepath.Join(cache, "strobe", "drafters"), err
+	if err != nil {
+		return "", fmt.Errorf("no folder for drafters that are converted: %w", err)
+	}
+	return filepath.Join(cache, "strobe", "drafters"), nil
 }
 
 // convertedPattern matches the names that convertedName makes.

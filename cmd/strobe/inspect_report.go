@@ -370,7 +370,7 @@ func (r *report) checkLoads(f *gguf.File) {
 	if len(f.Tensors()) == 0 || mtp.Supported(f) || dflash.Supported(f) {
 		return
 	}
-	if why := model.WhyNot(f.Arch()); why != "" {
+	if why := model.WhyNot(f); why != "" {
 		r.fail("the model cannot run: %s", why)
 		return
 	}

@@ -145,7 +145,7 @@ OWNER/REPO for everything of that repository and what was made from it, OWNER/RE
 made from checkpoints are files, by the names that "strobe list" shows.`,
 		Example: `  strobe rm qwen3.5-4b
   strobe rm Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf`,
-		Args: cobra.MinimumNArgs(1),
+		Args: positional("NAME..."),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := hub.FromEnv()
 			if err != nil {

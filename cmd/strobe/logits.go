@@ -52,7 +52,7 @@ vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabul
   strobe logits -m model.gguf --compare reference.safetensors
   strobe logits -m target.gguf -d drafter.gguf --tokens ids.json --rounds 20,23,40 --out out.safetensors
   strobe logits -m target.gguf --tokens ids.json --steps 4 --accept 2,0,4,1 --out out.safetensors`,
-		Args: cobra.NoArgs,
+		Args: positional(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return writeLogits(cmd, &opt) },
 	}
 	opt.modelFlags.add(cmd)

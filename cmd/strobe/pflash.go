@@ -34,7 +34,7 @@ token, "chunks" for each chunk of 32 tokens, and the numbers of the chunks "kept
 implementation, which keeps the beginning in any case.`,
 		Example: `  strobe pflash -m Qwen3-0.6B-BF16.gguf -f report.txt --keep 0.1
   strobe pflash --tokens 1,2,3,4,5,6,7,8,9,10 --out scores.safetensors`,
-		Args: cobra.NoArgs,
+		Args: positional(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runPflash(cmd, &opt) },
 	}
 	f := cmd.Flags()
@@ -45,7 +45,7 @@ implementation, which keeps the beginning in any case.`,
 	f.Float64Var(&opt.alpha, "alpha", 0, "block-sparse attention, as --prefill-alpha; 0 is full attention")
 	f.StringVar(&opt.out, "out", "", "safetensors file for the numbers")
 	f.StringVar(&opt.device, "device", "cpu", "what runs the scorer: cpu, cuda, cuda:N, vulkan")
-	f.IntVar(&opt.threads, "threads", 0, "CPU threads (default: all cores)")
+	f.IntVar(&opt.threads, "threads", 0, "CPU threads, at most as many as there are cores (default: all)")
 	return cmd
 }
 

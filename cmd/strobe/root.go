@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -236,14 +237,19 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// positional accepts exactly the named arguments and says which one is missing.
+// positional accepts the named arguments, those in brackets if they are there and any number of one with dots, and says
+// which one is missing.
 func positional(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < len(names) {
-			return usagef("%s: missing argument %s", cmd.Name(), strings.Join(names[len(args):], " "))
+		need := slices.IndexFunc(names, func(name string) bool { return name[0] == '[' })
+		if need < 0 {
+			need = len(names)
 		}
-		if len(args) > len(names) {
-			return usagef("%s: unexpected argument %q", cmd.Name(), args[len(names)])
+		if len(args) < need {
+			return usagef("%s: missing argument %s", cmd.Name(), strings.Join(names[len(args):need], " "))
+		}
+		if n := len(names); len(args) > n && !(n > 0 && strings.HasSuffix(names[n-1], "...")) {
+			return usagef("%s: unexpected argument %q", cmd.Name(), args[n])
 		}
 		return nil
 	}

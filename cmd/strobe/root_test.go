@@ -31,6 +31,9 @@ func TestExitCodes(t *testing.T) {
 		{"nonsense", exitUsage},
 		{"synth --shape tiny-qwen3 --quant nonsense -o x", exitUsage},
 		{"synth --seed minus -o x", exitUsage},
+		{"synth --shape nonsense -o x", exitUsage},
+		{"check", exitUsage},
+		{"rm", exitUsage},
 	}
 	for _, c := range tests {
 		var out, errs bytes.Buffer
@@ -108,6 +111,22 @@ func TestParseSize(t *testing.T) {
 	for _, bad := range []string{"x", "-1", "0", "1e30G", "G"} {
 		if _, err := parseSize(bad); err == nil {
 			t.Errorf("parseSize(%q) is accepted", bad)
+		}
+	}
+}
+
+// fullDisk fails like standard output in a file on a disk without room.
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space") }
+
+// TestFullOutput: a result that cannot be written is an error, of every command that prints one without a model.
+func TestFullOutput(t *testing.T) {
+	for _, name := range []string{"config", "version", "devices", "list --known"} {
+		var errs bytes.Buffer
+		code := run(t.Context(), strings.Fields(name), nil, fullDisk{}, &errs)
+		if code != exitError || !strings.Contains(errs.String(), "no space") {
+			t.Errorf("strobe %s: code %d, %s", name, code, errs.String())
 		}
 	}
 }

@@ -57,7 +57,8 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 	f.StringVarP(&opt.prompt, "prompt", "p", "", "prompt text")
 	f.StringVarP(&opt.file, "file", "f", "", "file with the prompt; - is standard input")
 	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
-	f.IntVarP(&opt.n, "predict", "n", 0, "most tokens to generate (default: until the model ends or the context is full)")
+	f.IntVarP(&opt.n, "predict", "n", 0,
+		"most tokens to generate; 0 is no limit (default: until the model ends or the context is full)")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "show what was loaded and what the controller did")
 	f.StringVar(&opt.system, "system", "", "message of the system, before the prompt")
 	f.StringVar(&opt.schema, "json-schema", "",

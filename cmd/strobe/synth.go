@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -31,6 +32,8 @@ Shapes: ` + wrapList(synth.Shapes(), 76),
 			switch {
 			case shape == "":
 				return usagef("synth: name the shape with --shape NAME; known are %s", strings.Join(synth.Shapes(), ", "))
+			case !slices.Contains(synth.Shapes(), shape):
+				return usagef("unknown shape %q; known are %s", shape, strings.Join(synth.Shapes(), ", "))
 			case out == "":
 				return usagef("synth: name the file to write with -o FILE")
 			}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -126,7 +127,7 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	for _, s := range specs {
 		plan.Bytes += tensorBytes(s)
 	}
-	wr, err := gguf.Create(out, kvs, specs, gguf.WriteOptions{SplitBytes: opt.SplitBytes})
+	wr, err := gguf.Create(out, kvs, specs, gguf.WriteOptions{SplitBytes: opt.SplitBytes, Keep: checkpointFiles(dir)})
 	if err != nil {
 		return err
 	}
@@ -140,6 +141,17 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 		}
 	}
 	return wr.Close()
+}
+
+// checkpointFiles are the files of a folder that converting must not replace. GGUF files are no part of a checkpoint.
+func checkpointFiles(dir string) (list []string) {
+	entries, _ := os.ReadDir(dir) // it has been read before
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) != ".gguf" {
+			list = append(list, filepath.Join(dir, e.Name()))
+		}
+	}
+	return list
 }
 
 // openCheckpoint reads what a folder holds: the model's configuration, and the tensors of it that are converted.

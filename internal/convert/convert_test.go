@@ -505,6 +505,52 @@ func TestSplitOutput(t *testing.T) {
 	}
 }
 
+// TestKeepsInput: nothing is written over what is being read, whatever the output is called.
+func TestKeepsInput(t *testing.T) {
+	dir := t.TempDir()
+	split := QuantizeOptions{Type: "f32", SplitBytes: 400e3, AllowRequantize: true}
+	whole := filepath.Join(dir, "m.gguf")
+	if err := Quantize(t.Context(), testkit.Golden(t, "qwen35/model.gguf"), whole, split); err != nil {
+		t.Fatal(err)
+	}
+	parts, _ := filepath.Glob(filepath.Join(dir, "m-*.gguf"))
+	if len(parts) < 2 {
+		t.Fatalf("%d parts", len(parts))
+	}
+	c := golden(t, "qwen35").write()
+	for _, try := range []func() error{
+		func() error { return Quantize(t.Context(), parts[0], parts[1], QuantizeOptions{Type: "f32"}) },
+		func() error { return Quantize(t.Context(), parts[0], whole, split) },
+		func() error { return HF(t.Context(), c, filepath.Join(c, "config.json"), Options{}) },
+		func() error { return HF(t.Context(), c, filepath.Join(c, "model.safetensors"), Options{}) },
+	} {
+		if err := try(); err == nil || !strings.Contains(err.Error(), "both input and output") {
+			t.Errorf("error is %v", err)
+		}
+	}
+	if err := HF(t.Context(), c, dir, Options{}); err == nil || !strings.Contains(err.Error(), "is a folder") {
+		t.Errorf("a folder as output: error is %v", err)
+	}
+	if f, err := gguf.Open(parts[0]); err != nil {
+		t.Error(err)
+	} else {
+		f.Close()
+	}
+}
+
+// TestMissingConfig: what a class has a default for may be missing from config.json; what no file can run without may
+// not.
+func TestMissingConfig(t *testing.T) {
+	c := golden(t, "qwen3")
+	delete(c.config, "rms_norm_eps")
+	f := openGGUF(t, convertTo(t, c.write(), Options{}))
+	if eps, _, _ := f.Float("qwen3.attention.layer_norm_rms_epsilon"); float32(eps) != 1e-6 {
+		t.Errorf("the norms' epsilon is %g", eps)
+	}
+	delete(c.config, "intermediate_size")
+	convertFails(t, c.write(), Options{}, "config.json", "intermediate_size", "is missing")
+}
+
 func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	dir := t.TempDir()

@@ -191,8 +191,8 @@ func (m *model) commonKeys(k modelKeys, fileType uint32) {
 	k.u32("block_count", m.blocks())
 	k.u32("context_length", c.need("max_position_embeddings", "n_ctx", "n_positions", "max_length"))
 	k.u32("embedding_length", c.need("hidden_size", "n_embd"))
-	if n, ok := c.int("intermediate_size"); ok {
-		k.u32("feed_forward_length", n)
+	if _, ok := c.int("intermediate_size"); ok || !m.moe {
+		k.u32("feed_forward_length", c.need("intermediate_size"))
 	}
 	k.u32("attention.head_count", c.need("num_attention_heads"))
 	n, ok := c.int("num_key_value_heads")
@@ -202,7 +202,10 @@ func (m *model) commonKeys(k modelKeys, fileType uint32) {
 	}
 	m.ropeKeys(k)
 	eps, ok := c.float("rms_norm_eps", "norm_eps")
-	k.maybeF32("attention.layer_norm_rms_epsilon", eps, ok)
+	if !ok {
+		eps = 1e-6 // the default of all these classes; llama.cpp does not load a file without the key
+	}
+	k.f32("attention.layer_norm_rms_epsilon", eps)
 	n, ok = c.int("num_local_experts", "num_experts")
 	k.maybeU32("expert_count", n, ok)
 	n, ok = c.int("num_experts_per_tok", "top_k_experts")
@@ -376,12 +379,6 @@ func (m *model) gemmaHeadDim() int {
 
 func (m *model) gemmaKeys(k modelKeys) {
 	c := m.c
-	// What the generic part may have left out has defaults here.
-	if eps, ok := c.float("rms_norm_eps"); ok {
-		k.f32("attention.layer_norm_rms_epsilon", eps)
-	} else {
-		k.f32("attention.layer_norm_rms_epsilon", 1e-6)
-	}
 	if v, ok := c.float("final_logit_softcapping"); ok && v != 0 {
 		k.f32("final_logit_softcapping", v)
 	}

@@ -16,14 +16,19 @@ var splitPatterns = map[string]string{
 	`(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ` +
 		`?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`: "llama-bpe",
 	`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`: "gpt-2",
-	`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`:    "gpt-2",
+	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|` +
+		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ` +
+		`?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`: "tekken",
+	`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`: "gpt-2",
 }
 
 // spelledOut is how engines without inline flags write the contractions.
 const spelledOut = `(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])`
 
 // PreTokenizers lists the names a pattern can be recognised as.
-func PreTokenizers() []string { return []string{"qwen2", "qwen35", "llama-bpe", "gpt-2"} }
+func PreTokenizers() []string {
+	return []string{"qwen2", "qwen35", "llama-bpe", "gpt-2", "tekken", "smollm"}
+}
 
 // recognisePre names the way the tokenizer splits text, from the pattern in
 // tokenizer.json itself. A pattern nobody knows is an error that shows it:
@@ -46,30 +51,37 @@ func (t *hfTokenizer) recognisePre(m *model) (string, error) {
 		return "", fieldErr(t.path, "pre_tokenizer", "%v", err)
 	}
 	var patterns []string
-	builtin := false
+	builtin, digits := false, false
 	for _, s := range steps {
-		switch s.Type {
-		case "Split":
+		switch {
+		case s.Type == "Split":
 			p := s.Pattern.Regex
 			if p == "" {
 				p = s.Pattern.String
 			}
 			patterns = append(patterns, p)
-		case "ByteLevel":
+		case s.Type == "ByteLevel":
 			builtin = s.UseRegex == nil || *s.UseRegex
+		case s.Type == "Digits" && s.Individual:
+			digits = true
 		default:
 			return "", fieldErr(t.path, "pre_tokenizer", "step %s is not supported; name a known splitter with --pre (%s)",
 				s.Type, strings.Join(PreTokenizers(), ", "))
 		}
 	}
 	if len(patterns) == 0 && builtin {
+		if digits {
+			return "smollm", nil
+		}
+		if m.family == llama {
+			return "gpt-2", nil // what ByteLevel does by itself
+		}
 		// ByteLevel alone names no pattern: it is the trainer's default and no
-		// released model of the supported families has it. Files made from such
-		// checkpoints carry qwen35.
+		// released Qwen has it. Files made from such checkpoints carry qwen35.
 		t.note = t.path + ": names no split pattern, using qwen35; change it with --pre"
 		return "qwen35", nil
 	}
-	if len(patterns) == 1 && !builtin {
+	if len(patterns) == 1 && !builtin && !digits {
 		p := strings.ReplaceAll(patterns[0], spelledOut, `(?i:'s|'t|'re|'ve|'m|'ll|'d)`)
 		if name := splitPatterns[p]; name != "" {
 			return name, nil
@@ -86,8 +98,9 @@ type preStep struct {
 		Regex  string `json:"Regex"`
 		String string `json:"String"`
 	} `json:"pattern"`
-	UseRegex *bool             `json:"use_regex"`
-	Steps    []json.RawMessage `json:"pretokenizers"`
+	UseRegex   *bool             `json:"use_regex"`
+	Individual bool              `json:"individual_digits"`
+	Steps      []json.RawMessage `json:"pretokenizers"`
 }
 
 func flattenPre(raw json.RawMessage, out *[]preStep) error {

@@ -3,7 +3,6 @@ package convert
 import (
 	"context"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -63,9 +62,6 @@ func Quantize(ctx context.Context, in, out string, opt QuantizeOptions) error {
 		return err
 	}
 	defer f.Close()
-	if err := differentFiles(f, out); err != nil {
-		return err
-	}
 	if f.Arch() == "" {
 		return fieldErr(in, "key general.architecture", "is missing")
 	}
@@ -88,7 +84,8 @@ func Quantize(ctx context.Context, in, out string, opt QuantizeOptions) error {
 		specs[i] = gguf.TensorSpec{Name: t.Name, Type: types[i], Shape: trimShape(t.Shape)}
 		plan.Bytes += tensorBytes(specs[i])
 	}
-	w, err := gguf.Create(out, quantisedKeys(kvs, mix), specs, gguf.WriteOptions{SplitBytes: opt.SplitBytes})
+	w, err := gguf.Create(out, quantisedKeys(kvs, mix), specs,
+		gguf.WriteOptions{SplitBytes: opt.SplitBytes, Keep: f.Paths()})
 	if err != nil {
 		return err
 	}
@@ -191,16 +188,4 @@ func requantize(ctx context.Context, w *gguf.Writer, path string, t *gguf.Tensor
 		}
 	}
 	return WriteRows(ctx, w, t.Name, rows, dst, enc, progress)
-}
-
-// differentFiles refuses to replace the file that is being read.
-func differentFiles(f *gguf.File, out string) error {
-	a, err := os.Stat(f.Path())
-	if err != nil {
-		return err
-	}
-	if b, err := os.Stat(out); err == nil && os.SameFile(a, b) {
-		return fmt.Errorf("%s: is both input and output", out)
-	}
-	return nil
 }

@@ -55,7 +55,9 @@ func WriteRows(ctx context.Context, w *gguf.Writer, name string, rows, rowBytes 
 					c.data = make([]byte, per*rowBytes)
 				}
 				c.data = c.data[:n]
-				c.err = encode(c.data, c.from, c.to)
+				if c.err = ctx.Err(); c.err == nil { // else what waits in line is not wanted any more
+					c.err = encode(c.data, c.from, c.to)
+				}
 				close(c.done)
 			}
 		})

@@ -160,6 +160,8 @@ func TestPreTokenizers(t *testing.T) {
 	m := &model{arch: &arch{name: "qwen35", family: qwen35}}
 	tests := []struct{ name, pre, want string }{
 		{"bare", `{"type": "ByteLevel", "use_regex": true}`, "qwen35"},
+		{"digits", `{"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true},
+			{"type": "ByteLevel", "use_regex": true}]}`, "smollm"},
 		{"spelled out", splitStep(`(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}` +
 			`\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`), "qwen2"},
 	}
@@ -176,8 +178,16 @@ func TestPreTokenizers(t *testing.T) {
 			t.Errorf("%s is recognised as %v, want %s", c.name, got, c.want)
 		}
 	}
+	plain := map[string]string{"tokenizer.json": byteTokenizer(tests[0].pre, "")}
+	l, err := tokenizerKeys(t, plain, &model{arch: &arch{name: "llama", family: llama}}, 8)
+	if got := kvMap(l)["tokenizer.ggml.pre"]; err != nil || got != "gpt-2" {
+		t.Errorf("a Llama's bare pre-tokenizer is recognised as %v (%v), want gpt-2", got, err)
+	}
 	for name, pre := range map[string]string{
 		`\p{Han}+|.`: splitStep(`\p{Han}+|.`), "Whitespace": `{"type": "Whitespace"}`, "is missing": "null",
+		"step Digits": `{"type": "Sequence", "pretokenizers": [{"type": "Digits"}, {"type": "ByteLevel"}]}`,
+		"split pattern": `{"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true}, ` +
+			splitStep(`\p{N}`) + `]}`,
 	} {
 		_, err := tokenizerKeys(t, map[string]string{"tokenizer.json": byteTokenizer(pre, "")}, m, 8)
 		if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "pre_tokenizer") {

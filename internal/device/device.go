@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -18,7 +19,7 @@ import (
 
 // Options says how to use a device.
 type Options struct {
-	Threads int // of the processor; 0 means all cores
+	Threads int // of the processor; 0 means all cores, which is also the most
 }
 
 // Info describes a device that this machine has.
@@ -197,5 +198,6 @@ func Open(name string, opt Options) (backend.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cpu.New(cpu.Options{Threads: opt.Threads}), nil
+	// More workers than cores only wait for each other; tens of thousands would do nothing else.
+	return cpu.New(cpu.Options{Threads: min(opt.Threads, runtime.GOMAXPROCS(0))}), nil
 }

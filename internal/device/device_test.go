@@ -2,7 +2,10 @@ package device
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
+
+	"strobe/internal/backend/cpu"
 )
 
 // TestNames: names that people give devices, right and wrong.
@@ -61,4 +64,18 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Close()
+}
+
+// TestThreads: whoever asks for more workers than there are cores gets one for each.
+func TestThreads(t *testing.T) {
+	for asked, want := range map[int]int{0: runtime.GOMAXPROCS(0), 1: 1, 1 << 10: runtime.GOMAXPROCS(0)} {
+		b, err := Open("cpu", Options{Threads: asked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := b.(*cpu.Backend).Threads(); got != want {
+			t.Errorf("%d threads asked for: %d, want %d", asked, got, want)
+		}
+		b.(*cpu.Backend).Close()
+	}
 }

@@ -249,6 +249,14 @@ func (f *File) Alignment() int { return f.parts[0].align }
 // Parts is the number of files a split file consists of, else 1.
 func (f *File) Parts() int { return len(f.parts) }
 
+// Paths are the files that a split file consists of, or the one it is.
+func (f *File) Paths() (list []string) {
+	for _, p := range f.parts {
+		list = append(list, p.path)
+	}
+	return list
+}
+
 // Size is the number of bytes of all parts together.
 func (f *File) Size() int64 {
 	var n int64

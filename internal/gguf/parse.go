@@ -1,6 +1,7 @@
 package gguf
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -180,7 +181,7 @@ func parse(path string, data []byte) (*part, error) {
 		return nil, s.short("magic")
 	}
 	if string(data[:4]) != magic {
-		return nil, fieldErr(path, "magic", "%q is not %q: not a GGUF file", data[:4], magic)
+		return nil, fieldErr(path, "magic", "%q is not %q: %s", data[:4], magic, otherFile(data))
 	}
 	s.off = 4
 	v, err := s.u32("version")
@@ -224,6 +225,19 @@ func parse(path string, data []byte) (*part, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// otherFile says what is often found under the name of a GGUF file.
+func otherFile(data []byte) string {
+	switch {
+	case bytes.HasPrefix(data, []byte("version https://git-lfs")):
+		return "a pointer that Git LFS left in place of the file; \"git lfs pull\" fetches it"
+	case data[0] == '<':
+		return "a web page, not the file behind it"
+	case len(data) > 8 && data[8] == '{':
+		return "a safetensors file; \"strobe convert\" makes a GGUF file of its folder"
+	}
+	return "not a GGUF file"
 }
 
 func (p *part) scanKVs(s *scanner, n int) error {
@@ -373,6 +387,10 @@ func (p *part) scanShape(s *scanner, field string, t *Tensor) (uint64, error) {
 	}
 	t.Type = quant.Type(id)
 	if !t.Type.Known() {
+		if of := t.Type.Repacked(); of.Known() {
+			return 0, fieldErr(p.path, field, "type %d, %v in the order of some processors, is retired; get a file in %v",
+				id, of, of)
+		}
 		return 0, fieldErr(p.path, field, "unknown type %d", id)
 	}
 	size, err := tensorBytes(t.Type, t.Shape)

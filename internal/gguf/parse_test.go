@@ -235,6 +235,9 @@ func TestBadFiles(t *testing.T) {
 	}{
 		{"empty", nil, "magic: file is truncated"},
 		{"another format", []byte("PK\x03\x04 and then some"), "not a GGUF file"},
+		{"pointer", []byte("version https://git-lfs.github.com/spec/v1\noid sha256:0"), "git lfs pull"},
+		{"web page", []byte("<!DOCTYPE html>"), "a web page"},
+		{"safetensors", []byte("\x10\x00\x00\x00\x00\x00\x00\x00{\"a\":"), "strobe convert"},
 		{"version 1", version(1), "version: version 1"},
 		{"version 4", version(4), "version: version 4"},
 		{"big endian", version(3 << 24), "big-endian"},
@@ -285,6 +288,8 @@ func TestBadFiles(t *testing.T) {
 		{"shape overflows to 0", tensors(1, func(r *raw) { r.tensor("a", f32, 0, 1<<32, 1<<32) }), `tensor "a": shape`},
 		{"shape too large", tensors(1, func(r *raw) { r.tensor("a", f32, 0, 1<<40) }), `tensor "a": file is truncated`},
 		{"retired type", tensors(1, func(r *raw) { r.tensor("a", 4, 0, 32) }), `tensor "a": unknown type 4`},
+		{"repacked type", tensors(1, func(r *raw) { r.tensor("a", 33, 0, 32) }),
+			`tensor "a": type 33, Q4_0 in the order of some processors, is retired; get a file in Q4_0`},
 		{"unknown type", tensors(1, func(r *raw) { r.tensor("a", 1000, 0, 32) }), `tensor "a": unknown type 1000`},
 		{"half a block", tensors(1, func(r *raw) { r.tensor("a", q4, 0, 128, 2) }),
 			`tensor "a": rows of 128 values are not a multiple of Q4_K's block of 256`},

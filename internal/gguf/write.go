@@ -49,6 +49,8 @@ type WriteOptions struct {
 	// NoEndPad leaves out the padding after the last tensor. Upstream writes
 	// it but does not need it.
 	NoEndPad bool
+	// Keep are files that must not be replaced: what the tensors are read from.
+	Keep []string
 }
 
 // A Writer writes a GGUF file, or its parts, under temporary names. Call Close
@@ -123,7 +125,7 @@ func (w *Writer) create(kvs []KV, tensors []TensorSpec, opt WriteOptions) error 
 			meta = partKVs(kvs, align, i, len(counts), len(tensors))
 		}
 		out := &outFile{final: final, align: align}
-		if err := out.open(); err != nil {
+		if err := out.open(opt.Keep); err != nil {
 			return err
 		}
 		w.files = append(w.files, out)
@@ -140,7 +142,7 @@ func (w *Writer) create(kvs []KV, tensors []TensorSpec, opt WriteOptions) error 
 		}
 		out.head = int64(len(head))
 		if _, err := out.w.Write(head); err != nil {
-			return fmt.Errorf("write %s: %w", out.temp, err)
+			return err
 		}
 	}
 	return nil
@@ -148,7 +150,17 @@ func (w *Writer) create(kvs []KV, tensors []TensorSpec, opt WriteOptions) error 
 
 // open makes a temporary file beside the final one, so that the rename stays
 // on one file system. Unlike os.CreateTemp it leaves the mode to the umask.
-func (o *outFile) open() error {
+func (o *outFile) open(keep []string) error {
+	if old, err := os.Stat(o.final); err == nil {
+		if old.IsDir() {
+			return fmt.Errorf("%s: is a folder", o.final)
+		}
+		for _, path := range keep {
+			if in, err := os.Stat(path); err == nil && os.SameFile(old, in) {
+				return fmt.Errorf("%s: is both input and output", o.final)
+			}
+		}
+	}
 	for range 100 {
 		temp := fmt.Sprintf("%s.tmp-%08x", o.final, rand.Uint32())
 		f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
@@ -386,7 +398,7 @@ func (w *Writer) WriteTensor(name string, data []byte) error {
 	}
 	out := w.files[t.file]
 	if _, err := out.w.Write(data); err != nil {
-		return w.fail(fmt.Errorf("write %s: %w", out.temp, err))
+		return w.fail(err)
 	}
 	w.done += int64(len(data))
 	return w.end()
@@ -422,7 +434,7 @@ func (w *Writer) end() error {
 		pad = 0
 	}
 	if _, err := out.w.Write(make([]byte, pad)); err != nil {
-		return w.fail(fmt.Errorf("write %s: %w", out.temp, err))
+		return w.fail(err)
 	}
 	w.next, w.done = w.next+1, 0
 	return nil
@@ -460,7 +472,7 @@ func (w *Writer) finish() error {
 		err = errors.Join(err, o.f.Close())
 		o.f = nil
 		if err != nil {
-			return fmt.Errorf("write %s: %w", o.temp, err)
+			return err
 		}
 	}
 	for i, o := range w.files {

@@ -427,11 +427,12 @@ func TestNothingLeft(t *testing.T) {
 
 func TestRenameFails(t *testing.T) {
 	dir := t.TempDir()
-	// A folder stands where the second part must go.
+	opt := gguf.WriteOptions{SplitTensors: 2}
+	w := create(t, filepath.Join(dir, "x.gguf"), nil, opt)
+	// A folder comes to stand where the second part must go.
 	if err := os.MkdirAll(filepath.Join(dir, "x-00002-of-00003.gguf", "full"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w := create(t, filepath.Join(dir, "x.gguf"), nil, gguf.WriteOptions{SplitTensors: 2})
 	for i, s := range five() {
 		if err := w.WriteTensor(s.Name, fill(i, fiveSizes[i])); err != nil {
 			t.Fatal(err)
@@ -439,6 +440,13 @@ func TestRenameFails(t *testing.T) {
 	}
 	if err := w.Close(); err == nil {
 		t.Error("Close succeeds")
+	}
+	if left := files(t, dir); len(left) != 1 {
+		t.Errorf("left behind: %v", left)
+	}
+	if _, err := gguf.Create(filepath.Join(dir, "x.gguf"), nil, five(), opt); err == nil ||
+		!strings.Contains(err.Error(), "is a folder") {
+		t.Errorf("a folder that was there before: %v", err)
 	}
 	if left := files(t, dir); len(left) != 1 {
 		t.Errorf("left behind: %v", left)

@@ -126,9 +126,8 @@ func Supported(arch string) bool { return architectures[arch] != nil }
 // Open loads the model of f on a device, or on several if Options.Place says so. The file must stay open while the
 // model is used.
 func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend) (*Model, error) {
-	build := architectures[f.Arch()]
-	if build == nil {
-		return nil, fmt.Errorf("%s: %s", f.Path(), WhyNot(f.Arch()))
+	if why := WhyNot(f); why != "" {
+		return nil, fmt.Errorf("%s: %s", f.Path(), why)
 	}
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound,
@@ -181,7 +180,7 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 		}
 	}
 	var err error
-	if m.arch, err = build(l, m); err != nil {
+	if m.arch, err = architectures[f.Arch()](l, m); err != nil {
 		return nil, err
 	}
 	if l.Err != nil {

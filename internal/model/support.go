@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"strobe/internal/gguf"
 )
 
 // missing says of architectures that people have files of what it would take to run them.
@@ -17,10 +19,17 @@ var missing = map[string]string{
 	"qwen2moe": "its shared experts are not Qwen3's", "t5": "it has an encoder",
 }
 
-// WhyNot says why a file of an architecture cannot be run, "" if it can.
-func WhyNot(arch string) string {
-	if Supported(arch) {
+// WhyNot says why a file cannot be run, "" if its architecture can.
+func WhyNot(f *gguf.File) string {
+	arch := f.Arch()
+	kind, _, _ := f.String("general.type")
+	switch {
+	case kind == "adapter":
+		return "an adapter (LoRA) changes a model and is none; adapters are not supported"
+	case Supported(arch):
 		return ""
+	case arch == "":
+		return "the key general.architecture is missing"
 	}
 	known := strings.Join(slices.Sorted(maps.Keys(architectures)), ", ")
 	if why := missing[arch]; why != "" {

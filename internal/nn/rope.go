@@ -57,15 +57,17 @@ func (l *Loader) Rope(dims int, base float32, factors []float32) *Rope {
 func (l *Loader) scaleRope(r *Rope, inv []float32, base float32) {
 	kind, _, err := l.File.String(l.Key("rope.scaling.type"))
 	l.Keep(err)
+	switch kind {
+	case "", "none", "linear", "yarn":
+	default:
+		l.Fail("key %s is %q; supported are none, linear and yarn", l.Key("rope.scaling.type"), kind)
+	}
+	r.mscale *= l.Float("rope.scaling.attn_factor", 1)                        // whether or not anything is stretched
 	factor := l.Float("rope.scaling.factor", l.Float("rope.scale_linear", 0)) // the latter is the key of old files
 	if factor == 0 || factor == 1 || kind == "none" {
 		return
 	}
-	r.mscale *= l.Float("rope.scaling.attn_factor", 1)
 	if kind != "yarn" {
-		if kind != "" && kind != "linear" {
-			l.Fail("key %s is %q; supported are none, linear and yarn", l.Key("rope.scaling.type"), kind)
-		}
 		for i := range inv {
 			inv[i] /= factor
 		}

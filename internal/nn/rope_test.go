@@ -2,6 +2,7 @@ package nn
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"strobe/internal/backend"
@@ -59,6 +60,19 @@ func TestLinear(t *testing.T) {
 				t.Errorf("%v: sine %d is %g, want %g", c.kvs, i, v, want)
 			}
 		}
+	}
+}
+
+// TestScalingWithoutFactor: a file may make rotations larger without stretching positions, and may name a kind of
+// scaling that needs no factor; one that is not known must not run as if it were none.
+func TestScalingWithoutFactor(t *testing.T) {
+	l := loader(t, gguf.KV{Key: "qwen3.rope.scaling.attn_factor", Value: float32(1.25)})
+	if r := l.Rope(8, 10000, nil); l.Err != nil || r.mscale != 1.25 {
+		t.Errorf("attn_factor alone: %v, rotations %v times as large, want 1.25", l.Err, r.mscale)
+	}
+	l = loader(t, gguf.KV{Key: "qwen3.rope.scaling.type", Value: "longrope"})
+	if l.Rope(8, 10000, nil); l.Err == nil || !strings.Contains(l.Err.Error(), "qwen3.rope.scaling.type") {
+		t.Errorf("scaling of an unknown kind: %v", l.Err)
 	}
 }
 

@@ -110,6 +110,17 @@ func (t Type) info() info {
 // laid out and must be rejected.
 func (t Type) Known() bool { return t <= maxType && t.info().blockLen != 0 }
 
+// Repacked is the type whose blocks a retired type had in another order (Q4_0_8_8 and the like), else unknown.
+func (t Type) Repacked() Type {
+	switch t {
+	case 31, 32, 33:
+		return Q4_0
+	case 36, 37, 38:
+		return IQ4_NL
+	}
+	return maxType + 1
+}
+
 // BlockLen is the number of values in one block, 1 for plain numbers and 0 for
 // an unknown type.
 func (t Type) BlockLen() int { return t.info().blockLen }

@@ -42,6 +42,9 @@ func parse(path string, data []byte) ([]*Tensor, map[string]string, error) {
 	}
 	n := binary.LittleEndian.Uint64(data)
 	switch {
+	case bytes.HasPrefix(data, []byte("version https://git-lfs")):
+		return nil, nil, fieldErr(path, "header length",
+			"this is a pointer that Git LFS left in place of the file; \"git lfs pull\" fetches it")
 	case n > maxHeader:
 		return nil, nil, fieldErr(path, "header length", "%d is over the limit of %d bytes: not a safetensors file", n,
 			maxHeader)

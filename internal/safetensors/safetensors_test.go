@@ -81,6 +81,7 @@ func TestBadFiles(t *testing.T) {
 	}{
 		{"empty", nil, "header length: file is truncated"},
 		{"length absurd", length(math.MaxUint64), "header length: 18446744073709551615 is over the limit"},
+		{"pointer", []byte("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"},
 		{"length too long", length(10_000), "header length: file is truncated: a header of 10000 bytes"},
 		{"length too short", length(10), "header: not valid"},
 		{"no JSON", file("hello", 0), "header: not valid"},

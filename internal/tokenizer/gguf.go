@@ -58,6 +58,9 @@ func configFromGGUF(f *gguf.File) (c Config, err error) {
 	if err != nil {
 		return c, err
 	}
+	if (c.Model == "gpt2" || c.Model == "gemma4") && !f.Has("tokenizer.ggml.merges") {
+		return c, fmt.Errorf("%s: tokenizer.ggml.merges: missing, so text could only be spelled in single bytes", f.Path())
+	}
 	types, ok, err := f.Ints("tokenizer.ggml.token_type")
 	if err != nil {
 		return c, err

@@ -27,6 +27,10 @@ var patterns = map[string][]string{
 		`?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`},
 	"gpt2":   {`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`},
 	"gemma4": {`[^\n]+|[\n]+`},
+	"smollm": {`\p{N}`, `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)`},
+	"tekken": {`[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+|` +
+		`[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|` +
+		`\s*[\r\n]+|\s+(?!\S)|\s+`},
 	"default": {`[\p{P}\$\+<=>\^~\|]+`,
 		`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)`, `\p{N}+`, `[0-9][0-9][0-9]`},
 }
@@ -384,7 +388,7 @@ func TestSplitAgainstPatterns(t *testing.T) {
 	alphabet := []string{"a", "Z", "é", "我", "\u0301", "\u0903", "1", "½", "٣", " ", "\t", "\n", "\r", "\v", "\u0085",
 		"\u00a0", "\u1680",
 		"\u2003", "\u2028", "\u202f", "\u3000", "\u200b", "'", "s", "T", "re", "VE", "ll", "m", "'d", "ſ", ".", "_", "🙂",
-		"\U00020000", "\U000e0100", "\ufffd", "\x00", "  ", "-"}
+		"\U00020000", "\U000e0100", "\ufffd", "\x00", "  ", "-", "/"}
 	rng := rand.New(rand.NewPCG(5, 6))
 	for pre := range patterns {
 		check := func(s string) {

@@ -28,6 +28,8 @@ var (
 	llama3 = preset{split: splitLlama3, wholeFirst: true, addBOS: true}
 	gpt2   = preset{split: splitGPT2}
 	simple = preset{split: splitDefault}
+	tekken = preset{split: splitTekken, wholeFirst: true, addBOS: true}
+	single = preset{split: splitSingle}
 	gemma4 = preset{split: splitLines, raw: true, addBOS: true}
 
 	sentencePiece = preset{raw: true, scored: true, addBOS: true}
@@ -38,9 +40,13 @@ var presets = map[string]preset{
 	"qwen2": qwen2, "deepseek-r1-qwen": qwen2, "megrez": qwen2,
 	"qwen35": qwen35,
 	"llama3": llama3, "llama-v3": llama3, "llama-bpe": llama3, "falcon3": llama3, "pixtral": llama3, "lfm2": llama3,
-	"gpt2": gpt2, "gpt-2": gpt2, "phi-2": gpt2,
-	"default": simple,
-	"gemma4":  gemma4,
+	"midm-2.0": llama3, "smaug-bpe": {split: splitLlama3},
+	"gpt2": gpt2, "gpt-2": gpt2, "phi-2": gpt2, "mellum": gpt2, "trillion": gpt2,
+	"tekken": tekken,
+	"smollm": single, "starcoder": single, "refact": single, "command-r": single, "codeshell": single, "exaone": single,
+	"minerva-7b": single,
+	"default":    simple,
+	"gemma4":     gemma4,
 }
 
 // PreNames returns the known tokenizer.ggml.pre values, sorted.
@@ -199,6 +205,72 @@ func splitGPT2(s string, i int) int {
 		j += n
 	}
 	return j
+}
+
+// splitSingle parts numbers into their digits before it splits as GPT-2 does, so a space never goes with one.
+func splitSingle(s string, i int) int {
+	c, n := classAt(s, i)
+	if c&clsN != 0 {
+		return i + n
+	}
+	if c&clsWS != 0 {
+		end := skip(s, i, clsWS)
+		if end < len(s) {
+			if c, _ = classAt(s, end); c&clsN != 0 {
+				return end
+			}
+		}
+	}
+	return splitGPT2(s, i)
+}
+
+// splitTekken is Mistral's: words end before a capital letter, contractions are words like others, and a slash may
+// follow the line ends after punctuation. Letters beyond ASCII are taken for both cases, as llama.cpp does.
+func splitTekken(s string, i int) int {
+	c, n := classAt(s, i)
+	word := i
+	if c&(clsL|clsN|clsNL) == 0 {
+		word += n
+	}
+	if word < len(s) {
+		if c, _ := classAt(s, word); c&clsL != 0 {
+			return splitCase(s, word)
+		}
+	}
+	j, mark := splitWords(s, i, clsL, 1), i
+	if s[i] == ' ' && j > i+1 {
+		mark++
+	}
+	if c, _ := classAt(s, mark); c&(clsN|clsWS) == 0 {
+		for j < len(s) && (s[j] == '\r' || s[j] == '\n' || s[j] == '/') {
+			j++
+		}
+	}
+	return j
+}
+
+// splitCase ends a word at i: capitals, then at least one small letter. Without one it ends after the last letter that
+// could be small, and only if there is none, after the capitals.
+func splitCase(s string, i int) int {
+	run := func(i int, from, to byte) (end, last int) {
+		last = -1
+		for i < len(s) {
+			c, n := classAt(s, i)
+			if c&clsL == 0 || s[i] >= from && s[i] <= to {
+				break
+			}
+			if i += n; n > 1 {
+				last = i
+			}
+		}
+		return i, last
+	}
+	capitals, both := run(i, 'a', 'z')
+	end, _ := run(capitals, 'A', 'Z')
+	if end == capitals && both >= 0 {
+		return both
+	}
+	return end
 }
 
 // splitDefault is what files get that do not name a splitter: four expressions, each applied to the pieces of the one

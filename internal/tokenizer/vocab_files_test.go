@@ -11,6 +11,7 @@ import (
 
 	"strobe/internal/gguf"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // The vocabulary files come with texts and the ids that llama.cpp gives them. They
@@ -84,5 +85,18 @@ func TestReferenceIDs(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestMissingMerges: llama.cpp refuses such files, too; without merges every text is right, and useless, in bytes.
+func TestMissingMerges(t *testing.T) {
+	path := edit.Golden(t, "qwen3").Set("tokenizer.ggml.merges", nil).Write(t)
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := FromGGUF(f); err == nil || !strings.Contains(err.Error(), path+": tokenizer.ggml.merges: missing") {
+		t.Errorf("error is %v", err)
 	}
 }

@@ -1,0 +1,33 @@
+package model
+
+import (
+	"strings"
+	"testing"
+
+	"strobe/internal/gguf"
+	"strobe/internal/testkit/edit"
+)
+
+// TestWhyNot: what cannot run is told apart.
+func TestWhyNot(t *testing.T) {
+	for _, c := range []struct {
+		key   string
+		value any
+		want  string // part of the answer
+	}{
+		{"general.type", "model", ""},
+		{"general.type", "adapter", "LoRA"},
+		{"general.architecture", nil, "general.architecture is missing"},
+		{"general.architecture", "gpt-oss", "its attention has sinks"},
+		{"general.architecture", "new", `architecture "new" is not supported (supported: gemma4, `},
+	} {
+		f, err := gguf.Open(edit.Golden(t, "qwen3").Set(c.key, c.value).Write(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why := WhyNot(f); !strings.Contains(why, c.want) || (why == "") != (c.want == "") {
+			t.Errorf("%s %v: %q", c.key, c.value, why)
+		}
+		f.Close()
+	}
+}
