@@ -106,9 +106,6 @@ func TestSparse(t *testing.T) {
 			default:
 				d = emulate.Emulated(t, emulate.Options{Hopper: true})
 			}
-			if d.Props().Plain {
-				t.Skip("plain devices have no sparse attention")
-			}
 			w := newWorldOn(t, d, k.heads, k.s)
 			g := rows{s: w.sequence(330, 0), n: 75}
 			q := w.queries([]rows{g})
