@@ -60,6 +60,7 @@ var plainKernels = map[string]variant{
 	"moe_group":  {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
 		nil}, "merge": {"merge", nil}, "rotate": {"rotate", []uint32{0}}, "unrotate": {"rotate", []uint32{1}},
 	"sparse_means": {"sparse_means", nil}, "sparse_weights": {"sparse_weights", nil}, "sparse_keep": {"sparse_keep", nil},
+	"weigh_logits": {"weigh", []uint32{0}}, "weigh_sums": {"weigh", []uint32{1}}, "weigh_most": {"weigh", []uint32{2}},
 	"read":       {"read", nil},
 	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
 	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
