@@ -83,6 +83,9 @@ const (
 	layoutModule = matrices + "layout"
 )
 
+// narrow are the modules whose workgroups have 32 threads.
+var narrow = map[string]bool{"route": true, "select_merge": true, layoutModule: true}
+
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
 	if v, ok := plainKernels[name]; ok {
@@ -228,7 +231,9 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 		return nil, err
 	}
 	values := append([]uint32{0}, v.consts...)
-	if d.shuffles {
+	// Subgroups must be whole, so in a workgroup smaller than one of them values pass through shared memory.
+	shuffles := d.shuffles && (lanes <= 32 || !narrow[v.module])
+	if shuffles {
 		values[0] = 1
 	}
 	entries := make([]specEntry, len(values))
@@ -240,7 +245,7 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 	pc := &computePipeline{head: head{sType: stComputePipeline}, layout: d.layout, index: -1}
 	pc.stage = shaderStage{head: head{sType: stShaderStage}, stage: stageCompute, module: m, name: cText("main"),
 		spec: spec}
-	if d.shuffles {
+	if shuffles {
 		// Lanes are numbered by subgroups, which must then be whole, and of one size.
 		const fullSubgroups = 2
 		pc.stage.flags = fullSubgroups
@@ -255,12 +260,13 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 	}, nil
 }
 
+const subgroupShuffle = 0x10 // an operation of subgroups
+
 // canShuffle reports whether the device claims what the kernels' shuffles need.
 func (d *Driver) canShuffle() bool {
-	const shuffle = 0x10
 	p := d.phys
 	size := p.p11.SubgroupSize
-	return p.p11.SubgroupOps&shuffle != 0 && p.p11.SubgroupStages&stageCompute != 0 &&
+	return p.p11.SubgroupOps&subgroupShuffle != 0 && p.p11.SubgroupStages&stageCompute != 0 &&
 		p.f13.F[f13SubgroupSizeControl] != 0 &&
 		p.f13.F[f13FullSubgroups] != 0 && p.p13.RequiredSubgroupStages&stageCompute != 0 && size >= p.p13.MinSubgroup &&
 		size <= p.p13.MaxSubgroup &&

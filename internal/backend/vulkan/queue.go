@@ -386,6 +386,12 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 	if d.fail(d.compile(k), "compiling kernel %s", k.name); d.err != nil {
 		return
 	}
+	for i, n := range l.Grid {
+		if most := d.phys.properties.Limits.MaxComputeWorkGroupCount[i]; n > int(most) {
+			d.fail(fmt.Errorf("%d workgroups, its driver allows %d", n, most), "launching %s", l.Name)
+			return
+		}
+	}
 	push := [1]gpu.Addr{args}
 	if !l.Beside || !c.some {
 		d.next(c, false)
