@@ -144,7 +144,12 @@ func (a *Attention) alike(longest int) int {
 // Tiling says how to deal the rows of a step whose longest segment has so many rows.
 func (a *Attention) Tiling(longest int) Tiling {
 	f := a.form(longest)
+	work := 0
+	if a.props.Plain {
+		work = max(1, longWork/(2*f.rows*PageSlots*(a.Shape.KeyDim+a.Shape.ValueDim)))
+	}
 	return Tiling{
+		Work: work,
 		Rows: max(1, f.rows/a.chunk),
 		// One wave of blocks for one sequence. Fewer than 4 would leave most of the device idle, more than 64 only
 		// make work for merge.
@@ -214,7 +219,7 @@ type attnArgs struct {
 	at               KVPlace
 	kvheads, group   int32
 	chunk, chunks    int32
-	ring, unit       int32
+	ring, unit       int32 // plain devices: which launch it is, and of how many that share the work
 	scale            float32
 	kept             Addr // sparse: a bit for each block of keys; 0: all are seen
 	words, block     int32
@@ -237,6 +242,7 @@ type AttnCall struct {
 	Unpack           Addr // for UnpackBytes: pages are unpacked once for all rows. 0: by every block that reads them
 	Entries          int  // of the table of pages
 	Sparse           *SparseCall
+	Shares           int  // launches that share the work, on plain devices; 0: one
 	after            bool // what it reads was made by the launch before
 }
 
@@ -362,8 +368,16 @@ func (a *Attention) over(ls []Launch, c AttnCall) []Launch {
 	default:
 		l.Shared = 4 * 16 * (dim + a.Shape.ValueDim + 64 + 5)
 	}
-	l.Args = Args(args)
-	ls = append(ls, l)
+	shares := 1
+	if a.props.Plain {
+		shares = max(1, c.Shares)
+		args.unit, l.Alone = int32(shares), shares > 1
+	}
+	for range shares {
+		l.Args = Args(args)
+		ls = append(ls, l)
+		args.ring++
+	}
 	if c.Merge {
 		fit := 128 / (a.Shape.ValueDim / 4)
 		ls = append(ls, Launch{Kernel: a.kernels["merge"], Name: "merge", Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1},

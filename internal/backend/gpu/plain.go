@@ -201,6 +201,10 @@ func plainExperts(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Launc
 		Grid: [3]int{min(plainGroups, int(a.most)*units), 1, plainQuarters}, Threads: 128, Args: Args(a)}
 }
 
+// longWork is how many operations an attention launch may have: a third of a second where attention reaches a tenth of
+// a teraflop a second, a small chip. Devices are given up on after two seconds, or less.
+const longWork = 1 << 35
+
 // plainHead is the size of heads that a plain attention kernel is made for.
 func plainHead(dim int) int {
 	n := 128

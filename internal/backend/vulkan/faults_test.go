@@ -70,7 +70,8 @@ func TestOnce(t *testing.T) {
 			t.Errorf("%s has the index %d, want %d", d.Name, d.Index, i)
 		}
 	}
-	if s := strings.Join(names, "; "); s != "card, Mesa's driver; other card, AMD's driver; chip; no UUID; no UUID either; software" {
+	const want = "card, Mesa's driver; other card, AMD's driver; chip; no UUID; no UUID either; software"
+	if s := strings.Join(names, "; "); s != want {
 		t.Errorf("devices: %s", s)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"strobe/internal/backend/gpu"
+	"strobe/internal/quant"
 )
 
 // What drivers of other devices have or lack, tried on the one that there is.
@@ -140,8 +141,8 @@ func TestMostGroups(t *testing.T) {
 	}
 }
 
-// TestWholeSubgroups: where subgroups have 64 lanes, only kernels whose workgroups are made of whole ones ask for them; the
-// others exchange values through shared memory.
+// TestWholeSubgroups: where subgroups have 64 lanes, only kernels whose workgroups are made of whole ones ask for them;
+// the others exchange values through shared memory.
 func TestWholeSubgroups(t *testing.T) {
 	files, err := spvFiles.ReadDir("kernel/spv")
 	if err != nil {
@@ -175,6 +176,26 @@ func TestWholeSubgroups(t *testing.T) {
 	}
 }
 
+// TestSmallScales: the self-test multiplies with halves that some drivers take for zero.
+func TestSmallScales(t *testing.T) {
+	d := openFirst(t, Options{})
+	defer d.Close()
+	if err := d.withMatrix(quant.Q6_K, 4, 256, 1, func(_ *bench, _, _ gpu.Addr, _ gpu.WeightLayout, _, values []float32) error {
+		for r := range 4 {
+			most := float32(0)
+			for _, v := range values[r*256:][:256] {
+				most = max(most, v, -v)
+			}
+			if scale := most / (32 * 127); !(scale > 0x1p-24 && scale < 0x1p-14) { // codes and scales of sub-blocks
+				t.Errorf("the scale of row %d is %g", r, scale)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // localSize is the size of workgroups that a module declares.
 func localSize(b []byte) uint32 {
 	const opExecutionMode, modeLocalSize = 16, 17
@@ -201,5 +222,56 @@ func TestLargeCache(t *testing.T) {
 	d.Close()
 	if _, err := os.Stat(name); !os.IsNotExist(err) {
 		t.Errorf("the old file is still there: %v", err)
+	}
+}
+
+// TestAlone: what takes long is a submission by itself, launched or recorded, and the device does not learn from it how
+// long others take.
+func TestAlone(t *testing.T) {
+	d := openFirst(t, Options{})
+	defer d.Close()
+	s, err := gpu.NewSmall(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Alloc(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ls []gpu.Launch
+	for range 5 {
+		ls = s.Copy(ls, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)
+	}
+	ls[1].Alone, ls[2].Alone = true, true
+	sent := func(do func()) uint64 {
+		if err := d.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		before := d.sent
+		do()
+		if err := d.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		return d.sent - before
+	}
+	if n := sent(func() {
+		for i := range ls {
+			d.Launch(&ls[i])
+		}
+	}); n != 4 {
+		t.Errorf("%d submissions of launches, want 4", n)
+	}
+	rec, err := d.Record(ls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	if n := sent(func() { d.Replay(rec) }); n != 4 {
+		t.Errorf("%d submissions of a recording, want 4", n)
+	}
+	for i, c := range rec.(*recording).list {
+		if alone := i == 1 || i == 2; (c.groups == 0) != alone {
+			t.Errorf("part %d counts %d workgroups", i, c.groups)
+		}
 	}
 }

@@ -36,7 +36,7 @@ void main() {
 	int t = int(tid), warp = t >> 5, lane = t & 31, kd = a.at.kdim, vd = a.at.vdim, heads = a.kvheads * a.group;
 	int eights = kd >> 3, middle = (eights + 1) >> 1;
 	int ys = a.kvheads * a.chunks, units = I(a.items).v[0] * ys;
-	for (int u = BID; u < units; u += GDIM) {
+	for (int u = a.share * GDIM + BID; u < units; u += a.shares * GDIM) {
 		Item it = Items(a.items).v[1 + u / ys];
 		int kv = u % ys / a.chunks, y = u % a.chunks, hs = min(a.chunk, a.group - y * a.chunk),
 			h0 = kv * a.group + y * a.chunk;

@@ -22,7 +22,7 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer It
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer SeenRows { Seen v[]; };
 ARGS(uint64_t q; uint64_t to; uint64_t items; uint64_t seen; uint64_t pages; uint64_t paths; uint64_t part;
 	uint64_t ml; uint64_t sinks;
-	int qstride; int ostride; KvPlace at; int kvheads; int group; int chunk; int chunks; int ring; int unit; float scale;
+	int qstride; int ostride; KvPlace at; int kvheads; int group; int chunk; int chunks; int share; int shares; float scale;
 	uint64_t kept; int words; int block;) // sparse, if kept is not 0: tokens of a block
 #define NOTHING -1e30 // the maximum of nothing
 
