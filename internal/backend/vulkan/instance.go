@@ -151,11 +151,7 @@ type physical struct {
 	extensions []string
 }
 
-// Numbers of features in features2.
-const (
-	featureInt64 = 40
-	featureInt16 = 42
-)
+const featureInt64 = 40 // its number in features2
 
 func (i *instance) physical(handle uintptr) *physical {
 	p := &physical{handle: handle, extensions: names(i.get("vkEnumerateDeviceExtensionProperties"), handle)}
@@ -241,7 +237,8 @@ func (p *physical) missing() string {
 		}
 	}
 	l := &p.properties.Limits
-	if l.MaxComputeWorkGroupInvocations < 256 || l.MaxComputeSharedMemorySize < needShared {
+	if min(l.MaxComputeWorkGroupInvocations, l.MaxComputeWorkGroupSize[0]) < 256 ||
+		l.MaxComputeSharedMemorySize < needShared {
 		list = append(list, fmt.Sprintf("workgroups of 256 with %d bytes of shared memory", needShared))
 	}
 	return strings.Join(list, ", ")

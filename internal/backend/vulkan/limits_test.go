@@ -34,7 +34,7 @@ func TestMissing(t *testing.T) {
 		"integer dot products":    func(p *physical) { p.f13.F[f13IntDot] = 0 },
 		"shuffles of subgroups":   func(p *physical) { p.p11.SubgroupOps = 1 },
 		"workgroups of 256 with 22528 bytes of shared memory": func(p *physical) {
-			p.properties.Limits.MaxComputeWorkGroupInvocations = 128
+			p.properties.Limits.MaxComputeWorkGroupSize[0] = 128
 		},
 		"synchronization2, workgroups of 256 with 22528 bytes of shared memory": func(p *physical) {
 			p.properties.Limits.MaxComputeSharedMemorySize, p.f13.F[f13Sync2] = 16<<10, 0
