@@ -180,7 +180,7 @@ func TestWholeSubgroups(t *testing.T) {
 func TestSmallScales(t *testing.T) {
 	d := openFirst(t, Options{})
 	defer d.Close()
-	if err := d.withMatrix(quant.Q6_K, 4, 256, 1, func(_ *bench, _, _ gpu.Addr, _ gpu.WeightLayout, _, values []float32) error {
+	test := func(_ *bench, _, _ gpu.Addr, _ gpu.WeightLayout, _, values []float32) error {
 		for r := range 4 {
 			most := float32(0)
 			for _, v := range values[r*256:][:256] {
@@ -191,7 +191,8 @@ func TestSmallScales(t *testing.T) {
 			}
 		}
 		return nil
-	}); err != nil {
+	}
+	if err := d.withMatrix(quant.Q6_K, 4, 256, 1, test); err != nil {
 		t.Fatal(err)
 	}
 }
