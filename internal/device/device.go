@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -62,7 +63,7 @@ func listVulkan() (list []Info) {
 		if d.Software {
 			i.Total, i.Description = 0, i.Description+", the processor in disguise, for tests"
 		} else if i.Err == nil {
-			if drv, err := vulkan.Open(d.Index, vulkan.Options{Cache: compiled()}); err == nil {
+			if drv, err := vulkan.Open(d.Index, vulkanOptions()); err == nil {
 				i.Free, _ = drv.Free()
 				if p, ok := drv.(interface{ Paths() string }); ok {
 					i.Description += ", self-test passed: " + p.Paths()
@@ -75,6 +76,14 @@ func listVulkan() (list []Info) {
 		list = append(list, i)
 	}
 	return list
+}
+
+// vulkanOptions says how Vulkan's devices are used: without what the environment names, where a driver promises too
+// much.
+func vulkanOptions() vulkan.Options {
+	without := strings.Split(os.Getenv("STROBE_VULKAN_WITHOUT"), ",")
+	return vulkan.Options{Cache: compiled(), Plain: slices.Contains(without, "matrices"),
+		Shared: slices.Contains(without, "shuffles")}
 }
 
 // compiled is the folder that compiled kernels are kept in; without a home there is none.
@@ -181,7 +190,7 @@ func Open(name string, opt Options) (backend.Backend, error) {
 	case "cuda":
 		d, err = cuda.Open(index)
 	case "vulkan":
-		d, err = vulkan.Open(index, vulkan.Options{Cache: compiled()})
+		d, err = vulkan.Open(index, vulkanOptions())
 	}
 	if d != nil && err == nil {
 		var b *gpu.Backend

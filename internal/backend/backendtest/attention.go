@@ -312,7 +312,7 @@ func attend(s *suite, a attention) {
 		want: func(k *kit, i int) []float64 {
 			var out []float64
 			for r := range attended[i].rows {
-				out = append(out, q.attended(i, r, wide(query(k, i, r)))...)
+				out = append(out, q.attended(i, r, wide(query(k, i, r)), func(int, int) bool { return true })...)
 			}
 			return out
 		},
@@ -341,21 +341,28 @@ func (q *sequences) pass(i int) []int {
 	return s
 }
 
-// attended is a row of attention by definition.
-func (q *sequences) attended(i, r int, query []float64) []float64 {
+// at is the key and the value of a slot as the cache keeps them.
+func (q *sequences) at(i, slot int) (key, value []float64) {
+	kv, ok := q.cached[[2]int{i, slot}]
+	if !ok {
+		d := q.a.dims
+		kv = [2][]float64{
+			stored(d.Key, q.key(i, slot), d.KeyDim, d.Key.RotatesKeys()),
+			stored(d.Value, q.value(i, slot), d.ValueDim, d.Value.RotatesValues()),
+		}
+		q.cached[[2]int{i, slot}] = kv
+	}
+	return kv[0], kv[1]
+}
+
+// attended is a row of attention by definition, whose heads see no more slots than keep says.
+func (q *sequences) attended(i, r int, query []float64, keep func(head, slot int) bool) []float64 {
 	lo, hi, extra := q.views[i].plan(r)
+	var slots []int
 	var keys, vals [][]float64
 	see := func(s int) {
-		kv, ok := q.cached[[2]int{i, s}]
-		if !ok {
-			d := q.a.dims
-			kv = [2][]float64{
-				stored(d.Key, q.key(i, s), d.KeyDim, d.Key.RotatesKeys()),
-				stored(d.Value, q.value(i, s), d.ValueDim, d.Value.RotatesValues()),
-			}
-			q.cached[[2]int{i, s}] = kv
-		}
-		keys, vals = append(keys, kv[0]), append(vals, kv[1])
+		key, value := q.at(i, s)
+		slots, keys, vals = append(slots, s), append(keys, key), append(vals, value)
 	}
 	for s := lo; s < hi; s++ {
 		see(s)
@@ -373,6 +380,9 @@ func (q *sequences) attended(i, r int, query []float64) []float64 {
 			sum = math.Exp(float64(values("sinks", 0, q.a.heads)[h]))
 		}
 		for t, key := range keys {
+			if !keep(h, slots[t]) {
+				continue
+			}
 			dot := 0.0
 			for c := range d.KeyDim {
 				dot += query[h*d.KeyDim+c] * key[shared*d.KeyDim+c]

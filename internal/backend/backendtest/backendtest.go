@@ -109,7 +109,8 @@ func cases(o Options) []testCase {
 	var list []testCase
 	for _, part := range [][]testCase{
 		memoryCases(), denseCases(), rotaryCases(), embedCases(o), productCases(o), expertCases(o),
-		attentionCases(o), weighCases(), pageCases(o), deltaCases(o), stateCases(o), choiceCases(), stepCases(),
+		attentionCases(o), sparseCases(o), weighCases(), pageCases(o), deltaCases(o), stateCases(o), choiceCases(),
+		stepCases(),
 	} {
 		list = append(list, part...)
 	}

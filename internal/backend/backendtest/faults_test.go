@@ -48,6 +48,16 @@ var faults = []fault{
 			}
 		})}
 	}},
+	{"sparse attention sees a block too many", "SparseAttention", func(b device) device {
+		return &sparser{b, b.(backend.SparseAttender), func(s *backend.Sparse) { s.Window++ }}
+	}},
+	{"sparse attention sees lighter blocks", "SparseAttention", func(b device) device {
+		return &sparser{b, b.(backend.SparseAttender), func(s *backend.Sparse) {
+			if s.Alpha < 1 {
+				s.Alpha /= 4
+			}
+		}}
+	}},
 	{"a later plan of a step is taken for the first one", "steps that follow each other", func(b device) device {
 		return planned{b, func(p *backend.Plan) {
 			for i := range p.KV {
@@ -196,6 +206,20 @@ func TestFaultsAreFound(t *testing.T) {
 			t.Logf("%d reports, the first: %s", len(reports), reports[0])
 		})
 	}
+}
+
+// sparser is a device that chooses other blocks.
+type sparser struct {
+	device
+	backend.SparseAttender
+	change func(s *backend.Sparse)
+}
+
+func (d *sparser) SparseAttention(dst, q backend.Tensor, group, layer int, p backend.AttnParams,
+	s *backend.Sparse) bool {
+	own := *s
+	d.change(&own)
+	return d.SparseAttender.SparseAttention(dst, q, group, layer, p, &own)
 }
 
 // parking is a processor that parks weights; they come back with the values it makes of theirs.

@@ -50,6 +50,16 @@ func TestChains(t *testing.T) {
 	s.Chains(t, "qwen35", "gemma4")
 }
 
+func TestScorer(t *testing.T) {
+	s, _, _ := suite(t)
+	s.Scorer(t)
+}
+
+func TestSparseAttention(t *testing.T) {
+	s, _, _ := suite(t)
+	s.SparseAttention(t)
+}
+
 // TestPair takes the pair in $STROBE_PAIR.
 func TestPair(t *testing.T) {
 	var tp, dp string

@@ -36,10 +36,7 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	}
 	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: d.Props(), chunk: 1, kernels: map[string]Kernel{}}
 	half := func(t quant.Type) bool { return t != quant.F32 }
-	names := []string{"merge", "unrotate"}
-	if !a.props.Plain {
-		names = append(names, "rotate")
-	}
+	names := []string{"merge", "rotate", "unrotate"}
 	most := 0 // rows that every kernel of the family has
 	switch dim := s.KeyDim; {
 	case a.props.Plain:
@@ -147,7 +144,12 @@ func (a *Attention) alike(longest int) int {
 // Tiling says how to deal the rows of a step whose longest segment has so many rows.
 func (a *Attention) Tiling(longest int) Tiling {
 	f := a.form(longest)
+	work := 0
+	if a.props.Plain {
+		work = max(1, longWork/(2*f.rows*PageSlots*(a.Shape.KeyDim+a.Shape.ValueDim)))
+	}
 	return Tiling{
+		Work: work,
 		Rows: max(1, f.rows/a.chunk),
 		// One wave of blocks for one sequence. Fewer than 4 would leave most of the device idle, more than 64 only
 		// make work for merge.
@@ -217,27 +219,10 @@ type attnArgs struct {
 	at               KVPlace
 	kvheads, group   int32
 	chunk, chunks    int32
-	ring, unit       int32
+	ring, unit       int32 // plain devices: which launch it is, and of how many that share the work
 	scale            float32
-}
-
-// sparseAttnArgs is what the kernels get that are not those of a plain device.
-type sparseAttnArgs struct {
-	attnArgs
-	kept         Addr
-	words, block int32
-}
-
-// bytes is the parameter of a kernel.
-func (a *Attention) bytes(x attnArgs, c *AttnCall) []byte {
-	if a.props.Plain {
-		return Args(x)
-	}
-	y := sparseAttnArgs{attnArgs: x}
-	if s := c.Sparse; s != nil {
-		y.kept, y.words, y.block = s.kept(a.Heads), int32(s.Words), int32(s.Block)
-	}
-	return Args(y)
+	kept             Addr // sparse: a bit for each block of keys; 0: all are seen
+	words, block     int32
 }
 
 // AttnCall is one attention operation.
@@ -257,6 +242,7 @@ type AttnCall struct {
 	Unpack           Addr // for UnpackBytes: pages are unpacked once for all rows. 0: by every block that reads them
 	Entries          int  // of the table of pages
 	Sparse           *SparseCall
+	Shares           int  // launches that share the work, on plain devices; 0: one
 	after            bool // what it reads was made by the launch before
 }
 
@@ -306,7 +292,7 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 		x := attnArgs{q: c.Q, out: c.Rotated, qstride: int32(c.QStride), ostride: int32(judged.QStride), at: c.Place,
 			kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads)}
 		ls = append(ls, Launch{Kernel: a.kernels["rotate"], Name: "rotate", Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1},
-			Threads: 128, Early: true, Args: a.bytes(x, &AttnCall{})})
+			Threads: 128, Early: true, Args: Args(x)})
 	}
 	if c.Unpack == 0 {
 		if c.Sparse != nil {
@@ -357,6 +343,9 @@ func (a *Attention) over(ls []Launch, c AttnCall) []Launch {
 		qstride: int32(c.QStride), ostride: int32(c.OStride), at: c.Place,
 		kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads),
 		chunk: int32(a.chunk), chunks: int32(a.chunks), unit: int32(a.unit()), scale: c.Scale * math.Log2E}
+	if s := c.Sparse; s != nil {
+		args.kept, args.words, args.block = s.kept(a.Heads), int32(s.Words), int32(s.Block)
+	}
 	l := Launch{Kernel: a.kernels[f.kernel], Name: f.kernel, Grid: [3]int{f.perUnit * a.props.Units, 1, 1},
 		Threads: f.threads, Early: !c.after}
 	dim := a.Shape.KeyDim
@@ -379,12 +368,20 @@ func (a *Attention) over(ls []Launch, c AttnCall) []Launch {
 	default:
 		l.Shared = 4 * 16 * (dim + a.Shape.ValueDim + 64 + 5)
 	}
-	l.Args = a.bytes(args, &c)
-	ls = append(ls, l)
+	shares := 1
+	if a.props.Plain {
+		shares = max(1, c.Shares)
+		args.unit, l.Alone = int32(shares), shares > 1
+	}
+	for range shares {
+		l.Args = Args(args)
+		ls = append(ls, l)
+		args.ring++
+	}
 	if c.Merge {
 		fit := 128 / (a.Shape.ValueDim / 4)
 		ls = append(ls, Launch{Kernel: a.kernels["merge"], Name: "merge", Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1},
-			Threads: 128, Early: true, Args: a.bytes(args, &c)})
+			Threads: 128, Early: true, Args: Args(args)})
 	}
 	return ls
 }
@@ -397,7 +394,7 @@ func (a *Attention) unrotate(ls []Launch, c AttnCall) []Launch {
 	x := attnArgs{out: c.Out, ostride: int32(c.OStride), at: c.Place, kvheads: int32(a.KVHeads),
 		group: int32(a.Heads / a.KVHeads)}
 	return append(ls, Launch{Kernel: a.kernels["unrotate"], Name: "unrotate", Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1},
-		Threads: 128, Early: true, Args: a.bytes(x, &AttnCall{})})
+		Threads: 128, Early: true, Args: Args(x)})
 }
 
 // flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two

@@ -27,6 +27,7 @@ type world struct {
 	// unpack lets pages be unpacked once, and sparse is which blocks are seen of prompts of so many tokens.
 	unpack bool
 	sparse *backend.Sparse
+	shares int // launches that share the work
 	turn   int
 }
 
@@ -327,7 +328,7 @@ func (w *world) attendPlan(p *backend.KVPlan, q [][]float32) [][]float32 {
 	}
 	c := gpu.AttnCall{Q: qp, QStride: kd + 8, Out: op, OStride: vd + 4, Rows: n, Longest: longest,
 		Tables: room.At(bp), Merge: k.Partials > 0, Scratch: sp, Partials: k.Partials, Sinks: kp,
-		Place: w.pages.Layout.Places[layer], Scale: float32(1 / math.Sqrt(float64(w.shape.KeyDim)))}
+		Shares: w.shares, Place: w.pages.Layout.Places[layer], Scale: float32(1 / math.Sqrt(float64(w.shape.KeyDim)))}
 	c.Tables.Pages, c.Entries = w.pages.Table()
 	c.Rotated = alloc(4 * n * kd)
 	used := []gpu.Addr{bp, qp, op, sp, kp, c.Rotated}

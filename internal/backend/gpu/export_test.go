@@ -9,6 +9,9 @@ var (
 // Halves is attention over unpacked pages, or nil.
 func (a *Attention) Halves() *Attention { return a.halves }
 
+// Shares is how many launches share the work of tables.
+func (t Tiling) Shares(k *KVTables) int { return t.shares(k) }
+
 // Sparsely is attention with blocks of one head, and the longest segment to give its tiling.
 func (a *Attention) Sparsely() (*Attention, int) {
 	s := a.sparse()

@@ -173,6 +173,10 @@ func (p *Products) thenHeads(ls []Launch, h headPackArgs) bool {
 	return true
 }
 
+// plainGroups is how many workgroups a dimension may have on any device, with room to spare; where there is more to do
+// they take it one after the other.
+const plainGroups = 1 << 15
+
 // plainExpertArgs mirrors experts.comp of backend/vulkan.
 type plainExpertArgs struct {
 	job                [2]expertJob
@@ -193,10 +197,13 @@ func plainExperts(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Launc
 		a.job[i] = j.args()
 		units += j.Groups() * j.Cuts
 	}
-	const most = 1 << 15 // workgroups in a dimension, with room to spare; they take more units one after the other
 	return Launch{Name: fmt.Sprintf("experts_%s_%d", plainNames[jobs[0].Format], plainTile),
-		Grid: [3]int{min(most, int(a.most)*units), 1, plainQuarters}, Threads: 128, Args: Args(a)}
+		Grid: [3]int{min(plainGroups, int(a.most)*units), 1, plainQuarters}, Threads: 128, Args: Args(a)}
 }
+
+// longWork is how many operations an attention launch may have: a third of a second where attention reaches a tenth of
+// a teraflop a second, a small chip. Devices are given up on after two seconds, or less.
+const longWork = 1 << 35
 
 // plainHead is the size of heads that a plain attention kernel is made for.
 func plainHead(dim int) int {

@@ -36,6 +36,7 @@ type kvUse struct {
 	unpack         int   // room for unpacked pages; 0: blocks unpack what they read
 	block          int32 // of sparse attention; 0: rows see everything
 	keys, words    int   // its SparseCall
+	shares         int   // launches that share the work
 	at             int   // in the block
 }
 
@@ -175,6 +176,9 @@ func (b *Backend) kvTables(l *list, s *step, lay *layout) ([]*KVTables, error) {
 		t.pad(l.rows[u.group], pool.waste)
 		if t.Partials > 0 {
 			k.partials = roomFor(t.Partials, leastPartials)
+		}
+		if k.heads > 0 {
+			k.shares = tiling.shares(t)
 		}
 		if k.block > 0 {
 			k.keys, k.words = roomFor(t.Keys, 64), roomFor(t.Longest, 64)/64
@@ -353,7 +357,7 @@ func (l *lowering) attention(o op, q view) {
 	}
 	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: u.longest,
 		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer],
-		Sinks: o.attn.sinks, Scale: o.attn.scale}
+		Sinks: o.attn.sinks, Scale: o.attn.scale, Shares: u.shares}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))
 		defer l.b.spare.give(c.Scratch)

@@ -17,6 +17,7 @@ type Tiling struct {
 	Blocks   int // that run side by side
 	Heads    int // blocks of the same rows: KV heads, or more
 	Partials int // partial results there is room for
+	Work     int // a launch may do, in pages that a block reads; 0: any
 	Block    int // sparse attention: tokens of a block, which the rows of a tile share; 0: rows see everything
 }
 
@@ -83,6 +84,7 @@ type KVTables struct {
 	Pages    int // pages that rows see
 	Keys     int // sparse attention: blocks of keys, of all sequences
 	Longest  int // and of the longest of them
+	work     int // pages that all blocks read
 
 	tiles []seenItem // before they are dealt
 }
@@ -298,6 +300,7 @@ func (k *KVTables) deal(tiles []seenItem, t Tiling) {
 	for i := range tiles {
 		total += tiles[i].visits() * t.Heads
 	}
+	k.work = total
 	for _, it := range tiles {
 		parts, most := 0, int32(0)
 		for r := it.row; r < it.row+it.rows; r++ {
@@ -319,6 +322,14 @@ func (k *KVTables) deal(tiles []seenItem, t Tiling) {
 		}
 	}
 	slices.SortStableFunc(k.items, func(a, b seenItem) int { return cmp.Compare(b.visits(), a.visits()) })
+}
+
+// shares is how many launches share the work of a step, a power of two. What blocks do side by side is not divided.
+func (t Tiling) shares(k *KVTables) int {
+	if t.Work == 0 {
+		return 1
+	}
+	return min(roomFor((k.work+t.Work-1)/t.Work, 1), roomFor((len(k.items)*t.Heads+t.Blocks-1)/t.Blocks, 1))
 }
 
 // KVRoom is the room that tables have in a plan block, in entries.

@@ -5,10 +5,10 @@ import "strobe/internal/backend"
 var _ backend.SparseAttender = (*Backend)(nil)
 
 // SparseAttention is Attention over chosen blocks of keys, where all rows are parts of prompts that see all before
-// them. Plain devices have no kernels for it.
+// them.
 func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p backend.AttnParams,
 	s *backend.Sparse) bool {
-	if b.props.Plain || b.step.plan == nil {
+	if b.step.plan == nil {
 		return false
 	}
 	plan := &b.step.plan.KV[group]
@@ -29,4 +29,4 @@ func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p bac
 }
 
 // HasSparse says whether there are kernels for blocks of so many tokens.
-func (b *Backend) HasSparse(block int) bool { return !b.props.Plain && block%PageSlots == 0 }
+func (b *Backend) HasSparse(block int) bool { return b.props.Plain || block%PageSlots == 0 }

@@ -106,9 +106,6 @@ func TestSparse(t *testing.T) {
 			default:
 				d = emulate.Emulated(t, emulate.Options{Hopper: true})
 			}
-			if d.Props().Plain {
-				t.Skip("plain devices have no sparse attention")
-			}
 			w := newWorldOn(t, d, k.heads, k.s)
 			g := rows{s: w.sequence(330, 0), n: 75}
 			q := w.queries([]rows{g})
@@ -149,6 +146,48 @@ func TestSparse(t *testing.T) {
 				w.sparse = nil
 			}
 		})
+	}
+}
+
+// TestShares: the work of attention may be shared by launches on plain devices, whatever their number.
+func TestShares(t *testing.T) {
+	d := openDevice(t)
+	if !d.Props().Plain {
+		t.Skip("only plain devices have launches that share work; STROBE_GPU=vulkan is one")
+	}
+	k := kind[1]
+	w := newWorldOn(t, d, k.heads, k.s)
+	w.tile = func(t *gpu.Tiling) { t.Splits, t.Blocks = 4, 64 } // some rows in parts, which are then merged
+	segs := []rows{{s: w.sequence(400, 0), n: 13}, {s: w.sequence(90, 0), n: 3}}
+	q := w.queries(segs)
+	want := w.attend(segs, q)
+	for _, w.shares = range []int{2, 16} {
+		same(t, fmt.Sprintf("%d launches", w.shares), w.attend(segs, q), want)
+	}
+}
+
+// TestLongWork: a prompt's attention is shared by more launches the more its rows see, as many as there are rounds of
+// blocks at most; what is short has one.
+func TestLongWork(t *testing.T) {
+	for _, c := range []struct{ slots, rows, work, want int }{
+		{131072, 512, 1 << 15, 16}, {131072, 512, 0, 1}, {16384, 512, 1 << 15, 8}, {131072, 1, 1 << 15, 1},
+		{512, 512, 1 << 15, 1},
+	} {
+		p := &backend.KVPlan{Tables: [][]int32{make([]int32, (c.slots+63)/64)}}
+		for r := range c.rows {
+			slot := int32(c.slots - c.rows + r)
+			p.Seg, p.Slot = append(p.Seg, 0), append(p.Slot, slot)
+			p.Lo, p.Hi = append(p.Lo, 0), append(p.Hi, slot+1)
+		}
+		// Four KV heads of six query heads each, on 48 units.
+		tiling := gpu.Tiling{Rows: 2, Splits: 12, Blocks: 96, Heads: 4, Work: c.work}
+		k, err := gpu.NewKVTables(p, tiling, func(int32) gpu.Addr { return 0 }, []int32{0}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tiling.Shares(k); got != c.want {
+			t.Errorf("%d rows of %d slots, %d pages at a time: %d launches, want %d", c.rows, c.slots, c.work, got, c.want)
+		}
 	}
 }
 

@@ -15,11 +15,8 @@ type weighArgs struct {
 	scale                        float32
 }
 
-// Weigh raises dst to the weights that the last tokens of k give to all. Plain devices have no kernels for it.
+// Weigh raises dst to the weights that the last tokens of k give to all.
 func (b *Backend) Weigh(dst, q, k backend.Tensor, p backend.AttnParams) bool {
-	if b.d.Props().Plain {
-		return false
-	}
 	n, pairs := k.Rows, q.Rows*p.Heads
 	room, err := b.Alloc(pairs, n+2)
 	if err != nil {
@@ -31,8 +28,12 @@ func (b *Backend) Weigh(dst, q, k backend.Tensor, p backend.AttnParams) bool {
 	a := weighArgs{q: viewOf(q).addr, k: viewOf(k).addr, dst: viewOf(dst).addr, x: x, sums: x + Addr(4*pairs*n),
 		n: int32(n), rows: int32(q.Rows), heads: int32(p.Heads), kvHeads: int32(p.KVHeads), dim: int32(q.Cols / p.Heads),
 		qStride: int32(q.Stride), kStride: int32(k.Stride), dstStride: int32(dst.Stride), scale: p.Scale * math.Log2E}
+	blocks := (n + 3) / 4
+	if b.props.Plain {
+		blocks = min(blocks, plainGroups)
+	}
 	for _, l := range []Launch{
-		{Name: "weigh_logits", Grid: [3]int{(n + 3) / 4, p.KVHeads, 1}, Threads: 128},
+		{Name: "weigh_logits", Grid: [3]int{blocks, p.KVHeads, 1}, Threads: 128},
 		{Name: "weigh_sums", Grid: [3]int{pairs, 1, 1}, Threads: 256, Shared: 32},
 		{Name: "weigh_most", Grid: [3]int{(n + 255) / 256, q.Rows, 1}, Threads: 256},
 	} {

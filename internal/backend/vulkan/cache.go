@@ -49,7 +49,11 @@ func (d *Driver) writeCache() {
 		return
 	}
 	n := new(uint64)
-	if d.f.cacheData.do(d.handle, uintptr(d.cache), uintptr(unsafe.Pointer(n)), 0) != nil || *n == 0 || *n > mostCached {
+	if d.f.cacheData.do(d.handle, uintptr(d.cache), uintptr(unsafe.Pointer(n)), 0) != nil || *n == 0 {
+		return
+	}
+	if *n > mostCached { // with the kernels of older versions; it begins anew
+		os.Remove(name)
 		return
 	}
 	data := make([]byte, *n)

@@ -26,16 +26,17 @@ type Driver struct {
 	handle   uintptr
 	queue    uintptr
 	family   uint32
-	layout   uint64 // of pipelines: one push constant
-	cache    uint64 // of compiled pipelines
-	compiled int    // how many were compiled since
-	timeline uint64 // counts submissions that are done
-	sent     uint64 // submissions
-	done     uint64 // those that are known to be done
-	err      error  // the first failure; nothing is sent to a device after it
-	shuffles bool   // how lanes exchange values; the self-test decides
-	matrices bool   // it has cooperative matrices; the self-test decides whether they are used
-	highRow  int    // how it lays them out: see matrix.comp
+	period   float32 // nanoseconds of its timestamps' ticks; 0: it has none
+	layout   uint64  // of pipelines: one push constant
+	cache    uint64  // of compiled pipelines
+	compiled int     // how many were compiled since
+	timeline uint64  // counts submissions that are done
+	sent     uint64  // submissions
+	done     uint64  // those that are known to be done
+	err      error   // the first failure; nothing is sent to a device after it
+	shuffles bool    // how lanes exchange values; the self-test decides
+	matrices bool    // it has cooperative matrices; the self-test decides whether they are used
+	highRow  int     // how it lays them out: see matrix.comp
 	kernels  map[string]*kernel
 	modules  map[string]uint64
 	buffers  []*buffer // by address
@@ -134,7 +135,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	d.barriers = newBarriers()
-	d.pace = newPace(d.phys.properties.Limits.TimestampPeriod)
+	d.pace = newPace(d.period)
 	if err := d.up.open(d); err != nil {
 		return err
 	}
@@ -162,6 +163,19 @@ func (d *Driver) units() int {
 	return n * 3 / 2
 }
 
+// queueFor returns the family of queues to compute on, one without graphics if there is one; -1 if there is none.
+// What computes also copies.
+func queueFor(families []queueFamily) int {
+	best := -1
+	const graphics, compute = 1, 2
+	for i, q := range families {
+		if q.Flags&compute != 0 && (best < 0 || q.Flags&graphics == 0 && families[best].Flags&graphics != 0) {
+			best = i
+		}
+	}
+	return best
+}
+
 // create makes the logical device. Only what is used is enabled: some drivers list features that they refuse.
 func (d *Driver) create() error {
 	p := d.phys
@@ -170,17 +184,13 @@ func (d *Driver) create() error {
 	queues.call(p.handle, uintptr(unsafe.Pointer(&n)), 0)
 	families := make([]queueFamily, n+1)
 	queues.call(p.handle, uintptr(unsafe.Pointer(&n)), uintptr(unsafe.Pointer(&families[0])))
-	best := -1
-	const graphics, compute = 1, 2
-	for i, q := range families[:n] { // one without graphics, if there is one
-		if q.Flags&compute != 0 && (best < 0 || q.Flags&graphics == 0 && families[best].Flags&graphics != 0) {
-			best = i
-		}
-	}
+	best := queueFor(families[:n])
 	if best < 0 {
 		return errors.New("it has no queue for computing")
 	}
-	d.family = uint32(best)
+	if d.family = uint32(best); families[best].TimestampBits > 0 {
+		d.period = p.properties.Limits.TimestampPeriod
+	}
 	f13 := &vulkan13Features{head: head{sType: stVulkan13Features}}
 	f13.F[f13Sync2], f13.F[f13IntDot], f13.F[f13Maintenance4] = 1, 1, p.f13.F[f13Maintenance4]
 	f13.F[f13SubgroupSizeControl], f13.F[f13FullSubgroups] = p.f13.F[f13SubgroupSizeControl], p.f13.F[f13FullSubgroups]
@@ -190,11 +200,7 @@ func (d *Driver) create() error {
 	f2 := &features2{head: head{stFeatures2, unsafe.Pointer(f11)}}
 	f2.F[featureInt64] = 1
 	var extensions []unsafe.Pointer
-	// Lanes that share a matrix are a subgroup.
-	if p.p13.MinSubgroup <= 32 && p.p13.MaxSubgroup >= 32 && p.f13.F[f13SubgroupSizeControl] != 0 {
-		d.matrices = d.inst.hasMatrices(p)
-	}
-	if d.matrices {
+	if d.matrices = !d.opt.Plain && p.mayHaveMatrices() && d.inst.hasMatrices(p); d.matrices {
 		extensions = append(extensions, cText(matrixExtension))
 		f12.F[f12MemoryModel], f12.F[f12Int8] = 1, 1
 		f2.next = unsafe.Pointer(&matrixFeatures{head: head{stMatrixFeatures, f2.next}, Matrices: 1})

@@ -60,6 +60,8 @@ func TestOnce(t *testing.T) {
 		{Name: "card, AMD's driver", kind: kindDiscrete, uuid: card, rank: 1, number: 1},
 		{Name: "card, Mesa's driver", kind: kindDiscrete, uuid: card, rank: 0, number: 2},
 		{Name: "chip", kind: kindIntegrated, uuid: [16]byte{3}, number: 3},
+		{Name: "other card, Mesa's old driver", kind: kindDiscrete, uuid: [16]byte{4}, Missing: "Vulkan 1.3", number: 6},
+		{Name: "other card, AMD's driver", kind: kindDiscrete, uuid: [16]byte{4}, rank: 2, number: 7},
 		{Name: "no UUID", kind: kindIntegrated, number: 4}, {Name: "no UUID either", kind: kindIntegrated, number: 5},
 	})
 	var names []string
@@ -68,7 +70,8 @@ func TestOnce(t *testing.T) {
 			t.Errorf("%s has the index %d, want %d", d.Name, d.Index, i)
 		}
 	}
-	if s := strings.Join(names, "; "); s != "card, Mesa's driver; chip; no UUID; no UUID either; software" {
+	const want = "card, Mesa's driver; other card, AMD's driver; chip; no UUID; no UUID either; software"
+	if s := strings.Join(names, "; "); s != want {
 		t.Errorf("devices: %s", s)
 	}
 }

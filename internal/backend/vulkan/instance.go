@@ -151,11 +151,7 @@ type physical struct {
 	extensions []string
 }
 
-// Numbers of features in features2.
-const (
-	featureInt64 = 40
-	featureInt16 = 42
-)
+const featureInt64 = 40 // its number in features2
 
 func (i *instance) physical(handle uintptr) *physical {
 	p := &physical{handle: handle, extensions: names(i.get("vkEnumerateDeviceExtensionProperties"), handle)}
@@ -187,12 +183,20 @@ func (i *instance) physical(handle uintptr) *physical {
 
 const matrixExtension = "VK_KHR_cooperative_matrix"
 
+// Drivers, as vulkan_core.h numbers them.
+const driverAMD, driverAMDOpen, driverMesaAMD = 1, 2, 3
+
+// mayHaveMatrices says whether to ask for them: lanes that share a matrix are a subgroup of 32. AMD's own driver
+// crashes on some of its chips when asked, and has none of the right size.
+func (p *physical) mayHaveMatrices() bool {
+	return p.matrices.Matrices != 0 && p.f12.F[f12MemoryModel] != 0 && p.f12.F[f12Int8] != 0 &&
+		p.p13.MinSubgroup <= 32 && p.p13.MaxSubgroup >= 32 && p.f13.F[f13SubgroupSizeControl] != 0 &&
+		p.driver.ID != driverAMD
+}
+
 // hasMatrices asks whether a device has cooperative matrices of signed bytes: products of 16 x 32 with 32 x 16. It is
 // asked when a device is opened, not to list it: some drivers crash here.
 func (i *instance) hasMatrices(p *physical) bool {
-	if p.matrices.Matrices == 0 || p.f12.F[f12MemoryModel] == 0 || p.f12.F[f12Int8] == 0 {
-		return false
-	}
 	ask := i.get("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
 	var n uint32
 	if ask == 0 || ask.do(p.handle, uintptr(unsafe.Pointer(&n)), 0) != nil || n == 0 {
@@ -225,13 +229,16 @@ func (p *physical) missing() string {
 			"buffer addresses"},
 		{p.f12.F[f12Timeline], "timeline semaphores"}, {p.f13.F[f13Sync2], "synchronization2"}, {p.f13.F[f13IntDot],
 			"integer dot products"},
+		// The kernels name them even where values pass through shared memory.
+		{p.p11.SubgroupOps & subgroupShuffle, "shuffles of subgroups"},
 	} {
 		if f.has == 0 {
 			list = append(list, f.name)
 		}
 	}
 	l := &p.properties.Limits
-	if l.MaxComputeWorkGroupInvocations < 256 || l.MaxComputeSharedMemorySize < needShared {
+	if min(l.MaxComputeWorkGroupInvocations, l.MaxComputeWorkGroupSize[0]) < 256 ||
+		l.MaxComputeSharedMemorySize < needShared {
 		list = append(list, fmt.Sprintf("workgroups of 256 with %d bytes of shared memory", needShared))
 	}
 	return strings.Join(list, ", ")
@@ -245,6 +252,8 @@ const (
 	kindIntegrated, kindDiscrete, kindVirtual, kindSoftware = 1, 2, 3, 4
 
 	memoryLocal, memoryVisible, memoryCoherent, memoryCached = 1, 2, 4, 8
+
+	memoryAMD = 0x40 | 0x80 // for debuggers: not cached by the device, and not allowed without a feature of its own
 )
 
 func (i *instance) handles() ([]uintptr, error) {
@@ -285,7 +294,7 @@ func (p *physical) device(number int) Device {
 		Driver:   strings.TrimSpace(goText(p.driver.Name[:]) + " " + goText(p.driver.Info[:])),
 		Software: p.properties.Type == kindSoftware, Card: p.properties.Type == kindDiscrete, Missing: p.missing()}
 	// Of AMD's drivers Mesa's comes first: it is the one that others test with.
-	d.rank = map[uint32]int{3: 0, 2: 1, 1: 2}[p.driver.ID]
+	d.rank = map[uint32]int{driverMesaAMD: 0, driverAMDOpen: 1, driverAMD: 2}[p.driver.ID]
 	for _, h := range p.heaps() {
 		d.Memory += int(p.memory.Heaps[h].Size)
 	}
@@ -303,7 +312,7 @@ func (p *physical) heaps() (list []int) {
 }
 
 // once sorts devices, software last, and drops those that another driver has already: two drivers of a card report
-// the same UUID.
+// the same UUID. One that can be used comes before one that lacks something.
 func once(list []Device) []Device {
 	slices.SortStableFunc(list, func(a, b Device) int {
 		order := map[uint32]int{kindDiscrete: 0, kindIntegrated: 1, kindVirtual: 2, kindSoftware: 4}
@@ -313,7 +322,8 @@ func once(list []Device) []Device {
 			}
 			return 3
 		}
-		return cmp.Or(cmp.Compare(of(a), of(b)), cmp.Compare(a.rank, b.rank))
+		lacks := func(d Device) int { return min(1, len(d.Missing)) }
+		return cmp.Or(cmp.Compare(of(a), of(b)), cmp.Compare(lacks(a), lacks(b)), cmp.Compare(a.rank, b.rank))
 	})
 	var out []Device
 	for _, d := range list {

@@ -58,7 +58,10 @@ var plainKernels = map[string]variant{
 	"embed":      {"embed", nil},
 	layoutModule: {layoutModule, nil},
 	"moe_group":  {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
-		nil}, "merge": {"merge", nil}, "unrotate": {"unrotate", nil}, "read": {"read", nil},
+		nil}, "merge": {"merge", nil}, "rotate": {"rotate", []uint32{0}}, "unrotate": {"rotate", []uint32{1}},
+	"sparse_means": {"sparse_means", nil}, "sparse_weights": {"sparse_weights", nil}, "sparse_keep": {"sparse_keep", nil},
+	"weigh_logits": {"weigh", []uint32{0}}, "weigh_sums": {"weigh", []uint32{1}}, "weigh_most": {"weigh", []uint32{2}},
+	"read":       {"read", nil},
 	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
 	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
 	"delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule", []uint32{8, 1}},
@@ -79,6 +82,9 @@ const (
 	matrixModule = matrices + "nv"
 	layoutModule = matrices + "layout"
 )
+
+// narrow are the modules whose workgroups have 32 threads.
+var narrow = map[string]bool{"route": true, "select_merge": true, layoutModule: true}
 
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
@@ -225,7 +231,9 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 		return nil, err
 	}
 	values := append([]uint32{0}, v.consts...)
-	if d.shuffles {
+	// Subgroups must be whole, so in a workgroup smaller than one of them values pass through shared memory.
+	shuffles := d.shuffles && (lanes <= 32 || !narrow[v.module])
+	if shuffles {
 		values[0] = 1
 	}
 	entries := make([]specEntry, len(values))
@@ -237,7 +245,7 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 	pc := &computePipeline{head: head{sType: stComputePipeline}, layout: d.layout, index: -1}
 	pc.stage = shaderStage{head: head{sType: stShaderStage}, stage: stageCompute, module: m, name: cText("main"),
 		spec: spec}
-	if d.shuffles {
+	if shuffles {
 		// Lanes are numbered by subgroups, which must then be whole, and of one size.
 		const fullSubgroups = 2
 		pc.stage.flags = fullSubgroups
@@ -252,12 +260,13 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 	}, nil
 }
 
+const subgroupShuffle = 0x10 // an operation of subgroups
+
 // canShuffle reports whether the device claims what the kernels' shuffles need.
 func (d *Driver) canShuffle() bool {
-	const shuffle = 0x10
 	p := d.phys
 	size := p.p11.SubgroupSize
-	return p.p11.SubgroupOps&shuffle != 0 && p.p11.SubgroupStages&stageCompute != 0 &&
+	return p.p11.SubgroupOps&subgroupShuffle != 0 && p.p11.SubgroupStages&stageCompute != 0 &&
 		p.f13.F[f13SubgroupSizeControl] != 0 &&
 		p.f13.F[f13FullSubgroups] != 0 && p.p13.RequiredSubgroupStages&stageCompute != 0 && size >= p.p13.MinSubgroup &&
 		size <= p.p13.MaxSubgroup &&

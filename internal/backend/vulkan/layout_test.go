@@ -63,6 +63,7 @@ func TestLayout(t *testing.T) {
 		{"Extension", unsafe.Sizeof(extension{}), 260},
 		{"BufferCopy", unsafe.Sizeof(bufferCopy{}), 24},
 		{"maxComputeSharedMemorySize", unsafe.Offsetof(limits{}.MaxComputeSharedMemorySize), 216},
+		{"maxComputeWorkGroupCount", unsafe.Offsetof(limits{}.MaxComputeWorkGroupCount), 220},
 		{"minStorageBufferOffsetAlignment", unsafe.Offsetof(limits{}.MinStorageBufferOffsetAlignment), 328},
 		{"timestampPeriod", unsafe.Offsetof(limits{}.TimestampPeriod), 424},
 		{"nonCoherentAtomSize", unsafe.Offsetof(limits{}.NonCoherentAtomSize), 496},

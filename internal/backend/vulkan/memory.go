@@ -64,7 +64,7 @@ func (d *Driver) newBuffer(size int, wants ...uint32) (*buffer, error) {
 	for _, want := range wants {
 		for t := range int(d.phys.memory.NTypes) {
 			typ := d.phys.memory.Types[t]
-			if need.Types>>t&1 == 0 || typ.Flags&want != want || need.Size > budget[typ.Heap] {
+			if need.Types>>t&1 == 0 || typ.Flags&want != want || typ.Flags&memoryAMD != 0 || need.Size > budget[typ.Heap] {
 				continue
 			}
 			flags := &memoryAllocFlags{head: head{sType: stMemAllocFlags}, flags: 2} // it has an address

@@ -28,6 +28,8 @@ func TestModels(t *testing.T) {
 	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4") })
 	t.Run("text", func(t *testing.T) { s.Text(t, slices.Concat(modeltest.Drafted, plain)...) })
 	t.Run("mtp", s.MTP)
+	t.Run("scorer", s.Scorer)
+	t.Run("sparse attention", s.SparseAttention)
 }
 
 // TestPair: the built-in pair says the same in every mode.

@@ -366,11 +366,14 @@ func (d *Driver) Launch(l *gpu.Launch) {
 	if d.err != nil {
 		return
 	}
+	if l.Alone {
+		d.flush(nil)
+	}
 	room, at := d.up.room(len(l.Args), true)
 	copy(room, l.Args)
 	if c := d.collect(); c != nil {
 		d.launch(c, l, d.up.b.addr+gpu.Addr(at))
-		if d.pace.full(c.groups) {
+		if l.Alone || d.pace.full(c.groups) {
 			d.flush(nil)
 		}
 	}
@@ -386,6 +389,12 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 	if d.fail(d.compile(k), "compiling kernel %s", k.name); d.err != nil {
 		return
 	}
+	for i, n := range l.Grid {
+		if most := d.phys.properties.Limits.MaxComputeWorkGroupCount[i]; n > int(most) {
+			d.fail(fmt.Errorf("%d workgroups, its driver allows %d", n, most), "launching %s", l.Name)
+			return
+		}
+	}
 	push := [1]gpu.Addr{args}
 	if !l.Beside || !c.some {
 		d.next(c, false)
@@ -393,7 +402,9 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 	d.f.bindPipeline.call(c.handle, 1, uintptr(k.pipeline))
 	d.f.push.call(c.handle, uintptr(d.layout), stageCompute, 0, 8, uintptr(unsafe.Pointer(&push[0])))
 	d.f.dispatch.call(c.handle, uintptr(l.Grid[0]), uintptr(l.Grid[1]), uintptr(l.Grid[2]))
-	c.groups += l.Grid[0] * l.Grid[1] * l.Grid[2]
+	if !l.Alone { // its workgroups say nothing about others
+		c.groups += l.Grid[0] * l.Grid[1] * l.Grid[2]
+	}
 }
 
 // recording is launches in command buffers, each of which is short enough for the device, and their arguments.
@@ -423,7 +434,7 @@ func (d *Driver) record(ls []gpu.Launch, times uint64) (gpu.Recording, error) {
 	d.Upload(r.args, all)
 	var c *commands
 	for i := range ls {
-		if c == nil || d.pace.full(c.groups) {
+		if c == nil || d.pace.full(c.groups) || ls[i].Alone || ls[i-1].Alone {
 			if err = r.cut(c); err == nil {
 				if c, err = d.newCommands(); err == nil {
 					r.list = append(r.list, c)

@@ -43,7 +43,7 @@ type Options struct {
 	Cache    string // folder for compiled kernels; empty: they are compiled every time
 	Validate bool   // have the Khronos layer check every call, if it is installed; Messages has what it says
 	Loops    bool   // instead of cooperative matrices loops that do the same, for tests
-	Plain    bool   // no cooperative matrices even where they pass the self-test
+	Plain    bool   // do not ask for cooperative matrices, nor use them
 	Shared   bool   // exchange values through shared memory even where shuffles pass the self-test
 }
 

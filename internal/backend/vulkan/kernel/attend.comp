@@ -25,10 +25,10 @@ float dot8(int at, float v[8]) { // at: in eights
 	return s;
 }
 // The sums of both halves of the dimensions make a score.
-void put_score(int m, int s, float x, float y) {
+void put_score(int m, int s, bool seen, float x, float y) {
 	precise float z = x + y;
 	z = z * a.scale;
-	ps[m * 16 + s % 64 / 4][s & 3] = s >= sees[m].lo && s < sees[m].hi ? z : NOTHING;
+	ps[m * 16 + s % 64 / 4][s & 3] = seen && s >= sees[m].lo && s < sees[m].hi ? z : NOTHING;
 }
 
 void main() {
@@ -36,7 +36,7 @@ void main() {
 	int t = int(tid), warp = t >> 5, lane = t & 31, kd = a.at.kdim, vd = a.at.vdim, heads = a.kvheads * a.group;
 	int eights = kd >> 3, middle = (eights + 1) >> 1;
 	int ys = a.kvheads * a.chunks, units = I(a.items).v[0] * ys;
-	for (int u = BID; u < units; u += GDIM) {
+	for (int u = a.share * GDIM + BID; u < units; u += a.shares * GDIM) {
 		Item it = Items(a.items).v[1 + u / ys];
 		int kv = u % ys / a.chunks, y = u % a.chunks, hs = min(a.chunk, a.group - y * a.chunk),
 			h0 = kv * a.group + y * a.chunk;
@@ -68,11 +68,15 @@ void main() {
 		precise vec2 o[R * PAIRS];
 		[[unroll]] for (int i = 0; i < R * PAIRS; i++) o[i] = vec2(0);
 		barrier();
-		for (int p = it.p0; p < it.p1; p++) {
+		uint64_t kept = kept_of(sees[0], h0); // sparse: all rows are of one block of queries and of one head
+		int next;
+		for (int p = next_page(kept, it.p0, it.p1); p < it.p1; p = next) {
+			next = next_page(kept, p + 1, it.p1);
 			bool gathered = p >= it.base >> 6; // rows may see different slots
 			uint64_t page = L(a.pages).v[it.table + p] + region;
 			// Scores: a thread has a slot and half of the dimensions.
 			int slot = t & 63, half_ = t >> 6;
+			bool seen = sees_slot(kept, p * 64 + slot);
 			if (!gathered) {
 				precise float x[R];
 				[[unroll]] for (int k = 0; k < R; k++) x[k] = 0;
@@ -90,7 +94,7 @@ void main() {
 				barrier();
 				if (half_ == 0)
 					[[unroll]] for (int k = 0; k < R; k++)
-						if (k < used) put_score(k, p * 64 + slot, x[k], ps[k * 16 + slot / 4][slot & 3]);
+						if (k < used) put_score(k, p * 64 + slot, seen, x[k], ps[k * 16 + slot / 4][slot & 3]);
 			} else
 				for (int m = half_; m < used; m += 2) { // the same sums, row by row
 					Seen r = sees[m];
@@ -106,7 +110,7 @@ void main() {
 							else y = z;
 						}
 					}
-					put_score(m, p * 64 + slot, x, y);
+					put_score(m, p * 64 + slot, seen, x, y);
 				}
 			barrier();
 			for (int m0 = 0; m0 < used; m0 += 4) {
@@ -132,8 +136,8 @@ void main() {
 				}
 			}
 			barrier();
-			bool ends = p + 1 == it.p1 || (p + 1) % it.per == 0;
 			int split = p / it.per;
+			bool ends = next == it.p1 || next / it.per != split;
 			[[unroll]] for (int i = 0; i < PAIRS; i++) {
 				int d = 2 * t + 256 * i;
 				if (d >= vd) continue;

@@ -1,6 +1,4 @@
-//go:build !nogpu
-
-package cuda_test
+package modeltest
 
 import (
 	"encoding/json"
@@ -15,30 +13,30 @@ import (
 	"strobe/internal/quant"
 	"strobe/internal/safetensors"
 	"strobe/internal/testkit"
-	"strobe/internal/testkit/modeltest"
 )
 
-// TestScorer: a prompt is scored on the device as on the processor, with full and with sparse attention.
-func TestScorer(t *testing.T) {
+// Scorer: a prompt is scored on the device as on the processor, with full and with sparse attention.
+func (s Suite) Scorer(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
 		ids := make([]int32, 40)
 		for i := range ids {
 			ids[i] = int32(i*i%487 + 3)
 		}
 		var scores [2][2][]float64
-		for i, b := range []backend.Backend{cpu.New(cpu.Options{}), open(t)} {
-			s, err := pflash.NewScorer(modeltest.File(t, testkit.Golden(t, name+"/model.gguf")), b, quant.F32)
+		host := cpu.New(cpu.Options{})
+		defer host.Close()
+		for i, b := range []backend.Backend{host, s.Backend} {
+			scorer, err := pflash.NewScorer(File(t, testkit.Golden(t, name+"/model.gguf")), b, quant.F32)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for k, alpha := range []float32{0, 0.9} {
-				s.Sparse = backend.Sparse{Block: 5, Sink: 1, Window: 1, Last: 1, Alpha: alpha}
-				if scores[i][k], err = s.Tokens(t.Context(), ids); err != nil {
+				scorer.Sparse = backend.Sparse{Block: 5, Sink: 1, Window: 1, Last: 1, Alpha: alpha}
+				if scores[i][k], err = scorer.Tokens(t.Context(), ids); err != nil {
 					t.Fatal(err)
 				}
 			}
-			s.Close()
-			b.Close()
+			scorer.Close()
 		}
 		for k, how := range []string{"full", "sparse"} {
 			for j, want := range scores[0][k] {
@@ -53,8 +51,8 @@ func TestScorer(t *testing.T) {
 	}
 }
 
-// TestSparseAttention compares attention over chosen blocks with an independent implementation in float64.
-func TestSparseAttention(t *testing.T) {
+// SparseAttention compares attention over chosen blocks with an independent implementation in float64.
+func (s Suite) SparseAttention(t *testing.T) {
 	raw, err := os.ReadFile(testkit.Shared(t, "golden/pflash/flashprefill.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -92,8 +90,7 @@ func TestSparseAttention(t *testing.T) {
 	rows := f.Tensor(name + ".rows")
 	shape, few := f.Tensor(name+".q").Shape, f.Tensor(name+".k").Shape
 	n, heads, dim, kvHeads := shape[0], shape[1], shape[2], few[1]
-	b := open(t)
-	defer b.Close()
+	b := s.Backend
 	pool, err := b.NewKVPool(backend.KVLayout{Page: 64, Layers: []backend.KVDims{
 		{Heads: kvHeads, KeyDim: dim, ValueDim: dim, Key: quant.F32, Value: quant.F32}}})
 	if err != nil {
@@ -121,13 +118,13 @@ func TestSparseAttention(t *testing.T) {
 	}
 	p := backend.AttnParams{Heads: heads, KVHeads: kvHeads, Scale: float32(1 / math.Sqrt(float64(dim)))}
 	for alpha := range c.Alphas {
-		s := &backend.Sparse{Block: c.Block, Sink: c.Params.Sink, Window: c.Params.Window, Last: c.Params.Last,
+		sp := &backend.Sparse{Block: c.Block, Sink: c.Params.Sink, Window: c.Params.Window, Last: c.Params.Last,
 			Tokens: []int{n}}
-		fmt.Sscan(alpha, &s.Alpha)
+		fmt.Sscan(alpha, &sp.Alpha)
 		dst := tensor(q)
 		b.BeginStep(&backend.Plan{KV: []backend.KVPlan{plan}})
 		b.KVWrite(0, 0, tensor(k), tensor(v))
-		if !b.(backend.SparseAttender).SparseAttention(dst, tensor(q), 0, 0, p, s) {
+		if !b.(backend.SparseAttender).SparseAttention(dst, tensor(q), 0, 0, p, sp) {
 			t.Fatal("no sparse attention")
 		}
 		if _, err := b.EndStep(); err != nil {

@@ -1,0 +1,278 @@
+//go:build !nogpu && ((linux && (amd64 || arm64)) || (windows && amd64) || darwin)
+
+package vulkan
+
+import (
+	"encoding/binary"
+	"os"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"strobe/internal/backend/gpu"
+	"strobe/internal/quant"
+)
+
+// What drivers of other devices have or lack, tried on the one that there is.
+
+// TestMissing: a device that lacks something is not opened, and one line says what it lacks.
+func TestMissing(t *testing.T) {
+	d := openFirst(t, Options{})
+	defer d.Close()
+	if s := d.phys.missing(); s != "" {
+		t.Fatalf("the device lacks %s", s)
+	}
+	for want, change := range map[string]func(p *physical){
+		"Vulkan 1.3 (it has 1.2)": func(p *physical) { p.properties.API = 1<<22 | 2<<12 },
+		"64-bit integers":         func(p *physical) { p.f2.F[featureInt64] = 0 },
+		"16-bit storage":          func(p *physical) { p.f11.Storage16 = 0 },
+		"buffer addresses":        func(p *physical) { p.f12.F[f12BufferAddress] = 0 },
+		"timeline semaphores":     func(p *physical) { p.f12.F[f12Timeline] = 0 },
+		"synchronization2":        func(p *physical) { p.f13.F[f13Sync2] = 0 },
+		"integer dot products":    func(p *physical) { p.f13.F[f13IntDot] = 0 },
+		"shuffles of subgroups":   func(p *physical) { p.p11.SubgroupOps = 1 },
+		"workgroups of 256 with 22528 bytes of shared memory": func(p *physical) {
+			p.properties.Limits.MaxComputeWorkGroupSize[0] = 128
+		},
+		"synchronization2, workgroups of 256 with 22528 bytes of shared memory": func(p *physical) {
+			p.properties.Limits.MaxComputeSharedMemorySize, p.f13.F[f13Sync2] = 16<<10, 0
+		},
+	} {
+		p := *d.phys
+		change(&p)
+		if got := p.missing(); got != want {
+			t.Errorf("%q is missing, want %q", got, want)
+		}
+	}
+}
+
+// TestAskForMatrices: where a driver crashes when it is asked, or nobody wants them, it is not asked.
+func TestAskForMatrices(t *testing.T) {
+	has := physical{}
+	has.matrices.Matrices, has.f12.F[f12MemoryModel], has.f12.F[f12Int8] = 1, 1, 1
+	has.f13.F[f13SubgroupSizeControl], has.p13.MinSubgroup, has.p13.MaxSubgroup = 1, 8, 32
+	for name, c := range map[string]struct {
+		change func(p *physical)
+		want   bool
+	}{
+		"32 of 8 to 32": {func(p *physical) {}, true},
+		"none":          {func(p *physical) { p.matrices.Matrices = 0 }, false},
+		"AMD's driver":  {func(p *physical) { p.driver.ID = driverAMD }, false},
+		"64 alone":      {func(p *physical) { p.p13.MinSubgroup, p.p13.MaxSubgroup = 64, 64 }, false},
+		"no choice":     {func(p *physical) { p.f13.F[f13SubgroupSizeControl] = 0 }, false},
+	} {
+		p := has
+		if c.change(&p); p.mayHaveMatrices() != c.want {
+			t.Errorf("subgroups and matrices: %s: asked %t, want %t", name, !c.want, c.want)
+		}
+	}
+}
+
+// TestQueues: a family that only computes is taken before one with graphics, one that only copies never.
+func TestQueues(t *testing.T) {
+	for _, c := range []struct {
+		flags []uint32
+		want  int
+	}{{nil, -1}, {[]uint32{4, 1}, -1}, {[]uint32{4, 7, 6}, 2}, {[]uint32{7}, 0}, {[]uint32{2, 7, 2}, 0}} {
+		var list []queueFamily
+		for _, f := range c.flags {
+			list = append(list, queueFamily{Flags: f})
+		}
+		if got := queueFor(list); got != c.want {
+			t.Errorf("families %v: %d, want %d", c.flags, got, c.want)
+		}
+	}
+}
+
+// TestWithoutTimestamps: a queue need not have any.
+func TestWithoutTimestamps(t *testing.T) {
+	d := openFirst(t, Options{})
+	calls := 0
+	d.f.timestamp = fn(purego.NewCallback(func(_, _, _, _ uintptr) uintptr { calls++; return 0 }))
+	d.pace = newPace(0)
+	b, err := gpu.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := work(b); err != nil || calls > 0 {
+		t.Errorf("%d timestamps are asked for, %v", calls, err)
+	}
+}
+
+// TestMemoryTypes: memory that AMD's drivers list for debuggers is not taken.
+func TestMemoryTypes(t *testing.T) {
+	d := openFirst(t, Options{})
+	defer d.Close()
+	for i := range d.phys.memory.Types {
+		d.phys.memory.Types[i].Flags |= 0x40
+	}
+	if _, err := d.Alloc(ownBytes); err == nil || !strings.Contains(err.Error(), "out of memory") {
+		t.Errorf("memory that is coherent for devices: %v", err)
+	}
+	for i := range d.phys.memory.Types {
+		d.phys.memory.Types[i].Flags &^= 0x40
+	}
+	if _, err := d.Alloc(ownBytes); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMostGroups: more workgroups than a driver allows are an error, not sent to it.
+func TestMostGroups(t *testing.T) {
+	d := openFirst(t, Options{})
+	defer d.Close()
+	s, err := gpu.NewSmall(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Alloc(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.phys.properties.Limits.MaxComputeWorkGroupCount = [3]uint32{3, 65535, 65535}
+	for _, l := range s.Copy(nil, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16) {
+		d.Launch(&l)
+	}
+	if err := d.Wait(); err == nil || !strings.Contains(err.Error(), "workgroups, its driver allows 3") {
+		t.Errorf("too many workgroups: %v", err)
+	}
+}
+
+// TestWholeSubgroups: where subgroups have 64 lanes, only kernels whose workgroups are made of whole ones ask for them;
+// the others exchange values through shared memory.
+func TestWholeSubgroups(t *testing.T) {
+	files, err := spvFiles.ReadDir("kernel/spv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		name := strings.TrimSuffix(f.Name(), ".spv.gz")
+		b, err := spirv(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x := localSize(b); x%64 != 0 && x != 1 && !narrow[name] { // 1: a constant says it
+			t.Errorf("%s has workgroups of %d", name, x)
+		}
+	}
+	d := openFirst(t, Options{})
+	defer d.Close()
+	d.shuffles, d.phys.p11.SubgroupSize = true, 64
+	for name, want := range map[string]uint32{"select_merge": 0, "select_route": 0, "add_pack": 1, "rows_q4k_1": 1} {
+		var flags, shuffles uint32
+		d.f.createPipelines = fn(purego.NewCallback(func(_, _, _ uintptr, p *computePipeline) uintptr {
+			flags, shuffles = p.stage.flags, *(*uint32)(p.stage.spec.data)
+			if r := (*requiredSubgroup)(p.stage.next); r != nil && r.size != 64 {
+				t.Errorf("%s: subgroups of %d", name, r.size)
+			}
+			return 0
+		}))
+		if err := d.compile(&kernel{name: name}); err != nil || shuffles != want || flags != 2*want {
+			t.Errorf("%s: shuffles %d, flags %d, want %d and %d; %v", name, shuffles, flags, want, 2*want, err)
+		}
+	}
+}
+
+// TestSmallScales: the self-test multiplies with halves that some drivers take for zero.
+func TestSmallScales(t *testing.T) {
+	d := openFirst(t, Options{})
+	defer d.Close()
+	test := func(_ *bench, _, _ gpu.Addr, _ gpu.WeightLayout, _, values []float32) error {
+		for r := range 4 {
+			most := float32(0)
+			for _, v := range values[r*256:][:256] {
+				most = max(most, v, -v)
+			}
+			if scale := most / (32 * 127); !(scale > 0x1p-24 && scale < 0x1p-14) { // codes and scales of sub-blocks
+				t.Errorf("the scale of row %d is %g", r, scale)
+			}
+		}
+		return nil
+	}
+	if err := d.withMatrix(quant.Q6_K, 4, 256, 1, test); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// localSize is the size of workgroups that a module declares.
+func localSize(b []byte) uint32 {
+	const opExecutionMode, modeLocalSize = 16, 17
+	word := func(i int) uint32 { return binary.LittleEndian.Uint32(b[4*i:]) }
+	for at := 5; 4*at < len(b); at += int(word(at) >> 16) {
+		if word(at)&0xffff == opExecutionMode && word(at+2) == modeLocalSize {
+			return word(at + 3)
+		}
+	}
+	return 0
+}
+
+// TestLargeCache: a file of compiled kernels that has become too large begins anew.
+func TestLargeCache(t *testing.T) {
+	d := openFirst(t, Options{Cache: t.TempDir()})
+	if d.writeCache(); d.readCache() == nil {
+		t.Fatal("nothing was kept")
+	}
+	d.f.cacheData = fn(purego.NewCallback(func(_, _ uintptr, n *uint64, _ unsafe.Pointer) uintptr {
+		*n = mostCached + 1
+		return 0
+	}))
+	name := d.cacheFile()
+	d.Close()
+	if _, err := os.Stat(name); !os.IsNotExist(err) {
+		t.Errorf("the old file is still there: %v", err)
+	}
+}
+
+// TestAlone: what takes long is a submission by itself, launched or recorded, and the device does not learn from it how
+// long others take.
+func TestAlone(t *testing.T) {
+	d := openFirst(t, Options{})
+	defer d.Close()
+	s, err := gpu.NewSmall(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Alloc(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ls []gpu.Launch
+	for range 5 {
+		ls = s.Copy(ls, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)
+	}
+	ls[1].Alone, ls[2].Alone = true, true
+	sent := func(do func()) uint64 {
+		if err := d.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		before := d.sent
+		do()
+		if err := d.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		return d.sent - before
+	}
+	if n := sent(func() {
+		for i := range ls {
+			d.Launch(&ls[i])
+		}
+	}); n != 4 {
+		t.Errorf("%d submissions of launches, want 4", n)
+	}
+	rec, err := d.Record(ls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	if n := sent(func() { d.Replay(rec) }); n != 4 {
+		t.Errorf("%d submissions of a recording, want 4", n)
+	}
+	for i, c := range rec.(*recording).list {
+		if alone := i == 1 || i == 2; (c.groups == 0) != alone {
+			t.Errorf("part %d counts %d workgroups", i, c.groups)
+		}
+	}
+}
