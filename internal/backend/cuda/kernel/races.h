@@ -113,7 +113,6 @@ void touch_shared(u32 off, int bytes, bool write, int kind, int who, u32 clock, 
       report(pc, w.write.pc, "thread %d %s shared byte %u at @%x, which %s %s at @%x%s", t, name_of(kind, write), i * 4, pc,
              someone(w.write.who, name), w.write.kind & async || w.write.clock == kNever ? "copies to" : "wrote", w.write.pc,
              kind & async && w.write.clock <= seen[w.write.who] ? " (without a fence for the asynchronous proxy)" : "");
-    if (!write && w.write.clock < block_base) report(pc, 0, "thread %d reads shared byte %u at @%x, which nobody wrote", t, i * 4, pc);
     Read* r = reads + (size_t)i * n;
     if (!write) {
       r += t;

@@ -68,11 +68,6 @@ KERNEL(race_atomic, RaceArgs, a, 64, 1) {
   else sts32(s, lds32(s) + 1);
   SYNC();
 }
-KERNEL(race_unwritten, RaceArgs, a, 32, 1) {
-  float* s = (float*)smem;
-  if (a.n || TID) s[TID] = 1;
-  a.out[TID] = s[TID];
-}
 
 // ---- copies that complete on a barrier
 DEV void bars(int fenced) {
