@@ -333,7 +333,8 @@ func (l *library) lines(text string) string {
 	stacks := strings.Split(string(out), "\n\n") // frames of inlined functions, the innermost first
 	i := 0
 	text = place.ReplaceAllStringFunc(text, func(string) string {
-		frames := slices.DeleteFunc(strings.Fields(stacks[i]), func(f string) bool { return strings.HasPrefix(f, "emulate") })
+		frames := strings.Fields(stacks[i])
+		frames = slices.DeleteFunc(frames, func(f string) bool { return strings.HasPrefix(f, "emulate") })
 		i++
 		for j, f := range frames {
 			frames[j] = f[:strings.LastIndexByte(f, ':')] // without the column
@@ -369,8 +370,9 @@ func (d *Device) Record(ls []gpu.Launch) (gpu.Recording, error) {
 
 // Replay runs a recording.
 func (d *Device) Replay(r gpu.Recording) {
-	for i := range r.(recording) {
-		d.Launch(&r.(recording)[i])
+	for i, l := range r.(recording) {
+		l.Early = l.Early && i > 0 // recordings do not overlap
+		d.Launch(&l)
 	}
 }
 

@@ -15,7 +15,8 @@ type raceArgs struct {
 	n                int32
 }
 
-// TestRaces: every kind of missing order is found, with the lines that are not ordered, and the same kernel with it is clean.
+// TestRaces: every kind of missing order is found, with the lines that are not ordered, and the same kernel with it is
+// clean.
 func TestRaces(t *testing.T) {
 	_, err := exec.LookPath(symbolizer)
 	lines := err == nil

@@ -1,21 +1,22 @@
-// A race detector for the emulation (-DRACES, part of emulate.cc). The compiler calls a hook before every load and store of a kernel
-// (-fsanitize=thread, without its run time); two accesses of different threads to the same bytes, one of them a store,
-// that nothing orders are a race, whether or not the values came out right.
+// A race detector for the emulation (-DRACES, part of emulate.cc). The compiler calls a hook before every load and
+// store of a kernel (-fsanitize=thread, without its run time); two accesses of different threads to the same bytes, one
+// of them a store, that nothing orders are a race, whether or not the values came out right.
 //
 // Order is what CUDA's memory model promises, and no more: every thread has a vector clock (what of every other thread
 // happened before its next access), which it gives away where it releases (barriers, syncwarp, arrivals, atomics at gpu
-// scope) and widens where it acquires. Shuffles, votes, products of a warp and ldmatrix order nothing. A second clock holds what
-// is also ordered for the asynchronous proxy: fence.proxy.async copies the first into it, and bulk copies and warpgroup
-// products look at this one when they meet plain stores.
+// scope) and widens where it acquires. Shuffles, votes, products of a warp and ldmatrix order nothing. A second clock
+// holds what is also ordered for the asynchronous proxy: fence.proxy.async copies the first into it, and bulk copies
+// and warpgroup products look at this one when they meet plain stores.
 //
 // Clocks never go back, also not from block to block and launch to launch, so shadow memory is never cleared: what is
 // older than the block's first clock belongs to another block, what is older than the launch's to another launch.
 #include <dlfcn.h>
 
 namespace {
-const int kBars = 64, kFirst = 1 + kBars, kWide = kFirst + kThreads; // clocks: of the wait for kernels before, of barriers, of threads
-const u32 kNever = 0xffffffff;                                       // the clock of an access that is still under way
-enum { atomic = 1, async = 2 };                                      // kinds of accesses
+// Clocks: of the wait for kernels before, of barriers in shared memory, of threads.
+const int kBars = 64, kFirst = 1 + kBars, kWide = kFirst + kThreads;
+const u32 kNever = 0xffffffff;  // the clock of an access that is still under way
+enum { atomic = 1, async = 2 }; // kinds of accesses
 
 struct Order { u32 seen[kWide], fenced[kWide]; };
 struct Access {
@@ -24,12 +25,17 @@ struct Access {
   u8 mask; // bytes of the word
   u8 kind;
 };
-struct Word { Access write; u32 read; };        // of shared memory; `read`: no read is later
-struct Read { u32 clock, pc, mask; };           // by one thread
-struct Far { Access write, reads[2]; };         // of global memory: the last write, the last reads by two threads
-struct Mbar { u32 addr, clock; int who; u32 made; Order now, done; }; // a barrier in shared memory: phases, who made it and when
-struct Release { const void* at; u32 base; Order order; };            // of a block, by an atomic on global memory
-struct Acquire { const void* at; u32 clock; int who, releases; };     // by a thread of this block
+struct Word { Access write; u32 read; }; // of shared memory; `read`: no read is later
+struct Read { u32 clock, pc, mask; };    // by one thread
+struct Far { Access write, reads[2]; };  // of global memory: the last write, the last reads by two threads
+struct Mbar { // a barrier in shared memory: the clock of its phase, who made it and when
+  u32 addr, clock;
+  int who;
+  u32 made;
+  Order now, done;
+};
+struct Release { const void* at; u32 base; Order order; };        // of a block, by an atomic on global memory
+struct Acquire { const void* at; u32 clock; int who, releases; }; // by a thread of this block
 
 Order clocks[kThreads], named[kBarriers];
 Mbar bars[kBars];
@@ -43,12 +49,17 @@ Word* words;
 Read* reads;
 u8* far;
 const size_t kFarBytes = range / 4 * sizeof(Far);
-struct Pending { u32 *words, *groups; int n, cap, group; bool on; } products[kThreads]; // shared memory that warpgroup products read
+struct Pending { // shared memory that a thread's warpgroup products read
+  u32 *words, *groups;
+  int n, cap, group;
+  bool on;
+} products[kThreads];
 
-// Launches that overlap. What is older than `began` was complete when this launch began, what is older than `waited` when it
-// has waited (griddepcontrol.wait), and so was the launch before it.
+// Launches that overlap. What is older than `began` was complete when this launch began; what is older than `waited`,
+// and the launch before (from `before` on), is when it has waited (griddepcontrol.wait).
 struct { u32 began, waited, before; bool early, launches, waits, waits_first; } chain;
-bool block_launches, block_early; // whether a thread of this block lets the next launch begin, and one does so without having waited
+// Whether a thread of this block lets the next launch begin, and whether one does without having waited.
+bool block_launches, block_early;
 
 u32& clock_of(int t) { return clocks[t].seen[kFirst + t]; }
 void tick(int t) { if (++clock_of(t) > top) top = clock_of(t); }
@@ -95,7 +106,7 @@ const char* someone(int who, char* text) {
   return text;
 }
 
-// Whether a store in shared memory, or by this block in global memory, happened before an access of this kind by thread t.
+// Whether an access of this block happened before one of this kind by thread t.
 bool ordered(const Access& a, int t, int kind) {
   if (a.kind & kind & atomic) return true;
   return a.clock <= (kind & async && !(a.kind & async) ? clocks[t].fenced : clocks[t].seen)[a.who];
@@ -110,8 +121,9 @@ void touch_shared(u32 off, int bytes, bool write, int kind, int who, u32 clock, 
     u8 mask = (u8)((1 << to) - (1 << from));
     Word& w = words[i];
     if (w.write.mask & mask && w.write.clock >= block_base && !ordered(w.write, t, kind))
-      report(pc, w.write.pc, "thread %d %s shared byte %u at @%x, which %s %s at @%x%s", t, name_of(kind, write), i * 4, pc,
-             someone(w.write.who, name), w.write.kind & async || w.write.clock == kNever ? "copies to" : "wrote", w.write.pc,
+      report(pc, w.write.pc, "thread %d %s shared byte %u at @%x, which %s %s at @%x%s", t, name_of(kind, write),
+             i * 4, pc, someone(w.write.who, name),
+             w.write.kind & async || w.write.clock == kNever ? "copies to" : "wrote", w.write.pc,
              kind & async && w.write.clock <= seen[w.write.who] ? " (without a fence for the asynchronous proxy)" : "");
     Read* r = reads + (size_t)i * n;
     if (!write) {
@@ -124,8 +136,8 @@ void touch_shared(u32 off, int bytes, bool write, int kind, int who, u32 clock, 
     if (w.read > low[t])
       for (int u = 0; u < n; u++)
         if (r[u].clock > seen[kFirst + u] && r[u].clock >= block_base && r[u].mask & mask)
-          report(pc, r[u].pc, "thread %d %s shared byte %u at @%x, which thread %d %s at @%x", t, name_of(kind, true), i * 4, pc, u,
-                 r[u].clock == kNever ? "still reads" : "read", r[u].pc);
+          report(pc, r[u].pc, "thread %d %s shared byte %u at @%x, which thread %d %s at @%x", t,
+                 name_of(kind, true), i * 4, pc, u, r[u].clock == kNever ? "still reads" : "read", r[u].pc);
     w.write = {clock, pc, (u16)who, mask, (u8)kind};
   }
 }
@@ -135,7 +147,8 @@ bool acquired(const Access& a, int t) {
   for (int i = 0; i < nacquires; i++)
     if (clocks[t].seen[acquires[i].who] >= acquires[i].clock)
       for (int j = 0; j < acquires[i].releases; j++)
-        if (releases[j].at == acquires[i].at && a.clock >= releases[j].base && a.clock <= releases[j].order.seen[a.who]) return true;
+        if (releases[j].at == acquires[i].at && a.clock >= releases[j].base &&
+            a.clock <= releases[j].order.seen[a.who]) return true;
   return false;
 }
 bool ordered_far(const Access& a, int t, int kind) {
@@ -247,8 +260,9 @@ void race_bulk(u32 off, const void* src, u32 bytes, u32 bar, const void* caller)
   Mbar& b = bar_at(bar);
   int t = emu_at.tid;
   if (clocks[t].fenced[b.who] < b.made)
-    report(place(caller), 1, "thread %d copies at @%x for a barrier whose making was not followed by a fence for the asynchronous proxy",
-           t, place(caller));
+    report(place(caller), 1,
+           "thread %d copies at @%x for a barrier that was made without a fence for the asynchronous proxy", t,
+           place(caller));
   touch(src, (int)bytes, false, async, caller);
   touch_shared(off, (int)bytes, true, async, 1 + (int)(&b - bars), b.clock, place(caller));
 }
@@ -320,7 +334,8 @@ void race_release(const u8* p, size_t bytes) { // its addresses are not used aga
   u64 to = ((u64)far + (u64)(p + bytes - base) / 4 * sizeof(Far)) & -(u64)kPage;
   if (far && to > from) madvise((void*)from, to - from, MADV_DONTNEED);
 }
-void race_host(const void* a, const void* b) { // a copy or a fill between launches: all of the one is before all of the other
+// A copy or a fill between launches: all of the one is before all of the other.
+void race_host(const void* a, const void* b) {
   if ((u64)a - (u64)base < range || (u64)b - (u64)base < range) chain = {};
 }
 } // namespace
