@@ -376,6 +376,10 @@ HOOKS(4)
 HOOKS(8)
 HOOKS(16)
 extern "C" void __tsan_init() {}
+extern "C" void __tsan_atomic64_store(u64* p, u64 v, int) {
+  touch(p, 8, true, atomic, CALLER);
+  *p = v;
+}
 extern "C" void* __tsan_memcpy(void* d, const void* s, size_t n) {
   touch(s, (int)n, false, 0, CALLER);
   touch(d, (int)n, true, 0, CALLER);
