@@ -168,6 +168,15 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	if err != nil {
 		return nil, err
 	}
+	shown := map[string]bool{}
+	for i := range msgs {
+		role := msgs[i].Role
+		if !shown[role] && !x.template.Shows(role) {
+			return nil, &chat.FieldError{Field: fmt.Sprintf("messages[%d].role", i),
+				Msg: fmt.Sprintf("the model's template does not know %q", role)}
+		}
+		shown[role] = true
+	}
 	if msgs, err = textOnly(msgs); err != nil {
 		return nil, err
 	}

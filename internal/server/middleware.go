@@ -145,6 +145,9 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		r, traced := s.traced(r)
 		h := w.Header()
 		h.Set("X-Request-Id", id)
+		if speaksAnthropic(r) {
+			h.Set("Request-Id", id) // what its clients look for
+		}
 		h.Set("Server", "strobe")
 		h.Set("X-Content-Type-Options", "nosniff")
 		rw := &response{ResponseWriter: w, rc: http.NewResponseController(w), timeout: s.cfg.WriteTimeout}
@@ -249,7 +252,7 @@ func (s *Server) checkHost(next http.Handler) http.Handler {
 		if h, _, err := net.SplitHostPort(host); err == nil {
 			host = h
 		}
-		host = strings.ToLower(strings.Trim(host, "[]"))
+		host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
 		if host != "" && net.ParseIP(host) == nil && !slices.Contains(s.cfg.Hosts, host) {
 			fail(w, r, &apiError{Status: http.StatusForbidden, Type: "permission_error",
 				Message: fmt.Sprintf("this server does not go by the name %q; see --allow-host", host)})

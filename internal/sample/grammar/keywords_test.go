@@ -111,7 +111,7 @@ func TestRandomKeywords(t *testing.T) {
 	v := testVocab()
 	z := anySchema{rand.New(rand.NewSource(9))}
 	honoured, emitted, valid := 0, 0, 0
-	for range 1500 {
+	for range 800 {
 		raw, err := json.Marshal(z.schema(2))
 		if err != nil {
 			t.Fatal(err)
