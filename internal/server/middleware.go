@@ -114,11 +114,19 @@ func (w *response) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.status = http.StatusOK
 	}
-	_ = w.rc.SetWriteDeadline(time.Now().Add(w.timeout))
-	n, err := w.ResponseWriter.Write(p)
-	w.bytes += int64(n)
-	return n, err
+	written := 0
+	for {
+		_ = w.rc.SetWriteDeadline(time.Now().Add(w.timeout))
+		n, err := w.ResponseWriter.Write(p[written:min(written+writePiece, len(p))])
+		w.bytes += int64(n)
+		if written += n; err != nil || written == len(p) {
+			return written, err
+		}
+	}
 }
+
+// writePiece is how much of an answer a client has to take in time: little enough for a slow line.
+const writePiece = 64 << 10
 
 // lingerTime is how long the rest of a refused request is read.
 const lingerTime = 5 * time.Second

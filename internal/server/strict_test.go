@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -268,6 +269,48 @@ func TestResponseEvents(t *testing.T) {
 		if status, b := f.do("POST", "/v1/responses", `{"input":"x",`+body+`}`); status != http.StatusBadRequest ||
 			!strings.Contains(string(b), "is not supported") {
 			t.Errorf("%s: %d %s", body, status, b)
+		}
+	}
+}
+
+// deadlines is a connection that counts what is written between two deadlines.
+type deadlines struct {
+	http.ResponseWriter
+	since, most, total int
+}
+
+func (d *deadlines) SetWriteDeadline(time.Time) error { d.since = 0; return nil }
+
+func (d *deadlines) Write(p []byte) (int, error) {
+	d.since += len(p)
+	d.total += len(p)
+	d.most = max(d.most, d.since)
+	return len(p), nil
+}
+
+// TestLargeAnswer: a client has time for each piece of a large answer, not for the whole.
+func TestLargeAnswer(t *testing.T) {
+	d := &deadlines{}
+	w := &response{ResponseWriter: d, rc: http.NewResponseController(d)}
+	n, err := w.Write(make([]byte, 1_000_000))
+	if n != 1_000_000 || err != nil || d.total != n || w.bytes != int64(n) || d.most > writePiece {
+		t.Errorf("wrote %d of %d, %d with one deadline, %v", n, d.total, d.most, err)
+	}
+}
+
+// TestAnthropicModels: one list of models has the fields of both APIs.
+func TestAnthropicModels(t *testing.T) {
+	f := start(t, options{})
+	_, b := f.do("GET", "/v1/models", "", "Anthropic-Version", "2023-06-01")
+	m := decodeObject(t, b)
+	if at(m, "has_more") != false || text(m, "first_id") != "qwen35" || text(m, "last_id") != "qwen35" ||
+		text(m, "data", 0, "type") != "model" || text(m, "data", 0, "display_name") != "qwen35" {
+		t.Errorf("%s", b)
+	}
+	_, b = f.do("GET", "/v1/models/qwen35", "")
+	for _, one := range []any{at(m, "data", 0), decodeObject(t, b)} {
+		if _, err := time.Parse(time.RFC3339, text(one, "created_at")); err != nil {
+			t.Error(err)
 		}
 	}
 }
