@@ -498,7 +498,7 @@ func (a *messageAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch)
 		return st.flush()
 	})
 	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "error", e.anthropic() })
+		st.fail(r, err)
 	}
 }
 
@@ -534,13 +534,7 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request, q *messages
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), q.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer l.release()
-	c.done = r.Context().Done()
-	p, err := l.render(c)
+	p, err := s.prompt(r, q.Model, c)
 	if err != nil {
 		return nil, err
 	}

@@ -331,6 +331,6 @@ func (a *ollamaAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) 
 		return st.flush()
 	}, nil)
 	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]string{"error": e.Message} })
+		st.fail(r, err)
 	}
 }

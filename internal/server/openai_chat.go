@@ -574,12 +574,7 @@ func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 		last.Timings = timings(a.replies[0].result)
 		err = st.send("", &last)
 	}
-	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]any{"error": e.json()} })
-		return
-	}
-	st.done()
-	_ = st.flush()
+	st.end(r, err)
 }
 
 // deltas sends what one event of the engine brought, text of the same kind in one chunk.

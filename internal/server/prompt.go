@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 
@@ -125,6 +126,17 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 		return nil, invalid("", "%v", err)
 	}
 	return p, err
+}
+
+// prompt makes the prompt of a conversation that nobody wants answered.
+func (s *Server) prompt(r *http.Request, model string, c *conversation) (*dialog.Prompt, error) {
+	l, err := s.acquire(r.Context(), model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	c.done = r.Context().Done()
+	return l.render(c)
 }
 
 // answers makes the engine's requests for n answers to a conversation, and the replies that will

@@ -124,13 +124,7 @@ func (s *Server) inputTokens(w http.ResponseWriter, r *http.Request, q *response
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), q.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer l.release()
-	c.done = r.Context().Done()
-	p, err := l.render(c)
+	p, err := s.prompt(r, q.Model, c)
 	if err != nil {
 		return nil, err
 	}
@@ -374,6 +368,10 @@ func (a *responseAnswer) finish() error {
 
 func (a *responseAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 	a.st = newStream(w)
+	a.st.failed = func(e *apiError) (string, any) {
+		a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
+		return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
+	}
 	err := b.run(r, func(_ int, ds []delta) error {
 		if err := a.start(); err != nil {
 			return err
@@ -394,9 +392,6 @@ func (a *responseAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch
 		return a.st.ping()
 	})
 	if err != nil {
-		a.st.fail(r, err, func(e *apiError) (string, any) {
-			a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
-			return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
-		})
+		a.st.fail(r, err)
 	}
 }

@@ -116,21 +116,15 @@ func (s *Server) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstrea
 		if r.Context().Err() != nil {
 			return nil
 		}
-		e := explain(fmt.Errorf("the upstream broke off: %w", err))
-		logOf(r).fail(e)
+		err = fmt.Errorf("the upstream broke off: %w", err)
+		logOf(r).fail(explain(err))
 		if !strings.HasPrefix(res.Head.Get("Content-Type"), "text/event-stream") {
 			panic(http.ErrAbortHandler)
 		}
-		st := &stream{w: w, rc: rc, started: true}
-		st.enc = json.NewEncoder(&st.buf)
+		st := newStream(w)
+		st.started = true
 		st.buf.WriteString("\n\n") // ends what was begun
-		name, event := "", any(map[string]any{"error": e.json()})
-		if speaksAnthropic(r) {
-			name, event = "error", e.anthropic()
-		}
-		if st.send(name, event) == nil {
-			_ = st.flush()
-		}
+		st.fail(r, err)
 		return nil
 	}
 }
