@@ -35,10 +35,11 @@ func TestUpstreamCalls(t *testing.T) {
 			name + `","arguments":"` + args + `"}}]}}]}` + "\n\n"
 	}
 	for name, said := range map[string]string{
-		"named once":  call("0", "a", "f", "") + call("0", "", "", "{}") + call("1", "b", "g", "") + call("1", "", "", "[]"),
-		"named often": call("0", "a", "f", "{") + call("0", "a", "f", "}") + call("1", "b", "g", "[") + call("1", "b", "g", "]"),
-		"no numbers":  strings.ReplaceAll(call("0", "", "f", "{}")+call("0", "", "g", "[]"), `"index":0,`, ""),
-		"one number":  call("0", "a", "f", "{}") + call("0", "b", "g", "[]"),
+		"named once": call("0", "a", "f", "") + call("0", "", "", "{}") + call("1", "b", "g", "") + call("1", "", "", "[]"),
+		"named often": call("0", "a", "f", "{") + call("0", "a", "f", "}") +
+			call("1", "b", "g", "[") + call("1", "b", "g", "]"),
+		"no numbers": strings.ReplaceAll(call("0", "", "f", "{}")+call("0", "", "g", "[]"), `"index":0,`, ""),
+		"one number": call("0", "a", "f", "{}") + call("0", "b", "g", "[]"),
 	} {
 		url, _ := oddUpstream(t, func(w io.Writer) {
 			io.WriteString(w, said+`data: {"choices":[{"delta":{},"finish_reason":"tool_calls"}]}`+"\n\ndata: [DONE]\n\n")
