@@ -106,11 +106,7 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	if c.choice.none {
 		opt.Tools = nil
 	}
-	msgs := c.messages
-	system := func(m chat.Message) bool { return m.Role == "system" || m.Role == "developer" }
-	if v.defaults.System != "" && !slices.ContainsFunc(msgs, system) {
-		msgs = append([]chat.Message{{Role: "system", Content: v.defaults.System}}, msgs...)
-	}
+	opt.System = v.defaults.System
 	if len(v.defaults.Kwargs) > 0 {
 		opt.Extra = maps.Clone(v.defaults.Kwargs)
 		maps.Copy(opt.Extra, c.kwargs)
@@ -118,7 +114,7 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	if _, given := opt.Extra["enable_thinking"]; opt.Thinking == nil && !given {
 		opt.Thinking = v.defaults.Thinking
 	}
-	p, err := v.format.Chat(msgs, opt)
+	p, err := v.format.Chat(c.messages, opt)
 	var long *engine.ContextError
 	var field *chat.FieldError
 	if err != nil && !errors.As(err, &long) && !errors.As(err, &field) && !errors.Is(err, dialog.ErrStopped) {

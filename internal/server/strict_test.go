@@ -314,3 +314,16 @@ func TestAnthropicModels(t *testing.T) {
 		}
 	}
 }
+
+// TestErrorsCountTheClientsMessages: a message that the server adds does not move those of the client.
+func TestErrorsCountTheClientsMessages(t *testing.T) {
+	f := start(t, options{config: Config{Chat: ChatDefaults{System: "Be brief."}}})
+	image := []dict{{"role": "user", "content": []dict{{"type": "image_url", "image_url": dict{"url": "x"}}}}}
+	status, b := f.do("POST", "/v1/chat/completions", encode(t, dict{"messages": image}))
+	if status != http.StatusBadRequest || !strings.Contains(string(b), `"messages[0].content[0].type"`) {
+		t.Errorf("%d %s", status, b)
+	}
+	if p := text(f.post("/apply-template", dict{"messages": user("x")}), "prompt"); !strings.Contains(p, "Be brief.") {
+		t.Errorf("prompt %q", p)
+	}
+}
