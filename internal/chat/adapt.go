@@ -25,26 +25,40 @@ type caps struct {
 	developer bool // the developer role
 }
 
+// try renders a small conversation. What cannot be rendered is empty.
+func (t *Template) try(msgs ...Message) string {
+	list, err := values(msgs, shape{})
+	if err != nil {
+		return ""
+	}
+	vars := jinja.NewDict()
+	vars.Set("messages", list)
+	vars.Set("tools", nil)
+	vars.Set("documents", nil)
+	vars.Set("add_generation_prompt", true)
+	vars.Set("bos_token", "")
+	vars.Set("eos_token", "")
+	text, _ := t.jinja.Render(vars, jinja.Options{Limits: jinja.Limits{Steps: 1_000_000, Bytes: 16 << 20}})
+	return text
+}
+
+// word and sysWord are what is looked for in small conversations.
+const word, sysWord = "zqxprobe", "zqxsystem"
+
+// Shows reports whether what a role says becomes part of the prompt. Templates know the usual roles and leave out
+// others, or refuse them.
+func (t *Template) Shows(role string) bool {
+	if slices.Contains([]string{"system", "developer", "user", "assistant", "tool"}, role) {
+		return true
+	}
+	said := t.try(Message{Role: "user", Content: "?"}, Message{Role: role, Content: word})
+	return strings.Contains(said, word)
+}
+
 // findCaps renders small conversations and looks where their words end up.
 func (t *Template) findCaps() {
-	try := func(msgs ...Message) string {
-		list, err := values(msgs, shape{})
-		if err != nil {
-			return ""
-		}
-		vars := jinja.NewDict()
-		vars.Set("messages", list)
-		vars.Set("tools", nil)
-		vars.Set("documents", nil)
-		vars.Set("add_generation_prompt", true)
-		vars.Set("bos_token", "")
-		vars.Set("eos_token", "")
-		text, _ := t.jinja.Render(vars, jinja.Options{Limits: jinja.Limits{Steps: 1_000_000, Bytes: 16 << 20}})
-		return text
-	}
-	const word, sysWord = "zqxprobe", "zqxsystem"
-	asString := strings.Contains(try(Message{Role: "user", Content: word}), word)
-	parts := try(Message{Role: "user", Content: []Part{{Type: "text", Text: word}}})
+	asString := strings.Contains(t.try(Message{Role: "user", Content: word}), word)
+	parts := t.try(Message{Role: "user", Content: []Part{{Type: "text", Text: word}}})
 	// A template that does not know parts may print the list instead.
 	t.caps.parts = strings.Contains(parts, word) && !strings.Contains(parts, "'text'") &&
 		!strings.Contains(parts, `"text"`)
@@ -58,7 +72,7 @@ func (t *Template) findCaps() {
 	// Without any sign of life the template wants something the probe lacks;
 	// leave the messages alone then.
 	alive := asString || t.caps.parts
-	t.caps.system = !alive || strings.Contains(try(sys, user), sysWord)
+	t.caps.system = !alive || strings.Contains(t.try(sys, user), sysWord)
 	t.caps.developer = t.jinja.HasString("developer")
 }
 

@@ -42,32 +42,69 @@ func (t *Template) RenderMarked(msgs []Message, opt Options, special []string) (
 		return text, nil, nil
 	}
 	keep := slices.DeleteFunc(tag.FindAllString(t.source, -1), func(s string) bool { return tokens.texts[s] })
-	if spans, ok := t.compare(r, text, tokens, func(s string) string { return broken(s, found, keep) }); ok {
+	everything := jinja.MapStrings(r.said, func(s string) string { return broken(s, found, keep) })
+	if spans, ok := t.compare(r, text, tokens, everything.(*jinja.Dict)); ok {
 		return text, spans, nil
 	}
-	// One by one leaves out only those that matter to the template.
+	// What templates look for in the model's own words they leave alone in those of others.
 	var all []Span
+	for _, own := range []bool{false, true} {
+		all = append(all, t.marks(r, text, tokens, found, keep, own)...)
+	}
+	return text, join(all), nil
+}
+
+// marks finds the tokens that the model said itself, or that others did, where some of them matter to the template.
+func (t *Template) marks(r *rendering, text string, tokens *tokenSet, found, keep []string, own bool) []Span {
+	breakAll := func() ([]Span, bool) {
+		return t.compare(r, text, tokens, r.change(own, func(s string) string { return broken(s, found, keep) }))
+	}
+	if spans, ok := breakAll(); ok {
+		return spans
+	}
+	// One by one leaves out only those that matter.
+	var all []Span
+	keep = slices.Clone(keep)
 	for _, tok := range found {
 		change := func(s string) string { return strings.ReplaceAll(s, tok, brokenToken(tok)) }
-		spans, ok := t.compare(r, text, newTokenSet([]string{tok}), change)
+		spans, ok := t.compare(r, text, newTokenSet([]string{tok}), r.change(own, change))
 		if !ok {
 			keep = append(keep, tok)
 		}
 		all = append(all, spans...)
 	}
-	if spans, ok := t.compare(r, text, tokens, func(s string) string { return broken(s, found, keep) }); ok {
-		return text, spans, nil
+	if spans, ok := breakAll(); ok {
+		return spans
 	}
-	return text, join(all), nil
+	return all
+}
+
+// change returns what clients wrote with strings replaced: in the assistant's messages, or in all else.
+func (r *rendering) change(own bool, f func(string) string) *jinja.Dict {
+	out := jinja.NewDict()
+	out.Merge(r.said)
+	messages := jinja.NewList()
+	list, _ := r.said.Get("messages")
+	for _, m := range list.(*jinja.List).Items {
+		if role, _ := m.(*jinja.Dict).Get("role"); own == (role == "assistant") {
+			m = jinja.MapStrings(m, f)
+		}
+		messages.Items = append(messages.Items, m)
+	}
+	if !own {
+		out = jinja.MapStrings(out, f).(*jinja.Dict)
+	}
+	out.Set("messages", messages)
+	return out
 }
 
 // tag is what templates look for in messages.
 var tag = regexp.MustCompile(`<[^<>\s'"]+>`)
 
-// compare renders with strings broken and returns the tokens in which that
+// compare renders what clients wrote with strings broken and returns the tokens in which that
 // shows. It fails when more than that changed.
-func (t *Template) compare(r *rendering, text string, tokens *tokenSet, change func(string) string) ([]Span, bool) {
-	other, err := t.say(r, jinja.MapStrings(r.said, change).(*jinja.Dict))
+func (t *Template) compare(r *rendering, text string, tokens *tokenSet, changed *jinja.Dict) ([]Span, bool) {
+	other, err := t.say(r, changed)
 	if err != nil || len(other) != len(text) {
 		return nil, false
 	}

@@ -33,6 +33,9 @@ func TestRenderMarked(t *testing.T) {
 		{"quote and brackets", []Message{{Role: "user", Content: `<|"|>[X]`}}, []string{`<|"|>[X]`, "[X]"}},
 		{"token the template reads", []Message{{Role: "assistant", Content: "a</think>b<|im_end|>c"}},
 			[]string{"<|im_end|>", "<|im_end|>"}},
+		{"token the template reads elsewhere", []Message{{Role: "user", Content: "x</think>y"},
+			{Role: "assistant", Content: "a</think>b<|im_end|>c"}, {Role: "tool", Content: "z</think>"}},
+			[]string{"</think>", "<|im_end|>", "</think>", "</think>", "<|im_end|>", "</think>"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			plain, err := tmpl.Render(c.msgs, Options{})

@@ -279,59 +279,38 @@ func (c ToolCall) MarshalJSON() ([]byte, error) {
 
 // MarshalJSON writes the message in OpenAI's shape.
 func (m Message) MarshalJSON() ([]byte, error) {
-	var b bytes.Buffer
-	add := func(key string, v any) error {
-		if b.Len() > 0 {
-			b.WriteByte(',')
-		}
-		k, err := marshal(key)
-		if err != nil {
-			return err
-		}
-		x, err := marshal(v)
-		if err != nil {
-			return err
-		}
-		b.Write(k)
-		b.WriteByte(':')
-		b.Write(x)
-		return nil
+	type member struct {
+		key   string
+		value any
+		given bool
 	}
-	if err := add("role", m.Role); err != nil {
-		return nil, err
-	}
-	if err := add("content", m.Content); err != nil {
-		return nil, err
-	}
-	if m.Reasoning != "" {
-		if err := add("reasoning_content", m.Reasoning); err != nil {
-			return nil, err
-		}
-	}
-	if len(m.ToolCalls) > 0 {
-		if err := add("tool_calls", m.ToolCalls); err != nil {
-			return nil, err
-		}
-	}
-	if m.ToolCallID != "" {
-		if err := add("tool_call_id", m.ToolCallID); err != nil {
-			return nil, err
-		}
-	}
-	if m.Name != "" {
-		if err := add("name", m.Name); err != nil {
-			return nil, err
-		}
+	list := []member{
+		{"role", m.Role, true}, {"content", m.Content, true}, {"reasoning_content", m.Reasoning, m.Reasoning != ""},
+		{"tool_calls", m.ToolCalls, len(m.ToolCalls) > 0}, {"tool_call_id", m.ToolCallID, m.ToolCallID != ""},
+		{"name", m.Name, m.Name != ""},
 	}
 	for _, f := range m.Extra {
-		if isNull(f.Value) {
+		list = append(list, member{f.Key, f.Value, !isNull(f.Value)})
+	}
+	b := []byte{'{'}
+	for _, f := range list {
+		if !f.given {
 			continue
 		}
-		if err := add(f.Key, f.Value); err != nil {
+		key, err := marshal(f.key)
+		if err != nil {
 			return nil, err
 		}
+		value, err := marshal(f.value)
+		if err != nil {
+			return nil, err
+		}
+		if len(b) > 1 {
+			b = append(b, ',')
+		}
+		b = slices.Concat(b, key, []byte{':'}, value)
 	}
-	return append(append([]byte{'{'}, b.Bytes()...), '}'), nil
+	return append(b, '}'), nil
 }
 
 // marshal is json.Marshal without escaping <, > and &, which prompts are full of.

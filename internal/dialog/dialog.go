@@ -90,6 +90,7 @@ func (f *Format) Converses() bool { return f.model.Template != "" }
 
 // Options of one prompt. The zero value lets the template decide.
 type Options struct {
+	System   string            // said first in conversations without a message of the system
 	Tools    []json.RawMessage // in OpenAI's shape
 	Thinking *bool             // nil leaves it to the template
 	Extra    map[string]any    // more variables of the template
@@ -168,8 +169,21 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	if err != nil {
 		return nil, err
 	}
+	shown := map[string]bool{}
+	for i := range msgs {
+		role := msgs[i].Role
+		if !shown[role] && !x.template.Shows(role) {
+			return nil, &chat.FieldError{Field: fmt.Sprintf("messages[%d].role", i),
+				Msg: fmt.Sprintf("the model's template does not know %q", role)}
+		}
+		shown[role] = true
+	}
 	if msgs, err = textOnly(msgs); err != nil {
 		return nil, err
+	}
+	system := func(m chat.Message) bool { return m.Role == "system" || m.Role == "developer" }
+	if o.System != "" && !slices.ContainsFunc(msgs, system) {
+		msgs = append([]chat.Message{{Role: "system", Content: o.System}}, msgs...)
 	}
 	msgs, short, err := f.shorten(msgs, o)
 	if err != nil {

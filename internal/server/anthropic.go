@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 
 	"strobe/internal/chat"
@@ -122,6 +123,9 @@ func (q *messagesRequest) conversation() (*conversation, error) {
 		return nil, err
 	}
 	if t := q.Thinking; t != nil {
+		if !slices.Contains([]string{"enabled", "disabled", "adaptive"}, t.Type) {
+			return nil, invalid("thinking.type", "%q is none of enabled, disabled and adaptive", t.Type)
+		}
 		on := t.Type != "disabled"
 		c.thinking = &on
 		if on && t.BudgetTokens != nil {
@@ -155,6 +159,9 @@ func systemText(raw json.RawMessage) (string, error) {
 func (m *anthropicMessage) messages(at string) ([]chat.Message, error) {
 	if m.Role != "user" && m.Role != "assistant" && m.Role != "system" {
 		return nil, invalid(at+".role", "%q is none of user and assistant", m.Role)
+	}
+	if kindOf(m.Content) == "null" {
+		return nil, invalid(at+".content", "is missing")
 	}
 	list, err := blocks(m.Content, at+".content")
 	if err != nil {
@@ -491,7 +498,7 @@ func (a *messageAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch)
 		return st.flush()
 	})
 	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "error", e.anthropic() })
+		st.fail(r, err)
 	}
 }
 
@@ -527,13 +534,7 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request, q *messages
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), q.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer l.release()
-	c.done = r.Context().Done()
-	p, err := l.render(c)
+	p, err := s.prompt(r, q.Model, c)
 	if err != nil {
 		return nil, err
 	}

@@ -48,7 +48,7 @@ func TestChat(t *testing.T) {
 		t.Errorf("first chunk %v", evs[0].data)
 	}
 	for _, e := range evs[:len(evs)-1] {
-		if _, ok := e.data["usage"]; ok {
+		if e.data["usage"] != nil {
 			t.Errorf("usage in a chunk that is not the last: %v", e.data)
 		}
 	}

@@ -290,7 +290,7 @@ func (a *nativeAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) 
 		return st.flush()
 	}, st.ping)
 	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]any{"error": e.json()} })
+		st.fail(r, err)
 	}
 }
 

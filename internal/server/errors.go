@@ -233,15 +233,18 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	if e.Retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))
 	}
-	if speaksAnthropic(r) {
-		writeJSON(w, e.Status, e.anthropic())
-		return
+	writeJSON(w, e.Status, e.body(r))
+}
+
+// body is the error in the shape of the request's protocol.
+func (e *apiError) body(r *http.Request) any {
+	switch {
+	case speaksAnthropic(r):
+		return e.anthropic()
+	case speaksOllama(r):
+		return map[string]string{"error": e.Message}
 	}
-	if speaksOllama(r) {
-		writeJSON(w, e.Status, map[string]string{"error": e.Message})
-		return
-	}
-	writeJSON(w, e.Status, map[string]any{"error": e.json()})
+	return map[string]any{"error": e.json()}
 }
 
 func jsonHeader(w http.ResponseWriter) {

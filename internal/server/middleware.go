@@ -114,11 +114,19 @@ func (w *response) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.status = http.StatusOK
 	}
-	_ = w.rc.SetWriteDeadline(time.Now().Add(w.timeout))
-	n, err := w.ResponseWriter.Write(p)
-	w.bytes += int64(n)
-	return n, err
+	written := 0
+	for {
+		_ = w.rc.SetWriteDeadline(time.Now().Add(w.timeout))
+		n, err := w.ResponseWriter.Write(p[written:min(written+writePiece, len(p))])
+		w.bytes += int64(n)
+		if written += n; err != nil || written == len(p) {
+			return written, err
+		}
+	}
 }
+
+// writePiece is how much of an answer a client has to take in time: little enough for a slow line.
+const writePiece = 64 << 10
 
 // lingerTime is how long the rest of a refused request is read.
 const lingerTime = 5 * time.Second
@@ -145,6 +153,9 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		r, traced := s.traced(r)
 		h := w.Header()
 		h.Set("X-Request-Id", id)
+		if speaksAnthropic(r) {
+			h.Set("Request-Id", id) // what its clients look for
+		}
 		h.Set("Server", "strobe")
 		h.Set("X-Content-Type-Options", "nosniff")
 		rw := &response{ResponseWriter: w, rc: http.NewResponseController(w), timeout: s.cfg.WriteTimeout}
@@ -249,7 +260,7 @@ func (s *Server) checkHost(next http.Handler) http.Handler {
 		if h, _, err := net.SplitHostPort(host); err == nil {
 			host = h
 		}
-		host = strings.ToLower(strings.Trim(host, "[]"))
+		host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
 		if host != "" && net.ParseIP(host) == nil && !slices.Contains(s.cfg.Hosts, host) {
 			fail(w, r, &apiError{Status: http.StatusForbidden, Type: "permission_error",
 				Message: fmt.Sprintf("this server does not go by the name %q; see --allow-host", host)})

@@ -273,13 +273,7 @@ func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRe
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), q.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer l.release()
-	c.done = r.Context().Done()
-	p, err := l.render(c)
+	p, err := s.prompt(r, q.Model, c)
 	if err != nil {
 		return nil, err
 	}

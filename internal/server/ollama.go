@@ -32,6 +32,8 @@ type ollamaRequest struct {
 	Think    json.RawMessage   `json:"think"`
 	Stream   *bool             `json:"stream"`
 	Keep     json.RawMessage   `json:"keep_alive"`
+	LogProbs bool              `json:"logprobs"`
+	Top      int               `json:"top_logprobs"`
 	Options  struct {
 		samplingFields
 		NumPredict *int `json:"num_predict"`
@@ -62,6 +64,7 @@ type ollamaChunk struct {
 	Message    *ollamaMessage `json:"message,omitempty"`
 	Response   *string        `json:"response,omitempty"`
 	Thinking   string         `json:"thinking,omitempty"`
+	LogProbs   []logProbJSON  `json:"logprobs,omitempty"` // of the tokens since the last chunk
 	Done       bool           `json:"done"`
 	DoneReason string         `json:"done_reason,omitempty"`
 
@@ -213,6 +216,11 @@ func (s *Server) ollamaAnswer(w http.ResponseWriter, r *http.Request, q *ollamaR
 	if err := c.sampling.apply(&req, l.tok); err != nil {
 		return nil, err
 	}
+	if q.LogProbs {
+		if err := logProbs(&req, "top_logprobs", q.Top); err != nil {
+			return nil, err
+		}
+	}
 	c.done = r.Context().Done()
 	stream := q.Stream == nil || *q.Stream
 	reqs, replies, err := l.ollamaRequests(q, c, req, stream)
@@ -220,6 +228,7 @@ func (s *Server) ollamaAnswer(w http.ResponseWriter, r *http.Request, q *ollamaR
 		return nil, err
 	}
 	a.rep = replies[0]
+	a.rep.keepTokens = q.LogProbs
 	return s.answer(w, r, l.view, reqs, replies, stream, a)
 }
 
@@ -255,6 +264,10 @@ type ollamaAnswer struct {
 
 func (a *ollamaAnswer) chunk(content, thinking string, calls []*toolCall) *ollamaChunk {
 	out := &ollamaChunk{Model: a.name, CreatedAt: time.Now().UTC()}
+	if a.rep != nil && len(a.rep.tokens) > 0 {
+		out.LogProbs = newLogProbs(a.rep.tok, a.rep.tokens).Content
+		a.rep.tokens = a.rep.tokens[:0]
+	}
 	if !a.chat {
 		out.Response, out.Thinking = &content, thinking
 		return out
@@ -318,6 +331,6 @@ func (a *ollamaAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) 
 		return st.flush()
 	}, nil)
 	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]string{"error": e.Message} })
+		st.fail(r, err)
 	}
 }

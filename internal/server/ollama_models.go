@@ -182,7 +182,7 @@ func (s *Server) ollamaPull(w http.ResponseWriter, r *http.Request, q *ollamaNam
 		err = say(success)
 	}
 	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]string{"error": e.Message} })
+		st.fail(r, err)
 	}
 	return nil, nil
 }

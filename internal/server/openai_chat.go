@@ -40,6 +40,14 @@ type streamOptions struct {
 	IncludeUsage bool `json:"include_usage"`
 }
 
+// none is the usage of chunks before the last: null where it will come, else nothing.
+func (o *streamOptions) none() any {
+	if o == nil || !o.IncludeUsage {
+		return nil
+	}
+	return json.RawMessage("null")
+}
+
 // thinkingFields are the ways to ask for more, less or no reasoning.
 type thinkingFields struct {
 	Kwargs          map[string]any `json:"chat_template_kwargs"`
@@ -316,7 +324,7 @@ type chatResponse struct {
 	Model             string          `json:"model"`
 	SystemFingerprint string          `json:"system_fingerprint"`
 	Choices           []chatChoice    `json:"choices"`
-	Usage             *usageJSON      `json:"usage,omitempty"`
+	Usage             any             `json:"usage,omitempty"`
 	Timings           *timingsJSON    `json:"timings,omitempty"`
 	Strobe            *strobeJSON     `json:"strobe,omitempty"`
 	Progress          *promptProgress `json:"prompt_progress,omitempty"`
@@ -530,7 +538,7 @@ func (a *chatAnswer) whole() (any, error) {
 
 // stream sends the answer as it comes.
 func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	a.b, a.base.Object = b, "chat.completion.chunk"
+	a.b, a.base.Object, a.base.Usage = b, "chat.completion.chunk", a.q.StreamOptions.none()
 	st := newStream(w)
 	begun := make([]bool, len(a.replies))
 	err := b.run(r, func(i int, ds []delta) error {
@@ -559,19 +567,14 @@ func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 		}
 		return st.flush()
 	}, st.ping)
-	if err == nil && a.q.StreamOptions != nil && a.q.StreamOptions.IncludeUsage {
+	if err == nil && a.base.Usage != nil {
 		last := a.base
 		last.Choices = []chatChoice{}
 		last.Usage = usage(a.replies, len(a.replies))
 		last.Timings = timings(a.replies[0].result)
 		err = st.send("", &last)
 	}
-	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]any{"error": e.json()} })
-		return
-	}
-	st.done()
-	_ = st.flush()
+	st.end(r, err)
 }
 
 // deltas sends what one event of the engine brought, text of the same kind in one chunk.

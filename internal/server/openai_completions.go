@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"time"
+	"unicode/utf8"
 
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
@@ -34,7 +35,7 @@ type completionResponse struct {
 	Model             string             `json:"model"`
 	SystemFingerprint string             `json:"system_fingerprint"`
 	Choices           []completionChoice `json:"choices"`
-	Usage             *usageJSON         `json:"usage,omitempty"`
+	Usage             any                `json:"usage,omitempty"`
 	Timings           *timingsJSON       `json:"timings,omitempty"`
 	Strobe            *strobeJSON        `json:"strobe,omitempty"`
 }
@@ -196,7 +197,7 @@ type textAnswer struct {
 	base    completionResponse
 	prompts []textPrompt
 	replies []*reply
-	offset  []int // of each choice, for log probabilities
+	offset  []int // of each choice, in characters, for log probabilities
 }
 
 func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *view) (
@@ -249,6 +250,9 @@ func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *vie
 		}
 	}
 	a.offset = make([]int, len(a.replies))
+	for i := range a.offset {
+		a.offset[i] = utf8.RuneCountInString(a.echo(i))
+	}
 	return a, reqs, nil
 }
 
@@ -280,7 +284,11 @@ func (a *textAnswer) logProbs(i int, tokens []engine.Token) *textProbsJSON {
 		}
 		l.TopLogProbs = append(l.TopLogProbs, top)
 		l.TextOffset = append(l.TextOffset, a.offset[i])
-		a.offset[i] += len(e.Token)
+		for _, b := range []byte(e.Token) { // characters, of which a token may have a part
+			if utf8.RuneStart(b) {
+				a.offset[i]++
+			}
+		}
 	}
 	return l
 }
@@ -302,6 +310,7 @@ func (a *textAnswer) whole() (any, error) {
 
 func (a *textAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 	st := newStream(w)
+	a.base.Usage = a.q.StreamOptions.none()
 	begun := make([]bool, len(a.replies))
 	err := b.run(r, func(i int, ds []delta) error {
 		rep := a.replies[i]
@@ -339,17 +348,12 @@ func (a *textAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 		}
 		return st.flush()
 	}, st.ping)
-	if err == nil && a.q.StreamOptions != nil && a.q.StreamOptions.IncludeUsage {
+	if err == nil && a.base.Usage != nil {
 		last := a.base
 		last.Choices = []completionChoice{}
 		last.Usage = usage(a.replies, a.n)
 		last.Timings = timings(a.replies[0].result)
 		err = st.send("", &last)
 	}
-	if err != nil {
-		st.fail(r, err, func(e *apiError) (string, any) { return "", map[string]any{"error": e.json()} })
-		return
-	}
-	st.done()
-	_ = st.flush()
+	st.end(r, err)
 }

@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/http"
 	"path/filepath"
+	"time"
 
 	"strobe/internal/engine"
 	"strobe/internal/upstream"
@@ -21,6 +22,10 @@ type modelJSON struct {
 	Object  string `json:"object"`
 	Created int64  `json:"created"`
 	OwnedBy string `json:"owned_by"`
+
+	Type      string    `json:"type"` // Anthropic's, like the next two
+	Display   string    `json:"display_name"`
+	CreatedAt time.Time `json:"created_at"`
 
 	MaxModelLen   int            `json:"max_model_len"`  // vLLM
 	ContextLength int            `json:"context_length"` // Open WebUI and others
@@ -44,9 +49,15 @@ type replicaJSON struct {
 	InUse int    `json:"in_use"` // requests from here
 }
 
+// named says in the words of both APIs what a model is called and how old it is.
+func (j modelJSON) named() modelJSON {
+	j.Object, j.Type, j.Display, j.CreatedAt = "model", "model", j.ID, time.Unix(j.Created, 0).UTC()
+	return j
+}
+
 // upstreamEntry describes a model that lives elsewhere. Where is nobody's business.
 func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
-	j := modelJSON{ID: u.Name, Object: "model", OwnedBy: "upstream", Created: s.started.Unix(),
+	j := modelJSON{ID: u.Name, OwnedBy: "upstream", Created: s.started.Unix(),
 		State: string(engine.StateLoaded)}
 	if !u.Ready() {
 		j.State = string(engine.StateFailed)
@@ -59,12 +70,12 @@ func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
 		j.InUse += r.Load
 		j.Replicas = append(j.Replicas, x)
 	}
-	return j
+	return j.named()
 }
 
 func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	j := modelJSON{
-		ID: m.Name, Object: "model", OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context,
+		ID: m.Name, OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context,
 		ContextLength: m.Context,
 		State:         string(m.State), Size: m.Size, InUse: m.Users, Arch: m.Arch,
 	}
@@ -87,7 +98,7 @@ func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 			"size": t.WeightBytes(),
 		}
 	}
-	return j
+	return j.named()
 }
 
 func (s *Server) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
@@ -99,7 +110,10 @@ func (s *Server) listModels(w http.ResponseWriter, r *http.Request) (any, error)
 	for _, u := range s.cfg.Upstreams.States() {
 		data = append(data, s.upstreamEntry(&u))
 	}
-	out := map[string]any{"object": "list", "data": data}
+	out := map[string]any{"object": "list", "data": data, "has_more": false, "first_id": nil, "last_id": nil}
+	if n := len(data); n > 0 {
+		out["first_id"], out["last_id"] = data[0].ID, data[n-1].ID
+	}
 	if r.URL.Query().Has("client_version") {
 		out["models"] = codexModels(data)
 	}

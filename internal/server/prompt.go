@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 
@@ -105,11 +106,7 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	if c.choice.none {
 		opt.Tools = nil
 	}
-	msgs := c.messages
-	system := func(m chat.Message) bool { return m.Role == "system" || m.Role == "developer" }
-	if v.defaults.System != "" && !slices.ContainsFunc(msgs, system) {
-		msgs = append([]chat.Message{{Role: "system", Content: v.defaults.System}}, msgs...)
-	}
+	opt.System = v.defaults.System
 	if len(v.defaults.Kwargs) > 0 {
 		opt.Extra = maps.Clone(v.defaults.Kwargs)
 		maps.Copy(opt.Extra, c.kwargs)
@@ -117,7 +114,7 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	if _, given := opt.Extra["enable_thinking"]; opt.Thinking == nil && !given {
 		opt.Thinking = v.defaults.Thinking
 	}
-	p, err := v.format.Chat(msgs, opt)
+	p, err := v.format.Chat(c.messages, opt)
 	var long *engine.ContextError
 	var field *chat.FieldError
 	if err != nil && !errors.As(err, &long) && !errors.As(err, &field) && !errors.Is(err, dialog.ErrStopped) {
@@ -125,6 +122,17 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 		return nil, invalid("", "%v", err)
 	}
 	return p, err
+}
+
+// prompt makes the prompt of a conversation that nobody wants answered.
+func (s *Server) prompt(r *http.Request, model string, c *conversation) (*dialog.Prompt, error) {
+	l, err := s.acquire(r.Context(), model)
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	c.done = r.Context().Done()
+	return l.render(c)
 }
 
 // answers makes the engine's requests for n answers to a conversation, and the replies that will

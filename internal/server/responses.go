@@ -113,6 +113,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	}
 	if q.Store == nil || *q.Store {
 		a.memory = s.memory
+		a.base.Store = s.memory.limit > 0
 	}
 	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
 }
@@ -123,13 +124,7 @@ func (s *Server) inputTokens(w http.ResponseWriter, r *http.Request, q *response
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), q.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer l.release()
-	c.done = r.Context().Done()
-	p, err := l.render(c)
+	p, err := s.prompt(r, q.Model, c)
 	if err != nil {
 		return nil, err
 	}
@@ -246,7 +241,7 @@ func (a *responseAnswer) place(more map[string]any) map[string]any {
 }
 
 func (a *responseAnswer) begin(kind parse.Kind, it outputItem) error {
-	if err := a.end(); err != nil {
+	if err := a.end("completed"); err != nil {
 		return err
 	}
 	a.open, a.kind = true, kind
@@ -272,14 +267,14 @@ func (a *responseAnswer) add(text string) error {
 	return a.event(a.shown().textEvent+".delta", m)
 }
 
-// end completes the open item.
-func (a *responseAnswer) end() error {
+// end completes the open item, or leaves it incomplete.
+func (a *responseAnswer) end(status string) error {
 	if !a.open {
 		return nil
 	}
 	a.open = false
 	text, it := a.text.String(), a.item()
-	it.Status = "completed"
+	it.Status = status
 	how := a.shown()
 	m := a.place(map[string]any{"text": text})
 	switch {
@@ -337,7 +332,7 @@ func (a *responseAnswer) deltas(ds []delta) error {
 		case parse.ToolArguments:
 			err = a.add(d.text)
 		case parse.ToolEnd:
-			err = a.end()
+			err = a.end("completed")
 		}
 		if err != nil {
 			return err
@@ -348,37 +343,35 @@ func (a *responseAnswer) deltas(ds []delta) error {
 
 // finish completes the response.
 func (a *responseAnswer) finish() error {
-	cut := a.rep.result.Reason == engine.ReasonLength
-	if err := a.end(); err != nil {
+	res, status := a.rep.result, "completed"
+	if res.Reason == engine.ReasonLength {
+		status = "incomplete"
+		a.base.IncompleteDetails = &incompleteJSON{"max_output_tokens"}
+	}
+	if err := a.end(status); err != nil {
 		return err
 	}
-	res := a.rep.result
 	u := &responseUsage{InputTokens: res.Prompt, OutputTokens: res.Generated, TotalTokens: res.Prompt + res.Generated}
 	u.InputDetails.CachedTokens = res.Cached
 	u.InputDetails.add(res)
 	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
-	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), "completed"
-	name := "response.completed"
-	if cut {
-		name, a.base.Status = "response.incomplete", "incomplete"
-		a.base.IncompleteDetails = &incompleteJSON{"max_output_tokens"}
-		if n := len(a.base.Output); n > 0 {
-			a.base.Output[n-1].Status = "incomplete"
-		}
-	}
+	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), status
 	if a.memory != nil { // before the client hears of the end and goes on from it
-		a.base.Store = true
 		kept, err := a.memory.put(&a.base, a.q.items)
 		if err != nil {
 			return err
 		}
 		a.base.Store = kept
 	}
-	return a.event(name, map[string]any{"response": &a.base})
+	return a.event("response."+status, map[string]any{"response": &a.base})
 }
 
 func (a *responseAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
 	a.st = newStream(w)
+	a.st.failed = func(e *apiError) (string, any) {
+		a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
+		return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
+	}
 	err := b.run(r, func(_ int, ds []delta) error {
 		if err := a.start(); err != nil {
 			return err
@@ -399,9 +392,6 @@ func (a *responseAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch
 		return a.st.ping()
 	})
 	if err != nil {
-		a.st.fail(r, err, func(e *apiError) (string, any) {
-			a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
-			return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
-		})
+		a.st.fail(r, err)
 	}
 }

@@ -18,6 +18,7 @@ type responsesRequest struct {
 	Previous          *string           `json:"previous_response_id"`
 	Store             *bool             `json:"store"`
 	Include           []string          `json:"include"`
+	TopLogProbs       int               `json:"top_logprobs"`
 	Conversation      json.RawMessage   `json:"conversation"`
 	Prompt            json.RawMessage   `json:"prompt"`
 	Background        bool              `json:"background"`
@@ -81,6 +82,10 @@ func (q *responsesRequest) refuse() error {
 		return invalid("prompt", "is not supported; this server keeps no prompts")
 	case q.Background:
 		return invalid("background", "is not supported")
+	case q.TopLogProbs > 0:
+		return invalid("top_logprobs", "is not supported; /v1/chat/completions has them")
+	case slices.Contains(q.Include, "message.output_text.logprobs"):
+		return invalid("include", "message.output_text.logprobs is not supported; /v1/chat/completions has them")
 	}
 	return q.refusedFields.check()
 }

@@ -198,10 +198,14 @@ func seed(raw json.RawMessage) (n uint64, given bool, err error) {
 	if v, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
 		return uint64(v), v >= 0, nil
 	}
-	if n, err = strconv.ParseUint(string(raw), 10, 64); err != nil {
+	if n, err = strconv.ParseUint(string(raw), 10, 64); err == nil {
+		return n, true, nil
+	}
+	var v int64
+	if unmarshal(raw, &v) != nil { // 42.0
 		return 0, false, invalid("seed", "must be an integer")
 	}
-	return n, true, nil
+	return uint64(v), v >= 0, nil
 }
 
 // stops reads a string or a list of strings.
@@ -231,8 +235,8 @@ func stopList(name string, list []string) (out []string, err error) {
 	return out, nil
 }
 
-// logitBias reads OpenAI's object of ids, or llama.cpp's list of pairs whose first half may be
-// a text and whose second false, which bans.
+// logitBias reads OpenAI's object of ids, in which llama.cpp has texts, too, or its list of pairs whose first half may
+// be a text and whose second false, which bans.
 func logitBias(raw json.RawMessage, tok *tokenizer.Tokenizer) (map[int32]float32, error) {
 	const name = "logit_bias"
 	bias := map[int32]float32{}
@@ -247,17 +251,13 @@ func logitBias(raw json.RawMessage, tok *tokenizer.Tokenizer) (map[int32]float32
 		}
 		var text string
 		if json.Unmarshal(key, &text) == nil {
-			if id, err := strconv.ParseInt(text, 10, 32); err == nil {
-				key = json.RawMessage(strconv.FormatInt(id, 10))
-			} else {
-				if len(text) > maxBiasText {
-					return invalid(name, "the text %.20q... is longer than %d bytes", text, maxBiasText)
-				}
-				for _, id := range tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}) {
-					bias[id] = v
-				}
-				return nil
+			if len(text) > maxBiasText {
+				return invalid(name, "the text %.20q... is longer than %d bytes", text, maxBiasText)
 			}
+			for _, id := range tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}) {
+				bias[id] = v
+			}
+			return nil
 		}
 		id, err := strconv.ParseInt(string(key), 10, 32)
 		if err != nil || id < 0 || int(id) >= tok.Size() {
@@ -278,9 +278,11 @@ func logitBias(raw json.RawMessage, tok *tokenizer.Tokenizer) (map[int32]float32
 			return nil, invalid(name, "has more than %d entries", maxBias)
 		}
 		for k, v := range m {
-			key, err := json.Marshal(k)
-			if err != nil {
-				return nil, err
+			key := json.RawMessage(k)
+			if _, err := strconv.ParseInt(k, 10, 32); err != nil {
+				if key, err = json.Marshal(k); err != nil {
+					return nil, err
+				}
 			}
 			if err := add(key, v); err != nil {
 				return nil, err

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -233,15 +234,19 @@ func (s *Server) routes() {
 	s.mux.Handle("GET /ui/", uiHandler())
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		// This pattern also takes wrong methods of known paths away from the mux; ask it.
+		var allowed []string
 		for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
 			probe := r.Clone(r.Context())
 			probe.Method = m
 			if _, pattern := s.mux.Handler(probe); m != r.Method && pattern != "/" {
-				w.Header().Set("Allow", m)
-				fail(w, r, &apiError{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error",
-					Message: r.URL.Path + " takes " + m + " requests"})
-				return
+				allowed = append(allowed, m)
 			}
+		}
+		if len(allowed) > 0 {
+			w.Header().Set("Allow", strings.Join(allowed, ", "))
+			fail(w, r, &apiError{Status: http.StatusMethodNotAllowed, Type: "invalid_request_error",
+				Message: r.URL.Path + " takes " + strings.Join(allowed, " and ") + " requests"})
+			return
 		}
 		fail(w, r, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
 			Message: "there is nothing at " + r.URL.Path})

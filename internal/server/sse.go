@@ -19,6 +19,8 @@ type stream struct {
 	enc     *json.Encoder
 	started bool
 	lines   bool // Ollama's streams: lines of JSON
+	// failed makes the event of an error; nil takes the protocol's.
+	failed func(*apiError) (name string, v any)
 }
 
 func newStream(w http.ResponseWriter) *stream {
@@ -46,8 +48,15 @@ func (s *stream) send(name string, v any) error {
 	return nil
 }
 
-// done adds OpenAI's end of a stream.
-func (s *stream) done() { s.buf.WriteString("data: [DONE]\n\n") }
+// end ends OpenAI's streams: as it should be, or with an error.
+func (s *stream) end(r *http.Request, err error) {
+	if err != nil {
+		s.fail(r, err)
+		return
+	}
+	s.buf.WriteString("data: [DONE]\n\n")
+	_ = s.flush()
+}
 
 // ping sends a comment, which clients ignore and proxies count as a sign of life.
 func (s *stream) ping() error {
@@ -82,9 +91,8 @@ func (s *stream) flush() error {
 	return nil
 }
 
-// fail ends a stream with an error: an ordinary one while nothing was sent, else an event of the
-// protocol, made by event.
-func (s *stream) fail(r *http.Request, err error, event func(*apiError) (string, any)) {
+// fail ends a stream with an error: an ordinary one while nothing was sent, else an event of the protocol.
+func (s *stream) fail(r *http.Request, err error) {
 	if !s.started {
 		fail(s.w, r, err)
 		return
@@ -97,7 +105,13 @@ func (s *stream) fail(r *http.Request, err error, event func(*apiError) (string,
 	if e.Status == statusClientGone {
 		return
 	}
-	name, v := event(e)
+	name, v := "", e.body(r)
+	if speaksAnthropic(r) {
+		name = "error"
+	}
+	if s.failed != nil {
+		name, v = s.failed(e)
+	}
 	if s.send(name, v) == nil {
 		_ = s.flush()
 	}

@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -115,21 +116,15 @@ func (s *Server) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstrea
 		if r.Context().Err() != nil {
 			return nil
 		}
-		e := explain(fmt.Errorf("the upstream broke off: %w", err))
-		logOf(r).fail(e)
+		err = fmt.Errorf("the upstream broke off: %w", err)
+		logOf(r).fail(explain(err))
 		if !strings.HasPrefix(res.Head.Get("Content-Type"), "text/event-stream") {
 			panic(http.ErrAbortHandler)
 		}
-		st := &stream{w: w, rc: rc, started: true}
-		st.enc = json.NewEncoder(&st.buf)
+		st := newStream(w)
+		st.started = true
 		st.buf.WriteString("\n\n") // ends what was begun
-		name, event := "", any(map[string]any{"error": e.json()})
-		if speaksAnthropic(r) {
-			name, event = "error", e.anthropic()
-		}
-		if st.send(name, event) == nil {
-			_ = st.flush()
-		}
+		st.fail(r, err)
 		return nil
 	}
 }
@@ -195,7 +190,7 @@ func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error
 		set("frequency_penalty", f.FrequencyPenalty != nil, f.FrequencyPenalty)
 		set("seed", f.Seed != nil, f.Seed)
 		set("stop", len(req.Stops) > 0, req.Stops)
-		set("max_tokens", req.MaxTokens > 0, req.MaxTokens)
+		set("max_tokens", req.MaxTokens > 0 || req.PromptOnly, req.MaxTokens)
 	}
 	return json.Marshal(q)
 }
@@ -222,7 +217,7 @@ func openAIMessage(m *chat.Message) map[string]any {
 // remoteGeneration is an answer of an upstream, read as if an engine of this server made it: a token for every chunk.
 type remoteGeneration struct {
 	res    *upstream.Response
-	lines  *bufio.Reader
+	lines  *bufio.Scanner
 	begun  time.Time
 	first  time.Duration
 	cancel context.CancelFunc
@@ -256,7 +251,8 @@ func (s *Server) ask(ctx context.Context, v *view, c *conversation, req *engine.
 		return nil, upstreamError(g.res, text)
 	}
 	traceUpstream(ctx, v.name, g.res.Replica)
-	g.lines = bufio.NewReader(g.res.Body)
+	g.lines = bufio.NewScanner(g.res.Body)
+	g.lines.Buffer(nil, int(s.cfg.MaxBody))
 	return g, nil
 }
 
@@ -292,9 +288,9 @@ func (g *remoteGeneration) State() engine.State   { return engine.State{} }
 func (g *remoteGeneration) Next(ctx context.Context) (engine.Event, error) {
 	defer context.AfterFunc(ctx, g.cancel)()
 	for {
-		line, err := g.lines.ReadBytes('\n')
-		data, isData := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data:"))
-		data = bytes.TrimSpace(data)
+		more := g.lines.Scan()
+		data, isData := bytes.CutPrefix(bytes.TrimSpace(g.lines.Bytes()), []byte("data:"))
+		data = bytes.Clone(bytes.TrimSpace(data))
 		switch {
 		case isData && string(data) == "[DONE]":
 			return g.over(nil), nil
@@ -303,13 +299,12 @@ func (g *remoteGeneration) Next(ctx context.Context) (engine.Event, error) {
 				return g.over(err), nil
 			}
 			return engine.Event{Text: data, Tokens: []engine.Token{{Text: data}}}, nil
-		case err == io.EOF && g.finish != "":
+		case !more && g.lines.Err() == nil && g.finish != "":
 			return g.over(nil), nil
-		case err != nil:
-			if ctx.Err() != nil {
-				return g.over(context.Cause(ctx)), nil
-			}
-			return g.over(fmt.Errorf("the upstream broke off: %w", err)), nil
+		case !more && ctx.Err() != nil:
+			return g.over(context.Cause(ctx)), nil
+		case !more:
+			return g.over(fmt.Errorf("the upstream broke off: %w", cmp.Or(g.lines.Err(), io.ErrUnexpectedEOF))), nil
 		}
 	}
 }
@@ -375,7 +370,10 @@ func (g *remoteGeneration) over(err error) engine.Event {
 }
 
 // chunks takes the chunks of an upstream apart, as a parser does with the text of an engine.
-type chunks struct{ open bool }
+type chunks struct {
+	open bool
+	call toolCallJSON // the one that is open, as it began
+}
 
 // Push returns what a chunk says.
 func (p *chunks) Push(data string) []parse.Event {
@@ -392,16 +390,23 @@ func (p *chunks) Push(data string) []parse.Event {
 		out = append(out, parse.Event{Kind: parse.Content, Text: d.Content})
 	}
 	for _, call := range d.ToolCalls {
-		if call.Function.Name != "" {
+		if call.Function.Name != "" && !(p.open && call.continues(&p.call)) {
 			out = append(out, p.Close()...)
 			out = append(out, parse.Event{Kind: parse.ToolBegin, Name: call.Function.Name})
-			p.open = true
+			p.open, p.call = true, call
 		}
 		if call.Function.Arguments != "" && p.open {
 			out = append(out, parse.Event{Kind: parse.ToolArguments, Text: call.Function.Arguments})
 		}
 	}
 	return out
+}
+
+// continues reports whether a piece of a call with a name belongs to the one before. Some servers repeat the name in
+// every piece, others give all calls the same index.
+func (c *toolCallJSON) continues(open *toolCallJSON) bool {
+	return c.Index != nil && open.Index != nil && *c.Index == *open.Index && c.Function.Name == open.Function.Name &&
+		(c.ID == "" || c.ID == open.ID)
 }
 
 // Close ends the call that is open.

@@ -245,8 +245,9 @@ var typeKeywords = []struct {
 	keys []string
 }{
 	{tObject, []string{"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
-		"minProperties", "maxProperties"}},
-	{tArray, []string{"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"}},
+		"minProperties", "maxProperties", "unevaluatedProperties"}},
+	{tArray, []string{"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains",
+		"unevaluatedItems"}},
 	{tString, []string{"minLength", "maxLength", "pattern"}},
 	{tNumber | tInteger, []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},
 }
@@ -288,6 +289,9 @@ func (c *compiler) alternatives(o *object, key string, next int32) (int32, error
 			return 0, err
 		}
 		if rest.constrained() {
+			if err := seesAll(flat); err != nil {
+				return 0, err
+			}
 			if flat, err = c.merge(rest, flat, path); err != nil {
 				return 0, err
 			}
@@ -382,7 +386,7 @@ func (c *compiler) apart(a, b any, depth int) (bool, error) {
 	}
 	// So do properties each side requires and the other never has.
 	lacks := func(req []string, props, o *object) bool {
-		ap, ok := o.get("additionalProperties")
+		ap, ok := o.extra()
 		if ok && ap != false {
 			return false
 		}
@@ -413,6 +417,14 @@ func (o *object) allTypes() (types, error) {
 		return t, nil
 	}
 	return tAll, nil
+}
+
+// extra is the schema of properties without one of their own.
+func (o *object) extra() (any, bool) {
+	if v, ok := o.get("additionalProperties"); ok {
+		return v, true
+	}
+	return o.get("unevaluatedProperties")
 }
 
 func (o *object) required() []string {
@@ -713,7 +725,7 @@ func (o *object) limit(key, exKey string, sign int) (*limit, error) {
 }
 
 func (c *compiler) array(o *object, next int32) (int32, error) {
-	if v, ok := o.get("contains"); ok && v != true {
+	if _, ok := o.get("contains"); ok {
 		return 0, errAt(o.at("contains"), "keyword \"contains\" is not supported")
 	}
 	lo, hi, err := o.bounds("minItems", "maxItems")
@@ -734,6 +746,9 @@ func (c *compiler) array(o *object, next int32) (int32, error) {
 		prefix, hasPrefix, prefixPath = list, true, itemsPath
 		items, hasItems = o.get("additionalItems")
 		itemsPath = o.at("additionalItems")
+	}
+	if !hasItems {
+		items, hasItems = o.get("unevaluatedItems")
 	}
 	if !hasItems {
 		items = !hasPrefix // a tuple has no more items than it lists
@@ -811,7 +826,11 @@ func (c *compiler) unique(o *object, lo, hi int, next int32) (int32, error) {
 			return refuse("together with " + k)
 		}
 	}
-	flat, err := c.flatten(o.m["items"], o.at("items"), 0)
+	items, ok := o.get("items")
+	if !ok {
+		items = true
+	}
+	flat, err := c.flatten(items, o.at("items"), 0)
 	if err != nil {
 		return 0, err
 	}
@@ -899,7 +918,7 @@ func (c *compiler) object(o *object, next int32) (int32, error) {
 			}
 		}
 	}
-	extra, hasExtra := o.get("additionalProperties")
+	extra, hasExtra := o.extra()
 	if !hasExtra {
 		extra = !hasProps // a plain {"type": "object"} is any object
 	}

@@ -155,7 +155,7 @@ func (p *gbnfParser) sequence(depth int) (gbnfNode, error) {
 		if err != nil {
 			return out, err
 		}
-		if n, err = p.repetition(n); err != nil {
+		if n, err = p.repetition(n, depth > 0); err != nil {
 			return out, err
 		}
 		out.parts = append(out.parts, n)
@@ -287,9 +287,10 @@ func (p *gbnfParser) class() (gbnfNode, error) {
 	return gbnfNode{kind: gbnfClass, class: class}, nil
 }
 
-// repetition reads *, +, ? or {m,n} after an element, or several of them.
-func (p *gbnfParser) repetition(n gbnfNode) (gbnfNode, error) {
+// repetition reads *, +, ? or {m,n} after an element, or several of them, and the space around them.
+func (p *gbnfParser) repetition(n gbnfNode, lines bool) (gbnfNode, error) {
 	for depth := 0; ; depth++ {
+		p.space(lines)
 		least, most := 0, -1
 		switch {
 		case p.take("*"):
@@ -309,7 +310,6 @@ func (p *gbnfParser) repetition(n gbnfNode) (gbnfNode, error) {
 			return n, p.fail("more than %d repetitions of each other", maxGBNFDepth)
 		}
 		n = gbnfNode{kind: gbnfRepeat, parts: []gbnfNode{n}, min: least, max: most}
-		p.space(false)
 	}
 }
 

@@ -33,6 +33,8 @@ var gbnfCases = []gbnfCase{
 	{"empty inside often", `root ::= ((("x"?){9000}){9000}){9000} (a b? | "z"?){2}` + "\na ::= b*\nb ::= \"b\"? \"c\"?",
 		[]string{"", "xxx", "xxzz", "bcbbc"}, []string{"zx", "zzz"}},
 	{"double", `root ::= "a"+? "b"{2}{2}`, []string{"bbbb", "aabbbb"}, []string{"bb"}},
+	{"repetitions apart", "root ::= \"a\" {2} [b] + (\n\"c\"\n *) ?  # any\n",
+		[]string{"aab", "aabbcc"}, []string{"ab", "aac"}},
 	{"recursion", "root ::= \"(\" root \")\" | item\nitem ::= \"x\" item | \"x\"", []string{"x", "((xx))"},
 		[]string{"((x)", "()"}},
 	{"calculator", `root ::= expr "=" num

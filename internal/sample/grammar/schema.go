@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -152,6 +153,7 @@ var constraints = map[string]bool{
 	"$ref": true, "allOf": true, "anyOf": true, "oneOf": true, "type": true, "enum": true, "const": true,
 	"properties": true, "required": true, "additionalProperties": true, "patternProperties": true, "propertyNames": true,
 	"minProperties": true, "maxProperties": true,
+	"unevaluatedProperties": true, "unevaluatedItems": true,
 	"items": true, "prefixItems": true, "additionalItems": true, "minItems": true, "maxItems": true, "uniqueItems": true,
 	"contains": true, "minLength": true, "maxLength": true, "pattern": true,
 	"minimum": true, "maximum": true, "exclusiveMinimum": true, "exclusiveMaximum": true, "multipleOf": true,
@@ -181,7 +183,10 @@ func (c *compiler) resolve(ref, path string) (any, error) {
 		part = strings.ReplaceAll(strings.ReplaceAll(part, "~1", "/"), "~0", "~")
 		switch v := at.(type) {
 		case *object:
-			at, ok = v.get(part)
+			if at, ok = v.get(part); !ok {
+				part, _ = url.PathUnescape(part) // a reference is part of an address
+				at, ok = v.get(part)
+			}
 		case []any:
 			var i int
 			n, err := fmt.Sscanf(part, "%d", &i)
@@ -231,6 +236,9 @@ func (c *compiler) flatten(v any, path string, depth int) (any, error) {
 		if !rest.constrained() {
 			return flat, nil
 		}
+		if err := seesAll(flat); err != nil {
+			return nil, err
+		}
 		more, err := c.flatten(rest, o.path, depth+1)
 		if err != nil {
 			return nil, err
@@ -250,6 +258,11 @@ func (c *compiler) flatten(v any, path string, depth int) (any, error) {
 			flat, err := c.flatten(sub, fmt.Sprintf("%s/%d", o.at("allOf"), i), depth+1)
 			if err != nil {
 				return nil, err
+			}
+			if outer, _ := out.(*object); len(list) > 1 || outer != nil && outer.constrained() {
+				if err := seesAll(flat); err != nil {
+					return nil, err
+				}
 			}
 			if out, err = c.merge(out, flat, o.at("allOf")); err != nil {
 				return nil, err
@@ -308,13 +321,33 @@ func (c *compiler) merge(a, b any, path string) (any, error) {
 	return c.shared(out)
 }
 
-// additionalMerge refuses conjunctions whose additionalProperties would have
+// seesAll refuses a part of a conjunction with keywords about what the part itself says nothing of: in the merged
+// schema they would speak of what the other parts say nothing of.
+func seesAll(part any) error {
+	o, _ := part.(*object)
+	for _, k := range []string{"unevaluatedProperties", "unevaluatedItems"} {
+		if o == nil || o.m[k] == nil || o.m[k] == true {
+			continue
+		}
+		return errAt(o.at(k), "inside allOf, anyOf, oneOf or $ref is not supported")
+	}
+	return nil
+}
+
+// additionalMerge refuses conjunctions whose additionalProperties or items would have
 // to look at both sides.
 func additionalMerge(x, y *object, path string) error {
 	for _, pair := range [][2]*object{{x, y}, {y, x}} {
+		if v, ok := pair[0].get("items"); ok && v != true && pair[0].m["prefixItems"] == nil &&
+			pair[1].m["prefixItems"] != nil {
+			return errAt(path, "items together with prefixItems of another part is not supported")
+		}
 		ap, ok := pair[0].get("additionalProperties")
 		if !ok || ap == true {
 			continue
+		}
+		if v, ok := pair[1].get("patternProperties"); ok && !equal(v, pair[0].m["patternProperties"]) {
+			return errAt(path, "additionalProperties together with patternProperties of another part is not supported")
 		}
 		own, _ := pair[0].m["properties"].(*object)
 		other, _ := pair[1].m["properties"].(*object)
