@@ -235,7 +235,8 @@ func TestProgress(t *testing.T) {
 				total = number(p, "total")
 			}
 		}
-		if len(seen) < 2 || !slices.IsSorted(seen) || seen[len(seen)-1] > total || total < 60 {
+		// A reader that is slower than the engine hears the latest news only.
+		if len(seen) == 0 || !slices.IsSorted(seen) || seen[len(seen)-1] > total || total < 60 {
 			t.Errorf("%s: processed %v of %d", path, seen, total)
 		}
 		for _, e := range f.events(path, with(q, dict{"stream": true})) {
