@@ -368,7 +368,7 @@ func (d *Drafter) plan(reqs []draft.Request) (batch *cache.Batch, mem *cache.Mem
 		if r.Last < 0 || int(r.Last) >= d.target.Vocab {
 			return nil, nil, nil, fmt.Errorf("token id %d is outside the vocabulary of %d", r.Last, d.target.Vocab)
 		}
-		if d.looks && (r.Target == nil || r.Target.Len() != r.Seq.Len()) {
+		if d.looks && (r.Target == nil || r.Target.Len() < r.Seq.Len()) {
 			return nil, nil, nil, fmt.Errorf("the drafter knows %d tokens of a sequence, the target others",
 				r.Seq.Len())
 		}
