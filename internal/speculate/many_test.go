@@ -6,6 +6,7 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/model"
 )
@@ -99,5 +100,41 @@ func TestManyStreamsArePlain(t *testing.T) {
 	if d.told > n*rounds/20 || d.drafts > rounds/50 || ratio > 1.005 {
 		t.Errorf("%d tokens told of %d and %d drafts in %d rounds: %.4f of the time of plain decoding", d.told, n*rounds,
 			d.drafts, rounds, ratio)
+	}
+}
+
+// TestBeginsInTheMiddle: a drafter that does not know the beginning of a text is told of all that follows, is asked once
+// it knows some of it, and changes no token.
+func TestBeginsInTheMiddle(t *testing.T) {
+	const known = 20
+	m := target(t, "qwen35")
+	in := prompt(40)
+	want := plain(t, m, greedy{}, in, 40)
+	guess, first := along(in, want.out, nil), -1
+	d := record(t, m, func(pos int, last int32, n int) [][]draft.Candidate {
+		if first < 0 {
+			first = pos
+		}
+		return guess(known+pos, last, n)
+	})
+	r := runner(t, m, d)
+	begun := start(t, r, Options{Draft: Off}, greedy{}, in[:known], 1)
+	finish(t, r, 16, begun)
+	f := &flow{in: in, draftSeq: d.NewContext().(*cache.Seq)}
+	var err error
+	f.Stream, err = r.NewStream(Config{Options: chain, Seq: begun.seq, Contexts: []draft.Context{f.draftSeq, nil},
+		Known: in[:known], Prompt: in[known:], Sampler: greedy{}, Max: 40,
+		Emit: func(tok Token) bool { f.out = append(f.out, tok.ID); return true }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	finish(t, r, 16, f)
+	same(t, f.out, want.out)
+	if first < runUp || first > runUp+1 || f.Stats().Accepted == 0 {
+		t.Errorf("asked after %d tokens, %d guesses accepted", first, f.Stats().Accepted)
+	}
+	width := len(d.layers) * m.Hidden
+	if got := d.rows[f.draftSeq]; !sameBits(got, plainRows(t, m, d.layers, f.text())[known*width:]) {
+		t.Errorf("%d tokens told are not the %d after the beginning", len(got)/width, f.seq.Len()-known)
 	}
 }

@@ -379,6 +379,35 @@ func TestNoTrialsBesidePrompts(t *testing.T) {
 	}
 }
 
+// TestAllMeasureAtOnce: when plain decoding is measured, no stream drafts, not even one that has just begun: the others
+// would wait for its draft, and the pass would say nothing of plain ones.
+func TestAllMeasureAtOnce(t *testing.T) {
+	x := together(world{verify: linear(0.9, 0.05), draft: linear(0.4, 0.01), right: fixed(0.7)}, auto, 1, 4)
+	some := 0
+	for i := range 300 {
+		if i%7 == 0 { // one ends and another begins
+			s := x.all[i/7%4]
+			x.c.End(s.Stream)
+			s.Stream = x.c.NewStream(Options{})
+			copy(s.Usable, auto)
+			s.Limit = 63
+		}
+		x.round()
+		on := 0
+		for _, s := range x.all {
+			if s.on {
+				on++
+			}
+		}
+		if on > 0 && on < 4 {
+			some++
+		}
+	}
+	if some > 0 {
+		t.Errorf("in %d rounds some streams could draft and others not", some)
+	}
+}
+
 // TestShortBlocksWorse: a drafter that was only trained for whole blocks is asked for whole blocks.
 func TestShortBlocksWorse(t *testing.T) {
 	for _, m := range machines[:2] {
