@@ -8,8 +8,8 @@ import (
 	"strobe/internal/speculate"
 )
 
-// TestPrefixWithoutDrafters: what was kept without a drafter's memory serves whoever does not need it; the drafter begins
-// after it then, with nothing.
+// TestPrefixWithoutDrafters: what was kept without a drafter's memory serves whoever does not need it; the drafter
+// begins after it then, with nothing.
 func TestPrefixWithoutDrafters(t *testing.T) {
 	e := startModel(t, loadGolden(t, "qwen3", true), Config{Parallel: 1})
 	req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true,

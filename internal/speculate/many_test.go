@@ -103,8 +103,8 @@ func TestManyStreamsArePlain(t *testing.T) {
 	}
 }
 
-// TestBeginsInTheMiddle: a drafter that does not know the beginning of a text is told of all that follows, is asked once
-// it knows some of it, and changes no token.
+// TestBeginsInTheMiddle: a drafter that does not know the beginning of a text is told of all that follows, is asked
+// once it knows some of it, and changes no token.
 func TestBeginsInTheMiddle(t *testing.T) {
 	const known = 20
 	m := target(t, "qwen35")

@@ -19,8 +19,9 @@ type plan struct {
 // maxGuesses is the longest chain.
 const maxGuesses = 63
 
-// runUp is how many tokens a source that begins in the middle of a text is told of before it is asked. After a gap of 60
-// tokens the built-in drafter yields half its tokens per pass at once, three quarters after 16 and nine tenths after 32.
+// runUp is how many tokens a source that begins in the middle of a text is told of before it is asked. After a gap of
+// 60 tokens the built-in drafter yields half its tokens per pass at once, three quarters after 16 and nine tenths after
+// 32.
 const runUp = 32
 
 // maxBad is how many useless drafts in a row make a stream give a source up.

@@ -174,8 +174,8 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 }
 
 // keep puts the features of all rows of a pass where they wait for the sources, and returns the place of the first.
-// Which of them will be committed nobody knows yet, but one copy of all takes less time than asking. Where drafting does
-// not pay they are not kept, nor those that wait: see begin.
+// Which of them will be committed nobody knows yet, but one copy of all takes less time than asking. Where drafting
+// does not pay they are not kept, nor those that wait: see begin.
 func (r *Runner) keep(live []*Stream, out *model.Output) (first int, kept bool) {
 	if !slices.ContainsFunc(live, (*Stream).captured) {
 		return 0, false

@@ -61,9 +61,9 @@ type Token struct {
 type Config struct {
 	Options
 	Seq *cache.Seq // the target's memory; may already hold a prefix
-	// Contexts is what each of the runner's sources knows of the same prefix; nil for a source that is not to be asked. One
-	// that does not know all of it begins in the middle. Sources that guess from the text alone need none: they are told
-	// Known.
+	// Contexts is what each of the runner's sources knows of the same prefix; nil for a source that is not to be asked.
+	// One that does not know all of it begins in the middle. Sources that guess from the text alone need none: they are
+	// told Known.
 	Contexts []draft.Context
 	Known    []int32 // tokens already in Seq
 	Prompt   []int32 // tokens to run before generating; at least one

@@ -94,7 +94,8 @@ type turn struct {
 
 // NewStream returns a stream that starts with what earlier ones learnt.
 func (c *Controller) NewStream(o Options) *Stream {
-	s := &Stream{Options: o, Usable: make([]bool, len(c.longest)), Late: make([]bool, len(c.longest)), c: c, turn: turn{best: -1}}
+	n := len(c.longest)
+	s := &Stream{Options: o, Usable: make([]bool, n), Late: make([]bool, n), c: c, turn: turn{best: -1}}
 	s.accept = append(s.accept, c.prior...)
 	return s
 }

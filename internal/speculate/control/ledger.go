@@ -20,8 +20,8 @@ const (
 )
 
 // earn counts tokens of a round of so many streams, of which a share may be lost later: more if drafting should gain
-// much, so that bad luck does not end it for long (TestSharedPasses, experts). A trial makes as many drafts as there are
-// streams, and says as much more as that is exacter: the more streams, the fewer trials.
+// much, so that bad luck does not end it for long (TestSharedPasses, experts). A trial makes a draft for each stream,
+// and as many are exacter by the root of their number: the more streams, the fewer trials.
 func (l *ledger) earn(tokens, gain float64, streams int) {
 	l.credit = max(l.credit, min(l.credit+max(lossShare, 0.1*(gain-1))*tokens, startCredit))
 	l.trials = max(l.trials, min(l.trials+lossShare*tokens/math.Sqrt(float64(streams)), maxTrials))

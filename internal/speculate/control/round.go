@@ -94,8 +94,8 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 	return r
 }
 
-// measures reports whether this round decodes plainly: there is nothing left to lose, or what drafting has to beat is to
-// be measured, by all streams at once or not at all.
+// measures reports whether this round decodes plainly: there is nothing left to lose, or what drafting has to beat is
+// to be measured, by all streams at once or not at all.
 func (c *Controller) measures(streams []*Stream) bool {
 	n := len(streams)
 	return c.ledger.credit <= 0 || !c.costs.plains.agree() || n < c.costs.unit ||
