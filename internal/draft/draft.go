@@ -27,7 +27,8 @@ type Source interface {
 	// NewContext returns an empty context.
 	NewContext() Context
 	// Extend tells the contexts of newly committed tokens. It may be called late, for the tokens of many rounds at
-	// once, but every committed token is told once, in order, and before the next draft.
+	// once, but in order and before the next draft. No token is told twice; some at the beginning, or some in the middle,
+	// may never be, if nobody drafted at the time. A draft follows the newest token and some before it in any case.
 	Extend(features backend.Tensor, items []Rows) error
 	// Draft guesses for several sequences in one pass, up to top candidates per position. It may guess fewer tokens
 	// than asked for, or none. It leaves the contexts as they were, as far as anybody can see.

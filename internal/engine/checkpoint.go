@@ -123,10 +123,10 @@ func (l *loop) follows(g *Generation) bool {
 	if l.cache == nil || g.req.NoCache || g.ctx.Err() != nil {
 		return false
 	}
-	want := wanted(l.r, g.req.Spec)
+	need := l.needs(g.req.Spec)
 	have := -1
 	for _, j := range l.jobs {
-		if j.g.req.NoCache || j.loading != nil || !j.prefilling() || !j.drafts.sources().all(want) {
+		if j.g.req.NoCache || j.loading != nil || !j.prefilling() || !j.drafts.sources().all(need) {
 			continue
 		}
 		n := min(common(j.g.req.Tokens, g.req.Tokens), len(g.req.Tokens)-1)
@@ -134,7 +134,7 @@ func (l *loop) follows(g *Generation) bool {
 			continue
 		}
 		if have < 0 {
-			_, have = l.cache.find(g.req.Tokens, want)
+			_, have = l.cache.find(g.req.Tokens, need)
 		}
 		if n >= have+markGap && l.point(j, n) >= have+markGap {
 			return true

@@ -18,7 +18,7 @@ func (s set) all(of set) bool { return s&of == of }
 // follow. They are kept, copied and stored with the target's memory of the same tokens.
 type contexts []*cache.Seq
 
-// wanted is the sources that have to follow a request: those that capture and may draft for it.
+// wanted is the sources that may have to follow a request: those that capture and may draft for it.
 func wanted(r *speculate.Runner, o speculate.Options) (s set) {
 	for i, src := range r.Sources {
 		if len(src.Capture()) > 0 && (o.Draft == speculate.Auto || o.Draft == src.Name()) {
@@ -44,12 +44,17 @@ func memories(r *speculate.Runner) []*cache.Memory {
 // newContexts returns empty ones.
 func newContexts(m []*cache.Memory, want set) contexts {
 	cs := make(contexts, len(m))
+	cs.complete(m, want)
+	return cs
+}
+
+// complete adds empty ones for those wanted that are missing.
+func (cs contexts) complete(m []*cache.Memory, want set) {
 	for i := range cs {
-		if want.has(i) {
+		if want.has(i) && cs[i] == nil {
 			cs[i] = m[i].NewSeq()
 		}
 	}
-	return cs
 }
 
 // sources is those that have a context.

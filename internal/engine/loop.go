@@ -239,7 +239,7 @@ func (l *loop) lookup(j *job) {
 	req := &j.g.req
 	want := wanted(l.r, req.Spec)
 	if l.cache != nil && !req.NoCache {
-		if e, n := l.cache.find(req.Tokens, want); e != nil {
+		if e, n := l.cache.find(req.Tokens, l.needs(req.Spec)); e != nil {
 			var err error
 			if j.seq, j.drafts, err = l.cache.take(e, n, want); err != nil {
 				l.e.cfg.Log.Warn("prefix cache: entry not usable", "error", err)
@@ -260,6 +260,15 @@ func (l *loop) lookup(j *job) {
 			l.cache.stats.Misses++
 		}
 	}
+}
+
+// needs is the sources whose memory a prefix must have to serve a request: those that may draft for it, and none while
+// drafters do not follow what runs. They do not follow this request either then, and keep nothing of it.
+func (l *loop) needs(o speculate.Options) set {
+	if !o.Fixed && l.r.Paused(len(l.jobs)) {
+		return 0
+	}
+	return wanted(l.r, o)
 }
 
 // dropEnded ends the jobs whose request was cancelled.

@@ -7,9 +7,9 @@ import (
 )
 
 // prefixes keeps the memory of token sequences for requests that begin alike. An entry is the
-// target's memory and the drafters' of the same tokens, always together: a sequence that is
-// restored without a drafter's memory would be drafted for blindly. There is one way in (add)
-// and one way out (take), also for what comes from disk.
+// target's memory and the drafters' of the same tokens, together: a sequence that is restored
+// without a drafter's memory would be drafted for badly. Where nobody drafts (loop.needs), entries
+// come and go without. There is one way in (add) and one way out (take), also for what comes from disk.
 //
 // Memory that can be cut serves any beginning of its tokens. Recurrent state cannot be cut, so an
 // entry serves its exact length only; windowed memory is in between. CanCut decides.
@@ -72,7 +72,7 @@ func (c *prefixes) longest(prompt []int32) int {
 	return n
 }
 
-// take copies the first n tokens of an entry.
+// take copies the first n tokens of an entry. Drafters that it knows nothing of begin after them.
 func (c *prefixes) take(e *entry, n int, want set) (seq *cache.Seq, drafts contexts, err error) {
 	c.touch(e)
 	if seq, err = cut(e.seq, n); err != nil {
@@ -82,6 +82,7 @@ func (c *prefixes) take(e *entry, n int, want set) (seq *cache.Seq, drafts conte
 		seq.Close()
 		return nil, nil, err
 	}
+	drafts.complete(c.drafters, want)
 	return seq, drafts, nil
 }
 

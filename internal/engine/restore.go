@@ -38,12 +38,12 @@ func (l *loop) wanted(j *job) *restore {
 	if l.disk == nil || req.NoCache {
 		return nil
 	}
-	want := wanted(l.r, req.Spec)
-	f, n := l.disk.find(req.Tokens, want)
+	need := l.needs(req.Spec)
+	f, n := l.disk.find(req.Tokens, need)
 	if f == nil || f.size > l.cache.limit {
 		return nil
 	}
-	if _, have := l.cache.find(req.Tokens, want); n < have+diskGain {
+	if _, have := l.cache.find(req.Tokens, need); n < have+diskGain {
 		return nil
 	}
 	for _, r := range l.restores {

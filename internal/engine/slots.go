@@ -123,7 +123,7 @@ func (e *Engine) RestoreSlot(ctx context.Context, slot int, name string) (tokens
 			l.cache.touch(x)
 		}
 		if l.disk != nil {
-			if _, k := l.disk.find(append(slices.Clone(text), -1), wanted(l.r, speculate.Options{})); k > n {
+			if _, k := l.disk.find(append(slices.Clone(text), -1), l.needs(speculate.Options{})); k > n {
 				n = k
 			}
 		}
@@ -170,5 +170,5 @@ func (e *Engine) EraseSlot(ctx context.Context, slot int) (tokens int, err error
 // remembered is the entry that has most of a text, and how much.
 func (l *loop) remembered(text []int32) (*entry, int) {
 	// The last token of a prompt is never looked for; a text has one more.
-	return l.cache.find(append(slices.Clone(text), -1), wanted(l.r, speculate.Options{}))
+	return l.cache.find(append(slices.Clone(text), -1), l.needs(speculate.Options{}))
 }

@@ -57,16 +57,23 @@ func (m *metered) Attention(dst, q backend.Tensor, group, layer int, p backend.A
 }
 
 func (m *metered) EndStep() (int, error) {
-	if line := meteredCosts[m.kind]; line != nil {
-		i := 1
-		for i < len(line)-1 && m.rows > line[i][0] {
-			i++
-		}
-		a, b := line[i-1], line[i]
-		ms := a[1] + (b[1]-a[1])*(m.rows-a[0])/(b[0]-a[0])
-		m.now += time.Duration(ms * float64(time.Millisecond))
-	}
+	m.takes(m.kind, m.rows)
 	return m.Backend.EndStep()
+}
+
+// takes lets the time of a pass go by.
+func (m *metered) takes(kind string, rows float64) {
+	line := meteredCosts[kind]
+	if line == nil {
+		return
+	}
+	i := 1
+	for i < len(line)-1 && rows > line[i][0] {
+		i++
+	}
+	a, b := line[i-1], line[i]
+	ms := a[1] + (b[1]-a[1])*(rows-a[0])/(b[0]-a[0])
+	m.now += time.Duration(ms * float64(time.Millisecond))
 }
 
 // TestShippedPairPays: on held-out code automatic drafting with the shipped pair is worth half as much again as plain

@@ -103,6 +103,10 @@ func (r *Runner) Describe() string {
 	return r.control.Describe(names)
 }
 
+// Paused reports whether so many streams are not followed by the sources that capture features, because drafting does
+// not pay for as many. What such streams leave behind says nothing to these sources.
+func (r *Runner) Paused(streams int) bool { return r.control.Paused(streams) }
+
 // columns is the part of the features that a source captures.
 func (r *Runner) columns(t backend.Tensor, source int) backend.Tensor {
 	from := 0
@@ -133,9 +137,9 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 		segs[i] = s.segment()
 	}
 	out, err := r.Target.Forward(segs)
-	first := 0
+	first, kept := 0, false
 	if err == nil {
-		first = r.keep(live, out) // while the device is at work
+		first, kept = r.keep(live, out) // while the device is at work
 		out.Fetch()
 		err = r.Target.Sync() // before the clock, and before anything is sampled from a failed pass
 	}
@@ -152,7 +156,9 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 		if err := s.seq.Commit(s.path); err != nil {
 			return err
 		}
-		r.wait(s, first+out.FeatureRow(i, 0))
+		if kept && s.captured() {
+			r.wait(s, first+out.FeatureRow(i, 0))
+		}
 	}
 	end := r.clock()
 	for _, s := range live {
@@ -168,10 +174,18 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 }
 
 // keep puts the features of all rows of a pass where they wait for the sources, and returns the place of the first.
-// Which of them will be committed nobody knows yet, but one copy of all takes less time than asking.
-func (r *Runner) keep(live []*Stream, out *model.Output) (first int) {
+// Which of them will be committed nobody knows yet, but one copy of all takes less time than asking. Where drafting
+// does not pay they are not kept, nor those that wait: see begin.
+func (r *Runner) keep(live []*Stream, out *model.Output) (first int, kept bool) {
 	if !slices.ContainsFunc(live, (*Stream).captured) {
-		return 0
+		return 0, false
+	}
+	if r.Paused(len(live)) && !slices.ContainsFunc(live, func(s *Stream) bool { return s.Fixed }) {
+		for _, s := range r.waiting {
+			s.waiting, s.kept = s.waiting[:0], -1
+		}
+		r.waiting, r.used = r.waiting[:0], 0
+		return 0, false
 	}
 	rows := 0
 	for _, s := range live {
@@ -190,13 +204,13 @@ func (r *Runner) keep(live []*Stream, out *model.Output) (first int) {
 			s.lost(err)
 		}
 	}
-	return first
+	return first, true
 }
 
 // wait notes where the features of the rows lie that a stream has committed, after those of the rows before.
 func (r *Runner) wait(s *Stream, first int) {
-	if !s.captured() {
-		return
+	if before := s.seq.Len() - len(s.path); s.kept != before {
+		s.begin(before)
 	}
 	if len(s.waiting) == 0 {
 		r.waiting = append(r.waiting, s)
@@ -205,6 +219,18 @@ func (r *Runner) wait(s *Stream, first int) {
 		s.waiting = append(s.waiting, int32(first)+p)
 	}
 	s.kept += len(s.path)
+}
+
+// begin has the sources follow a stream from the middle of its text on: the first tokens of its sequence, or some of
+// them, they have not been told of and never will. Guesses are worse for it until they have seen some of the text, but
+// none is wrong.
+func (s *Stream) begin(at int) {
+	s.kept = at
+	for i := range s.heard {
+		if h := &s.heard[i]; s.follows(i) && s.told(i) != at {
+			h.from, h.since = at-s.unknown-h.ctx.Len(), at
+		}
+	}
 }
 
 // lost says that features of a stream are gone: the sources that need them cannot follow it any more.
@@ -228,7 +254,13 @@ func (s *Stream) captured() bool {
 
 // behind reports whether features of a stream wait for a source.
 func (s *Stream) behind(source int) bool {
-	return !s.closed && s.follows(source) && s.heard[source].ctx.Len() < s.kept
+	return !s.closed && s.follows(source) && s.told(source) < s.kept
+}
+
+// told is the tokens of the sequence that a source has been told of, or never will be.
+func (s *Stream) told(source int) int {
+	h := &s.heard[source]
+	return s.unknown + h.from + h.ctx.Len()
 }
 
 // tell hands a source the features that wait for it, and forgets those that wait for no other.
@@ -240,7 +272,7 @@ func (r *Runner) tell(source int) error {
 	var rows [][]int32
 	for _, s := range r.waiting {
 		if s.behind(source) {
-			n := s.kept - s.heard[source].ctx.Len()
+			n := s.kept - s.told(source)
 			ss = append(ss, s)
 			rows = append(rows, s.waiting[len(s.waiting)-n:])
 		}

@@ -17,7 +17,7 @@ type Stats struct {
 	// Accepted counts verified guesses that were right.
 	Accepted  int
 	BadDrafts int  // drafts without a usable token
-	Cold      bool // the drafter lacked context
+	Cold      bool // a drafter was not given a context
 	DraftErr  error
 
 	Reached  [64]int // by position: rounds in which a guess there could have been accepted

@@ -61,8 +61,9 @@ type Token struct {
 type Config struct {
 	Options
 	Seq *cache.Seq // the target's memory; may already hold a prefix
-	// Contexts is what each of the runner's sources knows of the same prefix, nil for nothing. Sources that
-	// guess from the text alone need none: they are told Known.
+	// Contexts is what each of the runner's sources knows of the same prefix; nil for a source that is not to be asked.
+	// One that does not know all of it begins in the middle. Sources that guess from the text alone need none: they are
+	// told Known.
 	Contexts []draft.Context
 	Known    []int32 // tokens already in Seq
 	Prompt   []int32 // tokens to run before generating; at least one
@@ -108,9 +109,10 @@ type Stream struct {
 
 // heard is what a source knows of a stream.
 type heard struct {
-	ctx  draft.Context // nil for none
-	from int           // its first token in the stream's text
-	bad  int           // useless drafts in a row
+	ctx   draft.Context // nil for none
+	from  int           // its first token in the stream's text, if it knows all tokens since
+	since int           // tokens of the sequence when it began to follow; before there are some it does not know
+	bad   int           // useless drafts in a row
 }
 
 // nodes is what a stream adds to the batch: the last token and guesses, or a prompt chunk.
@@ -153,13 +155,14 @@ func (r *Runner) NewStream(c Config) (*Stream, error) {
 		case c.Draft != Auto && c.Draft != src.Name():
 		case r.widths[i] == 0:
 			s.heard[i] = heard{ctx: src.NewContext()}
-		case i < len(c.Contexts) && !missing(c.Contexts[i]) && c.Contexts[i].Len() == c.Seq.Len():
+		case i < len(c.Contexts) && !missing(c.Contexts[i]) && c.Contexts[i].Len() <= c.Seq.Len():
 			s.heard[i] = heard{ctx: c.Contexts[i], from: -s.unknown}
 		default:
 			s.stats.Cold = true
 		}
 	}
-	s.stats.Cached, s.kept = c.Seq.Len(), c.Seq.Len()
+	s.stats.Cached = c.Seq.Len()
+	s.begin(c.Seq.Len())
 	return s, nil
 }
 

@@ -362,7 +362,7 @@ func (d *Drafter) plan(reqs []draft.Request) (batch *cache.Batch, mem *cache.Mem
 		if err := r.Check(longest, d.target.Vocab); err != nil {
 			return nil, nil, nil, err
 		}
-		if d.looks && (r.Target == nil || r.Target.Len() != r.Seq.Len()) {
+		if d.looks && (r.Target == nil || r.Target.Len() < r.Seq.Len()) {
 			return nil, nil, nil, fmt.Errorf("the drafter knows %d tokens of a sequence, the target others",
 				r.Seq.Len())
 		}

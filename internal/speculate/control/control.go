@@ -66,6 +66,7 @@ type Stream struct {
 	// The caller sets these before each round.
 	Limit  int    // most guesses that can be used
 	Usable []bool // per source: it may be asked
+	Late   []bool // per source: but not yet, it has only begun to follow the stream
 
 	c      *Controller
 	accept []acceptance // per source
@@ -93,7 +94,8 @@ type turn struct {
 
 // NewStream returns a stream that starts with what earlier ones learnt.
 func (c *Controller) NewStream(o Options) *Stream {
-	s := &Stream{Options: o, Usable: make([]bool, len(c.longest)), c: c, turn: turn{best: -1}}
+	n := len(c.longest)
+	s := &Stream{Options: o, Usable: make([]bool, n), Late: make([]bool, n), c: c, turn: turn{best: -1}}
 	s.accept = append(s.accept, c.prior...)
 	return s
 }
@@ -133,6 +135,13 @@ func (p *pace) rate() float64 {
 		return 0
 	}
 	return p.tokens / p.time
+}
+
+// Paused reports whether no source that costs something will be asked on behalf of so many streams for a while, so that
+// there is no need for one to follow them: it was worked out for as many or fewer that nothing pays, and there is
+// nothing left for trials.
+func (c *Controller) Paused(streams int) bool {
+	return c.hopeless > 1 && streams >= c.hopeless && c.ledger.trials <= 0
 }
 
 // Plain is the time of one token without drafting, 0 if it was not measured lately.

@@ -1,5 +1,7 @@
 package control
 
+import "math"
+
 // ledger bounds what drafting can cost the streams of a controller. It counts in plain passes what rounds with guesses
 // yielded beyond their cost, and stops them when too much is lost, whatever their promise. Rounds that promise nothing
 // have an account of their own, for trials. Streams share it, since they share passes: a draft for one makes all wait,
@@ -17,11 +19,12 @@ const (
 	lossShare   = 0.01 // of all tokens, that may be lost forever
 )
 
-// earn counts a round's tokens, of which a share may be lost later: more if drafting should gain much, so that bad luck
-// does not end it for long (TestSharedPasses, experts).
-func (l *ledger) earn(tokens, gain float64) {
+// earn counts tokens of a round of so many streams, of which a share may be lost later: more if drafting should gain
+// much, so that bad luck does not end it for long (TestSharedPasses, experts). A trial makes a draft for each stream,
+// and as many are exacter by the root of their number: the more streams, the fewer trials.
+func (l *ledger) earn(tokens, gain float64, streams int) {
 	l.credit = max(l.credit, min(l.credit+max(lossShare, 0.1*(gain-1))*tokens, startCredit))
-	l.trials = max(l.trials, min(l.trials+lossShare*tokens, maxTrials))
+	l.trials = max(l.trials, min(l.trials+lossShare*tokens/math.Sqrt(float64(streams)), maxTrials))
 }
 
 // settle books a round with guesses that yielded tokens and took as long as cost plain tokens. A trial is

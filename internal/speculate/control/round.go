@@ -75,13 +75,15 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 	if len(streams) >= 2*c.most { // what drafting gains fewer streams says little (TestSharedPasses, experts)
 		c.most, c.ledger = max(1, len(streams)), ledger{credit: startCredit, trials: maxTrials}
 	}
+	plain := c.measures(streams)
 	for _, s := range streams {
-		s.turn = turn{drafts: s.drafts[:0], best: -1, on: !s.off(len(streams))}
+		s.turn = turn{drafts: s.drafts[:0], best: -1, on: s.Fixed || !plain}
+		s.on = s.on && s.Limit > 0 && slices.Contains(s.Usable, true)
 	}
 	for i := range c.longest {
 		a, free := &Ask{Source: i}, c.free(i, len(streams))
 		for _, s := range streams {
-			if s.on && s.Usable[i] && (s.Fixed || free) {
+			if s.on && s.Usable[i] && !s.Late[i] && (s.Fixed || free) {
 				a.add(c, s, 0)
 			}
 		}
@@ -92,19 +94,12 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 	return r
 }
 
-// off reports whether this round decodes plainly.
-func (s *Stream) off(streams int) bool {
-	switch {
-	case s.Limit <= 0 || !slices.Contains(s.Usable, true):
-		return true
-	case s.Fixed:
-		return false
-	case s.c.ledger.credit <= 0:
-		return true
-	}
-	c := &s.c.costs
-	// Measure what speculation has to beat.
-	return !c.plains.agree() || streams < c.unit || c.stale(s.promise, streams)
+// measures reports whether this round decodes plainly: there is nothing left to lose, or what drafting has to beat is
+// to be measured, by all streams at once or not at all.
+func (c *Controller) measures(streams []*Stream) bool {
+	n := len(streams)
+	return c.ledger.credit <= 0 || !c.costs.plains.agree() || n < c.costs.unit ||
+		slices.ContainsFunc(streams, func(s *Stream) bool { return c.costs.stale(s.promise, n) })
 }
 
 // free reports whether asking a source costs so little that there is nothing to decide. What it costs is found out by
@@ -157,10 +152,10 @@ func (r *Round) Drafted(a *Ask, ps []draft.Proposal, took time.Duration) {
 	}
 }
 
-// decide asks the sources that cost something, if that should pay. Where nothing did for as many streams or fewer, it
-// is not worked out again before there may be a trial: for many streams that takes the host a while.
+// decide asks the sources that cost something, if that should pay. While they pause it is not worked out again: for
+// many streams that takes the host a while.
 func (r *Round) decide() {
-	if r.c.hopeless > 1 && len(r.streams) >= r.c.hopeless && r.c.ledger.trials <= 0 {
+	if r.c.Paused(len(r.streams)) {
 		return
 	}
 	var left []*Stream
@@ -195,18 +190,25 @@ func (r *Round) decide() {
 		if ss == nil {
 			return
 		}
-		r.promise = max(r.promise, best.gain)
+		kept := 1.0
 		if len(r.streams) > 1 {
-			best.gain *= r.c.promises(len(r.streams)).kept()
+			kept = r.c.promises(len(r.streams)).kept()
 		}
-		a := &Ask{Source: best.source, paid: true}
-		if best.gain > 1 {
+		if best.gain*kept > 1 {
 			r.c.hopeless = 0
 		}
-		tries := best.gain > 1 || r.c.ledger.trials > 0
-		for _, s := range ss {
+		ready := slices.DeleteFunc(slices.Clone(ss), func(s *Stream) bool { return s.Late[best.source] })
+		// Beside prompts nobody sees what a trial costs, and one of few streams says little of all.
+		tries := r.c.ledger.trials > 0 && r.prompt == 0
+		if len(ready) < len(ss) {
+			best, tries = r.c.worth(ready, best.source, len(r.streams)), false
+		}
+		r.promise = max(r.promise, best.gain)
+		best.gain *= kept
+		a := &Ask{Source: best.source, paid: true}
+		for _, s := range ready {
 			s.promise = best.gain
-			if tries && !r.c.prefers(s, best.source) {
+			if (tries || best.gain > 1) && !r.c.prefers(s, best.source) {
 				a.add(r.c, s, s.wants(best))
 			}
 		}
@@ -473,7 +475,7 @@ func (r *Round) Settle() {
 	n := float64(len(r.streams))
 	tokens, guessed, paid, risk := 0.0, false, false, 0.0
 	for _, s := range r.streams {
-		r.c.ledger.earn(float64(s.emitted)/n, s.promise)
+		r.c.ledger.earn(float64(s.emitted)/n, s.promise, len(r.streams))
 		s.pace.learn(float64(s.emitted), r.spent)
 		tokens += float64(s.emitted) / n
 		if s.count > 0 || s.paid {

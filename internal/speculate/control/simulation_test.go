@@ -68,6 +68,7 @@ type rounds struct {
 	came         map[int]int // passes by size
 	lastDraft    int         // token of the newest draft
 	followed     int         // tokens in the drafter's context
+	prompt       int         // rows of prompts in every pass
 }
 
 // writer is a stream of a simulation.
@@ -203,7 +204,7 @@ func (x *rounds) roundOf(n int) (rows int) {
 		by[s.Stream] = s
 		ss = append(ss, s.Stream)
 	}
-	r := x.c.Begin(ss, 0)
+	r := x.c.Begin(ss, x.prompt)
 	for a := r.Next(); a != nil; a = r.Next() {
 		begin := x.now
 		ps := x.draft(a, by)
@@ -357,6 +358,53 @@ func TestNothingPays(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestNoTrialsBesidePrompts: a pass with rows of a prompt does not say what a draft cost, so nothing is tried beside
+// one: what nobody sees nobody would charge.
+func TestNoTrialsBesidePrompts(t *testing.T) {
+	for _, streams := range []int{1, 4} {
+		x := together(world{verify: linear(0.7, 0.3), draft: linear(1, 0.05), right: fixed(0)}, auto, 1, streams)
+		for range 300 {
+			x.round()
+		}
+		x.asked, x.prompt = 0, 64
+		for range 300 {
+			x.round()
+		}
+		if x.asked > 0 {
+			t.Errorf("%d streams: %d drafts of a useless drafter beside prompts", streams, x.asked)
+		}
+	}
+}
+
+// TestAllMeasureAtOnce: when plain decoding is measured, no stream drafts, not even one that has just begun: the others
+// would wait for its draft, and the pass would say nothing of plain ones.
+func TestAllMeasureAtOnce(t *testing.T) {
+	x := together(world{verify: linear(0.9, 0.05), draft: linear(0.4, 0.01), right: fixed(0.7)}, auto, 1, 4)
+	some := 0
+	for i := range 300 {
+		if i%7 == 0 { // one ends and another begins
+			s := x.all[i/7%4]
+			x.c.End(s.Stream)
+			s.Stream = x.c.NewStream(Options{})
+			copy(s.Usable, auto)
+			s.Limit = 63
+		}
+		x.round()
+		on := 0
+		for _, s := range x.all {
+			if s.on {
+				on++
+			}
+		}
+		if on > 0 && on < 4 {
+			some++
+		}
+	}
+	if some > 0 {
+		t.Errorf("in %d rounds some streams could draft and others not", some)
 	}
 }
 
