@@ -338,7 +338,8 @@ KERNEL(kv_unpack, UnpackArgs, a, 256, 1) {
     while (page >= s->before + s->pages) s++;
     int p = s->table + s->first + page - s->before, type = key ? a.at.ktype : a.at.vtype;
     u8* to = a.to + (u64)page * each * 128 * dim;
-    if (u % each == 0 && TID == 0) a.unpacked[p] = (u64)to;
+    // Spans of one sequence, or of some that share pages in a table, write other addresses of the same contents.
+    if (u % each == 0 && TID == 0) __atomic_store_n(a.unpacked + p, (u64)to, __ATOMIC_RELAXED);
     const u8* src = (const u8*)a.pages[p] + a.at.off + (u64)head * a.at.head + (key ? 0 : a.at.values);
     to += (u64)(u % each) * 128 * dim;
     switch (type) {
