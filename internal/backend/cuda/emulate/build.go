@@ -31,10 +31,11 @@ func Sources() string {
 // hopperLine marks files whose kernels for 9.0 the emulation runs; others are compiled as for 8.0.
 const hopperLine = "// emulated as for sm_90"
 
-// build compiles all kernels in dir for the processor and returns the shared library. Objects are kept in the user's
+// build compiles all kernels in dir for the processor, for the race detector or without it, and returns the shared
+// library. Objects are kept in the user's
 // cache folder under a hash of what they were made from, so that only what changed is compiled, wherever the checkout
 // lies.
-func build(dir string) (string, error) {
+func build(dir string, races bool) (string, error) {
 	clang, err := exec.LookPath(Compiler)
 	if err != nil {
 		return "", ErrNoCompiler
@@ -47,11 +48,17 @@ func build(dir string) (string, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
-	flags := []string{"-x", "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
+	flags := []string{"-x", "c++", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
 		"-fno-exceptions",
 		"-fno-strict-aliasing", "-Wall", "-Wno-unused-function", "-Wno-unknown-pragmas", "-Wno-pass-failed",
 		"-Wno-invalid-feature-combination",
-		"-DEMULATE"}
+		"-DEMULATE", "-O2"}
+	hooks := []string{}
+	if races {
+		flags = append(flags, "-DRACES", "-gline-tables-only")
+		// Hooks see accesses of up to 16 bytes; -O1 makes no wider ones.
+		hooks = []string{"-O1", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"}
+	}
 	if runtime.GOARCH == "amd64" {
 		flags = append(flags, "-march=native") // for fused multiply-add and halves
 	}
@@ -59,7 +66,8 @@ func build(dir string) (string, error) {
 	if len(sources) == 0 {
 		return "", fmt.Errorf("no kernels in %s", dir)
 	}
-	sources = append(sources, filepath.Join(Sources(), "emulate.cc"))
+	emulation := filepath.Join(Sources(), "emulate.cc")
+	sources = append(sources, emulation)
 	objects := make([]string, len(sources))
 	errs := make([]error, len(sources))
 	var all sync.WaitGroup
@@ -70,6 +78,9 @@ func build(dir string) (string, error) {
 			return "", err
 		}
 		flags := slices.Clone(flags)
+		if src != emulation {
+			flags = append(flags, hooks...)
+		}
 		if strings.Contains(string(text), "\n"+hopperLine) {
 			flags = append(flags, "-DHOPPER")
 		}

@@ -3,11 +3,16 @@
 package emulate
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"os"
+	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"sort"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -21,32 +26,39 @@ type Options struct {
 	Units   int    // multiprocessors; 0 means 8
 	Memory  int    // bytes; 0 means 8 GiB
 	Sources string // folder of kernels; empty for those of this repository
+	Races   bool   // look for races, as if $STROBE_RACES were set: what nothing orders fails the launch
 	Hopper  bool   // be a device of compute capability 9.0, for kernels that emulate_hopper.h is enough for
 }
 
 // library is the compiled kernels and the functions of emulate.cc.
 type library struct {
+	file                                     string
 	handle                                   uintptr
 	alloc, release, move, fill, errorMessage uintptr
 }
 
 var (
-	libraries   = map[string]*library{}
+	libraries   = map[libraryKey]*library{}
 	librariesMu sync.Mutex
 	running     sync.Mutex // the run time of the emulation exists once
 )
 
-func load(dir string) (*library, error) {
+type libraryKey struct {
+	dir   string
+	races bool
+}
+
+func load(k libraryKey) (*library, error) {
 	librariesMu.Lock()
 	defer librariesMu.Unlock()
-	if l := libraries[dir]; l != nil {
+	if l := libraries[k]; l != nil {
 		return l, nil
 	}
-	file, err := build(dir)
+	file, err := build(k.dir, k.races)
 	if err != nil {
 		return nil, err
 	}
-	l := &library{}
+	l := &library{file: file}
 	if l.handle, err = purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_LOCAL); err != nil {
 		return nil, err
 	}
@@ -56,7 +68,7 @@ func load(dir string) (*library, error) {
 			return nil, err
 		}
 	}
-	libraries[dir] = l
+	libraries[k] = l
 	return l, nil
 }
 
@@ -92,7 +104,7 @@ func New(o Options) (*Device, error) {
 	if o.Sources == "" {
 		o.Sources = Sources()
 	}
-	lib, err := load(o.Sources)
+	lib, err := load(libraryKey{o.Sources, o.Races || os.Getenv("STROBE_RACES") != ""})
 	if err != nil {
 		return nil, err
 	}
@@ -232,8 +244,8 @@ const rangeFrom, rangeTo = 0x3a7b00000000, 0x3a7b00000000 + 1<<40
 
 // launch mirrors EmuLaunch.
 type launch struct {
-	grid                     [3]int32
-	threads, shared, reverse int32
+	grid                            [3]int32
+	threads, shared, reverse, early int32
 }
 
 // Launch runs a kernel. Every other launch runs blocks and threads in reverse, so that kernels that rely on an order
@@ -278,19 +290,64 @@ func (d *Device) run(l *gpu.Launch) error {
 		}
 	}
 	c := launch{[3]int32{int32(l.Grid[0]), int32(l.Grid[1]), int32(l.Grid[2])}, int32(l.Threads), int32(l.Shared),
-		int32(d.Launches & 1)}
+		int32(d.Launches & 1), 0}
+	if l.Early {
+		c.early = 1
+	}
 	running.Lock()
 	defer running.Unlock()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if r, _, _ := purego.SyscallN(k.fn, uintptr(unsafe.Pointer(&l.Args[0])),
 		uintptr(unsafe.Pointer(&c))); int32(r) != 0 {
-		text := make([]byte, 1024)
+		text := make([]byte, 1<<14)
 		at, _, _ := purego.SyscallN(d.lib.errorMessage)
 		purego.SyscallN(d.lib.move, uintptr(unsafe.Pointer(&text[0])), at, uintptr(len(text)))
-		return fmt.Errorf("%s", text[:slices.Index(text, 0)])
+		return errors.New(d.lib.lines(string(text[:slices.Index(text, 0)])))
 	}
 	return nil
+}
+
+// symbolizer comes with the compiler, if its recommended packages are installed as well.
+const symbolizer = "llvm-symbolizer-19"
+
+var (
+	place   = regexp.MustCompile(`@[0-9a-f]+`)
+	numbers = regexp.MustCompile(` (0x[0-9a-f]+|[0-9,]+)`) // of blocks, threads and bytes; lines follow a colon
+)
+
+// lines puts lines of source where a message has places in the library, and leaves lines out that say the same again.
+func (l *library) lines(text string) string {
+	places := place.FindAllString(text, -1)
+	if len(places) == 0 {
+		return text
+	}
+	args := []string{"--functions=none", "--basenames", "--obj=" + l.file}
+	for _, p := range places {
+		args = append(args, "0x"+p[1:])
+	}
+	out, err := exec.Command(symbolizer, args...).Output()
+	if err != nil {
+		return text + "\n" + err.Error()
+	}
+	stacks := strings.Split(string(out), "\n\n") // frames of inlined functions, the innermost first
+	i := 0
+	text = place.ReplaceAllStringFunc(text, func(string) string {
+		frames := strings.Fields(stacks[i])
+		frames = slices.DeleteFunc(frames, func(f string) bool { return strings.HasPrefix(f, "emulate") })
+		i++
+		for j, f := range frames {
+			frames[j] = f[:strings.LastIndexByte(f, ':')] // without the column
+		}
+		return strings.Join(frames, " < ")
+	})
+	var kept, seen []string
+	for line := range strings.Lines(text) {
+		if what := numbers.ReplaceAllString(line, ""); !slices.Contains(seen, what) {
+			kept, seen = append(kept, line), append(seen, what)
+		}
+	}
+	return strings.Join(kept, "")
 }
 
 // recording is a list of launches with their arguments as they were.
@@ -313,8 +370,9 @@ func (d *Device) Record(ls []gpu.Launch) (gpu.Recording, error) {
 
 // Replay runs a recording.
 func (d *Device) Replay(r gpu.Recording) {
-	for i := range r.(recording) {
-		d.Launch(&r.(recording)[i])
+	for i, l := range r.(recording) {
+		l.Early = l.Early && i > 0 // recordings do not overlap
+		d.Launch(&l)
 	}
 }
 

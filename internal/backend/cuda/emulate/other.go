@@ -19,6 +19,7 @@ type Options struct {
 	Units   int
 	Memory  int
 	Sources string
+	Races   bool
 	Hopper  bool
 }
 

@@ -48,10 +48,36 @@ jmp_buf escape;
 pthread_t owner;
 bool running;
 const char* kernel;
-char error[1024];
+char error[1 << 14];
 void (*body)(const void*);
 const void* args;
+
+// Device memory: addresses come from one range of their own and are never used twice, so that a number in a kernel's
+// arguments that lies in it is an address, and one that nobody has any more is known.
+u8* const base = (u8*)0x3a7b00000000;
+const size_t range = (size_t)1 << 40;
+size_t used;
+
+u8* map(size_t bytes, int protection) {
+  void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return p == MAP_FAILED ? nullptr : (u8*)p;
+}
 } // namespace
+
+#define CALLER __builtin_return_address(0)
+#ifdef RACES
+#include "races.h"
+#define RACE(x) x
+#else
+#define RACE(x)
+void emu_warp_order(EmuSlot*) {}
+void emu_fence_async() {}
+void emu_wgmma(bool) {}
+void emu_wgmma_commit() {}
+void emu_wgmma_wait(int) {}
+void emu_pdl_launch() {}
+void emu_pdl_wait() {}
+#endif
 
 // emu_switch saves the registers that calls preserve on the stack, keeps the stack pointer in *save and goes on at
 // `to`.
@@ -168,10 +194,16 @@ void emu_barrier(int id, int n, bool wait) {
   Barrier& b = barriers[id];
   if (b.arrived && b.want != n) emu_fail("barrier %d of %d threads, others wait for %d", id, n, b.want);
   b.want = n;
+  RACE(race_barrier_arrive(id));
   if (++b.arrived == n) {
     b.arrived = 0;
     for (int i = 0; i < emu_at.threads; i++)
-      if (fibers[i].state == Fiber::waiting && fibers[i].barrier == id) fibers[i].state = Fiber::ready;
+      if (fibers[i].state == Fiber::waiting && fibers[i].barrier == id) {
+        fibers[i].state = Fiber::ready;
+        RACE(race_barrier_leave(id, i));
+      }
+    RACE(if (wait) race_barrier_leave(id, emu_at.tid));
+    RACE(race_barrier_empty(id));
   } else if (wait)
     wait_at("a barrier", id);
 }
@@ -203,6 +235,7 @@ void emu_copy(u32 dst, const void* src, int bytes, int width) {
     f.copies = (Copy*)realloc(f.copies, f.cap * sizeof(Copy));
   }
   f.copies[f.ncopies++] = {emu_shared(dst, width), src, bytes, width, f.group};
+  RACE(race_copy(dst - EMU_SHARED_BASE, width, src, bytes, CALLER));
 }
 void emu_copy_commit() { fibers[emu_at.tid].group++; }
 void emu_copy_wait(int left) {
@@ -216,6 +249,7 @@ void emu_copy_wait(int left) {
     }
     memset(c.dst, 0, c.width);
     memcpy(c.dst, c.src, c.bytes);
+    RACE(race_copied((u32)(c.dst - emu_at.shared), c.width, emu_at.tid));
   }
   f.ncopies = n;
 }
@@ -229,25 +263,30 @@ static int nbulks, spins;
 static bool lazy, spun;
 
 static MemBar* membar(u32 a) { return (MemBar*)emu_shared(a, 8); }
-static void check_phase(MemBar* b) {
+static void check_phase(u32 bar) {
+  MemBar* b = membar(bar);
   if (b->pending || b->bytes) return;
+  RACE(race_bar_phase(bar));
   b->count_phase ^= 1;
   b->pending = b->count_phase >> 1;
   spins = 0;
 }
 static void finish_bulk(const Bulk& c) {
   memcpy(c.dst, c.src, c.bytes);
-  MemBar* b = membar(c.bar);
-  b->bytes -= (int)c.bytes;
-  check_phase(b);
+  membar(c.bar)->bytes -= (int)c.bytes;
+  check_phase(c.bar);
 }
-void emu_bar_init(u32 bar, u32 n) { *membar(bar) = {0, (u16)n, (u16)(n << 1)}; }
+void emu_bar_init(u32 bar, u32 n) {
+  RACE(race_bar_init(bar, CALLER));
+  *membar(bar) = {0, (u16)n, (u16)(n << 1)};
+}
 void emu_bar_arrive(u32 bar, u32 bytes) {
   MemBar* b = membar(bar);
+  RACE(race_bar_arrive(bar, CALLER));
   if (!b->pending) emu_fail("one more arrival at the barrier at %u than it was made for", bar);
   b->bytes += (int)bytes;
   b->pending--;
-  check_phase(b);
+  check_phase(bar);
 }
 void emu_bar_wait(u32 bar, u32 parity) {
   for (;;) {
@@ -256,7 +295,10 @@ void emu_bar_wait(u32 bar, u32 parity) {
       if (bulks[i].bar == bar) finish_bulk(bulks[i]);
       else bulks[n++] = bulks[i];
     nbulks = n;
-    if ((membar(bar)->count_phase & 1u) != parity) return;
+    if ((membar(bar)->count_phase & 1u) != parity) {
+      RACE(race_bar_waited(bar, CALLER));
+      return;
+    }
     if (++spins > 1 << 22) emu_fail("nothing completes the barrier at %u", bar);
     spun = true;
     leave(); // and be called again, after others
@@ -267,9 +309,18 @@ void emu_bulk(u32 dst, const void* src, u32 bytes, u32 bar) {
   emu_shared(dst, 1);
   emu_shared(dst + bytes - 1, 1);
   Bulk c = {emu_shared(dst, 1), src, bytes, bar};
+  RACE(race_bulk(dst - EMU_SHARED_BASE, src, bytes, bar, CALLER));
   if (!lazy) finish_bulk(c);
   else if (nbulks == 4096) emu_fail("more than 4096 bulk copies at a time");
   else bulks[nbulks++] = c;
+}
+
+// Adds to a number that other threads add to as well, with the order of an atomic for the whole device, or with none.
+u32 emu_atomic(u32* p, u32 n, bool gpu) {
+  RACE(race_atomic(p, gpu, CALLER));
+  u32 v = *p;
+  *p += n;
+  return v;
 }
 
 // Products of the tensor cores: lane 4g+t holds rows g and g+8 of A, column g of B and of the result's columns 2t, 2t+1.
@@ -335,11 +386,6 @@ static void catch_faults(bool on) {
     else sigaction(sigs[i], &before[i], nullptr);
 }
 
-static u8* map(size_t bytes, int protection) {
-  void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return p == MAP_FAILED ? nullptr : (u8*)p;
-}
-
 // Names the threads that wait and those that will never come.
 static void deadlock() {
   int n = snprintf(error, sizeof error, "kernel %s, block %d,%d,%d: deadlock:", kernel, emu_at.block[0],
@@ -367,6 +413,7 @@ static void run_block(const EmuLaunch* l) {
   lazy = !l->reverse;
   for (int i = 0; i < l->threads / 32; i++) warps[i].arrived = 0;
   memset(emu_at.shared, 0xff, l->shared);
+  RACE(race_block());
   // A warp runs until all its lanes wait. So the one that comes last to a barrier runs ahead of all others to the next
   // one, which shows where a barrier is missing.
   for (int live = l->threads; live;) {
@@ -389,6 +436,11 @@ static void run_block(const EmuLaunch* l) {
     }
     if (!moved) deadlock();
   }
+  RACE(for (int i = 0; i < l->threads; i++)
+         for (int k = 0; k < fibers[i].ncopies; k++)
+           race_copied((u32)(fibers[i].copies[k].dst - emu_at.shared), fibers[i].copies[k].width, i));
+  RACE(for (int i = 0; i < nbulks; i++) race_under_way(bulks[i].bar));
+  RACE(race_ended());
 }
 
 int emu_launch(const char* name, void (*fn)(const void*), const void* a, const EmuLaunch* l, int most) {
@@ -416,6 +468,7 @@ int emu_launch(const char* name, void (*fn)(const void*), const void* a, const E
   args = a;
   owner = pthread_self();
   running = true;
+  RACE(race_launch(l->early));
   catch_faults(true);
   int failed = _setjmp(escape);
   if (!failed) {
@@ -430,16 +483,14 @@ int emu_launch(const char* name, void (*fn)(const void*), const void* a, const E
   }
   catch_faults(false);
   running = false;
+  RACE(if (failed) race_forget());
+  RACE(failed |= reports > 0);
   return failed;
 }
 
 EXPORT const char* emu_error() { return error; }
 
-// ---- device memory. Addresses come from one range of their own and are never used twice, so that a number in a
-// kernel's arguments that lies in it is an address, and one that nobody has any more is known.
-static u8* const base = (u8*)0x3a7b00000000;
-static const size_t range = (size_t)1 << 40;
-static size_t used;
+// ---- device memory
 
 EXPORT void* emu_alloc(size_t bytes) {
   // the last page is a guard
@@ -460,6 +511,13 @@ EXPORT void* emu_alloc(size_t bytes) {
 EXPORT void emu_release(u8* p, size_t bytes) {
   size_t whole = (bytes + 255) / 256 * 256, pages = (whole + kPage - 1) / kPage * kPage;
   munmap(p + whole - pages, pages + kPage);
+  RACE(race_release(p, whole));
 }
-EXPORT void emu_move(void* dst, const void* src, size_t bytes) { memmove(dst, src, bytes); }
-EXPORT void emu_fill(void* dst, int value, size_t bytes) { memset(dst, value, bytes); }
+EXPORT void emu_move(void* dst, const void* src, size_t bytes) {
+  RACE(race_host(dst, src));
+  memmove(dst, src, bytes);
+}
+EXPORT void emu_fill(void* dst, int value, size_t bytes) {
+  RACE(race_host(dst, dst));
+  memset(dst, value, bytes);
+}

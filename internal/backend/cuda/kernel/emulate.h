@@ -33,7 +33,7 @@
   }                                                                                                    \
   static void name##_body(const Args& a)
 
-struct EmuLaunch { int grid[3], threads, shared, reverse; };
+struct EmuLaunch { int grid[3], threads, shared, reverse, early; };
 struct EmuPlace {
   int tid, threads, block[3], grid[3];
   u8* shared;
@@ -50,6 +50,16 @@ EmuSlot* emu_meet(const char* op, const u32* in, int words, void (*done)(EmuSlot
 void emu_copy(u32 dst, const void* src, int bytes, int width);
 void emu_copy_commit();
 void emu_copy_wait(int left);
+u32 emu_atomic(u32* p, u32 n, bool gpu);
+// What only the race detector needs to know (races.h): that a warp's accesses are ordered, fences of the asynchronous
+// proxy, warpgroup products that read shared memory, and where launches overlap.
+void emu_warp_order(EmuSlot*);
+void emu_fence_async();
+void emu_wgmma(bool on);
+void emu_wgmma_commit();
+void emu_wgmma_wait(int left);
+void emu_pdl_launch();
+void emu_pdl_wait();
 [[noreturn]] void emu_fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void emu_mma_f16(EmuSlot*);
 void emu_mma_bf16(EmuSlot*);
@@ -74,11 +84,11 @@ DEV U2 lds64(u32 a) { return emu_load<U2>(emu_shared(a, 8)); }
 DEV u32 lds32(u32 a) { return emu_load<u32>(emu_shared(a, 4)); }
 DEV u32 lds16(u32 a) { return emu_load<u16>(emu_shared(a, 2)); }
 DEV float lds_f(u32 a) { return emu_load<float>(emu_shared(a, 4)); }
-DEV void sts16(u32 a, u32 v) { u16 h = (u16)v; memcpy(emu_shared(a, 2), &h, 2); }
-DEV void sts32(u32 a, u32 v) { memcpy(emu_shared(a, 4), &v, 4); }
-DEV void sts_f(u32 a, float v) { memcpy(emu_shared(a, 4), &v, 4); }
-DEV void sts64(u32 a, U2 v) { memcpy(emu_shared(a, 8), &v, 8); }
-DEV void sts128(u32 a, U4 v) { memcpy(emu_shared(a, 16), &v, 16); }
+DEV void sts16(u32 a, u32 v) { *(u16*)emu_shared(a, 2) = (u16)v; }
+DEV void sts32(u32 a, u32 v) { *(u32*)emu_shared(a, 4) = v; }
+DEV void sts_f(u32 a, float v) { *(float*)emu_shared(a, 4) = v; }
+DEV void sts64(u32 a, U2 v) { *(U2*)emu_shared(a, 8) = v; }
+DEV void sts128(u32 a, U4 v) { *(U4*)emu_shared(a, 16) = v; }
 
 DEV U4 ldg128(const void* p) { return emu_global<U4>(p); }
 DEV U2 ldg64(const void* p) { return emu_global<U2>(p); }
@@ -88,11 +98,11 @@ DEV U4 ldw128(const void* p) { return emu_global<U4>(p); }
 DEV F4 ldcg128(const void* p) { return emu_global<F4>(p); }
 DEV void stg128(void* p, F4 v) {
   if ((u64)p % 16) emu_fail("16 bytes of global memory at the odd address %p", p);
-  memcpy(p, &v, 16);
+  *(F4*)p = v;
 }
 DEV void fence_gpu() {}
-DEV u32 atom_inc_gpu(u32* p) { return (*p)++; }
-DEV u32 atom_add_shared(u32 a, u32 n) { u32 v = lds32(a); sts32(a, v + n); return v; }
+DEV u32 atom_inc_gpu(u32* p) { return emu_atomic(p, 1, true); }
+DEV u32 atom_add_shared(u32 a, u32 n) { return emu_atomic((u32*)emu_shared(a, 4), n, false); }
 
 DEV u32 f_bits(float f) { return emu_load<u32>(&f); }
 DEV float bits_f(u32 u) { return emu_load<float>(&u); }
@@ -170,7 +180,7 @@ DEV u32 redux_min(u32 v) {
 template <int ID, int N> DEV void bar_named() { emu_barrier(ID, N, true); }
 template <int ID, int N> DEV void bar_named_arrive() { emu_barrier(ID, N, false); }
 DEV void bar_named(int id, int n) { emu_barrier(id, n, true); }
-DEV void syncwarp() { emu_meet("syncwarp", nullptr, 0, nullptr); }
+DEV void syncwarp() { emu_meet("syncwarp", nullptr, 0, emu_warp_order); }
 
 // The last lane computes the products for all: sums over k in order, in float64; the addition to d rounds once.
 DEV EmuSlot* emu_mma(const char* op, void (*done)(EmuSlot*), u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -198,7 +208,8 @@ template <int N> DEV void emu_ldmatrix(const char* op, u32 (&r)[N], u32 a, bool 
     if (transposed) r[i] = lds16(s[8 * i + 2 * t].v[0] + 2 * g) | lds16(s[8 * i + 2 * t + 1].v[0] + 2 * g) << 16;
     else r[i] = lds32(s[8 * i + g].v[0] + 4 * t);
   }
-  syncwarp(); // what is read here may be overwritten after the instruction, by any lane
+  // What is read here may be overwritten after the instruction, by any lane.
+  emu_meet("ldmatrix read", nullptr, 0, nullptr);
 }
 DEV void ldmatrix4(u32 (&r)[4], u32 a) { emu_ldmatrix<4>("ldmatrix4", r, a, false); }
 DEV void ldmatrix4t(u32 (&r)[4], u32 a) { emu_ldmatrix<4>("ldmatrix4t", r, a, true); }
@@ -210,8 +221,8 @@ DEV void cp16z(u32 dst, const void* src, u32 bytes) { emu_copy(dst, src, (int)by
 DEV void cp4(u32 dst, const void* src) { emu_copy(dst, src, 4, 4); }
 DEV void cp_commit() { emu_copy_commit(); }
 template <int N> DEV void cp_wait() { emu_copy_wait(N); }
-DEV void pdl_launch() {}
-DEV void pdl_wait() {}
+DEV void pdl_launch() { emu_pdl_launch(); }
+DEV void pdl_wait() { emu_pdl_wait(); }
 
 // What kernels of compute capability 9.0 use, except warpgroup products: copies that complete on barriers in shared memory.
 void emu_bar_init(u32 bar, u32 n);
@@ -226,4 +237,4 @@ DEV void bulk(u32 dst, const void* src, u32 bytes, u32 bar) { emu_bulk(dst, src,
 DEV u64 evict_first() { return 0; }
 DEV void bulk_hint(u32 dst, const void* src, u32 bytes, u32 bar, u64) { emu_bulk(dst, src, bytes, bar); }
 DEV void prefetch_l2(const void*, u32) {}
-DEV void fence_async() {}
+DEV void fence_async() { emu_fence_async(); }

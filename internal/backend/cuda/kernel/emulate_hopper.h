@@ -20,10 +20,16 @@ DEV u32 emu_columns(EmuOperand o, int n, int k) {
   return lds16(emu_swizzled(a)) | lds16(emu_swizzled(a + 128)) << 16;
 }
 DEV void wg_fence() {}
-DEV void wg_commit() {}
-template <int N> DEV void wg_wait() {}
+DEV void wg_commit() { emu_wgmma_commit(); }
+template <int N> DEV void wg_wait() { emu_wgmma_wait(N); }
+// While it lives, its thread's loads are those of a warpgroup product.
+struct EmuProduct {
+  DEV_M EmuProduct() { emu_wgmma(true); }
+  DEV_M ~EmuProduct() { emu_wgmma(false); }
+};
 template <int N> DEV void wg_keep(float (&)[N]) {}
 DEV void wg_ss(float (&d)[32], u64 a, u64 b, int add) {
+  EmuProduct product;
   EmuOperand x = emu_operand(a), y = emu_operand(b);
   int g = (TID & 31) >> 2, t = TID & 3, row = (TID >> 5 & 3) * 16 + g;
   for (int j = 0; j < 8; j++) {
@@ -34,6 +40,7 @@ DEV void wg_ss(float (&d)[32], u64 a, u64 b, int add) {
   }
 }
 template <int N> DEV void wg_rst(float (&d)[N], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
+  EmuProduct product;
   EmuOperand y = emu_operand(b);
   int g = (TID & 31) >> 2, t = TID & 3;
   for (int j = 0; j < N / 4; j++)
@@ -47,6 +54,7 @@ DEV u32 emu_token(u64 desc, int token, int chunk) {
   return at ^ (at >> 7 & 7) << 4;
 }
 template <int N> DEV void wg_rs(float (&d)[N], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
+  EmuProduct product;
   int g = (TID & 31) >> 2, t = TID & 3;
   for (int nt = 0; nt < N / 4; nt++) {
     float* p = d + 4 * nt;

@@ -103,12 +103,18 @@ template <int SET, class Fn> DEV void with_format(int format, Fn fn) {
     case Q4K_: fn(Q4K()); break;
     case Q5K_: fn(Q5K()); break;
     case Q6K_: fn(Q6K()); break;
+#ifndef RACES // formats differ in arithmetic alone, and compiling them takes minutes
     case Q2K_: fn(Q2K()); break;
     case Q3K_: fn(Q3K()); break;
+#endif
     case Q8_: fn(Q8()); break;
+#ifndef RACES
     case Q8M_: fn(Q8M()); break;
     case N4_: fn(N4()); break;
     case NV4_: fn(NV4()); break;
+#else
+    default: emu_fail("format %d is left out where races are looked for", format);
+#endif
     }
 }
 
