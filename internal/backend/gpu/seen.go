@@ -337,11 +337,12 @@ type KVRoom struct {
 	Rows, Items, Paths, Spans, Queries int
 }
 
-// pad adds rows that see nothing and write to a page that nobody reads, until there are so many.
+// pad adds rows that see nothing and write to a page that nobody reads, until there are so many: fewer than a page has
+// slots, so that each has its own.
 func (k *KVTables) pad(rows int, page Addr) {
 	for len(k.rows) < rows {
+		k.at = append(k.at, writeAt{page: page, slot: int32(len(k.rows) % PageSlots)})
 		k.rows = append(k.rows, seenRow{part: -1, path: -1, base: noBase})
-		k.at = append(k.at, writeAt{page: page})
 	}
 }
 

@@ -1,8 +1,8 @@
 // Package emulate is a GPU for tests that have none: it compiles the kernels of backend/cuda for the processor and runs
 // them thread by thread. It is a gpu.Driver that is slow and strict: memory begins as NaN, launches that name memory
 // nobody has fail, accesses outside of an allocation fail (to the page before it, to 256 bytes behind it), allocations
-// and launches can be made to fail on purpose, and every other launch runs its threads in reverse. With $STROBE_RACES set
-// launches fail whose accesses nothing orders (kernel/races.h).
+// and launches can be made to fail on purpose, and every other launch runs its threads in reverse. With $STROBE_RACES
+// set, launches fail whose accesses nothing orders (kernel/races.h).
 //
 // Kernels of all devices run one after the other; each device is used by one goroutine at a time.
 package emulate
