@@ -72,7 +72,6 @@ func runPflash(cmd *cobra.Command, opt *pflashOptions) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close()
 	s.Sparse.Alpha = float32(opt.alpha)
 	ids, err := opt.ids(cmd, s.Tokenizer)
 	if err != nil {

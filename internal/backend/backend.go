@@ -305,6 +305,17 @@ type Backend interface {
 	KVWrite(group, layer int, k, v Tensor)
 	Attention(dst, q Tensor, group, layer int, p AttnParams)
 
+	// SparseAttention is Attention for plans in which some segments are chunks of prompts. A block of queries that the
+	// plan has only a part of is judged by that part. It reports false, and has done nothing, where the device has no
+	// kernels for these blocks, types and rows, as for layers with a sliding window: Attention is to be used then, which
+	// costs time and loses nothing. A device may always show the first block and the queries' own.
+	SparseAttention(dst, q Tensor, group, layer int, p AttnParams, s *Sparse) bool
+	// HasSparse says whether the device has such kernels for blocks of so many tokens at all.
+	HasSparse(block int) bool
+	// Weigh raises dst[r][j] to the largest weight that any head of row r of q gives to row j of k. Rows of q and k are
+	// tokens with their heads side by side; q are the last ones of k, and each sees itself and what is before it.
+	Weigh(dst, q, k Tensor, p AttnParams)
+
 	// Mixture of experts. Route chooses the used best experts of each row, best first, and softmaxes their logits, times
 	// scale; it may overwrite logits.
 	Route(ids Ints, weights, logits Tensor, used int, scale float32)

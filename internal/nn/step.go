@@ -230,8 +230,7 @@ func (s *Step) Remember(layer int, k, v backend.Tensor) {
 func (s *Step) Attend(layer int, q backend.Tensor, p backend.AttnParams) backend.Tensor {
 	at := s.mem.Place(layer)
 	o := s.Rows(p.Heads * s.mem.Dims(layer).ValueDim)
-	b, ok := s.Backend.(backend.SparseAttender)
-	if !ok || s.Sparse == nil || !b.SparseAttention(o, q, s.group+at.Group, at.Index, p, s.Sparse) {
+	if s.Sparse == nil || !s.SparseAttention(o, q, s.group+at.Group, at.Index, p, s.Sparse) {
 		s.Attention(o, q, s.group+at.Group, at.Index, p)
 	}
 	return o

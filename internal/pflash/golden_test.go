@@ -44,7 +44,7 @@ func scorerOf(t *testing.T, arch string) *Scorer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Close(); b.Close(); f.Close() })
+	t.Cleanup(func() { b.Close(); f.Close() })
 	s.Sparse.Alpha = 0
 	return s
 }

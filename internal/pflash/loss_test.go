@@ -71,7 +71,6 @@ func newMeasured(t testing.TB) *measured {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		x.s.Close()
 		b.Close()
 		for _, f := range []*gguf.File{f, drafter} {
 			if f != nil {

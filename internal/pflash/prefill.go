@@ -140,9 +140,6 @@ func (p *Prefill) load() (took time.Duration, err error) {
 }
 
 func (p *Prefill) unload() {
-	if p.s != nil {
-		p.s.Close()
-	}
 	if p.b != nil {
 		p.b.Close()
 	}

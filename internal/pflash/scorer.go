@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"strobe/internal/backend"
-	"strobe/internal/backend/cpu"
 	"strobe/internal/cache"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
@@ -25,7 +24,6 @@ type Scorer struct {
 	Sparse  backend.Sparse // how the model reads; an Alpha of 0 is full attention
 
 	model *model.Model
-	host  *cpu.Backend // weighs for devices that cannot
 }
 
 // DefaultSparse is the setting of the authors; with their other one of 0.85 single facts were lost.
@@ -56,7 +54,7 @@ func (s *Scorer) WeightBytes() int { return s.model.WeightBytes() }
 
 // Kernel names the attention that the device really has.
 func (s *Scorer) Kernel() string {
-	if b, ok := s.model.Backend().(backend.SparseAttender); ok && s.Sparse.Alpha > 0 && b.HasSparse(s.Sparse.Block) {
+	if s.Sparse.Alpha > 0 && s.model.Backend().HasSparse(s.Sparse.Block) {
 		return "block-sparse"
 	}
 	return "dense"
@@ -75,34 +73,14 @@ func (s *Scorer) Attention(ctx context.Context, ids []int32, queries int) ([][]f
 	if s.Sparse.Alpha > 0 {
 		sweep.Sparse = &s.Sparse
 	}
-	var host backend.Tensor // instead of dst where the device cannot weigh
 	sweep.Layer = func(q, k backend.Tensor, p backend.AttnParams) error {
-		if w, ok := b.(backend.Weigher); ok && w.Weigh(dst, q, k, p) {
-			return nil
-		}
-		if s.host == nil {
-			s.host = cpu.New(cpu.Options{})
-		}
-		x := [3]backend.Tensor{host}
-		for i, t := range []backend.Tensor{dst, q, k} {
-			if x[i].Buf == nil {
-				if x[i], err = s.host.Alloc(t.Rows, t.Cols); err != nil {
-					return err
-				}
-				s.host.Write(x[i], b.Read(t))
-			}
-		}
-		host = x[0]
-		s.host.Weigh(x[0], x[1], x[2], p)
+		b.Weigh(dst, q, k, p)
 		return nil
 	}
 	if err := s.model.Sweep(ctx, sweep); err != nil {
 		return nil, err
 	}
 	all := b.Read(dst)
-	if host.Buf != nil {
-		all = s.host.Read(host)
-	}
 	out := make([][]float32, queries)
 	for i := range out {
 		out[i] = append(out[i], all[i*len(ids):][:len(ids)]...)
@@ -147,11 +125,4 @@ func (s *Scorer) Score(ctx context.Context, ids []int32) (Scores, error) {
 	}
 	pooled := pool(raw, s.Pool)
 	return Scores{ids, raw, pooled, means(pooled, s.Rule.Chunk)}, nil
-}
-
-// Close stops what the scorer started; its device belongs to whoever opened it.
-func (s *Scorer) Close() {
-	if s.host != nil {
-		s.host.Close()
-	}
 }

@@ -49,10 +49,10 @@ var faults = []fault{
 		})}
 	}},
 	{"sparse attention sees a block too many", "SparseAttention", func(b device) device {
-		return &sparser{b, b.(backend.SparseAttender), func(s *backend.Sparse) { s.Window++ }}
+		return &sparser{b, func(s *backend.Sparse) { s.Window++ }}
 	}},
 	{"sparse attention sees lighter blocks", "SparseAttention", func(b device) device {
-		return &sparser{b, b.(backend.SparseAttender), func(s *backend.Sparse) {
+		return &sparser{b, func(s *backend.Sparse) {
 			if s.Alpha < 1 {
 				s.Alpha /= 4
 			}
@@ -211,7 +211,6 @@ func TestFaultsAreFound(t *testing.T) {
 // sparser is a device that chooses other blocks.
 type sparser struct {
 	device
-	backend.SparseAttender
 	change func(s *backend.Sparse)
 }
 
@@ -219,7 +218,7 @@ func (d *sparser) SparseAttention(dst, q backend.Tensor, group, layer int, p bac
 	s *backend.Sparse) bool {
 	own := *s
 	d.change(&own)
-	return d.SparseAttender.SparseAttention(dst, q, group, layer, p, &own)
+	return d.device.SparseAttention(dst, q, group, layer, p, &own)
 }
 
 // parking is a processor that parks weights; they come back with the values it makes of theirs.

@@ -27,8 +27,7 @@ func sparseCases(o Options) []testCase {
 // sparsely: an item is a sequence with all rows of its pass.
 func sparsely(s *suite, a attention) {
 	k := s.device()
-	b, ok := k.Backend.(backend.SparseAttender)
-	if !ok || !b.HasSparse(sparseBlock) {
+	if !k.HasSparse(sparseBlock) {
 		s.Skipf("%s has no sparse attention", k.Name())
 	}
 	q := k.sequences(a, prompts)
@@ -60,7 +59,7 @@ func sparsely(s *suite, a attention) {
 				for range items {
 					own.Tokens = append(own.Tokens, promptLength)
 				}
-				if !b.SparseAttention(dst.Tensor, qt.Tensor, 1, testLayer, q.params(), &own) {
+				if !k.SparseAttention(dst.Tensor, qt.Tensor, 1, testLayer, q.params(), &own) {
 					s.Fatalf("%s has no sparse attention after all", k.Name())
 				}
 			})

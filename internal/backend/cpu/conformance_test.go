@@ -19,17 +19,10 @@ func TestConformance(t *testing.T) {
 			defer kernel.Set(l)()
 			backendtest.Run(t, func(t testing.TB) backend.Backend {
 				b := cpu.New(cpu.Options{Threads: 1 + int(l)})
-				return watched{testkit.NewDevice(t, b), b, b}
+				return testkit.NewDevice(t, b)
 			}, backendtest.Options{Product: productBound})
 		})
 	}
-}
-
-// watched is the device with what only some devices have.
-type watched struct {
-	*testkit.Device
-	backend.SparseAttender
-	backend.Weigher
 }
 
 // productBound: long rows of quantised weights are multiplied with activations rounded to 8 bits, everything else

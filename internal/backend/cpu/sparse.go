@@ -9,11 +9,6 @@ import (
 	"strobe/internal/quant"
 )
 
-var (
-	_ backend.SparseAttender = (*Backend)(nil)
-	_ backend.Weigher        = (*Backend)(nil)
-)
-
 // HasSparse is true: blocks may have any size.
 func (b *Backend) HasSparse(int) bool { return true }
 
@@ -148,7 +143,7 @@ func keepBlocks(keep []bool, w []float64, s *backend.Sparse, tokens int) {
 }
 
 // Weigh raises dst to the weights that the last tokens of k give to all.
-func (b *Backend) Weigh(dst, q, k backend.Tensor, ap backend.AttnParams) bool {
+func (b *Backend) Weigh(dst, q, k backend.Tensor, ap backend.AttnParams) {
 	dim, shared := q.Cols/ap.Heads, ap.Heads/ap.KVHeads
 	n, buf := k.Rows, k.Buf.(buffer)
 	weights := make([]float32, ap.Heads*q.Rows*n)
@@ -171,7 +166,6 @@ func (b *Backend) Weigh(dst, q, k backend.Tensor, ap backend.AttnParams) bool {
 			}
 		}
 	})
-	return true
 }
 
 func bytesOf(v []float32) []byte {

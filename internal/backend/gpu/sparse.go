@@ -2,8 +2,6 @@ package gpu
 
 import "strobe/internal/backend"
 
-var _ backend.SparseAttender = (*Backend)(nil)
-
 // SparseAttention is Attention over chosen blocks of keys, where all rows are parts of prompts that see all before
 // them.
 func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p backend.AttnParams,

@@ -6,8 +6,6 @@ import (
 	"strobe/internal/backend"
 )
 
-var _ backend.Weigher = (*Backend)(nil)
-
 type weighArgs struct {
 	q, k, dst, x, sums           Addr
 	n, rows, heads, kvHeads, dim int32
@@ -16,12 +14,12 @@ type weighArgs struct {
 }
 
 // Weigh raises dst to the weights that the last tokens of k give to all.
-func (b *Backend) Weigh(dst, q, k backend.Tensor, p backend.AttnParams) bool {
+func (b *Backend) Weigh(dst, q, k backend.Tensor, p backend.AttnParams) {
 	n, pairs := k.Rows, q.Rows*p.Heads
 	room, err := b.Alloc(pairs, n+2)
 	if err != nil {
 		b.fail(err)
-		return true
+		return
 	}
 	defer b.Free(room)
 	x := viewOf(room).addr
@@ -39,10 +37,9 @@ func (b *Backend) Weigh(dst, q, k backend.Tensor, p backend.AttnParams) bool {
 	} {
 		if l.Kernel, err = b.d.Kernel(l.Name); err != nil {
 			b.fail(err)
-			return true
+			return
 		}
 		l.Args = Args(a)
 		b.d.Launch(&l)
 	}
-	return true
 }

@@ -36,7 +36,6 @@ func (s Suite) Scorer(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			scorer.Close()
 		}
 		for k, how := range []string{"full", "sparse"} {
 			for j, want := range scores[0][k] {
@@ -124,7 +123,7 @@ func (s Suite) SparseAttention(t *testing.T) {
 		dst := tensor(q)
 		b.BeginStep(&backend.Plan{KV: []backend.KVPlan{plan}})
 		b.KVWrite(0, 0, tensor(k), tensor(v))
-		if !b.(backend.SparseAttender).SparseAttention(dst, tensor(q), 0, 0, p, sp) {
+		if !b.SparseAttention(dst, tensor(q), 0, 0, p, sp) {
 			t.Fatal("no sparse attention")
 		}
 		if _, err := b.EndStep(); err != nil {
