@@ -72,6 +72,18 @@ func ParseTypes(both, key, value, layers string) (Types, error) {
 	return t, nil
 }
 
+// Check says what is wrong with exceptions for layers that a model of so many does not have.
+func (t Types) Check(layers int) error {
+	last := 0
+	for l := range t.layers {
+		last = max(last, l)
+	}
+	if last >= layers {
+		return fmt.Errorf("cache types of layer %d: the model has layers 0 to %d", last, layers-1)
+	}
+	return nil
+}
+
 // Of returns the types of a layer, counted as the model counts.
 func (t Types) Of(layer int) (key, value quant.Type) {
 	if kv, ok := t.layers[layer]; ok {

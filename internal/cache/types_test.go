@@ -28,6 +28,12 @@ func TestTypes(t *testing.T) {
 			t.Errorf("layer %d: %v and %v, want %v", layer, k, v, want)
 		}
 	}
+	if err := got.Check(7); err != nil {
+		t.Error(err)
+	}
+	if err := got.Check(6); err == nil || !strings.Contains(err.Error(), "layer 6: the model has layers 0 to 5") {
+		t.Errorf("a layer too many: %v", err)
+	}
 	for _, bad := range [][4]string{
 		{"q6_k"}, {"", "bf16"}, {"", "", "x"}, {"", "", "", "0"}, {"", "", "", "3-1=f16"}, {"", "", "", "-1=f16"},
 		{"", "", "", "0=f16/y"}, {"", "", "", "99999999=f16"},

@@ -136,6 +136,9 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
+	if err := opt.KV.Check(m.Layers); err != nil {
+		return nil, err
+	}
 	for _, b := range devices {
 		a := nn.NewArena(b)
 		if m.Experts > 0 || len(devices) > 1 { // devices may disagree on padding
