@@ -14,6 +14,18 @@ type set uint64
 func (s set) has(i int) bool  { return s>>i&1 == 1 }
 func (s set) all(of set) bool { return s&of == of }
 
+// blind is how many tokens of a prompt take about as long to read as is lost where a drafter begins after them: it
+// yields fewer tokens for the next hundred or so, some 40 passes (see speculate's runUp).
+const blind = 1024
+
+// worth is how many tokens a prefix of n with the contexts of some sources saves a request that wants those of others.
+func (s set) worth(n int, want set) int {
+	if s.all(want) {
+		return n
+	}
+	return n - blind
+}
+
 // contexts is what the sources that capture know of a sequence, by their places; nil for a source that does not
 // follow. They are kept, copied and stored with the target's memory of the same tokens.
 type contexts []*cache.Seq

@@ -189,16 +189,14 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	return out, nil
 }
 
-// find returns the file that gives the most tokens of a prompt, and how many. A file is used whole
-// unless memory can be cut.
+// find returns the file that saves the most of a prompt that wants contexts, and how many of its tokens it gives. A file
+// is used whole unless memory can be cut.
 func (d *disk) find(prompt []int32, want set) (best *diskFile, n int) {
+	most := 0
 	for _, f := range d.files {
-		if !f.drafts.all(want) {
-			continue
-		}
 		k := min(common(f.tokens, prompt), len(prompt)-1)
-		if k > n && (k == len(f.tokens) || d.cuttable(len(f.tokens))) {
-			best, n = f, k
+		if saves := f.drafts.worth(k, want); saves > most && (k == len(f.tokens) || d.cuttable(len(f.tokens))) {
+			best, n, most = f, k, saves
 		}
 	}
 	return best, n

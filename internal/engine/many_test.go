@@ -9,13 +9,23 @@ import (
 )
 
 // TestPrefixWithoutDrafters: what was kept without a drafter's memory serves whoever does not need it; the drafter
-// begins after it then, with nothing.
+// begins after it then, with nothing. A long one serves everybody: reading it again would take longer than drafting badly
+// for a while.
 func TestPrefixWithoutDrafters(t *testing.T) {
 	e := startModel(t, loadGolden(t, "qwen3", true), Config{Parallel: 1})
 	req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true,
 		Spec: speculate.Options{Draft: speculate.Off}}
 	generate(t, e, req)
+	long := req
+	long.Tokens = randomPrompt(9, blind+minReuse+1)
+	generate(t, e, long)
 	err := e.do(t.Context(), 0, func(l *loop) error {
+		if _, n := l.cache.find(long.Tokens, wanted(l.r, speculate.Options{})); n != blind+minReuse {
+			t.Errorf("%d tokens of a long prompt found", n)
+		}
+		if _, n := l.cache.find(long.Tokens[:blind+minReuse], wanted(l.r, speculate.Options{})); n != 0 {
+			t.Errorf("%d tokens found where reading them takes no longer than drafting without them costs", n)
+		}
 		want := wanted(l.r, speculate.Options{})
 		if x, _ := l.cache.find(req.Tokens, want); x != nil {
 			t.Error("a prefix without a drafter's memory serves a request that needs it")

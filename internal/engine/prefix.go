@@ -8,8 +8,8 @@ import (
 
 // prefixes keeps the memory of token sequences for requests that begin alike. An entry is the
 // target's memory and the drafters' of the same tokens, together: a sequence that is restored
-// without a drafter's memory would be drafted for badly. Where nobody drafts (loop.needs), entries
-// come and go without. There is one way in (add) and one way out (take), also for what comes from disk.
+// without a drafter's memory is drafted for badly at first. Where nobody drafts (loop.needs), entries
+// come without, and serve those who do not draft either, or who would have much to read (blind). There is one way in (add) and one way out (take), also for what comes from disk.
 //
 // Memory that can be cut serves any beginning of its tokens. Recurrent state cannot be cut, so an
 // entry serves its exact length only; windowed memory is in between. CanCut decides.
@@ -49,15 +49,14 @@ func (e *entry) serves(n int) bool {
 	return e.seq.CanCut(n) && e.drafts.canCut(n)
 }
 
-// find returns the entry that gives the most tokens of a prompt with the wanted contexts, and how many. The last
-// token of the prompt is never among them: its logits are needed.
+// find returns the entry that saves the most of a prompt that wants contexts, and how many of its tokens it gives. The
+// last one is never among them: its logits are needed.
 func (c *prefixes) find(prompt []int32, want set) (best *entry, n int) {
+	most := minReuse
 	for _, e := range c.entries {
-		if !e.drafts.sources().all(want) {
-			continue
-		}
-		if k := min(common(e.tokens, prompt), len(prompt)-1); k >= minReuse && k >= n && e.serves(k) {
-			best, n = e, k
+		k := min(common(e.tokens, prompt), len(prompt)-1)
+		if saves := e.drafts.sources().worth(k, want); saves >= most && e.serves(k) {
+			best, n, most = e, k, saves
 		}
 	}
 	return best, n
