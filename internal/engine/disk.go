@@ -189,8 +189,8 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	return out, nil
 }
 
-// find returns the file that saves the most of a prompt that wants contexts, and how many of its tokens it gives. A file
-// is used whole unless memory can be cut.
+// find returns the file that saves the most of a prompt that wants contexts, and how many of its tokens it gives. A
+// file is used whole unless memory can be cut.
 func (d *disk) find(prompt []int32, want set) (best *diskFile, n int) {
 	most := 0
 	for _, f := range d.files {

@@ -9,8 +9,8 @@ import (
 )
 
 // TestPrefixWithoutDrafters: what was kept without a drafter's memory serves whoever does not need it; the drafter
-// begins after it then, with nothing. A long one serves everybody: reading it again would take longer than drafting badly
-// for a while.
+// begins after it then, with nothing. A long one serves everybody: reading it again would take longer than drafting
+// badly for a while.
 func TestPrefixWithoutDrafters(t *testing.T) {
 	e := startModel(t, loadGolden(t, "qwen3", true), Config{Parallel: 1})
 	req := Request{Tokens: randomPrompt(8, 80), MaxTokens: 20, IgnoreEOG: true,

@@ -9,7 +9,8 @@ import (
 // prefixes keeps the memory of token sequences for requests that begin alike. An entry is the
 // target's memory and the drafters' of the same tokens, together: a sequence that is restored
 // without a drafter's memory is drafted for badly at first. Where nobody drafts (loop.needs), entries
-// come without, and serve those who do not draft either, or who would have much to read (blind). There is one way in (add) and one way out (take), also for what comes from disk.
+// come without, and serve those who do not draft either, or who would have much to read (blind).
+// There is one way in (add) and one way out (take), also for what comes from disk.
 //
 // Memory that can be cut serves any beginning of its tokens. Recurrent state cannot be cut, so an
 // entry serves its exact length only; windowed memory is in between. CanCut decides.

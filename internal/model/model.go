@@ -136,7 +136,7 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
-	if err := opt.KV.Check(m.Layers); err != nil {
+	if err := opt.KV.Check(l.Need("block_count")); err != nil { // with those of multi-token prediction
 		return nil, err
 	}
 	for _, b := range devices {
