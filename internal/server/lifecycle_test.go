@@ -213,7 +213,8 @@ func TestHosts(t *testing.T) {
 	f := start(t, options{config: Config{Hosts: []string{"localhost", "box"}}})
 	for host, want := range map[string]int{"localhost:1": 200, "BOX": 200, "127.0.0.1:99": 200, "[::1]:5": 200,
 		"evil.example": 403, "evil.example:80": 403,
-		"evillocalhost": 403, "localhost.evil.example": 403, "xbox": 403, "local": 403, "127.0.0.1.evil.example": 403} {
+		"evillocalhost": 403, "localhost.evil.example": 403, "xbox": 403, "local": 403, "127.0.0.1.evil.example": 403,
+		"localhost.": 200, "localhost.:80": 200, "other.": 403} { // the full name of a host ends with a dot
 		req, err := http.NewRequestWithContext(t.Context(), "GET", f.url+"/v1/models", nil)
 		if err != nil {
 			t.Fatal(err)

@@ -68,26 +68,6 @@ func TestAllow(t *testing.T) {
 	}
 }
 
-// TestHostWithDot: the full name of a host ends with a dot.
-func TestHostWithDot(t *testing.T) {
-	f := start(t, options{config: Config{Hosts: []string{"localhost"}}})
-	for host, want := range map[string]int{"localhost.": 200, "localhost.:80": 200, "other.": 403} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, f.url+"/v1/models", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Host = host
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != want {
-			t.Errorf("%s: %d", host, resp.StatusCode)
-		}
-	}
-}
-
 // TestRoles: a message whose role the template does not know would be left out of the prompt without a word.
 func TestRoles(t *testing.T) {
 	f := start(t, options{template: `{% for m in messages %}{% if m.role in ["user", "narrator"] %}{{ m.content }};` +

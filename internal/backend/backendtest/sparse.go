@@ -28,7 +28,7 @@ func sparseCases(o Options) []testCase {
 func sparsely(s *suite, a attention) {
 	k := s.device()
 	if !k.HasSparse(sparseBlock) {
-		s.Skipf("%s has no sparse attention", k.Name())
+		s.Fatalf("%s has no sparse attention over blocks of a page", k.Name())
 	}
 	q := k.sequences(a, prompts)
 	// The rows of a pass look for nearly the same, so that they agree on what weighs much.

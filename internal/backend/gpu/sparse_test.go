@@ -153,7 +153,7 @@ func TestSparse(t *testing.T) {
 func TestShares(t *testing.T) {
 	d := openDevice(t)
 	if !d.Props().Plain {
-		t.Skip("only plain devices have launches that share work; STROBE_GPU=vulkan is one")
+		t.Skip("needs a device whose launches share work: set STROBE_GPU=vulkan")
 	}
 	k := kind[1]
 	w := newWorldOn(t, d, k.heads, k.s)

@@ -120,10 +120,11 @@ func TestMemoryTypes(t *testing.T) {
 	}
 }
 
-// TestMostGroups: more workgroups than a driver allows are an error, not sent to it.
-func TestMostGroups(t *testing.T) {
+// copier is a device with kernels that copy and a megabyte to copy in.
+func copier(t *testing.T) (*Driver, *gpu.Small, gpu.Addr) {
+	t.Helper()
 	d := openFirst(t, Options{})
-	defer d.Close()
+	t.Cleanup(func() { d.Close() })
 	s, err := gpu.NewSmall(d)
 	if err != nil {
 		t.Fatal(err)
@@ -132,6 +133,12 @@ func TestMostGroups(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return d, s, a
+}
+
+// TestMostGroups: more workgroups than a driver allows are an error, not sent to it.
+func TestMostGroups(t *testing.T) {
+	d, s, a := copier(t)
 	d.phys.properties.Limits.MaxComputeWorkGroupCount = [3]uint32{3, 65535, 65535}
 	for _, l := range s.Copy(nil, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16) {
 		d.Launch(&l)
@@ -229,16 +236,7 @@ func TestLargeCache(t *testing.T) {
 // TestAlone: what takes long is a submission by itself, launched or recorded, and the device does not learn from it how
 // long others take.
 func TestAlone(t *testing.T) {
-	d := openFirst(t, Options{})
-	defer d.Close()
-	s, err := gpu.NewSmall(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := d.Alloc(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d, s, a := copier(t)
 	var ls []gpu.Launch
 	for range 5 {
 		ls = s.Copy(ls, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)

@@ -183,7 +183,7 @@ type seen struct {
 func (d *drawing) opened(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && d.slow {
-		t.Skip(err)
+		t.Skipf("needs a device that runs models of this size; this one says: %v", err)
 	}
 	if err != nil {
 		t.Fatal(err)
