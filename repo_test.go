@@ -329,7 +329,7 @@ func TestNoMachinePaths(t *testing.T) {
 
 // TestSize keeps cloning quick.
 func TestSize(t *testing.T) {
-	const modelsLimit, restLimit = 48 << 20, 28 << 20
+	const MB, modelsLimit, restLimit = 1_000_000, 48_000_000, 30_000_000
 	var models, rest int64
 	for _, f := range tracked(t) {
 		st, err := os.Stat(f)
@@ -343,8 +343,8 @@ func TestSize(t *testing.T) {
 		}
 	}
 	if models > modelsLimit || rest > restLimit {
-		t.Errorf("models/ has %.1f MiB (limit %d), the rest %.1f MiB (limit %d)", float64(models)/(1<<20), modelsLimit>>20,
-			float64(rest)/(1<<20), restLimit>>20)
+		t.Errorf("models/ has %.2f MB (limit %d), the rest %.2f MB (limit %d)", float64(models)/MB, modelsLimit/MB,
+			float64(rest)/MB, restLimit/MB)
 	}
 }
 
