@@ -15,6 +15,7 @@ type Delta struct {
 	rule    string // the kernel for these sizes
 	exact   bool   // there is a faster one, if addresses are aligned
 	keys    int    // of a head, with padding
+	shared  int    // bytes of shared memory a block may have
 	plain   bool   // see plain.go
 }
 
@@ -40,7 +41,8 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
 		return nil, fmt.Errorf("%d recurrent value heads for %d key heads", dims.VHeads, dims.KHeads)
 	}
-	t := &Delta{dims: dims, units: d.Props().Units, keys: 32, plain: d.Props().Plain}
+	props := d.Props()
+	t := &Delta{dims: dims, units: props.Units, keys: 32, shared: props.SharedBlock, plain: props.Plain}
 	for t.keys < dims.KDim {
 		t.keys *= 2
 	}
@@ -53,9 +55,13 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	t.shape = deltaShape{int32(dims.KHeads), int32(dims.VHeads), int32(dims.KDim), int32(dims.VDim),
 		int32(dims.Kernel), grouped,
 		int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
+	names := []string{"delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift", "delta_rule_128",
+		t.rule}
+	if !t.plain {
+		names = append(names, "delta_conv_runs", "delta_rule_128_by_4")
+	}
 	var err error
-	t.kernels, err = loadKernels(d, "delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift",
-		"delta_rule_128", t.rule)
+	t.kernels, err = loadKernels(d, names...)
 	return t, err
 }
 
@@ -116,22 +122,23 @@ func (t *Delta) conv(c *DeltaCall) convArgs {
 		rows: int32(c.Rows), layer: int32(c.Layer), ds: int32(c.QKV.Stride), run: 1, d: t.shape, eps: t.dims.Eps}
 }
 
-// promptRows is the number of rows from which a warp of the convolution has several rows of a head one after the other,
-// which reads inputs once and not once for every tap. With fewer rows all multiprocessors are wanted at once.
-const (
-	promptRows = 64
-	promptRun  = 8
-)
+// promptRows is the number of rows from which a warp of the convolution has several rows of a head, which reads inputs
+// once and not once for every tap. With fewer rows all multiprocessors are wanted at once.
+const promptRows = 64
 
 // convLaunch launches the convolution; heads is how many parts a row's work has. The bits do not depend on the run.
 func (t *Delta) convLaunch(ls []Launch, kernel string, a convArgs, heads int) []Launch {
-	jobs := int(a.rows) * heads
+	const warps = 2 // of a block
+	blocks := 6     // that fit a multiprocessor
 	if kernel == "delta_conv4" && a.rows >= promptRows {
-		a.run = promptRun
-		jobs = (int(a.rows) + promptRun - 1) / promptRun * heads
+		if t.plain {
+			a.run = 8
+		} else if t.dims.KDim == 128 && t.dims.VDim == 128 {
+			kernel, a.run, blocks = "delta_conv_runs", 4, 8
+		}
 	}
-	const warps = 2 // of a block, and six blocks fit a multiprocessor
-	ls = t.launch(ls, kernel, [3]int{max(1, min((jobs+warps-1)/warps, 6*t.units)), 1, 1}, 0, Args(a))
+	jobs := int(a.rows+a.run-1) / int(a.run) * heads
+	ls = t.launch(ls, kernel, [3]int{max(1, min((jobs+warps-1)/warps, blocks*t.units)), 1, 1}, 0, Args(a))
 	ls[len(ls)-1].Threads = 32 * warps
 	return ls
 }
@@ -193,8 +200,12 @@ func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
 	return t.recur(ls, &c, c.QKV, true)
 }
 
-// deltaTile is the number of rows in shared memory at a time: with two of them four blocks fit on a multiprocessor.
-const deltaTile = 16
+// deltaTile is the number of rows in shared memory at a time: with two of them four blocks fit on a multiprocessor. A
+// block that has one to itself takes promptTile.
+const (
+	deltaTile  = 16
+	promptTile = 32
+)
 
 // recur runs the delta rule.
 func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch {
@@ -213,13 +224,24 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 }
 
 func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers int) []Launch {
-	const rows = 32 // of the state in a block
+	rows := 32 // of the state in a block
+	blocks := func() int { return t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows) }
+	prompt := a.rows >= promptRows && segs == 1 && !t.plain
+	// In a prompt one row waits for the other, and blocks that share a multiprocessor for each other. So there are fewer
+	// of them, with twice the values in each, if there would be more than multiprocessors.
+	if prompt && kernel == "delta_rule_128" && blocks() > t.units && t.dims.VDim%64 == 0 {
+		kernel, rows, a.tile = "delta_rule_128_by_4", 64, promptTile
+	}
+	shared := 8 * int(a.tile) * (2*t.keys + rows + 4)
+	if prompt && blocks() <= t.units {
+		// They start where blocks of the convolution end, some of which end early: not two in one place.
+		shared = max(shared, t.shared/2+1024)
+	}
 	args := Args(a)
 	if t.plain {
 		args = Args(plainRuleArgs{ruleArgs: a})
 	}
-	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows), segs, layers},
-		8*int(a.tile)*(2*t.keys+rows+4), args)
+	return t.launch(ls, kernel, [3]int{blocks(), segs, layers}, shared, args)
 }
 
 // Settle applies the pending rows of the segments, which have no others, in all layers.

@@ -346,10 +346,13 @@ func TestDeltaBits(t *testing.T) {
 }
 
 // TestDeltaLongPrompt: so many rows that warps of the convolution have several of them have the bits of fewer rows,
-// also where another sequence begins in the middle of such a run.
+// also where another sequence begins in the middle of such a run; and so they have alone, where blocks of the delta
+// rule have more values if there would be more of them than multiprocessors.
 func TestDeltaLongPrompt(t *testing.T) {
 	g := newRig(t)
-	for _, dims := range []backend.DeltaDims{deltaShapes[0], deltaShapes[5]} {
+	many := deltaShapes[0]
+	many.VHeads = 3
+	for _, dims := range []backend.DeltaDims{deltaShapes[0], deltaShapes[5], many} {
 		r := newRecurrence(g, dims, 1)
 		slot := func() int32 {
 			s, err := r.pool.Alloc()
@@ -370,6 +373,16 @@ func TestDeltaLongPrompt(t *testing.T) {
 		}
 		before := r.pass("both", r.pick(x, span(0, other)...), backend.DeltaSeg{N: other, Slot: slot()})
 		g.same("the sequence before", got[:other*width], before)
+		x, state := r.pick(x, span(other, n+other)...), r.pool.Read(s, 0)
+		for _, prompt := range []bool{true, false} {
+			s := slot()
+			alone := r.pass("both", x, backend.DeltaSeg{N: n, Slot: s, Prompt: prompt})
+			g.same(fmt.Sprintf("%d heads alone", dims.VHeads), alone, got[other*width:])
+			if !prompt {
+				r.pool.Settle(s, n)
+			}
+			g.same("the state", r.pool.Read(s, 0), state)
+		}
 	}
 }
 

@@ -15,7 +15,7 @@ struct ConvArgs {
   In u, alpha, beta;
   int rows, layer, ds;
   int ready; // also norms, gates and the rest of the tape (delta_prepare does it otherwise)
-  int run;   // rows that a warp has one after the other
+  int run;   // rows that a warp has
   DeltaShape d;
   float eps;
 };
@@ -110,13 +110,34 @@ KERNEL(delta_conv, ConvArgs, p, 64, 1) {
   }
 }
 
-// The convolution over four tokens for heads of 128 or 256: lane l has channels 4l to 4l+3 of every 128. Everything
-// that no kernel before wrote is asked for before waiting, and all inputs at once. A warp has a head of p.run rows, one
-// after the other: inputs that the next row reads again, which is all but the newest if rows follow each other, stay in
-// registers. Heads have at most N*128 channels.
+// What follows is over four tokens. A row from its taps z and the weights f of four channels; adds squares to sum.
+DEV F4 conv_row(const F4 (&f)[4], const F4* z, float& sum) {
+  float o[4];
+  o[0] = ffma(f[0].w, z[3].x, ffma(f[0].z, z[2].x, ffma(f[0].y, z[1].x, ffma(f[0].x, z[0].x, 0.f))));
+  o[1] = ffma(f[1].w, z[3].y, ffma(f[1].z, z[2].y, ffma(f[1].y, z[1].y, ffma(f[1].x, z[0].y, 0.f))));
+  o[2] = ffma(f[2].w, z[3].z, ffma(f[2].z, z[2].z, ffma(f[2].y, z[1].z, ffma(f[2].x, z[0].z, 0.f))));
+  o[3] = ffma(f[3].w, z[3].w, ffma(f[3].z, z[2].w, ffma(f[3].y, z[1].w, ffma(f[3].x, z[0].w, 0.f))));
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    o[k] = silu(o[k]);
+    sum = ffma(o[k], o[k], sum);
+  }
+  return {o[0], o[1], o[2], o[3]};
+}
+DEV F4 mul4(const F4& v, float f) { return {fmul(v.x, f), fmul(v.y, f), fmul(v.z, f), fmul(v.w, f)}; }
+// Where channel c of tap `code` is.
+DEV const float* tap(const ConvArgs& p, const int* s, int code, int c) {
+  int n = code >> 2;
+  if ((code & 3) == 0) return in_addr(p.u, n, c);
+  if ((code & 3) == 1) return seg_inputs(s, p.d, p.layer) + (u64)n * channels(p.d) + c;
+  return seg_read(s, p.d, p.layer, n) + c;
+}
+
+// For heads of 128 or 256: lane l has channels 4l to 4l+3 of every 128. Everything that no kernel before wrote is asked
+// for before waiting, and all inputs at once. Heads have at most N*128 channels.
 template <int N> DEV void conv4(const ConvArgs& p) {
   const DeltaShape& d = p.d;
-  int lane = TID & 31, chans = channels(d), runs = (p.rows + p.run - 1) / p.run;
+  int lane = TID & 31, chans = channels(d);
   bool waited = false;
   auto wait = [&]() __attribute__((always_inline)) {
     if (waited) return;
@@ -124,107 +145,69 @@ template <int N> DEV void conv4(const ConvArgs& p) {
     pdl_launch(); // not before: the delta rule's blocks would gather on the few multiprocessors that have room now
     waited = true;
   };
-  for (int job = BID * (BDIM / 32) + (TID >> 5); job < head_jobs(p, runs); job += GDIM * (BDIM / 32)) {
+  for (int job = BID * (BDIM / 32) + (TID >> 5); job < head_jobs(p, p.rows); job += GDIM * (BDIM / 32)) {
     HeadJob j = head_job(p, job);
-    int from = j.run * p.run, to = from + p.run < p.rows ? from + p.run : p.rows;
+    int row = j.run;
     if (j.h >= j.heads) {
       int h = (j.h - j.heads) * 32 + lane;
       float a = h < d.vheads ? p.a[h] : 0.f, dt = h < d.vheads ? p.dt[h] : 0.f;
       wait();
-      for (int row = from; row < to; row++)
-        if (h < d.vheads) gate(p, row_seg(p, row), row, h, a, dt);
+      if (h < d.vheads) gate(p, row_seg(p, row), row, h, a, dt);
       continue;
     }
-    F4 w[N][4], x[N][4];
-    int pieces[N], have[4] = {-1, -1, -1, -1}; // have: the sources of x; none is -1
+    F4 w[N][4], y[N];
 #pragma unroll
     for (int i = 0; i < N; i++)
-      if (i * 128 < j.dim) {
-        int c = j.first + i * 128 + lane * 4;
-        pieces[i] = in_pieces(p.u, c);
+      if (i * 128 < j.dim)
 #pragma unroll
-        for (int k = 0; k < 4; k++) w[i][k] = *(const F4*)(p.w + (u64)(c + k) * 4); // the taps of a channel
-      }
+        for (int k = 0; k < 4; k++) // the taps of a channel
+          w[i][k] = *(const F4*)(p.w + (u64)(j.first + i * 128 + lane * 4 + k) * 4);
+    const int *r = row_of(p.table, row, d.taps), *s = row_seg(p, row);
+    float* tape = s[SEG_FLAGS] & FLAG_PROMPT ? nullptr : seg_write(s, d, p.layer, row - s[SEG_ROW]);
+    int code[4] = {r[1], r[2], r[3], r[4]};
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      if (i * 128 >= j.dim) continue;
+      int c = j.first + i * 128 + lane * 4, pieces = in_pieces(p.u, c);
+      const float* at[4];
+      F4 x[4];
+#pragma unroll
+      for (int k = 0; k < 4; k++) at[k] = tap(p, s, code[k], c);
+      // What no kernel of this step wrote is asked for before waiting: most taps of a pass of few rows.
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        if (code[k] & 3) x[k] = *(const F4*)at[k];
+      wait();
+      F4 v[4][3]; // four pieces at a time
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        if (!(code[k] & 3)) x[k] = *(const F4*)at[k];
 #pragma unroll 1
-    for (int row = from; row < to; row++) {
-      const int *r = row_of(p.table, row, d.taps), *s = seg_of(p.table, p.rows, d.taps, r[0]);
-      float* tape = s[SEG_FLAGS] & FLAG_PROMPT ? nullptr : seg_write(s, d, p.layer, row - s[SEG_ROW]);
-      const float *inputs = seg_inputs(s, d, p.layer), *read = seg_read(s, d, p.layer, 0);
-      int code[4] = {r[1], r[2], r[3], r[4]};
-      // Rows of the batch are the same for all segments, other sources are not.
-      bool again = code[0] == have[1] && code[1] == have[2] && code[2] == have[3] &&
-                   !((code[0] | code[1] | code[2]) & 3);
-      float y[4 * N], sum = 0;
+      for (int n = 1; n < pieces; n += 3) {
 #pragma unroll
-      for (int i = 0; i < N; i++) {
-        if (i * 128 >= j.dim) continue;
-        int c = j.first + i * 128 + lane * 4;
-        const float* at[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-          int n = code[k] >> 2;
-          at[k] = (code[k] & 3) == 0   ? in_addr(p.u, n, c)
-                  : (code[k] & 3) == 1 ? inputs + (u64)n * chans + c
-                                       : read + (u64)n * d.tape_row + c;
-        }
-        // What no kernel of this step wrote is asked for before waiting: most taps of a pass of few rows.
-        if (!again)
+        for (int m = 0; m < 3; m++)
 #pragma unroll
           for (int k = 0; k < 4; k++)
-            if (code[k] & 3) x[i][k] = *(const F4*)at[k];
-        wait();
-        if (again) {
-          x[i][0] = x[i][1];
-          x[i][1] = x[i][2];
-          x[i][2] = x[i][3];
-          x[i][3] = sum4(at[3], in_step(p.u), pieces[i]);
-        } else {
-          F4 v[4][3]; // four pieces at a time
+            if ((code[k] & 3) == 0 && n + m < pieces) v[k][m] = *(const F4*)(at[k] + (n + m) * in_step(p.u));
+#pragma unroll
+        for (int m = 0; m < 3; m++)
 #pragma unroll
           for (int k = 0; k < 4; k++)
-            if (!(code[k] & 3)) x[i][k] = *(const F4*)at[k];
-#pragma unroll 1
-          for (int n = 1; n < pieces[i]; n += 3) {
-#pragma unroll
-            for (int m = 0; m < 3; m++)
-#pragma unroll
-              for (int k = 0; k < 4; k++)
-                if ((code[k] & 3) == 0 && n + m < pieces[i]) v[k][m] = *(const F4*)(at[k] + (n + m) * in_step(p.u));
-#pragma unroll
-            for (int m = 0; m < 3; m++)
-#pragma unroll
-              for (int k = 0; k < 4; k++)
-                if ((code[k] & 3) == 0 && n + m < pieces[i]) x[i][k] = add4(x[i][k], v[k][m]);
-          }
-        }
-        if (tape) *(F4*)(tape + c) = x[i][3];
-        const F4(&f)[4] = w[i];
-        const F4(&z)[4] = x[i];
-        float* o = y + 4 * i;
-        o[0] = ffma(f[0].w, z[3].x, ffma(f[0].z, z[2].x, ffma(f[0].y, z[1].x, ffma(f[0].x, z[0].x, 0.f))));
-        o[1] = ffma(f[1].w, z[3].y, ffma(f[1].z, z[2].y, ffma(f[1].y, z[1].y, ffma(f[1].x, z[0].y, 0.f))));
-        o[2] = ffma(f[2].w, z[3].z, ffma(f[2].z, z[2].z, ffma(f[2].y, z[1].z, ffma(f[2].x, z[0].z, 0.f))));
-        o[3] = ffma(f[3].w, z[3].w, ffma(f[3].z, z[2].w, ffma(f[3].y, z[1].w, ffma(f[3].x, z[0].w, 0.f))));
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-          o[k] = silu(o[k]);
-          sum = ffma(o[k], o[k], sum);
-        }
+            if ((code[k] & 3) == 0 && n + m < pieces) x[k] = add4(x[k], v[k][m]);
       }
+      if (tape) *(F4*)(tape + c) = x[3];
+      y[i] = conv_row(w[i], x, sum);
+    }
+    bool scaled = p.ready && (j.query || j.key);
+    float f = scaled ? head_scale(p, warp_sum(sum), j.query) : 1.f;
 #pragma unroll
-      for (int k = 0; k < 4; k++) have[k] = code[k];
-      bool scaled = p.ready && (j.query || j.key);
-      float f = scaled ? head_scale(p, warp_sum(sum), j.query) : 1.f;
-#pragma unroll
-      for (int i = 0; i < N; i++) {
-        int at = i * 128 + lane * 4;
-        if (at >= j.dim) continue;
-        const float* o = y + 4 * i;
-        F4 v = {o[0], o[1], o[2], o[3]};
-        if (scaled) v = {fmul(o[0], f), fmul(o[1], f), fmul(o[2], f), fmul(o[3], f)};
-        *(F4*)(p.dst + (u64)row * p.ds + j.first + at) = v;
-        if (scaled && j.key && tape) *(F4*)(tape + chans + (j.h - d.kheads) * d.kdim + at) = v;
-      }
+    for (int i = 0; i < N; i++) {
+      int at = i * 128 + lane * 4;
+      if (at >= j.dim) continue;
+      if (scaled) y[i] = mul4(y[i], f);
+      *(F4*)(p.dst + (u64)row * p.ds + j.first + at) = y[i];
+      if (scaled && j.key && tape) *(F4*)(tape + chans + (j.h - d.kheads) * d.kdim + at) = y[i];
     }
   }
   if (!waited) pdl_wait();
@@ -233,6 +216,93 @@ KERNEL(delta_conv4, ConvArgs, p, 64, 6) { // blocks that find room beside the pr
   if (p.d.kdim <= 128 && p.d.vdim <= 128) conv4<1>(p);
   else conv4<2>(p);
 }
+
+// For prompts and heads of 128: a warp has a head of R rows. What those need that follow each other is asked for at
+// once, and once.
+template <int R> DEV void conv_runs(const ConvArgs& p) { // R: p.run
+  const DeltaShape& d = p.d;
+  int lane = TID & 31, runs = (p.rows + R - 1) / R;
+  pdl_wait();
+  pdl_launch();
+#pragma unroll 1
+  for (int job = BID * (BDIM / 32) + (TID >> 5); job < head_jobs(p, runs); job += GDIM * (BDIM / 32)) {
+    HeadJob j = head_job(p, job);
+    int row = j.run * R, to = row + R < p.rows ? row + R : p.rows;
+    if (j.h >= j.heads) {
+      int h = (j.h - j.heads) * 32 + lane;
+      if (h < d.vheads)
+        for (; row < to; row++) gate(p, row_seg(p, row), row, h, p.a[h], p.dt[h]);
+      continue;
+    }
+    int c = j.first + lane * 4, pieces = in_pieces(p.u, c), stride = p.u.groups ? p.u.groups * 256 : p.u.stride;
+    bool scaled = p.ready && (j.query || j.key);
+    F4 w[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) w[k] = *(const F4*)(p.w + (u64)(c + k) * 4); // the taps of a channel
+    int n; // rows from this one on, each of which has the taps of the one before, moved by one
+#pragma unroll 1
+    for (; row < to; row += n) {
+      const int *r = row_of(p.table, row, d.taps), *s = row_seg(p, row);
+      const int* l = row_of(p.table, row + lane < to ? row + lane : row, d.taps); // every lane looks at another row
+      u32 follows = ballot(lane > 0 && row + lane < to && l[0] == l[-5] && l[1] == l[-3] && l[2] == l[-2] &&
+                           l[3] == l[-1]) >> 1;
+      n = 1 + popc(follows & ~(follows + 1)); // ones at the end
+      F4 x[3 + R], v[3 + R];
+      const float *at[3], *own = in_addr(p.u, row, c);
+      bool made[3];
+#pragma unroll
+      for (int k = 0; k < 3; k++) {
+        made[k] = (r[1 + k] & 3) == 0;
+        at[k] = tap(p, s, r[1 + k], c);
+        x[k] = *(const F4*)at[k];
+      }
+#pragma unroll
+      for (int m = 0; m < R; m++)
+        if (m < n) x[3 + m] = *(const F4*)(own + (u64)m * stride);
+#pragma unroll 1
+      for (int k = 1; k < pieces; k++) {
+        u64 step = k * in_step(p.u);
+#pragma unroll
+        for (int m = 0; m < 3; m++)
+          if (made[m]) v[m] = *(const F4*)(at[m] + step);
+#pragma unroll
+        for (int m = 0; m < R; m++)
+          if (m < n) v[3 + m] = *(const F4*)(own + step + (u64)m * stride);
+#pragma unroll
+        for (int m = 0; m < 3; m++)
+          if (made[m]) x[m] = add4(x[m], v[m]);
+#pragma unroll
+        for (int m = 0; m < R; m++)
+          if (m < n) x[3 + m] = add4(x[3 + m], v[3 + m]);
+      }
+      float* tape = s[SEG_FLAGS] & FLAG_PROMPT ? nullptr : seg_write(s, d, p.layer, row - s[SEG_ROW]);
+      float sum[R];
+#pragma unroll
+      for (int m = 0; m < R; m++) { // those that are missing, too: without a branch all run beside each other
+        sum[m] = 0;
+        v[m] = conv_row(w, x + m, sum[m]);
+      }
+      if (scaled) {
+#pragma unroll
+        for (int i = 16; i; i >>= 1)
+#pragma unroll
+          for (int m = 0; m < R; m++) sum[m] = fadd(sum[m], shfl_xor(sum[m], i));
+#pragma unroll
+        for (int m = 0; m < R; m++) v[m] = mul4(v[m], head_scale(p, sum[m], j.query));
+      }
+#pragma unroll
+      for (int m = 0; m < R; m++) {
+        if (m >= n) continue;
+        *(F4*)(p.dst + (u64)(row + m) * p.ds + c) = v[m];
+        if (!tape) continue;
+        float* t = tape + (u64)m * d.tape_row;
+        *(F4*)(t + c) = x[3 + m];
+        if (scaled && j.key) *(F4*)(t + channels(d) + (j.h - d.kheads) * d.kdim + lane * 4) = v[m];
+      }
+    }
+  }
+}
+KERNEL(delta_conv_runs, ConvArgs, p, 64, 8) { conv_runs<4>(p); }
 
 // Norms and gates of rows whose convolution was made by itself: u is its result here, and only queries and keys are
 // written to dst.
@@ -311,31 +381,33 @@ struct DeltaArgs {
   DeltaShape d;
 };
 
-// A head is split over blocks of 32 values, which are independent of each other. Eight threads share two values that
-// are 16 apart: thread q has the keys 32i+4q to 32i+4q+3 of both for i < I in registers, so that what it reads of
-// queries and keys serves twice. Rows of the batch pass through shared memory, a tile ahead, and through registers, a
-// row ahead: a row depends on the one before, so there is nothing else to do while it waits for its own loads.
+// A head is split over blocks of 16*V values, which are independent of each other. Eight threads share V values: thread
+// q has the keys 32i+4q to 32i+4q+3 of each for i < I in registers, so that what it reads of queries and keys serves
+// all of them. Rows of the batch pass through shared memory, a tile ahead, and through registers, a row ahead: a row
+// depends on the one before, so there is nothing else to do while it waits for its own loads.
 //
 // A row: d = beta*(v - g*(s.k)), out = g*(s.q) + d*(q.k), s = g*s + d*k. The output comes from the state before, so
 // both sums are made in one pass. Order of sums: four chains of I keys in a thread, added, then over the eight threads.
 // Applying a row again from the tape makes the same bits. A tree begins every chain at the state and applies its
 // ancestors again.
 //
-// EXACT: kdim is 32*I, vdim a multiple of 32, and rows are aligned for copies of 16 bytes.
-template <int I, bool EXACT> struct Rule {
+// EXACT: kdim is 32*I, vdim a multiple of 16*V, and rows are aligned for copies of 16 bytes.
+template <int I, int V, bool EXACT> struct Rule {
   static const int KP = 32 * I;              // keys with padding
-  static const int STRIDE = 2 * KP + 32 + 4; // of a row in shared memory: q, k, v, decay, beta, q.k
+  static const int NV = 16 * V;              // values of a block
+  static const int STRIDE = 2 * KP + NV + 4; // of a row in shared memory: q, k, v, decay, beta, q.k
 
-  // What a row of the batch brings to a thread.
+  // What a row of the batch brings to a thread, beside its queries.
   struct Row {
-    F4 q[I], k[I], g; // g: decay, beta, q.k
-    float v[2];
+    F4 k[I], g; // g: decay, beta, q.k
+    float v;    // of value q % V
   };
 
   const DeltaArgs& p;
-  int tid, row, q8, h, kh, value, layer;
-  bool live[2];
-  float s[2][4 * I];
+  int tid, group, q8, h, kh, value, layer;
+  bool live[V];
+  F4 q[I];
+  float s[V][4 * I];
 
   DEV_M float* slot(int buf, int i) const { return (float*)smem + (buf * p.tile + i) * STRIDE; }
 
@@ -351,19 +423,19 @@ template <int I, bool EXACT> struct Rule {
   }
   DEV_M void load_state(const float* first) {
 #pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int n = 0; n < V; n++)
 #pragma unroll
       for (int i = 0; i < I; i++) {
-        F4 f = keys4(first + (u64)n * 16 * p.d.kdim + 32 * i, 32 * i + 4 * q8, live[n]);
+        F4 f = keys4(first + (u64)n * p.d.kdim + 32 * i, 32 * i + 4 * q8, live[n]);
         s[n][4 * i] = f.x; s[n][4 * i + 1] = f.y; s[n][4 * i + 2] = f.z; s[n][4 * i + 3] = f.w;
       }
   }
   DEV_M void store_state(float* first) {
 #pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int n = 0; n < V; n++)
 #pragma unroll
       for (int i = 0; i < I; i++) {
-        float* st = first + (u64)n * 16 * p.d.kdim + 32 * i;
+        float* st = first + (u64)n * p.d.kdim + 32 * i;
         if (EXACT) {
           F4 f = {s[n][4 * i], s[n][4 * i + 1], s[n][4 * i + 2], s[n][4 * i + 3]};
           *(F4*)st = f;
@@ -373,22 +445,28 @@ template <int I, bool EXACT> struct Rule {
             if (32 * i + 4 * q8 + j < p.d.kdim) st[j] = s[n][4 * i + j];
       }
   }
-  // s = g*s + u*k
-  DEV_M void update(const F4 (&k)[I], float g, const float (&u)[2]) {
+  // s = g*s + u*k, in two steps: the first needs no sums.
+  DEV_M void fade(float g) {
 #pragma unroll
-    for (int i = 0; i < I; i++)
+    for (int i = 0; i < 4 * I; i++)
 #pragma unroll
-      for (int n = 0; n < 2; n++) {
-        s[n][4 * i] = ffma(u[n], k[i].x, fmul(g, s[n][4 * i]));
-        s[n][4 * i + 1] = ffma(u[n], k[i].y, fmul(g, s[n][4 * i + 1]));
-        s[n][4 * i + 2] = ffma(u[n], k[i].z, fmul(g, s[n][4 * i + 2]));
-        s[n][4 * i + 3] = ffma(u[n], k[i].w, fmul(g, s[n][4 * i + 3]));
+      for (int n = 0; n < V; n++) s[n][i] = fmul(g, s[n][i]);
+  }
+  DEV_M void update(const F4 (&k)[I], const float (&u)[V], int from = 0, int to = I) {
+#pragma unroll
+    for (int i = from; i < to; i++)
+#pragma unroll
+      for (int n = 0; n < V; n++) {
+        s[n][4 * i] = ffma(u[n], k[i].x, s[n][4 * i]);
+        s[n][4 * i + 1] = ffma(u[n], k[i].y, s[n][4 * i + 1]);
+        s[n][4 * i + 2] = ffma(u[n], k[i].z, s[n][4 * i + 2]);
+        s[n][4 * i + 3] = ffma(u[n], k[i].w, s[n][4 * i + 3]);
       }
   }
 
   // Brings entries [from, to) into buffer buf; a warp has a row at a time. order is null for a chain.
   DEV_M void load(int first, const int* order, int buf, int from, int to) {
-    int lane = tid & 31, part = value - row;
+    int lane = tid & 31, part = value - group * V;
     for (int e = from + (tid >> 5); e < to; e += 4) {
       int r = first + (order ? order[e] & ENTRY_ROW : e);
       float* x = slot(buf, e - from);
@@ -402,15 +480,15 @@ template <int I, bool EXACT> struct Rule {
             cp16(a + 4 * c + 16 * lane, q + c + 4 * lane);
             cp16(a + 4 * (KP + c) + 16 * lane, k + c + 4 * lane);
           }
-        if (lane < 8) cp16(a + 8 * KP + 16 * lane, v + 4 * lane);
-        if (lane < 2) cp4(a + 8 * KP + 128 + 4 * lane, gt + lane * p.d.vheads);
+        if (lane < NV / 4) cp16(a + 8 * KP + 16 * lane, v + 4 * lane);
+        if (lane < 2) cp4(a + 8 * KP + 4 * NV + 4 * lane, gt + lane * p.d.vheads);
       } else {
         for (int c = lane; c < KP; c += 32) {
           x[c] = c < p.d.kdim ? q[c] : 0.f;
           x[KP + c] = c < p.d.kdim ? k[c] : 0.f;
         }
-        x[2 * KP + lane] = part + lane < p.d.vdim ? v[lane] : 0.f;
-        if (lane < 2) x[2 * KP + 32 + lane] = gt[lane * p.d.vheads];
+        for (int c = lane; c < NV; c += 32) x[2 * KP + c] = part + c < p.d.vdim ? v[c] : 0.f;
+        if (lane < 2) x[2 * KP + NV + lane] = gt[lane * p.d.vheads];
       }
     }
     cp_commit();
@@ -434,105 +512,131 @@ template <int I, bool EXACT> struct Rule {
         for (int j = 0; j < 4; j++) sum[j] = fadd(sum[j], shfl_xor(sum[j], m));
 #pragma unroll
       for (int j = 0; j < 4; j++)
-        if (lane == 0 && i + 4 * j < n) slot(buf, i + 4 * j)[2 * KP + 34] = sum[j];
+        if (lane == 0 && i + 4 * j < n) slot(buf, i + 4 * j)[2 * KP + NV + 2] = sum[j];
     }
   }
 
   DEV_M void fetch(Row& r, const float* x) const {
 #pragma unroll
-    for (int i = 0; i < I; i++) {
-      r.q[i] = *(const F4*)(x + 4 * q8 + 32 * i);
-      r.k[i] = *(const F4*)(x + KP + 4 * q8 + 32 * i);
-    }
-    r.g = *(const F4*)(x + 2 * KP + 32);
-    r.v[0] = x[2 * KP + row];
-    r.v[1] = x[2 * KP + row + 16];
+    for (int i = 0; i < I; i++) r.k[i] = *(const F4*)(x + KP + 4 * q8 + 32 * i);
+    r.g = *(const F4*)(x + 2 * KP + NV);
+    r.v = x[2 * KP + group * V + (q8 & (V - 1))];
+  }
+  DEV_M void fetch_queries(const float* x) {
+#pragma unroll
+    for (int i = 0; i < I; i++) q[i] = *(const F4*)(x + 4 * q8 + 32 * i);
+  }
+  // Sums over eight threads, of which thread q gets that of value q % V: pairs, then fours, then the caller's eights.
+  DEV_M float pair(float a, float b) const { return fadd(q8 & 1 ? b : a, shfl_xor(q8 & 1 ? a : b, 1)); }
+  DEV_M void pairs(float (&x)[V]) const {
+    x[0] = pair(x[0], x[1]);
+    if (V == 4) x[1] = pair(x[V - 2], x[V - 1]);
+  }
+  DEV_M float fours(const float (&x)[V]) const {
+    if (V == 2) return fadd(x[0], shfl_xor(x[0], 2));
+    return fadd(q8 & 2 ? x[1] : x[0], shfl_xor(q8 & 2 ? x[0] : x[1], 2));
   }
 
-  // One row of the batch: its result and update. out and tape are where this thread's value is written, if it has one.
-  DEV_M void step(const Row& r, float* out, float* tape) {
-    float a[2][4], b[2][4], sk[2], sq[2], u[2];
+  // One row of the batch, r, whose queries are in q, which gets those of the next. out and tape are where this thread's
+  // result and update are written, if it has them. What waits for other threads stands between what does not.
+  DEV_M void step(const Row& r, const float* next, float* out, float* tape) {
+    float a[V][4], b[V][4], sk[V], sq[V], u[V];
 #pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int n = 0; n < V; n++)
 #pragma unroll
       for (int j = 0; j < 4; j++) a[n][j] = b[n][j] = 0;
+    auto dot = [&](float (&to)[V][4], const F4& x, int i) __attribute__((always_inline)) {
 #pragma unroll
-    for (int i = 0; i < I; i++)
-#pragma unroll
-      for (int n = 0; n < 2; n++) {
-        const F4 &k = r.k[i], &q = r.q[i];
-        a[n][0] = ffma(s[n][4 * i], k.x, a[n][0]); a[n][1] = ffma(s[n][4 * i + 1], k.y, a[n][1]);
-        a[n][2] = ffma(s[n][4 * i + 2], k.z, a[n][2]); a[n][3] = ffma(s[n][4 * i + 3], k.w, a[n][3]);
-        b[n][0] = ffma(s[n][4 * i], q.x, b[n][0]); b[n][1] = ffma(s[n][4 * i + 1], q.y, b[n][1]);
-        b[n][2] = ffma(s[n][4 * i + 2], q.z, b[n][2]); b[n][3] = ffma(s[n][4 * i + 3], q.w, b[n][3]);
+      for (int n = 0; n < V; n++) {
+        to[n][0] = ffma(s[n][4 * i], x.x, to[n][0]); to[n][1] = ffma(s[n][4 * i + 1], x.y, to[n][1]);
+        to[n][2] = ffma(s[n][4 * i + 2], x.z, to[n][2]); to[n][3] = ffma(s[n][4 * i + 3], x.w, to[n][3]);
       }
+    };
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-      sk[n] = fadd(fadd(a[n][0], a[n][1]), fadd(a[n][2], a[n][3]));
-      sq[n] = fadd(fadd(b[n][0], b[n][1]), fadd(b[n][2], b[n][3]));
-    }
+    for (int i = 0; i < I; i++) dot(a, r.k[i], i);
 #pragma unroll
-    for (int m = 1; m < 8; m *= 2) {
-      sk[0] = fadd(sk[0], shfl_xor(sk[0], m));
-      sk[1] = fadd(sk[1], shfl_xor(sk[1], m));
-      sq[0] = fadd(sq[0], shfl_xor(sq[0], m));
-      sq[1] = fadd(sq[1], shfl_xor(sq[1], m));
-    }
-    float decay = r.g.x, beta = r.g.y, qk = r.g.z;
+    for (int n = 0; n < V; n++) sk[n] = fadd(fadd(a[n][0], a[n][1]), fadd(a[n][2], a[n][3]));
+    pairs(sk);
 #pragma unroll
-    for (int n = 0; n < 2; n++) u[n] = fmul(beta, fadd(r.v[n], -fmul(decay, sk[n])));
-    update(r.k, decay, u);
-    if (out) {
-      float d = q8 ? u[1] : u[0];
-      *out = ffma(decay, q8 ? sq[1] : sq[0], fmul(d, qk));
-      if (tape) *tape = d;
-    }
+    for (int i = 0; i < I / 2; i++) dot(b, q[i], i);
+    float k = fours(sk);
+#pragma unroll
+    for (int i = I / 2; i < I; i++) dot(b, q[i], i);
+    fetch_queries(next);
+    k = fadd(k, shfl_xor(k, 4));
+#pragma unroll
+    for (int n = 0; n < V; n++) sq[n] = fadd(fadd(b[n][0], b[n][1]), fadd(b[n][2], b[n][3]));
+    pairs(sq);
+    float decay = r.g.x, own = fmul(r.g.y, fadd(r.v, -fmul(decay, k)));
+    fade(decay);
+#pragma unroll
+    for (int n = 0; n < V; n++) u[n] = shfl(own, (tid & 24) + n);
+    float o = fours(sq);
+    update(r.k, u, 0, I / 2);
+    o = fadd(o, shfl_xor(o, 4));
+    update(r.k, u, I / 2, I);
+    o = ffma(decay, o, fmul(own, r.g.z));
+    if (out) stg32(out, o);
+    if (tape) stg32(tape, own);
   }
 
   // The entries of a segment, tile by tile. Chains have no order; their rows are the entries.
   template <bool TREE> DEV_M void rows(const int* order, int entries, int first, const float* st, float* tape) {
-    int width = p.d.tape_row;
-    bool mine = q8 == 0 ? live[0] : q8 == 1 && live[1];
-    float* out = mine ? p.out + (u64)first * p.os + h * p.d.vdim + value + 16 * q8 : nullptr;
-    float* own = tape && mine ? tape + 16 * q8 : nullptr;
-    if (entries) load(first, order, 0, 0, entries < p.tile ? entries : p.tile);
+    int width = p.d.tape_row, os = p.os, tile = p.tile;
+    bool mine = q8 < V && (EXACT || value + q8 < p.d.vdim);
+    float* out = mine ? p.out + (u64)first * os + h * p.d.vdim + value + q8 : nullptr;
+    float* own = tape && mine ? tape + q8 : nullptr;
+    if (entries) load(first, order, 0, 0, entries < tile ? entries : tile);
 #pragma unroll 1
-    for (int from = 0, buf = 0; from < entries; from += p.tile, buf ^= 1) {
-      int n = entries - from < p.tile ? entries - from : p.tile, next = from + p.tile;
-      if (next < entries) load(first, order, buf ^ 1, next, entries < next + p.tile ? entries : next + p.tile);
+    for (int from = 0, buf = 0; from < entries; from += tile, buf ^= 1) {
+      int n = entries - from < tile ? entries - from : tile, next = from + tile;
+      if (next < entries) load(first, order, buf ^ 1, next, entries < next + tile ? entries : next + tile);
       else cp_commit();
       cp_wait<1>();
       SYNC();
       products(buf, n);
       SYNC();
-      auto entry = [&](int i, const Row& r) __attribute__((always_inline)) {
-        int t = from + i;
+      auto entry = [&](int i, const Row& r, const float* x) __attribute__((always_inline)) {
         if (TREE) {
-          int e = order[t];
-          t = e & ENTRY_ROW;
+          int e = order[from + i], t = e & ENTRY_ROW;
           if (e & ENTRY_RESTART) {
             load_state(st);
             syncwarp(); // updates that other lanes wrote to the tape
           }
           if (e & ENTRY_QUIET) {
-            float u[2];
+            float u[V];
 #pragma unroll
-            for (int n = 0; n < 2; n++) u[n] = live[n] ? tape[(u64)t * width + 16 * n] : 0.f;
-            update(r.k, r.g.x, u);
+            for (int n = 0; n < V; n++) u[n] = live[n] ? tape[(u64)t * width + n] : 0.f;
+            fetch_queries(x);
+            fade(r.g.x);
+            update(r.k, u);
             return;
           }
+          step(r, x, out ? out + (u64)t * os : nullptr, own ? own + (u64)t * width : nullptr);
+        } else {
+          step(r, x, out, own);
+          out = mine ? out + os : nullptr;
+          own = own ? own + width : nullptr;
         }
-        step(r, out ? out + (u64)t * p.os : nullptr, own ? own + (u64)t * width : nullptr);
       };
+      const float *x = slot(buf, 0), *last = x + (n - 1) * STRIDE;
       Row a, b;
-      fetch(a, slot(buf, 0));
+      fetch(a, x);
+      fetch_queries(x);
+      const bool once = TREE || !EXACT; // less code where few rows are expected; otherwise a and b take turns
 #pragma unroll 1
-      for (int i = 0; i < n; i += 2) {
-        fetch(b, slot(buf, i + 1 < n ? i + 1 : i));
-        entry(i, a);
+      for (int i = 0; i < n; i += once ? 1 : 2) {
+        x = x < last ? x + STRIDE : last;
+        fetch(b, x);
+        entry(i, a, x);
+        if (once) {
+          a = b;
+          continue;
+        }
         if (i + 1 == n) break;
-        fetch(a, slot(buf, i + 2 < n ? i + 2 : i));
-        entry(i + 1, b);
+        x = x < last ? x + STRIDE : last;
+        fetch(a, x);
+        entry(i + 1, b, x);
       }
       SYNC();
     }
@@ -547,13 +651,14 @@ template <int I, bool EXACT> struct Rule {
 #pragma unroll 1
     for (int i = 0; i < pending; i++) {
       const float* t = seg_read(g, p.d, layer, p.table[g[SEG_PATH] + i]) + chans;
-      float u[2];
+      float u[V];
       F4 k[I];
 #pragma unroll
-      for (int n = 0; n < 2; n++) u[n] = live[n] ? t[keys + h * p.d.vdim + value + 16 * n] : 0.f;
+      for (int n = 0; n < V; n++) u[n] = live[n] ? t[keys + h * p.d.vdim + value + n] : 0.f;
 #pragma unroll
       for (int j = 0; j < I; j++) k[j] = keys4(t + kh * p.d.kdim + 4 * q8 + 32 * j, 32 * j + 4 * q8, true);
-      update(k, t[keys + p.d.vheads * p.d.vdim + h], u);
+      fade(t[keys + p.d.vheads * p.d.vdim + h]);
+      update(k, u);
     }
     bool prompt = g[SEG_FLAGS] & FLAG_PROMPT;
     if (pending) store_state(st);
@@ -593,12 +698,12 @@ template <int I, bool EXACT> struct Rule {
   }
 
   DEV_M void run() {
-    int parts = (p.d.vdim + 31) / 32;
-    tid = TID; row = tid >> 3; q8 = tid & 7;
+    int parts = (p.d.vdim + NV - 1) / NV;
+    tid = TID; group = tid >> 3; q8 = tid & 7;
     h = BID / parts;
-    value = BID % parts * 32 + row; // and the 16th after it
-    live[0] = EXACT || value < p.d.vdim;
-    live[1] = EXACT || value + 16 < p.d.vdim;
+    value = BID % parts * NV + group * V; // and those after it
+#pragma unroll
+    for (int n = 0; n < V; n++) live[n] = EXACT || value + n < p.d.vdim;
     kh = p.d.grouped ? h / (p.d.vheads / p.d.kheads) : h % p.d.kheads;
     layer = p.layer + BIDZ;
     bool waited = false;
@@ -606,8 +711,9 @@ template <int I, bool EXACT> struct Rule {
     if (!waited) pdl_wait();
   }
 };
-KERNEL(delta_rule_128, DeltaArgs, p, 128, 3) { Rule<4, true>{p}.run(); }
-KERNEL(delta_rule_any_32, DeltaArgs, p, 128, 1) { Rule<1, false>{p}.run(); }
-KERNEL(delta_rule_any_64, DeltaArgs, p, 128, 1) { Rule<2, false>{p}.run(); }
-KERNEL(delta_rule_any_128, DeltaArgs, p, 128, 1) { Rule<4, false>{p}.run(); }
-KERNEL(delta_rule_any_256, DeltaArgs, p, 128, 1) { Rule<8, false>{p}.run(); }
+KERNEL(delta_rule_128, DeltaArgs, p, 128, 3) { Rule<4, 2, true>{p}.run(); }
+KERNEL(delta_rule_128_by_4, DeltaArgs, p, 128, 2) { Rule<4, 4, true>{p}.run(); }
+KERNEL(delta_rule_any_32, DeltaArgs, p, 128, 1) { Rule<1, 2, false>{p}.run(); }
+KERNEL(delta_rule_any_64, DeltaArgs, p, 128, 1) { Rule<2, 2, false>{p}.run(); }
+KERNEL(delta_rule_any_128, DeltaArgs, p, 128, 1) { Rule<4, 2, false>{p}.run(); }
+KERNEL(delta_rule_any_256, DeltaArgs, p, 128, 1) { Rule<8, 2, false>{p}.run(); }

@@ -8,6 +8,13 @@
 #pragma once
 #include "common.h"
 
+// A store that is known to leave shared memory alone: loads from there may pass it.
+#if defined(EMULATE) || defined(__HIP__)
+DEV void stg32(float* p, float v) { *p = v; }
+#else
+DEV void stg32(float* p, float v) { asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory"); }
+#endif
+
 struct DeltaShape {
   int kheads, vheads, kdim, vdim, taps, grouped;
   int values;   // floats of a layer's state and inputs

@@ -5,15 +5,16 @@
 // also for sm_90
 #include "pack.h"
 
-// Calls fn for every row and 256 columns, in the order of rows, and before it `ahead` with the columns: what no kernel
-// of the step writes is loaded there, the first time before waiting, since it comes from memory and not from a cache.
+// Calls fn for every row and 256 columns, and before it `ahead` with the columns: what no kernel of the step writes is
+// loaded there, the first time before waiting, since it comes from memory and not from a cache. The last row comes
+// first: of a prompt it is what the product before wrote last and the cache still has.
 template <class Ahead, class Fn> DEV void jobs(int rows, int kbs, Ahead ahead, Fn fn) {
   pdl_launch();
   int lane = TID & 31, job = BID * 2 + (TID >> 5), row = job / kbs, kb = job - row * kbs;
   if (row < rows) ahead(kb * 256 + lane * 8);
   pdl_wait();
   while (row < rows) {
-    fn(row, kb, kb * 256 + lane * 8, lane);
+    fn(rows - 1 - row, kb, kb * 256 + lane * 8, lane);
     job += GDIM * 2;
     row = job / kbs;
     kb = job - row * kbs;
