@@ -15,7 +15,6 @@ type Delta struct {
 	rule    string // the kernel for these sizes
 	exact   bool   // there is a faster one, if addresses are aligned
 	keys    int    // of a head, with padding
-	plain   bool   // see plain.go
 }
 
 // deltaShape mirrors DeltaShape of delta.h.
@@ -40,7 +39,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
 		return nil, fmt.Errorf("%d recurrent value heads for %d key heads", dims.VHeads, dims.KHeads)
 	}
-	t := &Delta{dims: dims, units: d.Props().Units, keys: 32, plain: d.Props().Plain}
+	t := &Delta{dims: dims, units: d.Props().Units, keys: 32}
 	for t.keys < dims.KDim {
 		t.keys *= 2
 	}
@@ -214,12 +213,8 @@ func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch
 
 func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers int) []Launch {
 	const rows = 32 // of the state in a block
-	args := Args(a)
-	if t.plain {
-		args = Args(plainRuleArgs{ruleArgs: a})
-	}
 	return t.launch(ls, kernel, [3]int{t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows), segs, layers},
-		8*int(a.tile)*(2*t.keys+rows+4), args)
+		8*int(a.tile)*(2*t.keys+rows+4), Args(a))
 }
 
 // Settle applies the pending rows of the segments, which have no others, in all layers.

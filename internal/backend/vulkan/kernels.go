@@ -65,7 +65,6 @@ var plainKernels = map[string]variant{
 	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
 	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
 	"delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule", []uint32{8, 1}},
-	"delta_rule_128_then": {"delta_rule", []uint32{8, 1, 1}},
 }
 
 type variant struct {
@@ -92,18 +91,10 @@ func variantOf(name string) (variant, error) {
 		return v, nil
 	}
 	var n, t uint32
-	var goesOn uint32
-	name, then := strings.CutSuffix(name, "_then")
 	parts := strings.Split(name, "_")
-	if then {
-		goesOn = 1
-		if parts[0] != "rows" && parts[0] != "tiles" {
-			parts = nil
-		}
-	}
 	count := func(format string) bool { c, err := fmt.Sscanf(name, format, &n); return err == nil && c == 1 }
 	switch {
-	case !then && count("delta_rule_any_%d"):
+	case count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
 	case len(parts) == 5 && parts[0] == "attend": // rows, dimensions, types of keys and values
 		v := variant{"attend", make([]uint32, 6)}
@@ -120,12 +111,12 @@ func variantOf(name string) (variant, error) {
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2], &t); err == nil && ok {
 			return variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]],
-				[]uint32{uint32(f), t, goesOn}}, nil
+				[]uint32{uint32(f), t}}, nil
 		}
 	case len(parts) == 4 && parts[0] == "tiles": // tiles_q4k_64_256: format, tokens, threads
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2]+" "+parts[3], &t, &n); err == nil && ok {
-			return variant{"matrix", []uint32{uint32(f), t, n, goesOn}}, nil
+			return variant{"matrix", []uint32{uint32(f), t, n}}, nil
 		}
 	case len(parts) == 4 && parts[0] == "float":
 		v := variant{"float", []uint32{floatTypes[parts[2]], 1, 0, 0}}

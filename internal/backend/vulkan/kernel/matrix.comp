@@ -14,7 +14,6 @@ layout(local_size_x_id = 3) in;
 layout(constant_id = 3) const uint THREADS_ = 128;
 #define THREADS int(THREADS_)
 #define BOTH_HALVES
-#define OTHERS
 #ifdef MATRIX
 #extension GL_NV_cooperative_matrix : require
 #extension GL_NV_integer_cooperative_matrix : require
@@ -27,10 +26,9 @@ layout(constant_id = 3) const uint THREADS_ = 128;
 #include "tile.glsl"
 #include "rms.glsl"
 #include "jobs.glsl"
-layout(constant_id = 4) const bool THEN = false; // something is done with the results
 // Where lane 4g+t has the results of rows g and g+8, whose scales it reads anyway: the bit of a result's number that
 // says which of both, with tokens 2t, 2t+1, 2t+8 and 2t+9. -1: any order.
-layout(constant_id = 5) const int HIGH = -1;
+layout(constant_id = 4) const int HIGH = -1;
 const int TILES = T / 16, LOADS = (T * 19 + THREADS - 1) / THREADS;
 shared uvec4 act_mem[T * 19];
 shared float factor[T];
@@ -209,7 +207,6 @@ void main() {
 				if (k < n) to.v[k * rows + place[i & 7] / 16] = y;
 				acc[i] = 0;
 			}
-			if (THEN) then(grp, tid);
 		}
 		if (last) {
 			kb = 0;
