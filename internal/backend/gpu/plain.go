@@ -43,14 +43,15 @@ func plainTokens(rows int) int {
 // From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
 // share one reading of a matrix.
 const (
-	matrixFrom    = 9
+	matrixFrom    = 5
 	maxMatrixRows = 64
 )
 
-// matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
+// matrixShared is the shared memory of products by cooperative matrices with 16 rows or more, as matrix.comp has it; 16
+// have two buffers.
 func matrixShared(rows int) int {
-	const area, packed, exchanged = 3408, 304, 4 // of 32 lanes, of 256 columns of a row, of a thread
-	return matrixThreads(rows)*(area+32*exchanged)/32 + rows*(packed+4)
+	const area, packed, exchanged = 3072, 304, 4 // of 32 lanes, of 256 columns of a row, of a thread
+	return matrixThreads(rows)*(area+32*exchanged)/32 + max(rows, 32)*packed + rows*4
 }
 
 // matrixThreads is the size of their workgroups: with more of them more rows of the matrix share activations.
@@ -63,7 +64,7 @@ func matrixThreads(rows int) int {
 
 // matrixRows is the number of rows that share one reading.
 func (p *Products) matrixRows(rows int) int {
-	n := 16
+	n := 8
 	for n < rows && n < maxMatrixRows && matrixShared(2*n) <= p.Shared {
 		n *= 2
 	}

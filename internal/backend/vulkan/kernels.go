@@ -55,9 +55,8 @@ var plainKernels = map[string]variant{
 	"pack":         {"pack", nil}, "add_pack": {"add_pack", nil}, "add_norm": {"add_norm", nil},
 	"gated_pack":   {"gated_pack", nil},
 	"sigmoid_pack": {"sigmoid_pack", nil}, "head_pack": {"head_pack", nil}, "reduce_pieces": {"reduce", nil},
-	"embed":      {"embed", nil},
-	layoutModule: {layoutModule, nil},
-	"moe_group":  {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
+	"embed":     {"embed", nil},
+	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
 		nil}, "merge": {"merge", nil}, "rotate": {"rotate", []uint32{0}}, "unrotate": {"rotate", []uint32{1}},
 	"sparse_means": {"sparse_means", nil}, "sparse_weights": {"sparse_weights", nil}, "sparse_keep": {"sparse_keep", nil},
 	"weigh_logits": {"weigh", []uint32{0}}, "weigh_sums": {"weigh", []uint32{1}}, "weigh_most": {"weigh", []uint32{2}},
@@ -74,16 +73,11 @@ type variant struct {
 
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
-// Modules with cooperative matrices, which are used with shuffles alone: matrix.comp compiled for them, and one that
-// says how a subgroup lays out results.
-const (
-	matrices     = "matrix_"
-	matrixModule = matrices + "nv"
-	layoutModule = matrices + "layout"
-)
+// matrixModule is matrix.comp compiled for cooperative matrices, which are used with shuffles alone.
+const matrixModule = "matrix_nv"
 
 // narrow are the modules whose workgroups have 32 threads.
-var narrow = map[string]bool{"route": true, "select_merge": true, layoutModule: true}
+var narrow = map[string]bool{"route": true, "select_merge": true}
 
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
@@ -137,7 +131,7 @@ func (d *Driver) module(name string) (uint64, error) {
 		return m, nil
 	}
 	b, err := spirv(name)
-	if err == nil && strings.HasPrefix(name, matrices) {
+	if err == nil && name == matrixModule {
 		b, err = khronos(b)
 	}
 	if err != nil {
@@ -205,14 +199,8 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 		return nil, err
 	}
 	lanes := d.phys.p11.SubgroupSize
-	if v.module == "matrix" {
-		v.consts = append(v.consts, uint32(d.highRow))
-		if !d.opt.Loops {
-			v.module = matrixModule
-		}
-	}
-	if strings.HasPrefix(v.module, matrices) {
-		lanes = 32
+	if v.module == "matrix" && !d.opt.Loops {
+		v.module, lanes = matrixModule, 32
 	}
 	if v.module == "attend" && d.dev.Software {
 		v.consts[5] = 4 // compiling takes longer than running
