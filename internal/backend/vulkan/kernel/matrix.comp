@@ -81,12 +81,10 @@ void put(uint tid, int slot, uvec4 v) {
 // The matrix of what was put, which is v.
 #define GET(m, slot, v)                                                                                         \
 	if (FILLED) {                                                                                               \
-		ROWS full;                                                                                              \
-		FILL(full, 0, (v).x)                                                                                    \
-		FILL(full, 4, (v).z)                                                                                    \
-		FILL(full, 8, (v).y)                                                                                    \
-		FILL(full, 12, (v).w)                                                                                   \
-		m = full;                                                                                               \
+		FILL(m, 0, (v).x)                                                                                       \
+		FILL(m, 4, (v).z)                                                                                       \
+		FILL(m, 8, (v).y)                                                                                       \
+		FILL(m, 12, (v).w)                                                                                      \
 	} else coopMatLoadNV(m, area, slot_at(tid, slot), PITCH, false);
 #define TOKENS(m, at) coopMatLoadNV(m, act_mem, at, UNITS, true);
 #define MULTIPLY(r, m, x)                                                                                       \
@@ -177,20 +175,29 @@ void main() {
 			if (SLOTS == PARTS) together();
 			EVERY (int k = 0; k < PARTS; k++) put(tid, p * PARTS + k, part[k]);
 			together();
-			ROWS m[4];
-			EVERY (int k = 0; k < PARTS; k++) {
-				GET(m[k], p * PARTS + k, part[k])
+			ROWS m0, m1, m2, m3;
+			GET(m0, p * PARTS, part[0])
+			GET(m1, p * PARTS + 1, part[1])
+			if (PARTS == 4) {
+				GET(m2, p * PARTS + 2, part[2])
+				GET(m3, p * PARTS + 3, part[3])
 			}
+#define ADD(m, x, k)                                                                                            \
+	MULTIPLY(r, m, x)                                                                                           \
+	EVERY (int i = 0; i < 4; i++) whole[tile * 4 + i] += sc[i >> 1][k] * r[i];
 			EVERY (int tile = 0; tile < TILES; tile++) {
-				COLS x[2];
-				EVERY (int k = 0; k < 2; k++) TOKENS(x[k], x0 + tile * 8 * UNITS + p * 4 + 2 * k)
-				EVERY (int k = 0; k < PARTS; k++) {
-					MULTIPLY(r, m[k], x[k & 1])
-					EVERY (int i = 0; i < 4; i++) whole[tile * 4 + i] += sc[i >> 1][k] * r[i];
+				COLS x, y;
+				TOKENS(x, x0 + tile * 8 * UNITS + p * 4)
+				TOKENS(y, x0 + tile * 8 * UNITS + p * 4 + 2)
+				ADD(m0, x, 0)
+				ADD(m1, y, 1)
+				if (PARTS == 4) {
+					ADD(m2, x, 2)
+					ADD(m3, y, 3)
 				}
 			}
 		}
-		ROWS mins[2]; // times the lowest seven bits of sums, and times the rest
+		ROWS mins, rest; // times the lowest seven bits of sums, and times the rest
 		if (has_mins()) {
 			uint mg = mins_of(w, 0, t), mh = mins_of(w, 1, t);
 			load_mins(w, first, second, lane);
@@ -198,8 +205,8 @@ void main() {
 			put(tid, 0, uvec4(mg, mh, 0, 0));
 			put(tid, 1, uvec4(0, 0, mg, mh));
 			together();
-			GET(mins[0], 0, uvec4(mg, mh, 0, 0))
-			GET(mins[1], 1, uvec4(0, 0, mg, mh))
+			GET(mins, 0, uvec4(mg, mh, 0, 0))
+			GET(rest, 1, uvec4(0, 0, mg, mh))
 		}
 		if (!AHEAD) FETCH_ACTS
 		EVERY (int tile = 0; tile < TILES; tile++) {
@@ -207,10 +214,10 @@ void main() {
 			if (has_mins()) {
 				COLS x;
 				TOKENS(x, x0 + tile * 8 * UNITS + 16)
-				EVERY (int k = 0; k < 2; k++) {
-					MULTIPLY(r, mins[k], x)
-					EVERY (int i = 0; i < 4; i++) low[i] += r[i] << (7 * k);
-				}
+				MULTIPLY(r, rest, x)
+				EVERY (int i = 0; i < 4; i++) low[i] = 128 * r[i];
+				MULTIPLY(r, mins, x)
+				EVERY (int i = 0; i < 4; i++) low[i] += r[i];
 			}
 			EVERY (int i = 0; i < 4; i++) {
 				float scale = uintBitsToFloat(act_mem[x0 + (tile * 8 + 2 * t + (i & 1)) * UNITS + 18].x);
