@@ -56,11 +56,6 @@ func New(d Driver) (*Backend, error) {
 	if err == nil {
 		b.counter, err = d.Alloc(4 * (RouterCounters + PostCounters))
 	}
-	if err == nil && b.props.Plain {
-		if b.products.Counters, err = d.Alloc(4 * maxThen); err == nil {
-			d.Fill(b.products.Counters, 0, 4*maxThen)
-		}
-	}
 	if err != nil {
 		d.Close()
 		return nil, err

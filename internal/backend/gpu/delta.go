@@ -237,11 +237,7 @@ func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers 
 		// They start where blocks of the convolution end, some of which end early: not two in one place.
 		shared = max(shared, t.shared/2+1024)
 	}
-	args := Args(a)
-	if t.plain {
-		args = Args(plainRuleArgs{ruleArgs: a})
-	}
-	return t.launch(ls, kernel, [3]int{blocks(), segs, layers}, shared, args)
+	return t.launch(ls, kernel, [3]int{blocks(), segs, layers}, shared, Args(a))
 }
 
 // Settle applies the pending rows of the segments, which have no others, in all layers.

@@ -23,8 +23,6 @@ type lowering struct {
 	late   lateNorm
 	now    int    // the operation in progress
 	later  []Addr // scratch to give back after it: its kernels may still read what it overwrites
-	held   []Addr // scratch that the last launch uses, which the next operation may become a part of
-	heldAt int    // launches when it was given back
 	err    error
 }
 
@@ -50,7 +48,10 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 	b.spare.reset()
 	for i := 0; i < len(ops) && l.err == nil; {
 		l.now = i
-		l.giveBack()
+		for _, a := range l.later {
+			b.spare.give(a)
+		}
+		l.later = l.later[:0]
 		n := l.fused(i)
 		if n == 0 {
 			n = l.single(i)
@@ -62,17 +63,6 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 	}
 	b.products.LookAhead(l.out)
 	return l.out, l.err
-}
-
-// giveBack gives scratch back that no launch needs to which anything may be added.
-func (l *lowering) giveBack() {
-	if len(l.out) > l.heldAt {
-		for _, a := range l.held {
-			l.b.spare.give(a)
-		}
-		l.held = l.held[:0]
-	}
-	l.held, l.later, l.heldAt = append(l.held, l.later...), l.later[:0], len(l.out)
 }
 
 // keep takes the list of launches that an emitter returned, or its error.

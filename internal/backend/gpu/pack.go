@@ -67,9 +67,6 @@ func (s *Sum) args(to *Packed) addPackArgs {
 // divides by the root mean square.
 func (p *Products) AddPack(ls []Launch, to Packed, s Sum) []Launch {
 	a := s.args(&to)
-	if p.then(ls, thenArgs{p: a}, s.Y) {
-		return ls
-	}
 	return append(ls, p.small("add_pack", &to, Args(a)))
 }
 
@@ -96,11 +93,6 @@ type gatedPackArgs struct {
 
 // GatedPack appends act(gate) * up, packed.
 func (p *Products) GatedPack(ls []Launch, to Packed, gate, up In, gelu bool) []Launch {
-	then := thenArgs{p: addPackArgs{act: to.args(), x: gate, y: up, rows: int32(to.Rows), cols: int32(to.Cols)},
-		kind: 1 + asInt(gelu)}
-	if p.then(ls, then, gate, up) {
-		return ls
-	}
 	a := gatedPackArgs{to.args(), gate, up, int32(to.Rows), int32(to.Cols), asInt(gelu), 0}
 	return append(ls, p.small("gated_pack", &to, Args(a)))
 }
@@ -137,9 +129,6 @@ func CanHeadPack(dim int) bool {
 // HeadPack appends the RMSNorm of every head, times w and silu(gate), packed.
 func (p *Products) HeadPack(ls []Launch, to Packed, x, gate In, w Addr, dim int, eps float32) []Launch {
 	a := headPackArgs{to.args(), x, gate, w, int32(to.Rows), int32(to.Cols), int32(dim), 0, eps, 1 / float32(dim)}
-	if p.thenHeads(ls, a) {
-		return ls
-	}
 	return append(ls, p.small("head_pack", &to, Args(a)))
 }
 

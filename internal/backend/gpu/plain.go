@@ -3,9 +3,7 @@ package gpu
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
-	"unsafe"
 )
 
 // A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
@@ -45,14 +43,15 @@ func plainTokens(rows int) int {
 // From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
 // share one reading of a matrix.
 const (
-	matrixFrom    = 9
+	matrixFrom    = 5
 	maxMatrixRows = 64
 )
 
-// matrixShared is the shared memory of products by cooperative matrices with so many rows, as matrix.comp has it.
+// matrixShared is the shared memory of products by cooperative matrices with 16 rows or more, as matrix.comp has it; 16
+// have two buffers.
 func matrixShared(rows int) int {
-	const area, packed, exchanged = 3408, 304, 8 // of 32 lanes, of 256 columns of a row, of a thread
-	return matrixThreads(rows)*(area+32*exchanged)/32 + rows*(packed+4) + 4
+	const area, packed, exchanged = 3072, 304, 4 // of 32 lanes, of 256 columns of a row, of a thread
+	return matrixThreads(rows)*(area+32*exchanged)/32 + max(rows, 32)*packed + rows*4
 }
 
 // matrixThreads is the size of their workgroups: with more of them more rows of the matrix share activations.
@@ -65,7 +64,7 @@ func matrixThreads(rows int) int {
 
 // matrixRows is the number of rows that share one reading.
 func (p *Products) matrixRows(rows int) int {
-	n := 16
+	n := 8
 	for n < rows && n < maxMatrixRows && matrixShared(2*n) <= p.Shared {
 		n *= 2
 	}
@@ -80,7 +79,7 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 	first := len(ls)
 	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
-		l := Launch{Threads: 128, Args: Args(plainArgs{productArgs: a}), Beside: len(ls) > first}
+		l := Launch{Threads: 128, Args: Args(a), Beside: len(ls) > first}
 		tokens := plainTokens(x.Rows)
 		l.Name = fmt.Sprintf("rows_%s_%d", plainNames[f], tokens)
 		if p.Matrices && x.Rows >= matrixFrom && matrixFormat(f) {
@@ -92,85 +91,6 @@ func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []L
 		ls = append(ls, l)
 	}
 	return ls
-}
-
-// plainArgs mirrors the parameter of jobs.glsl of backend/vulkan, and thenArgs its Then.
-type plainArgs struct {
-	productArgs
-	then thenArgs
-}
-
-type thenArgs struct {
-	p        addPackArgs
-	counters Addr
-	kind, _  int32
-}
-
-// thenRows is the most rows with which a product goes on itself: one workgroup has all of a group of 256 columns, four
-// rows at a time, so with more of them a launch of their own (4 us on an H200) is no longer what costs most. maxThen is
-// the most groups.
-const (
-	thenRows = 16
-	maxThen  = 1024
-)
-
-// then has the product that was launched last go on with its results, which are ins, if it is of a kind that can.
-func (p *Products) then(ls []Launch, t thenArgs, ins ...In) bool {
-	if len(ls) == 0 || p.Counters == 0 || t.p.rows > thenRows || t.p.cols > maxThen*stageCols {
-		return false
-	}
-	l := &ls[len(ls)-1]
-	kind, _, _ := strings.Cut(l.Name, "_")
-	if l.Beside || kind != "rows" && kind != "tiles" || strings.HasSuffix(l.Name, thenSuffix) {
-		return false
-	}
-	a := (*plainArgs)(unsafe.Pointer(unsafe.SliceData(l.Args)))
-	groups := int32(0)
-	for i := range a.job {
-		groups += a.job[i].groups
-	}
-	for _, in := range ins {
-		made := slices.ContainsFunc(a.job[:], func(j productJob) bool { return j.part == in.P && j.groups == in.Groups })
-		if !made || in.Groups == 0 || in.First != 0 || in.N != t.p.rows {
-			return false
-		}
-		groups -= in.Groups
-	}
-	if groups != 0 || l.Grid[1] != 1 { // others would count, too
-		return false
-	}
-	t.counters = p.Counters
-	a.then = t
-	l.Name += thenSuffix
-	return true
-}
-
-const thenSuffix = "_then"
-
-// plainRuleArgs mirrors delta_rule.comp of backend/vulkan.
-type plainRuleArgs struct {
-	ruleArgs
-	then     headPackArgs
-	counters Addr
-}
-
-// thenHeads has the delta rule that was launched last go on with its results in the same way.
-func (p *Products) thenHeads(ls []Launch, h headPackArgs) bool {
-	if len(ls) == 0 || p.Counters == 0 || h.rows > thenRows || h.cols > maxThen*stageCols {
-		return false
-	}
-	l := &ls[len(ls)-1]
-	if l.Name != "delta_rule_128" {
-		return false
-	}
-	a := (*plainRuleArgs)(unsafe.Pointer(unsafe.SliceData(l.Args)))
-	if h.x.Groups != 0 || h.x.P != a.out || h.x.Stride != a.os || h.cols != a.d.vHeads*a.d.vDim || h.rows != a.rows {
-		return false
-	}
-	a.then, a.counters = h, p.Counters
-	l.Name += thenSuffix
-	l.Kernel = nil // it is found by its name
-	return true
 }
 
 // plainGroups is how many workgroups a dimension may have on any device, with room to spare; where there is more to do

@@ -19,8 +19,6 @@ type Products struct {
 	Plain  bool // see plain.go
 	// Plain: matrices instead of products of bytes, for many rows.
 	Matrices bool
-	// Plain: memory for maxThen numbers that products count by, which are zero; 0: there is none.
-	Counters Addr
 }
 
 // NewProducts returns the choices for a device.

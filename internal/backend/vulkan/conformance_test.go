@@ -4,9 +4,7 @@ package vulkan_test
 
 import (
 	"errors"
-	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -110,85 +108,6 @@ func TestReadSpeed(t *testing.T) {
 	defer b.Close()
 	if v, err := b.ReadSpeed(1<<20, 2); err != nil || !(v > 0) {
 		t.Errorf("%v bytes a second, %v", v, err)
-	}
-}
-
-// TestThenHeads: the delta rule that goes on to the input of the next product leaves the bits of operations by
-// themselves, for several sequences.
-func TestThenHeads(t *testing.T) {
-	b := open(t).(*gpu.Backend)
-	defer b.Close()
-	d := backend.DeltaDims{KHeads: 2, VHeads: 4, KDim: 128, VDim: 128, Kernel: 4, Eps: 1e-6}
-	const rows, width, outs = 3, 4 * 128, 40
-	r := rand.New(rand.NewPCG(1, 2))
-	random := func(n int) []float32 {
-		v := make([]float32, n)
-		for i := range v {
-			v[i] = float32(r.NormFloat64())
-		}
-		return v
-	}
-	tensor := func(cols int) backend.Tensor { return must[backend.Tensor](t)(b.Alloc(rows, cols)) }
-	vector := func(n int) backend.Vector { return must[backend.Vector](t)(b.Vector(random(n))) }
-	raw := make([]byte, outs*quant.Q4_K.RowBytes(width))
-	if err := quant.Quantize(quant.Q4_K, raw, random(outs*width)); err != nil {
-		t.Fatal(err)
-	}
-	w := must[backend.Weight](t)(b.Weight(backend.Matrix{Name: "out", Type: quant.Q4_K, Rows: outs, Cols: width,
-		Experts: 1, Data: raw}))
-	states := must[backend.StatePool](t)(b.NewStatePool(d, 1))
-	u, conv, alpha, beta := tensor(d.ConvDim()), tensor(d.ConvDim()), tensor(d.VHeads), tensor(d.VHeads)
-	y, z, out := tensor(width), tensor(width), tensor(outs)
-	for _, v := range []backend.Tensor{u, alpha, beta, z} {
-		b.Write(v, random(v.Rows*v.Cols))
-	}
-	taps, decay, dt, norm := vector(d.ConvDim()*d.Kernel), vector(d.VHeads), vector(d.VHeads), vector(d.VDim)
-	run := func(together bool) []float32 {
-		plan := &backend.Plan{State: states}
-		for i, n := range []int{2, 1} {
-			slot := must[int32](t)(states.Alloc())
-			if err := states.Reserve(slot, n); err != nil {
-				t.Fatal(err)
-			}
-			plan.Delta = append(plan.Delta, backend.DeltaSeg{Row: 2 * i, N: n, Slot: slot})
-		}
-		b.BeginStep(plan)
-		b.ShortConv(conv, u, taps, 0)
-		b.GatedDelta(y, conv, alpha, beta, decay, dt, 0)
-		if !together {
-			must[int](t)(b.EndStep())
-		}
-		b.RMSNorm(y.Split(d.VHeads), y.Split(d.VHeads), norm, 1e-6)
-		b.Gated(y, z, y, backend.SiLU)
-		b.MatMul(y, backend.Product{W: w, Y: out})
-		b.Copy(y, z) // nobody reads y
-		if together {
-			must[int](t)(b.EndStep())
-		}
-		return slices.Clone(b.Read(out))
-	}
-	want := run(false)
-	var got []float32
-	kernels, err := b.Profile(func() error { got = run(true); return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	const name = "delta_rule_128_then"
-	if !slices.ContainsFunc(kernels, func(k gpu.KernelTime) bool { return k.Name == name }) {
-		t.Errorf("no kernel %s: %v", name, kernels)
-	}
-	if !slices.Equal(got, want) || slices.Max(want) == 0 {
-		t.Errorf("%v instead of %v", got, want)
-	}
-}
-
-// must returns what a call returned, unless that was an error.
-func must[T any](t testing.TB) func(v T, err error) T {
-	return func(v T, err error) T {
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
 	}
 }
 

@@ -36,7 +36,6 @@ type Driver struct {
 	err      error   // the first failure; nothing is sent to a device after it
 	shuffles bool    // how lanes exchange values; the self-test decides
 	matrices bool    // it has cooperative matrices; the self-test decides whether they are used
-	highRow  int     // how it lays them out: see matrix.comp
 	kernels  map[string]*kernel
 	modules  map[string]uint64
 	buffers  []*buffer // by address

@@ -194,7 +194,7 @@ func (p *physical) mayHaveMatrices() bool {
 		p.driver.ID != driverAMD
 }
 
-// hasMatrices asks whether a device has cooperative matrices of signed bytes: products of 16 x 32 with 32 x 16. It is
+// hasMatrices asks whether a device has cooperative matrices of signed bytes: products of 16 x 32 with 32 x 8. It is
 // asked when a device is opened, not to list it: some drivers crash here.
 func (i *instance) hasMatrices(p *physical) bool {
 	ask := i.get("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
@@ -210,7 +210,7 @@ func (i *instance) hasMatrices(p *physical) bool {
 		return false
 	}
 	return slices.ContainsFunc(p.shapes[:n], func(s matrixShape) bool {
-		return s.M == 16 && s.N == 16 && s.K == 32 && s.A == componentInt8 && s.B == componentInt8 &&
+		return s.M == 16 && s.N == 8 && s.K == 32 && s.A == componentInt8 && s.B == componentInt8 &&
 			s.C == componentInt32 && s.Result == componentInt32 && s.Scope == scopeSubgroup && s.saturates == 0
 	})
 }

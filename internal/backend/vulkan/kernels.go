@@ -55,9 +55,8 @@ var plainKernels = map[string]variant{
 	"pack":         {"pack", nil}, "add_pack": {"add_pack", nil}, "add_norm": {"add_norm", nil},
 	"gated_pack":   {"gated_pack", nil},
 	"sigmoid_pack": {"sigmoid_pack", nil}, "head_pack": {"head_pack", nil}, "reduce_pieces": {"reduce", nil},
-	"embed":      {"embed", nil},
-	layoutModule: {layoutModule, nil},
-	"moe_group":  {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
+	"embed":     {"embed", nil},
+	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", nil}, "kv_move": {"kv_move",
 		nil}, "merge": {"merge", nil}, "rotate": {"rotate", []uint32{0}}, "unrotate": {"rotate", []uint32{1}},
 	"sparse_means": {"sparse_means", nil}, "sparse_weights": {"sparse_weights", nil}, "sparse_keep": {"sparse_keep", nil},
 	"weigh_logits": {"weigh", []uint32{0}}, "weigh_sums": {"weigh", []uint32{1}}, "weigh_most": {"weigh", []uint32{2}},
@@ -65,7 +64,6 @@ var plainKernels = map[string]variant{
 	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
 	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
 	"delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule", []uint32{8, 1}},
-	"delta_rule_128_then": {"delta_rule", []uint32{8, 1, 1}},
 }
 
 type variant struct {
@@ -75,16 +73,11 @@ type variant struct {
 
 var floatTypes = map[string]uint32{"f32": 0, "f16": 1, "bf16": 2}
 
-// Modules with cooperative matrices, which are used with shuffles alone: matrix.comp compiled for them, and one that
-// says how a subgroup lays out results.
-const (
-	matrices     = "matrix_"
-	matrixModule = matrices + "nv"
-	layoutModule = matrices + "layout"
-)
+// matrixModule is matrix.comp compiled for cooperative matrices, which are used with shuffles alone.
+const matrixModule = "matrix_nv"
 
 // narrow are the modules whose workgroups have 32 threads.
-var narrow = map[string]bool{"route": true, "select_merge": true, layoutModule: true}
+var narrow = map[string]bool{"route": true, "select_merge": true}
 
 // variantOf returns the module of a kernel and its constants.
 func variantOf(name string) (variant, error) {
@@ -92,18 +85,10 @@ func variantOf(name string) (variant, error) {
 		return v, nil
 	}
 	var n, t uint32
-	var goesOn uint32
-	name, then := strings.CutSuffix(name, "_then")
 	parts := strings.Split(name, "_")
-	if then {
-		goesOn = 1
-		if parts[0] != "rows" && parts[0] != "tiles" {
-			parts = nil
-		}
-	}
 	count := func(format string) bool { c, err := fmt.Sscanf(name, format, &n); return err == nil && c == 1 }
 	switch {
-	case !then && count("delta_rule_any_%d"):
+	case count("delta_rule_any_%d"):
 		return variant{"delta_rule", []uint32{n / 16}}, nil
 	case len(parts) == 5 && parts[0] == "attend": // rows, dimensions, types of keys and values
 		v := variant{"attend", make([]uint32, 6)}
@@ -120,12 +105,12 @@ func variantOf(name string) (variant, error) {
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2], &t); err == nil && ok {
 			return variant{map[string]string{"rows": "product", "experts": "experts"}[parts[0]],
-				[]uint32{uint32(f), t, goesOn}}, nil
+				[]uint32{uint32(f), t}}, nil
 		}
 	case len(parts) == 4 && parts[0] == "tiles": // tiles_q4k_64_256: format, tokens, threads
 		f, ok := gpu.PlainFormat(parts[1])
 		if _, err := fmt.Sscan(parts[2]+" "+parts[3], &t, &n); err == nil && ok {
-			return variant{"matrix", []uint32{uint32(f), t, n, goesOn}}, nil
+			return variant{"matrix", []uint32{uint32(f), t, n}}, nil
 		}
 	case len(parts) == 4 && parts[0] == "float":
 		v := variant{"float", []uint32{floatTypes[parts[2]], 1, 0, 0}}
@@ -146,7 +131,7 @@ func (d *Driver) module(name string) (uint64, error) {
 		return m, nil
 	}
 	b, err := spirv(name)
-	if err == nil && strings.HasPrefix(name, matrices) {
+	if err == nil && name == matrixModule {
 		b, err = khronos(b)
 	}
 	if err != nil {
@@ -214,14 +199,8 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 		return nil, err
 	}
 	lanes := d.phys.p11.SubgroupSize
-	if v.module == "matrix" {
-		v.consts = append(v.consts, uint32(d.highRow))
-		if !d.opt.Loops {
-			v.module = matrixModule
-		}
-	}
-	if strings.HasPrefix(v.module, matrices) {
-		lanes = 32
+	if v.module == "matrix" && !d.opt.Loops {
+		v.module, lanes = matrixModule, 32
 	}
 	if v.module == "attend" && d.dev.Software {
 		v.consts[5] = 4 // compiling takes longer than running

@@ -33,9 +33,9 @@ func TestMatrices(t *testing.T) {
 		}
 		in, w := b.put(bytesOf(b.normal(tokens*cols))), b.put(l.Pack(raw))
 		want := b.products(in, w, l, tokens, false)
-		sizes := []int{9, 16}
+		sizes := []int{7, 16}
 		if typ == quant.Q4_K {
-			sizes = []int{9, 17, tokens}
+			sizes = []int{8, 9, 17, tokens}
 		}
 		for _, n := range sizes {
 			if got := b.products(in, w, l, n, true); !sameBits(got, want[:len(got)]) {

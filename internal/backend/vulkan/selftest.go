@@ -29,10 +29,7 @@ func (d *Driver) selfTest() error {
 	if err := d.testProduct(); err != nil {
 		return err
 	}
-	if d.highRow = -1; d.opt.Loops || d.matrices && d.shuffles {
-		if !d.opt.Loops {
-			d.highRow = d.testLayout()
-		}
+	if d.opt.Loops || d.matrices && d.shuffles {
 		d.props.Matrices = d.testMatrices() == nil
 	}
 	return nil
@@ -249,8 +246,9 @@ func (d *Driver) withMatrix(typ quant.Type, rows, cols, tokens int, test trial) 
 
 // testMatrices compares products by cooperative matrices with those by bytes: they have the same bits, or are not used.
 func (d *Driver) testMatrices() error {
-	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K} {
-		const rows, cols, tokens = 300, 768, 16
+	// One that fills matrices from registers, and one that loads them.
+	for typ, tokens := range map[quant.Type]int{quant.Q4_K: 16, quant.Q6_K: 8} {
+		const rows, cols = 300, 768
 		test := func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, _, _ []float32) error {
 			bytes, matrices := t.products(in, w, l, tokens, false), t.products(in, w, l, tokens, true)
 			if t.err == nil && !sameBits(bytes, matrices) {
@@ -263,28 +261,6 @@ func (d *Driver) testMatrices() error {
 		}
 	}
 	return nil
-}
-
-// testLayout finds out which bit of a result's number says whether lane 4g+t has it of row g or of g+8; -1: none does.
-func (d *Driver) testLayout() int {
-	t := newBench(d, 1)
-	defer t.close()
-	const lanes, each = 32, 8
-	out := t.room(4 * lanes * each)
-	v, err := t.run([]gpu.Launch{{Name: layoutModule, Grid: [3]int{1, 1, 1}, Args: gpu.Args(out)}}, out, lanes*each)
-	if err != nil {
-		return -1
-	}
-	for bit := range 3 {
-		fits := true
-		for i, x := range v {
-			fits = fits && int(math.Float32bits(x)/16) == i/each/4+8*(i>>bit&1)
-		}
-		if fits {
-			return bit
-		}
-	}
-	return -1
 }
 
 // distance is relative.

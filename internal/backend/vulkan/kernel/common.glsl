@@ -14,13 +14,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
-// OTHERS: the kernel reads what other workgroups of the same launch wrote.
-#ifdef OTHERS
-#define SEEN_BY_ALL coherent
-#else
-#define SEEN_BY_ALL
-#endif
-layout(buffer_reference, std430, buffer_reference_align = 4) SEEN_BY_ALL buffer F { float v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) buffer F { float v[]; };
 // read by other threads of a workgroup
 layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer FC { float v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer U { uint v[]; };
@@ -29,7 +23,7 @@ layout(buffer_reference, std430, buffer_reference_align = 2) buffer H { uint16_t
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer L { uint64_t v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer U2 { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer U4 { uvec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) SEEN_BY_ALL buffer V4 { vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer V4 { vec4 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer V4C { vec4 v[]; };
 
 // The parameter of a kernel, as `a`.

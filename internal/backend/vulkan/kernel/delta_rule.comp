@@ -1,25 +1,18 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #define THREADS 128
-#define OTHERS
 #include "common.glsl"
 #include "delta.glsl"
-#include "act.glsl"
-#include "packrow.glsl"
-#include "headpack.glsl"
-#include "last.glsl"
 // The delta rule, as delta.cu of backend/cuda describes it: a workgroup has 32 values of a head, four threads share a
 // value, thread q has the keys 16i+4q to 16i+4q+3 for i < N. Rows of the batch pass through shared memory, TILE at a
 // time.
 layout(local_size_x = 128) in;
 layout(constant_id = 1) const int N = 8;
 layout(constant_id = 2) const bool EXACT = false; // heads have 16N keys, and all is aligned: four are read at once
-// The workgroup that finishes 256 columns does the work of head_pack for them, which then needs no launch of its own.
-layout(constant_id = 3) const bool THEN = false;
 const int TILE = 8;
 const int KP = 16 * N, STRIDE = 2 * KP + 36; // keys with padding; of a row in shared memory: q, k, v, decay, beta, q.k
 ARGS(uint64_t to; uint64_t qk; uint64_t v; uint64_t gates; uint64_t table; In u; int rows; int layer; int os;
-	int qs; int vs; int tile; int shifts; DeltaShape d; HeadPack then; uint64_t counters;)
+	int qs; int vs; int tile; int shifts; DeltaShape d;)
 shared float x[TILE * STRIDE];
 
 int t, row, q4, h, kh, value, layer;
@@ -141,10 +134,4 @@ void main() {
 	kh = a.d.grouped != 0 ? h / (a.d.vheads / a.d.kheads) : h % a.d.kheads;
 	layer = a.layer + BIDZ;
 	for (int seg = BIDY; seg < I(a.table).v[0]; seg += GDIMY) segment(seg_of(a.table, a.rows, a.d.taps, seg));
-	int grp = BID / 8, of = min(8, GDIM - grp * 8); // workgroups of 32 columns
-	if (!THEN || !comes_last(a.counters + 4 * grp, of * GDIMY, t)) return;
-	for (int r = 0; r < a.then.rows; r += 4) {
-		int lane = t & 31, row = min(r + (t >> 5), a.then.rows - 1);
-		head_job(a.then, row, grp, grp * 256 + lane * 8, lane, t, r + (t >> 5) < a.then.rows);
-	}
 }

@@ -1,11 +1,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
-#define OTHERS
 #include "product.glsl"
 #include "rms.glsl"
 #include "jobs.glsl"
 // With products of bytes: for few tokens, and for formats whose scales are floats.
-layout(constant_id = 3) const bool THEN = false; // something is done with the results
 shared float factor[T];
 
 void main() {
@@ -56,7 +54,6 @@ void main() {
 				if (k < n && stores(k, tid)) to.v[k * rows] = y;
 			}
 			clear_acc();
-			if (THEN) then(grp, tid);
 		}
 		if (last) {
 			kb = 0;
