@@ -15,6 +15,7 @@ type Delta struct {
 	rule    string // the kernel for these sizes
 	exact   bool   // there is a faster one, if addresses are aligned
 	keys    int    // of a head, with padding
+	plain   bool   // see plain.go
 }
 
 // deltaShape mirrors DeltaShape of delta.h.
@@ -39,7 +40,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
 		return nil, fmt.Errorf("%d recurrent value heads for %d key heads", dims.VHeads, dims.KHeads)
 	}
-	t := &Delta{dims: dims, units: d.Props().Units, keys: 32}
+	t := &Delta{dims: dims, units: d.Props().Units, keys: 32, plain: d.Props().Plain}
 	for t.keys < dims.KDim {
 		t.keys *= 2
 	}
@@ -130,7 +131,11 @@ func (t *Delta) convLaunch(ls []Launch, kernel string, a convArgs, heads int) []
 		jobs = (int(a.rows) + promptRun - 1) / promptRun * heads
 	}
 	const warps = 2 // of a block, and six blocks fit a multiprocessor
-	ls = t.launch(ls, kernel, [3]int{max(1, min((jobs+warps-1)/warps, 6*t.units)), 1, 1}, 0, Args(a))
+	grid := max(1, min((jobs+warps-1)/warps, 6*t.units))
+	if t.plain && kernel == "delta_conv4" { // a block has a head
+		grid = min(jobs, plainGroups)
+	}
+	ls = t.launch(ls, kernel, [3]int{grid, 1, 1}, 0, Args(a))
 	ls[len(ls)-1].Threads = 32 * warps
 	return ls
 }

@@ -27,7 +27,7 @@ type Driver struct {
 	queue    uintptr
 	family   uint32
 	period   float32 // nanoseconds of its timestamps' ticks; 0: it has none
-	layout   uint64  // of pipelines: one push constant
+	layout   uint64  // of pipelines: pushBytes of push constants
 	cache    uint64  // of compiled pipelines
 	compiled int     // how many were compiled since
 	timeline uint64  // counts submissions that are done
@@ -122,7 +122,7 @@ func (d *Driver) open() (err error) {
 		uintptr(unsafe.Pointer(&d.timeline))); err != nil {
 		return err
 	}
-	lc := &layoutCreate{head: head{sType: stPipelineLayout}, nRanges: 1, ranges: &pushRange{stages: stageCompute, size: 8}}
+	lc := &layoutCreate{head: head{sType: stPipelineLayout}, nRanges: 1, ranges: &pushRange{stages: stageCompute, size: pushBytes}}
 	if err := d.f.createLayout.do(d.handle, uintptr(unsafe.Pointer(lc)), 0,
 		uintptr(unsafe.Pointer(&d.layout))); err != nil {
 		return err
