@@ -108,10 +108,7 @@ func variantOf(name string) (variant, error) {
 		c := v.consts
 		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &c[0], &c[1], &c[3], &c[4]); err == nil {
 			c[2] = max(1, c[1]/256) // pairs of dimensions of a thread
-			c[5] = 16               // values that are asked for at once; fewer where each takes registers to unpack
-			if max(c[3], c[4]) > 1 {
-				c[5] = 8
-			}
+			c[5] = 8                // values that are asked for at once
 			return v, nil
 		}
 	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"): // format, tokens
