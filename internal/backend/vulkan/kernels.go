@@ -27,12 +27,13 @@ type kernel struct {
 	pipeline uint64
 }
 
-// pushBytes is what every device has room for in push constants: an address, or the parameter of a kernel that is pushed.
+// pushBytes is what every device has room for in push constants: an address, or the parameter of a kernel of pushed.
 const pushBytes = 128
 
-// pushed are the kernels whose parameter is a push constant. Reading it from memory takes them 0.3 us on an H200, and there
-// are 256 of them in a pass of a 27B model.
-var pushed = map[string]bool{"pack": true, "add_pack": true, "gated_pack": true, "sigmoid_pack": true, "head_pack": true}
+// pushed are the kernels whose parameter is a push constant. Reading it from memory takes them 0.3 us on an H200, and
+// there are 256 of them in a pass of a 27B model.
+var pushed = map[string]bool{"pack": true, "add_pack": true, "gated_pack": true, "sigmoid_pack": true,
+	"head_pack": true}
 
 // Kernel finds a kernel.
 func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
