@@ -40,7 +40,7 @@ func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
 	most := 0 // rows that every kernel of the family has
 	switch dim := s.KeyDim; {
 	case a.props.Plain:
-		most = plainAttentionRows(plainHead(max(dim, s.ValueDim)))
+		most = fewAttentionRows
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
 		names = append(names, "attend_plain")
 	case a.props.Major == 9 && a.props.Minor == 0 && (dim > 64 || !a.packed()): // few large models have heads of 64
@@ -120,12 +120,12 @@ func (a *Attention) form(rows int) form {
 	}
 	if a.props.Plain {
 		n := plainHead(max(dim, a.Shape.ValueDim))
-		most := 4 // fewer rows leave more room for other workgroups
-		for most < rows*a.chunk && most < plainAttentionRows(n) {
+		most := fewAttentionRows
+		if rows*a.chunk > most {
 			most *= 2
 		}
 		name := fmt.Sprintf("attend_%d_%d_%d_%d", most, n, kvTypes[a.Shape.Key], kvTypes[a.Shape.Value])
-		return form{name, 128, most, 1, 2}
+		return form{name, 128, most, 1, 3}
 	}
 	return form{"attend_plain", 128, 16, 1, 2}
 }

@@ -138,7 +138,11 @@ func (t *Delta) convLaunch(ls []Launch, kernel string, a convArgs, heads int) []
 		}
 	}
 	jobs := int(a.rows+a.run-1) / int(a.run) * heads
-	ls = t.launch(ls, kernel, [3]int{max(1, min((jobs+warps-1)/warps, blocks*t.units)), 1, 1}, 0, Args(a))
+	grid := min((jobs+warps-1)/warps, blocks*t.units)
+	if t.plain && kernel == "delta_conv4" { // a block has a head
+		grid = min(jobs, plainGroups)
+	}
+	ls = t.launch(ls, kernel, [3]int{max(1, grid), 1, 1}, 0, Args(a))
 	ls[len(ls)-1].Threads = 32 * warps
 	return ls
 }

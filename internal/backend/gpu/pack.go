@@ -18,9 +18,12 @@ func (a *Packed) args() actArgs { return actArgs{a.P, int32(a.KB()), int32(a.NT)
 
 // small is the launch of a kernel between products, with a warp for each row and 256 columns. Blocks have two warps, so
 // that they find room beside a product that runs; for few rows there are at most two of them for each multiprocessor,
-// which leaves room for the next product.
+// which leaves room for the next product. On plain devices a block has one row and 256 columns at a time.
 func (p *Products) small(name string, a *Packed, args []byte) Launch {
 	grid := min(2*p.Units*(1+a.Rows/9), (a.Rows*a.KB()+1)/2)
+	if p.Plain {
+		grid = min(plainGroups, a.Rows*a.KB())
+	}
 	return Launch{Name: name, Grid: [3]int{grid, 1, 1}, Threads: 64, Early: p.Bulk, Args: args}
 }
 

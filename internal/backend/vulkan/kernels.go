@@ -27,6 +27,14 @@ type kernel struct {
 	pipeline uint64
 }
 
+// pushBytes is what every device has room for in push constants: an address, or the parameter of a kernel of pushed.
+const pushBytes = 128
+
+// pushed are the kernels whose parameter is a push constant. Reading it from memory takes them 0.3 us on an H200, and
+// there are 256 of them in a pass of a 27B model.
+var pushed = map[string]bool{"pack": true, "add_pack": true, "gated_pack": true, "sigmoid_pack": true,
+	"head_pack": true}
+
 // Kernel finds a kernel.
 func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
 	k := d.kernels[name]
@@ -61,8 +69,8 @@ var plainKernels = map[string]variant{
 	"sparse_means": {"sparse_means", nil}, "sparse_weights": {"sparse_weights", nil}, "sparse_keep": {"sparse_keep", nil},
 	"weigh_logits": {"weigh", []uint32{0}}, "weigh_sums": {"weigh", []uint32{1}}, "weigh_most": {"weigh", []uint32{2}},
 	"read":       {"read", nil},
-	"delta_conv": {"delta_conv", []uint32{8}}, "delta_conv4": {"delta_conv", []uint32{4}},
-	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare", nil},
+	"delta_conv": {"delta_conv", nil}, "delta_conv4": {"delta_conv4", nil},
+	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare4", nil},
 	"delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule", []uint32{8, 1}},
 }
 
@@ -95,10 +103,7 @@ func variantOf(name string) (variant, error) {
 		c := v.consts
 		if _, err := fmt.Sscanf(name, "attend_%d_%d_%d_%d", &c[0], &c[1], &c[3], &c[4]); err == nil {
 			c[2] = max(1, c[1]/256) // pairs of dimensions of a thread
-			c[5] = 16               // values that are asked for at once; fewer where each takes registers to unpack
-			if max(c[3], c[4]) > 1 {
-				c[5] = 8
-			}
+			c[5] = 8                // values that are asked for at once
 			return v, nil
 		}
 	case len(parts) == 3 && (parts[0] == "rows" || parts[0] == "experts"): // format, tokens

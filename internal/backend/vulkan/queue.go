@@ -3,6 +3,7 @@
 package vulkan
 
 import (
+	"encoding/binary"
 	"fmt"
 	"runtime"
 	"time"
@@ -395,12 +396,16 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 			return
 		}
 	}
-	push := [1]gpu.Addr{args}
+	push := l.Args
+	if !pushed[k.name] {
+		push = binary.LittleEndian.AppendUint64(nil, uint64(args))
+	}
 	if !l.Beside || !c.some {
 		d.next(c, false)
 	}
 	d.f.bindPipeline.call(c.handle, 1, uintptr(k.pipeline))
-	d.f.push.call(c.handle, uintptr(d.layout), stageCompute, 0, 8, uintptr(unsafe.Pointer(&push[0])))
+	d.f.push.call(c.handle, uintptr(d.layout), stageCompute, 0, uintptr(len(push)),
+		uintptr(unsafe.Pointer(&push[0])))
 	d.f.dispatch.call(c.handle, uintptr(l.Grid[0]), uintptr(l.Grid[1]), uintptr(l.Grid[2]))
 	if !l.Alone { // its workgroups say nothing about others
 		c.groups += l.Grid[0] * l.Grid[1] * l.Grid[2]

@@ -5,26 +5,15 @@ struct AddPack {
 	uint64_t dst, w, sumsq;
 	int dst_stride, rows, cols, late;
 };
-void add_job(AddPack p, out float v[8], int kb, int row, int at, int lane, uint tid, bool live) {
-	in8(v, p.x, row, at, p.cols);
-	if (p.y.p != 0) {
-		float r[8];
-		in8(r, p.y, row, at, p.cols);
-		[[unroll]] for (int i = 0; i < 8; i++) {
-			precise float z = v[i] + r[i];
-			v[i] = z;
-		}
-	}
-	if (p.dst != 0 && live) give8(p.dst + uint64_t(4) * (int64_t(row) * p.dst_stride), at, p.cols, v);
-	precise float s = 0;
-	[[unroll]] for (int i = 0; i < 8; i++) s = fma(v[i], v[i], s);
-	s = sum32(s, tid);
-	if (lane == 0 && live) FC(p.sumsq).v[row * p.act.kb + kb] = s;
-	if (p.w != 0)
-		[[unroll]] for (int i = 0; i < 8; i++)
-			if (at + i < p.cols) {
-				precise float z = v[i] * F(p.w).v[at + i];
-				v[i] = z;
-			}
-	if (p.act.p != 0) pack_row(p.act, kb, row, v, lane, tid, live);
+vec2 add_job(AddPack p, int kb, int row, int at, uint tid) {
+	vec2 w = vec2(1);
+	if (p.w != 0) w = vec2(at < p.cols ? F(p.w).v[at] : 1, at + 1 < p.cols ? F(p.w).v[at + 1] : 1);
+	precise vec2 v = in2(p.x, row, at, p.cols);
+	if (p.y.p != 0) v = v + in2(p.y, row, at, p.cols);
+	if (p.dst != 0) give2(p.dst + uint64_t(4) * (int64_t(row) * p.dst_stride), at, p.cols, v);
+	float s = sum32(squares(v, tid), tid);
+	if (tid == 0) FC(p.sumsq).v[row * p.act.kb + kb] = s;
+	v = v * w;
+	if (p.act.p != 0) pack_row(p.act, kb, row, v, tid);
+	return v;
 }

@@ -2,7 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 // All types and sizes, in float32. A workgroup has up to R rows (tokens x query heads of a KV head): their queries and
 // scores lie in shared memory; thread t has the dimensions 2t and 2t+1 (and 256 further on) of all outputs in registers.
-// A page takes as long as its loads wait for memory, so as many as registers allow are asked for at once.
+// Loads are asked for several at a time, which wait for memory; more of them at once make the kernel longer, and its
+// instructions, which come from memory for every launch, take longer than that wait.
 #define THREADS 128
 #include "common.glsl"
 #include "attention.glsl"
@@ -12,7 +13,7 @@ layout(constant_id = 2) const int DIMS = 128; // of keys and values, at most: R*
 layout(constant_id = 3) const int PAIRS = 1;  // of dimensions that a thread has
 layout(constant_id = 4) const int KTYPE = KV_F16;
 layout(constant_id = 5) const int VTYPE = KV_F16;
-layout(constant_id = 6) const int AHEAD = 16; // values that are asked for at once; bits do not depend on it
+layout(constant_id = 6) const int AHEAD = 8; // values that are asked for at once; bits do not depend on it
 shared vec4 qs[R * DIMS / 4], ps[R * 16]; // scores, then weights: row m has slot s at ps[m * 16 + s / 4][s % 4]
 shared Seen sees[R]; // what the rows see
 shared float m_[R], l_[R], f_[R], rm[R], rl[R]; // of this split; factor of the last page; of the splits so far

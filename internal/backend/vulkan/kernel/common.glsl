@@ -1,7 +1,7 @@
 // What every kernel shares: how its parameter is reached, reading activations, functions of one value, sums.
 //
 // A kernel has one parameter, the structure that backend/gpu fills in, in device memory; its address is the push
-// constant. Kernels have the names and do the work of those in backend/cuda/kernel, whose comments describe tables
+// constant (or the structure itself, if it is short and read by a kernel that runs often). Kernels have the names and do the work of those in backend/cuda/kernel, whose comments describe tables
 // and layouts; where a kernel differs it says so. Everything is addresses (no descriptors) and 32-bit words; 16-bit
 // access is used to store halves alone.
 //
@@ -26,10 +26,14 @@ layout(buffer_reference, std430, buffer_reference_align = 16) buffer U4 { uvec4 
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer V4 { vec4 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer V4C { vec4 v[]; };
 
-// The parameter of a kernel, as `a`.
+// The parameter of a kernel, as `a`. PUSHED: it is pushed itself, at most 128 bytes; the driver has a list of such kernels.
+#ifdef PUSHED
+#define ARGS(fields) layout(push_constant, std430) uniform Push { fields } a;
+#else
 #define ARGS(fields) \
 	layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Args { fields }; \
 	layout(push_constant, std430) uniform Push { Args a; };
+#endif
 
 // How lanes exchange values: 0 through shared memory, 1 by shuffles where the subgroup is large enough.
 layout(constant_id = 0) const uint REDUCE = 0;

@@ -28,3 +28,13 @@ float head_scale(float squares, bool query) {
 	if (query) f = f * (1.0 / sqrt(float(a.d.kdim)));
 	return f;
 }
+shared float sum_mem[4];
+float sum128(float v, uint tid) {
+	float s = sum32(v, tid);
+	barrier(); // the sums before are read
+	if ((tid & 31) == 0) sum_mem[tid >> 5] = s;
+	barrier();
+	precise float all = sum_mem[0];
+	[[unroll]] for (int i = 1; i < 4; i++) all = all + sum_mem[i];
+	return all;
+}

@@ -3,7 +3,7 @@
 #include "conv.glsl"
 // silu of the short convolution, and with `ready` norms and gates too. 32 lanes have a head of queries, keys or
 // values of a row, lane l the channels l, l+32, ...; or 32 gates. What four channels need is asked for at once.
-layout(constant_id = 1) const int TAPS = 8; // at most; 4: exactly, and the weights are aligned
+const int TAPS = 8; // at most
 
 void main() {
 	DeltaShape d = a.d;
@@ -55,10 +55,8 @@ void main() {
 			}
 			[[unroll]] for (int i = 0; i < 4; i++) {
 				if (!live || (i0 + i) * 32 + lane >= dim) continue;
-				vec4 four;
-				if (TAPS == 4) four = V4(a.w).v[c[i]];
 				[[unroll]] for (int t = 0; t < TAPS; t++)
-					if (t < d.taps) y[i0 + i] = fma(TAPS == 4 ? four[t & 3] : F(a.w).v[c[i] * d.taps + t], x[t][i], y[i0 + i]);
+					if (t < d.taps) y[i0 + i] = fma(F(a.w).v[c[i] * d.taps + t], x[t][i], y[i0 + i]);
 				if (taped) tape.v[c[i]] = x[TAPS - 1][i]; // the last tap is the row's own input
 				y[i0 + i] = silu(y[i0 + i]);
 				sum = fma(y[i0 + i], y[i0 + i], sum);

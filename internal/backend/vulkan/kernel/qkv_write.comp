@@ -22,16 +22,33 @@ void main() {
 	int from = h * (what == 0 ? a.qstep : what == 1 ? a.kstep : a.vstep);
 	uint64_t w = what == 0 ? a.qw : what == 1 ? a.kw : uint64_t(0);
 	bool norm = what == 2 ? a.vnorm != 0 : w != 0;
+	// All that is read is asked for before anything waits.
+	uint64_t page = L(a.at + 16 * row).v[0] + a.place.off + uint64_t(h) * a.place.head + (what == 2 ? a.place.values : 0);
+	int slot = I(a.at + 16 * row + 8).v[0];
+	bool turns = a.co != 0 && what < 2;
+	F cs = F(a.co + uint64_t(4) * (int64_t(row) * a.turn)), sn = F(a.si + uint64_t(4) * (int64_t(row) * a.turn));
+	float wn[2][8], co[2][8], si[2][8];
+	[[unroll]] for (int k = 0; k < 2; k++) {
+		int d = (lane + 32 * k) * 8;
+		if (d >= dim) continue;
+		[[unroll]] for (int i = 0; i < 8; i++) {
+			int e = d + i < a.half_ ? d + i : d + i - a.half_;
+			if (w != 0 && d + i < dim) wn[k][i] = F(w).v[d + i];
+			if (turns && e < a.half_) {
+				co[k][i] = cs.v[e];
+				si[k][i] = sn.v[e];
+			}
+		}
+	}
+	In x = a.q;
+	if (what == 1) x = a.k;
+	if (what == 2) x = a.v;
 	float v[2][8];
 	precise float ss = 0;
 	[[unroll]] for (int k = 0; k < 2; k++) {
 		int d = (lane + 32 * k) * 8;
 		[[unroll]] for (int i = 0; i < 8; i++) v[k][i] = 0;
-		if (d < dim) {
-			if (what == 0) in8(v[k], a.q, row, from + d, from + dim);
-			else if (what == 1) in8(v[k], a.k, row, from + d, from + dim);
-			else in8(v[k], a.v, row, from + d, from + dim);
-		}
+		if (d < dim) in8(v[k], x, row, from + d, from + dim);
 		[[unroll]] for (int i = 0; i < 8; i++) ss = fma(v[k][i], v[k][i], ss);
 	}
 	ss = sum32(ss, tid);
@@ -41,7 +58,7 @@ void main() {
 			[[unroll]] for (int i = 0; i < 8; i++) {
 				int d = (lane + 32 * k) * 8 + i;
 				precise float y = v[k][i] * s;
-				if (w != 0 && d < dim) y = y * F(w).v[d];
+				if (w != 0 && d < dim) y = y * wn[k][i];
 				v[k][i] = y;
 			}
 	}
@@ -53,19 +70,16 @@ void main() {
 				if (d < dim) head_mem[warp * 512 + d] = v[k][i];
 			}
 		barrier();
-		F cs = F(a.co + uint64_t(4) * (int64_t(row) * a.turn)), sn = F(a.si + uint64_t(4) * (int64_t(row) * a.turn));
 		if (what < 2)
 			[[unroll]] for (int k = 0; k < 2; k++)
 				[[unroll]] for (int i = 0; i < 8; i++) {
 					int d = (lane + 32 * k) * 8 + i;
 					precise float y = v[k][i];
-					if (d < a.half_) y = y * cs.v[d] - head_mem[warp * 512 + d + a.half_] * sn.v[d];
-					else if (d < 2 * a.half_) y = head_mem[warp * 512 + d - a.half_] * sn.v[d - a.half_] + y * cs.v[d - a.half_];
+					if (d < a.half_) y = y * co[k][i] - head_mem[warp * 512 + d + a.half_] * si[k][i];
+					else if (d < 2 * a.half_) y = head_mem[warp * 512 + d - a.half_] * si[k][i] + y * co[k][i];
 					v[k][i] = y;
 				}
 	}
-	uint64_t page = L(a.at + 16 * row).v[0] + a.place.off + uint64_t(h) * a.place.head + (what == 2 ? a.place.values : 0);
-	int slot = I(a.at + 16 * row + 8).v[0];
 	[[unroll]] for (int k = 0; k < 2; k++) {
 		int d = (lane + 32 * k) * 8;
 		if (32 * k * 8 >= max(a.place.kdim, a.place.vdim)) break;
