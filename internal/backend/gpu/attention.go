@@ -386,6 +386,12 @@ func (a *Attention) over(ls []Launch, c AttnCall) []Launch {
 	return ls
 }
 
+// Splits describes what the kernel of an operation with partial results leaves for merge to add.
+func (a *Attention) Splits(c AttnCall) *Splits {
+	return &Splits{part: c.Scratch, ml: c.Scratch + Addr(c.Partials*a.Heads*a.Shape.ValueDim*4), sinks: c.Sinks,
+		seen: c.Tables.Seen, heads: int32(a.Heads), dim: int32(a.Shape.ValueDim)}
+}
+
 // unrotate turns results back where values are rotated.
 func (a *Attention) unrotate(ls []Launch, c AttnCall) []Launch {
 	if !a.Shape.Value.RotatesValues() {

@@ -629,6 +629,18 @@ func TestLongSplits(t *testing.T) {
 	}
 }
 
+// hopper is a device of compute capability 9.0.
+func hopper(t *testing.T) gpu.Driver {
+	if os.Getenv("STROBE_CUDA") != "cuda" {
+		return emulate.Emulated(t, emulate.Options{Hopper: true})
+	}
+	d := emulate.Open(t)
+	if d.Props().Major != 9 {
+		t.Skip("needs a GPU of compute capability 9.0: its kernels use warpgroup products")
+	}
+	return d
+}
+
 // TestFlash: the kernel for Hopper gives the bits of the one for all devices. Without a GPU its instructions are
 // emulated.
 func TestFlash(t *testing.T) {
@@ -637,14 +649,7 @@ func TestFlash(t *testing.T) {
 			continue // another kernel
 		}
 		t.Run(name(c.heads, c.s), func(t *testing.T) {
-			var d gpu.Driver
-			if os.Getenv("STROBE_CUDA") == "cuda" {
-				if d = emulate.Open(t); d.Props().Major != 9 {
-					t.Skip("needs a GPU of compute capability 9.0: its kernels use warpgroup products")
-				}
-			} else {
-				d = emulate.Emulated(t, emulate.Options{Hopper: true})
-			}
+			d := hopper(t)
 			w := newWorldOn(t, d, c.heads, c.s)
 			flash := w.at
 			tensor, err := gpu.NewAttention(older{d}, c.heads, c.s)

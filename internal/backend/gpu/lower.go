@@ -21,6 +21,7 @@ type lowering struct {
 	groups expertGroups
 	routed routerRows
 	late   lateNorm
+	splits splitRows
 	now    int    // the operation in progress
 	later  []Addr // scratch to give back after it: its kernels may still read what it overwrites
 	err    error
@@ -321,7 +322,10 @@ func (l *lowering) fused(i int) int {
 		}
 		return l.expertSum(i)
 	case opAdd:
-		return l.addNorm(i)
+		if n := l.addNorm(i); n > 0 {
+			return n
+		}
+		return l.addPicked(i)
 	case opRMSNorm:
 		if n := l.queries(i); n > 0 {
 			return n
@@ -381,6 +385,31 @@ func (l *lowering) addNorm(i int) int {
 		l.single(k)
 	}
 	return j + 1 - i
+}
+
+// addPicked: x += y; h = the only row of x; h = norm(h), where h is multiplied: how a pass of one token ends.
+func (l *lowering) addPicked(i int) int {
+	add, j := l.ops[i], i+1
+	for l.at(j).kind == opCopy && l.ops[j].a == add.dst && !l.ops[j].dst.overlaps(add.dst) {
+		j++
+	}
+	pick, norm := *l.at(j), *l.at(j + 1)
+	if add.dst != add.a || pick.kind != opGather || pick.a != add.dst || pick.a.rows != 1 || pick.dst.rows != 1 ||
+		norm.kind != opRMSNorm || norm.a != pick.dst || norm.dst != pick.dst {
+		return 0
+	}
+	mul := l.feeds(j+1, norm.dst)
+	if mul < 0 {
+		return 0
+	}
+	x, y := l.plain(add.a), l.in(add.b)
+	l.overwrite(add.dst)
+	l.overwrite(norm.dst)
+	l.packNorm(mul, Sum{X: x.in(), Y: y, Dst: x.addr, DstStride: int(x.stride), W: norm.v}, norm, l.wanted(j+1, norm.dst))
+	for k := i + 1; k < j; k++ {
+		l.single(k)
+	}
+	return j + 2 - i
 }
 
 // norm: h = norm(x), where h is multiplied.
@@ -543,7 +572,15 @@ func (l *lowering) makes(mul int, m *Made) (x MatMulInput, ok bool) {
 	ps := l.products(mul)
 	l.b.cut(ps)
 	x = MatMulInput{ActLayout: l.actLayout(mul), Made: m}
-	return x, l.b.products.CanMake(m, x.Rows, ps[0].w.WeightLayout, ps[0].w.blocks)
+	can := func() bool { return l.b.products.CanMake(m, x.Rows, ps[0].w.WeightLayout, ps[0].w.blocks) }
+	if s := l.splits; s.launches == len(l.out) && sameRows(s.v, l.ops[mul].a) && !l.read(mul+1, s.v) {
+		if m.Splits = s.splits; can() { // instead of the launch that adds them
+			l.out, l.splits = l.out[:len(l.out)-1], splitRows{}
+			return x, true
+		}
+		m.Splits = nil
+	}
+	return x, can()
 }
 
 // matMul multiplies packed rows with tiles, and plain ones with matrices of floats.
@@ -785,7 +822,13 @@ func (l *lowering) single(i int) int {
 	case opArgMax:
 		x := l.in(o.a)
 		spare := l.take(SelectScratch(int(o.a.rows), int(o.a.cols), 1))
-		l.out = sm.ArgMax(l.out, o.ids, x, int(o.a.rows), int(o.a.cols), spare)
+		var to Out
+		at := slices.IndexFunc(l.pieces, func(p piecewise) bool { return p.v == o.a })
+		if at >= 0 && !b.products.Plain && o.a.out().aligned() { // they are wanted at the end of the step
+			to = o.a.out()
+			l.dropPieces(at)
+		}
+		l.out = sm.ArgMax(l.out, o.ids, x, to, int(o.a.rows), int(o.a.cols), spare)
 		b.spare.give(spare)
 	case opTopK:
 		x := l.in(o.a)

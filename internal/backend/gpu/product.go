@@ -37,6 +37,9 @@ const askAhead = 64 << 10
 // 27B 1.6 us slower for two rows.
 const madeJobs = 16
 
+// mergedJobs is the same where it adds the splits of attention: two columns for each thread.
+const mergedJobs = 4
+
 // Bytes of activations: the halves of 256 columns for a tile of eight rows, and all of it; a tile of 64 for prompts
 // has as much as eight.
 const (
@@ -201,6 +204,13 @@ type Made struct {
 	W         Addr // of the norm of heads
 	Dim, Step int  // heads have Dim values, and their gates begin Step values after each other; 0: no heads
 	Eps       float32
+	Splits    *Splits // X is attention's output, of which some rows are still in splits; nil: it is not
+}
+
+// Splits is where attention left the partial results of rows, as in splits.h.
+type Splits struct {
+	part, ml, sinks, seen Addr
+	heads, dim            int32
 }
 
 // MadeKind is what is made of rows.
@@ -230,11 +240,22 @@ type madeArgs struct {
 	make makeArgs
 }
 
+type mergedArgs struct {
+	madeArgs
+	splits Splits
+}
+
 // CanMake reports whether a product of so many rows with w, cut over so many blocks, can make its own input: it must be
 // little for every block, which shares it with none.
 func (p *Products) CanMake(m *Made, rows int, w WeightLayout, blocks int) bool {
+	jobs := madeJobs
+	if m.Splits != nil {
+		if jobs = mergedJobs; w.Format != TileQ4K { // no other format has such a kernel
+			return false
+		}
+	}
 	return p.Bulk && p.Makes && formatSet([]WeightLayout{w}) != "all" && rows <= 8 &&
-		rows*madeStages(w, blocks) <= madeJobs &&
+		rows*madeStages(w, blocks) <= jobs &&
 		p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
 		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != MadeSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
 }
@@ -324,11 +345,14 @@ func (p *Products) made(x MatMulInput, j MatMulJob) Launch {
 	if m.Step == 0 {
 		m.Step = m.Dim
 	}
-	return Launch{Name: fmt.Sprintf("solo_%s_made", formatSet(ws)), Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
-		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws),
-		Args: Args(madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols),
-			dim:  int32(m.Dim),
-			step: int32(m.Step), eps: m.Eps}})}
+	args := madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols),
+		dim: int32(m.Dim), step: int32(m.Step), eps: m.Eps}}
+	l := Launch{Name: fmt.Sprintf("solo_%s_made", formatSet(ws)), Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
+		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws), Args: Args(args)}
+	if m.Splits != nil {
+		l.Name, l.Args = "solo_q4k_merged", Args(mergedArgs{args, *m.Splits})
+	}
+	return l
 }
 
 // formatSet names the smallest set of kernels that has all formats.

@@ -1,17 +1,21 @@
 package gpu
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Small has the kernels of small.cu and select.cu: what is done to rows of activations beside products, attention and
 // recurrence. Its methods append launches to a list.
 type Small struct {
 	units   int
+	plain   bool // see plain.go
 	kernels map[string]Kernel
 }
 
 // NewSmall loads the kernels.
 func NewSmall(d Driver) (*Small, error) {
-	s := &Small{units: d.Props().Units}
+	s := &Small{units: d.Props().Units, plain: d.Props().Plain}
 	var err error
 	s.kernels, err = loadKernels(d, "small_copy", "small_add", "small_bias", "small_scale", "small_silu",
 		"small_gelu", "small_sigmoid",
@@ -277,9 +281,21 @@ const mergeShared = 32 << 10
 // MaxTopK bounds k of TopK: the kernels take that many rounds.
 const MaxTopK = 256
 
-// ArgMax finds the largest value of every row.
-func (s *Small) ArgMax(ls []Launch, ids Addr, x In, rows, cols int, scratch Addr) []Launch {
-	return s.choose(ls, "select_max_parts", ids, Out{}, x, rows, cols, 1, scratch)
+// ArgMax finds the largest value of every row. If plain, which plain devices do not know, has an address, it also gets
+// the rows: the sums of pieces.
+func (s *Small) ArgMax(ls []Launch, ids Addr, x In, plain Out, rows, cols int, scratch Addr) []Launch {
+	ls = s.choose(ls, "select_max_parts", ids, Out{}, x, rows, cols, 1, scratch)
+	if !s.plain {
+		first := &ls[len(ls)-2]
+		first.Args = append(slices.Clip(first.Args), Args(maxArgs{plain.P, int32(plain.Stride), 0})...)
+	}
+	return ls
+}
+
+// maxArgs is what select_max_parts has behind selectArgs.
+type maxArgs struct {
+	plain     Addr
+	stride, _ int32
 }
 
 // TopK finds the k largest values of every row and their log-softmax.

@@ -3,6 +3,7 @@ package gpu_test
 import (
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"sort"
 	"strings"
@@ -399,8 +400,17 @@ func TestArgMaxAndTopK(t *testing.T) {
 			g.run(ls)
 			gotIDs, gotP := g.readInts(ids, rows*c.k), g.readFloats(logp.P, rows*(c.k+1))
 			top := g.ints(make([]int32, rows))
-			g.run(s.ArgMax(nil, top, x.in, rows, c.cols, scratch))
+			plain := gpu.Out{P: g.alloc(rows * (c.cols + 7)), Stride: (c.cols + 3) &^ 3}
+			if os.Getenv("STROBE_GPU") == "vulkan" {
+				plain.P = 0
+			}
+			g.run(s.ArgMax(nil, top, x.in, plain, rows, c.cols, scratch))
 			gotTop := g.readInts(top, rows)
+			for r := range rows {
+				if plain.P != 0 {
+					g.same("plain rows", g.readFloats(plain.P+gpu.Addr(4*r*plain.Stride), c.cols), x.v[r*c.cols:][:c.cols])
+				}
+			}
 			for r := range rows {
 				v := x.v[r*c.cols:][:c.cols]
 				want := best(v, c.k)

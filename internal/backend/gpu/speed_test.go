@@ -55,8 +55,7 @@ func BenchmarkKernels(b *testing.B) {
 		x, ids, p := g.plain(rows, cols, cols, 0, 1), g.alloc(rows*8), g.alloc(rows*8)
 		scratch := g.alloc(gpu.SelectScratch(rows, cols, 8) / 4)
 		g.replay(b, fmt.Sprintf("argmax/%d", rows), func(int) []gpu.Launch {
-			return s.ArgMax(nil, ids, x.in, rows,
-				cols, scratch)
+			return s.ArgMax(nil, ids, x.in, gpu.Out{}, rows, cols, scratch)
 		})
 		g.replay(b, fmt.Sprintf("top8/%d", rows), func(int) []gpu.Launch {
 			ls, err := s.TopK(nil, ids, gpu.Out{P: p, Stride: 8}, x.in, rows, cols, 8, scratch)

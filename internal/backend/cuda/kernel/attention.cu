@@ -136,46 +136,17 @@ KERNEL(attend_plain, Attn, a, 128, 1) {
 
 // Adds the splits of a row. A thread has 4 values of a head, a block 128/(vdim/4) heads of a row.
 KERNEL(merge, Attn, a, 128, 1) {
-  const int U = 17; // loads in flight: half of the splits that most devices make
   pdl_launch();
-  pdl_wait();
   int vd = a.at.vdim, heads = a.kvheads * a.group, each = vd >> 2, fit = 128 / each;
   int head = BIDY * fit + TID / each, d = TID % each * 4;
-  Seen r = a.seen[BID];
+  Seen r = a.seen[BID]; // nobody writes it in a step
+  pdl_wait();
   if (r.part < 0 || TID / each >= fit || head >= heads) return;
-  float m = NOTHING, l = 0;
-  F4 o = {0, 0, 0, 0};
-  for (int s0 = 0; s0 < r.splits; s0 += U) {
-    F4 x[U];
-    U2 ml[U];
-#pragma unroll
-    for (int i = 0; i < U; i++)
-      if (s0 + i < r.splits) {
-        u64 at = (u64)(r.part + s0 + i) * heads + head;
-        ml[i] = *(const U2*)(a.ml + at * 2);
-        x[i] = *(const F4*)(a.part + at * vd + d);
-      }
-#pragma unroll
-    for (int i = 0; i < U; i++)
-      if (s0 + i < r.splits) {
-        float sm = bits_f(ml[i].x), sl = bits_f(ml[i].y), f, g;
-        if (s0 + i == 0) {
-          m = sm, l = sl, o = x[i];
-          continue;
-        }
-        take_in(m, l, sm, sl, f, g);
-        o.x = ffma(o.x, f, fmul(x[i].x, g));
-        o.y = ffma(o.y, f, fmul(x[i].y, g));
-        o.z = ffma(o.z, f, fmul(x[i].z, g));
-        o.w = ffma(o.w, f, fmul(x[i].w, g));
-      }
-  }
-  float k = last_factor(m, l, a.sinks, head);
+  float o[4];
+  add_splits(o, {a.part, a.ml, a.sinks, a.seen, heads, vd}, r, head, d);
   float* out = a.out + (u64)BID * a.ostride + head * vd + d;
-  out[0] = fmul(o.x, k);
-  out[1] = fmul(o.y, k);
-  out[2] = fmul(o.z, k);
-  out[3] = fmul(o.w, k);
+#pragma unroll
+  for (int i = 0; i < 4; i++) out[i] = o[i];
 }
 
 // Rotates queries as keys are, from q to out. A warp per head, a block per 4 heads of a row; dimensions up to 512.

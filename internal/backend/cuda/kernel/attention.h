@@ -11,7 +11,7 @@
 // together for every path from the slots of its rows, in the order a plain sequence would have them. So a row of a
 // tree has the bits of the chain that leads to it.
 #pragma once
-#include "kv.h"
+#include "splits.h"
 
 struct Attn {
   const float* q;      // [row][heads][kdim]
@@ -32,23 +32,6 @@ struct Attn {
   const u64* kept;     // sparse: a bit for each block of keys [block of queries][heads][words]; null: all are seen
   int words, block;    // tokens of a block
 };
-
-#define NOTHING -1e30f // the maximum of nothing
-
-// What the unnormalised output is multiplied with in the end.
-DEV float last_factor(float m, float l, const float* sinks, int head) {
-  if (!sinks) return l > 0.f ? rcp(l) : 0.f;
-  float s = fmul(sinks[head], LOG2E), n = fmax_(m, s), f = ex2(fadd(m, -n));
-  return fmul(f, rcp(ffma(l, f, ex2(fadd(s, -n)))));
-}
-// One more split: (m, l) takes in (sm, sl). Outputs become o*f + so*g.
-DEV void take_in(float& m, float& l, float sm, float sl, float& f, float& g) {
-  float n = fmax_(m, sm);
-  f = ex2(fadd(m, -n));
-  g = ex2(fadd(sm, -n));
-  l = ffma(l, f, fmul(sl, g));
-  m = n;
-}
 
 // Query heads that chunk y of a KV head has.
 DEV int heads_of(const Attn& a, int y) {

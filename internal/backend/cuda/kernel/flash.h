@@ -94,8 +94,9 @@ DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int 
   const int MOST = TURN ? 4 : 8, B = 64 / STEP < MOST ? 64 / STEP : MOST; // loads in flight
   int c = tid % (DIM / 8), r0 = tid / (DIM / 8);
   bool turn = TURN && turns_keys(a.at.ktype);
+  // Rows that are not used hold anything: no row's result depends on another's.
 #pragma unroll 1
-  for (int k = 0; k < 64 / STEP; k += B) {
+  for (int k = 0; k < 64 / STEP && first + k * STEP < used; k += B) {
     float v[B][8];
 #pragma unroll
     for (int i = 0; i < B; i++) {
@@ -109,7 +110,7 @@ DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int 
       int r = r0 + (k + i) * STEP;
       if (turn) rotate8(v[i], c * 8, DIM < 128 ? DIM : 128, false);
       U4 h = {f2h2(v[i][0], v[i][1]), f2h2(v[i][2], v[i][3]), f2h2(v[i][4], v[i][5]), f2h2(v[i][6], v[i][7])};
-      sts128(qs + (c >> 3) * 8192 + r * 128 + (((c & 7) ^ (r & 7)) << 4), h);
+      if (first + r < used) sts128(qs + (c >> 3) * 8192 + r * 128 + (((c & 7) ^ (r & 7)) << 4), h);
     }
   }
 }
@@ -145,6 +146,11 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
       for (Walk w = {it.p0, 0}; w.p < it.p1; w.next(a, it, h0)) {
         bool gathered = w.gathered(it);
         if (!waited && (gathered || w.p >= it.fresh)) {
+          if (!PACKED && !gathered && lane == 0) { // what is there already comes from the cache then
+            const u8* page = (const u8*)a.pages[it.table + w.p] + region;
+            prefetch_l2(page, H * TILE);
+            prefetch_l2(page + a.at.values, H * TILE);
+          }
           pdl_wait();
           waited = true;
         }
@@ -191,6 +197,16 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
   int wg = warp >> 2, g = lane >> 2, t = lane & 3, par = 0;
   int wrow = H > 1 ? 0 : wg * 64, team = H > 1 ? 256 : 128; // its first row; threads that share queries
   u64 dq = desc128(qs + (H > 1 ? 0 : wg * TILE), 16, 1024);
+  if (BID < units) { // nobody writes tables in a step: they are in the cache when they are wanted
+    const Item* ip = (const Item*)a.items + 1 + BID / ys;
+    int row = (int)ldg32(&ip->row), rows = (int)ldg32(&ip->rows);
+    ldg32(&ip->base);
+    ldg32(&ip->hi);
+    if (lane < rows) {
+      ldg32(&a.seen[row + lane].lo);
+      ldg32(&a.seen[row + lane].block);
+    }
+  }
   pdl_wait();
   for (int u = BID; u < units; u += GDIM) {
     // Its fields are read again where they are needed: registers are scarce.

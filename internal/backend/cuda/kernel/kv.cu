@@ -7,9 +7,9 @@ struct WriteAt {
   int slot, pad;
 };
 
-DEV void in_any8(float (&v)[8], const In& s, int tok, int c, bool aligned) {
+DEV void in_any8(float (&v)[8], const In& s, int tok, int c, int pieces, bool aligned) {
   if (aligned) {
-    in8(v, s, tok, c);
+    in8(v, s, tok, c, pieces);
     return;
   }
 #pragma unroll
@@ -182,7 +182,7 @@ KERNEL(kv_write, KvWriteArgs, a, 128, 1) {
     for (int first = TID & ~31; first < all; first += 128) { // whole warps: lanes share scales and rotations
       int i = first + (TID & 31), c = i * 8, h = c / dim;
       float v[8] = {};
-      if (i < all) in_any8(v, src, row, c, aligned);
+      if (i < all) in_any8(v, src, row, c, in_pieces(src, c), aligned);
       u8* p = at.page + a.to.off + (u64)h * a.to.head + (key ? 0 : a.to.values);
       write8(p, type, key, dim, at.slot, c - h * dim, v, i < all);
     }
@@ -204,70 +204,110 @@ struct QkvArgs {
   int vnorm;               // values are normalised, without weights
   float eps;
 };
-// What stands between the products and attention: a warp per head of a row. Queries, keys: norm, rotation; values:
-// norm or nothing. A block has 4 heads of a row; dimensions up to 512.
-KERNEL(qkv_write, QkvArgs, a, 128, 1) {
-  pdl_launch();
-  pdl_wait();
-  int warp = TID >> 5, lane = TID & 31, row = BID, u = BIDY * 4 + warp;
-  int what = u < a.heads ? 0 : u < a.heads + a.kvheads ? 1 : 2;
-  int h = what == 0 ? u : what == 1 ? u - a.heads : u - a.heads - a.kvheads;
-  if (h >= a.kvheads && what == 2) return; // no head is left for this warp
-  int dim = what == 2 ? a.to.vdim : a.to.kdim;
-  const In& in = what == 0 ? a.q : what == 1 ? a.k : a.v;
-  int from = h * (what == 0 ? a.qstep : what == 1 ? a.kstep : a.vstep);
-  const float* w = what == 0 ? a.qw : what == 1 ? a.kw : nullptr;
-  bool norm = what == 2 ? a.vnorm != 0 : w != nullptr, aligned = in_aligned(in, 8) && from % 8 == 0;
-  float v[2][8], ss = 0;
+
+enum { QUERY, KEY, VALUE };
+// A head of a row, by a warp: queries, keys: norm, rotation; values: norm or nothing. Lane l has 8 dimensions from 8l on
+// and, if there are more than 256, from 256+8l on. What no kernel of the step writes is asked for by aim, before waiting.
+struct Head {
+  static const int K = 2;
+  int dim, from, row, pieces[K];
+  In in;
+  bool norm, turns;
+  float w[K][8];
+  DEV_M void aim(const QkvArgs& a, int row_, int what, int h) {
+    row = row_;
+    dim = what == VALUE ? a.to.vdim : a.to.kdim;
+    in = what == QUERY ? a.q : what == KEY ? a.k : a.v;
+    from = h * (what == QUERY ? a.qstep : what == KEY ? a.kstep : a.vstep);
+    const float* by = what == QUERY ? a.qw : what == KEY ? a.kw : nullptr;
+    norm = what == VALUE ? a.vnorm != 0 : by != nullptr;
+    turns = what != VALUE && a.cos;
 #pragma unroll
-  for (int k = 0; k < 2; k++) {
-    int d = (lane + 32 * k) * 8;
+    for (int k = 0; k < K; k++) {
+      int d = ((TID & 31) + 32 * k) * 8;
+      pieces[k] = in_pieces(in, from + d);
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[k][i] = 0;
-    if (d < dim) in_any8(v[k], in, row, from + d, aligned);
-#pragma unroll
-    for (int i = 0; i < 8; i++) ss = ffma(v[k][i], v[k][i], ss);
+      for (int i = 0; i < 8; i++) w[k][i] = by && d + i < dim ? by[d + i] : 1.f;
+    }
   }
-  ss = warp_sum(ss);
-  if (norm) {
-    float s = fdiv(1.f, sqrt_(fadd(fdiv(ss, (float)dim), a.eps)));
+  // v: the values. buf: memory for the head, since partners of a pair belong to different lanes. Everything is asked for
+  // before the first value is used.
+  DEV_M void make(const QkvArgs& a, float (&v)[K][8], u32 buf) const {
+    int lane = TID & 31;
+    bool aligned = in_aligned(in, 8) && from % 8 == 0;
+    float cs[K][8], sn[K][8], ss = 0;
 #pragma unroll
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < K; k++)
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         int d = (lane + 32 * k) * 8 + i;
-        v[k][i] = fmul(v[k][i], s);
-        if (w && d < dim) v[k][i] = fmul(v[k][i], w[d]);
+        if (!turns || d >= 2 * a.half) continue;
+        u64 at = (u64)row * a.turn + (d < a.half ? d : d - a.half);
+        cs[k][i] = a.cos[at];
+        sn[k][i] = a.sin[at];
       }
-  }
-  if (what < 2 && a.cos) { // partners of a pair belong to different lanes
-    u32 buf = saddr(smem) + warp * a.to.kdim * 4;
 #pragma unroll
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < K; k++) {
+      int d = (lane + 32 * k) * 8;
+#pragma unroll
+      for (int i = 0; i < 8; i++) v[k][i] = 0;
+      if (d < dim) in_any8(v[k], in, row, from + d, pieces[k], aligned);
+#pragma unroll
+      for (int i = 0; i < 8; i++) ss = ffma(v[k][i], v[k][i], ss);
+    }
+    ss = warp_sum(ss);
+    if (norm) {
+      float s = fdiv(1.f, sqrt_(fadd(fdiv(ss, (float)dim), a.eps)));
+#pragma unroll
+      for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[k][i] = fmul(fmul(v[k][i], s), w[k][i]);
+    }
+    if (!turns) return;
+#pragma unroll
+    for (int k = 0; k < K; k++)
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         int d = (lane + 32 * k) * 8 + i;
-        if (d < dim) sts_f(buf + d * 4, v[k][i]);
+        if (d < 2 * a.half) sts_f(buf + d * 4, v[k][i]);
       }
     syncwarp();
-    const float *cs = a.cos + (u64)row * a.turn, *sn = a.sin + (u64)row * a.turn;
 #pragma unroll
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < K; k++)
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         int d = (lane + 32 * k) * 8 + i;
-        if (d < a.half) v[k][i] = fadd(fmul(v[k][i], cs[d]), -fmul(lds_f(buf + (d + a.half) * 4), sn[d]));
+        if (d < a.half) v[k][i] = fadd(fmul(v[k][i], cs[k][i]), -fmul(lds_f(buf + (d + a.half) * 4), sn[k][i]));
         else if (d < 2 * a.half)
-          v[k][i] = fadd(fmul(lds_f(buf + (d - a.half) * 4), sn[d - a.half]), fmul(v[k][i], cs[d - a.half]));
+          v[k][i] = fadd(fmul(lds_f(buf + (d - a.half) * 4), sn[k][i]), fmul(v[k][i], cs[k][i]));
       }
   }
+};
+// What stands between the products and attention: a warp per head of a row. A block has 4 heads of a row; dimensions
+// up to 512.
+KERNEL(qkv_write, QkvArgs, a, 128, 1) {
+  pdl_launch();
+  int warp = TID >> 5, lane = TID & 31, row = BID, u = BIDY * 4 + warp;
+  int what = u < a.heads ? QUERY : u < a.heads + a.kvheads ? KEY : VALUE;
+  int h = what == QUERY ? u : what == KEY ? u - a.heads : u - a.heads - a.kvheads;
+  bool live = h < a.kvheads || what != VALUE; // or no head is left for this warp
+  Head head;
   WriteAt at = a.at[row];
+  if (live) head.aim(a, row, what, h);
+  pdl_wait();
+  if (!live) return;
+  float v[2][8];
+  head.make(a, v, saddr(smem) + warp * a.to.kdim * 4);
+  int dim = head.dim;
+#pragma unroll 1 // what is written is long
+  for (int k = 0; k * 256 < dim; k++) {
+    float o[8];
 #pragma unroll
-  for (int k = 0; k < 2; k++) {
+    for (int i = 0; i < 8; i++) o[i] = k ? v[1][i] : v[0][i];
     int d = (lane + 32 * k) * 8;
-    if (d < dim && what == 0) store8(a.out + (u64)row * a.ostride + h * dim + d, v[k]);
-    u8* p = at.page + a.to.off + (u64)h * a.to.head + (what == 2 ? a.to.values : 0);
-    if (what > 0) write8(p, what == 1 ? a.to.ktype : a.to.vtype, what == 1, dim, at.slot, d, v[k], d < dim);
+    if (d < dim && what == QUERY) store8(a.out + (u64)row * a.ostride + h * dim + d, o);
+    u8* p = at.page + a.to.off + (u64)h * a.to.head + (what == VALUE ? a.to.values : 0);
+    if (what != QUERY) write8(p, what == KEY ? a.to.ktype : a.to.vtype, what == KEY, dim, at.slot, d, o, d < dim);
   }
 }
 

@@ -13,6 +13,7 @@
 // for all but tiny ones, and sums of 32 fit a half. Tokens are independent; those a tile lacks hold anything.
 #pragma once
 #include "product.h"
+#include "splits.h"
 
 static const int PA = 16384, PTAIL = 2304, PACT = 2 * PA + PTAIL;
 
@@ -186,13 +187,18 @@ DEV void head8(float (&x)[8], const float (&gate)[8], const float (&w)[8], int d
 // Rows that a product makes and packs itself, for as many columns as a block of it multiplies.
 enum { MAKE_PLAIN, MAKE_SILU, MAKE_GELU, MAKE_SIGMOID, MAKE_HEADS };
 struct Make {
-  static const bool MADE = true;
+  static const bool MADE = true, MERGED = false;
   In x, gate;     // plain: x; gated: act(gate) * x; sigmoid: x * sigmoid(gate); heads: norm(x) * w * silu(gate)
   const float* w;
   int kind, cols;
   int dim, step;  // heads of dim values, whose gates begin step values after each other
   float eps;
   int pad;
+};
+// The same where x is attention's output, whose splits are still to be added for rows that have partial results.
+struct MakeMerged : Make {
+  static const bool MERGED = true;
+  Splits of;
 };
 // Eight columns of a row, such that Fast reads them. What no kernel of the step writes comes first (aim), so that it is
 // there when waiting for the kernels before ends.
@@ -218,6 +224,9 @@ struct Maker {
   DEV_M void make(const Make& m, float (&v)[8]) const {
     float g[8];
     sum8_two(v, g, p, ps, np, q, qs, nq);
+    finish(m, v, g);
+  }
+  DEV_M void finish(const Make& m, float (&v)[8], const float (&g)[8]) const {
     if (m.kind == MAKE_SIGMOID) sigmoid8(v, g);
     else if (m.kind == MAKE_HEADS) head8(v, g, f, m.dim, m.eps);
     else if (m.kind != MAKE_PLAIN) gate8(v, g, m.kind == MAKE_GELU);

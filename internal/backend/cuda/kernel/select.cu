@@ -127,9 +127,15 @@ DEV void select_parts(const SelectArgs& p) {
 }
 KERNEL(select_top_parts, SelectArgs, p, 256, 1) { select_parts(p); }
 
-// The largest alone. It runs once in a pass, after all weights went by: its instructions come from memory, so they are
-// few.
-KERNEL(select_max_parts, SelectArgs, p, 256, 1) {
+// The largest alone, and the sums of pieces as plain rows if somebody may want them. It runs once in a pass, after all
+// weights went by: its instructions come from memory, so they are few.
+struct MaxArgs {
+  SelectArgs s;
+  float* plain; // or null
+  int stride, pad;
+};
+KERNEL(select_max_parts, MaxArgs, a, 256, 1) {
+  const SelectArgs& p = a.s;
   int part = BID, row = BIDY, base = (p.x.first + part * PART) >> 8;
   int* pieces = (int*)(smem + 64); // of the part's groups, behind what block_best needs
   if (TID <= PART / 256) pieces[TID] = in_pieces(p.x, (base + TID) * 256 - p.x.first);
@@ -159,13 +165,17 @@ KERNEL(select_max_parts, SelectArgs, p, 256, 1) {
 #pragma unroll 1
         for (int k = 1; k < n; k++) v[j] = add4(v[j], *(const F4*)(in_addr(p.x, row, c) + k * in_step(p.x)));
         see(v[j].x, c), see(v[j].y, c + 1), see(v[j].z, c + 2), see(v[j].w, c + 3);
+        if (a.plain) *(F4*)(a.plain + (u64)row * a.stride + c) = v[j];
       }
     }
   } else {
 #pragma unroll 1
     for (int i = 0; i < EACH; i++) {
       int c = part_column(part, i);
-      if (c < p.cols) see(in1(p.x, row, c), c);
+      if (c >= p.cols) break;
+      float v = in1(p.x, row, c);
+      see(v, c);
+      if (a.plain) a.plain[(u64)row * a.stride + c] = v;
     }
   }
   u64 best = block_best(mine, (u64*)smem);

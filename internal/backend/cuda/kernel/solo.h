@@ -4,7 +4,8 @@
 
 // A product that makes its activations itself.
 struct MadeArgs { ProductArgs p; Make m; };
-struct Packed { static const bool MADE = false; }; // the other kind
+struct MergedArgs { ProductArgs p; MakeMerged m; };
+struct Packed { static const bool MADE = false, MERGED = false; }; // the other kind
 
 // "solo": blocks of 16 warps with one tile each. A ring of half stages (weights and activations) is filled by bulk
 // copies that complete on a barrier (full); warps report on another (empty) when they are done with a slot. Warps
@@ -48,6 +49,8 @@ template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M&
   Maker maker; // a warp makes 256 columns of a token: those of one of the block's stages
   int row = warp / chunks, c0 = warp - row * chunks;
   if constexpr (MADE) maker.aim(m, row, (kb + c0 < a.kb ? kb + c0 : kb + c0 - a.kb) * 256 + lane * 8);
+  if constexpr (M::MERGED)
+    if (TID < n) ldg32(m.of.seen + TID); // in the cache when it is wanted
   SYNC();
   pdl_launch();
   pdl_wait();
@@ -55,12 +58,31 @@ template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M&
     fence_async();
     for (int i = 0; i < a.depth && i < halves; i++) activations(i, kb + (i >> 1), ring + i * SLOT, full + i * 8);
   }
-  if constexpr (MADE)
-    if (row < n) {
-      float v[8];
-      maker.make(m, v);
-      pack_row({smem + (held - base), chunks, 1}, c0, row, v, lane);
-    }
+  if constexpr (MADE) {
+    float v[8];
+    if constexpr (M::MERGED) { // all threads add splits, a column each, where the activations go afterwards
+      float g[8];
+      if (row < n) sum8_two(v, g, nullptr, 0, 0, maker.q, maker.qs, maker.nq);
+#pragma unroll 1
+      for (int job = TID >> 8; job < n * chunks; job += 2) {
+        int r = job / chunks, k = kb + job - r * chunks, c = (k < a.kb ? k : k - a.kb) * 256 + (TID & 255);
+        if (c >= m.cols) continue;
+        Seen see = m.of.seen[r];
+        float o[1];
+        int head = c / m.of.dim;
+        if (see.part < 0) o[0] = *in_addr(m.x, r, c);
+        else add_splits(o, m.of, see, head, c - head * m.of.dim);
+        sts_f(held + job * 1024 + (TID & 255) * 4, o[0]);
+      }
+      SYNC();
+      if (row < n)
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = maker.np ? lds_f(held + warp * 1024 + lane * 32 + i * 4) : 0.f;
+      SYNC();
+      if (row < n) maker.finish(m, v, g);
+    } else if (row < n) maker.make(m, v);
+    if (row < n) pack_row({smem + (held - base), chunks, 1}, c0, row, v, lane);
+  }
   factors(a, job, factor, tok0, n, warp, lane);
   SYNC();
   // Not before: the loads that kernels wait for would be behind it. With more tokens registers are short.

@@ -7,4 +7,6 @@
 #include "solo.h"
 SOLOS(q4k, ONLY_Q4K)
 SOLOS_BETWEEN(q4k, ONLY_Q4K)
+// Attention's output is seldom multiplied with another format.
+KERNEL(solo_q4k_merged, MergedArgs, a, 512, 1) { solo<ONLY_Q4K, 1>(a.p, a.m); }
 #endif

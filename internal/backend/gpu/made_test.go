@@ -1,0 +1,193 @@
+package gpu_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	"strobe/internal/backend"
+	"strobe/internal/backend/cuda/emulate"
+	"strobe/internal/backend/gpu"
+	"strobe/internal/quant"
+)
+
+// TestMadeOfSplits: a product that adds the splits of attention itself has the bits of one after a launch that does.
+func TestMadeOfSplits(t *testing.T) {
+	s := backend.KVDims{Heads: 2, KeyDim: 256, ValueDim: 256, Key: quant.F16, Value: quant.F16}
+	for _, c := range []struct {
+		heads  int
+		slots  []int
+		window int
+	}{{4, []int{500}, 0}, {12, []int{330}, 0}, {8, []int{700, 65}, 300}} {
+		t.Run(fmt.Sprintf("%d heads, %v", c.heads, c.slots), func(t *testing.T) {
+			w := newWorldOn(t, hopper(t), c.heads, s)
+			n, kd, width := len(c.slots), s.KeyDim, c.heads*s.KeyDim
+			var segs []rows
+			for _, slots := range c.slots {
+				segs = append(segs, rows{s: w.sequence(slots, 60), n: 1, window: c.window})
+			}
+			p := plan(segs)
+			k := w.tablesOf(p, w.at.Tiling(1))
+			room := k.Room()
+			block := make([]byte, room.Bytes())
+			k.Put(block, room)
+			tables := room.At(w.upload(block))
+			tables.Pages, _ = w.pages.Table()
+			gates := w.floats(w.normal(n*2*width, 1))
+			call := gpu.AttnCall{Q: w.floats(w.normal(n*width, 1)), Out: w.alloc(n * width), QStride: width, OStride: width,
+				Rows: n, Longest: 1, Tables: tables, Merge: k.Partials > 0, Partials: k.Partials, Scale: 0.07,
+				Place: w.pages.Layout.Places[layer], Scratch: w.alloc(max(4, w.at.ScratchBytes(k.Partials)/4))}
+			ls := w.at.Launches(nil, call)
+			if !call.Merge || ls[len(ls)-1].Name != "merge" {
+				t.Fatalf("no splits are left to add: %d partial results", k.Partials)
+			}
+			// Without the launch that adds splits, which the product does.
+			r := &productRig{t, w.d, gpu.NewProducts(w.d.Props())}
+			m := r.productMatrix(rand.New(rand.NewPCG(5, 5)), quant.Q4_K, 300, width, 1)
+			defer r.release(m.w)
+			for _, made := range []gpu.Made{{Kind: gpu.MadePlain, X: gpu.Rows(call.Out, width)},
+				{Kind: gpu.MadeSigmoid, X: gpu.Rows(call.Out, width), Gate: gpu.Rows(gates, 2*width), Dim: kd, Step: 2 * kd}} {
+				cut := r.p.Cut(m.WeightLayout)
+				x := gpu.MatMulInput{ActLayout: r.p.Acts(n, m.WeightLayout), Made: &made}
+				want := r.multiply(slices.Clone(ls), x, []*productMatrix{m}, cut, 1)[0]
+				if made.Splits = w.at.Splits(call); !r.p.CanMake(&made, n, m.WeightLayout, cut[0]) {
+					t.Fatalf("%d rows in %d blocks cannot be made", n, cut[0])
+				}
+				w.d.Fill(call.Out, 0xff, 4*n*width)
+				got := r.multiply(slices.Clone(ls[:len(ls)-1]), x, []*productMatrix{m}, cut, 1)[0]
+				w.same("product of splits", got, want)
+			}
+		})
+	}
+}
+
+// watched is a device that keeps the names of what is launched.
+type watched struct {
+	gpu.Driver
+	names []string
+}
+
+func (d *watched) Launch(l *gpu.Launch) {
+	d.names = append(d.names, l.Name)
+	d.Driver.Launch(l)
+}
+
+// TestOneRow: an attention layer as models write it is eight launches for one row and the end of a pass four, and the
+// row has the bits that it has before another one, where there are more of them.
+func TestOneRow(t *testing.T) {
+	d := &watched{Driver: emulate.Emulated(t, emulate.Options{Hopper: true, Units: 128})}
+	if os.Getenv("STROBE_CUDA") == "cuda" {
+		d.Driver = hopper(t)
+	}
+	dev, err := gpu.New(d)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(err)
+	const hidden, heads, dim, half, slot = 1024, 4, 256, 32, 200
+	rnd := rand.New(rand.NewPCG(4, 4))
+	bind := func(rows int) backend.Weight {
+		w, err := dev.Weight(backend.Matrix{Type: quant.Q4_K, Rows: rows, Cols: hidden, Experts: 1,
+			Data: gpu.RandomBlocks(rnd, quant.Q4_K, rows*hidden)})
+		must(err)
+		return w
+	}
+	vector := func(n int) backend.Vector {
+		v, err := dev.Vector(randomRows(rnd, n))
+		must(err)
+		return v
+	}
+	wq, wk, wv, wo := bind(2*heads*dim), bind(dim), bind(dim), bind(hidden)
+	gate, up, down, head := bind(hidden), bind(hidden), bind(hidden), bind(300)
+	norms, byHead, turn := [3]backend.Vector{vector(hidden), vector(hidden), vector(hidden)}, vector(dim), vector(half)
+	pool, err := dev.NewKVPool(backend.KVLayout{Page: 64, Layers: []backend.KVDims{{Heads: 1, KeyDim: dim, ValueDim: dim,
+		Key: quant.F16, Value: quant.F16}}})
+	must(err)
+	w := &world{rig: &rig{t, d, rnd}}
+	var table []int32
+	var content [][]byte
+	for range 4 {
+		id, err := pool.Alloc()
+		must(err)
+		table, content = append(table, id), append(content, w.junk(pool.PageBytes()))
+	}
+	input := randomRows(rnd, 2*hidden)
+	run := func(n int) (logits, x []float32, best int32) {
+		for i, id := range table {
+			pool.WritePage(id, content[i])
+		}
+		rows := func(cols int) backend.Tensor {
+			x, err := dev.Alloc(n, cols)
+			must(err)
+			return x
+		}
+		ints := func() backend.Ints {
+			x, err := dev.AllocInts(n)
+			must(err)
+			return x
+		}
+		stream, h, both, k, v, q, o := rows(hidden), rows(hidden), rows(2*heads*dim), rows(dim), rows(dim), rows(heads*dim),
+			rows(heads*dim)
+		g, u, y, last, out := rows(hidden), rows(hidden), rows(hidden), rows(hidden), rows(300)
+		cos, sin, pos, pick, ids := rows(half), rows(half), ints(), ints(), ints()
+		p := &backend.KVPlan{Pool: pool, Tables: [][]int32{table}}
+		for r := range n {
+			addRow(p, 0, slot+r)
+		}
+		spare := map[int]backend.Tensor{}
+		for _, cols := range []int{dim, hidden, 2 * hidden} {
+			spare[cols] = rows(cols)
+		}
+		dev.Write(stream, input[:n*hidden])
+		d.names = nil
+		dev.BeginStep(&backend.Plan{KV: []backend.KVPlan{*p}})
+		dev.SetInts(pos, []int32{slot, slot + 1}[:n])
+		dev.SetInts(pick, []int32{0, 1}[:n])
+		dev.Angles(cos, sin, pos, turn, 1)
+		dev.RMSNorm(h, stream, norms[0], 1e-6)
+		dev.MatMul(h, backend.Product{W: wq, Y: both}, backend.Product{W: wk, Y: k}, backend.Product{W: wv, Y: v})
+		dev.RMSNorm(q.Split(heads), both.Split(heads).Columns(0, dim), byHead, 1e-6)
+		dev.RoPE(q.Split(heads), heads, cos, sin)
+		dev.RMSNorm(k.Split(1), k.Split(1), byHead, 1e-6)
+		dev.RoPE(k, 1, cos, sin)
+		dev.KVWrite(0, 0, k, v)
+		dev.Attention(o, q, 0, 0, backend.AttnParams{Heads: heads, KVHeads: 1, Scale: 0.06})
+		oh := o.Split(heads)
+		dev.SigmoidGate(oh, oh, both.Split(heads).Columns(dim, dim))
+		dev.MatMul(o, backend.Product{W: wo, Y: y})
+		dev.Add(stream, stream, y)
+		dev.RMSNorm(h, stream, norms[1], 1e-6)
+		dev.MatMul(h, backend.Product{W: gate, Y: g}, backend.Product{W: up, Y: u})
+		dev.Gated(g, g, u, backend.SiLU)
+		dev.MatMul(g, backend.Product{W: down, Y: y})
+		dev.Add(stream, stream, y)
+		dev.Gather(last, stream, pick)
+		dev.RMSNorm(last, last, norms[2], 1e-6)
+		dev.MatMul(last, backend.Product{W: head, Y: out})
+		dev.ArgMax(ids, out)
+		// What lies between is not wanted any more.
+		for _, x := range []backend.Tensor{h, both, k, v, q, o, g, u, y} {
+			dev.Copy(x, spare[x.Cols])
+		}
+		dev.EndStep()
+		must(dev.Sync())
+		return dev.Read(out)[:300], dev.Read(stream)[:hidden], dev.Ints(ids)[0]
+	}
+	wantLogits, wantX, wantBest := run(2)
+	logits, x, best := run(1)
+	w.same("residual stream", x, wantX)
+	w.same("logits", logits, wantLogits)
+	if best != wantBest {
+		t.Errorf("best %d, want %d", best, wantBest)
+	}
+	want := []string{"add_pack", "solo_q4k_1", "qkv_write", "flash256x1", "solo_q4k_merged", "add_pack", "solo_q4k_1",
+		"solo_q4k_made", "add_norm", "solo_q4k_1", "select_max_parts", "select_merge"}
+	if got := d.names[2:][:len(want)]; !slices.Equal(got, want) {
+		t.Errorf("launches %v, want %v", got, want)
+	}
+}
