@@ -125,7 +125,7 @@ func (a *Attention) form(rows int) form {
 			most *= 2
 		}
 		name := fmt.Sprintf("attend_%d_%d_%d_%d", most, n, kvTypes[a.Shape.Key], kvTypes[a.Shape.Value])
-		return form{name, 128, most, 1, 3}
+		return form{name, 128, most, 1, 2}
 	}
 	return form{"attend_plain", 128, 16, 1, 2}
 }
