@@ -53,6 +53,10 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 			b.spare.give(a)
 		}
 		l.later = l.later[:0]
+		if s := l.splits; s.splits != nil && s.launches < len(l.out) {
+			b.spare.give(s.scratch)
+			l.splits = splitRows{}
+		}
 		n := l.fused(i)
 		if n == 0 {
 			n = l.single(i)
@@ -573,9 +577,10 @@ func (l *lowering) makes(mul int, m *Made) (x MatMulInput, ok bool) {
 	l.b.cut(ps)
 	x = MatMulInput{ActLayout: l.actLayout(mul), Made: m}
 	can := func() bool { return l.b.products.CanMake(m, x.Rows, ps[0].w.WeightLayout, ps[0].w.blocks) }
-	if s := l.splits; s.launches == len(l.out) && sameRows(s.v, l.ops[mul].a) && !l.read(mul+1, s.v) {
+	if s := l.splits; s.splits != nil && s.launches == len(l.out) && l.out[s.launches-1].Name == "merge" &&
+		sameRows(s.v, l.ops[mul].a) && !l.read(mul+1, s.v) {
 		if m.Splits = s.splits; can() { // instead of the launch that adds them
-			l.out, l.splits = l.out[:len(l.out)-1], splitRows{}
+			l.out, l.splits, l.later = l.out[:len(l.out)-1], splitRows{}, append(l.later, s.scratch)
 			return x, true
 		}
 		m.Splits = nil

@@ -360,7 +360,6 @@ func (l *lowering) attention(o op, q view) {
 		Sinks: o.attn.sinks, Scale: o.attn.scale, Shares: u.shares}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))
-		l.later = append(l.later, c.Scratch)
 	}
 	if u.unpack > 0 || u.block > 0 {
 		c.Rotated = l.take(4 * int(q.rows) * int(q.cols))
@@ -376,16 +375,18 @@ func (l *lowering) attention(o op, q view) {
 		defer l.b.spare.give(c.Sparse.Scratch)
 	}
 	l.out = a.Launches(l.out, c)
-	if l.out[len(l.out)-1].Name == "merge" {
-		l.splits = splitRows{o.dst, a.Splits(c), len(l.out)}
+	if c.Merge {
+		l.splits = splitRows{o.dst, a.Splits(c), len(l.out), c.Scratch}
 	}
 }
 
-// splitRows is a tensor whose rows the last of so many launches adds from attention's splits.
+// splitRows is a tensor whose rows the last of so many launches adds from attention's splits, and their scratch, which
+// is kept until that launch is not the last one any more: the product after it may read them instead.
 type splitRows struct {
 	v        view
 	splits   *Splits
 	launches int
+	scratch  Addr
 }
 
 // queries: what stands between the products of an attention layer and attention: norms of heads, rotations, writing
