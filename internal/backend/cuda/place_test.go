@@ -68,6 +68,7 @@ func TestDivided(t *testing.T) {
 			{"some layers and experts on the processor", model.Options{Place: func(l int) int { return 1 - min(1, l) }, Experts: everyOther},
 				processor(t), false},
 			{"layers on two GPUs", model.Options{Place: everyOther}, second, true},
+			{"layers on one GPU twice", model.Options{Place: everyOther}, b, true}, // steps of a pass take turns there
 			// With weights in tiles the bits would be others: what crosses is rounded as a tensor is, where on one GPU a
 			// product takes the norm's factor afterwards.
 			{"experts on another GPU", model.Options{Experts: everyOther}, second, true},

@@ -33,8 +33,6 @@ type Backend struct {
 	unpacked      Addr                   // pages of one layer as halves,
 	unpackedBytes int                    // their size,
 	refused       int                    // and one that there was no memory for; 0: none
-	passSegs      *backend.DeltaSeg      // of the pass whose recurrent layers came last
-	passDelta     *DeltaTables           // and their tables
 	profile       map[string]*KernelTime // of steps that are being profiled; nil otherwise
 }
 

@@ -60,7 +60,7 @@ func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 	}
 	var dt *DeltaTables
 	if s.plan != nil && s.plan.State != nil {
-		if dt, err = b.deltaTables(s.plan, l.delta); err != nil {
+		if dt, err = s.plan.State.(*States).pass(s.plan.Delta, l.delta); err != nil {
 			return nil, lay, err
 		}
 		lay.delta = deltaUse{dt.Room(), lay.bytes}
@@ -83,19 +83,6 @@ func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 		dt.Put(blk[lay.delta.at:], lay.delta.room)
 	}
 	return blk, lay, nil
-}
-
-// deltaTables makes the tables of the recurrent layers, once for all steps of a pass: making them turns the tapes
-// around.
-func (b *Backend) deltaTables(p *backend.Plan, rows int) (*DeltaTables, error) {
-	if len(p.Delta) > 0 && b.passSegs == &p.Delta[0] {
-		return b.passDelta, nil
-	}
-	t, err := p.State.(*States).Tables(p.Delta, rows)
-	if err == nil && len(p.Delta) > 0 {
-		b.passSegs, b.passDelta = &p.Delta[0], t
-	}
-	return t, err
 }
 
 func align16(n int) int { return (n + 15) / 16 * 16 }

@@ -19,6 +19,9 @@ type States struct {
 	spare  map[int][]Addr // memory that was given back, by size
 	table  Addr           // of Settle
 	room   int            // bytes of it
+
+	passSegs  *backend.DeltaSeg // of the pass that came last
+	passTable *DeltaTables      // and its tables
 }
 
 type stateSlot struct {
@@ -211,6 +214,18 @@ func (p *States) Tables(segs []backend.DeltaSeg, rows int) (*DeltaTables, error)
 		}
 	}
 	return t, nil
+}
+
+// pass makes the tables of a pass once for all its steps: making them turns the tapes around.
+func (p *States) pass(segs []backend.DeltaSeg, rows int) (*DeltaTables, error) {
+	if len(segs) > 0 && p.passSegs == &segs[0] {
+		return p.passTable, nil
+	}
+	t, err := p.Tables(segs, rows)
+	if err == nil && len(segs) > 0 {
+		p.passSegs, p.passTable = &segs[0], t
+	}
+	return t, err
 }
 
 // Settle applies the first pending rows of the tape.
