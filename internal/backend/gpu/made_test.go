@@ -63,21 +63,10 @@ func TestMadeOfSplits(t *testing.T) {
 	}
 }
 
-// watched is a device that keeps the names of what is launched.
-type watched struct {
-	gpu.Driver
-	names []string
-}
-
-func (d *watched) Launch(l *gpu.Launch) {
-	d.names = append(d.names, l.Name)
-	d.Driver.Launch(l)
-}
-
 // TestOneRow: an attention layer as models write it is eight launches for one row and the end of a pass four, and the
 // row has the bits that it has before another one, where there are more of them.
 func TestOneRow(t *testing.T) {
-	d := &watched{Driver: emulate.Emulated(t, emulate.Options{Hopper: true, Units: 128})}
+	d := &spy{Driver: emulate.Emulated(t, emulate.Options{Hopper: true, Units: 128})}
 	if os.Getenv("STROBE_CUDA") == "cuda" {
 		d.Driver = hopper(t)
 	}
