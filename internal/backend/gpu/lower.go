@@ -525,7 +525,13 @@ func (l *lowering) sigmoidGate(i int) int {
 		return 1 + n
 	}
 	x := l.act(i + 1)
-	l.out = l.b.products.SigmoidPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, v, gate.in, gate.dim, gate.step)
+	to := Packed{ActLayout: x.ActLayout, P: x.P}
+	if s := l.unmerged(i + 1); s != nil && l.b.products.Plain && int(s.dim) == gate.dim {
+		l.unmerge()
+		l.out = l.b.products.MergePack(l.out, to, s, v, gate.in, gate.step)
+	} else {
+		l.out = l.b.products.SigmoidPack(l.out, to, v, gate.in, gate.dim, gate.step)
+	}
 	l.overwrite(o.dst)
 	l.packed = append(l.packed, packedRows{v: mul.a, x: x})
 	return 1
@@ -577,15 +583,30 @@ func (l *lowering) makes(mul int, m *Made) (x MatMulInput, ok bool) {
 	l.b.cut(ps)
 	x = MatMulInput{ActLayout: l.actLayout(mul), Made: m}
 	can := func() bool { return l.b.products.CanMake(m, x.Rows, ps[0].w.WeightLayout, ps[0].w.blocks) }
-	if s := l.splits; s.splits != nil && s.launches == len(l.out) && l.out[s.launches-1].Name == "merge" &&
-		sameRows(s.v, l.ops[mul].a) && !l.read(mul+1, s.v) {
-		if m.Splits = s.splits; can() { // instead of the launch that adds them
-			l.out, l.splits, l.later = l.out[:len(l.out)-1], splitRows{}, append(l.later, s.scratch)
+	if s := l.unmerged(mul); s != nil {
+		if m.Splits = s; can() {
+			l.unmerge()
 			return x, true
 		}
 		m.Splits = nil
 	}
 	return x, can()
+}
+
+// unmerged is the splits that the last launch adds for the product at mul alone; nil if it is no such launch.
+func (l *lowering) unmerged(mul int) *Splits {
+	s := l.splits
+	if s.splits == nil || s.launches < len(l.out) || l.out[s.launches-1].Name != "merge" ||
+		!sameRows(s.v, l.ops[mul].a) || l.read(mul+1, s.v) {
+		return nil
+	}
+	return s.splits
+}
+
+// unmerge takes that launch back: whoever comes next adds the splits.
+func (l *lowering) unmerge() {
+	l.later = append(l.later, l.splits.scratch)
+	l.out, l.splits = l.out[:len(l.out)-1], splitRows{}
 }
 
 // matMul multiplies packed rows with tiles, and plain ones with matrices of floats.

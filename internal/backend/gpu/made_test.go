@@ -180,3 +180,54 @@ func TestOneRow(t *testing.T) {
 		t.Errorf("launches %v, want %v", got, want)
 	}
 }
+
+// TestMergePack: attention's splits that are added where they are gated and packed are the bytes of those that a launch
+// of their own adds; also of rows that have no splits.
+func TestMergePack(t *testing.T) {
+	d := openDevice(t)
+	if !d.Props().Plain {
+		t.Skip("only plain devices have that kernel")
+	}
+	for _, c := range []struct {
+		heads, dim int
+		slots      []int
+	}{{4, 256, []int{500}}, {6, 64, []int{700, 65, 3}}, {2, 24, []int{330}}} {
+		s := backend.KVDims{Heads: 2, KeyDim: c.dim, ValueDim: c.dim, Key: quant.F16, Value: quant.F16}
+		w := newWorldOn(t, d, c.heads, s)
+		n, width := len(c.slots), c.heads*c.dim
+		var segs []rows
+		for _, slots := range c.slots {
+			segs = append(segs, rows{s: w.sequence(slots, 60), n: 1})
+		}
+		k := w.tablesOf(plan(segs), w.at.Tiling(1))
+		room := k.Room()
+		block := make([]byte, room.Bytes())
+		k.Put(block, room)
+		tables := room.At(w.upload(block))
+		tables.Pages, _ = w.pages.Table()
+		call := gpu.AttnCall{Q: w.floats(w.normal(n*width, 1)), Out: w.alloc(n * width), QStride: width, OStride: width,
+			Rows: n, Longest: 1, Tables: tables, Merge: k.Partials > 0, Partials: k.Partials, Scale: 0.07,
+			Place: w.pages.Layout.Places[layer], Scratch: w.alloc(max(4, w.at.ScratchBytes(k.Partials)/4))}
+		ls := w.at.Launches(nil, call)
+		if !call.Merge || ls[len(ls)-1].Name != "merge" {
+			t.Fatalf("no splits are left to add: %d partial results", k.Partials)
+		}
+		p, x := gpu.NewProducts(d.Props()), gpu.Rows(call.Out, width)
+		gates := gpu.Rows(w.floats(w.normal(n*2*width, 1)), 2*width)
+		to := gpu.Packed{ActLayout: p.Acts(n, gpu.WeightLayout{Cols: width})}
+		packed := func(ls []gpu.Launch) []float32 {
+			for i := range ls {
+				k, err := d.Kernel(ls[i].Name)
+				w.must(err)
+				ls[i].Kernel = k
+			}
+			w.run(ls)
+			return w.readFloats(to.P, to.Bytes()/4)
+		}
+		to.P = w.alloc(to.Bytes() / 4)
+		want := packed(p.SigmoidPack(slices.Clone(ls), to, x, gates, c.dim, 2*c.dim))
+		to.P = w.alloc(to.Bytes() / 4)
+		got := packed(p.MergePack(slices.Clone(ls[:len(ls)-1]), to, w.at.Splits(call), x, gates, 2*c.dim))
+		w.same(fmt.Sprintf("%d heads of %d", c.heads, c.dim), got, want)
+	}
+}

@@ -116,6 +116,23 @@ func (p *Products) SigmoidPack(ls []Launch, to Packed, x, gate In, dim, step int
 	return append(ls, p.small("sigmoid_pack", &to, Args(a)))
 }
 
+type mergePackArgs struct {
+	act                   actArgs
+	gate                  In
+	x                     Addr
+	part, ml, sinks, seen Addr
+	stride, rows, cols    int32
+	dim, step             int32
+	_                     int32
+}
+
+// MergePack is SigmoidPack of attention's output of which some rows are still in splits, on plain devices.
+func (p *Products) MergePack(ls []Launch, to Packed, s *Splits, x, gate In, step int) []Launch {
+	a := mergePackArgs{act: to.args(), gate: gate, x: x.P, part: s.part, ml: s.ml, sinks: s.sinks, seen: s.seen,
+		stride: x.Stride, rows: int32(to.Rows), cols: int32(to.Cols), dim: s.dim, step: int32(step)}
+	return append(ls, p.small("merge_pack", &to, Args(a)))
+}
+
 type headPackArgs struct {
 	act                actArgs
 	x, gate            In

@@ -33,7 +33,7 @@ const pushBytes = 128
 // pushed are the kernels whose parameter is a push constant. Reading it from memory takes them 0.3 us on an H200, and
 // there are 256 of them in a pass of a 27B model.
 var pushed = map[string]bool{"pack": true, "add_pack": true, "gated_pack": true, "sigmoid_pack": true,
-	"head_pack": true}
+	"head_pack": true, "merge_pack": true}
 
 // Kernel finds a kernel.
 func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
@@ -62,7 +62,8 @@ var plainKernels = map[string]variant{
 	"select_merge": {"select_merge", nil},
 	"pack":         {"pack", nil}, "add_pack": {"add_pack", nil}, "add_norm": {"add_norm", nil},
 	"gated_pack":   {"gated_pack", nil},
-	"sigmoid_pack": {"sigmoid_pack", nil}, "head_pack": {"head_pack", nil}, "reduce_pieces": {"reduce", nil},
+	"sigmoid_pack": {"sigmoid_pack", nil}, "merge_pack": {"merge_pack", nil}, "head_pack": {"head_pack", nil},
+	"reduce_pieces": {"reduce", nil},
 	"embed":     {"embed", nil},
 	"moe_group": {"group", nil}, "kv_write": {"kv_write", nil}, "qkv_write": {"qkv_write", []uint32{0}},
 	"qkv_write_floats": {"qkv_write", []uint32{1}}, "kv_move": {"kv_move", nil}, "merge": {"merge", nil},

@@ -199,7 +199,7 @@ void main() {
 								z = vec2(blend(to.v[0], f, z.x, g), blend(to.v[1], f, z.y, g));
 							}
 							precise vec2 last = z;
-							if (nth == r.splits - 1) last = z * last_factor(rmax, rsum, head);
+							if (nth == r.splits - 1) last = z * last_factor(a.sinks, rmax, rsum, head);
 							to.v[0] = last.x;
 							to.v[1] = last.y;
 						}

@@ -1,6 +1,7 @@
 // Attention over the pages of the cache, as attention.h of backend/cuda describes it: splits of a row depend on what
 // that row sees alone, and whether one workgroup has all of them or each has its own (and merge adds) changes no bit.
 #include "kv.glsl"
+#include "splits.glsl"
 struct Item {
 	int row, rows;   // of the batch
 	int table;       // where the sequence's pages begin
@@ -11,20 +12,11 @@ struct Item {
 	int path, paths;
 	int lo, hi;
 };
-struct Seen {
-	int lo, hi;
-	int part;           // its first partial result, or -1: one workgroup has all its splits and writes the output
-	int split0, splits;
-	int path, base;
-	int block;          // sparse: its block of queries
-};
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Items { Item v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer SeenRows { Seen v[]; };
 ARGS(uint64_t q; uint64_t to; uint64_t items; uint64_t seen; uint64_t pages; uint64_t paths; uint64_t part;
 	uint64_t ml; uint64_t sinks;
 	int qstride; int ostride; KvPlace at; int kvheads; int group; int chunk; int chunks; int share; int shares; float scale;
 	uint64_t kept; int words; int block;) // sparse, if kept is not 0: tokens of a block
-#define NOTHING -1e30 // the maximum of nothing
 
 // The bits of the blocks of keys that a head of a row's block of queries sees.
 uint64_t kept_of(Seen r, int head) {
@@ -51,31 +43,4 @@ int lies_at(int path, int base, int s) {
 	if (path < 0 || i < 0 || i >= PATH) return s;
 	int at = I(a.paths).v[path * PATH + i];
 	return at < 0 ? s : at;
-}
-// What the unnormalised output is multiplied with in the end.
-float last_factor(float m, float l, int head) {
-	if (a.sinks == 0) return l > 0 ? 1.0 / l : 0.0;
-	precise float s = F(a.sinks).v[head] * LOG2E;
-	float n = max(m, s);
-	precise float f = exp2(m - n);
-	precise float d = fma(l, f, exp2(s - n));
-	precise float y = f / d;
-	return y;
-}
-// One more split: (m, l) takes in (sm, sl). Outputs become o*f + so*g.
-void take_in(inout float m, inout float l, float sm, float sl, out float f, out float g) {
-	float n = max(m, sm);
-	precise float df = m - n;
-	precise float dg = sm - n;
-	f = exp2(df);
-	g = exp2(dg);
-	precise float t = sl * g;
-	precise float z = fma(l, f, t);
-	l = z;
-	m = n;
-}
-float blend(float o, float f, float x, float g) {
-	precise float t = x * g;
-	precise float z = fma(o, f, t);
-	return z;
 }
