@@ -151,14 +151,22 @@ const maxPieces = 10
 
 // Cut deals the multiprocessors to matrices that are multiplied in one launch, by their bytes: how many blocks each
 // gets. This decides where its sums are cut, so it belongs to the matrix and not to a batch.
+//
+// A plain device says three for every two multiprocessors: six workgroups of a product fit on one, if they have few
+// registers. Those of Q6_K have more, and four fit. With as many as fit an H200 takes 27.0 instead of 29.1 us for one
+// row, 8.23 instead of 8.41 ms for a pass of a 27B model, but 11.96 instead of 11.75 for one of eight rows.
 func (p *Products) Cut(ws ...WeightLayout) []int {
-	total, left := 0, p.Units
+	total, units := 0, p.Units
 	for _, w := range ws {
 		total += w.MatrixBytes()
 	}
+	if p.Plain && !slices.ContainsFunc(ws, func(w WeightLayout) bool { return w.Format != TileQ6K }) {
+		units = max(1, units*2/3)
+	}
+	left := units
 	blocks := make([]int, len(ws))
 	for i, w := range ws {
-		n := max(1, (w.MatrixBytes()*p.Units+total/2)/total)
+		n := max(1, (w.MatrixBytes()*units+total/2)/total)
 		if i == len(ws)-1 {
 			n = max(1, left)
 		}
