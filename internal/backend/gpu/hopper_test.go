@@ -351,8 +351,8 @@ func BenchmarkExperts(b *testing.B) {
 			tables := r.room(gpu.ExpertTableBytes(pairs, experts))
 			lay, mid := r.p.ExpertActs(n, gates[0].WeightLayout), r.p.ExpertActs(pairs, downs[0].WeightLayout)
 			act, act2 := r.room(lay.Bytes()), r.room(mid.Bytes())
-			cuts := r.p.ExpertCut(used, gates[0].WeightLayout, ups[0].WeightLayout)
-			cut2 := r.p.ExpertCut(used, downs[0].WeightLayout)
+			cuts, _ := r.p.ExpertCut(used, []gpu.WeightLayout{gates[0].WeightLayout, ups[0].WeightLayout}, nil)
+			cut2, _ := r.p.ExpertCut(used, []gpu.WeightLayout{downs[0].WeightLayout}, nil)
 			job := func(m *productMatrix, cuts int) gpu.ExpertJob {
 				j := gpu.ExpertJob{WeightLayout: m.WeightLayout, W: m.w, Cuts: cuts, Scale: 1}
 				j.Part = r.room(gpu.PieceBytes(j.Result(pairs)))

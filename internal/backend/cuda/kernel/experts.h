@@ -53,7 +53,7 @@ template <int NT> DEV Part part(const MoeArgs& a, int items) {
 // The warp that loads. w0, w1: bytes of the halves of a stage; size: of a slot.
 template <int NT, bool GATED>
 DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* tables, int w0, int w1) {
-  int lane = TID & 31, pairs = p.two ? a.rows : a.pairs, size = w1 + (GATED ? 0 : NT * 8 * R1);
+  int lane = TID & 31, pairs = p.two ? a.rows : a.pairs, kbs = p.two ? a.kb2 : a.kb, size = w1 + (GATED ? 0 : NT * 8 * R1);
   bool two = p.two, second = false;
   int item = -1, expert = 0, count = 0, mine = 0; // mine: this lane's pair
   int slot = 0, par = 1;                          // par: of the round before, when a slot is free again
@@ -80,11 +80,11 @@ DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* table
         if (lane < count) mine = tables[4 + 4 * a.most + first + lane];
       }
       known = false;
-      if (!GATED) act = a.act + (u64)(two ? mine : mine / a.div) * a.kb * ROW;
+      if (!GATED) act = (const u8*)(two ? opaque(a.act2) : opaque(a.act)) + (u64)(two ? mine : mine / a.div) * kbs * ROW;
     }
     int cuts = PICK(int, cuts), groups = PICK(int, groups), grp = v / cuts, cut = v - grp * cuts;
-    int kb = cut * a.kb / cuts, kend = (cut + 1) * a.kb / cuts;
-    const u8* w = PICK(const u8*, w) + ((u64)expert * (groups * a.kb) + grp * a.kb + kb) * (w0 + w1);
+    int kb = cut * kbs / cuts, kend = (cut + 1) * kbs / cuts;
+    const u8* w = PICK(const u8*, w) + ((u64)expert * (groups * kbs) + grp * kbs + kb) * (w0 + w1);
     for (; kb < kend; kb++, w += (w0 + w1)) {
       int at = slot >> 1; // depth is even
 #pragma unroll
@@ -107,11 +107,13 @@ DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* table
         float f = PICK(float, scale);
         const float* scales = (const float*)PICK(u64, scales);
         if (scales) f = fmul(f, scales[expert]);
-        if (!GATED && a.sumsq) {
+        const float* sumsq = (const float*)(two ? opaque(a.sumsq2) : opaque(a.sumsq));
+        if (!GATED && sumsq) {
+          float mean = two ? opaque(a.mean2) : opaque(a.mean), eps = two ? opaque(a.eps2) : opaque(a.eps);
 #pragma unroll 4
           for (int k = 0; k < count && !known; k++) {
             int pair = shfl(mine, k);
-            float r = rms_factor(a.sumsq + (u64)(two ? pair : pair / a.div) * a.kb, a.kb, a.mean, a.eps, lane);
+            float r = rms_factor(sumsq + (u64)(two ? pair : pair / a.div) * kbs, kbs, mean, eps, lane);
             if (lane == k) rms = r;
           }
           known = true;
@@ -195,7 +197,8 @@ template <class F, int NT, bool GATED> DEV void compute(const MoeArgs& a, const 
       u32 head = lds32(m), kb = head >> 16;
       if (head & FRESH) {
         bar_named<1, COMPUTE * 32>(); // all are done with the rows of the item before
-        make(pick(two, a.gate, a.gate2), pick(two, a.up, a.up2), a.kb, a.cols, a.gelu, m, held, NT * 8);
+        make(pick(two, a.gate, a.gate2), pick(two, a.up, a.up2), two ? a.kb2 : a.kb, two ? a.cols2 : a.cols, a.gelu, m,
+             held, NT * 8);
         bar_named<1, COMPUTE * 32>();
       }
       x0 = held + kb * (NT * 8 * ROW);
@@ -254,7 +257,7 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
   }
   SYNC();
   int* tables = alone || a.kept ? (int*)(smem + FRONT) : (int*)a.tables;
-  Places places(base, base + FRONT + a.kept, GATED ? a.kb * NT * 8 : 0);
+  Places places(base, base + FRONT + a.kept, GATED ? (a.kb > a.kb2 ? a.kb : a.kb2) * NT * 8 : 0);
   Part p = part<NT>(a, alone ? a.pairs : tables[0]);
   if (loads) {
     if (alone) {
