@@ -52,6 +52,9 @@ func TestKernelsAgree(t *testing.T) {
 			m := r.productMatrix(rnd, typ, rows, cols, 1)
 			defer r.release(m.w)
 			cut := r.p.Cut(m.WeightLayout)
+			if i%2 == 1 {
+				cut[0] = 2 // so few that blocks share the rows of prompts
+			}
 			x := randomRows(rnd, 300*cols)
 			ns := []int{1, 2, 8, 9, 16, 17, 24, 33, 40, 41, 48, 64, 65, 128, 130, 200, 300}
 			if few() {
