@@ -63,8 +63,8 @@ func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts in
 // maxCuts bounds the pieces of an expert's row, which whoever reads the result must add.
 const maxCuts = 12
 
-// ExpertCut says in how many pieces the matrices of a launch cut their columns, those of the experts and of the one that
-// all rows share (if there is one), so that one row alone, with so many experts, is dealt evenly to the
+// ExpertCut says in how many pieces the matrices of a launch cut their columns, those of the experts and of the one
+// that all rows share (if there is one), so that one row alone, with so many experts, is dealt evenly to the
 // multiprocessors, which both share by their bytes. It depends on the matrices alone.
 func (p *Products) ExpertCut(experts int, ws, shared []WeightLayout) (cuts, sharedCuts int) {
 	one, two := 0, 0
@@ -87,7 +87,7 @@ func cutFor(units, experts int, ws []WeightLayout) int {
 	}
 	best, least := 1, 0
 	for cuts := 1; cuts <= min(stages, maxCuts); cuts++ {
-		most := (experts*groups*cuts + units - 1) / units * ((stages + cuts - 1) / cuts) // stages that one of them may get
+		most := (experts*groups*cuts + units - 1) / units * ((stages + cuts - 1) / cuts) // stages that one may get
 		if cost := 2*most + cuts; least == 0 || cost < least {
 			best, least = cuts, cost
 		}
@@ -233,6 +233,9 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	l := Launch{Name: fmt.Sprintf("experts_%s_%d", set, nt), Grid: [3]int{p.Units, 1, 1}, Threads: 544, Early: true}
 	if x.P == 0 {
 		l.Name = "gated_" + set
+		if e.Choice != nil {
+			l.Name += "_one"
+		}
 	}
 	a.depth = int32(min(8, (p.Shared-front)/slot) &^ 1)
 	l.Shared, l.Args = front+int(a.depth)*slot, Args(a)

@@ -278,14 +278,15 @@ DEV void compute(const MoeArgs& a, const Part& p, const Places& places, bool mad
   }
 }
 
-template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
+// ONE: down of one row, which is a kernel of its own: what it has besides would take registers of the others.
+template <int SET, int NT, bool GATED, bool ONE> DEV void experts(const MoeArgs& a) {
   u32 base = saddr(smem);
   if (TID == 0) {
     for (int i = 0; i < a.depth; i++) { bar_init(base + i * 8, 1); bar_init(base + 64 + i * 8, COMPUTE); }
     for (int i = 0; i < a.depth / 2; i++) bar_init(base + 128 + i * 8, 32);
     fence_async();
   }
-  bool alone = NT == 1 && a.route.experts, loads = TID >> 5 == COMPUTE;
+  bool alone = GATED ? ONE : NT == 1 && a.route.experts, loads = TID >> 5 == COMPUTE;
   // The kernel after this one may rely on those before it being complete. Tables are read past the first-level cache,
   // since this may be before the wait.
   if (!alone) {
@@ -330,6 +331,7 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
   });
 }
 #define EXPERTS(NAME, SET) \
-  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, 1) { experts<SET, 1, false>(a); } \
-  KERNEL(experts_##NAME##_4, MoeArgs, a, 544, 1) { experts<SET, 4, false>(a); } \
-  KERNEL(gated_##NAME, MoeArgs, a, 544, 1) { experts<SET, 1, true>(a); }
+  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, 1) { experts<SET, 1, false, false>(a); } \
+  KERNEL(experts_##NAME##_4, MoeArgs, a, 544, 1) { experts<SET, 4, false, false>(a); } \
+  KERNEL(gated_##NAME, MoeArgs, a, 544, 1) { experts<SET, 1, true, false>(a); } \
+  KERNEL(gated_##NAME##_one, MoeArgs, a, 544, 1) { experts<SET, 1, true, true>(a); }
