@@ -139,21 +139,26 @@ func BenchmarkServing(b *testing.B) {
 		}{{"engine", direct}, {"http", overHTTP}} {
 			b.Run(fmt.Sprintf("%s/%d", way.name, clients), func(b *testing.B) {
 				tokens, took, round := map[string]int{}, map[string]time.Duration{}, 0
+				var ratios []float64 // of turns
 				turn := func() {
 					drafts := []string{speculate.Off, speculate.Auto}
 					if round%2 == 1 {
 						slices.Reverse(drafts)
 					}
+					speeds := map[string]float64{}
 					for _, draft := range drafts {
 						n, t := serve(clients, requests, round*clients*requests, func(i int) { way.run(b, draft, i) })
 						tokens[draft] += n
 						took[draft] += t
+						speeds[draft] = float64(n) / t.Seconds()
 					}
+					ratios = append(ratios, speeds[speculate.Auto]/speeds[speculate.Off])
 					round++
 				}
 				turn()
 				clear(tokens)
 				clear(took)
+				ratios = nil
 				for b.Loop() {
 					turn()
 				}
@@ -161,6 +166,8 @@ func BenchmarkServing(b *testing.B) {
 				b.ReportMetric(speed(speculate.Off), "plain_tokens/s")
 				b.ReportMetric(speed(speculate.Auto), "tokens/s")
 				b.ReportMetric(speed(speculate.Auto)/speed(speculate.Off), "times_plain")
+				b.ReportMetric(slices.Min(ratios), "least")
+				b.ReportMetric(slices.Max(ratios), "most")
 				b.ReportMetric(0, "ns/op")
 			})
 		}

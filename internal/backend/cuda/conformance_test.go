@@ -32,6 +32,9 @@ func TestConformance(t *testing.T) {
 			if typ == quant.F32 || typ == quant.F16 || typ == quant.BF16 || cols < 512 {
 				return 1e-5
 			}
+			if typ.Grid() != nil {
+				return 2e-3 // a few of their random blocks are most of a row, and the scale of each is rounded
+			}
 			return 1e-3
 		},
 		Stored: func(typ quant.Type) float64 {

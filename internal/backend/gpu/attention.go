@@ -420,7 +420,7 @@ type kvWriteArgs struct {
 
 // KVWriter writes keys and values to their slots.
 type KVWriter struct {
-	plain, fused Kernel
+	plain, fused, floats Kernel
 }
 
 // NewKVWriter finds its kernels.
@@ -430,7 +430,10 @@ func NewKVWriter(d Driver) (*KVWriter, error) {
 	if w.plain, err = d.Kernel("kv_write"); err != nil {
 		return nil, err
 	}
-	w.fused, err = d.Kernel("qkv_write")
+	if w.fused, err = d.Kernel("qkv_write"); err != nil {
+		return nil, err
+	}
+	w.floats, err = d.Kernel("qkv_write_floats")
 	return w, err
 }
 
@@ -486,7 +489,11 @@ func (w *KVWriter) QKV(ls []Launch, c QKV) []Launch {
 	if c.NormValues {
 		args.vnorm = 1
 	}
-	return append(ls, Launch{Kernel: w.fused, Name: "qkv_write", Threads: 128,
+	kernel, name := w.fused, "qkv_write"
+	if max(c.Place.KType, c.Place.VType) <= kvTypes[quant.F16] {
+		kernel, name = w.floats, "qkv_write_floats"
+	}
+	return append(ls, Launch{Kernel: kernel, Name: name, Threads: 128,
 		Grid: [3]int{c.Rows, (c.Heads + 2*c.KVHeads + 3) / 4, 1}, Shared: 4 * 4 * int(c.Place.KDim), Early: true,
 		Args: Args(args)})
 }

@@ -174,8 +174,8 @@ func TestOneRow(t *testing.T) {
 	if best != wantBest {
 		t.Errorf("best %d, want %d", best, wantBest)
 	}
-	want := []string{"add_pack", "solo_q4k_1", "qkv_write", "flash256x1", "solo_q4k_merged", "add_pack", "solo_q4k_1",
-		"solo_q4k_made", "add_norm", "solo_q4k_1", "select_max_parts", "select_merge"}
+	want := []string{"add_pack", "solo_q4k_1", "qkv_write_floats", "flash256x1", "solo_q4k_merged", "add_pack",
+		"solo_q4k_1", "solo_q4k_made", "add_norm", "solo_q4k_1", "select_max_parts", "select_merge"}
 	if got := d.names[2:][:len(want)]; !slices.Equal(got, want) {
 		t.Errorf("launches %v, want %v", got, want)
 	}

@@ -4,6 +4,7 @@ package vulkan
 
 import (
 	"encoding/binary"
+	"iter"
 	"os"
 	"strings"
 	"testing"
@@ -151,17 +152,8 @@ func TestMostGroups(t *testing.T) {
 // TestWholeSubgroups: where subgroups have 64 lanes, only kernels whose workgroups are made of whole ones ask for them;
 // the others exchange values through shared memory.
 func TestWholeSubgroups(t *testing.T) {
-	files, err := spvFiles.ReadDir("kernel/spv")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
-		name := strings.TrimSuffix(f.Name(), ".spv.gz")
-		b, err := spirv(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if x := localSize(b); x%64 != 0 && x != 1 && !narrow[name] { // 1: a constant says it
+	for name, code := range modules(t) {
+		if x := localSize(code); x%64 != 0 && x != 1 && !narrow[name] { // 1: a constant says it
 			t.Errorf("%s has workgroups of %d", name, x)
 		}
 	}
@@ -204,13 +196,72 @@ func TestSmallScales(t *testing.T) {
 	}
 }
 
+// TestExactArithmetic: no driver may make one rounding of a product and a sum: it would not do so in every kernel that
+// computes the same. Kernels that want one rounding say fma.
+func TestExactArithmetic(t *testing.T) {
+	const opDecorate, noContraction = 71, 42
+	arithmetic := map[uint32]string{129: "sum", 131: "difference", 133: "product", 142: "product with a vector"}
+	found := 0
+	for name, code := range modules(t) {
+		exact := map[uint32]bool{}
+		for op, words := range instructions(code) {
+			if op == opDecorate && words[1] == noContraction {
+				exact[words[0]] = true
+			}
+			if arithmetic[op] != "" {
+				found++
+				if !exact[words[1]] {
+					t.Errorf("%s: the rounding of a %s may be left out", name, arithmetic[op])
+					break
+				}
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no kernel computes anything")
+	}
+}
+
+// modules are the compiled kernels.
+func modules(t *testing.T) map[string][]byte {
+	t.Helper()
+	files, err := spvFiles.ReadDir("kernel/spv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]byte{}
+	for _, f := range files {
+		name := strings.TrimSuffix(f.Name(), ".spv.gz")
+		if all[name], err = spirv(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// instructions are those of a module: their codes and what follows.
+func instructions(code []byte) iter.Seq2[uint32, []uint32] {
+	return func(yield func(op uint32, words []uint32) bool) {
+		for b := code[20:]; len(b) >= 4; {
+			first := binary.LittleEndian.Uint32(b)
+			words := make([]uint32, first>>16-1)
+			for i := range words {
+				words[i] = binary.LittleEndian.Uint32(b[4+4*i:])
+			}
+			if !yield(first&0xffff, words) {
+				return
+			}
+			b = b[first>>16*4:]
+		}
+	}
+}
+
 // localSize is the size of workgroups that a module declares.
-func localSize(b []byte) uint32 {
+func localSize(code []byte) uint32 {
 	const opExecutionMode, modeLocalSize = 16, 17
-	word := func(i int) uint32 { return binary.LittleEndian.Uint32(b[4*i:]) }
-	for at := 5; 4*at < len(b); at += int(word(at) >> 16) {
-		if word(at)&0xffff == opExecutionMode && word(at+2) == modeLocalSize {
-			return word(at + 3)
+	for op, words := range instructions(code) {
+		if op == opExecutionMode && words[1] == modeLocalSize {
+			return words[2]
 		}
 	}
 	return 0

@@ -1,7 +1,5 @@
 package control
 
-import "math"
-
 // ledger bounds what drafting can cost the streams of a controller. It counts in plain passes what rounds with guesses
 // yielded beyond their cost, and stops them when too much is lost, whatever their promise. Rounds that promise nothing
 // have an account of their own, for trials. Streams share it, since they share passes: a draft for one makes all wait,
@@ -20,11 +18,11 @@ const (
 )
 
 // earn counts tokens of a round of so many streams, of which a share may be lost later: more if drafting should gain
-// much, so that bad luck does not end it for long (TestSharedPasses, experts). A trial makes a draft for each stream,
-// and as many are exacter by the root of their number: the more streams, the fewer trials.
+// much, so that bad luck does not end it for long (TestSharedPasses, experts). A trial makes a draft for each stream
+// and says as much as a trial of each: the more streams, the fewer trials.
 func (l *ledger) earn(tokens, gain float64, streams int) {
 	l.credit = max(l.credit, min(l.credit+max(lossShare, 0.1*(gain-1))*tokens, startCredit))
-	l.trials = max(l.trials, min(l.trials+lossShare*tokens/math.Sqrt(float64(streams)), maxTrials))
+	l.trials = max(l.trials, min(l.trials+lossShare*tokens/float64(streams), maxTrials))
 }
 
 // settle books a round with guesses that yielded tokens and took as long as cost plain tokens. A trial is

@@ -285,7 +285,7 @@ struct Head {
 };
 // What stands between the products and attention: a warp per head of a row. A block has 4 heads of a row; dimensions
 // up to 512.
-KERNEL(qkv_write, QkvArgs, a, 128, 1) {
+template <bool FLOATS> DEV void qkv(const QkvArgs& a) {
   pdl_launch();
   int warp = TID >> 5, lane = TID & 31, row = BID, u = BIDY * 4 + warp;
   int what = u < a.heads ? QUERY : u < a.heads + a.kvheads ? KEY : VALUE;
@@ -307,9 +307,14 @@ KERNEL(qkv_write, QkvArgs, a, 128, 1) {
     int d = (lane + 32 * k) * 8;
     if (d < dim && what == QUERY) store8(a.out + (u64)row * a.ostride + h * dim + d, o);
     u8* p = at.page + a.to.off + (u64)h * a.to.head + (what == VALUE ? a.to.values : 0);
-    if (what != QUERY) write8(p, what == KEY ? a.to.ktype : a.to.vtype, what == KEY, dim, at.slot, d, o, d < dim);
+    int type = what == KEY ? a.to.ktype : a.to.vtype;
+    if (FLOATS && type != KV_F32) type = KV_F16;
+    if (what != QUERY) write8(p, type, what == KEY, dim, at.slot, d, o, d < dim);
   }
 }
+KERNEL(qkv_write, QkvArgs, a, 128, 1) { qkv<false>(a); }
+// Into a cache of floats: a tenth of the code, which has to be fetched first.
+KERNEL(qkv_write_floats, QkvArgs, a, 128, 1) { qkv<true>(a); }
 
 // 8 values of a slot as they are stored, and their scale.
 struct Stored8 {

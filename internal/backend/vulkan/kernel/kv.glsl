@@ -102,6 +102,9 @@ vec2 read2(uint64_t p, int type, int dim, int slot, int d) {
 	return vec2(read1(p, type, dim, slot, d), read1(p, type, dim, slot, d + 1));
 }
 
+#ifndef FLOATS_ONLY
+#define FLOATS_ONLY false
+#endif
 #ifdef THREADS
 // Lanes that have neighbouring dimensions exchange values; all threads of a workgroup take part.
 float swapped(float v, uint tid, uint step) {
@@ -207,7 +210,7 @@ void write8(uint64_t p, KvPlace at, bool key, int slot, int d, float v[8], bool 
 			65504.0)));
 		U4(p + at_f16(dim, slot, d)).v[0] = h;
 	}
-	if (max(at.ktype, at.vtype) < KV_Q8) return; // nobody else takes part either
+	if (FLOATS_ONLY || max(at.ktype, at.vtype) < KV_Q8) return; // nobody else takes part either
 	[[unroll]] for (int i = 0; i < 8; i++) v[i] = bounded(v[i], 65024.0);
 	if (turns_keys(at.ktype) || turns_values(at.vtype)) {
 		float r[8] = v;

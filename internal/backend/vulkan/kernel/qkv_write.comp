@@ -1,6 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #define THREADS 128
+layout(constant_id = 1) const uint FLOATS = 0; // the cache is one of floats, and most of the code is not needed
+#define FLOATS_ONLY (FLOATS != 0)
 #include "common.glsl"
 #include "kv.glsl"
 // What stands between the products and attention: 32 lanes per head of a row. Queries, keys: norm, rotation; values:
