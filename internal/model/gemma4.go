@@ -222,15 +222,19 @@ func (a *gemma4) advance(s *nn.Step, x, own backend.Tensor, y *gemma4Layer) {
 	s.RMSNorm(h, h, y.postNorm, s.Eps)
 	s.Add(x, x, h)
 
-	h = y.ffn.Forward(s, s.Norm(x, y.ffnNorm))
-	if y.moe != nil {
-		s.RMSNorm(h, h, y.postFFNorm1, s.Eps)
+	h = s.Norm(x, y.ffnNorm)
+	if y.moe != nil { // all norms come first: a device may run the dense layer and the experts side by side
 		// The router sees the residual stream, not the experts' normalised input.
 		router := s.Norm(x, y.routerScale)
 		s.Scale(router, router, invSqrt(x.Cols))
-		e := y.moe.Forward(s, s.Norm(x, y.preFFNorm2), router)
+		in := s.Norm(x, y.preFFNorm2)
+		h = y.ffn.Forward(s, h)
+		s.RMSNorm(h, h, y.postFFNorm1, s.Eps)
+		e := y.moe.Forward(s, in, router)
 		s.RMSNorm(e, e, y.postFFNorm2, s.Eps)
 		s.Add(h, h, e)
+	} else {
+		h = y.ffn.Forward(s, h)
 	}
 	s.RMSNorm(h, h, y.postFFNorm, s.Eps)
 	s.Add(x, x, h)

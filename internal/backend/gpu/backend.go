@@ -52,13 +52,13 @@ func New(d Driver) (*Backend, error) {
 		b.writer, err = NewKVWriter(d)
 	}
 	if err == nil {
-		b.counter, err = d.Alloc(4 * (RouterCounters + PostCounters))
+		b.counter, err = d.Alloc(4 * RouterCounters)
 	}
 	if err != nil {
 		d.Close()
 		return nil, err
 	}
-	d.Fill(b.counter, 0, 4*(RouterCounters+PostCounters))
+	d.Fill(b.counter, 0, 4*RouterCounters)
 	return b, nil
 }
 

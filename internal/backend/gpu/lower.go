@@ -733,7 +733,7 @@ func (l *lowering) expertMatMul(i int) {
 	x := l.pack(i)
 	pairs, experts := int(ps[0].dst.rows), ps[0].w.Experts()
 	tables := l.group(o.ids, pairs, experts)
-	l.cutExperts(int(o.m), ps)
+	l.cutExperts(int(o.m), ps, nil)
 	jobs, owner := l.expertJobs(i, pairs)
 	l.out = l.b.products.ExpertMatMul(l.out, x, tables, pairs, jobs...)
 	l.leaveExperts(ps, jobs, owner, pairs)

@@ -3,10 +3,12 @@ package gpu
 import "strobe/internal/backend"
 
 // mixture is a layer of experts as models write it: optionally an expert that all rows share (gate and up, activation,
-// down, and the gate of its output), the router's product and choice, the experts' gate and up, activation and down.
-// The fields are places in the list of operations; those of an expert that is not there are -1.
+// down, and the gate of its output or, where it has another input than the experts, its norm), the router's product and
+// choice, the experts' gate and up, activation and down. The fields are places in the list of operations; those of what
+// is not there are -1.
 type mixture struct {
 	shared, sharedAct, sharedDown, sharedGate int
+	sharedNorm                                int
 	router, route                             int
 	experts, act, down                        int
 	end                                       int
@@ -19,24 +21,27 @@ const mixtureRows = 64
 // after is the place behind a product's outputs.
 func (l *lowering) after(i int) int { return i + 1 + int(l.ops[i].n) }
 
-// match finds a mixture that begins at the product i, and fixes how its matrices are cut: whether it is then computed
-// as one depends on the number of rows, and a row's bits must not.
+// match finds a mixture that begins at the product i.
 func (l *lowering) match(i int) (m mixture, ok bool) {
 	if !l.b.products.Bulk || l.at(i).kind != opMatMul {
 		return m, false
 	}
-	m = mixture{shared: -1, sharedAct: -1, sharedDown: -1, sharedGate: -1, router: i}
+	m = mixture{shared: -1, sharedAct: -1, sharedDown: -1, sharedGate: -1, sharedNorm: -1, router: i}
 	if l.ops[i].n == 2 {
 		m.shared, m.sharedAct = i, l.after(i)
 		m.sharedDown = m.sharedAct + 1
 		if !l.gatedFFN(m.shared, m.sharedAct, m.sharedDown) || l.at(m.sharedDown).kind != opMatMul {
 			return m, false
 		}
-		m.sharedGate = l.after(m.sharedDown)
-		if l.at(m.sharedGate).kind != opMatMul || l.ops[m.sharedGate].n != 1 || l.ops[m.sharedGate].a != l.ops[i].a {
-			return m, false
+		m.router = l.after(m.sharedDown)
+		y := l.ops[m.sharedDown+1].dst
+		if o := l.at(m.router); o.kind == opMatMul && o.n == 1 && o.a == l.ops[i].a {
+			m.sharedGate = m.router
+			m.router = l.after(m.router)
+		} else if o.kind == opRMSNorm && o.a == y && o.dst == y {
+			m.sharedNorm = m.router
+			m.router++
 		}
-		m.router = l.after(m.sharedGate)
 	}
 	router := l.at(m.router)
 	if router.kind != opMatMul || router.n != 1 {
@@ -49,7 +54,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 	}
 	m.experts = m.route + 1
 	x := l.at(m.experts)
-	if x.kind != opExpertMatMul || x.ids != route.ids || m.shared >= 0 && x.a != l.ops[m.shared].a {
+	if x.kind != opExpertMatMul || x.ids != route.ids {
 		return m, false
 	}
 	m.act = l.after(m.experts)
@@ -59,30 +64,20 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 		return m, false
 	}
 	m.end = l.after(m.down)
-	together := int(route.n)
-	if m.shared >= 0 {
-		if l.ops[m.sharedAct].n != l.ops[m.act].n || router.a != l.ops[m.shared].a {
-			return m, false
-		}
-		together++
-		for _, i := range []int{m.shared, m.sharedDown} {
-			var ws []WeightLayout
-			for _, p := range l.products(i) {
-				ws = append(ws, p.w.WeightLayout)
-			}
-			for _, p := range l.products(i) {
-				if p.w.blocks == 0 {
-					p.w.blocks = p.w.Groups() * l.b.products.ExpertCut(together, ws...)
-				}
-				if p.w.blocks%p.w.Groups() != 0 { // another product cut it before
-					return m, false
-				}
+	if m.shared < 0 {
+		return m, true
+	}
+	for _, i := range []int{m.shared, m.sharedDown} {
+		for _, p := range l.products(i) {
+			if p.w.blocks%p.w.Groups() != 0 { // another product cut it before
+				return m, false
 			}
 		}
 	}
-	l.cutExperts(together, l.products(m.experts))
-	l.cutExperts(together, l.products(m.down))
-	return m, true
+	// The router and the experts run before or beside the shared expert.
+	return m, l.ops[m.sharedAct].n == l.ops[m.act].n && !l.touched(m.shared, m.router, router.a) &&
+		!l.touched(m.shared, m.router, x.a) &&
+		l.b.products.canGate(l.products(m.down)[0].w.WeightLayout, l.products(m.sharedDown)[0].w.WeightLayout)
 }
 
 // gatedFFN reports whether the products at i, the activation and the product at down are a feed-forward layer in tiles,
@@ -118,15 +113,31 @@ func (l *lowering) fits(m mixture) bool {
 	return rows <= mixtureRows && expertTiles(pairs, l.ops[m.experts+1].w.Experts()) == 1
 }
 
-// mixture: three launches up to the experts' outputs, which stay in pieces.
+// mixture: three launches up to the experts' outputs, which stay in pieces. How matrices are cut is fixed even if there
+// are too many rows: a row's bits must not depend on that.
 func (l *lowering) mixture(i int) int {
 	m, ok := l.match(i)
-	if !ok || !l.fits(m) {
+	if !ok {
 		return 0
 	}
-	x := l.pack(m.experts)
+	var shared, sharedDown []op
+	if m.shared >= 0 {
+		shared, sharedDown = l.products(m.shared), l.products(m.sharedDown)
+	}
+	l.cutExperts(int(l.ops[m.route].n), l.products(m.experts), shared)
+	l.cutExperts(int(l.ops[m.route].n), l.products(m.down), sharedDown)
+	if !l.fits(m) {
+		return 0
+	}
+	x := [2]MatMulInput{l.pack(m.experts)}
+	if m.shared >= 0 {
+		x[1] = l.pack(m.shared)
+	}
 	tables, choice := l.chooseExperts(m)
 	l.feedForward(m, x, tables, choice)
+	if m.sharedNorm >= 0 && l.lateNorm(m.sharedNorm) == 0 {
+		l.single(m.sharedNorm)
+	}
 	return m.end - i
 }
 
@@ -276,18 +287,20 @@ func (l *lowering) touched(i, j int, v view) bool {
 }
 
 // feedForward launches gate and up of all experts, then activation and down.
-func (l *lowering) feedForward(m mixture, x MatMulInput, tables Addr, choice *Router) {
-	rows, pairs := x.Rows, int(l.ops[m.experts+1].dst.rows)
-	down := l.products(m.down)[0]
-	up := ExpertProduct{X: x, Tables: tables, Choice: choice, Pairs: pairs}
-	last := ExpertProduct{X: MatMulInput{ActLayout: ActLayout{Rows: rows, Cols: down.w.Cols(), NT: rowsLayout}},
-		Tables: tables, Choice: choice, Pairs: pairs,
-		Early: true, GELU: l.ops[m.act].n == int32(backend.GELU)}
+func (l *lowering) feedForward(m mixture, x [2]MatMulInput, tables Addr, choice *Router) {
+	rows, pairs := x[0].Rows, int(l.ops[m.experts+1].dst.rows)
+	made := func(down int) MatMulInput {
+		return MatMulInput{ActLayout: ActLayout{Rows: rows, Cols: l.products(down)[0].w.Cols(), NT: rowsLayout}}
+	}
+	up := ExpertProduct{X: x[0], Shared: x[1], Tables: tables, Choice: choice, Pairs: pairs}
+	last := ExpertProduct{X: made(m.down), Tables: tables, Choice: choice, Pairs: pairs, Early: true,
+		GELU: l.ops[m.act].n == int32(backend.GELU)}
 	type part struct {
 		mul, act, down, rows int
 	}
 	parts := []part{{m.experts, m.act, m.down, pairs}}
 	if m.shared >= 0 {
+		last.Shared = made(m.sharedDown)
 		parts = append(parts, part{m.shared, m.sharedAct, m.sharedDown, rows})
 	}
 	var owners [2]Addr
@@ -313,15 +326,24 @@ func (l *lowering) feedForward(m mixture, x MatMulInput, tables Addr, choice *Ro
 	}
 }
 
-// cutExperts fixes how stacks are cut, at the first product that has them; so many experts are multiplied at once.
-func (l *lowering) cutExperts(experts int, ps []op) {
-	var ws []WeightLayout
-	for _, p := range ps {
-		ws = append(ws, p.w.WeightLayout)
+// cutExperts fixes how stacks are cut, and the matrices of the shared expert, at the first product that has them; so
+// many experts are multiplied at once.
+func (l *lowering) cutExperts(experts int, stacks, shared []op) {
+	layouts := func(ps []op) (ws []WeightLayout) {
+		for _, p := range ps {
+			ws = append(ws, p.w.WeightLayout)
+		}
+		return ws
 	}
-	for _, p := range ps {
+	cuts, sharedCuts := l.b.products.ExpertCut(experts, layouts(stacks), layouts(shared))
+	for _, p := range stacks {
 		if p.w.blocks == 0 {
-			p.w.blocks = l.b.products.ExpertCut(experts, ws...)
+			p.w.blocks = cuts
+		}
+	}
+	for _, p := range shared {
+		if p.w.blocks == 0 {
+			p.w.blocks = sharedCuts * p.w.Groups()
 		}
 	}
 }

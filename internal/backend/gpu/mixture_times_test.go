@@ -24,7 +24,7 @@ var ffnShapes = []ffnShape{
 	{"35B-A3B", 2048, 512, 256, 8, 512, quant.Q6_K},
 	{"Coder-Next", 2048, 512, 512, 10, 512, quant.Q4_K},
 	{"122B-A10B", 3072, 1024, 256, 8, 1024, quant.Q4_K},
-	{"26B-A4B", 2816, 704, 128, 8, 0, quant.Q8_0},
+	{"26B-A4B", 2816, 704, 128, 8, 2112, quant.Q8_0},
 }
 
 // BenchmarkMixtures prints microseconds of layers of experts on a GPU: all launches from the router to the norm after
@@ -117,10 +117,7 @@ func (f *ffn) times(n int, cuts [2]int) {
 		return
 	}
 	const count = 12
-	pairs, together := n*f.used, f.used
-	if f.shared > 0 {
-		together++
-	}
+	pairs := n * f.used
 	rnd := rand.New(rand.NewPCG(9, uint64(n)))
 	x := upload(f.productRig, randomRows(rnd, count*n*f.hidden))
 	lay := f.p.ExpertActs(n, f.gateUp[0].WeightLayout)
@@ -135,6 +132,9 @@ func (f *ffn) times(n int, cuts [2]int) {
 	up := gpu.ExpertProduct{Tables: tables, Pairs: pairs}
 	down := gpu.ExpertProduct{X: gpu.MatMulInput{ActLayout: f.p.ExpertActs(n, f.down[0].WeightLayout)}, Tables: tables,
 		Pairs: pairs, Early: true}
+	if f.shared > 0 {
+		down.Shared = gpu.MatMulInput{ActLayout: f.p.ExpertActs(n, f.sharedDown[0].WeightLayout)}
+	}
 	if router.Alone(n) {
 		up.Choice, down.Choice = &router, &router
 	}
@@ -143,15 +143,18 @@ func (f *ffn) times(n int, cuts [2]int) {
 		rows     int
 	}{{f.gateUp, f.down, pairs}, {f.sharedUp, f.sharedDown, n}}
 	bytes := f.router.Rows * f.router.Cols * 4
+	var upCuts, downCuts [2]int // of the experts, and of the shared one
+	upCuts[0], upCuts[1] = f.p.ExpertCut(f.used, layoutsOf(f.gateUp), layoutsOf(f.sharedUp))
+	downCuts[0], downCuts[1] = f.p.ExpertCut(f.used, layoutsOf(f.down), layoutsOf(f.sharedDown))
+	if cuts[0] > 0 {
+		upCuts, downCuts = [2]int{cuts[0], cuts[0]}, [2]int{cuts[1], cuts[1]}
+	}
 	for k, p := range parts {
 		if len(p.up) == 0 {
 			continue
 		}
-		if cuts[0] == 0 {
-			cuts = [2]int{f.p.ExpertCut(together, layoutsOf(p.up)...), f.p.ExpertCut(together, layoutsOf(p.down)...)}
-		}
-		up.Jobs[k] = f.jobs(p.up, cuts[0], p.rows)
-		down.Jobs[k] = f.jobs(p.down, cuts[1], p.rows)
+		up.Jobs[k] = f.jobs(p.up, upCuts[k], p.rows)
+		down.Jobs[k] = f.jobs(p.down, downCuts[k], p.rows)
 		down.Gated[k] = gpu.GatedRows{Gate: up.Jobs[k][0].Result(p.rows), Up: up.Jobs[k][1].Result(p.rows)}
 		if k == 1 {
 			bytes += 2*p.up[0].MatrixBytes() + p.down[0].MatrixBytes()
@@ -170,6 +173,7 @@ func (f *ffn) times(n int, cuts [2]int) {
 		router.X = gpu.Out{P: rows, Stride: f.hidden}
 		packed := gpu.Packed{ActLayout: lay, P: act + gpu.Addr(i*lay.Bytes())}
 		up.X = gpu.MatMulInput{ActLayout: lay, P: packed.P}
+		up.Shared = up.X
 		f.run(f.p.Experts(f.p.Route(f.p.Pack(nil, packed, gpu.Rows(rows, f.hidden), 1), router, n), up))
 		chosen := make([]int32, pairs)
 		if err := f.d.Download(bytesOf(chosen), ids); err != nil {
@@ -184,6 +188,7 @@ func (f *ffn) times(n int, cuts [2]int) {
 			rows := x + gpu.Addr(4*i*n*f.hidden)
 			router.X, mix.X = gpu.Out{P: rows, Stride: f.hidden}, gpu.Rows(rows, f.hidden)
 			up.X = gpu.MatMulInput{ActLayout: lay, P: act + gpu.Addr(i*lay.Bytes())}
+			up.Shared = up.X
 			at := len(all)
 			all = f.p.Route(all, router, n)
 			all = f.p.Experts(all, up)
@@ -195,8 +200,8 @@ func (f *ffn) times(n int, cuts [2]int) {
 	}
 	all, kinds := layers()
 	us := f.timed(all, count)
-	line := fmt.Sprintf("%s %v, %2d rows, %.1f distinct experts, in %d and %d pieces: layer %.1f us, %.2f TB/s;", f.name,
-		f.down[0].Type, n, float64(distinct)/count, cuts[0], cuts[1], us, float64(bytes)/us/1e6)
+	line := fmt.Sprintf("%s %v, %2d rows, %.1f distinct experts, in %v and %v pieces: layer %.1f us, %.2f TB/s;", f.name,
+		f.down[0].Type, n, float64(distinct)/count, upCuts, downCuts, us, float64(bytes)/us/1e6)
 	for k := range kinds {
 		var same []gpu.Launch
 		for i := range count {

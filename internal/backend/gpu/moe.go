@@ -63,18 +63,31 @@ func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts in
 // maxCuts bounds the pieces of an expert's row, which whoever reads the result must add.
 const maxCuts = 12
 
-// ExpertCut says in how many pieces the matrices of a launch cut their columns, so that one row alone, with so many
-// experts, is dealt evenly to the multiprocessors. A piece more, which every reader must add, is worth half a stage
-// that no multiprocessor has to wait for. It depends on the matrices alone.
-func (p *Products) ExpertCut(experts int, ws ...WeightLayout) int {
-	groups, stages := 0, ws[0].Stages()
+// ExpertCut says in how many pieces the matrices of a launch cut their columns, those of the experts and of the one
+// that all rows share (if there is one), so that one row alone, with so many experts, is dealt evenly to the
+// multiprocessors, which both share by their bytes. It depends on the matrices alone.
+func (p *Products) ExpertCut(experts int, ws, shared []WeightLayout) (cuts, sharedCuts int) {
+	one, two := 0, 0
 	for _, w := range ws {
-		groups += w.Groups()
+		one += experts * w.MatrixBytes()
+	}
+	for _, w := range shared {
+		two += w.MatrixBytes()
+	}
+	units := (two*p.Units + one + two - 1) / (one + two)
+	return cutFor(max(1, p.Units-units), experts, ws), cutFor(units, 1, shared)
+}
+
+// cutFor deals experts to so many multiprocessors. A piece more, which every reader must add, is worth half a stage
+// that no multiprocessor has to wait for.
+func cutFor(units, experts int, ws []WeightLayout) int {
+	groups, stages := 0, 0
+	for _, w := range ws {
+		groups, stages = groups+w.Groups(), w.Stages()
 	}
 	best, least := 1, 0
 	for cuts := 1; cuts <= min(stages, maxCuts); cuts++ {
-		units := experts * groups * cuts
-		most := (units + p.Units - 1) / p.Units * ((stages + cuts - 1) / cuts) // stages that one of them may get
+		most := (experts*groups*cuts + units - 1) / units * ((stages + cuts - 1) / cuts) // stages that one may get
 		if cost := 2*most + cuts; least == 0 || cost < least {
 			best, least = cuts, cost
 		}
@@ -101,6 +114,7 @@ func (j *ExpertJob) Result(pairs int) In {
 type ExpertProduct struct {
 	X      MatMulInput // has a row for each t, or for each pair; without an address:
 	Gated  [2]GatedRows
+	Shared MatMulInput // X of the expert that all rows share
 	GELU   bool
 	Tables Addr
 	Choice *Router // without tables: of one row. Every block chooses for itself, or knows it from the product before
@@ -126,20 +140,20 @@ func (j ExpertJob) args() expertJob {
 // expertArgs mirrors MoeArgs of moe.h.
 type expertArgs struct {
 	job          [4]expertJob
-	act          Addr
+	act          [2]Addr
 	gated        [2]GatedRows
 	tables       Addr
 	route        routeArgs
-	sumsq        Addr
+	sumsq        [2]Addr
 	jobs, format [2]int32
 	halves       [2][2]int32
 	cost         [2]int32
 	rows, pairs  int32
 	div, most    int32
-	kb, cols     int32
+	kb           [2][2]int32 // and columns
 	kept, depth  int32
 	gelu, early  int32
-	eps, mean    float32
+	eps, mean    [2]float32
 }
 
 // Shared memory of the kernels: what lies in front of the tables, and how much of them may lie there.
@@ -173,13 +187,16 @@ func (p *Products) ExpertMatMul(ls []Launch, x MatMulInput, tables Addr, pairs i
 func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	first := e.Jobs[0][0]
 	x, nt := e.X, expertTiles(e.Pairs, first.Experts)
-	a := expertArgs{act: x.P, gated: e.Gated, tables: e.Tables, sumsq: x.Sums, rows: int32(x.Rows), pairs: int32(e.Pairs),
-		div: int32(e.Pairs / x.Rows), most: int32(expertItems(e.Pairs, first.Experts)), kb: int32(x.KB()),
-		cols: int32(x.Cols),
-		gelu: asInt(e.GELU), eps: x.Eps, mean: 1 / float32(x.Cols)}
+	a := expertArgs{gated: e.Gated, tables: e.Tables, rows: int32(x.Rows), pairs: int32(e.Pairs),
+		div: int32(e.Pairs / x.Rows), most: int32(expertItems(e.Pairs, first.Experts)), gelu: asInt(e.GELU)}
 	slot, ws := 0, []WeightLayout{}
 	for i, jobs := range e.Jobs {
-		bytes := 0
+		if len(jobs) == 0 {
+			continue
+		}
+		bytes, x := 0, [2]MatMulInput{e.X, e.Shared}[i]
+		a.act[i], a.sumsq[i], a.kb[i] = x.P, x.Sums, [2]int32{int32(x.KB()), int32(x.Cols)}
+		a.eps[i], a.mean[i] = x.Eps, 1/float32(x.Cols)
 		for k, j := range jobs {
 			a.job[2*i+k] = j.args()
 			bytes += j.MatrixBytes()
@@ -200,7 +217,7 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	}
 	front := expertFront
 	if x.P == 0 {
-		front += x.KB() * 8 * actRow
+		front += int(max(a.kb[0][0], a.kb[1][0])) * 8 * actRow
 	}
 	if n := ExpertTableBytes(e.Pairs, first.Experts); n <= expertTables && front+n+2*slot <= p.Shared {
 		a.kept, a.early = int32(n), asInt(e.Early) // others are read where they lie, past no cache
@@ -216,16 +233,23 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	l := Launch{Name: fmt.Sprintf("experts_%s_%d", set, nt), Grid: [3]int{p.Units, 1, 1}, Threads: 544, Early: true}
 	if x.P == 0 {
 		l.Name = "gated_" + set
+		if e.Choice != nil {
+			l.Name += "_one"
+		}
 	}
 	a.depth = int32(min(8, (p.Shared-front)/slot) &^ 1)
 	l.Shared, l.Args = front+int(a.depth)*slot, Args(a)
 	return append(ls, l)
 }
 
-// canGate reports whether tables and the rows of eight pairs fit beside a ring, for products with w.
-func (p *Products) canGate(w WeightLayout) bool {
-	slot := strips * max(tileHalves[w.Format][0], tileHalves[w.Format][1])
-	return expertFront+expertTables+w.Stages()*8*actRow+2*slot <= p.Shared
+// canGate reports whether tables and the rows of eight pairs fit beside a ring, for products with ws.
+func (p *Products) canGate(ws ...WeightLayout) bool {
+	slot, stages := 0, 0
+	for _, w := range ws {
+		slot = max(slot, strips*max(tileHalves[w.Format][0], tileHalves[w.Format][1]))
+		stages = max(stages, w.Stages())
+	}
+	return expertFront+expertTables+stages*8*actRow+2*slot <= p.Shared
 }
 
 // Router is a product with float32 weights that chooses experts: their numbers, weights and tables.

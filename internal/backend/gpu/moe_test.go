@@ -23,7 +23,7 @@ func (r *productRig) experts(x []float32, ids []int32, ms []*productMatrix, scal
 	defer r.release(dx, act, dids, tables)
 	ls := r.p.Pack(nil, gpu.Packed{ActLayout: lay, P: act}, gpu.Rows(dx, cols), 1)
 	ls = r.p.GroupExperts(ls, tables, dids, pairs, ms[0].Experts)
-	cuts := r.p.ExpertCut(len(ids)*cols/len(x)+1, ws...)
+	cuts, _ := r.p.ExpertCut(len(ids)*cols/len(x)+1, ws, nil)
 	var jobs []gpu.ExpertJob
 	for _, m := range ms {
 		j := gpu.ExpertJob{WeightLayout: m.WeightLayout, W: m.w, Cuts: cuts, Scale: 0.5}

@@ -15,8 +15,6 @@ type Post struct {
 	Dst        Out
 	W          [2]Addr // of the norms before the products
 	Sums       [2]Addr
-	Flat       Addr // PostBytes of scratch
-	Counters   Addr // PostCounters integers that are zero between launches
 }
 
 // postArgs mirrors PostArgs of post.cu.
@@ -26,20 +24,18 @@ type postArgs struct {
 	weights, scale, ids             Addr
 	wy, wz, wv, dst                 Addr
 	w, sums                         [2]Addr
-	flat, counters                  Addr
 	rows, cols, used, ws, dstStride int32
 	factor, eps                     float32
 	_                               int32
 }
 
-// postColumns bounds the columns of which a thread has registers for every 256th quad.
-const postColumns = 6 * 1024
-
-// PostCounters is the number of rows up to which several blocks share a row.
-const PostCounters = 16
-
-// PostBytes is the scratch of Post.
-func PostBytes(rows, cols int) int { return rows * 2 * cols * 4 }
+// Post's kernel: threads of a block, at most, the columns for which they have registers, and its shared memory in front
+// of two rows.
+const (
+	postThreads = 768
+	postColumns = 8 * postThreads
+	postFront   = 96
+)
 
 // Post appends the end of a part of a layer. The second packing is for another product of the same sum; without an
 // address it is left out, without one of the first both are.
@@ -48,13 +44,13 @@ func (p *Products) Post(ls []Launch, to [2]Packed, t Post) []Launch {
 	a := Args(postArgs{act: [2]actArgs{to[0].args(), to[1].args()}, x: t.X, y: t.Y, z: t.Z, weights: t.Weights.P,
 		scale: t.Scale, ids: t.IDs, wy: t.WY, wz: t.WZ, wv: t.WV, dst: t.Dst.P, w: t.W, sums: t.Sums, rows: int32(rows),
 		cols: int32(cols), used: int32(t.Used), ws: int32(t.Weights.Stride), dstStride: int32(t.Dst.Stride),
-		flat: t.Flat, counters: t.Counters, factor: t.Factor, eps: t.Eps})
-	blocks := 1
-	if rows <= PostCounters {
-		blocks = (cols + stageCols - 1) / stageCols
+		factor: t.Factor, eps: t.Eps})
+	threads := (cols/4 + 31) &^ 31 // one for each quad, or for two; 256 add squares
+	if threads > postThreads {
+		threads = (cols/8 + 31) &^ 31
 	}
-	return append(ls, Launch{Name: "post_pack", Grid: [3]int{blocks, rows, 1}, Threads: 512, Shared: 64 + 4*cols,
-		Early: p.Bulk, Args: a})
+	return append(ls, Launch{Name: "post_pack", Grid: [3]int{1, rows, 1}, Threads: max(256, threads),
+		Shared: postFront + 8*cols, Early: p.Bulk, Args: a})
 }
 
 // ending is the end of a part of a layer as models write it: perhaps y = sum of experts; y = norm(y); perhaps z += y,
@@ -162,8 +158,6 @@ func (l *lowering) post(i int) int {
 	l.overwrite(e.y)
 	l.overwrite(e.x)
 	none := ActLayout{Rows: int(e.x.rows), Cols: int(e.x.cols)}
-	t.Flat, t.Counters = l.take(PostBytes(none.Rows, none.Cols)), l.b.counter+4*RouterCounters
-	l.later = append(l.later, t.Flat)
 	to := [2]Packed{{ActLayout: none}, {ActLayout: none}}
 	at, norm, mul := l.normOf(e.after - 1)
 	if mul < 0 || l.wanted(at, norm.dst, l.makesRows(at, mul)...) {

@@ -433,15 +433,17 @@ func byFormat(jobs []MatMulJob) iter.Seq2[Format, []MatMulJob] {
 func (p *Products) prompt(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
 	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
-		name, threads, tiles := "prompt", 512, 1
+		name, threads, tiles, parts := "prompt", 512, 1, 1
 		if x.Rows >= wideRows {
 			name, threads, tiles = "wide", 256, 2
+			parts = max(1, min(p.Units/grid, (x.Rows+127)/128))
 		}
 		const activations = 16384 + 2304 // of a half, for 64 rows
 		one := (tiles*activations + strips/tiles*tileHalves[f][1] + 1023) &^ 1023
 		a.depth = int32(min(8, (p.Shared-2048)/one))
-		ls = append(ls, Launch{Name: fmt.Sprintf("%s_%s", name, promptNames[f]), Grid: [3]int{grid, 1, 1}, Threads: threads,
-			Shared: 2048 + int(a.depth)*one, Early: true, Args: Args(a)})
+		ls = append(ls, Launch{Name: fmt.Sprintf("%s_%s", name, promptNames[f]), Grid: [3]int{grid, parts, 1},
+			Threads: threads,
+			Shared:  2048 + int(a.depth)*one, Early: true, Args: Args(a)})
 	}
 	return ls
 }

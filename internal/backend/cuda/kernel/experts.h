@@ -50,15 +50,17 @@ template <int NT> DEV Part part(const MoeArgs& a, int items) {
   return {two, share(total, bid, blocks), share(total, bid + 1, blocks), per0, per};
 }
 
-// The warp that loads. w0, w1: bytes of the halves of a stage; size: of a slot.
+// The warp that loads. w0, w1: bytes of the halves of a stage; size: of a slot. all: the factor of the only row, or 0:
+// then those of an item's rows are asked for with it.
 template <int NT, bool GATED>
-DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* tables, int w0, int w1) {
-  int lane = TID & 31, pairs = p.two ? a.rows : a.pairs, size = w1 + (GATED ? 0 : NT * 8 * R1);
+DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* tables, int w0, int w1, float all) {
+  int lane = TID & 31, pairs = p.two ? a.rows : a.pairs, kbs = p.two ? a.kb2 : a.kb;
+  int size = w1 + (GATED ? 0 : NT * 8 * R1);
   bool two = p.two, second = false;
   int item = -1, expert = 0, count = 0, mine = 0; // mine: this lane's pair
   int slot = 0, par = 1;                          // par: of the round before, when a slot is free again
   bool known = false, round = false;
-  float rms = 1;
+  float rms = all;
   const u8* act = nullptr;
   fence_async(); // activations were written by plain stores
   for (int u = p.u; u < p.end; u++) {
@@ -79,12 +81,12 @@ DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* table
         first = x.first;
         if (lane < count) mine = tables[4 + 4 * a.most + first + lane];
       }
-      known = false;
-      if (!GATED) act = a.act + (u64)(two ? mine : mine / a.div) * a.kb * ROW;
+      known = all != 0;
+      act = (const u8*)(two ? opaque(a.act2) : opaque(a.act)) + (u64)(two ? mine : mine / a.div) * kbs * ROW;
     }
     int cuts = PICK(int, cuts), groups = PICK(int, groups), grp = v / cuts, cut = v - grp * cuts;
-    int kb = cut * a.kb / cuts, kend = (cut + 1) * a.kb / cuts;
-    const u8* w = PICK(const u8*, w) + ((u64)expert * (groups * a.kb) + grp * a.kb + kb) * (w0 + w1);
+    int kb = cut * kbs / cuts, kend = (cut + 1) * kbs / cuts;
+    const u8* w = PICK(const u8*, w) + ((u64)expert * (groups * kbs) + grp * kbs + kb) * (w0 + w1);
     for (; kb < kend; kb++, w += (w0 + w1)) {
       int at = slot >> 1; // depth is even
 #pragma unroll
@@ -107,11 +109,13 @@ DEV void load(const MoeArgs& a, const Part& p, const Places& s, const int* table
         float f = PICK(float, scale);
         const float* scales = (const float*)PICK(u64, scales);
         if (scales) f = fmul(f, scales[expert]);
-        if (!GATED && a.sumsq) {
+        const float* sumsq = (const float*)(two ? opaque(a.sumsq2) : opaque(a.sumsq));
+        if (!GATED && sumsq) {
+          float mean = two ? opaque(a.mean2) : opaque(a.mean), eps = two ? opaque(a.eps2) : opaque(a.eps);
 #pragma unroll 4
           for (int k = 0; k < count && !known; k++) {
             int pair = shfl(mine, k);
-            float r = rms_factor(a.sumsq + (u64)(two ? pair : pair / a.div) * a.kb, a.kb, a.mean, a.eps, lane);
+            float r = rms_factor(sumsq + (u64)(two ? pair : pair / a.div) * kbs, kbs, mean, eps, lane);
             if (lane == k) rms = r;
           }
           known = true;
@@ -170,8 +174,41 @@ DEV In pick(bool two, const In& a, const In& b) {
           two ? y.grid : x.grid, two ? y.n : x.n, two ? y.first : x.first};
 }
 
-// The warps that compute.
-template <class F, int NT, bool GATED> DEV void compute(const MoeArgs& a, const Part& p, const Places& places) {
+// The same for the first item of the only row, which is known without being told: where it lies is found out before
+// waiting for the product that leaves it, and everything is asked for at once. A warp makes 256 columns, if the row has
+// as few.
+struct First {
+  const float *g, *u;
+  int ng, nu, gs, us; // pieces, and from one to the next
+  bool mine;
+  DEV_M First() : ng(0), nu(0), mine(false) {}
+  DEV_M bool aim(const MoeArgs& a, const Part& p) {
+    In gate = pick(p.two, a.gate, a.gate2), up = pick(p.two, a.up, a.up2);
+    int kb = p.two ? a.kb2 : a.kb, cols = p.two ? a.cols2 : a.cols, warp = TID >> 5, c = warp * 256 + (TID & 31) * 8;
+    if (p.u >= p.end || kb > COMPUTE || cols % 8 || !in_aligned(gate, 8) || !in_aligned(up, 8)) return false;
+    mine = warp < kb;
+    if (!mine || c >= cols) return true;
+    int pair = p.two ? 0 : p.u / p.per;
+    g = in_addr(gate, pair, c);
+    u = in_addr(up, pair, c);
+    ng = in_pieces(gate, c);
+    nu = in_pieces(up, c);
+    gs = (int)in_step(gate);
+    us = (int)in_step(up);
+    return true;
+  }
+  DEV_M void make(u32 held, int act, int rows) const {
+    if (!mine) return;
+    float gate[8], up[8];
+    sum8_two(gate, up, g, gs, ng, u, us, nu);
+    gate8(up, gate, act);
+    pack_row({smem + (held - saddr(smem)), 1, -1}, 0, (TID >> 5) * rows, up, TID & 31);
+  }
+};
+
+// The warps that compute. made: the rows of the first item are there already.
+template <class F, int NT, bool GATED>
+DEV void compute(const MoeArgs& a, const Part& p, const Places& places, bool made) {
   const int W1 = STRIPS * F::H1, SLOT = W1 + (GATED ? 0 : NT * 8 * R1);
   int warp = TID >> 5, lane = TID & 31;
   bool two = p.two;
@@ -194,9 +231,13 @@ template <class F, int NT, bool GATED> DEV void compute(const MoeArgs& a, const 
       bar_wait(told + s * 8, before);
       u32 head = lds32(m), kb = head >> 16;
       if (head & FRESH) {
-        bar_named<1, COMPUTE * 32>(); // all are done with the rows of the item before
-        make(pick(two, a.gate, a.gate2), pick(two, a.up, a.up2), a.kb, a.cols, a.gelu, m, held, NT * 8);
-        bar_named<1, COMPUTE * 32>();
+        bar_named<1, COMPUTE * 32>(); // all are done with the rows of the item before, or have made those of the first
+        if (!made) {
+          int kb = two ? a.kb2 : a.kb, cols = two ? a.cols2 : a.cols;
+          make(pick(two, a.gate, a.gate2), pick(two, a.up, a.up2), kb, cols, a.gelu, m, held, NT * 8);
+          bar_named<1, COMPUTE * 32>();
+        }
+        made = false;
       }
       x0 = held + kb * (NT * 8 * ROW);
     }
@@ -237,14 +278,15 @@ template <class F, int NT, bool GATED> DEV void compute(const MoeArgs& a, const 
   }
 }
 
-template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
+// ONE: down of one row, which is a kernel of its own: what it has besides would take registers of the others.
+template <int SET, int NT, bool GATED, bool ONE> DEV void experts(const MoeArgs& a) {
   u32 base = saddr(smem);
   if (TID == 0) {
     for (int i = 0; i < a.depth; i++) { bar_init(base + i * 8, 1); bar_init(base + 64 + i * 8, COMPUTE); }
     for (int i = 0; i < a.depth / 2; i++) bar_init(base + 128 + i * 8, 32);
     fence_async();
   }
-  bool alone = NT == 1 && a.route.experts, loads = TID >> 5 == COMPUTE;
+  bool alone = GATED ? ONE : NT == 1 && a.route.experts, loads = TID >> 5 == COMPUTE;
   // The kernel after this one may rely on those before it being complete. Tables are read past the first-level cache,
   // since this may be before the wait.
   if (!alone) {
@@ -254,31 +296,42 @@ template <int SET, int NT, bool GATED> DEV void experts(const MoeArgs& a) {
   }
   SYNC();
   int* tables = alone || a.kept ? (int*)(smem + FRONT) : (int*)a.tables;
-  Places places(base, base + FRONT + a.kept, GATED ? a.kb * NT * 8 : 0);
+  Places places(base, base + FRONT + a.kept, GATED ? (a.kb > a.kb2 ? a.kb : a.kb2) * NT * 8 : 0);
   Part p = part<NT>(a, alone ? a.pairs : tables[0]);
   if (loads) {
+    float rms = 0;
     if (alone) {
+      int lane = TID & 31, kb = p.two ? a.kb2 : a.kb;
       if (!GATED || !p.two) pdl_wait();
       if (!GATED) pdl_launch();
-      if (!p.two) choose(a, tables, TID & 31, GATED);
+      const float* sumsq = (const float*)(p.two ? opaque(a.sumsq2) : opaque(a.sumsq));
+      if (!GATED && sumsq) rms = rms_part(sumsq, kb, lane); // on its way while experts are chosen
+      if (!p.two) choose(a, tables, lane, GATED);
+      float mean = p.two ? opaque(a.mean2) : opaque(a.mean), eps = p.two ? opaque(a.eps2) : opaque(a.eps);
+      if (!GATED && sumsq) rms = rms_whole(rms, mean, eps);
     }
     int w0 = p.two ? a.first2 : a.first, w1 = p.two ? a.second2 : a.second;
-    load<NT, GATED>(a, p, places, tables, STRIPS * w0, STRIPS * w1);
+    load<NT, GATED>(a, p, places, tables, STRIPS * w0, STRIPS * w1, rms);
     if (alone && !GATED && BID == GDIM - 1) {
       const RouteArgs& r = a.route;
       weigh(r.ids, r.weights, r.x.p, r.experts, r.used, r.scale, TID & 31);
     }
     return;
   }
+  bool made = false;
   if (GATED) {
+    First first;
+    if (alone) made = first.aim(a, p);
     pdl_wait();
     pdl_launch();
+    if (made) first.make(places.held, a.gelu, NT * 8);
   }
   with_format<SET>(p.two ? a.format2 : a.format, [&](auto f) __attribute__((always_inline)) {
-    compute<decltype(f), NT, GATED>(a, p, places);
+    compute<decltype(f), NT, GATED>(a, p, places, made);
   });
 }
 #define EXPERTS(NAME, SET) \
-  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, 1) { experts<SET, 1, false>(a); } \
-  KERNEL(experts_##NAME##_4, MoeArgs, a, 544, 1) { experts<SET, 4, false>(a); } \
-  KERNEL(gated_##NAME, MoeArgs, a, 544, 1) { experts<SET, 1, true>(a); }
+  KERNEL(experts_##NAME##_1, MoeArgs, a, 544, 1) { experts<SET, 1, false, false>(a); } \
+  KERNEL(experts_##NAME##_4, MoeArgs, a, 544, 1) { experts<SET, 4, false, false>(a); } \
+  KERNEL(gated_##NAME, MoeArgs, a, 544, 1) { experts<SET, 1, true, false>(a); } \
+  KERNEL(gated_##NAME##_one, MoeArgs, a, 544, 1) { experts<SET, 1, true, true>(a); }

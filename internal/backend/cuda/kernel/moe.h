@@ -19,12 +19,13 @@ struct MoeJob {
 // Two jobs of the experts that rows chose, and two of one that all rows share: its pairs are the rows.
 struct MoeArgs {
   MoeJob job[4];
-  const u8* act;          // packed row by row; or null:
+  const u8 *act, *act2;   // packed row by row, act2 of the shared expert; or null:
   In gate, up;            // what is multiplied is act(gate) * up, a row for each pair
   In gate2, up2;          // the same of the shared expert
   const int* tables;
   RouteArgs route;        // if it has experts: of one row, which every block chooses for itself
   const float* sumsq;     // [row][kb] sums of squares of x: results are divided by their root mean square (or null)
+  const float* sumsq2;    // the same of the shared expert's x
   int jobs, jobs2;        // of the experts (1 or 2), of the shared one (0 to 2)
   int format, format2;    // of all their matrices
   int first, second;      // bytes of the halves of their tiles
@@ -34,11 +35,12 @@ struct MoeArgs {
   int div;                // the row of activations of pair p is p/div
   int most;               // items there is room for
   int kb, cols;           // of the activations
+  int kb2, cols2;         // of those of the shared expert
   int kept;               // bytes of tables, if they are copied to shared memory, or 0
   int depth;
   int gelu;
   int early;              // the tables were complete before the kernel before this one began
-  float eps, mean;
+  float eps, eps2, mean, mean2;
 };
 
 // Where a block is: the current unit and stage.

@@ -226,10 +226,14 @@ DEV void scale(float (&acc)[NT][4], float (&c)[NT][4], u32 tile, const X& act, i
 
 // What a token's results are multiplied with: the reciprocal root mean square, from sums of squares of 256 columns
 // each. A warp.
-DEV float rms_factor(const float* sumsq, int kb, float mean, float eps, int lane) {
+DEV float rms_part(const float* sumsq, int kb, int lane) {
   float s = 0;
   for (int k = lane; k < kb; k += 32) s = fadd(s, sumsq[k]);
-  return rsqrt_(ffma(warp_sum(s), mean, eps));
+  return s;
+}
+DEV float rms_whole(float part, float mean, float eps) { return rsqrt_(ffma(warp_sum(part), mean, eps)); }
+DEV float rms_factor(const float* sumsq, int kb, float mean, float eps, int lane) {
+  return rms_whole(rms_part(sumsq, kb, lane), mean, eps);
 }
 // The factors of a block's tokens, into shared memory, by all 16 warps.
 DEV void factors(const ProductArgs& a, const Job& job, u32 to, int tok0, int n, int warp, int lane) {

@@ -179,11 +179,13 @@ template <class F> DEV void prompt(const ProductArgs& a) {
 }
 
 // The same with 128 tokens: 2 warpgroups of 64 rows, so half the work of making fragments, and more of loading
-// activations. A block goes through its stages twice, for the first and the second 128 rows of a group.
+// activations. A block goes through its stages twice, for the first and the second 128 rows of a group. Matrices of few
+// blocks have several of them (BIDY) for each, with some of the tokens.
 template <class F> DEV void wide(const ProductArgs& a) {
   const int W0 = 16 * F::H0, W1 = 16 * F::H1, WA = 2 * PA, WW = WA + 2 * PTAIL, SLOT = (WW + W1 / 2 + 1023) & ~1023;
   int warp = TID >> 5, lane = TID & 31, g = lane >> 2, t = lane & 3, bid = BID;
-  int tiles64 = (a.n + 63) / 64, tiles = (tiles64 + 1) / 2;
+  int tiles64 = (a.n + 63) / 64, all = (tiles64 + 1) / 2, tile0 = all * BIDY / GDIMY;
+  int tiles = all * (BIDY + 1) / GDIMY - tile0;
   Job job = find_job(a, bid);
   int T = job.groups * a.kb, G = job.blocks, rows = job.groups * 256;
   int s0 = first_stage(bid, T, G), ns = first_stage(bid + 1, T, G) - s0;
@@ -200,7 +202,7 @@ template <class F> DEV void wide(const ProductArgs& a) {
     const u8* w = src + (u64)st * (W0 + W1) + (h ? W0 + (u & 1) * (W1 / 2) : (u & 1) * (W0 / 2));
     bulk_hint(to + WW, w, h ? W1 / 2 : W0 / 2, bar, evict_first());
     for (int k = 0; k < 2; k++) {
-      int tile = (u >> 1) * 2 + k;
+      int tile = (tile0 + (u >> 1)) * 2 + k;
       if (tile >= tiles64) tile = tiles64 - 1; // its results go nowhere
       const u8* from = a.act + ((u64)tile * a.kb + kb) * PACT + h * PA;
       bulk(to + k * 8192, from, 8192, bar);
@@ -234,7 +236,7 @@ template <class F> DEV void wide(const ProductArgs& a) {
     }
   };
   for (int u = 0; u < 2 * tiles; u++) {
-    int tok0 = (u >> 1) * 128;
+    int tok0 = (tile0 + (u >> 1)) * 128;
     if (!(u & 1)) tile_factors(a, job, factor, tok0, 128);
     int grp = grp0, kb = kb0, b0 = bid - block_of(grp * a.kb, T, G);
     clear<64>(acc);
