@@ -23,7 +23,7 @@ type Driver struct {
 	kernels map[string]*kernel
 	err     error // the first failure
 	call    launchCall
-	attrs   [1]launchAttr
+	attrs   [2]launchAttr
 }
 
 var _ gpu.Driver = (*Driver)(nil)

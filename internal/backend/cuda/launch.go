@@ -117,6 +117,11 @@ func (d *Driver) launch(l *gpu.Launch) {
 		shared: uint32(l.Shared), stream: d.stream}
 	if l.Early && d.dev.Major >= 9 {
 		c.attrs, c.count = unsafe.Pointer(&d.attrs[0]), 1
+		if l.Cluster > 0 {
+			const clusterDimension = 4
+			d.attrs[1] = launchAttr{id: clusterDimension, value: [16]uint32{uint32(l.Cluster), 1, 1}}
+			c.count = 2
+		}
 	}
 	d.call.params[0] = unsafe.Pointer(&l.Args[0])
 	d.check(api.launch.call(uintptr(unsafe.Pointer(c)), k.handle, uintptr(unsafe.Pointer(&d.call.params[0])), 0),

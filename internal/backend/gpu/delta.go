@@ -58,7 +58,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	names := []string{"delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift", "delta_rule_128",
 		t.rule}
 	if !t.plain {
-		names = append(names, "delta_conv_runs", "delta_rule_128_by_4")
+		names = append(names, "delta_conv_runs", "delta_one_128", "delta_rule_128_by_4")
 	}
 	var err error
 	t.kernels, err = loadKernels(d, names...)
@@ -200,8 +200,18 @@ func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
 	}
 	a := t.conv(&c)
 	a.ready = 1
+	if t.one(&c) {
+		l := &t.recur(nil, &c, c.QKV, true)[0]
+		l.Name, l.Kernel, l.Args = "delta_one_128", t.kernels["delta_one_128"], append(Args(a), l.Args...)
+		return append(ls, *l)
+	}
 	ls = t.convLaunch(ls, kernel, a, 2*t.dims.KHeads+t.dims.VHeads+(t.dims.VHeads+31)/32)
 	return t.recur(ls, &c, c.QKV, true)
+}
+
+// one reports whether the delta rule makes the convolution of a single row itself.
+func (t *Delta) one(c *DeltaCall) bool {
+	return c.Rows == 1 && c.Segs == 1 && t.exact && t.wide() && !t.plain && t.dims.VHeads%t.dims.KHeads == 0
 }
 
 // deltaTile is the number of rows in shared memory at a time: with two of them four blocks fit on a multiprocessor. A

@@ -345,6 +345,50 @@ func TestDeltaBits(t *testing.T) {
 	}
 }
 
+// TestDeltaOne: a row by itself, whose convolution the delta rule makes, leaves the outputs and the memory that the
+// kernels for more rows leave.
+func TestDeltaOne(t *testing.T) {
+	g := newRig(t)
+	for _, dims := range []backend.DeltaDims{{KHeads: 2, VHeads: 4, KDim: 128, VDim: 128},
+		{KHeads: 2, VHeads: 2, KDim: 128, VDim: 256}, {KHeads: 2, VHeads: 4, KDim: 128, VDim: 128, Grouped: true}} {
+		dims.Kernel, dims.Eps = 4, 1e-6
+		r := newRecurrence(g, dims, 2)
+		if c := (gpu.DeltaCall{Rows: 1, Segs: 1}); len(r.pool.Both(nil, c)) != 1 {
+			t.Fatalf("%+v: a row is %d launches", dims, len(r.pool.Both(nil, c)))
+		}
+		one, err := r.pool.Alloc()
+		g.must(err)
+		other, err := r.pool.Alloc()
+		g.must(err)
+		for i, p := range []struct { // rows, pending ones before them, those of them that are kept
+			n, pending int
+			prompt     bool
+			keep       []int32
+		}{{1, 0, true, nil}, {1, 0, false, nil}, {1, 1, false, nil}, {1, 1, true, nil}, {6, 0, false, []int32{0, 2, 3, 5}},
+			{1, 4, false, nil}, {1, 0, false, nil}, {1, 1, false, nil}} {
+			x := r.tokens(p.n)
+			seg := backend.DeltaSeg{N: p.n, Slot: one, Pending: p.pending, Prompt: p.prompt}
+			got := r.pass([]string{"both", "pieces"}[i%2], x, seg)
+			seg.Slot = other
+			g.same(fmt.Sprintf("%+v: pass %d", dims, i), got, r.pass("apart", x, seg))
+			if p.keep != nil {
+				r.pool.Keep(one, p.keep)
+				r.pool.Keep(other, p.keep)
+			}
+		}
+		for _, settled := range []bool{false, true} {
+			if settled {
+				r.pool.Settle(one, 1)
+				r.pool.Settle(other, 1)
+			}
+			for l := range r.layers {
+				g.same(fmt.Sprintf("%+v: state and inputs, settled: %t", dims, settled), r.pool.Read(one, l), r.pool.Read(other, l))
+			}
+		}
+		r.pool.Close()
+	}
+}
+
 // TestDeltaLongPrompt: so many rows that warps of the convolution have several of them have the bits of fewer rows,
 // also where another sequence begins in the middle of such a run; and so they have alone, where blocks of the delta
 // rule have more values if there would be more of them than multiprocessors.

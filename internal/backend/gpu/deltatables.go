@@ -107,6 +107,8 @@ func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, total int,
 			return nil, fmt.Errorf("segment %d of the recurrent layers: %w", i, err)
 		}
 	}
+	t.ints[2] = int32(len(t.ints))
+	t.ints = append(t.ints, make([]int32, d.KHeads)...) // counters
 	return t, nil
 }
 

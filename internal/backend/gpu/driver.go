@@ -30,6 +30,7 @@ type Launch struct {
 	Shared  int  // bytes of dynamic shared memory
 	Early   bool // may start before the launch before it has ended; the kernel waits by itself (dependent launch)
 	Beside  bool // needs nothing of the launch before it, nor does that need anything it writes
+	Cluster int  // blocks that run side by side and read each other's shared memory; 0: they do not
 	Alone   bool // takes long: a driver whose device is given up on after a while sends it by itself
 	Args    []byte
 }

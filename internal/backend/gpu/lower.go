@@ -24,6 +24,8 @@ type lowering struct {
 	splits splitRows
 	now    int    // the operation in progress
 	later  []Addr // scratch to give back after it: its kernels may still read what it overwrites
+	held   []Addr // scratch that the last launch uses, which the next operation may become a part of
+	heldAt int    // launches when it was given back
 	err    error
 }
 
@@ -49,10 +51,7 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 	b.spare.reset()
 	for i := 0; i < len(ops) && l.err == nil; {
 		l.now = i
-		for _, a := range l.later {
-			b.spare.give(a)
-		}
-		l.later = l.later[:0]
+		l.giveBack()
 		if s := l.splits; s.splits != nil && s.launches < len(l.out) {
 			b.spare.give(s.scratch)
 			l.splits = splitRows{}
@@ -68,6 +67,17 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 	}
 	b.products.LookAhead(l.out)
 	return l.out, l.err
+}
+
+// giveBack gives scratch back that no launch needs to which anything may be added.
+func (l *lowering) giveBack() {
+	if len(l.out) > l.heldAt {
+		for _, a := range l.held {
+			l.b.spare.give(a)
+		}
+		l.held = l.held[:0]
+	}
+	l.held, l.later, l.heldAt = append(l.held, l.later...), l.later[:0], len(l.out)
 }
 
 // keep takes the list of launches that an emitter returned, or its error.
@@ -383,7 +393,7 @@ func (l *lowering) addNorm(i int) int {
 	x, y := l.plain(add.a), l.in(add.b)
 	l.overwrite(add.dst)
 	l.overwrite(norm.dst)
-	l.packNorm(mul, Sum{X: x.in(), Y: y, Dst: x.addr, DstStride: int(x.stride), W: norm.v}, norm,
+	l.packNorm(mul, Sum{X: x.in(), Y: y, Dst: x.addr, DstStride: int(x.stride), W: norm.v, Last: !l.read(i, add.b)}, norm,
 		l.wanted(j, norm.dst, l.makesRows(j, mul)...))
 	for k := i + 1; k < j; k++ {
 		l.single(k)

@@ -1,6 +1,7 @@
 package gpu_test
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -63,8 +64,63 @@ func TestMadeOfSplits(t *testing.T) {
 	}
 }
 
-// TestOneRow: an attention layer as models write it is eight launches for one row and the end of a pass four, and the
-// row has the bits that it has before another one, where there are more of them.
+// TestClusters: a product whose clusters add its results to a residual stream and pack them leaves what a launch of its
+// own would.
+func TestClusters(t *testing.T) {
+	r, _ := newer(t)
+	rnd := rand.New(rand.NewPCG(8, 8))
+	const rows, cols = 512, 2048
+	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K} {
+		m := r.productMatrix(rnd, typ, rows, cols, 1)
+		w := upload(r, randomRows(rnd, rows))
+		for _, c := range []struct{ n, cluster int }{{1, 8}, {2, 5}, {8, 8}, {7, 4}} {
+			gate, up := upload(r, randomRows(rnd, c.n*cols)), upload(r, randomRows(rnd, c.n*cols))
+			x := randomRows(rnd, c.n*rows)
+			made := gpu.Made{Kind: gpu.MadeSiLU, X: gpu.Rows(up, cols), Gate: gpu.Rows(gate, cols)}
+			blocks := c.cluster * m.Groups()
+			if !r.p.CanMake(&made, c.n, m.WeightLayout, blocks) {
+				t.Fatalf("%d rows in %d blocks cannot be made", c.n, blocks)
+			}
+			for _, next := range []gpu.ActLayout{{Rows: c.n, Cols: rows, NT: 1},
+				r.p.ExpertActs(c.n, gpu.WeightLayout{Cols: rows})} {
+				run := func(last bool) (out [3][]byte, launches int) {
+					j := gpu.MatMulJob{WeightLayout: m.WeightLayout, W: m.w, Blocks: blocks, Scale: 0.5}
+					j.Part = r.room(gpu.PieceBytes(j.Result(c.n)))
+					dst, act, sums := upload(r, x), r.room(next.Bytes()), r.room(next.SumsBytes())
+					ls := r.p.MatMul(nil, gpu.MatMulInput{ActLayout: r.p.Acts(c.n, m.WeightLayout), Made: &made}, j)
+					ls = r.p.AddPack(ls, gpu.Packed{ActLayout: next, P: act}, gpu.Sum{X: gpu.Rows(dst, rows), Y: j.Result(c.n),
+						Dst: dst, DstStride: rows, W: w, Sums: sums, Last: last})
+					r.run(ls)
+					for i, a := range []gpu.Addr{dst, act, sums} {
+						out[i] = make([]byte, []int{4 * c.n * rows, next.Bytes(), next.SumsBytes()}[i])
+						if err := r.d.Download(out[i], a); err != nil {
+							t.Fatal(err)
+						}
+						r.release(a)
+					}
+					r.release(j.Part)
+					return out, len(ls)
+				}
+				want, two := run(false)
+				got, one := run(true)
+				if two != 2 || one != 1 {
+					t.Fatalf("%d and %d launches", two, one)
+				}
+				for i, what := range []string{"sum", "packed rows", "sums of squares"} {
+					if !bytes.Equal(got[i], want[i]) {
+						t.Errorf("%v, %d rows, clusters of %d: other %s at byte %d", typ, c.n, c.cluster, what,
+							firstDifference(got[i], want[i]))
+					}
+				}
+			}
+			r.release(gate, up)
+		}
+		r.release(m.w, w)
+	}
+}
+
+// TestOneRow: an attention layer as models write it is seven launches for one row and the end of a pass four, and the
+// row has the bits that it has before eight others, where there are more of them.
 func TestOneRow(t *testing.T) {
 	d := &spy{Driver: emulate.Emulated(t, emulate.Options{Hopper: true, Units: 128})}
 	if os.Getenv("STROBE_CUDA") == "cuda" {
@@ -78,7 +134,7 @@ func TestOneRow(t *testing.T) {
 		}
 	}
 	must(err)
-	const hidden, heads, dim, half, slot = 1024, 4, 256, 32, 200
+	const hidden, heads, dim, half, slot, more = 1024, 4, 256, 32, 500, 9
 	rnd := rand.New(rand.NewPCG(4, 4))
 	bind := func(rows int) backend.Weight {
 		w, err := dev.Weight(backend.Matrix{Type: quant.Q4_K, Rows: rows, Cols: hidden, Experts: 1,
@@ -100,12 +156,16 @@ func TestOneRow(t *testing.T) {
 	w := &world{rig: &rig{t, d, rnd}}
 	var table []int32
 	var content [][]byte
-	for range 4 {
+	for range (slot+more)/64 + 1 {
 		id, err := pool.Alloc()
 		must(err)
-		table, content = append(table, id), append(content, w.junk(pool.PageBytes()))
+		page := w.junk(pool.PageBytes())
+		for i := 1; i < len(page); i += 2 {
+			page[i] = page[i]&0x83 | 0x38 // halves from 0.5 to 1 and their negatives, so that all of them matter
+		}
+		table, content = append(table, id), append(content, page)
 	}
-	input := randomRows(rnd, 2*hidden)
+	input := randomRows(rnd, more*hidden)
 	run := func(n int) (logits, x []float32, best int32) {
 		for i, id := range table {
 			pool.WritePage(id, content[i])
@@ -135,8 +195,12 @@ func TestOneRow(t *testing.T) {
 		dev.Write(stream, input[:n*hidden])
 		d.names = nil
 		dev.BeginStep(&backend.Plan{KV: []backend.KVPlan{*p}})
-		dev.SetInts(pos, []int32{slot, slot + 1}[:n])
-		dev.SetInts(pick, []int32{0, 1}[:n])
+		var at, all []int32
+		for r := range int32(n) {
+			at, all = append(at, slot+r), append(all, r)
+		}
+		dev.SetInts(pos, at)
+		dev.SetInts(pick, all)
 		dev.Angles(cos, sin, pos, turn, 1)
 		dev.RMSNorm(h, stream, norms[0], 1e-6)
 		dev.MatMul(h, backend.Product{W: wq, Y: both}, backend.Product{W: wk, Y: k}, backend.Product{W: wv, Y: v})
@@ -167,15 +231,15 @@ func TestOneRow(t *testing.T) {
 		must(dev.Sync())
 		return dev.Read(out)[:300], dev.Read(stream)[:hidden], dev.Ints(ids)[0]
 	}
-	wantLogits, wantX, wantBest := run(2)
+	wantLogits, wantX, wantBest := run(more)
 	logits, x, best := run(1)
 	w.same("residual stream", x, wantX)
 	w.same("logits", logits, wantLogits)
 	if best != wantBest {
 		t.Errorf("best %d, want %d", best, wantBest)
 	}
-	want := []string{"add_pack", "solo_q4k_1", "qkv_write_floats", "flash256x1", "solo_q4k_merged", "add_pack",
-		"solo_q4k_1", "solo_q4k_made", "add_norm", "solo_q4k_1", "select_max_parts", "select_merge"}
+	want := []string{"add_pack", "solo_q4k_1", "qkv_write_floats", "flash256x1", "solo_q4k_merged_then", "solo_q4k_1",
+		"solo_q4k_made", "add_norm", "solo_q4k_1", "select_max_parts", "select_merge"}
 	if got := d.names[2:][:len(want)]; !slices.Equal(got, want) {
 		t.Errorf("launches %v, want %v", got, want)
 	}

@@ -60,6 +60,7 @@ type Sum struct {
 	DstStride int
 	W         Addr // the norm's weights, or 0
 	Sums      Addr // gets the sums of squares
+	Last      bool // nobody else reads Y
 }
 
 func (s *Sum) args(to *Packed) addPackArgs {
@@ -70,6 +71,9 @@ func (s *Sum) args(to *Packed) addPackArgs {
 // divides by the root mean square.
 func (p *Products) AddPack(ls []Launch, to Packed, s Sum) []Launch {
 	a := s.args(&to)
+	if s.Last && p.clusterThen(ls, a) {
+		return ls
+	}
 	return append(ls, p.small("add_pack", &to, Args(a)))
 }
 

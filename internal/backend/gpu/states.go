@@ -151,7 +151,7 @@ func (p *States) Reserve(slot int32, rows int) error {
 
 // reserveTable makes sure that Settle has room for the tables of so many pending rows.
 func (p *States) reserveTable(rows int) error {
-	n := 4 * (4 + deltaSeg + rows)
+	n := 4 * (4 + deltaSeg + rows + p.dims.KHeads)
 	if n <= p.room {
 		return nil
 	}

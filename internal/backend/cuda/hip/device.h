@@ -106,6 +106,7 @@ DEV u32 ballot(bool b) {
   return __builtin_amdgcn_ballot_w32(b);
 #endif
 }
+DEV u32 atom_inc_gpu(u32* p) { return __hip_atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT); }
 DEV u32 redux_max(u32 v) {
   for (int i = 16; i; i >>= 1) { u32 o = shfl_xor(v, i); v = o > v ? o : v; }
   return v;

@@ -20,13 +20,17 @@ struct ConvArgs {
   float eps;
 };
 
-// The decay and beta of one head of a row; a and dt are the head's.
-DEV void gate(const ConvArgs& p, const int* s, int row, int h, float a, float dt) {
-  float al = fadd(in1(p.alpha, row, h), dt);
+// The decay of a head from its alpha; a and dt are the head's.
+DEV float decay(float alpha, float a, float dt) {
+  float al = fadd(alpha, dt);
   float e = exp_(al), sp = al > 20.f ? al : fmul(lg2(fadd(1.f, e)), LN2); // log(1+e^x)
   if (e < 0.0625f) // 1+e^x would lose the digits of e^x
     sp = fmul(e, ffma(-e, ffma(-e, ffma(-e, ffma(-e, 0.2f, 0.25f), 1.f / 3), 0.5f), 1.f));
-  float g = exp_(fmul(a, sp));
+  return exp_(fmul(a, sp));
+}
+// The decay and beta of one head of a row.
+DEV void gate(const ConvArgs& p, const int* s, int row, int h, float a, float dt) {
+  float g = decay(in1(p.alpha, row, h), a, dt);
   p.gates[((u64)row * 2) * p.d.vheads + h] = g;
   p.gates[((u64)row * 2 + 1) * p.d.vheads + h] = sigmoid(in1(p.beta, row, h));
   if (!(s[SEG_FLAGS] & FLAG_PROMPT))
@@ -642,12 +646,9 @@ template <int I, int V, bool EXACT> struct Rule {
     }
   }
 
-  DEV_M void segment(const int* g, bool& waited) {
-    int chans = channels(p.d), keys = p.d.kheads * p.d.kdim;
-    float* st = seg_state(g, p.d, layer) + ((u64)h * p.d.vdim + value) * p.d.kdim + 4 * q8;
-    load_state(st);
-    // No kernel of this step before this one touches the state or the tape it reads, so waiting comes later.
-    int pending = g[SEG_PENDING];
+  // Applies the pending rows of a segment.
+  DEV_M void apply(const int* g) {
+    int chans = channels(p.d), keys = p.d.kheads * p.d.kdim, pending = g[SEG_PENDING];
 #pragma unroll 1
     for (int i = 0; i < pending; i++) {
       const float* t = seg_read(g, p.d, layer, p.table[g[SEG_PATH] + i]) + chans;
@@ -660,8 +661,16 @@ template <int I, int V, bool EXACT> struct Rule {
       fade(t[keys + p.d.vheads * p.d.vdim + h]);
       update(k, u);
     }
+  }
+
+  DEV_M void segment(const int* g, bool& waited) {
+    int chans = channels(p.d), keys = p.d.kheads * p.d.kdim;
+    float* st = seg_state(g, p.d, layer) + ((u64)h * p.d.vdim + value) * p.d.kdim + 4 * q8;
+    load_state(st);
+    // No kernel of this step before this one touches the state or the tape it reads, so waiting comes later.
+    apply(g);
     bool prompt = g[SEG_FLAGS] & FLAG_PROMPT;
-    if (pending) store_state(st);
+    if (g[SEG_PENDING]) store_state(st);
     // The newest inputs of the convolution of a thread's first channel come before waiting, too, if they are few.
     bool shifts = p.shifts && g[SEG_FLAGS] & FLAG_SHIFT;
     int c = BID * BDIM + tid;
@@ -697,7 +706,116 @@ template <int I, int V, bool EXACT> struct Rule {
     if (prompt && entries) store_state(st);
   }
 
-  DEV_M void run() {
+  // A pass of one row: the block makes what the rule needs of it, with the operations of delta_conv4, and there is no
+  // kernel before for that. Warp 0 makes the queries, 1 the keys, 2 the block's values, 3 decay and beta. Blocks that
+  // share keys make them each; the first of them tapes them, and the last that has read the newest inputs moves those up.
+  DEV_M void one(const ConvArgs& c) {
+    begin();
+    const DeltaShape& d = p.d;
+    if (!p.table[0]) {
+      pdl_wait();
+      return;
+    }
+    const int *g = seg_of(p.table, 1, d.taps, 0), *r = row_of(p.table, 0, d.taps);
+    int warp = tid >> 5, lane = tid & 31, chans = channels(d), keys = d.kheads * d.kdim, part = value - group * V;
+    int n = g[SEG_N], ratio = d.vheads / d.kheads; // n: one row, or padding
+    bool prompt = g[SEG_FLAGS] & FLAG_PROMPT, moves = g[SEG_FLAGS] & FLAG_SHIFT;
+    bool lead = part == 0 && (d.grouped ? h % ratio == 0 : h < d.kheads);
+    // Everything that no kernel of this step wrote is asked for at once, before waiting.
+    float* st = seg_state(g, d, layer) + ((u64)h * d.vdim + value) * d.kdim + 4 * q8;
+    load_state(st);
+    bool mine = warp < 2 || warp == 2 && 4 * lane < NV; // four channels from ch on
+    int ch = 4 * lane + (warp < 2 ? warp * keys + kh * d.kdim : 2 * keys + h * d.vdim + part), pieces = 0, more = 0;
+    const float *own = nullptr, *second = nullptr;
+    F4 w[4], x[4];
+    float a = 0, dt = 0;
+    if (mine) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) w[k] = *(const F4*)(c.w + (u64)(ch + k) * 4);
+#pragma unroll
+      for (int k = 0; k < 3; k++) x[k] = *(const F4*)tap(c, g, n ? r[1 + k] : g[SEG_SHIFT + k], ch);
+      own = in_addr(c.u, 0, ch);
+      pieces = in_pieces(c.u, ch);
+    } else if (warp == 3) {
+      a = c.a[h], dt = c.dt[h];
+      own = in_addr(c.alpha, 0, h), second = in_addr(c.beta, 0, h);
+      pieces = in_pieces(c.alpha, h), more = in_pieces(c.beta, h);
+    }
+    float* at = slot(0, 0);
+    if (moves) {
+      SYNC(); // all have asked for their inputs
+      if (tid == 96) at[2 * KP + NV + 3] = bits_f(atom_inc_gpu((u32*)p.table + p.table[2] + kh));
+    }
+    apply(g);
+    if (g[SEG_PENDING]) store_state(st);
+    pdl_wait();
+    pdl_launch();
+    float* tape = prompt || !n ? nullptr : seg_write(g, d, layer, 0);
+    if (mine && n) {
+      x[3] = *(const F4*)own;
+#pragma unroll 1
+      for (int k = 1; k < pieces; k += 3) {
+        F4 v[3];
+#pragma unroll
+        for (int m = 0; m < 3; m++)
+          if (k + m < pieces) v[m] = *(const F4*)(own + (k + m) * in_step(c.u));
+#pragma unroll
+        for (int m = 0; m < 3; m++)
+          if (k + m < pieces) x[3] = add4(x[3], v[m]);
+      }
+      float sum = 0;
+      F4 y = conv_row(w, x, sum);
+      if (warp < 2) y = mul4(y, head_scale(c, warp_sum(sum), warp == 0));
+      *(F4*)(at + warp * KP + 4 * lane) = y;
+      if (tape && (lead || warp == 2)) *(F4*)(tape + ch) = x[3];
+      if (tape && lead && warp == 1) *(F4*)(tape + chans + kh * d.kdim + 4 * lane) = y;
+    } else if (n && tid == 96) {
+      float v = 0, b = 0, x[4], y[4]; // four pieces of alpha and beta at a time
+#pragma unroll 1
+      for (int k = 0; k < pieces || k < more; k += 4) {
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+          if (k + m < pieces) x[m] = own[(k + m) * in_step(c.alpha)];
+          if (k + m < more) y[m] = second[(k + m) * in_step(c.beta)];
+        }
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+          if (k + m < pieces) v = k + m ? fadd(v, x[m]) : x[m];
+          if (k + m < more) b = k + m ? fadd(b, y[m]) : y[m];
+        }
+      }
+      v = decay(v, a, dt);
+      at[2 * KP + NV] = v;
+      at[2 * KP + NV + 1] = sigmoid(b);
+      if (tape && part == 0) tape[chans + keys + d.vheads * d.vdim + h] = v;
+    }
+    SYNC();
+    if (n) {
+      Row row;
+      fetch(row, at);
+      fetch_queries(at);
+      float qk = 0;
+#pragma unroll
+      for (int k = 0; k < KP; k += 32) qk = ffma(at[k + lane], at[KP + k + lane], qk);
+      row.g.z = warp_sum(qk);
+      bool writes = q8 < V;
+      step(row, at, writes ? p.out + h * d.vdim + value + q8 : nullptr,
+           writes && tape ? tape + chans + keys + h * d.vdim + value + q8 : nullptr);
+      if (prompt) store_state(st);
+    }
+    int blocks = ratio * (d.vdim / NV);
+    if (moves && mine && (warp == 2 || (int)(f_bits(at[2 * KP + NV + 3]) % blocks) == blocks - 1)) {
+      float* to = seg_inputs(g, d, layer) + ch;
+#pragma unroll
+      for (int k = 0; k < 3; k++) {
+        F4 v = x[k];
+        if (prompt && n) v = x[k + 1];
+        *(F4*)(to + (u64)k * chans) = v;
+      }
+    }
+  }
+
+  DEV_M void begin() {
     int parts = (p.d.vdim + NV - 1) / NV;
     tid = TID; group = tid >> 3; q8 = tid & 7;
     h = BID / parts;
@@ -706,12 +824,17 @@ template <int I, int V, bool EXACT> struct Rule {
     for (int n = 0; n < V; n++) live[n] = EXACT || value + n < p.d.vdim;
     kh = p.d.grouped ? h / (p.d.vheads / p.d.kheads) : h % p.d.kheads;
     layer = p.layer + BIDZ;
+  }
+  DEV_M void run() {
+    begin();
     bool waited = false;
     for (int seg = BIDY; seg < p.table[0]; seg += GDIMY) segment(seg_of(p.table, p.rows, p.d.taps, seg), waited);
     if (!waited) pdl_wait();
   }
 };
 KERNEL(delta_rule_128, DeltaArgs, p, 128, 3) { Rule<4, 2, true>{p}.run(); }
+struct OneArgs { ConvArgs c; DeltaArgs r; };
+KERNEL(delta_one_128, OneArgs, a, 128, 3) { Rule<4, 2, true>{a.r}.one(a.c); }
 KERNEL(delta_rule_128_by_4, DeltaArgs, p, 128, 2) { Rule<4, 4, true>{p}.run(); }
 KERNEL(delta_rule_any_32, DeltaArgs, p, 128, 1) { Rule<1, 2, false>{p}.run(); }
 KERNEL(delta_rule_any_64, DeltaArgs, p, 128, 1) { Rule<2, 2, false>{p}.run(); }

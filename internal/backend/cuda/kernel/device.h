@@ -152,6 +152,14 @@ DEV void bar_wait(u32 bar, u32 parity) {
 }
 DEV void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEV void prefetch_l2(const void* p, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory"); }
+// Clusters: blocks that run side by side and read each other's shared memory.
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEV float cluster_load(u32 a, int block) {
+  float v;
+  asm volatile("{ .reg .u32 t; mapa.shared::cluster.u32 t, %1, %2; ld.shared::cluster.f32 %0, [t]; }" : "=f"(v) : "r"(a), "r"(block) : "memory");
+  return v;
+}
 DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta; fence.proxy.async.global;" ::: "memory"); }
 // Programmatic dependent launch: the next kernel may start; wait until the kernels before are done.
 DEV void pdl_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

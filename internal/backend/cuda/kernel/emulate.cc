@@ -323,6 +323,14 @@ u32 emu_atomic(u32* p, u32 n, bool gpu) {
   return v;
 }
 
+// Whether all blocks of a cluster have called this, which follow each other.
+bool emu_last(int blocks) {
+  static u32 called;
+  if (emu_atomic(&called, 1, true) + 1 < (u32)blocks) return false;
+  called = 0;
+  return true;
+}
+
 // Products of the tensor cores: lane 4g+t holds rows g and g+8 of A, column g of B and of the result's columns 2t, 2t+1.
 template <float (*value)(u32)> static void mma(EmuSlot* s) {
   float a[16][16], b[8][16];

@@ -238,3 +238,5 @@ DEV u64 evict_first() { return 0; }
 DEV void bulk_hint(u32 dst, const void* src, u32 bytes, u32 bar, u64) { emu_bulk(dst, src, bytes, bar); }
 DEV void prefetch_l2(const void*, u32) {}
 DEV void fence_async() { emu_fence_async(); }
+DEV void cluster_arrive() {}
+bool emu_last(int blocks); // of a cluster, whose blocks run one after the other; a thread of each asks

@@ -39,16 +39,6 @@ KERNEL(pack, PackArgs, p, 64, 8) {
   else pack_rows<Any>(p);
 }
 
-// dst = x + y, act of dst*w, and the sums of squares of 256 columns each. The product that follows divides its
-// results by the root mean square, which leaves nothing to wait for here. y and w may be missing.
-struct AddPackArgs {
-  Act act;
-  In x, y;
-  float* dst; // may be missing: then x is not written anywhere
-  const float* w;
-  float* sumsq;
-  int dst_stride, rows, cols, pad;
-};
 DEV bool add_fast(const AddPackArgs& p) {
   return p.cols % 8 == 0 && in_aligned(p.x, 8) && (!p.y.p || in_aligned(p.y, 8)) && aligned16(p.dst) &&
          p.dst_stride % 4 == 0 && aligned16(p.w);

@@ -184,6 +184,16 @@ DEV void head8(float (&x)[8], const float (&gate)[8], const float (&w)[8], int d
   for (int i = 0; i < 8; i++) x[i] = fmul(silu(gate[i]), fmul(fmul(x[i], r), w[i]));
 }
 
+// dst = x + y, act of dst*w, and the sums of squares of 256 columns each. The product that follows divides its
+// results by the root mean square, which leaves nothing to wait for here. y and w may be missing.
+struct AddPackArgs {
+  Act act;
+  In x, y;
+  float* dst; // may be missing: then x is not written anywhere
+  const float* w;
+  float* sumsq;
+  int dst_stride, rows, cols, pad;
+};
 // Rows that a product makes and packs itself, for as many columns as a block of it multiplies.
 enum { MAKE_PLAIN, MAKE_SILU, MAKE_GELU, MAKE_SIGMOID, MAKE_HEADS };
 struct Make {

@@ -5,6 +5,11 @@
 // A product that makes its activations itself.
 struct MadeArgs { ProductArgs p; Make m; };
 struct MergedArgs { ProductArgs p; MakeMerged m; };
+// One whose results are added to a residual stream and packed for the next product, as add_pack does: a cluster of
+// blocks has a group of rows, and reads the pieces of it in shared memory.
+struct MadeThenArgs { ProductArgs p; Make m; AddPackArgs t; };
+struct MergedThenArgs { ProductArgs p; MakeMerged m; AddPackArgs t; };
+struct NoThen {};
 struct Packed { static const bool MADE = false, MERGED = false; }; // the other kind
 
 // "solo": blocks of 16 warps with one tile each. A ring of half stages (weights and activations) is filled by bulk
@@ -16,8 +21,9 @@ struct Packed { static const bool MADE = false, MERGED = false; }; // the other 
 //
 // MADE: the ring has weights alone. A block makes the few columns of activations that it multiplies, of at most eight
 // tokens, while its weights are on their way: a kernel less between two products.
-template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M& m, const Job& job, int bid) {
-  const bool MADE = M::MADE;
+template <class F, int NT, class M, class N>
+DEV void solo(const ProductArgs& a, const M& m, const N& then, const Job& job, int bid) {
+  const bool MADE = M::MADE, THEN = !__is_same(N, NoThen);
   const int W0 = STRIPS * F::H0, W1 = STRIPS * F::H1, SLOT = W1 + (MADE ? 0 : NT * A1);
   int warp = TID >> 5, lane = TID & 31, tok0 = BIDY * (8 * NT), n = a.n - tok0 < 8 * NT ? a.n - tok0 : 8 * NT;
   int T = job.groups * a.kb, G = job.blocks, rows = job.groups * 256;
@@ -25,6 +31,8 @@ template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M&
   int chunks = halves / 2 < a.kb ? halves / 2 : a.kb; // made: stages of activations that the block has
   u32 base = saddr(smem), full = base, empty = base + 64, factor = base + 128, held = base + 1024; // 8 slots at most
   u32 ring = MADE ? held + (a.most * ACT + 127 & ~127) : held;
+  u32 rest = ring; // then: the norm's weights, and the residual stream of two rows
+  if (THEN) ring += 3 * 1024;
   const u8* src = job.w + (u64)s0 * (W0 + W1);
   const u8* act = a.act + (u64)BIDY * a.kb * (NT * ACT);
   float* part = job.part + (u64)tok0 * rows + warp * 16;
@@ -58,6 +66,17 @@ template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M&
     fence_async();
     for (int i = 0; i < a.depth && i < halves; i++) activations(i, kb + (i >> 1), ring + i * SLOT, full + i * 8);
   }
+  int blocks = THEN ? G / job.groups : 1, rank = THEN ? bid % blocks : 0; // of the cluster
+  // What the cluster's block of that rank needs: the norm's weights, and its rows of the residual stream.
+  auto fetch = [&](int rank) __attribute__((always_inline)) {
+    if constexpr (THEN) {
+      int at = (TID & 63) * 4, k = TID >> 6, r = rank + (k - 1) * blocks;
+      const float* from = k == 0 ? then.w + grp * 256 + at : in_addr(then.x, r, grp * 256 + at);
+      if (k == 0 || k < 3 && r < n) cp16(rest + k * 1024 + at * 4, from);
+      cp_commit();
+    }
+  };
+  fetch(rank);
   if constexpr (MADE) {
     float v[8];
     if constexpr (M::MERGED) { // all threads add splits, a column each, where the activations go afterwards
@@ -138,19 +157,90 @@ template <class F, int NT, class M> DEV void solo(const ProductArgs& a, const M&
     finish();
     if (MADE && ++chunk == chunks) chunk = 0;
     kb++;
-    if (kb == a.kb || i == halves) {
+    if (!THEN && (kb == a.kb || i == halves)) {
       store<NT>(part + (u64)b0 * a.n * rows + grp * 256, acc, n, rows, factor, lane);
       clear<4 * NT>((float*)acc);
       b0 = 0; // whoever begins a group has its first piece
     }
-    if (kb == a.kb) { kb = 0; grp++; }
+    if (!THEN && kb == a.kb) { kb = 0; grp++; }
+  }
+  if constexpr (THEN) {
+    u32 sums = rest + 3 * 1024, pieces = sums + 2 * 1024; // in the ring, which nobody needs any more
+    cp_wait<0>();
+    SYNC();
+    // What add_pack does, to the rows of the block of that rank: two at a time, a thread has a column.
+    auto finish = [&](int rank) __attribute__((always_inline)) {
+      int r = rank + (TID >> 8) * blocks;
+      if (r < n) {
+        float v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+          if (k < blocks) {
+#ifdef EMULATE
+            v[k] = job.part[((u64)k * a.n + r) * rows + grp * 256 + (TID & 255)];
+#else
+            v[k] = cluster_load(pieces + r * 1024 + (TID & 255) * 4, k);
+#endif
+          }
+#pragma unroll
+        for (int k = 1; k < 8; k++)
+          if (k < blocks) v[0] = fadd(v[0], v[k]);
+        sts_f(sums + TID * 4, v[0]);
+      }
+      cluster_arrive();
+      SYNC();
+      r = rank + warp * blocks;
+      if (warp < 2 && r < n) {
+        float v[8], s = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          int at = lane * 32 + i * 4;
+          v[i] = fadd(lds_f(rest + (1 + warp) * 1024 + at), lds_f(sums + warp * 1024 + at));
+          s = ffma(v[i], v[i], s);
+        }
+        store8(then.dst + (u64)r * then.dst_stride + grp * 256 + lane * 8, v);
+        s = warp_sum(s);
+        if (lane == 0) then.sumsq[(u64)r * then.act.kb + grp] = s;
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = fmul(v[i], lds_f(rest + lane * 32 + i * 4));
+        pack_row(then.act, grp, r, v, lane);
+      }
+    };
+#ifdef EMULATE // blocks run one after the other: pieces go through memory, and the last block has all
+    store<1>(part + (u64)rank * a.n * rows + grp * 256, acc, n, rows, factor, lane);
+    SYNC();
+    if (TID == 0) sts32(sums, emu_last(blocks));
+    SYNC();
+    if (!lds32(sums)) return;
+    for (int k = 0; k < blocks; k++) {
+      fetch(k);
+      cp_wait<0>();
+      SYNC();
+      finish(k);
+      SYNC();
+    }
+#else
+    int g = lane >> 2, tok = 2 * (lane & 3);
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      if (tok + k < n) {
+        float f = lds_f(factor + (tok + k) * 4);
+        u32 to = pieces + (tok + k) * 1024 + (warp * 16 + g) * 4;
+        sts_f(to, fmul(acc[0][k], f));
+        sts_f(to + 32, fmul(acc[0][k + 2], f));
+      }
+    cluster_arrive();
+    cluster_wait();
+    finish(rank);
+    cluster_wait(); // nobody may read what is gone
+#endif
   }
 }
-template <int SET, int NT, class M> DEV void solo(const ProductArgs& a, const M& m) {
+template <int SET, int NT, class M, class N = NoThen> DEV void solo(const ProductArgs& a, const M& m, const N& then = {}) {
   int b = BID;
   Job job = find_job(a, b);
   with_format<SET>(job.format,
-                   [&](auto f) __attribute__((always_inline)) { solo<decltype(f), NT>(a, m, job, b); });
+                   [&](auto f) __attribute__((always_inline)) { solo<decltype(f), NT>(a, m, then, job, b); });
 }
 #define SOLO(NAME, SET, NT) KERNEL(solo_##NAME##_##NT, ProductArgs, a, 512, 1) { solo<SET, NT>(a, Packed{}); }
 #define SOLOS(NAME, SET) \
@@ -161,4 +251,5 @@ template <int SET, int NT, class M> DEV void solo(const ProductArgs& a, const M&
 #define SOLOS_BETWEEN(NAME, SET) \
   SOLO(NAME, SET, 3) \
   SOLO(NAME, SET, 6) \
-  KERNEL(solo_##NAME##_made, MadeArgs, a, 512, 1) { solo<SET, 1>(a.p, a.m); }
+  KERNEL(solo_##NAME##_made, MadeArgs, a, 512, 1) { solo<SET, 1>(a.p, a.m); } \
+  KERNEL(solo_##NAME##_made_then, MadeThenArgs, a, 512, 1) { solo<SET, 1>(a.p, a.m, a.t); }

@@ -9,4 +9,5 @@ SOLOS(q4k, ONLY_Q4K)
 SOLOS_BETWEEN(q4k, ONLY_Q4K)
 // Attention's output is seldom multiplied with another format.
 KERNEL(solo_q4k_merged, MergedArgs, a, 512, 1) { solo<ONLY_Q4K, 1>(a.p, a.m); }
+KERNEL(solo_q4k_merged_then, MergedThenArgs, a, 512, 1) { solo<ONLY_Q4K, 1>(a.p, a.m, a.t); }
 #endif
