@@ -17,6 +17,7 @@ type Delta struct {
 	keys    int    // of a head, with padding
 	shared  int    // bytes of shared memory a block may have
 	plain   bool   // see plain.go
+	whole   bool   // a kernel can have a layer, see Whole
 }
 
 // deltaShape mirrors DeltaShape of delta.h.
@@ -60,6 +61,11 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	if !t.plain {
 		names = append(names, "delta_conv_runs", "delta_one_128", "delta_rule_128_by_4")
 	}
+	t.whole = t.plain && props.Threads >= wholeThreads && props.SharedBlock >= wholeShared && t.wide() &&
+		dims.KDim == 128 && dims.VDim == 128 && dims.VHeads%2 == 0
+	if t.whole {
+		names = append(names, "delta_whole")
+	}
 	var err error
 	t.kernels, err = loadKernels(d, names...)
 	return t, err
@@ -85,6 +91,7 @@ type DeltaCall struct {
 	A, DT       Addr
 	Out         Out
 	Scratch     Addr // ScratchBytes
+	Chains      bool // of DeltaRoom
 }
 
 // aligned reports whether the convolution can be read and written by fours.
@@ -170,9 +177,8 @@ func (t *Delta) ShortConv(ls []Launch, c DeltaCall) []Launch {
 	if t.wide() && c.aligned() { // the order does not matter yet: no sums
 		kernel = "delta_conv4"
 	}
-	a := t.conv(&c)
-	ls = t.convLaunch(ls, kernel, a, 2*t.dims.KHeads+t.dims.VHeads)
-	return t.launch(ls, "delta_shift", [3]int{min(t.units, (t.dims.ConvDim()+127)/128), c.Segs, 1}, 0, Args(a))
+	ls = t.convLaunch(ls, kernel, t.conv(&c), 2*t.dims.KHeads+t.dims.VHeads)
+	return t.Shift(ls, c)
 }
 
 // GatedDelta makes Out of QKV as ShortConv left it.
@@ -212,6 +218,58 @@ func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
 // one reports whether the delta rule makes the convolution of a single row itself.
 func (t *Delta) one(c *DeltaCall) bool {
 	return c.Rows == 1 && c.Segs == 1 && t.exact && t.wide() && !t.plain && t.dims.VHeads%t.dims.KHeads == 0
+}
+
+// The kernel delta_whole of plain devices: its threads, room for its shared memory, and the most rows it takes.
+const (
+	wholeThreads = 1024
+	wholeShared  = 32 << 10
+	wholeRows    = 4
+)
+
+type wholeArgs struct {
+	act                   actArgs
+	u, alpha, beta, gate  In
+	w, a, dt, table, norm Addr
+	rows, layer, behind   int32
+	eps, normEps          float32
+	d                     deltaShape
+	_                     int32
+}
+
+// CanWhole reports whether Whole takes a layer.
+func (t *Delta) CanWhole(c *DeltaCall) bool {
+	return t.whole && c.Chains && c.Rows <= wholeRows && c.W%16 == 0
+}
+
+// HeadGate is what comes after the delta rule: the RMSNorm of every head, times W and silu(Gate), packed.
+type HeadGate struct {
+	To   Packed
+	Gate In
+	W    Addr
+	Eps  float32
+}
+
+// Whole is Both with what comes after it, in one kernel and with the same bits; there are no other results. The newest
+// inputs of the convolution stay where they are, since the kernel reads them, until Shift moves them up. It does that
+// for the layer behind, if there is one.
+func (t *Delta) Whole(ls []Launch, c DeltaCall, g HeadGate, behind *DeltaCall) []Launch {
+	a := wholeArgs{act: g.To.args(), u: c.U, alpha: c.Alpha, beta: c.Beta, gate: g.Gate, w: c.W, a: c.A, dt: c.DT,
+		table: c.Table, norm: g.W, rows: int32(c.Rows), layer: int32(c.Layer), eps: t.dims.Eps, normEps: g.Eps,
+		d: t.shape}
+	grid := t.dims.VHeads / 2
+	if behind != nil {
+		a.behind = int32(behind.Layer)
+		grid += (t.dims.ConvDim() + wholeThreads - 1) / wholeThreads
+	}
+	ls = t.launch(ls, "delta_whole", [3]int{grid, c.Segs, 1}, 0, Args(a))
+	ls[len(ls)-1].Threads = wholeThreads
+	return ls
+}
+
+// Shift moves the newest inputs of a layer's convolution up.
+func (t *Delta) Shift(ls []Launch, c DeltaCall) []Launch {
+	return t.launch(ls, "delta_shift", [3]int{min(t.units, (t.dims.ConvDim()+127)/128), c.Segs, 1}, 0, Args(t.conv(&c)))
 }
 
 // deltaTile is the number of rows in shared memory at a time: with two of them four blocks fit on a multiprocessor. A

@@ -3,6 +3,7 @@ package gpu_test
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/cuda/emulate"
 	"strobe/internal/backend/gpu"
+	"strobe/internal/quant"
 )
 
 // recurrence is a model's recurrent layers on a device, with the weights of one layer for all.
@@ -523,5 +525,182 @@ func TestStatesMemory(t *testing.T) {
 		if _, err := gpu.NewDelta(d, bad); err == nil {
 			t.Errorf("%+v is accepted", bad)
 		}
+	}
+}
+
+// TestDeltaWhole: the kernel that has all of a layer leaves the bits of those that have a part each, in packed rows,
+// states and tapes: a token, chains and several sequences, with rows of the pass before to apply.
+func TestDeltaWhole(t *testing.T) {
+	g := newRig(t)
+	if !g.d.Props().Plain {
+		t.Skip("only plain devices have that kernel")
+	}
+	for _, dims := range []backend.DeltaDims{deltaShapes[0],
+		{KHeads: 2, VHeads: 6, KDim: 128, VDim: 128, Kernel: 4, Eps: 1e-6},
+		{KHeads: 2, VHeads: 4, KDim: 128, VDim: 128, Kernel: 4, Grouped: true, Eps: 1e-6}} {
+		r := newRecurrence(g, dims, 2)
+		products, width := gpu.NewProducts(g.d.Props()), dims.VHeads*dims.VDim
+		norm := g.floats(g.normal(dims.VDim, 1))
+		var slots [2][3]int32 // of the one way, and of the other
+		for i := range slots {
+			for k := range slots[i] {
+				s, err := r.pool.Alloc()
+				g.must(err)
+				slots[i][k] = s
+			}
+		}
+		for k := range slots[0] {
+			x := r.tokens(3 + k)
+			for i := range slots {
+				r.pass("both", x, backend.DeltaSeg{N: 3 + k, Slot: slots[i][k], Prompt: true})
+			}
+		}
+		pass := func(what string, segs ...backend.DeltaSeg) {
+			t.Helper()
+			n := 0
+			for i := range segs {
+				segs[i].Row, n = n, n+segs[i].N
+			}
+			x := r.tokens(n)
+			u, z := r.asPieces(x.u, n, dims.ConvDim()), r.asPieces(g.normal(n*width, 1), n, width)
+			var got [2][]float32
+			for i := range slots {
+				mine := slices.Clone(segs)
+				for k := range mine {
+					mine[k].Slot = slots[i][segs[k].Slot]
+					g.must(r.pool.Reserve(mine[k].Slot, mine[k].N))
+				}
+				tables, err := r.pool.Tables(mine, 0)
+				g.must(err)
+				room := tables.Room()
+				b := make([]byte, room.Bytes())
+				tables.Put(b, room)
+				table := g.alloc(len(b) / 4)
+				g.d.Upload(table, b)
+				c := gpu.DeltaCall{Table: table, Segs: room.Segs, Rows: n, U: u, W: r.dw, Chains: room.Chains,
+					QKV:   gpu.Out{P: g.alloc(n * dims.ConvDim()), Stride: dims.ConvDim()},
+					Alpha: r.asPieces(x.alpha, n, dims.VHeads), Beta: gpu.Rows(g.floats(x.beta), dims.VHeads),
+					A: r.da, DT: r.dd, Out: gpu.Out{P: g.alloc(n * width), Stride: width},
+					Scratch: g.alloc(r.pool.ScratchBytes(n) / 4)}
+				to := gpu.Packed{ActLayout: products.Acts(n, gpu.WeightLayout{Cols: width})}
+				var behind *gpu.DeltaCall
+				for c.Layer = range r.layers {
+					last := c
+					to.P = g.alloc(to.Bytes() / 4)
+					switch {
+					case i == 0:
+						ls := r.pool.Both(nil, c)
+						ls = products.HeadPack(ls, to, gpu.Rows(c.Out.P, width), z, norm, dims.VDim, 1e-5)
+						k, err := g.d.Kernel("head_pack")
+						g.must(err)
+						ls[len(ls)-1].Kernel = k
+						g.run(ls)
+					case !r.pool.CanWhole(&c):
+						t.Fatalf("%s: the kernel does not take them", what)
+					default:
+						g.run(r.pool.Whole(nil, c, gpu.HeadGate{To: to, Gate: z, W: norm, Eps: 1e-5}, behind))
+						behind = &last
+					}
+					got[i] = append(got[i], g.readFloats(to.P, to.Bytes()/4)...)
+				}
+				if i == 1 {
+					g.run(r.pool.Shift(nil, *behind))
+				}
+			}
+			g.same(fmt.Sprintf("%+v: %s", dims, what), got[1], got[0])
+		}
+		pass("a token", backend.DeltaSeg{N: 1})
+		pass("a token after it", backend.DeltaSeg{N: 1, Pending: 1})
+		pass("a chain", backend.DeltaSeg{N: 4, Pending: 1})
+		pass("two sequences", backend.DeltaSeg{N: 2, Pending: 3}, backend.DeltaSeg{N: 1, Slot: 1})
+		for i := range slots {
+			r.pool.Keep(slots[i][0], []int32{1})
+		}
+		pass("three sequences", backend.DeltaSeg{N: 1, Pending: 1}, backend.DeltaSeg{N: 1, Slot: 1, Pending: 1},
+			backend.DeltaSeg{N: 2, Slot: 2})
+		for k := range slots[0] {
+			for i := range slots {
+				r.pool.Settle(slots[i][k], 1)
+			}
+			for l := range r.layers {
+				g.same("the state", r.pool.Read(slots[1][k], l), r.pool.Read(slots[0][k], l))
+			}
+		}
+		r.pool.Close()
+	}
+}
+
+// TestRecurrentRows: recurrent layers as models write them leave the same bits for tokens one by one and for all of
+// them in one pass, and on a plain device one token takes a single launch between two products.
+func TestRecurrentRows(t *testing.T) {
+	d := &spy{Driver: openDevice(t)}
+	dev, err := gpu.New(d)
+	g := &rig{t, d, rand.New(rand.NewPCG(6, 6))}
+	g.must(err)
+	dims := backend.DeltaDims{KHeads: 2, VHeads: 6, KDim: 128, VDim: 128, Kernel: 4, Eps: 1e-6}
+	const tokens, hidden, layers = 6, 512, 2
+	width := dims.VHeads * dims.VDim
+	bind := func(rows, cols int) backend.Weight {
+		w, err := dev.Weight(backend.Matrix{Type: quant.Q4_K, Rows: rows, Cols: cols, Experts: 1,
+			Data: gpu.RandomBlocks(g.r, quant.Q4_K, rows*cols)})
+		g.must(err)
+		return w
+	}
+	vector := func(n int) backend.Vector {
+		v, err := dev.Vector(g.normal(n, 1))
+		g.must(err)
+		return v
+	}
+	wu, wz, wa, wb, wo := bind(dims.ConvDim(), hidden), bind(width, hidden), bind(dims.VHeads, hidden),
+		bind(dims.VHeads, hidden), bind(hidden, width)
+	norm, conv, a, dt, byHead := vector(hidden), vector(dims.ConvDim()*dims.Kernel), vector(dims.VHeads),
+		vector(dims.VHeads), vector(dims.VDim)
+	pool, err := dev.NewStatePool(dims, layers)
+	g.must(err)
+	input := g.normal(tokens*hidden, 1)
+	run := func(each int) (all []float32) {
+		slot, err := pool.Alloc()
+		g.must(err)
+		rows := func(cols int) backend.Tensor {
+			x, err := dev.Alloc(each, cols)
+			g.must(err)
+			return x
+		}
+		stream, h, y, u, qkv := rows(hidden), rows(hidden), rows(hidden), rows(dims.ConvDim()), rows(dims.ConvDim())
+		z, o, alpha, beta := rows(width), rows(width), rows(dims.VHeads), rows(dims.VHeads)
+		for from := 0; from < tokens; from += each {
+			g.must(pool.Reserve(slot, each))
+			dev.Write(stream, input[from*hidden:][:each*hidden])
+			if from == 0 {
+				d.names = nil
+			}
+			dev.BeginStep(&backend.Plan{State: pool, Delta: []backend.DeltaSeg{{N: each, Slot: slot, Pending: min(from, each)}}})
+			for l := range layers {
+				dev.RMSNorm(h, stream, norm, 1e-6)
+				dev.MatMul(h, backend.Product{W: wu, Y: u}, backend.Product{W: wz, Y: z}, backend.Product{W: wa, Y: alpha},
+					backend.Product{W: wb, Y: beta})
+				dev.ShortConv(qkv, u, conv, l)
+				dev.GatedDelta(o, qkv, alpha, beta, a, dt, l)
+				dev.RMSNorm(o.Split(dims.VHeads), o.Split(dims.VHeads), byHead, 1e-6)
+				dev.Gated(o, z, o, backend.SiLU)
+				dev.MatMul(o, backend.Product{W: wo, Y: y})
+				dev.Add(stream, stream, y)
+			}
+			dev.Copy(o, z) // what lies between is not wanted any more
+			dev.Copy(qkv, u)
+			dev.EndStep()
+			g.must(dev.Sync())
+			all = append(all, dev.Read(stream)[:each*hidden]...)
+		}
+		return all
+	}
+	want := run(tokens)
+	for _, each := range []int{1, 2, 3} {
+		g.same(fmt.Sprintf("%d at a time", each), run(each), want)
+	}
+	run(1)
+	if want := []string{"add_pack", "rows_q4k_1", "delta_whole", "rows_q4k_1"}; d.Props().Plain &&
+		!slices.Equal(d.names[:len(want)], want) {
+		t.Errorf("launches %v, want %v", d.names, want)
 	}
 }

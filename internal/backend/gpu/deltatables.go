@@ -20,8 +20,9 @@ type DeltaMemory struct {
 // DeltaTables says what the kernels of the recurrent layers do in a step; all layers share them. delta.h describes the
 // integers.
 type DeltaTables struct {
-	ints []int32
-	segs int
+	ints   []int32
+	segs   int
+	chains bool
 }
 
 // Numbers of delta.h.
@@ -41,6 +42,7 @@ const (
 // go.
 type DeltaRoom struct {
 	Ints, Segs int
+	Chains     bool // all segments are chains of one to wholeRows rows
 }
 
 // Bytes is the size of the room.
@@ -52,7 +54,7 @@ func (t *DeltaTables) Room() DeltaRoom {
 	for segs < t.segs {
 		segs *= 2
 	}
-	return DeltaRoom{roomFor(len(t.ints), leastInts), segs}
+	return DeltaRoom{roomFor(len(t.ints), leastInts), segs, t.chains}
 }
 
 // leastInts is room for eight sequences with a few tokens each.
@@ -79,7 +81,7 @@ func NewDeltaTables(d backend.DeltaDims, segs []backend.DeltaSeg, total int,
 	if total > rows {
 		all++
 	}
-	t := &DeltaTables{segs: len(segs)}
+	t := &DeltaTables{segs: len(segs), chains: true}
 	t.ints = make([]int32, 4+deltaSeg*all+max(rows, total)*(d.Kernel+1))
 	t.ints[0], t.ints[1] = int32(len(segs)), int32(max(rows, total))
 	if total > rows {
@@ -133,6 +135,7 @@ func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m
 	if err != nil {
 		return err
 	}
+	t.chains = t.chains && !s.Prompt && order == nil && s.N > 0 && s.N <= wholeRows
 	at := len(t.ints)
 	t.ints = append(append(t.ints, order...), path...)
 	g := t.ints[4+int(t.ints[1])*(d.Kernel+1)+deltaSeg*i:][:deltaSeg]

@@ -13,6 +13,7 @@ type Props struct {
 	Units       int  // multiprocessors
 	Memory      int  // bytes in all
 	SharedBlock int  // bytes of shared memory a block may ask for
+	Threads     int  // of a block at most; 0: at least 1024
 	Plain       bool // it has the kernels of plain.go
 	Matrices    bool // and among them products by cooperative matrices
 }

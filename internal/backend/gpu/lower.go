@@ -11,22 +11,23 @@ import (
 // computes it where there is one for that. Nothing depends on an operation being recognised: whatever is not is done
 // step by step.
 type lowering struct {
-	b      *Backend
-	ops    []op
-	plan   *backend.Plan
-	lay    layout
-	out    []Launch
-	pieces []piecewise
-	packed []packedRows
-	groups expertGroups
-	routed routerRows
-	late   lateNorm
-	splits splitRows
-	now    int    // the operation in progress
-	later  []Addr // scratch to give back after it: its kernels may still read what it overwrites
-	held   []Addr // scratch that the last launch uses, which the next operation may become a part of
-	heldAt int    // launches when it was given back
-	err    error
+	b       *Backend
+	ops     []op
+	plan    *backend.Plan
+	lay     layout
+	out     []Launch
+	pieces  []piecewise
+	packed  []packedRows
+	groups  expertGroups
+	routed  routerRows
+	late    lateNorm
+	splits  splitRows
+	now     int        // the operation in progress
+	unmoved *DeltaCall // the recurrent layer whose newest inputs must still move up; nil: none
+	later   []Addr     // scratch to give back after it: its kernels may still read what it overwrites
+	held    []Addr     // scratch that the last launch uses, which the next operation may become a part of
+	heldAt  int        // launches when it was given back
+	err     error
 }
 
 // piecewise is a tensor whose values lie in pieces.
@@ -61,6 +62,9 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, err
 			n = l.single(i)
 		}
 		i += n
+	}
+	if l.unmoved != nil {
+		l.out = plan.State.(*States).Delta.Shift(l.out, *l.unmoved)
 	}
 	for len(l.pieces) > 0 && l.err == nil { // whoever comes after the step sees plain rows
 		l.plain(l.pieces[0].v)
@@ -547,16 +551,21 @@ func (l *lowering) sigmoidGate(i int) int {
 	return 1
 }
 
-// headGate: o = norm of heads(o); o = silu(z)*o, where o is multiplied.
+// gatesHeads reports whether operations from i on are o = norm of heads(o); o = silu(z)*o, where o is multiplied.
+func (l *lowering) gatesHeads(i int) bool {
+	norm, gate, mul := *l.at(i), *l.at(i + 1), *l.at(i + 2)
+	return norm.kind == opRMSNorm && gate.kind == opGated && gate.n == int32(backend.SiLU) && mul.kind == opMatMul &&
+		norm.dst == norm.a && norm.v != 0 && norm.dst.stride == norm.dst.cols && gate.b == gate.dst &&
+		sameRows(gate.dst, norm.dst) && sameRows(mul.a, gate.dst) && l.tiled(i+2) && CanHeadPack(int(norm.a.cols)) &&
+		!l.wanted(i+1, gate.dst)
+}
+
+// headGate launches them as one kernel, or with the product.
 func (l *lowering) headGate(i int) int {
-	norm, gate, mul := l.ops[i], *l.at(i + 1), *l.at(i + 2)
-	if gate.kind != opGated || gate.n != int32(backend.SiLU) || mul.kind != opMatMul || norm.dst != norm.a ||
-		norm.v == 0 ||
-		norm.dst.stride != norm.dst.cols || gate.b != gate.dst || !sameRows(gate.dst, norm.dst) ||
-		!sameRows(mul.a, gate.dst) ||
-		!l.tiled(i+2) || !CanHeadPack(int(norm.a.cols)) || l.wanted(i+1, gate.dst) {
+	if !l.gatesHeads(i) {
 		return 0
 	}
+	norm, gate, mul := l.ops[i], l.ops[i+1], l.ops[i+2]
 	o, z := l.in(gate.dst), l.in(gate.a)
 	if n := l.made(i+2, mul.a, Made{Kind: MadeHeads, X: o, Gate: z, W: norm.v, Dim: int(norm.a.cols),
 		Eps: norm.f}); n > 0 {

@@ -11,7 +11,7 @@ func (b *Backend) NewStatePool(d backend.DeltaDims, layers int) (backend.StatePo
 func (l *lowering) deltaCall(layer int32, rows int) (*Delta, DeltaCall) {
 	u := l.lay.delta
 	return l.plan.State.(*States).Delta, DeltaCall{Table: l.lay.base + Addr(u.at), Segs: u.room.Segs, Rows: rows,
-		Layer: int(layer)}
+		Layer: int(layer), Chains: u.room.Chains}
 }
 
 // shortConv runs the convolution, and the delta rule with it if that comes next and nobody else reads what lies
@@ -27,6 +27,14 @@ func (l *lowering) shortConv(i int) int {
 	}
 	c.Alpha, c.Beta, c.A, c.DT = l.in(g.b), l.in(g.c), g.v, g.v2
 	l.overwrite(g.dst)
+	if delta.CanWhole(&c) && l.gatesHeads(i+2) && sameRows(l.ops[i+2].a, g.dst) {
+		norm, gate, x := l.ops[i+2], l.ops[i+3], l.act(i+4)
+		l.out = delta.Whole(l.out, c, HeadGate{Packed{x.ActLayout, x.P}, l.in(gate.a), norm.v, norm.f}, l.unmoved)
+		l.unmoved = &c
+		l.overwrite(gate.dst)
+		l.packed = append(l.packed, packedRows{v: l.ops[i+4].a, x: x})
+		return 4
+	}
 	c.Out, c.Scratch = g.dst.out(), l.take(delta.ScratchBytes(c.Rows))
 	l.out = delta.Both(l.out, c)
 	l.later = append(l.later, c.Scratch)

@@ -143,8 +143,10 @@ func (d *Driver) open() (err error) {
 		memoryVisible|memoryCoherent); err != nil {
 		return err
 	}
+	limits := &d.phys.properties.Limits
 	d.props = gpu.Props{Name: d.dev.Name, Plain: true, Units: d.units(), Memory: d.dev.Memory,
-		SharedBlock: int(d.phys.properties.Limits.MaxComputeSharedMemorySize)}
+		SharedBlock: int(limits.MaxComputeSharedMemorySize),
+		Threads:     int(min(limits.MaxComputeWorkGroupInvocations, limits.MaxComputeWorkGroupSize[0]))}
 	return nil
 }
 

@@ -74,6 +74,7 @@ var plainKernels = map[string]variant{
 	"delta_conv": {"delta_conv", nil}, "delta_conv4": {"delta_conv4", nil},
 	"delta_prepare": {"delta_prepare", nil}, "delta_prepare4": {"delta_prepare4", nil},
 	"delta_shift": {"delta_shift", nil}, "delta_rule_128": {"delta_rule", []uint32{8, 1}},
+	"delta_whole": {"delta_whole", nil},
 }
 
 type variant struct {
@@ -217,8 +218,10 @@ func (d *Driver) pipeline(k *kernel) (func() error, error) {
 		return nil, err
 	}
 	values := append([]uint32{0}, v.consts...)
-	// Subgroups must be whole, so in a workgroup smaller than one of them values pass through shared memory.
-	shuffles := d.shuffles && (lanes <= 32 || !narrow[v.module])
+	// Subgroups must be whole, so in a workgroup smaller than one of them values pass through shared memory; and in one
+	// that would have too many of them.
+	shuffles := d.shuffles && (lanes <= 32 || !narrow[v.module]) &&
+		(v.module != "delta_whole" || lanes*d.phys.p13.MaxWorkgroupSubgroups >= 1024)
 	if shuffles {
 		values[0] = 1
 	}

@@ -5,6 +5,7 @@ struct DeltaShape {
 	int tape_row; // floats of a row of a tape
 };
 int channels(DeltaShape d) { return 2 * d.kheads * d.kdim + d.vheads * d.vdim; }
+int decays(DeltaShape d) { return channels(d) + d.kheads * d.kdim + d.vheads * d.vdim; } // in a row of a tape
 const int SEG = 24, SEG_ROW = 0, SEG_N = 1, SEG_PENDING = 2, SEG_FLAGS = 3, SEG_STATE = 4, SEG_READ = 6, SEG_WRITE = 8,
 	SEG_READ_ROWS = 10,
 	SEG_WRITE_ROWS = 11, SEG_ORDER = 12, SEG_ENTRIES = 13, SEG_PATH = 14, SEG_SHIFT = 16;
@@ -44,4 +45,21 @@ void shift(I s, In u, DeltaShape d, int layer, int first, int all) {
 		[[unroll]] for (int j = 0; j < 7; j++)
 			if (j < n) to.v[j * chans + c] = x[j];
 	}
+}
+// The decay and beta of one head of a row.
+vec2 gates_of(In alpha, In beta, uint64_t decay, uint64_t dt, int row, int h) {
+	precise float al = in1(alpha, row, h) + F(dt).v[h];
+	float e = exp_(al);
+	precise float one = 1.0 + e;
+	precise float sp = al > 20.0 ? al : log2(one) * LN2; // log(1+e^x)
+	if (e < 0.0625) // 1+e^x would lose the digits of e^x
+		sp = e * fma(-e, fma(-e, fma(-e, fma(-e, 0.2, 0.25), 1.0 / 3.0), 0.5), 1.0);
+	precise float x = F(decay).v[h] * sp;
+	return vec2(exp_(x), sigmoid(in1(beta, row, h)));
+}
+// The factor of a head of queries or keys, from its sum of squares.
+float head_scale(float squares, bool query, int dim, float eps) {
+	precise float f = 1.0 / sqrt(squares + eps);
+	if (query) f = f * (1.0 / sqrt(float(dim)));
+	return f;
 }
