@@ -387,7 +387,7 @@ func (l *lowering) expertSum(i int) int {
 		gated = op{}
 	}
 	add, at := *l.at(j), j
-	if add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
+	if l.b.products.Plain || add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
 		return 0
 	}
 	j, norm, mul := l.normOf(at)

@@ -223,3 +223,20 @@ func TestMixture(t *testing.T) {
 		})
 	}
 }
+
+// TestMixtureRows: on any device layers of experts run, and a row has the same bits in any batch.
+func TestMixtureRows(t *testing.T) {
+	for _, gemma := range []bool{false, true} {
+		l := newLayers(t, openDevice(t), gemma)
+		const most = 28
+		x := randomRows(rand.New(rand.NewPCG(1, 8)), most*l.hidden)
+		want, wantLogits := l.run(x)
+		for _, n := range []int{1, 2, 11} {
+			at := most - n
+			got, logits := l.run(x[at*l.hidden:])
+			if !sameBits(got, want[at*l.hidden:]) || !sameBits(logits, wantLogits[at*l.vocab:]) {
+				t.Errorf("gemma: %t, %d rows: not the bits they have among %d", gemma, n, most)
+			}
+		}
+	}
+}

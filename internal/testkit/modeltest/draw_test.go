@@ -385,7 +385,8 @@ func (d *drawing) qwen35() {
 	if n := rot / 2; d.arch != "qwen3next" {
 		d.key("rope.dimension_sections", []int32{int32(n+2) / 3, int32(n+1) / 3, int32(n) / 3, 0})
 	}
-	kHeads, times, state, taps := d.from(1, 3), d.from(1, 3), pick(d, d.from(1, 40), 16, 32, 64), d.from(2, 8)
+	kHeads, times := d.from(1, 3), d.from(1, 3)
+	state, taps := pick(d, d.from(1, 40), 16, 32, 64, 128), pick(d, d.from(2, 8), 4) // 128 and 4 have kernels of their own
 	vHeads := kHeads * times
 	d.key("ssm.group_count", kHeads)
 	d.key("ssm.time_step_rank", vHeads)
