@@ -256,8 +256,8 @@ func (mc *Machine) gpuText(p *printer, m *ModelInfo) {
 
 // isProduct tells the kernels that read weights from the others.
 func isProduct(kernel string) bool {
-	for _, prefix := range []string{"solo", "pipe", "prompt", "wide", "moe_k", "moe_all", "moe_pipe", "float", "rows_",
-		"tiles_", "experts_"} {
+	for _, prefix := range []string{"solo", "pipe", "prompt", "wide", "moe_pipe", "float", "rows_", "tiles_", "experts_",
+		"gated_k", "gated_all", "router"} {
 		if strings.HasPrefix(kernel, prefix) {
 			return true
 		}
