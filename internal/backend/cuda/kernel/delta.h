@@ -22,8 +22,8 @@ struct DeltaShape {
 };
 DEV int channels(const DeltaShape& d) { return 2 * d.kheads * d.kdim + d.vheads * d.vdim; }
 
-// The tables: segments, rows, where a counter for each head of keys is, 0; then for every row its segment and the sources of its taps, then for every segment
-// SEG integers.
+// The tables: segments, rows, where a counter for each head of keys is, 0; then for every row its segment and the
+// sources of its taps, then for every segment SEG integers.
 #define SEG 24
 #define SEG_ROW 0      // first row of the batch
 #define SEG_N 1        // rows
