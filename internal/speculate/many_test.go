@@ -41,7 +41,7 @@ func (d *dear) Extend(features backend.Tensor, items []draft.Rows) error {
 // TestManyStreamsArePlain: 32 streams of a drafter that cannot pay are as fast as without it. Once that is known, it
 // follows next to none of what they say, and drafts next to never.
 func TestManyStreamsArePlain(t *testing.T) {
-	const n, length, rounds = 32, 96, 500
+	const n, length, rounds = 32, 96, 700
 	b := &metered{Backend: cpu.New(cpu.Options{}), opening: "target", owner: map[backend.KVPool]string{}}
 	defer b.Close()
 	m, err := model.Open(open(t, "qwen3/model.gguf"), b, model.Options{})
@@ -97,7 +97,7 @@ func TestManyStreamsArePlain(t *testing.T) {
 	}
 	ratio := took[Auto].Seconds() / took[Off].Seconds()
 	t.Logf("%d drafts, %d tokens told, %.4f of the time of plain decoding", d.drafts, d.told, ratio)
-	if d.told > n*rounds/10 || d.drafts > rounds/50 || ratio > 1.005 {
+	if d.told > n*rounds/20 || d.drafts > rounds/50 || ratio > 1.005 {
 		t.Errorf("%d tokens told of %d and %d drafts in %d rounds: %.4f of the time of plain decoding", d.told, n*rounds,
 			d.drafts, rounds, ratio)
 	}

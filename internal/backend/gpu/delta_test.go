@@ -531,10 +531,8 @@ func TestStatesMemory(t *testing.T) {
 // TestDeltaWhole: the kernel that has all of a layer leaves the bits of those that have a part each, in packed rows,
 // states and tapes: a token, chains and several sequences, with rows of the pass before to apply.
 func TestDeltaWhole(t *testing.T) {
+	openPlain(t)
 	g := newRig(t)
-	if !g.d.Props().Plain {
-		t.Skip("only plain devices have that kernel")
-	}
 	for _, dims := range []backend.DeltaDims{deltaShapes[0],
 		{KHeads: 2, VHeads: 6, KDim: 128, VDim: 128, Kernel: 4, Eps: 1e-6},
 		{KHeads: 2, VHeads: 4, KDim: 128, VDim: 128, Kernel: 4, Grouped: true, Eps: 1e-6}} {

@@ -27,7 +27,10 @@ func addRow(p *backend.KVPlan, seg, slot int) {
 
 // tables puts the tables of a plan on the device.
 func (w *world) tables(p *backend.KVPlan) gpu.KVAddrs {
-	k := w.tablesOf(p, w.at.Tiling(len(p.Slot)))
+	return w.put(w.tablesOf(p, w.at.Tiling(len(p.Slot))))
+}
+
+func (w *world) put(k *gpu.KVTables) gpu.KVAddrs {
 	room := k.Room()
 	b := make([]byte, room.Bytes())
 	k.Put(b, room)

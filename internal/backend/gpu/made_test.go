@@ -29,21 +29,8 @@ func TestMadeOfSplits(t *testing.T) {
 			for _, slots := range c.slots {
 				segs = append(segs, rows{s: w.sequence(slots, 60), n: 1, window: c.window})
 			}
-			p := plan(segs)
-			k := w.tablesOf(p, w.at.Tiling(1))
-			room := k.Room()
-			block := make([]byte, room.Bytes())
-			k.Put(block, room)
-			tables := room.At(w.upload(block))
-			tables.Pages, _ = w.pages.Table()
 			gates := w.floats(w.normal(n*2*width, 1))
-			call := gpu.AttnCall{Q: w.floats(w.normal(n*width, 1)), Out: w.alloc(n * width), QStride: width, OStride: width,
-				Rows: n, Longest: 1, Tables: tables, Merge: k.Partials > 0, Partials: k.Partials, Scale: 0.07,
-				Place: w.pages.Layout.Places[layer], Scratch: w.alloc(max(4, w.at.ScratchBytes(k.Partials)/4))}
-			ls := w.at.Launches(nil, call)
-			if !call.Merge || ls[len(ls)-1].Name != "merge" {
-				t.Fatalf("no splits are left to add: %d partial results", k.Partials)
-			}
+			call, ls := w.merged(plan(segs), n, width)
 			// Without the launch that adds splits, which the product does.
 			r := &productRig{t, w.d, gpu.NewProducts(w.d.Props())}
 			m := r.productMatrix(rand.New(rand.NewPCG(5, 5)), quant.Q4_K, 300, width, 1)
@@ -245,13 +232,25 @@ func TestOneRow(t *testing.T) {
 	}
 }
 
+// merged is attention of a row of each sequence whose last launch adds splits.
+func (w *world) merged(p *backend.KVPlan, rows, width int) (gpu.AttnCall, []gpu.Launch) {
+	w.t.Helper()
+	k := w.tablesOf(p, w.at.Tiling(1))
+	call := gpu.AttnCall{Q: w.floats(w.normal(rows*width, 1)), Out: w.alloc(rows * width), QStride: width, OStride: width,
+		Rows: rows, Longest: 1, Tables: w.put(k), Merge: k.Partials > 0, Partials: k.Partials, Scale: 0.07,
+		Place: w.pages.Layout.Places[layer], Scratch: w.alloc(max(4, w.at.ScratchBytes(k.Partials)/4))}
+	call.Tables.Pages, _ = w.pages.Table()
+	ls := w.at.Launches(nil, call)
+	if !call.Merge || ls[len(ls)-1].Name != "merge" {
+		w.t.Fatalf("no splits are left to add: %d partial results", k.Partials)
+	}
+	return call, ls
+}
+
 // TestMergePack: attention's splits that are added where they are gated and packed are the bytes of those that a launch
 // of their own adds; also of rows that have no splits.
 func TestMergePack(t *testing.T) {
-	d := openDevice(t)
-	if !d.Props().Plain {
-		t.Skip("only plain devices have that kernel")
-	}
+	d := openPlain(t)
 	for _, c := range []struct {
 		heads, dim int
 		slots      []int
@@ -263,19 +262,7 @@ func TestMergePack(t *testing.T) {
 		for _, slots := range c.slots {
 			segs = append(segs, rows{s: w.sequence(slots, 60), n: 1})
 		}
-		k := w.tablesOf(plan(segs), w.at.Tiling(1))
-		room := k.Room()
-		block := make([]byte, room.Bytes())
-		k.Put(block, room)
-		tables := room.At(w.upload(block))
-		tables.Pages, _ = w.pages.Table()
-		call := gpu.AttnCall{Q: w.floats(w.normal(n*width, 1)), Out: w.alloc(n * width), QStride: width, OStride: width,
-			Rows: n, Longest: 1, Tables: tables, Merge: k.Partials > 0, Partials: k.Partials, Scale: 0.07,
-			Place: w.pages.Layout.Places[layer], Scratch: w.alloc(max(4, w.at.ScratchBytes(k.Partials)/4))}
-		ls := w.at.Launches(nil, call)
-		if !call.Merge || ls[len(ls)-1].Name != "merge" {
-			t.Fatalf("no splits are left to add: %d partial results", k.Partials)
-		}
+		call, ls := w.merged(plan(segs), n, width)
 		p, x := gpu.NewProducts(d.Props()), gpu.Rows(call.Out, width)
 		gates := gpu.Rows(w.floats(w.normal(n*2*width, 1)), 2*width)
 		to := gpu.Packed{ActLayout: p.Acts(n, gpu.WeightLayout{Cols: width})}

@@ -377,7 +377,8 @@ func (l *lowering) leaveExperts(ps []op, jobs []ExpertJob, owner Addr, rows int)
 	}
 }
 
-// expertSum: s = weighted sum of experts; s += gated shared expert; x += s; h = norm(x), where h is multiplied.
+// expertSum: s = weighted sum of experts; s += gated shared expert; x += s; h = norm(x), where h is multiplied. Plain
+// devices have no kernel for it.
 func (l *lowering) expertSum(i int) int {
 	sum, j := l.ops[i], i+1
 	gated := *l.at(j)

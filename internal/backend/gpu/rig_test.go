@@ -39,6 +39,15 @@ func openDevice(t testing.TB) gpu.Driver {
 	return d
 }
 
+// openPlain is openDevice for tests of kernels that CUDA does not have.
+func openPlain(t testing.TB) gpu.Driver {
+	t.Helper()
+	if os.Getenv("STROBE_GPU") != "vulkan" {
+		t.Skip("needs a device with the kernels of plain.go: set STROBE_GPU=vulkan")
+	}
+	return openDevice(t)
+}
+
 // software is one device for all tests: compiling kernels for the processor takes longer than running them.
 var software = sync.OnceValues(func() (gpu.Driver, error) { return vulkan.Open(0, vulkan.Options{}) })
 

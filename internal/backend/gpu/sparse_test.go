@@ -151,10 +151,7 @@ func TestSparse(t *testing.T) {
 
 // TestShares: the work of attention may be shared by launches on plain devices, whatever their number.
 func TestShares(t *testing.T) {
-	d := openDevice(t)
-	if !d.Props().Plain {
-		t.Skip("needs a device whose launches share work: set STROBE_GPU=vulkan")
-	}
+	d := openPlain(t)
 	k := kind[1]
 	w := newWorldOn(t, d, k.heads, k.s)
 	w.tile = func(t *gpu.Tiling) { t.Splits, t.Blocks = 4, 64 } // some rows in parts, which are then merged

@@ -313,7 +313,7 @@ template <bool FLOATS> DEV void qkv(const QkvArgs& a) {
   }
 }
 KERNEL(qkv_write, QkvArgs, a, 128, 1) { qkv<false>(a); }
-// Into a cache of floats: a tenth of the code, which has to be fetched first.
+// Into a cache of floats, without the code for other types: instructions have to be fetched first.
 KERNEL(qkv_write_floats, QkvArgs, a, 128, 1) { qkv<true>(a); }
 
 // 8 values of a slot as they are stored, and their scale.
