@@ -503,7 +503,9 @@ func pagePhone(t *testing.T, p *webPage) {
 			t.Errorf("the end of the answer is %v pixels below", d)
 		}
 	}
-	p.eval("$('#scroll').scrollTop = 0")
+	// Whoever scrolls just before the page writes more is heard, too.
+	p.eval("(() => { const real = setTimeout, s = $('#scroll'); window.setTimeout = (f, ms) => real(() => { " +
+		"window.setTimeout = real; s.scrollTop = 0; f(); }, ms); })()")
 	p.until("!$('#latest').hidden")
 	long := p.eval("$('#scroll').scrollHeight").(float64)
 	p.until(fmt.Sprintf("$('#scroll').scrollHeight > %v", long+100))

@@ -499,6 +499,7 @@ async function write(turns, signal) {
   const draw = () => {
     const began = performance.now();
     timer = 0;
+    follow.scrolled(); // the browser's word of it may come only after this drawing
     parts.draw();
     panel.draw();
     follow.now();
