@@ -9,12 +9,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"strobe/internal/speculate"
 )
 
 func newCheckCmd() *cobra.Command {
@@ -27,7 +30,8 @@ func newCheckCmd() *cobra.Command {
 turn find the first one in the cache, does a client that leaves free its slot, is there a model behind the name "any".
 
 It prints a line per check and exits with 1 if one fails. What a server does not tell, vLLM for instance does not
-say how many drafted tokens an answer had, is noted and does not fail.`,
+say how many drafted tokens an answer had, is noted and does not fail; nor does a drafter that Strobe does not use
+because it would not pay at the moment.`,
 		Example: `  strobe check http://127.0.0.1:8080
   strobe check https://llm.example.org my-model --api-key-file key.txt --json`,
 		Args: positional("URL", "[MODEL]"),
@@ -233,8 +237,8 @@ type checkTurn struct {
 		} `json:"prompt_tokens_details"`
 	} `json:"usage"`
 	Timings *struct {
-		Drafted  *int    `json:"draft_n"`
-		Accepted *int    `json:"draft_n_accepted"`
+		Drafted  int     `json:"draft_n"`
+		Accepted int     `json:"draft_n_accepted"`
 		Speed    float64 `json:"predicted_per_second"`
 	} `json:"timings"`
 }
@@ -285,20 +289,37 @@ func (c *checker) drafts(ctx context.Context) (string, error) {
 	if t == nil {
 		return "the server does not tell", nil
 	}
-	if t.Drafted == nil {
+	const enough = 16 // guesses of which one should have been right
+	if t.Accepted == 0 && t.Drafted < enough {
 		again, err := c.chat(ctx, c.model, question(checkMark+"d"), 512)
 		if err != nil {
 			return "", err
 		}
-		t = again.Timings
+		if again.Timings != nil {
+			t = again.Timings
+		}
 	}
 	switch {
-	case t == nil || t.Drafted == nil || t.Accepted == nil:
+	case t.Accepted > 0:
+		return fmt.Sprintf("%d of %d drafted tokens accepted", t.Accepted, t.Drafted), nil
+	case t.Drafted < enough && c.pauses(ctx):
+		return "hardly any: the server has a drafter and found that it does not pay at the moment", nil
+	case t.Drafted == 0:
 		return "", errors.New("nothing was drafted; has the model a drafter, is drafting on?")
-	case *t.Accepted == 0:
-		return "", fmt.Errorf("none of %d drafted tokens was accepted; does the drafter belong to this model?", *t.Drafted)
 	}
-	return fmt.Sprintf("%d of %d drafted tokens accepted", *t.Accepted, *t.Drafted), nil
+	return "", fmt.Errorf("none of %d drafted tokens was accepted; does the drafter belong to this model?", t.Drafted)
+}
+
+// pauses reports whether it is the server's choice not to draft: Strobe does not where that would be slower.
+func (c *checker) pauses(ctx context.Context) bool {
+	var props struct {
+		Speculative struct {
+			Draft   string
+			Drafter bool
+		}
+	}
+	err := c.get(ctx, "/props?model="+url.QueryEscape(c.model), nil, &props)
+	return err == nil && props.Speculative.Drafter && props.Speculative.Draft != speculate.Off
 }
 
 // cache asks a second question in the same conversation.

@@ -37,7 +37,8 @@ func TestCheckHealthyServer(t *testing.T) {
 	}
 }
 
-// sickServer answers like a server with one thing wrong.
+// sickServer answers like a server with one thing wrong: a check that fails, "drafter" if it has none, or "pays" if it
+// has one and hardly drafts.
 func sickServer(t *testing.T, wrong string) string {
 	busy := 0
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -51,6 +52,8 @@ func sickServer(t *testing.T, wrong string) string {
 		case r.URL.Path == "/health" && wrong == "ready":
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case r.URL.Path == "/health":
+		case r.URL.Path == "/props":
+			fmt.Fprintf(w, `{"speculative":{"draft":"auto","drafter":%t}}`, wrong == "pays")
 		case r.URL.Path == "/metrics":
 			fmt.Fprintf(w, "vllm:num_requests_running{model_name=\"m\"} %d\n", busy)
 		case r.URL.Path == "/v1/models" && wrong == "model":
@@ -64,15 +67,19 @@ func sickServer(t *testing.T, wrong string) string {
 				busy = 1
 			}
 		default:
-			accepted, cached := 5, 10
-			if wrong == "drafts" {
-				accepted = 0
-			}
-			if wrong == "cache" {
+			drafts, cached := `"draft_n":9,"draft_n_accepted":5`, 10
+			switch wrong {
+			case "drafts":
+				drafts = `"draft_n":19,"draft_n_accepted":0`
+			case "drafter":
+				drafts = ""
+			case "pays":
+				drafts = `"draft_n":1,"draft_n_accepted":0`
+			case "cache":
 				cached = 0
 			}
 			fmt.Fprintf(w, `{"choices":[{"message":{"content":"x"}}],"usage":{"prompt_tokens":20,"completion_tokens":3,
-				"prompt_tokens_details":{"cached_tokens":%d}},"timings":{"draft_n":9,"draft_n_accepted":%d}}`, cached, accepted)
+				"prompt_tokens_details":{"cached_tokens":%d}},"timings":{%s}}`, cached, drafts)
 		}
 	}))
 	t.Cleanup(srv.Close)
@@ -80,7 +87,8 @@ func sickServer(t *testing.T, wrong string) string {
 }
 
 func TestCheckFindsWhatIsWrong(t *testing.T) {
-	for _, wrong := range []string{"ready", "model", "answer", "drafts", "cache", "cancel", "any", ""} {
+	for wrong, want := range map[string]string{"ready": "ready", "model": "model", "answer": "answer", "drafts": "drafts",
+		"drafter": "drafts", "pays": "", "cache": "cache", "cancel": "cancel", "any": "any", "": ""} {
 		code, out, errs := runCheck(t, sickServer(t, wrong), "--timeout", "1s")
 		failed := ""
 		for _, line := range strings.Split(out, "\n") {
@@ -88,7 +96,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 				failed += strings.Fields(rest)[0]
 			}
 		}
-		if failed != wrong || (code == exitOK) != (wrong == "") {
+		if failed != want || (code == exitOK) != (want == "") {
 			t.Errorf("wrong %q: code %d, failed %q\n%s%s", wrong, code, failed, out, errs)
 		}
 	}

@@ -18,7 +18,8 @@ func suite(t testing.TB) (s modeltest.Suite, targets, drafted []string) {
 	if s.Few {
 		return s, []string{"qwen35moe", "gemma4e"}, []string{"qwen35"}
 	}
-	return s, slices.Concat(modeltest.Targets, modeltest.Plain), slices.Concat(modeltest.Drafted, modeltest.Plain)
+	all := slices.Concat(modeltest.Targets, modeltest.Plain)
+	return s, all, all
 }
 
 func TestGolden(t *testing.T) {

@@ -621,61 +621,10 @@ func (d *drawing) renew(t *testing.T, r *draft.Request) {
 	seq.Close()
 }
 
-// prophet is a source that knows what will be said and is right most of the time.
-type prophet struct {
-	d     *drawing
-	texts [][]int32
-}
-
-type told struct{ tokens []int32 }
-
-func (c *told) Len() int { return len(c.tokens) }
-func (c *told) Close()   {}
-
-func (p *prophet) Name() string              { return "prophet" }
-func (p *prophet) Capture() []int            { return nil }
-func (p *prophet) Max() int                  { return 9 }
-func (p *prophet) NewContext() draft.Context { return &told{} }
-
-func (p *prophet) Extend(_ backend.Tensor, items []draft.Rows) error {
-	for _, it := range items {
-		c := it.Seq.(*told)
-		c.tokens = append(c.tokens, it.Tokens...)
-	}
-	return nil
-}
-
-func (p *prophet) Draft(reqs []draft.Request, top int) ([]draft.Proposal, error) {
-	out := make([]draft.Proposal, len(reqs))
-	for i, r := range reqs {
-		so := append(slices.Clone(r.Seq.(*told).tokens), r.Last)
-		var next []int32
-		for _, text := range p.texts {
-			if len(text) > len(so) && slices.Equal(text[:len(so)], so) {
-				next = text[len(so):]
-			}
-		}
-		for k := range r.N {
-			ids := p.d.tokens(top)
-			if at := p.d.IntN(top + 3); k < len(next) && p.d.IntN(5) > 0 {
-				ids[at%top] = next[k] // the first more often than others
-			}
-			var cs []draft.Candidate
-			for rank, id := range ids {
-				if !slices.ContainsFunc(cs, func(c draft.Candidate) bool { return c.ID == id }) {
-					cs = append(cs, draft.Candidate{ID: id, LogP: -0.2 - float32(rank)})
-				}
-			}
-			out[i].At = append(out[i].At, cs)
-		}
-	}
-	return out, nil
-}
-
 // text: what several streams say beside each other is what each says alone and without drafts, whoever drafts, chains
 // or trees, greedy or drawn.
 func (d *drawing) text(t *testing.T, m *model.Model) {
-	knows := &prophet{d: d}
+	knows := &prophet{rnd: d.Rand, vocab: m.Vocab}
 	sources := append(d.sources(t, m, dflash.Options{}), ngram.Source{}, knows)
 	prompts := make([][]int32, d.from(1, d.budget(2, 3)))
 	for i := range prompts {
