@@ -11,53 +11,48 @@ import (
 	"strobe/internal/testkit/modeltest"
 )
 
-// suite is the device with the architectures that tests try: all of them on a device, and those that differ most on the
-// emulation.
-func suite(t testing.TB) (s modeltest.Suite, targets, drafted []string) {
-	s = modeltest.Suite{Backend: open(t), Few: os.Getenv("STROBE_CUDA") != "cuda"}
+// suite is the device with the architectures that a test tries: all of them on a device, these on the emulation.
+func suite(t testing.TB, these ...string) (modeltest.Suite, []string) {
+	s := modeltest.Suite{Backend: open(t), Few: os.Getenv("STROBE_CUDA") != "cuda"}
 	if s.Few {
-		return s, []string{"qwen35moe", "gemma4e"}, []string{"qwen35"}
+		return s, these
 	}
-	all := slices.Concat(modeltest.Targets, modeltest.Plain)
-	return s, all, all
+	return s, slices.Concat(modeltest.Targets, modeltest.Plain)
 }
 
 func TestGolden(t *testing.T) {
-	s, targets, _ := suite(t)
+	s, targets := suite(t, modeltest.Targets...)
 	s.Golden(t, targets...)
 }
 
 func TestIdentity(t *testing.T) {
-	s, targets, _ := suite(t)
+	s, targets := suite(t, "qwen35moe", "gemma4e")
 	s.Identity(t, targets...)
 }
 
 func TestPadding(t *testing.T) {
-	s, targets, _ := suite(t)
-	if s.Few {
-		targets = []string{"qwen35", "gemma4e"}
-	}
+	s, targets := suite(t, "qwen35", "gemma4e")
 	s.Padding(t, targets...)
 }
 
 func TestText(t *testing.T) {
-	s, _, drafted := suite(t)
-	s.Text(t, drafted...)
+	s, targets := suite(t, "qwen35")
+	s.Text(t, targets...)
 }
 
 // TestChains: of Gemma's assistant there are two kinds of attention in each of eight steps.
 func TestChains(t *testing.T) {
-	s, _, _ := suite(t)
+	s, _ := suite(t)
 	s.Chains(t, "qwen35", "gemma4")
 }
 
 func TestScorer(t *testing.T) {
-	s, _, _ := suite(t)
+	s, _ := suite(t)
 	s.Scorer(t)
 }
 
 func TestSparseAttention(t *testing.T) {
-	s, _, _ := suite(t)
+	s, _ := suite(t)
 	s.SparseAttention(t)
 }
 
@@ -67,6 +62,6 @@ func TestPair(t *testing.T) {
 	if _, err := fmt.Sscanf(os.Getenv("STROBE_PAIR"), "%s %s", &tp, &dp); err != nil {
 		t.Skip("no pair: set STROBE_PAIR to a target and its drafter, with a space between")
 	}
-	s, _, _ := suite(t)
+	s, _ := suite(t)
 	s.Pair(t, modeltest.File(t, tp), modeltest.File(t, dp), 200)
 }
