@@ -19,7 +19,6 @@ type Driver struct {
 	stream  uintptr
 	up      staging
 	down    unsafe.Pointer // pinned memory that downloads pass through
-	modules map[*source]uintptr
 	kernels map[string]*kernel
 	err     error // the first failure
 	call    launchCall
@@ -34,7 +33,7 @@ const downBytes = 4 << 20
 func open(dev Device) (gpu.Driver, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	d := &Driver{dev: dev, modules: map[*source]uintptr{}, kernels: map[string]*kernel{}}
+	d := &Driver{dev: dev, kernels: map[string]*kernel{}}
 	if r := api.device.call(uintptr(unsafe.Pointer(&d.handle)), uintptr(dev.Index)); r != 0 {
 		return nil, fmt.Errorf("opening %s: %w", dev.Name, r)
 	}
@@ -188,9 +187,8 @@ func (d *Driver) Close() error {
 		api.hostFree.call(uintptr(d.down))
 		d.down = nil
 	}
-	for s, m := range d.modules {
-		api.moduleUnload.call(m)
-		delete(d.modules, s)
+	for _, k := range d.kernels {
+		api.moduleUnload.call(k.module)
 	}
 	clear(d.kernels)
 	if d.stream != 0 {

@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"errors"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -18,13 +19,34 @@ func TestSourceOf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.arch != c.want || !strings.Contains(string(s.text), ".target "+c.want) || s.text[len(s.text)-1] != 0 {
+		if text := string(s.text()); s.arch != c.want || !strings.Contains(text, ".target "+c.want) ||
+			!strings.HasSuffix(text, "\x00") {
 			t.Errorf("capability %d.%d gets %s, want %s", c.major, c.minor, s.arch, c.want)
 		}
 	}
 	if _, err := sourceOf("nothing", 9, 0); err == nil ||
 		err.Error() != `no kernel "nothing" for compute capability 9.0` {
 		t.Errorf("a kernel that does not exist: %v", err)
+	}
+}
+
+// TestSources: what the driver compiles is one kernel with all that it needs, and kernels of a file share no variables.
+func TestSources(t *testing.T) {
+	kernels, err := sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := regexp.MustCompile(`(?m)^(\.visible |\.weak )?\.(global|const|shared)`)
+	for name, all := range kernels {
+		for _, s := range all {
+			text := string(s.text())
+			if strings.Count(text, ".entry") != 1 || !strings.Contains(text, ".visible .entry "+name+"(") {
+				t.Errorf("%s for %s is not one kernel", name, s.arch)
+			}
+			if v := own.FindString(text); v != "" {
+				t.Errorf("%s for %s has variables (%s)", name, s.arch, v)
+			}
+		}
 	}
 }
 

@@ -155,6 +155,7 @@ func TestDriverCalls(t *testing.T) {
 		t.Error(err)
 	}
 	want := `load sm_90
+load sm_90
 launch small_add grid 3,2,1 threads 64 shared 70000 early 1 first ab
 captured launch small_add grid 3,2,1 threads 64 shared 0 early 0 first ab
 captured launch small_add grid 3,2,1 threads 64 shared 0 early 0 first ab
@@ -246,7 +247,8 @@ func TestDriverCompileError(t *testing.T) {
 	}
 	d := openFake(t)
 	_, err := d.Kernel("small_add")
-	if err == nil || err.Error() != "Fake GPU: compiling the kernels of small (sm_90): a PTX JIT compilation failed (CUDA_ERROR_INVALID_PTX): line 7: unknown instruction" {
+	if err == nil || err.Error() != `Fake GPU: compiling kernel "small_add" (sm_90): `+
+		"a PTX JIT compilation failed (CUDA_ERROR_INVALID_PTX): line 7: unknown instruction" {
 		t.Errorf("PTX that the driver refuses: %v", err)
 	}
 	if err := d.Close(); err != nil { // the device is well

@@ -11,15 +11,15 @@ import (
 	"strobe/internal/backend/gpu"
 )
 
-// kernel is a function of a loaded module.
+// kernel is a loaded kernel.
 type kernel struct {
 	name   string
+	module uintptr
 	handle uintptr
 	shared int // bytes of dynamic shared memory it is allowed to ask for
 }
 
-// Kernel finds a kernel; the first one of a file loads it, which may take a second if the driver has not compiled it
-// before.
+// Kernel loads a kernel, which may take a second if the driver has not compiled it before.
 func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
 	if k := d.kernels[name]; k != nil {
 		return k, nil
@@ -29,29 +29,29 @@ func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := d.module(s)
-	if err != nil {
+	k := &kernel{name: name}
+	if k.module, err = d.compile(name, s); err != nil {
 		return nil, err
 	}
-	k := &kernel{name: name}
+	failed := func(doing string, r result) (gpu.Kernel, error) {
+		api.moduleUnload.call(k.module)
+		return nil, fmt.Errorf("%s: %s kernel %q: %w", d.dev.Name, doing, name, r)
+	}
 	text := append([]byte(name), 0)
-	if r := api.function.call(uintptr(unsafe.Pointer(&k.handle)), m, uintptr(unsafe.Pointer(&text[0]))); r != 0 {
-		return nil, fmt.Errorf("%s: finding kernel %q: %w", d.dev.Name, name, r)
+	if r := api.function.call(uintptr(unsafe.Pointer(&k.handle)), k.module, uintptr(unsafe.Pointer(&text[0]))); r != 0 {
+		return failed("finding", r)
 	}
 	// All kernels want the same, largest share of shared memory: a multiprocessor must be empty to change it, so
 	// kernels that want different ones cannot run side by side.
 	if r := api.functionSet.call(k.handle, funcCarveOut, 100); r != 0 {
-		return nil, fmt.Errorf("%s: setting the carve-out of kernel %q: %w", d.dev.Name, name, r)
+		return failed("setting the carve-out of", r)
 	}
 	d.kernels[name] = k
 	return k, nil
 }
 
-// module loads the PTX of a file.
-func (d *Driver) module(s *source) (uintptr, error) {
-	if m, ok := d.modules[s]; ok {
-		return m, nil
-	}
+// compile makes a module of PTX.
+func (d *Driver) compile(name string, s *source) (module uintptr, err error) {
 	// The compiler's complaints. The driver gets the buffer's address as a number, so it must not move.
 	const errorLog, errorLogBytes = 5, 6
 	log := make([]byte, 1<<14)
@@ -60,14 +60,13 @@ func (d *Driver) module(s *source) (uintptr, error) {
 	defer pin.Unpin()
 	options := [2]int32{errorLog, errorLogBytes}
 	values := [2]uintptr{uintptr(unsafe.Pointer(&log[0])), uintptr(len(log) - 1)}
-	var m uintptr
-	if r := api.moduleLoad.call(uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&s.text[0])), uintptr(len(options)),
+	text := s.text()
+	if r := api.moduleLoad.call(uintptr(unsafe.Pointer(&module)), uintptr(unsafe.Pointer(&text[0])), uintptr(len(options)),
 		uintptr(unsafe.Pointer(&options[0])), uintptr(unsafe.Pointer(&values[0]))); r != 0 {
-		return 0, fmt.Errorf("%s: compiling the kernels of %s (%s): %w: %s", d.dev.Name, s.name, s.arch, r,
+		return 0, fmt.Errorf("%s: compiling kernel %q (%s): %w: %s", d.dev.Name, name, s.arch, r,
 			cString(unsafe.Pointer(&log[0])))
 	}
-	d.modules[s] = m
-	return m, nil
+	return module, nil
 }
 
 // launchConfig and launchAttr mirror CUlaunchConfig and CUlaunchAttribute.

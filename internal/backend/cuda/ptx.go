@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -21,14 +20,15 @@ import (
 //go:embed kernel/ptx
 var ptxFiles embed.FS
 
-// source is the PTX of one file of kernels.
+// source is the PTX of one kernel and of what its file has beside kernels. The driver compiles all it is given, and of a
+// file's kernels a model needs few.
 type source struct {
-	name string
-	arch string // sm_80, sm_90, sm_90a
-	text []byte
+	arch          string // sm_80, sm_90, sm_90a
+	kernel, other []byte
 }
 
-var entryName = regexp.MustCompile(`(?m)^\.visible \.entry (\w+)\(`)
+// text is what the driver reads.
+func (s *source) text() []byte { return slices.Concat(s.other, s.kernel, []byte{0}) }
 
 // sources unpacks the embedded PTX and says which kernel is where.
 var sources = sync.OnceValues(func() (map[string][]*source, error) {
@@ -50,14 +50,32 @@ var sources = sync.OnceValues(func() (map[string][]*source, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f, err)
 		}
-		parts := strings.Split(strings.TrimPrefix(f, "kernel/ptx/"), ".")
-		s := &source{name: parts[0], arch: parts[1], text: append(text, 0)}
-		for _, m := range entryName.FindAllSubmatch(text, -1) {
-			kernels[string(m[1])] = append(kernels[string(m[1])], s)
+		arch := strings.Split(f, ".")[1]
+		found, other := split(text)
+		for name, kernel := range found {
+			kernels[name] = append(kernels[name], &source{arch, kernel, other})
 		}
 	}
 	return kernels, nil
 })
+
+// split takes the kernels out of a file of PTX.
+func split(text []byte) (kernels map[string][]byte, other []byte) {
+	const begin, end = "\n.visible .entry ", "\n}\n"
+	kernels = map[string][]byte{}
+	for {
+		from := bytes.Index(text, []byte(begin))
+		if from < 0 {
+			return kernels, append(other, text...)
+		}
+		other = append(other, text[:from]...)
+		text = text[from:]
+		n := bytes.Index(text, []byte(end)) + len(end)
+		name, _, _ := bytes.Cut(text[len(begin):n], []byte("("))
+		kernels[string(name)] = text[:n]
+		text = text[n-1:]
+	}
+}
 
 // sourceOf returns the best PTX of a kernel for a device. Code for sm_90a runs on 9.0 only, other code also on all that
 // came later.
