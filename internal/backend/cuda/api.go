@@ -16,7 +16,7 @@ type fn uintptr
 // api is what we use of the driver's library.
 var api struct {
 	init, count, device, name, attribute, total, errorName, errorText             fn
-	retain, release, setCurrent, memInfo                                          fn
+	contextCreate, contextDestroy, setCurrent, memInfo                            fn
 	alloc, free, hostAlloc, hostFree, toDevice, toHost, onDevice, fill            fn
 	streamCreate, streamDestroy, streamSync, eventCreate, eventDestroy            fn
 	eventRecord, eventSync, eventTime                                             fn
@@ -37,8 +37,8 @@ var symbols = []struct {
 	{&api.total, "cuDeviceTotalMem_v2"},
 	{&api.errorName, "cuGetErrorName"},
 	{&api.errorText, "cuGetErrorString"},
-	{&api.retain, "cuDevicePrimaryCtxRetain"},
-	{&api.release, "cuDevicePrimaryCtxRelease_v2"},
+	{&api.contextCreate, "cuCtxCreate_v2"},
+	{&api.contextDestroy, "cuCtxDestroy_v2"},
 	{&api.setCurrent, "cuCtxSetCurrent"},
 	{&api.memInfo, "cuMemGetInfo_v2"},
 	{&api.alloc, "cuMemAlloc_v2"},

@@ -38,6 +38,17 @@ func (d Device) Supported() error {
 // Devices lists the GPUs of this system, also those that are not supported.
 func Devices() ([]Device, error) { return devices() }
 
+// noDevice says that there are n devices and not that one.
+type noDevice struct{ index, n int }
+
+func (e noDevice) Error() string { return fmt.Sprintf("no GPU %d: there are %d", e.index, e.n) }
+
+// Missing reports whether an error says that there is no such GPU, and not that something is wrong with it.
+func Missing(err error) bool {
+	var none noDevice
+	return errors.Is(err, ErrNoDriver) || errors.As(err, &none)
+}
+
 // Open opens the GPU with the given index in the list of Devices.
 func Open(index int) (gpu.Driver, error) {
 	ds, err := devices()
@@ -45,7 +56,7 @@ func Open(index int) (gpu.Driver, error) {
 		return nil, err
 	}
 	if index < 0 || index >= len(ds) {
-		return nil, fmt.Errorf("no GPU %d: there are %d", index, len(ds))
+		return nil, noDevice{index, len(ds)}
 	}
 	if err := ds[index].Supported(); err != nil {
 		return nil, err

@@ -14,8 +14,7 @@ import (
 type Driver struct {
 	dev     Device
 	props   gpu.Props
-	handle  int32   // of the device
-	context uintptr // the device's primary context
+	context uintptr // its own: what fails in one is lost with it, and memory that was not released goes with it
 	stream  uintptr
 	up      staging
 	down    unsafe.Pointer // pinned memory that downloads pass through
@@ -34,15 +33,15 @@ func open(dev Device) (gpu.Driver, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	d := &Driver{dev: dev, kernels: map[string]*kernel{}}
-	if r := api.device.call(uintptr(unsafe.Pointer(&d.handle)), uintptr(dev.Index)); r != 0 {
+	var handle int32
+	if r := api.device.call(uintptr(unsafe.Pointer(&handle)), uintptr(dev.Index)); r != 0 {
 		return nil, fmt.Errorf("opening %s: %w", dev.Name, r)
 	}
-	if r := api.retain.call(uintptr(unsafe.Pointer(&d.context)), uintptr(d.handle)); r != 0 {
+	if r := api.contextCreate.call(uintptr(unsafe.Pointer(&d.context)), 0, uintptr(handle)); r != 0 {
 		return nil, fmt.Errorf("opening %s: %w", dev.Name, r)
 	}
 	d.props = gpu.Props{Name: dev.Name, Major: dev.Major, Minor: dev.Minor, Memory: dev.Memory,
-		Units: attribute(d.handle, attrUnits), SharedBlock: attribute(d.handle, attrSharedBlock)}
-	api.setCurrent.call(d.context)
+		Units: attribute(handle, attrUnits), SharedBlock: attribute(handle, attrSharedBlock)}
 	const nonBlocking = 1 // not ordered with the null stream, which we do not use
 	if r := api.streamCreate.call(uintptr(unsafe.Pointer(&d.stream)), nonBlocking); r != 0 {
 		d.Close()
@@ -176,7 +175,7 @@ func (d *Driver) Wait() error {
 	return d.err
 }
 
-// Close gives everything back. Memory that was not released goes with the context, if nobody else has it open.
+// Close gives everything back.
 func (d *Driver) Close() error {
 	defer d.enter()()
 	if d.stream != 0 {
@@ -196,7 +195,7 @@ func (d *Driver) Close() error {
 		d.stream = 0
 	}
 	if d.context != 0 {
-		api.release.call(uintptr(d.handle))
+		api.contextDestroy.call(d.context)
 		d.context = 0
 	}
 	return d.err

@@ -221,6 +221,57 @@ func TestDriverFaults(t *testing.T) {
 	}
 }
 
+// TestTwoOnOneDevice: what one has goes when it is closed, and when one fails the other lives.
+func TestTwoOnOneDevice(t *testing.T) {
+	if !inFake(t, "fault") {
+		return
+	}
+	other := openFake(t)
+	before := fakeCall(t, "fake_live")
+	d := openFake(t)
+	if _, err := d.Alloc(1000); err != nil {
+		t.Fatal(err)
+	}
+	k, err := d.Kernel("small_add")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Launch(&gpu.Launch{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)})
+	if d.Wait() == nil {
+		t.Fatal("a kernel that fails")
+	}
+	d.Close()
+	if n := fakeCall(t, "fake_live"); n != before {
+		t.Errorf("%d things of the driver after Close, %d before", n, before)
+	}
+	if err := other.Wait(); err != nil {
+		t.Errorf("the other: %v", err)
+	}
+	if again := openFake(t); again.Wait() != nil {
+		t.Errorf("the device opened again: %v", again.Wait())
+	}
+}
+
+// TestNoRoomForGraph: without memory for a graph the device lives, and kernels are launched one by one.
+func TestNoRoomForGraph(t *testing.T) {
+	if !inFake(t, "graphs") {
+		return
+	}
+	d := openFake(t)
+	k, err := d.Kernel("small_add")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := d.Record([]gpu.Launch{{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)}})
+	if r != nil || err != nil || d.Wait() != nil {
+		t.Errorf("recording %v, %v; then %v", r, err, d.Wait())
+	}
+	d.Close()
+	if n := fakeCall(t, "fake_live"); n != 0 {
+		t.Errorf("%d things of the driver are left after Close", n)
+	}
+}
+
 func TestDriverRefusesLaunch(t *testing.T) {
 	if !inFake(t, "launch") {
 		return

@@ -163,15 +163,18 @@ func (d *Driver) Record(ls []gpu.Launch) (gpu.Recording, error) {
 	if graph != 0 {
 		defer func() { api.graphDestroy.call(graph) }()
 	}
-	r := &recording{d: d}
-	if d.err == nil {
-		d.check(api.instantiate.call(uintptr(unsafe.Pointer(&r.exec)), graph, 0), "making a graph of %d launches",
-			len(ls))
-	}
 	if d.err != nil {
 		return nil, d.err
 	}
-	return r, nil
+	rec := &recording{d: d}
+	r := api.instantiate.call(uintptr(unsafe.Pointer(&rec.exec)), graph, 0)
+	if r == outOfMemory {
+		return nil, nil
+	}
+	if d.check(r, "making a graph of %d launches", len(ls)); d.err != nil {
+		return nil, d.err
+	}
+	return rec, nil
 }
 
 // Replay starts the launches of a recording.

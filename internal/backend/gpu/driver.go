@@ -55,7 +55,7 @@ type Driver interface {
 	Fill(dst Addr, value byte, bytes int)
 	Kernel(name string) (Kernel, error)
 	Launch(l *Launch)
-	Record(ls []Launch) (Recording, error)
+	Record(ls []Launch) (Recording, error) // nil without an error: there is no memory for one
 	Replay(r Recording)
 	Wait() error
 	Close() error

@@ -277,6 +277,9 @@ func (b *Backend) run(l *list) error {
 		if r.rec, err = b.d.Record(r.launches); err != nil {
 			return err
 		}
+		if r.rec == nil {
+			r.uses = 0 // there may be room later
+		}
 	}
 	r := l.made[i]
 	r.used = b.turn

@@ -16,14 +16,15 @@ static int wrong(const char* what) { // whether $FAKE_CUDA names it, by whole wo
   return 0;
 }
 
-static int started, contexts, capturing, failed;
-static char current;
+static int started, capturing;
+struct context { int memory, failed; char stream; }; // memory: allocations, which go with it
+static __thread struct context* current;
 struct graph { int launches; };
 struct module { char text[64]; };
 struct function { char name[64]; int shared, carve; };
 static char record[1 << 16];
 static struct graph* capture;
-static int live; // allocations, streams, events, modules, graphs
+static int live; // contexts, allocations, streams, events, modules, graphs
 
 const char* fake_log(void) { return record; }
 int fake_live(void) { return live; }
@@ -52,32 +53,33 @@ int cuDeviceGetAttribute(int* v, int a, int d) {
   *v = a == 75 ? (wrong("old") ? 7 : 9) : a == 76 ? 0 : a == 16 ? 132 : a == 97 ? 232448 : -1;
   return 0;
 }
-int cuDevicePrimaryCtxRetain(void** c, int d) { CHECK(d == 5); *c = &current; contexts++; return 0; }
-int cuDevicePrimaryCtxRelease_v2(int d) { CHECK(d == 5 && contexts > 0); contexts--; return 0; }
-int cuCtxSetCurrent(void* c) { CHECK(c == &current); return 0; }
+int cuCtxCreate_v2(struct context** c, unsigned flags, int d) { CHECK(flags == 0 && d == 5);
+    *c = current = calloc(1, sizeof **c); live++; return 0; }
+int cuCtxDestroy_v2(struct context* c) { CHECK(c == current); live -= 1 + c->memory; free(c); current = 0; return 0; }
+int cuCtxSetCurrent(struct context* c) { CHECK(c); current = c; return 0; }
 int cuMemGetInfo_v2(size_t* f, size_t* t) { *f = 1 << 29; *t = 1 << 30; return 0; }
 int cuMemAlloc_v2(u64* p, size_t n) {
   if (n > 1 << 30) return 2;
   *p = (u64)aligned_alloc(256, (n + 255) / 256 * 256);
   live++;
+  current->memory++;
   return 0;
 }
-int cuMemFree_v2(u64 p) { free((void*)p); live--; return 0; }
+int cuMemFree_v2(u64 p) { free((void*)p); live--; current->memory--; return 0; }
 int cuMemHostAlloc(void** p, size_t n, unsigned flags) { CHECK(flags == 0); *p = malloc(n); live++; return 0; }
 int cuMemFreeHost(void* p) { free(p); live--; return 0; }
-static char the_stream;
-static int stream_ok(void* s) { return s == &the_stream; }
+static int stream_ok(void* s) { return s == &current->stream; }
 int cuMemcpyHtoDAsync_v2(u64 d, const void* s, size_t n, void* st) { CHECK(stream_ok(st)); memcpy((void*)d, s, n);
-    return failed; }
+    return current->failed; }
 int cuMemcpyDtoHAsync_v2(void* d, u64 s, size_t n, void* st) { CHECK(stream_ok(st)); memcpy(d, (void*)s, n);
-    return failed; }
+    return current->failed; }
 int cuMemcpyDtoDAsync_v2(u64 d, u64 s, size_t n, void* st) { CHECK(stream_ok(st)); memmove((void*)d, (void*)s, n);
-    return failed; }
+    return current->failed; }
 int cuMemsetD8Async(u64 d, unsigned char v, size_t n, void* st) { CHECK(stream_ok(st)); memset((void*)d, v, n);
-    return failed; }
-int cuStreamCreate(void** s, unsigned flags) { CHECK(flags == 1); *s = &the_stream; live++; return 0; }
+    return current->failed; }
+int cuStreamCreate(void** s, unsigned flags) { CHECK(flags == 1); *s = &current->stream; live++; return 0; }
 int cuStreamDestroy_v2(void* s) { CHECK(stream_ok(s)); live--; return 0; }
-int cuStreamSynchronize(void* s) { CHECK(stream_ok(s) && !capturing); return failed; }
+int cuStreamSynchronize(void* s) { CHECK(stream_ok(s) && !capturing); return current->failed; }
 int cuEventCreate(void** e, unsigned flags) { CHECK(flags == 2); *e = malloc(1); live++; return 0; }
 int cuEventDestroy_v2(void* e) { free(e); live--; return 0; }
 int cuEventRecord(void* e, void* s) { CHECK(e && stream_ok(s)); note("event\n"); return 0; }
@@ -124,7 +126,7 @@ int cuLaunchKernelEx(const struct config* c, struct function* f, void** params, 
            c->grid[1], c->grid[2], c->block[0], c->shared, c->n, *(u64*)params[0]);
   note(line);
   if (capture) capture->launches++;
-  if (wrong("fault") && !capturing) failed = 700;
+  if (wrong("fault") && !capturing) current->failed = 700;
   return 0;
 }
 int cuStreamBeginCapture_v2(void* s, int mode) { CHECK(stream_ok(s) && mode == 2 && !capturing); capturing = 1;
@@ -132,6 +134,7 @@ int cuStreamBeginCapture_v2(void* s, int mode) { CHECK(stream_ok(s) && mode == 2
 int cuStreamEndCapture(void* s, struct graph** g) { CHECK(stream_ok(s) && capturing); capturing = 0; *g = capture;
     capture = 0; return 0; }
 int cuGraphInstantiateWithFlags(struct graph** e, struct graph* g, u64 flags) { CHECK(flags == 0);
+    if (wrong("graphs")) return 2;
     *e = malloc(sizeof **e); **e = *g; live++; return 0; }
 int cuGraphDestroy(struct graph* g) { free(g); live--; return 0; }
 int cuGraphExecDestroy(struct graph* g) { free(g); live--; return 0; }
