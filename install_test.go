@@ -14,10 +14,10 @@ import (
 // compiler stands in for Go, which takes minutes: its programs say the version that they were built with.
 const compiler = `#!/bin/sh
 for a; do
-	case $last in -o) out=$a ;; -ldflags) flags=$a ;; esac
+	case $last in -o) out=$a ;; -ldflags) flags=$a ;; -tags) tags=$a ;; esac
 	last=$a
 done
-printf '#!/bin/sh\necho "strobe %s (%s/%s)"\n' "${flags##*main.version=}" "$GOOS" "$GOARCH" >"$out"
+printf '#!/bin/sh\necho "strobe %s (%s/%s)%s"\n' "${flags##*main.version=}" "$GOOS" "$GOARCH" "$tags" >"$out"
 chmod +x "$out"
 `
 
@@ -37,7 +37,7 @@ func TestRelease(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	sums, err := os.ReadFile(filepath.Join(dir, "SHA256SUMS"))
-	if n := strings.Count(string(sums), "  strobe-v1.2.3-"); err != nil || n != 6 {
+	if n := strings.Count(string(sums), "  strobe-v1.2.3-"); err != nil || n != 8 {
 		t.Errorf("%d checksums, %v\n%s", n, err, sums)
 	}
 	archive := filepath.Join(dir, "strobe-v1.2.3-"+runtime.GOOS+"-"+runtime.GOARCH+".tar.gz")
@@ -45,6 +45,10 @@ func TestRelease(t *testing.T) {
 	want := "installed " + prefix + "/bin/strobe: strobe v1.2.3 (" + runtime.GOOS + "/" + runtime.GOARCH + ")"
 	if out, err := sh("install.sh", "--prefix", prefix, archive); err != nil || !strings.Contains(out, want) {
 		t.Errorf("%v, %s; want %s", err, out, want)
+	}
+	static := filepath.Join(dir, "strobe-v1.2.3-linux-amd64-static.tar.gz")
+	if out, err := sh("install.sh", "--prefix", prefix, static); err != nil || !strings.Contains(out, "(linux/amd64)nogpu") {
+		t.Errorf("the program that needs nothing: %v, %s", err, out)
 	}
 	if out, err := sh("install.sh", "--prefix", filepath.Join(dir, "built")); err != nil ||
 		!strings.Contains(out, "built/bin/strobe: strobe ") {
