@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -34,7 +33,10 @@ type Info struct {
 // List returns the devices of this machine, the processor last.
 func List() []Info {
 	var list []Info
-	ds, _ := cuda.Devices() // without a driver there is none
+	ds, err := cuda.Devices()
+	if err != nil && !Missing(err) {
+		list = append(list, Info{Name: "cuda", Description: "NVIDIA", Err: err})
+	}
 	for _, d := range ds {
 		i := Info{Name: fmt.Sprintf("cuda:%d", d.Index), Total: d.Memory, Err: d.Supported(),
 			Description: fmt.Sprintf("%s, compute capability %d.%d", d.Name, d.Major, d.Minor)}
@@ -63,7 +65,7 @@ func listVulkan() (list []Info) {
 		if d.Software {
 			i.Total, i.Description = 0, i.Description+", the processor in disguise, for tests"
 		} else if i.Err == nil {
-			if drv, err := vulkan.Open(d.Index, vulkanOptions()); err == nil {
+			if drv, err := openVulkan(d.Index); err == nil {
 				i.Free, _ = drv.Free()
 				if p, ok := drv.(interface{ Paths() string }); ok {
 					i.Description += ", self-test passed: " + p.Paths()
@@ -78,12 +80,22 @@ func listVulkan() (list []Info) {
 	return list
 }
 
-// vulkanOptions says how Vulkan's devices are used: without what the environment names, where a driver promises too
+// openVulkan opens one of Vulkan's devices, to be used without what the environment names, where a driver promises too
 // much.
-func vulkanOptions() vulkan.Options {
-	without := strings.Split(os.Getenv("STROBE_VULKAN_WITHOUT"), ",")
-	return vulkan.Options{Cache: compiled(), Plain: slices.Contains(without, "matrices"),
-		Shared: slices.Contains(without, "shuffles")}
+func openVulkan(index int) (gpu.Driver, error) {
+	opt := vulkan.Options{Cache: compiled()}
+	for word := range strings.SplitSeq(os.Getenv("STROBE_VULKAN_WITHOUT"), ",") {
+		switch word {
+		case "matrices":
+			opt.Plain = true
+		case "shuffles":
+			opt.Shared = true
+		case "":
+		default:
+			return nil, fmt.Errorf("STROBE_VULKAN_WITHOUT: %q: want matrices or shuffles", word)
+		}
+	}
+	return vulkan.Open(index, opt)
 }
 
 // compiled is the folder that compiled kernels are kept in; without a home there is none.
@@ -99,19 +111,29 @@ func compiled() string {
 // cards only, where there is no CUDA: what shares the processor's memory may well be slower than the processor, so that
 // is for whoever names it.
 func Auto(i int) string {
-	if ds, _ := cuda.Devices(); len(ds) == 0 {
-		ds, _ := vulkan.Devices()
-		for _, d := range ds {
+	var names []string
+	ds, _ := cuda.Devices()
+	for _, d := range ds {
+		if d.Supported() == nil {
+			names = append(names, fmt.Sprintf("cuda:%d", d.Index))
+		}
+	}
+	if names == nil {
+		vs, _ := vulkan.Devices()
+		for _, d := range vs {
 			if d.Card {
-				if i == 0 {
-					return fmt.Sprintf("vulkan:%d", d.Index)
-				}
-				i--
+				names = append(names, fmt.Sprintf("vulkan:%d", d.Index))
 			}
 		}
 	}
-	return fmt.Sprintf("cuda:%d", i)
+	if i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprintf("cuda:%d", len(ds)+i) // which is not there
 }
+
+// Missing reports whether an error says that there is no such GPU, and not that something is wrong with it.
+func Missing(err error) bool { return cuda.Missing(err) }
 
 // Check reports what is wrong with a name, or with several with commas between, without opening a device.
 func Check(names string) error {
@@ -190,7 +212,7 @@ func Open(name string, opt Options) (backend.Backend, error) {
 	case "cuda":
 		d, err = cuda.Open(index)
 	case "vulkan":
-		d, err = vulkan.Open(index, vulkanOptions())
+		d, err = openVulkan(index)
 	}
 	if d != nil && err == nil {
 		var b *gpu.Backend
@@ -202,6 +224,9 @@ func Open(name string, opt Options) (backend.Backend, error) {
 		err = nil
 	}
 	if errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, vulkan.ErrNoDriver) {
+		if !withGPUs {
+			err = fmt.Errorf("this program was built without GPUs (%w)", err)
+		}
 		return nil, fmt.Errorf("device %s: %w", name, err)
 	}
 	if err != nil {

@@ -62,6 +62,9 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 	for i := 0; i < len(names); i++ {
 		b, err := m.another(names[i], opt)
 		if err != nil && auto {
+			if opt.Say != nil && !device.Missing(err) {
+				opt.Say(fmt.Sprintf("%s cannot be used: %v", names[i], err))
+			}
 			break
 		} else if err != nil {
 			return nil, err

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/backend/cuda"
 	"strobe/internal/device"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
@@ -103,6 +105,9 @@ type roomy struct {
 func (r *roomy) Memory() (free, total int) { return r.free, r.free }
 func (r *roomy) Name() string              { return r.name }
 
+// broken is the room of a GPU that does not open.
+const broken = -1
+
 // machine opens devices of a machine whose GPUs have so much memory beyond what is kept free, and counts who was
 // opened.
 func machine(room ...int) (open func(string, device.Options) (backend.Backend, error), names *[]string) {
@@ -113,7 +118,11 @@ func machine(room ...int) (open func(string, device.Options) (backend.Backend, e
 			n, _ := strconv.Atoi(i)
 			if n >= len(room) {
 				b.Close()
-				return nil, fmt.Errorf("no GPU %d: there are %d", n, len(room))
+				return nil, cuda.NoDevice{Index: n, Count: len(room)}
+			}
+			if room[n] == broken {
+				b.Close()
+				return nil, errors.New("it is broken")
 			}
 			*names = append(*names, name)
 			return &roomy{weighing{b}, "GPU " + i, room[n] + reserve}, nil
@@ -150,6 +159,7 @@ func TestPlaced(t *testing.T) {
 	}{
 		{"the processor", "cpu", "", nil, "cpu", ""},
 		{"no GPU", "auto", "", nil, "cpu", ""},
+		{"a GPU that does not open", "auto", "", []int{broken}, "cpu", "cuda:0 cannot be used: it is broken"},
 		{"room for nothing", "auto", "", []int{0}, "cuda:0 cpu", ""},
 		{"room for all", "auto", "cpu", []int{dense + experts, 1 << 30}, "cuda:0 cpu",
 			fmt.Sprintf("GPU 0: %d of %d layers, %s of weights", layers, layers, Bytes(dense+experts))},

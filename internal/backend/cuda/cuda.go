@@ -38,14 +38,14 @@ func (d Device) Supported() error {
 // Devices lists the GPUs of this system, also those that are not supported.
 func Devices() ([]Device, error) { return devices() }
 
-// noDevice says that there are n devices and not that one.
-type noDevice struct{ index, n int }
+// NoDevice says that there are Count devices and not the one with the index.
+type NoDevice struct{ Index, Count int }
 
-func (e noDevice) Error() string { return fmt.Sprintf("no GPU %d: there are %d", e.index, e.n) }
+func (e NoDevice) Error() string { return fmt.Sprintf("no GPU %d: there are %d", e.Index, e.Count) }
 
 // Missing reports whether an error says that there is no such GPU, and not that something is wrong with it.
 func Missing(err error) bool {
-	var none noDevice
+	var none NoDevice
 	return errors.Is(err, ErrNoDriver) || errors.As(err, &none)
 }
 
@@ -56,7 +56,7 @@ func Open(index int) (gpu.Driver, error) {
 		return nil, err
 	}
 	if index < 0 || index >= len(ds) {
-		return nil, noDevice{index, len(ds)}
+		return nil, NoDevice{index, len(ds)}
 	}
 	if err := ds[index].Supported(); err != nil {
 		return nil, err

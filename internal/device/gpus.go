@@ -1,0 +1,5 @@
+//go:build !nogpu
+
+package device
+
+const withGPUs = true
