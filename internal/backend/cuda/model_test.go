@@ -13,11 +13,19 @@ import (
 
 // suite is the device with the architectures that a test tries: all of them on a device, these on the emulation.
 func suite(t testing.TB, these ...string) (modeltest.Suite, []string) {
-	s := modeltest.Suite{Backend: open(t), Few: os.Getenv("STROBE_CUDA") != "cuda"}
-	if s.Few {
+	s := modeltest.Suite{Backend: open(t), Few: few()}
+	if s.Few > 0 {
 		return s, these
 	}
 	return s, slices.Concat(modeltest.Targets, modeltest.Plain)
+}
+
+// few is the length of texts on the emulation.
+func few() int {
+	if os.Getenv("STROBE_CUDA") == "cuda" {
+		return 0
+	}
+	return 8
 }
 
 func TestGolden(t *testing.T) {
@@ -38,6 +46,11 @@ func TestPadding(t *testing.T) {
 func TestText(t *testing.T) {
 	s, targets := suite(t, "qwen35")
 	s.Text(t, targets...)
+}
+
+func TestMTP(t *testing.T) {
+	s, _ := suite(t)
+	s.MTP(t)
 }
 
 // TestChains: of Gemma's assistant there are two kinds of attention in each of eight steps.

@@ -100,7 +100,7 @@ func (s Suite) Chains(t *testing.T, names ...string) {
 				for _, n := range []int{4, 3} { // with padding both make as many rows
 					round([]int{n, 1}, []int{1, 2})
 				}
-				if !s.Few {
+				if s.Few == 0 {
 					round([]int{1}, []int{most})
 				}
 				for i := range seqs { // others, whose memory lies elsewhere

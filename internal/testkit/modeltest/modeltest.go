@@ -23,6 +23,7 @@ import (
 	"strobe/internal/speculate"
 	"strobe/internal/synth"
 	"strobe/internal/testkit"
+	"strobe/internal/tokenizer"
 )
 
 // Plain are architectures without a golden file: made-up models of these shapes are compared with Reference.
@@ -34,7 +35,15 @@ var Targets = []string{"qwen3", "qwen35", "qwen35moe", "qwen3next", "gemma4", "g
 // Suite is a device under test, and how much of each test there is time for.
 type Suite struct {
 	Backend backend.Backend
-	Few     bool // short texts: the device is an emulation
+	Few     int // tokens of a text where the device is an emulation; 0 on a device
+}
+
+// few is the length of a text that would have n tokens on a device.
+func (s Suite) few(n int) int {
+	if s.Few > 0 {
+		return min(n, s.Few)
+	}
+	return n
 }
 
 // File opens a file for the time of the test.
@@ -113,10 +122,8 @@ func (s Suite) Golden(t *testing.T, names ...string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if s.Few {
-				tokens = tokens[:8]
-				want = want[:8*m.Vocab]
-			}
+			tokens = tokens[:s.few(len(tokens))]
+			want = want[:len(tokens)*m.Vocab]
 			out := Forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: tokens, Logits: model.LogitsAll})
 			if e := testkit.RelL2(b.Read(out.Logits), want); !(e <= 1e-4) {
 				t.Errorf("whole: relative error %.2e", e)
@@ -164,10 +171,7 @@ func (s Suite) Identity(t *testing.T, names ...string) {
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			m := Target(t, b, name, model.Options{})
-			tokens := make([]int32, 40)
-			if s.Few {
-				tokens = tokens[:6]
-			}
+			tokens := make([]int32, s.few(40))
 			for i := range tokens {
 				tokens[i] = int32(i*37+11) % 500
 			}
@@ -284,27 +288,74 @@ func (s Suite) Padding(t *testing.T, names ...string) {
 	}
 }
 
-// Text: what is generated with a drafter, in any mode, greedy or drawn, is what plain decoding says.
+// Text: what is generated with a drafter, in any mode, greedy or drawn, is what plain decoding says. The drafter guesses
+// what it does on the processor.
 func (s Suite) Text(t *testing.T, names ...string) {
-	b := s.Backend
+	c := cpu.New(cpu.Options{})
+	defer c.Close()
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			m := Target(t, b, name, model.Options{})
-			if name == "gemma4e" { // there is no drafter for it
-				s.Same(t, m, &prophet{rnd: rand.New(rand.NewPCG(1, 2)), vocab: m.Vocab}, []int32{1, 5, 9, 13}, 24)
+			prompt := []int32{1, 5, 9, 13}
+			m := Target(t, s.Backend, name, model.Options{})
+			if name == "gemma4e" || s.Few > 0 && slices.Contains(Plain, name) { // it has no drafter, or a large one
+				s.Same(t, m, nil, prompt, 24)
 				return
 			}
 			drafter := "dflash-" + name
 			if slices.Contains(Plain, name) {
 				drafter = name + "-dflash"
 			}
-			d, err := dflash.Open(File(t, Path(t, drafter, "q8_0")), m, dflash.Options{})
+			file := File(t, Path(t, drafter, "q8_0"))
+			var all []draft.Proposal
+			for _, m := range []*model.Model{m, Target(t, c, name, model.Options{})} {
+				d, err := dflash.Open(file, m, dflash.Options{Causal: dflash.CausalOff})
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, alone(t, m, d, []int32{1, 5, 9, 13, 2, 8, 7}, d.Max(), 1))
+			}
+			for i, c := range all[0].At {
+				if x, y := c[0], all[1].At[i][0]; !(math.Abs(float64(x.LogP-y.LogP)) <= 0.1) {
+					t.Errorf("guess %d is %v, on the processor %v", i, x, y)
+				}
+			}
+			d, err := dflash.Open(file, m, dflash.Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.Same(t, m, d, []int32{1, 5, 9, 13}, 24)
+			s.Same(t, m, d, prompt, 24)
 		})
 	}
+}
+
+// alone drafts after a text: its last token is the newest, and the others are told at once.
+func alone(t *testing.T, m *model.Model, s draft.Source, text []int32, n, top int) draft.Proposal {
+	t.Helper()
+	if err := m.Capture(s.Capture()); err != nil {
+		t.Fatal(err)
+	}
+	seq, ctx := m.NewSeq(), s.NewContext()
+	defer seq.Close()
+	defer ctx.Close()
+	known := text[:len(text)-1]
+	rows := draft.Rows{Seq: ctx, Tokens: known}
+	if len(known) > 0 {
+		out := Forward(t, m, model.Segment{Seq: seq, Tokens: known, Prompt: true})
+		for i := range known {
+			rows.Rows = append(rows.Rows, int32(out.FeatureRow(0, i)))
+		}
+		if err := seq.CommitAll(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Extend(out.Features, []draft.Rows{rows}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ps, err := s.Draft([]draft.Request{{Seq: ctx, Target: seq, Last: text[len(text)-1], N: n}}, top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ps[0]
 }
 
 // MTP: the same with guesses of a block for multi-token prediction, of Qwen's kind and of Gemma's.
@@ -317,23 +368,29 @@ func (s Suite) MTP(t *testing.T) {
 	}
 }
 
-// Same compares modes of drafting with plain decoding.
-func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32, n int) {
+// Same compares modes of drafting with plain decoding: by d, if there is one, and by a source of which much is accepted.
+// It returns how much was accepted of the chains of d in a greedy text.
+func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32, n int) (accepted int) {
 	t.Helper()
-	if s.Few {
-		n = 5
+	modes := []speculate.Options{{Draft: speculate.Off}, {}}
+	if s.Few > 0 {
+		n, modes = min(n, 8), modes[:1] // in which nothing would be drafted
+	}
+	knows := &prophet{rnd: rand.New(rand.NewPCG(1, 2)), vocab: m.Vocab}
+	sources := []draft.Source{knows}
+	if d != nil {
+		sources = append(sources, d)
+	}
+	for _, x := range sources {
+		modes = append(modes, speculate.Options{Draft: x.Name(), Fixed: true, Max: 5, Tree: speculate.TreeOff},
+			speculate.Options{Draft: x.Name(), Fixed: true, Tree: 12})
 	}
 	for _, p := range []sample.Params{{}, {Temp: 0.8, Seed: 3}} {
 		var want []int32
-		for i, o := range []speculate.Options{
-			{Draft: speculate.Off}, {Draft: d.Name(), Fixed: true, Max: 5}, {Draft: d.Name(), Fixed: true, Tree: 12}, {},
-		} {
-			r, err := speculate.NewRunner(m, d)
+		for i, o := range modes {
+			r, err := speculate.NewRunner(m, sources...)
 			if err != nil {
 				t.Fatal(err)
-			}
-			if o.Draft == d.Name() && o.Tree == 0 {
-				o.Tree = speculate.TreeOff
 			}
 			var got []int32
 			seq, ctxs := m.NewSeq(), r.NewContexts()
@@ -348,7 +405,8 @@ func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32
 					t.Fatal(err)
 				}
 			}
-			if st := stream.Stats(); st.DraftErr != nil {
+			st := stream.Stats()
+			if st.DraftErr != nil {
 				t.Fatal(st.DraftErr)
 			}
 			stream.Close()
@@ -356,37 +414,50 @@ func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32
 			speculate.CloseContexts(ctxs)
 			if i == 0 {
 				want = got
-				if p, ok := d.(*prophet); ok {
-					p.texts = [][]int32{slices.Concat(prompt, want)}
-				}
+				knows.texts = [][]int32{slices.Concat(prompt, want)}
 			} else if !slices.Equal(got, want) {
 				t.Errorf("temperature %g, %+v: %v, want %v", p.Temp, o, got, want)
 			}
+			switch {
+			case o.Draft == knows.Name() && (st.Accepted == 0 || st.Accepted == st.Guessed):
+				t.Errorf("temperature %g, %+v: %d of %d guesses accepted", p.Temp, o, st.Accepted, st.Guessed)
+			case d != nil && o.Draft == d.Name() && o.Tree == speculate.TreeOff && p.Temp == 0:
+				accepted = st.Accepted
+			}
 		}
 	}
+	return accepted
 }
 
-// Pair: a target with its drafter says the same in every mode, and nearly what the processor computes.
+// Pair: a target with its drafter says the same in every mode, and computes and accepts nearly what it does on the
+// processor.
 func (s Suite) Pair(t *testing.T, tf, df *gguf.File, n int) {
-	m, err := model.Open(tf, s.Backend, model.Options{})
+	words, err := tokenizer.FromGGUF(tf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := dflash.Open(df, m, dflash.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Same(t, m, d, []int32{3, 50, 120, 77, 9, 400, 12, 6}, n)
+	prompt := words.Encode("package main\n\nimport (\n\t\"fmt\"\n", tokenizer.EncodeOptions{})
 	c := cpu.New(cpu.Options{})
 	defer c.Close()
-	on, err := model.Open(tf, c, model.Options{})
-	if err != nil {
-		t.Fatal(err)
+	var logits [2][]float32
+	var accepted [2]int
+	for i, b := range []backend.Backend{s.Backend, c} {
+		m, err := model.Open(tf, b, model.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := dflash.Open(df, m, dflash.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepted[i] = s.Same(t, m, d, prompt, n)
+		logits[i] = b.Read(Forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: prompt, Logits: model.LogitsAll}).Logits)
 	}
-	tokens := []int32{3, 50, 120, 77, 9, 400, 12, 6, 90, 41}
-	x := s.Backend.Read(Forward(t, m, model.Segment{Seq: m.NewSeq(), Tokens: tokens, Logits: model.LogitsAll}).Logits)
-	y := c.Read(Forward(t, on, model.Segment{Seq: on.NewSeq(), Tokens: tokens, Logits: model.LogitsAll}).Logits)
-	e := testkit.RelL2(x, y)
+	t.Logf("accepted %d, on the processor %d", accepted[0], accepted[1])
+	if accepted[0] < (accepted[1]+1)/2 || accepted[1] == 0 {
+		t.Errorf("accepted %d, on the processor %d", accepted[0], accepted[1])
+	}
+	e := testkit.RelL2(logits[0], logits[1])
 	if t.Logf("logits differ from the processor's by %.1e", e); !(e <= 0.03) {
 		t.Errorf("logits differ from the processor's by %.1e", e)
 	}

@@ -507,36 +507,6 @@ func sameGuess(a, b draft.Proposal) bool {
 	})
 }
 
-// alone drafts after a text: its last token is the newest, and the others are told at once.
-func alone(t *testing.T, m *model.Model, s draft.Source, text []int32, n, top int) draft.Proposal {
-	t.Helper()
-	if err := m.Capture(s.Capture()); err != nil {
-		t.Fatal(err)
-	}
-	seq, ctx := m.NewSeq(), s.NewContext()
-	defer seq.Close()
-	defer ctx.Close()
-	known := text[:len(text)-1]
-	rows := draft.Rows{Seq: ctx, Tokens: known}
-	if len(known) > 0 {
-		out := Forward(t, m, model.Segment{Seq: seq, Tokens: known, Prompt: true})
-		for i := range known {
-			rows.Rows = append(rows.Rows, int32(out.FeatureRow(0, i)))
-		}
-		if err := seq.CommitAll(); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Extend(out.Features, []draft.Rows{rows}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ps, err := s.Draft([]draft.Request{{Seq: ctx, Target: seq, Last: text[len(text)-1], N: n}}, top)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ps[0]
-}
-
 // together drafts after several texts in one pass. They were told in random pieces.
 func (d *drawing) together(t *testing.T, m *model.Model, s draft.Source, texts [][]int32, n []int,
 	top int) []draft.Proposal {
