@@ -233,14 +233,7 @@ func (m *Model) block(l *nn.Loader, i int) string {
 func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
 
 // Sync waits for all devices and returns their first failure.
-func (m *Model) Sync() (first error) {
-	for _, b := range m.devices {
-		if err := b.Sync(); first == nil {
-			first = err
-		}
-	}
-	return first
-}
+func (m *Model) Sync() error { return m.mem.Sync() }
 
 // Memory returns the model's cache.
 func (m *Model) Memory() *cache.Memory { return m.mem }
