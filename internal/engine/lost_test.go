@@ -1,13 +1,17 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/device"
+	"strobe/internal/sample"
 	"strobe/internal/testkit"
 )
 
@@ -134,5 +138,67 @@ func TestDeviceStumblesInEmbedding(t *testing.T) {
 	}
 	if _, err := e.Embed(t.Context(), randomPrompt(1, 20)); err != nil || e.Err() != nil {
 		t.Errorf("the next one: %v; the engine: %v", err, e.Err())
+	}
+}
+
+// TestDeviceLostAnywhere: whenever the device is lost, while the engine generates, saves or restores, nobody is told
+// anything that a device which works would not have said, and no file holds anything else.
+func TestDeviceLostAnywhere(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen35"} {
+		lowered := sample.Params{LogitBias: map[int32]float32{}} // the device's choice is asked about every time
+		for id := range int32(500) {
+			lowered.LogitBias[id] = -1
+		}
+		reqs := []Request{
+			{Tokens: randomPrompt(1, 70), MaxTokens: 3, IgnoreEOG: true, Spec: fixed, Params: seeded},
+			{Tokens: randomPrompt(1, 90), MaxTokens: 3, IgnoreEOG: true, Spec: fixed, Params: lowered},
+		}
+		// run generates once and then once more with what was saved, and returns what was said and what is on disk.
+		run := func(waits *int) (said [][]int32, ended []bool, files map[string][]byte) {
+			dir := t.TempDir()
+			for _, req := range reqs {
+				ok := *waits
+				*waits = 1 << 30 // loading goes well
+				m := loadOn(t, name, dying(t, waits))
+				*waits = ok
+				e := New(m, Config{Parallel: 1, CacheDir: dir, CacheMinTokens: 1})
+				ev := wait(t, submit(t, e, req))
+				if err := e.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+				said, ended = append(said, ids(ev.Tokens)), append(ended, ev.Result.Err == nil)
+			}
+			files = map[string][]byte{}
+			for _, f := range prefixFiles(t, dir) {
+				b, err := os.ReadFile(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				files[filepath.Base(f)] = b
+			}
+			return said, ended, files
+		}
+		waits := 1 << 20
+		want, _, saved := run(&waits)
+		all := 1<<20 - waits
+		if len(saved) == 0 {
+			t.Fatalf("%s: nothing was saved", name)
+		}
+		t.Logf("%s: %d waits, %d files", name, all, len(saved))
+		for last := range all {
+			waits := last
+			said, ended, files := run(&waits)
+			for i := range said {
+				if n := len(said[i]); n > len(want[i]) || !slices.Equal(said[i], want[i][:n]) ||
+					ended[i] && n < len(want[i]) {
+					t.Errorf("%s, lost after %d of %d waits: request %d says %v, want %v", name, last, all, i, said[i], want[i])
+				}
+			}
+			for f, b := range files {
+				if good, ok := saved[f]; ok && !bytes.Equal(b, good) {
+					t.Errorf("%s, lost after %d of %d waits: a file has other contents", name, last, all)
+				}
+			}
+		}
 	}
 }
