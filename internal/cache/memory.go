@@ -107,6 +107,16 @@ func New(devices []backend.Backend, spec Spec) (*Memory, error) {
 	return m, nil
 }
 
+// Sync waits for all devices and returns their first failure.
+func (m *Memory) Sync() (first error) {
+	for _, b := range m.devices {
+		if err := b.Sync(); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
 // group finds the group of a device's layers with a window, or adds it.
 func (m *Memory) group(device, window int) *group {
 	index := 0

@@ -78,7 +78,7 @@ func (s *Seq) WriteTo(w io.Writer) (int64, error) {
 	for _, g := range s.m.groups {
 		b = binary.LittleEndian.AppendUint64(b, uint64(g.firstPage(s.n)))
 	}
-	out := sealed{w: w}
+	out := sealed{m: s.m, w: w}
 	out.write(b)
 	for gi, g := range s.m.groups {
 		page := make([]byte, g.pool.PageBytes(), g.pool.PageBytes()+4)
@@ -107,14 +107,19 @@ func (s *Seq) WriteTo(w io.Writer) (int64, error) {
 	return out.n, out.err
 }
 
-// sealed writes parts, each followed by its checksum.
+// sealed writes parts, each followed by its checksum. What was read from a device that failed is not what it had, so
+// nothing is sealed before the devices say that they are well.
 type sealed struct {
+	m   *Memory
 	w   io.Writer
 	n   int64
 	err error
 }
 
 func (s *sealed) write(b []byte) {
+	if s.err == nil {
+		s.err = s.m.Sync()
+	}
 	if s.err != nil {
 		return
 	}
@@ -198,7 +203,7 @@ func (l *Loader) read(n int) error {
 	return nil
 }
 
-// More reads on for about the given number of bytes and reports whether the sequence is complete.
+// More reads on for about the given number of bytes and reports whether the sequence is complete, also on its devices.
 // After an error the loader is closed.
 func (l *Loader) More(bytes int) (done bool, err error) {
 	for l.err == nil {
@@ -207,7 +212,9 @@ func (l *Loader) More(bytes int) (done bool, err error) {
 		}
 		n, end := l.part()
 		if end {
-			return true, nil
+			if l.err = l.s.m.Sync(); l.err == nil {
+				return true, nil
+			}
 		}
 		bytes -= n
 	}

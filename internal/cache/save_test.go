@@ -3,6 +3,8 @@ package cache_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"strobe/internal/backend/cpu"
 	"strobe/internal/cache"
 	"strobe/internal/quant"
+	"strobe/internal/testkit"
 )
 
 // shapes are memories of every kind: plain, windowed, recurrent, mixed, empty.
@@ -167,6 +170,72 @@ func TestSaveDamage(t *testing.T) {
 			}
 		}
 		s.Close()
+	}
+}
+
+// TestSaveLostDevice: whichever device of a memory is lost, and whenever, a sequence is neither stored nor brought back
+// without an error.
+func TestSaveLostDevice(t *testing.T) {
+	dev := cpu.New(cpu.Options{Threads: 1})
+	defer dev.Close()
+	gone := errors.New("gone")
+	specs := map[string]cache.Spec{
+		"pages": {Layers: []cache.Layer{{KVDims: kv(1, 8, 4, quant.F16)}, {KVDims: kv(1, 8, 4, quant.F16), Device: 1}}},
+		"state": {Delta: shapes["recurrent"].Delta, Recurrent: []int{0, 1}},
+		"row":   {Layers: []cache.Layer{{KVDims: kv(1, 8, 4, quant.F16), Device: 1}}, Carry: 5},
+	}
+	// try stores a sequence or brings it back while a device is lost after so many waits, and reports whether it was.
+	try := func(name string, lost, waits int, restore bool) bool {
+		what := fmt.Sprintf("%s, restored %v, device %d lost after %d waits", name, restore, lost, waits)
+		left := 1 << 30
+		devices := []backend.Backend{dev, dev}
+		failing := testkit.NewDevice(t, dev)
+		failing.Lost = func() error {
+			if left--; left < 0 {
+				return gone
+			}
+			return nil
+		}
+		devices[lost] = failing
+		m, err := cache.New(devices, specs[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := m.NewSeq()
+		b, err := m.Begin([]cache.Segment{{Seq: s, Rows: 130, Prompt: true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Done()
+		if err := s.CommitAll(); err != nil {
+			t.Fatal(err)
+		}
+		data, used := save(t, s), m.UsedBytes()
+		if left = waits; restore {
+			var back *cache.Seq
+			if back, err = m.ReadSeq(bytes.NewReader(data)); err == nil {
+				back.Close()
+			}
+		} else {
+			_, err = s.WriteTo(io.Discard)
+		}
+		if left < 0 != errors.Is(err, gone) || m.UsedBytes() != used {
+			t.Errorf("%s: error %v; %d bytes are in use, want %d", what, err, m.UsedBytes(), used)
+		}
+		return left < 0
+	}
+	for name := range specs {
+		for lost := range 2 {
+			for _, restore := range []bool{false, true} {
+				waits := 0
+				for try(name, lost, waits, restore) {
+					waits++
+				}
+				if waits == 0 {
+					t.Errorf("%s, device %d, restored %v: nobody waits for the device", name, lost, restore)
+				}
+			}
+		}
 	}
 }
 

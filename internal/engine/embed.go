@@ -87,8 +87,10 @@ func (l *loop) embedStep() (bool, error) {
 	if l.e.change() == platform.Overwritten {
 		err = fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
 	}
-	if err != nil && l.fatal(err) {
-		return true, err
+	if err != nil {
+		if end := l.ending(err); end != nil {
+			return true, end
+		}
 	}
 	if err != nil || v != nil {
 		l.embeds = l.embeds[1:]
@@ -111,11 +113,16 @@ func (l *loop) embed(c *embedding) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.tokens = c.tokens[n:]; len(c.tokens) > 0 {
-		return nil, c.seq.CommitAll()
+	var v []float32
+	if c.tokens = c.tokens[n:]; len(c.tokens) == 0 {
+		if out.Final.Rows != 1 {
+			return nil, fmt.Errorf("the model gave %d final states, want 1", out.Final.Rows)
+		}
+		v = slices.Clone(l.m.Target.Backend().Read(out.Final))
 	}
-	if out.Final.Rows != 1 {
-		return nil, fmt.Errorf("the model gave %d final states, want 1", out.Final.Rows)
+	// After every chunk: a generation that runs meanwhile would be told of the failure otherwise.
+	if err := l.m.Target.Sync(); err != nil {
+		return nil, err
 	}
-	return slices.Clone(l.m.Target.Backend().Read(out.Final)), nil
+	return v, c.seq.CommitAll()
 }

@@ -134,6 +134,17 @@ func (l *loop) fatal(err error) bool {
 	return errors.Is(err, ErrFileChanged) || l.defects > 1
 }
 
+// ending returns what the engine ends with after a pass failed: an error that is fatal, or that of a device which is
+// lost. It returns nil when the engine can go on.
+func (l *loop) ending(err error) error {
+	if l.fatal(err) {
+		return err
+	}
+	_ = l.m.Target.Sync() // reports what made the pass fail, if the pass did not
+	// A device that still fails does so for good; whoever loads the model anew opens it anew.
+	return l.m.Target.Sync()
+}
+
 // fail ends everything after a defect.
 func (l *loop) fail(err error) {
 	l.e.mu.Lock()
@@ -383,12 +394,8 @@ func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 // ended half-way leaves none of its streams sound. If one still fails alone, drafters make room for it.
 func (l *loop) recover(live []*job, err error) error {
 	l.e.cfg.Log.Warn("step failed, trying each stream alone", "streams", len(live), "error", err)
-	if l.fatal(err) {
-		return err
-	}
-	_ = l.m.Target.Sync() // reports what made the step fail, if the step did not
-	if lost := l.m.Target.Sync(); lost != nil {
-		return lost // a device that still fails does so for good; whoever loads the model anew opens it anew
+	if end := l.ending(err); end != nil {
+		return end
 	}
 	if l.cache != nil {
 		l.cache.shrink(0)

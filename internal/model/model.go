@@ -233,14 +233,7 @@ func (m *Model) block(l *nn.Loader, i int) string {
 func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
 
 // Sync waits for all devices and returns their first failure.
-func (m *Model) Sync() (first error) {
-	for _, b := range m.devices {
-		if err := b.Sync(); first == nil {
-			first = err
-		}
-	}
-	return first
-}
+func (m *Model) Sync() error { return m.mem.Sync() }
 
 // Memory returns the model's cache.
 func (m *Model) Memory() *cache.Memory { return m.mem }
@@ -344,12 +337,19 @@ func (o *Output) Best(segment, i int) int32 {
 	return o.best[o.first[segment]+i]
 }
 
-// Fetch reads the best ids, if the device has chosen them: waiting for them is waiting for the pass.
+// Fetch reads the best ids if the device has chosen them, and the logits if not: waiting for them is waiting for the
+// pass, and a Sync that follows knows whether they are good.
 func (o *Output) Fetch() {
-	if o.bestIDs != nil && o.best == nil {
-		o.best = o.m.Backend().Ints(o.bestIDs)
+	switch b := o.m.Backend(); {
+	case o.bestIDs != nil && o.best == nil:
+		o.best = b.Ints(o.bestIDs)
+	case o.bestIDs == nil && o.logits == nil && o.Logits.Rows > 0:
+		o.logits = b.Read(o.Logits)
 	}
 }
+
+// Late reports whether Row has read what Fetch did not.
+func (o *Output) Late() bool { return o.bestIDs != nil && o.logits != nil }
 
 // HasBest reports whether Best knows the ids.
 func (o *Output) HasBest() bool { return o.bestIDs != nil }

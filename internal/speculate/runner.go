@@ -151,6 +151,11 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 	for i, s := range live {
 		s.verify(out, i)
 	}
+	if out.Late() {
+		if err := r.Target.Sync(); err != nil {
+			return fmt.Errorf("target: %w", err)
+		}
+	}
 	verified := r.clock()
 	for i, s := range live {
 		if err := s.seq.Commit(s.path); err != nil {

@@ -17,6 +17,10 @@ type Device struct {
 	plan   *backend.Plan // of the pass, and
 	own    *backend.Plan // what the device below is given for it
 	Fail   func() error  // if set, asked before every allocation, of buffers, pages and slots
+	// Lost, if set, is asked whenever the host waits for the device. From its first error on the device is lost for good,
+	// as a GPU is: nothing is read any more, everything else seems to go on, and Sync says it.
+	Lost func() error
+	lost error
 }
 
 // NewDevice watches b.
@@ -39,6 +43,14 @@ func (d *Device) refuse() error {
 	return d.Fail()
 }
 
+// gone reports whether the device is lost.
+func (d *Device) gone() bool {
+	if d.Lost != nil && d.lost == nil {
+		d.lost = d.Lost()
+	}
+	return d.lost != nil
+}
+
 func (d *Device) BeginStep(p *backend.Plan) {
 	d.inside = true
 	d.Backend.BeginStep(d.unwrap(p))
@@ -59,6 +71,9 @@ func (d *Device) Repeat(name int, p *backend.Plan, ints ...[]int32) (bool, error
 
 func (d *Device) Sync() error {
 	d.outside("Sync")
+	if d.gone() {
+		return d.lost
+	}
 	return d.Backend.Sync()
 }
 
@@ -93,11 +108,17 @@ func (d *Device) Free(t backend.Tensor) {
 
 func (d *Device) Ints(v backend.Ints) []int32 {
 	d.outside("Ints")
+	if d.gone() {
+		return make([]int32, v.Len())
+	}
 	return d.Backend.Ints(v)
 }
 
 func (d *Device) Read(t backend.Tensor) []float32 {
 	d.outside("Read")
+	if d.gone() {
+		return make([]float32, t.Rows*t.Cols)
+	}
 	return d.Backend.Read(t)
 }
 
@@ -145,6 +166,13 @@ func (p *watchedPool) Free(page int32) {
 func (p *watchedPool) Copy(dst, src int32) {
 	p.d.outside("Copy of a page")
 	p.KVPool.Copy(dst, src)
+}
+
+func (p *watchedPool) ReadPage(page int32, dst []byte) {
+	p.d.outside("ReadPage")
+	if !p.d.gone() {
+		p.KVPool.ReadPage(page, dst)
+	}
 }
 
 func (p *watchedPool) Move(rows []backend.RowMove) {
@@ -201,6 +229,15 @@ func (p *watchedStates) Release(slot int32) {
 func (p *watchedStates) Settle(slot int32, pending int) {
 	p.d.outside("Settle")
 	p.StatePool.Settle(slot, pending)
+}
+
+func (p *watchedStates) Read(slot int32, layer int) []float32 {
+	p.d.outside("Read of a state")
+	v := p.StatePool.Read(slot, layer)
+	if p.d.gone() {
+		clear(v)
+	}
+	return v
 }
 
 // unwrap is the plan with the pools that the device below knows, the same one for all steps of a pass.

@@ -169,23 +169,13 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 		return nil, l.Err
 	}
 	if d.mem, err = cache.New(l.Devices, l.Spec()); err == nil {
-		err = d.sync()
+		err = d.mem.Sync()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Path(), err)
 	}
 	d.bytes = l.Bytes
 	return d, nil
-}
-
-// sync waits for the devices and returns their first failure.
-func (d *Drafter) sync() (first error) {
-	for _, b := range d.devices {
-		if err := b.Sync(); first == nil {
-			first = err
-		}
-	}
-	return first
 }
 
 // begin makes room for a pass over rows.

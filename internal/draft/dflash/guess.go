@@ -36,7 +36,7 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 		out = d.best(p, reqs, top)
 		d.cut(out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP) })
 	}
-	if err := d.sync(); err != nil { // it is the drafter that failed, not the pass that verifies
+	if err := d.mem.Sync(); err != nil { // it is the drafter that failed, not the pass that verifies
 		return nil, err
 	}
 	if err := d.checkNumbers(out); err != nil {
