@@ -125,6 +125,14 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 	default:
 		tensors, err = targetLogits(cmd, m, ids, opt)
 	}
+	for _, d := range m.Drafters() { // what was read from a device that failed is not what it had
+		if err == nil {
+			err = d.Memory().Sync()
+		}
+	}
+	if err == nil {
+		err = m.Target.Sync()
+	}
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ import (
 // A stored prefix is a file DIR/MODEL/NAME.prefix, where MODEL is the fingerprint of the model and NAME
 // a hash of the tokens. Little endian:
 //
-//	magic, version      "STRBPFX\n", 2
+//	magic, version      "STRBPFX\n", 3
 //	model               32 characters
 //	sizes               of the target's part and of the drafters' together, 8 bytes each
 //	sources             a bit for each that has a part, 8 bytes

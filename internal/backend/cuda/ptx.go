@@ -20,8 +20,8 @@ import (
 //go:embed kernel/ptx
 var ptxFiles embed.FS
 
-// source is the PTX of one kernel and of what its file has beside kernels. The driver compiles all it is given, and of a
-// file's kernels a model needs few.
+// source is the PTX of one kernel and of what its file has beside kernels. The driver compiles all it is given, and a
+// model needs few of a file's kernels.
 type source struct {
 	arch          string // sm_80, sm_90, sm_90a
 	kernel, other []byte
