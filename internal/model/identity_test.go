@@ -105,68 +105,6 @@ func TestPromptIdentity(t *testing.T) {
 	}
 }
 
-// TestRollback runs random scripts of chains and trees of which random parts are accepted, and
-// compares with a sequence that only ever saw the accepted tokens.
-func TestRollback(t *testing.T) {
-	for _, name := range every {
-		for _, tree := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/tree=%v", name, tree), func(t *testing.T) {
-				r := rand.New(rand.NewPCG(11, 3))
-				m := open(t, name, 2, Options{KV: cache.Uniform(quant.F32)})
-				seq := m.NewSeq()
-				var kept []int32
-				for range 60 {
-					n := 1 + r.IntN(20)
-					toks := tokens(r.Uint64(), n)
-					var parents []int32
-					if tree {
-						parents = []int32{-1}
-						for i := 1; i < n; i++ {
-							parents = append(parents, int32(r.IntN(i)))
-						}
-					}
-					if _, err := m.Forward([]Segment{{Seq: seq, Tokens: toks, Parents: parents}}); err != nil {
-						t.Fatal(err)
-					}
-					var path []int32
-					if tree {
-						for at := int32(r.IntN(n)); at >= 0; at = parents[at] {
-							path = append(path, at)
-						}
-						slices.Reverse(path)
-					} else {
-						for i := range r.IntN(n + 1) {
-							path = append(path, int32(i))
-						}
-					}
-					if err := seq.Commit(path); err != nil {
-						t.Fatal(err)
-					}
-					for _, p := range path {
-						kept = append(kept, toks[p])
-					}
-					if r.IntN(10) == 0 { // state must survive being settled and forked at any time
-						f, err := seq.Fork()
-						if err != nil {
-							t.Fatal(err)
-						}
-						seq.Close()
-						seq = f
-					}
-				}
-				clean := m.NewSeq()
-				run(t, m, clean, kept, 1, false)
-				probe := tokens(99, 6)
-				got, _ := run(t, m, seq, probe, 6, false)
-				want, _ := run(t, m, clean, probe, 1, false)
-				if !sameBits(got, want) {
-					t.Errorf("other bits after %d tokens (relative %.2e)", len(kept), testkit.RelL2(got, want))
-				}
-			})
-		}
-	}
-}
-
 // TestTreeRows: a node's logits have the bits of the chain that leads to it.
 func TestTreeRows(t *testing.T) {
 	in := tokens(4, 30)

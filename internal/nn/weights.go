@@ -26,7 +26,7 @@ type parkable struct {
 	matrices []backend.Matrix
 }
 
-func (p parkable) park(n int) { p.device.(backend.Parker).Park(p.weights[:n]...) }
+func (p parkable) park() { p.device.(backend.Parker).Park(p.weights...) }
 
 // ErrHeld reports that weights may not return to their device now.
 var ErrHeld = errors.New("its weights are parked until nobody generates: their memory was needed")
@@ -63,7 +63,7 @@ func (w *Weights) Park() (bytes int) {
 		return 0
 	}
 	for _, p := range w.on {
-		p.park(len(p.weights))
+		p.park()
 		for _, x := range p.weights {
 			bytes += x.Bytes()
 		}
@@ -72,7 +72,8 @@ func (w *Weights) Park() (bytes int) {
 	return bytes
 }
 
-// Return brings the weights back where they are parked. When it fails they still are.
+// Return brings the weights back where they are parked. When it fails they still are, also when it panics, as it does
+// when another program has cut the file short.
 func (w *Weights) Return() error {
 	switch {
 	case !w.parked:
@@ -80,14 +81,16 @@ func (w *Weights) Return() error {
 	case w.held:
 		return ErrHeld
 	}
-	began, bytes := time.Now(), 0
-	for i, p := range w.on {
-		n, err := p.unpark()
-		if err != nil {
-			p.park(n)
-			for _, q := range w.on[:i] {
-				q.park(len(q.weights))
+	defer func() {
+		if w.parked { // some have come back
+			for _, p := range w.on {
+				p.park()
 			}
+		}
+	}()
+	began, bytes := time.Now(), 0
+	for _, p := range w.on {
+		if err := p.unpark(); err != nil {
 			return err
 		}
 		for _, x := range p.weights {
@@ -100,12 +103,11 @@ func (w *Weights) Return() error {
 	return nil
 }
 
-// unpark brings weights back and says how many are when it ends.
-func (p parkable) unpark() (int, error) {
+func (p parkable) unpark() error {
 	for i, x := range p.weights {
 		if err := p.device.(backend.Parker).Unpark(x, p.matrices[i]); err != nil {
-			return i, err
+			return err
 		}
 	}
-	return len(p.weights), p.device.Sync()
+	return p.device.Sync()
 }

@@ -12,6 +12,7 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/device"
 	"strobe/internal/gguf"
+	"strobe/internal/platform"
 	"strobe/internal/quant"
 	"strobe/internal/tokenizer"
 )
@@ -117,6 +118,11 @@ func (p *Prefill) load() (took time.Duration, err error) {
 	if p.s != nil {
 		return 0, nil
 	}
+	defer func() {
+		if p.s == nil { // also after a panic
+			p.unload()
+		}
+	}()
 	began := time.Now()
 	name := p.opt.Device
 	if name == "" {
@@ -125,16 +131,17 @@ func (p *Prefill) load() (took time.Duration, err error) {
 	if p.b, err = device.Open(name, device.Options{Threads: p.opt.Threads}); err != nil {
 		return 0, err
 	}
-	if p.s, err = NewScorer(p.file, p.b, quant.F16); err != nil {
-		p.unload()
+	s, err := NewScorer(p.file, p.b, quant.F16)
+	if err != nil {
 		return 0, err
 	}
 	switch {
 	case p.opt.Alpha < 0:
-		p.s.Sparse.Alpha = 0
+		s.Sparse.Alpha = 0
 	case p.opt.Alpha > 0:
-		p.s.Sparse.Alpha = p.opt.Alpha
+		s.Sparse.Alpha = p.opt.Alpha
 	}
+	p.s = s
 	p.rule, p.known = p.s.Rule, p.s.Kernel()
 	return time.Since(began), nil
 }
@@ -174,17 +181,18 @@ func (p *Prefill) score(ctx context.Context, ids []int32, r *Report) (scores []f
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	began := time.Now()
-	took, err := p.load()
-	if err != nil {
-		return nil, 0, err
-	}
+	var took time.Duration
+	err = platform.Reading(p.file.Path(), func() (err error) {
+		if took, err = p.load(); err == nil {
+			scores, err = p.s.Tokens(ctx, ids)
+		}
+		return err
+	})
 	defer p.park()
-	defer func() { // a scorer whose memory is exhausted may do better with less of it in use
-		if err != nil && !errors.Is(err, context.Canceled) {
+	if err != nil {
+		if !errors.Is(err, context.Canceled) { // one whose memory is exhausted may do better with less of it in use
 			p.unload()
 		}
-	}()
-	if scores, err = p.s.Tokens(ctx, ids); err != nil {
 		return nil, 0, err
 	}
 	r.Load += took

@@ -1,12 +1,13 @@
 package cpu
 
 import (
-	"fmt"
 	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"strobe/internal/backend"
 )
 
 // pool runs one function on several workers at once, round after round. The caller is worker 0; the
@@ -28,27 +29,10 @@ type pool struct {
 	gates   []gate // of workers 1..n-1
 	spans   []span // of the current split
 	waiting atomic.Bool
-	last    chan struct{}               // tells the waiting caller that the round is empty
-	panic   atomic.Pointer[workerPanic] // the first of the round
+	last    chan struct{}                 // tells the waiting caller that the round is empty
+	panic   atomic.Pointer[backend.Panic] // the first of the round
 	done    sync.WaitGroup
 }
-
-// workerPanic is what a worker panicked with. As a value of panic it is an error that unwraps to the
-// original one.
-type workerPanic struct {
-	value any
-	stack []byte
-}
-
-func (p *workerPanic) Error() string { return fmt.Sprint(p.value) }
-
-func (p *workerPanic) Unwrap() error {
-	err, _ := p.value.(error)
-	return err
-}
-
-// Stack is where the worker was, which the stack of the caller does not show.
-func (p *workerPanic) Stack() []byte { return p.stack }
 
 const (
 	roundShift = 32
@@ -131,11 +115,7 @@ func (p *pool) work(w int) {
 
 // call runs a worker's part of a round and keeps the round's first panic.
 func (p *pool) call(fn func(worker int), w int) {
-	defer func() {
-		if v := recover(); v != nil {
-			p.panic.CompareAndSwap(nil, &workerPanic{v, debug.Stack()})
-		}
-	}()
+	defer backend.KeepPanic(&p.panic)
 	fn(w)
 }
 

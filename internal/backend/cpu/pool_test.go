@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"strobe/internal/backend"
 )
 
 // TestPoolCoversEverything: every item is done exactly once, whatever the sizes, also after
@@ -71,7 +73,7 @@ func TestPoolPanic(t *testing.T) {
 					})
 					return nil
 				}()
-				w, ok := got.(*workerPanic)
+				w, ok := got.(*backend.Panic)
 				if !ok || !errors.Is(w, boom) || w.Error() != boom.Error() || !strings.Contains(string(w.Stack()), "panicIn") {
 					t.Fatalf("worker %d of %d: recovered %v", bad, workers, got)
 				}

@@ -256,14 +256,14 @@ func (b *Backend) Weight(m backend.Matrix) (backend.Weight, error) {
 func (b *Backend) Park(ws ...backend.Weight) {
 	var gone []span
 	for _, w := range ws {
-		w := w.(*weight)
-		gone = append(gone, span{w.addr, w.Bytes()})
+		if w := w.(*weight); w.addr != 0 {
+			gone = append(gone, span{w.addr, w.Bytes()})
+			w.addr = 0
+		}
 	}
 	b.forget(gone...)
-	for _, w := range ws {
-		w := w.(*weight)
-		b.d.Release(w.addr)
-		w.addr = 0
+	for _, s := range gone {
+		b.d.Release(s.at)
 	}
 }
 

@@ -196,6 +196,10 @@ type lending struct {
 	gone map[gpu.Addr]int // addresses do not come again
 }
 
+func newLending(t testing.TB) *lending {
+	return &lending{idleDriver: idleDriver{&idle{}}, t: t, lent: map[gpu.Addr]int{}, gone: map[gpu.Addr]int{}}
+}
+
 func (d *lending) Alloc(bytes int) (gpu.Addr, error) {
 	a, err := d.idleDriver.Alloc(bytes)
 	d.lent[a] = bytes
@@ -243,7 +247,7 @@ type launches struct {
 // the old ones is not run again.
 func TestParked(t *testing.T) {
 	for _, kind := range []string{"dflash", "mtp"} {
-		d := &lending{idleDriver: idleDriver{&idle{}}, t: t, lent: map[gpu.Addr]int{}, gone: map[gpu.Addr]int{}}
+		d := newLending(t)
 		target := testkit.Golden(t, "qwen35/model.gguf")
 		if kind == "mtp" {
 			target = edit.MTP(t, "qwen35").Write(t)

@@ -2,11 +2,14 @@ package gpu_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
+	"strobe/internal/quant"
 )
 
 // memory is an idle device that keeps what is uploaded, and counts it.
@@ -125,6 +128,139 @@ func TestLists(t *testing.T) {
 	}
 	if _, entries := p.Table(); entries > 1<<16 {
 		t.Errorf("the table grew to %d entries", entries)
+	}
+}
+
+// full is a lending device on which there are so many bytes left.
+type full struct {
+	*lending
+	left int
+}
+
+func (d *full) Alloc(bytes int) (gpu.Addr, error) {
+	if bytes > d.left {
+		return 0, errors.New("the device is full")
+	}
+	d.left -= bytes
+	return d.lending.Alloc(bytes)
+}
+
+func (d *full) Release(a gpu.Addr) {
+	d.left += d.lent[a]
+	d.lending.Release(a)
+}
+
+// attending is a device with one layer of quantised pages.
+type attending struct {
+	*full
+	t     testing.TB
+	dev   *gpu.Backend
+	pool  *gpu.Pages
+	pages []int32
+	kv, q backend.Tensor
+}
+
+func newAttending(t testing.TB) *attending {
+	t.Helper()
+	a := &attending{full: &full{newLending(t), 1 << 40}, t: t}
+	var err error
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.dev, err = gpu.New(a.full)
+	must(err)
+	d := backend.KVDims{Heads: 2, KeyDim: 128, ValueDim: 128, Key: quant.Q8_0, Value: quant.Q8_0}
+	pool, err := a.dev.NewKVPool(backend.KVLayout{Page: 64, Layers: []backend.KVDims{d}})
+	must(err)
+	a.pool = pool.(*gpu.Pages)
+	for range 200 {
+		id, err := a.pool.Alloc()
+		must(err)
+		a.pages = append(a.pages, id)
+	}
+	a.kv, err = a.dev.Alloc(64, 2*128)
+	must(err)
+	a.q, err = a.dev.Alloc(64, 4*128)
+	must(err)
+	return a
+}
+
+// attend runs a step of rows that lie from a slot on, in as many sequences of all pages, until it is replayed.
+func (a *attending) attend(rows, slot, seqs int) {
+	a.t.Helper()
+	p := backend.KVPlan{Pool: a.pool}
+	for s := range seqs {
+		ids := slices.Clone(a.pages)
+		ids[0], ids[s] = ids[s], ids[0]
+		p.Tables = append(p.Tables, ids)
+		for r := range rows {
+			addRow(&p, s, slot+r)
+		}
+	}
+	kv, q := a.kv, a.q
+	kv.Rows, q.Rows = seqs*rows, seqs*rows
+	for range 3 {
+		a.dev.BeginStep(&backend.Plan{KV: []backend.KVPlan{p}})
+		a.dev.KVWrite(0, 0, kv, kv)
+		a.dev.Attention(q, q, 0, 0, backend.AttnParams{Heads: 4, KVHeads: 2, Scale: 1})
+		a.dev.Scale(q, q, 2)
+		if name, err := a.dev.EndStep(); name == 0 || err != nil {
+			a.t.Fatalf("step %d: %v", name, err)
+		}
+	}
+}
+
+// TestTableMoves: steps that were recorded before the table of pages moved, to make room for more sequences, do not
+// read where it was.
+func TestTableMoves(t *testing.T) {
+	a := newAttending(t)
+	a.attend(1, 0, 1)
+	before, _ := a.pool.Table()
+	a.attend(1, 0, 16)
+	if at, _ := a.pool.Table(); at == before {
+		t.Fatal("the table did not move: the test says nothing")
+	}
+	a.attend(1, 0, 1)
+}
+
+// TestUnpackedMoves: steps that were recorded before the memory for unpacked pages grew do not use what it was.
+func TestUnpackedMoves(t *testing.T) {
+	a := newAttending(t)
+	a.attend(64, 0, 1)
+	if len(a.gone) > 0 {
+		t.Fatal("something was given back")
+	}
+	a.attend(64, 180*64, 1)
+	if len(a.gone) != 1 {
+		t.Fatalf("%d pieces of memory were given back, want those for unpacked pages", len(a.gone))
+	}
+	a.attend(64, 0, 1)
+}
+
+// TestUnpackedGivesWay: on a full device the memory for unpacked pages becomes some for pages, once and for good, and
+// steps go on without it.
+func TestUnpackedGivesWay(t *testing.T) {
+	a := newAttending(t)
+	a.attend(64, 180*64, 1)
+	a.left = 0
+	var err error
+	for err == nil && a.pool.Used() < 1000 {
+		_, err = a.pool.Alloc()
+	}
+	if err == nil || err.Error() != "cache has no free page: the device is full" {
+		t.Errorf("%d pages, error %v", a.pool.Used(), err)
+	}
+	if len(a.gone) != 1 || a.pool.Used() != 2*256 {
+		t.Errorf("%d pages in the place of %d other pieces of memory, want 512 and 1", a.pool.Used(), len(a.gone))
+	}
+	a.left = 1 << 40
+	lent := a.bytes()
+	a.attend(64, 180*64, 1)
+	if a.bytes() != lent {
+		t.Error("the memory was taken again")
 	}
 }
 

@@ -3,8 +3,11 @@ package gpu
 import (
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
+	"strobe/internal/backend"
 	"strobe/internal/quant"
 )
 
@@ -259,8 +262,11 @@ func (l WeightLayout) uploadIn(d Driver, dst Addr, src []byte, bytes int) {
 	spare := make(chan []byte, 2)
 	spare <- nil
 	spare <- nil
+	var failed atomic.Pointer[backend.Panic]
 	go func() {
 		defer close(parts)
+		defer backend.KeepPanic(&failed)
+		debug.SetPanicOnFault(true)
 		for u := 0; u < l.units(); u += per {
 			end := min(u+per, l.units())
 			_, _, at, _ := l.unit(u)
@@ -280,9 +286,11 @@ func (l WeightLayout) uploadIn(d Driver, dst Addr, src []byte, bytes int) {
 		d.Upload(dst+Addr(p.at), p.data)
 		spare <- p.data
 	}
+	raise(&failed)
 }
 
-// each calls fn for [0, n) on all cores.
+// each calls fn for [0, n) on all cores. Like whatever reads weights it must expect that another program cut their
+// mapped file short: that is a fault, which ends the process unless it becomes a panic that the caller recovers.
 func each(n int, fn func(i int)) {
 	workers := min(n, runtime.GOMAXPROCS(0))
 	if workers < 2 {
@@ -292,12 +300,23 @@ func each(n int, fn func(i int)) {
 		return
 	}
 	var wg sync.WaitGroup
+	var failed atomic.Pointer[backend.Panic]
 	for w := range workers {
 		wg.Go(func() {
+			defer backend.KeepPanic(&failed)
+			debug.SetPanicOnFault(true)
 			for i := w; i < n; i += workers {
 				fn(i)
 			}
 		})
 	}
 	wg.Wait()
+	raise(&failed)
+}
+
+// raise goes on with the panic of others.
+func raise(failed *atomic.Pointer[backend.Panic]) {
+	if p := failed.Load(); p != nil {
+		panic(p)
+	}
 }

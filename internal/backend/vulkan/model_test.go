@@ -26,6 +26,7 @@ func TestModels(t *testing.T) {
 	t.Run("golden", func(t *testing.T) { s.Golden(t, all...) })
 	t.Run("identity", func(t *testing.T) { s.Identity(t, all...) })
 	t.Run("padding", func(t *testing.T) { s.Padding(t, "qwen35", "gemma4e") })
+	t.Run("rollback", func(t *testing.T) { s.Rollback(t, "qwen35", "gemma4") })
 	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4") })
 	t.Run("text", func(t *testing.T) { s.Text(t, all...) })
 	t.Run("mtp", s.MTP)
