@@ -11,21 +11,21 @@ import (
 	"strobe/internal/testkit/modeltest"
 )
 
+// short is a suite with the lengths of texts that the emulation has time for, or those of a device.
+func short() modeltest.Suite {
+	if os.Getenv("STROBE_CUDA") == "cuda" {
+		return modeltest.Suite{}
+	}
+	return modeltest.Suite{Few: 8, Written: 5}
+}
+
 // suite is the device with the architectures that a test tries: all of them on a device, these on the emulation.
 func suite(t testing.TB, these ...string) (modeltest.Suite, []string) {
-	s := modeltest.Suite{Backend: open(t), Few: few()}
-	if s.Few > 0 {
+	s := short()
+	if s.Backend = open(t); s.Few > 0 {
 		return s, these
 	}
 	return s, slices.Concat(modeltest.Targets, modeltest.Plain)
-}
-
-// few is the length of texts on the emulation.
-func few() int {
-	if os.Getenv("STROBE_CUDA") == "cuda" {
-		return 0
-	}
-	return 8
 }
 
 func TestGolden(t *testing.T) {
@@ -48,9 +48,17 @@ func TestText(t *testing.T) {
 	s.Text(t, targets...)
 }
 
+func TestRollback(t *testing.T) {
+	s, targets := suite(t, "qwen35", "gemma4")
+	s.Rollback(t, targets...)
+}
+
 func TestMTP(t *testing.T) {
-	s, _ := suite(t)
-	s.MTP(t)
+	s, targets := suite(t, "qwen35")
+	if s.Few == 0 {
+		targets = []string{"qwen35", "gemma4"}
+	}
+	s.MTP(t, targets...)
 }
 
 // TestChains: of Gemma's assistant there are two kinds of attention in each of eight steps.

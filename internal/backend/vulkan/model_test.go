@@ -13,7 +13,7 @@ import (
 func suite(t testing.TB) modeltest.Suite {
 	s := modeltest.Suite{Backend: openLasting(t)}
 	if software() {
-		s.Few = 20
+		s.Few, s.Written = 20, 8
 	}
 	return s
 }
@@ -29,7 +29,7 @@ func TestModels(t *testing.T) {
 	t.Run("rollback", func(t *testing.T) { s.Rollback(t, "qwen35", "gemma4") })
 	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4") })
 	t.Run("text", func(t *testing.T) { s.Text(t, all...) })
-	t.Run("mtp", s.MTP)
+	t.Run("mtp", func(t *testing.T) { s.MTP(t, "qwen35", "gemma4") })
 	t.Run("scorer", s.Scorer)
 	t.Run("sparse attention", s.SparseAttention)
 }

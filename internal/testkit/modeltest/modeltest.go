@@ -35,7 +35,8 @@ var Targets = []string{"qwen3", "qwen35", "qwen35moe", "qwen3next", "gemma4", "g
 // Suite is a device under test, and how much of each test there is time for.
 type Suite struct {
 	Backend backend.Backend
-	Few     int // tokens of a text where the device is an emulation; 0 on a device
+	Few     int // tokens that are read where the device is an emulation; 0 on a device
+	Written int // tokens that are written there
 }
 
 // few is the length of a text that would have n tokens on a device.
@@ -359,8 +360,8 @@ func alone(t *testing.T, m *model.Model, s draft.Source, text []int32, n, top in
 }
 
 // MTP: the same with guesses of a block for multi-token prediction, of Qwen's kind and of Gemma's.
-func (s Suite) MTP(t *testing.T) {
-	for _, name := range []string{"qwen35", "gemma4"} {
+func (s Suite) MTP(t *testing.T, names ...string) {
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			m, d := chained(t, s.Backend, name)
 			s.Same(t, m, d, []int32{1, 5, 9, 13}, 24)
@@ -374,9 +375,9 @@ func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32
 	t.Helper()
 	modes := []speculate.Options{{Draft: speculate.Off}, {}}
 	if s.Few > 0 {
-		n, modes = min(n, 8), modes[:1] // in which nothing would be drafted
+		n, modes = min(n, s.Written), modes[:1] // in which nothing would be drafted
 	}
-	knows := &prophet{rnd: rand.New(rand.NewPCG(1, 2)), vocab: m.Vocab}
+	knows := &prophet{rnd: rand.New(rand.NewPCG(11, 2)), vocab: m.Vocab}
 	sources := []draft.Source{knows}
 	if d != nil {
 		sources = append(sources, d)
