@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -59,7 +60,7 @@ type functions struct {
 	createPool, destroyPool, allocCommands, resetPool, begin, end                              fn
 	bindPipeline, push, dispatch, barrier, copyBuffer, fill, timestamp, resetQuery             fn
 	submit, createSemaphore, destroySemaphore, waitSemaphores, counter, waitIdle, destroy      fn
-	createQuery, destroyQuery, queryResults                                                    fn
+	createQuery, destroyQuery, queryResults, getQueue                                          fn
 }
 
 func (f *functions) names() map[string]*fn {
@@ -84,6 +85,7 @@ func (f *functions) names() map[string]*fn {
 		"vkWaitSemaphores":           &f.waitSemaphores,
 		"vkGetSemaphoreCounterValue": &f.counter, "vkDeviceWaitIdle": &f.waitIdle, "vkDestroyDevice": &f.destroy,
 		"vkCreateQueryPool": &f.createQuery, "vkDestroyQueryPool": &f.destroyQuery, "vkGetQueryPoolResults": &f.queryResults,
+		"vkGetDeviceQueue": &f.getQueue,
 	}
 }
 
@@ -93,11 +95,18 @@ func open(dev Device, opt Options) (gpu.Driver, error) {
 	if err == nil {
 		err = d.selfTest()
 	}
-	if err != nil {
-		d.Close()
-		return nil, fmt.Errorf("opening %s: %w", dev.Name, err)
+	if err == nil {
+		return d, nil
 	}
-	return d, nil
+	d.Close()
+	switch {
+	case err == errMatrices:
+		opt.Plain, opt.Loops = true, false
+		return open(dev, opt)
+	case d.err != nil:
+		return nil, fmt.Errorf("the self-test failed: %w", d.err)
+	}
+	return nil, fmt.Errorf("opening %s: %w", dev.Name, err)
 }
 
 func (d *Driver) open() (err error) {
@@ -223,13 +232,21 @@ func (d *Driver) create() error {
 		return err
 	}
 	get := d.inst.get("vkGetDeviceProcAddr")
+	var missing []string
 	for name, f := range d.f.names() {
 		if *f = fn(get.call(d.handle, uintptr(cText(name)))); *f == 0 {
-			return fmt.Errorf("its driver has no %s", name)
+			missing = append(missing, name)
 		}
 	}
-	fn(get.call(d.handle, uintptr(cText("vkGetDeviceQueue")))).call(d.handle, uintptr(d.family), 0,
-		uintptr(unsafe.Pointer(&d.queue)))
+	if len(missing) > 0 {
+		if d.f.destroy != 0 {
+			d.f.destroy.call(d.handle, 0)
+		}
+		d.handle = 0 // Close must not call what is missing
+		slices.Sort(missing)
+		return fmt.Errorf("its driver has no %s", strings.Join(missing, ", "))
+	}
+	d.f.getQueue.call(d.handle, uintptr(d.family), 0, uintptr(unsafe.Pointer(&d.queue)))
 	return nil
 }
 
@@ -318,7 +335,7 @@ func (d *Driver) look() {
 
 // Close gives everything back.
 func (d *Driver) Close() error {
-	if d.handle != 0 && d.f.destroy != 0 {
+	if d.handle != 0 {
 		d.f.waitIdle.call(d.handle)
 		d.writeCache()
 		for _, k := range d.kernels {

@@ -4,9 +4,11 @@ package vulkan
 
 import (
 	"errors"
+	"math"
 	"os"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/ebitengine/purego"
 
@@ -85,6 +87,84 @@ func failing(f *fn, n int, r result) {
 		}
 		return real.call(a, b, c, d)
 	}))
+}
+
+// planted has Vulkan answer with other functions until the test ends: of each name the one that make makes of the real
+// one.
+func planted(t *testing.T, plants map[string]func(real fn) fn) {
+	t.Helper()
+	inst, err := instanceOf(false)
+	if err != nil {
+		t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
+	}
+	finder := func(real fn) func(of uintptr, name unsafe.Pointer) uintptr {
+		return func(of uintptr, name unsafe.Pointer) uintptr {
+			f := fn(real.call(of, uintptr(name)))
+			if plant := plants[cString(name)]; plant != nil {
+				f = plant(f)
+			}
+			return uintptr(f)
+		}
+	}
+	plants["vkGetDeviceProcAddr"] = func(real fn) fn { return fn(purego.NewCallback(finder(real))) }
+	was := inst.proc
+	inst.proc = fn(purego.NewCallback(finder(was)))
+	t.Cleanup(func() { inst.proc = was })
+}
+
+// TestMissingFunction: a driver without a function that is needed is not opened, and one line names the function.
+func TestMissingFunction(t *testing.T) {
+	for _, name := range []string{"vkWaitSemaphores", "vkDeviceWaitIdle", "vkDestroyDevice", "vkGetDeviceQueue"} {
+		t.Run(name, func(t *testing.T) {
+			planted(t, map[string]func(fn) fn{name: func(fn) fn { return 0 }})
+			if _, err := Open(0, Options{}); err == nil || !strings.HasSuffix(err.Error(), ": its driver has no "+name) {
+				t.Errorf("opened: %v", err)
+			}
+		})
+	}
+}
+
+// TestLostInTest: a device that is lost while it is tried out is refused, unless matrices did it: then it is opened anew
+// and does without them.
+func TestLostInTest(t *testing.T) {
+	opened, calls, lost := 0, 0, math.MaxInt // the first device is lost at that call
+	planted(t, map[string]func(fn) fn{"vkQueueSubmit2": func(real fn) fn {
+		opened, calls = opened+1, 0
+		first := opened == 1
+		return fn(purego.NewCallback(func(a, b, c, d uintptr) uintptr {
+			if calls++; first && calls >= lost {
+				r := deviceLost
+				return uintptr(uint32(r))
+			}
+			return real.call(a, b, c, d)
+		}))
+	}})
+	openFirst(t, Options{Plain: true}).Close()
+	plain := calls
+	openFirst(t, Options{Loops: true}).Close()
+	all := calls
+	if plain < 3 || all < plain+2 {
+		t.Fatalf("%d submissions without matrices, %d with them", plain, all)
+	}
+	for _, lost = range []int{1, plain, plain + 1} {
+		opened = 0
+		d, err := Open(0, Options{Loops: true})
+		if lost <= plain {
+			if err == nil || !errors.Is(err, deviceLost) || !strings.HasPrefix(err.Error(), "the self-test failed: ") {
+				t.Errorf("lost at submission %d: %v", lost, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("lost at submission %d, by matrices: %v", lost, err)
+			continue
+		}
+		if err := d.Wait(); err != nil || opened != 2 || d.Props().Matrices {
+			t.Errorf("lost at submission %d, by matrices: %v, opened %d times, with matrices: %t", lost, err, opened,
+				d.Props().Matrices)
+		}
+		d.Close()
+	}
 }
 
 // work does a little of everything on a backend.
