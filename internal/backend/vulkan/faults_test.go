@@ -4,6 +4,7 @@ package vulkan
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"strings"
@@ -30,7 +31,7 @@ func openFirst(t *testing.T, opt Options) *Driver {
 	return d.(*Driver)
 }
 
-// TestSelf: the self-test chooses shuffles where they are right, and refuses a device that computes wrongly.
+// TestSelf: the self-test chooses shuffles where they are right and wanted.
 func TestSelf(t *testing.T) {
 	d := openFirst(t, Options{})
 	t.Logf("%s (%s): subgroups of %d, %s", d.dev.Name, d.dev.Driver, d.phys.p11.SubgroupSize, d.Paths())
@@ -46,11 +47,68 @@ func TestSelf(t *testing.T) {
 	} else {
 		d.Close()
 	}
-	was := plainKernels["small_norm_long"]
-	plainKernels["small_norm_long"] = variant{"norm", []uint32{256, 128}} // half of the threads it counts on
-	defer func() { plainKernels["small_norm_long"] = was }()
-	if _, err := Open(0, Options{}); err == nil || !strings.Contains(err.Error(), "it computes wrongly: sums are off") {
-		t.Errorf("a device that computes wrongly: %v", err)
+}
+
+// TestWrongKernels: a device that sums or multiplies wrongly is refused; one whose shuffles or matrices are wrong does
+// without them.
+func TestWrongKernels(t *testing.T) {
+	q2k, _ := gpu.PlainFormat("q2k")
+	q4k, _ := gpu.PlainFormat("q4k")
+	for name, c := range map[string]struct {
+		variant
+		want string
+	}{
+		"small_norm_short": {variant{"norm", []uint32{32, 64}}, "sums are off"}, // half of the threads it counts on
+		"small_norm_long":  {variant{"norm", []uint32{256, 128}}, "sums are off"},
+		"rows_q4k_3":       {variant{"product", []uint32{uint32(q2k), 3}}, "products with Q4_K are off"},
+		"rows_q6k_3":       {variant{"product", []uint32{uint32(q4k), 3}}, "products with Q6_K are off"},
+		"rows_q8_3":        {variant{"product", []uint32{uint32(q4k), 3}}, "products with Q8_0 are off"},
+		"rows_q8_1":        {variant{"product", []uint32{uint32(q4k), 1}}, "a product with Q8_0 depends on the batch"},
+		"tiles_q4k_16_128": {variant{"matrix", []uint32{uint32(q2k), 16, 128}}, ""},
+		"tiles_q6k_8_128":  {variant{"matrix", []uint32{uint32(q4k), 8, 128}}, ""},
+	} {
+		was, had := plainKernels[name]
+		plainKernels[name] = c.variant
+		d, err := Open(0, Options{Loops: true})
+		if plainKernels[name] = was; !had {
+			delete(plainKernels, name)
+		}
+		switch {
+		case err == nil:
+			if matrices := d.Props().Matrices; c.want != "" || matrices {
+				t.Errorf("%s is wrong: the device is opened, want an error %q; with matrices: %t", name, c.want, matrices)
+			}
+			d.Close()
+		case c.want == "" || !strings.Contains(err.Error(), "it computes wrongly: "+c.want):
+			t.Errorf("%s is wrong: %v, want %q", name, err, c.want)
+		}
+	}
+	if d := openFirst(t, Options{}); !d.canShuffle() {
+		t.Skip("needs a device with shuffles")
+	} else {
+		d.Close()
+	}
+	// The norm of long rows, with fewer threads where values are shuffled: other sums, or the same in another order.
+	for _, wrong := range [][2]uint32{{256, 128}, {128, 128}} {
+		changed := false
+		create := func(real fn) fn {
+			return fn(purego.NewCallback(func(a, b, n uintptr, p *computePipeline, c, out uintptr) uintptr {
+				const shuffled, each, size = 0, 1, 2
+				v := unsafe.Slice((*uint32)(p.stage.spec.data), p.stage.spec.n)
+				if len(v) == 3 && v[shuffled] == 1 && v[each] == 256 && v[size] == 256 {
+					v[each], v[size], changed = wrong[0], wrong[1], true
+				}
+				return real.call(a, b, n, uintptr(unsafe.Pointer(p)), c, out)
+			}))
+		}
+		t.Run(fmt.Sprint(wrong), func(t *testing.T) {
+			planted(t, map[string]func(fn) fn{"vkCreateComputePipelines": create})
+			d := openFirst(t, Options{})
+			defer d.Close()
+			if d.shuffles || !changed {
+				t.Errorf("shuffles are used: %t; they are wrong: %t", d.shuffles, changed)
+			}
+		})
 	}
 }
 

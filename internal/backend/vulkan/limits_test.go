@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"iter"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -118,6 +119,81 @@ func TestMemoryTypes(t *testing.T) {
 	}
 	if _, err := d.Alloc(ownBytes); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestHeaps: memory comes from the kind that suits the device, and from the host's if the device's own is used up: by
+// what the driver says is left, or because it has none in spite of that.
+func TestHeaps(t *testing.T) {
+	const own, host, both = 0, 1, 2 // types
+	const much = 1 << 30
+	var left, used [2]uint64
+	budget := fn(purego.NewCallback(func(_ uintptr, m *memoryProperties2) uintptr {
+		b := (*memoryBudget)(m.next)
+		copy(b.Budget[:], left[:])
+		copy(b.Usage[:], used[:])
+		return 0
+	}))
+	planted(t, map[string]func(fn) fn{"vkGetPhysicalDeviceMemoryProperties2": func(fn) fn { return budget }})
+	left = [2]uint64{much, much}
+	d := openFirst(t, Options{})
+	defer d.Close()
+	d.phys.extensions = []string{"VK_EXT_memory_budget"}
+	m := memoryProperties{NTypes: 3, NHeaps: 2}
+	m.Heaps[0], m.Heaps[1] = memoryHeap{Size: 2 * much, Flags: memoryLocal}, memoryHeap{Size: much}
+	m.Types[own] = memoryType{Flags: memoryLocal}
+	m.Types[host] = memoryType{Flags: memoryVisible | memoryCoherent, Heap: 1}
+	m.Types[both] = memoryType{Flags: memoryLocal | memoryVisible | memoryCoherent}
+	d.phys.memory = m
+	requirements, allocate := d.f.requirements, d.f.allocate
+	d.f.requirements = fn(purego.NewCallback(func(a, b uintptr, need *memoryRequirements) uintptr {
+		requirements.call(a, b, uintptr(unsafe.Pointer(need)))
+		need.Types = 7
+		return 0
+	}))
+	var tried []uint32
+	full := map[uint32]bool{}
+	d.f.allocate = fn(purego.NewCallback(func(a uintptr, m *memoryAllocate, b, c uintptr) uintptr {
+		if tried = append(tried, m.typ); full[m.typ] {
+			r := outOfDevice
+			return uintptr(uint32(r))
+		}
+		m.typ = 0 // the device has one type
+		return allocate.call(a, uintptr(unsafe.Pointer(m)), b, c)
+	}))
+	for _, c := range []struct {
+		name       string
+		kind       uint32
+		left, used [2]uint64
+		full       []uint32
+		want       []uint32 // types that are tried; the last one has room
+	}{
+		{"card", kindDiscrete, [2]uint64{much, much}, [2]uint64{}, nil, []uint32{own}},
+		{"card, small budget", kindDiscrete, [2]uint64{ownBytes - 1, much}, [2]uint64{}, nil, []uint32{host}},
+		{"card, used", kindDiscrete, [2]uint64{much, much}, [2]uint64{much - 1, 0}, nil, []uint32{host}},
+		{"card, used beyond its budget", kindDiscrete, [2]uint64{much, much}, [2]uint64{much + 1, 0}, nil, []uint32{host}},
+		{"card, full", kindDiscrete, [2]uint64{much, much}, [2]uint64{}, []uint32{own, both}, []uint32{own, both, host}},
+		{"chip", kindIntegrated, [2]uint64{much, much}, [2]uint64{}, nil, []uint32{both}},
+		{"chip, full", kindIntegrated, [2]uint64{much, much}, [2]uint64{}, []uint32{own, both},
+			[]uint32{both, own, both, host}},
+		{"chip, small budget", kindIntegrated, [2]uint64{0, much}, [2]uint64{}, nil, []uint32{host}},
+		{"nothing left", kindDiscrete, [2]uint64{ownBytes - 1, ownBytes - 1}, [2]uint64{}, nil, nil},
+	} {
+		d.phys.properties.Type = c.kind
+		tried, left, used = nil, c.left, c.used
+		clear(full)
+		for _, f := range c.full {
+			full[f] = true
+		}
+		a, err := d.Alloc(ownBytes)
+		if !slices.Equal(tried, c.want) || (err == nil) != (len(c.want) > 0) {
+			t.Errorf("%s: types %d are tried, want %d; %v", c.name, tried, c.want, err)
+		}
+		if err == nil {
+			d.Release(a)
+		} else if want := "out of memory, 2097151 of 2147483648 are free"; !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
 }
 
