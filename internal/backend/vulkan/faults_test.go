@@ -346,11 +346,19 @@ func TestPace(t *testing.T) {
 	if p.full(400) || !p.full(600) {
 		t.Errorf("after a slow submission a workgroup is thought to take %v ns", p.perGroup)
 	}
+	p.took(10, tooLong-1) // says little
+	p.took(0, tooLong)    // says nothing
+	if p.full(400) || !p.full(600) {
+		t.Errorf("after few workgroups one is thought to take %v ns", p.perGroup)
+	}
 	for range 100 {
 		p.took(1000, longest/1000)
 	}
 	if p.full(500_000) {
 		t.Errorf("after fast submissions a workgroup is thought to take %v ns", p.perGroup)
+	}
+	if p.took(10, tooLong); !p.full(3) {
+		t.Errorf("after a few slow workgroups one is thought to take %v ns", p.perGroup)
 	}
 }
 

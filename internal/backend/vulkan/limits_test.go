@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -213,13 +214,40 @@ func copier(t *testing.T) (*Driver, *gpu.Small, gpu.Addr) {
 	return d, s, a
 }
 
+// copies copy the second half of a megabyte to the first, again and again.
+func copies(s *gpu.Small, a gpu.Addr, n int) (ls []gpu.Launch) {
+	for range n {
+		ls = s.Copy(ls, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)
+		ls[len(ls)-1].Grid[0] = 64 // enough to learn from
+	}
+	return ls
+}
+
+func launch(d *Driver, ls []gpu.Launch) {
+	for i := range ls {
+		d.Launch(&ls[i])
+	}
+}
+
+// submissions counts those of what is done.
+func submissions(t *testing.T, d *Driver, do func()) uint64 {
+	t.Helper()
+	if err := d.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	before := d.sent
+	do()
+	if err := d.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return d.sent - before
+}
+
 // TestMostGroups: more workgroups than a driver allows are an error, not sent to it.
 func TestMostGroups(t *testing.T) {
 	d, s, a := copier(t)
 	d.phys.properties.Limits.MaxComputeWorkGroupCount = [3]uint32{3, 65535, 65535}
-	for _, l := range s.Copy(nil, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16) {
-		d.Launch(&l)
-	}
+	launch(d, copies(s, a, 1))
 	if err := d.Wait(); err == nil || !strings.Contains(err.Error(), "workgroups, its driver allows 3") {
 		t.Errorf("too many workgroups: %v", err)
 	}
@@ -364,27 +392,10 @@ func TestLargeCache(t *testing.T) {
 // long others take.
 func TestAlone(t *testing.T) {
 	d, s, a := copier(t)
-	var ls []gpu.Launch
-	for range 5 {
-		ls = s.Copy(ls, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)
-	}
+	ls := copies(s, a, 5)
+	d.pace = pace{} // nothing is cut because it is slow
 	ls[1].Alone, ls[2].Alone = true, true
-	sent := func(do func()) uint64 {
-		if err := d.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		before := d.sent
-		do()
-		if err := d.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		return d.sent - before
-	}
-	if n := sent(func() {
-		for i := range ls {
-			d.Launch(&ls[i])
-		}
-	}); n != 4 {
+	if n := submissions(t, d, func() { launch(d, ls) }); n != 4 {
 		t.Errorf("%d submissions of launches, want 4", n)
 	}
 	rec, err := d.Record(ls)
@@ -392,7 +403,7 @@ func TestAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer rec.Close()
-	if n := sent(func() { d.Replay(rec) }); n != 4 {
+	if n := submissions(t, d, func() { d.Replay(rec) }); n != 4 {
 		t.Errorf("%d submissions of a recording, want 4", n)
 	}
 	for i, c := range rec.(*recording).list {
@@ -400,4 +411,82 @@ func TestAlone(t *testing.T) {
 			t.Errorf("part %d counts %d workgroups", i, c.groups)
 		}
 	}
+}
+
+// TestCut: launches that are estimated to take long are several submissions, launched or recorded; a recording that
+// took too long after all is cut before it is sent again.
+func TestCut(t *testing.T) {
+	d, s, a := copier(t)
+	ls := copies(s, a, 8)
+	d.pace = pace{perGroup: float64(longest)}
+	if n := submissions(t, d, func() { launch(d, ls) }); n != 8 {
+		t.Errorf("%d submissions of 8 slow launches", n)
+	}
+	slow := recorded(t, d, ls)
+	if n := submissions(t, d, func() { d.Replay(slow) }); n != 8 {
+		t.Errorf("%d submissions of a recording of 8 slow launches", n)
+	}
+	d.pace = pace{}
+	if n := submissions(t, d, func() { launch(d, ls) }); n != 1 {
+		t.Errorf("%d submissions of fast launches", n)
+	}
+	var took time.Duration
+	only := uint64(0) // the command buffer that takes so long; 0: all do
+	d.f.queryResults = fn(purego.NewCallback(func(_, pool, _, _, _ uintptr, t *[2]uint64, _, _ uintptr) uintptr {
+		if *t = [2]uint64{1, 2}; only == 0 || only == uint64(pool) {
+			t[1] += uint64(took)
+		}
+		return 0
+	}))
+	d.pace = pace{period: 1}
+	rec := recorded(t, d, ls)
+	data := make([]byte, 1<<18)
+	for _, c := range []struct {
+		took time.Duration // as measured of each submission before; the first time there was none
+		want uint64
+	}{{6 * longest, 1}, {longest, 1}, {6 * longest, 4}, {longest, 4}, {6 * longest, 8}, {6 * longest, 8}} {
+		took = c.took
+		for i := range data {
+			data[i] = byte(int(c.took/longest) + i*7)
+		}
+		d.Upload(a+1<<19, data)
+		if n := submissions(t, d, func() { d.Replay(rec) }); n != c.want {
+			t.Errorf("%d submissions of a recording that took %v, want %d", n, c.took, c.want)
+		}
+		got := make([]byte, len(data))
+		if err := d.Download(got, a); err != nil || string(got) != string(data) {
+			t.Errorf("a recording that took %v does not copy: %v", c.took, err)
+		}
+	}
+	// One of 20 parts is slow: it is the one that counts.
+	ls = copies(s, a, 40)
+	d.pace = pace{1, 0.6 * float64(longest) / float64(ls[0].Grid[0])}
+	rec = recorded(t, d, ls)
+	only = rec.list[0].queries
+	for _, want := range []uint64{20, 40} {
+		if n := submissions(t, d, func() { d.Replay(rec) }); n != want {
+			t.Errorf("%d submissions of a recording with a slow part, want %d", n, want)
+		}
+	}
+	// What cannot be cut is sent as it is.
+	for i := range ls {
+		ls[i].Alone = true
+	}
+	only, rec = 0, recorded(t, d, ls)
+	list := &rec.list[0]
+	for range 2 {
+		if d.Replay(rec); list != &rec.list[0] {
+			t.Error("a recording of launches that are alone is made anew")
+		}
+	}
+}
+
+func recorded(t *testing.T, d *Driver, ls []gpu.Launch) *recording {
+	t.Helper()
+	rec, err := d.Record(ls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(rec.Close)
+	return rec.(*recording)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -94,7 +95,7 @@ func (d *Driver) begin(c *commands) error {
 	if err := d.f.begin.do(c.handle, uintptr(unsafe.Pointer(b))); err != nil {
 		return err
 	}
-	c.groups, c.some, c.copied = 0, false, false
+	c.groups, c.some, c.copied, c.ticket = 0, false, false, 0
 	if c.timed = d.pace.period > 0; c.timed {
 		d.f.resetQuery.call(c.handle, uintptr(c.queries), 0, 2)
 		d.f.timestamp.call(c.handle, atAll, uintptr(c.queries), 0)
@@ -110,26 +111,28 @@ func (d *Driver) end(c *commands) error {
 	return d.f.end.do(c.handle)
 }
 
-// collect returns the command buffer that is being collected.
-func (d *Driver) collect() *commands {
-	if d.now != nil || d.err != nil {
-		return d.now
-	}
-	var c *commands
-	var err error
+// fresh returns a command buffer that has just begun.
+func (d *Driver) fresh() (c *commands, err error) {
 	if n := len(d.spare); n > 0 {
 		c, d.spare = d.spare[n-1], d.spare[:n-1]
 	} else if c, err = d.newCommands(); err != nil {
-		d.fail(err, "making a command buffer")
-		return nil
+		return nil, err
 	}
 	if err := d.begin(c); err != nil {
 		c.close(d)
-		d.fail(err, "beginning a command buffer")
-		return nil
+		return nil, err
 	}
-	d.now = c
-	return c
+	return c, nil
+}
+
+// collect returns the command buffer that is being collected.
+func (d *Driver) collect() *commands {
+	if d.now == nil && d.err == nil {
+		var err error
+		d.now, err = d.fresh()
+		d.fail(err, "beginning a command buffer")
+	}
+	return d.now
 }
 
 // flush sends what was collected, and a recorded command buffer after it.
@@ -170,8 +173,12 @@ type pace struct {
 	perGroup float64 // nanoseconds
 }
 
-// Submissions are cut where they are estimated to take longest.
-const longest = 100 * time.Millisecond
+// Submissions are cut where they are estimated to take longest. A recording that was found to take tooLong is cut again:
+// the shortest time after which a system takes its device away is two seconds.
+const (
+	longest = 100 * time.Millisecond
+	tooLong = 5 * longest
+)
 
 func newPace(period float32) pace {
 	const cautious = 20e3 // until there are measurements
@@ -180,10 +187,11 @@ func newPace(period float32) pace {
 
 func (p *pace) full(groups int) bool { return float64(groups)*p.perGroup > float64(longest) }
 
-// took learns from a submission: at once if it was slower than thought, slowly if it was faster.
+// took learns from a submission: at once if it was slower than thought, slowly if it was faster. A few workgroups say
+// little, unless they take too long.
 func (p *pace) took(groups int, d time.Duration) {
 	const few, slowly = 64, 0.2
-	if groups < few {
+	if groups == 0 || groups < few && d < tooLong {
 		return
 	}
 	if now := float64(d) / float64(groups); now > p.perGroup {
@@ -193,16 +201,19 @@ func (p *pace) took(groups int, d time.Duration) {
 	}
 }
 
-func (d *Driver) measure(c *commands) {
+// measure learns from a command buffer that is done, and returns how long it took; 0: nobody knows.
+func (d *Driver) measure(c *commands) (took time.Duration) {
 	if !c.timed || d.err != nil {
-		return
+		return 0
 	}
 	var t [2]uint64
 	const bits64 = 1
 	if d.f.queryResults.do(d.handle, uintptr(c.queries), 0, 2, 16, uintptr(unsafe.Pointer(&t[0])), 8, bits64) == nil &&
 		t[1] > t[0] {
-		d.pace.took(c.groups, time.Duration(float64(t[1]-t[0])*d.pace.period))
+		took = time.Duration(float64(t[1]-t[0]) * d.pace.period)
+		d.pace.took(c.groups, took)
 	}
+	return took
 }
 
 // staging is host memory that the device reads: what is uploaded, and the arguments of launches that are not
@@ -414,9 +425,11 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 
 // recording is launches in command buffers, each of which is short enough for the device, and their arguments.
 type recording struct {
-	d    *Driver
-	args gpu.Addr
-	list []*commands
+	d        *Driver
+	launches []gpu.Launch
+	args     gpu.Addr
+	places   []int // of arguments
+	list     []*commands
 }
 
 // Record records launches; the kernels are not run.
@@ -424,11 +437,10 @@ func (d *Driver) Record(ls []gpu.Launch) (gpu.Recording, error) { return d.recor
 
 // record records launches, and timestamps of their ends if there is a place for them.
 func (d *Driver) record(ls []gpu.Launch, times uint64) (gpu.Recording, error) {
-	r := &recording{d: d}
+	r := &recording{d: d, launches: slices.Clone(ls)}
 	var all []byte
-	places := make([]int, len(ls))
 	for i := range ls {
-		places[i] = len(all)
+		r.places = append(r.places, len(all))
 		all = append(all, ls[i].Args...)
 		all = append(all, make([]byte, -len(all)&15)...)
 	}
@@ -437,46 +449,47 @@ func (d *Driver) record(ls []gpu.Launch, times uint64) (gpu.Recording, error) {
 		return nil, err
 	}
 	d.Upload(r.args, all)
-	var c *commands
-	for i := range ls {
-		if c == nil || d.pace.full(c.groups) || ls[i].Alone || ls[i-1].Alone {
-			if err = r.cut(c); err == nil {
-				if c, err = d.newCommands(); err == nil {
-					r.list = append(r.list, c)
-					err = d.begin(c)
-				}
-			}
-			if i == 0 && err == nil && times != 0 {
-				d.f.resetQuery.call(c.handle, uintptr(times), 0, uintptr(len(ls)+1))
-				d.f.timestamp.call(c.handle, atAll, uintptr(times), 0)
-			}
-			if err != nil {
-				break
-			}
-		}
-		d.launch(c, &ls[i], r.args+gpu.Addr(places[i]))
-		if times != 0 {
-			d.f.timestamp.call(c.handle, atAll, uintptr(times), uintptr(i+1))
-		}
-	}
-	if err == nil {
-		err = r.cut(c)
-	}
-	if err == nil {
-		err = d.err
-	}
-	if err != nil {
+	if err := r.fill(times); err != nil {
 		r.Close()
 		return nil, err
 	}
 	return r, nil
 }
 
-func (r *recording) cut(c *commands) error {
-	if c == nil {
-		return nil
+// fill writes command buffers, as long as they may be by what is known now.
+func (r *recording) fill(times uint64) error {
+	d, ls := r.d, r.launches
+	d.spare = append(d.spare, r.list...)
+	r.list = nil
+	var c *commands
+	for i := range ls {
+		if c == nil || d.pace.full(c.groups) || ls[i].Alone || ls[i-1].Alone {
+			if c != nil {
+				if err := d.end(c); err != nil {
+					return err
+				}
+			}
+			var err error
+			if c, err = d.fresh(); err != nil {
+				return err
+			}
+			r.list = append(r.list, c)
+			if i == 0 && times != 0 {
+				d.f.resetQuery.call(c.handle, uintptr(times), 0, uintptr(len(ls)+1))
+				d.f.timestamp.call(c.handle, atAll, uintptr(times), 0)
+			}
+		}
+		d.launch(c, &ls[i], r.args+gpu.Addr(r.places[i]))
+		if times != 0 {
+			d.f.timestamp.call(c.handle, atAll, uintptr(times), uintptr(i+1))
+		}
 	}
-	return r.d.end(c)
+	if c != nil {
+		if err := d.end(c); err != nil {
+			return err
+		}
+	}
+	return d.err
 }
 
 // Close gives the recording back when the device is done with it.
@@ -495,13 +508,21 @@ func (r *recording) Close() {
 	}
 }
 
-// Replay starts the launches of a recording. Its command buffers are sent again when the device is done with them.
+// Replay starts the launches of a recording. Its command buffers are sent again when the device is done with them; if
+// one of them took too long they are first cut by the pace of that one. Launches that are alone cannot be cut.
 func (d *Driver) Replay(rec gpu.Recording) {
-	for _, c := range rec.(*recording).list {
-		if c.ticket > 0 {
-			d.waitFor(c.ticket)
-			d.measure(c)
+	r := rec.(*recording)
+	var slow *commands
+	for _, c := range r.list {
+		if d.waitFor(c.ticket); c.ticket > 0 && d.measure(c) > tooLong && c.groups > 0 {
+			slow = c
 		}
+	}
+	if slow != nil {
+		d.measure(slow) // others were faster
+		d.fail(r.fill(0), "cutting a recording")
+	}
+	for _, c := range r.list {
 		d.flush(c)
 	}
 }
