@@ -18,17 +18,43 @@ import (
 	"strobe/internal/quant"
 )
 
+// validate has the validation layer check every call.
+var validate = os.Getenv("STROBE_VULKAN_VALIDATE") != ""
+
+// tryFirst opens the first device. What the validation layer says fails the test.
+func tryFirst(t *testing.T, opt Options) (*Driver, error) {
+	t.Helper()
+	opt.Validate = validate
+	t.Cleanup(func() {
+		i, err := instanceOf(validate)
+		if err != nil {
+			return
+		}
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		for _, m := range i.messages {
+			t.Errorf("the validation layer says: %s", m)
+		}
+		i.messages = nil
+	})
+	d, err := Open(0, opt)
+	if err != nil {
+		return nil, err
+	}
+	return d.(*Driver), nil
+}
+
 // openFirst opens the first device; tests that need one are skipped without, unless $STROBE_REQUIRE_VULKAN is set.
 func openFirst(t *testing.T, opt Options) *Driver {
 	t.Helper()
-	d, err := Open(0, opt)
+	d, err := tryFirst(t, opt)
 	if err != nil {
 		if ds, _ := Devices(); os.Getenv("STROBE_REQUIRE_VULKAN") == "" && len(ds) == 0 {
 			t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
 		}
 		t.Fatal(err)
 	}
-	return d.(*Driver)
+	return d
 }
 
 // TestSelf: the self-test chooses shuffles where they are right and wanted.
@@ -69,7 +95,7 @@ func TestWrongKernels(t *testing.T) {
 	} {
 		was, had := plainKernels[name]
 		plainKernels[name] = c.variant
-		d, err := Open(0, Options{Loops: true})
+		d, err := tryFirst(t, Options{Loops: true})
 		if plainKernels[name] = was; !had {
 			delete(plainKernels, name)
 		}
@@ -151,7 +177,7 @@ func failing(f *fn, n int, r result) {
 // one.
 func planted(t *testing.T, plants map[string]func(real fn) fn) {
 	t.Helper()
-	inst, err := instanceOf(false)
+	inst, err := instanceOf(validate)
 	if err != nil {
 		t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
 	}
@@ -175,7 +201,7 @@ func TestMissingFunction(t *testing.T) {
 	for _, name := range []string{"vkWaitSemaphores", "vkDeviceWaitIdle", "vkDestroyDevice", "vkGetDeviceQueue"} {
 		t.Run(name, func(t *testing.T) {
 			planted(t, map[string]func(fn) fn{name: func(fn) fn { return 0 }})
-			if _, err := Open(0, Options{}); err == nil || !strings.HasSuffix(err.Error(), ": its driver has no "+name) {
+			if _, err := tryFirst(t, Options{}); err == nil || !strings.HasSuffix(err.Error(), ": its driver has no "+name) {
 				t.Errorf("opened: %v", err)
 			}
 		})
@@ -206,7 +232,7 @@ func TestLostInTest(t *testing.T) {
 	}
 	for _, lost = range []int{1, plain, plain + 1} {
 		opened = 0
-		d, err := Open(0, Options{Loops: true})
+		d, err := tryFirst(t, Options{Loops: true})
 		if lost <= plain {
 			if err == nil || !errors.Is(err, deviceLost) || !strings.HasPrefix(err.Error(), "the self-test failed: ") {
 				t.Errorf("lost at submission %d: %v", lost, err)
