@@ -35,6 +35,7 @@ type Driver struct {
 	sent     uint64  // submissions
 	done     uint64  // those that are known to be done
 	err      error   // the first failure; nothing is sent to a device after it
+	hangs    bool    // nobody waits for it any more
 	shuffles bool    // how lanes exchange values; the self-test decides
 	matrices bool    // it has cooperative matrices; the self-test decides whether they are used
 	kernels  map[string]*kernel
@@ -291,17 +292,27 @@ func (d *Driver) Wait() error {
 	return d.err
 }
 
-// A wait without end would hide a hang.
-const (
-	waitStep  = time.Second
-	waitSteps = 600
-)
+const waitStep = time.Second
+
+// patience is how many steps a submission may take: a wait without end would hide a hang. Most systems take a device
+// away after seconds; a processor may be slow.
+func (d *Driver) patience() int {
+	if d.dev.Software {
+		return 600
+	}
+	return 60
+}
 
 // waitFor waits for a submission.
 func (d *Driver) waitFor(ticket uint64) {
+	last := d.done
 	for step := 0; d.err == nil && d.done < ticket; step++ {
-		if step == waitSteps {
-			d.fail(fmt.Errorf("no answer for %v", waitSteps*waitStep), "waiting")
+		if d.done > last { // not this one, but one before it
+			last, step = d.done, 0
+		}
+		if most := d.patience(); step == most {
+			d.hangs = true
+			d.fail(fmt.Errorf("no answer for %v", time.Duration(most)*waitStep), "waiting")
 			return
 		}
 		w := &semaphoreWait{head: head{sType: stSemaphoreWait}, count: 1, semaphores: &d.timeline, values: &ticket}
@@ -333,9 +344,10 @@ func (d *Driver) look() {
 	d.bury()
 }
 
-// Close gives everything back.
+// Close gives everything back. What a device that hangs may still use is left to the end of the process: waiting for it
+// might take for ever.
 func (d *Driver) Close() error {
-	if d.handle != 0 {
+	if d.handle != 0 && !d.hangs {
 		d.f.waitIdle.call(d.handle)
 		d.writeCache()
 		for _, k := range d.kernels {

@@ -335,6 +335,54 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestHangs: a device that does not answer is given up on, when it has done nothing for a while, and closing it neither
+// waits for it nor takes away what it may use.
+func TestHangs(t *testing.T) {
+	for _, software := range []bool{false, true} {
+		d := openFirst(t, Options{})
+		d.dev.Software = software
+		a, err := d.Alloc(4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		real := d.f
+		never := func(what string) fn {
+			return fn(purego.NewCallback(func(_, _, _, _ uintptr) uintptr {
+				t.Errorf("software: %t: %s is called", software, what)
+				return 0
+			}))
+		}
+		asked, done := 0, uint64(0)
+		d.f.counter = fn(purego.NewCallback(func(_, _ uintptr, v *uint64) uintptr { *v = done; return 0 }))
+		d.f.waitIdle, d.f.destroy, d.f.destroyBuffer = never("vkDeviceWaitIdle"), never("vkDestroyDevice"),
+			never("vkDestroyBuffer")
+		for range 2 {
+			d.Fill(a, 1, 4)
+			d.flush(nil)
+		}
+		patience := d.patience()
+		d.f.waitSemaphores = fn(purego.NewCallback(func(_, _, _ uintptr) uintptr {
+			if asked++; asked == patience-1 {
+				done = d.sent - 1
+			}
+			return uintptr(timeout)
+		}))
+		err = d.Wait()
+		if want := "waiting: no answer for "; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("software: %t: %v, want %q in it", software, err, want)
+		}
+		if want := 2*patience - 1; asked != want {
+			t.Errorf("software: %t: asked %d times, want %d", software, asked, want)
+		}
+		left := *d
+		if d.Close(); t.Failed() {
+			return // some of it may be gone
+		}
+		left.f, left.hangs = real, false
+		left.Close()
+	}
+}
+
 // TestReopened: a device that was lost in the middle of its work can be closed and opened anew, and computes as before.
 func TestReopened(t *testing.T) {
 	product := func(d *Driver) ([]float32, error) {
