@@ -291,6 +291,21 @@ func work(b *gpu.Backend) error {
 	return b.Sync()
 }
 
+// TestWords: results that users meet have words, others a number.
+func TestWords(t *testing.T) {
+	for r, want := range map[result]string{
+		-1: "out of host memory", -2: "out of device memory", -3: "initialisation failed", -4: "the device is lost",
+		-5: "memory cannot be mapped", -6: "a layer is not present", -7: "an extension is not present",
+		-8: "a feature is not present", -9: "the driver is incompatible", -10: "too many objects",
+		-11: "a format is not supported", -12: "a pool is fragmented", -13: "unknown error of the driver",
+		-14: "Vulkan error -14", -1000161000: "Vulkan error -1000161000",
+	} {
+		if got := r.Error(); got != want {
+			t.Errorf("result %d: %q, want %q", int32(r), got, want)
+		}
+	}
+}
+
 // TestFaults: memory that runs out at any allocation and a device that is lost at any submission end in an error that
 // says so, and the device can be closed.
 func TestFaults(t *testing.T) {
@@ -301,7 +316,7 @@ func TestFaults(t *testing.T) {
 		want string
 	}{
 		{"memory", func(d *Driver) *fn { return &d.f.allocate }, outOfDevice, "out of memory"},
-		{"submit", func(d *Driver) *fn { return &d.f.submit }, deviceLost, "submitting: the device is lost"},
+		{"submit", func(d *Driver) *fn { return &d.f.submit }, deviceLost, "and what follows: the device is lost"},
 		{"wait", func(d *Driver) *fn { return &d.f.waitSemaphores }, deviceLost, "waiting: the device is lost"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -399,7 +414,7 @@ func TestReopened(t *testing.T) {
 		t.Fatal(err)
 	}
 	failing(&d.f.submit, 0, deviceLost)
-	if _, err := product(d); !errors.Is(err, deviceLost) {
+	if _, err := product(d); !errors.Is(err, deviceLost) || !strings.Contains(err.Error(), "submitting pack and what") {
 		t.Errorf("a lost device: %v", err)
 	}
 	d.Close()

@@ -3,6 +3,7 @@
 package vulkan
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"runtime"
@@ -54,9 +55,10 @@ type commands struct {
 	handle  uintptr
 	queries uint64 // two timestamps
 	timed   bool
-	some    bool // it has commands
-	copied  bool // the last of them copies or fills
-	groups  int  // workgroups in it
+	some    bool   // it has commands
+	first   string // kernel
+	copied  bool   // the last of them copies or fills
+	groups  int    // workgroups in it
 	ticket  uint64
 }
 
@@ -95,7 +97,7 @@ func (d *Driver) begin(c *commands) error {
 	if err := d.f.begin.do(c.handle, uintptr(unsafe.Pointer(b))); err != nil {
 		return err
 	}
-	c.groups, c.some, c.copied, c.ticket = 0, false, false, 0
+	c.groups, c.some, c.copied, c.ticket, c.first = 0, false, false, 0, ""
 	if c.timed = d.pace.period > 0; c.timed {
 		d.f.resetQuery.call(c.handle, uintptr(c.queries), 0, 2)
 		d.f.timestamp.call(c.handle, atAll, uintptr(c.queries), 0)
@@ -152,15 +154,16 @@ func (d *Driver) flush(then *commands) {
 	}
 	d.sent++
 	cs := make([]commandSubmit, len(list))
+	first := ""
 	for i, c := range list {
-		c.ticket = d.sent
+		c.ticket, first = d.sent, cmp.Or(first, c.first)
 		cs[i] = commandSubmit{head: head{sType: stCommandSubmit}, buffer: c.handle}
 	}
 	signal := &semaphoreSubmit{head: head{sType: stSemaphoreSubmit}, semaphore: d.timeline, value: d.sent, stages: atAll}
 	s := &submit2{head: head{sType: stSubmit2}, nCmd: uint32(len(cs)), cmd: &cs[0], nSignal: 1, signal: signal}
 	if err := d.f.submit.do(d.queue, 1, uintptr(unsafe.Pointer(s)), 0); err != nil {
 		d.sent--
-		d.fail(err, "submitting")
+		d.fail(err, "submitting %s and what follows", cmp.Or(first, "copies"))
 	}
 	runtime.KeepAlive(s)
 	d.up.sent(d.sent)
@@ -414,6 +417,7 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 	if !l.Beside || !c.some {
 		d.next(c, false)
 	}
+	c.first = cmp.Or(c.first, k.name)
 	d.f.bindPipeline.call(c.handle, 1, uintptr(k.pipeline))
 	d.f.push.call(c.handle, uintptr(d.layout), stageCompute, 0, uintptr(len(push)),
 		uintptr(unsafe.Pointer(&push[0])))
