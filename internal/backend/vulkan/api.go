@@ -26,10 +26,10 @@ const (
 )
 
 // errorWords are those of the errors -1, -2 and so on.
-var errorWords = [...]string{1: "out of host memory", "out of device memory", "initialisation failed", "the device is lost",
-	"memory cannot be mapped", "a layer is not present", "an extension is not present", "a feature is not present",
-	"the driver is incompatible", "too many objects", "a format is not supported", "a pool is fragmented",
-	"unknown error of the driver"}
+var errorWords = [...]string{1: "out of host memory", "out of device memory", "initialisation failed",
+	"the device is lost", "memory cannot be mapped", "a layer is not present", "an extension is not present",
+	"a feature is not present", "the driver is incompatible", "too many objects", "a format is not supported",
+	"a pool is fragmented", "unknown error of the driver"}
 
 func (r result) Error() string {
 	if n := -int(r); n > 0 && n < len(errorWords) {

@@ -208,8 +208,8 @@ func TestMissingFunction(t *testing.T) {
 	}
 }
 
-// TestLostInTest: a device that is lost while it is tried out is refused, unless matrices did it: then it is opened anew
-// and does without them.
+// TestLostInTest: a device that is lost while it is tried out is refused, unless matrices did it: then it is opened
+// anew and does without them.
 func TestLostInTest(t *testing.T) {
 	opened, calls, lost := 0, 0, math.MaxInt // the first device is lost at that call
 	planted(t, map[string]func(fn) fn{"vkQueueSubmit2": func(real fn) fn {

@@ -176,8 +176,8 @@ type pace struct {
 	perGroup float64 // nanoseconds
 }
 
-// Submissions are cut where they are estimated to take longest. A recording that was found to take tooLong is cut again:
-// the shortest time after which a system takes its device away is two seconds.
+// Submissions are cut where they are estimated to take longest. A recording that was found to take tooLong is cut
+// again: the shortest time after which a system takes its device away is two seconds.
 const (
 	longest = 100 * time.Millisecond
 	tooLong = 5 * longest
