@@ -479,6 +479,10 @@ func TestCut(t *testing.T) {
 			t.Error("a recording of launches that are alone is made anew")
 		}
 	}
+	// Others use its command buffers when it is closed.
+	if rec.Close(); d.done < d.sent {
+		t.Errorf("a recording is closed when %d of %d submissions are done", d.done, d.sent)
+	}
 }
 
 func recorded(t *testing.T, d *Driver, ls []gpu.Launch) *recording {
