@@ -450,14 +450,28 @@ func TestCut(t *testing.T) {
 			data[i] = byte(int(c.took/longest) + i*7)
 		}
 		d.Upload(a+1<<19, data)
+		list := &rec.list[0]
 		if n := submissions(t, d, func() { d.Replay(rec) }); n != c.want {
 			t.Errorf("%d submissions of a recording that took %v, want %d", n, c.took, c.want)
+		}
+		if c.took < tooLong && list != &rec.list[0] {
+			t.Errorf("a recording that took %v is made anew", c.took)
 		}
 		got := make([]byte, len(data))
 		if err := d.Download(got, a); err != nil || string(got) != string(data) {
 			t.Errorf("a recording that took %v does not copy: %v", c.took, err)
 		}
 	}
+	// It was somebody else who kept the device busy.
+	took = 0
+	n := uint64(8)
+	for range 10 {
+		n = submissions(t, d, func() { d.Replay(rec) })
+	}
+	if n != 1 {
+		t.Errorf("%d submissions of a recording that has become fast", n)
+	}
+	took = 6 * longest
 	// One of 20 parts is slow: it is the one that counts.
 	ls = copies(s, a, 40)
 	d.pace = pace{1, 0.6 * float64(longest) / float64(ls[0].Grid[0])}

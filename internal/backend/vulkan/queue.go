@@ -434,6 +434,7 @@ type recording struct {
 	args     gpu.Addr
 	places   []int // of arguments
 	list     []*commands
+	parts    int // of the list at first
 }
 
 // Record records launches; the kernels are not run.
@@ -457,6 +458,7 @@ func (d *Driver) record(ls []gpu.Launch, times uint64) (gpu.Recording, error) {
 		r.Close()
 		return nil, err
 	}
+	r.parts = len(r.list)
 	return r, nil
 }
 
@@ -512,18 +514,23 @@ func (r *recording) Close() {
 	}
 }
 
-// Replay starts the launches of a recording. Its command buffers are sent again when the device is done with them; if
-// one of them took too long they are first cut by the pace of that one. Launches that are alone cannot be cut.
+// Replay starts the launches of a recording. Its command buffers are sent again when the device is done with them. If
+// one of them took too long they are first cut by the pace of that one, and made whole again when the device turns out
+// to be faster: another program may have kept it busy. Launches that are alone cannot be cut.
 func (d *Driver) Replay(rec gpu.Recording) {
 	r := rec.(*recording)
 	var slow *commands
+	groups := 0
 	for _, c := range r.list {
 		if d.waitFor(c.ticket); c.ticket > 0 && d.measure(c) > tooLong && c.groups > 0 {
 			slow = c
 		}
+		groups += c.groups
 	}
 	if slow != nil {
 		d.measure(slow) // others were faster
+	}
+	if slow != nil || len(r.list) > r.parts && !d.pace.full(groups) {
 		d.fail(r.fill(0), "cutting a recording")
 	}
 	for _, c := range r.list {
