@@ -19,23 +19,21 @@ import (
 type result int32
 
 const (
-	timeout         result = 2
-	outOfHostMemory result = -1
-	outOfDevice     result = -2
-	deviceLost      result = -4
-	noDriver        result = -9
+	timeout     result = 2
+	outOfDevice result = -2
+	deviceLost  result = -4
+	noDriver    result = -9
 )
 
+// errorWords are those of the errors -1, -2 and so on.
+var errorWords = [...]string{1: "out of host memory", "out of device memory", "initialisation failed",
+	"the device is lost", "memory cannot be mapped", "a layer is not present", "an extension is not present",
+	"a feature is not present", "the driver is incompatible", "too many objects", "a format is not supported",
+	"a pool is fragmented", "unknown error of the driver"}
+
 func (r result) Error() string {
-	switch r {
-	case outOfHostMemory:
-		return "out of host memory"
-	case outOfDevice:
-		return "out of device memory"
-	case deviceLost:
-		return "the device is lost"
-	case noDriver:
-		return "no driver"
+	if n := -int(r); n > 0 && n < len(errorWords) {
+		return errorWords[n]
 	}
 	return fmt.Sprintf("Vulkan error %d", int32(r))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -34,6 +35,7 @@ type Driver struct {
 	sent     uint64  // submissions
 	done     uint64  // those that are known to be done
 	err      error   // the first failure; nothing is sent to a device after it
+	hangs    bool    // nobody waits for it any more
 	shuffles bool    // how lanes exchange values; the self-test decides
 	matrices bool    // it has cooperative matrices; the self-test decides whether they are used
 	kernels  map[string]*kernel
@@ -59,7 +61,7 @@ type functions struct {
 	createPool, destroyPool, allocCommands, resetPool, begin, end                              fn
 	bindPipeline, push, dispatch, barrier, copyBuffer, fill, timestamp, resetQuery             fn
 	submit, createSemaphore, destroySemaphore, waitSemaphores, counter, waitIdle, destroy      fn
-	createQuery, destroyQuery, queryResults                                                    fn
+	createQuery, destroyQuery, queryResults, getQueue                                          fn
 }
 
 func (f *functions) names() map[string]*fn {
@@ -84,6 +86,7 @@ func (f *functions) names() map[string]*fn {
 		"vkWaitSemaphores":           &f.waitSemaphores,
 		"vkGetSemaphoreCounterValue": &f.counter, "vkDeviceWaitIdle": &f.waitIdle, "vkDestroyDevice": &f.destroy,
 		"vkCreateQueryPool": &f.createQuery, "vkDestroyQueryPool": &f.destroyQuery, "vkGetQueryPoolResults": &f.queryResults,
+		"vkGetDeviceQueue": &f.getQueue,
 	}
 }
 
@@ -93,11 +96,18 @@ func open(dev Device, opt Options) (gpu.Driver, error) {
 	if err == nil {
 		err = d.selfTest()
 	}
-	if err != nil {
-		d.Close()
-		return nil, fmt.Errorf("opening %s: %w", dev.Name, err)
+	if err == nil {
+		return d, nil
 	}
-	return d, nil
+	d.Close()
+	switch {
+	case err == errMatrices:
+		opt.Plain, opt.Loops = true, false
+		return open(dev, opt)
+	case d.err != nil:
+		return nil, fmt.Errorf("the self-test failed: %w", d.err)
+	}
+	return nil, fmt.Errorf("opening %s: %w", dev.Name, err)
 }
 
 func (d *Driver) open() (err error) {
@@ -223,13 +233,21 @@ func (d *Driver) create() error {
 		return err
 	}
 	get := d.inst.get("vkGetDeviceProcAddr")
+	var missing []string
 	for name, f := range d.f.names() {
 		if *f = fn(get.call(d.handle, uintptr(cText(name)))); *f == 0 {
-			return fmt.Errorf("its driver has no %s", name)
+			missing = append(missing, name)
 		}
 	}
-	fn(get.call(d.handle, uintptr(cText("vkGetDeviceQueue")))).call(d.handle, uintptr(d.family), 0,
-		uintptr(unsafe.Pointer(&d.queue)))
+	if len(missing) > 0 {
+		if d.f.destroy != 0 {
+			d.f.destroy.call(d.handle, 0)
+		}
+		d.handle = 0 // Close must not call what is missing
+		slices.Sort(missing)
+		return fmt.Errorf("its driver has no %s", strings.Join(missing, ", "))
+	}
+	d.f.getQueue.call(d.handle, uintptr(d.family), 0, uintptr(unsafe.Pointer(&d.queue)))
 	return nil
 }
 
@@ -274,17 +292,27 @@ func (d *Driver) Wait() error {
 	return d.err
 }
 
-// A wait without end would hide a hang.
-const (
-	waitStep  = time.Second
-	waitSteps = 600
-)
+const waitStep = time.Second
+
+// patience is how many steps a submission may take: a wait without end would hide a hang. Most systems take a device
+// away after seconds; a processor may be slow.
+func (d *Driver) patience() int {
+	if d.dev.Software {
+		return 600
+	}
+	return 60
+}
 
 // waitFor waits for a submission.
 func (d *Driver) waitFor(ticket uint64) {
+	last := d.done
 	for step := 0; d.err == nil && d.done < ticket; step++ {
-		if step == waitSteps {
-			d.fail(fmt.Errorf("no answer for %v", waitSteps*waitStep), "waiting")
+		if d.done > last { // not this one, but one before it
+			last, step = d.done, 0
+		}
+		if most := d.patience(); step == most {
+			d.hangs = true
+			d.fail(fmt.Errorf("no answer for %v", time.Duration(most)*waitStep), "waiting")
 			return
 		}
 		w := &semaphoreWait{head: head{sType: stSemaphoreWait}, count: 1, semaphores: &d.timeline, values: &ticket}
@@ -316,9 +344,10 @@ func (d *Driver) look() {
 	d.bury()
 }
 
-// Close gives everything back.
+// Close gives everything back. What a device that hangs may still use is left to the end of the process: waiting for it
+// might take for ever.
 func (d *Driver) Close() error {
-	if d.handle != 0 && d.f.destroy != 0 {
+	if d.handle != 0 && !d.hangs {
 		d.f.waitIdle.call(d.handle)
 		d.writeCache()
 		for _, k := range d.kernels {

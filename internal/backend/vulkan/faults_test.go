@@ -4,9 +4,12 @@ package vulkan
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"os"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/ebitengine/purego"
 
@@ -15,20 +18,46 @@ import (
 	"strobe/internal/quant"
 )
 
+// validate has the validation layer check every call.
+var validate = os.Getenv("STROBE_VULKAN_VALIDATE") != ""
+
+// tryFirst opens the first device. What the validation layer says fails the test.
+func tryFirst(t *testing.T, opt Options) (*Driver, error) {
+	t.Helper()
+	opt.Validate = validate
+	t.Cleanup(func() {
+		i, err := instanceOf(validate)
+		if err != nil {
+			return
+		}
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		for _, m := range i.messages {
+			t.Errorf("the validation layer says: %s", m)
+		}
+		i.messages = nil
+	})
+	d, err := Open(0, opt)
+	if err != nil {
+		return nil, err
+	}
+	return d.(*Driver), nil
+}
+
 // openFirst opens the first device; tests that need one are skipped without, unless $STROBE_REQUIRE_VULKAN is set.
 func openFirst(t *testing.T, opt Options) *Driver {
 	t.Helper()
-	d, err := Open(0, opt)
+	d, err := tryFirst(t, opt)
 	if err != nil {
 		if ds, _ := Devices(); os.Getenv("STROBE_REQUIRE_VULKAN") == "" && len(ds) == 0 {
 			t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
 		}
 		t.Fatal(err)
 	}
-	return d.(*Driver)
+	return d
 }
 
-// TestSelf: the self-test chooses shuffles where they are right, and refuses a device that computes wrongly.
+// TestSelf: the self-test chooses shuffles where they are right and wanted.
 func TestSelf(t *testing.T) {
 	d := openFirst(t, Options{})
 	t.Logf("%s (%s): subgroups of %d, %s", d.dev.Name, d.dev.Driver, d.phys.p11.SubgroupSize, d.Paths())
@@ -44,11 +73,68 @@ func TestSelf(t *testing.T) {
 	} else {
 		d.Close()
 	}
-	was := plainKernels["small_norm_long"]
-	plainKernels["small_norm_long"] = variant{"norm", []uint32{256, 128}} // half of the threads it counts on
-	defer func() { plainKernels["small_norm_long"] = was }()
-	if _, err := Open(0, Options{}); err == nil || !strings.Contains(err.Error(), "it computes wrongly: sums are off") {
-		t.Errorf("a device that computes wrongly: %v", err)
+}
+
+// TestWrongKernels: a device that sums or multiplies wrongly is refused; one whose shuffles or matrices are wrong does
+// without them.
+func TestWrongKernels(t *testing.T) {
+	q2k, _ := gpu.PlainFormat("q2k")
+	q4k, _ := gpu.PlainFormat("q4k")
+	for name, c := range map[string]struct {
+		variant
+		want string
+	}{
+		"small_norm_short": {variant{"norm", []uint32{32, 64}}, "sums are off"}, // half of the threads it counts on
+		"small_norm_long":  {variant{"norm", []uint32{256, 128}}, "sums are off"},
+		"rows_q4k_3":       {variant{"product", []uint32{uint32(q2k), 3}}, "products with Q4_K are off"},
+		"rows_q6k_3":       {variant{"product", []uint32{uint32(q4k), 3}}, "products with Q6_K are off"},
+		"rows_q8_3":        {variant{"product", []uint32{uint32(q4k), 3}}, "products with Q8_0 are off"},
+		"rows_q8_1":        {variant{"product", []uint32{uint32(q4k), 1}}, "a product with Q8_0 depends on the batch"},
+		"tiles_q4k_16_128": {variant{"matrix", []uint32{uint32(q2k), 16, 128}}, ""},
+		"tiles_q6k_8_128":  {variant{"matrix", []uint32{uint32(q4k), 8, 128}}, ""},
+	} {
+		was, had := plainKernels[name]
+		plainKernels[name] = c.variant
+		d, err := tryFirst(t, Options{Loops: true})
+		if plainKernels[name] = was; !had {
+			delete(plainKernels, name)
+		}
+		switch {
+		case err == nil:
+			if matrices := d.Props().Matrices; c.want != "" || matrices {
+				t.Errorf("%s is wrong: the device is opened, want an error %q; with matrices: %t", name, c.want, matrices)
+			}
+			d.Close()
+		case c.want == "" || !strings.Contains(err.Error(), "it computes wrongly: "+c.want):
+			t.Errorf("%s is wrong: %v, want %q", name, err, c.want)
+		}
+	}
+	if d := openFirst(t, Options{}); !d.canShuffle() {
+		t.Skip("needs a device with shuffles")
+	} else {
+		d.Close()
+	}
+	// The norm of long rows, with fewer threads where values are shuffled: other sums, or the same in another order.
+	for _, wrong := range [][2]uint32{{256, 128}, {128, 128}} {
+		changed := false
+		create := func(real fn) fn {
+			return fn(purego.NewCallback(func(a, b, n uintptr, p *computePipeline, c, out uintptr) uintptr {
+				const shuffled, each, size = 0, 1, 2
+				v := unsafe.Slice((*uint32)(p.stage.spec.data), p.stage.spec.n)
+				if len(v) == 3 && v[shuffled] == 1 && v[each] == 256 && v[size] == 256 {
+					v[each], v[size], changed = wrong[0], wrong[1], true
+				}
+				return real.call(a, b, n, uintptr(unsafe.Pointer(p)), c, out)
+			}))
+		}
+		t.Run(fmt.Sprint(wrong), func(t *testing.T) {
+			planted(t, map[string]func(fn) fn{"vkCreateComputePipelines": create})
+			d := openFirst(t, Options{})
+			defer d.Close()
+			if d.shuffles || !changed {
+				t.Errorf("shuffles are used: %t; they are wrong: %t", d.shuffles, changed)
+			}
+		})
 	}
 }
 
@@ -85,6 +171,84 @@ func failing(f *fn, n int, r result) {
 		}
 		return real.call(a, b, c, d)
 	}))
+}
+
+// planted has Vulkan answer with other functions until the test ends: of each name the one that make makes of the real
+// one.
+func planted(t *testing.T, plants map[string]func(real fn) fn) {
+	t.Helper()
+	inst, err := instanceOf(validate)
+	if err != nil {
+		t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
+	}
+	finder := func(real fn) func(of uintptr, name unsafe.Pointer) uintptr {
+		return func(of uintptr, name unsafe.Pointer) uintptr {
+			f := fn(real.call(of, uintptr(name)))
+			if plant := plants[cString(name)]; plant != nil {
+				f = plant(f)
+			}
+			return uintptr(f)
+		}
+	}
+	plants["vkGetDeviceProcAddr"] = func(real fn) fn { return fn(purego.NewCallback(finder(real))) }
+	was := inst.proc
+	inst.proc = fn(purego.NewCallback(finder(was)))
+	t.Cleanup(func() { inst.proc = was })
+}
+
+// TestMissingFunction: a driver without a function that is needed is not opened, and one line names the function.
+func TestMissingFunction(t *testing.T) {
+	for _, name := range []string{"vkWaitSemaphores", "vkDeviceWaitIdle", "vkDestroyDevice", "vkGetDeviceQueue"} {
+		t.Run(name, func(t *testing.T) {
+			planted(t, map[string]func(fn) fn{name: func(fn) fn { return 0 }})
+			if _, err := tryFirst(t, Options{}); err == nil || !strings.HasSuffix(err.Error(), ": its driver has no "+name) {
+				t.Errorf("opened: %v", err)
+			}
+		})
+	}
+}
+
+// TestLostInTest: a device that is lost while it is tried out is refused, unless matrices did it: then it is opened
+// anew and does without them.
+func TestLostInTest(t *testing.T) {
+	opened, calls, lost := 0, 0, math.MaxInt // the first device is lost at that call
+	planted(t, map[string]func(fn) fn{"vkQueueSubmit2": func(real fn) fn {
+		opened, calls = opened+1, 0
+		first := opened == 1
+		return fn(purego.NewCallback(func(a, b, c, d uintptr) uintptr {
+			if calls++; first && calls >= lost {
+				r := deviceLost
+				return uintptr(uint32(r))
+			}
+			return real.call(a, b, c, d)
+		}))
+	}})
+	openFirst(t, Options{Plain: true}).Close()
+	plain := calls
+	openFirst(t, Options{Loops: true}).Close()
+	all := calls
+	if plain < 3 || all < plain+2 {
+		t.Fatalf("%d submissions without matrices, %d with them", plain, all)
+	}
+	for _, lost = range []int{1, plain, plain + 1} {
+		opened = 0
+		d, err := tryFirst(t, Options{Loops: true})
+		if lost <= plain {
+			if err == nil || !errors.Is(err, deviceLost) || !strings.HasPrefix(err.Error(), "the self-test failed: ") {
+				t.Errorf("lost at submission %d: %v", lost, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("lost at submission %d, by matrices: %v", lost, err)
+			continue
+		}
+		if err := d.Wait(); err != nil || opened != 2 || d.Props().Matrices {
+			t.Errorf("lost at submission %d, by matrices: %v, opened %d times, with matrices: %t", lost, err, opened,
+				d.Props().Matrices)
+		}
+		d.Close()
+	}
 }
 
 // work does a little of everything on a backend.
@@ -127,6 +291,21 @@ func work(b *gpu.Backend) error {
 	return b.Sync()
 }
 
+// TestWords: results that users meet have words, others a number.
+func TestWords(t *testing.T) {
+	for r, want := range map[result]string{
+		-1: "out of host memory", -2: "out of device memory", -3: "initialisation failed", -4: "the device is lost",
+		-5: "memory cannot be mapped", -6: "a layer is not present", -7: "an extension is not present",
+		-8: "a feature is not present", -9: "the driver is incompatible", -10: "too many objects",
+		-11: "a format is not supported", -12: "a pool is fragmented", -13: "unknown error of the driver",
+		-14: "Vulkan error -14", -1000161000: "Vulkan error -1000161000",
+	} {
+		if got := r.Error(); got != want {
+			t.Errorf("result %d: %q, want %q", int32(r), got, want)
+		}
+	}
+}
+
 // TestFaults: memory that runs out at any allocation and a device that is lost at any submission end in an error that
 // says so, and the device can be closed.
 func TestFaults(t *testing.T) {
@@ -137,7 +316,7 @@ func TestFaults(t *testing.T) {
 		want string
 	}{
 		{"memory", func(d *Driver) *fn { return &d.f.allocate }, outOfDevice, "out of memory"},
-		{"submit", func(d *Driver) *fn { return &d.f.submit }, deviceLost, "submitting: the device is lost"},
+		{"submit", func(d *Driver) *fn { return &d.f.submit }, deviceLost, "and what follows: the device is lost"},
 		{"wait", func(d *Driver) *fn { return &d.f.waitSemaphores }, deviceLost, "waiting: the device is lost"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -171,6 +350,54 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestHangs: a device that does not answer is given up on, when it has done nothing for a while, and closing it neither
+// waits for it nor takes away what it may use.
+func TestHangs(t *testing.T) {
+	for _, software := range []bool{false, true} {
+		d := openFirst(t, Options{})
+		d.dev.Software = software
+		a, err := d.Alloc(4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		real := d.f
+		never := func(what string) fn {
+			return fn(purego.NewCallback(func(_, _, _, _ uintptr) uintptr {
+				t.Errorf("software: %t: %s is called", software, what)
+				return 0
+			}))
+		}
+		asked, done := 0, uint64(0)
+		d.f.counter = fn(purego.NewCallback(func(_, _ uintptr, v *uint64) uintptr { *v = done; return 0 }))
+		d.f.waitIdle, d.f.destroy, d.f.destroyBuffer = never("vkDeviceWaitIdle"), never("vkDestroyDevice"),
+			never("vkDestroyBuffer")
+		for range 2 {
+			d.Fill(a, 1, 4)
+			d.flush(nil)
+		}
+		patience := d.patience()
+		d.f.waitSemaphores = fn(purego.NewCallback(func(_, _, _ uintptr) uintptr {
+			if asked++; asked == patience-1 {
+				done = d.sent - 1
+			}
+			return uintptr(timeout)
+		}))
+		err = d.Wait()
+		if want := "waiting: no answer for "; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("software: %t: %v, want %q in it", software, err, want)
+		}
+		if want := 2*patience - 1; asked != want {
+			t.Errorf("software: %t: asked %d times, want %d", software, asked, want)
+		}
+		left := *d
+		if d.Close(); t.Failed() {
+			return // some of it may be gone
+		}
+		left.f, left.hangs = real, false
+		left.Close()
+	}
+}
+
 // TestReopened: a device that was lost in the middle of its work can be closed and opened anew, and computes as before.
 func TestReopened(t *testing.T) {
 	product := func(d *Driver) ([]float32, error) {
@@ -187,7 +414,7 @@ func TestReopened(t *testing.T) {
 		t.Fatal(err)
 	}
 	failing(&d.f.submit, 0, deviceLost)
-	if _, err := product(d); !errors.Is(err, deviceLost) {
+	if _, err := product(d); !errors.Is(err, deviceLost) || !strings.Contains(err.Error(), "submitting pack and what") {
 		t.Errorf("a lost device: %v", err)
 	}
 	d.Close()
@@ -208,11 +435,19 @@ func TestPace(t *testing.T) {
 	if p.full(400) || !p.full(600) {
 		t.Errorf("after a slow submission a workgroup is thought to take %v ns", p.perGroup)
 	}
+	p.took(10, tooLong-1) // says little
+	p.took(0, tooLong)    // says nothing
+	if p.full(400) || !p.full(600) {
+		t.Errorf("after few workgroups one is thought to take %v ns", p.perGroup)
+	}
 	for range 100 {
 		p.took(1000, longest/1000)
 	}
 	if p.full(500_000) {
 		t.Errorf("after fast submissions a workgroup is thought to take %v ns", p.perGroup)
+	}
+	if p.took(10, tooLong); !p.full(3) {
+		t.Errorf("after a few slow workgroups one is thought to take %v ns", p.perGroup)
 	}
 }
 

@@ -6,8 +6,10 @@ import (
 	"encoding/binary"
 	"iter"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -121,6 +123,81 @@ func TestMemoryTypes(t *testing.T) {
 	}
 }
 
+// TestHeaps: memory comes from the kind that suits the device, and from the host's if the device's own is used up: by
+// what the driver says is left, or because it has none in spite of that.
+func TestHeaps(t *testing.T) {
+	const own, host, both = 0, 1, 2 // types
+	const much = 1 << 30
+	var left, used [2]uint64
+	budget := fn(purego.NewCallback(func(_ uintptr, m *memoryProperties2) uintptr {
+		b := (*memoryBudget)(m.next)
+		copy(b.Budget[:], left[:])
+		copy(b.Usage[:], used[:])
+		return 0
+	}))
+	planted(t, map[string]func(fn) fn{"vkGetPhysicalDeviceMemoryProperties2": func(fn) fn { return budget }})
+	left = [2]uint64{much, much}
+	d := openFirst(t, Options{})
+	defer d.Close()
+	d.phys.extensions = []string{"VK_EXT_memory_budget"}
+	m := memoryProperties{NTypes: 3, NHeaps: 2}
+	m.Heaps[0], m.Heaps[1] = memoryHeap{Size: 2 * much, Flags: memoryLocal}, memoryHeap{Size: much}
+	m.Types[own] = memoryType{Flags: memoryLocal}
+	m.Types[host] = memoryType{Flags: memoryVisible | memoryCoherent, Heap: 1}
+	m.Types[both] = memoryType{Flags: memoryLocal | memoryVisible | memoryCoherent}
+	d.phys.memory = m
+	requirements, allocate := d.f.requirements, d.f.allocate
+	d.f.requirements = fn(purego.NewCallback(func(a, b uintptr, need *memoryRequirements) uintptr {
+		requirements.call(a, b, uintptr(unsafe.Pointer(need)))
+		need.Types = 7
+		return 0
+	}))
+	var tried []uint32
+	full := map[uint32]bool{}
+	d.f.allocate = fn(purego.NewCallback(func(a uintptr, m *memoryAllocate, b, c uintptr) uintptr {
+		if tried = append(tried, m.typ); full[m.typ] {
+			r := outOfDevice
+			return uintptr(uint32(r))
+		}
+		m.typ = 0 // the device has one type
+		return allocate.call(a, uintptr(unsafe.Pointer(m)), b, c)
+	}))
+	for _, c := range []struct {
+		name       string
+		kind       uint32
+		left, used [2]uint64
+		full       []uint32
+		want       []uint32 // types that are tried; the last one has room
+	}{
+		{"card", kindDiscrete, [2]uint64{much, much}, [2]uint64{}, nil, []uint32{own}},
+		{"card, small budget", kindDiscrete, [2]uint64{ownBytes - 1, much}, [2]uint64{}, nil, []uint32{host}},
+		{"card, used", kindDiscrete, [2]uint64{much, much}, [2]uint64{much - 1, 0}, nil, []uint32{host}},
+		{"card, used beyond its budget", kindDiscrete, [2]uint64{much, much}, [2]uint64{much + 1, 0}, nil, []uint32{host}},
+		{"card, full", kindDiscrete, [2]uint64{much, much}, [2]uint64{}, []uint32{own, both}, []uint32{own, both, host}},
+		{"chip", kindIntegrated, [2]uint64{much, much}, [2]uint64{}, nil, []uint32{both}},
+		{"chip, full", kindIntegrated, [2]uint64{much, much}, [2]uint64{}, []uint32{own, both},
+			[]uint32{both, own, both, host}},
+		{"chip, small budget", kindIntegrated, [2]uint64{0, much}, [2]uint64{}, nil, []uint32{host}},
+		{"nothing left", kindDiscrete, [2]uint64{ownBytes - 1, ownBytes - 1}, [2]uint64{}, nil, nil},
+	} {
+		d.phys.properties.Type = c.kind
+		tried, left, used = nil, c.left, c.used
+		clear(full)
+		for _, f := range c.full {
+			full[f] = true
+		}
+		a, err := d.Alloc(ownBytes)
+		if !slices.Equal(tried, c.want) || (err == nil) != (len(c.want) > 0) {
+			t.Errorf("%s: types %d are tried, want %d; %v", c.name, tried, c.want, err)
+		}
+		if err == nil {
+			d.Release(a)
+		} else if want := "out of memory, 2097151 of 2147483648 are free"; !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
 // copier is a device with kernels that copy and a megabyte to copy in.
 func copier(t *testing.T) (*Driver, *gpu.Small, gpu.Addr) {
 	t.Helper()
@@ -137,13 +214,40 @@ func copier(t *testing.T) (*Driver, *gpu.Small, gpu.Addr) {
 	return d, s, a
 }
 
+// copies copy the second half of a megabyte to the first, again and again.
+func copies(s *gpu.Small, a gpu.Addr, n int) (ls []gpu.Launch) {
+	for range n {
+		ls = s.Copy(ls, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)
+		ls[len(ls)-1].Grid[0] = 64 // enough to learn from
+	}
+	return ls
+}
+
+func launch(d *Driver, ls []gpu.Launch) {
+	for i := range ls {
+		d.Launch(&ls[i])
+	}
+}
+
+// submissions counts those of what is done.
+func submissions(t *testing.T, d *Driver, do func()) uint64 {
+	t.Helper()
+	if err := d.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	before := d.sent
+	do()
+	if err := d.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return d.sent - before
+}
+
 // TestMostGroups: more workgroups than a driver allows are an error, not sent to it.
 func TestMostGroups(t *testing.T) {
 	d, s, a := copier(t)
 	d.phys.properties.Limits.MaxComputeWorkGroupCount = [3]uint32{3, 65535, 65535}
-	for _, l := range s.Copy(nil, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16) {
-		d.Launch(&l)
-	}
+	launch(d, copies(s, a, 1))
 	if err := d.Wait(); err == nil || !strings.Contains(err.Error(), "workgroups, its driver allows 3") {
 		t.Errorf("too many workgroups: %v", err)
 	}
@@ -288,27 +392,10 @@ func TestLargeCache(t *testing.T) {
 // long others take.
 func TestAlone(t *testing.T) {
 	d, s, a := copier(t)
-	var ls []gpu.Launch
-	for range 5 {
-		ls = s.Copy(ls, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)
-	}
+	ls := copies(s, a, 5)
+	d.pace = pace{} // nothing is cut because it is slow
 	ls[1].Alone, ls[2].Alone = true, true
-	sent := func(do func()) uint64 {
-		if err := d.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		before := d.sent
-		do()
-		if err := d.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		return d.sent - before
-	}
-	if n := sent(func() {
-		for i := range ls {
-			d.Launch(&ls[i])
-		}
-	}); n != 4 {
+	if n := submissions(t, d, func() { launch(d, ls) }); n != 4 {
 		t.Errorf("%d submissions of launches, want 4", n)
 	}
 	rec, err := d.Record(ls)
@@ -316,7 +403,7 @@ func TestAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer rec.Close()
-	if n := sent(func() { d.Replay(rec) }); n != 4 {
+	if n := submissions(t, d, func() { d.Replay(rec) }); n != 4 {
 		t.Errorf("%d submissions of a recording, want 4", n)
 	}
 	for i, c := range rec.(*recording).list {
@@ -324,4 +411,100 @@ func TestAlone(t *testing.T) {
 			t.Errorf("part %d counts %d workgroups", i, c.groups)
 		}
 	}
+}
+
+// TestCut: launches that are estimated to take long are several submissions, launched or recorded; a recording that
+// took too long after all is cut before it is sent again.
+func TestCut(t *testing.T) {
+	d, s, a := copier(t)
+	ls := copies(s, a, 8)
+	d.pace = pace{perGroup: float64(longest)}
+	if n := submissions(t, d, func() { launch(d, ls) }); n != 8 {
+		t.Errorf("%d submissions of 8 slow launches", n)
+	}
+	slow := recorded(t, d, ls)
+	if n := submissions(t, d, func() { d.Replay(slow) }); n != 8 {
+		t.Errorf("%d submissions of a recording of 8 slow launches", n)
+	}
+	d.pace = pace{}
+	if n := submissions(t, d, func() { launch(d, ls) }); n != 1 {
+		t.Errorf("%d submissions of fast launches", n)
+	}
+	var took time.Duration
+	only := uint64(0) // the command buffer that takes so long; 0: all do
+	d.f.queryResults = fn(purego.NewCallback(func(_, pool, _, _, _ uintptr, t *[2]uint64, _, _ uintptr) uintptr {
+		if *t = [2]uint64{1, 2}; only == 0 || only == uint64(pool) {
+			t[1] += uint64(took)
+		}
+		return 0
+	}))
+	d.pace = pace{period: 1}
+	rec := recorded(t, d, ls)
+	data := make([]byte, 1<<18)
+	for _, c := range []struct {
+		took time.Duration // as measured of each submission before; the first time there was none
+		want uint64
+	}{{6 * longest, 1}, {longest, 1}, {6 * longest, 4}, {longest, 4}, {6 * longest, 8}, {6 * longest, 8}} {
+		took = c.took
+		for i := range data {
+			data[i] = byte(int(c.took/longest) + i*7)
+		}
+		d.Upload(a+1<<19, data)
+		list := &rec.list[0]
+		if n := submissions(t, d, func() { d.Replay(rec) }); n != c.want {
+			t.Errorf("%d submissions of a recording that took %v, want %d", n, c.took, c.want)
+		}
+		if c.took < tooLong && list != &rec.list[0] {
+			t.Errorf("a recording that took %v is made anew", c.took)
+		}
+		got := make([]byte, len(data))
+		if err := d.Download(got, a); err != nil || string(got) != string(data) {
+			t.Errorf("a recording that took %v does not copy: %v", c.took, err)
+		}
+	}
+	// It was somebody else who kept the device busy.
+	took = 0
+	n := uint64(8)
+	for range 10 {
+		n = submissions(t, d, func() { d.Replay(rec) })
+	}
+	if n != 1 {
+		t.Errorf("%d submissions of a recording that has become fast", n)
+	}
+	took = 6 * longest
+	// One of 20 parts is slow: it is the one that counts.
+	ls = copies(s, a, 40)
+	d.pace = pace{1, 0.6 * float64(longest) / float64(ls[0].Grid[0])}
+	rec = recorded(t, d, ls)
+	only = rec.list[0].queries
+	for _, want := range []uint64{20, 40} {
+		if n := submissions(t, d, func() { d.Replay(rec) }); n != want {
+			t.Errorf("%d submissions of a recording with a slow part, want %d", n, want)
+		}
+	}
+	// What cannot be cut is sent as it is.
+	for i := range ls {
+		ls[i].Alone = true
+	}
+	only, rec = 0, recorded(t, d, ls)
+	list := &rec.list[0]
+	for range 2 {
+		if d.Replay(rec); list != &rec.list[0] {
+			t.Error("a recording of launches that are alone is made anew")
+		}
+	}
+	// Others use its command buffers when it is closed.
+	if rec.Close(); d.done < d.sent {
+		t.Errorf("a recording is closed when %d of %d submissions are done", d.done, d.sent)
+	}
+}
+
+func recorded(t *testing.T, d *Driver, ls []gpu.Launch) *recording {
+	t.Helper()
+	rec, err := d.Record(ls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(rec.Close)
+	return rec.(*recording)
 }

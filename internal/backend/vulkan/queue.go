@@ -3,9 +3,11 @@
 package vulkan
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -53,9 +55,10 @@ type commands struct {
 	handle  uintptr
 	queries uint64 // two timestamps
 	timed   bool
-	some    bool // it has commands
-	copied  bool // the last of them copies or fills
-	groups  int  // workgroups in it
+	some    bool   // it has commands
+	first   string // kernel
+	copied  bool   // the last of them copies or fills
+	groups  int    // workgroups in it
 	ticket  uint64
 }
 
@@ -94,7 +97,7 @@ func (d *Driver) begin(c *commands) error {
 	if err := d.f.begin.do(c.handle, uintptr(unsafe.Pointer(b))); err != nil {
 		return err
 	}
-	c.groups, c.some, c.copied = 0, false, false
+	c.groups, c.some, c.copied, c.ticket, c.first = 0, false, false, 0, ""
 	if c.timed = d.pace.period > 0; c.timed {
 		d.f.resetQuery.call(c.handle, uintptr(c.queries), 0, 2)
 		d.f.timestamp.call(c.handle, atAll, uintptr(c.queries), 0)
@@ -110,26 +113,28 @@ func (d *Driver) end(c *commands) error {
 	return d.f.end.do(c.handle)
 }
 
-// collect returns the command buffer that is being collected.
-func (d *Driver) collect() *commands {
-	if d.now != nil || d.err != nil {
-		return d.now
-	}
-	var c *commands
-	var err error
+// fresh returns a command buffer that has just begun.
+func (d *Driver) fresh() (c *commands, err error) {
 	if n := len(d.spare); n > 0 {
 		c, d.spare = d.spare[n-1], d.spare[:n-1]
 	} else if c, err = d.newCommands(); err != nil {
-		d.fail(err, "making a command buffer")
-		return nil
+		return nil, err
 	}
 	if err := d.begin(c); err != nil {
 		c.close(d)
-		d.fail(err, "beginning a command buffer")
-		return nil
+		return nil, err
 	}
-	d.now = c
-	return c
+	return c, nil
+}
+
+// collect returns the command buffer that is being collected.
+func (d *Driver) collect() *commands {
+	if d.now == nil && d.err == nil {
+		var err error
+		d.now, err = d.fresh()
+		d.fail(err, "beginning a command buffer")
+	}
+	return d.now
 }
 
 // flush sends what was collected, and a recorded command buffer after it.
@@ -149,15 +154,16 @@ func (d *Driver) flush(then *commands) {
 	}
 	d.sent++
 	cs := make([]commandSubmit, len(list))
+	first := ""
 	for i, c := range list {
-		c.ticket = d.sent
+		c.ticket, first = d.sent, cmp.Or(first, c.first)
 		cs[i] = commandSubmit{head: head{sType: stCommandSubmit}, buffer: c.handle}
 	}
 	signal := &semaphoreSubmit{head: head{sType: stSemaphoreSubmit}, semaphore: d.timeline, value: d.sent, stages: atAll}
 	s := &submit2{head: head{sType: stSubmit2}, nCmd: uint32(len(cs)), cmd: &cs[0], nSignal: 1, signal: signal}
 	if err := d.f.submit.do(d.queue, 1, uintptr(unsafe.Pointer(s)), 0); err != nil {
 		d.sent--
-		d.fail(err, "submitting")
+		d.fail(err, "submitting %s and what follows", cmp.Or(first, "copies"))
 	}
 	runtime.KeepAlive(s)
 	d.up.sent(d.sent)
@@ -170,8 +176,12 @@ type pace struct {
 	perGroup float64 // nanoseconds
 }
 
-// Submissions are cut where they are estimated to take longest.
-const longest = 100 * time.Millisecond
+// Submissions are cut where they are estimated to take longest. A recording that was found to take tooLong is cut
+// again: the shortest time after which a system takes its device away is two seconds.
+const (
+	longest = 100 * time.Millisecond
+	tooLong = 5 * longest
+)
 
 func newPace(period float32) pace {
 	const cautious = 20e3 // until there are measurements
@@ -180,10 +190,11 @@ func newPace(period float32) pace {
 
 func (p *pace) full(groups int) bool { return float64(groups)*p.perGroup > float64(longest) }
 
-// took learns from a submission: at once if it was slower than thought, slowly if it was faster.
+// took learns from a submission: at once if it was slower than thought, slowly if it was faster. A few workgroups say
+// little, unless they take too long.
 func (p *pace) took(groups int, d time.Duration) {
 	const few, slowly = 64, 0.2
-	if groups < few {
+	if groups == 0 || groups < few && d < tooLong {
 		return
 	}
 	if now := float64(d) / float64(groups); now > p.perGroup {
@@ -193,16 +204,19 @@ func (p *pace) took(groups int, d time.Duration) {
 	}
 }
 
-func (d *Driver) measure(c *commands) {
+// measure learns from a command buffer that is done, and returns how long it took; 0: nobody knows.
+func (d *Driver) measure(c *commands) (took time.Duration) {
 	if !c.timed || d.err != nil {
-		return
+		return 0
 	}
 	var t [2]uint64
 	const bits64 = 1
 	if d.f.queryResults.do(d.handle, uintptr(c.queries), 0, 2, 16, uintptr(unsafe.Pointer(&t[0])), 8, bits64) == nil &&
 		t[1] > t[0] {
-		d.pace.took(c.groups, time.Duration(float64(t[1]-t[0])*d.pace.period))
+		took = time.Duration(float64(t[1]-t[0]) * d.pace.period)
+		d.pace.took(c.groups, took)
 	}
+	return took
 }
 
 // staging is host memory that the device reads: what is uploaded, and the arguments of launches that are not
@@ -403,6 +417,7 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 	if !l.Beside || !c.some {
 		d.next(c, false)
 	}
+	c.first = cmp.Or(c.first, k.name)
 	d.f.bindPipeline.call(c.handle, 1, uintptr(k.pipeline))
 	d.f.push.call(c.handle, uintptr(d.layout), stageCompute, 0, uintptr(len(push)),
 		uintptr(unsafe.Pointer(&push[0])))
@@ -414,9 +429,12 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 
 // recording is launches in command buffers, each of which is short enough for the device, and their arguments.
 type recording struct {
-	d    *Driver
-	args gpu.Addr
-	list []*commands
+	d        *Driver
+	launches []gpu.Launch
+	args     gpu.Addr
+	places   []int // of arguments
+	list     []*commands
+	parts    int // of the list at first
 }
 
 // Record records launches; the kernels are not run.
@@ -424,11 +442,10 @@ func (d *Driver) Record(ls []gpu.Launch) (gpu.Recording, error) { return d.recor
 
 // record records launches, and timestamps of their ends if there is a place for them.
 func (d *Driver) record(ls []gpu.Launch, times uint64) (gpu.Recording, error) {
-	r := &recording{d: d}
+	r := &recording{d: d, launches: slices.Clone(ls)}
 	var all []byte
-	places := make([]int, len(ls))
 	for i := range ls {
-		places[i] = len(all)
+		r.places = append(r.places, len(all))
 		all = append(all, ls[i].Args...)
 		all = append(all, make([]byte, -len(all)&15)...)
 	}
@@ -437,46 +454,48 @@ func (d *Driver) record(ls []gpu.Launch, times uint64) (gpu.Recording, error) {
 		return nil, err
 	}
 	d.Upload(r.args, all)
+	if err := r.fill(times); err != nil {
+		r.Close()
+		return nil, err
+	}
+	r.parts = len(r.list)
+	return r, nil
+}
+
+// fill writes command buffers, as long as they may be by what is known now.
+func (r *recording) fill(times uint64) error {
+	d, ls := r.d, r.launches
+	d.spare = append(d.spare, r.list...)
+	r.list = nil
 	var c *commands
 	for i := range ls {
 		if c == nil || d.pace.full(c.groups) || ls[i].Alone || ls[i-1].Alone {
-			if err = r.cut(c); err == nil {
-				if c, err = d.newCommands(); err == nil {
-					r.list = append(r.list, c)
-					err = d.begin(c)
+			if c != nil {
+				if err := d.end(c); err != nil {
+					return err
 				}
 			}
-			if i == 0 && err == nil && times != 0 {
+			var err error
+			if c, err = d.fresh(); err != nil {
+				return err
+			}
+			r.list = append(r.list, c)
+			if i == 0 && times != 0 {
 				d.f.resetQuery.call(c.handle, uintptr(times), 0, uintptr(len(ls)+1))
 				d.f.timestamp.call(c.handle, atAll, uintptr(times), 0)
 			}
-			if err != nil {
-				break
-			}
 		}
-		d.launch(c, &ls[i], r.args+gpu.Addr(places[i]))
+		d.launch(c, &ls[i], r.args+gpu.Addr(r.places[i]))
 		if times != 0 {
 			d.f.timestamp.call(c.handle, atAll, uintptr(times), uintptr(i+1))
 		}
 	}
-	if err == nil {
-		err = r.cut(c)
+	if c != nil {
+		if err := d.end(c); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		err = d.err
-	}
-	if err != nil {
-		r.Close()
-		return nil, err
-	}
-	return r, nil
-}
-
-func (r *recording) cut(c *commands) error {
-	if c == nil {
-		return nil
-	}
-	return r.d.end(c)
+	return d.err
 }
 
 // Close gives the recording back when the device is done with it.
@@ -495,13 +514,26 @@ func (r *recording) Close() {
 	}
 }
 
-// Replay starts the launches of a recording. Its command buffers are sent again when the device is done with them.
+// Replay starts the launches of a recording. Its command buffers are sent again when the device is done with them. If
+// one of them took too long they are first cut by the pace of that one, and made whole again when the device turns out
+// to be faster: another program may have kept it busy. Launches that are alone cannot be cut.
 func (d *Driver) Replay(rec gpu.Recording) {
-	for _, c := range rec.(*recording).list {
-		if c.ticket > 0 {
-			d.waitFor(c.ticket)
-			d.measure(c)
+	r := rec.(*recording)
+	var slow *commands
+	groups := 0
+	for _, c := range r.list {
+		if d.waitFor(c.ticket); c.ticket > 0 && d.measure(c) > tooLong && c.groups > 0 {
+			slow = c
 		}
+		groups += c.groups
+	}
+	if slow != nil {
+		d.measure(slow) // others were faster
+	}
+	if slow != nil || len(r.list) > r.parts && !d.pace.full(groups) {
+		d.fail(r.fill(0), "cutting a recording")
+	}
+	for _, c := range r.list {
 		d.flush(c)
 	}
 }

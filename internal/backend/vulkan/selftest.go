@@ -30,10 +30,15 @@ func (d *Driver) selfTest() error {
 		return err
 	}
 	if d.opt.Loops || d.matrices && d.shuffles {
-		d.props.Matrices = d.testMatrices() == nil
+		if d.props.Matrices = d.testMatrices() == nil; d.err != nil {
+			return errMatrices
+		}
 	}
-	return nil
+	return d.err
 }
+
+// errMatrices says that the device was lost when it was asked for products by matrices.
+var errMatrices = errors.New("cooperative matrices break it")
 
 // again has all kernels compiled anew, with or without shuffles.
 func (d *Driver) again(shuffles bool) {
