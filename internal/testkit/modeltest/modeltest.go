@@ -289,8 +289,8 @@ func (s Suite) Padding(t *testing.T, names ...string) {
 	}
 }
 
-// Text: what is generated with a drafter, in any mode, greedy or drawn, is what plain decoding says. The drafter guesses
-// what it does on the processor.
+// Text: what is generated with a drafter, in any mode, greedy or drawn, is what plain decoding says. The drafter
+// guesses what it does on the processor.
 func (s Suite) Text(t *testing.T, names ...string) {
 	c := cpu.New(cpu.Options{})
 	defer c.Close()
@@ -369,8 +369,8 @@ func (s Suite) MTP(t *testing.T, names ...string) {
 	}
 }
 
-// Same compares modes of drafting with plain decoding: by d, if there is one, and by a source of which much is accepted.
-// It returns how much was accepted of the chains of d in a greedy text.
+// Same compares modes of drafting with plain decoding: by d, if there is one, and by a source of which much is
+// accepted. It returns how much was accepted of the chains of d in a greedy text.
 func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32, n int) (accepted int) {
 	t.Helper()
 	modes := []speculate.Options{{Draft: speculate.Off}, {}}
