@@ -47,7 +47,8 @@ func TestRelease(t *testing.T) {
 		t.Errorf("%v, %s; want %s", err, out, want)
 	}
 	static := filepath.Join(dir, "strobe-v1.2.3-linux-amd64-static.tar.gz")
-	if out, err := sh("install.sh", "--prefix", prefix, static); err != nil || !strings.Contains(out, "(linux/amd64)nogpu") {
+	if out, err := sh("install.sh", "--prefix", prefix, static); err != nil ||
+		!strings.Contains(out, "(linux/amd64)nogpu") {
 		t.Errorf("the program that needs nothing: %v, %s", err, out)
 	}
 	if out, err := sh("install.sh", "--prefix", filepath.Join(dir, "built")); err != nil ||
