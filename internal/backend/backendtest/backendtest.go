@@ -29,6 +29,7 @@ type Options struct {
 	Heads   []int               // sizes of attention heads
 	Delta   []backend.DeltaDims // sizes of recurrent layers
 	BigRow  int                 // columns of the largest row that is searched for its best values
+	Copies  bool                // the device has copies of all weights, so that their files need not stay in memory
 
 	// Product is the largest error of a product with weights of a type and rows of cols inputs, relative to the size that
 	// results have for random signs: rounding each input by e of the size of all of them errs by about e. A device that

@@ -27,6 +27,7 @@ func open(t testing.TB) backend.Backend {
 // kernels do with others is tested in package gpu.
 func TestConformance(t *testing.T) {
 	o := backendtest.Options{
+		Copies: true,
 		// Activations are rounded to 11 bits for products with quantised weights, and scales of Q6_K too.
 		Product: func(typ quant.Type, cols int) float64 {
 			if typ == quant.F32 || typ == quant.F16 || typ == quant.BF16 || cols < 512 {

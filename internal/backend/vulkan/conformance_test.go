@@ -86,7 +86,7 @@ func bound(typ quant.Type, cols int) float64 {
 
 // TestConformance runs the suite that every device passes.
 func TestConformance(t *testing.T) {
-	o := backendtest.Options{Product: bound,
+	o := backendtest.Options{Copies: true, Product: bound,
 		Stored: func(typ quant.Type) float64 {
 			if typ.Grid() != nil {
 				return 0x1p-11 // halves, or with scales that are
