@@ -13,7 +13,7 @@ import (
 func suite(t testing.TB) modeltest.Suite {
 	s := modeltest.Suite{Backend: openLasting(t)}
 	if software() {
-		s.Few, s.Written = 20, 8
+		s.Few, s.Written = 18, 8
 	}
 	return s
 }
