@@ -16,7 +16,7 @@ func short() modeltest.Suite {
 	if os.Getenv("STROBE_CUDA") == "cuda" {
 		return modeltest.Suite{}
 	}
-	return modeltest.Suite{Few: 6, Written: 5}
+	return modeltest.Suite{Few: 8, Written: 5}
 }
 
 // suite is the device with the architectures that a test tries: all of them on a device, these on the emulation.

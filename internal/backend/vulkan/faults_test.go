@@ -44,17 +44,23 @@ func tryFirst(t *testing.T, opt Options) (*Driver, error) {
 	return d.(*Driver), nil
 }
 
-// openFirst opens the first device; tests that need one are skipped without, unless $STROBE_REQUIRE_VULKAN is set.
+// openFirst opens the first device.
 func openFirst(t *testing.T, opt Options) *Driver {
 	t.Helper()
 	d, err := tryFirst(t, opt)
 	if err != nil {
-		if ds, _ := Devices(); os.Getenv("STROBE_REQUIRE_VULKAN") == "" && len(ds) == 0 {
-			t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
-		}
-		t.Fatal(err)
+		refused(t, err)
 	}
 	return d
+}
+
+// refused ends a test that needs a device: it is skipped where there is none, unless $STROBE_REQUIRE_VULKAN is set.
+func refused(t *testing.T, err error) {
+	t.Helper()
+	if ds, _ := Devices(); os.Getenv("STROBE_REQUIRE_VULKAN") == "" && len(ds) == 0 {
+		t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
+	}
+	t.Fatal(err)
 }
 
 // TestSelf: the self-test chooses shuffles where they are right and wanted.
@@ -78,6 +84,8 @@ func TestSelf(t *testing.T) {
 // TestWrongKernels: a device that sums or multiplies wrongly is refused; one whose shuffles or matrices are wrong does
 // without them.
 func TestWrongKernels(t *testing.T) {
+	good := openFirst(t, Options{})
+	good.Close()
 	q2k, _ := gpu.PlainFormat("q2k")
 	q4k, _ := gpu.PlainFormat("q4k")
 	for name, c := range map[string]struct {
@@ -109,10 +117,8 @@ func TestWrongKernels(t *testing.T) {
 			t.Errorf("%s is wrong: %v, want %q", name, err, c.want)
 		}
 	}
-	if d := openFirst(t, Options{}); !d.canShuffle() {
-		t.Skip("needs a device with shuffles")
-	} else {
-		d.Close()
+	if !good.canShuffle() {
+		t.Skipf("needs a Vulkan device whose subgroups have shuffles, as Mesa's lavapipe; %s has none", good.dev.Name)
 	}
 	// The norm of long rows, with fewer threads where values are shuffled: other sums, or the same in another order.
 	for _, wrong := range [][2]uint32{{256, 128}, {128, 128}} {
@@ -179,7 +185,7 @@ func planted(t *testing.T, plants map[string]func(real fn) fn) {
 	t.Helper()
 	inst, err := instanceOf(validate)
 	if err != nil {
-		t.Skipf("needs a Vulkan driver, such as mesa-vulkan-drivers: %v", err)
+		refused(t, err)
 	}
 	finder := func(real fn) func(of uintptr, name unsafe.Pointer) uintptr {
 		return func(of uintptr, name unsafe.Pointer) uintptr {
