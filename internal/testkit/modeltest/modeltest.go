@@ -4,7 +4,6 @@ package modeltest
 
 import (
 	"math"
-	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -377,7 +376,7 @@ func (s Suite) Same(t *testing.T, m *model.Model, d draft.Source, prompt []int32
 	if s.Few > 0 {
 		n = min(n, s.Written)
 	}
-	knows := &prophet{rnd: rand.New(rand.NewPCG(11, 2)), vocab: m.Vocab}
+	knows := &prophet{vocab: m.Vocab}
 	sources := []draft.Source{knows}
 	if d != nil {
 		sources = append(sources, d)

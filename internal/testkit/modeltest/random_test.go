@@ -594,7 +594,7 @@ func (d *drawing) renew(t *testing.T, r *draft.Request) {
 // text: what several streams say beside each other is what each says alone and without drafts, whoever drafts, chains
 // or trees, greedy or drawn.
 func (d *drawing) text(t *testing.T, m *model.Model) {
-	knows := &prophet{rnd: d.Rand, vocab: m.Vocab}
+	knows := &prophet{seed: d.Uint64(), vocab: m.Vocab}
 	sources := append(d.sources(t, m, dflash.Options{}), ngram.Source{}, knows)
 	prompts := make([][]int32, d.from(1, d.budget(2, 3)))
 	for i := range prompts {
