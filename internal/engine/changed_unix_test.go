@@ -136,7 +136,7 @@ func (b *cutting) KVWrite(group, layer int, k, v backend.Tensor) {
 // process where nobody expects it.
 func TestCutInPass(t *testing.T) {
 	for _, threads := range []int{1, 2, 5} {
-		for _, embed := range []bool{true} {
+		for _, embed := range []bool{false, true} {
 			dir := modelDir(t, "m=qwen3", "d=dflash-qwen3")
 			path := filepath.Join(dir, "m.gguf")
 			dev := &cutting{Backend: cpu.New(cpu.Options{Threads: threads}), path: path}
