@@ -248,6 +248,25 @@ func TestQuantizeLimits(t *testing.T) {
 	}
 }
 
+// TestQuantizeNearlyConstant has values that differ by a few units of their last
+// places: fits to them are mostly rounding, and none may lose the values.
+func TestQuantizeNearlyConstant(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	x := make([]float32, 256)
+	for range 300 {
+		base := float32(r.NormFloat64())
+		for i := range x {
+			x[i] = base
+			if r.IntN(8) == 0 {
+				x[i] = math.Float32frombits(math.Float32bits(base) ^ 1<<r.IntN(8))
+			}
+		}
+		for _, typ := range quantizable() {
+			check(t, typ, x)
+		}
+	}
+}
+
 // FuzzQuantize takes any bytes as numbers: an error or a result within bounds,
 // never a panic, and the same bytes whether converted at once or by block.
 func FuzzQuantize(f *testing.F) {

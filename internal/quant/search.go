@@ -241,7 +241,8 @@ func (s *sample) bestAffine(n float32, free bool) (scale, low float32) {
 	top := float32(-1)
 	try := func(inv, from float32) bool {
 		sc, lo, g := s.affine(inv, from, n).solve(sw, sx, free)
-		if !(g > top) {
+		// Where the values hardly differ, rounding may ask for a scale below zero, which no type can hold.
+		if sc < 0 || !(g > top) {
 			return false
 		}
 		scale, low, top = sc, lo, g
