@@ -8,16 +8,10 @@ import (
 )
 
 // Floats has the kernels of float.cu: products with float weights. Its methods append launches to a list.
-type Floats struct {
-	d       Driver
-	units   int
-	kernels map[string]Kernel // loaded as they are needed: few models have weights of all types
-}
+type Floats struct{ units int }
 
 // NewFloats returns the products of a device.
-func NewFloats(d Driver) *Floats {
-	return &Floats{d: d, units: d.Props().Units, kernels: map[string]Kernel{}}
-}
+func NewFloats(d Driver) *Floats { return &Floats{d.Props().Units} }
 
 // FloatMatrix is a float matrix on the device, or a stack of them, as it was stored.
 type FloatMatrix struct {
@@ -83,19 +77,11 @@ func (f *Floats) launch(ls []Launch, m FloatMatrix, y, x Out, a floatArgs) ([]La
 		suffix = fmt.Sprint(tokens)
 	}
 	name := strings.Join([]string{"float", form, strings.ToLower(m.Type.String()), suffix}, "_")
-	k := f.kernels[name]
-	if k == nil {
-		var err error
-		if k, err = f.d.Kernel(name); err != nil {
-			return ls, err
-		}
-		f.kernels[name] = k
-	}
 	shared := 2 * tokens * 256 * 4 // two chunks of the tokens
 	if form == "narrow" {
 		shared = 8 * 4 * tokens * 4 // the sums of eight warps
 	}
-	return append(ls, Launch{Kernel: k, Name: name, Grid: [3]int{(m.Rows + perBlock - 1) / perBlock,
+	return append(ls, Launch{Name: name, Grid: [3]int{(m.Rows + perBlock - 1) / perBlock,
 		(int(a.n) + tokens - 1) / tokens, 1},
 		Threads: 256, Shared: shared, Early: true, Args: Args(a)}), nil
 }

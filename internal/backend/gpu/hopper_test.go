@@ -343,7 +343,7 @@ func BenchmarkExperts(b *testing.B) {
 			gates, ups = append(gates, r.fill(typ, ffn, hidden, experts)), append(ups, r.fill(typ, ffn, hidden, experts))
 			downs = append(downs, r.fill(typ, hidden, ffn, experts))
 		}
-		for _, n := range []int{1, 4, 8, 16, 32, 64, 512} {
+		for _, n := range []int{1, 4, 8, 16, 32, 64, 512, 1024} {
 			pairs := n * used
 			ids := choose(rnd, n, used, experts)
 			live := map[int32]bool{}

@@ -144,6 +144,17 @@ DEV float warp_sum(float v) {
   for (int i = 16; i; i >>= 1) v = fadd(v, shfl_xor(v, i));
   return v;
 }
+// The same for 32 values at once, each with the bits that warp_sum gives it: lane l has the sum of the l-th. In every
+// step a lane sends half of its values to another one, and gets as many of those that it keeps.
+template <int N = 16> DEV float warp_sums(float* v, int lane) {
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    float low = v[k], high = v[k + N];
+    v[k] = fadd(lane & N ? high : low, shfl_xor(lane & N ? low : high, N));
+  }
+  if constexpr (N > 1) return warp_sums<N / 2>(v, lane);
+  return v[0];
+}
 DEV float warp_max(float v) {
 #pragma unroll
   for (int i = 16; i; i >>= 1) v = fmax_(v, shfl_xor(v, i));

@@ -226,7 +226,7 @@ DEV void compute(const MoeArgs& a, const Part& p, const Places& places, bool mad
   for (bool more = p.u < p.end; more;) {
     int s = slot >> 1;
     u32 m = metas + s * META, x0 = 0;
-    int before = par;
+    int before = par, tiles = NT;
     if (GATED) {
       bar_wait(told + s * 8, before);
       u32 head = lds32(m), kb = head >> 16;
@@ -240,21 +240,24 @@ DEV void compute(const MoeArgs& a, const Part& p, const Places& places, bool mad
         made = false;
       }
       x0 = held + kb * (NT * 8 * ROW);
+    } else if (NT > 1) {
+      bar_wait(told + s * 8, before);
+      tiles = ((lds32(m) >> 8 & 255) + 7) / 8; // those beyond the item's rows are not computed
     }
     auto half = [&](int h) __attribute__((always_inline)) {
       u32 st = ring + slot * SLOT, tile = st + warp * (h ? F::H1 : F::H0);
       bar_wait(full + slot * 8, par);
       if constexpr (GATED) half_stage<F, NT>(c, tile, Whole{x0 + h * R0}, table, lane, none);
-      else half_stage<F, NT>(c, tile, ByRow{st + W1}, table, lane, none);
+      else half_stage<F, NT>(c, tile, ByRow{st + W1}, table, lane, none, tiles);
       if (!h) return;
       if constexpr (GATED) scale<F, NT>(acc, c, tile, Whole{x0 + R0}, lane);
-      else scale<F, NT>(acc, c, tile, ByRow{st + W1}, lane);
+      else scale<F, NT>(acc, c, tile, ByRow{st + W1}, lane, tiles);
     };
     clear<4 * NT>((float*)c);
     half(0);
     finish();
     half(1);
-    if (!GATED) bar_wait(told + s * 8, before);
+    if (!GATED && NT == 1) bar_wait(told + s * 8, before);
     U4 head = lds128(m);
     if (head.x & LAST) {
       int g = lane >> 2, t = lane & 3, count = head.x >> 8 & 255;

@@ -9,7 +9,7 @@
   KERNEL(float_wide_##type##_16, FloatArgs, p, 256, 1) { wide<TYPE, 16, true>(p); } \
   KERNEL(float_wide_##type##_odd, FloatArgs, p, 256, 1) { wide<TYPE, 1, false>(p); } \
   KERNEL(float_narrow_##type##_1, FloatArgs, p, 256, 2) { narrow<TYPE, 1, true>(p, BID * 4); } \
-  KERNEL(float_narrow_##type##_8, FloatArgs, p, 256, 1) { narrow<TYPE, 8, true>(p, BID * 4); } \
+  KERNEL(float_narrow_##type##_8, FloatArgs, p, 256, 2) { narrow<TYPE, 8, true>(p, BID * 4); } \
   KERNEL(float_narrow_##type##_odd, FloatArgs, p, 256, 1) { narrow<TYPE, 1, false>(p, BID * 4); }
 FLOATS(f32, F32)
 FLOATS(f16, F16)

@@ -192,13 +192,19 @@ template <int TYPE, int T, bool QUADS, class X> DEV void narrow(const FloatArgs&
     }
   }
   float* sums = (float*)smem; // [8][4][T]
+  if constexpr (T == 8) {
+    float all[32];
 #pragma unroll
-  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 32; j++) all[j] = s[j / T][j % T];
+    sums[warp * 32 + lane] = warp_sums(all, lane);
+  } else
 #pragma unroll
-    for (int t = 0; t < T; t++) {
-      float v = warp_sum(s[i][t]);
-      if (lane == 0) sums[(warp * 4 + i) * T + t] = v;
-    }
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int t = 0; t < T; t++) {
+        float v = warp_sum(s[i][t]);
+        if (lane == 0) sums[(warp * 4 + i) * T + t] = v;
+      }
   SYNC();
   for (int j = TID; j < 4 * T; j += 256) {
     int i = j / T, t = j % T;

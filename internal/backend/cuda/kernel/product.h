@@ -143,9 +143,10 @@ template <int STRIDE> struct Apart {
 typedef Apart<R1> ByRow;  // halves of rows in a slot of a ring
 typedef Apart<ROW> Whole; // whole rows: `at` is the first or the second half of the first
 
-// Half a stage of a warp: a tile against NT tiles of eight tokens, 128 columns. between() runs half way.
+// Half a stage of a warp: a tile against NT tiles of eight tokens, or the first of them, 128 columns. between() runs
+// half way.
 template <class F, int NT, class X, class B>
-DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int lane, B between) {
+DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int lane, B between, int tiles = NT) {
   F w;
   w.begin(tile, lane, table);
 #pragma unroll
@@ -161,6 +162,7 @@ DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int la
       if (F::MIN16) w.min_frag(mg, mh, sb);
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
+        if (nt >= tiles) break;
         U4 b = act.frag(nt, sb, lane);
         float k[4] = {0, 0, 0, 0};
         mma16816(k, f.a[0][0], f.a[0][1], f.a[0][2], f.a[0][3], b.x, b.y);
@@ -182,6 +184,7 @@ DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int la
     } else {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
+        if (nt >= tiles) break;
         U4 b = act.frag(nt, sb, lane);
         mma16816(c[nt], f.a[0][0], f.a[0][1], f.a[0][2], f.a[0][3], b.x, b.y);
         mma16816(c[nt], f.a[1][0], f.a[1][1], f.a[1][2], f.a[1][3], b.z, b.w);
@@ -192,7 +195,7 @@ DEV void half_stage(float (&c)[NT][4], u32 tile, const X& act, int table, int la
 
 // After the second half: mins and scales, in f32. acc += s * (d*c - dmin*mins).
 template <class F, int NT, class X>
-DEV void scale(float (&acc)[NT][4], float (&c)[NT][4], u32 tile, const X& act, int lane) {
+DEV void scale(float (&acc)[NT][4], float (&c)[NT][4], u32 tile, const X& act, int lane, int tiles = NT) {
   int g = lane >> 2, t = lane & 3;
   float dg = 0, mg = 0, dh = 0, mh = 0;
   if constexpr (!F::BLOCK) {
@@ -203,6 +206,7 @@ DEV void scale(float (&acc)[NT][4], float (&c)[NT][4], u32 tile, const X& act, i
   if (F::MINS) { ng = F::mins(tile, g, t); nh = F::mins(tile, g + 8, t); }
 #pragma unroll
   for (int nt = 0; nt < NT; nt++) {
+    if (nt >= tiles) break;
     float* v = c[nt];
     if (!F::BLOCK) { v[0] = fmul(dg, v[0]); v[1] = fmul(dg, v[1]); v[2] = fmul(dh, v[2]); v[3] = fmul(dh, v[3]); }
     if (F::MINS) {
