@@ -221,7 +221,8 @@ func (s *soak) request(ctx context.Context, url, model, body string, stream bool
 	reused := false
 	trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }}
 	resp, err := http.DefaultClient.Do(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
-	if reused && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
+	if reused && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) ||
+		err != nil && strings.Contains(err.Error(), "server closed idle connection")) {
 		// The server closed an idle connection in the moment it was used again, as every server may. Clients ask once
 		// more.
 		s.count("asked again on another connection")

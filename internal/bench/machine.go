@@ -195,6 +195,9 @@ func measureGPU(ctx context.Context, m *engine.Model, d gpuDevice, cfg MachineCo
 			return nil, err
 		}
 		for i, rows := range cfg.Rows {
+			if _, err := p.pass(rows); err != nil { // as in decoding, a pass follows one like it
+				return nil, err
+			}
 			took, err := p.pass(rows)
 			if err != nil {
 				return nil, err
