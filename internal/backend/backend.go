@@ -19,6 +19,7 @@ package backend
 
 import (
 	"fmt"
+	"time"
 
 	"strobe/internal/quant"
 )
@@ -333,6 +334,12 @@ type Backend interface {
 	ArgMax(ids Ints, x Tensor)
 	// per row: k best ids, descending, with log-softmax values; may overwrite x
 	TopK(ids Ints, logp Tensor, x Tensor, k int)
+}
+
+// Compiler is a device that compiles kernels when they are first needed.
+type Compiler interface {
+	// Compiling is how long that took since the device was opened.
+	Compiling() time.Duration
 }
 
 // Parker is a device whose weights can leave it for a while.

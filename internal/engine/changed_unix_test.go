@@ -194,6 +194,7 @@ func (d *idleGPU) Download([]byte, driver.Addr) error               { return nil
 func (d *idleGPU) Copy(driver.Addr, driver.Addr, int)               {}
 func (d *idleGPU) Fill(driver.Addr, byte, int)                      {}
 func (d *idleGPU) Kernel(string) (driver.Kernel, error)             { return nil, nil }
+func (d *idleGPU) Compiling() time.Duration                         { return 0 }
 func (d *idleGPU) Launch(*driver.Launch)                            {}
 func (d *idleGPU) Record([]driver.Launch) (driver.Recording, error) { return &recordedGPU{}, nil }
 func (d *idleGPU) Replay(driver.Recording)                          {}

@@ -17,8 +17,10 @@ import (
 type Config struct {
 	Parallel int // generations that run together; 0 means 4
 	Queue    int // requests that may wait for a slot; 0 means 64, < 0 none
-	Chunk    int // prompt tokens per step: how long a prompt may hold up the others; 0 means 256, or 512 on a GPU
 	Context  int // most tokens of a sequence, prompt and answer; 0 means the trained context
+	// Chunk is prompt tokens per step: how long a prompt may hold up the others. 0 means 256, or 512 on a GPU, and 1,024
+	// there while nobody generates, if memory is ample.
+	Chunk int
 
 	CacheBytes     int64  // memory of the prefix cache; 0 means 2 GiB, < 0 turns it off
 	CacheDir       string // folder that keeps the prefix cache over restarts; "" for none
@@ -26,6 +28,8 @@ type Config struct {
 	CacheMinTokens int    // shortest prefix that is worth a file; 0 means 64
 
 	Log *slog.Logger // nil discards
+
+	alone int // Chunk while nobody generates
 }
 
 func (c Config) withDefaults(m *Model) Config {
@@ -36,12 +40,14 @@ func (c Config) withDefaults(m *Model) Config {
 	}
 	set(&c.Parallel, 4)
 	set(&c.Queue, 64)
-	set(&c.Chunk, max(256, m.Chunk()))
+	if c.alone = c.Chunk; c.Chunk == 0 {
+		c.Chunk, c.alone = max(256, min(512, m.Chunk())), max(256, m.Chunk())
+	}
 	set(&c.CacheMinTokens, 64)
 	// Every running generation needs a row in the batch, and prompts want some too.
 	c.Parallel = min(max(c.Parallel, 1), model.MaxRows/4)
 	c.Queue = max(c.Queue, 0)
-	c.Chunk = min(max(c.Chunk, 1), model.MaxRows)
+	c.Chunk, c.alone = min(max(c.Chunk, 1), model.MaxRows), min(max(c.alone, 1), model.MaxRows)
 	if c.Context <= 0 || c.Context > m.Target.Context {
 		c.Context = m.Target.Context
 	}

@@ -134,8 +134,9 @@ func ParseDraft(s string) (string, error) {
 	return "", fmt.Errorf("draft source %q: want auto, off, dflash, mtp or ngram", s)
 }
 
-// Small models are calibrated when they are loaded: that takes less time than starting the program. Large
-// ones would make their first user wait, and learn from what they do for him instead.
+// Small models, and those that GPUs run, are calibrated when they are loaded: that takes less time than starting the
+// program, and kernels are compiled before the first user comes. Large ones on a processor would make him wait, and
+// learn from what they do for him instead.
 const (
 	calibrateBelow = 512 << 20 // bytes of weights
 	calibrateTime  = 200 * time.Millisecond
@@ -250,10 +251,15 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Runner, err = speculate.NewRunner(m.Target, append(sources, ngram.Source{})...); err != nil {
 		return err
 	}
-	if len(sources) > 0 && m.Target.WeightBytes() < calibrateBelow {
+	onGPU := !slices.ContainsFunc(m.backends, onProcessor)
+	if len(sources) > 0 && (onGPU || m.Target.WeightBytes() < calibrateBelow) {
 		if err := m.Runner.Calibrate(calibrateTime); err != nil {
-			return err
+			// A GPU may be short of memory, for which an engine makes room when it needs it. One that is lost stays lost.
+			if lost := m.Target.Sync(); lost != nil || !onGPU {
+				return err
+			}
 		}
+		m.sayCompiled(opt.Say)
 	}
 	if m.Template = opt.Template; m.Template == "" {
 		if m.Template, _, err = src.Target.String("tokenizer.chat_template"); err != nil {
@@ -264,6 +270,16 @@ func (m *Model) load(src Source, opt Options) error {
 		return err
 	}
 	return m.loadScorer(src.Target, opt)
+}
+
+// sayCompiled says why a first start took long.
+func (m *Model) sayCompiled(say func(string)) {
+	for _, b := range m.backends {
+		c, ok := b.(backend.Compiler)
+		if ok && say != nil && c.Compiling() > time.Second {
+			say(fmt.Sprintf("%s: compiling kernels took %.1f s; the driver keeps them", b.Name(), c.Compiling().Seconds()))
+		}
+	}
 }
 
 // loadScorer opens the model that shortens prompts.

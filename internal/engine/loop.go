@@ -346,7 +346,8 @@ func (l *loop) step() (bool, error) {
 // advance runs one step of the streams. A panic is its error, and so are weights that were written to while it ran:
 // what it computed is worth nothing then.
 func (l *loop) advance(streams []*speculate.Stream) error {
-	err := l.guard(func() error { return l.r.Step(streams, l.e.cfg.Chunk) })
+	generating := slices.ContainsFunc(streams, func(s *speculate.Stream) bool { return !s.Prefilling() })
+	err := l.guard(func() error { return l.r.Step(streams, l.chunk(generating)) })
 	if l.e.change() == platform.Overwritten {
 		err = fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
 	}
@@ -354,6 +355,14 @@ func (l *loop) advance(streams []*speculate.Stream) error {
 		l.defects = 0
 	}
 	return err
+}
+
+// chunk is how many prompt tokens a step may have.
+func (l *loop) chunk(generating bool) int {
+	if generating {
+		return l.e.cfg.Chunk
+	}
+	return l.e.cfg.alone
 }
 
 // batch chooses who takes part in the next step: everyone who generates, and as many prompts as
@@ -372,7 +381,7 @@ func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 		}
 	}
 	slices.SortStableFunc(prompts, func(a, b *job) int { return cmp.Compare(a.served, b.served) })
-	room := min(l.e.cfg.Chunk, model.MaxRows-len(live))
+	room := min(l.chunk(len(live) > 0), model.MaxRows-len(live))
 	for i, j := range prompts {
 		if room <= 0 {
 			break

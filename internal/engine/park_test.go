@@ -136,6 +136,49 @@ func lenderModel(t *testing.T, name string, left int64, opt Options) (*Model, *l
 	return m, d
 }
 
+// short is a GPU whose first pass finds no memory, or is its last.
+type short struct {
+	roomy
+	failed, lost bool
+}
+
+func (s *short) EndStep() (int, error) {
+	if !s.failed {
+		s.failed = true
+		return 0, errors.New("no memory")
+	}
+	return s.roomy.EndStep()
+}
+
+func (s *short) Sync() error {
+	if s.failed && s.lost {
+		return errors.New("device lost")
+	}
+	return s.roomy.Sync()
+}
+
+// TestLoadShortOfMemory: a GPU that has no memory for a pass while a model is loaded may have it later; one that is
+// lost is no place for a model.
+func TestLoadShortOfMemory(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		opt := Options{Device: "cuda:0", Drafter: testkit.Golden(t, "dflash-qwen35/model.gguf")}
+		opt.open = func(string, device.Options) (backend.Backend, error) {
+			return &short{roomy: roomy{weighing{cpu.New(cpu.Options{Threads: 1})}, "GPU 0", ample}, lost: lost}, nil
+		}
+		m, err := Load(testkit.Golden(t, "qwen35/model.gguf"), opt)
+		if lost {
+			if err == nil {
+				t.Error("a lost device was loaded on")
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		generate(t, startModel(t, m, Config{Parallel: 1}), Request{Tokens: randomPrompt(1, 20), MaxTokens: 5})
+	}
+}
+
 // TestParkWhileIdle: where memory is short the drafter leaves when nobody generates and is back when somebody does,
 // with the same guesses; who does not draft does not bring it back, and where it finds no room the text is the same
 // without it.

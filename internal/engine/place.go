@@ -354,10 +354,24 @@ func (n need) tooLarge(room []int, gpus []backend.Backend, opt Options) string {
 // Chunk is how many prompt tokens should run in one pass when nobody else waits: enough to use the device well, few
 // enough to show progress and to stop soon.
 func (m *Model) Chunk() int {
-	if _, ok := m.Backend().(interface{ Memory() (free, total int) }); ok {
-		return model.MaxRows // a GPU has room for all of them at once
+	g, ok := m.Backend().(gpu)
+	if !ok {
+		return 128
 	}
-	return 128
+	if free, _ := g.Memory(); free < ample {
+		return model.MaxRows / 2
+	}
+	return model.MaxRows
+}
+
+// ample is free memory of a GPU of which a batch of the largest models, about half a gigabyte, takes little. Where
+// there is less, sequences need it more.
+const ample = 4 << 30
+
+// onProcessor reports whether a device is the processor.
+func onProcessor(b backend.Backend) bool {
+	_, ok := b.(gpu)
+	return !ok
 }
 
 // deviceName names the devices that run the model.

@@ -183,6 +183,40 @@ func TestLongPromptHoldsNobodyUp(t *testing.T) {
 	}
 }
 
+// TestChunks: on a GPU a prompt runs in large parts while nobody generates, and in smaller ones beside a generation;
+// in parts of the size that was asked for in any case. Where memory is short all parts are small.
+func TestChunks(t *testing.T) {
+	for _, c := range []struct{ free, chunk, alone, beside int }{
+		{ample, 0, 2, 4}, {ample - 1, 0, 4, 4}, {ample, 300, 7, 7},
+	} {
+		gpu := &roomy{weighing{cpu.New(cpu.Options{})}, "GPU 0", c.free}
+		e := startModel(t, loadOn(t, "qwen3", gpu), Config{Parallel: 2, Chunk: c.chunk, CacheBytes: -1})
+		first := func(seed uint64) (steps int) {
+			before := e.Snapshot().Steps
+			wait(t, submit(t, e, Request{Tokens: randomPrompt(seed, 2000), MaxTokens: 1, IgnoreEOG: true,
+				Constraint: watch(func() { steps = int(e.Snapshot().Steps-before) + 1 })}))
+			return steps
+		}
+		if got := first(1); got != c.alone {
+			t.Errorf("chunk %d: 2,000 tokens alone took %d steps, want %d", c.chunk, got, c.alone)
+		}
+		hold := newGate(1)
+		running := submit(t, e, Request{Tokens: randomPrompt(2, 10), MaxTokens: 200, IgnoreEOG: true, Constraint: hold,
+			Spec: speculate.Options{Draft: speculate.Off}})
+		<-hold.ready // the engine stands still in its second step, which is counted after it
+		var steps int
+		g := submit(t, e, Request{Tokens: randomPrompt(3, 2000), MaxTokens: 1, IgnoreEOG: true,
+			Constraint: watch(func() { steps = int(e.Snapshot().Steps) })})
+		before := int(e.Snapshot().Steps) + 1
+		close(hold.open)
+		wait(t, g)
+		if got := steps - before + 1; got != c.beside {
+			t.Errorf("chunk %d: 2,000 tokens beside a generation took %d steps, want %d", c.chunk, got, c.beside)
+		}
+		wait(t, running)
+	}
+}
+
 // TestSlowReader: a reader that does not read holds nobody up, and gets everything in the end.
 func TestSlowReader(t *testing.T) {
 	e := start(t, "qwen3", Config{Parallel: 2})

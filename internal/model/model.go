@@ -18,8 +18,10 @@ import (
 	"strobe/internal/nn"
 )
 
-// MaxRows is the largest batch Forward takes.
-const MaxRows = 512
+// MaxRows is the largest batch Forward takes. GPUs read prompts of models with experts a quarter faster in batches of
+// 1,024 than of 512, since each expert meets more rows; twice as many once more would gain little and double the
+// memory of a batch.
+const MaxRows = 1024
 
 // Options configures a model. The zero value keeps keys and values in F16 and everything on one device.
 type Options struct {
@@ -231,6 +233,9 @@ func (m *Model) block(l *nn.Loader, i int) string {
 
 // Backend returns the device of the model's output: its logits and features.
 func (m *Model) Backend() backend.Backend { return m.devices[m.out] }
+
+// Devices are all that run the model.
+func (m *Model) Devices() []backend.Backend { return m.devices }
 
 // Sync waits for all devices and returns their first failure.
 func (m *Model) Sync() error { return m.mem.Sync() }

@@ -10,20 +10,24 @@ import (
 
 // Calibrate measures what passes and drafts of a few sizes cost, so that the first decisions of the
 // first stream rest on more than one sample, taken while memory is touched for the first time.
-// It stops when the budget is spent; a model whose passes are slow learns while it works.
+// It stops when the budget is spent; a model whose passes are slow learns while it works. Devices that compile kernels
+// run larger passes and a prompt first, with a budget of their own, so that nobody waits for these kernels later.
 func (r *Runner) Calibrate(budget time.Duration) error {
 	start := r.clock()
 	late := func() bool { return r.clock().Sub(start) > budget }
 	seq := r.Target.NewSeq()
 	defer seq.Close()
-	tokens := make([]int32, 16)
-	pass := func(rows int) (*model.Output, error) {
-		begin := r.clock()
-		seg := model.Segment{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll, Greedy: true}
+	tokens := make([]int32, max(16, min(model.MaxRows/2, r.Target.Context)))
+	run := func(seg model.Segment) (*model.Output, error) {
 		out, err := r.Target.Forward([]model.Segment{seg})
 		if err == nil {
 			err = r.Target.Backend().Sync()
 		}
+		return out, err
+	}
+	pass := func(rows int) (*model.Output, error) {
+		begin := r.clock()
+		out, err := run(model.Segment{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll, Greedy: true})
 		if err == nil {
 			r.control.MeasuredPass(rows, r.clock().Sub(begin))
 		}
@@ -57,6 +61,21 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 	}
 	if err := seq.CommitAll(); err != nil { // sources may look at the target's memory of the token they know
 		return err
+	}
+	if r.compiles {
+		for _, rows := range []int{24, 32, 48, 64, len(tokens)} { // the last as a prompt
+			if late() {
+				return nil
+			}
+			fresh := r.Target.NewSeq()
+			_, err := run(model.Segment{Seq: fresh, Tokens: tokens[:min(rows, len(tokens))], Prompt: rows > 64,
+				Logits: model.LogitsLast, Greedy: true})
+			fresh.Close()
+			if err != nil {
+				return err
+			}
+		}
+		start = r.clock()
 	}
 	for range 4 {
 		for _, rows := range []int{1, 2, 4, 8, 16} {

@@ -5,9 +5,11 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/draft/dflash"
 	"strobe/internal/model"
 	"strobe/internal/sample"
 )
@@ -48,6 +50,73 @@ func TestDeviceLost(t *testing.T) {
 	}
 	if n := len(f.out); n != before || n == 0 {
 		t.Errorf("%d tokens after the failure, %d before", n, before)
+	}
+}
+
+// late is a device that compiles its kernels when they are needed.
+type late struct {
+	backend.Backend
+	spent time.Duration
+	rows  []int // of products
+}
+
+func (l *late) Compiling() time.Duration { return l.spent }
+
+func (l *late) MatMul(x backend.Tensor, ps ...backend.Product) {
+	if !slices.Contains(l.rows, x.Rows) {
+		l.rows = append(l.rows, x.Rows)
+	}
+	l.Backend.MatMul(x, ps...)
+}
+
+// TestClockStandsStill: the time in which a device of the target or of a drafter compiles is no cost of a pass, and is
+// taken off once.
+func TestClockStandsStill(t *testing.T) {
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	first, second := &late{Backend: b}, &late{Backend: b}
+	m, err := model.Open(open(t, "qwen35/model.gguf"), first, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dev := range []*late{first, second} {
+		d, err := dflash.Open(open(t, "dflash-qwen35/model.gguf"), m, dflash.Options{Device: dev})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := runner(t, m, d)
+		before := r.clock()
+		dev.spent += time.Hour // in no time
+		if passed := r.clock().Sub(before) + time.Hour; passed < 0 || passed > time.Minute {
+			t.Errorf("%v passed besides an hour of compiling", passed)
+		}
+	}
+}
+
+// TestCalibrateCompiles: a device that compiles runs passes of all kinds once, and none when its time is up; a
+// processor does not.
+func TestCalibrateCompiles(t *testing.T) {
+	for _, c := range []struct {
+		compiles bool
+		budget   time.Duration
+		large    []int
+	}{{true, time.Hour, []int{24, 32, 48, 64, model.MaxRows / 2}}, {true, -1, nil}, {false, time.Hour, nil}} {
+		b := cpu.New(cpu.Options{Threads: 1})
+		defer b.Close()
+		dev := &late{Backend: b}
+		m, err := model.Open(open(t, "qwen35/model.gguf"), dev, model.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := runner(t, m, dflashFor(t, m, "qwen35"))
+		r.compiles = c.compiles && r.compiles
+		if err := r.Calibrate(c.budget); err != nil {
+			t.Fatal(err)
+		}
+		large := slices.DeleteFunc(dev.rows, func(n int) bool { return n <= 16 })
+		if !slices.Equal(large, c.large) {
+			t.Errorf("compiles %t, budget %v: passes of %v rows, want %v", c.compiles, c.budget, large, c.large)
+		}
 	}
 }
 

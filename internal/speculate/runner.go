@@ -48,11 +48,13 @@ type Runner struct {
 	used     int       // rows of features in use
 	asked    []bool    // per source: in the step before
 	clock    func() time.Time
+	compiles bool // a device compiles kernels when they are first needed
 }
 
 // NewRunner returns a runner and has the target capture what the sources need.
 func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
-	r := &Runner{Target: target, Sources: sources, clock: time.Now}
+	r := &Runner{Target: target, Sources: sources}
+	devices := slices.Clone(target.Devices())
 	longest := make([]int, len(sources))
 	for i, s := range sources {
 		longest[i] = min(s.Max(), maxGuesses)
@@ -60,7 +62,11 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 		r.layers = append(r.layers, layers...)
 		r.widths = append(r.widths, len(layers)*target.Hidden)
 		r.width += len(layers) * target.Hidden
+		if d, ok := s.(interface{ Devices() []backend.Backend }); ok {
+			devices = append(devices, d.Devices()...)
+		}
 	}
+	r.clock, r.compiles = working(devices)
 	r.asked = make([]bool, len(sources))
 	r.control = control.New(longest...)
 	if r.width == 0 {
@@ -72,6 +78,24 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 	var err error
 	r.features, err = target.Backend().Alloc(model.MaxRows, r.width)
 	return r, err
+}
+
+// working is a clock that stands still while one of the devices compiles kernels. That happens once, when they are
+// first needed, and must not count as what a pass or a draft costs.
+func working(devices []backend.Backend) (clock func() time.Time, compiles bool) {
+	var all []backend.Compiler
+	for _, d := range devices {
+		if c, ok := d.(backend.Compiler); ok && !slices.Contains(all, c) {
+			all = append(all, c)
+		}
+	}
+	return func() time.Time {
+		now := time.Now()
+		for _, c := range all {
+			now = now.Add(-c.Compiling())
+		}
+		return now
+	}, len(all) > 0
 }
 
 // Capture has the target capture what the sources need, in case another runner has changed that.

@@ -5,6 +5,7 @@ package cuda
 import (
 	"fmt"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"strobe/internal/backend/gpu"
@@ -19,7 +20,8 @@ type Driver struct {
 	up      staging
 	down    unsafe.Pointer // pinned memory that downloads pass through
 	kernels map[string]*kernel
-	err     error // the first failure
+	spent   time.Duration // on compiling kernels
+	err     error         // the first failure
 	call    launchCall
 	attrs   [2]launchAttr
 }

@@ -29,10 +29,12 @@ func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
+	start := time.Now()
 	k := &kernel{name: name}
 	if k.module, err = d.compile(name, s); err != nil {
 		return nil, err
 	}
+	d.spent += time.Since(start)
 	failed := func(doing string, r result) (gpu.Kernel, error) {
 		api.moduleUnload.call(k.module)
 		return nil, fmt.Errorf("%s: %s kernel %q: %w", d.dev.Name, doing, name, r)
@@ -49,6 +51,9 @@ func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
 	d.kernels[name] = k
 	return k, nil
 }
+
+// Compiling is how long modules were compiled, or looked for where the driver keeps them.
+func (d *Driver) Compiling() time.Duration { return d.spent }
 
 // compile makes a module of PTX.
 func (d *Driver) compile(name string, s *source) (module uintptr, err error) {

@@ -38,6 +38,11 @@ func TestIdentity(t *testing.T) {
 	s.Identity(t, targets...)
 }
 
+func TestPrompts(t *testing.T) {
+	s, targets := suite(t, "qwen35moe")
+	s.Prompts(t, targets...)
+}
+
 func TestPadding(t *testing.T) {
 	s, targets := suite(t, "qwen35", "gemma4e")
 	s.Padding(t, targets...)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"time"
 
 	"strobe/internal/backend"
 	"strobe/internal/quant"
@@ -37,8 +38,9 @@ type Backend struct {
 }
 
 var (
-	_ backend.Backend = (*Backend)(nil)
-	_ backend.Parker  = (*Backend)(nil)
+	_ backend.Backend  = (*Backend)(nil)
+	_ backend.Parker   = (*Backend)(nil)
+	_ backend.Compiler = (*Backend)(nil)
 )
 
 // New returns a backend on a device, which it closes at the end.
@@ -90,6 +92,10 @@ func (b *Backend) Sync() error {
 	}
 	return err
 }
+
+// Compiling is how long kernels were compiled. Drivers keep what they compiled, so it is little from the
+// second start of the program on.
+func (b *Backend) Compiling() time.Duration { return b.d.Compiling() }
 
 // load finds the kernels of launches that do not have theirs yet.
 func (b *Backend) load(ls []Launch) error {

@@ -2,6 +2,8 @@
 // once and replayed. It knows no driver; backend/cuda implements Driver.
 package gpu
 
+import "time"
+
 // Addr is an address in device memory.
 type Addr uint64
 
@@ -54,6 +56,7 @@ type Driver interface {
 	Copy(dst, src Addr, bytes int)
 	Fill(dst Addr, value byte, bytes int)
 	Kernel(name string) (Kernel, error)
+	Compiling() time.Duration // how long kernels were compiled so far
 	Launch(l *Launch)
 	Record(ls []Launch) (Recording, error) // nil without an error: there is no memory for one
 	Replay(r Recording)

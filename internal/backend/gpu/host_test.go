@@ -42,6 +42,7 @@ func (d *idle) Download([]byte, gpu.Addr) error     { return nil }
 func (d *idle) Copy(gpu.Addr, gpu.Addr, int)        {}
 func (d *idle) Fill(gpu.Addr, byte, int)            {}
 func (d *idle) Kernel(n string) (gpu.Kernel, error) { return n, nil }
+func (d *idle) Compiling() time.Duration            { return 0 }
 func (d *idle) Launch(*gpu.Launch)                  {}
 func (d *idle) Record([]gpu.Launch) (gpu.Recording, error) {
 	return d, nil

@@ -102,6 +102,11 @@ func (g *rig) readInts(a gpu.Addr, n int) []int32 {
 func (g *rig) run(ls []gpu.Launch) {
 	g.t.Helper()
 	for i := range ls {
+		if ls[i].Kernel == nil {
+			k, err := g.d.Kernel(ls[i].Name)
+			g.must(err)
+			ls[i].Kernel = k
+		}
 		g.d.Launch(&ls[i])
 	}
 	g.must(g.d.Wait())

@@ -39,6 +39,7 @@ type Driver struct {
 	shuffles bool    // how lanes exchange values; the self-test decides
 	matrices bool    // it has cooperative matrices; the self-test decides whether they are used
 	kernels  map[string]*kernel
+	spent    time.Duration // on compiling them
 	modules  map[string]uint64
 	buffers  []*buffer // by address
 	small    []*arena

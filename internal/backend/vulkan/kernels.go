@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"strobe/internal/backend/gpu"
@@ -173,6 +174,7 @@ func spirv(name string) ([]byte, error) {
 // Prepare compiles the kernels of launches that are not compiled yet, all at once: a driver may take seconds for each.
 // What fails is reported when it is launched.
 func (d *Driver) Prepare(ls []gpu.Launch) {
+	start := time.Now()
 	var wait sync.WaitGroup
 	asked := map[*kernel]bool{}
 	for i := range ls {
@@ -186,13 +188,19 @@ func (d *Driver) Prepare(ls []gpu.Launch) {
 		}
 	}
 	wait.Wait()
+	d.spent += time.Since(start)
 }
+
+// Compiling is how long pipelines were made.
+func (d *Driver) Compiling() time.Duration { return d.spent }
 
 // compile makes the pipeline of a kernel, if there is none yet.
 func (d *Driver) compile(k *kernel) error {
 	if k.pipeline != 0 {
 		return nil
 	}
+	start := time.Now()
+	defer func() { d.spent += time.Since(start) }()
 	create, err := d.pipeline(k)
 	if err != nil {
 		return err

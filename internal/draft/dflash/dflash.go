@@ -359,6 +359,9 @@ func (d *Drafter) Memory() *cache.Memory { return d.mem }
 // Name is what flags, requests and statistics call the source.
 func (d *Drafter) Name() string { return "dflash" }
 
+// Devices are all that run the drafter.
+func (d *Drafter) Devices() []backend.Backend { return d.devices }
+
 // NewSeq returns an empty context.
 func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
 

@@ -105,6 +105,9 @@ func (d *Drafter) Capture() []int { return []int{d.target.Layers - 1} }
 // Max is the largest number of tokens one draft can guess.
 func (d *Drafter) Max() int { return longest }
 
+// Devices are those that run the drafter.
+func (d *Drafter) Devices() []backend.Backend { return []backend.Backend{d.b} }
+
 // WeightBytes is the size of the drafter's own weights.
 func (d *Drafter) WeightBytes() int { return d.bytes }
 

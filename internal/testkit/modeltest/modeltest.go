@@ -234,6 +234,49 @@ func (s Suite) Identity(t *testing.T, names ...string) {
 	}
 }
 
+// Prompts: a prompt of as many tokens as a pass takes leaves the bits that it leaves in parts: logits of its last
+// token, and of one after it.
+func (s Suite) Prompts(t *testing.T, names ...string) {
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			m := Target(t, s.Backend, name, model.Options{})
+			tokens, parts := make([]int32, model.MaxRows), []int{25, model.MaxRows / 2, 400}
+			if s.Few > 0 { // from 64 rows on prompts have their own kernels
+				tokens, parts = tokens[:66], parts[:1]
+			}
+			for i := range tokens {
+				tokens[i] = int32(i*i*7+i*37+11) % 500
+			}
+			logits := func(part int) (all []float32) {
+				seq := m.NewSeq()
+				defer seq.Close()
+				pass := func(tokens []int32, prompt bool) {
+					seg := model.Segment{Seq: seq, Tokens: tokens, Prompt: prompt, Logits: model.LogitsLast}
+					all = s.Backend.Read(Forward(t, m, seg).Logits)
+					if err := seq.CommitAll(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for part := range slices.Chunk(tokens, part) {
+					pass(part, true)
+				}
+				last := all
+				pass(tokens[:1], false)
+				return append(last, all...)
+			}
+			want := logits(len(tokens))
+			if len(want) != 2*m.Vocab {
+				t.Fatalf("%d logits, want those of two tokens", len(want))
+			}
+			for _, part := range parts {
+				if !SameBits(logits(part), want) {
+					t.Errorf("%d tokens in parts of %d: other bits than as a whole", len(tokens), part)
+				}
+			}
+		})
+	}
+}
+
 // exact is a device that pads nothing and goes through every pass.
 type exact struct{ backend.Backend }
 

@@ -27,6 +27,7 @@ func TestPlain(t *testing.T) {
 	s := Suite{Backend: b}
 	t.Run("logits", func(t *testing.T) { s.Golden(t, Plain...) })
 	t.Run("identity", func(t *testing.T) { s.Identity(t, Plain...) })
+	t.Run("prompts", func(t *testing.T) { s.Prompts(t, Plain...) })
 	t.Run("padding", func(t *testing.T) { s.Padding(t, Plain...) })
 	t.Run("text", func(t *testing.T) { s.Text(t, Plain...) })
 }

@@ -14,6 +14,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -223,6 +224,9 @@ type kernel struct {
 	fn   uintptr
 	args int // bytes of its parameter
 }
+
+// Compiling is how long kernels were compiled, which is done before a test begins.
+func (d *Device) Compiling() time.Duration { return 0 }
 
 // Kernel finds a kernel.
 func (d *Device) Kernel(name string) (gpu.Kernel, error) {
