@@ -252,7 +252,7 @@ func (m *Model) load(src Source, opt Options) error {
 		return err
 	}
 	onGPU := !slices.ContainsFunc(m.backends, onProcessor)
-	if len(sources) > 0 && (onGPU || m.Target.WeightBytes() < calibrateBelow) {
+	if onGPU || len(sources) > 0 && m.Target.WeightBytes() < calibrateBelow {
 		if err := m.Runner.Calibrate(calibrateTime); err != nil {
 			// A GPU may be short of memory, for which an engine makes room when it needs it. One that is lost stays lost.
 			if lost := m.Target.Sync(); lost != nil || !onGPU {

@@ -11,23 +11,25 @@ import (
 // Calibrate measures what passes and drafts of a few sizes cost, so that the first decisions of the
 // first stream rest on more than one sample, taken while memory is touched for the first time.
 // It stops when the budget is spent; a model whose passes are slow learns while it works. Devices that compile kernels
-// run larger passes and a prompt first, with a budget of their own, so that nobody waits for these kernels later.
+// do so first.
 func (r *Runner) Calibrate(budget time.Duration) error {
+	if r.compiles {
+		if err := r.compile(); err != nil {
+			return err
+		}
+	}
 	start := r.clock()
 	late := func() bool { return r.clock().Sub(start) > budget }
 	seq := r.Target.NewSeq()
 	defer seq.Close()
-	tokens := make([]int32, max(16, min(model.MaxRows/2, r.Target.Context)))
-	run := func(seg model.Segment) (*model.Output, error) {
+	tokens := make([]int32, 16)
+	pass := func(rows int) (*model.Output, error) {
+		begin := r.clock()
+		seg := model.Segment{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll, Greedy: true}
 		out, err := r.Target.Forward([]model.Segment{seg})
 		if err == nil {
 			err = r.Target.Backend().Sync()
 		}
-		return out, err
-	}
-	pass := func(rows int) (*model.Output, error) {
-		begin := r.clock()
-		out, err := run(model.Segment{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll, Greedy: true})
 		if err == nil {
 			r.control.MeasuredPass(rows, r.clock().Sub(begin))
 		}
@@ -62,21 +64,6 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 	if err := seq.CommitAll(); err != nil { // sources may look at the target's memory of the token they know
 		return err
 	}
-	if r.compiles {
-		for _, rows := range []int{24, 32, 48, 64, len(tokens)} { // the last as a prompt
-			if late() {
-				return nil
-			}
-			fresh := r.Target.NewSeq()
-			_, err := run(model.Segment{Seq: fresh, Tokens: tokens[:min(rows, len(tokens))], Prompt: rows > 64,
-				Logits: model.LogitsLast, Greedy: true})
-			fresh.Close()
-			if err != nil {
-				return err
-			}
-		}
-		start = r.clock()
-	}
 	for range 4 {
 		for _, rows := range []int{1, 2, 4, 8, 16} {
 			if late() {
@@ -102,6 +89,55 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 				}
 				r.control.MeasuredDraft(i, n, r.clock().Sub(begin))
 			}
+		}
+	}
+	return nil
+}
+
+// compileTime is when compile begins no further pass: slow devices do not hold everybody up whenever a model is loaded.
+const compileTime = time.Second
+
+// compile runs passes of all kinds that are used later, so that nobody waits for their kernels then: chains of guesses
+// longer than those that are measured, a prompt, and a token for which attention has much to read. Sources are told of
+// all of them.
+func (r *Runner) compile() error {
+	const longest = maxGuesses + 1
+	start := r.clock()
+	text := r.Target.NewSeq()
+	defer text.Close()
+	rows := make([]int32, max(1, min(model.MaxRows/2, r.Target.Context-longest)))
+	for i := range rows {
+		rows[i] = int32(i)
+	}
+	for _, n := range []int{24, 32, 40, 48, longest, len(rows), 1} {
+		if n > len(rows) || r.clock().Sub(start) > compileTime {
+			continue
+		}
+		seg := model.Segment{Seq: text, Tokens: make([]int32, n), Logits: model.LogitsAll, Greedy: true}
+		commit := func() error { return text.Commit(nil) }
+		if n > longest {
+			seg.Prompt, seg.Logits, commit = true, model.LogitsLast, text.CommitAll
+		}
+		out, err := r.Target.Forward([]model.Segment{seg})
+		if err != nil {
+			return err
+		}
+		for i, src := range r.Sources {
+			if r.widths[i] == 0 {
+				continue
+			}
+			ctx := src.NewContext()
+			err := src.Extend(r.columns(out.Features, i), []draft.Rows{{Seq: ctx, Tokens: seg.Tokens, Rows: rows[:n]}})
+			ctx.Close()
+			if err != nil {
+				return err
+			}
+		}
+		if err := r.Target.Sync(); err != nil {
+			return err
+		}
+		if err := commit(); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
+	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/model"
 	"strobe/internal/sample"
@@ -58,6 +59,7 @@ type late struct {
 	backend.Backend
 	spent time.Duration
 	rows  []int // of products
+	heads []int // rows of which the best token was chosen
 }
 
 func (l *late) Compiling() time.Duration { return l.spent }
@@ -67,6 +69,13 @@ func (l *late) MatMul(x backend.Tensor, ps ...backend.Product) {
 		l.rows = append(l.rows, x.Rows)
 	}
 	l.Backend.MatMul(x, ps...)
+}
+
+func (l *late) ArgMax(ids backend.Ints, x backend.Tensor) {
+	if !slices.Contains(l.heads, x.Rows) {
+		l.heads = append(l.heads, x.Rows)
+	}
+	l.Backend.ArgMax(ids, x)
 }
 
 // TestClockStandsStill: the time in which a device of the target or of a drafter compiles is no cost of a pass, and is
@@ -93,14 +102,19 @@ func TestClockStandsStill(t *testing.T) {
 	}
 }
 
-// TestCalibrateCompiles: a device that compiles runs passes of all kinds once, and none when its time is up; a
-// processor does not.
+// TestCalibrateCompiles: a device that compiles runs passes of all kinds once, with or without a drafter, and no more
+// of them when they take long; a processor runs none.
 func TestCalibrateCompiles(t *testing.T) {
+	all := []int{24, 32, 40, 48, 64, model.MaxRows / 2}
 	for _, c := range []struct {
-		compiles bool
-		budget   time.Duration
-		large    []int
-	}{{true, time.Hour, []int{24, 32, 48, 64, model.MaxRows / 2}}, {true, -1, nil}, {false, time.Hour, nil}} {
+		what            string
+		drafter, device bool
+		pass            time.Duration
+		large           []int
+	}{
+		{"a drafter", true, true, 0, all}, {"no drafter", false, true, 0, all},
+		{"slow passes", true, true, compileTime / 2, all[:2]}, {"a processor", true, false, 0, nil},
+	} {
 		b := cpu.New(cpu.Options{Threads: 1})
 		defer b.Close()
 		dev := &late{Backend: b}
@@ -108,14 +122,31 @@ func TestCalibrateCompiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := runner(t, m, dflashFor(t, m, "qwen35"))
-		r.compiles = c.compiles && r.compiles
-		if err := r.Calibrate(c.budget); err != nil {
+		var sources []draft.Source
+		if c.drafter {
+			sources = append(sources, dflashFor(t, m, "qwen35"))
+		}
+		r, err := NewRunner(m, sources...)
+		if err != nil {
 			t.Fatal(err)
 		}
-		large := slices.DeleteFunc(dev.rows, func(n int) bool { return n <= 16 })
-		if !slices.Equal(large, c.large) {
-			t.Errorf("compiles %t, budget %v: passes of %v rows, want %v", c.compiles, c.budget, large, c.large)
+		r.compiles = c.device
+		now := time.Now()
+		r.clock = func() time.Time { // each pass looks at it once while kernels are compiled
+			now = now.Add(c.pass)
+			return now
+		}
+		if err := r.Calibrate(-1); err != nil {
+			t.Fatal(err)
+		}
+		small := func(n int) bool { return n <= 16 }
+		if large := slices.DeleteFunc(dev.rows, small); !slices.Equal(large, c.large) {
+			t.Errorf("%s: passes of %v rows, want %v", c.what, large, c.large)
+		}
+		// Chains have logits of all rows.
+		chains := c.large[:min(len(c.large), len(all)-1)]
+		if heads := slices.DeleteFunc(dev.heads, small); !slices.Equal(heads, chains) {
+			t.Errorf("%s: tokens chosen for %v rows, want %v", c.what, heads, chains)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"strobe/internal/quant"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
+	"strobe/internal/synth"
 	"strobe/internal/testkit"
 	"strobe/internal/testkit/edit"
 )
@@ -344,6 +346,98 @@ func TestParkedWithoutRoom(t *testing.T) {
 	}
 	if refused < 5 {
 		t.Errorf("%d allocations were refused; the test says nothing", refused)
+	}
+}
+
+// naming remembers the kernels that were asked for.
+type naming struct {
+	idleDriver
+	names map[string]bool
+	fresh []string // since they were last looked at
+}
+
+func (d *naming) Kernel(name string) (gpu.Kernel, error) {
+	if !d.names[name] {
+		d.names[name] = true
+		d.fresh = append(d.fresh, name)
+	}
+	return name, nil
+}
+
+// TestCalibrateCompilesAll: a model that was calibrated needs no further kernel for chains and trees of guesses,
+// sampled tokens, prompts and drafts.
+func TestCalibrateCompilesAll(t *testing.T) {
+	for _, shape := range []string{"tiny-qwen35", "tiny-qwen35moe", "tiny-gemma4", "tiny-gemma4moe"} {
+		file := func(shape, quant string) string {
+			path := filepath.Join(t.TempDir(), "model.gguf")
+			if err := synth.Write(t.Context(), path, shape, quant, 1, synth.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			return path
+		}
+		d := &naming{idleDriver: idleDriver{&idle{}}, names: map[string]bool{}}
+		m := modelOn(t, d, file(shape, "q4_k_m"), model.Options{})
+		drafter, err := dflash.Open(opened(t, file(shape+"-dflash", "q8_0")), m, dflash.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := speculate.NewRunner(m, drafter)
+		if err == nil {
+			err = r.Calibrate(time.Hour)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(d.fresh) < 20 {
+			t.Fatalf("%s: %d kernels; the test says nothing", shape, len(d.fresh))
+		}
+		d.fresh = nil
+		pass := func(what string, seq *cache.Seq, seg model.Segment) {
+			n := len(seg.Tokens)
+			seg.Seq = seq
+			out, err := m.Forward([]model.Segment{seg})
+			if err == nil && seg.Parents == nil {
+				err = seq.CommitAll()
+			} else if err == nil {
+				err = seq.Commit([]int32{0, 2})
+			}
+			if err == nil && seg.Parents == nil {
+				ctx, rows := drafter.NewContext(), make([]int32, n)
+				for i := range rows {
+					rows[i] = int32(i)
+				}
+				err = drafter.Extend(out.Features, []draft.Rows{{Seq: ctx, Tokens: seg.Tokens, Rows: rows}})
+				if err == nil {
+					_, err = drafter.Draft([]draft.Request{{Seq: ctx, Target: seq, N: 1 + n%drafter.Max()}}, 4)
+				}
+				ctx.Close()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(d.fresh) > 0 {
+				t.Errorf("%s: %s of %d rows: kernels %v", shape, what, n, d.fresh)
+				d.fresh = nil
+			}
+		}
+		for _, n := range []int{20, 64, 65, 100, 500, model.MaxRows} {
+			seq := m.NewSeq()
+			pass("prompt", seq, model.Segment{Tokens: make([]int32, n), Prompt: true, Logits: model.LogitsLast})
+			pass("a token after a prompt", seq, model.Segment{Tokens: []int32{1}, Logits: model.LogitsAll, Greedy: true})
+			seq.Close()
+		}
+		for n := 1; n <= 64; n++ {
+			seq, parents := m.NewSeq(), make([]int32, n)
+			for i := range parents {
+				parents[i] = int32(i+1)/2 - 1
+			}
+			pass("chain", seq, model.Segment{Tokens: make([]int32, n), Logits: model.LogitsAll, Greedy: true})
+			pass("sampled", seq, model.Segment{Tokens: make([]int32, n), Logits: model.LogitsAll})
+			if n > 2 {
+				pass("tree", seq, model.Segment{Tokens: make([]int32, n), Parents: parents, Logits: model.LogitsAll, Greedy: true})
+			}
+			seq.Close()
+		}
 	}
 }
 
