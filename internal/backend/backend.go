@@ -340,6 +340,9 @@ type Backend interface {
 type Compiler interface {
 	// Compiling is how long that took since the device was opened.
 	Compiling() time.Duration
+	// Rehearse calls passes, whose steps do not run, and compiles the kernels that they need. What the passes read is
+	// anything.
+	Rehearse(passes func() error) error
 }
 
 // Parker is a device whose weights can leave it for a while.

@@ -13,10 +13,8 @@ import (
 // It stops when the budget is spent; a model whose passes are slow learns while it works. Devices that compile kernels
 // do so first.
 func (r *Runner) Calibrate(budget time.Duration) error {
-	if r.compiles {
-		if err := r.compile(); err != nil {
-			return err
-		}
+	if err := r.compile(); err != nil {
+		return err
 	}
 	start := r.clock()
 	late := func() bool { return r.clock().Sub(start) > budget }
@@ -89,55 +87,6 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 				}
 				r.control.MeasuredDraft(i, n, r.clock().Sub(begin))
 			}
-		}
-	}
-	return nil
-}
-
-// compileTime is when compile begins no further pass: slow devices do not hold everybody up whenever a model is loaded.
-const compileTime = time.Second
-
-// compile runs passes of all kinds that are used later, so that nobody waits for their kernels then: chains of guesses
-// longer than those that are measured, a prompt, and a token for which attention has much to read. Sources are told of
-// all of them.
-func (r *Runner) compile() error {
-	const longest = maxGuesses + 1
-	start := r.clock()
-	text := r.Target.NewSeq()
-	defer text.Close()
-	rows := make([]int32, max(1, min(model.MaxRows/2, r.Target.Context-longest)))
-	for i := range rows {
-		rows[i] = int32(i)
-	}
-	for _, n := range []int{24, 32, 40, 48, longest, len(rows), 1} {
-		if n > len(rows) || r.clock().Sub(start) > compileTime {
-			continue
-		}
-		seg := model.Segment{Seq: text, Tokens: make([]int32, n), Logits: model.LogitsAll, Greedy: true}
-		commit := func() error { return text.Commit(nil) }
-		if n > longest {
-			seg.Prompt, seg.Logits, commit = true, model.LogitsLast, text.CommitAll
-		}
-		out, err := r.Target.Forward([]model.Segment{seg})
-		if err != nil {
-			return err
-		}
-		for i, src := range r.Sources {
-			if r.widths[i] == 0 {
-				continue
-			}
-			ctx := src.NewContext()
-			err := src.Extend(r.columns(out.Features, i), []draft.Rows{{Seq: ctx, Tokens: seg.Tokens, Rows: rows[:n]}})
-			ctx.Close()
-			if err != nil {
-				return err
-			}
-		}
-		if err := r.Target.Sync(); err != nil {
-			return err
-		}
-		if err := commit(); err != nil {
-			return err
 		}
 	}
 	return nil

@@ -58,24 +58,39 @@ func TestDeviceLost(t *testing.T) {
 type late struct {
 	backend.Backend
 	spent time.Duration
-	rows  []int // of products
-	heads []int // rows of which the best token was chosen
+	now   bool  // rehearses
+	rows  []int // of products in rehearsals
+	heads []int // rows of which the best token was chosen there
+	tops  []int // and of which the best few were
 }
 
 func (l *late) Compiling() time.Duration { return l.spent }
 
-func (l *late) MatMul(x backend.Tensor, ps ...backend.Product) {
-	if !slices.Contains(l.rows, x.Rows) {
-		l.rows = append(l.rows, x.Rows)
+func (l *late) Rehearse(passes func() error) error {
+	l.now = true
+	defer func() { l.now = false }()
+	return passes()
+}
+
+func (l *late) note(rows *[]int, n int) {
+	if l.now && !slices.Contains(*rows, n) {
+		*rows = append(*rows, n)
 	}
+}
+
+func (l *late) MatMul(x backend.Tensor, ps ...backend.Product) {
+	l.note(&l.rows, x.Rows)
 	l.Backend.MatMul(x, ps...)
 }
 
 func (l *late) ArgMax(ids backend.Ints, x backend.Tensor) {
-	if !slices.Contains(l.heads, x.Rows) {
-		l.heads = append(l.heads, x.Rows)
-	}
+	l.note(&l.heads, x.Rows)
 	l.Backend.ArgMax(ids, x)
+}
+
+func (l *late) TopK(ids backend.Ints, logp, x backend.Tensor, k int) {
+	l.note(&l.tops, x.Rows)
+	l.Backend.TopK(ids, logp, x, k)
 }
 
 // TestClockStandsStill: the time in which a device of the target or of a drafter compiles is no cost of a pass, and is
@@ -102,19 +117,13 @@ func TestClockStandsStill(t *testing.T) {
 	}
 }
 
-// TestCalibrateCompiles: a device that compiles runs passes of all kinds once, with or without a drafter, and no more
-// of them when they take long; a processor runs none.
+// TestCalibrateCompiles: devices that compile rehearse passes of all kinds, with or without a drafter; not if a
+// processor has a part in them.
 func TestCalibrateCompiles(t *testing.T) {
-	all := []int{24, 32, 40, 48, 64, model.MaxRows / 2}
 	for _, c := range []struct {
-		what            string
-		drafter, device bool
-		pass            time.Duration
-		large           []int
-	}{
-		{"a drafter", true, true, 0, all}, {"no drafter", false, true, 0, all},
-		{"slow passes", true, true, compileTime / 2, all[:2]}, {"a processor", true, false, 0, nil},
-	} {
+		what               string
+		drafter, processor bool
+	}{{"a drafter", true, false}, {"no drafter", false, false}, {"a drafter on the processor", true, true}} {
 		b := cpu.New(cpu.Options{Threads: 1})
 		defer b.Close()
 		dev := &late{Backend: b}
@@ -124,29 +133,39 @@ func TestCalibrateCompiles(t *testing.T) {
 		}
 		var sources []draft.Source
 		if c.drafter {
-			sources = append(sources, dflashFor(t, m, "qwen35"))
+			opt := dflash.Options{}
+			if c.processor {
+				opt.Device = b
+			}
+			d, err := dflash.Open(open(t, "dflash-qwen35/model.gguf"), m, opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources = append(sources, d)
 		}
 		r, err := NewRunner(m, sources...)
+		if err == nil {
+			err = r.Calibrate(-1)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.compiles = c.device
-		now := time.Now()
-		r.clock = func() time.Time { // each pass looks at it once while kernels are compiled
-			now = now.Add(c.pass)
-			return now
+		if c.processor {
+			if len(dev.rows) > 0 {
+				t.Errorf("%s: passes of %v rows", c.what, dev.rows)
+			}
+			continue
 		}
-		if err := r.Calibrate(-1); err != nil {
-			t.Fatal(err)
+		for _, n := range []int{1, 2, 4, 8, 16, 24, 32, 40, 48, 64} { // chains have logits of all rows
+			if !slices.Contains(dev.rows, n) || !slices.Contains(dev.heads, n) {
+				t.Errorf("%s: no pass of %d rows, or not with all logits: %v, %v", c.what, n, dev.rows, dev.heads)
+			}
 		}
-		small := func(n int) bool { return n <= 16 }
-		if large := slices.DeleteFunc(dev.rows, small); !slices.Equal(large, c.large) {
-			t.Errorf("%s: passes of %v rows, want %v", c.what, large, c.large)
+		if n := model.MaxRows / 2; !slices.Contains(dev.rows, n) || slices.Contains(dev.heads, n) {
+			t.Errorf("%s: no prompt of %d rows, or one with all logits: %v, %v", c.what, n, dev.rows, dev.heads)
 		}
-		// Chains have logits of all rows.
-		chains := c.large[:min(len(c.large), len(all)-1)]
-		if heads := slices.DeleteFunc(dev.heads, small); !slices.Equal(heads, chains) {
-			t.Errorf("%s: tokens chosen for %v rows, want %v", c.what, heads, chains)
+		if drafts := len(dev.tops); drafts > 1 != c.drafter {
+			t.Errorf("%s: drafts of %v rows", c.what, dev.tops)
 		}
 	}
 }

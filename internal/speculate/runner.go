@@ -48,13 +48,12 @@ type Runner struct {
 	used     int       // rows of features in use
 	asked    []bool    // per source: in the step before
 	clock    func() time.Time
-	compiles bool // a device compiles kernels when they are first needed
+	devices  []backend.Backend // of the target and the sources
 }
 
 // NewRunner returns a runner and has the target capture what the sources need.
 func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
-	r := &Runner{Target: target, Sources: sources}
-	devices := slices.Clone(target.Devices())
+	r := &Runner{Target: target, Sources: sources, devices: slices.Clone(target.Devices())}
 	longest := make([]int, len(sources))
 	for i, s := range sources {
 		longest[i] = min(s.Max(), maxGuesses)
@@ -62,11 +61,15 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 		r.layers = append(r.layers, layers...)
 		r.widths = append(r.widths, len(layers)*target.Hidden)
 		r.width += len(layers) * target.Hidden
-		if d, ok := s.(interface{ Devices() []backend.Backend }); ok {
-			devices = append(devices, d.Devices()...)
+		if own, ok := s.(interface{ Devices() []backend.Backend }); ok {
+			for _, d := range own.Devices() {
+				if !slices.Contains(r.devices, d) {
+					r.devices = append(r.devices, d)
+				}
+			}
 		}
 	}
-	r.clock, r.compiles = working(devices)
+	r.clock = working(r.devices)
 	r.asked = make([]bool, len(sources))
 	r.control = control.New(longest...)
 	if r.width == 0 {
@@ -82,20 +85,16 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 
 // working is a clock that stands still while one of the devices compiles kernels. That happens once, when they are
 // first needed, and must not count as what a pass or a draft costs.
-func working(devices []backend.Backend) (clock func() time.Time, compiles bool) {
-	var all []backend.Compiler
-	for _, d := range devices {
-		if c, ok := d.(backend.Compiler); ok && !slices.Contains(all, c) {
-			all = append(all, c)
-		}
-	}
+func working(devices []backend.Backend) func() time.Time {
 	return func() time.Time {
 		now := time.Now()
-		for _, c := range all {
-			now = now.Add(-c.Compiling())
+		for _, d := range devices {
+			if c, ok := d.(backend.Compiler); ok {
+				now = now.Add(-c.Compiling())
+			}
 		}
 		return now
-	}, len(all) > 0
+	}
 }
 
 // Capture has the target capture what the sources need, in case another runner has changed that.

@@ -26,10 +26,16 @@ func TestDevice(t *testing.T) {
 	}
 	defer d.Close()
 	t.Logf("properties: %+v", d.Props())
+	var all []gpu.Launch
 	for _, name := range cuda.KernelNames() {
-		if _, err := d.Kernel(name); err != nil {
+		k, err := d.Kernel(name)
+		if err != nil {
 			t.Error(err)
 		}
+		all = append(all, gpu.Launch{Kernel: k, Name: name})
+	}
+	if err := d.(gpu.Preparer).Prepare(all); err != nil {
+		t.Error(err)
 	}
 	data := make([]byte, 100<<20+17)
 	for i := range data {

@@ -14,6 +14,7 @@ import (
 // Driver is an open GPU. Everything happens in order on one stream.
 type Driver struct {
 	dev     Device
+	handle  int32 // the driver's name of it
 	props   gpu.Props
 	context uintptr // its own: what fails in one is lost with it, and memory that was not released goes with it
 	stream  uintptr
@@ -26,7 +27,10 @@ type Driver struct {
 	attrs   [2]launchAttr
 }
 
-var _ gpu.Driver = (*Driver)(nil)
+var (
+	_ gpu.Driver   = (*Driver)(nil)
+	_ gpu.Preparer = (*Driver)(nil)
+)
 
 // downBytes is the size of the memory for downloads: ids and a few rows of logits in one piece.
 const downBytes = 4 << 20
@@ -35,15 +39,14 @@ func open(dev Device) (gpu.Driver, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	d := &Driver{dev: dev, kernels: map[string]*kernel{}}
-	var handle int32
-	if r := api.device.call(uintptr(unsafe.Pointer(&handle)), uintptr(dev.Index)); r != 0 {
+	if r := api.device.call(uintptr(unsafe.Pointer(&d.handle)), uintptr(dev.Index)); r != 0 {
 		return nil, fmt.Errorf("opening %s: %w", dev.Name, r)
 	}
-	if r := api.contextCreate.call(uintptr(unsafe.Pointer(&d.context)), 0, uintptr(handle)); r != 0 {
+	if r := api.contextCreate.call(uintptr(unsafe.Pointer(&d.context)), 0, uintptr(d.handle)); r != 0 {
 		return nil, fmt.Errorf("opening %s: %w", dev.Name, r)
 	}
 	d.props = gpu.Props{Name: dev.Name, Major: dev.Major, Minor: dev.Minor, Memory: dev.Memory,
-		Units: attribute(handle, attrUnits), SharedBlock: attribute(handle, attrSharedBlock)}
+		Units: attribute(d.handle, attrUnits), SharedBlock: attribute(d.handle, attrSharedBlock)}
 	const nonBlocking = 1 // not ordered with the null stream, which we do not use
 	if r := api.streamCreate.call(uintptr(unsafe.Pointer(&d.stream)), nonBlocking); r != 0 {
 		d.Close()
@@ -189,7 +192,9 @@ func (d *Driver) Close() error {
 		d.down = nil
 	}
 	for _, k := range d.kernels {
-		api.moduleUnload.call(k.module)
+		if k.handle != 0 {
+			api.moduleUnload.call(k.module)
+		}
 	}
 	clear(d.kernels)
 	if d.stream != 0 {

@@ -9,8 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -132,9 +134,6 @@ func TestDriverCalls(t *testing.T) {
 	if again, err := d.Kernel("small_add"); again != k || err != nil {
 		t.Errorf("the same kernel again: %v, %v", again, err)
 	}
-	if _, err := d.Kernel("small_copy"); err != nil {
-		t.Error(err)
-	}
 	if _, err := d.Kernel("nothing"); err == nil {
 		t.Error("a kernel that does not exist")
 	}
@@ -155,7 +154,6 @@ func TestDriverCalls(t *testing.T) {
 		t.Error(err)
 	}
 	want := `load sm_90
-load sm_90
 launch small_add grid 3,2,1 threads 64 shared 70000 early 1 first ab
 captured launch small_add grid 3,2,1 threads 64 shared 0 early 0 first ab
 captured launch small_add grid 3,2,1 threads 64 shared 0 early 0 first ab
@@ -175,21 +173,96 @@ graph of 2
 	}
 }
 
-// TestEveryKernelLoads: all kernels that are embedded can be asked for.
+// every is a launch of each kernel that is embedded.
+func every(t *testing.T, d *Driver) (ls []gpu.Launch) {
+	t.Helper()
+	for _, name := range KernelNames() {
+		k, err := d.Kernel(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ls = append(ls, gpu.Launch{Kernel: k, Name: name})
+	}
+	return ls
+}
+
+// TestEveryKernelLoads: all kernels that are embedded can be asked for, and are loaded once.
 func TestEveryKernelLoads(t *testing.T) {
 	if !inFake(t, "") {
 		return
 	}
 	d := openFake(t)
-	kernels, err := sources()
-	if err != nil || len(kernels) == 0 {
-		t.Fatalf("%d kernels, %v", len(kernels), err)
-	}
-	for name := range kernels {
-		if _, err := d.Kernel(name); err != nil {
+	ls := every(t, d)
+	for range 2 {
+		if err := d.Prepare(ls); err != nil {
 			t.Error(err)
 		}
 	}
+	if n := strings.Count(fakeLog(t), "load sm_"); n != len(ls) || n < 100 {
+		t.Errorf("%d modules were loaded for %d kernels", n, len(ls))
+	}
+}
+
+// TestCompileBeside: kernels that the driver has not kept are compiled in several contexts at once, each of them once,
+// and none of the contexts stays.
+func TestCompileBeside(t *testing.T) {
+	if inFake(t, "slow roomy") {
+		compileBeside(t, runtime.NumCPU() > 1)
+	}
+}
+
+// TestCompileWithoutRoom: where there is no memory for other contexts, ours compiles.
+func TestCompileWithoutRoom(t *testing.T) {
+	if inFake(t, "slow") {
+		compileBeside(t, false)
+	}
+}
+
+// TestCompileAlone: where the driver has no other contexts, ours compiles.
+func TestCompileAlone(t *testing.T) {
+	if inFake(t, "slow roomy one") {
+		compileBeside(t, false)
+	}
+}
+
+func compileBeside(t *testing.T, together bool) {
+	d := openFake(t)
+	ls := every(t, d)[:20]
+	before := int(fakeCall(t, "fake_live"))
+	if err := d.Prepare(ls); err != nil {
+		t.Fatal(err)
+	}
+	if n := int(fakeCall(t, "fake_compiled")); n != len(ls) {
+		t.Errorf("%d kernels were compiled, want %d", n, len(ls))
+	}
+	if n := int(fakeCall(t, "fake_together")); n > 1 != together || n > maxBeside {
+		t.Errorf("%d contexts compiled at once; several: want %t", n, together)
+	}
+	if n := int(fakeCall(t, "fake_live")); n != before+len(ls) {
+		t.Errorf("%d things of the driver after compiling %d kernels, %d before", n, len(ls), before)
+	}
+	if d.Compiling() < 60*time.Millisecond {
+		t.Errorf("compiling took %v", d.Compiling())
+	}
+	closed := func(d *Driver) {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := fakeCall(t, "fake_live"); n != 0 {
+			t.Errorf("%d things of the driver are left after Close", n)
+		}
+	}
+	closed(d)
+	// What the driver has kept needs no other contexts.
+	d = openFake(t)
+	logged := len(fakeLog(t))
+	if err := d.Prepare(every(t, d)[:len(ls)]); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(fakeLog(t)[logged:], "load sm_"); n != len(ls) {
+		t.Errorf("%d modules were loaded for %d kernels that the driver had kept", n, len(ls))
+	}
+	closed(d)
 }
 
 // TestDriverFaults: a fault of a kernel is found by whoever waits, and stays the answer.
@@ -297,13 +370,26 @@ func TestDriverCompileError(t *testing.T) {
 		return
 	}
 	d := openFake(t)
-	_, err := d.Kernel("small_add")
-	if err == nil || err.Error() != `Fake GPU: compiling kernel "small_add" (sm_90): `+
-		"a PTX JIT compilation failed (CUDA_ERROR_INVALID_PTX): line 7: unknown instruction" {
+	const want = `Fake GPU: compiling kernel "small_add" (sm_90): ` +
+		"a PTX JIT compilation failed (CUDA_ERROR_INVALID_PTX): line 7: unknown instruction"
+	k, err := d.Kernel("small_add")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ls := []gpu.Launch{{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)}}
+	if err := d.Prepare(ls); err == nil || err.Error() != want {
 		t.Errorf("PTX that the driver refuses: %v", err)
 	}
-	if err := d.Close(); err != nil { // the device is well
+	if err := d.Wait(); err != nil { // the device is well
 		t.Error(err)
+	}
+	d.Launch(&ls[0])
+	if err := d.Wait(); err == nil || err.Error() != want {
+		t.Errorf("launching what the driver refuses: %v", err)
+	}
+	d.Close()
+	if n := fakeCall(t, "fake_live"); n != 0 {
+		t.Errorf("%d things of the driver are left after Close", n)
 	}
 }
 

@@ -3,43 +3,136 @@
 package cuda
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
+	"slices"
+	"sync"
 	"time"
 	"unsafe"
 
 	"strobe/internal/backend/gpu"
 )
 
-// kernel is a loaded kernel.
+// kernel is a kernel, compiled when it is first needed.
 type kernel struct {
 	name   string
+	source *source
 	module uintptr
-	handle uintptr
-	shared int // bytes of dynamic shared memory it is allowed to ask for
+	handle uintptr // 0: not compiled yet
+	shared int     // bytes of dynamic shared memory it is allowed to ask for
 }
 
-// Kernel loads a kernel, which may take a second if the driver has not compiled it before.
+// Kernel finds a kernel.
 func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
 	if k := d.kernels[name]; k != nil {
 		return k, nil
 	}
-	defer d.enter()()
 	s, err := sourceOf(name, d.dev.Major, d.dev.Minor)
 	if err != nil {
 		return nil, err
 	}
+	k := &kernel{name: name, source: s}
+	d.kernels[name] = k
+	return k, nil
+}
+
+// Compiling is how long kernels were compiled, or looked for where the driver keeps them.
+func (d *Driver) Compiling() time.Duration { return d.spent }
+
+// Prepare compiles the kernels of launches that are not compiled yet.
+//
+// The driver compiles them one after the other in a context, and keeps what it compiled for the next start. Where it
+// has kept none, contexts beside ours compile them all at once, and ours finds them there.
+func (d *Driver) Prepare(ls []gpu.Launch) error {
+	var fresh []*kernel
+	for i := range ls {
+		if k, ok := ls[i].Kernel.(*kernel); ok && k.handle == 0 && !slices.Contains(fresh, k) {
+			fresh = append(fresh, k)
+		}
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	slices.SortFunc(fresh, func(a, b *kernel) int { return cmp.Compare(len(b.source.kernel), len(a.source.kernel)) })
+	middle := len(fresh) / 2 // of middling length, to see how long it takes
+	begin := time.Now()
+	if err := d.load(fresh[middle]); err != nil {
+		return err
+	}
+	fresh = slices.Delete(fresh, middle, middle+1)
+	if begin, took := time.Now(), time.Since(begin); took > notKept {
+		d.compileBeside(fresh)
+		d.spent += time.Since(begin)
+	}
+	for _, k := range fresh {
+		if err := d.load(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// notKept is how long loading takes if the driver has to compile: a tenth of a second or more for most kernels, where
+// it reads what it has kept in a few milliseconds.
+const notKept = 50 * time.Millisecond
+
+// Contexts that compile: each needs a core, and memory of the device, up to half of contextBytes.
+const maxBeside, contextBytes = 8, 1 << 30
+
+// compileBeside has contexts of their own compile kernels, the longest of which come first. What fails there is tried
+// again by whoever needs it.
+func (d *Driver) compileBeside(ks []*kernel) {
+	free, _ := d.Free()
+	contexts := min(len(ks), maxBeside, runtime.NumCPU(), free/contextBytes)
+	if contexts < 2 {
+		return
+	}
+	todo := make(chan *kernel, len(ks))
+	for _, k := range ks {
+		todo <- k
+	}
+	close(todo)
+	var wait sync.WaitGroup
+	for range contexts {
+		wait.Go(func() {
+			runtime.LockOSThread() // to which the context belongs
+			defer runtime.UnlockOSThread()
+			var context uintptr
+			if api.contextCreate.call(uintptr(unsafe.Pointer(&context)), 0, uintptr(d.handle)) != 0 {
+				return
+			}
+			defer func() { api.contextDestroy.call(context) }()
+			for k := range todo {
+				module, err := d.compile(k)
+				if err != nil {
+					return
+				}
+				api.moduleUnload.call(module)
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// load makes a kernel ready, if it is not.
+func (d *Driver) load(k *kernel) error {
+	if k.handle != 0 {
+		return nil
+	}
+	defer d.enter()()
 	start := time.Now()
-	k := &kernel{name: name}
-	if k.module, err = d.compile(name, s); err != nil {
-		return nil, err
+	var err error
+	if k.module, err = d.compile(k); err != nil {
+		return err
 	}
 	d.spent += time.Since(start)
-	failed := func(doing string, r result) (gpu.Kernel, error) {
+	failed := func(doing string, r result) error {
 		api.moduleUnload.call(k.module)
-		return nil, fmt.Errorf("%s: %s kernel %q: %w", d.dev.Name, doing, name, r)
+		k.handle = 0
+		return fmt.Errorf("%s: %s kernel %q: %w", d.dev.Name, doing, k.name, r)
 	}
-	text := append([]byte(name), 0)
+	text := append([]byte(k.name), 0)
 	if r := api.function.call(uintptr(unsafe.Pointer(&k.handle)), k.module, uintptr(unsafe.Pointer(&text[0]))); r != 0 {
 		return failed("finding", r)
 	}
@@ -48,15 +141,11 @@ func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
 	if r := api.functionSet.call(k.handle, funcCarveOut, 100); r != 0 {
 		return failed("setting the carve-out of", r)
 	}
-	d.kernels[name] = k
-	return k, nil
+	return nil
 }
 
-// Compiling is how long modules were compiled, or looked for where the driver keeps them.
-func (d *Driver) Compiling() time.Duration { return d.spent }
-
-// compile makes a module of PTX.
-func (d *Driver) compile(name string, s *source) (module uintptr, err error) {
+// compile makes a module of a kernel's PTX in the thread's context.
+func (d *Driver) compile(k *kernel) (module uintptr, err error) {
 	// The compiler's complaints. The driver gets the buffer's address as a number, so it must not move.
 	const errorLog, errorLogBytes = 5, 6
 	log := make([]byte, 1<<14)
@@ -65,10 +154,10 @@ func (d *Driver) compile(name string, s *source) (module uintptr, err error) {
 	defer pin.Unpin()
 	options := [2]int32{errorLog, errorLogBytes}
 	values := [2]uintptr{uintptr(unsafe.Pointer(&log[0])), uintptr(len(log) - 1)}
-	text := s.text()
+	text := k.source.text()
 	if r := api.moduleLoad.call(uintptr(unsafe.Pointer(&module)), uintptr(unsafe.Pointer(&text[0])), uintptr(len(options)),
 		uintptr(unsafe.Pointer(&options[0])), uintptr(unsafe.Pointer(&values[0]))); r != 0 {
-		return 0, fmt.Errorf("%s: compiling kernel %q (%s): %w: %s", d.dev.Name, name, s.arch, r,
+		return 0, fmt.Errorf("%s: compiling kernel %q (%s): %w: %s", d.dev.Name, k.name, k.source.arch, r,
 			cString(unsafe.Pointer(&log[0])))
 	}
 	return module, nil
@@ -108,6 +197,9 @@ func (d *Driver) launch(l *gpu.Launch) {
 	k, ok := l.Kernel.(*kernel)
 	if !ok {
 		d.err = fmt.Errorf("%s: launching %s: %T is not a kernel of this device", d.dev.Name, l.Name, l.Kernel)
+		return
+	}
+	if d.err = d.load(k); d.err != nil {
 		return
 	}
 	if l.Shared > k.shared {

@@ -35,6 +35,8 @@ type Backend struct {
 	unpackedBytes int                    // their size,
 	refused       int                    // and one that there was no memory for; 0: none
 	profile       map[string]*KernelTime // of steps that are being profiled; nil otherwise
+	rehearses     bool                   // steps do not run;
+	rehearsed     []Launch               // what they would have launched
 }
 
 var (
@@ -115,9 +117,21 @@ func (b *Backend) load(ls []Launch) error {
 		l.Kernel = k
 	}
 	if p, ok := b.d.(Preparer); ok {
-		p.Prepare(ls)
+		return p.Prepare(ls)
 	}
 	return nil
+}
+
+// Rehearse calls passes, whose steps do not run, and compiles the kernels that they need, all at once.
+func (b *Backend) Rehearse(passes func() error) error {
+	b.rehearses = true
+	err := passes()
+	ls := b.rehearsed
+	b.rehearses, b.rehearsed = false, nil
+	if err != nil {
+		return err
+	}
+	return b.load(ls)
 }
 
 type buffer struct {

@@ -39,7 +39,7 @@ type Launch struct {
 }
 
 // Preparer is a driver that compiles kernels, which it can do for all of a list at once.
-type Preparer interface{ Prepare(ls []Launch) }
+type Preparer interface{ Prepare(ls []Launch) error }
 
 // Recording is a list of launches that can be replayed at once.
 type Recording interface{ Close() }

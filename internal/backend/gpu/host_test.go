@@ -349,19 +349,76 @@ func TestParkedWithoutRoom(t *testing.T) {
 	}
 }
 
-// naming remembers the kernels that were asked for.
+// naming remembers the kernels that were compiled, and counts what ran.
 type naming struct {
 	idleDriver
 	names map[string]bool
 	fresh []string // since they were last looked at
+	ran   int
 }
 
-func (d *naming) Kernel(name string) (gpu.Kernel, error) {
-	if !d.names[name] {
-		d.names[name] = true
-		d.fresh = append(d.fresh, name)
+func (d *naming) Prepare(ls []gpu.Launch) error {
+	for i := range ls {
+		if name := ls[i].Kernel.(string); !d.names[name] {
+			d.names[name] = true
+			d.fresh = append(d.fresh, name)
+		}
 	}
-	return name, nil
+	return nil
+}
+
+func (d *naming) Launch(l *gpu.Launch) {
+	d.ran++
+	d.Prepare([]gpu.Launch{*l})
+}
+
+func (d *naming) Replay(gpu.Recording) { d.ran++ }
+
+// TestRehearse: what is rehearsed does not run, and its kernels are compiled.
+func TestRehearse(t *testing.T) {
+	d := &naming{idleDriver: idleDriver{&idle{}}, names: map[string]bool{}}
+	m := modelOn(t, d, testkit.Golden(t, "qwen35/model.gguf"), model.Options{})
+	seq := m.NewSeq()
+	pass := func() error {
+		seg := model.Segment{Seq: seq, Tokens: make([]int32, 3), Logits: model.LogitsAll, Greedy: true}
+		if _, err := m.Forward([]model.Segment{seg}); err != nil {
+			return err
+		}
+		return seq.CommitAll()
+	}
+	passes := func() error {
+		for range 4 { // a step that comes again is rehearsed again
+			if err := pass(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	dev := m.Backend().(backend.Compiler)
+	rehearse := func(known bool) {
+		t.Helper()
+		d.fresh, d.ran = nil, 0
+		if err := dev.Rehearse(passes); err != nil {
+			t.Fatal(err)
+		}
+		if d.ran > 0 || (len(d.fresh) == 0) != known {
+			t.Errorf("%d launches and kernels %v; known before: %t", d.ran, d.fresh, known)
+		}
+	}
+	rehearse(false)
+	d.fresh = nil
+	if err := passes(); err != nil || d.ran == 0 || len(d.fresh) > 0 {
+		t.Errorf("after a rehearsal: error %v, %d launches, further kernels %v", err, d.ran, d.fresh)
+	}
+	rehearse(true)
+	failed := errors.New("failed")
+	if err := dev.Rehearse(func() error { return failed }); err != failed {
+		t.Errorf("error %v, want that of the passes", err)
+	}
+	d.ran = 0
+	if err := pass(); err != nil || d.ran == 0 {
+		t.Errorf("after a rehearsal that failed: error %v, %d launches", err, d.ran)
+	}
 }
 
 // TestCalibrateCompilesAll: a model that was calibrated needs no further kernel for chains and trees of guesses,
@@ -383,7 +440,7 @@ func TestCalibrateCompilesAll(t *testing.T) {
 		}
 		r, err := speculate.NewRunner(m, drafter)
 		if err == nil {
-			err = r.Calibrate(time.Hour)
+			err = r.Calibrate(-1) // nothing but rehearsals and a pass
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -433,6 +490,11 @@ func TestCalibrateCompilesAll(t *testing.T) {
 			}
 			pass("chain", seq, model.Segment{Tokens: make([]int32, n), Logits: model.LogitsAll, Greedy: true})
 			pass("sampled", seq, model.Segment{Tokens: make([]int32, n), Logits: model.LogitsAll})
+			if fork, err := seq.Fork(); err != nil {
+				t.Fatal(err)
+			} else {
+				fork.Close()
+			}
 			if n > 2 {
 				pass("tree", seq, model.Segment{Tokens: make([]int32, n), Parents: parents, Logits: model.LogitsAll, Greedy: true})
 			}

@@ -222,6 +222,9 @@ func (b *Backend) EndStep() (int, error) {
 		l = newList(b.names, s)
 	}
 	err := b.run(l)
+	if b.rehearses {
+		return 0, err
+	}
 	if err == nil && !slices.Contains(b.lists, l) { // it is new, or running it took the place of all its recordings
 		b.lists = append(b.lists, l)
 	}
@@ -262,8 +265,15 @@ func (b *Backend) run(l *list) error {
 	}
 	b.turn++
 	i := slices.IndexFunc(l.made, func(r *recorded) bool { return r.layout.same(&lay) })
+	if b.rehearses && i >= 0 {
+		return nil
+	}
 	if i < 0 {
 		ls, err := b.lower(l.ops, s.plan, lay)
+		if b.rehearses {
+			b.rehearsed = append(b.rehearsed, ls...)
+			return err
+		}
 		if err == nil {
 			err = b.load(ls)
 		}

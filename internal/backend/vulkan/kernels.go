@@ -172,23 +172,35 @@ func spirv(name string) ([]byte, error) {
 }
 
 // Prepare compiles the kernels of launches that are not compiled yet, all at once: a driver may take seconds for each.
-// What fails is reported when it is launched.
-func (d *Driver) Prepare(ls []gpu.Launch) {
+func (d *Driver) Prepare(ls []gpu.Launch) error {
 	start := time.Now()
+	defer func() { d.spent += time.Since(start) }()
 	var wait sync.WaitGroup
-	asked := map[*kernel]bool{}
+	cores := make(chan struct{}, runtime.NumCPU())
+	asked := map[*kernel]*error{}
 	for i := range ls {
 		k, ok := ls[i].Kernel.(*kernel)
-		if !ok || k.pipeline != 0 || asked[k] || d.err != nil {
+		if !ok || k.pipeline != 0 || asked[k] != nil || d.err != nil {
 			continue
 		}
-		asked[k] = true
-		if create, err := d.pipeline(k); err == nil {
-			wait.Go(func() { create() })
+		failed := new(error)
+		asked[k] = failed
+		var create func() error
+		if create, *failed = d.pipeline(k); *failed == nil {
+			wait.Go(func() {
+				cores <- struct{}{}
+				defer func() { <-cores }()
+				*failed = create()
+			})
 		}
 	}
 	wait.Wait()
-	d.spent += time.Since(start)
+	for k, failed := range asked {
+		if *failed != nil {
+			return fmt.Errorf("%s: compiling kernel %s: %w", d.dev.Name, k.name, *failed)
+		}
+	}
+	return nil
 }
 
 // Compiling is how long pipelines were made.

@@ -92,10 +92,13 @@ func (d *Drafter) byOutput(l *nn.Loader, name string, cols int) backend.Weight {
 
 // targetID is the target's id of an output, -1 for none.
 func (d *Drafter) targetID(id int32) int32 {
-	if id >= 0 && d.d2t != nil {
-		return d.d2t[id]
+	if d.d2t == nil {
+		return id
 	}
-	return id
+	if id < 0 || int(id) >= len(d.d2t) { // a device that failed leaves anything
+		return -1
+	}
+	return d.d2t[id]
 }
 
 // cut ends every proposal before its first guess below the wanted probability.

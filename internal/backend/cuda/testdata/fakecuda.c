@@ -1,9 +1,11 @@
 // A driver library for tests without a GPU: device memory is the host's, kernels are not run but written to a log, and
 // $FAKE_CUDA names what goes wrong. It checks what a real driver would check, and ends the program where that would
 // crash.
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef unsigned long long u64;
 #define CHECK(x) do { if (!(x)) { fprintf(stderr, "fake driver: %s: %s\n", __func__, #x); abort(); } } while (0)
@@ -24,11 +26,36 @@ struct module { char text[64]; };
 struct function { char name[64]; int shared, carve; };
 static char record[1 << 16];
 static struct graph* capture;
-static int live; // contexts, allocations, streams, events, modules, graphs
+static _Atomic int live; // contexts, allocations, streams, events, modules, graphs
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static u64 kept[1000]; // what was compiled
+static int compiled, together, busy; // kernels; contexts that compiled at once, at most and now
 
 const char* fake_log(void) { return record; }
 int fake_live(void) { return live; }
-static void note(const char* s) { strncat(record, s, sizeof record - strlen(record) - 1); }
+int fake_compiled(void) { return compiled; }
+int fake_together(void) { return together; }
+static void note(const char* s) {
+  pthread_mutex_lock(&lock);
+  strncat(record, s, sizeof record - strlen(record) - 1);
+  pthread_mutex_unlock(&lock);
+}
+// Compiles what is not kept, if drivers are slow at that: one kernel at a time in a context.
+static void compile(const char* text) {
+  u64 hash = 1;
+  for (const char* c = text; *c; c++) hash = hash * 31 + (unsigned char)*c;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < compiled; i++)
+    if (kept[i] == hash) { pthread_mutex_unlock(&lock); return; }
+  CHECK(compiled < 1000);
+  kept[compiled++] = hash;
+  if (++busy > together) together = busy;
+  pthread_mutex_unlock(&lock);
+  usleep(60000);
+  pthread_mutex_lock(&lock);
+  busy--;
+  pthread_mutex_unlock(&lock);
+}
 
 int cuInit(unsigned flags) {
   CHECK(flags == 0);
@@ -54,10 +81,11 @@ int cuDeviceGetAttribute(int* v, int a, int d) {
   return 0;
 }
 int cuCtxCreate_v2(struct context** c, unsigned flags, int d) { CHECK(flags == 0 && d == 5);
+    if (wrong("one") && live) return 2;
     *c = current = calloc(1, sizeof **c); live++; return 0; }
 int cuCtxDestroy_v2(struct context* c) { CHECK(c == current); live -= 1 + c->memory; free(c); current = 0; return 0; }
 int cuCtxSetCurrent(struct context* c) { CHECK(c); current = c; return 0; }
-int cuMemGetInfo_v2(size_t* f, size_t* t) { *f = 1 << 29; *t = 1 << 30; return 0; }
+int cuMemGetInfo_v2(size_t* f, size_t* t) { *f = wrong("roomy") ? 8ul << 30 : 1 << 29; *t = 1 << 30; return 0; }
 int cuMemAlloc_v2(u64* p, size_t n) {
   if (n > 1 << 30) return 2;
   *p = (u64)aligned_alloc(256, (n + 255) / 256 * 256);
@@ -87,11 +115,12 @@ int cuEventSynchronize(void* e) { CHECK(e); note("wait for event\n"); return 0; 
 int cuEventElapsedTime(float* ms, void* a, void* b) { CHECK(a); CHECK(b); *ms = 1; return 0; }
 int cuModuleLoadDataEx(void** m, const char* text, unsigned n, const int* options, void** values) {
   CHECK(n == 2 && options[0] == 5 && options[1] == 6 && (size_t)values[1] > 100);
-  CHECK(strstr(text, ".target sm_"));
+  CHECK(current && strstr(text, ".target sm_"));
   if (wrong("ptx")) {
     strcpy((char*)values[0], "line 7: unknown instruction");
     return 218;
   }
+  if (wrong("slow")) compile(text);
   struct module* x = calloc(1, sizeof *x);
   strncpy(x->text, strstr(text, ".target sm_") + 8, 6);
   x->text[strcspn(x->text, "\n")] = 0;

@@ -1,0 +1,93 @@
+package speculate
+
+import (
+	"strobe/internal/backend"
+	"strobe/internal/cache"
+	"strobe/internal/draft"
+	"strobe/internal/model"
+	"strobe/internal/speculate/control"
+)
+
+// compile has the devices compile the kernels of all kinds of passes, so that nobody waits for them later. Where a
+// processor does a part it does nothing: that would not rehearse.
+func (r *Runner) compile() error {
+	passes := r.rehearsal
+	for _, d := range r.devices {
+		c, ok := d.(backend.Compiler)
+		if !ok {
+			return nil
+		}
+		inner := passes
+		passes = func() error { return c.Rehearse(inner) }
+	}
+	return passes()
+}
+
+// rehearsal goes through passes of all kinds: chains of guesses, a tree, a prompt, and a token for which attention has
+// much to read. Sources are told of them, and draft. Nothing that is read means anything.
+func (r *Runner) rehearsal() error {
+	const longest = maxGuesses + 1
+	text := r.Target.NewSeq()
+	defer text.Close()
+	rows := make([]int32, max(1, min(model.MaxRows/2, r.Target.Context-longest)))
+	for i := range rows {
+		rows[i] = int32(i)
+	}
+	pass := func(n int, parents []int32) error {
+		prompt := n > longest
+		seg := model.Segment{Seq: text, Tokens: make([]int32, n), Parents: parents, Prompt: prompt,
+			Logits: model.LogitsAll, Greedy: true}
+		if prompt {
+			seg.Logits = model.LogitsLast
+		}
+		out, err := r.Target.Forward([]model.Segment{seg})
+		if err != nil {
+			return err
+		}
+		for i := range r.Sources {
+			if r.widths[i] == 0 || parents != nil {
+				continue
+			}
+			if err := r.rehearse(i, text, r.columns(out.Features, i), rows[:n]); err != nil {
+				return err
+			}
+		}
+		switch {
+		case prompt:
+			return text.CommitAll()
+		case parents != nil:
+			return text.Commit([]int32{0, 2})
+		}
+		return text.Commit(nil)
+	}
+	for _, n := range []int{1, 2, 4, 8, 16, 24, 32, 40, 48, longest, len(rows), 1} {
+		if n > len(rows) {
+			continue
+		}
+		if err := pass(n, nil); err != nil {
+			return err
+		}
+	}
+	if len(rows) < 3 {
+		return nil
+	}
+	return pass(3, []int32{-1, 0, 0})
+}
+
+// rehearse tells a source of the rows of a pass and, once there is a text, has it draft.
+func (r *Runner) rehearse(source int, text *cache.Seq, features backend.Tensor, rows []int32) error {
+	src := r.Sources[source]
+	ctx := src.NewContext()
+	defer ctx.Close()
+	told := draft.Rows{Seq: ctx, Tokens: make([]int32, len(rows)), Rows: rows}
+	if err := src.Extend(features, []draft.Rows{told}); err != nil || text.Len() == 0 {
+		return err
+	}
+	for size := range control.BlockSizes {
+		req := draft.Request{Seq: ctx, Target: text, N: r.control.BlockLen(source, size)}
+		if _, err := src.Draft([]draft.Request{req}, candidates); err != nil {
+			return err
+		}
+	}
+	return nil
+}
