@@ -125,13 +125,11 @@ func (b *Backend) load(ls []Launch) error {
 // Rehearse calls passes, whose steps do not run, and compiles the kernels that they need, all at once.
 func (b *Backend) Rehearse(passes func() error) error {
 	b.rehearses = true
-	err := passes()
-	ls := b.rehearsed
-	b.rehearses, b.rehearsed = false, nil
-	if err != nil {
+	defer func() { b.rehearses, b.rehearsed = false, nil }()
+	if err := passes(); err != nil {
 		return err
 	}
-	return b.load(ls)
+	return b.load(b.rehearsed)
 }
 
 type buffer struct {
