@@ -114,6 +114,16 @@ func TestManyTools(t *testing.T) {
 	}
 }
 
+// TestAnchors: the end of a text as Python spells it.
+func TestAnchors(t *testing.T) {
+	g := mustCompile(t, `{"type":"string","pattern":"\\Aa+\\Z"}`)
+	for text, want := range map[string]bool{`"aa"`: true, `"Aaa"`: false, `"aaZ"`: false, `"ba"`: false} {
+		if accepts(t, g, testVocab(), text) != want {
+			t.Errorf("%s: want %t", text, want)
+		}
+	}
+}
+
 // TestPatterns compares patterns as people write them with an engine that knows look aheads.
 func TestPatterns(t *testing.T) {
 	v := testVocab()
@@ -173,6 +183,7 @@ func TestPatterns(t *testing.T) {
 	for expr, why := range map[string]string{
 		`(?:(?=a)b)*`: "repetition", `(?<=a)b`: "looks behind", `(?<!a)b`: "looks behind", `(a)\1`: "not regular",
 		`a\bb`: "not supported",
+		`\Qa`:  `\Q`, `a\E`: `\E`, `\C`: `\C`, `[\A]`: `\A`, `\y`: `\y`,
 		`(?=a`: "not closed", `[a`: "not closed", `a)`: "unexpected", `\p{Emoji}`: "not supported", `\`: "backslash",
 	} {
 		if _, err := Compile([]byte(`{"type":"string","pattern":` + encode(expr) + `}`)); err == nil ||

@@ -385,14 +385,17 @@ func (c *compiler) apart(a, b any, depth int) (bool, error) {
 		}
 	}
 	// So do properties each side requires and the other never has.
-	lacks := func(req []string, props, o *object) bool {
+	lacks := func(req []string, props, o *object, own []string) bool {
 		ap, ok := o.extra()
 		if ok && ap != false {
 			return false
 		}
-		return slices.ContainsFunc(req, func(k string) bool { _, has := props.get(k); return !has })
+		return slices.ContainsFunc(req, func(k string) bool {
+			_, has := props.get(k)
+			return !has && !slices.Contains(own, k)
+		})
 	}
-	return lacks(rx, py, y) && lacks(ry, px, x), nil
+	return lacks(rx, py, y, ry) && lacks(ry, px, x, rx), nil
 }
 
 // values returns the list of a const or enum.

@@ -217,8 +217,14 @@ func (p *patternParser) escape(inClass bool) (string, error) {
 			name = value
 		}
 		return take(end+1, `\`+string(c)+`{`+name+`}`)
-	case c == 'Q' || c == 'E' || c == 'A' || c == 'z' || c == 'C': // mean something to the library alone
-		return take(1, string(c))
+	// JavaScript does not know these, or takes them for letters. Those who write them mean the beginning and the end, as
+	// Python and others do.
+	case c == 'A' && !inClass:
+		return take(1, "^")
+	case (c == 'Z' || c == 'z') && !inClass:
+		return take(1, "$")
+	case c == 'Q' || c == 'E' || c == 'C': // mean something to the library alone
+		return "", fmt.Errorf(`invalid escape sequence: \%c`, c)
 	}
 	_, n := utf8.DecodeRuneInString(rest)
 	return take(n, `\`+rest[:n])
