@@ -31,7 +31,7 @@ const (
 	maxDeltaTaps = 8
 )
 
-// NewDelta loads the kernels for a model's sizes.
+// NewDelta finds the kernels for a model's sizes.
 func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	switch {
 	case dims.KDim < 1 || dims.KDim > maxDeltaDim || dims.VDim < 1 || dims.VDim > maxDeltaDim:

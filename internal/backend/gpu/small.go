@@ -13,7 +13,7 @@ type Small struct {
 	kernels map[string]Kernel
 }
 
-// NewSmall loads the kernels.
+// NewSmall finds the kernels.
 func NewSmall(d Driver) (*Small, error) {
 	s := &Small{units: d.Props().Units, plain: d.Props().Plain}
 	var err error
