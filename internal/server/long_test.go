@@ -12,8 +12,8 @@ import (
 // TestLongSecondTurn: the second turn of an agent whose prompt has 50,000 tokens runs what is new and no more, so
 // that its first byte comes as soon as that of a short prompt.
 func TestLongSecondTurn(t *testing.T) {
-	if os.Getenv("STROBE_LONG") == "" {
-		t.Skip("STROBE_LONG is not set: 50,000 tokens take minutes; e2e/run runs it, TestSecondTurn a shorter one")
+	if os.Getenv("STROBE_E2E") == "" {
+		t.Skip("STROBE_E2E is not set: 50,000 tokens take minutes; e2e/run runs it, TestSecondTurn a shorter one")
 	}
 	f := start(t, options{
 		model:    "qwen35",

@@ -69,6 +69,24 @@ func Shared(t testing.TB, rel string) string {
 	return path
 }
 
+const (
+	// LongVariable is set in the environment to run long tests.
+	LongVariable = "STROBE_LONG"
+	// LongCommand runs all tests with it, and lists what was skipped.
+	LongCommand = "go run ./internal/tests -long"
+	// LongReason is why a long test was skipped.
+	LongReason = "a long test: " + LongCommand + " runs it, or set " + LongVariable + "=1"
+)
+
+// Long skips a test that takes long, unless $STROBE_LONG is set: go test ./... must end in minutes on any machine, whatever
+// compilers and drivers for GPUs it has. Benchmarks run only when they are asked for, and are not skipped.
+func Long(t testing.TB) {
+	t.Helper()
+	if _, bench := t.(*testing.B); !bench && os.Getenv(LongVariable) == "" {
+		t.Skip(LongReason)
+	}
+}
+
 // RelL2 is the length of got-want divided by the length of want. It is +Inf
 // when the lengths differ, when any number is NaN, or when want is zero and
 // got is not.

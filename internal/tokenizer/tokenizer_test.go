@@ -383,9 +383,6 @@ func TestConcurrentUse(t *testing.T) {
 }
 
 func TestEncodeAllocates(t *testing.T) {
-	if testing.Short() {
-		t.Skip("counts allocations")
-	}
 	tok := load(t, testkit.Golden(t, "qwen3/model.gguf"))
 	text := prose(t, 1<<14)
 	ids := tok.Encode(text, EncodeOptions{})

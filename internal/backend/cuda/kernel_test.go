@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"strobe/internal/backend/cuda/emulate"
+	"strobe/internal/testkit"
 )
 
 // unpack reads the compiled kernels of a folder.
@@ -43,6 +44,7 @@ func unpack(t *testing.T, dir string) map[string][]byte {
 // TestKernelsAreFresh: the embedded kernels are what their sources compile to. What was compiled is kept in the user's
 // cache folder under a hash of the sources.
 func TestKernelsAreFresh(t *testing.T) {
+	testkit.Long(t) // it compiles all of them
 	version, err := exec.Command(emulate.Compiler, "--version").Output()
 	if err != nil {
 		emulate.NeedCompiler(t, emulate.ErrNoCompiler)

@@ -13,14 +13,16 @@ import (
 	"strobe/internal/backend/gpu"
 	"strobe/internal/backend/vulkan"
 	"strobe/internal/quant"
+	"strobe/internal/testkit"
 	"strobe/internal/testkit/modeltest"
 )
 
 // openDriver opens the device that tests run on: the first one, or the one whose number is in $STROBE_VULKAN. Its
 // calls are checked by the validation layer if $STROBE_VULKAN_VALIDATE is set. Without a driver tests are skipped,
-// unless $STROBE_REQUIRE_VULKAN is set.
+// unless $STROBE_REQUIRE_VULKAN is set. They are long: Mesa's driver compiles every kernel for the processor.
 func openDriver(t testing.TB) gpu.Driver {
 	t.Helper()
+	testkit.Long(t)
 	d, err := vulkan.Open(index(), vulkan.Options{Validate: os.Getenv("STROBE_VULKAN_VALIDATE") != "",
 		Shared: os.Getenv("STROBE_VULKAN_SHARED") != ""})
 	if err != nil {
@@ -86,6 +88,7 @@ func bound(typ quant.Type, cols int) float64 {
 
 // TestConformance runs the suite that every device passes.
 func TestConformance(t *testing.T) {
+	b := openLasting(t)
 	o := backendtest.Options{Copies: true, Product: bound,
 		Stored: func(typ quant.Type) float64 {
 			if typ.Grid() != nil {
@@ -98,7 +101,6 @@ func TestConformance(t *testing.T) {
 		o.Rows = []int{1, 3}
 		o.BigRow = 20_000
 	}
-	b := openLasting(t)
 	backendtest.Run(t, func(testing.TB) backend.Backend { return b }, o)
 }
 

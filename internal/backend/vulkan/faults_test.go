@@ -16,14 +16,16 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
 	"strobe/internal/quant"
+	"strobe/internal/testkit"
 )
 
 // validate has the validation layer check every call.
 var validate = os.Getenv("STROBE_VULKAN_VALIDATE") != ""
 
-// tryFirst opens the first device. What the validation layer says fails the test.
+// tryFirst opens the first device, in a test that is long therefore. What the validation layer says fails the test.
 func tryFirst(t *testing.T, opt Options) (*Driver, error) {
 	t.Helper()
+	testkit.Long(t)
 	opt.Validate = validate
 	t.Cleanup(func() {
 		i, err := instanceOf(validate)
@@ -183,6 +185,7 @@ func failing(f *fn, n int, r result) {
 // one.
 func planted(t *testing.T, plants map[string]func(real fn) fn) {
 	t.Helper()
+	testkit.Long(t)
 	inst, err := instanceOf(validate)
 	if err != nil {
 		refused(t, err)

@@ -6,14 +6,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"strobe/internal/testkit"
 )
 
 // TestGenerated runs the generator in a copy of its folder and compares what it writes with the
 // files here.
 func TestGenerated(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the generator, which takes a while the first time")
-	}
+	testkit.Long(t) // it downloads and builds the generator
 	dir := t.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "_asm"), os.DirFS("_asm")); err != nil {
 		t.Fatal(err)

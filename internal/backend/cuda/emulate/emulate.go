@@ -14,10 +14,11 @@ import (
 
 	"strobe/internal/backend/cuda"
 	"strobe/internal/backend/gpu"
+	"strobe/internal/testkit"
 )
 
 // Open returns the device that a test of kernels runs on: an emulated one, or the first real one if $STROBE_CUDA is
-// "cuda". Without a compiler the test is skipped, or fails if $STROBE_REQUIRE_EMULATION is set.
+// "cuda". The test is skipped if long tests are. Without a compiler it is skipped, or fails if $STROBE_REQUIRE_EMULATION is set.
 func Open(t testing.TB) gpu.Driver {
 	t.Helper()
 	if os.Getenv("STROBE_CUDA") != "cuda" {
@@ -31,9 +32,13 @@ func Open(t testing.TB) gpu.Driver {
 	return d
 }
 
-// Emulated returns an emulated device, whatever the environment says.
+// Emulated returns an emulated device, whatever device the environment names. Tests of our own kernels are long: compiling
+// them takes a minute, and running them minutes.
 func Emulated(t testing.TB, o Options) *Device {
 	t.Helper()
+	if o.Sources == "" {
+		testkit.Long(t)
+	}
 	d, err := New(o)
 	NeedCompiler(t, err)
 	t.Cleanup(func() { d.Close() })

@@ -6,13 +6,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"strobe/internal/testkit"
 )
 
 // TestGenerated runs the generator and compares its output with the files beside it.
 func TestGenerated(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the generator, which takes a while the first time")
-	}
+	testkit.Long(t) // it downloads and builds the generator
 	// The generator writes its command line into the files, so it runs in a copy of the
 	// folder with the arguments that go generate uses.
 	dir := t.TempDir()

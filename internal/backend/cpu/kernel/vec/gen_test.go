@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"strobe/internal/testkit"
 )
 
 const asmFile = "vec_amd64.s"
@@ -15,9 +17,7 @@ const asmFile = "vec_amd64.s"
 // TestGenerated runs the generator and compares its output with the files in
 // the package, except for the first line, which holds the command.
 func TestGenerated(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the assembly generator; not with -short")
-	}
+	testkit.Long(t) // it downloads and builds the generator
 	tool, err := exec.LookPath("go")
 	if err != nil {
 		t.Skip("no go command to run the assembly generator")
