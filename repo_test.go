@@ -1,7 +1,7 @@
 package strobe
 
 // The tests in this file keep the house rules of the whole repository, so that
-// "go test ./..." is the only command anyone has to know.
+// "go test ./..." checks them too.
 
 import (
 	"bytes"
@@ -22,6 +22,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"strobe/internal/testkit"
 )
 
 // tracked lists the repository's files. Without git (an unpacked archive) it is
@@ -348,15 +350,31 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// TestOneTestCommand: what the README tells people to run is what CI runs.
-func TestOneTestCommand(t *testing.T) {
-	const command = "go test ./..."
-	if !bytes.Contains(read(t, "README.md"), []byte("\n    "+command+"\n")) &&
-		!bytes.Contains(read(t, "README.md"), []byte("\n"+command+"\n")) {
-		t.Errorf("README.md does not give the test command %q on a line of its own", command)
+// TestTestCommands: what the documents tell people to run is what CI runs, and nothing else decides which tests run.
+func TestTestCommands(t *testing.T) {
+	const command, long = "go run ./internal/tests", testkit.LongCommand
+	for _, c := range []struct{ file, line string }{
+		{"README.md", "\n" + command + "\n"},
+		{"CONTRIBUTING.md", "\n    " + command + "  "},
+		{"CONTRIBUTING.md", "\n    " + long + " "},
+		{".ci/run", "\n" + command + "\n"},
+		{".ci/run", "\n" + long + " -list \"$skipped\"\n"},
+	} {
+		if !bytes.Contains(read(t, c.file), []byte(c.line)) {
+			t.Errorf("%s does not have the test command %q at the start of a line", c.file, strings.TrimSpace(c.line))
+		}
 	}
-	if !bytes.Contains(read(t, ".ci/run"), []byte("\n"+command+"\n")) {
-		t.Errorf(".ci/run does not run %q on a line of its own", command)
+	for _, f := range tracked(t) {
+		if !strings.HasSuffix(f, "_test.go") || f == "repo_test.go" {
+			continue
+		}
+		src := read(t, f)
+		if bytes.Contains(src, []byte(`"`+testkit.LongVariable+`"`)) {
+			t.Errorf("%s: reads %s; testkit.Long does", f, testkit.LongVariable)
+		}
+		if bytes.Contains(src, []byte("testing.Short()")) && path.Dir(f) != "internal/backend/gpu" {
+			t.Errorf("%s: looks at -short, which only makes the sizes of kernels small; testkit.Long marks a long test", f)
+		}
 	}
 }
 

@@ -94,7 +94,7 @@ var notHere = []string{"docker", "systemctl", "./install.sh", "packaging/release
 
 // elsewhere are commands that other tests stand for: the first is TestRelease, the second this run, the others change
 // the module that they stand in.
-var elsewhere = []string{"./try", "go test ./...", "go mod edit -require strobe@v0.0.0 -replace strobe=../strobe",
+var elsewhere = []string{"./try", "go run ./internal/tests", "go mod edit -require strobe@v0.0.0 -replace strobe=../strobe",
 	"go mod tidy"}
 
 // TestDocCommands runs every command of the README and of docs as it stands there: with the built-in pair, golden

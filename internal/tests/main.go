@@ -37,7 +37,7 @@ func main() {
 
 // run runs go test and returns its exit code.
 func run(w io.Writer, long bool, list string, args []string) (int, error) {
-	cmd := exec.Command("go", arguments(long, args)...)
+	cmd := exec.Command("go", arguments(args)...)
 	cmd.Env = append(os.Environ(), testkit.LongVariable+"=")
 	if long {
 		cmd.Env = append(cmd.Env, testkit.LongVariable+"=1") // the last one counts
@@ -75,11 +75,10 @@ func run(w io.Writer, long bool, list string, args []string) (int, error) {
 }
 
 // arguments are those of go.
-func arguments(long bool, args []string) []string {
-	all := []string{"test", "-json"}
-	if long {
-		all = append(all, "-timeout=60m") // of a package, on a machine that does other things
-	}
+func arguments(args []string) []string {
+	// Long tests take more than the ten minutes that a package has on a machine that does other things. The same limit for
+	// all lets a long run find results of a short one in Go's cache.
+	all := []string{"test", "-json", "-timeout=30m"}
 	if len(args) == 0 {
 		args = []string{"./..."}
 	}

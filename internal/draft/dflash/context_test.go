@@ -39,10 +39,7 @@ func (h history) fresh(t *testing.T, d *Drafter, n int) *cache.Seq {
 // never a failure, at any point the bits of a context built in one go, and pages that left the
 // windows are given back.
 func TestSlidesForever(t *testing.T) {
-	n := 6000
-	if testing.Short() {
-		n = 1500
-	}
+	const n = 6000
 	for name, window := range map[string]int{"qwen35": WindowOff, "gemma4": 0} {
 		m := openTarget(t, name)
 		d := golden(t, name).open(t, m, Options{Window: window})

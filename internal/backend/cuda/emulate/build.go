@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // Compiler compiles kernels, for the emulation and for devices.
@@ -137,8 +138,17 @@ func hash(words, files []string) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:10]), nil
 }
 
-// make1 runs a command that writes a file, unless the file is there. Other processes may do the same at the same time.
+// make1 runs a command that writes a file, unless the file is there. Packages are tested at the same time: one process
+// makes it, others wait.
 func make1(file, command string, args []string) error {
+	lock, err := os.OpenFile(file+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("%s: %w", lock.Name(), err)
+	}
 	if _, err := os.Stat(file); err == nil {
 		return nil
 	}
