@@ -53,6 +53,16 @@ func software() bool {
 	return err == nil && index() < len(ds) && ds[index()].Software
 }
 
+// beside has a test run at the same time as others, each with a device of its own, where devices are software: compiling
+// kernels, which takes most of the time, uses one core.
+func beside(t *testing.T) {
+	t.Helper()
+	testkit.Long(t)
+	if software() {
+		t.Parallel()
+	}
+}
+
 func noDevice() bool {
 	ds, err := vulkan.Devices()
 	return err == nil && len(ds) == 0
@@ -88,6 +98,7 @@ func bound(typ quant.Type, cols int) float64 {
 
 // TestConformance runs the suite that every device passes.
 func TestConformance(t *testing.T) {
+	beside(t)
 	b := openLasting(t)
 	o := backendtest.Options{Copies: true, Product: bound,
 		Stored: func(typ quant.Type) float64 {
@@ -115,6 +126,7 @@ func TestReadSpeed(t *testing.T) {
 
 // TestSubgroups is a little of everything, for subgroups of other sizes (LP_NATIVE_VECTOR_WIDTH) and without shuffles.
 func TestSubgroups(t *testing.T) {
+	beside(t)
 	o := backendtest.Options{Rows: []int{1, 16}, Weights: []quant.Type{quant.F32, quant.Q4_K, quant.Q6_K},
 		KV: []quant.Type{quant.F16}, Heads: []int{64}, BigRow: 9000, Product: bound,
 		Delta: []backend.DeltaDims{{KHeads: 2, VHeads: 4, KDim: 32, VDim: 48, Kernel: 4, Eps: 1e-6}}}

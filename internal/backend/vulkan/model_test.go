@@ -21,6 +21,7 @@ func suite(t testing.TB) modeltest.Suite {
 // TestModels: the golden logits, the same bits whatever the batch and whatever was not accepted, and the same text
 // whatever drafts, for every architecture.
 func TestModels(t *testing.T) {
+	beside(t)
 	s := suite(t)
 	all := slices.Concat(modeltest.Targets, modeltest.Plain)
 	t.Run("golden", func(t *testing.T) { s.Golden(t, all...) })
@@ -37,6 +38,7 @@ func TestModels(t *testing.T) {
 
 // TestPair: the built-in pair says the same in every mode.
 func TestPair(t *testing.T) {
+	beside(t)
 	tf, df, err := models.Open()
 	if err != nil {
 		t.Skipf("needs the built-in pair: %v", err)
