@@ -78,8 +78,8 @@ const (
 	LongReason = "a long test: " + LongCommand + " runs it, or set " + LongVariable + "=1"
 )
 
-// Long skips a test that takes long, unless $STROBE_LONG is set: go test ./... must end in minutes on any machine, whatever
-// compilers and drivers for GPUs it has. Benchmarks run only when they are asked for, and are not skipped.
+// Long skips a test that takes long, unless $STROBE_LONG is set: go test ./... must end in minutes on any machine,
+// whatever compilers and drivers for GPUs it has. Benchmarks run only when they are asked for, and are not skipped.
 func Long(t testing.TB) {
 	t.Helper()
 	if _, bench := t.(*testing.B); !bench && os.Getenv(LongVariable) == "" {

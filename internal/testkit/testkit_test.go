@@ -33,3 +33,22 @@ func TestGoldenModels(t *testing.T) {
 		Golden(t, name+"/model.gguf")
 	}
 }
+
+// skipping notes why a test is skipped.
+type skipping struct {
+	testing.TB
+	why []any
+}
+
+func (s *skipping) Skip(why ...any) { s.why = why }
+
+func TestLong(t *testing.T) {
+	for set, skipped := range map[string]bool{"": true, "1": false} {
+		t.Setenv(LongVariable, set)
+		s := &skipping{TB: t}
+		if Long(s); (len(s.why) == 1 && s.why[0] == LongReason) != skipped {
+			t.Errorf("%s=%s: skipped: %q", LongVariable, set, s.why)
+		}
+		Long(&testing.B{}) // would end this test
+	}
+}

@@ -1,5 +1,5 @@
-// Command tests runs the tests, shows how far they are, and lists at the end which ones were skipped and why: go test alone
-// does not mention them, and a test that does not run proves nothing.
+// Command tests runs the tests, shows how far they are, and lists at the end which ones were skipped and why: go test
+// alone does not mention them, and a test that does not run proves nothing.
 //
 //	go run ./internal/tests          what go test ./... runs
 //	go run ./internal/tests -long    the long tests too
@@ -208,7 +208,7 @@ func (r *report) progress() {
 		if len(now) == 0 {
 			now = []string{"go, which compiles"}
 		}
-		fmt.Fprintf(r.w, "... %d packages are done, at work: %s\n", r.done, strings.Join(now, ", "))
+		fmt.Fprintf(r.w, "... packages done: %d, at work: %s\n", r.done, strings.Join(now, ", "))
 	}
 	r.quiet = true
 }
@@ -233,11 +233,11 @@ func (r *report) skips() string {
 	slices.Sort(other)
 	var b strings.Builder
 	if n := len(r.skipped) - len(other); n > 0 {
-		fmt.Fprintf(&b, "%d tests were skipped because they are long; %s runs them:\n%s", n, testkit.LongCommand,
+		fmt.Fprintf(&b, "skipped because they are long, %s runs them: %d\n%s", testkit.LongCommand, n,
 			strings.Join(long, ""))
 	}
 	if len(other) > 0 {
-		fmt.Fprintf(&b, "%d tests were skipped for other reasons:\n%s", len(other), strings.Join(other, ""))
+		fmt.Fprintf(&b, "skipped for other reasons: %d\n%s", len(other), strings.Join(other, ""))
 	}
 	if b.Len() == 0 {
 		return "no test was skipped\n"

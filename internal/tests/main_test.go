@@ -36,7 +36,7 @@ not JSON
 	if err := r.read(strings.NewReader(events)); err != nil {
 		t.Fatal(err)
 	}
-	const want = "2 tests were skipped for other reasons:\n  p TestA: no file: \"x\"\n  q TestC: no reason given\n"
+	const want = "skipped for other reasons: 2\n  p TestA: no file: \"x\"\n  q TestC: no reason given\n"
 	if got := r.skips(); got != want {
 		t.Errorf("skipped %q, want %q", got, want)
 	}
@@ -75,8 +75,8 @@ func TestLong(t *testing.T) {
 	t.Chdir(dir)
 	t.Setenv(testkit.LongVariable, "1") // of whoever runs this
 	t.Setenv("GOFLAGS", "")
-	const lack = "1 tests were skipped for other reasons:\n  m/good TestLack: no GPU\n"
-	const long = "1 tests were skipped because they are long; go run ./internal/tests -long runs them:\n  m/good: 1\n"
+	const lack = "skipped for other reasons: 1\n  m/good TestLack: no GPU\n"
+	const long = "skipped because they are long, go run ./internal/tests -long runs them: 1\n  m/good: 1\n"
 	for _, c := range []struct {
 		long  bool
 		args  []string
@@ -108,7 +108,8 @@ func TestLong(t *testing.T) {
 			t.Errorf("long %t, %q: FAIL is shown:\n%s", c.long, c.args, &out)
 		}
 	}
-	if _, err := run(&strings.Builder{}, false, filepath.Join(dir, "no", "list"), []string{"-run=TestGood", "./good"}); err == nil {
+	nowhere := filepath.Join(dir, "no", "list")
+	if _, err := run(&strings.Builder{}, false, nowhere, []string{"-run=TestGood", "./good"}); err == nil {
 		t.Error("a list that cannot be written: no error")
 	}
 }
@@ -133,13 +134,13 @@ func TestProgress(t *testing.T) {
 		}
 	}
 	r.progress()
-	said("... 0 packages are done, at work: go, which compiles\n")
+	said("... packages done: 0, at work: go, which compiles\n")
 	say(event{Action: "start", Package: "p"})
 	say(event{Action: "run", Package: "p", Test: "TestA"})
 	say(event{Action: "output", Package: "p", Test: "TestA", Output: "what tests say is not shown"})
-	said("... 0 packages are done, at work: p TestA (0 s)\n")
+	said("... packages done: 0, at work: p TestA (0 s)\n")
 	say(event{Action: "output", Package: "p", Output: "ok  \tp\t0.1s\n"})
 	say(event{Action: "pass", Package: "p"})
 	said("")
-	said("... 1 packages are done, at work: go, which compiles\n")
+	said("... packages done: 1, at work: go, which compiles\n")
 }

@@ -53,8 +53,8 @@ func software() bool {
 	return err == nil && index() < len(ds) && ds[index()].Software
 }
 
-// beside has a test run at the same time as others, each with a device of its own, where devices are software: compiling
-// kernels, which takes most of the time, uses one core.
+// beside has a test run at the same time as others, each with a device of its own, where devices are software:
+// compiling kernels, which takes most of the time, uses one core.
 func beside(t *testing.T) {
 	t.Helper()
 	testkit.Long(t)

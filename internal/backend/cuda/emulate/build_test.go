@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestMadeOnce: packages that are tested at the same time do not compile the same kernel; what could not be made is tried
-// again.
+// TestMadeOnce: packages that are tested at the same time do not compile the same kernel; what could not be made is
+// tried again.
 func TestMadeOnce(t *testing.T) {
 	dir := t.TempDir()
 	file, log := filepath.Join(dir, "kernel.o"), filepath.Join(dir, "log")

@@ -18,7 +18,8 @@ import (
 )
 
 // Open returns the device that a test of kernels runs on: an emulated one, or the first real one if $STROBE_CUDA is
-// "cuda". The test is skipped if long tests are. Without a compiler it is skipped, or fails if $STROBE_REQUIRE_EMULATION is set.
+// "cuda". The test is skipped if long tests are. Without a compiler it is skipped, or fails if $STROBE_REQUIRE_EMULATION
+// is set.
 func Open(t testing.TB) gpu.Driver {
 	t.Helper()
 	if os.Getenv("STROBE_CUDA") != "cuda" {
@@ -32,8 +33,8 @@ func Open(t testing.TB) gpu.Driver {
 	return d
 }
 
-// Emulated returns an emulated device, whatever device the environment names. Tests of our own kernels are long: compiling
-// them takes a minute, and running them minutes.
+// Emulated returns an emulated device, whatever device the environment names. Tests of our own kernels are long:
+// compiling them takes a minute, and running them minutes.
 func Emulated(t testing.TB, o Options) *Device {
 	t.Helper()
 	if o.Sources == "" {
