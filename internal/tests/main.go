@@ -202,7 +202,7 @@ func (r *report) progress() {
 	if r.quiet {
 		var now []string
 		for pkg, s := range r.running {
-			now = append(now, fmt.Sprintf("%s %s (%.0f s)", pkg, s.last, time.Since(s.at).Seconds()))
+			now = append(now, fmt.Sprintf("%s (%.0f s, now %s)", pkg, time.Since(s.at).Seconds(), s.last))
 		}
 		slices.Sort(now)
 		if len(now) == 0 {

@@ -138,7 +138,7 @@ func TestProgress(t *testing.T) {
 	say(event{Action: "start", Package: "p"})
 	say(event{Action: "run", Package: "p", Test: "TestA"})
 	say(event{Action: "output", Package: "p", Test: "TestA", Output: "what tests say is not shown"})
-	said("... packages done: 0, at work: p TestA (0 s)\n")
+	said("... packages done: 0, at work: p (0 s, now TestA)\n")
 	say(event{Action: "output", Package: "p", Output: "ok  \tp\t0.1s\n"})
 	say(event{Action: "pass", Package: "p"})
 	said("")

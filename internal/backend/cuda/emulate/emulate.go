@@ -18,8 +18,8 @@ import (
 )
 
 // Open returns the device that a test of kernels runs on: an emulated one, or the first real one if $STROBE_CUDA is
-// "cuda". The test is skipped if long tests are. Without a compiler it is skipped, or fails if $STROBE_REQUIRE_EMULATION
-// is set.
+// "cuda". The test is skipped if long tests are. Without a compiler it is skipped, or fails if
+// $STROBE_REQUIRE_EMULATION is set.
 func Open(t testing.TB) gpu.Driver {
 	t.Helper()
 	if os.Getenv("STROBE_CUDA") != "cuda" {
