@@ -4,13 +4,14 @@
 //	go run ./internal/tests          what go test ./... runs
 //	go run ./internal/tests -long    the long tests too
 //
-// What follows the flags goes to go test instead of ./..., e.g. -run TestText ./internal/backend/vulkan.
+// With -list FILE the list is also written to a file. What follows goes to go test instead of ./..., for example
+// -run TestText ./internal/backend/vulkan.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
-	"flag"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,15 +25,38 @@ import (
 )
 
 func main() {
-	long := flag.Bool("long", false, "run the long tests too")
-	list := flag.String("list", "", "write the list of skipped tests to this file, too")
-	flag.Parse()
-	code, err := run(os.Stdout, *long, *list, flag.Args())
+	long, list, args, err := parse(os.Args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tests:", err)
+		os.Exit(2)
+	}
+	code, err := run(os.Stdout, long, list, args)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "tests:", err)
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// parse takes our own flags off the front of the arguments; package flag would refuse those of go test.
+func parse(args []string) (long bool, list string, rest []string, err error) {
+	for len(args) > 0 {
+		switch args[0] {
+		case "-long":
+			long = true
+		case "-list":
+			if len(args) < 2 {
+				return false, "", nil, errors.New("-list needs the name of a file")
+			}
+			list, args = args[1], args[1:]
+		case "-h", "-help", "--help":
+			return false, "", nil, errors.New("usage: go run ./internal/tests [-long] [-list FILE] [ARGUMENTS OF go test]")
+		default:
+			return long, list, args, nil
+		}
+		args = args[1:]
+	}
+	return long, list, nil, nil
 }
 
 // run runs go test and returns its exit code.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -143,4 +144,23 @@ func TestProgress(t *testing.T) {
 	say(event{Action: "pass", Package: "p"})
 	said("")
 	said("... packages done: 1, at work: go, which compiles\n")
+}
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		args, want string
+	}{
+		{"", "false  [] <nil>"},
+		{"-long", "true  [] <nil>"},
+		{"-list f", "false f [] <nil>"},
+		{"-long -list f -count=1 -run X ./a -long", "true f [-count=1 -run X ./a -long] <nil>"},
+		{"./a", "false  [./a] <nil>"},
+		{"-long -list", "false  [] -list needs the name of a file"},
+		{"-h", "false  [] usage: go run ./internal/tests [-long] [-list FILE] [ARGUMENTS OF go test]"},
+	} {
+		long, list, rest, err := parse(strings.Fields(c.args))
+		if got := fmt.Sprint(long, " ", list, " ", rest, " ", err); got != c.want {
+			t.Errorf("%s: %s, want %s", c.args, got, c.want)
+		}
+	}
 }
