@@ -76,7 +76,7 @@ func TestBenchServe(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
 	}
-	if !strings.Contains(errs.String(), "round 2, 1 clients, temperature 0") {
+	if !strings.Contains(errs.String(), "round 2, 1 client, temperature 0") {
 		t.Errorf("%s", errs.String())
 	}
 	b, err := os.ReadFile(file)

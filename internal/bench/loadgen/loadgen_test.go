@@ -372,7 +372,7 @@ func TestErrors(t *testing.T) {
 		if err := r.WriteText(&b); err != nil {
 			t.Fatal(err)
 		}
-		if text := b.String(); !strings.Contains(text, "it, 1 clients: 2 requests failed: http 503: no room [31m here\n") ||
+		if text := b.String(); !strings.Contains(text, "it, 1 client: 2 requests failed: http 503: no room [31m here\n") ||
 			!strings.Contains(text, "the model broke") || strings.Contains(text, "\x1b") || b.Len() > 10_000 {
 			t.Errorf("%s", text)
 		}
@@ -415,6 +415,9 @@ func TestUncounted(t *testing.T) {
 	a, b := r.Summaries[0], r.Summaries[1]
 	if a.OutputTokens != 8 || a.Uncounted != 4 || a.Short != 4 || b.OutputTokens != 4 || b.Uncounted != 4 {
 		t.Errorf("%+v\n%+v", a.Result, b.Result)
+	}
+	if a.PerToken.N != 4 || b.PerToken.N != 0 { // a single token has no time between tokens
+		t.Errorf("%+v, %+v", a.PerToken, b.PerToken)
 	}
 	if n := r.Targets[0].Notes; len(n) != 2 || !strings.Contains(n[0], "ignore_eos") || !strings.Contains(n[1], "stream_options") {
 		t.Errorf("%q", n)
@@ -681,4 +684,21 @@ func FuzzEvent(f *testing.F) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// BenchmarkRead is what the generator itself costs for a token.
+func BenchmarkRead(b *testing.B) {
+	event := []byte(`data: {"id":"chatcmpl-0123456789","object":"chat.completion.chunk","created":1700000000,"model":"m",` +
+		`"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}],"usage":null}` + "\n\n")
+	stream := append(bytes.Repeat(event, 128), "data: [DONE]\n\n"...)
+	c := newClient(nil, 0)
+	for b.Loop() {
+		c.body.r = bytes.NewReader(stream)
+		c.buf.Reset(&c.body)
+		var s sample
+		if err := c.read(&s, time.Time{}, false); err != nil || s.out != 128 {
+			b.Fatal(s.out, err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/128, "ns/token")
 }

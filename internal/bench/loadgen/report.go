@@ -355,6 +355,14 @@ func clientsText(n int) string {
 	return fmt.Sprint(n)
 }
 
+// Clients is a number of clients for a sentence.
+func Clients(n int) string {
+	if n == 0 {
+		return "any number of clients"
+	}
+	return plural(n, "client")
+}
+
 // WriteText writes tables for people.
 func (r *Report) WriteText(w io.Writer) error {
 	s := &r.Settings
@@ -439,7 +447,7 @@ func (r *Report) writeNotes(w io.Writer) error {
 	}
 	for i := range r.Summaries {
 		x := &r.Summaries[i]
-		who := fmt.Sprintf("%s, %s clients", r.Targets[x.Target].Name, clientsText(x.Clients))
+		who := r.Targets[x.Target].Name + ", " + Clients(x.Clients)
 		for _, kind := range sortedKeys(x.Errors) {
 			e := x.Errors[kind]
 			note("%s: %s failed: %s", who, plural(e.Count, "request"), (&requestError{Kind: kind, Message: e.Message}).Error())
