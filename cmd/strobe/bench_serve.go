@@ -103,12 +103,13 @@ func (o *benchServeOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	bar := newRunBar(cmd)
-	b := loadgen.Bench{Settings: o.Settings, Targets: targets, Progress: bar.step, Done: func(name string, r *loadgen.Run) {
+	b := loadgen.Bench{Settings: o.Settings, Targets: targets, Progress: bar.step}
+	b.Done = func(name string, r *loadgen.Run) {
 		bar.stop()
 		if len(targets)*len(o.Clients)*o.Rounds > 1 {
 			infof(cmd, "round %d, %s, %s: %.1f output tokens/s", r.Round, loadgen.Clients(r.Clients), name, r.OutputPerSecond)
 		}
-	}}
+	}
 	report, err := b.Run(cmd.Context())
 	bar.stop()
 	if report == nil {

@@ -63,15 +63,15 @@ func TestBenchServe(t *testing.T) {
 	file, plot := filepath.Join(dir, "run.json"), filepath.Join(dir, "run.svg")
 	t.Setenv(keyVariable, "secret")
 	var out, errs bytes.Buffer
-	code := run(t.Context(), []string{"bench", "serve", "--base-url", url + "/v1", "--endpoint", "completions", "--clients", "2,1",
-		"--requests", "3", "--output-len", "7", "--top-p", "0.95", "--top-k", "20", "--seed", "5", "--logprobs", "2", "--rounds", "2",
-		"--extra-body", `{"min_p": 0.1, "strobe": {"tree": 0}}`, "--vary", "temperature=0,0.8", "--vary", "strobe.draft=off",
+	code := run(t.Context(), []string{"bench", "serve", "--base-url", url + "/v1", "--endpoint", "completions",
+		"--clients", "2,1", "--requests", "3", "--output-len", "7", "--top-p", "0.95", "--top-k", "20", "--seed", "5",
+		"--logprobs", "2", "--rounds", "2", "--extra-body", `{"min_p": 0.1, "strobe": {"tree": 0}}`, "--vary", "temperature=0,0.8", "--vary", "strobe.draft=off",
 		"--warmup", "0", "--json", file, "--plot", plot}, nil, &out, &errs)
 	if code != exitOK {
 		t.Fatalf("code %d: %s", code, errs.String())
 	}
-	for _, want := range []string{"temperature 0, draft off", "temperature 0.8, draft off", "output tokens/s", "model tiny", "p99",
-		"against temperature 0, draft off"} {
+	for _, want := range []string{"temperature 0, draft off", "temperature 0.8, draft off", "output tokens/s",
+		"model tiny", "p99", "against temperature 0, draft off"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
@@ -95,8 +95,8 @@ func TestBenchServe(t *testing.T) {
 		t.Errorf("%v: %.100s", err, b)
 	}
 	last := asked()[len(asked())-1]
-	for field, want := range map[string]any{"path": "/v1/completions", "key": "Bearer secret", "top_p": 0.95, "top_k": 20.0,
-		"min_p": 0.1, "logprobs": 2.0, "max_tokens": 7.0} {
+	for field, want := range map[string]any{"path": "/v1/completions", "key": "Bearer secret", "top_p": 0.95,
+		"top_k": 20.0, "min_p": 0.1, "logprobs": 2.0, "max_tokens": 7.0} {
 		if last[field] != want {
 			t.Errorf("%s is %v, want %v", field, last[field], want)
 		}
@@ -122,8 +122,8 @@ func TestBenchServePrompts(t *testing.T) {
 		t.Fatalf("code %d: %s", code, errs.String())
 	}
 	last := asked()[len(asked())-1]
-	if got := fmt.Sprint(last["messages"]); !strings.HasPrefix(got, "[map[content:[") || !strings.Contains(got, "] Be short. role:system] "+
-		"map[content:Why? role:user]") {
+	got, want := fmt.Sprint(last["messages"]), "] Be short. role:system] map[content:Why? role:user]"
+	if !strings.HasPrefix(got, "[map[content:[") || !strings.Contains(got, want) {
 		t.Errorf("%s", got)
 	}
 	for text, want := range map[string]string{
@@ -133,7 +133,8 @@ func TestBenchServePrompts(t *testing.T) {
 	} {
 		write(text)
 		errs.Reset()
-		if code := run(t.Context(), args, nil, io.Discard, &errs); code != exitError || !strings.Contains(errs.String(), want) {
+		code := run(t.Context(), args, nil, io.Discard, &errs)
+		if code != exitError || !strings.Contains(errs.String(), want) {
 			t.Errorf("%s: code %d: %s", text, code, errs.String())
 		}
 	}
@@ -156,7 +157,8 @@ func TestBenchServeUsage(t *testing.T) {
 	} {
 		var errs bytes.Buffer
 		line := append([]string{"bench", "serve", "--base-url", url}, strings.Fields(args)...)
-		if code := run(t.Context(), line, nil, io.Discard, &errs); code != exitUsage || !strings.Contains(errs.String(), want) {
+		code := run(t.Context(), line, nil, io.Discard, &errs)
+		if code != exitUsage || !strings.Contains(errs.String(), want) {
 			t.Errorf("%s: code %d: %s", args, code, errs.String())
 		}
 	}
@@ -184,7 +186,8 @@ func TestBenchServeInterrupted(t *testing.T) {
 	}
 	b, err := os.ReadFile(file)
 	var r loadgen.Report
-	if err != nil || json.Unmarshal(b, &r) != nil || !r.Interrupted || r.Summaries[0].Requests != 2 || r.Summaries[0].Cut != 1 {
+	if err != nil || json.Unmarshal(b, &r) != nil || !r.Interrupted || r.Summaries[0].Requests != 2 ||
+		r.Summaries[0].Cut != 1 {
 		t.Errorf("%v: %s", err, b)
 	}
 }

@@ -17,8 +17,8 @@ type row256 struct {
 	scale  [8]float32 // of 32 columns
 }
 
-// Codes are taken apart and put together eight at a time, a byte each in a word: this is most of what loading costs. These
-// words have the same bits in every byte.
+// Codes are taken apart and put together eight at a time, a byte each in a word: this is most of what loading costs.
+// These words have the same bits in every byte.
 const (
 	bytes01 = 0x0101010101010101
 	bytes03 = 3 * bytes01
@@ -47,7 +47,7 @@ func (l WeightLayout) tiles(dst, src []byte, s int) {
 	}
 	take, per := l.taker()
 	blocks := stageCols / l.Type.BlockLen() // stored ones of 256 columns
-	v := new(row256) // for all of them: one for each would be more garbage than there are weights
+	v := new(row256)                        // for all of them: one for each would be more garbage than there are weights
 	for r := range rows {
 		row := src[(s*tileRows+r)*size:][:size]
 		for kb := range stages {
@@ -115,19 +115,20 @@ func (l WeightLayout) put(tile [2][]byte, r int, v *row256) {
 	}
 }
 
-// lane is where eight columns of a row go in a half of a tile whose words are so many bytes apart: lane t of the four of
-// row r.
+// lane is where eight columns of a row go in a half of a tile whose words are so many bytes apart: lane t of the four
+// of row r.
 func lane(r, t, bytes int) int { return (r%8*4 + t) * bytes }
 
-// pair writes the two words of eight columns: those of columns 0-3 and of 4-7, each beside that of the row eight further.
+// pair writes the two words of eight columns: those of columns 0-3 and of 4-7, each beside that of the row eight
+// further.
 func pair(b []byte, r int, w uint64) {
 	b = b[r/8*4:][:12]
 	binary.LittleEndian.PutUint32(b, uint32(w))
 	binary.LittleEndian.PutUint32(b[8:], uint32(w>>32))
 }
 
-// nibbles puts the low four bits of the codes: a byte has a column of two sub-blocks, and the middle bytes of a word change
-// places, so that its nibbles are pairs of halves when masked.
+// nibbles puts the low four bits of the codes: a byte has a column of two sub-blocks, and the middle bytes of a word
+// change places, so that its nibbles are pairs of halves when masked.
 func nibbles(tile [2][]byte, r int, v *row256) {
 	const outer, second = 0xff0000ffff0000ff, 0x0000ff000000ff00
 	for p := range 4 {

@@ -9,12 +9,13 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"strobe/internal/quant"
 )
 
-// packed are sums over what Pack makes of random weights, byte by byte. They were written down when every code was taken
-// apart and put in its place one at a time.
+// packed are sums over what Pack makes of random weights, byte by byte. They were written down when every code was
+// taken apart and put in its place one at a time.
 var packed = map[quant.Type]string{
 	quant.Q4_0:    "cbdaedb209685602",
 	quant.Q4_1:    "7467b16a5509dc5a",
@@ -89,6 +90,15 @@ func TestUploadReuses(t *testing.T) {
 	if n := int(after.TotalAlloc - before.TotalAlloc); n > times*l.Bytes()/3 {
 		t.Errorf("%d uploads of %d bytes allocate %d", times, l.Bytes(), n)
 	}
+	// A part that is larger than what was kept gets its own memory.
+	wide := randomBlocks(rand.New(rand.NewPCG(6, 6)), quant.Q8_0, 256*20480)
+	if l, err = LayoutOf(quant.Q8_0, 256, 20480, 1, len(wide)); err != nil {
+		t.Fatal(err)
+	}
+	u.mem = make([]byte, l.Bytes())
+	if l.Upload(u, 0, wide); l.Bytes() <= uploadChunk || !bytes.Equal(u.mem, l.Pack(wide)) {
+		t.Errorf("a part of %d bytes is not what it was", l.Bytes())
+	}
 }
 
 // TestEach: every number once, also where there are fewer or more of them than cores.
@@ -122,5 +132,35 @@ func BenchmarkPack(b *testing.B) {
 				l.repack(dst, src, 0, 1)
 			}
 		})
+	}
+}
+
+// slow is a driver that takes its time and looks whether the bytes stay what they are meanwhile.
+type slow struct {
+	uploads
+	changed int
+}
+
+func (s *slow) Upload(dst Addr, src []byte) {
+	before := bytes.Clone(src)
+	time.Sleep(2 * time.Millisecond) // enough for the next parts
+	if !bytes.Equal(before, src) {
+		s.changed++
+	}
+	s.uploads.Upload(dst, src)
+}
+
+// TestUploadHolds: memory is not used again before its bytes were copied.
+func TestUploadHolds(t *testing.T) {
+	const rows, cols = 4096, 512
+	src := randomBlocks(rand.New(rand.NewPCG(5, 5)), quant.Q4_K, rows*cols)
+	l, err := LayoutOf(quant.Q4_K, rows, cols, 1, len(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &slow{uploads: uploads{mem: make([]byte, l.Bytes())}}
+	l.uploadIn(s, 0, src, 1)
+	if s.changed > 0 || !bytes.Equal(s.mem, l.Pack(src)) {
+		t.Errorf("%d of %d parts changed while they were copied", s.changed, l.units())
 	}
 }

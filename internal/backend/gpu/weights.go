@@ -215,8 +215,8 @@ func (l WeightLayout) unit(u int) (src, srcEnd, dst, dstEnd int) {
 	return src, srcEnd, (e*l.Rows + r0) * out, (e*l.Rows + r1) * out
 }
 
-// repack writes units [u0, u1) of a stored matrix to dst, on all cores. A core takes 16 rows at a time: with whole units
-// most of them would wait for the last. It writes all of dst.
+// repack writes units [u0, u1) of a stored matrix to dst, on all cores. A core takes 16 rows at a time: with whole
+// units most of them would wait for the last. It writes all of dst.
 func (l WeightLayout) repack(dst, src []byte, u0, u1 int) {
 	_, _, base, _ := l.unit(u0)
 	parts := 1
@@ -251,8 +251,8 @@ func (l WeightLayout) Pack(src []byte) []byte {
 	return dst
 }
 
-// uploadChunk is how much is repacked at a time: enough for all cores, and so little that it is still in their caches when
-// it is copied, and that a matrix has several of which one is copied while the next is repacked.
+// uploadChunk is how much is repacked at a time: enough for all cores, and so little that it is still in their caches
+// when it is copied, and that a matrix has several of which one is copied while the next is repacked.
 const uploadChunk = 4 << 20
 
 // spare is memory that uploads pass through, for the next matrix. With new memory for each, most of the time goes into
@@ -307,12 +307,23 @@ func (l WeightLayout) uploadIn(d Driver, dst Addr, src []byte, bytes int) (took 
 		defer close(parts)
 		defer backend.KeepPanic(&failed)
 		debug.SetPanicOnFault(true)
+		var ahead sync.WaitGroup
+		defer ahead.Wait()
+		populate := func(u int) { // while the part before is repacked
+			if u < l.units() {
+				from, _, _, _ := l.unit(u)
+				_, to, _, _ := l.unit(min(u+per, l.units()) - 1)
+				ahead.Go(func() { platform.Populate(src[from:to]) })
+			}
+		}
+		populate(0)
 		for u := 0; u < l.units(); u += per {
 			began := time.Now()
 			end := min(u+per, l.units())
-			from, _, at, _ := l.unit(u)
-			_, to, _, atEnd := l.unit(end - 1)
-			platform.Populate(src[from:to])
+			_, _, at, _ := l.unit(u)
+			_, _, _, atEnd := l.unit(end - 1)
+			ahead.Wait()
+			populate(end)
 			buf := room(atEnd - at)
 			l.repack(buf, src, u, end)
 			took.Repack += time.Since(began)

@@ -168,7 +168,8 @@ func TestNumbers(t *testing.T) {
 		r := measure(t, t.Context(), h, settings())
 		x := r.Summaries[0]
 		// Four answers one after the other: 100, 200, 300, 400 ms to the first token and 40 more each.
-		if x.Requests != 4 || x.Failed != 0 || x.OutputTokens != 20 || x.CachedTokens != 16 || x.Short != 0 || x.Uncounted != 0 {
+		if x.Requests != 4 || x.Failed != 0 || x.OutputTokens != 20 || x.CachedTokens != 16 ||
+			x.Short != 0 || x.Uncounted != 0 {
 			t.Errorf("%+v", x.Result)
 		}
 		took := r.Runs[0].Seconds
@@ -221,7 +222,8 @@ func TestClients(t *testing.T) {
 		if f.n != 3+1+4*9 {
 			t.Errorf("%d requests", f.n)
 		}
-		if a, b := r.Summaries[0], r.Summaries[1]; a.Clients != 3 || a.Requests != 18 || a.OutputPerSecond != 3*b.OutputPerSecond {
+		a, b := r.Summaries[0], r.Summaries[1]
+		if a.Clients != 3 || a.Requests != 18 || a.OutputPerSecond != 3*b.OutputPerSecond {
 			t.Errorf("%+v, %+v", a, b)
 		}
 		// No prompt was sent twice: a server would not have to read it again.
@@ -419,7 +421,8 @@ func TestUncounted(t *testing.T) {
 	if a.PerToken.N != 4 || b.PerToken.N != 0 { // a single token has no time between tokens
 		t.Errorf("%+v, %+v", a.PerToken, b.PerToken)
 	}
-	if n := r.Targets[0].Notes; len(n) != 2 || !strings.Contains(n[0], "ignore_eos") || !strings.Contains(n[1], "stream_options") {
+	if n := r.Targets[0].Notes; len(n) != 2 || !strings.Contains(n[0], "ignore_eos") ||
+		!strings.Contains(n[1], "stream_options") {
 		t.Errorf("%q", n)
 	}
 	if n := r.Targets[1].Notes; len(n) != 1 || !strings.Contains(n[0], "does not count") {
@@ -469,7 +472,8 @@ func TestPrompts(t *testing.T) {
 	inside(t, f, func(t *testing.T, h *http.Client) {
 		s := settings()
 		s.Requests, s.Rounds, s.Source = 5, 2, "file"
-		s.Prompts = []Prompt{{Messages: []Message{{"system", "Be short."}, {"user", "Why?"}}}, {Messages: []Message{{"user", "How?"}}},
+		s.Prompts = []Prompt{{Messages: []Message{{"system", "Be short."}, {"user", "Why?"}}},
+			{Messages: []Message{{"user", "How?"}}},
 			{Messages: []Message{{"user", "package main"}}, Raw: true}}
 		measure(t, t.Context(), h, s, Target{Name: "a", URL: "http://server"}, Target{Name: "b", URL: "http://server"})
 		seen, kinds := map[string]bool{}, map[string]int{}
@@ -533,7 +537,8 @@ func TestCompare(t *testing.T) {
 		if want := "0 0 0.8 0.8 0.8 0.8 0 0"; strings.Join(order, " ") != want {
 			t.Errorf("order %v, want %s", order, want)
 		}
-		if len(r.Ratios) != 4 || r.Ratios[0].What != "output tokens/s" || !slices.Equal(r.Ratios[0].Rounds, []float64{0.5, 0.5}) ||
+		if len(r.Ratios) != 4 || r.Ratios[0].What != "output tokens/s" ||
+			!slices.Equal(r.Ratios[0].Rounds, []float64{0.5, 0.5}) ||
 			r.Ratios[0].Median != 0.5 || r.Ratios[1].Median != 2 {
 			t.Errorf("%+v", r.Ratios)
 		}

@@ -113,7 +113,8 @@ func (b *Bench) once(ctx context.Context, h *http.Client, targets []*target, i i
 	s, t := &b.Settings, targets[i]
 	before, all := copies(targets, i)
 	// A run of its own number for every round, number of clients and target of the same server.
-	number := (uint64(round+1)*uint64(len(s.Clients))+uint64(slices.Index(s.Clients, clients)))*uint64(all) + uint64(before)
+	at := (round+1)*len(s.Clients) + slices.Index(s.Clients, clients)
+	number := uint64(at*all + before)
 	p := newPrompts(s, l, number)
 	workers := min(clients, n)
 	if clients == 0 {

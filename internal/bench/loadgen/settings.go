@@ -14,7 +14,8 @@ type Settings struct {
 	Endpoint string `json:"endpoint"` // Chat or Completions
 	// Clients are numbers of requests at a time, measured one after the other. 0 has no limit and needs a Rate.
 	Clients []int `json:"clients"`
-	// Rate is how many requests (conversations) begin in a second, at random times (Poisson); 0: whenever a client is free.
+	// Rate is how many requests (conversations) begin in a second, at random times (Poisson); 0: whenever a client is
+	// free.
 	Rate     float64 `json:"rate"`
 	Requests int     `json:"requests"` // of one run; with Turns: conversations
 	Rounds   int     `json:"rounds"`
