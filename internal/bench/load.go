@@ -19,7 +19,8 @@ type LoadReport struct {
 	Runs   []LoadRun `json:"runs"`
 }
 
-// LoadRun is one time. Weights are repacked and copied at the same time, both within the phases "weights" and "drafters".
+// LoadRun is one time. Weights are repacked and copied at the same time, both within the phases "weights" and
+// "drafters".
 type LoadRun struct {
 	Seconds float64            `json:"seconds"`
 	Phases  []engine.LoadPhase `json:"phases"`

@@ -15,7 +15,8 @@ func TestLoading(t *testing.T) {
 		t.Fatal(err)
 	}
 	const rows, cols = 512, 1024
-	m := backend.Matrix{Type: quant.Q8_0, Rows: rows, Cols: cols, Experts: 1, Data: make([]byte, quant.Q8_0.RowBytes(rows*cols))}
+	m := backend.Matrix{Type: quant.Q8_0, Rows: rows, Cols: cols, Experts: 1,
+		Data: make([]byte, quant.Q8_0.RowBytes(rows*cols))}
 	var before [2]int64
 	for range 2 {
 		if _, err := dev.Weight(m); err != nil {
