@@ -31,7 +31,7 @@ type benchOptions struct {
 	readMB              int
 	depth               int
 	context             int
-	stress              bool
+	stress, timeLoad    bool
 	kvTypes             []string
 	needles             int
 	kind                string
@@ -76,6 +76,10 @@ With --suite niah it hides --needles facts in a text of --context tokens and ask
 found, and where the time to the first token went (scoring and choosing with --prefill-scorer, prefill, weights that were
 parked).
 
+With --load it only loads the model, --repeats times, and shows where the time goes: opening and mapping files, opening the
+device, weights (repacked for a GPU and copied to it at the same time), drafters, kernels (compiled and rehearsed), and how
+much processor time and how many page faults that took.
+
 With --kv-types it compares types of cached keys and values: loss on the prompts, greedy agreement with the first type,
 and tokens per pass of the drafter's chains.`,
 		Example: `  strobe bench -m target.gguf -d drafter.gguf
@@ -84,6 +88,7 @@ and tokens per pass of the drafter's chains.`,
   strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg
   strobe bench -m target.gguf -d drafter.gguf --kv turbo3 --context 262144 --stress -n 64
   strobe bench -m target.gguf --prefill-scorer Qwen3-0.6B.gguf --suite niah --context 65536 --needles 3 --kind text
+  strobe bench -m target.gguf --device cuda --load
   strobe bench --kv-types f16,q8_0,turbo4,turbo3,q8_0/turbo3`,
 		Args: opt.positionalModel(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd, &opt) },
@@ -119,9 +124,10 @@ and tokens per pass of the drafter's chains.`,
 	f.IntVar(&opt.needles, "needles", 3, "with --suite niah: facts hidden in the text")
 	f.StringVar(&opt.kind, "kind", "text", "with --suite niah: what they are hidden in: text or code")
 	f.BoolVar(&opt.stress, "stress", false, "fill a context, generate after it and check that nothing was lost")
+	f.BoolVar(&opt.timeLoad, "load", false, "only load the model and show where the time goes")
 	f.StringSliceVar(&opt.kvTypes, "kv-types", nil,
 		"compare types of cached keys and values, such as f16,turbo3,q8_0/turbo3 (keys/values)")
-	cmd.AddCommand(newBenchFleetCmd())
+	cmd.AddCommand(newBenchFleetCmd(), newBenchServeCmd())
 	f.IntVar(&opt.readMB, "read-mb", 512, "megabytes to read when measuring memory; must exceed the processor's caches")
 	return cmd
 }
@@ -149,8 +155,11 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 	if niah {
 		return opt.runNiah(cmd)
 	}
-	if opt.several() && (opt.stress || len(opt.kvTypes) > 0) {
-		return usagef("--stress and --kv-types take one model and one drafter")
+	if opt.several() && (opt.stress || opt.timeLoad || len(opt.kvTypes) > 0) {
+		return usagef("--stress, --load and --kv-types take one model and one drafter")
+	}
+	if opt.timeLoad {
+		return opt.runLoad(cmd)
 	}
 	if opt.stress {
 		return opt.runStress(cmd)
@@ -281,6 +290,15 @@ func (o *benchOptions) print(cmd *cobra.Command, asJSON, asText func(io.Writer) 
 func (o *benchOptions) describe(r *bench.Report, source string) {
 	r.Settings.Source = source
 	r.Settings.Temperature = float64(max(0, o.Temp))
+}
+
+// runLoad times loading.
+func (o *benchOptions) runLoad(cmd *cobra.Command) error {
+	r, err := bench.MeasureLoad(cmd.Context(), o.repeats, o.load)
+	if err != nil {
+		return err
+	}
+	return o.print(cmd, r.WriteJSON, r.WriteText)
 }
 
 // runStress fills a context and generates after it.

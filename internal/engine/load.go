@@ -115,12 +115,32 @@ type Model struct {
 	Prefill   *pflash.Prefill // shortens prompts; nil if they are left as they are
 
 	Path, DrafterPath string
-	names             []string // of the devices, as they were opened
-	window            int      // of generated tokens; 0 for none
-	noPark            bool     // drafters stay on their device
-	lossy             string   // settings that change what is remembered of a prompt
+	Phases            []LoadPhase // of loading, in their order
+	names             []string    // of the devices, as they were opened
+	window            int         // of generated tokens; 0 for none
+	noPark            bool        // drafters stay on their device
+	lossy             string      // settings that change what is remembered of a prompt
 	backends          []backend.Backend
 	files             []*gguf.File
+}
+
+// LoadPhase is a part of loading and what it took.
+type LoadPhase struct {
+	Name string        `json:"name"`
+	Took time.Duration `json:"ns"`
+}
+
+// Uploads is how long weights were repacked for GPUs and copied to them. Both happen at the same time.
+func (m *Model) Uploads() (repack, upload time.Duration) {
+	for _, b := range m.backends {
+		if l, ok := b.(interface {
+			Loading() (repack, upload time.Duration)
+		}); ok {
+			r, u := l.Loading()
+			repack, upload = repack+r, upload+u
+		}
+	}
+	return repack, upload
 }
 
 // ParseDraft reads the choice of a source of drafts: auto, off, or the name of one that models may have.
@@ -153,6 +173,7 @@ var ErrFileChanged = platform.ErrFileChanged
 // Load opens the model at path.
 func Load(path string, opt Options) (*Model, error) {
 	var src Source
+	began := time.Now()
 	err := platform.Reading(path, func() (err error) {
 		src, err = open(path, opt)
 		return err
@@ -160,7 +181,12 @@ func Load(path string, opt Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return LoadFiles(src, opt)
+	opened := time.Since(began)
+	m, err := LoadFiles(src, opt)
+	if err == nil {
+		m.Phases = slices.Insert(m.Phases, 0, LoadPhase{"open", opened})
+	}
+	return m, err
 }
 
 // open opens a model file and its drafter's.
@@ -200,6 +226,12 @@ func LoadFiles(src Source, opt Options) (*Model, error) {
 }
 
 func (m *Model) load(src Source, opt Options) error {
+	began := time.Now()
+	phase := func(name string) {
+		now := time.Now()
+		m.Phases = append(m.Phases, LoadPhase{name, now.Sub(began)})
+		began = now
+	}
 	kv, err := cache.ParseTypes(opt.KV, opt.KVKey, opt.KVValue, opt.KVLayers)
 	if err != nil {
 		return err
@@ -216,6 +248,7 @@ func (m *Model) load(src Source, opt Options) error {
 	if w := m.Tokenizer.Warning(); w != "" && opt.Say != nil {
 		opt.Say("warning: " + w)
 	}
+	phase("tokenizer")
 	mo := model.Options{KV: kv}
 	if opt.SparsePrefill > 0 {
 		s := pflash.DefaultSparse()
@@ -227,6 +260,7 @@ func (m *Model) load(src Source, opt Options) error {
 	if err != nil {
 		return err
 	}
+	phase("device")
 	if opt.Progress != nil && mo.Place != nil { // the processor maps its weights
 		total := 0
 		for _, t := range src.Target.Tensors() {
@@ -241,9 +275,11 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Target, err = model.Open(src.Target, devices[0], mo, devices[1:]...); err != nil {
 		return err
 	}
+	phase("weights")
 	if err := m.loadDrafters(src, opt); err != nil {
 		return err
 	}
+	phase("drafters")
 	var sources []draft.Source
 	for _, d := range m.Drafters() {
 		sources = append(sources, d)
@@ -261,6 +297,7 @@ func (m *Model) load(src Source, opt Options) error {
 		}
 		m.sayCompiled(opt.Say)
 	}
+	phase("kernels")
 	if m.Template = opt.Template; m.Template == "" {
 		if m.Template, _, err = src.Target.String("tokenizer.chat_template"); err != nil {
 			return err
@@ -269,7 +306,9 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Sampling, err = modelSampling(src.Target, m.Path); err != nil {
 		return err
 	}
-	return m.loadScorer(src.Target, opt)
+	err = m.loadScorer(src.Target, opt)
+	phase("scorer")
+	return err
 }
 
 // sayCompiled says why a first start took long.

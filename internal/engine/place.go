@@ -93,6 +93,9 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 		return nil, fmt.Errorf("%s: %s", m.Path, n.tooLarge(room, gpus, opt))
 	}
 	if d.layers == 0 {
+		if room != nil && opt.Say != nil {
+			opt.Say(n.tooLarge(room, gpus, opt) + "; the processor runs it")
+		}
 		for _, b := range gpus {
 			b.Close()
 		}

@@ -160,7 +160,8 @@ func TestPlaced(t *testing.T) {
 		{"the processor", "cpu", "", nil, "cpu", ""},
 		{"no GPU", "auto", "", nil, "cpu", ""},
 		{"a GPU that does not open", "auto", "", []int{broken}, "cpu", "cuda:0 cannot be used: it is broken"},
-		{"room for nothing", "auto", "", []int{0}, "cuda:0 cpu", ""},
+		{"room for nothing", "auto", "", []int{0}, "cuda:0 cpu",
+			"on GPU 0, which has 1.07 GB free; nothing of it would fit; the processor runs it"},
 		{"room for all", "auto", "cpu", []int{dense + experts, 1 << 30}, "cuda:0 cpu",
 			fmt.Sprintf("GPU 0: %d of %d layers, %s of weights", layers, layers, Bytes(dense+experts))},
 		{"room but for experts of a layer", "cuda", "cpu", []int{dense + experts - 1}, "cuda:0 cpu",
@@ -268,5 +269,27 @@ func TestMTPElsewhere(t *testing.T) {
 	_, err := Load(target, Options{Device: "cpu", Drafter: drafter, DraftDevice: "cuda", open: open})
 	if err == nil || !strings.Contains(err.Error(), "which lie on another device") {
 		t.Errorf("an assistant apart from its target: error %v", err)
+	}
+}
+
+// TestPhases: loading names its parts, and what GPUs had to do.
+func TestPhases(t *testing.T) {
+	m, err := Load(testkit.Golden(t, "qwen3/model.gguf"), Options{Threads: 1, Device: "cpu", Drafter: "none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	var names []string
+	for _, p := range m.Phases {
+		names = append(names, p.Name)
+		if p.Took < 0 {
+			t.Errorf("%s took %v", p.Name, p.Took)
+		}
+	}
+	if got := strings.Join(names, " "); got != "open tokenizer device weights drafters kernels scorer" {
+		t.Errorf("phases: %s", got)
+	}
+	if repack, upload := m.Uploads(); repack != 0 || upload != 0 {
+		t.Errorf("the processor has weights repacked for %v and copied for %v", repack, upload)
 	}
 }
