@@ -121,7 +121,7 @@ and tokens per pass of the drafter's chains.`,
 	f.BoolVar(&opt.stress, "stress", false, "fill a context, generate after it and check that nothing was lost")
 	f.StringSliceVar(&opt.kvTypes, "kv-types", nil,
 		"compare types of cached keys and values, such as f16,turbo3,q8_0/turbo3 (keys/values)")
-	cmd.AddCommand(newBenchFleetCmd())
+	cmd.AddCommand(newBenchFleetCmd(), newBenchServeCmd())
 	f.IntVar(&opt.readMB, "read-mb", 512, "megabytes to read when measuring memory; must exceed the processor's caches")
 	return cmd
 }

@@ -20,6 +20,14 @@ func (m *Mapping) Forget(part []byte) {
 	}
 }
 
+// Populate maps the pages of a part of a mapping at once, where the system can, instead of one by one when they are
+// touched. What cannot be read is found out by reading it.
+func Populate(part []byte) {
+	if len(part) > 0 {
+		populate(part)
+	}
+}
+
 // pageSize is a multiple of the page sizes in use.
 const pageSize = 64 << 10
 

@@ -4,6 +4,8 @@ package platform
 
 func forget([]byte) {}
 
+func populate([]byte) {}
+
 func availableMemory() int { return 0 }
 
 func anonymous(int) []byte { return nil }

@@ -35,6 +35,7 @@ type Backend struct {
 	profile       map[string]*KernelTime // of steps that are being profiled; nil otherwise
 	rehearses     bool                   // steps do not run;
 	rehearsed     []Launch               // what they would have launched
+	loading       LoadTimes              // of all weights so far
 }
 
 var (
@@ -297,7 +298,9 @@ func (b *Backend) Unpark(w backend.Weight, m backend.Matrix) (err error) {
 	if x.addr, err = b.d.Alloc(x.Bytes()); err != nil {
 		return fmt.Errorf("tensor %q: %w", x.name, err)
 	}
-	x.Upload(b.d, x.addr, m.Data)
+	took := x.Upload(b.d, x.addr, m.Data)
+	b.loading.Repack += took.Repack
+	b.loading.Upload += took.Upload
 	if m.Forget != nil {
 		m.Forget()
 	}

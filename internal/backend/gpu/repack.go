@@ -17,57 +17,73 @@ type row256 struct {
 	scale  [8]float32 // of 32 columns
 }
 
-// tiles turns the stored rows of a group into tiles. dst is zero: that is what missing rows and columns are.
-func (l WeightLayout) tiles(dst, src []byte) {
+// Codes are taken apart and put together eight at a time, a byte each in a word: this is most of what loading costs. These
+// words have the same bits in every byte.
+const (
+	bytes01 = 0x0101010101010101
+	bytes03 = 3 * bytes01
+	bytes0f = 15 * bytes01
+	bytes80 = 128 * bytes01
+)
+
+func get64(b []byte) uint64    { return binary.LittleEndian.Uint64(b) }
+func set64(b []byte, v uint64) { binary.LittleEndian.PutUint64(b, v) }
+
+// tiles turns strip number s of the stored rows of a group, 16 of them, into tiles. All bytes of the strip are written:
+// missing rows and columns are zero.
+func (l WeightLayout) tiles(dst, src []byte, s int) {
 	size, stages, stage := l.Type.RowBytes(l.Cols), l.Stages(), l.Format.stageBytes()
 	h0, h1 := tileHalves[l.Format][0], tileHalves[l.Format][1]
+	tile := func(kb int) [2][]byte {
+		b := dst[kb*stage:][:stage]
+		return [2][]byte{b[s*h0:][:h0], b[strips*h0+s*h1:][:h1]}
+	}
+	rows := min(tileRows, len(src)/size-s*tileRows)
+	if rows < tileRows {
+		for kb := range stages {
+			clear(tile(kb)[0])
+			clear(tile(kb)[1])
+		}
+	}
 	take, per := l.taker()
 	blocks := stageCols / l.Type.BlockLen() // stored ones of 256 columns
-	for r := range len(src) / size {
-		row := src[r*size:][:size]
+	v := new(row256) // for all of them: one for each would be more garbage than there are weights
+	for r := range rows {
+		row := src[(s*tileRows+r)*size:][:size]
 		for kb := range stages {
-			var v row256
+			if (kb+1)*stageCols > l.Cols {
+				*v = row256{}
+			}
 			for i := range blocks {
 				at := (kb*blocks + i) * per
 				if at >= size {
 					break
 				}
-				take(&v, row[at:][:per], i)
+				take(v, row[at:][:per], i)
 			}
-			s, strip := dst[kb*stage:][:stage], r/tileRows
-			tile := [2][]byte{s[strip*h0:][:h0], s[strips*h0+strip*h1:][:h1]}
-			l.put(tile, r%tileRows, &v)
+			l.put(tile(kb), r, v)
 		}
 	}
 }
 
-// The places of the four columns of a step in a word: nibbles that are halves when masked, for the sub-blocks of a
-// pair.
-var (
-	evenNibble = [4]int{0, 4, 2, 6}
-	oddNibble  = [4]int{1, 5, 3, 7}
-	evenField  = [4]int{0, 1, 4, 5} // 2-bit fields of a pair of columns
-	oddField   = [4]int{2, 3, 6, 7}
-)
-
-// put writes a row of a tile.
+// put writes a row of a tile. Rows come in order.
 func (l WeightLayout) put(tile [2][]byte, r int, v *row256) {
 	le := binary.LittleEndian
 	switch l.Format {
 	case TileQ4K:
-		nibbles(tile, r, v, evenNibble, oddNibble)
+		nibbles(tile, r, v)
 		scalesOf32(tile, r, v, 1024)
 	case TileQ5K:
-		nibbles(tile, r, v, evenNibble, oddNibble)
+		nibbles(tile, r, v)
 		fifthBits(tile, r, v)
 		scalesOf32(tile, r, v, 1280)
 	case TileQ6K:
-		nibbles(tile, r, v, evenNibble, oddNibble)
+		nibbles(tile, r, v)
 		highPairs(tile, r, v)
 		scalesOf16(tile, r, &v.sc, 1536)
 		le.PutUint16(tile[1][1664+r*2:], v.d)
 	case TileQ2K:
-		nibbles(tile, r, v, evenNibble, oddNibble)
+		nibbles(tile, r, v)
 		scalesOf16(tile, r, &v.sc, 1024)
 		scalesOf16(tile, r, &v.mn, 1152)
 		for h := range 2 {
@@ -75,7 +91,7 @@ func (l WeightLayout) put(tile [2][]byte, r int, v *row256) {
 			le.PutUint16(tile[h][1282+r*4:], v.dm)
 		}
 	case TileQ3K:
-		nibbles(tile, r, v, evenNibble, oddNibble)
+		nibbles(tile, r, v)
 		scalesOf16(tile, r, &v.sc, 1024)
 		le.PutUint16(tile[1][1152+r*2:], v.d)
 	case TileQ8, TileQ8M:
@@ -87,58 +103,83 @@ func (l WeightLayout) put(tile [2][]byte, r int, v *row256) {
 			}
 		}
 	case TileN4:
-		nibbles(tile, r, v, [4]int{0, 1, 2, 3}, [4]int{4, 5, 6, 7})
+		indices(tile, r, v)
 		for sb := range 8 {
 			le.PutUint32(tile[sb/4][1024+r*16+sb%4*4:], math.Float32bits(v.scale[sb]))
 		}
 	case TileNV4:
-		nibbles(tile, r, v, [4]int{0, 1, 2, 3}, [4]int{4, 5, 6, 7})
+		indices(tile, r, v)
 		for j := range 16 { // sub-block j/2, its columns 0-15 or 16-31
 			le.PutUint16(tile[j/8][1024+r*16+j%2*8+j/2%4*2:], v.half[j])
 		}
 	}
 }
 
-// nibbles puts the low four bits of the codes in their places: a word has four columns of two sub-blocks.
-func nibbles(tile [2][]byte, r int, v *row256, even, odd [4]int) {
-	g, hi := r%8, r/8
+// lane is where eight columns of a row go in a half of a tile whose words are so many bytes apart: lane t of the four of
+// row r.
+func lane(r, t, bytes int) int { return (r%8*4 + t) * bytes }
+
+// pair writes the two words of eight columns: those of columns 0-3 and of 4-7, each beside that of the row eight further.
+func pair(b []byte, r int, w uint64) {
+	b = b[r/8*4:][:12]
+	binary.LittleEndian.PutUint32(b, uint32(w))
+	binary.LittleEndian.PutUint32(b[8:], uint32(w>>32))
+}
+
+// nibbles puts the low four bits of the codes: a byte has a column of two sub-blocks, and the middle bytes of a word change
+// places, so that its nibbles are pairs of halves when masked.
+func nibbles(tile [2][]byte, r int, v *row256) {
+	const outer, second = 0xff0000ffff0000ff, 0x0000ff000000ff00
 	for p := range 4 {
+		half, q := tile[p/2][p%2*512:][:512], v.q[64*p:][:64]
 		for t := range 4 {
-			for j := range 2 {
-				var w uint32
-				for i := range 4 {
-					c := 64*p + 8*t + 4*j + i
-					w |= uint32(v.q[c]&15)<<(4*even[i]) | uint32(v.q[c+32]&15)<<(4*odd[i])
-				}
-				binary.LittleEndian.PutUint32(tile[p/2][p%2*512+(4*g+t)*16+(2*j+hi)*4:], w)
-			}
+			w := get64(q[8*t:])&bytes0f | get64(q[32+8*t:])&bytes0f<<4
+			pair(half[lane(r, t, 16):], r, w&outer|w&second<<8|w>>8&second)
+		}
+	}
+}
+
+// indices puts nibbles in the order of their columns: four of a sub-block, then four of the next.
+func indices(tile [2][]byte, r int, v *row256) {
+	four := func(w uint64) uint64 { // of each half of w
+		w &= bytes0f
+		w = (w | w>>4) & 0x00ff00ff00ff00ff
+		return (w | w>>8) & 0x0000ffff0000ffff
+	}
+	for p := range 4 {
+		half, q := tile[p/2][p%2*512:][:512], v.q[64*p:][:64]
+		for t := range 4 {
+			pair(half[lane(r, t, 16):], r, four(get64(q[8*t:]))|four(get64(q[32+8*t:]))<<16)
 		}
 	}
 }
 
 // octets puts whole codes.
 func octets(tile [2][]byte, r int, v *row256) {
-	g, hi := r%8, r/8
 	for sb := range 8 {
+		half, q := tile[sb/4][sb%4*512:][:512], v.q[32*sb:][:32]
 		for t := range 4 {
-			for j := range 2 {
-				copy(tile[sb/4][sb%4*512+(4*g+t)*16+(2*j+hi)*4:][:4], v.q[32*sb+8*t+4*j:])
-			}
+			pair(half[lane(r, t, 16):], r, get64(q[8*t:]))
 		}
 	}
 }
 
-// fifthBits puts bit 4 of the codes: a word for two rows and two sub-blocks of a lane.
+// fifthBits puts bit 4 of the codes: a word for two rows and two sub-blocks of a lane. The first of the rows begins it.
 func fifthBits(tile [2][]byte, r int, v *row256) {
-	g, hi := r%8, r/8
+	every := func(w uint64) uint64 { // bits of bytes 0, 2, 4, 6: in bits 0, 2, 4, 6; of the others: 16 higher
+		w = w >> 4 & bytes01
+		even, odd := w&0x0001000100010001, w>>8&0x0001000100010001
+		even |= even>>14 | even>>28 | even>>42
+		odd |= odd>>14 | odd>>28 | odd>>42
+		return even&0x55 | odd&0x55<<16
+	}
 	for p := range 4 {
+		q := v.q[64*p:][:64]
 		for t := range 4 {
-			b := tile[p/2][1024+(4*g+t)*8+p%2*4:]
-			w := binary.LittleEndian.Uint32(b)
-			for c := range 8 { // step c/4, pair of columns c/2%2
-				bit := c/4*4 + c/2%2*2 + hi + c%2*16
-				at := 64*p + 8*t + c
-				w |= uint32(v.q[at]>>4&1)<<bit | uint32(v.q[at+32]>>4&1)<<(bit+8)
+			b := tile[p/2][1024+lane(r, t, 8)+p%2*4:]
+			w := uint32(every(get64(q[8*t:]))|every(get64(q[32+8*t:]))<<8) << (r / 8)
+			if r >= 8 {
+				w |= binary.LittleEndian.Uint32(b)
 			}
 			binary.LittleEndian.PutUint32(b, w)
 		}
@@ -147,35 +188,41 @@ func fifthBits(tile [2][]byte, r int, v *row256) {
 
 // highPairs puts bits 4 and 5 of the codes.
 func highPairs(tile [2][]byte, r int, v *row256) {
-	g, hi := r%8, r/8
+	every := func(w uint64) uint64 { // those of bytes 0, 2, 4, 6: from bits 0, 2, 8, 10 on; of the others: 16 higher
+		w = w >> 4 & bytes03
+		even, odd := w&0x0003000300030003, w>>8&0x0003000300030003
+		even |= even>>14 | even>>24 | even>>38
+		odd |= odd>>14 | odd>>24 | odd>>38
+		return even&0xf0f | odd&0xf0f<<16
+	}
 	for p := range 4 {
+		q := v.q[64*p:][:64]
 		for t := range 4 {
-			var w uint32
-			for i := range 4 { // pairs of columns: step i/2, columns 2*(i%2) and the next
-				c := 64*p + 8*t + 2*i
-				for x := range 2 {
-					w |= uint32(v.q[c+x]>>4&3)<<(2*evenField[i]+16*x) | uint32(v.q[c+32+x]>>4&3)<<(2*oddField[i]+16*x)
-				}
-			}
-			binary.LittleEndian.PutUint32(tile[p/2][1024+(4*g+t)*16+(2*(p%2)+hi)*4:], w)
+			w := uint32(every(get64(q[8*t:])) | every(get64(q[32+8*t:]))<<4)
+			binary.LittleEndian.PutUint32(tile[p/2][1024+lane(r, t, 16)+(2*(p%2)+r/8)*4:], w)
 		}
 	}
 }
 
 // scalesOf32 puts scales, mins and their two halves, behind so many bytes of values.
 func scalesOf32(tile [2][]byte, r int, v *row256, at int) {
-	for j := range 8 {
-		tile[j/4][at+r*4+j%4] = v.sc[j]
-		tile[1][at+64+r*8+j] = v.mn[j]
-	}
+	copy(tile[0][at+r*4:][:4], v.sc[:4])
+	copy(tile[1][at+r*4:][:4], v.sc[4:8])
+	copy(tile[1][at+64+r*8:][:8], v.mn[:8])
 	binary.LittleEndian.PutUint16(tile[1][at+192+r*4:], v.d)
 	binary.LittleEndian.PutUint16(tile[1][at+194+r*4:], v.dm)
 }
 
 // scalesOf16 puts bytes that belong to 16 columns each: those of columns 0-15 of four sub-blocks, then of 16-31.
 func scalesOf16(tile [2][]byte, r int, b *[16]byte, at int) {
-	for j := range 16 {
-		tile[j/8][at+r*8+j%2*4+j/2%4] = b[j]
+	even := func(w uint64) uint64 { // bytes 0, 2, 4, 6
+		w &= 0x00ff00ff00ff00ff
+		w = (w | w>>8) & 0x0000ffff0000ffff
+		return (w | w>>16) & 0xffffffff
+	}
+	for h := range 2 {
+		w := get64(b[8*h:])
+		set64(tile[h][at+r*8:], even(w)|even(w>>8)<<32)
 	}
 }
 
@@ -195,63 +242,90 @@ var takers = map[quant.Type]func(v *row256, b []byte, i int){
 
 func half(b []byte) uint16 { return binary.LittleEndian.Uint16(b) }
 
-// scaleMin reads pair j of the eight 6-bit pairs in the 12 bytes of Q4_K and Q5_K.
-func scaleMin(s []byte, j int) (sc, mn byte) {
-	if j < 4 {
-		return s[j] & 63, s[j+4] & 63
-	}
-	return s[j+4]&15 | s[j-4]>>6<<4, s[j+4]>>4 | s[j]>>6<<4
+// scalesAndMins reads the eight 6-bit pairs in the 12 bytes of Q4_K and Q5_K.
+func (v *row256) scalesAndMins(b []byte) {
+	le := binary.LittleEndian
+	x, y, z := le.Uint32(b), le.Uint32(b[4:]), le.Uint32(b[8:])
+	le.PutUint32(v.sc[:], x&0x3f3f3f3f)
+	le.PutUint32(v.mn[:], y&0x3f3f3f3f)
+	le.PutUint32(v.sc[4:], z&0x0f0f0f0f|x>>6&0x03030303<<4)
+	le.PutUint32(v.mn[4:], z>>4&0x0f0f0f0f|y>>6&0x03030303<<4)
 }
 
 func takeQ4K(v *row256, b []byte, _ int) {
+	b = b[:144]
 	v.d, v.dm = half(b), half(b[2:])
-	for j := range 8 {
-		v.sc[j], v.mn[j] = scaleMin(b[4:16], j)
-	}
-	for i := range 128 {
-		c := i/32*64 + i%32
-		v.q[c], v.q[c+32] = b[16+i]&15, b[16+i]>>4
+	v.scalesAndMins(b[4:])
+	for p := range 4 {
+		from, to := b[16+32*p:][:32], v.q[64*p:][:64]
+		for l := 0; l < 32; l += 8 {
+			x := get64(from[l:])
+			set64(to[l:], x&bytes0f)
+			set64(to[32+l:], x>>4&bytes0f)
+		}
 	}
 }
 
-func takeQ5K(v *row256, b []byte, i int) {
-	takeQ4K(v, b, i) // its codes are elsewhere
-	for i := range 128 {
-		c, high := i/32*64+i%32, b[16+i%32]>>(i/32*2)
-		v.q[c], v.q[c+32] = b[48+i]&15|high&1<<4, b[48+i]>>4|high>>1&1<<4
+func takeQ5K(v *row256, b []byte, _ int) {
+	b = b[:176]
+	v.d, v.dm = half(b), half(b[2:])
+	v.scalesAndMins(b[4:])
+	for p := range 4 {
+		high, from, to := b[16:48], b[48+32*p:][:32], v.q[64*p:][:64]
+		for l := 0; l < 32; l += 8 {
+			x, h := get64(from[l:]), get64(high[l:])>>(2*p)
+			set64(to[l:], x&bytes0f|h&bytes01<<4)
+			set64(to[32+l:], x>>4&bytes0f|h>>1&bytes01<<4)
+		}
 	}
 }
 
 func takeQ6K(v *row256, b []byte, _ int) {
+	b = b[:210]
 	v.d = half(b[208:])
-	for j := range 16 {
-		v.sc[j] = b[192+j] + 128
+	for j := 0; j < 16; j += 8 {
+		set64(v.sc[j:], get64(b[192+j:])^bytes80) // plus 128
 	}
 	for h := range 2 {
-		for l := range 32 {
-			a, c, u := b[64*h+l], b[64*h+32+l], b[128+32*h+l]
-			v.q[128*h+l] = a&15 | u&3<<4
-			v.q[128*h+32+l] = c&15 | u>>2&3<<4
-			v.q[128*h+64+l] = a>>4 | u>>4&3<<4
-			v.q[128*h+96+l] = c>>4 | u>>6<<4
+		to := v.q[128*h:][:128]
+		for l := 0; l < 32; l += 8 {
+			a, c, u := get64(b[64*h+l:]), get64(b[64*h+32+l:]), get64(b[128+32*h+l:])
+			set64(to[l:], a&bytes0f|u&bytes03<<4)
+			set64(to[32+l:], c&bytes0f|u>>2&bytes03<<4)
+			set64(to[64+l:], a>>4&bytes0f|u>>4&bytes03<<4)
+			set64(to[96+l:], c>>4&bytes0f|u>>6&bytes03<<4)
+		}
+	}
+}
+
+// pairs takes codes of two bits: 128 columns from 32 bytes, twice.
+func (v *row256) pairs(b []byte) {
+	for i := range 8 { // 32 columns each
+		from, to := b[i/4*32:][:32], v.q[32*i:][:32]
+		for l := 0; l < 32; l += 8 {
+			set64(to[l:], get64(from[l:])>>(i%4*2)&bytes03)
 		}
 	}
 }
 
 func takeQ2K(v *row256, b []byte, _ int) {
 	v.d, v.dm = half(b[80:]), half(b[82:])
-	for i := range 256 {
-		v.q[i] = b[16+i/128*32+i%32] >> (i % 128 / 32 * 2) & 3
-	}
-	for j := range 16 {
-		v.sc[j], v.mn[j] = b[j]&15, b[j]>>4
+	v.pairs(b[16:])
+	for j := 0; j < 16; j += 8 {
+		x := get64(b[j:])
+		set64(v.sc[j:], x&bytes0f)
+		set64(v.mn[j:], x>>4&bytes0f)
 	}
 }
 
 func takeQ3K(v *row256, b []byte, _ int) {
 	v.d = half(b[108:])
-	for i := range 256 {
-		v.q[i] = b[32+i/128*32+i%32]>>(i%128/32*2)&3 | b[i%32]>>(i/32)&1<<2
+	v.pairs(b[32:])
+	for i := range 8 {
+		for l := 0; l < 32; l += 8 {
+			q := v.q[32*i+l:]
+			set64(q, get64(q)|get64(b[l:])>>i&bytes01<<2)
+		}
 	}
 	for j := range 16 {
 		v.sc[j] = b[96+j%8]>>(j/8*4)&15 | b[104+j%4]>>(j/4*2)&3<<4
@@ -261,15 +335,18 @@ func takeQ3K(v *row256, b []byte, _ int) {
 
 func takeQ80(v *row256, b []byte, i int) {
 	v.half[i] = half(b)
-	for j := range 32 {
-		v.q[32*i+j] = b[2+j] + 128
+	for j := 0; j < 32; j += 8 {
+		set64(v.q[32*i+j:], get64(b[2+j:])^bytes80) // plus 128
 	}
 }
 
 // nibblesOf32 takes the codes of the 32-wide types: low nibbles first, then high ones.
 func (v *row256) nibblesOf32(b []byte, i int) {
-	for j := range 16 {
-		v.q[32*i+j], v.q[32*i+16+j] = b[j]&15, b[j]>>4
+	to := v.q[32*i:][:32]
+	for j := 0; j < 16; j += 8 {
+		x := get64(b[j:])
+		set64(to[j:], x&bytes0f)
+		set64(to[16+j:], x>>4&bytes0f)
 	}
 }
 
@@ -281,8 +358,9 @@ func takeQ40(v *row256, b []byte, i int) {
 func takeQ41(v *row256, b []byte, i int) {
 	v.half[i], v.mins[i] = half(b), half(b[2:])
 	v.nibblesOf32(b[4:], i)
-	for j := range 32 {
-		v.q[32*i+j] += 128
+	for j := 0; j < 32; j += 8 {
+		q := v.q[32*i+j:]
+		set64(q, get64(q)|bytes80)
 	}
 }
 
@@ -298,11 +376,18 @@ func takeQ51(v *row256, b []byte, i int) {
 	v.highOf32(b[4:], i, 128)
 }
 
-// highOf32 adds the fifth bits and what makes a code of TileQ8.
+// highOf32 adds the fifth bits and what makes a code of TileQ8. No byte of a sum is above 255.
 func (v *row256) highOf32(b []byte, i int, plus byte) {
-	for j := range 32 {
-		v.q[32*i+j] += b[j/8]>>(j%8)&1<<4 + plus
+	for j := range 4 {
+		q := v.q[32*i+8*j:]
+		set64(q, get64(q)+spread(b[j])<<4+bytes01*uint64(plus))
 	}
+}
+
+// spread makes a byte, 0 or 1, of every bit.
+func spread(b byte) uint64 {
+	w := uint64(b) * bytes01 & 0x8040201008040201 // a bit of its own in every byte
+	return (w + 0x7f*bytes01) >> 7 & bytes01
 }
 
 func takeIQ4XS(v *row256, b []byte, _ int) {
@@ -327,10 +412,9 @@ func takeMXFP4(v *row256, b []byte, i int) {
 func takeNVFP4(v *row256, b []byte, i int) {
 	for s := range 4 {
 		v.half[4*i+s] = nvScale(b[s])
-		for j := range 8 {
-			at, q := 64*i+16*s+j, b[4+8*s+j]
-			v.q[at], v.q[at+8] = q&15, q>>4
-		}
+		to, x := v.q[64*i+16*s:], get64(b[4+8*s:])
+		set64(to, x&bytes0f)
+		set64(to[8:], x>>4&bytes0f)
 	}
 }
 
@@ -375,15 +459,13 @@ func takeTQ10(v *row256, b []byte, _ int) {
 
 func takeTQ20(v *row256, b []byte, _ int) {
 	v.oneScale(half(b[64:]), 0, 8)
-	for i := range 256 {
-		v.q[i] = b[i/128*32+i%32] >> (i % 128 / 32 * 2) & 3
-	}
+	v.pairs(b)
 }
 
 func takeQ10(v *row256, b []byte, i int) {
 	v.oneScale(half(b), 4*i, 4)
-	for j := range 128 {
-		v.q[128*i+j] = b[2+j/8] >> (j % 8) & 1
+	for j := range 16 {
+		set64(v.q[128*i+8*j:], spread(b[2+j]))
 	}
 }
 

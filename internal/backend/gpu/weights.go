@@ -6,8 +6,10 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"strobe/internal/backend"
+	"strobe/internal/platform"
 	"strobe/internal/quant"
 )
 
@@ -213,15 +215,20 @@ func (l WeightLayout) unit(u int) (src, srcEnd, dst, dstEnd int) {
 	return src, srcEnd, (e*l.Rows + r0) * out, (e*l.Rows + r1) * out
 }
 
-// repack writes units [u0, u1) of a stored matrix to dst, on all cores.
+// repack writes units [u0, u1) of a stored matrix to dst, on all cores. A core takes 16 rows at a time: with whole units
+// most of them would wait for the last. It writes all of dst.
 func (l WeightLayout) repack(dst, src []byte, u0, u1 int) {
 	_, _, base, _ := l.unit(u0)
-	each(u1-u0, func(i int) {
-		s0, s1, d0, d1 := l.unit(u0 + i)
+	parts := 1
+	if l.Format.Tiled() {
+		parts = strips
+	}
+	each((u1-u0)*parts, func(i int) {
+		s0, s1, d0, d1 := l.unit(u0 + i/parts)
 		d, s := dst[d0-base:d1-base], src[s0:s1]
 		switch {
 		case l.Format.Tiled():
-			l.tiles(d, s)
+			l.tiles(d, s, i%parts)
 		case l.Format == KeepF32 && l.Type != quant.F32:
 			v := make([]float32, len(d)/4)
 			// The type was checked when the layout was chosen.
@@ -244,14 +251,50 @@ func (l WeightLayout) Pack(src []byte) []byte {
 	return dst
 }
 
-// uploadChunk is how much is repacked at a time: enough for all cores, little beside a model.
-const uploadChunk = 32 << 20
+// uploadChunk is how much is repacked at a time: enough for all cores, and so little that it is still in their caches when
+// it is copied, and that a matrix has several of which one is copied while the next is repacked.
+const uploadChunk = 4 << 20
+
+// spare is memory that uploads pass through, for the next matrix. With new memory for each, most of the time goes into
+// page faults. Three: one is repacked, one copied, one of another device.
+var spare = make(chan []byte, 3)
+
+// room returns bytes from the spare memory, whatever is in them.
+func room(bytes int) []byte {
+	select {
+	case b := <-spare:
+		if cap(b) >= bytes {
+			return b[:bytes]
+		}
+	default:
+	}
+	return make([]byte, bytes, max(bytes, uploadChunk))
+}
+
+// giveBack keeps memory for the next upload, unless that would be much for what it is good for.
+func giveBack(b []byte) {
+	if cap(b) > 4*uploadChunk {
+		return
+	}
+	select {
+	case spare <- b:
+	default:
+	}
+}
+
+// LoadTimes is where the time of uploads went. Both happen at the same time.
+type LoadTimes struct{ Repack, Upload time.Duration }
+
+// Loading is where the time of all uploads of weights went so far.
+func (b *Backend) Loading() (repack, upload time.Duration) { return b.loading.Repack, b.loading.Upload }
 
 // Upload brings a stored matrix to the device. While one part is copied the next is repacked.
-func (l WeightLayout) Upload(d Driver, dst Addr, src []byte) { l.uploadIn(d, dst, src, uploadChunk) }
+func (l WeightLayout) Upload(d Driver, dst Addr, src []byte) LoadTimes {
+	return l.uploadIn(d, dst, src, uploadChunk)
+}
 
 // uploadIn is Upload in parts of about so many bytes.
-func (l WeightLayout) uploadIn(d Driver, dst Addr, src []byte, bytes int) {
+func (l WeightLayout) uploadIn(d Driver, dst Addr, src []byte, bytes int) (took LoadTimes) {
 	_, _, _, one := l.unit(0)
 	per := max(1, bytes/one)
 	type part struct {
@@ -259,34 +302,31 @@ func (l WeightLayout) uploadIn(d Driver, dst Addr, src []byte, bytes int) {
 		data []byte
 	}
 	parts := make(chan part)
-	spare := make(chan []byte, 2)
-	spare <- nil
-	spare <- nil
 	var failed atomic.Pointer[backend.Panic]
 	go func() {
 		defer close(parts)
 		defer backend.KeepPanic(&failed)
 		debug.SetPanicOnFault(true)
 		for u := 0; u < l.units(); u += per {
+			began := time.Now()
 			end := min(u+per, l.units())
-			_, _, at, _ := l.unit(u)
-			_, _, _, to := l.unit(end - 1)
-			buf := <-spare
-			if cap(buf) < to-at {
-				buf = make([]byte, to-at)
-			} else {
-				buf = buf[:to-at]
-				clear(buf)
-			}
+			from, _, at, _ := l.unit(u)
+			_, to, _, atEnd := l.unit(end - 1)
+			platform.Populate(src[from:to])
+			buf := room(atEnd - at)
 			l.repack(buf, src, u, end)
+			took.Repack += time.Since(began)
 			parts <- part{at, buf}
 		}
 	}()
 	for p := range parts {
+		began := time.Now()
 		d.Upload(dst+Addr(p.at), p.data)
-		spare <- p.data
+		took.Upload += time.Since(began)
+		giveBack(p.data)
 	}
 	raise(&failed)
+	return took
 }
 
 // each calls fn for [0, n) on all cores. Like whatever reads weights it must expect that another program cut their
@@ -301,11 +341,12 @@ func each(n int, fn func(i int)) {
 	}
 	var wg sync.WaitGroup
 	var failed atomic.Pointer[backend.Panic]
-	for w := range workers {
+	var next atomic.Int64 // whoever is done takes the next
+	for range workers {
 		wg.Go(func() {
 			defer backend.KeepPanic(&failed)
 			debug.SetPanicOnFault(true)
-			for i := w; i < n; i += workers {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
 				fn(i)
 			}
 		})
