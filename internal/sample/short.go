@@ -97,14 +97,14 @@ func (s *Sampler) SampleShort(l *Shortlist) (id int32, ok bool) {
 		if !sure {
 			return -1, false
 		}
-		c = s.narrow(c, weighTop(c))
+		c = s.narrow(c, weighTop(c), true)
 	case on(s.p.TopP):
 		if l.Total == 0 {
 			return -1, false
 		}
 		weighTop(c)
 		var reached bool
-		if c, reached = s.keepMass(c, share(s.p.TopP, l.Total), order{top: c[0].Logit}); !reached && l.Bound > negInf {
+		if c, reached = keepFirst(c, share(s.p.TopP, l.Total)); !reached && l.Bound > negInf {
 			return -1, false
 		}
 		slices.SortFunc(c, byID)

@@ -56,15 +56,14 @@ func (s *Sampler) truncates(n int) bool {
 // the same order.
 func (s *Sampler) truncate(logits []float32) []Candidate {
 	c := s.cand[:0]
-	total := uint64(0) // weight of everything the candidates were chosen from
 	if s.p.TopK > 0 && s.p.TopK < len(logits) {
 		c = topK(c, logits, s.p.TopK)
-		total = weighTop(c)
-	} else {
-		c, total = s.gather(c, logits)
+		s.cand = c // keeps the memory; the steps below only shorten c
+		return s.narrow(c, weighTop(c), true)
 	}
-	s.cand = c // keeps the memory; the steps below only shorten c
-	return s.narrow(c, total)
+	c, total := s.gather(c, logits)
+	s.cand = c
+	return s.narrow(c, total, false)
 }
 
 // weighTop sets the weights of candidates, of which the first is the best, and returns their sum.
@@ -76,8 +75,9 @@ func weighTop(c []Candidate) (total uint64) {
 	return total
 }
 
-// narrow is steps 6 to 8 on candidates that were chosen from a total weight.
-func (s *Sampler) narrow(c []Candidate, total uint64) []Candidate {
+// narrow is steps 6 to 8 on candidates that were chosen from a total weight. Those that are sorted begin with the most
+// likely one.
+func (s *Sampler) narrow(c []Candidate, total uint64, sorted bool) []Candidate {
 	if len(c) == 0 {
 		return c
 	}
@@ -96,10 +96,25 @@ func (s *Sampler) narrow(c []Candidate, total uint64) []Candidate {
 			total += weight.Units(x.P)
 		}
 	}
-	if on(s.p.TopP) {
+	switch {
+	case !on(s.p.TopP):
+	case sorted:
+		c, _ = keepFirst(c, share(s.p.TopP, total))
+	default:
 		c, _ = s.keepMass(c, share(s.p.TopP, total), order{top: top})
 	}
 	return s.minP(c)
+}
+
+// keepFirst is keepMass for candidates in the order of their logits.
+func keepFirst(c []Candidate, want uint64) ([]Candidate, bool) {
+	sum := uint64(0)
+	for i := range c {
+		if sum += weight.Units(c[i].P); sum >= want {
+			return c[:i+1], true
+		}
+	}
+	return c, false
 }
 
 // share is the part p of a total.
