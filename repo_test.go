@@ -261,7 +261,7 @@ var layers = []struct {
 	{[]string{"backend"}, []string{"strobe/model", "strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server",
 		"strobe/tokenizer", "strobe/chat"}, nil, "a backend knows no models"},
 	{[]string{"backend/cpu/kernel"}, []string{"strobe"},
-		[]string{"strobe/quant", "strobe/platform", "strobe/backend/cpu/kernel"}, "a kernel knows numbers only"},
+		[]string{"strobe/quant", "strobe/platform", "strobe/backend/cpu/kernel", "strobe/weight"}, "a kernel knows numbers only"},
 	{[]string{"cache", "model"}, []string{"strobe/draft", "strobe/speculate", "strobe/engine", "strobe/server"}, nil,
 		"a model does not know who drafts for it"},
 	{[]string{"model", "cache", "draft", "speculate"}, []string{"strobe/backend/cuda", "strobe/backend/vulkan"}, nil,

@@ -32,6 +32,7 @@ type Buffer interface {
 // Ints is device memory for int32 values.
 type Ints interface {
 	Len() int
+	First(n int) Ints // the first n of them
 }
 
 // Tensor is a view of rows in a buffer: row r holds Cols values from Off+r*Stride.
@@ -334,6 +335,9 @@ type Backend interface {
 	ArgMax(ids Ints, x Tensor)
 	// per row: k best ids, descending, with log-softmax values; may overwrite x
 	TopK(ids Ints, logp Tensor, x Tensor, k int)
+	// Candidates leaves the largest values of every row in dst, CandidateInts for a row: what a sampler needs instead of the
+	// row. How many they are is the device's business, within the limits of the type Candidates.
+	Candidates(dst Ints, x Tensor, total bool)
 }
 
 // Compiler is a device that compiles kernels when they are first needed.

@@ -7,6 +7,7 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/engine"
 	"strobe/internal/model"
+	"strobe/internal/sample"
 )
 
 // probe times single passes of a target, on a sequence that never advances.
@@ -54,7 +55,7 @@ func (p *probe) prefill(seq *cache.Seq, n, chunk int) error {
 func (p *probe) pass(rows int) (time.Duration, error) {
 	start := time.Now()
 	out, err := p.m.Target.Forward([]model.Segment{{Seq: p.seq, Tokens: p.tokens[:rows], Logits: model.LogitsAll,
-		Greedy: true}})
+		Want: sample.WantBest}})
 	if err != nil {
 		return 0, err
 	}

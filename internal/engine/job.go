@@ -37,7 +37,8 @@ type job struct {
 	tokens  []int32 // generated
 	out     []Token // of the current step
 	reason  Reason
-	logits  []float32 // copy of the newest row, when log probabilities are wanted
+	logits  []float32         // copy of the newest row, when log probabilities are wanted,
+	short   *sample.Shortlist // or what was chosen of it
 	first   time.Duration
 	told    Round    // sums of what Watch knows of the stream
 	loading *restore // what the prompt waits for, nil when it can run
@@ -73,7 +74,7 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 	}
 	j.last = true
 	if req.LogProbs > 0 || req.WantLogProb {
-		c.Observe = func(l []float32) { j.logits = append(j.logits[:0], l...) }
+		c.Observe = func(l []float32, short *sample.Shortlist) { j.logits, j.short = append(j.logits[:0], l...), short }
 	}
 	if j.hard && len(j.marks) > 0 || req.PromptOnly {
 		to := len(req.Tokens)
@@ -108,8 +109,11 @@ func (j *job) keeps() int {
 // nothing draws for legs that generate nothing.
 type nothing struct{}
 
-func (nothing) Sample([]float32) int32 { return 0 }
-func (nothing) Accept(int32)           {}
+func (nothing) Sample([]float32) int32                      { return 0 }
+func (nothing) Accept(int32)                                {}
+func (nothing) Wants(int) sample.Want                       { return sample.WantBest }
+func (nothing) Lowered(int32) bool                          { return false }
+func (nothing) SampleShort(*sample.Shortlist) (int32, bool) { return 0, true }
 
 // watch tells what a step did that began at start.
 func (j *job) watch(start time.Time) {
@@ -182,10 +186,7 @@ func (j *job) emit(t speculate.Token) bool {
 	text, done := j.text.Push(t.ID)
 	tok := Token{ID: t.ID, Drafted: t.Drafted, Text: bytes.Clone(text)}
 	if req.LogProbs > 0 || req.WantLogProb {
-		tok.LogProb = float64(j.logits[t.ID]) - sample.LogSumExp(j.logits)
-		if req.LogProbs > 0 {
-			tok.Top = slices.Clone(j.sampler.LogProbs(j.logits, req.LogProbs))
-		}
+		j.logProbs(&tok, req.LogProbs)
 	}
 	j.out = append(j.out, tok)
 	if done {
@@ -194,11 +195,35 @@ func (j *job) emit(t speculate.Token) bool {
 	return !done
 }
 
+// logProbs fills in the log-probabilities of a token and of the k most likely ones.
+func (j *job) logProbs(t *Token, k int) {
+	var top []sample.LogProb
+	if j.short != nil {
+		t.LogProb, top, _ = j.sampler.LogProbsShort(j.short, t.ID, k) // the token was chosen from the list
+	} else {
+		t.LogProb = float64(j.logits[t.ID]) - sample.LogSumExp(j.logits)
+		if k > 0 {
+			top = j.sampler.LogProbs(j.logits, k)
+		}
+	}
+	if k > 0 {
+		t.Top = slices.Clone(top)
+	}
+}
+
 // guarded is a sampler whose constraint may be faulty: a panic in it is an error of the request.
 type guarded struct {
 	*sample.Sampler
 	vocab int
+	whole bool // more log-probabilities are wanted than a shortlist has
 	err   error
+}
+
+func (s *guarded) Wants(logits int) sample.Want {
+	if s.whole {
+		return sample.WantRow
+	}
+	return s.Sampler.Wants(logits)
 }
 
 func (s *guarded) Sample(logits []float32) (id int32) {
@@ -212,6 +237,15 @@ func (s *guarded) Sample(logits []float32) (id int32) {
 		return -1
 	}
 	return s.Sampler.Sample(logits)
+}
+
+func (s *guarded) SampleShort(l *sample.Shortlist) (id int32, decided bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			id, decided, s.err = -1, true, fmt.Errorf("constraint: %v", p)
+		}
+	}()
+	return s.Sampler.SampleShort(l) // a row with a value that is not finite has no list
 }
 
 // finite reports whether all values are numbers. Zero times anything else is not zero, and sums of eight at a time
@@ -262,5 +296,5 @@ func (m *Model) newSampler(req *Request) *guarded {
 	if req.Constraint != nil {
 		s.SetConstraint(req.Constraint)
 	}
-	return &guarded{Sampler: s, vocab: m.Target.Vocab}
+	return &guarded{Sampler: s, vocab: m.Target.Vocab, whole: req.LogProbs > sample.ShortLen}
 }

@@ -16,6 +16,7 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/gguf"
 	"strobe/internal/nn"
+	"strobe/internal/sample"
 )
 
 // MaxRows is the largest batch Forward takes. GPUs read prompts of models with experts a quarter faster in batches of
@@ -82,14 +83,14 @@ type Model struct {
 // wanted.
 type shape struct {
 	rows, picked int
-	greedy       bool
+	want         sample.Want
 }
 
 // passed is a pass that can be run again, and where it left its results.
 type passed struct {
 	nn.Pass
 	final, logits, features backend.Tensor
-	best                    backend.Ints
+	picked                  backend.Ints // best ids, or candidates
 }
 
 // arch is the part of a model that differs between architectures.
@@ -306,7 +307,7 @@ type Segment struct {
 	Parents []int32 // tree: index of the parent token in this segment, -1 for the last committed token; nil for a chain
 	Prompt  bool    // known to be accepted whole, so recurrent layers need no tape
 	Logits  LogitRows
-	Greedy  bool // of its logits only the best id is wanted (Output.Best)
+	Want    sample.Want // how much of its logits is read
 }
 
 // Output is the result of a pass, valid until the next one.
@@ -314,50 +315,81 @@ type Output struct {
 	m        *Model
 	first    []int          // per segment: its first row in Logits
 	firstRow []int          // per segment: its first row in Features
-	logits   []float32      // what Row has read
-	best     []int32        // what Best has read
-	bestIDs  backend.Ints   // nil if a segment wants more than the best
+	full     []bool         // per segment: its rows are wanted
+	rows     []float32      // what Fetch has read: the rows of Logits that were wanted, others are zero
+	chosen   []int32        // what Fetch has read of picked
+	picked   backend.Ints   // best ids, or candidates; nil if nothing but rows is wanted
+	want     sample.Want    // the most that a segment wants
+	late     bool           // Row has read what Fetch did not
 	Logits   backend.Tensor // rows that asked for logits, segment by segment
 	Final    backend.Tensor // the same rows after the final norm
 	Features backend.Tensor // all rows, and padding: captured layers side by side
 }
 
-// Row returns the logits of the i-th row with logits of a segment. The caller may change them. All rows are read at
-// once.
+// Row returns the logits of the i-th row with logits of a segment. The caller may change them.
 func (o *Output) Row(segment, i int) []float32 {
-	if o.logits == nil {
-		o.logits = o.m.Backend().Read(o.Logits)
+	o.Fetch()
+	at := o.first[segment] + i
+	if !o.full[segment] {
+		o.late = true
+		return o.m.Backend().Read(o.Logits.Slice(at, 1))
 	}
 	n := o.Logits.Cols
-	return o.logits[(o.first[segment]+i)*n:][:n]
+	return o.rows[at*n:][:n]
 }
 
-// Best returns the best id of the i-th row with logits of a segment, -1 if there is none, chosen by the device when
-// all segments with logits are greedy.
+// Best returns the best id of the i-th row with logits of a segment, -1 if there is none. Segments that want their rows
+// have none unless another segment wants its best ids.
 func (o *Output) Best(segment, i int) int32 {
-	if o.bestIDs == nil {
+	o.Fetch()
+	if o.want != sample.WantBest {
 		return -1
 	}
-	o.Fetch()
-	return o.best[o.first[segment]+i]
+	return o.chosen[o.first[segment]+i]
 }
 
-// Fetch reads the best ids if the device has chosen them, and the logits if not: waiting for them is waiting for the
+// Candidates returns what the device chose of the i-th row with logits of a segment, nil where no segment wants a
+// shortlist.
+func (o *Output) Candidates(segment, i int) backend.Candidates {
+	o.Fetch()
+	if o.want < sample.WantShort {
+		return nil
+	}
+	return backend.Candidates(o.chosen[(o.first[segment]+i)*backend.CandidateInts:][:backend.CandidateInts])
+}
+
+// Fetch reads what the device has chosen, and the rows of segments that want them: waiting for these is waiting for the
 // pass, and a Sync that follows knows whether they are good.
 func (o *Output) Fetch() {
-	switch b := o.m.Backend(); {
-	case o.bestIDs != nil && o.best == nil:
-		o.best = b.Ints(o.bestIDs)
-	case o.bestIDs == nil && o.logits == nil && o.Logits.Rows > 0:
-		o.logits = b.Read(o.Logits)
+	b := o.m.Backend()
+	if o.picked != nil && o.chosen == nil {
+		o.chosen = b.Ints(o.picked)
+	}
+	if o.rows != nil || o.Logits.Rows == 0 || !slices.Contains(o.full, true) {
+		return
+	}
+	if !slices.Contains(o.full, false) {
+		o.rows = b.Read(o.Logits)
+		return
+	}
+	n := o.Logits.Cols
+	o.rows = make([]float32, o.Logits.Rows*n)
+	for i, full := range o.full {
+		end := o.Logits.Rows
+		if i+1 < len(o.first) {
+			end = o.first[i+1]
+		}
+		if from := o.first[i]; full && from < end {
+			copy(o.rows[from*n:], b.Read(o.Logits.Slice(from, end-from)))
+		}
 	}
 }
 
 // Late reports whether Row has read what Fetch did not.
-func (o *Output) Late() bool { return o.bestIDs != nil && o.logits != nil }
+func (o *Output) Late() bool { return o.late }
 
-// HasBest reports whether Best knows the ids.
-func (o *Output) HasBest() bool { return o.bestIDs != nil }
+// Chosen is the most that the device chose for any segment.
+func (o *Output) Chosen() sample.Want { return o.want }
 
 // FeatureRows returns the captured features of n rows of a segment.
 func (o *Output) FeatureRows(segment, from, n int) backend.Tensor {
@@ -373,7 +405,6 @@ func (o *Output) FeatureRow(segment, i int) int { return o.firstRow[segment] + i
 func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	out = &Output{m: m}
 	var ids, pick []int32
-	greedy := true
 	parts := make([]cache.Segment, len(segs))
 	for i := range segs {
 		s := &segs[i]
@@ -390,7 +421,10 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 				pick = append(pick, int32(len(ids)+r))
 			}
 		}
-		greedy = greedy && (s.Greedy || s.Logits == LogitsNone)
+		if s.Logits != LogitsNone {
+			out.want = max(out.want, s.Want)
+		}
+		out.full = append(out.full, s.Want == sample.WantRow && s.Logits != LogitsNone)
 		ids = append(ids, s.Tokens...)
 		parts[i] = cache.Segment{Seq: s.Seq, Rows: len(s.Tokens), Parents: s.Parents, Prompt: s.Prompt}
 	}
@@ -407,12 +441,12 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	}
 	defer nn.Catch(&err)
 	a := m.arenas[m.place[0]]
-	kind := shape{a.Pad(n), a.Pad(len(pick)), greedy}
+	kind := shape{a.Pad(n), a.Pad(len(pick)), out.want}
 	done := m.passes[kind]
 	// Sparse attention has to be told how long prompts are, which no pass remembers.
 	if done == nil || len(m.devices) > 1 || m.sparse != nil ||
 		!nn.NewStep(a, batch, m.mem, 0, m.eps).Again(done.Pass, ids, pick) {
-		if done, err = m.pass(batch, ids, pick, greedy, m.sparseFor(segs)); err != nil {
+		if done, err = m.pass(batch, ids, pick, out.want, m.sparseFor(segs)); err != nil {
 			return nil, err
 		}
 		if done.Known() {
@@ -422,14 +456,20 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	out.Features = done.features
 	if len(pick) > 0 {
 		out.Final, out.Logits = done.final.Slice(0, len(pick)), done.logits.Slice(0, len(pick))
-		out.bestIDs = done.best
+		if done.picked != nil {
+			n := len(pick)
+			if out.want >= sample.WantShort {
+				n *= backend.CandidateInts
+			}
+			out.picked = done.picked.First(n)
+		}
 	}
 	batch.Done()
 	return out, nil
 }
 
 // pass goes through the layers.
-func (m *Model) pass(batch *cache.Batch, ids, pick []int32, greedy bool, sparse *backend.Sparse) (*passed, error) {
+func (m *Model) pass(batch *cache.Batch, ids, pick []int32, want sample.Want, sparse *backend.Sparse) (*passed, error) {
 	s := &step{Model: m, sparse: sparse}
 	if err := s.enter(m.place[0], batch, ids, pick); err != nil {
 		return nil, err
@@ -466,9 +506,13 @@ func (m *Model) pass(batch *cache.Batch, ids, pick []int32, greedy bool, sparse 
 		if m.Softcap > 0 {
 			s.Step.Softcap(p.logits, m.Softcap)
 		}
-		if greedy {
-			p.best = s.NewInts(n)
-			s.ArgMax(p.best, p.logits)
+		switch want {
+		case sample.WantBest:
+			p.picked = s.NewInts(n)
+			s.ArgMax(p.picked, p.logits)
+		case sample.WantShort, sample.WantWeighed:
+			p.picked = s.NewInts(n * backend.CandidateInts)
+			s.Candidates(p.picked, p.logits, want == sample.WantWeighed)
 		}
 	}
 	p.Pass = s.End()

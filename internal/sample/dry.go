@@ -13,7 +13,7 @@ type dryState struct {
 	allowed    int
 	breaker    map[int32]struct{} // never changed after init, shared by copies
 
-	match   []int32 // see apply
+	match   []int32 // see find
 	longest []int32 // by token id: longest repetition the token would extend
 	touched []int32 // ids with longest > 0
 }
@@ -51,6 +51,33 @@ const maxDRY = 1e30
 
 // apply subtracts the penalty. tokens is the window, newest last.
 func (d *dryState) apply(logits []float32, tokens []int32) {
+	d.find(tokens)
+	for _, id := range d.touched {
+		if int(id) < len(logits) {
+			logits[id] -= d.of(id)
+		}
+	}
+	d.reset()
+}
+
+// of is the penalty of a token, after find.
+func (d *dryState) of(id int32) float32 {
+	if n := d.longest[id]; n > 0 {
+		return float32(d.penalty(int(n)))
+	}
+	return 0
+}
+
+// reset forgets what find has found.
+func (d *dryState) reset() {
+	for _, id := range d.touched {
+		d.longest[id] = 0
+	}
+	d.touched = d.touched[:0]
+}
+
+// find sets longest for the tokens that would extend a repetition.
+func (d *dryState) find(tokens []int32) {
 	n := len(tokens)
 	limit := 0 // the newest tokens up to a breaker: the longest repetition possible
 	for limit < n {
@@ -86,7 +113,7 @@ func (d *dryState) apply(logits []float32, tokens []int32) {
 			continue
 		}
 		id := at(i - 1)
-		if id < 0 || int(id) >= min(len(d.longest), len(logits)) {
+		if id < 0 || int(id) >= len(d.longest) {
 			continue
 		}
 		if d.longest[id] == 0 {
@@ -94,11 +121,6 @@ func (d *dryState) apply(logits []float32, tokens []int32) {
 		}
 		d.longest[id] = max(d.longest[id], int32(k))
 	}
-	for _, id := range d.touched {
-		logits[id] -= float32(d.penalty(int(d.longest[id])))
-		d.longest[id] = 0
-	}
-	d.touched = d.touched[:0]
 }
 
 // penalty is multiplier * base^(n-allowed), bounded. Powers by multiplication

@@ -3,6 +3,8 @@ package sample
 import (
 	"math"
 	"slices"
+
+	"strobe/internal/weight"
 )
 
 // LogProb is a token with the logarithm of its probability.
@@ -47,9 +49,9 @@ func LogSumExp(logits []float32) float64 {
 		return math.Inf(-1)
 	}
 	top = min(top, math.MaxFloat32)
-	total := 0.0
+	total := uint64(0)
 	for _, x := range logits {
-		total += float64(expNeg(min(x, math.MaxFloat32) - top))
+		total += weight.Units(weight.Exp(min(x, math.MaxFloat32) - top))
 	}
-	return float64(top) + math.Log(total)
+	return float64(top) + math.Log(float64(total)/(1<<weight.UnitBits))
 }

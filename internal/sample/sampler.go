@@ -107,7 +107,7 @@ type Sampler struct {
 
 	cand   []Candidate // working set
 	edge   []Candidate // see keepMass
-	bucket []float64   // see keepMass
+	bucket []uint64    // see keepMass
 	w      []float32   // weights of the whole vocabulary
 	copy   []float32   // Probs works on a copy
 	lps    []LogProb
@@ -153,20 +153,6 @@ func lastN(n int) int {
 // SetConstraint replaces the constraint; nil removes it.
 func (s *Sampler) SetConstraint(c Constraint) { s.constraint = c }
 
-// Greedy reports whether Sample is nothing but the largest of so many logits, unless that one is Lowered, so that a
-// device may take it without sending the row over.
-func (s *Sampler) Greedy(logits int) bool {
-	raises := func(e biasEntry) bool { return !(e.b < 0) }
-	return !(s.p.Temp > 0) && (s.vocab == 0 || s.vocab >= logits) && s.constraint == nil &&
-		!slices.ContainsFunc(s.bias, raises) && !s.hist.penalties && !s.dry.on
-}
-
-// Lowered reports whether the logit of a token is made less: of those that are not, the largest is still the largest.
-func (s *Sampler) Lowered(id int32) bool {
-	_, found := slices.BinarySearchFunc(s.bias, id, func(e biasEntry, id int32) int { return cmp.Compare(e.id, id) })
-	return found
-}
-
 // Prime records tokens of the prompt for the penalties. The constraint does not
 // see them.
 func (s *Sampler) Prime(tokens []int32) { s.hist.addAll(tokens) }
@@ -209,13 +195,15 @@ func (s *Sampler) Sample(logits []float32) int32 {
 	if !(s.p.Temp > 0) {
 		return Argmax(logits)
 	}
-	u := float64(s.rng.Uint64()>>11) * (1.0 / (1 << 53))
 	if !s.truncates(len(logits)) {
-		return s.drawAll(logits, u)
+		return s.drawAll(logits, s.uniform())
 	}
 	c := s.truncate(logits)
-	return draw(c, s.weigh(c), u)
+	return draw(c, s.weigh(c), s.uniform())
 }
+
+// uniform takes a number from [0, 1) from the generator.
+func (s *Sampler) uniform() float64 { return float64(s.rng.Uint64()>>11) * (1.0 / (1 << 53)) }
 
 // Probs returns the distribution Sample would draw from, most likely first. It
 // draws nothing and leaves logits alone. It is empty when no token is possible.
@@ -269,13 +257,17 @@ func (s *Sampler) penalize(logits []float32) {
 		if int(e.id) >= len(logits) {
 			continue
 		}
-		x := logits[e.id]
-		if x > 0 {
-			x /= s.p.RepeatPenalty
-		} else {
-			x *= s.p.RepeatPenalty
-		}
-		// The conversions keep compilers from fusing, which would round differently.
-		logits[e.id] = x - float32(float32(e.n)*s.p.FrequencyPenalty) - s.p.PresencePenalty
+		logits[e.id] = s.penalized(logits[e.id], e.n)
 	}
+}
+
+// penalized is the logit of a token that occurred n times.
+func (s *Sampler) penalized(x float32, n int32) float32 {
+	if x > 0 {
+		x /= s.p.RepeatPenalty
+	} else {
+		x *= s.p.RepeatPenalty
+	}
+	// The conversions keep compilers from fusing, which would round differently.
+	return x - float32(float32(n)*s.p.FrequencyPenalty) - s.p.PresencePenalty
 }

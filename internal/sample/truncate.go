@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"strobe/internal/weight"
 )
 
 var negInf = float32(math.Inf(-1))
@@ -54,17 +56,28 @@ func (s *Sampler) truncates(n int) bool {
 // the same order.
 func (s *Sampler) truncate(logits []float32) []Candidate {
 	c := s.cand[:0]
-	total := 0.0 // weight of everything the candidates were chosen from
 	if s.p.TopK > 0 && s.p.TopK < len(logits) {
 		c = topK(c, logits, s.p.TopK)
-		for i := range c {
-			c[i].P = expNeg(c[i].Logit - c[0].Logit)
-			total += float64(c[i].P)
-		}
-	} else {
-		c, total = s.gather(c, logits)
+		s.cand = c // keeps the memory; the steps below only shorten c
+		return s.narrow(c, weighTop(c), true)
 	}
-	s.cand = c // keeps the memory; the steps below only shorten c
+	c, total := s.gather(c, logits)
+	s.cand = c
+	return s.narrow(c, total, false)
+}
+
+// weighTop sets the weights of candidates, of which the first is the best, and returns their sum.
+func weighTop(c []Candidate) (total uint64) {
+	for i := range c {
+		c[i].P = weight.Exp(c[i].Logit - c[0].Logit)
+		total += weight.Units(c[i].P)
+	}
+	return total
+}
+
+// narrow is steps 6 to 8 on candidates that were chosen from a total weight. Those that are sorted begin with the most
+// likely one.
+func (s *Sampler) narrow(c []Candidate, total uint64, sorted bool) []Candidate {
 	if len(c) == 0 {
 		return c
 	}
@@ -72,40 +85,64 @@ func (s *Sampler) truncate(logits []float32) []Candidate {
 	if on(s.p.TypicalP) {
 		// The surprise of a token is top - logit plus a constant, so nearness to the
 		// expected surprise needs no logarithm.
-		mean := 0.0
+		mean, sum := 0.0, 0.0
 		for _, x := range c {
 			mean += float64(float64(x.P) * float64(top-x.Logit))
+			sum += float64(x.P)
 		}
-		c = s.keepMass(c, float64(s.p.TypicalP)*total, order{top, float32(mean / total), true})
+		c, _ = s.keepMass(c, share(s.p.TypicalP, total), order{top, float32(mean / sum), true})
 		total = 0
 		for _, x := range c {
-			total += float64(x.P)
+			total += weight.Units(x.P)
 		}
 	}
-	if on(s.p.TopP) {
-		c = s.keepMass(c, float64(s.p.TopP)*total, order{top: top})
+	switch {
+	case !on(s.p.TopP):
+	case sorted:
+		c, _ = keepFirst(c, share(s.p.TopP, total))
+	default:
+		c, _ = s.keepMass(c, share(s.p.TopP, total), order{top: top})
 	}
-	if s.p.MinP > 0 {
-		heaviest := float32(0)
-		for _, x := range c {
-			heaviest = max(heaviest, x.P)
+	return s.minP(c)
+}
+
+// keepFirst is keepMass for candidates in the order of their logits.
+func keepFirst(c []Candidate, want uint64) ([]Candidate, bool) {
+	sum := uint64(0)
+	for i := range c {
+		if sum += weight.Units(c[i].P); sum >= want {
+			return c[:i+1], true
 		}
-		least := min(s.p.MinP, 1) * heaviest
-		n := 0
-		for _, x := range c {
-			if x.P >= least {
-				c[n] = x
-				n++
-			}
-		}
-		c = c[:n]
 	}
-	return c
+	return c, false
+}
+
+// share is the part p of a total.
+func share(p float32, total uint64) uint64 { return uint64(float64(p) * float64(total)) }
+
+// minP is step 8.
+func (s *Sampler) minP(c []Candidate) []Candidate {
+	if !(s.p.MinP > 0) {
+		return c
+	}
+	heaviest := float32(0)
+	for _, x := range c {
+		heaviest = max(heaviest, x.P)
+	}
+	least := min(s.p.MinP, 1) * heaviest
+	n := 0
+	for _, x := range c {
+		if x.P >= least {
+			c[n] = x
+			n++
+		}
+	}
+	return c[:n]
 }
 
 // gather appends the tokens of the row that can survive, with their weights, and
 // returns the weight of all.
-func (s *Sampler) gather(c []Candidate, logits []float32) ([]Candidate, float64) {
+func (s *Sampler) gather(c []Candidate, logits []float32) ([]Candidate, uint64) {
 	top := rowMax(logits)
 	if top == negInf {
 		return c, 0
@@ -115,7 +152,7 @@ func (s *Sampler) gather(c []Candidate, logits []float32) ([]Candidate, float64)
 		cut := lnBelow(least)
 		for i, x := range logits {
 			if d := x - top; d > cut {
-				if w := expNeg(d); w >= least {
+				if w := weight.Exp(d); w >= least {
 					c = append(c, Candidate{int32(i), x, w})
 				}
 			}
@@ -123,17 +160,18 @@ func (s *Sampler) gather(c []Candidate, logits []float32) ([]Candidate, float64)
 		return c, 0
 	}
 	w := s.weights(len(logits))
-	total := 0.0
+	total := uint64(0)
 	for i, x := range logits {
-		v := expNeg(x - top)
+		v := weight.Exp(x - top)
 		w[i] = v
-		total += float64(v)
+		total += weight.Units(v)
 	}
 	least := float32(0)
 	if !on(s.p.TypicalP) {
 		// All tokens lighter than (1-p)/n weigh less than 1-p together, so the top-p
 		// set is complete before the first of them.
-		least = float32(float64(1-s.p.TopP) * total / float64(len(logits)) * (1 - 1e-6))
+		all := float64(total) / (1 << weight.UnitBits)
+		least = float32(float64(1-s.p.TopP) * all / float64(len(logits)) * (1 - 1e-6))
 		least = max(least, min(s.p.MinP, 1))
 	}
 	for i, v := range w {
@@ -188,18 +226,18 @@ func (o order) compare(a, b Candidate) int {
 const keyShift = 17
 
 // keepMass keeps the candidates that come first in the order until their weight
-// reaches want, including the one that reaches it. Sorting everything would take
+// reaches want, including the one that reaches it, and reports whether they do. Sorting everything would take
 // tens of milliseconds on a flat row, so the weight is summed in buckets of the
 // key and only the bucket in which the limit falls is sorted.
-func (s *Sampler) keepMass(c []Candidate, want float64, o order) []Candidate {
-	edge, sum := c, 0.0
+func (s *Sampler) keepMass(c []Candidate, want uint64, o order) ([]Candidate, bool) {
+	edge, sum := c, uint64(0)
 	if len(c) > 256 {
 		if s.bucket == nil {
-			s.bucket = make([]float64, 1<<(31-keyShift))
+			s.bucket = make([]uint64, 1<<(31-keyShift))
 		}
 		clear(s.bucket)
 		for _, x := range c {
-			s.bucket[o.key(x)>>keyShift] += float64(x.P)
+			s.bucket[o.key(x)>>keyShift] += weight.Units(x.P)
 		}
 		b := uint32(0)
 		for int(b) < len(s.bucket)-1 && sum+s.bucket[b] < want {
@@ -219,7 +257,7 @@ func (s *Sampler) keepMass(c []Candidate, want float64, o order) []Candidate {
 	}
 	slices.SortFunc(edge, o.compare)
 	for _, last := range edge {
-		if sum += float64(last.P); sum >= want {
+		if sum += weight.Units(last.P); sum >= want {
 			n := 0
 			for _, x := range c {
 				if o.compare(x, last) <= 0 {
@@ -227,10 +265,10 @@ func (s *Sampler) keepMass(c []Candidate, want float64, o order) []Candidate {
 					n++
 				}
 			}
-			return c[:n]
+			return c[:n], true
 		}
 	}
-	return c // only rounding stood between the sum and want
+	return c, false // units that were cut off stand between the sum and want, or candidates are missing
 }
 
 // topK appends the k largest logits, most likely first.
@@ -326,7 +364,7 @@ func (s *Sampler) weigh(c []Candidate) float64 {
 	for i := range c {
 		c[i].P = 1
 		if s.p.Temp > 0 {
-			c[i].P = expNeg((c[i].Logit - top) / s.p.Temp)
+			c[i].P = weight.Exp((c[i].Logit - top) / s.p.Temp)
 		}
 		total += float64(c[i].P)
 	}
@@ -356,7 +394,7 @@ func (s *Sampler) drawAll(logits []float32, u float64) int32 {
 	w := s.weights(len(logits))
 	temp, total := s.p.Temp, 0.0
 	for i, x := range logits {
-		v := expNeg((x - top) / temp)
+		v := weight.Exp((x - top) / temp)
 		w[i] = v
 		total += float64(v)
 	}

@@ -5,6 +5,7 @@ import (
 
 	"strobe/internal/draft"
 	"strobe/internal/model"
+	"strobe/internal/sample"
 	"strobe/internal/speculate/control"
 )
 
@@ -23,7 +24,7 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 	tokens := make([]int32, 16)
 	pass := func(rows int) (*model.Output, error) {
 		begin := r.clock()
-		seg := model.Segment{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll, Greedy: true}
+		seg := model.Segment{Seq: seq, Tokens: tokens[:rows], Logits: model.LogitsAll, Want: sample.WantBest}
 		out, err := r.Target.Forward([]model.Segment{seg})
 		if err == nil {
 			err = r.Target.Backend().Sync()

@@ -100,7 +100,7 @@ func start(t testing.TB, r *Runner, opt Options, s Sampler, in []int32, n int) *
 	t.Helper()
 	f := &flow{in: in}
 	c := Config{Options: opt, Seq: r.Target.NewSeq(), Prompt: in, Sampler: s, Max: n,
-		Observe: func(l []float32) { f.logits = append(f.logits, slices.Clone(l)) },
+		Observe: func(l []float32, _ *sample.Shortlist) { f.logits = append(f.logits, slices.Clone(l)) },
 		Emit:    func(tok Token) bool { f.out = append(f.out, tok.ID); return true }}
 	c.Contexts = r.NewContexts()
 	f.draftSeq, _ = c.Contexts[0].(*cache.Seq)
@@ -330,7 +330,7 @@ func restore(t *testing.T, r *Runner, p saved, withDrafter bool, s Sampler, in [
 		t.Fatal(err)
 	}
 	c := Config{Options: chain, Seq: seq, Known: p.tokens, Prompt: in[len(p.tokens):], Sampler: s, Max: n,
-		Observe: func(l []float32) { f.logits = append(f.logits, slices.Clone(l)) },
+		Observe: func(l []float32, _ *sample.Shortlist) { f.logits = append(f.logits, slices.Clone(l)) },
 		Emit:    func(tok Token) bool { f.out = append(f.out, tok.ID); return true }}
 	if withDrafter {
 		if f.draftSeq, err = p.draft.Fork(); err != nil {

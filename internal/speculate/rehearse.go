@@ -5,6 +5,7 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/model"
+	"strobe/internal/sample"
 	"strobe/internal/speculate/control"
 )
 
@@ -33,10 +34,10 @@ func (r *Runner) rehearsal() error {
 	for i := range rows {
 		rows[i] = int32(i)
 	}
-	pass := func(n int, parents []int32) error {
+	pass := func(n int, parents []int32, want sample.Want) error {
 		prompt := n > longest
 		seg := model.Segment{Seq: text, Tokens: make([]int32, n), Parents: parents, Prompt: prompt,
-			Logits: model.LogitsAll, Greedy: true}
+			Logits: model.LogitsAll, Want: want}
 		if prompt {
 			seg.Logits = model.LogitsLast
 		}
@@ -64,14 +65,14 @@ func (r *Runner) rehearsal() error {
 		if n > len(rows) {
 			continue
 		}
-		if err := pass(n, nil); err != nil {
+		if err := pass(n, nil, sample.WantBest); err != nil {
 			return err
 		}
 	}
-	if len(rows) < 3 {
-		return nil
+	if err := pass(1, nil, sample.WantWeighed); err != nil || len(rows) < 3 {
+		return err
 	}
-	return pass(3, []int32{-1, 0, 0})
+	return pass(3, []int32{-1, 0, 0}, sample.WantBest)
 }
 
 // rehearse tells a source of the rows of a pass and, once there is a text, has it draft.

@@ -7,6 +7,7 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/model"
+	"strobe/internal/sample"
 	"strobe/internal/speculate/control"
 )
 
@@ -44,11 +45,11 @@ type Sampler interface {
 	Accept(id int32)
 }
 
-// greedySampler is a Sampler that may leave the choice to the device: where it is Greedy, for tokens that are not
-// Lowered.
-type greedySampler interface {
-	Greedy(logits int) bool
-	Lowered(id int32) bool
+// chooser is a Sampler that can nearly always do with what the device chose of a row.
+type chooser interface {
+	Wants(logits int) sample.Want
+	Lowered(id int32) bool                                    // the best id is not to be taken
+	SampleShort(l *sample.Shortlist) (id int32, decided bool) // as Sample, unless the list is too short
 }
 
 // Token is a generated token.
@@ -70,8 +71,9 @@ type Config struct {
 	Sampler  Sampler
 	Context  int // most tokens in Seq; 0 means the trained context
 	Max      int // most tokens to generate; 0 means as many as the context holds
-	// Observe, when set, sees the target's logits of each token before they are sampled.
-	Observe func(logits []float32)
+	// Observe, when set, sees what each token is sampled from: the target's logits, before they are sampled, or a shortlist
+	// of them with its total.
+	Observe func(logits []float32, short *sample.Shortlist)
 	// Emit receives each token as soon as it is certain. It returns false to stop; that token is
 	// the last one.
 	Emit func(Token) bool
@@ -99,6 +101,8 @@ type Stream struct {
 	synthetic float64 // guesses still owed to reach the synthetic mean
 
 	// The current round.
+	want      sample.Want
+	short     sample.Shortlist
 	nodes     nodes
 	prefilled int     // prompt tokens in this pass
 	path      []int32 // accepted rows
@@ -248,9 +252,12 @@ func (s *Stream) Stats() Stats {
 // segment is the stream's part of the batch.
 func (s *Stream) segment() model.Segment {
 	g := model.Segment{Seq: s.seq, Tokens: s.nodes.tokens, Parents: s.nodes.parents, Logits: model.LogitsAll}
-	if c, ok := s.Sampler.(greedySampler); ok {
-		g.Greedy = s.Observe == nil && c.Greedy(s.runner.Target.Vocab)
+	if c, ok := s.Sampler.(chooser); ok {
+		if g.Want = c.Wants(s.runner.Target.Vocab); g.Want > sample.WantRow && s.Observe != nil {
+			g.Want = sample.WantWeighed
+		}
 	}
+	s.want = g.Want
 	if s.prefilled > 0 {
 		g.Prompt = true
 		g.Logits = model.LogitsNone
@@ -309,15 +316,11 @@ func (s *Stream) verify(out *model.Output, segment int) {
 
 // sampled draws a token. It returns -1 and ends the stream when there is none.
 func (s *Stream) sampled(out *model.Output, segment, row int) int32 {
-	id, chosen := int32(-1), out.HasBest() // every stream is greedy: the device has chosen
-	if chosen {
-		id = out.Best(segment, row)
-		chosen = id < 0 || !s.Sampler.(greedySampler).Lowered(id)
-	}
-	if !chosen {
+	id, decided := s.chosen(out, segment, row)
+	if !decided {
 		logits := out.Row(segment, row)
 		if s.Observe != nil {
-			s.Observe(logits)
+			s.Observe(logits, nil)
 		}
 		id = s.Sampler.Sample(logits)
 	}
@@ -326,6 +329,24 @@ func (s *Stream) sampled(out *model.Output, segment, row int) int32 {
 		s.done = true
 	}
 	return id
+}
+
+// chosen draws a token from what the device chose of a row. It reports false if that does not suffice.
+func (s *Stream) chosen(out *model.Output, segment, row int) (id int32, decided bool) {
+	if s.want == sample.WantRow {
+		return -1, false
+	}
+	c := s.Sampler.(chooser)
+	if out.Chosen() == sample.WantBest {
+		id = out.Best(segment, row)
+		return id, id < 0 || !c.Lowered(id)
+	}
+	list := out.Candidates(segment, row)
+	s.short = sample.Shortlist{IDs: list.IDs(), Bits: list.Logits(), Bound: list.Bound(), Total: list.Total()}
+	if id, decided = c.SampleShort(&s.short); decided && s.Observe != nil {
+		s.Observe(nil, &s.short)
+	}
+	return id, decided
 }
 
 // record emits a token and ends the stream where it has to end.

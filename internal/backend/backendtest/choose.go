@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"strobe/internal/backend"
+	"strobe/internal/weight"
 )
 
 func choiceCases() []testCase {
-	return []testCase{{"ArgMax", argMax}, {"TopK", topK}}
+	return []testCase{{"ArgMax", argMax}, {"TopK", topK}, {"Candidates", candidates}}
 }
 
 // logits are rows of every kind that a choice may meet.
@@ -177,5 +180,86 @@ func (k *kit) bestOf(row int, v []float32, got best) {
 			k.Errorf("%s: log-probability %d is %v, want %v", what, i, g, want)
 			return
 		}
+	}
+}
+
+// candidates: a row's candidates are its largest values, in order, at least MinCandidates of them where values differ;
+// nothing else reaches the bound; the weight is that of the processor, bit for bit.
+func candidates(s *suite) {
+	k := s.device()
+	for _, cols := range []int{1, 7, 64, 257, 511, 512, 513, 1021, 5000, 8192, s.BigRow} {
+		rows := upTo(logitKinds)
+		batches := [][]int{rows, {0}, {9, 0, 1}}
+		for v, batch := range batches {
+			k.layout = layouts[v%len(layouts)]
+			k.candidates(batch, cols, v%2 == 0)
+		}
+	}
+	k.layout = layouts[0]
+}
+
+func (k *kit) candidates(rows []int, cols int, total bool) {
+	k.Helper()
+	var x [][]float32
+	for _, r := range rows {
+		x = append(x, logits(r, cols))
+	}
+	in := k.input(x)
+	const each = backend.CandidateInts
+	ids := k.ints(slices.Repeat([]int32{-7}, len(rows)*each+2)...)
+	k.Candidates(ids, in.Tensor, total)
+	k.finish()
+	got := k.Ints(ids)
+	if got[len(rows)*each] != -7 || got[len(rows)*each+1] != -7 {
+		k.Error("an integer too many was written")
+	}
+	for i, r := range rows {
+		k.candidatesOf(fmt.Sprintf("row %d of kind %d, %d columns", r, r%logitKinds, cols), x[i], got[i*each:][:each], total)
+	}
+}
+
+func (k *kit) candidatesOf(what string, v []float32, c backend.Candidates, total bool) {
+	k.Helper()
+	finite := !slices.ContainsFunc(v, func(x float32) bool { return x-x != 0 })
+	if !finite {
+		if c.Len() != 0 {
+			k.Errorf("%s: %d candidates of values that are not finite", what, c.Len())
+		}
+		return
+	}
+	o := order(v)
+	reach := 0 // values that reach the bound
+	for _, x := range v {
+		if x >= c.Bound() {
+			reach++
+		}
+	}
+	switch {
+	case reach > backend.MaxCandidates:
+		if c.Len() != 0 {
+			k.Errorf("%s: %d candidates where %d values reach the bound", what, c.Len(), reach)
+		}
+	case c.Len() != reach:
+		k.Errorf("%s: %d candidates where %d values reach the bound %g", what, c.Len(), reach, c.Bound())
+	case reach < min(len(v), backend.MinCandidates):
+		k.Errorf("%s: only %d candidates", what, reach)
+	case len(v) <= backend.MaxCandidates && !math.IsInf(float64(c.Bound()), -1):
+		k.Errorf("%s: the bound is %g where there is room for all", what, c.Bound())
+	case !slices.Equal(c.IDs(), o[:reach]):
+		k.Errorf("%s: ids %v, want %v", what, c.IDs(), o[:reach])
+	default:
+		for j, id := range c.IDs() {
+			if g := math.Float32frombits(uint32(c.Logits()[j])); g != v[id] {
+				k.Errorf("%s: value %d is %g, want %g", what, j, g, v[id])
+				break
+			}
+		}
+	}
+	want := uint64(0)
+	if total {
+		want = weight.Sum(v, v[o[0]])
+	}
+	if c.Total() != want {
+		k.Errorf("%s: weight %d, want %d", what, c.Total(), want)
 	}
 }

@@ -36,6 +36,7 @@ type Backend struct {
 	delta   deltaScratch
 	plan    *backend.Plan // of the current step
 	segs    []deltaSeg    // of the current recurrent layer
+	chosen  []float32     // see Candidates
 }
 
 // worker is the scratch memory of one worker.
@@ -82,6 +83,8 @@ func (b buffer) Len() int { return len(b) }
 type ints []int32
 
 func (v ints) Len() int { return len(v) }
+
+func (v ints) First(n int) backend.Ints { return v[:n] }
 
 type vector []float32
 

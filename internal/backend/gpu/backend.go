@@ -1,9 +1,7 @@
 package gpu
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
 	"time"
 
 	"strobe/internal/backend"
@@ -147,6 +145,13 @@ type ints struct {
 }
 
 func (v *ints) Len() int { return v.n }
+
+func (v *ints) First(n int) backend.Ints {
+	if v.host == nil {
+		v.host = make([]int32, v.n)
+	}
+	return &ints{addr: v.addr, n: n, host: v.host[:n]}
+}
 
 type vector struct {
 	addr Addr
@@ -348,16 +353,16 @@ func vectorOf(v backend.Vector) Addr {
 func (b *Backend) Read(t backend.Tensor) []float32 {
 	v := viewOf(t)
 	from, to := v.bytes()
-	raw := make([]byte, to-from)
-	if err := b.d.Download(raw, from); err != nil {
+	all := make([]float32, (to-from)/4)
+	if err := b.d.Download(bytesOf(all), from); err != nil {
 		b.fail(err)
 	}
-	out := make([]float32, t.Rows*t.Cols)
+	if v.whole() {
+		return all
+	}
+	out := make([]float32, 0, t.Rows*t.Cols)
 	for r := range t.Rows {
-		row := raw[4*r*t.Stride:]
-		for c := range t.Cols {
-			out[r*t.Cols+c] = math.Float32frombits(binary.LittleEndian.Uint32(row[4*c:]))
-		}
+		out = append(out, all[r*t.Stride:][:t.Cols]...)
 	}
 	return out
 }

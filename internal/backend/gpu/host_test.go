@@ -88,7 +88,7 @@ func BenchmarkHost(b *testing.B) {
 	tokens := make([]int32, 1)
 	for b.Loop() {
 		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll,
-			Greedy: true}}); err != nil {
+			Want: sample.WantBest}}); err != nil {
 			b.Fatal(err)
 		}
 		if err := seq.Commit(nil); err != nil {
@@ -105,7 +105,7 @@ func TestReplay(t *testing.T) {
 	seq := m.NewSeq()
 	for i := range 60 {
 		if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{int32(i)}, Logits: model.LogitsAll,
-			Greedy: true}}); err != nil {
+			Want: sample.WantBest}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := seq.CommitAll(); err != nil {
@@ -132,7 +132,7 @@ func TestManyStreamsReplay(t *testing.T) {
 	for range rounds {
 		var segs []model.Segment
 		for _, s := range seqs[:1+r.IntN(8)] {
-			segs = append(segs, model.Segment{Seq: s, Tokens: make([]int32, 1+r.IntN(7)), Logits: model.LogitsAll, Greedy: true})
+			segs = append(segs, model.Segment{Seq: s, Tokens: make([]int32, 1+r.IntN(7)), Logits: model.LogitsAll, Want: sample.WantBest})
 		}
 		if _, err := m.Forward(segs); err != nil {
 			t.Fatal(err)
@@ -166,7 +166,7 @@ func TestDraftsReplay(t *testing.T) {
 		defer ctx.Close()
 		for i := range 30 {
 			tokens := make([]int32, 1+i%3)
-			out, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Greedy: true}})
+			out, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Want: sample.WantBest}})
 			if err == nil {
 				err = seq.CommitAll()
 			}
@@ -278,7 +278,7 @@ func TestParked(t *testing.T) {
 		rounds := func() {
 			for i := range 12 {
 				tokens := []int32{int32(1 + i)}
-				out, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Greedy: true}})
+				out, err := m.Forward([]model.Segment{{Seq: seq, Tokens: tokens, Logits: model.LogitsAll, Want: sample.WantBest}})
 				if err == nil {
 					err = seq.CommitAll()
 				}
@@ -380,7 +380,7 @@ func TestRehearse(t *testing.T) {
 	m := modelOn(t, d, testkit.Golden(t, "qwen35/model.gguf"), model.Options{})
 	seq := m.NewSeq()
 	pass := func() error {
-		seg := model.Segment{Seq: seq, Tokens: make([]int32, 3), Logits: model.LogitsAll, Greedy: true}
+		seg := model.Segment{Seq: seq, Tokens: make([]int32, 3), Logits: model.LogitsAll, Want: sample.WantBest}
 		if _, err := m.Forward([]model.Segment{seg}); err != nil {
 			return err
 		}
@@ -480,7 +480,7 @@ func TestCalibrateCompilesAll(t *testing.T) {
 		for _, n := range []int{20, 64, 65, 100, 500, model.MaxRows} {
 			seq := m.NewSeq()
 			pass("prompt", seq, model.Segment{Tokens: make([]int32, n), Prompt: true, Logits: model.LogitsLast})
-			pass("a token after a prompt", seq, model.Segment{Tokens: []int32{1}, Logits: model.LogitsAll, Greedy: true})
+			pass("a token after a prompt", seq, model.Segment{Tokens: []int32{1}, Logits: model.LogitsAll, Want: sample.WantBest})
 			seq.Close()
 		}
 		for n := 1; n <= 64; n++ {
@@ -488,7 +488,7 @@ func TestCalibrateCompilesAll(t *testing.T) {
 			for i := range parents {
 				parents[i] = int32(i+1)/2 - 1
 			}
-			pass("chain", seq, model.Segment{Tokens: make([]int32, n), Logits: model.LogitsAll, Greedy: true})
+			pass("chain", seq, model.Segment{Tokens: make([]int32, n), Logits: model.LogitsAll, Want: sample.WantBest})
 			pass("sampled", seq, model.Segment{Tokens: make([]int32, n), Logits: model.LogitsAll})
 			if fork, err := seq.Fork(); err != nil {
 				t.Fatal(err)
@@ -496,7 +496,7 @@ func TestCalibrateCompilesAll(t *testing.T) {
 				fork.Close()
 			}
 			if n > 2 {
-				pass("tree", seq, model.Segment{Tokens: make([]int32, n), Parents: parents, Logits: model.LogitsAll, Greedy: true})
+				pass("tree", seq, model.Segment{Tokens: make([]int32, n), Parents: parents, Logits: model.LogitsAll, Want: sample.WantBest})
 			}
 			seq.Close()
 		}
@@ -587,7 +587,7 @@ func TestOutOfMemory(t *testing.T) {
 			seq := m.NewSeq()
 			defer seq.Close()
 			if _, err := m.Forward([]model.Segment{{Seq: seq, Tokens: []int32{1, 2, 3}, Logits: model.LogitsAll,
-				Greedy: true}}); err != nil {
+				Want: sample.WantBest}}); err != nil {
 				return err
 			}
 			return m.Sync()

@@ -881,6 +881,17 @@ func (l *lowering) single(i int) int {
 		l.overwrite(o.dst)
 		l.keep(sm.TopK(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.n), spare))
 		b.spare.give(spare)
+	case opCandidates:
+		x := l.in(o.a)
+		at := slices.IndexFunc(l.pieces, func(p piecewise) bool { return p.v == o.a })
+		if at >= 0 && !b.products.Plain && o.a.out().aligned() { // they become plain rows on the way
+			l.dropPieces(at)
+		} else {
+			x = l.plain(o.a).in()
+		}
+		spare := l.take(CandidateScratch(int(o.a.rows), int(o.a.cols)))
+		l.out = sm.Candidates(l.out, o.ids, x, o.a.out(), int(o.a.rows), int(o.a.cols), o.n != 0, spare)
+		b.spare.give(spare)
 	case opKVWrite:
 		k, v := l.in(o.a), l.in(o.b)
 		l.kvWrite(o, k, v)

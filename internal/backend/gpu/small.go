@@ -3,6 +3,8 @@ package gpu
 import (
 	"fmt"
 	"slices"
+
+	"strobe/internal/backend"
 )
 
 // Small has the kernels of small.cu and select.cu: what is done to rows of activations beside products, attention and
@@ -23,7 +25,7 @@ func NewSmall(d Driver) (*Small, error) {
 		"small_norm_long", "small_angles",
 		"small_rope", "small_block_conv", "small_expert_sum", "small_scatter", "select_route",
 		"select_max_parts",
-		"select_top_parts", "select_merge")
+		"select_top_parts", "select_merge", "select_groups", "select_weights", "select_candidates")
 	return s, err
 }
 
@@ -287,15 +289,54 @@ func (s *Small) ArgMax(ls []Launch, ids Addr, x In, plain Out, rows, cols int, s
 	ls = s.choose(ls, "select_max_parts", ids, Out{}, x, rows, cols, 1, scratch)
 	if !s.plain {
 		first := &ls[len(ls)-2]
-		first.Args = append(slices.Clip(first.Args), Args(maxArgs{plain.P, int32(plain.Stride), 0})...)
+		first.Args = append(slices.Clip(first.Args), Args(maxArgs{plain: plain.P, stride: int32(plain.Stride)})...)
 	}
 	return ls
 }
 
-// maxArgs is what select_max_parts has behind selectArgs.
+// maxArgs is what select_max_parts and select_groups have behind selectArgs.
 type maxArgs struct {
-	plain     Addr
-	stride, _ int32
+	plain, groups Addr
+	stride, _     int32
+}
+
+type candidateArgs struct {
+	dst, keys, groups, sums, x Addr
+	cols, parts, stride, _     int32
+}
+
+// CandidateScratch is the memory that Candidates needs between its kernels: the best of every part, the maxima of its
+// groups, and its weight.
+func CandidateScratch(rows, cols int) int {
+	parts := (cols + selectPart - 1) / selectPart
+	return rows * parts * (8 + 4*selectThreads + 8)
+}
+
+// selectThreads is the size of a block, each of whose threads has a group of columns.
+const selectThreads = 256
+
+// Candidates finds the largest values of every row of x, and with total the weight of the row. plain gets the rows if x
+// has pieces, and is x otherwise.
+func (s *Small) Candidates(ls []Launch, dst Addr, x In, plain Out, rows, cols int, total bool, scratch Addr) []Launch {
+	parts := (cols + selectPart - 1) / selectPart
+	n := Addr(rows * parts)
+	a := candidateArgs{dst: dst, keys: scratch, sums: scratch + 8*n, groups: scratch + 16*n, x: plain.P, cols: int32(cols),
+		parts: int32(parts), stride: int32(plain.Stride)}
+	if !total {
+		a.sums = 0
+	}
+	first := selectArgs{keys: a.keys, x: x, rows: int32(rows), cols: int32(cols), k: 1, parts: int32(parts)}
+	rest := maxArgs{groups: a.groups, stride: int32(plain.Stride)}
+	if x.Groups > 0 {
+		rest.plain = plain.P
+	}
+	ls = s.launch(ls, "select_groups", [3]int{parts, rows, 1}, selectThreads, 64+4*(selectPart/256+1),
+		append(Args(first), Args(rest)...))
+	if total {
+		ls = s.launch(ls, "select_weights", [3]int{parts, rows, 1}, selectThreads, 64, Args(a))
+	}
+	shared := 8*backend.MaxCandidates + 4*256 + 16
+	return s.launch(ls, "select_candidates", [3]int{rows, 1, 1}, selectThreads, shared, Args(a))
 }
 
 // TopK finds the k largest values of every row and their log-softmax.

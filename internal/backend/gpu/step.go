@@ -37,6 +37,7 @@ const (
 	opGatedDelta
 	opArgMax
 	opTopK
+	opCandidates
 	opSetInts // by the host
 )
 
@@ -544,5 +545,15 @@ func (b *Backend) ArgMax(ids backend.Ints, x backend.Tensor) {
 // TopK finds the k largest values of every row and their log-softmax.
 func (b *Backend) TopK(ids backend.Ints, logp, x backend.Tensor, k int) {
 	*b.next() = op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, n: int32(k)}
+	b.done()
+}
+
+// Candidates finds the largest values of every row, and with total the row's weight.
+func (b *Backend) Candidates(dst backend.Ints, x backend.Tensor, total bool) {
+	o := op{kind: opCandidates, a: viewOf(x), ids: dst.(*ints).addr}
+	if total {
+		o.n = 1
+	}
+	*b.next() = o
 	b.done()
 }

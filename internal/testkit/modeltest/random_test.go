@@ -272,7 +272,7 @@ func (d *drawing) script(t *testing.T, m *model.Model) *script {
 
 // segment draws what comes next in a sequence.
 func (d *drawing) segment(s *script, w walker) model.Segment {
-	seg := model.Segment{Seq: w.seq, Logits: model.LogitRows(d.IntN(3)), Greedy: d.odds(2)}
+	seg := model.Segment{Seq: w.seq, Logits: model.LogitRows(d.IntN(3)), Want: sample.Want(d.IntN(4))}
 	n := d.from(1, 12)
 	if left := s.prompt - len(w.text); left > 0 {
 		seg.Prompt, n = true, d.from(1, left)
@@ -321,7 +321,11 @@ func (s *script) note(d *drawing, out *model.Output, m *model.Model, segs []mode
 			}
 			if g.Logits == model.LogitsAll || g.Logits == model.LogitsLast && r == len(g.Tokens)-1 {
 				x.logits = slices.Clone(out.Row(i, at))
-				x.best, x.greedy = out.Best(i, at), out.HasBest()
+				if c := out.Candidates(i, at); c != nil && c.Len() > 0 {
+					x.best, x.greedy = c.IDs()[0], true
+				} else if out.Chosen() == sample.WantBest {
+					x.best, x.greedy = out.Best(i, at), true
+				}
 			}
 			key := name(full)
 			s.rows[key] = append(s.rows[key], x)
@@ -411,7 +415,7 @@ func (s *script) check(t *testing.T, m *model.Model, most int) {
 		seq.Limit(s.keep, s.window)
 		for i := range text {
 			out := Forward(t, m, model.Segment{Seq: seq, Tokens: text[i : i+1], Logits: model.LogitsAll, Prompt: i < s.prompt,
-				Greedy: true})
+				Want: sample.WantBest})
 			best := out.Best(0, 0)
 			logits, features := out.Row(0, 0), m.Backend().Read(out.Features)
 			for _, x := range s.rows[name(text[:i+1])] {

@@ -132,9 +132,12 @@ KERNEL(select_top_parts, SelectArgs, p, 256, 1) { select_parts(p); }
 struct MaxArgs {
   SelectArgs s;
   float* plain; // or null
+  u32* groups;  // [rows][parts][256], select_groups alone: the largest value of each thread's columns
   int stride, pad;
 };
-KERNEL(select_max_parts, MaxArgs, a, 256, 1) {
+#define NOT_FINITE 0xffffffffu // in groups: a column is NaN or infinite
+
+template <bool GROUPS> DEV void max_parts(const MaxArgs& a) {
   const SelectArgs& p = a.s;
   int part = BID, row = BIDY, base = (p.x.first + part * PART) >> 8;
   int* pieces = (int*)(smem + 64); // of the part's groups, behind what block_best needs
@@ -143,9 +146,11 @@ KERNEL(select_max_parts, MaxArgs, a, 256, 1) {
   pdl_wait();
   pdl_launch();
   u64 mine = 0;
+  bool odd = false;
   auto see = [&](float v, int c) __attribute__((always_inline)) {
     u64 k = key_of(v, c);
     if (k > mine) mine = k;
+    if (GROUPS) odd |= (f_bits(v) & 0x7f800000u) == 0x7f800000u;
   };
   const int BATCH = 4;
   if (in_aligned(p.x, 4) && p.cols % 4 == 0) {
@@ -178,8 +183,168 @@ KERNEL(select_max_parts, MaxArgs, a, 256, 1) {
       if (a.plain) a.plain[(u64)row * a.stride + c] = v;
     }
   }
+  if (GROUPS) a.groups[((u64)row * p.parts + part) * 256 + TID] = odd ? NOT_FINITE : (u32)(mine >> 32);
   u64 best = block_best(mine, (u64*)smem);
   if (TID == 0) p.keys[(u64)row * p.parts + part] = best;
+}
+KERNEL(select_max_parts, MaxArgs, a, 256, 1) { max_parts<false>(a); }
+KERNEL(select_groups, MaxArgs, a, 256, 1) { max_parts<true>(a); }
+
+// ---- candidates: what a sampler needs of a row. The groups of select_groups have a maximum each; the LEAST-th largest of
+// them is a bound that at least as many columns reach, and hardly more. Only groups that reach it are searched.
+#define LEAST_CANDIDATES 128
+#define MOST_CANDIDATES 512
+
+struct CandidateArgs {
+  int* dst;          // [rows][4 + 2*MOST_CANDIDATES]: number, weight of the row (low, high), bound; ids; bits of values
+  const u64* keys;   // [rows][parts]: the largest of every part
+  const u32* groups; // [rows][parts][256]
+  u64* sums;         // [rows][parts]: the weight of every part, or null
+  const float* x;
+  int cols, parts, stride, pad;
+};
+
+// The bits of 2^(i/64), as weight.Table.
+TABLE u32 weight_table[64] = {
+  0x3f800000, 0x3f8164d2, 0x3f82cd87, 0x3f843a29, 0x3f85aac3, 0x3f871f62, 0x3f88980f, 0x3f8a14d5,
+  0x3f8b95c2, 0x3f8d1adf, 0x3f8ea43a, 0x3f9031dc, 0x3f91c3d3, 0x3f935a2b, 0x3f94f4f0, 0x3f96942d,
+  0x3f9837f0, 0x3f99e046, 0x3f9b8d3a, 0x3f9d3eda, 0x3f9ef532, 0x3fa0b051, 0x3fa27043, 0x3fa43516,
+  0x3fa5fed7, 0x3fa7cd94, 0x3fa9a15b, 0x3fab7a3a, 0x3fad583f, 0x3faf3b79, 0x3fb123f6, 0x3fb311c4,
+  0x3fb504f3, 0x3fb6fd92, 0x3fb8fbaf, 0x3fbaff5b, 0x3fbd08a4, 0x3fbf179a, 0x3fc12c4d, 0x3fc346cd,
+  0x3fc5672a, 0x3fc78d75, 0x3fc9b9be, 0x3fcbec15, 0x3fce248c, 0x3fd06334, 0x3fd2a81e, 0x3fd4f35b,
+  0x3fd744fd, 0x3fd99d16, 0x3fdbfbb8, 0x3fde60f5, 0x3fe0ccdf, 0x3fe33f89, 0x3fe5b907, 0x3fe8396a,
+  0x3feac0c7, 0x3fed4f30, 0x3fefe4ba, 0x3ff28177, 0x3ff5257d, 0x3ff7d0df, 0x3ffa83b3, 0x3ffd3e0c,
+};
+
+// weight.Exp, bit for bit, and its units.
+DEV u64 weight_units(float x) {
+  if (!(x > -87.f)) return 0;
+  int n = (int)fadd(fmul(x, 92.33248261893209f), -0.5f);
+  float r = fadd(fadd(x, -fmul((float)n, 0.010833740234375f)), -fmul((float)n, -3.3155381258549027e-06f));
+  float p = fadd(fadd(1.f, r), fmul(fmul(r, r), 0.5f));
+  float w = fmul(fmul(bits_f(weight_table[n & 63]), bits_f((u32)((n >> 6) + 127) << 23)), p);
+  return (u64)fmul(w, 17592186044416.f);
+}
+
+// The weight of every part of a row.
+KERNEL(select_weights, CandidateArgs, p, 256, 1) {
+  pdl_wait();
+  pdl_launch();
+  int part = BID, row = BIDY;
+  u64* s = (u64*)smem;
+  u64 best = 0;
+  for (int i = TID & 31; i < p.parts; i += 32) {
+    u64 k = p.keys[(u64)row * p.parts + i];
+    if (k > best) best = k;
+  }
+  float top = key_value(warp_best(best));
+  const float* x = p.x + (u64)row * p.stride;
+  u64 sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < EACH; i++) {
+    int c = part * PART + i * 256 + TID;
+    if (c < p.cols) sum += weight_units(fadd(x[c], -top));
+  }
+#pragma unroll
+  for (int i = 16; i; i >>= 1) sum += shfl_xor64(sum, i);
+  if ((TID & 31) == 0) s[TID >> 5] = sum;
+  SYNC();
+  if (TID == 0) {
+    for (int i = 1; i < 8; i++) sum += s[i];
+    p.sums[(u64)row * p.parts + part] = sum;
+  }
+}
+
+// A block has a row.
+KERNEL(select_candidates, CandidateArgs, p, 256, 1) {
+  pdl_wait();
+  pdl_launch();
+  int row = BID, lane = TID & 31;
+  u64* keys = (u64*)smem;                       // of the candidates
+  u32* count = (u32*)(keys + MOST_CANDIDATES);  // by digit
+  u32* state = count + 256;                     // digits so far, groups still wanted, candidates, whether a value is odd
+  const u32* groups = p.groups + (u64)row * p.parts * 256;
+  const float* x = p.x + (u64)row * p.stride;
+  int* dst = p.dst + (u64)row * (4 + 2 * MOST_CANDIDATES);
+  if (TID < 4) state[TID] = TID == 1 ? LEAST_CANDIDATES : 0;
+  // The bound, digit by digit, from the upper eight bits down.
+#pragma unroll 1
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    count[TID] = 0;
+    SYNC();
+    u32 prefix = state[0];
+    for (int i = TID; i < p.parts * 256; i += 256) {
+      u32 g = groups[i];
+      if (g == NOT_FINITE) atom_add_shared(saddr(state + 3), 1);
+      if (shift == 24 || g >> (shift + 8) == prefix) atom_add_shared(saddr(count + (g >> shift & 255)), 1);
+    }
+    SYNC();
+    if (TID < 32) { // lane l has digits 8l to 8l+7; the groups with larger digits come first
+      u32 wanted = state[1], own = 0;
+      for (int i = 0; i < 8; i++) own += count[8 * lane + i];
+      u32 above = own; // of this lane and those after it
+#pragma unroll
+      for (int i = 1; i < 32; i <<= 1) {
+        u32 o = shfl(above, lane + i < 32 ? lane + i : 31);
+        if (lane + i < 32) above += o;
+      }
+      above -= own;
+      bool here = above < wanted && (wanted <= above + own || lane == 0);
+      if (here) {
+        int d = 8 * lane + 7;
+        for (; d > 8 * lane && above + count[d] < wanted; d--) above += count[d];
+        state[0] = prefix << 8 | d;
+        state[1] = wanted - above;
+      }
+    }
+    SYNC();
+  }
+  // Where there is room for all columns all of them are candidates. The key of a value is never 0.
+  u32 bound = p.cols <= MOST_CANDIDATES ? 1 : (state[0] ? state[0] : 1);
+  for (int i = TID, part = 0; part < p.parts; i += 256, part++) {
+    if (groups[i] < bound) continue;
+    for (int j = 0; j < EACH; j++) {
+      int c = part_column(part, j);
+      if (c >= p.cols) break;
+      u64 k = key_of(x[c], c);
+      if ((u32)(k >> 32) < bound) continue;
+      u32 at = atom_add_shared(saddr(state + 2), 1);
+      if (at < MOST_CANDIDATES) keys[at] = k;
+    }
+  }
+  SYNC();
+  int n = (int)state[2], size = 2;
+  bool odd = state[3] != 0;
+  if (TID == 0) {
+    u64 total = 0;
+    if (p.sums)
+      for (int i = 0; i < p.parts; i++) total += p.sums[(u64)row * p.parts + i];
+    dst[0] = odd ? -1 : n;
+    dst[1] = (int)(u32)total;
+    dst[2] = (int)(u32)(total >> 32);
+    dst[3] = bound > 1 ? (int)f_bits(key_value((u64)bound << 32)) : (int)0xff800000u;
+  }
+  if (odd || n > MOST_CANDIDATES) return;
+  while (size < n) size *= 2;
+  for (int i = n + TID; i < size; i += 256) keys[i] = 0;
+  // Bitonic sort, the largest key first.
+#pragma unroll 1
+  for (int k = 2; k <= size; k *= 2)
+#pragma unroll 1
+    for (int j = k / 2; j; j /= 2) {
+      SYNC();
+      for (int i = TID; i < size; i += 256) {
+        int o = i ^ j;
+        if (o <= i) continue;
+        u64 u = keys[i], v = keys[o];
+        if ((u < v) == ((i & k) == 0)) keys[i] = v, keys[o] = u;
+      }
+    }
+  SYNC();
+  for (int i = TID; i < n; i += 256) {
+    dst[4 + i] = key_column(keys[i]);
+    dst[4 + MOST_CANDIDATES + i] = (int)f_bits(key_value(keys[i]));
+  }
 }
 
 // Merges the parts of a row; a warp has a row. The parts' lists are in order, so only their heads compete.

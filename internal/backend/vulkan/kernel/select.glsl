@@ -14,6 +14,11 @@ float key_value(uint64_t k) {
 }
 #define LEAST uintBitsToFloat(0xff800000u)
 
+// Columns are looked at in parts; column i of a thread in a part.
+const int PART = 8192, EACH = PART / 256;
+int part_column(int part, int i, uint tid) { return part * PART + i * 256 + int(tid); }
+#define NOT_FINITE 0xffffffffu // the maximum of columns of which one is NaN or infinite
+
 shared uint64_t key_mem[THREADS];
 shared uint64_t key_best[THREADS / 32];
 // The best of all threads.

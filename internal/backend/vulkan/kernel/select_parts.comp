@@ -8,7 +8,6 @@ layout(local_size_x = 256) in;
 layout(constant_id = 1) const uint LOGS = 0;
 ARGS(uint64_t ids; uint64_t logp; uint64_t keys; uint64_t sums; In x; int rows; int cols; int k; int parts; int ls;
 	int keep;)
-const int PART = 8192, EACH = PART / 256;
 shared float part_sums[8];
 
 void main() {

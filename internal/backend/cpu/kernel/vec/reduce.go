@@ -41,6 +41,12 @@ func LogSumExp(x []float32) float32 {
 	return float32(float64(m) + math.Log(f.expSum(x, m)))
 }
 
+// SumSquares returns the sum of squares in float64, which is finite if all values are.
+func SumSquares(x []float32) float64 { return ops().sumSquares(x) }
+
+// WeightSum is Sum of package weight: the bits are the same at every level.
+func WeightSum(x []float32, top float32) uint64 { return ops().weightSum(x, top) }
+
 // ArgMax returns the lowest index of the largest value, ignoring NaN, or -1
 // when there is no value.
 func ArgMax(x []float32) int {

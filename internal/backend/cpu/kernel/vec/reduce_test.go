@@ -3,6 +3,8 @@ package vec
 import (
 	"math"
 	"testing"
+
+	"strobe/internal/weight"
 )
 
 func TestDot(t *testing.T) {
@@ -137,6 +139,35 @@ func TestLogSumExp(t *testing.T) {
 		}
 		if got := LogSumExp(nil); !math.IsInf(float64(got), -1) {
 			t.Errorf("no values: %v, want -Inf", got)
+		}
+	})
+}
+
+// TestWeightSum: every level has the bits of the definition, for all tails and for values from one end to the other.
+func TestWeightSum(t *testing.T) {
+	rng := newRand(6)
+	levels(t, func(t *testing.T) {
+		for n := range 200 {
+			x := make([]float32, n)
+			top := float32(rng.NormFloat64() * 20)
+			for i := range x {
+				x[i] = top - float32(math.Abs(rng.NormFloat64())*[]float64{1e-3, 1, 10, 60}[rng.IntN(4)])
+				switch rng.IntN(30) {
+				case 0:
+					x[i] = top
+				case 1:
+					x[i] = top - 87
+				case 2:
+					x[i] = float32(math.Inf(-1))
+				}
+			}
+			if got, want := WeightSum(x, top), weight.Sum(x, top); got != want {
+				t.Fatalf("%d values: %d, want %d", n, got, want)
+			}
+		}
+		all := make([]float32, 1<<17)
+		if got := WeightSum(all, 0); got != 1<<(17+weight.UnitBits) {
+			t.Fatalf("2^17 weights of 1: %d units", got)
 		}
 	})
 }

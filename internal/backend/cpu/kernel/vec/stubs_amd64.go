@@ -69,6 +69,11 @@ func sumSquaresAVX2(x []float32) float64
 //go:noescape
 func expSumAVX2(x []float32, m float32) float64
 
+// weightSumAVX2 is weight.Sum.
+//
+//go:noescape
+func weightSumAVX2(x []float32, top float32) uint64
+
 // maximumAVX2 returns the largest value that is not NaN, or -Inf.
 //
 //go:noescape
@@ -303,6 +308,11 @@ func sumSquaresAVX512(x []float32) float64
 //
 //go:noescape
 func expSumAVX512(x []float32, m float32) float64
+
+// weightSumAVX512 is weight.Sum.
+//
+//go:noescape
+func weightSumAVX512(x []float32, top float32) uint64
 
 // maximumAVX512 returns the largest value that is not NaN, or -Inf.
 //

@@ -3,6 +3,7 @@ package vec
 import (
 	"strobe/internal/backend/cpu/kernel"
 	"strobe/internal/quant"
+	"strobe/internal/weight"
 )
 
 // table is what every instruction set has a version of. All slices of a call have the length of the first (of cos in
@@ -23,6 +24,7 @@ type table struct {
 	maximum    func(x []float32) float32            // of what is not NaN; -Inf of nothing
 	indexOf    func(x []float32, v float32) int     // -1 if it is not there
 	expSum     func(x []float32, m float32) float64 // replaces x by e^(x-m)
+	weightSum  func(x []float32, top float32) uint64
 	rotate     func(a, b, cos, sin []float32)
 	loadQ80    func(dst []float32, src []byte)
 	storeQ80   func(dst []byte, src []float32)
@@ -36,7 +38,7 @@ type table struct {
 var generic = table{
 	axpyGeneric, addGeneric, scaleGeneric, scaleMulGeneric, sigmoidGeneric, siluGeneric, siluMulGeneric, geluMulGeneric,
 	sigmoidMulGeneric, softcapGeneric, sumSquaresGeneric, dotGeneric, maximumGeneric, indexOfGeneric, expSumGeneric,
-	rotateGeneric, loadQ80Generic, storeQ80Generic,
+	weight.Sum, rotateGeneric, loadQ80Generic, storeQ80Generic,
 	func(dst []float32, src []byte) { quant.DecodeKV(quant.Q4_0, dst, src) },
 	func(dst []float32, src []byte) { quant.DecodeKV(quant.Q4_1, dst, src) },
 	func(dst []float32, src []byte, _ *[16]float32) { quant.DecodeKV(quant.Turbo3, dst, src) },

@@ -544,6 +544,132 @@ DATA vecConstfour<>+56(SB)/4, $0x00000004
 DATA vecConstfour<>+60(SB)/4, $0x00000004
 GLOBL vecConstfour<>(SB), RODATA|NOPTR, $64
 
+DATA vecConstweightScale<>+0(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+4(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+8(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+12(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+16(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+20(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+24(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+28(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+32(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+36(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+40(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+44(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+48(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+52(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+56(SB)/4, $0x42b8aa3b
+DATA vecConstweightScale<>+60(SB)/4, $0x42b8aa3b
+GLOBL vecConstweightScale<>(SB), RODATA|NOPTR, $64
+
+DATA vecConstweightHi<>+0(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+4(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+8(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+12(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+16(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+20(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+24(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+28(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+32(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+36(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+40(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+44(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+48(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+52(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+56(SB)/4, $0x3c318000
+DATA vecConstweightHi<>+60(SB)/4, $0x3c318000
+GLOBL vecConstweightHi<>(SB), RODATA|NOPTR, $64
+
+DATA vecConstweightLo<>+0(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+4(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+8(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+12(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+16(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+20(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+24(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+28(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+32(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+36(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+40(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+44(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+48(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+52(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+56(SB)/4, $0xb65e8083
+DATA vecConstweightLo<>+60(SB)/4, $0xb65e8083
+GLOBL vecConstweightLo<>(SB), RODATA|NOPTR, $64
+
+DATA vecConstweightLeast<>+0(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+4(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+8(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+12(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+16(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+20(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+24(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+28(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+32(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+36(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+40(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+44(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+48(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+52(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+56(SB)/4, $0xc2ae0000
+DATA vecConstweightLeast<>+60(SB)/4, $0xc2ae0000
+GLOBL vecConstweightLeast<>(SB), RODATA|NOPTR, $64
+
+DATA vecConstunit44<>+0(SB)/4, $0x55800000
+DATA vecConstunit44<>+4(SB)/4, $0x55800000
+DATA vecConstunit44<>+8(SB)/4, $0x55800000
+DATA vecConstunit44<>+12(SB)/4, $0x55800000
+DATA vecConstunit44<>+16(SB)/4, $0x55800000
+DATA vecConstunit44<>+20(SB)/4, $0x55800000
+DATA vecConstunit44<>+24(SB)/4, $0x55800000
+DATA vecConstunit44<>+28(SB)/4, $0x55800000
+DATA vecConstunit44<>+32(SB)/4, $0x55800000
+DATA vecConstunit44<>+36(SB)/4, $0x55800000
+DATA vecConstunit44<>+40(SB)/4, $0x55800000
+DATA vecConstunit44<>+44(SB)/4, $0x55800000
+DATA vecConstunit44<>+48(SB)/4, $0x55800000
+DATA vecConstunit44<>+52(SB)/4, $0x55800000
+DATA vecConstunit44<>+56(SB)/4, $0x55800000
+DATA vecConstunit44<>+60(SB)/4, $0x55800000
+GLOBL vecConstunit44<>(SB), RODATA|NOPTR, $64
+
+DATA vecConstunit22<>+0(SB)/4, $0x4a800000
+DATA vecConstunit22<>+4(SB)/4, $0x4a800000
+DATA vecConstunit22<>+8(SB)/4, $0x4a800000
+DATA vecConstunit22<>+12(SB)/4, $0x4a800000
+DATA vecConstunit22<>+16(SB)/4, $0x4a800000
+DATA vecConstunit22<>+20(SB)/4, $0x4a800000
+DATA vecConstunit22<>+24(SB)/4, $0x4a800000
+DATA vecConstunit22<>+28(SB)/4, $0x4a800000
+DATA vecConstunit22<>+32(SB)/4, $0x4a800000
+DATA vecConstunit22<>+36(SB)/4, $0x4a800000
+DATA vecConstunit22<>+40(SB)/4, $0x4a800000
+DATA vecConstunit22<>+44(SB)/4, $0x4a800000
+DATA vecConstunit22<>+48(SB)/4, $0x4a800000
+DATA vecConstunit22<>+52(SB)/4, $0x4a800000
+DATA vecConstunit22<>+56(SB)/4, $0x4a800000
+DATA vecConstunit22<>+60(SB)/4, $0x4a800000
+GLOBL vecConstunit22<>(SB), RODATA|NOPTR, $64
+
+DATA vecConstsixtyThree<>+0(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+4(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+8(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+12(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+16(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+20(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+24(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+28(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+32(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+36(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+40(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+44(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+48(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+52(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+56(SB)/4, $0x0000003f
+DATA vecConstsixtyThree<>+60(SB)/4, $0x0000003f
+GLOBL vecConstsixtyThree<>(SB), RODATA|NOPTR, $64
+
 DATA vecConvPerm01<>+0(SB)/4, $0x00000000
 DATA vecConvPerm01<>+4(SB)/4, $0x00000004
 DATA vecConvPerm01<>+8(SB)/4, $0x00000008
@@ -667,6 +793,72 @@ DATA vecTurboLanes<>+52(SB)/4, $0x00000001
 DATA vecTurboLanes<>+56(SB)/4, $0x00000001
 DATA vecTurboLanes<>+60(SB)/4, $0x00000001
 GLOBL vecTurboLanes<>(SB), RODATA|NOPTR, $64
+
+DATA vecWeightTable<>+0(SB)/4, $0x3f800000
+DATA vecWeightTable<>+4(SB)/4, $0x3f8164d2
+DATA vecWeightTable<>+8(SB)/4, $0x3f82cd87
+DATA vecWeightTable<>+12(SB)/4, $0x3f843a29
+DATA vecWeightTable<>+16(SB)/4, $0x3f85aac3
+DATA vecWeightTable<>+20(SB)/4, $0x3f871f62
+DATA vecWeightTable<>+24(SB)/4, $0x3f88980f
+DATA vecWeightTable<>+28(SB)/4, $0x3f8a14d5
+DATA vecWeightTable<>+32(SB)/4, $0x3f8b95c2
+DATA vecWeightTable<>+36(SB)/4, $0x3f8d1adf
+DATA vecWeightTable<>+40(SB)/4, $0x3f8ea43a
+DATA vecWeightTable<>+44(SB)/4, $0x3f9031dc
+DATA vecWeightTable<>+48(SB)/4, $0x3f91c3d3
+DATA vecWeightTable<>+52(SB)/4, $0x3f935a2b
+DATA vecWeightTable<>+56(SB)/4, $0x3f94f4f0
+DATA vecWeightTable<>+60(SB)/4, $0x3f96942d
+DATA vecWeightTable<>+64(SB)/4, $0x3f9837f0
+DATA vecWeightTable<>+68(SB)/4, $0x3f99e046
+DATA vecWeightTable<>+72(SB)/4, $0x3f9b8d3a
+DATA vecWeightTable<>+76(SB)/4, $0x3f9d3eda
+DATA vecWeightTable<>+80(SB)/4, $0x3f9ef532
+DATA vecWeightTable<>+84(SB)/4, $0x3fa0b051
+DATA vecWeightTable<>+88(SB)/4, $0x3fa27043
+DATA vecWeightTable<>+92(SB)/4, $0x3fa43516
+DATA vecWeightTable<>+96(SB)/4, $0x3fa5fed7
+DATA vecWeightTable<>+100(SB)/4, $0x3fa7cd94
+DATA vecWeightTable<>+104(SB)/4, $0x3fa9a15b
+DATA vecWeightTable<>+108(SB)/4, $0x3fab7a3a
+DATA vecWeightTable<>+112(SB)/4, $0x3fad583f
+DATA vecWeightTable<>+116(SB)/4, $0x3faf3b79
+DATA vecWeightTable<>+120(SB)/4, $0x3fb123f6
+DATA vecWeightTable<>+124(SB)/4, $0x3fb311c4
+DATA vecWeightTable<>+128(SB)/4, $0x3fb504f3
+DATA vecWeightTable<>+132(SB)/4, $0x3fb6fd92
+DATA vecWeightTable<>+136(SB)/4, $0x3fb8fbaf
+DATA vecWeightTable<>+140(SB)/4, $0x3fbaff5b
+DATA vecWeightTable<>+144(SB)/4, $0x3fbd08a4
+DATA vecWeightTable<>+148(SB)/4, $0x3fbf179a
+DATA vecWeightTable<>+152(SB)/4, $0x3fc12c4d
+DATA vecWeightTable<>+156(SB)/4, $0x3fc346cd
+DATA vecWeightTable<>+160(SB)/4, $0x3fc5672a
+DATA vecWeightTable<>+164(SB)/4, $0x3fc78d75
+DATA vecWeightTable<>+168(SB)/4, $0x3fc9b9be
+DATA vecWeightTable<>+172(SB)/4, $0x3fcbec15
+DATA vecWeightTable<>+176(SB)/4, $0x3fce248c
+DATA vecWeightTable<>+180(SB)/4, $0x3fd06334
+DATA vecWeightTable<>+184(SB)/4, $0x3fd2a81e
+DATA vecWeightTable<>+188(SB)/4, $0x3fd4f35b
+DATA vecWeightTable<>+192(SB)/4, $0x3fd744fd
+DATA vecWeightTable<>+196(SB)/4, $0x3fd99d16
+DATA vecWeightTable<>+200(SB)/4, $0x3fdbfbb8
+DATA vecWeightTable<>+204(SB)/4, $0x3fde60f5
+DATA vecWeightTable<>+208(SB)/4, $0x3fe0ccdf
+DATA vecWeightTable<>+212(SB)/4, $0x3fe33f89
+DATA vecWeightTable<>+216(SB)/4, $0x3fe5b907
+DATA vecWeightTable<>+220(SB)/4, $0x3fe8396a
+DATA vecWeightTable<>+224(SB)/4, $0x3feac0c7
+DATA vecWeightTable<>+228(SB)/4, $0x3fed4f30
+DATA vecWeightTable<>+232(SB)/4, $0x3fefe4ba
+DATA vecWeightTable<>+236(SB)/4, $0x3ff28177
+DATA vecWeightTable<>+240(SB)/4, $0x3ff5257d
+DATA vecWeightTable<>+244(SB)/4, $0x3ff7d0df
+DATA vecWeightTable<>+248(SB)/4, $0x3ffa83b3
+DATA vecWeightTable<>+252(SB)/4, $0x3ffd3e0c
+GLOBL vecWeightTable<>(SB), RODATA|NOPTR, $256
 
 // func addAVX2(dst []float32, a []float32, b []float32)
 // Requires: AVX
@@ -1613,6 +1805,124 @@ expSumAVX2_done:
 	VPERMILPD    $0x01, X1, X0
 	VADDPD       X0, X1, X1
 	MOVSD        X1, ret+32(FP)
+	VZEROUPPER
+	RET
+
+// func weightSumAVX2(x []float32, top float32) uint64
+// Requires: AVX, AVX2
+TEXT ·weightSumAVX2(SB), NOSPLIT, $0-40
+	MOVQ         x_base+0(FP), AX
+	MOVQ         x_len+8(FP), CX
+	VBROADCASTSS top+24(FP), Y0
+	LEAQ         vecWeightTable<>+0(SB), DX
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	XORQ         BX, BX
+
+weightSumAVX2_loop:
+	CMPQ       CX, $0x00000008
+	JL         weightSumAVX2_tail
+	VMOVUPS    (AX)(BX*1), Y3
+	VSUBPS     Y0, Y3, Y3
+	VMULPS     vecConstweightScale<>+0(SB), Y3, Y4
+	VSUBPS     vecConstexp0<>+0(SB), Y4, Y4
+	VCVTTPS2DQ Y4, Y5
+	VCVTDQ2PS  Y5, Y4
+	VMULPS     vecConstweightHi<>+0(SB), Y4, Y7
+	VSUBPS     Y7, Y3, Y6
+	VMULPS     vecConstweightLo<>+0(SB), Y4, Y7
+	VSUBPS     Y7, Y6, Y6
+	VPSRAD     $0x06, Y5, Y7
+	VPADDD     vecConstbias<>+0(SB), Y7, Y7
+	VPSLLD     $0x17, Y7, Y7
+	VPAND      vecConstsixtyThree<>+0(SB), Y5, Y4
+	VPCMPEQD   Y5, Y5, Y5
+	VGATHERDPS Y5, (DX)(Y4*4), Y8
+	VMULPS     Y8, Y7, Y7
+	VMULPS     Y6, Y6, Y4
+	VMULPS     vecConstexp0<>+0(SB), Y4, Y4
+	VADDPS     vecConstone<>+0(SB), Y6, Y6
+	VADDPS     Y4, Y6, Y6
+	VMULPS     Y6, Y7, Y7
+	VCMPPS     $0x1e, vecConstweightLeast<>+0(SB), Y3, Y4
+	VANDPS     Y4, Y7, Y7
+	VMULPS     vecConstunit22<>+0(SB), Y7, Y7
+	VCVTTPS2DQ Y7, Y4
+	VCVTDQ2PS  Y4, Y6
+	VSUBPS     Y6, Y7, Y7
+	VMULPS     vecConstunit22<>+0(SB), Y7, Y7
+	VCVTTPS2DQ Y7, Y7
+	VPSRLQ     $0x20, Y4, Y3
+	VPSLLQ     $0x20, Y4, Y4
+	VPSRLQ     $0x20, Y4, Y4
+	VPADDQ     Y3, Y1, Y1
+	VPADDQ     Y4, Y1, Y1
+	VPSRLQ     $0x20, Y7, Y3
+	VPSLLQ     $0x20, Y7, Y7
+	VPSRLQ     $0x20, Y7, Y7
+	VPADDQ     Y3, Y2, Y2
+	VPADDQ     Y7, Y2, Y2
+	ADDQ       $0x00000020, BX
+	SUBQ       $0x00000008, CX
+	JMP        weightSumAVX2_loop
+
+weightSumAVX2_tail:
+	TESTQ      CX, CX
+	JZ         weightSumAVX2_done
+	LEAQ       vecTailMask<>+32(SB), SI
+	NEGQ       CX
+	VMOVUPS    (SI)(CX*4), Y3
+	VMASKMOVPS (AX)(BX*1), Y3, Y4
+	VSUBPS     Y0, Y4, Y4
+	VMULPS     vecConstweightScale<>+0(SB), Y4, Y0
+	VSUBPS     vecConstexp0<>+0(SB), Y0, Y0
+	VCVTTPS2DQ Y0, Y5
+	VCVTDQ2PS  Y5, Y0
+	VMULPS     vecConstweightHi<>+0(SB), Y0, Y7
+	VSUBPS     Y7, Y4, Y6
+	VMULPS     vecConstweightLo<>+0(SB), Y0, Y7
+	VSUBPS     Y7, Y6, Y6
+	VPSRAD     $0x06, Y5, Y7
+	VPADDD     vecConstbias<>+0(SB), Y7, Y7
+	VPSLLD     $0x17, Y7, Y7
+	VPAND      vecConstsixtyThree<>+0(SB), Y5, Y0
+	VPCMPEQD   Y5, Y5, Y5
+	VGATHERDPS Y5, (DX)(Y0*4), Y9
+	VMULPS     Y9, Y7, Y7
+	VMULPS     Y6, Y6, Y0
+	VMULPS     vecConstexp0<>+0(SB), Y0, Y0
+	VADDPS     vecConstone<>+0(SB), Y6, Y6
+	VADDPS     Y0, Y6, Y6
+	VMULPS     Y6, Y7, Y7
+	VCMPPS     $0x1e, vecConstweightLeast<>+0(SB), Y4, Y0
+	VANDPS     Y0, Y7, Y7
+	VANDPS     Y3, Y7, Y7
+	VMULPS     vecConstunit22<>+0(SB), Y7, Y7
+	VCVTTPS2DQ Y7, Y0
+	VCVTDQ2PS  Y0, Y6
+	VSUBPS     Y6, Y7, Y7
+	VMULPS     vecConstunit22<>+0(SB), Y7, Y7
+	VCVTTPS2DQ Y7, Y7
+	VPSRLQ     $0x20, Y0, Y3
+	VPSLLQ     $0x20, Y0, Y0
+	VPSRLQ     $0x20, Y0, Y0
+	VPADDQ     Y3, Y1, Y1
+	VPADDQ     Y0, Y1, Y1
+	VPSRLQ     $0x20, Y7, Y0
+	VPSLLQ     $0x20, Y7, Y7
+	VPSRLQ     $0x20, Y7, Y7
+	VPADDQ     Y0, Y2, Y2
+	VPADDQ     Y7, Y2, Y2
+
+weightSumAVX2_done:
+	VPSLLQ       $0x16, Y1, Y1
+	VPADDQ       Y2, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VPADDQ       X0, X1, X1
+	VPSRLDQ      $0x08, X1, X0
+	VPADDQ       X0, X1, X1
+	VMOVQ        X1, AX
+	MOVQ         AX, ret+32(FP)
 	VZEROUPPER
 	RET
 
@@ -6022,6 +6332,116 @@ expSumAVX512_done:
 	VPERMILPD     $0x01, X1, X0
 	VADDPD        X0, X1, X1
 	MOVSD         X1, ret+32(FP)
+	VZEROUPPER
+	RET
+
+// func weightSumAVX512(x []float32, top float32) uint64
+// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, BMI2
+TEXT ·weightSumAVX512(SB), NOSPLIT, $0-40
+	MOVQ         x_base+0(FP), AX
+	MOVQ         x_len+8(FP), CX
+	VBROADCASTSS top+24(FP), Z0
+	VMOVUPS      vecWeightTable<>+0(SB), Z1
+	VMOVUPS      vecWeightTable<>+64(SB), Z2
+	VMOVUPS      vecWeightTable<>+128(SB), Z3
+	VMOVUPS      vecWeightTable<>+192(SB), Z4
+	VXORPS       Z5, Z5, Z5
+	VXORPS       Z6, Z6, Z6
+	XORQ         DX, DX
+
+weightSumAVX512_loop:
+	CMPQ          CX, $0x00000010
+	JL            weightSumAVX512_tail
+	VMOVUPS       (AX)(DX*1), Z7
+	VSUBPS        Z0, Z7, Z7
+	VMULPS        vecConstweightScale<>+0(SB), Z7, Z8
+	VSUBPS        vecConstexp0<>+0(SB), Z8, Z8
+	VCVTTPS2DQ    Z8, Z9
+	VCVTDQ2PS     Z9, Z8
+	VMULPS        vecConstweightHi<>+0(SB), Z8, Z11
+	VSUBPS        Z11, Z7, Z10
+	VMULPS        vecConstweightLo<>+0(SB), Z8, Z11
+	VSUBPS        Z11, Z10, Z10
+	VPSRAD        $0x06, Z9, Z11
+	VPADDD        vecConstbias<>+0(SB), Z11, Z11
+	VPSLLD        $0x17, Z11, Z11
+	VMOVAPS       Z1, Z8
+	VPERMT2PS     Z2, Z9, Z8
+	VMOVAPS       Z3, Z12
+	VPERMT2PS     Z4, Z9, Z12
+	VPSLLD        $0x1a, Z9, Z9
+	VPMOVD2M      Z9, K1
+	VMOVAPS       Z12, K1, Z8
+	VMULPS        Z8, Z11, Z11
+	VMULPS        Z10, Z10, Z8
+	VMULPS        vecConstexp0<>+0(SB), Z8, Z8
+	VADDPS        vecConstone<>+0(SB), Z10, Z10
+	VADDPS        Z8, Z10, Z10
+	VMULPS        Z10, Z11, Z11
+	VCMPPS        $0x1e, vecConstweightLeast<>+0(SB), Z7, K1
+	VMOVUPS.Z     Z11, K1, Z11
+	VMULPS        vecConstunit44<>+0(SB), Z11, Z11
+	VEXTRACTF64X4 $0x01, Z11, Y8
+	VCVTTPS2QQ    Y11, Z7
+	VCVTTPS2QQ    Y8, Z10
+	VPADDQ        Z7, Z5, Z5
+	VPADDQ        Z10, Z6, Z6
+	ADDQ          $0x00000040, DX
+	SUBQ          $0x00000010, CX
+	JMP           weightSumAVX512_loop
+
+weightSumAVX512_tail:
+	TESTQ         CX, CX
+	JZ            weightSumAVX512_done
+	MOVL          $0x0000ffff, BX
+	BZHIL         CX, BX, BX
+	KMOVW         BX, K1
+	VMOVUPS.Z     (AX)(DX*1), K1, Z7
+	VSUBPS        Z0, Z7, Z7
+	VMULPS        vecConstweightScale<>+0(SB), Z7, Z0
+	VSUBPS        vecConstexp0<>+0(SB), Z0, Z0
+	VCVTTPS2DQ    Z0, Z8
+	VCVTDQ2PS     Z8, Z0
+	VMULPS        vecConstweightHi<>+0(SB), Z0, Z10
+	VSUBPS        Z10, Z7, Z9
+	VMULPS        vecConstweightLo<>+0(SB), Z0, Z10
+	VSUBPS        Z10, Z9, Z9
+	VPSRAD        $0x06, Z8, Z10
+	VPADDD        vecConstbias<>+0(SB), Z10, Z10
+	VPSLLD        $0x17, Z10, Z10
+	VMOVAPS       Z1, Z0
+	VPERMT2PS     Z2, Z8, Z0
+	VMOVAPS       Z3, Z1
+	VPERMT2PS     Z4, Z8, Z1
+	VPSLLD        $0x1a, Z8, Z2
+	VPMOVD2M      Z2, K2
+	VMOVAPS       Z1, K2, Z0
+	VMULPS        Z0, Z10, Z10
+	VMULPS        Z9, Z9, Z0
+	VMULPS        vecConstexp0<>+0(SB), Z0, Z0
+	VADDPS        vecConstone<>+0(SB), Z9, Z9
+	VADDPS        Z0, Z9, Z9
+	VMULPS        Z9, Z10, Z10
+	VCMPPS        $0x1e, vecConstweightLeast<>+0(SB), Z7, K2
+	KANDW         K1, K2, K2
+	VMOVUPS.Z     Z10, K2, Z10
+	VMULPS        vecConstunit44<>+0(SB), Z10, Z10
+	VEXTRACTF64X4 $0x01, Z10, Y0
+	VCVTTPS2QQ    Y10, Z7
+	VCVTTPS2QQ    Y0, Z9
+	VPADDQ        Z7, Z5, Z5
+	VPADDQ        Z9, Z6, Z6
+
+weightSumAVX512_done:
+	VPADDQ        Z6, Z5, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y0
+	VPADDQ        Y0, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X0
+	VPADDQ        X0, X5, X5
+	VPSRLDQ       $0x08, X5, X0
+	VPADDQ        X0, X5, X5
+	VMOVQ         X5, AX
+	MOVQ          AX, ret+32(FP)
 	VZEROUPPER
 	RET
 

@@ -32,6 +32,7 @@ func main() {
 	constants()
 	convConstants()
 	turboConstants()
+	weightConstants()
 	for _, l := range both {
 		elementwise(l)
 		reductions(l)
@@ -223,6 +224,13 @@ func constants() {
 		{"eight", 8},
 		{"three", 3},
 		{"four", 4},
+		{"weightScale", fbits(64 / math.Ln2)},
+		{"weightHi", fbits(0.010833740234375)},
+		{"weightLo", fbits(-3.3155381258549027e-06)},
+		{"weightLeast", fbits(-87)},
+		{"unit44", fbits(1 << 44)},
+		{"unit22", fbits(1 << 22)},
+		{"sixtyThree", 63},
 	}
 	for _, c := range list {
 		m := GLOBL("vecConst"+c.name, RODATA|NOPTR)
@@ -230,6 +238,20 @@ func constants() {
 			DATA(4*i, U32(c.bits))
 		}
 		consts[c.name] = m
+	}
+}
+
+var weightTable Mem // as weight.Table
+
+func weightConstants() {
+	root, p := 2.0, 1.0
+	for range 6 {
+		root = math.Sqrt(root)
+	}
+	weightTable = GLOBL("vecWeightTable", RODATA|NOPTR)
+	for i := range 64 {
+		DATA(4*i, U32(fbits(p)))
+		p *= root
 	}
 }
 

@@ -10,6 +10,7 @@ func reductions(l level) {
 	dot(l)
 	sumSquares(l)
 	expSum(l)
+	weightSum(l)
 	maximum(l)
 	indexOf(l)
 }
@@ -151,6 +152,129 @@ func expSum(l level) {
 	r := l.sum64(acc[0])
 	Store(r.AsX(), ReturnIndex(0))
 	end()
+}
+
+// weightSum follows weight.Exp step by step, without fused operations, and adds whole units, so its bits are those of
+// weight.Sum.
+func weightSum(l level) {
+	name := l.text("weightSum", "func(x []float32, top float32) uint64", "is weight.Sum.")
+	p := Load(Param("x").Base(), GP64())
+	n := Load(Param("x").Len(), GP64())
+	top := l.reg()
+	a, err := Param("top").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	VBROADCASTSS(a.Addr, top)
+	lookUp := l.weightTable()
+	acc := l.regs(2)
+	zero(acc[0])
+	zero(acc[1])
+	off := GP64()
+	l.vectors(name, n, off, func(m *mask) {
+		x, t, idx, r, w := l.reg(), l.reg(), l.reg(), l.reg(), l.reg()
+		loadMaybe(m, Mem{Base: p, Index: off, Scale: 1}, x)
+		VSUBPS(top, x, x)
+		VMULPS(c("weightScale"), x, t)
+		VSUBPS(c("exp0"), t, t) // 0.5
+		VCVTTPS2DQ(t, idx)
+		VCVTDQ2PS(idx, t)
+		VMULPS(c("weightHi"), t, w)
+		VSUBPS(w, x, r)
+		VMULPS(c("weightLo"), t, w)
+		VSUBPS(w, r, r)
+		VPSRAD(U8(6), idx, w)
+		VPADDD(c("bias"), w, w)
+		VPSLLD(U8(23), w, w)
+		VMULPS(lookUp(idx), w, w)
+		VMULPS(r, r, t)
+		VMULPS(c("exp0"), t, t)
+		VADDPS(c("one"), r, r)
+		VADDPS(t, r, r)
+		VMULPS(r, w, w)
+		if l.wide() {
+			k := K()
+			VCMPPS(U8(0x1e), c("weightLeast"), x, k) // greater than; false for NaN
+			if m != nil {
+				KANDW(m.k, k, k)
+			}
+			VMOVUPS_Z(w, k, w)
+			VMULPS(c("unit44"), w, w)
+			VEXTRACTF64X4(U8(1), w, t.AsY())
+			VCVTTPS2QQ(w.AsY(), x)
+			VCVTTPS2QQ(t.AsY(), r)
+			VPADDQ(x, acc[0], acc[0])
+			VPADDQ(r, acc[1], acc[1])
+			return
+		}
+		VCMPPS(U8(0x1e), c("weightLeast"), x, t)
+		VANDPS(t, w, w)
+		if m != nil {
+			m.clear(w)
+		}
+		// The upper 22 of the 44 bits, then the lower; each in lanes of 64.
+		VMULPS(c("unit22"), w, w)
+		VCVTTPS2DQ(w, t)
+		VCVTDQ2PS(t, r)
+		VSUBPS(r, w, w)
+		VMULPS(c("unit22"), w, w)
+		VCVTTPS2DQ(w, w)
+		for i, v := range []VecVirtual{t, w} {
+			high := l.reg()
+			VPSRLQ(U8(32), v, high)
+			VPSLLQ(U8(32), v, v)
+			VPSRLQ(U8(32), v, v)
+			VPADDQ(high, acc[i], acc[i])
+			VPADDQ(v, acc[i], acc[i])
+		}
+	})
+	if !l.wide() {
+		VPSLLQ(U8(22), acc[0], acc[0])
+	}
+	VPADDQ(acc[1], acc[0], acc[0])
+	v, t := acc[0], l.reg()
+	if l.wide() {
+		VEXTRACTI64X4(U8(1), v, t.AsY())
+		VPADDQ(t.AsY(), v.AsY(), v.AsY())
+	}
+	l.upper(v, t)
+	VPADDQ(t.AsX(), v.AsX(), v.AsX())
+	VPSRLDQ(U8(8), v.AsX(), t.AsX())
+	VPADDQ(t.AsX(), v.AsX(), v.AsX())
+	sum := GP64()
+	VMOVQ(v.AsX(), sum)
+	Store(sum, ReturnIndex(0))
+	end()
+}
+
+// weightTable returns a function that looks numbers, modulo 64, up in the table of weight.Exp.
+func (l level) weightTable() func(idx VecVirtual) VecVirtual {
+	if l.wide() {
+		part := l.regs(4)
+		for i, v := range part {
+			VMOVUPS(weightTable.Offset(64*i), v)
+		}
+		return func(idx VecVirtual) VecVirtual {
+			low, high, bit, k := l.reg(), l.reg(), l.reg(), K()
+			VMOVAPS(part[0], low)
+			VPERMT2PS(part[1], idx, low)
+			VMOVAPS(part[2], high)
+			VPERMT2PS(part[3], idx, high)
+			VPSLLD(U8(26), idx, bit) // bit 5 becomes the sign
+			VPMOVD2M(bit, k)
+			VMOVAPS(high, k, low)
+			return low
+		}
+	}
+	table := GP64()
+	LEAQ(weightTable, table)
+	return func(idx VecVirtual) VecVirtual {
+		at, all, v := l.reg(), l.reg(), l.reg()
+		VPAND(c("sixtyThree"), idx, at)
+		VPCMPEQD(all, all, all)
+		VGATHERDPS(all, Mem{Base: table, Index: at, Scale: 4}, v)
+		return v
+	}
 }
 
 // maximum keeps the accumulator as second source: it survives when x is NaN.
