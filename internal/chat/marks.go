@@ -69,7 +69,8 @@ func (t *Template) written(r *rendering, text, tok string) bool {
 
 // marks finds the tokens in the model's answers, or those in all else, where some of them matter to the template. odd
 // are those that cannot be compared.
-func (t *Template) marks(r *rendering, text string, tokens *tokenSet, found, keep []string, own bool) (all []Span, odd []string) {
+func (t *Template) marks(r *rendering, text string, tokens *tokenSet, found, keep []string, own bool) (
+	all []Span, odd []string) {
 	breakAll := func() ([]Span, bool) {
 		return t.compare(r, text, tokens, r.change(own, func(s string) string { return broken(s, found, keep) }))
 	}

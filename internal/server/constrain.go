@@ -41,8 +41,8 @@ func newVocab(tok *tokenizer.Tokenizer, control ...string) *grammar.Vocab {
 // callMarkers are the tokens inside and at the end of calls, which some vocabularies have as control tokens.
 var callMarkers = []string{"</tool_call>", "<tool_call|>", `<|"|>`}
 
-// maxGrammars is how many compiled schemas a model keeps, and maxGrammarBytes how much memory they may take. Clients use
-// few, again and again, and what a grammar learns about the vocabulary is worth more than its compilation.
+// maxGrammars is how many compiled schemas a model keeps, and maxGrammarBytes how much memory they may take. Clients
+// use few, again and again, and what a grammar learns about the vocabulary is worth more than its compilation.
 const (
 	maxGrammars     = 32
 	maxGrammarBytes = 64 << 20

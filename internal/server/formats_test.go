@@ -110,8 +110,8 @@ func TestGrammarWork(t *testing.T) {
 	if status != http.StatusBadRequest || !strings.Contains(string(answer), "too much work") {
 		t.Errorf("%d %s", status, answer)
 	}
-	if m := f.post("/v1/chat/completions", dict{"messages": user("x"), "grammar": `root ::= "red"`, "max_tokens": 50}); text(m,
-		"choices", 0, "message", "content") != "red" {
+	m := f.post("/v1/chat/completions", dict{"messages": user("x"), "grammar": `root ::= "red"`, "max_tokens": 50})
+	if text(m, "choices", 0, "message", "content") != "red" {
 		t.Errorf("afterwards: %v", m)
 	}
 }

@@ -242,6 +242,12 @@ var schemaCases = []schemaCase{
 		[]string{`[]`, `["a","b","c"]`, `["a","a"]`, `[1]`},
 	},
 	{
+		"unique, all",
+		`{"type":"array","items":{"enum":["a","b"]},"uniqueItems":true,"minItems":2}`,
+		[]string{`["a","b"]`, `["b","a"]`},
+		[]string{`["a"]`, `[]`, `["a","a"]`},
+	},
+	{
 		"unique booleans",
 		`{"type":"array","items":{"type":"boolean"},"uniqueItems":true}`,
 		[]string{`[true,false]`, `[]`},
@@ -839,8 +845,14 @@ func greedyBytes(text string) []int32 {
 func TestDeepNesting(t *testing.T) {
 	v := testVocab()
 	m := builtin(ruleValue).NewMatcher(v)
-	for _, id := range greedyBytes(strings.Repeat("[", 20000) + strings.Repeat("]", 20000)) {
-		m.Accept(id)
+	renewed, was := 0, m.m
+	for _, id := range greedyBytes(strings.Repeat("[", 2*maxTables) + strings.Repeat("]", 2*maxTables)) {
+		if m.Accept(id); m.m != was {
+			renewed, was = renewed+1, m.m
+		}
+	}
+	if renewed > 20 { // each time costs as much as the text is deep
+		t.Errorf("the tables were renewed %d times", renewed)
 	}
 	if !m.Complete() {
 		t.Error("not complete")

@@ -27,6 +27,7 @@ type machine struct {
 	todo     []head // states to visit
 	heads    []head
 	seen     map[head]bool
+	seenMost int
 	complete bool
 	pops     bool
 	key      []byte
@@ -93,6 +94,9 @@ func (m *machine) closure() {
 	for len(m.todo) > 0 {
 		h := m.todo[len(m.todo)-1]
 		m.todo = m.todo[:len(m.todo)-1]
+		if len(m.seen) > maxClosure {
+			m.work.stopped = ErrWork
+		}
 		if !m.work.charge(1) {
 			m.todo = m.todo[:0]
 			return
@@ -194,14 +198,17 @@ func (m *machine) pop(stack int32) {
 
 // begin prepares the scratch for a new closure.
 func (m *machine) begin() {
-	m.todo, m.heads = m.todo[:0], m.heads[:0]
-	clear(m.seen)
+	m.heads = m.heads[:0]
+	if clear(m.seen); m.seenMost > 1<<10 { // clearing takes as long as the largest closure did
+		m.seen, m.seenMost = map[head]bool{}, 0
+	}
 	m.complete, m.pops = false, false
 }
 
 // intern makes a configuration of what is to be visited. It is dead when the work limit was reached.
 func (m *machine) intern() int32 {
 	m.closure()
+	m.seenMost = max(m.seenMost, len(m.seen))
 	if !m.work.charge(len(m.heads)) || len(m.heads) == 0 && !m.complete && !m.pops {
 		return dead
 	}

@@ -88,7 +88,7 @@ func (m *Matcher) Prepare(ctx context.Context, quick bool) bool {
 func (m *Matcher) prepare(ctx context.Context, limit int) bool {
 	m.m.work.begin(ctx, limit)
 	m.follow()
-	if m.pending == nil && m.config >= 0 && !m.ended {
+	if m.pending == nil && m.config >= 0 && len(m.text) == 0 && !m.ended {
 		m.pending = m.m.mask(m.v, m.config, func(s int32) *base { return m.g.base(m.v, s, &m.m.work) })
 	}
 	return m.m.work.stopped != errLater

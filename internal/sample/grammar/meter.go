@@ -20,9 +20,11 @@ const (
 	costHead   = 4 // of a configuration that is new
 	costTable  = 256
 
-	// maskWork is what one token may cost: some tenths of a second. The costly masks of real schemas, several
-	// expressions at once over 250,000 tokens, take a tenth of it.
-	maskWork = 1 << 26
+	// maskWork is what one token may cost: some tenths of a second. The costly masks of real schemas over
+	// 250,000 tokens, several expressions at once or thousands of optional properties, take a tenth of it.
+	maskWork = 1 << 25
+	// maxClosure is how many states one byte may lead to; they are in memory at once.
+	maxClosure = 1 << 18
 	// maskMemory is the part of it that may take memory: 64 MB.
 	maskMemory = 1 << 24
 	// quickWork is what may be done while others wait: a few milliseconds.
