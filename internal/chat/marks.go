@@ -1,9 +1,11 @@
 package chat
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"strobe/internal/chat/jinja"
 )
@@ -18,9 +20,10 @@ type Span struct{ Start, End int }
 // text. special lists the texts of the model's control tokens.
 //
 // It works by rendering a second time with the angle brackets broken in all
-// that clients wrote, and comparing. Tags the template itself looks for in
-// messages, such as </think>, change the outcome when broken and stay
-// unmarked.
+// that clients wrote, and comparing. Tags the template itself looks for in the
+// model's answers, such as </think>, change the outcome when broken and stay
+// unmarked. A token anywhere else that changes more than itself when broken is refused
+// with a *FieldError: it cannot be told apart from the template's own.
 func (t *Template) RenderMarked(msgs []Message, opt Options, special []string) (string, []Span, error) {
 	text, r, err := t.render(msgs, opt)
 	if err != nil {
@@ -47,49 +50,78 @@ func (t *Template) RenderMarked(msgs []Message, opt Options, special []string) (
 		return text, spans, nil
 	}
 	// What templates look for in the model's own words they leave alone in those of others.
-	var all []Span
-	for _, own := range []bool{false, true} {
-		all = append(all, t.marks(r, text, tokens, found, keep, own)...)
+	all, odd := t.marks(r, text, tokens, found, keep, false)
+	for _, tok := range odd {
+		if t.written(r, text, tok) {
+			return "", nil, &FieldError{"messages", fmt.Sprintf("%q in a message or tool cannot be told apart from the "+
+				"control token of the same name that the chat template writes; leave it out or spell it differently", tok)}
+		}
 	}
-	return text, join(all), nil
+	answers, _ := t.marks(r, text, tokens, found, keep, true)
+	return text, join(append(all, answers...)), nil
 }
 
-// marks finds the tokens that the model said itself, or that others did, where some of them matter to the template.
-func (t *Template) marks(r *rendering, text string, tokens *tokenSet, found, keep []string, own bool) []Span {
+// written reports whether a token in the words of others than the model may have become one of the prompt.
+func (t *Template) written(r *rendering, text, tok string) bool {
+	other, err := t.say(r, r.change(false, func(s string) string { return strings.ReplaceAll(s, tok, brokenToken(tok)) }))
+	return err != nil || strings.Count(other, tok) != strings.Count(text, tok)
+}
+
+// marks finds the tokens in the model's answers, or those in all else, where some of them matter to the template. odd
+// are those that cannot be compared.
+func (t *Template) marks(r *rendering, text string, tokens *tokenSet, found, keep []string, own bool) (
+	all []Span, odd []string) {
 	breakAll := func() ([]Span, bool) {
 		return t.compare(r, text, tokens, r.change(own, func(s string) string { return broken(s, found, keep) }))
 	}
 	if spans, ok := breakAll(); ok {
-		return spans
+		return spans, nil
 	}
 	// One by one leaves out only those that matter.
-	var all []Span
 	keep = slices.Clone(keep)
 	for _, tok := range found {
 		change := func(s string) string { return strings.ReplaceAll(s, tok, brokenToken(tok)) }
 		spans, ok := t.compare(r, text, newTokenSet([]string{tok}), r.change(own, change))
 		if !ok {
-			keep = append(keep, tok)
+			keep, odd = append(keep, tok), append(odd, tok)
 		}
 		all = append(all, spans...)
 	}
 	if spans, ok := breakAll(); ok {
-		return spans
+		return spans, odd
 	}
-	return all
+	return all, odd
 }
 
-// change returns what clients wrote with strings replaced: in the assistant's messages, or in all else.
+// answers are the fields of the assistant's messages that the model wrote as text.
+var answers = []string{"content", "reasoning_content"}
+
+// change returns what clients wrote with strings replaced: in the text of the assistant's messages, or in all else.
 func (r *rendering) change(own bool, f func(string) string) *jinja.Dict {
 	out := jinja.NewDict()
 	out.Merge(r.said)
 	messages := jinja.NewList()
 	list, _ := r.said.Get("messages")
 	for _, m := range list.(*jinja.List).Items {
-		if role, _ := m.(*jinja.Dict).Get("role"); own == (role == "assistant") {
-			m = jinja.MapStrings(m, f)
+		was := m.(*jinja.Dict)
+		now := was
+		if !own {
+			now = jinja.MapStrings(was, f).(*jinja.Dict)
 		}
-		messages.Items = append(messages.Items, m)
+		if role, _ := was.Get("role"); role == "assistant" {
+			changed := jinja.NewDict()
+			changed.Merge(now)
+			for _, k := range answers {
+				if v, ok := was.Get(k); ok {
+					if own {
+						v = jinja.MapStrings(v, f)
+					}
+					changed.Set(k, v)
+				}
+			}
+			now = changed
+		}
+		messages.Items = append(messages.Items, now)
 	}
 	if !own {
 		out = jinja.MapStrings(out, f).(*jinja.Dict)
@@ -110,7 +142,7 @@ func (t *Template) compare(r *rendering, text string, tokens *tokenSet, changed 
 	}
 	// Nothing else may differ but the broken characters themselves.
 	for i := range len(text) {
-		if text[i] != other[i] && other[i] != breaker {
+		if text[i] != other[i] && other[i] != breaker(text[i]) {
 			return nil, false
 		}
 	}
@@ -158,9 +190,19 @@ func (t *tokenSet) find(s string, fn func(Span)) {
 	}
 }
 
-// breaker is a character of one byte that no special token has and that JSON
-// does not escape.
-const breaker = 0x7f
+// breaker is the character that stands for one when a token is broken: of one byte, not escaped in JSON, and next to it
+// in the order of characters, so that templates that sort keys, as Gemma's do, sort them in the same way.
+func breaker(c byte) byte {
+	switch {
+	case c >= utf8.RuneSelf: // a part of a character, all of which is broken
+		return '?'
+	case c == '[': // JSON escapes what follows
+		return 'Z'
+	case c == '!':
+		return '#'
+	}
+	return c + 1
+}
 
 // broken is a text of the same length without angle brackets, but for those of
 // the texts to keep, and without the tokens.
@@ -179,7 +221,7 @@ func broken(s string, tokens, keep []string) string {
 		if n > 0 {
 			i += n - 1
 		} else {
-			b[i] = breaker
+			b[i] = breaker(b[i])
 		}
 	}
 	s = string(b)
@@ -194,16 +236,19 @@ func broken(s string, tokens, keep []string) string {
 // brokenToken is a text of the same length that is no special token. Quotes
 // stay, so that it takes as much room when written as JSON.
 func brokenToken(tok string) string {
-	out := strings.Map(func(r rune) rune {
-		if r == '<' || r == '>' {
-			return breaker
+	out := []byte(tok)
+	for i, c := range out {
+		if c == '<' || c == '>' {
+			out[i] = breaker(c)
 		}
-		return r
-	}, tok)
-	if out == tok {
-		return string(rune(breaker)) + tok[1:]
 	}
-	return out
+	if string(out) == tok {
+		_, n := utf8.DecodeRuneInString(tok)
+		for i := range n {
+			out[i] = breaker(out[i])
+		}
+	}
+	return string(out)
 }
 
 // join sorts spans and merges those that touch.

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -214,9 +215,61 @@ func (j *job) logProbs(t *Token, k int) {
 // guarded is a sampler whose constraint may be faulty: a panic in it is an error of the request.
 type guarded struct {
 	*sample.Sampler
-	vocab int
-	whole bool // more log-probabilities are wanted than a shortlist has
-	err   error
+	vocab   int
+	whole   bool // more log-probabilities are wanted than a shortlist has
+	err     error
+	prepare preparer      // the constraint, if its masks may take long; nil otherwise
+	working chan struct{} // closed when the work beside the loop is done; nil when there is none
+}
+
+// preparer is a constraint that may do the work of its next mask beforehand.
+type preparer interface {
+	// Prepare does it. With quick it stops after a few milliseconds and reports false.
+	Prepare(ctx context.Context, quick bool) bool
+	Err() error // why no token can follow
+}
+
+// Ready reports whether the next token can be chosen without much work.
+func (s *guarded) Ready() bool {
+	if s.working != nil {
+		select {
+		case <-s.working:
+			s.working = nil
+			return true
+		default:
+			return false
+		}
+	}
+	return s.prepare == nil || s.err != nil || s.prepared(context.Background(), true)
+}
+
+// prepared is Prepare of the constraint, which may panic.
+func (s *guarded) prepared(ctx context.Context, quick bool) (done bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			done, s.err = true, fmt.Errorf("constraint: %v", p)
+		}
+	}()
+	return s.prepare.Prepare(ctx, quick)
+}
+
+// ready reports whether a job can take part in a step. What its constraint has to find out first, if that is much, is
+// done beside the loop, and others do not wait for it.
+func (j *job) ready(wake func()) bool {
+	s := j.sampler
+	if s.Ready() {
+		return true
+	}
+	if s.working == nil {
+		done := make(chan struct{})
+		s.working = done
+		go func() {
+			s.prepared(j.g.ctx, false)
+			close(done)
+			wake()
+		}()
+	}
+	return false
 }
 
 func (s *guarded) Wants(logits int) sample.Want {
@@ -236,7 +289,11 @@ func (s *guarded) Sample(logits []float32) (id int32) {
 		s.err = ErrNotFinite
 		return -1
 	}
-	return s.Sampler.Sample(logits)
+	id = s.Sampler.Sample(logits)
+	if s.prepare != nil && s.prepare.Err() != nil {
+		id, s.err = -1, s.prepare.Err()
+	}
+	return id
 }
 
 func (s *guarded) SampleShort(l *sample.Shortlist) (id int32, decided bool) {
@@ -245,7 +302,11 @@ func (s *guarded) SampleShort(l *sample.Shortlist) (id int32, decided bool) {
 			id, decided, s.err = -1, true, fmt.Errorf("constraint: %v", p)
 		}
 	}()
-	return s.Sampler.SampleShort(l) // a row with a value that is not finite has no list
+	id, decided = s.Sampler.SampleShort(l) // a row with a value that is not finite has no list
+	if s.prepare != nil && s.prepare.Err() != nil {
+		id, decided, s.err = -1, true, s.prepare.Err()
+	}
+	return id, decided
 }
 
 // finite reports whether all values are numbers. Zero times anything else is not zero, and sums of eight at a time
@@ -296,5 +357,6 @@ func (m *Model) newSampler(req *Request) *guarded {
 	if req.Constraint != nil {
 		s.SetConstraint(req.Constraint)
 	}
-	return &guarded{Sampler: s, vocab: m.Target.Vocab, whole: req.LogProbs > sample.ShortLen}
+	prepare, _ := req.Constraint.(preparer)
+	return &guarded{Sampler: s, vocab: m.Target.Vocab, whole: req.LogProbs > sample.ShortLen, prepare: prepare}
 }

@@ -371,7 +371,7 @@ func (l *loop) chunk(generating bool) int {
 func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 	var prompts []*job
 	for _, j := range l.jobs {
-		if j.loading != nil {
+		if j.loading != nil || !j.ready(l.e.wake) {
 			continue
 		}
 		if j.prefilling() {

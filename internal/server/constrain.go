@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"math"
 	"slices"
@@ -40,9 +41,12 @@ func newVocab(tok *tokenizer.Tokenizer, control ...string) *grammar.Vocab {
 // callMarkers are the tokens inside and at the end of calls, which some vocabularies have as control tokens.
 var callMarkers = []string{"</tool_call>", "<tool_call|>", `<|"|>`}
 
-// maxGrammars is how many compiled schemas a model keeps. Clients use few, again and again, and what
-// a grammar learns about the vocabulary is worth more than its compilation.
-const maxGrammars = 32
+// maxGrammars is how many compiled schemas a model keeps, and maxGrammarBytes how much memory they may take. Clients
+// use few, again and again, and what a grammar learns about the vocabulary is worth more than its compilation.
+const (
+	maxGrammars     = 32
+	maxGrammarBytes = 64 << 20
+)
 
 // compiled returns the grammar of a key, made at its first use.
 func (v *view) compiled(key string, compile func() (*grammar.Grammar, error)) (*grammar.Grammar, error) {
@@ -58,8 +62,13 @@ func (v *view) compiled(key string, compile func() (*grammar.Grammar, error)) (*
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.grammars) >= maxGrammars {
+	if v.grammars[key] != nil {
+		return v.grammars[key], nil
+	}
+	n := len(key) + g.Size()
+	if v.grammarBytes += n; len(v.grammars) >= maxGrammars || v.grammarBytes > maxGrammarBytes {
 		clear(v.grammars)
+		v.grammarBytes = n
 	}
 	v.grammars[key] = g
 	return g, nil
@@ -198,6 +207,9 @@ type guide struct {
 
 // Mask implements sample.Constraint.
 func (g *guide) Mask(logits []float32) {
+	if g.call != nil && g.call.Dead() {
+		g.call = nil // the token that began it went on with something else
+	}
 	switch {
 	case len(g.forced) > 0:
 		only(logits, g.forced[0])
@@ -273,9 +285,46 @@ func (g *guide) inCall(piece []byte) {
 		g.call, g.nth = g.calls.NewMatcher(g.v.callVocab()), n
 		piece = text
 	}
-	if g.call != nil && !g.call.AcceptText(piece) {
-		g.call = nil // the token that began it went on with something else
+	if g.call != nil {
+		g.call.AcceptText(piece)
 	}
+}
+
+// Prepare does the work of the next Mask; see grammar.Matcher.
+func (g *guide) Prepare(ctx context.Context, quick bool) bool {
+	if m := g.matcher(); m != nil {
+		return m.Prepare(ctx, quick)
+	}
+	return true
+}
+
+// Err is why no token can follow.
+func (g *guide) Err() error {
+	if m := g.matcher(); m != nil {
+		return m.Err()
+	}
+	return nil
+}
+
+// matcher is the grammar that the next token has to fit; nil for none.
+func (g *guide) matcher() *grammar.Matcher {
+	switch {
+	case len(g.forced) > 0:
+		return nil
+	case g.call != nil:
+		return g.call
+	case g.thinking || len(g.phases) == 0:
+		return nil
+	}
+	switch p := g.phases[0].(type) {
+	case *matched:
+		return p.Matcher
+	case *either:
+		if p.decided == nil || p.decided == phase(p.answer) {
+			return p.answer.Matcher
+		}
+	}
+	return nil
 }
 
 // limit ends reasoning when its budget is spent, though not inside a character.

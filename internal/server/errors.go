@@ -95,6 +95,8 @@ func explain(err error) *apiError {
 		e := bad("")
 		e.Param = "response_format"
 		return e
+	case errors.Is(err, grammar.ErrWork):
+		return bad("")
 	case errors.As(err, &size):
 		return &apiError{Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error", Code: "request_too_large",
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}

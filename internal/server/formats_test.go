@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"strobe/internal/sample/grammar"
 )
 
 // TestGrammar: answers match the grammar, in chat and completions, streamed and with drafts.
@@ -93,5 +95,56 @@ func TestRefusedFields(t *testing.T) {
 		"guided_decoding_backend": "auto"})
 	if text(m, "object") != "chat.completion" {
 		t.Error(m)
+	}
+}
+
+// TestGrammarWork: a grammar that takes too much work ends its own request, with an error that is the client's.
+func TestGrammarWork(t *testing.T) {
+	f := start(t, options{template: hermesTemplate})
+	hostile := "root ::= "
+	for i := range 60 {
+		hostile += fmt.Sprintf(". root \"%d\" | ", i)
+	}
+	body, _ := json.Marshal(dict{"messages": user("x"), "grammar": hostile + ".", "max_tokens": 50})
+	status, answer := f.do("POST", "/v1/chat/completions", string(body))
+	if status != http.StatusBadRequest || !strings.Contains(string(answer), "too much work") {
+		t.Errorf("%d %s", status, answer)
+	}
+	m := f.post("/v1/chat/completions", dict{"messages": user("x"), "grammar": `root ::= "red"`, "max_tokens": 50})
+	if text(m, "choices", 0, "message", "content") != "red" {
+		t.Errorf("afterwards: %v", m)
+	}
+}
+
+// TestGrammarMemory: compiled grammars are kept by their size as well as by their number.
+func TestGrammarMemory(t *testing.T) {
+	v := &view{grammars: map[string]*grammar.Grammar{}}
+	compiled := 0
+	get := func(key string) *grammar.Grammar {
+		g, err := v.compiled(key, func() (*grammar.Grammar, error) { compiled++; return grammar.Object(), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	long := strings.Repeat("k", maxGrammarBytes/5)
+	for i := range 20 {
+		key := long + fmt.Sprint(i)
+		if get(key) != get(key) {
+			t.Errorf("%d is compiled twice", i)
+		}
+		sum := 0
+		for k, g := range v.grammars {
+			sum += len(k) + g.Size()
+		}
+		if sum != v.grammarBytes || sum > maxGrammarBytes || len(v.grammars) > 5 {
+			t.Fatalf("after %d: %d grammars of %d bytes, counted %d", i, len(v.grammars), sum, v.grammarBytes)
+		}
+	}
+	for i := range 100 {
+		get(fmt.Sprint("short", i))
+	}
+	if compiled != 120 || len(v.grammars) > maxGrammars {
+		t.Errorf("%d compiled, %d kept", compiled, len(v.grammars))
 	}
 }

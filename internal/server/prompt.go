@@ -30,6 +30,8 @@ type view struct {
 	callVocab func() *grammar.Vocab // for those of calls
 	mu        sync.Mutex
 	grammars  map[string]*grammar.Grammar // compiled schemas
+
+	grammarBytes int // of them
 }
 
 func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error) {

@@ -305,13 +305,20 @@ func (s *Stream) verify(out *model.Output, segment int) {
 			}
 		}
 		s.record(Token{ID: id, Drafted: next >= 0})
-		if next < 0 || s.done {
+		if next < 0 || s.done || !s.ready() {
 			break
 		}
 		row = next
 		accepted++
 	}
 	s.synthetic -= float64(accepted)
+}
+
+// ready reports whether the next token can be drawn at once. If not, the rest of the guesses is left, and the engine
+// lets the stream wait before its next pass.
+func (s *Stream) ready() bool {
+	w, ok := s.Sampler.(interface{ Ready() bool })
+	return !ok || w.Ready()
 }
 
 // sampled draws a token. It returns -1 and ends the stream when there is none.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"strobe/internal/termtext"
 )
 
 // Error is a problem in a template or in rendering it. It prints as
@@ -31,9 +33,16 @@ func (e *Error) Error() string {
 	} else if e.Template != "" {
 		b.WriteString(": ")
 	}
-	b.WriteString(e.Msg)
+	msg := e.Msg
+	if len(msg) > maxMessage {
+		msg = strings.ToValidUTF8(msg[:maxMessage], "") + "..."
+	}
+	b.WriteString(termtext.Printable(msg)) // a template of a file may raise anything
 	return b.String()
 }
+
+// maxMessage bounds an error's text in bytes.
+const maxMessage = 1000
 
 // Limits bounds what one rendering may use. Zero fields take the defaults.
 type Limits struct {
@@ -111,11 +120,15 @@ func limitError(format string, args ...any) error {
 	return &Error{Msg: fmt.Sprintf(format, args...), Limit: true}
 }
 
-func (r *run) step() error {
-	if r.steps--; r.steps < 0 {
+func (r *run) step() error { return r.spend(1) }
+
+// spend counts n steps.
+func (r *run) spend(n int) error {
+	before := r.steps
+	if r.steps -= n; r.steps < 0 {
 		return limitError("the template did not finish within its step limit")
 	}
-	if r.steps%doneCheck == 0 {
+	if before/doneCheck != r.steps/doneCheck {
 		select {
 		case <-r.done:
 			return limitError("the rendering was cancelled")
@@ -127,6 +140,62 @@ func (r *run) step() error {
 
 // doneCheck is how many steps pass between two looks at whether anybody still wants the result.
 const doneCheck = 1 << 10
+
+// Work on texts and lists takes time in proportion to their length: so much of them counts as a step.
+const (
+	stepBytes = 64
+	stepItems = 4
+)
+
+// touch counts the steps of an operation by the length of what it works on, before it is done.
+func (r *run) touch(values ...any) error {
+	n := 0
+	for _, v := range values {
+		switch v := v.(type) {
+		case string:
+			n += len(v) / stepBytes
+		case Markup:
+			n += len(v) / stepBytes
+		case *List:
+			n += len(v.Items) / stepItems
+		case *view:
+			n += len(v.items) / stepItems
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return r.spend(n)
+}
+
+// touchArgs is touch for a value and what is passed with it.
+func (r *run) touchArgs(v any, a *args) error {
+	if err := r.touch(v); err != nil {
+		return err
+	}
+	for _, k := range a.kw {
+		if err := r.touch(k.v); err != nil {
+			return err
+		}
+	}
+	return r.touch(a.pos...)
+}
+
+// filter runs a filter.
+func (r *run) filter(fn filterFunc, v any, a *args) (any, error) {
+	if err := r.touchArgs(v, a); err != nil {
+		return nil, err
+	}
+	return fn(r, v, a)
+}
+
+// test runs a test.
+func (r *run) test(fn testFunc, v any, a *args) (bool, error) {
+	if err := r.touchArgs(v, a); err != nil {
+		return false, err
+	}
+	return fn(r, v, a)
+}
 
 // charge counts n bytes about to be made; callers charge before they allocate.
 func (r *run) charge(n int) error {
@@ -679,6 +748,9 @@ func (r *run) args(n *callArgs, sc *scope) (*args, error) {
 func (r *run) call(f any, a *args) (any, error) {
 	switch f := f.(type) {
 	case *function:
+		if err := r.touchArgs(nil, a); err != nil {
+			return nil, err
+		}
 		return f.call(r, a)
 	case *macro:
 		return r.callMacro(f, a)

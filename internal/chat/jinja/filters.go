@@ -245,6 +245,9 @@ func joinFilter(r *run, v any, a *args) (any, error) {
 // replaces an undefined step unless it is nil.
 func (r *run) path(v, attr, def any) (any, error) {
 	parts := []any{attr}
+	if err := r.touch(attr); err != nil {
+		return nil, err
+	}
 	if s, ok := text(attr); ok {
 		parts = nil
 		for p := range strings.SplitSeq(s, ".") {
@@ -357,7 +360,7 @@ func mapFilter(r *run, v any, a *args) (any, error) {
 		return fail(errors.New(unknownFilter(name)))
 	}
 	return r.lazy("sync_do_map", v, r.nonEmpty, func(e any) (any, bool, error) {
-		x, err := fn(r, e, &args{pos: a.pos[1:], kw: slices.Clone(a.kw)})
+		x, err := r.filter(fn, e, &args{pos: a.pos[1:], kw: slices.Clone(a.kw)})
 		return x, true, err
 	}), nil
 }
@@ -388,7 +391,7 @@ func selectFilter(name string, want, byAttr bool) filterFunc {
 					return nil, false, err
 				}
 			}
-			ok, err := test(r, x, &args{pos: pos, kw: slices.Clone(a.kw)})
+			ok, err := r.test(test, x, &args{pos: pos, kw: slices.Clone(a.kw)})
 			return e, ok == want, err
 		}), nil
 	}
@@ -492,11 +495,18 @@ func reverseFilter(r *run, v any, a *args) (any, error) {
 }
 
 // foldCase is Jinja's ignore_case.
-func foldCase(v any) any {
-	if s, ok := text(v); ok {
-		return strings.ToLower(s)
+func (r *run) foldCase(v any) (any, error) {
+	s, ok := text(v)
+	if !ok {
+		return v, nil
 	}
-	return v
+	if err := r.touch(v); err != nil {
+		return nil, err
+	}
+	if err := r.charge(len(s)); err != nil {
+		return nil, err
+	}
+	return strings.ToLower(s), nil
 }
 
 // sortBy orders items by their keys, stably.
@@ -563,7 +573,9 @@ func dictsortFilter(r *run, v any, a *args) (any, error) {
 	for i, e := range items {
 		keys[i] = e.(*List).Items[pos]
 		if !given(b[0]) || !truth(b[0]) {
-			keys[i] = foldCase(keys[i])
+			if keys[i], err = r.foldCase(keys[i]); err != nil {
+				return nil, err
+			}
 		}
 	}
 	items, err = r.sortBy(items, keys, given(b[2]) && truth(b[2]))
@@ -582,6 +594,9 @@ func sortFilter(r *run, v any, a *args) (any, error) {
 	fold := !given(b[1]) || !truth(b[1])
 	keys := make([]any, len(items))
 	for i, e := range items {
+		if err := r.touch(b[2]); err != nil {
+			return nil, err
+		}
 		k := &List{}
 		attrs := []any{nil}
 		if given(b[2]) && b[2] != nil {
@@ -601,7 +616,9 @@ func sortFilter(r *run, v any, a *args) (any, error) {
 				}
 			}
 			if fold {
-				x = foldCase(x)
+				if x, err = r.foldCase(x); err != nil {
+					return nil, err
+				}
 			}
 			k.Items = append(k.Items, x)
 		}
@@ -626,9 +643,9 @@ func (r *run) keyed(fn string, a *args) (func(e any) (any, error), error) {
 			}
 		}
 		if !given(b[0]) || !truth(b[0]) {
-			e = foldCase(e)
+			return r.foldCase(e)
 		}
-		return e, nil
+		return e, r.touch(e)
 	}, nil
 }
 
@@ -707,7 +724,7 @@ func groupbyFilter(r *run, v any, a *args) (any, error) {
 	key := func(e any) (any, error) {
 		k, err := r.path(e, b[0], def)
 		if err == nil && fold {
-			k = foldCase(k)
+			k, err = r.foldCase(k)
 		}
 		return k, err
 	}

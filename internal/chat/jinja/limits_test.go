@@ -218,3 +218,127 @@ func TestDone(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// longWork are operations that take time in proportion to the texts a and b, which are equal, or to the list l.
+var longWork = []string{
+	"a|trim", "a|first", "a|last", "a|length", "a|upper", "a|int", "a|wordcount", "a == b", "a != b", "a < b", "a >= b",
+	"a[-1]", "a[0]", "a[5:9]", "a[::2]", "a.rfind('y')", "a.find('y')", "a.strip()", "a.lstrip('y')",
+	"a.startswith(b)", "a.endswith(b)", "a.count('y')", "a.partition('y')", "a.removeprefix(b)", "a.isspace()",
+	"a.replace('y', 'z')", "a.split('y')", "a.splitlines()", "'y' in a", "a in b", "a in {'k': 1}", "{'k': 1}[a]",
+	"{'k': 1}.get(a)", "{a: 1}", "a is upper", "a is eq b", "a is in b", "[a]|map('trim')|list", "[a]|select('eq', b)|list",
+	"[a, b]|sort", "[a, b]|unique|list", "[a, b]|min",
+	"[{'k': a}, {'k': b}]|groupby('k')", "a.rstrip()",
+	"[{'k': 1}]|map(attribute=a)|list", "[{'k': 1}]|sort(attribute=a)", "{a: 1, 'k': 2}|dictsort", "[a] == [b]", "b in [a]",
+	"[a].index(b)", "[a].count(b)", "'%s' % a", "'{}'.format(a)", "a + 'y'", "a|tojson", "a|e", "a|string|trim",
+	"k|trim", "k|first", "k[-1]", "[a]|select('upper')|list", "[{'k': a}]|rejectattr('k', 'upper')|list",
+	"l|first", "l|length", "l|reverse|list", "l|join(',')", "l|list", "l + l", "l|unique|list", "l|sum",
+	"l|max", "l == m", "l[::2]",
+}
+
+// TestLongWork: what takes long counts in steps by the length of what it works on.
+func TestLongWork(t *testing.T) {
+	work := func(expr string, n int) error {
+		src := "{% for i in range(100) %}{% set x = " + expr + " %}{% endfor %}"
+		tmpl, err := Parse("t", src)
+		if err != nil {
+			t.Fatalf("%s: %v", expr, err)
+		}
+		vars := NewDict()
+		vars.Set("a", strings.Repeat("x", n))
+		vars.Set("b", strings.Repeat("x", n))
+		vars.Set("k", Markup(strings.Repeat("x", n)))
+		l, m := NewList(), NewList()
+		for i := range n / 16 {
+			l.Items, m.Items = append(l.Items, int64(i)), append(m.Items, int64(i))
+		}
+		vars.Set("l", l)
+		vars.Set("m", m)
+		_, err = tmpl.Render(vars, Options{Limits: Limits{Steps: 50_000, Bytes: 1 << 40}})
+		return err
+	}
+	for _, expr := range longWork {
+		var e *Error
+		if err := work(expr, 16); errors.As(err, &e) && e.Limit {
+			t.Errorf("%s: %v with short texts", expr, err)
+		}
+		if err := work(expr, 100_000); !errors.As(err, &e) || !e.Limit {
+			t.Errorf("%s: %v with long texts, want the step limit", expr, err)
+		}
+	}
+}
+
+// TestLongWorkDone: a few operations on long texts look at whether the result is still wanted.
+func TestLongWorkDone(t *testing.T) {
+	closed := make(chan struct{})
+	close(closed)
+	vars := NewDict()
+	vars.Set("a", strings.Repeat("x", 200_000))
+	vars.Set("b", strings.Repeat("x", 200_000))
+	for _, expr := range []string{"a|trim", "a == b", "a[-1]", "a|first", "a.rfind('y')", "[a, b]|sort"} {
+		tmpl, err := Parse("t", "{{ ("+expr+") is defined }}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tmpl.Render(vars, Options{Done: closed}); err == nil || !strings.Contains(err.Error(), "cancelled") {
+			t.Errorf("%s: %v, want that it was cancelled", expr, err)
+		}
+	}
+}
+
+// TestRaisedText: what a template raises is printed without what a terminal would obey, and not at any length.
+func TestRaisedText(t *testing.T) {
+	_, err := render(t, `{{ raise_exception("no\x1b[2J\nway" ~ "\u202e") }}`, Options{})
+	if want := `t line 1: no\x1b[2J\nway\u202e`; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	_, err = render(t, `{{ raise_exception('é' * 100000) }}`, Options{})
+	if err == nil || len(err.Error()) > maxMessage+100 || !strings.HasSuffix(err.Error(), "é...") {
+		t.Errorf("%.100v", err)
+	}
+}
+
+// TestFoldedMemory: the copies that comparing without case makes are counted.
+func TestFoldedMemory(t *testing.T) {
+	vars := NewDict()
+	l := NewList()
+	for range 100 {
+		d := NewDict()
+		d.Set("k", strings.Repeat("X", 50_000))
+		l.Items = append(l.Items, d)
+	}
+	vars.Set("l", l)
+	for _, expr := range []string{
+		"l|sort(attribute='k')", "l|unique(attribute='k')|list", "l|groupby('k')", "l|min(attribute='k')",
+	} {
+		tmpl, err := Parse("t", "{% set x = "+expr+" %}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e *Error
+		if _, err := tmpl.Render(vars, Options{Limits: Limits{Bytes: 1 << 20}}); !errors.As(err, &e) || !e.Limit {
+			t.Errorf("%s: %v, want the limit of memory", expr, err)
+		}
+	}
+}
+
+// TestOutputLimit: the whole text counts, not its parts.
+func TestOutputLimit(t *testing.T) {
+	for n, ok := range map[int]bool{12: true, 11: false} {
+		got, err := render(t, "{{ 'xxxxxx' }}{{ 'yyyyyy' }}", Options{Limits: Limits{Output: n}})
+		if (err == nil) != ok {
+			t.Errorf("at most %d bytes: %q, %v", n, got, err)
+		}
+	}
+}
+
+// TestSliceBorders: what Python gives beyond the ends.
+func TestSliceBorders(t *testing.T) {
+	for expr, want := range map[string]string{
+		"'abc'[-10::-1]": "", "'abc'[-3::-1]": "a", "'abc'[-4::-1]": "", "'abc'[-10:2]": "ab", "'abc'[10::-1]": "cba",
+		"'abc'[:-10:-1]": "cba", "'abc'[:-3:-1]": "cb", "'abc'[1:10]": "bc", "'äbc'[-10:1]": "ä", "'äbc'[::-99]": "c",
+	} {
+		if got, err := render(t, "{{ "+expr+" }}", Options{}); got != want || err != nil {
+			t.Errorf("%s: %q, %v, want %q", expr, got, err, want)
+		}
+	}
+}

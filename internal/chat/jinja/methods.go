@@ -45,7 +45,12 @@ func method(o any, name string) (any, error) {
 		}
 	}
 	if f := table[name]; f != nil {
-		return &function{name: name, call: func(r *run, a *args) (any, error) { return f(r, o, a) }}, nil
+		return &function{name: name, call: func(r *run, a *args) (any, error) {
+			if err := r.touch(o); err != nil {
+				return nil, err
+			}
+			return f(r, o, a)
+		}}, nil
 	}
 	if slices.Contains(mutating[kind], name) {
 		return unsafeAttr(o, name), nil

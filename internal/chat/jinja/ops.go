@@ -70,7 +70,7 @@ func (r *run) expr(n node, sc *scope) (any, error) {
 		if n.fn == nil {
 			return nil, errors.New(unknownFilter(n.name))
 		}
-		return n.fn(r, v, a)
+		return r.filter(n.fn, v, a)
 	case *testExpr:
 		v, err := r.eval(n.e, sc)
 		if err != nil {
@@ -84,7 +84,7 @@ func (r *run) expr(n node, sc *scope) (any, error) {
 		if n.fn == nil {
 			return nil, fmt.Errorf("no test named '%s'", n.name)
 		}
-		ok, err := n.fn(r, v, a)
+		ok, err := r.test(n.fn, v, a)
 		return ok != n.neg, err
 	case *binExpr:
 		a, b, err := r.eval2(n.a, n.b, sc)
@@ -92,6 +92,9 @@ func (r *run) expr(n node, sc *scope) (any, error) {
 			return nil, err
 		}
 		r.line = n.line
+		if err := r.touch(a, b); err != nil {
+			return nil, err
+		}
 		return r.binary(n.op, a, b)
 	case *logicExpr:
 		a, err := r.eval(n.a, sc)
@@ -161,6 +164,9 @@ func (r *run) expr(n node, sc *scope) (any, error) {
 		for i := range n.keys {
 			k, v, err := r.eval2(n.keys[i], n.values[i], sc)
 			if err != nil {
+				return nil, err
+			}
+			if err := r.touch(k); err != nil {
 				return nil, err
 			}
 			h, err := hashKey(k)
@@ -250,6 +256,11 @@ func (r *run) attribute(o any, name string) (any, bool, error) {
 
 // item is obj[key]: elements and keys first, then attributes.
 func (r *run) item(o, key any) (any, error) {
+	if _, isList := o.(*List); !isList { // an element of a list is found at once
+		if err := r.touch(o, key); err != nil {
+			return nil, err
+		}
+	}
 	switch o := o.(type) {
 	case undefined:
 		return nil, o.err()
@@ -330,6 +341,9 @@ func (r *run) slice(n *sliceExpr, sc *scope) (any, error) {
 		}
 	}
 	r.line = n.line
+	if err := r.touch(o); err != nil {
+		return nil, err
+	}
 	var items []any
 	var str string
 	isStr := false

@@ -552,7 +552,10 @@ func (r *run) equal(a, b any, depth int) (bool, error) {
 	}
 	if s, ok := text(a); ok {
 		t, ok := text(b)
-		return ok && s == t, nil
+		if !ok || len(s) != len(t) {
+			return false, nil
+		}
+		return s == t, r.touch(s)
 	}
 	switch a := a.(type) {
 	case nil:
@@ -658,7 +661,7 @@ func (r *run) order(op string, a, b any, depth int) (int, error) {
 	}
 	if s, ok := text(a); ok {
 		if t, ok := text(b); ok {
-			return strings.Compare(s, t), nil
+			return strings.Compare(s, t), r.touch(s[:min(len(s), len(t))])
 		}
 	}
 	if x, ok := a.(*List); ok {
@@ -783,11 +786,14 @@ func (r *run) contains(c, v any) (bool, error) {
 			return false, fmt.Errorf("'in <string>' requires string as left operand, not %s", typeName(v))
 		}
 		// Searching costs time in proportion to the text, not one step.
-		if err := r.charge(len(s) / 16); err != nil {
+		if err := r.touch(s, t); err != nil {
 			return false, err
 		}
 		return strings.Contains(s, t), nil
 	case *Dict:
+		if err := r.touch(v); err != nil {
+			return false, err
+		}
 		_, ok, err := c.lookup(v)
 		return ok, err
 	case undefined, *List, *view, rangeValue, *generator:

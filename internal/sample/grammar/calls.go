@@ -61,7 +61,7 @@ func compileCalls(n Notation, tools []Tool) (*Grammar, error) {
 	if err != nil {
 		return nil, errAt("#", "%v", err)
 	}
-	return &Grammar{p: p, bases: map[baseKey]*base{}}, nil
+	return newGrammar(p), nil
 }
 
 // call reads a call of one tool.

@@ -18,7 +18,7 @@ func builtin(rule int32) *Grammar {
 	if err != nil {
 		panic("grammar: built-in rules: " + err.Error())
 	}
-	return &Grammar{p: p, bases: map[baseKey]*base{}}
+	return newGrammar(p)
 }
 
 // Compile turns a JSON Schema into a grammar. Errors are of type *Error.
@@ -41,7 +41,7 @@ func Compile(schema []byte) (*Grammar, error) {
 	if err != nil {
 		return nil, errAt("#", "%v", err)
 	}
-	return &Grammar{p: p, bases: map[baseKey]*base{}}, nil
+	return newGrammar(p), nil
 }
 
 // compileRules builds the rules that were mentioned. They are taken from a list, not recursively, so nesting through

@@ -12,6 +12,9 @@
 // (kept with the vocabulary or the grammar), steps between configurations
 // (kept with the matcher and its forks), and finished masks.
 //
+// Work is counted and has a limit for each token ([ErrWork]), tables and what is kept for later have one in bytes.
+// [Matcher.Prepare] does the work of a mask ahead of it, on another goroutine if need be.
+//
 // Everything the grammar emits validates against the schema. The reverse does
 // not hold in full: objects keep the order of the schema's properties (but
 // those of calls do not) and have no others unless additionalProperties says so, white space is limited to

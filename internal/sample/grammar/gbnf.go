@@ -61,7 +61,7 @@ func CompileGBNF(text string) (*Grammar, error) {
 	if err != nil {
 		return nil, &GBNFError{Msg: err.Error()}
 	}
-	return &Grammar{p: prog, bases: map[baseKey]*base{}}, nil
+	return newGrammar(prog), nil
 }
 
 // gbnfRule is a rule; it is made when it is first mentioned.

@@ -116,6 +116,10 @@ var schemaCases = []schemaCase{
 	{"integer from", `{"type":"integer","minimum":1}`, []string{`1`, `10`, `99999`}, []string{`0`, `-1`}},
 	{"integer exclusive", `{"type":"integer","exclusiveMinimum":0,"exclusiveMaximum":10}`, []string{`1`, `9`},
 		[]string{`0`, `10`}},
+	{"integer between fractions", `{"type":"integer","exclusiveMinimum":-2.5,"exclusiveMaximum":4.5}`,
+		[]string{`-2`, `0`, `4`}, []string{`-3`, `5`}},
+	{"number between fractions", `{"type":"number","exclusiveMinimum":-2.5,"exclusiveMaximum":4.5}`,
+		[]string{`-2`, `-2.4`, `4`, `4.4`}, []string{`-2.5`, `-3`, `4.5`, `5`}},
 	{"integer draft 4", `{"type":"integer","minimum":0,"exclusiveMinimum":true,"maximum":3.5}`, []string{`1`, `3`},
 		[]string{`0`, `4`}},
 	{"number", `{"type":"number"}`, []string{`0`, `-1.5`, `1e5`, `1.25E-3`}, []string{`.5`, `1.`, `1e`, `0x1`}},
@@ -236,6 +240,12 @@ var schemaCases = []schemaCase{
 		`{"type":"array","items":{"type":"string","enum":["a","b","c",1]},"uniqueItems":true,"minItems":1,"maxItems":2}`,
 		[]string{`["b","a"]`, `["c"]`},
 		[]string{`[]`, `["a","b","c"]`, `["a","a"]`, `[1]`},
+	},
+	{
+		"unique, all",
+		`{"type":"array","items":{"enum":["a","b"]},"uniqueItems":true,"minItems":2}`,
+		[]string{`["a","b"]`, `["b","a"]`},
+		[]string{`["a"]`, `[]`, `["a","a"]`},
 	},
 	{
 		"unique booleans",
@@ -835,8 +845,14 @@ func greedyBytes(text string) []int32 {
 func TestDeepNesting(t *testing.T) {
 	v := testVocab()
 	m := builtin(ruleValue).NewMatcher(v)
-	for _, id := range greedyBytes(strings.Repeat("[", 20000) + strings.Repeat("]", 20000)) {
-		m.Accept(id)
+	renewed, was := 0, m.m
+	for _, id := range greedyBytes(strings.Repeat("[", 2*maxTables) + strings.Repeat("]", 2*maxTables)) {
+		if m.Accept(id); m.m != was {
+			renewed, was = renewed+1, m.m
+		}
+	}
+	if renewed > 20 { // each time costs as much as the text is deep
+		t.Errorf("the tables were renewed %d times", renewed)
 	}
 	if !m.Complete() {
 		t.Error("not complete")

@@ -148,7 +148,8 @@ func TestRandomKeywords(t *testing.T) {
 				t.Fatal(err)
 			}
 			m := g.NewMatcher(v)
-			accepted := m.AcceptText(doc) && m.Complete()
+			m.AcceptText(doc)
+			accepted := m.Complete()
 			if err := validate(o, string(doc)); err == nil {
 				valid++
 			} else if accepted {

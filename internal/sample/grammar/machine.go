@@ -20,18 +20,19 @@ type machine struct {
 	masks     map[int32]bitset
 	maskOrder []int32 // oldest first
 
+	work meter
+	kept int // frames and configurations when the tables were last renewed
+
 	// scratch of closure
+	todo     []head // states to visit
 	heads    []head
 	seen     map[head]bool
+	seenMost int
 	complete bool
 	pops     bool
 	key      []byte
 
 	path []int32 // scratch of walk: configurations by depth
-
-	// budget is what is left of the work one mask may cost. Only hostile
-	// schemas, with thousands of states active at once, use it up.
-	budget int
 }
 
 // frame is a stack entry: where to go on after the current rule. For a
@@ -50,10 +51,8 @@ const (
 	anyStack  = int32(-2) // unknown surroundings: its end is recorded as a pop
 	dead      = int32(-1)
 	unknown   = int32(-2)
-	maxHeads  = 20_000
 	maxMasks  = 48
-	maskWork  = 10_000_000
-	maxTables = 20_000 // configurations and frames before the tables are renewed
+	maxTables = 20_000 // new configurations and frames before the tables are renewed
 )
 
 // head is a state that reads a byte, with the stack under it.
@@ -81,17 +80,37 @@ func (m *machine) push(f frame) int32 {
 	id := int32(len(m.frames))
 	m.frames = append(m.frames, f)
 	m.frameIDs[f] = id
+	m.work.keep(costFrame)
 	return id
 }
 
-// visit adds to the heads what is reachable from a state without reading.
-// Programs have no left recursion, so this ends.
-func (m *machine) visit(s, stack int32) {
-	h := head{s, stack}
-	if m.seen[h] || len(m.heads) > maxHeads {
-		return
+// visit adds a state to those that closure looks at.
+func (m *machine) visit(s, stack int32) { m.todo = append(m.todo, head{s, stack}) }
+
+// closure adds to the heads what is reachable from the states to visit without reading. Programs have no left
+// recursion, so this ends. It keeps a list because ends of rules may follow each other as deep as a text is nested,
+// which is more than a stack of calls holds.
+func (m *machine) closure() {
+	for len(m.todo) > 0 {
+		h := m.todo[len(m.todo)-1]
+		m.todo = m.todo[:len(m.todo)-1]
+		if len(m.seen) > maxClosure {
+			m.work.stopped = ErrWork
+		}
+		if !m.work.charge(1) {
+			m.todo = m.todo[:0]
+			return
+		}
+		if !m.seen[h] {
+			m.seen[h] = true
+			m.look(h)
+		}
 	}
-	m.seen[h] = true
+}
+
+// look finds what a state leads to without reading.
+func (m *machine) look(h head) {
+	s, stack := h.state, h.stack
 	st := &m.p.states[s]
 	switch st.kind {
 	case kindBytes:
@@ -180,13 +199,17 @@ func (m *machine) pop(stack int32) {
 // begin prepares the scratch for a new closure.
 func (m *machine) begin() {
 	m.heads = m.heads[:0]
-	clear(m.seen)
+	if clear(m.seen); m.seenMost > 1<<10 { // clearing takes as long as the largest closure did
+		m.seen, m.seenMost = map[head]bool{}, 0
+	}
 	m.complete, m.pops = false, false
 }
 
-// intern makes a configuration of the closure that was just computed.
+// intern makes a configuration of what is to be visited. It is dead when the work limit was reached.
 func (m *machine) intern() int32 {
-	if len(m.heads) == 0 && !m.complete && !m.pops {
+	m.closure()
+	m.seenMost = max(m.seenMost, len(m.seen))
+	if !m.work.charge(len(m.heads)) || len(m.heads) == 0 && !m.complete && !m.pops {
 		return dead
 	}
 	slices.SortFunc(m.heads, func(a, b head) int {
@@ -215,6 +238,7 @@ func (m *machine) intern() int32 {
 	id := int32(len(m.configs))
 	m.configs = append(m.configs, config{heads: slices.Clone(m.heads), complete: m.complete, pops: m.pops, clip: unknown})
 	m.configIDs[string(k)] = id
+	m.work.keep(costConfig + costHead*len(m.heads))
 	return id
 }
 
@@ -249,6 +273,9 @@ func (m *machine) step(c int32, b byte) int32 {
 		return t[b]
 	}
 	m.begin()
+	if !m.work.charge(len(m.configs[c].heads)) {
+		return dead
+	}
 	for _, h := range m.configs[c].heads {
 		for _, e := range m.p.states[h.state].edges {
 			if b >= e.lo && b <= e.hi {
@@ -268,12 +295,17 @@ func (m *machine) tableStep(c int32, b byte) int32 {
 			t[i] = unknown
 		}
 		m.configs[c].next = t
+		m.work.keep(costTable)
 	}
 	n := t[b]
 	if n == unknown {
-		m.budget -= 8 + len(m.configs[c].heads)
+		before := m.work.attempt
 		n = m.step(c, b)
+		if m.work.stopped != nil {
+			return dead
+		}
 		t[b] = n
+		m.work.remember(before)
 	}
 	return n
 }
@@ -290,7 +322,9 @@ func (m *machine) clipped(c int32, n int32) int32 {
 	}
 	heads := slices.Clone(m.configs[c].heads)
 	for i := range heads {
-		heads[i].stack = m.clipStack(heads[i].stack, n)
+		if heads[i].stack = m.clipStack(heads[i].stack, n); m.work.stopped != nil {
+			return dead
+		}
 	}
 	m.begin()
 	m.heads = append(m.heads, heads...)
@@ -303,6 +337,9 @@ func (m *machine) clipped(c int32, n int32) int32 {
 	})
 	m.heads = slices.Compact(m.heads)
 	id := m.intern()
+	if m.work.stopped != nil {
+		return dead
+	}
 	m.configs[c].clip = id
 	m.configs[id].clip = id
 	return id
@@ -317,6 +354,7 @@ func (m *machine) clipStack(stack, n int32) int32 {
 	for s := stack; s >= 0; s = m.frames[s].parent {
 		path = append(path, s)
 	}
+	m.work.charge(len(path))
 	out := m.frames[path[len(path)-1]].parent
 	for i := len(path) - 1; i >= 0; i-- {
 		f := m.frames[path[i]]
@@ -330,10 +368,11 @@ func (m *machine) clipStack(stack, n int32) int32 {
 // renew returns a machine with fresh tables when these have grown large, and
 // the configuration in it.
 func (m *machine) renew(c int32) (*machine, int32) {
-	if len(m.configs)+len(m.frames) < maxTables || c < 0 {
+	if len(m.configs)+len(m.frames) < m.kept+maxTables && m.work.grown < maxGrown || c < 0 {
 		return m, c
 	}
 	fresh := newMachine(m.p)
+	fresh.work.free = true // copying is no work of the token that happened to come then
 	old := m.configs[c]
 	copied := map[int32]int32{noStack: noStack, anyStack: anyStack}
 	var copyStack func(s int32) int32
@@ -360,14 +399,17 @@ func (m *machine) renew(c int32) (*machine, int32) {
 		fresh.heads = append(fresh.heads, head{h.state, copyStack(h.stack)})
 	}
 	fresh.complete, fresh.pops = old.complete, old.pops
-	return fresh, fresh.intern()
+	c = fresh.intern()
+	fresh.kept, fresh.work = len(fresh.configs)+len(fresh.frames), m.work
+	fresh.work.grown = 0
+	return fresh, c
 }
 
 // base is what a state allows whatever stack is under it.
 type base struct {
 	allowed bitset
 	exits   []int32 // trie nodes where the state's rule may end
-	partial bool    // the work limit cut the walk short
+	work    int     // that finding this took
 }
 
 // walk marks the tokens below node that a configuration reached there allows.
@@ -379,7 +421,7 @@ func (m *machine) walk(v *Vocab, node, c int32, out bitset, exit func(node int32
 	confs[v.depth[node]] = c
 	for i, end := node+1, v.end[node]; i < end; {
 		d := v.depth[i]
-		if m.budget--; m.budget < 0 {
+		if !m.work.charge(1) {
 			return
 		}
 		n := m.tableStep(confs[d-1], v.char[i])
@@ -405,16 +447,16 @@ func (m *machine) walk(v *Vocab, node, c int32, out bitset, exit func(node int32
 	}
 }
 
-// mask returns the tokens a configuration allows. bases finds or computes the
+// mask returns the tokens a configuration allows, or nil when the work limit was reached. bases finds or computes the
 // base of a costly state.
 func (m *machine) mask(v *Vocab, c int32, bases func(state int32) *base) bitset {
-	c = m.clipped(c, int32(v.maxLen)+1)
+	if c = m.clipped(c, int32(v.maxLen)+1); c < 0 {
+		return nil
+	}
 	if b, ok := m.masks[c]; ok {
 		return b
 	}
 	out := v.newBitset()
-	m.budget = maskWork
-	partial := false
 	var light []head
 	for _, h := range slices.Clone(m.configs[c].heads) {
 		if !m.p.states[h.state].heavy {
@@ -426,13 +468,15 @@ func (m *machine) mask(v *Vocab, c int32, bases func(state int32) *base) bitset 
 			continue
 		}
 		b := bases(h.state)
-		partial = partial || b.partial
+		if b == nil || !m.work.charge(len(out)) {
+			return nil
+		}
 		for i, w := range b.allowed {
 			out[i] |= w
 		}
 		next := m.after(h.stack)
 		for _, n := range b.exits {
-			if next == dead {
+			if next == dead || !m.work.charge(1) {
 				break
 			}
 			v.allow(out, n)
@@ -444,15 +488,12 @@ func (m *machine) mask(v *Vocab, c int32, bases func(state int32) *base) bitset 
 	if len(light) > 0 {
 		m.begin()
 		m.heads = append(m.heads, light...)
-		m.walk(v, 0, m.intern(), out, nil)
-	}
-	if partial || m.budget < 0 {
-		// Everything found is allowed; make sure that a way on is among it.
-		for i := int32(1); i < int32(len(v.char)); i = v.end[i] {
-			if m.step(c, v.char[i]) >= 0 {
-				v.allow(out, i)
-			}
+		if c := m.intern(); c >= 0 {
+			m.walk(v, 0, c, out, nil)
 		}
+	}
+	if m.work.stopped != nil {
+		return nil
 	}
 	if len(m.maskOrder) >= maxMasks {
 		delete(m.masks, m.maskOrder[0])
@@ -479,6 +520,9 @@ func (m *machine) maskChars(v *Vocab, h head, out bitset) {
 		left = int32(v.maxLen)
 	}
 	c := v.charBase(m.p)
+	if !m.work.charge(len(c.byNeed)/4 + len(c.exits)) {
+		return
+	}
 	c.upToChars(left, out)
 	m.begin()
 	m.visit(m.p.states[f.state].next[0], f.parent)
@@ -497,12 +541,17 @@ func (m *machine) maskChars(v *Vocab, h head, out bitset) {
 	}
 }
 
-// computeBase walks the vocabulary from a state with an unknown stack.
-func computeBase(p *program, v *Vocab, state int32) *base {
+// computeBase walks the vocabulary from a state with an unknown stack. It returns nil when the limits of w are reached.
+func computeBase(p *program, v *Vocab, state int32, w *meter) *base {
 	m := newMachine(p)
-	m.budget = maskWork
+	m.work = *w
 	b := &base{allowed: v.newBitset()}
-	m.walk(v, 0, m.from(head{state, anyStack}), b.allowed, func(n int32) { b.exits = append(b.exits, n) })
-	b.partial = m.budget < 0
+	if c := m.from(head{state, anyStack}); c >= 0 {
+		m.walk(v, 0, c, b.allowed, func(n int32) { b.exits = append(b.exits, n) })
+	}
+	b.work = m.work.total() - w.total()
+	if w.now, w.looked, w.stopped = m.work.now, m.work.looked, m.work.stopped; w.stopped != nil {
+		return nil
+	}
 	return b
 }

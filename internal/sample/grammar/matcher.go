@@ -1,70 +1,148 @@
 package grammar
 
 import (
+	"context"
 	"math"
 	"math/bits"
-	"sync"
+	"slices"
+	"sync/atomic"
 
 	"strobe/internal/sample"
 )
 
 // Grammar is a compiled schema. It may be shared by goroutines.
 type Grammar struct {
-	p *program
-
-	mu    sync.Mutex
-	bases map[baseKey]*base
+	p  *program
+	id uint64 // of its bases; 0 is for those of the built-in rules
 }
 
-type baseKey struct {
-	v     *Vocab
-	state int32
-}
+var grammars atomic.Uint64
+
+func newGrammar(p *program) *Grammar { return &Grammar{p: p, id: grammars.Add(1)} }
 
 // base finds what a state allows by itself, computing it on first use. States
 // of the built-in rules have the same numbers in every grammar, so their
-// results stay with the vocabulary.
-func (g *Grammar) base(v *Vocab, state int32) *base {
-	mu, get, put := &g.mu, func() *base { return g.bases[baseKey{v, state}] },
-		func(b *base) { g.bases[baseKey{v, state}] = b }
+// results are shared. No caller waits for another one that computes: the same work done twice does less harm
+// than an engine that waits. It returns nil when the limits of w are reached.
+func (g *Grammar) base(v *Vocab, state int32, w *meter) *base {
+	key := baseKey{g.id, state}
 	if state < builtinStates {
-		mu, get, put = &v.mu, func() *base { return v.bases[state] }, func(b *base) { v.bases[state] = b }
+		key.grammar = 0
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	b := get()
+	b := v.base(key)
 	if b == nil {
-		b = computeBase(g.p, v, state)
-		put(b)
+		if b = computeBase(g.p, v, state, w); b == nil {
+			return nil
+		}
+		v.learn(key, b)
+	}
+	if !w.cached(b.work) {
+		return nil
 	}
 	return b
+}
+
+// Size is about how many bytes a grammar takes.
+func (g *Grammar) Size() int {
+	n := len(g.p.rules) * 4
+	for i := range g.p.states {
+		s := &g.p.states[i]
+		n += 96 + 8*len(s.edges) + 4*len(s.next)
+		if s.set != nil {
+			n += 8 * len(s.set.first)
+		}
+	}
+	return n
 }
 
 // Matcher follows one output through a grammar. It is a sample.Constraint
 // that the sampler can clone.
 type Matcher struct {
-	g      *Grammar
-	v      *Vocab
-	m      *machine
-	config int32
-	ended  bool // an end-of-generation token was accepted
-	keep   []float32
+	g       *Grammar
+	v       *Vocab
+	m       *machine
+	config  int32
+	text    []byte // accepted, not yet followed: finding out where it leads may be much work
+	pending bitset // the mask that Prepare found
+	ended   bool   // an end-of-generation token was accepted
+	keep    []float32
 }
 
 // NewMatcher starts at the beginning of the output.
 func (g *Grammar) NewMatcher(v *Vocab) *Matcher {
-	m := newMachine(g.p)
-	return &Matcher{g: g, v: v, m: m, config: m.start(g.p.root, noStack)}
+	return &Matcher{g: g, v: v, m: newMachine(g.p), config: unknown}
 }
 
 var _ sample.Constraint = (*Matcher)(nil)
+
+// Prepare does the work of the next Mask, and that of the tokens accepted before it. With quick it gives up after a few
+// milliseconds and reports false; it is then to be called without, which may take longer and ends with the context. A
+// matcher may be prepared on another goroutine as long as nothing else is done with it.
+func (m *Matcher) Prepare(ctx context.Context, quick bool) bool {
+	if quick {
+		return m.prepare(ctx, quickWork)
+	}
+	return m.prepare(ctx, 0)
+}
+
+func (m *Matcher) prepare(ctx context.Context, limit int) bool {
+	m.m.work.begin(ctx, limit)
+	m.follow()
+	if m.pending == nil && m.config >= 0 && len(m.text) == 0 && !m.ended {
+		m.pending = m.m.mask(m.v, m.config, func(s int32) *base { return m.g.base(m.v, s, &m.m.work) })
+	}
+	return m.m.work.stopped != errLater
+}
+
+// Err is ErrWork when the grammar needs more work than one token may cost, or the error of the context that ended
+// Prepare. Only the end of the output is allowed then.
+func (m *Matcher) Err() error {
+	if err := m.m.work.stopped; err != errLater {
+		return err
+	}
+	return nil
+}
+
+// follow finds where the accepted text leads. What is left of it when the limits of the work are reached stays.
+func (m *Matcher) follow() {
+	if m.config == unknown {
+		if c := m.m.start(m.g.p.root, noStack); m.m.work.stopped == nil {
+			m.config = c
+			m.m.work.remember(0)
+		}
+	}
+	for m.config >= 0 && len(m.text) > 0 {
+		before := m.m.work.attempt
+		c := m.m.step(m.config, m.text[0])
+		if m.m.work.stopped != nil {
+			return
+		}
+		m.config, m.text = c, m.text[1:]
+		m.m.work.remember(before)
+	}
+	if m.config == dead {
+		m.text = nil
+	}
+	if len(m.text) == 0 {
+		m.m, m.config = m.m.renew(m.config)
+	}
+}
+
+// settled follows the accepted text to its end.
+func (m *Matcher) settled() {
+	if len(m.text) > 0 || m.config == unknown {
+		m.m.work.begin(nil, 0)
+		m.follow()
+	}
+}
 
 // Fork returns a matcher in the same place that advances on its own. It
 // shares tables with the original, so both stay with one goroutine. It is
 // cheap: drafts that may be rejected are followed on a fork.
 func (m *Matcher) Fork() *Matcher {
+	m.settled()
 	c := *m
-	c.keep = nil
+	c.keep, c.text = nil, slices.Clone(m.text)
 	return &c
 }
 
@@ -73,6 +151,7 @@ func (m *Matcher) Clone() sample.Constraint { return m.Fork() }
 
 // Complete reports whether the output may end here.
 func (m *Matcher) Complete() bool {
+	m.settled()
 	return m.config >= 0 && m.m.configs[m.config].complete
 }
 
@@ -81,8 +160,12 @@ func (m *Matcher) Allows(id int32) bool {
 	if id < 0 || int(id) >= m.v.size {
 		return false
 	}
+	m.settled()
 	if m.v.isEOG[id] {
 		return m.ended || m.Complete() || m.config < 0
+	}
+	if m.pending != nil && m.Err() == nil && !m.ended {
+		return int(id/64) < len(m.pending) && m.pending[id/64]>>(id%64)&1 != 0
 	}
 	return m.next(id) >= 0
 }
@@ -93,6 +176,7 @@ func (m *Matcher) next(id int32) int32 {
 	if m.ended || len(p) == 0 || len(p) > maxPiece {
 		return dead
 	}
+	m.m.work.begin(nil, 0)
 	c := m.config
 	for _, b := range p {
 		if c = m.m.step(c, b); c < 0 {
@@ -106,24 +190,35 @@ func (m *Matcher) next(id int32) int32 {
 // only the end is.
 func (m *Matcher) Accept(id int32) {
 	if id < 0 || int(id) >= m.v.size {
-		m.config = dead
+		m.fail()
 		return
 	}
 	if m.v.isEOG[id] {
 		m.ended = true
 		return
 	}
-	m.config = m.next(id)
-	m.m, m.config = m.m.renew(m.config)
+	p := m.v.pieces[id]
+	if m.ended || len(p) == 0 || len(p) > maxPiece {
+		m.fail()
+		return
+	}
+	m.AcceptText(p)
 }
 
-// AcceptText advances by text that is no token of its own. It reports whether it was allowed.
-func (m *Matcher) AcceptText(text []byte) bool {
-	for _, b := range text {
-		m.config = m.m.step(m.config, b)
-	}
-	m.m, m.config = m.m.renew(m.config)
-	return m.config >= 0
+// AcceptText advances by text that is no token of its own.
+func (m *Matcher) AcceptText(text []byte) {
+	m.settled()
+	m.m.work.saved = 0 // a new token, a new measure
+	m.text, m.pending = slices.Clone(text), nil
+}
+
+// fail leaves only the end.
+func (m *Matcher) fail() { m.config, m.text, m.pending = dead, nil, nil }
+
+// Dead reports that the text does not fit the grammar.
+func (m *Matcher) Dead() bool {
+	m.settled()
+	return m.config == dead
 }
 
 // Prefix returns how many of the tokens, in order, are allowed: where a draft
@@ -154,8 +249,11 @@ func (m *Matcher) Mask(logits []float32) {
 	}
 	var allowed bitset
 	some := false
-	if m.config >= 0 && !m.ended {
-		allowed = m.m.mask(m.v, m.config, func(s int32) *base { return m.g.base(m.v, s) })
+	if m.pending == nil {
+		m.Prepare(nil, false)
+	}
+	if m.Err() == nil && !m.ended {
+		allowed = m.pending
 	}
 	for i := 0; i < len(logits); i += 64 {
 		w := uint64(0)

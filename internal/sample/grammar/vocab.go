@@ -2,6 +2,7 @@ package grammar
 
 import (
 	"bytes"
+	"maps"
 	"slices"
 	"sync"
 )
@@ -24,9 +25,43 @@ type Vocab struct {
 
 	maxLen int // bytes of the longest piece in the trie
 
-	mu    sync.Mutex
-	bases map[int32]*base // of the built-in rules' states, which all grammars share
-	chars *charBase
+	mu     sync.Mutex
+	bases  map[baseKey]*base
+	learnt int // bytes of the bases that are not of built-in rules
+	chars  *charBase
+}
+
+// baseKey is a state of a grammar, which is 0 for the built-in rules that all grammars share. It is a number so that
+// the bases do not hold grammars in memory that are no longer used.
+type baseKey struct {
+	grammar uint64
+	state   int32
+}
+
+// maxLearnt bounds the bytes of the bases of all grammars with a vocabulary.
+const maxLearnt = 64 << 20
+
+func (v *Vocab) base(key baseKey) *base {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.bases[key]
+}
+
+// learn adds a base.
+func (v *Vocab) learn(key baseKey, b *base) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.bases[key] != nil {
+		return
+	}
+	if key.grammar != 0 {
+		n := 8*len(b.allowed) + 4*len(b.exits)
+		if v.learnt += n; v.learnt > maxLearnt {
+			maps.DeleteFunc(v.bases, func(k baseKey, _ *base) bool { return k.grammar != 0 })
+			v.learnt = n
+		}
+	}
+	v.bases[key] = b
 }
 
 // maxPiece bounds the text of a token in the trie; longer ones are never
@@ -38,7 +73,7 @@ const maxPiece = 1 << 12
 // tokens that end the output, allowed when the grammar is complete.
 func NewVocab(pieces [][]byte, eog []int32) *Vocab {
 	v := &Vocab{size: len(pieces), eog: slices.Clone(eog), isEOG: map[int32]bool{}, pieces: pieces,
-		bases: map[int32]*base{}}
+		bases: map[baseKey]*base{}}
 	for _, id := range eog {
 		v.isEOG[id] = true
 	}

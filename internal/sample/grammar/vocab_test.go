@@ -113,7 +113,7 @@ func BenchmarkMask(b *testing.B) {
 			g := mustCompile(b, personSchema)
 			for b.Loop() {
 				if !warm {
-					v.bases, v.chars = map[int32]*base{}, nil
+					v.bases, v.chars = map[baseKey]*base{}, nil
 					g = mustCompile(b, personSchema)
 				}
 				m := g.NewMatcher(v)
