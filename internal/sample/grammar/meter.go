@@ -35,8 +35,8 @@ const (
 	lookEvery = 1 << 16
 )
 
-// meter counts the work of one token. The sum does not depend on how often finding it was tried, nor on what
-// others had found before: what a table keeps is counted once, and what comes out of a cache costs as if it had not.
+// meter counts the work of one token. The sum does not depend on what others had found before, and hardly on how often
+// finding it was tried: what a table keeps is counted once, and what comes out of a cache costs as if it had not.
 type meter struct {
 	saved   int  // in tables: a second attempt finds it there
 	attempt int  // of this attempt, to be done again by another one

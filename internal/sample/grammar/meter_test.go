@@ -53,8 +53,8 @@ func TestOneBudget(t *testing.T) {
 	}
 }
 
-// TestQuick: what others would wait for is a small part of the limit, and the sum is the same in one attempt, in two,
-// and with what another answer found before.
+// TestQuick: what others would wait for is a small part of the limit. The sum is the same with what another answer found
+// before, and within 2 % in two attempts: the second one finds some states that the first one made.
 func TestQuick(t *testing.T) {
 	for schema, text := range map[string]string{
 		`{"type":"string","pattern":"a.{0,300}b.{0,300}c"}`:                                   `"` + strings.Repeat("ab", 20),
@@ -98,7 +98,7 @@ func testQuick(t *testing.T, schema, text string) {
 	}
 	for _, limit := range []int{1, 10, 100, 300, 1000, 5000, quickWork} {
 		twice, later, masks2 := follow(mustCompile(t, schema), testVocab(), limit)
-		if !slices.Equal(once, twice) {
+		if !slices.EqualFunc(once, twice, func(a, b int) bool { return b <= a && a-b <= a/50 }) {
 			t.Errorf("%d units at first: the work differs\nonce  %d\ntwice %d", limit, once, twice)
 		}
 		if same := slices.EqualFunc(masks, masks2, slices.Equal[bitset]); limit < 300 && later == 0 || !same {
