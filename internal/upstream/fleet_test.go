@@ -2,13 +2,18 @@ package upstream
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -69,7 +74,13 @@ func newFake(t *testing.T, models ...string) *fake {
 
 func newFleet(t *testing.T, models ...Model) *Fleet {
 	t.Helper()
-	f, err := New(models, Options{Interval: 10 * time.Millisecond, Timeout: 2 * time.Second})
+	return fleetWith(t, Options{}, models...)
+}
+
+func fleetWith(t *testing.T, opt Options, models ...Model) *Fleet {
+	t.Helper()
+	opt.Interval, opt.Timeout = 10*time.Millisecond, 2*time.Second
+	f, err := New(models, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,6 +213,11 @@ func TestAnotherReplicaAnswers(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
 		},
+		"closes before the first byte": raw("HTTP/1.1 200 OK\r\n\r\n"),
+		"ends before the first byte":   func(w http.ResponseWriter, r *http.Request) { _ = http.NewResponseController(w).Flush() },
+		"an empty answer":              func(w http.ResponseWriter, r *http.Request) {},
+		"no content":                   func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNoContent) },
+		"not HTTP":                     raw("\x00\x01garbage\r\n\r\n"),
 	}
 	for _, name := range slices.Sorted(maps.Keys(broken)) {
 		t.Run(name, func(t *testing.T) {
@@ -226,6 +242,214 @@ func TestAnotherReplicaAnswers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// raw answers with these bytes, HTTP or not, and closes the connection.
+func raw(text string) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		_, _ = io.WriteString(c, text)
+		_ = c.Close()
+	}
+}
+
+// hang takes requests and says nothing until their client leaves.
+func hang(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+// TestHangingReplica: a request whose replica does not begin to answer goes to another one, as soon as health finds it
+// ill, or after the time to begin if it claims to be well.
+func TestHangingReplica(t *testing.T) {
+	for name, c := range map[string]struct {
+		begin time.Duration
+		ill   bool
+		body  string
+	}{
+		"ill, streamed":  {time.Hour, true, `{"stream":true}`},
+		"ill, whole":     {time.Hour, true, `{}`},
+		"well, streamed": {50 * time.Millisecond, false, `{"stream":true}`},
+		"well, whole":    {5 * time.Millisecond, false, `{}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad, good := newFake(t, "m"), newFake(t, "m")
+			bad.answer = func(w http.ResponseWriter, r *http.Request) {
+				if c.ill {
+					defer time.AfterFunc(50*time.Millisecond, func() { bad.sick.Store(true) }).Stop() // after a few looks at it
+				}
+				hang(w, r)
+			}
+			f := fleetWith(t, Options{Begin: c.begin, Policy: RoundRobin}, Model{Name: "m", URLs: []string{bad.URL, good.URL}})
+			waitFor(t, f, wellAll)
+			for bad.served.Load() == 0 {
+				if text, _ := send(t, f, Request{Model: "m", Body: []byte(c.body)}); text != good.URL {
+					t.Fatalf("got %q", text)
+				}
+			}
+			r := f.States()[0].Replicas[0]
+			if r.Load != 0 || r.Failed == 0 {
+				t.Errorf("the replica that hangs has %d requests and %d failures", r.Load, r.Failed)
+			}
+		})
+	}
+}
+
+// TestBegunOrLeft: an answer that began is never left, however close the two are.
+func TestBegunOrLeft(t *testing.T) {
+	f := &Fleet{opt: Options{Interval: time.Nanosecond}}
+	var left atomic.Int64
+	kept := 0
+	for i := range 2000 {
+		before := left.Load()
+		begun := f.await(&replica{}, nil, true, func() { left.Add(1) })
+		time.Sleep(time.Duration(i%2) * 100 * time.Microsecond)
+		if begun() {
+			time.Sleep(time.Microsecond)
+			if kept++; left.Load() != before {
+				t.Fatal("left after it began")
+			}
+		}
+	}
+	if kept == 0 || left.Load() == 0 {
+		t.Errorf("%d began and %d were left, so nothing was shown", kept, left.Load())
+	}
+}
+
+// TestSlowReplica: where no other replica is left, a slow one is waited for, unless it is ill as well.
+func TestSlowReplica(t *testing.T) {
+	for _, ill := range []bool{false, true} {
+		up := newFake(t, "m")
+		goOn := make(chan struct{})
+		up.answer = func(w http.ResponseWriter, r *http.Request) {
+			up.sick.Store(ill)
+			select {
+			case <-goOn:
+				fmt.Fprint(w, "slow")
+			case <-r.Context().Done():
+			}
+		}
+		f := fleetWith(t, Options{Begin: time.Millisecond}, Model{Name: "m", URLs: []string{up.URL}})
+		waitFor(t, f, wellAll)
+		if !ill {
+			time.AfterFunc(200*time.Millisecond, func() { close(goOn) }) // long after the time to begin
+		}
+		res, err := f.Send(t.Context(), Request{Model: "m", Path: "/v1/completions", Body: []byte(`{"stream":true}`)})
+		if ill {
+			if !errors.Is(err, ErrDown) || !strings.Contains(err.Error(), errLate.Error()) {
+				t.Errorf("ill: %v", err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(res.Body); string(b) != "slow" || err != nil {
+			t.Errorf("well: %q %v", b, err)
+		}
+		_ = res.Body.Close()
+	}
+}
+
+// TestBegunIsNotLate: an answer that has begun may take as long as it likes, also when its replica is found ill.
+func TestBegunIsNotLate(t *testing.T) {
+	a, b := newFake(t, "m"), newFake(t, "m")
+	goOn := make(chan struct{})
+	for _, up := range []*fake{a, b} {
+		up.answer = func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, "one ")
+			_ = http.NewResponseController(w).Flush()
+			<-goOn
+			fmt.Fprint(w, "two")
+		}
+	}
+	f := fleetWith(t, Options{Begin: time.Millisecond}, Model{Name: "m", URLs: []string{a.URL, b.URL}})
+	waitFor(t, f, wellAll)
+	res, err := f.Send(t.Context(), Request{Model: "m", Path: "/v1/completions", Body: []byte(`{"stream":true}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	a.sick.Store(true)
+	b.sick.Store(true)
+	waitFor(t, f, func(_ int, err error) bool { return err != nil })
+	time.Sleep(50 * time.Millisecond) // a few looks at it
+	close(goOn)
+	if text, err := io.ReadAll(res.Body); string(text) != "one two" || err != nil {
+		t.Errorf("got %q, %v", text, err)
+	}
+}
+
+// TestNoAddresses: what clients may see of a replica does not say where it is; the log does.
+func TestNoAddresses(t *testing.T) {
+	breaks := newFake(t, "m")
+	breaks.answer = func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "data: x\n\n")
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	for want, base := range map[string]string{
+		"it cannot be reached": dead(t), "the connection broke": breaks.URL,
+	} {
+		var log lockedBuffer
+		f := fleetWith(t, Options{Log: slog.New(slog.NewTextHandler(&log, nil))}, Model{Name: "m", URLs: []string{base}})
+		var err error
+		var res *Response
+		if base == breaks.URL {
+			waitFor(t, f, wellAll)
+		} else {
+			waitFor(t, f, func(_ int, err error) bool { return err != nil && err != errUnasked })
+			if got := f.States()[0].Replicas[0].Err.Error(); got != want {
+				t.Errorf("its state is %q, not %q", got, want)
+			}
+		}
+		if res, err = f.Send(t.Context(), Request{Model: "m", Path: "/v1/completions", Body: []byte("{}")}); err == nil {
+			_, err = io.ReadAll(res.Body)
+			_ = res.Body.Close()
+		}
+		host := strings.TrimPrefix(base, "http://")
+		if err == nil || !strings.HasSuffix(err.Error(), want) || strings.Contains(err.Error(), host) {
+			t.Errorf("%s: a client sees %v", want, err)
+		}
+		if base != breaks.URL && !strings.Contains(log.String(), "dial tcp "+host) {
+			t.Errorf("%s: the log says %s", want, log.String())
+		}
+	}
+}
+
+// TestPlainErrors: errors of connections in words without addresses.
+func TestPlainErrors(t *testing.T) {
+	for want, err := range map[string]error{
+		"its name is not known":          &net.OpError{Op: "dial", Err: &net.DNSError{Name: "gpu1", Server: "10.0.0.1:53"}},
+		"it did not answer in time":      &url.Error{URL: "http://gpu1", Err: &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}},
+		"its certificate is not trusted": &url.Error{URL: "http://gpu1", Err: &tls.CertificateVerificationError{Err: io.EOF}},
+		"the connection broke":           &net.OpError{Op: "read", Err: errors.New("gpu1")},
+	} {
+		if got := plain(err); got.Error() != want || detail(got) != err || !errors.Is(got, err) {
+			t.Errorf("%v is %q with the detail %v", err, got, detail(got))
+		}
+	}
+	if plain(nil) != nil || detail(errEmpty) != errEmpty {
+		t.Error("other errors change")
+	}
+}
+
+// lockedBuffer may be written to by several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func TestBusyEverywhereIsPassedOn(t *testing.T) {
