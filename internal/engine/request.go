@@ -28,6 +28,8 @@ type Request struct {
 	WantLogProb bool
 	// NoCache neither looks for a cached beginning of the prompt nor keeps anything.
 	NoCache bool
+	// Salt keeps cached beginnings apart: a request finds those of requests with the same salt only.
+	Salt string
 	// Checkpoints are prompt lengths worth remembering: message boundaries after which a later request
 	// may differ, such as the length before the opening of the assistant's turn. Attention-only
 	// models need none. Positions outside the prompt are ignored.
