@@ -95,6 +95,25 @@ func TestSaltPerKey(t *testing.T) {
 	}
 }
 
+// TestKeysSeparateSlots: what one key saved no other one restores.
+func TestKeysSeparateSlots(t *testing.T) {
+	f := start(t, options{config: Config{Keys: []string{"one", "two"}}})
+	do := func(key, action string) int {
+		status, _ := f.do("POST", "/slots/0?action="+action, `{"filename":"x"}`, "X-Api-Key", key)
+		return status
+	}
+	if status, b := f.do("POST", "/v1/completions", encode(t, dict{"prompt": strings.Repeat("word ", 30), "max_tokens": 2}),
+		"X-Api-Key", "one"); status != 200 {
+		t.Fatalf("%d %s", status, b)
+	}
+	if status := do("one", "save"); status != 200 {
+		t.Fatalf("save: %d", status)
+	}
+	if one, two := do("one", "restore"), do("two", "restore"); one != 200 || two != 404 {
+		t.Errorf("its owner gets %d, the other key %d", one, two)
+	}
+}
+
 // TestBrokenFile: a file that cannot be loaded is named without its folder, and is not the whole server's problem.
 func TestBrokenFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "secret place")
