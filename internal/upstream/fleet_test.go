@@ -44,7 +44,7 @@ func newFake(t *testing.T, models ...string) *fake {
 		switch r.URL.Path {
 		case "/health":
 			if f.sick.Load() {
-				w.WriteHeader(http.StatusServiceUnavailable)
+				w.WriteHeader(http.StatusInternalServerError)
 			}
 		case "/v1/models":
 			type model struct {
@@ -217,7 +217,12 @@ func TestAnotherReplicaAnswers(t *testing.T) {
 		"ends before the first byte":   func(w http.ResponseWriter, r *http.Request) { _ = http.NewResponseController(w).Flush() },
 		"an empty answer":              func(w http.ResponseWriter, r *http.Request) {},
 		"no content":                   func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNoContent) },
-		"not HTTP":                     raw("\x00\x01garbage\r\n\r\n"),
+		"redirect with a text": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Location", "/elsewhere")
+			w.WriteHeader(http.StatusPermanentRedirect)
+			fmt.Fprint(w, "moved")
+		},
+		"not HTTP": raw("\x00\x01garbage\r\n\r\n"),
 	}
 	for _, name := range slices.Sorted(maps.Keys(broken)) {
 		t.Run(name, func(t *testing.T) {
@@ -531,6 +536,10 @@ func TestCancelReachesTheUpstream(t *testing.T) {
 func TestPathsTheUpstreamLacks(t *testing.T) {
 	up := newFake(t, "m")
 	up.answer = func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/rerank" {
+			w.WriteHeader(http.StatusMethodNotAllowed)
+			return
+		}
 		w.WriteHeader(http.StatusNotFound)
 		if r.URL.Path == "/v1/completions" {
 			fmt.Fprint(w, "the model is gone")
@@ -538,7 +547,7 @@ func TestPathsTheUpstreamLacks(t *testing.T) {
 	}
 	f := newFleet(t, Model{Name: "m", URLs: []string{up.URL}})
 	waitFor(t, f, wellAll)
-	for path, lacks := range map[string]bool{"/v1/messages": true, "/v1/completions": false} {
+	for path, lacks := range map[string]bool{"/v1/messages": true, "/v1/rerank": true, "/v1/completions": false} {
 		if f.Lacks("m", path) {
 			t.Errorf("%s counts as lacking before it was asked for", path)
 		}
@@ -546,6 +555,76 @@ func TestPathsTheUpstreamLacks(t *testing.T) {
 		if f.Lacks("m", path) != lacks {
 			t.Errorf("%s counts as lacking: %v", path, !lacks)
 		}
+	}
+	up.sick.Store(true)
+	waitFor(t, f, func(_ int, err error) bool { return err != nil })
+	for range 500 { // noted right after
+		if !f.Lacks("m", "/v1/messages") {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error("what an older version lacked is remembered after it went away")
+}
+
+// TestFailureTakesOut: a replica that broke off a request gets no other one before it is found well.
+func TestFailureTakesOut(t *testing.T) {
+	bad, good := newFake(t, "m"), newFake(t, "m")
+	bad.answer = raw("")
+	f, err := New([]Model{{Name: "m", URLs: []string{bad.URL, good.URL}}}, Options{Interval: time.Hour, Policy: RoundRobin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	waitFor(t, f, wellAll)
+	for range 10 {
+		send(t, f, Request{Model: "m"})
+	}
+	if n := bad.served.Load(); n != 1 {
+		t.Errorf("it got %d requests", n)
+	}
+	if r := f.States()[0].Replicas[0]; r.Err == nil || r.Failed != 1 || r.Sent != 1 {
+		t.Errorf("its state is %+v", r)
+	}
+}
+
+// TestClientLeavesEarly: a client that leaves before the answer began is no failure of the replica, and nobody else is
+// asked.
+func TestClientLeavesEarly(t *testing.T) {
+	a, b := newFake(t, "m"), newFake(t, "m")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, up := range []*fake{a, b} {
+		up.answer = func(w http.ResponseWriter, r *http.Request) {
+			cancel()
+			hang(w, r)
+		}
+	}
+	f := newFleet(t, Model{Name: "m", URLs: []string{a.URL, b.URL}})
+	waitFor(t, f, wellAll)
+	if _, err := f.Send(ctx, Request{Model: "m", Path: "/v1/completions", Body: []byte("{}")}); err != context.Canceled {
+		t.Errorf("error %v", err)
+	}
+	for _, r := range f.States()[0].Replicas {
+		if r.Failed != 0 || r.Err != nil || r.Load != 0 {
+			t.Errorf("its state is %+v", r)
+		}
+	}
+	if n := a.served.Load() + b.served.Load(); n != 1 {
+		t.Errorf("%d replicas were asked", n)
+	}
+}
+
+// TestClosedTwice: an answer that is closed again counts once.
+func TestClosedTwice(t *testing.T) {
+	up := newFake(t, "m")
+	up.answer = func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, `{"usage":{"prompt_tokens":3}}`) }
+	f := newFleet(t, Model{Name: "m", URLs: []string{up.URL}})
+	waitFor(t, f, wellAll)
+	_, res := send(t, f, Request{Model: "m"})
+	_ = res.Body.Close()
+	if r := f.States()[0].Replicas[0]; r.Usage.Prompt != 3 || r.Load != 0 {
+		t.Errorf("its state is %+v", r)
 	}
 }
 
@@ -562,6 +641,7 @@ func TestWrongSettings(t *testing.T) {
 		{{Name: "m"}},
 		{{Name: "m", URLs: []string{"http://x", "http://x/v1"}}},
 		{{Name: "m", URLs: []string{"http://x"}, Key: "a"}, {Name: "m", URLs: []string{"http://y"}, Key: "b"}},
+		{{Name: "m", URLs: []string{"http://x"}, Alias: "a"}, {Name: "m", URLs: []string{"http://y"}, Alias: "b"}},
 	} {
 		if f, err := New(ms, Options{}); err == nil {
 			f.Close()
