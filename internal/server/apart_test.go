@@ -33,7 +33,7 @@ func TestKeysSeparateResponses(t *testing.T) {
 	chosen := func(words string) []dict {
 		return []dict{{"type": "message", "id": "mine", "role": "user", "content": words}}
 	}
-	_, first := as("one", "POST", "/v1/responses", dict{"input": chosen("the first owner's words"), "max_output_tokens": 2})
+	_, first := as("one", "POST", "/v1/responses", dict{"input": chosen("words of the first one"), "max_output_tokens": 2})
 	id := text(first, "id")
 	if id == "" {
 		t.Fatal(first)
@@ -102,7 +102,7 @@ func TestKeysSeparateSlots(t *testing.T) {
 		status, _ := f.do("POST", "/slots/0?action="+action, `{"filename":"x"}`, "X-Api-Key", key)
 		return status
 	}
-	if status, b := f.do("POST", "/v1/completions", encode(t, dict{"prompt": strings.Repeat("word ", 30), "max_tokens": 2}),
+	if status, b := f.do("POST", "/v1/completions", encode(t, dict{"prompt": strings.Repeat("a b ", 30), "max_tokens": 2}),
 		"X-Api-Key", "one"); status != 200 {
 		t.Fatalf("%d %s", status, b)
 	}
@@ -144,7 +144,8 @@ func TestBrokenFile(t *testing.T) {
 		if eventually(t, "a log line", func() bool { return log.String() != "" }); !strings.Contains(log.String(), dir) {
 			t.Errorf("the log does not say where the file is: %s", log.String())
 		}
-		if _, b := f.do("GET", "/v1/models", ""); !bytes.Contains(b, []byte("bad.gguf")) || bytes.Contains(b, []byte("secret")) {
+		_, b = f.do("GET", "/v1/models", "")
+		if !bytes.Contains(b, []byte("bad.gguf")) || bytes.Contains(b, []byte("secret")) {
 			t.Errorf("the list: %s", b)
 		}
 		want := 200
@@ -161,7 +162,7 @@ func TestBrokenFile(t *testing.T) {
 func TestWithoutPaths(t *testing.T) {
 	for want, err := range map[string]error{
 		"open x.gguf: gone":                &fs.PathError{Op: "open", Path: "/my models/x.gguf", Err: errors.New("gone")},
-		"load x.gguf: tensor a: too short": errors.New("load /home/me/x.gguf: tensor a: too short"),
+		"load x.gguf: tensor a: too short": errors.New("load /models/mine/x.gguf: tensor a: too short"),
 		"x.gguf: damaged":                  errors.New(`C:\models\x.gguf: damaged`),
 		`get "y": the connection failed`:   fmt.Errorf(`get "http://10.0.0.1/x/y": %w`, &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("10.0.0.1")}),
 		"nothing of the kind: 3.5 of 4":    errors.New("nothing of the kind: 3.5 of 4"),
@@ -191,7 +192,8 @@ func TestLogHidesClients(t *testing.T) {
 		{"/v1/messages", dict{"messages": user("refuse " + hidden), "max_tokens": 1}, 400},
 		{"/v1/chat/completions", dict{"messages": msgs, "response_format": dict{"type": long}}, 400},
 		{"/v1/chat/completions", dict{"messages": msgs, "grammar": "root ::= " + hidden}, 400},
-		{"/v1/chat/completions", dict{"messages": msgs, "json_schema": dict{"properties": dict{hidden: dict{"type": 5}}}}, 400},
+		{"/v1/chat/completions", dict{"messages": msgs,
+			"json_schema": dict{"properties": dict{hidden: dict{"type": 5}}}}, 400},
 		{"/v1/chat/completions", dict{"messages": msgs, "tool_choice": long}, 400},
 		{"/v1/messages", dict{"messages": []dict{{"role": "user", "content": []dict{{"type": long}}}}, "max_tokens": 1}, 400},
 		{"/v1/responses", dict{"input": "x", "previous_response_id": long}, 400},
@@ -210,7 +212,8 @@ func TestLogHidesClients(t *testing.T) {
 	eventually(t, "all lines", func() bool { return strings.Count(log.String(), "\n") >= n })
 	for line := range strings.Lines(log.String()) {
 		m := decodeObject(t, []byte(line))
-		if strings.Contains(text(m, "error"), hidden) || strings.Contains(text(m, "path"), hidden) && len(text(m, "path")) > maxLogged {
+		path := text(m, "path")
+		if strings.Contains(text(m, "error"), hidden) || strings.Contains(path, hidden) && len(path) > maxLogged {
 			t.Errorf("the log says %s", line)
 		}
 		if number(m, "status") >= 400 && text(m, "error") == "" {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,14 +67,16 @@ func TestUpstreamChunksComeAtOnce(t *testing.T) {
 	defer srv.Close()
 	f := front(t, Config{}, srv.URL)
 	for path, q := range map[string]dict{
-		"/v1/chat/completions": {"messages": user("x")}, "/v1/responses": {"input": "x"}, "/api/chat": {"messages": user("x")},
+		"/v1/chat/completions": {"messages": user("x")}, "/v1/responses": {"input": "x"},
+		"/api/chat": {"messages": user("x")},
 	} {
 		resp, err := http.Post(f.url+path, "application/json",
 			strings.NewReader(encode(t, with(q, dict{"model": "far", "stream": true}))))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for sc := bufio.NewScanner(resp.Body); sc.Scan() && !strings.Contains(sc.Text(), "one"); { // hangs if it does not come
+		// This hangs if it does not come.
+		for sc := bufio.NewScanner(resp.Body); sc.Scan() && !strings.Contains(sc.Text(), "one"); {
 		}
 		goOn <- struct{}{}
 		_ = resp.Body.Close()
@@ -222,7 +225,9 @@ func TestManyChoicesUsage(t *testing.T) {
 	q := dict{"messages": user("hi")}
 	one := f.post("/v1/chat/completions", q)
 	two := f.post("/v1/chat/completions", with(q, dict{"n": 2}))
-	for _, path := range [][]any{{"usage", "completion_tokens"}, {"usage", "completion_tokens_details", "reasoning_tokens"}} {
+	for _, path := range [][]any{
+		{"usage", "completion_tokens"}, {"usage", "completion_tokens_details", "reasoning_tokens"},
+	} {
 		if a, b := number(one, path...), number(two, path...); a == 0 || b != 2*a {
 			t.Errorf("%v: %d of one choice, %d of two", path, a, b)
 		}
@@ -267,4 +272,51 @@ func TestBodyTimeEnds(t *testing.T) {
 	if status, b := l.do("POST", "/slow", "{}"); status != http.StatusOK {
 		t.Errorf("%d %s", status, b)
 	}
+}
+
+// TestTimings: the first token belongs to the prompt's time, so rates are of the others.
+func TestTimings(t *testing.T) {
+	res := &engine.Result{Generated: 5, Cached: 3}
+	res.Stats.Prompt, res.Stats.PromptTime, res.Stats.DecodeTime = 8, 2*time.Second, time.Second
+	got := timings(res)
+	if got.PredictedPerSecond != 4 || got.PredictedPerTokenMS != 250 || got.PredictedMS != 1000 || got.PredictedN != 5 ||
+		got.PromptPerSecond != 4 || got.PromptPerTokenMS != 250 || got.PromptN != 8 || got.CacheN != 3 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestRecallBorder: a conversation may be as large as a request, and no larger.
+func TestRecallBorder(t *testing.T) {
+	s := New(Config{MaxBody: 100})
+	half := json.RawMessage(`{"type":"message","x":"` + strings.Repeat("x", 25) + `"}`)
+	for size, fits := range map[int]bool{100: true, 101: false} {
+		items := []json.RawMessage{half, append(half[:len(half):len(half)], strings.Repeat(" ", size-2*len(half))...)}
+		if _, err := s.recall("", "", items); err == nil != fits {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+}
+
+// TestWaitingConnection: a connection that waits for room gets it as soon as another one ends.
+func TestWaitingConnection(t *testing.T) {
+	l := newConns(nil, 1, 0)
+	a, b := &conn{l: l, addr: "a"}, &conn{l: l, addr: "b"}
+	l.admit(a)
+	l.state(a, http.StateActive)
+	var admitted atomic.Bool
+	go func() {
+		l.admit(b)
+		admitted.Store(true)
+	}()
+	time.Sleep(20 * time.Millisecond)
+	if admitted.Load() {
+		t.Error("there is one too many")
+	}
+	l.mu.Lock()
+	l.remove(a)
+	l.mu.Unlock()
+	eventually(t, "it is admitted", admitted.Load)
+	l.mu.Lock()
+	l.remove(b)
+	l.mu.Unlock()
 }

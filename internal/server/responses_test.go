@@ -157,7 +157,8 @@ func TestMemoryLimits(t *testing.T) {
 	if n := m.recent.Len(); n != len(m.byID) || len(m.items) != 2*n || n < 5 || n > 30 {
 		t.Errorf("%d responses, %d by id, %d items", n, len(m.byID), len(m.items))
 	}
-	if m.get(ownedID{"", "r1"}) != nil || m.get(ownedID{"", "r99"}) == nil || m.item(ownedID{"", "o99"}) == nil || m.item(ownedID{"", "o1"}) != nil {
+	if m.get(ownedID{"", "r1"}) != nil || m.get(ownedID{"", "r99"}) == nil ||
+		m.item(ownedID{"", "o99"}) == nil || m.item(ownedID{"", "o1"}) != nil {
 		t.Error("the wrong ones are gone")
 	}
 	now = now.Add(time.Hour + time.Second)

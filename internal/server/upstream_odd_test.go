@@ -128,7 +128,8 @@ func TestUpstreamNoAnswer(t *testing.T) {
 // TestUpstreamEndless: an answer that never ends cannot fill the memory, whatever it is made of.
 func TestUpstreamEndless(t *testing.T) {
 	for name, delta := range map[string]string{
-		"text": `{"content":"` + strings.Repeat("x", 4000) + `"}`, "reasoning": `{"reasoning":"` + strings.Repeat("x", 4000) + `"}`,
+		"text":      `{"content":"` + strings.Repeat("x", 4000) + `"}`,
+		"reasoning": `{"reasoning":"` + strings.Repeat("x", 4000) + `"}`,
 		"calls":     `{"tool_calls":[` + strings.Repeat(`{"function":{"name":"f"}},`, 100) + `{"function":{"name":"f"}}]}`,
 		"arguments": `{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"` + strings.Repeat("x", 4000) + `"}}]}`,
 		"nothing":   `{}`,
@@ -194,7 +195,9 @@ func TestUpstreamAddresses(t *testing.T) {
 	f := front(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, srv.URL)
 	ask := func(want string) {
 		t.Helper()
-		for path, q := range map[string]dict{"/v1/chat/completions": {"messages": user("SECRET")}, "/v1/responses": {"input": "SECRET"}} {
+		for path, q := range map[string]dict{
+			"/v1/chat/completions": {"messages": user("SECRET")}, "/v1/responses": {"input": "SECRET"},
+		} {
 			for _, stream := range []bool{false, true} {
 				status, b := f.do("POST", path, encode(t, with(q, dict{"model": "far", "stream": stream})))
 				if !strings.Contains(string(b), want) || strings.Contains(string(b), "127.0.0.1") {

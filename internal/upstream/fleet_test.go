@@ -214,7 +214,7 @@ func TestAnotherReplicaAnswers(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		},
 		"closes before the first byte": raw("HTTP/1.1 200 OK\r\n\r\n"),
-		"ends before the first byte":   func(w http.ResponseWriter, r *http.Request) { _ = http.NewResponseController(w).Flush() },
+		"ends before the first byte":   flush,
 		"an empty answer":              func(w http.ResponseWriter, r *http.Request) {},
 		"no content":                   func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNoContent) },
 		"redirect with a text": func(w http.ResponseWriter, r *http.Request) {
@@ -248,6 +248,8 @@ func TestAnotherReplicaAnswers(t *testing.T) {
 		})
 	}
 }
+
+func flush(w http.ResponseWriter, r *http.Request) { _ = http.NewResponseController(w).Flush() }
 
 // raw answers with these bytes, HTTP or not, and closes the connection.
 func raw(text string) func(http.ResponseWriter, *http.Request) {
@@ -426,7 +428,7 @@ func TestNoAddresses(t *testing.T) {
 func TestPlainErrors(t *testing.T) {
 	for want, err := range map[string]error{
 		"its name is not known":          &net.OpError{Op: "dial", Err: &net.DNSError{Name: "gpu1", Server: "10.0.0.1:53"}},
-		"it did not answer in time":      &url.Error{URL: "http://gpu1", Err: &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}},
+		"it did not answer in time":      &url.Error{URL: "gpu1", Err: &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}},
 		"its certificate is not trusted": &url.Error{URL: "http://gpu1", Err: &tls.CertificateVerificationError{Err: io.EOF}},
 		"the connection broke":           &net.OpError{Op: "read", Err: errors.New("gpu1")},
 	} {
@@ -571,7 +573,8 @@ func TestPathsTheUpstreamLacks(t *testing.T) {
 func TestFailureTakesOut(t *testing.T) {
 	bad, good := newFake(t, "m"), newFake(t, "m")
 	bad.answer = raw("")
-	f, err := New([]Model{{Name: "m", URLs: []string{bad.URL, good.URL}}}, Options{Interval: time.Hour, Policy: RoundRobin})
+	m := Model{Name: "m", URLs: []string{bad.URL, good.URL}}
+	f, err := New([]Model{m}, Options{Interval: time.Hour, Policy: RoundRobin})
 	if err != nil {
 		t.Fatal(err)
 	}

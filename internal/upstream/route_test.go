@@ -47,11 +47,13 @@ func TestStickyBoundsTheLoad(t *testing.T) {
 	}
 }
 
-// TestStickyLeavesLate: a request stays with its replica until that one would have more than a quarter above the average.
+// TestStickyLeavesLate: a request stays with its replica until that one would have more than a quarter above the
+// average.
 func TestStickyLeavesLate(t *testing.T) {
 	const key = 7
 	home := Sticky.Order(nodes(4, 4, 4, 4), key, 0)[0]
-	for load, stays := range map[int]bool{4: true, 5: true, 6: false} { // of 18 and 19 requests a quarter above is 5.6 and 5.9
+	// With 5 and 6 requests at home, a quarter above the average is 5.6 and 5.9.
+	for load, stays := range map[int]bool{4: true, 5: true, 6: false} {
 		loads := []int{4, 4, 4, 4}
 		loads[home] = load
 		if got := Sticky.Order(nodes(loads...), key, 0)[0] == home; got != stays {
