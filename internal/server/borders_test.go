@@ -70,13 +70,18 @@ func TestUpstreamChunksComeAtOnce(t *testing.T) {
 		"/v1/chat/completions": {"messages": user("x")}, "/v1/responses": {"input": "x"},
 		"/api/chat": {"messages": user("x")},
 	} {
-		resp, err := http.Post(f.url+path, "application/json",
+		client := &http.Client{Timeout: 20 * time.Second}
+		resp, err := client.Post(f.url+path, "application/json",
 			strings.NewReader(encode(t, with(q, dict{"model": "far", "stream": true}))))
 		if err != nil {
 			t.Fatal(err)
 		}
-		// This hangs if it does not come.
-		for sc := bufio.NewScanner(resp.Body); sc.Scan() && !strings.Contains(sc.Text(), "one"); {
+		came := false
+		for sc := bufio.NewScanner(resp.Body); !came && sc.Scan(); {
+			came = strings.Contains(sc.Text(), "one")
+		}
+		if !came {
+			t.Errorf("%s: the first chunk does not come before the last", path)
 		}
 		goOn <- struct{}{}
 		_ = resp.Body.Close()
