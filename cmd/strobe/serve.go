@@ -179,7 +179,8 @@ the one "strobe config" names.`,
 	f.Var(&opt.maxStored, "responses-memory", "bytes of responses kept for requests that refer to them; 0 keeps none")
 	f.DurationVar(&opt.storedAge, "responses-age", 24*time.Hour, "time they are kept after their last use")
 	f.IntVar(&opt.maxConns, "max-conns", 1024, "connections at a time; idle ones make room, others wait")
-	f.IntVar(&opt.perAddress, "max-conns-per-address", 0, "connections of one address at a time (default: no limit)")
+	f.IntVar(&opt.perAddress, "max-conns-per-address", 0,
+		"connections of one address at a time, -1 for no limit (default: three quarters, no limit for this machine)")
 	f.DurationVar(&opt.writeTimeout, "write-timeout", 30*time.Second,
 		"time a client may take to accept a piece of its answer")
 	f.DurationVar(&opt.drain, "shutdown-timeout", 10*time.Second,

@@ -1,15 +1,17 @@
 package server
 
 import (
+	"math"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 )
 
 // conns is a listener that bounds the connections that are open at a time. When there is no room for a new one, the
-// connection that has been idle longest is closed: clients keep theirs open for minutes after a request, and would lock
-// others out. When none is idle, the new one waits.
+// connection that has been idle longest is closed: clients keep theirs open for minutes after a request, or open them
+// and say nothing, and would lock others out. When none is idle, the new one waits.
 type conns struct {
 	net.Listener
 	most, perAddress int
@@ -27,8 +29,16 @@ type conn struct {
 	net.Conn
 	l    *conns
 	addr string
-	gone bool // guarded by l.mu
+
+	// Guarded by l.mu.
+	silent *time.Timer
+	spoke  bool // the headers of a request have come
+	gone   bool
 }
+
+// silence is how long a new connection may say nothing before it counts as idle. A client that has something to say
+// says it at once; less would close connections whose request is on its way.
+const silence = time.Second
 
 func newConns(ln net.Listener, most, perAddress int) *conns {
 	l := &conns{Listener: ln, most: most, perAddress: perAddress, byAddr: map[string]int{}}
@@ -61,6 +71,18 @@ func (l *conns) Accept() (net.Conn, error) {
 	}
 }
 
+// limit is how many connections an address may have.
+func (l *conns) limit(addr string) int {
+	ip := net.ParseIP(addr)
+	switch {
+	case l.perAddress > 0:
+		return l.perAddress
+	case l.perAddress < 0, ip == nil, ip.IsLoopback():
+		return math.MaxInt
+	}
+	return max(1, l.most*3/4)
+}
+
 // admit makes room for a connection, waiting for it if need be, and returns those to close for it.
 func (l *conns) admit(c *conn) (ok bool, victims []*conn) {
 	l.mu.Lock()
@@ -75,7 +97,7 @@ func (l *conns) admit(c *conn) (ok bool, victims []*conn) {
 		return true
 	}
 	same := func(x *conn) bool { return x.addr == c.addr }
-	if l.perAddress > 0 && l.byAddr[c.addr] >= l.perAddress && !evict(same) {
+	if l.byAddr[c.addr] >= l.limit(c.addr) && !evict(same) {
 		return false, victims
 	}
 	for !l.closed && l.open >= l.most && !evict(func(*conn) bool { return true }) {
@@ -86,6 +108,13 @@ func (l *conns) admit(c *conn) (ok bool, victims []*conn) {
 	}
 	l.open++
 	l.byAddr[c.addr]++
+	c.silent = time.AfterFunc(silence, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !c.spoke {
+			l.rest(c, true)
+		}
+	})
 	return true, victims
 }
 
@@ -95,6 +124,7 @@ func (l *conns) remove(c *conn) {
 		return
 	}
 	c.gone = true
+	c.silent.Stop()
 	l.rest(c, false)
 	l.open--
 	if l.byAddr[c.addr]--; l.byAddr[c.addr] == 0 {
@@ -123,7 +153,10 @@ func (l *conns) state(nc net.Conn, s http.ConnState) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.rest(c, s == http.StateIdle)
+	if s != http.StateNew {
+		c.spoke = true
+		l.rest(c, s == http.StateIdle)
+	}
 }
 
 func (l *conns) isClosed() bool {

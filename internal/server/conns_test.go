@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"testing"
@@ -106,17 +107,23 @@ func TestPerAddress(t *testing.T) {
 	if _, err := one.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("the first idle connection: %v", err)
 	}
-	// Both busy: half a request each.
+	// Both busy: a further one is closed.
 	l2 := startLive(t, options{config: Config{MaxPerAddress: 2}})
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	l2.s.mux.HandleFunc("GET /slow", func(http.ResponseWriter, *http.Request) {
+		begun <- struct{}{}
+		<-goOn
+	})
 	for range 2 {
 		c, err := net.Dial("tcp", l2.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if _, err := io.WriteString(c, "GET /health HTTP/1.1\r\n"); err != nil {
+		if _, err := io.WriteString(c, "GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
+		<-begun
 	}
 	c, err := net.Dial("tcp", l2.addr)
 	if err != nil {
@@ -126,5 +133,93 @@ func TestPerAddress(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); err == nil {
 		t.Error("a third connection was served")
 	}
+	close(goOn)
+}
 
+// TestSilentConnections: connections that say nothing, or half a header, make room for others.
+func TestSilentConnections(t *testing.T) {
+	l := startLive(t, options{config: Config{MaxConns: 8, HeaderTimeout: time.Hour}})
+	for i := range 20 {
+		c, err := net.Dial("tcp", l.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "GET /health HTTP/1.1\r\nHost:"[:i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if status, b := l.do("GET", "/health", ""); status != http.StatusOK {
+		t.Errorf("%d %s", status, b)
+	}
+}
+
+// TestNewConnectionsStay: a connection whose request is on its way is not closed for another one.
+func TestNewConnectionsStay(t *testing.T) {
+	l := newConns(nil, 2, 0)
+	a, b := &conn{l: l, addr: "a"}, &conn{l: l, addr: "b"}
+	for _, c := range []*conn{a, b} {
+		if ok, victims := l.admit(c); !ok || victims != nil {
+			t.Fatalf("%v, %v", ok, victims)
+		}
+	}
+	if len(l.idle) != 0 {
+		t.Error("a new connection counts as idle")
+	}
+	l.state(a, http.StateActive)
+	eventually(t, "the silent connection counts as idle", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.idle) > 0
+	})
+	if l.idle[0] != b || len(l.idle) != 1 {
+		t.Errorf("idle are %v", l.idle)
+	}
+	if ok, victims := l.admit(&conn{l: l, addr: "c"}); !ok || len(victims) != 1 || victims[0] != b {
+		t.Errorf("%v, %v", ok, victims)
+	}
+	l.state(b, http.StateIdle) // what the HTTP server says of one that is closed already
+	if len(l.idle) != 0 {
+		t.Error("a closed connection counts as idle")
+	}
+}
+
+// TestDefaultPerAddress: one address does not get all connections, unless that is asked for or it is this machine's.
+func TestDefaultPerAddress(t *testing.T) {
+	for _, c := range []struct {
+		given int
+		addr  string
+		want  int
+	}{
+		{0, "10.0.0.1", 6}, {0, "2001:db8::1", 6}, {0, "127.0.0.1", math.MaxInt}, {0, "::1", math.MaxInt},
+		{0, "@", math.MaxInt},
+		{3, "10.0.0.1", 3}, {3, "127.0.0.1", 3}, {-1, "10.0.0.1", math.MaxInt},
+	} {
+		if got := newConns(nil, 8, c.given).limit(c.addr); got != c.want {
+			t.Errorf("%d for %s means %d, not %d", c.given, c.addr, got, c.want)
+		}
+	}
+	if got := newConns(nil, 1, 0).limit("10.0.0.1"); got != 1 {
+		t.Errorf("of one connection an address may have %d", got)
+	}
+	l := newConns(nil, 4, 0)
+	var kept []*conn
+	for i, addr := range []string{"10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"} {
+		c := &conn{l: l, addr: addr}
+		ok, _ := l.admit(c)
+		if ok != (i != 3) {
+			t.Errorf("connection %d of %s: %v", i, addr, ok)
+		}
+		if ok {
+			l.rest(c, false) // a request has come
+			kept = append(kept, c)
+		}
+	}
+	for _, c := range kept {
+		l.remove(c)
+		l.remove(c) // closed twice
+	}
+	if l.open != 0 || len(l.byAddr) != 0 || len(l.idle) != 0 {
+		t.Errorf("%d open, %v by address, %d idle", l.open, l.byAddr, len(l.idle))
+	}
 }

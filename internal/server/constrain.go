@@ -81,7 +81,7 @@ func (v *view) grammar(f format) (*grammar.Grammar, error) {
 		case f.gbnf != "":
 			g, err := grammar.CompileGBNF(f.gbnf)
 			if err != nil {
-				return nil, invalid("grammar", "%v", err)
+				return nil, refused("grammar", "the grammar cannot be used", err)
 			}
 			return g, nil
 		case f.schema != nil:

@@ -84,16 +84,17 @@ func (s *Server) slotAction(w http.ResponseWriter, r *http.Request, q *slotReque
 	if len(q.Filename) > 256 {
 		return nil, invalid("filename", "is longer than 256 bytes")
 	}
+	name := ownerOf(r.Context()) + q.Filename // no key saves over what another one saved
 	switch action {
 	case "save":
-		n, size, err := v.engine.SaveSlot(r.Context(), id, q.Filename)
+		n, size, err := v.engine.SaveSlot(r.Context(), id, name)
 		if err != nil {
 			return nil, err
 		}
 		out["filename"], out["n_saved"], out["n_written"] = q.Filename, n, size
 		took("save_ms")
 	case "restore":
-		n, err := v.engine.RestoreSlot(r.Context(), id, q.Filename)
+		n, err := v.engine.RestoreSlot(r.Context(), id, name)
 		if err != nil {
 			return nil, err
 		}

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -24,6 +26,8 @@ type apiError struct {
 	Code    string // a finer one where clients know it
 	Param   string // the request's field that is at fault
 	Message string
+	// Log is what the log says instead: more than clients may know, or less where the message may have their text in it.
+	Log string
 
 	Prompt, Context int // tokens, of a prompt that does not fit
 	Retry           int // seconds after which to try again
@@ -38,6 +42,68 @@ func invalid(param, format string, args ...any) error {
 		msg = param + ": " + msg
 	}
 	return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: param, Message: msg}
+}
+
+// refused is a wrong value whose description repeats what the client sent, such as a piece of a conversation. The log
+// says only what kind of thing it was.
+func refused(param, what string, err error) error {
+	return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: param, Log: what,
+		Message: strings.TrimPrefix(param+": "+err.Error(), ": ")}
+}
+
+// badUpstream reports an upstream that answered with something that is no answer.
+func badUpstream(msg string) *apiError {
+	return &apiError{Status: http.StatusBadGateway, Type: "server_error", Code: "upstream_failed", Message: msg}
+}
+
+// internal reports a fault of this server or of its files: clients are not told where those lie.
+func internal(code string, err error) *apiError {
+	return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Code: code,
+		Message: withoutPaths(err), Log: err.Error()}
+}
+
+// folders are what stands before the last slash of a file's name or an address, with spaces in between.
+var folders = regexp.MustCompile(`[^\s"']*[/\\](?:[^"':\n]*[/\\])?`)
+
+// withoutPaths is an error with files called by their name alone: where they lie is nobody's business.
+func withoutPaths(err error) string {
+	msg := err.Error()
+	var network *net.OpError
+	if errors.As(err, &network) {
+		msg = strings.ReplaceAll(msg, network.Error(), "the connection failed")
+	}
+	return folders.ReplaceAllString(msg, "")
+}
+
+// maxLogged bounds an error in the log, and maxValue a value of the client in it, in characters.
+const maxLogged, maxValue = 300, 32
+
+// values are the parts of messages that are quoted, as everything is that a client sent.
+var values = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+
+// logged is the error as the log has it, with what clients sent cut.
+func (e *apiError) logged() string {
+	if e.Log != "" {
+		return e.Log
+	}
+	msg := values.ReplaceAllStringFunc(e.Message, func(s string) string {
+		if short := cutText(s, maxValue); short != s {
+			return short + `"`
+		}
+		return s
+	})
+	return cutText(msg, maxLogged)
+}
+
+// cutText is the beginning of a text.
+func cutText(s string, most int) string {
+	n := 0
+	for i := range s {
+		if n++; n > most {
+			return s[:i] + "…"
+		}
+	}
+	return s
 }
 
 func unavailable(msg string) *apiError {
@@ -85,15 +151,14 @@ func explain(err error) *apiError {
 		e.Param = "model"
 		return e
 	case errors.As(err, &load):
-		return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Code: "model_load_failed",
-			Message: load.Error()}
+		return internal("model_load_failed", load)
 	case errors.As(err, &field):
 		e := bad("")
 		e.Param = field.Field
 		return e
 	case errors.As(err, &schema):
 		e := bad("")
-		e.Param = "response_format"
+		e.Param, e.Log = "response_format", "the schema cannot be used"
 		return e
 	case errors.Is(err, grammar.ErrWork):
 		return bad("")
@@ -130,7 +195,7 @@ func explain(err error) *apiError {
 	case errors.Is(err, errClient), errors.Is(err, context.Canceled), errors.Is(err, dialog.ErrStopped):
 		return &apiError{Status: statusClientGone, Type: "server_error", Message: errClient.Error()}
 	}
-	return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Message: err.Error()}
+	return internal("", err)
 }
 
 // errorJSON is OpenAI's shape of an error, with llama.cpp's counts of a prompt that does not fit.

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"math/rand/v2"
+	"net/http/httptest"
 	"testing"
 
 	"strobe/internal/chat/parse"
@@ -63,7 +64,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		var r responsesRequest
 		if check(decodeJSON(b, "", &r)) {
-			c, err := s.responsesConversation(&r)
+			c, err := s.responsesConversation(httptest.NewRequest("POST", "/v1/responses", nil), &r)
 			render(c, err)
 		}
 		var t1 completionRequest

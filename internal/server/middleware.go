@@ -206,7 +206,7 @@ func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, t
 	}
 	attrs := []slog.Attr{
 		slog.String("id", id), slog.String("client", clientIP(r)), slog.String("method", r.Method),
-		slog.String("path", r.URL.Path),
+		slog.String("path", cutText(r.URL.Path, maxLogged)),
 		slog.Int("status", status), slog.Float64("ms", ms(took)), slog.Int64("bytes", w.bytes),
 	}
 	attrs = append(attrs, rec.attrs...)
@@ -214,7 +214,7 @@ func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, t
 		attrs = append(attrs, slog.Int("choices", rec.choices))
 	}
 	if rec.err != nil {
-		attrs = append(attrs, slog.String("error", rec.err.Message))
+		attrs = append(attrs, slog.String("error", rec.err.logged()))
 	}
 	s.cfg.Log.LogAttrs(context.WithoutCancel(r.Context()), level, "request", attrs...)
 }
@@ -369,8 +369,17 @@ func (s *Server) checkKey(next http.Handler) http.Handler {
 				Message: "a valid API key is needed: Authorization: Bearer KEY"})
 			return
 		}
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), ownerKey{}, string(sum[:]))))
 	})
+}
+
+type ownerKey struct{}
+
+// ownerOf stands for the client of a request: the hash of its key, "" on a server without keys. What belongs to one
+// owner no other one gets to see.
+func ownerOf(ctx context.Context) string {
+	owner, _ := ctx.Value(ownerKey{}).(string)
+	return owner
 }
 
 // limitHeld bounds the memory of all request bodies together, as they are read. A body counts until its

@@ -24,6 +24,8 @@ type Models interface {
 	List() []engine.ModelInfo
 	// Resident returns the engines of the loaded models by name.
 	Resident() map[string]*engine.Engine
+	// alone reports whether there is one model, which answers to every name.
+	alone() bool
 }
 
 // Pool offers the models of a pool. Where only is not empty, every request gets that model, whatever
@@ -48,6 +50,10 @@ func (p pool) Acquire(ctx context.Context, name string) (string, *engine.Engine,
 		l.Release()
 	}, nil
 }
+
+// alone: clients get this model whatever they ask for.
+func (p pool) alone() bool    { return p.only != "" }
+func (s *single) alone() bool { return true }
 
 func (p pool) Unload(ctx context.Context, name string) error {
 	if p.only != "" {

@@ -24,10 +24,15 @@ func (s *Server) fingerprint() string {
 	return "strobe-" + s.cfg.Version
 }
 
-// health says whether the server can answer. It fails when the only model has stopped by a defect.
+// health says whether the server can answer. It fails when the server's only model has stopped by a defect; a broken
+// file in a folder of models is a matter of that one.
 func (s *Server) health(w http.ResponseWriter, r *http.Request) (any, error) {
-	if list := s.models().List(); len(list) == 1 && list[0].State == engine.StateFailed && list[0].Err != nil {
-		return nil, unavailable(list[0].Err.Error())
+	if s.models().alone() {
+		for _, m := range s.models().List() {
+			if m.State == engine.StateFailed && m.Err != nil {
+				return nil, unavailable(withoutPaths(m.Err))
+			}
+		}
 	}
 	return map[string]string{"status": "ok"}, nil
 }

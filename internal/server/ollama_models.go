@@ -87,13 +87,10 @@ func (q *ollamaNamed) name() string {
 	return q.Name
 }
 
-// find returns what is known of a model without loading it. A server of one model has it under every name.
+// find returns what is known of a model without loading it.
 func (s *Server) find(name string) (engine.ModelInfo, error) {
 	name = s.ollamaName(name)
 	list := s.models().List()
-	if len(list) == 1 {
-		return list[0], nil
-	}
 	i := slices.IndexFunc(list, func(m engine.ModelInfo) bool { return m.Name == name })
 	if i < 0 {
 		return engine.ModelInfo{}, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
@@ -104,6 +101,9 @@ func (s *Server) find(name string) (engine.ModelInfo, error) {
 
 func (s *Server) ollamaShow(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
 	m, err := s.find(q.name())
+	if err != nil && s.models().alone() { // it answers to every name
+		m, err = s.models().List()[0], nil
+	}
 	if err != nil {
 		return nil, err
 	}

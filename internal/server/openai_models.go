@@ -89,7 +89,7 @@ func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 		j.LastUsedMS = m.LastUsed.UnixMilli()
 	}
 	if m.Err != nil {
-		j.Error = m.Err.Error()
+		j.Error = withoutPaths(m.Err)
 	}
 	if e != nil {
 		t := e.Model().Target

@@ -121,7 +121,7 @@ func (v *view) render(c *conversation) (*dialog.Prompt, error) {
 	var field *chat.FieldError
 	if err != nil && !errors.As(err, &long) && !errors.As(err, &field) && !errors.Is(err, dialog.ErrStopped) {
 		// The template refuses the conversation, or cannot show it.
-		return nil, invalid("", "%v", err)
+		return nil, refused("", "the chat template refuses the conversation", err)
 	}
 	return p, err
 }
@@ -141,6 +141,9 @@ func (s *Server) prompt(r *http.Request, model string, c *conversation) (*dialog
 // read them. What is common to them, the sampling, is already in req.
 func (v *view) answers(c *conversation, req engine.Request, n int, stream bool) ([]engine.Request, []*reply, error) {
 	if v.remote != nil {
+		if req.WantLogProb {
+			return nil, nil, invalid("logprobs", "is not supported for a model of another server")
+		}
 		reqs, replies := make([]engine.Request, n), make([]*reply, n)
 		for i := range reqs {
 			reqs[i] = req

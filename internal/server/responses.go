@@ -84,7 +84,7 @@ type outputPart struct {
 }
 
 func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
-	c, err := s.responsesConversation(q)
+	c, err := s.responsesConversation(r, q)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 		a.base.Reasoning["summary"] = q.Reasoning.Summary
 	}
 	if q.Store == nil || *q.Store {
-		a.memory = s.memory
+		a.memory, a.owner = s.memory, ownerOf(r.Context())
 		a.base.Store = s.memory.limit > 0
 	}
 	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
@@ -120,7 +120,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 
 // inputTokens counts the tokens of a request without running it.
 func (s *Server) inputTokens(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
-	c, err := s.responsesConversation(q)
+	c, err := s.responsesConversation(r, q)
 	if err != nil {
 		return nil, err
 	}
@@ -172,6 +172,7 @@ type responseAnswer struct {
 	base    responseJSON
 	rep     *reply
 	memory  *memory // keeps the response at its end; nil if nobody shall
+	owner   string  // of what it keeps
 	summary bool    // reasoning is shown where summaries are
 	seal    bool    // and in encrypted_content
 	st      *stream // nil for a whole answer
@@ -357,7 +358,7 @@ func (a *responseAnswer) finish() error {
 	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
 	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), status
 	if a.memory != nil { // before the client hears of the end and goes on from it
-		kept, err := a.memory.put(&a.base, a.q.items)
+		kept, err := a.memory.put(a.owner, &a.base, a.q.items)
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/base64"
 	"encoding/json"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -90,7 +91,7 @@ func (q *responsesRequest) refuse() error {
 	return q.refusedFields.check()
 }
 
-func (s *Server) responsesConversation(q *responsesRequest) (*conversation, error) {
+func (s *Server) responsesConversation(r *http.Request, q *responsesRequest) (*conversation, error) {
 	if err := q.refuse(); err != nil {
 		return nil, err
 	}
@@ -106,7 +107,7 @@ func (s *Server) responsesConversation(q *responsesRequest) (*conversation, erro
 	if q.items, err = inputItems(q.Input); err != nil {
 		return nil, err
 	}
-	items, err := s.recall(previous, q.items)
+	items, err := s.recall(ownerOf(r.Context()), previous, q.items)
 	if err != nil {
 		return nil, err
 	}

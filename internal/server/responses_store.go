@@ -21,17 +21,22 @@ type memory struct {
 
 	mu     sync.Mutex
 	bytes  int64
-	recent *list.List               // of *stored, the one used last in front
-	byID   map[string]*list.Element // of recent
-	items  map[string]keptItem      // by id
+	recent *list.List                // of *stored, the one used last in front
+	byID   map[ownedID]*list.Element // of recent
+	items  map[ownedID]keptItem
 }
+
+// ownedID is the id of a response or an item among those of one owner. Clients choose ids of items, so those of others
+// must not be in their way.
+type ownedID struct{ owner, id string }
 
 // stored is a response with what it answered.
 type stored struct {
-	id, previous  string
+	key           ownedID
+	previous      string
 	body          json.RawMessage // as the client got it
 	input, output []json.RawMessage
-	ids           []string // of the items
+	ids           []ownedID // of the items
 	size          int64
 	used          time.Time
 }
@@ -46,18 +51,18 @@ const itemCost = 256
 
 func newMemory(limit int64, age time.Duration) *memory {
 	return &memory{limit: limit, age: age, now: time.Now, recent: list.New(),
-		byID: map[string]*list.Element{}, items: map[string]keptItem{}}
+		byID: map[ownedID]*list.Element{}, items: map[ownedID]keptItem{}}
 }
 
-// put keeps a response and reports whether it has room. The input must have ids.
-func (m *memory) put(resp *responseJSON, input []json.RawMessage) (bool, error) {
+// put keeps a response of an owner and reports whether it has room. The input must have ids.
+func (m *memory) put(owner string, resp *responseJSON, input []json.RawMessage) (bool, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(resp); err != nil {
 		return false, err
 	}
-	s := &stored{id: resp.ID, body: b.Bytes(), size: int64(b.Len()) + itemCost}
+	s := &stored{key: ownedID{owner, resp.ID}, body: b.Bytes(), size: int64(b.Len()) + itemCost}
 	if resp.PreviousResponseID != nil {
 		s.previous = *resp.PreviousResponseID
 	}
@@ -81,12 +86,13 @@ func (m *memory) put(resp *responseJSON, input []json.RawMessage) (bool, error) 
 	defer m.mu.Unlock()
 	s.used = m.now()
 	e := m.recent.PushFront(s)
-	m.byID[s.id] = e
+	m.byID[s.key] = e
 	m.bytes += s.size
 	for _, raw := range slices.Concat(s.input, s.output) {
 		if id, ref := itemID(raw); id != "" && !ref {
-			m.items[id] = keptItem{raw, e}
-			s.ids = append(s.ids, id)
+			key := ownedID{owner, id}
+			m.items[key] = keptItem{raw, e}
+			s.ids = append(s.ids, key)
 		}
 	}
 	m.trim()
@@ -106,7 +112,7 @@ func (m *memory) trim() {
 func (m *memory) forget(e *list.Element) {
 	s := m.recent.Remove(e).(*stored)
 	m.bytes -= s.size
-	delete(m.byID, s.id)
+	delete(m.byID, s.key)
 	for _, id := range s.ids {
 		if m.items[id].owner == e { // a later response may have said it again
 			delete(m.items, id)
@@ -122,7 +128,7 @@ func (m *memory) use(e *list.Element) *stored {
 }
 
 // get returns a response, nil when there is none.
-func (m *memory) get(id string) *stored {
+func (m *memory) get(id ownedID) *stored {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.trim()
@@ -133,7 +139,7 @@ func (m *memory) get(id string) *stored {
 }
 
 // item returns an item of a response, nil when there is none.
-func (m *memory) item(id string) json.RawMessage {
+func (m *memory) item(id ownedID) json.RawMessage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.trim()
@@ -146,7 +152,7 @@ func (m *memory) item(id string) json.RawMessage {
 }
 
 // remove forgets a response and reports whether there was one.
-func (m *memory) remove(id string) bool {
+func (m *memory) remove(id ownedID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.byID[id]
@@ -180,10 +186,10 @@ type placedItem struct {
 
 // recall returns a whole conversation: what a response and those before it were made of, then the new input, with
 // every reference replaced by what it refers to. All of it together may be as large as one request.
-func (s *Server) recall(previous string, input []json.RawMessage) ([]placedItem, error) {
+func (s *Server) recall(owner, previous string, input []json.RawMessage) ([]placedItem, error) {
 	var chain []*stored
 	for id := previous; id != ""; {
-		r := s.memory.get(id)
+		r := s.memory.get(ownedID{owner, id})
 		if r == nil {
 			why := "it was deleted, is too old or made room for others, or this server never made it"
 			if s.memory.limit <= 0 {
@@ -199,7 +205,7 @@ func (s *Server) recall(previous string, input []json.RawMessage) ([]placedItem,
 	var out []placedItem
 	for _, r := range slices.Backward(chain) {
 		for _, raw := range slices.Concat(r.input, r.output) {
-			out = append(out, placedItem{"previous_response_id " + r.id, raw})
+			out = append(out, placedItem{"previous_response_id " + r.key.id, raw})
 		}
 	}
 	for i, raw := range input {
@@ -208,7 +214,7 @@ func (s *Server) recall(previous string, input []json.RawMessage) ([]placedItem,
 	size := int64(0)
 	for i := range out {
 		if id, reference := itemID(out[i].raw); reference {
-			if out[i].raw = s.memory.item(id); out[i].raw == nil {
+			if out[i].raw = s.memory.item(ownedID{owner, id}); out[i].raw == nil {
 				return nil, &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: out[i].at,
 					Message: fmt.Sprintf("%s: there is no item %q; those of deleted or old responses, or with store: false, are not kept",
 						out[i].at, id)}
@@ -226,7 +232,7 @@ func (s *Server) recall(previous string, input []json.RawMessage) ([]placedItem,
 // storedResponse returns what a path names.
 func (s *Server) storedResponse(r *http.Request) (*stored, error) {
 	id := r.PathValue("id")
-	if x := s.memory.get(id); x != nil {
+	if x := s.memory.get(ownedID{ownerOf(r.Context()), id}); x != nil {
 		return x, nil
 	}
 	return nil, noResponse(id)
@@ -250,7 +256,7 @@ func (s *Server) getResponse(w http.ResponseWriter, r *http.Request) (any, error
 
 func (s *Server) deleteResponse(w http.ResponseWriter, r *http.Request) (any, error) {
 	id := r.PathValue("id")
-	if !s.memory.remove(id) {
+	if !s.memory.remove(ownedID{ownerOf(r.Context()), id}) {
 		return nil, noResponse(id)
 	}
 	return map[string]any{"id": id, "object": "response", "deleted": true}, nil

@@ -139,7 +139,7 @@ func TestMemoryLimits(t *testing.T) {
 		resp := &responseJSON{ID: fmt.Sprint("r", i), Output: []outputItem{{ID: fmt.Sprint("o", i), Type: "message"}}}
 		input := []json.RawMessage{json.RawMessage(fmt.Sprintf(`{"id":"i%d","type":"message","content":%q}`, i,
 			strings.Repeat("x", 1000)))}
-		if ok, err := m.put(resp, input); !ok || err != nil {
+		if ok, err := m.put("", resp, input); !ok || err != nil {
 			t.Fatalf("%d: %v, %v", i, ok, err)
 		}
 	}
@@ -150,33 +150,34 @@ func TestMemoryLimits(t *testing.T) {
 		if m.bytes > m.limit {
 			t.Fatalf("%d bytes", m.bytes)
 		}
-		if m.item("i0") == nil { // in use
+		if m.item(ownedID{"", "i0"}) == nil { // in use
 			t.Fatalf("after %d more, the one in use is gone", i)
 		}
 	}
 	if n := m.recent.Len(); n != len(m.byID) || len(m.items) != 2*n || n < 5 || n > 30 {
 		t.Errorf("%d responses, %d by id, %d items", n, len(m.byID), len(m.items))
 	}
-	if m.get("r1") != nil || m.get("r99") == nil || m.item("o99") == nil || m.item("o1") != nil {
+	if m.get(ownedID{"", "r1"}) != nil || m.get(ownedID{"", "r99"}) == nil ||
+		m.item(ownedID{"", "o99"}) == nil || m.item(ownedID{"", "o1"}) != nil {
 		t.Error("the wrong ones are gone")
 	}
 	now = now.Add(time.Hour + time.Second)
-	if m.get("r99") != nil || m.bytes != 0 || len(m.items) != 0 || len(m.byID) != 0 {
+	if m.get(ownedID{"", "r99"}) != nil || m.bytes != 0 || len(m.items) != 0 || len(m.byID) != 0 {
 		t.Errorf("after their time %d bytes, %d items are left", m.bytes, len(m.items))
 	}
 	big := &responseJSON{ID: "big", Output: []outputItem{}}
-	if ok, err := m.put(big, []json.RawMessage{json.RawMessage(`"` + strings.Repeat("x", 50<<10) + `"`)}); ok ||
+	if ok, err := m.put("", big, []json.RawMessage{json.RawMessage(`"` + strings.Repeat("x", 50<<10) + `"`)}); ok ||
 		err != nil || m.bytes != 0 {
 		t.Errorf("too large: %v, %v, %d bytes", ok, err, m.bytes)
 	}
 	// An item said again belongs to the later response.
 	same := []json.RawMessage{json.RawMessage(`{"id":"same","role":"user","content":"x"}`)}
 	for _, id := range []string{"a", "b"} {
-		if ok, err := m.put(&responseJSON{ID: id}, same); !ok || err != nil {
+		if ok, err := m.put("", &responseJSON{ID: id}, same); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
 	}
-	if m.remove("a"); m.item("same") == nil {
+	if m.remove(ownedID{"", "a"}); m.item(ownedID{"", "same"}) == nil {
 		t.Error("an item of a response that is kept is gone")
 	}
 }

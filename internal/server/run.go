@@ -84,6 +84,7 @@ type batch struct {
 func (s *Server) submit(ctx context.Context, v *view, reqs []engine.Request, replies []*reply) (*batch, error) {
 	b := &batch{s: s, v: v, replies: replies}
 	for i := range reqs {
+		reqs[i].Salt = ownerOf(ctx)
 		if s.tweak != nil {
 			s.tweak(&reqs[i], v)
 		}

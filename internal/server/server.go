@@ -57,7 +57,9 @@ type Config struct {
 	MaxBody  int64 // bytes of a request; 0 means 16 MiB
 	MaxHeld  int64 // bytes of all requests being handled; 0 means 64 MiB
 	MaxConns int   // connections at a time; 0 means 1024. When there is no other, an idle one makes room
-	// MaxPerAddress is how many of them one address may have; 0 means all. Behind a proxy all clients have one address.
+	// MaxPerAddress is how many of them one address may have. 0 means three quarters, so that none can lock the others
+	// out, and no limit for this machine itself; less than 0 means no limit at all. Behind a proxy all clients have one
+	// address.
 	MaxPerAddress int
 
 	// MaxStored bounds the memory of responses that later requests may refer to; 0 means 64 MiB, less keeps none.
@@ -249,7 +251,7 @@ func (s *Server) routes() {
 			return
 		}
 		fail(w, r, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
-			Message: "there is nothing at " + r.URL.Path})
+			Message: "there is nothing at " + r.URL.Path, Log: "there is nothing at this path"})
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -116,7 +115,7 @@ func (s *Server) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstrea
 		if r.Context().Err() != nil {
 			return nil
 		}
-		err = fmt.Errorf("the upstream broke off: %w", err)
+		err = brokeOff(err)
 		logOf(r).fail(explain(err))
 		if !strings.HasPrefix(res.Head.Get("Content-Type"), "text/event-stream") {
 			panic(http.ErrAbortHandler)
@@ -128,6 +127,9 @@ func (s *Server) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstrea
 		return nil
 	}
 }
+
+// brokeOff reports an upstream whose answer ended before it was complete.
+func brokeOff(err error) error { return badUpstream("the upstream broke off: " + err.Error()) }
 
 // remote is a model of an upstream, asked with OpenAI's chat protocol.
 type remote struct {
@@ -226,6 +228,9 @@ type remoteGeneration struct {
 	finish string
 	usage  usageJSON
 	count  int
+	said   bool  // something
+	size   int64 // of what is kept of it
+	most   int64 // of that
 }
 
 // ask begins an answer of an upstream.
@@ -234,7 +239,7 @@ func (s *Server) ask(ctx context.Context, v *view, c *conversation, req *engine.
 	if err != nil {
 		return nil, err
 	}
-	g := &remoteGeneration{begun: time.Now(), done: make(chan struct{})}
+	g := &remoteGeneration{begun: time.Now(), done: make(chan struct{}), most: s.cfg.MaxBody}
 	ctx, g.cancel = context.WithCancel(ctx)
 	g.end = sync.OnceFunc(func() { close(g.done) })
 	g.res, err = v.remote.fleet.Send(ctx, upstream.Request{
@@ -270,7 +275,8 @@ func upstreamError(res *upstream.Response, text []byte) error {
 	if e.Error.Type == "" {
 		e.Error.Type = "upstream_error"
 	}
-	return &apiError{Status: res.Status, Type: e.Error.Type, Message: "the upstream says: " + e.Error.Message}
+	return &apiError{Status: res.Status, Type: e.Error.Type, Message: "the upstream says: " + e.Error.Message,
+		Log: fmt.Sprintf("the upstream refuses the request with status %d", res.Status)} // its words may be the client's
 }
 
 // Cancel ends the answer, whether somebody reads it or not.
@@ -292,6 +298,8 @@ func (g *remoteGeneration) Next(ctx context.Context) (engine.Event, error) {
 		data, isData := bytes.CutPrefix(bytes.TrimSpace(g.lines.Bytes()), []byte("data:"))
 		data = bytes.Clone(bytes.TrimSpace(data))
 		switch {
+		case isData && string(data) == "[DONE]" && g.finish == "" && !g.said:
+			return g.over(badUpstream("the upstream's answer is empty")), nil
 		case isData && string(data) == "[DONE]":
 			return g.over(nil), nil
 		case isData && len(data) > 0:
@@ -304,7 +312,7 @@ func (g *remoteGeneration) Next(ctx context.Context) (engine.Event, error) {
 		case !more && ctx.Err() != nil:
 			return g.over(context.Cause(ctx)), nil
 		case !more:
-			return g.over(fmt.Errorf("the upstream broke off: %w", cmp.Or(g.lines.Err(), io.ErrUnexpectedEOF))), nil
+			return g.over(brokeOff(cmp.Or(g.lines.Err(), io.ErrUnexpectedEOF))), nil
 		}
 	}
 }
@@ -330,10 +338,12 @@ type chunkJSON struct {
 func (g *remoteGeneration) note(data []byte) error {
 	var c chunkJSON
 	if err := json.Unmarshal(data, &c); err != nil {
-		return errors.New("the upstream sent a chunk that is not JSON")
+		return badUpstream("the upstream sent a chunk that is not JSON")
 	}
 	if c.Error != nil {
-		return fmt.Errorf("the upstream says: %s", c.Error.Message)
+		e := badUpstream("the upstream says: " + c.Error.Message)
+		e.Log = "the upstream ends its answer with an error" // its words may be the client's
+		return e
 	}
 	if c.Usage != nil {
 		g.usage = *c.Usage
@@ -343,6 +353,18 @@ func (g *remoteGeneration) note(data []byte) error {
 			g.finish = ch.FinishReason
 		}
 		g.count++
+		d := &ch.Delta
+		text := len(d.Content) + len(d.Reasoning) + len(d.Thinking)
+		for _, call := range d.ToolCalls {
+			text += len(call.Function.Name) + len(call.Function.Arguments) + itemCost
+		}
+		g.said = g.said || text > 0
+		g.size += int64(text)
+	}
+	// All of it is kept until the end, so an upstream that never ends must not fill the memory.
+	g.size++ // a little of every chunk is
+	if g.size > g.most {
+		return badUpstream(fmt.Sprintf("the upstream's answer is larger than %d bytes", g.most))
 	}
 	if g.first == 0 {
 		g.first = time.Since(g.begun)

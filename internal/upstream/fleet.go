@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,7 +58,10 @@ type Options struct {
 	Policy   Policy
 	Interval time.Duration // between questions for a replica's health; 0 means 2 s
 	Timeout  time.Duration // for their answers, and for connecting; 0 means 3 s
-	Log      *slog.Logger  // nil discards
+	// Begin is how long a replica has for the first byte of a streamed answer when another one could give it; 0 means a
+	// minute. A whole answer comes when it is complete and may take ten times as long.
+	Begin time.Duration
+	Log   *slog.Logger // nil discards
 }
 
 // Fleet is a set of models on other servers.
@@ -86,6 +90,7 @@ type replica struct {
 	usage usage
 	sent  atomic.Int64
 	fails atomic.Int64
+	ill   atomic.Bool // the last question for its health failed
 	mu    sync.Mutex
 	err   error  // why it is out; nil is in
 	model string // its name for the model
@@ -102,6 +107,7 @@ func (r *replica) state() (error, string) {
 func New(models []Model, opt Options) (*Fleet, error) {
 	opt.Interval = cmp.Or(opt.Interval, 2*time.Second)
 	opt.Timeout = cmp.Or(opt.Timeout, 3*time.Second)
+	opt.Begin = cmp.Or(opt.Begin, time.Minute)
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
@@ -171,7 +177,7 @@ type ReplicaState struct {
 	URL   string
 	Model string // its own name for the model
 	Load  int    // requests of this server it works on
-	Err   error  // why it gets none; nil if it does
+	Err   error  // why it gets none, without its address; nil if it does
 
 	Sent, Failed int64 // requests it got; of them, those that had no answer
 	Usage        Usage
@@ -204,8 +210,11 @@ func (f *Fleet) States() []State {
 // ErrDown is why a request for a model fails when none of its replicas answers.
 var ErrDown = errors.New("no replica answers")
 
-// errBroken is a replica that ended an answer before it began.
-var errBroken = errors.New("the connection broke before the answer began")
+// Why a request is tried on another replica.
+var (
+	errEmpty = errors.New("its answer is empty")
+	errLate  = errors.New("it did not answer in time")
+)
 
 // Request is what goes to a model.
 type Request struct {
@@ -248,8 +257,8 @@ func (f *Fleet) Lacks(model, path string) bool {
 	return lacks
 }
 
-// Send sends a request to a replica of its model and returns when the answer begins. A replica that fails before that
-// is left for another one; one whose connection fails gets no more requests until it is well again.
+// Send sends a request to a replica of its model and returns when the answer begins. A replica that fails before that,
+// or takes too long, is left for another one and gets no more requests until it is well again.
 func (f *Fleet) Send(ctx context.Context, q Request) (*Response, error) {
 	g := f.groups[q.Model]
 	if g == nil {
@@ -257,13 +266,14 @@ func (f *Fleet) Send(ctx context.Context, q Request) (*Response, error) {
 	}
 	var last *Response // of a replica that is too busy or not ready
 	var why error
-	for _, r := range f.order(g, q.Key) {
-		resp, err := f.try(ctx, g, r, q)
+	list := f.order(g, q.Key)
+	for i, r := range list {
+		resp, err := f.try(ctx, g, r, q, i+1 < len(list))
 		if err != nil && ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
 		if err != nil {
-			f.opt.Log.Warn("upstream fails", "model", g.Name, "replica", r.base, "error", err)
+			f.opt.Log.Warn("upstream fails", "model", g.Name, "replica", r.base, "error", detail(err))
 			r.fails.Add(1)
 			r.fail(err)
 			why = err
@@ -329,12 +339,23 @@ func (f *Fleet) order(g *group, key uint64) []*replica {
 // maxError bounds what is read of an error.
 const maxError = 64 << 10
 
-// try sends a request to one replica.
-func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request) (resp *Response, err error) {
+// try sends a request to one replica. more says that another one is left if this one does not begin to answer.
+func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request, more bool) (resp *Response, err error) {
 	r.sent.Add(1)
 	r.load.Add(1)
-	free := sync.OnceFunc(func() { r.load.Add(-1) })
+	ctx, cancel := context.WithCancelCause(ctx)
+	free := sync.OnceFunc(func() {
+		r.load.Add(-1)
+		cancel(nil)
+	})
+	begun := f.await(r, q.Body, more, func() { cancel(errLate) })
 	defer func() {
+		if !begun() {
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			resp, err = nil, errLate
+		}
 		if err != nil {
 			free()
 		}
@@ -375,12 +396,13 @@ func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request) (resp 
 		out.Body = io.NopCloser(bytes.NewReader(g.scrub(text)))
 		return out, nil
 	}
-	// An answer has begun when something of it is here; until then another replica may give it.
+	// An answer has begun when something of it is here; until then another replica may give it. No request has an empty
+	// one.
 	br := bufio.NewReaderSize(res.Body, 32<<10)
-	if _, err := br.Peek(1); err != nil && (err != io.EOF || res.ContentLength != 0) {
+	if _, err := br.Peek(1); err != nil {
 		_ = res.Body.Close()
 		if err == io.EOF {
-			err = errBroken
+			return nil, errEmpty
 		}
 		return nil, plain(err)
 	}
@@ -389,6 +411,51 @@ func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request) (resp 
 		r.usage.add(u)
 	}}
 	return out, nil
+}
+
+// await calls leave when a replica takes too long to begin an answer, unless begun, which it returns, was called
+// before; that reports whether it was. A replica that is ill is left at once if another one can be tried. The last one
+// has as long as it takes while it is well: a long prompt or a queue may be all that it is busy with.
+func (f *Fleet) await(r *replica, body []byte, more bool, leave func()) (begun func() bool) {
+	limit := f.opt.Begin
+	if !streams(body) {
+		limit *= 10
+	}
+	start := time.Now()
+	var mu sync.Mutex
+	var over, left bool
+	var timer *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	// Looked at as often as health is asked for: the answer to that is what changes.
+	timer = time.AfterFunc(f.opt.Interval, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		late, ill := time.Since(start) >= limit, r.ill.Load()
+		switch {
+		case over:
+		case more && (late || ill), late && ill:
+			left = true
+			leave()
+		default:
+			timer.Reset(f.opt.Interval)
+		}
+	})
+	return func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		timer.Stop()
+		return !left
+	}
+}
+
+// streams reports whether a request wants its answer as it is generated.
+func streams(body []byte) bool {
+	var q struct {
+		Stream bool `json:"stream"`
+	}
+	return json.Unmarshal(body, &q) == nil && q.Stream
 }
 
 // rest is the rest of an answer. Closing it makes its replica free; that may happen while another goroutine reads.
@@ -406,6 +473,9 @@ func (b *rest) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	b.tail.add(p[:n])
 	b.mu.Unlock()
+	if err != io.EOF {
+		err = plain(err)
+	}
 	return n, err
 }
 
@@ -433,11 +503,44 @@ func (g *group) scrub(text []byte) []byte {
 	return bytes.ReplaceAll(text, []byte(g.Key), []byte("***"))
 }
 
-// plain is a network error without the address, which the caller adds.
+// failure is an error of a connection as clients may see it: it does not say where the upstream is.
+type failure struct {
+	say   string
+	cause error
+}
+
+func (e *failure) Error() string { return e.say }
+func (e *failure) Unwrap() error { return e.cause }
+
+// plain is what clients may see of a connection's error.
 func plain(err error) error {
-	var u *url.Error
-	if errors.As(err, &u) {
-		return u.Err
+	var (
+		network net.Error
+		name    *net.DNSError
+		op      *net.OpError
+		cert    *tls.CertificateVerificationError
+	)
+	say := "the connection broke"
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &network) && network.Timeout(), errors.Is(err, errLate):
+		say = errLate.Error()
+	case errors.As(err, &name):
+		say = "its name is not known"
+	case errors.As(err, &cert):
+		say = "its certificate is not trusted"
+	case errors.As(err, &op) && op.Op == "dial":
+		say = "it cannot be reached"
+	}
+	return &failure{say, err}
+}
+
+// detail is all that is known of an error, for the log.
+func detail(err error) error {
+	var e *failure
+	if errors.As(err, &e) {
+		return e.cause
 	}
 	return err
 }

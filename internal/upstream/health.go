@@ -41,11 +41,12 @@ func (f *Fleet) note(g *group, r *replica, model string, err error) {
 		r.model = model
 	}
 	r.mu.Unlock()
+	r.ill.Store(err != nil)
 	switch {
 	case err == nil && was != nil:
 		f.opt.Log.Info("upstream is ready", "model", g.Name, "replica", r.base, "name", model)
 	case err != nil && (was == nil || was == errUnasked):
-		f.opt.Log.Warn("upstream is out", "model", g.Name, "replica", r.base, "error", err)
+		f.opt.Log.Warn("upstream is out", "model", g.Name, "replica", r.base, "error", detail(err))
 	}
 	if err != nil {
 		g.lacks.Clear() // what comes back may be another version
@@ -121,5 +122,5 @@ func (f *Fleet) get(ctx context.Context, g *group, url string) (int, []byte, err
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
-	return res.StatusCode, body, err
+	return res.StatusCode, body, plain(err)
 }

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -46,6 +47,21 @@ func TestStickyBoundsTheLoad(t *testing.T) {
 	}
 }
 
+// TestStickyLeavesLate: a request stays with its replica until that one would have more than a quarter above the
+// average.
+func TestStickyLeavesLate(t *testing.T) {
+	const key = 7
+	home := Sticky.Order(nodes(4, 4, 4, 4), key, 0)[0]
+	// With 5 and 6 requests at home, a quarter above the average is 5.6 and 5.9.
+	for load, stays := range map[int]bool{4: true, 5: true, 6: false} {
+		loads := []int{4, 4, 4, 4}
+		loads[home] = load
+		if got := Sticky.Order(nodes(loads...), key, 0)[0] == home; got != stays {
+			t.Errorf("with %d requests at home it stays: %v", load, got)
+		}
+	}
+}
+
 func TestLeastLoaded(t *testing.T) {
 	for _, p := range []Policy{LeastLoaded, Sticky} { // the latter without a key
 		if got := p.Order(nodes(3, 1, 2), 0, 5); got[0] != 1 || got[1] != 2 || got[2] != 0 {
@@ -84,6 +100,13 @@ func TestKey(t *testing.T) {
 			t.Errorf("%s has the key of %q", q, seen[k])
 		}
 		seen[k] = q
+	}
+	text := strings.Repeat("x", maxKeyed)
+	if a, b := Key([]byte(`{"prompt":"`+text+`a"}`)), Key([]byte(`{"prompt":"`+text+`b, more"}`)); a != b {
+		t.Error("a text that goes on has another key")
+	}
+	if a, b := Key([]byte(`{"prompt":"`+text[3:]+`a"}`)), Key([]byte(`{"prompt":"`+text[3:]+`b"}`)); a == b {
+		t.Error("texts that differ early have the same key")
 	}
 	for _, q := range []string{``, `{}`, `[]`, `{"model":"m"}`, `{"messages":3}`} {
 		if Key([]byte(q)) != 0 {

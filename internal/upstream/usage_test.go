@@ -38,3 +38,20 @@ func TestUsageIsRead(t *testing.T) {
 		}
 	}
 }
+
+// TestUsageAtAnyLength: the end of an answer is kept whatever its length.
+func TestUsageAtAnyLength(t *testing.T) {
+	end := []byte(`{"usage":{"prompt_tokens":9,"completion_tokens":4}}`)
+	for pad := 0; pad < 3*maxTail; pad += len(end) / 2 {
+		var b tail
+		for range pad {
+			b.add([]byte("x"))
+		}
+		for i := range end {
+			b.add(end[i : i+1])
+		}
+		if got := b.usage(); got != (Usage{Prompt: 9, Generated: 4}) {
+			t.Fatalf("after %d bytes: %+v", pad, got)
+		}
+	}
+}
