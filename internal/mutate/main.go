@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	seed := fs.Uint64("seed", 1, "chooses them")
 	only := fs.String("op", "", "operators to use, with commas; empty means all: border, error, lock, cleanup, key, negate, "+
 		"branch, swap")
-	file := fs.String("file", "", "only mutants of files with this name")
+	file := fs.String("file", "", "files to change, with commas; empty means all")
 	timeout := fs.Duration("timeout", 0, "longest run of the tests; 0 means 30 s and five times what they take")
 	dependants := fs.Bool("dependants", false, "also run the tests of packages that import it")
 	jsonOut := fs.String("json", "", "file for the results")
@@ -95,7 +95,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	}
 	all = slices.DeleteFunc(all, func(m mutant) bool {
 		return *only != "" && !slices.Contains(strings.Split(*only, ","), m.Operator) ||
-			*file != "" && filepath.Base(m.File) != *file
+			*file != "" && !slices.Contains(strings.Split(*file, ","), filepath.Base(m.File))
 	})
 	all = shuffled(all, *seed)
 	if *n <= 0 {

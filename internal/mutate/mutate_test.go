@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -147,6 +148,10 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	temp := t.TempDir()
+	for _, name := range []string{"TMPDIR", "TMP", "TEMP"} {
+		t.Setenv(name, temp)
+	}
 	var out strings.Builder
 	err = run(t.Context(), []string{"-n", "0", "-op", "key,error", "-strict", "-json", "out.json", "."}, &out)
 	if !errors.Is(err, errSurvivors) {
@@ -182,6 +187,9 @@ func TestRun(t *testing.T) {
 		"-\tfor _, s := range []string{role, text, more} {\n+\tfor _, s := range []string{role, text} {\n"; !strings.Contains(
 		out.String(), diff) {
 		t.Errorf("no survivor\n%sin\n%s", diff, &out)
+	}
+	if left, _ := filepath.Glob(filepath.Join(temp, "mutate*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
 	}
 	after, err := os.ReadFile("tiny.go")
 	if err != nil || string(after) != string(before) {
@@ -242,5 +250,33 @@ func TestStops(t *testing.T) {
 	if err := run(t.Context(), []string{"-n", "1", "-op", "swap", ".", "--", "-run", "TestTiny"}, &out); err != nil ||
 		!strings.Contains(out.String(), "1 of 1 (100 %)") {
 		t.Errorf("error is %v\n%s", err, &out)
+	}
+}
+
+// TestHunk: only lines that differ are shown.
+func TestHunk(t *testing.T) {
+	for _, c := range []struct{ before, after, want string }{
+		{"a\nb\nc", "a\nx\nc", "@@ -2,1 +2,1 @@\n-b\n+x\n"},
+		{"a\nb\nc\nd\ne", "a\nx\nc\ny\ne", "@@ -2,1 +2,1 @@\n-b\n+x\n@@ -4,1 +4,1 @@\n-d\n+y\n"},
+		{"a\nb\nc\nd", "a\nbc\nd", "@@ -2,2 +2,1 @@\n-b\n-c\n+bc\n"},
+		{"a\nb", "a\nx", "@@ -2,1 +2,1 @@\n-b\n+x\n"},
+	} {
+		if got := hunk([]byte(c.before), []byte(c.after)); got != c.want {
+			t.Errorf("%q to %q: got %q, want %q", c.before, c.after, got, c.want)
+		}
+	}
+}
+
+// TestProfile: a line counts as run when any part of it is.
+func TestProfile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cover")
+	text := "mode: set\ntiny/a.go:1.2,3.4 5 1\ntiny/a.go:3.5,4.2 1 0\ntiny/a.go:6.1,6.9 1 0\n"
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readProfile(path)
+	want := map[string]int{"a.go:1": 1, "a.go:2": 1, "a.go:3": 1, "a.go:4": 0, "a.go:6": 0}
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v; error %v", got, want, err)
 	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"go/ast"
 	"go/token"
 	"go/types"
@@ -16,7 +15,7 @@ type mutant struct {
 	What     string `json:"what"`
 	File     string `json:"file"`
 	Line     int    `json:"line"`
-	edits    []edit
+	edits    []edit // in order
 }
 
 // An edit replaces the bytes of a file from one offset to another.
@@ -29,7 +28,6 @@ type edit struct {
 func (m *mutant) apply(src []byte) []byte {
 	var out []byte
 	at := 0
-	slices.SortFunc(m.edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
 	for _, e := range m.edits {
 		out = append(append(out, src[at:e.from]...), e.text...)
 		at = e.to
@@ -405,6 +403,9 @@ func (f *finder) swap(n *ast.CallExpr) {
 	for i := 1; i < len(n.Args); i++ {
 		a, b := n.Args[i-1], n.Args[i]
 		ta, tb := f.typeOf(a), f.typeOf(b)
+		if strings.HasSuffix(callName(n), "f") && f.info.Types[a].Value != nil {
+			continue // a format
+		}
 		if ta == nil || tb == nil || !types.Identical(ta, tb) || f.text(a) == f.text(b) ||
 			f.info.Types[a].Value != nil && f.info.Types[b].Value != nil {
 			continue

@@ -294,13 +294,27 @@ func hunk(before, after []byte) string {
 	for end < min(len(a), len(b))-from && a[len(a)-1-end] == b[len(b)-1-end] {
 		end++
 	}
+	a, b = a[from:len(a)-end], b[from:len(b)-end]
 	var out strings.Builder
-	fmt.Fprintf(&out, "@@ -%d,%d +%d,%d @@\n", from+1, len(a)-end-from, from+1, len(b)-end-from)
-	for _, l := range a[from : len(a)-end] {
-		out.WriteString("-" + l + "\n")
-	}
-	for _, l := range b[from : len(b)-end] {
-		out.WriteString("+" + l + "\n")
+	for len(a) > 0 || len(b) > 0 {
+		// As many lines as before: those in between that are equal are left out.
+		same, n := len(a) == len(b), 0
+		for same && n < len(a) && a[n] == b[n] {
+			n++
+		}
+		from, a, b = from+n, a[n:], b[n:]
+		na, nb := len(a), len(b)
+		for n = 0; same && n < len(a) && a[n] != b[n]; n++ {
+			na, nb = n+1, n+1
+		}
+		fmt.Fprintf(&out, "@@ -%d,%d +%d,%d @@\n", from+1, na, from+1, nb)
+		for _, l := range a[:na] {
+			out.WriteString("-" + l + "\n")
+		}
+		for _, l := range b[:nb] {
+			out.WriteString("+" + l + "\n")
+		}
+		from, a, b = from+na, a[na:], b[nb:]
 	}
 	return out.String()
 }
