@@ -18,6 +18,7 @@ import (
 	"strobe/internal/gguf"
 	"strobe/internal/quant"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // TestText: a text keeps its end and some of the rest, in order; a short one is left alone, and so is one that
@@ -175,11 +176,34 @@ func TestOpenFails(t *testing.T) {
 			t.Errorf("%s on %q: error %v, want %q", c.file, c.device, err, c.want)
 		}
 	}
-	p, err := Open(tinyFile(t, "qwen3/model.gguf"), Options{Mode: Always, Threads: 2})
+	dev := cpu.New(cpu.Options{Threads: 2})
+	defer dev.Close()
+	for want, path := range map[string]string{
+		"tokenizer.ggml.model": edit.Golden(t, "qwen3").Set("tokenizer.ggml.model", "nosuch").Write(t),
+		"blk.0.attn_q":         edit.Golden(t, "qwen3").Drop("blk.0.attn_q").Write(t),
+	} {
+		f, err := gguf.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := NewScorer(f, dev, quant.F32); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a scorer without %s: error %v", want, err)
+		}
+		if p, err := Open(f, Options{Mode: Always, Threads: 2}); err == nil || p != nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a file without %s is opened: error %v", want, err)
+		}
+		f.Close()
+	}
+	p, err := Open(tinyFile(t, "qwen3/model.gguf"), Options{Mode: Always, Threads: 2, NoPark: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var r Report
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := p.score(gone, make([]int32, 64), &r); !errors.Is(err, context.Canceled) || p.s == nil || r.Score > 0 {
+		t.Errorf("cancelled: error %v, the scorer is loaded: %t, %+v", err, p.s != nil, r)
+	}
 	if _, _, err := p.score(t.Context(), make([]int32, maxTokens+1), &r); err == nil ||
 		!strings.Contains(err.Error(), fmt.Sprintf("%d tokens is not scored; the limit is %d", maxTokens+1, maxTokens)) {
 		t.Errorf("a prompt that is too long: error %v", err)
