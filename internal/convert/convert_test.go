@@ -318,7 +318,8 @@ func TestFloat8Scales(t *testing.T) {
 func TestFloat8Experts(t *testing.T) {
 	const experts, height, width = 3, 3, 4
 	one := bytes.Repeat([]byte{0x38}, experts*height*width)
-	s, err := newSource("f", &safetensors.Tensor{Name: "w", DType: "F8_E4M3", Shape: []int{experts, height, width}, Data: one})
+	s, err := newSource("f", &safetensors.Tensor{Name: "w", DType: "F8_E4M3", Shape: []int{experts, height, width},
+		Data: one})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -134,7 +134,8 @@ func TestStall(t *testing.T) {
 			c := &Client{Endpoint: "http://hub.test", Cache: t.TempDir(), HTTP: &http.Client{Transport: roundTrip(answer)},
 				Log: func(s string) { lines = append(lines, s) }}
 			p := &Plan{Ref: Ref{"owner/repo", testCommit, ""}, Commit: testCommit,
-				Files: []File{{"m.gguf", int64(len(data)), sha(data)}}, Path: filepath.Join(c.snapshot("owner/repo", testCommit), "m.gguf")}
+				Files: []File{{"m.gguf", int64(len(data)), sha(data)}},
+				Path:  filepath.Join(c.snapshot("owner/repo", testCommit), "m.gguf")}
 			path, err := c.Pull(t.Context(), p, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -187,7 +188,8 @@ func TestWrongRange(t *testing.T) {
 		{"another start", sha(data), partial("bytes 0-9999/10000", data), 1, ""},
 		{"a start that begins alike", sha(data), partial("bytes 40000-9999/10000", data[4000:]), 1, ""},
 		{"a file of another size", sha(data), partial("bytes 4000-9999/10001", data[4000:]), 1, ""},
-		{"an end after the file", sha(data), partial("bytes 4000-10000/10000", append(data[4000:len(data):len(data)], 1)), 1, ""},
+		{"an end after the file", sha(data),
+			partial("bytes 4000-10000/10000", append(data[4000:len(data):len(data)], 1)), 1, ""},
 		{"fewer bytes than the range", sha(data), partial("bytes 4000-9999/10000", data[4000:9000]), 1, ""},
 		{"no range in the header", sha(data), partial("", data[4000:]), 1, ""},
 		{"everything", sha(data), whole, 1, ""},
@@ -220,7 +222,8 @@ func TestWrongRange(t *testing.T) {
 			defer srv.Close()
 			cl := &Client{Endpoint: srv.URL, Cache: t.TempDir(), Attempts: 3, Backoff: time.Millisecond}
 			p := &Plan{Ref: Ref{"owner/repo", testCommit, ""}, Commit: testCommit,
-				Files: []File{{"m.gguf", int64(len(data)), ""}}, Path: filepath.Join(cl.snapshot("owner/repo", testCommit), "m.gguf")}
+				Files: []File{{"m.gguf", int64(len(data)), ""}},
+				Path:  filepath.Join(cl.snapshot("owner/repo", testCommit), "m.gguf")}
 			path, err := cl.Pull(t.Context(), p, nil)
 			if c.want != "" {
 				if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -265,7 +268,8 @@ func TestWithoutHash(t *testing.T) {
 	p := &Plan{Ref: Ref{"owner/repo", testCommit, ""}, Commit: testCommit,
 		Files: []File{{"m.gguf", int64(len(data)), ""}}, Path: filepath.Join(c.snapshot("owner/repo", testCommit), "m.gguf")}
 	// The first attempt gets further than nothing, the next three no further than it.
-	if _, err := c.Pull(t.Context(), p, nil); err == nil || strings.Contains(err.Error(), "go on from byte") || asked != 4 {
+	if _, err := c.Pull(t.Context(), p, nil); err == nil || strings.Contains(err.Error(), "go on from byte") ||
+		asked != 4 {
 		t.Errorf("after %d attempts, want 4: error %v", asked, err)
 	}
 	blob, _ := c.blob("owner/repo", "version-7")

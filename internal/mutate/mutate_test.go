@@ -168,6 +168,10 @@ func TestRun(t *testing.T) {
 	got := map[string]string{}
 	for _, m := range r.Mutants {
 		got[m.What] = m.Result
+		if rest := "{ return (len(a.list) == len(b.list)) }"; m.What == "not compared: a.Open == b.Open" &&
+			!strings.Contains(m.Diff, rest) {
+			t.Errorf("%s: want %q in\n%s", m.What, rest, m.Diff)
+		}
 	}
 	want := map[string]string{
 		"left out: more": survived, "left out: role": killed, "left out: text": killed,

@@ -100,7 +100,8 @@ func load(ctx context.Context, pattern string) (*source, []mutant, error) {
 	if len(own) != 1 {
 		return nil, nil, fmt.Errorf("%s is %d packages, want one", pattern, len(own))
 	}
-	s := &source{path: own[0].ImportPath, fset: token.NewFileSet(), files: map[string]*ast.File{}, text: map[string][]byte{}}
+	s := &source{path: own[0].ImportPath, fset: token.NewFileSet(), files: map[string]*ast.File{},
+		text: map[string][]byte{}}
 	s.imp = importer.ForCompiler(s.fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
 	for _, name := range own[0].GoFiles {
 		path := filepath.Join(own[0].Dir, name)

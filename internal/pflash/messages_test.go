@@ -25,8 +25,8 @@ func TestCompressorKey(t *testing.T) {
 	talk := func() []Message {
 		return []Message{said("user", "a", 40), said("assistant", "b", 2), said("user", "c", 2)}
 	}
-	params := Params{Trigger: 100, Growth: 1.25, Keep: 0.2, Chunk: 10, Min: 50, LastMax: 1000, LastTail: 10, Head: 1, Tail: 1,
-		Snap: 0, MinGap: 1}
+	params := Params{Trigger: 100, Growth: 1.25, Keep: 0.2, Chunk: 10, Min: 50, LastMax: 1000, LastTail: 10, Head: 1,
+		Tail: 1, MinGap: 1}
 	for _, c := range []struct {
 		name   string
 		change func(m []Message, p *Params)
@@ -108,7 +108,8 @@ func TestCompressorTogether(t *testing.T) {
 			for i := range 300 {
 				m := said("user", "a", 20)
 				m.More = fmt.Sprint(g, i)
-				if turn, err := comp.Turn([]Message{m, said("user", "b", 1)}, params, nil); err != nil || len(turn.compressed) != 1 {
+				turn, err := comp.Turn([]Message{m, said("user", "b", 1)}, params, nil)
+				if err != nil || len(turn.compressed) != 1 {
 					t.Errorf("compressed %v, error %v", turn.compressed, err)
 				}
 			}

@@ -104,7 +104,8 @@ func TestMessages(t *testing.T) {
 	f := tinyFile(t, "qwen3/model.gguf")
 	talk := func() []Message {
 		return []Message{{Role: "system", Text: numbers(0, 40)}, {Role: "user", Text: numbers(100, 60)},
-			{Role: "assistant", Text: numbers(300, 60)}, {Role: "tool", Text: "short"}, {Role: "user", Text: "What is line 120 about?"}}
+			{Role: "assistant", Text: numbers(300, 60)}, {Role: "tool", Text: "short"},
+			{Role: "user", Text: "What is line 120 about?"}}
 	}
 	ctx := t.Context()
 	for _, c := range []struct {
@@ -189,7 +190,8 @@ func TestOpenFails(t *testing.T) {
 		if _, err := NewScorer(f, dev, quant.F32); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a scorer without %s: error %v", want, err)
 		}
-		if p, err := Open(f, Options{Mode: Always, Threads: 2}); err == nil || p != nil || !strings.Contains(err.Error(), want) {
+		if p, err := Open(f, Options{Mode: Always, Threads: 2}); err == nil || p != nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("a file without %s is opened: error %v", want, err)
 		}
 		f.Close()

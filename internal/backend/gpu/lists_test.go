@@ -87,7 +87,8 @@ func TestListsBySets(t *testing.T) {
 	if ok, err := b.Repeat(other+1, nil, []int32{1}, []int32{1}); ok || err != nil {
 		t.Errorf("repeating a list that is not there: %t, %v", ok, err)
 	}
-	for name, v := range map[int][2][]int32{long: {{5, 4, 3, 2, 1}, {9, 8, 7, 6}}, other: {{5, 4, 3, 2}, {9, 8, 7, 6, 5}}} {
+	for name, v := range map[int][2][]int32{long: {{5, 4, 3, 2, 1}, {9, 8, 7, 6}},
+		other: {{5, 4, 3, 2}, {9, 8, 7, 6, 5}}} {
 		if ok, err := b.Repeat(name, nil, v[0], v[1]); !ok || err != nil {
 			t.Errorf("repeating: %t, %v", ok, err)
 		}
@@ -176,7 +177,6 @@ func TestBadDelta(t *testing.T) {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		t.Fatal(err)
 	}
-	defer pool.Close()
 	for _, c := range []struct {
 		seg  backend.DeltaSeg
 		want string

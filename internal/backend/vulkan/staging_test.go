@@ -54,7 +54,8 @@ func (l *lazy) driver(size int) (*Driver, gpu.Addr) {
 		*v = l.done
 		return 0
 	}))
-	d.up = staging{d: d, b: &buffer{addr: 1 << 20, size: stagingSegs * stagingBytes, handle: staged, host: l.memory[staged]}}
+	d.up = staging{d: d, b: &buffer{addr: 1 << 20, size: stagingSegs * stagingBytes, handle: staged,
+		host: l.memory[staged]}}
 	d.buffers = []*buffer{d.up.b, {addr: at, size: size, handle: other}}
 	return d, at
 }
