@@ -68,6 +68,17 @@ func (p *progress) Add(n int64) {
 	}
 }
 
+// Line writes a line for people above the bar.
+func (p *progress) Line(s string) {
+	if p == nil {
+		return
+	}
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+	fmt.Fprintln(p.w, s)
+}
+
 // Finish removes the bar and prints one closing line.
 func (p *progress) Finish() {
 	if p == nil {

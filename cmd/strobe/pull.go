@@ -69,6 +69,7 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 
 // runPull fetches a model and the first of its drafters that the hub has.
 func runPull(cmd *cobra.Command, c *hub.Client, refs []string) error {
+	c.Log = func(line string) { infof(cmd, "%s", line) }
 	for i, ref := range refs {
 		resolve := c.Resolve
 		if i > 0 {
@@ -98,6 +99,7 @@ func runPull(cmd *cobra.Command, c *hub.Client, refs []string) error {
 func pull(cmd *cobra.Command, c *hub.Client, plan *hub.Plan) (path string, err error) {
 	infof(cmd, "%s: %s, commit %.12s", plan.Ref.Repo, describeFiles(plan.Files), plan.Commit)
 	p := newProgress(cmd, "pull", plan.Size())
+	c.Log = p.Line
 	var done int64
 	path, err = c.Pull(cmd.Context(), plan, func(s hub.Progress) {
 		p.Add(s.Done - done)

@@ -48,7 +48,8 @@ func TestPullCommand(t *testing.T) {
 
 	code, stdout, stderr := strobe("pull", "owner/repo")
 	path := filepath.Join(cache, "models--owner--repo", "snapshots", commit, "m.gguf")
-	if code != 0 || stdout != path+"\n" || !strings.Contains(stderr, "owner/repo: m.gguf (") {
+	if code != 0 || stdout != path+"\n" || !strings.HasPrefix(stderr, "owner/repo: asking 127.0.0.1:") ||
+		!strings.Contains(stderr, "\nowner/repo: m.gguf (") {
 		t.Fatalf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
@@ -59,7 +60,7 @@ func TestPullCommand(t *testing.T) {
 		t.Errorf("quiet: exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	if code, stdout, stderr := strobe("pull", "owner/absent"); code != exitError || stdout != "" ||
-		stderr != "strobe: owner/absent: there is no such repository\n" {
+		!strings.HasSuffix(stderr, "\nstrobe: owner/absent: there is no such repository\n") {
 		t.Errorf("absent: exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	if code, _, stderr := strobe("pull", "nonsense"); code != exitUsage ||

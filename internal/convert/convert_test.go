@@ -1,12 +1,14 @@
 package convert
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -312,6 +314,48 @@ func TestFloat8Scales(t *testing.T) {
 	}
 }
 
+// TestFloat8Experts: each of several stacked matrices has scales of its own, in blocks, per row and one for each.
+func TestFloat8Experts(t *testing.T) {
+	const experts, height, width = 3, 3, 4
+	one := bytes.Repeat([]byte{0x38}, experts*height*width)
+	s, err := newSource("f", &safetensors.Tensor{Name: "w", DType: "F8_E4M3", Shape: []int{experts, height, width},
+		Data: one})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		block []int
+		n     int
+		at    func(e, r, col int) int // the scale of a value
+	}{
+		{"blocks", []int{2, 3}, experts * 4, func(e, r, col int) int { return e*4 + r/2*2 + col/3 }},
+		{"rows", nil, experts * height, func(e, r, col int) int { return e*height + r }},
+		{"experts", nil, experts, func(e, r, col int) int { return e }},
+	} {
+		scales := make([]float32, c.n)
+		for i := range scales {
+			scales[i] = float32(i + 1)
+		}
+		x, err := s.scaled(&safetensors.Tensor{Name: "s", DType: "F32", Shape: []int{c.n}, Data: f32Bytes(scales)}, c.block)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		row := make([]float32, width)
+		for i := range experts * height {
+			if err := x.row(row, i); err != nil {
+				t.Fatal(err)
+			}
+			for col, v := range row {
+				if want := scales[c.at(i/height, i%height, col)]; v != want {
+					t.Errorf("%s: expert %d, row %d, column %d is %g, want %g", c.name, i/height, i%height, col, v, want)
+				}
+			}
+		}
+	}
+}
+
 // TestPooling: embedding models keep how they pool.
 func TestPooling(t *testing.T) {
 	c := golden(t, "qwen3")
@@ -551,16 +595,67 @@ func TestMissingConfig(t *testing.T) {
 	convertFails(t, c.write(), Options{}, "config.json", "intermediate_size", "is missing")
 }
 
-func TestCancel(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	dir := t.TempDir()
-	err := HF(ctx, testkit.Golden(t, "qwen35/hf"), filepath.Join(dir, "out.gguf"),
-		Options{Progress: func(int64) { cancel() }})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("error is %v", err)
+// TestKilled: what a quantiser that was killed left behind is gone after the next one.
+func TestKilled(t *testing.T) {
+	in, out := testkit.Golden(t, "qwen35/model.gguf"), os.Getenv("STROBE_KILLED_OUT")
+	if out != "" { // the process that is killed
+		Quantize(t.Context(), in, out, QuantizeOptions{Type: "q8_0", AllowRequantize: true, Progress: func(int64) {
+			p, _ := os.FindProcess(os.Getpid())
+			p.Kill()
+			select {}
+		}})
+		t.Fatal("it is still there")
 	}
-	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
-		t.Errorf("%s was left behind", entries[0].Name())
+	dir := t.TempDir()
+	out = filepath.Join(dir, "out.gguf")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestKilled$")
+	cmd.Env = append(os.Environ(), "STROBE_KILLED_OUT="+out)
+	said, err := cmd.CombinedOutput()
+	left, _ := filepath.Glob(out + ".tmp-*")
+	if err == nil || len(left) != 1 {
+		t.Fatalf("a quantiser that was killed left %d temporary files: %v\n%s", len(left), err, said)
+	}
+	if err := Quantize(t.Context(), in, out, QuantizeOptions{Type: "q8_0", AllowRequantize: true}); err != nil {
+		t.Fatal(err)
+	}
+	if all, _ := filepath.Glob(filepath.Join(dir, "*")); len(all) != 1 || all[0] != out {
+		t.Errorf("files are %v, want the output alone", all)
+	}
+}
+
+// TestCancel: a conversion that is cancelled or fails half-way leaves nothing behind.
+func TestCancel(t *testing.T) {
+	whole := filepath.Join(t.TempDir(), "model.gguf")
+	err := Quantize(t.Context(), testkit.Golden(t, "qwen35/model.gguf"), whole,
+		QuantizeOptions{Type: "f32", AllowRequantize: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, job := range map[string]func(ctx context.Context, out string, progress func(int64)) error{
+		"convert": func(ctx context.Context, out string, progress func(int64)) error {
+			return HF(ctx, testkit.Golden(t, "qwen35/hf"), out, Options{Progress: progress})
+		},
+		"quantize": func(ctx context.Context, out string, progress func(int64)) error {
+			return Quantize(ctx, whole, out, QuantizeOptions{Type: "q8_0", Progress: progress})
+		},
+		"quantize to parts": func(ctx context.Context, out string, progress func(int64)) error {
+			return Quantize(ctx, whole, out, QuantizeOptions{Type: "q8_0", SplitBytes: 100e3, Progress: progress})
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		dir := t.TempDir()
+		during := 0
+		err := job(ctx, filepath.Join(dir, "out.gguf"), func(int64) {
+			entries, _ := os.ReadDir(dir)
+			during = len(entries)
+			cancel()
+		})
+		if !errors.Is(err, context.Canceled) || during == 0 {
+			t.Errorf("%s: error is %v, %d files before it", name, err, during)
+		}
+		if entries, _ := os.ReadDir(dir); len(entries) > 0 {
+			t.Errorf("%s: %s was left behind", name, entries[0].Name())
+		}
 	}
 }
 

@@ -11,8 +11,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"unicode/utf8"
 
+	"strobe/internal/platform"
 	"strobe/internal/quant"
 )
 
@@ -161,6 +164,7 @@ func (o *outFile) open(keep []string) error {
 			}
 		}
 	}
+	removeStale(o.final)
 	for range 100 {
 		temp := fmt.Sprintf("%s.tmp-%08x", o.final, rand.Uint32())
 		f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
@@ -170,10 +174,44 @@ func (o *outFile) open(keep []string) error {
 		if err != nil {
 			return err
 		}
+		// The lock says that a process still writes the file.
+		if held, err := platform.TryLock(f); err == nil && (!held || !inPlace(f, temp)) {
+			f.Close() // another process took it for a leftover before it was locked
+			continue
+		}
 		o.f, o.temp, o.w = f, temp, bufio.NewWriterSize(f, 1<<20)
 		return nil
 	}
 	return fmt.Errorf("%s: no free temporary name beside it", o.final)
+}
+
+// removeStale removes temporary files of a final one whose process was killed: what no process has locked. Where
+// files cannot be locked they stay.
+func removeStale(final string) {
+	entries, _ := os.ReadDir(filepath.Dir(final))
+	for _, e := range entries {
+		path := filepath.Join(filepath.Dir(final), e.Name())
+		id, ok := strings.CutPrefix(e.Name(), filepath.Base(final)+".tmp-")
+		if _, err := strconv.ParseUint(id, 16, 32); !ok || err != nil || len(id) != 8 || !e.Type().IsRegular() {
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			continue
+		}
+		held, _ := platform.TryLock(f)
+		f.Close() // first: Windows removes no open file
+		if held {
+			os.Remove(path)
+		}
+	}
+}
+
+// inPlace reports whether an open file is still the one at path.
+func inPlace(f *os.File, path string) bool {
+	a, errA := f.Stat()
+	b, errB := os.Lstat(path)
+	return errA == nil && errB == nil && os.SameFile(a, b)
 }
 
 // checkKVs checks the metadata and returns the alignment.

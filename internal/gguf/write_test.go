@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -422,6 +423,50 @@ func TestNothingLeft(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestStaleFiles: temporary files of a process that was killed are removed by the next one that writes the same file;
+// those of one that still writes it stay, and so does everything else.
+func TestStaleFiles(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "m.gguf")
+	tensors := []gguf.TensorSpec{{"t", quant.F32, []int{1}}}
+	alive, err := gguf.Create(path, nil, tensors, gguf.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	writing, _ := filepath.Glob(path + ".tmp-*")
+	stay := append(writing, path+".tmp-folder", path+".tmp-0123456", path+".tmp-0123456x", path+".tmp-012345678",
+		filepath.Join(dir, "n.gguf.tmp-01234567"), filepath.Join(dir, "am.gguf.tmp-01234567"))
+	for _, p := range stay[1:] {
+		if err := os.WriteFile(p, nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(path+".tmp-aaaaaaaa", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	stay = append(stay, path+".tmp-aaaaaaaa")
+	for _, name := range []string{"01234567", "89abcdef"} {
+		if err := os.WriteFile(path+".tmp-"+name, []byte("half a model"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second, err := gguf.Create(path, nil, tensors, gguf.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []*gguf.Writer{second, alive} {
+		if err := errors.Join(w.WriteTensor("t", make([]byte, 4)), w.Close()); err != nil {
+			t.Errorf("two writers of one file: %v", err)
+		}
+	}
+	got, _ := filepath.Glob(filepath.Join(dir, "*"))
+	want := append(stay[1:], path)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("files are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +35,9 @@ type Client struct {
 	// Backoff is the wait before the second attempt, doubled each time; 0 means
 	// half a second.
 	Backoff time.Duration
+	// Log gets one line for people when the hub is asked what a reference means, and for every attempt that failed and
+	// is repeated. It is called by the goroutine that resolves or pulls; nil means silence.
+	Log func(line string)
 
 	symlink func(target, link string) error // for tests; nil means os.Symlink
 }
@@ -153,8 +157,11 @@ func (c *Client) resolve(ctx context.Context, ref string, drafter bool) (*Plan, 
 	var files []File
 	if c.Offline {
 		commit, files, err = c.cached(r)
-	} else if commit, err = c.commit(ctx, r); err == nil {
-		files, err = c.tree(ctx, r, commit)
+	} else {
+		c.log("%s: asking %s", r.Repo, c.host())
+		if commit, err = c.commit(ctx, r); err == nil {
+			files, err = c.tree(ctx, r, commit)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -246,12 +253,20 @@ func (c *Client) tree(ctx context.Context, r Ref, commit string) ([]File, error)
 	return nil, fmt.Errorf("%s: the list of files has more than %d pages", r.Repo, maxPages)
 }
 
+func (c *Client) log(format string, args ...any) {
+	if c.Log != nil {
+		c.Log(fmt.Sprintf(format, args...))
+	}
+}
+
+// logRetry says that an attempt is repeated, and why.
+func (c *Client) logRetry(what string, reason error, try int, wait time.Duration) {
+	c.log("%s: %s; attempt %d of %d in %v", what, clip(plainNetErr(reason).Error()), try+1, c.attempts(), wait)
+}
+
 // url joins path segments, which are escaped already, to the endpoint.
 func (c *Client) url(segments ...string) (string, error) {
-	end := c.Endpoint
-	if end == "" {
-		end = DefaultEndpoint
-	}
+	end := cmp.Or(c.Endpoint, DefaultEndpoint)
 	u, err := url.Parse(end)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return "", fmt.Errorf("hub endpoint %q is not an http or https address", end)
@@ -273,7 +288,7 @@ const maxJSON = 64 << 20
 
 // getJSON decodes an answer and returns the address of the next page.
 func (c *Client) getJSON(ctx context.Context, r Ref, addr string, v any) (next string, err error) {
-	resp, err := c.retry(ctx, func() (*http.Response, error) { return c.do(ctx, http.MethodGet, addr, nil) })
+	resp, err := c.retry(ctx, r.Repo, func() (*http.Response, error) { return c.do(ctx, http.MethodGet, addr, nil) })
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", r.Repo, plainNetErr(err))
 	}
@@ -311,10 +326,7 @@ func (c *Client) nextPage(r Ref, resp *http.Response) (string, error) {
 }
 
 func (c *Client) host() string {
-	end := c.Endpoint
-	if end == "" {
-		end = DefaultEndpoint
-	}
+	end := cmp.Or(c.Endpoint, DefaultEndpoint)
 	if u, err := url.Parse(end); err == nil {
 		return u.Host
 	}
@@ -334,8 +346,7 @@ func (c *Client) client() *http.Client {
 	return defaultHTTP
 }
 
-// do sends one request. The token goes to the endpoint's host only: net/http
-// drops it when a redirect leads to another domain.
+// do sends one request.
 func (c *Client) do(ctx context.Context, method, addr string, header map[string]string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, addr, nil)
 	if err != nil {
@@ -343,26 +354,36 @@ func (c *Client) do(ctx context.Context, method, addr string, header map[string]
 	}
 	c.setHeaders(req, header)
 	client := *c.client()
-	client.CheckRedirect = checkRedirect
+	client.CheckRedirect = c.checkRedirect
 	return client.Do(req)
 }
 
 const maxRedirects = 10
 
-// checkRedirect refuses to leave encryption: the token may travel along.
-func checkRedirect(req *http.Request, via []*http.Request) error {
+// checkRedirect refuses to leave encryption, and leaves the token behind when a redirect leads away from the endpoint:
+// net/http would send it to another port of the same host, and to hosts below it.
+func (c *Client) checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
 		return errors.New("too many redirects")
 	}
 	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
 		return fmt.Errorf("the server redirects from https to %s", req.URL.Scheme)
 	}
+	if !c.isEndpoint(req.URL) {
+		req.Header.Del("Authorization")
+	}
 	return nil
+}
+
+// isEndpoint reports whether an address has the endpoint's protocol, host and port.
+func (c *Client) isEndpoint(u *url.URL) bool {
+	end, err := url.Parse(cmp.Or(c.Endpoint, DefaultEndpoint))
+	return err == nil && u.Scheme == end.Scheme && strings.EqualFold(u.Host, end.Host)
 }
 
 func (c *Client) setHeaders(req *http.Request, header map[string]string) {
 	req.Header.Set("User-Agent", "strobe")
-	if c.Token != "" {
+	if c.Token != "" && c.isEndpoint(req.URL) { // a page of a list may be elsewhere
 		req.Header.Set("Authorization", "Bearer "+c.Token)
 	}
 	for k, v := range header {
@@ -370,24 +391,31 @@ func (c *Client) setHeaders(req *http.Request, header map[string]string) {
 	}
 }
 
-// retry repeats a request after network errors and answers that ask for it.
-func (c *Client) retry(ctx context.Context, send func() (*http.Response, error)) (*http.Response, error) {
+// retry repeats a request after network errors and answers that ask for it. what is named in the log.
+func (c *Client) retry(ctx context.Context, what string, send func() (*http.Response, error)) (*http.Response, error) {
 	for try := 1; ; try++ {
 		resp, err := send()
 		if err == nil && !temporary(resp.StatusCode) || try >= c.attempts() || ctx.Err() != nil {
 			return resp, err
 		}
-		wait := c.backoff(try)
+		wait, reason := c.backoff(try), err
 		if err == nil {
+			reason = answered(resp)
 			if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 && s <= 60 {
 				wait = max(wait, time.Duration(s)*time.Second)
 			}
 			resp.Body.Close()
 		}
+		c.logRetry(what, reason, try, wait)
 		if err := sleep(ctx, wait); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// answered is a status as an error, in our words: a server may write anything beside its number.
+func answered(resp *http.Response) error {
+	return fmt.Errorf("the server answered %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 }
 
 func temporary(status int) bool {
@@ -446,7 +474,7 @@ func statusErr(r Ref, resp *http.Response, hasToken bool) error {
 	case resp.StatusCode == http.StatusTooManyRequests:
 		e.Message = "the server asks to slow down; try again later"
 	default:
-		e.Message = "the server answered " + resp.Status
+		e.Message = answered(resp).Error()
 		if detail != "" {
 			e.Message += ": " + detail
 		}

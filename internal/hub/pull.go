@@ -70,7 +70,7 @@ func (c *Client) pullFile(ctx context.Context, p *Plan, f File, report func(int6
 	if err != nil {
 		return err
 	}
-	d := &download{c: c, ref: p.Ref, addr: addr, size: f.Size, hash: f.Hash, report: report}
+	d := &download{c: c, ref: p.Ref, name: f.Name, addr: addr, size: f.Size, hash: f.Hash, report: report}
 	if err := d.head(ctx); err != nil {
 		return err
 	}
@@ -107,6 +107,7 @@ func (c *Client) pullFile(ctx context.Context, p *Plan, f File, report func(int6
 type download struct {
 	c      *Client
 	ref    Ref
+	name   string
 	addr   string
 	size   int64
 	hash   string
@@ -115,7 +116,7 @@ type download struct {
 
 // head asks for size and hash and compares them with the list of files.
 func (d *download) head(ctx context.Context) error {
-	resp, err := d.c.retry(ctx, func() (*http.Response, error) { return d.headOnce(ctx) })
+	resp, err := d.c.retry(ctx, d.name, func() (*http.Response, error) { return d.headOnce(ctx) })
 	if err != nil {
 		return plainNetErr(err)
 	}
@@ -159,7 +160,7 @@ func (d *download) headOnce(ctx context.Context) (*http.Response, error) {
 		if len(via) >= maxRedirects || req.Response.Header.Get("X-Linked-Etag") != "" || req.URL.Host != via[0].URL.Host {
 			return http.ErrUseLastResponse
 		}
-		return checkRedirect(req, via)
+		return d.c.checkRedirect(req, via)
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, d.addr, nil)
 	if err != nil {
@@ -188,7 +189,9 @@ func (d *download) hasher() hash.Hash {
 }
 
 // fetch fills the file at path, starting after what it already holds, and
-// checks it. It gives up after several attempts in a row that got nothing.
+// checks it. It gives up after several attempts in a row that got no further.
+// Without a hash to check the result by, a part of a file is never continued: it would go unnoticed when the server
+// sends other bytes than those that were asked for.
 func (d *download) fetch(ctx context.Context, path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
@@ -199,8 +202,8 @@ func (d *download) fetch(ctx context.Context, path string) error {
 	if err := w.resume(); err != nil {
 		return err
 	}
+	most := w.n
 	for try := 1; w.n < d.size; try++ {
-		before := w.n
 		err := d.attempt(ctx, w)
 		if err == nil {
 			break
@@ -212,13 +215,18 @@ func (d *download) fetch(ctx context.Context, path string) error {
 		if errors.As(err, &fatal) {
 			return fatal.error
 		}
-		if w.n > before {
-			try = 0
+		if w.n > most { // a server that ignores ranges begins again and again
+			try, most = 0, w.n
+		}
+		if try >= d.c.attempts() && w.sum == nil {
+			return plainNetErr(err)
 		}
 		if try >= d.c.attempts() {
 			return fmt.Errorf("%w; run it again to go on from byte %d of %d", plainNetErr(err), w.n, d.size)
 		}
-		if err := sleep(ctx, d.c.backoff(max(try, 1))); err != nil {
+		wait := d.c.backoff(max(try, 1))
+		d.c.logRetry(fmt.Sprintf("%s: at byte %d of %d", d.name, w.n, d.size), err, try, wait)
+		if err := sleep(ctx, wait); err != nil {
 			return err
 		}
 	}
@@ -244,6 +252,11 @@ func (d *download) attempt(ctx context.Context, w *sumWriter) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	header := map[string]string{"Accept-Encoding": "identity"}
+	if w.sum == nil {
+		if err := w.reset(); err != nil {
+			return fatalError{err}
+		}
+	}
 	if w.n > 0 {
 		header["Range"] = fmt.Sprintf("bytes=%d-", w.n)
 	}
@@ -254,8 +267,8 @@ func (d *download) attempt(ctx context.Context, w *sumWriter) error {
 	defer resp.Body.Close()
 	switch {
 	case resp.StatusCode == http.StatusPartialContent && w.n > 0:
-		if !strings.HasPrefix(resp.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", w.n)) {
-			return w.restart(fmt.Errorf("the server sent the range %q", clip(resp.Header.Get("Content-Range"))))
+		if got := resp.Header.Get("Content-Range"); !d.continues(got, w.n, resp.ContentLength) {
+			return w.restart(fmt.Errorf("the server sent the range %q for the bytes from %d on of %d", clip(got), w.n, d.size))
 		}
 	case resp.StatusCode == http.StatusOK:
 		// A server that ignores the range sends everything again.
@@ -265,7 +278,7 @@ func (d *download) attempt(ctx context.Context, w *sumWriter) error {
 	case resp.StatusCode == http.StatusRequestedRangeNotSatisfiable:
 		return w.restart(errors.New("the server refuses to continue the file"))
 	case temporary(resp.StatusCode):
-		return fmt.Errorf("the server answered %s", resp.Status)
+		return answered(resp)
 	default:
 		return fatalError{errors.Unwrap(statusErr(d.ref, resp, d.c.Token != ""))}
 	}
@@ -295,6 +308,18 @@ func (d *download) attempt(ctx context.Context, w *sumWriter) error {
 	}
 }
 
+// continues reports whether a Content-Range begins where we are, is of a file of the right size, and has as many bytes
+// as the body; -1 means that the body's length is unknown.
+func (d *download) continues(contentRange string, at, length int64) bool {
+	var from, to int64
+	var total string
+	if _, err := fmt.Sscanf(contentRange, "bytes %d-%d/%s", &from, &to, &total); err != nil {
+		return false
+	}
+	return from == at && to >= from && to < d.size && (total == "*" || total == strconv.FormatInt(d.size, 10)) &&
+		(length < 0 || length == to-from+1)
+}
+
 // A sumWriter appends to a file and hashes what is in it.
 type sumWriter struct {
 	f      *os.File
@@ -311,7 +336,7 @@ func (w *sumWriter) resume() error {
 	if err != nil {
 		return err
 	}
-	if st.Size() > w.limit {
+	if st.Size() > w.limit || w.sum == nil { // without a hash nothing says what it is part of
 		return w.f.Truncate(0)
 	}
 	buf := make([]byte, 1<<20)

@@ -89,7 +89,6 @@ func Open(f *gguf.File, opt Options) (*Prefill, error) {
 		_, err = p.load() // errors of the file are told now
 	}
 	if err != nil {
-		p.Close()
 		return nil, err
 	}
 	p.park()

@@ -2,6 +2,7 @@ package platform
 
 import (
 	"context"
+	"errors"
 	"os"
 	"time"
 )
@@ -19,6 +20,9 @@ func LockFile(ctx context.Context, path string) (unlock func(), err error) {
 	}
 	for {
 		taken, err := tryLock(f)
+		if errors.Is(err, errors.ErrUnsupported) {
+			err = nil // two downloads of one file at once are then the user's to avoid
+		}
 		if err != nil {
 			f.Close()
 			return nil, &os.PathError{Op: "lock", Path: path, Err: err}
@@ -33,4 +37,12 @@ func LockFile(ctx context.Context, path string) (unlock func(), err error) {
 		case <-time.After(lockPoll):
 		}
 	}
+}
+
+// TryLock takes the exclusive advisory lock on an open file, which closing the file releases, and so does the end of
+// the process. It does not wait: held is false when another holder has it. The error is errors.ErrUnsupported
+// where files cannot be locked, as on some network file systems.
+func TryLock(f *os.File) (held bool, err error) {
+	taken, err := tryLock(f)
+	return !taken && err == nil, err
 }

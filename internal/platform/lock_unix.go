@@ -16,7 +16,7 @@ func tryLock(f *os.File) (taken bool, err error) {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return true, nil
 	case errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOLCK):
-		return false, nil // some network file systems have no locks
+		return false, errors.ErrUnsupported // some network file systems have no locks
 	}
 	return false, err
 }

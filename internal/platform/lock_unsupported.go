@@ -2,8 +2,10 @@
 
 package platform
 
-import "os"
+import (
+	"errors"
+	"os"
+)
 
-// tryLock cannot lock here; two downloads of one file at once are then the
-// user's to avoid.
-func tryLock(*os.File) (taken bool, err error) { return false, nil }
+// tryLock cannot lock here.
+func tryLock(*os.File) (taken bool, err error) { return false, errors.ErrUnsupported }

@@ -17,3 +17,13 @@ func (a *Attention) Sparsely() (*Attention, int) {
 	s := a.sparse()
 	return s, s.sparseLongest()
 }
+
+// MaxRecorded bounds Recorded, which is how many lists of launches a device keeps.
+const MaxRecorded = maxRecorded
+
+func (b *Backend) Recorded() (n int) {
+	for _, l := range b.lists {
+		n += len(l.made)
+	}
+	return n
+}
