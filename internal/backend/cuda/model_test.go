@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"strobe/internal/model"
 	"strobe/internal/testkit/modeltest"
 )
 
@@ -51,6 +52,11 @@ func TestPadding(t *testing.T) {
 func TestText(t *testing.T) {
 	s, targets := suite(t, "qwen35")
 	s.Text(t, targets...)
+}
+
+func TestSamplers(t *testing.T) {
+	s, _ := suite(t)
+	s.Samplers(t, modeltest.Target(t, s.Backend, "qwen3", model.Options{}), []int32{1, 5, 9, 13}, 8)
 }
 
 func TestRollback(t *testing.T) {

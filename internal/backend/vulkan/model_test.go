@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"strobe/internal/model"
 	"strobe/internal/testkit/modeltest"
 	"strobe/models"
 )
@@ -32,6 +33,9 @@ func TestModels(t *testing.T) {
 	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4") })
 	t.Run("text", func(t *testing.T) { s.Text(t, all...) })
 	t.Run("mtp", func(t *testing.T) { s.MTP(t, "qwen35", "gemma4") })
+	t.Run("samplers", func(t *testing.T) {
+		s.Samplers(t, modeltest.Target(t, s.Backend, "qwen3", model.Options{}), []int32{1, 5, 9, 13}, 8)
+	})
 	t.Run("scorer", s.Scorer)
 	t.Run("sparse attention", s.SparseAttention)
 }

@@ -4,7 +4,9 @@ import (
 	"testing"
 
 	"strobe/internal/backend/cpu"
+	"strobe/internal/model"
 	"strobe/internal/testkit"
+	"strobe/models"
 )
 
 // TestReference: where there are golden numbers of another implementation, the reference has them.
@@ -30,4 +32,23 @@ func TestPlain(t *testing.T) {
 	t.Run("prompts", func(t *testing.T) { s.Prompts(t, Plain...) })
 	t.Run("padding", func(t *testing.T) { s.Padding(t, Plain...) })
 	t.Run("text", func(t *testing.T) { s.Text(t, Plain...) })
+}
+
+// TestSamplers: on the processor, with a tiny vocabulary, and with one that has more tokens than are chosen of a row.
+func TestSamplers(t *testing.T) {
+	b := cpu.New(cpu.Options{Threads: 2})
+	defer b.Close()
+	s := Suite{Backend: b}
+	t.Run("tiny", func(t *testing.T) { s.Samplers(t, Target(t, b, "qwen35", model.Options{}), []int32{1, 5, 9, 13}, 24) })
+	t.Run("built in", func(t *testing.T) {
+		tf, _, err := models.Open()
+		if err != nil {
+			t.Skipf("needs the built-in pair: %v", err)
+		}
+		m, err := model.Open(tf, b, model.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Samplers(t, m, []int32{1, 500, 900, 1300}, 24)
+	})
 }
