@@ -14,6 +14,7 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
+	"strobe/internal/platform"
 	"strobe/internal/speculate"
 )
 
@@ -174,7 +175,7 @@ func (t *talk) saveFile(path string) error {
 
 // loadFile replaces the conversation. An error leaves it as it was.
 func (t *talk) loadFile(path string) error {
-	b, err := os.ReadFile(path)
+	b, err := platform.ReadFile(path, maxInput)
 	if err != nil {
 		return err
 	}

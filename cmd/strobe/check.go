@@ -78,11 +78,11 @@ var errUnhealthy = errors.New("the server is not healthy")
 
 func (c *checker) readKey() error {
 	if c.keyFile != "" {
-		b, err := os.ReadFile(c.keyFile)
+		keys, err := readKeys(c.keyFile)
 		if err != nil {
 			return err
 		}
-		c.key, _, _ = strings.Cut(strings.TrimSpace(string(b)), "\n")
+		c.key = keys[0]
 	}
 	if c.key == "" {
 		c.key = os.Getenv(keyVariable)

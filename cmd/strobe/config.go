@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/BurntSushi/toml"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -122,13 +121,10 @@ func fillFlags(cmd *cobra.Command, file string) (map[string]map[string]any, erro
 		file = configFile(dir)
 	}
 	var settings map[string]any
-	_, err := toml.DecodeFile(file, &settings)
-	var wrong toml.ParseError
+	_, err := decodeTOML(file, &settings)
 	switch {
 	case mine && errors.Is(err, fs.ErrNotExist):
 		return nil, nil
-	case errors.As(err, &wrong):
-		return nil, fmt.Errorf("%s:%d: %s", file, wrong.Position.Line, wrong.Message)
 	case err != nil:
 		return nil, err
 	}

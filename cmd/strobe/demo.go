@@ -89,6 +89,9 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 		if text, err = run.promptText(cmd); err != nil {
 			return err
 		}
+		if err := opt.tooLong(m, text); err != nil {
+			return err
+		}
 		raw = opt.raw
 	case m.Template != "" && !opt.raw:
 		text, raw = demoQuestion, false

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 	"strobe/internal/draft"
 	"strobe/internal/engine"
 	"strobe/internal/model"
+	"strobe/internal/platform"
 	"strobe/internal/safetensors"
 )
 
@@ -166,7 +166,7 @@ func (o *logitsOptions) ids(ref *safetensors.File) (ids []int32, err error) {
 
 // readIDs reads a JSON file with an array of token ids. Whoever runs them checks that the vocabulary has them.
 func readIDs(path string) (ids []int32, err error) {
-	data, err := os.ReadFile(path)
+	data, err := platform.ReadFile(path, maxInput)
 	if err != nil {
 		return nil, err
 	}

@@ -40,12 +40,12 @@ func knownModels() (map[string]namedModel, error) {
 		return known, nil
 	}
 	own, file := map[string]namedModel{}, filepath.Join(dir, "models.toml")
-	meta, err := toml.DecodeFile(file, &own)
+	meta, err := decodeTOML(file, &own)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return known, nil
 	case err != nil:
-		return nil, fmt.Errorf("%s: %s", file, oneLine(err))
+		return nil, err
 	case len(meta.Undecoded()) > 0:
 		return nil, fmt.Errorf("%s: there is no setting %q; want model, drafters and size", file, meta.Undecoded()[0])
 	}

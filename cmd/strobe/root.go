@@ -11,9 +11,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"strobe/internal/platform"
 )
 
 // commands lists every subcommand in the order in which help shows them, by groups.
@@ -45,7 +48,8 @@ const (
 
 // run executes one command line and returns the exit code. Results go to stdout,
 // everything written for people (progress, warnings, errors) to stderr.
-// Cancelling ctx, or SIGINT/SIGTERM, ends the command at its next step; a second signal ends the process at once.
+// Cancelling ctx, or SIGINT/SIGTERM, ends the command at its next step, or after a few seconds if that does not come: a
+// file or a device may hang. A second signal ends the process at once.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// A reader that goes away ("strobe inspect FILE | head") must end us with an
 	// error from Write, not with a signal that skips clean-up of temporary files.
@@ -71,7 +75,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 
-	err := root.ExecuteContext(ctx)
+	limit := new(endLimit)
+	limit.Store(int64(endWithin))
+	err := limit.execute(context.WithValue(ctx, endLimitKey{}, limit), root)
 	var usage usageError
 	switch {
 	case err == nil:
@@ -92,6 +98,39 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	fmt.Fprintf(stderr, "strobe: %s\n", oneLine(err))
 	return exitError
+}
+
+// endWithin is the time that commands have to end when they are interrupted, to delete what they wrote for instance.
+var endWithin = 5 * time.Second
+
+// endLimit is the same for one command, as a duration; the command's context has it.
+type endLimit struct{ atomic.Int64 }
+
+type endLimitKey struct{}
+
+// allowEnding gives an interrupted command more time than others have.
+func allowEnding(ctx context.Context, d time.Duration) {
+	if l, ok := ctx.Value(endLimitKey{}).(*endLimit); ok {
+		l.Store(int64(d + endWithin))
+	}
+}
+
+// execute runs a command and returns its error, or that of ctx when it does not end in time after an interrupt. Its
+// goroutine ends with the process then.
+func (l *endLimit) execute(ctx context.Context, root *cobra.Command) error {
+	ended := make(chan error, 1)
+	go func() { ended <- root.ExecuteContext(ctx) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(time.Duration(l.Load())):
+		return ctx.Err()
+	}
 }
 
 // newRootCmd builds the command tree. The returned flag becomes true when a
@@ -193,6 +232,9 @@ func chatInstead(cmd *cobra.Command) error {
 	return chat.RunE(chat, nil)
 }
 
+// maxInput is the size limit of prompts, conversations and lists of tokens: more than the context of any model.
+const maxInput = 64 << 20
+
 // readInput reads standard input to its end, or until the command is interrupted.
 func readInput(cmd *cobra.Command) ([]byte, error) {
 	if isTerminal(cmd.InOrStdin()) {
@@ -204,13 +246,13 @@ func readInput(cmd *cobra.Command) ([]byte, error) {
 	}
 	read := make(chan input, 1)
 	go func() { // ends with its input or the process
-		b, err := io.ReadAll(cmd.InOrStdin())
+		b, err := platform.ReadLimited(cmd.InOrStdin(), "standard input", maxInput)
 		read <- input{b, err}
 	}()
 	select {
 	case in := <-read:
 		if in.err != nil {
-			return nil, fmt.Errorf("standard input: %w", in.err)
+			return nil, in.err
 		}
 		return in.b, nil
 	case <-cmd.Context().Done():

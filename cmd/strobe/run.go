@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,6 +13,7 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
+	"strobe/internal/platform"
 	"strobe/internal/sample/grammar"
 	"strobe/internal/speculate"
 	"strobe/internal/tokenizer"
@@ -105,6 +106,9 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	}
 	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: loaded.Chunk(), CacheBytes: -1})
 	defer m.Close()
+	if err := opt.tooLong(loaded, text); err != nil {
+		return err
+	}
 	messages := []chat.Message{{Role: "user", Content: text}}
 	if opt.system != "" {
 		messages = append([]chat.Message{{Role: "system", Content: opt.system}}, messages...)
@@ -190,8 +194,24 @@ func (o *runOptions) promptText(cmd *cobra.Command) (string, error) {
 		b, err := readInput(cmd)
 		return string(b), err
 	}
-	b, err := os.ReadFile(o.file)
+	b, err := platform.ReadFile(o.file, maxInput)
 	return string(b), err
+}
+
+// tooLong refuses a prompt that cannot fit the context, whatever its tokens are: finding them takes seconds for each 10 MB.
+func (m *modelFlags) tooLong(e *engine.Model, prompt string) error {
+	if m.prefill.scorer != "" {
+		return nil // it shortens the prompt
+	}
+	longest := 0
+	for id := range e.Tokenizer.Size() {
+		longest = max(longest, len(e.Tokenizer.Piece(int32(id), true)))
+	}
+	context := cmp.Or(m.ctx, e.Target.Context)
+	if most := context * longest; len(prompt) > most {
+		return fmt.Errorf("the prompt has %d bytes; the context of %d tokens holds at most %d", len(prompt), context, most)
+	}
+	return nil
 }
 
 // grammar compiles what the answer has to fit; nil for anything.
@@ -200,7 +220,7 @@ func (o *runOptions) grammar() (*grammar.Grammar, error) {
 		if strings.ContainsAny(value, begins) {
 			return value, nil
 		}
-		b, err := os.ReadFile(value)
+		b, err := platform.ReadFile(value, platform.MaxText)
 		if err != nil {
 			return "", usagef("--%s: %w", name, err)
 		}

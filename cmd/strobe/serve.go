@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -22,6 +21,7 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/engine"
 	"strobe/internal/hub"
+	"strobe/internal/platform"
 	"strobe/internal/sample"
 	"strobe/internal/server"
 )
@@ -222,6 +222,7 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	allowEnding(cmd.Context(), 2*o.drain) // the requests, then the models
 	s := server.New(cfg)
 	ctx, stop := context.WithCancel(cmd.Context())
 	defer stop()
@@ -413,7 +414,7 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 	if o.models != "" {
 		return opt, usagef("--chat-template-file belongs to a single model; --models takes the templates of the files")
 	}
-	b, err := os.ReadFile(o.templateFile)
+	b, err := platform.ReadFile(o.templateFile, platform.MaxText)
 	if err != nil {
 		return opt, err
 	}
@@ -478,7 +479,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		return cfg, usagef("--tls-cert and --tls-key belong together")
 	}
 	if o.cert != "" {
-		pair, err := tls.LoadX509KeyPair(o.cert, o.certKey)
+		pair, err := o.certificate()
 		if err != nil {
 			return cfg, err
 		}
@@ -515,25 +516,11 @@ func (o *serveOptions) hostNames(keys bool) []string {
 func (o *serveOptions) allKeys() ([]string, error) {
 	keys := append([]string{}, o.keys...)
 	if o.keyFile != "" {
-		f, err := os.Open(o.keyFile)
+		more, err := readKeys(o.keyFile)
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close()
-		n := 0
-		sc := bufio.NewScanner(f)
-		for sc.Scan() {
-			if k := strings.TrimSpace(sc.Text()); k != "" && !strings.HasPrefix(k, "#") {
-				keys = append(keys, k)
-				n++
-			}
-		}
-		if err := sc.Err(); err != nil {
-			return nil, fmt.Errorf("%s: %w", o.keyFile, err)
-		}
-		if n == 0 { // an open server is not what was meant
-			return nil, fmt.Errorf("%s: there is no key in it", o.keyFile)
-		}
+		keys = append(keys, more...)
 	}
 	if k := os.Getenv(keyVariable); k != "" {
 		keys = append(keys, k)
@@ -544,6 +531,39 @@ func (o *serveOptions) allKeys() ([]string, error) {
 		}
 	}
 	return keys, nil
+}
+
+// readKeys reads a file with a key on each line. Lines that begin with # are comments.
+func readKeys(path string) (keys []string, err error) {
+	b, err := platform.ReadFile(path, platform.MaxText)
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if k := strings.TrimSpace(line); k != "" && !strings.HasPrefix(k, "#") {
+			keys = append(keys, k)
+		}
+	}
+	if len(keys) == 0 { // an open server is not what was meant
+		return nil, fmt.Errorf("%s: there is no key in it", path)
+	}
+	return keys, nil
+}
+
+// certificate reads the files of --tls-cert and --tls-key.
+func (o *serveOptions) certificate() (pair tls.Certificate, err error) {
+	cert, err := platform.ReadFile(o.cert, platform.MaxText)
+	if err != nil {
+		return pair, err
+	}
+	key, err := platform.ReadFile(o.certKey, platform.MaxText)
+	if err != nil {
+		return pair, err
+	}
+	if pair, err = tls.X509KeyPair(cert, key); err != nil {
+		return pair, fmt.Errorf("%s with %s: %w", o.cert, o.certKey, err)
+	}
+	return pair, nil
 }
 
 func (o *serveOptions) logger(cmd *cobra.Command) (*slog.Logger, error) {
