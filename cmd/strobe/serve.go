@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math"
 	"net"
@@ -20,7 +21,9 @@ import (
 
 	"strobe/internal/chat"
 	"strobe/internal/engine"
+	"strobe/internal/gguf"
 	"strobe/internal/hub"
+	"strobe/internal/model"
 	"strobe/internal/platform"
 	"strobe/internal/sample"
 	"strobe/internal/server"
@@ -218,7 +221,10 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 			_ = traces.Shutdown(end)
 		}()
 	}
-	ln, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(o.port)))
+	if err := o.look(log); err != nil {
+		return err
+	}
+	ln, err := listen(o.host, o.port)
 	if err != nil {
 		return err
 	}
@@ -233,9 +239,12 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	if cfg.TLS != nil {
 		scheme = "https"
 	}
-	url := scheme + "://" + ln.Addr().String()
-	fmt.Fprintln(cmd.OutOrStdout(), url)
-	log.Info("listening", "url", url, "version", buildVersion())
+	urls := addresses(scheme, ln)
+	fmt.Fprintln(cmd.OutOrStdout(), strings.Join(urls, "\n"))
+	log.Info("listening", "url", strings.Join(urls, " "), "version", buildVersion())
+	defer context.AfterFunc(ctx, func() {
+		log.Info("stopping; a second signal ends it at once", "waits for", "running requests", "at most", o.drain)
+	})()
 	if len(cfg.Keys) == 0 && !isLoopback(o.host) {
 		log.Warn("everyone who reaches this address may use the server; --api-key would change that")
 	}
@@ -255,7 +264,6 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	case err := <-served:
 		// Told to stop while a file is loaded or a folder is looked at. Nothing can interrupt that, so nobody
 		// waits for it.
-		log.Info("stopping")
 		go func() {
 			if m := <-loaded; m.err == nil {
 				m.close(ctx)
@@ -269,13 +277,55 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 		return models.err
 	}
 	err = <-served
-	log.Info("stopping")
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.drain)
 	defer cancel()
 	if cerr := models.close(end); err == nil {
 		err = cerr
 	}
 	return err
+}
+
+// look refuses models that are not there, before anything says that the server is.
+func (o *serveOptions) look(log *slog.Logger) error {
+	if o.models != "" {
+		st, err := os.Stat(o.models)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("--models %s: there is no such folder", o.models)
+		case err != nil:
+			return fmt.Errorf("--models: %w", err)
+		case !st.IsDir():
+			return usagef("--models %s: is a file; serve it with -m %s, or give a folder", o.models, o.models)
+		}
+		if len(ggufFiles(o.models)) == 0 {
+			log.Warn("there is no GGUF file in the folder yet; those that come later are found", "folder", o.models)
+		}
+	}
+	for _, name := range []string{o.model, o.drafter} {
+		if name == "" || name == "none" {
+			continue
+		}
+		of, err := lookUp(name)
+		if err != nil {
+			return err
+		}
+		if of.file == "" {
+			continue // fetched or converted first
+		}
+		f, err := gguf.Open(of.file)
+		if err != nil {
+			return err
+		}
+		why := ""
+		if name == o.model {
+			why = model.WhyNot(f)
+		}
+		f.Close()
+		if why != "" {
+			return fmt.Errorf("%s: the model cannot run: %s", of.file, why)
+		}
+	}
+	return nil
 }
 
 // offer loads what there is to load and gives it to the server. The function it returns unloads.
