@@ -136,7 +136,7 @@ func (u *turn) footer() string {
 	s := summary(st, len(u.talk.model().Drafters()) > 0 && u.talk.spec.Draft != speculate.Off)
 	s = shortened(u.Result()) + s
 	if st.Cached > 0 {
-		s = fmt.Sprintf("%d tokens cached, ", st.Cached) + s
+		s = count(st.Cached, "token") + " cached, " + s
 	}
 	switch u.Result().Reason {
 	case engine.ReasonCancelled:

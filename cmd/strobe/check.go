@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe/internal/speculate"
+	"strobe/internal/termtext"
 )
 
 func newCheckCmd() *cobra.Command {
@@ -95,7 +96,7 @@ func (c *checker) run(cmd *cobra.Command, asJSON bool) error {
 		}
 		results = append(results, r)
 		if !asJSON {
-			fmt.Fprintf(cmd.OutOrStdout(), "%s %-7s %s\n", word, r.Name, r.Note)
+			fmt.Fprintf(cmd.OutOrStdout(), "%s %-7s %s\n", word, r.Name, termtext.Printable(r.Note))
 		}
 		if err != nil && len(results) <= 3 { // nothing else can be asked
 			break
@@ -253,7 +254,7 @@ func (c *checker) answer(ctx context.Context) (string, error) {
 		return "", errors.New("the answer is empty")
 	}
 	c.first = t
-	note := fmt.Sprintf("%d tokens to a prompt of %d", t.Usage.Completion, t.Usage.Prompt)
+	note := fmt.Sprintf("%s to a prompt of %d", count(t.Usage.Completion, "token"), t.Usage.Prompt)
 	if t.Timings != nil && t.Timings.Speed > 0 {
 		note += fmt.Sprintf(", %.1f tokens/s", t.Timings.Speed)
 	}

@@ -58,7 +58,7 @@ vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabul
 	opt.modelFlags.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&opt.tokens, "tokens", "", "JSON file with an array of token ids")
-	f.StringVar(&opt.out, "out", "", "safetensors file to write")
+	f.StringVarP(&opt.out, "output", "o", "", "safetensors file to write")
 	f.StringVar(&opt.compare, "compare", "", "safetensors file with the outputs of a reference")
 	f.StringVar(&opt.rounds, "rounds", "", "comma-separated context lengths to draft at")
 	f.IntVar(&opt.steps, "steps", 0, "tokens a round of multi-token prediction drafts")

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"strobe/internal/termtext"
 )
 
 func newPsCmd() *cobra.Command {
@@ -63,7 +65,7 @@ func ps(cmd *cobra.Command, s *serverFlags) error {
 		if left := time.Until(m.Expires); left > 0 && left < 1000*time.Hour { // servers that never unload say a date far away
 			until = m.Expires.Local().Format("15:04")
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", m.Name, formatBytes(m.Size), until)
+		fmt.Fprintf(w, "%s\t%s\t%s\n", termtext.Printable(m.Name), formatBytes(m.Size), until)
 	}
 	return w.Flush()
 }

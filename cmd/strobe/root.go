@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"strobe/internal/platform"
+	"strobe/internal/termtext"
 )
 
 // commands lists every subcommand in the order in which help shows them, by groups.
@@ -70,7 +71,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}()
 
 	root, started := newRootCmd()
-	root.SetArgs(args)
+	root.SetArgs(expand(args))
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -168,6 +169,7 @@ small DFlash model and verifying them in one pass of the large one.`,
 			return cmd.Help()
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			warnVariables(cmd)
 			switch cmd.Name() {
 			case "serve", // reads more from its file
 				"config", "help", "completion", "version": // work whatever is in it
@@ -180,7 +182,7 @@ small DFlash model and verifying them in one pass of the large one.`,
 	root.SuggestionsMinimumDistance = 2
 	root.PersistentFlags().BoolP("quiet", "q", false, "print nothing but results and errors")
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{suggestFlag(cmd, err)} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{flagError(cmd, err)} })
 	cobra.EnableCommandSorting = false
 	for _, g := range commands() {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
@@ -189,12 +191,45 @@ small DFlash model and verifying them in one pass of the large one.`,
 			root.AddCommand(c)
 		}
 	}
+	root.SetHelpFunc(showHelp)
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		_, err := io.WriteString(cmd.OutOrStderr(), usageText(cmd, helpWidth(cmd.OutOrStderr())))
+		return err
+	})
 	root.SetHelpCommandGroupID("Others:")
 	root.SetCompletionCommandGroupID("Others:")
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Run, c.RunE = nil, runHelp
+		case "completion":
+			c.Args = func(cmd *cobra.Command, args []string) error {
+				if len(args) > 0 {
+					return usagef("completion: there is no shell %q here; want bash, zsh, fish or powershell", args[0])
+				}
+				return nil
+			}
+			c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+		c.Flags().SortFlags = false
+		c.Flags().SetNormalizeFunc(alias)
+	}
 
 	started = new(bool)
 	markStart(root, started)
 	return root, started
+}
+
+// runHelp shows the help of a command, which must be there.
+func runHelp(cmd *cobra.Command, args []string) error {
+	of, rest, err := cmd.Root().Find(args)
+	if err != nil || len(rest) > 0 && of.HasSubCommands() {
+		return usagef("help: there is no command %q", strings.Join(args, " "))
+	}
+	of.InitDefaultHelpFlag()
+	return of.Help()
 }
 
 // suggestFlag adds the flag that may have been meant to the error of one that does not exist.
@@ -305,7 +340,7 @@ func helpPath(root *cobra.Command, args []string) string {
 	return root.CommandPath()
 }
 
-// oneLine keeps multi-line errors (from wrapped libraries) on one line.
+// oneLine keeps multi-line errors (from wrapped libraries) on one line, and what a terminal would obey visible.
 func oneLine(err error) string {
-	return strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	return termtext.Printable(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; "))
 }

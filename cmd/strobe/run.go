@@ -16,6 +16,7 @@ import (
 	"strobe/internal/platform"
 	"strobe/internal/sample/grammar"
 	"strobe/internal/speculate"
+	"strobe/internal/termtext"
 	"strobe/internal/tokenizer"
 )
 
@@ -31,7 +32,11 @@ type runOptions struct {
 	schema       string
 	gbnf         string
 	json         bool
+	ubatch       int
+	ignoreEOS    bool
 }
+
+const ubatchHelp = "tokens of a prompt that one pass reads (default: as the device likes)"
 
 func newRunCmd() *cobra.Command {
 	var opt runOptions
@@ -66,6 +71,8 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 		"the answer is JSON that fits this schema: JSON text or the name of a file")
 	f.StringVar(&opt.gbnf, "grammar", "", "the answer fits this grammar (GBNF): its text or the name of a file")
 	f.BoolVar(&opt.json, "json", false, "print the answer with its reason and counts as one JSON object")
+	f.BoolVar(&opt.ignoreEOS, "ignore-eos", false, "go on after the model has ended its text, up to --predict tokens")
+	f.IntVar(&opt.ubatch, "ubatch-size", 0, ubatchHelp)
 	f.StringArrayVar(&opt.stops, "stop", nil, "end the text before this string; may be repeated")
 	return cmd
 }
@@ -77,6 +84,8 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	switch {
 	case opt.n < 0:
 		return usagef("--predict %d: want 0 or more", opt.n)
+	case opt.ubatch < 0:
+		return usagef("--ubatch-size %d: want 0 or more", opt.ubatch)
 	case opt.raw && opt.system != "":
 		return usagef("--raw continues the text as it is; --system belongs to a conversation")
 	case opt.schema != "" && opt.gbnf != "":
@@ -86,7 +95,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
-	set := strobe.Settings{MaxTokens: opt.n, Stops: opt.stops}
+	set := strobe.Settings{MaxTokens: opt.n, Stops: opt.stops, IgnoreEnd: opt.ignoreEOS}
 	if set.Drafting, err = opt.spec(); err != nil {
 		return err
 	}
@@ -104,7 +113,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if opt.verbose {
 		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Summary())
 	}
-	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: loaded.Chunk(), CacheBytes: -1})
+	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: cmp.Or(opt.ubatch, loaded.Chunk()), CacheBytes: -1})
 	defer m.Close()
 	if err := opt.tooLong(loaded, text); err != nil {
 		return err
@@ -127,7 +136,14 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
+	inLine := false // the text so far does not end with a line feed
 	show := func(p strobe.Piece) error {
+		if p.Text != "" {
+			inLine = !strings.HasSuffix(p.Text, "\n")
+		}
+		if isTerminal(cmd.OutOrStdout()) {
+			p.Text = termtext.Lines(p.Text)
+		}
 		_, err := io.WriteString(cmd.OutOrStdout(), p.Text)
 		return err
 	}
@@ -135,6 +151,9 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 		show = nil
 	}
 	if err := a.Wait(show); err != nil {
+		if inLine { // what follows is a line of its own
+			fmt.Fprintln(cmd.OutOrStdout())
+		}
 		return err
 	}
 	if opt.json {
@@ -286,13 +305,13 @@ func cutNote(r *strobe.Result, e *engine.Engine) string {
 	if n := e.Config().Context; r.Prompt+r.Generated >= n {
 		return fmt.Sprintf("cut: the context of %d tokens is full", n)
 	}
-	return fmt.Sprintf("cut after %d tokens", r.Generated)
+	return "cut after " + count(r.Generated, "token")
 }
 
 // summary is the last line of a run. drafts says whether someone could have drafted.
 func summary(st *speculate.Stats, drafts bool) string {
-	s := fmt.Sprintf("prompt %d tokens, %.1f tokens/s; generated %d tokens, %.1f tokens/s", st.Prompt, st.PromptSpeed(),
-		st.Tokens, st.Speed())
+	s := fmt.Sprintf("prompt %s, %.1f tokens/s; generated %s, %.1f tokens/s", count(st.Prompt, "token"), st.PromptSpeed(),
+		count(st.Tokens, "token"), st.Speed())
 	if st.Guessed > 0 {
 		s += fmt.Sprintf("; %.2f tokens per pass", st.Mean())
 		if up := st.SpeedUp(); up > 0 {

@@ -40,6 +40,7 @@ type serveOptions struct {
 	port      int
 	parallel  int
 	queue     int
+	ubatch    int
 	maxTokens int
 
 	keys    []string
@@ -122,6 +123,8 @@ the one "strobe config" names.`,
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0.8)
 	f := cmd.Flags()
+	f.IntVar(&opt.ubatch, "ubatch-size", 0, ubatchHelp)
+	defer group(f, serverFlagsOf)()
 	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
 	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
 	f.DurationVar(&opt.idle, "models-idle", 0,
@@ -333,7 +336,7 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	log *slog.Logger) (closeModels func(context.Context) error, err error) {
 	ecfg := engine.Config{
 		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir,
-		CacheDiskBytes: int64(o.cacheDisk), Log: log,
+		CacheDiskBytes: int64(o.cacheDisk), Log: log, Chunk: o.ubatch,
 	}
 	o.prefill.log = func(line string) { log.Info(line) }
 	// In the engine zero means the default, here it means none.
@@ -505,6 +508,9 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	}
 	if o.parallel < 1 {
 		return cfg, usagef("--parallel %d: want at least 1", o.parallel)
+	}
+	if o.ubatch < 0 {
+		return cfg, usagef("--ubatch-size %d: want 0 or more", o.ubatch)
 	}
 	if o.queue < 0 {
 		return cfg, usagef("--queue %d: want at least 0", o.queue)
