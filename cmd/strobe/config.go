@@ -42,10 +42,10 @@ config.toml, XDG_CONFIG_HOME another folder for both.`,
 		Args:    positional(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dir, err := configDir()
-			if err != nil {
-				return err
-			}
 			var b strings.Builder
+			if err != nil {
+				fmt.Fprintf(&b, "%-10s none: %v\n", "settings", err)
+			}
 			show := func(what, file string) {
 				note := ""
 				if _, err := os.Stat(file); err != nil {
@@ -53,10 +53,14 @@ config.toml, XDG_CONFIG_HOME another folder for both.`,
 				}
 				fmt.Fprintf(&b, "%-10s %s%s\n", what, file, note)
 			}
-			file := configFile(dir)
-			show("settings", file)
-			show("names", filepath.Join(dir, "models.toml"))
-			broken := checkSettings(file)
+			var broken error
+			if file := configFile(dir); err == nil || os.Getenv(configVariable) != "" {
+				show("settings", file)
+				broken = checkSettings(file)
+			}
+			if err == nil {
+				show("names", filepath.Join(dir, "models.toml"))
+			}
 			if _, err := knownModels(); broken == nil {
 				broken = err
 			}

@@ -204,7 +204,7 @@ func TestEscapes(t *testing.T) {
 		var out, errs bytes.Buffer
 		args := append(strings.Fields(line), path)
 		run(t.Context(), args, strings.NewReader("x\n"), &out, &errs)
-		if strings.ContainsAny(out.String()+errs.String(), "\x1b\a") {
+		if strings.Contains(out.String()+errs.String(), "\x1b]0;x") {
 			t.Errorf("%s: %q", line, out.String()+errs.String())
 		}
 	}

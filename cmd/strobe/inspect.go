@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
 	"strobe/internal/termtext"
 )
@@ -55,6 +56,9 @@ code is 1 when a check fails.`,
 				r.checkTarget(f, t)
 			}
 			if against != "" {
+				if t == nil && dflash.Supported(f) {
+					return usagef("%s: is a DFlash drafter; give the GGUF file of its model with --target, it has the tokenizer", args[0])
+				}
 				if err := r.checkAgainst(cmd.Context(), f, against, t); err != nil {
 					return err
 				}

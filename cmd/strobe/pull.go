@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -47,6 +48,9 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 			if endpoint != "" {
 				c.Endpoint = endpoint
 			}
+			if !strings.HasPrefix(c.Endpoint, "http://") && !strings.HasPrefix(c.Endpoint, "https://") {
+				return usagef("%q is no address of a hub; want one like %s (--endpoint or HF_ENDPOINT)", c.Endpoint, hub.DefaultEndpoint)
+			}
 			if cache != "" {
 				c.Cache = cache
 			}
@@ -74,6 +78,7 @@ func runPull(cmd *cobra.Command, c *hub.Client, refs []string) error {
 		if i > 0 {
 			resolve = c.ResolveDrafter
 		}
+		infof(cmd, "looking for %s at %s", ref, c.Endpoint)
 		plan, err := resolve(cmd.Context(), ref)
 		if err != nil && i > 0 && cmd.Context().Err() == nil {
 			infof(cmd, "drafter %s: %s", ref, oneLine(err))

@@ -75,6 +75,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	addHelp(root)
 
 	limit := new(endLimit)
 	limit.Store(int64(endWithin))
@@ -198,6 +199,19 @@ small DFlash model and verifying them in one pass of the large one.`,
 	})
 	root.SetHelpCommandGroupID("Others:")
 	root.SetCompletionCommandGroupID("Others:")
+	for _, c := range root.Commands() {
+		c.Flags().SortFlags = false
+		c.Flags().SetNormalizeFunc(alias)
+	}
+
+	started = new(bool)
+	markStart(root, started)
+	return root, started
+}
+
+// addHelp adds the commands help and completion, with errors for what is not there. Completion writes to what is the
+// output now.
+func addHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
@@ -213,13 +227,7 @@ small DFlash model and verifying them in one pass of the large one.`,
 			}
 			c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		}
-		c.Flags().SortFlags = false
-		c.Flags().SetNormalizeFunc(alias)
 	}
-
-	started = new(bool)
-	markStart(root, started)
-	return root, started
 }
 
 // runHelp shows the help of a command, which must be there.

@@ -86,6 +86,8 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 		return usagef("--predict %d: want 0 or more", opt.n)
 	case opt.ubatch < 0:
 		return usagef("--ubatch-size %d: want 0 or more", opt.ubatch)
+	case opt.raw && opt.prefill.mode == "always":
+		return usagef("--raw continues the text as it is, with its control tokens, so --prefill always cannot shorten it")
 	case opt.raw && opt.system != "":
 		return usagef("--raw continues the text as it is; --system belongs to a conversation")
 	case opt.schema != "" && opt.gbnf != "":
@@ -112,6 +114,9 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	}
 	if opt.verbose {
 		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Summary())
+	}
+	if opt.raw && opt.prefill.scorer != "" {
+		infof(cmd, "note: --raw continues the text as it is, so the prompt is not shortened")
 	}
 	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: cmp.Or(opt.ubatch, loaded.Chunk()), CacheBytes: -1})
 	defer m.Close()
@@ -219,7 +224,7 @@ func (o *runOptions) promptText(cmd *cobra.Command) (string, error) {
 
 // tooLong refuses a prompt that cannot fit the context, whatever its tokens are: finding them takes seconds for each 10 MB.
 func (m *modelFlags) tooLong(e *engine.Model, prompt string) error {
-	if m.prefill.scorer != "" {
+	if m.prefill.scorer != "" && m.prefill.mode != "off" {
 		return nil // it shortens the prompt
 	}
 	longest := 0

@@ -9,10 +9,12 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -304,6 +306,10 @@ func (o *serveOptions) look(log *slog.Logger) error {
 			log.Warn("there is no GGUF file in the folder yet; those that come later are found", "folder", o.models)
 		}
 	}
+	if err := cacheFolder(); err != nil {
+		log.Warn("there is no folder to keep converted drafters and compiled kernels in; they are made anew at every start. "+
+			"XDG_CACHE_HOME names one", "error", err)
+	}
 	for _, name := range []string{o.model, o.drafter} {
 		if name == "" || name == "none" {
 			continue
@@ -327,6 +333,33 @@ func (o *serveOptions) look(log *slog.Logger) error {
 		if why != "" {
 			return fmt.Errorf("%s: the model cannot run: %s", of.file, why)
 		}
+	}
+	return nil
+}
+
+// checkTables refuses a table of settings for a model that is not offered: it would do nothing. In the user's general
+// file, which serves several purposes, it is noted.
+func (o *serveOptions) checkTables(log *slog.Logger, models []engine.ModelInfo) error {
+	if o.pull {
+		return nil // it may come
+	}
+	var names []string
+	for _, m := range models {
+		names = append(names, m.Name)
+	}
+	for _, u := range o.upstreams {
+		name, _, _ := strings.Cut(u, "=")
+		names = append(names, name)
+	}
+	for _, table := range slices.Sorted(maps.Keys(o.tables)) {
+		if slices.Contains(names, table) {
+			continue
+		}
+		err := fmt.Errorf("%s.%q: there is no model of that name; offered are %s", modelTables, table, strings.Join(names, ", "))
+		if o.settings != "" || os.Getenv(configVariable) != "" {
+			return err
+		}
+		log.Warn("settings that do nothing", "error", err)
 	}
 	return nil
 }
@@ -371,6 +404,9 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	if name == "" {
 		name = strings.TrimSuffix(filepath.Base(m.Path), ".gguf")
 	}
+	if err := o.checkTables(log, []engine.ModelInfo{{Name: name}}); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
 	e := engine.New(m, ecfg)
 	s.SetModels(server.Single(name, e))
 	log.Info("model loaded", "model", name, "seconds", time.Since(start).Seconds(), "what", m.Summary())
@@ -392,6 +428,10 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 	}
 	p, err := newPool(cfg)
 	if err != nil {
+		return nil, err
+	}
+	if err := o.checkTables(cfg.Log, p.Models()); err != nil {
+		p.Close(ctx)
 		return nil, err
 	}
 	only := ""

@@ -1,6 +1,7 @@
 package platform
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -15,6 +16,9 @@ const MaxText = 1 << 20
 func OpenRegular(path string) (*os.File, error) {
 	st, err := os.Stat(path) // before the open, which does things to some devices
 	if err != nil {
+		if pe := (*os.PathError)(nil); errors.As(err, &pe) {
+			pe.Op = "open" // what the caller wanted
+		}
 		return nil, err
 	}
 	if err := regular(path, st); err != nil {
