@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe"
-	"strobe/internal/termtext"
 )
 
 // chatScreen talks in a terminal: an editor at the bottom, the conversation above it in the terminal's own
@@ -279,6 +278,14 @@ func (s *screen) status() []string {
 		fmt.Sprintf("%d of %d tokens used", t.context, t.Engine().Config().Context), "/help lists the commands"}
 }
 
-// harmless shows what a terminal would act on in a model's text. Tabs become spaces, because the width of lines has to
-// be known.
-func harmless(s string) string { return strings.ReplaceAll(termtext.Lines(s), "\t", "    ") }
+// harmless takes out of a model's text what a terminal would act on. Tabs become spaces, because the
+// width of lines has to be known.
+func harmless(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r != '\n' && r != '\t' && (r < ' ' || r >= 0x7f && r < 0xa0) {
+			return '\ufffd'
+		}
+		return r
+	}, s)
+	return strings.ReplaceAll(s, "\t", "    ")
+}

@@ -181,10 +181,30 @@ func usageText(cmd *cobra.Command, width int) string {
 			}
 		})
 		if set.HasAvailableFlags() {
-			const slack = 5 // a line may be so much longer than pflag was asked for
-			fmt.Fprintf(&b, "\n%s:\n%s", g, set.FlagUsagesWrapped(width-slack))
+			fmt.Fprintf(&b, "\n%s:\n%s", g, flagLines(set, width))
 		}
 	}
+	return b.String()
+}
+
+// flagLines is what pflag says of flags, with their explanations in lines that fit. Its own lines do not.
+func flagLines(set *pflag.FlagSet, width int) string {
+	var b strings.Builder
+	lines := strings.SplitAfter(set.FlagUsages(), "\n")
+	set.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || len(lines) == 0 {
+			return
+		}
+		line := lines[0]
+		lines = lines[1:]
+		_, usage := pflag.UnquoteUsage(f)
+		at := strings.Index(line, usage)
+		if usage == "" || at < 0 {
+			b.WriteString(line)
+			return
+		}
+		b.WriteString(line[:at] + strings.ReplaceAll(wrap(line[at:], width-at), "\n", "\n"+strings.Repeat(" ", at)) + "\n")
+	})
 	return b.String()
 }
 

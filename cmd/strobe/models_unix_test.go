@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"strobe/internal/testkit"
 )
@@ -57,6 +58,12 @@ func TestModelsReplaced(t *testing.T) {
 			message, _ = e["message"].(string)
 		}
 		return status, message
+	}
+	for range 1000 { // until the folder was looked at
+		if status, _ := ask("good"); status != http.StatusServiceUnavailable {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
 	for name, put := range odd {
 		if status, msg := ask("before-" + name); status == http.StatusOK || msg == "" {

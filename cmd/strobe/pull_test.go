@@ -59,7 +59,7 @@ func TestPullCommand(t *testing.T) {
 		t.Errorf("quiet: exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	if code, stdout, stderr := strobe("pull", "owner/absent"); code != exitError || stdout != "" ||
-		stderr != "strobe: owner/absent: there is no such repository\n" {
+		stderr != "looking for owner/absent at "+srv.URL+"\nstrobe: owner/absent: there is no such repository\n" {
 		t.Errorf("absent: exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	if code, _, stderr := strobe("pull", "nonsense"); code != exitUsage ||

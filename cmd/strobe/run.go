@@ -143,6 +143,9 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	}
 	inLine := false // the text so far does not end with a line feed
 	show := func(p strobe.Piece) error {
+		if err := cmd.Context().Err(); err != nil { // also while there is always more to show
+			return err
+		}
 		if p.Text != "" {
 			inLine = !strings.HasSuffix(p.Text, "\n")
 		}
