@@ -14,7 +14,8 @@ import (
 	"strobe/internal/testkit"
 )
 
-// TestServeRefuses: what is wrong with a server's models or address is said in a sentence, before an address is printed.
+// TestServeRefuses: what is wrong with a server's models or address is said in a sentence, before
+// an address is printed.
 func TestServeRefuses(t *testing.T) {
 	dir := t.TempDir()
 	model := testkit.Golden(t, "qwen3/model.gguf")
@@ -92,7 +93,8 @@ func TestServeEverywhere(t *testing.T) {
 	}
 }
 
-// TestNoServer: ps and check take the same addresses, keys and variables, and say in a sentence that no server is there.
+// TestNoServer: ps and check take the same addresses, keys and variables, and say in a sentence that no
+// server is there.
 func TestNoServer(t *testing.T) {
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

@@ -44,7 +44,8 @@ func group(f *pflag.FlagSet, name string) (end func()) {
 // otherNames are names that other programs have for flags, and those that had another name here.
 var otherNames = map[string]string{
 	"temperature": "temp", "ctx-size": "ctx", "max-model-len": "ctx", "n-gpu-layers": "gpu-layers", "n-predict": "predict",
-	"max-tokens": "predict", "predict": "max-tokens", "n": "predict", "ignore-end": "ignore-eos", "quant": "type", "out": "output",
+	"max-tokens": "predict", "predict": "max-tokens", "n": "predict", "ignore-end": "ignore-eos",
+	"quant": "type", "out": "output",
 }
 
 // alias finds a flag by the name that another program has for it.
@@ -81,7 +82,8 @@ func expand(args []string) []string {
 	return out
 }
 
-// flagError says in a sentence what is wrong with a value, and which flag may have been meant by one that does not exist.
+// flagError says in a sentence what is wrong with a value, and which flag may have been meant by one that does not
+// exist.
 func flagError(cmd *cobra.Command, err error) error {
 	if wrong := (*pflag.InvalidValueError)(nil); errors.As(err, &wrong) {
 		return badValue(wrong)
@@ -249,8 +251,8 @@ func count(n int, thing string) string {
 }
 
 // otherVariables are read by name, here or by tests, and belong to no flag.
-var otherVariables = []string{keyVariable, configVariable, "STROBE_PROMPTS", "STROBE_CPU", "STROBE_CUDA", "STROBE_RACES",
-	"STROBE_SHARED"}
+var otherVariables = []string{keyVariable, configVariable, "STROBE_PROMPTS", "STROBE_CPU", "STROBE_CUDA",
+	"STROBE_RACES", "STROBE_SHARED"}
 
 // variablePrefixes begin variables that are not settings: those of tests and drivers, and what Kubernetes
 // sets for a service of the name strobe.

@@ -43,7 +43,8 @@ func TestHelpGroups(t *testing.T) {
 	run(t.Context(), []string{"serve", "--help"}, nil, &out, &errs)
 	text := out.String()
 	last := 0
-	for _, part := range []string{"\nFlags:\n", "--model ", "\nServer:\n", "--port ", "\nSampling:\n", "--temp ", "\nDrafting:\n",
+	for _, part := range []string{"\nFlags:\n", "--model ", "\nServer:\n", "--port ", "\nSampling:\n", "--temp ",
+		"\nDrafting:\n",
 		"--draft-max ", "\nMemory and devices:\n", "--kv ", "\nExperimental:\n", "--prefill-scorer "} {
 		at := strings.Index(text[last:], part)
 		if at < 0 {

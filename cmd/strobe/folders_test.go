@@ -37,7 +37,8 @@ func TestNoHome(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	model := testkit.Golden(t, "qwen3/model.gguf")
-	for _, line := range []string{"config", "list --known", "show " + model, "inspect " + model, "run -m " + model + " -n 2 -p x",
+	for _, line := range []string{"config", "list --known", "show " + model, "inspect " + model,
+		"run -m " + model + " -n 2 -p x",
 		"chat -m " + model, "devices"} {
 		var out, errs bytes.Buffer
 		code := run(t.Context(), strings.Fields(line), strings.NewReader("x\n"), &out, &errs)
@@ -97,7 +98,8 @@ func TestInspectBadDrafters(t *testing.T) {
 		t.Errorf("a good one: code %d, %s%s", code, out.String(), errs.String())
 	}
 	// What is advised is accepted.
-	args := []string{"inspect", testkit.Golden(t, "dflash-qwen3/model.gguf"), "--against", testkit.Golden(t, "dflash-qwen3/hf")}
+	args := []string{"inspect", testkit.Golden(t, "dflash-qwen3/model.gguf"), "--against",
+		testkit.Golden(t, "dflash-qwen3/hf")}
 	errs.Reset()
 	if code := run(t.Context(), args, nil, &out, &errs); code != exitUsage ||
 		!strings.Contains(errs.String(), "give the GGUF file of its model with --target") {
@@ -112,8 +114,8 @@ func TestInspectBadDrafters(t *testing.T) {
 func TestIdleSettings(t *testing.T) {
 	model := testkit.Golden(t, "qwen3/model.gguf")
 	var out, errs bytes.Buffer
-	if code := run(t.Context(), []string{"run", "-m", model, "--raw", "--prefill", "always", "--prefill-scorer", "self", "-p", "x"},
-		nil, &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "--prefill always cannot shorten it") {
+	raw := []string{"run", "-m", model, "--raw", "--prefill", "always", "--prefill-scorer", "self", "-p", "x"}
+	if code := run(t.Context(), raw, nil, &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "--prefill always cannot shorten it") {
 		t.Errorf("code %d, %s", code, errs.String())
 	}
 	file := filepath.Join(t.TempDir(), "c.toml")

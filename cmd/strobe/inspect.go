@@ -180,7 +180,8 @@ func (r *report) print(w io.Writer) error {
 		fmt.Fprintln(w)
 		fmt.Fprintf(tw, "tensor\ttype\tshape\tsize\n")
 		for _, t := range r.Tensors {
-			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", termtext.Printable(t.Name), t.Type, strings.Trim(fmt.Sprint(t.Shape), "[]"), formatBytes(t.Bytes))
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", termtext.Printable(t.Name), t.Type,
+				strings.Trim(fmt.Sprint(t.Shape), "[]"), formatBytes(t.Bytes))
 		}
 		return tw.Flush()
 	}

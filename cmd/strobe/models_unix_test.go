@@ -14,8 +14,8 @@ import (
 	"strobe/internal/testkit"
 )
 
-// TestModelsReplaced: whatever takes the place of a model in the folder of --models, before or after it was loaded, is an
-// error for who asks for it, at once and without its path, and the others are served.
+// TestModelsReplaced: whatever takes the place of a model in the folder of --models, before or after it was loaded, is
+// an error for the client that asks for it, at once, and the others are served.
 func TestModelsReplaced(t *testing.T) {
 	whole, err := os.ReadFile(testkit.Golden(t, "qwen3/model.gguf"))
 	if err != nil {

@@ -118,7 +118,8 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if opt.raw && opt.prefill.scorer != "" {
 		infof(cmd, "note: --raw continues the text as it is, so the prompt is not shortened")
 	}
-	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: cmp.Or(opt.ubatch, loaded.Chunk()), CacheBytes: -1})
+	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, CacheBytes: -1,
+		Chunk: cmp.Or(opt.ubatch, loaded.Chunk())})
 	defer m.Close()
 	if err := opt.tooLong(loaded, text); err != nil {
 		return err
@@ -225,7 +226,8 @@ func (o *runOptions) promptText(cmd *cobra.Command) (string, error) {
 	return string(b), err
 }
 
-// tooLong refuses a prompt that cannot fit the context, whatever its tokens are: finding them takes seconds for each 10 MB.
+// tooLong refuses a prompt that cannot fit the context, whatever its tokens are, before they are looked for: that takes
+// a long time for hundreds of megabytes.
 func (m *modelFlags) tooLong(e *engine.Model, prompt string) error {
 	if m.prefill.scorer != "" && m.prefill.mode != "off" {
 		return nil // it shortens the prompt

@@ -15,13 +15,13 @@ import (
 
 // interrupting is an output whose reader interrupts the command at the first text.
 type interrupting struct {
-	bytes.Buffer
+	text   bytes.Buffer
 	cancel context.CancelFunc
 }
 
 func (w *interrupting) Write(b []byte) (int, error) {
 	w.cancel()
-	return w.Buffer.Write(b)
+	return w.text.Write(b)
 }
 
 // TestInterruptEndsLine: what the shell prints after an interrupted answer is on a line of its own.
@@ -30,10 +30,10 @@ func TestInterruptEndsLine(t *testing.T) {
 	defer cancel()
 	out := &interrupting{cancel: cancel}
 	var errs bytes.Buffer
-	code := run(ctx, []string{"run", "-m", testkit.Golden(t, "qwen3/model.gguf"), "--ignore-eos", "--temp", "0", "--raw", "-p", "x"},
-		nil, out, &errs)
-	if code != exitInterrupted || !strings.HasSuffix(out.String(), "\n") {
-		t.Errorf("code %d, %q, %s", code, out.String(), errs.String())
+	code := run(ctx, []string{"run", "-m", testkit.Golden(t, "qwen3/model.gguf"), "--ignore-eos", "--temp", "0", "--raw",
+		"-p", "x"}, nil, out, &errs)
+	if code != exitInterrupted || !strings.HasSuffix(out.text.String(), "\n") {
+		t.Errorf("code %d, %q, %s", code, out.text.String(), errs.String())
 	}
 }
 

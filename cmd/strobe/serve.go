@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -247,9 +248,15 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	urls := addresses(scheme, ln)
 	fmt.Fprintln(cmd.OutOrStdout(), strings.Join(urls, "\n"))
 	log.Info("listening", "url", strings.Join(urls, " "), "version", buildVersion())
-	defer context.AfterFunc(ctx, func() {
+	stopping := sync.OnceFunc(func() {
 		log.Info("stopping; a second signal ends it at once", "waits for", "running requests", "at most", o.drain)
-	})()
+	})
+	context.AfterFunc(cmd.Context(), stopping)
+	defer func() {
+		if cmd.Context().Err() != nil {
+			stopping() // also when all ended before it could be said
+		}
+	}()
 	if len(cfg.Keys) == 0 && !isLoopback(o.host) {
 		log.Warn("everyone who reaches this address may use the server; --api-key would change that")
 	}

@@ -34,7 +34,8 @@ func decodeTOML(file string, v any) (toml.MetaData, error) {
 // itself for each of them, and takes quadratic time.
 const maxNesting = 32
 
-// tooDeep is the line of text, counted from 1, that nests too deeply; 0 if none does. Strings and comments are passed over.
+// tooDeep is the line of text, counted from 1, that nests too deeply; 0 if none does. Strings and comments are passed
+// over.
 func tooDeep(text string) int {
 	line, open, dots := 1, 0, 0
 	for i := 0; i < len(text); i++ {

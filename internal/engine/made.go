@@ -27,8 +27,8 @@ func names(f *gguf.File) string {
 	return strings.ToLower(strings.ReplaceAll(all, "_", " "))
 }
 
-// generation is the family and the generation that a name says: "qwen 3.5" for Qwen3.5-4B and for qwen35-4b. A number of
-// billions is none.
+// generation is the family and the generation that a name says: "qwen 3.5" for Qwen3.5-4B and for qwen35-4b. A number
+// of billions is none.
 func generation(name string) (of, number string) {
 	m := family.FindStringSubmatch(name)
 	if m == nil || m[3] != "" {

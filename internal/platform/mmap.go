@@ -1,6 +1,6 @@
 // Package platform hides the differences between operating systems.
 //
-// It opens regular files and nothing else, and maps files into memory. A Mapping is read-only: writing through its bytes
+// It opens regular files and nothing else, and maps them into memory. A Mapping is read-only: writing through its bytes
 // crashes the process. The bytes are gone after Close, so whoever hands out
 // slices of them says so.
 package platform
