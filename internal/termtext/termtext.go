@@ -51,7 +51,8 @@ func escape(s, keep string) string {
 }
 
 // obeyed reports whether a terminal acts on a character: control characters of both sets, line separators, and those
-// that change the direction of text, which make it read as something else. Joiners stay, emoji and many scripts need them.
+// that change the direction of text, which make it read as something else. Joiners stay: emoji and many scripts need
+// them.
 func obeyed(r rune) bool {
 	switch {
 	case r < 0x20, r >= 0x7f && r <= 0x9f, r == 0x2028, r == 0x2029:
