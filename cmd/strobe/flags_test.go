@@ -88,6 +88,12 @@ func TestNeighbourFlags(t *testing.T) {
 	if got := expand([]string{"run", "--", "-ngl"}); got[2] != "-ngl" {
 		t.Errorf("after -- nothing is a flag: %q", got)
 	}
+	both := pflag.NewFlagSet("", pflag.ContinueOnError)
+	both.Int("predict", 0, "")
+	both.Int("max-tokens", 0, "")
+	if got := alias(both, "max-tokens"); got != "max-tokens" {
+		t.Errorf("a command with both flags takes one for the other: %s", got)
+	}
 	root, _ := newRootCmd()
 	for command, names := range map[string][]string{"serve": {"max-tokens", "predict", "temperature"},
 		"synth": {"type", "quant"}, "logits": {"output", "out"}, "bench": {"predict", "n", "ignore-eos", "ignore-end"}} {
