@@ -141,6 +141,7 @@ type Settings struct {
 	Drafting  Drafting
 	MaxTokens int      // 0 means as many as the context holds
 	Stops     []string // the text ends before any of these
+	IgnoreEnd bool     // go on when the model has ended its text
 	// Constraint limits the tokens that may come next; nil leaves them free. It belongs to this answer alone.
 	Constraint sample.Constraint
 	Tools      []Tool // for Chat, if the model's template can describe them
@@ -174,7 +175,7 @@ func (m *Model) Complete(ctx context.Context, text string, set Settings) (*Answe
 // Answer begins the answer to a prompt that Format made.
 func (m *Model) Answer(ctx context.Context, p *dialog.Prompt, set Settings) (*Answer, error) {
 	req := p.Request(engine.Request{Params: set.Sampling, Spec: set.Drafting, MaxTokens: set.MaxTokens, Stops: set.Stops,
-		Constraint: set.Constraint})
+		IgnoreEOG: set.IgnoreEnd, Constraint: set.Constraint})
 	g, err := m.engine.Submit(ctx, req)
 	if err != nil {
 		return nil, err

@@ -107,13 +107,13 @@ and tokens per pass of the drafter's chains.`,
 	f.StringVar(&opt.suite, "suite", "code", "named prompts: "+strings.Join(bench.SuiteNames(), ", "))
 	f.StringVar(&opt.dir, "prompts-dir", os.Getenv("STROBE_PROMPTS"), "folder with the files of public suites")
 	f.IntVar(&opt.limit, "limit", 0, "use only this many prompts, spread over the suite (default: all)")
-	f.IntVarP(&opt.n, "n", "n", 128, "most tokens to generate per prompt")
+	f.IntVarP(&opt.n, "predict", "n", 128, "most tokens to generate per prompt")
 	f.IntVar(&opt.repeats, "repeats", 3, "how often everything runs")
 	f.StringSliceVar(&opt.modes, "modes", nil, "modes to compare: "+strings.Join(bench.ModeNames,
 		", ")+" (default: those that the model allows)")
 	f.Float64Var(&opt.synthetic, "synthetic-accept", 0,
 		"pretend that passes yield this many tokens on average, to measure speed on models with random weights")
-	f.BoolVar(&opt.ignoreEnd, "ignore-end", false, "go on after the model has ended its text")
+	f.BoolVar(&opt.ignoreEnd, "ignore-eos", false, "go on after the model has ended its text")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "also show each prompt")
 	f.BoolVar(&opt.json, "json", false, "print the report as one JSON object")
 	f.StringVar(&opt.plot, "plot", "", "also draw the comparison into this .svg or .png file")
@@ -434,7 +434,7 @@ type runBar struct{ bar *progressbar.ProgressBar }
 
 func newRunBar(cmd *cobra.Command) *runBar {
 	w := cmd.ErrOrStderr()
-	if isQuiet(cmd) || !isTerminal(w) {
+	if isQuiet(cmd) || !canDraw(w) {
 		return &runBar{}
 	}
 	return &runBar{progressbar.NewOptions(1, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription("runs"),

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +12,7 @@ import (
 
 	"strobe/internal/bench/fleet"
 	"strobe/internal/engine"
+	"strobe/internal/platform"
 	"strobe/internal/upstream"
 )
 
@@ -103,7 +103,7 @@ func (o *fleetOptions) run(cmd *cobra.Command) error {
 // readService reads the times of a report.
 func readService(file string) (fleet.Service, error) {
 	var r fleetReport
-	b, err := os.ReadFile(file)
+	b, err := platform.ReadFile(file, maxInput)
 	if err == nil {
 		if err = json.Unmarshal(b, &r); err == nil {
 			err = r.Service.Check()

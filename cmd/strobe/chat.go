@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -20,6 +20,7 @@ type chatOptions struct {
 	colorDrafts bool
 	noHistory   bool
 	hideStats   bool
+	ubatch      int
 }
 
 func newChatCmd() *cobra.Command {
@@ -50,6 +51,7 @@ chat reads and writes plain lines.`,
 	f := cmd.Flags()
 	f.IntVarP(&opt.n, "predict", "n", 0,
 		"most tokens per answer (default: until the model ends; 256 without a chat template)")
+	f.IntVar(&opt.ubatch, "ubatch-size", 0, ubatchHelp)
 	f.StringVar(&opt.system, "system", "", "system message")
 	f.StringVar(&opt.load, "load", "", "continue a conversation that /save wrote")
 	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
@@ -66,7 +68,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		return err
 	}
 	// The loop of the engine owns the model from here on.
-	s := strobe.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: m.Chunk()})
+	s := strobe.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: cmp.Or(opt.ubatch, m.Chunk())})
 	defer s.Close()
 
 	t, err := newTalk(s, cmd, opt)
@@ -79,7 +81,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		}
 	}
 	stdin, stdout := cmd.InOrStdin(), cmd.OutOrStdout()
-	if isTerminal(stdin) && isTerminal(stdout) && os.Getenv("TERM") != "dumb" {
+	if isTerminal(stdin) && canDraw(stdout) {
 		return chatScreen(cmd, t)
 	}
 	return chatLines(cmd, t)
@@ -101,7 +103,7 @@ func (t *talk) greeting() string {
 			"\"strobe list --known\" lists others.\n"
 	}
 	if n := len(t.messages); n > 0 {
-		s += fmt.Sprintf("The conversation has %d messages.\n", n)
+		s += fmt.Sprintf("The conversation has %s.\n", count(n, "message"))
 	}
 	return s + "/help lists the commands, Ctrl-D leaves."
 }

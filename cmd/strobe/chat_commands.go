@@ -34,7 +34,7 @@ func init() { // not in the declaration: /help refers to the list
 			if !t.undo() {
 				return fail("there is no message to take back")
 			}
-			return say(fmt.Sprintf("The conversation has %d messages.", len(t.messages)))
+			return say(fmt.Sprintf("The conversation has %s.", count(len(t.messages), "message")))
 		}},
 		{"/system", "[TEXT]", "show or change the system message", func(t *talk, arg string) (string, bool, bool, error) {
 			if arg != "" {
@@ -87,7 +87,7 @@ func init() { // not in the declaration: /help refers to the list
 			if err := t.saveFile(arg); err != nil {
 				return fail("%w", err)
 			}
-			return say(fmt.Sprintf("%d messages written to %s", len(t.messages), arg))
+			return say(fmt.Sprintf("%s written to %s", count(len(t.messages), "message"), arg))
 		}},
 		{"/load", "FILE", "continue a conversation from a file", func(t *talk, arg string) (string, bool, bool, error) {
 			if arg == "" {
@@ -96,7 +96,7 @@ func init() { // not in the declaration: /help refers to the list
 			if err := t.loadFile(arg); err != nil {
 				return fail("%w", err)
 			}
-			return say(fmt.Sprintf("%d messages read from %s", len(t.messages), arg))
+			return say(fmt.Sprintf("%s read from %s", count(len(t.messages), "message"), arg))
 		}},
 		{"/stats", "", "numbers of this session", func(t *talk, _ string) (string, bool, bool,
 			error) {

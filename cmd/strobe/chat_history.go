@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+
+	"strobe/internal/platform"
 )
 
 // historyLimit is how many messages are remembered from one chat to the next.
@@ -22,7 +24,7 @@ func historyFile() string {
 // readHistory returns the messages of earlier chats, oldest first. A file that cannot be read counts as
 // empty: history is a comfort, not a reason to fail.
 func readHistory(path string) []string {
-	f, err := os.Open(path)
+	f, err := platform.OpenRegular(path)
 	if err != nil {
 		return nil
 	}

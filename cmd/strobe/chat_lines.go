@@ -12,12 +12,14 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"strobe/internal/termtext"
 )
 
 // chatLines talks over plain lines: messages from standard input, answers to standard output,
 // everything else to standard error. A backslash at the end of a line continues the message.
 func chatLines(cmd *cobra.Command, t *talk) error {
-	c := &lineChat{cmd: cmd, talk: t, look: newPaint(isTerminal(cmd.OutOrStdout()) && os.Getenv("NO_COLOR") == "")}
+	c := &lineChat{cmd: cmd, talk: t, look: newPaint(canDraw(cmd.OutOrStdout()) && os.Getenv("NO_COLOR") == "")}
 	c.human = isTerminal(cmd.InOrStdin())
 	in := &lineReader{r: bufio.NewReader(cmd.InOrStdin())}
 	if c.human {
@@ -113,8 +115,8 @@ func (c *lineChat) handle(text string) (quit bool, err error) {
 	if err := u.print(c.cmd.OutOrStdout(), c.look, c.talk.opt.colorDrafts, c.signals); err != nil {
 		return !errors.Is(err, u.failure()), err
 	}
-	if !c.talk.opt.hideStats {
-		infof(c.cmd, "%s", c.look.dim("["+u.footer()+"]"))
+	if !c.talk.opt.hideStats && !isQuiet(c.cmd) {
+		fmt.Fprintln(c.cmd.ErrOrStderr(), c.look.dim("["+u.footer()+"]"))
 	}
 	return false, nil
 }
@@ -138,6 +140,9 @@ func (u *turn) print(out io.Writer, look paint, drafts bool, stop <-chan os.Sign
 				fmt.Fprint(out, "\n\n")
 			}
 			reasoning = p.Reasoning
+			if isTerminal(out) {
+				p.Text = termtext.Lines(p.Text)
+			}
 			if _, werr := io.WriteString(out, look.piece(p, drafts)); werr != nil {
 				u.Stop()
 				return werr

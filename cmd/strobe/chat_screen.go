@@ -23,7 +23,11 @@ func chatScreen(cmd *cobra.Command, t *talk) error {
 	if path := historyFile(); path != "" && !t.opt.noHistory {
 		s.edit.history = readHistory(path)
 		s.edit.past = len(s.edit.history)
-		defer func() { _ = writeHistory(path, s.edit.history) }()
+		defer func() {
+			if err := writeHistory(path, s.edit.history); err != nil {
+				infof(cmd, "note: the messages are not kept for the next chat: %s", oneLine(err))
+			}
+		}()
 	}
 	_, err := tea.NewProgram(s, tea.WithInput(cmd.InOrStdin()), tea.WithOutput(cmd.OutOrStdout()),
 		tea.WithContext(cmd.Context())).Run()

@@ -14,6 +14,7 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
+	"strobe/internal/platform"
 	"strobe/internal/speculate"
 )
 
@@ -135,7 +136,7 @@ func (u *turn) footer() string {
 	s := summary(st, len(u.talk.model().Drafters()) > 0 && u.talk.spec.Draft != speculate.Off)
 	s = shortened(u.Result()) + s
 	if st.Cached > 0 {
-		s = fmt.Sprintf("%d tokens cached, ", st.Cached) + s
+		s = count(st.Cached, "token") + " cached, " + s
 	}
 	switch u.Result().Reason {
 	case engine.ReasonCancelled:
@@ -174,7 +175,7 @@ func (t *talk) saveFile(path string) error {
 
 // loadFile replaces the conversation. An error leaves it as it was.
 func (t *talk) loadFile(path string) error {
-	b, err := os.ReadFile(path)
+	b, err := platform.ReadFile(path, maxInput)
 	if err != nil {
 		return err
 	}

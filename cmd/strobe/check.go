@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -18,13 +17,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe/internal/speculate"
+	"strobe/internal/termtext"
 )
 
 func newCheckCmd() *cobra.Command {
 	c := &checker{}
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "check URL [MODEL]",
+		Use:   "check [URL] [MODEL]",
 		Short: "Find out whether a deployed server is healthy, as a user would",
 		Long: `Check asks a server what its users ask: is the model loaded, does it answer, does drafting pay off, does a second
 turn find the first one in the cache, does a client that leaves free its slot, is there a model behind the name "any".
@@ -34,24 +34,19 @@ say how many drafted tokens an answer had, is noted and does not fail; nor does 
 because it would not pay at the moment.`,
 		Example: `  strobe check http://127.0.0.1:8080
   strobe check https://llm.example.org my-model --api-key-file key.txt --json`,
-		Args: positional("URL", "[MODEL]"),
+		Args: positional("[URL]", "[MODEL]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.base = strings.TrimSuffix(strings.TrimRight(args[0], "/"), "/v1")
 			if len(args) > 1 {
 				c.model = args[1]
 			}
-			if !strings.HasPrefix(c.base, "http://") && !strings.HasPrefix(c.base, "https://") {
-				return usagef("%q is no address; want one like http://127.0.0.1:8080", args[0])
-			}
-			if err := c.readKey(); err != nil {
+			if err := c.read(args); err != nil {
 				return err
 			}
 			return c.run(cmd, asJSON)
 		},
 	}
+	c.serverFlags.add(cmd)
 	f := cmd.Flags()
-	f.StringVar(&c.key, "api-key", "", "key that the server wants (also "+keyVariable+")")
-	f.StringVar(&c.keyFile, "api-key-file", "", "file with that key")
 	f.BoolVar(&asJSON, "json", false, "print one object of JSON")
 	f.DurationVar(&c.timeout, "timeout", 2*time.Minute, "time each check may take, loading the model included")
 	return cmd
@@ -59,10 +54,10 @@ because it would not pay at the moment.`,
 
 // checker asks a server questions.
 type checker struct {
-	base, model  string
-	key, keyFile string
-	timeout      time.Duration
-	first        checkTurn // the answer to the first question
+	serverFlags
+	model   string
+	timeout time.Duration
+	first   checkTurn // the answer to the first question
 }
 
 // checkResult is how a check ended.
@@ -75,20 +70,6 @@ type checkResult struct {
 
 // errUnhealthy is why the command fails when a check did. The lines above it say what is wrong.
 var errUnhealthy = errors.New("the server is not healthy")
-
-func (c *checker) readKey() error {
-	if c.keyFile != "" {
-		b, err := os.ReadFile(c.keyFile)
-		if err != nil {
-			return err
-		}
-		c.key, _, _ = strings.Cut(strings.TrimSpace(string(b)), "\n")
-	}
-	if c.key == "" {
-		c.key = os.Getenv(keyVariable)
-	}
-	return nil
-}
 
 func (c *checker) run(cmd *cobra.Command, asJSON bool) error {
 	checks := []struct {
@@ -115,14 +96,14 @@ func (c *checker) run(cmd *cobra.Command, asJSON bool) error {
 		}
 		results = append(results, r)
 		if !asJSON {
-			fmt.Fprintf(cmd.OutOrStdout(), "%s %-7s %s\n", word, r.Name, r.Note)
+			fmt.Fprintf(cmd.OutOrStdout(), "%s %-7s %s\n", word, r.Name, termtext.Printable(r.Note))
 		}
 		if err != nil && len(results) <= 3 { // nothing else can be asked
 			break
 		}
 	}
 	if asJSON {
-		out := map[string]any{"url": c.base, "model": c.model, "healthy": healthy, "checks": results}
+		out := map[string]any{"url": c.server, "model": c.model, "healthy": healthy, "checks": results}
 		if err := json.NewEncoder(cmd.OutOrStdout()).Encode(out); err != nil {
 			return err
 		}
@@ -143,15 +124,12 @@ func (c *checker) request(ctx context.Context, path string, body any) (*http.Res
 			return nil, err
 		}
 	}
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(data))
+	req, err := http.NewRequestWithContext(ctx, method, c.server+path, bytes.NewReader(data))
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if c.key != "" {
-		req.Header.Set("Authorization", "Bearer "+c.key)
-	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := c.do(http.DefaultClient, req)
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +254,7 @@ func (c *checker) answer(ctx context.Context) (string, error) {
 		return "", errors.New("the answer is empty")
 	}
 	c.first = t
-	note := fmt.Sprintf("%d tokens to a prompt of %d", t.Usage.Completion, t.Usage.Prompt)
+	note := fmt.Sprintf("%s to a prompt of %d", count(t.Usage.Completion, "token"), t.Usage.Prompt)
 	if t.Timings != nil && t.Timings.Speed > 0 {
 		note += fmt.Sprintf(", %.1f tokens/s", t.Timings.Speed)
 	}

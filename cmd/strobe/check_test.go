@@ -100,7 +100,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			t.Errorf("wrong %q: code %d, failed %q\n%s%s", wrong, code, failed, out, errs)
 		}
 	}
-	if code, _, _ := runCheck(t, "localhost:8080"); code != exitUsage {
-		t.Errorf("an address without a scheme: %d", code)
+	if code, _, _ := runCheck(t, "ftp://localhost"); code != exitUsage {
+		t.Errorf("an address of another protocol: %d", code)
 	}
 }

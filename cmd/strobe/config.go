@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/BurntSushi/toml"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -26,7 +25,7 @@ func newConfigCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "config",
 		Short: "Show where settings come from",
-		Long: `Config shows the files with this user's settings and the variables that are set.
+		Long: `Config shows the files with this user's settings and the variables that are set. It fails if a file is wrong.
 
 Every flag of every command can be set in the environment (STROBE_TOP_K for --top-k) and in the file config.toml,
 for all commands that have it or for one of them. The command line goes before the environment, that before the file:
@@ -43,19 +42,28 @@ config.toml, XDG_CONFIG_HOME another folder for both.`,
 		Args:    positional(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dir, err := configDir()
-			if err != nil {
-				return err
-			}
 			var b strings.Builder
+			if err != nil {
+				fmt.Fprintf(&b, "%-10s none: %v\n", "settings", err)
+			}
 			show := func(what, file string) {
 				note := ""
-				if !isFile(file) {
+				if _, err := os.Stat(file); err != nil {
 					note = " (not there)"
 				}
 				fmt.Fprintf(&b, "%-10s %s%s\n", what, file, note)
 			}
-			show("settings", configFile(dir))
-			show("names", filepath.Join(dir, "models.toml"))
+			var broken error
+			if file := configFile(dir); err == nil || os.Getenv(configVariable) != "" {
+				show("settings", file)
+				broken = checkSettings(file)
+			}
+			if err == nil {
+				show("names", filepath.Join(dir, "models.toml"))
+			}
+			if _, err := knownModels(); broken == nil {
+				broken = err
+			}
 			for _, v := range slices.Sorted(slices.Values(os.Environ())) {
 				name, value, _ := strings.Cut(v, "=")
 				if strings.HasSuffix(name, "_KEY") || strings.HasSuffix(name, "_TOKEN") {
@@ -65,10 +73,30 @@ config.toml, XDG_CONFIG_HOME another folder for both.`,
 					fmt.Fprintf(&b, "%-10s %s=%s\n", "variable", name, value)
 				}
 			}
-			_, err = io.WriteString(cmd.OutOrStdout(), b.String())
-			return err
+			if _, err := io.WriteString(cmd.OutOrStdout(), b.String()); err != nil {
+				return err
+			}
+			return broken
 		},
 	}
+}
+
+// checkSettings is what a command would say of a file of settings; nil for one that is good or not there.
+func checkSettings(file string) error {
+	var settings map[string]any
+	if _, err := decodeTOML(file, &settings); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	root, _ := newRootCmd()
+	for _, c := range root.Commands() {
+		if _, err := apply(c, settings, nil); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return nil
 }
 
 // configFile is the user's file of settings.
@@ -107,7 +135,7 @@ func fillFlags(cmd *cobra.Command, file string) (map[string]map[string]any, erro
 		}
 		given[f.Name] = true
 		if err := flags.Set(f.Name, v); err != nil {
-			failed = usagef("%s: %v", variable(f), err)
+			failed = usagef("%s: %w", variable(f), flagError(cmd, err))
 		}
 	})
 	if failed != nil {
@@ -122,13 +150,10 @@ func fillFlags(cmd *cobra.Command, file string) (map[string]map[string]any, erro
 		file = configFile(dir)
 	}
 	var settings map[string]any
-	_, err := toml.DecodeFile(file, &settings)
-	var wrong toml.ParseError
+	_, err := decodeTOML(file, &settings)
 	switch {
 	case mine && errors.Is(err, fs.ErrNotExist):
 		return nil, nil
-	case errors.As(err, &wrong):
-		return nil, fmt.Errorf("%s:%d: %s", file, wrong.Position.Line, wrong.Message)
 	case err != nil:
 		return nil, err
 	}

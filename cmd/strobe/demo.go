@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe/internal/engine"
+	"strobe/internal/termtext"
 )
 
 type demoOptions struct {
@@ -77,6 +78,9 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 	if opt.still && opt.record == "" {
 		return usagef("--still needs --record FILE.svg")
 	}
+	if opt.record != "" && !strings.EqualFold(filepath.Ext(opt.record), ".svg") {
+		return usagef("--record %s: the picture is SVG; want a name that ends in .svg", opt.record)
+	}
 	run := runOptions{prompt: opt.prompt, file: opt.file}
 	m, err := opt.load()
 	if err != nil {
@@ -87,6 +91,9 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 	switch {
 	case opt.prompt != "" || opt.file != "":
 		if text, err = run.promptText(cmd); err != nil {
+			return err
+		}
+		if err := opt.tooLong(m, text); err != nil {
 			return err
 		}
 		raw = opt.raw
@@ -100,7 +107,7 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 	}
 	defer r.close()
 	out := cmd.OutOrStdout()
-	if isTerminal(out) && isTerminal(cmd.InOrStdin()) && os.Getenv("TERM") != "dumb" {
+	if canDraw(out) && isTerminal(cmd.InOrStdin()) {
 		err = demoScreen(cmd, r)
 	} else if err = r.run(cmd.Context(), func() {}); err == nil {
 		err = r.print(out)
@@ -132,7 +139,7 @@ func demoTitle(m *engine.Model) string {
 func modelName(m *engine.Model) string {
 	switch {
 	case m.Target.Name != "":
-		return m.Target.Name
+		return termtext.Printable(m.Target.Name)
 	case m.Path != "":
 		return strings.TrimSuffix(filepath.Base(m.Path), ".gguf")
 	}

@@ -14,7 +14,7 @@ func (r *race) print(w io.Writer) error {
 	fmt.Fprintf(&b, "%s\n\n", r.title)
 	fmt.Fprintf(&b, "prompt\n%s\n", indent(r.prompt))
 	for _, l := range r.lanes {
-		fmt.Fprintf(&b, "%s: %d tokens, %s\n%s\n", l.name, l.stats.Tokens, strings.Join(l.numbers(), ", "),
+		fmt.Fprintf(&b, "%s: %s, %s\n%s\n", l.name, count(l.stats.Tokens, "token"), strings.Join(l.numbers(), ", "),
 			indent(string(l.output)))
 	}
 	if fast.stats.Guessed > 0 {

@@ -10,6 +10,8 @@ import (
 	"strobe/internal/engine"
 )
 
+var listDevices = device.List // another one in tests
+
 func newDevicesCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "devices",
@@ -23,7 +25,7 @@ does not fit runs on the processor: experts first, then layers.`,
 		Args: positional(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			for _, d := range device.List() {
+			for _, d := range listDevices() {
 				memory := ""
 				switch {
 				case d.Err != nil:

@@ -111,6 +111,24 @@ func convertedDir() (string, error) {
 	return filepath.Join(cache, "strobe", "drafters"), nil
 }
 
+// cacheFolder says why nothing can be kept in the user's folder for caches; nil if it can.
+func cacheFolder() error {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return err
+	}
+	dir = filepath.Join(dir, "strobe")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "writable*")
+	if err != nil {
+		return err
+	}
+	f.Close()
+	return os.Remove(f.Name())
+}
+
 // convertedPattern matches the names that convertedName makes.
 var convertedPattern = regexp.MustCompile(`^(.+)-[0-9a-f]{12}\.gguf$`)
 
@@ -118,7 +136,7 @@ var convertedPattern = regexp.MustCompile(`^(.+)-[0-9a-f]{12}\.gguf$`)
 func convertedFiles(repo string) (out []stored, err error) {
 	dir, err := convertedDir()
 	if err != nil {
-		return nil, err
+		return nil, nil // no folder, no files
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

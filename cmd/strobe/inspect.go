@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
+	"strobe/internal/termtext"
 )
 
 func newInspectCmd() *cobra.Command {
@@ -54,6 +56,9 @@ code is 1 when a check fails.`,
 				r.checkTarget(f, t)
 			}
 			if against != "" {
+				if t == nil && dflash.Supported(f) {
+					return usagef("%s: is a DFlash drafter; give the GGUF file of its model with --target, it has the tokenizer", args[0])
+				}
 				if err := r.checkAgainst(cmd.Context(), f, against, t); err != nil {
 					return err
 				}
@@ -97,7 +102,7 @@ code is 1 when a check fails.`,
 func (r *report) print(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) {
-		fmt.Fprintf(tw, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+		fmt.Fprintf(tw, "%s\t%s\n", name, termtext.Printable(fmt.Sprintf(format, args...)))
 	}
 	row("file", "%s, %s, GGUF version %d%s", r.File, formatBytes(r.Bytes), r.Version, partsNote(r.Parts))
 	m := r.Model
@@ -147,7 +152,7 @@ func (r *report) print(w io.Writer) error {
 	if len(r.Keys) > 0 {
 		fmt.Fprintln(w)
 		for _, k := range r.Keys {
-			fmt.Fprintf(tw, "%s\t%s\t%v\n", k.Key, k.Kind, shortValue(k.Value))
+			fmt.Fprintf(tw, "%s\t%s\t%v\n", termtext.Printable(k.Key), k.Kind, shortValue(k.Value))
 		}
 		if err := tw.Flush(); err != nil {
 			return err
@@ -158,14 +163,14 @@ func (r *report) print(w io.Writer) error {
 		fmt.Fprintf(tw, "tensor\ttype\terror\tlargest\n")
 		for _, x := range r.Against {
 			if x.Error == nil {
-				fmt.Fprintf(tw, "%s\t%s\t-\t-\t%s\n", x.Name, x.Type, x.Note)
+				fmt.Fprintf(tw, "%s\t%s\t-\t-\t%s\n", termtext.Printable(x.Name), x.Type, termtext.Printable(x.Note))
 				continue
 			}
 			mark := ""
 			if x.Note != "" {
 				mark = "too far"
 			}
-			fmt.Fprintf(tw, "%s\t%s\t%.3f %%\t%.3g\t%s\n", x.Name, x.Type, 100**x.Error, x.Worst, mark)
+			fmt.Fprintf(tw, "%s\t%s\t%.3f %%\t%.3g\t%s\n", termtext.Printable(x.Name), x.Type, 100**x.Error, x.Worst, mark)
 		}
 		if err := tw.Flush(); err != nil {
 			return err
@@ -175,7 +180,8 @@ func (r *report) print(w io.Writer) error {
 		fmt.Fprintln(w)
 		fmt.Fprintf(tw, "tensor\ttype\tshape\tsize\n")
 		for _, t := range r.Tensors {
-			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", t.Name, t.Type, strings.Trim(fmt.Sprint(t.Shape), "[]"), formatBytes(t.Bytes))
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", termtext.Printable(t.Name), t.Type,
+				strings.Trim(fmt.Sprint(t.Shape), "[]"), formatBytes(t.Bytes))
 		}
 		return tw.Flush()
 	}
@@ -220,7 +226,7 @@ func formatCount(n int64) string {
 
 // shortValue keeps a value on one line of a list.
 func shortValue(v any) string {
-	s := fmt.Sprint(v)
+	s := termtext.Printable(fmt.Sprint(v)) // elements of lists, too
 	if t, ok := v.(string); ok {
 		s = fmt.Sprintf("%q", t)
 	}

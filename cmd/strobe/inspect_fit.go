@@ -47,6 +47,9 @@ func (r *report) readDrafter(f *gguf.File) {
 	if of.Mask >= 0 {
 		r.Drafter.Mask = &of.Mask
 	}
+	if err := dflash.Check(f, of); err != nil {
+		r.fail("the drafter does not load: %v", err)
+	}
 	n, width := len(of.Layers), r.Model.Width
 	switch {
 	case of.Features == 0:
@@ -75,7 +78,7 @@ func (r *report) checkTarget(f, t *gguf.File) {
 		r.checkAssistant(f, t, width)
 	}
 	if mtp.Supported(f) {
-		if err := engine.CheckMTP(f, t); err != nil {
+		if err := engine.CheckDrafter(f, t); err != nil {
 			r.fail("the drafter does not load beside the target: %v", err)
 		} else {
 			r.ok("the drafter loads beside the target")
@@ -102,6 +105,13 @@ func (r *report) checkTarget(f, t *gguf.File) {
 		r.fail("the drafter takes %d features, %d target layers of width %d give %d", d.Features, n, width, n*width)
 	}
 	r.checkVocab(f, t, d)
+	if r.failed() == 0 { // else it does not, for a reason above
+		if err := engine.CheckDrafter(f, t); err != nil {
+			r.fail("the drafter does not load beside the target: %v", err)
+		} else {
+			r.ok("the drafter loads beside the target")
+		}
+	}
 }
 
 func (r *report) checkVocab(f, t *gguf.File, d *drafterInfo) {

@@ -236,7 +236,7 @@ and what "strobe inspect" says of the model. It downloads nothing.`,
 				return err
 			}
 			c, err := hub.FromEnv()
-			if err != nil {
+			if err != nil && of.file == "" {
 				return err
 			}
 			out := cmd.OutOrStdout()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 	"strobe/internal/draft"
 	"strobe/internal/engine"
 	"strobe/internal/model"
+	"strobe/internal/platform"
 	"strobe/internal/safetensors"
 )
 
@@ -58,7 +58,7 @@ vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabul
 	opt.modelFlags.add(cmd)
 	f := cmd.Flags()
 	f.StringVar(&opt.tokens, "tokens", "", "JSON file with an array of token ids")
-	f.StringVar(&opt.out, "out", "", "safetensors file to write")
+	f.StringVarP(&opt.out, "output", "o", "", "safetensors file to write")
 	f.StringVar(&opt.compare, "compare", "", "safetensors file with the outputs of a reference")
 	f.StringVar(&opt.rounds, "rounds", "", "comma-separated context lengths to draft at")
 	f.IntVar(&opt.steps, "steps", 0, "tokens a round of multi-token prediction drafts")
@@ -166,7 +166,7 @@ func (o *logitsOptions) ids(ref *safetensors.File) (ids []int32, err error) {
 
 // readIDs reads a JSON file with an array of token ids. Whoever runs them checks that the vocabulary has them.
 func readIDs(path string) (ids []int32, err error) {
-	data, err := os.ReadFile(path)
+	data, err := platform.ReadFile(path, maxInput)
 	if err != nil {
 		return nil, err
 	}

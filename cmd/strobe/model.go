@@ -45,10 +45,10 @@ type modelFlags struct {
 func (m *modelFlags) add(cmd *cobra.Command) {
 	m.cmd = cmd
 	f := cmd.Flags()
-	f.StringVarP(&m.model, "model", "m", "",
+	f.VarP(&once{to: &m.model}, "model", "m",
 		"the model: a name that \"strobe list --known\" shows, OWNER/REPO[:TYPE] of the Hugging Face hub, or a GGUF file "+
 			"(default: the one built in, which completes Go code)")
-	f.StringVarP(&m.drafter, "drafter", "d", "",
+	f.VarP(&once{to: &m.drafter}, "drafter", "d",
 		"its drafter, likewise, or a folder with a checkpoint, or none (default: the one made for the model, the one beside it, or what its own file has)")
 	f.IntVar(&m.threads, "threads", 0, "CPU threads, at most as many as there are cores (default: all)")
 	f.StringVar(
@@ -57,29 +57,33 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"auto",
 		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1, vulkan",
 	)
+	f.IntVarP(&m.ctx, "ctx", "c", 0, "context length in tokens (default: the model's)")
+	end := group(f, memoryFlags)
 	f.StringVar(&m.gpuLayers, "gpu-layers", "auto",
 		"layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",
 		"whose experts the processor keeps: auto (of as few layers as it takes to fit), all, or those of the first N layers")
-	f.StringVar(&m.draftGPULayers, "draft-gpu-layers", "auto",
-		"layers of a DFlash drafter on its GPU, the others run on the processor: auto (all) or a number")
-	f.StringVar(&m.draftDevice, "draft-device", "auto",
-		"what runs the drafter: auto (where the model's output is), cpu, cuda, cuda:N or vulkan:N")
 	f.StringVar(&m.kv, "kv", "f16",
 		"type of cached keys and values: f32, f16, q8_0, q4_1, q4_0, turbo4 or turbo3 (3 bits)")
 	f.StringVar(&m.kvk, "kv-k", "", "type of cached keys (default: as --kv)")
 	f.StringVar(&m.kvv, "kv-v", "", "type of cached values (default: as --kv)")
 	f.StringVar(&m.kvLayers, "kv-layers", "", "other types for layers, such as 0=f16,4-7=q8_0/turbo4 (keys/values)")
 	f.StringVar(&m.kvDraft, "kv-draft", "", "type of the drafter's cache (default: f16, or f32 with --kv f32)")
+	end()
+	end = group(f, draftingFlags)
+	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
+	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
+	f.StringVar(&m.draftDevice, "draft-device", "auto",
+		"what runs the drafter: auto (where the model's output is), cpu, cuda, cuda:N or vulkan:N")
+	f.StringVar(&m.draftGPULayers, "draft-gpu-layers", "auto",
+		"layers of a DFlash drafter on its GPU, the others run on the processor: auto (all) or a number")
 	f.StringVar(&m.draftWindow, "draft-window", "auto",
 		"tokens back that a DFlash drafter looks: auto (the file, known drafters, or by trial; 4096 at most), "+
 			"off (as the file says) or a number")
-	f.IntVar(&m.ctx, "ctx", 0, "context length in tokens (default: the model's)")
-	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, mtp or ngram")
-	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
 	f.StringVar(&m.tree, "tree", "auto", "verify a tree of drafts: auto, off, or a number of nodes")
 	f.BoolVar(&m.mtp, "mtp", false, "use the model's layer for multi-token prediction beside a drafter, too")
 	f.StringVar(&m.causal, "draft-causal", "auto", "attention inside the drafter's block: auto, on (causal) or off")
+	end()
 	m.prefill.add(cmd)
 	cmd.ValidArgsFunction = completeModel
 	for name, complete := range map[string]cobra.CompletionFunc{
@@ -304,6 +308,7 @@ type sampleFlags struct {
 
 func (s *sampleFlags) add(cmd *cobra.Command, temp float32) {
 	f := cmd.Flags()
+	defer group(f, samplingFlags)()
 	f.Float32Var(&s.Temp, "temp", temp, "temperature; 0 always takes the most likely token")
 	f.IntVar(&s.TopK, "top-k", 40, "choose among the k most likely tokens; 0 means all")
 	f.Float32Var(&s.TopP, "top-p", 0.95, "choose among the most likely tokens that reach this probability")

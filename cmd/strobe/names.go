@@ -40,12 +40,12 @@ func knownModels() (map[string]namedModel, error) {
 		return known, nil
 	}
 	own, file := map[string]namedModel{}, filepath.Join(dir, "models.toml")
-	meta, err := toml.DecodeFile(file, &own)
+	meta, err := decodeTOML(file, &own)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return known, nil
 	case err != nil:
-		return nil, fmt.Errorf("%s: %s", file, oneLine(err))
+		return nil, err
 	case len(meta.Undecoded()) > 0:
 		return nil, fmt.Errorf("%s: there is no setting %q; want model, drafters and size", file, meta.Undecoded()[0])
 	}
@@ -77,6 +77,20 @@ func isFile(path string) bool {
 	return err == nil && !st.IsDir()
 }
 
+// ggufFiles are some of the GGUF files in a folder and the folders in it; none if it is no folder.
+func ggufFiles(dir string) (files []string) {
+	const most = 5 // enough for a message
+	for _, pattern := range []string{"*", "*/*"} {
+		found, _ := fs.Glob(os.DirFS(dir), pattern) // fails for bad patterns only
+		for _, f := range found {
+			if strings.EqualFold(filepath.Ext(f), ".gguf") && len(files) < most {
+				files = append(files, filepath.Join(dir, filepath.FromSlash(f)))
+			}
+		}
+	}
+	return files
+}
+
 // meaning is what a name stands for: a file, a folder with a checkpoint, or something of the hub.
 type meaning struct {
 	file       string
@@ -92,6 +106,10 @@ func lookUp(name string) (meaning, error) {
 	}
 	if isCheckpoint(name) {
 		return meaning{checkpoint: name}, nil
+	}
+	if files := ggufFiles(name); len(files) > 0 {
+		return meaning{}, usagef("%s: is a folder; give one of its files (%s), or all of them with \"strobe serve --models %s\"",
+			name, strings.Join(files, ", "), name)
 	}
 	known, err := knownModels()
 	if err != nil {
@@ -110,6 +128,10 @@ func lookUp(name string) (meaning, error) {
 		return meaning{ref: ref, drafters: x.Drafters}, nil
 	}
 	r, err := hub.ParseRef(name)
+	if st, serr := os.Stat(name); err != nil && serr == nil && st.IsDir() {
+		return meaning{}, usagef("%s: is a folder without GGUF files; \"strobe convert\" makes one from a checkpoint, "+
+			"which has config.json and *.safetensors", name)
+	}
 	if err != nil {
 		msg := fmt.Sprintf("%q is no file and no name of a model", name)
 		if s := nearest(alias, slices.Sorted(maps.Keys(known))); s != "" {

@@ -43,7 +43,7 @@ implementation, which keeps the beginning in any case.`,
 	f.StringVarP(&opt.file, "file", "f", "", "file with the text; - is standard input")
 	f.Float64Var(&opt.keep, "keep", 0, "share of the text to keep (default: by its length, as --prefill-keep)")
 	f.Float64Var(&opt.alpha, "alpha", 0, "block-sparse attention, as --prefill-alpha; 0 is full attention")
-	f.StringVar(&opt.out, "out", "", "safetensors file for the numbers")
+	f.StringVarP(&opt.out, "output", "o", "", "safetensors file for the numbers")
 	f.StringVar(&opt.device, "device", "cpu", "what runs the scorer: cpu, cuda, cuda:N, vulkan")
 	f.IntVar(&opt.threads, "threads", 0, "CPU threads, at most as many as there are cores (default: all)")
 	return cmd
@@ -121,7 +121,7 @@ func (o *pflashOptions) ids(cmd *cobra.Command, tok *tokenizer.Tokenizer) (ids [
 
 // showKept prints the text, with what would be dropped in grey or as a count.
 func showKept(cmd *cobra.Command, tok *tokenizer.Tokenizer, ids []int32, sel pflash.Selection) error {
-	p := newPaint(isTerminal(cmd.OutOrStdout()) && os.Getenv("NO_COLOR") == "")
+	p := newPaint(canDraw(cmd.OutOrStdout()) && os.Getenv("NO_COLOR") == "")
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	text := func(from, to int) string {
 		return string(tok.Decode(ids[from:to], tokenizer.DecodeOptions{Special: true, Opens: tok.Opens(ids[:from])}))
@@ -131,7 +131,7 @@ func showKept(cmd *cobra.Command, tok *tokenizer.Tokenizer, ids []int32, sel pfl
 		if to > at && p.on {
 			out.WriteString(p.dim(text(at, to)))
 		} else if to > at {
-			fmt.Fprintf(out, "\n[... %d tokens left out ...]\n", to-at)
+			fmt.Fprintf(out, "\n[... %s left out ...]\n", count(to-at, "token"))
 		}
 	}
 	for _, s := range sel.Spans {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,6 +22,7 @@ type prefillFlags struct {
 
 func (p *prefillFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
+	defer group(f, trialFlags)()
 	f.StringVar(&p.scorer, "prefill-scorer", "",
 		"a small qwen3 or qwen35 model that chooses the parts of long prompts that are read, or self; the rest is lost")
 	f.StringVar(&p.mode, "prefill", "",
@@ -29,7 +31,7 @@ func (p *prefillFlags) add(cmd *cobra.Command) {
 	f.StringVar(&p.device, "prefill-device", "", "what runs it (default: as the model)")
 	f.IntVar(&p.from, "prefill-from", pflash.DefaultParams().Trigger, "tokens from which on auto shortens prompts")
 	f.Float64Var(&p.keep, "prefill-keep", 0, "share of a prompt to keep (default: 0.3, 0.1 from 32K tokens, 0.05 from 64K)")
-	f.Float64Var(&p.alpha, "prefill-alpha", float64(pflash.DefaultSparse().Alpha),
+	f.Float64Var(&p.alpha, "prefill-alpha", asWritten(pflash.DefaultSparse().Alpha),
 		"block-sparse attention of the scorer: blocks with less than this share of the best one's weight are passed over; 0 is full")
 	f.Float64Var(&p.sparse, "sparse-prefill", 0,
 		"block-sparse attention of the model itself over prompts, as --prefill-alpha, where the device has it; changes answers; 0 is off")
@@ -37,6 +39,12 @@ func (p *prefillFlags) add(cmd *cobra.Command) {
 		"tokens back that generated tokens look, besides the first message; changes answers; 0 is no limit")
 	f.StringVar(&p.park, "park", "auto",
 		"scorer and drafter give their device memory back while they are not needed: auto (when less than a tenth is free) or off")
+}
+
+// asWritten is the number that a float32 was written as: 0.7, not 0.699999988.
+func asWritten(x float32) float64 {
+	v, _ := strconv.ParseFloat(strconv.FormatFloat(float64(x), 'g', -1, 32), 64) // it is a number
+	return v
 }
 
 // apply adds what the flags say to options.

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"strobe/internal/device"
 	"strobe/internal/engine"
 	"strobe/internal/testkit"
 )
@@ -32,6 +33,13 @@ func TestProcess(t *testing.T) {
 		var in io.Reader = os.Stdin
 		if os.Getenv(waitVariable) != "" {
 			in = tellingReader{in}
+		}
+		endWithin = 10 * time.Millisecond // a server has its own time
+		if os.Getenv(hangVariable) != "" {
+			listDevices = func() []device.Info {
+				os.Stdout.WriteString("hanging\n")
+				select {}
+			}
 		}
 		os.Exit(run(context.Background(), args, in, os.Stdout, os.Stderr))
 	}
@@ -204,6 +212,34 @@ func TestSignals(t *testing.T) {
 			t.Errorf("%s, %v: code %d, want %d", c.args, c.signal, got, c.want)
 		}
 		in.Close()
+	}
+}
+
+// hangVariable makes TestProcess wait for ever for its devices.
+const hangVariable = "STROBE_TEST_HANG"
+
+// TestSignalsWhileHanging: a command that waits for a driver or a file that does not answer ends all the same.
+func TestSignalsWhileHanging(t *testing.T) {
+	for signal, want := range map[os.Signal]int{os.Interrupt: exitInterrupted, syscall.SIGTERM: exitTerminated} {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestProcess$")
+		cmd.Env = append(os.Environ(), argsVariable+`=["devices"]`, hangVariable+"=1")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil { // it hangs
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Wait()
+		if got := cmd.ProcessState.ExitCode(); got != want {
+			t.Errorf("%v: code %d, want %d", signal, got, want)
+		}
 	}
 }
 

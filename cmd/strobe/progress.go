@@ -3,11 +3,14 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+
+	"strobe/internal/termtext"
 )
 
 // progress reports how far a long job is: a bar on a terminal, a plain line now
@@ -31,7 +34,7 @@ func newProgress(cmd *cobra.Command, label string, total int64) *progress {
 	}
 	p := &progress{w: cmd.ErrOrStderr(), label: label, total: total, start: time.Now()}
 	p.lastLine = p.start
-	if isTerminal(p.w) {
+	if canDraw(p.w) {
 		p.bar = progressbar.NewOptions64(total,
 			progressbar.OptionSetWriter(p.w),
 			progressbar.OptionSetDescription(label),
@@ -103,6 +106,9 @@ func isTerminal(v any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// canDraw reports whether v is a terminal that knows colours and moves of the cursor.
+func canDraw(v any) bool { return isTerminal(v) && os.Getenv("TERM") != "dumb" }
+
 func isQuiet(cmd *cobra.Command) bool {
 	q, err := cmd.Flags().GetBool("quiet")
 	return err == nil && q
@@ -111,7 +117,7 @@ func isQuiet(cmd *cobra.Command) bool {
 // infof writes a line for people; silent with --quiet.
 func infof(cmd *cobra.Command, format string, args ...any) {
 	if !isQuiet(cmd) {
-		fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...)
+		fmt.Fprintln(cmd.ErrOrStderr(), termtext.Lines(fmt.Sprintf(format, args...)))
 	}
 }
 

@@ -2,53 +2,45 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"strobe/internal/termtext"
 )
 
 func newPsCmd() *cobra.Command {
-	var server, key string
+	var s serverFlags
 	cmd := &cobra.Command{
-		Use:   "ps",
+		Use:   "ps [URL]",
 		Short: "List the models that a running server has loaded",
 		Long: `Ps asks a server ("strobe serve") which models are loaded, how much memory they take
 and until when they stay.`,
 		Example: `  strobe ps
-  strobe ps --server http://127.0.0.1:9000`,
-		Args: positional(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if key == "" {
-				key = os.Getenv(keyVariable)
+  strobe ps 127.0.0.1:9000`,
+		Args: positional("[URL]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := s.read(args); err != nil {
+				return err
 			}
-			return ps(cmd, strings.TrimSuffix(server, "/"), key)
+			return ps(cmd, &s)
 		},
 	}
-	cmd.Flags().StringVar(&server, "server", "http://127.0.0.1:8080", "address of the server")
-	cmd.Flags().StringVar(&key, "api-key", "", "its key (default $"+keyVariable+")")
+	s.add(cmd)
 	return cmd
 }
 
-func ps(cmd *cobra.Command, server, key string) error {
+func ps(cmd *cobra.Command, s *serverFlags) error {
+	server := s.server
 	req, err := http.NewRequestWithContext(cmd.Context(), http.MethodGet, server+"/api/ps", nil)
 	if err != nil {
 		return usageError{err}
 	}
-	if key != "" {
-		req.Header.Set("Authorization", "Bearer "+key)
-	}
-	resp, err := (&http.Client{Timeout: 10 * time.Second}).Do(req)
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("no server answers at %s; \"strobe serve\" starts one", server)
-	}
+	resp, err := s.do(&http.Client{Timeout: 10 * time.Second}, req)
 	if err != nil {
 		return err
 	}
@@ -73,7 +65,7 @@ func ps(cmd *cobra.Command, server, key string) error {
 		if left := time.Until(m.Expires); left > 0 && left < 1000*time.Hour { // servers that never unload say a date far away
 			until = m.Expires.Local().Format("15:04")
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", m.Name, formatBytes(m.Size), until)
+		fmt.Fprintf(w, "%s\t%s\t%s\n", termtext.Printable(m.Name), formatBytes(m.Size), until)
 	}
 	return w.Flush()
 }

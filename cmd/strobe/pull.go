@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -46,6 +47,9 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 			}
 			if endpoint != "" {
 				c.Endpoint = endpoint
+			}
+			if !strings.HasPrefix(c.Endpoint, "http://") && !strings.HasPrefix(c.Endpoint, "https://") {
+				return usagef("%q is no address of a hub; want one like %s (--endpoint or HF_ENDPOINT)", c.Endpoint, hub.DefaultEndpoint)
 			}
 			if cache != "" {
 				c.Cache = cache

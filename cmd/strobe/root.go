@@ -11,9 +11,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"strobe/internal/platform"
+	"strobe/internal/termtext"
 )
 
 // commands lists every subcommand in the order in which help shows them, by groups.
@@ -45,7 +49,8 @@ const (
 
 // run executes one command line and returns the exit code. Results go to stdout,
 // everything written for people (progress, warnings, errors) to stderr.
-// Cancelling ctx, or SIGINT/SIGTERM, ends the command at its next step; a second signal ends the process at once.
+// Cancelling ctx, or SIGINT/SIGTERM, ends the command at its next step, or after a few seconds if that does not come: a
+// file or a device may hang. A second signal ends the process at once.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// A reader that goes away ("strobe inspect FILE | head") must end us with an
 	// error from Write, not with a signal that skips clean-up of temporary files.
@@ -66,12 +71,15 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}()
 
 	root, started := newRootCmd()
-	root.SetArgs(args)
+	root.SetArgs(expand(args))
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	addHelp(root)
 
-	err := root.ExecuteContext(ctx)
+	limit := new(endLimit)
+	limit.Store(int64(endWithin))
+	err := limit.execute(context.WithValue(ctx, endLimitKey{}, limit), root)
 	var usage usageError
 	switch {
 	case err == nil:
@@ -92,6 +100,39 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	fmt.Fprintf(stderr, "strobe: %s\n", oneLine(err))
 	return exitError
+}
+
+// endWithin is the time that commands have to end when they are interrupted, to delete what they wrote for instance.
+var endWithin = 5 * time.Second
+
+// endLimit is the same for one command, as a duration; the command's context has it.
+type endLimit struct{ atomic.Int64 }
+
+type endLimitKey struct{}
+
+// allowEnding gives an interrupted command more time than others have.
+func allowEnding(ctx context.Context, d time.Duration) {
+	if l, ok := ctx.Value(endLimitKey{}).(*endLimit); ok {
+		l.Store(int64(d + endWithin))
+	}
+}
+
+// execute runs a command and returns its error, or that of ctx when it does not end in time after an interrupt. Its
+// goroutine ends with the process then.
+func (l *endLimit) execute(ctx context.Context, root *cobra.Command) error {
+	ended := make(chan error, 1)
+	go func() { ended <- root.ExecuteContext(ctx) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(time.Duration(l.Load())):
+		return ctx.Err()
+	}
 }
 
 // newRootCmd builds the command tree. The returned flag becomes true when a
@@ -129,6 +170,7 @@ small DFlash model and verifying them in one pass of the large one.`,
 			return cmd.Help()
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			warnVariables(cmd)
 			switch cmd.Name() {
 			case "serve", // reads more from its file
 				"config", "help", "completion", "version": // work whatever is in it
@@ -141,7 +183,7 @@ small DFlash model and verifying them in one pass of the large one.`,
 	root.SuggestionsMinimumDistance = 2
 	root.PersistentFlags().BoolP("quiet", "q", false, "print nothing but results and errors")
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{suggestFlag(cmd, err)} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{flagError(cmd, err)} })
 	cobra.EnableCommandSorting = false
 	for _, g := range commands() {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
@@ -150,12 +192,52 @@ small DFlash model and verifying them in one pass of the large one.`,
 			root.AddCommand(c)
 		}
 	}
+	root.SetHelpFunc(showHelp)
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		_, err := io.WriteString(cmd.OutOrStderr(), usageText(cmd, helpWidth(cmd.OutOrStderr())))
+		return err
+	})
 	root.SetHelpCommandGroupID("Others:")
 	root.SetCompletionCommandGroupID("Others:")
+	for _, c := range root.Commands() {
+		c.Flags().SortFlags = false
+		c.Flags().SetNormalizeFunc(alias)
+	}
 
 	started = new(bool)
 	markStart(root, started)
 	return root, started
+}
+
+// addHelp adds the commands help and completion, with errors for what is not there. Completion writes to what is the
+// output now.
+func addHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Run, c.RunE = nil, runHelp
+		case "completion":
+			c.Args = func(cmd *cobra.Command, args []string) error {
+				if len(args) > 0 {
+					return usagef("completion: there is no shell %q here; want bash, zsh, fish or powershell", args[0])
+				}
+				return nil
+			}
+			c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
+}
+
+// runHelp shows the help of a command, which must be there.
+func runHelp(cmd *cobra.Command, args []string) error {
+	of, rest, err := cmd.Root().Find(args)
+	if err != nil || len(rest) > 0 && of.HasSubCommands() {
+		return usagef("help: there is no command %q", strings.Join(args, " "))
+	}
+	of.InitDefaultHelpFlag()
+	return of.Help()
 }
 
 // suggestFlag adds the flag that may have been meant to the error of one that does not exist.
@@ -193,6 +275,9 @@ func chatInstead(cmd *cobra.Command) error {
 	return chat.RunE(chat, nil)
 }
 
+// maxInput is the size limit of prompts, conversations and lists of tokens: more than the context of any model.
+const maxInput = 64 << 20
+
 // readInput reads standard input to its end, or until the command is interrupted.
 func readInput(cmd *cobra.Command) ([]byte, error) {
 	if isTerminal(cmd.InOrStdin()) {
@@ -204,13 +289,13 @@ func readInput(cmd *cobra.Command) ([]byte, error) {
 	}
 	read := make(chan input, 1)
 	go func() { // ends with its input or the process
-		b, err := io.ReadAll(cmd.InOrStdin())
+		b, err := platform.ReadLimited(cmd.InOrStdin(), "standard input", maxInput)
 		read <- input{b, err}
 	}()
 	select {
 	case in := <-read:
 		if in.err != nil {
-			return nil, fmt.Errorf("standard input: %w", in.err)
+			return nil, in.err
 		}
 		return in.b, nil
 	case <-cmd.Context().Done():
@@ -263,7 +348,7 @@ func helpPath(root *cobra.Command, args []string) string {
 	return root.CommandPath()
 }
 
-// oneLine keeps multi-line errors (from wrapped libraries) on one line.
+// oneLine keeps multi-line errors (from wrapped libraries) on one line, and what a terminal would obey visible.
 func oneLine(err error) string {
-	return strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
+	return termtext.Printable(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; "))
 }

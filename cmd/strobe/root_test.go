@@ -32,7 +32,7 @@ func TestExitCodes(t *testing.T) {
 		{"synth --shape tiny-qwen3 --quant nonsense -o x", exitUsage},
 		{"synth --seed minus -o x", exitUsage},
 		{"synth --shape nonsense -o x", exitUsage},
-		{"check", exitUsage},
+		{"check ftp://x", exitUsage},
 		{"rm", exitUsage},
 	}
 	for _, c := range tests {

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,8 +13,10 @@ import (
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
+	"strobe/internal/platform"
 	"strobe/internal/sample/grammar"
 	"strobe/internal/speculate"
+	"strobe/internal/termtext"
 	"strobe/internal/tokenizer"
 )
 
@@ -30,7 +32,11 @@ type runOptions struct {
 	schema       string
 	gbnf         string
 	json         bool
+	ubatch       int
+	ignoreEOS    bool
 }
+
+const ubatchHelp = "tokens of a prompt that one pass reads (default: as the device likes)"
 
 func newRunCmd() *cobra.Command {
 	var opt runOptions
@@ -65,6 +71,8 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 		"the answer is JSON that fits this schema: JSON text or the name of a file")
 	f.StringVar(&opt.gbnf, "grammar", "", "the answer fits this grammar (GBNF): its text or the name of a file")
 	f.BoolVar(&opt.json, "json", false, "print the answer with its reason and counts as one JSON object")
+	f.BoolVar(&opt.ignoreEOS, "ignore-eos", false, "go on after the model has ended its text, up to --predict tokens")
+	f.IntVar(&opt.ubatch, "ubatch-size", 0, ubatchHelp)
 	f.StringArrayVar(&opt.stops, "stop", nil, "end the text before this string; may be repeated")
 	return cmd
 }
@@ -76,6 +84,10 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	switch {
 	case opt.n < 0:
 		return usagef("--predict %d: want 0 or more", opt.n)
+	case opt.ubatch < 0:
+		return usagef("--ubatch-size %d: want 0 or more", opt.ubatch)
+	case opt.raw && opt.prefill.mode == "always":
+		return usagef("--raw continues the text as it is, with its control tokens, so --prefill always cannot shorten it")
 	case opt.raw && opt.system != "":
 		return usagef("--raw continues the text as it is; --system belongs to a conversation")
 	case opt.schema != "" && opt.gbnf != "":
@@ -85,7 +97,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
-	set := strobe.Settings{MaxTokens: opt.n, Stops: opt.stops}
+	set := strobe.Settings{MaxTokens: opt.n, Stops: opt.stops, IgnoreEnd: opt.ignoreEOS}
 	if set.Drafting, err = opt.spec(); err != nil {
 		return err
 	}
@@ -103,8 +115,15 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if opt.verbose {
 		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Summary())
 	}
-	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: loaded.Chunk(), CacheBytes: -1})
+	if opt.raw && opt.prefill.scorer != "" {
+		infof(cmd, "note: --raw continues the text as it is, so the prompt is not shortened")
+	}
+	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, CacheBytes: -1,
+		Chunk: cmp.Or(opt.ubatch, loaded.Chunk())})
 	defer m.Close()
+	if err := opt.tooLong(loaded, text); err != nil {
+		return err
+	}
 	messages := []chat.Message{{Role: "user", Content: text}}
 	if opt.system != "" {
 		messages = append([]chat.Message{{Role: "system", Content: opt.system}}, messages...)
@@ -123,7 +142,17 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
+	inLine := false // the text so far does not end with a line feed
 	show := func(p strobe.Piece) error {
+		if err := cmd.Context().Err(); err != nil { // also while there is always more to show
+			return err
+		}
+		if p.Text != "" {
+			inLine = !strings.HasSuffix(p.Text, "\n")
+		}
+		if isTerminal(cmd.OutOrStdout()) {
+			p.Text = termtext.Lines(p.Text)
+		}
 		_, err := io.WriteString(cmd.OutOrStdout(), p.Text)
 		return err
 	}
@@ -131,6 +160,9 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 		show = nil
 	}
 	if err := a.Wait(show); err != nil {
+		if inLine { // what follows is a line of its own
+			fmt.Fprintln(cmd.OutOrStdout())
+		}
 		return err
 	}
 	if opt.json {
@@ -190,8 +222,25 @@ func (o *runOptions) promptText(cmd *cobra.Command) (string, error) {
 		b, err := readInput(cmd)
 		return string(b), err
 	}
-	b, err := os.ReadFile(o.file)
+	b, err := platform.ReadFile(o.file, maxInput)
 	return string(b), err
+}
+
+// tooLong refuses a prompt that cannot fit the context, whatever its tokens are, before they are looked for: that takes
+// a long time for hundreds of megabytes.
+func (m *modelFlags) tooLong(e *engine.Model, prompt string) error {
+	if m.prefill.scorer != "" && m.prefill.mode != "off" {
+		return nil // it shortens the prompt
+	}
+	longest := 0
+	for id := range e.Tokenizer.Size() {
+		longest = max(longest, len(e.Tokenizer.Piece(int32(id), true)))
+	}
+	context := cmp.Or(m.ctx, e.Target.Context)
+	if most := context * longest; len(prompt) > most {
+		return fmt.Errorf("the prompt has %d bytes; the context of %d tokens holds at most %d", len(prompt), context, most)
+	}
+	return nil
 }
 
 // grammar compiles what the answer has to fit; nil for anything.
@@ -200,7 +249,7 @@ func (o *runOptions) grammar() (*grammar.Grammar, error) {
 		if strings.ContainsAny(value, begins) {
 			return value, nil
 		}
-		b, err := os.ReadFile(value)
+		b, err := platform.ReadFile(value, platform.MaxText)
 		if err != nil {
 			return "", usagef("--%s: %w", name, err)
 		}
@@ -266,13 +315,13 @@ func cutNote(r *strobe.Result, e *engine.Engine) string {
 	if n := e.Config().Context; r.Prompt+r.Generated >= n {
 		return fmt.Sprintf("cut: the context of %d tokens is full", n)
 	}
-	return fmt.Sprintf("cut after %d tokens", r.Generated)
+	return "cut after " + count(r.Generated, "token")
 }
 
 // summary is the last line of a run. drafts says whether someone could have drafted.
 func summary(st *speculate.Stats, drafts bool) string {
-	s := fmt.Sprintf("prompt %d tokens, %.1f tokens/s; generated %d tokens, %.1f tokens/s", st.Prompt, st.PromptSpeed(),
-		st.Tokens, st.Speed())
+	s := fmt.Sprintf("prompt %s, %.1f tokens/s; generated %s, %.1f tokens/s", count(st.Prompt, "token"), st.PromptSpeed(),
+		count(st.Tokens, "token"), st.Speed())
 	if st.Guessed > 0 {
 		s += fmt.Sprintf("; %.2f tokens per pass", st.Mean())
 		if up := st.SpeedUp(); up > 0 {

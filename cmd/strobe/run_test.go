@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"strings"
 	"testing"
 	"time"
 
 	"strobe/internal/speculate"
+	"strobe/internal/testkit"
 )
 
 // TestSummary: the last line says what drafting gained, or that it was paused, and no ratio that means nothing.
@@ -25,5 +28,33 @@ func TestSummary(t *testing.T) {
 	}
 	if s := summary(&st, false); strings.Contains(s, "paused") {
 		t.Error(s)
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = 'a'
+	}
+	return len(b), nil
+}
+
+// TestLongInput: more than any model can read is refused before it is made into tokens.
+func TestLongInput(t *testing.T) {
+	for _, command := range []string{"run", "tokenize", "detokenize"} {
+		var errs bytes.Buffer
+		if code := run(t.Context(), []string{command}, endless{}, io.Discard, &errs); code != exitError ||
+			!strings.HasPrefix(errs.String(), "strobe: standard input: ") {
+			t.Errorf("%s: code %d, %s", command, code, errs.String())
+		}
+	}
+	model := testkit.Golden(t, "qwen3/model.gguf")
+	for _, args := range [][]string{{"run", "-m", model, "--ctx", "64"}, {"demo", "-m", model, "--ctx", "64", "-f", "-"}} {
+		var errs bytes.Buffer
+		if code := run(t.Context(), args, io.LimitReader(endless{}, 20_000_000), io.Discard, &errs); code != exitError ||
+			!strings.Contains(errs.String(), "the prompt has 20000000 bytes") {
+			t.Errorf("%v: code %d, %s", args, code, errs.String())
+		}
 	}
 }

@@ -1,27 +1,33 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"strobe/internal/chat"
 	"strobe/internal/engine"
+	"strobe/internal/gguf"
 	"strobe/internal/hub"
+	"strobe/internal/model"
+	"strobe/internal/platform"
 	"strobe/internal/sample"
 	"strobe/internal/server"
 )
@@ -37,6 +43,7 @@ type serveOptions struct {
 	port      int
 	parallel  int
 	queue     int
+	ubatch    int
 	maxTokens int
 
 	keys    []string
@@ -119,6 +126,8 @@ the one "strobe config" names.`,
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0.8)
 	f := cmd.Flags()
+	f.IntVar(&opt.ubatch, "ubatch-size", 0, ubatchHelp)
+	defer group(f, serverFlagsOf)()
 	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
 	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
 	f.DurationVar(&opt.idle, "models-idle", 0,
@@ -219,10 +228,14 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 			_ = traces.Shutdown(end)
 		}()
 	}
-	ln, err := net.Listen("tcp", net.JoinHostPort(o.host, strconv.Itoa(o.port)))
+	if err := o.look(log); err != nil {
+		return err
+	}
+	ln, err := listen(o.host, o.port)
 	if err != nil {
 		return err
 	}
+	allowEnding(cmd.Context(), 2*o.drain) // the requests, then the models
 	s := server.New(cfg)
 	ctx, stop := context.WithCancel(cmd.Context())
 	defer stop()
@@ -233,9 +246,18 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	if cfg.TLS != nil {
 		scheme = "https"
 	}
-	url := scheme + "://" + ln.Addr().String()
-	fmt.Fprintln(cmd.OutOrStdout(), url)
-	log.Info("listening", "url", url, "version", buildVersion())
+	urls := addresses(scheme, ln)
+	fmt.Fprintln(cmd.OutOrStdout(), strings.Join(urls, "\n"))
+	log.Info("listening", "url", strings.Join(urls, " "), "version", buildVersion())
+	stopping := sync.OnceFunc(func() {
+		log.Info("stopping; a second signal ends it at once", "waits for", "running requests", "at most", o.drain)
+	})
+	context.AfterFunc(cmd.Context(), stopping)
+	defer func() {
+		if cmd.Context().Err() != nil {
+			stopping() // also when all ended before it could be said
+		}
+	}()
 	if len(cfg.Keys) == 0 && !isLoopback(o.host) {
 		log.Warn("everyone who reaches this address may use the server; --api-key would change that")
 	}
@@ -255,7 +277,6 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	case err := <-served:
 		// Told to stop while a file is loaded or a folder is looked at. Nothing can interrupt that, so nobody
 		// waits for it.
-		log.Info("stopping")
 		go func() {
 			if m := <-loaded; m.err == nil {
 				m.close(ctx)
@@ -269,7 +290,6 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 		return models.err
 	}
 	err = <-served
-	log.Info("stopping")
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.drain)
 	defer cancel()
 	if cerr := models.close(end); err == nil {
@@ -278,12 +298,86 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	return err
 }
 
+// look refuses models that are not there, before anything says that the server is.
+func (o *serveOptions) look(log *slog.Logger) error {
+	if o.models != "" {
+		st, err := os.Stat(o.models)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("--models %s: there is no such folder", o.models)
+		case err != nil:
+			return fmt.Errorf("--models: %w", err)
+		case !st.IsDir():
+			return usagef("--models %s: is a file; serve it with -m %s, or give a folder", o.models, o.models)
+		}
+		if len(ggufFiles(o.models)) == 0 {
+			log.Warn("there is no GGUF file in the folder yet; those that come later are found", "folder", o.models)
+		}
+	}
+	if err := cacheFolder(); err != nil {
+		log.Warn("there is no folder to keep converted drafters and compiled kernels in; they are made anew at every start. "+
+			"XDG_CACHE_HOME names one", "error", err)
+	}
+	for _, name := range []string{o.model, o.drafter} {
+		if name == "" || name == "none" {
+			continue
+		}
+		of, err := lookUp(name)
+		if err != nil {
+			return err
+		}
+		if of.file == "" {
+			continue // fetched or converted first
+		}
+		f, err := gguf.Open(of.file)
+		if err != nil {
+			return err
+		}
+		why := ""
+		if name == o.model {
+			why = model.WhyNot(f)
+		}
+		f.Close()
+		if why != "" {
+			return fmt.Errorf("%s: the model cannot run: %s", of.file, why)
+		}
+	}
+	return nil
+}
+
+// checkTables refuses a table of settings for a model that is not offered: it would do nothing. In the user's general
+// file, which serves several purposes, it is noted.
+func (o *serveOptions) checkTables(log *slog.Logger, models []engine.ModelInfo) error {
+	if o.pull {
+		return nil // it may come
+	}
+	var names []string
+	for _, m := range models {
+		names = append(names, m.Name)
+	}
+	for _, u := range o.upstreams {
+		name, _, _ := strings.Cut(u, "=")
+		names = append(names, name)
+	}
+	for _, table := range slices.Sorted(maps.Keys(o.tables)) {
+		if slices.Contains(names, table) {
+			continue
+		}
+		err := fmt.Errorf("%s.%q: there is no model of that name; offered are %s", modelTables, table, strings.Join(names, ", "))
+		if o.settings != "" || os.Getenv(configVariable) != "" {
+			return err
+		}
+		log.Warn("settings that do nothing", "error", err)
+	}
+	return nil
+}
+
 // offer loads what there is to load and gives it to the server. The function it returns unloads.
 func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	log *slog.Logger) (closeModels func(context.Context) error, err error) {
 	ecfg := engine.Config{
 		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir,
-		CacheDiskBytes: int64(o.cacheDisk), Log: log,
+		CacheDiskBytes: int64(o.cacheDisk), Log: log, Chunk: o.ubatch,
 	}
 	o.prefill.log = func(line string) { log.Info(line) }
 	// In the engine zero means the default, here it means none.
@@ -318,6 +412,9 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	if name == "" {
 		name = strings.TrimSuffix(filepath.Base(m.Path), ".gguf")
 	}
+	if err := o.checkTables(log, []engine.ModelInfo{{Name: name}}); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
 	e := engine.New(m, ecfg)
 	s.SetModels(server.Single(name, e))
 	log.Info("model loaded", "model", name, "seconds", time.Since(start).Seconds(), "what", m.Summary())
@@ -339,6 +436,10 @@ func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 	}
 	p, err := newPool(cfg)
 	if err != nil {
+		return nil, err
+	}
+	if err := o.checkTables(cfg.Log, p.Models()); err != nil {
+		p.Close(ctx)
 		return nil, err
 	}
 	only := ""
@@ -414,7 +515,7 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 	if o.models != "" {
 		return opt, usagef("--chat-template-file belongs to a single model; --models takes the templates of the files")
 	}
-	b, err := os.ReadFile(o.templateFile)
+	b, err := platform.ReadFile(o.templateFile, platform.MaxText)
 	if err != nil {
 		return opt, err
 	}
@@ -456,6 +557,9 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	if o.parallel < 1 {
 		return cfg, usagef("--parallel %d: want at least 1", o.parallel)
 	}
+	if o.ubatch < 0 {
+		return cfg, usagef("--ubatch-size %d: want 0 or more", o.ubatch)
+	}
 	if o.queue < 0 {
 		return cfg, usagef("--queue %d: want at least 0", o.queue)
 	}
@@ -479,7 +583,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		return cfg, usagef("--tls-cert and --tls-key belong together")
 	}
 	if o.cert != "" {
-		pair, err := tls.LoadX509KeyPair(o.cert, o.certKey)
+		pair, err := o.certificate()
 		if err != nil {
 			return cfg, err
 		}
@@ -516,25 +620,11 @@ func (o *serveOptions) hostNames(keys bool) []string {
 func (o *serveOptions) allKeys() ([]string, error) {
 	keys := append([]string{}, o.keys...)
 	if o.keyFile != "" {
-		f, err := os.Open(o.keyFile)
+		more, err := readKeys(o.keyFile)
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close()
-		n := 0
-		sc := bufio.NewScanner(f)
-		for sc.Scan() {
-			if k := strings.TrimSpace(sc.Text()); k != "" && !strings.HasPrefix(k, "#") {
-				keys = append(keys, k)
-				n++
-			}
-		}
-		if err := sc.Err(); err != nil {
-			return nil, fmt.Errorf("%s: %w", o.keyFile, err)
-		}
-		if n == 0 { // an open server is not what was meant
-			return nil, fmt.Errorf("%s: there is no key in it", o.keyFile)
-		}
+		keys = append(keys, more...)
 	}
 	if k := os.Getenv(keyVariable); k != "" {
 		keys = append(keys, k)
@@ -545,6 +635,39 @@ func (o *serveOptions) allKeys() ([]string, error) {
 		}
 	}
 	return keys, nil
+}
+
+// readKeys reads a file with a key on each line. Lines that begin with # are comments.
+func readKeys(path string) (keys []string, err error) {
+	b, err := platform.ReadFile(path, platform.MaxText)
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if k := strings.TrimSpace(line); k != "" && !strings.HasPrefix(k, "#") {
+			keys = append(keys, k)
+		}
+	}
+	if len(keys) == 0 { // an open server is not what was meant
+		return nil, fmt.Errorf("%s: there is no key in it", path)
+	}
+	return keys, nil
+}
+
+// certificate reads the files of --tls-cert and --tls-key.
+func (o *serveOptions) certificate() (pair tls.Certificate, err error) {
+	cert, err := platform.ReadFile(o.cert, platform.MaxText)
+	if err != nil {
+		return pair, err
+	}
+	key, err := platform.ReadFile(o.certKey, platform.MaxText)
+	if err != nil {
+		return pair, err
+	}
+	if pair, err = tls.X509KeyPair(cert, key); err != nil {
+		return pair, fmt.Errorf("%s with %s: %w", o.cert, o.certKey, err)
+	}
+	return pair, nil
 }
 
 func (o *serveOptions) logger(cmd *cobra.Command) (*slog.Logger, error) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -32,6 +33,9 @@ func setFlag(flags *pflag.FlagSet, name string, v any) error {
 			text = string(b)
 		}
 		if err := flags.Set(name, text); err != nil {
+			if wrong := (*pflag.InvalidValueError)(nil); errors.As(err, &wrong) {
+				return badValue(wrong)
+			}
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}

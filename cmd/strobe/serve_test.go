@@ -279,7 +279,7 @@ func TestServeSettings(t *testing.T) {
 		template: "{{ tone }}{% for m in messages %}|{{ m.role }}:{{ m.content }}{% endfor %}{% if enable_thinking is defined %}|{{ enable_thinking }}{% endif %}",
 		file: "# a comment\n\nsystem = \"Be brief.\"\nalias=\"from-file\"\nthinking = \"off\"\nchat-template-file = '" + template +
 			"'\nchat-template-kwargs = {tone = \"calm\"}\ntemp = 0.5\ntop-k = 7\ncors = [\"http://a\", \"http://b\"]\n" +
-			"[defaults.from-environment]\ntop-k = 9\nmax-tokens = 3\n[defaults.other]\nsystem = \"No.\"\n",
+			"[defaults.from-environment]\ntop-k = 9\nmax-tokens = 3\n",
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -3,9 +3,9 @@ package main
 import (
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 
+	"strobe/internal/platform"
 	"strobe/internal/upstream"
 )
 
@@ -18,7 +18,7 @@ func (o *serveOptions) fleet(log *slog.Logger) (*upstream.Fleet, error) {
 			return nil, usagef("--upstream-key: want NAME=KEY or NAME=@FILE")
 		}
 		if file, isFile := strings.CutPrefix(key, "@"); isFile {
-			b, err := os.ReadFile(file)
+			b, err := platform.ReadFile(file, platform.MaxText)
 			if err != nil {
 				return nil, err
 			}

@@ -47,7 +47,7 @@ Shapes: ` + wrapList(synth.Shapes(), 76),
 	}
 	f := cmd.Flags()
 	f.StringVar(&shape, "shape", "", "model whose shape to copy")
-	f.StringVar(&mix, "quant", "q4_k_m", "type of the weights, as in 'strobe quantize'")
+	f.StringVar(&mix, "type", "q4_k_m", "type of the weights, as in 'strobe quantize'")
 	f.StringVarP(&out, "output", "o", "", "file to write")
 	f.Uint64Var(&seed, "seed", 0, "number that decides the weights; the same gives the same file")
 	return cmd

@@ -253,3 +253,21 @@ func TestChatTerminal(t *testing.T) {
 		})
 	}
 }
+
+// TestDumbTerminal: nothing is drawn on a terminal that cannot.
+func TestDumbTerminal(t *testing.T) {
+	master, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	defer tty.Close()
+	for name, want := range map[string]bool{"dumb": false, "xterm": true} {
+		t.Setenv("TERM", name)
+		cmd := newDevicesCmd()
+		cmd.SetErr(tty)
+		if p := newProgress(cmd, "x", 1); (p.bar != nil) != want {
+			t.Errorf("TERM=%s: a bar is drawn: %v", name, !want)
+		}
+	}
+}

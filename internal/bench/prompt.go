@@ -13,6 +13,7 @@ import (
 
 	"strobe/internal/bench/suite"
 	"strobe/internal/chat"
+	"strobe/internal/platform"
 )
 
 // Prompt is one task of a prompt file. One of Tokens, Messages and Text is set.
@@ -71,7 +72,7 @@ func Suite(name, dir string) ([]Prompt, error) {
 
 // ReadPromptFile reads a file of prompts, see ReadPrompts.
 func ReadPromptFile(path string) ([]Prompt, error) {
-	f, err := os.Open(path)
+	f, err := platform.OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}

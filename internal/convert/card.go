@@ -10,7 +10,7 @@ import (
 // cards use at the top level, which is scalars and lists of scalars. Nested
 // structures (evaluation results) are skipped; nothing here needs them.
 func readCard(path string) (map[string]any, error) {
-	data, err := os.ReadFile(path)
+	data, err := readFile(path)
 	if os.IsNotExist(err) {
 		return nil, nil
 	}

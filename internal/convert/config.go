@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
+
+	"strobe/internal/platform"
 )
 
 // An Error says what is wrong with which field of which file. It prints as
@@ -42,10 +43,15 @@ type config struct {
 	err  *error
 }
 
+// maxFile is the size limit of a checkpoint's text files. The largest are tokenizer.json, of some 30 MB.
+const maxFile = 256 << 20
+
+func readFile(path string) ([]byte, error) { return platform.ReadFile(path, maxFile) }
+
 // readJSON reads a file that must hold one JSON object. A missing file gives
 // ok=false.
 func readJSON(path string) (c config, ok bool, err error) {
-	data, err := os.ReadFile(path)
+	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return config{}, false, nil
 	}

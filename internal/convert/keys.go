@@ -2,7 +2,6 @@ package convert
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -159,7 +158,7 @@ func (m *model) setKeys(l *keyList, fileType uint32) error {
 // poolingKey marks embedding models, which say in modules.json how the states
 // of a text become one vector.
 func (m *model) poolingKey(k modelKeys) {
-	data, err := os.ReadFile(filepath.Join(m.dir, "modules.json"))
+	data, err := readFile(filepath.Join(m.dir, "modules.json"))
 	if err != nil {
 		return
 	}

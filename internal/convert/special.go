@@ -257,7 +257,7 @@ func (t *hfTokenizer) templateKeys(l *keyList) error {
 }
 
 func (t *hfTokenizer) templateFile() (any, error) {
-	main, err := os.ReadFile(filepath.Join(t.dir, "chat_template.jinja"))
+	main, err := readFile(filepath.Join(t.dir, "chat_template.jinja"))
 	if os.IsNotExist(err) {
 		c, _, err := readJSON(filepath.Join(t.dir, "chat_template.json"))
 		return c.m["chat_template"], err
@@ -271,7 +271,7 @@ func (t *hfTokenizer) templateFile() (any, error) {
 	}
 	list := []any{map[string]any{"name": "default", "template": universalNewlines(main)}}
 	for _, path := range more {
-		data, err := os.ReadFile(path)
+		data, err := readFile(path)
 		if err != nil {
 			return nil, err
 		}

@@ -55,7 +55,7 @@ func readTokenizer(dir string) (*hfTokenizer, error) {
 		return nil, err
 	}
 	t.path = filepath.Join(dir, "tokenizer.json")
-	data, err := os.ReadFile(t.path)
+	data, err := readFile(t.path)
 	switch {
 	case err == nil:
 		err = t.parseFast(data)
@@ -157,7 +157,7 @@ func (t *hfTokenizer) parseMerges(raw json.RawMessage) error {
 // readSlow reads the older pair of files.
 func (t *hfTokenizer) readSlow() error {
 	dir := t.dir
-	data, err := os.ReadFile(filepath.Join(dir, "vocab.json"))
+	data, err := readFile(filepath.Join(dir, "vocab.json"))
 	if os.IsNotExist(err) {
 		return fmt.Errorf("%s: no tokenizer.json and no vocab.json in this folder", dir)
 	}
@@ -168,7 +168,7 @@ func (t *hfTokenizer) readSlow() error {
 	if err := json.Unmarshal(data, &t.vocab); err != nil {
 		return fieldErr(t.path, "", "not a map from text to id: %v", shortJSON(err))
 	}
-	merges, err := os.ReadFile(filepath.Join(dir, "merges.txt"))
+	merges, err := readFile(filepath.Join(dir, "merges.txt"))
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"strobe/internal/cache"
+	"strobe/internal/platform"
 )
 
 // A stored prefix is a file DIR/MODEL/NAME.prefix, where MODEL is the fingerprint of the model and NAME
@@ -143,7 +144,7 @@ func (d *disk) header(tokens []int32, target, drafters int64, of set) []byte {
 
 // readHeader checks the beginning and the size of a file.
 func (d *disk) readHeader(path string) (*diskFile, error) {
-	f, err := os.Open(path)
+	f, err := platform.OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}

@@ -421,8 +421,8 @@ func Check(target *gguf.File) error {
 	return checkPair(target, drafter)
 }
 
-// CheckMTP says why a drafter for multi-token prediction would not load beside a target.
-func CheckMTP(drafter, target *gguf.File) error {
+// CheckDrafter says why a drafter would not load beside a target.
+func CheckDrafter(drafter, target *gguf.File) error {
 	if err := sameVocabulary(Source{target, drafter}); err != nil {
 		return err
 	}
@@ -433,7 +433,11 @@ func checkPair(target, drafter *gguf.File) error {
 	b := cpu.New(cpu.Options{Threads: 1})
 	defer b.Close()
 	m, err := model.Open(target, b, model.Options{})
-	if err == nil && drafter != nil {
+	switch {
+	case err != nil || drafter == nil:
+	case dflash.Supported(drafter):
+		_, err = dflash.Open(drafter, m, dflash.Options{})
+	default:
 		_, err = mtp.Open(drafter, m, mtp.Options{})
 	}
 	return err
@@ -488,9 +492,11 @@ func (m *Model) Summary() string {
 	s := fmt.Sprintf("%s on %s: weights %s, cache (%s) %s per token, %s per sequence", m.Target.Arch, m.deviceName(),
 		Bytes(m.Target.WeightBytes()), strings.Join(mem.Types(), ", "), Bytes(mem.TokenBytes()), Bytes(mem.SeqBytes()))
 	for _, d := range m.Drafters() {
-		s += fmt.Sprintf("; drafter %s %s, up to %d tokens, cache (%s) %s per token, %s per sequence", d.Name(),
-			Bytes(d.WeightBytes()), d.Max(), strings.Join(d.Memory().Types(), ", "), Bytes(d.Memory().TokenBytes()),
-			Bytes(d.Memory().SeqBytes()))
+		s += fmt.Sprintf("; drafter %s %s, up to %d tokens", d.Name(), Bytes(d.WeightBytes()), d.Max())
+		if types := d.Memory().Types(); len(types) > 0 { // an assistant reads the model's cache and has none
+			s += fmt.Sprintf(", cache (%s) %s per token, %s per sequence", strings.Join(types, ", "),
+				Bytes(d.Memory().TokenBytes()), Bytes(d.Memory().SeqBytes()))
+		}
 	}
 	return s
 }

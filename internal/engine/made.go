@@ -12,7 +12,7 @@ import (
 // A drafter that was trained with another model of the same family fits by its shapes and its vocabulary, and guesses
 // badly. Names are all there is to tell by.
 var (
-	family  = regexp.MustCompile(`(qwen|gemma|llama)[ _-]?(\d+(?:\.\d+)?)`)
+	family  = regexp.MustCompile(`(qwen|gemma|llama)[ _-]?(\d+(?:\.\d+)?)(b?)`)
 	variant = regexp.MustCompile(`\b(base|pt|instruct|it|chat|thinking|coder)\b`)
 	kindOf  = map[string]string{"pt": "base", "it": "instruct", "chat": "instruct"}
 )
@@ -27,13 +27,27 @@ func names(f *gguf.File) string {
 	return strings.ToLower(strings.ReplaceAll(all, "_", " "))
 }
 
+// generation is the family and the generation that a name says: "qwen 3.5" for Qwen3.5-4B and for qwen35-4b. A number
+// of billions is none.
+func generation(name string) (of, number string) {
+	m := family.FindStringSubmatch(name)
+	if m == nil || m[3] != "" {
+		return "", ""
+	}
+	if number = m[2]; len(number) == 2 && number[1] != '.' {
+		number = number[:1] + "." + number[1:]
+	}
+	return m[1], number
+}
+
 // MadeForAnother says why a drafter that fits a target was probably trained with another one: another generation of
 // the family, or a base model where the target follows instructions. "" means that the names say nothing of the kind.
 func MadeForAnother(drafter, target *gguf.File) string {
 	d, t := names(drafter), names(target)
-	if x, y := family.FindStringSubmatch(d), family.FindStringSubmatch(t); x != nil && y != nil &&
-		(x[1] != y[1] || x[2] != y[2]) {
-		return fmt.Sprintf("the drafter was made for %s %s, the model is %s %s", x[1], x[2], y[1], y[2])
+	dFamily, dNumber := generation(d)
+	tFamily, tNumber := generation(t)
+	if dFamily != "" && tFamily != "" && (dFamily != tFamily || dNumber != tNumber) {
+		return fmt.Sprintf("the drafter was made for %s %s, the model is %s %s", dFamily, dNumber, tFamily, tNumber)
 	}
 	kinds := func(s string) map[string]bool {
 		m := map[string]bool{}
@@ -53,6 +67,10 @@ func MadeForAnother(drafter, target *gguf.File) string {
 		case is[k] && !of[k]:
 			return fmt.Sprintf("the model is called %q, the one that the drafter was made for is not", k)
 		}
+	}
+	// Gemma's base models have no word for it, those that follow instructions always have.
+	if tFamily == "gemma" && of["instruct"] && !is["instruct"] {
+		return "the drafter was made for a model that follows instructions (it), the model seems to be a base model"
 	}
 	return ""
 }

@@ -28,6 +28,12 @@ func TestMadeForAnother(t *testing.T) {
 		{"Llama 3.1 8B DFlash", "Llama 3.1 8B Instruct", ""}, // says nothing
 		{"Qwen3 Coder 30B A3B DFlash", "Qwen3 30B A3B", `"coder"`},
 		{"Qwen3 4B Thinking DFlash", "Qwen3 4B Instruct", `"thinking"`},
+		{"qwen35-4b-dflash", "Qwen3.5 4B", ""},
+		{"qwen35-4b-dflash", "Qwen3.6 4B", "qwen 3.5, the model is qwen 3.6"},
+		{"Qwen-32B DFlash", "Qwen3 32B", ""}, // says nothing of the generation
+		{"gemma-4-31B-it-DFlash", "Gemma 4 31B", "seems to be a base model"},
+		{"gemma-4-31B-it-DFlash", "Gemma 4 31B it", ""},
+		{"gemma-4-31B-DFlash", "Gemma 4 31B", ""},
 		{"drafter", "Something", ""},
 	} {
 		got := MadeForAnother(named(c.drafter), named(c.target))

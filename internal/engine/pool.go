@@ -445,7 +445,11 @@ func (p *Pool) evict(m *resident) {
 		defer p.mu.Unlock()
 		m.engine, m.closing, m.State = nil, false, StateUnloaded
 		p.retired = slices.DeleteFunc(p.retired, func(x *resident) bool { return x == m })
-		p.cfg.Log.Info("model unloaded", "model", m.Name, "error", err)
+		if err != nil {
+			p.cfg.Log.Warn("model unloaded", "model", m.Name, "error", err)
+		} else {
+			p.cfg.Log.Info("model unloaded", "model", m.Name)
+		}
 		p.broadcast()
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"strobe/internal/cache"
+	"strobe/internal/platform"
 )
 
 // restoreBytes is how much of a stored prefix is loaded between two steps, so that a long one does not
@@ -59,7 +60,7 @@ func (l *loop) wanted(j *job) *restore {
 
 // readAhead brings a file into the system's cache, so that the loop does not wait for the disk.
 func (d *disk) readAhead(r *restore) {
-	f, err := os.Open(r.file.path)
+	f, err := platform.OpenRegular(r.file.path)
 	if err == nil {
 		buf := make([]byte, 1<<20)
 		for err == nil && !d.quit.Load() {

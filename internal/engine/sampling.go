@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"strobe/internal/gguf"
+	"strobe/internal/platform"
 	"strobe/internal/sample"
 )
 
@@ -40,11 +41,7 @@ func modelSampling(f *gguf.File, path string) (d sample.Defaults, err error) {
 		return d, nil
 	}
 	name := filepath.Join(filepath.Dir(path), "generation_config.json")
-	st, err := os.Stat(name)
-	if err != nil || !st.Mode().IsRegular() || st.Size() > 1<<20 {
-		return d, nil
-	}
-	b, err := os.ReadFile(name)
+	b, err := platform.ReadFile(name, platform.MaxText)
 	if err != nil {
 		return d, nil
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"strobe/internal/platform"
 )
 
 func (c *Client) repoDir(repo string) string {
@@ -41,7 +43,7 @@ func (c *Client) blob(repo, hash string) (string, error) {
 // cached lists what the cache has of a repository at a revision.
 func (c *Client) cached(r Ref) (commit string, files []File, err error) {
 	commit = r.Revision
-	if b, err := os.ReadFile(c.refFile(r)); err == nil {
+	if b, err := platform.ReadFile(c.refFile(r), platform.MaxText); err == nil {
 		commit = strings.TrimSpace(string(b))
 	}
 	none := fmt.Errorf("%s: not in the cache at %s, and the hub is switched off (HF_HUB_OFFLINE)", r.Repo, c.Cache)
@@ -95,7 +97,7 @@ func (c *Client) link(blob, path string) error {
 }
 
 func copyFile(from, to string) error {
-	in, err := os.Open(from)
+	in, err := platform.OpenRegular(from)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"strobe/internal/platform"
 )
 
 // DefaultEndpoint is the public hub.
@@ -79,7 +81,7 @@ func FromEnv() (*Client, error) {
 		if path == "" {
 			path = filepath.Join(home, "token")
 		}
-		if b, err := os.ReadFile(path); err == nil {
+		if b, err := platform.ReadFile(path, platform.MaxText); err == nil {
 			c.Token = strings.TrimSpace(string(b))
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"strobe/internal/platform"
 )
 
 // A Cached is a model or a drafter in the cache.
@@ -51,7 +53,7 @@ func (c *Client) List() ([]Cached, error) {
 		if err != nil {
 			continue // not a name of ours
 		}
-		main, _ := os.ReadFile(c.refFile(r))
+		main, _ := platform.ReadFile(c.refFile(r), platform.MaxText)
 		commits, err := os.ReadDir(filepath.Join(c.repoDir(r.Repo), "snapshots"))
 		if err != nil {
 			continue

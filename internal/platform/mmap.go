@@ -1,6 +1,6 @@
 // Package platform hides the differences between operating systems.
 //
-// It maps files into memory. A Mapping is read-only: writing through its bytes
+// It opens regular files and nothing else, and maps them into memory. A Mapping is read-only: writing through its bytes
 // crashes the process. The bytes are gone after Close, so whoever hands out
 // slices of them says so.
 package platform
@@ -51,7 +51,7 @@ func (m *Mapping) Change() Change {
 // Where the file shrinks while it is mapped, touching a page that is gone kills the process, unless the goroutine has
 // called debug.SetPanicOnFault and recovers; see IsFault.
 func Map(path string) (*Mapping, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|dontWait, 0)
+	f, err := OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}
@@ -59,12 +59,6 @@ func Map(path string) (*Mapping, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return nil, err
-	}
-	if st.IsDir() {
-		return nil, fmt.Errorf("%s: is a folder, not a file", path)
-	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: is not a regular file", path)
 	}
 	size := st.Size()
 	if size == 0 {

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"strobe/internal/platform"
 )
 
 // maxHeader is the reference implementation's limit on the header.
@@ -206,9 +208,12 @@ func (e *named) tensor(path string, body []byte) (t *Tensor, from, to uint64, er
 	return t, from, to, nil
 }
 
+// maxIndex is the size limit of an index. One has a line of some 100 bytes for each tensor.
+const maxIndex = 256 << 20
+
 // openIndex opens every shard an index names.
 func (f *File) openIndex(path string) error {
-	raw, err := os.ReadFile(path)
+	raw, err := platform.ReadFile(path, maxIndex)
 	if err != nil {
 		return err
 	}

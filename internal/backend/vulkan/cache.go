@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"unsafe"
+
+	"strobe/internal/platform"
 )
 
 // Compiled kernels are kept in a file for each device and version of its driver. It begins with a checksum: drivers
@@ -29,10 +31,7 @@ func (d *Driver) cacheFile() string {
 // readCache returns what the driver compiled before.
 func (d *Driver) readCache() []byte {
 	name := d.cacheFile()
-	if i, err := os.Stat(name); err != nil || i.Size() > mostCached {
-		return nil
-	}
-	b, err := os.ReadFile(name)
+	b, err := platform.ReadFile(name, mostCached)
 	if err != nil || len(b) <= sha256.Size {
 		return nil
 	}

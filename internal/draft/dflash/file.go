@@ -80,6 +80,9 @@ type params struct {
 	eps                     float32
 }
 
+// minBlock and maxBlock limit the tokens of a block: one to begin with and those that are guessed.
+const minBlock, maxBlock = 2, 256
+
 // readParams reads the hyper-parameters of a drafter and checks that it fits the target.
 func readParams(l *nn.Loader, d dialect, t *model.Model) (params, error) {
 	desc, err := Describe(l.File)
@@ -99,7 +102,7 @@ func readParams(l *nn.Loader, d dialect, t *model.Model) (params, error) {
 	}
 	if err := l.Check(nn.Range("block_count", p.layers, 1, 256), nn.Range("embedding_length", p.hidden, 1, 1<<20),
 		nn.Range("feed_forward_length", p.width, 1, 1<<22),
-		nn.Range(d.blockKey, p.block, 2, 256), nn.Range(d.maskKey, int(desc.Mask), 0, t.Vocab-1)); err != nil {
+		nn.Range(d.blockKey, p.block, minBlock, maxBlock), nn.Range(d.maskKey, int(desc.Mask), 0, t.Vocab-1)); err != nil {
 		return p, err
 	}
 	p.mask = int32(desc.Mask)

@@ -133,6 +133,23 @@ func (d *Drafter) checkNumbers(ps []draft.Proposal) error {
 	return nil
 }
 
+// Check says what Open would refuse in a file, or what would make its guesses useless, as far as that is known without
+// the target.
+func Check(f *gguf.File, d *Description) error {
+	switch {
+	case d.Block < minBlock || d.Block > maxBlock:
+		return fmt.Errorf("%s: a block of %d tokens; want %d to %d", f.Path(), d.Block, minBlock, maxBlock)
+	case d.Mask < 0:
+		return fmt.Errorf("%s: no mask token", f.Path())
+	}
+	for _, key := range []string{"attention.layer_norm_rms_epsilon", "rope.freq_base", "attention.scale"} {
+		if v, ok, _ := f.Float(f.Arch() + "." + key); ok && v-v != 0 {
+			return fmt.Errorf("%s: key %s.%s is %v", f.Path(), f.Arch(), key, v)
+		}
+	}
+	return findBadWeight(f)
+}
+
 // findBadWeight names the first value of a file that is not a finite number.
 func findBadWeight(f *gguf.File) error {
 	for _, t := range f.Tensors() {
