@@ -287,7 +287,7 @@ func TestInterruptedSave(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e := &entry{tokens: randomPrompt(1, 300), seq: seq}
+	e := &entry{text: text{tokens: randomPrompt(1, 300)}, seq: seq}
 	if err := d.save(e, func() bool { return true }); err != errBusy {
 		t.Fatalf("error %v, want %v", err, errBusy)
 	}
@@ -476,7 +476,7 @@ func TestStoredLengthDiffers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := &entry{tokens: randomPrompt(1, c.tokens), seq: remembers(t, m.Target.Memory(), c.target),
+			e := &entry{text: text{tokens: randomPrompt(1, c.tokens)}, seq: remembers(t, m.Target.Memory(), c.target),
 				drafts: make(contexts, len(m.Runner.Sources))}
 			e.drafts[0] = remembers(t, m.Drafter.Memory(), c.drafter)
 			if err := d.save(e, func() bool { return false }); err != nil {

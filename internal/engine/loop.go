@@ -31,8 +31,8 @@ type loop struct {
 	steps    int64
 	defects  int // panics since the last step that went well
 
-	texts [][]int32          // by slot: the tokens of its last generation
-	saved map[string][]int32 // texts of slots, by name
+	texts []text          // by slot: that of its last generation
+	saved map[string]text // texts of slots, by name
 }
 
 func newLoop(e *Engine) *loop {
@@ -41,7 +41,7 @@ func newLoop(e *Engine) *loop {
 		m:     e.model,
 		r:     e.model.Runner,
 		slots: make([]*job, e.cfg.Parallel),
-		texts: make([][]int32, e.cfg.Parallel),
+		texts: make([]text, e.cfg.Parallel),
 	}
 }
 
@@ -250,7 +250,7 @@ func (l *loop) lookup(j *job) {
 	req := &j.g.req
 	want := wanted(l.r, req.Spec)
 	if l.cache != nil && !req.NoCache {
-		if e, n := l.cache.find(req.Tokens, l.needs(req.Spec)); e != nil {
+		if e, n := l.cache.find(j.g.text(), l.needs(req.Spec)); e != nil {
 			var err error
 			if j.seq, j.drafts, err = l.cache.take(e, n, want); err != nil {
 				l.e.cfg.Log.Warn("prefix cache: entry not usable", "error", err)
@@ -472,7 +472,8 @@ func (l *loop) settle(j *job) {
 // end takes a job out of its slot. What its sequence remembers stays in the cache.
 func (l *loop) end(j *job, r Reason, err error) {
 	if j.seq != nil && !j.g.req.NoCache {
-		l.texts[j.slot] = slices.Concat(j.g.req.Tokens, j.tokens)[:min(j.seq.Len(), len(j.g.req.Tokens)+len(j.tokens))]
+		all := slices.Concat(j.g.req.Tokens, j.tokens)
+		l.texts[j.slot] = text{j.g.salt, all[:min(j.seq.Len(), len(all))]}
 	}
 	if r != ReasonError {
 		l.keepWhole(j)

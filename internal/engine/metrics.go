@@ -45,7 +45,9 @@ type CacheStats struct {
 	Limit         int64
 	Hits, Misses  int64 // requests
 	Asked, Found  int64 // tokens of prompts, and how many of them were there
-	Evicted       int64
+	Evicted       int64 // entries dropped for others
+	Shortened     int64 // entries of which only a beginning was kept, for others or because the whole does not fit
+	TooLarge      int64 // entries that do not fit and cannot be shortened
 	DiskEntries   int
 	DiskBytes     int64
 	DiskHits      int64
