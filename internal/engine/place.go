@@ -10,6 +10,7 @@ import (
 	"strobe/internal/device"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/platform"
 )
 
 // reserve is the memory a GPU keeps free for what the weights of a model do not say: sequences, activations, the
@@ -367,6 +368,39 @@ func (m *Model) Chunk() int {
 // ample is free memory of a GPU of which a batch of the largest models, about half a gigabyte, takes little. Where
 // there is less, sequences need it more.
 const ample = 4 << 30
+
+// leastCache and unknownCache are the sizes of the prefix cache where next to nothing is free, and where the system does
+// not say what is.
+const leastCache, unknownCache = 256 << 20, 2 << 30
+
+// cacheBytes is the size of the prefix cache unless the options say one: on GPUs half of what is free once the model is
+// loaded, since running sequences need the other half; on the processor a quarter of what programs may still take
+// beyond the weights, whose mapped pages the system counts as free.
+func (m *Model) cacheBytes() int64 {
+	least, gpus := 0, 0
+	for i, b := range m.backends {
+		if i < len(m.names) && slices.Index(m.names, m.names[i]) < i {
+			continue // a GPU that is named twice has its memory once
+		}
+		if g, ok := b.(gpu); ok {
+			if free, _ := g.Memory(); gpus == 0 || free < least {
+				least = free
+			}
+			gpus++
+		}
+	}
+	if gpus > 0 {
+		return max(leastCache, int64(least)*int64(gpus)/2)
+	}
+	free := availableMemory()
+	if free == 0 {
+		return unknownCache
+	}
+	return max(leastCache, int64(free-m.Target.WeightBytes())/4)
+}
+
+// availableMemory is platform.AvailableMemory, but in tests.
+var availableMemory = platform.AvailableMemory
 
 // onProcessor reports whether a device is the processor.
 func onProcessor(b backend.Backend) bool {

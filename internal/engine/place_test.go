@@ -17,6 +17,7 @@ import (
 	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/platform"
 	"strobe/internal/speculate"
 	"strobe/internal/testkit"
 )
@@ -268,5 +269,51 @@ func TestMTPElsewhere(t *testing.T) {
 	_, err := Load(target, Options{Device: "cpu", Drafter: drafter, DraftDevice: "cuda", open: open})
 	if err == nil || !strings.Contains(err.Error(), "which lie on another device") {
 		t.Errorf("an assistant apart from its target: error %v", err)
+	}
+}
+
+// TestDefaultCache: the prefix cache takes a part of what is free, on GPUs that of the fullest for each, and what the
+// configuration says where it says something.
+func TestDefaultCache(t *testing.T) {
+	for _, c := range []struct {
+		gpus      []int
+		available int
+		set, want int64
+	}{
+		{[]int{100 << 30}, 1 << 40, 0, 50 << 30},
+		{[]int{100 << 30, 40 << 30}, 1 << 40, 0, 40 << 30},
+		{[]int{1 << 20}, 1 << 40, 0, leastCache},
+		{nil, 0, 0, unknownCache},
+		{nil, 1 << 20, 0, leastCache},
+		{nil, 1 << 20, 3 << 20, 3 << 20},
+		{[]int{100 << 30}, 0, -1, -1},
+	} {
+		m := loadGolden(t, "qwen3", false)
+		for _, free := range c.gpus {
+			m.backends = append(m.backends, &roomy{weighing{cpu.New(cpu.Options{Threads: 1})}, "GPU", free})
+		}
+		availableMemory = func() int { return c.available }
+		if got := (Config{CacheBytes: c.set}).withDefaults(m).CacheBytes; got != c.want {
+			t.Errorf("%+v: %d bytes", c, got)
+		}
+		availableMemory = func() int { return 64<<30 + m.Target.WeightBytes() }
+		if got := (Config{}).withDefaults(m).CacheBytes; len(c.gpus) == 0 && got != 16<<30 {
+			t.Errorf("%d bytes of 64 GiB beyond the weights", got)
+		}
+		availableMemory = platform.AvailableMemory
+		m.Close()
+	}
+	m := loadGolden(t, "qwen3", false)
+	defer m.Close()
+	twice := &roomy{weighing{cpu.New(cpu.Options{Threads: 1})}, "GPU", 10 << 30}
+	m.names, m.backends = append(m.names, "cuda:0", "cuda:0"), append(m.backends, twice, twice)
+	if got := m.cacheBytes(); got != 5<<30 {
+		t.Errorf("%d bytes where a GPU with 10 GiB is named twice", got)
+	}
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3"), MemoryBytes: 400 << 20})
+	l := acquire(t, p, "a")
+	defer l.Release()
+	if got := l.Engine.Config().CacheBytes; got != 100<<20 {
+		t.Errorf("a pool of 400 MiB has a cache of %d bytes", got)
 	}
 }

@@ -286,6 +286,8 @@ func (m *meter) put(put putter, model string, s *engine.Snapshot) {
 	gauge("strobe:draft_acceptance_ratio", "Verified guesses that were right, as a part of all (0 to 1).", ratio(st.Accepted, st.Guessed))
 	gauge("strobe:tokens_per_second", "Tokens generated per second in the last 10 to 20 seconds, by all streams together.", m.pace(model, s))
 	counter("strobe:prefix_cache_evicted_total", "Entries dropped for others.", float64(c.Evicted))
+	counter("strobe:prefix_cache_shortened_total", "Entries of which only a beginning was kept.", float64(c.Shortened))
+	counter("strobe:prefix_cache_too_large_total", "Entries that did not fit and could not be shortened.", float64(c.TooLarge))
 	counter("strobe:prefix_cache_disk_hits_total", "Entries read from disk.", float64(c.DiskHits))
 	counter("strobe:prefix_cache_disk_written_total", "Entries written to disk.", float64(c.DiskWritten))
 	counter("strobe:prefix_cache_disk_corrupted_total", "Damaged files dropped.", float64(c.DiskCorrupted))
