@@ -39,7 +39,7 @@ func (l *loop) mark(j *job) {
 	end := len(req.Tokens)
 	var named []int
 	for _, n := range req.Checkpoints {
-		if n > j.cached && n < end {
+		if n > j.kept && n < end {
 			named = append(named, n)
 		}
 	}
@@ -57,7 +57,7 @@ func (l *loop) mark(j *job) {
 	// Walking back from the end keeps the later one of two that are close.
 	next := end + markGap
 	for _, m := range slices.Backward(marks) {
-		if m-j.cached >= markGap && m < end && next-m >= markGap {
+		if m-j.kept >= markGap && m < end && next-m >= markGap {
 			j.marks = append(j.marks, m)
 			next = m
 		}
@@ -133,7 +133,7 @@ func (l *loop) follows(g *Generation) bool {
 	need := l.needs(g.req.Spec)
 	have := -1
 	for _, j := range l.jobs {
-		if j.g.req.NoCache || j.loading != nil || !j.prefilling() || !j.drafts.sources().all(need) {
+		if j.g.req.NoCache || !j.running() || !j.prefilling() || !j.drafts.sources().all(need) {
 			continue
 		}
 		n := min(j.g.text().common(g.text()), len(g.req.Tokens)-1, l.cache.keeps(len(j.g.req.Tokens)))

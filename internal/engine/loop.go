@@ -29,7 +29,8 @@ type loop struct {
 	embeds   []*embedding
 	soon     []*entry // to be on disk soon
 	steps    int64
-	defects  int // panics since the last step that went well
+	defects  int   // panics since the last step that went well
+	full     int64 // bytes that running jobs had when one of them was paused
 
 	texts []text          // by slot: that of its last generation
 	saved map[string]text // texts of slots, by name
@@ -76,6 +77,7 @@ func (l *loop) run() {
 		for l.admit() {
 			l.runTasks()
 			l.dropEnded()
+			l.resume()
 			restored := l.restoreStep()
 			stepped, err := l.step()
 			if err != nil {
@@ -194,8 +196,8 @@ func (l *loop) take() (g *Generation, slot int, end bool) {
 		return nil, 0, true
 	}
 	free := slices.Index(l.slots, nil)
-	if free < 0 {
-		return nil, 0, false
+	if free < 0 || slices.ContainsFunc(l.jobs, func(j *job) bool { return j.paused }) {
+		return nil, 0, false // those who were paused come first
 	}
 	i := slices.IndexFunc(e.queue, func(g *Generation) bool {
 		return (g.req.Slot == nil || l.slots[*g.req.Slot] == nil) && !l.follows(g)
@@ -234,11 +236,12 @@ func (l *loop) start(g *Generation, slot int) {
 // begin gives a job its memory and its first stream.
 func (l *loop) begin(j *job) {
 	l.lookup(j)
-	j.cached = j.seq.Len()
-	j.kept = j.cached
+	if j.kept = j.seq.Len(); !j.again {
+		j.cached = j.kept
+	}
 	l.mark(j)
 	j.g.update(func(s *State) {
-		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, j.cached
+		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, min(j.kept, len(j.g.req.Tokens))
 	})
 	if err := j.next(l.r, l.e.cfg.Context); err != nil {
 		l.end(j, ReasonError, err)
@@ -250,7 +253,7 @@ func (l *loop) lookup(j *job) {
 	req := &j.g.req
 	want := wanted(l.r, req.Spec)
 	if l.cache != nil && !req.NoCache {
-		if e, n := l.cache.find(j.g.text(), l.needs(req.Spec)); e != nil {
+		if e, n := l.cache.find(text{j.g.salt, j.all()}, l.needs(req.Spec)); e != nil {
 			var err error
 			if j.seq, j.drafts, err = l.cache.take(e, n, want); err != nil {
 				l.e.cfg.Log.Warn("prefix cache: entry not usable", "error", err)
@@ -262,7 +265,7 @@ func (l *loop) lookup(j *job) {
 	if j.seq == nil {
 		j.seq, j.drafts = l.m.Target.NewSeq(), newContexts(l.drafters, want)
 	}
-	if l.cache != nil && !req.NoCache {
+	if l.cache != nil && !req.NoCache && !j.again {
 		l.cache.stats.Asked += int64(len(req.Tokens))
 		l.cache.stats.Found += int64(j.seq.Len())
 		if j.seq.Len() > 0 {
@@ -371,7 +374,7 @@ func (l *loop) chunk(generating bool) int {
 func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 	var prompts []*job
 	for _, j := range l.jobs {
-		if j.loading != nil {
+		if !j.running() {
 			continue
 		}
 		if j.prefilling() {
@@ -396,40 +399,6 @@ func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 		streams = append(streams, j.stream)
 	}
 	return live, streams
-}
-
-// recover finds out whose fault a failed step was. Memory may be short: the cache gives up what it
-// can. Then each stream that is still sound tries alone, and only those that fail again end. A pass that
-// ended half-way leaves none of its streams sound. If one still fails alone, drafters make room for it.
-func (l *loop) recover(live []*job, err error) error {
-	l.e.cfg.Log.Warn("step failed, trying each stream alone", "streams", len(live), "error", err)
-	if end := l.ending(err); end != nil {
-		return end
-	}
-	if l.cache != nil {
-		l.cache.shrink(0)
-	}
-	for _, j := range live {
-		fault := err
-		if j.consistent() {
-			if j.stream.Done() {
-				continue
-			}
-			fault = l.advance([]*speculate.Stream{j.stream})
-			if fault != nil && !errors.Is(fault, errDefect) && l.parkDrafters() && j.consistent() {
-				l.m.hold(true)
-				fault = l.advance([]*speculate.Stream{j.stream})
-			}
-			if fault == nil {
-				continue
-			}
-			if l.fatal(fault) {
-				return fault
-			}
-		}
-		l.end(j, ReasonError, fault)
-	}
-	return nil
 }
 
 // settle books what a step did for a job: its text, its checkpoints, its end.

@@ -25,6 +25,7 @@ type Snapshot struct {
 
 	Requests  map[Reason]int64 // that ended, by reason
 	Rejected  int64            // refused because the queue was full
+	Paused    int64            // times that a generation gave its memory back and began anew
 	NotFinite int64            // ended because the model's output was no number
 	Steps     int64            // passes of the target
 	BatchRows int64            // streams in these passes; divided by Steps it is the mean batch

@@ -408,6 +408,9 @@ func onProcessor(b backend.Backend) bool {
 	return !ok
 }
 
+// lossyDecoding reports whether what is remembered of a token depends on whether it was generated.
+func (m *Model) lossyDecoding() bool { return m.lossy != "" && m.lossy != fmt.Sprint(float32(0), 0) }
+
 // deviceName names the devices that run the model.
 func (m *Model) deviceName() string {
 	var names []string

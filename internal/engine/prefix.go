@@ -83,9 +83,12 @@ func (e *entry) serves(n int) bool {
 }
 
 // size is what an entry of n tokens with the memory of all drafters takes.
-func (c *prefixes) size(n int) int64 {
-	bytes := c.target.BytesOf(n)
-	for _, m := range c.drafters {
+func (c *prefixes) size(n int) int64 { return sizeOf(c.target, c.drafters, n) }
+
+// sizeOf is what the sequences of a target and its drafters take for n tokens.
+func sizeOf(target *cache.Memory, drafters []*cache.Memory, n int) int64 {
+	bytes := target.BytesOf(n)
+	for _, m := range drafters {
 		if m != nil {
 			bytes += m.BytesOf(n)
 		}

@@ -436,26 +436,32 @@ func (p *smallPool) Free(page int32) {
 	p.KVPool.Free(page)
 }
 
+// smallModel loads a golden model without a drafter on a device.
+func smallModel(t *testing.T, name string, b backend.Backend) *Model {
+	t.Helper()
+	f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Model{backends: []backend.Backend{b}, files: []*gguf.File{f}}
+	if m.Target, err = model.Open(f, b, model.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if m.Tokenizer, err = tokenizer.FromGGUF(f); err != nil {
+		t.Fatal(err)
+	}
+	if m.Runner, err = speculate.NewRunner(m.Target); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // TestFullMemoryFailsOneRequest (failure F176): when memory runs out, the cache gives up its entries first; then the
 // request that needs more fails, alone.
 func TestFullMemoryFailsOneRequest(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
-		f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		b := &small{Backend: cpu.New(cpu.Options{Threads: 2}), left: 12}
-		m := &Model{backends: []backend.Backend{b}, files: []*gguf.File{f}}
-		if m.Target, err = model.Open(f, b, model.Options{}); err != nil {
-			t.Fatal(err)
-		}
-		if m.Tokenizer, err = tokenizer.FromGGUF(f); err != nil {
-			t.Fatal(err)
-		}
-		if m.Runner, err = speculate.NewRunner(m.Target); err != nil {
-			t.Fatal(err)
-		}
-		e := startModel(t, m, Config{Parallel: 3, Chunk: 64})
+		e := startModel(t, smallModel(t, name, &small{Backend: cpu.New(cpu.Options{Threads: 2}), left: 12}),
+			Config{Parallel: 3, Chunk: 64})
 		// Fills the cache with 8 of 12 pages, which later requests need.
 		for i := range 4 {
 			generate(t, e, Request{Tokens: randomPrompt(uint64(i), 80), MaxTokens: 2, IgnoreEOG: true})
@@ -467,7 +473,9 @@ func TestFullMemoryFailsOneRequest(t *testing.T) {
 		if ev := wait(t, ok); ev.Result.Err != nil || !slices.Equal(ids(ev.Tokens), want) {
 			t.Errorf("%s: the short request: error %v", name, ev.Result.Err)
 		}
-		if r := wait(t, long).Result; r.Reason != ReasonError || !errors.Is(r.Err, errFull) || r.Generated < 12*64-200-60 {
+		var full *MemoryError
+		if r := wait(t, long).Result; r.Reason != ReasonError || !errors.Is(r.Err, errFull) || !errors.As(r.Err, &full) ||
+			r.Generated < 12*64-200-60 {
 			t.Errorf("%s: the long request: %v, error %v after %d tokens", name, r.Reason, r.Err, r.Generated)
 		}
 		if ev := generate(t, e, short); !slices.Equal(ids(ev.Tokens), want) {
