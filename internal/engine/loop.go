@@ -50,6 +50,10 @@ func newLoop(e *Engine) *loop {
 func (l *loop) prepare() {
 	e := l.e
 	l.m.watchDrafters(e.cfg.Log)
+	l.askDevices()
+	for _, d := range l.e.Snapshot().Devices {
+		e.cfg.Log.Info("memory", "device", d.Name, "announced", d.Announced, "used", d.Used, "free", d.Free)
+	}
 	l.drafters = memories(l.r)
 	if e.cfg.CacheBytes > 0 {
 		l.cache = &prefixes{target: l.m.Target.Memory(), drafters: l.drafters, limit: e.cfg.CacheBytes}
@@ -294,11 +298,21 @@ func (l *loop) dropEnded() {
 	}
 }
 
+// askDevices notes how much memory the GPUs have left. Drivers take their time to say, so running steps do not ask.
+func (l *loop) askDevices() {
+	if d := l.m.deviceMemory(); d != nil {
+		l.e.mu.Lock()
+		l.e.snap.Devices = d
+		l.e.mu.Unlock()
+	}
+}
+
 // rest waits for work. Time that nobody needs goes into saving the cache.
 func (l *loop) rest() {
 	e := (*entry)(nil)
 	if len(l.jobs) == 0 {
 		l.parkDrafters()
+		l.askDevices()
 		e = l.unsaved()
 	}
 	if e == nil {

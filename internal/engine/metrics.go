@@ -36,6 +36,8 @@ type Snapshot struct {
 
 	Cache CacheStats
 
+	Devices []DeviceMemory // GPUs, as of the last time that there was nothing to do
+
 	TargetBytes, DrafterBytes int // keys, values and states in memory: running streams and cache
 }
 
@@ -85,5 +87,6 @@ func (e *Engine) Snapshot() Snapshot {
 	s.Slots = slices.Clone(s.Slots)
 	s.Requests = maps.Clone(s.Requests)
 	s.Stats.BySource = maps.Clone(s.Stats.BySource)
+	s.Devices = slices.Clone(s.Devices)
 	return s
 }

@@ -85,6 +85,7 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 			}
 		}
 		room = append(room, free/same-reserve)
+		m.announced = append(m.announced, DeviceMemory{Name: b.Name(), before: free / same})
 		if d = n.divide(room, opt); auto && (d.layers < len(n.dense) || d.experts > 0) {
 			names = append(names, device.Auto(i+1)) // perhaps there is another
 		}
@@ -97,9 +98,13 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 		for _, b := range gpus {
 			b.Close()
 		}
-		m.names, m.backends = nil, nil
+		m.names, m.backends, m.announced = nil, nil, nil
 		b, err := m.device("cpu", opt)
 		return []backend.Backend{b}, err
+	}
+	on, _ := n.sums(d, len(gpus))
+	for i := range gpus {
+		m.announced[i].Announced = on[i] + reserve
 	}
 	if opt.Say != nil {
 		opt.Say(n.say(d, room, gpus))
@@ -116,6 +121,29 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 	}
 	_, err := m.device("cpu", opt)
 	return m.backends, err
+}
+
+// DeviceMemory compares what was announced for a GPU before a model was loaded with what its driver says. What other
+// programs take or give back meanwhile counts as the model's.
+type DeviceMemory struct {
+	Name      string
+	Announced int // weights, and the reserve for sequences and passes
+	Used      int // less is free by that much than before the model was loaded
+	Free      int
+	Total     int
+	before    int // free before the model was loaded
+}
+
+// deviceMemory asks the drivers of the target's GPUs.
+func (m *Model) deviceMemory() []DeviceMemory {
+	out := slices.Clone(m.announced)
+	for i := range out {
+		if g, ok := m.backends[i].(gpu); ok {
+			out[i].Free, out[i].Total = g.Memory()
+			out[i].Used = out[i].before - out[i].Free
+		}
+	}
+	return out
 }
 
 // need is the memory that a model's weights take on a GPU.

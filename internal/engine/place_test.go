@@ -211,6 +211,36 @@ func TestPlaced(t *testing.T) {
 	}
 }
 
+// TestAnnouncedMemory: what was announced for a GPU can be compared with what its driver says is used.
+func TestAnnouncedMemory(t *testing.T) {
+	m, d := lenderModel(t, "qwen35", 8<<30, Options{})
+	e := startModel(t, m, Config{Parallel: 1})
+	get := func() DeviceMemory {
+		t.Helper()
+		generate(t, e, Request{Tokens: randomPrompt(1, 20), MaxTokens: 2, IgnoreEOG: true})
+		var s Snapshot
+		waitFor(t, "the device is asked", func() bool {
+			s = e.Snapshot()
+			return len(s.Devices) == 1 && s.Devices[0].Free == int(d.left.Load()-d.used.Load())
+		})
+		return s.Devices[0]
+	}
+	weights := int(d.used.Load())
+	x := get()
+	if x.Name != d.Name() || x.Used != weights || x.Free != 8<<30-weights || x.Total != lenderTotal ||
+		x.Announced < weights+reserve || x.Announced > weights+weights/4+reserve {
+		t.Errorf("%+v; the weights take %d", x, weights)
+	}
+	d.left.Add(-1000) // somebody else, or what nobody announced
+	if x := get(); x.Used != weights+1000 {
+		t.Errorf("%+v", x)
+	}
+	stop(t, e)
+	if s := startModel(t, loadGolden(t, "qwen3", false), Config{}).Snapshot(); s.Devices != nil {
+		t.Errorf("the processor: %+v", s.Devices)
+	}
+}
+
 // TestTooLarge: what does not fit is refused in one line that says what would.
 func TestTooLarge(t *testing.T) {
 	for _, c := range []struct {

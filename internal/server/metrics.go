@@ -297,6 +297,13 @@ func (m *meter) put(put putter, model string, s *engine.Snapshot) {
 	gauge("strobe:prefix_cache_disk_entries", "Entries on disk.", float64(c.DiskEntries))
 	gauge("strobe:prefix_cache_disk_bytes", "Size of the entries on disk.", float64(c.DiskBytes))
 	gauge("strobe:kv_bytes", "Keys, values and states in memory, of streams and cache.", float64(s.TargetBytes+s.DrafterBytes))
+	counter("strobe:generations_paused_total", "Times that a generation gave its memory back and began anew.", float64(s.Paused))
+	for _, d := range s.Devices {
+		on := fmt.Sprintf("device=%q", d.Name)
+		gauge("strobe:device_memory_announced_bytes", "Weights and reserve that were announced before the model was loaded.", float64(d.Announced), on)
+		gauge("strobe:device_memory_used_bytes", "Memory of the device that is no longer free since then.", float64(d.Used), on)
+		gauge("strobe:device_memory_free_bytes", "Free memory of the device when there was last nothing to do.", float64(d.Free), on)
+	}
 	counter("strobe:busy_seconds_total", "Time spent in steps.", s.Busy.Seconds())
 }
 
