@@ -54,7 +54,8 @@ type State struct {
 }
 
 func newGeneration(ctx context.Context, req Request) *Generation {
-	g := &Generation{req: req, salt: saltOf(req.Salt), submitted: time.Now(), ready: make(chan struct{}, 1), done: make(chan struct{})}
+	g := &Generation{req: req, salt: saltOf(req.Salt), submitted: time.Now(), ready: make(chan struct{}, 1),
+		done: make(chan struct{})}
 	g.ctx, g.cancel = context.WithCancelCause(ctx)
 	g.state = State{Slot: -1, Prompt: len(req.Tokens)}
 	return g

@@ -397,8 +397,8 @@ func (m *Model) Chunk() int {
 // there is less, sequences need it more.
 const ample = 4 << 30
 
-// leastCache and unknownCache are the sizes of the prefix cache where next to nothing is free, and where the system does
-// not say what is.
+// leastCache and unknownCache are the sizes of the prefix cache where next to nothing is free, and where the system
+// does not say what is.
 const leastCache, unknownCache = 256 << 20, 2 << 30
 
 // cacheBytes is the size of the prefix cache unless the options say one: on GPUs half of what is free once the model is

@@ -231,3 +231,28 @@ func TestLossyIsNotRepeated(t *testing.T) {
 		t.Errorf("%d of 2 failed", failed)
 	}
 }
+
+// TestEmbeddingShortOfMemory: an embedding gets the memory of the prefix cache; where there is none it fails alone.
+func TestEmbeddingShortOfMemory(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen35"} {
+		b := &small{Backend: cpu.New(cpu.Options{Threads: 1}), left: 100}
+		e := startModel(t, smallModel(t, name, b), Config{Parallel: 1, Chunk: 64})
+		want, err := e.Embed(t.Context(), randomPrompt(1, 400))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 {
+			generate(t, e, Request{Tokens: randomPrompt(uint64(i+5), 120), MaxTokens: 2, IgnoreEOG: true})
+		}
+		if err := e.do(t.Context(), 0, func(*loop) error { b.left = 5; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := e.Embed(t.Context(), randomPrompt(1, 400)); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: error %v, or another value", name, err)
+		}
+		if _, err := e.Embed(t.Context(), randomPrompt(1, 900)); !errors.Is(err, ErrNoMemory) {
+			t.Errorf("%s: error %v where nothing helps", name, err)
+		}
+		generate(t, e, Request{Tokens: randomPrompt(9, 60), MaxTokens: 2, IgnoreEOG: true})
+	}
+}

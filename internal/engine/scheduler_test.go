@@ -562,8 +562,8 @@ func TestCacheBudget(t *testing.T) {
 	}
 }
 
-// TestLongPromptLeavesOthers: a prompt that does not fit into the cache leaves what is there, at least half of it, and a
-// beginning of the prompt is kept as well.
+// TestLongPromptLeavesOthers: a prompt that does not fit into the cache leaves half of it to others, and a beginning of
+// the prompt is kept as well.
 func TestLongPromptLeavesOthers(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		e := start(t, name, Config{Parallel: 2, Chunk: 256, CacheBytes: 1 << 20})
@@ -580,7 +580,8 @@ func TestLongPromptLeavesOthers(t *testing.T) {
 			}
 		}
 		least := 200 - tailGap
-		if cached[0] != 0 || cached[1] < least || cached[2] != 0 || cached[3] < least || cached[4] < 200 || cached[5] < least {
+		if cached[0] != 0 || cached[1] < least || cached[2] != 0 || cached[3] < least || cached[4] < 200 ||
+			cached[5] < least {
 			t.Errorf("%s: tokens cached of prompts of 200, 200, 3000, 200, 3000 and 200: %v", name, cached)
 		}
 		if !slices.Equal(texts[2], texts[4]) || !slices.Equal(texts[0], texts[5]) {
