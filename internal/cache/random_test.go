@@ -303,8 +303,8 @@ func TestCuttableBorder(t *testing.T) {
 // TestFingerprintSeesEverything: memories that differ in anything that changes what is stored have other fingerprints.
 func TestFingerprintSeesEverything(t *testing.T) {
 	base := func() Spec {
-		return Spec{Layers: []Layer{{KVDims: backend.KVDims{Heads: 2, KeyDim: 8, ValueDim: 8, Key: quant.F16, Value: quant.F16},
-			Window: 100}}, Recurrent: []int{0}, Delta: backend.DeltaDims{KHeads: 1, VHeads: 1, KDim: 4, VDim: 4, Kernel: 4}}
+		dims := backend.KVDims{Heads: 2, KeyDim: 8, ValueDim: 8, Key: quant.F16, Value: quant.F16}
+		return Spec{Layers: []Layer{{KVDims: dims, Window: 100}}, Recurrent: []int{0}, Delta: backend.DeltaDims{KHeads: 1, VHeads: 1, KDim: 4, VDim: 4, Kernel: 4}}
 	}
 	seen := map[uint64]int{}
 	for i, change := range []func(*Spec){

@@ -456,3 +456,15 @@ func TestGivenUpPlaceIsFree(t *testing.T) {
 	acquire(t, p, "d").Release()
 	used.Release()
 }
+
+// TestRoomIsExact: models that fill the limit to the last byte stay together.
+func TestRoomIsExact(t *testing.T) {
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3", "b=qwen3")})
+	p.cfg.MemoryBytes = 2 * size(t, p, "a")
+	p.cfg.Engine.CacheBytes = -1
+	acquire(t, p, "a").Release()
+	acquire(t, p, "b").Release()
+	if got, want := states(p), "a loaded, b loaded"; got != want {
+		t.Errorf("models: %s, want %s", got, want)
+	}
+}
