@@ -304,7 +304,8 @@ func TestCuttableBorder(t *testing.T) {
 func TestFingerprintSeesEverything(t *testing.T) {
 	base := func() Spec {
 		dims := backend.KVDims{Heads: 2, KeyDim: 8, ValueDim: 8, Key: quant.F16, Value: quant.F16}
-		return Spec{Layers: []Layer{{KVDims: dims, Window: 100}}, Recurrent: []int{0}, Delta: backend.DeltaDims{KHeads: 1, VHeads: 1, KDim: 4, VDim: 4, Kernel: 4}}
+		return Spec{Layers: []Layer{{KVDims: dims, Window: 100}}, Recurrent: []int{0},
+			Delta: backend.DeltaDims{KHeads: 1, VHeads: 1, KDim: 4, VDim: 4, Kernel: 4}}
 	}
 	seen := map[uint64]int{}
 	for i, change := range []func(*Spec){
