@@ -14,7 +14,6 @@ import (
 // read what a sequence remembers.
 type bookDevice struct {
 	backend.Backend // nothing else is called
-	pages           *bookPages
 	states          *bookStates
 }
 
