@@ -73,7 +73,7 @@ type Options struct {
 	KVDraft    string // of the drafter's keys and values; f16 ("") or one of the others
 	Context    int    // most tokens of a prompt with its answer; 0 means what the model was trained for
 	Parallel   int    // answers that run together, others wait; 0 means 4
-	CacheBytes int64  // memory for beginnings of prompts; 0 means 2 GiB, negative none
+	CacheBytes int64  // memory for beginnings of prompts; 0 means a part of what is free, negative none
 }
 
 // Model is an open model. Its methods may be called from any goroutine.

@@ -84,7 +84,7 @@ const keyVariable = "STROBE_API_KEY"
 func newServeCmd() *cobra.Command {
 	opt := serveOptions{
 		chatFlags: chatFlags{thinking: "auto"},
-		cacheRAM:  2 << 30,
+		cacheRAM:  autoSize,
 		cacheDisk: 8 << 30,
 		maxBody:   16 << 20,
 		maxStored: 64 << 20,
@@ -182,7 +182,8 @@ the one "strobe config" names.`,
 		"key for an upstream, NAME=KEY or NAME=@FILE; may be repeated",
 	)
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
-	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off")
+	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off (default: half of what is free on the GPU "+
+		"once the model is loaded, or a quarter of the free memory on the CPU)")
 	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
 	f.Var(&opt.maxBody, "max-body", "bytes of the largest request")
 	f.Var(&opt.maxStored, "responses-memory", "bytes of responses kept for requests that refer to them; 0 keeps none")
@@ -381,8 +382,11 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	}
 	o.prefill.log = func(line string) { log.Info(line) }
 	// In the engine zero means the default, here it means none.
-	if o.cacheRAM == 0 {
+	switch o.cacheRAM {
+	case 0:
 		ecfg.CacheBytes = -1
+	case autoSize:
+		ecfg.CacheBytes = 0
 	}
 	if o.queue == 0 {
 		ecfg.Queue = -1
@@ -695,7 +699,13 @@ type byteSize int64
 
 func (b *byteSize) Type() string { return "bytes" }
 
+// autoSize is a size that the program chooses.
+const autoSize byteSize = -1
+
 func (b *byteSize) String() string {
+	if *b == autoSize {
+		return ""
+	}
 	n := int64(*b)
 	for _, u := range []struct {
 		shift uint

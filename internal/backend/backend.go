@@ -18,11 +18,15 @@
 package backend
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
 	"strobe/internal/quant"
 )
+
+// ErrNoMemory is in the errors of devices that have too little memory left; nothing else is wrong with them.
+var ErrNoMemory = errors.New("out of memory")
 
 // Buffer is device memory for float32 values.
 type Buffer interface {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/cache"
 	"strobe/internal/testkit"
@@ -53,7 +54,11 @@ func TestPackFrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	held := d.Live()
-	if s.Pack(); d.Live() != held-3 {
+	if b, err = m.Begin([]cache.Segment{{Seq: s, Rows: 3}}); err != nil {
+		t.Fatal(err)
+	}
+	b.Done() // rows that nobody keeps
+	if s.Pack(); d.Live() != held-3 || s.Open() != 0 {
 		t.Errorf("%d of 3 rows of the tape given back", held-d.Live())
 	}
 	if s.Close(); d.Live() != 0 {
@@ -82,6 +87,9 @@ func TestNoRoom(t *testing.T) {
 			for range 2 {
 				b, err := m.Begin([]cache.Segment{{Seq: s, Rows: 70}})
 				if err != nil {
+					if !errors.Is(err, backend.ErrNoMemory) {
+						t.Errorf("%s: error %v with request %d refused", name, err, refused)
+					}
 					continue // once; the second time there is room
 				}
 				b.Done()

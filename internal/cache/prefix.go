@@ -52,6 +52,15 @@ func (s *Seq) Pack() {
 	}
 }
 
+// BytesOf is what a packed sequence of n tokens holds: pages, state and the row it carries.
+func (m *Memory) BytesOf(n int) int {
+	bytes := m.stateBytes()
+	for _, g := range m.groups {
+		bytes += ((n+PageTokens-1)/PageTokens - g.firstPage(n)) * g.pool.PageBytes()
+	}
+	return bytes
+}
+
 // Held is the memory that sequences hold together; pages they share count once.
 func (m *Memory) Held(seqs []*Seq) int {
 	n := 0

@@ -2,11 +2,14 @@ package cache_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"strobe/internal/backend"
@@ -170,6 +173,41 @@ func TestSaveDamage(t *testing.T) {
 			}
 		}
 		s.Close()
+	}
+}
+
+// TestFirstPageIsChecked: a stored sequence that begins at another page than one of its length does is refused, however
+// well its checksum fits, and before anything is allocated by what it claims.
+func TestFirstPageIsChecked(t *testing.T) {
+	dev := cpu.New(cpu.Options{Threads: 1})
+	defer dev.Close()
+	r := rand.New(rand.NewPCG(7, 7))
+	for name, spec := range shapes {
+		m := memory(t, dev, spec)
+		for _, n := range []int{0, 1, 64, 163, 164, 165, 300} {
+			s := filled(t, m, n, r)
+			good := save(t, s)
+			used := m.UsedBytes()
+			for gi := range m.Groups() {
+				at := 24 + 8*gi
+				first := binary.LittleEndian.Uint64(good[at:])
+				for _, wrong := range []uint64{first + 1, first - 1, first + 1000, 1 << 40, 1 << 63} {
+					bad := slices.Clone(good)
+					binary.LittleEndian.PutUint64(bad[at:], wrong)
+					head := 24 + 8*m.Groups()
+					binary.LittleEndian.PutUint32(bad[head:],
+						crc32.Checksum(bad[:head], crc32.MakeTable(crc32.Castagnoli)))
+					if _, err := m.ReadSeq(bytes.NewReader(bad)); !errors.Is(err, cache.ErrCorrupt) ||
+						!strings.Contains(err.Error(), "start at page") {
+						t.Errorf("%s, %d tokens, group %d begins at page %d instead of %d: error %v", name, n, gi, wrong, first, err)
+					}
+					if m.UsedBytes() != used {
+						t.Fatalf("%s: a refused sequence left memory behind", name)
+					}
+				}
+			}
+			s.Close()
+		}
 	}
 }
 

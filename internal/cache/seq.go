@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -90,17 +91,17 @@ func (s *Seq) begin(rows int, parents []int32, prompt bool) error {
 	for gi, g := range s.m.groups {
 		for p := s.n / PageTokens; p <= (s.n+rows-1)/PageTokens; p++ {
 			if err := s.own(gi, g, p); err != nil {
-				return err
+				return noMemory(err)
 			}
 		}
 	}
 	if err := s.take(); err != nil {
-		return err
+		return noMemory(err)
 	}
 	if !prompt {
 		for i, slot := range s.slots {
 			if err := s.m.states[i].pool.Reserve(slot, rows); err != nil {
-				return err
+				return noMemory(err)
 			}
 		}
 	}
@@ -108,6 +109,14 @@ func (s *Seq) begin(rows int, parents []int32, prompt bool) error {
 	s.open, s.prompt = rows, prompt
 	s.parents = slices.Clone(parents)
 	return nil
+}
+
+// noMemory marks the error of a device that refused memory, whatever it says.
+func noMemory(err error) error {
+	if errors.Is(err, backend.ErrNoMemory) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", backend.ErrNoMemory, err)
 }
 
 // own makes page p of a group present and unshared.

@@ -17,6 +17,7 @@ import (
 //   - where this prompt leaves an earlier one: others may leave it there as well
 //   - now and then in a long prompt, where a step ends anyway
 //   - the end of the generation, which costs nothing to keep
+//   - of a prompt that does not fit into the cache, the longest part that does
 const (
 	markGap   = 16   // closer to each other checkpoints are not worth a pass
 	tailGap   = 4    // tokens from the last checkpoint to the end of the prompt
@@ -38,7 +39,7 @@ func (l *loop) mark(j *job) {
 	end := len(req.Tokens)
 	var named []int
 	for _, n := range req.Checkpoints {
-		if n > j.cached && n < end {
+		if n > j.kept && n < end {
 			named = append(named, n)
 		}
 	}
@@ -48,12 +49,15 @@ func (l *loop) mark(j *job) {
 	if n := len(named); n == 0 || end-named[n-1] > markGap {
 		marks = append(marks, end-tailGap)
 	}
-	marks = append(marks, l.cache.longest(req.Tokens))
+	marks = append(marks, l.cache.longest(j.g.text()))
+	if most := l.cache.keeps(end); most < end {
+		marks = append(slices.DeleteFunc(marks, func(m int) bool { return m > most }), most)
+	}
 	slices.Sort(marks)
 	// Walking back from the end keeps the later one of two that are close.
 	next := end + markGap
 	for _, m := range slices.Backward(marks) {
-		if m-j.cached >= markGap && m < end && next-m >= markGap {
+		if m-j.kept >= markGap && m < end && next-m >= markGap {
 			j.marks = append(j.marks, m)
 			next = m
 		}
@@ -75,12 +79,15 @@ func (l *loop) checkpoint(j *job) {
 	if j.hard && at < end && at-j.kept >= max(spacing, end/perPrompt) {
 		due = true
 	}
+	if j.hard && at > l.cache.keeps(end) {
+		return
+	}
 	// At its end the whole sequence is kept, without a copy.
 	if !due || at == j.kept || at > end || j.last && j.stream.Done() {
 		return
 	}
 	_ = l.r.Sync(j.stream) // an error leaves a drafter behind; its memory is not kept then
-	e := &entry{tokens: slices.Clone(j.g.req.Tokens[:at])}
+	e := &entry{text: text{j.g.salt, slices.Clone(j.g.req.Tokens[:at])}}
 	var err error
 	if e.seq, err = j.seq.Fork(); err != nil {
 		return
@@ -89,7 +96,7 @@ func (l *loop) checkpoint(j *job) {
 		e.seq.Close()
 		return
 	}
-	l.cache.add(e)
+	l.cache.add(e, end)
 	j.kept = at
 	// Memory that cannot be cut is good for nothing but this length: what the end of the request leaves behind
 	// cannot replace it. So it does not wait for a quiet moment, which may never come.
@@ -111,9 +118,9 @@ func (l *loop) keepWhole(j *job) {
 		_ = l.r.Sync(j.stream) // as at a checkpoint
 	}
 	tokens := slices.Concat(j.g.req.Tokens, j.tokens)[:n]
-	e := &entry{tokens: tokens, seq: j.seq, drafts: j.drafts.take(n)}
+	e := &entry{text: text{j.g.salt, tokens}, seq: j.seq, drafts: j.drafts.take(n)}
 	j.seq = nil
-	l.cache.add(e)
+	l.cache.add(e, n)
 }
 
 // follows reports whether a queued request should wait, although there is a slot, for a running prompt
@@ -126,15 +133,15 @@ func (l *loop) follows(g *Generation) bool {
 	need := l.needs(g.req.Spec)
 	have := -1
 	for _, j := range l.jobs {
-		if j.g.req.NoCache || j.loading != nil || !j.prefilling() || !j.drafts.sources().all(need) {
+		if j.g.req.NoCache || !j.running() || !j.prefilling() || !j.drafts.sources().all(need) {
 			continue
 		}
-		n := min(common(j.g.req.Tokens, g.req.Tokens), len(g.req.Tokens)-1)
+		n := min(j.g.text().common(g.text()), len(g.req.Tokens)-1, l.cache.keeps(len(j.g.req.Tokens)))
 		if n < markGap {
 			continue
 		}
 		if have < 0 {
-			_, have = l.cache.find(g.req.Tokens, need)
+			_, have = l.cache.find(g.text(), need)
 		}
 		if n >= have+markGap && l.point(j, n) >= have+markGap {
 			return true

@@ -26,10 +26,11 @@ import (
 )
 
 // A stored prefix is a file DIR/MODEL/NAME.prefix, where MODEL is the fingerprint of the model and NAME
-// a hash of the tokens. Little endian:
+// a hash of the tokens and their salt. Little endian:
 //
-//	magic, version      "STRBPFX\n", 3
+//	magic, version      "STRBPFX\n", 4
 //	model               32 characters
+//	salt                16 bytes
 //	sizes               of the target's part and of the drafters' together, 8 bytes each
 //	sources             a bit for each that has a part, 8 bytes
 //	tokens              count, then 4 bytes each
@@ -41,7 +42,7 @@ import (
 // by checksum when an entry is used.
 const (
 	prefixMagic   = "STRBPFX\n"
-	prefixVersion = 3
+	prefixVersion = 4
 	prefixExt     = ".prefix"
 	tempExt       = ".tmp"
 	// Temporary files older than this are left over from a process that was killed.
@@ -71,8 +72,8 @@ type disk struct {
 
 // diskFile is an indexed file.
 type diskFile struct {
-	path   string
-	tokens []int32
+	path string
+	text
 	drafts set
 	head   int64 // length of the header
 	size   int64
@@ -122,23 +123,25 @@ func (d *disk) discard(f *diskFile, err error) {
 }
 
 // fileName is where an entry is stored.
-func (d *disk) fileName(tokens []int32, drafts set) string {
+func (d *disk) fileName(t text, drafts set) string {
 	h := sha256.New()
 	fmt.Fprintln(h, drafts)
-	binary.Write(h, binary.LittleEndian, tokens)
+	h.Write(t.salt[:])
+	binary.Write(h, binary.LittleEndian, t.tokens)
 	return filepath.Join(d.dir, hex.EncodeToString(h.Sum(nil)[:16])+prefixExt)
 }
 
 // header is the beginning of an entry's file.
-func (d *disk) header(tokens []int32, target, drafters int64, of set) []byte {
+func (d *disk) header(t text, target, drafters int64, of set) []byte {
 	var b bytes.Buffer
 	b.WriteString(prefixMagic)
 	le := binary.LittleEndian
 	binary.Write(&b, le, uint32(prefixVersion))
 	b.WriteString(d.model)
+	b.Write(t.salt[:])
 	binary.Write(&b, le, [3]int64{target, drafters, int64(of)})
-	binary.Write(&b, le, uint32(len(tokens)))
-	binary.Write(&b, le, tokens)
+	binary.Write(&b, le, uint32(len(t.tokens)))
+	binary.Write(&b, le, t.tokens)
 	return le.AppendUint32(b.Bytes(), crc32.ChecksumIEEE(b.Bytes()))
 }
 
@@ -153,7 +156,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	fixed := len(prefixMagic) + 4 + len(d.model) + 24 + 4
+	fixed := len(prefixMagic) + 4 + len(d.model) + len(salt{}) + 24 + 4
 	b := make([]byte, fixed)
 	if _, err := io.ReadFull(f, b); err != nil {
 		return nil, fmt.Errorf("%w: %d bytes", errDamaged, info.Size())
@@ -168,6 +171,8 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 		return nil, fmt.Errorf("%w: made by another model", errDamaged)
 	}
 	at += len(d.model)
+	whose := salt(b[at : at+len(salt{})])
+	at += len(whose)
 	target, drafters := int64(le.Uint64(b[at:])), int64(le.Uint64(b[at+8:]))
 	of, n := set(le.Uint64(b[at+16:])), int64(le.Uint32(b[at+24:]))
 	head := int64(fixed) + 4*n + 4
@@ -183,7 +188,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	if crc32.ChecksumIEEE(b[:head-4]) != le.Uint32(b[head-4:]) {
 		return nil, fmt.Errorf("%w: checksum of the header differs", errDamaged)
 	}
-	out := &diskFile{path: path, drafts: of, head: head, size: info.Size(), tokens: make([]int32, n)}
+	out := &diskFile{path: path, drafts: of, head: head, size: info.Size(), text: text{whose, make([]int32, n)}}
 	for i := range out.tokens {
 		out.tokens[i] = int32(le.Uint32(b[fixed+4*i:]))
 	}
@@ -192,10 +197,10 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 
 // find returns the file that saves the most of a prompt that wants contexts, and how many of its tokens it gives. A
 // file is used whole unless memory can be cut.
-func (d *disk) find(prompt []int32, want set) (best *diskFile, n int) {
+func (d *disk) find(prompt text, want set) (best *diskFile, n int) {
 	most := 0
 	for _, f := range d.files {
-		k := min(common(f.tokens, prompt), len(prompt)-1)
+		k := min(f.common(prompt), len(prompt.tokens)-1)
 		if saves := f.drafts.worth(k, want); saves > most && (k == len(f.tokens) || d.cuttable(len(f.tokens))) {
 			best, n, most = f, k, saves
 		}
@@ -206,7 +211,7 @@ func (d *disk) find(prompt []int32, want set) (best *diskFile, n int) {
 // has reports whether a file serves everything an entry does.
 func (d *disk) has(e *entry) bool {
 	return slices.ContainsFunc(d.files, func(f *diskFile) bool {
-		n := common(f.tokens, e.tokens)
+		n := f.common(e.text)
 		return n == len(e.tokens) && (n == len(f.tokens) || d.cuttable(len(f.tokens))) &&
 			f.drafts.all(e.drafts.sources())
 	})
@@ -250,9 +255,9 @@ type write struct {
 // begin starts to write an entry. It returns nil for one that is too large for the folder.
 func (d *disk) begin(e *entry) (*write, error) {
 	target, drafters, of := e.seq.SavedBytes(), e.drafts.savedBytes(), e.drafts.sources()
-	head := d.header(e.tokens, target, drafters, of)
+	head := d.header(e.text, target, drafters, of)
 	out := &diskFile{
-		path: d.fileName(e.tokens, of), tokens: e.tokens, drafts: of,
+		path: d.fileName(e.text, of), text: e.text, drafts: of,
 		head: int64(len(head)), size: int64(len(head)) + target + drafters,
 	}
 	if out.size > d.limit {
@@ -391,7 +396,7 @@ func (d *disk) collect() {
 			if x.path == f.path {
 				return true
 			}
-			old := d.cuttable(len(f.tokens)) && common(x.tokens, f.tokens) == len(x.tokens) && f.drafts.all(x.drafts)
+			old := d.cuttable(len(f.tokens)) && x.common(f.text) == len(x.tokens) && f.drafts.all(x.drafts)
 			if old {
 				os.Remove(x.path)
 			}

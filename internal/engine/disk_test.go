@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"strobe/internal/cache"
 	"strobe/internal/speculate"
 	"strobe/internal/testkit"
 )
@@ -286,7 +287,7 @@ func TestInterruptedSave(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e := &entry{tokens: randomPrompt(1, 300), seq: seq}
+	e := &entry{text: text{tokens: randomPrompt(1, 300)}, seq: seq}
 	if err := d.save(e, func() bool { return true }); err != errBusy {
 		t.Fatalf("error %v, want %v", err, errBusy)
 	}
@@ -458,5 +459,100 @@ func TestCheckpointOnDisk(t *testing.T) {
 	ev := generate(t, start(t, "qwen35", cfg), req)
 	if ev.Result.Cached < 180 || !slices.Equal(ids(ev.Tokens), want) {
 		t.Errorf("after the restart %d of 200 tokens are cached, or the text differs", ev.Result.Cached)
+	}
+}
+
+// TestStoredLengthDiffers: a file whose tokens are more or fewer than its sequence remembers, of the target or of a
+// drafter, is damaged, however well its checksums fit.
+func TestStoredLengthDiffers(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen35"} {
+		for _, c := range []struct{ tokens, target, drafter int }{{99, 100, 99}, {101, 100, 101}, {100, 100, 99},
+			{100, 100, 0}, {100, 100, 100}} {
+			dir := t.TempDir()
+			m := loadGolden(t, name, true)
+			d, err := openDisk(&disk{root: dir, model: m.Fingerprint(), limit: 1 << 30, log: slog.New(slog.DiscardHandler),
+				stats: &CacheStats{}, wake: func() {}, cuttable: func(int) bool { return true },
+				sources: wanted(m.Runner, speculate.Options{})})
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := &entry{text: text{tokens: randomPrompt(1, c.tokens)}, seq: remembers(t, m.Target.Memory(), c.target),
+				drafts: make(contexts, len(m.Runner.Sources))}
+			e.drafts[0] = remembers(t, m.Drafter.Memory(), c.drafter)
+			if err := d.save(e, func() bool { return false }); err != nil {
+				t.Fatal(err)
+			}
+			d.close()
+			e.close()
+			eng := startModel(t, m, Config{CacheDir: dir})
+			r := generate(t, eng, Request{Tokens: randomPrompt(1, 120), MaxTokens: 2, IgnoreEOG: true, Spec: fixed}).Result
+			good := c.tokens == c.target && c.tokens == c.drafter
+			if s := eng.Snapshot().Cache; (r.Cached > 0) != good || (s.DiskHits == 1) != good || (s.DiskCorrupted == 0) != good {
+				t.Errorf("%s, %+v: %d tokens cached, %d hits, %d files dropped", name, c, r.Cached, s.DiskHits, s.DiskCorrupted)
+			}
+			stop(t, eng)
+		}
+	}
+}
+
+// remembers returns a sequence of n tokens, of whatever content.
+func remembers(t *testing.T, m *cache.Memory, n int) *cache.Seq {
+	t.Helper()
+	s := m.NewSeq()
+	if n == 0 {
+		return s
+	}
+	b, err := m.Begin([]cache.Segment{{Seq: s, Rows: n, Prompt: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Done()
+	if err := s.CommitAll(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestBrokenPassIsNotKept: what a sequence remembers after a pass that ended half-way, or was not committed, does not
+// become a prefix, whatever the reason for which its generation ends.
+func TestBrokenPassIsNotKept(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen35"} {
+		for _, broken := range []string{"", "half", "open"} {
+			m := loadGolden(t, name, true)
+			e := &Engine{model: m, cfg: Config{}.withDefaults(m), work: make(chan struct{}, 1), done: make(chan struct{})}
+			for i := range e.cfg.Parallel {
+				e.snap.Slots = append(e.snap.Slots, Slot{ID: i})
+			}
+			l := newLoop(e)
+			l.prepare()
+			g := newGeneration(t.Context(), Request{Tokens: randomPrompt(1, 60), MaxTokens: 50, IgnoreEOG: true})
+			g.stop = func() bool { return true }
+			l.start(g, 0)
+			j := l.jobs[0]
+			for len(j.tokens) < 3 {
+				if _, err := l.step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l.cache.shrink(0) // checkpoints of the prompt
+			if broken != "" {
+				b, err := m.Target.Memory().Begin([]cache.Segment{{Seq: j.seq, Rows: 3}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if broken == "open" {
+					b.Done()
+				}
+			}
+			l.end(j, ReasonCancelled, context.Canceled)
+			if n := len(l.cache.entries); n > 0 != (broken == "") {
+				t.Errorf("%s, %q: %d entries of its memory are kept", name, broken, n)
+			}
+			l.cache.shrink(0)
+			if n := m.Target.Memory().UsedBytes(); n != 0 {
+				t.Errorf("%s, %q: %d bytes are in use", name, broken, n)
+			}
+			m.Close()
+		}
 	}
 }

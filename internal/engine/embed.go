@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -14,6 +15,7 @@ import (
 type embedding struct {
 	e      *Engine
 	ctx    context.Context
+	all    []int32
 	tokens []int32 // still to run
 	seq    *cache.Seq
 	done   chan struct{}
@@ -39,7 +41,7 @@ func (e *Engine) Embed(ctx context.Context, tokens []int32) ([]float32, error) {
 	if err := e.check(&req); err != nil {
 		return nil, err
 	}
-	c := &embedding{e: e, ctx: ctx, tokens: tokens, done: make(chan struct{})}
+	c := &embedding{e: e, ctx: ctx, all: tokens, tokens: tokens, done: make(chan struct{})}
 	e.mu.Lock()
 	err := e.failed
 	switch {
@@ -90,6 +92,11 @@ func (l *loop) embedStep() (bool, error) {
 	if err != nil {
 		if end := l.ending(err); end != nil {
 			return true, end
+		}
+		if errors.Is(err, ErrNoMemory) && l.halve() { // from its beginning: the pass may have ended half-way
+			c.seq.Close()
+			c.seq, c.tokens = nil, c.all
+			return true, nil
 		}
 	}
 	if err != nil || v != nil {

@@ -22,7 +22,7 @@ type Config struct {
 	// there while nobody generates, if memory is ample.
 	Chunk int
 
-	CacheBytes     int64  // memory of the prefix cache; 0 means 2 GiB, < 0 turns it off
+	CacheBytes     int64  // memory of the prefix cache; 0 means a part of what is free, < 0 turns it off
 	CacheDir       string // folder that keeps the prefix cache over restarts; "" for none
 	CacheDiskBytes int64  // limit of that folder; 0 means 8 GiB
 	CacheMinTokens int    // shortest prefix that is worth a file; 0 means 64
@@ -52,7 +52,7 @@ func (c Config) withDefaults(m *Model) Config {
 		c.Context = m.Target.Context
 	}
 	if c.CacheBytes == 0 {
-		c.CacheBytes = 2 << 30
+		c.CacheBytes = m.cacheBytes()
 	}
 	if c.CacheDiskBytes == 0 {
 		c.CacheDiskBytes = 8 << 30

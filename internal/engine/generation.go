@@ -14,6 +14,7 @@ import (
 // request may generate, and handed out by Next as one event.
 type Generation struct {
 	req       Request
+	salt      salt
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
 	stop      func() bool // ends the watch on ctx
@@ -53,11 +54,15 @@ type State struct {
 }
 
 func newGeneration(ctx context.Context, req Request) *Generation {
-	g := &Generation{req: req, submitted: time.Now(), ready: make(chan struct{}, 1), done: make(chan struct{})}
+	g := &Generation{req: req, salt: saltOf(req.Salt), submitted: time.Now(), ready: make(chan struct{}, 1),
+		done: make(chan struct{})}
 	g.ctx, g.cancel = context.WithCancelCause(ctx)
 	g.state = State{Slot: -1, Prompt: len(req.Tokens)}
 	return g
 }
+
+// text is the prompt as the prefix cache knows it.
+func (g *Generation) text() text { return text{g.salt, g.req.Tokens} }
 
 // Next waits for more of the generation and returns everything that has come since the last call.
 // After the event with the Result it returns io.EOF. When ctx ends first, Next returns its

@@ -43,6 +43,8 @@ type job struct {
 	first   time.Duration
 	told    Round    // sums of what Watch knows of the stream
 	loading *restore // what the prompt waits for, nil when it can run
+	paused  bool     // it gave its memory back and begins anew when there is some; see pressure.go
+	again   bool     // it was paused before
 }
 
 func newJob(m *Model, g *Generation) *job {
@@ -50,6 +52,17 @@ func newJob(m *Model, g *Generation) *job {
 	j.text.stream.Special, j.text.stream.Opens = g.req.KeepSpecial, m.Tokenizer.Opens(g.req.Tokens)
 	return j
 }
+
+// all is everything that the job's sequence is to remember: the prompt, and what was generated before a pause.
+func (j *job) all() []int32 {
+	if len(j.tokens) == 0 {
+		return j.g.req.Tokens
+	}
+	return slices.Concat(j.g.req.Tokens, j.tokens)
+}
+
+// running reports whether the job has memory.
+func (j *job) running() bool { return j.loading == nil && !j.paused }
 
 // prefilling reports whether prompt tokens are left.
 func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
@@ -60,7 +73,7 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 		_ = r.Sync(j.stream) // an error leaves a drafter behind; it will not be asked
 		j.endLeg()
 	}
-	req := &j.g.req
+	req, all := &j.g.req, j.all()
 	at := j.seq.Len()
 	j.seq.Expect(len(req.Tokens))
 	if j.model.window > 0 {
@@ -70,8 +83,11 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 		j.marks = j.marks[1:]
 	}
 	c := speculate.Config{
-		Options: req.Spec, Seq: j.seq, Contexts: j.drafts.forRunner(), Known: req.Tokens[:at], Prompt: req.Tokens[at:],
+		Options: req.Spec, Seq: j.seq, Contexts: j.drafts.forRunner(), Known: all[:at], Prompt: all[at:],
 		Sampler: j.sampler, Context: limit, Max: req.MaxTokens, Emit: j.emit,
+	}
+	if c.Max > 0 {
+		c.Max -= len(j.tokens)
 	}
 	j.last = true
 	if req.LogProbs > 0 || req.WantLogProb {

@@ -115,11 +115,12 @@ type Model struct {
 	Prefill   *pflash.Prefill // shortens prompts; nil if they are left as they are
 
 	Path, DrafterPath string
-	Phases            []LoadPhase // of loading, in their order
-	names             []string    // of the devices, as they were opened
-	window            int         // of generated tokens; 0 for none
-	noPark            bool        // drafters stay on their device
-	lossy             string      // settings that change what is remembered of a prompt
+	Phases            []LoadPhase    // of loading, in their order
+	names             []string       // of the devices, as they were opened
+	window            int            // of generated tokens; 0 for none
+	noPark            bool           // drafters stay on their device
+	announced         []DeviceMemory // of the target's GPUs
+	lossy             string         // settings that change what is remembered of a prompt
 	backends          []backend.Backend
 	files             []*gguf.File
 }

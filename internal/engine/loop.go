@@ -29,10 +29,11 @@ type loop struct {
 	embeds   []*embedding
 	soon     []*entry // to be on disk soon
 	steps    int64
-	defects  int // panics since the last step that went well
+	defects  int   // panics since the last step that went well
+	full     int64 // bytes that running jobs had when one of them was paused
 
-	texts [][]int32          // by slot: the tokens of its last generation
-	saved map[string][]int32 // texts of slots, by name
+	texts []text          // by slot: that of its last generation
+	saved map[string]text // texts of slots, by name
 }
 
 func newLoop(e *Engine) *loop {
@@ -41,7 +42,7 @@ func newLoop(e *Engine) *loop {
 		m:     e.model,
 		r:     e.model.Runner,
 		slots: make([]*job, e.cfg.Parallel),
-		texts: make([][]int32, e.cfg.Parallel),
+		texts: make([]text, e.cfg.Parallel),
 	}
 }
 
@@ -49,6 +50,10 @@ func newLoop(e *Engine) *loop {
 func (l *loop) prepare() {
 	e := l.e
 	l.m.watchDrafters(e.cfg.Log)
+	l.askDevices()
+	for _, d := range l.e.Snapshot().Devices {
+		e.cfg.Log.Info("memory", "device", d.Name, "announced", d.Announced, "used", d.Used, "free", d.Free)
+	}
 	l.drafters = memories(l.r)
 	if e.cfg.CacheBytes > 0 {
 		l.cache = &prefixes{target: l.m.Target.Memory(), drafters: l.drafters, limit: e.cfg.CacheBytes}
@@ -76,6 +81,7 @@ func (l *loop) run() {
 		for l.admit() {
 			l.runTasks()
 			l.dropEnded()
+			l.resume()
 			restored := l.restoreStep()
 			stepped, err := l.step()
 			if err != nil {
@@ -194,8 +200,8 @@ func (l *loop) take() (g *Generation, slot int, end bool) {
 		return nil, 0, true
 	}
 	free := slices.Index(l.slots, nil)
-	if free < 0 {
-		return nil, 0, false
+	if free < 0 || slices.ContainsFunc(l.jobs, func(j *job) bool { return j.paused }) {
+		return nil, 0, false // those who were paused come first
 	}
 	i := slices.IndexFunc(e.queue, func(g *Generation) bool {
 		return (g.req.Slot == nil || l.slots[*g.req.Slot] == nil) && !l.follows(g)
@@ -234,11 +240,12 @@ func (l *loop) start(g *Generation, slot int) {
 // begin gives a job its memory and its first stream.
 func (l *loop) begin(j *job) {
 	l.lookup(j)
-	j.cached = j.seq.Len()
-	j.kept = j.cached
+	if j.kept = j.seq.Len(); !j.again {
+		j.cached = j.kept
+	}
 	l.mark(j)
 	j.g.update(func(s *State) {
-		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, j.cached
+		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, min(j.kept, len(j.g.req.Tokens))
 	})
 	if err := j.next(l.r, l.e.cfg.Context); err != nil {
 		l.end(j, ReasonError, err)
@@ -250,7 +257,7 @@ func (l *loop) lookup(j *job) {
 	req := &j.g.req
 	want := wanted(l.r, req.Spec)
 	if l.cache != nil && !req.NoCache {
-		if e, n := l.cache.find(req.Tokens, l.needs(req.Spec)); e != nil {
+		if e, n := l.cache.find(text{j.g.salt, j.all()}, l.needs(req.Spec)); e != nil {
 			var err error
 			if j.seq, j.drafts, err = l.cache.take(e, n, want); err != nil {
 				l.e.cfg.Log.Warn("prefix cache: entry not usable", "error", err)
@@ -262,7 +269,7 @@ func (l *loop) lookup(j *job) {
 	if j.seq == nil {
 		j.seq, j.drafts = l.m.Target.NewSeq(), newContexts(l.drafters, want)
 	}
-	if l.cache != nil && !req.NoCache {
+	if l.cache != nil && !req.NoCache && !j.again {
 		l.cache.stats.Asked += int64(len(req.Tokens))
 		l.cache.stats.Found += int64(j.seq.Len())
 		if j.seq.Len() > 0 {
@@ -291,11 +298,21 @@ func (l *loop) dropEnded() {
 	}
 }
 
+// askDevices notes how much memory the GPUs have left. Drivers take their time to say, so running steps do not ask.
+func (l *loop) askDevices() {
+	if d := l.m.deviceMemory(); d != nil {
+		l.e.mu.Lock()
+		l.e.snap.Devices = d
+		l.e.mu.Unlock()
+	}
+}
+
 // rest waits for work. Time that nobody needs goes into saving the cache.
 func (l *loop) rest() {
 	e := (*entry)(nil)
 	if len(l.jobs) == 0 {
 		l.parkDrafters()
+		l.askDevices()
 		e = l.unsaved()
 	}
 	if e == nil {
@@ -371,7 +388,7 @@ func (l *loop) chunk(generating bool) int {
 func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 	var prompts []*job
 	for _, j := range l.jobs {
-		if j.loading != nil || !j.ready(l.e.wake) {
+		if !j.running() || !j.ready(l.e.wake) {
 			continue
 		}
 		if j.prefilling() {
@@ -396,40 +413,6 @@ func (l *loop) batch() (live []*job, streams []*speculate.Stream) {
 		streams = append(streams, j.stream)
 	}
 	return live, streams
-}
-
-// recover finds out whose fault a failed step was. Memory may be short: the cache gives up what it
-// can. Then each stream that is still sound tries alone, and only those that fail again end. A pass that
-// ended half-way leaves none of its streams sound. If one still fails alone, drafters make room for it.
-func (l *loop) recover(live []*job, err error) error {
-	l.e.cfg.Log.Warn("step failed, trying each stream alone", "streams", len(live), "error", err)
-	if end := l.ending(err); end != nil {
-		return end
-	}
-	if l.cache != nil {
-		l.cache.shrink(0)
-	}
-	for _, j := range live {
-		fault := err
-		if j.consistent() {
-			if j.stream.Done() {
-				continue
-			}
-			fault = l.advance([]*speculate.Stream{j.stream})
-			if fault != nil && !errors.Is(fault, errDefect) && l.parkDrafters() && j.consistent() {
-				l.m.hold(true)
-				fault = l.advance([]*speculate.Stream{j.stream})
-			}
-			if fault == nil {
-				continue
-			}
-			if l.fatal(fault) {
-				return fault
-			}
-		}
-		l.end(j, ReasonError, fault)
-	}
-	return nil
 }
 
 // settle books what a step did for a job: its text, its checkpoints, its end.
@@ -472,7 +455,8 @@ func (l *loop) settle(j *job) {
 // end takes a job out of its slot. What its sequence remembers stays in the cache.
 func (l *loop) end(j *job, r Reason, err error) {
 	if j.seq != nil && !j.g.req.NoCache {
-		l.texts[j.slot] = slices.Concat(j.g.req.Tokens, j.tokens)[:min(j.seq.Len(), len(j.g.req.Tokens)+len(j.tokens))]
+		all := slices.Concat(j.g.req.Tokens, j.tokens)
+		l.texts[j.slot] = text{j.g.salt, all[:min(j.seq.Len(), len(all))]}
 	}
 	if r != ReasonError {
 		l.keepWhole(j)

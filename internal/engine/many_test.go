@@ -20,17 +20,17 @@ func TestPrefixWithoutDrafters(t *testing.T) {
 	long.Tokens = randomPrompt(9, blind+minReuse+1)
 	generate(t, e, long)
 	err := e.do(t.Context(), 0, func(l *loop) error {
-		if _, n := l.cache.find(long.Tokens, wanted(l.r, speculate.Options{})); n != blind+minReuse {
+		if _, n := l.cache.find(text{tokens: long.Tokens}, wanted(l.r, speculate.Options{})); n != blind+minReuse {
 			t.Errorf("%d tokens of a long prompt found", n)
 		}
-		if _, n := l.cache.find(long.Tokens[:blind+minReuse], wanted(l.r, speculate.Options{})); n != 0 {
+		if _, n := l.cache.find(text{tokens: long.Tokens[:blind+minReuse]}, wanted(l.r, speculate.Options{})); n != 0 {
 			t.Errorf("%d tokens found where reading them takes no longer than drafting without them costs", n)
 		}
 		want := wanted(l.r, speculate.Options{})
-		if x, _ := l.cache.find(req.Tokens, want); x != nil {
+		if x, _ := l.cache.find(text{tokens: req.Tokens}, want); x != nil {
 			t.Error("a prefix without a drafter's memory serves a request that needs it")
 		}
-		x, n := l.cache.find(req.Tokens, 0)
+		x, n := l.cache.find(text{tokens: req.Tokens}, 0)
 		if x == nil || n < 79 {
 			t.Fatalf("%d tokens found", n)
 		}

@@ -25,6 +25,7 @@ type Snapshot struct {
 
 	Requests  map[Reason]int64 // that ended, by reason
 	Rejected  int64            // refused because the queue was full
+	Paused    int64            // times that a generation gave its memory back and began anew
 	NotFinite int64            // ended because the model's output was no number
 	Steps     int64            // passes of the target
 	BatchRows int64            // streams in these passes; divided by Steps it is the mean batch
@@ -34,6 +35,8 @@ type Snapshot struct {
 	Stats speculate.Stats
 
 	Cache CacheStats
+
+	Devices []DeviceMemory // GPUs, as of the last time that there was nothing to do
 
 	TargetBytes, DrafterBytes int // keys, values and states in memory: running streams and cache
 }
@@ -45,7 +48,9 @@ type CacheStats struct {
 	Limit         int64
 	Hits, Misses  int64 // requests
 	Asked, Found  int64 // tokens of prompts, and how many of them were there
-	Evicted       int64
+	Evicted       int64 // entries dropped for others
+	Shortened     int64 // entries of which only a beginning was kept, for others or because the whole does not fit
+	TooLarge      int64 // entries that do not fit and cannot be shortened
 	DiskEntries   int
 	DiskBytes     int64
 	DiskHits      int64
@@ -82,5 +87,6 @@ func (e *Engine) Snapshot() Snapshot {
 	s.Slots = slices.Clone(s.Slots)
 	s.Requests = maps.Clone(s.Requests)
 	s.Stats.BySource = maps.Clone(s.Stats.BySource)
+	s.Devices = slices.Clone(s.Devices)
 	return s
 }

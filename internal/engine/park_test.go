@@ -43,6 +43,8 @@ func newLender(t testing.TB) *lender {
 
 func (d *lender) Memory() (free, total int) { return int(d.left.Load() - d.used.Load()), lenderTotal }
 
+func (d *lender) WeightBytes(m backend.Matrix) int { return len(m.Data) }
+
 func (d *lender) Weight(m backend.Matrix) (backend.Weight, error) {
 	w, err := d.Device.Weight(m)
 	if err == nil {

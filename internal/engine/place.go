@@ -10,6 +10,7 @@ import (
 	"strobe/internal/device"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/platform"
 )
 
 // reserve is the memory a GPU keeps free for what the weights of a model do not say: sequences, activations, the
@@ -84,6 +85,7 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 			}
 		}
 		room = append(room, free/same-reserve)
+		m.announced = append(m.announced, DeviceMemory{Name: b.Name(), before: free / same})
 		if d = n.divide(room, opt); auto && (d.layers < len(n.dense) || d.experts > 0) {
 			names = append(names, device.Auto(i+1)) // perhaps there is another
 		}
@@ -99,9 +101,13 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 		for _, b := range gpus {
 			b.Close()
 		}
-		m.names, m.backends = nil, nil
+		m.names, m.backends, m.announced = nil, nil, nil
 		b, err := m.device("cpu", opt)
 		return []backend.Backend{b}, err
+	}
+	on, _ := n.sums(d, len(gpus))
+	for i := range gpus {
+		m.announced[i].Announced = on[i] + reserve
 	}
 	if opt.Say != nil {
 		opt.Say(n.say(d, room, gpus))
@@ -118,6 +124,29 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 	}
 	_, err := m.device("cpu", opt)
 	return m.backends, err
+}
+
+// DeviceMemory compares what was announced for a GPU before a model was loaded with what its driver says. What other
+// programs take or give back meanwhile counts as the model's.
+type DeviceMemory struct {
+	Name      string
+	Announced int // weights, and the reserve for sequences and passes
+	Used      int // less is free by that much than before the model was loaded
+	Free      int
+	Total     int
+	before    int // free before the model was loaded
+}
+
+// deviceMemory asks the drivers of the target's GPUs.
+func (m *Model) deviceMemory() []DeviceMemory {
+	out := slices.Clone(m.announced)
+	for i := range out {
+		if g, ok := m.backends[i].(gpu); ok {
+			out[i].Free, out[i].Total = g.Memory()
+			out[i].Used = out[i].before - out[i].Free
+		}
+	}
+	return out
 }
 
 // need is the memory that a model's weights take on a GPU.
@@ -371,11 +400,47 @@ func (m *Model) Chunk() int {
 // there is less, sequences need it more.
 const ample = 4 << 30
 
+// leastCache and unknownCache are the sizes of the prefix cache where next to nothing is free, and where the system
+// does not say what is.
+const leastCache, unknownCache = 256 << 20, 2 << 30
+
+// cacheBytes is the size of the prefix cache unless the options say one: on GPUs half of what is free once the model is
+// loaded, since running sequences need the other half; on the processor a quarter of what programs may still take
+// beyond the weights, whose mapped pages the system counts as free.
+func (m *Model) cacheBytes() int64 {
+	least, gpus := 0, 0
+	for i, b := range m.backends {
+		if i < len(m.names) && slices.Index(m.names, m.names[i]) < i {
+			continue // a GPU that is named twice has its memory once
+		}
+		if g, ok := b.(gpu); ok {
+			if free, _ := g.Memory(); gpus == 0 || free < least {
+				least = free
+			}
+			gpus++
+		}
+	}
+	if gpus > 0 {
+		return max(leastCache, int64(least)*int64(gpus)/2)
+	}
+	free := availableMemory()
+	if free == 0 {
+		return unknownCache
+	}
+	return max(leastCache, int64(free-m.Target.WeightBytes())/4)
+}
+
+// availableMemory is platform.AvailableMemory, but in tests.
+var availableMemory = platform.AvailableMemory
+
 // onProcessor reports whether a device is the processor.
 func onProcessor(b backend.Backend) bool {
 	_, ok := b.(gpu)
 	return !ok
 }
+
+// lossyDecoding reports whether what is remembered of a token depends on whether it was generated.
+func (m *Model) lossyDecoding() bool { return m.lossy != "" && m.lossy != fmt.Sprint(float32(0), 0) }
 
 // deviceName names the devices that run the model.
 func (m *Model) deviceName() string {

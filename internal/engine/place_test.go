@@ -17,6 +17,7 @@ import (
 	"strobe/internal/draft/dflash"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
+	"strobe/internal/platform"
 	"strobe/internal/speculate"
 	"strobe/internal/testkit"
 )
@@ -211,6 +212,36 @@ func TestPlaced(t *testing.T) {
 	}
 }
 
+// TestAnnouncedMemory: what was announced for a GPU can be compared with what its driver says is used.
+func TestAnnouncedMemory(t *testing.T) {
+	m, d := lenderModel(t, "qwen35", 8<<30, Options{})
+	e := startModel(t, m, Config{Parallel: 1})
+	get := func() DeviceMemory {
+		t.Helper()
+		generate(t, e, Request{Tokens: randomPrompt(1, 20), MaxTokens: 2, IgnoreEOG: true})
+		var s Snapshot
+		waitFor(t, "the device is asked", func() bool {
+			s = e.Snapshot()
+			return len(s.Devices) == 1 && s.Devices[0].Free == int(d.left.Load()-d.used.Load())
+		})
+		return s.Devices[0]
+	}
+	weights := int(d.used.Load())
+	x := get()
+	if x.Name != d.Name() || x.Used != weights || x.Free != 8<<30-weights || x.Total != lenderTotal ||
+		x.Announced < weights+reserve || x.Announced > weights+weights/4+reserve {
+		t.Errorf("%+v; the weights take %d", x, weights)
+	}
+	d.left.Add(-1000) // somebody else, or what nobody announced
+	if x := get(); x.Used != weights+1000 {
+		t.Errorf("%+v", x)
+	}
+	stop(t, e)
+	if s := startModel(t, loadGolden(t, "qwen3", false), Config{}).Snapshot(); s.Devices != nil {
+		t.Errorf("the processor: %+v", s.Devices)
+	}
+}
+
 // TestTooLarge: what does not fit is refused in one line that says what would.
 func TestTooLarge(t *testing.T) {
 	for _, c := range []struct {
@@ -291,5 +322,51 @@ func TestPhases(t *testing.T) {
 	}
 	if repack, upload := m.Uploads(); repack != 0 || upload != 0 {
 		t.Errorf("the processor has weights repacked for %v and copied for %v", repack, upload)
+	}
+}
+
+// TestDefaultCache: the prefix cache takes a part of what is free, on GPUs that of the fullest for each, and what the
+// configuration says where it says something.
+func TestDefaultCache(t *testing.T) {
+	for _, c := range []struct {
+		gpus      []int
+		available int
+		set, want int64
+	}{
+		{[]int{100 << 30}, 1 << 40, 0, 50 << 30},
+		{[]int{100 << 30, 40 << 30}, 1 << 40, 0, 40 << 30},
+		{[]int{1 << 20}, 1 << 40, 0, leastCache},
+		{nil, 0, 0, unknownCache},
+		{nil, 1 << 20, 0, leastCache},
+		{nil, 1 << 20, 3 << 20, 3 << 20},
+		{[]int{100 << 30}, 0, -1, -1},
+	} {
+		m := loadGolden(t, "qwen3", false)
+		for _, free := range c.gpus {
+			m.backends = append(m.backends, &roomy{weighing{cpu.New(cpu.Options{Threads: 1})}, "GPU", free})
+		}
+		availableMemory = func() int { return c.available }
+		if got := (Config{CacheBytes: c.set}).withDefaults(m).CacheBytes; got != c.want {
+			t.Errorf("%+v: %d bytes", c, got)
+		}
+		availableMemory = func() int { return 64<<30 + m.Target.WeightBytes() }
+		if got := (Config{}).withDefaults(m).CacheBytes; len(c.gpus) == 0 && got != 16<<30 {
+			t.Errorf("%d bytes of 64 GiB beyond the weights", got)
+		}
+		availableMemory = platform.AvailableMemory
+		m.Close()
+	}
+	m := loadGolden(t, "qwen3", false)
+	defer m.Close()
+	twice := &roomy{weighing{cpu.New(cpu.Options{Threads: 1})}, "GPU", 10 << 30}
+	m.names, m.backends = append(m.names, "cuda:0", "cuda:0"), append(m.backends, twice, twice)
+	if got := m.cacheBytes(); got != 5<<30 {
+		t.Errorf("%d bytes where a GPU with 10 GiB is named twice", got)
+	}
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3"), MemoryBytes: 400 << 20})
+	l := acquire(t, p, "a")
+	defer l.Release()
+	if got := l.Engine.Config().CacheBytes; got != 100<<20 {
+		t.Errorf("a pool of 400 MiB has a cache of %d bytes", got)
 	}
 }

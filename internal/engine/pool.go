@@ -427,7 +427,12 @@ func (p *Pool) open(path string) (e *Engine, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(m, p.cfg.Engine), nil
+	cfg := p.cfg.Engine
+	if cfg.CacheBytes == 0 && p.cfg.MemoryBytes > 0 {
+		// What is free is not all the pool's: the caches of a few models must fit beside their weights.
+		cfg.CacheBytes = min(m.cacheBytes(), max(1, p.cfg.MemoryBytes/4))
+	}
+	return New(m, cfg), nil
 }
 
 // evictTime is how long an evicted engine may take to save its cache.

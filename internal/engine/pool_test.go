@@ -386,3 +386,85 @@ func TestPoolIdle(t *testing.T) {
 		t.Fatal(s)
 	}
 }
+
+// waitFor waits until a condition holds that another goroutine brings about.
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for range 20000 {
+		if ok() {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatalf("never: %s", what)
+}
+
+// TestGivenUpPlaceIsFree: a request that stops waiting for room leaves the line: those behind it get the room that is
+// there for them, and those that come later do not wait for it.
+func TestGivenUpPlaceIsFree(t *testing.T) {
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "big=qwen35moe", "c=qwen3", "d=qwen3", "used=qwen3"), Wait: time.Minute})
+	small, big := size(t, p, "c"), size(t, p, "big")
+	if big <= small+small/4 {
+		t.Fatalf("%d and %d bytes: the test shows nothing", big, small)
+	}
+	p.cfg.MemoryBytes = 2*small + small/4 // one more of the small ones
+	p.cfg.Engine.CacheBytes = -1
+	used := acquire(t, p, "used")
+	line := func(n int) func() bool {
+		return func() bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			waiting := 0
+			for _, m := range p.models {
+				waiting += m.waiters
+			}
+			return len(p.room) == n && waiting == n
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	gaveUp, behind := make(chan error), make(chan *Lease)
+	go func() {
+		_, err := p.Acquire(ctx, "big")
+		gaveUp <- err
+	}()
+	waitFor(t, "the large model waits", line(1))
+	go func() {
+		l, err := p.Acquire(t.Context(), "c")
+		if err != nil {
+			t.Error(err)
+		}
+		behind <- l
+	}()
+	waitFor(t, "a small one waits behind it", line(2))
+	cancel()
+	if err := <-gaveUp; !errors.Is(err, context.Canceled) {
+		t.Errorf("who gave up gets %v", err)
+	}
+	var c *Lease
+	select {
+	case c = <-behind:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the model behind one that was given up is not loaded although it fits")
+	}
+	// Nobody waits behind: the next one to come must not find the place taken either.
+	p.cfg.Wait = time.Millisecond
+	if _, err := p.Acquire(t.Context(), "big"); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("no room: %v", err)
+	}
+	c.Release()
+	p.cfg.Wait = 20 * time.Second
+	acquire(t, p, "d").Release()
+	used.Release()
+}
+
+// TestRoomIsExact: models that fill the limit to the last byte stay together.
+func TestRoomIsExact(t *testing.T) {
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3", "b=qwen3")})
+	p.cfg.MemoryBytes = 2 * size(t, p, "a")
+	p.cfg.Engine.CacheBytes = -1
+	acquire(t, p, "a").Release()
+	acquire(t, p, "b").Release()
+	if got, want := states(p), "a loaded, b loaded"; got != want {
+		t.Errorf("models: %s, want %s", got, want)
+	}
+}

@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"crypto/sha256"
 	"slices"
+	"sort"
 
 	"strobe/internal/cache"
 )
@@ -14,6 +16,10 @@ import (
 //
 // Memory that can be cut serves any beginning of its tokens. Recurrent state cannot be cut, so an
 // entry serves its exact length only; windowed memory is in between. CanCut decides.
+//
+// Where memory is short, the entry that was not used for the longest time gets shorter from its end, or goes if it
+// cannot be cut. Of a text that does not fit as a whole a beginning is kept, at most half of the cache, so that it
+// does not push everything else out (keeps).
 type prefixes struct {
 	target   *cache.Memory
 	drafters []*cache.Memory // per source; nil for those that keep nothing
@@ -23,8 +29,34 @@ type prefixes struct {
 	stats    CacheStats
 }
 
-type entry struct {
+// salt separates clients: prefixes are shared by requests of the same salt only. It is a hash, so that what a client is
+// told apart by, such as its key, is not written to disk.
+type salt [16]byte
+
+func saltOf(s string) (out salt) {
+	if s != "" {
+		h := sha256.Sum256([]byte(s))
+		copy(out[:], h[:])
+	}
+	return out
+}
+
+// text is tokens of those who share a salt.
+type text struct {
+	salt   salt
 	tokens []int32
+}
+
+// common is the number of tokens that two texts begin with and may share.
+func (t text) common(o text) int {
+	if t.salt != o.salt {
+		return 0
+	}
+	return common(t.tokens, o.tokens)
+}
+
+type entry struct {
+	text
 	seq    *cache.Seq
 	drafts contexts
 	saved  bool // a file has it, or it is not worth one
@@ -50,12 +82,59 @@ func (e *entry) serves(n int) bool {
 	return e.seq.CanCut(n) && e.drafts.canCut(n)
 }
 
+// size is what an entry of n tokens with the memory of all drafters takes.
+func (c *prefixes) size(n int) int64 { return sizeOf(c.target, c.drafters, n) }
+
+// sizeOf is what the sequences of a target and its drafters take for n tokens.
+func sizeOf(target *cache.Memory, drafters []*cache.Memory, n int) int64 {
+	bytes := target.BytesOf(n)
+	for _, m := range drafters {
+		if m != nil {
+			bytes += m.BytesOf(n)
+		}
+	}
+	return int64(bytes)
+}
+
+// keeps is how many tokens at the beginning of a text of n can be kept.
+func (c *prefixes) keeps(n int) int {
+	if c.size(n) <= c.limit {
+		return n
+	}
+	return min(n, c.part())
+}
+
+// part is how many tokens, in whole pages, half of the cache holds.
+func (c *prefixes) part() int {
+	few := sort.Search(1<<24, func(pages int) bool { return c.size((pages+1)*cache.PageTokens) > c.limit/2 })
+	return few * cache.PageTokens
+}
+
+// bytes is what an entry holds; pages that it shares with others count in full.
+func (e *entry) bytes() int64 {
+	n := e.seq.Bytes()
+	e.drafts.each(func(s *cache.Seq) { n += s.Bytes() })
+	return int64(n)
+}
+
+// shorten cuts an entry to its first n tokens, if it can be cut there and that many are worth keeping.
+func (e *entry) shorten(n int) bool {
+	if n < minReuse || n >= len(e.tokens) || !e.serves(n) {
+		return false
+	}
+	e.abort()
+	ok := e.seq.Truncate(n) == nil
+	e.drafts.each(func(s *cache.Seq) { ok = s.Truncate(n) == nil && ok })
+	e.tokens = e.tokens[:n]
+	return ok
+}
+
 // find returns the entry that saves the most of a prompt that wants contexts, and how many of its tokens it gives. The
 // last one is never among them: its logits are needed.
-func (c *prefixes) find(prompt []int32, want set) (best *entry, n int) {
+func (c *prefixes) find(prompt text, want set) (best *entry, n int) {
 	most := minReuse
 	for _, e := range c.entries {
-		k := min(common(e.tokens, prompt), len(prompt)-1)
+		k := min(e.common(prompt), len(prompt.tokens)-1)
 		if saves := e.drafts.sources().worth(k, want); saves >= most && e.serves(k) {
 			best, n, most = e, k, saves
 		}
@@ -64,10 +143,10 @@ func (c *prefixes) find(prompt []int32, want set) (best *entry, n int) {
 }
 
 // longest is the largest number of tokens that a prompt has in common with any entry, usable or not.
-func (c *prefixes) longest(prompt []int32) int {
+func (c *prefixes) longest(prompt text) int {
 	n := 0
 	for _, e := range c.entries {
-		n = max(n, common(e.tokens, prompt))
+		n = max(n, e.common(prompt))
 	}
 	return n
 }
@@ -104,11 +183,19 @@ func (c *prefixes) touch(e *entry) {
 	}
 }
 
-// add keeps an entry and closes those it makes superfluous. The sequences belong to the cache from
-// then on, whatever becomes of them.
-func (c *prefixes) add(e *entry) {
+// add keeps an entry, of a text of whole tokens in the end, and closes those it makes superfluous. The sequences belong
+// to the cache from then on, whatever becomes of them.
+func (c *prefixes) add(e *entry, whole int) {
 	e.seq.Pack()
 	e.drafts.each((*cache.Seq).Pack)
+	if n := c.part(); (e.bytes() > c.limit || c.size(whole) > c.limit) && len(e.tokens) > n {
+		if !e.shorten(n) {
+			c.stats.TooLarge++
+			e.close()
+			return
+		}
+		c.stats.Shortened++
+	}
 	for _, x := range c.entries {
 		if x.covers(e) {
 			c.touch(x)
@@ -130,14 +217,21 @@ func (c *prefixes) add(e *entry) {
 // covers reports whether e serves everything x does.
 func (e *entry) covers(x *entry) bool {
 	n := len(x.tokens)
-	return n <= len(e.tokens) && e.drafts.sources().all(x.drafts.sources()) && e.serves(n) && common(e.tokens,
-		x.tokens) == n
+	return n <= len(e.tokens) && e.drafts.sources().all(x.drafts.sources()) && e.serves(n) && e.common(x.text) == n
 }
 
-// shrink drops the least recently used entries until they hold at most limit bytes.
+// shrink takes memory from the least recently used entries until they hold at most limit bytes.
 func (c *prefixes) shrink(limit int64) {
 	for c.measure(); c.bytes > limit && len(c.entries) > 0; c.measure() {
-		c.drop(c.entries[0])
+		e := c.entries[0]
+		n := len(e.tokens)
+		// What it takes if no page is shared, and an eighth at least, since pages that are give nothing back.
+		less := max(int((c.bytes-limit)*int64(n)/max(1, e.bytes())), n/8)
+		if e.shorten((n - less - 1) / cache.PageTokens * cache.PageTokens) {
+			c.stats.Shortened++
+			continue
+		}
+		c.drop(e)
 		c.stats.Evicted++
 	}
 }
@@ -170,11 +264,16 @@ func (c *prefixes) measure() {
 	}
 }
 
-func (e *entry) close() {
+// abort gives up writing the entry to its file.
+func (e *entry) abort() {
 	if e.writing != nil {
 		e.writing.abort()
 		e.writing = nil
 	}
+}
+
+func (e *entry) close() {
+	e.abort()
 	e.seq.Close()
 	e.drafts.close()
 }

@@ -40,11 +40,11 @@ func (l *loop) wanted(j *job) *restore {
 		return nil
 	}
 	need := l.needs(req.Spec)
-	f, n := l.disk.find(req.Tokens, need)
+	f, n := l.disk.find(j.g.text(), need)
 	if f == nil || f.size > l.cache.limit {
 		return nil
 	}
-	if _, have := l.cache.find(req.Tokens, need); n < have+diskGain {
+	if _, have := l.cache.find(j.g.text(), need); n < have+diskGain {
 		return nil
 	}
 	for _, r := range l.restores {
@@ -147,7 +147,7 @@ func (l *loop) load(r *restore) (done bool, err error) {
 			return false, err
 		}
 	}
-	l.cache.add(&entry{tokens: r.file.tokens, seq: r.seq, drafts: r.drafts, saved: true})
+	l.cache.add(&entry{text: r.file.text, seq: r.seq, drafts: r.drafts, saved: true}, 0)
 	r.seq, r.drafts = nil, nil
 	return true, nil
 }

@@ -436,26 +436,32 @@ func (p *smallPool) Free(page int32) {
 	p.KVPool.Free(page)
 }
 
+// smallModel loads a golden model without a drafter on a device.
+func smallModel(t *testing.T, name string, b backend.Backend) *Model {
+	t.Helper()
+	f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Model{backends: []backend.Backend{b}, files: []*gguf.File{f}}
+	if m.Target, err = model.Open(f, b, model.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if m.Tokenizer, err = tokenizer.FromGGUF(f); err != nil {
+		t.Fatal(err)
+	}
+	if m.Runner, err = speculate.NewRunner(m.Target); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // TestFullMemoryFailsOneRequest (failure F176): when memory runs out, the cache gives up its entries first; then the
 // request that needs more fails, alone.
 func TestFullMemoryFailsOneRequest(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35"} {
-		f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		b := &small{Backend: cpu.New(cpu.Options{Threads: 2}), left: 12}
-		m := &Model{backends: []backend.Backend{b}, files: []*gguf.File{f}}
-		if m.Target, err = model.Open(f, b, model.Options{}); err != nil {
-			t.Fatal(err)
-		}
-		if m.Tokenizer, err = tokenizer.FromGGUF(f); err != nil {
-			t.Fatal(err)
-		}
-		if m.Runner, err = speculate.NewRunner(m.Target); err != nil {
-			t.Fatal(err)
-		}
-		e := startModel(t, m, Config{Parallel: 3, Chunk: 64})
+		e := startModel(t, smallModel(t, name, &small{Backend: cpu.New(cpu.Options{Threads: 2}), left: 12}),
+			Config{Parallel: 3, Chunk: 64})
 		// Fills the cache with 8 of 12 pages, which later requests need.
 		for i := range 4 {
 			generate(t, e, Request{Tokens: randomPrompt(uint64(i), 80), MaxTokens: 2, IgnoreEOG: true})
@@ -467,7 +473,9 @@ func TestFullMemoryFailsOneRequest(t *testing.T) {
 		if ev := wait(t, ok); ev.Result.Err != nil || !slices.Equal(ids(ev.Tokens), want) {
 			t.Errorf("%s: the short request: error %v", name, ev.Result.Err)
 		}
-		if r := wait(t, long).Result; r.Reason != ReasonError || !errors.Is(r.Err, errFull) || r.Generated < 12*64-200-60 {
+		var full *MemoryError
+		if r := wait(t, long).Result; r.Reason != ReasonError || !errors.Is(r.Err, errFull) || !errors.As(r.Err, &full) ||
+			r.Generated < 12*64-200-60 {
 			t.Errorf("%s: the long request: %v, error %v after %d tokens", name, r.Reason, r.Err, r.Generated)
 		}
 		if ev := generate(t, e, short); !slices.Equal(ids(ev.Tokens), want) {
@@ -551,6 +559,101 @@ func TestCacheBudget(t *testing.T) {
 			t.Errorf("%s: the oldest prompt still has %d tokens cached", name, c)
 		}
 		stop(t, e)
+	}
+}
+
+// TestLongPromptLeavesOthers: a prompt that does not fit into the cache leaves half of it to others, and a beginning of
+// the prompt is kept as well.
+func TestLongPromptLeavesOthers(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
+		e := start(t, name, Config{Parallel: 2, Chunk: 256, CacheBytes: 1 << 20})
+		short := Request{Tokens: randomPrompt(1, 200), MaxTokens: 3, IgnoreEOG: true}
+		long := Request{Tokens: randomPrompt(2, 3000), MaxTokens: 3, IgnoreEOG: true}
+		var cached []int
+		var texts [][]int32
+		for _, req := range []Request{short, short, long, short, long, short} {
+			ev := generate(t, e, req)
+			cached = append(cached, ev.Result.Cached)
+			texts = append(texts, ids(ev.Tokens))
+			if c := e.Snapshot().Cache; c.Bytes > c.Limit {
+				t.Errorf("%s: the cache holds %d bytes, limit %d", name, c.Bytes, c.Limit)
+			}
+		}
+		least := 200 - tailGap
+		if cached[0] != 0 || cached[1] < least || cached[2] != 0 || cached[3] < least || cached[4] < 200 ||
+			cached[5] < least {
+			t.Errorf("%s: tokens cached of prompts of 200, 200, 3000, 200, 3000 and 200: %v", name, cached)
+		}
+		if !slices.Equal(texts[2], texts[4]) || !slices.Equal(texts[0], texts[5]) {
+			t.Errorf("%s: the text differs with a part of its prompt from the cache", name)
+		}
+	}
+}
+
+// TestEvictionShortens: the entry that was used least recently gets shorter before it goes, if it can be cut; what is
+// used stays whole.
+func TestEvictionShortens(t *testing.T) {
+	e := startModel(t, loadGolden(t, "qwen3", false), Config{Parallel: 1, CacheBytes: 1 << 40})
+	generate(t, e, Request{Tokens: randomPrompt(0, 63), PromptOnly: true})
+	page := e.Snapshot().Cache.Bytes
+	stop(t, e)
+	e = startModel(t, loadGolden(t, "qwen3", false), Config{Parallel: 1, CacheBytes: 20 * page})
+	run := func(seed uint64, n int) int {
+		return generate(t, e, Request{Tokens: randomPrompt(seed, n), PromptOnly: true}).Result.Cached
+	}
+	run(1, 10*64)
+	run(2, 6*64)
+	run(1, 10*64) // used more recently than the second
+	run(3, 6*64)  // two pages too many
+	if c := e.Snapshot().Cache; c.Bytes > c.Limit || c.Entries != 3 || c.Evicted != 0 || c.Shortened == 0 {
+		t.Errorf("%+v", c)
+	}
+	if a, b, c := run(1, 10*64), run(3, 6*64), run(2, 6*64); a != 10*64-1 || b != 6*64-1 || c < 3*64 || c > 4*64 {
+		t.Errorf("%d, %d and %d tokens cached", a, b, c)
+	}
+}
+
+// TestSalt: requests of different salts share nothing, in memory or on disk, running together or one after the other;
+// those of one salt do.
+func TestSalt(t *testing.T) {
+	for _, name := range []string{"qwen3", "qwen35"} {
+		dir := t.TempDir()
+		cfg := Config{Parallel: 2, CacheDir: dir}
+		e := start(t, name, cfg)
+		req := func(salt string) Request {
+			return Request{Tokens: randomPrompt(1, 150), MaxTokens: 3, IgnoreEOG: true, Salt: salt}
+		}
+		check := func(when, salt string, cached bool) {
+			t.Helper()
+			if n := generate(t, e, req(salt)).Result.Cached; (n > 0) != cached {
+				t.Errorf("%s, %s, salt %q: %d tokens cached", name, when, salt, n)
+			}
+		}
+		// Together: the second neither waits for the first nor gets anything of it.
+		for i, g := range []*Generation{submit(t, e, req("")), submit(t, e, req("a"))} {
+			if n := wait(t, g).Result.Cached; n > 0 {
+				t.Errorf("%s: request %d: %d tokens of another salt are cached", name, i, n)
+			}
+		}
+		check("after others", "b", false)
+		for _, s := range []string{"", "a", "b"} {
+			check("again", s, true)
+		}
+		stop(t, e)
+		e = start(t, name, cfg)
+		check("after a restart", "c", false)
+		for _, s := range []string{"a", "", "b"} {
+			check("after a restart", s, true)
+		}
+		if s := e.Snapshot().Cache; s.DiskHits != 3 {
+			t.Errorf("%s: %d hits on disk, want one for each salt", name, s.DiskHits)
+		}
+		// What a slot remembers has the salt of its request.
+		if _, err := e.EraseSlot(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		check("erased", "b", false)
+		check("others were not", "a", true)
 	}
 }
 

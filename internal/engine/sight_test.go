@@ -67,3 +67,31 @@ func TestSparsePrefill(t *testing.T) {
 		t.Error("nothing is sparse")
 	}
 }
+
+// TestLossySettingsShareNoPrefix: what is remembered of a prompt depends on sparse attention and on the window of
+// generated tokens, so models that differ in them use no stored prefix of each other.
+func TestLossySettingsShareNoPrefix(t *testing.T) {
+	dir := t.TempDir()
+	req := Request{Tokens: randomPrompt(1, 100), MaxTokens: 2, IgnoreEOG: true}
+	seen := map[string]bool{}
+	for _, opt := range []Options{{}, {SparsePrefill: 0.1}, {SparsePrefill: 0.2}, {DecodeWindow: 64}, {DecodeWindow: 128},
+		{SparsePrefill: 0.1, DecodeWindow: 64}, {KV: "q8_0"}} {
+		opt.Threads, opt.Drafter = 1, "none"
+		for again := range 2 {
+			m, err := Load(testkit.Golden(t, "qwen3/model.gguf"), opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f := m.Fingerprint(); seen[f] != (again == 1) {
+				t.Errorf("%+v: fingerprint %s seen before: %v", opt, f, seen[f])
+			} else {
+				seen[f] = true
+			}
+			e := startModel(t, m, Config{CacheDir: dir})
+			if n := generate(t, e, req).Result.Cached; (n > 0) != (again == 1) {
+				t.Errorf("%+v, again %d: %d tokens cached", opt, again, n)
+			}
+			stop(t, e)
+		}
+	}
+}

@@ -94,9 +94,9 @@ func (e *Engine) SaveSlot(ctx context.Context, slot int, name string) (tokens in
 			return fmt.Errorf("%d names are saved already", maxSaved)
 		}
 		if l.saved == nil {
-			l.saved = map[string][]int32{}
+			l.saved = map[string]text{}
 		}
-		l.saved[name] = slices.Clone(l.texts[slot][:n])
+		l.saved[name] = text{l.texts[slot].salt, slices.Clone(l.texts[slot].tokens[:n])}
 		if l.disk != nil && !l.stored(x) {
 			l.soon = append(l.soon, x)
 		}
@@ -114,23 +114,23 @@ func (e *Engine) SaveSlot(ctx context.Context, slot int, name string) (tokens in
 func (e *Engine) RestoreSlot(ctx context.Context, slot int, name string) (tokens int, err error) {
 	out := make(chan int, 1)
 	err = e.do(ctx, slot, func(l *loop) error {
-		text, ok := l.saved[name]
+		t, ok := l.saved[name]
 		if !ok {
 			return ErrNotSaved
 		}
-		x, n := l.remembered(text)
+		x, n := l.remembered(t)
 		if x != nil {
 			l.cache.touch(x)
 		}
 		if l.disk != nil {
-			if _, k := l.disk.find(append(slices.Clone(text), -1), l.needs(speculate.Options{})); k > n {
+			if _, k := l.disk.find(t.longer(), l.needs(speculate.Options{})); k > n {
 				n = k
 			}
 		}
 		if n == 0 {
 			return fmt.Errorf("%w any more: the prefix cache needed the room", ErrNotSaved)
 		}
-		l.texts[slot] = text[:n]
+		l.texts[slot] = text{t.salt, t.tokens[:n]}
 		out <- n
 		return nil
 	})
@@ -144,21 +144,21 @@ func (e *Engine) RestoreSlot(ctx context.Context, slot int, name string) (tokens
 func (e *Engine) EraseSlot(ctx context.Context, slot int) (tokens int, err error) {
 	out := make(chan int, 1)
 	err = e.do(ctx, slot, func(l *loop) error {
-		text := l.texts[slot]
-		inside := func(t []int32) bool { return common(t, text) == len(t) }
+		was := l.texts[slot]
+		inside := func(t text) bool { return t.salt == was.salt && common(t.tokens, was.tokens) == len(t.tokens) }
 		for _, x := range slices.Clone(l.cache.entries) {
-			if inside(x.tokens) {
+			if inside(x.text) {
 				l.soon = slices.DeleteFunc(l.soon, func(y *entry) bool { return y == x })
 				l.cache.drop(x)
 			}
 		}
 		if l.disk != nil {
 			l.disk.files = slices.DeleteFunc(l.disk.files, func(f *diskFile) bool {
-				return inside(f.tokens) && os.Remove(f.path) == nil
+				return inside(f.text) && os.Remove(f.path) == nil
 			})
 		}
-		l.texts[slot] = nil
-		out <- len(text)
+		l.texts[slot] = text{}
+		out <- len(was.tokens)
 		return nil
 	})
 	if err != nil {
@@ -168,7 +168,9 @@ func (e *Engine) EraseSlot(ctx context.Context, slot int) (tokens int, err error
 }
 
 // remembered is the entry that has most of a text, and how much.
-func (l *loop) remembered(text []int32) (*entry, int) {
-	// The last token of a prompt is never looked for; a text has one more.
-	return l.cache.find(append(slices.Clone(text), -1), l.needs(speculate.Options{}))
+func (l *loop) remembered(t text) (*entry, int) {
+	return l.cache.find(t.longer(), l.needs(speculate.Options{}))
 }
+
+// longer is a prompt that has all of the text: the last token of a prompt is never looked for.
+func (t text) longer() text { return text{t.salt, append(slices.Clone(t.tokens), -1)} }

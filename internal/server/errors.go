@@ -184,7 +184,7 @@ func explain(err error) *apiError {
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
 	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading),
-		errors.Is(err, errHeld),
+		errors.Is(err, errHeld), errors.Is(err, engine.ErrNoMemory),
 		errors.Is(err, engine.ErrFileChanged):
 		return unavailable(err.Error())
 	case errors.Is(err, upstream.ErrDown):

@@ -241,6 +241,7 @@ func TestExplain(t *testing.T) {
 	}{
 		{engine.ErrQueueFull, 503, "unavailable_error"},
 		{engine.ErrNoRoom, 503, "unavailable_error"},
+		{&engine.MemoryError{Tokens: 7, Err: engine.ErrNoMemory}, 503, "unavailable_error"},
 		{engine.ErrClosed, 503, "unavailable_error"},
 		{engine.ErrNoModelName, 400, "invalid_request_error"},
 		{engine.ErrNoneResident, 400, "invalid_request_error"},

@@ -286,6 +286,8 @@ func (m *meter) put(put putter, model string, s *engine.Snapshot) {
 	gauge("strobe:draft_acceptance_ratio", "Verified guesses that were right, as a part of all (0 to 1).", ratio(st.Accepted, st.Guessed))
 	gauge("strobe:tokens_per_second", "Tokens generated per second in the last 10 to 20 seconds, by all streams together.", m.pace(model, s))
 	counter("strobe:prefix_cache_evicted_total", "Entries dropped for others.", float64(c.Evicted))
+	counter("strobe:prefix_cache_shortened_total", "Entries of which only a beginning was kept.", float64(c.Shortened))
+	counter("strobe:prefix_cache_too_large_total", "Entries that did not fit and could not be shortened.", float64(c.TooLarge))
 	counter("strobe:prefix_cache_disk_hits_total", "Entries read from disk.", float64(c.DiskHits))
 	counter("strobe:prefix_cache_disk_written_total", "Entries written to disk.", float64(c.DiskWritten))
 	counter("strobe:prefix_cache_disk_corrupted_total", "Damaged files dropped.", float64(c.DiskCorrupted))
@@ -295,6 +297,13 @@ func (m *meter) put(put putter, model string, s *engine.Snapshot) {
 	gauge("strobe:prefix_cache_disk_entries", "Entries on disk.", float64(c.DiskEntries))
 	gauge("strobe:prefix_cache_disk_bytes", "Size of the entries on disk.", float64(c.DiskBytes))
 	gauge("strobe:kv_bytes", "Keys, values and states in memory, of streams and cache.", float64(s.TargetBytes+s.DrafterBytes))
+	counter("strobe:generations_paused_total", "Times that a generation gave its memory back and began anew.", float64(s.Paused))
+	for _, d := range s.Devices {
+		on := fmt.Sprintf("device=%q", d.Name)
+		gauge("strobe:device_memory_announced_bytes", "Weights and reserve that were announced before the model was loaded.", float64(d.Announced), on)
+		gauge("strobe:device_memory_used_bytes", "Memory of the device that is no longer free since then.", float64(d.Used), on)
+		gauge("strobe:device_memory_free_bytes", "Free memory of the device when there was last nothing to do.", float64(d.Free), on)
+	}
 	counter("strobe:busy_seconds_total", "Time spent in steps.", s.Busy.Seconds())
 }
 

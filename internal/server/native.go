@@ -123,10 +123,13 @@ func (s *Server) slots(w http.ResponseWriter, r *http.Request) (any, error) {
 	if r.URL.Query().Get("fail_on_no_slot") == "1" && snap.Active() == len(snap.Slots) {
 		return nil, unavailable("no slot is free")
 	}
+	c := snap.Cache
+	shared := map[string]any{"entries": c.Entries, "bytes": c.Bytes, "limit_bytes": c.Limit, "hits": c.Hits,
+		"misses": c.Misses, "tokens_reused": c.Found, "evicted": c.Evicted} // all slots share it
 	out := []map[string]any{}
 	for _, x := range snap.Slots {
 		j := map[string]any{"id": x.ID, "n_ctx": cfg.Context, "speculative": len(v.engine.Model().Drafters()) > 0,
-			"is_processing": x.Busy}
+			"is_processing": x.Busy, "prefix_cache": shared}
 		if !x.Since.IsZero() {
 			st := x.State
 			j["phase"] = st.Phase.String()

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
 )
 
@@ -104,7 +105,7 @@ func (d *Driver) Alloc(bytes int) (gpu.Addr, error) {
 	if r == outOfMemory {
 		var f, t uintptr
 		api.memInfo.call(uintptr(unsafe.Pointer(&f)), uintptr(unsafe.Pointer(&t)))
-		return 0, fmt.Errorf("%s: allocating %d bytes: out of memory, %d of %d are free", d.dev.Name, bytes, f, t)
+		return 0, fmt.Errorf("%s: allocating %d bytes: %w, %d of %d are free", d.dev.Name, bytes, backend.ErrNoMemory, f, t)
 	}
 	d.check(r, "allocating %d bytes", bytes)
 	return a, d.err

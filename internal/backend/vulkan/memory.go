@@ -9,6 +9,7 @@ import (
 	"sort"
 	"unsafe"
 
+	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
 )
 
@@ -81,7 +82,8 @@ func (d *Driver) newBuffer(size int, wants ...uint32) (*buffer, error) {
 	}
 	d.freeBuffer(b)
 	free, total := d.Free()
-	return nil, fmt.Errorf("%s: allocating %d bytes: out of memory, %d of %d are free", d.dev.Name, size, free, total)
+	return nil, fmt.Errorf("%s: allocating %d bytes: %w, %d of %d are free", d.dev.Name, size, backend.ErrNoMemory, free,
+		total)
 }
 
 // finish binds a buffer to its memory and lets the host see it if it can.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
+	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
 )
 
@@ -134,7 +135,7 @@ func (d *Device) Alloc(bytes int) (gpu.Addr, error) {
 		}
 	}
 	if bytes < 0 || d.used+bytes > d.props.Memory {
-		return 0, fmt.Errorf("allocating %d bytes: out of memory, %d of %d are free", bytes, d.props.Memory-d.used,
+		return 0, fmt.Errorf("allocating %d bytes: %w, %d of %d are free", bytes, backend.ErrNoMemory, d.props.Memory-d.used,
 			d.props.Memory)
 	}
 	bytes = max(bytes, 1)
