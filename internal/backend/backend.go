@@ -339,8 +339,8 @@ type Backend interface {
 	ArgMax(ids Ints, x Tensor)
 	// per row: k best ids, descending, with log-softmax values; may overwrite x
 	TopK(ids Ints, logp Tensor, x Tensor, k int)
-	// Candidates leaves the largest values of every row in dst, CandidateInts for a row: what a sampler needs instead of the
-	// row. How many they are is the device's business, within the limits of the type Candidates.
+	// Candidates leaves the largest values of every row in dst, CandidateInts for a row, and with total the row's weight:
+	// what a sampler needs instead of the row. How many they are is up to the device, within the limits of Candidates.
 	Candidates(dst Ints, x Tensor, total bool)
 }
 

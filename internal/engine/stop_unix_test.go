@@ -40,7 +40,7 @@ func TestOnlyFilesAreModels(t *testing.T) {
 	var load *LoadError
 	p = newPool(t, PoolConfig{Files: []string{pipe}})
 	if _, err := p.Acquire(t.Context(), "pipe"); !errors.As(err, &load) ||
-		!strings.Contains(err.Error(), "not a regular file") {
+		!strings.Contains(err.Error(), "only regular files") {
 		t.Errorf("a pipe that was named: %v", err)
 	}
 }

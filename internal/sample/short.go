@@ -68,8 +68,13 @@ func (s *Sampler) Wants(logits int) Want {
 
 // Lowered reports whether the logit of a token is made less: of those that are not, the largest is still the largest.
 func (s *Sampler) Lowered(id int32) bool {
-	_, found := slices.BinarySearchFunc(s.bias, id, func(e biasEntry, id int32) int { return cmp.Compare(e.id, id) })
+	_, found := s.biasOf(id)
 	return found
+}
+
+// biasOf is where the bias of a token is, if it has one.
+func (s *Sampler) biasOf(id int32) (at int, found bool) {
+	return slices.BinarySearchFunc(s.bias, id, func(e biasEntry, id int32) int { return cmp.Compare(e.id, id) })
 }
 
 // SampleShort is Sample for the row that a shortlist was chosen from. It reports false, and has drawn nothing, when the
@@ -161,7 +166,7 @@ func (s *Sampler) shorten(l *Shortlist, n int) (c []Candidate, sure bool) {
 
 // adjusted is a logit after steps 2 to 4.
 func (s *Sampler) adjusted(id int32, x float32) float32 {
-	if at, found := slices.BinarySearchFunc(s.bias, id, func(e biasEntry, id int32) int { return cmp.Compare(e.id, id) }); found {
+	if at, found := s.biasOf(id); found {
 		x += s.bias[at].b
 	}
 	if s.hist.penalties {

@@ -64,7 +64,8 @@ func TestShort(t *testing.T) {
 		}
 		plain := trial%4 == 1 // nothing but top-p, which needs the weight of the row
 		if plain {
-			p = Params{Temp: 0.3 + 2*rng.Float32(), TopP: 0.05 + 0.9*rng.Float32(), MinP: 0.05 * float32(rng.IntN(2)), Seed: p.Seed}
+			p = Params{Temp: 0.3 + 2*rng.Float32(), TopP: 0.05 + 0.9*rng.Float32(), MinP: 0.05 * float32(rng.IntN(2)),
+				Seed: p.Seed}
 		}
 		s := New(p, vocab)
 		if rng.IntN(3) == 0 && !plain {
@@ -191,7 +192,8 @@ func TestTokensStay(t *testing.T) {
 		{Temp: 1, TypicalP: 0.7}, {Temp: 1, TypicalP: 0.9, TopP: 0.9, TopK: 100}, {Temp: 2, TopK: 200},
 		{Temp: 0.8, TopK: 40, TopP: 0.95, PresencePenalty: 1.5}, {Temp: 0.8, TopK: 40, RepeatPenalty: 1.2},
 		{Temp: 0.8, TopP: 0.9, FrequencyPenalty: 0.5}, {RepeatPenalty: 1.1}, {PresencePenalty: -1},
-		{Temp: 1, TopK: 40, DRY: DRYParams{Multiplier: 0.8}}, {Temp: 1, TopK: 5, LogitBias: map[int32]float32{7: 3, 9: negInf}},
+		{Temp: 1, TopK: 40, DRY: DRYParams{Multiplier: 0.8}},
+		{Temp: 1, TopK: 5, LogitBias: map[int32]float32{7: 3, 9: negInf}},
 	}
 	var got []string
 	for i, p := range sets {

@@ -71,8 +71,8 @@ type Config struct {
 	Sampler  Sampler
 	Context  int // most tokens in Seq; 0 means the trained context
 	Max      int // most tokens to generate; 0 means as many as the context holds
-	// Observe, when set, sees what each token is sampled from: the target's logits, before they are sampled, or a shortlist
-	// of them with its total.
+	// Observe, when set, sees what each token is sampled from: the target's logits, before they are sampled, or a
+	// shortlist of them with its total.
 	Observe func(logits []float32, short *sample.Shortlist)
 	// Emit receives each token as soon as it is certain. It returns false to stop; that token is
 	// the last one.

@@ -43,7 +43,8 @@ var Table = func() (t [64]float32) {
 // so a sum fits into 63 bits. What the units cut off is less than 2^-25 of a sum, all tokens together.
 const UnitBits = 44
 
-// Units is a weight of at most 1 as a whole number of units, rounded down. Whole numbers have the same sum in any order.
+// Units is a weight of at most 1 as a whole number of units, rounded down. Whole numbers have the same sum in any
+// order.
 func Units(w float32) uint64 { return uint64(w * (1 << UnitBits)) }
 
 // Sum is the sum of e^(x-top) in units. No x may be larger than top.

@@ -6,6 +6,7 @@ import (
 
 	"strobe/internal/backend"
 	"strobe/internal/quant"
+	softmax "strobe/internal/weight"
 )
 
 // Backend runs models on a device. Operations append to a list; EndStep turns the list into kernel launches, or replays
@@ -26,6 +27,7 @@ type Backend struct {
 	turn          int // counts steps, to forget the recordings used least recently
 	spare         scratch
 	counter       Addr                   // zero between launches
+	weightTable   Addr                   // weight.Table
 	blockAddr     Addr                   // what changes from step to step, on the device
 	blockHost     []byte                 // and here
 	tables        []*KVTables            // of the step in progress
@@ -57,11 +59,15 @@ func New(d Driver) (*Backend, error) {
 	if err == nil {
 		b.counter, err = d.Alloc(4 * RouterCounters)
 	}
+	if err == nil {
+		b.weightTable, err = d.Alloc(4 * len(softmax.Table))
+	}
 	if err != nil {
 		d.Close()
 		return nil, err
 	}
 	d.Fill(b.counter, 0, 4*RouterCounters)
+	d.Upload(b.weightTable, bytesOf(softmax.Table[:]))
 	return b, nil
 }
 

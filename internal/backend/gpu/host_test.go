@@ -132,7 +132,8 @@ func TestManyStreamsReplay(t *testing.T) {
 	for range rounds {
 		var segs []model.Segment
 		for _, s := range seqs[:1+r.IntN(8)] {
-			segs = append(segs, model.Segment{Seq: s, Tokens: make([]int32, 1+r.IntN(7)), Logits: model.LogitsAll, Want: sample.WantBest})
+			segs = append(segs, model.Segment{Seq: s, Tokens: make([]int32, 1+r.IntN(7)), Logits: model.LogitsAll,
+				Want: sample.WantBest})
 		}
 		if _, err := m.Forward(segs); err != nil {
 			t.Fatal(err)
@@ -480,7 +481,8 @@ func TestCalibrateCompilesAll(t *testing.T) {
 		for _, n := range []int{20, 64, 65, 100, 500, model.MaxRows} {
 			seq := m.NewSeq()
 			pass("prompt", seq, model.Segment{Tokens: make([]int32, n), Prompt: true, Logits: model.LogitsLast})
-			pass("a token after a prompt", seq, model.Segment{Tokens: []int32{1}, Logits: model.LogitsAll, Want: sample.WantBest})
+			pass("a token after a prompt", seq, model.Segment{Tokens: []int32{1}, Logits: model.LogitsAll,
+				Want: sample.WantBest})
 			seq.Close()
 		}
 		for n := 1; n <= 64; n++ {
@@ -496,7 +498,8 @@ func TestCalibrateCompilesAll(t *testing.T) {
 				fork.Close()
 			}
 			if n > 2 {
-				pass("tree", seq, model.Segment{Tokens: make([]int32, n), Parents: parents, Logits: model.LogitsAll, Want: sample.WantBest})
+				pass("tree", seq, model.Segment{Tokens: make([]int32, n), Parents: parents, Logits: model.LogitsAll,
+					Want: sample.WantBest})
 			}
 			seq.Close()
 		}

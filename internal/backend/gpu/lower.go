@@ -890,7 +890,7 @@ func (l *lowering) single(i int) int {
 			x = l.plain(o.a).in()
 		}
 		spare := l.take(CandidateScratch(int(o.a.rows), int(o.a.cols)))
-		l.out = sm.Candidates(l.out, o.ids, x, o.a.out(), int(o.a.rows), int(o.a.cols), o.n != 0, spare)
+		l.out = sm.Candidates(l.out, o.ids, x, o.a.out(), int(o.a.rows), int(o.a.cols), o.v, spare)
 		b.spare.give(spare)
 	case opKVWrite:
 		k, v := l.in(o.a), l.in(o.b)

@@ -301,8 +301,8 @@ type maxArgs struct {
 }
 
 type candidateArgs struct {
-	dst, keys, groups, sums, x Addr
-	cols, parts, stride, _     int32
+	dst, keys, groups, sums, x, table Addr
+	cols, parts, stride, _            int32
 }
 
 // CandidateScratch is the memory that Candidates needs between its kernels: the best of every part, the maxima of its
@@ -315,14 +315,14 @@ func CandidateScratch(rows, cols int) int {
 // selectThreads is the size of a block, each of whose threads has a group of columns.
 const selectThreads = 256
 
-// Candidates finds the largest values of every row of x, and with total the weight of the row. plain gets the rows if x
-// has pieces, and is x otherwise.
-func (s *Small) Candidates(ls []Launch, dst Addr, x In, plain Out, rows, cols int, total bool, scratch Addr) []Launch {
+// Candidates finds the largest values of every row of x, and with a table (weight.Table) the weight of the row. plain
+// gets the rows if x has pieces, and is x otherwise.
+func (s *Small) Candidates(ls []Launch, dst Addr, x In, plain Out, rows, cols int, table, scratch Addr) []Launch {
 	parts := (cols + selectPart - 1) / selectPart
 	n := Addr(rows * parts)
-	a := candidateArgs{dst: dst, keys: scratch, sums: scratch + 8*n, groups: scratch + 16*n, x: plain.P, cols: int32(cols),
-		parts: int32(parts), stride: int32(plain.Stride)}
-	if !total {
+	a := candidateArgs{dst: dst, keys: scratch, sums: scratch + 8*n, groups: scratch + 16*n, x: plain.P, table: table,
+		cols: int32(cols), parts: int32(parts), stride: int32(plain.Stride)}
+	if table == 0 {
 		a.sums = 0
 	}
 	first := selectArgs{keys: a.keys, x: x, rows: int32(rows), cols: int32(cols), k: 1, parts: int32(parts)}
@@ -332,7 +332,7 @@ func (s *Small) Candidates(ls []Launch, dst Addr, x In, plain Out, rows, cols in
 	}
 	ls = s.launch(ls, "select_groups", [3]int{parts, rows, 1}, selectThreads, 64+4*(selectPart/256+1),
 		append(Args(first), Args(rest)...))
-	if total {
+	if table != 0 {
 		ls = s.launch(ls, "select_weights", [3]int{parts, rows, 1}, selectThreads, 64, Args(a))
 	}
 	shared := 8*backend.MaxCandidates + 4*256 + 16

@@ -552,7 +552,7 @@ func (b *Backend) TopK(ids backend.Ints, logp, x backend.Tensor, k int) {
 func (b *Backend) Candidates(dst backend.Ints, x backend.Tensor, total bool) {
 	o := op{kind: opCandidates, a: viewOf(x), ids: dst.(*ints).addr}
 	if total {
-		o.n = 1
+		o.v = b.weightTable
 	}
 	*b.next() = o
 	b.done()

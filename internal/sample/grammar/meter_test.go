@@ -53,8 +53,8 @@ func TestOneBudget(t *testing.T) {
 	}
 }
 
-// TestQuick: what others would wait for is a small part of the limit. The sum is the same with what another answer found
-// before, and within 2 % in two attempts: the second one finds some states that the first one made.
+// TestQuick: what others would wait for is a small part of the limit. The sum is the same with what another answer
+// found before, and within 2 % in two attempts: the second one finds some states that the first one made.
 func TestQuick(t *testing.T) {
 	for schema, text := range map[string]string{
 		`{"type":"string","pattern":"a.{0,300}b.{0,300}c"}`:                                   `"` + strings.Repeat("ab", 20),

@@ -87,7 +87,8 @@ func (s Suite) Samplers(t *testing.T, m *model.Model, prompt []int32, n int) {
 				return x
 			}
 			t.Run(fmt.Sprintf("%d, constrained %t", i, constrained), func(t *testing.T) {
-				want := run(speculate.Options{Draft: speculate.Off}, func() speculate.Sampler { return wholeRows{plain()} })[0]
+				whole := func() speculate.Sampler { return wholeRows{plain()} }
+				want := run(speculate.Options{Draft: speculate.Off}, whole)[0]
 				knows.texts = [][]int32{slices.Concat(prompt, want)}
 				chosen := func() speculate.Sampler { return plain() }
 				for _, o := range []speculate.Options{{Draft: speculate.Off},

@@ -201,28 +201,17 @@ struct CandidateArgs {
   const u32* groups; // [rows][parts][256]
   u64* sums;         // [rows][parts]: the weight of every part, or null
   const float* x;
+  const float* table; // weight.Table
   int cols, parts, stride, pad;
 };
 
-// The bits of 2^(i/64), as weight.Table.
-TABLE u32 weight_table[64] = {
-  0x3f800000, 0x3f8164d2, 0x3f82cd87, 0x3f843a29, 0x3f85aac3, 0x3f871f62, 0x3f88980f, 0x3f8a14d5,
-  0x3f8b95c2, 0x3f8d1adf, 0x3f8ea43a, 0x3f9031dc, 0x3f91c3d3, 0x3f935a2b, 0x3f94f4f0, 0x3f96942d,
-  0x3f9837f0, 0x3f99e046, 0x3f9b8d3a, 0x3f9d3eda, 0x3f9ef532, 0x3fa0b051, 0x3fa27043, 0x3fa43516,
-  0x3fa5fed7, 0x3fa7cd94, 0x3fa9a15b, 0x3fab7a3a, 0x3fad583f, 0x3faf3b79, 0x3fb123f6, 0x3fb311c4,
-  0x3fb504f3, 0x3fb6fd92, 0x3fb8fbaf, 0x3fbaff5b, 0x3fbd08a4, 0x3fbf179a, 0x3fc12c4d, 0x3fc346cd,
-  0x3fc5672a, 0x3fc78d75, 0x3fc9b9be, 0x3fcbec15, 0x3fce248c, 0x3fd06334, 0x3fd2a81e, 0x3fd4f35b,
-  0x3fd744fd, 0x3fd99d16, 0x3fdbfbb8, 0x3fde60f5, 0x3fe0ccdf, 0x3fe33f89, 0x3fe5b907, 0x3fe8396a,
-  0x3feac0c7, 0x3fed4f30, 0x3fefe4ba, 0x3ff28177, 0x3ff5257d, 0x3ff7d0df, 0x3ffa83b3, 0x3ffd3e0c,
-};
-
 // weight.Exp, bit for bit, and its units.
-DEV u64 weight_units(float x) {
+DEV u64 weight_units(float x, const float* table) {
   if (!(x > -87.f)) return 0;
   int n = (int)fadd(fmul(x, 92.33248261893209f), -0.5f);
   float r = fadd(fadd(x, -fmul((float)n, 0.010833740234375f)), -fmul((float)n, -3.3155381258549027e-06f));
   float p = fadd(fadd(1.f, r), fmul(fmul(r, r), 0.5f));
-  float w = fmul(fmul(bits_f(weight_table[n & 63]), bits_f((u32)((n >> 6) + 127) << 23)), p);
+  float w = fmul(fmul(table[n & 63], bits_f((u32)((n >> 6) + 127) << 23)), p);
   return (u64)fmul(w, 17592186044416.f);
 }
 
@@ -243,7 +232,7 @@ KERNEL(select_weights, CandidateArgs, p, 256, 1) {
 #pragma unroll 4
   for (int i = 0; i < EACH; i++) {
     int c = part * PART + i * 256 + TID;
-    if (c < p.cols) sum += weight_units(fadd(x[c], -top));
+    if (c < p.cols) sum += weight_units(fadd(x[c], -top), p.table);
   }
 #pragma unroll
   for (int i = 16; i; i >>= 1) sum += shfl_xor64(sum, i);

@@ -17,13 +17,14 @@ var tables = [...]table{
 	kernel.Generic: generic,
 	kernel.AVX2: {
 		axpyAVX2, addAVX2, scaleAVX2, scaleMulAVX2, sigmoidAVX2, siluAVX2, siluMulAVX2, geluMulAVX2, sigmoidMulAVX2,
-		softcapAVX2, sumSquaresAVX2, dotAVX2, maximumAVX2, indexOfAVX2, expSumAVX2, weightSumAVX2, rotateAVX2, loadQ80AVX2, storeQ80AVX2,
-		loadQ40AVX2, loadQ41AVX2, loadTurbo3AVX2, loadTurbo4AVX2,
+		softcapAVX2, sumSquaresAVX2, dotAVX2, maximumAVX2, indexOfAVX2, expSumAVX2, weightSumAVX2, rotateAVX2,
+		loadQ80AVX2, storeQ80AVX2, loadQ40AVX2, loadQ41AVX2, loadTurbo3AVX2, loadTurbo4AVX2,
 	},
 	kernel.AVX512: {
 		axpyAVX512, addAVX512, scaleAVX512, scaleMulAVX512, sigmoidAVX512, siluAVX512, siluMulAVX512, geluMulAVX512,
 		sigmoidMulAVX512, softcapAVX512, sumSquaresAVX512, dotAVX512, maximumAVX512, indexOfAVX512, expSumAVX512,
-		weightSumAVX512, rotateAVX512, loadQ80AVX512, storeQ80AVX512, loadQ40AVX512, loadQ41AVX512, loadTurbo3AVX512, loadTurbo4AVX512,
+		weightSumAVX512, rotateAVX512, loadQ80AVX512, storeQ80AVX512, loadQ40AVX512, loadQ41AVX512, loadTurbo3AVX512,
+		loadTurbo4AVX512,
 	},
 }
 
