@@ -92,10 +92,11 @@ type docRunner struct {
 // notHere are programs whose commands a page may show without a test that runs them there.
 var notHere = []string{"docker", "systemctl", "./install.sh", "packaging/release"}
 
-// elsewhere are commands that other tests stand for: the first is TestRelease, the second this run, the others change
-// the module that they stand in.
+// elsewhere are commands that other tests stand for: the first is TestRelease, the second this run, the next two change
+// the module that they stand in, and the last are tested in their package.
 var elsewhere = []string{"./try", "go run ./internal/tests", "go mod edit -require strobe@v0.0.0 -replace strobe=../strobe",
-	"go mod tidy"}
+	"go mod tidy", "go run ./internal/mutate -n 30 -seed 1 ./internal/pflash",
+	"go run ./internal/mutate -n 15 ./internal/engine -- -run 'Pool|Restore'"}
 
 // TestDocCommands runs every command of the README and of docs as it stands there: with the built-in pair, golden
 // models under the names that the pages use, a hub and a server on this machine.

@@ -44,6 +44,9 @@ func samplers() []sample.Params {
 	}
 }
 
+// fewSamplers are those that devices in software have time for: one for each way of choosing.
+var fewSamplers = []int{3, 6, 9}
+
 // Samplers: every sampler, with and without a constraint, with and without drafts, says with what the device chose of
 // each row what it says with whole rows. Two streams run side by side, so that one's wants do not spoil the other's.
 func (s Suite) Samplers(t *testing.T, m *model.Model, prompt []int32, n int) {
@@ -77,6 +80,9 @@ func (s Suite) Samplers(t *testing.T, m *model.Model, prompt []int32, n int) {
 	var others func() speculate.Sampler // the sampler before: what runs beside
 	for i, p := range samplers() {
 		p.Seed = uint64(i)
+		if s.Few > 0 && !slices.Contains(fewSamplers, i) {
+			continue
+		}
 		for _, constrained := range []bool{false, true} {
 			plain := func() *sample.Sampler {
 				x := sample.New(p, m.Vocab)
@@ -91,8 +97,13 @@ func (s Suite) Samplers(t *testing.T, m *model.Model, prompt []int32, n int) {
 				want := run(speculate.Options{Draft: speculate.Off}, whole)[0]
 				knows.texts = [][]int32{slices.Concat(prompt, want)}
 				chosen := func() speculate.Sampler { return plain() }
-				for _, o := range []speculate.Options{{Draft: speculate.Off},
-					{Draft: knows.Name(), Fixed: true, Max: 5, Tree: speculate.TreeOff}, {Draft: knows.Name(), Fixed: true, Tree: 12}} {
+				chain := speculate.Options{Draft: knows.Name(), Fixed: true, Max: 5, Tree: speculate.TreeOff}
+				tree := speculate.Options{Draft: knows.Name(), Fixed: true, Tree: 12}
+				modes := []speculate.Options{chain, tree, {Draft: speculate.Off}}
+				if s.Few > 0 {
+					modes = modes[:1]
+				}
+				for _, o := range modes {
 					both := []func() speculate.Sampler{chosen}
 					if others != nil {
 						both = append(both, others)
