@@ -130,7 +130,7 @@ func TestGrammarMemory(t *testing.T) {
 	long := strings.Repeat("k", maxGrammarBytes/5)
 	for i := range 20 {
 		key := long + fmt.Sprint(i)
-		if get(key) != get(key) {
+		if first := get(key); get(key) != first {
 			t.Errorf("%d is compiled twice", i)
 		}
 		sum := 0

@@ -131,7 +131,7 @@ func (m *Matcher) follow() {
 // settled follows the accepted text to its end.
 func (m *Matcher) settled() {
 	if len(m.text) > 0 || m.config == unknown {
-		m.m.work.begin(nil, 0)
+		m.m.work.begin(context.Background(), 0)
 		m.follow()
 	}
 }
@@ -176,7 +176,7 @@ func (m *Matcher) next(id int32) int32 {
 	if m.ended || len(p) == 0 || len(p) > maxPiece {
 		return dead
 	}
-	m.m.work.begin(nil, 0)
+	m.m.work.begin(context.Background(), 0)
 	c := m.config
 	for _, b := range p {
 		if c = m.m.step(c, b); c < 0 {
@@ -250,7 +250,7 @@ func (m *Matcher) Mask(logits []float32) {
 	var allowed bitset
 	some := false
 	if m.pending == nil {
-		m.Prepare(nil, false)
+		m.Prepare(context.Background(), false)
 	}
 	if m.Err() == nil && !m.ended {
 		allowed = m.pending

@@ -47,7 +47,7 @@ func TestOneBudget(t *testing.T) {
 			t.Errorf("%.40s: %v, want too much work", text, m.Err())
 		}
 		m.Accept('a' + 1)
-		if m.m.work.begin(nil, 0); m.Prepare(nil, false) != true || m.m.work.now > slack {
+		if m.m.work.begin(context.Background(), 0); m.Prepare(context.Background(), false) != true || m.m.work.now > slack {
 			t.Errorf("%.40s: a grammar that was given up goes on with %d units", text, m.m.work.now)
 		}
 	}
@@ -144,7 +144,7 @@ func TestManyRequired(t *testing.T) {
 		m := g.NewMatcher(v)
 		most := 0
 		for i, id := range greedy(v, text(vals)) {
-			m.Prepare(nil, false)
+			m.Prepare(context.Background(), false)
 			if most = max(most, m.m.work.total()); most > quickWork {
 				t.Fatalf("%s: token %d takes %d units, others wait for %d", value, i, most, quickWork)
 			}
