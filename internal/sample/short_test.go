@@ -229,3 +229,30 @@ func TestTokensStay(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkShort is what a sampled row costs the host when the device has chosen its candidates.
+func BenchmarkShort(b *testing.B) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	const vocab = 248320
+	list := shortOf(randomRow(rng, vocab, 3), 130)
+	for _, c := range []struct {
+		name string
+		p    Params
+	}{
+		{"defaults", Params{Temp: 0.8, TopK: 40, TopP: 0.95, MinP: 0.05}},
+		{"defaults, ends forbidden", Params{Temp: 0.8, TopK: 40, TopP: 0.95, MinP: 0.05,
+			LogitBias: map[int32]float32{vocab - 1: negInf, vocab - 2: negInf}}},
+		{"penalties", Params{Temp: 0.7, TopK: 20, TopP: 0.8, PresencePenalty: 1.5}},
+		{"top-p alone", Params{Temp: 0.8, TopP: 0.5}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			s := New(c.p, vocab)
+			for range 64 {
+				s.Accept(int32(rng.IntN(vocab)))
+			}
+			for b.Loop() {
+				s.SampleShort(list)
+			}
+		})
+	}
+}

@@ -95,6 +95,26 @@ func TestSaltPerKey(t *testing.T) {
 	}
 }
 
+// TestKeysSeparatePrefixes: cached_tokens does not tell a key what another one asked.
+func TestKeysSeparatePrefixes(t *testing.T) {
+	f := start(t, options{config: Config{Keys: []string{"one", "two"}}})
+	body := encode(t, dict{"prompt": strings.Repeat("a b ", 60), "max_tokens": 1})
+	cached := func(key string) int {
+		status, b := f.do("POST", "/v1/completions", body, "X-Api-Key", key)
+		usage, _ := decodeObject(t, b)["usage"].(map[string]any)
+		details, _ := usage["prompt_tokens_details"].(map[string]any)
+		n, ok := details["cached_tokens"].(float64)
+		if status != 200 || !ok {
+			t.Fatalf("%d %s", status, b)
+		}
+		return int(n)
+	}
+	if first, again, other, own := cached("one"), cached("one"), cached("two"), cached("two"); first != 0 || again == 0 ||
+		other != 0 || own != again {
+		t.Errorf("cached tokens: %d, then %d; another key %d, then %d", first, again, other, own)
+	}
+}
+
 // TestKeysSeparateSlots: what one key saved no other one restores.
 func TestKeysSeparateSlots(t *testing.T) {
 	f := start(t, options{config: Config{Keys: []string{"one", "two"}}})
