@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/testkit"
 )
@@ -92,6 +93,18 @@ func TestLossySettingsShareNoPrefix(t *testing.T) {
 				t.Errorf("%+v, again %d: %d tokens cached", opt, again, n)
 			}
 			stop(t, e)
+		}
+	}
+}
+
+// TestManyLogProbs: more alternatives than a shortlist is sure to have need the whole row.
+func TestManyLogProbs(t *testing.T) {
+	m := loadGolden(t, "qwen3", false)
+	defer m.Close()
+	for n, want := range map[int]sample.Want{5: sample.WantBest, sample.ShortLen: sample.WantBest,
+		sample.ShortLen + 1: sample.WantRow} {
+		if got := m.newSampler(&Request{Tokens: []int32{1}, LogProbs: n}).Wants(m.Target.Vocab); got != want {
+			t.Errorf("%d alternatives: wants %d, expected %d", n, got, want)
 		}
 	}
 }

@@ -256,3 +256,19 @@ func BenchmarkShort(b *testing.B) {
 		})
 	}
 }
+
+// TestTopPBorder: the token that reaches the mass exactly is the last one kept, from a list and from the row.
+func TestTopPBorder(t *testing.T) {
+	row := []float32{1, 1, 0, 0}
+	for seed := range uint64(20) {
+		for _, p := range []Params{{Temp: 1, TopK: 2, TopP: 0.5, Seed: seed}, {Temp: 1, TopK: 2, TopP: 0.4, Seed: seed}} {
+			s := New(p, len(row))
+			if id, ok := s.SampleShort(shortOf(row, 3)); id != 0 || !ok {
+				t.Errorf("top-p %g of two equal tokens: %d (%t) from a list", p.TopP, id, ok)
+			}
+			if id := s.Sample(slices.Clone(row)); id != 0 {
+				t.Errorf("top-p %g of two equal tokens: %d", p.TopP, id)
+			}
+		}
+	}
+}
