@@ -261,7 +261,7 @@ KERNEL(select_candidates, CandidateArgs, p, 256, 1) {
   for (int shift = 24; shift >= 0; shift -= 8) {
     count[TID] = 0;
     SYNC();
-    u32 prefix = state[0];
+    u32 prefix = state[0], wanted = state[1];
     for (int i = TID; i < p.parts * 256; i += 256) {
       u32 g = groups[i];
       if (g == NOT_FINITE) atom_add_shared(saddr(state + 3), 1);
@@ -269,7 +269,7 @@ KERNEL(select_candidates, CandidateArgs, p, 256, 1) {
     }
     SYNC();
     if (TID < 32) { // lane l has digits 8l to 8l+7; the groups with larger digits come first
-      u32 wanted = state[1], own = 0;
+      u32 own = 0;
       for (int i = 0; i < 8; i++) own += count[8 * lane + i];
       u32 above = own; // of this lane and those after it
 #pragma unroll
