@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 )
@@ -163,24 +164,29 @@ func TestNewConnectionsStay(t *testing.T) {
 			t.Fatalf("%v, %v", ok, victims)
 		}
 	}
-	if len(l.idle) != 0 {
+	idle := func() []*conn {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return slices.Clone(l.idle)
+	}
+	if len(idle()) != 0 {
 		t.Error("a new connection counts as idle")
 	}
 	l.state(a, http.StateActive)
-	eventually(t, "the silent connection counts as idle", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return len(l.idle) > 0
-	})
-	if l.idle[0] != b || len(l.idle) != 1 {
-		t.Errorf("idle are %v", l.idle)
+	eventually(t, "the silent connection counts as idle", func() bool { return len(idle()) > 0 })
+	if got := idle(); got[0] != b || len(got) != 1 {
+		t.Errorf("idle are %v", got)
 	}
-	if ok, victims := l.admit(&conn{l: l, addr: "c"}); !ok || len(victims) != 1 || victims[0] != b {
+	c := &conn{l: l, addr: "c"}
+	if ok, victims := l.admit(c); !ok || len(victims) != 1 || victims[0] != b {
 		t.Errorf("%v, %v", ok, victims)
 	}
 	l.state(b, http.StateIdle) // what the HTTP server says of one that is closed already
-	if len(l.idle) != 0 {
+	if slices.Contains(idle(), b) {
 		t.Error("a closed connection counts as idle")
+	}
+	for _, x := range []*conn{a, c} {
+		l.state(x, http.StateClosed)
 	}
 }
 
