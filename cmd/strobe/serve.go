@@ -253,7 +253,7 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	stopping := sync.OnceFunc(func() {
 		log.Info("stopping; a second signal ends it at once", "waits for", "running requests", "at most", o.drain)
 	})
-	defer context.AfterFunc(cmd.Context(), stopping)() // nothing is said once this has returned
+	defer context.AfterFunc(cmd.Context(), stopping)() // no log line after the command has returned
 	defer func() {
 		if cmd.Context().Err() != nil {
 			stopping() // also when all ended before it could be said

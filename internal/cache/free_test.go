@@ -57,7 +57,7 @@ func TestPackFrees(t *testing.T) {
 	if b, err = m.Begin([]cache.Segment{{Seq: s, Rows: 3}}); err != nil {
 		t.Fatal(err)
 	}
-	b.Done() // rows that nobody keeps
+	b.Done() // the rows are not committed
 	if s.Pack(); d.Live() != held-3 || s.Open() != 0 {
 		t.Errorf("%d of 3 rows of the tape given back", held-d.Live())
 	}

@@ -171,8 +171,8 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 		return nil, fmt.Errorf("%w: made by another model", errDamaged)
 	}
 	at += len(d.model)
-	whose := salt(b[at : at+len(salt{})])
-	at += len(whose)
+	owner := salt(b[at : at+len(salt{})])
+	at += len(owner)
 	target, drafters := int64(le.Uint64(b[at:])), int64(le.Uint64(b[at+8:]))
 	of, n := set(le.Uint64(b[at+16:])), int64(le.Uint32(b[at+24:]))
 	head := int64(fixed) + 4*n + 4
@@ -188,7 +188,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	if crc32.ChecksumIEEE(b[:head-4]) != le.Uint32(b[head-4:]) {
 		return nil, fmt.Errorf("%w: checksum of the header differs", errDamaged)
 	}
-	out := &diskFile{path: path, drafts: of, head: head, size: info.Size(), text: text{whose, make([]int32, n)}}
+	out := &diskFile{path: path, drafts: of, head: head, size: info.Size(), text: text{owner, make([]int32, n)}}
 	for i := range out.tokens {
 		out.tokens[i] = int32(le.Uint32(b[fixed+4*i:]))
 	}

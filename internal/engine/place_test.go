@@ -232,7 +232,7 @@ func TestAnnouncedMemory(t *testing.T) {
 		x.Announced < weights+reserve || x.Announced > weights+weights/4+reserve {
 		t.Errorf("%+v; the weights take %d", x, weights)
 	}
-	d.left.Add(-1000) // somebody else, or what nobody announced
+	d.left.Add(-1000) // another program, or memory that was not announced
 	if x := get(); x.Used != weights+1000 {
 		t.Errorf("%+v", x)
 	}

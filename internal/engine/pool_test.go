@@ -446,7 +446,7 @@ func TestGivenUpPlaceIsFree(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("the model behind one that was given up is not loaded although it fits")
 	}
-	// Nobody waits behind: the next one to come must not find the place taken either.
+	// The line is empty: the next request must not find the place taken either.
 	p.cfg.Wait = time.Millisecond
 	if _, err := p.Acquire(t.Context(), "big"); !errors.Is(err, ErrNoRoom) {
 		t.Errorf("no room: %v", err)

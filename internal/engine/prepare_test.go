@@ -9,7 +9,7 @@ import (
 	"strobe/internal/speculate"
 )
 
-// slow is a constraint one mask of which takes as long as the test wants.
+// slow is a constraint with a mask that takes as long as the test wants.
 type slow struct {
 	from  int // tokens before that mask
 	n     int
@@ -53,7 +53,7 @@ func (s *slow) Prepare(ctx context.Context, quick bool) bool {
 	return true
 }
 
-// TestWorkBeside: a mask that takes long holds nobody else up, also in the middle of accepted guesses, and does not
+// TestWorkBeside: a mask that takes long delays no other request, also in the middle of accepted guesses, and does not
 // change the text.
 func TestWorkBeside(t *testing.T) {
 	accepted := fixed

@@ -138,7 +138,7 @@ func (l *loop) running() (n int) {
 	return n
 }
 
-// pausable reports whether a job can begin anew with the same text: nothing that it was told of a failed pass is in it,
+// pausable reports whether a job can begin anew with the same text: nothing of a failed pass is in it,
 // and generated tokens are remembered as those of a prompt are.
 func (l *loop) pausable(j *job) bool {
 	return j.running() && !j.stream.Done() && j.stream.Err() == nil && (j.consistent() || len(j.out) == 0) &&

@@ -29,7 +29,7 @@ type Request struct {
 	// NoCache neither looks for a cached beginning of the prompt nor keeps anything.
 	NoCache bool
 	// Salt separates clients in the prefix cache, in memory and on disk: a beginning of a prompt is shared by requests of
-	// the same salt only, so that nobody learns from cached tokens what others asked. "" is a salt like any other.
+	// the same salt only: cached_tokens must not show one client what another asked. "" is a salt like any other.
 	Salt string
 	// Checkpoints are prompt lengths worth remembering: message boundaries after which a later request
 	// may differ, such as the length before the opening of the assistant's turn. Attention-only

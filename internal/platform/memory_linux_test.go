@@ -22,7 +22,7 @@ func TestPopulate(t *testing.T) {
 	}
 	defer m.Close()
 	if err := unix.Madvise(m.Bytes()[:1], unix.MADV_POPULATE_READ); errors.Is(err, unix.EINVAL) {
-		t.Skip("the kernel has no MADV_POPULATE_READ")
+		t.Skip("needs Linux 5.14 or later: this kernel has no MADV_POPULATE_READ")
 	}
 	faults := func() int64 {
 		var u unix.Rusage

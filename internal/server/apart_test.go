@@ -18,7 +18,7 @@ import (
 	"strobe/internal/testkit"
 )
 
-// TestKeysSeparateResponses: nobody reads, continues, deletes or redefines what belongs to another key.
+// TestKeysSeparateResponses: a key cannot read, continue, delete or redefine what belongs to another key.
 func TestKeysSeparateResponses(t *testing.T) {
 	f := start(t, options{template: hermesTemplate, config: Config{Keys: []string{"one", "two"}}})
 	as := func(key, method, path string, body any) (int, dict) {
@@ -73,7 +73,7 @@ func TestKeysSeparateResponses(t *testing.T) {
 	}
 }
 
-// TestSaltPerKey: the engine hears whose request it is, by a hash, and nothing on a server without keys.
+// TestSaltPerKey: requests carry a hash of their key to the engine, and nothing on a server without keys.
 func TestSaltPerKey(t *testing.T) {
 	salts := map[string]string{}
 	for _, keys := range [][]string{nil, {"one", "two"}} {

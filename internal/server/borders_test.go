@@ -76,11 +76,11 @@ func TestUpstreamChunksComeAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		came := false
-		for sc := bufio.NewScanner(resp.Body); !came && sc.Scan(); {
-			came = strings.Contains(sc.Text(), "one")
+		found := false
+		for sc := bufio.NewScanner(resp.Body); !found && sc.Scan(); {
+			found = strings.Contains(sc.Text(), "one")
 		}
-		if !came {
+		if !found {
 			t.Errorf("%s: the first chunk does not come before the last", path)
 		}
 		goOn <- struct{}{}

@@ -56,7 +56,7 @@ func badUpstream(msg string) *apiError {
 	return &apiError{Status: http.StatusBadGateway, Type: "server_error", Code: "upstream_failed", Message: msg}
 }
 
-// internal reports a fault of this server or of its files: clients are not told where those lie.
+// internal reports a fault of this server or of its files, without their paths.
 func internal(code string, err error) *apiError {
 	return &apiError{Status: http.StatusInternalServerError, Type: "server_error", Code: code,
 		Message: withoutPaths(err), Log: err.Error()}
@@ -65,7 +65,7 @@ func internal(code string, err error) *apiError {
 // folders are what stands before the last slash of a file's name or an address, with spaces in between.
 var folders = regexp.MustCompile(`[^\s"']*[/\\](?:[^"':\n]*[/\\])?`)
 
-// withoutPaths is an error with files called by their name alone: where they lie is nobody's business.
+// withoutPaths is an error that names files without their folders: clients must not see the server's paths.
 func withoutPaths(err error) string {
 	msg := err.Error()
 	var network *net.OpError

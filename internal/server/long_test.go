@@ -13,7 +13,7 @@ import (
 // that its first byte comes as soon as that of a short prompt.
 func TestLongSecondTurn(t *testing.T) {
 	if os.Getenv("STROBE_E2E") == "" {
-		t.Skip("STROBE_E2E is not set: 50,000 tokens take minutes; e2e/run runs it, TestSecondTurn a shorter one")
+		t.Skip("needs STROBE_E2E, which e2e/run sets: 50,000 tokens take minutes; TestSecondTurn is shorter")
 	}
 	f := start(t, options{
 		model:    "qwen35",

@@ -74,7 +74,7 @@ func TestLong(t *testing.T) {
 		}
 	}
 	t.Chdir(dir)
-	t.Setenv(testkit.LongVariable, "1") // of whoever runs this
+	t.Setenv(testkit.LongVariable, "1") // as if this run were a long one
 	t.Setenv("GOFLAGS", "")
 	const lack = "skipped for other reasons: 1\n  m/good TestLack: no GPU\n"
 	const long = "skipped because they are long, go run ./internal/tests -long runs them: 1\n  m/good: 1\n"

@@ -591,7 +591,7 @@ func TestFailureTakesOut(t *testing.T) {
 	}
 }
 
-// TestClientLeavesEarly: a client that leaves before the answer began is no failure of the replica, and nobody else is
+// TestClientLeavesEarly: a client that leaves before the answer began is no failure of the replica, and no other replica is
 // asked.
 func TestClientLeavesEarly(t *testing.T) {
 	a, b := newFake(t, "m"), newFake(t, "m")

@@ -352,7 +352,7 @@ func each(n int, fn func(i int)) {
 	}
 	var wg sync.WaitGroup
 	var failed atomic.Pointer[backend.Panic]
-	var next atomic.Int64 // whoever is done takes the next
+	var next atomic.Int64 // the next strip that a free core takes
 	for range workers {
 		wg.Go(func() {
 			defer backend.KeepPanic(&failed)

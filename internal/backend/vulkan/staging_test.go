@@ -11,7 +11,7 @@ import (
 	"strobe/internal/backend/gpu"
 )
 
-// lazy is a device that does nothing before somebody waits for it: what the host changes too early shows. It needs no
+// lazy is a device that does nothing before it is waited for: what the host changes too early shows. It needs no
 // Vulkan.
 type lazy struct {
 	memory    map[uint64][]byte // of buffers, by handle

@@ -78,7 +78,7 @@ func (w *meter) remember(before int) {
 	w.attempt = before
 }
 
-// cached counts work that somebody else may have done.
+// cached counts work whose result another request may have left in the cache.
 func (w *meter) cached(n int) bool {
 	w.attempt += n
 	return w.spend(0)

@@ -43,7 +43,7 @@ func TestSamplers(t *testing.T) {
 	t.Run("built in", func(t *testing.T) {
 		tf, _, err := models.Open()
 		if err != nil {
-			t.Skipf("needs the built-in pair: %v", err)
+			t.Skipf("needs the built-in models, which the tag nomodels leaves out: %v", err)
 		}
 		m, err := model.Open(tf, b, model.Options{})
 		if err != nil {
