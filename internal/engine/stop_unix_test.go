@@ -70,8 +70,8 @@ func TestFolderDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// TestCloseWhileLoading: a pool does not wait for a load, and what was loaded too late is closed at once: nothing closes
-// the pool a second time.
+// TestCloseWhileLoading: a pool does not wait for a load, and what was loaded too late is closed at once: nothing
+// closes the pool a second time.
 func TestCloseWhileLoading(t *testing.T) {
 	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3")})
 	begun, goOn := make(chan struct{}), make(chan struct{})

@@ -591,8 +591,8 @@ func TestFailureTakesOut(t *testing.T) {
 	}
 }
 
-// TestClientLeavesEarly: a client that leaves before the answer began is no failure of the replica, and no other replica
-// is asked.
+// TestClientLeavesEarly: a client that leaves before the answer began is no failure of the replica, and no other
+// replica is asked.
 func TestClientLeavesEarly(t *testing.T) {
 	a, b := newFake(t, "m"), newFake(t, "m")
 	ctx, cancel := context.WithCancel(t.Context())
