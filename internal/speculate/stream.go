@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"strobe/internal/backend"
 	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/model"
@@ -51,6 +52,9 @@ type chooser interface {
 	Lowered(id int32) bool                                    // the best id is not to be taken
 	SampleShort(l *sample.Shortlist) (id int32, decided bool) // as Sample, unless the list is too short
 }
+
+// Devices choose at least as many tokens as samplers rely on; with fewer, sampled rows would be read whole, slowly.
+const _ = uint(backend.MinCandidates - sample.ShortLen)
 
 // Token is a generated token.
 type Token struct {
