@@ -59,10 +59,12 @@ func (d *Dict) Get(key string) (any, bool) {
 	return nil, false
 }
 
-// Merge stores everything that from holds.
+// Merge stores everything that from holds, in its order.
 func (d *Dict) Merge(from *Dict) {
-	for h, i := range from.index {
-		d.set(h, from.keys[i], from.values[i])
+	for i, key := range from.keys {
+		if h, err := hashKey(key); err == nil { // always: it was hashed when from took it
+			d.set(h, key, from.values[i])
+		}
 	}
 }
 
@@ -80,14 +82,12 @@ func MapStrings(v any, f func(string) string) any {
 		return out
 	case *Dict:
 		out := NewDict()
-		for h, i := range v.index {
-			if key, ok := h.(string); ok {
-				h = f(key)
-			}
-			out.index[h] = i
-		}
 		for i, k := range v.keys {
-			out.keys = append(out.keys, MapStrings(k, f))
+			key := MapStrings(k, f)
+			if h, err := hashKey(key); err == nil { // always: k was hashed when v took it
+				out.index[h] = i
+			}
+			out.keys = append(out.keys, key)
 			out.values = append(out.values, MapStrings(v.values[i], f))
 		}
 		return out
