@@ -56,6 +56,7 @@ type Memory struct {
 	states  []*states
 	places  []Place
 	seqs    int
+	cached  int // bytes of the prefix cache
 }
 
 // group is the layers of a device that share a window, and hence pages.
@@ -66,6 +67,7 @@ type group struct {
 	layers []backend.KVDims
 	pool   backend.KVPool
 	refs   []int32
+	cached []int32 // sequences of the prefix cache that have a page
 }
 
 // states is the recurrent memory on a device.
@@ -203,7 +205,7 @@ func (g *group) alloc() (int32, error) {
 		return 0, err
 	}
 	for int(p) >= len(g.refs) {
-		g.refs = append(g.refs, 0)
+		g.refs, g.cached = append(g.refs, 0), append(g.cached, 0)
 	}
 	g.refs[p] = 1
 	return p, nil

@@ -61,27 +61,25 @@ func (m *Memory) BytesOf(n int) int {
 	return bytes
 }
 
-// Held is the memory that sequences hold together; pages they share count once.
-func (m *Memory) Held(seqs []*Seq) int {
-	n := 0
-	for _, s := range seqs {
-		if !s.closed {
-			n += m.stateBytes()
-		}
+// Cache counts the sequence as one of the prefix cache, until it is closed. It must be packed and is not extended any
+// more.
+func (s *Seq) Cache() {
+	if s.cached || s.closed {
+		return
 	}
-	for gi, g := range m.groups {
-		seen := make([]bool, len(g.refs))
-		for _, s := range seqs {
-			if s.closed {
+	s.cached = true
+	s.m.cached += s.m.stateBytes()
+	for gi, g := range s.m.groups {
+		for _, p := range s.tables[gi] {
+			if p < 0 {
 				continue
 			}
-			for _, p := range s.tables[gi] {
-				if p >= 0 && !seen[p] {
-					seen[p] = true
-					n += g.pool.PageBytes()
-				}
+			if g.cached[p]++; g.cached[p] == 1 {
+				s.m.cached += g.pool.PageBytes()
 			}
 		}
 	}
-	return n
 }
+
+// CachedBytes is the memory of the sequences of the prefix cache; pages they share count once.
+func (m *Memory) CachedBytes() int { return m.cached }

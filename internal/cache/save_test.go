@@ -332,8 +332,8 @@ func TestCanCut(t *testing.T) {
 	}
 }
 
-// TestHeld: shared pages count once, and everything together is what the memory says.
-func TestHeld(t *testing.T) {
+// TestCachedBytes: shared pages of the prefix cache count once, until the last sequence that has them is cut or closed.
+func TestCachedBytes(t *testing.T) {
 	dev := cpu.New(cpu.Options{Threads: 1})
 	defer dev.Close()
 	r := rand.New(rand.NewPCG(5, 5))
@@ -346,19 +346,41 @@ func TestHeld(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := filled(t, m, 90, r)
-		all := []*cache.Seq{a, b, c}
-		if got := m.Held(all); got != m.UsedBytes() {
-			t.Errorf("%s: held %d, used %d", name, got, m.UsedBytes())
+		c.Pack()
+		check := func(when string, want int) {
+			t.Helper()
+			if got := m.CachedBytes(); got != want {
+				t.Errorf("%s: %d bytes %s, want %d", name, got, when, want)
+			}
 		}
-		if one := m.Held(all[:1]); one != a.Bytes() {
-			t.Errorf("%s: one sequence holds %d, says %d", name, one, a.Bytes())
+		check("before any", 0)
+		a.Cache()
+		a.Cache()
+		check("of one sequence", a.Bytes())
+		b.Cache()
+		c.Cache()
+		check("of all", m.UsedBytes())
+		f, err := a.Fork() // a copy in use is not one of the cache
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.CanCut(70) {
+			if err := b.Truncate(70); err != nil {
+				t.Fatal(err)
+			}
+			check("after one of two that share pages was cut", a.Bytes()+c.Bytes()+m.BytesOf(0))
+			if err := a.Truncate(70); err != nil {
+				t.Fatal(err)
+			}
+			check("after both were cut", a.Bytes()+c.Bytes()+m.BytesOf(0))
 		}
 		b.Close()
-		if got := m.Held([]*cache.Seq{a, c}); got != m.UsedBytes() {
-			t.Errorf("%s: held %d, used %d after Close", name, got, m.UsedBytes())
-		}
+		b.Close()
+		check("after one was closed", a.Bytes()+c.Bytes())
 		a.Close()
 		c.Close()
+		check("after all were closed", 0)
+		f.Close()
 		if m.UsedBytes() != 0 {
 			t.Errorf("%s: %d bytes left", name, m.UsedBytes())
 		}

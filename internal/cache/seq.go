@@ -28,6 +28,7 @@ type Seq struct {
 	kept, window int // what generated tokens see; see Limit
 
 	closed bool
+	cached bool // counts as one of the prefix cache
 	broken bool // a pass is in progress or ended half-way: layers disagree about what they remember
 }
 
@@ -236,6 +237,11 @@ func (s *Seq) trim() {
 
 func (s *Seq) drop(g *group, t []int32, p int) {
 	if t[p] >= 0 {
+		if s.cached {
+			if g.cached[t[p]]--; g.cached[t[p]] == 0 {
+				s.m.cached -= g.pool.PageBytes()
+			}
+		}
 		g.release(t[p])
 		t[p] = -1
 	}
@@ -346,6 +352,9 @@ func (s *Seq) Close() {
 			s.drop(g, s.tables[gi], p)
 		}
 		s.tables[gi] = nil
+	}
+	if s.cached {
+		s.m.cached -= s.m.stateBytes()
 	}
 	s.freeSlots()
 	s.m.seqs--

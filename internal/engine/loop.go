@@ -505,7 +505,7 @@ func (l *loop) publish() {
 	}
 	if l.cache != nil {
 		c = l.cache.stats
-		c.Entries, c.Bytes, c.Limit = len(l.cache.entries), l.cache.bytes, l.cache.limit
+		c.Entries, c.Bytes, c.Limit = len(l.cache.entries), l.cache.bytes(), l.cache.limit
 	}
 	for _, m := range l.drafters {
 		if m != nil {

@@ -25,7 +25,6 @@ type prefixes struct {
 	drafters []*cache.Memory // per source; nil for those that keep nothing
 	limit    int64
 	entries  []*entry // least recently used first
-	bytes    int64
 	stats    CacheStats
 }
 
@@ -211,6 +210,8 @@ func (c *prefixes) add(e *entry, whole int) {
 		return false
 	})
 	c.entries = append(c.entries, e)
+	e.seq.Cache()
+	e.drafts.each((*cache.Seq).Cache)
 	c.shrink(c.limit)
 }
 
@@ -222,11 +223,11 @@ func (e *entry) covers(x *entry) bool {
 
 // shrink takes memory from the least recently used entries until they hold at most limit bytes.
 func (c *prefixes) shrink(limit int64) {
-	for c.measure(); c.bytes > limit && len(c.entries) > 0; c.measure() {
+	for c.bytes() > limit && len(c.entries) > 0 {
 		e := c.entries[0]
 		n := len(e.tokens)
 		// What it takes if no page is shared, and an eighth at least, since pages that are give nothing back.
-		less := max(int((c.bytes-limit)*int64(n)/max(1, e.bytes())), n/8)
+		less := max(int((c.bytes()-limit)*int64(n)/max(1, e.bytes())), n/8)
 		if e.shorten((n - less - 1) / cache.PageTokens * cache.PageTokens) {
 			c.stats.Shortened++
 			continue
@@ -241,27 +242,18 @@ func (c *prefixes) drop(e *entry) {
 	if i := slices.Index(c.entries, e); i >= 0 {
 		c.entries = slices.Delete(c.entries, i, i+1)
 		e.close()
-		c.measure()
 	}
 }
 
-// measure counts the memory of all entries, shared pages once.
-func (c *prefixes) measure() {
-	held := func(m *cache.Memory, of func(*entry) *cache.Seq) int64 {
-		var seqs []*cache.Seq
-		for _, e := range c.entries {
-			if s := of(e); s != nil {
-				seqs = append(seqs, s)
-			}
-		}
-		return int64(m.Held(seqs))
-	}
-	c.bytes = held(c.target, func(e *entry) *cache.Seq { return e.seq })
-	for i, m := range c.drafters {
+// bytes is the memory of all entries; pages they share count once.
+func (c *prefixes) bytes() int64 {
+	n := c.target.CachedBytes()
+	for _, m := range c.drafters {
 		if m != nil {
-			c.bytes += held(m, func(e *entry) *cache.Seq { return e.drafts[i] })
+			n += m.CachedBytes()
 		}
 	}
+	return int64(n)
 }
 
 // abort gives up writing the entry to its file.

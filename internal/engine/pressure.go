@@ -101,7 +101,7 @@ func (l *loop) halve() bool {
 	if l.cache == nil || len(l.cache.entries) == 0 {
 		return false
 	}
-	l.cache.shrink(l.cache.bytes / 2)
+	l.cache.shrink(l.cache.bytes() / 2)
 	return true
 }
 

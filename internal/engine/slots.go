@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 
-	"strobe/internal/cache"
 	"strobe/internal/speculate"
 )
 
@@ -100,7 +99,7 @@ func (e *Engine) SaveSlot(ctx context.Context, slot int, name string) (tokens in
 		if l.disk != nil && !l.stored(x) {
 			l.soon = append(l.soon, x)
 		}
-		out <- saved{n, int64(l.cache.target.Held([]*cache.Seq{x.seq}))}
+		out <- saved{n, int64(x.seq.Bytes())}
 		return nil
 	})
 	if err != nil {

@@ -89,6 +89,8 @@ func (s *Sampler) SampleShort(l *Shortlist) (id int32, ok bool) {
 		want = 1
 	case s.p.TopK > 0:
 		want = s.p.TopK
+	case on(s.p.TopP):
+		return s.sampleMass(l)
 	}
 	c, sure := s.shorten(l, want)
 	if !(s.p.Temp > 0) {
@@ -103,17 +105,6 @@ func (s *Sampler) SampleShort(l *Shortlist) (id int32, ok bool) {
 			return -1, false
 		}
 		c = s.narrow(c, weighTop(c), true)
-	case on(s.p.TopP):
-		if l.Total == 0 {
-			return -1, false
-		}
-		weighTop(c)
-		var reached bool
-		if c, reached = keepFirst(c, share(s.p.TopP, l.Total)); !reached && l.Bound > negInf {
-			return -1, false
-		}
-		slices.SortFunc(c, byID)
-		c = s.minP(c)
 	default: // min-p alone
 		if len(c) == 0 || l.Bound-c[0].Logit > lnBelow(min(s.p.MinP, 1)) {
 			return -1, false
@@ -122,6 +113,29 @@ func (s *Sampler) SampleShort(l *Shortlist) (id int32, ok bool) {
 		slices.SortFunc(c, byID)
 		c = s.minP(c)
 	}
+	return draw(c, s.weigh(c), s.uniform()), true
+}
+
+// sampleMass is SampleShort for top-p without top-k, where no step before changes logits (see Wants). Tokens after the
+// one that reaches the mass are not weighed: nearly always most of the list.
+func (s *Sampler) sampleMass(l *Shortlist) (id int32, ok bool) {
+	if l.Total == 0 {
+		return -1, false
+	}
+	c, sum, want, reached := s.cand[:0], uint64(0), share(s.p.TopP, l.Total), false
+	for i := 0; i < len(l.IDs) && !reached; i++ {
+		x := l.Logit(i)
+		p := weight.Exp(x - l.Logit(0))
+		c = append(c, Candidate{l.IDs[i], x, p})
+		sum += weight.Units(p)
+		reached = sum >= want
+	}
+	s.cand = c
+	if !reached && l.Bound > negInf {
+		return -1, false
+	}
+	slices.SortFunc(c, byID)
+	c = s.minP(c)
 	return draw(c, s.weigh(c), s.uniform()), true
 }
 
