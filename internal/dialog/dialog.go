@@ -139,7 +139,7 @@ func (f *Format) Text(text string, raw bool, done <-chan struct{}) (*Prompt, err
 func (f *Format) text(text string, raw bool, o Options) (*Prompt, error) {
 	var p Prompt
 	var err error
-	if !raw { // whoever writes control tokens means every one of them
+	if !raw || !f.hasControls(text, o.Done) { // control tokens give a prompt a form that must stay whole
 		if text, p.Shortened, err = f.shortenText(text, o); err != nil {
 			return nil, err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"strobe/internal/chat"
 	"strobe/internal/pflash"
+	"strobe/internal/tokenizer"
 )
 
 // limit is how many tokens of contents leave room for an answer in the context, and for what the template adds.
@@ -38,6 +39,15 @@ func waiting(done <-chan struct{}) (context.Context, context.CancelFunc) {
 		}()
 	}
 	return ctx, cancel
+}
+
+// hasControls reports whether control tokens are in a text that is to be parsed for them. Where prompts are not shortened
+// it does not matter, and false saves the work.
+func (f *Format) hasControls(text string, done <-chan struct{}) bool {
+	tok := f.model.Tokenizer
+	return f.model.Prefill.Active() &&
+		slices.ContainsFunc(tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true, Done: done}),
+			func(id int32) bool { return tok.Kind(id) == tokenizer.Control })
 }
 
 // shortenText leaves parts of a text out, if the model was loaded to do so.

@@ -14,6 +14,7 @@ type Sweep struct {
 	Tokens  []int32
 	Queries int  // of how many tokens, the last ones, queries are wanted
 	Rotated bool // queries and keys are wanted after the rotary embedding
+	Rows    int  // tokens of a pass; 0 means MaxRows
 	// Sparse, if set, is how rows attend, where the device can do it; its Tokens are set here.
 	Sparse *backend.Sparse
 	// Layer is called after each attention layer with the queries [Queries, heads x dim] and the keys of all tokens
@@ -39,6 +40,9 @@ func (m *Model) Sweep(ctx context.Context, w Sweep) (err error) {
 	}
 	defer nn.Catch(&err)
 	r := &sweep{Model: m, Sweep: w, b: m.Backend()}
+	if r.Rows <= 0 {
+		r.Rows = MaxRows
+	}
 	defer r.free()
 	if w.Sparse != nil {
 		s := *w.Sparse
@@ -75,11 +79,11 @@ func (r *sweep) layer(ctx context.Context, il int) error {
 	seq := r.NewSeq()
 	defer seq.Close()
 	kept := nn.Kept{Rotated: r.Rotated}
-	for from := 0; from < len(r.Tokens); from += MaxRows {
+	for from := 0; from < len(r.Tokens); from += r.Rows {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := r.chunk(il, seq, from, min(MaxRows, len(r.Tokens)-from), &kept); err != nil {
+		if err := r.chunk(il, seq, from, min(r.Rows, len(r.Tokens)-from), &kept); err != nil {
 			return err
 		}
 	}

@@ -22,6 +22,7 @@ type Scorer struct {
 	Pool    int            // tokens that scores are averaged over
 	Rule    Rule           // of selections
 	Sparse  backend.Sparse // how the model reads; an Alpha of 0 is full attention
+	Rows    int            // tokens of a pass; 0 means as many as suit the device
 
 	model *model.Model
 }
@@ -60,6 +61,26 @@ func (s *Scorer) Kernel() string {
 	return "dense"
 }
 
+// A GPU with gpuRoom free bytes, more than a pass of a small model needs, takes gpuRows tokens at a time: with fewer, the
+// kernels of a layer take longer to begin than to run.
+const (
+	gpuRows = 8 * model.MaxRows
+	gpuRoom = 2 << 30
+)
+
+// rows is how many tokens a pass has. All numbers give the same scores.
+func (s *Scorer) rows() int {
+	if s.Rows > 0 {
+		return s.Rows
+	}
+	if gpu, ok := s.model.Backend().(interface{ Memory() (free, total int) }); ok {
+		if free, _ := gpu.Memory(); free > gpuRoom {
+			return gpuRows
+		}
+	}
+	return model.MaxRows
+}
+
 // Attention returns the largest weight that any head of any layer gives to each token, for each of the last tokens
 // that are asked for: [queries][tokens].
 func (s *Scorer) Attention(ctx context.Context, ids []int32, queries int) ([][]float32, error) {
@@ -69,7 +90,7 @@ func (s *Scorer) Attention(ctx context.Context, ids []int32, queries int) ([][]f
 		return nil, err
 	}
 	defer b.Free(dst)
-	sweep := model.Sweep{Tokens: ids, Queries: queries, Rotated: s.Rotated}
+	sweep := model.Sweep{Tokens: ids, Queries: queries, Rotated: s.Rotated, Rows: s.rows()}
 	if s.Sparse.Alpha > 0 {
 		sweep.Sparse = &s.Sparse
 	}
