@@ -36,7 +36,7 @@ type runOptions struct {
 	ignoreEOS    bool
 }
 
-const ubatchHelp = "tokens of a prompt that one pass reads (default: as the device likes)"
+const ubatchHelp = "tokens of a prompt that one pass reads (default: as the device likes; beside other requests on a GPU as many as take 45 ms)"
 
 func newRunCmd() *cobra.Command {
 	var opt runOptions

@@ -18,8 +18,8 @@ type Config struct {
 	Parallel int // generations that run together; 0 means 4
 	Queue    int // requests that may wait for a slot; 0 means 64, < 0 none
 	Context  int // most tokens of a sequence, prompt and answer; 0 means the trained context
-	// Chunk is prompt tokens per step: how long a prompt may hold up the others. 0 means 256, or 512 on a GPU, and 1,024
-	// there while nobody generates, if memory is ample.
+	// Chunk is prompt tokens per step: how long a prompt may hold up the others. 0 means 256, or as many as take 45 ms on
+	// a GPU, 512 at most, and 1,024 there while no other request generates, if memory is ample.
 	Chunk int
 
 	CacheBytes     int64  // memory of the prefix cache; 0 means a part of what is free, < 0 turns it off
@@ -29,7 +29,9 @@ type Config struct {
 
 	Log *slog.Logger // nil discards
 
-	alone int // Chunk while nobody generates
+	alone int  // Chunk while no request generates
+	paced bool // Chunk is the most; pace chooses
+	now   func() time.Time
 }
 
 func (c Config) withDefaults(m *Model) Config {
@@ -42,6 +44,7 @@ func (c Config) withDefaults(m *Model) Config {
 	set(&c.Queue, 64)
 	if c.alone = c.Chunk; c.Chunk == 0 {
 		c.Chunk, c.alone = max(256, min(512, m.Chunk())), max(256, m.Chunk())
+		_, c.paced = m.Backend().(gpu)
 	}
 	set(&c.CacheMinTokens, 64)
 	// Every running generation needs a row in the batch, and prompts want some too.
@@ -56,6 +59,9 @@ func (c Config) withDefaults(m *Model) Config {
 	}
 	if c.CacheDiskBytes == 0 {
 		c.CacheDiskBytes = 8 << 30
+	}
+	if c.now == nil {
+		c.now = time.Now
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -29,6 +29,7 @@ type loop struct {
 	embeds   []*embedding
 	soon     []*entry // to be on disk soon
 	steps    int64
+	pace     pace
 	defects  int   // panics since the last step that went well
 	full     int64 // bytes that running jobs had when one of them was paused
 
@@ -43,6 +44,7 @@ func newLoop(e *Engine) *loop {
 		r:     e.model.Runner,
 		slots: make([]*job, e.cfg.Parallel),
 		texts: make([]text, e.cfg.Parallel),
+		pace:  pace{e.cfg.Chunk, e.cfg.Chunk},
 	}
 }
 
@@ -364,7 +366,11 @@ func (l *loop) step() (bool, error) {
 // what it computed is worth nothing then.
 func (l *loop) advance(streams []*speculate.Stream) error {
 	generating := slices.ContainsFunc(streams, func(s *speculate.Stream) bool { return !s.Prefilling() })
+	start, before := l.e.cfg.now(), unread(streams)
 	err := l.guard(func() error { return l.r.Step(streams, l.chunk(generating)) })
+	if n := before - unread(streams); l.e.cfg.paced && generating && n > 0 {
+		l.pace.learn(n, l.e.cfg.now().Sub(start))
+	}
 	if l.e.change() == platform.Overwritten {
 		err = fmt.Errorf("%s: %w", l.m.Path, ErrFileChanged)
 	}
@@ -377,9 +383,17 @@ func (l *loop) advance(streams []*speculate.Stream) error {
 // chunk is how many prompt tokens a step may have.
 func (l *loop) chunk(generating bool) int {
 	if generating {
-		return l.e.cfg.Chunk
+		return l.pace.chunk
 	}
 	return l.e.cfg.alone
+}
+
+// unread is the prompt tokens that are still to be run.
+func unread(streams []*speculate.Stream) (n int) {
+	for _, s := range streams {
+		n += len(s.Prompt)
+	}
+	return n
 }
 
 // batch chooses who takes part in the next step: everyone who generates, and as many prompts as

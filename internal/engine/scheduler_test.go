@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
@@ -184,13 +185,23 @@ func TestLongPromptHoldsNobodyUp(t *testing.T) {
 }
 
 // TestChunks: on a GPU a prompt runs in large parts while nobody generates, and in smaller ones beside a generation;
-// in parts of the size that was asked for in any case. Where memory is short all parts are small.
+// the least ones if steps take long; in parts of the size that was asked for in any case. Where memory is short all parts
+// are small.
 func TestChunks(t *testing.T) {
-	for _, c := range []struct{ free, chunk, alone, beside int }{
-		{ample, 0, 2, 4}, {ample - 1, 0, 4, 4}, {ample, 300, 7, 7},
+	for _, c := range []struct {
+		free, chunk, alone, beside int
+		step                       time.Duration
+	}{
+		{ample, 0, 2, 4, 0}, {ample - 1, 0, 4, 4, 0}, {ample, 300, 7, 7, 0}, {ample, 300, 7, 7, time.Second},
+		{ample, 0, 2, 1 + 24, time.Second}, // 512, and the rest in parts of 64
 	} {
 		gpu := &roomy{weighing{cpu.New(cpu.Options{})}, "GPU 0", c.free}
-		e := startModel(t, loadOn(t, "qwen3", gpu), Config{Parallel: 2, Chunk: c.chunk, CacheBytes: -1})
+		var clock time.Time
+		now := func() time.Time {
+			clock = clock.Add(c.step)
+			return clock
+		}
+		e := startModel(t, loadOn(t, "qwen3", gpu), Config{Parallel: 2, Chunk: c.chunk, CacheBytes: -1, now: now})
 		first := func(seed uint64) (steps int) {
 			before := e.Snapshot().Steps
 			wait(t, submit(t, e, Request{Tokens: randomPrompt(seed, 2000), MaxTokens: 1, IgnoreEOG: true,
