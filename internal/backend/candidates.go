@@ -7,7 +7,7 @@ const (
 	// MinCandidates is how many tokens a row has at least, if it has as many columns and the values differ.
 	MinCandidates = 128
 	// MaxCandidates is how many there is room for.
-	MaxCandidates = 512
+	MaxCandidates = 256
 	// CandidateInts is what a row takes.
 	CandidateInts = 4 + 2*MaxCandidates
 )

@@ -59,7 +59,7 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	names := []string{"delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift", "delta_rule_128",
 		t.rule}
 	if !t.plain {
-		names = append(names, "delta_conv_runs", "delta_one_128", "delta_rule_128_by_4")
+		names = append(names, "delta_conv_runs", "delta_one_128", "delta_rule_128_by_4", "delta_rule_128_many")
 	}
 	t.whole = t.plain && props.Threads >= wholeThreads && props.SharedBlock >= wholeShared && t.wide() &&
 		dims.KDim == 128 && dims.VDim == 128 && dims.VHeads%2 == 0
@@ -277,6 +277,7 @@ func (t *Delta) Shift(ls []Launch, c DeltaCall) []Launch {
 const (
 	deltaTile  = 16
 	promptTile = 32
+	manyBlocks = 4 // blocks of delta_rule_128_many that share a multiprocessor
 )
 
 // recur runs the delta rule.
@@ -303,6 +304,10 @@ func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers 
 	// of them, with twice the values in each, if there would be more than multiprocessors.
 	if prompt && kernel == "delta_rule_128" && blocks() > t.units && t.dims.VDim%64 == 0 {
 		kernel, rows, a.tile = "delta_rule_128_by_4", 64, promptTile
+	}
+	// Many sequences: states come and go faster if blocks wait for nothing but them.
+	if !t.plain && kernel == "delta_rule_128" && segs*layers*blocks() > manyBlocks*t.units {
+		kernel, a.tile = "delta_rule_128_many", int32(min(deltaTile, max(1, (int(a.rows)+segs-1)/segs)))
 	}
 	shared := 8 * int(a.tile) * (2*t.keys + rows + 4)
 	if prompt && blocks() <= t.units {

@@ -396,7 +396,10 @@ struct DeltaArgs {
 // ancestors again.
 //
 // EXACT: kdim is 32*I, vdim a multiple of 16*V, and rows are aligned for copies of 16 bytes.
-template <int I, int V, bool EXACT> struct Rule {
+//
+// MANY: there are more blocks than run at once, each with few rows. Their time is that of reading and writing states, so
+// blocks take few registers, more of them share a multiprocessor, and rows are asked for together with the state.
+template <int I, int V, bool EXACT, bool MANY = false> struct Rule {
   static const int KP = 32 * I;              // keys with padding
   static const int NV = 16 * V;              // values of a block
   static const int STRIDE = 2 * KP + NV + 4; // of a row in shared memory: q, k, v, decay, beta, q.k
@@ -590,7 +593,7 @@ template <int I, int V, bool EXACT> struct Rule {
     bool mine = q8 < V && (EXACT || value + q8 < p.d.vdim);
     float* out = mine ? p.out + (u64)first * os + h * p.d.vdim + value + q8 : nullptr;
     float* own = tape && mine ? tape + q8 : nullptr;
-    if (entries) load(first, order, 0, 0, entries < tile ? entries : tile);
+    if (!MANY && entries) load(first, order, 0, 0, entries < tile ? entries : tile);
 #pragma unroll 1
     for (int from = 0, buf = 0; from < entries; from += tile, buf ^= 1) {
       int n = entries - from < tile ? entries - from : tile, next = from + tile;
@@ -627,7 +630,7 @@ template <int I, int V, bool EXACT> struct Rule {
       Row a, b;
       fetch(a, x);
       fetch_queries(x);
-      const bool once = TREE || !EXACT; // less code where few rows are expected; otherwise a and b take turns
+      const bool once = TREE || !EXACT || MANY; // less code where few rows are expected; otherwise a and b take turns
 #pragma unroll 1
       for (int i = 0; i < n; i += once ? 1 : 2) {
         x = x < last ? x + STRIDE : last;
@@ -666,6 +669,18 @@ template <int I, int V, bool EXACT> struct Rule {
   DEV_M void segment(const int* g, bool& waited) {
     int chans = channels(p.d), keys = p.d.kheads * p.d.kdim;
     float* st = seg_state(g, p.d, layer) + ((u64)h * p.d.vdim + value) * p.d.kdim + 4 * q8;
+    // In registers: after every store the compiler would read the table again.
+    const int* order = g[SEG_ENTRIES] ? p.table + g[SEG_ORDER] : nullptr;
+    int entries = order ? g[SEG_ENTRIES] : g[SEG_N], first = g[SEG_ROW];
+    if (MANY) {
+      if (waited) SYNC(); // the segment before may still be read
+      else {
+        pdl_wait();
+        pdl_launch();
+      }
+      waited = true;
+      if (entries) load(first, order, 0, 0, entries < p.tile ? entries : p.tile);
+    }
     load_state(st);
     // No kernel of this step before this one touches the state or the tape it reads, so waiting comes later.
     apply(g);
@@ -696,11 +711,8 @@ template <int I, int V, bool EXACT> struct Rule {
       c += GDIM * BDIM;
     }
     if (shifts) shift(g, p.u, p.d, layer, c);
-    // In registers: after every store the compiler would read the table again.
-    const int* order = g[SEG_ENTRIES] ? p.table + g[SEG_ORDER] : nullptr;
-    int entries = order ? g[SEG_ENTRIES] : g[SEG_N], first = g[SEG_ROW];
     float* tape = prompt || !entries ? nullptr : seg_write(g, p.d, layer, 0) + chans + keys + h * p.d.vdim + value;
-    SYNC(); // the segment before may still be read
+    if (!MANY) SYNC(); // the segment before may still be read
     if (order) rows<true>(order, entries, first, st, tape);
     else rows<false>(nullptr, entries, first, st, tape);
     if (prompt && entries) store_state(st);
@@ -835,6 +847,7 @@ template <int I, int V, bool EXACT> struct Rule {
 KERNEL(delta_rule_128, DeltaArgs, p, 128, 3) { Rule<4, 2, true>{p}.run(); }
 struct OneArgs { ConvArgs c; DeltaArgs r; };
 KERNEL(delta_one_128, OneArgs, a, 128, 3) { Rule<4, 2, true>{a.r}.one(a.c); }
+KERNEL(delta_rule_128_many, DeltaArgs, p, 128, 4) { Rule<4, 2, true, true>{p}.run(); }
 KERNEL(delta_rule_128_by_4, DeltaArgs, p, 128, 2) { Rule<4, 4, true>{p}.run(); }
 KERNEL(delta_rule_any_32, DeltaArgs, p, 128, 1) { Rule<1, 2, false>{p}.run(); }
 KERNEL(delta_rule_any_64, DeltaArgs, p, 128, 1) { Rule<2, 2, false>{p}.run(); }

@@ -193,7 +193,7 @@ KERNEL(select_groups, MaxArgs, a, 256, 1) { max_parts<true>(a); }
 // ---- candidates: what a sampler needs of a row. The groups of select_groups have a maximum each; the LEAST-th largest of
 // them is a bound that at least as many columns reach, and hardly more. Only groups that reach it are searched.
 #define LEAST_CANDIDATES 128
-#define MOST_CANDIDATES 512
+#define MOST_CANDIDATES 256
 
 struct CandidateArgs {
   int* dst;          // [rows][4 + 2*MOST_CANDIDATES]: number, weight of the row (low, high), bound; ids; bits of values

@@ -7,7 +7,7 @@
 layout(local_size_x = 256) in;
 ARGS(uint64_t dst; uint64_t keys; uint64_t groups; uint64_t sums; uint64_t x; uint64_t table; int cols; int parts;
 	int stride; int pad;)
-const int LEAST_CANDIDATES = 128, MOST_CANDIDATES = 512;
+const int LEAST_CANDIDATES = 128, MOST_CANDIDATES = 256;
 shared uint64_t found[MOST_CANDIDATES];
 shared uint count[256];
 shared uint above[256];
