@@ -41,8 +41,8 @@ func waiting(done <-chan struct{}) (context.Context, context.CancelFunc) {
 	return ctx, cancel
 }
 
-// hasControls reports whether control tokens are in a text that is to be parsed for them. Where prompts are not shortened
-// it does not matter, and false saves the work.
+// hasControls reports whether control tokens are in a text that is to be parsed for them. Where prompts are not
+// shortened it does not look.
 func (f *Format) hasControls(text string, done <-chan struct{}) bool {
 	tok := f.model.Tokenizer
 	return f.model.Prefill.Active() &&

@@ -2,8 +2,8 @@ package engine
 
 import "time"
 
-// pace chooses how many prompt tokens a step may have while others generate, so that their text does not stand still for
-// long: it aims at steps of stepTime. Prompts far into a context and large models get fewer tokens.
+// pace chooses how many prompt tokens a step may have while other requests generate, so that their text does not stand
+// still for long: it aims at steps of stepTime. Prompts far into a context and large models get fewer tokens.
 type pace struct {
 	chunk int // tokens
 	most  int

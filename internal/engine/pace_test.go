@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestPace: steps settle at the time they may take, whatever a token costs and from wherever they begin, and follow when
-// tokens become dearer.
+// TestPace: steps settle at the time they may take, whatever a token costs and wherever they begin. The end of a prompt
+// makes no step larger.
 func TestPace(t *testing.T) {
 	for _, c := range []struct {
 		base, token time.Duration // a step takes base and token for every prompt token

@@ -185,8 +185,8 @@ func TestLongPromptHoldsNobodyUp(t *testing.T) {
 }
 
 // TestChunks: on a GPU a prompt runs in large parts while nobody generates, and in smaller ones beside a generation;
-// the least ones if steps take long; in parts of the size that was asked for in any case. Where memory is short all parts
-// are small.
+// the least ones if steps take long; in parts of the size that was asked for in any case. Where memory is short all
+// parts are small.
 func TestChunks(t *testing.T) {
 	for _, c := range []struct {
 		free, chunk, alone, beside int

@@ -61,8 +61,8 @@ func (s *Scorer) Kernel() string {
 	return "dense"
 }
 
-// A GPU with gpuRoom free bytes, more than a pass of a small model needs, takes gpuRows tokens at a time: with fewer, the
-// kernels of a layer take longer to begin than to run.
+// A GPU with gpuRoom free bytes, more than a pass of a small model needs, takes gpuRows tokens at a time: with fewer,
+// the kernels of a layer take longer to begin than to run.
 const (
 	gpuRows = 8 * model.MaxRows
 	gpuRoom = 2 << 30
