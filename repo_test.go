@@ -439,6 +439,21 @@ func TestDocumentWidth(t *testing.T) {
 	}
 }
 
+// TestRecipes: the files that the recipes in CONTRIBUTING.md name are there, at the root or below internal.
+func TestRecipes(t *testing.T) {
+	_, recipes, _ := strings.Cut(string(read(t, "CONTRIBUTING.md")), "\n## Recipes\n")
+	names := regexp.MustCompile("`([\\w./-]+/[\\w./-]*)`").FindAllStringSubmatch(recipes, -1)
+	for _, m := range names {
+		_, err := os.Stat(filepath.Join("internal", filepath.FromSlash(m[1])))
+		if _, atRoot := os.Stat(filepath.FromSlash(m[1])); err != nil && atRoot != nil {
+			t.Errorf("CONTRIBUTING.md: %s is neither here nor below internal", m[1])
+		}
+	}
+	if len(names) < 20 {
+		t.Errorf("the recipes name %d files only", len(names))
+	}
+}
+
 // TestPackageTable: the table in ARCHITECTURE.md has every package, and imports point down it.
 func TestPackageTable(t *testing.T) {
 	_, table, _ := strings.Cut(string(read(t, "ARCHITECTURE.md")), "\n| package | job |\n")
