@@ -21,6 +21,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 
 	"strobe/internal/testkit"
@@ -379,12 +380,204 @@ func TestTestCommands(t *testing.T) {
 	}
 }
 
-// TestLinks: every relative link in the documents leads to a file.
-func TestLinks(t *testing.T) {
+// documents are the pages that people read.
+func documents(t *testing.T) (pages []string) {
+	t.Helper()
 	for _, f := range tracked(t) {
-		if path.Ext(f) != ".md" || inTestdata(f) || strings.Contains(f, "/corpus/") {
+		if path.Ext(f) == ".md" && !inTestdata(f) && !strings.Contains(f, "/corpus/") {
+			pages = append(pages, f)
+		}
+	}
+	return pages
+}
+
+// TestDocumentLength: a page that is longer than its readers' patience is a journal. Notes go to docs/lab.
+func TestDocumentLength(t *testing.T) {
+	word := regexp.MustCompile(`\pL|\d`)
+	for _, c := range []struct {
+		file         string
+		lines, words int // at most; 0 means any number
+	}{
+		{"README.md", 200, 0},
+		{"ARCHITECTURE.md", 0, 1500},
+		{"docs/performance.md", 200, 0},
+	} {
+		text := strings.TrimSpace(string(read(t, c.file)))
+		words := 0
+		for w := range strings.FieldsSeq(text) {
+			if word.MatchString(w) {
+				words++
+			}
+		}
+		if n := strings.Count(text, "\n") + 1; c.lines > 0 && n > c.lines {
+			t.Errorf("%s: %d lines, at most %d", c.file, n, c.lines)
+		}
+		if c.words > 0 && words > c.words {
+			t.Errorf("%s: %d words, at most %d", c.file, words, c.words)
+		}
+	}
+}
+
+// TestDocumentWidth: like code, text is at most 120 columns wide. Tables and blocks are as they are.
+func TestDocumentWidth(t *testing.T) {
+	const limit = 120
+	wide := []string{"CONTRIBUTING.md", "docs/api.md", "docs/quant-error.md"} // the last is written by a test
+	for _, f := range documents(t) {
+		if strings.Contains(f, "/") && !strings.HasPrefix(f, "docs/") || slices.Contains(wide, f) {
+			continue // among them cards and notes of other folders
+		}
+		block := false
+		for i, line := range strings.Split(string(read(t, f)), "\n") {
+			if strings.HasPrefix(line, "```") {
+				block = !block
+			}
+			table := strings.HasPrefix(strings.TrimSpace(line), "|")
+			if n := utf8.RuneCountInString(line); n > limit && !block && !table {
+				t.Errorf("%s:%d: %d columns, at most %d", f, i+1, n, limit)
+			}
+		}
+	}
+}
+
+// TestRecipes: the files that the recipes in CONTRIBUTING.md name are there, at the root or below internal.
+func TestRecipes(t *testing.T) {
+	_, recipes, _ := strings.Cut(string(read(t, "CONTRIBUTING.md")), "\n## Recipes\n")
+	names := regexp.MustCompile("`([\\w./-]+/[\\w./-]*)`").FindAllStringSubmatch(recipes, -1)
+	for _, m := range names {
+		_, err := os.Stat(filepath.Join("internal", filepath.FromSlash(m[1])))
+		if _, atRoot := os.Stat(filepath.FromSlash(m[1])); err != nil && atRoot != nil {
+			t.Errorf("CONTRIBUTING.md: %s is neither here nor below internal", m[1])
+		}
+	}
+	if len(names) < 20 {
+		t.Errorf("the recipes name %d files only", len(names))
+	}
+}
+
+// TestPackageTable: the table in ARCHITECTURE.md has every package, and imports point down it.
+func TestPackageTable(t *testing.T) {
+	_, table, _ := strings.Cut(string(read(t, "ARCHITECTURE.md")), "\n| package | job |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	name := regexp.MustCompile("`([^`]+)`")
+	var rows [][]string
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		var names []string
+		for _, m := range name.FindAllStringSubmatch(cells[1], -1) {
+			names = append(names, strings.TrimSuffix(m[1], "/*"))
+		}
+		rows = append(rows, names)
+	}
+	// rowOf is the row with the longest name that covers a package.
+	rowOf := func(dir string) (row int) {
+		row, longest := -1, 0
+		for i, names := range rows {
+			for _, n := range names {
+				if len(n) > longest && under(dir, n) {
+					row, longest = i, len(n)
+				}
+			}
+		}
+		return row
+	}
+	kits := []string{"testkit", "tests", "mutate", "backend/backendtest", "backend/cuda/emulate"}
+	for _, f := range goFiles(t) {
+		if f.test || nestedModule(f.dir) || under(f.dir, "e2e", "deploy", "train", "packaging", "testdata") {
 			continue
 		}
+		dir := short(f.dir)
+		if dir == "." {
+			dir = "strobe"
+		}
+		from := rowOf(dir)
+		if from < 0 {
+			t.Errorf("%s: the table of packages in ARCHITECTURE.md lacks %s", f.path, dir)
+			continue
+		}
+		for _, imp := range f.ast.Imports {
+			to, _ := strconv.Unquote(imp.Path.Value)
+			if to != "strobe" {
+				if !strings.HasPrefix(to, "strobe/") {
+					continue
+				}
+				to = strings.TrimPrefix(short(to), "strobe/")
+			}
+			if row := rowOf(to); row < from && !under(dir, kits...) {
+				t.Errorf("%s: imports %s, which stands above it in the table of packages in ARCHITECTURE.md", f.path, to)
+			}
+		}
+	}
+}
+
+// TestTroubleshooting: the lines that docs/troubleshooting.md explains are lines that the program prints.
+func TestTroubleshooting(t *testing.T) {
+	var texts strings.Builder
+	for _, f := range tracked(t) {
+		if !strings.HasSuffix(f, ".go") || strings.HasSuffix(f, "_test.go") || inTestdata(f) {
+			continue
+		}
+		a, err := parser.ParseFile(token.NewFileSet(), f, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Errorf("%v", err)
+			continue
+		}
+		ast.Inspect(a, func(n ast.Node) bool {
+			if s, ok := n.(*ast.BasicLit); ok && s.Kind == token.STRING {
+				text, _ := strconv.Unquote(s.Value)
+				texts.WriteString(text + "\n")
+			}
+			return true
+		})
+	}
+	code := regexp.MustCompile("`([^`]+)`")
+	lines := 0
+	for line := range strings.Lines(string(read(t, "docs/troubleshooting.md"))) {
+		if !strings.HasPrefix(line, "### ") {
+			continue
+		}
+		for _, m := range code.FindAllStringSubmatch(line, -1) {
+			lines++
+			for part := range strings.SplitSeq(m[1], "…") { // names and numbers
+				if part = strings.Trim(part, " :,;%"); !strings.Contains(texts.String(), part) {
+					t.Errorf("docs/troubleshooting.md: %s: nothing prints %q", strings.TrimSpace(line), part)
+				}
+			}
+		}
+	}
+	if lines < 10 {
+		t.Errorf("docs/troubleshooting.md explains %d lines only", lines)
+	}
+}
+
+// anchors are the places in a page that links may lead to: its headings in lower case, with hyphens for spaces.
+func anchors(page string) map[string]bool {
+	all := map[string]bool{}
+	block := false
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(line, "```") {
+			block = !block
+		}
+		title := strings.TrimLeft(line, "#")
+		if block || title == line || !strings.HasPrefix(title, " ") {
+			continue
+		}
+		name := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ' || r == '-':
+				return '-'
+			case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '_':
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, strings.TrimSpace(title))
+		all[name] = true
+	}
+	return all
+}
+
+// TestLinks: every relative link in the documents leads to a file, and to a heading of it if it names one.
+func TestLinks(t *testing.T) {
+	for _, f := range documents(t) {
 		rest := string(read(t, f))
 		for {
 			_, after, ok := strings.Cut(rest, "](")
@@ -393,14 +586,20 @@ func TestLinks(t *testing.T) {
 			}
 			target, tail, ok := strings.Cut(after, ")")
 			rest = tail
-			target, _, _ = strings.Cut(target, "#")
+			file, heading, _ := strings.Cut(target, "#")
 			if !ok || target == "" || strings.Contains(target, ":") || strings.ContainsAny(target, " \n") {
 				continue
 			}
-			if _, err := os.Stat(filepath.Join(filepath.Dir(f), filepath.FromSlash(target))); errors.Is(err, fs.ErrNotExist) {
+			page := f
+			if file != "" {
+				page = filepath.Join(filepath.Dir(f), filepath.FromSlash(file))
+			}
+			if _, err := os.Stat(page); errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%s: link to %s leads nowhere", f, target)
 			} else if err != nil {
 				t.Error(fmt.Errorf("%s: %w", f, err))
+			} else if heading != "" && filepath.Ext(page) == ".md" && !anchors(string(read(t, page)))[heading] {
+				t.Errorf("%s: link to %s: there is no such heading", f, target)
 			}
 		}
 	}

@@ -22,22 +22,37 @@ type demoOptions struct {
 	still        bool
 }
 
-// demoCode is what the model that comes with the program is good at: continuing Go code.
-const demoCode = `package stack
+// demoCode is what the built-in model is good at: continuing Go code. It writes correct methods for this cache, and
+// demoTokens is where the last of them ends (a greedy continuation has the same tokens on every CPU).
+const (
+	demoCode = `package cache
 
-import "errors"
+import "sync"
 
-// ErrEmpty is returned when the stack has no elements.
-var ErrEmpty = errors.New("stack is empty")
-
-// Stack is a last-in, first-out list of values.
-type Stack[T any] struct {
-	items []T
+// Cache is a map that is safe for concurrent use.
+type Cache[K comparable, V any] struct {
+	mu    sync.RWMutex
+	items map[K]V
 }
 
-// Push adds a value to the top of the stack.
-func (s *Stack[T]) Push(v T) {
+// New returns an empty cache.
+func New[K comparable, V any]() *Cache[K, V] {
+	return &Cache[K, V]{items: make(map[K]V)}
+}
+
+// Get returns the value of a key and whether it is present.
+func (c *Cache[K, V]) Get(key K) (V, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	v, ok := c.items[key]
+	return v, ok
+}
+
+// Set stores a value under a key.
+func (c *Cache[K, V]) Set(key K, value V) {
 `
+	demoTokens = 140
+)
 
 // demoQuestion is for models that answer.
 const demoQuestion = "Write a Go function that returns the n most frequent words of a text, and explain how it works."
@@ -66,7 +81,7 @@ plain text.`,
 	f.StringVarP(&opt.file, "file", "f", "", "file with the prompt; - is standard input")
 	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.IntVarP(&opt.n, "predict", "n", 256, "most tokens to generate")
-	f.StringVar(&opt.record, "record", "", "also write the race as an animated picture to this .svg file")
+	f.StringVar(&opt.record, "record", "", "also write the race to this .svg file, as a picture that plays again and again")
 	f.BoolVar(&opt.still, "still", false, "with --record: a picture of the end that does not move")
 	return cmd
 }
@@ -99,6 +114,8 @@ func runDemo(cmd *cobra.Command, opt *demoOptions) error {
 		raw = opt.raw
 	case m.Template != "" && !opt.raw:
 		text, raw = demoQuestion, false
+	case !cmd.Flags().Changed("predict"):
+		opt.n = demoTokens
 	}
 	infof(cmd, "%s: reading the weights and the prompt", modelName(m))
 	r, err := newRace(m, opt, text, raw)

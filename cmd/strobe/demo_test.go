@@ -4,7 +4,13 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -116,8 +122,27 @@ func TestRace(t *testing.T) {
 			}
 		}
 	}
-	if !bytes.Contains(moving, []byte("animation-delay")) || bytes.Contains(still, []byte("animation")) {
-		t.Error("only the first picture should move")
+	if !bytes.Contains(moving, []byte("infinite")) || bytes.Contains(still, []byte("animation")) {
+		t.Error("the first picture should play again and again, the second not move")
+	}
+	named := regexp.MustCompile(`animation-name:(\w+)`).FindAllSubmatch(moving, -1)
+	for _, m := range named {
+		if bytes.Count(moving, []byte("@keyframes "+string(m[1])+"{")) != 1 {
+			t.Errorf("the picture does not have the keyframes %s once", m[1])
+		}
+	}
+	moments := regexp.MustCompile(`@keyframes t(\d+)\{0%\{visibility:hidden\}([0-9.]+)%`).FindAllSubmatch(moving, -1)
+	if len(moments) < 10 {
+		t.Errorf("only %d moments at which something appears", len(moments))
+	}
+	for _, m := range moments {
+		percent, err := strconv.ParseFloat(string(m[2]), 64)
+		if err != nil || percent > 50.01 {
+			t.Errorf("something appears at %s %% of the loop, when half of it should show the end", m[2])
+		}
+		if string(m[1]) != fmt.Sprintf("%.0f", 100*percent) {
+			t.Errorf("the keyframes of %s %% are called t%s, which others may be, too", m[2], m[1])
+		}
 	}
 	if !bytes.Equal(moving, r.svg(true)) {
 		t.Error("the same race gives different pictures")
@@ -127,6 +152,64 @@ func TestRace(t *testing.T) {
 	r.lanes[1].output = append(r.lanes[1].output, '!')
 	if v := r.verdict()[1]; !strings.HasPrefix(v, "THE TEXTS DIFFER") {
 		t.Errorf("verdict on different texts: %s", v)
+	}
+}
+
+// TestDemoText: what the built-in model writes for demoCode is Go, from the first token to the last.
+func TestDemoText(t *testing.T) {
+	var out, log bytes.Buffer
+	if code := run(t.Context(), []string{"demo", "-q", "--device", "cpu"}, nil, &out, &log); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, log.String())
+	}
+	_, text, ok := strings.Cut(out.String(), "\nplain: 140 tokens, ")
+	_, text, cut := strings.Cut(text, "\n")
+	text, _, end := strings.Cut(text, "\nDFlash: 140 tokens, ")
+	if !ok || !cut || !end {
+		t.Fatalf("the lanes are not there: %s", out.String())
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), "cache.go", demoCode+text, parser.AllErrors)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for _, d := range file.Decls {
+		if f, ok := d.(*ast.FuncDecl); ok {
+			if names[f.Name.Name] {
+				t.Errorf("%s is there twice", f.Name.Name)
+			}
+			names[f.Name.Name] = true
+		}
+	}
+	if len(names) != 6 || !names["Clear"] {
+		t.Errorf("functions %v", names)
+	}
+}
+
+// TestFitRows: a long prompt loses its beginning, a long answer its end, and both lanes the same rows.
+func TestFitRows(t *testing.T) {
+	rows := func(prompt, answer int) (all [][]textRun) {
+		for i := range prompt + answer {
+			all = append(all, []textRun{{text: fmt.Sprint(i), prompt: i < prompt}})
+		}
+		return all
+	}
+	show := func(r [][]textRun) string { return r[0][0].text + " " + r[1][0].text + " " + r[len(r)-1][0].text }
+	for _, c := range []struct {
+		prompt, answer, longest int
+		rows                    int
+		want                    string
+	}{
+		{5, 25, 30, 30, "0 1 29"},
+		{6, 25, 31, 30, "… 2 30"},
+		{30, 25, 55, 30, "… 26 54"},
+		{30, 20, 55, 25, "… 26 49"}, // the other lane has five rows more
+		{1, 40, 41, 30, "0 1 …"},
+		{5, 40, 45, 30, "… 4 …"},
+	} {
+		got := fitRows(rows(c.prompt, c.answer), c.longest)
+		if len(got) != c.rows || show(got) != c.want {
+			t.Errorf("%d and %d rows: %d rows, %s; want %d, %s", c.prompt, c.answer, len(got), show(got), c.rows, c.want)
+		}
 	}
 }
 
