@@ -40,7 +40,7 @@ func (r *Runner) plan(live []*Stream, chunk int) *plan {
 		c.Limit = s.limit()
 		for i := range s.heard {
 			h := &s.heard[i]
-			c.Usable[i], c.Late[i] = h.ctx != nil, h.since > 0 && s.seq.Len()-h.since < runUp
+			c.Usable[i], c.Warming[i] = h.ctx != nil, h.since > 0 && s.seq.Len()-h.since < runUp
 		}
 		decode = append(decode, c)
 		by[c] = s
