@@ -76,6 +76,7 @@ func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
 // elsewhere interrupts the step for the experts on their own device.
 func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
 	s.End()
+	s.split = true
 	if err := m.away.Begin(s.N); err != nil {
 		panic(givenUp{err})
 	}

@@ -17,6 +17,7 @@ type Step struct {
 	group  int // of the first plan
 	pos    backend.Ints
 	angles []angles // of the rotary embeddings used
+	split  bool     // the pass has steps on other devices, too
 
 	Kept   *Kept           // if set, queries and keys are kept
 	Sparse *backend.Sparse // if set, prompts attend to some blocks only, where the device can
@@ -70,41 +71,16 @@ func (s *Step) Ints32(v []int32) backend.Ints {
 // Pad is the number of rows to give something that n tokens have.
 func (s *Step) Pad(n int) int { return s.arena.Pad(n) }
 
-// Pass names a pass that was gone through, and how it left the arena.
-type Pass struct {
-	name int
-	end  Mark
-}
+// End ends the step.
+func (s *Step) End() { s.end() }
 
-// Known reports whether the device can run the pass again.
-func (p Pass) Known() bool { return p.name != 0 }
-
-// End ends the step. A pass that begins alike can be run again by what it returns.
-func (s *Step) End() Pass {
+// end ends the step and returns the device's name for it, 0 if the device cannot run it again.
+func (s *Step) end() int {
 	name, err := s.EndStep()
 	if err != nil {
 		panic(givenUp{err})
 	}
-	return Pass{name, s.arena.Mark()}
-}
-
-// Again runs a pass once more instead of going through it, with the integers that it would hand to the device after the
-// positions. It reports false if the device cannot do so.
-func (s *Step) Again(p Pass, ints ...[]int32) bool {
-	all := append(make([][]int32, 0, 4), s.batch.Pos)
-	for _, v := range ints {
-		if len(v) > 0 {
-			all = append(all, v)
-		}
-	}
-	done, err := s.Repeat(p.name, &s.batch.Plans[s.device], all...)
-	if err != nil {
-		panic(givenUp{err})
-	}
-	if done {
-		s.arena.Release(p.end)
-	}
-	return done
+	return name
 }
 
 // NewInts returns room for n integers.

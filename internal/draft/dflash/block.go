@@ -22,24 +22,19 @@ type pass struct {
 	active   []int // per slot: how many requests reach it
 }
 
-// shape is what decides which operations a pass has: its rows and those that predict, or the features that it projects.
-type shape struct {
-	rows, picked int
-	from, of     int // where features begin, and their rows
+// draftKey decides which operations a draft has: its rows, and those that predict.
+type draftKey struct{ rows, picked int }
+
+// blockResults is where a draft leaves its results.
+type blockResults struct {
+	final  backend.Tensor // [picked, hidden]
+	logits backend.Tensor // [picked, outputs]
 }
 
-// passed is a pass that can be run again, and where it left its results.
-type passed struct {
-	nn.Pass
-	final, logits backend.Tensor
-	features      backend.Buffer
-}
-
-// keep remembers a pass, if the device does.
-func (d *Drafter) keep(kind shape, p *passed) {
-	if p.Known() {
-		d.passes[kind] = p
-	}
+// extendKey decides which operations an Extend has: its rows, and the features that it reads.
+type extendKey struct {
+	rows     int
+	features backend.Tensor
 }
 
 // row is the row of the i-th prediction of a request.
@@ -118,19 +113,16 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
 	index := d.index(len(ids), starts)
-	kind := shape{rows: s.N, picked: s.Pad(len(pick))}
-	done := d.passes[kind]
-	if done == nil || len(d.devices) > 1 || !s.Again(done.Pass, index, ids, pick) {
-		s, done = d.run(s, batch, index, ids, pick)
-		d.keep(kind, done)
-	}
-	p.Step, p.final, p.logits = s, done.final, done.logits
+	last, done := d.drafts.Run(s, draftKey{s.N, s.Pad(len(pick))}, func() (*nn.Step, blockResults) {
+		return d.run(s, index, ids, pick)
+	}, index, ids, pick)
+	p.Step, p.final, p.logits = last, done.final, done.logits
 	batch.Done()
 	return p, nil
 }
 
 // run goes through the layers, and returns the step of the last ones.
-func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32) (*nn.Step, *passed) {
+func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) (*nn.Step, blockResults) {
 	s.Begin()
 	s.Angles(d.rope)
 	var index backend.Ints
@@ -142,7 +134,7 @@ func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32)
 	at := s.Mark()
 	for i := range d.layers {
 		if i > 0 && d.place[i] != d.place[i-1] {
-			s, x = d.next(s, batch, d.place[i], x)
+			s, x = d.next(s, d.place[i], x)
 			if d.taps > 0 {
 				index = s.Ints32(blocks)
 			}
@@ -174,12 +166,10 @@ func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32)
 		}
 		s.Release(at)
 	}
-	p := &passed{final: s.New(s.Pad(len(pick)), d.hidden)}
-	s.Gather(p.final, x, s.Ints32(pick))
-	s.RMSNorm(p.final, p.final, d.outNorm, d.eps)
-	p.logits = s.Multiply(p.final, d.head)
-	p.Pass = s.End()
-	return s, p
+	final := s.New(s.Pad(len(pick)), d.hidden)
+	s.Gather(final, x, s.Ints32(pick))
+	s.RMSNorm(final, final, d.outNorm, d.eps)
+	return s, blockResults{final, s.Multiply(final, d.head)}
 }
 
 // widen lets every row of a block see the same context, the window before the block and not the window before the row:

@@ -78,7 +78,8 @@ type Drafter struct {
 	layers  []layer
 	weights nn.Weights
 	bytes   int // of the weights
-	passes  map[shape]*passed
+	drafts  nn.Passes[draftKey, blockResults]
+	extends nn.Passes[extendKey, struct{}]
 	scanned bool  // the weights have been searched for values that are not numbers
 	bad     error // what the search found
 
@@ -115,7 +116,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if opt.Beside != nil {
 		l.Devices = append(l.Devices, opt.Beside)
 	}
-	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin, passes: map[shape]*passed{}}
+	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin}
 	l.Weights = &d.weights
 	for _, b := range d.devices {
 		a := nn.NewArena(b)
@@ -191,14 +192,11 @@ func (d *Drafter) begin(rows int) error {
 	return nil
 }
 
-// next ends the operations on one device and begins those on the next, which takes x along.
-func (d *Drafter) next(s *nn.Step, batch *cache.Batch, device int, x backend.Tensor) (*nn.Step, backend.Tensor) {
-	s.End()
-	t := nn.NewStep(d.arenas[device], batch, d.mem, device, d.eps)
-	x = t.Take(s.Backend, x)
-	t.Begin()
-	t.Angles(d.rope)
-	return t, x
+// next continues a pass over x on the device of the next layers.
+func (d *Drafter) next(s *nn.Step, device int, x backend.Tensor) (*nn.Step, backend.Tensor) {
+	s = s.Move(d.arenas[device], device, &x)
+	s.Angles(d.rope)
+	return s, x
 }
 
 func (d *Drafter) slides() bool { return slices.Max(d.window) > 0 }
@@ -398,14 +396,10 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	}
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
-	if from := d.target.Backend(); from != d.devices[d.place[0]] { // the features cross once
-		features = s.Take(from, features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1))))
-	}
-	kind := shape{rows: s.N, from: features.Off, of: features.Rows}
-	done := d.passes[kind]
-	if done == nil || len(d.devices) > 1 || done.features != features.Buf || !s.Again(done.Pass, pick) {
-		d.keep(kind, &passed{Pass: d.project(s, batch, features, pick), features: features.Buf})
-	}
+	features = s.TakeRows(d.target.Backend(), features, pick)
+	d.extends.Run(s, extendKey{s.N, features}, func() (*nn.Step, struct{}) {
+		return d.project(s, features, pick), struct{}{}
+	}, pick)
 	batch.Done()
 	for _, g := range segs {
 		if err := g.Seq.CommitAll(); err != nil {
@@ -416,7 +410,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 }
 
 // project goes through the pass that turns rows of features into keys and values.
-func (d *Drafter) project(s *nn.Step, batch *cache.Batch, features backend.Tensor, pick []int32) nn.Pass {
+func (d *Drafter) project(s *nn.Step, features backend.Tensor, pick []int32) *nn.Step {
 	s.Begin()
 	s.Angles(d.rope)
 	f := s.Rows(features.Cols)
@@ -426,7 +420,7 @@ func (d *Drafter) project(s *nn.Step, batch *cache.Batch, features backend.Tenso
 	at := s.Mark()
 	for from, to := 0, 0; from < len(d.layers); from = to {
 		if from > 0 && d.place[from] != d.place[from-1] {
-			s, c = d.next(s, batch, d.place[from], c)
+			s, c = d.next(s, d.place[from], c)
 			at = s.Mark()
 		}
 		var ws []backend.Weight
@@ -442,7 +436,7 @@ func (d *Drafter) project(s *nn.Step, batch *cache.Batch, features backend.Tenso
 		}
 		s.Release(at)
 	}
-	return s.End()
+	return s
 }
 
 // projections make the keys and values of a layer.

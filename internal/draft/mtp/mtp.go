@@ -58,35 +58,27 @@ type Drafter struct {
 
 	looks bool // at the target's keys and values, instead of having some of its own
 
-	drafts  map[drafted]*guesses
-	extends map[told]*telling
+	drafts  nn.Passes[draftKey, guesses]
+	extends nn.Passes[extendKey, struct{}]
 }
 
-// drafted is what decides which operations a draft has: the rows of its steps, and candidates per position.
-type drafted struct {
+// draftKey decides which operations a draft has: the rows of its steps, and candidates per position.
+type draftKey struct {
 	steps [longest]int
 	top   int
 }
 
-// guesses is a draft that can be run again, and where it leaves its results: the candidates of all steps, one after the
-// other.
+// guesses is where a draft leaves its results: the candidates of all steps, one after the other.
 type guesses struct {
-	nn.Pass
-	ids  backend.Ints
-	logp backend.Tensor
+	ids  backend.Ints   // [rows, top]
+	logp backend.Tensor // [rows, top]
 }
 
-// told is what decides which operations it takes to tell contexts of tokens: rows of the batch, those that are made
-// something of, sequences, and where the features lie.
-type told struct {
+// extendKey decides which operations an Extend has: rows of the batch, rows of the features that it reads, sequences,
+// and where the features lie.
+type extendKey struct {
 	rows, picked, seqs int
-	from, of           int
-}
-
-// telling is such a pass that can be run again, on the features that it had.
-type telling struct {
-	nn.Pass
-	features backend.Buffer
+	features           backend.Tensor
 }
 
 // longest is the most tokens one draft guesses. A block is trained to look one token ahead; what it guesses from its
@@ -168,23 +160,21 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	}
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arena, batch, d.mem, 0, d.layers.Eps)
-	if from := d.target.Backend(); from != d.b { // the features cross once
-		features = s.Take(from, features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1))))
-	}
+	features = s.TakeRows(d.target.Backend(), features, pick)
 	// What sequences carry lies elsewhere for each of them, so it is copied outside of what may be run again.
 	states := s.New(len(segs)+s.Pad(len(pick)), d.target.Hidden)
 	carry := s.New(s.Pad(len(segs)), d.target.Hidden)
 	for i, g := range segs {
 		s.Copy(states.Slice(i, 1), g.Seq.Carry())
 	}
-	kind := told{s.N, s.Pad(len(pick)), len(segs), features.Off, features.Rows}
+	key := extendKey{s.N, s.Pad(len(pick)), len(segs), features}
 	ints := [][]int32{pick, before, tokens, last}
 	if d.looks {
 		ints = [][]int32{pick, last}
 	}
-	if done := d.extends[kind]; done == nil || done.features != features.Buf || !s.Again(done.Pass, ints...) {
+	d.extends.Run(s, key, func() (*nn.Step, struct{}) {
 		s.Begin()
-		rows := states.Slice(len(segs), kind.picked)
+		rows := states.Slice(len(segs), key.picked)
 		s.Gather(rows, features, s.Ints32(pick))
 		s.RMSNorm(rows, rows, d.final, d.eps)
 		if !d.looks {
@@ -194,10 +184,8 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 			d.layers.Remember(s, d.input(s, s.Ints32(tokens), h))
 		}
 		s.Gather(carry, states, s.Ints32(last))
-		if p := s.End(); p.Known() {
-			d.extends[kind] = &telling{p, features.Buf}
-		}
-	}
+		return s, struct{}{}
+	}, ints...)
 	for i, g := range segs {
 		s.Copy(g.Seq.Carry(), carry.Slice(i, 1))
 	}
@@ -245,17 +233,14 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 	if err != nil || c == nil {
 		return out, err
 	}
-	kind := drafted{top: top}
-	copy(kind.steps[:], c.batch.Steps)
-	done := d.drafts[kind]
-	if done == nil || !c.Again(done.Pass, c.last) {
+	key := draftKey{top: top}
+	copy(key.steps[:], c.batch.Steps)
+	_, done := d.drafts.Run(c.Step, key, func() (*nn.Step, guesses) {
 		logits := d.chain(c, nil)
-		done = &guesses{ids: c.NewInts(logits.Rows * top), logp: c.New(logits.Rows, top)}
-		c.TopK(done.ids, done.logp, logits, top)
-		if done.Pass = c.End(); done.Known() {
-			d.drafts[kind] = done
-		}
-	}
+		g := guesses{ids: c.NewInts(logits.Rows * top), logp: c.New(logits.Rows, top)}
+		c.TopK(g.ids, g.logp, logits, top)
+		return c.Step, g
+	}, c.last)
 	if !d.looks {
 		c.batch.Done()
 	}
