@@ -124,6 +124,11 @@ func TestPassesThatAreNotRepeated(t *testing.T) {
 	r.move = false
 	r.run(1) // is remembered
 	r.sparse = &backend.Sparse{}
+	r.move = true
+	if _, last, _ := r.run(1); last.Sparse != r.sparse {
+		t.Error("the next device does not know of sparse attention")
+	}
+	r.move = false
 	for range 2 {
 		if built, _, _ := r.run(1); !built {
 			t.Error("a pass with sparse attention was run again")

@@ -6,8 +6,8 @@ import (
 	"strobe/internal/draft"
 )
 
-// offer is the guesses that a stream could add to the batch, best first. Any prefix is a chain or a tree. gain[i] is the
-// probability that guess i is accepted, so the gains of a prefix sum up to its expected tokens.
+// offer is the guesses that a stream could add to the batch, best first. Any prefix is a chain or a tree. gain[i] is
+// the probability that guess i is accepted, so the gains of a prefix sum up to its expected tokens.
 type offer struct {
 	tokens  []int32
 	parents []int32 // of each guess: -1 is the last token; nil for a chain

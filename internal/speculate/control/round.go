@@ -87,8 +87,8 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 	return r
 }
 
-// measures reports whether this round decodes without drafts: the credit is spent, or plain decoding has to be measured,
-// for which no stream may draft.
+// measures reports whether this round decodes without drafts: the credit is spent, or plain decoding has to be
+// measured, for which no stream may draft.
 func (c *Controller) measures(streams []*Stream) bool {
 	n := len(streams)
 	return c.ledger.credit <= 0 || !c.costs.plains.agree() || n < c.costs.unitRows ||
@@ -320,8 +320,8 @@ func (s *Stream) treeSize() (most int, least float64) {
 	return min(most, s.c.costs.safe()), least
 }
 
-// wantsTree reports whether trees may be verified. With several streams the best guesses of each are worth more than the
-// second best of one, and building trees takes the host longer than they save.
+// wantsTree reports whether trees may be verified. With several streams the best guesses of each are worth more than
+// the second best of one, and building trees takes the host longer than they save.
 func (r *Round) wantsTree() bool {
 	return (len(r.streams) == 1 || r.fixedTree()) && !slices.ContainsFunc(r.streams, func(s *Stream) bool {
 		return s.Tree == TreeOff || s.Fixed && s.Tree == TreeAuto
@@ -386,8 +386,8 @@ func (r *Round) choose(of func(*Stream) *offer, maxRows int, tree bool) (counts 
 	tokens := float64(len(streams))
 	explore := !tree && r.explores()
 	taken := make([]int, len(streams))
-	// A guess is worth verifying if it yields more than the same time does otherwise: at the streams' recent pace, or with
-	// plain decoding.
+	// A guess is worth verifying if it yields more than the same time does otherwise: at the streams' recent pace, or
+	// with plain decoding.
 	recent := 0.0
 	var open []int // streams with guesses left
 	for i, s := range streams {

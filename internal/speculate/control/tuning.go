@@ -47,7 +47,8 @@ var tune = tuning{
 
 	// Acceptance (acceptance.go).
 
-	// A success rate remembers about this many samples: above, each new one fades the others. [TestRecoveredDrafterIsUsed]
+	// A success rate remembers about this many samples: above, each new one fades the others.
+	// [TestRecoveredDrafterIsUsed]
 	rateMemory: 60, rateFade: 0.97,
 	// Samples after which a prior counts half. [TestHardCases]
 	priorHalfLife: 20,
