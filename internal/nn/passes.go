@@ -20,9 +20,9 @@ type recorded[R any] struct {
 	result R
 }
 
-// Run runs a pass that has not begun: again if the device knows one with this key, else by build, which begins the step,
-// adds all operations and returns the step it is in at the end, on the device of the results. ints is what build gives
-// to Ints32, in order. Passes on several devices and passes with sparse attention are not remembered.
+// Run runs a pass that has not begun: again if the device knows one with this key, else by build, which begins the
+// step, adds all operations and returns the step it is in at the end, on the device of the results. ints is what
+// build gives to Ints32, in order. Passes on several devices and passes with sparse attention are not remembered.
 func (p *Passes[K, R]) Run(s *Step, key K, build func() (*Step, R), ints ...[]int32) (*Step, R) {
 	if pass, ok := p.find(key); ok && s.Sparse == nil {
 		// The positions are the first integers of every step.

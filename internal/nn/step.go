@@ -3,6 +3,7 @@ package nn
 import (
 	"strobe/internal/backend"
 	"strobe/internal/cache"
+	"strobe/internal/invariants"
 )
 
 // Step is a pass in progress on one device: its operations, the rows it runs and the memory they need on the way.
@@ -18,6 +19,7 @@ type Step struct {
 	pos    backend.Ints
 	angles []angles // of the rotary embeddings used
 	split  bool     // the pass has steps on other devices, too
+	open   bool     // the step has begun and not ended; for invariants
 
 	Kept   *Kept           // if set, queries and keys are kept
 	Sparse *backend.Sparse // if set, prompts attend to some blocks only, where the device can
@@ -41,6 +43,13 @@ func NewStep(a *Arena, batch *cache.Batch, mem *cache.Memory, device int, eps fl
 	return &Step{Backend: a.b, N: a.Pad(len(batch.Pos)), Eps: eps, arena: a, batch: batch, mem: mem, device: device}
 }
 
+// BeginStep begins a step on the device.
+func (s *Step) BeginStep(p *backend.Plan) {
+	invariants.Check(!s.open, "a step begins inside a step")
+	s.open = true
+	s.Backend.BeginStep(p)
+}
+
 // Begin begins the step on the device. Whatever the host writes, other than integers, it must have written before.
 func (s *Step) Begin() {
 	s.BeginStep(&s.batch.Plans[s.device])
@@ -49,6 +58,7 @@ func (s *Step) Begin() {
 
 // Take copies a tensor from another device, where no step is in progress, before this one begins.
 func (s *Step) Take(from backend.Backend, x backend.Tensor) backend.Tensor {
+	invariants.Check(!s.open, "the host writes a tensor inside a step")
 	v := from.Read(x)
 	y := s.New(x.Rows, x.Cols)
 	s.Write(y, v)
@@ -76,6 +86,8 @@ func (s *Step) End() { s.end() }
 
 // end ends the step and returns the device's name for it, 0 if the device cannot run it again.
 func (s *Step) end() int {
+	invariants.Check(s.open, "a step ends that has not begun")
+	s.open = false
 	name, err := s.EndStep()
 	if err != nil {
 		panic(givenUp{err})

@@ -190,6 +190,7 @@ func (r *Runner) settle(p *plan) {
 	}
 	p.Settle()
 	for _, s := range p.live {
+		s.check()
 		if s.done && s.stats.Rounds > 0 {
 			r.control.End(s.control)
 		}

@@ -7,6 +7,7 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/cache"
 	"strobe/internal/draft"
+	"strobe/internal/invariants"
 	"strobe/internal/model"
 	"strobe/internal/sample"
 	"strobe/internal/speculate/control"
@@ -372,6 +373,26 @@ func (s *Stream) record(t Token) {
 	s.stats.Tokens++
 	if !s.Emit(t) || s.left == 0 {
 		s.done = true
+	}
+}
+
+// check panics unless the caches and the features hold what the stream thinks. It does nothing in ordinary builds.
+func (s *Stream) check() {
+	if !invariants.Enabled || s.done {
+		return
+	}
+	cached := s.unknown + len(s.text) - len(s.Prompt)
+	if !s.Prefilling() {
+		cached-- // the newest token is not in the cache yet
+	}
+	invariants.Check(s.seq.Len() == cached, "the cache holds %d tokens, the text has %d", s.seq.Len(), cached)
+	for i := range s.sources {
+		if !s.follows(i) || s.featureLen < 0 {
+			continue
+		}
+		n := s.featureLen - s.extendedLen(i)
+		invariants.Check(n >= 0 && n <= len(s.featureRows), "source %d lacks the features of %d tokens, %d wait", i, n,
+			len(s.featureRows))
 	}
 }
 

@@ -5,80 +5,84 @@ import "time"
 // tune is every number that decisions depend on, besides the sizes below.
 //
 // The values were found with the simulations of this package, which compare speed with the best fixed choice in
-// hindsight. The test in brackets fails when the number is halved, or doubled where it says x2:
+// hindsight. The test in brackets fails when the number is halved or doubled, which TestEveryNumberMatters checks:
 //
-//	STROBE_TUNING=plainFactor=4 go test ./internal/speculate/control
+//	STROBE_TUNING=maxOverrun=1.5 go test ./internal/speculate/control
 var tune = tuning{
 	// Costs (costs.go).
 
 	// Two times within this factor are the same time with noise. Beyond it plain passes do not agree yet, a machine or
 	// the cost of a size has changed, and a pass was disturbed and is charged no more than this. [TestHardCases]
 	sameFactor: 1.5,
-	// Samples in agreement that are no accident. [TestDeviceDraftsAtOnce x2]
+	// Samples in agreement that are no accident. [TestStreamsLeave]
 	enough: 3,
 	// Plain passes longer than this many times the shortest were disturbed. A plain pass that seems too long makes all
-	// others seem cheap and a useless drafter free. [TestUselessEverySeed]
+	// others seem cheap and a useless drafter free. [TestHardCases]
 	plainFactor: 2,
-	// Plain passes that are remembered: enough for a median on a busy machine. [TestUselessEverySeed]
+	// Plain passes that are remembered: noise hides in their median, and a machine that has become slower shows after
+	// half as many. [TestPlainFollowsTheMachine]
 	plainWindow: 32,
 	// Plain passes older than this are not compared with: other programs come and go. [TestPlainAge]
 	plainAge: time.Minute,
 	// Passes that must have changed together before the machine has. [TestSlowerMachine]
 	driftWindow: 9,
 	// A size that costs more than this many times its estimate is doubted at first: one disturbed pass would close all
-	// larger sizes for good. [TestOutlier]
+	// larger sizes for good. [TestSharedPasses]
 	doubtFactor: 1.3,
-	// After the first samples the median moves by this share of the way to a new one, [TestSlowerMachine]
+	// After the first samples the median moves by this share of the way to a new one, [TestTwoDrafters]
 	medianStep: 1.0 / 16,
-	// as if none was farther away than this: a disturbed pass counts little. [TestUselessEverySeed x2]
+	// as if none was farther away than this share: a disturbed pass counts little. [TestBothSources]
 	medianReach: 0.1,
-	// A plain pass costs as much as this many rows before anything else was measured. [TestDenseTarget]
+	// A plain pass costs as much as this many rows before anything else was measured. [TestTwoDrafters]
 	rowsOfPlain: 6,
-	// Rounds with drafts are compared with their promise up to this many times their expected time: some rounds take long
-	// now and then, but the first ones of a size only once. [TestColdPasses]
+	// Rounds with drafts are compared with their promise up to this many times their expected time: some rounds take
+	// long now and then, but the first ones of a size only once. [TestTails]
 	maxOverrun: 3,
-	// Passes between two measurements of plain decoding: at least and at most, and in between so many times the square of
-	// the gain, which makes the error of the comparison small beside the gain. [TestHardCases, TestPlainPaceIsMeasured]
-	minRefresh: 4, maxRefresh: 512, refreshPerGain: 800,
-	// Plain samples, times the square of the gain, from which on refreshPerGain holds. [TestHardCases]
+	// Passes between two measurements of plain decoding: at least and at most, [TestSharedPasses, TestPlainPaceIsMeasured]
+	minRefresh: 4, maxRefresh: 512,
+	// and in between this many times the square of the gain, [TestMeasuresPlainByGain]
+	refreshPerGain: 800,
+	// once the plain samples, times that square, are more than this: their error is small beside the gain.
+	// [TestMeasuresPlainByGain]
 	refreshAfter: 0.5,
 	// A pass may be this many times as large as the largest so far. Larger ones are too uncertain. [TestSharedPasses]
 	growth: 2,
 
 	// Acceptance (acceptance.go).
 
-	// A success rate remembers about this many samples: above, each new one fades the others.
-	// [TestRecoveredDrafterIsUsed]
+	// A success rate remembers about this many samples: above, each new one fades the others. [TestCollapse,
+	// TestTwoDrafters]
 	rateMemory: 60, rateFade: 0.97,
-	// Samples after which a prior counts half. [TestHardCases]
+	// Samples after which a prior counts half. [TestSharedPasses]
 	priorHalfLife: 20,
-	// The weight, in samples, of what the drafter claims, [TestGoodDrafter]
+	// The weight, in samples, of what the drafter claims, [TestBothSources]
 	claimWeight: 3,
-	// of the position before, [TestHardCases]
+	// of the position before, [TestSharedPasses]
 	positionWeight: 2,
 	// and of whole blocks for shorter ones. [TestHardCases]
 	blockWeight: 8,
-	// How good the guesses of an unknown drafter are taken to be: good enough to be tried. [TestDeviceDraftsAtOnce]
+	// How good the guesses of an unknown drafter are taken to be: good enough to be tried. [TestHardCases]
 	firstGuess: 0.8,
-	// How positions after a wrong guess fade, and sources and block sizes that are not used, so that they are tried
-	// again. [TestTwoDrafters]
-	missFade: 0.9, unusedFade: 0.99,
+	// How positions after a wrong guess fade, [TestBothSources]
+	missFade: 0.9,
+	// and sources and block sizes that are not used, so that they are tried again. [TestHardCases]
+	unusedFade: 0.99,
 	// A drafter has changed when its guesses are this many standard deviations better or worse than expected. The
-	// variance is at least changeNoise, and older drafts fade by changeFade. [TestCollapse]
+	// variance is at least changeNoise, and older drafts fade by changeFade. [TestBothSources]
 	changeSigma: 3, changeNoise: 0.5, changeFade: 0.87,
 
 	// The ledger (ledger.go).
 
 	// Plain tokens that drafting may lose at first: 1.2 % of 512. With the trials, what a boasting drafter costs until it
-	// is known, and what noise hides, a useless drafter costs less than 3 %. [TestUselessDrafter x2]
+	// is known, and what noise hides, a useless drafter costs less than 3 %. [TestGainsAreForgotten, TestSharedPasses]
 	startCredit: 6,
 	// The most that gains are remembered, in starting credits. [TestGainsAreForgotten]
 	maxCredits: 2,
 	// What is left of the starting credit when a drafter has changed. [TestCollapse]
 	changedCredits: 1.0 / 3,
-	// Plain tokens that trials may lose at once. [TestRecoveredDrafterIsUsed]
+	// Plain tokens that trials may lose at once. [TestTrialsAreBounded]
 	maxTrials: 1,
-	// The share of all tokens that may be lost, forever. [TestBadDrafterCostsLittle x2]
+	// The share of all tokens that may be lost, forever. [TestBadDrafterCostsLittle]
 	lossShare: 0.01,
 	// The share of an expected gain that may be lost: bad luck does not stop a good drafter for long. [TestSharedPasses]
 	gainShare: 0.1,
@@ -94,10 +98,9 @@ var tune = tuning{
 	// Every so many trials are of the whole block, and whole blocks are tried again from so many drafts on.
 	// [TestHardCases]
 	wholeBlockEvery: 4,
-	// Guesses less probable than this are not worth a row of any pass. [TestTreeOfOneStream]
+	// Guesses less probable than this are not worth a row of any pass. [TestTrees]
 	minProbability: 0.01,
-	// What a tree has to yield more than a chain, in tokens of a stream: the host takes longer for it.
-	// [TestTreeOfOneStream]
+	// What a tree has to yield more than a chain, in tokens of a stream: the host takes longer for it. [TestTrees]
 	treeMargin: 0.02,
 }
 
