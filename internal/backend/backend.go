@@ -271,15 +271,6 @@ type Backend interface {
 	// the step could not be begun (a plan that makes no sense, no memory), and a name for its operations, 0 for none.
 	BeginStep(p *Plan)
 	EndStep() (name int, err error)
-	// Repeat runs a step again by its name: the same operations on the same memory with another plan, and with the
-	// integers that its calls of SetInts would be given now, in their order; what is missing at their ends is zero. It
-	// saves going through a pass operation by operation. It reports false, and has done nothing, when the device no longer
-	// knows the step, as when memory that it names was freed.
-	Repeat(name int, p *Plan, ints ...[]int32) (bool, error)
-	// Pad is the number of rows to give a pass over n tokens, so that a device which replays passes has few different
-	// ones. The rows of a step beyond those of its plan are padding: they are computed with whatever lies there, and
-	// nothing of them is kept. Choosing experts for them would cost time, so passes with experts are not padded.
-	Pad(n int) int
 
 	// Sync waits until all operations are done, and reports the first failure of the device since
 	// it was opened. Operations have no errors of their own: after a failure their results mean nothing.
@@ -342,6 +333,35 @@ type Backend interface {
 	// Candidates leaves the largest values of every row in dst, CandidateInts for a row, and with total the row's weight:
 	// what a sampler needs instead of the row. How many they are is up to the device, within the limits of Candidates.
 	Candidates(dst Ints, x Tensor, total bool)
+}
+
+// Replayer is a device that runs recorded steps again.
+type Replayer interface {
+	// Repeat runs a step again by its name: the same operations on the same memory with another plan, and with the
+	// integers that its calls of SetInts would get now, in their order; missing ones at their ends are zero. It saves going
+	// through a pass operation by operation. It reports false, and has done nothing, if the device no longer knows the
+	// step, for example because memory that it uses was freed.
+	Repeat(name int, p *Plan, ints ...[]int32) (bool, error)
+	// Pad is the number of rows to give a pass over n tokens, so that the device has few different steps to record. The
+	// rows of a step beyond those of its plan are padding: they are computed from undefined values, and nothing of them is
+	// kept. Choosing experts for them would cost time, so passes with experts are not padded.
+	Pad(n int) int
+}
+
+// Pad is the number of rows to give a pass over n tokens on b.
+func Pad(b Backend, n int) int {
+	if r, ok := b.(Replayer); ok {
+		return r.Pad(n)
+	}
+	return n
+}
+
+// Repeat runs a step of b again by its name. It reports false if b cannot.
+func Repeat(b Backend, name int, p *Plan, ints ...[]int32) (bool, error) {
+	if r, ok := b.(Replayer); ok {
+		return r.Repeat(name, p, ints...)
+	}
+	return false, nil
 }
 
 // Compiler is a device that compiles kernels when they are first needed.

@@ -34,7 +34,7 @@ func (a *Arena) Pad(n int) int {
 	if a.exact {
 		return n
 	}
-	return a.b.Pad(n)
+	return backend.Pad(a.b, n)
 }
 
 // lineValues is a cache line: tensors start on one.

@@ -32,7 +32,7 @@ func (p *Passes[K, R]) Run(s *Step, key K, build func() (*Step, R), ints ...[]in
 				all = append(all, v)
 			}
 		}
-		done, err := s.Repeat(pass.name, &s.batch.Plans[s.device], all...)
+		done, err := backend.Repeat(s.Backend, pass.name, &s.batch.Plans[s.device], all...)
 		if err != nil {
 			panic(givenUp{err})
 		}

@@ -19,6 +19,7 @@ type recorder struct {
 	ints    [][]int32 // of the last repeated step
 }
 
+func (r *recorder) Pad(n int) int           { return n }
 func (r *recorder) BeginStep(*backend.Plan) {}
 func (r *recorder) EndStep() (int, error) {
 	r.steps++

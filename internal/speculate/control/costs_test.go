@@ -116,3 +116,20 @@ func TestTrialsAreBounded(t *testing.T) {
 		t.Error("trials that should lose 1.1 tokens do not empty the account")
 	}
 }
+
+// TestFreeSource: a source is always asked if a draft costs less than a fiftieth of a plain pass.
+func TestFreeSource(t *testing.T) {
+	for _, x := range []struct {
+		cost float64
+		want bool
+	}{{0.015, true}, {0.03, false}} {
+		c := New(1)
+		for range firstSamples {
+			c.MeasuredPass(1, 10*time.Millisecond)
+			c.MeasuredDraft(0, 1, time.Duration(x.cost*float64(10*time.Millisecond)))
+		}
+		if got := c.free(0, 1); got != x.want {
+			t.Errorf("a draft of %v plain passes is free: %v", x.cost, got)
+		}
+	}
+}

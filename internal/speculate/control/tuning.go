@@ -82,21 +82,21 @@ var tune = tuning{
 	changedCredits: 1.0 / 3,
 	// Plain tokens that trials may lose at once. [TestTrialsAreBounded]
 	maxTrials: 1,
-	// The share of all tokens that may be lost, forever. [TestBadDrafterCostsLittle]
+	// The share of all tokens that may be lost, forever. [TestUselessEverySeed]
 	lossShare: 0.01,
-	// The share of an expected gain that may be lost: bad luck does not stop a good drafter for long. [TestSharedPasses]
+	// The share of an expected gain that may be lost: bad luck does not stop a good drafter for long. [TestCollapse]
 	gainShare: 0.1,
-	// The weight of a round in what drafts for several streams yielded: luck is over after some thirty. [TestTails]
+	// The weight of a round in what drafts for several streams yielded: luck is over after some thirty. [TestSharedPasses]
 	deliveryStep: 0.03,
-	// The weight of a round in the pace of a stream. [TestHardCases]
+	// The weight of a round in the pace of a stream. [TestBothSources]
 	paceStep: 0.05,
 
 	// Rounds (round.go).
 
-	// Drafts that cost less than this share of a plain pass are made without a decision. [TestRepetitions]
+	// Drafts that cost less than this share of a plain pass are made without a decision. [TestFreeSource]
 	freeShare: 0.02,
 	// Every so many trials are of the whole block, and whole blocks are tried again from so many drafts on.
-	// [TestHardCases]
+	// [TestTwoDrafters]
 	wholeBlockEvery: 4,
 	// Guesses less probable than this are not worth a row of any pass. [TestTrees]
 	minProbability: 0.01,
@@ -131,7 +131,7 @@ type tuning struct {
 	minProbability, treeMargin float64
 }
 
-// Sizes of tables. They bound memory and time, and decide nothing.
+// Sizes of tables: they bound memory, time and resolution.
 const (
 	// BlockSizes is the number of block sizes a stream tries: whole, half, a third, a quarter. A shorter block is cheaper
 	// to draft; whether its guesses are worse depends on how the drafter was trained.
