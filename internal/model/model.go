@@ -5,6 +5,8 @@
 // model does goes through Forward: prompts, single tokens, chains and trees to verify, of
 // one or several sequences. Forward commits nothing; see package cache.
 //
+// Comments give shapes as [rows, columns]: a weight is [outputs, inputs], an activation has a row for each token.
+//
 // A Model is used by one goroutine at a time, the one that drives its backend.
 package model
 
@@ -30,18 +32,18 @@ type Options struct {
 	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token
 	// embeddings lie with the first layer, the output matrix with the last.
 	Place func(layer int) int
-	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. What goes to and
-	// fro then is the experts' input, the choice among them and their sum.
+	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. If it is another
+	// device, the experts' input, the choice among them and their sum are copied between the two.
 	Experts func(layer int) int
-	// Bound, if set, is told the size of every weight that a device has got.
+	// Bound, if set, is called with the size of every weight that was bound to a device.
 	Bound func(bytes int)
-	// Sparse, if set, is how prompts attend, on devices that can do it; what is lost is lost. Its Tokens are not used.
+	// Sparse, if set, is how prompts attend on devices that support it, which loses accuracy. Its Tokens are not used.
 	Sparse *backend.Sparse
 	// SweepOnly: the model runs prompts layer by layer only (Sweep), so that layers share the memory of one.
 	SweepOnly bool
 }
 
-// Config is what users of a model need to know of it.
+// Config describes a model.
 type Config struct {
 	Arch      string
 	Name      string
@@ -69,10 +71,10 @@ type Model struct {
 	mem     *cache.Memory
 	arch    arch
 	eps     float32
-	embed   backend.Weight
-	head    backend.Weight
-	outNorm backend.Vector
-	weights int // bytes
+	embed   backend.Weight // [vocab, hidden]
+	head    backend.Weight // [vocab, hidden]
+	outNorm backend.Vector // [hidden]
+	weights int            // bytes
 
 	sparse  *backend.Sparse
 	capture []int // layers whose output is captured; -1 is the embedding
@@ -95,7 +97,7 @@ type results struct {
 
 // arch is the part of a model that differs between architectures.
 type arch interface {
-	begin(s *step)            // before the first layer of each device; s.x holds the embeddings at the very first
+	begin(s *step)            // before the first layer of each device; for the first device s.x holds the embeddings
 	layer(s *step, layer int) // advance s.x through one layer
 }
 
@@ -104,11 +106,11 @@ type step struct {
 	*Model
 	*nn.Step // operations and memory on the device of the current layer
 	device   int
-	ids      backend.Ints   // tokens
-	pick     backend.Ints   // rows that get logits
-	x        backend.Tensor // residual stream
-	features backend.Tensor // captured layers side by side
-	extra    backend.Tensor // what an architecture wants to have on every device; optional
+	ids      backend.Ints   // [tokens]
+	pick     backend.Ints   // [picked] rows that get logits
+	x        backend.Tensor // [tokens, hidden] residual stream
+	features backend.Tensor // [tokens, captured layers x hidden]
+	extra    backend.Tensor // what an architecture needs on every device; optional
 }
 
 var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
@@ -314,15 +316,15 @@ type Output struct {
 	m        *Model
 	first    []int          // per segment: its first row in Logits
 	firstRow []int          // per segment: its first row in Features
-	full     []bool         // per segment: its rows are wanted
-	rows     []float32      // what Fetch has read: the rows of Logits that were wanted, others are zero
-	chosen   []int32        // what Fetch has read of picked
-	picked   backend.Ints   // best ids, or candidates; nil if nothing but rows is wanted
+	full     []bool         // per segment: it wants whole rows of logits
+	rows     []float32      // read by Fetch: the wanted rows of Logits, others are zero
+	chosen   []int32        // read by Fetch from picked
+	picked   backend.Ints   // best ids, or candidates; nil if only rows are wanted
 	want     sample.Want    // the most that a segment wants
-	late     bool           // Row has read what Fetch did not
-	Logits   backend.Tensor // rows that asked for logits, segment by segment
-	Final    backend.Tensor // the same rows after the final norm
-	Features backend.Tensor // all rows, and padding: captured layers side by side
+	late     bool           // Row has read a row that Fetch did not
+	Logits   backend.Tensor // [picked, vocab], segment by segment
+	Final    backend.Tensor // [picked, hidden], the same rows after the final norm
+	Features backend.Tensor // [tokens and padding, captured layers x hidden]
 }
 
 // Row returns the logits of the i-th row with logits of a segment. The caller may change them.
@@ -357,8 +359,8 @@ func (o *Output) Candidates(segment, i int) backend.Candidates {
 	return backend.Candidates(o.chosen[(o.first[segment]+i)*backend.CandidateInts:][:backend.CandidateInts])
 }
 
-// Fetch reads what the device has chosen, and the rows of segments that want them: waiting for these is waiting for the
-// pass, and a Sync that follows knows whether they are good.
+// Fetch reads what the device has chosen and the rows of segments that want them. It waits for the pass; a Sync after
+// it reports whether the results are valid.
 func (o *Output) Fetch() {
 	b := o.m.Backend()
 	if o.picked != nil && o.chosen == nil {
@@ -384,7 +386,7 @@ func (o *Output) Fetch() {
 	}
 }
 
-// Late reports whether Row has read what Fetch did not.
+// Late reports whether Row has read a row that Fetch did not.
 func (o *Output) Late() bool { return o.late }
 
 // Chosen is the most that the device chose for any segment.
@@ -510,8 +512,7 @@ func (s *step) move(device int, ids, pick []int32) {
 	s.device, s.ids, s.pick = device, s.Ints32(ids), s.Ints32(pick)
 }
 
-// sparseFor is how the segments of a batch attend; nil if all see everything. Segments and the tables of plans are the
-// same in number then: prompts see all of their tables.
+// sparseFor is how the segments of a batch attend; nil if all see everything. A plan then has one table per segment.
 func (m *Model) sparseFor(segs []Segment) *backend.Sparse {
 	if m.sparse == nil {
 		return nil
@@ -520,7 +521,7 @@ func (m *Model) sparseFor(segs []Segment) *backend.Sparse {
 	s.Tokens = make([]int, len(segs))
 	for i, g := range segs {
 		if !g.Prompt {
-			return nil // a batch with rows that are generated: its prompts wait for no one
+			return nil // a batch with generated rows is dense
 		}
 		s.Tokens[i] = max(g.Seq.Expected(), g.Seq.Len()+len(g.Tokens))
 	}

@@ -15,11 +15,11 @@ type Step struct {
 	batch  *cache.Batch
 	mem    *cache.Memory
 	device int
-	group  int // of the first plan
-	pos    backend.Ints
-	angles []angles // of the rotary embeddings used
-	split  bool     // the pass has steps on other devices, too
-	open   bool     // the step has begun and not ended; for invariants
+	group  int          // number of the first plan
+	pos    backend.Ints // [tokens]
+	angles []angles     // of the rotary embeddings in use
+	split  bool         // the pass has steps on other devices, too
+	open   bool         // the step has begun and not ended; for invariants
 
 	Kept   *Kept           // if set, queries and keys are kept
 	Sparse *backend.Sparse // if set, prompts attend to some blocks only, where the device can
@@ -27,14 +27,15 @@ type Step struct {
 
 // Kept is the queries and keys of a layer, after their norms.
 type Kept struct {
-	Rotated                bool // after the rotary embedding as well
-	Q, K                   backend.Tensor
+	Rotated                bool           // after the rotary embedding as well
+	Q                      backend.Tensor // [tokens, heads*keyDim]
+	K                      backend.Tensor // [tokens, kvHeads*keyDim]
 	Heads, KVHeads, KeyDim int
 }
 
 type angles struct {
 	rope     *Rope
-	cos, sin backend.Tensor
+	cos, sin backend.Tensor // [tokens, dims/2]
 }
 
 // NewStep prepares a pass over the rows of batch on a device. The arena must have begun; the device accepts operations
@@ -50,13 +51,13 @@ func (s *Step) BeginStep(p *backend.Plan) {
 	s.Backend.BeginStep(p)
 }
 
-// Begin begins the step on the device. Whatever the host writes, other than integers, it must have written before.
+// Begin begins the step on the device. From now on the host may write integers only.
 func (s *Step) Begin() {
 	s.BeginStep(&s.batch.Plans[s.device])
 	s.pos = s.Ints32(s.batch.Pos)
 }
 
-// Take copies a tensor from another device, where no step is in progress, before this one begins.
+// Take copies a tensor from another device before this step begins. No step may be in progress there.
 func (s *Step) Take(from backend.Backend, x backend.Tensor) backend.Tensor {
 	invariants.Check(!s.open, "the host writes a tensor inside a step")
 	v := from.Read(x)
@@ -78,7 +79,7 @@ func (s *Step) Ints32(v []int32) backend.Ints {
 	return t
 }
 
-// Pad is the number of rows to give something that n tokens have.
+// Pad is the number of rows, with padding, for n tokens.
 func (s *Step) Pad(n int) int { return s.arena.Pad(n) }
 
 // End ends the step.
@@ -184,15 +185,14 @@ func (s *Step) anglesOf(r *Rope) angles {
 	panic("nn: Rotate without Angles")
 }
 
-// KeepQueries copies the queries of a layer, which are not rotated yet, for whoever wants them. They last until the
-// next pass begins.
+// KeepQueries copies the queries of a layer, which are not rotated yet, to Kept. They last until the next pass begins.
 func (s *Step) KeepQueries(q backend.Tensor, heads int, r *Rope) {
 	if s.Kept != nil {
 		s.Kept.Q, s.Kept.Heads, s.Kept.KeyDim = s.keep(q, heads, r), heads, q.Cols/heads
 	}
 }
 
-// KeepKeys copies its keys in the same way.
+// KeepKeys copies the keys of a layer in the same way.
 func (s *Step) KeepKeys(k backend.Tensor, heads int, r *Rope) {
 	if s.Kept != nil {
 		s.Kept.K, s.Kept.KVHeads = s.keep(k, heads, r), heads
@@ -208,13 +208,13 @@ func (s *Step) keep(x backend.Tensor, heads int, r *Rope) backend.Tensor {
 	return y
 }
 
-// Remember writes the keys and values of the rows to a layer of the cache.
+// Remember writes the keys and values of the rows [tokens, kvHeads*dim] to a layer of the cache.
 func (s *Step) Remember(layer int, k, v backend.Tensor) {
 	at := s.mem.Place(layer)
 	s.KVWrite(s.group+at.Group, at.Index, k, v)
 }
 
-// Attend returns the attention of q over a layer of the cache.
+// Attend returns the attention of q [tokens, heads*keyDim] over a layer of the cache: [tokens, heads*valueDim].
 func (s *Step) Attend(layer int, q backend.Tensor, p backend.AttnParams) backend.Tensor {
 	at := s.mem.Place(layer)
 	o := s.Rows(p.Heads * s.mem.Dims(layer).ValueDim)

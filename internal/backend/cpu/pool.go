@@ -15,12 +15,11 @@ import (
 // spin, because waking a sleeping thread costs as much as a small operation; after
 // spinTime without work they sleep, so an idle engine uses no CPU.
 //
-// Where other programs use the cores too, a worker may stand still for milliseconds. Therefore nobody
-// waits for one that has not begun: functions take their work from what is left, so whoever is
-// there does all of it, and then the round is closed to latecomers.
+// When other programs use the cores, a worker may be suspended for milliseconds. Therefore a round does not wait for
+// workers that have not started: the workers that run take all the work, and then the round is closed.
 //
-// A panic in any worker ends the round and is raised again in the caller, when nobody works on the round any
-// more: the caller may recover and use the pool again. Nobody could recover it in a worker.
+// A panic in any worker ends the round and is raised again in the caller, after all workers have left the round: the
+// caller may recover and use the pool again.
 type pool struct {
 	n       int
 	fn      func(worker int)
@@ -155,7 +154,7 @@ func (p *pool) run(fn func(worker int)) {
 		fn(0)
 		return
 	}
-	p.fn = fn // nobody reads it: the round before is closed and empty
+	p.fn = fn // no worker reads it: the round before is closed and empty
 	p.begin(0)
 	p.call(fn, 0)
 	p.finish()

@@ -9,17 +9,17 @@ import (
 	"strobe/internal/nn"
 )
 
-// pass is the outcome of running the blocks of several requests: the predicting slots, slot by slot and
-// inside a slot request by request, longest first. So the rows of one slot are contiguous, and
-// so are those of the requests that go on.
+// pass is the result of running the blocks of several requests: the predicting slots, slot by slot and inside a slot
+// request by request, longest first. So the rows of one slot are contiguous, and so are those of requests that have a
+// next slot.
 type pass struct {
-	*nn.Step                // for what follows on the results
-	final    backend.Tensor // normalised states
-	logits   backend.Tensor
-	order    []int // requests, longest first
-	place    []int // of each request in order
-	first    []int // per slot: its first row
-	active   []int // per slot: how many requests reach it
+	*nn.Step                // for operations on the results
+	final    backend.Tensor // [rows, hidden] normalised states
+	logits   backend.Tensor // [rows, outputs]
+	order    []int          // requests, longest first
+	place    []int          // of each request in order
+	first    []int          // per slot: its first row
+	active   []int          // per slot: how many requests reach it
 }
 
 // draftKey decides which operations a draft has: its rows, and those that predict.
@@ -88,8 +88,8 @@ func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
 // slots is the number of rows of a request's block.
 func (d *Drafter) slots(r draft.Request) int { return r.N + d.firstSlot() }
 
-// forward runs the blocks of all requests up to the logits of the slots from skip on. Nothing is kept
-// in the caches. rule 1 is the other one of a trial.
+// forward runs the blocks of all requests up to the logits of the slots from skip on. Nothing is committed to the
+// caches. rule 1 is the other one of a trial.
 func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err error) {
 	p, ids, pick, starts, err := d.plan(reqs, skip)
 	if err != nil {
@@ -121,7 +121,7 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	return p, nil
 }
 
-// run goes through the layers, and returns the step of the last ones.
+// run goes through the layers. It returns the step of the last ones.
 func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) (*nn.Step, blockResults) {
 	s.Begin()
 	s.Angles(d.rope)
@@ -129,7 +129,7 @@ func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) (*nn.Step, blockRes
 	if d.taps > 0 {
 		index = s.Ints32(blocks)
 	}
-	x := s.Rows(d.hidden)
+	x := s.Rows(d.hidden) // [tokens, hidden]
 	s.Embed(x, d.embed, s.Ints32(ids), d.embScale)
 	at := s.Mark()
 	for i := range d.layers {
@@ -144,7 +144,7 @@ func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) (*nn.Step, blockRes
 		in, taps := d.convIn(s, y.attnConv, s.Norm(x, y.norm), index)
 		kv := y.projections()
 		ts := s.Project(in, append(kv, y.q)...)
-		q := ts[len(kv)]
+		q := ts[len(kv)] // [tokens, heads*headDim]
 		s.NormHeads(q, d.heads, y.qNorm)
 		s.Rotate(q, d.heads, d.rope)
 		d.remember(s, y, ts[:len(kv)])
@@ -175,7 +175,7 @@ func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) (*nn.Step, blockRes
 // widen lets every row of a block see the same context, the window before the block and not the window before the row:
 // in layers that do not slide, and in sliding ones where the run-time of the file does so.
 func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
-	plans := make([]int, len(d.devices)) // seen of each device
+	plans := make([]int, len(d.devices)) // per device: plans of earlier groups
 	for g := range d.mem.Groups() {
 		w, dev := d.mem.Window(g), d.mem.Device(g)
 		p := &batch.Plans[dev].KV[plans[dev]]
@@ -188,15 +188,20 @@ func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
 	}
 }
 
-// bothWays says per cache group whether block rows see later rows.
+// bothWays says per cache group whether block rows see later rows. In a trial of causality, drafts with the other rule
+// reverse it for sliding layers.
 func (d *Drafter) bothWays(other bool) []bool {
-	v := make([]bool, d.mem.Groups())
-	for g := range v {
+	sliding := d.rule.sliding
+	if other && d.trial.from == 0 {
+		sliding = !sliding
+	}
+	both := make([]bool, d.mem.Groups())
+	for g := range both {
 		if d.mem.Window(g) == d.full {
-			v[g] = !d.rule.full
+			both[g] = !d.rule.full
 		} else {
-			v[g] = d.rule.sliding == (other && d.trial.from == 0)
+			both[g] = !sliding
 		}
 	}
-	return v
+	return both
 }

@@ -10,8 +10,8 @@ import (
 // projection of the input gives for each row, shared by groups of channels. They never see the
 // context, whose keys and values are made without them.
 type conv struct {
-	proj backend.Weight    // [hidden] -> taps of the input side, then of the output side
-	base [2]backend.Vector // fixed taps per side: [kernel][hidden]
+	proj backend.Weight    // [taps, hidden]: dynamic taps of the input side, then of the output side
+	base [2]backend.Vector // [kernel, hidden]: fixed taps of each side
 }
 
 // readTaps reads the shape of the convolutions, if there are any.

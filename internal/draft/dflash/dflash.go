@@ -57,23 +57,23 @@ var _ draft.Source = (*Drafter)(nil)
 // Drafter is a loaded drafter.
 type Drafter struct {
 	params
-	b       backend.Backend   // that has the output
+	b       backend.Backend   // the device of the output
 	devices []backend.Backend // b is the first
 	place   []int             // device of each layer
-	arenas  []*nn.Arena       // of the devices
+	arenas  []*nn.Arena       // per device
 	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
 	trial   trial // of the causality rule, or of the window
-	full    int   // how far layers look that do not slide; 0 for everything
-	seen    int   // how far the trial found that drafts should look; 0 for as far as the cache goes
+	full    int   // window of layers that do not slide; 0 for everything
+	seen    int   // window of drafts that the trial found; 0 for the whole cache
 	pMin    float32
-	fc      backend.Weight
-	ctxNorm backend.Vector
-	outNorm backend.Vector
-	embed   backend.Weight
-	head    backend.Weight
-	d2t     []int32 // target id of each output; nil when they are the target's
+	fc      backend.Weight // [hidden, captured layers x hidden]
+	ctxNorm backend.Vector // [hidden]
+	outNorm backend.Vector // [hidden]
+	embed   backend.Weight // [vocab, hidden]
+	head    backend.Weight // [outputs, hidden]
+	d2t     []int32        // [outputs] target id of each output; nil if they are the target's
 	rope    *nn.Rope
 	layers  []layer
 	weights nn.Weights
@@ -91,15 +91,18 @@ type Drafter struct {
 }
 
 type layer struct {
-	norm, ffnNorm     backend.Vector
-	q, k, v, o        backend.Weight // v nil: values are the normalised raw keys
-	qNorm, kNorm      backend.Vector
-	postAttn, postFFN backend.Vector // optional norms of the outputs
-	scale             float32
-	sinks             backend.Vector
+	norm, ffnNorm     backend.Vector // [hidden]
+	q                 backend.Weight // [heads*headDim, hidden]
+	k                 backend.Weight // [kvHeads*headDim, hidden]
+	v                 backend.Weight // [kvHeads*headDim, hidden]; nil: values are the normalised raw keys
+	o                 backend.Weight // [hidden, heads*headDim]
+	qNorm, kNorm      backend.Vector // [headDim]
+	postAttn, postFFN backend.Vector // [hidden]; optional norms of the outputs
+	scale             float32        // of the layer's output
+	sinks             backend.Vector // [heads]; optional
 	ffn               nn.FFN
 	attnConv, ffnConv *conv // optional
-	cache             int
+	cache             int   // number of the layer in the cache
 }
 
 // Open loads a drafter for target.
@@ -179,7 +182,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	return d, nil
 }
 
-// begin makes room for a pass over rows.
+// begin prepares the weights and the arenas for a pass over rows.
 func (d *Drafter) begin(rows int) error {
 	if err := d.weights.Return(); err != nil {
 		return err
@@ -201,9 +204,9 @@ func (d *Drafter) next(s *nn.Step, device int, x backend.Tensor) (*nn.Step, back
 
 func (d *Drafter) slides() bool { return slices.Max(d.window) > 0 }
 
-// bindVocabulary finds the embedding and output matrices: the file's own, else the target's. Whoever
-// owns a matrix owns its transform: a borrowed embedding is scaled as the target scales it and logits
-// of a borrowed head are capped as the target's, unless the file says otherwise.
+// bindVocabulary finds the embedding and output matrices: the file's own, else the target's. The owner of a matrix also
+// defines its scale: the target's embedding is scaled as in the target, and logits of the target's head are capped as
+// the target's, unless the file says otherwise.
 func (d *Drafter) bindVocabulary(l *nn.Loader) {
 	var err error
 	d.embed, d.head, err = d.target.Vocabulary(d.b)
@@ -363,7 +366,7 @@ func (d *Drafter) Devices() []backend.Backend { return d.devices }
 // NewSeq returns an empty context.
 func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
 
-// NewContext is NewSeq for who does not know what the context is.
+// NewContext implements draft.Source.
 func (d *Drafter) NewContext() draft.Context { return d.NewSeq() }
 
 // Extend adds the features of committed tokens to the contexts of their sequences.
@@ -415,7 +418,7 @@ func (d *Drafter) project(s *nn.Step, features backend.Tensor, pick []int32) *nn
 	s.Angles(d.rope)
 	f := s.Rows(features.Cols)
 	s.Gather(f, features, s.Ints32(pick))
-	c := s.Multiply(f, d.fc)
+	c := s.Multiply(f, d.fc) // [tokens, hidden]
 	s.RMSNorm(c, c, d.ctxNorm, d.eps)
 	at := s.Mark()
 	for from, to := 0, 0; from < len(d.layers); from = to {
@@ -424,7 +427,7 @@ func (d *Drafter) project(s *nn.Step, features backend.Tensor, pick []int32) *nn
 			at = s.Mark()
 		}
 		var ws []backend.Weight
-		// Every product has to get going; after a round one for all layers of a device is faster.
+		// Starting a product takes time: for few rows one product for all layers of a device is faster.
 		for to = from; to == from || s.N <= d.block && to < len(d.layers) && d.place[to] == d.place[from]; to++ {
 			ws = append(ws, d.layers[to].projections()...)
 		}

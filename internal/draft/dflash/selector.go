@@ -13,9 +13,9 @@ import (
 // selector is DFlash2's head: among the best few tokens of each slot it prefers those that fit the
 // token chosen before, by a low-rank product gated by the slot's state.
 type selector struct {
-	anchor     backend.Weight // [target id] -> rank, as predecessor
-	pred, succ backend.Weight // [output] -> rank, as predecessor and as successor
-	hidden     backend.Weight // state -> gate
+	anchor     backend.Weight // [vocab, rank]: predecessors by the target's ids
+	pred, succ backend.Weight // [outputs, rank]: predecessors and successors by the drafter's outputs
+	hidden     backend.Weight // [rank, hidden]: the gate of a state
 	rank, top  int
 }
 

@@ -362,7 +362,7 @@ func TestNothingPays(t *testing.T) {
 }
 
 // TestNoTrialsBesidePrompts: a pass with rows of a prompt does not say what a draft cost, so nothing is tried beside
-// one: what nobody sees nobody would charge.
+// one: its cost could not be measured and charged.
 func TestNoTrialsBesidePrompts(t *testing.T) {
 	for _, streams := range []int{1, 4} {
 		x := together(world{verify: linear(0.7, 0.3), draft: linear(1, 0.05), right: fixed(0)}, auto, 1, streams)
