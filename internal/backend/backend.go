@@ -246,7 +246,7 @@ type Backend interface {
 	Name() string
 	Close() error
 
-	// Memory. Allocations may fail: the caller gives up what it was about to do and goes on.
+	// Memory. Allocations may fail; the device can be used on.
 	Alloc(rows, cols int) (Tensor, error) // zeroed
 	Free(t Tensor)                        // of the whole buffer, after the operations so far; a zero t is fine
 	AllocInts(n int) (Ints, error)
@@ -264,10 +264,10 @@ type Backend interface {
 
 	// BeginStep and EndStep enclose operations that a device may record, and replay as a whole when the same operations
 	// are issued again. The plan may be nil for operations that need none; it must not change until EndStep returns. A
-	// pass may take several steps, with the same plan in each; the next pass has its own plan. A step that has begun and
-	// not ended is dropped at the next BeginStep. Inside a step the host frees, reads and writes nothing (except SetInts),
-	// and copies or moves no page or slot of a pool. EndStep returns an error if the step could not begin (an invalid
-	// plan, no memory), and the name of the step for Replayer.Repeat, 0 for none.
+	// pass may take several steps, with the same plan in each; the next pass has its own plan. A step that has begun
+	// and not ended is dropped at the next BeginStep. Inside a step the host frees, reads and writes nothing (except
+	// SetInts), and copies or moves no page or slot of a pool. EndStep returns an error if the step could not begin (an
+	// invalid plan, no memory), and the name of the step for Replayer.Repeat, 0 for none.
 	BeginStep(p *Plan)
 	EndStep() (name int, err error)
 
@@ -337,13 +337,13 @@ type Backend interface {
 // Replayer is a device that runs recorded steps again.
 type Replayer interface {
 	// Repeat runs a step again by its name: the same operations on the same memory with another plan, and with the
-	// integers that its calls of SetInts would get now, in their order; missing ones at their ends are zero. It saves going
-	// through a pass operation by operation. It reports false, and has done nothing, if the device no longer knows the
-	// step, for example because memory that it uses was freed.
+	// integers that its calls of SetInts would get now, in their order; missing ones at their ends are zero. It saves
+	// going through a pass operation by operation. It reports false, and has done nothing, if the device no longer
+	// knows the step, for example because memory that it uses was freed.
 	Repeat(name int, p *Plan, ints ...[]int32) (bool, error)
 	// Pad is the number of rows to give a pass over n tokens, so that the device has few different steps to record. The
-	// rows of a step beyond those of its plan are padding: they are computed from undefined values, and nothing of them is
-	// kept. Choosing experts for them would cost time, so passes with experts are not padded.
+	// rows of a step beyond those of its plan are padding: they are computed from undefined values, and nothing of them
+	// is kept. Choosing experts for them would cost time, so passes with experts are not padded.
 	Pad(n int) int
 }
 
@@ -374,8 +374,8 @@ type Compiler interface {
 
 // Parker is a device whose weights can leave it for a while.
 type Parker interface {
-	// Park frees the memory of weights; those that are parked already stay parked. A parked weight must not be used before
-	// Unpark.
+	// Park frees the memory of weights; those that are parked already stay parked. A parked weight must not be used
+	// before Unpark.
 	Park(ws ...Weight)
 	// Unpark loads a weight again from the matrix it was bound with. If it fails the weight is still parked.
 	Unpark(w Weight, m Matrix) error

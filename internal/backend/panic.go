@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Panic is the panic of a worker goroutine, raised again by the goroutine that waits for it. It is an error that unwraps
-// to the original one.
+// Panic is the panic of a worker goroutine, raised again by the goroutine that waits for it. It is an error that
+// unwraps to the original one.
 type Panic struct {
 	value any
 	stack []byte

@@ -383,9 +383,9 @@ func (l *Loader) QKV(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
 	return l.Bind(rowsOf(t, 0, q)), l.Bind(rowsOf(t, q, kv)), l.Bind(rowsOf(t, q+kv, kv))
 }
 
-// Pairs binds a projection, with its bias if it has one, whose heads keep the two values that are turned together side
-// by side, as Llama files do; Rotate wants the first of all pairs, then the second. Rows change places and nothing
-// else: scores do not depend on the order within a head that queries and keys share.
+// Pairs binds a projection of a Llama file, with its bias if it has one. Its heads hold the two values that are rotated
+// together side by side; Rotate expects the first values of all pairs, then the second ones. So rows are reordered
+// inside each head, for queries and keys alike, which does not change their products.
 func (l *Loader) Pairs(name string, in, heads, dim, rot int) (w backend.Weight, bias backend.Vector) {
 	from := make([]int, heads*dim)
 	for i := range from {

@@ -53,6 +53,9 @@ func (r *Runner) schedule(streams []*Stream, chunk int) *plan {
 			p.live = append(p.live, s)
 		}
 	}
+	if len(p.live) == 0 {
+		return p
+	}
 	var decode []*control.Stream
 	by := make(map[*control.Stream]*Stream)
 	for _, s := range p.live {

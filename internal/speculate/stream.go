@@ -13,7 +13,7 @@ import (
 	"strobe/internal/speculate/control"
 )
 
-// Auto and Off are the values of Options.Draft that name no source: use whatever pays, and do not draft.
+// Auto and Off are the values of Options.Draft that name no source: use the source that pays most, and do not draft.
 const (
 	Auto = ""
 	Off  = "off"

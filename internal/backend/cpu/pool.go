@@ -122,7 +122,7 @@ func (p *pool) call(fn func(worker int), w int) {
 func (p *pool) await(g *gate, seen uint32) bool {
 	var start time.Time
 	for i := 0; ; i++ {
-		if p.stop.Load() { // whatever the round: the one that close begins may have been seen as one more that is over
+		if p.stop.Load() { // in any round: a worker may miss the one that close begins
 			return false
 		}
 		if p.round() != seen {
@@ -146,9 +146,8 @@ func (p *pool) await(g *gate, seen uint32) bool {
 	}
 }
 
-// run calls fn on the calling worker and on those that come before it is done there, and returns when
-// all of them have returned. fn(0) alone must do all the work that others have not taken. A panic of any of
-// them is raised in the caller.
+// run calls fn on the calling worker and on all workers that start before fn(0) has returned, and waits for them. fn(0)
+// must do all the work that the others have not taken. A panic of any of them is raised in the caller.
 func (p *pool) run(fn func(worker int)) {
 	if p.n == 1 {
 		fn(0)

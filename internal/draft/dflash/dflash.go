@@ -47,7 +47,7 @@ type Options struct {
 	Window int
 	// Device runs the drafter; nil means the one that has the target's output.
 	Device backend.Backend
-	// Beside, if set, runs all layers but the last Layers, of which there is at least one.
+	// Beside, if set, runs all layers but the last ones; Layers is the number of these, at least one.
 	Beside backend.Backend
 	Layers int
 }
@@ -273,8 +273,7 @@ func (d *Drafter) readRope(l *nn.Loader) *nn.Rope {
 	return l.Rope(dims, d.theta, factors)
 }
 
-// readParts binds the parts that choose tokens in other ways than by the best logit and finds out whether
-// there are convolutions.
+// readParts binds the optional parts: a Markov head or a selector, and convolutions.
 func (d *Drafter) readParts(l *nn.Loader) error {
 	if l.Has(markovName) && l.Has(selectorName) {
 		l.Fail("tensors %q and %q: a drafter has a Markov head or a selector, not both", markovName, selectorName)

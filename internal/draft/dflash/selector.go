@@ -152,8 +152,8 @@ func (w *selectorWalk) mass(row int) float32 {
 	return w.masses[row]
 }
 
-// slot scores the candidates of a row after the token whose embedding is before, best first. It leaves out those
-// whose score is not a number. Scores say which candidate it is if it is one; their probabilities share the mass.
+// slot scores the candidates of a row, best first; before is the embedding of the token before. Candidates with a score
+// that is not a number are left out. A softmax of the scores divides the mass of the row among them.
 func (w *selectorWalk) slot(row int, before []float32) []draft.Candidate {
 	s := w.s
 	fit := w.fit
